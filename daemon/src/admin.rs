@@ -1,0 +1,121 @@
+//! What the `underpass` tool and the daemon say to each other: one JSON object per line over the
+//! Unix stream socket `admin.sock` in the runtime directory, one request and one response per
+//! connection. The daemon answers a tool in a network namespace with that namespace's connections
+//! only; root in the daemon's own namespace sees all.
+
+use serde::{Deserialize, Serialize};
+
+/// The system daemon's runtime directory. A user's own daemon (started by `underpass run`) uses
+/// `$XDG_RUNTIME_DIR/underpass`, or `/tmp/underpass-<uid>` where that is not set.
+pub const SYSTEM_DIR: &str = "/run/underpass";
+/// Name of the SEQPACKET socket for shims in the runtime directory.
+pub const CONTROL_SOCK: &str = "control.sock";
+/// Name of the stream socket for the tool.
+pub const ADMIN_SOCK: &str = "admin.sock";
+/// Environment variable that names the runtime directory, for shim and tool.
+pub const DIR_ENV: &str = "UNDERPASS_DIR";
+
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+#[serde(tag = "op", rename_all = "lowercase")]
+pub enum Request {
+    /// Every connection and listening socket the caller may see.
+    Ss,
+    /// Counters.
+    Stats,
+    /// Send matching connections down and keep them there.
+    Down { target: Target },
+    /// Let matching connections be promoted again.
+    Up { target: Target },
+    /// What would, or did, become of the connection with these endpoints, seen from both ends?
+    /// Addresses as `ip:port` or `[ip]:port`, as the caller's own socket has them.
+    Check { local: String, peer: String },
+    /// The shims' events, newest last.
+    Log,
+    /// Version, pid, uptime.
+    Ping,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+pub enum Target {
+    All,
+    Pid(u32),
+    /// By socket inode (the column of `ss`).
+    Inode(u64),
+    /// By endpoints, either end's view.
+    Pair { local: String, peer: String },
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+pub enum Response {
+    Ss { rows: Vec<Row> },
+    Stats { stats: Box<Stats> },
+    /// `Down` and `Up`: how many connection ends were told.
+    Told { ends: u64 },
+    Check { local: Option<Row>, peer: Option<Row>, verdict: String },
+    Log { lines: Vec<String> },
+    Pong { version: String, pid: u32, uptime_s: u64, proof: bool },
+    Error { message: String },
+}
+
+/// One end of a connection, or a listening socket.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct Row {
+    /// `ACTIVE`, `LISTEN`, `INIT`, as smcss says it.
+    pub state: String,
+    pub uid: u32,
+    pub inode: u64,
+    /// `ip:port`, IPv6 in brackets; IPv4-mapped addresses as IPv4.
+    pub local: String,
+    pub peer: String,
+    /// Interface index column of smcss; 0 for lanes of this node.
+    pub intf: String,
+    /// `SMCD`, `SMCR`, or `TCP 0x…/0x…`.
+    pub mode: String,
+    /// Reason codes behind a `TCP` mode.
+    pub reason: u32,
+    pub peer_reason: u32,
+    /// Which directions are on the ring now: `both`, `tx`, `rx` or `none`.
+    pub up: String,
+    pub pid: u32,
+    pub comm: String,
+    /// Network namespace inode of the process.
+    pub netns: u64,
+    /// `client` or `server`.
+    pub role: String,
+    pub link: u64,
+    pub lane: u32,
+    pub tx_epoch: u32,
+    pub rx_epoch: u32,
+    pub lane_tx_bytes: u64,
+    pub lane_rx_bytes: u64,
+    pub tcp_tx_bytes: u64,
+    pub tcp_rx_bytes: u64,
+}
+
+/// Counters of the daemon and of all shims together.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct Stats {
+    pub version: String,
+    pub pid: u32,
+    pub uptime_s: u64,
+    /// Is the BPF proof of connection identity active?
+    pub proof: bool,
+    pub parties: u64,
+    pub links: u64,
+    pub lanes: u64,
+    pub memory_bytes: u64,
+    pub registered: u64,
+    pub paired: u64,
+    pub declined: u64,
+    /// Sums over the shims' family tables, ended processes included.
+    pub promoted: u64,
+    pub ups: u64,
+    pub downs: u64,
+    pub lane_tx_bytes: u64,
+    pub lane_rx_bytes: u64,
+    pub rings: u64,
+    pub sleeps: u64,
+    pub resets: u64,
+}

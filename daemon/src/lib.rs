@@ -1,0 +1,3 @@
+//! underpassd: the per-node daemon.
+
+pub mod admin;

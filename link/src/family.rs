@@ -1,0 +1,238 @@
+//! The family table: what the processes that descend by fork from one loaded shim know about their
+//! connections. A memfd that the shim makes, seals against resizing, and shows (read-only) to the
+//! daemon alone: peers never see it. Because the daemon reads it in place, its view is complete
+//! after a restart without a message, and a connection that was never registered costs nothing.
+//!
+//! The shim trusts this memory; the daemon does not: it copies words out and checks them.
+
+use crate::lane::{RxState, TxState};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+pub const MAGIC: u64 = 0x3142_5446_5f50_5255; // "URP_FTB1"
+/// Connections per family.
+pub const CONNS: usize = 65_536;
+/// Processes that are remembered as holders of one connection.
+pub const HOLDERS: usize = 8;
+
+#[repr(C, align(64))]
+pub struct Header {
+    pub magic: AtomicU64,
+    pub version: AtomicU32,
+    pub conns: AtomicU32,
+    /// Process that loaded the shim.
+    pub pid: AtomicU32,
+    /// Highest index ever used plus one: readers need not look further.
+    pub used: AtomicU32,
+    pub stats: Stats,
+}
+
+/// Counters of the whole family, for `underpass stats`. Statistics only: they order nothing.
+#[repr(C)]
+pub struct Stats {
+    /// Connections that reached a lane in at least one direction.
+    pub promoted: AtomicU64,
+    /// Switches up and down, per direction.
+    pub ups: AtomicU64,
+    pub downs: AtomicU64,
+    /// Bytes sent and received over lanes.
+    pub lane_tx: AtomicU64,
+    pub lane_rx: AtomicU64,
+    /// Doorbells rung, sleeps taken.
+    pub rings: AtomicU64,
+    pub sleeps: AtomicU64,
+    /// Connections reset by the shim itself.
+    pub resets: AtomicU64,
+    /// Registrations sent to the daemon.
+    pub registered: AtomicU64,
+    /// Connections that ended after they had been promoted.
+    pub ended_promoted: AtomicU64,
+}
+
+/// Values of `Conn::state`.
+pub mod state {
+    pub const FREE: u32 = 0;
+    /// Being set up or torn down; readers skip it.
+    pub const BUSY: u32 = 1;
+    /// A TCP socket, not connected.
+    pub const EMBRYO: u32 = 2;
+    pub const LISTEN: u32 = 3;
+    pub const OPEN: u32 = 4;
+}
+
+/// Bits of `Conn::flags`.
+pub mod flag {
+    /// `inode`, `uid` and addresses are filled in.
+    pub const NAMED: u32 = 1;
+    /// A lane is attached (`link`, `side`, `lane`, `tag` are valid).
+    pub const LANE: u32 = 2;
+    /// Has been promoted at least once.
+    pub const PROMOTED: u32 = 4;
+    /// Sent down by an operator: no promotion until `up`.
+    pub const HELD: u32 = 8;
+    /// Never (again) promoted: `reason` says why.
+    pub const BARRED: u32 = 16;
+    /// A `Register` is under way or waiting for its peer.
+    pub const REGISTERED: u32 = 32;
+    /// This end called connect (as opposed to accept).
+    pub const CLIENT: u32 = 64;
+}
+
+/// An IPv4 or IPv6 endpoint. `family` is AF_INET, AF_INET6 or 0 (unknown); `port` in host order.
+#[repr(C)]
+#[derive(Default)]
+pub struct Addr {
+    pub ip: [AtomicU64; 2],
+    pub family: AtomicU32,
+    pub port: AtomicU32,
+}
+
+#[repr(C, align(64))]
+pub struct Conn {
+    pub state: AtomicU32,
+    /// Grows each time the entry is used for another socket.
+    pub gen: AtomicU32,
+    pub flags: AtomicU32,
+    /// Reason code of this end, and the peer's as far as the daemon told us.
+    pub reason: AtomicU32,
+    pub peer_reason: AtomicU32,
+    pub uid: AtomicU32,
+    pub inode: AtomicU64,
+    /// Processes that hold the connection (0: slot unused); `forks` counts children that have
+    /// not yet entered themselves.
+    pub holders: [AtomicU32; HOLDERS],
+    pub forks: AtomicU32,
+    /// Hooked calls so far (saturating use only): evidence for promotion.
+    pub calls: AtomicU32,
+    pub local: Addr,
+    pub peer: Addr,
+    pub link: AtomicU64,
+    pub tag: AtomicU64,
+    pub lane: AtomicU32,
+    pub side: AtomicU32,
+    /// Party number under which the lane was offered: only that process works it.
+    pub owner_pid: AtomicU32,
+    /// Base epoch of the lane's present use.
+    pub epoch: AtomicU32,
+    /// Clock (CLOCK_MONOTONIC, ms) before which no registration or readiness is tried again.
+    pub not_before_ms: AtomicU64,
+    pub tx: TxState,
+    pub rx: RxState,
+}
+
+#[repr(C)]
+pub struct Table {
+    pub header: Header,
+    pub conns: [Conn; CONNS],
+}
+
+/// Bytes of the table, a multiple of the page size. Sparse: unused entries cost nothing.
+pub const TABLE_BYTES: usize = (core::mem::size_of::<Table>() + 4095) & !4095;
+
+/// A copy of what `ss` shows of one connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    pub index: u32,
+    pub gen: u32,
+    pub state: u32,
+    pub flags: u32,
+    pub reason: u32,
+    pub peer_reason: u32,
+    pub uid: u32,
+    pub inode: u64,
+    pub local: Endpoint,
+    pub peer: Endpoint,
+    pub link: u64,
+    pub side: u32,
+    pub lane: u32,
+    /// Is each direction on the ring right now?
+    pub tx_up: bool,
+    pub rx_up: bool,
+    pub tx_epoch: u32,
+    pub rx_epoch: u32,
+    pub lane_tx: u64,
+    pub lane_rx: u64,
+    pub tcp_tx: u64,
+    pub tcp_rx: u64,
+    pub holders: Vec<u32>,
+}
+
+/// An address copied out of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// IPv6 form; IPv4 as a mapped address.
+    pub ip: std::net::Ipv6Addr,
+    pub family: u32,
+    pub port: u16,
+}
+
+impl Addr {
+    pub fn load(&self) -> Endpoint {
+        let mut b = [0u8; 16];
+        b[..8].copy_from_slice(&self.ip[0].load(Relaxed).to_ne_bytes());
+        b[8..].copy_from_slice(&self.ip[1].load(Relaxed).to_ne_bytes());
+        Endpoint { ip: b.into(), family: self.family.load(Relaxed), port: self.port.load(Relaxed) as u16 }
+    }
+
+    /// Stores an address in IPv6 form (IPv4 mapped), `family` as the socket has it.
+    pub fn store(&self, ip: [u8; 16], family: u32, port: u16) {
+        let half = |r: core::ops::Range<usize>| {
+            let mut w = [0u8; 8];
+            w.copy_from_slice(&ip[r]);
+            u64::from_ne_bytes(w)
+        };
+        self.ip[0].store(half(0..8), Relaxed);
+        self.ip[1].store(half(8..16), Relaxed);
+        self.family.store(family, Relaxed);
+        self.port.store(u32::from(port), Relaxed);
+    }
+}
+
+impl Conn {
+    /// Copies the entry; `None` if it is not in use, or changed hands while it was read. For the
+    /// daemon: every value is hostile until checked.
+    pub fn view(&self, index: u32) -> Option<View> {
+        use core::sync::atomic::Ordering::Acquire;
+        let state = self.state.load(Acquire); // pairs with the Release that opens an entry
+        if !matches!(state, state::EMBRYO | state::LISTEN | state::OPEN) {
+            return None;
+        }
+        let gen = self.gen.load(Acquire);
+        let v = View {
+            index,
+            gen,
+            state,
+            flags: self.flags.load(Relaxed),
+            reason: self.reason.load(Relaxed),
+            peer_reason: self.peer_reason.load(Relaxed),
+            uid: self.uid.load(Relaxed),
+            inode: self.inode.load(Relaxed),
+            local: self.local.load(),
+            peer: self.peer.load(),
+            link: self.link.load(Relaxed),
+            side: self.side.load(Relaxed),
+            lane: self.lane.load(Relaxed),
+            tx_up: self.tx.is_up(),
+            rx_up: self.rx.is_up(),
+            tx_epoch: self.tx.epoch.load(Relaxed),
+            rx_epoch: self.rx.epoch.load(Relaxed),
+            lane_tx: self.tx.ring_bytes.load(Relaxed),
+            lane_rx: self.rx.ring_bytes.load(Relaxed),
+            tcp_tx: self.tx.kpos.load(Relaxed),
+            tcp_rx: self.rx.kpos.load(Relaxed),
+            holders: self.holders.iter().map(|h| h.load(Relaxed)).filter(|&p| p != 0).collect(),
+        };
+        core::sync::atomic::fence(Acquire);
+        (self.gen.load(Relaxed) == gen).then_some(v)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_whole_lines() {
+        assert_eq!(core::mem::size_of::<Conn>() % 64, 0);
+        assert!(core::mem::size_of::<Conn>() <= 768, "{}", core::mem::size_of::<Conn>());
+    }
+}

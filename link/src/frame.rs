@@ -1,0 +1,89 @@
+//! In-band frames: what a direction that has switched up may still put on the TCP stream.
+//!
+//! Layout (32 bytes, little endian): `magic u32 | version u8 | kind u8 | 0 u16 | epoch u32 |
+//! 0 u32 | cursor u64 | tag u64`. The tag is a secret that the daemon gives to the two ends of a
+//! lane; a byte on TCP that does not belong to a frame with this tag was written by somebody
+//! else, and ends the connection.
+
+/// Bytes of one frame on the wire.
+pub const LEN: usize = 32;
+const MAGIC: u32 = 0x5055_4446; // "FDUP"
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The ring ends at `cursor`; plain stream bytes follow on TCP from there.
+    Down,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    pub kind: Kind,
+    pub epoch: u32,
+    pub cursor: u64,
+    pub tag: u64,
+}
+
+impl Frame {
+    pub fn encode(&self) -> [u8; LEN] {
+        let mut b = [0u8; LEN];
+        b[0..4].copy_from_slice(&MAGIC.to_le_bytes());
+        b[4] = crate::VERSION as u8;
+        b[5] = match self.kind {
+            Kind::Down => 1,
+        };
+        b[8..12].copy_from_slice(&self.epoch.to_le_bytes());
+        b[16..24].copy_from_slice(&self.cursor.to_le_bytes());
+        b[24..32].copy_from_slice(&self.tag.to_le_bytes());
+        b
+    }
+
+    /// Decodes exactly one frame; `None` if the bytes are not one.
+    pub fn decode(b: &[u8; LEN]) -> Option<Self> {
+        let word = |r: core::ops::Range<usize>| {
+            let mut w = [0u8; 8];
+            w[..r.len()].copy_from_slice(&b[r]);
+            u64::from_le_bytes(w)
+        };
+        let version = u16::from(b[4]);
+        if word(0..4) != u64::from(MAGIC)
+            || !(crate::MIN_VERSION..=crate::VERSION).contains(&version)
+            || word(6..8) != 0
+            || word(12..16) != 0
+        {
+            return None;
+        }
+        let kind = match b[5] {
+            1 => Kind::Down,
+            _ => return None,
+        };
+        Some(Frame { kind, epoch: word(8..12) as u32, cursor: word(16..24), tag: word(24..32) })
+    }
+
+    /// Could `b` be the beginning of a frame? Frames may arrive in pieces.
+    pub fn could_start(b: &[u8]) -> bool {
+        let m = MAGIC.to_le_bytes();
+        let n = b.len().min(4);
+        b[..n] == m[..n]
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn round_trip(epoch: u32, cursor: u64, tag: u64) {
+            let f = Frame { kind: Kind::Down, epoch, cursor, tag };
+            let b = f.encode();
+            prop_assert_eq!(Frame::decode(&b), Some(f));
+            for n in 0..LEN { prop_assert!(Frame::could_start(&b[..n])); }
+        }
+
+        #[test]
+        fn noise_is_not_a_frame(b: [u8; LEN]) {
+            if b[0..4] != MAGIC.to_le_bytes() { prop_assert_eq!(Frame::decode(&b), None); }
+        }
+    }
+}

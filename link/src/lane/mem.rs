@@ -1,0 +1,262 @@
+//! The memory of a link as one process sees it: its own area, the peer's, and copies in and out.
+//!
+//! The peer's memory may change under our hands at any time, so it is never a Rust reference to
+//! data: ring bytes are copied through raw pointers, control words are atomics read once.
+
+use crate::layout::{Control, Loc, RxWords, TxWords, CHUNKS, GROUP};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+
+/// One party's area, mapped here. Zeroed memory is an empty area.
+#[repr(C)]
+pub struct Area {
+    control: AtomicPtr<Control>,
+    base: [AtomicPtr<u8>; CHUNKS],
+    len: [AtomicUsize; CHUNKS],
+}
+
+impl Area {
+    pub const fn new() -> Self {
+        Area {
+            control: AtomicPtr::new(core::ptr::null_mut()),
+            base: [const { AtomicPtr::new(core::ptr::null_mut()) }; CHUNKS],
+            len: [const { AtomicUsize::new(0) }; CHUNKS],
+        }
+    }
+
+    /// Enters chunk 0.
+    ///
+    /// # Safety
+    /// `p` must be mapped for at least `CONTROL_BYTES` bytes, page aligned, for as long as the area
+    /// is used.
+    pub unsafe fn set_control(&self, p: *mut Control) {
+        self.control.store(p, Release);
+    }
+
+    /// Enters a data chunk.
+    ///
+    /// # Safety
+    /// `p` must be mapped for `len` bytes for as long as the area is used.
+    pub unsafe fn set_chunk(&self, n: usize, p: *mut u8, len: usize) {
+        if let (Some(b), Some(l)) = (self.base.get(n), self.len.get(n)) {
+            l.store(len, Relaxed);
+            b.store(p, Release); // pairs with the Acquire in `ring`
+        }
+    }
+
+    /// Removes everything and reports each mapping, so that the caller can unmap it.
+    pub fn clear(&self, mut unmap: impl FnMut(*mut u8, usize)) {
+        let c = self.control.swap(core::ptr::null_mut(), AcqRel);
+        if !c.is_null() {
+            unmap(c.cast(), crate::layout::CONTROL_BYTES);
+        }
+        for (b, l) in self.base.iter().zip(&self.len) {
+            let p = b.swap(core::ptr::null_mut(), AcqRel);
+            if !p.is_null() {
+                unmap(p, l.swap(0, Relaxed));
+            }
+        }
+    }
+
+    /// The control words, if chunk 0 is mapped.
+    #[inline(always)]
+    pub fn control(&self) -> Option<&Control> {
+        // SAFETY: by `set_control`'s contract the mapping holds while the area is used; `Control`
+        // consists of atomics only, for which any bytes are valid and foreign writes allowed.
+        unsafe { self.control.load(Acquire).as_ref() }
+    }
+
+    pub fn has_chunk(&self, n: usize) -> bool {
+        self.base.get(n).is_some_and(|b| !b.load(Acquire).is_null())
+    }
+
+    /// Start of a ring, if it lies inside a chunk that is mapped here.
+    #[inline(always)]
+    pub fn ring(&self, loc: Loc) -> Option<Ring> {
+        let i = loc.chunk as usize;
+        let base = self.base.get(i)?.load(Acquire);
+        if base.is_null() || !loc.fits(self.len.get(i)?.load(Relaxed)) {
+            return None;
+        }
+        // SAFETY: `fits` was just checked against the mapped length.
+        let base = unsafe { base.add(loc.page as usize * 4096) };
+        Some(Ring { base, mask: loc.bytes() as u64 - 1 })
+    }
+}
+
+impl Default for Area {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A ring in mapped memory. `mask + 1` bytes at `base` are mapped.
+#[derive(Clone, Copy, Debug)]
+pub struct Ring {
+    base: *mut u8,
+    mask: u64,
+}
+
+impl Ring {
+    #[inline(always)]
+    pub fn size(self) -> u64 {
+        self.mask + 1
+    }
+
+    /// The contiguous run that starts at cursor `at`: pointer and length, at most `want`.
+    #[inline(always)]
+    pub fn run(self, at: u64, want: u64) -> (*mut u8, usize) {
+        let i = at & self.mask;
+        // SAFETY: `i <= mask`, inside the mapping by the type's invariant.
+        (unsafe { self.base.add(i as usize) }, want.min(self.size() - i) as usize)
+    }
+}
+
+/// An end's view of its lane: own words, the peer's words, both areas. Cheap to make.
+#[derive(Clone, Copy)]
+pub struct Memory<'a> {
+    pub own: &'a Area,
+    pub peer: &'a Area,
+    own_ctl: &'a Control,
+    peer_ctl: &'a Control,
+    lane: usize,
+}
+
+impl<'a> Memory<'a> {
+    /// `None` if either control chunk is not mapped or the lane number is impossible.
+    #[inline(always)]
+    pub fn new(own: &'a Area, peer: &'a Area, lane: u32) -> Option<Self> {
+        let lane = lane as usize;
+        if lane >= crate::layout::LANES {
+            return None;
+        }
+        Some(Memory { own, peer, own_ctl: own.control()?, peer_ctl: peer.control()?, lane })
+    }
+
+    #[inline(always)]
+    pub fn own_tx(&self) -> &'a TxWords {
+        &self.own_ctl.tx[self.lane]
+    }
+    #[inline(always)]
+    pub fn own_rx(&self) -> &'a RxWords {
+        &self.own_ctl.rx[self.lane]
+    }
+    #[inline(always)]
+    pub fn peer_tx(&self) -> &'a TxWords {
+        &self.peer_ctl.tx[self.lane]
+    }
+    #[inline(always)]
+    pub fn peer_rx(&self) -> &'a RxWords {
+        &self.peer_ctl.rx[self.lane]
+    }
+    #[inline(always)]
+    pub fn own_head(&self) -> &'a AtomicU64 {
+        &self.own_ctl.heads[self.lane]
+    }
+    #[inline(always)]
+    pub fn own_cursor(&self) -> &'a AtomicU64 {
+        &self.own_ctl.cursors[self.lane]
+    }
+    #[inline(always)]
+    pub fn peer_head(&self) -> &'a AtomicU64 {
+        &self.peer_ctl.heads[self.lane]
+    }
+    #[inline(always)]
+    pub fn peer_cursor(&self) -> &'a AtomicU64 {
+        &self.peer_ctl.cursors[self.lane]
+    }
+    #[inline(always)]
+    pub fn own_seq(&self) -> &'a AtomicU32 {
+        &self.own_ctl.seq[self.lane / GROUP].0
+    }
+    #[inline(always)]
+    pub fn peer_sleepers(&self) -> &'a AtomicU32 {
+        &self.peer_ctl.sleepers.0
+    }
+
+    /// Announces what was just stored; rings when the other side counts sleepers. Returns whether
+    /// it rang.
+    #[inline(always)]
+    pub fn publish(&self, port: &impl super::Port) -> bool {
+        let ring = super::wake::publish(self.own_seq(), self.peer_sleepers());
+        if ring {
+            port.ring();
+        }
+        ring
+    }
+}
+
+/// A cursor over an application's buffers. Like the kernel's `iov_iter`, it trusts the
+/// application's pointers: an invalid one faults in the application's own call.
+pub struct Iov<'a> {
+    vecs: &'a [libc::iovec],
+    offset: usize,
+}
+
+impl<'a> Iov<'a> {
+    pub fn new(vecs: &'a [libc::iovec]) -> Self {
+        Iov { vecs, offset: 0 }
+    }
+
+    /// Bytes left, saturating.
+    pub fn left(&self) -> usize {
+        self.vecs.iter().fold(0usize, |n, v| n.saturating_add(v.iov_len)).saturating_sub(self.offset)
+    }
+
+    /// Steps over up to `want` bytes and returns the run. `None` at the end.
+    #[inline(always)]
+    pub fn take(&mut self, want: usize) -> Option<(*mut u8, usize)> {
+        while let Some((first, rest)) = self.vecs.split_first() {
+            let left = first.iov_len - self.offset;
+            if left == 0 {
+                self.vecs = rest;
+                self.offset = 0;
+                continue;
+            }
+            let n = left.min(want);
+            let p = (first.iov_base as *mut u8).wrapping_add(self.offset);
+            self.offset += n;
+            return Some((p, n));
+        }
+        None
+    }
+
+    /// Gives back the last `n` bytes of the run that [`Iov::take`] returned last.
+    pub fn untake(&mut self, n: usize) {
+        self.offset -= n.min(self.offset);
+    }
+}
+
+/// Copies from the application into a ring: `len` bytes at cursor `at`.
+///
+/// # Safety
+/// `src` is readable for `len` bytes (the application's promise); `len <= ring.size()`.
+#[inline(always)]
+pub unsafe fn copy_in(ring: Ring, at: u64, src: *const u8, len: usize) {
+    let (p, n) = ring.run(at, len as u64);
+    // SAFETY: `run` stays inside the mapping; the rest wraps to the start and is below the size.
+    unsafe {
+        core::ptr::copy_nonoverlapping(src, p, n);
+        if n < len {
+            let (p2, _) = ring.run(at + n as u64, (len - n) as u64);
+            core::ptr::copy_nonoverlapping(src.add(n), p2, len - n);
+        }
+    }
+}
+
+/// Copies out of a ring. The peer may scribble meanwhile: then the application gets the scribble,
+/// which spoils only that peer's own stream.
+///
+/// # Safety
+/// `dst` is writable for `len` bytes (the application's promise); `len <= ring.size()`.
+#[inline(always)]
+pub unsafe fn copy_out(ring: Ring, at: u64, dst: *mut u8, len: usize) {
+    let (p, n) = ring.run(at, len as u64);
+    // SAFETY: as in `copy_in`.
+    unsafe {
+        core::ptr::copy_nonoverlapping(p, dst, n);
+        if n < len {
+            let (p2, _) = ring.run(at + n as u64, (len - n) as u64);
+            core::ptr::copy_nonoverlapping(p2, dst.add(n), len - n);
+        }
+    }
+}

@@ -1,0 +1,568 @@
+//! The receiving half of a lane.
+//!
+//! Every method must be called with the direction's lock held; none blocks. What the peer wrote is
+//! read once, checked, and then used: an impossible value resets the connection.
+
+use super::mem::{copy_out, Iov, Memory};
+use super::tx::UNSEEN;
+use super::Port;
+use crate::frame::{Frame, Kind, LEN};
+use crate::layout::{bits_of, epoch_of, pack, rx, tx, Loc, RING_LOG2_MAX};
+use crate::reason::Reason;
+use core::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering::*};
+
+/// Where a receiving half is.
+pub mod mode {
+    /// Native receives; `kpos` counts them.
+    pub const TCP: u32 = 0;
+    /// Declared ready; the sender may switch at any moment. TCP is read with care.
+    pub const READY: u32 = 1;
+    /// The sender has switched; TCP still holds bytes up to `limit`.
+    pub const PREFIX: u32 = 2;
+    /// On the ring.
+    pub const RING: u32 = 3;
+    /// A `Down` frame was seen: the ring up to its final head, then skip, then TCP.
+    pub const LAST: u32 = 4;
+    /// Bytes that were taken from the ring still come on TCP: `skip` of them.
+    pub const SKIP: u32 = 5;
+}
+
+/// Most bytes copied before the cursor is published.
+const PIECE: u64 = 16 << 10;
+
+/// Private state, in the family table. Zero is a fresh socket.
+#[repr(C, align(64))]
+#[derive(Default)]
+pub struct RxState {
+    /// 0 or the holder's thread id.
+    pub lock: AtomicU32,
+    pub mode: AtomicU32,
+    pub epoch: AtomicU32,
+    /// Threads that may be asleep in the kernel on this socket without a look at the lane.
+    pub natives: AtomicU32,
+    /// Bytes that hooked calls took from TCP, frames and skipped bytes included.
+    pub kpos: AtomicU64,
+    /// Ring cursor: bytes ever consumed.
+    cursor: AtomicU64,
+    /// Ring in use, and the number of moves it corresponds to.
+    loc: AtomicU64,
+    loc_seq: AtomicU32,
+    /// An error TCP reported while the ring still had bytes: told after them.
+    error: AtomicU32,
+    /// Kernel position at which TCP ends (PREFIX).
+    limit: AtomicU64,
+    /// Cursor named by a `Down` frame (LAST), or bytes to skip (SKIP).
+    skip: AtomicU64,
+    tag: AtomicU64,
+    /// Ticks of the last look at TCP, so that empty rings ask the kernel only now and then.
+    pub looked: AtomicU64,
+    /// Bytes received over rings, for statistics.
+    pub ring_bytes: AtomicU64,
+    /// Not 0: the application shut this direction down.
+    pub shut: AtomicU32,
+}
+
+/// What became of a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    Bytes(usize),
+    /// Nothing now.
+    Empty,
+    /// End of stream.
+    Eof,
+    /// TCP's own error, after everything that came before it.
+    Error(i32),
+    /// This direction is on TCP: receive natively.
+    Tcp,
+    /// The stream is spoilt; reset the connection.
+    Reset(Reason),
+}
+
+/// How to receive.
+#[derive(Clone, Copy, Default)]
+pub struct How {
+    /// Leave the bytes where they are (MSG_PEEK).
+    pub peek: bool,
+    /// Throw the bytes away (MSG_TRUNC on a stream); `Iov` pointers are not written.
+    pub discard: bool,
+    /// If the ring is empty, ask TCP for frames, end of file and errors.
+    pub look: bool,
+}
+
+/// Outcome of [`RxState::revoke`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Revoked {
+    /// Everything still to come is on TCP.
+    Clear,
+    /// The sender has to put something on TCP first: ring its doorbell, ask again.
+    Pending,
+    /// It cannot be done without losing bytes.
+    Impossible,
+}
+
+impl RxState {
+    pub fn is_up(&self) -> bool {
+        matches!(self.mode.load(Relaxed), mode::RING | mode::LAST)
+    }
+
+    /// Does every receive have to go through [`RxState::recv`]?
+    #[inline(always)]
+    pub fn engaged(&self) -> bool {
+        self.mode.load(Relaxed) != mode::TCP
+    }
+
+    /// Starts a new use of a lane slot: epochs above `base` belong to it.
+    pub fn attach(&self, m: &Memory, base: u32, tag: u64) {
+        self.cursor.store(m.own_cursor().load(Relaxed), Relaxed);
+        self.epoch.store(base, Relaxed);
+        self.mode.store(mode::TCP, Relaxed);
+        self.tag.store(tag, Relaxed);
+        self.error.store(0, Relaxed);
+        self.shut.store(0, Relaxed);
+        m.own_rx().word.store(0, Release);
+    }
+
+    /// Declares this end ready for the next epoch. The caller has made sure that nobody can be
+    /// caught asleep in the kernel on this socket (`natives` is 0, epoll sets are in place).
+    pub fn declare_ready(&self, m: &Memory) -> bool {
+        if self.mode.load(Relaxed) != mode::TCP || self.natives.load(Relaxed) != 0 {
+            return false;
+        }
+        let epoch = self.epoch.load(Relaxed).wrapping_add(1);
+        self.epoch.store(epoch, Relaxed);
+        self.mode.store(mode::READY, Relaxed);
+        // Release: pairs with the Acquire in `TxState::can_up`.
+        m.own_rx().word.store(pack(epoch, rx::READY), Release);
+        true
+    }
+
+    /// Asks the sender to go down when it next looks.
+    pub fn want_down(&self, m: &Memory, port: &impl Port) {
+        if self.engaged() {
+            self.flag(m, rx::WANT_DOWN);
+            m.publish(port);
+        }
+    }
+
+    /// Takes [`RxState::want_down`] back if the sender has not acted on it.
+    pub fn flag(&self, m: &Memory, bit: u64) {
+        let w = &m.own_rx().word;
+        w.store(w.load(Relaxed) | bit, SeqCst);
+    }
+
+    /// This end closes: tells the sender that nobody will read.
+    pub fn close(&self, m: &Memory, port: &impl Port) {
+        if self.engaged() {
+            self.flag(m, rx::CLOSED);
+            m.publish(port);
+        }
+    }
+
+    /// The peer's head, checked against our cursor.
+    #[inline(always)]
+    fn head(&self, m: &Memory) -> Result<u64, Reason> {
+        // Acquire: pairs with the Release in `TxState::send`; the bytes before it are there.
+        let h = m.peer_head().load(Acquire);
+        let c = self.cursor.load(Relaxed);
+        if h.wrapping_sub(c) > 2 << RING_LOG2_MAX {
+            return Err(Reason::Hostile);
+        }
+        Ok(h)
+    }
+
+    /// Are there bytes on the ring? Cheap: one load of the peer's memory. Says yes as well when
+    /// there is something wrong, so that the receive tells it.
+    #[inline(always)]
+    pub fn has_ring_bytes(&self, m: &Memory) -> bool {
+        self.is_up() && m.peer_head().load(Acquire) != self.cursor.load(Relaxed)
+    }
+
+    /// Bytes on the ring: for FIONREAD and for close.
+    pub fn ring_unread(&self, m: &Memory) -> u64 {
+        if self.is_up() {
+            self.head(m).map_or(0, |h| h - self.cursor.load(Relaxed))
+        } else {
+            0
+        }
+    }
+
+    /// Would a receive find something right now, without asking the kernel? For epoll: `None` means
+    /// "only the kernel knows" (TCP bytes come first).
+    pub fn ready(&self, m: &Memory) -> Option<bool> {
+        match self.mode.load(Relaxed) {
+            mode::RING => Some(self.has_ring_bytes(m) || self.error.load(Relaxed) != 0),
+            mode::LAST if self.has_ring_bytes(m) => Some(true),
+            _ => None,
+        }
+    }
+
+    /// Notices a switch that the sender has made. Returns false while it has not.
+    fn see_up(&self, m: &Memory) -> Result<bool, Reason> {
+        // Acquire: pairs with the Release in `TxState::say`.
+        let state = m.peer_tx().state.load(Acquire);
+        if epoch_of(state) != self.epoch.load(Relaxed) || bits_of(state) == 0 {
+            return Ok(false);
+        }
+        let limit = m.peer_tx().up_kpos.load(Relaxed);
+        let kpos = self.kpos.load(Relaxed);
+        // The kernel cannot have handed out more than the sender had sent when it switched; and a
+        // sender cannot be further ahead than kernel buffers hold.
+        if limit < kpos || limit - kpos > 1 << 32 {
+            return Err(Reason::Sync);
+        }
+        let start = m.peer_tx().up_start.load(Relaxed);
+        let seq = m.peer_tx().loc_seq.load(Acquire);
+        // A move since the switch would make `loc_from` larger than the start.
+        let moved = m.peer_tx().loc_from.load(Relaxed) > start;
+        let seq = if moved { seq.wrapping_sub(1) } else { seq };
+        let loc = m.peer_tx().loc[(seq & 1) as usize].load(Relaxed);
+        if Loc::unpack(loc).and_then(|l| m.peer.ring(l)).is_none() {
+            return Err(Reason::Hostile);
+        }
+        self.limit.store(limit, Relaxed);
+        self.loc.store(loc, Relaxed);
+        self.loc_seq.store(seq, Relaxed);
+        self.cursor.store(start, Relaxed);
+        m.own_cursor().store(start, Release);
+        self.mode.store(if limit == kpos { mode::RING } else { mode::PREFIX }, Relaxed);
+        Ok(true)
+    }
+
+    /// Receives. Loops over the modes until there is something to say.
+    #[inline]
+    pub fn recv(&self, m: &Memory, port: &impl Port, iov: &mut Iov<'_>, how: How) -> Received {
+        match self.advance(m, port, iov, how) {
+            Ok(r) => r,
+            Err(reason) => Received::Reset(reason),
+        }
+    }
+
+    fn advance(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        iov: &mut Iov<'_>,
+        how: How,
+    ) -> Result<Received, Reason> {
+        let mut looked = false;
+        loop {
+            match self.mode.load(Relaxed) {
+                mode::RING | mode::LAST => {
+                    let head = self.head(m)?;
+                    let cursor = self.cursor.load(Relaxed);
+                    if head != cursor {
+                        return self.take(m, port, iov, how, head);
+                    }
+                    if self.mode.load(Relaxed) == mode::LAST {
+                        let named = self.skip.load(Relaxed);
+                        self.skip.store(cursor - named, Relaxed);
+                        self.mode.store(mode::SKIP, Relaxed);
+                        continue;
+                    }
+                    let e = self.error.swap(0, Relaxed);
+                    if e != 0 {
+                        return Ok(Received::Error(e as i32));
+                    }
+                    if !how.look || looked {
+                        return Ok(Received::Empty);
+                    }
+                    looked = true;
+                    if let Some(r) = self.look(m, port)? {
+                        return Ok(r);
+                    }
+                }
+                mode::SKIP => {
+                    let n = self.skip.load(Relaxed);
+                    if n == 0 {
+                        self.mode.store(mode::TCP, Relaxed);
+                        continue;
+                    }
+                    match port.tcp_recv(core::ptr::null_mut(), n as usize, false) {
+                        // The sender died before it had repeated what we have: nothing is missing.
+                        Ok(0) => return Ok(Received::Eof),
+                        Ok(k) => {
+                            self.kpos.fetch_add(k as u64, Relaxed);
+                            self.skip.store(n - (k as u64).min(n), Relaxed);
+                        }
+                        Err(libc::EAGAIN) => return Ok(Received::Empty),
+                        Err(e) => return Ok(Received::Error(e)),
+                    }
+                }
+                mode::READY => {
+                    if self.see_up(m)? {
+                        continue;
+                    }
+                    let n = match port.tcp_unread() {
+                        Ok(n) => n,
+                        Err(e) => return Ok(Received::Error(e)),
+                    };
+                    // SYNC limit: what was in the queue before a switch we now do not see was sent
+                    // before it; more we must not take.
+                    fence(SeqCst);
+                    if self.see_up(m)? {
+                        continue;
+                    }
+                    if n == 0 {
+                        return Ok(self.peek_end(port));
+                    }
+                    return Ok(self.from_tcp(port, iov, how, n));
+                }
+                mode::PREFIX => {
+                    let left = self.limit.load(Relaxed) - self.kpos.load(Relaxed);
+                    if left == 0 {
+                        self.mode.store(mode::RING, Relaxed);
+                        continue;
+                    }
+                    return Ok(self.from_tcp(port, iov, how, left as usize));
+                }
+                _ => return Ok(Received::Tcp),
+            }
+        }
+    }
+
+    /// The queue is empty: end of file or an error, or just nothing.
+    fn peek_end(&self, port: &impl Port) -> Received {
+        let mut b = 0u8;
+        match port.tcp_recv(&mut b, 1, true) {
+            Ok(0) => Received::Eof,
+            Ok(_) | Err(libc::EAGAIN) => Received::Empty, // it came just now: next time
+            Err(e) => Received::Error(e),
+        }
+    }
+
+    /// At most `limit` bytes from TCP.
+    fn from_tcp(&self, port: &impl Port, iov: &mut Iov<'_>, how: How, limit: usize) -> Received {
+        let mut total = 0;
+        while total < limit {
+            let Some((p, n)) = iov.take(limit - total) else { break };
+            let p = if how.discard { core::ptr::null_mut() } else { p };
+            match port.tcp_recv(p, n, how.peek) {
+                Ok(k) => {
+                    if !how.peek {
+                        self.kpos.fetch_add(k as u64, Relaxed);
+                    }
+                    total += k;
+                    if k == 0 && total == 0 && n > 0 {
+                        return Received::Eof;
+                    }
+                    if k < n || how.peek {
+                        break; // a peek cannot go on where it stopped
+                    }
+                }
+                Err(libc::EAGAIN) if total == 0 => return Received::Empty,
+                Err(e) if total == 0 => return Received::Error(e),
+                Err(_) => break,
+            }
+        }
+        Received::Bytes(total)
+    }
+
+    /// Takes bytes off the ring. `head` is ahead of the cursor.
+    #[inline(always)]
+    fn take(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        iov: &mut Iov<'_>,
+        how: How,
+        head: u64,
+    ) -> Result<Received, Reason> {
+        let mut cursor = self.cursor.load(Relaxed);
+        let begin = cursor;
+        let mut published = cursor;
+        let mut size = 0;
+        while cursor != head {
+            let (ring, end) = self.source(m, cursor, head)?;
+            size = ring.size();
+            if end - cursor > size {
+                return Err(Reason::Hostile);
+            }
+            let Some((p, n)) = iov.take((end - cursor).min(PIECE) as usize) else { break };
+            if !how.discard {
+                // SAFETY: the application promises `p` writable for `n`; `n <= size`, just checked.
+                unsafe { copy_out(ring, cursor, p, n) };
+            }
+            cursor += n as u64;
+            if !how.peek {
+                self.cursor.store(cursor, Relaxed);
+                if cursor - published >= PIECE {
+                    published = cursor;
+                    // Release: pairs with the Acquire in `TxState::refresh`; we have our copy.
+                    m.own_cursor().store(cursor, Release);
+                }
+            }
+        }
+        let n = cursor - begin;
+        if !how.peek {
+            m.own_cursor().store(cursor, Release); // as above
+            self.ring_bytes.fetch_add(n, Relaxed);
+            if head - begin >= size / 4 {
+                self.consumed(m, port, head - cursor, size);
+            }
+        } else {
+            self.loc_restore(m, begin);
+        }
+        Ok(Received::Bytes(n as usize))
+    }
+
+    /// A peek may have walked over a move; `source` is asked again from the old cursor.
+    fn loc_restore(&self, m: &Memory, cursor: u64) {
+        let w = m.peer_tx();
+        let seq = self.loc_seq.load(Relaxed);
+        if seq == w.loc_seq.load(Acquire) && w.loc_from.load(Relaxed) > cursor {
+            let old = seq.wrapping_sub(1);
+            self.loc_seq.store(old, Relaxed);
+            self.loc.store(w.loc[(old & 1) as usize].load(Relaxed), Relaxed);
+        }
+    }
+
+    /// The sender may be waiting for space: wake it when half of the ring is free. Only asked when
+    /// the ring was a quarter full, for a sender that waits has filled it.
+    #[cold]
+    fn consumed(&self, m: &Memory, port: &impl Port, unread: u64, size: u64) {
+        // SYNC space: pairs with the fence in `TxState::want_space`.
+        fence(SeqCst);
+        if unread <= size / 2 && m.peer_tx().want_space.load(Relaxed) != 0 {
+            m.publish(port);
+        }
+    }
+
+    /// The ring that holds byte `cursor`, and the cursor up to which it does.
+    #[inline(always)]
+    fn source(&self, m: &Memory, cursor: u64, head: u64) -> Result<(super::mem::Ring, u64), Reason> {
+        let w = m.peer_tx();
+        let mut end = head;
+        // Acquire: pairs with the Release in `TxState::move_to`. Loaded after the head: a head that
+        // lies beyond a move comes with the move.
+        let seq = w.loc_seq.load(Acquire);
+        let mine = self.loc_seq.load(Relaxed);
+        if seq != mine {
+            let from = w.loc_from.load(Relaxed);
+            if seq != mine.wrapping_add(1) {
+                return Err(Reason::Hostile);
+            }
+            if from <= cursor {
+                self.loc.store(w.loc[(seq & 1) as usize].load(Relaxed), Relaxed);
+                self.loc_seq.store(seq, Relaxed);
+            } else {
+                end = from.min(head);
+            }
+        }
+        Loc::unpack(self.loc.load(Relaxed))
+            .and_then(|l| m.peer.ring(l))
+            .map(|r| (r, end))
+            .ok_or(Reason::Hostile)
+    }
+
+    /// The ring is empty: what does TCP say? `None`: look at the ring again.
+    fn look(&self, m: &Memory, port: &impl Port) -> Result<Option<Received>, Reason> {
+        let mut b = [0u8; LEN];
+        match port.tcp_recv(b.as_mut_ptr(), LEN, true) {
+            Ok(0) => {
+                // Everything published before the FIN is visible now: look at the ring once more.
+                if self.head(m)? != self.cursor.load(Relaxed) {
+                    return Ok(None);
+                }
+                Ok(Some(Received::Eof))
+            }
+            Ok(n) if n < LEN => {
+                if Frame::could_start(&b[..n]) {
+                    Ok(Some(Received::Empty))
+                } else {
+                    Err(Reason::Foreign)
+                }
+            }
+            Ok(_) => {
+                let epoch = self.epoch.load(Relaxed);
+                let cursor = self.cursor.load(Relaxed);
+                let f = match Frame::decode(&b) {
+                    Some(f) if f.tag == self.tag.load(Relaxed) && f.epoch == epoch => f,
+                    _ => return Err(Reason::Foreign),
+                };
+                let Kind::Down = f.kind;
+                if f.cursor > cursor || cursor - f.cursor > 2 << RING_LOG2_MAX {
+                    return Err(Reason::Hostile);
+                }
+                match port.tcp_recv(b.as_mut_ptr(), LEN, false) {
+                    Ok(LEN) => {}
+                    _ => return Err(Reason::Sync),
+                }
+                self.kpos.fetch_add(LEN as u64, Relaxed);
+                self.skip.store(f.cursor, Relaxed);
+                self.mode.store(mode::LAST, Relaxed);
+                Ok(None)
+            }
+            Err(libc::EAGAIN) => Ok(Some(Received::Empty)),
+            Err(e) => {
+                if self.head(m)? != self.cursor.load(Relaxed) {
+                    self.error.store(e as u32, Relaxed);
+                    return Ok(None);
+                }
+                Ok(Some(Received::Error(e)))
+            }
+        }
+    }
+
+    /// Gives the direction back to TCP before the socket leaves this process. Freezes the cursor;
+    /// call again while `Pending` (the caller has a deadline), and the connection may leave only
+    /// after `Clear`.
+    pub fn revoke(&self, m: &Memory, port: &impl Port) -> Result<Revoked, Reason> {
+        let epoch = self.epoch.load(Relaxed);
+        let word = &m.own_rx().word;
+        loop {
+            match self.mode.load(Relaxed) {
+                mode::TCP => return Ok(Revoked::Clear),
+                mode::SKIP | mode::LAST => {
+                    // The frame is behind us. Bytes on the ring come again on TCP: skip less.
+                    if self.mode.load(Relaxed) == mode::LAST {
+                        let cursor = self.cursor.load(Relaxed);
+                        self.skip.store(cursor - self.skip.load(Relaxed), Relaxed);
+                        self.mode.store(mode::SKIP, Relaxed);
+                    }
+                    return Ok(match self.advance(m, port, &mut Iov::new(&[]), How::default())? {
+                        Received::Empty => Revoked::Pending,
+                        _ => Revoked::Clear,
+                    });
+                }
+                now => {
+                    let revoked = bits_of(word.load(Relaxed)) & rx::REVOKED != 0;
+                    if !revoked {
+                        let at = if now == mode::READY { UNSEEN } else { self.cursor.load(Relaxed) };
+                        m.own_rx().revoked.store(at, Relaxed);
+                        word.store(pack(epoch, rx::READY | rx::REVOKED), SeqCst);
+                        m.publish(port);
+                    }
+                    // SYNC revoke: we have revoked, now we look (see `TxState::down`).
+                    fence(SeqCst);
+                    let state = m.peer_tx().state.load(Acquire);
+                    let phase = if epoch_of(state) == epoch { bits_of(state) } else { 0 };
+                    let start = m.peer_tx().up_start.load(Relaxed);
+                    let frozen = match m.own_rx().revoked.load(Relaxed) {
+                        UNSEEN => start,
+                        c => c,
+                    };
+                    match phase {
+                        0 | tx::RESUMED => {}
+                        tx::UP if m.peer_head().load(Acquire) == frozen => {}
+                        tx::UP => return Ok(Revoked::Pending),
+                        _ if now == mode::RING => {
+                            // A frame is on TCP, or about to be: take it, skip what we had.
+                            match self.look(m, port)? {
+                                None => continue,
+                                Some(Received::Empty) if phase == tx::DOWNING => {
+                                    return Ok(Revoked::Pending)
+                                }
+                                Some(Received::Empty) => return Ok(Revoked::Pending),
+                                Some(_) => {}
+                            }
+                        }
+                        tx::DOWNING => return Ok(Revoked::Pending),
+                        _ => return Ok(Revoked::Impossible),
+                    }
+                    self.mode.store(mode::TCP, Relaxed);
+                    return Ok(Revoked::Clear);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,453 @@
+//! The sending half of a lane.
+//!
+//! Life of a direction: TCP → (the receiver is ready) → ring → TCP → … Every method must be called
+//! with the direction's lock held; none blocks.
+
+use super::mem::{copy_in, Iov, Memory};
+use super::{Port, Progress};
+use crate::frame::{Frame, Kind, LEN};
+use crate::layout::{bits_of, epoch_of, pack, rx, tx, Loc};
+use crate::reason::Reason;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+/// Where a sending half is.
+pub mod mode {
+    /// Native sends; `kpos` counts them.
+    pub const TCP: u32 = 0;
+    /// On the ring.
+    pub const RING: u32 = 1;
+    /// On the way down: frame or ring bytes still have to enter TCP, before anything else.
+    pub const DRAIN: u32 = 2;
+}
+
+/// Most bytes copied before they are published: lets both copies of a large write overlap.
+const PIECE: u64 = 16 << 10;
+
+/// `RxWords::revoked` of a receiver that had not yet seen the switch.
+pub const UNSEEN: u64 = u64::MAX;
+
+/// Private state, in the family table. Zero is a fresh socket.
+#[repr(C, align(64))]
+#[derive(Default)]
+pub struct TxState {
+    /// 0 or the holder's thread id (see the shim's `lock`).
+    pub lock: AtomicU32,
+    pub mode: AtomicU32,
+    pub epoch: AtomicU32,
+    /// Threads and processes inside a native send: no switch meanwhile.
+    pub natives: AtomicU32,
+    /// Bytes that hooked calls put on TCP, frames included.
+    pub kpos: AtomicU64,
+    /// Ring cursor: bytes ever put into rings of this lane slot.
+    head: AtomicU64,
+    /// Last cursor of the peer that was believed.
+    peer_cursor: AtomicU64,
+    loc: AtomicU64,
+    loc_from: AtomicU64,
+    /// Location given up by the last move, until the reader has left it (0: none).
+    retired: AtomicU64,
+    loc_seq: AtomicU32,
+    /// Bytes of the frame already on TCP, or `LEN` when there is none to write.
+    frame_done: AtomicU32,
+    /// Next ring byte that has to go to TCP, while in DRAIN.
+    drain_at: AtomicU64,
+    /// Cursor named in the frame that is being written.
+    frame_cursor: AtomicU64,
+    tag: AtomicU64,
+    /// Clock (ms) since when the ring has been full; 0: it is not.
+    pub full_since_ms: AtomicU64,
+    /// Bytes sent over rings, for statistics.
+    pub ring_bytes: AtomicU64,
+    pub ups: AtomicU32,
+    pub downs: AtomicU32,
+}
+
+/// What became of a send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// That many bytes are on the ring.
+    Bytes(usize),
+    /// No space now.
+    Full,
+    /// This direction is on TCP: send natively.
+    Tcp,
+    /// The way down waits for TCP's buffer: as if the socket's buffer were full.
+    Blocked,
+    /// The stream is spoilt; reset the connection.
+    Reset(Reason),
+}
+
+impl TxState {
+    pub fn is_up(&self) -> bool {
+        self.mode.load(Relaxed) == mode::RING
+    }
+
+    fn ring_size(&self) -> u64 {
+        Loc::unpack(self.loc.load(Relaxed)).map_or(0, |l| l.bytes() as u64)
+    }
+
+    /// Bytes published and, as far as known, not yet consumed.
+    pub fn unread(&self, m: &Memory) -> Result<u64, Reason> {
+        Ok(self.head.load(Relaxed) - self.refresh(m)?)
+    }
+
+    /// Starts a new use of a lane slot: epochs above `base` belong to it. Forgets the old ring and
+    /// returns the locations that may be freed.
+    pub fn attach(&self, m: &Memory, base: u32, loc: Loc) -> [Option<Loc>; 2] {
+        let old = [
+            Loc::unpack(self.loc.swap(loc.pack(), Relaxed)),
+            Loc::unpack(self.retired.swap(0, Relaxed)),
+        ];
+        // The slot's head goes on from its last use, so that cursors never run backwards.
+        let head = m.own_head().load(Relaxed);
+        self.head.store(head, Relaxed);
+        self.peer_cursor.store(head, Relaxed);
+        self.epoch.store(base, Relaxed);
+        self.mode.store(mode::TCP, Relaxed);
+        self.frame_done.store(LEN as u32, Relaxed);
+        self.full_since_ms.store(0, Relaxed);
+        let w = m.own_tx();
+        w.want_space.store(0, Relaxed);
+        let seq = w.loc_seq.load(Relaxed);
+        self.loc_seq.store(seq, Relaxed);
+        self.loc_from.store(head, Relaxed);
+        w.loc[(seq & 1) as usize].store(loc.pack(), Relaxed);
+        w.loc_from.store(head, Relaxed);
+        old
+    }
+
+    /// Is the receiver waiting for the switch?
+    #[inline(always)]
+    pub fn can_up(&self, m: &Memory) -> bool {
+        // Acquire: pairs with the Release in `RxState::declare_ready`.
+        m.peer_rx().word.load(Acquire) == pack(self.epoch.load(Relaxed).wrapping_add(1), rx::READY)
+    }
+
+    /// Switches up. `false`: not now. `Err`: bytes went by that no hook moved; never promote.
+    pub fn try_up(&self, m: &Memory, port: &impl Port) -> Result<bool, Reason> {
+        if self.mode.load(Relaxed) != mode::TCP || self.natives.load(Relaxed) != 0 || !self.can_up(m) {
+            return Ok(false);
+        }
+        let Some(kernel) = port.tcp_sent() else { return Err(Reason::Option) };
+        let kpos = self.kpos.load(Relaxed);
+        if kernel != kpos {
+            return Err(Reason::Bypassed);
+        }
+        let Some(loc) = Loc::unpack(self.loc.load(Relaxed)) else { return Ok(false) };
+        if m.own.ring(loc).is_none() {
+            return Ok(false);
+        }
+        let epoch = self.epoch.load(Relaxed).wrapping_add(1);
+        let head = self.head.load(Relaxed);
+        self.epoch.store(epoch, Relaxed);
+        self.peer_cursor.store(head, Relaxed);
+        self.mode.store(mode::RING, Relaxed);
+        self.full_since_ms.store(0, Relaxed);
+        let w = m.own_tx();
+        w.up_kpos.store(kpos, Relaxed);
+        w.up_start.store(head, Relaxed);
+        self.say(m, port, epoch, tx::UP);
+        self.ups.fetch_add(1, Relaxed);
+        // A revocation that raced with the switch is seen by the first `send`'s look.
+        Ok(true)
+    }
+
+    /// Stores the state word and announces it.
+    fn say(&self, m: &Memory, port: &impl Port, epoch: u32, phase: u64) {
+        // Release: pairs with the Acquire loads of `state` in `rx`; the words before it are valid.
+        m.own_tx().state.store(pack(epoch, phase), Release);
+        m.publish(port);
+    }
+
+    /// The peer's cursor, checked: between what it was and what we sent.
+    #[inline(always)]
+    fn refresh(&self, m: &Memory) -> Result<u64, Reason> {
+        let head = self.head.load(Relaxed);
+        let known = self.peer_cursor.load(Relaxed);
+        // Acquire: the reader's copies are done before we overwrite what it consumed.
+        let c = m.peer_cursor().load(Acquire);
+        // Until the reader has seen the switch, its word still holds an older use's cursor.
+        let c = if c.wrapping_sub(known) > u64::MAX / 2 { known } else { c };
+        if c > head {
+            return Err(Reason::Hostile);
+        }
+        self.peer_cursor.store(c, Relaxed);
+        Ok(c)
+    }
+
+    /// Free bytes of the current ring, from the cached cursor.
+    #[inline(always)]
+    fn free(&self, size: u64, cursor: u64) -> u64 {
+        let start = cursor.max(self.loc_from.load(Relaxed));
+        size.saturating_sub(self.head.load(Relaxed).wrapping_sub(start))
+    }
+
+    /// Is there enough space that a poll should say so? A quarter of the ring, as the kernel asks
+    /// for a third of the send buffer (`sk_stream_is_writeable`).
+    pub fn writable(&self, m: &Memory) -> bool {
+        let size = self.ring_size();
+        let want = size / 4;
+        if self.free(size, self.peer_cursor.load(Relaxed)) >= want {
+            return true;
+        }
+        match self.refresh(m) {
+            Ok(c) => self.free(size, c) >= want,
+            Err(_) => true, // let the send report it
+        }
+    }
+
+    /// Puts as much as fits on the ring.
+    #[inline]
+    pub fn send(&self, m: &Memory, port: &impl Port, iov: &mut Iov<'_>) -> Sent {
+        match self.mode.load(Relaxed) {
+            mode::RING => {}
+            mode::DRAIN => match self.drain(m, port) {
+                Ok(Progress::Done) => return Sent::Tcp,
+                Ok(Progress::Blocked) => return Sent::Blocked,
+                Err(r) => return Sent::Reset(r),
+            },
+            _ => return Sent::Tcp,
+        }
+        let Some(ring) = Loc::unpack(self.loc.load(Relaxed)).and_then(|l| m.own.ring(l)) else {
+            return Sent::Reset(Reason::Internal);
+        };
+        let size = ring.size();
+        let mut head = self.head.load(Relaxed);
+        let begin = head;
+        let mut cursor = self.peer_cursor.load(Relaxed);
+        let mut unannounced = 0u64;
+        loop {
+            let mut free = self.free(size, cursor);
+            if free == 0 {
+                cursor = match self.refresh(m) {
+                    Ok(c) => c,
+                    Err(r) => return Sent::Reset(r),
+                };
+                free = self.free(size, cursor);
+                if free == 0 {
+                    break;
+                }
+            }
+            let Some((p, n)) = iov.take(free.min(PIECE) as usize) else { break };
+            // SAFETY: the application promises `p` readable for `n`; `n <= free <= size`.
+            unsafe { copy_in(ring, head, p, n) };
+            head += n as u64;
+            unannounced += n as u64;
+            self.head.store(head, Relaxed);
+            if unannounced >= PIECE {
+                unannounced = 0;
+                m.own_head().store(head, Release); // pairs with the Acquire in `RxState::head`
+                m.publish(port);
+            }
+        }
+        if unannounced > 0 {
+            m.own_head().store(head, Release); // as above
+            m.publish(port);
+        }
+        let n = head - begin;
+        self.ring_bytes.fetch_add(n, Relaxed);
+        // After the publish (a full fence): did the receiver ask for something?
+        let word = m.peer_rx().word.load(Acquire);
+        if word != pack(self.epoch.load(Relaxed), rx::READY) {
+            if let Err(r) = self.answer(m, port, word) {
+                return Sent::Reset(r);
+            }
+            if n == 0 {
+                return if self.mode.load(Relaxed) == mode::TCP { Sent::Tcp } else { Sent::Blocked };
+            }
+        }
+        if n > 0 {
+            self.full_since_ms.store(0, Relaxed);
+            Sent::Bytes(n as usize)
+        } else if iov.left() == 0 {
+            Sent::Bytes(0)
+        } else {
+            Sent::Full
+        }
+    }
+
+    /// Asks the reader to ring when there is space again. `true`: there is some already.
+    pub fn want_space(&self, m: &Memory) -> bool {
+        m.own_tx().want_space.store(1, SeqCst);
+        // SYNC space: full fence between our wish and the look at the cursor; pairs with the fence
+        // between the cursor and the look at the wish in `RxState::consumed`.
+        core::sync::atomic::fence(SeqCst);
+        let ok = !self.is_up() || self.writable(m);
+        if ok {
+            m.own_tx().want_space.store(0, Relaxed);
+        }
+        ok
+    }
+
+    /// Does what the receiver asked for, if anything. Call from hooks that find work to do, too:
+    /// a revocation must not have to wait for the next send.
+    pub fn look(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        match self.mode.load(Relaxed) {
+            mode::RING => {
+                let word = m.peer_rx().word.load(Acquire);
+                if word != pack(self.epoch.load(Relaxed), rx::READY) {
+                    return self.answer(m, port, word);
+                }
+                Ok(Progress::Done)
+            }
+            mode::DRAIN => self.drain(m, port),
+            _ => Ok(Progress::Done),
+        }
+    }
+
+    fn answer(&self, m: &Memory, port: &impl Port, word: u64) -> Result<Progress, Reason> {
+        if epoch_of(word) != self.epoch.load(Relaxed) {
+            return Ok(Progress::Done); // not about this epoch: noise
+        }
+        let bits = bits_of(word);
+        if bits & rx::REVOKED != 0 {
+            // The word was stored after the cursor it speaks of.
+            self.resume(m, port, m.peer_rx().revoked.load(Relaxed))
+        } else if bits & rx::CLOSED != 0 {
+            // Nobody reads any more: let the kernel give the application TCP's own errors.
+            self.mode.store(mode::TCP, Relaxed);
+            self.downs.fetch_add(1, Relaxed);
+            Ok(Progress::Done)
+        } else if bits & rx::WANT_DOWN != 0 {
+            self.down(m, port)
+        } else {
+            Ok(Progress::Done)
+        }
+    }
+
+    /// After a revocation at `cursor`: the rest of the ring goes to TCP as plain bytes.
+    fn resume(&self, m: &Memory, port: &impl Port, cursor: u64) -> Result<Progress, Reason> {
+        let known = self.refresh(m)?;
+        let head = self.head.load(Relaxed);
+        // A receiver that revoked before it saw this epoch's switch has taken nothing from the ring.
+        let cursor = if cursor == UNSEEN { m.own_tx().up_start.load(Relaxed) } else { cursor };
+        if cursor < known.min(head) || cursor > head || head - cursor > self.backlog_max() {
+            return Err(Reason::Hostile);
+        }
+        self.frame_done.store(LEN as u32, Relaxed);
+        self.drain_at.store(cursor, Relaxed);
+        self.frame_cursor.store(u64::MAX, Relaxed);
+        self.mode.store(mode::DRAIN, Relaxed);
+        self.downs.fetch_add(1, Relaxed);
+        self.drain(m, port)
+    }
+
+    /// Most bytes that can be unread: the present ring and the one before it.
+    fn backlog_max(&self) -> u64 {
+        self.ring_size()
+            + Loc::unpack(self.retired.load(Relaxed)).map_or(0, |l| l.bytes() as u64)
+    }
+
+    /// Switches down by our own will: a frame names the last cursor that the reader is known to have
+    /// consumed, and the bytes from there follow on TCP. The ring keeps them, too: a reader that is
+    /// quicker takes them there and skips as many on TCP, so that it never waits for our flush.
+    pub fn down(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        match self.mode.load(Relaxed) {
+            mode::RING => {}
+            mode::DRAIN => return self.drain(m, port),
+            _ => return Ok(Progress::Done),
+        }
+        let epoch = self.epoch.load(Relaxed);
+        self.say(m, port, epoch, tx::DOWNING);
+        // SYNC revoke: we announce, then look; the receiver revokes, then looks at our word. One of
+        // the two sees the other; if we see a revocation we give in and write no frame.
+        let word = m.peer_rx().word.load(SeqCst);
+        if epoch_of(word) == epoch && bits_of(word) & rx::REVOKED != 0 {
+            return self.resume(m, port, m.peer_rx().revoked.load(Relaxed));
+        }
+        let cursor = self.refresh(m)?;
+        self.frame_done.store(0, Relaxed);
+        self.frame_cursor.store(cursor, Relaxed);
+        self.drain_at.store(cursor, Relaxed);
+        self.mode.store(mode::DRAIN, Relaxed);
+        self.downs.fetch_add(1, Relaxed);
+        self.drain(m, port)
+    }
+
+    /// Goes on with the way down as far as TCP's buffer takes it.
+    pub fn drain(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        if self.mode.load(Relaxed) != mode::DRAIN {
+            return Ok(Progress::Done);
+        }
+        let epoch = self.epoch.load(Relaxed);
+        let framed = self.frame_cursor.load(Relaxed) != u64::MAX;
+        while (self.frame_done.load(Relaxed) as usize) < LEN {
+            let done = self.frame_done.load(Relaxed) as usize;
+            let frame = Frame {
+                kind: Kind::Down,
+                epoch,
+                cursor: self.frame_cursor.load(Relaxed),
+                tag: self.tag.load(Relaxed),
+            }
+            .encode();
+            match port.tcp_send(frame[done..].as_ptr(), LEN - done) {
+                Ok(n) => {
+                    self.kpos.fetch_add(n as u64, Relaxed);
+                    self.frame_done.store((done + n) as u32, Relaxed);
+                }
+                Err(libc::EAGAIN) => return Ok(Progress::Blocked),
+                Err(_) => return Ok(self.settle(m, port, epoch, tx::DOWN)), // dead: native calls tell
+            }
+        }
+        let head = self.head.load(Relaxed);
+        while self.drain_at.load(Relaxed) < head {
+            let at = self.drain_at.load(Relaxed);
+            let Some((ring, end)) = self.ring_at(m, at, head) else { return Err(Reason::Internal) };
+            let (p, n) = ring.run(at, end - at);
+            match port.tcp_send(p, n) {
+                Ok(n) => {
+                    self.kpos.fetch_add(n as u64, Relaxed);
+                    self.drain_at.store(at + n as u64, Relaxed);
+                }
+                Err(libc::EAGAIN) => return Ok(Progress::Blocked),
+                Err(_) => break,
+            }
+        }
+        Ok(self.settle(m, port, epoch, if framed { tx::DOWN } else { tx::RESUMED }))
+    }
+
+    fn settle(&self, m: &Memory, port: &impl Port, epoch: u32, phase: u64) -> Progress {
+        self.mode.store(mode::TCP, Relaxed);
+        self.say(m, port, epoch, phase);
+        Progress::Done
+    }
+
+    /// Ring that holds byte `at`, and the cursor up to which it does.
+    fn ring_at(&self, m: &Memory, at: u64, head: u64) -> Option<(super::mem::Ring, u64)> {
+        let from = self.loc_from.load(Relaxed);
+        if at >= from {
+            return Some((m.own.ring(Loc::unpack(self.loc.load(Relaxed))?)?, head));
+        }
+        Some((m.own.ring(Loc::unpack(self.retired.load(Relaxed))?)?, from))
+    }
+
+    /// May the lane move to another ring now? Only when the reader has left the one before.
+    pub fn can_move(&self, m: &Memory) -> bool {
+        self.is_up() && matches!(self.refresh(m), Ok(c) if c >= self.loc_from.load(Relaxed))
+    }
+
+    /// Moves to another (larger) ring from the present head on. Returns a location that the reader
+    /// has left and that may be freed. Call only when [`TxState::can_move`].
+    pub fn move_to(&self, m: &Memory, loc: Loc) -> Option<Loc> {
+        let freed = Loc::unpack(self.retired.swap(self.loc.swap(loc.pack(), Relaxed), Relaxed));
+        let head = self.head.load(Relaxed);
+        self.loc_from.store(head, Relaxed);
+        let seq = self.loc_seq.load(Relaxed).wrapping_add(1);
+        self.loc_seq.store(seq, Relaxed);
+        let w = m.own_tx();
+        w.loc[(seq & 1) as usize].store(loc.pack(), Relaxed);
+        w.loc_from.store(head, Relaxed);
+        w.loc_seq.store(seq, Release); // pairs with the Acquire in `RxState::source`
+        freed
+    }
+
+    /// log2 of the current ring's size.
+    pub fn ring_log2(&self) -> u32 {
+        Loc::unpack(self.loc.load(Relaxed)).map_or(0, |l| l.log2)
+    }
+
+    /// The secret that marks this lane's frames.
+    pub fn set_tag(&self, tag: u64) {
+        self.tag.store(tag, Relaxed);
+    }
+}

@@ -1,0 +1,192 @@
+//! What lies where in a party's area.
+//!
+//! An area is a list of *chunks*, each one memfd. Chunk 0 holds the control words of every lane;
+//! the others hold ring data. Each word has exactly one writer: the party that owns the area.
+//! Nothing is ever a pointer; positions of rings are (chunk, page) pairs that the reader checks
+//! against the chunk sizes the daemon told it.
+
+use crate::prim::{AtomicU32, AtomicU64};
+
+/// Lanes per link. A pair of parties that needs more gets another link.
+pub const LANES: usize = 1024;
+/// Lanes that share one publish counter.
+pub const GROUP: usize = 64;
+/// Number of publish counters.
+pub const GROUPS: usize = LANES / GROUP;
+/// Most chunks an area can have, chunk 0 included.
+pub const CHUNKS: usize = 64;
+/// Size of a data chunk in bytes. Pages are touched, and so paid for, only as rings use them.
+pub const CHUNK_BYTES: usize = 16 << 20;
+/// Smallest and largest ring, as powers of two of bytes.
+pub const RING_LOG2_MIN: u32 = 12;
+pub const RING_LOG2_MAX: u32 = 22;
+
+/// First bytes of chunk 0.
+pub const MAGIC: u64 = 0x314b_4e4c_5f50_5255; // "URP_LNK1"
+
+/// One 64-byte line, so that words with different writers or different rhythms do not share one.
+#[repr(C, align(64))]
+pub struct Line<T>(pub T);
+
+/// Head of chunk 0.
+#[repr(C, align(64))]
+pub struct Header {
+    pub magic: AtomicU64,
+    pub version: AtomicU32,
+    /// Which side of the link (0 or 1) this area belongs to.
+    pub side: AtomicU32,
+    pub link: AtomicU64,
+    pub lanes: AtomicU32,
+}
+
+/// `Words::tx_state` and `Words::rx_word` are an epoch and flags: `epoch << 8 | flags`.
+pub mod tx {
+    /// The sender's bytes are on the ring: TCP ended at `up_kpos`, the ring starts at `up_start`.
+    pub const UP: u64 = 1;
+    /// The sender is about to put a `Down` frame on TCP.
+    pub const DOWNING: u64 = 2;
+    /// The `Down` frame, and every byte it promised, is on TCP.
+    pub const DOWN: u64 = 3;
+    /// After a revocation: every byte from the revoked cursor on is on TCP, without a frame.
+    pub const RESUMED: u64 = 4;
+}
+
+/// Flags of `Words::rx_word`.
+pub mod rx {
+    /// The receiver will look for the switch before it reads TCP.
+    pub const READY: u64 = 1;
+    /// Please go down when convenient (a second process, an operator).
+    pub const WANT_DOWN: u64 = 2;
+    /// The cursor is frozen at `revoked`; continue on TCP from there, without a frame.
+    pub const REVOKED: u64 = 4;
+    /// This end has closed: nobody will read any more.
+    pub const CLOSED: u64 = 8;
+}
+
+/// Packs an epoch and flags or phase.
+#[inline(always)]
+pub const fn pack(epoch: u32, bits: u64) -> u64 {
+    (epoch as u64) << 8 | bits
+}
+
+/// Epoch of a packed word. Bits above 40 are ignored.
+#[inline(always)]
+pub const fn epoch_of(word: u64) -> u32 {
+    (word >> 8) as u32
+}
+
+/// Flags or phase of a packed word.
+#[inline(always)]
+pub const fn bits_of(word: u64) -> u64 {
+    word & 0xff
+}
+
+/// Words of one lane that its *sending* half writes. One line.
+#[repr(C, align(64))]
+pub struct TxWords {
+    /// `pack(epoch, tx::*)`. Stored with Release after the words below; loaded with Acquire.
+    pub state: AtomicU64,
+    /// Kernel byte position at which TCP ended for this epoch.
+    pub up_kpos: AtomicU64,
+    /// Ring cursor of the first byte of this epoch.
+    pub up_start: AtomicU64,
+    /// Two ring locations (`Loc::pack`); number `loc_seq & 1` is the newest.
+    pub loc: [AtomicU64; 2],
+    /// Cursor from which the newest location holds.
+    pub loc_from: AtomicU64,
+    /// Number of moves so far.
+    pub loc_seq: AtomicU32,
+    /// Not 0: the sender waits for space; ring its doorbell after consuming.
+    pub want_space: AtomicU32,
+}
+
+/// Words of one lane that its *receiving* half writes. One line.
+#[repr(C, align(64))]
+pub struct RxWords {
+    /// `pack(epoch, rx::*)`, with Release; the sender looks at it after every publish.
+    pub word: AtomicU64,
+    /// The frozen cursor of a revocation.
+    pub revoked: AtomicU64,
+    /// Processor that last consumed or published here: hint for spinners on the other side.
+    pub cpu: AtomicU32,
+}
+
+/// All of chunk 0.
+#[repr(C)]
+pub struct Control {
+    pub header: Header,
+    /// Threads and sets of this party that sleep on this link.
+    pub sleepers: Line<AtomicU32>,
+    /// Publish counters: bumped after each head, cursor or state word of the group changed.
+    pub seq: [Line<AtomicU32>; GROUPS],
+    /// Outgoing heads: bytes ever published, per lane.
+    pub heads: [AtomicU64; LANES],
+    /// Own read cursors for the incoming rings: bytes ever consumed, per lane.
+    pub cursors: [AtomicU64; LANES],
+    pub tx: [TxWords; LANES],
+    pub rx: [RxWords; LANES],
+}
+
+/// Bytes of chunk 0, a multiple of the page size.
+pub const CONTROL_BYTES: usize = (core::mem::size_of::<Control>() + 4095) & !4095;
+
+/// Where a ring lies in its writer's area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loc {
+    /// Chunk number, 1 or more.
+    pub chunk: u32,
+    /// Offset in the chunk, in units of 4096 bytes.
+    pub page: u32,
+    /// log2 of the size in bytes.
+    pub log2: u32,
+}
+
+impl Loc {
+    pub const fn pack(self) -> u64 {
+        (self.page as u64) << 32 | (self.chunk as u64 & 0xffff) << 8 | (self.log2 as u64 & 0xff)
+    }
+
+    /// Unpacks and checks everything that does not need the chunk table. `None`: impossible value.
+    pub fn unpack(w: u64) -> Option<Loc> {
+        let l = Loc { page: (w >> 32) as u32, chunk: (w >> 8) as u32 & 0xff_ffff, log2: w as u32 & 0xff };
+        let ok = l.chunk >= 1
+            && (l.chunk as usize) < CHUNKS
+            && l.log2 >= RING_LOG2_MIN
+            && l.log2 <= RING_LOG2_MAX;
+        ok.then_some(l)
+    }
+
+    pub const fn bytes(self) -> usize {
+        1 << self.log2
+    }
+
+    /// Does the ring lie inside a chunk of `chunk_bytes`?
+    pub const fn fits(self, chunk_bytes: usize) -> bool {
+        (self.page as usize) * 4096 + self.bytes() <= chunk_bytes
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_do_not_share() {
+        assert_eq!(core::mem::size_of::<TxWords>(), 64);
+        assert_eq!(core::mem::size_of::<RxWords>(), 64);
+        assert_eq!(core::mem::size_of::<Line<AtomicU32>>(), 64);
+        assert_eq!(CONTROL_BYTES % 4096, 0);
+    }
+
+    #[test]
+    fn loc_round_trip_and_bounds() {
+        let l = Loc { chunk: 3, page: 77, log2: 16 };
+        assert_eq!(Loc::unpack(l.pack()), Some(l));
+        for bad in [0, Loc { chunk: 0, ..l }.pack(), Loc { log2: 3, ..l }.pack(), Loc { log2: 63, ..l }.pack(), u64::MAX] {
+            assert_eq!(Loc::unpack(bad), None);
+        }
+        assert!(Loc { chunk: 1, page: 0, log2: 22 }.fits(4 << 20));
+        assert!(!Loc { chunk: 1, page: 1, log2: 22 }.fits(4 << 20));
+        assert!(!Loc { chunk: 1, page: u32::MAX, log2: 22 }.fits(CHUNK_BYTES));
+    }
+}

@@ -1,0 +1,195 @@
+//! Control messages between a shim and its daemon: one message per SEQPACKET datagram, descriptors
+//! beside it by SCM_RIGHTS.
+//!
+//! Wire form, little endian: `kind u16 | length of the rest u16 | fields`. Unknown trailing bytes
+//! are ignored (a newer minor sender may append fields), unknown kinds are reported as such, and
+//! nothing here allocates: the shim decodes on its stack.
+
+/// Longest message in bytes.
+pub const MAX: usize = 256;
+/// Most descriptors beside one message.
+pub const MAX_FDS: usize = 4;
+/// `Command::conn` that means every connection of the process.
+pub const ALL: u32 = u32::MAX;
+
+/// Why a message could not be decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Error {
+    Short,
+    UnknownKind(u16),
+}
+
+trait Field: Sized {
+    fn put(&self, out: &mut Writer<'_>);
+    fn take(r: &mut Reader<'_>) -> Result<Self, Error>;
+}
+
+struct Writer<'a> {
+    buf: &'a mut [u8; MAX],
+    at: usize,
+}
+
+struct Reader<'a> {
+    buf: &'a [u8],
+}
+
+macro_rules! int_field {
+    ($($t:ty),*) => {$(
+        impl Field for $t {
+            fn put(&self, out: &mut Writer<'_>) {
+                let b = self.to_le_bytes();
+                let end = out.at + b.len();
+                if let Some(d) = out.buf.get_mut(out.at..end) { d.copy_from_slice(&b); out.at = end; }
+            }
+            fn take(r: &mut Reader<'_>) -> Result<Self, Error> {
+                const N: usize = core::mem::size_of::<$t>();
+                let (head, rest) = r.buf.split_first_chunk::<N>().ok_or(Error::Short)?;
+                r.buf = rest;
+                Ok(<$t>::from_le_bytes(*head))
+            }
+        }
+    )*};
+}
+int_field!(u8, u16, u32, u64);
+
+macro_rules! messages {
+    ($(#[$em:meta])* $name:ident { $($(#[$m:meta])* $kind:literal $var:ident { $($(#[$fm:meta])* $f:ident: $t:ty),* $(,)? })* }) => {
+        $(#[$em])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $($(#[$m])* $var { $($(#[$fm])* $f: $t),* }),* }
+
+        impl $name {
+            /// Encodes into `buf` and returns the length.
+            pub fn encode(&self, buf: &mut [u8; MAX]) -> usize {
+                let mut w = Writer { buf, at: 4 };
+                let kind: u16 = match self {
+                    $(Self::$var { $($f),* } => { $($f.put(&mut w);)* $kind })*
+                };
+                let end = w.at;
+                w.at = 0;
+                kind.put(&mut w);
+                ((end - 4) as u16).put(&mut w);
+                end
+            }
+
+            /// Decodes one datagram.
+            pub fn decode(b: &[u8]) -> Result<Self, Error> {
+                let mut r = Reader { buf: b };
+                let kind = u16::take(&mut r)?;
+                let len = usize::from(u16::take(&mut r)?);
+                if r.buf.len() < len { return Err(Error::Short); }
+                match kind {
+                    $($kind => Ok(Self::$var { $($f: <$t>::take(&mut r)?),* }),)*
+                    k => Err(Error::UnknownKind(k)),
+                }
+            }
+        }
+    };
+}
+
+messages! {
+    /// What a shim says.
+    ToDaemon {
+        /// First message. Descriptor: the family table (a memfd sealed SHRINK and GROW).
+        1 Hello { version: u16, min_version: u16, features: u32, pid: u32, table_bytes: u64 }
+        /// Please promote connection `conn` (index and generation in the family table). Descriptor:
+        /// the socket. `tx_kpos` and `rx_kpos`: bytes that hooked calls moved, equal to the
+        /// kernel's own counts when this was sent. Needs a credit.
+        2 Register { conn: u32, gen: u32, tx_kpos: u64, rx_kpos: u64, flags: u32 }
+        /// Chunk `chunk` of our own area `side` is mapped writable: it may be sealed and given to
+        /// the other party.
+        3 Mapped { link: u64, side: u8, chunk: u32 }
+        /// The other party's chunk is mapped read-only; `side` is ours.
+        4 PeerMapped { link: u64, side: u8, chunk: u32 }
+        /// We no longer use this lane, whose connection ended here.
+        5 LaneDone { link: u64, side: u8, lane: u32 }
+        /// Our area needs another data chunk.
+        6 WantChunk { link: u64, side: u8 }
+        /// The mapping of something failed; the link cannot be used.
+        7 LinkFailed { link: u64, side: u8 }
+        /// The connection closed before the daemon answered its `Register`.
+        8 Forget { conn: u32, gen: u32 }
+    }
+}
+
+messages! {
+    /// What a daemon says.
+    ToShim {
+        /// Answer to `Hello`. Descriptor: the notice page (read-only memfd of 4096 bytes; its first
+        /// u32 grows with every message sent, so that a hook sees with one load that there is
+        /// something to read).
+        1 HelloAck { version: u16, features: u32, party: u64, daemon: u64, credits: u32,
+            /// log2 of the first ring of a lane and of the largest it may grow to.
+            ring_log2: u8, ring_max_log2: u8 }
+        /// The daemon will not serve this shim: a reason code.
+        2 Refused { reason: u32 }
+        /// One more `Register` may be sent.
+        3 Credit { n: u32 }
+        /// The connection stays on TCP for now: `local` is the reason on this end, `peer` on the
+        /// other. `retry` not 0: may be registered again after so many milliseconds.
+        4 Decline { conn: u32, gen: u32, local: u32, peer: u32, retry_ms: u32 }
+        /// A link in the making. Descriptors: our end of the doorbell, our chunk 0 (writable).
+        5 LinkNew { link: u64, side: u8, bytes: u64 }
+        /// A data chunk for our own area. Descriptor: the memfd (writable).
+        6 Chunk { link: u64, side: u8, chunk: u32, bytes: u64 }
+        /// A chunk of the other party's area, sealed. Descriptor: the memfd. `side` is ours.
+        7 PeerChunk { link: u64, side: u8, chunk: u32, bytes: u64 }
+        /// The other party has mapped our data chunk: rings may be placed in it.
+        8 ChunkReady { link: u64, side: u8, chunk: u32 }
+        /// A lane for connection `conn`. Both parties have mapped chunk 0 and chunk 1 of both
+        /// areas. Epochs of this use of the lane are larger than `epoch`. `tag` marks frames.
+        9 Offer { link: u64, side: u8, lane: u32, conn: u32, gen: u32, epoch: u32, tag: u64 }
+        /// The other party of this link is gone: its lanes go down.
+        10 PeerGone { link: u64, side: u8 }
+        /// Operator: `op` is one of `op::*`; `conn` may be [`ALL`].
+        11 Command { conn: u32, gen: u32, op: u32 }
+    }
+}
+
+/// Values of `ToShim::Command::op`.
+pub mod op {
+    /// Go down and stay down (`underpass down`).
+    pub const DOWN: u32 = 1;
+    /// May be promoted again (`underpass up`).
+    pub const UP: u32 = 2;
+    /// Promote at once, without waiting for the usual evidence of use (`underpass check`).
+    pub const EAGER: u32 = 3;
+}
+
+/// Bits of `ToDaemon::Register::flags`.
+pub mod register {
+    /// Waiting for the answer (eager): answer at once where possible.
+    pub const EAGER: u32 = 1;
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn round_trip(conn: u32, gen: u32, tx_kpos: u64, rx_kpos: u64, flags: u32) {
+            let m = ToDaemon::Register { conn, gen, tx_kpos, rx_kpos, flags };
+            let mut b = [0; MAX];
+            let n = m.encode(&mut b);
+            prop_assert_eq!(ToDaemon::decode(&b[..n]), Ok(m));
+            for cut in 0..n { prop_assert!(ToDaemon::decode(&b[..cut]).is_err()); }
+        }
+
+        #[test]
+        fn noise_never_panics(b in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = ToDaemon::decode(&b);
+            let _ = ToShim::decode(&b);
+        }
+    }
+
+    #[test]
+    fn longer_messages_of_newer_senders_decode() {
+        let m = ToShim::Credit { n: 7 };
+        let mut b = [0; MAX];
+        let n = m.encode(&mut b);
+        b[2] += 8;
+        assert_eq!(ToShim::decode(&b[..n + 8]), Ok(m));
+    }
+}

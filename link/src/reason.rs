@@ -1,0 +1,126 @@
+//! Why a connection is on TCP: one 32-bit code per end, shown by `underpass ss` as
+//! `TCP 0x<local>/0x<peer>`.
+//!
+//! Where the meaning is the same as in SMC, the code is SMC's (`SMC_CLC_DECL_*` in Linux's
+//! `net/smc/smc_clc.h`), so that tables and scripts written for it keep working. Everything else
+//! lies in an own range, `0x0a00_0000`.
+
+/// One row of the table: code, short name, explanation, what to do about it.
+pub struct Info {
+    pub reason: Reason,
+    pub name: &'static str,
+    pub text: &'static str,
+    pub advice: &'static str,
+}
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $id:ident = $code:literal, $name:literal, $text:literal, $advice:literal;)*) => {
+        /// A reason code. `0` means "no reason": the connection is promoted or may yet be.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u32)]
+        pub enum Reason { $($(#[$doc])* $id = $code,)* }
+
+        /// Every reason, in order of code: the table behind `underpass reasons`.
+        pub const TABLE: &[Info] = &[$(Info { reason: Reason::$id, name: $name, text: $text, advice: $advice },)*];
+
+        impl Reason {
+            /// The reason with this code, or `None` for a code this build does not know (a newer
+            /// peer's, or a hostile one's).
+            pub fn from_code(code: u32) -> Option<Self> {
+                match code { $($code => Some(Reason::$id),)* _ => None }
+            }
+        }
+    };
+}
+
+reasons! {
+    None = 0, "none", "promoted, or about to be",
+        "nothing to do";
+    Memory = 0x0101_0000, "memory", "no memory for rings could be had",
+        "raise the limit of this cgroup in the daemon's configuration, or the node's memory";
+    TimeoutDaemon = 0x0201_0000, "daemon-timeout", "the daemon did not answer in time",
+        "look whether underpassd is stopped or overloaded";
+    PeerNoShim = 0x0301_0000, "peer-no-shim", "the other end does not run under Underpass",
+        "start the other program under `underpass run`, or annotate its pod";
+    Config = 0x0300_0000, "config", "switched off by configuration (UNDERPASS=off, an exclusion, or a rule of the daemon)",
+        "remove the exclusion";
+    NoDevice = 0x0303_0002, "no-rdma-device", "the peer is on another node and no RDMA device is usable",
+        "see `underpass devices`";
+    Option = 0x0306_0000, "socket-option", "the socket uses an option or a call that a lane cannot carry",
+        "see ARCHITECTURE.md, table of calls";
+    VersionMismatch = 0x030c_0000, "version", "shim, daemon or peer speak no common version",
+        "upgrade the older one; restart the program to load the new shim";
+    Sync = 0x0400_0000, "sync", "the two ends disagree about the state of the connection",
+        "please report this with `underpass log`";
+    PeerDeclined = 0x0500_0000, "peer-declined", "the other end declined; see its own reason",
+        "look at the peer's reason";
+    Internal = 0x0999_0000, "internal", "internal error",
+        "please report this with `underpass log`";
+
+    Young = 0x0a00_0001, "young", "too few calls or bytes so far to be worth promoting",
+        "nothing to do; use it more, or run with --eager";
+    NoDaemon = 0x0a00_0002, "no-daemon", "no daemon is reachable",
+        "start underpassd, or use `underpass run`";
+    Waiting = 0x0a00_0003, "waiting", "registered; waiting for the other end to register too",
+        "if it stays so, the other end is idle or not under Underpass";
+    Unproven = 0x0a00_0004, "unproven", "it could not be proven that both ends are one TCP connection",
+        "load the BPF proof (run underpassd as root), or connect without NAT inside one network namespace";
+    Bypassed = 0x0a00_0005, "bypassed", "bytes moved on this socket that no hooked call moved (io_uring, stdio, raw system calls)",
+        "nothing; such programs stay on TCP";
+    Shared = 0x0a00_0006, "shared", "more than one process holds this connection",
+        "nothing; it is promoted when only one process is left";
+    Left = 0x0a00_0007, "left", "the descriptor was handed to another program (exec, SCM_RIGHTS)",
+        "nothing";
+    Operator = 0x0a00_0008, "operator", "sent down by `underpass down`",
+        "`underpass up`";
+    RingFull = 0x0a00_0009, "ring-full", "the reader did not keep up; the kernel's buffers are larger",
+        "nothing; it is promoted again later";
+    Limit = 0x0a00_000a, "limit", "a limit of this cgroup is reached",
+        "raise the limit in the daemon's configuration";
+    SelfConnected = 0x0a00_000b, "self-connected", "the socket is connected to itself",
+        "nothing";
+    PeerGone = 0x0a00_000c, "peer-gone", "the process at the other end is gone",
+        "nothing";
+    NotEstablished = 0x0a00_000d, "not-established", "the connection is not established, or already closing",
+        "nothing";
+    EpollShared = 0x0a00_000e, "epoll", "the socket is watched in a way that a lane cannot serve",
+        "see ARCHITECTURE.md, readiness";
+    Seccomp = 0x0a00_000f, "seccomp", "a system call that a lane needs is refused (seccomp, limits)",
+        "allow memfd_create, mmap and SCM_RIGHTS for this program";
+    Foreign = 0x0a00_0010, "foreign-bytes", "someone wrote into the TCP stream behind our back; the connection was reset",
+        "find the code that writes to this socket without libc";
+    Hostile = 0x0a00_0011, "bad-peer", "the peer's shared memory held impossible values; the connection was reset",
+        "the peer is broken or malicious";
+    Stalled = 0x0a00_0012, "stalled", "the sender did not put its bytes back on TCP in time; the connection was reset",
+        "the peer process hangs outside every hooked call";
+    Table = 0x0a00_0013, "table-full", "this process has more sockets than the shim's table",
+        "nothing";
+}
+
+impl Reason {
+    /// The table row of this reason.
+    pub fn info(self) -> &'static Info {
+        TABLE.iter().find(|i| i.reason == self).unwrap_or(&TABLE[0])
+    }
+
+    /// The code, as shown.
+    pub fn code(self) -> u32 {
+        self as u32
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_unique_and_round_trip() {
+        let mut seen = std::collections::HashSet::new();
+        for i in TABLE {
+            assert!(seen.insert(i.reason.code()), "{} twice", i.name);
+            assert_eq!(Reason::from_code(i.reason.code()), Some(i.reason));
+            assert_eq!(i.reason.info().name, i.name);
+        }
+        assert_eq!(Reason::from_code(0xdead_beef), None);
+    }
+}
