@@ -75,6 +75,8 @@ pub mod flag {
     pub const REGISTERED: u32 = 32;
     /// This end called connect (as opposed to accept).
     pub const CLIENT: u32 = 64;
+    /// O_NONBLOCK is set on the description.
+    pub const NONBLOCK: u32 = 128;
 }
 
 /// An IPv4 or IPv6 endpoint. `family` is AF_INET, AF_INET6 or 0 (unknown); `port` in host order.

@@ -125,15 +125,66 @@ impl RxState {
     /// Declares this end ready for the next epoch. The caller has made sure that nobody can be
     /// caught asleep in the kernel on this socket (`natives` is 0, epoll sets are in place).
     pub fn declare_ready(&self, m: &Memory) -> bool {
-        if self.mode.load(Relaxed) != mode::TCP || self.natives.load(Relaxed) != 0 {
+        if self.mode.load(Relaxed) != mode::TCP {
+            return false;
+        }
+        // SYNC natives: we close the door, then look who is inside; `enter_native` counts itself
+        // in, then looks at the door.
+        self.mode.store(mode::READY, SeqCst);
+        if self.natives.load(SeqCst) != 0 {
+            self.mode.store(mode::TCP, SeqCst);
             return false;
         }
         let epoch = self.epoch.load(Relaxed).wrapping_add(1);
         self.epoch.store(epoch, Relaxed);
-        self.mode.store(mode::READY, Relaxed);
         // Release: pairs with the Acquire in `TxState::can_up`.
         m.own_rx().word.store(pack(epoch, rx::READY), Release);
         true
+    }
+
+    /// Enters a native receive, or a native wait for one, without the lock. `false`: this direction
+    /// is not on TCP. Every `true` is followed by [`RxState::leave_native`].
+    #[inline(always)]
+    pub fn enter_native(&self) -> bool {
+        // SYNC natives: see `declare_ready`.
+        self.natives.fetch_add(1, SeqCst);
+        if self.mode.load(SeqCst) == mode::TCP {
+            return true;
+        }
+        self.natives.fetch_sub(1, SeqCst);
+        false
+    }
+
+    /// Leaves a native receive that took `received` bytes from TCP.
+    #[inline(always)]
+    pub fn leave_native(&self, received: u64) {
+        self.kpos.fetch_add(received, Relaxed);
+        self.natives.fetch_sub(1, SeqCst); // releases `kpos`
+    }
+
+    /// Takes an error that TCP reported and nobody has been told yet; 0: none.
+    pub fn take_error(&self) -> i32 {
+        self.error.swap(0, Relaxed) as i32
+    }
+
+    /// Would a receive find something right now? Asks the ring first, then TCP. Errors found on the
+    /// way are kept for the receive. `None`: this direction is on TCP, ask the kernel.
+    pub fn probe(&self, m: &Memory, port: &impl Port) -> Option<bool> {
+        if self.error.load(Relaxed) != 0 {
+            return Some(true);
+        }
+        let mut b = 0u8;
+        let v = [libc::iovec { iov_base: (&mut b as *mut u8).cast(), iov_len: 1 }];
+        let how = How { peek: true, look: true, ..How::default() };
+        match self.recv(m, port, &mut Iov::new(&v), how) {
+            Received::Empty => Some(false),
+            Received::Tcp => None,
+            Received::Error(e) => {
+                self.error.store(e as u32, Relaxed);
+                Some(true)
+            }
+            _ => Some(true),
+        }
     }
 
     /// Asks the sender to go down when it next looks.
@@ -271,6 +322,7 @@ impl RxState {
                         return Ok(r);
                     }
                 }
+                _ if self.error.load(Relaxed) != 0 => return Ok(Received::Error(self.take_error())),
                 mode::SKIP => {
                     let n = self.skip.load(Relaxed);
                     if n == 0 {
@@ -305,7 +357,7 @@ impl RxState {
                     if n == 0 {
                         return Ok(self.peek_end(port));
                     }
-                    return Ok(self.from_tcp(port, iov, how, n));
+                    return Ok(self.take_tcp(port, iov, how, n));
                 }
                 mode::PREFIX => {
                     let left = self.limit.load(Relaxed) - self.kpos.load(Relaxed);
@@ -313,7 +365,7 @@ impl RxState {
                         self.mode.store(mode::RING, Relaxed);
                         continue;
                     }
-                    return Ok(self.from_tcp(port, iov, how, left as usize));
+                    return Ok(self.take_tcp(port, iov, how, left as usize));
                 }
                 _ => return Ok(Received::Tcp),
             }
@@ -331,7 +383,7 @@ impl RxState {
     }
 
     /// At most `limit` bytes from TCP.
-    fn from_tcp(&self, port: &impl Port, iov: &mut Iov<'_>, how: How, limit: usize) -> Received {
+    fn take_tcp(&self, port: &impl Port, iov: &mut Iov<'_>, how: How, limit: usize) -> Received {
         let mut total = 0;
         while total < limit {
             let Some((p, n)) = iov.take(limit - total) else { break };

@@ -18,6 +18,8 @@ pub mod mode {
     pub const RING: u32 = 1;
     /// On the way down: frame or ring bytes still have to enter TCP, before anything else.
     pub const DRAIN: u32 = 2;
+    /// Making sure that nobody is inside a native send; nobody may enter one.
+    pub const SWITCH: u32 = 3;
 }
 
 /// Most bytes copied before they are published: lets both copies of a large write overlap.
@@ -125,18 +127,18 @@ impl TxState {
 
     /// Switches up. `false`: not now. `Err`: bytes went by that no hook moved; never promote.
     pub fn try_up(&self, m: &Memory, port: &impl Port) -> Result<bool, Reason> {
-        if self.mode.load(Relaxed) != mode::TCP || self.natives.load(Relaxed) != 0 || !self.can_up(m) {
+        if self.mode.load(Relaxed) != mode::TCP || !self.can_up(m) {
             return Ok(false);
         }
-        let Some(kernel) = port.tcp_sent() else { return Err(Reason::Option) };
+        // SYNC natives: we close the door, then look who is inside; `enter_native` counts itself
+        // in, then looks at the door.
+        self.mode.store(mode::SWITCH, SeqCst);
+        let up = self.up_checks(m, port);
+        if !matches!(up, Ok(true)) {
+            self.mode.store(mode::TCP, SeqCst);
+            return up;
+        }
         let kpos = self.kpos.load(Relaxed);
-        if kernel != kpos {
-            return Err(Reason::Bypassed);
-        }
-        let Some(loc) = Loc::unpack(self.loc.load(Relaxed)) else { return Ok(false) };
-        if m.own.ring(loc).is_none() {
-            return Ok(false);
-        }
         let epoch = self.epoch.load(Relaxed).wrapping_add(1);
         let head = self.head.load(Relaxed);
         self.epoch.store(epoch, Relaxed);
@@ -150,6 +152,37 @@ impl TxState {
         self.ups.fetch_add(1, Relaxed);
         // A revocation that raced with the switch is seen by the first `send`'s look.
         Ok(true)
+    }
+
+    fn up_checks(&self, m: &Memory, port: &impl Port) -> Result<bool, Reason> {
+        if self.natives.load(SeqCst) != 0 {
+            return Ok(false);
+        }
+        let Some(kernel) = port.tcp_sent() else { return Err(Reason::Option) };
+        if kernel != self.kpos.load(Relaxed) {
+            return Err(Reason::Bypassed);
+        }
+        Ok(Loc::unpack(self.loc.load(Relaxed)).is_some_and(|l| m.own.ring(l).is_some()))
+    }
+
+    /// Enters a native send without the lock. `false`: this direction is not on TCP. Every `true`
+    /// is followed by [`TxState::leave_native`].
+    #[inline(always)]
+    pub fn enter_native(&self) -> bool {
+        // SYNC natives: see `try_up`.
+        self.natives.fetch_add(1, SeqCst);
+        if self.mode.load(SeqCst) == mode::TCP {
+            return true;
+        }
+        self.natives.fetch_sub(1, SeqCst);
+        false
+    }
+
+    /// Leaves a native send that put `sent` bytes on TCP.
+    #[inline(always)]
+    pub fn leave_native(&self, sent: u64) {
+        self.kpos.fetch_add(sent, Relaxed);
+        self.natives.fetch_sub(1, SeqCst); // releases `kpos`
     }
 
     /// Stores the state word and announces it.
@@ -257,7 +290,10 @@ impl TxState {
             }
         }
         if n > 0 {
-            self.full_since_ms.store(0, Relaxed);
+            if self.full_since_ms.load(Relaxed) != 0 {
+                self.full_since_ms.store(0, Relaxed);
+                m.own_tx().want_space.store(0, Relaxed);
+            }
             Sent::Bytes(n as usize)
         } else if iov.left() == 0 {
             Sent::Bytes(0)
