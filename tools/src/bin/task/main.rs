@@ -1,0 +1,172 @@
+//! The project's task runner: what `make` targets and CI do, in one place, so that a developer's
+//! command and CI's run the same steps. It prepares nothing on the system itself: Debian packages
+//! are `tools/install-deps.sh`'s business, which runs first because this program needs a linker.
+//!
+//! It must never report what it did not see: the summary counts result lines of the test programs
+//! and exit codes, and a step that printed no results counts as a failure.
+
+mod build;
+mod steps;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use steps::{Kind, Step};
+
+/// Places everything is found at, fixed once.
+pub struct Tree {
+    /// The workspace.
+    pub root: PathBuf,
+    /// Cargo's target directory.
+    pub target: PathBuf,
+}
+
+impl Tree {
+    fn find() -> Self {
+        // The task runner runs from the workspace it was built in.
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let root = root.canonicalize().unwrap_or(root);
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |t| root.join(t));
+        Tree { root, target }
+    }
+
+    /// A command that runs in the workspace.
+    pub fn command(&self, program: &str, args: &[&str]) -> Command {
+        let mut c = Command::new(program);
+        c.args(args).current_dir(&self.root);
+        c
+    }
+
+    pub fn cargo(&self, args: &str) -> Command {
+        self.command("cargo", &args.split_whitespace().collect::<Vec<_>>())
+    }
+}
+
+const USAGE: &str = "\
+task TARGET [arguments]
+
+  build         release programs and the shim, in target/underpass
+  demo          TCP and Underpass side by side, then a transfer through a daemon's death
+  test          build, model, unit, loom, integration; one summary
+  lint          formatting and clippy
+  ci            lint, then everything of test
+  model         the switch protocol's state space
+  unit          unit and property tests
+  loom          ring, doorbell and lane under every interleaving
+  integration   real programs under the shim (arguments: names of tests)
+  symbols       does the shim load everywhere?
+  bench         every case side by side, target/bench/report.json
+  bench-quick   the same, short";
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    let task = args.next().unwrap_or_default();
+    let rest: Vec<String> = args.collect();
+    let tree = Tree::find();
+    let built = || match build::all(&tree) {
+        Ok(()) => true,
+        Err(e) => {
+            eprintln!("build: {e}");
+            false
+        }
+    };
+    match task.as_str() {
+        "build" => code(built()),
+        "demo" => code(built() && program(&tree, "demo", &rest)),
+        "bench" => code(built() && program(&tree, "bench", &rest)),
+        "bench-quick" => {
+            let quick = ["--quick".to_string()].into_iter().chain(rest).collect::<Vec<_>>();
+            code(built() && program(&tree, "bench", &quick))
+        }
+        "lint" => steps::run(&tree, lint(&tree)),
+        "model" => steps::run(&tree, vec![model(&tree)]),
+        "unit" => steps::run(&tree, vec![unit(&tree)]),
+        "loom" => steps::run(&tree, vec![loom(&tree)]),
+        "symbols" => steps::run(&tree, vec![build_step(), symbols(&tree)]),
+        "integration" => steps::run(&tree, vec![build_step(), integration(&tree, &rest)]),
+        "test" => steps::run(&tree, test(&tree)),
+        "ci" => {
+            let mut all = lint(&tree);
+            all.extend(test(&tree));
+            steps::run(&tree, all)
+        }
+        "" | "-h" | "--help" | "help" => {
+            println!("{USAGE}");
+            ExitCode::SUCCESS
+        }
+        other => {
+            eprintln!("no task {other:?}\n{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn code(ok: bool) -> ExitCode {
+    if ok {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// Runs one of the programs of `benches/`.
+fn program(tree: &Tree, name: &str, args: &[String]) -> bool {
+    let path = tree.target.join("release").join(name);
+    match Command::new(&path).args(args).current_dir(&tree.root).status() {
+        Ok(s) => s.success(),
+        Err(e) => {
+            eprintln!("{}: {e}", path.display());
+            false
+        }
+    }
+}
+
+fn test(tree: &Tree) -> Vec<Step> {
+    vec![build_step(), model(tree), unit(tree), loom(tree), symbols(tree), integration(tree, &[])]
+}
+
+fn lint(tree: &Tree) -> Vec<Step> {
+    vec![
+        Step::new("fmt", Kind::Check, tree.cargo("fmt --all --check")),
+        Step::new("clippy", Kind::Check, tree.cargo("clippy --workspace --all-targets -- -D warnings")),
+    ]
+}
+
+fn build_step() -> Step {
+    Step { name: "build", kind: Kind::Build, command: None }
+}
+
+fn model(tree: &Tree) -> Step {
+    Step::new("model", Kind::Tests, tree.cargo("test --release -p underpass-tests --test model"))
+}
+
+fn unit(tree: &Tree) -> Step {
+    // Debug assertions and overflow checks are on here. The programs' own crates have no unit tests
+    // of their own to run under the shim: those are integration tests.
+    let c = tree.cargo("test -p link -p underpassd -p underpass --lib --bins --tests");
+    Step::new("unit", Kind::Tests, c)
+}
+
+fn loom(tree: &Tree) -> Step {
+    let mut c = tree.cargo("test --release -p link --lib");
+    c.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", tree.target.join("loom"));
+    Step::new("loom", Kind::Tests, c)
+}
+
+fn symbols(tree: &Tree) -> Step {
+    Step::new("symbols", Kind::Tests, tree.cargo("test --release -p underpass-tests --test loads"))
+}
+
+/// Real programs, one test at a time: they measure nothing, but they share two processors.
+fn integration(tree: &Tree, names: &[String]) -> Step {
+    let mut c = tree.cargo("test --release -p underpass-tests --no-fail-fast");
+    for t in steps::integration_tests(tree) {
+        c.arg("--test").arg(t);
+    }
+    c.args(["--", "--test-threads=1"]);
+    if !steps::root() {
+        // Network namespaces and the BPF proof need root; the summary counts these as skipped.
+        c.args(["--skip", "root_"]);
+    }
+    c.args(names);
+    Step::new("integration", Kind::Tests, c)
+}
