@@ -228,6 +228,19 @@ impl RxState {
         self.is_up() && m.peer_head().load(Acquire) != self.cursor.load(Relaxed)
     }
 
+    /// Did something happen in the peer's memory that a waiting receive must look at?
+    #[inline(always)]
+    pub fn stirs(&self, m: &Memory) -> bool {
+        match self.mode.load(Relaxed) {
+            mode::RING | mode::LAST => m.peer_head().load(Acquire) != self.cursor.load(Relaxed),
+            mode::READY => {
+                let s = m.peer_tx().state.load(Acquire);
+                epoch_of(s) == self.epoch.load(Relaxed) && bits_of(s) != 0
+            }
+            _ => false,
+        }
+    }
+
     /// Bytes on the ring: for FIONREAD and for close.
     pub fn ring_unread(&self, m: &Memory) -> u64 {
         if self.is_up() {

@@ -400,6 +400,14 @@ impl TxState {
         self.drain(m, port)
     }
 
+    /// The peer's process is gone: what is sent from now on goes to TCP, whose errors tell.
+    pub fn abandon(&self) {
+        if self.mode.load(Relaxed) != mode::TCP {
+            self.mode.store(mode::TCP, SeqCst);
+            self.downs.fetch_add(1, Relaxed);
+        }
+    }
+
     /// Goes on with the way down as far as TCP's buffer takes it.
     pub fn drain(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
         if self.mode.load(Relaxed) != mode::DRAIN {
