@@ -1,1 +1,3 @@
-//! Tests.
+//! What the project's tests, demo and benchmarks share.
+
+pub mod harness;

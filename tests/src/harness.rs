@@ -1,0 +1,42 @@
+//! Runs real programs, under the shim or bare, with a daemon of their own, in network namespaces
+//! where asked: for integration tests, the demo and the benchmarks alike.
+//!
+//! Everything started here ends when its handle is dropped, whole process groups included. Nothing
+//! here decides that a connection was promoted: that is read from the daemon, and callers assert it.
+
+pub mod daemon;
+pub mod paths;
+pub mod pod;
+pub mod program;
+pub mod redis;
+pub mod tools;
+pub mod web;
+
+pub use daemon::Daemon;
+pub use pod::Pods;
+pub use program::{Output, Place, Program, Running};
+
+use anyhow::{bail, Result};
+use std::time::{Duration, Instant};
+
+/// Longest that anything which should happen soon may take. Generous: it only ends a broken run.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// Waits until `f` says yes. `what` names the wish in the error.
+pub fn until(what: &str, limit: Duration, mut f: impl FnMut() -> bool) -> Result<()> {
+    let end = Instant::now() + limit;
+    let mut pause = Duration::from_millis(2);
+    while !f() {
+        if Instant::now() > end {
+            bail!("waited {limit:?} in vain: {what}");
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 3 / 2).min(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// A TCP port that nobody listens on in this namespace. Tests run one at a time.
+pub fn free_port() -> Result<u16> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}

@@ -1,0 +1,189 @@
+//! A daemon with a runtime directory of its own, and its admin socket.
+
+use super::program::{Place, Program, Running};
+use super::{paths, until, SOON};
+use anyhow::{bail, Context, Result};
+use nix::sys::signal::Signal;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+use tempfile::TempDir;
+use underpassd::admin::{Request, Response, Row, Stats, Target, ADMIN_SOCK};
+
+pub struct Daemon {
+    dir: TempDir,
+    args: Vec<String>,
+    running: Option<Running>,
+}
+
+impl Daemon {
+    pub fn start() -> Result<Self> {
+        Self::with(&[])
+    }
+
+    /// With arguments after `--dir`.
+    pub fn with(args: &[&str]) -> Result<Self> {
+        let mut d = Self::absent()?;
+        d.args = args.iter().map(|s| s.to_string()).collect();
+        d.restart()?;
+        Ok(d)
+    }
+
+    /// Only the directory: no daemon runs yet.
+    pub fn absent() -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("underpass-").tempdir()?;
+        Ok(Daemon { dir, args: Vec::new(), running: None })
+    }
+
+    /// Starts it (again).
+    pub fn restart(&mut self) -> Result<()> {
+        self.kill();
+        let mut p = Program::new(paths::bin("underpassd"), &Place::bare())
+            .arg("--dir")
+            .arg(self.dir.path())
+            .args(&self.args)
+            .spawn()?;
+        let ready = until("the daemon answers", SOON, || p.has_ended() || self.ask(&Request::Ping).is_ok());
+        if ready.is_err() || p.has_ended() {
+            bail!("underpassd did not start: {}\n{}", p.stdout(), p.stderr());
+        }
+        self.running = Some(p);
+        Ok(())
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Programs that run here are under the shim, promoted by the usual rules.
+    pub fn place(&self) -> Place {
+        Place::shim(self.dir())
+    }
+
+    /// Programs that run here have every connection promoted as early as possible.
+    pub fn eager(&self) -> Place {
+        self.place().eager()
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        self.running = None;
+    }
+
+    pub fn freeze(&self) -> Result<()> {
+        self.signal(Signal::SIGSTOP)
+    }
+
+    pub fn thaw(&self) -> Result<()> {
+        self.signal(Signal::SIGCONT)
+    }
+
+    fn signal(&self, s: Signal) -> Result<()> {
+        self.running.as_ref().context("no daemon runs")?.signal(s)
+    }
+
+    /// Did it end by itself?
+    pub fn has_died(&mut self) -> bool {
+        self.running.as_mut().is_some_and(Running::has_ended)
+    }
+
+    /// What it printed.
+    pub fn said(&self) -> String {
+        self.running.as_ref().map_or_else(String::new, |r| format!("{}{}", r.stdout(), r.stderr()))
+    }
+
+    /// One question over the admin socket.
+    pub fn ask(&self, request: &Request) -> Result<Response> {
+        let mut s = UnixStream::connect(self.dir.path().join(ADMIN_SOCK))?;
+        s.set_read_timeout(Some(Duration::from_secs(10)))?;
+        let mut line = serde_json::to_string(request)?;
+        line.push('\n');
+        s.write_all(line.as_bytes())?;
+        let mut answer = String::new();
+        BufReader::new(s).read_line(&mut answer)?;
+        let r = serde_json::from_str(&answer).with_context(|| format!("answer {answer:?}"))?;
+        if let Response::Error { message } = &r {
+            bail!("the daemon says: {message}");
+        }
+        Ok(r)
+    }
+
+    pub fn stats(&self) -> Result<Stats> {
+        match self.ask(&Request::Stats)? {
+            Response::Stats { stats } => Ok(*stats),
+            other => bail!("stats answered {other:?}"),
+        }
+    }
+
+    pub fn ss(&self) -> Result<Vec<Row>> {
+        match self.ask(&Request::Ss)? {
+            Response::Ss { rows } => Ok(rows),
+            other => bail!("ss answered {other:?}"),
+        }
+    }
+
+    pub fn log(&self) -> Result<Vec<String>> {
+        match self.ask(&Request::Log)? {
+            Response::Log { lines } => Ok(lines),
+            other => bail!("log answered {other:?}"),
+        }
+    }
+
+    pub fn down(&self, target: Target) -> Result<u64> {
+        self.told(Request::Down { target })
+    }
+
+    pub fn up(&self, target: Target) -> Result<u64> {
+        self.told(Request::Up { target })
+    }
+
+    fn told(&self, r: Request) -> Result<u64> {
+        match self.ask(&r)? {
+            Response::Told { ends } => Ok(ends),
+            other => bail!("{r:?} answered {other:?}"),
+        }
+    }
+
+    /// Connection ends that are promoted in both directions now.
+    pub fn promoted_now(&self) -> usize {
+        self.ss().map_or(0, |rows| rows.iter().filter(|r| r.mode == "SMCD" && r.up == "both").count())
+    }
+
+    /// Waits until at least so many ends are promoted in both directions.
+    pub fn await_promoted(&self, ends: usize) -> Result<()> {
+        until("ends are promoted", SOON, || self.promoted_now() >= ends).with_context(|| self.picture())
+    }
+
+    /// At least so many ends reached a lane, carried so many bytes on lanes altogether (sent and
+    /// received counted once), and none was reset by the shim.
+    pub fn assert_promoted(&self, ends: u64, lane_bytes: u64) -> Result<Stats> {
+        let s = self.stats()?;
+        if s.promoted < ends || s.lane_tx_bytes < lane_bytes || s.resets != 0 {
+            bail!(
+                "expected {ends} promoted ends (saw {}), {lane_bytes} bytes on lanes (saw {} sent, {} received), \
+                 no reset (saw {})\n{}",
+                s.promoted,
+                s.lane_tx_bytes,
+                s.lane_rx_bytes,
+                s.resets,
+                self.picture()
+            );
+        }
+        Ok(s)
+    }
+
+    /// For the messages of failed tests.
+    pub fn picture(&self) -> String {
+        let mut out = String::new();
+        for r in self.ss().unwrap_or_default() {
+            let more = format!("lane {}/{} tcp {}/{}", r.lane_tx_bytes, r.lane_rx_bytes, r.tcp_tx_bytes, r.tcp_rx_bytes);
+            out += &format!("{} {} {} -> {} {} up {} {}[{}] {more}\n", r.state, r.role, r.local, r.peer, r.mode, r.up, r.comm, r.pid);
+        }
+        out += &format!("{:?}\n", self.stats());
+        for l in self.log().unwrap_or_default().iter().rev().take(40).rev() {
+            out += &format!("log: {l}\n");
+        }
+        out + &self.said()
+    }
+}
