@@ -1,1 +1,86 @@
-fn main() {}
+//! The `underpass` command: starts programs under the shim, shows their connections, steers them.
+//!
+//! It is a client of the daemon and holds no state. It must never crash on what a daemon, a
+//! terminal or a closed pipe does to it, and `run` must leave nothing behind in the program that
+//! it becomes.
+
+#![forbid(unsafe_code)]
+
+mod addr;
+mod ask;
+mod check;
+mod cli;
+mod client;
+mod out;
+mod run;
+mod shimlib;
+mod ss;
+mod start;
+
+use clap::{CommandFactory, Parser};
+use cli::{Cli, Command};
+use out::{Failure, Outcome};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let Cli { dir, command } = Cli::parse();
+    let outcome = match command {
+        Command::Run(o) => run::run(dir, &o),
+        Command::Ss(o) => ss::run(dir, &o),
+        Command::Stats(o) => ask::stats(dir, &o),
+        Command::Reasons(o) => ask::reasons(&o),
+        Command::Down(o) => ask::steer(dir, &o, true),
+        Command::Up(o) => ask::steer(dir, &o, false),
+        Command::Log(o) => ask::log(dir, &o),
+        Command::Check(o) => check::run(dir, &o),
+        Command::Completions { shell } => completions(shell),
+        Command::Man { page, out } => man(page, out),
+        Command::StartDaemon {
+            program,
+            runtime_dir,
+        } => start::detach(&program, &runtime_dir).map(|()| ExitCode::SUCCESS),
+        Command::Probe { host, port } => check::probe::run(&host, port),
+    };
+    outcome.unwrap_or_else(|f| {
+        out::complain(&f.message);
+        ExitCode::from(f.code)
+    })
+}
+
+fn completions(shell: clap_complete::Shell) -> Outcome {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "underpass", &mut text);
+    out::print(&String::from_utf8_lossy(&text))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn man(page: Option<String>, dir: Option<std::path::PathBuf>) -> Outcome {
+    let mut root = Cli::command();
+    root.build();
+    if let Some(dir) = dir {
+        let fail = |e| Failure::new(format_args!("{}: {e}", dir.display()));
+        std::fs::create_dir_all(&dir).map_err(fail)?;
+        clap_mangen::generate_to(root, &dir).map_err(fail)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let command = match page {
+        None => root,
+        Some(name) => {
+            let sub = root
+                .get_subcommands()
+                .find(|c| !c.is_hide_set() && c.get_name() == name)
+                .cloned();
+            let full: &'static str = format!("underpass-{name}").leak(); // clap keeps names for ever
+            sub.ok_or_else(|| {
+                Failure::new(format_args!("there is no command `{name}`")).with_code(2)
+            })?
+            .name(full)
+        }
+    };
+    let mut text = Vec::new();
+    clap_mangen::Man::new(command)
+        .render(&mut text)
+        .map_err(Failure::new)?;
+    out::print(&String::from_utf8_lossy(&text))?;
+    Ok(ExitCode::SUCCESS)
+}

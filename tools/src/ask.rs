@@ -1,0 +1,173 @@
+//! `underpass stats`, `reasons`, `log`, `down` and `up`: one question, one answer.
+
+use crate::cli;
+use crate::client::{ask, unexpected};
+use crate::out::{self, bytes, clean, Failure, Outcome};
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use underpassd::admin::{Request, Response, Stats, Target};
+
+pub fn stats(dir: Option<PathBuf>, o: &cli::Json) -> Outcome {
+    match ask(dir, &Request::Stats)? {
+        Response::Stats { stats } if o.json => out::print_json(&stats)?,
+        Response::Stats { stats } => out::print(&stats_table(&stats))?,
+        other => return Err(unexpected(&other)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn stats_table(s: &Stats) -> String {
+    let proof = if s.proof {
+        "BPF (works across network namespaces)"
+    } else {
+        "addresses and byte positions"
+    };
+    let mut t = String::new();
+    let mut section = |title: &str, lines: &[(&str, String)]| {
+        t.push_str(title);
+        t.push('\n');
+        for (name, value) in lines {
+            t.push_str(&format!("  {name:<34} {value:>14}\n"));
+        }
+    };
+    section(
+        &format!(
+            "underpassd {}, pid {}, up {}, proof by {proof}",
+            clean(&s.version),
+            s.pid,
+            duration(s.uptime_s)
+        ),
+        &[],
+    );
+    section(
+        "Now",
+        &[
+            ("parties (processes with a daemon)", s.parties.to_string()),
+            ("links", s.links.to_string()),
+            ("lanes", s.lanes.to_string()),
+            ("shared memory", bytes(s.memory_bytes)),
+        ],
+    );
+    section(
+        "Connections, so far",
+        &[
+            ("registered", s.registered.to_string()),
+            ("paired", s.paired.to_string()),
+            ("declined", s.declined.to_string()),
+            ("promoted", s.promoted.to_string()),
+            ("reset by the shim", s.resets.to_string()),
+        ],
+    );
+    section(
+        "Directions, so far",
+        &[
+            ("switched up", s.ups.to_string()),
+            ("switched down", s.downs.to_string()),
+            ("bytes sent on rings", bytes(s.lane_tx_bytes)),
+            ("bytes received from rings", bytes(s.lane_rx_bytes)),
+            ("doorbells rung", s.rings.to_string()),
+            ("sleeps", s.sleeps.to_string()),
+        ],
+    );
+    t
+}
+
+/// Seconds as people say them.
+fn duration(s: u64) -> String {
+    match (s / 86_400, s / 3600 % 24, s / 60 % 60, s % 60) {
+        (0, 0, 0, s) => format!("{s} s"),
+        (0, 0, m, s) => format!("{m} min {s} s"),
+        (0, h, m, _) => format!("{h} h {m} min"),
+        (d, h, ..) => format!("{d} d {h} h"),
+    }
+}
+
+pub fn reasons(o: &cli::Json) -> Outcome {
+    let table = link::reason::TABLE
+        .iter()
+        .map(|i| crate::ss::Said::of(i.reason.code()));
+    if o.json {
+        out::print_json(&table.map(|s| s.json()).collect::<Value>())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut t = format!("{:<10} {:<16} Meaning, and what to do\n", "Code", "Name");
+    for s in table {
+        t.push_str(&format!("0x{:08x} {:<16} {}\n", s.code, s.name, s.text));
+        t.push_str(&format!("{:27} -> {}\n", "", s.advice));
+    }
+    out::print(&t)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn log(dir: Option<PathBuf>, o: &cli::Json) -> Outcome {
+    match ask(dir, &Request::Log)? {
+        Response::Log { lines } if o.json => out::print_json(&lines)?,
+        Response::Log { lines } => {
+            out::print(&lines.iter().map(|l| clean(l) + "\n").collect::<String>())?
+        }
+        other => return Err(unexpected(&other)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn target(o: &cli::Steer) -> Target {
+    match o {
+        cli::Steer { pid: Some(p), .. } => Target::Pid(*p),
+        cli::Steer { inode: Some(i), .. } => Target::Inode(*i),
+        cli::Steer {
+            local: Some(l),
+            peer: Some(p),
+            ..
+        } => Target::Pair {
+            local: l.clone(),
+            peer: p.clone(),
+        },
+        _ => Target::All,
+    }
+}
+
+/// `down`, or `up`.
+pub fn steer(dir: Option<PathBuf>, o: &cli::Steer, down: bool) -> Outcome {
+    let target = target(o);
+    let request = if down {
+        Request::Down { target }
+    } else {
+        Request::Up { target }
+    };
+    let ends = match ask(dir, &request)? {
+        Response::Told { ends } => ends,
+        other => return Err(unexpected(&other)),
+    };
+    if ends == 0 && !o.all {
+        return Err(Failure::new("no connection matches (see `underpass ss`)"));
+    }
+    let what = if down {
+        "told to go down to TCP"
+    } else {
+        "told that they may be promoted again"
+    };
+    out::print(&format!(
+        "{ends} connection end{} {what}\n",
+        if ends == 1 { "" } else { "s" }
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_well() {
+        for (s, want) in [
+            (0, "0 s"),
+            (59, "59 s"),
+            (61, "1 min 1 s"),
+            (3600, "1 h 0 min"),
+            (200_000, "2 d 7 h"),
+        ] {
+            assert_eq!(duration(s), want);
+        }
+    }
+}

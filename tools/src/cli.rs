@@ -1,0 +1,360 @@
+//! The command line: one table of flags from which parsing, help, completions and manual pages
+//! are made.
+
+use clap::{Args, Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+const ABOUT: &str =
+    "Carries TCP connections of unmodified programs underneath TCP, and shows and steers them";
+
+const LONG_ABOUT: &str = "\
+Carries the bytes of ordinary TCP connections underneath TCP: through shared memory when both ends \
+are on one node, and through the TCP connection itself whenever that is not possible. Programs are \
+not changed: `underpass run` starts them with the shim libunderpass.so preloaded, and the daemon \
+underpassd brings the two ends of a connection together. Every connection starts as plain TCP, is \
+promoted when both ends run under Underpass, and can go back to TCP at any moment without losing a \
+byte. A connection that stays on TCP has a reason on each end; `underpass ss -e` says it in words.";
+
+const EXAMPLES: &str = "\
+Examples:
+  underpass run redis-server --port 7000      start a server under the shim
+  underpass run redis-cli -p 7000 ping        and a client
+  underpass ss                                which connections are accelerated?
+  underpass ss -e                             and if not, why, and what to do about it
+  underpass check 127.0.0.1 7000              what would a connection to there get?
+  underpass down --all                        everything back to TCP, live; `up --all` undoes it
+
+Environment:
+  UNDERPASS_DIR   runtime directory: which daemon to use (default: /run/underpass if a daemon
+                  answers there, else $XDG_RUNTIME_DIR/underpass or /tmp/underpass-UID)
+  UNDERPASS_LIB   path of libunderpass.so for `run` and `check`
+  UNDERPASS       for programs under the shim: `off` switches it off, `eager` promotes at once
+
+Exit status: 0 success, 1 failure, 2 wrong usage. `run` and `check` have their own, see their help.";
+
+#[derive(Debug, Parser)]
+#[command(name = "underpass", version, about = ABOUT, long_about = LONG_ABOUT, after_help = EXAMPLES,
+          max_term_width = 100, disable_help_subcommand = false)]
+pub struct Cli {
+    /// Runtime directory of the daemon to use
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        long_help = "Runtime directory of the daemon to use. Without it: $UNDERPASS_DIR, else \
+                       /run/underpass if a daemon answers there, else $XDG_RUNTIME_DIR/underpass or \
+                       /tmp/underpass-UID."
+    )]
+    pub dir: Option<PathBuf>,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    #[command(about = "Start a program under the shim", long_about = RUN_LONG, after_help = RUN_AFTER)]
+    Run(Run),
+    #[command(version, disable_version_flag = true, about = "Show connections and listening sockets, as smcss does", long_about = SS_LONG, after_long_help = SS_AFTER)]
+    Ss(Ss),
+    /// Show the counters of the daemon and of all programs under the shim
+    #[command(after_help = "Byte counters of programs that have ended are included.")]
+    Stats(Json),
+    /// List every reason code with its meaning and what to do about it
+    Reasons(Json),
+    /// Send connections down to TCP, live, and keep them there
+    #[command(after_help = STEER_EXAMPLES)]
+    Down(Steer),
+    /// Let connections be promoted again that `down` sent to TCP
+    #[command(after_help = STEER_EXAMPLES)]
+    Up(Steer),
+    /// Show the events that programs under the shim reported, newest last
+    Log(Json),
+    #[command(about = "Test live which mode a connection from here to HOST:PORT gets", long_about = CHECK_LONG, after_help = CHECK_AFTER)]
+    Check(Check),
+    /// Print a completion script for a shell
+    #[command(
+        after_help = "Example: underpass completions bash > /usr/share/bash-completion/completions/underpass"
+    )]
+    Completions { shell: clap_complete::Shell },
+    /// Print a manual page, or write all of them
+    #[command(
+        after_help = "Example: underpass man | man -l -\n         underpass man ss | man -l -"
+    )]
+    Man {
+        /// Subcommand whose page is wanted
+        #[arg(value_name = "COMMAND")]
+        page: Option<String>,
+        /// Write every page into this directory instead
+        #[arg(long, value_name = "DIRECTORY", conflicts_with = "page")]
+        out: Option<PathBuf>,
+    },
+    /// Half of `run`: leaves the session, starts the daemon, prints its pid, ends
+    #[command(name = "__daemon", hide = true)]
+    StartDaemon {
+        program: PathBuf,
+        runtime_dir: PathBuf,
+    },
+    /// Half of `check`: opens the connection, under the shim
+    #[command(name = "__probe", hide = true)]
+    Probe { host: String, port: u16 },
+}
+
+const RUN_LONG: &str = "\
+Start PROGRAM with libunderpass.so preloaded. The program keeps its process id, descriptors and exit \
+status; only LD_PRELOAD (an existing value is kept, behind the shim), UNDERPASS_DIR and, with \
+--eager, UNDERPASS are set, and children inherit them.
+
+The system's daemon is used if it answers. Otherwise a daemon for this user is used, and started if \
+none is running; it ends by itself some time after the last program under it has ended. Its messages \
+are in underpassd.log in the runtime directory.
+
+The library is looked for in $UNDERPASS_LIB, beside this command, in ../lib and ../lib/underpass from \
+there, and in /usr/lib/underpass.";
+
+const RUN_AFTER: &str = "\
+Examples:
+  underpass run nginx -g 'daemon off;'
+  underpass run --eager -- curl http://localhost:8080/
+  underpass run bash                          everything that is started from this shell
+
+Exit status: the program's; 127 if it was not found, 126 if it cannot be executed, 125 if Underpass
+itself failed (no library, or the daemon did not start), 2 for wrong usage.";
+
+#[derive(Debug, Args)]
+pub struct Run {
+    /// Promote connections at their first call instead of after some use (for tests)
+    #[arg(long)]
+    pub eager: bool,
+    /// Program to start, and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    pub command: Vec<OsString>,
+}
+
+const SS_LONG: &str = "\
+Show the TCP sockets of all programs under the shim, with the columns, options and modes of smcss \
+from smc-tools. Without options: all connected sockets. In a network namespace, its sockets only; \
+root in the daemon's namespace sees all.
+
+Columns:
+  State          INIT (neither connected nor listening), LISTEN, ACTIVE, or a closing state
+  UID, Inode     owner and inode of the socket, as in `ss -e`
+  Local Address, Peer Address
+                 `..` stands for what was cut off; -W shows it
+  Intf           interface index; 0000 for connections within this node
+  Mode           SMCD  through shared memory
+                 SMCR  through RDMA
+                 TCP 0xLOCAL/0xPEER
+                       through TCP, with the reason of this end and of the other; a reason that is 0
+                       or not known may be missing. `-e` explains them, `underpass reasons` lists them";
+
+const SS_AFTER: &str = "\
+Columns that -d adds, for SMCD and SMCR connections (`-`: not known):
+  Shutd          <-> open, R-> cannot receive, <-W cannot send, R-W neither
+  Token          names the connection on its link
+  Sndbuf, Rcvbuf size of the outgoing and of the incoming ring, hexadecimal
+  Peerbuf        size of the ring that the peer receives from: the outgoing one
+  rxprod-Cursor, rxcons-Cursor
+                 EPOCH:BYTES put into the incoming ring by the peer, and taken out here
+  rxFlags        01: this direction is on the ring now
+  txprod-Cursor, txcons-Cursor, txFlags
+                 the same for the outgoing ring
+  txprep-Cursor, txsent-Cursor, txfin-Cursor
+                 as txprod, txprod and txcons: shared memory has no stage between them
+Columns that -D adds:
+  GID, Peer-GID  the process at each end: network namespace and process id, 8 digits each
+  Token, Peer-Token
+                 lane and epoch of each direction; one end's Token is the other's Peer-Token
+  Linkid         the link (memory and doorbells that two processes share)
+Columns that -R adds:
+  Role, IB-device, Port, Linkid, GID, Peer-GID
+-j prints an array of objects with the keys state, uid, inode, local, peer, intf, mode; -d, -D and -R
+add their columns under the lower-case names shown above; -e adds reason and peer_reason (null, or
+an object with code, name, text and advice) and what it tells about the process and its bytes.
+
+Examples:
+  underpass ss -e                    everything about every connection, in words
+  underpass ss -a -W                 listening sockets too, addresses whole
+  underpass ss -j | jq '.[] | select(.mode != \"SMCD\")'
+  watch underpass ss";
+
+#[derive(Clone, Debug, Default, Args)]
+pub struct Ss {
+    /// Show all sockets: listening, connecting, connected and closing
+    #[arg(short, long)]
+    pub all: bool,
+    /// Show listening sockets only
+    #[arg(short, long, conflicts_with_all = ["all", "debug", "smcd", "smcr"])]
+    pub listening: bool,
+    /// Show debug information, such as shutdown state and cursors
+    #[arg(short, long)]
+    pub debug: bool,
+    /// Show detailed SMC-D information (shared memory); only such connections
+    #[arg(short = 'D', long, conflicts_with = "smcr")]
+    pub smcd: bool,
+    /// Show detailed SMC-R information (RDMA); only such connections
+    #[arg(short = 'R', long)]
+    pub smcr: bool,
+    /// Do not cut off addresses
+    #[arg(short = 'W', long)]
+    pub wide: bool,
+    /// Explain each connection in words: process, bytes, reasons and what to do about them
+    #[arg(short, long)]
+    pub explain: bool,
+    /// Print JSON
+    #[arg(short, long)]
+    pub json: bool,
+    /// Print the version
+    #[arg(short = 'v', visible_short_alias = 'V', long, action = clap::ArgAction::Version)]
+    version: Option<bool>,
+}
+
+#[derive(Debug, Args)]
+pub struct Json {
+    /// Print JSON
+    #[arg(short, long)]
+    pub json: bool,
+}
+
+const STEER_EXAMPLES: &str = "\
+Examples:
+  underpass down --pid 4711                          every connection of a process
+  underpass down --inode 81234                       the socket with this inode (see `underpass ss`)
+  underpass down 127.0.0.1:6379 127.0.0.1:40112      one connection, by its two addresses
+  underpass up --all
+
+Nothing is lost: bytes under way arrive in order, on whichever path. Exit status: 0 if any
+connection was told, 1 if none matched.";
+
+#[derive(Debug, Args)]
+pub struct Steer {
+    /// Every connection the caller may steer
+    #[arg(long, conflicts_with_all = ["pid", "inode", "local"])]
+    pub all: bool,
+    /// Every connection of this process
+    #[arg(long, value_name = "PID", conflicts_with_all = ["inode", "local"])]
+    pub pid: Option<u32>,
+    /// The connection with this socket inode
+    #[arg(long, value_name = "INODE", conflicts_with = "local")]
+    pub inode: Option<u64>,
+    /// One end's address, IP:PORT
+    #[arg(requires = "peer", value_parser = crate::addr::argument,
+          required_unless_present_any = ["all", "pid", "inode"])]
+    pub local: Option<String>,
+    /// The other end's address, IP:PORT
+    #[arg(value_parser = crate::addr::argument)]
+    pub peer: Option<String>,
+}
+
+const CHECK_LONG: &str = "\
+Open a real TCP connection to HOST:PORT under the shim, ask for its promotion at once, and say which \
+mode it gets, or would get with some use, with the reasons of both ends in words. No byte is sent \
+to the service; what it sends by itself is read and thrown away. The connection is closed afterwards.";
+
+const CHECK_AFTER: &str = "\
+Examples:
+  underpass check 127.0.0.1 6379
+  underpass check -j redis.example 6379 | jq -r .mode
+
+Exit status: 0 if the connection is promoted or could be, 1 if it stays on TCP, 2 if the test failed
+(connection refused, unknown host, no library).";
+
+#[derive(Debug, Args)]
+pub struct Check {
+    pub host: String,
+    pub port: u16,
+    /// Seconds to wait for the promotion
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(0..=600))]
+    pub wait: u64,
+    /// Print JSON
+    #[arg(short, long)]
+    pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn ok(args: &str) -> Cli {
+        Cli::try_parse_from(args.split_whitespace()).unwrap_or_else(|e| panic!("{args}: {e}"))
+    }
+
+    fn wrong(args: &str) {
+        let e = Cli::try_parse_from(args.split_whitespace()).expect_err(args);
+        assert!(e.use_stderr() && e.exit_code() == 2, "{args}: {e}");
+    }
+
+    #[test]
+    fn the_table_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn run_leaves_the_programs_options_alone() {
+        for line in [
+            "underpass run --eager --dir /d prog --eager -x --dir /e -- y",
+            "underpass run --dir /d --eager -- prog --eager -x --dir /e -- y",
+            "underpass --dir /d run --eager prog --eager -x --dir /e -- y",
+        ] {
+            let c = ok(line);
+            assert_eq!(c.dir.as_deref(), Some("/d".as_ref()), "{line}");
+            let Command::Run(r) = c.command else {
+                panic!("{line}")
+            };
+            assert!(r.eager);
+            assert_eq!(
+                r.command,
+                ["prog", "--eager", "-x", "--dir", "/e", "--", "y"],
+                "{line}"
+            );
+        }
+        wrong("underpass run");
+        wrong("underpass run --eager");
+        wrong("underpass run --unknown prog");
+    }
+
+    #[test]
+    fn ss_options_combine_as_in_smcss() {
+        for good in [
+            "", "-a", "-l", "-d", "-ad", "-D", "-adDW", "-R", "-adRW", "-lW", "-ej", "-aDje",
+            "-lje",
+        ] {
+            ok(&format!("underpass ss {good}"));
+        }
+        for bad in ["-la", "-ld", "-lD", "-lR", "-DR", "-x", "extra"] {
+            wrong(&format!("underpass ss {bad}"));
+        }
+        let Command::Ss(s) = ok("underpass ss -a --debug -D --wide --explain --json").command
+        else {
+            panic!()
+        };
+        assert!(
+            s.all && s.debug && s.smcd && s.wide && s.explain && s.json && !s.listening && !s.smcr
+        );
+    }
+
+    #[test]
+    fn down_needs_exactly_one_target() {
+        for good in [
+            "--all",
+            "--pid 1",
+            "--inode 5",
+            "127.0.0.1:1 127.0.0.1:2",
+            "::1:1 [::1]:2",
+        ] {
+            ok(&format!("underpass down {good}"));
+            ok(&format!("underpass up {good}"));
+        }
+        for bad in [
+            "",
+            "--pid x",
+            "--pid 1 --all",
+            "127.0.0.1:1",
+            "1.2.3.4:1 5.6.7.8",
+            "--all 1.2.3.4:1 1.2.3.4:2",
+        ] {
+            wrong(&format!("underpass down {bad}"));
+        }
+    }
+}

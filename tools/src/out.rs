@@ -1,0 +1,131 @@
+//! Standard output and failures.
+//!
+//! The tool is made for pipes: a reader that went away (`underpass ss | head`) is no error, every
+//! other failed write is one. Text that came from other processes (program names, log lines) is
+//! printed without control characters, so that nobody can steer the reader's terminal.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// What went wrong, in words for a person, and the exit status that says so to a script.
+#[derive(Debug)]
+pub struct Failure {
+    pub code: u8,
+    pub message: String,
+}
+
+impl Failure {
+    /// An ordinary failure: status 1.
+    pub fn new(message: impl fmt::Display) -> Self {
+        Failure {
+            code: 1,
+            message: message.to_string(),
+        }
+    }
+
+    pub fn with_code(self, code: u8) -> Self {
+        Failure { code, ..self }
+    }
+}
+
+/// How every subcommand ends.
+pub type Outcome = Result<ExitCode, Failure>;
+
+/// Writes `text` to standard output.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Failure::new(format_args!(
+            "cannot write to standard output: {e}"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Prints a value as indented JSON.
+pub fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Failure> {
+    let mut s = serde_json::to_string_pretty(value).map_err(Failure::new)?;
+    s.push('\n');
+    print(&s)
+}
+
+/// Writes a line to standard error; a closed standard error is nobody's business.
+pub fn complain(message: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "underpass: {message}");
+}
+
+/// `s` with control characters made visible.
+pub fn clean(s: &str) -> String {
+    s.chars()
+        .flat_map(|c| {
+            if c.is_control() {
+                Shown::Escaped(c.escape_default())
+            } else {
+                Shown::Plain(Some(c))
+            }
+        })
+        .collect()
+}
+
+enum Shown {
+    Escaped(std::char::EscapeDefault),
+    Plain(Option<char>),
+}
+
+impl Iterator for Shown {
+    type Item = char;
+    fn next(&mut self) -> Option<char> {
+        match self {
+            Shown::Escaped(e) => e.next(),
+            Shown::Plain(c) => c.take(),
+        }
+    }
+}
+
+/// A number of bytes for people: three digits and a unit.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if n < 1024 {
+        return format!("{n} B");
+    }
+    let mut v = n as f64 / 1024.0;
+    let mut unit = 0;
+    while v >= 999.5 && unit + 1 < UNITS.len() {
+        v /= 1024.0;
+        unit += 1;
+    }
+    let digits = if v < 9.995 {
+        2
+    } else if v < 99.95 {
+        1
+    } else {
+        0
+    };
+    format!("{v:.digits$} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_shown_not_sent() {
+        assert_eq!(clean("a\x1b[2Jb\nü"), "a\\u{1b}[2Jb\\nü");
+    }
+
+    #[test]
+    fn sizes_have_three_digits() {
+        for (n, s) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.00 KiB"),
+            (10 * 1024, "10.0 KiB"),
+            (1_048_575, "1.00 MiB"),
+            (5 << 30, "5.00 GiB"),
+            (u64::MAX, "16.0 EiB"),
+        ] {
+            assert_eq!(bytes(n), s);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! `underpass run`: becomes the program, with the shim preloaded and a daemon at hand.
+//!
+//! It must leave the program alone: same pid, same descriptors, same exit status, no process of
+//! ours as its child.
+
+use crate::cli;
+use crate::out::{Failure, Outcome};
+use crate::{shimlib, start};
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use underpassd::admin::DIR_ENV;
+
+/// Exit status for a failure of our own, as `env` and `nohup` have it.
+const OURS: u8 = 125;
+const NOT_EXECUTABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+/// Sets what makes a program run under the shim.
+pub fn prepare(command: &mut Command, lib: &Path, runtime_dir: &Path, eager: bool) {
+    command.env(
+        "LD_PRELOAD",
+        shimlib::preload(lib, std::env::var_os("LD_PRELOAD").as_deref()),
+    );
+    command.env(DIR_ENV, runtime_dir);
+    if eager {
+        command.env("UNDERPASS", "eager");
+    }
+}
+
+pub fn run(dir: Option<PathBuf>, o: &cli::Run) -> Outcome {
+    let ours = |f: Failure| f.with_code(OURS);
+    let (program, args) = o
+        .command
+        .split_first()
+        .ok_or_else(|| Failure::new("no program").with_code(OURS))?;
+    let lib = shimlib::find().map_err(ours)?;
+    let runtime_dir = start::ensure(dir).map_err(ours)?;
+    let mut command = Command::new(program);
+    command.args(args);
+    prepare(&mut command, &lib, &runtime_dir, o.eager);
+    let e = command.exec(); // returns only when it failed
+    let code = if e.kind() == ErrorKind::NotFound {
+        NOT_FOUND
+    } else {
+        NOT_EXECUTABLE
+    };
+    Err(Failure {
+        code,
+        message: format!("cannot run `{}`: {e}", program.to_string_lossy()),
+    })
+}

@@ -1,0 +1,138 @@
+//! Finding libunderpass.so.
+
+use crate::out::Failure;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+const NAME: &str = "libunderpass.so";
+/// Names the library itself.
+const LIB_ENV: &str = "UNDERPASS_LIB";
+/// Where packages put it.
+const SYSTEM: &str = "/usr/lib/underpass";
+
+/// The library to preload.
+pub fn find() -> Result<PathBuf, Failure> {
+    let named = std::env::var_os(LIB_ENV)
+        .filter(|v| !v.is_empty())
+        .map(PathBuf::from);
+    let exe = std::env::current_exe().ok();
+    let lib = search(named, exe.as_deref())?;
+    if lib
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .any(|b| b" :\t\n".contains(b))
+    {
+        // The dynamic linker splits LD_PRELOAD there and has no way to quote.
+        return Err(Failure::new(format_args!(
+            "{}: a path with a space or a colon cannot be preloaded; move it, or name a link to it in {LIB_ENV}",
+            lib.display()
+        )));
+    }
+    Ok(lib)
+}
+
+fn search(named: Option<PathBuf>, exe: Option<&Path>) -> Result<PathBuf, Failure> {
+    if let Some(p) = named {
+        // Programs change directory: only an absolute path means the same to all of them.
+        return match std::path::absolute(&p) {
+            Ok(abs) if abs.is_file() => Ok(abs),
+            _ => Err(Failure::new(format_args!(
+                "{LIB_ENV} names {}, which is not a file",
+                p.display()
+            ))),
+        };
+    }
+    let candidates = candidates(exe.and_then(Path::parent));
+    match candidates.iter().find(|p| p.is_file()) {
+        Some(p) => Ok(p.clone()),
+        None => {
+            let list: Vec<_> = candidates
+                .iter()
+                .map(|p| format!("  {}", p.display()))
+                .collect();
+            Err(Failure::new(format_args!(
+                "{NAME} is in none of these places (build it with `make`, or name it in {LIB_ENV}):\n{}",
+                list.join("\n")
+            )))
+        }
+    }
+}
+
+fn candidates(dir: Option<&Path>) -> Vec<PathBuf> {
+    let mut v = Vec::new();
+    if let Some(d) = dir {
+        v.push(d.join(NAME)); // a package in one directory, or cargo's target directory
+        v.push(d.join("deps").join(NAME)); // cargo build, before it is copied up
+        if let Some(up) = d.parent() {
+            v.push(up.join("lib").join(NAME));
+            v.push(up.join("lib/underpass").join(NAME));
+            if d.ends_with("deps") || d.ends_with("examples") {
+                v.push(up.join(NAME));
+            }
+        }
+    }
+    v.push(Path::new(SYSTEM).join(NAME));
+    v
+}
+
+/// A value for LD_PRELOAD that puts `lib` before what was there, once.
+pub fn preload(lib: &Path, old: Option<&OsStr>) -> OsString {
+    let mut new = lib.as_os_str().to_owned();
+    let old = old.map(OsStrExt::as_bytes).unwrap_or_default();
+    for entry in old.split(|b| b" :\t".contains(b)) {
+        if !entry.is_empty() && entry != lib.as_os_str().as_bytes() {
+            new.push(":");
+            new.push(OsStr::from_bytes(entry));
+        }
+    }
+    new
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn an_existing_preload_stays_behind_the_shim() {
+        let lib = Path::new("/l/libunderpass.so");
+        let p = |old: &str| preload(lib, Some(OsStr::new(old))).into_string().unwrap();
+        assert_eq!(preload(lib, None), "/l/libunderpass.so");
+        assert_eq!(p(""), "/l/libunderpass.so");
+        assert_eq!(p("/a.so:/b.so"), "/l/libunderpass.so:/a.so:/b.so");
+        assert_eq!(p(" /a.so  /b.so"), "/l/libunderpass.so:/a.so:/b.so");
+        assert_eq!(
+            p("/a.so:/l/libunderpass.so"),
+            "/l/libunderpass.so:/a.so",
+            "nested runs load it once"
+        );
+    }
+
+    #[test]
+    fn the_nearest_library_is_taken() {
+        let t = tempfile::tempdir().unwrap();
+        let exe = t.path().join("bin/underpass");
+        for d in ["bin/deps", "lib/underpass"] {
+            fs::create_dir_all(t.path().join(d)).unwrap();
+        }
+        let mut expected = Vec::new();
+        for place in ["lib/underpass", "lib", "bin/deps", "bin"] {
+            let p = t.path().join(place).join(NAME);
+            fs::write(&p, "").unwrap();
+            expected.push(p.clone());
+            assert_eq!(search(None, Some(&exe)).unwrap(), p);
+        }
+        let named = expected[0].clone();
+        assert_eq!(search(Some(named.clone()), Some(&exe)).unwrap(), named);
+        assert!(
+            search(Some(t.path().join("none")), Some(&exe)).is_err(),
+            "a wrong name is an error, not ignored"
+        );
+        assert_eq!(
+            search(None, Some(&t.path().join("bin/deps/test-123"))).unwrap(),
+            t.path().join("bin/deps").join(NAME)
+        );
+    }
+}

@@ -1,0 +1,141 @@
+//! `underpass ss`: the daemon's rows in the form of `smcss`.
+//!
+//! The columns, their widths and what the options select are those of smc-tools, so that scripts
+//! written for it work. What `smcss` reads from the kernel's SMC sockets has its counterpart in a
+//! lane; where there is none, the column shows dashes, never an invented value.
+
+mod column;
+mod explain;
+
+use crate::addr::smcss;
+use crate::cli;
+use crate::client;
+use crate::out::{self, Outcome};
+use column::{Ctx, DEBUG, SMCD, SMCR};
+use serde_json::{json, Map, Value};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use underpassd::admin::{Request, Response, Row};
+
+pub use explain::{end, Said};
+
+/// Width of an address column.
+const ADDRESS: usize = 23;
+
+pub fn run(dir: Option<PathBuf>, o: &cli::Ss) -> Outcome {
+    match client::ask(dir, &Request::Ss)? {
+        Response::Ss { rows } if o.json => out::print_json(&json(&rows, o))?,
+        Response::Ss { rows } => out::print(&table(&rows, o))?,
+        other => return Err(client::unexpected(&other)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Does this connection run through memory or RDMA?
+pub fn promoted(r: &Row) -> bool {
+    matches!(r.mode.as_str(), "SMCD" | "SMCR")
+}
+
+fn wanted(r: &Row, o: &cli::Ss) -> bool {
+    let state = match r.state.as_str() {
+        "LISTEN" => o.listening || o.all,
+        "INIT" => o.all,
+        _ => !o.listening,
+    };
+    state && (!o.smcd || r.mode == "SMCD") && (!o.smcr || r.mode == "SMCR")
+}
+
+/// The blocks of columns that the options add.
+fn blocks(o: &cli::Ss) -> impl Iterator<Item = &'static [column::Column]> {
+    [(o.debug, DEBUG), (o.smcr, SMCR), (o.smcd, SMCD)]
+        .into_iter()
+        .filter_map(|(on, b)| on.then_some(b))
+}
+
+fn intf(r: &Row) -> String {
+    match r.intf.parse::<u32>() {
+        Ok(n) if r.intf.len() < 4 => format!("{n:04x}"),
+        _ => out::clean(&r.intf),
+    }
+}
+
+fn table(rows: &[Row], o: &cli::Ss) -> String {
+    let ctx = Ctx::new(rows);
+    let mut text = String::new();
+    let mut head = String::from(
+        "State          UID   Inode   Local Address           Peer Address            Intf Mode ",
+    );
+    for c in blocks(o).flatten() {
+        head.push_str(&format!("{:<w$} ", c.head, w = c.width));
+    }
+    text.push_str(head.trim_end());
+    text.push('\n');
+    for r in rows.iter().filter(|r| wanted(r, o)) {
+        text.push_str(line(r, &ctx, o).trim_end());
+        text.push('\n');
+        if o.explain {
+            explain::lines(r, &mut text);
+        }
+    }
+    text
+}
+
+fn line(r: &Row, ctx: &Ctx<'_>, o: &cli::Ss) -> String {
+    let mut s = format!("{:<14} {:05} {:07} ", out::clean(&r.state), r.uid, r.inode);
+    if r.state == "INIT" {
+        return s;
+    }
+    s.push_str(&format!(
+        "{:<ADDRESS$} ",
+        smcss(&out::clean(&r.local), ADDRESS, o.wide)
+    ));
+    if r.state == "LISTEN" {
+        return s;
+    }
+    s.push_str(&format!(
+        "{:<ADDRESS$} ",
+        smcss(&out::clean(&r.peer), ADDRESS, o.wide)
+    ));
+    s.push_str(&format!("{} ", intf(r)));
+    if r.state == "CLOSED" {
+        return s;
+    }
+    s.push_str(&format!("{:<4} ", out::clean(&r.mode)));
+    if promoted(r) {
+        for c in blocks(o).flatten() {
+            let v = (c.value)(r, ctx).unwrap_or_else(|| "-".into());
+            s.push_str(&format!("{v:<w$} ", w = c.width));
+        }
+    }
+    s
+}
+
+fn json(rows: &[Row], o: &cli::Ss) -> Value {
+    let ctx = Ctx::new(rows);
+    let object = |r: &Row| {
+        let mut m = Map::new();
+        m.insert("state".into(), json!(r.state));
+        m.insert("uid".into(), json!(r.uid));
+        m.insert("inode".into(), json!(r.inode));
+        m.insert("local".into(), json!(r.local));
+        m.insert("peer".into(), json!(r.peer));
+        m.insert("intf".into(), json!(intf(r)));
+        m.insert("mode".into(), json!(r.mode));
+        for c in blocks(o).flatten() {
+            let v = if promoted(r) {
+                (c.value)(r, &ctx)
+            } else {
+                None
+            };
+            m.insert(
+                c.head.to_lowercase(),
+                v.map_or(Value::Null, |v| json!(v.trim())),
+            );
+        }
+        if o.explain {
+            explain::members(r, &mut m);
+        }
+        Value::Object(m)
+    };
+    rows.iter().filter(|r| wanted(r, o)).map(object).collect()
+}

@@ -1,0 +1,123 @@
+//! The columns that `-d`, `-D` and `-R` add: those of `smcss`, filled from what a lane has.
+
+use std::collections::HashMap;
+use underpassd::admin::Row;
+
+/// What a column needs beside its own row: the row of the other end, where the caller sees it.
+pub struct Ctx<'a> {
+    by_lane: HashMap<(u64, u32), Vec<&'a Row>>,
+}
+
+impl<'a> Ctx<'a> {
+    pub fn new(rows: &'a [Row]) -> Self {
+        let mut by_lane: HashMap<_, Vec<_>> = HashMap::new();
+        for r in rows.iter().filter(|r| super::promoted(r) && r.link != 0) {
+            by_lane.entry((r.link, r.lane)).or_default().push(r);
+        }
+        Ctx { by_lane }
+    }
+
+    /// The other end of `r`'s lane.
+    fn peer(&self, r: &Row) -> Option<&'a Row> {
+        self.by_lane
+            .get(&(r.link, r.lane))?
+            .iter()
+            .copied()
+            .find(|p| !std::ptr::eq(*p, r))
+    }
+}
+
+pub struct Column {
+    pub head: &'static str,
+    pub width: usize,
+    /// `None`: not known.
+    pub value: fn(&Row, &Ctx<'_>) -> Option<String>,
+}
+
+const fn column(
+    head: &'static str,
+    width: usize,
+    value: fn(&Row, &Ctx<'_>) -> Option<String>,
+) -> Column {
+    Column { head, width, value }
+}
+
+/// A cursor: the epoch stands where SMC has its count of wraps.
+fn cursor(epoch: u32, bytes: u64) -> Option<String> {
+    Some(format!(
+        "{:04x}:{:08x}",
+        epoch & 0xffff,
+        bytes & 0xffff_ffff
+    ))
+}
+
+fn tx_made(r: &Row, _: &Ctx<'_>) -> Option<String> {
+    cursor(r.tx_epoch, r.lane_tx_bytes)
+}
+
+fn tx_taken(r: &Row, c: &Ctx<'_>) -> Option<String> {
+    cursor(r.tx_epoch, c.peer(r)?.lane_rx_bytes)
+}
+
+fn flags(r: &Row, direction: &str) -> Option<String> {
+    Some(
+        if r.up == "both" || r.up == direction {
+            "01:00"
+        } else {
+            "00:00"
+        }
+        .into(),
+    )
+}
+
+/// Names one direction of a lane: the receiving end's token.
+fn token(r: &Row, epoch: u32) -> Option<String> {
+    Some(format!("{:08x}{epoch:08x}", r.lane))
+}
+
+/// Names the process at an end.
+fn gid(r: &Row) -> String {
+    format!("{:08x}{:08x}", r.netns & 0xffff_ffff, r.pid)
+}
+
+pub const DEBUG: &[Column] = &[
+    column("Shutd", 5, |_, _| None),
+    column("Token", 8, |r, _| Some(format!("{:08x}", r.lane))),
+    column("Sndbuf", 8, |_, _| None),
+    column("Rcvbuf", 8, |_, _| None),
+    column("Peerbuf", 8, |_, _| None),
+    column("rxprod-Cursor", 13, |r, c| {
+        cursor(r.rx_epoch, c.peer(r)?.lane_tx_bytes)
+    }),
+    column("rxcons-Cursor", 13, |r, _| {
+        cursor(r.rx_epoch, r.lane_rx_bytes)
+    }),
+    column("rxFlags", 7, |r, _| flags(r, "rx")),
+    column("txprod-Cursor", 13, tx_made),
+    column("txcons-Cursor", 13, tx_taken),
+    column("txFlags", 7, |r, _| flags(r, "tx")),
+    column("txprep-Cursor", 13, tx_made),
+    column("txsent-Cursor", 13, tx_made),
+    column("txfin-Cursor", 13, tx_taken),
+];
+
+pub const SMCR: &[Column] = &[
+    column("Role", 4, |r, _| match r.role.as_str() {
+        "server" => Some("SERV".into()),
+        "client" => Some("CLNT".into()),
+        _ => None,
+    }),
+    column("IB-device", 15, |_, _| None),
+    column("Port", 4, |_, _| None),
+    column("Linkid", 6, |r, _| Some(format!("{:02x}", r.link))),
+    column("GID", 40, |_, _| None),
+    column("Peer-GID", 8, |_, _| None),
+];
+
+pub const SMCD: &[Column] = &[
+    column("GID", 16, |r, _| Some(gid(r))),
+    column("Token", 16, |r, _| token(r, r.rx_epoch)),
+    column("Peer-GID", 16, |r, c| c.peer(r).map(gid)),
+    column("Peer-Token", 16, |r, _| token(r, r.tx_epoch)),
+    column("Linkid", 8, |r, _| Some(format!("{:08x}", r.link))),
+];

@@ -1,0 +1,131 @@
+//! `ss -e`: a row in words. The reasons come from the contract's table, so that the tool says
+//! about a code exactly what shim and daemon mean by it.
+
+use crate::out::{bytes, clean};
+use link::reason::Reason;
+use serde_json::{json, Map, Value};
+use underpassd::admin::Row;
+
+/// A reason code in words.
+pub struct Said {
+    pub code: u32,
+    pub name: &'static str,
+    pub text: &'static str,
+    pub advice: &'static str,
+}
+
+impl Said {
+    /// What `code` means; also for codes that this build does not know.
+    pub fn of(code: u32) -> Self {
+        match Reason::from_code(code) {
+            Some(r) => {
+                let i = r.info();
+                Said {
+                    code,
+                    name: i.name,
+                    text: i.text,
+                    advice: i.advice,
+                }
+            }
+            None => Said {
+                code,
+                name: "unknown",
+                text: "a reason that this version does not know",
+                advice: "upgrade this tool, or look at the version of the other end",
+            },
+        }
+    }
+
+    pub fn json(&self) -> Value {
+        json!({ "code": format!("0x{:08x}", self.code), "name": self.name, "text": self.text, "advice": self.advice })
+    }
+}
+
+/// One end's reason as two lines of text.
+pub fn end(label: &str, code: u32, text: &mut String) {
+    let s = Said::of(code);
+    text.push_str(&format!(
+        "    {label:<5} 0x{:08x} {}: {}\n",
+        s.code, s.name, s.text
+    ));
+    if code != 0 {
+        text.push_str(&format!("          what to do: {}\n", s.advice));
+    }
+}
+
+fn process(r: &Row) -> String {
+    match (r.pid, r.comm.is_empty()) {
+        (0, _) => "process not known".into(),
+        (pid, true) => format!("pid {pid}"),
+        (pid, false) => format!("{} (pid {pid})", clean(&r.comm)),
+    }
+}
+
+/// The indented lines under a row.
+pub fn lines(r: &Row, text: &mut String) {
+    text.push_str("    ");
+    text.push_str(&process(r));
+    if matches!(r.role.as_str(), "client" | "server") {
+        text.push_str(&format!(", {}", r.role));
+    }
+    if matches!(r.state.as_str(), "INIT" | "LISTEN") {
+        text.push('\n');
+        return;
+    }
+    match r.up.as_str() {
+        "both" => text.push_str("; both directions on the ring"),
+        "tx" => text.push_str("; sending on the ring, receiving on TCP"),
+        "rx" => text.push_str("; receiving on the ring, sending on TCP"),
+        _ => {}
+    }
+    text.push_str(&format!(
+        "; ring {} out, {} in; TCP {} out, {} in\n",
+        bytes(r.lane_tx_bytes),
+        bytes(r.lane_rx_bytes),
+        bytes(r.tcp_tx_bytes),
+        bytes(r.tcp_rx_bytes)
+    ));
+    if !r.mode.starts_with("TCP") {
+        return;
+    }
+    end("here", r.reason, text);
+    if r.peer_reason != 0 {
+        end("peer", r.peer_reason, text);
+    }
+}
+
+/// The members that `-e` adds to a JSON row.
+pub fn members(r: &Row, m: &mut Map<String, Value>) {
+    let connected = !matches!(r.state.as_str(), "INIT" | "LISTEN");
+    let reason = |on: bool, code| {
+        if on {
+            Said::of(code).json()
+        } else {
+            Value::Null
+        }
+    };
+    let tcp = connected && !super::promoted(r);
+    m.insert("reason".into(), reason(tcp, r.reason));
+    m.insert(
+        "peer_reason".into(),
+        reason(tcp && r.peer_reason != 0, r.peer_reason),
+    );
+    for (key, value) in [
+        ("pid", json!(r.pid)),
+        ("comm", json!(r.comm)),
+        ("netns", json!(r.netns)),
+        ("role", json!(r.role)),
+        ("up", json!(r.up)),
+        ("link", json!(r.link)),
+        ("lane", json!(r.lane)),
+        ("tx_epoch", json!(r.tx_epoch)),
+        ("rx_epoch", json!(r.rx_epoch)),
+        ("lane_tx_bytes", json!(r.lane_tx_bytes)),
+        ("lane_rx_bytes", json!(r.lane_rx_bytes)),
+        ("tcp_tx_bytes", json!(r.tcp_tx_bytes)),
+        ("tcp_rx_bytes", json!(r.tcp_rx_bytes)),
+    ] {
+        // `-R` has a `role` of its own; the two say the same, the column in smcss's words.
+        m.entry(key).or_insert(value);
+    }
+}

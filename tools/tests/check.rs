@@ -1,0 +1,226 @@
+//! `underpass check` against a real TCP service and a daemon that says what each test wants. The
+//! library is a stand-in without hooks: what is under test is the test itself.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener};
+use std::process::Output;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use support::{harmless_library, text, tool, FakeDaemon};
+use underpassd::admin::{Request, Response, Row};
+
+/// A service that says `greeting`, then reads until the end; returns what it was sent.
+fn service(greeting: &'static [u8], close: bool) -> (u16, JoinHandle<Vec<u8>>) {
+    let l = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = l.local_addr().unwrap().port();
+    let t = std::thread::spawn(move || {
+        let (mut s, _) = l.accept().unwrap();
+        s.write_all(greeting).unwrap();
+        if close {
+            s.shutdown(Shutdown::Write).unwrap();
+        }
+        let mut got = Vec::new();
+        s.read_to_end(&mut got).expect("closed in order, not reset");
+        got
+    });
+    (port, t)
+}
+
+fn row(mode: &str, reason: u32, comm: &str) -> Option<Row> {
+    Some(Row {
+        state: "ACTIVE".into(),
+        mode: mode.into(),
+        reason,
+        comm: comm.into(),
+        pid: 5,
+        ..Row::default()
+    })
+}
+
+fn answering(local: Option<Row>, peer: Option<Row>) -> FakeDaemon {
+    FakeDaemon::new(move |r| match r {
+        Request::Check { .. } => Response::Check {
+            local: local.clone(),
+            peer: peer.clone(),
+            verdict: "as said".into(),
+        },
+        r => Response::Error {
+            message: format!("unexpected {r:?}"),
+        },
+    })
+}
+
+fn check(d: &FakeDaemon, port: u16, more: &[&str]) -> Output {
+    let port = port.to_string();
+    d.tool(&[&["check", "127.0.0.1", &port, "--wait", "1"], more].concat())
+        .env("UNDERPASS_LIB", harmless_library())
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn a_promoted_connection() {
+    let d = answering(row("SMCD", 0, "underpass"), row("SMCD", 0, "redis-server"));
+    let (port, service) = service(b"220 hello\r\n", false);
+    let out = check(&d, port, &[]);
+    let said = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(0), "{said}{}", text(&out.stderr));
+    assert!(said.contains("mode       SMCD (promoted)"), "{said}");
+    assert!(said.contains("redis-server (pid 5): SMCD"), "{said}");
+    assert!(said.contains("verdict    as said"), "{said}");
+    assert_eq!(
+        service.join().unwrap(),
+        b"",
+        "nothing was sent to the service"
+    );
+    // The daemon was asked about the connection that was there.
+    let q: serde_json::Value = serde_json::from_str(&d.requests()[0]).unwrap();
+    assert_eq!(q["peer"], format!("127.0.0.1:{port}"));
+    assert!(said.contains(&format!(
+        "connection {} -> {}",
+        q["local"].as_str().unwrap(),
+        q["peer"].as_str().unwrap()
+    )));
+}
+
+#[test]
+fn a_connection_that_would_be_promoted() {
+    let d = answering(
+        row("TCP 0x0a000003", 0x0a00_0003, "underpass"),
+        row("TCP 0x0a000001", 0x0a00_0001, "nginx"),
+    );
+    let (port, service) = service(b"", false);
+    let out = check(&d, port, &["-j"]);
+    assert_eq!(out.status.code(), Some(0));
+    let v: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(
+        (&v["promoted"], &v["promotable"]),
+        (&false.into(), &true.into())
+    );
+    assert_eq!(v["there"]["reason"]["name"], "young");
+    assert_eq!(service.join().unwrap(), b"");
+}
+
+#[test]
+fn a_connection_that_stays_on_tcp() {
+    let d = answering(
+        row("TCP 0x05000000/0x0a000005", 0x0500_0000, "underpass"),
+        row("", 0x0a00_0005, "go"),
+    );
+    let (port, service) = service(b"", false);
+    let out = check(&d, port, &[]);
+    let said = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("mode       TCP 0x05000000/0x0a000005 (stays on TCP)"),
+        "{said}"
+    );
+    assert!(said.contains("here  0x05000000 peer-declined: "), "{said}");
+    assert!(said.contains("peer  0x0a000005 bypassed: "), "{said}");
+    service.join().unwrap();
+}
+
+#[test]
+fn a_peer_that_no_daemon_knows() {
+    let d = answering(row("TCP 0x0a000003", 0x0a00_0003, "underpass"), None);
+    let (port, service) = service(b"", false);
+    let out = check(&d, port, &[]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(
+        text(&out.stdout).contains("peer  0x03010000 peer-no-shim"),
+        "{}",
+        text(&out.stdout)
+    );
+    service.join().unwrap();
+}
+
+#[test]
+fn it_waits_for_the_peer_to_accept() {
+    let asked = AtomicU32::new(0);
+    let d = FakeDaemon::new(move |_| {
+        let late = asked.fetch_add(1, Ordering::Relaxed) < 3;
+        let peer = if late { None } else { row("SMCD", 0, "slow") };
+        Response::Check {
+            local: row(if late { "TCP" } else { "SMCD" }, 0, "u"),
+            peer,
+            verdict: String::new(),
+        }
+    });
+    let (port, service) = service(b"", false);
+    assert_eq!(check(&d, port, &[]).status.code(), Some(0));
+    assert!(d.requests().len() > 3);
+    service.join().unwrap();
+}
+
+#[test]
+fn a_service_that_hangs_up() {
+    let d = answering(row("TCP 0x0a00000d", 0x0a00_000d, "underpass"), None);
+    let (port, service) = service(b"go away", true);
+    let out = check(&d, port, &[]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(
+        text(&out.stdout).contains("the service closed the connection"),
+        "{}",
+        text(&out.stdout)
+    );
+    service.join().unwrap();
+}
+
+#[test]
+fn without_a_daemon_it_is_tcp() {
+    let (port, service) = service(b"", false);
+    let empty = tempfile::tempdir().unwrap();
+    let out = tool(&[
+        "check",
+        "127.0.0.1",
+        &port.to_string(),
+        "--dir",
+        empty.path().to_str().unwrap(),
+    ])
+    .env("UNDERPASS_LIB", harmless_library())
+    .output()
+    .unwrap();
+    assert_eq!(out.status.code(), Some(1));
+    assert!(
+        text(&out.stdout).contains("here  0x0a000002 no-daemon: "),
+        "{}",
+        text(&out.stdout)
+    );
+    service.join().unwrap();
+}
+
+#[test]
+fn a_test_that_fails_is_2() {
+    let d = answering(None, None);
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let out = check(&d, closed, &[]);
+    assert_eq!(
+        (out.status.code(), text(&out.stdout)),
+        (Some(2), String::new())
+    );
+    assert!(
+        text(&out.stderr).contains("refused"),
+        "{}",
+        text(&out.stderr)
+    );
+    let no_lib = d
+        .tool(&["check", "127.0.0.1", "1"])
+        .env("UNDERPASS_LIB", "/no/lib")
+        .output()
+        .unwrap();
+    assert_eq!(no_lib.status.code(), Some(2));
+    assert_eq!(
+        d.tool(&["check", "127.0.0.1", "70000"])
+            .output()
+            .unwrap()
+            .status
+            .code(),
+        Some(2)
+    );
+}

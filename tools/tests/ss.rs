@@ -1,0 +1,120 @@
+//! `underpass ss` against a daemon that always answers the same.
+
+mod support;
+
+use support::{golden, rows, text, FakeDaemon};
+use underpassd::admin::{Request, Response};
+
+fn daemon() -> FakeDaemon {
+    FakeDaemon::new(|r| match r {
+        Request::Ss => Response::Ss { rows: rows() },
+        r => Response::Error {
+            message: format!("unexpected {r:?}"),
+        },
+    })
+}
+
+fn ss(args: &[&str]) -> String {
+    let d = daemon();
+    let out = d.run(&[&["ss"], args].concat());
+    assert_eq!(text(&out.stderr), "");
+    assert!(out.status.success());
+    assert_eq!(d.requests(), ["{\"op\":\"ss\"}"]);
+    text(&out.stdout)
+}
+
+#[test]
+fn every_variant_looks_as_recorded() {
+    for (args, name) in [
+        (&[] as &[&str], "ss.txt"),
+        (&["-a"], "ss-a.txt"),
+        (&["-l"], "ss-l.txt"),
+        (&["-aW"], "ss-aW.txt"),
+        (&["-d"], "ss-d.txt"),
+        (&["-D"], "ss-D.txt"),
+        (&["-dD"], "ss-dD.txt"),
+        (&["-R"], "ss-R.txt"),
+        (&["-ae"], "ss-ae.txt"),
+        (&["-j"], "ss-j.json"),
+        (&["-aj"], "ss-aj.json"),
+        (&["-Dj"], "ss-Dj.json"),
+        (&["-Rj"], "ss-Rj.json"),
+        (&["-ej"], "ss-ej.json"),
+    ] {
+        golden(name, &ss(args));
+    }
+}
+
+/// The positions at which scripts cut the columns of `smcss`.
+#[test]
+fn columns_stand_where_smcss_puts_them() {
+    let t = ss(&["-a"]);
+    let head = t.lines().next().unwrap();
+    assert_eq!(
+        head,
+        "State          UID   Inode   Local Address           Peer Address            Intf Mode"
+    );
+    let row = t.lines().find(|l| l.contains("0004001")).unwrap();
+    for (title, value) in [
+        ("State", "ACTIVE "),
+        ("UID", "01000 "),
+        ("Inode", "0004001 "),
+        ("Local", "127.0.0.1:6379 "),
+        ("Peer", "127.0.0.1:40112 "),
+        ("Intf", "0000 "),
+        ("Mode", "SMCD"),
+    ] {
+        assert!(
+            row[head.find(title).unwrap()..].starts_with(value),
+            "{title}: {row}"
+        );
+    }
+}
+
+#[test]
+fn options_select_the_states_and_modes_that_they_select_in_smcss() {
+    let inodes = |args: &[&str]| -> Vec<u64> {
+        let v: serde_json::Value = serde_json::from_str(&ss(&[&["-j"], args].concat())).unwrap();
+        v.as_array()
+            .unwrap()
+            .iter()
+            .map(|r| r["inode"].as_u64().unwrap())
+            .collect()
+    };
+    assert_eq!(inodes(&[]), [4001, 12345678, 4010, 4011, 4012, 4013]);
+    assert_eq!(
+        inodes(&["-a"]),
+        [7, 81, 4001, 12345678, 4010, 4011, 4012, 4013]
+    );
+    assert_eq!(inodes(&["-l"]), [81]);
+    assert_eq!(inodes(&["-D"]), [4001, 12345678]);
+    assert_eq!(inodes(&["-R"]), [4012]);
+    assert_eq!(inodes(&["-aR"]), [4012]);
+}
+
+#[test]
+fn one_ends_token_is_the_others_peer_token() {
+    let v: serde_json::Value = serde_json::from_str(&ss(&["-jD"])).unwrap();
+    let (a, b) = (&v[0], &v[1]);
+    assert_eq!(
+        (&a["token"], &a["peer-token"]),
+        (&b["peer-token"], &b["token"])
+    );
+    assert_eq!((&a["gid"], &a["peer-gid"]), (&b["peer-gid"], &b["gid"]));
+    assert_eq!(a["linkid"], b["linkid"]);
+    assert_ne!(a["gid"], b["gid"]);
+}
+
+#[test]
+fn an_empty_table_has_a_header_and_empty_json_is_an_array() {
+    let d = FakeDaemon::new(|_| Response::Ss { rows: Vec::new() });
+    assert_eq!(text(&d.run(&["ss"]).stdout).lines().count(), 1);
+    assert_eq!(text(&d.run(&["ss", "-j"]).stdout), "[]\n");
+}
+
+#[test]
+fn program_names_cannot_steer_the_terminal() {
+    for args in [&["-ae"], &["-aW"]] {
+        assert!(!ss(args).contains('\u{1b}'));
+    }
+}
