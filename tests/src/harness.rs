@@ -6,6 +6,7 @@
 
 pub mod daemon;
 pub mod paths;
+pub mod peers;
 pub mod pod;
 pub mod program;
 pub mod redis;
@@ -38,5 +39,7 @@ pub fn until(what: &str, limit: Duration, mut f: impl FnMut() -> bool) -> Result
 
 /// A TCP port that nobody listens on in this namespace. Tests run one at a time.
 pub fn free_port() -> Result<u16> {
-    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?
+        .local_addr()?
+        .port())
 }

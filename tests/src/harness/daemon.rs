@@ -33,7 +33,11 @@ impl Daemon {
     /// Only the directory: no daemon runs yet.
     pub fn absent() -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("underpass-").tempdir()?;
-        Ok(Daemon { dir, args: Vec::new(), running: None })
+        Ok(Daemon {
+            dir,
+            args: Vec::new(),
+            running: None,
+        })
     }
 
     /// Starts it (again).
@@ -44,7 +48,9 @@ impl Daemon {
             .arg(self.dir.path())
             .args(&self.args)
             .spawn()?;
-        let ready = until("the daemon answers", SOON, || p.has_ended() || self.ask(&Request::Ping).is_ok());
+        let ready = until("the daemon answers", SOON, || {
+            p.has_ended() || self.ask(&Request::Ping).is_ok()
+        });
         if ready.is_err() || p.has_ended() {
             bail!("underpassd did not start: {}\n{}", p.stdout(), p.stderr());
         }
@@ -90,7 +96,9 @@ impl Daemon {
 
     /// What it printed.
     pub fn said(&self) -> String {
-        self.running.as_ref().map_or_else(String::new, |r| format!("{}{}", r.stdout(), r.stderr()))
+        self.running
+            .as_ref()
+            .map_or_else(String::new, |r| format!("{}{}", r.stdout(), r.stderr()))
     }
 
     /// One question over the admin socket.
@@ -147,12 +155,17 @@ impl Daemon {
 
     /// Connection ends that are promoted in both directions now.
     pub fn promoted_now(&self) -> usize {
-        self.ss().map_or(0, |rows| rows.iter().filter(|r| r.mode == "SMCD" && r.up == "both").count())
+        self.ss().map_or(0, |rows| {
+            rows.iter()
+                .filter(|r| r.mode == "SMCD" && r.up == "both")
+                .count()
+        })
     }
 
     /// Waits until at least so many ends are promoted in both directions.
     pub fn await_promoted(&self, ends: usize) -> Result<()> {
-        until("ends are promoted", SOON, || self.promoted_now() >= ends).with_context(|| self.picture())
+        until("ends are promoted", SOON, || self.promoted_now() >= ends)
+            .with_context(|| self.picture())
     }
 
     /// At least so many ends reached a lane, carried so many bytes on lanes altogether (sent and
@@ -177,8 +190,14 @@ impl Daemon {
     pub fn picture(&self) -> String {
         let mut out = String::new();
         for r in self.ss().unwrap_or_default() {
-            let more = format!("lane {}/{} tcp {}/{}", r.lane_tx_bytes, r.lane_rx_bytes, r.tcp_tx_bytes, r.tcp_rx_bytes);
-            out += &format!("{} {} {} -> {} {} up {} {}[{}] {more}\n", r.state, r.role, r.local, r.peer, r.mode, r.up, r.comm, r.pid);
+            let more = format!(
+                "lane {}/{} tcp {}/{}",
+                r.lane_tx_bytes, r.lane_rx_bytes, r.tcp_tx_bytes, r.tcp_rx_bytes
+            );
+            out += &format!(
+                "{} {} {} -> {} {} up {} {}[{}] {more}\n",
+                r.state, r.role, r.local, r.peer, r.mode, r.up, r.comm, r.pid
+            );
         }
         out += &format!("{:?}\n", self.stats());
         for l in self.log().unwrap_or_default().iter().rev().take(40).rev() {

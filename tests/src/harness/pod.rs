@@ -19,13 +19,17 @@ impl Pods {
         static N: AtomicU32 = AtomicU32::new(0);
         let n = N.fetch_add(1, Ordering::Relaxed);
         let name = |side: &str| format!("underpass-{}-{n}{side}", std::process::id());
-        let pods = Pods { names: [name("a"), name("b")] };
+        let pods = Pods {
+            names: [name("a"), name("b")],
+        };
         let [a, b] = &pods.names;
         for p in [a, b] {
             ip(&format!("netns add {p}"))?;
             ip(&format!("-n {p} link set lo up"))?;
         }
-        ip(&format!("link add eth0 netns {a} type veth peer name eth0 netns {b}"))?;
+        ip(&format!(
+            "link add eth0 netns {a} type veth peer name eth0 netns {b}"
+        ))?;
         for (p, addr) in [(a, Self::A), (b, Self::B)] {
             ip(&format!("-n {p} addr add {addr}/24 dev eth0"))?;
             ip(&format!("-n {p} link set eth0 up"))?;
@@ -63,7 +67,10 @@ impl Drop for Pods {
 }
 
 fn ip(line: &str) -> Result<()> {
-    let out = Command::new("ip").args(line.split_whitespace()).output().context("ip")?;
+    let out = Command::new("ip")
+        .args(line.split_whitespace())
+        .output()
+        .context("ip")?;
     if !out.status.success() {
         bail!("ip {line}: {}", String::from_utf8_lossy(&out.stderr));
     }

@@ -32,7 +32,10 @@ impl Place {
 
     /// Under the shim; the daemon, if any, has this runtime directory.
     pub fn shim(dir: &Path) -> Self {
-        Place { shim: Some(dir.to_path_buf()), ..Self::default() }
+        Place {
+            shim: Some(dir.to_path_buf()),
+            ..Self::default()
+        }
     }
 
     /// Every connection is promoted as early as possible.
@@ -66,16 +69,29 @@ pub struct Program {
 
 impl Program {
     pub fn new(program: impl AsRef<OsStr>, place: &Place) -> Self {
-        let name = Path::new(program.as_ref()).file_name().unwrap_or(program.as_ref()).to_string_lossy().into_owned();
+        let name = Path::new(program.as_ref())
+            .file_name()
+            .unwrap_or(program.as_ref())
+            .to_string_lossy()
+            .into_owned();
         let mut command = Command::new(program);
-        command.process_group(0).env_remove("LD_PRELOAD").env_remove("UNDERPASS").env_remove("UNDERPASS_DIR");
+        command
+            .process_group(0)
+            .env_remove("LD_PRELOAD")
+            .env_remove("UNDERPASS")
+            .env_remove("UNDERPASS_DIR");
         if let Some(dir) = &place.shim {
-            command.env("LD_PRELOAD", paths::shim()).env("UNDERPASS_DIR", dir);
+            command
+                .env("LD_PRELOAD", paths::shim())
+                .env("UNDERPASS_DIR", dir);
         }
         if let Some(mode) = place.mode {
             command.env("UNDERPASS", mode);
         }
-        let netns = place.netns.as_ref().map(|n| PathBuf::from("/run/netns").join(n));
+        let netns = place
+            .netns
+            .as_ref()
+            .map(|n| PathBuf::from("/run/netns").join(n));
         let parent = nix::unistd::getpid();
         let enter = move || {
             if let Some(path) = &netns {
@@ -92,12 +108,18 @@ impl Program {
         // SAFETY: only system calls and one allocation-free path are used between fork and exec
         // (`File::open` builds a C string; the allocator is fork-safe under glibc).
         unsafe { command.pre_exec(enter) };
-        Program { command, name, stdin: None }
+        Program {
+            command,
+            name,
+            stdin: None,
+        }
     }
 
     /// `/usr/bin/python3.11` with a script of `tests/programs`.
     pub fn python(script: &str, place: &Place) -> Self {
-        Self::new(paths::PYTHON, place).arg("-u").arg(paths::script(script))
+        Self::new(paths::PYTHON, place)
+            .arg("-u")
+            .arg(paths::script(script))
     }
 
     pub fn arg(mut self, a: impl AsRef<OsStr>) -> Self {
@@ -143,9 +165,21 @@ impl Program {
             }
             None => Stdio::null(),
         };
-        self.command.stdin(stdin).stdout(out.try_clone()?).stderr(err.try_clone()?);
-        let child = self.command.spawn().with_context(|| format!("cannot start {}", self.name))?;
-        Ok(Running { child, name: self.name, out, err, status: None })
+        self.command
+            .stdin(stdin)
+            .stdout(out.try_clone()?)
+            .stderr(err.try_clone()?);
+        let child = self
+            .command
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.name))?;
+        Ok(Running {
+            child,
+            name: self.name,
+            out,
+            err,
+            status: None,
+        })
     }
 
     /// Runs it to its end, which must come within `limit`.
@@ -171,7 +205,13 @@ pub struct Output {
 impl Output {
     pub fn ok(self) -> Result<String> {
         if !self.status.success() {
-            bail!("{} ended with {}\n{}\n{}", self.name, self.status, tail(&self.stdout), tail(&self.stderr));
+            bail!(
+                "{} ended with {}\n{}\n{}",
+                self.name,
+                self.status,
+                tail(&self.stdout),
+                tail(&self.stderr)
+            );
         }
         Ok(self.stdout)
     }
@@ -230,12 +270,20 @@ impl Running {
             let ended = self.has_ended();
             let text = self.stdout();
             let whole = &text[..text.rfind('\n').map_or(0, |n| n + 1)];
-            found = whole.lines().find_map(|l| l.strip_prefix(mark)).map(|s| s.trim().to_string());
+            found = whole
+                .lines()
+                .find_map(|l| l.strip_prefix(mark))
+                .map(|s| s.trim().to_string());
             found.is_some() || ended
         });
         match found {
             Some(s) => Ok(s),
-            None => Err(anyhow!("{}: no {mark:?}: {waited:?}\n{}\n{}", self.name, tail(&self.stdout()), tail(&self.stderr()))),
+            None => Err(anyhow!(
+                "{}: no {mark:?}: {waited:?}\n{}\n{}",
+                self.name,
+                tail(&self.stdout()),
+                tail(&self.stderr())
+            )),
         }
     }
 
@@ -244,7 +292,12 @@ impl Running {
         let ended = until(&format!("{} ends", self.name), limit, || self.has_ended());
         let (stdout, stderr) = (self.stdout(), self.stderr());
         match self.status {
-            Some(status) => Ok(Output { name: self.name.clone(), status, stdout, stderr }),
+            Some(status) => Ok(Output {
+                name: self.name.clone(),
+                status,
+                stdout,
+                stderr,
+            }),
             None => Err(anyhow!("{:?}\n{}\n{}", ended, tail(&stdout), tail(&stderr))),
         }
     }

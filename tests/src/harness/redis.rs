@@ -38,7 +38,9 @@ impl Redis {
     pub fn at(place: &Place, host: &str, port: u16) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let mut running = Program::new("redis-server", place)
-            .words(&format!("--port {port} --bind {host} --appendonly no --daemonize no --protected-mode no"))
+            .words(&format!(
+                "--port {port} --bind {host} --appendonly no --daemonize no --protected-mode no"
+            ))
             .args(["--save", "", "--dir"])
             .arg(dir.path())
             .arg("--unixsocket")
@@ -51,7 +53,12 @@ impl Redis {
         if running.has_ended() {
             bail!("redis-server ended: {}", running.stdout());
         }
-        Ok(Redis { running, host: host.into(), port, dir })
+        Ok(Redis {
+            running,
+            host: host.into(),
+            port,
+            dir,
+        })
     }
 
     /// Over TCP from this process, which is not under the shim.
@@ -69,12 +76,26 @@ impl Redis {
 
     /// Requests per second over TCP, to the address the server has.
     pub fn benchmark(&self, place: &Place, load: Load) -> Result<f64> {
-        benchmark(place, &["-h".into(), self.host.clone(), "-p".into(), self.port.to_string()], load)
+        benchmark(
+            place,
+            &[
+                "-h".into(),
+                self.host.clone(),
+                "-p".into(),
+                self.port.to_string(),
+            ],
+            load,
+        )
     }
 
     /// Requests per second over the server's Unix socket.
     pub fn benchmark_unix(&self, place: &Place, load: Load) -> Result<f64> {
-        let path = self.dir.path().join("redis.sock").to_string_lossy().into_owned();
+        let path = self
+            .dir
+            .path()
+            .join("redis.sock")
+            .to_string_lossy()
+            .into_owned();
         benchmark(place, &["-s".into(), path], load)
     }
 
@@ -96,12 +117,17 @@ fn benchmark(place: &Place, to: &[String], load: Load) -> Result<f64> {
         load.requests,
         u8::from(!load.reconnect)
     );
-    let text = Program::new("redis-benchmark", place).args(to).words(&line).check(Duration::from_secs(180))?;
+    let text = Program::new("redis-benchmark", place)
+        .args(to)
+        .words(&line)
+        .check(Duration::from_secs(180))?;
     text.lines()
         .rev()
         .find_map(|l| {
             let mut f = l.split(',').map(|f| f.trim_matches('"'));
-            f.next()?.eq_ignore_ascii_case(load.test).then(|| f.next()?.parse().ok())?
+            f.next()?
+                .eq_ignore_ascii_case(load.test)
+                .then(|| f.next()?.parse().ok())?
         })
         .with_context(|| format!("redis-benchmark printed {text:?}"))
 }

@@ -33,7 +33,11 @@ impl Nginx {
         let big = noise(BIG);
         let big_hash = hex(&Sha256::digest(&big));
         fs::write(www.join("big"), &big)?;
-        let user = if nix::unistd::geteuid().is_root() { "user root;" } else { "" };
+        let user = if nix::unistd::geteuid().is_root() {
+            "user root;"
+        } else {
+            ""
+        };
         let p = d.display();
         let conf = format!(
             "daemon off; worker_processes 1; pid {p}/pid; error_log {p}/error.log; {user}
@@ -61,9 +65,20 @@ impl Nginx {
         });
         if ready.is_err() || running.has_ended() {
             let log = fs::read_to_string(d.join("error.log")).unwrap_or_default();
-            bail!("nginx: {ready:?} {}{}{log}", running.stdout(), running.stderr());
+            bail!(
+                "nginx: {ready:?} {}{}{log}",
+                running.stdout(),
+                running.stderr()
+            );
         }
-        Ok(Nginx { running, host: host.into(), port, big_hash, big_bytes: BIG as u64, _dir: dir })
+        Ok(Nginx {
+            running,
+            host: host.into(),
+            port,
+            big_hash,
+            big_bytes: BIG as u64,
+            _dir: dir,
+        })
     }
 
     pub fn url(&self, path: &str) -> String {

@@ -15,26 +15,49 @@ pub fn all(tree: &Tree) -> Result<(), String> {
     for d in ["bin", "lib"] {
         fs::create_dir_all(out.join(d)).map_err(|e| format!("{}: {e}", out.display()))?;
     }
-    run(tree.cargo("build --release -p underpassd -p underpass -p underpass-tests -p underpass-benches --bins"))?;
+    run(tree.cargo(
+        "build --release -p underpassd -p underpass -p underpass-benches --bins",
+    ))?;
     for b in ["underpass", "underpassd"] {
-        put(&tree.target.join("release").join(b), &out.join("bin").join(b), |_| Ok(()))?;
+        put(
+            &tree.target.join("release").join(b),
+            &out.join("bin").join(b),
+            |_| Ok(()),
+        )?;
     }
     let mut zig = tree.cargo("zigbuild --release -p underpass-shim --target");
     zig.arg(format!("{SHIM_TARGET}.{SHIM_GLIBC}"));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::iter::once(tree.target.join("venv/bin")).chain(std::env::split_paths(&path));
-    zig.env("PATH", std::env::join_paths(dirs).map_err(|e| e.to_string())?);
+    zig.env(
+        "PATH",
+        std::env::join_paths(dirs).map_err(|e| e.to_string())?,
+    );
     run(zig)?;
-    let so = tree.target.join(SHIM_TARGET).join("release/libunderpass.so");
+    let so = tree
+        .target
+        .join(SHIM_TARGET)
+        .join("release/libunderpass.so");
     put(&so, &out.join("lib/libunderpass.so"), |tmp| {
         // musl has no such file, and a missing dependency of a preload kills every program. The
         // dynamic linker itself is always there under glibc, listed or not.
-        run(tree.command("patchelf", &["--remove-needed", "ld-linux-x86-64.so.2", &tmp.to_string_lossy()]))
+        run(tree.command(
+            "patchelf",
+            &[
+                "--remove-needed",
+                "ld-linux-x86-64.so.2",
+                &tmp.to_string_lossy(),
+            ],
+        ))
     })
 }
 
 /// Copies `from` beside `to`, lets `change` work on the copy, and renames it over `to`.
-fn put(from: &Path, to: &Path, change: impl Fn(&PathBuf) -> Result<(), String>) -> Result<(), String> {
+fn put(
+    from: &Path,
+    to: &Path,
+    change: impl Fn(&PathBuf) -> Result<(), String>,
+) -> Result<(), String> {
     let tmp = to.with_extension("new");
     fs::copy(from, &tmp).map_err(|e| format!("{}: {e}", from.display()))?;
     change(&tmp)?;

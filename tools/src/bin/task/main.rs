@@ -25,7 +25,8 @@ impl Tree {
         // The task runner runs from the workspace it was built in.
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let root = root.canonicalize().unwrap_or(root);
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |t| root.join(t));
+        let target = std::env::var_os("CARGO_TARGET_DIR")
+            .map_or_else(|| root.join("target"), |t| root.join(t));
         Tree { root, target }
     }
 
@@ -74,7 +75,10 @@ fn main() -> ExitCode {
         "demo" => code(built() && program(&tree, "demo", &rest)),
         "bench" => code(built() && program(&tree, "bench", &rest)),
         "bench-quick" => {
-            let quick = ["--quick".to_string()].into_iter().chain(rest).collect::<Vec<_>>();
+            let quick = ["--quick".to_string()]
+                .into_iter()
+                .chain(rest)
+                .collect::<Vec<_>>();
             code(built() && program(&tree, "bench", &quick))
         }
         "lint" => steps::run(&tree, lint(&tree)),
@@ -111,7 +115,11 @@ fn code(ok: bool) -> ExitCode {
 /// Runs one of the programs of `benches/`.
 fn program(tree: &Tree, name: &str, args: &[String]) -> bool {
     let path = tree.target.join("release").join(name);
-    match Command::new(&path).args(args).current_dir(&tree.root).status() {
+    match Command::new(&path)
+        .args(args)
+        .current_dir(&tree.root)
+        .status()
+    {
         Ok(s) => s.success(),
         Err(e) => {
             eprintln!("{}: {e}", path.display());
@@ -121,22 +129,41 @@ fn program(tree: &Tree, name: &str, args: &[String]) -> bool {
 }
 
 fn test(tree: &Tree) -> Vec<Step> {
-    vec![build_step(), model(tree), unit(tree), loom(tree), symbols(tree), integration(tree, &[])]
+    vec![
+        build_step(),
+        model(tree),
+        unit(tree),
+        loom(tree),
+        symbols(tree),
+        integration(tree, &[]),
+    ]
 }
 
 fn lint(tree: &Tree) -> Vec<Step> {
     vec![
         Step::new("fmt", Kind::Check, tree.cargo("fmt --all --check")),
-        Step::new("clippy", Kind::Check, tree.cargo("clippy --workspace --all-targets -- -D warnings")),
+        Step::new(
+            "clippy",
+            Kind::Check,
+            tree.cargo("clippy --workspace --all-targets -- -D warnings"),
+        ),
     ]
 }
 
 fn build_step() -> Step {
-    Step { name: "build", kind: Kind::Build, command: None }
+    Step {
+        name: "build",
+        kind: Kind::Build,
+        command: None,
+    }
 }
 
 fn model(tree: &Tree) -> Step {
-    Step::new("model", Kind::Tests, tree.cargo("test --release -p underpass-tests --test model"))
+    Step::new(
+        "model",
+        Kind::Tests,
+        tree.cargo("test --release -p underpass-tests --test model"),
+    )
 }
 
 fn unit(tree: &Tree) -> Step {
@@ -148,17 +175,22 @@ fn unit(tree: &Tree) -> Step {
 
 fn loom(tree: &Tree) -> Step {
     let mut c = tree.cargo("test --release -p link --lib");
-    c.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", tree.target.join("loom"));
+    c.env("RUSTFLAGS", "--cfg loom")
+        .env("CARGO_TARGET_DIR", tree.target.join("loom"));
     Step::new("loom", Kind::Tests, c)
 }
 
 fn symbols(tree: &Tree) -> Step {
-    Step::new("symbols", Kind::Tests, tree.cargo("test --release -p underpass-tests --test loads"))
+    Step::new(
+        "symbols",
+        Kind::Tests,
+        tree.cargo("test -p underpass-tests --test loads"),
+    )
 }
 
 /// Real programs, one test at a time: they measure nothing, but they share two processors.
 fn integration(tree: &Tree, names: &[String]) -> Step {
-    let mut c = tree.cargo("test --release -p underpass-tests --no-fail-fast");
+    let mut c = tree.cargo("test -p underpass-tests --no-fail-fast");
     for t in steps::integration_tests(tree) {
         c.arg("--test").arg(t);
     }

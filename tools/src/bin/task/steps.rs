@@ -23,7 +23,11 @@ pub struct Step {
 
 impl Step {
     pub fn new(name: &'static str, kind: Kind, command: Command) -> Self {
-        Step { name, kind, command: Some(command) }
+        Step {
+            name,
+            kind,
+            command: Some(command),
+        }
     }
 }
 
@@ -48,7 +52,10 @@ impl Count {
             self.passed += number("passed");
             self.failed += number("failed");
             self.skipped += number("ignored") + number("filtered out");
-        } else if let Some(name) = line.strip_prefix("test ").and_then(|l| l.strip_suffix(" ... FAILED")) {
+        } else if let Some(name) = line
+            .strip_prefix("test ")
+            .and_then(|l| l.strip_suffix(" ... FAILED"))
+        {
             self.names.push(name.to_string());
         }
     }
@@ -83,20 +90,39 @@ pub fn run(tree: &Tree, steps: Vec<Step>) -> ExitCode {
             break;
         }
     }
-    println!("\n{:<14}{:>8}{:>8}{:>9}{:>9}", "step", "passed", "failed", "skipped", "seconds");
+    println!(
+        "\n{:<14}{:>8}{:>8}{:>9}{:>9}",
+        "step", "passed", "failed", "skipped", "seconds"
+    );
     let mut sum = Count::default();
     for (name, _, c, took) in &rows {
-        println!("{name:<14}{:>8}{:>8}{:>9}{:>9.1}", c.passed, c.failed, c.skipped, took.as_secs_f64());
+        println!(
+            "{name:<14}{:>8}{:>8}{:>9}{:>9.1}",
+            c.passed,
+            c.failed,
+            c.skipped,
+            took.as_secs_f64()
+        );
         sum.passed += c.passed;
         sum.failed += c.failed;
         sum.skipped += c.skipped;
-        sum.names.extend(c.names.iter().map(|n| format!("{name}: {n}")));
+        sum.names
+            .extend(c.names.iter().map(|n| format!("{name}: {n}")));
     }
     for n in &sum.names {
         println!("FAILED {n}");
     }
-    let skipped = if sum.skipped > 0 { format!(", {} skipped", sum.skipped) } else { String::new() };
-    println!("{} passed, {} failed{skipped} in {:.0} s", sum.passed, sum.failed, begin.elapsed().as_secs_f64());
+    let skipped = if sum.skipped > 0 {
+        format!(", {} skipped", sum.skipped)
+    } else {
+        String::new()
+    };
+    println!(
+        "{} passed, {} failed{skipped} in {:.0} s",
+        sum.passed,
+        sum.failed,
+        begin.elapsed().as_secs_f64()
+    );
     crate::code(sum.failed == 0)
 }
 
@@ -137,7 +163,12 @@ pub fn integration_tests(tree: &Tree) -> Vec<String> {
 pub fn root() -> bool {
     std::fs::read_to_string("/proc/self/status")
         .ok()
-        .and_then(|s| s.lines().find_map(|l| l.strip_prefix("Uid:").map(|u| u.split_whitespace().nth(1) == Some("0"))))
+        .and_then(|s| {
+            s.lines().find_map(|l| {
+                l.strip_prefix("Uid:")
+                    .map(|u| u.split_whitespace().nth(1) == Some("0"))
+            })
+        })
         .unwrap_or(false)
 }
 

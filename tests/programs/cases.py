@@ -1,0 +1,438 @@
+"""Two ends of one connection that do something particular with it, byte for byte.
+
+    cases.py CASE serve HOST DIR           prints "port N"
+    cases.py CASE connect HOST PORT DIR
+
+Both ends first exchange small messages until the file DIR/warm exists (the test creates it once it
+has seen the promotion); then each case does its thing. Each end prints "result ok" when everything
+was as it must be; any difference is an exception. DIR is where test and programs leave marks.
+"""
+import array
+import errno
+import fcntl
+import hashlib
+import os
+import random
+import select
+import selectors
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+
+CASE, ROLE, HOST = sys.argv[1:4]
+DIR = sys.argv[-1]
+HERE = os.path.dirname(os.path.abspath(__file__))
+NOISE = random.Random(7).randbytes(4 << 20)
+
+
+def mark(name, text=""):
+    with open(os.path.join(DIR, name + ".tmp"), "w") as f:
+        f.write(text)
+    os.rename(os.path.join(DIR, name + ".tmp"), os.path.join(DIR, name))
+
+
+def marked(name):
+    return os.path.exists(os.path.join(DIR, name))
+
+
+def await_mark(name):
+    while not marked(name):
+        time.sleep(0.002)
+
+
+def exactly(sock, n):
+    out = bytearray()
+    while len(out) < n:
+        got = sock.recv(n - len(out))
+        if not got:
+            raise EOFError(f"end of stream after {len(out)} of {n} bytes")
+        out += got
+    return bytes(out)
+
+
+def same(a, b):
+    if a != b:
+        at = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+        raise AssertionError(f"differs at {at}: {len(a)} and {len(b)} bytes")
+
+
+def to_end(sock):
+    out = bytearray()
+    while True:
+        got = sock.recv(65536)
+        if not got:
+            return bytes(out)
+        out += got
+
+
+def warm_up(sock):
+    """Ping-pong until the test says that it is enough."""
+    if ROLE == "connect":
+        n = 0
+        while True:
+            last = marked("warm")
+            message = struct.pack("!?I", last, n) + NOISE[n % 1000:n % 1000 + 59]
+            sock.sendall(message)
+            same(exactly(sock, 64), message)
+            n += 1
+            if last:
+                return
+    while True:
+        message = exactly(sock, 64)
+        sock.sendall(message)
+        if message[0]:
+            return
+
+
+def echo(sock, n):
+    """Serves n bytes of echo."""
+    while n:
+        got = sock.recv(min(n, 65536))
+        if not got:
+            raise EOFError
+        sock.sendall(got)
+        n -= len(got)
+
+
+def ask(sock, data):
+    """Sends and expects the same back; reads in a thread, so that any size will do."""
+    back = []
+    t = threading.Thread(target=lambda: back.append(exactly(sock, len(data))))
+    t.start()
+    sock.sendall(data)
+    t.join()
+    same(back[0], data)
+
+
+# ---- descriptors ------------------------------------------------------------------------------
+
+def dup_server(sock):
+    echo(sock, 400_000)
+
+
+def dup_client(sock):
+    """Every copy of the descriptor is the same connection; the last one closes it."""
+    other = sock.dup()
+    ask(other, NOISE[:100_000])
+    ask(sock, NOISE[5:100_005])
+    spare = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(sock.fileno(), spare)
+    third = socket.socket(fileno=spare)
+    sock.close()
+    ask(third, NOISE[9:100_009])
+    other.close()
+    fourth = socket.socket(fileno=fcntl.fcntl(third.fileno(), fcntl.F_DUPFD_CLOEXEC, 100))
+    assert fourth.fileno() >= 100
+    third.close()
+    # The old numbers may be used again for something else.
+    pipes = [os.pipe() for _ in range(4)]
+    for r, w in pipes:
+        os.write(w, b"pipe")
+        assert os.read(r, 10) == b"pipe"
+    ask(fourth, NOISE[11:100_011])
+    return fourth
+
+
+def over_server(sock):
+    echo(sock, 50_000)
+    same(to_end(sock), b"")
+
+
+def over_client(sock):
+    """dup2() of something else over the last descriptor closes the connection."""
+    ask(sock, NOISE[:50_000])
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, sock.fileno())
+    assert os.write(sock.fileno(), b"into the void") == 13
+
+
+def flags_server(sock):
+    echo(sock, 1000)
+    await_mark("quiet")
+    sock.sendall(NOISE[:3000])
+    await_mark("seen")
+    echo(sock, 1000)
+
+
+def flags_client(sock):
+    """O_NONBLOCK by fcntl and ioctl, FIONREAD, MSG_DONTWAIT, MSG_PEEK, timeouts, socket options."""
+    ask(sock, NOISE[:1000])
+    fd = sock.fileno()
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_NONBLOCK)
+    try:
+        os.read(fd, 10)
+        raise AssertionError("read something")
+    except BlockingIOError:
+        pass
+    fcntl.ioctl(fd, 0x5421, struct.pack("i", 0))  # FIONBIO
+    assert not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK
+    try:
+        sock.recv(10, socket.MSG_DONTWAIT)
+        raise AssertionError("read something")
+    except BlockingIOError:
+        pass
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 50_000))
+    try:
+        os.read(fd, 10)
+        raise AssertionError("read something")
+    except BlockingIOError:
+        pass
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+    mark("quiet")
+    waiting = array.array("i", [0])
+    while waiting[0] < 3000:
+        fcntl.ioctl(fd, termios.FIONREAD, waiting)
+    assert waiting[0] == 3000
+    same(sock.recv(100, socket.MSG_PEEK), NOISE[:100])
+    same(sock.recv(3000, socket.MSG_WAITALL), NOISE[:3000])
+    fcntl.ioctl(fd, termios.FIONREAD, waiting)
+    assert waiting[0] == 0
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
+    mark("seen")
+    ask(sock, NOISE[:1000])
+
+
+# ---- ends -------------------------------------------------------------------------------------
+
+def halfclose_server(sock):
+    data = to_end(sock)
+    same(data, NOISE[:1_000_000])
+    # The other direction still works, for as long as it likes.
+    sock.sendall(NOISE[100:2_000_100])
+    sock.shutdown(socket.SHUT_WR)
+    try:
+        sock.send(b"x")
+        raise AssertionError("sent after shutdown")
+    except BrokenPipeError:
+        pass
+
+
+def halfclose_client(sock):
+    sock.sendall(NOISE[:1_000_000])
+    sock.shutdown(socket.SHUT_WR)
+    same(to_end(sock), NOISE[100:2_000_100])
+    assert sock.recv(10) == b""
+
+
+def bigwrites_server(sock):
+    """Both ends write before either reads: the kernel's buffers take it, and so must we."""
+    sock.sendall(NOISE[:BIG])
+    same(exactly(sock, BIG), NOISE[1:BIG + 1])
+
+
+def bigwrites_client(sock):
+    sock.sendall(NOISE[1:BIG + 1])
+    same(exactly(sock, BIG), NOISE[:BIG])
+
+
+BIG = 2_500_000
+
+
+def sendfile_server(sock):
+    same(exactly(sock, 3_000_000), NOISE[1000:3_001_000])
+    same(exactly(sock, 500_000), NOISE[:500_000])
+    sock.sendall(b"fine")
+
+
+def sendfile_client(sock):
+    path = os.path.join(DIR, "file")
+    with open(path, "wb") as f:
+        f.write(NOISE)
+    with open(path, "rb") as f:
+        at, end = 1000, 3_001_000
+        while at < end:
+            at += os.sendfile(sock.fileno(), f.fileno(), at, end - at)
+        # Without an offset it is the file's own position that moves.
+        sent = 0
+        while sent < 500_000:
+            sent += os.sendfile(sock.fileno(), f.fileno(), None, 500_000 - sent)
+        assert os.lseek(f.fileno(), 0, os.SEEK_CUR) == 500_000
+    same(exactly(sock, 4), b"fine")
+
+
+def reset_server(sock):
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+    mark("reset")
+
+
+def reset_client(sock):
+    """An abortive close is a reset here, and then a broken pipe."""
+    await_mark("reset")
+    try:
+        sock.recv(10)
+        raise AssertionError("no reset")
+    except ConnectionResetError:
+        pass
+    try:
+        for _ in range(3):
+            sock.send(b"x")
+        raise AssertionError("sent after a reset")
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+
+
+def killed_server(sock):
+    """Sends, and is killed by the test; not one of these bytes may be lost."""
+    sock.sendall(NOISE[:30_000])
+    mark("sent")
+    time.sleep(1000)
+
+
+def killed_client(sock):
+    await_mark("sent")
+    await_mark("killed")
+    check_end(sock, NOISE[:30_000])
+
+
+def check_end(sock, expected):
+    got, end = bytearray(), None
+    while end is None:
+        try:
+            data = sock.recv(65536)
+            if data:
+                got += data
+            else:
+                end = "EOF"
+        except ConnectionResetError:
+            end = "RESET"
+    same(bytes(got), expected)
+
+
+def killedwaiting_server(sock):
+    mark("sent")
+    time.sleep(1000)
+
+
+def killedwaiting_client(sock):
+    """Blocked in three different ways when the peer is killed."""
+    os.set_blocking(sock.fileno(), True)
+    ep = select.epoll()
+    ep.register(sock, select.EPOLLIN | select.EPOLLRDHUP)
+    seen = []
+
+    def wait_epoll():
+        seen.append(ep.poll())
+
+    def wait_poll():
+        p = select.poll()
+        p.register(sock, select.POLLIN)
+        seen.append(p.poll())
+
+    threads = [threading.Thread(target=f) for f in (wait_epoll, wait_poll)]
+    for t in threads:
+        t.start()
+    mark("waiting")
+    check_end(sock, b"")
+    for t in threads:
+        t.join()
+    assert all(seen) and len(seen) == 2, seen
+
+
+# ---- hand-over --------------------------------------------------------------------------------
+
+def bare_environment():
+    return {k: v for k, v in os.environ.items() if not k.startswith(("LD_PRELOAD", "UNDERPASS"))}
+
+
+STRANGER = "import os\nfd, n = int(os.sys.argv[1]), int(os.sys.argv[2])\n" \
+    "while n:\n    b = os.read(fd, min(n, 65536))\n    assert b, n\n    n -= len(b)\n" \
+    "    while b: b = b[os.write(fd, b):]\n"
+
+
+def stranger(fd, n):
+    return [sys.executable, "-c", STRANGER, str(fd), str(n)]
+
+
+def exec_server(sock):
+    """Becomes another program, which does not have the shim, on the same connection, with bytes
+    unread."""
+    same(exactly(sock, 10), NOISE[:10])
+    os.set_inheritable(sock.fileno(), True)
+    print("result ok", flush=True)
+    args = stranger(sock.fileno(), 600_000)
+    os.execve(args[0], args, bare_environment())
+
+
+def spawn_server(sock):
+    """Starts a program that inherits the connection."""
+    same(exactly(sock, 10), NOISE[:10])
+    child = subprocess.Popen(stranger(sock.fileno(), 600_000), env=bare_environment(), pass_fds=[sock.fileno()])
+    sock.close()
+    assert child.wait() == 0
+
+
+def inetd_server(sock):
+    """As inetd does: the connection becomes standard input and output of a program."""
+    same(exactly(sock, 10), NOISE[:10])
+    child = subprocess.Popen(["/usr/bin/cat"], env=bare_environment(), stdin=sock, stdout=sock)
+    sock.close()
+    assert child.wait() == 0
+
+
+def rights_server(sock):
+    """Hands the connection to a process without the shim over a Unix socket."""
+    same(exactly(sock, 10), NOISE[:10])
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    program = "import array, os, socket\ns = socket.socket(fileno=int(os.sys.argv[1]))\n" \
+        "m, fds, _, _ = socket.recv_fds(s, 10, 1)\nos.sys.argv[1] = str(fds[0])\n" + STRANGER
+    child = subprocess.Popen([sys.executable, "-c", program, str(theirs.fileno()), "600000"],
+                             env=bare_environment(), pass_fds=[theirs.fileno()])
+    theirs.close()
+    socket.send_fds(ours, [b"take it"], [sock.fileno()])
+    sock.close()
+    assert child.wait() == 0
+
+
+def handover_client(sock):
+    # The first bytes after the ten lie unread when the server lets go.
+    sock.sendall(NOISE[:10] + NOISE[20:20_020])
+    same(exactly(sock, 20_000), NOISE[20:20_020])
+    for i in range(58):
+        ask(sock, NOISE[i:i + 10_000])
+
+
+exec_client = spawn_client = inetd_client = rights_client = handover_client
+
+
+def bothfork_server(sock):
+    """After a fork parent and child both use the connection, one after the other."""
+    pid = os.fork()
+    if pid == 0:
+        echo(sock, 50_000)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    echo(sock, 50_000)
+
+
+def bothfork_client(sock):
+    for i in range(10):
+        ask(sock, NOISE[i:i + 10_000])
+
+
+# ---- main -------------------------------------------------------------------------------------
+
+def main():
+    family = socket.AF_INET6 if ":" in HOST else socket.AF_INET
+    if ROLE == "serve":
+        listener = socket.create_server((HOST, 0), family=family)
+        print("port", listener.getsockname()[1], flush=True)
+        sock, _ = listener.accept()
+        listener.close()
+        warm_up(sock)
+        sock = globals()[CASE + "_server"](sock) or sock
+    else:
+        sock = socket.create_connection((HOST, int(sys.argv[4])))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        warm_up(sock)
+        sock = globals()[CASE + "_client"](sock) or sock
+    sock.close()
+    print("result ok", flush=True)
+
+
+main()

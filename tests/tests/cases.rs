@@ -1,0 +1,116 @@
+//! What programs do with a promoted connection besides sending and receiving: copies of its
+//! descriptor, half-close, hand-over to programs that have no shim, death.
+//!
+//! Each case also runs bare, so that it is known to be what TCP does.
+
+use anyhow::{ensure, Context, Result};
+use nix::sys::signal::Signal;
+use std::time::Duration;
+use underpass_tests::harness::peers::Pair;
+use underpass_tests::harness::{Daemon, Place};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Starts a case, waits until both directions of both ends are on lanes, and lets it go on.
+fn promoted(d: &Daemon, case: &str) -> Result<Pair> {
+    let p = Pair::start(case, &d.eager(), &d.eager())?;
+    d.await_promoted(2)
+        .with_context(|| format!("{}\n{}", p.server.stderr(), p.client.stderr()))?;
+    p.mark("warm")?;
+    Ok(p)
+}
+
+fn bare(case: &str) -> Result<Pair> {
+    let p = Pair::start(case, &Place::bare(), &Place::bare())?;
+    p.mark("warm")?;
+    Ok(p)
+}
+
+fn both_ways(case: &str) -> Result<()> {
+    bare(case)?.finish(LIMIT).context("bare")?;
+    let d = Daemon::start()?;
+    promoted(&d, case)?
+        .finish(LIMIT)
+        .with_context(|| d.picture())?;
+    d.assert_promoted(2, 1000)?;
+    Ok(())
+}
+
+macro_rules! cases {
+    ($($name:ident)*) => {$(
+        #[test]
+        fn $name() -> Result<()> {
+            both_ways(stringify!($name))
+        }
+    )*};
+}
+
+cases! { dup over flags halfclose bigwrites sendfile reset exec spawn inetd rights bothfork }
+
+/// A process that is killed leaves every byte it sent.
+#[test]
+fn killed_with_unread_bytes() -> Result<()> {
+    for with_shim in [false, true] {
+        let d = Daemon::start()?;
+        let mut p = if with_shim {
+            promoted(&d, "killed")?
+        } else {
+            bare("killed")?
+        };
+        p.await_mark("sent")?;
+        p.server.signal(Signal::SIGKILL)?;
+        ensure!(p.server.line("never", Duration::from_secs(60)).is_err() && p.server.has_ended());
+        p.mark("killed")?;
+        p.finish_client(LIMIT)
+            .with_context(|| format!("shim: {with_shim}\n{}", d.picture()))?;
+        if with_shim {
+            d.assert_promoted(2, 30_000)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whoever waits for a process that is killed wakes up.
+#[test]
+fn killed_while_the_peer_waits() -> Result<()> {
+    for with_shim in [false, true] {
+        let d = Daemon::start()?;
+        let mut p = if with_shim {
+            promoted(&d, "killedwaiting")?
+        } else {
+            bare("killedwaiting")?
+        };
+        p.await_mark("waiting")?;
+        std::thread::sleep(Duration::from_millis(100)); // likely asleep now; right either way
+        p.server.signal(Signal::SIGKILL)?;
+        p.finish_client(LIMIT)
+            .with_context(|| format!("shim: {with_shim}\n{}", d.picture()))?;
+        if with_shim {
+            d.assert_promoted(2, 1000)?;
+        }
+    }
+    Ok(())
+}
+
+/// Killing one of two clients leaves the other undisturbed.
+#[test]
+fn killed_beside_others() -> Result<()> {
+    use underpass_tests::harness::peers::Echo;
+    let d = Daemon::start()?;
+    let echo = Echo::serve("epoll", "127.0.0.1", &d.eager())?;
+    let stop = tempfile::tempdir()?;
+    let file = stop.path().join("stop");
+    let good = echo.client(&d.eager(), 4, 0, Some(&file))?;
+    for _ in 0..5 {
+        let mut bad = echo.client(&d.eager(), 4, 1_000_000, None)?;
+        d.await_promoted(16)?;
+        bad.running.kill();
+        underpass_tests::harness::until("only the good ones are left", LIMIT, || {
+            d.promoted_now() == 8
+        })?;
+    }
+    std::fs::write(&file, b"")?;
+    let (bytes, _) = good.finish(LIMIT)?;
+    d.assert_promoted(8, bytes)?;
+    Ok(())
+}

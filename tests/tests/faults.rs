@@ -1,0 +1,219 @@
+//! The daemon absent, stopped, killed; operators at work; the shim told to stay away.
+
+use anyhow::{ensure, Context, Result};
+use std::time::Duration;
+use underpass_tests::harness::peers::{Echo, Transfer};
+use underpass_tests::harness::{until, Daemon, Place, SOON};
+use underpassd::admin::Target;
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn echo(place: &Place, conns: u32, rounds: u32) -> Result<u64> {
+    let e = Echo::serve("epoll", "127.0.0.1", place)?;
+    Ok(e.client(place, conns, rounds, None)?.finish(LIMIT)?.0)
+}
+
+/// No daemon: plain TCP. Once there is one, the same processes are promoted.
+#[test]
+fn daemon_absent() -> Result<()> {
+    let mut d = Daemon::absent()?;
+    echo(&d.place(), 4, 100)?;
+    echo(&d.eager(), 4, 100)?;
+
+    let server = Echo::serve("threads", "127.0.0.1", &d.place())?;
+    let stop = tempfile::tempdir()?;
+    let file = stop.path().join("stop");
+    let client = server.client(&d.place(), 2, 0, Some(&file))?;
+    std::thread::sleep(Duration::from_millis(200)); // some rounds without a daemon; right without, too
+    d.restart()?;
+    d.await_promoted(4)?;
+    std::fs::write(&file, b"")?;
+    client.finish(LIMIT)?;
+    d.assert_promoted(4, 1000)?;
+    Ok(())
+}
+
+/// A daemon that is stopped holds nobody up, neither new connections nor promoted ones.
+#[test]
+fn daemon_stopped() -> Result<()> {
+    let d = Daemon::start()?;
+    let mut t = Transfer::start(&d.place(), &d.place(), "127.0.0.1")?;
+    d.await_promoted(2)?;
+    d.freeze()?;
+    echo(&d.place(), 4, 100)?;
+    echo(&d.eager(), 4, 100)?;
+    ensure!(t.alive(), "transfer ended");
+    d.thaw()?;
+    let before = d.stats()?.promoted;
+    let bytes = echo(&d.eager(), 4, 100)?;
+    d.assert_promoted(before + 8, bytes)?;
+    let moved = t.finish(LIMIT)?;
+    ensure!(moved.forth > 0 && moved.back > 0);
+    Ok(())
+}
+
+/// `kill -9` of the daemon leaves every lane running; after its restart it sees them all again,
+/// and new connections are promoted.
+#[test]
+fn daemon_killed_and_restarted() -> Result<()> {
+    let mut d = Daemon::start()?;
+    let mut t = Transfer::start(&d.place(), &d.place(), "127.0.0.1")?;
+    d.await_promoted(2)?;
+    for round in 0..5 {
+        d.kill();
+        std::thread::sleep(Duration::from_millis(200));
+        ensure!(t.alive(), "transfer ended in round {round}");
+        d.restart()?;
+        until("the view is complete again", SOON, || {
+            d.ss()
+                .is_ok_and(|rows| rows.iter().filter(|r| r.mode == "SMCD").count() == 2)
+        })
+        .with_context(|| d.picture())?;
+        // The lanes have been in use all the time.
+        let before = d.stats()?.lane_tx_bytes;
+        until("bytes flow on lanes", SOON, || {
+            d.stats()
+                .is_ok_and(|s| s.lane_tx_bytes > before + (10 << 20))
+        })
+        .with_context(|| d.picture())?;
+        let promoted = d.stats()?.promoted;
+        let bytes = echo(&d.eager(), 2, 50)?;
+        d.assert_promoted(promoted + 4, bytes)?;
+    }
+    let moved = t.finish(LIMIT)?;
+    ensure!(moved.forth + moved.back > 50 << 20, "{moved:?}");
+    Ok(())
+}
+
+/// Down and up again and again, while both directions are busy.
+#[test]
+fn down_and_up() -> Result<()> {
+    let d = Daemon::start()?;
+    let mut t = Transfer::start(&d.place(), &d.place(), "127.0.0.1")?;
+    d.await_promoted(2)?;
+    let rows = d.ss()?;
+    let row = rows.iter().find(|r| r.mode == "SMCD").context("no row")?;
+    let targets = [
+        Target::All,
+        Target::Pid(row.pid),
+        Target::Inode(row.inode),
+        Target::Pair {
+            local: row.local.clone(),
+            peer: row.peer.clone(),
+        },
+    ];
+    let before = d.stats()?;
+    for round in 0..12 {
+        let target = &targets[round % targets.len()];
+        ensure!(d.down(target.clone())? >= 1, "nobody was told: {target:?}");
+        let down = || {
+            d.ss().is_ok_and(|rows| {
+                rows.iter()
+                    .filter(|r| r.state == "ACTIVE")
+                    .all(|r| r.up == "none")
+            })
+        };
+        until("both directions are down", SOON, down)
+            .with_context(|| format!("{target:?}\n{}", d.picture()))?;
+        ensure!(t.alive(), "transfer ended, round {round}");
+        ensure!(d.up(target.clone())? >= 1, "nobody was told: {target:?}");
+        d.await_promoted(2)
+            .with_context(|| format!("up again, {target:?}"))?;
+    }
+    let after = d.stats()?;
+    ensure!(
+        after.downs >= before.downs + 24 && after.ups >= before.ups + 24,
+        "{before:?}\n{after:?}"
+    );
+    let moved = t.finish(LIMIT)?;
+    ensure!(moved.forth > 0 && moved.back > 0);
+    d.assert_promoted(2, 1 << 20)?;
+    Ok(())
+}
+
+/// The same with many connections of an event loop, and messages whose every byte is compared.
+#[test]
+fn down_and_up_event_loop() -> Result<()> {
+    for mode in ["epoll", "edge", "threads"] {
+        let d = Daemon::start()?;
+        let e = Echo::serve(mode, "127.0.0.1", &d.eager())?;
+        let stop = tempfile::tempdir()?;
+        let file = stop.path().join("stop");
+        let client = e.client(&d.eager(), 6, 0, Some(&file))?;
+        for _ in 0..15 {
+            d.await_promoted(12).with_context(|| mode.to_string())?;
+            d.down(Target::All)?;
+            until("all are down", SOON, || d.promoted_now() == 0).with_context(|| d.picture())?;
+            d.up(Target::All)?;
+        }
+        d.await_promoted(12)?;
+        std::fs::write(&file, b"")?;
+        client
+            .finish(LIMIT)
+            .with_context(|| format!("{mode}\n{}", d.picture()))?;
+        d.assert_promoted(12, 1 << 20)?;
+    }
+    Ok(())
+}
+
+/// Everything at once: a daemon that dies, operators, and event loops.
+#[test]
+fn daemon_dies_between_down_and_up() -> Result<()> {
+    let mut d = Daemon::start()?;
+    let e = Echo::serve("epoll", "127.0.0.1", &d.place())?;
+    let stop = tempfile::tempdir()?;
+    let file = stop.path().join("stop");
+    let client = e.client(&d.place(), 4, 0, Some(&file))?;
+    for _ in 0..5 {
+        d.await_promoted(8)?;
+        d.down(Target::All)?;
+        d.restart()?;
+        until("held or down", SOON, || {
+            d.up(Target::All).is_ok_and(|n| n >= 8)
+        })
+        .with_context(|| d.picture())?;
+    }
+    d.await_promoted(8)?;
+    std::fs::write(&file, b"")?;
+    client.finish(LIMIT)?;
+    d.assert_promoted(8, 1 << 20)?;
+    Ok(())
+}
+
+/// `UNDERPASS=off` on either side is as if the shim were not there.
+#[test]
+fn off() -> Result<()> {
+    let d = Daemon::start()?;
+    echo(&d.place().off(), 4, 100)?;
+    let server = Echo::serve("threads", "127.0.0.1", &d.eager())?;
+    server
+        .client(&d.place().off(), 4, 100, None)?
+        .finish(LIMIT)?;
+    let s = d.stats()?;
+    ensure!(s.promoted == 0 && s.lanes == 0, "{s:?}");
+    let bytes = server.client(&d.eager(), 4, 100, None)?.finish(LIMIT)?.0;
+    d.assert_promoted(8, bytes)?;
+    Ok(())
+}
+
+/// One end without the shim: TCP, with a reason on the end that has it.
+#[test]
+fn peer_without_a_shim_has_a_reason() -> Result<()> {
+    let d = Daemon::start()?;
+    let e = Echo::serve("epoll", "127.0.0.1", &d.place())?;
+    let stop = tempfile::tempdir()?;
+    let file = stop.path().join("stop");
+    let client = e.client(&Place::bare(), 3, 0, Some(&file))?;
+    until("the server's ends show a reason", SOON, || {
+        let rows = d.ss().unwrap_or_default();
+        rows.iter()
+            .filter(|r| r.state == "ACTIVE" && r.mode.starts_with("TCP 0x") && r.reason != 0)
+            .count()
+            == 3
+    })
+    .with_context(|| d.picture())?;
+    std::fs::write(&file, b"")?;
+    client.finish(LIMIT)?;
+    ensure!(d.stats()?.promoted == 0);
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! One shared object for every image: what it needs from the system, and that it loads.
+//!
+//! A missing dependency or symbol version of a preload kills every program in the container, so
+//! this is checked on the very file that `make build` installs.
+
+use anyhow::{ensure, Context, Result};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use underpass_tests::harness::{paths, Daemon, Place, Program};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn tool(name: &str, args: &[&str]) -> Result<String> {
+    let out = Command::new(name)
+        .args(args)
+        .arg(paths::shim())
+        .output()
+        .with_context(|| name.to_string())?;
+    ensure!(
+        out.status.success(),
+        "{name}: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    Ok(String::from_utf8(out.stdout)?)
+}
+
+#[test]
+fn needs_only_the_c_library() -> Result<()> {
+    let text = tool("readelf", &["-Wd"])?;
+    let needed: Vec<&str> = text
+        .lines()
+        .filter(|l| l.contains("(NEEDED)"))
+        .filter_map(|l| l.split(['[', ']']).nth(1))
+        .collect();
+    ensure!(!needed.is_empty(), "no dependencies at all?\n{text}");
+    for n in needed {
+        // musl's libc answers to all of these names.
+        ensure!(
+            [
+                "libc.so.6",
+                "libpthread.so.0",
+                "libdl.so.2",
+                "librt.so.1",
+                "libm.so.6"
+            ]
+            .contains(&n),
+            "needs {n}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn needs_no_newer_glibc_than_2_17() -> Result<()> {
+    let text = tool("objdump", &["-T"])?;
+    let versions = text
+        .split(['(', ')', ' '])
+        .filter_map(|w| w.strip_prefix("GLIBC_"));
+    let mut seen = 0;
+    for v in versions {
+        let parts: Vec<u32> = v.split('.').map_while(|n| n.parse().ok()).collect();
+        ensure!(parts.as_slice() <= [2, 17].as_slice(), "needs GLIBC_{v}");
+        seen += 1;
+    }
+    ensure!(seen > 0, "no versions found");
+    ensure!(!text.contains("GCC_"), "needs libgcc_s");
+    Ok(())
+}
+
+/// Every call that the issue names is exported, so that none passes by unseen.
+#[test]
+fn exports_its_hooks() -> Result<()> {
+    let text = tool("readelf", &["-W", "--dyn-syms"])?;
+    let mut exported = std::collections::HashSet::new();
+    for l in text.lines() {
+        let f: Vec<&str> = l.split_whitespace().collect();
+        if f.len() >= 8 && f[3] == "FUNC" && f[6] != "UND" {
+            exported.insert(f[7].split('@').next().unwrap_or(f[7]).to_string());
+        }
+    }
+    let wanted = "socket connect accept accept4 send sendto sendmsg sendmmsg recv recvfrom recvmsg recvmmsg \
+        read write readv writev preadv pwritev sendfile sendfile64 splice close close_range shutdown dup dup2 dup3 \
+        fcntl fcntl64 ioctl getsockopt setsockopt poll ppoll select pselect epoll_create epoll_create1 epoll_ctl \
+        epoll_wait epoll_pwait fork vfork execve posix_spawn system popen fdopen syscall";
+    let missing: Vec<&str> = wanted
+        .split_whitespace()
+        .filter(|w| !exported.contains(*w))
+        .collect();
+    ensure!(missing.is_empty(), "not hooked: {missing:?}");
+    Ok(())
+}
+
+/// A C program that opens a connection to itself and sends something over it.
+const PROGRAM: &str = r#"
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+int main(void) {
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof a;
+    int l = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(l, (void *)&a, sizeof a) || listen(l, 1) || getsockname(l, (void *)&a, &n)) return 1;
+    int c = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(c, (void *)&a, sizeof a)) return 2;
+    int s = accept(l, 0, 0);
+    char b[64];
+    for (int i = 0; i < 2000; i++) {
+        if (write(c, "across and under", 16) != 16) return 3;
+        if (recv(s, b, 16, MSG_WAITALL) != 16 || memcmp(b, "across and under", 16)) return 4;
+        if (send(s, b, 16, 0) != 16 || read(c, b, 64) != 16) return 5;
+    }
+    shutdown(c, SHUT_WR);
+    if (read(s, b, 64) != 0) return 6;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512];
+    int loaded = 0;
+    while (maps && fgets(line, sizeof line, maps)) loaded |= strstr(line, "libunderpass.so") != 0;
+    puts(loaded ? "loaded" : "not loaded");
+    return 0;
+}
+"#;
+
+fn compiled_with(compiler: &str, args: &[&str]) -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let source = dir.path().join("p.c");
+    let program = dir.path().join("p");
+    std::fs::write(&source, PROGRAM)?;
+    let out = Command::new(compiler)
+        .args(args)
+        .arg("-o")
+        .arg(&program)
+        .arg(&source)
+        .output()
+        .context("compiler")?;
+    ensure!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    let bare = Program::new(&program, &Place::bare()).check(LIMIT)?;
+    ensure!(bare.trim() == "not loaded", "{bare}");
+    let d = Daemon::start()?;
+    for place in [
+        Place::shim(Path::new("/nowhere")),
+        d.place(),
+        d.eager(),
+        d.place().off(),
+    ] {
+        let said = Program::new(&program, &place)
+            .check(LIMIT)
+            .with_context(|| format!("{place:?}"))?;
+        ensure!(said.trim() == "loaded", "{place:?}: {said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn loads_under_glibc() -> Result<()> {
+    compiled_with("cc", &["-O1"])
+}
+
+#[test]
+fn loads_under_musl() -> Result<()> {
+    compiled_with("musl-gcc", &["-O1"])
+}
+
+/// Nothing is printed, nothing is left open where programs look.
+#[test]
+fn is_silent() -> Result<()> {
+    let d = Daemon::start()?;
+    for place in [d.eager(), Place::shim(Path::new("/nowhere")).eager()] {
+        let out = Program::new("/bin/sh", &place)
+            .args(["-c", "ls /proc/self/fd; true"])
+            .run(LIMIT)?;
+        ensure!(out.stderr.is_empty(), "stderr: {}", out.stderr);
+        let fds: Vec<i32> = out
+            .stdout
+            .split_whitespace()
+            .filter_map(|n| n.parse().ok())
+            .collect();
+        // 0, 1, 2 and the directory that ls reads; ours, if any, are out of sight above.
+        ensure!(
+            fds.iter().filter(|&&f| f < 100).count() <= 4,
+            "descriptors {fds:?}"
+        );
+    }
+    Ok(())
+}
