@@ -1,1 +1,46 @@
-//! The shim.
+//! `libunderpass.so`: stands between unmodified programs and the socket calls of their C library,
+//! and moves their TCP connections onto lanes where that is possible.
+//!
+//! The shim is a guest. It starts no thread, installs no signal handler, prints nothing, never
+//! panics or unwinds into the application, and what it cannot do, it does on TCP. [`hooks`] is the
+//! C side: one function per name, which looks the descriptor up and steps aside or calls on;
+//! [`io`], [`epoll`], [`poll`] and [`fdops`] hold the logic; [`promote`] decides when a connection
+//! gets or loses its lane; [`control`] speaks to the daemon.
+
+mod control;
+mod env;
+mod epoll;
+mod fdops;
+mod fdtab;
+mod hooks;
+mod io;
+mod links;
+mod lock;
+mod poll;
+mod promote;
+mod real;
+mod sys;
+mod table;
+mod wait;
+
+/// Loaded: hooks may have been called before this by other libraries' constructors; until then
+/// every table is empty and they pass through.
+#[ctor::ctor(unsafe)]
+fn load() {
+    env::init();
+    table::set_pid(sys::getpid());
+    wait::cycles_per_us();
+}
+
+/// This thread's errno.
+#[inline(always)]
+pub(crate) fn errno() -> i32 {
+    // SAFETY: the C library's errno location of this thread is always valid.
+    unsafe { *libc::__errno_location() }
+}
+
+#[inline(always)]
+pub(crate) fn set_errno(e: i32) {
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = e }
+}

@@ -1,0 +1,390 @@
+//! The control connection to the daemon, worked off from inside hooks: the shim has no thread.
+//!
+//! A page that the daemon writes tells with one load whether there is a message; whoever sees it
+//! first, and gets the lock, reads them all. Nothing here blocks, and without a daemon everything
+//! just stays where it is.
+
+use crate::links::{self, Link};
+use crate::{fdtab, lock, promote, sys, table};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use link::msg::{ToDaemon, ToShim, MAX, MAX_FDS};
+
+static FD: AtomicI32 = AtomicI32::new(-1);
+static LOCK: AtomicU32 = AtomicU32::new(0);
+static READY: AtomicU32 = AtomicU32::new(0);
+static NOTICE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+static NOTICE_SEEN: AtomicU32 = AtomicU32::new(0);
+static CREDITS: AtomicI32 = AtomicI32::new(0);
+static SENT: AtomicU64 = AtomicU64::new(0);
+static SETTLED: AtomicU64 = AtomicU64::new(0);
+static NEXT_TRY_MS: AtomicU64 = AtomicU64::new(0);
+/// The process the connection belongs to; a forked child makes its own.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+static RING_LOG2: AtomicU32 = AtomicU32::new(16);
+static RING_MAX_LOG2: AtomicU32 = AtomicU32::new(20);
+
+static SILENT: AtomicU32 = AtomicU32::new(0);
+
+/// First and largest ring size, log2 of bytes.
+pub fn ring_sizes() -> (u32, u32) {
+    (RING_LOG2.load(Relaxed), RING_MAX_LOG2.load(Relaxed))
+}
+
+/// The control descriptor, for waits to include; -1 if there is none.
+pub fn fd() -> i32 {
+    if OWNER.load(Relaxed) == table::pid() {
+        FD.load(Relaxed)
+    } else {
+        -1
+    }
+}
+
+fn notice() -> &'static AtomicU32 {
+    // SAFETY: null, or the notice page, which stays mapped for good.
+    unsafe { NOTICE.load(Acquire).as_ref() }.unwrap_or(&SILENT)
+}
+
+/// Is there a message? One load of a page nobody here writes.
+#[inline(always)]
+pub fn pending() -> bool {
+    notice().load(Relaxed) != NOTICE_SEEN.load(Relaxed)
+}
+
+/// After a fork, in the child: the connection is the parent's.
+pub fn after_fork() {
+    let fd = FD.swap(-1, Relaxed);
+    fdtab::close_ours(fd);
+    READY.store(0, Relaxed);
+    NOTICE.store(core::ptr::null_mut(), Relaxed);
+    NOTICE_SEEN.store(0, Relaxed);
+    NEXT_TRY_MS.store(0, Relaxed);
+    LOCK.store(0, Relaxed);
+}
+
+/// Connects if there is no connection, at most every so often. True if a daemon is there.
+pub fn ensure() -> bool {
+    if READY.load(Acquire) != 0 {
+        return true;
+    }
+    if FD.load(Relaxed) >= 0 {
+        pump(); // a greeting may be waiting
+        return READY.load(Acquire) != 0;
+    }
+    let now = sys::now_ms();
+    if now < NEXT_TRY_MS.load(Relaxed) {
+        return false;
+    }
+    let Some(_g) = lock::try_lock(&LOCK) else { return false };
+    NEXT_TRY_MS.store(now + 100, Relaxed);
+    if FD.load(Relaxed) >= 0 {
+        return false;
+    }
+    let Some(fd) = crate::env::dirs().find_map(dial) else { return false };
+    let fd = fdtab::hide(fd);
+    OWNER.store(table::pid(), Relaxed);
+    FD.store(fd, Release);
+    let hello = ToDaemon::Hello {
+        version: link::VERSION,
+        min_version: link::MIN_VERSION,
+        features: 0,
+        pid: sys::getpid(),
+        table_bytes: link::family::TABLE_BYTES as u64,
+    };
+    if !send(&hello, Some(table::memfd())) {
+        drop_connection();
+    }
+    false
+}
+
+fn dial(dir: &[u8]) -> Option<i32> {
+    // SAFETY: all-zero is a valid sockaddr_un.
+    let mut a: libc::sockaddr_un = unsafe { core::mem::zeroed() };
+    a.sun_family = libc::AF_UNIX as u16;
+    let path = b"/control.sock";
+    if dir.is_empty() || dir.len() + path.len() >= a.sun_path.len() {
+        return None;
+    }
+    for (d, s) in a.sun_path.iter_mut().zip(dir.iter().chain(path)) {
+        *d = *s as core::ffi::c_char;
+    }
+    let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0).ok()?;
+    match sys::connect(fd, (&a as *const libc::sockaddr_un).cast(), core::mem::size_of_val(&a)) {
+        Ok(()) => Some(fd),
+        Err(_) => {
+            sys::close(fd);
+            None
+        }
+    }
+}
+
+fn drop_connection() {
+    READY.store(0, Release);
+    fdtab::close_ours(FD.swap(-1, Relaxed));
+    NOTICE.store(core::ptr::null_mut(), Release);
+    NOTICE_SEEN.store(0, Relaxed);
+    CREDITS.store(0, Relaxed);
+    SETTLED.store(SENT.load(Relaxed), Relaxed);
+    promote::daemon_lost();
+}
+
+/// Sends a message; a daemon that does not take it is as good as none.
+fn send(m: &ToDaemon, fd: Option<i32>) -> bool {
+    let sock = FD.load(Relaxed);
+    if sock < 0 {
+        return false;
+    }
+    let mut buf = [0u8; MAX];
+    let n = m.encode(&mut buf);
+    let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: n };
+    let mut ctl = Ctl([0; 64]);
+    // SAFETY: all-zero is a valid msghdr.
+    let mut h: libc::msghdr = unsafe { core::mem::zeroed() };
+    h.msg_iov = &mut iov;
+    h.msg_iovlen = 1;
+    if let Some(fd) = fd {
+        h.msg_control = ctl.0.as_mut_ptr().cast();
+        h.msg_controllen = ctl.put_fd(fd) as _;
+    }
+    sys::sendmsg(sock, &h, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).is_ok()
+}
+
+/// Room for control messages, aligned as cmsghdr wants it.
+#[repr(C, align(8))]
+struct Ctl([u8; 64]);
+
+impl Ctl {
+    fn put_fd(&mut self, fd: i32) -> usize {
+        // struct cmsghdr on 64-bit: len u64, level i32, type i32, data. musl agrees on little endian.
+        self.0[0..8].copy_from_slice(&20u64.to_ne_bytes());
+        self.0[8..12].copy_from_slice(&libc::SOL_SOCKET.to_ne_bytes());
+        self.0[12..16].copy_from_slice(&libc::SCM_RIGHTS.to_ne_bytes());
+        self.0[16..20].copy_from_slice(&fd.to_ne_bytes());
+        24
+    }
+
+    fn fds(&self, len: usize) -> ([i32; MAX_FDS], usize) {
+        let mut out = [-1; MAX_FDS];
+        let word = |o: usize| {
+            let mut w = [0u8; 4];
+            w.copy_from_slice(&self.0[o..o + 4]);
+            i32::from_ne_bytes(w)
+        };
+        if len < 20 || word(8) != libc::SOL_SOCKET || word(12) != libc::SCM_RIGHTS {
+            return (out, 0);
+        }
+        let n = ((word(0) as usize).saturating_sub(16) / 4).min(MAX_FDS).min((len - 16) / 4);
+        for (i, o) in out.iter_mut().enumerate().take(n) {
+            *o = word(16 + 4 * i);
+        }
+        (out, n)
+    }
+}
+
+/// Reads and does everything the daemon has said. Whoever finds the lock taken leaves it.
+#[cold]
+pub fn pump() {
+    if OWNER.load(Relaxed) != table::pid() {
+        return;
+    }
+    let Some(g) = lock::try_lock(&LOCK) else { return };
+    for _ in 0..1024 {
+        let sock = FD.load(Relaxed);
+        if sock < 0 {
+            return;
+        }
+        NOTICE_SEEN.store(notice().load(Acquire), Relaxed);
+        let mut buf = [0u8; MAX];
+        let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: MAX };
+        let mut ctl = Ctl([0; 64]);
+        // SAFETY: all-zero is a valid msghdr.
+        let mut h: libc::msghdr = unsafe { core::mem::zeroed() };
+        h.msg_iov = &mut iov;
+        h.msg_iovlen = 1;
+        h.msg_control = ctl.0.as_mut_ptr().cast();
+        h.msg_controllen = ctl.0.len() as _;
+        match sys::recvmsg(sock, &mut h, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) {
+            Ok(0) => {
+                drop_connection();
+                return;
+            }
+            Ok(n) => {
+                let (fds, nfds) = ctl.fds(h.msg_controllen as usize);
+                let mut fds = Fds { fds, n: nfds };
+                if let Ok(m) = ToShim::decode(&buf[..n]) {
+                    handle(m, &mut fds);
+                }
+                fds.close_rest();
+            }
+            Err(libc::EAGAIN) => break,
+            Err(libc::EINTR) => {}
+            Err(_) => {
+                drop_connection();
+                return;
+            }
+        }
+    }
+    drop(g);
+}
+
+struct Fds {
+    fds: [i32; MAX_FDS],
+    n: usize,
+}
+
+impl Fds {
+    fn take(&mut self, i: usize) -> Option<i32> {
+        let f = self.fds.get_mut(i).filter(|_| i < self.n)?;
+        (*f >= 0).then(|| core::mem::replace(f, -1))
+    }
+    fn close_rest(&mut self) {
+        for f in self.fds.iter().filter(|f| **f >= 0) {
+            sys::close(*f);
+        }
+    }
+}
+
+fn handle(m: ToShim, fds: &mut Fds) {
+    match m {
+        ToShim::HelloAck { version: _, features: _, party: _, daemon: _, credits, ring_log2, ring_max_log2 } => {
+            let Some(fd) = fds.take(0) else { return drop_connection() };
+            if let Ok(p) = sys::map(fd, 4096, false) {
+                NOTICE.store(p.cast(), Release);
+            }
+            sys::close(fd);
+            let range = link::layout::RING_LOG2_MIN..=link::layout::RING_LOG2_MAX;
+            let max = u32::from(ring_max_log2).clamp(*range.start(), *range.end());
+            RING_MAX_LOG2.store(max, Relaxed);
+            RING_LOG2.store(u32::from(ring_log2).clamp(*range.start(), max), Relaxed);
+            CREDITS.store(credits.min(1024) as i32, Relaxed);
+            READY.store(1, Release);
+        }
+        ToShim::Refused { .. } => {
+            drop_connection();
+            NEXT_TRY_MS.store(sys::now_ms() + 60_000, Relaxed);
+        }
+        ToShim::Credit { n } => {
+            CREDITS.fetch_add(n.min(1024) as i32, Relaxed);
+            SETTLED.fetch_add(u64::from(n), Relaxed);
+        }
+        ToShim::Decline { conn, gen, local, peer, retry_ms } => {
+            promote::declined(conn, gen, local, peer, retry_ms);
+        }
+        ToShim::LinkNew { link, side, bytes } => {
+            let (bell, chunk) = (fds.take(0), fds.take(1));
+            let ok = match (bell, chunk) {
+                (Some(b), Some(c)) => {
+                    let ok = links::create(link, side, b, c, bytes as usize);
+                    sys::close(c);
+                    ok
+                }
+                _ => false,
+            };
+            let _ = send(
+                &if ok { ToDaemon::Mapped { link, side, chunk: 0 } } else { ToDaemon::LinkFailed { link, side } },
+                None,
+            );
+        }
+        ToShim::Chunk { link, side, chunk, bytes } => {
+            let ok = match (links::find(link, side), fds.take(0)) {
+                (Some(l), Some(fd)) => {
+                    let ok = l.map_chunk(true, chunk, fd, bytes as usize);
+                    sys::close(fd);
+                    ok
+                }
+                _ => false,
+            };
+            let _ = send(
+                &if ok { ToDaemon::Mapped { link, side, chunk } } else { ToDaemon::LinkFailed { link, side } },
+                None,
+            );
+        }
+        ToShim::PeerChunk { link, side, chunk, bytes } => {
+            let ok = match (links::find(link, side), fds.take(0)) {
+                (Some(l), Some(fd)) => {
+                    // Only a file that nobody can shrink may be mapped: a fault would kill us.
+                    let seals = sys::fcntl(fd, libc::F_GET_SEALS, 0).unwrap_or(0);
+                    let size_ok = sys::lseek(fd, 0, libc::SEEK_END).is_ok_and(|n| n as u64 >= bytes);
+                    let ok = seals & libc::F_SEAL_SHRINK != 0 && size_ok && l.map_chunk(false, chunk, fd, bytes as usize);
+                    sys::close(fd);
+                    ok
+                }
+                _ => false,
+            };
+            let _ = send(
+                &if ok { ToDaemon::PeerMapped { link, side, chunk } } else { ToDaemon::LinkFailed { link, side } },
+                None,
+            );
+        }
+        ToShim::ChunkReady { link, side, chunk } => {
+            if let Some(l) = links::find(link, side) {
+                l.chunk_ready(chunk);
+            }
+        }
+        ToShim::Offer { link, side, lane, conn, gen, epoch, tag } => {
+            let taken = links::find(link, side)
+                .is_some_and(|l| promote::attach(l, lane, conn, gen, epoch, tag));
+            if !taken {
+                let _ = send(&ToDaemon::LaneDone { link, side, lane }, None);
+            }
+        }
+        ToShim::PeerGone { link, side } => {
+            if let Some(l) = links::find(link, side) {
+                l.state.store(links::GONE, Release);
+                promote::peer_gone(l);
+            }
+        }
+        ToShim::Command { conn, gen, op } => promote::command(conn, gen, op),
+    }
+}
+
+/// Sends a registration, if there is a credit. Returns its number, see [`settled`].
+pub fn register(m: &ToDaemon, fd: i32) -> Option<u64> {
+    if CREDITS.fetch_sub(1, Relaxed) <= 0 {
+        CREDITS.fetch_add(1, Relaxed);
+        return None;
+    }
+    let n = SENT.fetch_add(1, Relaxed) + 1;
+    if !send(m, Some(fd)) {
+        return None;
+    }
+    if let Some(t) = table::table() {
+        t.header.stats.registered.fetch_add(1, Relaxed);
+    }
+    Some(n)
+}
+
+/// Has the daemon closed its copy of the descriptor of registration `n`?
+pub fn settled(n: u64) -> bool {
+    n == 0 || SETTLED.load(Relaxed) >= n
+}
+
+pub fn lane_done(link: &Link, lane: u32) {
+    let m = ToDaemon::LaneDone { link: link.id.load(Relaxed), side: link.side.load(Relaxed) as u8, lane };
+    let _ = send(&m, None);
+}
+
+pub fn forget(conn: u32, gen: u32) {
+    let _ = send(&ToDaemon::Forget { conn, gen }, None);
+}
+
+pub fn want_chunk(link: &Link) {
+    let m = ToDaemon::WantChunk { link: link.id.load(Relaxed), side: link.side.load(Relaxed) as u8 };
+    let _ = send(&m, None);
+}
+
+/// Waits a little for the daemon (eager mode only): until `done` or the time is over.
+pub fn wait_briefly(ms: u64, done: impl Fn() -> bool) {
+    let end = sys::now_ms() + ms;
+    loop {
+        pump();
+        if done() || fd() < 0 || sys::now_ms() >= end {
+            return;
+        }
+        for _ in 0..50 {
+            if pending() {
+                break;
+            }
+            sys::sched_yield();
+        }
+    }
+}

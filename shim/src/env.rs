@@ -1,0 +1,95 @@
+//! The shim's configuration: three environment variables, read once when it is loaded.
+//!
+//! - `UNDERPASS=off`: every hook passes through. `UNDERPASS=eager`: register at the first call and
+//!   wait a moment for the lane (tests, `underpass run --eager`).
+//! - `UNDERPASS_DIR`: the daemon's runtime directory; without it the system's, then the user's.
+
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
+
+static MODE: AtomicU32 = AtomicU32::new(0);
+const OFF: u32 = 1;
+const EAGER: u32 = 2;
+
+const LEN: usize = 100;
+struct Dirs(core::cell::UnsafeCell<[[u8; LEN]; 2]>);
+// SAFETY: written once in `init` (single-threaded: before main), read-only afterwards.
+unsafe impl Sync for Dirs {}
+static DIRS: Dirs = Dirs(core::cell::UnsafeCell::new([[0; LEN]; 2]));
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+fn var(name: &core::ffi::CStr) -> Option<&'static [u8]> {
+    // SAFETY: getenv returns null or a NUL-terminated string that lives in the environment.
+    unsafe {
+        let p = libc::getenv(name.as_ptr());
+        (!p.is_null()).then(|| core::ffi::CStr::from_ptr(p).to_bytes())
+    }
+}
+
+pub fn init() {
+    MODE.store(
+        match var(c"UNDERPASS") {
+            Some(b"off") => OFF,
+            Some(b"eager") => EAGER,
+            _ => 0,
+        },
+        Relaxed,
+    );
+    let mut n = 0;
+    let mut add = |parts: &[&[u8]]| {
+        let len: usize = parts.iter().map(|p| p.len()).sum();
+        if n < 2 && len < LEN {
+            // SAFETY: see `Dirs`.
+            let d = unsafe { &mut (*DIRS.0.get())[n] };
+            let mut at = 0;
+            for p in parts {
+                d[at..at + p.len()].copy_from_slice(p);
+                at += p.len();
+            }
+            d[at..].fill(0);
+            n += 1;
+        }
+    };
+    match var(c"UNDERPASS_DIR").filter(|d| !d.is_empty()) {
+        Some(d) => add(&[d]),
+        None => {
+            add(&[b"/run/underpass"]);
+            if let Some(x) = var(c"XDG_RUNTIME_DIR").filter(|d| !d.is_empty()) {
+                add(&[x, b"/underpass"]);
+            } else {
+                let mut digits = [0u8; 10];
+                // SAFETY: getuid has no preconditions.
+                let mut uid = unsafe { libc::getuid() };
+                let mut at = digits.len();
+                loop {
+                    at -= 1;
+                    digits[at] = b'0' + (uid % 10) as u8;
+                    uid /= 10;
+                    if uid == 0 || at == 0 {
+                        break;
+                    }
+                }
+                add(&[b"/tmp/underpass-", &digits[at..]]);
+            }
+        }
+    }
+    COUNT.store(n, Release);
+}
+
+#[inline(always)]
+pub fn off() -> bool {
+    MODE.load(Relaxed) == OFF
+}
+
+#[inline(always)]
+pub fn eager() -> bool {
+    MODE.load(Relaxed) == EAGER
+}
+
+/// Runtime directories to try, in order.
+pub fn dirs() -> impl Iterator<Item = &'static [u8]> {
+    (0..COUNT.load(Acquire)).map(|i| {
+        // SAFETY: see `Dirs`.
+        let d = unsafe { &(*DIRS.0.get())[i] };
+        &d[..d.iter().position(|b| *b == 0).unwrap_or(0)]
+    })
+}

@@ -1,0 +1,306 @@
+//! Descriptors coming and going: what close, dup, connect, accept, fork and exec mean for the
+//! tables.
+
+use crate::fdtab::{self, Fd};
+use crate::links::Sock;
+use crate::{control, epoll, io, lock, promote, sys, table, wait};
+use core::sync::atomic::Ordering::*;
+use link::family::{flag, state, Conn};
+use link::reason::Reason;
+
+/// A new TCP socket. `nonblock` as it was asked for.
+pub fn socket_made(fd: i32, nonblock: bool, open: bool, client: bool) {
+    if crate::env::off() || !table::init() || !fdtab::init() {
+        return;
+    }
+    let flags = if nonblock { flag::NONBLOCK } else { 0 } | if client { flag::CLIENT } else { 0 };
+    let Some(i) = table::alloc(fd, flags) else { return };
+    if open {
+        table::conn(i).state.store(state::OPEN, Release);
+    }
+    if !fdtab::set(fd, Fd::Conn(i)) {
+        table::free(i);
+    }
+    if open && crate::env::eager() {
+        io::quietly(|| promote::consider(i, fd, table::conn(i)));
+    }
+}
+
+/// Is a stream socket of one of the internet families?
+pub fn is_tcp(domain: i32, ty: i32, proto: i32) -> bool {
+    (domain == libc::AF_INET || domain == libc::AF_INET6)
+        && ty & 0xf == libc::SOCK_STREAM
+        && (proto == 0 || proto == libc::IPPROTO_TCP)
+}
+
+/// `connect` succeeded or is under way.
+pub fn connected(fd: i32, i: u32, unspec: bool) {
+    let c = table::conn(i);
+    if unspec {
+        // The socket is another connection from now on, with counts that go on: stay out of it.
+        table::bar(c, Reason::NotEstablished);
+        return;
+    }
+    c.flags.fetch_or(flag::CLIENT, Relaxed);
+    c.state.store(state::OPEN, Release);
+    if crate::env::eager() {
+        io::quietly(|| promote::consider(i, fd, c));
+    }
+}
+
+pub fn listening(fd: i32, i: u32) {
+    let c = table::conn(i);
+    c.state.store(state::LISTEN, Release);
+    io::quietly(|| table::name(i, fd));
+}
+
+/// Another descriptor for the same description.
+pub fn duplicated(old: i32, new: i32) {
+    match fdtab::get(old) {
+        Fd::Conn(i) => {
+            table::local(i).refs.fetch_add(1, Relaxed);
+            if !fdtab::set(new, Fd::Conn(i)) {
+                // Out of the table's reach: used natively from now on.
+                io::leave(i, old, Reason::Table);
+            }
+        }
+        Fd::Set(s) => {
+            epoll::duplicated(s);
+            fdtab::set(new, Fd::Set(s));
+        }
+        _ => {}
+    }
+}
+
+/// What [`before_close`] found.
+pub enum Close {
+    /// Go on and close.
+    Native,
+    /// One of ours: the application has no such descriptor.
+    Refuse,
+}
+
+/// Before a descriptor is closed (or replaced by dup2).
+pub fn before_close(fd: i32) -> Close {
+    match fdtab::get(fd) {
+        Fd::Other => {}
+        Fd::Ours => return Close::Refuse,
+        Fd::Set(s) => {
+            fdtab::set(fd, Fd::Other);
+            epoll::closed(s);
+        }
+        Fd::Conn(i) => {
+            fdtab::set(fd, Fd::Other);
+            let l = table::local(i);
+            if l.refs.fetch_sub(1, AcqRel) == 1 {
+                last_close(fd, i);
+            } else if l.fd.load(Relaxed) == fd {
+                // Another descriptor stands for the connection now.
+                for f in 0..=fdtab::high() {
+                    if fdtab::conn(f) == Some(i) {
+                        l.fd.store(f, Relaxed);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    Close::Native
+}
+
+/// The last descriptor of this process.
+fn last_close(fd: i32, i: u32) {
+    let c = table::conn(i);
+    let l = table::local(i);
+    table::remove_holder(c, table::pid());
+    let alone = table::holders(c) == 0;
+    let mine = c.owner_pid.load(Relaxed) == table::pid();
+    if mine {
+        epoll::forget(i);
+    }
+    if !alone {
+        // Others hold it: a lane that was ours alone goes down, so that they can use it.
+        if mine && c.flags.load(Relaxed) & flag::LANE != 0 {
+            io::leave(i, fd, Reason::Shared);
+            promote::end_lane(i);
+        }
+        return;
+    }
+    if c.flags.load(Relaxed) & flag::REGISTERED != 0
+        && !control::settled(l.registration.load(Relaxed))
+        && c.state.load(Relaxed) == state::OPEN
+    {
+        // The daemon may still hold a copy unread in its queue, which would hold back the FIN.
+        let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+    }
+    if let Some((link, m)) = promote::lane(c, l) {
+        let port = Sock { fd, link };
+        let _t = lock::lock(&c.tx.lock);
+        let _r = lock::lock(&c.rx.lock);
+        // What is on its way down must be on TCP before the FIN.
+        let end = sys::now_ms() + 1000;
+        while matches!(c.tx.look(&m, &port), Ok(link::lane::Progress::Blocked)) && sys::now_ms() < end {
+            sys::poll_ms(fd, libc::POLLOUT, 5);
+        }
+        // Take in a frame that TCP holds: left there, it would turn our FIN into a reset.
+        if c.rx.engaged() {
+            let _ = c.rx.probe(&m, &port);
+        }
+        if c.rx.ring_unread(&m) > 0 && c.rx.shut.load(Relaxed) == 0 {
+            // Unread bytes at close are a reset, as in TCP (RFC 1122, 4.2.2.13).
+            let linger = [1u32.to_ne_bytes(), 0u32.to_ne_bytes()].concat_bytes();
+            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+        }
+        c.rx.close(&m, &port);
+        if c.tx.is_up() {
+            m.publish(&port);
+        }
+    }
+    c.state.store(state::BUSY, Relaxed);
+    promote::end_lane(i);
+    table::free(i);
+}
+
+trait Concat {
+    fn concat_bytes(self) -> [u8; 8];
+}
+
+impl Concat for [[u8; 4]; 2] {
+    fn concat_bytes(self) -> [u8; 8] {
+        let mut b = [0u8; 8];
+        b[..4].copy_from_slice(&self[0]);
+        b[4..].copy_from_slice(&self[1]);
+        b
+    }
+}
+
+/// `shutdown`, before the kernel's own.
+pub fn before_shutdown(fd: i32, i: u32, how: i32) {
+    let c = table::conn(i);
+    let Some((link, m)) = promote::lane(c, table::local(i)) else { return };
+    let port = Sock { fd, link };
+    if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
+        if let Some(_g) = lock::lock(&c.tx.lock) {
+            let end = sys::now_ms() + 1000;
+            while matches!(c.tx.look(&m, &port), Ok(link::lane::Progress::Blocked)) && sys::now_ms() < end {
+                sys::poll_ms(fd, libc::POLLOUT, 5);
+            }
+            // Everything sent is on the ring; later sends get the kernel's EPIPE.
+            c.tx.abandon();
+            table::bar(c, Reason::NotEstablished);
+        }
+    }
+    if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
+        c.rx.shut.store(1, Relaxed);
+    }
+}
+
+/// After the kernel's `shutdown`: whoever sleeps must look.
+pub fn after_shutdown(i: u32) {
+    let c = table::conn(i);
+    if let Some((link, _)) = promote::lane(c, table::local(i)) {
+        wait::forward(link, None, None);
+        link.ring();
+    }
+}
+
+/// Every connection of this process by descriptor.
+pub fn each_fd(mut f: impl FnMut(i32, u32, &Conn)) {
+    for fd in 0..=fdtab::high() {
+        if let Some(i) = fdtab::conn(fd) {
+            f(fd, i, table::conn(i));
+        }
+    }
+}
+
+/// Before a fork: children in the making count as holders, so that nothing is promoted meanwhile.
+pub fn before_fork() {
+    if table::table().is_some() {
+        each_fd(|_, _, c| {
+            c.forks.fetch_add(1, SeqCst);
+        });
+    }
+}
+
+/// After a fork, in the parent. The child has entered itself, or does so in a moment.
+pub fn after_fork_parent(failed: bool) {
+    if failed && table::table().is_some() {
+        each_fd(|_, _, c| {
+            c.forks.fetch_sub(1, SeqCst);
+        });
+    }
+}
+
+/// After a fork, in the child: own control connection (when it is needed), own sleepers; lanes are
+/// the parent's until somebody touches them.
+pub fn after_fork_child() {
+    lock::forget_tid();
+    let me = sys::getpid();
+    table::set_pid(me);
+    if table::table().is_none() {
+        return;
+    }
+    let mut last = u32::MAX;
+    each_fd(|_, i, c| {
+        // A duplicated descriptor was counted once per descriptor before the fork.
+        if last != i && !c.holders.iter().any(|h| h.load(Relaxed) == me) {
+            table::add_holder(c, me);
+        }
+        last = i;
+        c.forks.fetch_sub(1, SeqCst);
+    });
+    control::after_fork();
+    wait::after_fork();
+    epoll::after_fork();
+}
+
+/// Before the program is replaced: every lane on a descriptor that survives goes down. Returns
+/// whether anything failed; the new program then meets a reset connection, not a silent loss.
+pub fn before_exec() {
+    if table::table().is_none() {
+        return;
+    }
+    let vfork_child = sys::getpid() != table::pid();
+    each_fd(|fd, i, c| {
+        let kept = sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0);
+        if kept && promote::lane(c, table::local(i)).is_some() {
+            io::leave(i, fd, Reason::Left);
+        } else if kept {
+            table::bar(c, Reason::Left);
+        } else if !vfork_child {
+            table::remove_holder(c, table::pid());
+        }
+    });
+}
+
+/// The exec failed: we are still here.
+pub fn exec_failed() {
+    if table::table().is_some() && sys::getpid() == table::pid() {
+        each_fd(|_, _, c| {
+            if !c.holders.iter().any(|h| h.load(Relaxed) == table::pid()) {
+                table::add_holder(c, table::pid());
+            }
+        });
+    }
+}
+
+/// Before `posix_spawn`, `system`, `popen`: the child inherits what is not closed on exec.
+pub fn before_spawn() {
+    if table::table().is_none() {
+        return;
+    }
+    each_fd(|fd, i, c| {
+        if c.flags.load(Relaxed) & flag::LANE != 0
+            && sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0)
+        {
+            io::leave(i, fd, Reason::Left);
+        }
+    });
+}
+
+/// A descriptor is used in a way that no lane can serve: back to TCP for good.
+pub fn give_up(fd: i32, why: Reason) {
+    if let Some(i) = fdtab::conn(fd) {
+        io::quietly(|| io::leave(i, fd, why));
+    }
+}

@@ -1,0 +1,116 @@
+//! What this process knows of each descriptor: one word per number, copied by fork as descriptors
+//! are. A look at this table is all that descriptors which are none of our business ever cost.
+
+use crate::sys;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
+
+/// Descriptors above this number stay native.
+pub const MAX_FD: usize = 1 << 20;
+
+static TABLE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+
+const KIND: u32 = 3 << 30;
+const CONN: u32 = 1 << 30;
+const SET: u32 = 2 << 30;
+const OURS: u32 = 3 << 30;
+
+/// What a descriptor is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fd {
+    Other,
+    /// A TCP socket: index in the family table.
+    Conn(u32),
+    /// An epoll set: index in the set table.
+    Set(u32),
+    /// One of the shim's own.
+    Ours,
+}
+
+pub fn init() -> bool {
+    if !TABLE.load(Acquire).is_null() {
+        return true;
+    }
+    let Ok(p) = sys::map_private(MAX_FD * 4) else { return false };
+    if TABLE.compare_exchange(core::ptr::null_mut(), p.cast(), AcqRel, Acquire).is_err() {
+        sys::unmap(p, MAX_FD * 4);
+    }
+    true
+}
+
+#[inline(always)]
+fn slot(fd: i32) -> Option<&'static AtomicU32> {
+    let t = TABLE.load(Acquire);
+    if t.is_null() || fd as usize >= MAX_FD {
+        return None;
+    }
+    // SAFETY: the table has MAX_FD zero-initialised words and is never unmapped; `fd` is in range
+    // (a negative one is huge as usize).
+    Some(unsafe { &*t.add(fd as usize) })
+}
+
+#[inline(always)]
+pub fn get(fd: i32) -> Fd {
+    match slot(fd).map_or(0, |s| s.load(Relaxed)) {
+        0 => Fd::Other,
+        v if v & KIND == CONN => Fd::Conn(v & !KIND),
+        v if v & KIND == SET => Fd::Set(v & !KIND),
+        _ => Fd::Ours,
+    }
+}
+
+/// Index of the connection behind `fd`, if it is one.
+#[inline(always)]
+pub fn conn(fd: i32) -> Option<u32> {
+    let v = slot(fd)?.load(Relaxed);
+    (v & KIND == CONN).then_some(v & !KIND)
+}
+
+/// Enters `what`; false if the number is out of reach (then the descriptor stays native).
+pub fn set(fd: i32, what: Fd) -> bool {
+    let Some(s) = slot(fd) else { return false };
+    s.store(
+        match what {
+            Fd::Other => 0,
+            Fd::Conn(i) => CONN | i,
+            Fd::Set(i) => SET | i,
+            Fd::Ours => OURS,
+        },
+        Relaxed,
+    );
+    HIGH.fetch_max(fd, Relaxed);
+    true
+}
+
+static HIGH: AtomicI32 = AtomicI32::new(-1);
+
+/// Highest descriptor number ever entered.
+pub fn high() -> i32 {
+    HIGH.load(Relaxed)
+}
+
+/// Moves one of our own descriptors out of the application's sight: to a high number, closed on
+/// exec, entered as ours. Takes the number given if there is no room above.
+pub fn hide(fd: i32) -> i32 {
+    let limit = sys::rlimit_nofile().min(MAX_FD as u64) as usize;
+    for base in [limit - limit / 4, limit / 2] {
+        if base <= 16 {
+            break;
+        }
+        if let Ok(high) = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, base) {
+            sys::close(fd);
+            set(high, Fd::Ours);
+            return high;
+        }
+    }
+    let _ = sys::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC as usize);
+    set(fd, Fd::Ours);
+    fd
+}
+
+/// Closes one of our own descriptors.
+pub fn close_ours(fd: i32) {
+    if fd >= 0 {
+        set(fd, Fd::Other);
+        sys::close(fd);
+    }
+}

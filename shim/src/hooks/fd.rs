@@ -1,0 +1,200 @@
+//! Descriptors: closing, duplicating, flags.
+
+use super::sock::nonblock;
+use crate::fdops::{self, Close};
+use crate::fdtab::{self, get, Fd};
+use crate::{io, real, sys, table};
+use core::ffi::{c_char, c_void};
+use link::reason::Reason;
+
+/// A vfork child shares our memory but not our descriptors: what it does to them is its own affair.
+fn not_ours() -> bool {
+    sys::getpid() != table::pid()
+}
+
+/// Before `fd` is closed. False: it is one of the shim's own, which the application does not have.
+fn closing(fd: i32) -> bool {
+    if get(fd) == Fd::Other || not_ours() {
+        return true;
+    }
+    match io::quietly(|| fdops::before_close(fd)) {
+        Close::Native => true,
+        Close::Refuse => {
+            crate::set_errno(libc::EBADF);
+            false
+        }
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn close(fd: i32) -> i32 {
+    if !closing(fd) {
+        return -1;
+    }
+    // SAFETY: see the module above.
+    unsafe { real::close(fd) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
+    const CLOEXEC: i32 = 4;
+    if flags & CLOEXEC != 0 || table::table().is_none() || not_ours() || first > last {
+        // SAFETY: see the module above.
+        return unsafe { real::close_range(first, last, flags) };
+    }
+    // Around our own descriptors, which stay.
+    let high = fdtab::high().max(0) as u32;
+    let mut at = first;
+    while at <= last {
+        let mut end = at;
+        if at > high {
+            end = last;
+        } else {
+            while end < last.min(high) && get(end as i32) == get(at as i32) && get(at as i32) == Fd::Other {
+                end += 1;
+            }
+        }
+        if get(at as i32) == Fd::Ours && at <= high {
+            at += 1;
+            continue;
+        }
+        if at <= high {
+            for fd in at..=end.min(high) {
+                closing(fd as i32);
+            }
+        }
+        // SAFETY: as above; a part of the application's range.
+        let r = unsafe { real::close_range(at, end, flags) };
+        if r != 0 {
+            return r;
+        }
+        if end == u32::MAX {
+            break;
+        }
+        at = end + 1;
+    }
+    0
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn closefrom(first: i32) {
+    // SAFETY: see the module above.
+    unsafe {
+        close_range(first.max(0) as u32, u32::MAX, 0);
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn dup(fd: i32) -> i32 {
+    // SAFETY: see the module above.
+    let new = unsafe { real::dup(fd) };
+    copied(fd, new);
+    new
+}
+
+fn copied(old: i32, new: i32) {
+    if new >= 0 && get(old) != Fd::Other && !not_ours() {
+        io::quietly(|| fdops::duplicated(old, new));
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn dup2(a: i32, b: i32) -> i32 {
+    // SAFETY: see the module above.
+    unsafe { onto(a, b, || real::dup2(a, b)) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn dup3(a: i32, b: i32, f: i32) -> i32 {
+    // SAFETY: see the module above.
+    unsafe { onto(a, b, || real::dup3(a, b, f)) }
+}
+
+/// dup2 and dup3: `b` is closed on the way, if `a` is valid.
+fn onto(a: i32, b: i32, native: impl Fn() -> i32) -> i32 {
+    if (get(a) == Fd::Other && get(b) == Fd::Other) || not_ours() {
+        return native();
+    }
+    if a == b || sys::fcntl(a, libc::F_GETFD, 0).is_err() {
+        return native();
+    }
+    if !closing(b) {
+        return -1; // onto one of ours: as if the table were full
+    }
+    let new = native();
+    copied(a, new);
+    new
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn fcntl(fd: i32, cmd: i32, arg: usize) -> i32 {
+    // SAFETY: see the module above; a fixed third argument serves C's variadic callers on the
+    // ABIs supported here (it is passed in a register either way).
+    unsafe { control(fd, cmd, arg, real::fcntl) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn fcntl64(fd: i32, cmd: i32, arg: usize) -> i32 {
+    // SAFETY: as above.
+    unsafe { control(fd, cmd, arg, real::fcntl64) }
+}
+
+/// # Safety
+/// As `fcntl`.
+unsafe fn control(fd: i32, cmd: i32, arg: usize, native: unsafe fn(i32, i32, usize) -> i32) -> i32 {
+    // SAFETY: passed on.
+    let mut r = unsafe { native(fd, cmd, arg) };
+    if r < 0 && crate::errno() == libc::ENOSYS {
+        // fcntl64 came with glibc 2.28.
+        // SAFETY: as above.
+        r = unsafe { real::fcntl(fd, cmd, arg) };
+    }
+    let what = get(fd);
+    if r >= 0 && what != Fd::Other {
+        match (cmd, what) {
+            (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, _) => copied(fd, r),
+            (libc::F_SETFL, Fd::Conn(i)) => nonblock(i, arg as i32 & libc::O_NONBLOCK != 0),
+            _ => {}
+        }
+    }
+    r
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn fdopen(fd: i32, mode: *const c_char) -> *mut c_void {
+    // stdio reads, writes and closes inside libc, unseen.
+    fdops::give_up(fd, Reason::Bypassed);
+    // SAFETY: see the module above.
+    unsafe { real::fdopen(fd, mode) }
+}
+
+macro_rules! aio {
+    ($($name:ident),*) => {$(
+        #[no_mangle]
+        pub unsafe extern "C" fn $name(cb: *mut c_void) -> i32 {
+            // SAFETY: see the module above; aio_fildes is the first member of struct aiocb.
+            unsafe {
+                if let Some(fd) = cb.cast::<i32>().as_ref() {
+                    fdops::give_up(*fd, Reason::Bypassed);
+                }
+                real::$name(cb)
+            }
+        }
+    )*};
+}
+aio!(aio_read, aio_write, aio_read64, aio_write64);
+
+#[no_mangle]
+pub unsafe extern "C" fn lio_listio(mode: i32, list: *const *mut c_void, n: i32, sev: *mut c_void) -> i32 {
+    // SAFETY: see the module above.
+    unsafe {
+        if !list.is_null() {
+            for k in 0..n.max(0) as usize {
+                if let Some(fd) = (*list.add(k)).cast::<i32>().as_ref() {
+                    fdops::give_up(*fd, Reason::Bypassed);
+                }
+            }
+        }
+        real::lio_listio(mode, list, n, sev)
+    }
+}

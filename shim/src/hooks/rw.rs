@@ -1,0 +1,248 @@
+//! read, write, send, recv and their vectored and fortified forms.
+
+use crate::fdtab::conn;
+use crate::{fdops, io, real};
+use core::ffi::c_void;
+use libc::{iovec, off_t, sockaddr, socklen_t};
+use link::reason::Reason;
+
+fn vec(p: *const c_void, n: usize) -> [iovec; 1] {
+    [iovec { iov_base: p.cast_mut(), iov_len: n }]
+}
+
+/// The application's iovec array as a slice; `None` where the kernel has to judge it.
+///
+/// # Safety
+/// `v` and `n` as in `readv`.
+unsafe fn vecs<'a>(v: *const iovec, n: i32) -> Option<&'a [iovec]> {
+    let ok = (0..=1024).contains(&n) && !v.is_null();
+    // SAFETY: the application promises `n` entries.
+    let s = ok.then(|| unsafe { core::slice::from_raw_parts(v, n as usize) })?;
+    let total = s.iter().try_fold(0usize, |t, v| t.checked_add(v.iov_len))?;
+    (total <= isize::MAX as usize).then_some(s)
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn send(fd: i32, p: *const c_void, n: usize, flags: i32) -> isize {
+    // SAFETY: see the module (all calls in this file).
+    unsafe {
+        let native = || real::send(fd, p, n, flags);
+        match conn(fd) {
+            Some(i) if on_lane(i, flags, SEND_OK, fd) => io::send(fd, i, &vec(p, n), flags, native),
+            _ => native(),
+        }
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn sendto(fd: i32, p: *const c_void, n: usize, flags: i32, a: *const sockaddr, l: socklen_t) -> isize {
+    // SAFETY: see the module.
+    unsafe {
+        let native = || real::sendto(fd, p, n, flags, a, l);
+        match conn(fd) {
+            // On a connected stream the address is ignored, but for MSG_FASTOPEN.
+            Some(i) if on_lane(i, flags, SEND_OK, fd) => io::send(fd, i, &vec(p, n), flags, native),
+            _ => native(),
+        }
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn write(fd: i32, p: *const c_void, n: usize) -> isize {
+    // SAFETY: see the module.
+    unsafe {
+        match conn(fd) {
+            Some(i) => io::send(fd, i, &vec(p, n), 0, || real::write(fd, p, n)),
+            None => real::write(fd, p, n),
+        }
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn writev(fd: i32, v: *const iovec, n: i32) -> isize {
+    // SAFETY: see the module.
+    unsafe {
+        match (conn(fd), vecs(v, n)) {
+            (Some(i), Some(s)) => io::send(fd, i, s, 0, || real::writev(fd, v, n)),
+            _ => real::writev(fd, v, n),
+        }
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn recv(fd: i32, p: *mut c_void, n: usize, flags: i32) -> isize {
+    // SAFETY: see the module.
+    unsafe {
+        let native = || real::recv(fd, p, n, flags);
+        match conn(fd) {
+            Some(i) if flags & !RECV_OK == 0 => io::recv(fd, i, &vec(p, n), flags, native),
+            _ => native(),
+        }
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn recvfrom(fd: i32, p: *mut c_void, n: usize, flags: i32, a: *mut sockaddr, l: *mut socklen_t) -> isize {
+    // SAFETY: see the module.
+    unsafe {
+        let native = || real::recvfrom(fd, p, n, flags, a, l);
+        match conn(fd) {
+            Some(i) if flags & !RECV_OK == 0 => {
+                let r = io::recv(fd, i, &vec(p, n), flags, native);
+                if r >= 0 && !a.is_null() && !l.is_null() {
+                    *l = 0; // as the kernel does for streams
+                }
+                r
+            }
+            _ => native(),
+        }
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn read(fd: i32, p: *mut c_void, n: usize) -> isize {
+    // SAFETY: see the module.
+    unsafe {
+        match conn(fd) {
+            Some(_) if n == 0 => 0,
+            Some(i) => io::recv(fd, i, &vec(p, n), 0, || real::read(fd, p, n)),
+            None => real::read(fd, p, n),
+        }
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn readv(fd: i32, v: *const iovec, n: i32) -> isize {
+    // SAFETY: see the module.
+    unsafe {
+        match (conn(fd), vecs(v, n)) {
+            (Some(i), Some(s)) => io::recv(fd, i, s, 0, || real::readv(fd, v, n)),
+            _ => real::readv(fd, v, n),
+        }
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn preadv2(fd: i32, v: *const iovec, n: i32, o: off_t, f: i32) -> isize {
+    // SAFETY: see the module.
+    unsafe {
+        fdops::give_up(fd, Reason::Option);
+        counted(fd, false, || real::preadv2(fd, v, n, o, f))
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn preadv64v2(fd: i32, v: *const iovec, n: i32, o: off_t, f: i32) -> isize {
+    // SAFETY: see the module; off_t has 64 bits here.
+    unsafe { preadv2(fd, v, n, o, f) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn pwritev2(fd: i32, v: *const iovec, n: i32, o: off_t, f: i32) -> isize {
+    // SAFETY: see the module.
+    unsafe {
+        fdops::give_up(fd, Reason::Option);
+        counted(fd, true, || real::pwritev2(fd, v, n, o, f))
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn pwritev64v2(fd: i32, v: *const iovec, n: i32, o: off_t, f: i32) -> isize {
+    // SAFETY: see the module.
+    unsafe { pwritev2(fd, v, n, o, f) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn sendfile(out: i32, input: i32, off: *mut off_t, n: usize) -> isize {
+    // SAFETY: see the module.
+    unsafe {
+        fdops::give_up(input, Reason::Option);
+        match conn(out) {
+            Some(i) => io::sendfile(out, i, input, off, n, || real::sendfile(out, input, off, n)),
+            None => real::sendfile(out, input, off, n),
+        }
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn sendfile64(out: i32, input: i32, off: *mut off_t, n: usize) -> isize {
+    // SAFETY: see the module.
+    unsafe { sendfile(out, input, off, n) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn splice(i: i32, io_: *mut i64, o: i32, oo: *mut i64, n: usize, f: u32) -> isize {
+    // SAFETY: see the module.
+    unsafe {
+        fdops::give_up(i, Reason::Option);
+        fdops::give_up(o, Reason::Option);
+        real::splice(i, io_, o, oo, n, f)
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn tee(i: i32, o: i32, n: usize, f: u32) -> isize {
+    // SAFETY: see the module; tee works on pipes only, so no lane is concerned.
+    unsafe { real::tee(i, o, n, f) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn vmsplice(fd: i32, v: *const iovec, n: usize, f: u32) -> isize {
+    // SAFETY: see the module; pipes only.
+    unsafe { real::vmsplice(fd, v, n, f) }
+}
+
+/// A native call whose bytes are counted although the connection never gets a lane again.
+fn counted(fd: i32, out: bool, native: impl Fn() -> isize) -> isize {
+    let r = native();
+    if let Some(i) = conn(fd).filter(|_| r > 0) {
+        let c = crate::table::conn(i);
+        let k = if out { &c.tx.kpos } else { &c.rx.kpos };
+        k.fetch_add(r as u64, core::sync::atomic::Ordering::Relaxed);
+    }
+    r
+}
+
+// Fortified forms (glibc's _FORTIFY_SOURCE): the length of the buffer comes along. A call that
+// would overflow goes to libc's own, which reports it.
+macro_rules! fortified {
+    ($($name:ident => $plain:ident($($a:ident: $t:ty),*) checks $n:ident <= $len:ident, args($($all:ident: $ta:ty),*);)*) => {$(
+        #[no_mangle]
+        pub unsafe extern "C" fn $name($($all: $ta),*) -> isize {
+            crate::real::real! { $name($($all: $ta),*) -> isize; }
+            use core::ffi::CStr;
+            use crate::real::Sym;
+            // SAFETY: see the module.
+            unsafe { if $n > $len { $name($($all),*) } else { $plain($($a),*) } }
+        }
+    )*};
+}
+
+mod fortify {
+    use super::{read, recv, recvfrom};
+    use core::ffi::c_void;
+    use libc::{sockaddr, socklen_t};
+    fortified! {
+        __read_chk => read(fd: i32, p: *mut c_void, n: usize) checks n <= buflen,
+            args(fd: i32, p: *mut c_void, n: usize, buflen: usize);
+        __recv_chk => recv(fd: i32, p: *mut c_void, n: usize, flags: i32) checks n <= buflen,
+            args(fd: i32, p: *mut c_void, n: usize, buflen: usize, flags: i32);
+        __recvfrom_chk => recvfrom(fd: i32, p: *mut c_void, n: usize, flags: i32, a: *mut sockaddr, l: *mut socklen_t) checks n <= buflen,
+            args(fd: i32, p: *mut c_void, n: usize, buflen: usize, flags: i32, a: *mut sockaddr, l: *mut socklen_t);
+    }
+}
+
+/// Flags of a send that a lane can serve. MSG_MORE is a hint about packets.
+pub const SEND_OK: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
+/// Flags of a receive that a lane can serve.
+pub const RECV_OK: i32 = libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_DONTWAIT | libc::MSG_TRUNC | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
+
+/// May this send go over the lane? Flags that it cannot carry (urgent data, zero copy, fast open)
+/// bring the connection back to TCP for good, first.
+pub fn on_lane(_i: u32, flags: i32, ok: i32, fd: i32) -> bool {
+    if flags & !ok == 0 {
+        return true;
+    }
+    fdops::give_up(fd, Reason::Option);
+    false
+}

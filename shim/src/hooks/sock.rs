@@ -1,0 +1,187 @@
+//! Sockets: making, connecting, accepting, options.
+
+use crate::fdtab::{conn, get, Fd};
+use crate::{env, epoll, fdops, io, real, sys, table};
+use core::ffi::c_void;
+use core::sync::atomic::Ordering::Relaxed;
+use libc::{sockaddr, socklen_t};
+use link::family::flag;
+use link::reason::Reason;
+
+#[no_mangle]
+pub unsafe extern "C" fn socket(domain: i32, ty: i32, proto: i32) -> i32 {
+    // SAFETY: see the module above.
+    let fd = unsafe { real::socket(domain, ty, proto) };
+    if fd >= 0 && fdops::is_tcp(domain, ty, proto) {
+        io::quietly(|| fdops::socket_made(fd, ty & libc::SOCK_NONBLOCK != 0, false, false));
+    }
+    fd
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn connect(fd: i32, a: *const sockaddr, l: socklen_t) -> i32 {
+    // SAFETY: see the module above.
+    unsafe {
+        let Some(i) = conn(fd) else { return real::connect(fd, a, l) };
+        let unspec = !a.is_null() && l >= 2 && i32::from((*a).sa_family) == libc::AF_UNSPEC;
+        if unspec {
+            fdops::give_up(fd, Reason::NotEstablished);
+        }
+        let r = real::connect(fd, a, l);
+        if r == 0 || crate::errno() == libc::EINPROGRESS || crate::errno() == libc::EINTR {
+            fdops::connected(fd, i, unspec);
+        }
+        r
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn listen(fd: i32, n: i32) -> i32 {
+    // SAFETY: see the module above.
+    let r = unsafe { real::listen(fd, n) };
+    if r == 0 {
+        if let Some(i) = conn(fd) {
+            fdops::listening(fd, i);
+        }
+    }
+    r
+}
+
+fn accepted(listener: i32, fd: i32, nonblock: bool) {
+    if fd < 0 || env::off() {
+        return;
+    }
+    io::quietly(|| {
+        let tcp = match get(listener) {
+            Fd::Conn(_) => true,
+            // An inherited listener: ask the kernel what it accepts.
+            _ => {
+                sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP as u32)
+            }
+        };
+        if tcp {
+            fdops::socket_made(fd, nonblock, true, false);
+        }
+    });
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn accept(fd: i32, a: *mut sockaddr, l: *mut socklen_t) -> i32 {
+    // SAFETY: see the module above.
+    let r = unsafe { real::accept(fd, a, l) };
+    accepted(fd, r, false);
+    r
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn accept4(fd: i32, a: *mut sockaddr, l: *mut socklen_t, f: i32) -> i32 {
+    // SAFETY: see the module above.
+    let r = unsafe { real::accept4(fd, a, l, f) };
+    accepted(fd, r, f & libc::SOCK_NONBLOCK != 0);
+    r
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
+    let i = conn(fd);
+    if let Some(i) = i {
+        io::quietly(|| fdops::before_shutdown(fd, i, how));
+    }
+    // SAFETY: see the module above.
+    let r = unsafe { real::shutdown(fd, how) };
+    if let Some(i) = i {
+        io::quietly(|| {
+            fdops::after_shutdown(i);
+            epoll::stir(i);
+        });
+    }
+    r
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn getsockopt(fd: i32, level: i32, name: i32, v: *mut c_void, len: *mut socklen_t) -> i32 {
+    // SAFETY: see the module above.
+    unsafe {
+        let r = real::getsockopt(fd, level, name, v, len);
+        if r == 0 && level == libc::SOL_SOCKET && name == libc::SO_ERROR && !len.is_null() && *len >= 4 {
+            if let Some(i) = conn(fd) {
+                let p = v.cast::<i32>();
+                if p.read_unaligned() == 0 {
+                    // An error that a look at TCP took from the kernel before the application asked.
+                    p.write_unaligned(table::conn(i).rx.take_error());
+                }
+            }
+        }
+        r
+    }
+}
+
+/// Options that a lane cannot honour: the connection stays on, or goes back to, TCP.
+fn disqualifies(level: i32, name: i32) -> bool {
+    const TCP_ULP: i32 = 31;
+    const TCP_REPAIR: i32 = 19;
+    const TCP_ZEROCOPY_RECEIVE: i32 = 35;
+    const TCP_INQ: i32 = 36;
+    match level {
+        libc::SOL_SOCKET => matches!(
+            name,
+            libc::SO_ATTACH_FILTER
+                | libc::SO_ATTACH_BPF
+                | libc::SO_TIMESTAMP
+                | libc::SO_TIMESTAMPNS
+                | libc::SO_TIMESTAMPING
+                | libc::SO_ZEROCOPY
+                | libc::SO_RCVLOWAT
+                | libc::SO_PEEK_OFF
+        ),
+        libc::IPPROTO_TCP => matches!(name, TCP_ULP | TCP_REPAIR | TCP_ZEROCOPY_RECEIVE | TCP_INQ),
+        _ => false,
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn setsockopt(fd: i32, level: i32, name: i32, v: *const c_void, len: socklen_t) -> i32 {
+    if disqualifies(level, name) && conn(fd).is_some() {
+        // SO_RCVLOWAT of 1 is the default, which lanes have.
+        // SAFETY: the application promises `len` readable bytes.
+        let harmless = level == libc::SOL_SOCKET
+            && name == libc::SO_RCVLOWAT
+            && len >= 4
+            && !v.is_null()
+            && unsafe { v.cast::<i32>().read_unaligned() } <= 1;
+        if !harmless {
+            fdops::give_up(fd, Reason::Option);
+        }
+    }
+    // SAFETY: see the module above.
+    unsafe { real::setsockopt(fd, level, name, v, len) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn ioctl(fd: i32, req: u64, arg: usize) -> i32 {
+    // SAFETY: see the module above.
+    unsafe {
+        let Some(i) = conn(fd) else { return real::ioctl(fd, req, arg) };
+        if req == libc::FIONREAD && arg != 0 {
+            if let Some(n) = io::unread(i, fd) {
+                (arg as *mut i32).write_unaligned(n);
+                return 0;
+            }
+        }
+        let r = real::ioctl(fd, req, arg);
+        if r == 0 && req == libc::FIONBIO && arg != 0 {
+            nonblock(i, (arg as *const i32).read_unaligned() != 0);
+        }
+        r
+    }
+}
+
+/// O_NONBLOCK changed on the description.
+pub fn nonblock(i: u32, on: bool) {
+    let f = &table::conn(i).flags;
+    if on {
+        f.fetch_or(flag::NONBLOCK, Relaxed);
+    } else {
+        f.fetch_and(!flag::NONBLOCK, Relaxed);
+    }
+}

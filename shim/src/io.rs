@@ -1,0 +1,523 @@
+//! Sending and receiving: one engine for all the calls of that family.
+//!
+//! A call comes with its buffers as an iovec and with a closure that makes the native call. Where
+//! the direction is on TCP the closure runs, counted; otherwise the lane is used.
+
+use crate::links::Sock;
+use crate::table;
+use crate::wait::{self, For, Woke};
+use crate::{control, errno, lock, promote, real, set_errno, sys};
+use core::sync::atomic::Ordering::*;
+use libc::iovec;
+use link::family::{flag, state, Conn};
+use link::lane::rx::How;
+use link::lane::{Iov, Received, Sent};
+use link::prim::{cpu, ticks};
+use link::reason::Reason;
+
+/// Milliseconds a full ring is waited for before the direction goes down: kernel buffers hold
+/// megabytes, and programs that write before they read rely on it.
+pub const FULL_MS: u64 = 5;
+/// Microseconds between two looks at TCP by whoever finds the ring empty.
+const LOOK_US: u64 = 20;
+/// Microseconds between two looks whether the peer's TCP end is still there, by a sender.
+const CHECK_US: u64 = 2000;
+
+fn fail(e: i32) -> isize {
+    set_errno(e);
+    -1
+}
+
+/// Resets the connection: RST to the peer, ECONNRESET here, and the reason in `ss`.
+#[cold]
+pub fn reset(c: &Conn, fd: i32, r: Reason) {
+    if let Some(t) = table::table() {
+        t.header.stats.resets.fetch_add(1, Relaxed);
+    }
+    table::bar(c, r);
+    c.tx.abandon();
+    // connect(AF_UNSPEC) on an established socket sends a reset (tcp_disconnect).
+    let unspec = [0u8; 16];
+    let _ = sys::connect(fd, unspec.as_ptr(), unspec.len());
+}
+
+/// Is the call non-blocking?
+#[inline(always)]
+fn nonblocking(c: &Conn, flags: i32) -> bool {
+    flags & libc::MSG_DONTWAIT != 0 || c.flags.load(Relaxed) & flag::NONBLOCK != 0
+}
+
+/// End of the wait that SO_RCVTIMEO or SO_SNDTIMEO allows, in CLOCK_MONOTONIC ns; `None`: for ever.
+fn deadline(fd: i32, name: i32) -> Option<u64> {
+    let mut b = [0u8; 16];
+    sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut b).ok()?;
+    let half = |o: usize| {
+        let mut w = [0u8; 8];
+        w.copy_from_slice(&b[o..o + 8]);
+        u64::from_ne_bytes(w)
+    };
+    let ns = half(0).saturating_mul(1_000_000_000).saturating_add(half(8).saturating_mul(1000));
+    (ns != 0).then(|| sys::now_ns().saturating_add(ns))
+}
+
+fn left_ms(deadline: Option<u64>) -> i64 {
+    match deadline {
+        None => -1,
+        Some(d) => (d.saturating_sub(sys::now_ns()).div_ceil(1_000_000)) as i64,
+    }
+}
+
+/// Sends `iov`. `native` makes the application's own call; after a part went over the lane the
+/// rest is sent with `sendmsg`.
+///
+/// # Safety
+/// The buffers are the application's: readable, as its own call demands.
+#[inline]
+pub unsafe fn send(fd: i32, i: u32, vecs: &[iovec], flags: i32, native: impl Fn() -> isize) -> isize {
+    let c = table::conn(i);
+    let l = table::local(i);
+    if control::pending() {
+        control::pump();
+    }
+    let mut iov = Iov::new(vecs);
+    let mut total = 0usize;
+    let mut until: Option<Option<u64>> = None;
+    loop {
+        if !c.tx.is_up() && c.tx.mode.load(Relaxed) == link::lane::tx::mode::TCP {
+            if c.flags.load(Relaxed) & flag::LANE != 0 {
+                if promote::try_up(c, l, fd) {
+                    continue;
+                }
+            } else {
+                promote::evidence(i, fd, c);
+                if c.flags.load(Relaxed) & flag::LANE != 0 && promote::try_up(c, l, fd) {
+                    continue;
+                }
+            }
+            if c.tx.enter_native() {
+                // SAFETY: the application's buffers, by this function's contract.
+                let r = if total == 0 { native() } else { unsafe { rest(fd, &mut iov, flags) } };
+                c.tx.leave_native(r.max(0) as u64);
+                if total == 0 {
+                    return r;
+                }
+                return if r >= 0 { (total + r as usize) as isize } else { total as isize };
+            }
+        }
+        let Some((link, m)) = promote::lane(c, l) else { return fail(libc::EPIPE) };
+        if c.owner_pid.load(Relaxed) != table::pid() {
+            promote::take_down(i); // a forked child: back to TCP, where both may send
+        }
+        let port = Sock { fd, link };
+        let sent = {
+            let Some(_g) = lock::lock(&c.tx.lock) else { return fail(libc::EAGAIN) };
+            let was = c.tx.is_up();
+            let s = c.tx.send(&m, &port, &mut iov);
+            if was && !c.tx.is_up() {
+                promote::counted_down();
+            }
+            s
+        };
+        match sent {
+            Sent::Bytes(n) => {
+                total += n;
+                let me = cpu();
+                if m.own_rx().cpu.load(Relaxed) != me {
+                    m.own_rx().cpu.store(me, Relaxed); // a hint for the other side's spin
+                }
+                let now = ticks();
+                if now.wrapping_sub(l.checked.load(Relaxed)) > CHECK_US * wait::cycles_per_us() {
+                    l.checked.store(now, Relaxed);
+                    peer_check(c, fd, link);
+                }
+                if iov.left() == 0 {
+                    return total as isize;
+                }
+            }
+            Sent::Tcp => {}
+            Sent::Reset(r) => {
+                reset(c, fd, r);
+                return if total > 0 { total as isize } else { fail(libc::ECONNRESET) };
+            }
+            Sent::Full | Sent::Blocked => {
+                let full = sent == Sent::Full;
+                if full {
+                    if grow(c, link, &m) {
+                        continue;
+                    }
+                    let since = c.tx.full_since_ms.load(Relaxed);
+                    let now = sys::now_ms();
+                    if since == 0 {
+                        c.tx.full_since_ms.store(now, Relaxed);
+                    } else if now.saturating_sub(since) > FULL_MS {
+                        go_down_full(c, link, fd, &m);
+                        continue;
+                    }
+                    if c.tx.want_space(&m) {
+                        continue;
+                    }
+                    peer_check(c, fd, link);
+                }
+                if nonblocking(c, flags) {
+                    return if total > 0 { total as isize } else { fail(libc::EAGAIN) };
+                }
+                let end = *until.get_or_insert_with(|| deadline(fd, libc::SO_SNDTIMEO));
+                let ms = left_ms(end);
+                let cap = if full { FULL_MS as i64 + 1 } else { -1 };
+                let t = if cap < 0 || (0..=cap).contains(&ms) { ms } else { cap };
+                match wait::wait(i, c, l, fd, For::Space, t) {
+                    Woke::Timeout if t == ms => {
+                        return if total > 0 { total as isize } else { fail(libc::EAGAIN) };
+                    }
+                    Woke::Interrupted => {
+                        return if total > 0 { total as isize } else { fail(libc::EINTR) };
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// Ring full for long: down, and up again only later.
+pub fn go_down_full(c: &Conn, link: &crate::links::Link, fd: i32, m: &link::lane::Memory) {
+    let Some(_g) = lock::lock(&c.tx.lock) else { return };
+    if c.tx.is_up() {
+        promote::full_down(c);
+        let _ = c.tx.down(m, &Sock { fd, link });
+        promote::counted_down();
+    }
+}
+
+/// A lane that fills its ring gets a larger one, if the daemon allows and the reader has left the
+/// one before.
+fn grow(c: &Conn, link: &crate::links::Link, m: &link::lane::Memory) -> bool {
+    let Some(_g) = lock::lock(&c.tx.lock) else { return false };
+    let log2 = c.tx.ring_log2();
+    let max = control::ring_sizes().1;
+    if log2 == 0 || log2 >= max || !c.tx.can_move(m) {
+        return false;
+    }
+    let Some(loc) = link.alloc((log2 + 2).min(max)) else { return false };
+    let freed = c.tx.move_to(m, loc);
+    let slot = &link.rings[c.lane.load(Relaxed) as usize];
+    slot[1].store(slot[0].swap(loc.pack(), Relaxed), Relaxed);
+    if let Some(f) = freed {
+        link.free(f);
+    }
+    true
+}
+
+/// The peer's process may have died, or its socket: then bytes must meet TCP's own errors.
+#[cold]
+fn peer_check(c: &Conn, fd: i32, link: &crate::links::Link) {
+    let e = sys::poll1(fd, libc::POLLRDHUP);
+    let gone = e & (libc::POLLERR | libc::POLLHUP) != 0
+        || (e & libc::POLLRDHUP != 0 && sys::poll1(link.bell(), 0) & libc::POLLHUP != 0);
+    if gone {
+        if let Some(_g) = lock::lock(&c.tx.lock) {
+            c.tx.abandon();
+        }
+    }
+    if control::fd() < 0 {
+        control::ensure();
+    }
+}
+
+/// The rest of a send that began on the lane, natively.
+///
+/// # Safety
+/// As [`send`].
+unsafe fn rest(fd: i32, iov: &mut Iov<'_>, flags: i32) -> isize {
+    let mut total = 0isize;
+    while let Some((p, n)) = iov.take(usize::MAX) {
+        // SAFETY: the application's buffer.
+        let r = unsafe { real::send(fd, p.cast(), n, flags) };
+        if r < 0 {
+            return if total > 0 { total } else { r };
+        }
+        total += r;
+        if (r as usize) < n {
+            break;
+        }
+    }
+    total
+}
+
+/// Receives into `vecs`; `native` makes the application's own call.
+///
+/// # Safety
+/// The buffers are the application's: writable, as its own call demands.
+#[inline]
+pub unsafe fn recv(fd: i32, i: u32, vecs: &[iovec], flags: i32, native: impl Fn() -> isize) -> isize {
+    let c = table::conn(i);
+    let l = table::local(i);
+    if control::pending() {
+        control::pump();
+    }
+    let peek = flags & libc::MSG_PEEK != 0;
+    let all = flags & libc::MSG_WAITALL != 0 && !peek;
+    let mut iov = Iov::new(vecs);
+    let mut total = 0usize;
+    let mut look = false;
+    let mut until: Option<Option<u64>> = None;
+    loop {
+        if !c.rx.engaged() {
+            if c.flags.load(Relaxed) & flag::LANE != 0 {
+                promote::try_ready(i, c, l);
+            } else {
+                promote::evidence(i, fd, c);
+            }
+            // A call that waits for everything must not be caught by the switch half-way.
+            if total == 0 && c.rx.enter_native() {
+                let r = native();
+                c.rx.leave_native(if peek { 0 } else { r.max(0) as u64 });
+                return r;
+            }
+            if total > 0 && c.rx.enter_native() {
+                let r = match iov.take(usize::MAX) {
+                    // SAFETY: the application's buffer.
+                    Some((p, n)) => unsafe { real::recv(fd, p.cast(), n, flags) },
+                    None => 0,
+                };
+                c.rx.leave_native(r.max(0) as u64);
+                return if r >= 0 { (total + r as usize) as isize } else { total as isize };
+            }
+        }
+        let Some((link, m)) = promote::lane(c, l) else { return fail(libc::ECONNRESET) };
+        let port = Sock { fd, link };
+        let nb = nonblocking(c, flags);
+        if nb && !look {
+            let now = ticks();
+            if now.wrapping_sub(c.rx.looked.load(Relaxed)) > LOOK_US * wait::cycles_per_us() {
+                c.rx.looked.store(now, Relaxed);
+                look = true;
+            }
+        }
+        let how = How { peek, discard: flags & libc::MSG_TRUNC != 0, look };
+        let got = {
+            let Some(_g) = lock::lock(&c.rx.lock) else { return fail(libc::EAGAIN) };
+            if c.owner_pid.load(Relaxed) != table::pid() {
+                c.rx.want_down(&m, &port); // a forked child reads along until the sender is on TCP
+                link.ring();
+            }
+            c.rx.recv(&m, &port, &mut iov, how)
+        };
+        match got {
+            Received::Bytes(n) => {
+                total += n;
+                if all && iov.left() > 0 && n > 0 {
+                    look = false;
+                    continue;
+                }
+                return total as isize;
+            }
+            Received::Eof => return total as isize,
+            Received::Error(e) => {
+                return if total > 0 { total as isize } else { fail(e) };
+            }
+            Received::Reset(r) => {
+                reset(c, fd, r);
+                return if total > 0 { total as isize } else { fail(libc::ECONNRESET) };
+            }
+            Received::Tcp => {}
+            Received::Empty => {
+                if c.rx.shut.load(Relaxed) != 0 {
+                    return total as isize;
+                }
+                if nb {
+                    return if total > 0 { total as isize } else { fail(libc::EAGAIN) };
+                }
+                let end = *until.get_or_insert_with(|| {
+                    if c.rx.is_up() && !look {
+                        None // first the spin: the option is asked for only before a sleep
+                    } else {
+                        deadline(fd, libc::SO_RCVTIMEO)
+                    }
+                });
+                if c.rx.is_up() && !look && wait::may_spin(&l.spin) {
+                    let found = wait::spin(|| m.peer_rx().cpu.load(Relaxed), || c.rx.stirs(&m));
+                    wait::spun(&l.spin, found);
+                    if found {
+                        continue;
+                    }
+                }
+                let end = match end {
+                    None => {
+                        let d = deadline(fd, libc::SO_RCVTIMEO);
+                        until = Some(d);
+                        d
+                    }
+                    d => d,
+                };
+                match wait::wait(i, c, l, fd, For::Data, left_ms(end)) {
+                    Woke::Look { kernel } => look = kernel,
+                    Woke::Timeout => return if total > 0 { total as isize } else { fail(libc::EAGAIN) },
+                    Woke::Interrupted => {
+                        return if total > 0 { total as isize } else { fail(libc::EINTR) };
+                    }
+                }
+                if c.gen_changed(i) {
+                    return fail(libc::EBADF);
+                }
+            }
+        }
+    }
+}
+
+/// `sendfile` onto a lane: read and send in pieces, moving the file's position by what was sent.
+///
+/// # Safety
+/// `off` is null or the application's valid pointer.
+pub unsafe fn sendfile(fd: i32, i: u32, input: i32, off: *mut i64, count: usize, native: impl Fn() -> isize) -> isize {
+    let c = table::conn(i);
+    if control::pending() {
+        control::pump();
+    }
+    if !promote::engaged_tx(c) {
+        let l = table::local(i);
+        promote::evidence(i, fd, c);
+        if !promote::try_up(c, l, fd) && c.tx.enter_native() {
+            let r = native();
+            c.tx.leave_native(r.max(0) as u64);
+            return r;
+        }
+    }
+    let mut pos = match off.is_null() {
+        true => match sys::lseek(input, 0, libc::SEEK_CUR) {
+            Ok(p) => p,
+            Err(e) => return fail(e),
+        },
+        // SAFETY: not null, hence the application's valid pointer.
+        false => unsafe { *off },
+    };
+    let mut buf = [0u8; 32 << 10];
+    let mut total = 0usize;
+    while total < count {
+        let want = buf.len().min(count - total);
+        let n = match sys::pread(input, buf.as_mut_ptr(), want, pos) {
+            Ok(0) => break,
+            Ok(n) => n,
+            Err(_) if total > 0 => break,
+            Err(e) => return fail(e),
+        };
+        let v = [iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: n }];
+        // SAFETY: our own buffer.
+        let r = unsafe { send(fd, i, &v, 0, || real::send(fd, v[0].iov_base, n, 0)) };
+        if r < 0 {
+            if total > 0 {
+                break;
+            }
+            return r;
+        }
+        total += r as usize;
+        pos += r as i64;
+        if (r as usize) < n {
+            break;
+        }
+    }
+    if off.is_null() {
+        let _ = sys::lseek(input, pos, libc::SEEK_SET);
+    } else {
+        // SAFETY: as above.
+        unsafe { *off = pos };
+    }
+    total as isize
+}
+
+/// Gives a connection back to the kernel for good, before something that a lane cannot carry: both
+/// directions. False: the peer did not put its bytes back in time, and the connection was reset.
+pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
+    let c = table::conn(i);
+    let l = table::local(i);
+    table::bar(c, why);
+    let Some((link, m)) = promote::lane(c, l) else { return true };
+    let port = Sock { fd, link };
+    let end = sys::now_ms() + 2000;
+    if let Some(_g) = lock::lock(&c.tx.lock) {
+        let was = c.tx.is_up();
+        let _ = c.tx.down(&m, &port);
+        if was {
+            promote::counted_down();
+        }
+    }
+    let mut stuck = None;
+    loop {
+        let tx_done = {
+            let Some(_g) = lock::lock(&c.tx.lock) else { return false };
+            !matches!(c.tx.look(&m, &port), Ok(link::lane::Progress::Blocked))
+        };
+        let rx_done = {
+            let Some(_g) = lock::lock(&c.rx.lock) else { return false };
+            match c.rx.revoke(&m, &port) {
+                Ok(link::lane::rx::Revoked::Clear) => true,
+                Ok(link::lane::rx::Revoked::Pending) => false,
+                Ok(link::lane::rx::Revoked::Impossible) => {
+                    stuck = Some(Reason::Stalled);
+                    true
+                }
+                Err(r) => {
+                    stuck = Some(r);
+                    true
+                }
+            }
+        };
+        if let Some(r) = stuck {
+            reset(c, fd, r);
+            return false;
+        }
+        if tx_done && rx_done {
+            crate::epoll::deactivate(i);
+            return true;
+        }
+        if sys::now_ms() > end {
+            reset(c, fd, Reason::Stalled);
+            return false;
+        }
+        if !rx_done {
+            link.ring();
+        }
+        let e = sys::poll_ms(fd, if tx_done { 0 } else { libc::POLLOUT }, 1);
+        let _ = e;
+        // The peer may be a lane of this same process: do its part, too.
+        promote::each(|k, other| {
+            if k != i {
+                if let Some((lk, mm)) = promote::lane(other, table::local(k)) {
+                    if let Some(_g) = lock::try_lock(&other.tx.lock) {
+                        let _ = other.tx.look(&mm, &Sock { fd: table::local(k).fd.load(Relaxed), link: lk });
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Bytes that a receive would find, for FIONREAD.
+pub fn unread(i: u32, fd: i32) -> Option<i32> {
+    let c = table::conn(i);
+    if !c.rx.is_up() {
+        return None;
+    }
+    let (_, m) = promote::lane(c, table::local(i))?;
+    let _ = fd;
+    let _g = lock::lock(&c.rx.lock)?;
+    Some(c.rx.ring_unread(&m).min(i32::MAX as u64) as i32)
+}
+
+/// Keeps errno over something done on the side.
+pub fn quietly<T>(f: impl FnOnce() -> T) -> T {
+    let e = errno();
+    let r = f();
+    set_errno(e);
+    r
+}
+
+trait Changed {
+    fn gen_changed(&self, i: u32) -> bool;
+}
+
+impl Changed for Conn {
+    fn gen_changed(&self, _: u32) -> bool {
+        self.state.load(Relaxed) != state::OPEN
+    }
+}

@@ -1,0 +1,239 @@
+//! Links as this process has them mapped, and the memory for rings in our own areas.
+//!
+//! The table is process-private; after a fork the child's copy still shows the same mappings, which
+//! it uses only to take inherited lanes down.
+
+use crate::{fdtab, lock, sys};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use link::lane::{Area, Port};
+use link::layout::{Loc, CHUNKS, LANES, RING_LOG2_MAX, RING_LOG2_MIN};
+
+/// Links per process.
+pub const LINKS: usize = 1024;
+/// Threads that can sleep at once on lanes with a wake-up of their own.
+pub const WAITERS: usize = 4096;
+/// Epoll sets per process that may carry lanes.
+pub const SETS: usize = 1024;
+
+const CLASSES: usize = (RING_LOG2_MAX - RING_LOG2_MIN + 1) as usize;
+const FREE_PER_CLASS: usize = 64;
+
+/// Ring memory in the data chunks of one area.
+struct Arena {
+    lock: AtomicU32,
+    /// Chunks that the other party has mapped.
+    ready: AtomicU64,
+    /// Chunk being carved, and its next free page.
+    chunk: AtomicU32,
+    page: AtomicU32,
+    asked: AtomicU32,
+    count: [AtomicU32; CLASSES],
+    free: [[AtomicU64; FREE_PER_CLASS]; CLASSES],
+}
+
+/// One side of a link. Zeroed memory is a free slot.
+pub struct Link {
+    pub id: AtomicU64,
+    pub side: AtomicU32,
+    /// 0 free, 1 in use, 2 the other party is gone.
+    pub state: AtomicU32,
+    pub own: Area,
+    pub peer: Area,
+    /// Our end of the doorbell + 1 (0: none).
+    bell: AtomicI32,
+    /// Waiter (index + 1) that polls the doorbell on behalf of all threads.
+    pub leader: AtomicU32,
+    /// Threads of this process asleep on the link.
+    pub waiters: [AtomicU64; WAITERS / 64],
+    /// Epoll sets of this process that have lanes on the link.
+    pub sets: [AtomicU64; SETS / 64],
+    arena: Arena,
+    /// Rings of each lane slot (newest, and the one before), to be freed at the slot's next use.
+    pub rings: [[AtomicU64; 2]; LANES],
+}
+
+pub const USED: u32 = 1;
+pub const GONE: u32 = 2;
+
+static TABLE: AtomicPtr<Link> = AtomicPtr::new(core::ptr::null_mut());
+
+fn all() -> &'static [Link] {
+    let p = TABLE.load(Acquire);
+    if p.is_null() {
+        return &[];
+    }
+    // SAFETY: LINKS zero-initialised entries, never unmapped; all fields are atomics.
+    unsafe { core::slice::from_raw_parts(p, LINKS) }
+}
+
+pub fn init() -> bool {
+    if TABLE.load(Acquire).is_null() {
+        let bytes = LINKS * core::mem::size_of::<Link>();
+        let Ok(p) = sys::map_private(bytes) else { return false };
+        if TABLE.compare_exchange(core::ptr::null_mut(), p.cast(), AcqRel, Acquire).is_err() {
+            sys::unmap(p, bytes);
+        }
+    }
+    true
+}
+
+pub fn find(id: u64, side: u8) -> Option<&'static Link> {
+    all().iter().find(|l| {
+        l.state.load(Acquire) != 0 && l.id.load(Relaxed) == id && l.side.load(Relaxed) == u32::from(side)
+    })
+}
+
+/// Slot number of a link.
+pub fn index(l: &Link) -> usize {
+    (l as *const Link as usize - TABLE.load(Relaxed) as usize) / core::mem::size_of::<Link>()
+}
+
+pub fn by_index(i: usize) -> Option<&'static Link> {
+    all().get(i).filter(|l| l.state.load(Acquire) != 0)
+}
+
+/// Enters a new link with its doorbell and our control chunk. Takes over both descriptors.
+pub fn create(id: u64, side: u8, bell: i32, chunk0: i32, bytes: usize) -> bool {
+    init();
+    if bytes < link::layout::CONTROL_BYTES {
+        return false;
+    }
+    let Some(l) = all().iter().find(|l| l.state.load(Relaxed) == 0) else { return false };
+    let Ok(p) = sys::map(chunk0, bytes, true) else { return false };
+    l.id.store(id, Relaxed);
+    l.side.store(u32::from(side), Relaxed);
+    l.bell.store(fdtab::hide(bell) + 1, Relaxed);
+    // SAFETY: just mapped with at least CONTROL_BYTES; stays mapped while the link is in use.
+    unsafe { l.own.set_control(p.cast()) };
+    l.state.store(USED, Release);
+    true
+}
+
+impl Link {
+    pub fn bell(&self) -> i32 {
+        self.bell.load(Relaxed) - 1
+    }
+
+    /// Rings the other party.
+    pub fn ring(&self) {
+        let fd = self.bell();
+        if fd >= 0 {
+            if let Some(t) = crate::table::table() {
+                t.header.stats.rings.fetch_add(1, Relaxed);
+            }
+            // SAFETY: a descriptor of ours, open while the link is in use.
+            link::doorbell::ring(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) });
+        }
+    }
+
+    pub fn drain_bell(&self) -> link::doorbell::Drained {
+        let fd = self.bell();
+        if fd < 0 {
+            return link::doorbell::Drained::Quiet;
+        }
+        // SAFETY: as in `ring`.
+        link::doorbell::drain(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) })
+    }
+
+    /// Maps a chunk of our own area (writable) or of the peer's. `false`: it could not be mapped.
+    pub fn map_chunk(&self, own: bool, chunk: u32, fd: i32, bytes: usize) -> bool {
+        if chunk as usize >= CHUNKS || (chunk == 0 && bytes < link::layout::CONTROL_BYTES) {
+            return false;
+        }
+        let area = if own { &self.own } else { &self.peer };
+        let taken = if chunk == 0 { area.control().is_some() } else { area.has_chunk(chunk as usize) };
+        if taken {
+            return false;
+        }
+        let Ok(p) = sys::map(fd, bytes, own) else { return false };
+        // SAFETY: mapped for `bytes`, and kept so while the link is in use. The file is sealed (or
+        // made by the daemon, whose seals we wait for) so it cannot shrink under the mapping.
+        unsafe {
+            if chunk == 0 {
+                area.set_control(p.cast());
+            } else {
+                area.set_chunk(chunk as usize, p, bytes);
+            }
+        }
+        true
+    }
+
+    /// The other party has mapped our chunk: rings may lie in it.
+    pub fn chunk_ready(&self, chunk: u32) {
+        if (chunk as usize) < CHUNKS {
+            self.arena.ready.fetch_or(1 << chunk, Release);
+            self.arena.asked.store(0, Relaxed);
+        }
+    }
+
+    /// Ring memory of `1 << log2` bytes; `None`: not now (another chunk has been asked for).
+    pub fn alloc(&self, log2: u32) -> Option<Loc> {
+        let a = &self.arena;
+        let class = log2.checked_sub(RING_LOG2_MIN)? as usize;
+        let _g = lock::lock(&a.lock)?;
+        let n = a.count.get(class)?.load(Relaxed);
+        if n > 0 {
+            a.count[class].store(n - 1, Relaxed);
+            return Loc::unpack(a.free[class][n as usize - 1].load(Relaxed));
+        }
+        let pages = 1u32 << (log2 - 12);
+        let per_chunk = (link::layout::CHUNK_BYTES / 4096) as u32;
+        for _ in 0..CHUNKS {
+            let chunk = a.chunk.load(Relaxed).max(1);
+            if chunk as usize >= CHUNKS {
+                return None;
+            }
+            a.chunk.store(chunk, Relaxed);
+            if a.ready.load(Acquire) & (1 << chunk) == 0 {
+                break;
+            }
+            let page = a.page.load(Relaxed);
+            if page + pages <= per_chunk {
+                a.page.store(page + pages, Relaxed);
+                return Some(Loc { chunk, page, log2 });
+            }
+            a.chunk.store(chunk + 1, Relaxed);
+            a.page.store(0, Relaxed);
+        }
+        if a.asked.swap(1, Relaxed) == 0 {
+            crate::control::want_chunk(self);
+        }
+        None
+    }
+
+    pub fn free(&self, loc: Loc) {
+        let a = &self.arena;
+        let class = (loc.log2 - RING_LOG2_MIN) as usize;
+        let Some(_g) = lock::lock(&a.lock) else { return };
+        let n = a.count[class].load(Relaxed) as usize;
+        if n < FREE_PER_CLASS {
+            a.free[class][n].store(loc.pack(), Relaxed);
+            a.count[class].store(n as u32 + 1, Relaxed);
+        }
+    }
+}
+
+/// The TCP connection of an end, for its lane.
+pub struct Sock<'a> {
+    pub fd: i32,
+    pub link: &'a Link,
+}
+
+impl Port for Sock<'_> {
+    fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32> {
+        sys::send(self.fd, data, len)
+    }
+    fn tcp_recv(&self, buf: *mut u8, len: usize, peek: bool) -> Result<usize, i32> {
+        let flags = if peek { libc::MSG_PEEK } else { 0 } | if buf.is_null() { libc::MSG_TRUNC } else { 0 };
+        sys::recv(self.fd, buf, len, flags)
+    }
+    fn tcp_unread(&self) -> Result<usize, i32> {
+        sys::ioctl_i32(self.fd, libc::FIONREAD).map(|n| n.max(0) as usize)
+    }
+    fn tcp_sent(&self) -> Option<u64> {
+        sys::tcp_counts(self.fd).map(|c| c.sent)
+    }
+    fn ring(&self) {
+        self.link.ring();
+    }
+}

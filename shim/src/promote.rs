@@ -1,0 +1,402 @@
+//! Promotion: evidence, registration, the daemon's answers, and going down for reasons that come
+//! from outside a send or receive.
+
+use crate::links::{Link, Sock};
+use crate::table::{self, because, Local};
+use crate::{control, env, epoll, lock, sys};
+use core::sync::atomic::Ordering::*;
+use link::family::{flag, state, Conn};
+use link::lane::{rx, tx, Memory};
+use link::layout::Loc;
+use link::msg::{op, register, ToDaemon, ALL};
+use link::reason::Reason;
+
+/// Hooked calls after which a connection is worth promoting, and bytes that suffice as well.
+const CALLS: u32 = 8;
+const BYTES: u64 = 64 << 10;
+/// TCP_ESTABLISHED.
+const ESTABLISHED: u8 = 1;
+
+const CLOSED_DOORS: u32 = flag::LANE | flag::REGISTERED | flag::BARRED | flag::HELD;
+
+/// The lane of a connection as this process has it mapped.
+#[inline(always)]
+pub fn lane<'a>(c: &'a Conn, l: &'a Local) -> Option<(&'a Link, Memory<'a>)> {
+    // SAFETY: null, or a slot of the link table, which is never unmapped.
+    let link = unsafe { l.link.load(Acquire).as_ref() }?;
+    Memory::new(&link.own, &link.peer, c.lane.load(Relaxed)).map(|m| (link, m))
+}
+
+/// Called with each native send or receive, before it: one more call of evidence.
+#[inline(always)]
+pub fn evidence(i: u32, fd: i32, c: &Conn) {
+    if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
+        return;
+    }
+    let n = c.calls.fetch_add(1, Relaxed);
+    let many = n >= CALLS
+        || c.tx.kpos.load(Relaxed) + c.rx.kpos.load(Relaxed) >= BYTES
+        || env::eager();
+    if many {
+        consider(i, fd, c);
+    }
+}
+
+/// Registers the connection if nothing speaks against it.
+#[cold]
+pub fn consider(i: u32, fd: i32, c: &Conn) {
+    if c.state.load(Relaxed) != state::OPEN || env::off() {
+        return;
+    }
+    let not_before = c.not_before_ms.load(Relaxed);
+    if not_before != 0 && sys::now_ms() < not_before {
+        return;
+    }
+    let errno = crate::errno();
+    table::name(i, fd);
+    try_register(i, fd, c);
+    if env::eager() && c.flags.load(Relaxed) & flag::REGISTERED != 0 {
+        control::wait_briefly(3, || c.flags.load(Relaxed) & flag::REGISTERED == 0);
+    }
+    crate::set_errno(errno);
+}
+
+fn later(c: &Conn, r: Reason, ms: u64) {
+    because(c, r);
+    c.not_before_ms.store(sys::now_ms() + ms, Relaxed);
+}
+
+fn try_register(i: u32, fd: i32, c: &Conn) {
+    if !control::ensure() {
+        if env::eager() {
+            control::wait_briefly(20, control::ensure);
+        }
+        if !control::ensure() {
+            return later(c, Reason::NoDaemon, 50);
+        }
+    }
+    if table::holders(c) != 1 {
+        return later(c, Reason::Shared, 100);
+    }
+    if epoll::unservable(i) {
+        return later(c, Reason::EpollShared, 1000);
+    }
+    let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else { return };
+    if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
+        return;
+    }
+    let (tx_kpos, rx_kpos) = (c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst));
+    for _ in 0..3 {
+        let Some(k) = sys::tcp_counts(fd) else { return table::bar(c, Reason::Option) };
+        if k.state != ESTABLISHED {
+            return later(c, Reason::NotEstablished, 100);
+        }
+        let Ok(unread) = sys::ioctl_i32(fd, libc::FIONREAD) else { return };
+        if k.sent == tx_kpos && k.received.wrapping_sub(unread as u64) == rx_kpos {
+            let m = ToDaemon::Register {
+                conn: i,
+                gen: c.gen.load(Relaxed),
+                tx_kpos,
+                rx_kpos,
+                flags: if env::eager() { register::EAGER } else { 0 },
+            };
+            match control::register(&m, fd) {
+                Some(n) => {
+                    table::local(i).registration.store(n, Relaxed);
+                    because(c, Reason::Waiting);
+                    c.flags.fetch_or(flag::REGISTERED, Relaxed);
+                }
+                None => later(c, Reason::TimeoutDaemon, 20),
+            }
+            return;
+        }
+    }
+    // Other threads may be moving bytes natively this moment; otherwise somebody bypasses us.
+    if c.tx.natives.load(SeqCst) == 0 && c.rx.natives.load(SeqCst) == 0 {
+        // Counted and moved are compared once more, now that nobody moves.
+        let same = sys::tcp_counts(fd).is_some_and(|k| k.sent == c.tx.kpos.load(SeqCst));
+        if !same {
+            return table::bar(c, Reason::Bypassed);
+        }
+    }
+    later(c, Reason::Young, 5);
+}
+
+/// A lane is offered for connection `i`. False: not wanted any more.
+pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64) -> bool {
+    if i as usize >= link::family::CONNS {
+        return false;
+    }
+    let c = table::conn(i);
+    let l = table::local(i);
+    let usable = || {
+        c.gen.load(Relaxed) == gen
+            && c.state.load(Acquire) == state::OPEN
+            && c.flags.load(Relaxed) & flag::REGISTERED != 0
+            && c.flags.load(Relaxed) & (flag::BARRED | flag::HELD | flag::LANE) == 0
+    };
+    if !usable() {
+        return false;
+    }
+    let (Some(_t), Some(_r)) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)) else { return false };
+    let Some(m) = Memory::new(&link.own, &link.peer, lane_no) else { return false };
+    if !usable() || table::holders(c) != 1 {
+        c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+        return false;
+    }
+    // Both ends are done with the slot's former use: its rings are free.
+    let slot = &link.rings[lane_no as usize];
+    for r in slot {
+        if let Some(loc) = Loc::unpack(r.swap(0, Relaxed)) {
+            link.free(loc);
+        }
+    }
+    let Some(loc) = link.alloc(control::ring_sizes().0) else {
+        c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+        later(c, Reason::Memory, 50);
+        return false;
+    };
+    slot[0].store(loc.pack(), Relaxed);
+    c.tx.attach(&m, epoch, loc);
+    c.tx.set_tag(tag);
+    c.rx.attach(&m, epoch, tag);
+    c.tag.store(tag, Relaxed);
+    c.epoch.store(epoch, Relaxed);
+    c.link.store(link.id.load(Relaxed), Relaxed);
+    c.side.store(link.side.load(Relaxed), Relaxed);
+    c.lane.store(lane_no, Relaxed);
+    c.owner_pid.store(table::pid(), Relaxed);
+    l.link.store(link as *const Link as *mut Link, Release);
+    sync_nonblock(c, l.fd.load(Relaxed));
+    because(c, Reason::None);
+    c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+    c.flags.fetch_or(flag::LANE, Release);
+    epoll::activate(i, link);
+    ready_locked(i, c, l);
+    true
+}
+
+fn sync_nonblock(c: &Conn, fd: i32) {
+    if let Ok(f) = sys::fcntl(fd, libc::F_GETFL, 0) {
+        if f & libc::O_NONBLOCK != 0 {
+            c.flags.fetch_or(flag::NONBLOCK, Relaxed);
+        } else {
+            c.flags.fetch_and(!flag::NONBLOCK, Relaxed);
+        }
+    }
+}
+
+/// May the lane be used in the upward direction now?
+#[inline(always)]
+fn open(c: &Conn) -> bool {
+    c.flags.load(Relaxed) & (flag::LANE | flag::HELD | flag::BARRED) == flag::LANE
+        && c.owner_pid.load(Relaxed) == table::pid()
+        && {
+            let nb = c.not_before_ms.load(Relaxed);
+            nb == 0 || sys::now_ms() >= nb
+        }
+}
+
+/// Declares the receiving half ready, if it can be. Cheap when there is nothing to do.
+#[inline(always)]
+pub fn try_ready(i: u32, c: &Conn, l: &Local) {
+    if c.flags.load(Relaxed) & flag::LANE != 0 && !c.rx.engaged() && open(c) {
+        if let Some(_g) = lock::try_lock(&c.rx.lock) {
+            ready_locked(i, c, l);
+        }
+    }
+}
+
+fn ready_locked(i: u32, c: &Conn, l: &Local) {
+    if !open(c) || c.rx.shut.load(Relaxed) != 0 || epoll::unservable(i) || table::holders(c) != 1 {
+        return;
+    }
+    if let Some((link, m)) = lane(c, l) {
+        if link.state.load(Relaxed) == crate::links::USED {
+            c.rx.declare_ready(&m);
+        }
+    }
+}
+
+/// Switches the sending half up, if the receiver is ready. Cheap when it is not.
+#[inline(always)]
+pub fn try_up(c: &Conn, l: &Local, fd: i32) -> bool {
+    if c.flags.load(Relaxed) & flag::LANE == 0 {
+        return false;
+    }
+    let Some((link, m)) = lane(c, l) else { return false };
+    if !c.tx.can_up(&m) || !open(c) || link.state.load(Relaxed) != crate::links::USED {
+        return false;
+    }
+    let Some(_g) = lock::try_lock(&c.tx.lock) else { return false };
+    match c.tx.try_up(&m, &Sock { fd, link }) {
+        Ok(up) => {
+            if up {
+                counted_up(c);
+            }
+            up
+        }
+        Err(r) => {
+            // Somebody else wrote to the socket: this direction stays, and so does the other.
+            table::bar(c, r);
+            false
+        }
+    }
+}
+
+fn counted_up(c: &Conn) {
+    if let Some(t) = table::table() {
+        t.header.stats.ups.fetch_add(1, Relaxed);
+        if c.flags.fetch_or(flag::PROMOTED, Relaxed) & flag::PROMOTED == 0 {
+            t.header.stats.promoted.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// Takes both directions down as far as that is ours to do: the sending half now, the receiving
+/// half by asking the sender. Callable from any hook.
+pub fn take_down(i: u32) {
+    let c = table::conn(i);
+    let l = table::local(i);
+    let Some((link, m)) = lane(c, l) else { return };
+    let port = Sock { fd: l.fd.load(Relaxed), link };
+    if let Some(_g) = lock::lock(&c.tx.lock) {
+        let was = c.tx.is_up();
+        let _ = c.tx.down(&m, &port);
+        if was {
+            counted_down();
+        }
+    }
+    if let Some(_g) = lock::lock(&c.rx.lock) {
+        c.rx.want_down(&m, &port);
+    }
+    link.ring();
+}
+
+pub fn counted_down() {
+    if let Some(t) = table::table() {
+        t.header.stats.downs.fetch_add(1, Relaxed);
+    }
+}
+
+/// Every connection of this process, by index.
+pub fn each(mut f: impl FnMut(u32, &Conn)) {
+    let Some(t) = table::table() else { return };
+    let me = table::pid();
+    for i in 0..t.header.used.load(Acquire) {
+        let c = table::conn(i);
+        if c.state.load(Acquire) == state::OPEN && c.holders.iter().any(|h| h.load(Relaxed) == me) {
+            f(i, c);
+        }
+    }
+}
+
+pub fn declined(i: u32, gen: u32, local: u32, peer: u32, retry_ms: u32) {
+    if i as usize >= link::family::CONNS {
+        return;
+    }
+    let c = table::conn(i);
+    if c.gen.load(Relaxed) != gen || c.state.load(Relaxed) != state::OPEN {
+        return;
+    }
+    c.reason.store(local, Relaxed);
+    c.peer_reason.store(peer, Relaxed);
+    if retry_ms == 0 {
+        c.flags.fetch_or(flag::BARRED, Relaxed);
+    } else {
+        c.not_before_ms.store(sys::now_ms() + u64::from(retry_ms), Relaxed);
+    }
+    c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+}
+
+/// The daemon is gone: whoever waited for it may try the next one.
+pub fn daemon_lost() {
+    each(|_, c| {
+        if c.flags.fetch_and(!flag::REGISTERED, Relaxed) & flag::REGISTERED != 0 {
+            because(c, Reason::NoDaemon);
+        }
+    });
+}
+
+/// The process at the other end of a link is gone: what we send must meet TCP's errors; what it
+/// had published may still be read.
+pub fn peer_gone(link: &Link) {
+    each(|i, c| {
+        if core::ptr::eq(table::local(i).link.load(Relaxed), link) {
+            if let Some(_g) = lock::lock(&c.tx.lock) {
+                c.tx.abandon();
+            }
+            table::bar(c, Reason::PeerGone);
+            epoll::stir(i);
+        }
+    });
+}
+
+pub fn command(conn: u32, gen: u32, what: u32) {
+    each(|i, c| {
+        if conn != ALL && (conn != i || c.gen.load(Relaxed) != gen) {
+            return;
+        }
+        match what {
+            op::DOWN => {
+                if c.flags.fetch_or(flag::HELD, Relaxed) & flag::HELD == 0 {
+                    because(c, Reason::Operator);
+                    take_down(i);
+                    epoll::stir(i);
+                }
+            }
+            op::UP if c.flags.fetch_and(!flag::HELD, Relaxed) & flag::HELD != 0 => {
+                because(c, if c.flags.load(Relaxed) & flag::LANE != 0 { Reason::None } else { Reason::Young });
+                c.not_before_ms.store(0, Relaxed);
+                try_ready(i, c, table::local(i));
+            }
+            op::EAGER => {
+                c.not_before_ms.store(0, Relaxed);
+                c.calls.store(CALLS, Relaxed);
+            }
+            _ => {}
+        }
+    });
+}
+
+/// A lane whose ring was full for too long was taken down; up again only after a while.
+pub fn full_down(c: &Conn) {
+    because(c, Reason::RingFull);
+    let downs = c.tx.downs.load(Relaxed).min(6);
+    c.not_before_ms.store(sys::now_ms() + (10 << downs), Relaxed);
+}
+
+/// The connection ends in this family: tell the other side and give the lane back.
+pub fn end_lane(i: u32) {
+    let c = table::conn(i);
+    let l = table::local(i);
+    if c.flags.load(Relaxed) & flag::REGISTERED != 0 {
+        control::forget(i, c.gen.load(Relaxed));
+    }
+    if c.flags.fetch_and(!flag::LANE, Relaxed) & flag::LANE == 0 {
+        return;
+    }
+    if let Some((link, _)) = lane(c, l) {
+        // The newest ring is remembered for the slot's next use.
+        if link.state.load(Relaxed) != 0 && c.owner_pid.load(Relaxed) == table::pid() {
+            control::lane_done(link, c.lane.load(Relaxed));
+        }
+    }
+    if let Some(t) = table::table() {
+        if c.flags.load(Relaxed) & flag::PROMOTED != 0 {
+            t.header.stats.ended_promoted.fetch_add(1, Relaxed);
+        }
+    }
+    l.link.store(core::ptr::null_mut(), Release);
+}
+
+/// Is either half off TCP?
+pub fn engaged(c: &Conn) -> bool {
+    c.tx.mode.load(Relaxed) != tx::mode::TCP || c.rx.mode.load(Relaxed) != rx::mode::TCP
+}
+
+/// Is the sending half off TCP?
+#[inline(always)]
+pub fn engaged_tx(c: &Conn) -> bool {
+    c.tx.mode.load(Relaxed) != tx::mode::TCP
+}

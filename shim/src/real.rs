@@ -1,0 +1,149 @@
+//! The functions that ours stand in front of, found with `dlsym(RTLD_NEXT)` at their first use.
+//!
+//! Calls that may block go through these pointers and hold nothing: they are cancellation points,
+//! and a cancelled thread runs no destructor of ours.
+
+use core::ffi::{c_char, c_void, CStr};
+use core::sync::atomic::{AtomicPtr, Ordering::*};
+
+extern "C" {
+    // Declared here because the libc crate's own bindings would pull in our exports for others.
+    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+}
+
+/// One looked-up symbol.
+pub struct Sym {
+    name: &'static CStr,
+    ptr: AtomicPtr<c_void>,
+}
+
+const MISSING: *mut c_void = 1 as *mut c_void;
+
+impl Sym {
+    pub const fn new(name: &'static CStr) -> Self {
+        Sym { name, ptr: AtomicPtr::new(core::ptr::null_mut()) }
+    }
+
+    /// Address of the next definition after ours; null if there is none.
+    #[inline(always)]
+    pub fn get(&self) -> *mut c_void {
+        let p = self.ptr.load(Relaxed);
+        if p as usize > 1 {
+            return p;
+        }
+        self.look_up()
+    }
+
+    #[cold]
+    fn look_up(&self) -> *mut c_void {
+        if self.ptr.load(Relaxed) == MISSING {
+            return core::ptr::null_mut();
+        }
+        // SAFETY: a NUL-terminated name; RTLD_NEXT searches the objects after this one.
+        let p = unsafe { dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.ptr.store(if p.is_null() { MISSING } else { p }, Relaxed);
+        p
+    }
+}
+
+/// Declares `real::NAME(args) -> ret`, which calls the next definition of NAME, and fails with
+/// ENOSYS where there is none (a libc that lacks it).
+macro_rules! real {
+    ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {$(
+        #[allow(clippy::too_many_arguments, non_snake_case)]
+        #[inline(always)]
+        pub unsafe fn $name($($arg: $ty),*) -> $ret {
+            static SYM: Sym = {
+                const NAME: &str = concat!(stringify!($name), "\0");
+                match CStr::from_bytes_with_nul(NAME.as_bytes()) {
+                    Ok(n) => Sym::new(n),
+                    Err(_) => panic!("name"),
+                }
+            };
+            let p = SYM.get();
+            if p.is_null() {
+                crate::set_errno(libc::ENOSYS);
+                // SAFETY: every return type used here is an integer or a pointer, for which all
+                // ones (-1) is a value; pointer-returning callers check `has`.
+                return unsafe { core::mem::transmute_copy(&-1isize) };
+            }
+            // SAFETY: the symbol has this C signature by POSIX or the libc's documentation.
+            let f: unsafe extern "C" fn($($ty),*) -> $ret = unsafe { core::mem::transmute(p) };
+            // SAFETY: the caller passes on what the application passed.
+            unsafe { f($($arg),*) }
+        }
+    )*};
+}
+pub(crate) use real;
+
+use libc::{
+    epoll_event, fd_set, iovec, mmsghdr, msghdr, off_t, pollfd, sigset_t, sockaddr, socklen_t, timespec,
+    timeval,
+};
+
+real! {
+    socket(d: i32, t: i32, p: i32) -> i32;
+    connect(fd: i32, a: *const sockaddr, l: socklen_t) -> i32;
+    listen(fd: i32, n: i32) -> i32;
+    accept(fd: i32, a: *mut sockaddr, l: *mut socklen_t) -> i32;
+    accept4(fd: i32, a: *mut sockaddr, l: *mut socklen_t, f: i32) -> i32;
+    shutdown(fd: i32, how: i32) -> i32;
+    close(fd: i32) -> i32;
+    close_range(a: u32, b: u32, f: i32) -> i32;
+    dup(fd: i32) -> i32;
+    dup2(a: i32, b: i32) -> i32;
+    dup3(a: i32, b: i32, f: i32) -> i32;
+    fcntl(fd: i32, cmd: i32, arg: usize) -> i32;
+    fcntl64(fd: i32, cmd: i32, arg: usize) -> i32;
+    ioctl(fd: i32, req: u64, arg: usize) -> i32;
+    getsockopt(fd: i32, l: i32, n: i32, v: *mut c_void, len: *mut socklen_t) -> i32;
+    setsockopt(fd: i32, l: i32, n: i32, v: *const c_void, len: socklen_t) -> i32;
+    send(fd: i32, p: *const c_void, n: usize, f: i32) -> isize;
+    sendto(fd: i32, p: *const c_void, n: usize, f: i32, a: *const sockaddr, l: socklen_t) -> isize;
+    sendmsg(fd: i32, m: *const msghdr, f: i32) -> isize;
+    sendmmsg(fd: i32, m: *mut mmsghdr, n: u32, f: i32) -> i32;
+    recv(fd: i32, p: *mut c_void, n: usize, f: i32) -> isize;
+    recvfrom(fd: i32, p: *mut c_void, n: usize, f: i32, a: *mut sockaddr, l: *mut socklen_t) -> isize;
+    recvmsg(fd: i32, m: *mut msghdr, f: i32) -> isize;
+    recvmmsg(fd: i32, m: *mut mmsghdr, n: u32, f: i32, t: *mut timespec) -> i32;
+    read(fd: i32, p: *mut c_void, n: usize) -> isize;
+    write(fd: i32, p: *const c_void, n: usize) -> isize;
+    readv(fd: i32, v: *const iovec, n: i32) -> isize;
+    writev(fd: i32, v: *const iovec, n: i32) -> isize;
+    preadv2(fd: i32, v: *const iovec, n: i32, o: off_t, f: i32) -> isize;
+    pwritev2(fd: i32, v: *const iovec, n: i32, o: off_t, f: i32) -> isize;
+    sendfile(o: i32, i: i32, off: *mut off_t, n: usize) -> isize;
+    splice(i: i32, io: *mut i64, o: i32, oo: *mut i64, n: usize, f: u32) -> isize;
+    tee(i: i32, o: i32, n: usize, f: u32) -> isize;
+    vmsplice(fd: i32, v: *const iovec, n: usize, f: u32) -> isize;
+    poll(p: *mut pollfd, n: u64, t: i32) -> i32;
+    ppoll(p: *mut pollfd, n: u64, t: *const timespec, s: *const sigset_t) -> i32;
+    select(n: i32, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, t: *mut timeval) -> i32;
+    pselect(n: i32, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, t: *const timespec, s: *const sigset_t) -> i32;
+    epoll_create(n: i32) -> i32;
+    epoll_create1(f: i32) -> i32;
+    epoll_ctl(ep: i32, op: i32, fd: i32, e: *mut epoll_event) -> i32;
+    epoll_wait(ep: i32, e: *mut epoll_event, n: i32, t: i32) -> i32;
+    epoll_pwait(ep: i32, e: *mut epoll_event, n: i32, t: i32, s: *const sigset_t) -> i32;
+    epoll_pwait2(ep: i32, e: *mut epoll_event, n: i32, t: *const timespec, s: *const sigset_t) -> i32;
+    fork() -> i32;
+    _Fork() -> i32;
+    daemon(a: i32, b: i32) -> i32;
+    execve(p: *const c_char, a: *const *const c_char, e: *const *const c_char) -> i32;
+    execv(p: *const c_char, a: *const *const c_char) -> i32;
+    execvp(p: *const c_char, a: *const *const c_char) -> i32;
+    execvpe(p: *const c_char, a: *const *const c_char, e: *const *const c_char) -> i32;
+    execveat(d: i32, p: *const c_char, a: *const *const c_char, e: *const *const c_char, f: i32) -> i32;
+    fexecve(fd: i32, a: *const *const c_char, e: *const *const c_char) -> i32;
+    posix_spawn(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32;
+    posix_spawnp(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32;
+    system(c: *const c_char) -> i32;
+    popen(c: *const c_char, t: *const c_char) -> *mut c_void;
+    fdopen(fd: i32, m: *const c_char) -> *mut c_void;
+    syscall(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> i64;
+    aio_read(cb: *mut c_void) -> i32;
+    aio_write(cb: *mut c_void) -> i32;
+    aio_read64(cb: *mut c_void) -> i32;
+    aio_write64(cb: *mut c_void) -> i32;
+    lio_listio(mode: i32, list: *const *mut c_void, n: i32, sev: *mut c_void) -> i32;
+}

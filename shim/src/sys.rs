@@ -1,0 +1,298 @@
+//! Raw system calls, for everything that never blocks.
+//!
+//! The shim exports `read`, `close`, even `syscall`: calling libc for its own needs would call
+//! itself. Raw calls are also no cancellation points, so they may be made under a lock. What may
+//! block goes through [`crate::real`] instead, with nothing held. Results are `Result<_, errno>`.
+
+use core::arch::asm;
+
+/// One system call; negative errno on failure.
+///
+/// # Safety
+/// As dangerous as the call it makes.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub unsafe fn syscall6(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    let r: isize;
+    // SAFETY: the x86-64 syscall ABI: number in rax, arguments in rdi rsi rdx r10 r8 r9, result in
+    // rax, rcx and r11 clobbered.
+    unsafe {
+        asm!("syscall", inlateout("rax") n as isize => r, in("rdi") a, in("rsi") b, in("rdx") c,
+             in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _,
+             options(nostack));
+    }
+    r
+}
+
+/// One system call; negative errno on failure.
+///
+/// # Safety
+/// As dangerous as the call it makes.
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+pub unsafe fn syscall6(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    let r: isize;
+    // SAFETY: the arm64 syscall ABI: number in x8, arguments in x0-x5, result in x0.
+    unsafe {
+        asm!("svc 0", in("x8") n, inlateout("x0") a => r, in("x1") b, in("x2") c, in("x3") d,
+             in("x4") e, in("x5") f, options(nostack));
+    }
+    r
+}
+
+macro_rules! sc {
+    ($n:expr $(, $a:expr)*) => {{
+        let args = [$($a as usize),*];
+        let at = |i: usize| args.get(i).copied().unwrap_or(0);
+        // SAFETY: every caller in this module passes pointers that are valid for the call, and the
+        // calls used here neither block nor touch memory that Rust owns otherwise.
+        let r = unsafe { syscall6($n, at(0), at(1), at(2), at(3), at(4), at(5)) };
+        if r < 0 { Err(-r as i32) } else { Ok(r as usize) }
+    }};
+}
+
+pub type R<T> = Result<T, i32>;
+
+pub fn gettid() -> u32 {
+    sc!(libc::SYS_gettid).unwrap_or(0) as u32
+}
+
+pub fn getpid() -> u32 {
+    sc!(libc::SYS_getpid).unwrap_or(0) as u32
+}
+
+pub fn close(fd: i32) {
+    let _ = sc!(libc::SYS_close, fd);
+}
+
+pub fn memfd(name: &core::ffi::CStr) -> R<i32> {
+    sc!(libc::SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING).map(|f| f as i32)
+}
+
+pub fn ftruncate(fd: i32, n: usize) -> R<()> {
+    sc!(libc::SYS_ftruncate, fd, n).map(drop)
+}
+
+pub fn fcntl(fd: i32, cmd: i32, arg: usize) -> R<i32> {
+    sc!(libc::SYS_fcntl, fd, cmd, arg).map(|v| v as i32)
+}
+
+/// Maps `len` bytes of `fd` (or anonymous memory for -1) shared.
+pub fn map(fd: i32, len: usize, write: bool) -> R<*mut u8> {
+    let prot = libc::PROT_READ | if write { libc::PROT_WRITE } else { 0 };
+    let anon = if fd < 0 { libc::MAP_ANONYMOUS } else { 0 };
+    sc!(libc::SYS_mmap, 0, len, prot, libc::MAP_SHARED | libc::MAP_NORESERVE | anon, fd, 0)
+        .map(|p| p as *mut u8)
+}
+
+/// Private zeroed memory; pages cost nothing until touched.
+pub fn map_private(len: usize) -> R<*mut u8> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_ANONYMOUS;
+    sc!(libc::SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, flags, usize::MAX, 0)
+        .map(|p| p as *mut u8)
+}
+
+pub fn unmap(p: *mut u8, len: usize) {
+    let _ = sc!(libc::SYS_munmap, p, len);
+}
+
+pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32, ms: u32) {
+    let ts = libc::timespec { tv_sec: (ms / 1000).into(), tv_nsec: i64::from(ms % 1000) * 1_000_000 };
+    let _ = sc!(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &ts as *const libc::timespec, 0, 0);
+}
+
+pub fn futex_wake(word: &core::sync::atomic::AtomicU32) {
+    let _ = sc!(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX, 0, 0, 0);
+}
+
+pub fn sched_yield() {
+    let _ = sc!(libc::SYS_sched_yield);
+}
+
+pub fn kill0(pid: u32) -> R<()> {
+    sc!(libc::SYS_kill, pid, 0).map(drop)
+}
+
+pub fn now_ns() -> u64 {
+    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: valid out pointer; the libc function uses the vDSO and is not one we export.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
+    ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+}
+
+pub fn now_ms() -> u64 {
+    now_ns() / 1_000_000
+}
+
+pub fn eventfd() -> R<i32> {
+    sc!(libc::SYS_eventfd2, 0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map(|f| f as i32)
+}
+
+pub fn epoll_create() -> R<i32> {
+    sc!(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC).map(|f| f as i32)
+}
+
+pub fn epoll_ctl(ep: i32, op: i32, fd: i32, events: u32, data: u64) -> R<()> {
+    let mut ev = libc::epoll_event { events, u64: data };
+    sc!(libc::SYS_epoll_ctl, ep, op, fd, &mut ev as *mut libc::epoll_event).map(drop)
+}
+
+/// Does not block: timeout 0.
+pub fn epoll_poll(ep: i32, evs: *mut libc::epoll_event, max: i32) -> R<usize> {
+    sc!(libc::SYS_epoll_pwait, ep, evs, max, 0, 0, 8)
+}
+
+/// `revents` of one descriptor, now.
+pub fn poll1(fd: i32, events: i16) -> i16 {
+    let mut p = libc::pollfd { fd, events, revents: 0 };
+    poll_now(core::slice::from_mut(&mut p));
+    p.revents
+}
+
+/// Fills in `revents`, without waiting.
+pub fn poll_now(fds: &mut [libc::pollfd]) -> usize {
+    let ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    sc!(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), &ts as *const libc::timespec, 0, 8).unwrap_or(0)
+}
+
+pub fn write1(fd: i32, p: *const u8, n: usize) -> R<usize> {
+    sc!(libc::SYS_write, fd, p, n)
+}
+
+pub fn read(fd: i32, p: *mut u8, n: usize) -> R<usize> {
+    sc!(libc::SYS_read, fd, p, n)
+}
+
+pub fn pread(fd: i32, p: *mut u8, n: usize, off: i64) -> R<usize> {
+    sc!(libc::SYS_pread64, fd, p, n, off)
+}
+
+pub fn lseek(fd: i32, off: i64, whence: i32) -> R<i64> {
+    sc!(libc::SYS_lseek, fd, off, whence).map(|v| v as i64)
+}
+
+/// Never blocks (MSG_DONTWAIT), never raises SIGPIPE.
+pub fn send(fd: i32, p: *const u8, n: usize) -> R<usize> {
+    sc!(libc::SYS_sendto, fd, p, n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL, 0, 0)
+}
+
+/// Never blocks (MSG_DONTWAIT).
+pub fn recv(fd: i32, p: *mut u8, n: usize, flags: i32) -> R<usize> {
+    sc!(libc::SYS_recvfrom, fd, p, n, libc::MSG_DONTWAIT | flags, 0, 0)
+}
+
+pub fn sendmsg(fd: i32, m: &libc::msghdr, flags: i32) -> R<usize> {
+    sc!(libc::SYS_sendmsg, fd, m as *const libc::msghdr, flags)
+}
+
+pub fn recvmsg(fd: i32, m: &mut libc::msghdr, flags: i32) -> R<usize> {
+    sc!(libc::SYS_recvmsg, fd, m as *mut libc::msghdr, flags)
+}
+
+pub fn socket(domain: i32, ty: i32, proto: i32) -> R<i32> {
+    sc!(libc::SYS_socket, domain, ty, proto).map(|f| f as i32)
+}
+
+pub fn connect(fd: i32, addr: *const u8, len: usize) -> R<()> {
+    sc!(libc::SYS_connect, fd, addr, len).map(drop)
+}
+
+pub fn shutdown(fd: i32, how: i32) -> R<()> {
+    sc!(libc::SYS_shutdown, fd, how).map(drop)
+}
+
+pub fn getsockopt(fd: i32, level: i32, name: i32, buf: &mut [u8]) -> R<usize> {
+    let mut len = buf.len() as u32;
+    sc!(libc::SYS_getsockopt, fd, level, name, buf.as_mut_ptr(), &mut len as *mut u32)?;
+    Ok(len as usize)
+}
+
+pub fn getsockopt_u32(fd: i32, level: i32, name: i32) -> R<u32> {
+    let mut b = [0u8; 4];
+    getsockopt(fd, level, name, &mut b).map(|_| u32::from_ne_bytes(b))
+}
+
+pub fn setsockopt(fd: i32, level: i32, name: i32, val: &[u8]) -> R<()> {
+    sc!(libc::SYS_setsockopt, fd, level, name, val.as_ptr(), val.len()).map(drop)
+}
+
+pub fn ioctl_i32(fd: i32, req: u64) -> R<i32> {
+    let mut v = 0i32;
+    sc!(libc::SYS_ioctl, fd, req, &mut v as *mut i32)?;
+    Ok(v)
+}
+
+/// `getsockname` (peer = false) or `getpeername`.
+pub fn sockaddr(fd: i32, peer: bool) -> R<libc::sockaddr_storage> {
+    // SAFETY: all-zero is a valid sockaddr_storage.
+    let mut ss: libc::sockaddr_storage = unsafe { core::mem::zeroed() };
+    let mut len = core::mem::size_of_val(&ss) as u32;
+    let n = if peer { libc::SYS_getpeername } else { libc::SYS_getsockname };
+    sc!(n, fd, &mut ss as *mut libc::sockaddr_storage, &mut len as *mut u32)?;
+    Ok(ss)
+}
+
+/// (inode, uid) of a descriptor.
+pub fn inode(fd: i32) -> R<(u64, u32)> {
+    // SAFETY: all-zero is a valid stat buffer.
+    let mut st: libc::stat = unsafe { core::mem::zeroed() };
+    sc!(libc::SYS_fstat, fd, &mut st as *mut libc::stat)?;
+    Ok((st.st_ino, st.st_uid))
+}
+
+pub fn rlimit_nofile() -> u64 {
+    let mut r = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
+    let _ = sc!(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 0, &mut r as *mut libc::rlimit);
+    r.rlim_cur
+}
+
+/// The kernel's byte counts of a TCP socket (`struct tcp_info`, linux/tcp.h).
+pub struct TcpCounts {
+    /// Stream bytes accepted from the application.
+    pub sent: u64,
+    /// Stream bytes received in order.
+    pub received: u64,
+    pub state: u8,
+}
+
+pub fn tcp_counts(fd: i32) -> Option<TcpCounts> {
+    let mut b = [0u8; 248];
+    let n = getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut b).ok()?;
+    if n < 216 {
+        return None; // older than 4.19: no bytes_sent
+    }
+    let u64_at = |o: usize| {
+        let mut w = [0u8; 8];
+        w.copy_from_slice(&b[o..o + 8]);
+        u64::from_ne_bytes(w)
+    };
+    let notsent = u64_at(144) as u32;
+    Some(TcpCounts {
+        sent: u64_at(200).wrapping_sub(u64_at(208)).wrapping_add(u64::from(notsent)),
+        received: u64_at(128),
+        state: b[0],
+    })
+}
+
+/// Adds one to an eventfd.
+pub fn poke(efd: i32) {
+    let one = 1u64;
+    let _ = write1(efd, (&one as *const u64).cast(), 8);
+}
+
+/// Flags of a signal's handler; `None` if there is none (default, ignored, or no such signal).
+pub fn handler_flags(sig: i32) -> Option<u64> {
+    // struct kernel_sigaction: handler, flags, restorer, mask (8 bytes each on 64-bit x86; arm64
+    // has no restorer, and the fields we read come first).
+    let mut sa = [0u64; 4];
+    sc!(libc::SYS_rt_sigaction, sig, 0, sa.as_mut_ptr(), 8).ok()?;
+    (sa[0] > 1).then_some(sa[1])
+}
+
+/// Waits for events on one descriptor for a few milliseconds at most; no cancellation point.
+pub fn poll_ms(fd: i32, events: i16, ms: u32) -> i16 {
+    let mut p = libc::pollfd { fd, events, revents: 0 };
+    let ts = libc::timespec { tv_sec: 0, tv_nsec: i64::from(ms) * 1_000_000 };
+    let _ = sc!(libc::SYS_ppoll, &mut p as *mut libc::pollfd, 1, &ts as *const libc::timespec, 0, 8);
+    p.revents
+}

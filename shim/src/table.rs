@@ -1,0 +1,236 @@
+//! The family table of this process, and what the process itself adds to each entry.
+
+use crate::links::Link;
+use crate::{fdtab, sys};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use link::family::{flag, state, Conn, Table, CONNS, HOLDERS, MAGIC, TABLE_BYTES};
+use link::reason::Reason;
+
+/// Process-private companion of a family entry.
+#[repr(C, align(64))]
+pub struct Local {
+    /// Link of the attached lane, mapped here.
+    pub link: AtomicPtr<Link>,
+    /// Descriptors of this process that refer to the connection.
+    pub refs: AtomicU32,
+    /// First registration in an epoll set (index + 1).
+    pub regs: AtomicU32,
+    pub regs_lock: AtomicU32,
+    /// Events TCP reported through an inner epoll set and nobody has looked into yet.
+    pub tcp_events: AtomicU32,
+    /// A descriptor of the connection, for things done on its behalf from other calls.
+    pub fd: AtomicI32,
+    /// Number of the registration under way (see `control::settled`).
+    pub registration: AtomicU64,
+    /// Success of recent spins.
+    pub spin: AtomicI32,
+    /// Ticks of the last look whether the peer's TCP end is still there, by the sending half.
+    pub checked: AtomicU64,
+}
+
+static FAMILY: AtomicPtr<Table> = AtomicPtr::new(core::ptr::null_mut());
+static LOCALS: AtomicPtr<Local> = AtomicPtr::new(core::ptr::null_mut());
+static MEMFD: AtomicI32 = AtomicI32::new(-1);
+static HINT: AtomicU32 = AtomicU32::new(0);
+static LOCK: AtomicU32 = AtomicU32::new(0);
+static PID: AtomicU32 = AtomicU32::new(0);
+
+/// This process, as of the last fork that we know of.
+#[inline(always)]
+pub fn pid() -> u32 {
+    PID.load(Relaxed)
+}
+
+pub fn set_pid(p: u32) {
+    PID.store(p, Relaxed);
+}
+
+pub fn memfd() -> i32 {
+    MEMFD.load(Relaxed)
+}
+
+/// Makes the tables. False: no memory, no memfd (seccomp): the shim stays out of the way.
+pub fn init() -> bool {
+    if !FAMILY.load(Acquire).is_null() {
+        return true;
+    }
+    let Some(_g) = crate::lock::lock(&LOCK) else { return false };
+    if !FAMILY.load(Acquire).is_null() {
+        return true;
+    }
+    let Ok(locals) = sys::map_private(CONNS * core::mem::size_of::<Local>()) else { return false };
+    let Ok(fd) = sys::memfd(c"underpass-family") else { return false };
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    let mapped = sys::ftruncate(fd, TABLE_BYTES)
+        .and_then(|()| sys::fcntl(fd, libc::F_ADD_SEALS, seals as usize))
+        .and_then(|_| sys::map(fd, TABLE_BYTES, true));
+    let Ok(p) = mapped else {
+        sys::close(fd);
+        return false;
+    };
+    MEMFD.store(fdtab::hide(fd), Relaxed);
+    LOCALS.store(locals.cast(), Release);
+    let t: *mut Table = p.cast();
+    // SAFETY: freshly mapped, TABLE_BYTES long; atomics accept zeroed memory.
+    let h = unsafe { &(*t).header };
+    h.version.store(u32::from(link::VERSION), Relaxed);
+    h.conns.store(CONNS as u32, Relaxed);
+    h.pid.store(pid(), Relaxed);
+    h.magic.store(MAGIC, Release);
+    FAMILY.store(t, Release);
+    true
+}
+
+pub fn table() -> Option<&'static Table> {
+    // SAFETY: set once in `init`, never unmapped; all fields are atomics.
+    unsafe { FAMILY.load(Acquire).as_ref() }
+}
+
+#[inline(always)]
+pub fn conn(i: u32) -> &'static Conn {
+    // SAFETY: indices come from `alloc` (below CONNS) by way of the descriptor table, which is
+    // empty until `init` has succeeded; the mask keeps any value in bounds.
+    unsafe { &(*FAMILY.load(Relaxed)).conns[i as usize & (CONNS - 1)] }
+}
+
+#[inline(always)]
+pub fn local(i: u32) -> &'static Local {
+    // SAFETY: as in `conn`; LOCALS has CONNS zero-initialised entries.
+    unsafe { &*LOCALS.load(Relaxed).add(i as usize & (CONNS - 1)) }
+}
+
+/// Takes a free entry for a socket of this process.
+pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
+    let t = table()?;
+    let start = HINT.load(Relaxed) as usize;
+    for k in 0..CONNS {
+        let i = (start + k) % CONNS;
+        let c = &t.conns[i];
+        if c.state.load(Relaxed) != state::FREE
+            || c.state.compare_exchange(state::FREE, state::BUSY, AcqRel, Relaxed).is_err()
+        {
+            continue;
+        }
+        HINT.store(i as u32 + 1, Relaxed);
+        t.header.used.fetch_max(i as u32 + 1, Relaxed);
+        reset(c);
+        c.gen.fetch_add(1, Relaxed);
+        c.flags.store(flags, Relaxed);
+        c.reason.store(Reason::Young.code(), Relaxed);
+        c.holders[0].store(pid(), Relaxed);
+        let l = local(i as u32);
+        l.link.store(core::ptr::null_mut(), Relaxed);
+        l.refs.store(1, Relaxed);
+        l.regs.store(0, Relaxed);
+        l.tcp_events.store(0, Relaxed);
+        l.fd.store(fd, Relaxed);
+        l.spin.store(4, Relaxed);
+        l.registration.store(0, Relaxed);
+        l.checked.store(0, Relaxed);
+        c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`
+        return Some(i as u32);
+    }
+    None
+}
+
+fn reset(c: &Conn) {
+    let skip = [&c.state as *const AtomicU32 as usize, &c.gen as *const AtomicU32 as usize];
+    let base = c as *const Conn as usize;
+    for w in 0..core::mem::size_of::<Conn>() / 4 {
+        let p = base + w * 4;
+        if !skip.contains(&p) {
+            // SAFETY: inside the entry, aligned; the whole entry consists of atomics, and it is
+            // BUSY, so nobody else uses it.
+            unsafe { (*(p as *const AtomicU32)).store(0, Relaxed) };
+        }
+    }
+}
+
+/// Gives an entry back. The caller has ended its lane.
+pub fn free(i: u32) {
+    let c = conn(i);
+    c.state.store(state::BUSY, Relaxed);
+    c.flags.store(0, Relaxed);
+    c.gen.fetch_add(1, Release);
+    c.state.store(state::FREE, Release);
+}
+
+/// How many live processes hold the connection? Dead ones are forgotten on the way.
+pub fn holders(c: &Conn) -> usize {
+    let mut n = c.forks.load(SeqCst) as usize;
+    let me = pid();
+    for h in &c.holders {
+        let p = h.load(SeqCst);
+        if p == 0 {
+            continue;
+        }
+        if p != me && sys::kill0(p) == Err(libc::ESRCH) {
+            let _ = h.compare_exchange(p, 0, SeqCst, Relaxed);
+            continue;
+        }
+        n += 1;
+    }
+    n
+}
+
+/// Enters a process as holder. If there is no room, the connection counts as shared for good.
+pub fn add_holder(c: &Conn, p: u32) {
+    for h in c.holders.iter().take(HOLDERS) {
+        if h.compare_exchange(0, p, SeqCst, Relaxed).is_ok() {
+            return;
+        }
+    }
+    c.forks.fetch_add(1, SeqCst);
+}
+
+pub fn remove_holder(c: &Conn, p: u32) {
+    for h in &c.holders {
+        if h.compare_exchange(p, 0, SeqCst, Relaxed).is_ok() {
+            return;
+        }
+    }
+}
+
+/// Records why the connection is (or stays) on TCP.
+pub fn because(c: &Conn, r: Reason) {
+    c.reason.store(r.code(), Relaxed);
+}
+
+/// Never again.
+pub fn bar(c: &Conn, r: Reason) {
+    because(c, r);
+    c.flags.fetch_or(flag::BARRED, Relaxed);
+}
+
+/// Fills in what `ss` shows: inode, owner, addresses. Three system calls, so only for connections
+/// that live long enough to be considered.
+pub fn name(i: u32, fd: i32) {
+    let c = conn(i);
+    if c.flags.load(Relaxed) & flag::NAMED != 0 {
+        return;
+    }
+    if let Ok((ino, uid)) = sys::inode(fd) {
+        c.inode.store(ino, Relaxed);
+        c.uid.store(uid, Relaxed);
+    }
+    for (peer, to) in [(false, &c.local), (true, &c.peer)] {
+        if let Ok(ss) = sys::sockaddr(fd, peer) {
+            let (ip, port) = match i32::from(ss.ss_family) {
+                libc::AF_INET => {
+                    // SAFETY: the family says that this is a sockaddr_in, which fits the storage.
+                    let a = unsafe { &*(&ss as *const _ as *const libc::sockaddr_in) };
+                    let v4 = std::net::Ipv4Addr::from(u32::from_be(a.sin_addr.s_addr));
+                    (v4.to_ipv6_mapped().octets(), u16::from_be(a.sin_port))
+                }
+                libc::AF_INET6 => {
+                    // SAFETY: as above, for sockaddr_in6.
+                    let a = unsafe { &*(&ss as *const _ as *const libc::sockaddr_in6) };
+                    (a.sin6_addr.s6_addr, u16::from_be(a.sin6_port))
+                }
+                _ => continue,
+            };
+            to.store(ip, u32::from(ss.ss_family), port);
+        }
+    }
+    c.flags.fetch_or(flag::NAMED, Release);
+}

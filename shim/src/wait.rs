@@ -1,0 +1,392 @@
+//! Waiting on lanes: a bounded spin, then a sleep in the kernel that both the doorbell and TCP end.
+//!
+//! Of the threads asleep on one link only the *leader* polls the doorbell; it wakes those whose
+//! lane has news through an eventfd of theirs, so that one ring does not wake five hundred threads.
+//! Epoll sets have the doorbell inside their inner set and take part as drainers: whoever drains the
+//! doorbell forwards to everybody else on the link.
+
+use crate::links::{Link, WAITERS};
+use crate::table::{self, Local};
+use crate::{control, epoll, fdtab, promote, real, sys};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use link::family::Conn;
+use link::lane::{wake, Memory};
+use link::prim::{cpu, pause, ticks};
+
+/// What woke a waiter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Woke {
+    /// Something may have changed: look again. `kernel`: ask TCP, too.
+    Look { kernel: bool },
+    Timeout,
+    /// A signal, and the call must end with EINTR.
+    Interrupted,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum For {
+    Data,
+    Space,
+}
+
+/// A thread that sleeps. Slots are process-private and keep their eventfd.
+struct Waiter {
+    efd: AtomicI32,
+    /// Connection waited for + 1 (0: several).
+    conn: AtomicU32,
+}
+
+static SLOTS: AtomicPtr<Waiter> = AtomicPtr::new(core::ptr::null_mut());
+static TAKEN: [AtomicU64; WAITERS / 64] = [const { AtomicU64::new(0) }; WAITERS / 64];
+
+fn slot(i: usize) -> Option<&'static Waiter> {
+    let mut p = SLOTS.load(Acquire);
+    if p.is_null() {
+        let bytes = WAITERS * core::mem::size_of::<Waiter>();
+        let new: *mut Waiter = sys::map_private(bytes).ok()?.cast();
+        match SLOTS.compare_exchange(core::ptr::null_mut(), new, AcqRel, Acquire) {
+            Ok(_) => p = new,
+            Err(other) => {
+                sys::unmap(new.cast(), bytes);
+                p = other;
+            }
+        }
+    }
+    // SAFETY: WAITERS zero-initialised entries, never unmapped; `i` comes from `take`.
+    (i < WAITERS).then(|| unsafe { &*p.add(i) })
+}
+
+fn take_slot(conn: Option<u32>) -> Option<usize> {
+    for (w, word) in TAKEN.iter().enumerate() {
+        let mut v = word.load(Relaxed);
+        while v != u64::MAX {
+            let bit = v.trailing_ones();
+            match word.compare_exchange(v, v | 1 << bit, AcqRel, Relaxed) {
+                Ok(_) => {
+                    let i = w * 64 + bit as usize;
+                    let s = slot(i)?;
+                    if s.efd.load(Relaxed) == 0 {
+                        match sys::eventfd() {
+                            Ok(fd) => s.efd.store(fdtab::hide(fd) + 1, Relaxed),
+                            Err(_) => {
+                                word.fetch_and(!(1 << bit), Release);
+                                return None;
+                            }
+                        }
+                    }
+                    s.conn.store(conn.map_or(0, |c| c + 1), Relaxed);
+                    return Some(i);
+                }
+                Err(now) => v = now,
+            }
+        }
+    }
+    None
+}
+
+fn give_slot(i: usize) {
+    if let Some(s) = slot(i) {
+        let mut b = [0u8; 8];
+        let _ = sys::read(s.efd.load(Relaxed) - 1, b.as_mut_ptr(), 8);
+        TAKEN[i / 64].fetch_and(!(1 << (i % 64)), Release);
+    }
+}
+
+fn poke(i: usize) {
+    if let Some(s) = slot(i) {
+        sys::poke(s.efd.load(Relaxed) - 1);
+    }
+}
+
+/// In a forked child: nobody sleeps yet, and the eventfds are shared with the parent.
+pub fn after_fork() {
+    for t in &TAKEN {
+        t.store(0, Relaxed);
+    }
+    if !SLOTS.load(Relaxed).is_null() {
+        for i in 0..WAITERS {
+            let Some(s) = slot(i) else { return };
+            let fd = s.efd.swap(0, Relaxed);
+            if fd == 0 {
+                break; // slots are handed out from the first on
+            }
+            fdtab::close_ours(fd - 1);
+        }
+    }
+}
+
+/// The doorbell of `link` was drained: tell everybody else in this process who may be meant.
+pub fn forward(link: &Link, me: Option<usize>, set: Option<usize>) {
+    for (w, word) in link.waiters.iter().enumerate() {
+        let mut v = word.load(SeqCst);
+        while v != 0 {
+            let i = w * 64 + v.trailing_zeros() as usize;
+            v &= v - 1;
+            if Some(i) == me {
+                continue;
+            }
+            let news = match slot(i).map_or(0, |s| s.conn.load(Relaxed)) {
+                0 => true,
+                c => has_news(c - 1),
+            };
+            if news {
+                poke(i);
+            }
+        }
+    }
+    for (w, word) in link.sets.iter().enumerate() {
+        let mut v = word.load(SeqCst);
+        while v != 0 {
+            let i = w * 64 + v.trailing_zeros() as usize;
+            v &= v - 1;
+            if Some(i) != set {
+                epoll::kick_if_waiting(i);
+            }
+        }
+    }
+}
+
+fn has_news(i: u32) -> bool {
+    let c = table::conn(i);
+    match promote::lane(c, table::local(i)) {
+        Some((_, m)) => c.rx.stirs(&m) || (c.tx.is_up() && c.tx.writable(&m)) || !c.rx.engaged(),
+        None => true,
+    }
+}
+
+/// Joins the sleepers of a link. Must be taken back with [`leave`].
+pub fn join(link: &Link, w: usize) -> bool {
+    link.waiters[w / 64].fetch_or(1 << (w % 64), SeqCst);
+    if let Some(ctl) = link.own.control() {
+        wake::doze(&ctl.sleepers.0);
+    }
+    lead(link, w)
+}
+
+/// Tries to become the one who polls the doorbell.
+fn lead(link: &Link, w: usize) -> bool {
+    link.leader.compare_exchange(0, w as u32 + 1, SeqCst, Relaxed).is_ok()
+}
+
+pub fn leave(link: &Link, w: usize, leader: bool) {
+    link.waiters[w / 64].fetch_and(!(1 << (w % 64)), SeqCst);
+    if let Some(ctl) = link.own.control() {
+        wake::rouse(&ctl.sleepers.0);
+    }
+    if leader {
+        // SYNC leader: the post is free, then we look for a successor; a newcomer enters itself,
+        // then tries for the post.
+        link.leader.store(0, SeqCst);
+        for (k, word) in link.waiters.iter().enumerate() {
+            let v = word.load(SeqCst);
+            if v != 0 {
+                poke(k * 64 + v.trailing_zeros() as usize);
+                return;
+            }
+        }
+    }
+}
+
+/// Cycles per microsecond, measured since the library was loaded.
+pub fn cycles_per_us() -> u64 {
+    static START: AtomicU64 = AtomicU64::new(0);
+    static START_NS: AtomicU64 = AtomicU64::new(0);
+    static RATE: AtomicU64 = AtomicU64::new(0);
+    let r = RATE.load(Relaxed);
+    if r != 0 {
+        return r;
+    }
+    if START.load(Relaxed) == 0 {
+        START_NS.store(sys::now_ns(), Relaxed);
+        START.store(ticks(), Relaxed);
+        return 2000;
+    }
+    let ns = sys::now_ns().saturating_sub(START_NS.load(Relaxed));
+    if ns < 5_000_000 {
+        return 2000;
+    }
+    let rate = (ticks().wrapping_sub(START.load(Relaxed)).saturating_mul(1000) / ns).max(1);
+    RATE.store(rate, Relaxed);
+    rate
+}
+
+/// Microseconds a waiter spins at most: longer than a wake-up takes (about 50 µs), for a shorter
+/// spin falls into a cycle of mutual misses.
+pub const SPIN_US: u64 = 80;
+
+/// May `l`'s waiters spin, judging by how recent spins went?
+pub fn may_spin(score: &AtomicI32) -> bool {
+    let s = score.load(Relaxed);
+    if s > 0 {
+        return true;
+    }
+    // Now and then again: the world may have changed.
+    score.store(if s <= -16 { 1 } else { s - 1 }, Relaxed);
+    false
+}
+
+pub fn spun(score: &AtomicI32, found: bool) {
+    let s = score.load(Relaxed);
+    let new = if found { (s + 1).min(8) } else { (s - 2).max(-8) };
+    if new != s {
+        score.store(new, Relaxed);
+    }
+}
+
+/// Spins until `done` or the budget is over. `peer_cpu` says where the producer was last: on our
+/// own processor it cannot run while we spin, so we yield, and then give up.
+#[inline(always)]
+pub fn spin(peer_cpu: impl Fn() -> u32, mut done: impl FnMut() -> bool) -> bool {
+    let budget = SPIN_US * cycles_per_us();
+    let start = ticks();
+    let mut yields = 0;
+    loop {
+        for _ in 0..32 {
+            if done() {
+                return true;
+            }
+            pause();
+        }
+        if control::pending() || ticks().wrapping_sub(start) > budget {
+            return done();
+        }
+        if peer_cpu() == cpu() {
+            yields += 1;
+            if yields > 4 {
+                return done();
+            }
+            sys::sched_yield();
+        }
+    }
+}
+
+/// Waits until connection `i` may have data or space. Blocks in libc's `poll`, a cancellation
+/// point, with no lock held.
+///
+/// `timeout_ms`: -1 for ever. Spurious returns are fine: callers look and come again.
+pub fn wait(i: u32, c: &Conn, l: &Local, fd: i32, what: For, timeout_ms: i64) -> Woke {
+    let Some((link, m)) = promote::lane(c, l) else { return Woke::Look { kernel: true } };
+    if control::pending() {
+        control::pump();
+        return Woke::Look { kernel: false };
+    }
+    sleep(i, c, link, &m, fd, what, timeout_ms)
+}
+
+fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_ms: i64) -> Woke {
+    let slot_no = take_slot(Some(i));
+    let leader = match slot_no {
+        Some(w) => join(link, w),
+        None => false,
+    };
+    let ready = match what {
+        For::Data => c.rx.stirs(m),
+        For::Space => c.tx.is_up() && c.tx.want_space(m),
+    };
+    let mut woke = Woke::Look { kernel: false };
+    if !ready {
+        let tx_native = what == For::Space && !c.tx.is_up();
+        let events = match what {
+            For::Data => libc::POLLIN | libc::POLLRDHUP,
+            For::Space if tx_native => libc::POLLOUT,
+            For::Space => 0,
+        };
+        let none = libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
+        let mut p = [
+            libc::pollfd { fd, events, revents: 0 },
+            libc::pollfd { fd: slot_no.and_then(slot).map_or(-1, |s| s.efd.load(Relaxed) - 1), ..none },
+            libc::pollfd { fd: if leader { link.bell() } else { -1 }, ..none },
+            libc::pollfd { fd: control::fd(), ..none },
+        ];
+        let t = nap(timeout_ms, slot_no.is_some());
+        if let Some(tab) = table::table() {
+            tab.header.stats.sleeps.fetch_add(1, Relaxed);
+        }
+        // SAFETY: `p` is a valid array for the call. Nothing is held but the place among the
+        // waiters: a thread that is cancelled here leaves a stale one, which costs a wake-up.
+        let n = unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, t as i32) };
+        woke = match n {
+            0 if timeout_ms >= 0 && t >= timeout_ms => Woke::Timeout,
+            0 => Woke::Look { kernel: true },
+            n if n < 0 => interrupted(),
+            _ => Woke::Look { kernel: p[0].revents != 0 },
+        };
+        if n > 0 && p[2].revents != 0 {
+            if link.drain_bell() == link::doorbell::Drained::Gone {
+                link.state.store(crate::links::GONE, Release);
+                promote::peer_gone(link);
+            }
+            forward(link, slot_no, None);
+        }
+        if n > 0 && p[3].revents != 0 {
+            control::pump();
+        }
+        if n == 0 && control::fd() < 0 {
+            control::ensure();
+        }
+    }
+    if let Some(w) = slot_no {
+        leave(link, w, leader);
+        give_slot(w);
+    }
+    woke
+}
+
+/// A sleep is cut short where nobody would end it: without a place among the waiters, and without
+/// a daemon, which we try to find again every second.
+pub fn nap(timeout_ms: i64, placed: bool) -> i64 {
+    let cap = if !placed {
+        1
+    } else if control::fd() < 0 {
+        1000
+    } else {
+        i64::from(i32::MAX)
+    };
+    if timeout_ms < 0 {
+        if cap == i64::from(i32::MAX) {
+            -1
+        } else {
+            cap
+        }
+    } else {
+        timeout_ms.min(cap)
+    }
+}
+
+/// EINTR, or go on? A socket call with a handler installed under SA_RESTART goes on; we cannot see
+/// which signal came, so it goes on only if every handler wants that.
+pub fn interrupted() -> Woke {
+    if crate::errno() != libc::EINTR {
+        return Woke::Look { kernel: true };
+    }
+    for sig in 1..=64 {
+        if let Some(flags) = sys::handler_flags(sig) {
+            if flags & libc::SA_RESTART as u64 == 0 {
+                return Woke::Interrupted;
+            }
+        }
+    }
+    Woke::Look { kernel: true }
+}
+
+/// A place among the sleepers for a wait on several links at once.
+pub struct Place {
+    slot: Option<usize>,
+}
+
+impl Place {
+    pub fn take() -> Self {
+        Place { slot: take_slot(None) }
+    }
+    pub fn index(&self) -> Option<usize> {
+        self.slot
+    }
+    pub fn efd(&self) -> i32 {
+        self.slot.and_then(slot).map_or(-1, |s| s.efd.load(Relaxed) - 1)
+    }
+    pub fn give(self) {
+        if let Some(i) = self.slot {
+            give_slot(i);
+        }
+    }
+}
