@@ -172,7 +172,11 @@ impl Addr {
         let mut b = [0u8; 16];
         b[..8].copy_from_slice(&self.ip[0].load(Relaxed).to_ne_bytes());
         b[8..].copy_from_slice(&self.ip[1].load(Relaxed).to_ne_bytes());
-        Endpoint { ip: b.into(), family: self.family.load(Relaxed), port: self.port.load(Relaxed) as u16 }
+        Endpoint {
+            ip: b.into(),
+            family: self.family.load(Relaxed),
+            port: self.port.load(Relaxed) as u16,
+        }
     }
 
     /// Stores an address in IPv6 form (IPv4 mapped), `family` as the socket has it.
@@ -221,7 +225,12 @@ impl Conn {
             lane_rx: self.rx.ring_bytes.load(Relaxed),
             tcp_tx: self.tx.kpos.load(Relaxed),
             tcp_rx: self.rx.kpos.load(Relaxed),
-            holders: self.holders.iter().map(|h| h.load(Relaxed)).filter(|&p| p != 0).collect(),
+            holders: self
+                .holders
+                .iter()
+                .map(|h| h.load(Relaxed))
+                .filter(|&p| p != 0)
+                .collect(),
         };
         core::sync::atomic::fence(Acquire);
         (self.gen.load(Relaxed) == gen).then_some(v)
@@ -235,6 +244,10 @@ mod tests {
     #[test]
     fn entries_are_whole_lines() {
         assert_eq!(core::mem::size_of::<Conn>() % 64, 0);
-        assert!(core::mem::size_of::<Conn>() <= 768, "{}", core::mem::size_of::<Conn>());
+        assert!(
+            core::mem::size_of::<Conn>() <= 768,
+            "{}",
+            core::mem::size_of::<Conn>()
+        );
     }
 }

@@ -56,7 +56,12 @@ impl Frame {
             1 => Kind::Down,
             _ => return None,
         };
-        Some(Frame { kind, epoch: word(8..12) as u32, cursor: word(16..24), tag: word(24..32) })
+        Some(Frame {
+            kind,
+            epoch: word(8..12) as u32,
+            cursor: word(16..24),
+            tag: word(24..32),
+        })
     }
 
     /// Could `b` be the beginning of a frame? Frames may arrive in pieces.

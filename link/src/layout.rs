@@ -49,6 +49,8 @@ pub mod tx {
     pub const DOWN: u64 = 3;
     /// After a revocation: every byte from the revoked cursor on is on TCP, without a frame.
     pub const RESUMED: u64 = 4;
+    /// TCP did not take everything (it is shut or dead): what is not there is only on the ring.
+    pub const BROKEN: u64 = 5;
 }
 
 /// Flags of `Words::rx_word`.
@@ -92,8 +94,8 @@ pub struct TxWords {
     pub up_start: AtomicU64,
     /// Two ring locations (`Loc::pack`); number `loc_seq & 1` is the newest.
     pub loc: [AtomicU64; 2],
-    /// Cursor from which the newest location holds.
-    pub loc_from: AtomicU64,
+    /// Cursors from which the two locations hold.
+    pub loc_from: [AtomicU64; 2],
     /// Number of moves so far.
     pub loc_seq: AtomicU32,
     /// Not 0: the sender waits for space; ring its doorbell after consuming.
@@ -148,7 +150,11 @@ impl Loc {
 
     /// Unpacks and checks everything that does not need the chunk table. `None`: impossible value.
     pub fn unpack(w: u64) -> Option<Loc> {
-        let l = Loc { page: (w >> 32) as u32, chunk: (w >> 8) as u32 & 0xff_ffff, log2: w as u32 & 0xff };
+        let l = Loc {
+            page: (w >> 32) as u32,
+            chunk: (w >> 8) as u32 & 0xff_ffff,
+            log2: w as u32 & 0xff,
+        };
         let ok = l.chunk >= 1
             && (l.chunk as usize) < CHUNKS
             && l.log2 >= RING_LOG2_MIN
@@ -180,13 +186,38 @@ mod tests {
 
     #[test]
     fn loc_round_trip_and_bounds() {
-        let l = Loc { chunk: 3, page: 77, log2: 16 };
+        let l = Loc {
+            chunk: 3,
+            page: 77,
+            log2: 16,
+        };
         assert_eq!(Loc::unpack(l.pack()), Some(l));
-        for bad in [0, Loc { chunk: 0, ..l }.pack(), Loc { log2: 3, ..l }.pack(), Loc { log2: 63, ..l }.pack(), u64::MAX] {
+        for bad in [
+            0,
+            Loc { chunk: 0, ..l }.pack(),
+            Loc { log2: 3, ..l }.pack(),
+            Loc { log2: 63, ..l }.pack(),
+            u64::MAX,
+        ] {
             assert_eq!(Loc::unpack(bad), None);
         }
-        assert!(Loc { chunk: 1, page: 0, log2: 22 }.fits(4 << 20));
-        assert!(!Loc { chunk: 1, page: 1, log2: 22 }.fits(4 << 20));
-        assert!(!Loc { chunk: 1, page: u32::MAX, log2: 22 }.fits(CHUNK_BYTES));
+        assert!(Loc {
+            chunk: 1,
+            page: 0,
+            log2: 22
+        }
+        .fits(4 << 20));
+        assert!(!Loc {
+            chunk: 1,
+            page: 1,
+            log2: 22
+        }
+        .fits(4 << 20));
+        assert!(!Loc {
+            chunk: 1,
+            page: u32::MAX,
+            log2: 22
+        }
+        .fits(CHUNK_BYTES));
     }
 }

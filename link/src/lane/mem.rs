@@ -79,7 +79,10 @@ impl Area {
         }
         // SAFETY: `fits` was just checked against the mapped length.
         let base = unsafe { base.add(loc.page as usize * 4096) };
-        Some(Ring { base, mask: loc.bytes() as u64 - 1 })
+        Some(Ring {
+            base,
+            mask: loc.bytes() as u64 - 1,
+        })
     }
 }
 
@@ -107,7 +110,10 @@ impl Ring {
     pub fn run(self, at: u64, want: u64) -> (*mut u8, usize) {
         let i = at & self.mask;
         // SAFETY: `i <= mask`, inside the mapping by the type's invariant.
-        (unsafe { self.base.add(i as usize) }, want.min(self.size() - i) as usize)
+        (
+            unsafe { self.base.add(i as usize) },
+            want.min(self.size() - i) as usize,
+        )
     }
 }
 
@@ -129,7 +135,13 @@ impl<'a> Memory<'a> {
         if lane >= crate::layout::LANES {
             return None;
         }
-        Some(Memory { own, peer, own_ctl: own.control()?, peer_ctl: peer.control()?, lane })
+        Some(Memory {
+            own,
+            peer,
+            own_ctl: own.control()?,
+            peer_ctl: peer.control()?,
+            lane,
+        })
     }
 
     #[inline(always)]
@@ -187,6 +199,7 @@ impl<'a> Memory<'a> {
 
 /// A cursor over an application's buffers. Like the kernel's `iov_iter`, it trusts the
 /// application's pointers: an invalid one faults in the application's own call.
+#[derive(Clone)]
 pub struct Iov<'a> {
     vecs: &'a [libc::iovec],
     offset: usize,
@@ -199,7 +212,10 @@ impl<'a> Iov<'a> {
 
     /// Bytes left, saturating.
     pub fn left(&self) -> usize {
-        self.vecs.iter().fold(0usize, |n, v| n.saturating_add(v.iov_len)).saturating_sub(self.offset)
+        self.vecs
+            .iter()
+            .fold(0usize, |n, v| n.saturating_add(v.iov_len))
+            .saturating_sub(self.offset)
     }
 
     /// Steps over up to `want` bytes and returns the run. `None` at the end.
@@ -218,6 +234,16 @@ impl<'a> Iov<'a> {
             return Some((p, n));
         }
         None
+    }
+
+    /// Steps over `n` bytes.
+    pub fn skip(&mut self, mut n: usize) {
+        while n > 0 {
+            match self.take(n) {
+                Some((_, k)) => n -= k,
+                None => return,
+            }
+        }
     }
 
     /// Gives back the last `n` bytes of the run that [`Iov::take`] returned last.

@@ -25,6 +25,8 @@ pub mod mode {
     pub const LAST: u32 = 4;
     /// Bytes that were taken from the ring still come on TCP: `skip` of them.
     pub const SKIP: u32 = 5;
+    /// Revoked: the cursor is frozen until the sender has answered. `skip` holds the mode before.
+    pub const REVOKING: u32 = 6;
 }
 
 /// Most bytes copied before the cursor is published.
@@ -51,7 +53,7 @@ pub struct RxState {
     error: AtomicU32,
     /// Kernel position at which TCP ends (PREFIX).
     limit: AtomicU64,
-    /// Cursor named by a `Down` frame (LAST), or bytes to skip (SKIP).
+    /// Cursor named by a `Down` frame (LAST), bytes to skip (SKIP), or a mode (REVOKING).
     skip: AtomicU64,
     tag: AtomicU64,
     /// Ticks of the last look at TCP, so that empty rings ask the kernel only now and then.
@@ -60,6 +62,10 @@ pub struct RxState {
     pub ring_bytes: AtomicU64,
     /// Not 0: the application shut this direction down.
     pub shut: AtomicU32,
+    /// A frame that has arrived in part, and how much of it. It does not stay in the kernel, which
+    /// would report the socket readable until the rest comes, and hide a FIN if it never does.
+    got_len: AtomicU32,
+    got: [AtomicU64; LEN / 8],
 }
 
 /// What became of a receive.
@@ -119,6 +125,7 @@ impl RxState {
         self.tag.store(tag, Relaxed);
         self.error.store(0, Relaxed);
         self.shut.store(0, Relaxed);
+        self.got_len.store(0, Relaxed);
         m.own_rx().word.store(0, Release);
     }
 
@@ -126,6 +133,13 @@ impl RxState {
     /// caught asleep in the kernel on this socket (`natives` is 0, epoll sets are in place).
     pub fn declare_ready(&self, m: &Memory) -> bool {
         if self.mode.load(Relaxed) != mode::TCP {
+            return false;
+        }
+        // A sender that we have revoked and that was on the ring must have read the revocation
+        // before the word says something else. (One that was not on the ring need not: see SYNC
+        // retreat in `TxState::try_up`.)
+        let word = m.own_rx().word.load(Relaxed);
+        if bits_of(word) & rx::REVOKED != 0 && matches!(self.phase(m), tx::UP | tx::DOWNING) {
             return false;
         }
         // SYNC natives: we close the door, then look who is inside; `enter_native` counts itself
@@ -174,8 +188,15 @@ impl RxState {
             return Some(true);
         }
         let mut b = 0u8;
-        let v = [libc::iovec { iov_base: (&mut b as *mut u8).cast(), iov_len: 1 }];
-        let how = How { peek: true, look: true, ..How::default() };
+        let v = [libc::iovec {
+            iov_base: (&mut b as *mut u8).cast(),
+            iov_len: 1,
+        }];
+        let how = How {
+            peek: true,
+            look: true,
+            ..How::default()
+        };
         match self.recv(m, port, &mut Iov::new(&v), how) {
             Received::Empty => Some(false),
             Received::Tcp => None,
@@ -196,7 +217,14 @@ impl RxState {
     }
 
     /// Takes [`RxState::want_down`] back if the sender has not acted on it.
-    pub fn flag(&self, m: &Memory, bit: u64) {
+    pub fn unwant_down(&self, m: &Memory) {
+        let w = &m.own_rx().word;
+        if self.engaged() {
+            w.store(w.load(Relaxed) & !rx::WANT_DOWN, SeqCst);
+        }
+    }
+
+    fn flag(&self, m: &Memory, bit: u64) {
         let w = &m.own_rx().word;
         w.store(w.load(Relaxed) | bit, SeqCst);
     }
@@ -237,6 +265,7 @@ impl RxState {
                 let s = m.peer_tx().state.load(Acquire);
                 epoch_of(s) == self.epoch.load(Relaxed) && bits_of(s) != 0
             }
+            mode::REVOKING => self.phase(m) > tx::DOWNING,
             _ => false,
         }
     }
@@ -251,7 +280,8 @@ impl RxState {
     }
 
     /// Would a receive find something right now, without asking the kernel? For epoll: `None` means
-    /// "only the kernel knows" (TCP bytes come first).
+    /// "only the kernel knows" (TCP bytes come first), unless it [`RxState::stirs`]. Changes nothing,
+    /// so it may be asked without the lock.
     pub fn ready(&self, m: &Memory) -> Option<bool> {
         match self.mode.load(Relaxed) {
             mode::RING => Some(self.has_ring_bytes(m) || self.error.load(Relaxed) != 0),
@@ -260,11 +290,20 @@ impl RxState {
         }
     }
 
-    /// Notices a switch that the sender has made. Returns false while it has not.
-    fn see_up(&self, m: &Memory) -> Result<bool, Reason> {
+    /// How far the sender says it is in our epoch; 0: not switched up yet.
+    fn phase(&self, m: &Memory) -> u64 {
         // Acquire: pairs with the Release in `TxState::say`.
         let state = m.peer_tx().state.load(Acquire);
-        if epoch_of(state) != self.epoch.load(Relaxed) || bits_of(state) == 0 {
+        if epoch_of(state) == self.epoch.load(Relaxed) {
+            bits_of(state)
+        } else {
+            0
+        }
+    }
+
+    /// Notices a switch that the sender has made. Returns false while it has not.
+    fn see_up(&self, m: &Memory) -> Result<bool, Reason> {
+        if self.phase(m) == 0 {
             return Ok(false);
         }
         let limit = m.peer_tx().up_kpos.load(Relaxed);
@@ -275,20 +314,18 @@ impl RxState {
             return Err(Reason::Sync);
         }
         let start = m.peer_tx().up_start.load(Relaxed);
-        let seq = m.peer_tx().loc_seq.load(Acquire);
-        // A move since the switch would make `loc_from` larger than the start.
-        let moved = m.peer_tx().loc_from.load(Relaxed) > start;
-        let seq = if moved { seq.wrapping_sub(1) } else { seq };
-        let loc = m.peer_tx().loc[(seq & 1) as usize].load(Relaxed);
-        if Loc::unpack(loc).and_then(|l| m.peer.ring(l)).is_none() {
-            return Err(Reason::Hostile);
-        }
         self.limit.store(limit, Relaxed);
-        self.loc.store(loc, Relaxed);
-        self.loc_seq.store(seq, Relaxed);
+        self.loc.store(0, Relaxed); // `source` asks afresh
         self.cursor.store(start, Relaxed);
         m.own_cursor().store(start, Release);
-        self.mode.store(if limit == kpos { mode::RING } else { mode::PREFIX }, Relaxed);
+        self.mode.store(
+            if limit == kpos {
+                mode::RING
+            } else {
+                mode::PREFIX
+            },
+            Relaxed,
+        );
         Ok(true)
     }
 
@@ -335,7 +372,9 @@ impl RxState {
                         return Ok(r);
                     }
                 }
-                _ if self.error.load(Relaxed) != 0 => return Ok(Received::Error(self.take_error())),
+                _ if self.error.load(Relaxed) != 0 => {
+                    return Ok(Received::Error(self.take_error()))
+                }
                 mode::SKIP => {
                     let n = self.skip.load(Relaxed);
                     if n == 0 {
@@ -368,7 +407,16 @@ impl RxState {
                         continue;
                     }
                     if n == 0 {
-                        return Ok(self.peek_end(port));
+                        let end = self.peek_end(port);
+                        // An end that we only see now may have come after a switch, and behind
+                        // bytes on the ring.
+                        if end != Received::Empty && self.see_up(m)? {
+                            if let Received::Error(e) = end {
+                                self.error.store(e as u32, Relaxed);
+                            }
+                            continue;
+                        }
+                        return Ok(end);
                     }
                     return Ok(self.take_tcp(port, iov, how, n));
                 }
@@ -378,7 +426,20 @@ impl RxState {
                         self.mode.store(mode::RING, Relaxed);
                         continue;
                     }
-                    return Ok(self.take_tcp(port, iov, how, left as usize));
+                    let r = self.take_tcp(port, iov, how, left as usize);
+                    // Whoever asks `ready` or `stirs` next must hear about the ring.
+                    if self.kpos.load(Relaxed) == self.limit.load(Relaxed) {
+                        self.mode.store(mode::RING, Relaxed);
+                    }
+                    return Ok(r);
+                }
+                mode::REVOKING => {
+                    // Nothing may be consumed beyond the frozen cursor.
+                    if self.revoke(m, port)? == Revoked::Pending
+                        && self.mode.load(Relaxed) == mode::REVOKING
+                    {
+                        return Ok(Received::Empty);
+                    }
                 }
                 _ => return Ok(Received::Tcp),
             }
@@ -399,8 +460,14 @@ impl RxState {
     fn take_tcp(&self, port: &impl Port, iov: &mut Iov<'_>, how: How, limit: usize) -> Received {
         let mut total = 0;
         while total < limit {
-            let Some((p, n)) = iov.take(limit - total) else { break };
-            let p = if how.discard { core::ptr::null_mut() } else { p };
+            let Some((p, n)) = iov.take(limit - total) else {
+                break;
+            };
+            let p = if how.discard {
+                core::ptr::null_mut()
+            } else {
+                p
+            };
             match port.tcp_recv(p, n, how.peek) {
                 Ok(k) => {
                     if !how.peek {
@@ -437,12 +504,14 @@ impl RxState {
         let mut published = cursor;
         let mut size = 0;
         while cursor != head {
-            let (ring, end) = self.source(m, cursor, head)?;
+            let (ring, end) = self.source(m, cursor, head, !how.peek)?;
             size = ring.size();
             if end - cursor > size {
                 return Err(Reason::Hostile);
             }
-            let Some((p, n)) = iov.take((end - cursor).min(PIECE) as usize) else { break };
+            let Some((p, n)) = iov.take((end - cursor).min(PIECE) as usize) else {
+                break;
+            };
             if !how.discard {
                 // SAFETY: the application promises `p` writable for `n`; `n <= size`, just checked.
                 unsafe { copy_out(ring, cursor, p, n) };
@@ -461,28 +530,17 @@ impl RxState {
         if !how.peek {
             m.own_cursor().store(cursor, Release); // as above
             self.ring_bytes.fetch_add(n, Relaxed);
-            if head - begin >= size / 4 {
+            // A sender that waits has filled three quarters of the ring. The take that brings it
+            // to one half therefore begins above one half, or is one of more than a quarter (if
+            // `head` was loaded before the ring was filled). The others need not ask.
+            if head - begin > size / 2 || n > size / 4 {
                 self.consumed(m, port, head - cursor, size);
             }
-        } else {
-            self.loc_restore(m, begin);
         }
         Ok(Received::Bytes(n as usize))
     }
 
-    /// A peek may have walked over a move; `source` is asked again from the old cursor.
-    fn loc_restore(&self, m: &Memory, cursor: u64) {
-        let w = m.peer_tx();
-        let seq = self.loc_seq.load(Relaxed);
-        if seq == w.loc_seq.load(Acquire) && w.loc_from.load(Relaxed) > cursor {
-            let old = seq.wrapping_sub(1);
-            self.loc_seq.store(old, Relaxed);
-            self.loc.store(w.loc[(old & 1) as usize].load(Relaxed), Relaxed);
-        }
-    }
-
-    /// The sender may be waiting for space: wake it when half of the ring is free. Only asked when
-    /// the ring was a quarter full, for a sender that waits has filled it.
+    /// The sender may be waiting for space: wake it when half of the ring is free.
     #[cold]
     fn consumed(&self, m: &Memory, port: &impl Port, unread: u64, size: u64) {
         // SYNC space: pairs with the fence in `TxState::want_space`.
@@ -492,28 +550,38 @@ impl RxState {
         }
     }
 
-    /// The ring that holds byte `cursor`, and the cursor up to which it does.
+    /// The ring that holds byte `cursor`, and the cursor up to which it does. `keep`: `cursor` is
+    /// ours, not one that only a peek has reached.
     #[inline(always)]
-    fn source(&self, m: &Memory, cursor: u64, head: u64) -> Result<(super::mem::Ring, u64), Reason> {
+    fn source(
+        &self,
+        m: &Memory,
+        cursor: u64,
+        head: u64,
+        keep: bool,
+    ) -> Result<(super::mem::Ring, u64), Reason> {
         let w = m.peer_tx();
         let mut end = head;
         // Acquire: pairs with the Release in `TxState::move_to`. Loaded after the head: a head that
-        // lies beyond a move comes with the move.
+        // lies beyond a move comes with the move. The sender moves again only when our cursor has
+        // reached the last move, so neither of the two locations changes while we need it.
         let seq = w.loc_seq.load(Acquire);
-        let mine = self.loc_seq.load(Relaxed);
-        if seq != mine {
-            let from = w.loc_from.load(Relaxed);
-            if seq != mine.wrapping_add(1) {
-                return Err(Reason::Hostile);
-            }
+        let mut loc = self.loc.load(Relaxed);
+        if seq != self.loc_seq.load(Relaxed) || loc == 0 {
+            let new = (seq & 1) as usize;
+            let from = w.loc_from[new].load(Relaxed);
             if from <= cursor {
-                self.loc.store(w.loc[(seq & 1) as usize].load(Relaxed), Relaxed);
-                self.loc_seq.store(seq, Relaxed);
+                loc = w.loc[new].load(Relaxed);
+                if keep {
+                    self.loc.store(loc, Relaxed);
+                    self.loc_seq.store(seq, Relaxed);
+                }
             } else {
+                loc = w.loc[new ^ 1].load(Relaxed);
                 end = from.min(head);
             }
         }
-        Loc::unpack(self.loc.load(Relaxed))
+        Loc::unpack(loc)
             .and_then(|l| m.peer.ring(l))
             .map(|r| (r, end))
             .ok_or(Reason::Hostile)
@@ -522,112 +590,181 @@ impl RxState {
     /// The ring is empty: what does TCP say? `None`: look at the ring again.
     fn look(&self, m: &Memory, port: &impl Port) -> Result<Option<Received>, Reason> {
         let mut b = [0u8; LEN];
-        match port.tcp_recv(b.as_mut_ptr(), LEN, true) {
-            Ok(0) => {
-                // Everything published before the FIN is visible now: look at the ring once more.
-                if self.head(m)? != self.cursor.load(Relaxed) {
+        for (d, s) in b.chunks_exact_mut(8).zip(&self.got) {
+            d.copy_from_slice(&s.load(Relaxed).to_ne_bytes());
+        }
+        let mut have = (self.got_len.load(Relaxed) as usize).min(LEN - 1);
+        loop {
+            match port.tcp_recv(b[have..].as_mut_ptr(), LEN - have, true) {
+                Ok(0) => {
+                    // Everything published before the FIN is visible now: look at the ring once more.
+                    if self.head(m)? != self.cursor.load(Relaxed) {
+                        return Ok(None);
+                    }
+                    return Ok(Some(Received::Eof));
+                }
+                Ok(n) => {
+                    let n = (have + n).min(LEN);
+                    if !Frame::could_start(&b[..n]) {
+                        return Err(Reason::Foreign);
+                    }
+                    // Recorded, then consumed.
+                    for (d, s) in self.got.iter().zip(b.chunks_exact(8)) {
+                        let mut w = [0u8; 8];
+                        w.copy_from_slice(s);
+                        d.store(u64::from_ne_bytes(w), Relaxed);
+                    }
+                    if port.tcp_recv(core::ptr::null_mut(), n - have, false) != Ok(n - have) {
+                        return Err(Reason::Sync);
+                    }
+                    self.kpos.fetch_add((n - have) as u64, Relaxed);
+                    self.got_len.store(n as u32 % LEN as u32, Relaxed);
+                    if n < LEN {
+                        have = n; // does something follow, or the end?
+                        continue;
+                    }
+                    let f = self.our_frame(&b).ok_or(Reason::Foreign)?;
+                    let cursor = self.cursor.load(Relaxed);
+                    if f.cursor > cursor || cursor - f.cursor > 2 << RING_LOG2_MAX {
+                        return Err(Reason::Hostile);
+                    }
+                    self.skip.store(f.cursor, Relaxed);
+                    self.mode.store(mode::LAST, Relaxed);
                     return Ok(None);
                 }
-                Ok(Some(Received::Eof))
-            }
-            Ok(n) if n < LEN => {
-                if Frame::could_start(&b[..n]) {
-                    Ok(Some(Received::Empty))
-                } else {
-                    Err(Reason::Foreign)
+                Err(libc::EAGAIN) => return Ok(Some(Received::Empty)),
+                Err(e) => {
+                    if self.head(m)? != self.cursor.load(Relaxed) {
+                        self.error.store(e as u32, Relaxed);
+                        return Ok(None);
+                    }
+                    return Ok(Some(Received::Error(e)));
                 }
-            }
-            Ok(_) => {
-                let epoch = self.epoch.load(Relaxed);
-                let cursor = self.cursor.load(Relaxed);
-                let f = match Frame::decode(&b) {
-                    Some(f) if f.tag == self.tag.load(Relaxed) && f.epoch == epoch => f,
-                    _ => return Err(Reason::Foreign),
-                };
-                let Kind::Down = f.kind;
-                if f.cursor > cursor || cursor - f.cursor > 2 << RING_LOG2_MAX {
-                    return Err(Reason::Hostile);
-                }
-                match port.tcp_recv(b.as_mut_ptr(), LEN, false) {
-                    Ok(LEN) => {}
-                    _ => return Err(Reason::Sync),
-                }
-                self.kpos.fetch_add(LEN as u64, Relaxed);
-                self.skip.store(f.cursor, Relaxed);
-                self.mode.store(mode::LAST, Relaxed);
-                Ok(None)
-            }
-            Err(libc::EAGAIN) => Ok(Some(Received::Empty)),
-            Err(e) => {
-                if self.head(m)? != self.cursor.load(Relaxed) {
-                    self.error.store(e as u32, Relaxed);
-                    return Ok(None);
-                }
-                Ok(Some(Received::Error(e)))
             }
         }
     }
 
+    /// A frame with our tag, for our epoch?
+    fn our_frame(&self, b: &[u8; LEN]) -> Option<Frame> {
+        let f = Frame::decode(b)?;
+        let Kind::Down = f.kind;
+        (f.tag == self.tag.load(Relaxed) && f.epoch == self.epoch.load(Relaxed)).then_some(f)
+    }
+
     /// Gives the direction back to TCP before the socket leaves this process. Freezes the cursor;
     /// call again while `Pending` (the caller has a deadline), and the connection may leave only
-    /// after `Clear`.
+    /// after `Clear`. After `Impossible` the direction goes on as it was.
     pub fn revoke(&self, m: &Memory, port: &impl Port) -> Result<Revoked, Reason> {
-        let epoch = self.epoch.load(Relaxed);
-        let word = &m.own_rx().word;
         loop {
             match self.mode.load(Relaxed) {
                 mode::TCP => return Ok(Revoked::Clear),
-                mode::SKIP | mode::LAST => {
-                    // The frame is behind us. Bytes on the ring come again on TCP: skip less.
-                    if self.mode.load(Relaxed) == mode::LAST {
-                        let cursor = self.cursor.load(Relaxed);
-                        self.skip.store(cursor - self.skip.load(Relaxed), Relaxed);
-                        self.mode.store(mode::SKIP, Relaxed);
+                mode::LAST => {
+                    // The frame is behind us. What we have not taken from the ring comes again on
+                    // TCP, but only `DOWN` promises that all of it does.
+                    let cursor = self.cursor.load(Relaxed);
+                    if self.head(m)? != cursor {
+                        match self.phase(m) {
+                            tx::DOWN => {}
+                            tx::BROKEN => return Ok(Revoked::Impossible),
+                            _ => return Ok(Revoked::Pending),
+                        }
                     }
-                    return Ok(match self.advance(m, port, &mut Iov::new(&[]), How::default())? {
-                        Received::Empty => Revoked::Pending,
-                        _ => Revoked::Clear,
-                    });
+                    self.skip.store(cursor - self.skip.load(Relaxed), Relaxed);
+                    self.mode.store(mode::SKIP, Relaxed);
+                }
+                mode::SKIP => {
+                    return Ok(
+                        match self.advance(m, port, &mut Iov::new(&[]), How::default())? {
+                            Received::Empty => Revoked::Pending,
+                            Received::Error(e) => {
+                                self.error.store(e as u32, Relaxed);
+                                Revoked::Clear
+                            }
+                            _ => Revoked::Clear,
+                        },
+                    );
+                }
+                mode::REVOKING => {
+                    if let Some(r) = self.revoking(m, port)? {
+                        return Ok(r);
+                    }
                 }
                 now => {
-                    let revoked = bits_of(word.load(Relaxed)) & rx::REVOKED != 0;
-                    if !revoked {
-                        let at = if now == mode::READY { UNSEEN } else { self.cursor.load(Relaxed) };
-                        m.own_rx().revoked.store(at, Relaxed);
-                        word.store(pack(epoch, rx::READY | rx::REVOKED), SeqCst);
-                        m.publish(port);
+                    if now == mode::READY && self.see_up(m)? {
+                        continue;
                     }
-                    // SYNC revoke: we have revoked, now we look (see `TxState::down`).
-                    fence(SeqCst);
-                    let state = m.peer_tx().state.load(Acquire);
-                    let phase = if epoch_of(state) == epoch { bits_of(state) } else { 0 };
-                    let start = m.peer_tx().up_start.load(Relaxed);
-                    let frozen = match m.own_rx().revoked.load(Relaxed) {
-                        UNSEEN => start,
-                        c => c,
+                    let at = if now == mode::READY {
+                        UNSEEN
+                    } else {
+                        self.cursor.load(Relaxed)
                     };
-                    match phase {
-                        0 | tx::RESUMED => {}
-                        tx::UP if m.peer_head().load(Acquire) == frozen => {}
-                        tx::UP => return Ok(Revoked::Pending),
-                        _ if now == mode::RING => {
-                            // A frame is on TCP, or about to be: take it, skip what we had.
-                            match self.look(m, port)? {
-                                None => continue,
-                                Some(Received::Empty) if phase == tx::DOWNING => {
-                                    return Ok(Revoked::Pending)
-                                }
-                                Some(Received::Empty) => return Ok(Revoked::Pending),
-                                Some(_) => {}
-                            }
-                        }
-                        tx::DOWNING => return Ok(Revoked::Pending),
-                        _ => return Ok(Revoked::Impossible),
-                    }
-                    self.mode.store(mode::TCP, Relaxed);
-                    return Ok(Revoked::Clear);
+                    m.own_rx().revoked.store(at, Relaxed);
+                    let word = pack(self.epoch.load(Relaxed), rx::READY | rx::REVOKED);
+                    m.own_rx().word.store(word, SeqCst); // releases `revoked`
+                    self.skip.store(u64::from(now), Relaxed);
+                    self.mode.store(mode::REVOKING, Relaxed);
+                    m.publish(port);
                 }
             }
+        }
+    }
+
+    /// We have revoked: what does the sender say? `None`: the mode has changed, look again.
+    fn revoking(&self, m: &Memory, port: &impl Port) -> Result<Option<Revoked>, Reason> {
+        // SYNC revoke, SYNC retreat: we have revoked, now we look; the sender speaks, then looks at
+        // our word (`TxState::down`, `try_up`, `send`). One of the two sees the other.
+        fence(SeqCst);
+        let phase = self.phase(m);
+        let was = self.skip.load(Relaxed) as u32;
+        if was == mode::READY && !matches!(phase, 0 | tx::RESUMED) {
+            // It did switch, just before: from here on we have seen it. Nothing is consumed, so
+            // UNSEEN, the start and our cursor mean the same.
+            self.see_up(m)?;
+            self.skip.store(u64::from(self.mode.load(Relaxed)), Relaxed);
+            self.mode.store(mode::REVOKING, Relaxed);
+            return Ok(None);
+        }
+        let clear = || {
+            self.mode.store(mode::TCP, Relaxed);
+            Ok(Some(Revoked::Clear))
+        };
+        let impossible = || {
+            // The sender has left this epoch in another way; so the word means nothing any more.
+            self.mode.store(was, Relaxed);
+            m.own_rx()
+                .word
+                .store(pack(self.epoch.load(Relaxed), rx::READY), SeqCst);
+            Ok(Some(Revoked::Impossible))
+        };
+        match phase {
+            0 | tx::RESUMED => return clear(),
+            tx::UP if self.head(m)? == self.cursor.load(Relaxed) => return clear(),
+            tx::UP => return Ok(Some(Revoked::Pending)),
+            // A frame may lie behind the prefix, where we cannot take it out.
+            tx::DOWNING if was == mode::PREFIX => return Ok(Some(Revoked::Pending)),
+            _ if was == mode::PREFIX => return impossible(),
+            // It may see our revocation yet and send plain bytes: only a whole frame is proof.
+            tx::DOWNING if self.got_len.load(Relaxed) == 0 => {
+                let mut b = [0u8; LEN];
+                match port.tcp_recv(b.as_mut_ptr(), LEN, true) {
+                    Ok(0) => {}
+                    Ok(LEN) if self.our_frame(&b).is_some() => {}
+                    Ok(_) | Err(libc::EAGAIN) => return Ok(Some(Revoked::Pending)),
+                    Err(e) => self.error.store(e as u32, Relaxed),
+                }
+            }
+            _ => {}
+        }
+        // A frame is on TCP, or nothing will ever be.
+        match self.look(m, port)? {
+            None if self.mode.load(Relaxed) == mode::LAST => Ok(None),
+            None => impossible(), // TCP has ended, and the ring has not
+            Some(Received::Empty) => Ok(Some(Revoked::Pending)),
+            Some(Received::Error(e)) => {
+                self.error.store(e as u32, Relaxed);
+                clear()
+            }
+            Some(_) => clear(),
         }
     }
 }

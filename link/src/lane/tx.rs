@@ -114,22 +114,35 @@ impl TxState {
         self.loc_seq.store(seq, Relaxed);
         self.loc_from.store(head, Relaxed);
         w.loc[(seq & 1) as usize].store(loc.pack(), Relaxed);
-        w.loc_from.store(head, Relaxed);
+        w.loc_from[(seq & 1) as usize].store(head, Relaxed);
         old
     }
 
     /// Is the receiver waiting for the switch?
     #[inline(always)]
     pub fn can_up(&self, m: &Memory) -> bool {
+        self.ready_epoch(m).is_some()
+    }
+
+    /// Epoch for which the receiver is ready. It may be several ahead of ours: a receiver that takes
+    /// its readiness back before it was used does not use that epoch again.
+    #[inline(always)]
+    fn ready_epoch(&self, m: &Memory) -> Option<u32> {
         // Acquire: pairs with the Release in `RxState::declare_ready`.
-        m.peer_rx().word.load(Acquire) == pack(self.epoch.load(Relaxed).wrapping_add(1), rx::READY)
+        let word = m.peer_rx().word.load(Acquire);
+        let ahead = epoch_of(word).wrapping_sub(self.epoch.load(Relaxed));
+        (bits_of(word) == rx::READY && ahead != 0 && ahead <= u32::MAX / 2)
+            .then_some(epoch_of(word))
     }
 
     /// Switches up. `false`: not now. `Err`: bytes went by that no hook moved; never promote.
     pub fn try_up(&self, m: &Memory, port: &impl Port) -> Result<bool, Reason> {
-        if self.mode.load(Relaxed) != mode::TCP || !self.can_up(m) {
+        if self.mode.load(Relaxed) != mode::TCP {
             return Ok(false);
         }
+        let Some(epoch) = self.ready_epoch(m) else {
+            return Ok(false);
+        };
         // SYNC natives: we close the door, then look who is inside; `enter_native` counts itself
         // in, then looks at the door.
         self.mode.store(mode::SWITCH, SeqCst);
@@ -139,18 +152,24 @@ impl TxState {
             return up;
         }
         let kpos = self.kpos.load(Relaxed);
-        let epoch = self.epoch.load(Relaxed).wrapping_add(1);
         let head = self.head.load(Relaxed);
         self.epoch.store(epoch, Relaxed);
         self.peer_cursor.store(head, Relaxed);
-        self.mode.store(mode::RING, Relaxed);
         self.full_since_ms.store(0, Relaxed);
         let w = m.own_tx();
         w.up_kpos.store(kpos, Relaxed);
         w.up_start.store(head, Relaxed);
         self.say(m, port, epoch, tx::UP);
+        // SYNC retreat: we have switched (a full fence is in `say`), now we look; the receiver
+        // revokes, then looks for our switch. If it did not see it, it may already be reading TCP
+        // without limit, or be ready for a later epoch: then nothing may go to the ring.
+        let word = m.peer_rx().word.load(SeqCst);
+        if epoch_of(word) != epoch || bits_of(word) & rx::REVOKED != 0 {
+            self.settle(m, port, epoch, tx::RESUMED);
+            return Ok(false);
+        }
+        self.mode.store(mode::RING, Relaxed);
         self.ups.fetch_add(1, Relaxed);
-        // A revocation that raced with the switch is seen by the first `send`'s look.
         Ok(true)
     }
 
@@ -158,7 +177,9 @@ impl TxState {
         if self.natives.load(SeqCst) != 0 {
             return Ok(false);
         }
-        let Some(kernel) = port.tcp_sent() else { return Err(Reason::Option) };
+        let Some(kernel) = port.tcp_sent() else {
+            return Err(Reason::Option);
+        };
         if kernel != self.kpos.load(Relaxed) {
             return Err(Reason::Bypassed);
         }
@@ -200,7 +221,11 @@ impl TxState {
         // Acquire: the reader's copies are done before we overwrite what it consumed.
         let c = m.peer_cursor().load(Acquire);
         // Until the reader has seen the switch, its word still holds an older use's cursor.
-        let c = if c.wrapping_sub(known) > u64::MAX / 2 { known } else { c };
+        let c = if c.wrapping_sub(known) > u64::MAX / 2 {
+            known
+        } else {
+            c
+        };
         if c > head {
             return Err(Reason::Hostile);
         }
@@ -247,6 +272,7 @@ impl TxState {
         let size = ring.size();
         let mut head = self.head.load(Relaxed);
         let begin = head;
+        let untouched = iov.clone();
         let mut cursor = self.peer_cursor.load(Relaxed);
         let mut unannounced = 0u64;
         loop {
@@ -261,7 +287,9 @@ impl TxState {
                     break;
                 }
             }
-            let Some((p, n)) = iov.take(free.min(PIECE) as usize) else { break };
+            let Some((p, n)) = iov.take(free.min(PIECE) as usize) else {
+                break;
+            };
             // SAFETY: the application promises `p` readable for `n`; `n <= free <= size`.
             unsafe { copy_in(ring, head, p, n) };
             head += n as u64;
@@ -277,42 +305,56 @@ impl TxState {
             m.own_head().store(head, Release); // as above
             m.publish(port);
         }
-        let n = head - begin;
-        self.ring_bytes.fetch_add(n, Relaxed);
         // After the publish (a full fence): did the receiver ask for something?
         let word = m.peer_rx().word.load(Acquire);
         if word != pack(self.epoch.load(Relaxed), rx::READY) {
             if let Err(r) = self.answer(m, port, word) {
                 return Sent::Reset(r);
             }
-            if n == 0 {
-                return if self.mode.load(Relaxed) == mode::TCP { Sent::Tcp } else { Sent::Blocked };
-            }
+            head = self.take_back(m, begin);
+            *iov = untouched;
+            iov.skip((head - begin) as usize);
         }
-        if n > 0 {
-            if self.full_since_ms.load(Relaxed) != 0 {
-                self.full_since_ms.store(0, Relaxed);
-                m.own_tx().want_space.store(0, Relaxed);
-            }
-            Sent::Bytes(n as usize)
-        } else if iov.left() == 0 {
-            Sent::Bytes(0)
-        } else {
-            Sent::Full
+        let n = head - begin;
+        self.ring_bytes.fetch_add(n, Relaxed);
+        if n > 0 || iov.left() == 0 {
+            self.full_since_ms.store(0, Relaxed);
+            return Sent::Bytes(n as usize);
+        }
+        match self.mode.load(Relaxed) {
+            mode::RING => Sent::Full,
+            mode::DRAIN => Sent::Blocked,
+            _ => Sent::Tcp,
         }
     }
 
+    /// After a revocation met a send that began at `begin`: bytes of that send which TCP did not
+    /// take are not sent at all. The receiver has left the ring and may have left this node's
+    /// reach; had we said that they are sent, our death would lose them without an error.
+    fn take_back(&self, m: &Memory, begin: u64) -> u64 {
+        let head = self.head.load(Relaxed);
+        if !self.must_flush() {
+            return head;
+        }
+        let kept = head.min(self.drain_at.load(Relaxed).max(begin));
+        if kept < head {
+            self.head.store(kept, Relaxed);
+            m.own_head().store(kept, Release);
+        }
+        kept
+    }
+
     /// Asks the reader to ring when there is space again. `true`: there is some already.
+    ///
+    /// The wish stays until the slot is used anew: several threads may wait, and one that finds
+    /// space must not take back the wish of another. The reader answers at most once per quarter
+    /// of a ring, so that costs little.
     pub fn want_space(&self, m: &Memory) -> bool {
         m.own_tx().want_space.store(1, SeqCst);
         // SYNC space: full fence between our wish and the look at the cursor; pairs with the fence
         // between the cursor and the look at the wish in `RxState::consumed`.
         core::sync::atomic::fence(SeqCst);
-        let ok = !self.is_up() || self.writable(m);
-        if ok {
-            m.own_tx().want_space.store(0, Relaxed);
-        }
-        ok
+        !self.is_up() || self.writable(m)
     }
 
     /// Does what the receiver asked for, if anything. Call from hooks that find work to do, too:
@@ -356,7 +398,11 @@ impl TxState {
         let known = self.refresh(m)?;
         let head = self.head.load(Relaxed);
         // A receiver that revoked before it saw this epoch's switch has taken nothing from the ring.
-        let cursor = if cursor == UNSEEN { m.own_tx().up_start.load(Relaxed) } else { cursor };
+        let cursor = if cursor == UNSEEN {
+            m.own_tx().up_start.load(Relaxed)
+        } else {
+            cursor
+        };
         if cursor < known.min(head) || cursor > head || head - cursor > self.backlog_max() {
             return Err(Reason::Hostile);
         }
@@ -370,8 +416,7 @@ impl TxState {
 
     /// Most bytes that can be unread: the present ring and the one before it.
     fn backlog_max(&self) -> u64 {
-        self.ring_size()
-            + Loc::unpack(self.retired.load(Relaxed)).map_or(0, |l| l.bytes() as u64)
+        self.ring_size() + Loc::unpack(self.retired.load(Relaxed)).map_or(0, |l| l.bytes() as u64)
     }
 
     /// Switches down by our own will: a frame names the last cursor that the reader is known to have
@@ -398,6 +443,12 @@ impl TxState {
         self.mode.store(mode::DRAIN, Relaxed);
         self.downs.fetch_add(1, Relaxed);
         self.drain(m, port)
+    }
+
+    /// Are there bytes of a revoked ring that only this process can still put on TCP? They must be
+    /// there before a FIN is. (After a `Down` frame the reader finds them on the ring as well.)
+    pub fn must_flush(&self) -> bool {
+        self.mode.load(Relaxed) == mode::DRAIN && self.frame_cursor.load(Relaxed) == u64::MAX
     }
 
     /// The peer's process is gone: what is sent from now on goes to TCP, whose errors tell.
@@ -430,13 +481,16 @@ impl TxState {
                     self.frame_done.store((done + n) as u32, Relaxed);
                 }
                 Err(libc::EAGAIN) => return Ok(Progress::Blocked),
-                Err(_) => return Ok(self.settle(m, port, epoch, tx::DOWN)), // dead: native calls tell
+                // Shut or dead: native calls tell. Everything is still on the ring.
+                Err(_) => return Ok(self.settle(m, port, epoch, tx::BROKEN)),
             }
         }
         let head = self.head.load(Relaxed);
         while self.drain_at.load(Relaxed) < head {
             let at = self.drain_at.load(Relaxed);
-            let Some((ring, end)) = self.ring_at(m, at, head) else { return Err(Reason::Internal) };
+            let Some((ring, end)) = self.ring_at(m, at, head) else {
+                return Err(Reason::Internal);
+            };
             let (p, n) = ring.run(at, end - at);
             match port.tcp_send(p, n) {
                 Ok(n) => {
@@ -444,7 +498,7 @@ impl TxState {
                     self.drain_at.store(at + n as u64, Relaxed);
                 }
                 Err(libc::EAGAIN) => return Ok(Progress::Blocked),
-                Err(_) => break,
+                Err(_) => return Ok(self.settle(m, port, epoch, tx::BROKEN)), // as above
             }
         }
         Ok(self.settle(m, port, epoch, if framed { tx::DOWN } else { tx::RESUMED }))
@@ -473,14 +527,19 @@ impl TxState {
     /// Moves to another (larger) ring from the present head on. Returns a location that the reader
     /// has left and that may be freed. Call only when [`TxState::can_move`].
     pub fn move_to(&self, m: &Memory, loc: Loc) -> Option<Loc> {
-        let freed = Loc::unpack(self.retired.swap(self.loc.swap(loc.pack(), Relaxed), Relaxed));
+        let freed = Loc::unpack(
+            self.retired
+                .swap(self.loc.swap(loc.pack(), Relaxed), Relaxed),
+        );
         let head = self.head.load(Relaxed);
         self.loc_from.store(head, Relaxed);
         let seq = self.loc_seq.load(Relaxed).wrapping_add(1);
         self.loc_seq.store(seq, Relaxed);
         let w = m.own_tx();
+        // Two places each: the reader may still need the location before this one. The one that is
+        // overwritten here it has left, or we could not move (`can_move`).
         w.loc[(seq & 1) as usize].store(loc.pack(), Relaxed);
-        w.loc_from.store(head, Relaxed);
+        w.loc_from[(seq & 1) as usize].store(head, Relaxed);
         w.loc_seq.store(seq, Release); // pairs with the Acquire in `RxState::source`
         freed
     }

@@ -68,7 +68,10 @@ mod tests {
                 assert_eq!(head.load(Ordering::Acquire), 1, "counter without its head");
             }
             t.join().unwrap();
-            assert!(!would_sleep || bell.load(Ordering::Acquire) == 1, "asleep and nobody rang");
+            assert!(
+                !would_sleep || bell.load(Ordering::Acquire) == 1,
+                "asleep and nobody rang"
+            );
             rouse(&sleepers);
         });
     }

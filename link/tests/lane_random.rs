@@ -1,0 +1,129 @@
+//! The real lane code, driven by random operations of the kinds that the model knows, with every
+//! byte accounted for. See `sim` for what is simulated and what is checked.
+
+mod sim;
+
+use proptest::prelude::*;
+use sim::{Act, Op, World};
+
+fn len() -> impl Strategy<Value = usize> {
+    prop_oneof![
+        3 => 1usize..64,
+        2 => 1usize..4096,
+        2 => 4032usize..4160,
+        1 => 8128usize..8256,
+        1 => 1usize..20_000,
+        1 => Just(0usize),
+    ]
+}
+
+fn log2() -> impl Strategy<Value = u32> {
+    prop_oneof![3 => Just(12u32), 1 => Just(13u32), 1 => Just(14u32)]
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let recv =
+        (len(), any::<(bool, bool)>(), any::<bool>()).prop_map(|(len, (a, b), look)| Act::Recv {
+            len,
+            peek: a && b,
+            discard: a && !b && !look,
+            look,
+        });
+    let whole = len().prop_map(|n| Act::Recv {
+        len: n.max(1) * 2,
+        peek: false,
+        discard: false,
+        look: true,
+    });
+    prop_oneof![
+        24 => (len(), any::<bool>()).prop_map(|(len, up)| Act::Send { len, up }),
+        12 => recv,
+        16 => whole,
+        10 => prop_oneof![1usize..200, Just(1 << 20)].prop_map(|n| Act::Deliver { n }),
+        10 => Just(Act::Ready),
+        6 => Just(Act::TryUp),
+        4 => Just(Act::Down),
+        3 => Just(Act::WantDown),
+        2 => Just(Act::UnwantDown),
+        6 => Just(Act::Revoke),
+        4 => Just(Act::Look),
+        2 => Just(Act::Probe),
+        5 => log2().prop_map(|log2| Act::Move { log2 }),
+        3 => (1usize..40, 1usize..40, 1usize..40).prop_map(|(snd, rcv, piece)| Act::Buffers { snd, rcv, piece }),
+        2 => (100usize..9000, 100usize..9000).prop_map(|(snd, rcv)| Act::Buffers { snd, rcv, piece: 1 << 20 }),
+        1 => Just(Act::Buffers { snd: 1 << 16, rcv: 1 << 16, piece: 1 << 20 }),
+        1 => Just(Act::ShutWr),
+        1 => prop_oneof![Just(Act::Close), Just(Act::Kill)],
+        2 => log2().prop_map(|log2| Act::Attach { log2 }),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let plain = (
+        0usize..2,
+        act(),
+        proptest::collection::vec((0usize..6, 0usize..2, act()), 0..3),
+    )
+        .prop_map(|(end, act, inner)| Op { end, act, inner });
+    let reuse = (0u32..3).prop_map(|gap| Op {
+        end: 0,
+        act: Act::Reuse { gap },
+        inner: vec![],
+    });
+    prop_oneof![60 => plain, 1 => reuse]
+}
+
+/// Both ends attached and promoted when the operations begin, or not.
+fn start(w: &mut World, how: u8) {
+    if how > 0 {
+        for end in 0..2 {
+            w.run(&Op {
+                end,
+                act: Act::Attach { log2: 12 },
+                inner: vec![],
+            });
+        }
+    }
+    if how > 1 {
+        for end in 0..2 {
+            w.run(&Op {
+                end,
+                act: Act::Ready,
+                inner: vec![],
+            });
+            w.run(&Op {
+                end: 1 - end,
+                act: Act::TryUp,
+                inner: vec![],
+            });
+        }
+    }
+}
+
+fn cases() -> u32 {
+    // More with PROPTEST_CASES, for long runs by hand.
+    std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(3000)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 40_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_byte_arrives_once_and_in_order(
+        how in 0u8..3,
+        ops in proptest::collection::vec(op(), 1..60),
+        todo in (0usize..20_000, 0usize..20_000),
+        promote: bool,
+    ) {
+        let mut w = World::new();
+        w.trace.set(std::env::var_os("LANE_TRACE").is_some());
+        start(&mut w, how);
+        for op in &ops {
+            w.run(op);
+        }
+        w.settle([todo.0, todo.1], promote);
+    }
+}

@@ -1,0 +1,702 @@
+//! A world in which the real lane code is driven step by step: two ends, their areas, a simulated
+//! TCP connection, and a check on every byte that reaches an application.
+//!
+//! Whatever an end does may be interrupted at each system call and each publish by something the
+//! other end (or another thread of the same end) does, or by the death of the end: see [`Op`].
+
+#![allow(dead_code)] // each test uses a part
+
+pub mod memory;
+pub mod net;
+mod settle;
+
+use link::frame::{Frame, Kind};
+use link::lane::rx::{How, Revoked};
+use link::lane::{Area, Iov, Memory, Port, Progress, Received, RxState, Sent, TxState};
+use link::layout::Loc;
+use link::reason::Reason;
+use memory::Party;
+use net::Net;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+pub const LANE: u32 = 70;
+pub const TAG: u64 = 0x5eed_5eed_0bad_cafe;
+
+/// What an end can do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Act {
+    /// The application sends; natively where the lane says so. `up`: switches up when it may.
+    Send {
+        len: usize,
+        up: bool,
+    },
+    Recv {
+        len: usize,
+        peek: bool,
+        discard: bool,
+        look: bool,
+    },
+    Ready,
+    TryUp,
+    Down,
+    WantDown,
+    UnwantDown,
+    Revoke,
+    Look,
+    Probe,
+    Move {
+        log2: u32,
+    },
+    ShutWr,
+    Close,
+    Kill,
+    Attach {
+        log2: u32,
+    },
+    /// The network carries bytes that this end has sent.
+    Deliver {
+        n: usize,
+    },
+    /// The kernel's buffers for what this end sends.
+    Buffers {
+        snd: usize,
+        rcv: usize,
+        piece: usize,
+    },
+    /// The old connection is over on both ends; a new one uses the same lane.
+    Reuse {
+        gap: u32,
+    },
+}
+
+/// An action, and what happens in the middle of it: after so many system calls or publishes.
+#[derive(Clone, Debug)]
+pub struct Op {
+    pub end: usize,
+    pub act: Act,
+    pub inner: Vec<(usize, usize, Act)>,
+}
+
+#[derive(Default)]
+pub struct Host {
+    pub tx: TxState,
+    pub rx: RxState,
+    pub attached: Cell<bool>,
+    pub dead: Cell<bool>,
+    pub closed: Cell<bool>,
+    pub wr_shut: Cell<bool>,
+    pub eof: Cell<bool>,
+    /// TCP reported an error.
+    pub failed: Cell<bool>,
+    pub revoking: Cell<bool>,
+    /// Bytes the application was told are sent, and those of a call that has not returned.
+    pub sent: Cell<u64>,
+    pub in_flight: Cell<u64>,
+    pub got: Cell<u64>,
+    /// Locks: the lane's two, and the application's two.
+    busy: [Cell<bool>; 4],
+    locs: RefCell<Vec<Loc>>,
+}
+
+const TX: usize = 0;
+const RX: usize = 1;
+const SEND: usize = 2;
+const RECV: usize = 3;
+
+/// Unwinds out of the middle of an operation: the process died there.
+struct Killed;
+
+pub struct World {
+    parties: &'static [Party; 2],
+    own: [Area; 2],
+    peer: [Area; 2],
+    pub host: [Host; 2],
+    pub net: RefCell<Net>,
+    inner: RefCell<VecDeque<(usize, usize, Act)>>,
+    nested: Cell<bool>,
+    acting: Cell<usize>,
+    steps: Cell<u64>,
+    base: Cell<u32>,
+    use_no: Cell<u64>,
+    /// System calls of the operation under way: none may loop for ever.
+    calls: Cell<u32>,
+    pub trace: Cell<bool>,
+    /// How often things happened, so that tests can insist that they did.
+    pub seen: RefCell<std::collections::BTreeMap<&'static str, u64>>,
+    /// Called in every hook; for the hostile test.
+    pub meddle: RefCell<Option<Meddle>>,
+    /// One end is hostile: the checks of content do not apply.
+    pub hostile: Cell<bool>,
+}
+
+struct Wire<'w> {
+    w: &'w World,
+    e: usize,
+}
+
+impl Port for Wire<'_> {
+    fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32> {
+        self.w.hook();
+        // SAFETY: the lane passes a run of its own ring or a frame.
+        let b = unsafe { std::slice::from_raw_parts(data, len) };
+        let r = self.w.net.borrow_mut().send(self.e, b);
+        self.w.hook();
+        r
+    }
+    fn tcp_recv(&self, buf: *mut u8, len: usize, peek: bool) -> Result<usize, i32> {
+        self.w.hook();
+        // SAFETY: the lane passes a buffer of its own or of this test's application.
+        let b = (!buf.is_null()).then(|| unsafe { std::slice::from_raw_parts_mut(buf, len) });
+        let r = self.w.net.borrow_mut().recv(self.e, b, len, peek);
+        self.w.hook();
+        r
+    }
+    fn tcp_unread(&self) -> Result<usize, i32> {
+        self.w.hook();
+        let r = self.w.net.borrow().unread(self.e);
+        self.w.hook();
+        Ok(r)
+    }
+    fn tcp_sent(&self) -> Option<u64> {
+        self.w.hook();
+        let r = self.w.net.borrow().pipe[self.e].accepted;
+        self.w.hook();
+        Some(r)
+    }
+    fn ring(&self) {
+        self.w.hook();
+    }
+}
+
+/// Byte `at` of what end `e` sends on the `n`th connection. One block in eight looks like a frame.
+fn content(n: u64, e: usize, at: u64, buf: &mut [u8]) {
+    let mut block = u64::MAX;
+    let mut bytes = [0u8; 32];
+    for (i, d) in buf.iter_mut().enumerate() {
+        let p = at + i as u64;
+        if p / 32 != block {
+            block = p / 32;
+            let mut h = (n << 40 ^ (e as u64) << 32 ^ block).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            h ^= h >> 29;
+            if h % 8 == 0 {
+                let f = Frame {
+                    kind: Kind::Down,
+                    epoch: 1 + (h >> 8) as u32 % 8,
+                    cursor: block * 32,
+                    tag: !TAG,
+                };
+                bytes = f.encode();
+            } else {
+                for c in bytes.chunks_mut(8) {
+                    h = h.wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ h >> 31;
+                    c.copy_from_slice(&h.to_le_bytes());
+                }
+            }
+        }
+        *d = bytes[(p % 32) as usize];
+    }
+}
+
+fn vecs(b: &mut [u8]) -> Vec<libc::iovec> {
+    let n = b.len();
+    let cut = [0, n / 3, n / 3, n / 2 + n / 5, n]; // one of them empty
+    cut.windows(2)
+        .map(|w| libc::iovec {
+            iov_base: b[w[0]..w[1]].as_mut_ptr().cast(),
+            iov_len: w[1] - w[0],
+        })
+        .collect()
+}
+
+/// What a third party does in the middle of operations.
+pub type Meddle = Box<dyn FnMut(&World)>;
+
+thread_local! {
+    // Mapping is dear; every case of a thread uses the same memory, cleared.
+    static PARTIES: &'static [Party; 2] = Box::leak(Box::new([Party::new(), Party::new()]));
+}
+
+impl World {
+    pub fn new() -> World {
+        let parties = PARTIES.with(|p| *p);
+        parties.iter().for_each(Party::clear);
+        let w = World {
+            parties,
+            own: [parties[0].area(true), parties[1].area(true)],
+            peer: [parties[1].area(false), parties[0].area(false)],
+            host: Default::default(),
+            net: Default::default(),
+            inner: Default::default(),
+            nested: Cell::new(false),
+            acting: Cell::new(0),
+            steps: Cell::new(0),
+            base: Cell::new(0),
+            use_no: Cell::new(0),
+            calls: Cell::new(0),
+            trace: Cell::new(false),
+            seen: Default::default(),
+            meddle: RefCell::new(None),
+            hostile: Cell::new(false),
+        };
+        for a in &w.own {
+            // Always count a sleeper, so that every publish rings and can be interrupted.
+            a.control().unwrap().sleepers.0.store(1, SeqCst);
+        }
+        w
+    }
+
+    pub fn memory(&self, e: usize) -> Memory<'_> {
+        Memory::new(&self.own[e], &self.peer[e], LANE).unwrap()
+    }
+
+    pub fn scribble(&self, e: usize, at: usize, b: &[u8]) {
+        self.parties[e].scribble(at, b);
+    }
+
+    pub fn note(&self, what: &'static str) {
+        *self.seen.borrow_mut().entry(what).or_default() += 1;
+    }
+
+    fn hook(&self) {
+        self.calls.set(self.calls.get() + 1);
+        assert!(self.calls.get() < 20_000, "an operation does not end");
+        if let Ok(mut m) = self.meddle.try_borrow_mut() {
+            if let Some(m) = m.as_mut() {
+                m(self);
+            }
+        }
+        if self.nested.get() {
+            return;
+        }
+        let next = {
+            let mut q = self.inner.borrow_mut();
+            match q.front_mut() {
+                Some((0, ..)) => q.pop_front(),
+                Some((k, ..)) => {
+                    *k -= 1;
+                    None
+                }
+                None => None,
+            }
+        };
+        if let Some((_, end, act)) = next {
+            self.nested.set(true);
+            if act == Act::Kill && end == self.acting.get() {
+                self.kill(end);
+                self.nested.set(false);
+                resume_unwind(Box::new(Killed));
+            }
+            self.act(end, &act);
+            self.nested.set(false);
+        }
+    }
+
+    /// Runs one operation with its interruptions.
+    pub fn run(&mut self, op: &Op) {
+        self.calls.set(0);
+        if let Act::Reuse { gap } = op.act {
+            return self.reuse(gap);
+        }
+        *self.inner.borrow_mut() = op.inner.iter().cloned().collect();
+        self.acting.set(op.end);
+        if let Err(p) = catch_unwind(AssertUnwindSafe(|| self.act(op.end, &op.act))) {
+            if !p.is::<Killed>() {
+                resume_unwind(p);
+            }
+            self.note("killed within");
+        }
+        self.inner.borrow_mut().clear();
+    }
+
+    fn reuse(&mut self, gap: u32) {
+        let epochs = self
+            .host
+            .iter()
+            .flat_map(|h| [&h.tx.epoch, &h.rx.epoch])
+            .map(|e| e.load(Relaxed));
+        self.base
+            .set(epochs.max().unwrap_or(0).max(self.base.get()) + gap);
+        for (h, p) in self.host.iter_mut().zip(self.parties) {
+            h.locs.borrow_mut().drain(..).for_each(|l| p.release(l));
+            *h = Host::default();
+        }
+        *self.net.borrow_mut() = Net::default();
+        self.use_no.set(self.use_no.get() + 1);
+    }
+
+    fn kill(&self, e: usize) {
+        self.host[e].dead.set(true);
+        self.net.borrow_mut().close(e);
+    }
+
+    fn lock(&self, e: usize, which: usize) -> bool {
+        !self.host[e].busy[which].replace(true)
+    }
+
+    fn unlock(&self, e: usize, which: usize) {
+        self.host[e].busy[which].set(false);
+    }
+
+    fn spoilt(&self, e: usize, r: Reason) {
+        if self.hostile.get() {
+            self.note("reset");
+            return self.kill(e);
+        }
+        // An end whose peer is gone may find the stream cut anywhere, but never a foreign byte.
+        panic!("end {e}: reset with {r:?} among honest ends");
+    }
+
+    pub fn act(&self, e: usize, act: &Act) {
+        if self.trace.get() {
+            let h = |e: usize| {
+                let h = &self.host[e];
+                (
+                    h.tx.mode.load(Relaxed),
+                    h.tx.epoch.load(Relaxed),
+                    h.rx.mode.load(Relaxed),
+                    h.rx.epoch.load(Relaxed),
+                    h.sent.get(),
+                    h.got.get(),
+                )
+            };
+            eprintln!(
+                "{}end {e}: {act:?}   {:?} {:?}",
+                if self.nested.get() { "    " } else { "" },
+                h(0),
+                h(1)
+            );
+        }
+        self.steps.set(self.steps.get() + 1);
+        let h = &self.host[e];
+        match act {
+            Act::Deliver { n } => {
+                self.net.borrow_mut().deliver(e, *n);
+                return;
+            }
+            Act::Buffers { snd, rcv, piece } => {
+                let p = &mut self.net.borrow_mut().pipe[e];
+                (p.snd_cap, p.rcv_cap, p.piece) = (*snd, *rcv, *piece);
+                return;
+            }
+            _ if h.dead.get() || h.closed.get() || h.failed.get() => return,
+            Act::Send { len, up } => {
+                if !h.wr_shut.get() && self.lock(e, SEND) {
+                    self.send(e, *len, *up);
+                    self.unlock(e, SEND);
+                }
+                return;
+            }
+            Act::Recv {
+                len,
+                peek,
+                discard,
+                look,
+            } => {
+                if self.lock(e, RECV) {
+                    self.recv(
+                        e,
+                        *len,
+                        How {
+                            peek: *peek,
+                            discard: *discard,
+                            look: *look,
+                        },
+                    );
+                    self.unlock(e, RECV);
+                }
+                return;
+            }
+            Act::Kill => return self.kill(e),
+            _ => {}
+        }
+        // The rest needs the lane's locks.
+        let needs: &[usize] = match act {
+            Act::TryUp | Act::Down | Act::Look | Act::Move { .. } => &[TX],
+            Act::Ready | Act::WantDown | Act::UnwantDown | Act::Revoke | Act::Probe => &[RX],
+            Act::Attach { .. } => &[TX, RX],
+            _ => &[TX, RX, SEND, RECV],
+        };
+        if needs.iter().any(|&l| h.busy[l].get()) {
+            return;
+        }
+        needs.iter().for_each(|&l| h.busy[l].set(true));
+        if h.attached.get() != matches!(act, Act::Attach { .. })
+            || matches!(act, Act::Close | Act::ShutWr)
+        {
+            self.locked(e, act);
+        }
+        needs.iter().for_each(|&l| h.busy[l].set(false));
+    }
+
+    fn locked(&self, e: usize, act: &Act) {
+        let h = &self.host[e];
+        let (m, port) = (self.memory(e), Wire { w: self, e });
+        let done =
+            |r: Result<Progress, Reason>| r.map(|_| ()).unwrap_or_else(|r| self.spoilt(e, r));
+        match act {
+            Act::Attach { log2 } => {
+                let loc = self.parties[e].alloc(*log2);
+                h.locs.borrow_mut().push(loc);
+                assert_eq!(h.tx.attach(&m, self.base.get(), loc), [None, None]);
+                h.tx.set_tag(TAG ^ e as u64);
+                h.rx.attach(&m, self.base.get(), TAG ^ (1 - e) as u64);
+                h.attached.set(true);
+            }
+            Act::Ready => {
+                if h.rx.declare_ready(&m) {
+                    self.note("ready");
+                    assert!(
+                        !h.busy[RECV].get()
+                            || !self.nested.get()
+                            || h.rx.natives.load(Relaxed) == 0
+                    );
+                }
+            }
+            Act::TryUp => self.try_up(e),
+            Act::Down => done(h.tx.down(&m, &port)),
+            Act::Look => done(h.tx.look(&m, &port)),
+            Act::WantDown => h.rx.want_down(&m, &port),
+            Act::UnwantDown => h.rx.unwant_down(&m),
+            Act::Probe => {
+                let _ = h.rx.probe(&m, &port);
+            }
+            Act::Revoke => match h.rx.revoke(&m, &port) {
+                Ok(Revoked::Clear) => {
+                    assert!(!h.rx.engaged());
+                    if h.revoking.replace(false) {
+                        self.note("revoked after waiting");
+                    }
+                }
+                Ok(Revoked::Pending) => h.revoking.set(true),
+                Ok(Revoked::Impossible) => {
+                    self.note("revocation impossible");
+                    h.revoking.set(false);
+                }
+                Err(r) => self.spoilt(e, r),
+            },
+            Act::Move { log2 } => {
+                if h.tx.can_move(&m) {
+                    self.note("moved");
+                    let loc = self.parties[e].alloc(*log2);
+                    h.locs.borrow_mut().push(loc);
+                    if let Some(freed) = h.tx.move_to(&m, loc) {
+                        h.locs.borrow_mut().retain(|l| *l != freed);
+                        self.parties[e].release(freed);
+                    }
+                }
+            }
+            Act::ShutWr | Act::Close => {
+                // As the shim: what a revocation made plain has to be on TCP before the FIN.
+                if h.attached.get() {
+                    done(h.tx.look(&m, &port));
+                    if h.tx.must_flush() {
+                        return;
+                    }
+                }
+                if *act == Act::ShutWr {
+                    h.wr_shut.set(true);
+                    self.net.borrow_mut().fin(e);
+                } else {
+                    let unread = h.attached.get() && h.rx.ring_unread(&m) > 0;
+                    if h.attached.get() {
+                        h.rx.close(&m, &port);
+                    }
+                    h.closed.set(true);
+                    self.net.borrow_mut().close(e);
+                    if unread {
+                        self.net.borrow_mut().rst();
+                    }
+                }
+            }
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    fn try_up(&self, e: usize) {
+        let h = &self.host[e];
+        match h.tx.try_up(&self.memory(e), &Wire { w: self, e }) {
+            Ok(true) => self.note("up"),
+            Ok(false) => {}
+            Err(r) => panic!("end {e}: {r:?}: a byte was counted wrongly"),
+        }
+    }
+
+    /// One send call. `false`: nothing went out.
+    fn send(&self, e: usize, len: usize, up: bool) -> bool {
+        let h = &self.host[e];
+        let (m, port) = (self.memory(e), Wire { w: self, e });
+        let mut data = vec![0u8; len];
+        content(self.use_no.get(), e, h.sent.get(), &mut data);
+        let v = vecs(&mut data);
+        h.in_flight.set(len as u64);
+        let mut sent = 0;
+        for _ in 0..3 {
+            let mut r = Sent::Tcp;
+            if h.attached.get() {
+                if !self.lock(e, TX) {
+                    break;
+                }
+                let mut iov = Iov::new(&v);
+                r = h.tx.send(&m, &port, &mut iov);
+                if let Sent::Bytes(n) = r {
+                    assert_eq!(
+                        iov.left(),
+                        len - n,
+                        "the position in the caller's buffers is off"
+                    );
+                }
+                if r == Sent::Tcp && up && h.tx.can_up(&m) {
+                    self.try_up(e);
+                    if h.tx.is_up() {
+                        self.unlock(e, TX);
+                        continue;
+                    }
+                }
+                self.unlock(e, TX);
+            }
+            match r {
+                Sent::Bytes(n) => sent = n,
+                Sent::Tcp => {
+                    if !h.tx.enter_native() {
+                        continue;
+                    }
+                    let r = port.tcp_send(data.as_ptr(), len);
+                    h.tx.leave_native(r.unwrap_or(0) as u64);
+                    match r {
+                        Ok(n) => sent = n,
+                        Err(libc::EAGAIN) => {}
+                        Err(_) => h.failed.set(true),
+                    }
+                }
+                Sent::Full => self.note("full"),
+                Sent::Blocked => self.note("blocked"),
+                Sent::Reset(r) => self.spoilt(e, r),
+            }
+            break;
+        }
+        assert!(sent <= len);
+        if self.host[e].tx.is_up() {
+            self.note("bytes on the ring");
+        }
+        h.sent.set(h.sent.get() + sent as u64);
+        h.in_flight.set(0);
+        sent > 0
+    }
+
+    /// One receive call. `false`: nothing came.
+    fn recv(&self, e: usize, len: usize, how: How) -> bool {
+        let (h, from) = (&self.host[e], &self.host[1 - e]);
+        let (m, port) = (self.memory(e), Wire { w: self, e });
+        let mut data = vec![0xaau8; len];
+        let v = vecs(&mut data);
+        let steps = self.steps.get();
+        let mut r = Received::Tcp;
+        if h.attached.get() {
+            if !self.lock(e, RX) {
+                return false;
+            }
+            r = h.rx.recv(&m, &port, &mut Iov::new(&v), how);
+            self.unlock(e, RX);
+        }
+        if r == Received::Tcp {
+            if !h.rx.enter_native() {
+                return false;
+            }
+            let p = if how.discard {
+                std::ptr::null_mut()
+            } else {
+                data.as_mut_ptr()
+            };
+            let n = port.tcp_recv(p, len, how.peek);
+            h.rx.leave_native(if how.peek { 0 } else { n.unwrap_or(0) as u64 });
+            r = match n {
+                Ok(0) if len > 0 => Received::Eof,
+                Ok(n) => Received::Bytes(n),
+                Err(libc::EAGAIN) => Received::Empty,
+                Err(x) => Received::Error(x),
+            };
+        }
+        if self.trace.get() {
+            eprintln!("        -> {r:?}");
+        }
+        match r {
+            Received::Bytes(n) => {
+                assert!(n <= len && (n > 0 || len == 0), "{n} of {len}");
+                let written = if how.discard { 0 } else { n };
+                assert!(
+                    data[written..].iter().all(|&b| b == 0xaa),
+                    "wrote beyond what it reported"
+                );
+                if !self.hostile.get() {
+                    let mut want = vec![0u8; written];
+                    content(self.use_no.get(), 1 - e, h.got.get(), &mut want);
+                    if let Some(i) = (0..written).find(|&i| data[i] != want[i]) {
+                        panic!(
+                            "end {e}: byte {} is {:#x}, not {:#x}",
+                            h.got.get() + i as u64,
+                            data[i],
+                            want[i]
+                        );
+                    }
+                    let most = from.sent.get() + from.in_flight.get();
+                    assert!(
+                        h.got.get() + n as u64 <= most,
+                        "end {e} got more than was sent"
+                    );
+                }
+                assert!(!h.eof.get() || n == 0, "bytes after end of file");
+                if !how.peek {
+                    h.got.set(h.got.get() + n as u64);
+                }
+                return n > 0;
+            }
+            Received::Eof => {
+                if !self.hostile.get() {
+                    assert!(
+                        from.wr_shut.get() || from.closed.get() || from.dead.get(),
+                        "end of file from nowhere"
+                    );
+                    assert!(
+                        h.got.get() >= from.sent.get(),
+                        "end {e}: end of file after {} of {} bytes",
+                        h.got.get(),
+                        from.sent.get()
+                    );
+                }
+                h.eof.set(true);
+            }
+            Received::Error(x) => {
+                assert!(
+                    self.hostile.get() || self.net.borrow().reset,
+                    "error {x} from nowhere"
+                );
+                h.failed.set(true);
+            }
+            Received::Empty => {
+                // A level-triggered wait must not find the kernel readable for ever.
+                if how.look
+                    && len > 0
+                    && steps == self.steps.get()
+                    && !h.revoking.get()
+                    && !self.hostile.get()
+                {
+                    assert!(
+                        !self.net.borrow().readable(e),
+                        "end {e}: nothing to say, and the kernel stays readable"
+                    );
+                }
+            }
+            Received::Reset(r) => self.spoilt(e, r),
+            Received::Tcp => unreachable!(),
+        }
+        false
+    }
+
+    fn live(&self, e: usize) -> bool {
+        let h = &self.host[e];
+        !(h.dead.get() || h.closed.get() || h.failed.get())
+    }
+}
