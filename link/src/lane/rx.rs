@@ -382,14 +382,21 @@ impl RxState {
                         continue;
                     }
                     match port.tcp_recv(core::ptr::null_mut(), n as usize, false) {
-                        // The sender died before it had repeated what we have: nothing is missing.
-                        Ok(0) => return Ok(Received::Eof),
+                        // The sender shut TCP or died before it had repeated what we have: nothing
+                        // is missing, and nothing more will come.
+                        Ok(0) => {
+                            self.mode.store(mode::TCP, Relaxed);
+                            return Ok(Received::Eof);
+                        }
                         Ok(k) => {
                             self.kpos.fetch_add(k as u64, Relaxed);
                             self.skip.store(n - (k as u64).min(n), Relaxed);
                         }
                         Err(libc::EAGAIN) => return Ok(Received::Empty),
-                        Err(e) => return Ok(Received::Error(e)),
+                        Err(e) => {
+                            self.mode.store(mode::TCP, Relaxed);
+                            return Ok(Received::Error(e));
+                        }
                     }
                 }
                 mode::READY => {
