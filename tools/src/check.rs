@@ -103,28 +103,30 @@ impl Answer {
             .any(ss::promoted)
     }
 
+    /// Each end's reason, where it is known.
+    fn reasons(&self) -> [Option<u32>; 2] {
+        let here = self.here.as_ref();
+        let told = here.map(|r| r.peer_reason).filter(|&c| c != 0);
+        let there = self.there.as_ref().map(|r| r.reason);
+        [here.map(|r| r.reason), there.or(told)]
+    }
+
     /// Not promoted yet, but nothing stands against it.
     fn promotable(&self) -> bool {
-        let open = |r: &Option<Row>| r.as_ref().is_some_and(|r| passes(r.reason));
-        open(&self.here) && open(&self.there)
+        let passes = |r: Option<u32>| r.is_some_and(passes);
+        self.there.is_some() && self.reasons().into_iter().all(passes)
     }
 
     /// Will waiting longer change nothing?
     fn lasting(&self) -> bool {
-        let against = |r: &Option<Row>| {
-            r.as_ref()
-                .is_some_and(|r| !passes(r.reason) && lasts(r.reason))
-        };
-        against(&self.here) || against(&self.there)
+        let mut known = self.reasons().into_iter().flatten();
+        known.any(|r| !passes(r) && lasts(r))
     }
 
     fn mode(&self) -> String {
         match &self.here {
             Some(r) if !r.mode.is_empty() => clean(&r.mode),
-            _ => match self.there.as_ref().map_or(0, |r| r.reason) {
-                0 => "TCP".into(),
-                code => format!("TCP 0x{:08x}/0x{code:08x}", Reason::None.code()),
-            },
+            _ => "TCP".into(),
         }
     }
 }
@@ -137,13 +139,12 @@ fn passes(code: u32) -> bool {
     )
 }
 
-/// Reasons that may go away within seconds: a peer that has not accepted yet, a busy daemon.
+/// All reasons but those that may go away within seconds, as that of a busy daemon.
 fn lasts(code: u32) -> bool {
     !matches!(
         Reason::from_code(code),
         Some(
-            Reason::PeerNoShim
-                | Reason::PeerDeclined
+            Reason::PeerDeclined
                 | Reason::NoDaemon
                 | Reason::TimeoutDaemon
                 | Reason::NotEstablished
@@ -253,8 +254,10 @@ fn report(local: &str, peer: &str, a: &Answer, no_daemon: Option<&str>, closed: 
     }
     match &a.there {
         Some(r) => describe("peer", r, &mut t),
-        None if no_daemon.is_some() => t.push_str("    peer  not known without a daemon\n"),
-        None => ss::end("peer", Reason::PeerNoShim.code(), &mut t),
+        None => match a.reasons()[1] {
+            Some(code) => ss::end("peer", code, &mut t),
+            None => t.push_str(UNKNOWN_PEER),
+        },
     }
     if let Some(m) = no_daemon {
         t.push_str(&format!("note       {}\n", clean(m)));
@@ -267,6 +270,8 @@ fn report(local: &str, peer: &str, a: &Answer, no_daemon: Option<&str>, closed: 
     }
     t
 }
+
+const UNKNOWN_PEER: &str = "    peer  not known here: on another node, or not under Underpass\n";
 
 fn describe(label: &str, r: &Row, t: &mut String) {
     if ss::promoted(r) {
@@ -308,7 +313,7 @@ fn report_json(
         "promoted": a.promoted(),
         "promotable": a.promoted() || a.promotable(),
         "here": end(&a.here, Some(unknown_here(no_daemon.is_some()))),
-        "there": end(&a.there, no_daemon.is_none().then_some(Reason::PeerNoShim)),
+        "there": end(&a.there, a.reasons()[1].and_then(Reason::from_code)),
         "verdict": a.verdict,
         "daemon": no_daemon.is_none(),
         "closed": closed,
@@ -347,18 +352,29 @@ mod tests {
             !a.promotable() && a.lasting(),
             "the other end will not do it"
         );
-        let a = tcp(Reason::PeerNoShim, Reason::Young);
+        let a = tcp(Reason::TimeoutDaemon, Reason::Young);
         assert!(
             !a.promotable() && !a.lasting(),
-            "it may have accepted just now"
+            "a busy daemon gets less busy"
         );
         let a = Answer {
             here: row("TCP", Reason::Waiting),
             ..Answer::default()
         };
         assert!(
-            !a.promotable(),
-            "an end that nobody knows cannot be promoted"
+            !a.promotable() && !a.lasting(),
+            "an end that nobody knows yet may still accept"
+        );
+        let mut here = row("TCP", Reason::Waiting);
+        here.iter_mut()
+            .for_each(|r| r.peer_reason = Reason::PeerNoShim.code());
+        let a = Answer {
+            here,
+            ..Answer::default()
+        };
+        assert!(
+            !a.promotable() && a.lasting(),
+            "the daemon knows that it is another program"
         );
         let a = Answer {
             here: row("TCP", Reason::Unproven),

@@ -68,6 +68,7 @@ fn candidates(dir: Option<&Path>) -> Vec<PathBuf> {
         if let Some(up) = d.parent() {
             v.push(up.join("lib").join(NAME));
             v.push(up.join("lib/underpass").join(NAME));
+            v.push(up.join("underpass/lib").join(NAME)); // target/release beside target/underpass
             if d.ends_with("deps") || d.ends_with("examples") {
                 v.push(up.join(NAME));
             }
@@ -114,11 +115,11 @@ mod tests {
     fn the_nearest_library_is_taken() {
         let t = tempfile::tempdir().unwrap();
         let exe = t.path().join("bin/underpass");
-        for d in ["bin/deps", "lib/underpass"] {
+        for d in ["bin/deps", "lib/underpass", "underpass/lib"] {
             fs::create_dir_all(t.path().join(d)).unwrap();
         }
         let mut expected = Vec::new();
-        for place in ["lib/underpass", "lib", "bin/deps", "bin"] {
+        for place in ["underpass/lib", "lib/underpass", "lib", "bin/deps", "bin"] {
             let p = t.path().join(place).join(NAME);
             fs::write(&p, "").unwrap();
             expected.push(p.clone());

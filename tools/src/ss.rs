@@ -6,6 +6,7 @@
 
 mod column;
 mod explain;
+mod shut;
 
 use crate::addr::smcss;
 use crate::cli;
@@ -60,7 +61,14 @@ fn intf(r: &Row) -> String {
 }
 
 fn table(rows: &[Row], o: &cli::Ss) -> String {
-    let ctx = Ctx::new(rows);
+    let ctx = Ctx::new(
+        rows,
+        if o.debug {
+            shut::masks()
+        } else {
+            shut::Masks::new()
+        },
+    );
     let mut text = String::new();
     let mut head = String::from(
         "State          UID   Inode   Local Address           Peer Address            Intf Mode ",
@@ -111,7 +119,14 @@ fn line(r: &Row, ctx: &Ctx<'_>, o: &cli::Ss) -> String {
 }
 
 fn json(rows: &[Row], o: &cli::Ss) -> Value {
-    let ctx = Ctx::new(rows);
+    let ctx = Ctx::new(
+        rows,
+        if o.debug {
+            shut::masks()
+        } else {
+            shut::Masks::new()
+        },
+    );
     let object = |r: &Row| {
         let mut m = Map::new();
         m.insert("state".into(), json!(r.state));

@@ -24,7 +24,10 @@ const DAEMON: &str = "underpassd";
 const IDLE_EXIT: &str = "30";
 /// Held while a daemon is being started, so that two of us do not start two.
 const LOCK: &str = "start.lock";
-pub const LOG: &str = "underpassd.log";
+/// Longest path of a runtime directory, for shims too: an address has 108 bytes, the socket's name
+/// and its end included.
+const LONGEST: usize = 94;
+const LOG: &str = "underpassd.log";
 /// How long a daemon may take to come up, and another `run` to start it.
 const PATIENCE: Duration = Duration::from_secs(15);
 const STEP: Duration = Duration::from_millis(10);
@@ -35,6 +38,12 @@ pub fn ensure(dir: Option<PathBuf>) -> Result<PathBuf, Failure> {
     // Programs change directory, and sockets are looked up later: only an absolute path will do.
     let dir = std::path::absolute(places.choose()).map_err(Failure::new)?;
     places.check_owner(&dir)?;
+    if dir.as_os_str().len() > LONGEST {
+        return Err(Failure::new(format_args!(
+            "the runtime directory {} is too long: at most {LONGEST} bytes fit into a socket's address",
+            dir.display()
+        )));
+    }
     if running(&dir) {
         return Ok(dir);
     }
@@ -188,7 +197,8 @@ pub fn detach(program: &Path, dir: &Path) -> Result<(), Failure> {
         .open(dir.join(LOG))
         .map_err(|e| fail("log", &e))?;
     let child = Command::new(program)
-        .args(["--idle-exit", IDLE_EXIT])
+        .args(["--idle-exit", IDLE_EXIT, "--dir"])
+        .arg(dir)
         .env(DIR_ENV, dir)
         .env_remove("LD_PRELOAD")
         .env_remove("UNDERPASS")

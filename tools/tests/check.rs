@@ -129,10 +129,23 @@ fn a_peer_that_no_daemon_knows() {
     let out = check(&d, port, &[]);
     assert_eq!(out.status.code(), Some(1));
     assert!(
-        text(&out.stdout).contains("peer  0x03010000 peer-no-shim"),
+        text(&out.stdout).contains("peer  not known here"),
         "{}",
         text(&out.stdout)
     );
+    service.join().unwrap();
+}
+
+#[test]
+fn a_peer_that_is_known_to_have_no_shim() {
+    let mut here = row("TCP 0x0a000003/0x03010000", 0x0a00_0003, "underpass");
+    here.iter_mut().for_each(|r| r.peer_reason = 0x0301_0000);
+    let d = answering(here, None);
+    let (port, service) = service(b"", false);
+    let out = check(&d, port, &[]);
+    let said = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(said.contains("peer  0x03010000 peer-no-shim"), "{said}");
     service.join().unwrap();
 }
 

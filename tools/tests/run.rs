@@ -356,6 +356,12 @@ fn failures_of_our_own_are_125_and_say_why() {
         "cannot create /proc/none",
     );
 
+    let long = i.path(&"d".repeat(100));
+    failing(
+        i.tool(echo).env("UNDERPASS_DIR", long).output().unwrap(),
+        "too long",
+    );
+
     i.daemon("echo 'config: line 3: nonsense' >&2; exit 1");
     failing(i.tool(echo).output().unwrap(), "config: line 3: nonsense");
     fs::remove_file(i.path("bin/underpassd")).unwrap();

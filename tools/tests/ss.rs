@@ -2,8 +2,10 @@
 
 mod support;
 
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use support::{golden, rows, text, FakeDaemon};
-use underpassd::admin::{Request, Response};
+use underpassd::admin::{Request, Response, Row};
 
 fn daemon() -> FakeDaemon {
     FakeDaemon::new(|r| match r {
@@ -30,9 +32,7 @@ fn every_variant_looks_as_recorded() {
         (&["-a"], "ss-a.txt"),
         (&["-l"], "ss-l.txt"),
         (&["-aW"], "ss-aW.txt"),
-        (&["-d"], "ss-d.txt"),
         (&["-D"], "ss-D.txt"),
-        (&["-dD"], "ss-dD.txt"),
         (&["-R"], "ss-R.txt"),
         (&["-ae"], "ss-ae.txt"),
         (&["-j"], "ss-j.json"),
@@ -43,6 +43,40 @@ fn every_variant_looks_as_recorded() {
     ] {
         golden(name, &ss(args));
     }
+}
+
+/// `-d` also asks the kernel about the inodes: these can be none of its sockets.
+#[test]
+fn debug_variants_look_as_recorded() {
+    let d = FakeDaemon::new(|_| {
+        let mut rows = rows();
+        rows.iter_mut().for_each(|r| r.inode += 1 << 32);
+        Response::Ss { rows }
+    });
+    for (args, name) in [(&["ss", "-d"], "ss-d.txt"), (&["ss", "-dD"], "ss-dD.txt")] {
+        golden(name, &text(&d.run(args).stdout));
+    }
+}
+
+#[test]
+fn the_shutdown_column_is_the_kernels() {
+    let l = TcpListener::bind("127.0.0.1:0").unwrap();
+    let a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
+    a.shutdown(Shutdown::Write).unwrap();
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", a.as_raw_fd())).unwrap();
+    let inode: u64 = link.to_str().unwrap()[8..]
+        .trim_end_matches(']')
+        .parse()
+        .unwrap();
+    let row = Row {
+        inode,
+        ..rows()[2].clone()
+    };
+    let d = FakeDaemon::new(move |_| Response::Ss {
+        rows: vec![row.clone()],
+    });
+    let v: serde_json::Value = serde_json::from_slice(&d.run(&["ss", "-dj"]).stdout).unwrap();
+    assert_eq!(v[0]["shutd"], "<-W");
 }
 
 /// The positions at which scripts cut the columns of `smcss`.

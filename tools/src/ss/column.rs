@@ -1,20 +1,23 @@
 //! The columns that `-d`, `-D` and `-R` add: those of `smcss`, filled from what a lane has.
 
+use super::shut;
 use std::collections::HashMap;
 use underpassd::admin::Row;
 
-/// What a column needs beside its own row: the row of the other end, where the caller sees it.
+/// What a column needs beside its own row: the row of the other end, where the caller sees it, and
+/// what the kernel knows.
 pub struct Ctx<'a> {
+    shut: shut::Masks,
     by_lane: HashMap<(u64, u32), Vec<&'a Row>>,
 }
 
 impl<'a> Ctx<'a> {
-    pub fn new(rows: &'a [Row]) -> Self {
+    pub fn new(rows: &'a [Row], shut: shut::Masks) -> Self {
         let mut by_lane: HashMap<_, Vec<_>> = HashMap::new();
         for r in rows.iter().filter(|r| super::promoted(r) && r.link != 0) {
             by_lane.entry((r.link, r.lane)).or_default().push(r);
         }
-        Ctx { by_lane }
+        Ctx { shut, by_lane }
     }
 
     /// The other end of `r`'s lane.
@@ -81,7 +84,9 @@ fn gid(r: &Row) -> String {
 }
 
 pub const DEBUG: &[Column] = &[
-    column("Shutd", 5, |_, _| None),
+    column("Shutd", 5, |r, c| {
+        c.shut.get(&r.inode).copied().map(shut::text)
+    }),
     column("Token", 8, |r, _| Some(format!("{:08x}", r.lane))),
     column("Sndbuf", 8, |_, _| None),
     column("Rcvbuf", 8, |_, _| None),
