@@ -43,20 +43,42 @@ pub enum Target {
     /// By socket inode (the column of `ss`).
     Inode(u64),
     /// By endpoints, either end's view.
-    Pair { local: String, peer: String },
+    Pair {
+        local: String,
+        peer: String,
+    },
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(rename_all = "lowercase")]
 pub enum Response {
-    Ss { rows: Vec<Row> },
-    Stats { stats: Box<Stats> },
+    Ss {
+        rows: Vec<Row>,
+    },
+    Stats {
+        stats: Box<Stats>,
+    },
     /// `Down` and `Up`: how many connection ends were told.
-    Told { ends: u64 },
-    Check { local: Option<Row>, peer: Option<Row>, verdict: String },
-    Log { lines: Vec<String> },
-    Pong { version: String, pid: u32, uptime_s: u64, proof: bool },
-    Error { message: String },
+    Told {
+        ends: u64,
+    },
+    Check {
+        local: Option<Row>,
+        peer: Option<Row>,
+        verdict: String,
+    },
+    Log {
+        lines: Vec<String>,
+    },
+    Pong {
+        version: String,
+        pid: u32,
+        uptime_s: u64,
+        proof: bool,
+    },
+    Error {
+        message: String,
+    },
 }
 
 /// One end of a connection, or a listening socket.

@@ -1,3 +1,28 @@
 //! underpassd: the per-node daemon.
+//!
+//! It pairs the two ends of TCP connections, makes the links they use, and gets out of the way:
+//! lanes between processes of one node work without it. It trusts no shim and no peer: everything
+//! that decides is read from the kernel.
 
 pub mod admin;
+pub mod admin_server;
+pub mod config;
+pub mod control;
+pub mod core;
+pub mod daemon;
+pub mod events;
+pub mod family;
+pub mod fds;
+pub mod limits;
+pub mod links;
+pub mod memfd;
+pub mod notice;
+pub mod pairing;
+pub mod party;
+pub mod process;
+pub mod proof;
+pub mod server;
+pub mod socket;
+pub mod sockopt;
+pub mod view;
+pub mod wire;

@@ -1,1 +1,88 @@
-fn main() {}
+//! The command line of the daemon.
+
+use clap::Parser;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use underpassd::admin::{DIR_ENV, SYSTEM_DIR};
+use underpassd::config::Config;
+use underpassd::daemon::{run, Options};
+
+/// Pairs the ends of TCP connections on this node and makes the links that carry them.
+#[derive(Parser)]
+#[command(name = "underpassd", version)]
+struct Args {
+    /// Runtime directory [default: $UNDERPASS_DIR, else /run/underpass for root,
+    /// $XDG_RUNTIME_DIR/underpass or /tmp/underpass-UID for others]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Configuration file (TOML)
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Leave when no program has used the daemon for so long
+    #[arg(long, value_name = "SECONDS")]
+    idle_exit: Option<u64>,
+    /// log2 of the first ring of a lane, in bytes
+    #[arg(long, value_name = "N")]
+    ring_log2: Option<u8>,
+    /// log2 of the largest ring of a lane, in bytes
+    #[arg(long, value_name = "N")]
+    ring_max_log2: Option<u8>,
+    /// Do without the BPF proof: pair ends inside one network namespace only
+    #[arg(long)]
+    no_bpf: bool,
+    /// Stay in the foreground (the default; accepted for service files)
+    #[arg(long)]
+    foreground: bool,
+}
+
+fn default_dir() -> PathBuf {
+    if let Some(d) = std::env::var_os(DIR_ENV).filter(|d| !d.is_empty()) {
+        return d.into();
+    }
+    let uid = rustix::process::geteuid();
+    if uid.is_root() {
+        return SYSTEM_DIR.into();
+    }
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|d| !d.is_empty()) {
+        Some(d) => PathBuf::from(d).join("underpass"),
+        None => format!("/tmp/underpass-{}", uid.as_raw()).into(),
+    }
+}
+
+fn options(args: Args) -> Result<Options, underpassd::config::Error> {
+    let mut config = match &args.config {
+        Some(p) => Config::load(p)?,
+        None => Config::default(),
+    };
+    config.ring_log2 = args.ring_log2.unwrap_or(config.ring_log2);
+    config.ring_max_log2 = args.ring_max_log2.unwrap_or(config.ring_max_log2);
+    config.proof.bpf &= !args.no_bpf;
+    config.check()?;
+    Ok(Options {
+        dir: args.dir.unwrap_or_else(default_dir),
+        config,
+        idle_exit: args.idle_exit.map(Duration::from_secs),
+    })
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("UNDERPASSD_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    let done = match options(args) {
+        Ok(o) => run(o).map_err(|e| e.to_string()),
+        Err(e) => Err(e.to_string()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("underpassd: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! The admin socket: one request and one answer per connection, as `admin` defines them.
+//!
+//! Who asks is known from the socket, not from what is said: a caller sees its own network
+//! namespace, root (and the daemon's own user) in the daemon's namespace sees all, and only they
+//! may act on processes of others.
+
+use crate::admin::{Request, Response, Row, Stats, Target};
+use crate::core::{Core, Shared};
+use crate::process;
+use crate::socket::normal;
+use crate::sockopt;
+use crate::view::{self, Entry, Holder, Snapshot};
+use link::msg::{op, ALL};
+use link::reason::Reason;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+
+/// How long a caller may take for its request, and to read the answer.
+const TIME: Duration = Duration::from_secs(10);
+const LONGEST: u64 = 64 << 10;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+struct Caller {
+    uid: u32,
+    netns: u64,
+    /// May see every namespace and act on everybody's processes.
+    all: bool,
+    /// May act on everybody's processes in its namespace.
+    root: bool,
+}
+
+impl Caller {
+    fn sees(&self, netns: u64) -> bool {
+        self.all || netns == self.netns
+    }
+
+    fn may_act(&self, uid: u32, netns: u64) -> bool {
+        self.sees(netns) && (self.all || self.root || uid == self.uid)
+    }
+}
+
+/// Makes the listening socket; a file that is left over is replaced.
+pub fn listen(path: &Path) -> std::io::Result<UnixListener> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    UnixListener::bind(path)
+}
+
+/// Accepts for ever.
+pub async fn serve(shared: Shared, listener: UnixListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let shared = shared.clone();
+                tokio::task::spawn_local(async move {
+                    if let Err(e) = talk(shared, stream).await {
+                        tracing::debug!("admin connection: {e}");
+                    }
+                });
+            }
+            Err(e) => {
+                tracing::warn!("accept: {e}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn talk(shared: Shared, mut stream: UnixStream) -> std::io::Result<()> {
+    let caller = who(&stream);
+    let (r, mut w) = stream.split();
+    let mut line = String::new();
+    let mut r = BufReader::new(r.take(LONGEST));
+    tokio::time::timeout(TIME, r.read_line(&mut line)).await??;
+    let response = match (caller, serde_json::from_str::<Request>(&line)) {
+        (None, _) => Response::Error {
+            message: "cannot tell who is asking".into(),
+        },
+        (_, Err(e)) => Response::Error {
+            message: format!("bad request: {e}"),
+        },
+        (Some(caller), Ok(request)) => answer(&shared, caller, request).await,
+    };
+    let mut text = serde_json::to_vec(&response)?;
+    text.push(b'\n');
+    tokio::time::timeout(TIME, w.write_all(&text)).await??;
+    Ok(())
+}
+
+fn who(stream: &UnixStream) -> Option<Caller> {
+    let cred = sockopt::peer_cred(stream.as_fd()).ok()?;
+    let netns = process::netns(u32::try_from(cred.pid).ok()?)?;
+    let root = cred.uid == 0 || cred.uid == rustix::process::geteuid().as_raw();
+    Some(Caller {
+        uid: cred.uid,
+        netns,
+        root,
+        all: root && process::own_netns() == Some(netns),
+    })
+}
+
+async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
+    match request {
+        Request::Ping => {
+            let c = shared.borrow();
+            Response::Pong {
+                version: env!("CARGO_PKG_VERSION").into(),
+                pid: std::process::id(),
+                uptime_s: c.started.elapsed().as_secs(),
+                proof: c.proof.active(),
+            }
+        }
+        Request::Ss => {
+            let mut rows = entries(shared).await;
+            rows.retain(|e| caller.sees(e.row.netns));
+            Response::Ss {
+                rows: rows.into_iter().map(|e| e.row).collect(),
+            }
+        }
+        Request::Stats => Response::Stats {
+            stats: Box::new(stats(shared).await),
+        },
+        Request::Down { target } => tell(shared, caller, &target, op::DOWN).await,
+        Request::Up { target } => tell(shared, caller, &target, op::UP).await,
+        Request::Check { local, peer } => check(shared, caller, &local, &peer).await,
+        Request::Log => {
+            let lines = shared
+                .borrow()
+                .events
+                .lines(|a| caller.may_act(a.uid, a.netns));
+            Response::Log { lines }
+        }
+    }
+}
+
+/// The families with their connected processes.
+fn snapshot(core: &Core) -> Vec<Snapshot> {
+    let mut all: HashMap<_, Snapshot> = HashMap::new();
+    for p in core.parties.values().filter(|p| p.control.is_some()) {
+        let s = all.entry(p.family.ident).or_insert_with(|| Snapshot {
+            family: p.family.clone(),
+            holders: Vec::new(),
+        });
+        s.holders.push(Holder {
+            party: p.id,
+            pid: p.proc_id.pid,
+            own_pid: p.own_pid,
+            netns: p.netns,
+            comm: p.comm.clone(),
+        });
+    }
+    let mut all: Vec<Snapshot> = all.into_values().collect();
+    all.iter_mut()
+        .for_each(|s| s.holders.sort_by_key(|h| h.party));
+    all.sort_by_key(|s| s.holders[0].party);
+    all
+}
+
+async fn entries(shared: &Shared) -> Vec<Entry> {
+    let families = snapshot(&shared.borrow());
+    let work = move || {
+        let mut all = view::entries(&families);
+        view::mark_strangers(&mut all, &families);
+        all
+    };
+    tokio::task::spawn_blocking(work).await.unwrap_or_default()
+}
+
+async fn stats(shared: &Shared) -> Stats {
+    let (mut stats, mut sum, families, chunks) = {
+        let c = shared.borrow();
+        let stats = Stats {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            uptime_s: c.started.elapsed().as_secs(),
+            proof: c.proof.active(),
+            parties: c.parties.values().filter(|p| p.control.is_some()).count() as u64,
+            links: c.links.len() as u64,
+            lanes: c.links.lanes(),
+            registered: c.counters.registered,
+            paired: c.counters.paired,
+            declined: c.counters.declined,
+            ..Stats::default()
+        };
+        let mut families: Vec<_> = c.parties.values().map(|p| p.family.clone()).collect();
+        families.sort_by_key(|f| (f.ident.dev, f.ident.ino));
+        families.dedup_by_key(|f| f.ident);
+        (stats, c.ended, families, c.links.memory())
+    };
+    let work = move || {
+        families.iter().for_each(|f| sum.add(&f.stats()));
+        (
+            sum,
+            chunks.iter().map(|c| crate::memfd::touched(c)).sum::<u64>(),
+        )
+    };
+    if let Ok((sum, bytes)) = tokio::task::spawn_blocking(work).await {
+        stats.memory_bytes = bytes;
+        stats.promoted = sum.promoted;
+        stats.ups = sum.ups;
+        stats.downs = sum.downs;
+        stats.lane_tx_bytes = sum.lane_tx;
+        stats.lane_rx_bytes = sum.lane_rx;
+        stats.rings = sum.rings;
+        stats.sleeps = sum.sleeps;
+        stats.resets = sum.resets;
+    }
+    stats
+}
+
+/// `down` and `up`.
+async fn tell(shared: &Shared, caller: Caller, target: &Target, op: u32) -> Response {
+    let all = entries(shared).await;
+    let mut core = shared.borrow_mut();
+    let owners: HashMap<_, _> = core.parties.values().map(|p| (p.id, p.uid)).collect();
+    let mine = |e: &Entry| {
+        owners
+            .get(&e.party)
+            .is_some_and(|u| caller.may_act(*u, e.row.netns))
+    };
+    let open = |e: &&Entry| e.row.state != "LISTEN" && mine(e);
+    let mut ends: Vec<&Entry> = match target {
+        // The processes themselves are told, so that connections to come are covered, too.
+        Target::All | Target::Pid(_) => {
+            let wanted = |pid: u32| !matches!(target, Target::Pid(p) if *p != pid);
+            let told: Vec<_> = core
+                .parties
+                .values()
+                .filter(|p| wanted(p.proc_id.pid) && caller.may_act(p.uid, p.netns))
+                .map(|p| p.id)
+                .collect();
+            let told: Vec<_> = told
+                .into_iter()
+                .filter(|p| core.command(*p, ALL, 0, op))
+                .collect();
+            let ends = all
+                .iter()
+                .filter(|e| open(e) && told.contains(&e.party))
+                .count();
+            return Response::Told { ends: ends as u64 };
+        }
+        Target::Inode(i) => all
+            .iter()
+            .filter(open)
+            .filter(|e| e.row.inode == *i)
+            .collect(),
+        Target::Pair { local, peer } => {
+            let (Some(a), Some(b)) = (parse(local), parse(peer)) else {
+                return Response::Error {
+                    message: "an address is not `ip:port`".into(),
+                };
+            };
+            let (a, b) = (a.to_string(), b.to_string());
+            let is = |e: &&Entry| {
+                (e.row.local == a && e.row.peer == b) || (e.row.local == b && e.row.peer == a)
+            };
+            all.iter().filter(open).filter(is).collect()
+        }
+    };
+    let others: Vec<&Entry> = ends
+        .iter()
+        .filter_map(|e| all.get(e.other?))
+        .filter(|e| mine(e))
+        .collect();
+    ends.extend(others);
+    ends.sort_by_key(|e| (e.party, e.conn));
+    ends.dedup_by_key(|e| (e.party, e.conn));
+    let told = ends
+        .iter()
+        .filter(|e| core.command(e.party, e.conn, e.gen, op))
+        .count();
+    Response::Told { ends: told as u64 }
+}
+
+fn parse(s: &str) -> Option<SocketAddr> {
+    s.parse().ok().map(normal)
+}
+
+async fn check(shared: &Shared, caller: Caller, local: &str, peer: &str) -> Response {
+    let (Some(a), Some(b)) = (parse(local), parse(peer)) else {
+        return Response::Error {
+            message: "an address is not `ip:port`".into(),
+        };
+    };
+    let (a, b) = (a.to_string(), b.to_string());
+    let all = entries(shared).await;
+    // The caller's own namespace first: addresses repeat elsewhere.
+    let mut mine: Vec<&Entry> = all
+        .iter()
+        .filter(|e| caller.sees(e.row.netns) && e.row.local == a && e.row.peer == b)
+        .collect();
+    mine.sort_by_key(|e| e.row.netns != caller.netns);
+    let local = mine.first();
+    let peer = local.and_then(|e| all.get(e.other?)).map(|e| e.row.clone());
+    let local = local.map(|e| e.row.clone());
+    let verdict = verdict(local.as_ref(), peer.as_ref());
+    Response::Check {
+        local,
+        peer,
+        verdict,
+    }
+}
+
+fn verdict(local: Option<&Row>, peer: Option<&Row>) -> String {
+    let Some(l) = local else {
+        return "this end is not under Underpass: start it with `underpass run`".into();
+    };
+    if l.mode == "SMCD" {
+        return "accelerated through shared memory".into();
+    }
+    let say = |code: u32| match Reason::from_code(code) {
+        Some(r) => format!("{} ({})", r.info().text, r.info().name),
+        None => format!("reason 0x{code:08x}, unknown to this daemon"),
+    };
+    let here = if l.reason == 0 {
+        "about to be promoted".into()
+    } else {
+        say(l.reason)
+    };
+    match (peer, l.peer_reason) {
+        (None, 0) => format!("on TCP; this end: {here}; the other end is not known"),
+        (_, 0) => format!("on TCP; this end: {here}"),
+        (_, code) => format!("on TCP; this end: {here}; the other end: {}", say(code)),
+    }
+}

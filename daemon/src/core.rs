@@ -1,0 +1,529 @@
+//! The daemon's state, and what it does when something happens. One thread, no waiting: whatever
+//! may take time (looking at a registered socket, closing it) runs on the blocking pool and comes
+//! back as another event.
+
+use crate::config::Config;
+use crate::control::Control;
+use crate::events::{About, Events};
+use crate::family::{Family, Totals};
+use crate::fds::Foreign;
+use crate::limits::Groups;
+use crate::links::{Links, Out, Refused, Violation};
+use crate::memfd::Ident;
+use crate::notice::Notice;
+use crate::pairing::{ConnRef, Verdict, Waiting};
+use crate::party::{Party, PartyId};
+use crate::process::{ProcId, Process};
+use crate::proof::Proof;
+use crate::socket::{self, End};
+use link::family::state;
+use link::msg::{ToDaemon, ToShim};
+use link::reason::Reason;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+/// The core, as the tasks hold it. Never borrowed across an await.
+pub type Shared = Rc<RefCell<Core>>;
+
+/// After this many milliseconds an end that could not be proven may try again: the mirror that
+/// stood in its way may have been forged.
+const RETRY_UNPROVEN_MS: u32 = 30_000;
+/// After passing trouble: no memory, a limit, a peer that came and went.
+const RETRY_TROUBLE_MS: u32 = 10_000;
+const RETRY_SOON_MS: u32 = 500;
+
+#[derive(Default)]
+pub struct Counters {
+    pub registered: u64,
+    pub paired: u64,
+    pub declined: u64,
+}
+
+pub struct Core {
+    pub config: Config,
+    pub proof: Arc<dyn Proof>,
+    /// Number of this daemon's life.
+    pub instance: u64,
+    pub started: Instant,
+    pub parties: HashMap<PartyId, Party>,
+    families: HashMap<Ident, Weak<Family>>,
+    by_process: HashMap<(ProcId, Ident), PartyId>,
+    pub waiting: Waiting,
+    pub links: Links,
+    pub groups: Groups,
+    pub events: Events,
+    pub counters: Counters,
+    /// What the tables of ended families said last.
+    pub ended: Totals,
+    next_party: u64,
+    /// Since when there is no shim and no lane.
+    pub idle_since: Option<Instant>,
+}
+
+/// What a shim said in its hello, checked.
+pub struct Hello {
+    pub version: u16,
+    pub own_pid: u32,
+    pub ident: Ident,
+    pub table: Foreign,
+}
+
+impl Core {
+    pub fn new(config: Config, proof: Arc<dyn Proof>) -> Core {
+        let instance = random();
+        Core {
+            groups: Groups::new(config.limits()),
+            config,
+            proof,
+            instance,
+            started: Instant::now(),
+            parties: HashMap::new(),
+            families: HashMap::new(),
+            by_process: HashMap::new(),
+            waiting: Waiting::default(),
+            links: Links::new((instance >> 32) as u32),
+            events: Events::default(),
+            counters: Counters::default(),
+            ended: Totals::default(),
+            next_party: 1,
+            idle_since: Some(Instant::now()),
+        }
+    }
+
+    /// A shim has connected and said hello. `Ok((id, true))`: a new party, whose death must be
+    /// watched.
+    pub fn admit(
+        &mut self,
+        process: &Process,
+        hello: Hello,
+        control: &Rc<Control>,
+    ) -> Result<(PartyId, bool), Reason> {
+        let page = Notice::new().map_err(|_| Reason::Memory)?;
+        let key = (process.id, hello.ident);
+        let id = match self.by_process.get(&key) {
+            // The same process with the same table: it lost its connection, or we cut it.
+            Some(id) => *id,
+            None => {
+                self.bury_predecessors(process.id);
+                let member = self
+                    .groups
+                    .get(&process.cgroup)
+                    .enter()
+                    .ok_or(Reason::Limit)?;
+                let id = PartyId(self.next_party);
+                self.next_party += 1;
+                let family = match self.families.get(&hello.ident).and_then(Weak::upgrade) {
+                    Some(f) => f,
+                    None => {
+                        let f = Arc::new(Family::new(hello.ident, hello.table));
+                        self.families.insert(hello.ident, Arc::downgrade(&f));
+                        f
+                    }
+                };
+                let party = Party {
+                    id,
+                    proc_id: process.id,
+                    own_pid: hello.own_pid,
+                    uid: process.uid,
+                    comm: process.comm.clone(),
+                    netns: process.netns,
+                    member,
+                    family,
+                    control: None,
+                    credits: 0,
+                    under_way: HashSet::new(),
+                    missed: Vec::new(),
+                };
+                self.parties.insert(id, party);
+                self.by_process.insert(key, id);
+                self.event(id, "connected");
+                self.busy_changed();
+                self.attach(id, hello.version, control, page);
+                return Ok((id, true));
+            }
+        };
+        self.disconnect(id, None);
+        self.event(id, "connected again");
+        self.attach(id, hello.version, control, page);
+        Ok((id, false))
+    }
+
+    /// Gives a party its (new) control connection.
+    fn attach(
+        &mut self,
+        id: PartyId,
+        version: u16,
+        control: &Rc<Control>,
+        page: (Notice, OwnedFd),
+    ) {
+        let Some(p) = self.parties.get_mut(&id) else {
+            return;
+        };
+        control.set_notice(page.0);
+        p.control = Some(control.clone());
+        p.credits = self.config.credits;
+        let ack = ToShim::HelloAck {
+            version,
+            features: 0,
+            party: id.0,
+            daemon: self.instance,
+            credits: self.config.credits,
+            ring_log2: self.config.ring_log2,
+            ring_max_log2: self.config.ring_max_log2,
+        };
+        p.send(ack, vec![Arc::new(page.1)]);
+        for (link, side) in std::mem::take(&mut p.missed) {
+            p.send(ToShim::PeerGone { link, side }, vec![]);
+        }
+    }
+
+    /// A process that shows another table than before, and has closed the old connection, has
+    /// executed another program: what it had mapped is gone.
+    fn bury_predecessors(&mut self, proc_id: ProcId) {
+        let old = self
+            .parties
+            .values()
+            .filter(|p| p.proc_id == proc_id && p.control.is_none());
+        for id in old.map(|p| p.id).collect::<Vec<_>>() {
+            self.dead(id);
+        }
+    }
+
+    /// A control connection ended. `control`: only if it is still this one.
+    pub fn disconnect(&mut self, id: PartyId, control: Option<&Rc<Control>>) {
+        let Some(p) = self.parties.get_mut(&id) else {
+            return;
+        };
+        let Some(present) = &p.control else { return };
+        if control.is_some_and(|c| !Rc::ptr_eq(c, present)) {
+            return;
+        }
+        p.disconnect();
+        self.event(id, "disconnected");
+        self.waiting.remove_party(id);
+        let mut out = Out::default();
+        self.links.party_silent(id, &mut out);
+        self.act(out, Reason::PeerGone, RETRY_SOON_MS);
+    }
+
+    /// The process has ended.
+    pub fn dead(&mut self, id: PartyId) {
+        self.disconnect(id, None);
+        self.event(id, "ended");
+        let Some(p) = self.parties.remove(&id) else {
+            return;
+        };
+        self.by_process.remove(&(p.proc_id, p.family.ident));
+        let mut out = Out::default();
+        self.links.party_dead(id, &mut out);
+        self.act(out, Reason::PeerGone, RETRY_SOON_MS);
+        let ident = p.family.ident;
+        if Arc::strong_count(&p.family) == 1 {
+            self.ended.add(&p.family.stats());
+            self.families.remove(&ident);
+        }
+        drop(p);
+        self.busy_changed();
+    }
+
+    /// A message. `Err`: the connection must be cut.
+    pub fn message(
+        shared: &Shared,
+        id: PartyId,
+        msg: ToDaemon,
+        fds: Vec<Foreign>,
+    ) -> Result<(), Violation> {
+        let mut core = shared.borrow_mut();
+        let mut out = Out::default();
+        let mut trouble = (Reason::PeerGone, RETRY_SOON_MS);
+        match msg {
+            ToDaemon::Hello { .. } => return Err(Violation("a second hello")),
+            ToDaemon::Register {
+                conn,
+                gen,
+                tx_kpos,
+                rx_kpos,
+                ..
+            } => {
+                let mut fds = fds;
+                let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
+                    return Err(Violation("a registration without exactly one descriptor"));
+                };
+                let who = ConnRef {
+                    party: id,
+                    conn,
+                    gen,
+                };
+                return core.register(shared, who, [tx_kpos, rx_kpos], fd);
+            }
+            ToDaemon::Mapped { link, side, chunk } => {
+                core.links.mapped(id, link, side, chunk, &mut out)?
+            }
+            ToDaemon::PeerMapped { link, side, chunk } => {
+                core.links.peer_mapped(id, link, side, chunk, &mut out)?
+            }
+            ToDaemon::LaneDone { link, side, lane } => {
+                core.links.lane_done(id, link, side, lane)?
+            }
+            ToDaemon::WantChunk { link, side } => {
+                core.links.want_chunk(id, link, side, &mut out)?
+            }
+            ToDaemon::LinkFailed { link, side } => {
+                core.event(id, &format!("cannot map link {link:#x}"));
+                trouble = (Reason::Memory, RETRY_TROUBLE_MS);
+                core.links.link_failed(id, link, side, &mut out)?
+            }
+            ToDaemon::Forget { conn, gen } => {
+                if let Some(p) = core.parties.get_mut(&id) {
+                    p.under_way.remove(&(conn, gen));
+                }
+                core.waiting.forget(ConnRef {
+                    party: id,
+                    conn,
+                    gen,
+                });
+                trouble = (Reason::NotEstablished, 0);
+                core.links.forget(
+                    ConnRef {
+                        party: id,
+                        conn,
+                        gen,
+                    },
+                    &mut out,
+                );
+            }
+        }
+        core.act(out, trouble.0, trouble.1);
+        core.busy_changed();
+        Ok(())
+    }
+
+    /// A registration: the socket is looked at, and our copy closed, on the blocking pool.
+    fn register(
+        &mut self,
+        shared: &Shared,
+        who: ConnRef,
+        kpos: [u64; 2],
+        fd: Foreign,
+    ) -> Result<(), Violation> {
+        let Some(p) = self.parties.get_mut(&who.party) else {
+            return Ok(());
+        };
+        if p.credits == 0 {
+            return Err(Violation("a registration without a credit"));
+        }
+        p.credits -= 1;
+        p.under_way.insert((who.conn, who.gen));
+        self.counters.registered += 1;
+        let (job, proof, shared) = (p.group().job(), self.proof.clone(), shared.clone());
+        let control = p.control.clone();
+        tokio::task::spawn_local(async move {
+            let (tx, rx) = tokio::sync::oneshot::channel();
+            let helper = tokio::task::spawn_blocking(move || {
+                let _ = tx.send(socket::read(fd.as_fd(), kpos[0], kpos[1], &*proof));
+                fd.close(); // may block
+            });
+            if let Ok(r) = rx.await {
+                shared.borrow_mut().registered(who, r);
+            }
+            let _ = helper.await;
+            drop(job);
+            shared.borrow_mut().credit(who.party, control);
+        });
+        Ok(())
+    }
+
+    fn credit(&mut self, id: PartyId, control: Option<Rc<Control>>) {
+        let Some(p) = self.parties.get_mut(&id) else {
+            return;
+        };
+        // A new connection has begun with a full account.
+        if let (Some(a), Some(b)) = (&p.control, &control) {
+            if Rc::ptr_eq(a, b) {
+                p.credits += 1;
+                p.send(ToShim::Credit { n: 1 }, vec![]);
+            }
+        }
+    }
+
+    /// What the look at a registered socket brought.
+    fn registered(&mut self, who: ConnRef, read: Result<End, Reason>) {
+        let Some(p) = self.parties.get_mut(&who.party) else {
+            return;
+        };
+        if !p.under_way.remove(&(who.conn, who.gen)) {
+            return; // forgotten meanwhile
+        }
+        let end = match read {
+            Ok(end) => end,
+            Err(reason) => return self.decline(who, reason, Reason::PeerDeclined, 0),
+        };
+        let Some(view) = p.family.view(who.conn) else {
+            return self.decline(who, Reason::NotEstablished, Reason::None, 0);
+        };
+        if view.gen != who.gen
+            || view.state != state::OPEN
+            || (view.flags & link::family::flag::NAMED != 0 && view.inode != end.inode)
+        {
+            // The descriptor, or the entry, was given to another connection meanwhile.
+            return self.decline(who, Reason::NotEstablished, Reason::None, 0);
+        }
+        if self.config.exclude.covers(&p.comm, [end.local, end.peer]) {
+            return self.decline(who, Reason::Config, Reason::None, 0);
+        }
+        let mut out = Out::default();
+        if self.links.offer_again(who, &mut out) {
+            return self.act(out, Reason::Internal, 0);
+        }
+        let shown = format!("{} -> {}", end.local, end.peer);
+        let parties = &self.parties;
+        let verdict = self.waiting.register(who, end, |c| alive(parties, c));
+        match verdict {
+            Verdict::Wait => self.event(who.party, &format!("registered {shown}")),
+            Verdict::Shared => self.decline(who, Reason::Shared, Reason::None, RETRY_SOON_MS),
+            Verdict::Unproven(other) => {
+                for w in [who, other] {
+                    self.decline(w, Reason::Unproven, Reason::Unproven, RETRY_UNPROVEN_MS);
+                }
+            }
+            Verdict::Pair(other) => {
+                self.event(who.party, &format!("paired {shown}"));
+                self.pair([other, who]);
+            }
+        }
+    }
+
+    /// Two ends are one connection: give them a lane.
+    fn pair(&mut self, ends: [ConnRef; 2]) {
+        let group = |e: &ConnRef| self.parties.get(&e.party).map(|p| p.group().clone());
+        let (Some(a), Some(b)) = (group(&ends[0]), group(&ends[1])) else {
+            return;
+        };
+        let mut out = Out::default();
+        match self.links.connect(ends, [&a, &b], random(), &mut out) {
+            Ok(()) => {
+                self.counters.paired += 1;
+                self.act(out, Reason::Memory, RETRY_TROUBLE_MS);
+            }
+            Err(Refused::Memory) => {
+                for e in ends {
+                    self.decline(e, Reason::Memory, Reason::Memory, RETRY_TROUBLE_MS);
+                }
+            }
+            Err(Refused::Limit(at)) => {
+                self.decline(
+                    ends[at],
+                    Reason::Limit,
+                    Reason::PeerDeclined,
+                    RETRY_TROUBLE_MS,
+                );
+                self.decline(
+                    ends[1 - at],
+                    Reason::PeerDeclined,
+                    Reason::Limit,
+                    RETRY_TROUBLE_MS,
+                );
+            }
+        }
+        self.busy_changed();
+    }
+
+    /// Sends what the links want sent, and declines lanes that will not be.
+    fn act(&mut self, out: Out, reason: Reason, retry_ms: u32) {
+        for s in out.sends {
+            if let Some(p) = self.parties.get_mut(&s.to) {
+                p.send(s.msg, s.fds);
+            }
+        }
+        for ends in out.failed {
+            for e in ends {
+                self.decline(e, reason, reason, retry_ms);
+            }
+        }
+    }
+
+    fn decline(&mut self, who: ConnRef, local: Reason, peer: Reason, retry_ms: u32) {
+        let Some(p) = self.parties.get_mut(&who.party) else {
+            return;
+        };
+        let (local_code, peer_code) = (local.code(), peer.code());
+        let msg = ToShim::Decline {
+            conn: who.conn,
+            gen: who.gen,
+            local: local_code,
+            peer: peer_code,
+            retry_ms,
+        };
+        p.send(msg, vec![]);
+        self.counters.declined += 1;
+        self.event(
+            who.party,
+            &format!("declined connection {}: {}", who.conn, local.info().name),
+        );
+    }
+
+    /// Tells a shim what an operator wants; how many shims were told.
+    pub fn command(&mut self, party: PartyId, conn: u32, gen: u32, op: u32) -> bool {
+        let Some(p) = self.parties.get_mut(&party) else {
+            return false;
+        };
+        p.send(ToShim::Command { conn, gen, op }, vec![]);
+        p.control.is_some()
+    }
+
+    /// Drops what ended without a word.
+    pub fn sweep(&mut self) {
+        let parties = &self.parties;
+        self.waiting.sweep(|c| alive(parties, c));
+    }
+
+    fn busy_changed(&mut self) {
+        let idle = self.parties.is_empty() && self.links.lanes() == 0;
+        match (idle, self.idle_since) {
+            (true, None) => self.idle_since = Some(Instant::now()),
+            (false, Some(_)) => self.idle_since = None,
+            _ => {}
+        }
+    }
+
+    /// Notes an event about a party.
+    fn event(&mut self, id: PartyId, what: &str) {
+        let Some(p) = self.parties.get(&id) else {
+            return;
+        };
+        let text = format!("{}[{}] {what}", p.comm, p.proc_id.pid);
+        self.events.push(
+            About {
+                uid: p.uid,
+                netns: p.netns,
+            },
+            text,
+        );
+    }
+}
+
+/// Is this still the connection that was registered?
+fn alive(parties: &HashMap<PartyId, Party>, c: &ConnRef) -> bool {
+    let party = parties.get(&c.party).filter(|p| p.control.is_some());
+    let view = party.and_then(|p| p.family.view(c.conn));
+    view.is_some_and(|v| v.gen == c.gen && v.state == state::OPEN)
+}
+
+/// 64 random bits that nobody can guess.
+fn random() -> u64 {
+    let mut b = [0u8; 8];
+    let mut at = 0;
+    while at < b.len() {
+        match rustix::rand::getrandom(&mut b[at..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(n) => at += n,
+            Err(rustix::io::Errno::INTR) => {}
+            // Linux has had it since 3.17; a filter that forbids it leaves nothing to go on with.
+            Err(e) => panic!("getrandom: {e}"),
+        }
+    }
+    u64::from_ne_bytes(b)
+}

@@ -1,0 +1,151 @@
+//! The daemon as a whole: its directory, its sockets, its end.
+
+use crate::admin::{ADMIN_SOCK, CONTROL_SOCK};
+use crate::config::Config;
+use crate::core::{Core, Shared};
+use crate::proof::{NoProof, Proof};
+use crate::{admin_server, fds, server};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::signal::unix::{signal, SignalKind};
+
+/// Helpers that look at and close other people's descriptors; each may hang for a while.
+const HELPERS: usize = 1024;
+const SWEEP: Duration = Duration::from_secs(5);
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{0}: {1}")]
+    Path(PathBuf, std::io::Error),
+    #[error("another daemon runs in {0}")]
+    Running(PathBuf),
+    #[error("{0} belongs to somebody else or others may write to it")]
+    Insecure(PathBuf),
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+fn at(path: &Path) -> impl Fn(Errno) -> Error + '_ {
+    |e| Error::Path(path.to_owned(), e.into())
+}
+
+/// Makes the runtime directory if need be, and takes it for this process.
+fn take_dir(dir: &Path, public: bool) -> Result<OwnedFd, Error> {
+    let mode = Mode::from_raw_mode(if public { 0o755 } else { 0o700 });
+    match rustix::fs::mkdir(dir, mode) {
+        // mkdir's mode is subject to the umask.
+        Ok(()) => rustix::fs::chmod(dir, mode).map_err(at(dir))?,
+        Err(Errno::EXIST) => {}
+        Err(e) => return Err(at(dir)(e)),
+    }
+    // In a directory like /tmp somebody else may have been here first.
+    let s = rustix::fs::lstat(dir).map_err(at(dir))?;
+    let is_dir = rustix::fs::FileType::from_raw_mode(s.st_mode).is_dir();
+    if !is_dir || s.st_uid != rustix::process::geteuid().as_raw() || s.st_mode & 0o022 != 0 {
+        return Err(Error::Insecure(dir.to_owned()));
+    }
+    let path = dir.join("lock");
+    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let lock = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(at(&path))?;
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(lock),
+        Err(Errno::WOULDBLOCK) => Err(Error::Running(dir.to_owned())),
+        Err(e) => Err(at(&path)(e)),
+    }
+}
+
+/// How the daemon is started.
+pub struct Options {
+    pub dir: PathBuf,
+    pub config: Config,
+    /// Leave after so long without shims and lanes.
+    pub idle_exit: Option<Duration>,
+}
+
+/// Runs the daemon until it is told to stop, or idle for long enough.
+pub fn run(options: Options) -> Result<(), Error> {
+    let public = rustix::process::geteuid().is_root();
+    let _lock = take_dir(&options.dir, public)?;
+    fds::raise_limit();
+    let rt = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(HELPERS)
+        .build()?;
+    let local = tokio::task::LocalSet::new();
+    let done = local.block_on(&rt, serve(&options, public));
+    // The tasks hold descriptors that only helpers may close.
+    rt.block_on(async { drop(local) });
+    rt.shutdown_background(); // helpers that hang in a close are nobody's business any more
+    done
+}
+
+async fn serve(options: &Options, public: bool) -> Result<(), Error> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    let (control, admin) = (options.dir.join(CONTROL_SOCK), options.dir.join(ADMIN_SOCK));
+    let proof: Arc<dyn Proof> = open_proof(&options.config);
+    let control_sock = server::listen(&control).map_err(at(&control))?;
+    let admin_sock = admin_server::listen(&admin).map_err(|e| Error::Path(admin.clone(), e))?;
+    let mode = Mode::from_raw_mode(if public { 0o666 } else { 0o600 });
+    for p in [&control, &admin] {
+        rustix::fs::chmod(p, mode).map_err(at(p))?;
+    }
+    let core: Shared = Rc::new(RefCell::new(Core::new(options.config.clone(), proof)));
+    tracing::info!(
+        "underpassd {} serves {} ({} proof)",
+        env!("CARGO_PKG_VERSION"),
+        options.dir.display(),
+        if core.borrow().proof.active() {
+            "with BPF"
+        } else {
+            "without"
+        },
+    );
+    tokio::task::spawn_local(admin_server::serve(core.clone(), admin_sock));
+    tokio::select! {
+        r = server::serve(core.clone(), control_sock) => r?,
+        () = sweep(&core) => {}
+        () = idle(&core, options.idle_exit) => tracing::info!("idle, leaving"),
+        _ = term.recv() => tracing::info!("told to stop"),
+        _ = int.recv() => tracing::info!("told to stop"),
+    }
+    // Lanes do not need us: they go on. New shims find no socket.
+    for p in [&control, &admin] {
+        let _ = rustix::fs::unlink(p);
+    }
+    Ok(())
+}
+
+fn open_proof(_config: &Config) -> Arc<dyn Proof> {
+    Arc::new(NoProof)
+}
+
+async fn sweep(core: &Shared) {
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        core.borrow_mut().sweep();
+    }
+}
+
+/// Returns when there has been nothing to do for `limit`.
+async fn idle(core: &Shared, limit: Option<Duration>) {
+    let Some(limit) = limit else {
+        return std::future::pending().await;
+    };
+    loop {
+        let idle = core
+            .borrow()
+            .idle_since
+            .map_or(Duration::ZERO, |t| t.elapsed());
+        if idle >= limit {
+            return;
+        }
+        tokio::time::sleep((limit - idle).max(Duration::from_millis(50))).await;
+    }
+}

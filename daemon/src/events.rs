@@ -1,0 +1,81 @@
+//! The last notable events, for `underpass log`.
+
+use std::collections::VecDeque;
+
+const MOST: usize = 4096;
+
+struct Event {
+    /// Milliseconds since the epoch.
+    at: u128,
+    uid: u32,
+    netns: u64,
+    text: String,
+}
+
+#[derive(Default)]
+pub struct Events {
+    ring: VecDeque<Event>,
+}
+
+/// Who may see an event: whoever it is about.
+#[derive(Clone, Copy, Debug)]
+pub struct About {
+    pub uid: u32,
+    pub netns: u64,
+}
+
+impl Events {
+    pub fn push(&mut self, about: About, text: String) {
+        tracing::debug!("{text}");
+        if self.ring.len() == MOST {
+            self.ring.pop_front();
+        }
+        let at = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |d| d.as_millis());
+        self.ring.push_back(Event {
+            at,
+            uid: about.uid,
+            netns: about.netns,
+            text,
+        });
+    }
+
+    /// Lines, newest last, of events that `visible` lets through.
+    pub fn lines(&self, visible: impl Fn(About) -> bool) -> Vec<String> {
+        let show = |e: &&Event| {
+            visible(About {
+                uid: e.uid,
+                netns: e.netns,
+            })
+        };
+        let line = |e: &Event| format!("{}.{:03} {}", e.at / 1000, e.at % 1000, e.text);
+        self.ring.iter().filter(show).map(line).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounded_and_filtered() {
+        let mut e = Events::default();
+        for i in 0..MOST as u32 + 10 {
+            e.push(
+                About {
+                    uid: i % 2,
+                    netns: 1,
+                },
+                format!("event {i}"),
+            );
+        }
+        let all = e.lines(|_| true);
+        assert_eq!(all.len(), MOST);
+        assert!(all
+            .last()
+            .unwrap()
+            .ends_with(&format!("event {}", MOST + 9)));
+        assert_eq!(e.lines(|a| a.uid == 0).len(), MOST / 2);
+    }
+}

@@ -1,0 +1,80 @@
+//! Descriptors that came from outside, and where they are closed.
+//!
+//! A descriptor that another process sent may make `close` block for as long as that process
+//! likes: a socket with SO_LINGER, a file of a FUSE server that does not answer. So whatever was
+//! received is closed on the blocking pool, never on the thread that serves everybody. The same
+//! holds for a control socket: closing it closes what lies unread in its queue.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
+
+/// A descriptor received from a process we do not trust.
+#[derive(Debug)]
+pub struct Foreign(Option<OwnedFd>);
+
+impl Foreign {
+    pub fn new(fd: OwnedFd) -> Self {
+        Foreign(Some(fd))
+    }
+
+    /// Closes here and now; for the blocking pool.
+    pub fn close(mut self) {
+        drop(self.0.take());
+    }
+}
+
+impl AsFd for Foreign {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.0 {
+            Some(fd) => fd.as_fd(),
+            None => unreachable!("emptied only by drop"),
+        }
+    }
+}
+
+impl AsRawFd for Foreign {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        let Some(fd) = self.0.take() else { return };
+        match tokio::runtime::Handle::try_current() {
+            Ok(rt) => {
+                rt.spawn_blocking(move || drop(fd));
+            }
+            // Outside the runtime (end of the program, unit tests) nobody is kept waiting.
+            Err(_) => drop(fd),
+        }
+    }
+}
+
+/// Types that own one descriptor.
+///
+/// # Safety
+/// `as_raw_fd` must return the same open descriptor until the value is dropped.
+pub unsafe trait Keeps: AsRawFd {}
+// SAFETY: an `OwnedFd` never changes its descriptor.
+unsafe impl Keeps for OwnedFd {}
+// SAFETY: `close` and `drop`, which take the descriptor out, consume the value.
+unsafe impl Keeps for Foreign {}
+
+/// Watches a descriptor that the caller gives up. Must be called inside the runtime.
+pub fn watch<T: Keeps>(fd: T, interest: Interest) -> std::io::Result<AsyncFd<T>> {
+    // SAFETY: by `Keeps`, the descriptor stays open and the same until `fd` is dropped.
+    Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
+}
+
+/// Raises the soft limit of open files to the hard one: without room, a received descriptor is
+/// thrown away by the kernel, in our thread.
+pub fn raise_limit() {
+    use rustix::process::{getrlimit, setrlimit, Resource};
+    let mut l = getrlimit(Resource::Nofile);
+    l.current = l.maximum;
+    if let Err(e) = setrlimit(Resource::Nofile, l) {
+        tracing::warn!("cannot raise the limit of open files: {e}");
+    }
+}

@@ -1,0 +1,653 @@
+//! Links: what two parties share, from the first memory file to the last lane.
+//!
+//! A state machine without I/O: every call appends the messages to be sent to [`Out`]. It knows
+//! parties by number only; that both are shims of this node is nothing it relies on beyond who
+//! receives the messages.
+//!
+//! What it must never do: give a chunk to the other party before it is sealed, or use a lane slot
+//! twice with the same epochs.
+
+use crate::limits::Group;
+use crate::memfd;
+use crate::pairing::ConnRef;
+use crate::party::PartyId;
+use link::layout::{CHUNKS, CHUNK_BYTES, CONTROL_BYTES, LANES};
+use link::msg::ToShim;
+use rustix::io::Errno;
+use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A message for a party, with its descriptors.
+pub struct Send {
+    pub to: PartyId,
+    pub msg: ToShim,
+    pub fds: Vec<Arc<OwnedFd>>,
+}
+
+/// What a call wants done.
+#[derive(Default)]
+pub struct Out {
+    pub sends: Vec<Send>,
+    /// Lanes that will not come to be: their two ends.
+    pub failed: Vec<[ConnRef; 2]>,
+}
+
+impl Out {
+    fn send(&mut self, to: PartyId, msg: ToShim, fds: Vec<Arc<OwnedFd>>) {
+        self.sends.push(Send { to, msg, fds });
+    }
+}
+
+/// A message that a correct shim would not have sent.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Violation(pub &'static str);
+
+/// Why a lane could not be had.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The limit of the cgroup of this end (0 or 1 of the two given) is reached.
+    Limit(usize),
+    Memory,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// With its writer, who has not mapped it yet.
+    Given,
+    /// Sealed, with the other party.
+    Sealed,
+    /// Mapped by both.
+    Shared,
+}
+
+struct Chunk {
+    fd: Arc<OwnedFd>,
+    bytes: u64,
+    stage: Stage,
+}
+
+struct Side {
+    party: PartyId,
+    group: Rc<Group>,
+    chunks: Vec<Chunk>,
+}
+
+/// One use of a slot. Ends are indexed by side.
+struct Use {
+    ends: [ConnRef; 2],
+    done: [bool; 2],
+    tag: u64,
+    offered: bool,
+}
+
+#[derive(Default)]
+struct Slot {
+    /// How often it has been used before.
+    uses: u32,
+    now: Option<Use>,
+}
+
+/// Epochs of one use of a slot. A slot that has used up all its epochs is never used again.
+const EPOCHS: u32 = 65_536;
+
+struct Link {
+    sides: [Side; 2],
+    slots: Vec<Slot>,
+    ready: bool,
+}
+
+impl Link {
+    fn is_set_up(&self) -> bool {
+        self.sides
+            .iter()
+            .all(|s| s.chunks.len() >= 2 && s.chunks[..2].iter().all(|c| c.stage == Stage::Shared))
+    }
+
+    fn free_slot(&self) -> Option<usize> {
+        let free = self
+            .slots
+            .iter()
+            .position(|s| s.now.is_none() && s.uses < u32::MAX / EPOCHS);
+        free.or((self.slots.len() < LANES).then_some(self.slots.len()))
+    }
+}
+
+/// All links.
+pub struct Links {
+    links: HashMap<u64, Link>,
+    by_pair: HashMap<(PartyId, PartyId), Vec<u64>>,
+    by_party: HashMap<PartyId, HashSet<u64>>,
+    /// Lane of each connection end, by party and connection.
+    by_conn: HashMap<(PartyId, u32, u32), (u64, u32, u8)>,
+    /// Upper half of link numbers: unlike any other daemon's, so that lanes that outlived one are
+    /// not mistaken for ours.
+    instance: u32,
+    next: u32,
+    lanes: u64,
+}
+
+impl Links {
+    pub fn new(instance: u32) -> Self {
+        Links {
+            links: HashMap::new(),
+            by_pair: HashMap::new(),
+            by_party: HashMap::new(),
+            by_conn: HashMap::new(),
+            instance,
+            next: 1,
+            lanes: 0,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.links.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.links.is_empty()
+    }
+
+    /// Lanes in use.
+    pub fn lanes(&self) -> u64 {
+        self.lanes
+    }
+
+    /// All memory of all links.
+    pub fn memory(&self) -> Vec<Arc<OwnedFd>> {
+        self.links
+            .values()
+            .flat_map(|l| &l.sides)
+            .flat_map(|s| &s.chunks)
+            .map(|c| c.fd.clone())
+            .collect()
+    }
+
+    /// Makes a lane between two ends, and the link if there is none. `tag` must be random.
+    pub fn connect(
+        &mut self,
+        ends: [ConnRef; 2],
+        groups: [&Rc<Group>; 2],
+        tag: u64,
+        out: &mut Out,
+    ) -> Result<(), Refused> {
+        // The lower party is side 0, in every link of these two.
+        let swap = ends[0].party > ends[1].party;
+        let (ends, groups) = if swap {
+            ([ends[1], ends[0]], [groups[1], groups[0]])
+        } else {
+            (ends, groups)
+        };
+        let given = |side: usize| if swap { 1 - side } else { side };
+        for side in 0..2 {
+            if !groups[side].take_lane() {
+                if side == 1 {
+                    groups[0].give_lane();
+                }
+                return Err(Refused::Limit(given(side)));
+            }
+        }
+        let pair = (ends[0].party, ends[1].party);
+        let found = self.by_pair.get(&pair).and_then(|ids| {
+            ids.iter()
+                .find_map(|id| Some((*id, self.links.get(id)?.free_slot()?)))
+        });
+        let (id, slot) = match found {
+            Some(f) => f,
+            None => match self.create(pair, groups, out) {
+                Ok(id) => (id, 0),
+                Err(e) => {
+                    groups.iter().for_each(|g| g.give_lane());
+                    return Err(match e {
+                        Refused::Limit(side) => Refused::Limit(given(side)),
+                        e => e,
+                    });
+                }
+            },
+        };
+        let Some(link) = self.links.get_mut(&id) else {
+            return Err(Refused::Memory);
+        };
+        if slot == link.slots.len() {
+            link.slots.push(Slot::default());
+        }
+        link.slots[slot].now = Some(Use {
+            ends,
+            done: [false; 2],
+            tag,
+            offered: false,
+        });
+        for (side, e) in ends.iter().enumerate() {
+            self.by_conn
+                .insert((e.party, e.conn, e.gen), (id, slot as u32, side as u8));
+        }
+        self.lanes += 1;
+        if link.ready {
+            offer(id, link, slot, out);
+        }
+        Ok(())
+    }
+
+    fn create(
+        &mut self,
+        pair: (PartyId, PartyId),
+        groups: [&Rc<Group>; 2],
+        out: &mut Out,
+    ) -> Result<u64, Refused> {
+        let id = u64::from(self.instance) << 32 | u64::from(self.next);
+        let area = (CONTROL_BYTES + CHUNK_BYTES) as u64;
+        for side in 0..2 {
+            if !groups[side].take_memory(area) {
+                if side == 1 {
+                    groups[0].give_memory(area);
+                }
+                return Err(Refused::Limit(side));
+            }
+        }
+        match make_areas(id) {
+            Err(e) => {
+                tracing::warn!("no memory for a link: {e}");
+                groups.iter().for_each(|g| g.give_memory(area));
+                Err(Refused::Memory)
+            }
+            Ok((bells, areas)) => {
+                self.next = self.next.wrapping_add(1);
+                let parties = [pair.0, pair.1];
+                let mut side = 0;
+                let sides = areas.map(|chunks| {
+                    let s = Side {
+                        party: parties[side],
+                        group: groups[side].clone(),
+                        chunks,
+                    };
+                    side += 1;
+                    s
+                });
+                for ((side, s), bell) in sides.iter().enumerate().zip(bells) {
+                    let fds = vec![Arc::new(bell), s.chunks[0].fd.clone()];
+                    let msg = ToShim::LinkNew {
+                        link: id,
+                        side: side as u8,
+                        bytes: CONTROL_BYTES as u64,
+                    };
+                    out.send(s.party, msg, fds);
+                    give(id, side, s, 1, out);
+                }
+                for p in parties {
+                    self.by_party.entry(p).or_default().insert(id);
+                }
+                self.by_pair.entry(pair).or_default().push(id);
+                self.links.insert(
+                    id,
+                    Link {
+                        sides,
+                        slots: Vec::new(),
+                        ready: false,
+                    },
+                );
+                Ok(id)
+            }
+        }
+    }
+
+    /// Looks up a link for a message of `from` about `side`. `Ok(None)`: the link is gone already,
+    /// or was another daemon's; such messages cross on the way and mean nothing.
+    fn find(
+        links: &mut HashMap<u64, Link>,
+        from: PartyId,
+        id: u64,
+        side: u8,
+    ) -> Result<Option<&mut Link>, Violation> {
+        let Some(l) = links.get_mut(&id) else {
+            return Ok(None);
+        };
+        match l.sides.get(usize::from(side)) {
+            Some(s) if s.party == from => Ok(Some(l)),
+            _ => Err(Violation("a link or side of somebody else")),
+        }
+    }
+
+    /// The writer has mapped a chunk: seal it and give it to the other party.
+    pub fn mapped(
+        &mut self,
+        from: PartyId,
+        id: u64,
+        side: u8,
+        n: u32,
+        out: &mut Out,
+    ) -> Result<(), Violation> {
+        let Some(link) = Self::find(&mut self.links, from, id, side)? else {
+            return Ok(());
+        };
+        let peer = link.sides[1 - usize::from(side)].party;
+        let Some(c) = link.sides[usize::from(side)].chunks.get_mut(n as usize) else {
+            return Err(Violation("mapped a chunk that does not exist"));
+        };
+        if c.stage != Stage::Given {
+            return Err(Violation("mapped a chunk twice"));
+        }
+        if memfd::seal(&c.fd).is_err() {
+            return Err(Violation(
+                "a chunk could not be sealed: its writer sealed it otherwise",
+            ));
+        }
+        c.stage = Stage::Sealed;
+        let msg = ToShim::PeerChunk {
+            link: id,
+            side: 1 - side,
+            chunk: n,
+            bytes: c.bytes,
+        };
+        let fds = vec![c.fd.clone()];
+        out.send(peer, msg, fds);
+        Ok(())
+    }
+
+    /// The other party has mapped a chunk of the area opposite `side`.
+    pub fn peer_mapped(
+        &mut self,
+        from: PartyId,
+        id: u64,
+        side: u8,
+        n: u32,
+        out: &mut Out,
+    ) -> Result<(), Violation> {
+        let Some(link) = Self::find(&mut self.links, from, id, side)? else {
+            return Ok(());
+        };
+        let owner = 1 - usize::from(side);
+        let party = link.sides[owner].party;
+        let Some(c) = link.sides[owner].chunks.get_mut(n as usize) else {
+            return Err(Violation("mapped a peer chunk that does not exist"));
+        };
+        if c.stage != Stage::Sealed {
+            return Err(Violation("mapped a peer chunk it was not given"));
+        }
+        c.stage = Stage::Shared;
+        if n >= 1 {
+            out.send(
+                party,
+                ToShim::ChunkReady {
+                    link: id,
+                    side: owner as u8,
+                    chunk: n,
+                },
+                vec![],
+            );
+        }
+        if !link.ready && link.is_set_up() {
+            link.ready = true;
+            for slot in 0..link.slots.len() {
+                offer(id, link, slot, out);
+            }
+        }
+        Ok(())
+    }
+
+    /// The writer wants another data chunk. It gets one if it may; otherwise it makes do.
+    pub fn want_chunk(
+        &mut self,
+        from: PartyId,
+        id: u64,
+        side: u8,
+        out: &mut Out,
+    ) -> Result<(), Violation> {
+        let Some(link) = Self::find(&mut self.links, from, id, side)? else {
+            return Ok(());
+        };
+        let s = &mut link.sides[usize::from(side)];
+        let n = s.chunks.len();
+        let growing = s.chunks.iter().any(|c| c.stage != Stage::Shared);
+        if growing || n >= CHUNKS || !s.group.take_memory(CHUNK_BYTES as u64) {
+            return Ok(());
+        }
+        match make_chunk(id, side.into(), n) {
+            Ok(c) => s.chunks.push(c),
+            Err(e) => {
+                tracing::warn!("no memory for a chunk: {e}");
+                s.group.give_memory(CHUNK_BYTES as u64);
+                return Ok(());
+            }
+        }
+        give(id, side.into(), s, n, out);
+        Ok(())
+    }
+
+    /// A shim no longer uses a lane.
+    pub fn lane_done(
+        &mut self,
+        from: PartyId,
+        id: u64,
+        side: u8,
+        lane: u32,
+    ) -> Result<(), Violation> {
+        let Some(link) = Self::find(&mut self.links, from, id, side)? else {
+            return Ok(());
+        };
+        let Some(slot) = link.slots.get_mut(lane as usize) else {
+            return Err(Violation("done with a lane that does not exist"));
+        };
+        let Some(u) = slot.now.as_mut().filter(|u| u.offered) else {
+            return Ok(());
+        };
+        u.done[usize::from(side)] = true;
+        let end = u.ends[usize::from(side)];
+        self.by_conn.remove(&(end.party, end.conn, end.gen));
+        if u.done == [true; 2] {
+            slot.now = None;
+            slot.uses += 1;
+            self.lanes -= 1;
+            link.sides.iter().for_each(|s| s.group.give_lane());
+        }
+        Ok(())
+    }
+
+    /// A connection was registered that has a lane already: offers it again (the offer may have
+    /// been lost with a control connection). `false`: it has none.
+    pub fn offer_again(&mut self, who: ConnRef, out: &mut Out) -> bool {
+        let Some(&(id, slot, side)) = self.by_conn.get(&(who.party, who.conn, who.gen)) else {
+            return false;
+        };
+        let Some(link) = self.links.get(&id) else {
+            return false;
+        };
+        if link.ready {
+            if let Some(msg) = offer_msg(id, link, slot as usize, side.into()) {
+                out.send(who.party, msg, vec![]);
+            }
+        }
+        true
+    }
+
+    /// A connection ended before its lane was offered: the other end is told that it failed.
+    pub fn forget(&mut self, who: ConnRef, out: &mut Out) {
+        let Some(&(id, slot, _)) = self.by_conn.get(&(who.party, who.conn, who.gen)) else {
+            return;
+        };
+        if let Some(l) = self.links.get_mut(&id) {
+            if l.slots
+                .get(slot as usize)
+                .and_then(|s| s.now.as_ref())
+                .is_some_and(|u| !u.offered)
+            {
+                self.cancel(id, slot as usize, out);
+            }
+        }
+    }
+
+    /// Takes back a lane that was not offered yet.
+    fn cancel(&mut self, id: u64, slot: usize, out: &mut Out) {
+        let Some(link) = self.links.get_mut(&id) else {
+            return;
+        };
+        let Some(u) = link.slots.get_mut(slot).and_then(|s| s.now.take()) else {
+            return;
+        };
+        link.sides.iter().for_each(|s| s.group.give_lane());
+        self.lanes -= 1;
+        for e in u.ends {
+            self.by_conn.remove(&(e.party, e.conn, e.gen));
+        }
+        out.failed.push(u.ends);
+    }
+
+    /// A shim could not map something: the link goes, its lanes with it.
+    pub fn link_failed(
+        &mut self,
+        from: PartyId,
+        id: u64,
+        side: u8,
+        out: &mut Out,
+    ) -> Result<(), Violation> {
+        if Self::find(&mut self.links, from, id, side)?.is_some() {
+            self.tear_down(id, None, out);
+        }
+        Ok(())
+    }
+
+    /// A party is gone for good: so are its links.
+    pub fn party_dead(&mut self, party: PartyId, out: &mut Out) {
+        for id in self.by_party.remove(&party).unwrap_or_default() {
+            self.tear_down(id, Some(party), out);
+        }
+    }
+
+    /// A party's control connection is gone, its process lives. Links in use stay as they are;
+    /// those in the making cannot be finished.
+    pub fn party_silent(&mut self, party: PartyId, out: &mut Out) {
+        let unready: Vec<u64> = self
+            .by_party
+            .get(&party)
+            .into_iter()
+            .flatten()
+            .filter(|id| self.links.get(id).is_some_and(|l| !l.ready))
+            .copied()
+            .collect();
+        for id in unready {
+            self.tear_down(id, None, out);
+        }
+    }
+
+    /// Removes a link and tells both sides, except a party that is `dead`.
+    fn tear_down(&mut self, id: u64, dead: Option<PartyId>, out: &mut Out) {
+        let slots = self.links.get(&id).map_or(0, |l| l.slots.len());
+        for slot in 0..slots {
+            let unoffered = |l: &Link| l.slots[slot].now.as_ref().is_some_and(|u| !u.offered);
+            if self.links.get(&id).is_some_and(unoffered) {
+                self.cancel(id, slot, out);
+            }
+        }
+        let Some(link) = self.links.remove(&id) else {
+            return;
+        };
+        for u in link.slots.into_iter().filter_map(|s| s.now) {
+            self.lanes -= 1;
+            link.sides.iter().for_each(|s| s.group.give_lane());
+            for e in u.ends {
+                self.by_conn.remove(&(e.party, e.conn, e.gen));
+            }
+        }
+        let pair = (link.sides[0].party, link.sides[1].party);
+        if let Some(v) = self.by_pair.get_mut(&pair) {
+            v.retain(|l| *l != id);
+            if v.is_empty() {
+                self.by_pair.remove(&pair);
+            }
+        }
+        for (side, s) in link.sides.iter().enumerate() {
+            s.group.give_memory(s.chunks.iter().map(|c| c.bytes).sum());
+            if let Some(set) = self.by_party.get_mut(&s.party) {
+                set.remove(&id);
+                if set.is_empty() {
+                    self.by_party.remove(&s.party);
+                }
+            }
+            if dead != Some(s.party) {
+                out.send(
+                    s.party,
+                    ToShim::PeerGone {
+                        link: id,
+                        side: side as u8,
+                    },
+                    vec![],
+                );
+            }
+        }
+    }
+}
+
+/// Both doorbell ends and the first two chunks of both areas.
+type Areas = ([OwnedFd; 2], [Vec<Chunk>; 2]);
+
+fn make_areas(id: u64) -> Result<Areas, Errno> {
+    use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
+    let (a, b) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?;
+    let area = |side| Ok::<_, Errno>(vec![make_chunk(id, side, 0)?, make_chunk(id, side, 1)?]);
+    Ok(([a, b], [area(0)?, area(1)?]))
+}
+
+fn make_chunk(id: u64, side: usize, n: usize) -> Result<Chunk, Errno> {
+    let bytes = if n == 0 { CONTROL_BYTES } else { CHUNK_BYTES };
+    let fd = memfd::make(&format!("underpass-{id:x}-{side}-{n}"), bytes)?;
+    if n == 0 {
+        let mut h = Vec::with_capacity(28);
+        h.extend_from_slice(&link::layout::MAGIC.to_ne_bytes());
+        h.extend_from_slice(&u32::from(link::VERSION).to_ne_bytes());
+        h.extend_from_slice(&(side as u32).to_ne_bytes());
+        h.extend_from_slice(&id.to_ne_bytes());
+        h.extend_from_slice(&(LANES as u32).to_ne_bytes());
+        rustix::io::pwrite(&fd, &h, 0)?;
+    }
+    Ok(Chunk {
+        fd: Arc::new(fd),
+        bytes: bytes as u64,
+        stage: Stage::Given,
+    })
+}
+
+/// Gives a data chunk to its writer.
+fn give(id: u64, side: usize, s: &Side, n: usize, out: &mut Out) {
+    let c = &s.chunks[n];
+    let msg = ToShim::Chunk {
+        link: id,
+        side: side as u8,
+        chunk: n as u32,
+        bytes: c.bytes,
+    };
+    out.send(s.party, msg, vec![c.fd.clone()]);
+}
+
+fn offer(id: u64, link: &mut Link, slot: usize, out: &mut Out) {
+    if let Some(u) = link.slots.get_mut(slot).and_then(|s| s.now.as_mut()) {
+        u.offered = true;
+    }
+    for side in 0..2 {
+        if let Some(msg) = offer_msg(id, link, slot, side) {
+            out.send(link.sides[side].party, msg, vec![]);
+        }
+    }
+}
+
+fn offer_msg(id: u64, link: &Link, slot: usize, side: usize) -> Option<ToShim> {
+    let s = link.slots.get(slot)?;
+    let u = s.now.as_ref()?;
+    Some(ToShim::Offer {
+        link: id,
+        side: side as u8,
+        lane: slot as u32,
+        conn: u.ends[side].conn,
+        gen: u.ends[side].gen,
+        epoch: s.uses * EPOCHS,
+        tag: u.tag,
+    })
+}
+
+#[cfg(test)]
+#[path = "links_tests.rs"]
+mod tests;

@@ -1,0 +1,97 @@
+//! Memory that the daemon makes for shims, and the check of memory that a shim made.
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Makes an anonymous file of a fixed size. It can be sealed further.
+pub fn make(name: &str, bytes: usize) -> Result<OwnedFd, Errno> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // NOEXEC_SEAL exists since Linux 6.3.
+    let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
+        r => r?,
+    };
+    rustix::fs::ftruncate(&fd, bytes as u64)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
+    Ok(fd)
+}
+
+/// What every area has when it is given to the other party.
+const FINAL: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::FUTURE_WRITE)
+    .union(SealFlags::SEAL);
+
+/// From here on nobody can map it writable, write to it or punch holes in it; mappings that exist
+/// stay as they are. Adding seals to a file that its writer has sealed already fails, so the
+/// result is what counts.
+pub fn seal(fd: &OwnedFd) -> Result<(), Errno> {
+    let added = rustix::fs::fcntl_add_seals(fd, FINAL);
+    if rustix::fs::fcntl_get_seals(fd)?.contains(FINAL) {
+        Ok(())
+    } else {
+        Err(added.err().unwrap_or(Errno::PERM))
+    }
+}
+
+/// Bytes that are really in use.
+pub fn touched(fd: &OwnedFd) -> u64 {
+    rustix::fs::fstat(fd).map_or(0, |s| s.st_blocks.max(0) as u64 * 512)
+}
+
+/// Identity of a memory file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ident {
+    pub dev: u64,
+    pub ino: u64,
+}
+
+/// Is this a memory file of exactly `bytes` bytes that can no longer shrink or grow?
+pub fn check_fixed(fd: impl AsFd, bytes: usize) -> Option<Ident> {
+    // Seals first: on anything but a memory file this fails without asking a file system that may
+    // never answer.
+    let seals = rustix::fs::fcntl_get_seals(&fd).ok()?;
+    if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+        return None;
+    }
+    let s = rustix::fs::fstat(&fd).ok()?;
+    (s.st_size == bytes as i64).then_some(Ident {
+        dev: s.st_dev,
+        ino: s.st_ino,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sealed_is_sealed() {
+        let fd = make("t", 8192).unwrap();
+        assert!(check_fixed(&fd, 8192).is_some());
+        assert!(check_fixed(&fd, 4096).is_none());
+        assert_eq!(rustix::io::pwrite(&fd, b"x", 0), Ok(1));
+        seal(&fd).unwrap();
+        assert_eq!(rustix::io::pwrite(&fd, b"x", 0), Err(Errno::PERM));
+        assert_eq!(rustix::fs::ftruncate(&fd, 0), Err(Errno::PERM));
+        assert!(touched(&fd) > 0);
+        seal(&fd).expect("sealing twice is no error");
+    }
+
+    #[test]
+    fn a_writer_that_sealed_too_little_is_noticed() {
+        let fd = make("t", 4096).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SEAL).unwrap();
+        assert!(seal(&fd).is_err());
+    }
+
+    #[test]
+    fn a_file_that_can_shrink_is_refused() {
+        let fd = rustix::fs::memfd_create("t", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&fd, 4096).unwrap();
+        assert!(check_fixed(&fd, 4096).is_none());
+        let dir = std::fs::File::open("/").unwrap();
+        assert!(check_fixed(&dir, 4096).is_none());
+    }
+}

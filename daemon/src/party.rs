@@ -1,0 +1,64 @@
+//! Parties: who can be at an end of a link. Today every party is a shim's process on this node,
+//! known by its control connection; a peer node's daemon will be one, too. Nothing outside this
+//! module and `server` depends on that.
+
+use crate::control::Control;
+use crate::family::Family;
+use crate::limits::{Group, Member};
+use crate::process::ProcId;
+use link::msg::ToShim;
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Number of a party, never given twice by one daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PartyId(pub u64);
+
+/// A shim's process.
+pub struct Party {
+    pub id: PartyId,
+    pub proc_id: ProcId,
+    /// Its number in its own pid namespace, as it says itself: what stands in its table.
+    pub own_pid: u32,
+    pub uid: u32,
+    pub comm: String,
+    pub netns: u64,
+    pub member: Member,
+    pub family: Arc<Family>,
+    /// `None` while the process lives without a control connection.
+    pub control: Option<Rc<Control>>,
+    /// Registrations it may still send.
+    pub credits: u32,
+    /// Registrations that are being looked at.
+    pub under_way: HashSet<(u32, u32)>,
+    /// Links that ended while there was no control connection: told when there is one again.
+    pub missed: Vec<(u64, u8)>,
+}
+
+impl Party {
+    pub fn group(&self) -> &Rc<Group> {
+        &self.member.0
+    }
+
+    pub fn send(&mut self, msg: ToShim, fds: Vec<Arc<OwnedFd>>) {
+        match (&self.control, msg) {
+            (Some(c), msg) => c.send(msg, fds),
+            (None, ToShim::PeerGone { link, side }) => self.missed.push((link, side)),
+            (None, _) => {}
+        }
+    }
+
+    /// The control connection is gone.
+    pub fn disconnect(&mut self) {
+        let Some(c) = self.control.take() else { return };
+        c.cut();
+        for m in c.take_unsent() {
+            if let ToShim::PeerGone { link, side } = m {
+                self.missed.push((link, side));
+            }
+        }
+        self.under_way.clear();
+    }
+}

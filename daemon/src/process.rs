@@ -1,0 +1,229 @@
+//! What the kernel knows about a process that connected: who it is, for certain, and where it
+//! belongs. Nothing here trusts what the process says about itself, and nothing reads files of
+//! `/proc` that can be made to block (`cmdline`, `maps`).
+
+use crate::sockopt;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// A process, distinguishable from a later one with the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProcId {
+    pub pid: u32,
+    /// Start time in clock ticks since boot.
+    pub start: u64,
+}
+
+/// The process at the other end of a control connection.
+#[derive(Debug)]
+pub struct Process {
+    pub id: ProcId,
+    /// Readable when it is dead.
+    pidfd: Option<OwnedFd>,
+    pub uid: u32,
+    pub netns: u64,
+    pub cgroup: String,
+    pub comm: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("its process is not visible from the daemon's pid namespace")]
+    Invisible,
+    #[error("its process is gone")]
+    Gone,
+    #[error(transparent)]
+    Os(#[from] Errno),
+}
+
+impl Process {
+    /// Identifies who connected on `sock`. `accepted` is the tick at which the connection was
+    /// accepted: see below.
+    pub fn of_peer(sock: BorrowedFd<'_>, accepted: u64) -> Result<Process, Error> {
+        let cred = sockopt::peer_cred(sock)?;
+        // In a pid namespace that we cannot see the number is 0.
+        let pid = Pid::from_raw(cred.pid).ok_or(Error::Invisible)?;
+        let pidfd = match sockopt::peer_pidfd(sock) {
+            Ok(fd) => fd,
+            // Before Linux 6.5: by number. If the number was given away meanwhile, its new bearer
+            // started after the connection was made.
+            Err(_) => {
+                let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
+                    .map_err(|_| Error::Gone)?;
+                if start_time(cred.pid as u32).is_none_or(|t| t > accepted) {
+                    return Err(Error::Gone);
+                }
+                fd
+            }
+        };
+        let pid = cred.pid as u32;
+        let mut process = Process {
+            id: ProcId {
+                pid,
+                start: start_time(pid).ok_or(Error::Gone)?,
+            },
+            uid: cred.uid,
+            netns: netns(pid).unwrap_or(0),
+            cgroup: cgroup(pid).unwrap_or_default(),
+            comm: comm(pid).unwrap_or_default(),
+            pidfd: None,
+        };
+        // Everything above was read by number: true only if the process still lives.
+        if is_dead(pidfd.as_fd()) {
+            return Err(Error::Gone);
+        }
+        process.pidfd = Some(pidfd);
+        Ok(process)
+    }
+
+    pub fn take_pidfd(&mut self) -> Option<OwnedFd> {
+        self.pidfd.take()
+    }
+}
+
+/// A pidfd is readable once its process has ended.
+pub fn is_dead(pidfd: BorrowedFd<'_>) -> bool {
+    let mut p = [rustix::event::PollFd::from_borrowed_fd(
+        pidfd,
+        rustix::event::PollFlags::IN,
+    )];
+    let now = rustix::event::Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    matches!(rustix::event::poll(&mut p, Some(&now)), Ok(n) if n > 0)
+}
+
+/// Start time in clock ticks since boot.
+pub fn start_time(pid: u32) -> Option<u64> {
+    let s = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name stands in parentheses and may contain anything; field 3 follows the last one.
+    s.rsplit_once(')')?
+        .1
+        .split_ascii_whitespace()
+        .nth(19)?
+        .parse()
+        .ok()
+}
+
+/// The present time in the unit of [`start_time`].
+pub fn now_ticks() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let hz = rustix::param::clock_ticks_per_second();
+    t.tv_sec as u64 * hz + t.tv_nsec as u64 * hz / 1_000_000_000
+}
+
+/// Inode of the network namespace.
+pub fn netns(pid: u32) -> Option<u64> {
+    netns_at(&format!("/proc/{pid}/ns/net"))
+}
+
+/// Inode of our own network namespace.
+pub fn own_netns() -> Option<u64> {
+    netns_at("/proc/self/ns/net")
+}
+
+fn netns_at(path: &str) -> Option<u64> {
+    rustix::fs::stat(path).ok().map(|s| s.st_ino)
+}
+
+/// Name of the program.
+pub fn comm(pid: u32) -> Option<String> {
+    let b = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
+    let s: String = String::from_utf8_lossy(&b)
+        .trim_end()
+        .chars()
+        .filter(|c| !c.is_control())
+        .collect();
+    Some(s)
+}
+
+/// The cgroup that limits are counted for.
+pub fn cgroup(pid: u32) -> Option<String> {
+    Some(cgroup_key(
+        &std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?,
+    ))
+}
+
+/// Picks the path that stands for the container or pod: the memory controller's where hierarchies
+/// are many, else the unified one; cut below the pod, whose containers share its limits.
+fn cgroup_key(text: &str) -> String {
+    let mut unified = "";
+    let mut memory = None;
+    for line in text.lines() {
+        let mut f = line.splitn(3, ':');
+        let (Some(id), Some(ctl), Some(path)) = (f.next(), f.next(), f.next()) else {
+            continue;
+        };
+        if ctl.split(',').any(|c| c == "memory") {
+            memory = Some(path);
+        } else if id == "0" {
+            unified = path;
+        }
+    }
+    let path = memory.unwrap_or(unified);
+    let mut key = String::new();
+    for part in path.split('/').filter(|p| !p.is_empty()) {
+        key.push('/');
+        key.push_str(part);
+        if is_pod(part) {
+            break;
+        }
+    }
+    if key.is_empty() {
+        key.push('/');
+    }
+    key
+}
+
+/// `pod<uid>` or `kubepods-burstable-pod<uid>.slice`, as the kubelet names them.
+fn is_pod(part: &str) -> bool {
+    let name = part.strip_suffix(".slice").unwrap_or(part);
+    let id = match name.rsplit_once("-pod") {
+        Some((_, id)) => id,
+        None => match name.strip_prefix("pod") {
+            Some(id) => id,
+            None => return false,
+        },
+    };
+    id.len() >= 32
+        && id
+            .chars()
+            .all(|c| c.is_ascii_hexdigit() || c == '-' || c == '_')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_process_is_readable() {
+        let me = std::process::id();
+        assert!(start_time(me).unwrap() <= now_ticks());
+        assert_eq!(netns(me), own_netns());
+        assert!(!comm(me).unwrap().is_empty());
+        assert!(cgroup(me).unwrap().starts_with('/'));
+    }
+
+    #[test]
+    fn cgroup_keys() {
+        assert_eq!(cgroup_key("0::/\n"), "/");
+        assert_eq!(cgroup_key("0::/user.slice/a\n"), "/user.slice/a");
+        assert_eq!(cgroup_key("4:memory:/m/x\n0::/u\n"), "/m/x");
+        let uid = "0123abcd_0123_0123_0123_0123456789ab";
+        assert_eq!(
+            cgroup_key(&format!(
+                "0::/kubepods.slice/kubepods-pod{uid}.slice/cri-x.scope"
+            )),
+            format!("/kubepods.slice/kubepods-pod{uid}.slice")
+        );
+        let uid = uid.replace('_', "-");
+        assert_eq!(
+            cgroup_key(&format!("5:memory:/kubepods/pod{uid}/c1")),
+            format!("/kubepods/pod{uid}")
+        );
+        assert_eq!(cgroup_key("0::/podman/x"), "/podman/x");
+        assert_eq!(cgroup_key("nonsense"), "/");
+    }
+}

@@ -1,0 +1,243 @@
+//! The control socket: accepting shims, their hello, and one task per connection.
+
+use crate::control::Control;
+use crate::core::{Core, Hello, Shared};
+use crate::fds::{self, Foreign};
+use crate::limits::Group;
+use crate::links::Violation;
+use crate::memfd;
+use crate::process::{self, Process};
+use crate::wire::{self, Incoming};
+use link::family::TABLE_BYTES;
+use link::msg::{ToDaemon, ToShim, MAX};
+use link::reason::Reason;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::cell::Cell;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::io::Interest;
+
+/// How long a connection may take to say hello, and how many may be doing so.
+const HELLO_TIME: Duration = Duration::from_secs(10);
+const STRANGERS: usize = 4096;
+/// Messages handled for one shim before the others have their turn.
+const BATCH: usize = 32;
+
+/// Makes the listening socket. A socket file that is left over is replaced: the caller holds the
+/// directory's lock.
+pub fn listen(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let sock = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    match rustix::fs::unlink(path) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(e) => return Err(e),
+    }
+    rustix::net::bind(&sock, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&sock, 1024)?;
+    Ok(sock)
+}
+
+/// Accepts for ever.
+pub async fn serve(shared: Shared, sock: OwnedFd) -> std::io::Result<()> {
+    let sock = fds::watch(sock, Interest::READABLE)?;
+    let strangers = Rc::new(Cell::new(0usize));
+    loop {
+        let mut ready = sock.readable().await?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let conn = match rustix::net::accept_with(sock.get_ref(), flags) {
+            Ok(c) => c,
+            Err(Errno::AGAIN) => {
+                ready.clear_ready();
+                continue;
+            }
+            Err(Errno::INTR | Errno::CONNABORTED) => continue,
+            Err(e) => {
+                tracing::warn!("accept: {e}"); // out of descriptors or memory: it will pass
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        drop(ready);
+        if strangers.get() >= STRANGERS {
+            drop(Foreign::new(conn));
+            continue;
+        }
+        strangers.set(strangers.get() + 1);
+        let (shared, strangers) = (shared.clone(), strangers.clone());
+        let accepted = process::now_ticks();
+        tokio::task::spawn_local(async move {
+            let control = match Control::new(conn) {
+                Ok(c) => Rc::new(c),
+                Err(e) => return tracing::warn!("control connection: {e}"),
+            };
+            let met = tokio::time::timeout(HELLO_TIME, greet(&shared, &control, accepted)).await;
+            strangers.set(strangers.get().saturating_sub(1));
+            if let Ok(Some((id, group))) = met {
+                attend(&shared, id, &group, &control).await;
+                shared.borrow_mut().disconnect(id, Some(&control));
+            }
+        });
+    }
+}
+
+/// Reads the hello and lets the shim in, or not.
+async fn greet(
+    shared: &Shared,
+    control: &Rc<Control>,
+    accepted: u64,
+) -> Option<(crate::party::PartyId, Rc<Group>)> {
+    let mut buf = [0u8; MAX];
+    let (len, fds) = loop {
+        let mut ready = control.sock.readable().await.ok()?;
+        match wire::recv(control.sock.get_ref().as_fd(), &mut buf) {
+            Ok(Incoming::Message { len, fds }) => break (len, fds),
+            Ok(Incoming::End) => return None,
+            Err(Errno::AGAIN) => ready.clear_ready(),
+            Err(Errno::INTR) => {}
+            Err(_) => return None,
+        }
+    };
+    let refuse = |reason: Reason, why: &str| {
+        tracing::info!("refused a shim: {why}");
+        control.send(
+            ToShim::Refused {
+                reason: reason.code(),
+            },
+            vec![],
+        );
+        None
+    };
+    let Ok(ToDaemon::Hello {
+        version,
+        min_version,
+        pid,
+        table_bytes,
+        ..
+    }) = ToDaemon::decode(&buf[..len])
+    else {
+        return refuse(Reason::Sync, "its first message was no hello");
+    };
+    let common = version.min(link::VERSION);
+    if common < min_version.max(link::MIN_VERSION) {
+        return refuse(Reason::VersionMismatch, "no common version");
+    }
+    let mut fds = fds;
+    let (Some(table), true) = (fds.pop(), fds.is_empty()) else {
+        return refuse(Reason::Sync, "not exactly one descriptor with the hello");
+    };
+    let ident =
+        memfd::check_fixed(&table, TABLE_BYTES).filter(|_| table_bytes == TABLE_BYTES as u64);
+    let Some(ident) = ident else {
+        return refuse(
+            Reason::Sync,
+            "its family table has the wrong size or can be resized",
+        );
+    };
+    let mut process = match Process::of_peer(control.sock.get_ref().as_fd(), accepted) {
+        Ok(p) => p,
+        Err(e) => return refuse(Reason::Internal, &e.to_string()),
+    };
+    let pidfd = process.take_pidfd()?;
+    let hello = Hello {
+        version: common,
+        own_pid: pid,
+        ident,
+        table,
+    };
+    let admitted = shared.borrow_mut().admit(&process, hello, control);
+    let (id, new) = match admitted {
+        Ok(a) => a,
+        Err(reason) => return refuse(reason, reason.info().text),
+    };
+    if new {
+        watch(shared, id, pidfd);
+    }
+    let group = shared.borrow().parties.get(&id)?.group().clone();
+    Some((id, group))
+}
+
+/// Waits for the end of a party's process.
+fn watch(shared: &Shared, id: crate::party::PartyId, pidfd: OwnedFd) {
+    let shared = shared.clone();
+    tokio::task::spawn_local(async move {
+        match fds::watch(pidfd, Interest::READABLE) {
+            Ok(fd) => drop(fd.readable().await),
+            Err(e) => tracing::error!("cannot watch a process: {e}"),
+        }
+        shared.borrow_mut().dead(id);
+    });
+}
+
+/// Serves a connection until it ends.
+async fn attend(
+    shared: &Shared,
+    id: crate::party::PartyId,
+    group: &Rc<Group>,
+    control: &Rc<Control>,
+) {
+    let mut buf = [0u8; MAX];
+    loop {
+        if control.is_cut() {
+            return;
+        }
+        // A cgroup whose descriptors keep our helpers busy waits until they are through.
+        let resumed = group.resume.notified();
+        let paused = group.saturated();
+        let patience = async {
+            match control.deadline() {
+                Some(t) => tokio::time::sleep_until(t.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = control.wake.notified() => {}
+            () = resumed, if paused => {}
+            () = patience => {
+                tracing::info!("cut off a shim that does not read");
+                return;
+            }
+            r = control.sock.writable(), if control.backlog() => match r {
+                Ok(mut ready) => if !control.flush() { ready.clear_ready() },
+                Err(_) => return,
+            },
+            r = control.sock.readable(), if !paused => {
+                let Ok(mut ready) = r else { return };
+                for _ in 0..BATCH {
+                    match wire::recv(control.sock.get_ref().as_fd(), &mut buf) {
+                        Ok(Incoming::Message { len, fds }) => {
+                            if let Err(v) = handle(shared, id, &buf[..len], fds) {
+                                tracing::warn!("cut off a shim: {}", v.0);
+                                return;
+                            }
+                        }
+                        Ok(Incoming::End) => return,
+                        Err(Errno::AGAIN) => { ready.clear_ready(); break }
+                        Err(Errno::INTR) => {}
+                        Err(_) => return,
+                    }
+                    if group.saturated() || control.is_cut() {
+                        break;
+                    }
+                }
+            }
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+fn handle(
+    shared: &Shared,
+    id: crate::party::PartyId,
+    bytes: &[u8],
+    fds: Vec<Foreign>,
+) -> Result<(), Violation> {
+    match ToDaemon::decode(bytes) {
+        Ok(m) => Core::message(shared, id, m, fds),
+        // A newer shim may say more than we understand.
+        Err(link::msg::Error::UnknownKind(_)) => Ok(()),
+        Err(link::msg::Error::Short) => Err(Violation("a truncated message")),
+    }
+}

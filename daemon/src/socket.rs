@@ -1,0 +1,253 @@
+//! What the kernel says about a socket that a shim registered.
+//!
+//! Runs on the blocking pool: the socket's lock, which `TCP_INFO` takes, may be held for as long
+//! as its owner likes (a `send` whose buffer faults into a file system of its own).
+
+use crate::proof::{Proof, Record};
+use crate::sockopt::{self, TcpInfo};
+use link::reason::Reason;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Instant;
+
+/// One end of a TCP connection, as read at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+    /// Identity of the socket while it exists; not of the connection.
+    pub cookie: u64,
+    pub netns_cookie: u64,
+    pub inode: u64,
+    /// What the proof recorded when this connection was established.
+    pub record: Option<Record>,
+    pub counts: Counts,
+}
+
+/// Kernel byte positions, and the time span in which they were read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    pub from: Instant,
+    pub until: Instant,
+    /// Accepted from the application.
+    pub sent: u64,
+    /// Acknowledged by the other end; may count the SYN as one.
+    pub acked: u64,
+    pub received: u64,
+}
+
+/// Reads and checks. `tx_kpos` and `rx_kpos` are what the shim's hooks have counted.
+pub fn read(
+    fd: BorrowedFd<'_>,
+    tx_kpos: u64,
+    rx_kpos: u64,
+    proof: &dyn Proof,
+) -> Result<End, Reason> {
+    use Reason::*;
+    let int = |level, name| sockopt::get::<i32>(fd, level, name).map(|v| v.0);
+    let domain = int(libc::SOL_SOCKET, libc::SO_DOMAIN).map_err(|_| NotEstablished)?;
+    let kind = int(libc::SOL_SOCKET, libc::SO_TYPE).map_err(|_| NotEstablished)?;
+    let protocol = int(libc::SOL_SOCKET, libc::SO_PROTOCOL).map_err(|_| NotEstablished)?;
+    if !matches!(domain, libc::AF_INET | libc::AF_INET6) || kind != libc::SOCK_STREAM {
+        return Err(NotEstablished); // the fd number was given to something else meanwhile
+    }
+    if protocol != libc::IPPROTO_TCP {
+        return Err(Option); // MPTCP: bytes may travel on other subflows
+    }
+    let (info, inq, from, until) = steady(fd)?;
+    if info.state != TcpInfo::ESTABLISHED {
+        return Err(NotEstablished);
+    }
+    // A ULP (kernel TLS) changes what the bytes on the wire are.
+    if matches!(sockopt::get::<[u8; 16]>(fd, libc::IPPROTO_TCP, libc::TCP_ULP), Ok((_, n)) if n > 0)
+    {
+        return Err(Option);
+    }
+    let (local, peer) = (address(fd, true)?, address(fd, false)?);
+    if local == peer {
+        return Err(SelfConnected);
+    }
+    if info.sent() != tx_kpos || info.bytes_received.wrapping_sub(inq) != rx_kpos {
+        return Err(Bypassed);
+    }
+    const SO_NETNS_COOKIE: i32 = 71;
+    let cookie = |name| {
+        sockopt::get::<u64>(fd, libc::SOL_SOCKET, name)
+            .map(|v| v.0)
+            .map_err(|_| Unproven)
+    };
+    Ok(End {
+        local,
+        peer,
+        cookie: cookie(libc::SO_COOKIE)?,
+        netns_cookie: cookie(SO_NETNS_COOKIE)?,
+        inode: rustix::fs::fstat(fd).map_err(|_| NotEstablished)?.st_ino,
+        record: proof.record(fd),
+        counts: Counts {
+            from,
+            until,
+            sent: info.sent(),
+            acked: info.bytes_acked,
+            received: info.bytes_received,
+        },
+    })
+}
+
+/// `TCP_INFO` and the unread bytes that belong to it. Bytes that arrive between the two calls
+/// would make the difference wrong, so both are read until the unread bytes hold still.
+fn steady(fd: BorrowedFd<'_>) -> Result<(TcpInfo, u64, Instant, Instant), Reason> {
+    let unread = || inq(fd).ok_or(Reason::NotEstablished);
+    let mut before = unread()?;
+    for _ in 0..64 {
+        let from = Instant::now();
+        let info = TcpInfo::read(fd).map_err(|_| Reason::NotEstablished)?;
+        let until = Instant::now();
+        let after = unread()?;
+        if after == before {
+            return Ok((info, after, from, until));
+        }
+        before = after;
+    }
+    Err(Reason::Bypassed)
+}
+
+fn inq(fd: BorrowedFd<'_>) -> Option<u64> {
+    let mut n: libc::c_int = 0;
+    // SAFETY: FIONREAD (SIOCINQ) writes one int; `n` is valid for that.
+    let r = unsafe { libc::ioctl(fd.as_raw_fd(), libc::FIONREAD, &raw mut n) };
+    (r == 0 && n >= 0).then_some(n as u64)
+}
+
+fn address(fd: BorrowedFd<'_>, local: bool) -> Result<SocketAddr, Reason> {
+    let any = if local {
+        rustix::net::getsockname(fd).ok()
+    } else {
+        rustix::net::getpeername(fd).ok().flatten()
+    };
+    any.and_then(|a| SocketAddr::try_from(a).ok())
+        .map(normal)
+        .ok_or(Reason::NotEstablished)
+}
+
+/// One form for equal addresses: IPv4-mapped becomes IPv4, flow labels go, the scope stays only
+/// where it means something.
+pub fn normal(a: SocketAddr) -> SocketAddr {
+    match a {
+        SocketAddr::V4(_) => a,
+        SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
+            Some(v4) => SocketAddr::new(IpAddr::V4(v4), v6.port()),
+            None => {
+                let scope = if v6.ip().is_unicast_link_local() {
+                    v6.scope_id()
+                } else {
+                    0
+                };
+                SocketAddr::V6(SocketAddrV6::new(*v6.ip(), v6.port(), 0, scope))
+            }
+        },
+    }
+}
+
+/// Could these counts, read at different times, belong to the two ends of one connection?
+///
+/// At any one moment, acked by the sender <= received by the receiver <= sent by the sender, and
+/// all three only grow. So what one side had acknowledged *earlier* cannot exceed what the other
+/// has received *later*, and what one had received earlier cannot exceed what the other has sent
+/// later. One comparison per direction holds whichever was read first.
+pub fn consistent(a: &Counts, b: &Counts) -> bool {
+    // A client's `bytes_acked` includes its SYN.
+    const SYN: u64 = 1;
+    let ordered = |early: &Counts, late: &Counts| {
+        early.acked.saturating_sub(SYN) <= late.received && early.received <= late.sent
+    };
+    if a.until <= b.from {
+        ordered(a, b)
+    } else if b.until <= a.from {
+        ordered(b, a)
+    } else {
+        // Read at overlapping times: neither order is certain, either will do.
+        ordered(a, b) || ordered(b, a)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proof::NoProof;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let l = TcpListener::bind("127.0.0.1:0").unwrap();
+        let a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
+        (a, l.accept().unwrap().0)
+    }
+
+    #[test]
+    fn reads_both_ends() {
+        let (mut a, mut b) = pair();
+        a.write_all(b"hello").unwrap();
+        let mut two = [0; 2];
+        b.read_exact(&mut two).unwrap();
+        let ea = read(a.as_fd(), 5, 0, &NoProof).unwrap();
+        let eb = read(b.as_fd(), 0, 2, &NoProof).unwrap();
+        assert_eq!((ea.local, ea.peer), (eb.peer, eb.local));
+        assert_eq!(ea.netns_cookie, eb.netns_cookie);
+        assert_ne!(ea.cookie, eb.cookie);
+        assert!(consistent(&ea.counts, &eb.counts) && consistent(&eb.counts, &ea.counts));
+        assert_eq!(read(a.as_fd(), 4, 0, &NoProof), Err(Reason::Bypassed));
+        assert_eq!(read(b.as_fd(), 0, 5, &NoProof), Err(Reason::Bypassed));
+    }
+
+    #[test]
+    fn refuses_what_is_no_open_connection() {
+        let l = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert_eq!(read(l.as_fd(), 0, 0, &NoProof), Err(Reason::NotEstablished));
+        let f = std::fs::File::open("/").unwrap();
+        assert_eq!(read(f.as_fd(), 0, 0, &NoProof), Err(Reason::NotEstablished));
+        let u = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert_eq!(read(u.as_fd(), 0, 0, &NoProof), Err(Reason::NotEstablished));
+        let (a, b) = pair();
+        a.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut v = Vec::new();
+        (&b).read_to_end(&mut v).unwrap();
+        assert_eq!(read(a.as_fd(), 0, 0, &NoProof), Err(Reason::NotEstablished));
+        assert_eq!(read(b.as_fd(), 0, 0, &NoProof), Err(Reason::NotEstablished));
+    }
+
+    #[test]
+    fn one_form_of_addresses() {
+        let n = |s: &str| normal(s.parse().unwrap());
+        assert_eq!(n("[::ffff:10.0.0.1]:80"), "10.0.0.1:80".parse().unwrap());
+        assert_eq!(n("[2001:db8::1%3]:80"), "[2001:db8::1]:80".parse().unwrap());
+        assert_eq!(n("[fe80::1%3]:80"), "[fe80::1%3]:80".parse().unwrap());
+    }
+
+    #[test]
+    fn counts_of_different_times() {
+        let t = Instant::now();
+        let at = |ms, sent, acked, received| Counts {
+            from: t + Duration::from_millis(ms),
+            until: t + Duration::from_millis(ms),
+            sent,
+            acked,
+            received,
+        };
+        assert!(
+            consistent(&at(0, 10, 11, 0), &at(1, 0, 0, 10)),
+            "the SYN counts as one"
+        );
+        assert!(!consistent(&at(0, 10, 12, 0), &at(1, 0, 0, 10)));
+        assert!(
+            consistent(&at(0, 10, 11, 0), &at(1, 0, 0, 500)),
+            "more was sent in between"
+        );
+        assert!(
+            !consistent(&at(1, 10, 1, 0), &at(0, 0, 0, 500)),
+            "received before it was sent"
+        );
+        assert!(consistent(&at(1, 900, 1, 0), &at(0, 0, 0, 500)));
+    }
+}

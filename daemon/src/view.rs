@@ -1,0 +1,307 @@
+//! What `underpass ss` shows: the rows of all family tables, each with what is known of its other
+//! end. Computed on the blocking pool from handles that the core gave away; reads tables and
+//! `/proc`, changes nothing.
+
+use crate::admin::Row;
+use crate::family::Family;
+use crate::party::PartyId;
+use crate::process;
+use crate::socket::normal;
+use link::family::{flag, state, Endpoint, View};
+use link::reason::Reason;
+use std::collections::HashMap;
+use std::net::{SocketAddr, SocketAddrV6};
+use std::sync::Arc;
+
+/// A process of a family, as the core knows it.
+#[derive(Clone, Debug)]
+pub struct Holder {
+    pub party: PartyId,
+    pub pid: u32,
+    pub own_pid: u32,
+    pub netns: u64,
+    pub comm: String,
+}
+
+/// A family with its processes that are connected now.
+pub struct Snapshot {
+    pub family: Arc<Family>,
+    pub holders: Vec<Holder>,
+}
+
+/// One row, and where it came from.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    pub row: Row,
+    pub party: PartyId,
+    pub conn: u32,
+    pub gen: u32,
+    /// Index of the other end's row, if that is among them.
+    pub other: Option<usize>,
+    local: Option<SocketAddr>,
+    peer: Option<SocketAddr>,
+    lane: Option<(u64, u32, u32)>,
+}
+
+/// All rows.
+pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
+    let mut all = Vec::new();
+    for f in families {
+        // The namespace may have changed since the hello; an unreadable one stays as it was.
+        let holders: Vec<Holder> = f
+            .holders
+            .iter()
+            .map(|h| Holder {
+                netns: process::netns(h.pid).unwrap_or(h.netns),
+                comm: process::comm(h.pid).unwrap_or_else(|| h.comm.clone()),
+                ..h.clone()
+            })
+            .collect();
+        for v in f.family.views() {
+            // Not yet named: younger than the shim's first look at it.
+            if v.flags & flag::NAMED != 0 {
+                if let Some(h) = holder_of(&holders, &v) {
+                    all.push(entry(&v, h));
+                }
+            }
+        }
+    }
+    link_ends(&mut all);
+    all
+}
+
+/// The process that a row is shown under: one that holds the connection, else any of the family.
+fn holder_of<'a>(holders: &'a [Holder], v: &View) -> Option<&'a Holder> {
+    holders
+        .iter()
+        .find(|h| v.holders.contains(&h.own_pid))
+        .or(holders.first())
+}
+
+fn entry(v: &View, h: &Holder) -> Entry {
+    let attached = v.flags & flag::LANE != 0;
+    let up = match (attached && v.tx_up, attached && v.rx_up) {
+        (true, true) => "both",
+        (true, false) => "tx",
+        (false, true) => "rx",
+        (false, false) => "none",
+    };
+    let (local, peer) = (address(&v.local), address(&v.peer));
+    let listening = v.state == state::LISTEN;
+    let row = Row {
+        state: match v.state {
+            state::LISTEN => "LISTEN",
+            state::OPEN => "ACTIVE",
+            _ => "INIT",
+        }
+        .into(),
+        uid: v.uid,
+        inode: v.inode,
+        local: local.map(|a| a.to_string()).unwrap_or_default(),
+        peer: peer
+            .filter(|_| !listening)
+            .map(|a| a.to_string())
+            .unwrap_or_default(),
+        intf: "0000".into(),
+        mode: String::new(),
+        reason: v.reason,
+        peer_reason: v.peer_reason,
+        up: up.into(),
+        pid: h.pid,
+        comm: h.comm.clone(),
+        netns: h.netns,
+        role: if v.flags & flag::CLIENT != 0 {
+            "client"
+        } else {
+            "server"
+        }
+        .into(),
+        link: if attached { v.link } else { 0 },
+        lane: if attached { v.lane } else { 0 },
+        tx_epoch: v.tx_epoch,
+        rx_epoch: v.rx_epoch,
+        lane_tx_bytes: v.lane_tx,
+        lane_rx_bytes: v.lane_rx,
+        tcp_tx_bytes: v.tcp_tx,
+        tcp_rx_bytes: v.tcp_rx,
+    };
+    Entry {
+        row,
+        party: h.party,
+        conn: v.index,
+        gen: v.gen,
+        other: None,
+        local,
+        peer: peer.filter(|_| !listening),
+        lane: attached.then_some((v.link, v.lane, v.side)),
+    }
+}
+
+fn address(e: &Endpoint) -> Option<SocketAddr> {
+    (e.family != 0).then(|| normal(SocketAddr::V6(SocketAddrV6::new(e.ip, e.port, 0, 0))))
+}
+
+/// Finds each row's other end, and from it the peer's reason and the mode.
+fn link_ends(all: &mut [Entry]) {
+    let mut lanes = HashMap::new();
+    let mut near = HashMap::new();
+    let mut far: HashMap<_, Option<usize>> = HashMap::new();
+    for (i, e) in all.iter().enumerate() {
+        if let Some(l) = e.lane {
+            lanes.insert(l, i);
+        }
+        if let (Some(a), Some(b)) = (e.local, e.peer) {
+            near.insert((e.row.netns, a, b), i);
+            // In another namespace: only if there is no doubt which.
+            far.entry((a, b))
+                .and_modify(|v| *v = None)
+                .or_insert(Some(i));
+        }
+    }
+    let find = |e: &Entry| {
+        let lane = e
+            .lane
+            .and_then(|(link, lane, side)| lanes.get(&(link, lane, 1 ^ side)).copied());
+        let (a, b) = (e.local?, e.peer?);
+        lane.or_else(|| near.get(&(e.row.netns, b, a)).copied())
+            .or_else(|| far.get(&(b, a)).copied().flatten())
+    };
+    let found: Vec<Option<usize>> = all.iter().map(find).collect();
+    for (i, other) in found.into_iter().enumerate() {
+        all[i].other = other.filter(|o| *o != i);
+        if let Some(o) = all[i].other {
+            all[i].row.peer_reason = all[o].row.reason;
+        }
+    }
+    for e in all {
+        set_mode(&mut e.row);
+    }
+}
+
+/// The `Mode` column.
+pub fn set_mode(row: &mut Row) {
+    row.mode = if row.up == "none" {
+        format!("TCP 0x{:08x}/0x{:08x}", row.reason, row.peer_reason)
+    } else {
+        "SMCD".into()
+    };
+}
+
+/// Rows whose other end has no row: find out whether that end is here, but without a shim.
+///
+/// In the same network namespace the other end's socket stands in `/proc/PID/net/tcp`. If it does
+/// and no shim's table names it, it is another program's, or a shim has not yet named it. The
+/// latter is told apart by looking which of the shims' processes hold it.
+pub fn mark_strangers(all: &mut [Entry], families: &[Snapshot]) {
+    let mut tables: HashMap<u64, HashMap<(SocketAddr, SocketAddr), u64>> = HashMap::new();
+    let mut held = None;
+    for e in all.iter_mut() {
+        let (None, Some(a), Some(b)) = (e.other, e.local, e.peer) else {
+            continue;
+        };
+        if e.row.peer_reason != 0 {
+            continue;
+        }
+        let table = tables
+            .entry(e.row.netns)
+            .or_insert_with(|| tcp_table(e.row.pid));
+        let Some(inode) = table.get(&(b, a)) else {
+            continue;
+        };
+        let held = held.get_or_insert_with(|| sockets_of(families));
+        if *inode != 0 && !held.contains(inode) {
+            e.row.peer_reason = Reason::PeerNoShim.code();
+            set_mode(&mut e.row);
+        }
+    }
+}
+
+/// Inodes of all sockets held by processes that any shim is known to run in.
+fn sockets_of(families: &[Snapshot]) -> std::collections::HashSet<u64> {
+    let mut all = std::collections::HashSet::new();
+    for h in families.iter().flat_map(|f| &f.holders) {
+        let Ok(dir) = std::fs::read_dir(format!("/proc/{}/fd", h.pid)) else {
+            continue;
+        };
+        for link in dir
+            .flatten()
+            .filter_map(|d| std::fs::read_link(d.path()).ok())
+        {
+            let name = link.to_string_lossy();
+            let inode = name
+                .strip_prefix("socket:[")
+                .and_then(|s| s.strip_suffix(']'));
+            all.extend(inode.and_then(|i| i.parse::<u64>().ok()));
+        }
+    }
+    all
+}
+
+/// The established connections of a process's network namespace, with socket inodes.
+fn tcp_table(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
+    let mut all = HashMap::new();
+    for file in ["tcp", "tcp6"] {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/net/{file}")).unwrap_or_default();
+        all.extend(text.lines().skip(1).filter_map(tcp_line));
+    }
+    all
+}
+
+fn tcp_line(line: &str) -> Option<((SocketAddr, SocketAddr), u64)> {
+    let mut f = line.split_ascii_whitespace();
+    let local = hex_address(f.nth(1)?)?;
+    let peer = hex_address(f.next()?)?;
+    (f.next()? == "01").then_some(())?;
+    Some(((local, peer), f.nth(5)?.parse().ok()?))
+}
+
+/// `0100007F:1F90`: words in the processor's byte order, the port plain.
+fn hex_address(s: &str) -> Option<SocketAddr> {
+    let (ip, port) = s.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let words: Option<Vec<[u8; 4]>> = (0..ip.len() / 8)
+        .map(|i| {
+            u32::from_str_radix(ip.get(i * 8..i * 8 + 8)?, 16)
+                .ok()
+                .map(u32::to_ne_bytes)
+        })
+        .collect();
+    let bytes = words?.concat();
+    let ip: std::net::IpAddr = match bytes.len() {
+        4 => <[u8; 4]>::try_from(bytes).ok()?.into(),
+        16 => <[u8; 16]>::try_from(bytes).ok()?.into(),
+        _ => return None,
+    };
+    Some(normal(SocketAddr::new(ip, port)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proc_net_tcp_shows_own_connections() {
+        let l = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let a = std::net::TcpStream::connect(l.local_addr().unwrap()).unwrap();
+        let (b, _) = l.accept().unwrap();
+        let t = tcp_table(std::process::id());
+        let key = (a.local_addr().unwrap(), a.peer_addr().unwrap());
+        let ino = rustix::fs::fstat(&a).unwrap().st_ino;
+        assert_eq!(t.get(&key), Some(&ino));
+        let ino = rustix::fs::fstat(&b).unwrap().st_ino;
+        assert_eq!(t.get(&(key.1, key.0)), Some(&ino));
+    }
+
+    #[test]
+    fn hex_addresses() {
+        let v4 = hex_address("0100007F:1F90").unwrap();
+        assert_eq!(v4, "127.0.0.1:8080".parse().unwrap());
+        let mapped = hex_address("0000000000000000FFFF00000100007F:0050").unwrap();
+        assert_eq!(mapped, "127.0.0.1:80".parse().unwrap());
+        let v6 = hex_address("00000000000000000000000001000000:0050").unwrap();
+        assert_eq!(v6, "[::1]:80".parse().unwrap());
+        for bad in ["", ":", "zz:1", "01:1", "0100007F:10000", "é100007F:1"] {
+            assert_eq!(hex_address(bad), None, "{bad}");
+        }
+    }
+}

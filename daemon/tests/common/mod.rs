@@ -1,0 +1,647 @@
+//! A daemon in a directory of its own, and shims that are not: they speak the real messages over
+//! the real socket, but hook nothing.
+
+#![allow(dead_code)] // every test binary uses a part
+
+use link::family::{flag, state, Conn, Table, TABLE_BYTES};
+use link::layout::{Control, CHUNK_BYTES, CONTROL_BYTES};
+use link::msg::{ToDaemon, ToShim, MAX};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::net::*;
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+use underpassd::admin::{Request, Response, Row, Stats};
+
+/// Nothing here takes long; a wait that ends without result is a failure.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub struct Daemon {
+    pub dir: PathBuf,
+    child: Child,
+    _tmp: Option<tempfile::TempDir>,
+}
+
+impl Daemon {
+    pub fn start(args: &[&str]) -> Daemon {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = tmp.path().join("run");
+        let mut d = Daemon::start_in(&dir, args);
+        d._tmp = Some(tmp);
+        d
+    }
+
+    /// Without BPF, whatever this machine can do.
+    pub fn plain() -> Daemon {
+        Daemon::start(&["--no-bpf"])
+    }
+
+    pub fn start_in(dir: &Path, args: &[&str]) -> Daemon {
+        let child = Daemon::spawn(dir, args);
+        let d = Daemon {
+            dir: dir.to_owned(),
+            child,
+            _tmp: None,
+        };
+        let end = Instant::now() + PATIENCE;
+        while !matches!(d.try_ask(&Request::Ping), Some(Response::Pong { pid, .. }) if pid == d.pid())
+        {
+            assert!(Instant::now() < end, "the daemon does not answer");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        d
+    }
+
+    pub fn spawn(dir: &Path, args: &[&str]) -> Child {
+        let mut c = Command::new(env!("CARGO_BIN_EXE_underpassd"));
+        c.arg("--dir").arg(dir).args(args);
+        c.spawn().unwrap()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn try_ask(&self, r: &Request) -> Option<Response> {
+        ask_at(&self.dir, r)
+    }
+
+    pub fn ask(&self, r: &Request) -> Response {
+        self.try_ask(r).expect("an answer")
+    }
+
+    pub fn rows(&self) -> Vec<Row> {
+        match self.ask(&Request::Ss) {
+            Response::Ss { rows } => rows,
+            r => panic!("{r:?}"),
+        }
+    }
+
+    pub fn stats(&self) -> Stats {
+        match self.ask(&Request::Stats) {
+            Response::Stats { stats } => *stats,
+            r => panic!("{r:?}"),
+        }
+    }
+
+    pub fn log(&self) -> Vec<String> {
+        match self.ask(&Request::Log) {
+            Response::Log { lines } => lines,
+            r => panic!("{r:?}"),
+        }
+    }
+
+    /// Waits until the counters are as they should be.
+    pub fn until(&self, what: &str, ok: impl Fn(&Stats) -> bool) -> Stats {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let s = self.stats();
+            if ok(&s) {
+                return s;
+            }
+            assert!(Instant::now() < end, "waited in vain for {what}: {s:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub fn signal(&self, sig: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.child.id() as i32).unwrap();
+        rustix::process::kill_process(pid, sig).unwrap();
+    }
+
+    pub fn wait(&mut self) -> std::process::ExitStatus {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(s) = self.child.try_wait().unwrap() {
+                return s;
+            }
+            assert!(Instant::now() < end, "the daemon does not leave");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn ask_at(dir: &Path, r: &Request) -> Option<Response> {
+    let mut s = UnixStream::connect(dir.join("admin.sock")).ok()?;
+    let mut line = serde_json::to_vec(r).unwrap();
+    line.push(b'\n');
+    s.write_all(&line).ok()?;
+    let mut text = String::new();
+    BufReader::new(s).read_line(&mut text).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+/// A mapping of a memory file.
+pub struct Map {
+    at: *mut core::ffi::c_void,
+    len: usize,
+}
+
+impl Map {
+    pub fn new(fd: impl AsFd, len: usize, write: bool) -> Result<Map, rustix::io::Errno> {
+        let prot = if write {
+            ProtFlags::READ | ProtFlags::WRITE
+        } else {
+            ProtFlags::READ
+        };
+        // SAFETY: a new mapping at an address the kernel chooses.
+        let at =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)? };
+        Ok(Map { at, len })
+    }
+
+    pub fn control(&self) -> &Control {
+        assert!(self.len >= CONTROL_BYTES);
+        // SAFETY: mapped for that many bytes; atomics only.
+        unsafe { &*self.at.cast() }
+    }
+
+    pub fn byte(&self, at: usize) -> &std::sync::atomic::AtomicU8 {
+        assert!(at < self.len);
+        // SAFETY: inside the mapping; an atomic.
+        unsafe { &*self.at.cast::<std::sync::atomic::AtomicU8>().add(at) }
+    }
+
+    fn table(&self) -> &Table {
+        assert!(self.len >= TABLE_BYTES);
+        // SAFETY: mapped for that many bytes; atomics only.
+        unsafe { &*self.at.cast() }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, no longer referred to.
+        unsafe { rustix::mm::munmap(self.at, self.len).unwrap() };
+    }
+}
+
+pub fn table_fd(bytes: usize, seals: SealFlags) -> OwnedFd {
+    let fd =
+        rustix::fs::memfd_create("table", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, bytes as u64).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
+pub const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// One area as a party sees it: chunks by number.
+#[derive(Default)]
+pub struct Side {
+    pub bell: Option<OwnedFd>,
+    pub own: HashMap<u32, (OwnedFd, Map)>,
+    pub peer: HashMap<u32, (OwnedFd, Map)>,
+    pub ready: Vec<u32>,
+}
+
+/// A lane that was offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lane {
+    pub link: u64,
+    pub side: u8,
+    pub lane: u32,
+    pub conn: u32,
+    pub epoch: u32,
+    pub tag: u64,
+}
+
+pub struct Shim {
+    pub sock: OwnedFd,
+    pub table_fd: OwnedFd,
+    table: Map,
+    pub notice: Option<Map>,
+    pub seen: u32,
+    pub credits: u32,
+    pub sides: HashMap<(u64, u8), Side>,
+    /// Maps what it is given and says so by itself.
+    pub helpful: bool,
+    next: u32,
+}
+
+pub fn dial(dir: &Path) -> OwnedFd {
+    let s = socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
+    connect(&s, &SocketAddrUnix::new(dir.join("control.sock")).unwrap()).unwrap();
+    s
+}
+
+pub fn say(sock: impl AsFd, m: &ToDaemon, fds: &[&dyn AsFdDyn]) {
+    let mut buf = [0; MAX];
+    let n = m.encode(&mut buf);
+    let fds: Vec<_> = fds.iter().map(|f| f.fd()).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    }
+    // A daemon that has cut us off is seen when reading.
+    let _ = sendmsg(
+        sock,
+        &[IoSlice::new(&buf[..n])],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    );
+}
+
+/// Anything with a descriptor, behind a reference.
+pub trait AsFdDyn {
+    fn fd(&self) -> std::os::fd::BorrowedFd<'_>;
+}
+impl<T: AsFd> AsFdDyn for T {
+    fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.as_fd()
+    }
+}
+
+/// Reads one message; `None`: the daemon hung up.
+pub fn hear(sock: impl AsFd) -> Option<(ToShim, Vec<OwnedFd>)> {
+    let mut p = [rustix::event::PollFd::new(
+        &sock,
+        rustix::event::PollFlags::IN,
+    )];
+    let t = rustix::event::Timespec {
+        tv_sec: PATIENCE.as_secs() as i64,
+        tv_nsec: 0,
+    };
+    assert_eq!(
+        rustix::event::poll(&mut p, Some(&t)),
+        Ok(1),
+        "the daemon says nothing"
+    );
+    let mut buf = [0u8; MAX];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = match recvmsg(
+        &sock,
+        &mut [IoSliceMut::new(&mut buf)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    ) {
+        Ok(g) => g.bytes,
+        Err(rustix::io::Errno::CONNRESET) => 0,
+        Err(e) => panic!("{e}"),
+    };
+    if got == 0 {
+        return None;
+    }
+    let mut fds = Vec::new();
+    for m in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(r) = m {
+            fds.extend(r);
+        }
+    }
+    Some((ToShim::decode(&buf[..got]).unwrap(), fds))
+}
+
+pub fn hello() -> ToDaemon {
+    ToDaemon::Hello {
+        version: link::VERSION,
+        min_version: link::MIN_VERSION,
+        features: 0,
+        pid: std::process::id(),
+        table_bytes: TABLE_BYTES as u64,
+    }
+}
+
+impl Shim {
+    pub fn new(dir: &Path) -> Shim {
+        let mut s = Shim::silent(dir);
+        s.greet();
+        s
+    }
+
+    /// Connected, has said nothing.
+    pub fn silent(dir: &Path) -> Shim {
+        let table_fd = table_fd(TABLE_BYTES, SEALS);
+        let table = Map::new(&table_fd, TABLE_BYTES, true).unwrap();
+        Shim {
+            sock: dial(dir),
+            table_fd,
+            table,
+            notice: None,
+            seen: 0,
+            credits: 0,
+            sides: HashMap::new(),
+            helpful: true,
+            next: 0,
+        }
+    }
+
+    pub fn greet(&mut self) {
+        say(&self.sock, &hello(), &[&self.table_fd]);
+        match hear(&self.sock).expect("an answer to hello") {
+            (
+                ToShim::HelloAck {
+                    credits, version, ..
+                },
+                fds,
+            ) => {
+                assert_eq!(version, link::VERSION);
+                self.credits = credits;
+                self.notice = Some(Map::new(&fds[0], 4096, false).unwrap());
+            }
+            m => panic!("{m:?}"),
+        }
+    }
+
+    /// Another control connection of the same shim.
+    pub fn reconnect(&mut self, dir: &Path) {
+        self.sock = dial(dir);
+        self.greet();
+    }
+
+    pub fn conn(&self, i: u32) -> &Conn {
+        &self.table.table().conns[i as usize]
+    }
+
+    /// Enters a connection in the table; its number.
+    pub fn enter(&mut self, s: &TcpStream, client: bool) -> u32 {
+        let i = self.next;
+        self.next += 1;
+        let c = self.conn(i);
+        c.gen.fetch_add(1, Relaxed);
+        c.inode.store(rustix::fs::fstat(s).unwrap().st_ino, Relaxed);
+        c.uid.store(rustix::process::geteuid().as_raw(), Relaxed);
+        c.holders[0].store(std::process::id(), Relaxed);
+        store(&c.local, s.local_addr().unwrap());
+        store(&c.peer, s.peer_addr().unwrap());
+        c.flags
+            .store(flag::NAMED | if client { flag::CLIENT } else { 0 }, Relaxed);
+        c.state
+            .store(state::OPEN, std::sync::atomic::Ordering::Release);
+        self.table.table().header.used.fetch_max(i + 1, Relaxed);
+        i
+    }
+
+    pub fn gen(&self, conn: u32) -> u32 {
+        self.conn(conn).gen.load(Relaxed)
+    }
+
+    pub fn say(&self, m: ToDaemon, fds: &[&dyn AsFdDyn]) {
+        say(&self.sock, &m, fds);
+    }
+
+    /// Registers a connection that has moved nothing yet.
+    pub fn register(&mut self, conn: u32, s: &dyn AsFdDyn) {
+        self.register_at(conn, s, 0, 0);
+    }
+
+    pub fn register_at(&mut self, conn: u32, s: &dyn AsFdDyn, tx_kpos: u64, rx_kpos: u64) {
+        let gen = self.gen(conn);
+        self.credits = self.credits.saturating_sub(1);
+        self.say(
+            ToDaemon::Register {
+                conn,
+                gen,
+                tx_kpos,
+                rx_kpos,
+                flags: 0,
+            },
+            &[s],
+        );
+    }
+
+    /// Reads one message and does what a shim does with it.
+    pub fn step(&mut self) -> Option<ToShim> {
+        let (m, mut fds) = hear(&self.sock)?;
+        self.seen += 1;
+        match m {
+            ToShim::Credit { n } => self.credits += n,
+            ToShim::LinkNew { link, side, bytes } => {
+                assert_eq!((fds.len(), bytes), (2, CONTROL_BYTES as u64));
+                let ctl = fds.pop().unwrap();
+                let map = Map::new(&ctl, CONTROL_BYTES, true).unwrap();
+                let s = self.sides.entry((link, side)).or_default();
+                s.bell = fds.pop();
+                s.own.insert(0, (ctl, map));
+                if self.helpful {
+                    self.say(
+                        ToDaemon::Mapped {
+                            link,
+                            side,
+                            chunk: 0,
+                        },
+                        &[],
+                    );
+                }
+            }
+            ToShim::Chunk {
+                link,
+                side,
+                chunk,
+                bytes,
+            } => {
+                assert_eq!((fds.len(), bytes), (1, CHUNK_BYTES as u64));
+                let fd = fds.pop().unwrap();
+                let map = Map::new(&fd, CHUNK_BYTES, true).unwrap();
+                self.sides
+                    .get_mut(&(link, side))
+                    .unwrap()
+                    .own
+                    .insert(chunk, (fd, map));
+                if self.helpful {
+                    self.say(ToDaemon::Mapped { link, side, chunk }, &[]);
+                }
+            }
+            ToShim::PeerChunk {
+                link,
+                side,
+                chunk,
+                bytes,
+            } => {
+                let fd = fds.pop().unwrap();
+                let map = Map::new(&fd, bytes as usize, false).unwrap();
+                self.sides
+                    .get_mut(&(link, side))
+                    .unwrap()
+                    .peer
+                    .insert(chunk, (fd, map));
+                if self.helpful {
+                    self.say(ToDaemon::PeerMapped { link, side, chunk }, &[]);
+                }
+            }
+            ToShim::ChunkReady { link, side, chunk } => {
+                self.sides.get_mut(&(link, side)).unwrap().ready.push(chunk)
+            }
+            _ => assert!(fds.is_empty()),
+        }
+        Some(m)
+    }
+
+    /// Steps until a message fits; everything before it must be link traffic or credits.
+    pub fn until<T>(&mut self, what: &str, fits: impl Fn(&ToShim) -> Option<T>) -> T {
+        loop {
+            let m = self
+                .step()
+                .unwrap_or_else(|| panic!("hung up while waiting for {what}"));
+            if let Some(t) = fits(&m) {
+                return t;
+            }
+            let expected = matches!(
+                m,
+                ToShim::Credit { .. }
+                    | ToShim::LinkNew { .. }
+                    | ToShim::Chunk { .. }
+                    | ToShim::PeerChunk { .. }
+                    | ToShim::ChunkReady { .. }
+            );
+            assert!(expected, "{m:?} while waiting for {what}");
+        }
+    }
+
+    pub fn offer(&mut self) -> Lane {
+        self.until("an offer", |m| match *m {
+            ToShim::Offer {
+                link,
+                side,
+                lane,
+                conn,
+                epoch,
+                tag,
+                ..
+            } => Some(Lane {
+                link,
+                side,
+                lane,
+                conn,
+                epoch,
+                tag,
+            }),
+            _ => None,
+        })
+    }
+
+    /// Local reason, peer's reason, milliseconds until it may try again.
+    pub fn declined(&mut self, conn: u32) -> (u32, u32, u32) {
+        self.until("a refusal", |m| match *m {
+            ToShim::Decline {
+                conn: c,
+                local,
+                peer,
+                retry_ms,
+                ..
+            } if c == conn => Some((local, peer, retry_ms)),
+            _ => None,
+        })
+    }
+
+    pub fn credit(&mut self) {
+        self.until("a credit", |m| {
+            matches!(m, ToShim::Credit { .. }).then_some(())
+        });
+    }
+
+    pub fn hung_up(&mut self) {
+        while self.step().is_some() {}
+    }
+}
+
+pub fn store(at: &link::family::Addr, a: SocketAddr) {
+    let (ip, family) = match a {
+        SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), libc::AF_INET),
+        SocketAddr::V6(v6) => (*v6.ip(), libc::AF_INET6),
+    };
+    at.store(ip.octets(), family as u32, a.port());
+}
+
+/// Both ends of a new connection over loopback: client, server.
+pub fn tcp() -> (TcpStream, TcpStream) {
+    let l = TcpListener::bind("127.0.0.1:0").unwrap();
+    let a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
+    let b = l.accept().unwrap().0;
+    (a, b)
+}
+
+/// Helps the links of several shims into being: each is stepped by a thread of its own elsewhere,
+/// or here, in turn, until both have been offered a lane.
+pub fn pair(a: &mut Shim, b: &mut Shim) -> (Lane, Lane) {
+    let (c, s) = tcp();
+    let (i, j) = (a.enter(&c, true), b.enter(&s, false));
+    a.register(i, &c);
+    b.register(j, &s);
+    let lanes = offers(a, b);
+    // The connections stay open: what happens to them is the test's business.
+    std::mem::forget((c, s));
+    lanes
+}
+
+/// Steps two shims in turn until both have an offer.
+pub fn offers(a: &mut Shim, b: &mut Shim) -> (Lane, Lane) {
+    let (mut x, mut y) = (None, None);
+    let end = Instant::now() + PATIENCE;
+    while x.is_none() || y.is_none() {
+        assert!(Instant::now() < end, "no offer");
+        for (s, o) in [(&mut *a, &mut x), (&mut *b, &mut y)] {
+            if readable(s.sock.as_raw_fd(), 10) {
+                match s.step().expect("a daemon") {
+                    ToShim::Offer {
+                        link,
+                        side,
+                        lane,
+                        conn,
+                        epoch,
+                        tag,
+                        ..
+                    } => {
+                        *o = Some(Lane {
+                            link,
+                            side,
+                            lane,
+                            conn,
+                            epoch,
+                            tag,
+                        })
+                    }
+                    ToShim::Decline { local, .. } => panic!("declined: {local:#x}"),
+                    _ => {}
+                }
+            }
+        }
+    }
+    (x.unwrap(), y.unwrap())
+}
+
+fn readable(fd: i32, ms: i32) -> bool {
+    let mut p = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one valid pollfd.
+    unsafe { libc::poll(&mut p, 1, ms) == 1 }
+}
+
+/// Tests of what only root can set up say so loudly when they cannot.
+pub fn root_or_skip(what: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("\n*** SKIP: {what} needs root ***\n");
+    }
+    root
+}
