@@ -1,1 +1,6 @@
-//! Benchmarks.
+//! The benchmarks and the demo: real programs over kernel TCP, a Unix socket, and Underpass, in the
+//! same run, beside what the machine's memory could do at most.
+
+pub mod cases;
+pub mod limit;
+pub mod report;
