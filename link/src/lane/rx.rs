@@ -243,7 +243,7 @@ impl RxState {
         // Acquire: pairs with the Release in `TxState::send`; the bytes before it are there.
         let h = m.peer_head().load(Acquire);
         let c = self.cursor.load(Relaxed);
-        if h.wrapping_sub(c) > 2 << RING_LOG2_MAX {
+        if h < c || h - c > 2 << RING_LOG2_MAX {
             return Err(Reason::Hostile);
         }
         Ok(h)
@@ -726,7 +726,9 @@ impl RxState {
         if was == mode::READY && !matches!(phase, 0 | tx::RESUMED) {
             // It did switch, just before: from here on we have seen it. Nothing is consumed, so
             // UNSEEN, the start and our cursor mean the same.
-            self.see_up(m)?;
+            if !self.see_up(m)? {
+                return Err(Reason::Hostile); // a state does not go back
+            }
             self.skip.store(u64::from(self.mode.load(Relaxed)), Relaxed);
             self.mode.store(mode::REVOKING, Relaxed);
             return Ok(None);
