@@ -54,7 +54,12 @@ fn answering(local: Option<Row>, peer: Option<Row>) -> FakeDaemon {
 
 fn check(d: &FakeDaemon, port: u16, more: &[&str]) -> Output {
     let port = port.to_string();
-    d.tool(&[&["check", "127.0.0.1", &port, "--wait", "1"], more].concat())
+    let wait = if more.contains(&"--wait") {
+        &[]
+    } else {
+        &["--wait", "1"] as &[&str]
+    };
+    d.tool(&[&["check", "127.0.0.1", &port], wait, more].concat())
         .env("UNDERPASS_LIB", harmless_library())
         .output()
         .unwrap()
@@ -110,7 +115,7 @@ fn a_connection_that_stays_on_tcp() {
         row("", 0x0a00_0005, "go"),
     );
     let (port, service) = service(b"", false);
-    let out = check(&d, port, &[]);
+    let out = check(&d, port, &["--wait", "60"]);
     let said = text(&out.stdout);
     assert_eq!(out.status.code(), Some(1), "{said}");
     assert!(
@@ -119,6 +124,8 @@ fn a_connection_that_stays_on_tcp() {
     );
     assert!(said.contains("here  0x05000000 peer-declined: "), "{said}");
     assert!(said.contains("peer  0x0a000005 bypassed: "), "{said}");
+    // It did not wait: a reason that lasts is final after five equal answers.
+    assert_eq!(d.requests().len(), 5);
     service.join().unwrap();
 }
 
@@ -178,6 +185,29 @@ fn a_service_that_hangs_up() {
         "{}",
         text(&out.stdout)
     );
+    service.join().unwrap();
+}
+
+/// It talks without end and stops when the other side says that it is done.
+#[test]
+fn a_service_that_talks_all_the_time_sees_an_orderly_end() {
+    let l = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = l.local_addr().unwrap().port();
+    let service = std::thread::spawn(move || {
+        let (mut s, _) = l.accept().unwrap();
+        let mut reader = s.try_clone().unwrap();
+        let done = std::thread::spawn(move || reader.read(&mut [0; 16]).unwrap());
+        while !done.is_finished() {
+            s.write_all(&[b'.'; 1000]).expect("not reset");
+        }
+        assert_eq!(
+            done.join().unwrap(),
+            0,
+            "end of file, and nothing before it"
+        );
+    });
+    let d = answering(row("SMCD", 0, "underpass"), row("SMCD", 0, "chatty"));
+    assert_eq!(check(&d, port, &[]).status.code(), Some(0));
     service.join().unwrap();
 }
 

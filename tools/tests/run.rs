@@ -22,7 +22,7 @@ impl Install {
             root: tempfile::tempdir().unwrap(),
         };
         fs::create_dir(i.path("bin")).unwrap();
-        fs::copy(TOOL, i.path("bin/underpass")).unwrap();
+        copy(TOOL.as_ref(), &i.path("bin/underpass"));
         let me = std::env::current_exe().unwrap();
         i.daemon(&format!(
             "env > '{root}/daemon.env'\necho \"$@\" > '{root}/daemon.args'\n\
@@ -44,9 +44,8 @@ impl Install {
 
     /// Installs a script as underpassd.
     fn daemon(&self, script: &str) {
-        let p = self.path("bin/underpassd");
-        fs::write(&p, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&p, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(self.path("script"), format!("#!/bin/sh\n{script}\n")).unwrap();
+        copy(&self.path("script"), &self.path("bin/underpassd"));
     }
 
     fn tool(&self, args: &[&str]) -> Command {
@@ -70,6 +69,16 @@ impl Install {
             .map(|l| l.parse().unwrap())
             .collect()
     }
+}
+
+/// Installs a program. By another process: a descriptor open for writing here, inherited by what
+/// another test's thread starts at that moment, would make it "text file busy".
+fn copy(from: &Path, to: &Path) {
+    let done = Command::new("install")
+        .args(["-m", "755"])
+        .args([from, to])
+        .status();
+    assert!(done.unwrap().success());
 }
 
 impl Drop for Install {
@@ -102,9 +111,8 @@ fn stand_in() {
             },
         },
     );
-    loop {
-        std::thread::park();
-    }
+    // Longer than any test; not for ever, so that a test that waits for its end by mistake fails.
+    std::thread::sleep(std::time::Duration::from_secs(60));
 }
 
 #[test]
@@ -147,6 +155,24 @@ fn the_program_gets_library_directory_and_its_own_arguments() {
         i.pids().len(),
         1,
         "the second one found the first one's daemon"
+    );
+}
+
+#[test]
+fn a_directory_that_is_named_on_the_command_line_reaches_the_program() {
+    let i = Install::new();
+    let out = i
+        .tool(&["run", "--dir", "rt", "env"])
+        .env_remove("UNDERPASS_DIR")
+        .current_dir(i.root.path())
+        .output()
+        .unwrap();
+    let said = text(&out.stdout);
+    // Absolute, whatever was named: the program may go elsewhere.
+    assert!(
+        said.contains(&format!("UNDERPASS_DIR={}\n", i.path("rt").display())),
+        "{said}{}",
+        text(&out.stderr)
     );
 }
 
@@ -314,7 +340,7 @@ fn exit_statuses_are_those_of_env_and_nohup() {
             text(&out.stderr)
         );
     }
-    assert_eq!(tool(&["run"]).status().unwrap().code(), Some(2));
+    assert_eq!(tool(&["run"]).output().unwrap().status.code(), Some(2));
 }
 
 #[test]

@@ -147,8 +147,31 @@ fn an_empty_table_has_a_header_and_empty_json_is_an_array() {
 }
 
 #[test]
-fn program_names_cannot_steer_the_terminal() {
-    for args in [&["-ae"], &["-aW"]] {
-        assert!(!ss(args).contains('\u{1b}'));
+fn nothing_in_a_row_can_steer_the_terminal() {
+    let d = FakeDaemon::new(|_| {
+        let mut rows = rows();
+        for r in &mut rows {
+            for s in [
+                &mut r.state,
+                &mut r.local,
+                &mut r.peer,
+                &mut r.intf,
+                &mut r.mode,
+                &mut r.up,
+            ]
+            .into_iter()
+            .chain([&mut r.comm, &mut r.role])
+            {
+                s.push_str("\u{1b}[2J\n");
+            }
+        }
+        Response::Ss { rows }
+    });
+    for option in ["-a", "-aW", "-ae", "-d", "-D", "-R"] {
+        let out = text(&d.run(&["ss", option]).stdout);
+        assert!(
+            !out.contains('\u{1b}') && out.lines().all(|l| !l.starts_with("[2J")),
+            "{option}: {out}"
+        );
     }
 }

@@ -59,10 +59,11 @@ pub fn run(host: &str, port: u16) -> Outcome {
     let stdin = io::stdin();
     let mut buffer = [0; 4096];
     loop {
+        let mut wait = STEP_MS;
         if open {
             let _ = stream.write(&[]);
             match stream.read(&mut buffer) {
-                Ok(n) if n > 0 => continue,
+                Ok(n) if n > 0 => wait = 0, // there may be more; but look whether to end
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
                 _ => {
                     open = false;
@@ -72,7 +73,7 @@ pub fn run(host: &str, port: u16) -> Outcome {
         }
         // The other side of this pipe never writes: anything but a timeout is its end.
         let mut fds = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::from(STEP_MS)) {
+        match poll(&mut fds, PollTimeout::from(wait)) {
             Ok(0) | Err(nix::errno::Errno::EINTR) => {}
             _ => break,
         }
