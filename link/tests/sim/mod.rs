@@ -72,7 +72,8 @@ pub enum Act {
     },
 }
 
-/// An action, and what happens in the middle of it: after so many system calls or publishes.
+/// An action, and what happens in the middle of it, each after so many more system calls or
+/// publishes (0: at the same point as the one before).
 #[derive(Clone, Debug)]
 pub struct Op {
     pub end: usize,
@@ -282,24 +283,25 @@ impl World {
         if self.nested.get() {
             return;
         }
-        let next = {
-            let mut q = self.inner.borrow_mut();
-            match q.front_mut() {
-                Some((0, ..)) => q.pop_front(),
-                Some((k, ..)) => {
-                    *k -= 1;
-                    None
+        // Everything that is due at this point, in order.
+        loop {
+            let next = {
+                let mut q = self.inner.borrow_mut();
+                match q.front_mut() {
+                    Some((0, ..)) => q.pop_front(),
+                    Some((k, ..)) => {
+                        *k -= 1;
+                        None
+                    }
+                    None => None,
                 }
-                None => None,
-            }
-        };
-        if let Some((_, end, act)) = next {
-            self.nested.set(true);
+            };
+            let Some((_, end, act)) = next else { return };
             if act == Act::Kill && end == self.acting.get() {
                 self.kill(end);
-                self.nested.set(false);
                 resume_unwind(Box::new(Killed));
             }
+            self.nested.set(true);
             self.act(end, &act);
             self.nested.set(false);
         }

@@ -1,0 +1,323 @@
+//! Interleavings that once lost, repeated or held back bytes, or could; each found by the random
+//! operations, the model, or by reading for it.
+
+mod sim;
+
+use sim::{Act, Op, World};
+
+fn op(w: &mut World, end: usize, act: Act) {
+    w.run(&Op {
+        end,
+        act,
+        inner: vec![],
+    });
+}
+
+fn send(len: usize) -> Act {
+    Act::Send { len, up: false }
+}
+
+fn recv(len: usize) -> Act {
+    Act::Recv {
+        len,
+        peek: false,
+        discard: false,
+        look: true,
+    }
+}
+
+fn buffers(snd: usize, rcv: usize) -> Act {
+    Act::Buffers {
+        snd,
+        rcv,
+        piece: 1 << 20,
+    }
+}
+
+const ALL: Act = Act::Deliver { n: 1 << 20 };
+
+/// Both ends attached; end 0 ready to receive.
+fn ready() -> World {
+    let mut w = World::new();
+    for end in 0..2 {
+        op(&mut w, end, Act::Attach { log2: 12 });
+    }
+    op(&mut w, 0, Act::Ready);
+    w
+}
+
+/// The direction from end 1 to end 0 is on its ring.
+fn up() -> World {
+    let mut w = ready();
+    op(&mut w, 1, Act::TryUp);
+    assert!(w.host[1].tx.is_up());
+    w
+}
+
+/// The receiver finds no switch and an empty queue; then the sender switches, fills the ring and
+/// shuts down: the end of file that the receiver finds next lies behind the ring.
+#[test]
+fn end_of_file_behind_a_switch() {
+    let mut w = ready();
+    let inner = vec![
+        (2, 1, Act::TryUp),
+        (0, 1, send(10)),
+        (0, 1, Act::ShutWr),
+        (0, 1, ALL),
+    ];
+    w.run(&Op {
+        end: 0,
+        act: recv(100),
+        inner,
+    });
+    op(&mut w, 0, recv(100));
+    assert_eq!(w.host[0].got.get(), 10);
+    w.settle([0, 0], false);
+    assert!(w.host[0].eof.get());
+}
+
+/// The receiver takes its readiness back while the sender is switching up, and is soon ready again.
+#[test]
+fn revocation_during_the_switch() {
+    for again in [false, true] {
+        for at in 0..3 {
+            let mut w = ready();
+            let mut inner = vec![(at, 0, Act::Revoke)];
+            if again {
+                inner.push((0, 0, Act::Ready));
+            }
+            w.run(&Op {
+                end: 1,
+                act: Act::TryUp,
+                inner,
+            });
+            op(&mut w, 1, send(10));
+            w.settle([0, 100], false);
+            assert_eq!(w.host[0].got.get(), 110, "revoked at point {at}");
+        }
+    }
+}
+
+/// A readiness that was never used does not end promotion for good.
+#[test]
+fn ready_again_after_an_unused_readiness() {
+    let mut w = ready();
+    for _ in 0..3 {
+        op(&mut w, 0, Act::Revoke);
+        op(&mut w, 0, Act::Ready);
+    }
+    op(&mut w, 1, Act::TryUp);
+    assert!(w.host[1].tx.is_up());
+    w.settle([0, 10_000], false);
+}
+
+/// Ready again before the sender has read the revocation: it would never read it.
+#[test]
+fn not_ready_before_the_revocation_is_read() {
+    let mut w = up();
+    op(&mut w, 0, recv(1));
+    op(&mut w, 0, Act::Revoke);
+    op(&mut w, 0, Act::Ready);
+    assert!(
+        !w.host[0].rx.engaged(),
+        "the sender still believes in the old epoch"
+    );
+    op(&mut w, 1, send(10));
+    op(&mut w, 0, Act::Ready);
+    assert!(w.host[0].rx.engaged());
+    w.settle([0, 100], true);
+}
+
+/// While a revocation waits, receives take nothing that will come again on TCP.
+#[test]
+fn receive_while_a_revocation_waits() {
+    let mut w = up();
+    op(&mut w, 1, send(100));
+    op(&mut w, 0, recv(30));
+    op(&mut w, 0, Act::Revoke);
+    op(&mut w, 0, recv(50));
+    assert_eq!(w.host[0].got.get(), 30);
+    op(&mut w, 1, Act::Look);
+    op(&mut w, 1, ALL);
+    op(&mut w, 0, recv(1000));
+    assert_eq!(w.host[0].got.get(), 100);
+    assert!(!w.host[0].rx.engaged());
+}
+
+/// The reader stops exactly where the ring has moved, and does not look again until it has moved
+/// once more.
+#[test]
+fn two_moves_without_a_look() {
+    let mut w = up();
+    for log2 in [13, 14, 12] {
+        op(&mut w, 1, send(4096));
+        op(&mut w, 1, Act::Move { log2 });
+        op(&mut w, 0, recv(4096));
+    }
+    op(&mut w, 1, send(1000));
+    op(&mut w, 1, Act::Move { log2: 12 });
+    op(&mut w, 1, send(1000));
+    assert_eq!(w.seen.borrow()["moved"], 4);
+    // A peek walks over the move and does not take the reader with it.
+    op(
+        &mut w,
+        0,
+        Act::Recv {
+            len: 2000,
+            peek: true,
+            discard: false,
+            look: false,
+        },
+    );
+    op(&mut w, 0, recv(500));
+    op(&mut w, 0, recv(1500));
+    assert_eq!(w.host[0].got.get(), 3 * 4096 + 2000);
+}
+
+/// Moves before the receiver has seen the switch.
+#[test]
+fn moves_before_the_switch_is_seen() {
+    let mut w = up();
+    for log2 in [12, 13, 12] {
+        op(&mut w, 1, Act::Move { log2 });
+    }
+    op(&mut w, 1, send(3000));
+    op(&mut w, 1, Act::Move { log2: 14 });
+    op(&mut w, 1, send(3000));
+    op(&mut w, 0, recv(6000));
+    assert_eq!(w.host[0].got.get(), 6000);
+}
+
+/// The sender dies in the middle of its frame: everything is on the ring, then comes the end.
+#[test]
+fn death_within_a_frame() {
+    let mut w = up();
+    op(&mut w, 1, send(100));
+    op(&mut w, 1, buffers(7, 100));
+    op(&mut w, 1, Act::Down);
+    op(&mut w, 1, ALL);
+    op(&mut w, 0, recv(60));
+    op(&mut w, 0, recv(60));
+    op(&mut w, 0, recv(60));
+    op(&mut w, 1, Act::Kill);
+    w.settle([0, 0], false);
+    assert!(w.host[0].eof.get());
+    assert_eq!(w.host[0].got.get(), 100);
+}
+
+/// The sender has shut TCP down and cannot answer a revocation: the receiver keeps its ring.
+#[test]
+fn revocation_after_a_shutdown() {
+    let mut w = up();
+    op(&mut w, 1, send(100));
+    op(&mut w, 1, Act::ShutWr);
+    op(&mut w, 1, ALL);
+    op(&mut w, 0, Act::Revoke);
+    op(&mut w, 1, Act::Look);
+    op(&mut w, 0, Act::Revoke);
+    assert_eq!(w.seen.borrow()["revocation impossible"], 1);
+    w.settle([0, 0], false);
+    assert_eq!(w.host[0].got.get(), 100);
+    assert!(w.host[0].eof.get());
+}
+
+/// The same for a sender that died on its way down, with the frame on TCP or not.
+#[test]
+fn revocation_after_a_death_on_the_way_down() {
+    for room in [0, 10, 32, 50] {
+        let mut w = up();
+        op(&mut w, 1, send(100));
+        op(&mut w, 1, buffers(room, 1000));
+        op(&mut w, 1, Act::Down);
+        op(&mut w, 1, Act::Kill);
+        op(&mut w, 1, ALL);
+        for _ in 0..3 {
+            op(&mut w, 0, Act::Revoke);
+        }
+        w.settle([0, 0], false);
+        // It may not have been handed over; either way no clean end of file without the bytes.
+        assert!(
+            w.host[0].failed.get() || w.host[0].got.get() == 100,
+            "room {room}"
+        );
+    }
+}
+
+/// A revocation that the sender finds between its announcement and its frame: what follows on TCP
+/// is plain, though the announcement still stands.
+#[test]
+fn revocation_between_announcement_and_frame() {
+    let mut w = up();
+    op(&mut w, 1, send(2000));
+    op(&mut w, 0, recv(100));
+    op(&mut w, 1, buffers(300, 300));
+    // The first point inside `down` is the ring of the announcement.
+    w.run(&Op {
+        end: 1,
+        act: Act::Down,
+        inner: vec![(0, 0, Act::Revoke), (1, 1, ALL)],
+    });
+    op(&mut w, 1, ALL);
+    op(&mut w, 0, Act::Revoke);
+    op(&mut w, 0, recv(10));
+    w.settle([0, 0], false);
+    assert_eq!(w.host[0].got.get(), 2000);
+}
+
+/// Bytes that meet a revocation and a full TCP are not called sent: nobody else could send them.
+#[test]
+fn a_revoked_send_takes_back_what_tcp_refuses() {
+    let mut w = up();
+    op(&mut w, 0, recv(1));
+    op(&mut w, 0, Act::Revoke);
+    assert!(!w.host[0].rx.engaged());
+    op(&mut w, 1, buffers(40, 1000));
+    op(&mut w, 1, send(100));
+    assert_eq!(w.host[1].sent.get(), 40);
+    op(&mut w, 1, Act::Kill);
+    w.settle([0, 0], false);
+    assert_eq!(w.host[0].got.get(), 40);
+    assert!(w.host[0].eof.get());
+}
+
+/// One of two waiters finds space; the other must still be woken.
+#[test]
+fn a_wish_for_space_survives_another_waiters_send() {
+    let mut w = up();
+    op(&mut w, 1, send(4096));
+    op(&mut w, 1, send(1)); // full
+    assert!(!w.host[1].tx.want_space(&w.memory(1)));
+    op(&mut w, 0, recv(600));
+    op(&mut w, 1, send(600)); // the other thread
+    let bumps = |w: &World| {
+        let c = w.control(0);
+        link::lane::wake::counter(&c.seq[sim::LANE as usize / link::layout::GROUP].0)
+    };
+    let before = bumps(&w);
+    op(&mut w, 0, recv(4096));
+    assert_ne!(bumps(&w), before, "space, and nobody was told");
+}
+
+/// A frame for the lane's former use, or a look-alike, is foreign: nothing is parsed by accident.
+#[test]
+fn slots_are_used_again() {
+    let mut w = up();
+    for gap in 0..4 {
+        op(&mut w, 1, send(3000));
+        op(&mut w, 0, recv(1000));
+        op(&mut w, 1, Act::Down);
+        op(&mut w, 0, Act::Reuse { gap });
+        op(&mut w, 1, send(500));
+        op(&mut w, 0, Act::Attach { log2: 13 });
+        op(&mut w, 0, Act::Ready);
+        op(&mut w, 0, recv(100));
+        op(&mut w, 1, Act::Attach { log2: 12 });
+        op(&mut w, 1, Act::TryUp);
+        assert!(w.host[1].tx.is_up());
+        op(&mut w, 1, send(3000));
+        op(&mut w, 1, ALL);
+        op(&mut w, 0, recv(10_000));
+        op(&mut w, 0, recv(10_000));
+        assert_eq!(w.host[0].got.get(), 3500);
+    }
+}
