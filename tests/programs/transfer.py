@@ -4,7 +4,8 @@
     transfer.py connect HOST PORT UNTIL
                                       sends until the file UNTIL exists
 
-Plain blocking sockets and two threads: nothing here knows about Underpass. The connecting end
+Each end prints "sent N" now and then. Plain blocking sockets and two threads: nothing here knows
+about Underpass. The connecting end
 finishes first (half-close); the serving end answers with its own end of stream.
 """
 import hashlib
@@ -14,6 +15,7 @@ import random
 import socket
 import sys
 import threading
+import time
 
 
 def stream(seed):
@@ -33,10 +35,14 @@ class Sender(threading.Thread):
         self.hash, self.bytes = hashlib.sha256(), 0
 
     def run(self):
+        told = time.monotonic()
         try:
             for piece in stream(self.seed):
                 if self.stop():
                     break
+                if time.monotonic() - told > 0.1:
+                    told = time.monotonic()
+                    print("sent", self.bytes, flush=True)
                 self.sock.sendall(piece)
                 self.hash.update(piece)
                 self.bytes += len(piece)

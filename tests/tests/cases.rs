@@ -7,7 +7,7 @@ use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
 use std::time::Duration;
 use underpass_tests::harness::peers::Pair;
-use underpass_tests::harness::{Daemon, Place};
+use underpass_tests::harness::{until, Daemon, Place};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -59,7 +59,7 @@ fn killed_with_unread_bytes() -> Result<()> {
         };
         p.await_mark("sent")?;
         p.server.signal(Signal::SIGKILL)?;
-        ensure!(p.server.line("never", Duration::from_secs(60)).is_err() && p.server.has_ended());
+        until("the server is dead", LIMIT, || p.server.has_ended())?;
         p.mark("killed")?;
         p.finish_client(LIMIT)
             .with_context(|| format!("shim: {with_shim}\n{}", d.picture()))?;
@@ -105,7 +105,7 @@ fn killed_beside_others() -> Result<()> {
         let mut bad = echo.client(&d.eager(), 4, 1_000_000, None)?;
         d.await_promoted(16)?;
         bad.running.kill();
-        underpass_tests::harness::until("only the good ones are left", LIMIT, || {
+        until("only the good ones are left", LIMIT, || {
             d.promoted_now() == 8
         })?;
     }

@@ -61,7 +61,8 @@ fn daemon_killed_and_restarted() -> Result<()> {
     d.await_promoted(2)?;
     for round in 0..5 {
         d.kill();
-        std::thread::sleep(Duration::from_millis(200));
+        t.await_sent(20 << 20)
+            .with_context(|| format!("daemon dead, round {round}"))?;
         ensure!(t.alive(), "transfer ended in round {round}");
         d.restart()?;
         until("the view is complete again", SOON, || {
@@ -115,6 +116,8 @@ fn down_and_up() -> Result<()> {
         };
         until("both directions are down", SOON, down)
             .with_context(|| format!("{target:?}\n{}", d.picture()))?;
+        t.await_sent(5 << 20)
+            .with_context(|| format!("{target:?}"))?;
         ensure!(t.alive(), "transfer ended, round {round}");
         ensure!(d.up(target.clone())? >= 1, "nobody was told: {target:?}");
         d.await_promoted(2)

@@ -32,7 +32,7 @@ impl Daemon {
 
     /// Only the directory: no daemon runs yet.
     pub fn absent() -> Result<Self> {
-        let dir = tempfile::Builder::new().prefix("underpass-").tempdir()?;
+        let dir = tempfile::Builder::new().prefix("uptest-").tempdir()?;
         Ok(Daemon {
             dir,
             args: Vec::new(),

@@ -122,6 +122,24 @@ impl Transfer {
         !self.server.has_ended() && !self.client.has_ended()
     }
 
+    /// Bytes that both ends say they have sent.
+    pub fn sent(&self) -> u64 {
+        let last = |r: &Running| {
+            let text = r.stdout();
+            text.lines()
+                .rev()
+                .find_map(|l| l.strip_prefix("sent ")?.parse::<u64>().ok())
+                .unwrap_or(0)
+        };
+        last(&self.server) + last(&self.client)
+    }
+
+    /// Waits until so many more bytes were sent, whatever the daemon does.
+    pub fn await_sent(&self, more: u64) -> Result<()> {
+        let goal = self.sent() + more;
+        until("the transfer goes on", SOON, || self.sent() >= goal)
+    }
+
     /// Asks both to end and compares what was sent with what arrived.
     pub fn finish(self, limit: Duration) -> Result<Moved> {
         std::fs::write(&self.stop, b"")?;
