@@ -3,7 +3,6 @@
 use crate::admin::{ADMIN_SOCK, CONTROL_SOCK};
 use crate::config::Config;
 use crate::core::{Core, Shared};
-use crate::proof::{NoProof, Proof};
 use crate::{admin_server, fds, server};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -11,7 +10,6 @@ use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{signal, SignalKind};
 
@@ -89,7 +87,7 @@ async fn serve(options: &Options, public: bool) -> Result<(), Error> {
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
     let (control, admin) = (options.dir.join(CONTROL_SOCK), options.dir.join(ADMIN_SOCK));
-    let proof: Arc<dyn Proof> = open_proof(&options.config);
+    let proof = crate::bpf::open(&options.config.proof);
     let control_sock = server::listen(&control).map_err(at(&control))?;
     let admin_sock = admin_server::listen(&admin).map_err(|e| Error::Path(admin.clone(), e))?;
     let mode = Mode::from_raw_mode(if public { 0o666 } else { 0o600 });
@@ -120,10 +118,6 @@ async fn serve(options: &Options, public: bool) -> Result<(), Error> {
         let _ = rustix::fs::unlink(p);
     }
     Ok(())
-}
-
-fn open_proof(_config: &Config) -> Arc<dyn Proof> {
-    Arc::new(NoProof)
 }
 
 async fn sweep(core: &Shared) {

@@ -6,6 +6,7 @@
 
 pub mod admin;
 pub mod admin_server;
+pub mod bpf;
 pub mod config;
 pub mod control;
 pub mod core;
