@@ -43,6 +43,7 @@ const EDGE_IN: u32 = 4; // something new to read since the last report
 const EDGE_OUT: u32 = 8;
 const DISABLED: u32 = 16; // one-shot, reported
 const BLOCKED: u32 = 32; // waits for ring space
+const PARKED: u32 = 64; // removed by the application; kept, for many remove and add in turn
 
 /// A connection in a set.
 struct Reg {
@@ -241,7 +242,11 @@ pub fn unservable(i: u32) -> bool {
     while r != 0 {
         let reg = reg_at(r);
         let s = reg.set.load(Relaxed);
-        if s == 0 || set_at(s - 1).barred.load(Relaxed) != 0 || reg.mask.load(Relaxed) & EXCLUSIVE != 0 {
+        if s == 0 {
+            r = reg.next_conn.load(Relaxed);
+            continue;
+        }
+        if set_at(s - 1).barred.load(Relaxed) != 0 || reg.mask.load(Relaxed) & EXCLUSIVE != 0 {
             return true;
         }
         r = reg.next_conn.load(Relaxed);
@@ -308,7 +313,21 @@ fn unlink_conn(conn: u32, r: u32) {
 pub fn ctl(set: u32, op: i32, fd: i32, conn: u32, ev: Option<epoll_event>, native: impl Fn() -> i32) -> i32 {
     let s = set_at(set);
     let found = find(conn, set, fd);
+    let parked = found.is_some_and(|r| reg_at(r).flags.load(Relaxed) & PARKED != 0);
     match (op, found, ev) {
+        (libc::EPOLL_CTL_ADD, Some(r), Some(ev)) if parked => {
+            let Some(_g) = lock::lock(&s.lock) else { return native() };
+            rearm(s, r, ev);
+            0
+        }
+        (libc::EPOLL_CTL_ADD, Some(r), Some(_)) if reg_at(r).flags.load(Relaxed) & ACTIVE != 0 => {
+            crate::set_errno(libc::EEXIST);
+            -1
+        }
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _, _) if parked => {
+            crate::set_errno(libc::ENOENT);
+            -1
+        }
         (libc::EPOLL_CTL_ADD, None, Some(ev)) => {
             let r = native();
             if r == 0 {
@@ -328,11 +347,7 @@ pub fn ctl(set: u32, op: i32, fd: i32, conn: u32, ev: Option<epoll_event>, nativ
                 return n;
             }
             // Answered here: programs toggle EPOLLOUT on every request.
-            reg.mask.store(ev.events, Relaxed);
-            reg.data.store(ev.u64, Relaxed);
-            reg.flags.fetch_and(!DISABLED, Relaxed);
-            reg.flags.fetch_or(EDGE_IN | EDGE_OUT, Relaxed);
-            push(s, r);
+            rearm(s, r, ev);
             0
         }
         (libc::EPOLL_CTL_DEL, Some(r), _) => {
@@ -340,12 +355,11 @@ pub fn ctl(set: u32, op: i32, fd: i32, conn: u32, ev: Option<epoll_event>, nativ
             let n = {
                 let Some(_g) = lock::lock(&s.lock) else { return native() };
                 if reg.flags.load(Relaxed) & ACTIVE != 0 {
-                    let _ = sys::epoll_ctl(s.inner.load(Relaxed), libc::EPOLL_CTL_DEL, fd, 0, 0);
-                    detach(s, r);
-                    0
-                } else {
-                    native()
+                    reg.flags.fetch_or(PARKED, Relaxed);
+                    reg.mask.store(0, Relaxed);
+                    return 0;
                 }
+                native()
             };
             if n == 0 {
                 io::quietly(|| {
@@ -357,6 +371,16 @@ pub fn ctl(set: u32, op: i32, fd: i32, conn: u32, ev: Option<epoll_event>, nativ
         }
         _ => native(),
     }
+}
+
+/// A new mask for an active registration: everything counts as news again. Set lock held.
+fn rearm(s: &Set, r: u32, ev: epoll_event) {
+    let reg = reg_at(r);
+    reg.mask.store(ev.events, Relaxed);
+    reg.data.store(ev.u64, Relaxed);
+    reg.flags.fetch_and(!(DISABLED | PARKED), Relaxed);
+    reg.flags.fetch_or(EDGE_IN | EDGE_OUT, Relaxed);
+    push(s, r);
 }
 
 fn add(set: u32, fd: i32, conn: u32, ev: epoll_event) {
@@ -527,9 +551,15 @@ pub fn deactivate(conn: u32) {
             if let Some(_g) = lock::lock(&s.lock) {
                 if reg.flags.load(Relaxed) & ACTIVE != 0 {
                     let disabled = reg.flags.load(Relaxed) & DISABLED != 0;
+                    let parked = reg.flags.load(Relaxed) & PARKED != 0;
                     let fd = reg.fd.load(Relaxed);
                     let _ = sys::epoll_ctl(s.inner.load(Relaxed), libc::EPOLL_CTL_DEL, fd, 0, 0);
                     detach(s, r);
+                    if parked {
+                        reg.set.store(0, Relaxed); // no longer a registration; freed at close
+                        r = reg.next_conn.load(Relaxed);
+                        continue;
+                    }
                     let mask = if disabled { ONESHOT } else { reg.mask.load(Relaxed) };
                     let _ = sys::epoll_ctl(s.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, mask, reg.data.load(Relaxed));
                 }
@@ -715,7 +745,7 @@ fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Harvest {
             }
             let (c, l) = (table::conn(conn - 1), table::local(conn - 1));
             let flags = reg.flags.load(Relaxed);
-            if flags & DISABLED != 0 {
+            if flags & (DISABLED | PARKED) != 0 {
                 continue;
             }
             let mask = reg.mask.load(Relaxed);

@@ -385,6 +385,8 @@ pub fn end_lane(i: u32) {
     if let Some(t) = table::table() {
         if c.flags.load(Relaxed) & flag::PROMOTED != 0 {
             t.header.stats.ended_promoted.fetch_add(1, Relaxed);
+            t.header.stats.lane_tx.fetch_add(c.tx.ring_bytes.load(Relaxed), Relaxed);
+            t.header.stats.lane_rx.fetch_add(c.rx.ring_bytes.load(Relaxed), Relaxed);
         }
     }
     l.link.store(core::ptr::null_mut(), Release);
