@@ -248,13 +248,20 @@ pub struct Steer {
 
 const CHECK_LONG: &str = "\
 Open a real TCP connection to HOST:PORT under the shim, ask for its promotion at once, and say which \
-mode it gets, or would get with some use, with the reasons of both ends in words. No byte is sent \
-to the service; what it sends by itself is read and thrown away. The connection is closed afterwards.";
+mode it gets, or would get after some use, with the reasons of both ends in words. No byte is sent \
+to the service; what it sends by itself is read and thrown away. The connection is closed afterwards.
+
+A service that is not promoted at once because it has not used the connection counts as promotable \
+if its process has the shim loaded. No daemon is started: without one, the answer is TCP.";
 
 const CHECK_AFTER: &str = "\
 Examples:
   underpass check 127.0.0.1 6379
   underpass check -j redis.example 6379 | jq -r .mode
+
+With -j: mode (what such a connection gets), now (what this one had), promoted, promotable, daemon
+and closed (true or false), local and peer (addresses), and for each end, here and there: known (to
+the daemon), mode, up, reason (null, or code, name, text, advice), pid, comm, note.
 
 Exit status: 0 if the connection is promoted or could be, 1 if it stays on TCP, 2 if the test failed
 (connection refused, unknown host, no library).";
@@ -264,7 +271,7 @@ pub struct Check {
     pub host: String,
     pub port: u16,
     /// Seconds to wait for the promotion
-    #[arg(short, long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(0..=600))]
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=600))]
     pub wait: u64,
     /// Print JSON
     #[arg(short, long)]

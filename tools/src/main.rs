@@ -11,6 +11,7 @@ mod ask;
 mod check;
 mod cli;
 mod client;
+mod diag;
 mod out;
 mod run;
 mod shimlib;

@@ -6,14 +6,14 @@
 
 mod column;
 mod explain;
-mod shut;
 
 use crate::addr::smcss;
 use crate::cli;
-use crate::client;
 use crate::out::{self, Outcome};
+use crate::{client, diag};
 use column::{Ctx, DEBUG, SMCD, SMCR};
 use serde_json::{json, Map, Value};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use underpassd::admin::{Request, Response, Row};
@@ -60,15 +60,17 @@ fn intf(r: &Row) -> String {
     }
 }
 
+/// Inode to shutdown mask, if wanted.
+fn masks(o: &cli::Ss) -> HashMap<u64, u8> {
+    if !o.debug {
+        return HashMap::new();
+    }
+    let known = diag::sockets().into_iter();
+    known.filter_map(|s| Some((s.inode, s.shut?))).collect()
+}
+
 fn table(rows: &[Row], o: &cli::Ss) -> String {
-    let ctx = Ctx::new(
-        rows,
-        if o.debug {
-            shut::masks()
-        } else {
-            shut::Masks::new()
-        },
-    );
+    let ctx = Ctx::new(rows, masks(o));
     let mut text = String::new();
     let mut head = String::from(
         "State          UID   Inode   Local Address           Peer Address            Intf Mode ",
@@ -119,14 +121,7 @@ fn line(r: &Row, ctx: &Ctx<'_>, o: &cli::Ss) -> String {
 }
 
 fn json(rows: &[Row], o: &cli::Ss) -> Value {
-    let ctx = Ctx::new(
-        rows,
-        if o.debug {
-            shut::masks()
-        } else {
-            shut::Masks::new()
-        },
-    );
+    let ctx = Ctx::new(rows, masks(o));
     let object = |r: &Row| {
         let mut m = Map::new();
         m.insert("state".into(), json!(r.state));

@@ -3,9 +3,9 @@
 
 mod support;
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener};
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use support::{harmless_library, text, tool, FakeDaemon};
@@ -44,7 +44,7 @@ fn answering(local: Option<Row>, peer: Option<Row>) -> FakeDaemon {
         Request::Check { .. } => Response::Check {
             local: local.clone(),
             peer: peer.clone(),
-            verdict: "as said".into(),
+            verdict: String::new(),
         },
         r => Response::Error {
             message: format!("unexpected {r:?}"),
@@ -73,8 +73,10 @@ fn a_promoted_connection() {
     let said = text(&out.stdout);
     assert_eq!(out.status.code(), Some(0), "{said}{}", text(&out.stderr));
     assert!(said.contains("mode       SMCD (promoted)"), "{said}");
-    assert!(said.contains("redis-server (pid 5): SMCD"), "{said}");
-    assert!(said.contains("verdict    as said"), "{said}");
+    assert!(
+        said.contains("peer  promoted\n          program: redis-server (pid 5)"),
+        "{said}"
+    );
     assert_eq!(
         service.join().unwrap(),
         b"",
@@ -130,17 +132,65 @@ fn a_connection_that_stays_on_tcp() {
 }
 
 #[test]
-fn a_peer_that_no_daemon_knows() {
+fn a_peer_that_the_daemon_does_not_know_is_looked_at() {
     let d = answering(row("TCP 0x0a000003", 0x0a00_0003, "underpass"), None);
     let (port, service) = service(b"", false);
     let out = check(&d, port, &[]);
-    assert_eq!(out.status.code(), Some(1));
+    let said = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    // It is this test, which runs without a shim.
+    assert!(said.contains("peer  0x03010000 peer-no-shim"), "{said}");
     assert!(
-        text(&out.stdout).contains("peer  not known here"),
-        "{}",
-        text(&out.stdout)
+        said.contains(&format!("(pid {})", std::process::id())),
+        "{said}"
     );
     service.join().unwrap();
+}
+
+/// Not a test of its own: a service in a process of its own, for the next test.
+#[test]
+fn service_process() {
+    if std::env::var_os("SERVICE").is_none() {
+        return;
+    }
+    let (port, service) = service(b"", false);
+    println!("port {port}");
+    assert_eq!(service.join().unwrap(), b"");
+}
+
+/// A server that has only listened so far: its shim has not spoken to the daemon.
+#[test]
+fn a_peer_with_a_shim_that_the_daemon_has_not_met() {
+    let t = tempfile::tempdir().unwrap();
+    let lib = t.path().join("libunderpass.so");
+    std::fs::copy(harmless_library(), &lib).unwrap();
+    for (underpass, code, part) in [
+        (
+            "",
+            0,
+            "mode       SMCD (after some use; now TCP 0x0a000003)",
+        ),
+        ("off", 1, "peer  0x03000000 config: "),
+    ] {
+        let mut service = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "service_process", "--nocapture"])
+            .envs([("SERVICE", "1".as_ref()), ("LD_PRELOAD", lib.as_os_str())])
+            .env("UNDERPASS", underpass)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(service.stdout.take().unwrap()).lines();
+        let port = lines
+            .find_map(|l| l.unwrap().split_once("port ")?.1.parse().ok())
+            .unwrap();
+        let d = answering(row("TCP 0x0a000003", 0x0a00_0003, "underpass"), None);
+        let out = check(&d, port, &[]);
+        let said = text(&out.stdout);
+        assert!(said.contains(part), "{said}");
+        assert_eq!(out.status.code(), Some(code), "{said}");
+        lines.for_each(drop);
+        assert!(service.wait().unwrap().success());
+    }
 }
 
 #[test]

@@ -1,18 +1,18 @@
 //! The columns that `-d`, `-D` and `-R` add: those of `smcss`, filled from what a lane has.
 
-use super::shut;
 use std::collections::HashMap;
 use underpassd::admin::Row;
 
 /// What a column needs beside its own row: the row of the other end, where the caller sees it, and
 /// what the kernel knows.
 pub struct Ctx<'a> {
-    shut: shut::Masks,
+    /// Inode to shutdown mask.
+    shut: HashMap<u64, u8>,
     by_lane: HashMap<(u64, u32), Vec<&'a Row>>,
 }
 
 impl<'a> Ctx<'a> {
-    pub fn new(rows: &'a [Row], shut: shut::Masks) -> Self {
+    pub fn new(rows: &'a [Row], shut: HashMap<u64, u8>) -> Self {
         let mut by_lane: HashMap<_, Vec<_>> = HashMap::new();
         for r in rows.iter().filter(|r| super::promoted(r) && r.link != 0) {
             by_lane.entry((r.link, r.lane)).or_default().push(r);
@@ -73,6 +73,16 @@ fn flags(r: &Row, direction: &str) -> Option<String> {
     )
 }
 
+/// Which directions are shut down, as `smcss` writes it.
+fn shutdown(mask: u8) -> String {
+    let (r, w) = (mask & 1 != 0, mask & 2 != 0);
+    format!(
+        " {}-{}",
+        if r { 'R' } else { '<' },
+        if w { 'W' } else { '>' }
+    )
+}
+
 /// Names one direction of a lane: the receiving end's token.
 fn token(r: &Row, epoch: u32) -> Option<String> {
     Some(format!("{:08x}{epoch:08x}", r.lane))
@@ -85,7 +95,7 @@ fn gid(r: &Row) -> String {
 
 pub const DEBUG: &[Column] = &[
     column("Shutd", 5, |r, c| {
-        c.shut.get(&r.inode).copied().map(shut::text)
+        c.shut.get(&r.inode).copied().map(shutdown)
     }),
     column("Token", 8, |r, _| Some(format!("{:08x}", r.lane))),
     column("Sndbuf", 8, |_, _| None),
@@ -126,3 +136,13 @@ pub const SMCD: &[Column] = &[
     column("Peer-Token", 16, |r, _| token(r, r.tx_epoch)),
     column("Linkid", 8, |r, _| Some(format!("{:08x}", r.link))),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::shutdown;
+
+    #[test]
+    fn shutdown_reads_as_in_smcss() {
+        assert_eq!([0, 1, 2, 3].map(shutdown), [" <->", " R->", " <-W", " R-W"]);
+    }
+}

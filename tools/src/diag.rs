@@ -1,30 +1,43 @@
-//! Which sockets are shut down, and in which direction: the kernel knows (a lane's connection is a
-//! TCP connection all its life), and tells by socket inode for the caller's network namespace.
+//! TCP sockets as the kernel knows them: of the caller's network namespace, by sock_diag.
+//!
+//! The daemon's rows come from the shims; this is where the tool learns what no shim says: the
+//! shutdown state (a lane's connection is a TCP connection all its life), and who is at the other
+//! end of a connection that only one shim knows.
 
 use netlink_packet_core::{
     NetlinkHeader, NetlinkMessage, NetlinkPayload, NLM_F_DUMP, NLM_F_REQUEST,
 };
 use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_TCP};
 use netlink_packet_sock_diag::inet::nlas::Nla;
-use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, SocketId, StateFlags};
+use netlink_packet_sock_diag::inet::{
+    ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags,
+};
 use netlink_packet_sock_diag::SockDiagMessage;
 use netlink_sys::{protocols::NETLINK_SOCK_DIAG, Socket, SocketAddr};
-use std::collections::HashMap;
 use std::io;
+use std::net;
 
-/// Inode to shutdown mask: 1 cannot receive, 2 cannot send.
-pub type Masks = HashMap<u64, u8>;
+/// A TCP socket.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TcpSocket {
+    pub local: net::SocketAddr,
+    pub peer: net::SocketAddr,
+    /// 0: not accepted yet, or no longer any process's.
+    pub inode: u64,
+    /// 1: cannot receive, 2: cannot send.
+    pub shut: Option<u8>,
+}
 
-/// What the kernel tells; nothing where it does not, which shows as "not known".
-pub fn masks() -> Masks {
-    let mut all = Masks::new();
+/// All of them; none where the kernel does not tell.
+pub fn sockets() -> Vec<TcpSocket> {
+    let mut all = Vec::new();
     for family in [AF_INET, AF_INET6] {
         let _ = dump(family, &mut all);
     }
     all
 }
 
-fn dump(family: u8, all: &mut Masks) -> io::Result<()> {
+fn dump(family: u8, all: &mut Vec<TcpSocket>) -> io::Result<()> {
     let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;
@@ -58,14 +71,7 @@ fn dump(family: u8, all: &mut Masks) -> io::Result<()> {
             rest = rest.get(step.max(4)..).unwrap_or_default();
             match m.payload {
                 NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(r)) => {
-                    let mask = r.nlas.iter().find_map(|n| {
-                        if let Nla::Shutdown(m) = n {
-                            Some(*m)
-                        } else {
-                            None
-                        }
-                    });
-                    all.extend(mask.map(|m| (u64::from(r.header.inode), m)));
+                    all.push(tcp_socket(&r));
                 }
                 NetlinkPayload::Done(_) => return Ok(()),
                 NetlinkPayload::Error(e) => return Err(e.to_io()),
@@ -75,13 +81,18 @@ fn dump(family: u8, all: &mut Masks) -> io::Result<()> {
     }
 }
 
-/// As `smcss` writes it.
-pub fn text(mask: u8) -> String {
-    format!(
-        " {}-{}",
-        if mask & 1 != 0 { 'R' } else { '<' },
-        if mask & 2 != 0 { 'W' } else { '>' }
-    )
+fn tcp_socket(r: &InetResponse) -> TcpSocket {
+    let id = &r.header.socket_id;
+    let shut = |n: &Nla| match n {
+        Nla::Shutdown(m) => Some(*m),
+        _ => None,
+    };
+    TcpSocket {
+        local: net::SocketAddr::new(id.source_address.to_canonical(), id.source_port),
+        peer: net::SocketAddr::new(id.destination_address.to_canonical(), id.destination_port),
+        inode: r.header.inode.into(),
+        shut: r.nlas.iter().find_map(shut),
+    }
 }
 
 #[cfg(test)]
@@ -93,16 +104,22 @@ mod tests {
 
     fn inode(s: &TcpStream) -> u64 {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", s.as_raw_fd())).unwrap();
-        link.to_str()
-            .unwrap()
-            .trim_start_matches("socket:[")
+        let link = link.to_str().unwrap();
+        link.trim_start_matches("socket:[")
             .trim_end_matches(']')
             .parse()
             .unwrap()
     }
 
+    /// The socket with this one's addresses.
+    fn find(s: &TcpStream) -> TcpSocket {
+        let (local, peer) = (s.local_addr().unwrap(), s.peer_addr().unwrap());
+        let is = |t: &TcpSocket| t.local == local && t.peer == peer;
+        sockets().into_iter().find(is).expect("the kernel knows it")
+    }
+
     #[test]
-    fn the_kernel_tells_both_directions_for_both_families() {
+    fn the_kernel_tells_inode_and_shutdown_for_both_families() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(l) = TcpListener::bind(address) else {
                 eprintln!("SKIPPED: no {address} here");
@@ -110,18 +127,17 @@ mod tests {
             };
             let a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
             let (mut b, _) = l.accept().unwrap();
-            assert_eq!(masks().get(&inode(&a)), Some(&0), "{address}");
-            a.shutdown(Shutdown::Write).unwrap();
-            assert_eq!(b.read(&mut [0]).unwrap(), 0); // the FIN is there
-            let m = masks();
             assert_eq!(
-                (m.get(&inode(&a)), m.get(&inode(&b))),
-                (Some(&2), Some(&1)),
+                (find(&a).inode, find(&a).shut),
+                (inode(&a), Some(0)),
                 "{address}"
             );
+            a.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(b.read(&mut [0]).unwrap(), 0); // the FIN is there
             assert_eq!(
-                (text(0), text(1), text(2), text(3)),
-                (" <->".into(), " R->".into(), " <-W".into(), " R-W".into())
+                (find(&a).shut, find(&b).shut),
+                (Some(2), Some(1)),
+                "{address}"
             );
         }
     }

@@ -1,0 +1,114 @@
+//! Who is at the other end, as far as this node can tell without the daemon.
+//!
+//! A service that has only listened so far may not have told the daemon that it is there. Whether
+//! its process has the shim loaded can be seen from outside.
+
+use crate::diag;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+
+/// The process at the other end.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Process {
+    pub pid: u32,
+    pub comm: String,
+    /// Is the library loaded? `None`: that may not be looked at.
+    pub shim: Option<Shim>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Shim {
+    Loaded,
+    /// Loaded and told to keep out: `UNDERPASS=off`.
+    Off,
+    Absent,
+}
+
+/// What is known of the other end.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Peer {
+    /// No such socket here: on another node, or in another network namespace.
+    Elsewhere,
+    /// The kernel has the connection; the program has not accepted it.
+    Unaccepted,
+    /// A process that the caller may not look at.
+    Hidden,
+    Here(Process),
+}
+
+/// Looks for the process at the other end of the connection `local` -> `peer`.
+pub fn look(local: &str, peer: &str) -> Peer {
+    let (Ok(local), Ok(peer)) = (local.parse::<SocketAddr>(), peer.parse::<SocketAddr>()) else {
+        return Peer::Elsewhere;
+    };
+    let is = |s: &diag::TcpSocket| s.local == peer && s.peer == local;
+    match diag::sockets().into_iter().find(is) {
+        None => Peer::Elsewhere,
+        Some(s) if s.inode == 0 => Peer::Unaccepted,
+        Some(s) => holder(s.inode).map_or(Peer::Hidden, |pid| Peer::Here(process(pid))),
+    }
+}
+
+/// A process that holds the socket.
+fn holder(inode: u64) -> Option<u32> {
+    let name = format!("socket:[{inode}]");
+    let pids = fs::read_dir("/proc").ok()?.flatten();
+    let mut pids = pids.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+    pids.find(|pid| {
+        let fds = fs::read_dir(format!("/proc/{pid}/fd"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let mut links = fds.filter_map(|fd| fs::read_link(fd.path()).ok());
+        links.any(|l| l == Path::new(&name))
+    })
+}
+
+fn process(pid: u32) -> Process {
+    let read = |file: &str| fs::read(format!("/proc/{pid}/{file}"));
+    let comm = read("comm").unwrap_or_default();
+    let off = || {
+        let env = read("environ").unwrap_or_default();
+        env.split(|b| *b == 0).any(|v| v == b"UNDERPASS=off")
+    };
+    let shim = read("maps").ok().map(|maps| {
+        match String::from_utf8_lossy(&maps)
+            .lines()
+            .any(|l| l.contains("/libunderpass.so"))
+        {
+            false => Shim::Absent,
+            true if off() => Shim::Off,
+            true => Shim::Loaded,
+        }
+    });
+    Process {
+        pid,
+        comm: String::from_utf8_lossy(&comm).trim_end().to_owned(),
+        shim,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn the_holder_of_the_other_end_is_found() {
+        let l = TcpListener::bind("127.0.0.1:0").unwrap();
+        let a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
+        let (local, peer) = (
+            a.local_addr().unwrap().to_string(),
+            a.peer_addr().unwrap().to_string(),
+        );
+        assert_eq!(look(&local, &peer), Peer::Unaccepted);
+        let (_b, _) = l.accept().unwrap();
+        let Peer::Here(p) = look(&local, &peer) else {
+            panic!("not found")
+        };
+        assert_eq!((p.pid, p.shim), (std::process::id(), Some(Shim::Absent)));
+        assert!(!p.comm.is_empty());
+        assert_eq!(look("192.0.2.1:1", "192.0.2.2:2"), Peer::Elsewhere);
+    }
+}

@@ -1,0 +1,326 @@
+//! What `check` found out, and how it says so.
+
+use super::peer::{Peer, Process, Shim};
+use crate::out::clean;
+use crate::ss;
+use link::reason::Reason;
+use serde_json::{json, Value};
+use underpassd::admin::Row;
+
+/// One end of the connection.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct End {
+    /// As the daemon shows it, if it does.
+    pub row: Option<Row>,
+    /// Why it is on TCP, if that is known.
+    pub reason: Option<u32>,
+    pub pid: u32,
+    pub comm: String,
+    /// What else there is to say.
+    pub note: &'static str,
+}
+
+impl End {
+    fn new(row: Option<Row>) -> Self {
+        match row {
+            Some(r) => End {
+                reason: Some(r.reason),
+                pid: r.pid,
+                comm: r.comm.clone(),
+                note: "",
+                row: Some(r),
+            },
+            None => End::default(),
+        }
+    }
+
+    /// The test's own end. The shim may not have spoken to the daemon yet.
+    pub fn here(row: Option<Row>) -> Self {
+        let note = if row.is_none() {
+            "the daemon does not know it (yet); does the shim load?"
+        } else {
+            ""
+        };
+        End {
+            note,
+            ..End::new(row)
+        }
+    }
+
+    /// The service's end as the daemon knows it; `told` is what it says of an end without a row.
+    pub fn there(row: Option<Row>, told: u32) -> Self {
+        match row {
+            Some(_) => End::new(row),
+            None => End {
+                reason: (told != 0).then_some(told),
+                ..End::default()
+            },
+        }
+    }
+
+    /// The service's end, of which the daemon does not know more than `told`.
+    pub fn seen(peer: Peer, told: u32) -> Self {
+        let known = End::there(None, told);
+        match peer {
+            Peer::Elsewhere => End {
+                note: "on another node or in another network namespace, and not known here",
+                ..known
+            },
+            Peer::Unaccepted => End {
+                note: "the program has not accepted the connection yet",
+                ..End::default()
+            },
+            Peer::Hidden => End {
+                note: "held by a process of another user",
+                ..known
+            },
+            Peer::Here(Process { pid, comm, shim }) => {
+                let (reason, note) = match shim {
+                    // The daemon cannot know that better: the process is younger than its view.
+                    Some(Shim::Loaded) => (
+                        Some(Reason::Young.code()),
+                        "under Underpass, and has not used the connection yet",
+                    ),
+                    Some(Shim::Off) => (Some(Reason::Config.code()), ""),
+                    Some(Shim::Absent) => (Some(Reason::PeerNoShim.code()), ""),
+                    None => (known.reason, "held by a process of another user"),
+                };
+                End {
+                    row: None,
+                    reason,
+                    pid,
+                    comm,
+                    note,
+                }
+            }
+        }
+    }
+
+    fn promoted(&self) -> bool {
+        self.row.as_ref().is_some_and(ss::promoted)
+    }
+
+    fn lines(&self, label: &str, t: &mut String) {
+        match self.reason {
+            _ if self.promoted() => t.push_str(&format!("    {label}  promoted\n")),
+            Some(code) => ss::end(label, code, t),
+            None => t.push_str(&format!("    {label}  {}\n", self.note)),
+        }
+        if self.pid != 0 {
+            t.push_str(&format!(
+                "          program: {} (pid {})\n",
+                clean(&self.comm),
+                self.pid
+            ));
+        }
+        if self.reason.is_some() && !self.note.is_empty() {
+            t.push_str(&format!("          note: {}\n", self.note));
+        }
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "known": self.row.is_some(),
+            "mode": self.row.as_ref().map(|r| &r.mode),
+            "up": self.row.as_ref().map(|r| &r.up),
+            "reason": self.reason.map(|c| ss::Said::of(c).json()),
+            "pid": self.pid,
+            "comm": self.comm,
+            "note": self.note,
+        })
+    }
+}
+
+/// Both ends.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Finding {
+    pub local: String,
+    pub peer: String,
+    pub here: End,
+    pub there: End,
+    /// Why there is no daemon to ask.
+    pub no_daemon: Option<String>,
+    /// Did the service hang up during the test?
+    pub closed: bool,
+}
+
+impl Finding {
+    pub fn promoted(&self) -> bool {
+        self.here.promoted() || self.there.promoted()
+    }
+
+    /// Not promoted yet, but nothing stands against it.
+    pub fn promotable(&self) -> bool {
+        let passes = |e: &End| e.reason.is_some_and(passes);
+        self.here.row.is_some() && passes(&self.here) && passes(&self.there)
+    }
+
+    /// Will waiting longer change nothing?
+    pub fn lasting(&self) -> bool {
+        let mut known = [&self.here, &self.there]
+            .into_iter()
+            .filter_map(|e| e.reason);
+        known.any(|r| !passes(r) && lasts(r))
+    }
+
+    /// The mode that the connection has now.
+    fn now(&self) -> String {
+        match &self.here.row {
+            Some(r) if !r.mode.is_empty() => clean(&r.mode),
+            _ => format!(
+                "TCP 0x{:08x}/0x{:08x}",
+                self.here.reason.unwrap_or(0),
+                self.there.reason.unwrap_or(0)
+            ),
+        }
+    }
+
+    /// The mode that a connection from here to there gets. On one node, that is shared memory.
+    fn mode(&self) -> String {
+        match self.promotable() && !self.promoted() {
+            true => "SMCD".into(),
+            false => self.now(),
+        }
+    }
+
+    pub fn text(&self) -> String {
+        let how = match (self.promoted(), self.promotable()) {
+            (true, _) => "promoted".into(),
+            (_, true) => format!("after some use; now {}", self.now()),
+            _ => "stays on TCP".into(),
+        };
+        let mut t = format!(
+            "connection {} -> {}\nmode       {} ({how})\n",
+            self.local,
+            self.peer,
+            self.mode()
+        );
+        self.here.lines("here", &mut t);
+        self.there.lines("peer", &mut t);
+        if let Some(m) = &self.no_daemon {
+            t.push_str(&format!("note       {}\n", clean(m)));
+        }
+        if self.closed {
+            t.push_str("note       the service closed the connection during the test\n");
+        }
+        t
+    }
+
+    pub fn json(&self) -> Value {
+        json!({
+            "local": self.local,
+            "peer": self.peer,
+            "mode": self.mode(),
+            "now": self.now(),
+            "promoted": self.promoted(),
+            "promotable": self.promoted() || self.promotable(),
+            "here": self.here.json(),
+            "there": self.there.json(),
+            "daemon": self.no_daemon.is_none(),
+            "closed": self.closed,
+        })
+    }
+}
+
+/// Reasons with which a connection is merely not promoted yet.
+fn passes(code: u32) -> bool {
+    matches!(
+        Reason::from_code(code),
+        Some(Reason::None | Reason::Young | Reason::Waiting)
+    )
+}
+
+/// All reasons but those that may go away within seconds, as that of a busy daemon.
+fn lasts(code: u32) -> bool {
+    !matches!(
+        Reason::from_code(code),
+        Some(
+            Reason::PeerDeclined
+                | Reason::NoDaemon
+                | Reason::TimeoutDaemon
+                | Reason::NotEstablished
+                | Reason::RingFull
+        )
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(mode: &str, reason: Reason) -> Option<Row> {
+        Some(Row {
+            mode: mode.into(),
+            reason: reason.code(),
+            ..Row::default()
+        })
+    }
+
+    fn ends(here: End, there: End) -> Finding {
+        Finding {
+            here,
+            there,
+            ..Finding::default()
+        }
+    }
+
+    #[test]
+    fn verdicts_follow_from_both_ends() {
+        let tcp = |here, there| {
+            ends(
+                End::here(row("TCP", here)),
+                End::there(row("TCP", there), 0),
+            )
+        };
+        let f = ends(End::here(row("SMCD", Reason::None)), End::default());
+        assert!(f.promoted());
+        let f = tcp(Reason::Waiting, Reason::Young);
+        assert!(!f.promoted() && f.promotable() && !f.lasting());
+        let f = tcp(Reason::Waiting, Reason::Bypassed);
+        assert!(
+            !f.promotable() && f.lasting(),
+            "the other end will not do it"
+        );
+        let f = tcp(Reason::TimeoutDaemon, Reason::Young);
+        assert!(
+            !f.promotable() && !f.lasting(),
+            "a busy daemon gets less busy"
+        );
+        let f = ends(End::here(None), End::there(row("TCP", Reason::Young), 0));
+        assert!(!f.promotable(), "our own end must be known");
+    }
+
+    #[test]
+    fn an_end_without_a_row_is_judged_by_what_can_be_seen() {
+        let waiting = || End::here(row("TCP", Reason::Waiting));
+        let process = |shim| {
+            Peer::Here(Process {
+                pid: 5,
+                comm: "x".into(),
+                shim,
+            })
+        };
+        let told = Reason::PeerNoShim.code();
+        let f = ends(waiting(), End::seen(Peer::Elsewhere, 0));
+        assert!(!f.promotable() && !f.lasting());
+        let f = ends(waiting(), End::seen(Peer::Unaccepted, told));
+        assert!(!f.promotable() && !f.lasting(), "it may still accept");
+        let f = ends(waiting(), End::seen(Peer::Hidden, told));
+        assert!(!f.promotable() && f.lasting(), "the daemon could look");
+        let f = ends(waiting(), End::seen(process(Some(Shim::Loaded)), told));
+        assert!(f.promotable(), "the daemon has not met this process yet");
+        assert!(
+            f.text()
+                .contains("mode       SMCD (after some use; now TCP)"),
+            "{}",
+            f.text()
+        );
+        let f = ends(waiting(), End::seen(process(Some(Shim::Off)), 0));
+        assert_eq!(
+            (f.there.reason, f.lasting()),
+            (Some(Reason::Config.code()), true)
+        );
+        let f = ends(waiting(), End::seen(process(Some(Shim::Absent)), 0));
+        assert_eq!((f.there.reason, f.lasting()), (Some(told), true));
+    }
+}
