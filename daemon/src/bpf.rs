@@ -99,7 +99,9 @@ fn start(config: &ProofConfig) -> Result<Bpf, Error> {
     program.load()?;
     let id = program.attach(&cgroup, CgroupAttachMode::Single)?;
     let link: FdLink = program.take_link(id)?.try_into()?;
-    let Map::SkStorage(data) = map else { return Err(Error::Parts) };
+    let Map::SkStorage(data) = map else {
+        return Err(Error::Parts);
+    };
     let mut link = Some(link);
     if let Some(dir) = &pins {
         match pin(dir, &data, &mut link) {
@@ -112,7 +114,10 @@ fn start(config: &ProofConfig) -> Result<Bpf, Error> {
         }
     }
     let records = SkStorage::try_from(Map::SkStorage(data))?;
-    Ok(Bpf { records, _link: link.ok_or(Error::Parts)? })
+    Ok(Bpf {
+        records,
+        _link: link.ok_or(Error::Parts)?,
+    })
 }
 
 /// Pins the map, then the link; a link without a map would record for nobody.
@@ -130,7 +135,10 @@ fn reuse(dir: &Path) -> Option<Bpf> {
     let link = PinnedLink::from_pin(dir.join("link")).ok()?;
     let map = MapData::from_pin(dir.join("records")).ok()?;
     let records = SkStorage::try_from(Map::SkStorage(map)).ok()?;
-    Some(Bpf { records, _link: link.into() })
+    Some(Bpf {
+        records,
+        _link: link.into(),
+    })
 }
 
 /// The directory for the pins, on a BPF file system; mounts one where there is none.
@@ -147,7 +155,10 @@ fn pin_dir(path: &Path) -> Option<PathBuf> {
         }
     }
     if !is_bpf(parent) {
-        tracing::info!("{} is no BPF file system: records will not outlive the daemon", parent.display());
+        tracing::info!(
+            "{} is no BPF file system: records will not outlive the daemon",
+            parent.display()
+        );
         return None;
     }
     let dir = path.join(format!("v{LAYOUT}"));
@@ -173,7 +184,9 @@ fn cgroup_root(configured: Option<&Path>) -> Result<OwnedFd, Errno> {
     if let Some(p) = found {
         return rustix::fs::open(p, flags, Mode::empty());
     }
-    use rustix::mount::{fsconfig_create, fsmount, fsopen, FsMountFlags, FsOpenFlags, MountAttrFlags};
+    use rustix::mount::{
+        fsconfig_create, fsmount, fsopen, FsMountFlags, FsOpenFlags, MountAttrFlags,
+    };
     let fs = fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&fs)?;
     let mount = fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
@@ -198,7 +211,12 @@ impl Proof for Bpf {
             (LAYOUT, 2) => Role::Passive,
             _ => return None,
         };
-        Some(Record { snd: r.snd, rcv: r.rcv, role, at_ns: r.at_ns })
+        Some(Record {
+            snd: r.snd,
+            rcv: r.rcv,
+            role,
+            at_ns: r.at_ns,
+        })
     }
 
     fn active(&self) -> bool {

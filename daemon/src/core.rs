@@ -60,6 +60,8 @@ pub struct Core {
     /// What the tables of ended families said last.
     pub ended: Totals,
     next_party: u64,
+    /// Parties with a control connection.
+    connected: usize,
     /// Since when there is no shim and no lane.
     pub idle_since: Option<Instant>,
 }
@@ -90,6 +92,7 @@ impl Core {
             counters: Counters::default(),
             ended: Totals::default(),
             next_party: 1,
+            connected: 0,
             idle_since: Some(Instant::now()),
         }
     }
@@ -141,7 +144,6 @@ impl Core {
                 self.parties.insert(id, party);
                 self.by_process.insert(key, id);
                 self.event(id, "connected");
-                self.busy_changed();
                 self.attach(id, hello.version, control, page);
                 return Ok((id, true));
             }
@@ -165,6 +167,7 @@ impl Core {
         };
         control.set_notice(page.0);
         p.control = Some(control.clone());
+        self.connected += 1;
         p.credits = self.config.credits;
         let ack = ToShim::HelloAck {
             version,
@@ -179,6 +182,7 @@ impl Core {
         for (link, side) in std::mem::take(&mut p.missed) {
             p.send(ToShim::PeerGone { link, side }, vec![]);
         }
+        self.busy_changed();
     }
 
     /// A process that shows another table than before, and has closed the old connection, has
@@ -203,11 +207,13 @@ impl Core {
             return;
         }
         p.disconnect();
+        self.connected -= 1;
         self.event(id, "disconnected");
         self.waiting.remove_party(id);
         let mut out = Out::default();
         self.links.party_silent(id, &mut out);
         self.act(out, Reason::PeerGone, RETRY_SOON_MS);
+        self.busy_changed();
     }
 
     /// The process has ended.
@@ -482,7 +488,7 @@ impl Core {
     }
 
     fn busy_changed(&mut self) {
-        let idle = self.parties.is_empty() && self.links.lanes() == 0;
+        let idle = self.connected == 0 && self.links.lanes() == 0;
         match (idle, self.idle_since) {
             (true, None) => self.idle_since = Some(Instant::now()),
             (false, Some(_)) => self.idle_since = None,

@@ -1,9 +1,86 @@
-//! The control path: hello, registration, pairing, links, lanes, as a shim sees them.
+//! The control path as shims see it: hello, registration, pairing, links, lanes.
 
 mod common;
 use common::*;
+use link::family::{state, TABLE_BYTES};
+use link::layout::CONTROL_BYTES;
 use link::msg::{ToDaemon, ToShim};
 use link::reason::Reason;
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering::Relaxed;
+
+fn refused(d: &Daemon, hello: ToDaemon, fds: &[&dyn AsFdDyn]) -> u32 {
+    let s = dial(&d.dir);
+    say(&s, &hello, fds);
+    let Some((ToShim::Refused { reason }, _)) = hear(&s) else {
+        panic!("not refused")
+    };
+    assert!(hear(&s).is_none(), "and cut off");
+    reason
+}
+
+#[test]
+fn hello_is_checked() {
+    let d = Daemon::plain();
+    let good = table_fd(TABLE_BYTES, SEALS);
+    let with = |version, min_version| ToDaemon::Hello {
+        version,
+        min_version,
+        features: 0,
+        pid: 1,
+        table_bytes: TABLE_BYTES as u64,
+    };
+    let newer = with(link::VERSION + 9, link::VERSION + 1);
+    assert_eq!(refused(&d, newer, &[&good]), Reason::VersionMismatch.code());
+    assert_eq!(
+        refused(&d, with(0, 0), &[&good]),
+        Reason::VersionMismatch.code()
+    );
+    let sync = Reason::Sync.code();
+    assert_eq!(refused(&d, hello(), &[]), sync, "no table");
+    assert_eq!(refused(&d, hello(), &[&good, &good]), sync, "two tables");
+    assert_eq!(
+        refused(&d, hello(), &[&table_fd(TABLE_BYTES - 4096, SEALS)]),
+        sync,
+        "too small"
+    );
+    assert_eq!(
+        refused(&d, hello(), &[&table_fd(TABLE_BYTES, SealFlags::GROW)]),
+        sync,
+        "can shrink"
+    );
+    assert_eq!(
+        refused(&d, hello(), &[&std::fs::File::open("/").unwrap()]),
+        sync,
+        "no memory file"
+    );
+    assert_eq!(
+        refused(&d, ToDaemon::Forget { conn: 0, gen: 0 }, &[]),
+        sync,
+        "no hello"
+    );
+    assert_eq!(d.stats().parties, 0);
+
+    // A newer shim that still speaks our version is welcome.
+    let s = dial(&d.dir);
+    say(&s, &with(link::VERSION + 9, link::MIN_VERSION), &[&good]);
+    assert!(matches!(
+        hear(&s),
+        Some((
+            ToShim::HelloAck {
+                version: link::VERSION,
+                ..
+            },
+            _
+        ))
+    ));
+    // Twice is once too often.
+    say(&s, &hello(), &[&good]);
+    assert!(hear(&s).is_none());
+}
 
 #[test]
 fn two_ends_get_one_lane() {
@@ -17,10 +94,530 @@ fn two_ends_get_one_lane() {
     assert_ne!(x.side, y.side);
     assert_ne!(x.tag, 0);
     let s = d.until("the lane", |s| s.lanes == 1);
-    assert_eq!((s.parties, s.links, s.registered, s.paired), (2, 1, 2, 1));
-    let _ = (
-        ToDaemon::Forget { conn: 0, gen: 0 },
-        ToShim::Credit { n: 0 },
-        Reason::None,
+    assert_eq!(
+        (s.parties, s.links, s.registered, s.paired, s.declined),
+        (2, 1, 2, 1, 0)
     );
+
+    // The second connection uses the same link.
+    let (x2, y2) = pair(&mut a, &mut b);
+    assert_eq!((x2.link, x2.side, y2.side), (x.link, x.side, y.side));
+    assert_ne!((x2.lane, x2.tag), (x.lane, x.tag));
+
+    // Every message was announced.
+    for s in [&mut a, &mut b] {
+        while s.credits < 16 {
+            s.credit();
+        }
+        // The word follows the message, by a moment.
+        let word = || u32::from(s.notice.as_ref().unwrap().byte(0).load(Relaxed));
+        let end = std::time::Instant::now() + PATIENCE;
+        while word() != s.seen + 1 {
+            assert!(
+                std::time::Instant::now() < end,
+                "{} messages, {}",
+                s.seen + 1,
+                word()
+            );
+        }
+    }
+}
+
+#[test]
+fn connections_with_bytes_on_them_and_ipv6() {
+    let d = Daemon::plain();
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    let l = std::net::TcpListener::bind("[::1]:0").unwrap();
+    let mut c = std::net::TcpStream::connect(l.local_addr().unwrap()).unwrap();
+    let mut s = l.accept().unwrap().0;
+    c.write_all(&[1; 5000]).unwrap();
+    s.read_exact(&mut [0; 3000]).unwrap(); // the rest lies in the kernel
+    s.write_all(&[2; 70]).unwrap();
+    let (i, j) = (a.enter(&c, true), b.enter(&s, false));
+    a.register_at(i, &c, 5000, 0);
+    b.register_at(j, &s, 70, 3000);
+    offers(&mut a, &mut b);
+}
+
+/// The other party gets the area read-only, whatever it tries.
+#[test]
+fn areas_are_sealed_for_the_other_party() {
+    let d = Daemon::plain();
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    let (x, y) = pair(&mut a, &mut b);
+    let (sa, sb) = (&a.sides[&(x.link, x.side)], &b.sides[&(y.link, y.side)]);
+    for n in [0, 1] {
+        let (fd, map) = &sb.peer[&n];
+        let (_, own) = &sa.own[&n];
+        own.byte(4000).store(77, Relaxed);
+        assert_eq!(map.byte(4000).load(Relaxed), 77, "it is the same memory");
+        assert_eq!(
+            Map::new(fd, 4096, true).err(),
+            Some(Errno::PERM),
+            "no writable mapping"
+        );
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(fd));
+        for f in [
+            fd.try_clone().unwrap(),
+            std::fs::File::options()
+                .read(true)
+                .write(true)
+                .open(path)
+                .unwrap()
+                .into(),
+        ] {
+            assert_eq!(
+                Map::new(&f, 4096, true).err(),
+                Some(Errno::PERM),
+                "nor by opening it again"
+            );
+            assert_eq!(rustix::io::pwrite(&f, b"x", 0), Err(Errno::PERM));
+            assert_eq!(rustix::fs::ftruncate(&f, 0), Err(Errno::PERM));
+            let punch =
+                rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+            assert_eq!(rustix::fs::fallocate(&f, punch, 0, 4096), Err(Errno::PERM));
+            assert_eq!(
+                rustix::fs::fcntl_add_seals(&f, SealFlags::WRITE),
+                Err(Errno::PERM)
+            );
+        }
+        own.byte(4000).store(78, Relaxed);
+        assert_eq!(map.byte(4000).load(Relaxed), 78, "its writer still can");
+    }
+    // The heads of both areas say what they are.
+    for (s, lane) in [(sa, x), (sb, y)] {
+        let h = &s.own[&0].1.control().header;
+        assert_eq!(h.magic.load(Relaxed), link::layout::MAGIC);
+        assert_eq!(h.version.load(Relaxed), u32::from(link::VERSION));
+        assert_eq!(
+            (h.side.load(Relaxed), h.link.load(Relaxed)),
+            (u32::from(lane.side), lane.link)
+        );
+        assert_eq!(h.lanes.load(Relaxed) as usize, link::layout::LANES);
+        assert_eq!(
+            s.ready,
+            [1],
+            "the first data chunk is ready, and was so before the offer"
+        );
+    }
+    // The doorbell ends belong together.
+    link::doorbell::ring(sa.bell.as_ref().unwrap().as_fd());
+    assert_eq!(
+        link::doorbell::drain(sb.bell.as_ref().unwrap().as_fd()),
+        link::doorbell::Drained::Rung
+    );
+    // The notice page cannot be written either.
+    assert!(a.notice.is_some());
+}
+
+#[test]
+fn nothing_is_offered_before_both_have_mapped() {
+    let d = Daemon::plain();
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    b.helpful = false;
+    let (c, s) = tcp();
+    let (i, j) = (a.enter(&c, true), b.enter(&s, false));
+    a.register(i, &c);
+    b.register(j, &s);
+    let mut link = None;
+    while link.is_none() {
+        if let Some(ToShim::LinkNew { link: l, side, .. }) = b.step() {
+            link = Some((l, side));
+        }
+    }
+    let (link, side) = link.unwrap();
+    a.until("its own chunk", |m| {
+        matches!(m, ToShim::Chunk { .. }).then_some(())
+    });
+    b.until("its own chunk", |m| {
+        matches!(m, ToShim::Chunk { .. }).then_some(())
+    });
+    for n in [0, 1] {
+        b.until("a peer chunk", |m| {
+            matches!(m, ToShim::PeerChunk { chunk, .. } if *chunk == n).then_some(())
+        });
+        b.say(
+            ToDaemon::PeerMapped {
+                link,
+                side,
+                chunk: n,
+            },
+            &[],
+        );
+    }
+    // Unsealed as long as its writer has not mapped it: nobody else has it.
+    b.say(
+        ToDaemon::Mapped {
+            link,
+            side,
+            chunk: 0,
+        },
+        &[],
+    );
+    let own = &b.sides[&(link, side)].own[&0].0;
+    a.until("chunk 0", |m| {
+        matches!(m, ToShim::PeerChunk { chunk: 0, .. }).then_some(())
+    });
+    assert!(rustix::fs::fcntl_get_seals(own)
+        .unwrap()
+        .contains(SealFlags::FUTURE_WRITE));
+    let own = &b.sides[&(link, side)].own[&1].0;
+    assert!(!rustix::fs::fcntl_get_seals(own)
+        .unwrap()
+        .contains(SealFlags::FUTURE_WRITE));
+    b.say(
+        ToDaemon::Mapped {
+            link,
+            side,
+            chunk: 1,
+        },
+        &[],
+    );
+    offers(&mut a, &mut b);
+}
+
+#[test]
+fn both_ends_in_one_process() {
+    let d = Daemon::plain();
+    let mut a = Shim::new(&d.dir);
+    let (c, s) = tcp();
+    let (i, j) = (a.enter(&c, true), a.enter(&s, false));
+    a.register(i, &c);
+    a.register(j, &s);
+    let (x, y) = (a.offer(), a.offer());
+    assert_eq!((x.link, x.lane, x.tag), (y.link, y.lane, y.tag));
+    assert_ne!(x.side, y.side);
+    assert_ne!(x.conn, y.conn);
+    assert!(a.sides[&(x.link, x.side)].peer.contains_key(&1));
+    a.say(
+        ToDaemon::LaneDone {
+            link: x.link,
+            side: x.side,
+            lane: x.lane,
+        },
+        &[],
+    );
+    a.say(
+        ToDaemon::LaneDone {
+            link: y.link,
+            side: y.side,
+            lane: y.lane,
+        },
+        &[],
+    );
+    d.until("the lane's end", |s| s.lanes == 0);
+}
+
+#[test]
+fn a_lane_is_used_again_with_later_epochs() {
+    let d = Daemon::plain();
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    let (x, y) = pair(&mut a, &mut b);
+    a.say(
+        ToDaemon::LaneDone {
+            link: x.link,
+            side: x.side,
+            lane: x.lane,
+        },
+        &[],
+    );
+    // One side is not done: the slot is not free.
+    let (x2, _) = pair(&mut a, &mut b);
+    assert_ne!(x2.lane, x.lane);
+    b.say(
+        ToDaemon::LaneDone {
+            link: y.link,
+            side: y.side,
+            lane: y.lane,
+        },
+        &[],
+    );
+    d.until("the slot", |s| s.lanes == 1);
+    let (x3, y3) = pair(&mut a, &mut b);
+    assert_eq!(x3.lane, x.lane);
+    assert_eq!(x3.epoch, y3.epoch);
+    assert!(
+        x3.epoch >= x.epoch + 65_536,
+        "{} after {}",
+        x3.epoch,
+        x.epoch
+    );
+    assert_ne!(x3.tag, x.tag);
+}
+
+#[test]
+fn areas_grow() {
+    let d = Daemon::plain();
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    let (x, _) = pair(&mut a, &mut b);
+    a.say(
+        ToDaemon::WantChunk {
+            link: x.link,
+            side: x.side,
+        },
+        &[],
+    );
+    a.until("the chunk", |m| {
+        matches!(m, ToShim::Chunk { chunk: 2, .. }).then_some(())
+    });
+    b.until("the peer's chunk", |m| {
+        matches!(m, ToShim::PeerChunk { chunk: 2, .. }).then_some(())
+    });
+    a.until("ready", |m| {
+        matches!(m, ToShim::ChunkReady { chunk: 2, .. }).then_some(())
+    });
+}
+
+#[test]
+fn what_is_no_open_connection_is_declined() {
+    let d = Daemon::plain();
+    let mut a = Shim::new(&d.dir);
+    let (c, _s) = tcp();
+    let no = Reason::NotEstablished.code();
+    let forged: [(&str, &dyn AsFdDyn); 4] = [
+        ("a file", &std::fs::File::open("/").unwrap()),
+        (
+            "a listening socket",
+            &std::net::TcpListener::bind("127.0.0.1:0").unwrap(),
+        ),
+        (
+            "a datagram socket",
+            &std::net::UdpSocket::bind("127.0.0.1:0").unwrap(),
+        ),
+        ("its own control socket", &dial(&d.dir)),
+    ];
+    for (what, fd) in forged {
+        let i = a.enter(&c, true);
+        a.register(i, fd);
+        assert_eq!(a.declined(i).0, no, "{what}");
+    }
+    // Counts that the kernel does not know.
+    let i = a.enter(&c, true);
+    a.register_at(i, &c, 1, 0);
+    assert_eq!(a.declined(i).0, Reason::Bypassed.code());
+    // The table says it is another socket.
+    let (other, _t) = tcp();
+    let i = a.enter(&other, true);
+    a.register(i, &c);
+    assert_eq!(a.declined(i).0, no);
+    // A socket connected to itself.
+    let own = self_connected();
+    let i = a.enter(&own, true);
+    a.register(i, &own);
+    assert_eq!(a.declined(i).0, Reason::SelfConnected.code());
+    while a.credits < 16 {
+        a.credit(); // every credit comes back
+    }
+}
+
+fn self_connected() -> std::net::TcpStream {
+    use rustix::net::*;
+    let s = socket_with(
+        AddressFamily::INET,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
+    bind(&s, &"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap()).unwrap();
+    let here: std::net::SocketAddr = getsockname(&s).unwrap().try_into().unwrap();
+    connect(&s, &here).unwrap();
+    s.into()
+}
+
+#[test]
+fn registering_without_a_credit_ends_the_connection() {
+    let d = Daemon::start(&["--no-bpf"]);
+    let mut a = Shim::new(&d.dir);
+    // A shim that registers far more than it may, all at once.
+    d.signal(rustix::process::Signal::STOP);
+    let (c, _s) = tcp();
+    let i = a.enter(&c, true);
+    for _ in 0..17 {
+        a.register(i, &c);
+    }
+    d.signal(rustix::process::Signal::CONT);
+    a.hung_up();
+    assert_eq!(d.until("its end", |s| s.parties == 0).registered, 16);
+}
+
+#[test]
+fn violations_end_the_connection() {
+    let d = Daemon::plain();
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    let (x, y) = pair(&mut a, &mut b);
+    let link = x.link;
+    let (c, _s) = tcp();
+    for (what, m, fds) in [
+        (
+            "the other's side",
+            ToDaemon::Mapped {
+                link,
+                side: y.side,
+                chunk: 1,
+            },
+            0,
+        ),
+        (
+            "no such side",
+            ToDaemon::Mapped {
+                link,
+                side: 2,
+                chunk: 1,
+            },
+            0,
+        ),
+        (
+            "somebody's link",
+            ToDaemon::LaneDone {
+                link,
+                side: x.side,
+                lane: x.lane,
+            },
+            0,
+        ),
+        (
+            "two descriptors",
+            ToDaemon::Register {
+                conn: 0,
+                gen: 1,
+                tx_kpos: 0,
+                rx_kpos: 0,
+                flags: 0,
+            },
+            2,
+        ),
+        (
+            "no descriptor",
+            ToDaemon::Register {
+                conn: 0,
+                gen: 1,
+                tx_kpos: 0,
+                rx_kpos: 0,
+                flags: 0,
+            },
+            0,
+        ),
+    ] {
+        let mut s = Shim::new(&d.dir);
+        let all: [&dyn AsFdDyn; 2] = [&c, &c];
+        s.say(m, &all[..fds]);
+        s.hung_up();
+        assert!(what.len() > 1);
+    }
+    // Noise and truncated messages, too.
+    for noise in [&b"\x02\x00\xff\x00"[..], &b"\x01"[..]] {
+        let mut s = Shim::new(&d.dir);
+        rustix::io::write(&s.sock, noise).unwrap();
+        s.hung_up();
+    }
+    // Messages of a newer kind, and about links that are gone, mean nothing.
+    let mut s = Shim::new(&d.dir);
+    rustix::io::write(&s.sock, b"\xff\x00\x00\x00").unwrap();
+    s.say(
+        ToDaemon::LaneDone {
+            link: 1,
+            side: 0,
+            lane: 0,
+        },
+        &[],
+    );
+    let i = s.enter(&c, true);
+    s.register_at(i, &c, 9, 9);
+    s.declined(i);
+    // The victim's link is untouched.
+    pair(&mut a, &mut b);
+    assert_eq!(d.stats().links, 1);
+}
+
+#[test]
+fn a_link_that_cannot_be_mapped() {
+    let d = Daemon::plain();
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    b.helpful = false;
+    let (c, s) = tcp();
+    let (i, j) = (a.enter(&c, true), b.enter(&s, false));
+    a.register(i, &c);
+    b.register(j, &s);
+    let (link, side) = b.until("the link", |m| match *m {
+        ToShim::LinkNew { link, side, .. } => Some((link, side)),
+        _ => None,
+    });
+    b.say(ToDaemon::LinkFailed { link, side }, &[]);
+    a.until("the link's end", |m| {
+        matches!(m, ToShim::PeerGone { .. }).then_some(())
+    });
+    let (reason, _, retry) = a.declined(i);
+    assert_eq!(reason, Reason::Memory.code());
+    assert!(retry > 0);
+    d.until("nothing", |s| s.links == 0 && s.lanes == 0);
+}
+
+#[test]
+fn forgotten_ends_are_not_paired() {
+    let d = Daemon::plain();
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    let (c, s) = tcp();
+    let i = a.enter(&c, true);
+    a.register(i, &c);
+    a.credit();
+    a.say(
+        ToDaemon::Forget {
+            conn: i,
+            gen: a.gen(i),
+        },
+        &[],
+    );
+    // The entry is used for something else, without a word.
+    let (c2, s2) = tcp();
+    let i2 = a.enter(&c2, true);
+    a.register(i2, &c2);
+    a.credit();
+    a.conn(i2).gen.fetch_add(1, Relaxed);
+    let (j, j2) = (b.enter(&s, false), b.enter(&s2, false));
+    b.register(j, &s);
+    b.register(j2, &s2);
+    b.credit();
+    b.credit();
+    assert_eq!(d.stats().paired, 0);
+    // Registered anew, it is found.
+    a.register(i, &c);
+    let (x, y) = offers(&mut a, &mut b);
+    assert_eq!((x.conn, y.conn), (i, j));
+}
+
+#[test]
+fn one_socket_registered_by_two() {
+    let d = Daemon::plain();
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    let (c, _s) = tcp();
+    let (i, j) = (a.enter(&c, true), b.enter(&c, true));
+    a.register(i, &c);
+    a.credit();
+    b.register(j, &c);
+    let (reason, _, retry) = b.declined(j);
+    assert_eq!(reason, Reason::Shared.code());
+    assert!(retry > 0, "the first may only not have let go yet");
+    a.conn(i).state.store(state::BUSY, Relaxed);
+    b.register(j, &c);
+    b.credit();
+    b.credit();
+    assert_eq!(d.stats().declined, 1);
+}
+
+#[test]
+fn a_hostile_table_does_no_harm() {
+    let d = Daemon::plain();
+    let a = Shim::new(&d.dir);
+    let (mut v, mut w) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    let map = Map::new(&a.table_fd, TABLE_BYTES, true).unwrap();
+    let mut x = 1u32;
+    for at in 0..(1 << 20) {
+        x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        map.byte(at).store((x >> 24) as u8, Relaxed);
+    }
+    d.rows();
+    d.stats();
+    pair(&mut v, &mut w);
+    assert!(CONTROL_BYTES > 0);
 }

@@ -17,15 +17,23 @@ struct Netns {
 
 fn run(line: &str) {
     let mut words = line.split_ascii_whitespace();
-    let out = Command::new(words.next().unwrap()).args(words).output().unwrap();
-    assert!(out.status.success(), "{line}: {}", String::from_utf8_lossy(&out.stderr));
+    let out = Command::new(words.next().unwrap())
+        .args(words)
+        .output()
+        .unwrap();
+    assert!(
+        out.status.success(),
+        "{line}: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
 }
 
 impl Netns {
     fn new(tag: &str) -> Netns {
         let name = format!("upd{}{tag}", std::process::id());
         run(&format!("ip netns add {name}"));
-        let fd = rustix::fs::open(format!("/run/netns/{name}"), OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let fd =
+            rustix::fs::open(format!("/run/netns/{name}"), OFlags::CLOEXEC, Mode::empty()).unwrap();
         run(&format!("ip -n {name} link set lo up"));
         Netns { name, fd }
     }
@@ -39,7 +47,9 @@ impl Netns {
         std::thread::scope(|s| {
             let t = s.spawn(|| {
                 let kind = rustix::thread::ThreadNameSpaceType::NETWORK;
-                rustix::thread::move_into_thread_name_spaces(self.fd.as_fd(), kind).map(|()| f()).unwrap()
+                rustix::thread::move_into_thread_name_spaces(self.fd.as_fd(), kind)
+                    .map(|()| f())
+                    .unwrap()
             });
             t.join().unwrap()
         })
@@ -48,7 +58,9 @@ impl Netns {
 
 impl Drop for Netns {
     fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
+        let _ = Command::new("ip")
+            .args(["netns", "del", &self.name])
+            .status();
     }
 }
 
@@ -81,8 +93,14 @@ impl Drop for Pins {
 
 /// Two namespaces joined by a veth pair: 10.77.0.1 and 10.77.0.2.
 fn joined(tag: &str) -> (Netns, Netns) {
-    let (a, b) = (Netns::new(&format!("{tag}a")), Netns::new(&format!("{tag}b")));
-    a.ip(&format!("link add up0 type veth peer name up0 netns {}", b.name));
+    let (a, b) = (
+        Netns::new(&format!("{tag}a")),
+        Netns::new(&format!("{tag}b")),
+    );
+    a.ip(&format!(
+        "link add up0 type veth peer name up0 netns {}",
+        b.name
+    ));
     for (n, ip) in [(&a, 1), (&b, 2)] {
         n.ip(&format!("addr add 10.77.0.{ip}/24 dev up0"));
         n.ip(&format!("addr add fd77::{ip}/64 dev up0 nodad"));
@@ -160,7 +178,11 @@ fn through_nat_of_both_addresses() {
     let l = listen(&n2, "10.77.0.2:8080");
     let c = dial_tcp(&n1, "10.96.0.1:443".parse().unwrap());
     let (s, from) = l.accept().unwrap();
-    assert_eq!(from.ip().to_string(), "10.77.0.9", "both addresses are translated");
+    assert_eq!(
+        from.ip().to_string(),
+        "10.77.0.9",
+        "both addresses are translated"
+    );
     assert_ne!(c.local_addr().unwrap().ip(), from.ip());
     let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
     let (i, j) = (a.enter(&c, true), b.enter(&s, false));
@@ -181,7 +203,11 @@ fn a_forged_mirror_is_not_paired() {
     forger.ip("addr add 10.77.0.1/32 dev lo");
     forger.ip("addr add 10.77.0.2/32 dev lo");
     for proof in [true, false] {
-        let d = if proof { pins.daemon() } else { Daemon::plain() };
+        let d = if proof {
+            pins.daemon()
+        } else {
+            Daemon::plain()
+        };
         let (c, s) = both(&n1, &n2, "10.77.0.2:0");
         let (from, to) = (c.local_addr().unwrap(), c.peer_addr().unwrap());
         let fake = forger.inside(|| {
@@ -190,9 +216,16 @@ fn a_forged_mirror_is_not_paired() {
             rustix::net::connect(&c, &to).unwrap();
             (TcpStream::from(c), l.accept().unwrap().0)
         });
-        assert_eq!((fake.1.local_addr().unwrap(), fake.1.peer_addr().unwrap()), (to, from));
+        assert_eq!(
+            (fake.1.local_addr().unwrap(), fake.1.peer_addr().unwrap()),
+            (to, from)
+        );
         let (mut a, mut b, mut f) = (Shim::new(&d.dir), Shim::new(&d.dir), Shim::new(&d.dir));
-        let (i, j, k) = (a.enter(&c, true), b.enter(&s, false), f.enter(&fake.1, false));
+        let (i, j, k) = (
+            a.enter(&c, true),
+            b.enter(&s, false),
+            f.enter(&fake.1, false),
+        );
         f.register(k, &fake.1);
         waiting(&mut f);
         a.register(i, &c);
@@ -212,7 +245,13 @@ fn a_forged_mirror_is_not_paired() {
 
 fn socket_from(local: SocketAddr) -> OwnedFd {
     use rustix::net::*;
-    let s = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    let s = socket_with(
+        AddressFamily::INET,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
     bind(&s, &local).unwrap();
     s
 }
@@ -224,7 +263,13 @@ fn sequence(s: &impl AsFd, queue: i32) -> u32 {
     // SAFETY: valid out pointers of four bytes.
     let r = unsafe {
         let fd = s.as_fd().as_raw_fd();
-        libc::getsockopt(fd, libc::IPPROTO_TCP, TCP_QUEUE_SEQ, (&raw mut v).cast(), &mut len)
+        libc::getsockopt(
+            fd,
+            libc::IPPROTO_TCP,
+            TCP_QUEUE_SEQ,
+            (&raw mut v).cast(),
+            &mut len,
+        )
     };
     assert_eq!(r, 0, "{}", std::io::Error::last_os_error());
     v
@@ -273,7 +318,10 @@ fn sequence_numbers_set_by_hand_prove_nothing() {
         option(&f, TCP_REPAIR, -1);
         TcpStream::from(f)
     });
-    assert_eq!((fake.local_addr().unwrap(), fake.peer_addr().unwrap()), (to, from));
+    assert_eq!(
+        (fake.local_addr().unwrap(), fake.peer_addr().unwrap()),
+        (to, from)
+    );
     let (mut a, mut b, mut f) = (Shim::new(&d.dir), Shim::new(&d.dir), Shim::new(&d.dir));
     let (i, j, k) = (a.enter(&c, true), b.enter(&s, false), f.enter(&fake, false));
     a.register(i, &c);

@@ -46,7 +46,7 @@ impl Daemon {
 
     pub fn start_in(dir: &Path, args: &[&str]) -> Daemon {
         let child = Daemon::spawn(dir, args);
-        let d = Daemon {
+        let mut d = Daemon {
             dir: dir.to_owned(),
             child,
             _tmp: None,
@@ -54,7 +54,16 @@ impl Daemon {
         let end = Instant::now() + PATIENCE;
         while !matches!(d.try_ask(&Request::Ping), Some(Response::Pong { pid, .. }) if pid == d.pid())
         {
-            assert!(Instant::now() < end, "the daemon does not answer");
+            let left = d.child.try_wait().unwrap();
+            assert!(left.is_none(), "the daemon has left: {left:?}");
+            if Instant::now() >= end {
+                let state = |f| std::fs::read_to_string(format!("/proc/{}/{f}", d.pid()));
+                panic!(
+                    "the daemon does not answer: {:?} {:?}",
+                    state("wchan"),
+                    state("stack")
+                );
+            }
             std::thread::sleep(Duration::from_millis(10));
         }
         d
@@ -378,6 +387,10 @@ impl Shim {
 
     pub fn conn(&self, i: u32) -> &Conn {
         &self.table.table().conns[i as usize]
+    }
+
+    pub fn stats(&self) -> &link::family::Stats {
+        &self.table.table().header.stats
     }
 
     /// Enters a connection in the table; its number.
