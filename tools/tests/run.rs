@@ -313,6 +313,22 @@ fn a_daemon_that_died_is_replaced() {
     assert_eq!(i.pids().len(), 2);
 }
 
+/// Stopped, or far too busy: the shim copes with that, and a second daemon would do harm.
+#[test]
+fn a_daemon_that_is_silent_is_left_alone() {
+    let i = Install::new();
+    fs::create_dir(i.path("rt")).unwrap();
+    let _silent = std::os::unix::net::UnixListener::bind(i.path("rt").join(ADMIN_SOCK)).unwrap();
+    let out = i.run(&["echo", "ran"]);
+    assert_eq!(text(&out.stdout), "ran\n");
+    assert!(
+        text(&out.stderr).contains("does not answer"),
+        "{}",
+        text(&out.stderr)
+    );
+    assert!(i.pids().is_empty());
+}
+
 #[test]
 fn exit_statuses_are_those_of_env_and_nohup() {
     let i = Install::new();
