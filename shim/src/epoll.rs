@@ -56,6 +56,8 @@ struct Reg {
     /// Events of the TCP socket that nobody has looked into yet.
     tcp: AtomicU32,
     last_head: AtomicU64,
+    /// Wait in which it was last reported: once per wait, whatever the kernel adds.
+    round: AtomicU32,
     slot: AtomicU32,
     next_conn: AtomicU32,
     next_group: AtomicU32,
@@ -78,6 +80,8 @@ struct Set {
     barred: AtomicU32,
     stirred: AtomicU32,
     looked: AtomicU64,
+    /// Number of the present look, see `Reg::round`.
+    round: AtomicU32,
     spin: AtomicI32,
     head: AtomicU32,
     tail: AtomicU32,
@@ -454,6 +458,7 @@ fn activate_one(set: u32, conn: u32, r: u32, link: &Link) {
     s.chain[k][g].store(r, Relaxed);
     reg.last_head.store(u64::MAX, Relaxed);
     reg.tcp.store(0, Relaxed);
+    reg.round.store(0, Relaxed);
     reg.flags.store(ACTIVE | EDGE_IN | EDGE_OUT, Relaxed);
     push(s, r);
     s.lanes.fetch_add(1, SeqCst);
@@ -748,6 +753,10 @@ fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Harvest {
             if flags & (DISABLED | PARKED) != 0 {
                 continue;
             }
+            if reg.round.load(Relaxed) == s.round.load(Relaxed) {
+                push(s, r); // reported a moment ago, in this very call
+                continue;
+            }
             let mask = reg.mask.load(Relaxed);
             let want = (mask & (IN | OUT | RDHUP))
                 | if mask & RDNORM != 0 { IN } else { 0 }
@@ -787,6 +796,7 @@ fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Harvest {
                     evs.add(h.n).write_unaligned(epoll_event { events: told, u64: reg.data.load(Relaxed) })
                 };
                 h.n += 1;
+                reg.round.store(s.round.load(Relaxed), Relaxed);
                 if mask & ONESHOT != 0 {
                     reg.flags.fetch_or(DISABLED, Relaxed);
                 } else if mask & ET == 0 || blocked {
@@ -1001,6 +1011,8 @@ unsafe fn wait_lanes(
 ) -> i32 {
     let mut last = false;
     loop {
+        // Several threads may share a set: each look has a number of its own, never 0.
+        s.round.store(s.round.load(Relaxed).wrapping_add(1).max(1), Relaxed);
         let mut h = harvest(i, s, evs, max);
         let now = ticks();
         if h.n == 0 || now.wrapping_sub(s.looked.load(Relaxed)) > LOOK_US * wait::cycles_per_us() {
@@ -1093,6 +1105,7 @@ unsafe fn wait_lanes(
         }
         if n > 0 {
             if n < max {
+                s.round.store(s.round.load(Relaxed).wrapping_add(1).max(1), Relaxed);
                 // SAFETY: behind the kernel's events, inside the array.
                 n += harvest(i, s, unsafe { evs.add(n) }, max - n).n;
             }

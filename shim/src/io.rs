@@ -305,6 +305,9 @@ pub unsafe fn recv(fd: i32, i: u32, vecs: &[iovec], flags: i32, native: impl Fn(
         };
         match got {
             Received::Bytes(n) => {
+                if c.rx.is_up() {
+                    promote::promoted(c);
+                }
                 total += n;
                 if all && iov.left() > 0 && n > 0 {
                     look = false;

@@ -247,6 +247,17 @@ pub fn try_up(c: &Conn, l: &Local, fd: i32) -> bool {
 fn counted_up(c: &Conn) {
     if let Some(t) = table::table() {
         t.header.stats.ups.fetch_add(1, Relaxed);
+    }
+    promoted(c);
+}
+
+/// The connection is on its lane in some direction: counted once.
+#[inline(always)]
+pub fn promoted(c: &Conn) {
+    if c.flags.load(Relaxed) & flag::PROMOTED != 0 {
+        return;
+    }
+    if let Some(t) = table::table() {
         if c.flags.fetch_or(flag::PROMOTED, Relaxed) & flag::PROMOTED == 0 {
             t.header.stats.promoted.fetch_add(1, Relaxed);
         }
@@ -385,9 +396,9 @@ pub fn end_lane(i: u32) {
     if let Some(t) = table::table() {
         if c.flags.load(Relaxed) & flag::PROMOTED != 0 {
             t.header.stats.ended_promoted.fetch_add(1, Relaxed);
-            t.header.stats.lane_tx.fetch_add(c.tx.ring_bytes.load(Relaxed), Relaxed);
-            t.header.stats.lane_rx.fetch_add(c.rx.ring_bytes.load(Relaxed), Relaxed);
         }
+        t.header.stats.lane_tx.fetch_add(c.tx.ring_bytes.load(Relaxed), Relaxed);
+        t.header.stats.lane_rx.fetch_add(c.rx.ring_bytes.load(Relaxed), Relaxed);
     }
     l.link.store(core::ptr::null_mut(), Release);
 }
