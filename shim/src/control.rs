@@ -74,12 +74,16 @@ pub fn ensure() -> bool {
     if now < NEXT_TRY_MS.load(Relaxed) {
         return false;
     }
-    let Some(_g) = lock::try_lock(&LOCK) else { return false };
+    let Some(_g) = lock::try_lock(&LOCK) else {
+        return false;
+    };
     NEXT_TRY_MS.store(now + 100, Relaxed);
     if FD.load(Relaxed) >= 0 {
         return false;
     }
-    let Some(fd) = crate::env::dirs().find_map(dial) else { return false };
+    let Some(fd) = crate::env::dirs().find_map(dial) else {
+        return false;
+    };
     let fd = fdtab::hide(fd);
     OWNER.store(table::pid(), Relaxed);
     FD.store(fd, Release);
@@ -107,8 +111,17 @@ fn dial(dir: &[u8]) -> Option<i32> {
     for (d, s) in a.sun_path.iter_mut().zip(dir.iter().chain(path)) {
         *d = *s as core::ffi::c_char;
     }
-    let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0).ok()?;
-    match sys::connect(fd, (&a as *const libc::sockaddr_un).cast(), core::mem::size_of_val(&a)) {
+    let fd = sys::socket(
+        libc::AF_UNIX,
+        libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+        0,
+    )
+    .ok()?;
+    match sys::connect(
+        fd,
+        (&a as *const libc::sockaddr_un).cast(),
+        core::mem::size_of_val(&a),
+    ) {
         Ok(()) => Some(fd),
         Err(_) => {
             sys::close(fd);
@@ -135,7 +148,10 @@ fn send(m: &ToDaemon, fd: Option<i32>) -> bool {
     }
     let mut buf = [0u8; MAX];
     let n = m.encode(&mut buf);
-    let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: n };
+    let mut iov = libc::iovec {
+        iov_base: buf.as_mut_ptr().cast(),
+        iov_len: n,
+    };
     let mut ctl = Ctl([0; 64]);
     // SAFETY: all-zero is a valid msghdr.
     let mut h: libc::msghdr = unsafe { core::mem::zeroed() };
@@ -172,7 +188,9 @@ impl Ctl {
         if len < 20 || word(8) != libc::SOL_SOCKET || word(12) != libc::SCM_RIGHTS {
             return (out, 0);
         }
-        let n = ((word(0) as usize).saturating_sub(16) / 4).min(MAX_FDS).min((len - 16) / 4);
+        let n = ((word(0) as usize).saturating_sub(16) / 4)
+            .min(MAX_FDS)
+            .min((len - 16) / 4);
         for (i, o) in out.iter_mut().enumerate().take(n) {
             *o = word(16 + 4 * i);
         }
@@ -186,7 +204,9 @@ pub fn pump() {
     if OWNER.load(Relaxed) != table::pid() {
         return;
     }
-    let Some(g) = lock::try_lock(&LOCK) else { return };
+    let Some(g) = lock::try_lock(&LOCK) else {
+        return;
+    };
     for _ in 0..1024 {
         let sock = FD.load(Relaxed);
         if sock < 0 {
@@ -194,7 +214,10 @@ pub fn pump() {
         }
         NOTICE_SEEN.store(notice().load(Acquire), Relaxed);
         let mut buf = [0u8; MAX];
-        let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: MAX };
+        let mut iov = libc::iovec {
+            iov_base: buf.as_mut_ptr().cast(),
+            iov_len: MAX,
+        };
         let mut ctl = Ctl([0; 64]);
         // SAFETY: all-zero is a valid msghdr.
         let mut h: libc::msghdr = unsafe { core::mem::zeroed() };
@@ -245,8 +268,18 @@ impl Fds {
 
 fn handle(m: ToShim, fds: &mut Fds) {
     match m {
-        ToShim::HelloAck { version: _, features: _, party: _, daemon: _, credits, ring_log2, ring_max_log2 } => {
-            let Some(fd) = fds.take(0) else { return drop_connection() };
+        ToShim::HelloAck {
+            version: _,
+            features: _,
+            party: _,
+            daemon: _,
+            credits,
+            ring_log2,
+            ring_max_log2,
+        } => {
+            let Some(fd) = fds.take(0) else {
+                return drop_connection();
+            };
             if let Ok(p) = sys::map(fd, 4096, false) {
                 NOTICE.store(p.cast(), Release);
             }
@@ -266,7 +299,13 @@ fn handle(m: ToShim, fds: &mut Fds) {
             CREDITS.fetch_add(n.min(1024) as i32, Relaxed);
             SETTLED.fetch_add(u64::from(n), Relaxed);
         }
-        ToShim::Decline { conn, gen, local, peer, retry_ms } => {
+        ToShim::Decline {
+            conn,
+            gen,
+            local,
+            peer,
+            retry_ms,
+        } => {
             promote::declined(conn, gen, local, peer, retry_ms);
         }
         ToShim::LinkNew { link, side, bytes } => {
@@ -280,11 +319,24 @@ fn handle(m: ToShim, fds: &mut Fds) {
                 _ => false,
             };
             let _ = send(
-                &if ok { ToDaemon::Mapped { link, side, chunk: 0 } } else { ToDaemon::LinkFailed { link, side } },
+                &if ok {
+                    ToDaemon::Mapped {
+                        link,
+                        side,
+                        chunk: 0,
+                    }
+                } else {
+                    ToDaemon::LinkFailed { link, side }
+                },
                 None,
             );
         }
-        ToShim::Chunk { link, side, chunk, bytes } => {
+        ToShim::Chunk {
+            link,
+            side,
+            chunk,
+            bytes,
+        } => {
             let ok = match (links::find(link, side), fds.take(0)) {
                 (Some(l), Some(fd)) => {
                     let ok = l.map_chunk(true, chunk, fd, bytes as usize);
@@ -294,24 +346,40 @@ fn handle(m: ToShim, fds: &mut Fds) {
                 _ => false,
             };
             let _ = send(
-                &if ok { ToDaemon::Mapped { link, side, chunk } } else { ToDaemon::LinkFailed { link, side } },
+                &if ok {
+                    ToDaemon::Mapped { link, side, chunk }
+                } else {
+                    ToDaemon::LinkFailed { link, side }
+                },
                 None,
             );
         }
-        ToShim::PeerChunk { link, side, chunk, bytes } => {
+        ToShim::PeerChunk {
+            link,
+            side,
+            chunk,
+            bytes,
+        } => {
             let ok = match (links::find(link, side), fds.take(0)) {
                 (Some(l), Some(fd)) => {
                     // Only a file that nobody can shrink may be mapped: a fault would kill us.
                     let seals = sys::fcntl(fd, libc::F_GET_SEALS, 0).unwrap_or(0);
-                    let size_ok = sys::lseek(fd, 0, libc::SEEK_END).is_ok_and(|n| n as u64 >= bytes);
-                    let ok = seals & libc::F_SEAL_SHRINK != 0 && size_ok && l.map_chunk(false, chunk, fd, bytes as usize);
+                    let size_ok =
+                        sys::lseek(fd, 0, libc::SEEK_END).is_ok_and(|n| n as u64 >= bytes);
+                    let ok = seals & libc::F_SEAL_SHRINK != 0
+                        && size_ok
+                        && l.map_chunk(false, chunk, fd, bytes as usize);
                     sys::close(fd);
                     ok
                 }
                 _ => false,
             };
             let _ = send(
-                &if ok { ToDaemon::PeerMapped { link, side, chunk } } else { ToDaemon::LinkFailed { link, side } },
+                &if ok {
+                    ToDaemon::PeerMapped { link, side, chunk }
+                } else {
+                    ToDaemon::LinkFailed { link, side }
+                },
                 None,
             );
         }
@@ -320,7 +388,15 @@ fn handle(m: ToShim, fds: &mut Fds) {
                 l.chunk_ready(chunk);
             }
         }
-        ToShim::Offer { link, side, lane, conn, gen, epoch, tag } => {
+        ToShim::Offer {
+            link,
+            side,
+            lane,
+            conn,
+            gen,
+            epoch,
+            tag,
+        } => {
             let taken = links::find(link, side)
                 .is_some_and(|l| promote::attach(l, lane, conn, gen, epoch, tag));
             if !taken {
@@ -359,7 +435,11 @@ pub fn settled(n: u64) -> bool {
 }
 
 pub fn lane_done(link: &Link, lane: u32) {
-    let m = ToDaemon::LaneDone { link: link.id.load(Relaxed), side: link.side.load(Relaxed) as u8, lane };
+    let m = ToDaemon::LaneDone {
+        link: link.id.load(Relaxed),
+        side: link.side.load(Relaxed) as u8,
+        lane,
+    };
     let _ = send(&m, None);
 }
 
@@ -368,7 +448,10 @@ pub fn forget(conn: u32, gen: u32) {
 }
 
 pub fn want_chunk(link: &Link) {
-    let m = ToDaemon::WantChunk { link: link.id.load(Relaxed), side: link.side.load(Relaxed) as u8 };
+    let m = ToDaemon::WantChunk {
+        link: link.id.load(Relaxed),
+        side: link.side.load(Relaxed) as u8,
+    };
     let _ = send(&m, None);
 }
 

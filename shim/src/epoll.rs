@@ -118,19 +118,33 @@ fn set_at(i: u32) -> &'static Set {
 /// Registration by index + 1.
 fn reg_at(i: u32) -> &'static Reg {
     // SAFETY: as above; index 0 is never dereferenced as "none" by callers, and stays in bounds.
-    unsafe { &*REG_TABLE.load(Acquire).add(i.wrapping_sub(1) as usize & (REGS - 1)) }
+    unsafe {
+        &*REG_TABLE
+            .load(Acquire)
+            .add(i.wrapping_sub(1) as usize & (REGS - 1))
+    }
 }
 
 fn init() -> bool {
     for (t, bytes) in [
-        (SET_TABLE.as_ptr() as *mut AtomicPtr<u8>, SETS * core::mem::size_of::<Set>()),
-        (REG_TABLE.as_ptr() as *mut AtomicPtr<u8>, REGS * core::mem::size_of::<Reg>()),
+        (
+            SET_TABLE.as_ptr() as *mut AtomicPtr<u8>,
+            SETS * core::mem::size_of::<Set>(),
+        ),
+        (
+            REG_TABLE.as_ptr() as *mut AtomicPtr<u8>,
+            REGS * core::mem::size_of::<Reg>(),
+        ),
     ] {
         // SAFETY: both statics are AtomicPtr; only the pointee type is recast.
         let t = unsafe { &*t };
         if t.load(Acquire).is_null() {
-            let Ok(p) = sys::map_private(bytes) else { return false };
-            if t.compare_exchange(core::ptr::null_mut(), p, AcqRel, Acquire).is_err() {
+            let Ok(p) = sys::map_private(bytes) else {
+                return false;
+            };
+            if t.compare_exchange(core::ptr::null_mut(), p, AcqRel, Acquire)
+                .is_err()
+            {
                 sys::unmap(p, bytes);
             }
         }
@@ -151,7 +165,9 @@ pub fn created(fd: i32) {
             for a in [&s.inner, &s.kick, &s.ctl] {
                 a.store(-1, Relaxed);
             }
-            for a in [&s.waiters, &s.lanes, &s.barred, &s.stirred, &s.head, &s.tail, &s.queued, &s.lock] {
+            for a in [
+                &s.waiters, &s.lanes, &s.barred, &s.stirred, &s.head, &s.tail, &s.queued, &s.lock,
+            ] {
                 a.store(0, Relaxed);
             }
             s.spin.store(4, Relaxed);
@@ -235,7 +251,11 @@ pub fn nest(i: u32) {
     }
     promote::each(|k, c| {
         if unservable(k) && c.flags.load(Relaxed) & flag::LANE != 0 {
-            io::leave(k, table::local(k).fd.load(Relaxed), link::reason::Reason::EpollShared);
+            io::leave(
+                k,
+                table::local(k).fd.load(Relaxed),
+                link::reason::Reason::EpollShared,
+            );
         }
     });
 }
@@ -298,7 +318,9 @@ fn find(conn: u32, set: u32, fd: i32) -> Option<u32> {
 
 fn unlink_conn(conn: u32, r: u32) {
     let l = table::local(conn);
-    let Some(_g) = lock::lock(&l.regs_lock) else { return };
+    let Some(_g) = lock::lock(&l.regs_lock) else {
+        return;
+    };
     let mut at = &l.regs;
     loop {
         let k = at.load(Relaxed);
@@ -314,13 +336,22 @@ fn unlink_conn(conn: u32, r: u32) {
 }
 
 /// `epoll_ctl` on a connection. `native` makes the application's own call.
-pub fn ctl(set: u32, op: i32, fd: i32, conn: u32, ev: Option<epoll_event>, native: impl Fn() -> i32) -> i32 {
+pub fn ctl(
+    set: u32,
+    op: i32,
+    fd: i32,
+    conn: u32,
+    ev: Option<epoll_event>,
+    native: impl Fn() -> i32,
+) -> i32 {
     let s = set_at(set);
     let found = find(conn, set, fd);
     let parked = found.is_some_and(|r| reg_at(r).flags.load(Relaxed) & PARKED != 0);
     match (op, found, ev) {
         (libc::EPOLL_CTL_ADD, Some(r), Some(ev)) if parked => {
-            let Some(_g) = lock::lock(&s.lock) else { return native() };
+            let Some(_g) = lock::lock(&s.lock) else {
+                return native();
+            };
             rearm(s, r, ev);
             0
         }
@@ -341,7 +372,9 @@ pub fn ctl(set: u32, op: i32, fd: i32, conn: u32, ev: Option<epoll_event>, nativ
         }
         (libc::EPOLL_CTL_MOD, Some(r), Some(ev)) => {
             let reg = reg_at(r);
-            let Some(_g) = lock::lock(&s.lock) else { return native() };
+            let Some(_g) = lock::lock(&s.lock) else {
+                return native();
+            };
             if reg.flags.load(Relaxed) & ACTIVE == 0 {
                 let n = native();
                 if n == 0 {
@@ -357,7 +390,9 @@ pub fn ctl(set: u32, op: i32, fd: i32, conn: u32, ev: Option<epoll_event>, nativ
         (libc::EPOLL_CTL_DEL, Some(r), _) => {
             let reg = reg_at(r);
             let n = {
-                let Some(_g) = lock::lock(&s.lock) else { return native() };
+                let Some(_g) = lock::lock(&s.lock) else {
+                    return native();
+                };
                 if reg.flags.load(Relaxed) & ACTIVE != 0 {
                     reg.flags.fetch_or(PARKED, Relaxed);
                     reg.mask.store(0, Relaxed);
@@ -389,7 +424,9 @@ fn rearm(s: &Set, r: u32, ev: epoll_event) {
 
 fn add(set: u32, fd: i32, conn: u32, ev: epoll_event) {
     let l = table::local(conn);
-    let Some(r) = reg_alloc() else { return table::bar(table::conn(conn), link::reason::Reason::EpollShared) };
+    let Some(r) = reg_alloc() else {
+        return table::bar(table::conn(conn), link::reason::Reason::EpollShared);
+    };
     let reg = reg_at(r);
     reg.set.store(set + 1, Relaxed);
     reg.conn.store(conn + 1, Relaxed);
@@ -435,14 +472,28 @@ pub fn activate(conn: u32, link: &Link) {
 fn activate_one(set: u32, conn: u32, r: u32, link: &Link) {
     let s = set_at(set);
     let reg = reg_at(r);
-    let Some(_g) = lock::lock(&s.lock) else { return };
+    let Some(_g) = lock::lock(&s.lock) else {
+        return;
+    };
     let Some(k) = bind(s, set, link) else {
         s.barred.store(1, Relaxed); // too many links, or no descriptors: what is there stays
         return;
     };
-    let (epfd, inner, fd) = (s.epfd.load(Relaxed), s.inner.load(Relaxed), reg.fd.load(Relaxed));
+    let (epfd, inner, fd) = (
+        s.epfd.load(Relaxed),
+        s.inner.load(Relaxed),
+        reg.fd.load(Relaxed),
+    );
     let events = IN | OUT | RDHUP | libc::EPOLLPRI as u32 | ET;
-    if sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, fd, events, TAG_REG | u64::from(r)).is_err() {
+    if sys::epoll_ctl(
+        inner,
+        libc::EPOLL_CTL_ADD,
+        fd,
+        events,
+        TAG_REG | u64::from(r),
+    )
+    .is_err()
+    {
         return;
     }
     let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, 0, 0);
@@ -495,7 +546,13 @@ fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
     }
     let k = free?;
     let data = TAG_BELL | u64::from(want - 1);
-    match sys::epoll_ctl(s.inner.load(Relaxed), libc::EPOLL_CTL_ADD, link.bell(), IN, data) {
+    match sys::epoll_ctl(
+        s.inner.load(Relaxed),
+        libc::EPOLL_CTL_ADD,
+        link.bell(),
+        IN,
+        data,
+    ) {
         Ok(()) | Err(libc::EEXIST) => {}
         Err(_) => return None,
     }
@@ -565,8 +622,18 @@ pub fn deactivate(conn: u32) {
                         r = reg.next_conn.load(Relaxed);
                         continue;
                     }
-                    let mask = if disabled { ONESHOT } else { reg.mask.load(Relaxed) };
-                    let _ = sys::epoll_ctl(s.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, mask, reg.data.load(Relaxed));
+                    let mask = if disabled {
+                        ONESHOT
+                    } else {
+                        reg.mask.load(Relaxed)
+                    };
+                    let _ = sys::epoll_ctl(
+                        s.epfd.load(Relaxed),
+                        libc::EPOLL_CTL_ADD,
+                        fd,
+                        mask,
+                        reg.data.load(Relaxed),
+                    );
                 }
             }
         }
@@ -587,7 +654,13 @@ pub fn forget(conn: u32) {
             let s = set_at(set - 1);
             if let Some(_g) = lock::lock(&s.lock) {
                 if reg.flags.load(Relaxed) & ACTIVE != 0 {
-                    let _ = sys::epoll_ctl(s.inner.load(Relaxed), libc::EPOLL_CTL_DEL, reg.fd.load(Relaxed), 0, 0);
+                    let _ = sys::epoll_ctl(
+                        s.inner.load(Relaxed),
+                        libc::EPOLL_CTL_DEL,
+                        reg.fd.load(Relaxed),
+                        0,
+                        0,
+                    );
                     detach(s, r);
                 }
             }
@@ -679,7 +752,9 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32) -> Option<u
             ev |= sys::poll1(fd, libc::POLLIN) as u32 & IN;
         }
     }
-    if c.tx.is_up() && m.peer_rx().word.load(Acquire) != pack(c.tx.epoch.load(Relaxed), link::layout::rx::READY) {
+    if c.tx.is_up()
+        && m.peer_rx().word.load(Acquire) != pack(c.tx.epoch.load(Relaxed), link::layout::rx::READY)
+    {
         let _g = lock::try_lock(&c.tx.lock)?;
         let _ = c.tx.look(&m, &port);
         if !c.tx.is_up() {
@@ -695,7 +770,8 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32) -> Option<u
                 let _g = lock::try_lock(&c.tx.lock)?;
                 let _ = c.tx.look(&m, &port);
             }
-            c.tx.mode.load(Relaxed) == tx::mode::TCP && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0
+            c.tx.mode.load(Relaxed) == tx::mode::TCP
+                && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0
         };
         if ok {
             ev |= OUT;
@@ -728,11 +804,17 @@ struct Harvest {
 }
 
 fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Harvest {
-    let mut h = Harvest { n: 0, busy: false, blocked: false };
+    let mut h = Harvest {
+        n: 0,
+        busy: false,
+        blocked: false,
+    };
     let mut leaving = [0u32; 8];
     let mut nleaving = 0;
     {
-        let Some(_g) = lock::lock(&s.lock) else { return h };
+        let Some(_g) = lock::lock(&s.lock) else {
+            return h;
+        };
         gather(s, s.stirred.swap(0, SeqCst) != 0);
         let rounds = s.queued.load(Relaxed);
         for _ in 0..rounds {
@@ -775,7 +857,11 @@ fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Harvest {
             if mask & ET != 0 {
                 let reads = IN | RDNORM | RDHUP | HUP | ERR;
                 let fresh = if flags & EDGE_IN != 0 { reads } else { 0 }
-                    | if flags & (EDGE_OUT | BLOCKED) != 0 { OUT | WRNORM } else { 0 };
+                    | if flags & (EDGE_OUT | BLOCKED) != 0 {
+                        OUT | WRNORM
+                    } else {
+                        0
+                    };
                 if told & fresh == 0 {
                     told = 0;
                 }
@@ -784,7 +870,11 @@ fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Harvest {
             reg.flags.store(
                 keep_flags
                     | if blocked { BLOCKED } else { 0 }
-                    | if told == 0 && want & OUT == 0 { flags & EDGE_OUT } else { 0 },
+                    | if told == 0 && want & OUT == 0 {
+                        flags & EDGE_OUT
+                    } else {
+                        0
+                    },
                 Relaxed,
             );
             if blocked {
@@ -793,7 +883,10 @@ fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Harvest {
             if told != 0 {
                 // SAFETY: `n < max`, the application's array holds `max` events.
                 unsafe {
-                    evs.add(h.n).write_unaligned(epoll_event { events: told, u64: reg.data.load(Relaxed) })
+                    evs.add(h.n).write_unaligned(epoll_event {
+                        events: told,
+                        u64: reg.data.load(Relaxed),
+                    })
                 };
                 h.n += 1;
                 reg.round.store(s.round.load(Relaxed), Relaxed);
@@ -830,7 +923,9 @@ fn gather(s: &Set, all: bool) {
             }
             continue;
         };
-        let Some(ctl) = l.peer.control() else { continue };
+        let Some(ctl) = l.peer.control() else {
+            continue;
+        };
         let mut groups = s.groups[k].load(Relaxed);
         while groups != 0 {
             let g = groups.trailing_zeros() as usize;
@@ -856,10 +951,14 @@ fn news(s: &Set, r: u32, reg: &Reg, all: bool) {
         return;
     }
     let c = table::conn(conn - 1);
-    let Some((_, m)) = promote::lane(c, table::local(conn - 1)) else { return };
+    let Some((_, m)) = promote::lane(c, table::local(conn - 1)) else {
+        return;
+    };
     let head = m.peer_head().load(Acquire);
     let moved = head != reg.last_head.load(Relaxed);
-    let word = c.tx.is_up() && m.peer_rx().word.load(Relaxed) != pack(c.tx.epoch.load(Relaxed), link::layout::rx::READY);
+    let word = c.tx.is_up()
+        && m.peer_rx().word.load(Relaxed)
+            != pack(c.tx.epoch.load(Relaxed), link::layout::rx::READY);
     if moved || all || word || c.rx.stirs(&m) || reg.flags.load(Relaxed) & BLOCKED != 0 {
         if moved || all {
             reg.last_head.store(head, Relaxed);
@@ -882,7 +981,9 @@ fn changed(s: &Set) -> bool {
             }
             continue;
         };
-        let Some(ctl) = l.peer.control() else { continue };
+        let Some(ctl) = l.peer.control() else {
+            continue;
+        };
         let mut groups = s.groups[k].load(Relaxed);
         while groups != 0 {
             let g = groups.trailing_zeros() as usize;
@@ -908,12 +1009,17 @@ fn inner(i: u32, s: &Set) {
         let low = data as u32;
         match data & (0xff << 56) {
             TAG_REG => {
-                let Some(_g) = lock::lock(&s.lock) else { return };
+                let Some(_g) = lock::lock(&s.lock) else {
+                    return;
+                };
                 let reg = reg_at(low);
                 if reg.set.load(Relaxed) == i + 1 && reg.flags.load(Relaxed) & ACTIVE != 0 {
                     reg.tcp.fetch_or(events & (IN | RDHUP | HUP | ERR), Relaxed);
-                    let edges = if events & (IN | RDHUP | HUP | ERR) != 0 { EDGE_IN } else { 0 }
-                        | if events & OUT != 0 { EDGE_OUT } else { 0 };
+                    let edges = if events & (IN | RDHUP | HUP | ERR) != 0 {
+                        EDGE_IN
+                    } else {
+                        0
+                    } | if events & OUT != 0 { EDGE_OUT } else { 0 };
                     reg.flags.fetch_or(edges, Relaxed);
                     push(s, low);
                 }
@@ -1012,7 +1118,8 @@ unsafe fn wait_lanes(
     let mut last = false;
     loop {
         // Several threads may share a set: each look has a number of its own, never 0.
-        s.round.store(s.round.load(Relaxed).wrapping_add(1).max(1), Relaxed);
+        s.round
+            .store(s.round.load(Relaxed).wrapping_add(1).max(1), Relaxed);
         let mut h = harvest(i, s, evs, max);
         let now = ticks();
         if h.n == 0 || now.wrapping_sub(s.looked.load(Relaxed)) > LOOK_US * wait::cycles_per_us() {
@@ -1105,7 +1212,8 @@ unsafe fn wait_lanes(
         }
         if n > 0 {
             if n < max {
-                s.round.store(s.round.load(Relaxed).wrapping_add(1).max(1), Relaxed);
+                s.round
+                    .store(s.round.load(Relaxed).wrapping_add(1).max(1), Relaxed);
                 // SAFETY: behind the kernel's events, inside the array.
                 n += harvest(i, s, unsafe { evs.add(n) }, max - n).n;
             }
@@ -1140,7 +1248,13 @@ fn producer_cpu(s: &Set) -> u32 {
     if s.links[1].load(Relaxed) != 0 {
         return u32::MAX;
     }
-    let lane = reg_at(s.chain[0][s.groups[0].load(Relaxed).trailing_zeros().min(GROUPS as u32 - 1) as usize].load(Relaxed));
+    let lane = reg_at(
+        s.chain[0][s.groups[0]
+            .load(Relaxed)
+            .trailing_zeros()
+            .min(GROUPS as u32 - 1) as usize]
+            .load(Relaxed),
+    );
     let conn = lane.conn.load(Relaxed);
     if conn == 0 {
         return u32::MAX;
@@ -1150,4 +1264,3 @@ fn producer_cpu(s: &Set) -> u32 {
         None => u32::MAX,
     }
 }
-

@@ -14,7 +14,9 @@ pub fn socket_made(fd: i32, nonblock: bool, open: bool, client: bool) {
         return;
     }
     let flags = if nonblock { flag::NONBLOCK } else { 0 } | if client { flag::CLIENT } else { 0 };
-    let Some(i) = table::alloc(fd, flags) else { return };
+    let Some(i) = table::alloc(fd, flags) else {
+        return;
+    };
     if open {
         table::conn(i).state.store(state::OPEN, Release);
     }
@@ -139,7 +141,9 @@ fn last_close(fd: i32, i: u32) {
         let _r = lock::lock(&c.rx.lock);
         // What is on its way down must be on TCP before the FIN.
         let end = sys::now_ms() + 1000;
-        while matches!(c.tx.look(&m, &port), Ok(link::lane::Progress::Blocked)) && sys::now_ms() < end {
+        while matches!(c.tx.look(&m, &port), Ok(link::lane::Progress::Blocked))
+            && sys::now_ms() < end
+        {
             sys::poll_ms(fd, libc::POLLOUT, 5);
         }
         // Take in a frame that TCP holds: left there, it would turn our FIN into a reset.
@@ -177,12 +181,16 @@ impl Concat for [[u8; 4]; 2] {
 /// `shutdown`, before the kernel's own.
 pub fn before_shutdown(fd: i32, i: u32, how: i32) {
     let c = table::conn(i);
-    let Some((link, m)) = promote::lane(c, table::local(i)) else { return };
+    let Some((link, m)) = promote::lane(c, table::local(i)) else {
+        return;
+    };
     let port = Sock { fd, link };
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
         if let Some(_g) = lock::lock(&c.tx.lock) {
             let end = sys::now_ms() + 1000;
-            while matches!(c.tx.look(&m, &port), Ok(link::lane::Progress::Blocked)) && sys::now_ms() < end {
+            while matches!(c.tx.look(&m, &port), Ok(link::lane::Progress::Blocked))
+                && sys::now_ms() < end
+            {
                 sys::poll_ms(fd, libc::POLLOUT, 5);
             }
             // Everything sent is on the ring; later sends get the kernel's EPIPE.

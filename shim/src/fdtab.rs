@@ -30,8 +30,13 @@ pub fn init() -> bool {
     if !TABLE.load(Acquire).is_null() {
         return true;
     }
-    let Ok(p) = sys::map_private(MAX_FD * 4) else { return false };
-    if TABLE.compare_exchange(core::ptr::null_mut(), p.cast(), AcqRel, Acquire).is_err() {
+    let Ok(p) = sys::map_private(MAX_FD * 4) else {
+        return false;
+    };
+    if TABLE
+        .compare_exchange(core::ptr::null_mut(), p.cast(), AcqRel, Acquire)
+        .is_err()
+    {
         sys::unmap(p, MAX_FD * 4);
     }
     true

@@ -56,7 +56,9 @@ fn deadline(fd: i32, name: i32) -> Option<u64> {
         w.copy_from_slice(&b[o..o + 8]);
         u64::from_ne_bytes(w)
     };
-    let ns = half(0).saturating_mul(1_000_000_000).saturating_add(half(8).saturating_mul(1000));
+    let ns = half(0)
+        .saturating_mul(1_000_000_000)
+        .saturating_add(half(8).saturating_mul(1000));
     (ns != 0).then(|| sys::now_ns().saturating_add(ns))
 }
 
@@ -73,7 +75,13 @@ fn left_ms(deadline: Option<u64>) -> i64 {
 /// # Safety
 /// The buffers are the application's: readable, as its own call demands.
 #[inline]
-pub unsafe fn send(fd: i32, i: u32, vecs: &[iovec], flags: i32, native: impl Fn() -> isize) -> isize {
+pub unsafe fn send(
+    fd: i32,
+    i: u32,
+    vecs: &[iovec],
+    flags: i32,
+    native: impl Fn() -> isize,
+) -> isize {
     let c = table::conn(i);
     let l = table::local(i);
     if control::pending() {
@@ -96,21 +104,33 @@ pub unsafe fn send(fd: i32, i: u32, vecs: &[iovec], flags: i32, native: impl Fn(
             }
             if c.tx.enter_native() {
                 // SAFETY: the application's buffers, by this function's contract.
-                let r = if total == 0 { native() } else { unsafe { rest(fd, &mut iov, flags) } };
+                let r = if total == 0 {
+                    native()
+                } else {
+                    unsafe { rest(fd, &mut iov, flags) }
+                };
                 c.tx.leave_native(r.max(0) as u64);
                 if total == 0 {
                     return r;
                 }
-                return if r >= 0 { (total + r as usize) as isize } else { total as isize };
+                return if r >= 0 {
+                    (total + r as usize) as isize
+                } else {
+                    total as isize
+                };
             }
         }
-        let Some((link, m)) = promote::lane(c, l) else { return fail(libc::EPIPE) };
+        let Some((link, m)) = promote::lane(c, l) else {
+            return fail(libc::EPIPE);
+        };
         if c.owner_pid.load(Relaxed) != table::pid() {
             promote::take_down(i); // a forked child: back to TCP, where both may send
         }
         let port = Sock { fd, link };
         let sent = {
-            let Some(_g) = lock::lock(&c.tx.lock) else { return fail(libc::EAGAIN) };
+            let Some(_g) = lock::lock(&c.tx.lock) else {
+                return fail(libc::EAGAIN);
+            };
             let was = c.tx.is_up();
             let s = c.tx.send(&m, &port, &mut iov);
             if was && !c.tx.is_up() {
@@ -137,7 +157,11 @@ pub unsafe fn send(fd: i32, i: u32, vecs: &[iovec], flags: i32, native: impl Fn(
             Sent::Tcp => {}
             Sent::Reset(r) => {
                 reset(c, fd, r);
-                return if total > 0 { total as isize } else { fail(libc::ECONNRESET) };
+                return if total > 0 {
+                    total as isize
+                } else {
+                    fail(libc::ECONNRESET)
+                };
             }
             Sent::Full | Sent::Blocked => {
                 let full = sent == Sent::Full;
@@ -159,18 +183,34 @@ pub unsafe fn send(fd: i32, i: u32, vecs: &[iovec], flags: i32, native: impl Fn(
                     peer_check(c, fd, link);
                 }
                 if nonblocking(c, flags) {
-                    return if total > 0 { total as isize } else { fail(libc::EAGAIN) };
+                    return if total > 0 {
+                        total as isize
+                    } else {
+                        fail(libc::EAGAIN)
+                    };
                 }
                 let end = *until.get_or_insert_with(|| deadline(fd, libc::SO_SNDTIMEO));
                 let ms = left_ms(end);
                 let cap = if full { FULL_MS as i64 + 1 } else { -1 };
-                let t = if cap < 0 || (0..=cap).contains(&ms) { ms } else { cap };
+                let t = if cap < 0 || (0..=cap).contains(&ms) {
+                    ms
+                } else {
+                    cap
+                };
                 match wait::wait(i, c, l, fd, For::Space, t) {
                     Woke::Timeout if t == ms => {
-                        return if total > 0 { total as isize } else { fail(libc::EAGAIN) };
+                        return if total > 0 {
+                            total as isize
+                        } else {
+                            fail(libc::EAGAIN)
+                        };
                     }
                     Woke::Interrupted => {
-                        return if total > 0 { total as isize } else { fail(libc::EINTR) };
+                        return if total > 0 {
+                            total as isize
+                        } else {
+                            fail(libc::EINTR)
+                        };
                     }
                     _ => {}
                 }
@@ -181,7 +221,9 @@ pub unsafe fn send(fd: i32, i: u32, vecs: &[iovec], flags: i32, native: impl Fn(
 
 /// Ring full for long: down, and up again only later.
 pub fn go_down_full(c: &Conn, link: &crate::links::Link, fd: i32, m: &link::lane::Memory) {
-    let Some(_g) = lock::lock(&c.tx.lock) else { return };
+    let Some(_g) = lock::lock(&c.tx.lock) else {
+        return;
+    };
     if c.tx.is_up() {
         promote::full_down(c);
         let _ = c.tx.down(m, &Sock { fd, link });
@@ -192,13 +234,17 @@ pub fn go_down_full(c: &Conn, link: &crate::links::Link, fd: i32, m: &link::lane
 /// A lane that fills its ring gets a larger one, if the daemon allows and the reader has left the
 /// one before.
 fn grow(c: &Conn, link: &crate::links::Link, m: &link::lane::Memory) -> bool {
-    let Some(_g) = lock::lock(&c.tx.lock) else { return false };
+    let Some(_g) = lock::lock(&c.tx.lock) else {
+        return false;
+    };
     let log2 = c.tx.ring_log2();
     let max = control::ring_sizes().1;
     if log2 == 0 || log2 >= max || !c.tx.can_move(m) {
         return false;
     }
-    let Some(loc) = link.alloc((log2 + 2).min(max)) else { return false };
+    let Some(loc) = link.alloc((log2 + 2).min(max)) else {
+        return false;
+    };
     let freed = c.tx.move_to(m, loc);
     let slot = &link.rings[c.lane.load(Relaxed) as usize];
     slot[1].store(slot[0].swap(loc.pack(), Relaxed), Relaxed);
@@ -249,7 +295,13 @@ unsafe fn rest(fd: i32, iov: &mut Iov<'_>, flags: i32) -> isize {
 /// # Safety
 /// The buffers are the application's: writable, as its own call demands.
 #[inline]
-pub unsafe fn recv(fd: i32, i: u32, vecs: &[iovec], flags: i32, native: impl Fn() -> isize) -> isize {
+pub unsafe fn recv(
+    fd: i32,
+    i: u32,
+    vecs: &[iovec],
+    flags: i32,
+    native: impl Fn() -> isize,
+) -> isize {
     let c = table::conn(i);
     let l = table::local(i);
     if control::pending() {
@@ -281,10 +333,16 @@ pub unsafe fn recv(fd: i32, i: u32, vecs: &[iovec], flags: i32, native: impl Fn(
                     None => 0,
                 };
                 c.rx.leave_native(r.max(0) as u64);
-                return if r >= 0 { (total + r as usize) as isize } else { total as isize };
+                return if r >= 0 {
+                    (total + r as usize) as isize
+                } else {
+                    total as isize
+                };
             }
         }
-        let Some((link, m)) = promote::lane(c, l) else { return fail(libc::ECONNRESET) };
+        let Some((link, m)) = promote::lane(c, l) else {
+            return fail(libc::ECONNRESET);
+        };
         let port = Sock { fd, link };
         let nb = nonblocking(c, flags);
         if nb && !look {
@@ -294,9 +352,15 @@ pub unsafe fn recv(fd: i32, i: u32, vecs: &[iovec], flags: i32, native: impl Fn(
                 look = true;
             }
         }
-        let how = How { peek, discard: flags & libc::MSG_TRUNC != 0, look };
+        let how = How {
+            peek,
+            discard: flags & libc::MSG_TRUNC != 0,
+            look,
+        };
         let got = {
-            let Some(_g) = lock::lock(&c.rx.lock) else { return fail(libc::EAGAIN) };
+            let Some(_g) = lock::lock(&c.rx.lock) else {
+                return fail(libc::EAGAIN);
+            };
             if c.owner_pid.load(Relaxed) != table::pid() {
                 c.rx.want_down(&m, &port); // a forked child reads along until the sender is on TCP
                 link.ring();
@@ -321,7 +385,11 @@ pub unsafe fn recv(fd: i32, i: u32, vecs: &[iovec], flags: i32, native: impl Fn(
             }
             Received::Reset(r) => {
                 reset(c, fd, r);
-                return if total > 0 { total as isize } else { fail(libc::ECONNRESET) };
+                return if total > 0 {
+                    total as isize
+                } else {
+                    fail(libc::ECONNRESET)
+                };
             }
             Received::Tcp => {}
             Received::Empty => {
@@ -329,7 +397,11 @@ pub unsafe fn recv(fd: i32, i: u32, vecs: &[iovec], flags: i32, native: impl Fn(
                     return total as isize;
                 }
                 if nb {
-                    return if total > 0 { total as isize } else { fail(libc::EAGAIN) };
+                    return if total > 0 {
+                        total as isize
+                    } else {
+                        fail(libc::EAGAIN)
+                    };
                 }
                 let end = *until.get_or_insert_with(|| {
                     if c.rx.is_up() && !look {
@@ -355,9 +427,19 @@ pub unsafe fn recv(fd: i32, i: u32, vecs: &[iovec], flags: i32, native: impl Fn(
                 };
                 match wait::wait(i, c, l, fd, For::Data, left_ms(end)) {
                     Woke::Look { kernel } => look = kernel,
-                    Woke::Timeout => return if total > 0 { total as isize } else { fail(libc::EAGAIN) },
+                    Woke::Timeout => {
+                        return if total > 0 {
+                            total as isize
+                        } else {
+                            fail(libc::EAGAIN)
+                        }
+                    }
                     Woke::Interrupted => {
-                        return if total > 0 { total as isize } else { fail(libc::EINTR) };
+                        return if total > 0 {
+                            total as isize
+                        } else {
+                            fail(libc::EINTR)
+                        };
                     }
                 }
                 if c.gen_changed(i) {
@@ -372,7 +454,14 @@ pub unsafe fn recv(fd: i32, i: u32, vecs: &[iovec], flags: i32, native: impl Fn(
 ///
 /// # Safety
 /// `off` is null or the application's valid pointer.
-pub unsafe fn sendfile(fd: i32, i: u32, input: i32, off: *mut i64, count: usize, native: impl Fn() -> isize) -> isize {
+pub unsafe fn sendfile(
+    fd: i32,
+    i: u32,
+    input: i32,
+    off: *mut i64,
+    count: usize,
+    native: impl Fn() -> isize,
+) -> isize {
     let c = table::conn(i);
     if control::pending() {
         control::pump();
@@ -404,7 +493,10 @@ pub unsafe fn sendfile(fd: i32, i: u32, input: i32, off: *mut i64, count: usize,
             Err(_) if total > 0 => break,
             Err(e) => return fail(e),
         };
-        let v = [iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: n }];
+        let v = [iovec {
+            iov_base: buf.as_mut_ptr().cast(),
+            iov_len: n,
+        }];
         // SAFETY: our own buffer.
         let r = unsafe { send(fd, i, &v, 0, || real::send(fd, v[0].iov_base, n, 0)) };
         if r < 0 {
@@ -434,7 +526,9 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
     let c = table::conn(i);
     let l = table::local(i);
     table::bar(c, why);
-    let Some((link, m)) = promote::lane(c, l) else { return true };
+    let Some((link, m)) = promote::lane(c, l) else {
+        return true;
+    };
     let port = Sock { fd, link };
     let end = sys::now_ms() + 2000;
     if let Some(_g) = lock::lock(&c.tx.lock) {
@@ -447,11 +541,15 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
     let mut stuck = None;
     loop {
         let tx_done = {
-            let Some(_g) = lock::lock(&c.tx.lock) else { return false };
+            let Some(_g) = lock::lock(&c.tx.lock) else {
+                return false;
+            };
             !matches!(c.tx.look(&m, &port), Ok(link::lane::Progress::Blocked))
         };
         let rx_done = {
-            let Some(_g) = lock::lock(&c.rx.lock) else { return false };
+            let Some(_g) = lock::lock(&c.rx.lock) else {
+                return false;
+            };
             match c.rx.revoke(&m, &port) {
                 Ok(link::lane::rx::Revoked::Clear) => true,
                 Ok(link::lane::rx::Revoked::Pending) => false,
@@ -487,7 +585,13 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
             if k != i {
                 if let Some((lk, mm)) = promote::lane(other, table::local(k)) {
                     if let Some(_g) = lock::try_lock(&other.tx.lock) {
-                        let _ = other.tx.look(&mm, &Sock { fd: table::local(k).fd.load(Relaxed), link: lk });
+                        let _ = other.tx.look(
+                            &mm,
+                            &Sock {
+                                fd: table::local(k).fd.load(Relaxed),
+                                link: lk,
+                            },
+                        );
                     }
                 }
             }

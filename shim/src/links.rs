@@ -69,8 +69,13 @@ fn all() -> &'static [Link] {
 pub fn init() -> bool {
     if TABLE.load(Acquire).is_null() {
         let bytes = LINKS * core::mem::size_of::<Link>();
-        let Ok(p) = sys::map_private(bytes) else { return false };
-        if TABLE.compare_exchange(core::ptr::null_mut(), p.cast(), AcqRel, Acquire).is_err() {
+        let Ok(p) = sys::map_private(bytes) else {
+            return false;
+        };
+        if TABLE
+            .compare_exchange(core::ptr::null_mut(), p.cast(), AcqRel, Acquire)
+            .is_err()
+        {
             sys::unmap(p, bytes);
         }
     }
@@ -79,7 +84,9 @@ pub fn init() -> bool {
 
 pub fn find(id: u64, side: u8) -> Option<&'static Link> {
     all().iter().find(|l| {
-        l.state.load(Acquire) != 0 && l.id.load(Relaxed) == id && l.side.load(Relaxed) == u32::from(side)
+        l.state.load(Acquire) != 0
+            && l.id.load(Relaxed) == id
+            && l.side.load(Relaxed) == u32::from(side)
     })
 }
 
@@ -98,8 +105,12 @@ pub fn create(id: u64, side: u8, bell: i32, chunk0: i32, bytes: usize) -> bool {
     if bytes < link::layout::CONTROL_BYTES {
         return false;
     }
-    let Some(l) = all().iter().find(|l| l.state.load(Relaxed) == 0) else { return false };
-    let Ok(p) = sys::map(chunk0, bytes, true) else { return false };
+    let Some(l) = all().iter().find(|l| l.state.load(Relaxed) == 0) else {
+        return false;
+    };
+    let Ok(p) = sys::map(chunk0, bytes, true) else {
+        return false;
+    };
     l.id.store(id, Relaxed);
     l.side.store(u32::from(side), Relaxed);
     l.bell.store(fdtab::hide(bell) + 1, Relaxed);
@@ -141,11 +152,17 @@ impl Link {
             return false;
         }
         let area = if own { &self.own } else { &self.peer };
-        let taken = if chunk == 0 { area.control().is_some() } else { area.has_chunk(chunk as usize) };
+        let taken = if chunk == 0 {
+            area.control().is_some()
+        } else {
+            area.has_chunk(chunk as usize)
+        };
         if taken {
             return false;
         }
-        let Ok(p) = sys::map(fd, bytes, own) else { return false };
+        let Ok(p) = sys::map(fd, bytes, own) else {
+            return false;
+        };
         // SAFETY: mapped for `bytes`, and kept so while the link is in use. The file is sealed (or
         // made by the daemon, whose seals we wait for) so it cannot shrink under the mapping.
         unsafe {
@@ -204,7 +221,9 @@ impl Link {
     pub fn free(&self, loc: Loc) {
         let a = &self.arena;
         let class = (loc.log2 - RING_LOG2_MIN) as usize;
-        let Some(_g) = lock::lock(&a.lock) else { return };
+        let Some(_g) = lock::lock(&a.lock) else {
+            return;
+        };
         let n = a.count[class].load(Relaxed) as usize;
         if n < FREE_PER_CLASS {
             a.free[class][n].store(loc.pack(), Relaxed);
@@ -224,7 +243,8 @@ impl Port for Sock<'_> {
         sys::send(self.fd, data, len)
     }
     fn tcp_recv(&self, buf: *mut u8, len: usize, peek: bool) -> Result<usize, i32> {
-        let flags = if peek { libc::MSG_PEEK } else { 0 } | if buf.is_null() { libc::MSG_TRUNC } else { 0 };
+        let flags =
+            if peek { libc::MSG_PEEK } else { 0 } | if buf.is_null() { libc::MSG_TRUNC } else { 0 };
         sys::recv(self.fd, buf, len, flags)
     }
     fn tcp_unread(&self) -> Result<usize, i32> {

@@ -59,7 +59,9 @@ pub fn lock(word: &AtomicU32) -> Option<Guard<'_>> {
 
 /// Takes the lock only if it is free.
 pub fn try_lock(word: &AtomicU32) -> Option<Guard<'_>> {
-    word.compare_exchange(0, tid(), Acquire, Relaxed).ok().map(|_| Guard(word))
+    word.compare_exchange(0, tid(), Acquire, Relaxed)
+        .ok()
+        .map(|_| Guard(word))
 }
 
 #[cold]
@@ -71,7 +73,16 @@ fn slow(word: &AtomicU32, me: u32) -> Option<Guard<'_>> {
             if v & !WAITERS == me {
                 return None;
             }
-            if v == 0 && word.compare_exchange(0, me | if rounds > 0 { WAITERS } else { 0 }, Acquire, Relaxed).is_ok() {
+            if v == 0
+                && word
+                    .compare_exchange(
+                        0,
+                        me | if rounds > 0 { WAITERS } else { 0 },
+                        Acquire,
+                        Relaxed,
+                    )
+                    .is_ok()
+            {
                 return Some(Guard(word));
             }
             core::hint::spin_loop();

@@ -42,7 +42,11 @@ fn concerned(fds: &[pollfd]) -> bool {
 ///
 /// # Safety
 /// `fds` is the application's array.
-pub unsafe fn poll(fds: &mut [pollfd], timeout_ms: i64, native: impl Fn(*mut pollfd, usize, i64) -> i32) -> i32 {
+pub unsafe fn poll(
+    fds: &mut [pollfd],
+    timeout_ms: i64,
+    native: impl Fn(*mut pollfd, usize, i64) -> i32,
+) -> i32 {
     if control::pending() {
         control::pump();
     }
@@ -52,14 +56,20 @@ pub unsafe fn poll(fds: &mut [pollfd], timeout_ms: i64, native: impl Fn(*mut pol
         let mut upto = fds.len();
         for (k, p) in fds.iter().enumerate() {
             if let Some(i) = fdtab::conn(p.fd) {
-                if p.events & (POLLIN | RDNORM | POLLRDHUP) != 0 && !table::conn(i).rx.enter_native() {
+                if p.events & (POLLIN | RDNORM | POLLRDHUP) != 0
+                    && !table::conn(i).rx.enter_native()
+                {
                     entered = false;
                     upto = k;
                     break;
                 }
             }
         }
-        let r = if entered { native(fds.as_mut_ptr(), fds.len(), timeout_ms) } else { 0 };
+        let r = if entered {
+            native(fds.as_mut_ptr(), fds.len(), timeout_ms)
+        } else {
+            0
+        };
         for p in fds.iter().take(upto) {
             if let Some(i) = fdtab::conn(p.fd) {
                 if p.events & (POLLIN | RDNORM | POLLRDHUP) != 0 {
@@ -77,10 +87,18 @@ pub unsafe fn poll(fds: &mut [pollfd], timeout_ms: i64, native: impl Fn(*mut pol
 
 /// # Safety
 /// As [`poll`].
-unsafe fn poll_lanes(fds: &mut [pollfd], timeout_ms: i64, native: impl Fn(*mut pollfd, usize, i64) -> i32) -> i32 {
+unsafe fn poll_lanes(
+    fds: &mut [pollfd],
+    timeout_ms: i64,
+    native: impl Fn(*mut pollfd, usize, i64) -> i32,
+) -> i32 {
     let n = fds.len();
     let extra = LINKS + 2;
-    let none = pollfd { fd: -1, events: 0, revents: 0 };
+    let none = pollfd {
+        fd: -1,
+        events: 0,
+        revents: 0,
+    };
     let mut stack = [none; STACK + LINKS + 2];
     let mut mapped: Option<(*mut u8, usize)> = None;
     let tmp: &mut [pollfd] = if n <= STACK {
@@ -106,7 +124,12 @@ unsafe fn poll_lanes(fds: &mut [pollfd], timeout_ms: i64, native: impl Fn(*mut p
     r
 }
 
-fn run(fds: &mut [pollfd], tmp: &mut [pollfd], timeout_ms: i64, native: impl Fn(*mut pollfd, usize, i64) -> i32) -> i32 {
+fn run(
+    fds: &mut [pollfd],
+    tmp: &mut [pollfd],
+    timeout_ms: i64,
+    native: impl Fn(*mut pollfd, usize, i64) -> i32,
+) -> i32 {
     let n = fds.len();
     let start = sys::now_ns();
     let mut last = false;
@@ -117,14 +140,26 @@ fn run(fds: &mut [pollfd], tmp: &mut [pollfd], timeout_ms: i64, native: impl Fn(
         let mut many = false;
         // What the kernel has to say about everything.
         for (p, t) in fds.iter().zip(tmp.iter_mut()) {
-            *t = pollfd { fd: p.fd, events: p.events, revents: 0 };
+            *t = pollfd {
+                fd: p.fd,
+                events: p.events,
+                revents: 0,
+            };
             if let Some(i) = fdtab::conn(p.fd) {
                 let c = table::conn(i);
                 if promote::engaged(c) {
-                    let tcp_out = if c.tx.is_up() { 0 } else { p.events & (POLLOUT | WRNORM) };
+                    let tcp_out = if c.tx.is_up() {
+                        0
+                    } else {
+                        p.events & (POLLOUT | WRNORM)
+                    };
                     t.events = POLLIN | POLLRDHUP | tcp_out;
                     if let Some((l, _)) = promote::lane(c, table::local(i)) {
-                        if !links[..nlinks].iter().flatten().any(|k| core::ptr::eq(*k, l)) {
+                        if !links[..nlinks]
+                            .iter()
+                            .flatten()
+                            .any(|k| core::ptr::eq(*k, l))
+                        {
                             if nlinks < LINKS {
                                 links[nlinks] = Some(l);
                                 nlinks += 1;
@@ -144,8 +179,15 @@ fn run(fds: &mut [pollfd], tmp: &mut [pollfd], timeout_ms: i64, native: impl Fn(
             if let Some(i) = fdtab::conn(p.fd) {
                 let c = table::conn(i);
                 if promote::engaged(c) {
-                    let want = if p.events & (POLLIN | RDNORM) != 0 { IN } else { 0 }
-                        | if p.events & (POLLOUT | WRNORM) != 0 { OUT } else { 0 };
+                    let want = if p.events & (POLLIN | RDNORM) != 0 {
+                        IN
+                    } else {
+                        0
+                    } | if p.events & (POLLOUT | WRNORM) != 0 {
+                        OUT
+                    } else {
+                        0
+                    };
                     let mut tcp = u32::from(t.revents as u16) & !OUT;
                     match epoll::state(c, table::local(i), p.fd, want, &mut tcp) {
                         Some(ev) => {
@@ -202,7 +244,9 @@ fn run(fds: &mut [pollfd], tmp: &mut [pollfd], timeout_ms: i64, native: impl Fn(
             })
         };
         if !blocked && nlinks > 0 {
-            let score = fds.iter().find_map(|p| fdtab::conn(p.fd).filter(|i| promote::engaged(table::conn(*i))));
+            let score = fds
+                .iter()
+                .find_map(|p| fdtab::conn(p.fd).filter(|i| promote::engaged(table::conn(*i))));
             if let Some(i) = score.filter(|i| wait::may_spin(&table::local(*i).spin)) {
                 let mut turns = 0u32;
                 let mut kernel = false;
@@ -237,16 +281,28 @@ fn run(fds: &mut [pollfd], tmp: &mut [pollfd], timeout_ms: i64, native: impl Fn(
         }
         let mut at = n;
         for fd in [place.efd(), control::fd()] {
-            tmp[at] = pollfd { fd, events: POLLIN, revents: 0 };
+            tmp[at] = pollfd {
+                fd,
+                events: POLLIN,
+                revents: 0,
+            };
             at += 1;
         }
         for (k, l) in links.iter().flatten().enumerate() {
             let fd = if leads[k] { l.bell() } else { -1 };
-            tmp[at] = pollfd { fd, events: POLLIN, revents: 0 };
+            tmp[at] = pollfd {
+                fd,
+                events: POLLIN,
+                revents: 0,
+            };
             at += 1;
         }
         let ready = lanes(fds) || control::pending();
-        let r = if ready { 1 } else { native(tmp.as_mut_ptr(), at, nap) };
+        let r = if ready {
+            1
+        } else {
+            native(tmp.as_mut_ptr(), at, nap)
+        };
         let e = crate::errno();
         for (k, l) in links.iter().flatten().enumerate() {
             if !ready && r > 0 && tmp[n + 2 + k].revents != 0 {
@@ -292,7 +348,11 @@ pub unsafe fn select(
     native: impl Fn() -> i32,
     sleep: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
-    let mut fds = [pollfd { fd: -1, events: 0, revents: 0 }; SELECT];
+    let mut fds = [pollfd {
+        fd: -1,
+        events: 0,
+        revents: 0,
+    }; SELECT];
     let mut n = 0;
     let bits = [POLLIN, POLLOUT, libc::POLLPRI];
     let mut fits = (0..=SELECT as i32).contains(&nfds);
@@ -306,7 +366,11 @@ pub unsafe fn select(
                 }
             }
             if events != 0 {
-                fds[n] = pollfd { fd, events, revents: 0 };
+                fds[n] = pollfd {
+                    fd,
+                    events,
+                    revents: 0,
+                };
                 n += 1;
             }
         }

@@ -34,9 +34,8 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
         return;
     }
     let n = c.calls.fetch_add(1, Relaxed);
-    let many = n >= CALLS
-        || c.tx.kpos.load(Relaxed) + c.rx.kpos.load(Relaxed) >= BYTES
-        || env::eager();
+    let many =
+        n >= CALLS || c.tx.kpos.load(Relaxed) + c.rx.kpos.load(Relaxed) >= BYTES || env::eager();
     if many {
         consider(i, fd, c);
     }
@@ -81,17 +80,23 @@ fn try_register(i: u32, fd: i32, c: &Conn) {
     if epoll::unservable(i) {
         return later(c, Reason::EpollShared, 1000);
     }
-    let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else { return };
+    let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
+        return;
+    };
     if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
         return;
     }
     let (tx_kpos, rx_kpos) = (c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst));
     for _ in 0..3 {
-        let Some(k) = sys::tcp_counts(fd) else { return table::bar(c, Reason::Option) };
+        let Some(k) = sys::tcp_counts(fd) else {
+            return table::bar(c, Reason::Option);
+        };
         if k.state != ESTABLISHED {
             return later(c, Reason::NotEstablished, 100);
         }
-        let Ok(unread) = sys::ioctl_i32(fd, libc::FIONREAD) else { return };
+        let Ok(unread) = sys::ioctl_i32(fd, libc::FIONREAD) else {
+            return;
+        };
         if k.sent == tx_kpos && k.received.wrapping_sub(unread as u64) == rx_kpos {
             let m = ToDaemon::Register {
                 conn: i,
@@ -138,8 +143,12 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     if !usable() {
         return false;
     }
-    let (Some(_t), Some(_r)) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)) else { return false };
-    let Some(m) = Memory::new(&link.own, &link.peer, lane_no) else { return false };
+    let (Some(_t), Some(_r)) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)) else {
+        return false;
+    };
+    let Some(m) = Memory::new(&link.own, &link.peer, lane_no) else {
+        return false;
+    };
     if !usable() || table::holders(c) != 1 {
         c.flags.fetch_and(!flag::REGISTERED, Relaxed);
         return false;
@@ -224,11 +233,15 @@ pub fn try_up(c: &Conn, l: &Local, fd: i32) -> bool {
     if c.flags.load(Relaxed) & flag::LANE == 0 {
         return false;
     }
-    let Some((link, m)) = lane(c, l) else { return false };
+    let Some((link, m)) = lane(c, l) else {
+        return false;
+    };
     if !c.tx.can_up(&m) || !open(c) || link.state.load(Relaxed) != crate::links::USED {
         return false;
     }
-    let Some(_g) = lock::try_lock(&c.tx.lock) else { return false };
+    let Some(_g) = lock::try_lock(&c.tx.lock) else {
+        return false;
+    };
     match c.tx.try_up(&m, &Sock { fd, link }) {
         Ok(up) => {
             if up {
@@ -270,7 +283,10 @@ pub fn take_down(i: u32) {
     let c = table::conn(i);
     let l = table::local(i);
     let Some((link, m)) = lane(c, l) else { return };
-    let port = Sock { fd: l.fd.load(Relaxed), link };
+    let port = Sock {
+        fd: l.fd.load(Relaxed),
+        link,
+    };
     if let Some(_g) = lock::lock(&c.tx.lock) {
         let was = c.tx.is_up();
         let _ = c.tx.down(&m, &port);
@@ -315,7 +331,8 @@ pub fn declined(i: u32, gen: u32, local: u32, peer: u32, retry_ms: u32) {
     if retry_ms == 0 {
         c.flags.fetch_or(flag::BARRED, Relaxed);
     } else {
-        c.not_before_ms.store(sys::now_ms() + u64::from(retry_ms), Relaxed);
+        c.not_before_ms
+            .store(sys::now_ms() + u64::from(retry_ms), Relaxed);
     }
     c.flags.fetch_and(!flag::REGISTERED, Relaxed);
 }
@@ -357,7 +374,14 @@ pub fn command(conn: u32, gen: u32, what: u32) {
                 }
             }
             op::UP if c.flags.fetch_and(!flag::HELD, Relaxed) & flag::HELD != 0 => {
-                because(c, if c.flags.load(Relaxed) & flag::LANE != 0 { Reason::None } else { Reason::Young });
+                because(
+                    c,
+                    if c.flags.load(Relaxed) & flag::LANE != 0 {
+                        Reason::None
+                    } else {
+                        Reason::Young
+                    },
+                );
                 c.not_before_ms.store(0, Relaxed);
                 try_ready(i, c, table::local(i));
             }
@@ -374,7 +398,8 @@ pub fn command(conn: u32, gen: u32, what: u32) {
 pub fn full_down(c: &Conn) {
     because(c, Reason::RingFull);
     let downs = c.tx.downs.load(Relaxed).min(6);
-    c.not_before_ms.store(sys::now_ms() + (10 << downs), Relaxed);
+    c.not_before_ms
+        .store(sys::now_ms() + (10 << downs), Relaxed);
 }
 
 /// The connection ends in this family: tell the other side and give the lane back.
@@ -397,8 +422,14 @@ pub fn end_lane(i: u32) {
         if c.flags.load(Relaxed) & flag::PROMOTED != 0 {
             t.header.stats.ended_promoted.fetch_add(1, Relaxed);
         }
-        t.header.stats.lane_tx.fetch_add(c.tx.ring_bytes.load(Relaxed), Relaxed);
-        t.header.stats.lane_rx.fetch_add(c.rx.ring_bytes.load(Relaxed), Relaxed);
+        t.header
+            .stats
+            .lane_tx
+            .fetch_add(c.tx.ring_bytes.load(Relaxed), Relaxed);
+        t.header
+            .stats
+            .lane_rx
+            .fetch_add(c.rx.ring_bytes.load(Relaxed), Relaxed);
     }
     l.link.store(core::ptr::null_mut(), Release);
 }

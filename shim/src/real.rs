@@ -21,7 +21,10 @@ const MISSING: *mut c_void = 1 as *mut c_void;
 
 impl Sym {
     pub const fn new(name: &'static CStr) -> Self {
-        Sym { name, ptr: AtomicPtr::new(core::ptr::null_mut()) }
+        Sym {
+            name,
+            ptr: AtomicPtr::new(core::ptr::null_mut()),
+        }
     }
 
     /// Address of the next definition after ours; null if there is none.
@@ -41,7 +44,8 @@ impl Sym {
         }
         // SAFETY: a NUL-terminated name; RTLD_NEXT searches the objects after this one.
         let p = unsafe { dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        self.ptr.store(if p.is_null() { MISSING } else { p }, Relaxed);
+        self.ptr
+            .store(if p.is_null() { MISSING } else { p }, Relaxed);
         p
     }
 }
@@ -77,8 +81,8 @@ macro_rules! real {
 pub(crate) use real;
 
 use libc::{
-    epoll_event, fd_set, iovec, mmsghdr, msghdr, off_t, pollfd, sigset_t, sockaddr, socklen_t, timespec,
-    timeval,
+    epoll_event, fd_set, iovec, mmsghdr, msghdr, off_t, pollfd, sigset_t, sockaddr, socklen_t,
+    timespec, timeval,
 };
 
 real! {

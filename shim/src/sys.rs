@@ -12,7 +12,15 @@ use core::arch::asm;
 /// As dangerous as the call it makes.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub unsafe fn syscall6(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+pub unsafe fn syscall6(
+    n: i64,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> isize {
     let r: isize;
     // SAFETY: the x86-64 syscall ABI: number in rax, arguments in rdi rsi rdx r10 r8 r9, result in
     // rax, rcx and r11 clobbered.
@@ -30,7 +38,15 @@ pub unsafe fn syscall6(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize,
 /// As dangerous as the call it makes.
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
-pub unsafe fn syscall6(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+pub unsafe fn syscall6(
+    n: i64,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> isize {
     let r: isize;
     // SAFETY: the arm64 syscall ABI: number in x8, arguments in x0-x5, result in x0.
     unsafe {
@@ -66,7 +82,12 @@ pub fn close(fd: i32) {
 }
 
 pub fn memfd(name: &core::ffi::CStr) -> R<i32> {
-    sc!(libc::SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING).map(|f| f as i32)
+    sc!(
+        libc::SYS_memfd_create,
+        name.as_ptr(),
+        libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING
+    )
+    .map(|f| f as i32)
 }
 
 pub fn ftruncate(fd: i32, n: usize) -> R<()> {
@@ -81,15 +102,31 @@ pub fn fcntl(fd: i32, cmd: i32, arg: usize) -> R<i32> {
 pub fn map(fd: i32, len: usize, write: bool) -> R<*mut u8> {
     let prot = libc::PROT_READ | if write { libc::PROT_WRITE } else { 0 };
     let anon = if fd < 0 { libc::MAP_ANONYMOUS } else { 0 };
-    sc!(libc::SYS_mmap, 0, len, prot, libc::MAP_SHARED | libc::MAP_NORESERVE | anon, fd, 0)
-        .map(|p| p as *mut u8)
+    sc!(
+        libc::SYS_mmap,
+        0,
+        len,
+        prot,
+        libc::MAP_SHARED | libc::MAP_NORESERVE | anon,
+        fd,
+        0
+    )
+    .map(|p| p as *mut u8)
 }
 
 /// Private zeroed memory; pages cost nothing until touched.
 pub fn map_private(len: usize) -> R<*mut u8> {
     let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_ANONYMOUS;
-    sc!(libc::SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, flags, usize::MAX, 0)
-        .map(|p| p as *mut u8)
+    sc!(
+        libc::SYS_mmap,
+        0,
+        len,
+        libc::PROT_READ | libc::PROT_WRITE,
+        flags,
+        usize::MAX,
+        0
+    )
+    .map(|p| p as *mut u8)
 }
 
 pub fn unmap(p: *mut u8, len: usize) {
@@ -97,12 +134,31 @@ pub fn unmap(p: *mut u8, len: usize) {
 }
 
 pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32, ms: u32) {
-    let ts = libc::timespec { tv_sec: (ms / 1000).into(), tv_nsec: i64::from(ms % 1000) * 1_000_000 };
-    let _ = sc!(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &ts as *const libc::timespec, 0, 0);
+    let ts = libc::timespec {
+        tv_sec: (ms / 1000).into(),
+        tv_nsec: i64::from(ms % 1000) * 1_000_000,
+    };
+    let _ = sc!(
+        libc::SYS_futex,
+        word.as_ptr(),
+        libc::FUTEX_WAIT,
+        value,
+        &ts as *const libc::timespec,
+        0,
+        0
+    );
 }
 
 pub fn futex_wake(word: &core::sync::atomic::AtomicU32) {
-    let _ = sc!(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX, 0, 0, 0);
+    let _ = sc!(
+        libc::SYS_futex,
+        word.as_ptr(),
+        libc::FUTEX_WAKE,
+        i32::MAX,
+        0,
+        0,
+        0
+    );
 }
 
 pub fn sched_yield() {
@@ -114,7 +170,10 @@ pub fn kill0(pid: u32) -> R<()> {
 }
 
 pub fn now_ns() -> u64 {
-    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut ts = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: valid out pointer; the libc function uses the vDSO and is not one we export.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
     ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
@@ -125,7 +184,12 @@ pub fn now_ms() -> u64 {
 }
 
 pub fn eventfd() -> R<i32> {
-    sc!(libc::SYS_eventfd2, 0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map(|f| f as i32)
+    sc!(
+        libc::SYS_eventfd2,
+        0,
+        libc::EFD_NONBLOCK | libc::EFD_CLOEXEC
+    )
+    .map(|f| f as i32)
 }
 
 pub fn epoll_create() -> R<i32> {
@@ -134,7 +198,14 @@ pub fn epoll_create() -> R<i32> {
 
 pub fn epoll_ctl(ep: i32, op: i32, fd: i32, events: u32, data: u64) -> R<()> {
     let mut ev = libc::epoll_event { events, u64: data };
-    sc!(libc::SYS_epoll_ctl, ep, op, fd, &mut ev as *mut libc::epoll_event).map(drop)
+    sc!(
+        libc::SYS_epoll_ctl,
+        ep,
+        op,
+        fd,
+        &mut ev as *mut libc::epoll_event
+    )
+    .map(drop)
 }
 
 /// Does not block: timeout 0.
@@ -144,15 +215,30 @@ pub fn epoll_poll(ep: i32, evs: *mut libc::epoll_event, max: i32) -> R<usize> {
 
 /// `revents` of one descriptor, now.
 pub fn poll1(fd: i32, events: i16) -> i16 {
-    let mut p = libc::pollfd { fd, events, revents: 0 };
+    let mut p = libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
     poll_now(core::slice::from_mut(&mut p));
     p.revents
 }
 
 /// Fills in `revents`, without waiting.
 pub fn poll_now(fds: &mut [libc::pollfd]) -> usize {
-    let ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    sc!(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), &ts as *const libc::timespec, 0, 8).unwrap_or(0)
+    let ts = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    sc!(
+        libc::SYS_ppoll,
+        fds.as_mut_ptr(),
+        fds.len(),
+        &ts as *const libc::timespec,
+        0,
+        8
+    )
+    .unwrap_or(0)
 }
 
 pub fn write1(fd: i32, p: *const u8, n: usize) -> R<usize> {
@@ -173,12 +259,28 @@ pub fn lseek(fd: i32, off: i64, whence: i32) -> R<i64> {
 
 /// Never blocks (MSG_DONTWAIT), never raises SIGPIPE.
 pub fn send(fd: i32, p: *const u8, n: usize) -> R<usize> {
-    sc!(libc::SYS_sendto, fd, p, n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL, 0, 0)
+    sc!(
+        libc::SYS_sendto,
+        fd,
+        p,
+        n,
+        libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+        0,
+        0
+    )
 }
 
 /// Never blocks (MSG_DONTWAIT).
 pub fn recv(fd: i32, p: *mut u8, n: usize, flags: i32) -> R<usize> {
-    sc!(libc::SYS_recvfrom, fd, p, n, libc::MSG_DONTWAIT | flags, 0, 0)
+    sc!(
+        libc::SYS_recvfrom,
+        fd,
+        p,
+        n,
+        libc::MSG_DONTWAIT | flags,
+        0,
+        0
+    )
 }
 
 pub fn sendmsg(fd: i32, m: &libc::msghdr, flags: i32) -> R<usize> {
@@ -203,7 +305,14 @@ pub fn shutdown(fd: i32, how: i32) -> R<()> {
 
 pub fn getsockopt(fd: i32, level: i32, name: i32, buf: &mut [u8]) -> R<usize> {
     let mut len = buf.len() as u32;
-    sc!(libc::SYS_getsockopt, fd, level, name, buf.as_mut_ptr(), &mut len as *mut u32)?;
+    sc!(
+        libc::SYS_getsockopt,
+        fd,
+        level,
+        name,
+        buf.as_mut_ptr(),
+        &mut len as *mut u32
+    )?;
     Ok(len as usize)
 }
 
@@ -213,7 +322,15 @@ pub fn getsockopt_u32(fd: i32, level: i32, name: i32) -> R<u32> {
 }
 
 pub fn setsockopt(fd: i32, level: i32, name: i32, val: &[u8]) -> R<()> {
-    sc!(libc::SYS_setsockopt, fd, level, name, val.as_ptr(), val.len()).map(drop)
+    sc!(
+        libc::SYS_setsockopt,
+        fd,
+        level,
+        name,
+        val.as_ptr(),
+        val.len()
+    )
+    .map(drop)
 }
 
 pub fn ioctl_i32(fd: i32, req: u64) -> R<i32> {
@@ -227,8 +344,17 @@ pub fn sockaddr(fd: i32, peer: bool) -> R<libc::sockaddr_storage> {
     // SAFETY: all-zero is a valid sockaddr_storage.
     let mut ss: libc::sockaddr_storage = unsafe { core::mem::zeroed() };
     let mut len = core::mem::size_of_val(&ss) as u32;
-    let n = if peer { libc::SYS_getpeername } else { libc::SYS_getsockname };
-    sc!(n, fd, &mut ss as *mut libc::sockaddr_storage, &mut len as *mut u32)?;
+    let n = if peer {
+        libc::SYS_getpeername
+    } else {
+        libc::SYS_getsockname
+    };
+    sc!(
+        n,
+        fd,
+        &mut ss as *mut libc::sockaddr_storage,
+        &mut len as *mut u32
+    )?;
     Ok(ss)
 }
 
@@ -241,8 +367,17 @@ pub fn inode(fd: i32) -> R<(u64, u32)> {
 }
 
 pub fn rlimit_nofile() -> u64 {
-    let mut r = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
-    let _ = sc!(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 0, &mut r as *mut libc::rlimit);
+    let mut r = libc::rlimit {
+        rlim_cur: 1024,
+        rlim_max: 1024,
+    };
+    let _ = sc!(
+        libc::SYS_prlimit64,
+        0,
+        libc::RLIMIT_NOFILE,
+        0,
+        &mut r as *mut libc::rlimit
+    );
     r.rlim_cur
 }
 
@@ -268,7 +403,9 @@ pub fn tcp_counts(fd: i32) -> Option<TcpCounts> {
     };
     let notsent = u64_at(144) as u32;
     Some(TcpCounts {
-        sent: u64_at(200).wrapping_sub(u64_at(208)).wrapping_add(u64::from(notsent)),
+        sent: u64_at(200)
+            .wrapping_sub(u64_at(208))
+            .wrapping_add(u64::from(notsent)),
         received: u64_at(128),
         state: b[0],
     })
@@ -291,8 +428,22 @@ pub fn handler_flags(sig: i32) -> Option<u64> {
 
 /// Waits for events on one descriptor for a few milliseconds at most; no cancellation point.
 pub fn poll_ms(fd: i32, events: i16, ms: u32) -> i16 {
-    let mut p = libc::pollfd { fd, events, revents: 0 };
-    let ts = libc::timespec { tv_sec: 0, tv_nsec: i64::from(ms) * 1_000_000 };
-    let _ = sc!(libc::SYS_ppoll, &mut p as *mut libc::pollfd, 1, &ts as *const libc::timespec, 0, 8);
+    let mut p = libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    let ts = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: i64::from(ms) * 1_000_000,
+    };
+    let _ = sc!(
+        libc::SYS_ppoll,
+        &mut p as *mut libc::pollfd,
+        1,
+        &ts as *const libc::timespec,
+        0,
+        8
+    );
     p.revents
 }

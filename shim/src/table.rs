@@ -54,12 +54,18 @@ pub fn init() -> bool {
     if !FAMILY.load(Acquire).is_null() {
         return true;
     }
-    let Some(_g) = crate::lock::lock(&LOCK) else { return false };
+    let Some(_g) = crate::lock::lock(&LOCK) else {
+        return false;
+    };
     if !FAMILY.load(Acquire).is_null() {
         return true;
     }
-    let Ok(locals) = sys::map_private(CONNS * core::mem::size_of::<Local>()) else { return false };
-    let Ok(fd) = sys::memfd(c"underpass-family") else { return false };
+    let Ok(locals) = sys::map_private(CONNS * core::mem::size_of::<Local>()) else {
+        return false;
+    };
+    let Ok(fd) = sys::memfd(c"underpass-family") else {
+        return false;
+    };
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     let mapped = sys::ftruncate(fd, TABLE_BYTES)
         .and_then(|()| sys::fcntl(fd, libc::F_ADD_SEALS, seals as usize))
@@ -107,7 +113,9 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         let i = (start + k) % CONNS;
         let c = &t.conns[i];
         if c.state.load(Relaxed) != state::FREE
-            || c.state.compare_exchange(state::FREE, state::BUSY, AcqRel, Relaxed).is_err()
+            || c.state
+                .compare_exchange(state::FREE, state::BUSY, AcqRel, Relaxed)
+                .is_err()
         {
             continue;
         }
@@ -134,7 +142,10 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
 }
 
 fn reset(c: &Conn) {
-    let skip = [&c.state as *const AtomicU32 as usize, &c.gen as *const AtomicU32 as usize];
+    let skip = [
+        &c.state as *const AtomicU32 as usize,
+        &c.gen as *const AtomicU32 as usize,
+    ];
     let base = c as *const Conn as usize;
     for w in 0..core::mem::size_of::<Conn>() / 4 {
         let p = base + w * 4;

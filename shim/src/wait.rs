@@ -17,7 +17,9 @@ use link::prim::{cpu, pause, ticks};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Woke {
     /// Something may have changed: look again. `kernel`: ask TCP, too.
-    Look { kernel: bool },
+    Look {
+        kernel: bool,
+    },
     Timeout,
     /// A signal, and the call must end with EINTR.
     Interrupted,
@@ -165,7 +167,9 @@ pub fn join(link: &Link, w: usize) -> bool {
 
 /// Tries to become the one who polls the doorbell.
 fn lead(link: &Link, w: usize) -> bool {
-    link.leader.compare_exchange(0, w as u32 + 1, SeqCst, Relaxed).is_ok()
+    link.leader
+        .compare_exchange(0, w as u32 + 1, SeqCst, Relaxed)
+        .is_ok()
 }
 
 pub fn leave(link: &Link, w: usize, leader: bool) {
@@ -205,7 +209,11 @@ pub fn cycles_per_us() -> u64 {
     if ns < 5_000_000 {
         return 2000;
     }
-    let rate = (ticks().wrapping_sub(START.load(Relaxed)).saturating_mul(1000) / ns).max(1);
+    let rate = (ticks()
+        .wrapping_sub(START.load(Relaxed))
+        .saturating_mul(1000)
+        / ns)
+        .max(1);
     RATE.store(rate, Relaxed);
     rate
 }
@@ -227,7 +235,11 @@ pub fn may_spin(score: &AtomicI32) -> bool {
 
 pub fn spun(score: &AtomicI32, found: bool) {
     let s = score.load(Relaxed);
-    let new = if found { (s + 1).min(8) } else { (s - 2).max(-8) };
+    let new = if found {
+        (s + 1).min(8)
+    } else {
+        (s - 2).max(-8)
+    };
     if new != s {
         score.store(new, Relaxed);
     }
@@ -265,7 +277,9 @@ pub fn spin(peer_cpu: impl Fn() -> u32, mut done: impl FnMut() -> bool) -> bool 
 ///
 /// `timeout_ms`: -1 for ever. Spurious returns are fine: callers look and come again.
 pub fn wait(i: u32, c: &Conn, l: &Local, fd: i32, what: For, timeout_ms: i64) -> Woke {
-    let Some((link, m)) = promote::lane(c, l) else { return Woke::Look { kernel: true } };
+    let Some((link, m)) = promote::lane(c, l) else {
+        return Woke::Look { kernel: true };
+    };
     if control::pending() {
         control::pump();
         return Woke::Look { kernel: false };
@@ -291,12 +305,31 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_
             For::Space if tx_native => libc::POLLOUT,
             For::Space => 0,
         };
-        let none = libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
+        let none = libc::pollfd {
+            fd: -1,
+            events: libc::POLLIN,
+            revents: 0,
+        };
         let mut p = [
-            libc::pollfd { fd, events, revents: 0 },
-            libc::pollfd { fd: slot_no.and_then(slot).map_or(-1, |s| s.efd.load(Relaxed) - 1), ..none },
-            libc::pollfd { fd: if leader { link.bell() } else { -1 }, ..none },
-            libc::pollfd { fd: control::fd(), ..none },
+            libc::pollfd {
+                fd,
+                events,
+                revents: 0,
+            },
+            libc::pollfd {
+                fd: slot_no
+                    .and_then(slot)
+                    .map_or(-1, |s| s.efd.load(Relaxed) - 1),
+                ..none
+            },
+            libc::pollfd {
+                fd: if leader { link.bell() } else { -1 },
+                ..none
+            },
+            libc::pollfd {
+                fd: control::fd(),
+                ..none
+            },
         ];
         let t = nap(timeout_ms, slot_no.is_some());
         if let Some(tab) = table::table() {
@@ -309,7 +342,9 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_
             0 if timeout_ms >= 0 && t >= timeout_ms => Woke::Timeout,
             0 => Woke::Look { kernel: true },
             n if n < 0 => interrupted(),
-            _ => Woke::Look { kernel: p[0].revents != 0 },
+            _ => Woke::Look {
+                kernel: p[0].revents != 0,
+            },
         };
         if n > 0 && p[2].revents != 0 {
             if link.drain_bell() == link::doorbell::Drained::Gone {
@@ -376,13 +411,17 @@ pub struct Place {
 
 impl Place {
     pub fn take() -> Self {
-        Place { slot: take_slot(None) }
+        Place {
+            slot: take_slot(None),
+        }
     }
     pub fn index(&self) -> Option<usize> {
         self.slot
     }
     pub fn efd(&self) -> i32 {
-        self.slot.and_then(slot).map_or(-1, |s| s.efd.load(Relaxed) - 1)
+        self.slot
+            .and_then(slot)
+            .map_or(-1, |s| s.efd.load(Relaxed) - 1)
     }
     pub fn give(self) {
         if let Some(i) = self.slot {

@@ -50,7 +50,10 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
         if at > high {
             end = last;
         } else {
-            while end < last.min(high) && get(end as i32) == get(at as i32) && get(at as i32) == Fd::Other {
+            while end < last.min(high)
+                && get(end as i32) == get(at as i32)
+                && get(at as i32) == Fd::Other
+            {
                 end += 1;
             }
         }
@@ -185,7 +188,12 @@ macro_rules! aio {
 aio!(aio_read, aio_write, aio_read64, aio_write64);
 
 #[no_mangle]
-pub unsafe extern "C" fn lio_listio(mode: i32, list: *const *mut c_void, n: i32, sev: *mut c_void) -> i32 {
+pub unsafe extern "C" fn lio_listio(
+    mode: i32,
+    list: *const *mut c_void,
+    n: i32,
+    sev: *mut c_void,
+) -> i32 {
     // SAFETY: see the module above.
     unsafe {
         if !list.is_null() {

@@ -18,7 +18,9 @@ unsafe fn iovs<'a>(m: *const msghdr) -> Option<&'a [iovec]> {
     }
     // SAFETY: the application promises that many entries.
     let s = unsafe { core::slice::from_raw_parts(h.msg_iov, h.msg_iovlen as usize) };
-    s.iter().try_fold(0usize, |t, v| t.checked_add(v.iov_len)).map(|_| s)
+    s.iter()
+        .try_fold(0usize, |t, v| t.checked_add(v.iov_len))
+        .map(|_| s)
 }
 
 /// Descriptors that travel to somebody else leave their lanes first.
@@ -52,7 +54,9 @@ pub unsafe extern "C" fn sendmsg(fd: i32, m: *const msghdr, flags: i32) -> isize
     // SAFETY: see the module above.
     unsafe {
         let native = || real::sendmsg(fd, m, flags);
-        let control = m.as_ref().is_some_and(|h| h.msg_controllen > 0 && !h.msg_control.is_null());
+        let control = m
+            .as_ref()
+            .is_some_and(|h| h.msg_controllen > 0 && !h.msg_control.is_null());
         let Some(i) = conn(fd) else {
             if control && table::table().is_some() {
                 descriptors_leave(m);
@@ -130,7 +134,13 @@ pub unsafe extern "C" fn sendmmsg(fd: i32, v: *mut mmsghdr, n: u32, flags: i32) 
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn recvmmsg(fd: i32, v: *mut mmsghdr, n: u32, flags: i32, t: *mut timespec) -> i32 {
+pub unsafe extern "C" fn recvmmsg(
+    fd: i32,
+    v: *mut mmsghdr,
+    n: u32,
+    flags: i32,
+    t: *mut timespec,
+) -> i32 {
     // SAFETY: see the module above.
     unsafe {
         match conn(fd) {

@@ -83,11 +83,30 @@ spawn! {
 /// `syscall(2)`: a raw call on a descriptor of ours goes by the hooks; such a connection goes back
 /// to TCP first. The first argument of every call that moves bytes is the descriptor.
 #[no_mangle]
-pub unsafe extern "C" fn syscall(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> i64 {
+pub unsafe extern "C" fn syscall(
+    n: i64,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> i64 {
     match n {
-        libc::SYS_read | libc::SYS_write | libc::SYS_readv | libc::SYS_writev | libc::SYS_sendto
-        | libc::SYS_recvfrom | libc::SYS_sendmsg | libc::SYS_recvmsg | libc::SYS_sendmmsg
-        | libc::SYS_recvmmsg | libc::SYS_preadv2 | libc::SYS_pwritev2 | libc::SYS_sendfile | libc::SYS_splice => {
+        libc::SYS_read
+        | libc::SYS_write
+        | libc::SYS_readv
+        | libc::SYS_writev
+        | libc::SYS_sendto
+        | libc::SYS_recvfrom
+        | libc::SYS_sendmsg
+        | libc::SYS_recvmsg
+        | libc::SYS_sendmmsg
+        | libc::SYS_recvmmsg
+        | libc::SYS_preadv2
+        | libc::SYS_pwritev2
+        | libc::SYS_sendfile
+        | libc::SYS_splice => {
             fdops::give_up(a as i32, Reason::Bypassed);
             if n == libc::SYS_splice {
                 fdops::give_up(c as i32, Reason::Bypassed);

@@ -15,7 +15,10 @@ fn ms_of(t: *const timespec) -> i64 {
 }
 
 fn ts_of(ms: i64) -> timespec {
-    timespec { tv_sec: ms / 1000, tv_nsec: (ms % 1000) * 1_000_000 }
+    timespec {
+        tv_sec: ms / 1000,
+        tv_nsec: (ms % 1000) * 1_000_000,
+    }
 }
 
 /// Do any of these descriptors concern us? If not, nothing but the kernel is asked.
@@ -25,7 +28,9 @@ unsafe fn entries<'a>(p: *mut pollfd, n: u64) -> Option<&'a mut [pollfd]> {
     }
     // SAFETY: the application promises `n` entries.
     let s = unsafe { core::slice::from_raw_parts_mut(p, n as usize) };
-    s.iter().any(|e| matches!(get(e.fd), Fd::Conn(_) | Fd::Set(_))).then_some(s)
+    s.iter()
+        .any(|e| matches!(get(e.fd), Fd::Conn(_) | Fd::Set(_)))
+        .then_some(s)
 }
 
 #[no_mangle]
@@ -33,17 +38,26 @@ pub unsafe extern "C" fn poll(p: *mut pollfd, n: u64, t: i32) -> i32 {
     // SAFETY: see the module above (all calls in this file).
     unsafe {
         match entries(p, n) {
-            Some(s) => polls::poll(s, i64::from(t).max(-1), |p, n, ms| real::poll(p, n as u64, ms as i32)),
+            Some(s) => polls::poll(s, i64::from(t).max(-1), |p, n, ms| {
+                real::poll(p, n as u64, ms as i32)
+            }),
             None => real::poll(p, n, t),
         }
     }
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn ppoll(p: *mut pollfd, n: u64, t: *const timespec, s: *const sigset_t) -> i32 {
+pub unsafe extern "C" fn ppoll(
+    p: *mut pollfd,
+    n: u64,
+    t: *const timespec,
+    s: *const sigset_t,
+) -> i32 {
     // SAFETY: see above.
     unsafe {
-        let Some(fds) = entries(p, n) else { return real::ppoll(p, n, t, s) };
+        let Some(fds) = entries(p, n) else {
+            return real::ppoll(p, n, t, s);
+        };
         let whole = ms_of(t);
         polls::poll(fds, whole, |p, n, ms| {
             if ms == whole {
@@ -71,7 +85,13 @@ pub unsafe extern "C" fn __poll_chk(p: *mut pollfd, n: u64, t: i32, len: usize) 
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn __ppoll_chk(p: *mut pollfd, n: u64, t: *const timespec, s: *const sigset_t, len: usize) -> i32 {
+pub unsafe extern "C" fn __ppoll_chk(
+    p: *mut pollfd,
+    n: u64,
+    t: *const timespec,
+    s: *const sigset_t,
+    len: usize,
+) -> i32 {
     // SAFETY: see above.
     unsafe {
         if (n as usize).saturating_mul(8) > len {
@@ -100,7 +120,13 @@ unsafe fn watches(n: i32, sets: [*mut fd_set; 3]) -> bool {
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn select(n: i32, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, t: *mut timeval) -> i32 {
+pub unsafe extern "C" fn select(
+    n: i32,
+    r: *mut fd_set,
+    w: *mut fd_set,
+    e: *mut fd_set,
+    t: *mut timeval,
+) -> i32 {
     // SAFETY: see above.
     unsafe {
         if !watches(n, [r, w, e]) {
@@ -108,7 +134,10 @@ pub unsafe extern "C" fn select(n: i32, r: *mut fd_set, w: *mut fd_set, e: *mut 
         }
         let ms = match t.as_ref() {
             None => -1,
-            Some(t) => t.tv_sec.saturating_mul(1000).saturating_add((t.tv_usec + 999) / 1000),
+            Some(t) => t
+                .tv_sec
+                .saturating_mul(1000)
+                .saturating_add((t.tv_usec + 999) / 1000),
         };
         let start = crate::sys::now_ns();
         let was_native = core::cell::Cell::new(false);
@@ -116,7 +145,9 @@ pub unsafe extern "C" fn select(n: i32, r: *mut fd_set, w: *mut fd_set, e: *mut 
             was_native.set(true);
             real::select(n, r, w, e, t)
         };
-        let got = polls::select(n, [r, w, e], ms, native, |p, n, ms| real::poll(p, n as u64, ms as i32));
+        let got = polls::select(n, [r, w, e], ms, native, |p, n, ms| {
+            real::poll(p, n as u64, ms as i32)
+        });
         if !was_native.get() && !t.is_null() {
             // Linux leaves the time that was not slept.
             let spent = (crate::sys::now_ns() - start) as i64 / 1000;
@@ -129,7 +160,14 @@ pub unsafe extern "C" fn select(n: i32, r: *mut fd_set, w: *mut fd_set, e: *mut 
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn pselect(n: i32, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, t: *const timespec, s: *const sigset_t) -> i32 {
+pub unsafe extern "C" fn pselect(
+    n: i32,
+    r: *mut fd_set,
+    w: *mut fd_set,
+    e: *mut fd_set,
+    t: *const timespec,
+    s: *const sigset_t,
+) -> i32 {
     // SAFETY: see above.
     unsafe {
         if !watches(n, [r, w, e]) {
@@ -193,25 +231,41 @@ pub unsafe extern "C" fn epoll_wait(ep: i32, ev: *mut epoll_event, n: i32, t: i3
     // SAFETY: see above.
     unsafe {
         match get(ep) {
-            Fd::Set(s) => epoll::wait(s, ev, n, i64::from(t).max(-1), |ev, n, ms| real::epoll_wait(ep, ev, n, ms as i32)),
+            Fd::Set(s) => epoll::wait(s, ev, n, i64::from(t).max(-1), |ev, n, ms| {
+                real::epoll_wait(ep, ev, n, ms as i32)
+            }),
             _ => real::epoll_wait(ep, ev, n, t),
         }
     }
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn epoll_pwait(ep: i32, ev: *mut epoll_event, n: i32, t: i32, s: *const sigset_t) -> i32 {
+pub unsafe extern "C" fn epoll_pwait(
+    ep: i32,
+    ev: *mut epoll_event,
+    n: i32,
+    t: i32,
+    s: *const sigset_t,
+) -> i32 {
     // SAFETY: see above.
     unsafe {
         match get(ep) {
-            Fd::Set(i) => epoll::wait(i, ev, n, i64::from(t).max(-1), |ev, n, ms| real::epoll_pwait(ep, ev, n, ms as i32, s)),
+            Fd::Set(i) => epoll::wait(i, ev, n, i64::from(t).max(-1), |ev, n, ms| {
+                real::epoll_pwait(ep, ev, n, ms as i32, s)
+            }),
             _ => real::epoll_pwait(ep, ev, n, t, s),
         }
     }
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn epoll_pwait2(ep: i32, ev: *mut epoll_event, n: i32, t: *const timespec, s: *const sigset_t) -> i32 {
+pub unsafe extern "C" fn epoll_pwait2(
+    ep: i32,
+    ev: *mut epoll_event,
+    n: i32,
+    t: *const timespec,
+    s: *const sigset_t,
+) -> i32 {
     // SAFETY: see above.
     unsafe {
         match get(ep) {

@@ -7,7 +7,10 @@ use libc::{iovec, off_t, sockaddr, socklen_t};
 use link::reason::Reason;
 
 fn vec(p: *const c_void, n: usize) -> [iovec; 1] {
-    [iovec { iov_base: p.cast_mut(), iov_len: n }]
+    [iovec {
+        iov_base: p.cast_mut(),
+        iov_len: n,
+    }]
 }
 
 /// The application's iovec array as a slice; `None` where the kernel has to judge it.
@@ -35,7 +38,14 @@ pub unsafe extern "C" fn send(fd: i32, p: *const c_void, n: usize, flags: i32) -
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn sendto(fd: i32, p: *const c_void, n: usize, flags: i32, a: *const sockaddr, l: socklen_t) -> isize {
+pub unsafe extern "C" fn sendto(
+    fd: i32,
+    p: *const c_void,
+    n: usize,
+    flags: i32,
+    a: *const sockaddr,
+    l: socklen_t,
+) -> isize {
     // SAFETY: see the module.
     unsafe {
         let native = || real::sendto(fd, p, n, flags, a, l);
@@ -82,7 +92,14 @@ pub unsafe extern "C" fn recv(fd: i32, p: *mut c_void, n: usize, flags: i32) -> 
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn recvfrom(fd: i32, p: *mut c_void, n: usize, flags: i32, a: *mut sockaddr, l: *mut socklen_t) -> isize {
+pub unsafe extern "C" fn recvfrom(
+    fd: i32,
+    p: *mut c_void,
+    n: usize,
+    flags: i32,
+    a: *mut sockaddr,
+    l: *mut socklen_t,
+) -> isize {
     // SAFETY: see the module.
     unsafe {
         let native = || real::recvfrom(fd, p, n, flags, a, l);
@@ -171,7 +188,14 @@ pub unsafe extern "C" fn sendfile64(out: i32, input: i32, off: *mut off_t, n: us
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn splice(i: i32, io_: *mut i64, o: i32, oo: *mut i64, n: usize, f: u32) -> isize {
+pub unsafe extern "C" fn splice(
+    i: i32,
+    io_: *mut i64,
+    o: i32,
+    oo: *mut i64,
+    n: usize,
+    f: u32,
+) -> isize {
     // SAFETY: see the module.
     unsafe {
         fdops::give_up(i, Reason::Option);
@@ -233,9 +257,15 @@ mod fortify {
 }
 
 /// Flags of a send that a lane can serve. MSG_MORE is a hint about packets.
-pub const SEND_OK: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
+pub const SEND_OK: i32 =
+    libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
 /// Flags of a receive that a lane can serve.
-pub const RECV_OK: i32 = libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_DONTWAIT | libc::MSG_TRUNC | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
+pub const RECV_OK: i32 = libc::MSG_PEEK
+    | libc::MSG_WAITALL
+    | libc::MSG_DONTWAIT
+    | libc::MSG_TRUNC
+    | libc::MSG_NOSIGNAL
+    | libc::MSG_CMSG_CLOEXEC;
 
 /// May this send go over the lane? Flags that it cannot carry (urgent data, zero copy, fast open)
 /// bring the connection back to TCP for good, first.

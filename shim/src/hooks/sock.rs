@@ -22,7 +22,9 @@ pub unsafe extern "C" fn socket(domain: i32, ty: i32, proto: i32) -> i32 {
 pub unsafe extern "C" fn connect(fd: i32, a: *const sockaddr, l: socklen_t) -> i32 {
     // SAFETY: see the module above.
     unsafe {
-        let Some(i) = conn(fd) else { return real::connect(fd, a, l) };
+        let Some(i) = conn(fd) else {
+            return real::connect(fd, a, l);
+        };
         let unspec = !a.is_null() && l >= 2 && i32::from((*a).sa_family) == libc::AF_UNSPEC;
         if unspec {
             fdops::give_up(fd, Reason::NotEstablished);
@@ -56,7 +58,8 @@ fn accepted(listener: i32, fd: i32, nonblock: bool) {
             Fd::Conn(_) => true,
             // An inherited listener: ask the kernel what it accepts.
             _ => {
-                sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP as u32)
+                sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL)
+                    == Ok(libc::IPPROTO_TCP as u32)
             }
         };
         if tcp {
@@ -99,11 +102,22 @@ pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn getsockopt(fd: i32, level: i32, name: i32, v: *mut c_void, len: *mut socklen_t) -> i32 {
+pub unsafe extern "C" fn getsockopt(
+    fd: i32,
+    level: i32,
+    name: i32,
+    v: *mut c_void,
+    len: *mut socklen_t,
+) -> i32 {
     // SAFETY: see the module above.
     unsafe {
         let r = real::getsockopt(fd, level, name, v, len);
-        if r == 0 && level == libc::SOL_SOCKET && name == libc::SO_ERROR && !len.is_null() && *len >= 4 {
+        if r == 0
+            && level == libc::SOL_SOCKET
+            && name == libc::SO_ERROR
+            && !len.is_null()
+            && *len >= 4
+        {
             if let Some(i) = conn(fd) {
                 let p = v.cast::<i32>();
                 if p.read_unaligned() == 0 {
@@ -140,7 +154,13 @@ fn disqualifies(level: i32, name: i32) -> bool {
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn setsockopt(fd: i32, level: i32, name: i32, v: *const c_void, len: socklen_t) -> i32 {
+pub unsafe extern "C" fn setsockopt(
+    fd: i32,
+    level: i32,
+    name: i32,
+    v: *const c_void,
+    len: socklen_t,
+) -> i32 {
     if disqualifies(level, name) && conn(fd).is_some() {
         // SO_RCVLOWAT of 1 is the default, which lanes have.
         // SAFETY: the application promises `len` readable bytes.
@@ -161,7 +181,9 @@ pub unsafe extern "C" fn setsockopt(fd: i32, level: i32, name: i32, v: *const c_
 pub unsafe extern "C" fn ioctl(fd: i32, req: u64, arg: usize) -> i32 {
     // SAFETY: see the module above.
     unsafe {
-        let Some(i) = conn(fd) else { return real::ioctl(fd, req, arg) };
+        let Some(i) = conn(fd) else {
+            return real::ioctl(fd, req, arg);
+        };
         if req == libc::FIONREAD && arg != 0 {
             if let Some(n) = io::unread(i, fd) {
                 (arg as *mut i32).write_unaligned(n);
