@@ -1,0 +1,192 @@
+//! Several holders of one end: threads, and forked processes with the family table in common.
+//!
+//! A native call runs without the lane's lock and may sleep in the kernel for long, so a switch
+//! must not happen while one is under way, and none may begin afterwards: each counts itself in
+//! and then looks at the door; the switch closes the door and then looks who is inside (and asks
+//! the kernel what it has counted, for a holder may have died between its call and its count, or
+//! someone may have gone past the hooks). The two ends have the same door; this is the sender's.
+
+use super::Bug;
+use stateright::{Model, Property};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Native {
+    Out,
+    /// Counted in, or (with the bug) let in before being counted.
+    Door,
+    Count,
+    Inside,
+    /// The kernel has taken the byte; it is not in our count yet.
+    Sent,
+    Leave,
+    /// The door was closed: goes by the lane.
+    Turned,
+    Dead,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Switch {
+    Idle,
+    /// The door is closed.
+    Closed,
+    Ask,
+    Compare(u8),
+    /// Switched at this position.
+    Up(u8),
+    /// The kernel's count is not ours: never.
+    Barred,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    open: bool,
+    natives: u8,
+    /// Our count and the kernel's.
+    kpos: u8,
+    kernel: u8,
+    who: [Native; 2],
+    switch: Switch,
+    calls: u8,
+    bypasses: u8,
+    wrong: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    Call(usize),
+    Native(usize),
+    Die(usize),
+    Bypass,
+    Switch,
+}
+
+pub struct Holders {
+    pub calls: u8,
+    pub bypasses: u8,
+    pub deaths: bool,
+    pub bug: Option<Bug>,
+}
+
+impl Model for Holders {
+    type State = State;
+    type Action = Act;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            open: true,
+            natives: 0,
+            kpos: 0,
+            kernel: 0,
+            who: [Native::Out; 2],
+            switch: Switch::Idle,
+            calls: self.calls,
+            bypasses: self.bypasses,
+            wrong: false,
+        }]
+    }
+
+    fn actions(&self, s: &State, out: &mut Vec<Act>) {
+        for (i, at) in s.who.iter().enumerate() {
+            match at {
+                Native::Out if s.calls > 0 => out.push(Act::Call(i)),
+                Native::Out | Native::Dead | Native::Turned => {}
+                _ => {
+                    out.push(Act::Native(i));
+                    if self.deaths {
+                        out.push(Act::Die(i));
+                    }
+                }
+            }
+        }
+        if !matches!(s.switch, Switch::Up(_) | Switch::Barred) {
+            out.push(Act::Switch);
+            // Later ones are told from frames by the receiver, and end the connection.
+            if s.bypasses > 0 && s.switch == Switch::Idle {
+                out.push(Act::Bypass);
+            }
+        }
+    }
+
+    fn next_state(&self, last: &State, act: Act) -> Option<State> {
+        let mut n = last.clone();
+        let late = self.bug == Some(Bug::CountAfterLook);
+        match act {
+            Act::Call(i) => {
+                n.calls -= 1;
+                if !late {
+                    n.natives += 1;
+                }
+                n.who[i] = Native::Door;
+            }
+            Act::Die(i) => n.who[i] = Native::Dead,
+            Act::Bypass => {
+                n.bypasses -= 1;
+                n.kernel += 1;
+            }
+            Act::Native(i) => {
+                n.who[i] = match n.who[i] {
+                    Native::Door if !n.open => {
+                        if !late {
+                            n.natives -= 1;
+                        }
+                        Native::Turned
+                    }
+                    Native::Door if late => Native::Count,
+                    Native::Door => Native::Inside,
+                    Native::Count => {
+                        n.natives += 1;
+                        Native::Inside
+                    }
+                    Native::Inside => {
+                        n.kernel += 1;
+                        Native::Sent
+                    }
+                    Native::Sent => {
+                        n.kpos += 1;
+                        Native::Leave
+                    }
+                    Native::Leave => {
+                        n.natives -= 1;
+                        Native::Out
+                    }
+                    at => at,
+                };
+            }
+            Act::Switch => {
+                n.switch = match n.switch {
+                    Switch::Idle => {
+                        n.open = false;
+                        Switch::Closed
+                    }
+                    Switch::Closed if n.natives > 0 && self.bug != Some(Bug::NoDoor) => {
+                        n.open = true;
+                        Switch::Idle
+                    }
+                    Switch::Closed => Switch::Ask,
+                    Switch::Ask if self.bug == Some(Bug::TrustCount) => Switch::Up(n.kpos),
+                    Switch::Ask => Switch::Compare(n.kernel),
+                    Switch::Compare(k) if k == n.kpos => Switch::Up(k),
+                    Switch::Compare(_) => Switch::Barred,
+                    at => at,
+                };
+            }
+        }
+        // What is sent natively after the switch would be taken for a frame.
+        n.wrong |= matches!(n.switch, Switch::Up(k) if k != n.kernel);
+        (n != *last).then_some(n)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("the switch is where the kernel is", |_, s: &State| !s.wrong),
+            Property::always("nobody is inside after the switch", |_, s: &State| {
+                let inside =
+                    |n: &Native| matches!(n, Native::Count | Native::Inside | Native::Sent);
+                !(matches!(s.switch, Switch::Up(_)) && s.who.iter().any(inside))
+            }),
+            Property::sometimes("it is promoted", |_, s: &State| {
+                matches!(s.switch, Switch::Up(_))
+            }),
+        ]
+    }
+}

@@ -1,0 +1,329 @@
+//! State, actions and properties of the lane model; the parties' steps are in `sender` and
+//! `receiver`.
+
+use super::tcp::Tcp;
+use super::{receiver, sender, Bug};
+use stateright::{Model, Property};
+
+/// Size of the ring in bytes.
+pub const RING: u8 = 2;
+/// `RxWords::revoked` of a receiver that had not seen the switch.
+pub const UNSEEN: u8 = u8::MAX;
+
+/// Bounds of an exploration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Bytes that the sender has to send.
+    pub bytes: u8,
+    /// Most switches up, switches down by the sender, revocations and wishes for a switch down.
+    pub ups: u8,
+    pub downs: u8,
+    pub revocations: u8,
+    pub wants: u8,
+    /// Does the sender close when it has sent everything, or stay in its event loop?
+    pub close: bool,
+    /// May a party die, at any of its steps?
+    pub sender_dies: bool,
+    pub receiver_dies: bool,
+    /// Does the daemon still have to offer the lane to each end, and may it die before?
+    pub daemon: bool,
+    /// May a sleeper wake for no reason (a signal, a timeout) and its program do something else?
+    pub spurious: bool,
+    /// Room in TCP, in units. With enough, a hand-over may not fail for want of time.
+    pub room: u8,
+    pub bug: Option<Bug>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            bytes: 3,
+            ups: 2,
+            downs: 0,
+            revocations: 0,
+            wants: 0,
+            close: true,
+            sender_dies: false,
+            receiver_dies: false,
+            daemon: false,
+            spurious: false,
+            room: 3,
+            bug: None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Phase {
+    None,
+    Up,
+    Downing,
+    Down,
+    Resumed,
+    Broken,
+}
+
+/// `RxWords::word`: an epoch and flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Word {
+    pub epoch: u8,
+    pub ready: bool,
+    pub want_down: bool,
+    pub revoked: bool,
+}
+
+/// What lies in shared memory. Each field has one writer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Words {
+    // Written by the sender.
+    pub state: (u8, Phase),
+    pub up_kpos: u8,
+    pub up_start: u8,
+    pub head: u8,
+    pub ring: [u8; RING as usize],
+    pub want_space: bool,
+    pub sender_sleeps: bool,
+    // Written by the receiver.
+    pub word: Word,
+    pub revoked: u8,
+    pub cursor: u8,
+    pub receiver_sleeps: bool,
+    // The doorbells: rung and not yet answered.
+    pub sender_bell: bool,
+    pub receiver_bell: bool,
+}
+
+/// What went wrong; the first that did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// The application got another byte than the next one.
+    Stream,
+    /// A frame reached the application, or a byte was parsed as a frame.
+    Parsed,
+    /// A byte was skipped that the application had not got.
+    Skipped,
+    /// End of file before the last byte.
+    Early,
+    /// A hand-over took too long for no good reason.
+    Late,
+    /// An end found something that its honest peer cannot have written.
+    Impossible,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    pub w: Words,
+    pub tcp: Tcp,
+    pub s: sender::Sender,
+    pub r: receiver::Receiver,
+    /// Bytes that the sending application was told are sent; bytes that the receiving one got.
+    pub sent: u8,
+    pub got: u8,
+    pub downs: u8,
+    pub revocations: u8,
+    pub wants: u8,
+    pub daemon: bool,
+    pub fault: Option<Fault>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    Sender(sender::Act),
+    Receiver(receiver::Act),
+    Deliver,
+    OfferSender,
+    OfferReceiver,
+    SenderDies,
+    ReceiverDies,
+    DaemonDies,
+    Deadline,
+}
+
+impl State {
+    pub fn fault(&mut self, f: Fault) {
+        self.fault.get_or_insert(f);
+    }
+
+    /// The phase of the sender in the receiver's epoch.
+    pub fn phase(&self) -> Phase {
+        if self.w.state.0 == self.r.epoch {
+            self.w.state.1
+        } else {
+            Phase::None
+        }
+    }
+
+    fn sender_over(&self) -> bool {
+        self.s.dead || self.s.closed || self.s.failed
+    }
+
+    fn receiver_over(&self) -> bool {
+        self.r.dead || self.r.eof || self.r.failed
+    }
+
+    /// Is everything as it should be when nothing happens any more?
+    fn complete(&self, c: &Config) -> bool {
+        // After a death or a failed hand-over the other end must come to an end, too.
+        if self.r.dead || self.r.failed {
+            return self.sender_over() || self.s.at == sender::At::Asleep && !self.tcp.reset;
+        }
+        if self.s.dead || c.close {
+            return self.r.eof && (self.s.dead || self.got == c.bytes);
+        }
+        self.got == c.bytes && self.sent == c.bytes && !self.r.revoking()
+    }
+
+    /// Steps that happen sooner or later.
+    fn due(&self, c: &Config, out: &mut Vec<Act>) {
+        if self.tcp.clone().deliver() {
+            out.push(Act::Deliver);
+        }
+        if !self.sender_over() {
+            sender::due(self, c, out);
+        }
+        if !self.receiver_over() {
+            receiver::due(self, c, out);
+        }
+        // A hand-over that waits for a sender that is gone, or for room that nobody makes, fails at
+        // its deadline: the connection is reset.
+        if out.is_empty() && self.r.revoking() && !self.receiver_over() {
+            out.push(Act::Deadline);
+        }
+    }
+
+    /// Steps that may happen or not.
+    fn free(&self, c: &Config, out: &mut Vec<Act>) {
+        if self.daemon {
+            out.push(Act::DaemonDies);
+            if !self.s.attached {
+                out.push(Act::OfferSender);
+            }
+            if !self.r.attached {
+                out.push(Act::OfferReceiver);
+            }
+        }
+        if !self.sender_over() {
+            sender::free(self, c, out);
+            if c.sender_dies && !self.r.dead {
+                out.push(Act::SenderDies);
+            }
+        }
+        if !self.receiver_over() {
+            receiver::free(self, c, out);
+            if c.receiver_dies && !self.s.dead {
+                out.push(Act::ReceiverDies);
+            }
+        }
+    }
+}
+
+/// The model: the state above under a configuration.
+pub struct Lane(pub Config);
+
+impl Model for Lane {
+    type State = State;
+    type Action = Act;
+
+    fn init_states(&self) -> Vec<State> {
+        let c = &self.0;
+        vec![State {
+            w: Words {
+                state: (0, Phase::None),
+                up_kpos: 0,
+                up_start: 0,
+                head: 0,
+                ring: [0; RING as usize],
+                want_space: false,
+                sender_sleeps: false,
+                word: Word::default(),
+                revoked: 0,
+                cursor: 0,
+                receiver_sleeps: false,
+                sender_bell: false,
+                receiver_bell: false,
+            },
+            tcp: Tcp::new(c.room),
+            s: sender::Sender::new(!c.daemon),
+            r: receiver::Receiver::new(!c.daemon),
+            sent: 0,
+            got: 0,
+            downs: c.downs,
+            revocations: c.revocations,
+            wants: c.wants,
+            daemon: c.daemon,
+            fault: None,
+        }]
+    }
+
+    fn actions(&self, s: &State, out: &mut Vec<Act>) {
+        if s.fault.is_none() {
+            s.due(&self.0, out);
+            s.free(&self.0, out);
+        }
+    }
+
+    fn next_state(&self, last: &State, act: Act) -> Option<State> {
+        let c = &self.0;
+        let mut n = last.clone();
+        match act {
+            Act::Sender(a) => sender::step(&mut n, c, a),
+            Act::Receiver(a) => receiver::step(&mut n, c, a),
+            Act::Deliver => {
+                n.tcp.deliver();
+            }
+            Act::OfferSender => n.s.attached = true,
+            Act::OfferReceiver => n.r.attached = true,
+            Act::DaemonDies => n.daemon = false,
+            Act::Deadline => {
+                n.r.failed = true;
+                n.tcp.reset = true;
+                // Everything that can be between the ends: the bytes, and two halves of a frame
+                // for each switch.
+                let ample = c.room >= c.bytes * 2 + 2;
+                if ample && !n.sender_over() {
+                    n.fault(Fault::Late);
+                }
+            }
+            // The kernel closes its socket: what was sent still arrives, then the end.
+            Act::SenderDies => {
+                n.s.dead = true;
+                n.tcp.shut();
+            }
+            Act::ReceiverDies => {
+                n.r.dead = true;
+                n.tcp.reset = true;
+            }
+        }
+        (n != *last).then_some(n)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("every byte once and in order", |_, s: &State| {
+                !matches!(s.fault, Some(Fault::Stream | Fault::Skipped))
+            }),
+            Property::always("frames are frames and bytes are bytes", |_, s: &State| {
+                s.fault != Some(Fault::Parsed)
+            }),
+            Property::always("end of file after the last byte", |_, s: &State| {
+                s.fault != Some(Fault::Early)
+            }),
+            Property::always("honest ends do not reset each other", |_, s: &State| {
+                s.fault != Some(Fault::Impossible)
+            }),
+            Property::always("hand-overs succeed", |_, s: &State| {
+                s.fault != Some(Fault::Late)
+            }),
+            Property::always("nobody waits for ever", |m: &Lane, s: &State| {
+                let mut due = Vec::new();
+                s.due(&m.0, &mut due);
+                s.fault.is_some() || !due.is_empty() || s.complete(&m.0)
+            }),
+            // Guards against a model in which nothing happens.
+            Property::sometimes("everything arrives", |m: &Lane, s: &State| {
+                s.got == m.0.bytes
+            }),
+            Property::sometimes("bytes go over the ring", |_, s: &State| s.w.cursor > 0),
+        ]
+    }
+}

@@ -1,0 +1,397 @@
+//! Explores the protocol models, and shows that each of their precautions is needed.
+//!
+//! `MODEL_STEPS=1` prints the steps of every counter-example.
+
+#[path = "../src/model/mod.rs"]
+mod model;
+
+use model::holders::Holders;
+use model::lane::{Config, Lane};
+use model::space::Space;
+use model::{explore, Bug, Explored};
+
+fn holds(what: &str, e: Explored) {
+    eprintln!("{what}: {} states", e.states);
+    if let Some((name, steps)) = e.failure {
+        panic!("{what}: \"{name}\" does not hold:\n{steps}");
+    }
+}
+
+#[track_caller]
+fn caught(bug: Bug, e: Explored, by: &[&str]) {
+    let Some((name, steps)) = e.failure else {
+        panic!("{bug:?} went unnoticed in {} states", e.states)
+    };
+    eprintln!(
+        "{bug:?}: \"{name}\" after {} steps, {} states",
+        steps.lines().count(),
+        e.states
+    );
+    if std::env::var_os("MODEL_STEPS").is_some() {
+        eprintln!("{steps}");
+    }
+    assert!(
+        by.contains(&name.as_str()),
+        "{bug:?} was caught by \"{name}\":\n{steps}"
+    );
+}
+
+const STREAM: &str = "every byte once and in order";
+const PARSED: &str = "frames are frames and bytes are bytes";
+const EOF: &str = "end of file after the last byte";
+const HONEST: &str = "honest ends do not reset each other";
+const STUCK: &str = "nobody waits for ever";
+
+fn small() -> Config {
+    Config::default()
+}
+
+#[test]
+fn ups_and_downs() {
+    holds(
+        "up",
+        explore(Lane(Config {
+            bytes: 4,
+            ..small()
+        })),
+    );
+    holds(
+        "up and down",
+        explore(Lane(Config {
+            bytes: 4,
+            downs: 2,
+            ..small()
+        })),
+    );
+    holds(
+        "open",
+        explore(Lane(Config {
+            bytes: 4,
+            downs: 1,
+            close: false,
+            spurious: true,
+            ..small()
+        })),
+    );
+}
+
+#[test]
+fn revocations() {
+    holds(
+        "revocation",
+        explore(Lane(Config {
+            revocations: 2,
+            spurious: true,
+            ..small()
+        })),
+    );
+    holds(
+        "revocation and down",
+        explore(Lane(Config {
+            revocations: 1,
+            downs: 1,
+            ..small()
+        })),
+    );
+    let open = Config {
+        revocations: 1,
+        downs: 1,
+        close: false,
+        spurious: true,
+        ..small()
+    };
+    holds("revocation of an open connection", explore(Lane(open)));
+}
+
+#[test]
+fn wishes_to_go_down() {
+    holds(
+        "want down",
+        explore(Lane(Config {
+            wants: 1,
+            spurious: true,
+            ..small()
+        })),
+    );
+    holds(
+        "want down and revocation",
+        explore(Lane(Config {
+            wants: 1,
+            revocations: 1,
+            ups: 1,
+            spurious: true,
+            ..small()
+        })),
+    );
+}
+
+#[test]
+fn deaths() {
+    let all = Config {
+        downs: 1,
+        revocations: 1,
+        ups: 1,
+        spurious: true,
+        ..small()
+    };
+    holds(
+        "sender dies",
+        explore(Lane(Config {
+            sender_dies: true,
+            ..all.clone()
+        })),
+    );
+    holds(
+        "receiver dies",
+        explore(Lane(Config {
+            receiver_dies: true,
+            ..all.clone()
+        })),
+    );
+    let open = Config {
+        close: false,
+        sender_dies: true,
+        bytes: 2,
+        ..all
+    };
+    holds("sender of an open connection dies", explore(Lane(open)));
+}
+
+#[test]
+fn the_daemon_dies() {
+    holds(
+        "daemon dies",
+        explore(Lane(Config {
+            daemon: true,
+            downs: 1,
+            ups: 1,
+            ..small()
+        })),
+    );
+}
+
+#[test]
+fn space_and_moves() {
+    holds(
+        "space",
+        explore(Space {
+            bytes: 9,
+            moves: 0,
+            poll: true,
+            bug: None,
+        }),
+    );
+    holds(
+        "moves",
+        explore(Space {
+            bytes: 7,
+            moves: 3,
+            poll: false,
+            bug: None,
+        }),
+    );
+}
+
+#[test]
+fn holders() {
+    holds(
+        "holders",
+        explore(Holders {
+            calls: 4,
+            bypasses: 1,
+            deaths: true,
+            bug: None,
+        }),
+    );
+}
+
+/// With room for everything in TCP, a hand-over may fail only because a frame lies behind bytes
+/// that nobody has read.
+#[test]
+fn hand_overs() {
+    let ample = Config {
+        room: 8,
+        revocations: 1,
+        ups: 1,
+        ..small()
+    };
+    holds(
+        "hand-over",
+        explore(Lane(Config {
+            close: false,
+            spurious: true,
+            ..ample.clone()
+        })),
+    );
+    holds(
+        "hand-over and down",
+        explore(Lane(Config {
+            close: false,
+            downs: 1,
+            ..ample.clone()
+        })),
+    );
+    holds(
+        "hand-over, down, death",
+        explore(Lane(Config {
+            downs: 1,
+            sender_dies: true,
+            bytes: 2,
+            ..ample
+        })),
+    );
+}
+
+/// Every precaution is needed: without it, the checker finds the harm.
+#[test]
+fn mutations_of_the_switch() {
+    let c = |bug| Config {
+        bug: Some(bug),
+        ..small()
+    };
+    let try_ = |c: Config, by: &[&str]| caught(c.bug.unwrap(), explore(Lane(c)), by);
+    let open = |bug| Config {
+        close: false,
+        spurious: true,
+        ..c(bug)
+    };
+
+    let dies = Config {
+        revocations: 1,
+        sender_dies: true,
+        ups: 1,
+        ..c(Bug::NoLookAfterPublish)
+    };
+    try_(dies, &[EOF]);
+    try_(
+        Config {
+            downs: 1,
+            ..c(Bug::UnboundedRead)
+        },
+        &[PARSED],
+    );
+    try_(
+        Config {
+            downs: 1,
+            ..c(Bug::NoLookAfterCount)
+        },
+        &[PARSED],
+    );
+    try_(
+        Config {
+            downs: 1,
+            revocations: 1,
+            ..c(Bug::FrameAfterRevocation)
+        },
+        &[PARSED, STREAM],
+    );
+    try_(c(Bug::SleepWithoutLook), &[STUCK]);
+    try_(open(Bug::LookBeforePublish), &[STUCK]);
+    try_(c(Bug::HeadBeforeData), &[STREAM]);
+    try_(c(Bug::EofWithoutLook), &[EOF]);
+    try_(c(Bug::ReadyEofWithoutLook), &[EOF]);
+    try_(
+        Config {
+            revocations: 1,
+            ..c(Bug::NoRetreat)
+        },
+        &[STREAM, EOF, STUCK, HONEST],
+    );
+    try_(
+        Config {
+            revocations: 1,
+            ..c(Bug::ReadyTooEarly)
+        },
+        &[STREAM, EOF, STUCK, HONEST],
+    );
+    try_(
+        Config {
+            revocations: 1,
+            ..c(Bug::ConsumeWhileRevoking)
+        },
+        &[STREAM, PARSED, HONEST],
+    );
+    try_(
+        Config {
+            downs: 1,
+            ..c(Bug::NoSkip)
+        },
+        &[STREAM],
+    );
+    let dies = Config {
+        revocations: 1,
+        sender_dies: true,
+        bytes: 5,
+        ups: 1,
+        ..c(Bug::NoTakeBack)
+    };
+    try_(dies, &[EOF]);
+    try_(
+        Config {
+            downs: 1,
+            revocations: 1,
+            ..c(Bug::TrustAnnouncement)
+        },
+        &[PARSED],
+    );
+    try_(
+        Config {
+            bytes: 4,
+            ..open(Bug::WishWithoutLook)
+        },
+        &[STUCK],
+    );
+    try_(
+        Config {
+            bytes: 4,
+            ..c(Bug::NoLookForWish)
+        },
+        &[STUCK],
+    );
+}
+
+#[test]
+fn mutations_of_space_and_moves() {
+    let try_ = |bug, moves, poll, by: &[&str]| {
+        caught(
+            bug,
+            explore(Space {
+                bytes: 9,
+                moves,
+                poll,
+                bug: Some(bug),
+            }),
+            by,
+        );
+    };
+    try_(Bug::WishWithoutLook, 0, false, &[STUCK]);
+    try_(Bug::SleepWithoutLook, 0, false, &[STUCK]);
+    try_(Bug::NoLookForWish, 0, false, &[STUCK]);
+    try_(Bug::WishTakenBack, 0, true, &[STUCK]);
+    try_(Bug::NoForward, 0, true, &[STUCK]);
+    try_(Bug::MoveBeforePlace, 2, false, &[STREAM]);
+    try_(Bug::MoveTooEarly, 3, false, &[STREAM]);
+}
+
+#[test]
+fn mutations_of_the_door() {
+    let by = [
+        "the switch is where the kernel is",
+        "nobody is inside after the switch",
+    ];
+    let try_ = |bug, bypasses| {
+        caught(
+            bug,
+            explore(Holders {
+                calls: 3,
+                bypasses,
+                deaths: false,
+                bug: Some(bug),
+            }),
+            &by,
+        );
+    };
+    try_(Bug::NoDoor, 0);
+    try_(Bug::CountAfterLook, 0);
+    try_(Bug::TrustCount, 1);
+}
