@@ -3,7 +3,7 @@
 //!
 //! Each case also runs bare, so that it is known to be what TCP does.
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
 use std::time::Duration;
 use underpass_tests::harness::peers::Pair;
