@@ -122,12 +122,26 @@ fn dial(dir: &[u8]) -> Option<i32> {
         (&a as *const libc::sockaddr_un).cast(),
         core::mem::size_of_val(&a),
     ) {
-        Ok(()) => Some(fd),
-        Err(_) => {
+        Ok(()) if trusted(fd) => Some(fd),
+        _ => {
             sys::close(fd);
             None
         }
     }
+}
+
+/// Sockets in well-known places may be anybody's: only root's or our own daemon is believed.
+fn trusted(fd: i32) -> bool {
+    if crate::env::dir_is_explicit() {
+        return true;
+    }
+    let mut cred = [0u8; 12]; // struct ucred: pid, uid, gid
+    if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut cred).is_err() {
+        return false;
+    }
+    let uid = u32::from_ne_bytes([cred[4], cred[5], cred[6], cred[7]]);
+    // SAFETY: geteuid has no preconditions.
+    uid == 0 || uid == unsafe { libc::geteuid() }
 }
 
 fn drop_connection() {

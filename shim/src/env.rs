@@ -15,6 +15,7 @@ struct Dirs(core::cell::UnsafeCell<[[u8; LEN]; 2]>);
 // SAFETY: written once in `init` (single-threaded: before main), read-only afterwards.
 unsafe impl Sync for Dirs {}
 static DIRS: Dirs = Dirs(core::cell::UnsafeCell::new([[0; LEN]; 2]));
+static EXPLICIT: AtomicU32 = AtomicU32::new(0);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn var(name: &core::ffi::CStr) -> Option<&'static [u8]> {
@@ -50,7 +51,10 @@ pub fn init() {
         }
     };
     match var(c"UNDERPASS_DIR").filter(|d| !d.is_empty()) {
-        Some(d) => add(&[d]),
+        Some(d) => {
+            add(&[d]);
+            EXPLICIT.store(1, Relaxed);
+        }
         None => {
             add(&[b"/run/underpass"]);
             if let Some(x) = var(c"XDG_RUNTIME_DIR").filter(|d| !d.is_empty()) {
@@ -83,6 +87,11 @@ pub fn off() -> bool {
 #[inline(always)]
 pub fn eager() -> bool {
     MODE.load(Relaxed) == EAGER
+}
+
+/// Was the directory named by the environment, which is as trusted as `LD_PRELOAD` itself?
+pub fn dir_is_explicit() -> bool {
+    EXPLICIT.load(Relaxed) != 0
 }
 
 /// Runtime directories to try, in order.

@@ -86,6 +86,8 @@ struct Set {
     head: AtomicU32,
     tail: AtomicU32,
     queued: AtomicU32,
+    /// Slots of `links` that were ever used: the rest need not be looked at.
+    high: AtomicU32,
     links: [AtomicU32; LINKS],
     groups: [AtomicU32; LINKS],
     seen: [[AtomicU32; GROUPS]; LINKS],
@@ -166,7 +168,7 @@ pub fn created(fd: i32) {
                 a.store(-1, Relaxed);
             }
             for a in [
-                &s.waiters, &s.lanes, &s.barred, &s.stirred, &s.head, &s.tail, &s.queued, &s.lock,
+                &s.waiters, &s.lanes, &s.barred, &s.stirred, &s.head, &s.tail, &s.queued, &s.lock, &s.high,
             ] {
                 a.store(0, Relaxed);
             }
@@ -449,6 +451,37 @@ fn add(set: u32, fd: i32, conn: u32, ev: epoll_event) {
     }
 }
 
+/// Slots to look at.
+#[inline(always)]
+fn slots(s: &Set) -> usize {
+    (s.high.load(Relaxed) as usize).min(LINKS)
+}
+
+/// The link is about to be given back: no set watches it any more.
+pub fn unbind(link: &Link) {
+    if SET_TABLE.load(Relaxed).is_null() {
+        return;
+    }
+    let want = links::index(link) as u32 + 1;
+    for i in 0..SETS as u32 {
+        let s = set_at(i);
+        if s.used.load(Relaxed) == 0 {
+            continue;
+        }
+        let Some(_g) = lock::lock(&s.lock) else {
+            continue;
+        };
+        for k in 0..slots(s) {
+            if s.links[k].load(Relaxed) == want {
+                let inner = s.inner.load(Relaxed);
+                let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, link.bell(), 0, 0);
+                s.links[k].store(0, Release);
+                s.groups[k].store(0, Relaxed);
+            }
+        }
+    }
+}
+
 fn set_link(s: &Set, k: usize) -> Option<&'static Link> {
     match s.links[k].load(Acquire) {
         0 => None,
@@ -559,6 +592,7 @@ fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
     link.sets[set as usize / 64].fetch_or(1 << (set % 64), SeqCst);
     s.groups[k].store(0, Relaxed);
     s.links[k].store(want, Release);
+    s.high.fetch_max(k as u32 + 1, Release);
     Some(k)
 }
 
@@ -916,11 +950,8 @@ fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Harvest {
 
 /// Queues every registration with news in the peer's memory. Set lock held.
 fn gather(s: &Set, all: bool) {
-    for k in 0..LINKS {
+    for k in 0..slots(s) {
         let Some(l) = set_link(s, k) else {
-            if s.links[k].load(Relaxed) == 0 {
-                break;
-            }
             continue;
         };
         let Some(ctl) = l.peer.control() else {
@@ -974,11 +1005,8 @@ fn news(s: &Set, r: u32, reg: &Reg, all: bool) {
 
 /// Has any group that this set watches changed? Reads only; no lock.
 fn changed(s: &Set) -> bool {
-    for k in 0..LINKS {
+    for k in 0..slots(s) {
         let Some(l) = set_link(s, k) else {
-            if s.links[k].load(Relaxed) == 0 {
-                return false;
-            }
             continue;
         };
         let Some(ctl) = l.peer.control() else {
@@ -1229,10 +1257,7 @@ unsafe fn wait_lanes(
 }
 
 fn doze_all(s: &Set, down: bool) {
-    for k in 0..LINKS {
-        if s.links[k].load(Relaxed) == 0 {
-            break;
-        }
+    for k in 0..slots(s) {
         if let Some(ctl) = set_link(s, k).and_then(|l| l.own.control()) {
             if down {
                 wake::doze(&ctl.sleepers.0);

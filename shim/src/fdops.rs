@@ -53,7 +53,11 @@ pub fn connected(fd: i32, i: u32, unspec: bool) {
 pub fn listening(fd: i32, i: u32) {
     let c = table::conn(i);
     c.state.store(state::LISTEN, Release);
-    io::quietly(|| table::name(i, fd));
+    // The daemon gets to know servers before their first connection is busy: `ss -l`, `check`.
+    io::quietly(|| {
+        table::name(i, fd);
+        control::ensure();
+    });
 }
 
 /// Another descriptor for the same description.
@@ -304,6 +308,26 @@ pub fn before_spawn() {
             io::leave(i, fd, Reason::Left);
         }
     });
+}
+
+/// The descriptor now belongs to code that we do not see (stdio): TCP for good, and forgotten, so
+/// that its number can come to mean something else unnoticed.
+pub fn disown(fd: i32) {
+    if let Some(i) = fdtab::conn(fd) {
+        io::quietly(|| {
+            io::leave(i, fd, Reason::Bypassed);
+            fdtab::set(fd, Fd::Other);
+            if table::local(i).refs.fetch_sub(1, AcqRel) == 1 {
+                epoll::deactivate(i);
+                epoll::forget(i);
+                promote::end_lane(i);
+                table::remove_holder(table::conn(i), table::pid());
+                if table::holders(table::conn(i)) == 0 {
+                    table::free(i);
+                }
+            }
+        });
+    }
 }
 
 /// A descriptor is used in a way that no lane can serve: back to TCP for good.

@@ -14,3 +14,4 @@ mod proc;
 mod ready;
 mod rw;
 mod sock;
+mod variadic;

@@ -99,9 +99,46 @@ pub fn by_index(i: usize) -> Option<&'static Link> {
     all().get(i).filter(|l| l.state.load(Acquire) != 0)
 }
 
+/// Gives back links whose other party is gone and which no connection uses any more. Their memory
+/// is replaced by private zero pages instead of being unmapped: a thread that still has a pointer
+/// into it from before reads zeros and must not fault.
+pub fn reap() {
+    for l in all().iter().filter(|l| l.state.load(Acquire) == GONE) {
+        let mut used = l.waiters.iter().any(|w| w.load(SeqCst) != 0);
+        crate::promote::each(|i, _| {
+            used |= core::ptr::eq(crate::table::local(i).link.load(Relaxed), l);
+        });
+        if used {
+            continue;
+        }
+        crate::epoll::unbind(l);
+        fdtab::close_ours(l.bell.swap(0, Relaxed) - 1);
+        for a in [&l.own, &l.peer] {
+            a.clear(|p, len| sys::blank(p, len));
+        }
+        l.leader.store(0, Relaxed);
+        for w in &l.sets {
+            w.store(0, Relaxed);
+        }
+        let a = &l.arena;
+        for w in [&a.lock, &a.chunk, &a.page, &a.asked] {
+            w.store(0, Relaxed);
+        }
+        a.ready.store(0, Relaxed);
+        for c in &a.count {
+            c.store(0, Relaxed);
+        }
+        for r in l.rings.iter().flatten() {
+            r.store(0, Relaxed);
+        }
+        l.state.store(0, Release);
+    }
+}
+
 /// Enters a new link with its doorbell and our control chunk. Takes over both descriptors.
 pub fn create(id: u64, side: u8, bell: i32, chunk0: i32, bytes: usize) -> bool {
     init();
+    reap();
     if bytes < link::layout::CONTROL_BYTES {
         return false;
     }

@@ -143,6 +143,7 @@ real! {
     posix_spawnp(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32;
     system(c: *const c_char) -> i32;
     popen(c: *const c_char, t: *const c_char) -> *mut c_void;
+    vdprintf(fd: i32, f: *const c_char, a: *mut c_void) -> i32;
     fdopen(fd: i32, m: *const c_char) -> *mut c_void;
     syscall(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> i64;
     aio_read(cb: *mut c_void) -> i32;

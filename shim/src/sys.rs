@@ -133,6 +133,20 @@ pub fn unmap(p: *mut u8, len: usize) {
     let _ = sc!(libc::SYS_munmap, p, len);
 }
 
+/// Replaces a mapping by private zero pages.
+pub fn blank(p: *mut u8, len: usize) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    let _ = sc!(
+        libc::SYS_mmap,
+        p,
+        len,
+        libc::PROT_READ | libc::PROT_WRITE,
+        flags,
+        usize::MAX,
+        0
+    );
+}
+
 pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32, ms: u32) {
     let ts = libc::timespec {
         tv_sec: (ms / 1000).into(),

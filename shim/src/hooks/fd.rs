@@ -166,7 +166,7 @@ unsafe fn control(fd: i32, cmd: i32, arg: usize, native: unsafe fn(i32, i32, usi
 #[no_mangle]
 pub unsafe extern "C" fn fdopen(fd: i32, mode: *const c_char) -> *mut c_void {
     // stdio reads, writes and closes inside libc, unseen.
-    fdops::give_up(fd, Reason::Bypassed);
+    fdops::disown(fd);
     // SAFETY: see the module above.
     unsafe { real::fdopen(fd, mode) }
 }
