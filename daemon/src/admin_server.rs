@@ -168,7 +168,7 @@ async fn entries(shared: &Shared) -> Vec<Entry> {
     let families = snapshot(&shared.borrow());
     let work = move || {
         let mut all = view::entries(&families);
-        view::mark_strangers(&mut all, &families);
+        view::mark_strangers(&mut all);
         all
     };
     tokio::task::spawn_blocking(work).await.unwrap_or_default()

@@ -1,1 +1,265 @@
+//! Unit tests of the links' state machine, with parties that are numbers.
 
+use super::*;
+use crate::limits::for_tests;
+
+fn end(party: u64, conn: u32) -> ConnRef {
+    ConnRef {
+        party: PartyId(party),
+        conn,
+        gen: 1,
+    }
+}
+
+/// Links, and shims that map whatever they are given.
+struct World {
+    links: Links,
+    groups: [Rc<Group>; 2],
+    offers: Vec<(PartyId, u64, u32, u32)>,
+    gone: Vec<(PartyId, u8)>,
+    failed: Vec<[ConnRef; 2]>,
+}
+
+const AREA: u64 = (CONTROL_BYTES + CHUNK_BYTES) as u64;
+
+impl World {
+    fn new(lanes: u32, memory: u64) -> World {
+        World {
+            links: Links::new(0xabcd),
+            groups: [for_tests(lanes, memory), for_tests(lanes, memory)],
+            offers: vec![],
+            gone: vec![],
+            failed: vec![],
+        }
+    }
+
+    fn connect(&mut self, ends: [ConnRef; 2]) -> Result<(), Refused> {
+        let mut out = Out::default();
+        let r = self
+            .links
+            .connect(ends, [&self.groups[0], &self.groups[1]], 5, &mut out);
+        self.help(out);
+        r
+    }
+
+    fn help(&mut self, mut out: Out) {
+        while !out.sends.is_empty() || !out.failed.is_empty() {
+            let mut next = Out::default();
+            for s in out.sends {
+                let to = s.to;
+                match s.msg {
+                    ToShim::LinkNew { link, side, .. } => {
+                        self.links.mapped(to, link, side, 0, &mut next).unwrap()
+                    }
+                    ToShim::Chunk {
+                        link, side, chunk, ..
+                    } => self.links.mapped(to, link, side, chunk, &mut next).unwrap(),
+                    ToShim::PeerChunk {
+                        link, side, chunk, ..
+                    } => self
+                        .links
+                        .peer_mapped(to, link, side, chunk, &mut next)
+                        .unwrap(),
+                    ToShim::Offer {
+                        link, lane, epoch, ..
+                    } => self.offers.push((to, link, lane, epoch)),
+                    ToShim::PeerGone { side, .. } => self.gone.push((to, side)),
+                    _ => {}
+                }
+            }
+            self.failed.append(&mut out.failed);
+            out = next;
+        }
+    }
+
+    fn done(&mut self, link: u64, lane: u32) {
+        self.links.lane_done(PartyId(1), link, 0, lane).unwrap();
+        self.links.lane_done(PartyId(2), link, 1, lane).unwrap();
+    }
+}
+
+#[test]
+fn more_lanes_than_a_link_has() {
+    let mut w = World::new(5000, u64::MAX);
+    for i in 0..LANES as u32 + 1 {
+        // Given in any order: the same link serves both.
+        let (a, b) = (end(1, i), end(2, i));
+        w.connect(if i % 2 == 0 { [a, b] } else { [b, a] }).unwrap();
+    }
+    assert_eq!((w.links.len(), w.links.lanes()), (2, LANES as u64 + 1));
+    assert_eq!(w.offers.len(), 2 * (LANES + 1));
+    let first = w.offers[0].1;
+    assert_eq!(w.offers.iter().filter(|o| o.1 == first).count(), 2 * LANES);
+    // A slot that comes free is preferred to the new link's.
+    w.done(first, 77);
+    w.connect([end(1, 9000), end(2, 9000)]).unwrap();
+    assert_eq!(
+        w.offers.last().map(|o| (o.1, o.2, o.3)),
+        Some((first, 77, EPOCHS))
+    );
+}
+
+#[test]
+fn a_slot_retires_with_its_last_epochs() {
+    let mut w = World::new(10, u64::MAX);
+    w.connect([end(1, 0), end(2, 0)]).unwrap();
+    let link = w.offers[0].1;
+    w.links.links.get_mut(&link).unwrap().slots[0].uses = u32::MAX / EPOCHS - 1;
+    w.done(link, 0);
+    w.connect([end(1, 1), end(2, 1)]).unwrap();
+    assert_eq!(w.offers.last().unwrap().2, 1, "not the used-up slot");
+    assert!((u32::MAX / EPOCHS - 1)
+        .checked_mul(EPOCHS)
+        .unwrap()
+        .checked_add(EPOCHS - 1)
+        .is_some());
+}
+
+#[test]
+fn limits_of_either_side() {
+    let mut w = World::new(2, u64::MAX);
+    w.groups[1] = for_tests(1, u64::MAX);
+    w.connect([end(1, 0), end(2, 0)]).unwrap();
+    assert_eq!(w.connect([end(1, 1), end(2, 1)]), Err(Refused::Limit(1)));
+    w.groups.swap(0, 1);
+    assert_eq!(
+        w.connect([end(2, 1), end(1, 1)]),
+        Err(Refused::Limit(0)),
+        "named as it was given"
+    );
+    w.groups.swap(0, 1);
+    let link = w.offers[0].1;
+    w.done(link, 0);
+    w.connect([end(1, 1), end(2, 1)]).unwrap();
+    assert_eq!(w.links.lanes(), 1);
+}
+
+#[test]
+fn memory_is_limited_and_given_back() {
+    let mut w = World::new(10, AREA);
+    w.connect([end(1, 0), end(2, 0)]).unwrap();
+    assert_eq!(w.connect([end(1, 1), end(3, 1)]), Err(Refused::Limit(0)));
+    assert_eq!(w.links.lanes(), 1, "the refused one holds no lane");
+    let (link, mut out) = (w.offers[0].1, Out::default());
+    w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
+    assert!(out.sends.is_empty(), "no room for another chunk");
+    w.links.party_dead(PartyId(2), &mut out);
+    w.help(out);
+    assert_eq!(
+        w.gone,
+        [(PartyId(1), 0)],
+        "the survivor is told, about its side"
+    );
+    w.connect([end(1, 1), end(3, 1)]).unwrap();
+    assert_eq!((w.links.len(), w.links.lanes()), (1, 1));
+}
+
+#[test]
+fn one_chunk_at_a_time_and_not_for_ever() {
+    let mut w = World::new(10, u64::MAX);
+    w.connect([end(1, 0), end(2, 0)]).unwrap();
+    let link = w.offers[0].1;
+    let mut out = Out::default();
+    w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
+    w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
+    assert_eq!(out.sends.len(), 1, "the first is not ready yet");
+    w.help(out);
+    for _ in 0..CHUNKS {
+        let mut out = Out::default();
+        w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
+        w.help(out);
+    }
+    assert_eq!(w.links.links[&link].sides[0].chunks.len(), CHUNKS);
+    assert_eq!(w.links.links[&link].sides[1].chunks.len(), 2);
+}
+
+#[test]
+fn a_party_with_itself() {
+    let mut w = World::new(10, u64::MAX);
+    let g = w.groups[0].clone();
+    let mut out = Out::default();
+    w.links
+        .connect([end(1, 0), end(1, 1)], [&g, &g], 5, &mut out)
+        .unwrap();
+    w.help(out);
+    assert_eq!(w.offers.len(), 2);
+    let mut out = Out::default();
+    w.links.party_dead(PartyId(1), &mut out);
+    assert!(out.sends.is_empty(), "nobody is left to be told");
+    assert!(w.links.is_empty() && w.links.lanes() == 0);
+    assert!(
+        w.links.by_pair.is_empty() && w.links.by_conn.is_empty() && w.links.by_party.is_empty()
+    );
+    assert!(g.take_memory(u64::MAX), "all is given back");
+}
+
+#[test]
+fn forgotten_before_the_offer() {
+    let mut w = World::new(10, u64::MAX);
+    let mut out = Out::default();
+    w.links
+        .connect(
+            [end(1, 0), end(2, 0)],
+            [&w.groups[0], &w.groups[1]],
+            5,
+            &mut out,
+        )
+        .unwrap();
+    let making = out;
+    let mut out = Out::default();
+    w.links.forget(end(2, 0), &mut out);
+    assert_eq!(out.failed, [[end(1, 0), end(2, 0)]]);
+    assert_eq!(w.links.lanes(), 0);
+    w.help(making);
+    assert!(w.offers.is_empty());
+    // After the offer it is the shim's business: `LaneDone`.
+    w.connect([end(1, 1), end(2, 1)]).unwrap();
+    let mut out = Out::default();
+    w.links.forget(end(2, 1), &mut out);
+    assert!(out.failed.is_empty());
+    assert_eq!(w.links.lanes(), 1);
+}
+
+#[test]
+fn offered_again_to_one_side_only() {
+    let mut w = World::new(10, u64::MAX);
+    w.connect([end(1, 0), end(2, 0)]).unwrap();
+    let mut out = Out::default();
+    assert!(w.links.offer_again(end(2, 0), &mut out));
+    assert_eq!(out.sends.len(), 1);
+    assert_eq!(out.sends[0].to, PartyId(2));
+    assert!(!w.links.offer_again(end(2, 7), &mut out));
+    let link = w.offers[0].1;
+    w.done(link, 0);
+    assert!(!w.links.offer_again(end(2, 0), &mut out));
+}
+
+#[test]
+fn a_silent_party_keeps_what_is_ready() {
+    let mut w = World::new(10, u64::MAX);
+    w.connect([end(1, 0), end(2, 0)]).unwrap();
+    let mut making = Out::default();
+    w.links
+        .connect(
+            [end(2, 5), end(3, 5)],
+            [&w.groups[0], &w.groups[1]],
+            5,
+            &mut making,
+        )
+        .unwrap();
+    let mut out = Out::default();
+    w.links.party_silent(PartyId(2), &mut out);
+    w.help(out);
+    assert_eq!((w.links.len(), w.links.lanes()), (1, 1));
+    assert_eq!(w.failed, [[end(2, 5), end(3, 5)]]);
+    assert!(w.gone.contains(&(PartyId(3), 1)));
+}
+
+#[test]
+fn link_numbers_tell_daemons_apart() {
+    let mut w = World::new(10, u64::MAX);
+    w.connect([end(1, 0), end(2, 0)]).unwrap();
+    w.connect([end(1, 0), end(3, 0)]).unwrap();
+    assert_eq!(w.offers[0].1 >> 32, 0xabcd);
+    assert_ne!(w.offers[0].1, w.offers.last().unwrap().1);
+}

@@ -9,7 +9,7 @@ use crate::process;
 use crate::socket::normal;
 use link::family::{flag, state, Endpoint, View};
 use link::reason::Reason;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 
@@ -189,38 +189,54 @@ pub fn set_mode(row: &mut Row) {
 
 /// Rows whose other end has no row: find out whether that end is here, but without a shim.
 ///
-/// In the same network namespace the other end's socket stands in `/proc/PID/net/tcp`. If it does
-/// and no shim's table names it, it is another program's, or a shim has not yet named it. The
-/// latter is told apart by looking which of the shims' processes hold it.
-pub fn mark_strangers(all: &mut [Entry], families: &[Snapshot]) {
+/// In the same network namespace the other end's socket stands in `/proc/PID/net/tcp`. If it does,
+/// its holders can be seen, and none of them has the shim loaded, it is a stranger. A shim that
+/// has not named it yet, or has not called the daemon yet, has it loaded.
+pub fn mark_strangers(all: &mut [Entry]) {
     let mut tables: HashMap<u64, HashMap<(SocketAddr, SocketAddr), u64>> = HashMap::new();
-    let mut held = None;
-    for e in all.iter_mut() {
-        let (None, Some(a), Some(b)) = (e.other, e.local, e.peer) else {
+    let mut open: Vec<(usize, u64)> = Vec::new();
+    for (i, e) in all.iter().enumerate() {
+        let (None, 0, Some(a), Some(b)) = (e.other, e.row.peer_reason, e.local, e.peer) else {
             continue;
         };
-        if e.row.peer_reason != 0 {
-            continue;
-        }
         let table = tables
             .entry(e.row.netns)
             .or_insert_with(|| tcp_table(e.row.pid));
-        let Some(inode) = table.get(&(b, a)) else {
+        // Inode 0: closed by its program, the kernel finishes.
+        if let Some(inode) = table.get(&(b, a)).filter(|i| **i != 0) {
+            open.push((i, *inode));
+        }
+    }
+    if open.is_empty() {
+        return;
+    }
+    let holders = holders_of(&open.iter().map(|o| o.1).collect());
+    let mut shims: HashMap<u32, bool> = HashMap::new();
+    for (i, inode) in open {
+        let Some(pids) = holders.get(&inode) else {
             continue;
         };
-        let held = held.get_or_insert_with(|| sockets_of(families));
-        if *inode != 0 && !held.contains(inode) {
-            e.row.peer_reason = Reason::PeerNoShim.code();
-            set_mode(&mut e.row);
+        if !pids
+            .iter()
+            .any(|p| *shims.entry(*p).or_insert_with(|| may_have_shim(*p)))
+        {
+            all[i].row.peer_reason = Reason::PeerNoShim.code();
+            set_mode(&mut all[i].row);
         }
     }
 }
 
-/// Inodes of all sockets held by processes that any shim is known to run in.
-fn sockets_of(families: &[Snapshot]) -> std::collections::HashSet<u64> {
-    let mut all = std::collections::HashSet::new();
-    for h in families.iter().flat_map(|f| &f.holders) {
-        let Ok(dir) = std::fs::read_dir(format!("/proc/{}/fd", h.pid)) else {
+/// Which processes hold these sockets, as far as we may look.
+fn holders_of(inodes: &HashSet<u64>) -> HashMap<u64, Vec<u32>> {
+    let mut all: HashMap<u64, Vec<u32>> = HashMap::new();
+    let Ok(proc) = std::fs::read_dir("/proc") else {
+        return all;
+    };
+    for pid in proc
+        .flatten()
+        .filter_map(|d| d.file_name().to_str()?.parse::<u32>().ok())
+    {
+        let Ok(dir) = std::fs::read_dir(format!("/proc/{pid}/fd")) else {
             continue;
         };
         for link in dir
@@ -231,10 +247,21 @@ fn sockets_of(families: &[Snapshot]) -> std::collections::HashSet<u64> {
             let inode = name
                 .strip_prefix("socket:[")
                 .and_then(|s| s.strip_suffix(']'));
-            all.extend(inode.and_then(|i| i.parse::<u64>().ok()));
+            if let Some(i) = inode
+                .and_then(|i| i.parse().ok())
+                .filter(|i| inodes.contains(i))
+            {
+                all.entry(i).or_default().push(pid);
+            }
         }
     }
     all
+}
+
+/// Is the shim's library mapped in this process? If we cannot tell, it may be.
+fn may_have_shim(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/maps"))
+        .map_or(true, |m| m.contains("libunderpass"))
 }
 
 /// The established connections of a process's network namespace, with socket inodes.
