@@ -43,6 +43,7 @@ const EDGE_IN: u32 = 4; // something new to read since the last report
 const EDGE_OUT: u32 = 8;
 const DISABLED: u32 = 16; // one-shot, reported
 const BLOCKED: u32 = 32; // waits for ring space
+const FRESH: u32 = 128; // the inner set has yet to say what any new member says first
 const PARKED: u32 = 64; // removed by the application; kept, for many remove and add in turn
 
 /// A connection in a set.
@@ -543,7 +544,7 @@ fn activate_one(set: u32, conn: u32, r: u32, link: &Link) {
     reg.last_head.store(u64::MAX, Relaxed);
     reg.tcp.store(0, Relaxed);
     reg.round.store(0, Relaxed);
-    reg.flags.store(ACTIVE | EDGE_IN | EDGE_OUT, Relaxed);
+    reg.flags.store(ACTIVE | FRESH | EDGE_IN | EDGE_OUT, Relaxed);
     push(s, r);
     s.lanes.fetch_add(1, SeqCst);
     kick_if_waiting(set as usize);
@@ -1043,11 +1044,16 @@ fn inner(i: u32, s: &Set) {
                 let reg = reg_at(low);
                 if reg.set.load(Relaxed) == i + 1 && reg.flags.load(Relaxed) & ACTIVE != 0 {
                     reg.tcp.fetch_or(events & (IN | RDHUP | HUP | ERR), Relaxed);
-                    let edges = if events & (IN | RDHUP | HUP | ERR) != 0 {
-                        EDGE_IN
-                    } else {
-                        0
-                    } | if events & OUT != 0 { EDGE_OUT } else { 0 };
+                    let fresh = reg.flags.fetch_and(!FRESH, Relaxed) & FRESH != 0;
+                    let mut edges = 0;
+                    if events & (IN | RDHUP | HUP | ERR) != 0 {
+                        edges |= EDGE_IN;
+                    }
+                    // TCP's buffer has space: news only to who sends there, and had none.
+                    let sends = table::conn(reg.conn.load(Relaxed).wrapping_sub(1));
+                    if events & OUT != 0 && !fresh && !sends.tx.is_up() {
+                        edges |= EDGE_OUT;
+                    }
                     reg.flags.fetch_or(edges, Relaxed);
                     push(s, low);
                 }
