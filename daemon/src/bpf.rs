@@ -145,7 +145,7 @@ fn reuse(dir: &Path) -> Option<Bpf> {
 fn pin_dir(path: &Path) -> Option<PathBuf> {
     const BPF_FS: i64 = 0xcafe_4a11;
     let parent = path.parent()?;
-    let is_bpf = |p: &Path| rustix::fs::statfs(p).is_ok_and(|s| s.f_type as i64 == BPF_FS);
+    let is_bpf = |p: &Path| rustix::fs::statfs(p).is_ok_and(|s| s.f_type == BPF_FS);
     if !is_bpf(parent) && parent == Path::new("/sys/fs/bpf") {
         let flags = rustix::mount::MountFlags::NOSUID
             | rustix::mount::MountFlags::NODEV

@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 use link::family::flag;
-use link::msg::{op, ToDaemon, ToShim, ALL};
+use link::msg::{op, ToShim, ALL};
 use link::reason::Reason;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -311,7 +311,6 @@ fn a_namespace_sees_its_own() {
     assert_eq!(out[0], Response::Ss { rows: vec![] });
     assert_eq!(out[1], Response::Told { ends: 0 });
     assert_eq!(out[2], Response::Log { lines: vec![] });
-    let _ = ToDaemon::Forget { conn: 0, gen: 0 };
 }
 
 /// The namespace of a process is that of its first thread: so another process has to ask.

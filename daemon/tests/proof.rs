@@ -2,7 +2,6 @@
 
 mod common;
 use common::*;
-use link::msg::ToShim;
 use link::reason::Reason;
 use rustix::fs::{Mode, OFlags};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -376,5 +375,4 @@ fn a_reused_socket_has_the_record_of_its_present_connection() {
     b.register(j, &s2);
     offers(&mut a, &mut b);
     drop(s1);
-    let _ = ToShim::Credit { n: 0 };
 }

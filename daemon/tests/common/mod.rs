@@ -131,6 +131,22 @@ impl Daemon {
         rustix::process::kill_process(pid, sig).unwrap();
     }
 
+    /// Stops it, for certain: a signal takes its time.
+    pub fn stop(&self) {
+        self.signal(rustix::process::Signal::STOP);
+        let stat = format!("/proc/{}/stat", self.pid());
+        let stopped = || std::fs::read_to_string(&stat).unwrap().contains(") T ");
+        let end = Instant::now() + PATIENCE;
+        while !stopped() {
+            assert!(Instant::now() < end, "the daemon does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    pub fn resume(&self) {
+        self.signal(rustix::process::Signal::CONT);
+    }
+
     pub fn wait(&mut self) -> std::process::ExitStatus {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -642,7 +658,10 @@ pub fn offers(a: &mut Shim, b: &mut Shim) -> (Lane, Lane) {
 
 /// Accepts, but does not wait for ever for somebody who never comes.
 pub fn accept(l: &TcpListener) -> TcpStream {
-    assert!(readable(l.as_raw_fd(), PATIENCE.as_millis() as i32), "nobody connects");
+    assert!(
+        readable(l.as_raw_fd(), PATIENCE.as_millis() as i32),
+        "nobody connects"
+    );
     l.accept().unwrap().0
 }
 
