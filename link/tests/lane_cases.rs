@@ -76,6 +76,26 @@ fn end_of_file_behind_a_switch() {
     assert!(w.host[0].eof.get());
 }
 
+/// The receiver has not seen a switch and counts what TCP holds; meanwhile the sender switches,
+/// goes down again, and its frame arrives: the count includes it.
+#[test]
+fn a_frame_before_the_count() {
+    let mut w = ready();
+    let inner = vec![
+        (0, 1, Act::TryUp),
+        (0, 1, send(10)),
+        (0, 1, Act::Down),
+        (0, 1, ALL),
+    ];
+    w.run(&Op {
+        end: 0,
+        act: recv(1000),
+        inner,
+    });
+    w.settle([0, 10], false);
+    assert_eq!(w.host[0].got.get(), 20);
+}
+
 /// The receiver takes its readiness back while the sender is switching up, and is soon ready again.
 #[test]
 fn revocation_during_the_switch() {

@@ -4,7 +4,10 @@
 mod sim;
 
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use sim::{Act, Op, World};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 fn len() -> impl Strategy<Value = usize> {
     prop_oneof![
@@ -59,12 +62,28 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let plain = (
-        0usize..2,
-        act(),
-        proptest::collection::vec((0usize..6, 0usize..2, act()), 0..3),
-    )
-        .prop_map(|(end, act, inner)| Op { end, act, inner });
+    // Several things at one point, more often than not: races need company.
+    let at = prop_oneof![3 => Just(0usize), 2 => 1usize..6];
+    let some = proptest::collection::vec((at, 0usize..2, act()), 0..6);
+    // What one end may well do in one go while the other is inside a call.
+    let last = prop_oneof![
+        Just(Act::Down),
+        Just(Act::ShutWr),
+        Just(Act::Kill),
+        Just(Act::Look)
+    ];
+    let burst = (0usize..6, 0usize..2, len(), last).prop_map(|(at, end, len, last)| {
+        let all = Act::Deliver { n: 1 << 20 };
+        let send = Act::Send { len, up: true };
+        vec![
+            (at, end, Act::TryUp),
+            (0, end, send),
+            (0, end, last),
+            (0, end, all),
+        ]
+    });
+    let inner = prop_oneof![4 => some, 1 => burst];
+    let plain = (0usize..2, act(), inner).prop_map(|(end, act, inner)| Op { end, act, inner });
     let reuse = (0u32..3).prop_map(|gap| Op {
         end: 0,
         act: Act::Reuse { gap },
@@ -105,19 +124,25 @@ fn cases() -> u32 {
     std::env::var("PROPTEST_CASES")
         .ok()
         .and_then(|s| s.parse().ok())
-        .unwrap_or(3000)
+        .unwrap_or(2000)
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 40_000, failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn every_byte_arrives_once_and_in_order(
-        how in 0u8..3,
-        ops in proptest::collection::vec(op(), 1..60),
-        todo in (0usize..20_000, 0usize..20_000),
-        promote: bool,
-    ) {
+#[test]
+fn every_byte_arrives_once_and_in_order() {
+    let config = ProptestConfig {
+        cases: cases(),
+        max_shrink_iters: 40_000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    let seen = RefCell::new(BTreeMap::<&str, u64>::new());
+    let run = (
+        0u8..3,
+        proptest::collection::vec(op(), 1..40),
+        (0usize..20_000, 0usize..20_000),
+        any::<bool>(),
+    );
+    let result = TestRunner::new(config).run(&run, |(how, ops, todo, promote)| {
         let mut w = World::new();
         w.trace.set(std::env::var_os("LANE_TRACE").is_some());
         start(&mut w, how);
@@ -125,5 +150,28 @@ proptest! {
             w.run(op);
         }
         w.settle([todo.0, todo.1], promote);
+        for (what, n) in w.seen.borrow().iter() {
+            *seen.borrow_mut().entry(what).or_default() += n;
+        }
+        Ok(())
+    });
+    if let Err(e) = result {
+        panic!("{e}");
+    }
+    // Random operations that reach nothing would prove nothing.
+    let seen = seen.into_inner();
+    eprintln!("{seen:?}");
+    for what in [
+        "ready",
+        "up",
+        "bytes on the ring",
+        "full",
+        "blocked",
+        "moved",
+        "revoked after waiting",
+        "revocation impossible",
+        "killed within",
+    ] {
+        assert!(seen.contains_key(what), "never seen: {what}");
     }
 }

@@ -344,7 +344,8 @@ impl TxState {
         kept
     }
 
-    /// Asks the reader to ring when there is space again. `true`: there is some already.
+    /// Asks the reader to ring when there is space again. `true`: there is some already, or the
+    /// reader has asked for something that the next send must answer first.
     ///
     /// The wish stays until the slot is used anew: several threads may wait, and one that finds
     /// space must not take back the wish of another. The reader answers at most once per quarter
@@ -354,7 +355,13 @@ impl TxState {
         // SYNC space: full fence between our wish and the look at the cursor; pairs with the fence
         // between the cursor and the look at the wish in `RxState::consumed`.
         core::sync::atomic::fence(SeqCst);
-        !self.is_up() || self.writable(m)
+        !self.is_up() || self.asked(m.peer_rx().word.load(Acquire)) || self.writable(m)
+    }
+
+    /// Does this word of the receiver ask for something in our epoch?
+    fn asked(&self, word: u64) -> bool {
+        epoch_of(word) == self.epoch.load(Relaxed)
+            && bits_of(word) & (rx::REVOKED | rx::CLOSED | rx::WANT_DOWN) != 0
     }
 
     /// Does what the receiver asked for, if anything. Call from hooks that find work to do, too:
