@@ -7,13 +7,15 @@
 //! What it must never do: give a chunk to the other party before it is sealed, or use a lane slot
 //! twice with the same epochs.
 
+mod area;
+
+use self::area::{make_areas, make_chunk, Chunk, Stage};
 use crate::limits::Group;
 use crate::memfd;
 use crate::pairing::ConnRef;
 use crate::party::PartyId;
 use link::layout::{CHUNKS, CHUNK_BYTES, CONTROL_BYTES, LANES};
 use link::msg::ToShim;
-use rustix::io::Errno;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -50,22 +52,6 @@ pub enum Refused {
     /// The limit of the cgroup of this end (0 or 1 of the two given) is reached.
     Limit(usize),
     Memory,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
-    /// With its writer, who has not mapped it yet.
-    Given,
-    /// Sealed, with the other party.
-    Sealed,
-    /// Mapped by both.
-    Shared,
-}
-
-struct Chunk {
-    fd: Arc<OwnedFd>,
-    bytes: u64,
-    stage: Stage,
 }
 
 struct Side {
@@ -577,40 +563,6 @@ impl Links {
     }
 }
 
-/// Both doorbell ends and the first two chunks of both areas.
-type Areas = ([OwnedFd; 2], [Vec<Chunk>; 2]);
-
-fn make_areas(id: u64) -> Result<Areas, Errno> {
-    use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
-    let (a, b) = socketpair(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        None,
-    )?;
-    let area = |side| Ok::<_, Errno>(vec![make_chunk(id, side, 0)?, make_chunk(id, side, 1)?]);
-    Ok(([a, b], [area(0)?, area(1)?]))
-}
-
-fn make_chunk(id: u64, side: usize, n: usize) -> Result<Chunk, Errno> {
-    let bytes = if n == 0 { CONTROL_BYTES } else { CHUNK_BYTES };
-    let fd = memfd::make(&format!("underpass-{id:x}-{side}-{n}"), bytes)?;
-    if n == 0 {
-        let mut h = Vec::with_capacity(28);
-        h.extend_from_slice(&link::layout::MAGIC.to_ne_bytes());
-        h.extend_from_slice(&u32::from(link::VERSION).to_ne_bytes());
-        h.extend_from_slice(&(side as u32).to_ne_bytes());
-        h.extend_from_slice(&id.to_ne_bytes());
-        h.extend_from_slice(&(LANES as u32).to_ne_bytes());
-        rustix::io::pwrite(&fd, &h, 0)?;
-    }
-    Ok(Chunk {
-        fd: Arc::new(fd),
-        bytes: bytes as u64,
-        stage: Stage::Given,
-    })
-}
-
 /// Gives a data chunk to its writer.
 fn give(id: u64, side: usize, s: &Side, n: usize, out: &mut Out) {
     let c = &s.chunks[n];
@@ -649,5 +601,4 @@ fn offer_msg(id: u64, link: &Link, slot: usize, side: usize) -> Option<ToShim> {
 }
 
 #[cfg(test)]
-#[path = "links_tests.rs"]
 mod tests;

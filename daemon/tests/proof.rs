@@ -289,7 +289,8 @@ const TCP_QUEUE_SEQ: i32 = 21;
 const RECV_QUEUE: i32 = 1;
 const SEND_QUEUE: i32 = 2;
 
-/// A forger who knows the sequence numbers sets them by hand, in his own namespace.
+/// A forger who knows the sequence numbers sets them by hand, in his own namespace. He plays the
+/// server first, then the client.
 #[test]
 fn sequence_numbers_set_by_hand_prove_nothing() {
     if !root_or_skip("the repaired socket") {
@@ -298,37 +299,41 @@ fn sequence_numbers_set_by_hand_prove_nothing() {
     let pins = Pins::new("repair");
     let d = pins.daemon();
     let (n1, n2) = joined("repair");
-    let (c, s) = both(&n1, &n2, "10.77.0.2:0");
-    let (from, to) = (c.local_addr().unwrap(), c.peer_addr().unwrap());
-    option(&s, TCP_REPAIR, 1);
-    let (snd, rcv) = (sequence(&s, SEND_QUEUE), sequence(&s, RECV_QUEUE));
-    option(&s, TCP_REPAIR, -1); // off, without a window probe
     let forger = Netns::new("repairf");
+    forger.ip("addr add 10.77.0.1/32 dev lo");
     forger.ip("addr add 10.77.0.2/32 dev lo");
-    forger.ip("route add default dev lo");
-    let fake = forger.inside(|| {
-        let f = socket_from(to);
-        option(&f, TCP_REPAIR, 1);
-        for (queue, seq) in [(SEND_QUEUE, snd), (RECV_QUEUE, rcv)] {
-            option(&f, TCP_REPAIR_QUEUE, queue);
-            option(&f, TCP_QUEUE_SEQ, seq as i32);
-        }
-        rustix::net::connect(&f, &from).unwrap();
-        option(&f, TCP_REPAIR, -1);
-        TcpStream::from(f)
-    });
-    assert_eq!(
-        (fake.local_addr().unwrap(), fake.peer_addr().unwrap()),
-        (to, from)
-    );
-    let (mut a, mut b, mut f) = (Shim::new(&d.dir), Shim::new(&d.dir), Shim::new(&d.dir));
-    let (i, j, k) = (a.enter(&c, true), b.enter(&s, false), f.enter(&fake, false));
-    a.register(i, &c);
-    waiting(&mut a);
-    f.register(k, &fake);
-    waiting(&mut f);
-    b.register(j, &s);
-    offers(&mut a, &mut b);
+    for plays_client in [false, true] {
+        let (c, s) = both(&n1, &n2, "10.77.0.2:0");
+        let victim = if plays_client { &c } else { &s };
+        let (own, other) = (victim.local_addr().unwrap(), victim.peer_addr().unwrap());
+        option(victim, TCP_REPAIR, 1);
+        let seqs = [SEND_QUEUE, RECV_QUEUE].map(|q| (q, sequence(victim, q)));
+        option(victim, TCP_REPAIR, -1); // off, without a window probe
+        let fake = forger.inside(|| {
+            let f = socket_from(own);
+            option(&f, TCP_REPAIR, 1);
+            for (queue, seq) in seqs {
+                option(&f, TCP_REPAIR_QUEUE, queue);
+                option(&f, TCP_QUEUE_SEQ, seq as i32);
+            }
+            rustix::net::connect(&f, &other).unwrap();
+            option(&f, TCP_REPAIR, -1);
+            TcpStream::from(f)
+        });
+        assert_eq!(
+            (fake.local_addr().unwrap(), fake.peer_addr().unwrap()),
+            (own, other)
+        );
+        let (mut a, mut b, mut f) = (Shim::new(&d.dir), Shim::new(&d.dir), Shim::new(&d.dir));
+        let k = f.enter(&fake, plays_client);
+        f.register(k, &fake);
+        waiting(&mut f);
+        let (i, j) = (a.enter(&c, true), b.enter(&s, false));
+        b.register(j, &s);
+        waiting(&mut b);
+        a.register(i, &c);
+        offers(&mut a, &mut b);
+    }
 }
 
 /// What was established while no daemon ran has been recorded all the same.
