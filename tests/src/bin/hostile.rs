@@ -8,7 +8,7 @@
 //! well, the test that runs it finds out.
 
 use anyhow::{bail, Context, Result};
-use link::family::TABLE_BYTES;
+use link::family::{state, Table, TABLE_BYTES};
 use link::layout::{pack, rx, tx, Control, Loc, CHUNK_BYTES, CONTROL_BYTES, LANES};
 use link::msg::{ToDaemon, ToShim, MAX};
 use nix::cmsg_space;
@@ -117,6 +117,12 @@ impl Map {
         Ok(Map { at, len })
     }
 
+    fn family(&self) -> &Table {
+        assert!(self.len >= TABLE_BYTES);
+        // SAFETY: mapped for that many bytes; atomics only.
+        unsafe { &*self.at.as_ptr().cast::<Table>() }
+    }
+
     fn word(&self, byte: usize) -> &AtomicU64 {
         let at = byte.min(self.len - 8) & !7;
         // SAFETY: inside the mapping and aligned; atomics may be shared with anybody.
@@ -196,6 +202,12 @@ impl Fake {
         // The daemon shows this table to operators: it may say anything.
         for at in (0..1 << 20).step_by(8) {
             table.word(at).store(r.nasty(), Relaxed);
+        }
+        // Except that the connections to be registered are there.
+        for c in &table.family().conns[..4] {
+            c.gen.store(1, Relaxed);
+            c.flags.store(0, Relaxed);
+            c.state.store(state::OPEN, Release);
         }
         let mut f = Fake {
             control,
@@ -605,6 +617,8 @@ fn forge(fake: &Fake, r: &mut Random, addr: &str) -> Result<()> {
         fake.control.as_raw_fd(),
     ];
     let links: Vec<(u64, u8)> = fake.links.keys().copied().collect();
+    // Every other time well-formed lies only: the daemon hangs up at the first message that is not.
+    let polite = r.below(2) == 0;
     for _ in 0..400 {
         let (link, side) = match links.get(r.below(4) as usize) {
             Some(l) => *l,
@@ -626,7 +640,7 @@ fn forge(fake: &Fake, r: &mut Random, addr: &str) -> Result<()> {
                     rx_kpos: r.nasty(),
                     flags: r.next() as u32,
                 };
-                fake.say(&m, &vec![fd; r.below(4) as usize])
+                fake.say(&m, &vec![fd; if polite { 1 } else { r.below(4) as usize }])
             }
             2 => fake.say(&ToDaemon::Mapped { link, side, chunk }, &[]),
             3 => fake.say(&ToDaemon::PeerMapped { link, side, chunk }, &[]),
@@ -634,6 +648,7 @@ fn forge(fake: &Fake, r: &mut Random, addr: &str) -> Result<()> {
             5 => fake.say(&ToDaemon::WantChunk { link, side }, &[]),
             6 => fake.say(&ToDaemon::Forget { conn, gen }, &[]),
             7 => fake.say(&ToDaemon::LinkFailed { link, side }, &[]),
+            _ if polite => fake.say(&ToDaemon::Forget { conn, gen }, &[]),
             _ => {
                 let noise: Vec<u8> = (0..1 + r.below(400)).map(|_| r.next() as u8).collect();
                 fake.raw(&noise, &vec![fd; r.below(20) as usize])
