@@ -7,24 +7,20 @@
 //! sleep protocol that the doorbell stands on. TCP itself is behind [`Port`], so that the same code
 //! runs under the shim, and under the random-operations tests with a simulated socket.
 
-#[cfg(not(loom))]
+#[cfg(all(test, loom))]
+mod checked;
 pub mod mem;
-#[cfg(not(loom))]
+mod ring;
 pub mod rx;
-#[cfg(not(loom))]
 pub mod tx;
 pub mod wake;
 
-#[cfg(not(loom))]
 pub use mem::{Area, Iov, Memory};
-#[cfg(not(loom))]
 pub use rx::{Received, RxState};
-#[cfg(not(loom))]
 pub use tx::{Sent, TxState};
 
 /// The TCP connection of an end, as its lane needs it. No call may block, and none may be a
 /// cancellation point: they run under the lane's lock. Errors are errno values.
-#[cfg(not(loom))]
 pub trait Port {
     /// Sends without blocking; `Err(EAGAIN)` when the kernel's buffer is full.
     fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32>;

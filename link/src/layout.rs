@@ -8,9 +8,9 @@
 use crate::prim::{AtomicU32, AtomicU64};
 
 /// Lanes per link. A pair of parties that needs more gets another link.
-pub const LANES: usize = 1024;
+pub const LANES: usize = if cfg!(loom) { 1 } else { 1024 };
 /// Lanes that share one publish counter.
-pub const GROUP: usize = 64;
+pub const GROUP: usize = if cfg!(loom) { 1 } else { 64 };
 /// Number of publish counters.
 pub const GROUPS: usize = LANES / GROUP;
 /// Most chunks an area can have, chunk 0 included.
@@ -18,17 +18,19 @@ pub const CHUNKS: usize = 64;
 /// Size of a data chunk in bytes. Pages are touched, and so paid for, only as rings use them.
 pub const CHUNK_BYTES: usize = 16 << 20;
 /// Smallest and largest ring, as powers of two of bytes.
-pub const RING_LOG2_MIN: u32 = 12;
+pub const RING_LOG2_MIN: u32 = if cfg!(loom) { 1 } else { 12 };
 pub const RING_LOG2_MAX: u32 = 22;
 
 /// First bytes of chunk 0.
 pub const MAGIC: u64 = 0x314b_4e4c_5f50_5255; // "URP_LNK1"
 
 /// One 64-byte line, so that words with different writers or different rhythms do not share one.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct Line<T>(pub T);
 
 /// Head of chunk 0.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct Header {
     pub magic: AtomicU64,
@@ -84,6 +86,7 @@ pub const fn bits_of(word: u64) -> u64 {
 }
 
 /// Words of one lane that its *sending* half writes. One line.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct TxWords {
     /// `pack(epoch, tx::*)`. Stored with Release after the words below; loaded with Acquire.
@@ -103,6 +106,7 @@ pub struct TxWords {
 }
 
 /// Words of one lane that its *receiving* half writes. One line.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct RxWords {
     /// `pack(epoch, rx::*)`, with Release; the sender looks at it after every publish.
@@ -114,6 +118,7 @@ pub struct RxWords {
 }
 
 /// All of chunk 0.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C)]
 pub struct Control {
     pub header: Header,

@@ -1,6 +1,8 @@
 //! Interleavings that once lost, repeated or held back bytes, or could; each found by the random
 //! operations, the model, or by reading for it.
 
+#![cfg(not(loom))]
+
 mod sim;
 
 use sim::{Act, Op, World};

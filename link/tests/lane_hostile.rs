@@ -3,6 +3,8 @@
 //! panic, hang, or touch memory that is not its own to touch (guard pages and read-only mappings
 //! see to it that this kills the test); the worst that may happen is a reset.
 
+#![cfg(not(loom))]
+
 mod sim;
 
 use link::frame::{Frame, Kind};

@@ -1,6 +1,8 @@
 //! The real lane code, driven by random operations of the kinds that the model knows, with every
 //! byte accounted for. See `sim` for what is simulated and what is checked.
 
+#![cfg(not(loom))]
+
 mod sim;
 
 use proptest::prelude::*;
@@ -120,11 +122,11 @@ fn start(w: &mut World, how: u8) {
 }
 
 fn cases() -> u32 {
-    // More with PROPTEST_CASES, for long runs by hand.
+    // More with PROPTEST_CASES, for long runs by hand. Unoptimised code is twenty times slower.
     std::env::var("PROPTEST_CASES")
         .ok()
         .and_then(|s| s.parse().ok())
-        .unwrap_or(2000)
+        .unwrap_or(if cfg!(debug_assertions) { 700 } else { 15_000 })
 }
 
 #[test]
@@ -169,7 +171,6 @@ fn every_byte_arrives_once_and_in_order() {
         "blocked",
         "moved",
         "revoked after waiting",
-        "revocation impossible",
         "killed within",
     ] {
         assert!(seen.contains_key(what), "never seen: {what}");

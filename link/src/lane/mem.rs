@@ -4,7 +4,10 @@
 //! data: ring bytes are copied through raw pointers, control words are atomics read once.
 
 use crate::layout::{Control, Loc, RxWords, TxWords, CHUNKS, GROUP};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use crate::prim::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
+
+pub use super::ring::{copy_in, copy_out, Ring};
 
 /// One party's area, mapped here. Zeroed memory is an empty area.
 #[repr(C)]
@@ -77,43 +80,15 @@ impl Area {
         if base.is_null() || !loc.fits(self.len.get(i)?.load(Relaxed)) {
             return None;
         }
-        // SAFETY: `fits` was just checked against the mapped length.
-        let base = unsafe { base.add(loc.page as usize * 4096) };
-        Some(Ring {
-            base,
-            mask: loc.bytes() as u64 - 1,
-        })
+        // SAFETY: `fits` was just checked against the mapped length; the mapping holds while the
+        // area is used, by `set_chunk`'s contract.
+        Some(unsafe { Ring::new(base.add(loc.page as usize * 4096), loc.bytes()) })
     }
 }
 
 impl Default for Area {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-/// A ring in mapped memory. `mask + 1` bytes at `base` are mapped.
-#[derive(Clone, Copy, Debug)]
-pub struct Ring {
-    base: *mut u8,
-    mask: u64,
-}
-
-impl Ring {
-    #[inline(always)]
-    pub fn size(self) -> u64 {
-        self.mask + 1
-    }
-
-    /// The contiguous run that starts at cursor `at`: pointer and length, at most `want`.
-    #[inline(always)]
-    pub fn run(self, at: u64, want: u64) -> (*mut u8, usize) {
-        let i = at & self.mask;
-        // SAFETY: `i <= mask`, inside the mapping by the type's invariant.
-        (
-            unsafe { self.base.add(i as usize) },
-            want.min(self.size() - i) as usize,
-        )
     }
 }
 
@@ -249,40 +224,5 @@ impl<'a> Iov<'a> {
     /// Gives back the last `n` bytes of the run that [`Iov::take`] returned last.
     pub fn untake(&mut self, n: usize) {
         self.offset -= n.min(self.offset);
-    }
-}
-
-/// Copies from the application into a ring: `len` bytes at cursor `at`.
-///
-/// # Safety
-/// `src` is readable for `len` bytes (the application's promise); `len <= ring.size()`.
-#[inline(always)]
-pub unsafe fn copy_in(ring: Ring, at: u64, src: *const u8, len: usize) {
-    let (p, n) = ring.run(at, len as u64);
-    // SAFETY: `run` stays inside the mapping; the rest wraps to the start and is below the size.
-    unsafe {
-        core::ptr::copy_nonoverlapping(src, p, n);
-        if n < len {
-            let (p2, _) = ring.run(at + n as u64, (len - n) as u64);
-            core::ptr::copy_nonoverlapping(src.add(n), p2, len - n);
-        }
-    }
-}
-
-/// Copies out of a ring. The peer may scribble meanwhile: then the application gets the scribble,
-/// which spoils only that peer's own stream.
-///
-/// # Safety
-/// `dst` is writable for `len` bytes (the application's promise); `len <= ring.size()`.
-#[inline(always)]
-pub unsafe fn copy_out(ring: Ring, at: u64, dst: *mut u8, len: usize) {
-    let (p, n) = ring.run(at, len as u64);
-    // SAFETY: as in `copy_in`.
-    unsafe {
-        core::ptr::copy_nonoverlapping(p, dst, n);
-        if n < len {
-            let (p2, _) = ring.run(at + n as u64, (len - n) as u64);
-            core::ptr::copy_nonoverlapping(p2, dst.add(n), len - n);
-        }
     }
 }

@@ -8,8 +8,9 @@ use super::tx::UNSEEN;
 use super::Port;
 use crate::frame::{Frame, Kind, LEN};
 use crate::layout::{bits_of, epoch_of, pack, rx, tx, Loc, RING_LOG2_MAX};
+use crate::prim::{self, fence, fence_after_rmw};
 use crate::reason::Reason;
-use core::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// Where a receiving half is.
 pub mod mode {
@@ -38,12 +39,12 @@ const PIECE: u64 = 16 << 10;
 pub struct RxState {
     /// 0 or the holder's thread id.
     pub lock: AtomicU32,
-    pub mode: AtomicU32,
+    pub mode: prim::AtomicU32,
     pub epoch: AtomicU32,
     /// Threads that may be asleep in the kernel on this socket without a look at the lane.
-    pub natives: AtomicU32,
+    pub natives: prim::AtomicU32,
     /// Bytes that hooked calls took from TCP, frames and skipped bytes included.
-    pub kpos: AtomicU64,
+    pub kpos: prim::AtomicU64,
     /// Ring cursor: bytes ever consumed.
     cursor: AtomicU64,
     /// Ring in use, and the number of moves it corresponds to.
@@ -144,7 +145,8 @@ impl RxState {
         }
         // SYNC natives: we close the door, then look who is inside; `enter_native` counts itself
         // in, then looks at the door.
-        self.mode.store(mode::READY, SeqCst);
+        self.mode.swap(mode::READY, SeqCst);
+        fence_after_rmw();
         if self.natives.load(SeqCst) != 0 {
             self.mode.store(mode::TCP, SeqCst);
             return false;
@@ -162,6 +164,7 @@ impl RxState {
     pub fn enter_native(&self) -> bool {
         // SYNC natives: see `declare_ready`.
         self.natives.fetch_add(1, SeqCst);
+        fence_after_rmw();
         if self.mode.load(SeqCst) == mode::TCP {
             return true;
         }

@@ -7,6 +7,7 @@ use super::mem::{copy_in, Iov, Memory};
 use super::{Port, Progress};
 use crate::frame::{Frame, Kind, LEN};
 use crate::layout::{bits_of, epoch_of, pack, rx, tx, Loc};
+use crate::prim::{self, fence, fence_after_rmw};
 use crate::reason::Reason;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
@@ -34,12 +35,12 @@ pub const UNSEEN: u64 = u64::MAX;
 pub struct TxState {
     /// 0 or the holder's thread id (see the shim's `lock`).
     pub lock: AtomicU32,
-    pub mode: AtomicU32,
+    pub mode: prim::AtomicU32,
     pub epoch: AtomicU32,
     /// Threads and processes inside a native send: no switch meanwhile.
-    pub natives: AtomicU32,
+    pub natives: prim::AtomicU32,
     /// Bytes that hooked calls put on TCP, frames included.
-    pub kpos: AtomicU64,
+    pub kpos: prim::AtomicU64,
     /// Ring cursor: bytes ever put into rings of this lane slot.
     head: AtomicU64,
     /// Last cursor of the peer that was believed.
@@ -145,7 +146,8 @@ impl TxState {
         };
         // SYNC natives: we close the door, then look who is inside; `enter_native` counts itself
         // in, then looks at the door.
-        self.mode.store(mode::SWITCH, SeqCst);
+        self.mode.swap(mode::SWITCH, SeqCst);
+        fence_after_rmw();
         let up = self.up_checks(m, port);
         if !matches!(up, Ok(true)) {
             self.mode.store(mode::TCP, SeqCst);
@@ -192,6 +194,7 @@ impl TxState {
     pub fn enter_native(&self) -> bool {
         // SYNC natives: see `try_up`.
         self.natives.fetch_add(1, SeqCst);
+        fence_after_rmw();
         if self.mode.load(SeqCst) == mode::TCP {
             return true;
         }
@@ -354,7 +357,7 @@ impl TxState {
         m.own_tx().want_space.store(1, SeqCst);
         // SYNC space: full fence between our wish and the look at the cursor; pairs with the fence
         // between the cursor and the look at the wish in `RxState::consumed`.
-        core::sync::atomic::fence(SeqCst);
+        fence(SeqCst);
         !self.is_up() || self.asked(m.peer_rx().word.load(Acquire)) || self.writable(m)
     }
 
@@ -362,6 +365,17 @@ impl TxState {
     fn asked(&self, word: u64) -> bool {
         epoch_of(word) == self.epoch.load(Relaxed)
             && bits_of(word) & (rx::REVOKED | rx::CLOSED | rx::WANT_DOWN) != 0
+    }
+
+    /// Has the receiver asked for something, or is the way down unfinished? Then [`TxState::look`]
+    /// has work.
+    #[inline(always)]
+    pub fn has_work(&self, m: &Memory) -> bool {
+        match self.mode.load(Relaxed) {
+            mode::RING => self.asked(m.peer_rx().word.load(Acquire)),
+            mode::DRAIN => true,
+            _ => false,
+        }
     }
 
     /// Does what the receiver asked for, if anything. Call from hooks that find work to do, too:

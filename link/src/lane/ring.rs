@@ -1,0 +1,121 @@
+//! The bytes of a ring. Under loom they are atomics of its own, read and written with no order, so
+//! that it notices when a byte can be seen too early or too late.
+
+/// A ring in mapped memory. `mask + 1` bytes at `base` are mapped.
+#[derive(Clone, Copy, Debug)]
+pub struct Ring {
+    base: *mut u8,
+    mask: u64,
+}
+
+impl Ring {
+    /// # Safety
+    /// `bytes`, a power of two, are mapped at `base` for as long as the ring is used.
+    #[inline(always)]
+    pub unsafe fn new(base: *mut u8, bytes: usize) -> Self {
+        Ring {
+            base,
+            mask: bytes as u64 - 1,
+        }
+    }
+
+    #[inline(always)]
+    pub fn size(self) -> u64 {
+        self.mask + 1
+    }
+
+    /// The contiguous run that starts at cursor `at`: pointer and length, at most `want`.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub fn run(self, at: u64, want: u64) -> (*mut u8, usize) {
+        let i = at & self.mask;
+        // SAFETY: `i <= mask`, inside the mapping by the type's invariant.
+        (
+            unsafe { self.base.add(i as usize) },
+            want.min(self.size() - i) as usize,
+        )
+    }
+}
+
+/// Copies from the application into a ring: `len` bytes at cursor `at`.
+///
+/// # Safety
+/// `src` is readable for `len` bytes (the application's promise); `len <= ring.size()`.
+#[cfg(not(loom))]
+#[inline(always)]
+pub unsafe fn copy_in(ring: Ring, at: u64, src: *const u8, len: usize) {
+    let (p, n) = ring.run(at, len as u64);
+    // SAFETY: `run` stays inside the mapping; the rest wraps to the start and is below the size.
+    unsafe {
+        core::ptr::copy_nonoverlapping(src, p, n);
+        if n < len {
+            let (p2, _) = ring.run(at + n as u64, (len - n) as u64);
+            core::ptr::copy_nonoverlapping(src.add(n), p2, len - n);
+        }
+    }
+}
+
+/// Copies out of a ring. The peer may scribble meanwhile: then the application gets the scribble,
+/// which spoils only that peer's own stream.
+///
+/// # Safety
+/// `dst` is writable for `len` bytes (the application's promise); `len <= ring.size()`.
+#[cfg(not(loom))]
+#[inline(always)]
+pub unsafe fn copy_out(ring: Ring, at: u64, dst: *mut u8, len: usize) {
+    let (p, n) = ring.run(at, len as u64);
+    // SAFETY: as in `copy_in`.
+    unsafe {
+        core::ptr::copy_nonoverlapping(p, dst, n);
+        if n < len {
+            let (p2, _) = ring.run(at + n as u64, (len - n) as u64);
+            core::ptr::copy_nonoverlapping(p2, dst.add(n), len - n);
+        }
+    }
+}
+
+#[cfg(loom)]
+pub use checked::{copy_in, copy_out};
+
+#[cfg(loom)]
+mod checked {
+    use super::Ring;
+    use loom::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+    impl Ring {
+        fn cell(&self, at: u64) -> &AtomicU8 {
+            // SAFETY: under loom rings are arrays of `AtomicU8`, `mask + 1` of them.
+            unsafe { &*self.base.cast::<AtomicU8>().add((at & self.mask) as usize) }
+        }
+
+        /// One byte, copied: nobody can point into loom's atomics. Gone with the next call.
+        pub fn run(self, at: u64, want: u64) -> (*mut u8, usize) {
+            thread_local!(static BYTE: core::cell::Cell<u8> = const { core::cell::Cell::new(0) });
+            let b = self.cell(at).load(Relaxed);
+            BYTE.with(|c| {
+                c.set(b);
+                (c.as_ptr(), want.min(1) as usize)
+            })
+        }
+    }
+
+    /// # Safety
+    /// As outside of loom.
+    pub unsafe fn copy_in(ring: Ring, at: u64, src: *const u8, len: usize) {
+        for i in 0..len {
+            // SAFETY: by this function's contract.
+            let b = unsafe { *src.add(i) };
+            ring.cell(at + i as u64).store(b, Relaxed);
+        }
+    }
+
+    /// # Safety
+    /// As outside of loom.
+    pub unsafe fn copy_out(ring: Ring, at: u64, dst: *mut u8, len: usize) {
+        for i in 0..len {
+            let b = ring.cell(at + i as u64).load(Relaxed);
+            // SAFETY: by this function's contract.
+            unsafe { *dst.add(i) = b };
+        }
+    }
+}
