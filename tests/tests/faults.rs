@@ -65,16 +65,11 @@ fn daemon_killed_and_restarted() -> Result<()> {
             .with_context(|| format!("daemon dead, round {round}"))?;
         ensure!(t.alive(), "transfer ended in round {round}");
         d.restart()?;
-        until("the view is complete again", SOON, || {
-            d.ss()
-                .is_ok_and(|rows| rows.iter().filter(|r| r.mode == "SMCD").count() == 2)
-        })
-        .with_context(|| d.picture())?;
+        d.await_lanes(2)?;
         // The lanes have been in use all the time.
-        let before = d.stats()?.lane_tx_bytes;
+        let before = d.lane_bytes_now();
         until("bytes flow on lanes", SOON, || {
-            d.stats()
-                .is_ok_and(|s| s.lane_tx_bytes > before + (10 << 20))
+            d.lane_bytes_now() > before + (10 << 20)
         })
         .with_context(|| d.picture())?;
         let promoted = d.stats()?.promoted;
@@ -93,7 +88,10 @@ fn down_and_up() -> Result<()> {
     let mut t = Transfer::start(&d.place(), &d.place(), "127.0.0.1")?;
     d.await_promoted(2)?;
     let rows = d.ss()?;
-    let row = rows.iter().find(|r| r.mode == "SMCD").context("no row")?;
+    let row = rows
+        .iter()
+        .find(|r| r.state == "ACTIVE")
+        .context("no row")?;
     let targets = [
         Target::All,
         Target::Pid(row.pid),
@@ -119,9 +117,10 @@ fn down_and_up() -> Result<()> {
         t.await_sent(5 << 20)
             .with_context(|| format!("{target:?}"))?;
         ensure!(t.alive(), "transfer ended, round {round}");
+        let ups = d.stats()?.ups;
         ensure!(d.up(target.clone())? >= 1, "nobody was told: {target:?}");
-        d.await_promoted(2)
-            .with_context(|| format!("up again, {target:?}"))?;
+        d.await_ups(ups + 2)
+            .with_context(|| format!("{target:?}"))?;
     }
     let after = d.stats()?;
     ensure!(

@@ -111,11 +111,7 @@ fn transfer(d: &mut Daemon) -> Result<()> {
         d.kill();
         step(&mut t, "kill -9 of the daemon: the lanes run on without it")?;
         d.restart()?;
-        let whole = || {
-            d.ss()
-                .is_ok_and(|rows| rows.iter().filter(|r| r.mode == "SMCD").count() == 2)
-        };
-        until("the restarted daemon sees the lanes", SOON, whole).with_context(|| d.picture())?;
+        d.await_lanes(2)?;
         step(&mut t, "the restarted daemon sees them again")?;
         tool(d, "down")?;
         let down = || {
@@ -127,8 +123,9 @@ fn transfer(d: &mut Daemon) -> Result<()> {
         };
         until("everything is on TCP", SOON, down).with_context(|| d.picture())?;
         step(&mut t, "underpass down --all: on TCP")?;
+        let ups = d.stats()?.ups;
         tool(d, "up")?;
-        d.await_promoted(2)?;
+        d.await_ups(ups + 2)?;
         step(&mut t, "underpass up --all: promoted again")?;
     }
     let s = d.stats()?;

@@ -162,10 +162,34 @@ impl Daemon {
         })
     }
 
+    /// Bytes that the living connections have sent on lanes.
+    pub fn lane_bytes_now(&self) -> u64 {
+        self.ss()
+            .map_or(0, |rows| rows.iter().map(|r| r.lane_tx_bytes).sum())
+    }
+
     /// Waits until at least so many ends are promoted in both directions.
     pub fn await_promoted(&self, ends: usize) -> Result<()> {
         until("ends are promoted", SOON, || self.promoted_now() >= ends)
             .with_context(|| self.picture())
+    }
+
+    /// Waits until directions have switched up so many times altogether. For bulk transfers, which
+    /// fill their rings and then go down for a while by themselves.
+    pub fn await_ups(&self, ups: u64) -> Result<()> {
+        until("directions switch up", SOON, || {
+            self.stats().is_ok_and(|s| s.ups >= ups)
+        })
+        .with_context(|| self.picture())
+    }
+
+    /// Waits until this daemon, which may be a new one, sees so many ends that have used a lane.
+    pub fn await_lanes(&self, ends: usize) -> Result<()> {
+        until("the view is complete", SOON, || {
+            self.ss()
+                .is_ok_and(|rows| rows.iter().filter(|r| r.lane_tx_bytes > 0).count() >= ends)
+        })
+        .with_context(|| self.picture())
     }
 
     /// At least so many ends reached a lane, carried so many bytes on lanes altogether (sent and
