@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*
 use libc::epoll_event;
 use link::family::{flag, Conn};
 use link::lane::{tx, wake, Memory};
-use link::layout::{pack, GROUP, GROUPS};
+use link::layout::{GROUP, GROUPS};
 use link::prim::ticks;
 
 pub const IN: u32 = libc::EPOLLIN as u32;
@@ -787,15 +787,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32) -> Option<u
             ev |= sys::poll1(fd, libc::POLLIN) as u32 & IN;
         }
     }
-    if c.tx.is_up()
-        && m.peer_rx().word.load(Acquire) != pack(c.tx.epoch.load(Relaxed), link::layout::rx::READY)
-    {
-        let _g = lock::try_lock(&c.tx.lock)?;
-        let _ = c.tx.look(&m, &port);
-        if !c.tx.is_up() {
-            promote::counted_down();
-        }
-    }
+    promote::attend(c, link, &m, fd);
     if want & OUT != 0 {
         let up = c.tx.mode.load(Relaxed) == tx::mode::RING;
         let ok = if up {
@@ -988,10 +980,7 @@ fn news(s: &Set, r: u32, reg: &Reg, all: bool) {
     };
     let head = m.peer_head().load(Acquire);
     let moved = head != reg.last_head.load(Relaxed);
-    let word = c.tx.is_up()
-        && m.peer_rx().word.load(Relaxed)
-            != pack(c.tx.epoch.load(Relaxed), link::layout::rx::READY);
-    if moved || all || word || c.rx.stirs(&m) || reg.flags.load(Relaxed) & BLOCKED != 0 {
+    if moved || all || c.tx.has_work(&m) || c.rx.stirs(&m) || reg.flags.load(Relaxed) & BLOCKED != 0 {
         if moved || all {
             reg.last_head.store(head, Relaxed);
             reg.flags.fetch_or(EDGE_IN, Relaxed);

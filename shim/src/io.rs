@@ -393,6 +393,7 @@ pub unsafe fn recv(
             }
             Received::Tcp => {}
             Received::Empty => {
+                promote::attend(c, link, &m, fd);
                 if c.rx.shut.load(Relaxed) != 0 {
                     return total as isize;
                 }

@@ -51,38 +51,56 @@ pub unsafe fn poll(
         control::pump();
     }
     if !concerned(fds) {
-        // Nobody may switch while we sleep natively on a connection's data.
-        let mut entered = true;
-        let mut upto = fds.len();
-        for (k, p) in fds.iter().enumerate() {
-            if let Some(i) = fdtab::conn(p.fd) {
-                if p.events & (POLLIN | RDNORM | POLLRDHUP) != 0
-                    && !table::conn(i).rx.enter_native()
-                {
-                    entered = false;
-                    upto = k;
-                    break;
-                }
-            }
-        }
-        let r = if entered {
+        let watch = POLLIN | RDNORM | POLLRDHUP;
+        if let Some(r) = natively(fds, watch, |fds| {
             native(fds.as_mut_ptr(), fds.len(), timeout_ms)
-        } else {
-            0
-        };
-        for p in fds.iter().take(upto) {
-            if let Some(i) = fdtab::conn(p.fd) {
-                if p.events & (POLLIN | RDNORM | POLLRDHUP) != 0 {
-                    table::conn(i).rx.leave_native(0);
-                }
-            }
-        }
-        if entered {
+        }) {
             return r;
         }
     }
     // SAFETY: passed on.
     unsafe { poll_lanes(fds, timeout_ms, native) }
+}
+
+/// Runs a native wait during which none of the connections watched for `watch` may switch. `None`:
+/// one of them is switching already.
+fn natively(
+    fds: &mut [pollfd],
+    watch: i16,
+    native: impl FnOnce(&mut [pollfd]) -> i32,
+) -> Option<i32> {
+    // Which connections were entered is remembered: descriptors may change hands meanwhile.
+    let mut stack = [u32::MAX; 4 * STACK];
+    let mut mapped: Option<(*mut u8, usize)> = None;
+    let entered: &mut [u32] = if fds.len() <= stack.len() {
+        &mut stack
+    } else {
+        let bytes = fds.len() * 4;
+        let p = sys::map_private(bytes).ok()?;
+        mapped = Some((p, bytes));
+        // SAFETY: a fresh zeroed mapping of that many words, unmapped at the end.
+        unsafe { core::slice::from_raw_parts_mut(p.cast(), fds.len()) }
+    };
+    let mut n = 0;
+    let mut all = true;
+    for p in fds.iter() {
+        if let Some(i) = fdtab::conn(p.fd).filter(|_| p.events & watch != 0) {
+            if !table::conn(i).rx.enter_native() {
+                all = false;
+                break;
+            }
+            entered[n] = i;
+            n += 1;
+        }
+    }
+    let r = all.then(|| native(fds));
+    for i in &entered[..n] {
+        table::conn(*i).rx.leave_native(0);
+    }
+    if let Some((p, bytes)) = mapped {
+        sys::unmap(p, bytes);
+    }
+    r
 }
 
 /// # Safety
@@ -379,24 +397,7 @@ pub unsafe fn select(
     }
     let lanes = fits && concerned(&fds[..n]);
     if !lanes {
-        let mut upto = n;
-        let mut entered = true;
-        for (k, p) in fds[..n].iter().enumerate() {
-            if let Some(i) = fdtab::conn(p.fd).filter(|_| p.events & POLLIN != 0) {
-                if !table::conn(i).rx.enter_native() {
-                    entered = false;
-                    upto = k;
-                    break;
-                }
-            }
-        }
-        let r = if entered { native() } else { 0 };
-        for p in &fds[..upto] {
-            if let Some(i) = fdtab::conn(p.fd).filter(|_| p.events & POLLIN != 0) {
-                table::conn(i).rx.leave_native(0);
-            }
-        }
-        if entered {
+        if let Some(r) = natively(&mut fds[..n], POLLIN, |_| native()) {
             return r;
         }
     }

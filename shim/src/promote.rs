@@ -105,13 +105,15 @@ fn try_register(i: u32, fd: i32, c: &Conn) {
                 rx_kpos,
                 flags: if env::eager() { register::EAGER } else { 0 },
             };
+            // Before the message: another thread may read the answer the next moment.
+            because(c, Reason::Waiting);
+            c.flags.fetch_or(flag::REGISTERED, SeqCst);
             match control::register(&m, fd) {
-                Some(n) => {
-                    table::local(i).registration.store(n, Relaxed);
-                    because(c, Reason::Waiting);
-                    c.flags.fetch_or(flag::REGISTERED, Relaxed);
+                Some(n) => table::local(i).registration.store(n, Relaxed),
+                None => {
+                    c.flags.fetch_and(!flag::REGISTERED, SeqCst);
+                    later(c, Reason::TimeoutDaemon, 20);
                 }
-                None => later(c, Reason::TimeoutDaemon, 20),
             }
             return;
         }
@@ -437,6 +439,26 @@ pub fn end_lane(i: u32) {
 /// Is either half off TCP?
 pub fn engaged(c: &Conn) -> bool {
     c.tx.mode.load(Relaxed) != tx::mode::TCP || c.rx.mode.load(Relaxed) != rx::mode::TCP
+}
+
+/// Does for the sending half what its receiver asks. Called wherever a thread looks at the lane:
+/// the peer may be waiting for bytes to come back to TCP while we only read.
+#[inline(always)]
+pub fn attend(c: &Conn, link: &Link, m: &Memory, fd: i32) {
+    if c.tx.has_work(m) {
+        attend_slow(c, link, m, fd);
+    }
+}
+
+#[cold]
+fn attend_slow(c: &Conn, link: &Link, m: &Memory, fd: i32) {
+    if let Some(_g) = lock::try_lock(&c.tx.lock) {
+        let was = c.tx.is_up();
+        let _ = c.tx.look(m, &Sock { fd, link });
+        if was && !c.tx.is_up() {
+            counted_down();
+        }
+    }
 }
 
 /// Is the sending half off TCP?

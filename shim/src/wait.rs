@@ -151,7 +151,10 @@ pub fn forward(link: &Link, me: Option<usize>, set: Option<usize>) {
 fn has_news(i: u32) -> bool {
     let c = table::conn(i);
     match promote::lane(c, table::local(i)) {
-        Some((_, m)) => c.rx.stirs(&m) || (c.tx.is_up() && c.tx.writable(&m)) || !c.rx.engaged(),
+        Some((_, m)) => c.rx.stirs(&m)
+                || c.tx.has_work(&m)
+                || (c.tx.is_up() && c.tx.writable(&m))
+                || !c.rx.engaged(),
         None => true,
     }
 }
@@ -294,13 +297,17 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_
         None => false,
     };
     let ready = match what {
-        For::Data => c.rx.stirs(m),
+        // The way down is not waited for here, only TCP's buffer: see `events`.
+        For::Data => c.rx.stirs(m) || (c.tx.is_up() && c.tx.has_work(m)),
         For::Space => c.tx.is_up() && c.tx.want_space(m),
     };
     let mut woke = Woke::Look { kernel: false };
     if !ready {
         let tx_native = what == For::Space && !c.tx.is_up();
         let events = match what {
+            For::Data if c.tx.mode.load(Relaxed) == link::lane::tx::mode::DRAIN => {
+                libc::POLLIN | libc::POLLRDHUP | libc::POLLOUT
+            }
             For::Data => libc::POLLIN | libc::POLLRDHUP,
             For::Space if tx_native => libc::POLLOUT,
             For::Space => 0,
