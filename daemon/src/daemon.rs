@@ -36,6 +36,9 @@ fn at(path: &Path) -> impl Fn(Errno) -> Error + '_ {
 /// Makes the runtime directory if need be, and takes it for this process.
 fn take_dir(dir: &Path, public: bool) -> Result<OwnedFd, Error> {
     let mode = Mode::from_raw_mode(if public { 0o755 } else { 0o700 });
+    if let Some(parent) = dir.parent() {
+        std::fs::create_dir_all(parent).map_err(|e| Error::Path(parent.to_owned(), e))?;
+    }
     match rustix::fs::mkdir(dir, mode) {
         // mkdir's mode is subject to the umask.
         Ok(()) => rustix::fs::chmod(dir, mode).map_err(at(dir))?,
