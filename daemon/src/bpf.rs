@@ -113,6 +113,9 @@ fn start(config: &ProofConfig) -> Result<Bpf, Error> {
             },
         }
     }
+    if pins.is_none() {
+        tracing::info!("records will not outlive the daemon: no BPF file system to keep them in");
+    }
     let records = SkStorage::try_from(Map::SkStorage(data))?;
     Ok(Bpf {
         records,
@@ -151,14 +154,11 @@ fn pin_dir(path: &Path) -> Option<PathBuf> {
             | rustix::mount::MountFlags::NODEV
             | rustix::mount::MountFlags::NOEXEC;
         if let Err(e) = rustix::mount::mount("bpf", parent, "bpf", flags, None) {
-            tracing::info!("cannot mount the BPF file system: {e}");
+            tracing::debug!("cannot mount the BPF file system: {e}");
         }
     }
     if !is_bpf(parent) {
-        tracing::info!(
-            "{} is no BPF file system: records will not outlive the daemon",
-            parent.display()
-        );
+        tracing::debug!("{} is no BPF file system", parent.display());
         return None;
     }
     let dir = path.join(format!("v{LAYOUT}"));
@@ -166,7 +166,7 @@ fn pin_dir(path: &Path) -> Option<PathBuf> {
         match rustix::fs::mkdir(d, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(e) => {
-                tracing::info!("{}: {e}: records will not outlive the daemon", d.display());
+                tracing::debug!("{}: {e}", d.display());
                 return None;
             }
         }
