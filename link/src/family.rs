@@ -77,6 +77,8 @@ pub mod flag {
     pub const CLIENT: u32 = 64;
     /// O_NONBLOCK is set on the description.
     pub const NONBLOCK: u32 = 128;
+    /// A hooked poll or select has watched the connection.
+    pub const POLLED: u32 = 256;
 }
 
 /// An IPv4 or IPv6 endpoint. `family` is AF_INET, AF_INET6 or 0 (unknown); `port` in host order.

@@ -435,6 +435,8 @@ pub fn register(m: &ToDaemon, fd: i32) -> Option<u64> {
     }
     let n = SENT.fetch_add(1, Relaxed) + 1;
     if !send(m, Some(fd)) {
+        SENT.fetch_sub(1, Relaxed);
+        CREDITS.fetch_add(1, Relaxed);
         return None;
     }
     if let Some(t) = table::table() {

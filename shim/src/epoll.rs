@@ -228,6 +228,9 @@ pub fn after_fork() {
             for a in [&s.lock, &s.waiters, &s.lanes, &s.head, &s.tail, &s.queued] {
                 a.store(0, Relaxed);
             }
+            // The kernel's inner set is the parent's: its doorbells are not ours to drain.
+            s.inner.store(-1, Relaxed);
+            s.kick.store(-1, Relaxed);
             s.barred.store(1, Relaxed); // shared across fork: its sockets stay on TCP here
             for k in 0..LINKS {
                 s.links[k].store(0, Relaxed);
@@ -1112,6 +1115,10 @@ pub unsafe fn wait(
         let mut n = r.max(0) as usize;
         // SAFETY: the kernel wrote `n` events.
         let ours = r > 0 && unsafe { strip(evs, &mut n) };
+        if ours && n == 0 && s.inner.load(Relaxed) < 0 {
+            // Only the parent's inner set is ready, for the parent: do not turn in a circle.
+            sys::poll_ms(-1, 0, 1);
+        }
         if !ours || n > 0 {
             s.waiters.fetch_sub(1, SeqCst);
             if ours {
@@ -1212,9 +1219,9 @@ unsafe fn wait_lanes(
             let full = io::FULL_MS as i64 + 1;
             nap = if nap < 0 { full } else { nap.min(full) };
         }
-        doze_all(s, true);
+        let dozed = doze_all(s);
         let r = if changed(s) || s.stirred.load(SeqCst) != 0 || control::pending() {
-            doze_all(s, false);
+            rouse_all(s, dozed);
             continue;
         } else {
             if let Some(t) = table::table() {
@@ -1223,7 +1230,7 @@ unsafe fn wait_lanes(
             native(evs, max as i32, nap)
         };
         let e = crate::errno();
-        doze_all(s, false);
+        rouse_all(s, dozed);
         if r < 0 {
             crate::set_errno(e);
             return r;
@@ -1251,12 +1258,22 @@ unsafe fn wait_lanes(
     }
 }
 
-fn doze_all(s: &Set, down: bool) {
+fn doze_all(s: &Set) -> u64 {
+    let mut dozed = 0;
     for k in 0..slots(s) {
         if let Some(ctl) = set_link(s, k).and_then(|l| l.own.control()) {
-            if down {
-                wake::doze(&ctl.sleepers.0);
-            } else {
+            wake::doze(&ctl.sleepers.0);
+            dozed |= 1 << k;
+        }
+    }
+    dozed
+}
+
+/// Takes back exactly what [`doze_all`] did: links may have joined the set meanwhile.
+fn rouse_all(s: &Set, dozed: u64) {
+    for k in 0..LINKS {
+        if dozed & (1 << k) != 0 {
+            if let Some(ctl) = set_link(s, k).and_then(|l| l.own.control()) {
                 wake::rouse(&ctl.sleepers.0);
             }
         }

@@ -125,6 +125,11 @@ fn last_close(fd: i32, i: u32) {
         epoll::forget(i);
     }
     if !alone {
+        if mine_registered(c) {
+            // The offer would come to us; who holds the connection now asks for itself.
+            control::forget(i, c.gen.load(Relaxed));
+            c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+        }
         // Others hold it: a lane that was ours alone goes down, so that they can use it.
         if mine && c.flags.load(Relaxed) & flag::LANE != 0 {
             io::leave(i, fd, Reason::Shared);
@@ -167,6 +172,11 @@ fn last_close(fd: i32, i: u32) {
     c.state.store(state::BUSY, Relaxed);
     promote::end_lane(i);
     table::free(i);
+}
+
+/// Is a registration of this connection under way?
+fn mine_registered(c: &Conn) -> bool {
+    c.flags.load(Relaxed) & flag::REGISTERED != 0
 }
 
 trait Concat {
@@ -259,6 +269,7 @@ pub fn after_fork_child() {
             table::add_holder(c, me);
         }
         last = i;
+        table::local(i).regs_lock.store(0, Relaxed);
         c.forks.fetch_sub(1, SeqCst);
     });
     control::after_fork();
@@ -273,6 +284,30 @@ pub fn before_exec() {
         return;
     }
     let vfork_child = sys::getpid() != table::pid();
+    // By the kernel's own view: a vfork child has moved descriptors about without our tables, and
+    // `dup2` clears close-on-exec.
+    let mut lanes = false;
+    each_fd(|_, _, c| lanes |= c.flags.load(Relaxed) & flag::LANE != 0);
+    if lanes {
+        for fd in 0..=fdtab::high().max(1024) {
+            if fdtab::get(fd) == Fd::Ours
+                || !sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0)
+            {
+                continue;
+            }
+            let Ok((inode, _)) = sys::inode(fd) else {
+                continue;
+            };
+            each_fd(|_, i, c| {
+                if c.flags.load(Relaxed) & flag::LANE != 0
+                    && c.inode.load(Relaxed) == inode
+                    && c.flags.load(Relaxed) & flag::BARRED == 0
+                {
+                    io::leave(i, fd, Reason::Left);
+                }
+            });
+        }
+    }
     each_fd(|fd, i, c| {
         let kept = sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0);
         if kept && promote::lane(c, table::local(i)).is_some() {
@@ -302,7 +337,7 @@ pub fn before_spawn() {
         return;
     }
     each_fd(|fd, i, c| {
-        if c.flags.load(Relaxed) & flag::LANE != 0
+        if c.state.load(Relaxed) != state::LISTEN
             && sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0)
         {
             io::leave(i, fd, Reason::Left);

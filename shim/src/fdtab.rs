@@ -82,15 +82,25 @@ pub fn set(fd: i32, what: Fd) -> bool {
         },
         Relaxed,
     );
-    HIGH.fetch_max(fd, Relaxed);
+    if what != Fd::Ours {
+        HIGH.fetch_max(fd, Relaxed);
+    }
+    HIGH_OURS.fetch_max(fd, Relaxed);
     true
 }
 
 static HIGH: AtomicI32 = AtomicI32::new(-1);
 
-/// Highest descriptor number ever entered.
+static HIGH_OURS: AtomicI32 = AtomicI32::new(-1);
+
+/// Highest descriptor number of the application's that was ever entered.
 pub fn high() -> i32 {
     HIGH.load(Relaxed)
+}
+
+/// The same, our own included.
+pub fn high_with_ours() -> i32 {
+    HIGH_OURS.load(Relaxed)
 }
 
 /// Moves one of our own descriptors out of the application's sight: to a high number, closed on

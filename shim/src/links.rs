@@ -104,7 +104,9 @@ pub fn by_index(i: usize) -> Option<&'static Link> {
 /// into it from before reads zeros and must not fault.
 pub fn reap() {
     for l in all().iter().filter(|l| l.state.load(Acquire) == GONE) {
-        let mut used = l.waiters.iter().any(|w| w.load(SeqCst) != 0);
+        // Whoever sleeps on it, in a wait of its own or in an epoll set, still has to take that back.
+        let mut used = l.own.control().is_some_and(|c| c.sleepers.0.load(SeqCst) != 0);
+        used |= l.waiters.iter().any(|w| w.load(SeqCst) != 0);
         crate::promote::each(|i, _| {
             used |= core::ptr::eq(crate::table::local(i).link.load(Relaxed), l);
         });

@@ -25,6 +25,9 @@ fn concerned(fds: &[pollfd]) -> bool {
         match fdtab::get(p.fd) {
             Fd::Conn(i) => {
                 let c = table::conn(i);
+                if c.flags.load(Relaxed) & flag::POLLED == 0 {
+                    c.flags.fetch_or(flag::POLLED, Relaxed);
+                }
                 if c.flags.load(Relaxed) & flag::LANE != 0 {
                     promote::try_ready(i, c, table::local(i));
                     any |= promote::engaged(c);

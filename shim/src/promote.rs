@@ -60,6 +60,13 @@ pub fn consider(i: u32, fd: i32, c: &Conn) {
     crate::set_errno(errno);
 }
 
+/// A non-blocking connection whose readiness no hook has ever been asked for: somebody waits for it
+/// in a way we do not see (an inlined system call), and would sleep through what comes on a ring.
+fn unwatched(i: u32, c: &Conn) -> bool {
+    c.flags.load(Relaxed) & (flag::NONBLOCK | flag::POLLED) == flag::NONBLOCK
+        && table::local(i).regs.load(Acquire) == 0
+}
+
 fn later(c: &Conn, r: Reason, ms: u64) {
     because(c, r);
     c.not_before_ms.store(sys::now_ms() + ms, Relaxed);
@@ -77,7 +84,7 @@ fn try_register(i: u32, fd: i32, c: &Conn) {
     if table::holders(c) != 1 {
         return later(c, Reason::Shared, 100);
     }
-    if epoll::unservable(i) {
+    if epoll::unservable(i) || unwatched(i, c) {
         return later(c, Reason::EpollShared, 1000);
     }
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
@@ -140,6 +147,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
         c.gen.load(Relaxed) == gen
             && c.state.load(Acquire) == state::OPEN
             && c.flags.load(Relaxed) & flag::REGISTERED != 0
+            && l.refs.load(Acquire) > 0
             && c.flags.load(Relaxed) & (flag::BARRED | flag::HELD | flag::LANE) == 0
     };
     if !usable() {
@@ -219,7 +227,7 @@ pub fn try_ready(i: u32, c: &Conn, l: &Local) {
 }
 
 fn ready_locked(i: u32, c: &Conn, l: &Local) {
-    if !open(c) || c.rx.shut.load(Relaxed) != 0 || epoll::unservable(i) || table::holders(c) != 1 {
+    if !open(c) || c.rx.shut.load(Relaxed) != 0 || epoll::unservable(i) || unwatched(i, c) || table::holders(c) != 1 {
         return;
     }
     if let Some((link, m)) = lane(c, l) {

@@ -143,6 +143,8 @@ real! {
     posix_spawnp(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32;
     system(c: *const c_char) -> i32;
     popen(c: *const c_char, t: *const c_char) -> *mut c_void;
+    posix_spawn_file_actions_adddup2(fa: *mut c_void, fd: i32, to: i32) -> i32;
+    __vdprintf_chk(fd: i32, flag: i32, f: *const c_char, a: *mut c_void) -> i32;
     vdprintf(fd: i32, f: *const c_char, a: *mut c_void) -> i32;
     fdopen(fd: i32, m: *const c_char) -> *mut c_void;
     syscall(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> i64;

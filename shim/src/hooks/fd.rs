@@ -43,7 +43,7 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
         return unsafe { real::close_range(first, last, flags) };
     }
     // Around our own descriptors, which stay.
-    let high = fdtab::high().max(0) as u32;
+    let high = fdtab::high_with_ours().max(0) as u32;
     let mut at = first;
     while at <= last {
         let mut end = at;
@@ -156,7 +156,12 @@ unsafe fn control(fd: i32, cmd: i32, arg: usize, native: unsafe fn(i32, i32, usi
     if r >= 0 && what != Fd::Other {
         match (cmd, what) {
             (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, _) => copied(fd, r),
-            (libc::F_SETFL, Fd::Conn(i)) => nonblock(i, arg as i32 & libc::O_NONBLOCK != 0),
+            (libc::F_SETFL, Fd::Conn(i)) => {
+                nonblock(i, arg as i32 & libc::O_NONBLOCK != 0);
+                if arg as i32 & libc::O_ASYNC != 0 {
+                    fdops::give_up(fd, Reason::Option); // SIGIO comes from the kernel's socket only
+                }
+            }
             _ => {}
         }
     }

@@ -80,8 +80,16 @@ spawn! {
     popen(c: *const c_char, t: *const c_char) -> *mut c_void;
 }
 
-/// `syscall(2)`: a raw call on a descriptor of ours goes by the hooks; such a connection goes back
-/// to TCP first. The first argument of every call that moves bytes is the descriptor.
+/// What a spawned program will get as one of its descriptors leaves its lane now: the copy itself
+/// is made inside libc, unseen.
+#[no_mangle]
+pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(fa: *mut c_void, fd: i32, to: i32) -> i32 {
+    fdops::give_up(fd, Reason::Left);
+    // SAFETY: see above.
+    unsafe { real::posix_spawn_file_actions_adddup2(fa, fd, to) }
+}
+
+/// `syscall(2)`: calls that have a hook go through it, with the same result convention.
 #[no_mangle]
 pub unsafe extern "C" fn syscall(
     n: i64,
@@ -92,32 +100,61 @@ pub unsafe extern "C" fn syscall(
     e: usize,
     f: usize,
 ) -> i64 {
-    match n {
-        libc::SYS_read
-        | libc::SYS_write
-        | libc::SYS_readv
-        | libc::SYS_writev
-        | libc::SYS_sendto
-        | libc::SYS_recvfrom
-        | libc::SYS_sendmsg
-        | libc::SYS_recvmsg
-        | libc::SYS_sendmmsg
-        | libc::SYS_recvmmsg
-        | libc::SYS_preadv2
-        | libc::SYS_pwritev2
-        | libc::SYS_sendfile
-        | libc::SYS_splice => {
-            fdops::give_up(a as i32, Reason::Bypassed);
-            if n == libc::SYS_splice {
-                fdops::give_up(c as i32, Reason::Bypassed);
+    use super::{fd, msg, ready, rw, sock};
+    let (fd0, len) = (a as i32, c);
+    // SAFETY: see above; each hook has the contract of the raw call of the same name.
+    unsafe {
+        match n {
+            libc::SYS_read => rw::read(fd0, b as _, len) as i64,
+            libc::SYS_write => rw::write(fd0, b as _, len) as i64,
+            libc::SYS_readv => rw::readv(fd0, b as _, len as i32) as i64,
+            libc::SYS_writev => rw::writev(fd0, b as _, len as i32) as i64,
+            libc::SYS_sendto => rw::sendto(fd0, b as _, len, d as i32, e as _, f as u32) as i64,
+            libc::SYS_recvfrom => rw::recvfrom(fd0, b as _, len, d as i32, e as _, f as _) as i64,
+            libc::SYS_sendmsg => msg::sendmsg(fd0, b as _, len as i32) as i64,
+            libc::SYS_recvmsg => msg::recvmsg(fd0, b as _, len as i32) as i64,
+            libc::SYS_sendmmsg => i64::from(msg::sendmmsg(fd0, b as _, len as u32, d as i32)),
+            libc::SYS_recvmmsg => {
+                i64::from(msg::recvmmsg(fd0, b as _, len as u32, d as i32, e as _))
+            }
+            libc::SYS_sendfile => rw::sendfile(fd0, b as i32, c as _, d) as i64,
+            libc::SYS_splice => rw::splice(fd0, b as _, c as i32, d as _, e, f as u32) as i64,
+            libc::SYS_close => i64::from(fd::close(fd0)),
+            libc::SYS_dup => i64::from(fd::dup(fd0)),
+            libc::SYS_dup3 => i64::from(fd::dup3(fd0, b as i32, c as i32)),
+            libc::SYS_fcntl => i64::from(fd::fcntl(fd0, b as i32, c)),
+            libc::SYS_shutdown => i64::from(sock::shutdown(fd0, b as i32)),
+            libc::SYS_connect => i64::from(sock::connect(fd0, b as _, c as u32)),
+            libc::SYS_accept4 => i64::from(sock::accept4(fd0, b as _, c as _, d as i32)),
+            libc::SYS_socket => i64::from(sock::socket(a as i32, b as i32, c as i32)),
+            libc::SYS_epoll_create1 => i64::from(ready::epoll_create1(a as i32)),
+            libc::SYS_epoll_ctl => {
+                i64::from(ready::epoll_ctl(fd0, b as i32, c as i32, d as _))
+            }
+            libc::SYS_epoll_pwait if e == 0 => {
+                i64::from(ready::epoll_wait(fd0, b as _, c as i32, d as i32))
+            }
+            libc::SYS_epoll_pwait => {
+                i64::from(ready::epoll_pwait(fd0, b as _, c as i32, d as i32, e as _))
+            }
+            libc::SYS_epoll_pwait2 => {
+                i64::from(ready::epoll_pwait2(fd0, b as _, c as i32, d as _, e as _))
+            }
+            libc::SYS_ppoll => i64::from(ready::ppoll(a as _, b as u64, c as _, d as _)),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_epoll_wait => {
+                i64::from(ready::epoll_wait(fd0, b as _, c as i32, d as i32))
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_poll => i64::from(ready::poll(a as _, b as u64, c as i32)),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_dup2 => i64::from(fd::dup2(fd0, b as i32)),
+            _ => {
+                if matches!(n, libc::SYS_preadv2 | libc::SYS_pwritev2) {
+                    fdops::give_up(fd0, Reason::Bypassed);
+                }
+                real::syscall(n, a, b, c, d, e, f)
             }
         }
-        libc::SYS_close => {
-            // SAFETY: as close(2).
-            return i64::from(unsafe { super::fd::close(a as i32) });
-        }
-        _ => {}
     }
-    // SAFETY: see above.
-    unsafe { real::syscall(n, a, b, c, d, e, f) }
 }

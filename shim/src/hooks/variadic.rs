@@ -39,14 +39,17 @@ exec_entry!(execl => execl_args);
 exec_entry!(execlp => execlp_args);
 exec_entry!(execle => execle_args);
 
-/// `dprintf(fd, format, ...)`: everything is saved, the connection goes back to TCP, and the real
-/// function is entered as if we had not been there.
-///
-/// # Safety
-/// As the C function.
-#[unsafe(naked)]
-#[no_mangle]
-pub unsafe extern "C" fn dprintf() {
+// `dprintf(fd, ...)` and its fortified form: everything is saved, the connection goes back to TCP,
+// and the real function is entered as if we had not been there.
+macro_rules! printf_entry {
+    ($name:ident => $target:path) => {
+        /// The C function of this name.
+        ///
+        /// # Safety
+        /// As the C function.
+        #[unsafe(naked)]
+        #[no_mangle]
+        pub unsafe extern "C" fn $name() {
     core::arch::naked_asm!(
         "push rbp",
         "mov rbp, rsp",
@@ -66,7 +69,7 @@ pub unsafe extern "C" fn dprintf() {
         "movups [rsp + 144], xmm5",
         "movups [rsp + 160], xmm6",
         "movups [rsp + 176], xmm7",
-        "call {dprintf}",
+        "call {prepare}",
         "mov r11, rax",
         "mov rdi, [rsp]",
         "mov rsi, [rsp + 8]",
@@ -85,9 +88,13 @@ pub unsafe extern "C" fn dprintf() {
         "movups xmm7, [rsp + 176]",
         "leave",
         "jmp r11",
-        dprintf = sym dprintf_prepare,
+        prepare = sym $target,
     )
 }
+    };
+}
+printf_entry!(dprintf => dprintf_prepare);
+printf_entry!(__dprintf_chk => dprintf_chk_prepare);
 
 /// Most arguments of an `execl`; more are refused with E2BIG.
 const ARGS: usize = 1024;
@@ -149,6 +156,20 @@ unsafe extern "C" fn dprintf_prepare(fd: i32) -> *mut c_void {
     fdops::give_up(fd, Reason::Bypassed);
     static SYM: real::Sym = real::Sym::new(c"dprintf");
     SYM.get()
+}
+
+/// The same for `__dprintf_chk`.
+unsafe extern "C" fn dprintf_chk_prepare(fd: i32) -> *mut c_void {
+    fdops::give_up(fd, Reason::Bypassed);
+    static SYM: real::Sym = real::Sym::new(c"__dprintf_chk");
+    SYM.get()
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn __vdprintf_chk(fd: i32, flag: i32, format: *const c_char, args: *mut c_void) -> i32 {
+    fdops::give_up(fd, Reason::Bypassed);
+    // SAFETY: see the module above; a va_list is passed as a pointer on x86-64.
+    unsafe { real::__vdprintf_chk(fd, flag, format, args) }
 }
 
 #[no_mangle]
