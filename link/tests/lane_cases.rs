@@ -227,7 +227,7 @@ fn death_within_a_frame() {
     assert_eq!(w.host[0].got.get(), 100);
 }
 
-/// The sender has shut TCP down and cannot answer a revocation: the receiver keeps its ring.
+/// The sender has shut TCP and cannot answer a revocation: the receiver keeps its ring.
 #[test]
 fn revocation_after_a_shutdown() {
     let mut w = up();
@@ -235,9 +235,27 @@ fn revocation_after_a_shutdown() {
     op(&mut w, 1, Act::ShutWr);
     op(&mut w, 1, ALL);
     op(&mut w, 0, Act::Revoke);
-    op(&mut w, 1, Act::Look);
-    op(&mut w, 0, Act::Revoke);
+    // At once, and not after the deadline of a hand-over.
     assert_eq!(w.seen.borrow()["revocation impossible"], 1);
+    w.settle([0, 0], false);
+    assert_eq!(w.host[0].got.get(), 100);
+    assert!(w.host[0].eof.get());
+}
+
+/// The same when the sender hears of the revocation only when it wants to shut TCP, and TCP is full.
+#[test]
+fn shutdown_waits_for_revoked_bytes() {
+    let mut w = up();
+    op(&mut w, 1, send(100));
+    op(&mut w, 0, Act::Revoke);
+    op(&mut w, 1, buffers(40, 1000));
+    op(&mut w, 1, Act::ShutWr);
+    assert!(!w.host[1].wr_shut.get(), "60 bytes would be lost");
+    for _ in 0..2 {
+        op(&mut w, 1, ALL);
+        op(&mut w, 1, Act::ShutWr);
+    }
+    assert!(w.host[1].wr_shut.get());
     w.settle([0, 0], false);
     assert_eq!(w.host[0].got.get(), 100);
     assert!(w.host[0].eof.get());

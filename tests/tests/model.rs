@@ -224,6 +224,13 @@ fn hand_overs() {
         })),
     );
     holds(
+        "hand-over and close",
+        explore(Lane(Config {
+            downs: 1,
+            ..ample.clone()
+        })),
+    );
+    holds(
         "hand-over and down",
         explore(Lane(Config {
             close: false,

@@ -472,6 +472,16 @@ impl TxState {
         self.mode.load(Relaxed) == mode::DRAIN && self.frame_cursor.load(Relaxed) == u64::MAX
     }
 
+    /// TCP is about to be shut for sending, by `shutdown` or `close`: what is on the ring stays there
+    /// for the receiver. A revocation cannot be answered from here on, and the receiver hears so
+    /// at once. Call [`TxState::look`] before, until [`TxState::must_flush`] is false.
+    pub fn shut(&self, m: &Memory, port: &impl Port) {
+        if self.is_up() {
+            self.downs.fetch_add(1, Relaxed);
+            self.settle(m, port, self.epoch.load(Relaxed), tx::BROKEN);
+        }
+    }
+
     /// The peer's process is gone: what is sent from now on goes to TCP, whose errors tell.
     pub fn abandon(&self) {
         if self.mode.load(Relaxed) != mode::TCP {

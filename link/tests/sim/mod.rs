@@ -508,6 +508,7 @@ impl World {
                     if h.tx.must_flush() {
                         return;
                     }
+                    h.tx.shut(&m, &port);
                 }
                 if *act == Act::ShutWr {
                     h.wr_shut.set(true);

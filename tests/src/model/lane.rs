@@ -280,7 +280,7 @@ impl Model for Lane {
                 // Everything that can be between the ends: the bytes, and two halves of a frame
                 // for each switch.
                 let ample = c.room >= c.bytes * 2 + 2;
-                if ample && !n.sender_over() {
+                if ample && !n.s.dead {
                     n.fault(Fault::Late);
                 }
             }

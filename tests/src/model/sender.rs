@@ -47,6 +47,9 @@ pub enum At {
     DozeLook,
     Asleep,
     CloseLook,
+    /// What is on the ring stays there.
+    CloseSay,
+    CloseBell,
     Close,
 }
 
@@ -436,8 +439,18 @@ pub fn step(n: &mut State, c: &Config, act: Act) {
                 if asked(n) {
                     answer(n, c, n.w.word);
                 } else {
-                    n.s.at = At::Close;
+                    n.s.at = At::CloseSay;
+                    early(n);
                 }
+            }
+            At::CloseSay => {
+                n.s.mode = Mode::Tcp;
+                n.w.state = (epoch, Phase::Broken);
+                n.s.at = At::CloseBell;
+            }
+            At::CloseBell => {
+                bell(n, c);
+                n.s.at = At::Close;
             }
             At::Close => {
                 n.tcp.shut();
