@@ -81,14 +81,18 @@ pub fn measure(what: What, time: Duration) -> Result<f64> {
     Ok(result)
 }
 
-/// Waits for a word to differ from `old`.
+/// Waits for a word to differ from `old`. Gives way after a while: the other process may have been
+/// put on this very processor.
 fn spin(word: &AtomicU64, old: u64) -> u64 {
     loop {
-        let v = word.load(Acquire);
-        if v != old {
-            return v;
+        for _ in 0..10_000 {
+            let v = word.load(Acquire);
+            if v != old {
+                return v;
+            }
+            std::hint::spin_loop();
         }
-        std::hint::spin_loop();
+        std::thread::yield_now();
     }
 }
 

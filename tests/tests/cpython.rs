@@ -99,7 +99,7 @@ fn test_selectors() -> Result<()> {
 
 #[test]
 fn test_epoll() -> Result<()> {
-    same("test_epoll", false, 10, 8)
+    same("test_epoll", false, 10, 2)
 }
 
 #[test]

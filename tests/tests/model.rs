@@ -8,7 +8,7 @@ mod model;
 use model::holders::Holders;
 use model::lane::{Config, Lane};
 use model::space::Space;
-use model::{explore, Bug, Explored};
+use model::{circle, explore, Bug, Explored};
 
 fn holds(what: &str, e: Explored) {
     eprintln!("{what}: {} states", e.states);
@@ -401,4 +401,36 @@ fn mutations_of_the_door() {
     try_(Bug::NoDoor, 0);
     try_(Bug::CountAfterLook, 0);
     try_(Bug::TrustCount, 1);
+}
+
+/// No party spins for ever without getting anywhere.
+#[test]
+fn nobody_spins() {
+    let c = Config {
+        downs: 1,
+        revocations: 1,
+        ups: 1,
+        bytes: 2,
+        ..small()
+    };
+    let deaths = Config {
+        sender_dies: true,
+        ..c.clone()
+    };
+    let open = Config {
+        close: false,
+        wants: 1,
+        revocations: 0,
+        ..c.clone()
+    };
+    for c in [c, open, deaths.clone()] {
+        let (states, circle) = circle(&Lane(c.clone()));
+        eprintln!("no circles: {states} states");
+        assert_eq!(circle, None, "{c:?}");
+    }
+    let half = Config {
+        bug: Some(Bug::HalfStays),
+        ..deaths
+    };
+    assert!(circle(&Lane(half)).1.is_some(), "HalfStays went unnoticed");
 }

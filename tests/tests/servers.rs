@@ -145,7 +145,7 @@ fn iperf3_file() -> Result<()> {
     let port = underpass_tests::harness::free_port()?;
     let got = dir.path().join("out");
     let server = Program::new("iperf3", &d.place())
-        .words(&format!("-s -1 -p {port} -F"))
+        .words(&format!("-s -1 -p {port} --forceflush -F"))
         .arg(&got)
         .spawn()?;
     underpass_tests::harness::until("iperf3 listens", LIMIT, || {

@@ -174,7 +174,7 @@ impl State {
     }
 
     /// Steps that happen sooner or later.
-    fn due(&self, c: &Config, out: &mut Vec<Act>) {
+    pub fn due(&self, c: &Config, out: &mut Vec<Act>) {
         if self.tcp.clone().deliver() {
             out.push(Act::Deliver);
         }

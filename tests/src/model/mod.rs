@@ -22,6 +22,7 @@ pub mod space;
 pub mod tcp;
 
 use stateright::{Checker, Expectation, HasDiscoveries, Model};
+use std::collections::HashMap;
 
 /// A precaution left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +75,8 @@ pub enum Bug {
     MoveBeforePlace,
     /// The sender moves on although the reader is still in the ring before.
     MoveTooEarly,
+    /// Half a frame stays in the kernel, which calls the socket readable.
+    HalfStays,
 }
 
 /// What came of an exploration.
@@ -81,6 +84,72 @@ pub struct Explored {
     pub states: usize,
     /// The name of a property that does not hold and the steps that show it.
     pub failure: Option<(String, String)>,
+}
+
+/// Looks for a circle of steps that happen by themselves: a party that spins for ever without
+/// getting anywhere. Returns the number of states, and one of a circle if there is one.
+pub fn circle(model: &lane::Lane) -> (usize, Option<String>) {
+    let mut index = HashMap::new();
+    let mut next: Vec<Vec<u32>> = Vec::new();
+    let mut states = model.init_states();
+    for s in &states {
+        index.insert(s.clone(), index.len() as u32);
+    }
+    let mut at = 0;
+    while at < states.len() {
+        let state = states[at].clone();
+        let (mut all, mut due) = (Vec::new(), Vec::new());
+        model.actions(&state, &mut all);
+        if state.fault.is_none() {
+            state.due(&model.0, &mut due);
+        }
+        let mut steps = Vec::new();
+        for act in all {
+            let by_itself = due.contains(&act);
+            let Some(n) = model.next_state(&state, act) else {
+                // A step that changes nothing can be taken for ever.
+                if by_itself {
+                    return (states.len(), Some(format!("{act:?} of {state:?}")));
+                }
+                continue;
+            };
+            let fresh = index.len() as u32;
+            let to = *index.entry(n.clone()).or_insert(fresh);
+            if to == fresh {
+                states.push(n);
+            }
+            if by_itself {
+                steps.push(to);
+            }
+        }
+        next.push(steps);
+        at += 1;
+    }
+    // Depth first, without recursion. 0: not seen, 1: on the path, 2: done.
+    let mut seen = vec![0u8; states.len()];
+    for root in 0..states.len() {
+        let mut path = vec![(root, 0)];
+        while let Some((s, step)) = path.pop() {
+            if step == 0 {
+                if seen[s] != 0 {
+                    continue;
+                }
+                seen[s] = 1;
+            }
+            match next[s].get(step) {
+                None => seen[s] = 2,
+                Some(&to) => {
+                    path.push((s, step + 1));
+                    match seen[to as usize] {
+                        0 => path.push((to as usize, 0)),
+                        1 => return (states.len(), Some(format!("{:?}", states[to as usize]))),
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+    (states.len(), None)
 }
 
 /// Explores all of `model`, or until a property fails.

@@ -419,6 +419,13 @@ fn run(n: &mut State, c: &Config, at: At) {
             n.r.at = At::Idle;
         }
         At::RingTcp => {
+            if c.bug == Some(Bug::HalfStays)
+                && n.tcp.peek() == Ok(Unit::Half)
+                && n.tcp.unread() == 1
+            {
+                n.r.at = At::Doze;
+                return;
+            }
             n.r.at = match frame(n) {
                 Ok(true) => At::RingHead,
                 Ok(false) => At::RingTcp,
