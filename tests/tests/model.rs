@@ -96,6 +96,7 @@ fn revocations() {
     let open = Config {
         revocations: 1,
         downs: 1,
+        bytes: 2,
         close: false,
         spurious: true,
         ..small()

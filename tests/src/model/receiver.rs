@@ -589,7 +589,10 @@ fn revoke(n: &mut State, c: &Config, at: At) {
         At::RevokeSkip => match skip(n, c) {
             Ok(true) => {}
             Ok(false) => clear(n),
-            Err(No::Again) => n.r.at = view(n),
+            Err(No::Again) => {
+                n.r.seen = n.phase(); // which does not matter any more
+                n.r.at = view(n);
+            }
             // All that comes again is here already.
             Err(_) => clear(n),
         },
