@@ -14,6 +14,7 @@ static LOCK: AtomicU32 = AtomicU32::new(0);
 static READY: AtomicU32 = AtomicU32::new(0);
 static NOTICE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
 static NOTICE_SEEN: AtomicU32 = AtomicU32::new(0);
+static GENERATION: AtomicU32 = AtomicU32::new(0);
 static CREDITS: AtomicI32 = AtomicI32::new(0);
 static SENT: AtomicU64 = AtomicU64::new(0);
 static SETTLED: AtomicU64 = AtomicU64::new(0);
@@ -28,6 +29,11 @@ static SILENT: AtomicU32 = AtomicU32::new(0);
 /// First and largest ring size, log2 of bytes.
 pub fn ring_sizes() -> (u32, u32) {
     (RING_LOG2.load(Relaxed), RING_MAX_LOG2.load(Relaxed))
+}
+
+/// Grows with each connection made: descriptors come again with the same number.
+pub fn generation() -> u32 {
+    GENERATION.load(Relaxed)
 }
 
 /// The control descriptor, for waits to include; -1 if there is none.
@@ -86,6 +92,7 @@ pub fn ensure() -> bool {
     };
     let fd = fdtab::hide(fd);
     OWNER.store(table::pid(), Relaxed);
+    GENERATION.fetch_add(1, Relaxed);
     FD.store(fd, Release);
     let hello = ToDaemon::Hello {
         version: link::VERSION,

@@ -24,6 +24,7 @@ pub const OUT: u32 = libc::EPOLLOUT as u32;
 const ERR: u32 = libc::EPOLLERR as u32;
 const HUP: u32 = libc::EPOLLHUP as u32;
 const RDHUP: u32 = libc::EPOLLRDHUP as u32;
+const PRI: u32 = libc::EPOLLPRI as u32;
 const RDNORM: u32 = libc::EPOLLRDNORM as u32;
 const WRNORM: u32 = libc::EPOLLWRNORM as u32;
 const ET: u32 = libc::EPOLLET as u32;
@@ -57,8 +58,6 @@ struct Reg {
     /// Events of the TCP socket that nobody has looked into yet.
     tcp: AtomicU32,
     last_head: AtomicU64,
-    /// Wait in which it was last reported: once per wait, whatever the kernel adds.
-    round: AtomicU32,
     slot: AtomicU32,
     next_conn: AtomicU32,
     next_group: AtomicU32,
@@ -72,7 +71,7 @@ struct Set {
     epfd: AtomicI32,
     inner: AtomicI32,
     kick: AtomicI32,
-    /// Control descriptor that is in the inner set.
+    /// Generation of the control connection that is in the inner set.
     ctl: AtomicI32,
     /// Threads inside a wait on this set.
     waiters: AtomicU32,
@@ -81,8 +80,6 @@ struct Set {
     barred: AtomicU32,
     stirred: AtomicU32,
     looked: AtomicU64,
-    /// Number of the present look, see `Reg::round`.
-    round: AtomicU32,
     spin: AtomicI32,
     head: AtomicU32,
     tail: AtomicU32,
@@ -169,7 +166,8 @@ pub fn created(fd: i32) {
                 a.store(-1, Relaxed);
             }
             for a in [
-                &s.waiters, &s.lanes, &s.barred, &s.stirred, &s.head, &s.tail, &s.queued, &s.lock, &s.high,
+                &s.waiters, &s.lanes, &s.barred, &s.stirred, &s.head, &s.tail, &s.queued, &s.lock,
+                &s.high,
             ] {
                 a.store(0, Relaxed);
             }
@@ -386,6 +384,8 @@ pub fn ctl(
                 if n == 0 {
                     reg.mask.store(ev.events, Relaxed);
                     reg.data.store(ev.u64, Relaxed);
+                    drop(_g);
+                    io::quietly(|| armed(set, conn, r));
                 }
                 return n;
             }
@@ -426,6 +426,40 @@ fn rearm(s: &Set, r: u32, ev: epoll_event) {
     reg.flags.fetch_and(!(DISABLED | PARKED), Relaxed);
     reg.flags.fetch_or(EDGE_IN | EDGE_OUT, Relaxed);
     push(s, r);
+    if s.waiters.load(SeqCst) > 0 {
+        sys::poke(s.kick.load(Relaxed)); // another thread sleeps on what may be ready already
+    }
+}
+
+/// A non-blocking sender found no space: its sets report when there is some, and see to it that a
+/// ring does not stay full for long.
+#[cold]
+pub fn blocked(conn: u32) {
+    let mut r = table::local(conn).regs.load(Acquire);
+    while r != 0 {
+        let reg = reg_at(r);
+        let set = reg.set.load(Relaxed);
+        if set != 0 && reg.mask.load(Relaxed) & (OUT | WRNORM) != 0 {
+            let s = set_at(set - 1);
+            if let Some(_g) = lock::lock(&s.lock) {
+                if reg.conn.load(Relaxed) == conn + 1 && reg.flags.load(Relaxed) & ACTIVE != 0 {
+                    reg.flags.fetch_or(BLOCKED | EDGE_OUT, Relaxed);
+                    push(s, r);
+                }
+            }
+        }
+        r = reg.next_conn.load(Relaxed);
+    }
+}
+
+/// The application has just armed a registration: it may move to the inner set.
+fn armed(set: u32, conn: u32, r: u32) {
+    let c = table::conn(conn);
+    if c.flags.load(Relaxed) & (flag::LANE | flag::BARRED | flag::HELD) == flag::LANE {
+        if let Some((link, _)) = promote::lane(c, table::local(conn)) {
+            activate_one(set, conn, r, link);
+        }
+    }
 }
 
 fn add(set: u32, fd: i32, conn: u32, ev: epoll_event) {
@@ -449,8 +483,8 @@ fn add(set: u32, fd: i32, conn: u32, ev: epoll_event) {
     if c.flags.load(Relaxed) & flag::LANE != 0 {
         if unservable(conn) {
             io::leave(conn, fd, link::reason::Reason::EpollShared);
-        } else if let Some((link, _)) = promote::lane(c, l) {
-            activate(conn, link);
+        } else {
+            armed(set, conn, r);
         }
     }
 }
@@ -493,28 +527,41 @@ fn set_link(s: &Set, k: usize) -> Option<&'static Link> {
     }
 }
 
-/// The connection got a lane on `link`: its registrations move to inner sets. Idempotent.
-pub fn activate(conn: u32, link: &Link) {
+/// The connection got a lane on `link`: its registrations move to inner sets. Idempotent. False if
+/// one of them could not: then nobody may be told that this end is ready.
+///
+/// A one-shot registration moves only when the application arms it: whether the kernel has used it
+/// up already cannot be seen.
+pub fn activate(conn: u32, link: &Link) -> bool {
+    let mut all = true;
     let mut r = table::local(conn).regs.load(Acquire);
     while r != 0 {
         let reg = reg_at(r);
         let s = reg.set.load(Relaxed);
         if s != 0 && reg.flags.load(Relaxed) & ACTIVE == 0 {
-            activate_one(s - 1, conn, r, link);
+            all &= reg.mask.load(Relaxed) & ONESHOT == 0 && activate_one(s - 1, conn, r, link);
         }
         r = reg.next_conn.load(Relaxed);
     }
+    all
 }
 
-fn activate_one(set: u32, conn: u32, r: u32, link: &Link) {
+fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     let s = set_at(set);
     let reg = reg_at(r);
     let Some(_g) = lock::lock(&s.lock) else {
-        return;
+        return false;
     };
+    // Looked up without the lock: it may be another's by now, or done.
+    if reg.set.load(Relaxed) != set + 1 || reg.conn.load(Relaxed) != conn + 1 {
+        return true;
+    }
+    if reg.flags.load(Relaxed) & ACTIVE != 0 {
+        return true;
+    }
     let Some(k) = bind(s, set, link) else {
         s.barred.store(1, Relaxed); // too many links, or no descriptors: what is there stays
-        return;
+        return false;
     };
     let (epfd, inner, fd) = (
         s.epfd.load(Relaxed),
@@ -531,7 +578,7 @@ fn activate_one(set: u32, conn: u32, r: u32, link: &Link) {
     )
     .is_err()
     {
-        return;
+        return false;
     }
     let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, 0, 0);
     let lane = table::conn(conn).lane.load(Relaxed) as usize;
@@ -546,11 +593,15 @@ fn activate_one(set: u32, conn: u32, r: u32, link: &Link) {
     s.chain[k][g].store(r, Relaxed);
     reg.last_head.store(u64::MAX, Relaxed);
     reg.tcp.store(0, Relaxed);
-    reg.round.store(0, Relaxed);
-    reg.flags.store(ACTIVE | FRESH | EDGE_IN | EDGE_OUT, Relaxed);
+    // The inner set will say that TCP has space, if it has: no news. If it has not, that is.
+    let space = sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
+    let fresh = if space { FRESH } else { 0 };
+    reg.flags
+        .store(ACTIVE | fresh | EDGE_IN | EDGE_OUT, Relaxed);
     push(s, r);
     s.lanes.fetch_add(1, SeqCst);
     kick_if_waiting(set as usize);
+    true
 }
 
 /// Makes sure that the set has its inner set, and the link's doorbell in it. Slot of the link.
@@ -649,7 +700,7 @@ pub fn deactivate(conn: u32) {
         if set != 0 {
             let s = set_at(set - 1);
             if let Some(_g) = lock::lock(&s.lock) {
-                if reg.flags.load(Relaxed) & ACTIVE != 0 {
+                if reg.conn.load(Relaxed) == conn + 1 && reg.flags.load(Relaxed) & ACTIVE != 0 {
                     let disabled = reg.flags.load(Relaxed) & DISABLED != 0;
                     let parked = reg.flags.load(Relaxed) & PARKED != 0;
                     let fd = reg.fd.load(Relaxed);
@@ -782,6 +833,10 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32) -> Option<u
         }
         _ => {}
     }
+    if *tcp & (IN | RDHUP | HUP | ERR) != 0 {
+        // The reader who comes for this must ask TCP, however shortly ago it did.
+        c.rx.looked.store(0, Relaxed);
+    }
     if *tcp & (RDHUP | HUP | ERR) != 0 {
         let p = sys::poll1(fd, libc::POLLRDHUP) as u32;
         ev |= p & (RDHUP | HUP | ERR);
@@ -789,6 +844,11 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32) -> Option<u
         if ev & (RDHUP | HUP | ERR) != 0 && want & IN != 0 && ev & IN == 0 && !c.rx.is_up() {
             ev |= sys::poll1(fd, libc::POLLIN) as u32 & IN;
         }
+    }
+    if *tcp & PRI != 0 {
+        let p = sys::poll1(fd, libc::POLLPRI) as u32 & PRI;
+        ev |= p;
+        *tcp = (*tcp & !PRI) | p;
     }
     promote::attend(c, link, &m, fd);
     if want & OUT != 0 {
@@ -827,6 +887,7 @@ fn writable(c: &Conn, link: &Link, fd: i32, m: &Memory) -> bool {
 }
 
 /// Outcome of a harvest: events written, and whether somebody was in the way.
+#[derive(Default)]
 struct Harvest {
     n: usize,
     busy: bool,
@@ -834,11 +895,7 @@ struct Harvest {
 }
 
 fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Harvest {
-    let mut h = Harvest {
-        n: 0,
-        busy: false,
-        blocked: false,
-    };
+    let mut h = Harvest::default();
     let mut leaving = [0u32; 8];
     let mut nleaving = 0;
     {
@@ -849,6 +906,10 @@ fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Harvest {
         let rounds = s.queued.load(Relaxed);
         for _ in 0..rounds {
             if h.n >= max {
+                // Somebody else may have time for the rest.
+                if s.waiters.load(SeqCst) > 1 {
+                    sys::poke(s.kick.load(Relaxed));
+                }
                 break;
             }
             let r = pop(s);
@@ -863,10 +924,6 @@ fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Harvest {
             let (c, l) = (table::conn(conn - 1), table::local(conn - 1));
             let flags = reg.flags.load(Relaxed);
             if flags & (DISABLED | PARKED) != 0 {
-                continue;
-            }
-            if reg.round.load(Relaxed) == s.round.load(Relaxed) {
-                push(s, r); // reported a moment ago, in this very call
                 continue;
             }
             let mask = reg.mask.load(Relaxed);
@@ -885,7 +942,7 @@ fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Harvest {
                 | if ev & IN != 0 { mask & RDNORM } else { 0 }
                 | if ev & OUT != 0 { mask & WRNORM } else { 0 };
             if mask & ET != 0 {
-                let reads = IN | RDNORM | RDHUP | HUP | ERR;
+                let reads = IN | PRI | RDNORM | RDHUP | HUP | ERR;
                 let fresh = if flags & EDGE_IN != 0 { reads } else { 0 }
                     | if flags & (EDGE_OUT | BLOCKED) != 0 {
                         OUT | WRNORM
@@ -919,7 +976,6 @@ fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Harvest {
                     })
                 };
                 h.n += 1;
-                reg.round.store(s.round.load(Relaxed), Relaxed);
                 if mask & ONESHOT != 0 {
                     reg.flags.fetch_or(DISABLED, Relaxed);
                 } else if mask & ET == 0 || blocked {
@@ -983,7 +1039,8 @@ fn news(s: &Set, r: u32, reg: &Reg, all: bool) {
     };
     let head = m.peer_head().load(Acquire);
     let moved = head != reg.last_head.load(Relaxed);
-    if moved || all || c.tx.has_work(&m) || c.rx.stirs(&m) || reg.flags.load(Relaxed) & BLOCKED != 0 {
+    if moved || all || c.tx.has_work(&m) || c.rx.stirs(&m) || reg.flags.load(Relaxed) & BLOCKED != 0
+    {
         if moved || all {
             reg.last_head.store(head, Relaxed);
             reg.flags.fetch_or(EDGE_IN, Relaxed);
@@ -1035,10 +1092,11 @@ fn inner(i: u32, s: &Set) {
                 };
                 let reg = reg_at(low);
                 if reg.set.load(Relaxed) == i + 1 && reg.flags.load(Relaxed) & ACTIVE != 0 {
-                    reg.tcp.fetch_or(events & (IN | RDHUP | HUP | ERR), Relaxed);
+                    reg.tcp
+                        .fetch_or(events & (IN | PRI | RDHUP | HUP | ERR), Relaxed);
                     let fresh = reg.flags.fetch_and(!FRESH, Relaxed) & FRESH != 0;
                     let mut edges = 0;
-                    if events & (IN | RDHUP | HUP | ERR) != 0 {
+                    if events & (IN | PRI | RDHUP | HUP | ERR) != 0 {
                         edges |= EDGE_IN;
                     }
                     // TCP's buffer has space: news only to who sends there, and had none.
@@ -1134,6 +1192,20 @@ pub unsafe fn wait(
     r
 }
 
+/// What the kernel has ready in the application's set, and in the inner one. Number of events.
+///
+/// # Safety
+/// `evs` is the application's array of `max` events.
+unsafe fn look_at_kernel(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> usize {
+    s.looked.store(ticks(), Relaxed);
+    let mut n = sys::epoll_poll(s.epfd.load(Relaxed), evs, max as i32).unwrap_or(0);
+    // SAFETY: the kernel wrote `n` events.
+    if n > 0 && unsafe { strip(evs, &mut n) } {
+        inner(i, s);
+    }
+    n
+}
+
 /// # Safety
 /// As [`wait`].
 unsafe fn wait_lanes(
@@ -1147,33 +1219,29 @@ unsafe fn wait_lanes(
 ) -> i32 {
     let mut last = false;
     loop {
-        // Several threads may share a set: each look has a number of its own, never 0.
-        s.round
-            .store(s.round.load(Relaxed).wrapping_add(1).max(1), Relaxed);
-        let mut h = harvest(i, s, evs, max);
-        let now = ticks();
-        if h.n == 0 || now.wrapping_sub(s.looked.load(Relaxed)) > LOOK_US * wait::cycles_per_us() {
-            s.looked.store(now, Relaxed);
-            if h.n < max {
-                let room = max - h.n;
-                // SAFETY: behind the events harvested so far, inside the array.
-                let at = unsafe { evs.add(h.n) };
-                let mut k = sys::epoll_poll(s.epfd.load(Relaxed), at, room as i32).unwrap_or(0);
-                // SAFETY: the kernel wrote `k` events at `at`.
-                let ours = k > 0 && unsafe { strip(at, &mut k) };
-                h.n += k;
-                if ours {
-                    inner(i, s);
-                    if h.n < max {
-                        // SAFETY: as above.
-                        let more = harvest(i, s, unsafe { evs.add(h.n) }, max - h.n);
-                        h.n += more.n;
-                        h.busy |= more.busy;
-                        h.blocked |= more.blocked;
-                    }
-                }
+        // The kernel first when its turn has come, so that busy lanes starve nobody; then the lanes,
+        // once, so that none is listed twice.
+        let due = ticks().wrapping_sub(s.looked.load(Relaxed)) > LOOK_US * wait::cycles_per_us();
+        // SAFETY: the application's array of `max` events.
+        let mut n = if due {
+            unsafe { look_at_kernel(i, s, evs, max) }
+        } else {
+            0
+        };
+        let mut h = Harvest::default();
+        if n < max {
+            // SAFETY: behind the kernel's events, inside the array.
+            h = harvest(i, s, unsafe { evs.add(n) }, max - n);
+        }
+        if n + h.n == 0 && !due {
+            // SAFETY: as above; nothing was harvested.
+            n = unsafe { look_at_kernel(i, s, evs, max) };
+            if n < max {
+                // SAFETY: as above.
+                h = harvest(i, s, unsafe { evs.add(n) }, max - n);
             }
         }
+        h.n += n;
         if h.n > 0 {
             return h.n as i32;
         }
@@ -1211,7 +1279,8 @@ unsafe fn wait_lanes(
             }
         }
         let ctl = control::fd();
-        if ctl >= 0 && s.ctl.swap(ctl, Relaxed) != ctl {
+        let ctl_gen = control::generation() as i32;
+        if ctl >= 0 && s.ctl.swap(ctl_gen, Relaxed) != ctl_gen {
             let _ = sys::epoll_ctl(s.inner.load(Relaxed), libc::EPOLL_CTL_ADD, ctl, IN, TAG_CTL);
         }
         let mut nap = wait::nap(left, true);
@@ -1242,8 +1311,6 @@ unsafe fn wait_lanes(
         }
         if n > 0 {
             if n < max {
-                s.round
-                    .store(s.round.load(Relaxed).wrapping_add(1).max(1), Relaxed);
                 // SAFETY: behind the kernel's events, inside the array.
                 n += harvest(i, s, unsafe { evs.add(n) }, max - n).n;
             }

@@ -121,9 +121,7 @@ fn last_close(fd: i32, i: u32) {
     table::remove_holder(c, table::pid());
     let alone = table::holders(c) == 0;
     let mine = c.owner_pid.load(Relaxed) == table::pid();
-    if mine {
-        epoll::forget(i);
-    }
+    epoll::forget(i);
     if !alone {
         if mine_registered(c) {
             // The offer would come to us; who holds the connection now asks for itself.
@@ -151,6 +149,7 @@ fn last_close(fd: i32, i: u32) {
         // What is on its way down must be on TCP before the FIN.
         let end = sys::now_ms() + 1000;
         while matches!(c.tx.look(&m, &port), Ok(link::lane::Progress::Blocked))
+            && c.tx.must_flush()
             && sys::now_ms() < end
         {
             sys::poll_ms(fd, libc::POLLOUT, 5);
@@ -203,6 +202,7 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) {
         if let Some(_g) = lock::lock(&c.tx.lock) {
             let end = sys::now_ms() + 1000;
             while matches!(c.tx.look(&m, &port), Ok(link::lane::Progress::Blocked))
+                && c.tx.must_flush()
                 && sys::now_ms() < end
             {
                 sys::poll_ms(fd, libc::POLLOUT, 5);

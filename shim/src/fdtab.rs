@@ -107,7 +107,8 @@ pub fn high_with_ours() -> i32 {
 /// exec, entered as ours. Takes the number given if there is no room above.
 pub fn hide(fd: i32) -> i32 {
     let limit = sys::rlimit_nofile().min(MAX_FD as u64) as usize;
-    for base in [limit - limit / 4, limit / 2] {
+    // Not higher than needed: the kernel's own table grows with the highest number.
+    for base in [(limit - limit / 4).min(16_384), limit / 2] {
         if base <= 16 {
             break;
         }

@@ -9,7 +9,7 @@ use crate::wait::{self, For, Woke};
 use crate::{control, errno, lock, promote, real, set_errno, sys};
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
-use link::family::{flag, state, Conn};
+use link::family::{flag, Conn};
 use link::lane::rx::How;
 use link::lane::{Iov, Received, Sent};
 use link::prim::{cpu, ticks};
@@ -93,12 +93,12 @@ pub unsafe fn send(
     loop {
         if !c.tx.is_up() && c.tx.mode.load(Relaxed) == link::lane::tx::mode::TCP {
             if c.flags.load(Relaxed) & flag::LANE != 0 {
-                if promote::try_up(c, l, fd) {
+                if promote::try_up(i, c, l, fd) {
                     continue;
                 }
             } else {
                 promote::evidence(i, fd, c);
-                if c.flags.load(Relaxed) & flag::LANE != 0 && promote::try_up(c, l, fd) {
+                if c.flags.load(Relaxed) & flag::LANE != 0 && promote::try_up(i, c, l, fd) {
                     continue;
                 }
             }
@@ -183,6 +183,7 @@ pub unsafe fn send(
                     peer_check(c, fd, link);
                 }
                 if nonblocking(c, flags) {
+                    crate::epoll::blocked(i);
                     return if total > 0 {
                         total as isize
                     } else {
@@ -221,7 +222,8 @@ pub unsafe fn send(
 
 /// Ring full for long: down, and up again only later.
 pub fn go_down_full(c: &Conn, link: &crate::links::Link, fd: i32, m: &link::lane::Memory) {
-    let Some(_g) = lock::lock(&c.tx.lock) else {
+    // Tried only: this may run under the lock of an epoll set.
+    let Some(_g) = lock::try_lock(&c.tx.lock) else {
         return;
     };
     if c.tx.is_up() {
@@ -312,6 +314,8 @@ pub unsafe fn recv(
     let mut iov = Iov::new(vecs);
     let mut total = 0usize;
     let mut look = false;
+    let mut nowait = false;
+    let gen = c.gen.load(Relaxed);
     let mut until: Option<Option<u64>> = None;
     loop {
         if !c.rx.engaged() {
@@ -327,17 +331,22 @@ pub unsafe fn recv(
                 return r;
             }
             if total > 0 && c.rx.enter_native() {
-                let r = match iov.take(usize::MAX) {
-                    // SAFETY: the application's buffer.
-                    Some((p, n)) => unsafe { real::recv(fd, p.cast(), n, flags) },
-                    None => 0,
-                };
-                c.rx.leave_native(r.max(0) as u64);
-                return if r >= 0 {
-                    (total + r as usize) as isize
+                let flags = if nowait {
+                    flags | libc::MSG_DONTWAIT
                 } else {
-                    total as isize
+                    flags
                 };
+                let mut more = 0usize;
+                while let Some((p, n)) = iov.take(usize::MAX) {
+                    // SAFETY: the application's buffer.
+                    let r = unsafe { real::recv(fd, p.cast(), n, flags) };
+                    more += r.max(0) as usize;
+                    if r < n as isize {
+                        break;
+                    }
+                }
+                c.rx.leave_native(more as u64);
+                return (total + more) as isize;
             }
         }
         let Some((link, m)) = promote::lane(c, l) else {
@@ -347,11 +356,9 @@ pub unsafe fn recv(
         let nb = nonblocking(c, flags);
         if nb && !look {
             let now = ticks();
-            if now.wrapping_sub(c.rx.looked.load(Relaxed)) > LOOK_US * wait::cycles_per_us() {
-                c.rx.looked.store(now, Relaxed);
-                look = true;
-            }
+            look = now.wrapping_sub(c.rx.looked.load(Relaxed)) > LOOK_US * wait::cycles_per_us();
         }
+        let mode = c.rx.mode.load(Relaxed);
         let how = How {
             peek,
             discard: flags & libc::MSG_TRUNC != 0,
@@ -367,6 +374,9 @@ pub unsafe fn recv(
             }
             c.rx.recv(&m, &port, &mut iov, how)
         };
+        if look && !matches!(got, Received::Bytes(_)) {
+            c.rx.looked.store(ticks(), Relaxed); // TCP was asked; with bytes on the ring it is not
+        }
         match got {
             Received::Bytes(n) => {
                 if c.rx.is_up() {
@@ -375,6 +385,11 @@ pub unsafe fn recv(
                 total += n;
                 if all && iov.left() > 0 && n > 0 {
                     look = false;
+                    continue;
+                }
+                if !peek && n > 0 && iov.left() > 0 && c.rx.mode.load(Relaxed) != mode {
+                    // The switch lay inside this read: a short count would mean "nothing more".
+                    nowait = true;
                     continue;
                 }
                 return total as isize;
@@ -397,7 +412,7 @@ pub unsafe fn recv(
                 if c.rx.shut.load(Relaxed) != 0 {
                     return total as isize;
                 }
-                if nb {
+                if nb || nowait {
                     return if total > 0 {
                         total as isize
                     } else {
@@ -443,8 +458,8 @@ pub unsafe fn recv(
                         };
                     }
                 }
-                if c.gen_changed(i) {
-                    return fail(libc::EBADF);
+                if c.gen.load(Relaxed) != gen {
+                    return fail(libc::EBADF); // closed meanwhile by another thread
                 }
             }
         }
@@ -470,7 +485,7 @@ pub unsafe fn sendfile(
     if !promote::engaged_tx(c) {
         let l = table::local(i);
         promote::evidence(i, fd, c);
-        if !promote::try_up(c, l, fd) && c.tx.enter_native() {
+        if !promote::try_up(i, c, l, fd) && c.tx.enter_native() {
             let r = native();
             c.tx.leave_native(r.max(0) as u64);
             return r;
@@ -618,14 +633,4 @@ pub fn quietly<T>(f: impl FnOnce() -> T) -> T {
     let r = f();
     set_errno(e);
     r
-}
-
-trait Changed {
-    fn gen_changed(&self, i: u32) -> bool;
-}
-
-impl Changed for Conn {
-    fn gen_changed(&self, _: u32) -> bool {
-        self.state.load(Relaxed) != state::OPEN
-    }
 }

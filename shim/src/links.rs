@@ -16,7 +16,7 @@ pub const WAITERS: usize = 4096;
 pub const SETS: usize = 1024;
 
 const CLASSES: usize = (RING_LOG2_MAX - RING_LOG2_MIN + 1) as usize;
-const FREE_PER_CLASS: usize = 64;
+const FREE_PER_CLASS: usize = LANES;
 
 /// Ring memory in the data chunks of one area.
 struct Arena {
@@ -105,7 +105,10 @@ pub fn by_index(i: usize) -> Option<&'static Link> {
 pub fn reap() {
     for l in all().iter().filter(|l| l.state.load(Acquire) == GONE) {
         // Whoever sleeps on it, in a wait of its own or in an epoll set, still has to take that back.
-        let mut used = l.own.control().is_some_and(|c| c.sleepers.0.load(SeqCst) != 0);
+        let mut used = l
+            .own
+            .control()
+            .is_some_and(|c| c.sleepers.0.load(SeqCst) != 0);
         used |= l.waiters.iter().any(|w| w.load(SeqCst) != 0);
         crate::promote::each(|i, _| {
             used |= core::ptr::eq(crate::table::local(i).link.load(Relaxed), l);

@@ -72,6 +72,35 @@ fn natively(
     watch: i16,
     native: impl FnOnce(&mut [pollfd]) -> i32,
 ) -> Option<i32> {
+    let p = fds.as_mut_ptr();
+    let n = fds.len();
+    entered(
+        fds,
+        |f| f.events & watch != 0,
+        |_| true,
+        || {
+            // SAFETY: the same array; `entered` looks at it only before and after.
+            native(unsafe { core::slice::from_raw_parts_mut(p, n) })
+        },
+    )
+}
+
+/// The same for the connections of `which` that are watched for data.
+fn natively_if(
+    fds: &[pollfd],
+    which: impl Fn(u32) -> bool,
+    native: impl FnOnce() -> i32,
+) -> Option<i32> {
+    let watch = POLLIN | RDNORM | POLLRDHUP;
+    entered(fds, |f| f.events & watch != 0, which, native)
+}
+
+fn entered(
+    fds: &[pollfd],
+    watched: impl Fn(&pollfd) -> bool,
+    which: impl Fn(u32) -> bool,
+    native: impl FnOnce() -> i32,
+) -> Option<i32> {
     // Which connections were entered is remembered: descriptors may change hands meanwhile.
     let mut stack = [u32::MAX; 4 * STACK];
     let mut mapped: Option<(*mut u8, usize)> = None;
@@ -87,7 +116,7 @@ fn natively(
     let mut n = 0;
     let mut all = true;
     for p in fds.iter() {
-        if let Some(i) = fdtab::conn(p.fd).filter(|_| p.events & watch != 0) {
+        if let Some(i) = fdtab::conn(p.fd).filter(|i| watched(p) && which(*i)) {
             if !table::conn(i).rx.enter_native() {
                 all = false;
                 break;
@@ -96,7 +125,7 @@ fn natively(
             n += 1;
         }
     }
-    let r = all.then(|| native(fds));
+    let r = all.then(native);
     for i in &entered[..n] {
         table::conn(*i).rx.leave_native(0);
     }
@@ -174,7 +203,12 @@ fn run(
                     } else {
                         p.events & (POLLOUT | WRNORM)
                     };
-                    t.events = POLLIN | POLLRDHUP | tcp_out;
+                    let data = if p.events & (POLLIN | RDNORM | POLLRDHUP) != 0 {
+                        POLLIN | POLLRDHUP
+                    } else {
+                        0
+                    };
+                    t.events = data | tcp_out | (p.events & libc::POLLPRI);
                     if let Some((l, _)) = promote::lane(c, table::local(i)) {
                         if !links[..nlinks]
                             .iter()
@@ -209,6 +243,7 @@ fn run(
                     } else {
                         0
                     };
+                    let urgent = t.revents & libc::POLLPRI;
                     let mut tcp = u32::from(t.revents as u16) & !OUT;
                     match epoll::state(c, table::local(i), p.fd, want, &mut tcp) {
                         Some(ev) => {
@@ -219,7 +254,7 @@ fn run(
                             if ev & OUT != 0 {
                                 r |= p.events & WRNORM;
                             }
-                            p.revents = r;
+                            p.revents = r | urgent;
                             blocked |= want & OUT != 0 && ev & OUT == 0 && c.tx.is_up();
                         }
                         None => {
@@ -254,7 +289,8 @@ fn run(
                     let c = table::conn(i);
                     match promote::lane(c, table::local(i)) {
                         Some((_, m)) => {
-                            c.rx.stirs(&m)
+                            (p.events & (POLLIN | RDNORM | POLLRDHUP) != 0 && c.rx.stirs(&m))
+                                || c.tx.is_up() && c.tx.has_work(&m)
                                 || (p.events & POLLOUT != 0
                                     && c.tx.mode.load(Relaxed) == tx::mode::RING
                                     && c.tx.writable(&m))
@@ -288,7 +324,18 @@ fn run(
                 }
             }
         }
-        let place = Place::take();
+        // A forked child shares the parent's doorbells, which it must not drain: it naps.
+        let foreign = fds.iter().any(|p| {
+            fdtab::conn(p.fd).is_some_and(|i| {
+                let c = table::conn(i);
+                promote::engaged(c) && c.owner_pid.load(Relaxed) != table::pid()
+            })
+        });
+        let place = if foreign {
+            Place::none()
+        } else {
+            Place::take()
+        };
         let mut nap = wait::nap(left, place.index().is_some() && !many);
         if blocked {
             let full = crate::io::FULL_MS as i64 + 1;
@@ -318,12 +365,21 @@ fn run(
             };
             at += 1;
         }
-        let ready = lanes(fds) || control::pending();
-        let r = if ready {
-            1
-        } else {
-            native(tmp.as_mut_ptr(), at, nap)
-        };
+        let mut ready = lanes(fds) || control::pending();
+        // Connections still on TCP must not switch while we sleep on them uncounted.
+        let mut r = 1;
+        if !ready {
+            let (mine, rest) = tmp.split_at_mut(at);
+            let _ = rest;
+            match natively_if(
+                fds,
+                |i| !promote::engaged(table::conn(i)),
+                || native(mine.as_mut_ptr(), at, nap),
+            ) {
+                Some(n) => r = n,
+                None => ready = true,
+            }
+        }
         let e = crate::errno();
         for (k, l) in links.iter().flatten().enumerate() {
             if !ready && r > 0 && tmp[n + 2 + k].revents != 0 {

@@ -227,19 +227,27 @@ pub fn try_ready(i: u32, c: &Conn, l: &Local) {
 }
 
 fn ready_locked(i: u32, c: &Conn, l: &Local) {
-    if !open(c) || c.rx.shut.load(Relaxed) != 0 || epoll::unservable(i) || unwatched(i, c) || table::holders(c) != 1 {
+    if !open(c)
+        || c.rx.shut.load(Relaxed) != 0
+        || epoll::unservable(i)
+        || unwatched(i, c)
+        || table::holders(c) != 1
+    {
         return;
     }
     if let Some((link, m)) = lane(c, l) {
         if link.state.load(Relaxed) == crate::links::USED {
-            c.rx.declare_ready(&m);
+            // Every set that watches the connection must know of the lane first.
+            if epoll::activate(i, link) {
+                c.rx.declare_ready(&m);
+            }
         }
     }
 }
 
 /// Switches the sending half up, if the receiver is ready. Cheap when it is not.
 #[inline(always)]
-pub fn try_up(c: &Conn, l: &Local, fd: i32) -> bool {
+pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     if c.flags.load(Relaxed) & flag::LANE == 0 {
         return false;
     }
@@ -252,6 +260,9 @@ pub fn try_up(c: &Conn, l: &Local, fd: i32) -> bool {
     let Some(_g) = lock::try_lock(&c.tx.lock) else {
         return false;
     };
+    if !open(c) || !epoll::activate(i, link) {
+        return false; // it changed while we came for the lock
+    }
     match c.tx.try_up(&m, &Sock { fd, link }) {
         Ok(up) => {
             if up {

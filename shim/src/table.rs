@@ -142,10 +142,16 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
 }
 
 fn reset(c: &Conn) {
+    // Locks and counts of threads inside survive: who holds them has not noticed the change yet.
     let skip = [
-        &c.state as *const AtomicU32 as usize,
-        &c.gen as *const AtomicU32 as usize,
-    ];
+        &c.state,
+        &c.gen,
+        &c.tx.lock,
+        &c.tx.natives,
+        &c.rx.lock,
+        &c.rx.natives,
+    ]
+    .map(|a| a as *const AtomicU32 as usize);
     let base = c as *const Conn as usize;
     for w in 0..core::mem::size_of::<Conn>() / 4 {
         let p = base + w * 4;

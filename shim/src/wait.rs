@@ -36,6 +36,8 @@ struct Waiter {
     efd: AtomicI32,
     /// Connection waited for + 1 (0: several).
     conn: AtomicU32,
+    /// Thread that waits.
+    tid: AtomicU32,
 }
 
 static SLOTS: AtomicPtr<Waiter> = AtomicPtr::new(core::ptr::null_mut());
@@ -76,6 +78,7 @@ fn take_slot(conn: Option<u32>) -> Option<usize> {
                             }
                         }
                     }
+                    s.tid.store(crate::lock::tid(), Relaxed);
                     s.conn.store(conn.map_or(0, |c| c + 1), Relaxed);
                     return Some(i);
                 }
@@ -151,10 +154,12 @@ pub fn forward(link: &Link, me: Option<usize>, set: Option<usize>) {
 fn has_news(i: u32) -> bool {
     let c = table::conn(i);
     match promote::lane(c, table::local(i)) {
-        Some((_, m)) => c.rx.stirs(&m)
+        Some((_, m)) => {
+            c.rx.stirs(&m)
                 || c.tx.has_work(&m)
                 || (c.tx.is_up() && c.tx.writable(&m))
-                || !c.rx.engaged(),
+                || !c.rx.engaged()
+        }
         None => true,
     }
 }
@@ -170,6 +175,17 @@ pub fn join(link: &Link, w: usize) -> bool {
 
 /// Tries to become the one who polls the doorbell.
 fn lead(link: &Link, w: usize) -> bool {
+    let now = link.leader.load(SeqCst);
+    if now != 0 {
+        // A leader that was cancelled in its sleep has left the post without a word.
+        let tid = slot(now as usize - 1).map_or(0, |s| s.tid.load(Relaxed));
+        let dead = tid != 0 && sys::kill0(tid) == Err(libc::ESRCH);
+        return dead
+            && link
+                .leader
+                .compare_exchange(now, w as u32 + 1, SeqCst, Relaxed)
+                .is_ok();
+    }
     link.leader
         .compare_exchange(0, w as u32 + 1, SeqCst, Relaxed)
         .is_ok()
@@ -184,6 +200,10 @@ pub fn leave(link: &Link, w: usize, leader: bool) {
         // SYNC leader: the post is free, then we look for a successor; a newcomer enters itself,
         // then tries for the post.
         link.leader.store(0, SeqCst);
+    }
+    // Whoever leaves while the post is free passes the news on: it may have been told itself, and
+    // has not taken the post.
+    if link.leader.load(SeqCst) == 0 {
         for (k, word) in link.waiters.iter().enumerate() {
             let v = word.load(SeqCst);
             if v != 0 {
@@ -291,7 +311,9 @@ pub fn wait(i: u32, c: &Conn, l: &Local, fd: i32, what: For, timeout_ms: i64) ->
 }
 
 fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_ms: i64) -> Woke {
-    let slot_no = take_slot(Some(i));
+    // A forked child shares the parent's doorbell, which it must not drain: it naps.
+    let mine = c.owner_pid.load(Relaxed) == table::pid();
+    let slot_no = if mine { take_slot(Some(i)) } else { None };
     let leader = match slot_no {
         Some(w) => join(link, w),
         None => false,
@@ -338,7 +360,10 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_
                 ..none
             },
         ];
-        let t = nap(timeout_ms, slot_no.is_some());
+        let mut t = nap(timeout_ms, slot_no.is_some());
+        if !leader && !(0..1000).contains(&t) {
+            t = 1000; // a follower sees to it now and then that there is a leader
+        }
         if let Some(tab) = table::table() {
             tab.header.stats.sleeps.fetch_add(1, Relaxed);
         }
@@ -348,7 +373,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_
         woke = match n {
             0 if timeout_ms >= 0 && t >= timeout_ms => Woke::Timeout,
             0 => Woke::Look { kernel: true },
-            n if n < 0 => interrupted(),
+            n if n < 0 => interrupted(timeout_ms >= 0),
             _ => Woke::Look {
                 kernel: p[0].revents != 0,
             },
@@ -397,11 +422,17 @@ pub fn nap(timeout_ms: i64, placed: bool) -> i64 {
 
 /// EINTR, or go on? A socket call with a handler installed under SA_RESTART goes on; we cannot see
 /// which signal came, so it goes on only if every handler wants that.
-pub fn interrupted() -> Woke {
+///
+/// With a time-out of its own (SO_RCVTIMEO, SO_SNDTIMEO) a call always ends (signal(7)).
+pub fn interrupted(timed: bool) -> Woke {
     if crate::errno() != libc::EINTR {
         return Woke::Look { kernel: true };
     }
-    for sig in 1..=64 {
+    if timed {
+        return Woke::Interrupted;
+    }
+    // 32 and 33 are the C library's own (cancellation, setxid).
+    for sig in (1..=31).chain(34..=64) {
         if let Some(flags) = sys::handler_flags(sig) {
             if flags & libc::SA_RESTART as u64 == 0 {
                 return Woke::Interrupted;
@@ -417,6 +448,10 @@ pub struct Place {
 }
 
 impl Place {
+    /// No place: the wait is a nap.
+    pub fn none() -> Self {
+        Place { slot: None }
+    }
     pub fn take() -> Self {
         Place {
             slot: take_slot(None),

@@ -420,11 +420,17 @@ impl RxState {
                         let end = self.peek_end(port);
                         // An end that we only see now may have come after a switch, and behind
                         // bytes on the ring.
+                        let urgent = end == Received::Bytes(1);
                         if end != Received::Empty && self.see_up(m)? {
                             if let Received::Error(e) = end {
                                 self.error.store(e as u32, Relaxed);
                             }
                             continue;
+                        }
+                        if urgent {
+                            // SIOCINQ stops at an urgent mark, or the byte came just now. It was
+                            // sent before a switch that we still do not see.
+                            return Ok(self.take_tcp(port, iov, how, 1));
                         }
                         return Ok(end);
                     }
@@ -461,7 +467,8 @@ impl RxState {
         let mut b = 0u8;
         match port.tcp_recv(&mut b, 1, true) {
             Ok(0) => Received::Eof,
-            Ok(_) | Err(libc::EAGAIN) => Received::Empty, // it came just now: next time
+            Ok(n) => Received::Bytes(n),
+            Err(libc::EAGAIN) => Received::Empty,
             Err(e) => Received::Error(e),
         }
     }

@@ -51,8 +51,8 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
             end = last;
         } else {
             while end < last.min(high)
-                && get(end as i32) == get(at as i32)
                 && get(at as i32) == Fd::Other
+                && get(end as i32 + 1) == Fd::Other
             {
                 end += 1;
             }

@@ -1,6 +1,6 @@
 //! sendmsg, recvmsg and their multiple forms.
 
-use super::rw::{on_lane, RECV_OK, SEND_OK};
+use super::rw::{on_lane, recv_on_lane, SEND_OK};
 use crate::fdtab::{conn, get, Fd};
 use crate::{fdops, io, real, table};
 use core::sync::atomic::Ordering::Relaxed;
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
         let native = || real::recvmsg(fd, m, flags);
         let Some(i) = conn(fd) else { return native() };
         match iovs(m) {
-            Some(v) if flags & !RECV_OK == 0 => {
+            Some(v) if recv_on_lane(flags, fd) => {
                 let mut was_native = false;
                 let r = {
                     let seen = core::cell::Cell::new(false);

@@ -83,7 +83,11 @@ spawn! {
 /// What a spawned program will get as one of its descriptors leaves its lane now: the copy itself
 /// is made inside libc, unseen.
 #[no_mangle]
-pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(fa: *mut c_void, fd: i32, to: i32) -> i32 {
+pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(
+    fa: *mut c_void,
+    fd: i32,
+    to: i32,
+) -> i32 {
     fdops::give_up(fd, Reason::Left);
     // SAFETY: see above.
     unsafe { real::posix_spawn_file_actions_adddup2(fa, fd, to) }
@@ -128,9 +132,7 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_accept4 => i64::from(sock::accept4(fd0, b as _, c as _, d as i32)),
             libc::SYS_socket => i64::from(sock::socket(a as i32, b as i32, c as i32)),
             libc::SYS_epoll_create1 => i64::from(ready::epoll_create1(a as i32)),
-            libc::SYS_epoll_ctl => {
-                i64::from(ready::epoll_ctl(fd0, b as i32, c as i32, d as _))
-            }
+            libc::SYS_epoll_ctl => i64::from(ready::epoll_ctl(fd0, b as i32, c as i32, d as _)),
             libc::SYS_epoll_pwait if e == 0 => {
                 i64::from(ready::epoll_wait(fd0, b as _, c as i32, d as i32))
             }
@@ -142,9 +144,7 @@ pub unsafe extern "C" fn syscall(
             }
             libc::SYS_ppoll => i64::from(ready::ppoll(a as _, b as u64, c as _, d as _)),
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_epoll_wait => {
-                i64::from(ready::epoll_wait(fd0, b as _, c as i32, d as i32))
-            }
+            libc::SYS_epoll_wait => i64::from(ready::epoll_wait(fd0, b as _, c as i32, d as i32)),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_poll => i64::from(ready::poll(a as _, b as u64, c as i32)),
             #[cfg(target_arch = "x86_64")]

@@ -85,7 +85,7 @@ pub unsafe extern "C" fn recv(fd: i32, p: *mut c_void, n: usize, flags: i32) -> 
     unsafe {
         let native = || real::recv(fd, p, n, flags);
         match conn(fd) {
-            Some(i) if flags & !RECV_OK == 0 => io::recv(fd, i, &vec(p, n), flags, native),
+            Some(i) if recv_on_lane(flags, fd) => io::recv(fd, i, &vec(p, n), flags, native),
             _ => native(),
         }
     }
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn recvfrom(
     unsafe {
         let native = || real::recvfrom(fd, p, n, flags, a, l);
         match conn(fd) {
-            Some(i) if flags & !RECV_OK == 0 => {
+            Some(i) if recv_on_lane(flags, fd) => {
                 let r = io::recv(fd, i, &vec(p, n), flags, native);
                 if r >= 0 && !a.is_null() && !l.is_null() {
                     *l = 0; // as the kernel does for streams
@@ -266,6 +266,18 @@ pub const RECV_OK: i32 = libc::MSG_PEEK
     | libc::MSG_TRUNC
     | libc::MSG_NOSIGNAL
     | libc::MSG_CMSG_CLOEXEC;
+
+/// May this receive go over the lane? Urgent data and the error queue are the kernel's own; other
+/// unknown flags bring the connection back to TCP first.
+pub fn recv_on_lane(flags: i32, fd: i32) -> bool {
+    if flags & !RECV_OK == 0 {
+        return true;
+    }
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0 {
+        fdops::give_up(fd, Reason::Option);
+    }
+    false
+}
 
 /// May this send go over the lane? Flags that it cannot carry (urgent data, zero copy, fast open)
 /// bring the connection back to TCP for good, first.

@@ -118,7 +118,11 @@ unsafe fn arg(regs: *const usize, stack: *const usize, k: usize) -> usize {
 ///
 /// # Safety
 /// As `arg`.
-unsafe fn gather(regs: *const usize, stack: *const usize, f: impl Fn(*const *const c_char, usize) -> i32) -> i32 {
+unsafe fn gather(
+    regs: *const usize,
+    stack: *const usize,
+    f: impl Fn(*const *const c_char, usize) -> i32,
+) -> i32 {
     let mut argv = [core::ptr::null::<c_char>(); ARGS + 1];
     for (k, slot) in argv.iter_mut().enumerate().take(ARGS) {
         // SAFETY: not beyond the null, see below.
@@ -132,17 +136,29 @@ unsafe fn gather(regs: *const usize, stack: *const usize, f: impl Fn(*const *con
     -1
 }
 
-unsafe extern "C" fn execl_args(path: *const c_char, regs: *const usize, stack: *const usize) -> i32 {
+unsafe extern "C" fn execl_args(
+    path: *const c_char,
+    regs: *const usize,
+    stack: *const usize,
+) -> i32 {
     // SAFETY: called by the entry above with the application's arguments.
     unsafe { gather(regs, stack, |v, _| super::proc::execv(path, v)) }
 }
 
-unsafe extern "C" fn execlp_args(file: *const c_char, regs: *const usize, stack: *const usize) -> i32 {
+unsafe extern "C" fn execlp_args(
+    file: *const c_char,
+    regs: *const usize,
+    stack: *const usize,
+) -> i32 {
     // SAFETY: as above.
     unsafe { gather(regs, stack, |v, _| super::proc::execvp(file, v)) }
 }
 
-unsafe extern "C" fn execle_args(path: *const c_char, regs: *const usize, stack: *const usize) -> i32 {
+unsafe extern "C" fn execle_args(
+    path: *const c_char,
+    regs: *const usize,
+    stack: *const usize,
+) -> i32 {
     // SAFETY: as above; the environment follows the null.
     unsafe {
         gather(regs, stack, |v, next| {
@@ -166,7 +182,12 @@ unsafe extern "C" fn dprintf_chk_prepare(fd: i32) -> *mut c_void {
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn __vdprintf_chk(fd: i32, flag: i32, format: *const c_char, args: *mut c_void) -> i32 {
+pub unsafe extern "C" fn __vdprintf_chk(
+    fd: i32,
+    flag: i32,
+    format: *const c_char,
+    args: *mut c_void,
+) -> i32 {
     fdops::give_up(fd, Reason::Bypassed);
     // SAFETY: see the module above; a va_list is passed as a pointer on x86-64.
     unsafe { real::__vdprintf_chk(fd, flag, format, args) }
