@@ -18,7 +18,7 @@ fn echo(place: &Place, conns: u32, rounds: u32) -> Result<u64> {
 fn daemon_absent() -> Result<()> {
     let mut d = Daemon::absent()?;
     echo(&d.place(), 4, 100)?;
-    echo(&d.eager(), 4, 100)?;
+    echo(&d.eager(), 4, 600)?;
 
     let server = Echo::serve("threads", "127.0.0.1", &d.place())?;
     let stop = tempfile::tempdir()?;
@@ -41,11 +41,11 @@ fn daemon_stopped() -> Result<()> {
     d.await_promoted(2)?;
     d.freeze()?;
     echo(&d.place(), 4, 100)?;
-    echo(&d.eager(), 4, 100)?;
+    echo(&d.eager(), 4, 600)?;
     ensure!(t.alive(), "transfer ended");
     d.thaw()?;
     let before = d.stats()?.promoted;
-    let bytes = echo(&d.eager(), 4, 100)?;
+    let bytes = echo(&d.eager(), 4, 600)?;
     d.assert_promoted(before + 8, bytes)?;
     let moved = t.finish(LIMIT)?;
     ensure!(moved.forth > 0 && moved.back > 0);
@@ -73,7 +73,7 @@ fn daemon_killed_and_restarted() -> Result<()> {
         })
         .with_context(|| d.picture())?;
         let promoted = d.stats()?.promoted;
-        let bytes = echo(&d.eager(), 2, 50)?;
+        let bytes = echo(&d.eager(), 2, 600)?;
         d.assert_promoted(promoted + 4, bytes)?;
     }
     let moved = t.finish(LIMIT)?;
@@ -193,7 +193,7 @@ fn off() -> Result<()> {
         .finish(LIMIT)?;
     let s = d.stats()?;
     ensure!(s.promoted == 0 && s.lanes == 0, "{s:?}");
-    let bytes = server.client(&d.eager(), 4, 100, None)?.finish(LIMIT)?.0;
+    let bytes = server.client(&d.eager(), 4, 600, None)?.finish(LIMIT)?.0;
     d.assert_promoted(8, bytes)?;
     Ok(())
 }

@@ -29,7 +29,7 @@ fn root_pod_to_pod() -> Result<()> {
     for mode in ["threads", "epoll"] {
         let before = d.stats()?.promoted;
         let e = Echo::serve(mode, Pods::B, &b)?;
-        let (bytes, _) = e.client(&a, 4, 120, None)?.finish(LIMIT)?;
+        let (bytes, _) = e.client(&a, 4, 600, None)?.finish(LIMIT)?;
         d.assert_promoted(before + 8, bytes)?;
     }
     Ok(())
