@@ -491,6 +491,7 @@ impl RxState {
                         self.kpos.fetch_add(k as u64, Relaxed);
                     }
                     total += k;
+                    iov.untake(n - k); // the caller may go on with what is left
                     if k == 0 && total == 0 && n > 0 {
                         return Received::Eof;
                     }
@@ -498,9 +499,14 @@ impl RxState {
                         break; // a peek cannot go on where it stopped
                     }
                 }
-                Err(libc::EAGAIN) if total == 0 => return Received::Empty,
-                Err(e) if total == 0 => return Received::Error(e),
-                Err(_) => break,
+                Err(e) => {
+                    iov.untake(n);
+                    match e {
+                        _ if total > 0 => break,
+                        libc::EAGAIN => return Received::Empty,
+                        e => return Received::Error(e),
+                    }
+                }
             }
         }
         Received::Bytes(total)
