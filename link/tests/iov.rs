@@ -8,8 +8,14 @@ fn untake_goes_back_inside_the_last_run() {
     let mut a = [0u8; 10];
     let mut b = [0u8; 5];
     let v = [
-        libc::iovec { iov_base: a.as_mut_ptr().cast(), iov_len: 10 },
-        libc::iovec { iov_base: b.as_mut_ptr().cast(), iov_len: 5 },
+        libc::iovec {
+            iov_base: a.as_mut_ptr().cast(),
+            iov_len: 10,
+        },
+        libc::iovec {
+            iov_base: b.as_mut_ptr().cast(),
+            iov_len: 5,
+        },
     ];
     let mut i = Iov::new(&v);
     let (p, n) = i.take(100).unwrap();

@@ -1,0 +1,76 @@
+//! What TCP says while a direction is on its ring: a frame, an end, an error, or bytes that somebody
+//! else wrote. It must never hand any of them to the application.
+
+use super::{mode, Received, RxState};
+use crate::frame::{Frame, Kind, LEN};
+use crate::lane::mem::Memory;
+use crate::lane::Port;
+use crate::layout::RING_LOG2_MAX;
+use crate::reason::Reason;
+use core::sync::atomic::Ordering::*;
+
+impl RxState {
+    /// The ring is empty: what does TCP say? `None`: look at the ring again.
+    pub(super) fn look(&self, m: &Memory, port: &impl Port) -> Result<Option<Received>, Reason> {
+        let mut b = [0u8; LEN];
+        for (d, s) in b.chunks_exact_mut(8).zip(&self.got) {
+            d.copy_from_slice(&s.load(Relaxed).to_ne_bytes());
+        }
+        let mut have = (self.got_len.load(Relaxed) as usize).min(LEN - 1);
+        loop {
+            match port.tcp_recv(b[have..].as_mut_ptr(), LEN - have, true) {
+                Ok(0) => {
+                    // Everything published before the FIN is visible now: look at the ring once more.
+                    if self.head(m)? != self.cursor.load(Relaxed) {
+                        return Ok(None);
+                    }
+                    return Ok(Some(Received::Eof));
+                }
+                Ok(n) => {
+                    let n = (have + n).min(LEN);
+                    if !Frame::could_start(&b[..n]) {
+                        return Err(Reason::Foreign);
+                    }
+                    // Recorded, then consumed.
+                    for (d, s) in self.got.iter().zip(b.chunks_exact(8)) {
+                        let mut w = [0u8; 8];
+                        w.copy_from_slice(s);
+                        d.store(u64::from_ne_bytes(w), Relaxed);
+                    }
+                    if port.tcp_recv(core::ptr::null_mut(), n - have, false) != Ok(n - have) {
+                        return Err(Reason::Sync);
+                    }
+                    self.kpos.fetch_add((n - have) as u64, Relaxed);
+                    self.got_len.store(n as u32 % LEN as u32, Relaxed);
+                    if n < LEN {
+                        have = n; // does something follow, or the end?
+                        continue;
+                    }
+                    let f = self.our_frame(&b).ok_or(Reason::Foreign)?;
+                    let cursor = self.cursor.load(Relaxed);
+                    if f.cursor > cursor || cursor - f.cursor > 2 << RING_LOG2_MAX {
+                        return Err(Reason::Hostile);
+                    }
+                    self.skip.store(f.cursor, Relaxed);
+                    self.mode.store(mode::LAST, Relaxed);
+                    return Ok(None);
+                }
+                Err(libc::EAGAIN) => return Ok(Some(Received::Empty)),
+                Err(e) => {
+                    if self.head(m)? != self.cursor.load(Relaxed) {
+                        self.error.store(e as u32, Relaxed);
+                        return Ok(None);
+                    }
+                    return Ok(Some(Received::Error(e)));
+                }
+            }
+        }
+    }
+
+    /// A frame with our tag, for our epoch?
+    pub(super) fn our_frame(&self, b: &[u8; LEN]) -> Option<Frame> {
+        let f = Frame::decode(b)?;
+        let Kind::Down = f.kind;
+        (f.tag == self.tag.load(Relaxed) && f.epoch == self.epoch.load(Relaxed)).then_some(f)
+    }
+}

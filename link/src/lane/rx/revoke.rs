@@ -1,0 +1,134 @@
+//! How a receiver gives its direction back to TCP on its own account, before the socket leaves the
+//! process. It must never let the socket go while bytes are on the ring alone, and never take a
+//! byte beyond the cursor that it has named.
+
+use super::{mode, How, Received, Revoked, RxState};
+use crate::frame::LEN;
+use crate::lane::mem::{Iov, Memory};
+use crate::lane::tx::UNSEEN;
+use crate::lane::Port;
+use crate::layout::{pack, rx, tx};
+use crate::prim::fence;
+use crate::reason::Reason;
+use core::sync::atomic::Ordering::*;
+
+impl RxState {
+    /// Gives the direction back to TCP before the socket leaves this process. Freezes the cursor;
+    /// call again while `Pending` (the caller has a deadline), and the connection may leave only
+    /// after `Clear`. After `Impossible` the direction goes on as it was.
+    pub fn revoke(&self, m: &Memory, port: &impl Port) -> Result<Revoked, Reason> {
+        loop {
+            match self.mode.load(Relaxed) {
+                mode::TCP => return Ok(Revoked::Clear),
+                mode::LAST => {
+                    // The frame is behind us. What we have not taken from the ring comes again on
+                    // TCP, but only `DOWN` promises that all of it does.
+                    let cursor = self.cursor.load(Relaxed);
+                    if self.head(m)? != cursor {
+                        match self.phase(m) {
+                            tx::DOWN => {}
+                            tx::BROKEN => return Ok(Revoked::Impossible),
+                            _ => return Ok(Revoked::Pending),
+                        }
+                    }
+                    self.skip.store(cursor - self.skip.load(Relaxed), Relaxed);
+                    self.mode.store(mode::SKIP, Relaxed);
+                }
+                mode::SKIP => {
+                    return Ok(
+                        match self.advance(m, port, &mut Iov::new(&[]), How::default())? {
+                            Received::Empty => Revoked::Pending,
+                            Received::Error(e) => {
+                                self.error.store(e as u32, Relaxed);
+                                Revoked::Clear
+                            }
+                            _ => Revoked::Clear,
+                        },
+                    );
+                }
+                mode::REVOKING => {
+                    if let Some(r) = self.revoking(m, port)? {
+                        return Ok(r);
+                    }
+                }
+                now => {
+                    if now == mode::READY && self.see_up(m)? {
+                        continue;
+                    }
+                    let at = if now == mode::READY {
+                        UNSEEN
+                    } else {
+                        self.cursor.load(Relaxed)
+                    };
+                    m.own_rx().revoked.store(at, Relaxed);
+                    let word = pack(self.epoch.load(Relaxed), rx::READY | rx::REVOKED);
+                    m.own_rx().word.store(word, SeqCst); // releases `revoked`
+                    self.skip.store(u64::from(now), Relaxed);
+                    self.mode.store(mode::REVOKING, Relaxed);
+                    m.publish(port);
+                }
+            }
+        }
+    }
+
+    /// We have revoked: what does the sender say? `None`: the mode has changed, look again.
+    fn revoking(&self, m: &Memory, port: &impl Port) -> Result<Option<Revoked>, Reason> {
+        // SYNC revoke, SYNC retreat: we have revoked, now we look; the sender speaks, then looks at
+        // our word (`TxState::down`, `try_up`, `send`). One of the two sees the other.
+        fence(SeqCst);
+        let phase = self.phase(m);
+        let was = self.skip.load(Relaxed) as u32;
+        if was == mode::READY && !matches!(phase, 0 | tx::RESUMED) {
+            // It did switch, just before: from here on we have seen it. Nothing is consumed, so
+            // UNSEEN, the start and our cursor mean the same.
+            if !self.see_up(m)? {
+                return Err(Reason::Hostile); // a state does not go back
+            }
+            self.skip.store(u64::from(self.mode.load(Relaxed)), Relaxed);
+            self.mode.store(mode::REVOKING, Relaxed);
+            return Ok(None);
+        }
+        let clear = || {
+            self.mode.store(mode::TCP, Relaxed);
+            Ok(Some(Revoked::Clear))
+        };
+        let impossible = || {
+            // The sender has left this epoch in another way; so the word means nothing any more.
+            self.mode.store(was, Relaxed);
+            m.own_rx()
+                .word
+                .store(pack(self.epoch.load(Relaxed), rx::READY), SeqCst);
+            Ok(Some(Revoked::Impossible))
+        };
+        match phase {
+            0 | tx::RESUMED => return clear(),
+            tx::UP if self.head(m)? == self.cursor.load(Relaxed) => return clear(),
+            tx::UP => return Ok(Some(Revoked::Pending)),
+            // A frame may lie behind the prefix, where we cannot take it out.
+            tx::DOWNING if was == mode::PREFIX => return Ok(Some(Revoked::Pending)),
+            _ if was == mode::PREFIX => return impossible(),
+            // It may see our revocation yet and send plain bytes: only a whole frame is proof.
+            tx::DOWNING if self.got_len.load(Relaxed) == 0 => {
+                let mut b = [0u8; LEN];
+                match port.tcp_recv(b.as_mut_ptr(), LEN, true) {
+                    Ok(0) => {}
+                    Ok(LEN) if self.our_frame(&b).is_some() => {}
+                    Ok(_) | Err(libc::EAGAIN) => return Ok(Some(Revoked::Pending)),
+                    Err(e) => self.error.store(e as u32, Relaxed),
+                }
+            }
+            _ => {}
+        }
+        // A frame is on TCP, or nothing will ever be.
+        match self.look(m, port)? {
+            None if self.mode.load(Relaxed) == mode::LAST => Ok(None),
+            None => impossible(), // TCP has ended, and the ring has not
+            Some(Received::Empty) => Ok(Some(Revoked::Pending)),
+            Some(Received::Error(e)) => {
+                self.error.store(e as u32, Relaxed);
+                clear()
+            }
+            Some(_) => clear(),
+        }
+    }
+}
