@@ -36,6 +36,12 @@ pub fn generation() -> u32 {
     GENERATION.load(Relaxed)
 }
 
+/// Was there a connection, and is there none now that has been greeted?
+#[inline(always)]
+pub fn lost() -> bool {
+    READY.load(Relaxed) == 0 && GENERATION.load(Relaxed) != 0
+}
+
 /// The control descriptor, for waits to include; -1 if there is none.
 pub fn fd() -> i32 {
     if OWNER.load(Relaxed) == table::pid() {
@@ -478,11 +484,22 @@ pub fn want_chunk(link: &Link) {
     let _ = send(&m, None);
 }
 
+/// Eager mode: waits for the answer to our greeting, but only once per connection: a daemon that is
+/// stopped must not slow every call down.
+pub fn await_greeting() {
+    static WAITED: AtomicU32 = AtomicU32::new(0);
+    let generation = GENERATION.load(Relaxed);
+    if fd() >= 0 && WAITED.swap(generation, Relaxed) != generation {
+        wait_briefly(200, || READY.load(Acquire) != 0);
+    }
+}
+
 /// Waits a little for the daemon (eager mode only): until `done` or the time is over.
 pub fn wait_briefly(ms: u64, done: impl Fn() -> bool) {
     let end = sys::now_ms() + ms;
     loop {
         pump();
+        // Without a connection there is nothing to wait for.
         if done() || fd() < 0 || sys::now_ms() >= end {
             return;
         }

@@ -1161,6 +1161,9 @@ pub unsafe fn wait(
     if control::pending() {
         control::pump();
     }
+    if control::lost() {
+        promote::find_daemon();
+    }
     let s = set_at(i);
     if max <= 0 || evs.is_null() {
         return native(evs, max, timeout_ms);

@@ -92,15 +92,9 @@ pub unsafe fn send(
     let mut until: Option<Option<u64>> = None;
     loop {
         if !c.tx.is_up() && c.tx.mode.load(Relaxed) == link::lane::tx::mode::TCP {
-            if c.flags.load(Relaxed) & flag::LANE != 0 {
-                if promote::try_up(i, c, l, fd) {
-                    continue;
-                }
-            } else {
-                promote::evidence(i, fd, c);
-                if c.flags.load(Relaxed) & flag::LANE != 0 && promote::try_up(i, c, l, fd) {
-                    continue;
-                }
+            promote::evidence(i, fd, c);
+            if promote::try_up(i, c, l, fd) {
+                continue;
             }
             if c.tx.enter_native() {
                 // SAFETY: the application's buffers, by this function's contract.
@@ -319,11 +313,8 @@ pub unsafe fn recv(
     let mut until: Option<Option<u64>> = None;
     loop {
         if !c.rx.engaged() {
-            if c.flags.load(Relaxed) & flag::LANE != 0 {
-                promote::try_ready(i, c, l);
-            } else {
-                promote::evidence(i, fd, c);
-            }
+            promote::evidence(i, fd, c);
+            promote::try_ready(i, c, l);
             // A call that waits for everything must not be caught by the switch half-way.
             if total == 0 && c.rx.enter_native() {
                 let r = native();

@@ -31,6 +31,12 @@ pub fn lane<'a>(c: &'a Conn, l: &'a Local) -> Option<(&'a Link, Memory<'a>)> {
 #[inline(always)]
 pub fn evidence(i: u32, fd: i32, c: &Conn) {
     if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
+        if control::lost() {
+            find_daemon();
+        }
+        if env::eager() && c.flags.load(Relaxed) & flag::REGISTERED != 0 {
+            await_lane(i, c);
+        }
         return;
     }
     let n = c.calls.fetch_add(1, Relaxed);
@@ -39,6 +45,22 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
     if many {
         consider(i, fd, c);
     }
+}
+
+/// Eager mode: before the first bytes move, give the daemon a moment to answer, once.
+#[cold]
+fn await_lane(i: u32, c: &Conn) {
+    if table::local(i).awaited.swap(1, Relaxed) == 0 {
+        crate::io::quietly(|| {
+            control::wait_briefly(20, || c.flags.load(Relaxed) & flag::REGISTERED == 0);
+        });
+    }
+}
+
+/// The daemon went away: look for the next one, now and then, so that it sees what we have.
+#[cold]
+pub fn find_daemon() {
+    crate::io::quietly(control::ensure);
 }
 
 /// Registers the connection if nothing speaks against it.
@@ -54,9 +76,6 @@ pub fn consider(i: u32, fd: i32, c: &Conn) {
     let errno = crate::errno();
     table::name(i, fd);
     try_register(i, fd, c);
-    if env::eager() && c.flags.load(Relaxed) & flag::REGISTERED != 0 {
-        control::wait_briefly(3, || c.flags.load(Relaxed) & flag::REGISTERED == 0);
-    }
     crate::set_errno(errno);
 }
 
@@ -75,10 +94,12 @@ fn later(c: &Conn, r: Reason, ms: u64) {
 fn try_register(i: u32, fd: i32, c: &Conn) {
     if !control::ensure() {
         if env::eager() {
-            control::wait_briefly(20, control::ensure);
+            control::await_greeting();
         }
         if !control::ensure() {
-            return later(c, Reason::NoDaemon, 50);
+            // A daemon that has been greeted answers soon.
+            let soon = if control::fd() >= 0 { 2 } else { 50 };
+            return later(c, Reason::NoDaemon, soon);
         }
     }
     if table::holders(c) != 1 {
@@ -404,6 +425,11 @@ pub fn command(conn: u32, gen: u32, what: u32) {
                     },
                 );
                 c.not_before_ms.store(0, Relaxed);
+                if let Some((_, m)) = lane(c, table::local(i)) {
+                    if let Some(_g) = lock::lock(&c.rx.lock) {
+                        c.rx.unwant_down(&m); // as long as the wish stands, nobody switches up
+                    }
+                }
                 try_ready(i, c, table::local(i));
             }
             op::EAGER => {

@@ -22,6 +22,8 @@ pub struct Local {
     pub fd: AtomicI32,
     /// Number of the registration under way (see `control::settled`).
     pub registration: AtomicU64,
+    /// Eager mode: the lane has been waited for.
+    pub awaited: AtomicU32,
     /// Success of recent spins.
     pub spin: AtomicI32,
     /// Ticks of the last look whether the peer's TCP end is still there, by the sending half.
@@ -134,6 +136,7 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         l.fd.store(fd, Relaxed);
         l.spin.store(4, Relaxed);
         l.registration.store(0, Relaxed);
+        l.awaited.store(0, Relaxed);
         l.checked.store(0, Relaxed);
         c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`
         return Some(i as u32);
