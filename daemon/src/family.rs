@@ -50,8 +50,15 @@ impl Family {
     }
 
     pub fn stats(&self) -> Totals {
-        self.header()
-            .map_or_else(Totals::default, |h| Totals::of(&h.stats))
+        let mut t = self
+            .header()
+            .map_or_else(Totals::default, |h| Totals::of(&h.stats));
+        // The header has the bytes of connections that have ended; the others have their own.
+        for v in self.views() {
+            t.lane_tx = t.lane_tx.wrapping_add(v.lane_tx);
+            t.lane_rx = t.lane_rx.wrapping_add(v.lane_rx);
+        }
+        t
     }
 
     fn header(&self) -> Option<Header> {

@@ -1225,8 +1225,8 @@ unsafe fn wait_lanes(
         // The kernel first when its turn has come, so that busy lanes starve nobody; then the lanes,
         // once, so that none is listed twice.
         let due = ticks().wrapping_sub(s.looked.load(Relaxed)) > LOOK_US * wait::cycles_per_us();
-        // SAFETY: the application's array of `max` events.
         let mut n = if due {
+            // SAFETY: the application's array of `max` events.
             unsafe { look_at_kernel(i, s, evs, max) }
         } else {
             0

@@ -164,9 +164,7 @@ fn last_close(fd: i32, i: u32) {
             let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
         }
         c.rx.close(&m, &port);
-        if c.tx.is_up() {
-            m.publish(&port);
-        }
+        c.tx.shut(&m, &port);
     }
     c.state.store(state::BUSY, Relaxed);
     promote::end_lane(i);
@@ -208,7 +206,7 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) {
                 sys::poll_ms(fd, libc::POLLOUT, 5);
             }
             // Everything sent is on the ring; later sends get the kernel's EPIPE.
-            c.tx.abandon();
+            c.tx.shut(&m, &port);
             table::bar(c, Reason::NotEstablished);
         }
     }

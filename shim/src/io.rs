@@ -97,10 +97,10 @@ pub unsafe fn send(
                 continue;
             }
             if c.tx.enter_native() {
-                // SAFETY: the application's buffers, by this function's contract.
                 let r = if total == 0 {
                     native()
                 } else {
+                    // SAFETY: the application's buffers, by this function's contract.
                     unsafe { rest(fd, &mut iov, flags) }
                 };
                 c.tx.leave_native(r.max(0) as u64);

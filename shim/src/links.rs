@@ -119,7 +119,7 @@ pub fn reap() {
         crate::epoll::unbind(l);
         fdtab::close_ours(l.bell.swap(0, Relaxed) - 1);
         for a in [&l.own, &l.peer] {
-            a.clear(|p, len| sys::blank(p, len));
+            a.clear(sys::blank);
         }
         l.leader.store(0, Relaxed);
         for w in &l.sets {

@@ -408,12 +408,10 @@ pub fn command(conn: u32, gen: u32, what: u32) {
             return;
         }
         match what {
-            op::DOWN => {
-                if c.flags.fetch_or(flag::HELD, Relaxed) & flag::HELD == 0 {
-                    because(c, Reason::Operator);
-                    take_down(i);
-                    epoll::stir(i);
-                }
+            op::DOWN if c.flags.fetch_or(flag::HELD, Relaxed) & flag::HELD == 0 => {
+                because(c, Reason::Operator);
+                take_down(i);
+                epoll::stir(i);
             }
             op::UP if c.flags.fetch_and(!flag::HELD, Relaxed) & flag::HELD != 0 => {
                 because(

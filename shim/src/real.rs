@@ -17,7 +17,7 @@ pub struct Sym {
     ptr: AtomicPtr<c_void>,
 }
 
-const MISSING: *mut c_void = 1 as *mut c_void;
+const MISSING: *mut c_void = core::ptr::without_provenance_mut(1);
 
 impl Sym {
     pub const fn new(name: &'static CStr) -> Self {

@@ -13,11 +13,11 @@ use link::reason::Reason;
 unsafe fn iovs<'a>(m: *const msghdr) -> Option<&'a [iovec]> {
     // SAFETY: by contract.
     let h = unsafe { m.as_ref() }?;
-    if h.msg_iov.is_null() || h.msg_iovlen as usize > 1024 {
+    if h.msg_iov.is_null() || h.msg_iovlen > 1024 {
         return None;
     }
     // SAFETY: the application promises that many entries.
-    let s = unsafe { core::slice::from_raw_parts(h.msg_iov, h.msg_iovlen as usize) };
+    let s = unsafe { core::slice::from_raw_parts(h.msg_iov, h.msg_iovlen) };
     s.iter()
         .try_fold(0usize, |t, v| t.checked_add(v.iov_len))
         .map(|_| s)
