@@ -854,7 +854,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32) -> Option<u
     if want & OUT != 0 {
         let up = c.tx.mode.load(Relaxed) == tx::mode::RING;
         let ok = if up {
-            writable(c, link, fd, &m)
+            writable(c, l, link, fd, &m)
         } else {
             if c.tx.mode.load(Relaxed) == tx::mode::DRAIN {
                 let _g = lock::try_lock(&c.tx.lock)?;
@@ -871,15 +871,11 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32) -> Option<u
 }
 
 /// Ring space, or after too long without: down to TCP, which has larger buffers.
-fn writable(c: &Conn, link: &Link, fd: i32, m: &Memory) -> bool {
+fn writable(c: &Conn, l: &Local, link: &Link, fd: i32, m: &Memory) -> bool {
     if c.tx.writable(m) {
         return true;
     }
-    let now = sys::now_ms();
-    let since = c.tx.full_since_ms.load(Relaxed);
-    if since == 0 {
-        c.tx.full_since_ms.store(now, Relaxed);
-    } else if now.saturating_sub(since) > io::FULL_MS {
+    if io::full_for_long(c, l) {
         io::go_down_full(c, link, fd, m);
         return !promote::engaged_tx(c) && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
     }

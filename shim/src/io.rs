@@ -4,7 +4,7 @@
 //! the direction is on TCP the closure runs, counted; otherwise the lane is used.
 
 use crate::links::Sock;
-use crate::table;
+use crate::table::{self, Local};
 use crate::wait::{self, For, Woke};
 use crate::{control, errno, lock, promote, real, set_errno, sys};
 use core::sync::atomic::Ordering::*;
@@ -15,9 +15,10 @@ use link::lane::{Iov, Received, Sent};
 use link::prim::{cpu, ticks};
 use link::reason::Reason;
 
-/// Milliseconds a full ring is waited for before the direction goes down: kernel buffers hold
-/// megabytes, and programs that write before they read rely on it.
-pub const FULL_MS: u64 = 5;
+/// Milliseconds without any progress of the reader after which a full ring goes down: kernel buffers
+/// hold megabytes, and programs that write before they read rely on it. Longer than a reader that
+/// is merely not scheduled takes.
+pub const FULL_MS: u64 = 20;
 /// Microseconds between two looks at TCP by whoever finds the ring empty.
 const LOOK_US: u64 = 20;
 /// Microseconds between two looks whether the peer's TCP end is still there, by a sender.
@@ -163,11 +164,7 @@ pub unsafe fn send(
                     if grow(c, link, &m) {
                         continue;
                     }
-                    let since = c.tx.full_since_ms.load(Relaxed);
-                    let now = sys::now_ms();
-                    if since == 0 {
-                        c.tx.full_since_ms.store(now, Relaxed);
-                    } else if now.saturating_sub(since) > FULL_MS {
+                    if full_for_long(c, l) {
                         go_down_full(c, link, fd, &m);
                         continue;
                     }
@@ -212,6 +209,18 @@ pub unsafe fn send(
             }
         }
     }
+}
+
+/// The ring is full: has it been so for long, without the reader taking anything?
+pub fn full_for_long(c: &Conn, l: &Local) -> bool {
+    let (since, now) = (c.tx.full_since_ms.load(Relaxed), sys::now_ms());
+    let consumed = c.tx.consumed();
+    if since == 0 || l.full_at.swap(consumed, Relaxed) != consumed {
+        l.full_at.store(consumed, Relaxed);
+        c.tx.full_since_ms.store(now, Relaxed);
+        return false;
+    }
+    now.saturating_sub(since) > FULL_MS
 }
 
 /// Ring full for long: down, and up again only later.

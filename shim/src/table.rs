@@ -22,6 +22,8 @@ pub struct Local {
     pub fd: AtomicI32,
     /// Number of the registration under way (see `control::settled`).
     pub registration: AtomicU64,
+    /// What the reader had consumed when the ring was last found full.
+    pub full_at: AtomicU64,
     /// Eager mode: the lane has been waited for.
     pub awaited: AtomicU32,
     /// Success of recent spins.

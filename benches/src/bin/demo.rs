@@ -52,8 +52,8 @@ fn run(args: &Args) -> Result<()> {
 fn table(d: &Daemon, seconds: f64) -> Result<()> {
     println!("Unmodified programs, the same run, the same machine. Higher is better.\n");
     println!(
-        "{:<28}{:>14}{:>14}{:>9}   {}",
-        "", "kernel TCP", "Underpass", "ratio", "unit"
+        "{:<28}{:>14}{:>14}{:>9}   unit",
+        "", "kernel TCP", "Underpass", "ratio"
     );
     for name in DEMO {
         let case = ALL

@@ -490,6 +490,11 @@ impl TxState {
         }
     }
 
+    /// Bytes of this lane that the reader is known to have consumed.
+    pub fn consumed(&self) -> u64 {
+        self.peer_cursor.load(Relaxed)
+    }
+
     /// Goes on with the way down as far as TCP's buffer takes it.
     pub fn drain(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
         if self.mode.load(Relaxed) != mode::DRAIN {
