@@ -454,6 +454,12 @@ pub unsafe fn select(
     } else {
         fits = false;
     }
+    if !fits {
+        // A set larger than ours: its connections go, and stay, where the kernel sees them.
+        for fd in 0..nfds.min(fdtab::high() + 1) {
+            crate::fdops::give_up(fd, link::reason::Reason::EpollShared);
+        }
+    }
     let lanes = fits && concerned(&fds[..n]);
     if !lanes {
         if let Some(r) = natively(&mut fds[..n], POLLIN, |_| native()) {
