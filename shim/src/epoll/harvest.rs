@@ -1,0 +1,263 @@
+//! Which lanes of a set are ready: found in the peers' memory, without a system call.
+//!
+//! Runs under the set's lock; locks of connections are only tried, and a busy one counts as
+//! "look again".
+
+use super::*;
+
+/// What a poll of a promoted connection says, now. `tcp`: events TCP has reported and that were
+/// not looked into yet; bits that turned out to be nothing are removed.
+/// `None`: somebody else is at work on it this moment.
+pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32) -> Option<u32> {
+    let (link, m) = promote::lane(c, l)?;
+    let port = Sock { fd, link };
+    let mut ev = 0;
+    match c.rx.ready(&m) {
+        Some(true) => ev |= IN,
+        _ if *tcp & (IN | RDHUP | HUP | ERR) != 0 || c.rx.stirs(&m) => {
+            let _g = lock::try_lock(&c.rx.lock)?;
+            match c.rx.probe(&m, &port) {
+                Some(true) => ev |= IN,
+                Some(false) => *tcp &= !IN,
+                None if sys::poll1(fd, libc::POLLIN) & libc::POLLIN != 0 => ev |= IN,
+                None => *tcp &= !IN,
+            }
+        }
+        _ => {}
+    }
+    if *tcp & (IN | RDHUP | HUP | ERR) != 0 {
+        // The reader who comes for this must ask TCP, however shortly ago it did.
+        c.rx.looked.store(0, Relaxed);
+    }
+    if *tcp & (RDHUP | HUP | ERR) != 0 {
+        let p = sys::poll1(fd, libc::POLLRDHUP) as u32;
+        ev |= p & (RDHUP | HUP | ERR);
+        *tcp = (*tcp & !(RDHUP | HUP | ERR)) | (p & (RDHUP | HUP | ERR));
+        if ev & (RDHUP | HUP | ERR) != 0 && want & IN != 0 && ev & IN == 0 && !c.rx.is_up() {
+            ev |= sys::poll1(fd, libc::POLLIN) as u32 & IN;
+        }
+    }
+    if *tcp & PRI != 0 {
+        let p = sys::poll1(fd, libc::POLLPRI) as u32 & PRI;
+        ev |= p;
+        *tcp = (*tcp & !PRI) | p;
+    }
+    promote::attend(c, link, &m, fd);
+    if want & OUT != 0 {
+        let up = c.tx.mode.load(Relaxed) == tx::mode::RING;
+        let ok = if up {
+            writable(c, l, link, fd, &m)
+        } else {
+            if c.tx.mode.load(Relaxed) == tx::mode::DRAIN {
+                let _g = lock::try_lock(&c.tx.lock)?;
+                let _ = c.tx.look(&m, &port);
+            }
+            c.tx.mode.load(Relaxed) == tx::mode::TCP
+                && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0
+        };
+        if ok {
+            ev |= OUT;
+        }
+    }
+    Some(ev)
+}
+
+/// Ring space, or after too long without: down to TCP, which has larger buffers.
+pub(super) fn writable(c: &Conn, l: &Local, link: &Link, fd: i32, m: &Memory) -> bool {
+    if c.tx.writable(m) {
+        return true;
+    }
+    if io::full_for_long(c, l) {
+        io::go_down_full(c, link, fd, m);
+        return !promote::engaged_tx(c) && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
+    }
+    c.tx.want_space(m)
+}
+
+/// Outcome of a harvest: events written, and whether somebody was in the way.
+#[derive(Default)]
+pub(super) struct Harvest {
+    pub(super) n: usize,
+    pub(super) busy: bool,
+    pub(super) blocked: bool,
+}
+
+pub(super) fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Harvest {
+    let mut h = Harvest::default();
+    let mut leaving = [0u32; 8];
+    let mut nleaving = 0;
+    {
+        let Some(_g) = lock::lock(&s.lock) else {
+            return h;
+        };
+        gather(s, s.stirred.swap(0, SeqCst) != 0);
+        let rounds = s.queued.load(Relaxed);
+        for _ in 0..rounds {
+            if h.n >= max {
+                // Somebody else may have time for the rest.
+                if s.waiters.load(SeqCst) > 1 {
+                    sys::poke(s.kick.load(Relaxed));
+                }
+                break;
+            }
+            let r = pop(s);
+            if r == 0 {
+                break;
+            }
+            let reg = reg_at(r);
+            let conn = reg.conn.load(Relaxed);
+            if conn == 0 || reg.flags.load(Relaxed) & ACTIVE == 0 {
+                continue;
+            }
+            let (c, l) = (table::conn(conn - 1), table::local(conn - 1));
+            let flags = reg.flags.load(Relaxed);
+            if flags & (DISABLED | PARKED) != 0 {
+                continue;
+            }
+            let mask = reg.mask.load(Relaxed);
+            let want = (mask & (IN | OUT | RDHUP))
+                | if mask & RDNORM != 0 { IN } else { 0 }
+                | if mask & WRNORM != 0 { OUT } else { 0 };
+            let mut tcp = reg.tcp.load(Relaxed);
+            let Some(ev) = state(c, l, reg.fd.load(Relaxed), want, &mut tcp) else {
+                h.busy = true;
+                push(s, r);
+                continue;
+            };
+            reg.tcp.store(tcp, Relaxed);
+            let blocked = want & OUT != 0 && ev & OUT == 0 && c.tx.is_up();
+            let mut told = ev & (mask | ERR | HUP)
+                | if ev & IN != 0 { mask & RDNORM } else { 0 }
+                | if ev & OUT != 0 { mask & WRNORM } else { 0 };
+            if mask & ET != 0 {
+                let reads = IN | PRI | RDNORM | RDHUP | HUP | ERR;
+                let fresh = if flags & EDGE_IN != 0 { reads } else { 0 }
+                    | if flags & (EDGE_OUT | BLOCKED) != 0 {
+                        OUT | WRNORM
+                    } else {
+                        0
+                    };
+                if told & fresh == 0 {
+                    told = 0;
+                }
+            }
+            let keep_flags = reg.flags.load(Relaxed) & !(EDGE_IN | EDGE_OUT | BLOCKED);
+            reg.flags.store(
+                keep_flags
+                    | if blocked { BLOCKED } else { 0 }
+                    | if told == 0 && want & OUT == 0 {
+                        flags & EDGE_OUT
+                    } else {
+                        0
+                    },
+                Relaxed,
+            );
+            if blocked {
+                h.blocked = true;
+            }
+            if told != 0 {
+                // SAFETY: `n < max`, the application's array holds `max` events.
+                unsafe {
+                    evs.add(h.n).write_unaligned(epoll_event {
+                        events: told,
+                        u64: reg.data.load(Relaxed),
+                    })
+                };
+                h.n += 1;
+                if mask & ONESHOT != 0 {
+                    reg.flags.fetch_or(DISABLED, Relaxed);
+                } else if mask & ET == 0 || blocked {
+                    push(s, r);
+                }
+            } else if blocked {
+                push(s, r);
+            }
+            if nleaving < leaving.len()
+                && c.flags.load(Relaxed) & (flag::HELD | flag::BARRED) != 0
+                && !promote::engaged(c)
+            {
+                leaving[nleaving] = conn;
+                nleaving += 1;
+            }
+        }
+    }
+    let _ = i;
+    for conn in leaving.iter().take(nleaving) {
+        deactivate(conn - 1);
+    }
+    h
+}
+
+/// Queues every registration with news in the peer's memory. Set lock held.
+pub(super) fn gather(s: &Set, all: bool) {
+    for k in 0..slots(s) {
+        let Some(l) = set_link(s, k) else {
+            continue;
+        };
+        let Some(ctl) = l.peer.control() else {
+            continue;
+        };
+        let mut groups = s.groups[k].load(Relaxed);
+        while groups != 0 {
+            let g = groups.trailing_zeros() as usize;
+            groups &= groups - 1;
+            let seq = wake::counter(&ctl.seq[g].0);
+            if seq == s.seen[k][g].load(Relaxed) && !all {
+                continue;
+            }
+            s.seen[k][g].store(seq, Relaxed);
+            let mut r = s.chain[k][g].load(Relaxed);
+            while r != 0 {
+                let reg = reg_at(r);
+                news(s, r, reg, all);
+                r = reg.next_group.load(Relaxed);
+            }
+        }
+    }
+}
+
+pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) {
+    let conn = reg.conn.load(Relaxed);
+    if conn == 0 {
+        return;
+    }
+    let c = table::conn(conn - 1);
+    let Some((_, m)) = promote::lane(c, table::local(conn - 1)) else {
+        return;
+    };
+    let head = m.peer_head().load(Acquire);
+    let moved = head != reg.last_head.load(Relaxed);
+    if moved || all || c.tx.has_work(&m) || c.rx.stirs(&m) || reg.flags.load(Relaxed) & BLOCKED != 0
+    {
+        if moved || all {
+            reg.last_head.store(head, Relaxed);
+            reg.flags.fetch_or(EDGE_IN, Relaxed);
+        }
+        if all {
+            reg.flags.fetch_or(EDGE_OUT, Relaxed);
+            reg.tcp.fetch_or(IN | RDHUP | HUP | ERR, Relaxed);
+        }
+        push(s, r);
+    }
+}
+
+/// Has any group that this set watches changed? Reads only; no lock.
+pub(super) fn changed(s: &Set) -> bool {
+    for k in 0..slots(s) {
+        let Some(l) = set_link(s, k) else {
+            continue;
+        };
+        let Some(ctl) = l.peer.control() else {
+            continue;
+        };
+        let mut groups = s.groups[k].load(Relaxed);
+        while groups != 0 {
+            let g = groups.trailing_zeros() as usize;
+            groups &= groups - 1;
+            if wake::counter(&ctl.seq[g].0) != s.seen[k][g].load(Relaxed) {
+                return true;
+            }
+        }
+    }
+    false
+}

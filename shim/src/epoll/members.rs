@@ -1,0 +1,329 @@
+//! Which connections of a set are in its inner set, and which of those are queued for a look.
+//!
+//! Everything that changes membership runs under the set's lock.
+
+use super::*;
+
+/// Slots to look at.
+#[inline(always)]
+pub(super) fn slots(s: &Set) -> usize {
+    (s.high.load(Relaxed) as usize).min(LINKS)
+}
+
+/// The link is about to be given back: no set watches it any more.
+pub fn unbind(link: &Link) {
+    if SET_TABLE.load(Relaxed).is_null() {
+        return;
+    }
+    let want = links::index(link) as u32 + 1;
+    for i in 0..SETS as u32 {
+        let s = set_at(i);
+        if s.used.load(Relaxed) == 0 {
+            continue;
+        }
+        let Some(_g) = lock::lock(&s.lock) else {
+            continue;
+        };
+        for k in 0..slots(s) {
+            if s.links[k].load(Relaxed) == want {
+                let inner = s.inner.load(Relaxed);
+                let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, link.bell(), 0, 0);
+                s.links[k].store(0, Release);
+                s.groups[k].store(0, Relaxed);
+            }
+        }
+    }
+}
+
+pub(super) fn set_link(s: &Set, k: usize) -> Option<&'static Link> {
+    match s.links[k].load(Acquire) {
+        0 => None,
+        n => links::by_index(n as usize - 1),
+    }
+}
+
+/// The connection got a lane on `link`: its registrations move to inner sets. Idempotent. False if
+/// one of them could not: then nobody may be told that this end is ready.
+///
+/// A one-shot registration moves only when the application arms it: whether the kernel has used it
+/// up already cannot be seen.
+pub fn activate(conn: u32, link: &Link) -> bool {
+    let mut all = true;
+    let mut r = table::local(conn).regs.load(Acquire);
+    while r != 0 {
+        let reg = reg_at(r);
+        let s = reg.set.load(Relaxed);
+        if s != 0 && reg.flags.load(Relaxed) & ACTIVE == 0 {
+            all &= reg.mask.load(Relaxed) & ONESHOT == 0 && activate_one(s - 1, conn, r, link);
+        }
+        r = reg.next_conn.load(Relaxed);
+    }
+    all
+}
+
+pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
+    let s = set_at(set);
+    let reg = reg_at(r);
+    let Some(_g) = lock::lock(&s.lock) else {
+        return false;
+    };
+    // Looked up without the lock: it may be another's by now, or done.
+    if reg.set.load(Relaxed) != set + 1 || reg.conn.load(Relaxed) != conn + 1 {
+        return true;
+    }
+    if reg.flags.load(Relaxed) & ACTIVE != 0 {
+        return true;
+    }
+    let Some(k) = bind(s, set, link) else {
+        s.barred.store(1, Relaxed); // too many links, or no descriptors: what is there stays
+        return false;
+    };
+    let (epfd, inner, fd) = (
+        s.epfd.load(Relaxed),
+        s.inner.load(Relaxed),
+        reg.fd.load(Relaxed),
+    );
+    let events = IN | OUT | RDHUP | libc::EPOLLPRI as u32 | ET;
+    if sys::epoll_ctl(
+        inner,
+        libc::EPOLL_CTL_ADD,
+        fd,
+        events,
+        TAG_REG | u64::from(r),
+    )
+    .is_err()
+    {
+        return false;
+    }
+    let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, 0, 0);
+    let lane = table::conn(conn).lane.load(Relaxed) as usize;
+    let g = (lane / GROUP).min(GROUPS - 1);
+    reg.slot.store((k * GROUPS + g) as u32, Relaxed);
+    reg.next_group.store(s.chain[k][g].load(Relaxed), Relaxed);
+    if s.groups[k].load(Relaxed) & (1 << g) == 0 {
+        s.chain[k][g].store(0, Relaxed);
+        reg.next_group.store(0, Relaxed);
+        s.groups[k].fetch_or(1 << g, Relaxed);
+    }
+    s.chain[k][g].store(r, Relaxed);
+    reg.last_head.store(u64::MAX, Relaxed);
+    reg.tcp.store(0, Relaxed);
+    // The inner set will say that TCP has space, if it has: no news. If it has not, that is.
+    let space = sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
+    let fresh = if space { FRESH } else { 0 };
+    reg.flags
+        .store(ACTIVE | fresh | EDGE_IN | EDGE_OUT, Relaxed);
+    push(s, r);
+    s.lanes.fetch_add(1, SeqCst);
+    kick_if_waiting(set as usize);
+    true
+}
+
+/// Makes sure that the set has its inner set, and the link's doorbell in it. Slot of the link.
+pub(super) fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
+    if s.inner.load(Relaxed) < 0 {
+        let inner = fdtab::hide(sys::epoll_create().ok()?);
+        let Ok(kick) = sys::eventfd() else {
+            fdtab::close_ours(inner);
+            return None;
+        };
+        let kick = fdtab::hide(kick);
+        let ok = sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, kick, IN, TAG_KICK).is_ok()
+            && sys::epoll_ctl(s.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, inner, IN, mark()).is_ok();
+        if !ok {
+            fdtab::close_ours(inner);
+            fdtab::close_ours(kick);
+            return None;
+        }
+        s.kick.store(kick, Relaxed);
+        s.inner.store(inner, Release);
+    }
+    let want = links::index(link) as u32 + 1;
+    let mut free = None;
+    for k in 0..LINKS {
+        match s.links[k].load(Relaxed) {
+            n if n == want => return Some(k),
+            0 if free.is_none() => free = Some(k),
+            _ => {}
+        }
+    }
+    let k = free?;
+    let data = TAG_BELL | u64::from(want - 1);
+    match sys::epoll_ctl(
+        s.inner.load(Relaxed),
+        libc::EPOLL_CTL_ADD,
+        link.bell(),
+        IN,
+        data,
+    ) {
+        Ok(()) | Err(libc::EEXIST) => {}
+        Err(_) => return None,
+    }
+    link.sets[set as usize / 64].fetch_or(1 << (set % 64), SeqCst);
+    s.groups[k].store(0, Relaxed);
+    s.links[k].store(want, Release);
+    s.high.fetch_max(k as u32 + 1, Release);
+    Some(k)
+}
+
+/// Takes an active registration out of chain, queue and count. Set lock held.
+pub(super) fn detach(s: &Set, r: u32) {
+    let reg = reg_at(r);
+    let slot = reg.slot.load(Relaxed) as usize;
+    let mut at = &s.chain[(slot / GROUPS).min(LINKS - 1)][slot % GROUPS];
+    loop {
+        let k = at.load(Relaxed);
+        if k == 0 {
+            break;
+        }
+        if k == r {
+            at.store(reg.next_group.load(Relaxed), Relaxed);
+            break;
+        }
+        at = &reg_at(k).next_group;
+    }
+    if reg.flags.load(Relaxed) & QUEUED != 0 {
+        let mut at = &s.head;
+        let mut prev = 0;
+        loop {
+            let k = at.load(Relaxed);
+            if k == 0 {
+                break;
+            }
+            if k == r {
+                at.store(reg.next_queue.load(Relaxed), Relaxed);
+                if s.tail.load(Relaxed) == r {
+                    s.tail.store(prev, Relaxed);
+                }
+                s.queued.fetch_sub(1, Relaxed);
+                break;
+            }
+            prev = k;
+            at = &reg_at(k).next_queue;
+        }
+    }
+    reg.flags.store(0, Relaxed);
+    s.lanes.fetch_sub(1, SeqCst);
+}
+
+/// Both directions are on TCP for good: registrations go back to the application's own set.
+pub fn deactivate(conn: u32) {
+    let mut r = table::local(conn).regs.load(Acquire);
+    while r != 0 {
+        let reg = reg_at(r);
+        let set = reg.set.load(Relaxed);
+        if set != 0 {
+            let s = set_at(set - 1);
+            if let Some(_g) = lock::lock(&s.lock) {
+                if reg.conn.load(Relaxed) == conn + 1 && reg.flags.load(Relaxed) & ACTIVE != 0 {
+                    let disabled = reg.flags.load(Relaxed) & DISABLED != 0;
+                    let parked = reg.flags.load(Relaxed) & PARKED != 0;
+                    let fd = reg.fd.load(Relaxed);
+                    let _ = sys::epoll_ctl(s.inner.load(Relaxed), libc::EPOLL_CTL_DEL, fd, 0, 0);
+                    detach(s, r);
+                    if parked {
+                        reg.set.store(0, Relaxed); // no longer a registration; freed at close
+                        r = reg.next_conn.load(Relaxed);
+                        continue;
+                    }
+                    let mask = if disabled {
+                        ONESHOT
+                    } else {
+                        reg.mask.load(Relaxed)
+                    };
+                    let _ = sys::epoll_ctl(
+                        s.epfd.load(Relaxed),
+                        libc::EPOLL_CTL_ADD,
+                        fd,
+                        mask,
+                        reg.data.load(Relaxed),
+                    );
+                }
+            }
+        }
+        r = reg.next_conn.load(Relaxed);
+    }
+}
+
+/// The last descriptor of the connection is about to be closed.
+pub fn forget(conn: u32) {
+    loop {
+        let r = table::local(conn).regs.load(Acquire);
+        if r == 0 {
+            return;
+        }
+        let reg = reg_at(r);
+        let set = reg.set.load(Relaxed);
+        if set != 0 {
+            let s = set_at(set - 1);
+            if let Some(_g) = lock::lock(&s.lock) {
+                if reg.flags.load(Relaxed) & ACTIVE != 0 {
+                    let _ = sys::epoll_ctl(
+                        s.inner.load(Relaxed),
+                        libc::EPOLL_CTL_DEL,
+                        reg.fd.load(Relaxed),
+                        0,
+                        0,
+                    );
+                    detach(s, r);
+                }
+            }
+        }
+        unlink_conn(conn, r);
+        reg_free(r);
+    }
+}
+
+/// Something about the connection changed from outside: its sets look at it again.
+pub fn stir(conn: u32) {
+    let mut r = table::local(conn).regs.load(Acquire);
+    while r != 0 {
+        let reg = reg_at(r);
+        let set = reg.set.load(Relaxed);
+        if set != 0 {
+            set_at(set - 1).stirred.store(1, SeqCst);
+            kick_if_waiting(set as usize - 1);
+        }
+        r = reg.next_conn.load(Relaxed);
+    }
+}
+
+/// Wakes whoever sleeps in the kernel on this set.
+pub fn kick_if_waiting(set: usize) {
+    let s = set_at(set as u32);
+    if s.waiters.load(SeqCst) > 0 {
+        let k = s.kick.load(Relaxed);
+        if k >= 0 {
+            sys::poke(k);
+        }
+    }
+}
+
+pub(super) fn push(s: &Set, r: u32) {
+    let reg = reg_at(r);
+    if reg.flags.fetch_or(QUEUED, Relaxed) & QUEUED != 0 {
+        return;
+    }
+    reg.next_queue.store(0, Relaxed);
+    match s.tail.load(Relaxed) {
+        0 => s.head.store(r, Relaxed),
+        t => reg_at(t).next_queue.store(r, Relaxed),
+    }
+    s.tail.store(r, Relaxed);
+    s.queued.fetch_add(1, Relaxed);
+}
+
+pub(super) fn pop(s: &Set) -> u32 {
+    let r = s.head.load(Relaxed);
+    if r != 0 {
+        let reg = reg_at(r);
+        let next = reg.next_queue.load(Relaxed);
+        s.head.store(next, Relaxed);
+        if next == 0 {
+            s.tail.store(0, Relaxed);
+        }
+        reg.flags.fetch_and(!QUEUED, Relaxed);
+        s.queued.fetch_sub(1, Relaxed);
+    }
+    r
+}

@@ -1,0 +1,301 @@
+//! Waiting on a set: harvest, look at the kernel, spin, sleep.
+
+use super::*;
+
+/// Takes what the inner set reports.
+pub(super) fn inner(i: u32, s: &Set) {
+    let mut evs = [epoll_event { events: 0, u64: 0 }; 64];
+    let fd = s.inner.load(Acquire);
+    if fd < 0 {
+        return;
+    }
+    let n = sys::epoll_poll(fd, evs.as_mut_ptr(), evs.len() as i32).unwrap_or(0);
+    for e in evs.iter().take(n) {
+        let (events, data) = (e.events, e.u64);
+        let low = data as u32;
+        match data & (0xff << 56) {
+            TAG_REG => {
+                let Some(_g) = lock::lock(&s.lock) else {
+                    return;
+                };
+                let reg = reg_at(low);
+                if reg.set.load(Relaxed) == i + 1 && reg.flags.load(Relaxed) & ACTIVE != 0 {
+                    reg.tcp
+                        .fetch_or(events & (IN | PRI | RDHUP | HUP | ERR), Relaxed);
+                    let fresh = reg.flags.fetch_and(!FRESH, Relaxed) & FRESH != 0;
+                    let mut edges = 0;
+                    if events & (IN | PRI | RDHUP | HUP | ERR) != 0 {
+                        edges |= EDGE_IN;
+                    }
+                    // TCP's buffer has space: news only to who sends there, and had none.
+                    let sends = table::conn(reg.conn.load(Relaxed).wrapping_sub(1));
+                    if events & OUT != 0 && !fresh && !sends.tx.is_up() {
+                        edges |= EDGE_OUT;
+                    }
+                    reg.flags.fetch_or(edges, Relaxed);
+                    push(s, low);
+                }
+            }
+            TAG_BELL => {
+                if let Some(l) = links::by_index(low as usize) {
+                    if l.drain_bell() == link::doorbell::Drained::Gone {
+                        let _ = sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, l.bell(), 0, 0);
+                        l.state.store(links::GONE, Release);
+                        promote::peer_gone(l);
+                    }
+                    wait::forward(l, None, Some(i as usize));
+                }
+            }
+            TAG_KICK => {
+                let mut b = [0u8; 8];
+                let _ = sys::read(s.kick.load(Relaxed), b.as_mut_ptr(), 8);
+            }
+            TAG_CTL => control::pump(),
+            _ => {}
+        }
+    }
+}
+
+/// Removes the inner set's own entry from what the kernel returned. True if it was there.
+///
+/// # Safety
+/// `evs` holds `*n` events.
+pub(super) unsafe fn strip(evs: *mut epoll_event, n: &mut usize) -> bool {
+    for k in 0..*n {
+        // SAFETY: `k < n`.
+        let e = unsafe { evs.add(k).read_unaligned() };
+        if { e.u64 } == mark() {
+            *n -= 1;
+            // SAFETY: both indices are below the old `n`.
+            unsafe { evs.add(k).write_unaligned(evs.add(*n).read_unaligned()) };
+            return true;
+        }
+    }
+    false
+}
+
+/// `epoll_wait` and its relatives. `native(evs, max, ms)` is the application's own call with
+/// another time-out; it blocks and is a cancellation point.
+///
+/// # Safety
+/// `evs` is the application's array of `max` events.
+pub unsafe fn wait(
+    i: u32,
+    evs: *mut epoll_event,
+    max: i32,
+    timeout_ms: i64,
+    native: impl Fn(*mut epoll_event, i32, i64) -> i32,
+) -> i32 {
+    if control::pending() {
+        control::pump();
+    }
+    if control::lost() {
+        promote::find_daemon();
+    }
+    let s = set_at(i);
+    if max <= 0 || evs.is_null() {
+        return native(evs, max, timeout_ms);
+    }
+    let max_n = max as usize;
+    let start = sys::now_ns();
+    s.waiters.fetch_add(1, SeqCst);
+    if s.lanes.load(SeqCst) == 0 {
+        let r = native(evs, max, timeout_ms);
+        let mut n = r.max(0) as usize;
+        // SAFETY: the kernel wrote `n` events.
+        let ours = r > 0 && unsafe { strip(evs, &mut n) };
+        if ours && n == 0 && s.inner.load(Relaxed) < 0 {
+            // Only the parent's inner set is ready, for the parent: do not turn in a circle.
+            sys::poll_ms(-1, 0, 1);
+        }
+        if !ours || n > 0 {
+            s.waiters.fetch_sub(1, SeqCst);
+            if ours {
+                io::quietly(|| inner(i, s));
+            }
+            return if r < 0 { r } else { n as i32 };
+        }
+        io::quietly(|| inner(i, s));
+    }
+    // SAFETY: passed on.
+    let r = unsafe { wait_lanes(i, s, evs, max_n, timeout_ms, start, native) };
+    s.waiters.fetch_sub(1, SeqCst);
+    r
+}
+
+/// What the kernel has ready in the application's set, and in the inner one. Number of events.
+///
+/// # Safety
+/// `evs` is the application's array of `max` events.
+pub(super) unsafe fn look_at_kernel(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> usize {
+    s.looked.store(ticks(), Relaxed);
+    let mut n = sys::epoll_poll(s.epfd.load(Relaxed), evs, max as i32).unwrap_or(0);
+    // SAFETY: the kernel wrote `n` events.
+    if n > 0 && unsafe { strip(evs, &mut n) } {
+        inner(i, s);
+    }
+    n
+}
+
+/// # Safety
+/// As [`wait`].
+pub(super) unsafe fn wait_lanes(
+    i: u32,
+    s: &Set,
+    evs: *mut epoll_event,
+    max: usize,
+    timeout_ms: i64,
+    start: u64,
+    native: impl Fn(*mut epoll_event, i32, i64) -> i32,
+) -> i32 {
+    let mut last = false;
+    loop {
+        // The kernel first when its turn has come, so that busy lanes starve nobody; then the lanes,
+        // once, so that none is listed twice.
+        let due = ticks().wrapping_sub(s.looked.load(Relaxed)) > LOOK_US * wait::cycles_per_us();
+        let mut n = if due {
+            // SAFETY: the application's array of `max` events.
+            unsafe { look_at_kernel(i, s, evs, max) }
+        } else {
+            0
+        };
+        let mut h = Harvest::default();
+        if n < max {
+            // SAFETY: behind the kernel's events, inside the array.
+            h = harvest(i, s, unsafe { evs.add(n) }, max - n);
+        }
+        if n + h.n == 0 && !due {
+            // SAFETY: as above; nothing was harvested.
+            n = unsafe { look_at_kernel(i, s, evs, max) };
+            if n < max {
+                // SAFETY: as above.
+                h = harvest(i, s, unsafe { evs.add(n) }, max - n);
+            }
+        }
+        h.n += n;
+        if h.n > 0 {
+            return h.n as i32;
+        }
+        let left = match timeout_ms {
+            t if t < 0 => -1,
+            t => (t - (sys::now_ns().saturating_sub(start) / 1_000_000) as i64).max(0),
+        };
+        if left == 0 || last {
+            return 0;
+        }
+        if h.busy {
+            sys::sched_yield();
+            continue;
+        }
+        if control::pending() {
+            control::pump();
+            continue;
+        }
+        if !h.blocked && wait::may_spin(&s.spin) {
+            let mut turns = 0u32;
+            let mut kernel = false;
+            let found = wait::spin(
+                || producer_cpu(s),
+                || {
+                    turns += 1;
+                    if turns % 512 == 0 && sys::poll1(s.epfd.load(Relaxed), libc::POLLIN) != 0 {
+                        kernel = true;
+                    }
+                    kernel || changed(s)
+                },
+            );
+            wait::spun(&s.spin, found);
+            if found {
+                continue;
+            }
+        }
+        let ctl = control::fd();
+        let ctl_gen = control::generation() as i32;
+        if ctl >= 0 && s.ctl.swap(ctl_gen, Relaxed) != ctl_gen {
+            let _ = sys::epoll_ctl(s.inner.load(Relaxed), libc::EPOLL_CTL_ADD, ctl, IN, TAG_CTL);
+        }
+        let mut nap = wait::nap(left, true);
+        if h.blocked {
+            let full = io::FULL_MS as i64 + 1;
+            nap = if nap < 0 { full } else { nap.min(full) };
+        }
+        let dozed = doze_all(s);
+        let r = if changed(s) || s.stirred.load(SeqCst) != 0 || control::pending() {
+            rouse_all(s, dozed);
+            continue;
+        } else {
+            if let Some(t) = table::table() {
+                t.header.stats.sleeps.fetch_add(1, Relaxed);
+            }
+            native(evs, max as i32, nap)
+        };
+        let e = crate::errno();
+        rouse_all(s, dozed);
+        if r < 0 {
+            crate::set_errno(e);
+            return r;
+        }
+        let mut n = r as usize;
+        // SAFETY: the kernel wrote `n` events.
+        if n > 0 && unsafe { strip(evs, &mut n) } {
+            inner(i, s);
+        }
+        if n > 0 {
+            if n < max {
+                // SAFETY: behind the kernel's events, inside the array.
+                n += harvest(i, s, unsafe { evs.add(n) }, max - n).n;
+            }
+            return n as i32;
+        }
+        if r == 0 {
+            if ctl < 0 {
+                control::ensure();
+            }
+            last = left >= 0 && nap >= left;
+        }
+    }
+}
+
+pub(super) fn doze_all(s: &Set) -> u64 {
+    let mut dozed = 0;
+    for k in 0..slots(s) {
+        if let Some(ctl) = set_link(s, k).and_then(|l| l.own.control()) {
+            wake::doze(&ctl.sleepers.0);
+            dozed |= 1 << k;
+        }
+    }
+    dozed
+}
+
+/// Takes back exactly what [`doze_all`] did: links may have joined the set meanwhile.
+pub(super) fn rouse_all(s: &Set, dozed: u64) {
+    for k in 0..LINKS {
+        if dozed & (1 << k) != 0 {
+            if let Some(ctl) = set_link(s, k).and_then(|l| l.own.control()) {
+                wake::rouse(&ctl.sleepers.0);
+            }
+        }
+    }
+}
+
+/// Processor of the producer, where the set has only one link; with several nobody in particular.
+pub(super) fn producer_cpu(s: &Set) -> u32 {
+    if s.links[1].load(Relaxed) != 0 {
+        return u32::MAX;
+    }
+    let lane = reg_at(
+        s.chain[0][s.groups[0]
+            .load(Relaxed)
+            .trailing_zeros()
+            .min(GROUPS as u32 - 1) as usize]
+            .load(Relaxed),
+    );
+    let conn = lane.conn.load(Relaxed);
+    if conn == 0 {
+        return u32::MAX;
+    }
+    match promote::lane(table::conn(conn - 1), table::local(conn - 1)) {
+        Some((_, m)) => m.peer_rx().cpu.load(Relaxed),
+        None => u32::MAX,
+    }
+}
