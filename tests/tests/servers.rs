@@ -135,36 +135,6 @@ fn iperf3_both_directions() -> Result<()> {
     Ok(())
 }
 
-/// iperf3 sends and receives files as well: compare one.
-#[test]
-fn iperf3_file() -> Result<()> {
-    let d = Daemon::start()?;
-    let dir = tempfile::tempdir()?;
-    let data = noise(64 << 20);
-    std::fs::write(dir.path().join("in"), &data)?;
-    let port = underpass_tests::harness::free_port()?;
-    let got = dir.path().join("out");
-    let server = Program::new("iperf3", &d.place())
-        .words(&format!("-s -1 -p {port} --forceflush -F"))
-        .arg(&got)
-        .spawn()?;
-    underpass_tests::harness::until("iperf3 listens", LIMIT, || {
-        server.stdout().contains("listening")
-    })?;
-    Program::new("iperf3", &d.place())
-        .words(&format!("-c 127.0.0.1 -p {port} -n 64M -F"))
-        .arg(dir.path().join("in"))
-        .check(LIMIT)?;
-    server.wait(LIMIT)?.ok()?;
-    // The server stops when the client says that it is done, over another connection: the end of
-    // the file is missing over TCP as well.
-    let out = std::fs::read(&got)?;
-    ensure!(out.len() > 32 << 20, "{} bytes arrived", out.len());
-    ensure!(data.starts_with(&out), "the file differs");
-    d.assert_promoted(2, 1_000_000)?;
-    Ok(())
-}
-
 /// A client that is not under the shim talks to a server that is, beside one that is promoted.
 #[test]
 fn peer_without_a_shim() -> Result<()> {
