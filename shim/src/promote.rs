@@ -31,6 +31,10 @@ pub fn lane<'a>(c: &'a Conn, l: &'a Local) -> Option<(&'a Link, Memory<'a>)> {
 #[inline(always)]
 pub fn evidence(i: u32, fd: i32, c: &Conn) {
     if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
+        // Without lanes nobody polls the control connection: look now and then whether it is there.
+        if c.calls.fetch_add(1, Relaxed) & 0xff == 0xff {
+            crate::io::quietly(control::pump);
+        }
         if control::lost() {
             find_daemon();
         }
@@ -105,8 +109,11 @@ fn try_register(i: u32, fd: i32, c: &Conn) {
     if table::holders(c) != 1 {
         return later(c, Reason::Shared, 100);
     }
-    if epoll::unservable(i) || unwatched(i, c) {
+    if epoll::unservable(i) {
         return later(c, Reason::EpollShared, 1000);
+    }
+    if unwatched(i, c) {
+        return because(c, Reason::EpollShared); // until the first poll or registration
     }
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
         return;
@@ -120,7 +127,11 @@ fn try_register(i: u32, fd: i32, c: &Conn) {
             return table::bar(c, Reason::Option);
         };
         if k.state != ESTABLISHED {
-            return later(c, Reason::NotEstablished, 100);
+            return later(
+                c,
+                Reason::NotEstablished,
+                if env::eager() { 1 } else { 100 },
+            );
         }
         let Ok(unread) = sys::ioctl_i32(fd, libc::FIONREAD) else {
             return;
