@@ -48,6 +48,9 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
         n >= CALLS || c.tx.kpos.load(Relaxed) + c.rx.kpos.load(Relaxed) >= BYTES || env::eager();
     if many {
         consider(i, fd, c);
+        if env::eager() && c.flags.load(Relaxed) & flag::REGISTERED != 0 {
+            await_lane(i, c);
+        }
     }
 }
 
