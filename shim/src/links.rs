@@ -4,7 +4,7 @@
 //! it uses only to take inherited lanes down.
 
 use crate::{fdtab, lock, sys};
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use link::lane::{Area, Port};
 use link::layout::{Loc, CHUNKS, LANES, RING_LOG2_MAX, RING_LOG2_MIN};
 
@@ -82,8 +82,16 @@ pub fn init() -> bool {
     true
 }
 
+/// Slots that were ever used: the rest need not be touched.
+fn seen() -> &'static [Link] {
+    let n = HIGH.load(Acquire);
+    all().get(..n).unwrap_or(&[])
+}
+
+static HIGH: AtomicUsize = AtomicUsize::new(0);
+
 pub fn find(id: u64, side: u8) -> Option<&'static Link> {
-    all().iter().find(|l| {
+    seen().iter().find(|l| {
         l.state.load(Acquire) != 0
             && l.id.load(Relaxed) == id
             && l.side.load(Relaxed) == u32::from(side)
@@ -103,7 +111,7 @@ pub fn by_index(i: usize) -> Option<&'static Link> {
 /// is replaced by private zero pages instead of being unmapped: a thread that still has a pointer
 /// into it from before reads zeros and must not fault.
 pub fn reap() {
-    for l in all().iter().filter(|l| l.state.load(Acquire) == GONE) {
+    for l in seen().iter().filter(|l| l.state.load(Acquire) == GONE) {
         // Whoever sleeps on it, in a wait of its own or in an epoll set, still has to take that back.
         let mut used = l
             .own
@@ -158,6 +166,7 @@ pub fn create(id: u64, side: u8, bell: i32, chunk0: i32, bytes: usize) -> bool {
     l.bell.store(fdtab::hide(bell) + 1, Relaxed);
     // SAFETY: just mapped with at least CONTROL_BYTES; stays mapped while the link is in use.
     unsafe { l.own.set_control(p.cast()) };
+    HIGH.fetch_max(index(l) + 1, AcqRel);
     l.state.store(USED, Release);
     true
 }
