@@ -85,7 +85,7 @@ pub fn measure(what: What, time: Duration) -> Result<f64> {
 /// put on this very processor.
 fn spin(word: &AtomicU64, old: u64) -> u64 {
     loop {
-        for _ in 0..10_000 {
+        for _ in 0..300 {
             let v = word.load(Acquire);
             if v != old {
                 return v;

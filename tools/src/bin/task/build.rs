@@ -15,9 +15,7 @@ pub fn all(tree: &Tree) -> Result<(), String> {
     for d in ["bin", "lib"] {
         fs::create_dir_all(out.join(d)).map_err(|e| format!("{}: {e}", out.display()))?;
     }
-    run(tree.cargo(
-        "build --release -p underpassd -p underpass -p underpass-benches --bins",
-    ))?;
+    run(tree.cargo("build --release -p underpassd -p underpass -p underpass-benches --bins"))?;
     for b in ["underpass", "underpassd"] {
         put(
             &tree.target.join("release").join(b),
