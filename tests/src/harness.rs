@@ -43,3 +43,15 @@ pub fn free_port() -> Result<u16> {
         .local_addr()?
         .port())
 }
+
+/// Does anybody in this namespace listen on this port? Looks without connecting.
+pub fn listening(port: u16) -> bool {
+    let wanted = format!(":{port:04X}");
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|f| {
+        let text = std::fs::read_to_string(f).unwrap_or_default();
+        text.lines().any(|l| {
+            let mut w = l.split_whitespace().skip(1);
+            w.next().is_some_and(|a| a.ends_with(&wanted)) && w.nth(1) == Some("0A")
+        })
+    })
+}

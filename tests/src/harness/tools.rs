@@ -1,6 +1,6 @@
 //! iperf3 and sockperf, unmodified.
 
-use super::{free_port, until, Place, Program, SOON};
+use super::{free_port, listening, until, Place, Program, SOON};
 use anyhow::{bail, Context, Result};
 use std::time::Duration;
 
@@ -15,11 +15,9 @@ pub fn iperf3(
 ) -> Result<f64> {
     let port = free_port()?;
     let mut s = Program::new("iperf3", server)
-        .words(&format!("-s -1 -p {port} -B {host} --forceflush"))
+        .words(&format!("-s -1 -p {port} -B {host}"))
         .spawn()?;
-    until("iperf3 listens", SOON, || {
-        s.has_ended() || s.stdout().contains("Server listening")
-    })?;
+    until("iperf3 listens", SOON, || s.has_ended() || listening(port))?;
     let text = Program::new("iperf3", client)
         .words(&format!("-c {host} -p {port} -J -t {seconds} {extra}"))
         .run(Duration::from_secs(u64::from(seconds) + 60))?;
@@ -55,10 +53,8 @@ pub fn sockperf(
     let mut s = Program::new("sockperf", server)
         .words(&format!("server --tcp -i 127.0.0.1 -p {port}"))
         .spawn()?;
-    until("sockperf serves", SOON, || {
-        s.has_ended() || s.stdout().contains("Warmup stage")
-    })
-    .with_context(|| s.stdout())?;
+    until("sockperf serves", SOON, || s.has_ended() || listening(port))
+        .with_context(|| s.stdout())?;
     let (sub, result) = match what {
         // Half a round trip, as sockperf reports it.
         Sockperf::PingPong => ("ping-pong", "avg-latency="),
