@@ -98,7 +98,7 @@ fn test_socket() -> Result<()> {
 /// Readiness tests use socket pairs: made TCP connections here, in both runs.
 #[test]
 fn test_selectors() -> Result<()> {
-    same("test_selectors", true, 40, 60)
+    same("test_selectors", true, 60, 40)
 }
 
 #[test]
