@@ -32,7 +32,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(e) => {
-            eprintln!("bench: {e:?}");
+            eprintln!("bench: {e:#}");
             ExitCode::FAILURE
         }
     }

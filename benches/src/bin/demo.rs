@@ -36,7 +36,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(e) => {
-            eprintln!("\nTHE DEMO FAILED: {e:?}");
+            eprintln!("\nTHE DEMO FAILED: {e:#}");
             ExitCode::FAILURE
         }
     }
