@@ -13,7 +13,7 @@ packages="
   python3.11 python3.11-venv libpython3.11-testsuite
   musl musl-tools
   redis-server redis-tools nginx-light wrk iperf3 sockperf curl
-  iproute2 iptables procps
+  iproute2 iptables nftables procps
 "
 
 missing=

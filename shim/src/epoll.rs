@@ -89,6 +89,8 @@ struct Set {
     /// Nested, or watched in a way we do not serve.
     barred: AtomicU32,
     stirred: AtomicU32,
+    /// Counts registrations that moved to the inner set: see `sleep::wait_lanes`.
+    moves: AtomicU32,
     looked: AtomicU64,
     spin: AtomicI32,
     head: AtomicU32,
@@ -177,7 +179,7 @@ pub fn created(fd: i32) {
             }
             for a in [
                 &s.waiters, &s.lanes, &s.barred, &s.stirred, &s.head, &s.tail, &s.queued, &s.lock,
-                &s.high,
+                &s.high, &s.moves,
             ] {
                 a.store(0, Relaxed);
             }

@@ -3,7 +3,7 @@
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 use underpass_tests::harness::peers::Echo;
-use underpass_tests::harness::{Daemon, Place};
+use underpass_tests::harness::{Daemon, Place, Program};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -126,4 +126,27 @@ fn tiny_rings_epoll() -> Result<()> {
 fn many_connections() -> Result<()> {
     let d = Daemon::start()?;
     promoted(&d, "epoll", "127.0.0.1", &d.eager(), [60, 60], 50)
+}
+
+/// Three thousand connections, one after the other on thirty-two places of one set, promoted while
+/// they are busy: an event is never told twice, nor without something to read.
+#[test]
+fn epoll_events_are_true() -> Result<()> {
+    let d = Daemon::start()?;
+    let mut server = Program::python("busy_epoll.py", &d.place())
+        .arg("serve")
+        .spawn()?;
+    let port = server.line("port ", LIMIT)?;
+    let out = Program::python("busy_epoll.py", &d.place())
+        .words(&format!("client {port} 3000"))
+        .run(LIMIT)?;
+    let served = server.wait(LIMIT)?; // ends with its last connection
+    ensure!(
+        out.status.success() && served.status.success(),
+        "client: {}\nserver: {}",
+        out.stderr,
+        served.stderr
+    );
+    d.assert_promoted(1500, 3_000_000)?;
+    Ok(())
 }

@@ -82,7 +82,14 @@ pub(super) struct Harvest {
     pub(super) blocked: bool,
 }
 
-pub(super) fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Harvest {
+/// Lists ready lanes. `alone`: the kernel's events of this same wait stand before `evs`, and were
+/// asked for when `Set::moves` was that: if a registration has moved since, nothing is listed.
+pub(super) fn harvest(
+    s: &Set,
+    evs: *mut epoll_event,
+    max: usize,
+    alone: Option<u32>,
+) -> Harvest {
     let mut h = Harvest::default();
     let mut leaving = [0u32; 8];
     let mut nleaving = 0;
@@ -90,6 +97,9 @@ pub(super) fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Har
         let Some(_g) = lock::lock(&s.lock) else {
             return h;
         };
+        if alone.is_some_and(|moves| moves != s.moves.load(Acquire)) {
+            return h; // whoever comes next finds everything still queued
+        }
         gather(s, s.stirred.swap(0, SeqCst) != 0);
         let rounds = s.queued.load(Relaxed);
         for _ in 0..rounds {
@@ -181,7 +191,6 @@ pub(super) fn harvest(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Har
             }
         }
     }
-    let _ = i;
     for conn in leaving.iter().take(nleaving) {
         deactivate(conn - 1);
     }

@@ -114,6 +114,7 @@ pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     reg.flags
         .store(ACTIVE | fresh | EDGE_IN | EDGE_OUT, Relaxed);
     push(s, r);
+    s.moves.fetch_add(1, Release); // pairs with the loads around a look at the kernel
     s.lanes.fetch_add(1, SeqCst);
     kick_if_waiting(set as usize);
     true

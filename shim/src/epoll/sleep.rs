@@ -150,6 +150,9 @@ pub(super) unsafe fn wait_lanes(
 ) -> i32 {
     let mut last = false;
     loop {
+        // A connection that the kernel has just reported may move to the inner set before the lanes
+        // are harvested, and must not be listed a second time.
+        let moves = s.moves.load(Acquire);
         // The kernel first when its turn has come, so that busy lanes starve nobody; then the lanes,
         // once, so that none is listed twice.
         let due = ticks().wrapping_sub(s.looked.load(Relaxed)) > LOOK_US * wait::cycles_per_us();
@@ -160,16 +163,18 @@ pub(super) unsafe fn wait_lanes(
             0
         };
         let mut h = Harvest::default();
+        let alone = if n > 0 { Some(moves) } else { None };
         if n < max {
             // SAFETY: behind the kernel's events, inside the array.
-            h = harvest(i, s, unsafe { evs.add(n) }, max - n);
+            h = harvest(s, unsafe { evs.add(n) }, max - n, alone);
         }
         if n + h.n == 0 && !due {
             // SAFETY: as above; nothing was harvested.
             n = unsafe { look_at_kernel(i, s, evs, max) };
+            let alone = if n > 0 { Some(moves) } else { None };
             if n < max {
                 // SAFETY: as above.
-                h = harvest(i, s, unsafe { evs.add(n) }, max - n);
+                h = harvest(s, unsafe { evs.add(n) }, max - n, alone);
             }
         }
         h.n += n;
@@ -219,6 +224,7 @@ pub(super) unsafe fn wait_lanes(
             let full = io::FULL_MS as i64 + 1;
             nap = if nap < 0 { full } else { nap.min(full) };
         }
+        let moves = s.moves.load(Acquire);
         let dozed = doze_all(s);
         let r = if changed(s) || s.stirred.load(SeqCst) != 0 || control::pending() {
             rouse_all(s, dozed);
@@ -243,7 +249,7 @@ pub(super) unsafe fn wait_lanes(
         if n > 0 {
             if n < max {
                 // SAFETY: behind the kernel's events, inside the array.
-                n += harvest(i, s, unsafe { evs.add(n) }, max - n).n;
+                n += harvest(s, unsafe { evs.add(n) }, max - n, Some(moves)).n;
             }
             return n as i32;
         }
