@@ -30,7 +30,8 @@ pub enum Kind {
         reconnect: bool,
     },
     Web {
-        connections: u32,
+        /// The server keeps the served files open.
+        open_files: bool,
     },
     Bulk,
 }
@@ -68,8 +69,13 @@ impl Case {
                 sockperf(&p.server, &p.client, what, whole, Some(PING_MPS))
             }
             Kind::Sockperf(what) => sockperf(&p.server, &p.client, what, whole, Some(MESSAGE_MPS)),
-            Kind::Web { connections } => {
-                Nginx::start(&p.server)?.wrk(&p.client, connections, whole)
+            Kind::Web { open_files } => {
+                let nginx = if open_files {
+                    Nginx::with_open_files(&p.server)?
+                } else {
+                    Nginx::start(&p.server)?
+                };
+                nginx.wrk(&p.client, 32, whole)
             }
             Kind::Bulk => iperf3(&p.server, &p.client, "127.0.0.1", whole, ""),
             Kind::Redis {
@@ -156,7 +162,15 @@ pub const ALL: &[Case] = &[
     Case {
         name: "nginx, wrk 32 connections",
         unit: "req/s",
-        kind: Kind::Web { connections: 32 },
+        kind: Kind::Web { open_files: true },
+        lonely: false,
+        ends: 64,
+        limit: None,
+    },
+    Case {
+        name: "nginx that opens the file each time",
+        unit: "req/s",
+        kind: Kind::Web { open_files: false },
         lonely: false,
         ends: 64,
         limit: None,

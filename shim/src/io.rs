@@ -499,21 +499,23 @@ pub unsafe fn sendfile(
         // SAFETY: not null, hence the application's valid pointer.
         false => unsafe { *off },
     };
-    let mut buf = [0u8; 32 << 10];
+    // Not cleared: that would cost more than the copy of a small file.
+    let mut buf = core::mem::MaybeUninit::<[u8; 32 << 10]>::uninit();
+    let buf: *mut u8 = buf.as_mut_ptr().cast();
     let mut total = 0usize;
     while total < count {
-        let want = buf.len().min(count - total);
-        let n = match sys::pread(input, buf.as_mut_ptr(), want, pos) {
+        let want = (32 << 10).min(count - total);
+        let n = match sys::pread(input, buf, want, pos) {
             Ok(0) => break,
             Ok(n) => n,
             Err(_) if total > 0 => break,
             Err(e) => return fail(e),
         };
         let v = [iovec {
-            iov_base: buf.as_mut_ptr().cast(),
+            iov_base: buf.cast(),
             iov_len: n,
         }];
-        // SAFETY: our own buffer.
+        // SAFETY: our own buffer, of which the kernel has written `n` bytes.
         let r = unsafe { send(fd, i, &v, 0, || real::send(fd, v[0].iov_base, n, 0)) };
         if r < 0 {
             if total > 0 {

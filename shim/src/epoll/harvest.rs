@@ -84,12 +84,7 @@ pub(super) struct Harvest {
 
 /// Lists ready lanes. `alone`: the kernel's events of this same wait stand before `evs`, and were
 /// asked for when `Set::moves` was that: if a registration has moved since, nothing is listed.
-pub(super) fn harvest(
-    s: &Set,
-    evs: *mut epoll_event,
-    max: usize,
-    alone: Option<u32>,
-) -> Harvest {
+pub(super) fn harvest(s: &Set, evs: *mut epoll_event, max: usize, alone: Option<u32>) -> Harvest {
     let mut h = Harvest::default();
     let mut leaving = [0u32; 8];
     let mut nleaving = 0;
