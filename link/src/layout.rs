@@ -9,6 +9,8 @@ use crate::prim::{AtomicU32, AtomicU64};
 
 /// Lanes per link. A pair of parties that needs more gets another link.
 pub const LANES: usize = if cfg!(loom) { 1 } else { 1024 };
+/// Epochs of one use of a lane slot: the daemon gives the next use a base that lies so much higher.
+pub const EPOCHS: u32 = 65_536;
 /// Lanes that share one publish counter.
 pub const GROUP: usize = if cfg!(loom) { 1 } else { 64 };
 /// Number of publish counters.

@@ -273,6 +273,7 @@ pub fn pump() {
             }
         }
     }
+    links::settle_owed(tell_done);
     drop(g);
 }
 
@@ -290,6 +291,13 @@ impl Fds {
         for f in self.fds.iter().filter(|f| **f >= 0) {
             sys::close(*f);
         }
+    }
+}
+
+/// An answer that the daemon waits for. If it cannot be sent, both begin anew.
+fn reply(m: &ToDaemon) {
+    if !send(m, None) {
+        drop_connection();
     }
 }
 
@@ -345,18 +353,15 @@ fn handle(m: ToShim, fds: &mut Fds) {
                 }
                 _ => false,
             };
-            let _ = send(
-                &if ok {
-                    ToDaemon::Mapped {
-                        link,
-                        side,
-                        chunk: 0,
-                    }
-                } else {
-                    ToDaemon::LinkFailed { link, side }
-                },
-                None,
-            );
+            reply(&if ok {
+                ToDaemon::Mapped {
+                    link,
+                    side,
+                    chunk: 0,
+                }
+            } else {
+                ToDaemon::LinkFailed { link, side }
+            });
         }
         ToShim::Chunk {
             link,
@@ -372,14 +377,11 @@ fn handle(m: ToShim, fds: &mut Fds) {
                 }
                 _ => false,
             };
-            let _ = send(
-                &if ok {
-                    ToDaemon::Mapped { link, side, chunk }
-                } else {
-                    ToDaemon::LinkFailed { link, side }
-                },
-                None,
-            );
+            reply(&if ok {
+                ToDaemon::Mapped { link, side, chunk }
+            } else {
+                ToDaemon::LinkFailed { link, side }
+            });
         }
         ToShim::PeerChunk {
             link,
@@ -401,14 +403,11 @@ fn handle(m: ToShim, fds: &mut Fds) {
                 }
                 _ => false,
             };
-            let _ = send(
-                &if ok {
-                    ToDaemon::PeerMapped { link, side, chunk }
-                } else {
-                    ToDaemon::LinkFailed { link, side }
-                },
-                None,
-            );
+            reply(&if ok {
+                ToDaemon::PeerMapped { link, side, chunk }
+            } else {
+                ToDaemon::LinkFailed { link, side }
+            });
         }
         ToShim::ChunkReady { link, side, chunk } => {
             if let Some(l) = links::find(link, side) {
@@ -427,7 +426,7 @@ fn handle(m: ToShim, fds: &mut Fds) {
             let taken = links::find(link, side)
                 .is_some_and(|l| promote::attach(l, lane, conn, gen, epoch, tag));
             if !taken {
-                let _ = send(&ToDaemon::LaneDone { link, side, lane }, None);
+                reply(&ToDaemon::LaneDone { link, side, lane });
             }
         }
         ToShim::PeerGone { link, side } => {
@@ -463,13 +462,21 @@ pub fn settled(n: u64) -> bool {
     n == 0 || SETTLED.load(Relaxed) >= n
 }
 
+/// A daemon that is stopped for a while must still get to know: what cannot be sent now is sent
+/// later. One that has died has no use for it.
 pub fn lane_done(link: &Link, lane: u32) {
+    if !tell_done(link, lane) && FD.load(Relaxed) >= 0 {
+        link.owe(lane);
+    }
+}
+
+fn tell_done(link: &Link, lane: u32) -> bool {
     let m = ToDaemon::LaneDone {
         link: link.id.load(Relaxed),
         side: link.side.load(Relaxed) as u8,
         lane,
     };
-    let _ = send(&m, None);
+    send(&m, None)
 }
 
 pub fn forget(conn: u32, gen: u32) {

@@ -146,20 +146,14 @@ fn last_close(fd: i32, i: u32) {
         let port = Sock { fd, link };
         let _t = lock::lock(&c.tx.lock);
         let _r = lock::lock(&c.rx.lock);
-        // What is on its way down must be on TCP before the FIN.
-        let end = sys::now_ms() + 1000;
-        while matches!(c.tx.look(&m, &port), Ok(link::lane::Progress::Blocked))
-            && c.tx.must_flush()
-            && sys::now_ms() < end
-        {
-            sys::poll_ms(fd, libc::POLLOUT, 5);
-        }
+        let whole = flush(c, &m, &port, fd);
         // Take in a frame that TCP holds: left there, it would turn our FIN into a reset.
         if c.rx.engaged() {
             let _ = c.rx.probe(&m, &port);
         }
-        if c.rx.ring_unread(&m) > 0 && c.rx.shut.load(Relaxed) == 0 {
-            // Unread bytes at close are a reset, as in TCP (RFC 1122, 4.2.2.13).
+        if !whole || (c.rx.ring_unread(&m) > 0 && c.rx.shut.load(Relaxed) == 0) {
+            // Unread bytes at close are a reset, as in TCP (RFC 1122, 4.2.2.13). So are sent bytes
+            // that did not find their way: the peer must not take the end for a clean one.
             let linger = [1u32.to_ne_bytes(), 0u32.to_ne_bytes()].concat_bytes();
             let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
         }
@@ -189,6 +183,18 @@ impl Concat for [[u8; 4]; 2] {
     }
 }
 
+/// What is on its way down must be on TCP before the FIN. False: the peer does not take it.
+fn flush(c: &Conn, m: &link::lane::Memory, port: &Sock, fd: i32) -> bool {
+    let end = sys::now_ms() + io::LEAVE_MS;
+    while matches!(c.tx.look(m, port), Ok(link::lane::Progress::Blocked)) && c.tx.must_flush() {
+        if sys::now_ms() >= end {
+            return false;
+        }
+        sys::poll_ms(fd, libc::POLLOUT, 5);
+    }
+    true
+}
+
 /// `shutdown`, before the kernel's own.
 pub fn before_shutdown(fd: i32, i: u32, how: i32) {
     let c = table::conn(i);
@@ -198,12 +204,9 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) {
     let port = Sock { fd, link };
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
         if let Some(_g) = lock::lock(&c.tx.lock) {
-            let end = sys::now_ms() + 1000;
-            while matches!(c.tx.look(&m, &port), Ok(link::lane::Progress::Blocked))
-                && c.tx.must_flush()
-                && sys::now_ms() < end
-            {
-                sys::poll_ms(fd, libc::POLLOUT, 5);
+            if !flush(c, &m, &port, fd) {
+                drop(_g);
+                return io::reset(c, fd, Reason::Stalled);
             }
             // Everything sent is on the ring; later sends get the kernel's EPIPE.
             c.tx.shut(&m, &port);
@@ -261,13 +264,17 @@ pub fn after_fork_child() {
         return;
     }
     let mut last = u32::MAX;
+    let known = table::same_pid_namespace();
     each_fd(|_, i, c| {
+        table::local(i).regs_lock.store(0, Relaxed);
+        if !known {
+            return; // stays counted among the forks
+        }
         // A duplicated descriptor was counted once per descriptor before the fork.
         if last != i && !c.holders.iter().any(|h| h.load(Relaxed) == me) {
             table::add_holder(c, me);
         }
         last = i;
-        table::local(i).regs_lock.store(0, Relaxed);
         c.forks.fetch_sub(1, SeqCst);
     });
     control::after_fork();

@@ -3,6 +3,10 @@
 //! A call comes with its buffers as an iovec and with a closure that makes the native call. Where
 //! the direction is on TCP the closure runs, counted; otherwise the lane is used.
 
+mod sendfile;
+
+pub use sendfile::sendfile;
+
 use crate::links::Sock;
 use crate::table::{self, Local};
 use crate::wait::{self, For, Woke};
@@ -19,6 +23,9 @@ use link::reason::Reason;
 /// hold megabytes, and programs that write before they read rely on it. Longer than a reader that
 /// is merely not scheduled takes.
 pub const FULL_MS: u64 = 20;
+/// Milliseconds that a peer gets to put bytes back on TCP, or to take them from there, before a
+/// descriptor leaves; then the connection is reset.
+pub const LEAVE_MS: u64 = 2000;
 /// Microseconds between two looks at TCP by whoever finds the ring empty.
 const LOOK_US: u64 = 20;
 /// Microseconds between two looks whether the peer's TCP end is still there, by a sender.
@@ -466,78 +473,6 @@ pub unsafe fn recv(
     }
 }
 
-/// `sendfile` onto a lane: read and send in pieces, moving the file's position by what was sent.
-///
-/// # Safety
-/// `off` is null or the application's valid pointer.
-pub unsafe fn sendfile(
-    fd: i32,
-    i: u32,
-    input: i32,
-    off: *mut i64,
-    count: usize,
-    native: impl Fn() -> isize,
-) -> isize {
-    let c = table::conn(i);
-    if control::pending() {
-        control::pump();
-    }
-    if !promote::engaged_tx(c) {
-        let l = table::local(i);
-        promote::evidence(i, fd, c);
-        if !promote::try_up(i, c, l, fd) && c.tx.enter_native() {
-            let r = native();
-            c.tx.leave_native(r.max(0) as u64);
-            return r;
-        }
-    }
-    let mut pos = match off.is_null() {
-        true => match sys::lseek(input, 0, libc::SEEK_CUR) {
-            Ok(p) => p,
-            Err(e) => return fail(e),
-        },
-        // SAFETY: not null, hence the application's valid pointer.
-        false => unsafe { *off },
-    };
-    // Not cleared: that would cost more than the copy of a small file.
-    let mut buf = core::mem::MaybeUninit::<[u8; 32 << 10]>::uninit();
-    let buf: *mut u8 = buf.as_mut_ptr().cast();
-    let mut total = 0usize;
-    while total < count {
-        let want = (32 << 10).min(count - total);
-        let n = match sys::pread(input, buf, want, pos) {
-            Ok(0) => break,
-            Ok(n) => n,
-            Err(_) if total > 0 => break,
-            Err(e) => return fail(e),
-        };
-        let v = [iovec {
-            iov_base: buf.cast(),
-            iov_len: n,
-        }];
-        // SAFETY: our own buffer, of which the kernel has written `n` bytes.
-        let r = unsafe { send(fd, i, &v, 0, || real::send(fd, v[0].iov_base, n, 0)) };
-        if r < 0 {
-            if total > 0 {
-                break;
-            }
-            return r;
-        }
-        total += r as usize;
-        pos += r as i64;
-        if (r as usize) < n {
-            break;
-        }
-    }
-    if off.is_null() {
-        let _ = sys::lseek(input, pos, libc::SEEK_SET);
-    } else {
-        // SAFETY: as above.
-        unsafe { *off = pos };
-    }
-    total as isize
-}
-
 /// Gives a connection back to the kernel for good, before something that a lane cannot carry: both
 /// directions. False: the peer did not put its bytes back in time, and the connection was reset.
 pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
@@ -548,7 +483,7 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
         return true;
     };
     let port = Sock { fd, link };
-    let end = sys::now_ms() + 2000;
+    let end = sys::now_ms() + LEAVE_MS;
     if let Some(_g) = lock::lock(&c.tx.lock) {
         let was = c.tx.is_up();
         let _ = c.tx.down(&m, &port);

@@ -48,6 +48,8 @@ pub struct Link {
     /// Epoll sets of this process that have lanes on the link.
     pub sets: [AtomicU64; SETS / 64],
     arena: Arena,
+    /// Lanes that we are done with and the daemon does not know so yet: its queue was full.
+    owed: [AtomicU64; LANES / 64],
     /// Rings of each lane slot (newest, and the one before), to be freed at the slot's next use.
     pub rings: [[AtomicU64; 2]; LANES],
 }
@@ -144,6 +146,9 @@ pub fn reap() {
         for r in l.rings.iter().flatten() {
             r.store(0, Relaxed);
         }
+        for w in &l.owed {
+            w.store(0, Relaxed);
+        }
         l.state.store(0, Release);
     }
 }
@@ -171,7 +176,38 @@ pub fn create(id: u64, side: u8, bell: i32, chunk0: i32, bytes: usize) -> bool {
     true
 }
 
+/// Is there a lane whose end the daemon has not been told?
+static OWED: AtomicU32 = AtomicU32::new(0);
+
+/// Tells again what could not be told. `tell` returns false if it still cannot.
+pub fn settle_owed(tell: impl Fn(&Link, u32) -> bool) {
+    if OWED.swap(0, Relaxed) == 0 {
+        return;
+    }
+    for l in seen().iter().filter(|l| l.state.load(Acquire) == USED) {
+        for (k, w) in l.owed.iter().enumerate() {
+            let mut bits = w.swap(0, Relaxed);
+            while bits != 0 {
+                let bit = bits.trailing_zeros();
+                bits &= bits - 1;
+                let lane = k as u32 * 64 + bit;
+                if !tell(l, lane) {
+                    l.owe(lane);
+                }
+            }
+        }
+    }
+}
+
 impl Link {
+    /// Remembers that the daemon is still to be told that `lane` is done.
+    pub fn owe(&self, lane: u32) {
+        if let Some(w) = self.owed.get(lane as usize / 64) {
+            w.fetch_or(1 << (lane % 64), Relaxed);
+            OWED.store(1, Relaxed);
+        }
+    }
+
     pub fn bell(&self) -> i32 {
         self.bell.load(Relaxed) - 1
     }

@@ -93,6 +93,16 @@ fn unwatched(i: u32, c: &Conn) -> bool {
         && table::local(i).regs.load(Acquire) == 0
 }
 
+/// A connection that has just been made non-blocking while nobody we know of watches it: its
+/// waiting will be unseen, so that it must happen on TCP.
+pub fn made_nonblocking(i: u32) {
+    let c = table::conn(i);
+    if c.flags.load(Relaxed) & flag::LANE != 0 && unwatched(i, c) {
+        because(c, Reason::EpollShared);
+        take_down(i);
+    }
+}
+
 fn later(c: &Conn, r: Reason, ms: u64) {
     because(c, r);
     c.not_before_ms.store(sys::now_ms() + ms, Relaxed);
@@ -271,6 +281,10 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
         return;
     }
     if let Some((link, m)) = lane(c, l) {
+        if c.rx.epoch.load(Relaxed).wrapping_sub(c.epoch.load(Relaxed)) >= link::layout::EPOCHS - 1
+        {
+            return table::bar(c, Reason::RingFull); // the next epochs are the slot's next user's
+        }
         if link.state.load(Relaxed) == crate::links::USED {
             // Every set that watches the connection must know of the lane first.
             if epoll::activate(i, link) {

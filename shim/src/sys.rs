@@ -380,6 +380,20 @@ pub fn inode(fd: i32) -> R<(u64, u32)> {
     Ok((st.st_ino, st.st_uid))
 }
 
+/// Which pid namespace this process is in; 0 if /proc does not tell.
+pub fn pid_namespace() -> u64 {
+    // SAFETY: all-zero is a valid stat buffer.
+    let mut st: libc::stat = unsafe { core::mem::zeroed() };
+    let r = sc!(
+        libc::SYS_newfstatat,
+        libc::AT_FDCWD,
+        c"/proc/self/ns/pid".as_ptr(),
+        &mut st as *mut libc::stat,
+        0
+    );
+    r.map_or(0, |_| st.st_ino)
+}
+
 pub fn rlimit_nofile() -> u64 {
     let mut r = libc::rlimit {
         rlim_cur: 1024,

@@ -37,6 +37,10 @@ static LOCALS: AtomicPtr<Local> = AtomicPtr::new(core::ptr::null_mut());
 static MEMFD: AtomicI32 = AtomicI32::new(-1);
 static HINT: AtomicU32 = AtomicU32::new(0);
 static LOCK: AtomicU32 = AtomicU32::new(0);
+/// Entry that the next [`sweep`] looks at.
+static SWEEP: AtomicU32 = AtomicU32::new(0);
+/// Inode of the pid namespace in which the table was made; 0: unknown.
+static PID_NS: AtomicU64 = AtomicU64::new(0);
 static PID: AtomicU32 = AtomicU32::new(0);
 
 /// This process, as of the last fork that we know of.
@@ -86,6 +90,7 @@ pub fn init() -> bool {
     h.version.store(u32::from(link::VERSION), Relaxed);
     h.conns.store(CONNS as u32, Relaxed);
     h.pid.store(pid(), Relaxed);
+    PID_NS.store(sys::pid_namespace(), Relaxed);
     h.magic.store(MAGIC, Release);
     FAMILY.store(t, Release);
     true
@@ -112,6 +117,7 @@ pub fn local(i: u32) -> &'static Local {
 /// Takes a free entry for a socket of this process.
 pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
     let t = table()?;
+    sweep(t);
     let start = HINT.load(Relaxed) as usize;
     for k in 0..CONNS {
         let i = (start + k) % CONNS;
@@ -144,6 +150,46 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         return Some(i as u32);
     }
     None
+}
+
+/// Looks at one entry more: if every process that held it is dead, it is free again. A child that
+/// exits without closing leaves its entries behind; forking servers have one such per connection.
+/// Costs a system call only for an entry that another process holds.
+fn sweep(t: &Table) {
+    let used = t.header.used.load(Relaxed);
+    if used == 0 {
+        return;
+    }
+    let i = SWEEP.fetch_add(1, Relaxed) % used;
+    let c = &t.conns[i as usize & (CONNS - 1)];
+    let s = c.state.load(Acquire);
+    if matches!(s, state::FREE | state::BUSY) || c.forks.load(SeqCst) != 0 {
+        return;
+    }
+    let mut dead = 0;
+    for h in &c.holders {
+        let p = h.load(SeqCst);
+        if p != 0 {
+            if p == pid() || sys::kill0(p) != Err(libc::ESRCH) {
+                return;
+            }
+            dead += 1;
+        }
+    }
+    // Without any holder it is between two of them (an exec that may fail, a close under way).
+    if dead > 0
+        && c.state
+            .compare_exchange(s, state::BUSY, AcqRel, Relaxed)
+            .is_ok()
+    {
+        free(i);
+    }
+}
+
+/// Is this process where the table's process numbers mean the same? If not, nobody can tell which
+/// holders live, and what it inherits counts as shared for good.
+pub fn same_pid_namespace() -> bool {
+    PID_NS.load(Relaxed) == sys::pid_namespace()
 }
 
 fn reset(c: &Conn) {

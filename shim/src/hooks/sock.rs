@@ -203,6 +203,7 @@ pub fn nonblock(i: u32, on: bool) {
     let f = &table::conn(i).flags;
     if on {
         f.fetch_or(flag::NONBLOCK, Relaxed);
+        io::quietly(|| crate::promote::made_nonblocking(i));
     } else {
         f.fetch_and(!flag::NONBLOCK, Relaxed);
     }

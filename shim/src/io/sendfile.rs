@@ -1,0 +1,75 @@
+//! `sendfile` onto a lane: read in pieces, and sent like any other bytes.
+
+use super::*;
+
+/// `sendfile` onto a lane: read and send in pieces, moving the file's position by what was sent.
+///
+/// # Safety
+/// `off` is null or the application's valid pointer.
+pub unsafe fn sendfile(
+    fd: i32,
+    i: u32,
+    input: i32,
+    off: *mut i64,
+    count: usize,
+    native: impl Fn() -> isize,
+) -> isize {
+    let c = table::conn(i);
+    if control::pending() {
+        control::pump();
+    }
+    if !promote::engaged_tx(c) {
+        let l = table::local(i);
+        promote::evidence(i, fd, c);
+        if !promote::try_up(i, c, l, fd) && c.tx.enter_native() {
+            let r = native();
+            c.tx.leave_native(r.max(0) as u64);
+            return r;
+        }
+    }
+    let mut pos = match off.is_null() {
+        true => match sys::lseek(input, 0, libc::SEEK_CUR) {
+            Ok(p) => p,
+            Err(e) => return fail(e),
+        },
+        // SAFETY: not null, hence the application's valid pointer.
+        false => unsafe { *off },
+    };
+    // Not cleared: that would cost more than the copy of a small file.
+    let mut buf = core::mem::MaybeUninit::<[u8; 32 << 10]>::uninit();
+    let buf: *mut u8 = buf.as_mut_ptr().cast();
+    let mut total = 0usize;
+    while total < count {
+        let want = (32 << 10).min(count - total);
+        let n = match sys::pread(input, buf, want, pos) {
+            Ok(0) => break,
+            Ok(n) => n,
+            Err(_) if total > 0 => break,
+            Err(e) => return fail(e),
+        };
+        let v = [iovec {
+            iov_base: buf.cast(),
+            iov_len: n,
+        }];
+        // SAFETY: our own buffer, of which the kernel has written `n` bytes.
+        let r = unsafe { send(fd, i, &v, 0, || real::send(fd, v[0].iov_base, n, 0)) };
+        if r < 0 {
+            if total > 0 {
+                break;
+            }
+            return r;
+        }
+        total += r as usize;
+        pos += r as i64;
+        if (r as usize) < n {
+            break;
+        }
+    }
+    if off.is_null() {
+        let _ = sys::lseek(input, pos, libc::SEEK_SET);
+    } else {
+        // SAFETY: as above.
+        unsafe { *off = pos };
+    }
+    total as isize
+}
