@@ -2,11 +2,16 @@
 //! page. Each test must have the same result.
 
 use anyhow::{ensure, Context, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use underpass_tests::harness::{paths, Daemon, Place, Program};
 
 const LIMIT: Duration = Duration::from_secs(240);
+
+/// Tests that fail bare, too, about once in two hundred runs: the server of `test_ftplib` decodes
+/// what each `recv` returns by itself, and fails when a character lies across two of them. One that
+/// differs must be the same in a second run.
+const FRAGILE: &[&str] = &["test_storlines"];
 
 /// Name of each test and its outcome.
 fn suite(name: &str, place: &Place, tcp_pairs: bool) -> Result<BTreeMap<String, String>> {
@@ -18,10 +23,6 @@ fn suite(name: &str, place: &Place, tcp_pairs: bool) -> Result<BTreeMap<String, 
             "test",
             "-i",
             "*VSOCK*",
-            // Ten thousand connections at once: right, but with every one of them promoted at once
-            // far beyond the limit of time.
-            "-i",
-            "test_above_fd_setsize",
             "--timeout",
             "100",
             "--junit-xml",
@@ -51,22 +52,25 @@ fn suite(name: &str, place: &Place, tcp_pairs: bool) -> Result<BTreeMap<String, 
         .collect())
 }
 
+fn differences(bare: &BTreeMap<String, String>, shim: &BTreeMap<String, String>) -> Vec<String> {
+    let ids: BTreeSet<_> = bare.keys().chain(shim.keys()).collect();
+    ids.into_iter()
+        .filter(|id| bare.get(*id) != shim.get(*id))
+        .map(|id| format!("{id}: bare {:?}, promoted {:?}", bare.get(id), shim.get(id)))
+        .collect()
+}
+
 /// `tests`: how many the suite has at least; `ends`: how many promoted ends it must leave behind.
 fn same(name: &str, tcp_pairs: bool, tests: usize, ends: u64) -> Result<()> {
     let bare = suite(name, &Place::bare(), tcp_pairs)?;
     ensure!(bare.len() >= tests, "{name} ran {} tests only", bare.len());
     let d = Daemon::with(&["--ring-log2", "12", "--ring-max-log2", "12"])?;
-    let shim = suite(name, &d.eager(), tcp_pairs)?;
-    let mut differ = Vec::new();
-    for id in bare
-        .keys()
-        .chain(shim.keys())
-        .collect::<std::collections::BTreeSet<_>>()
-    {
-        let (b, s) = (bare.get(id), shim.get(id));
-        if b != s {
-            differ.push(format!("{id}: bare {b:?}, promoted {s:?}"));
-        }
+    let mut differ = differences(&bare, &suite(name, &d.eager(), tcp_pairs)?);
+    let fragile = |d: &String| FRAGILE.iter().any(|f| d.contains(f));
+    if !differ.is_empty() && differ.iter().all(fragile) {
+        println!("{name}: once more, because of {}", differ.join(", "));
+        let bare = suite(name, &Place::bare(), tcp_pairs)?;
+        differ = differences(&bare, &suite(name, &d.eager(), tcp_pairs)?);
     }
     let s = d.stats()?;
     println!(

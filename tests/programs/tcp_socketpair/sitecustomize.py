@@ -2,17 +2,26 @@
 
 Put this directory on PYTHONPATH. Bare and under the shim the suites then do the same over TCP.
 """
+import os
 import socket
+import threading
 
 _unix = socket.socketpair
+_lock = threading.Lock()
+_listener = None
 
 
 def socketpair(family=None, type=socket.SOCK_STREAM, proto=0):
     if family not in (None, socket.AF_INET) or type != socket.SOCK_STREAM:
         return _unix(family, type, proto)
-    with socket.create_server(("127.0.0.1", 0), backlog=1) as listener:
-        a = socket.create_connection(listener.getsockname())
-        b, _ = listener.accept()
+    global _listener
+    with _lock:
+        # One listener per process: the kernel looks for a free port among all that are taken, which
+        # with thousands of pairs takes longer than everything else.
+        if _listener is None or _listener[0] != os.getpid():
+            _listener = os.getpid(), socket.create_server(("127.0.0.1", 0), backlog=1)
+        a = socket.create_connection(_listener[1].getsockname())
+        b, _ = _listener[1].accept()
     return a, b
 
 
