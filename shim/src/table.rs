@@ -37,6 +37,10 @@ static LOCALS: AtomicPtr<Local> = AtomicPtr::new(core::ptr::null_mut());
 static MEMFD: AtomicI32 = AtomicI32::new(-1);
 static HINT: AtomicU32 = AtomicU32::new(0);
 static LOCK: AtomicU32 = AtomicU32::new(0);
+/// Entries (index + 1) that this process has lately given back. Only hints: whoever takes one checks
+/// that it is free.
+static RECENT: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
+static RECENT_N: AtomicU32 = AtomicU32::new(0);
 /// Entry that the next [`sweep`] looks at.
 static SWEEP: AtomicU32 = AtomicU32::new(0);
 /// Inode of the pid namespace in which the table was made; 0: unknown.
@@ -117,10 +121,12 @@ pub fn local(i: u32) -> &'static Local {
 /// Takes a free entry for a socket of this process.
 pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
     let t = table()?;
+    // Two for one, so that what dies is found faster than new entries are needed.
+    sweep(t);
     sweep(t);
     let start = HINT.load(Relaxed) as usize;
-    for k in 0..CONNS {
-        let i = (start + k) % CONNS;
+    let fresh = (0..CONNS).map(|k| (start + k) % CONNS);
+    for i in core::iter::from_fn(recent).chain(fresh) {
         let c = &t.conns[i];
         if c.state.load(Relaxed) != state::FREE
             || c.state
@@ -129,7 +135,9 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         {
             continue;
         }
-        HINT.store(i as u32 + 1, Relaxed);
+        if i >= start {
+            HINT.store(i as u32 + 1, Relaxed);
+        }
         t.header.used.fetch_max(i as u32 + 1, Relaxed);
         reset(c);
         c.gen.fetch_add(1, Relaxed);
@@ -150,6 +158,23 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         return Some(i as u32);
     }
     None
+}
+
+/// An entry given back lately: old ones first used again keep the table short and warm.
+fn recent() -> Option<usize> {
+    let n = RECENT_N.load(Relaxed) as usize;
+    let last = n.checked_sub(1)?;
+    RECENT_N.store(last as u32, Relaxed);
+    let i = RECENT.get(last)?.swap(0, Relaxed);
+    i.checked_sub(1).map(|i| i as usize & (CONNS - 1))
+}
+
+fn remember(i: u32) {
+    let n = RECENT_N.load(Relaxed);
+    if let Some(r) = RECENT.get(n as usize) {
+        r.store(i + 1, Relaxed);
+        RECENT_N.store(n + 1, Relaxed);
+    }
 }
 
 /// Looks at one entry more: if every process that held it is dead, it is free again. A child that
@@ -182,6 +207,12 @@ fn sweep(t: &Table) {
             .compare_exchange(s, state::BUSY, AcqRel, Relaxed)
             .is_ok()
     {
+        // Whoever was inside a call died there.
+        for w in [&c.tx.lock, &c.rx.lock] {
+            w.store(0, Relaxed);
+        }
+        c.tx.natives.store(0, Relaxed);
+        c.rx.natives.store(0, Relaxed);
         free(i);
     }
 }
@@ -221,6 +252,7 @@ pub fn free(i: u32) {
     c.flags.store(0, Relaxed);
     c.gen.fetch_add(1, Release);
     c.state.store(state::FREE, Release);
+    remember(i);
 }
 
 /// How many live processes hold the connection? Dead ones are forgotten on the way.

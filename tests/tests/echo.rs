@@ -150,3 +150,20 @@ fn epoll_events_are_true() -> Result<()> {
     d.assert_promoted(1500, 3_000_000)?;
     Ok(())
 }
+
+/// Children that exit without closing leave entries of the family table behind: they are used again.
+#[test]
+fn forked_children_leave_no_entries() -> Result<()> {
+    let d = Daemon::start()?;
+    let mut server = Program::python("forking.py", &d.place())
+        .arg("serve")
+        .spawn()?;
+    let port = server.line("port ", LIMIT)?;
+    Program::python("forking.py", &d.place())
+        .words(&format!("client {port} 300"))
+        .check(LIMIT)?;
+    let rows = d.ss()?;
+    ensure!(rows.len() < 30, "{} rows\n{}", rows.len(), d.picture());
+    d.assert_promoted(100, 0)?;
+    Ok(())
+}
