@@ -2,26 +2,27 @@
 //! may take time (looking at a registered socket, closing it) runs on the blocking pool and comes
 //! back as another event.
 
+mod register;
+
 use crate::config::Config;
 use crate::control::Control;
 use crate::events::{About, Events};
 use crate::family::{Family, Totals};
 use crate::fds::Foreign;
 use crate::limits::Groups;
-use crate::links::{Links, Out, Refused, Violation};
+use crate::links::{Links, Out, Violation};
 use crate::memfd::Ident;
 use crate::notice::Notice;
-use crate::pairing::{ConnRef, Verdict, Waiting};
+use crate::pairing::{ConnRef, Waiting};
 use crate::party::{Party, PartyId};
 use crate::process::{ProcId, Process};
 use crate::proof::Proof;
-use crate::socket::{self, End};
 use link::family::state;
 use link::msg::{ToDaemon, ToShim};
 use link::reason::Reason;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -308,136 +309,6 @@ impl Core {
         Ok(())
     }
 
-    /// A registration: the socket is looked at, and our copy closed, on the blocking pool.
-    fn register(
-        &mut self,
-        shared: &Shared,
-        who: ConnRef,
-        kpos: [u64; 2],
-        fd: Foreign,
-    ) -> Result<(), Violation> {
-        let Some(p) = self.parties.get_mut(&who.party) else {
-            return Ok(());
-        };
-        if p.credits == 0 {
-            return Err(Violation("a registration without a credit"));
-        }
-        p.credits -= 1;
-        p.under_way.insert((who.conn, who.gen));
-        self.counters.registered += 1;
-        let (job, proof, shared) = (p.group().job(), self.proof.clone(), shared.clone());
-        let control = p.control.clone();
-        tokio::task::spawn_local(async move {
-            let (tx, rx) = tokio::sync::oneshot::channel();
-            let helper = tokio::task::spawn_blocking(move || {
-                let _ = tx.send(socket::read(fd.as_fd(), kpos[0], kpos[1], &*proof));
-                fd.close(); // may block
-            });
-            if let Ok(r) = rx.await {
-                shared.borrow_mut().registered(who, r);
-            }
-            let _ = helper.await;
-            drop(job);
-            shared.borrow_mut().credit(who.party, control);
-        });
-        Ok(())
-    }
-
-    fn credit(&mut self, id: PartyId, control: Option<Rc<Control>>) {
-        let Some(p) = self.parties.get_mut(&id) else {
-            return;
-        };
-        // A new connection has begun with a full account.
-        if let (Some(a), Some(b)) = (&p.control, &control) {
-            if Rc::ptr_eq(a, b) {
-                p.credits += 1;
-                p.send(ToShim::Credit { n: 1 }, vec![]);
-            }
-        }
-    }
-
-    /// What the look at a registered socket brought.
-    fn registered(&mut self, who: ConnRef, read: Result<End, Reason>) {
-        let Some(p) = self.parties.get_mut(&who.party) else {
-            return;
-        };
-        if !p.under_way.remove(&(who.conn, who.gen)) {
-            return; // forgotten meanwhile
-        }
-        let end = match read {
-            Ok(end) => end,
-            Err(reason) => return self.decline(who, reason, Reason::PeerDeclined, 0),
-        };
-        let Some(view) = p.family.view(who.conn) else {
-            return self.decline(who, Reason::NotEstablished, Reason::None, 0);
-        };
-        if view.gen != who.gen
-            || view.state != state::OPEN
-            || (view.flags & link::family::flag::NAMED != 0 && view.inode != end.inode)
-        {
-            // The descriptor, or the entry, was given to another connection meanwhile.
-            return self.decline(who, Reason::NotEstablished, Reason::None, 0);
-        }
-        if self.config.exclude.covers(&p.comm, [end.local, end.peer]) {
-            return self.decline(who, Reason::Config, Reason::None, 0);
-        }
-        let mut out = Out::default();
-        if self.links.offer_again(who, &mut out) {
-            return self.act(out, Reason::Internal, 0);
-        }
-        let shown = format!("{} -> {}", end.local, end.peer);
-        let parties = &self.parties;
-        let verdict = self.waiting.register(who, end, |c| alive(parties, c));
-        match verdict {
-            Verdict::Wait => self.event(who.party, &format!("registered {shown}")),
-            Verdict::Shared => self.decline(who, Reason::Shared, Reason::None, RETRY_SOON_MS),
-            Verdict::Unproven(other) => {
-                for w in [who, other] {
-                    self.decline(w, Reason::Unproven, Reason::Unproven, RETRY_UNPROVEN_MS);
-                }
-            }
-            Verdict::Pair(other) => {
-                self.event(who.party, &format!("paired {shown}"));
-                self.pair([other, who]);
-            }
-        }
-    }
-
-    /// Two ends are one connection: give them a lane.
-    fn pair(&mut self, ends: [ConnRef; 2]) {
-        let group = |e: &ConnRef| self.parties.get(&e.party).map(|p| p.group().clone());
-        let (Some(a), Some(b)) = (group(&ends[0]), group(&ends[1])) else {
-            return;
-        };
-        let mut out = Out::default();
-        match self.links.connect(ends, [&a, &b], random(), &mut out) {
-            Ok(()) => {
-                self.counters.paired += 1;
-                self.act(out, Reason::Memory, RETRY_TROUBLE_MS);
-            }
-            Err(Refused::Memory) => {
-                for e in ends {
-                    self.decline(e, Reason::Memory, Reason::Memory, RETRY_TROUBLE_MS);
-                }
-            }
-            Err(Refused::Limit(at)) => {
-                self.decline(
-                    ends[at],
-                    Reason::Limit,
-                    Reason::PeerDeclined,
-                    RETRY_TROUBLE_MS,
-                );
-                self.decline(
-                    ends[1 - at],
-                    Reason::PeerDeclined,
-                    Reason::Limit,
-                    RETRY_TROUBLE_MS,
-                );
-            }
-        }
-        self.busy_changed();
-    }
-
     /// Sends what the links want sent, and declines lanes that will not be.
     fn act(&mut self, out: Out, reason: Reason, retry_ms: u32) {
         for s in out.sends {
@@ -450,26 +321,6 @@ impl Core {
                 self.decline(e, reason, reason, retry_ms);
             }
         }
-    }
-
-    fn decline(&mut self, who: ConnRef, local: Reason, peer: Reason, retry_ms: u32) {
-        let Some(p) = self.parties.get_mut(&who.party) else {
-            return;
-        };
-        let (local_code, peer_code) = (local.code(), peer.code());
-        let msg = ToShim::Decline {
-            conn: who.conn,
-            gen: who.gen,
-            local: local_code,
-            peer: peer_code,
-            retry_ms,
-        };
-        p.send(msg, vec![]);
-        self.counters.declined += 1;
-        self.event(
-            who.party,
-            &format!("declined connection {}: {}", who.conn, local.info().name),
-        );
     }
 
     /// Tells a shim what an operator wants; how many shims were told.

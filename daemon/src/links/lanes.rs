@@ -1,0 +1,180 @@
+//! Lanes of a link: places for connections, offered to both ends once the link is set up.
+//!
+//! A slot is free for its next use only when both sides have said that they are done with it.
+
+use super::{Link, Links, Out, Refused, Slot, Use, Violation, EPOCHS};
+use crate::limits::Group;
+use crate::pairing::ConnRef;
+use crate::party::PartyId;
+use link::msg::ToShim;
+use std::rc::Rc;
+
+impl Links {
+    /// Makes a lane between two ends, and the link if there is none. `tag` must be random.
+    pub fn connect(
+        &mut self,
+        ends: [ConnRef; 2],
+        groups: [&Rc<Group>; 2],
+        tag: u64,
+        out: &mut Out,
+    ) -> Result<(), Refused> {
+        // The lower party is side 0, in every link of these two.
+        let swap = ends[0].party > ends[1].party;
+        let (ends, groups) = if swap {
+            ([ends[1], ends[0]], [groups[1], groups[0]])
+        } else {
+            (ends, groups)
+        };
+        let given = |side: usize| if swap { 1 - side } else { side };
+        for side in 0..2 {
+            if !groups[side].take_lane() {
+                if side == 1 {
+                    groups[0].give_lane();
+                }
+                return Err(Refused::Limit(given(side)));
+            }
+        }
+        let pair = (ends[0].party, ends[1].party);
+        let found = self.by_pair.get(&pair).and_then(|ids| {
+            ids.iter()
+                .find_map(|id| Some((*id, self.links.get(id)?.free_slot()?)))
+        });
+        let (id, slot) = match found {
+            Some(f) => f,
+            None => match self.create(pair, groups, out) {
+                Ok(id) => (id, 0),
+                Err(e) => {
+                    groups.iter().for_each(|g| g.give_lane());
+                    return Err(match e {
+                        Refused::Limit(side) => Refused::Limit(given(side)),
+                        e => e,
+                    });
+                }
+            },
+        };
+        let Some(link) = self.links.get_mut(&id) else {
+            return Err(Refused::Memory);
+        };
+        if slot == link.slots.len() {
+            link.slots.push(Slot::default());
+        }
+        link.slots[slot].now = Some(Use {
+            ends,
+            done: [false; 2],
+            tag,
+            offered: false,
+        });
+        for (side, e) in ends.iter().enumerate() {
+            self.by_conn
+                .insert((e.party, e.conn, e.gen), (id, slot as u32, side as u8));
+        }
+        self.lanes += 1;
+        if link.ready {
+            offer(id, link, slot, out);
+        }
+        Ok(())
+    }
+
+    /// A shim no longer uses a lane.
+    pub fn lane_done(
+        &mut self,
+        from: PartyId,
+        id: u64,
+        side: u8,
+        lane: u32,
+    ) -> Result<(), Violation> {
+        let Some(link) = Self::find(&mut self.links, from, id, side)? else {
+            return Ok(());
+        };
+        let Some(slot) = link.slots.get_mut(lane as usize) else {
+            return Err(Violation("done with a lane that does not exist"));
+        };
+        let Some(u) = slot.now.as_mut().filter(|u| u.offered) else {
+            return Ok(());
+        };
+        u.done[usize::from(side)] = true;
+        let end = u.ends[usize::from(side)];
+        self.by_conn.remove(&(end.party, end.conn, end.gen));
+        if u.done == [true; 2] {
+            slot.now = None;
+            slot.uses += 1;
+            self.lanes -= 1;
+            link.sides.iter().for_each(|s| s.group.give_lane());
+        }
+        Ok(())
+    }
+
+    /// A connection was registered that has a lane already: offers it again (the offer may have
+    /// been lost with a control connection). `false`: it has none.
+    pub fn offer_again(&mut self, who: ConnRef, out: &mut Out) -> bool {
+        let Some(&(id, slot, side)) = self.by_conn.get(&(who.party, who.conn, who.gen)) else {
+            return false;
+        };
+        let Some(link) = self.links.get(&id) else {
+            return false;
+        };
+        if link.ready {
+            if let Some(msg) = offer_msg(id, link, slot as usize, side.into()) {
+                out.send(who.party, msg, vec![]);
+            }
+        }
+        true
+    }
+
+    /// A connection ended before its lane was offered: the other end is told that it failed.
+    pub fn forget(&mut self, who: ConnRef, out: &mut Out) {
+        let Some(&(id, slot, _)) = self.by_conn.get(&(who.party, who.conn, who.gen)) else {
+            return;
+        };
+        if let Some(l) = self.links.get_mut(&id) {
+            if l.slots
+                .get(slot as usize)
+                .and_then(|s| s.now.as_ref())
+                .is_some_and(|u| !u.offered)
+            {
+                self.cancel(id, slot as usize, out);
+            }
+        }
+    }
+
+    /// Takes back a lane that was not offered yet.
+    pub(super) fn cancel(&mut self, id: u64, slot: usize, out: &mut Out) {
+        let Some(link) = self.links.get_mut(&id) else {
+            return;
+        };
+        let Some(u) = link.slots.get_mut(slot).and_then(|s| s.now.take()) else {
+            return;
+        };
+        link.sides.iter().for_each(|s| s.group.give_lane());
+        self.lanes -= 1;
+        for e in u.ends {
+            self.by_conn.remove(&(e.party, e.conn, e.gen));
+        }
+        out.failed.push(u.ends);
+    }
+}
+
+pub(super) fn offer(id: u64, link: &mut Link, slot: usize, out: &mut Out) {
+    if let Some(u) = link.slots.get_mut(slot).and_then(|s| s.now.as_mut()) {
+        u.offered = true;
+    }
+    for side in 0..2 {
+        if let Some(msg) = offer_msg(id, link, slot, side) {
+            out.send(link.sides[side].party, msg, vec![]);
+        }
+    }
+}
+
+fn offer_msg(id: u64, link: &Link, slot: usize, side: usize) -> Option<ToShim> {
+    let s = link.slots.get(slot)?;
+    let u = s.now.as_ref()?;
+    Some(ToShim::Offer {
+        link: id,
+        side: side as u8,
+        lane: slot as u32,
+        conn: u.ends[side].conn,
+        gen: u.ends[side].gen,
+        epoch: s.uses * EPOCHS,
+        tag: u.tag,
+    })
+}
