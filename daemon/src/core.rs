@@ -276,6 +276,9 @@ impl Core {
             ToDaemon::LaneDone { link, side, lane } => {
                 core.links.lane_done(id, link, side, lane)?
             }
+            ToDaemon::LaneRefused { link, side, lane } => {
+                core.links.lane_refused(id, link, side, lane, &mut out)?
+            }
             ToDaemon::WantChunk { link, side } => {
                 core.links.want_chunk(id, link, side, &mut out)?
             }

@@ -16,7 +16,7 @@ use crate::limits::Group;
 use crate::memfd;
 use crate::pairing::ConnRef;
 use crate::party::PartyId;
-use link::layout::{CHUNKS, CHUNK_BYTES, CONTROL_BYTES, LANES};
+use link::layout::{CHUNKS, CHUNK_BYTES, CONTROL_BYTES, EPOCHS, LANES};
 use link::msg::ToShim;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -76,9 +76,6 @@ struct Slot {
     uses: u32,
     now: Option<Use>,
 }
-
-/// Epochs of one use of a slot. A slot that has used up all its epochs is never used again.
-const EPOCHS: u32 = 65_536;
 
 struct Link {
     sides: [Side; 2],

@@ -426,7 +426,7 @@ fn handle(m: ToShim, fds: &mut Fds) {
             let taken = links::find(link, side)
                 .is_some_and(|l| promote::attach(l, lane, conn, gen, epoch, tag));
             if !taken {
-                reply(&ToDaemon::LaneDone { link, side, lane });
+                reply(&ToDaemon::LaneRefused { link, side, lane });
             }
         }
         ToShim::PeerGone { link, side } => {
@@ -436,6 +436,17 @@ fn handle(m: ToShim, fds: &mut Fds) {
             }
         }
         ToShim::Command { conn, gen, op } => promote::command(conn, gen, op),
+        ToShim::LaneGone {
+            link,
+            side,
+            lane,
+            conn,
+            gen,
+        } => {
+            if let Some(l) = links::find(link, side) {
+                promote::lane_gone(l, lane, conn, gen);
+            }
+        }
     }
 }
 

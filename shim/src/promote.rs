@@ -467,6 +467,47 @@ pub fn command(conn: u32, gen: u32, what: u32) {
     });
 }
 
+/// The other end does not take its lane, so ours was never used: it goes back, and the connection
+/// may be registered again.
+pub fn lane_gone(link: &Link, lane_no: u32, i: u32, gen: u32) {
+    if i as usize >= link::family::CONNS {
+        return;
+    }
+    let c = table::conn(i);
+    let l = table::local(i);
+    let ours = || {
+        c.gen.load(Relaxed) == gen
+            && c.state.load(Relaxed) == state::OPEN
+            && c.flags.load(Relaxed) & flag::LANE != 0
+            && c.lane.load(Relaxed) == lane_no
+            && core::ptr::eq(l.link.load(Relaxed), link)
+    };
+    let Some((_, m)) = lane(c, l).filter(|_| ours()) else {
+        return;
+    };
+    {
+        let (Some(_t), Some(_r)) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)) else {
+            return;
+        };
+        let port = Sock {
+            fd: l.fd.load(Relaxed),
+            link,
+        };
+        if !ours() || c.tx.mode.load(Relaxed) != tx::mode::TCP {
+            return;
+        }
+        if !matches!(c.rx.revoke(&m, &port), Ok(rx::Revoked::Clear)) {
+            return;
+        }
+        c.flags.fetch_and(!flag::LANE, Relaxed);
+        l.link.store(core::ptr::null_mut(), Release);
+        c.calls.store(0, Relaxed);
+        later(c, Reason::PeerDeclined, 200);
+    }
+    control::lane_done(link, lane_no);
+    epoll::deactivate(i);
+}
+
 /// A lane whose ring was full for too long was taken down; up again only after a while.
 pub fn full_down(c: &Conn) {
     because(c, Reason::RingFull);

@@ -2,10 +2,11 @@
 //!
 //! A slot is free for its next use only when both sides have said that they are done with it.
 
-use super::{Link, Links, Out, Refused, Slot, Use, Violation, EPOCHS};
+use super::{Link, Links, Out, Refused, Slot, Use, Violation};
 use crate::limits::Group;
 use crate::pairing::ConnRef;
 use crate::party::PartyId;
+use link::layout::EPOCHS;
 use link::msg::ToShim;
 use std::rc::Rc;
 
@@ -100,6 +101,35 @@ impl Links {
             slot.uses += 1;
             self.lanes -= 1;
             link.sides.iter().for_each(|s| s.group.give_lane());
+        }
+        Ok(())
+    }
+
+    /// One end does not take the lane it was offered: as [`Links::lane_done`], and the other end is
+    /// asked to give it back.
+    pub fn lane_refused(
+        &mut self,
+        from: PartyId,
+        id: u64,
+        side: u8,
+        lane: u32,
+        out: &mut Out,
+    ) -> Result<(), Violation> {
+        self.lane_done(from, id, side, lane)?;
+        let other = 1u8.saturating_sub(side); // an unknown link's side may be anything
+        let left = self.links.get(&id).and_then(|l| {
+            let u = l.slots.get(lane as usize)?.now.as_ref()?;
+            (!u.done[usize::from(other)]).then_some(u.ends[usize::from(other)])
+        });
+        if let Some(e) = left {
+            let msg = ToShim::LaneGone {
+                link: id,
+                side: other,
+                lane,
+                conn: e.conn,
+                gen: e.gen,
+            };
+            out.send(e.party, msg, vec![]);
         }
         Ok(())
     }

@@ -263,3 +263,39 @@ fn link_numbers_tell_daemons_apart() {
     assert_eq!(w.offers[0].1 >> 32, 0xabcd);
     assert_ne!(w.offers[0].1, w.offers.last().unwrap().1);
 }
+
+#[test]
+fn a_refused_lane_is_given_back_by_the_other_end() {
+    let mut w = World::new(10, u64::MAX);
+    w.connect([end(1, 4), end(2, 5)]).unwrap();
+    let (link, lane) = (w.offers[0].1, w.offers[0].2);
+    let mut out = Out::default();
+    w.links
+        .lane_refused(PartyId(2), link, 1, lane, &mut out)
+        .unwrap();
+    let [s] = &out.sends[..] else {
+        panic!("{} messages", out.sends.len())
+    };
+    assert_eq!(s.to, PartyId(1));
+    let gone = ToShim::LaneGone {
+        link,
+        side: 0,
+        lane,
+        conn: 4,
+        gen: 1,
+    };
+    assert_eq!(s.msg, gone);
+    assert_eq!(w.links.lanes(), 1, "one end still has it");
+    // The other end may have refused as well, or closed: nobody is left to be told.
+    let mut out = Out::default();
+    w.links
+        .lane_refused(PartyId(1), link, 0, lane, &mut out)
+        .unwrap();
+    assert!(out.sends.is_empty());
+    assert_eq!(w.links.lanes(), 0);
+    // A link that is gone, and a side that never was.
+    w.links
+        .lane_refused(PartyId(1), link + 1, 9, lane, &mut out)
+        .unwrap();
+    assert!(out.sends.is_empty());
+}
