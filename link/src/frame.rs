@@ -13,6 +13,9 @@ const MAGIC: u32 = 0x5055_4446; // "FDUP"
 pub enum Kind {
     /// The ring ends at `cursor`; plain stream bytes follow on TCP from there.
     Down,
+    /// The stream ends at `cursor`, and every byte before it is in the receiver's node. Across nodes
+    /// only: there a FIN overtakes the ring.
+    Fin,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,7 @@ impl Frame {
         b[4] = crate::VERSION as u8;
         b[5] = match self.kind {
             Kind::Down => 1,
+            Kind::Fin => 2,
         };
         b[8..12].copy_from_slice(&self.epoch.to_le_bytes());
         b[16..24].copy_from_slice(&self.cursor.to_le_bytes());
@@ -54,6 +58,7 @@ impl Frame {
         }
         let kind = match b[5] {
             1 => Kind::Down,
+            2 => Kind::Fin,
             _ => return None,
         };
         Some(Frame {
@@ -79,8 +84,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn round_trip(epoch: u32, cursor: u64, tag: u64) {
-            let f = Frame { kind: Kind::Down, epoch, cursor, tag };
+        fn round_trip(fin: bool, epoch: u32, cursor: u64, tag: u64) {
+            let kind = if fin { Kind::Fin } else { Kind::Down };
+            let f = Frame { kind, epoch, cursor, tag };
             let b = f.encode();
             prop_assert_eq!(Frame::decode(&b), Some(f));
             for n in 0..LEN { prop_assert!(Frame::could_start(&b[..n])); }

@@ -67,6 +67,10 @@ pub mod rx {
     pub const REVOKED: u64 = 4;
     /// This end has closed: nobody will read any more.
     pub const CLOSED: u64 = 8;
+    /// Across nodes only, and only a daemon sets it, in its mirror of the far receiver's word: the
+    /// switch of this epoch stands in the far node's memory. (A switch that came too late is answered
+    /// by `REVOKED`.)
+    pub const ACCEPTED: u64 = 16;
 }
 
 /// Packs an epoch and flags or phase.
@@ -117,6 +121,9 @@ pub struct RxWords {
     pub revoked: AtomicU64,
     /// Processor that last consumed or published here: hint for spinners on the other side.
     pub cpu: AtomicU32,
+    /// Across nodes only, written by a daemon in its mirror: bytes of ours that are in the far node's
+    /// memory, whether read or not.
+    pub landed: AtomicU64,
 }
 
 /// All of chunk 0.

@@ -5,7 +5,7 @@
 
 mod sim;
 
-use sim::{Act, Op, World};
+use sim::{Act, Op, Wire, World};
 
 fn op(w: &mut World, end: usize, act: Act) {
     w.run(&Op {
@@ -326,7 +326,7 @@ fn a_wish_for_space_survives_another_waiters_send() {
     let mut w = up();
     op(&mut w, 1, send(4096));
     op(&mut w, 1, send(1)); // full
-    assert!(!w.host[1].tx.want_space(&w.memory(1)));
+    assert!(!w.host[1].tx.want_space(&w.memory(1), &Wire { w: &w, e: 1 }));
     op(&mut w, 0, recv(600));
     op(&mut w, 1, send(600)); // the other thread
     let bumps = |w: &World| {

@@ -193,6 +193,7 @@ proptest! {
 #[test]
 fn while_a_thread_scribbles() {
     let stop = AtomicBool::new(false);
+    let turns = AtomicU64::new(0);
     let mut resets = 0;
     for round in 0..60u64 {
         let mut w = begin();
@@ -216,10 +217,16 @@ fn while_a_thread_scribbles() {
                         _ => word(c, n).load(Relaxed) ^ 1 << (r % 64),
                     };
                     word(c, n).store(v, Relaxed);
+                    turns.fetch_add(1, Relaxed);
                     std::hint::spin_loop();
                 }
             });
             for i in 0..400usize {
+                // On a busy machine the scribbler may not have a processor yet.
+                let before = turns.load(Relaxed);
+                while i % 20 == 0 && turns.load(Relaxed) == before {
+                    std::thread::yield_now();
+                }
                 let len = 1 + i * 37 % 6000;
                 let act = match i % 8 {
                     0 => Act::Ready,

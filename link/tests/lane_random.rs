@@ -26,7 +26,8 @@ fn log2() -> impl Strategy<Value = u32> {
     prop_oneof![3 => Just(12u32), 1 => Just(13u32), 1 => Just(14u32)]
 }
 
-fn act() -> impl Strategy<Value = Act> {
+/// `far`: with daemons between the ends.
+fn act(far: bool) -> BoxedStrategy<Act> {
     let recv =
         (len(), any::<(bool, bool)>(), any::<bool>()).prop_map(|(len, (a, b), look)| Act::Recv {
             len,
@@ -40,7 +41,7 @@ fn act() -> impl Strategy<Value = Act> {
         discard: false,
         look: true,
     });
-    prop_oneof![
+    let act = prop_oneof![
         24 => (len(), any::<bool>()).prop_map(|(len, up)| Act::Send { len, up }),
         12 => recv,
         16 => whole,
@@ -60,13 +61,22 @@ fn act() -> impl Strategy<Value = Act> {
         1 => Just(Act::ShutWr),
         1 => prop_oneof![Just(Act::Close), Just(Act::Kill)],
         2 => log2().prop_map(|log2| Act::Attach { log2 }),
-    ]
+    ];
+    let between = prop_oneof![
+        20 => prop_oneof![0usize..4, Just(1000)].prop_map(|n| Act::Carry { n }),
+        1 => Just(Act::Cut),
+        2 => Just(Act::Mend),
+    ];
+    match far {
+        true => prop_oneof![3 => act, 1 => between].boxed(),
+        false => act.boxed(),
+    }
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op(far: bool) -> impl Strategy<Value = Op> {
     // Several things at one point, more often than not: races need company.
     let at = prop_oneof![3 => Just(0usize), 2 => 1usize..6];
-    let some = proptest::collection::vec((at, 0usize..2, act()), 0..6);
+    let some = proptest::collection::vec((at, 0usize..2, act(far)), 0..6);
     // What one end may well do in one go while the other is inside a call.
     let last = prop_oneof![
         Just(Act::Down),
@@ -85,7 +95,7 @@ fn op() -> impl Strategy<Value = Op> {
         ]
     });
     let inner = prop_oneof![4 => some, 1 => burst];
-    let plain = (0usize..2, act(), inner).prop_map(|(end, act, inner)| Op { end, act, inner });
+    let plain = (0usize..2, act(far), inner).prop_map(|(end, act, inner)| Op { end, act, inner });
     let reuse = (0u32..3).prop_map(|gap| Op {
         end: 0,
         act: Act::Reuse { gap },
@@ -131,6 +141,39 @@ fn cases() -> u32 {
 
 #[test]
 fn every_byte_arrives_once_and_in_order() {
+    every_byte(
+        false,
+        &[
+            "ready",
+            "up",
+            "bytes on the ring",
+            "full",
+            "blocked",
+            "moved",
+            "revoked after waiting",
+            "killed within",
+        ],
+    );
+}
+
+/// The same with the ends on two nodes: what each stores reaches the other late, through daemons, or
+/// not at all.
+#[test]
+fn every_byte_arrives_once_and_in_order_across_nodes() {
+    every_byte(
+        true,
+        &[
+            "ready",
+            "bytes on the ring",
+            "blocked",
+            "moved",
+            "revoked after waiting",
+            "killed within",
+        ],
+    );
+}
+
+fn every_byte(far: bool, events: &[&str]) {
     let config = ProptestConfig {
         cases: cases(),
         max_shrink_iters: 40_000,
@@ -140,12 +183,15 @@ fn every_byte_arrives_once_and_in_order() {
     let seen = RefCell::new(BTreeMap::<&str, u64>::new());
     let run = (
         0u8..3,
-        proptest::collection::vec(op(), 1..40),
+        proptest::collection::vec(op(far), 1..40),
         (0usize..20_000, 0usize..20_000),
         any::<bool>(),
     );
     let result = TestRunner::new(config).run(&run, |(how, ops, todo, promote)| {
-        let mut w = World::new();
+        let mut w = match far {
+            true => World::across_nodes(),
+            false => World::new(),
+        };
         w.trace.set(std::env::var_os("LANE_TRACE").is_some());
         start(&mut w, how);
         for op in &ops {
@@ -163,16 +209,7 @@ fn every_byte_arrives_once_and_in_order() {
     // Random operations that reach nothing would prove nothing.
     let seen = seen.into_inner();
     eprintln!("{seen:?}");
-    for what in [
-        "ready",
-        "up",
-        "bytes on the ring",
-        "full",
-        "blocked",
-        "moved",
-        "revoked after waiting",
-        "killed within",
-    ] {
+    for what in events {
         assert!(seen.contains_key(what), "never seen: {what}");
     }
 }

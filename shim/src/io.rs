@@ -175,7 +175,7 @@ pub unsafe fn send(
                         go_down_full(c, link, fd, &m);
                         continue;
                     }
-                    if c.tx.want_space(&m) {
+                    if c.tx.want_space(&m, &port) {
                         continue;
                     }
                     peer_check(c, fd, link);

@@ -288,7 +288,8 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
         if link.state.load(Relaxed) == crate::links::USED {
             // Every set that watches the connection must know of the lane first.
             if epoll::activate(i, link) {
-                c.rx.declare_ready(&m);
+                let fd = l.fd.load(Relaxed);
+                c.rx.declare_ready(&m, &Sock { fd, link });
             }
         }
     }

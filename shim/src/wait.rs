@@ -5,7 +5,7 @@
 //! Epoll sets have the doorbell inside their inner set and take part as drainers: whoever drains the
 //! doorbell forwards to everybody else on the link.
 
-use crate::links::{Link, WAITERS};
+use crate::links::{Link, Sock, WAITERS};
 use crate::table::{self, Local};
 use crate::{control, epoll, fdtab, promote, real, sys};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
@@ -321,7 +321,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_
     let ready = match what {
         // The way down is not waited for here, only TCP's buffer: see `events`.
         For::Data => c.rx.stirs(m) || (c.tx.is_up() && c.tx.has_work(m)),
-        For::Space => c.tx.is_up() && c.tx.want_space(m),
+        For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock { fd, link }),
     };
     let mut woke = Woke::Look { kernel: false };
     if !ready {

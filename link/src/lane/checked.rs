@@ -104,7 +104,7 @@ impl World {
         w.tx.attach(&w.sender(), 0, loc(0));
         w.tx.set_tag(TAG);
         w.rx.attach(&w.receiver(), 0, TAG);
-        assert!(w.rx.declare_ready(&w.receiver()));
+        assert!(w.rx.declare_ready(&w.receiver(), &End(&w, 1)));
         w
     }
 
@@ -210,7 +210,7 @@ fn a_wish_for_space() {
         let s = w.clone();
         let t = loom::thread::spawn(move || {
             super::wake::doze(&s.control[0].sleepers.0);
-            !s.tx.want_space(&s.sender())
+            !s.tx.want_space(&s.sender(), &End(&s, 0))
         });
         let mut got = Vec::new();
         w.recv(&mut got);
@@ -236,7 +236,7 @@ fn up_and_revocation() {
         let r = w.rx.revoke(&w.receiver(), &End(&w, 1)).unwrap();
         assert_ne!(r, Revoked::Impossible);
         // Ready again at once, if the sender cannot be in the epoch that was revoked.
-        let again = r == Revoked::Clear && w.rx.declare_ready(&w.receiver());
+        let again = r == Revoked::Clear && w.rx.declare_ready(&w.receiver(), &End(&w, 1));
         let (_, sent) = t.join().unwrap();
         let mut got = Vec::new();
         for _ in 0..3 {

@@ -100,6 +100,8 @@ pub struct Memory<'a> {
     own_ctl: &'a Control,
     peer_ctl: &'a Control,
     lane: usize,
+    /// The other party is a daemon that stands for an end on another node: see [`Memory::far`].
+    far: bool,
 }
 
 impl<'a> Memory<'a> {
@@ -116,7 +118,21 @@ impl<'a> Memory<'a> {
             own_ctl: own.control()?,
             peer_ctl: peer.control()?,
             lane,
+            far: false,
         })
+    }
+
+    /// The same for a lane across nodes: what the other side stores comes late here, and what we
+    /// store is late there.
+    #[inline(always)]
+    pub fn across(self, far: bool) -> Self {
+        Memory { far, ..self }
+    }
+
+    /// Is the other end on another node?
+    #[inline(always)]
+    pub fn far(&self) -> bool {
+        self.far
     }
 
     #[inline(always)]

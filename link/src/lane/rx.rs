@@ -3,6 +3,7 @@
 //! Every method must be called with the direction's lock held; none blocks. What the peer wrote is
 //! read once, checked, and then used: an impossible value resets the connection.
 
+mod ask;
 mod look;
 mod revoke;
 
@@ -30,6 +31,8 @@ pub mod mode {
     pub const SKIP: u32 = 5;
     /// Revoked: the cursor is frozen until the sender has answered. `skip` holds the mode before.
     pub const REVOKING: u32 = 6;
+    /// Across nodes: a `Fin` frame was seen; the ring up to `skip`, then the end.
+    pub const FIN: u32 = 7;
 }
 
 /// Most bytes copied before the cursor is published.
@@ -56,8 +59,11 @@ pub struct RxState {
     error: AtomicU32,
     /// Kernel position at which TCP ends (PREFIX).
     limit: AtomicU64,
-    /// Cursor named by a `Down` frame (LAST), bytes to skip (SKIP), or a mode (REVOKING).
+    /// Cursor named by a `Down` frame (LAST) or a `Fin` (FIN), bytes to skip (SKIP), or a mode
+    /// (REVOKING).
     skip: AtomicU64,
+    /// Cursor last announced to a daemon, which tells the far sender.
+    told: AtomicU64,
     tag: AtomicU64,
     /// Ticks of the last look at TCP, so that empty rings ask the kernel only now and then.
     pub looked: AtomicU64,
@@ -111,7 +117,7 @@ pub enum Revoked {
 
 impl RxState {
     pub fn is_up(&self) -> bool {
-        matches!(self.mode.load(Relaxed), mode::RING | mode::LAST)
+        matches!(self.mode.load(Relaxed), mode::RING | mode::LAST | mode::FIN)
     }
 
     /// Does every receive have to go through [`RxState::recv`]?
@@ -134,7 +140,7 @@ impl RxState {
 
     /// Declares this end ready for the next epoch. The caller has made sure that nobody can be
     /// caught asleep in the kernel on this socket (`natives` is 0, epoll sets are in place).
-    pub fn declare_ready(&self, m: &Memory) -> bool {
+    pub fn declare_ready(&self, m: &Memory, port: &impl Port) -> bool {
         if self.mode.load(Relaxed) != mode::TCP {
             return false;
         }
@@ -157,6 +163,9 @@ impl RxState {
         self.epoch.store(epoch, Relaxed);
         // Release: pairs with the Acquire in `TxState::can_up`.
         m.own_rx().word.store(pack(epoch, rx::READY), Release);
+        if m.far() {
+            m.publish(port); // a daemon has to carry it
+        }
         true
     }
 
@@ -186,65 +195,13 @@ impl RxState {
         self.error.swap(0, Relaxed) as i32
     }
 
-    /// Would a receive find something right now? Asks the ring first, then TCP. Errors found on the
-    /// way are kept for the receive. `None`: this direction is on TCP, ask the kernel.
-    pub fn probe(&self, m: &Memory, port: &impl Port) -> Option<bool> {
-        if self.error.load(Relaxed) != 0 {
-            return Some(true);
-        }
-        let mut b = 0u8;
-        let v = [libc::iovec {
-            iov_base: (&mut b as *mut u8).cast(),
-            iov_len: 1,
-        }];
-        let how = How {
-            peek: true,
-            look: true,
-            ..How::default()
-        };
-        match self.recv(m, port, &mut Iov::new(&v), how) {
-            Received::Empty => Some(false),
-            Received::Tcp => None,
-            Received::Error(e) => {
-                self.error.store(e as u32, Relaxed);
-                Some(true)
-            }
-            _ => Some(true),
-        }
-    }
-
-    /// Asks the sender to go down when it next looks.
-    pub fn want_down(&self, m: &Memory, port: &impl Port) {
-        if self.engaged() {
-            self.flag(m, rx::WANT_DOWN);
-            m.publish(port);
-        }
-    }
-
-    /// Takes [`RxState::want_down`] back if the sender has not acted on it.
-    pub fn unwant_down(&self, m: &Memory) {
-        let w = &m.own_rx().word;
-        if self.engaged() {
-            w.store(w.load(Relaxed) & !rx::WANT_DOWN, SeqCst);
-        }
-    }
-
-    fn flag(&self, m: &Memory, bit: u64) {
-        let w = &m.own_rx().word;
-        w.store(w.load(Relaxed) | bit, SeqCst);
-    }
-
-    /// This end closes: tells the sender that nobody will read.
-    pub fn close(&self, m: &Memory, port: &impl Port) {
-        if self.engaged() {
-            self.flag(m, rx::CLOSED);
-            m.publish(port);
-        }
-    }
-
     /// The peer's head, checked against our cursor.
     #[inline(always)]
     fn head(&self, m: &Memory) -> Result<u64, Reason> {
+        if self.mode.load(Relaxed) == mode::FIN {
+            // The sender saw these bytes land before it said so, whatever our daemon has told us yet.
+            return Ok(self.skip.load(Relaxed));
+        }
         // Acquire: pairs with the Release in `TxState::send`; the bytes before it are there.
         let h = m.peer_head().load(Acquire);
         let c = self.cursor.load(Relaxed);
@@ -252,47 +209,6 @@ impl RxState {
             return Err(Reason::Hostile);
         }
         Ok(h)
-    }
-
-    /// Are there bytes on the ring? Cheap: one load of the peer's memory. Says yes as well when
-    /// there is something wrong, so that the receive tells it.
-    #[inline(always)]
-    pub fn has_ring_bytes(&self, m: &Memory) -> bool {
-        self.is_up() && m.peer_head().load(Acquire) != self.cursor.load(Relaxed)
-    }
-
-    /// Did something happen in the peer's memory that a waiting receive must look at?
-    #[inline(always)]
-    pub fn stirs(&self, m: &Memory) -> bool {
-        match self.mode.load(Relaxed) {
-            mode::RING | mode::LAST => m.peer_head().load(Acquire) != self.cursor.load(Relaxed),
-            mode::READY => {
-                let s = m.peer_tx().state.load(Acquire);
-                epoch_of(s) == self.epoch.load(Relaxed) && bits_of(s) != 0
-            }
-            mode::REVOKING => self.phase(m) > tx::DOWNING,
-            _ => false,
-        }
-    }
-
-    /// Bytes on the ring: for FIONREAD and for close.
-    pub fn ring_unread(&self, m: &Memory) -> u64 {
-        if self.is_up() {
-            self.head(m).map_or(0, |h| h - self.cursor.load(Relaxed))
-        } else {
-            0
-        }
-    }
-
-    /// Would a receive find something right now, without asking the kernel? For epoll: `None` means
-    /// "only the kernel knows" (TCP bytes come first), unless it [`RxState::stirs`]. Changes nothing,
-    /// so it may be asked without the lock.
-    pub fn ready(&self, m: &Memory) -> Option<bool> {
-        match self.mode.load(Relaxed) {
-            mode::RING => Some(self.has_ring_bytes(m) || self.error.load(Relaxed) != 0),
-            mode::LAST if self.has_ring_bytes(m) => Some(true),
-            _ => None,
-        }
     }
 
     /// How far the sender says it is in our epoch; 0: not switched up yet.
@@ -322,6 +238,7 @@ impl RxState {
         self.limit.store(limit, Relaxed);
         self.loc.store(0, Relaxed); // `source` asks afresh
         self.cursor.store(start, Relaxed);
+        self.told.store(start, Relaxed);
         m.own_cursor().store(start, Release);
         self.mode.store(
             if limit == kpos {
@@ -353,11 +270,14 @@ impl RxState {
         let mut looked = false;
         loop {
             match self.mode.load(Relaxed) {
-                mode::RING | mode::LAST => {
+                mode::RING | mode::LAST | mode::FIN => {
                     let head = self.head(m)?;
                     let cursor = self.cursor.load(Relaxed);
                     if head != cursor {
                         return self.take(m, port, iov, how, head);
+                    }
+                    if self.mode.load(Relaxed) == mode::FIN {
+                        return Ok(Received::Eof);
                     }
                     if self.mode.load(Relaxed) == mode::LAST {
                         let named = self.skip.load(Relaxed);
@@ -558,7 +478,13 @@ impl RxState {
             // A sender that waits has filled three quarters of the ring. The take that brings it
             // to one half therefore begins above one half, or is one of more than a quarter (if
             // `head` was loaded before the ring was filled). The others need not ask.
-            if head - begin > size / 2 || n > size / 4 {
+            if m.far() {
+                // The sender learns of the space through two daemons: in good time, and in few steps.
+                if cursor.wrapping_sub(self.told.load(Relaxed)) >= size / 4 {
+                    self.told.store(cursor, Relaxed);
+                    m.publish(port);
+                }
+            } else if head - begin > size / 2 || n > size / 4 {
                 self.consumed(m, port, head - cursor, size);
             }
         }

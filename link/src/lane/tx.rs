@@ -3,10 +3,13 @@
 //! Life of a direction: TCP → (the receiver is ready) → ring → TCP → … Every method must be called
 //! with the direction's lock held; none blocks.
 
+mod down;
+mod up;
+
 use super::mem::{copy_in, Iov, Memory};
 use super::{Port, Progress};
-use crate::frame::{Frame, Kind, LEN};
-use crate::layout::{bits_of, epoch_of, pack, rx, tx, Loc};
+use crate::frame::LEN;
+use crate::layout::{bits_of, epoch_of, pack, rx, Loc};
 use crate::prim::{self, fence, fence_after_rmw};
 use crate::reason::Reason;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -21,6 +24,8 @@ pub mod mode {
     pub const DRAIN: u32 = 2;
     /// Making sure that nobody is inside a native send; nobody may enter one.
     pub const SWITCH: u32 = 3;
+    /// Across nodes: the switch is on its way, and nothing may be sent until the far node has it.
+    pub const ASK: u32 = 4;
 }
 
 /// Most bytes copied before they are published: lets both copies of a large write overlap.
@@ -56,6 +61,8 @@ pub struct TxState {
     drain_at: AtomicU64,
     /// Cursor named in the frame that is being written.
     frame_cursor: AtomicU64,
+    /// 0: that frame is a `Down`; 1: a `Fin`.
+    frame_kind: AtomicU32,
     tag: AtomicU64,
     /// Clock (ms) since when the ring has been full; 0: it is not.
     pub full_since_ms: AtomicU64,
@@ -134,58 +141,6 @@ impl TxState {
         let ahead = epoch_of(word).wrapping_sub(self.epoch.load(Relaxed));
         (bits_of(word) == rx::READY && ahead != 0 && ahead <= u32::MAX / 2)
             .then_some(epoch_of(word))
-    }
-
-    /// Switches up. `false`: not now. `Err`: bytes went by that no hook moved; never promote.
-    pub fn try_up(&self, m: &Memory, port: &impl Port) -> Result<bool, Reason> {
-        if self.mode.load(Relaxed) != mode::TCP {
-            return Ok(false);
-        }
-        let Some(epoch) = self.ready_epoch(m) else {
-            return Ok(false);
-        };
-        // SYNC natives: we close the door, then look who is inside; `enter_native` counts itself
-        // in, then looks at the door.
-        self.mode.swap(mode::SWITCH, SeqCst);
-        fence_after_rmw();
-        let up = self.up_checks(m, port);
-        if !matches!(up, Ok(true)) {
-            self.mode.store(mode::TCP, SeqCst);
-            return up;
-        }
-        let kpos = self.kpos.load(Relaxed);
-        let head = self.head.load(Relaxed);
-        self.epoch.store(epoch, Relaxed);
-        self.peer_cursor.store(head, Relaxed);
-        self.full_since_ms.store(0, Relaxed);
-        let w = m.own_tx();
-        w.up_kpos.store(kpos, Relaxed);
-        w.up_start.store(head, Relaxed);
-        self.say(m, port, epoch, tx::UP);
-        // SYNC retreat: we have switched (a full fence is in `say`), now we look; the receiver
-        // revokes, then looks for our switch. If it did not see it, it may already be reading TCP
-        // without limit, or be ready for a later epoch: then nothing may go to the ring.
-        let word = m.peer_rx().word.load(SeqCst);
-        if epoch_of(word) != epoch || bits_of(word) & rx::REVOKED != 0 {
-            self.settle(m, port, epoch, tx::RESUMED);
-            return Ok(false);
-        }
-        self.mode.store(mode::RING, Relaxed);
-        self.ups.fetch_add(1, Relaxed);
-        Ok(true)
-    }
-
-    fn up_checks(&self, m: &Memory, port: &impl Port) -> Result<bool, Reason> {
-        if self.natives.load(SeqCst) != 0 {
-            return Ok(false);
-        }
-        let Some(kernel) = port.tcp_sent() else {
-            return Err(Reason::Option);
-        };
-        if kernel != self.kpos.load(Relaxed) {
-            return Err(Reason::Bypassed);
-        }
-        Ok(Loc::unpack(self.loc.load(Relaxed)).is_some_and(|l| m.own.ring(l).is_some()))
     }
 
     /// Enters a native send without the lock. `false`: this direction is not on TCP. Every `true`
@@ -267,6 +222,8 @@ impl TxState {
                 Ok(Progress::Blocked) => return Sent::Blocked,
                 Err(r) => return Sent::Reset(r),
             },
+            mode::ASK if self.answered(m, port) => {}
+            mode::ASK if self.mode.load(Relaxed) == mode::ASK => return Sent::Blocked,
             _ => return Sent::Tcp,
         }
         let Some(ring) = Loc::unpack(self.loc.load(Relaxed)).and_then(|l| m.own.ring(l)) else {
@@ -310,7 +267,7 @@ impl TxState {
         }
         // After the publish (a full fence): did the receiver ask for something?
         let word = m.peer_rx().word.load(Acquire);
-        if word != pack(self.epoch.load(Relaxed), rx::READY) {
+        if !self.calm(word) {
             if let Err(r) = self.answer(m, port, word) {
                 return Sent::Reset(r);
             }
@@ -353,12 +310,20 @@ impl TxState {
     /// The wish stays until the slot is used anew: several threads may wait, and one that finds
     /// space must not take back the wish of another. The reader answers at most once per quarter
     /// of a ring, so that costs little.
-    pub fn want_space(&self, m: &Memory) -> bool {
-        m.own_tx().want_space.store(1, SeqCst);
+    pub fn want_space(&self, m: &Memory, port: &impl Port) -> bool {
+        if m.own_tx().want_space.swap(1, SeqCst) == 0 && m.far() {
+            m.publish(port); // the wish has a way to go
+        }
         // SYNC space: full fence between our wish and the look at the cursor; pairs with the fence
         // between the cursor and the look at the wish in `RxState::consumed`.
         fence(SeqCst);
         !self.is_up() || self.asked(m.peer_rx().word.load(Acquire)) || self.writable(m)
+    }
+
+    /// Is this the word of a receiver that asks for nothing?
+    #[inline(always)]
+    fn calm(&self, word: u64) -> bool {
+        word & !rx::ACCEPTED == pack(self.epoch.load(Relaxed), rx::READY)
     }
 
     /// Does this word of the receiver ask for something in our epoch?
@@ -374,6 +339,7 @@ impl TxState {
         match self.mode.load(Relaxed) {
             mode::RING => self.asked(m.peer_rx().word.load(Acquire)),
             mode::DRAIN => true,
+            mode::ASK => self.has_answer(m),
             _ => false,
         }
     }
@@ -384,175 +350,25 @@ impl TxState {
         match self.mode.load(Relaxed) {
             mode::RING => {
                 let word = m.peer_rx().word.load(Acquire);
-                if word != pack(self.epoch.load(Relaxed), rx::READY) {
+                if !self.calm(word) {
                     return self.answer(m, port, word);
                 }
                 Ok(Progress::Done)
             }
             mode::DRAIN => self.drain(m, port),
+            mode::ASK => Ok(match self.answered(m, port) {
+                // Whoever waits for us to go down must wait for the answer first.
+                true => self.look(m, port)?,
+                false if self.mode.load(Relaxed) == mode::ASK => Progress::Blocked,
+                false => Progress::Done,
+            }),
             _ => Ok(Progress::Done),
-        }
-    }
-
-    fn answer(&self, m: &Memory, port: &impl Port, word: u64) -> Result<Progress, Reason> {
-        if epoch_of(word) != self.epoch.load(Relaxed) {
-            return Ok(Progress::Done); // not about this epoch: noise
-        }
-        let bits = bits_of(word);
-        if bits & rx::REVOKED != 0 {
-            // The word was stored after the cursor it speaks of.
-            self.resume(m, port, m.peer_rx().revoked.load(Relaxed))
-        } else if bits & rx::CLOSED != 0 {
-            // Nobody reads any more: let the kernel give the application TCP's own errors.
-            self.mode.store(mode::TCP, Relaxed);
-            self.downs.fetch_add(1, Relaxed);
-            Ok(Progress::Done)
-        } else if bits & rx::WANT_DOWN != 0 {
-            self.down(m, port)
-        } else {
-            Ok(Progress::Done)
-        }
-    }
-
-    /// After a revocation at `cursor`: the rest of the ring goes to TCP as plain bytes.
-    fn resume(&self, m: &Memory, port: &impl Port, cursor: u64) -> Result<Progress, Reason> {
-        let known = self.refresh(m)?;
-        let head = self.head.load(Relaxed);
-        // A receiver that revoked before it saw this epoch's switch has taken nothing from the ring.
-        let cursor = if cursor == UNSEEN {
-            m.own_tx().up_start.load(Relaxed)
-        } else {
-            cursor
-        };
-        if cursor < known.min(head) || cursor > head || head - cursor > self.backlog_max() {
-            return Err(Reason::Hostile);
-        }
-        self.frame_done.store(LEN as u32, Relaxed);
-        self.drain_at.store(cursor, Relaxed);
-        self.frame_cursor.store(u64::MAX, Relaxed);
-        self.mode.store(mode::DRAIN, Relaxed);
-        self.downs.fetch_add(1, Relaxed);
-        self.drain(m, port)
-    }
-
-    /// Most bytes that can be unread: the present ring and the one before it.
-    fn backlog_max(&self) -> u64 {
-        self.ring_size() + Loc::unpack(self.retired.load(Relaxed)).map_or(0, |l| l.bytes() as u64)
-    }
-
-    /// Switches down by our own will: a frame names the last cursor that the reader is known to have
-    /// consumed, and the bytes from there follow on TCP. The ring keeps them, too: a reader that is
-    /// quicker takes them there and skips as many on TCP, so that it never waits for our flush.
-    pub fn down(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
-        match self.mode.load(Relaxed) {
-            mode::RING => {}
-            mode::DRAIN => return self.drain(m, port),
-            _ => return Ok(Progress::Done),
-        }
-        let epoch = self.epoch.load(Relaxed);
-        self.say(m, port, epoch, tx::DOWNING);
-        // SYNC revoke: we announce, then look; the receiver revokes, then looks at our word. One of
-        // the two sees the other; if we see a revocation we give in and write no frame.
-        let word = m.peer_rx().word.load(SeqCst);
-        if epoch_of(word) == epoch && bits_of(word) & rx::REVOKED != 0 {
-            return self.resume(m, port, m.peer_rx().revoked.load(Relaxed));
-        }
-        let cursor = self.refresh(m)?;
-        self.frame_done.store(0, Relaxed);
-        self.frame_cursor.store(cursor, Relaxed);
-        self.drain_at.store(cursor, Relaxed);
-        self.mode.store(mode::DRAIN, Relaxed);
-        self.downs.fetch_add(1, Relaxed);
-        self.drain(m, port)
-    }
-
-    /// Are there bytes of a revoked ring that only this process can still put on TCP? They must be
-    /// there before a FIN is. (After a `Down` frame the reader finds them on the ring as well.)
-    pub fn must_flush(&self) -> bool {
-        self.mode.load(Relaxed) == mode::DRAIN && self.frame_cursor.load(Relaxed) == u64::MAX
-    }
-
-    /// TCP is about to be shut for sending, by `shutdown` or `close`: what is on the ring stays there
-    /// for the receiver. A revocation cannot be answered from here on, and the receiver hears so
-    /// at once. Call [`TxState::look`] before, until [`TxState::must_flush`] is false.
-    pub fn shut(&self, m: &Memory, port: &impl Port) {
-        if self.is_up() {
-            self.downs.fetch_add(1, Relaxed);
-            self.settle(m, port, self.epoch.load(Relaxed), tx::BROKEN);
-        }
-    }
-
-    /// The peer's process is gone: what is sent from now on goes to TCP, whose errors tell.
-    pub fn abandon(&self) {
-        if self.mode.load(Relaxed) != mode::TCP {
-            self.mode.store(mode::TCP, SeqCst);
-            self.downs.fetch_add(1, Relaxed);
         }
     }
 
     /// Bytes of this lane that the reader is known to have consumed.
     pub fn consumed(&self) -> u64 {
         self.peer_cursor.load(Relaxed)
-    }
-
-    /// Goes on with the way down as far as TCP's buffer takes it.
-    pub fn drain(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
-        if self.mode.load(Relaxed) != mode::DRAIN {
-            return Ok(Progress::Done);
-        }
-        let epoch = self.epoch.load(Relaxed);
-        let framed = self.frame_cursor.load(Relaxed) != u64::MAX;
-        while (self.frame_done.load(Relaxed) as usize) < LEN {
-            let done = self.frame_done.load(Relaxed) as usize;
-            let frame = Frame {
-                kind: Kind::Down,
-                epoch,
-                cursor: self.frame_cursor.load(Relaxed),
-                tag: self.tag.load(Relaxed),
-            }
-            .encode();
-            match port.tcp_send(frame[done..].as_ptr(), LEN - done) {
-                Ok(n) => {
-                    self.kpos.fetch_add(n as u64, Relaxed);
-                    self.frame_done.store((done + n) as u32, Relaxed);
-                }
-                Err(libc::EAGAIN) => return Ok(Progress::Blocked),
-                // Shut or dead: native calls tell. Everything is still on the ring.
-                Err(_) => return Ok(self.settle(m, port, epoch, tx::BROKEN)),
-            }
-        }
-        let head = self.head.load(Relaxed);
-        while self.drain_at.load(Relaxed) < head {
-            let at = self.drain_at.load(Relaxed);
-            let Some((ring, end)) = self.ring_at(m, at, head) else {
-                return Err(Reason::Internal);
-            };
-            let (p, n) = ring.run(at, end - at);
-            match port.tcp_send(p, n) {
-                Ok(n) => {
-                    self.kpos.fetch_add(n as u64, Relaxed);
-                    self.drain_at.store(at + n as u64, Relaxed);
-                }
-                Err(libc::EAGAIN) => return Ok(Progress::Blocked),
-                Err(_) => return Ok(self.settle(m, port, epoch, tx::BROKEN)), // as above
-            }
-        }
-        Ok(self.settle(m, port, epoch, if framed { tx::DOWN } else { tx::RESUMED }))
-    }
-
-    fn settle(&self, m: &Memory, port: &impl Port, epoch: u32, phase: u64) -> Progress {
-        self.mode.store(mode::TCP, Relaxed);
-        self.say(m, port, epoch, phase);
-        Progress::Done
-    }
-
-    /// Ring that holds byte `at`, and the cursor up to which it does.
-    fn ring_at(&self, m: &Memory, at: u64, head: u64) -> Option<(super::mem::Ring, u64)> {
-        let from = self.loc_from.load(Relaxed);
-        if at >= from {
-            return Some((m.own.ring(Loc::unpack(self.loc.load(Relaxed))?)?, head));
-        }
-        Some((m.own.ring(Loc::unpack(self.retired.load(Relaxed))?)?, from))
     }
 
     /// May the lane move to another ring now? Only when the reader has left the one before.

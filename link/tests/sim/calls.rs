@@ -154,7 +154,9 @@ impl World {
             }
             Received::Error(x) => {
                 assert!(
-                    self.hostile.get() || self.net.borrow().reset,
+                    self.hostile.get()
+                        || self.net.borrow().reset
+                        || (self.far.is_some() && from.dead.get()),
                     "error {x} from nowhere"
                 );
                 h.failed.set(true);

@@ -7,6 +7,7 @@
 #![allow(dead_code)] // each test uses a part
 
 mod calls;
+mod far;
 pub mod memory;
 pub mod net;
 mod settle;
@@ -67,6 +68,14 @@ pub enum Act {
         rcv: usize,
         piece: usize,
     },
+    /// Across nodes: this end's daemon looks at what the end has stored, and `n` of its messages
+    /// arrive.
+    Carry {
+        n: usize,
+    },
+    /// Across nodes: nothing arrives any more; everything does again.
+    Cut,
+    Mend,
     /// The old connection is over on both ends; a new one uses the same lane.
     Reuse {
         gap: u32,
@@ -90,6 +99,8 @@ pub struct Host {
     pub dead: Cell<bool>,
     pub closed: Cell<bool>,
     pub wr_shut: Cell<bool>,
+    /// A FIN that has to wait for what is on its way down.
+    pub fin_due: Cell<bool>,
     pub eof: Cell<bool>,
     /// TCP reported an error.
     pub failed: Cell<bool>,
@@ -130,13 +141,15 @@ pub struct World {
     pub seen: RefCell<std::collections::BTreeMap<&'static str, u64>>,
     /// Called in every hook; for the hostile test.
     pub meddle: RefCell<Option<Meddle>>,
+    /// The daemons between the ends, if these are on two nodes.
+    pub far: Option<RefCell<far::Far>>,
     /// One end is hostile: the checks of content do not apply.
     pub hostile: Cell<bool>,
 }
 
-struct Wire<'w> {
-    w: &'w World,
-    e: usize,
+pub struct Wire<'w> {
+    pub w: &'w World,
+    pub e: usize,
 }
 
 impl Port for Wire<'_> {
@@ -219,6 +232,7 @@ pub type Meddle = Box<dyn FnMut(&World)>;
 thread_local! {
     // Mapping is dear; every case of a thread uses the same memory, cleared.
     static PARTIES: &'static [Party; 2] = Box::leak(Box::new([Party::new(), Party::new()]));
+    static MIRRORS: &'static [Party; 2] = Box::leak(Box::new([Party::new(), Party::new()]));
 }
 
 impl World {
@@ -241,6 +255,7 @@ impl World {
             trace: Cell::new(false),
             seen: Default::default(),
             meddle: RefCell::new(None),
+            far: None,
             hostile: Cell::new(false),
         };
         for a in &w.own {
@@ -250,8 +265,24 @@ impl World {
         w
     }
 
+    /// The ends are on two nodes.
+    pub fn across_nodes() -> World {
+        let mut w = World::new();
+        let mirrors = MIRRORS.with(|p| *p);
+        mirrors.iter().for_each(Party::clear);
+        w.peer = [mirrors[0].area(false), mirrors[1].area(false)];
+        for m in mirrors {
+            let a = m.area(true);
+            a.control().unwrap().sleepers.0.store(1, SeqCst);
+        }
+        w.far = Some(RefCell::new(far::Far::new(w.parties, mirrors)));
+        w
+    }
+
     pub fn memory(&self, e: usize) -> Memory<'_> {
-        Memory::new(&self.own[e], &self.peer[e], LANE).unwrap()
+        Memory::new(&self.own[e], &self.peer[e], LANE)
+            .unwrap()
+            .across(self.far.is_some())
     }
 
     pub fn control(&self, e: usize) -> &link::layout::Control {
@@ -337,6 +368,9 @@ impl World {
             h.locs.borrow_mut().drain(..).for_each(|l| p.release(l));
             *h = Host::default();
         }
+        if let Some(f) = &self.far {
+            f.borrow_mut().reuse();
+        }
         *self.net.borrow_mut() = Net::default();
         self.use_no.set(self.use_no.get() + 1);
     }
@@ -393,6 +427,20 @@ impl World {
             Act::Buffers { snd, rcv, piece } => {
                 let p = &mut self.net.borrow_mut().pipe[e];
                 (p.snd_cap, p.rcv_cap, p.piece) = (*snd, *rcv, *piece);
+                return;
+            }
+            Act::Carry { .. } | Act::Cut | Act::Mend => {
+                let Some(mut f) = self.far.as_ref().and_then(|f| f.try_borrow_mut().ok()) else {
+                    return;
+                };
+                match act {
+                    Act::Carry { n } => {
+                        f.scan(e);
+                        (0..*n).take_while(|_| f.carry(e)).count();
+                    }
+                    Act::Cut => f.cut(),
+                    _ => f.mend(),
+                }
                 return;
             }
             _ if h.dead.get() || h.closed.get() || h.failed.get() => return,
@@ -460,7 +508,7 @@ impl World {
                 h.attached.set(true);
             }
             Act::Ready => {
-                if h.rx.declare_ready(&m) {
+                if h.rx.declare_ready(&m, &port) {
                     self.note("ready");
                     assert!(
                         !h.busy[RECV].get()
@@ -469,6 +517,8 @@ impl World {
                     );
                 }
             }
+            // (A shim bars the connection when it shuts it.)
+            Act::TryUp if self.far.is_some() && h.wr_shut.get() => {}
             Act::TryUp => self.try_up(e),
             Act::Down => done(h.tx.down(&m, &port)),
             Act::Look => done(h.tx.look(&m, &port)),
@@ -505,8 +555,17 @@ impl World {
             Act::ShutWr | Act::Close => {
                 // As the shim: what a revocation made plain has to be on TCP before the FIN.
                 if h.attached.get() {
-                    done(h.tx.look(&m, &port));
-                    if h.tx.must_flush() {
+                    let before = h.tx.mode.load(Relaxed);
+                    done(h.tx.finish(&m, &port));
+                    if h.tx.holds_fin(&m) {
+                        // Across nodes the end may be on its way already: nothing is sent any more,
+                        // and the FIN follows when the frame is out.
+                        let drain = link::lane::tx::mode::DRAIN;
+                        if self.far.is_some() && before != drain && h.tx.mode.load(Relaxed) == drain
+                        {
+                            h.fin_due.set(true);
+                            h.wr_shut.set(true);
+                        }
                         return;
                     }
                     h.tx.shut(&m, &port);

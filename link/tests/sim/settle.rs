@@ -11,6 +11,19 @@ impl World {
         for p in &mut self.net.borrow_mut().pipe {
             (p.snd_cap, p.rcv_cap, p.piece) = (1 << 18, 1 << 18, usize::MAX);
         }
+        let carry = || {
+            let Some(f) = &self.far else { return false };
+            let mut f = f.borrow_mut();
+            f.mend();
+            let mut any = false;
+            for e in [0, 1] {
+                f.scan(e);
+                while f.carry(e) {
+                    any = true;
+                }
+            }
+            any
+        };
         let mut seen = [None; 2];
         let mut out = [false; 2];
         for round in 0.. {
@@ -18,7 +31,7 @@ impl World {
             let moved = {
                 let mut n = self.net.borrow_mut();
                 n.deliver(0, usize::MAX) | n.deliver(1, usize::MAX)
-            };
+            } | carry();
             let mut ran = false;
             for e in 0..2 {
                 let h = &self.host[e];
@@ -82,6 +95,12 @@ impl World {
                 Ok(p) => out |= p == Progress::Blocked,
                 Err(r) => self.spoilt(e, r),
             }
+            let m = self.memory(e);
+            if h.fin_due.get() && !h.tx.holds_fin(&m) {
+                h.fin_due.set(false);
+                h.tx.shut(&m, &Wire { w: self, e });
+                self.net.borrow_mut().fin(e);
+            }
             if h.revoking.get() {
                 self.act(e, &Act::Revoke);
             }
@@ -96,7 +115,10 @@ impl World {
             let before = h.sent.get();
             self.calls.set(0);
             if !self.send(e, (*todo).min(9000), promote) {
-                if h.attached.get() && h.tx.is_up() && h.tx.want_space(&self.memory(e)) {
+                if h.attached.get()
+                    && h.tx.is_up()
+                    && h.tx.want_space(&self.memory(e), &Wire { w: self, e })
+                {
                     continue;
                 }
                 out |= !h.tx.is_up();

@@ -71,7 +71,7 @@ pub(super) fn writable(c: &Conn, l: &Local, link: &Link, fd: i32, m: &Memory) ->
         io::go_down_full(c, link, fd, m);
         return !promote::engaged_tx(c) && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
     }
-    c.tx.want_space(m)
+    c.tx.want_space(m, &Sock { fd, link })
 }
 
 /// Outcome of a harvest: events written, and whether somebody was in the way.

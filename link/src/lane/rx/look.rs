@@ -24,6 +24,10 @@ impl RxState {
                     if self.head(m)? != self.cursor.load(Relaxed) {
                         return Ok(None);
                     }
+                    if m.far() {
+                        // An end that nobody announced: what was on its way is lost.
+                        return Ok(Some(Received::Error(libc::ECONNRESET)));
+                    }
                     return Ok(Some(Received::Eof));
                 }
                 Ok(n) => {
@@ -48,6 +52,14 @@ impl RxState {
                     }
                     let f = self.our_frame(&b).ok_or(Reason::Foreign)?;
                     let cursor = self.cursor.load(Relaxed);
+                    if f.kind == Kind::Fin {
+                        if !m.far() || f.cursor < cursor || f.cursor - cursor > 2 << RING_LOG2_MAX {
+                            return Err(Reason::Hostile);
+                        }
+                        self.skip.store(f.cursor, Relaxed);
+                        self.mode.store(mode::FIN, Relaxed);
+                        return Ok(None);
+                    }
                     if f.cursor > cursor || cursor - f.cursor > 2 << RING_LOG2_MAX {
                         return Err(Reason::Hostile);
                     }
@@ -70,7 +82,6 @@ impl RxState {
     /// A frame with our tag, for our epoch?
     pub(super) fn our_frame(&self, b: &[u8; LEN]) -> Option<Frame> {
         let f = Frame::decode(b)?;
-        let Kind::Down = f.kind;
         (f.tag == self.tag.load(Relaxed) && f.epoch == self.epoch.load(Relaxed)).then_some(f)
     }
 }

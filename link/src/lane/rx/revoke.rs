@@ -7,7 +7,7 @@ use crate::frame::LEN;
 use crate::lane::mem::{Iov, Memory};
 use crate::lane::tx::UNSEEN;
 use crate::lane::Port;
-use crate::layout::{pack, rx, tx};
+use crate::layout::{bits_of, pack, rx, tx};
 use crate::prim::fence;
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
@@ -46,6 +46,16 @@ impl RxState {
                         },
                     );
                 }
+                // The end is here, and nothing follows it on TCP: the ring is all there is.
+                mode::FIN if self.head(m)? == self.cursor.load(Relaxed) => {
+                    self.mode.store(mode::TCP, Relaxed);
+                }
+                mode::FIN => return Ok(Revoked::Impossible),
+                mode::RING if m.far() && self.has_consumed(m) => {
+                    if let Some(r) = self.recall(m, port)? {
+                        return Ok(r);
+                    }
+                }
                 mode::REVOKING => {
                     if let Some(r) = self.revoking(m, port)? {
                         return Ok(r);
@@ -68,6 +78,35 @@ impl RxState {
                     m.publish(port);
                 }
             }
+        }
+    }
+
+    /// Has anything of this epoch been taken from the ring?
+    fn has_consumed(&self, m: &Memory) -> bool {
+        self.cursor.load(Relaxed) != m.peer_tx().up_start.load(Relaxed)
+    }
+
+    /// Across nodes, with bytes of this epoch taken from the ring: the sender is asked to go down,
+    /// and its frame is waited for, which says where TCP goes on whatever becomes of the link. (With
+    /// nothing taken it goes on where it began, without a frame: one could lie behind a prefix that
+    /// only a receive may take.) Both ends tell the two cases apart by the cursor of the revocation.
+    fn recall(&self, m: &Memory, port: &impl Port) -> Result<Option<Revoked>, Reason> {
+        let word = m.own_rx().word.load(Relaxed);
+        if bits_of(word) & rx::REVOKED == 0 {
+            let cursor = self.cursor.load(Relaxed);
+            m.own_rx().revoked.store(cursor, Relaxed);
+            m.own_rx().word.store(word | rx::REVOKED, SeqCst); // releases `revoked`
+            m.publish(port);
+        }
+        match self.look(m, port)? {
+            None if self.mode.load(Relaxed) == mode::RING => Ok(Some(Revoked::Pending)),
+            None => Ok(None),
+            Some(Received::Empty) => Ok(Some(Revoked::Pending)),
+            Some(Received::Error(e)) => {
+                self.error.store(e as u32, Relaxed);
+                Ok(Some(Revoked::Impossible))
+            }
+            Some(_) => Ok(Some(Revoked::Impossible)),
         }
     }
 
@@ -102,7 +141,8 @@ impl RxState {
         };
         match phase {
             0 | tx::RESUMED => return clear(),
-            tx::UP if self.head(m)? == self.cursor.load(Relaxed) => return clear(),
+            // (Across nodes its head and its answer take their time.)
+            tx::UP if !m.far() && self.head(m)? == self.cursor.load(Relaxed) => return clear(),
             tx::UP => return Ok(Some(Revoked::Pending)),
             // A frame may lie behind the prefix, where we cannot take it out.
             tx::DOWNING if was == mode::PREFIX => return Ok(Some(Revoked::Pending)),
@@ -121,7 +161,7 @@ impl RxState {
         }
         // A frame is on TCP, or nothing will ever be.
         match self.look(m, port)? {
-            None if self.mode.load(Relaxed) == mode::LAST => Ok(None),
+            None if matches!(self.mode.load(Relaxed), mode::LAST | mode::FIN) => Ok(None),
             None => impossible(), // TCP has ended, and the ring has not
             Some(Received::Empty) => Ok(Some(Revoked::Pending)),
             Some(Received::Error(e)) => {

@@ -1,0 +1,112 @@
+//! What others ask of a receiver: is there anything to read, and would it please tell the sender
+//! this or that. It must never take a byte.
+
+use super::{mode, How, Received, RxState};
+use crate::lane::mem::{Iov, Memory};
+use crate::lane::Port;
+use crate::layout::{bits_of, epoch_of, rx, tx};
+use core::sync::atomic::Ordering::*;
+
+impl RxState {
+    /// Would a receive find something right now? Asks the ring first, then TCP. Errors found on the
+    /// way are kept for the receive. `None`: this direction is on TCP, ask the kernel.
+    pub fn probe(&self, m: &Memory, port: &impl Port) -> Option<bool> {
+        if self.error.load(Relaxed) != 0 {
+            return Some(true);
+        }
+        let mut b = 0u8;
+        let v = [libc::iovec {
+            iov_base: (&mut b as *mut u8).cast(),
+            iov_len: 1,
+        }];
+        let how = How {
+            peek: true,
+            look: true,
+            ..How::default()
+        };
+        match self.recv(m, port, &mut Iov::new(&v), how) {
+            Received::Empty => Some(false),
+            Received::Tcp => None,
+            Received::Error(e) => {
+                self.error.store(e as u32, Relaxed);
+                Some(true)
+            }
+            _ => Some(true),
+        }
+    }
+
+    /// Are there bytes on the ring? Cheap: one load of the peer's memory. Says yes as well when
+    /// there is something wrong, so that the receive tells it.
+    #[inline(always)]
+    pub fn has_ring_bytes(&self, m: &Memory) -> bool {
+        match self.mode.load(Relaxed) {
+            mode::RING | mode::LAST => m.peer_head().load(Acquire) != self.cursor.load(Relaxed),
+            mode::FIN => self.skip.load(Relaxed) != self.cursor.load(Relaxed),
+            _ => false,
+        }
+    }
+
+    /// Did something happen in the peer's memory that a waiting receive must look at?
+    #[inline(always)]
+    pub fn stirs(&self, m: &Memory) -> bool {
+        match self.mode.load(Relaxed) {
+            mode::RING | mode::LAST | mode::FIN => self.has_ring_bytes(m),
+            mode::READY => {
+                let s = m.peer_tx().state.load(Acquire);
+                epoch_of(s) == self.epoch.load(Relaxed) && bits_of(s) != 0
+            }
+            mode::REVOKING => self.phase(m) > tx::DOWNING,
+            _ => false,
+        }
+    }
+
+    /// Bytes on the ring: for FIONREAD and for close.
+    pub fn ring_unread(&self, m: &Memory) -> u64 {
+        if self.is_up() {
+            self.head(m).map_or(0, |h| h - self.cursor.load(Relaxed))
+        } else {
+            0
+        }
+    }
+
+    /// Would a receive find something right now, without asking the kernel? For epoll: `None` means
+    /// "only the kernel knows" (TCP bytes come first), unless it [`RxState::stirs`]. Changes nothing,
+    /// so it may be asked without the lock.
+    pub fn ready(&self, m: &Memory) -> Option<bool> {
+        match self.mode.load(Relaxed) {
+            mode::RING => Some(self.has_ring_bytes(m) || self.error.load(Relaxed) != 0),
+            mode::FIN => Some(true), // bytes, or the end
+            mode::LAST if self.has_ring_bytes(m) => Some(true),
+            _ => None,
+        }
+    }
+
+    /// Asks the sender to go down when it next looks.
+    pub fn want_down(&self, m: &Memory, port: &impl Port) {
+        if self.engaged() {
+            self.flag(m, rx::WANT_DOWN);
+            m.publish(port);
+        }
+    }
+
+    /// Takes [`RxState::want_down`] back if the sender has not acted on it.
+    pub fn unwant_down(&self, m: &Memory) {
+        let w = &m.own_rx().word;
+        if self.engaged() {
+            w.store(w.load(Relaxed) & !rx::WANT_DOWN, SeqCst);
+        }
+    }
+
+    fn flag(&self, m: &Memory, bit: u64) {
+        let w = &m.own_rx().word;
+        w.store(w.load(Relaxed) | bit, SeqCst);
+    }
+
+    /// This end closes: tells the sender that nobody will read.
+    pub fn close(&self, m: &Memory, port: &impl Port) {
+        if self.engaged() {
+            self.flag(m, rx::CLOSED);
+            m.publish(port);
+        }
+    }
+}

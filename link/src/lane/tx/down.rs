@@ -1,0 +1,230 @@
+//! The sender's ways off the ring: by its own will, at the receiver's wish, at the end of the stream.
+//! It must never lose a byte that an application was told is sent, nor repeat one unannounced.
+
+use super::{mode, TxState, UNSEEN};
+use crate::frame::{Frame, Kind, LEN};
+use crate::lane::mem::{Memory, Ring};
+use crate::lane::{Port, Progress};
+use crate::layout::{bits_of, epoch_of, rx, tx, Loc};
+use crate::reason::Reason;
+use core::sync::atomic::Ordering::*;
+
+impl TxState {
+    pub(super) fn answer(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        word: u64,
+    ) -> Result<Progress, Reason> {
+        if epoch_of(word) != self.epoch.load(Relaxed) {
+            return Ok(Progress::Done); // not about this epoch: noise
+        }
+        let bits = bits_of(word);
+        if bits & rx::REVOKED != 0 && self.framed(m) {
+            self.down(m, port)
+        } else if bits & rx::REVOKED != 0 {
+            // The word was stored after the cursor it speaks of.
+            self.resume(m, port, m.peer_rx().revoked.load(Relaxed))
+        } else if bits & rx::CLOSED != 0 {
+            // Nobody reads any more: let the kernel give the application TCP's own errors.
+            self.mode.store(mode::TCP, Relaxed);
+            self.downs.fetch_add(1, Relaxed);
+            Ok(Progress::Done)
+        } else if bits & rx::WANT_DOWN != 0 {
+            self.down(m, port)
+        } else {
+            Ok(Progress::Done)
+        }
+    }
+
+    /// Does a revocation want a frame? Across nodes, if bytes of this epoch were taken from the ring
+    /// (see `RxState::recall`).
+    fn framed(&self, m: &Memory) -> bool {
+        let at = m.peer_rx().revoked.load(Relaxed);
+        m.far() && at != UNSEEN && at != m.own_tx().up_start.load(Relaxed)
+    }
+
+    /// After a revocation at `cursor`: the rest of the ring goes to TCP as plain bytes.
+    fn resume(&self, m: &Memory, port: &impl Port, cursor: u64) -> Result<Progress, Reason> {
+        let known = self.refresh(m)?;
+        let head = self.head.load(Relaxed);
+        // A receiver that revoked before it saw this epoch's switch has taken nothing from the ring.
+        let cursor = if cursor == UNSEEN {
+            m.own_tx().up_start.load(Relaxed)
+        } else {
+            cursor
+        };
+        if cursor < known.min(head) || cursor > head || head - cursor > self.backlog_max() {
+            return Err(Reason::Hostile);
+        }
+        self.frame_done.store(LEN as u32, Relaxed);
+        self.drain_at.store(cursor, Relaxed);
+        self.frame_cursor.store(u64::MAX, Relaxed);
+        self.mode.store(mode::DRAIN, Relaxed);
+        self.downs.fetch_add(1, Relaxed);
+        self.drain(m, port)
+    }
+
+    /// Most bytes that can be unread: the present ring and the one before it.
+    fn backlog_max(&self) -> u64 {
+        self.ring_size() + Loc::unpack(self.retired.load(Relaxed)).map_or(0, |l| l.bytes() as u64)
+    }
+
+    /// Switches down by our own will: a frame names the last cursor that the reader is known to have
+    /// consumed, and the bytes from there follow on TCP. The ring keeps them, too: a reader that is
+    /// quicker takes them there and skips as many on TCP, so that it never waits for our flush.
+    pub fn down(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        match self.mode.load(Relaxed) {
+            mode::RING => {}
+            mode::DRAIN => return self.drain(m, port),
+            mode::ASK if self.answered(m, port) => {}
+            mode::ASK if self.mode.load(Relaxed) == mode::ASK => return Ok(Progress::Blocked),
+            _ => return Ok(Progress::Done),
+        }
+        let epoch = self.epoch.load(Relaxed);
+        self.say(m, port, epoch, tx::DOWNING);
+        // SYNC revoke: we announce, then look; the receiver revokes, then looks at our word. One of
+        // the two sees the other; if we see a revocation we give in and write no frame.
+        let word = m.peer_rx().word.load(SeqCst);
+        if epoch_of(word) == epoch && bits_of(word) & rx::REVOKED != 0 && !self.framed(m) {
+            return self.resume(m, port, m.peer_rx().revoked.load(Relaxed));
+        }
+        let cursor = self.refresh(m)?;
+        self.frame_done.store(0, Relaxed);
+        self.frame_kind.store(0, Relaxed);
+        self.frame_cursor.store(cursor, Relaxed);
+        self.drain_at.store(cursor, Relaxed);
+        self.mode.store(mode::DRAIN, Relaxed);
+        self.downs.fetch_add(1, Relaxed);
+        self.drain(m, port)
+    }
+
+    /// Are there bytes of a revoked ring that only this process can still put on TCP? They must be
+    /// there before a FIN is. (After a `Down` frame the reader finds them on the ring as well.)
+    pub fn must_flush(&self) -> bool {
+        self.mode.load(Relaxed) == mode::DRAIN && self.frame_cursor.load(Relaxed) == u64::MAX
+    }
+
+    /// Is there something that must be on TCP before a FIN is? Across nodes that is every frame with
+    /// what follows it: the receiver cannot count on the ring once our node does not serve it.
+    pub fn holds_fin(&self, m: &Memory) -> bool {
+        match self.mode.load(Relaxed) {
+            mode::DRAIN => m.far() || self.must_flush(),
+            mode::ASK => true,
+            mode::RING => m.far(),
+            _ => false,
+        }
+    }
+
+    /// TCP is about to be shut for sending, by `shutdown` or `close`: what is on the ring stays there
+    /// for the receiver. A revocation cannot be answered from here on, and the receiver hears so
+    /// at once. Call [`TxState::look`] before, until [`TxState::must_flush`] is false.
+    pub fn shut(&self, m: &Memory, port: &impl Port) {
+        if self.is_up() {
+            self.downs.fetch_add(1, Relaxed);
+            self.settle(m, port, self.epoch.load(Relaxed), tx::BROKEN);
+        }
+    }
+
+    /// Across nodes, before TCP is shut for sending: says on TCP where the stream ends, so that the
+    /// receiver does not take the FIN for the end while bytes are on their way. `Blocked`: not
+    /// everything has landed yet, or TCP's buffer is full; ask again, or give up and go
+    /// [`TxState::down`]. Nothing may be sent after it.
+    pub fn finish(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        match self.mode.load(Relaxed) {
+            mode::RING if m.far() => {}
+            mode::ASK => match self.look(m, port)? {
+                Progress::Done => return self.finish(m, port),
+                Progress::Blocked => return Ok(Progress::Blocked),
+            },
+            _ => return self.look(m, port),
+        }
+        let head = self.head.load(Relaxed);
+        // Acquire: pairs with the daemon's Release, after the far node has confirmed the bytes.
+        if m.peer_rx().landed.load(Acquire) != head {
+            let word = m.peer_rx().word.load(Acquire);
+            return match self.calm(word) {
+                true => Ok(Progress::Blocked),
+                false => self.answer(m, port, word),
+            };
+        }
+        self.frame_done.store(0, Relaxed);
+        self.frame_kind.store(1, Relaxed);
+        self.frame_cursor.store(head, Relaxed);
+        self.drain_at.store(head, Relaxed);
+        self.mode.store(mode::DRAIN, Relaxed);
+        self.downs.fetch_add(1, Relaxed);
+        self.drain(m, port)
+    }
+
+    /// The peer's process is gone: what is sent from now on goes to TCP, whose errors tell.
+    pub fn abandon(&self) {
+        if self.mode.load(Relaxed) != mode::TCP {
+            self.mode.store(mode::TCP, SeqCst);
+            self.downs.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Goes on with the way down as far as TCP's buffer takes it.
+    pub fn drain(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        if self.mode.load(Relaxed) != mode::DRAIN {
+            return Ok(Progress::Done);
+        }
+        let epoch = self.epoch.load(Relaxed);
+        let framed = self.frame_cursor.load(Relaxed) != u64::MAX;
+        while (self.frame_done.load(Relaxed) as usize) < LEN {
+            let done = self.frame_done.load(Relaxed) as usize;
+            let frame = Frame {
+                kind: match self.frame_kind.load(Relaxed) {
+                    0 => Kind::Down,
+                    _ => Kind::Fin,
+                },
+                epoch,
+                cursor: self.frame_cursor.load(Relaxed),
+                tag: self.tag.load(Relaxed),
+            }
+            .encode();
+            match port.tcp_send(frame[done..].as_ptr(), LEN - done) {
+                Ok(n) => {
+                    self.kpos.fetch_add(n as u64, Relaxed);
+                    self.frame_done.store((done + n) as u32, Relaxed);
+                }
+                Err(libc::EAGAIN) => return Ok(Progress::Blocked),
+                // Shut or dead: native calls tell. Everything is still on the ring.
+                Err(_) => return Ok(self.settle(m, port, epoch, tx::BROKEN)),
+            }
+        }
+        let head = self.head.load(Relaxed);
+        while self.drain_at.load(Relaxed) < head {
+            let at = self.drain_at.load(Relaxed);
+            let Some((ring, end)) = self.ring_at(m, at, head) else {
+                return Err(Reason::Internal);
+            };
+            let (p, n) = ring.run(at, end - at);
+            match port.tcp_send(p, n) {
+                Ok(n) => {
+                    self.kpos.fetch_add(n as u64, Relaxed);
+                    self.drain_at.store(at + n as u64, Relaxed);
+                }
+                Err(libc::EAGAIN) => return Ok(Progress::Blocked),
+                Err(_) => return Ok(self.settle(m, port, epoch, tx::BROKEN)), // as above
+            }
+        }
+        Ok(self.settle(m, port, epoch, if framed { tx::DOWN } else { tx::RESUMED }))
+    }
+
+    pub(super) fn settle(&self, m: &Memory, port: &impl Port, epoch: u32, phase: u64) -> Progress {
+        self.mode.store(mode::TCP, Relaxed);
+        self.say(m, port, epoch, phase);
+        Progress::Done
+    }
+
+    /// Ring that holds byte `at`, and the cursor up to which it does.
+    fn ring_at(&self, m: &Memory, at: u64, head: u64) -> Option<(Ring, u64)> {
+        let from = self.loc_from.load(Relaxed);
+        if at >= from {
+            return Some((m.own.ring(Loc::unpack(self.loc.load(Relaxed))?)?, head));
+        }
+        Some((m.own.ring(Loc::unpack(self.retired.load(Relaxed))?)?, from))
+    }
+}

@@ -1,0 +1,95 @@
+//! The sender's way up: from TCP to the ring. It must never put a byte on the ring that the receiver
+//! does not know to look for there.
+
+use super::{mode, TxState};
+use crate::lane::mem::Memory;
+use crate::lane::Port;
+use crate::layout::{bits_of, epoch_of, rx, tx, Loc};
+use crate::prim::fence_after_rmw;
+use crate::reason::Reason;
+use core::sync::atomic::Ordering::*;
+
+impl TxState {
+    /// Switches up. `false`: not now. `Err`: bytes went by that no hook moved; never promote.
+    pub fn try_up(&self, m: &Memory, port: &impl Port) -> Result<bool, Reason> {
+        if self.mode.load(Relaxed) != mode::TCP {
+            return Ok(false);
+        }
+        let Some(epoch) = self.ready_epoch(m) else {
+            return Ok(false);
+        };
+        // SYNC natives: we close the door, then look who is inside; `enter_native` counts itself
+        // in, then looks at the door.
+        self.mode.swap(mode::SWITCH, SeqCst);
+        fence_after_rmw();
+        let up = self.up_checks(m, port);
+        if !matches!(up, Ok(true)) {
+            self.mode.store(mode::TCP, SeqCst);
+            return up;
+        }
+        let kpos = self.kpos.load(Relaxed);
+        let head = self.head.load(Relaxed);
+        self.epoch.store(epoch, Relaxed);
+        self.peer_cursor.store(head, Relaxed);
+        self.full_since_ms.store(0, Relaxed);
+        let w = m.own_tx();
+        w.up_kpos.store(kpos, Relaxed);
+        w.up_start.store(head, Relaxed);
+        self.say(m, port, epoch, tx::UP);
+        if m.far() {
+            // The far daemon does in its node what follows here: see `answered`.
+            self.mode.store(mode::ASK, Relaxed);
+            return Ok(self.answered(m, port));
+        }
+        // SYNC retreat: we have switched (a full fence is in `say`), now we look; the receiver
+        // revokes, then looks for our switch. If it did not see it, it may already be reading TCP
+        // without limit, or be ready for a later epoch: then nothing may go to the ring.
+        let word = m.peer_rx().word.load(SeqCst);
+        if epoch_of(word) != epoch || bits_of(word) & rx::REVOKED != 0 {
+            self.settle(m, port, epoch, tx::RESUMED);
+            return Ok(false);
+        }
+        self.mode.store(mode::RING, Relaxed);
+        self.ups.fetch_add(1, Relaxed);
+        Ok(true)
+    }
+
+    /// Across nodes: has the switch that we asked for been answered, and was it yes? Anything but a
+    /// readiness of this very epoch is a no: the far daemon looks at its receiver after it has
+    /// stored the switch (SYNC retreat), and tells what it found.
+    pub(super) fn answered(&self, m: &Memory, port: &impl Port) -> bool {
+        let epoch = self.epoch.load(Relaxed);
+        // Acquire: pairs with the daemon's Release; it comes after `ACCEPTED` was earned.
+        let word = m.peer_rx().word.load(Acquire);
+        if epoch_of(word) != epoch || bits_of(word) & rx::REVOKED != 0 {
+            self.settle(m, port, epoch, tx::RESUMED);
+            return false;
+        }
+        if bits_of(word) & rx::ACCEPTED == 0 {
+            return false;
+        }
+        self.mode.store(mode::RING, Relaxed);
+        self.ups.fetch_add(1, Relaxed);
+        true
+    }
+
+    /// Is the answer there that [`mode::ASK`] waits for?
+    pub(super) fn has_answer(&self, m: &Memory) -> bool {
+        let word = m.peer_rx().word.load(Acquire);
+        epoch_of(word) != self.epoch.load(Relaxed)
+            || bits_of(word) & (rx::ACCEPTED | rx::REVOKED) != 0
+    }
+
+    fn up_checks(&self, m: &Memory, port: &impl Port) -> Result<bool, Reason> {
+        if self.natives.load(SeqCst) != 0 {
+            return Ok(false);
+        }
+        let Some(kernel) = port.tcp_sent() else {
+            return Err(Reason::Option);
+        };
+        if kernel != self.kpos.load(Relaxed) {
+            return Err(Reason::Bypassed);
+        }
+        Ok(Loc::unpack(self.loc.load(Relaxed)).is_some_and(|l| m.own.ring(l).is_some()))
+    }
+}

@@ -1,0 +1,330 @@
+//! Two daemons between the ends: each shows its end a mirror of what the far one stores, late. What
+//! an end and its daemon do to each other is at once; what travels between the daemons does so in
+//! order, message by message, until the wire is cut.
+//!
+//! Small and slow on purpose: this is the least that a daemon has to do, so that the lane's own code
+//! can be tried against it.
+
+use super::memory::Party;
+use super::LANE;
+use link::lane::tx::UNSEEN;
+use link::lane::Area;
+use link::layout::{bits_of, epoch_of, pack, rx, tx, Control, Loc, RxWords, TxWords, GROUP};
+use std::collections::VecDeque;
+use std::sync::atomic::{fence, Ordering::*};
+
+const L: usize = LANE as usize;
+
+enum Msg {
+    /// The sender's ring has moved.
+    Ring {
+        seq: u32,
+        loc: u64,
+        log2: u32,
+        from: u64,
+    },
+    Switch {
+        epoch: u32,
+        kpos: u64,
+        start: u64,
+    },
+    Answer {
+        epoch: u32,
+        yes: bool,
+    },
+    Data {
+        from: u64,
+        bytes: Vec<u8>,
+    },
+    Words(Words),
+    Landed(u64),
+}
+
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+struct Words {
+    head: u64,
+    cursor: u64,
+    state: u64,
+    word: u64,
+    revoked: u64,
+    want_space: u32,
+}
+
+/// What travels from one end's daemon to the other's.
+#[derive(Default)]
+struct Dir {
+    queue: VecDeque<Msg>,
+    sent: Words,
+    ring: Option<(u32, u64)>,
+    ring_there: Option<(u32, u64)>,
+    up_epoch: u32,
+    sent_head: u64,
+    /// The last word of the far receiver, and the answer to our end's last switch.
+    raw: u64,
+    revoked: u64,
+    answer: Option<(u32, bool)>,
+    /// Rings of the mirror that the far daemon writes.
+    locs: [Option<Loc>; 2],
+}
+
+pub struct Far {
+    /// An end's own area as its daemon sees it, and the mirror as its daemon writes it.
+    app: [Area; 2],
+    mirror: [Area; 2],
+    parties: &'static [Party; 2],
+    dirs: [Dir; 2],
+    pub cut: bool,
+}
+
+impl Far {
+    pub fn new(ends: &'static [Party; 2], mirrors: &'static [Party; 2]) -> Far {
+        Far {
+            app: [ends[0].area(false), ends[1].area(false)],
+            mirror: [mirrors[0].area(true), mirrors[1].area(true)],
+            parties: mirrors,
+            dirs: Default::default(),
+            cut: false,
+        }
+    }
+
+    fn app(&self, e: usize) -> &Control {
+        self.app[e].control().unwrap()
+    }
+
+    fn mirror(&self, e: usize) -> (&Control, &TxWords, &RxWords) {
+        let c = self.mirror[e].control().unwrap();
+        (c, &c.tx[L], &c.rx[L])
+    }
+
+    fn publish(&self, e: usize) {
+        self.mirror(e).0.seq[L / GROUP].0.fetch_add(1, SeqCst);
+    }
+
+    /// What end `e` has stored becomes messages.
+    pub fn scan(&mut self, e: usize) {
+        if self.cut {
+            return;
+        }
+        let (mut out, mut d) = (Vec::new(), std::mem::take(&mut self.dirs[e]));
+        let c = self.app(e);
+        let w = &c.tx[L];
+        let state = w.state.load(Acquire);
+        let head = c.heads[L].load(Acquire);
+        let seq = w.loc_seq.load(Acquire);
+        let loc = w.loc[(seq & 1) as usize].load(Relaxed);
+        if let Some(l) = Loc::unpack(loc).filter(|_| d.ring != Some((seq, loc))) {
+            d.ring = Some((seq, loc));
+            let from = w.loc_from[(seq & 1) as usize].load(Relaxed);
+            let log2 = l.log2;
+            out.push(Msg::Ring {
+                seq,
+                loc,
+                log2,
+                from,
+            });
+        }
+        if bits_of(state) == tx::UP && epoch_of(state) != d.up_epoch {
+            d.up_epoch = epoch_of(state);
+            d.sent_head = w.up_start.load(Relaxed);
+            out.push(Msg::Switch {
+                epoch: d.up_epoch,
+                kpos: w.up_kpos.load(Relaxed),
+                start: w.up_start.load(Relaxed),
+            });
+        }
+        while d.sent_head < head {
+            let mut at = (seq & 1) as usize;
+            let mut end = head;
+            if d.sent_head < w.loc_from[at].load(Relaxed) {
+                end = w.loc_from[at].load(Relaxed).min(head);
+                at ^= 1;
+            }
+            let ring = Loc::unpack(w.loc[at].load(Relaxed)).and_then(|l| self.app[e].ring(l));
+            let n = (end - d.sent_head).min(1500) as usize;
+            let mut bytes = vec![0; n];
+            // SAFETY: `bytes` has that length, and a piece is smaller than any ring.
+            unsafe { link::lane::mem::copy_out(ring.unwrap(), d.sent_head, bytes.as_mut_ptr(), n) };
+            let from = d.sent_head;
+            out.push(Msg::Data { from, bytes });
+            d.sent_head += n as u64;
+        }
+        let words = Words {
+            head: d.sent_head,
+            cursor: c.cursors[L].load(Acquire),
+            state,
+            word: c.rx[L].word.load(Acquire),
+            revoked: c.rx[L].revoked.load(Relaxed),
+            want_space: w.want_space.load(Relaxed),
+        };
+        if words != d.sent {
+            d.sent = words;
+            out.push(Msg::Words(words));
+        }
+        d.queue.extend(out);
+        self.dirs[e] = d;
+    }
+
+    /// One message from end `e`'s daemon arrives at the other. `false`: there was none.
+    pub fn carry(&mut self, e: usize) -> bool {
+        if self.cut {
+            return false;
+        }
+        let d = 1 - e;
+        let Some(msg) = self.dirs[e].queue.pop_front() else {
+            return false;
+        };
+        match msg {
+            Msg::Ring {
+                seq,
+                loc: theirs,
+                log2,
+                from,
+            } => {
+                self.dirs[e].ring_there = Some((seq, theirs));
+                let loc = self.parties[d].alloc(log2);
+                let at = (seq & 1) as usize;
+                if let Some(old) = self.dirs[e].locs[at].replace(loc) {
+                    self.parties[d].release(old);
+                }
+                let w = self.mirror(d).1;
+                w.loc[at].store(loc.pack(), Relaxed);
+                w.loc_from[at].store(from, Relaxed);
+                w.loc_seq.store(seq, Release);
+            }
+            Msg::Switch { epoch, kpos, start } => {
+                let yes = self.switch(d, epoch, kpos, start);
+                self.dirs[d].queue.push_back(Msg::Answer { epoch, yes });
+            }
+            Msg::Answer { epoch, yes } => {
+                self.dirs[d].answer = Some((epoch, yes));
+                self.show(d);
+            }
+            Msg::Data { from, bytes } => {
+                let w = self.mirror(d).1;
+                let new = (w.loc_seq.load(Relaxed) & 1) as usize;
+                let at = match from < w.loc_from[new].load(Relaxed) {
+                    true => new ^ 1,
+                    false => new,
+                };
+                let ring =
+                    Loc::unpack(w.loc[at].load(Relaxed)).and_then(|l| self.mirror[d].ring(l));
+                // SAFETY: of that length, smaller than the ring, which the mirror's writer owns.
+                unsafe {
+                    link::lane::mem::copy_in(ring.unwrap(), from, bytes.as_ptr(), bytes.len())
+                };
+                let to = from + bytes.len() as u64;
+                self.mirror(d).0.heads[L].fetch_max(to, Release);
+                self.dirs[d].queue.push_back(Msg::Landed(to));
+            }
+            Msg::Landed(to) => self.mirror(d).2.landed.store(to, Release),
+            Msg::Words(w) => {
+                let (c, t, _) = self.mirror(d);
+                c.cursors[L].store(w.cursor, Release);
+                t.want_space.store(w.want_space, SeqCst);
+                let known = t.state.load(Relaxed);
+                if bits_of(w.state) > tx::UP && epoch_of(w.state) == epoch_of(known) {
+                    t.state.store(w.state, Release);
+                }
+                self.dirs[d].raw = w.word;
+                self.dirs[d].revoked = w.revoked;
+                self.show(d);
+            }
+        }
+        self.publish(d);
+        true
+    }
+
+    /// A switch of the far sender arrives at end `d`'s daemon: stored, then looked whether it is in
+    /// time.
+    fn switch(&self, d: usize, epoch: u32, kpos: u64, start: u64) -> bool {
+        let (_, t, _) = self.mirror(d);
+        t.up_kpos.store(kpos, Relaxed);
+        t.up_start.store(start, Relaxed);
+        t.state.store(pack(epoch, tx::UP), Release);
+        fence(SeqCst);
+        // As the sender itself does on one node: only a revocation stands in the way, or a word about
+        // another epoch. A receiver that has not revoked would take `RESUMED` for a switch.
+        let word = self.app(d).rx[L].word.load(SeqCst);
+        let yes = epoch_of(word) == epoch && bits_of(word) & rx::REVOKED == 0;
+        if !yes {
+            t.state.store(pack(epoch, tx::RESUMED), Release);
+        }
+        self.publish(d);
+        yes
+    }
+
+    /// What end `e` sees of the far receiver's word.
+    fn show(&self, e: usize) {
+        let d = &self.dirs[e];
+        let mut word = d.raw;
+        let mut revoked = d.revoked;
+        match d.answer {
+            Some((epoch, true)) if epoch == epoch_of(word) => word |= rx::ACCEPTED,
+            Some((epoch, false)) if epoch == epoch_of(word) => {
+                word |= rx::REVOKED;
+                revoked = UNSEEN;
+            }
+            _ => {}
+        }
+        if self.cut {
+            word |= rx::WANT_DOWN;
+        }
+        let r = self.mirror(e).2;
+        r.revoked.store(revoked, Relaxed);
+        r.word.store(word, Release);
+    }
+
+    /// The wire is gone, and all that was on it. A switch under way is looked up in the far node's
+    /// memory, as the daemons do over their other channel; both ends are asked to go down.
+    pub fn cut(&mut self) {
+        if std::mem::replace(&mut self.cut, true) {
+            return;
+        }
+        for e in 0..2 {
+            let d = &mut self.dirs[e];
+            d.queue.clear();
+            let epoch = d.up_epoch;
+            if epoch != 0 && d.answer.map(|a| a.0) != Some(epoch) {
+                let stored = self.mirror(1 - e).1.state.load(Relaxed);
+                let yes = stored == pack(epoch, tx::UP);
+                self.dirs[e].answer = Some((epoch, yes));
+            }
+        }
+        for e in 0..2 {
+            self.show(e);
+            self.publish(e);
+        }
+    }
+
+    /// The wire is back: everything is told again.
+    pub fn mend(&mut self) {
+        if !std::mem::replace(&mut self.cut, false) {
+            return;
+        }
+        for e in 0..2 {
+            self.dirs[e].sent = Words::default();
+            self.dirs[e].ring = self.dirs[e].ring_there;
+            let there = self.mirror(1 - e).0.heads[L].load(Relaxed);
+            self.dirs[e].sent_head = there.max(self.app(e).tx[L].up_start.load(Relaxed));
+            self.show(e);
+            self.publish(e);
+        }
+    }
+
+    /// The lane's slot is used anew by both ends.
+    pub fn reuse(&mut self) {
+        for e in 0..2 {
+            let head = self.app(e).heads[L].load(Relaxed);
+            for l in self.dirs[e].locs.iter_mut().filter_map(Option::take) {
+                self.parties[1 - e].release(l);
+            }
+            self.dirs[e] = Dir {
+                sent_head: head,
+                up_epoch: epoch_of(self.app(e).tx[L].state.load(Relaxed)),
+                ..Dir::default()
+            };
+            self.mirror(1 - e).0.heads[L].store(head, Release);
+        }
+        self.cut = false;
+    }
+}
