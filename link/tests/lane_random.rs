@@ -116,17 +116,22 @@ fn start(w: &mut World, how: u8) {
         }
     }
     if how > 1 {
+        let all = Act::Carry { n: 1000 }; // nothing to do on one node
         for end in 0..2 {
-            w.run(&Op {
-                end,
-                act: Act::Ready,
-                inner: vec![],
-            });
-            w.run(&Op {
-                end: 1 - end,
-                act: Act::TryUp,
-                inner: vec![],
-            });
+            for (end, act) in [
+                (end, Act::Ready),
+                (end, all.clone()),
+                (1 - end, Act::TryUp),
+                (1 - end, all.clone()),
+                (end, all.clone()),
+                (1 - end, Act::Look),
+            ] {
+                w.run(&Op {
+                    end,
+                    act,
+                    inner: vec![],
+                });
+            }
         }
     }
 }

@@ -111,17 +111,23 @@ impl Far {
         let state = w.state.load(Acquire);
         let head = c.heads[L].load(Acquire);
         let seq = w.loc_seq.load(Acquire);
-        let loc = w.loc[(seq & 1) as usize].load(Relaxed);
-        if let Some(l) = Loc::unpack(loc).filter(|_| d.ring != Some((seq, loc))) {
-            d.ring = Some((seq, loc));
-            let from = w.loc_from[(seq & 1) as usize].load(Relaxed);
-            let log2 = l.log2;
-            out.push(Msg::Ring {
-                seq,
-                loc,
-                log2,
-                from,
-            });
+        // The sender may have moved twice since we looked; of the two rings that it shows, both may be
+        // new to us.
+        for seq in [seq.wrapping_sub(1), seq] {
+            let at = (seq & 1) as usize;
+            let loc = w.loc[at].load(Relaxed);
+            let known = d
+                .ring
+                .is_some_and(|(s, _)| s.wrapping_sub(seq) < u32::MAX / 2);
+            if let Some(l) = Loc::unpack(loc).filter(|_| !known) {
+                d.ring = Some((seq, loc));
+                out.push(Msg::Ring {
+                    seq,
+                    loc,
+                    log2: l.log2,
+                    from: w.loc_from[at].load(Relaxed),
+                });
+            }
         }
         if bits_of(state) == tx::UP && epoch_of(state) != d.up_epoch {
             d.up_epoch = epoch_of(state);
@@ -237,7 +243,9 @@ impl Far {
     /// A switch of the far sender arrives at end `d`'s daemon: stored, then looked whether it is in
     /// time.
     fn switch(&self, d: usize, epoch: u32, kpos: u64, start: u64) -> bool {
-        let (_, t, _) = self.mirror(d);
+        let (c, t, _) = self.mirror(d);
+        // What the ring held before went over TCP: the receiver begins here.
+        c.heads[L].fetch_max(start, Release);
         t.up_kpos.store(kpos, Relaxed);
         t.up_start.store(start, Relaxed);
         t.state.store(pack(epoch, tx::UP), Release);

@@ -435,7 +435,9 @@ impl World {
                 };
                 match act {
                     Act::Carry { n } => {
-                        f.scan(e);
+                        if h.attached.get() {
+                            f.scan(e);
+                        }
                         (0..*n).take_while(|_| f.carry(e)).count();
                     }
                     Act::Cut => f.cut(),

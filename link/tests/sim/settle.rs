@@ -17,7 +17,9 @@ impl World {
             f.mend();
             let mut any = false;
             for e in [0, 1] {
-                f.scan(e);
+                if self.host[e].attached.get() {
+                    f.scan(e);
+                }
                 while f.carry(e) {
                     any = true;
                 }
