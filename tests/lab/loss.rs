@@ -1,0 +1,148 @@
+//! Wires that are cut, carriers that are lost, machines that are gone: the lab does to programs
+//! that know nothing of Underpass what it will do to Underpass.
+
+use crate::programs::{await_ping, PingPong, Transfer, ENDLESS};
+use anyhow::{ensure, Result};
+use underpass_tests::harness::{until, SOON};
+use underpass_tests::lab::{Family, Lab};
+
+/// Packets that both machines received on a rail.
+fn received(lab: &Lab, rail: usize) -> Result<[u64; 2]> {
+    let of = |n| lab.node(n).counter(rail, "rcvd_pkts");
+    Ok([of(0)?, of(1)?])
+}
+
+/// Waits until both machines have received more on a rail.
+fn await_traffic(lab: &Lab, rail: usize) -> Result<()> {
+    let before = received(lab, rail)?;
+    until(&format!("traffic on rail {rail}"), SOON, || {
+        received(lab, rail).is_ok_and(|now| now[0] > before[0] + 10 && now[1] > before[1] + 10)
+    })
+}
+
+pub fn rail_cut_and_mended(lab: &mut Lab) -> Result<()> {
+    let one = PingPong::start(lab, 1, Family::V4, ENDLESS)?;
+    let two = PingPong::start(lab, 2, Family::V6, ENDLESS)?;
+    await_traffic(lab, 1)?;
+    await_traffic(lab, 2)?;
+
+    lab.rail(1).cut()?;
+    // The end that waits for an acknowledgement gives up; the other may wait for ever.
+    until("verbs on rail 1 fail", SOON, || {
+        one.server.has_ended() || one.client.has_ended()
+    })?;
+    let dead = received(lab, 1)?;
+    let PingPong { server, client } = one;
+    let (ended, other) = if client.has_ended() {
+        (client, server)
+    } else {
+        (server, client)
+    };
+    let ended = ended.wait()?;
+    ensure!(
+        ended.stderr.contains("transport retry counter exceeded"),
+        "{ended:?}"
+    );
+    await_traffic(lab, 2)?;
+    ensure!(!two.server.has_ended() && !two.client.has_ended());
+    ensure!(received(lab, 1)? == dead, "the rail is not cut");
+    await_ping(lab, 0, true)?;
+    drop(other);
+
+    lab.rail(1).mend()?;
+    PingPong::start(lab, 1, Family::V4, 100)?.finish()?;
+    await_traffic(lab, 2)
+}
+
+/// Only eth0 is cut: what runs on the rails goes on, TCP goes on when it is back.
+pub fn control_cut_and_mended(lab: &mut Lab) -> Result<()> {
+    let _rail = PingPong::start(lab, 1, Family::V4, ENDLESS)?;
+    let t = Transfer::start(lab, Family::V4, [vec![], vec![]])?;
+    t.await_bytes(1)?;
+    lab.control().cut()?;
+    await_ping(lab, 0, false)?;
+    await_traffic(lab, 1)?;
+    lab.control().mend()?;
+    await_ping(lab, 0, true)?;
+    let moved = t.finish(lab)?;
+    ensure!(moved.iter().all(|&n| n > 0), "{moved:?}");
+
+    // One way only: the second machine's frames arrive, the first one's do not.
+    lab.control().cut_to(1)?;
+    await_ping(lab, 0, false)?;
+    lab.control().mend()?;
+    await_ping(lab, 0, true)
+}
+
+pub fn carrier_lost_and_back(lab: &mut Lab) -> Result<()> {
+    let await_state = |lab: &Lab, node: usize, state: &str| {
+        until(&format!("rxe2 of node {node} is {state}"), SOON, || {
+            let links = lab.node(node).check("rdma link show rxe2/1");
+            links.is_ok_and(|l| l.contains(&format!("state {state}")))
+        })
+    };
+    lab.set_carrier(0, 2, false)?;
+    await_state(lab, 0, "DOWN")?;
+    // The other machine is not told: its own carrier is there.
+    await_state(lab, 1, "ACTIVE")?;
+    await_ping(lab, 2, false)?;
+    lab.set_carrier(0, 2, true)?;
+    await_state(lab, 0, "ACTIVE")?;
+    await_ping(lab, 2, true)?;
+    PingPong::start(lab, 2, Family::V4, 50)?.finish()
+}
+
+/// Accepts one connection, greets, and never says anything again.
+const SILENT: &str = r#"
+import socket, sys, time
+s = socket.create_server((sys.argv[1], 0))
+print("port", s.getsockname()[1], flush=True)
+c, _ = s.accept()
+c.sendall(b"hello")
+time.sleep(3600)
+"#;
+
+/// Holds a connection, sends on it when /run/gone is there, and says what it then sees: bytes, an
+/// end of file, or an error.
+const WITNESS: &str = r#"
+import os, socket, sys, time
+s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+s.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000)
+print("got", s.recv(100), flush=True)
+while not os.path.exists("/run/gone"):
+    time.sleep(0.05)
+try:
+    s.sendall(b"are you there?")
+    print("asked", flush=True)
+    print("saw", s.recv(100), flush=True)
+except OSError as e:
+    print("saw", type(e).__name__, e.errno, flush=True)
+"#;
+
+/// A machine that is gone says nothing: no reset, no end of file. TCP's own time-outs apply.
+pub fn node_gone(lab: &mut Lab) -> Result<()> {
+    let host = lab.node(1).host();
+    let server = lab.node(1).sh(format!("exec python3.11 - {host}"))?;
+    let server = server.stdin(SILENT.as_bytes()).spawn()?;
+    let port = server.line("port ")?;
+    let witness = lab.node(0).sh(format!("exec python3.11 - {host} {port}"))?;
+    let witness = witness.stdin(WITNESS.as_bytes()).spawn()?;
+    ensure!(witness.line("got ")? == "b'hello'");
+
+    lab.kill(1);
+    ensure!(server.wait().is_err(), "a dead machine reports an end");
+    lab.node(0).check("touch /run/gone")?;
+    witness.line("asked")?;
+    // The connection stands, its bytes are not acknowledged.
+    let state = lab.node(0).check(format!("ss -Htn dst {host}:{port}"))?;
+    let mut words = state.split_whitespace();
+    ensure!(words.next() == Some("ESTAB"), "{state}");
+    ensure!(words.nth(1) == Some("14"), "{state}");
+    // ETIMEDOUT, or EHOSTUNREACH because nobody answers for the address; never a reset or an end.
+    let saw = witness.line("saw ")?;
+    ensure!(saw == "TimeoutError 110" || saw == "OSError 113", "{saw}");
+
+    lab.start(&[1])?;
+    await_ping(lab, 0, true)?;
+    await_ping(lab, 1, true)
+}
