@@ -9,6 +9,7 @@ mod programs;
 mod rails;
 mod three;
 mod underpass;
+mod verbs;
 
 use anyhow::{anyhow, Result};
 use libtest_mimic::{Arguments, Failed, Trial};

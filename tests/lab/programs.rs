@@ -1,46 +1,10 @@
-//! Pairs of unmodified programs, one in each machine.
+//! Pairs of unmodified programs over TCP, one in each machine.
 
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 use std::sync::atomic::{AtomicU32, Ordering};
-use underpass_tests::harness::{paths, until, SOON};
-use underpass_tests::lab::{quoted, End, Family, Lab, Output, Running};
-
-/// More iterations than a test lasts.
-pub const ENDLESS: u32 = 1_000_000_000;
-
-/// `ibv_rc_pingpong` on a rail, serving in the first machine; its parties find each other on eth0.
-/// It sleeps while it waits: there are few processors here.
-pub struct PingPong {
-    pub server: Running,
-    pub client: Running,
-}
-
-impl PingPong {
-    pub fn start(lab: &Lab, rail: usize, family: Family, iterations: u32) -> Result<Self> {
-        let port = 18_500 + rail;
-        let (a, b) = (lab.node(0), lab.node(1));
-        let command = |gid: u32, to: &str| {
-            format!("exec ibv_rc_pingpong -d rxe{rail} -g {gid} -p {port} -n {iterations} -s 1000 -e -c {to}")
-        };
-        let server = a.spawn(command(a.gid_index(rail, family)?, ""))?;
-        server.until("the server listens", SOON, || {
-            a.check(format!("ss -Hltn 'sport = :{port}'"))
-                .is_ok_and(|s| !s.is_empty())
-        })?;
-        let client = b.spawn(command(b.gid_index(rail, family)?, &a.host()))?;
-        Ok(PingPong { server, client })
-    }
-
-    /// Both ends must be content.
-    pub fn finish(self) -> Result<()> {
-        for end in [self.client, self.server] {
-            let said = end.wait()?.ok()?;
-            ensure!(said.contains(" iters in "), "{said}");
-        }
-        Ok(())
-    }
-}
+use underpass_tests::harness::{paths, until};
+use underpass_tests::lab::{quoted, End, Family, Lab, Output, Running, PATIENCE};
 
 /// `transfer.py` in two machines: both ends send noise all the time, and hash it.
 pub struct Transfer {
@@ -80,7 +44,7 @@ impl Transfer {
                     .rev()
                     .find_map(|l| l.strip_prefix("sent ")?.parse().ok())
             };
-            end.until("bytes are sent", 3 * SOON, || sent() >= Some(bytes))?;
+            end.until("bytes are sent", PATIENCE, || sent() >= Some(bytes))?;
         }
         Ok(())
     }
@@ -120,7 +84,7 @@ pub fn tcp_between_machines(lab: &mut Lab) -> Result<()> {
 pub fn await_ping(lab: &Lab, wire: usize, answered: bool) -> Result<()> {
     let to = lab.node(1).address(wire, Family::V4);
     let what = format!("{to} answers: {answered}");
-    until(&what, 3 * SOON, || {
+    until(&what, PATIENCE, || {
         let ping = format!("/bin/busybox ping -c 1 -W 1 {to} >/dev/null && echo yes || echo no");
         let said = lab.node(0).check(ping);
         said.is_ok_and(|s| (s.trim() == "yes") == answered)

@@ -1,6 +1,6 @@
 //! The rails are there, and verbs work on them without anything of ours.
 
-use crate::programs::PingPong;
+use crate::verbs::ping_pong;
 use anyhow::{ensure, Result};
 use underpass_tests::lab::{Family, Lab};
 
@@ -31,7 +31,7 @@ pub fn verbs_over_each_rail(lab: &mut Lab) -> Result<()> {
                 Ok([of(0)?, of(1)?])
             };
             let before = [sent(1)?, sent(2)?];
-            PingPong::start(lab, rail, family, 200)?.finish()?;
+            ping_pong(lab, rail, family, 200)?.finish()?;
             let after = [sent(1)?, sent(2)?];
             for n in [0, 1] {
                 let [one, two] = [0, 1].map(|r| after[r][n] - before[r][n]);

@@ -33,7 +33,12 @@ use kernel::Kernel;
 use machine::{Machine, QEMU};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tempfile::TempDir;
+
+/// Longest that anything which should happen soon may take in machines that are emulated, several
+/// on few processors. Generous: it only ends a broken run.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// File name of the machines' first file system.
 const IMAGE: &str = "initramfs";

@@ -2,8 +2,8 @@
 
 use super::guest::{Guest, Running};
 use super::node::Node;
-use super::quoted;
-use crate::harness::{paths, until, SOON};
+use super::{quoted, PATIENCE};
+use crate::harness::{paths, until};
 use anyhow::{bail, Context, Result};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -37,8 +37,9 @@ impl Daemon {
             dir,
             running,
         };
-        d.running
-            .until("the daemon answers", SOON, || d.ask(&Request::Ping).is_ok())?;
+        d.running.until("the daemon answers", PATIENCE, || {
+            d.ask(&Request::Ping).is_ok()
+        })?;
         Ok(d)
     }
 
@@ -94,7 +95,8 @@ impl Daemon {
 
     /// Waits until the connections' ends satisfy `f`.
     pub fn await_ss(&self, what: &str, f: impl Fn(&[Row]) -> bool) -> Result<()> {
-        until(what, SOON, || self.ss().is_ok_and(|rows| f(&rows))).with_context(|| self.picture())
+        until(what, PATIENCE, || self.ss().is_ok_and(|rows| f(&rows)))
+            .with_context(|| self.picture())
     }
 
     /// For the messages of failed tests.

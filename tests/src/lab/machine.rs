@@ -6,7 +6,7 @@ use super::kernel::Kernel;
 use super::monitor::Monitor;
 use super::wire::{mac, Wire};
 use super::Spec;
-use crate::harness::{until, Place, Program, Running, SOON};
+use crate::harness::{until, Place, Program, Running};
 use anyhow::{bail, Result};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -122,7 +122,7 @@ fn socket(id: &str, path: &Path) -> String {
 fn accept(l: &UnixListener, qemu: &mut Running) -> Result<UnixStream> {
     l.set_nonblocking(true)?;
     let mut got = None;
-    until("qemu connects", SOON, || {
+    until("qemu connects", super::PATIENCE, || {
         got = l.accept().ok();
         got.is_some() || qemu.has_ended()
     })?;
