@@ -23,7 +23,7 @@ if [ "${1:-}" = lab ]; then
   lab=yes
   packages="$packages
     qemu-system-x86 busybox-static kmod xz-utils
-    rdma-core ibverbs-providers ibverbs-utils rdmacm-utils perftest qperf
+    rdma-core ibverbs-providers ibverbs-utils rdmacm-utils perftest qperf python3-pyverbs
   "
 fi
 

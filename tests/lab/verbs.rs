@@ -3,8 +3,8 @@
 //! They sleep while they wait for completions: there are few processors here.
 
 use anyhow::{ensure, Result};
-use underpass_tests::harness::until;
-use underpass_tests::lab::{Family, Lab, Running, PATIENCE};
+use underpass_tests::harness::{paths, until};
+use underpass_tests::lab::{quoted, Family, Lab, Running, PATIENCE};
 
 /// More iterations than a test lasts.
 pub const ENDLESS: u32 = 1_000_000_000;
@@ -34,20 +34,21 @@ pub fn ping_pong(lab: &Lab, rail: usize, family: Family, iterations: u32) -> Res
     Ok(Pair { server, client })
 }
 
-/// `ib_send_lat` over RDMA-CM, for longer than a test lasts. Its retries end: when the rail is cut,
-/// so does it.
-pub fn impatient(lab: &Lab, rail: usize) -> Result<Pair> {
-    let port = 19_000 + rail;
+/// `verbs.py`, for longer than a test lasts. Its retries end: when the rail is cut, so does it.
+pub fn impatient(lab: &Lab, rail: usize, family: Family) -> Result<Pair> {
     let (a, b) = (lab.node(0), lab.node(1));
-    let command =
-        format!("exec ib_send_lat -R --retry_count=3 -d rxe{rail} -e -n 1000000 -p {port}");
-    let server = a.spawn(&command)?;
-    server.until("the server listens", PATIENCE, || {
-        let ids = a.check("rdma res show cm_id");
-        ids.is_ok_and(|s| s.contains(&format!(":{port} ")))
-    })?;
-    let to = a.address(rail, Family::V4);
-    let client = b.spawn(format!("{command} {to}"))?;
+    let script = quoted(&paths::script("verbs.py").to_string_lossy());
+    let command = |role: &str, gid: u32| {
+        format!(
+            "exec {} -u {script} {role} rxe{rail} {gid} 3",
+            paths::PYTHON
+        )
+    };
+    let server = a.spawn(command("serve", a.gid_index(rail, family)?))?;
+    let port = server.line("port ")?;
+    let connect = command("connect", b.gid_index(rail, family)?);
+    let client = b.spawn(format!("{connect} {} {port}", a.host()))?;
+    client.line("rounds ")?;
     Ok(Pair { server, client })
 }
 

@@ -38,8 +38,9 @@ impl Machine {
         let listeners = [UnixListener::bind(&monitor)?, UnixListener::bind(&agent)?];
         let smp = spec.cpus.to_string();
         let memory = spec.memory_mib.to_string();
+        // Without `no_timer_check` a kernel that gets no processor while it looks at its timer is lost.
         let append = format!(
-            "console=ttyS0 quiet panic=-1 oops=panic mitigations=off net.ifnames=0 LABNODE={}",
+            "no_timer_check console=ttyS0 quiet panic=-1 oops=panic mitigations=off net.ifnames=0 LABNODE={}",
             node + 1
         );
         let mut p = Program::new(QEMU, &Place::bare())
