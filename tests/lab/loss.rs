@@ -4,6 +4,7 @@
 use crate::programs::{await_ping, Transfer};
 use crate::verbs::{impatient, ping_pong, ENDLESS};
 use anyhow::{ensure, Result};
+use underpass_tests::harness::paths::PYTHON;
 use underpass_tests::harness::until;
 use underpass_tests::lab::{Family, Lab, PATIENCE};
 
@@ -95,17 +96,20 @@ time.sleep(3600)
 "#;
 
 /// Holds a connection, sends on it when /run/gone is there, and says what it then sees: bytes, an
-/// end of file, or an error.
+/// end of file, or an error. Its patience begins to end when /run/seen is there.
 const WITNESS: &str = r#"
 import os, socket, sys, time
 s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
-s.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000)
 print("got", s.recv(100), flush=True)
-while not os.path.exists("/run/gone"):
-    time.sleep(0.05)
+def wait(mark):
+    while not os.path.exists(mark):
+        time.sleep(0.05)
+wait("/run/gone")
 try:
     s.sendall(b"are you there?")
     print("asked", flush=True)
+    wait("/run/seen")
+    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000)
     print("saw", s.recv(100), flush=True)
 except OSError as e:
     print("saw", type(e).__name__, e.errno, flush=True)
@@ -114,10 +118,10 @@ except OSError as e:
 /// A machine that is gone says nothing: no reset, no end of file. TCP's own time-outs apply.
 pub fn node_gone(lab: &mut Lab) -> Result<()> {
     let host = lab.node(1).host();
-    let server = lab.node(1).sh(format!("exec python3.11 - {host}"))?;
+    let server = lab.node(1).sh(format!("exec {PYTHON} - {host}"))?;
     let server = server.stdin(SILENT.as_bytes()).spawn()?;
     let port = server.line("port ")?;
-    let witness = lab.node(0).sh(format!("exec python3.11 - {host} {port}"))?;
+    let witness = lab.node(0).sh(format!("exec {PYTHON} - {host} {port}"))?;
     let witness = witness.stdin(WITNESS.as_bytes()).spawn()?;
     ensure!(witness.line("got ")? == "b'hello'");
 
@@ -130,6 +134,7 @@ pub fn node_gone(lab: &mut Lab) -> Result<()> {
     let mut words = state.split_whitespace();
     ensure!(words.next() == Some("ESTAB"), "{state}");
     ensure!(words.nth(1) == Some("14"), "{state}");
+    lab.node(0).check("touch /run/seen")?;
     // ETIMEDOUT, or EHOSTUNREACH because nobody answers for the address; never a reset or an end.
     let saw = witness.line("saw ")?;
     ensure!(saw == "TimeoutError 110" || saw == "OSError 113", "{saw}");
