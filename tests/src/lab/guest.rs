@@ -35,8 +35,9 @@ struct State {
     gone: Option<String>,
     runs: HashMap<u64, Run>,
     last: u64,
-    /// What ran and how it ended, for the messages of failed tests.
-    story: String,
+    /// What ran and how it ended, for the messages of failed tests: script, entry, and how many
+    /// times in a row (of what is asked again and again, the last time is enough).
+    story: Vec<(String, String, u32)>,
 }
 
 #[derive(Default)]
@@ -93,7 +94,13 @@ impl Guest {
     /// What ran since the last call, and how it ended.
     pub(super) fn story(&self) -> String {
         let mut s = self.state();
-        let mut story = std::mem::take(&mut s.story);
+        let mut story = String::new();
+        for (_, text, times) in std::mem::take(&mut s.story) {
+            story += &text;
+            if times > 1 {
+                story += &format!("  ({times} times, this is the last)\n");
+            }
+        }
         for r in s.runs.values().filter(|r| r.end.is_none()) {
             story += &entry(r, "still runs");
         }
@@ -134,7 +141,11 @@ impl Guest {
                 if let Some(run) = s.runs.get_mut(&id) {
                     let told = entry(run, &format!("{end:?}"));
                     run.end = Some(end);
-                    s.story += &told;
+                    let script = run.script.clone();
+                    match s.story.last_mut() {
+                        Some(last) if last.0 == script => (last.1, last.2) = (told, last.2 + 1),
+                        _ => s.story.push((script, told, 1)),
+                    }
                 }
             }
         }
