@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs what building, testing, the demo and the benchmarks need on Debian 12, and nothing that
-# is there already. A shell script because the rest of the task runner is Rust, which needs a C
+# is there already. With the argument `lab` also what the lab of virtual machines needs, its kernel
+# included, which is unpacked under target/lab and not installed. A shell script because the rest of the task runner is Rust, which needs a C
 # linker, which this script installs. Says and does nothing when everything is in place.
 set -eu
 cd "$(dirname "$0")/.."
@@ -15,6 +16,16 @@ packages="
   redis-server redis-tools nginx-light wrk iperf3 sockperf curl
   iproute2 iptables nftables procps
 "
+
+# The lab: emulator, init of the machines, modules, and the RDMA programs that cross-check ours.
+lab=
+if [ "${1:-}" = lab ]; then
+  lab=yes
+  packages="$packages
+    qemu-system-x86 busybox-static kmod xz-utils
+    rdma-core ibverbs-providers ibverbs-utils rdmacm-utils perftest qperf python3-pyverbs
+  "
+fi
 
 missing=
 for p in $packages; do
@@ -60,6 +71,41 @@ if ! cmp -s $wanted "$venv/installed.txt" 2>/dev/null; then
   /usr/bin/python3.11 -m venv "$venv"
   "$venv/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: -r $wanted
   cp $wanted "$venv/installed.txt"
+fi
+
+# The machines of the lab run Debian's newest kernel of the series that has what the lab wants. A
+# kernel that is there already is kept: delete target/lab to get a newer one. The unsigned package
+# is the one without dependencies; it is unpacked, never installed.
+if [ -n "$lab" ] && ! ls "$target"/lab/kernel/boot/vmlinuz-* >/dev/null 2>&1; then
+  newest() {
+    apt-cache search --names-only '^linux-image-6\.12\..*-amd64-unsigned$' |
+      awk '{ print $1 }' | grep -vE 'cloud|rt-' | sort -V | tail -n 1
+  }
+  kernel=$(newest)
+  if [ -z "$kernel" ]; then
+    root=
+    [ "$(id -u)" = 0 ] || root=sudo
+    $root apt-get update -q </dev/null >/dev/null
+    kernel=$(newest)
+  fi
+  [ -n "$kernel" ] || { echo "apt knows no linux-image-6.12.*-amd64-unsigned for the lab" >&2; exit 1; }
+  echo "downloading $kernel for the lab"
+  mkdir -p "$target/lab"
+  new=$(mktemp -d "$target/lab/new-XXXXXX")
+  new=$(readlink -f "$new")
+  # A version that the archive no longer has is a list that is too old.
+  (cd "$new" && apt-get download -q "$kernel" </dev/null >log 2>&1) || {
+    root=
+    [ "$(id -u)" = 0 ] || root=sudo
+    $root apt-get update -q </dev/null >/dev/null
+    kernel=$(newest)
+    (cd "$new" && apt-get download -q "$kernel" </dev/null) || { cat "$new/log" >&2; exit 1; }
+  }
+  dpkg-deb -x "$new"/"$kernel"_*.deb "$new/kernel"
+  /sbin/depmod -b "$new/kernel" "$(basename "$new"/kernel/lib/modules/*)"
+  rm -rf "$target/lab/kernel"
+  mv "$new/kernel" "$target/lab/kernel"
+  rm -rf "$new"
 fi
 
 command -v cargo >/dev/null || { echo "Rust is missing: see https://rustup.rs" >&2; exit 1; }

@@ -1,3 +1,4 @@
 //! What the project's tests, demo and benchmarks share.
 
 pub mod harness;
+pub mod lab;

@@ -49,11 +49,12 @@ task TARGET [arguments]
   demo          TCP and Underpass side by side, then a transfer through a daemon's death
   test          build, model, unit, loom, integration; one summary
   lint          formatting and clippy
-  ci            lint, then everything of test
+  ci            lint, then everything of test, then lab
   model         the switch protocol's state space
   unit          unit and property tests
   loom          ring, doorbell and lane under every interleaving
   integration   real programs under the shim (arguments: names of tests)
+  lab           virtual machines with RDMA rails (arguments: names of tests)
   symbols       does the shim load everywhere?
   bench         every case side by side, target/bench/report.json
   bench-quick   the same, short";
@@ -87,10 +88,12 @@ fn main() -> ExitCode {
         "loom" => steps::run(&tree, vec![loom(&tree)]),
         "symbols" => steps::run(&tree, vec![build_step(), symbols(&tree)]),
         "integration" => steps::run(&tree, vec![build_step(), integration(&tree, &rest)]),
+        "lab" => steps::run(&tree, vec![build_step(), lab(&tree, &rest)]),
         "test" => steps::run(&tree, test(&tree)),
         "ci" => {
             let mut all = lint(&tree);
             all.extend(test(&tree));
+            all.push(lab(&tree, &[]));
             steps::run(&tree, all)
         }
         "" | "-h" | "--help" | "help" => {
@@ -201,4 +204,11 @@ fn integration(tree: &Tree, names: &[String]) -> Step {
     }
     c.args(names);
     Step::new("integration", Kind::Tests, c)
+}
+
+/// Virtual machines, booted once; the test program runs its tests in order by itself.
+fn lab(tree: &Tree, names: &[String]) -> Step {
+    let mut c = tree.cargo("test -p underpass-tests --test lab --");
+    c.args(names);
+    Step::new("lab", Kind::Tests, c)
 }

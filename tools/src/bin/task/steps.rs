@@ -36,6 +36,8 @@ struct Count {
     passed: u64,
     failed: u64,
     skipped: u64,
+    /// Of these, those that the test program itself says cannot run here.
+    ignored: u64,
     names: Vec<String>,
 }
 
@@ -51,6 +53,7 @@ impl Count {
             };
             self.passed += number("passed");
             self.failed += number("failed");
+            self.ignored += number("ignored");
             self.skipped += number("ignored") + number("filtered out");
         } else if let Some(name) = line
             .strip_prefix("test ")
@@ -74,8 +77,9 @@ pub fn run(tree: &Tree, steps: Vec<Step>) -> ExitCode {
             Some(c) => watch(c, &mut count),
         };
         if step.kind == Kind::Tests {
-            // A test program that did not compile or died printed no result: that is a failure.
-            if count.failed == 0 && (!ok || count.passed == 0) {
+            // A test program that did not compile or died printed no result, and names that match no
+            // test run none: that is a failure.
+            if count.failed == 0 && (!ok || count.passed + count.ignored == 0) {
                 count.failed += 1;
                 count.names.push("(ended without a result)".into());
             }
@@ -184,6 +188,7 @@ mod tests {
         c.line("test a::c ... ok");
         c.line("test result: ok. 10 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out");
         assert_eq!((c.passed, c.failed, c.skipped), (13, 1, 6));
+        assert_eq!(c.ignored, 2);
         assert_eq!(c.names, ["a::b"]);
     }
 }

@@ -1,0 +1,105 @@
+//! Tests in the lab: two virtual machines with two RDMA rails each, booted once for all tests,
+//! which run one after the other (`make lab`; `make lab ARGS=name` for some).
+//!
+//! A test must not count on what an earlier one left, and none passes that did not run: where
+//! there is no emulator or kernel, all of them are reported as ignored.
+
+mod loss;
+mod programs;
+mod rails;
+mod three;
+mod underpass;
+mod verbs;
+
+use anyhow::{anyhow, Result};
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use underpass_tests::lab::{Lab, Spec};
+
+/// The agent that cargo built for this test.
+const AGENT: &str = env!("CARGO_BIN_EXE_lab-agent");
+
+type Test = fn(&mut Lab) -> Result<()>;
+
+/// In the order of what rests on what.
+const TESTS: &[(&str, Test)] = &[
+    ("two_rails_each", rails::two_rails_each),
+    ("verbs_over_each_rail", rails::verbs_over_each_rail),
+    ("kernel_modules_on_demand", rails::kernel_modules_on_demand),
+    ("tcp_between_machines", programs::tcp_between_machines),
+    ("rail_cut_and_mended", loss::rail_cut_and_mended),
+    ("control_cut_and_mended", loss::control_cut_and_mended),
+    ("carrier_lost_and_back", loss::carrier_lost_and_back),
+    ("same_node_lanes", underpass::same_node_lanes),
+    (
+        "across_nodes_stays_on_tcp",
+        underpass::across_nodes_stays_on_tcp,
+    ),
+    ("node_gone", loss::node_gone),
+];
+
+/// The pair of machines.
+enum Pair {
+    NotBooted,
+    On(Box<Lab>),
+    DoesNotBoot,
+}
+
+fn main() -> ExitCode {
+    let mut args = Arguments::from_args();
+    // Machines end with the thread that booted them: this one.
+    args.test_threads = Some(1);
+    let lacks = Lab::lacks();
+    if let Some(what) = &lacks {
+        eprintln!("lab: ALL TESTS SKIPPED: {what} (`make lab` installs what is missing)");
+    }
+    let pair = Arc::new(Mutex::new(Pair::NotBooted));
+    let mut trials: Vec<Trial> = TESTS
+        .iter()
+        .map(|&(name, test)| {
+            let pair = Arc::clone(&pair);
+            Trial::test(name, move || in_pair(&pair, test))
+        })
+        .collect();
+    let p = Arc::clone(&pair);
+    trials.push(Trial::test("three_machines", move || {
+        // Five at a time would be too many.
+        *p.lock().unwrap_or_else(PoisonError::into_inner) = Pair::NotBooted;
+        let mut lab = Lab::boot(three::spec(AGENT)).map_err(|e| format!("{e:#}"))?;
+        judged(&mut lab, three::three_machines)
+    }));
+    let trials = trials
+        .into_iter()
+        .map(|t| t.with_ignored_flag(lacks.is_some()))
+        .collect();
+    let conclusion = libtest_mimic::run(&args, trials);
+    drop(pair);
+    conclusion.exit_code()
+}
+
+fn in_pair(pair: &Mutex<Pair>, test: Test) -> Result<(), Failed> {
+    let mut pair = pair.lock().unwrap_or_else(PoisonError::into_inner);
+    if matches!(*pair, Pair::NotBooted) {
+        // Once is enough to know.
+        *pair = Pair::DoesNotBoot;
+        *pair = Pair::On(Box::new(
+            Lab::boot(Spec::pair(AGENT)).map_err(|e| format!("{e:#}"))?,
+        ));
+    }
+    match &mut *pair {
+        Pair::On(lab) => judged(lab, test),
+        _ => Err("the machines did not boot, see the first test".into()),
+    }
+}
+
+/// Runs a test; if it fails, both consoles and all that ran are part of its message.
+fn judged(lab: &mut Lab, test: Test) -> Result<(), Failed> {
+    let done = lab.restore().and_then(|()| {
+        lab.evidence(); // of the tests before
+        test(lab)?;
+        lab.complaint()
+            .map_or(Ok(()), |c| Err(anyhow!("the kernel complains: {c}")))
+    });
+    done.map_err(|e| Failed::from(format!("{e:#}\n{}", lab.evidence())))
+}

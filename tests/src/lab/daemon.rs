@@ -1,0 +1,108 @@
+//! An `underpassd` on a node of the lab, with a runtime directory of its own.
+
+use super::guest::{Guest, Running};
+use super::node::Node;
+use super::{quoted, PATIENCE};
+use crate::harness::{paths, until};
+use anyhow::{bail, Context, Result};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use underpassd::admin::{Request, Response, Row, Stats, ADMIN_SOCK};
+
+/// A daemon runs as long as a test may need it.
+const LIFE: Duration = Duration::from_secs(3600);
+
+/// Dropping it kills the daemon.
+pub struct Daemon {
+    guest: Guest,
+    agent: String,
+    dir: String,
+    running: Running,
+}
+
+impl Daemon {
+    /// Starts one on a node; `args` come after `--dir`.
+    pub fn start(node: &Node, args: &str) -> Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let dir = format!("/run/lab-daemon{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let program = quoted(&paths::bin("underpassd").to_string_lossy());
+        let guest = node.guest()?;
+        let running = guest
+            .sh(format!("exec {program} --dir {dir} {args}"))
+            .limit(LIFE)
+            .spawn()?;
+        let d = Daemon {
+            guest,
+            agent: quoted(&node.agent().to_string_lossy()),
+            dir,
+            running,
+        };
+        d.running.until("the daemon answers", PATIENCE, || {
+            d.ask(&Request::Ping).is_ok()
+        })?;
+        Ok(d)
+    }
+
+    /// The environment of programs under the shim.
+    pub fn shim(&self) -> Vec<(String, String)> {
+        let shim = paths::shim().to_string_lossy().into_owned();
+        [("LD_PRELOAD", shim), ("UNDERPASS_DIR", self.dir.clone())]
+            .map(|(k, v)| (k.to_string(), v))
+            .to_vec()
+    }
+
+    /// The same, and every connection is promoted as early as possible.
+    pub fn eager(&self) -> Vec<(String, String)> {
+        let mut env = self.shim();
+        env.push(("UNDERPASS".into(), "eager".into()));
+        env
+    }
+
+    /// One question over the admin socket.
+    pub fn ask(&self, request: &Request) -> Result<Response> {
+        let line = quoted(&serde_json::to_string(request)?);
+        let script = format!("{} ask {}/{ADMIN_SOCK} {line}", self.agent, self.dir);
+        let answer = self.guest.sh(script).check()?;
+        match serde_json::from_str(&answer).with_context(|| format!("answer {answer:?}"))? {
+            Response::Error { message } => bail!("the daemon says: {message}"),
+            r => Ok(r),
+        }
+    }
+
+    /// What the tool prints, for example `tool("ss -e")`.
+    pub fn tool(&self, args: &str) -> Result<String> {
+        let tool = quoted(&paths::bin("underpass").to_string_lossy());
+        let script = format!("{tool} {args}");
+        self.guest
+            .sh(script)
+            .env("UNDERPASS_DIR", &self.dir)
+            .check()
+    }
+
+    pub fn ss(&self) -> Result<Vec<Row>> {
+        match self.ask(&Request::Ss)? {
+            Response::Ss { rows } => Ok(rows),
+            other => bail!("ss answered {other:?}"),
+        }
+    }
+
+    pub fn stats(&self) -> Result<Stats> {
+        match self.ask(&Request::Stats)? {
+            Response::Stats { stats } => Ok(*stats),
+            other => bail!("stats answered {other:?}"),
+        }
+    }
+
+    /// Waits until the connections' ends satisfy `f`.
+    pub fn await_ss(&self, what: &str, f: impl Fn(&[Row]) -> bool) -> Result<()> {
+        until(what, PATIENCE, || self.ss().is_ok_and(|rows| f(&rows)))
+            .with_context(|| self.picture())
+    }
+
+    /// For the messages of failed tests.
+    pub fn picture(&self) -> String {
+        let rows = self.tool("ss -e").unwrap_or_else(|e| format!("{e:#}"));
+        let log = self.tool("log").unwrap_or_else(|e| format!("{e:#}"));
+        format!("{rows}{:?}\n{log}{}", self.stats(), self.running.stderr())
+    }
+}
