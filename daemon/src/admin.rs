@@ -112,6 +112,9 @@ pub struct Row {
     pub lane: u32,
     pub tx_epoch: u32,
     pub rx_epoch: u32,
+    /// Size of the outgoing ring; 0: none, or told by a daemon that does not say.
+    #[serde(default)]
+    pub tx_ring_bytes: u64,
     pub lane_tx_bytes: u64,
     pub lane_rx_bytes: u64,
     pub tcp_tx_bytes: u64,

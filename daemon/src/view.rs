@@ -120,6 +120,7 @@ fn entry(v: &View, h: &Holder) -> Entry {
         lane: if attached { v.lane } else { 0 },
         tx_epoch: v.tx_epoch,
         rx_epoch: v.rx_epoch,
+        tx_ring_bytes: if attached { ring_bytes(v.ring_log2) } else { 0 },
         lane_tx_bytes: v.lane_tx,
         lane_rx_bytes: v.lane_rx,
         tcp_tx_bytes: v.tcp_tx,
@@ -134,6 +135,15 @@ fn entry(v: &View, h: &Holder) -> Entry {
         local,
         peer: peer.filter(|_| !listening),
         lane: attached.then_some((v.link, v.lane, v.side)),
+    }
+}
+
+/// The table may say anything: only sizes that a ring can have are shown.
+fn ring_bytes(log2: u32) -> u64 {
+    use link::layout::{RING_LOG2_MAX, RING_LOG2_MIN};
+    match log2 {
+        RING_LOG2_MIN..=RING_LOG2_MAX => 1 << log2,
+        _ => 0,
     }
 }
 

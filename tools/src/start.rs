@@ -200,7 +200,6 @@ pub fn detach(program: &Path, dir: &Path) -> Result<(), Failure> {
         .args(["--idle-exit", IDLE_EXIT, "--dir"])
         .arg(dir)
         .env(DIR_ENV, dir)
-        .env("NO_COLOR", "1") // what it says goes to a file
         .env_remove("LD_PRELOAD")
         .env_remove("UNDERPASS")
         .current_dir("/")

@@ -170,6 +170,7 @@ pub fn rows() -> Vec<Row> {
             pid: 100,
             comm: "redis-server".into(),
             role: "server".into(),
+            tx_ring_bytes: 1 << 16,
             tx_epoch: 5,
             rx_epoch: 7,
             ..lane.clone()
@@ -182,6 +183,7 @@ pub fn rows() -> Vec<Row> {
             pid: 200,
             comm: "redis-\u{1b}[2Jcli".into(),
             role: "client".into(),
+            tx_ring_bytes: 1 << 18,
             tx_epoch: 7,
             rx_epoch: 5,
             lane_tx_bytes: 130,
