@@ -33,6 +33,9 @@ pub enum Request {
     Log,
     /// Version, pid, uptime.
     Ping,
+    /// As `Ping`; and a daemon that leaves when idle stays as long as the calling process lives,
+    /// whatever program it executes next.
+    Keep,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]

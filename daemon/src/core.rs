@@ -7,9 +7,9 @@ mod register;
 use crate::config::Config;
 use crate::control::Control;
 use crate::events::{About, Events};
-use crate::family::{Family, Totals};
+use crate::families::Families;
 use crate::fds::Foreign;
-use crate::limits::Groups;
+use crate::limits::{Groups, Member};
 use crate::links::{Links, Out, Violation};
 use crate::memfd::Ident;
 use crate::notice::Notice;
@@ -24,7 +24,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The core, as the tasks hold it. Never borrowed across an await.
@@ -51,19 +51,21 @@ pub struct Core {
     pub instance: u64,
     pub started: Instant,
     pub parties: HashMap<PartyId, Party>,
-    families: HashMap<Ident, Weak<Family>>,
+    pub families: Families,
     by_process: HashMap<(ProcId, Ident), PartyId>,
     pub waiting: Waiting,
     pub links: Links,
     pub groups: Groups,
     pub events: Events,
     pub counters: Counters,
-    /// What the tables of ended families said last.
-    pub ended: Totals,
     next_party: u64,
     /// Parties with a control connection.
     connected: usize,
-    /// Since when there is no shim and no lane.
+    /// Does this daemon leave when idle? Then processes may ask it to stay.
+    pub leaves: bool,
+    /// Processes that have, and live.
+    kept: usize,
+    /// Since when there is no shim, no lane, and nobody who asked us to stay.
     pub idle_since: Option<Instant>,
 }
 
@@ -85,15 +87,16 @@ impl Core {
             instance,
             started: Instant::now(),
             parties: HashMap::new(),
-            families: HashMap::new(),
+            families: Families::default(),
             by_process: HashMap::new(),
             waiting: Waiting::default(),
             links: Links::new((instance >> 32) as u32),
             events: Events::default(),
             counters: Counters::default(),
-            ended: Totals::default(),
             next_party: 1,
             connected: 0,
+            leaves: false,
+            kept: 0,
             idle_since: Some(Instant::now()),
         }
     }
@@ -120,14 +123,7 @@ impl Core {
                     .ok_or(Reason::Limit)?;
                 let id = PartyId(self.next_party);
                 self.next_party += 1;
-                let family = match self.families.get(&hello.ident).and_then(Weak::upgrade) {
-                    Some(f) => f,
-                    None => {
-                        let f = Arc::new(Family::new(hello.ident, hello.table));
-                        self.families.insert(hello.ident, Arc::downgrade(&f));
-                        f
-                    }
-                };
+                let family = self.families.join(hello.ident, hello.table);
                 let party = Party {
                     id,
                     proc_id: process.id,
@@ -228,12 +224,7 @@ impl Core {
         let mut out = Out::default();
         self.links.party_dead(id, &mut out);
         self.act(out, Reason::PeerGone, RETRY_SOON_MS);
-        let ident = p.family.ident;
-        if Arc::strong_count(&p.family) == 1 {
-            self.ended.add(&p.family.stats());
-            self.families.remove(&ident);
-        }
-        drop(p);
+        self.families.leave(p.family.ident);
         self.busy_changed();
     }
 
@@ -332,6 +323,27 @@ impl Core {
         p.control.is_some()
     }
 
+    /// A process asked us to stay: until [`Core::unkeep`]. The guard counts it for its cgroup;
+    /// `None`: at the limit.
+    pub fn keep(&mut self, process: &Process) -> Option<Member> {
+        let member = self.groups.get(&process.cgroup).enter()?;
+        self.kept += 1;
+        self.busy_changed();
+        Some(member)
+    }
+
+    pub fn unkeep(&mut self) {
+        self.kept -= 1;
+        self.busy_changed();
+    }
+
+    /// Programs of ours live, although none is connected.
+    pub fn not_idle(&mut self) {
+        if self.idle_since.is_some() {
+            self.idle_since = Some(Instant::now());
+        }
+    }
+
     /// Drops what ended without a word.
     pub fn sweep(&mut self) {
         let parties = &self.parties;
@@ -339,7 +351,7 @@ impl Core {
     }
 
     fn busy_changed(&mut self) {
-        let idle = self.connected == 0 && self.links.lanes() == 0;
+        let idle = self.connected == 0 && self.links.lanes() == 0 && self.kept == 0;
         match (idle, self.idle_since) {
             (true, None) => self.idle_since = Some(Instant::now()),
             (false, Some(_)) => self.idle_since = None,

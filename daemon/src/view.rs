@@ -71,11 +71,16 @@ pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
 }
 
 /// The process that a row is shown under: one that holds the connection, else any of the family.
+/// `None` where nobody holds it any more: a child that ended without closing leaves its entry.
 fn holder_of<'a>(holders: &'a [Holder], v: &View) -> Option<&'a Holder> {
-    holders
-        .iter()
-        .find(|h| v.holders.contains(&h.own_pid))
-        .or(holders.first())
+    let here = holders.iter().find(|h| v.holders.contains(&h.own_pid));
+    here.or_else(|| {
+        let any = holders.first()?;
+        // Numbers in the table are those of the family's pid namespace: ours only if they agree.
+        let ours = any.pid == any.own_pid && !v.holders.is_empty();
+        let lives = |p: &u32| process::start_time(*p).is_some();
+        (!ours || v.holders.iter().any(lives)).then_some(any)
+    })
 }
 
 fn entry(v: &View, h: &Holder) -> Entry {

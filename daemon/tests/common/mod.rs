@@ -211,7 +211,11 @@ impl Shim {
 
     /// Connected, has said nothing.
     pub fn silent(dir: &Path) -> Shim {
-        let table_fd = table_fd(TABLE_BYTES, SEALS);
+        Shim::with_table(dir, table_fd(TABLE_BYTES, SEALS))
+    }
+
+    /// The same, with the table of a family that may have other members.
+    pub fn with_table(dir: &Path, table_fd: OwnedFd) -> Shim {
         let table = Map::new(&table_fd, TABLE_BYTES, true).unwrap();
         Shim {
             sock: dial(dir),

@@ -24,13 +24,18 @@ impl FakeDaemon {
         FakeDaemon { dir, seen }
     }
 
-    /// The requests so far, as they came, without pings.
+    /// Every request so far.
+    pub fn heard(&self) -> Vec<String> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    /// The requests so far, as they came, without those that only ask whether it is there.
     pub fn requests(&self) -> Vec<String> {
         self.seen
             .lock()
             .unwrap()
             .iter()
-            .filter(|r| !r.contains("ping"))
+            .filter(|r| !r.contains("ping") && !r.contains("keep"))
             .cloned()
             .collect()
     }
@@ -61,7 +66,7 @@ pub fn serve(
             }
             seen.lock().unwrap().push(line.trim().to_owned());
             let response = match serde_json::from_str(&line) {
-                Ok(Request::Ping) => pong(),
+                Ok(Request::Ping | Request::Keep) => pong(),
                 Ok(r) => answer(&r),
                 Err(e) => Response::Error {
                     message: e.to_string(),
