@@ -5,11 +5,11 @@
 //! may act on processes of others.
 
 use crate::admin::{Request, Response, Row, Stats, Target};
-use crate::core::{Core, Shared};
+use crate::core::Shared;
 use crate::process::{self, Process};
 use crate::socket::normal;
 use crate::sockopt;
-use crate::view::{self, Entry, Holder, Snapshot};
+use crate::view::{self, Entry};
 use link::msg::{op, ALL};
 use link::reason::Reason;
 use std::collections::HashMap;
@@ -22,6 +22,8 @@ use tokio::net::{UnixListener, UnixStream};
 
 /// How long a caller may take for its request, and to read the answer.
 const TIME: Duration = Duration::from_secs(10);
+/// How long a caller waits for the daemon's first look around.
+const SCAN: Duration = Duration::from_secs(3);
 const LONGEST: u64 = 64 << 10;
 
 /// Who asks.
@@ -170,31 +172,14 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
     }
 }
 
-/// The families with their connected processes.
-fn snapshot(core: &Core) -> Vec<Snapshot> {
-    let mut all: HashMap<_, Snapshot> = HashMap::new();
-    for p in core.parties.values().filter(|p| p.control.is_some()) {
-        let s = all.entry(p.family.ident).or_insert_with(|| Snapshot {
-            family: p.family.clone(),
-            holders: Vec::new(),
-        });
-        s.holders.push(Holder {
-            party: p.id,
-            pid: p.proc_id.pid,
-            own_pid: p.own_pid,
-            netns: p.netns,
-            comm: p.comm.clone(),
-        });
-    }
-    let mut all: Vec<Snapshot> = all.into_values().collect();
-    all.iter_mut()
-        .for_each(|s| s.holders.sort_by_key(|h| h.party));
-    all.sort_by_key(|s| s.holders[0].party);
-    all
-}
-
+/// Every row, those of programs that were there before this daemon included.
 async fn entries(shared: &Shared) -> Vec<Entry> {
-    let families = snapshot(&shared.borrow());
+    let done = shared.borrow().scan_done.clone();
+    let done = done.notified();
+    if !shared.borrow().scanned {
+        let _ = tokio::time::timeout(SCAN, done).await;
+    }
+    let families = shared.borrow().snapshot();
     let work = move || {
         let mut all = view::entries(&families);
         view::mark_strangers(&mut all);

@@ -4,10 +4,12 @@
 
 mod register;
 
+use crate::adopt::Relic;
 use crate::config::Config;
 use crate::control::Control;
 use crate::events::{About, Events};
 use crate::families::Families;
+use crate::family::Family;
 use crate::fds::Foreign;
 use crate::limits::{Groups, Member};
 use crate::links::{Links, Out, Violation};
@@ -17,6 +19,8 @@ use crate::pairing::{ConnRef, Waiting};
 use crate::party::{Party, PartyId};
 use crate::process::{ProcId, Process};
 use crate::proof::Proof;
+use crate::seek::Seek;
+use crate::view::{Holder, Snapshot};
 use link::family::state;
 use link::msg::{ToDaemon, ToShim};
 use link::reason::Reason;
@@ -52,8 +56,15 @@ pub struct Core {
     pub started: Instant,
     pub parties: HashMap<PartyId, Party>,
     pub families: Families,
+    /// Processes of families that were there before us, and have not said hello.
+    pub relics: Vec<Relic>,
+    /// Has every process been looked at, that was there before us?
+    pub scanned: bool,
+    pub scan_done: Rc<tokio::sync::Notify>,
     by_process: HashMap<(ProcId, Ident), PartyId>,
     pub waiting: Waiting,
+    /// Ends in a hurry, whose other end is looked for.
+    pub seek: Seek,
     pub links: Links,
     pub groups: Groups,
     pub events: Events,
@@ -88,8 +99,12 @@ impl Core {
             started: Instant::now(),
             parties: HashMap::new(),
             families: Families::default(),
+            relics: Vec::new(),
+            scanned: false,
+            scan_done: Rc::default(),
             by_process: HashMap::new(),
             waiting: Waiting::default(),
+            seek: Seek::default(),
             links: Links::new((instance >> 32) as u32),
             events: Events::default(),
             counters: Counters::default(),
@@ -140,6 +155,7 @@ impl Core {
                 };
                 self.parties.insert(id, party);
                 self.by_process.insert(key, id);
+                self.forget_relics(|r| r.id == process.id);
                 self.event(id, "connected");
                 self.attach(id, hello.version, control, page);
                 return Ok((id, true));
@@ -245,7 +261,7 @@ impl Core {
                 gen,
                 tx_kpos,
                 rx_kpos,
-                ..
+                flags,
             } => {
                 let mut fds = fds;
                 let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
@@ -256,7 +272,7 @@ impl Core {
                     conn,
                     gen,
                 };
-                return core.register(shared, who, [tx_kpos, rx_kpos], fd);
+                return core.register(shared, who, [tx_kpos, rx_kpos], flags, fd);
             }
             ToDaemon::Mapped { link, side, chunk } => {
                 core.links.mapped(id, link, side, chunk, &mut out)?
@@ -312,6 +328,49 @@ impl Core {
                 self.decline(e, reason, reason, retry_ms);
             }
         }
+    }
+
+    /// The families with their connected processes, and with those that were found.
+    pub fn snapshot(&self) -> Vec<Snapshot> {
+        let mut all: HashMap<_, Snapshot> = HashMap::new();
+        let mut add = |family: &Arc<Family>, holder| {
+            let s = all.entry(family.ident).or_insert_with(|| Snapshot {
+                family: family.clone(),
+                holders: Vec::new(),
+                relics: Vec::new(),
+            });
+            match holder {
+                (Some(start), h) => s.relics.push((start, h)),
+                (None, h) => s.holders.push(h),
+            }
+        };
+        for p in self.parties.values().filter(|p| p.control.is_some()) {
+            let holder = Holder {
+                party: p.id,
+                pid: p.proc_id.pid,
+                own_pid: p.own_pid,
+                netns: p.netns,
+                comm: p.comm.clone(),
+            };
+            add(&p.family, (None, holder));
+        }
+        for r in &self.relics {
+            let holder = Holder {
+                party: PartyId::NOBODY,
+                pid: r.id.pid,
+                own_pid: r.own_pid,
+                netns: r.netns,
+                comm: r.comm.clone(),
+            };
+            if let Some(f) = self.families.get(r.ident) {
+                add(f, (Some(r.id.start), holder));
+            }
+        }
+        let mut all: Vec<Snapshot> = all.into_values().collect();
+        all.iter_mut()
+            .for_each(|s| s.holders.sort_by_key(|h| h.party));
+        all.sort_by_key(|s| s.holders.first().map(|h| h.party));
+        all
     }
 
     /// Tells a shim what an operator wants; how many shims were told.

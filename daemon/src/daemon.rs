@@ -3,7 +3,7 @@
 use crate::admin::{ADMIN_SOCK, CONTROL_SOCK};
 use crate::config::Config;
 use crate::core::{Core, Shared};
-use crate::{admin_server, fds, server, tenants};
+use crate::{admin_server, adopt, fds, server, tenants};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::cell::RefCell;
@@ -118,6 +118,7 @@ async fn serve(options: &Options, public: bool) -> Result<(), Error> {
             "without"
         },
     );
+    tokio::task::spawn_local(adopt::scan(core.clone(), options.dir.clone()));
     core.borrow_mut().leaves = options.idle_exit.is_some();
     tokio::task::spawn_local(admin_server::serve(core.clone(), admin_sock));
     tokio::select! {
@@ -138,6 +139,7 @@ async fn sweep(core: &Shared) {
     loop {
         tokio::time::sleep(SWEEP).await;
         core.borrow_mut().sweep();
+        adopt::prune(core).await;
         fade(core).await;
     }
 }

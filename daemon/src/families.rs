@@ -59,6 +59,10 @@ impl Families {
         }
     }
 
+    pub fn get(&self, ident: Ident) -> Option<&Arc<Family>> {
+        self.known.get(&ident).map(|k| &k.family)
+    }
+
     /// Families whose tables have to be read for the sums.
     pub fn readable(&self) -> Vec<Arc<Family>> {
         let known = self.known.values().map(|k| &k.family);

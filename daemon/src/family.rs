@@ -109,6 +109,15 @@ impl Family {
     }
 }
 
+/// The runtime directory (device, inode) whose daemon a table belongs to, as its shim says.
+pub fn home(table: &Foreign) -> Option<[u64; 2]> {
+    let mut b = [0u8; 16];
+    let at = offset_of!(Table, header) + offset_of!(Header, home);
+    let got = rustix::io::pread(table, &mut b[..], at as u64).ok()?;
+    let word = |h: &[u8]| Some(u64::from_ne_bytes(h.try_into().ok()?));
+    (got == b.len()).then_some([word(&b[..8])?, word(&b[8..])?])
+}
+
 /// Types of the table, which consist of integers only.
 ///
 /// # Safety

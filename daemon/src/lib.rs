@@ -6,6 +6,7 @@
 
 pub mod admin;
 pub mod admin_server;
+pub mod adopt;
 pub mod bpf;
 pub mod config;
 pub mod control;
@@ -23,6 +24,7 @@ pub mod pairing;
 pub mod party;
 pub mod process;
 pub mod proof;
+pub mod seek;
 pub mod server;
 pub mod socket;
 pub mod sockopt;

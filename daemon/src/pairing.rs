@@ -139,6 +139,12 @@ impl Waiting {
         Some((who, end))
     }
 
+    /// What is known of an end that waits.
+    pub fn end(&self, who: &ConnRef) -> Option<&End> {
+        let (w, end) = self.ends.get(&(who.party, who.conn))?;
+        (w == who).then_some(end)
+    }
+
     /// An end has closed, unless another connection already took its place in the table.
     pub fn forget(&mut self, who: ConnRef) {
         if self

@@ -23,10 +23,12 @@ pub struct Holder {
     pub comm: String,
 }
 
-/// A family with its processes that are connected now.
+/// A family with its processes that are connected now, and others that were found in `/proc`, with
+/// their start times.
 pub struct Snapshot {
     pub family: Arc<Family>,
     pub holders: Vec<Holder>,
+    pub relics: Vec<(u64, Holder)>,
 }
 
 /// One row, and where it came from.
@@ -47,10 +49,18 @@ pub struct Entry {
 pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
     let mut all = Vec::new();
     for f in families {
+        let lives = |r: &&(u64, Holder)| process::start_time(r.1.pid) == Some(r.0);
+        let relics = f.relics.iter().filter(lives).map(|r| &r.1);
+        // A family that nobody has vouched for shows the sockets that its processes hold, no others.
+        let held = f.holders.is_empty().then(|| {
+            let all = relics.clone().flat_map(|h| process::sockets(h.pid));
+            all.collect::<HashSet<u64>>()
+        });
         // The namespace may have changed since the hello; an unreadable one stays as it was.
         let holders: Vec<Holder> = f
             .holders
             .iter()
+            .chain(relics)
             .map(|h| Holder {
                 netns: process::netns(h.pid).unwrap_or(h.netns),
                 comm: process::comm(h.pid).unwrap_or_else(|| h.comm.clone()),
@@ -59,7 +69,8 @@ pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
             .collect();
         for v in f.family.views() {
             // Not yet named: younger than the shim's first look at it.
-            if v.flags & flag::NAMED != 0 {
+            let shown = held.as_ref().is_none_or(|s| s.contains(&v.inode));
+            if v.flags & flag::NAMED != 0 && shown {
                 if let Some(h) = holder_of(&holders, &v) {
                     all.push(entry(&v, h));
                 }
@@ -280,7 +291,7 @@ fn may_have_shim(pid: u32) -> bool {
 }
 
 /// The established connections of a process's network namespace, with socket inodes.
-fn tcp_table(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
+pub fn tcp_table(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
     let mut all = HashMap::new();
     for file in ["tcp", "tcp6"] {
         let text = std::fs::read_to_string(format!("/proc/{pid}/net/{file}")).unwrap_or_default();

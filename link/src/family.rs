@@ -24,6 +24,9 @@ pub struct Header {
     /// Highest index ever used plus one: readers need not look further.
     pub used: AtomicU32,
     pub stats: Stats,
+    /// Device and inode of the runtime directory in which a daemon was found last: that one may look
+    /// for this table in `/proc` when it is started again. 0: none yet.
+    pub home: [AtomicU64; 2],
 }
 
 /// Counters of the whole family, for `underpass stats`. Statistics only: they order nothing.

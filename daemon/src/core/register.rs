@@ -6,6 +6,7 @@ use crate::fds::Foreign;
 use crate::links::{Out, Refused, Violation};
 use crate::pairing::{ConnRef, Verdict};
 use crate::party::PartyId;
+use crate::seek;
 use crate::socket::{self, End};
 use link::family::state;
 use link::msg::ToShim;
@@ -20,6 +21,7 @@ impl Core {
         shared: &Shared,
         who: ConnRef,
         kpos: [u64; 2],
+        flags: u32,
         fd: Foreign,
     ) -> Result<(), Violation> {
         let Some(p) = self.parties.get_mut(&who.party) else {
@@ -41,6 +43,9 @@ impl Core {
             });
             if let Ok(r) = rx.await {
                 shared.borrow_mut().registered(who, r);
+                if flags & link::msg::register::EAGER != 0 {
+                    seek::start(&shared, who);
+                }
             }
             let _ = helper.await;
             drop(job);
