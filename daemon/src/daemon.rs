@@ -3,7 +3,7 @@
 use crate::admin::{ADMIN_SOCK, CONTROL_SOCK};
 use crate::config::Config;
 use crate::core::{Core, Shared};
-use crate::{admin_server, adopt, fds, server, tenants};
+use crate::{admin_server, adopt, elsewhere, fds, server, tenants};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::cell::RefCell;
@@ -139,6 +139,7 @@ async fn sweep(core: &Shared) {
     loop {
         tokio::time::sleep(SWEEP).await;
         core.borrow_mut().sweep();
+        elsewhere::sweep(core).await;
         adopt::prune(core).await;
         fade(core).await;
     }

@@ -292,19 +292,31 @@ fn may_have_shim(pid: u32) -> bool {
 
 /// The established connections of a process's network namespace, with socket inodes.
 pub fn tcp_table(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
+    tcp_lines(pid, |state| state == "01")
+}
+
+/// The same with connections that are being made or closed.
+pub fn tcp_sockets(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
+    tcp_lines(pid, |state| state != "0A")
+}
+
+fn tcp_lines(
+    pid: u32,
+    wanted: impl Fn(&str) -> bool + Copy,
+) -> HashMap<(SocketAddr, SocketAddr), u64> {
     let mut all = HashMap::new();
     for file in ["tcp", "tcp6"] {
         let text = std::fs::read_to_string(format!("/proc/{pid}/net/{file}")).unwrap_or_default();
-        all.extend(text.lines().skip(1).filter_map(tcp_line));
+        all.extend(text.lines().skip(1).filter_map(|l| tcp_line(l, wanted)));
     }
     all
 }
 
-fn tcp_line(line: &str) -> Option<((SocketAddr, SocketAddr), u64)> {
+fn tcp_line(line: &str, wanted: impl Fn(&str) -> bool) -> Option<((SocketAddr, SocketAddr), u64)> {
     let mut f = line.split_ascii_whitespace();
     let local = hex_address(f.nth(1)?)?;
     let peer = hex_address(f.next()?)?;
-    (f.next()? == "01").then_some(())?;
+    wanted(f.next()?).then_some(())?;
     Some(((local, peer), f.nth(5)?.parse().ok()?))
 }
 
