@@ -50,15 +50,27 @@ impl Family {
     }
 
     pub fn stats(&self) -> Totals {
-        let mut t = self
-            .header()
-            .map_or_else(Totals::default, |h| Totals::of(&h.stats));
-        // The header has the bytes of connections that have ended; the others have their own.
-        for v in self.views() {
-            t.lane_tx = t.lane_tx.wrapping_add(v.lane_tx);
-            t.lane_rx = t.lane_rx.wrapping_add(v.lane_rx);
+        let header = || {
+            self.header()
+                .map_or_else(Totals::default, |h| Totals::of(&h.stats))
+        };
+        let mut ended = header();
+        let mut last = ended;
+        // The header has the bytes of connections that have ended; the others have their own. One
+        // that ends meanwhile would be missed, or counted twice.
+        for _ in 0..4 {
+            let mut t = ended;
+            for v in self.views() {
+                t.lane_tx = t.lane_tx.wrapping_add(v.lane_tx);
+                t.lane_rx = t.lane_rx.wrapping_add(v.lane_rx);
+            }
+            let again = header();
+            if (again.lane_tx, again.lane_rx) == (ended.lane_tx, ended.lane_rx) {
+                return t;
+            }
+            (ended, last) = (again, t);
         }
-        t
+        last
     }
 
     fn header(&self) -> Option<Header> {
