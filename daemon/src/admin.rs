@@ -33,6 +33,9 @@ pub enum Request {
     Log,
     /// Version, pid, uptime.
     Ping,
+    /// As `Ping`; and a daemon that leaves when idle stays as long as the calling process lives,
+    /// whatever program it executes next.
+    Keep,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
@@ -112,6 +115,9 @@ pub struct Row {
     pub lane: u32,
     pub tx_epoch: u32,
     pub rx_epoch: u32,
+    /// Size of the outgoing ring; 0: none, or told by a daemon that does not say.
+    #[serde(default)]
+    pub tx_ring_bytes: u64,
     pub lane_tx_bytes: u64,
     pub lane_rx_bytes: u64,
     pub tcp_tx_bytes: u64,

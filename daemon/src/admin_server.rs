@@ -5,11 +5,11 @@
 //! may act on processes of others.
 
 use crate::admin::{Request, Response, Row, Stats, Target};
-use crate::core::{Core, Shared};
-use crate::process;
+use crate::core::Shared;
+use crate::process::{self, Process};
 use crate::socket::normal;
 use crate::sockopt;
-use crate::view::{self, Entry, Holder, Snapshot};
+use crate::view::{self, Entry};
 use link::msg::{op, ALL};
 use link::reason::Reason;
 use std::collections::HashMap;
@@ -17,11 +17,13 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::{UnixListener, UnixStream};
 
 /// How long a caller may take for its request, and to read the answer.
 const TIME: Duration = Duration::from_secs(10);
+/// How long a caller waits for the daemon's first look around.
+const SCAN: Duration = Duration::from_secs(3);
 const LONGEST: u64 = 64 << 10;
 
 /// Who asks.
@@ -75,7 +77,7 @@ pub async fn serve(shared: Shared, listener: UnixListener) {
 }
 
 async fn talk(shared: Shared, mut stream: UnixStream) -> std::io::Result<()> {
-    let caller = who(&stream);
+    let (caller, accepted) = (who(&stream), process::now_ticks());
     let (r, mut w) = stream.split();
     let mut line = String::new();
     let mut r = BufReader::new(r.take(LONGEST));
@@ -87,6 +89,13 @@ async fn talk(shared: Shared, mut stream: UnixStream) -> std::io::Result<()> {
         (_, Err(e)) => Response::Error {
             message: format!("bad request: {e}"),
         },
+        (Some(_), Ok(Request::Keep)) => {
+            let sock: &UnixStream = r.get_ref().get_ref().as_ref();
+            match keep(&shared, sock, accepted) {
+                Ok(()) => pong(&shared),
+                Err(message) => Response::Error { message },
+            }
+        }
         (Some(caller), Ok(request)) => answer(&shared, caller, request).await,
     };
     let mut text = serde_json::to_vec(&response)?;
@@ -107,17 +116,39 @@ fn who(stream: &UnixStream) -> Option<Caller> {
     })
 }
 
+fn pong(shared: &Shared) -> Response {
+    let c = shared.borrow();
+    Response::Pong {
+        version: env!("CARGO_PKG_VERSION").into(),
+        pid: std::process::id(),
+        uptime_s: c.started.elapsed().as_secs(),
+        proof: c.proof.active(),
+    }
+}
+
+/// The process at the other end wants the daemon to stay as long as it lives.
+fn keep(shared: &Shared, sock: impl AsFd, accepted: u64) -> Result<(), String> {
+    if !shared.borrow().leaves {
+        return Ok(());
+    }
+    let mut process =
+        Process::of_peer(sock.as_fd(), accepted).map_err(|e| format!("cannot stay for it: {e}"))?;
+    let pidfd = process.take_pidfd().ok_or("no pidfd")?;
+    let pidfd = crate::fds::watch(pidfd, Interest::READABLE).map_err(|e| e.to_string())?;
+    let member = shared.borrow_mut().keep(&process);
+    let member = member.ok_or_else(|| Reason::Limit.info().text.to_owned())?;
+    let shared = shared.clone();
+    tokio::task::spawn_local(async move {
+        drop(pidfd.readable().await);
+        drop(member);
+        shared.borrow_mut().unkeep();
+    });
+    Ok(())
+}
+
 async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
     match request {
-        Request::Ping => {
-            let c = shared.borrow();
-            Response::Pong {
-                version: env!("CARGO_PKG_VERSION").into(),
-                pid: std::process::id(),
-                uptime_s: c.started.elapsed().as_secs(),
-                proof: c.proof.active(),
-            }
-        }
+        Request::Ping | Request::Keep => pong(shared),
         Request::Ss => {
             let mut rows = entries(shared).await;
             rows.retain(|e| caller.sees(e.row.netns));
@@ -141,31 +172,14 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
     }
 }
 
-/// The families with their connected processes.
-fn snapshot(core: &Core) -> Vec<Snapshot> {
-    let mut all: HashMap<_, Snapshot> = HashMap::new();
-    for p in core.parties.values().filter(|p| p.control.is_some()) {
-        let s = all.entry(p.family.ident).or_insert_with(|| Snapshot {
-            family: p.family.clone(),
-            holders: Vec::new(),
-        });
-        s.holders.push(Holder {
-            party: p.id,
-            pid: p.proc_id.pid,
-            own_pid: p.own_pid,
-            netns: p.netns,
-            comm: p.comm.clone(),
-        });
-    }
-    let mut all: Vec<Snapshot> = all.into_values().collect();
-    all.iter_mut()
-        .for_each(|s| s.holders.sort_by_key(|h| h.party));
-    all.sort_by_key(|s| s.holders[0].party);
-    all
-}
-
+/// Every row, those of programs that were there before this daemon included.
 async fn entries(shared: &Shared) -> Vec<Entry> {
-    let families = snapshot(&shared.borrow());
+    let done = shared.borrow().scan_done.clone();
+    let done = done.notified();
+    if !shared.borrow().scanned {
+        let _ = tokio::time::timeout(SCAN, done).await;
+    }
+    let families = shared.borrow().snapshot();
     let work = move || {
         let mut all = view::entries(&families);
         view::mark_strangers(&mut all);
@@ -190,10 +204,12 @@ async fn stats(shared: &Shared) -> Stats {
             declined: c.counters.declined,
             ..Stats::default()
         };
-        let mut families: Vec<_> = c.parties.values().map(|p| p.family.clone()).collect();
-        families.sort_by_key(|f| (f.ident.dev, f.ident.ino));
-        families.dedup_by_key(|f| f.ident);
-        (stats, c.ended, families, c.links.memory())
+        (
+            stats,
+            c.families.ended(),
+            c.families.readable(),
+            c.links.memory(),
+        )
     };
     let work = move || {
         families.iter().for_each(|f| sum.add(&f.stats()));

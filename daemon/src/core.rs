@@ -4,12 +4,14 @@
 
 mod register;
 
+use crate::adopt::Relic;
 use crate::config::Config;
 use crate::control::Control;
 use crate::events::{About, Events};
-use crate::family::{Family, Totals};
+use crate::families::Families;
+use crate::family::Family;
 use crate::fds::Foreign;
-use crate::limits::Groups;
+use crate::limits::{Groups, Member};
 use crate::links::{Links, Out, Violation};
 use crate::memfd::Ident;
 use crate::notice::Notice;
@@ -17,6 +19,8 @@ use crate::pairing::{ConnRef, Waiting};
 use crate::party::{Party, PartyId};
 use crate::process::{ProcId, Process};
 use crate::proof::Proof;
+use crate::seek::Seek;
+use crate::view::{Holder, Snapshot};
 use link::family::state;
 use link::msg::{ToDaemon, ToShim};
 use link::reason::Reason;
@@ -24,7 +28,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The core, as the tasks hold it. Never borrowed across an await.
@@ -51,19 +55,28 @@ pub struct Core {
     pub instance: u64,
     pub started: Instant,
     pub parties: HashMap<PartyId, Party>,
-    families: HashMap<Ident, Weak<Family>>,
+    pub families: Families,
+    /// Processes of families that were there before us, and have not said hello.
+    pub relics: Vec<Relic>,
+    /// Has every process been looked at, that was there before us?
+    pub scanned: bool,
+    pub scan_done: Rc<tokio::sync::Notify>,
     by_process: HashMap<(ProcId, Ident), PartyId>,
     pub waiting: Waiting,
+    /// Ends in a hurry, whose other end is looked for.
+    pub seek: Seek,
     pub links: Links,
     pub groups: Groups,
     pub events: Events,
     pub counters: Counters,
-    /// What the tables of ended families said last.
-    pub ended: Totals,
     next_party: u64,
     /// Parties with a control connection.
     connected: usize,
-    /// Since when there is no shim and no lane.
+    /// Does this daemon leave when idle? Then processes may ask it to stay.
+    pub leaves: bool,
+    /// Processes that have, and live.
+    kept: usize,
+    /// Since when there is no shim, no lane, and nobody who asked us to stay.
     pub idle_since: Option<Instant>,
 }
 
@@ -85,15 +98,20 @@ impl Core {
             instance,
             started: Instant::now(),
             parties: HashMap::new(),
-            families: HashMap::new(),
+            families: Families::default(),
+            relics: Vec::new(),
+            scanned: false,
+            scan_done: Rc::default(),
             by_process: HashMap::new(),
             waiting: Waiting::default(),
+            seek: Seek::default(),
             links: Links::new((instance >> 32) as u32),
             events: Events::default(),
             counters: Counters::default(),
-            ended: Totals::default(),
             next_party: 1,
             connected: 0,
+            leaves: false,
+            kept: 0,
             idle_since: Some(Instant::now()),
         }
     }
@@ -120,14 +138,7 @@ impl Core {
                     .ok_or(Reason::Limit)?;
                 let id = PartyId(self.next_party);
                 self.next_party += 1;
-                let family = match self.families.get(&hello.ident).and_then(Weak::upgrade) {
-                    Some(f) => f,
-                    None => {
-                        let f = Arc::new(Family::new(hello.ident, hello.table));
-                        self.families.insert(hello.ident, Arc::downgrade(&f));
-                        f
-                    }
-                };
+                let family = self.families.join(hello.ident, hello.table);
                 let party = Party {
                     id,
                     proc_id: process.id,
@@ -144,6 +155,7 @@ impl Core {
                 };
                 self.parties.insert(id, party);
                 self.by_process.insert(key, id);
+                self.forget_relics(|r| r.id == process.id);
                 self.event(id, "connected");
                 self.attach(id, hello.version, control, page);
                 return Ok((id, true));
@@ -228,12 +240,7 @@ impl Core {
         let mut out = Out::default();
         self.links.party_dead(id, &mut out);
         self.act(out, Reason::PeerGone, RETRY_SOON_MS);
-        let ident = p.family.ident;
-        if Arc::strong_count(&p.family) == 1 {
-            self.ended.add(&p.family.stats());
-            self.families.remove(&ident);
-        }
-        drop(p);
+        self.families.leave(p.family.ident);
         self.busy_changed();
     }
 
@@ -254,7 +261,7 @@ impl Core {
                 gen,
                 tx_kpos,
                 rx_kpos,
-                ..
+                flags,
             } => {
                 let mut fds = fds;
                 let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
@@ -265,7 +272,7 @@ impl Core {
                     conn,
                     gen,
                 };
-                return core.register(shared, who, [tx_kpos, rx_kpos], fd);
+                return core.register(shared, who, [tx_kpos, rx_kpos], flags, fd);
             }
             ToDaemon::Mapped { link, side, chunk } => {
                 core.links.mapped(id, link, side, chunk, &mut out)?
@@ -326,6 +333,49 @@ impl Core {
         }
     }
 
+    /// The families with their connected processes, and with those that were found.
+    pub fn snapshot(&self) -> Vec<Snapshot> {
+        let mut all: HashMap<_, Snapshot> = HashMap::new();
+        let mut add = |family: &Arc<Family>, holder| {
+            let s = all.entry(family.ident).or_insert_with(|| Snapshot {
+                family: family.clone(),
+                holders: Vec::new(),
+                relics: Vec::new(),
+            });
+            match holder {
+                (Some(start), h) => s.relics.push((start, h)),
+                (None, h) => s.holders.push(h),
+            }
+        };
+        for p in self.parties.values().filter(|p| p.control.is_some()) {
+            let holder = Holder {
+                party: p.id,
+                pid: p.proc_id.pid,
+                own_pid: p.own_pid,
+                netns: p.netns,
+                comm: p.comm.clone(),
+            };
+            add(&p.family, (None, holder));
+        }
+        for r in &self.relics {
+            let holder = Holder {
+                party: PartyId::NOBODY,
+                pid: r.id.pid,
+                own_pid: r.own_pid,
+                netns: r.netns,
+                comm: r.comm.clone(),
+            };
+            if let Some(f) = self.families.get(r.ident) {
+                add(f, (Some(r.id.start), holder));
+            }
+        }
+        let mut all: Vec<Snapshot> = all.into_values().collect();
+        all.iter_mut()
+            .for_each(|s| s.holders.sort_by_key(|h| h.party));
+        all.sort_by_key(|s| s.holders.first().map(|h| h.party));
+        all
+    }
+
     /// Tells a shim what an operator wants; how many shims were told.
     pub fn command(&mut self, party: PartyId, conn: u32, gen: u32, op: u32) -> bool {
         let Some(p) = self.parties.get_mut(&party) else {
@@ -335,6 +385,27 @@ impl Core {
         p.control.is_some()
     }
 
+    /// A process asked us to stay: until [`Core::unkeep`]. The guard counts it for its cgroup;
+    /// `None`: at the limit.
+    pub fn keep(&mut self, process: &Process) -> Option<Member> {
+        let member = self.groups.get(&process.cgroup).enter()?;
+        self.kept += 1;
+        self.busy_changed();
+        Some(member)
+    }
+
+    pub fn unkeep(&mut self) {
+        self.kept -= 1;
+        self.busy_changed();
+    }
+
+    /// Programs of ours live, although none is connected.
+    pub fn not_idle(&mut self) {
+        if self.idle_since.is_some() {
+            self.idle_since = Some(Instant::now());
+        }
+    }
+
     /// Drops what ended without a word.
     pub fn sweep(&mut self) {
         let parties = &self.parties;
@@ -342,7 +413,7 @@ impl Core {
     }
 
     fn busy_changed(&mut self) {
-        let idle = self.connected == 0 && self.links.lanes() == 0;
+        let idle = self.connected == 0 && self.links.lanes() == 0 && self.kept == 0;
         match (idle, self.idle_since) {
             (true, None) => self.idle_since = Some(Instant::now()),
             (false, Some(_)) => self.idle_since = None,

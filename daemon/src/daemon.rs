@@ -3,14 +3,14 @@
 use crate::admin::{ADMIN_SOCK, CONTROL_SOCK};
 use crate::config::Config;
 use crate::core::{Core, Shared};
-use crate::{admin_server, fds, server};
+use crate::{admin_server, adopt, elsewhere, fds, server, tenants};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::signal::unix::{signal, SignalKind};
 
 /// Helpers that look at and close other people's descriptors; each may hang for a while.
@@ -54,10 +54,17 @@ fn take_dir(dir: &Path, public: bool) -> Result<OwnedFd, Error> {
     let path = dir.join("lock");
     let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let lock = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(at(&path))?;
-    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(lock),
-        Err(Errno::WOULDBLOCK) => Err(Error::Running(dir.to_owned())),
-        Err(e) => Err(at(&path)(e)),
+    let end = Instant::now() + LEAVING;
+    loop {
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(lock),
+            Err(Errno::WOULDBLOCK) if dir.join(ADMIN_SOCK).exists() || Instant::now() > end => {
+                return Err(Error::Running(dir.to_owned()))
+            }
+            // Its predecessor is about to be gone, or another one about to serve.
+            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LEAVING / 500),
+            Err(e) => return Err(at(&path)(e)),
+        }
     }
 }
 
@@ -68,6 +75,9 @@ pub struct Options {
     /// Leave after so long without shims and lanes.
     pub idle_exit: Option<Duration>,
 }
+
+/// How long a daemon that is leaving (its sockets are gone) may still hold the directory.
+const LEAVING: Duration = Duration::from_secs(5);
 
 /// Runs the daemon until it is told to stop, or idle for long enough.
 pub fn run(options: Options) -> Result<(), Error> {
@@ -108,11 +118,13 @@ async fn serve(options: &Options, public: bool) -> Result<(), Error> {
             "without"
         },
     );
+    tokio::task::spawn_local(adopt::scan(core.clone(), options.dir.clone()));
+    core.borrow_mut().leaves = options.idle_exit.is_some();
     tokio::task::spawn_local(admin_server::serve(core.clone(), admin_sock));
     tokio::select! {
         r = server::serve(core.clone(), control_sock) => r?,
         () = sweep(&core) => {}
-        () = idle(&core, options.idle_exit) => tracing::info!("idle, leaving"),
+        () = idle(&core, options) => tracing::info!("idle, leaving"),
         _ = term.recv() => tracing::info!("told to stop"),
         _ = int.recv() => tracing::info!("told to stop"),
     }
@@ -127,22 +139,42 @@ async fn sweep(core: &Shared) {
     loop {
         tokio::time::sleep(SWEEP).await;
         core.borrow_mut().sweep();
+        elsewhere::sweep(core).await;
+        adopt::prune(core).await;
+        fade(core).await;
+    }
+}
+
+/// Reads the tables of ended families for the last time, and lets them go.
+async fn fade(core: &Shared) {
+    let fading = core.borrow().families.fading();
+    for f in fading {
+        let ident = f.ident;
+        if let Ok(t) = tokio::task::spawn_blocking(move || f.stats()).await {
+            core.borrow_mut().families.faded(ident, t);
+        }
     }
 }
 
 /// Returns when there has been nothing to do for `limit`.
-async fn idle(core: &Shared, limit: Option<Duration>) {
-    let Some(limit) = limit else {
+async fn idle(core: &Shared, options: &Options) {
+    let Some(limit) = options.idle_exit else {
         return std::future::pending().await;
     };
     loop {
-        let idle = core
-            .borrow()
-            .idle_since
-            .map_or(Duration::ZERO, |t| t.elapsed());
-        if idle >= limit {
-            return;
+        let since = core.borrow().idle_since;
+        let idle = since.map_or(Duration::ZERO, |t| t.elapsed());
+        if since.is_some() && idle >= limit {
+            let dir = options.dir.clone();
+            let used = tokio::task::spawn_blocking(move || tenants::any(&dir)).await;
+            if used.unwrap_or(false) {
+                core.borrow_mut().not_idle();
+            } else if core.borrow().idle_since == since {
+                return; // from here to the removal of the sockets nothing else runs
+            }
+            continue;
         }
-        tokio::time::sleep((limit - idle).max(Duration::from_millis(50))).await;
+        let left = limit.saturating_sub(idle);
+        tokio::time::sleep(left.max(Duration::from_millis(50))).await;
     }
 }

@@ -50,15 +50,27 @@ impl Family {
     }
 
     pub fn stats(&self) -> Totals {
-        let mut t = self
-            .header()
-            .map_or_else(Totals::default, |h| Totals::of(&h.stats));
-        // The header has the bytes of connections that have ended; the others have their own.
-        for v in self.views() {
-            t.lane_tx = t.lane_tx.wrapping_add(v.lane_tx);
-            t.lane_rx = t.lane_rx.wrapping_add(v.lane_rx);
+        let header = || {
+            self.header()
+                .map_or_else(Totals::default, |h| Totals::of(&h.stats))
+        };
+        let mut ended = header();
+        let mut last = ended;
+        // The header has the bytes of connections that have ended; the others have their own. One
+        // that ends meanwhile would be missed, or counted twice.
+        for _ in 0..4 {
+            let mut t = ended;
+            for v in self.views() {
+                t.lane_tx = t.lane_tx.wrapping_add(v.lane_tx);
+                t.lane_rx = t.lane_rx.wrapping_add(v.lane_rx);
+            }
+            let again = header();
+            if (again.lane_tx, again.lane_rx) == (ended.lane_tx, ended.lane_rx) {
+                return t;
+            }
+            (ended, last) = (again, t);
         }
-        t
+        last
     }
 
     fn header(&self) -> Option<Header> {
@@ -107,6 +119,15 @@ impl Family {
         unsafe { out.set_len(n) };
         Some(out)
     }
+}
+
+/// The runtime directory (device, inode) whose daemon a table belongs to, as its shim says.
+pub fn home(table: &Foreign) -> Option<[u64; 2]> {
+    let mut b = [0u8; 16];
+    let at = offset_of!(Table, header) + offset_of!(Header, home);
+    let got = rustix::io::pread(table, &mut b[..], at as u64).ok()?;
+    let word = |h: &[u8]| Some(u64::from_ne_bytes(h.try_into().ok()?));
+    (got == b.len()).then_some([word(&b[..8])?, word(&b[8..])?])
 }
 
 /// Types of the table, which consist of integers only.

@@ -6,12 +6,15 @@
 
 pub mod admin;
 pub mod admin_server;
+pub mod adopt;
 pub mod bpf;
 pub mod config;
 pub mod control;
 pub mod core;
 pub mod daemon;
+pub mod elsewhere;
 pub mod events;
+pub mod families;
 pub mod family;
 pub mod fds;
 pub mod limits;
@@ -22,8 +25,10 @@ pub mod pairing;
 pub mod party;
 pub mod process;
 pub mod proof;
+pub mod seek;
 pub mod server;
 pub mod socket;
 pub mod sockopt;
+pub mod tenants;
 pub mod view;
 pub mod wire;

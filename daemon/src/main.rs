@@ -31,9 +31,6 @@ struct Args {
     /// Do without the BPF proof: pair ends inside one network namespace only
     #[arg(long)]
     no_bpf: bool,
-    /// Stay in the foreground (the default; accepted for service files)
-    #[arg(long)]
-    foreground: bool,
 }
 
 fn default_dir() -> PathBuf {
@@ -66,6 +63,12 @@ fn options(args: Args) -> Result<Options, underpassd::config::Error> {
     })
 }
 
+/// Colours are for terminals: a journal or a file would keep their escape sequences.
+fn colours() -> bool {
+    use std::io::IsTerminal;
+    std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_env("UNDERPASSD_LOG")
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(colours())
         .init();
     let done = match options(args) {
         Ok(o) => run(o).map_err(|e| e.to_string()),

@@ -8,10 +8,12 @@
 //! Ends of other nodes will come in here through the same door: an end registered by a peer daemon
 //! on behalf of its node, with the record as the only key.
 
+use crate::elsewhere::{Seen, LOOKS, MOST, PATIENCE};
 use crate::party::PartyId;
 use crate::socket::{consistent, End};
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::time::Instant;
 
 /// A registered connection of a party: index and generation in its family table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,6 +42,8 @@ type TupleKey = (u64, SocketAddr, SocketAddr);
 #[derive(Default)]
 pub struct Waiting {
     ends: HashMap<(PartyId, u32), (ConnRef, End)>,
+    /// Ends without a record whose mirror has not been seen: since when, and how often it was missed.
+    doubts: HashMap<(PartyId, u32), (Instant, u8)>,
     /// By network namespace, local and peer address.
     tuples: HashMap<TupleKey, Vec<(PartyId, u32)>>,
     /// By local and peer address alone.
@@ -119,6 +123,9 @@ impl Waiting {
             self.records.entry(r.key()).or_default().push(k);
         }
         self.cookies.insert(end.cookie, k);
+        if end.record.is_none() {
+            self.doubts.insert(k, (Instant::now(), 0));
+        }
         self.ends.insert(k, (who, end));
     }
 
@@ -126,6 +133,7 @@ impl Waiting {
     pub fn remove(&mut self, party: PartyId, conn: u32) -> Option<(ConnRef, End)> {
         let k = (party, conn);
         let (who, end) = self.ends.remove(&k)?;
+        self.doubts.remove(&k);
         drop_from(
             &mut self.tuples,
             &(end.netns_cookie, end.local, end.peer),
@@ -137,6 +145,37 @@ impl Waiting {
         }
         self.cookies.remove(&end.cookie);
         Some((who, end))
+    }
+
+    /// What is known of an end that waits.
+    pub fn end(&self, who: &ConnRef) -> Option<&End> {
+        let (w, end) = self.ends.get(&(who.party, who.conn))?;
+        (w == who).then_some(end)
+    }
+
+    /// Ends that may wait in vain, see `elsewhere`.
+    pub fn doubts(&self) -> impl Iterator<Item = (&ConnRef, &End)> {
+        let old = self.doubts.iter().filter(|d| d.1 .0.elapsed() >= PATIENCE);
+        let ends = old.filter_map(|(k, _)| self.ends.get(k));
+        ends.map(|(w, e)| (w, e)).take(MOST)
+    }
+
+    /// An end's mirror was looked for. `true`: it has been missed often enough, and the end does not
+    /// wait any more.
+    pub fn looked_for(&mut self, who: &ConnRef, seen: Seen) -> bool {
+        let k = (who.party, who.conn);
+        if self.end(who).is_none() {
+            return false;
+        }
+        let Some((_, missed)) = self.doubts.get_mut(&k) else {
+            return false;
+        };
+        *missed += 1;
+        if seen != Seen::Missing {
+            self.doubts.remove(&k);
+            return false;
+        }
+        *missed >= LOOKS && self.remove(who.party, who.conn).is_some()
     }
 
     /// An end has closed, unless another connection already took its place in the table.
@@ -216,7 +255,6 @@ mod tests {
     use super::*;
     use crate::proof::{Record, Role};
     use crate::socket::Counts;
-    use std::time::Instant;
 
     fn end(local: &str, peer: &str, cookie: u64, netns: u64) -> End {
         let t = Instant::now();
@@ -294,6 +332,31 @@ mod tests {
             Verdict::Pair(who(3, 0))
         );
         assert_eq!(w.len(), 1);
+    }
+
+    #[test]
+    fn an_end_whose_mirror_is_missed_twice_stops_waiting() {
+        let mut w = Waiting::default();
+        let c = who(1, 0);
+        w.register(c, end(A, B, 1, 7), |_| true);
+        assert!(!w.looked_for(&c, Seen::Missing), "once is not enough");
+        assert!(w.looked_for(&c, Seen::Missing));
+        assert!(w.is_empty() && w.doubts.is_empty());
+        // Seen once: never looked for again.
+        w.register(c, end(A, B, 1, 7), |_| true);
+        assert!(!w.looked_for(&c, Seen::Missing));
+        assert!(!w.looked_for(&c, Seen::Here));
+        assert!(!w.looked_for(&c, Seen::Missing) && !w.looked_for(&c, Seen::Missing));
+        assert_eq!(w.len(), 1);
+        // With a record the other end may be anywhere.
+        let d = who(2, 0);
+        w.register(
+            d,
+            rec(end("10.0.0.9:1", B, 5, 7), 1, 2, Role::Active),
+            |_| true,
+        );
+        assert!(!w.looked_for(&d, Seen::Missing) && !w.looked_for(&d, Seen::Missing));
+        assert_eq!(w.len(), 2);
     }
 
     #[test]

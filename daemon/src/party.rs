@@ -16,6 +16,11 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PartyId(pub u64);
 
+impl PartyId {
+    /// Of processes that are shown but have not said hello: never given to a party.
+    pub const NOBODY: PartyId = PartyId(0);
+}
+
 /// A shim's process.
 pub struct Party {
     pub id: PartyId,

@@ -23,10 +23,12 @@ pub struct Holder {
     pub comm: String,
 }
 
-/// A family with its processes that are connected now.
+/// A family with its processes that are connected now, and others that were found in `/proc`, with
+/// their start times.
 pub struct Snapshot {
     pub family: Arc<Family>,
     pub holders: Vec<Holder>,
+    pub relics: Vec<(u64, Holder)>,
 }
 
 /// One row, and where it came from.
@@ -47,10 +49,18 @@ pub struct Entry {
 pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
     let mut all = Vec::new();
     for f in families {
+        let lives = |r: &&(u64, Holder)| process::start_time(r.1.pid) == Some(r.0);
+        let relics = f.relics.iter().filter(lives).map(|r| &r.1);
+        // A family that nobody has vouched for shows the sockets that its processes hold, no others.
+        let held = f.holders.is_empty().then(|| {
+            let all = relics.clone().flat_map(|h| process::sockets(h.pid));
+            all.collect::<HashSet<u64>>()
+        });
         // The namespace may have changed since the hello; an unreadable one stays as it was.
         let holders: Vec<Holder> = f
             .holders
             .iter()
+            .chain(relics)
             .map(|h| Holder {
                 netns: process::netns(h.pid).unwrap_or(h.netns),
                 comm: process::comm(h.pid).unwrap_or_else(|| h.comm.clone()),
@@ -59,7 +69,8 @@ pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
             .collect();
         for v in f.family.views() {
             // Not yet named: younger than the shim's first look at it.
-            if v.flags & flag::NAMED != 0 {
+            let shown = held.as_ref().is_none_or(|s| s.contains(&v.inode));
+            if v.flags & flag::NAMED != 0 && shown {
                 if let Some(h) = holder_of(&holders, &v) {
                     all.push(entry(&v, h));
                 }
@@ -71,11 +82,16 @@ pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
 }
 
 /// The process that a row is shown under: one that holds the connection, else any of the family.
+/// `None` where nobody holds it any more: a child that ended without closing leaves its entry.
 fn holder_of<'a>(holders: &'a [Holder], v: &View) -> Option<&'a Holder> {
-    holders
-        .iter()
-        .find(|h| v.holders.contains(&h.own_pid))
-        .or(holders.first())
+    let here = holders.iter().find(|h| v.holders.contains(&h.own_pid));
+    here.or_else(|| {
+        let any = holders.first()?;
+        // Numbers in the table are those of the family's pid namespace: ours only if they agree.
+        let ours = any.pid == any.own_pid && !v.holders.is_empty();
+        let lives = |p: &u32| process::start_time(*p).is_some();
+        (!ours || v.holders.iter().any(lives)).then_some(any)
+    })
 }
 
 fn entry(v: &View, h: &Holder) -> Entry {
@@ -120,6 +136,7 @@ fn entry(v: &View, h: &Holder) -> Entry {
         lane: if attached { v.lane } else { 0 },
         tx_epoch: v.tx_epoch,
         rx_epoch: v.rx_epoch,
+        tx_ring_bytes: if attached { ring_bytes(v.ring_log2) } else { 0 },
         lane_tx_bytes: v.lane_tx,
         lane_rx_bytes: v.lane_rx,
         tcp_tx_bytes: v.tcp_tx,
@@ -134,6 +151,15 @@ fn entry(v: &View, h: &Holder) -> Entry {
         local,
         peer: peer.filter(|_| !listening),
         lane: attached.then_some((v.link, v.lane, v.side)),
+    }
+}
+
+/// The table may say anything: only sizes that a ring can have are shown.
+fn ring_bytes(log2: u32) -> u64 {
+    use link::layout::{RING_LOG2_MAX, RING_LOG2_MIN};
+    match log2 {
+        RING_LOG2_MIN..=RING_LOG2_MAX => 1 << log2,
+        _ => 0,
     }
 }
 
@@ -265,20 +291,32 @@ fn may_have_shim(pid: u32) -> bool {
 }
 
 /// The established connections of a process's network namespace, with socket inodes.
-fn tcp_table(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
+pub fn tcp_table(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
+    tcp_lines(pid, |state| state == "01")
+}
+
+/// The same with connections that are being made or closed.
+pub fn tcp_sockets(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
+    tcp_lines(pid, |state| state != "0A")
+}
+
+fn tcp_lines(
+    pid: u32,
+    wanted: impl Fn(&str) -> bool + Copy,
+) -> HashMap<(SocketAddr, SocketAddr), u64> {
     let mut all = HashMap::new();
     for file in ["tcp", "tcp6"] {
         let text = std::fs::read_to_string(format!("/proc/{pid}/net/{file}")).unwrap_or_default();
-        all.extend(text.lines().skip(1).filter_map(tcp_line));
+        all.extend(text.lines().skip(1).filter_map(|l| tcp_line(l, wanted)));
     }
     all
 }
 
-fn tcp_line(line: &str) -> Option<((SocketAddr, SocketAddr), u64)> {
+fn tcp_line(line: &str, wanted: impl Fn(&str) -> bool) -> Option<((SocketAddr, SocketAddr), u64)> {
     let mut f = line.split_ascii_whitespace();
     let local = hex_address(f.nth(1)?)?;
     let peer = hex_address(f.next()?)?;
-    (f.next()? == "01").then_some(())?;
+    wanted(f.next()?).then_some(())?;
     Some(((local, peer), f.nth(5)?.parse().ok()?))
 }
 

@@ -327,3 +327,25 @@ fn a_shim_that_does_not_read_is_no_burden() {
     let (mut v, mut w) = (Shim::new(&d.dir), Shim::new(&d.dir));
     pair(&mut v, &mut w);
 }
+
+/// A journal or a file would keep the escape sequences.
+#[test]
+fn a_log_that_is_no_terminal_has_no_colours() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("log");
+    let log = std::fs::File::create(&path).unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_underpassd"))
+        .args(["--no-bpf", "--idle-exit", "0", "--dir"])
+        .arg(tmp.path().join("run"))
+        .env_remove("NO_COLOR")
+        .env("TERM", "xterm-256color")
+        .stderr(log)
+        .spawn()
+        .unwrap();
+    assert!(child.wait().unwrap().success());
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(
+        text.contains("serves") && !text.contains('\u{1b}'),
+        "{text:?}"
+    );
+}

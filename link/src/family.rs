@@ -24,6 +24,9 @@ pub struct Header {
     /// Highest index ever used plus one: readers need not look further.
     pub used: AtomicU32,
     pub stats: Stats,
+    /// Device and inode of the runtime directory in which a daemon was found last: that one may look
+    /// for this table in `/proc` when it is started again. 0: none yet.
+    pub home: [AtomicU64; 2],
 }
 
 /// Counters of the whole family, for `underpass stats`. Statistics only: they order nothing.
@@ -153,6 +156,8 @@ pub struct View {
     pub rx_up: bool,
     pub tx_epoch: u32,
     pub rx_epoch: u32,
+    /// log2 of the outgoing ring in bytes; 0: there is none.
+    pub ring_log2: u32,
     pub lane_tx: u64,
     pub lane_rx: u64,
     pub tcp_tx: u64,
@@ -223,6 +228,7 @@ impl Conn {
             rx_up: self.rx.is_up(),
             tx_epoch: self.tx.epoch.load(Relaxed),
             rx_epoch: self.rx.epoch.load(Relaxed),
+            ring_log2: self.tx.ring_log2(),
             lane_tx: self.tx.ring_bytes.load(Relaxed),
             lane_rx: self.rx.ring_bytes.load(Relaxed),
             tcp_tx: self.tx.kpos.load(Relaxed),

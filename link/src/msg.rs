@@ -159,11 +159,14 @@ pub mod op {
     pub const UP: u32 = 2;
     /// Promote at once, without waiting for the usual evidence of use (`underpass check`).
     pub const EAGER: u32 = 3;
+    /// The same for a connection that the table has no addresses of yet: `conn` is a descriptor of
+    /// the process, `gen` the lower half of the inode that it must refer to.
+    pub const EAGER_FD: u32 = 4;
 }
 
 /// Bits of `ToDaemon::Register::flags`.
 pub mod register {
-    /// Waiting for the answer (eager): answer at once where possible.
+    /// Waiting for the answer (eager): the daemon tells the other end's shim, if it finds it.
     pub const EAGER: u32 = 1;
 }
 

@@ -8,6 +8,7 @@ use crate::links::{self, Link};
 use crate::{fdtab, lock, promote, sys, table};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use link::msg::{ToDaemon, ToShim, MAX, MAX_FDS};
+use link::reason::Reason;
 
 static FD: AtomicI32 = AtomicI32::new(-1);
 static LOCK: AtomicU32 = AtomicU32::new(0);
@@ -24,6 +25,8 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 static RING_LOG2: AtomicU32 = AtomicU32::new(16);
 static RING_MAX_LOG2: AtomicU32 = AtomicU32::new(20);
 
+/// Reason code with which the last daemon refused us; 0: it did not.
+static REFUSED: AtomicU32 = AtomicU32::new(0);
 static SILENT: AtomicU32 = AtomicU32::new(0);
 
 /// First and largest ring size, log2 of bytes.
@@ -93,9 +96,12 @@ pub fn ensure() -> bool {
     if FD.load(Relaxed) >= 0 {
         return false;
     }
-    let Some(fd) = crate::env::dirs().find_map(dial) else {
+    let found = crate::env::dirs().find_map(|d| Some((d, dial(d)?)));
+    let Some((dir, fd)) = found else {
+        REFUSED.store(0, Relaxed); // that daemon is gone, too
         return false;
     };
+    settle_in(dir);
     let fd = fdtab::hide(fd);
     OWNER.store(table::pid(), Relaxed);
     GENERATION.fetch_add(1, Relaxed);
@@ -111,6 +117,27 @@ pub fn ensure() -> bool {
         drop_connection();
     }
     false
+}
+
+/// Says in the table where the daemon was found, so that it finds the table after a restart.
+fn settle_in(dir: &[u8]) {
+    let mut path = [0u8; 128];
+    let Some(t) = table::table() else { return };
+    if dir.len() >= path.len() {
+        return;
+    }
+    path[..dir.len()].copy_from_slice(dir);
+    if let Ok((dev, ino)) = sys::identity(&path[..=dir.len()]) {
+        t.header.home[0].store(dev, Relaxed);
+        t.header.home[1].store(ino, Relaxed);
+    }
+}
+
+/// Why there is no daemon.
+pub fn absence() -> Reason {
+    Reason::from_code(REFUSED.load(Relaxed))
+        .filter(|r| *r != Reason::None)
+        .unwrap_or(Reason::NoDaemon)
 }
 
 fn dial(dir: &[u8]) -> Option<i32> {
@@ -324,9 +351,11 @@ fn handle(m: ToShim, fds: &mut Fds) {
             RING_MAX_LOG2.store(max, Relaxed);
             RING_LOG2.store(u32::from(ring_log2).clamp(*range.start(), max), Relaxed);
             CREDITS.store(credits.min(1024) as i32, Relaxed);
+            REFUSED.store(0, Relaxed);
             READY.store(1, Release);
         }
-        ToShim::Refused { .. } => {
+        ToShim::Refused { reason } => {
+            REFUSED.store(reason, Relaxed);
             drop_connection();
             NEXT_TRY_MS.store(sys::now_ms() + 60_000, Relaxed);
         }

@@ -86,6 +86,8 @@ struct Set {
     /// Threads inside a wait on this set.
     waiters: AtomicU32,
     lanes: AtomicU32,
+    /// Not 0: some connection has been registered here.
+    tcp: AtomicU32,
     /// Nested, or watched in a way we do not serve.
     barred: AtomicU32,
     stirred: AtomicU32,
@@ -179,7 +181,7 @@ pub fn created(fd: i32) {
             }
             for a in [
                 &s.waiters, &s.lanes, &s.barred, &s.stirred, &s.head, &s.tail, &s.queued, &s.lock,
-                &s.high, &s.moves,
+                &s.high, &s.moves, &s.tcp,
             ] {
                 a.store(0, Relaxed);
             }
@@ -264,6 +266,11 @@ pub fn nest(i: u32) {
     let s = set_at(i);
     if s.barred.swap(1, Relaxed) != 0 {
         return;
+    }
+    let inner = s.inner.load(Relaxed);
+    if inner >= 0 {
+        // Whoever watches the set from outside must not take the daemon's messages for events.
+        let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, control::fd(), 0, 0);
     }
     promote::each(|k, c| {
         if unservable(k) && c.flags.load(Relaxed) & flag::LANE != 0 {
@@ -490,6 +497,10 @@ fn add(set: u32, fd: i32, conn: u32, ev: epoll_event) {
     if let Some(_g) = lock::lock(&l.regs_lock) {
         reg.next_conn.store(l.regs.load(Relaxed), Relaxed);
         l.regs.store(r, Release);
+    }
+    set_at(set).tcp.store(1, Relaxed);
+    if set_at(set).waiters.load(SeqCst) > 0 {
+        hear(set_at(set));
     }
     let c = table::conn(conn);
     if c.flags.load(Relaxed) & flag::LANE != 0 {

@@ -18,9 +18,10 @@ const STACK: usize = 64;
 /// Links one wait can sleep on; with more it naps.
 const LINKS: usize = 64;
 
-/// Does any entry concern a lane? Also the place where watched epoll sets are noticed.
+/// Does any entry concern a lane, or a connection that the daemon may ask for? Also the place where watched epoll sets are noticed.
 fn concerned(fds: &[pollfd]) -> bool {
     let mut any = false;
+    let heard = control::fd() >= 0;
     for p in fds {
         match fdtab::get(p.fd) {
             Fd::Conn(i) => {
@@ -32,6 +33,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                     promote::try_ready(i, c, table::local(i));
                     any |= promote::engaged(c);
                 }
+                any |= heard && promote::on_call(c);
             }
             Fd::Set(s) => epoll::nest(s),
             _ => {}
@@ -331,12 +333,16 @@ fn run(
                 promote::engaged(c) && c.owner_pid.load(Relaxed) != table::pid()
             })
         });
-        let place = if foreign {
+        // Without a lane there is nobody but the kernel to be woken by.
+        let alone = !fds
+            .iter()
+            .any(|p| fdtab::conn(p.fd).is_some_and(|i| promote::engaged(table::conn(i))));
+        let place = if foreign || alone {
             Place::none()
         } else {
             Place::take()
         };
-        let mut nap = wait::nap(left, place.index().is_some() && !many);
+        let mut nap = wait::nap(left, alone || (place.index().is_some() && !many));
         if blocked {
             let full = crate::io::FULL_MS as i64 + 1;
             nap = if nap < 0 { full } else { nap.min(full) };

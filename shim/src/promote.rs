@@ -3,7 +3,7 @@
 
 use crate::links::{Link, Sock};
 use crate::table::{self, because, Local};
-use crate::{control, env, epoll, lock, sys};
+use crate::{control, env, epoll, fdtab, lock, sys};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::lane::{rx, tx, Memory};
@@ -116,7 +116,7 @@ fn try_register(i: u32, fd: i32, c: &Conn) {
         if !control::ensure() {
             // A daemon that has been greeted answers soon.
             let soon = if control::fd() >= 0 { 2 } else { 50 };
-            return later(c, Reason::NoDaemon, soon);
+            return later(c, control::absence(), soon);
         }
     }
     if table::holders(c) != 1 {
@@ -412,7 +412,7 @@ pub fn declined(i: u32, gen: u32, local: u32, peer: u32, retry_ms: u32) {
 pub fn daemon_lost() {
     each(|_, c| {
         if c.flags.fetch_and(!flag::REGISTERED, Relaxed) & flag::REGISTERED != 0 {
-            because(c, Reason::NoDaemon);
+            because(c, control::absence());
         }
     });
 }
@@ -432,6 +432,15 @@ pub fn peer_gone(link: &Link) {
 }
 
 pub fn command(conn: u32, gen: u32, what: u32) {
+    if what == op::EAGER_FD {
+        let fd = conn as i32;
+        if let Some(i) = fdtab::conn(fd) {
+            if sys::inode(fd).is_ok_and(|(inode, _)| inode as u32 == gen) {
+                hasten(i, table::conn(i), fd);
+            }
+        }
+        return;
+    }
     each(|i, c| {
         if conn != ALL && (conn != i || c.gen.load(Relaxed) != gen) {
             return;
@@ -459,10 +468,7 @@ pub fn command(conn: u32, gen: u32, what: u32) {
                 }
                 try_ready(i, c, table::local(i));
             }
-            op::EAGER => {
-                c.not_before_ms.store(0, Relaxed);
-                c.calls.store(CALLS, Relaxed);
-            }
+            op::EAGER => hasten(i, c, table::local(i).fd.load(Relaxed)),
             _ => {}
         }
     });
@@ -509,6 +515,23 @@ pub fn lane_gone(link: &Link, lane_no: u32, i: u32, gen: u32) {
     epoll::deactivate(i);
 }
 
+/// Registers a connection now, although it has not been used yet.
+fn hasten(i: u32, c: &Conn, fd: i32) {
+    if c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
+        c.not_before_ms.store(0, Relaxed);
+        c.calls.store(CALLS, Relaxed);
+        consider(i, fd, c);
+    }
+}
+
+/// May the daemon ask us to register this connection, on which nothing happens? Then whoever waits
+/// for it listens to the daemon, too.
+pub fn on_call(c: &Conn) -> bool {
+    c.state.load(Relaxed) == state::OPEN
+        && c.calls.load(Relaxed) <= CALLS
+        && c.flags.load(Relaxed) & (flag::CLIENT | flag::BARRED | flag::HELD) == 0
+}
+
 /// A lane whose ring was full for too long was taken down; up again only after a while.
 pub fn full_down(c: &Conn) {
     because(c, Reason::RingFull);
@@ -537,14 +560,15 @@ pub fn end_lane(i: u32) {
         if c.flags.load(Relaxed) & flag::PROMOTED != 0 {
             t.header.stats.ended_promoted.fetch_add(1, Relaxed);
         }
+        // Moved, not copied: another process may hold the entry on, and readers add up both.
         t.header
             .stats
             .lane_tx
-            .fetch_add(c.tx.ring_bytes.load(Relaxed), Relaxed);
+            .fetch_add(c.tx.ring_bytes.swap(0, Relaxed), Relaxed);
         t.header
             .stats
             .lane_rx
-            .fetch_add(c.rx.ring_bytes.load(Relaxed), Relaxed);
+            .fetch_add(c.rx.ring_bytes.swap(0, Relaxed), Relaxed);
     }
     l.link.store(core::ptr::null_mut(), Release);
 }

@@ -394,6 +394,23 @@ pub fn pid_namespace() -> u64 {
     r.map_or(0, |_| st.st_ino)
 }
 
+/// (device, inode) of a path, which ends with a NUL.
+pub fn identity(path: &[u8]) -> R<(u64, u64)> {
+    if path.last() != Some(&0) {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: all-zero is a valid stat buffer.
+    let mut st: libc::stat = unsafe { core::mem::zeroed() };
+    sc!(
+        libc::SYS_newfstatat,
+        libc::AT_FDCWD,
+        path.as_ptr(),
+        &mut st as *mut libc::stat,
+        0
+    )?;
+    Ok((st.st_dev, st.st_ino))
+}
+
 pub fn rlimit_nofile() -> u64 {
     let mut r = libc::rlimit {
         rlim_cur: 1024,

@@ -1,6 +1,7 @@
 """An echo server and its client, with every payload compared and hashed.
 
-    echo.py serve MODE HOST           MODE: threads fork poll select epoll edge; prints "port N"
+    echo.py serve MODE HOST           MODE: threads fork vanish poll select epoll edge; prints
+                                      "port N"
     echo.py client HOST PORT CONNS ROUNDS [UNTIL]
                                       one thread per connection; ROUNDS messages each, or, with
                                       UNTIL, until that file exists; prints "result JSON"
@@ -42,11 +43,13 @@ def serve_threads(listener):
         threading.Thread(target=blocking, args=(conn,), daemon=True).start()
 
 
-def serve_fork(listener):
+def serve_fork(listener, vanish=False):
     while True:
         conn, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
+            if vanish:
+                os.dup(conn.fileno())  # never closed but by the kernel
             blocking(conn)
             os._exit(0)
         conn.close()
@@ -143,10 +146,10 @@ def serve(mode, host):
     print("port", listener.getsockname()[1], flush=True)
     if mode == "threads":
         serve_threads(listener)
-    elif mode == "fork":
+    elif mode in ("fork", "vanish"):
         import signal
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        serve_fork(listener)
+        serve_fork(listener, mode == "vanish")
     elif mode == "edge":
         serve_edge(listener)
     else:

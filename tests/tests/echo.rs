@@ -59,6 +59,53 @@ fn accept_then_fork() -> Result<()> {
     promoted(&d, "fork", "127.0.0.1", &d.place(), [4, 600], 50)
 }
 
+/// The sums of `stats` while forked children come and go, and when all have ended: every connection
+/// counts once at each end, whether its child closes it or just ends.
+#[test]
+fn forked_children_are_counted_once() -> Result<()> {
+    const CONNS: u32 = 50;
+    for mode in ["fork", "vanish"] {
+        let d = Daemon::start()?;
+        let echo = Echo::serve(mode, "127.0.0.1", &d.place())?;
+        let stop = tempfile::tempdir()?;
+        let file = stop.path().join("stop");
+        let mut client = echo.client(&d.place(), CONNS, 0, Some(&file))?;
+        let ends = u64::from(CONNS) * 2;
+        d.await_promoted(ends as usize)?;
+        ensure!(d.stats()?.promoted == ends, "{mode}: {:?}", d.stats()?);
+        std::fs::write(&file, b"")?;
+        while !client.running.has_ended() {
+            let s = d.stats()?;
+            ensure!(s.promoted == ends, "{mode}: {s:?}");
+        }
+        let (bytes, _) = client.finish(LIMIT)?;
+        // There and back, and a hash at the end.
+        let most = bytes * 2 + u64::from(CONNS) * 64;
+        let right = |when: &str| {
+            let s = d.stats()?;
+            ensure!(
+                s.promoted == ends && s.lane_rx_bytes <= most && s.lane_rx_bytes > bytes,
+                "{mode}, {when}: {ends} ends, at most {most} bytes, but {s:?}"
+            );
+            Ok(s.lane_rx_bytes)
+        };
+        let first = right("at the end")?;
+        // The client's table was read for the last time.
+        std::thread::sleep(Duration::from_secs(6));
+        ensure!(right("later")? == first, "{mode}");
+        // The server's parent lives on; nothing of its children is shown.
+        let ghosts = d.ss()?.into_iter().filter(|r| r.state == "ACTIVE").count();
+        ensure!(ghosts == 0, "{mode}: {ghosts} rows\n{}", d.picture());
+        let again = echo.client(&d.place(), 2, 600, None)?.finish(LIMIT)?.0;
+        let s = d.stats()?;
+        ensure!(
+            s.promoted == ends + 4 && s.lane_rx_bytes <= most + again * 2 + 128,
+            "{mode}: {s:?}"
+        );
+    }
+    Ok(())
+}
+
 /// The parent's first call may already have promoted the connection: then the fork ends that, and
 /// nothing is lost.
 #[test]

@@ -94,7 +94,17 @@ fn user_dir(xdg: Option<PathBuf>, uid: u32) -> PathBuf {
 
 /// Looks whether a daemon answers in `dir`.
 pub fn presence(dir: &Path) -> Presence {
-    match exchange(dir, &Request::Ping, PING_PATIENCE) {
+    knock(dir, &Request::Ping)
+}
+
+/// The same; and a daemon that leaves when idle stays for as long as this process lives, whatever
+/// program it becomes. (An older daemon does not know the request: an answer of its own kind.)
+pub fn hold(dir: &Path) -> Presence {
+    knock(dir, &Request::Keep)
+}
+
+fn knock(dir: &Path, request: &Request) -> Presence {
+    match exchange(dir, request, PING_PATIENCE) {
         Ok(_) => Presence::Answers,
         Err(Trouble::Connect(_)) => Presence::Absent,
         Err(Trouble::Talk(e)) if e.kind() == io::ErrorKind::WouldBlock => Presence::Silent,

@@ -1,12 +1,12 @@
 //! Makes sure that a daemon runs: the system's if it answers, else one of this user's, which is
-//! started when there is none.
+//! started when there is none, and which stays as long as the program that is started.
 //!
 //! The daemon must not be a child of the program that `underpass run` becomes (the program would
 //! find a child it does not know when it waits), nor hold any of its descriptors open, nor die
 //! with its terminal. So a helper process ([`detach`]) leaves the session, closes what it
 //! inherited, starts the daemon, says its pid and ends.
 
-use crate::client::{presence, Places, Presence};
+use crate::client::{hold, Places, Presence};
 use crate::out::{complain, Failure};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -32,7 +32,8 @@ const LOG: &str = "underpassd.log";
 const PATIENCE: Duration = Duration::from_secs(15);
 const STEP: Duration = Duration::from_millis(10);
 
-/// Returns the absolute runtime directory of a running daemon, which was started if need be.
+/// Returns the absolute runtime directory of a running daemon, which was started if need be, and
+/// which stays as long as this process lives.
 pub fn ensure(dir: Option<PathBuf>) -> Result<PathBuf, Failure> {
     let places = Places::here(dir);
     // Programs change directory, and sockets are looked up later: only an absolute path will do.
@@ -63,7 +64,7 @@ pub fn ensure(dir: Option<PathBuf>) -> Result<PathBuf, Failure> {
 /// Is a daemon there? One that is there but silent (stopped, overloaded) counts: the shim copes
 /// with it, and a second one could only do harm.
 fn running(dir: &Path) -> bool {
-    match presence(dir) {
+    match hold(dir) {
         Presence::Answers => true,
         Presence::Silent => {
             complain(format_args!(
@@ -151,7 +152,7 @@ fn start(dir: &Path) -> Result<(), Failure> {
             Some(p) if out.status.success() => ended(p),
             _ => true,
         };
-        if matches!(presence(dir), Presence::Answers) {
+        if matches!(hold(dir), Presence::Answers) {
             return Ok(());
         }
         if gone || Instant::now() > deadline {
@@ -200,7 +201,6 @@ pub fn detach(program: &Path, dir: &Path) -> Result<(), Failure> {
         .args(["--idle-exit", IDLE_EXIT, "--dir"])
         .arg(dir)
         .env(DIR_ENV, dir)
-        .env("NO_COLOR", "1") // what it says goes to a file
         .env_remove("LD_PRELOAD")
         .env_remove("UNDERPASS")
         .current_dir("/")

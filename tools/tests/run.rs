@@ -276,6 +276,16 @@ fn the_daemon_is_detached_and_clean() {
     );
 }
 
+/// The last thing that a daemon hears before the program starts is that it is to stay.
+#[test]
+fn the_daemon_is_asked_to_stay() {
+    let d = support::FakeDaemon::new(|r| panic!("{r:?}"));
+    let mut c = d.tool(&["run", "true"]);
+    c.env("UNDERPASS_LIB", harmless_library());
+    assert!(c.status().unwrap().success());
+    assert_eq!(d.heard().last().unwrap(), "{\"op\":\"keep\"}");
+}
+
 #[test]
 fn runs_at_the_same_time_start_one_daemon() {
     let i = Install::new();

@@ -2,10 +2,12 @@
 
 use super::{alive, random, Core, Shared, RETRY_SOON_MS, RETRY_TROUBLE_MS, RETRY_UNPROVEN_MS};
 use crate::control::Control;
+use crate::elsewhere::{Doubt, Seen};
 use crate::fds::Foreign;
 use crate::links::{Out, Refused, Violation};
 use crate::pairing::{ConnRef, Verdict};
 use crate::party::PartyId;
+use crate::seek;
 use crate::socket::{self, End};
 use link::family::state;
 use link::msg::ToShim;
@@ -20,6 +22,7 @@ impl Core {
         shared: &Shared,
         who: ConnRef,
         kpos: [u64; 2],
+        flags: u32,
         fd: Foreign,
     ) -> Result<(), Violation> {
         let Some(p) = self.parties.get_mut(&who.party) else {
@@ -41,6 +44,9 @@ impl Core {
             });
             if let Ok(r) = rx.await {
                 shared.borrow_mut().registered(who, r);
+                if flags & link::msg::register::EAGER != 0 {
+                    seek::start(&shared, who);
+                }
             }
             let _ = helper.await;
             drop(job);
@@ -106,6 +112,28 @@ impl Core {
                 self.event(who.party, &format!("paired {shown}"));
                 self.pair([other, who]);
             }
+        }
+    }
+
+    /// Ends that may wait in vain.
+    pub fn doubts(&self) -> Vec<Doubt> {
+        let doubt = |(who, end): (&ConnRef, &End)| {
+            let p = self.parties.get(&who.party)?;
+            Some(Doubt {
+                who: *who,
+                pid: p.proc_id.pid,
+                netns: p.netns,
+                local: end.local,
+                peer: end.peer,
+            })
+        };
+        self.waiting.doubts().filter_map(doubt).collect()
+    }
+
+    /// The other end of one of these was looked for.
+    pub fn looked_for(&mut self, who: ConnRef, seen: Seen) {
+        if self.waiting.looked_for(&who, seen) {
+            self.decline(who, Reason::Unproven, Reason::None, RETRY_UNPROVEN_MS);
         }
     }
 

@@ -211,10 +211,29 @@ impl Shim {
 
     /// Connected, has said nothing.
     pub fn silent(dir: &Path) -> Shim {
-        let table_fd = table_fd(TABLE_BYTES, SEALS);
-        let table = Map::new(&table_fd, TABLE_BYTES, true).unwrap();
+        Shim::with_table(dir, table_fd(TABLE_BYTES, SEALS))
+    }
+
+    /// The same, with the table of a family that may have other members.
+    pub fn with_table(dir: &Path, table_fd: OwnedFd) -> Shim {
         Shim {
             sock: dial(dir),
+            ..Shim::unconnected(table_fd)
+        }
+    }
+
+    /// As a shim that has not found its daemon.
+    pub fn unconnected(table_fd: OwnedFd) -> Shim {
+        let table = Map::new(&table_fd, TABLE_BYTES, true).unwrap();
+        let (sock, _) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        Shim {
+            sock,
             table_fd,
             table,
             notice: None,
@@ -251,6 +270,12 @@ impl Shim {
 
     pub fn conn(&self, i: u32) -> &Conn {
         &self.table.table().conns[i as usize]
+    }
+
+    /// Says whose daemon the table belongs to: device and inode of its directory.
+    pub fn home(&self, of: [u64; 2]) {
+        let home = &self.table.table().header.home;
+        home.iter().zip(of).for_each(|(w, v)| w.store(v, Relaxed));
     }
 
     pub fn stats(&self) -> &link::family::Stats {

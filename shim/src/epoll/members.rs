@@ -120,25 +120,54 @@ pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     true
 }
 
+/// Makes sure that the set has its inner set. Set lock held.
+fn make_inner(s: &Set) -> Option<()> {
+    if s.inner.load(Relaxed) >= 0 {
+        return Some(());
+    }
+    let inner = fdtab::hide(sys::epoll_create().ok()?);
+    let Ok(kick) = sys::eventfd() else {
+        fdtab::close_ours(inner);
+        return None;
+    };
+    let kick = fdtab::hide(kick);
+    let ok = sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, kick, IN, TAG_KICK).is_ok()
+        && sys::epoll_ctl(s.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, inner, IN, mark()).is_ok();
+    if !ok {
+        fdtab::close_ours(inner);
+        fdtab::close_ours(kick);
+        return None;
+    }
+    s.kick.store(kick, Relaxed);
+    s.inner.store(inner, Release);
+    Some(())
+}
+
+/// A set that watches connections listens to the daemon, too, which may ask for one that nothing
+/// happens on. Only sets that hooked calls wait on: others would see what they do not know.
+pub(super) fn hear(s: &Set) {
+    let (ctl, gen) = (control::fd(), control::generation() as i32);
+    if ctl < 0
+        || s.ctl.load(Relaxed) == gen
+        || s.tcp.load(Relaxed) == 0
+        || s.barred.load(Relaxed) != 0
+    {
+        return;
+    }
+    io::quietly(|| {
+        let Some(_g) = lock::lock(&s.lock) else {
+            return;
+        };
+        if make_inner(s).is_some() && s.ctl.swap(gen, Relaxed) != gen {
+            let inner = s.inner.load(Relaxed);
+            let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, ctl, IN, TAG_CTL);
+        }
+    });
+}
+
 /// Makes sure that the set has its inner set, and the link's doorbell in it. Slot of the link.
 pub(super) fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
-    if s.inner.load(Relaxed) < 0 {
-        let inner = fdtab::hide(sys::epoll_create().ok()?);
-        let Ok(kick) = sys::eventfd() else {
-            fdtab::close_ours(inner);
-            return None;
-        };
-        let kick = fdtab::hide(kick);
-        let ok = sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, kick, IN, TAG_KICK).is_ok()
-            && sys::epoll_ctl(s.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, inner, IN, mark()).is_ok();
-        if !ok {
-            fdtab::close_ours(inner);
-            fdtab::close_ours(kick);
-            return None;
-        }
-        s.kick.store(kick, Relaxed);
-        s.inner.store(inner, Release);
-    }
+    make_inner(s)?;
     let want = links::index(link) as u32 + 1;
     let mut free = None;
     for k in 0..LINKS {

@@ -100,6 +100,7 @@ pub unsafe fn wait(
     let start = sys::now_ns();
     s.waiters.fetch_add(1, SeqCst);
     if s.lanes.load(SeqCst) == 0 {
+        hear(s);
         let r = native(evs, max, timeout_ms);
         let mut n = r.max(0) as usize;
         // SAFETY: the kernel wrote `n` events.

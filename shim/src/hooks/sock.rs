@@ -1,7 +1,7 @@
 //! Sockets: making, connecting, accepting, options.
 
 use crate::fdtab::{conn, get, Fd};
-use crate::{env, epoll, fdops, io, real, sys, table};
+use crate::{control, env, epoll, fdops, io, real, sys, table};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{sockaddr, socklen_t};
@@ -64,6 +64,8 @@ fn accepted(listener: i32, fd: i32, nonblock: bool) {
         };
         if tcp {
             fdops::socket_made(fd, nonblock, true, false);
+            // A child of a server has a listener from its parent, but no daemon yet.
+            control::ensure();
         }
     });
 }

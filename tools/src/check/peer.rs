@@ -68,17 +68,18 @@ fn holder(inode: u64) -> Option<u32> {
 fn process(pid: u32) -> Process {
     let read = |file: &str| fs::read(format!("/proc/{pid}/{file}"));
     let comm = read("comm").unwrap_or_default();
-    let off = || {
+    let off = |maps: &str| {
         let env = read("environ").unwrap_or_default();
-        env.split(|b| *b == 0).any(|v| v == b"UNDERPASS=off")
+        let has = |v: &[u8]| env.split(|b| *b == 0).any(|e| e.starts_with(v));
+        // A program that shows a title of its own has written over its environment. A shim that is
+        // on makes its table at the first TCP socket, and this process has one.
+        has(b"UNDERPASS=off") || (!has(b"LD_PRELOAD=") && !maps.contains("/memfd:underpass-family"))
     };
     let shim = read("maps").ok().map(|maps| {
-        match String::from_utf8_lossy(&maps)
-            .lines()
-            .any(|l| l.contains("/libunderpass.so"))
-        {
+        let maps = String::from_utf8_lossy(&maps);
+        match maps.lines().any(|l| l.contains("/libunderpass.so")) {
             false => Shim::Absent,
-            true if off() => Shim::Off,
+            true if off(&maps) => Shim::Off,
             true => Shim::Loaded,
         }
     });

@@ -62,6 +62,11 @@ fn tx_taken(r: &Row, c: &Ctx<'_>) -> Option<String> {
     cursor(r.tx_epoch, c.peer(r)?.lane_rx_bytes)
 }
 
+/// Size of the ring that `r` sends through.
+fn ring(r: &Row) -> Option<String> {
+    (r.tx_ring_bytes != 0).then(|| format!("{:08x}", r.tx_ring_bytes))
+}
+
 fn flags(r: &Row, direction: &str) -> Option<String> {
     Some(
         if r.up == "both" || r.up == direction {
@@ -98,9 +103,10 @@ pub const DEBUG: &[Column] = &[
         c.shut.get(&r.inode).copied().map(shutdown)
     }),
     column("Token", 8, |r, _| Some(format!("{:08x}", r.lane))),
-    column("Sndbuf", 8, |_, _| None),
-    column("Rcvbuf", 8, |_, _| None),
-    column("Peerbuf", 8, |_, _| None),
+    column("Sndbuf", 8, |r, _| ring(r)),
+    // A ring belongs to its sender: the incoming one is the other end's outgoing one.
+    column("Rcvbuf", 8, |r, c| ring(c.peer(r)?)),
+    column("Peerbuf", 8, |r, _| ring(r)),
     column("rxprod-Cursor", 13, |r, c| {
         cursor(r.rx_epoch, c.peer(r)?.lane_tx_bytes)
     }),

@@ -24,13 +24,18 @@ impl FakeDaemon {
         FakeDaemon { dir, seen }
     }
 
-    /// The requests so far, as they came, without pings.
+    /// Every request so far.
+    pub fn heard(&self) -> Vec<String> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    /// The requests so far, as they came, without those that only ask whether it is there.
     pub fn requests(&self) -> Vec<String> {
         self.seen
             .lock()
             .unwrap()
             .iter()
-            .filter(|r| !r.contains("ping"))
+            .filter(|r| !r.contains("ping") && !r.contains("keep"))
             .cloned()
             .collect()
     }
@@ -61,7 +66,7 @@ pub fn serve(
             }
             seen.lock().unwrap().push(line.trim().to_owned());
             let response = match serde_json::from_str(&line) {
-                Ok(Request::Ping) => pong(),
+                Ok(Request::Ping | Request::Keep) => pong(),
                 Ok(r) => answer(&r),
                 Err(e) => Response::Error {
                     message: e.to_string(),
@@ -170,6 +175,7 @@ pub fn rows() -> Vec<Row> {
             pid: 100,
             comm: "redis-server".into(),
             role: "server".into(),
+            tx_ring_bytes: 1 << 16,
             tx_epoch: 5,
             rx_epoch: 7,
             ..lane.clone()
@@ -182,6 +188,7 @@ pub fn rows() -> Vec<Row> {
             pid: 200,
             comm: "redis-\u{1b}[2Jcli".into(),
             role: "client".into(),
+            tx_ring_bytes: 1 << 18,
             tx_epoch: 7,
             rx_epoch: 5,
             lane_tx_bytes: 130,

@@ -1,0 +1,183 @@
+//! Families that were there before this daemon: found in `/proc` when it starts, so that its view is
+//! complete at once. A program that is inside no hooked call says nothing for as long as it sleeps.
+//!
+//! Nobody is believed more than in a hello: the table is checked in the same way and its content is
+//! anybody's. Beyond that a process counts only if it has the table mapped, as a shim does (a daemon
+//! that has been shown it only has it open), if the table says that its daemon was one of this
+//! directory, and if the memory belongs to the process's user, or to root. What is found is shown,
+//! never acted on; it ends with its processes, or with their hello.
+//!
+//! Everything here may be made to hang by whom it looks at: each process has a helper of its own,
+//! and a time limit.
+
+use crate::core::{Core, Shared};
+use crate::family;
+use crate::fds::Foreign;
+use crate::limits::Member;
+use crate::memfd::{self, Ident};
+use crate::process::{self, ProcId};
+use link::family::TABLE_BYTES;
+use rustix::fs::{Mode, OFlags};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+/// Name under which shims make their tables, as `/proc` shows it.
+const NAME: &str = "/memfd:underpass-family";
+/// How long the look at one process may take, and how many may be left hanging.
+const TIME: Duration = Duration::from_secs(2);
+const HANGING: u32 = 16;
+
+/// A process of a family that has not said hello to this daemon.
+#[derive(Debug)]
+pub struct Relic {
+    pub ident: Ident,
+    pub id: ProcId,
+    pub own_pid: u32,
+    pub uid: u32,
+    pub netns: u64,
+    pub comm: String,
+    /// Counts it for its cgroup.
+    _member: Member,
+}
+
+/// What the look at one process found.
+struct Found {
+    ident: Ident,
+    table: Foreign,
+    id: ProcId,
+    own_pid: u32,
+    uid: u32,
+    netns: u64,
+    comm: String,
+    cgroup: String,
+}
+
+/// Looks at every process that may be looked at.
+pub async fn scan(shared: Shared, dir: std::path::PathBuf) {
+    if let Some(home) = identity(&dir) {
+        let pids = tokio::task::spawn_blocking(pids).await.unwrap_or_default();
+        let mut hanging = 0;
+        for pid in pids {
+            let look = tokio::task::spawn_blocking(move || look_into(pid, home));
+            match tokio::time::timeout(TIME, look).await {
+                Ok(Ok(Some(f))) => shared.borrow_mut().adopt(f),
+                Ok(_) => {}
+                Err(_) => {
+                    tracing::warn!("process {pid} cannot be looked at: it hangs");
+                    hanging += 1;
+                    if hanging == HANGING {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    let mut core = shared.borrow_mut();
+    core.scanned = true;
+    core.scan_done.notify_waiters();
+}
+
+/// Device and inode of the runtime directory: what shims write into their tables.
+fn identity(dir: &Path) -> Option<[u64; 2]> {
+    let m = std::fs::metadata(dir).ok()?;
+    Some([m.dev(), m.ino()])
+}
+
+/// Processes that may be ours: as root all, else those of this user.
+fn pids() -> Vec<u32> {
+    let me = rustix::process::geteuid();
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mine = all.filter_map(|e| {
+        let pid: u32 = e.file_name().to_str()?.parse().ok()?;
+        let owner = e.metadata().ok()?.uid();
+        ((me.is_root() || owner == me.as_raw()) && pid != std::process::id()).then_some(pid)
+    });
+    mine.collect()
+}
+
+fn look_into(pid: u32, home: [u64; 2]) -> Option<Found> {
+    let start = process::start_time(pid)?;
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let mapped = maps.lines().find(|l| l.contains(NAME))?;
+    // address, rights, offset, device, inode, name
+    let inode: u64 = mapped.split_ascii_whitespace().nth(4)?.parse().ok()?;
+    let mut fds = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+    let is = |e: &std::fs::DirEntry| {
+        std::fs::read_link(e.path()).is_ok_and(|l| l.to_string_lossy().starts_with(NAME))
+    };
+    let path = fds.find(is)?.path();
+    // Not to be blocked by what may have taken the number meanwhile.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let table = Foreign::new(rustix::fs::open(path, flags, Mode::empty()).ok()?);
+    let ident = memfd::check_fixed(&table, TABLE_BYTES).filter(|i| i.ino == inode)?;
+    let found = Found {
+        ident,
+        id: ProcId { pid, start },
+        own_pid: own_pid(pid)?,
+        uid: std::fs::metadata(format!("/proc/{pid}")).ok()?.uid(),
+        netns: process::netns(pid).unwrap_or(0),
+        comm: process::comm(pid).unwrap_or_default(),
+        cgroup: process::cgroup(pid).unwrap_or_default(),
+        table,
+    };
+    let owner = rustix::fs::fstat(&found.table).ok()?.st_uid;
+    let ours = family::home(&found.table) == Some(home);
+    // All this was read by number: it must still be the same process.
+    let same = process::start_time(pid) == Some(start);
+    (ours && same && (owner == found.uid || owner == 0)).then_some(found)
+}
+
+/// The number of a process in its own pid namespace.
+fn own_pid(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("NSpid:"))?;
+    line.split_ascii_whitespace().last()?.parse().ok()
+}
+
+impl Core {
+    fn adopt(&mut self, f: Found) {
+        if self.parties.values().any(|p| p.proc_id == f.id) {
+            return; // it has said hello meanwhile
+        }
+        let Some(member) = self.groups.get(&f.cgroup).enter() else {
+            return;
+        };
+        self.families.join(f.ident, f.table);
+        self.relics.push(Relic {
+            ident: f.ident,
+            id: f.id,
+            own_pid: f.own_pid,
+            uid: f.uid,
+            netns: f.netns,
+            comm: f.comm,
+            _member: member,
+        });
+    }
+
+    /// These processes have ended, or speak for themselves now.
+    pub fn forget_relics(&mut self, gone: impl Fn(&Relic) -> bool) {
+        let families = &mut self.families;
+        self.relics.retain(|r| {
+            let stays = !gone(r);
+            if !stays {
+                families.leave(r.ident);
+            }
+            stays
+        });
+    }
+}
+
+/// Drops those whose processes have ended.
+pub async fn prune(shared: &Shared) {
+    let ids: Vec<ProcId> = shared.borrow().relics.iter().map(|r| r.id).collect();
+    if ids.is_empty() {
+        return;
+    }
+    let look = move || {
+        let dead = |i: &ProcId| process::start_time(i.pid) != Some(i.start);
+        ids.into_iter().filter(dead).collect::<Vec<_>>()
+    };
+    let dead = tokio::task::spawn_blocking(look).await.unwrap_or_default();
+    shared.borrow_mut().forget_relics(|r| dead.contains(&r.id));
+}

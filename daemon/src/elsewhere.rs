@@ -1,0 +1,103 @@
+//! Ends that wait in vain: without a record of their handshake they can only be paired inside their
+//! own network namespace, and there the other end's socket stands in the kernel's table under the
+//! mirrored addresses. If it does not (its addresses were translated, or it is in another namespace
+//! or on another node), nobody will ever be able to prove anything: `unproven`, not `waiting`.
+//!
+//! A table is not one moment of time, so an end is given up only when two looks have missed its
+//! mirror and found itself. Runs on the blocking pool; each end is looked at twice at most.
+
+use crate::core::Shared;
+use crate::pairing::ConnRef;
+use crate::view;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// An end is left in peace for so long: most find their other end at once.
+pub const PATIENCE: Duration = Duration::from_secs(3);
+/// Ends looked at in one go.
+pub const MOST: usize = 4096;
+/// Looks that must agree.
+pub const LOOKS: u8 = 2;
+
+/// An end to look for: the process that registered it, its network namespace, local and peer.
+pub struct Doubt {
+    pub who: ConnRef,
+    pub pid: u32,
+    pub netns: u64,
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// The mirror is there: its owner may yet register it.
+    Here,
+    Missing,
+    /// The end itself is not in the table: it is another namespace's, or has just ended.
+    Unknown,
+}
+
+/// One look at all ends in doubt.
+pub async fn sweep(shared: &Shared) {
+    let doubts = shared.borrow().doubts();
+    if doubts.is_empty() {
+        return;
+    }
+    let look = move || {
+        let seen = look(&doubts);
+        doubts.iter().map(|d| d.who).zip(seen).collect::<Vec<_>>()
+    };
+    let seen = tokio::task::spawn_blocking(look).await.unwrap_or_default();
+    let mut core = shared.borrow_mut();
+    for (who, s) in seen {
+        core.looked_for(who, s);
+    }
+}
+
+fn look(doubts: &[Doubt]) -> Vec<Seen> {
+    let mut tables = HashMap::new();
+    let one = |d: &Doubt| {
+        let t: &HashMap<_, _> = tables
+            .entry(d.netns)
+            .or_insert_with(|| view::tcp_sockets(d.pid));
+        match (
+            t.contains_key(&(d.local, d.peer)),
+            t.contains_key(&(d.peer, d.local)),
+        ) {
+            (_, true) => Seen::Here,
+            (true, false) => Seen::Missing,
+            (false, false) => Seen::Unknown,
+        }
+    };
+    doubts.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::party::PartyId;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn the_mirror_is_looked_for_in_the_kernels_table() {
+        let l = TcpListener::bind("127.0.0.1:0").unwrap();
+        let a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
+        let doubt = |local, peer| Doubt {
+            who: ConnRef {
+                party: PartyId(1),
+                conn: 0,
+                gen: 0,
+            },
+            pid: std::process::id(),
+            netns: 1,
+            local,
+            peer,
+        };
+        let (local, peer) = (a.local_addr().unwrap(), a.peer_addr().unwrap());
+        let nowhere = "192.0.2.1:9".parse().unwrap();
+        // The service has not even accepted: the kernel has the socket.
+        assert_eq!(look(&[doubt(local, peer)]), [Seen::Here]);
+        assert_eq!(look(&[doubt(nowhere, peer)]), [Seen::Unknown]);
+    }
+}
