@@ -41,6 +41,13 @@ pub enum Error {
 /// What a certificate says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
+    pub subject: String,
+    pub issuer: String,
+    /// May it sign others?
+    pub ca: bool,
+    /// The key alone, as the certificate has it.
+    pub public_key: Vec<u8>,
+    /// DNS names.
     pub names: Vec<String>,
     /// Seconds since 1970.
     pub not_before: i64,
@@ -60,10 +67,19 @@ pub fn facts(der: &[u8]) -> Option<Facts> {
     }
     let v = cert.validity();
     Some(Facts {
+        subject: cert.subject().to_string(),
+        issuer: cert.issuer().to_string(),
+        ca: cert.is_ca(),
+        public_key: cert.public_key().subject_public_key.data.to_vec(),
         names,
         not_before: v.not_before.timestamp(),
         not_after: v.not_after.timestamp(),
     })
+}
+
+/// The same of the first certificate in a text.
+pub fn facts_of_pem(text: &str) -> Option<Facts> {
+    facts(&CertificateDer::from_pem_slice(text.as_bytes()).ok()?)
 }
 
 /// Seconds since 1970.
