@@ -186,7 +186,11 @@ impl Config {
             let e = directory::Error::Control(own.name.clone(), own.control.clone());
             return Err(e.into());
         }
-        Ok(Some(FileDirectory::new(&own.name, &own.addresses, &listed)?))
+        Ok(Some(FileDirectory::new(
+            &own.name,
+            &own.addresses,
+            &listed,
+        )?))
     }
 
     pub fn limits(&self) -> Limits {
@@ -230,7 +234,11 @@ mod tests {
         let c: Config = toml::from_str(peers).unwrap();
         assert!(c.check().is_ok() && c.directory().unwrap().is_some());
         let c: Config = toml::from_str(&peers.replace("name = 'a'", "control = 'x'")).unwrap();
-        assert!(c.check().unwrap_err().to_string().contains("control address `x`"));
+        assert!(c
+            .check()
+            .unwrap_err()
+            .to_string()
+            .contains("control address `x`"));
         let c: Config = toml::from_str(&peers.replace("name = 'a'", "name = 'b'")).unwrap();
         assert!(c.check().unwrap_err().to_string().contains("itself"));
         assert!(Config::default().directory().unwrap().is_none());

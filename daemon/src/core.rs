@@ -397,6 +397,7 @@ impl Core {
             return self.act(out, Reason::Internal, 0);
         }
         let shown = format!("{} -> {}", end.local, end.peer);
+        self.forget_across(who); // what it registered before
         let parties = &self.parties;
         let copy = self.peers.is_some().then(|| end.clone());
         let verdict = self.waiting.register(who, end, |c| alive(parties, c));

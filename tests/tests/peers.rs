@@ -99,7 +99,10 @@ fn root_paired_through_translation() -> Result<()> {
             if s.starts_with("10.99") {
                 let _ = a.sh(&format!("ip addr add {s}/32 dev eth0")); // a second time: it is there
             }
-            a.sh(&format!("{nat} -A POSTROUTING -p tcp -d {} ! --dport 7471 -j SNAT --to-source {s}", b.addr()))?;
+            a.sh(&format!(
+                "{nat} -A POSTROUTING -p tcp -d {} ! --dport 7471 -j SNAT --to-source {s}",
+                b.addr()
+            ))?;
         }
         let t = Talk::to(&a, &b, 3, |port| {
             if !dnat {
@@ -115,7 +118,11 @@ fn root_paired_through_translation() -> Result<()> {
         // The addresses are what this is about.
         let rows = b.tool("ss -j")?;
         let from = snat.unwrap_or("10.88.");
-        let peers = rows.as_array().context("rows")?.iter().filter(|r| r["state"] == "ACTIVE");
+        let peers = rows
+            .as_array()
+            .context("rows")?
+            .iter()
+            .filter(|r| r["state"] == "ACTIVE");
         for r in peers {
             let peer = r["peer"].as_str().unwrap_or_default();
             ensure!(peer.starts_with(from), "{peer} is not translated to {from}");
@@ -231,23 +238,58 @@ fn root_certificates() -> Result<()> {
     let lan = Lan::new()?;
     let (a, b) = pair(&lan)?;
     let pid = b.running()?.pid();
-    lan.make("ca --out foreign")?;
-    lan.make("node n2 --ca foreign --out foreign")?;
+    for (dir, name) in [("namesake", "underpass"), ("foreign", "another")] {
+        lan.make(&format!("ca --out {dir} --name {name}"))?;
+        lan.make(&format!("node n2 --ca {dir} --out {dir}"))?;
+    }
     expired(&lan, "n2")?;
     let good = |b: &Node| -> Result<()> {
-        for (from, to) in [("ca.crt", "ca.crt"), ("n2.key", "node.key"), ("n2.crt", "node.crt")] {
+        for (from, to) in [
+            ("ca.crt", "ca.crt"),
+            ("n2.key", "node.key"),
+            ("n2.crt", "node.crt"),
+        ] {
             b.install(&lan.file(from), to)?;
         }
         Ok(())
     };
-    // Signed by a CA that only n2 knows.
-    for (f, to) in [("ca.crt", "ca.crt"), ("n2.key", "node.key"), ("n2.crt", "node.crt")] {
-        b.install(&lan.file("foreign").join(f), to)?;
-    }
-    a.await_down("n2", "the peer's certificate is signed by a CA that we do not know")?;
-    b.await_down("n1", "the peer's certificate is signed by a CA that we do not know")?;
-    a.await_refused("10.88.0.2", "refused our certificate: signed by a CA that it does not know")?;
-    b.await_refused("10.88.0.1", "refused our certificate: signed by a CA that it does not know")?;
+    // Signed by a CA that only n2 knows: one with the name of ours, then one with its own.
+    let foreign = |dir: &str| -> Result<()> {
+        for (f, to) in [
+            ("ca.crt", "ca.crt"),
+            ("n2.key", "node.key"),
+            ("n2.crt", "node.crt"),
+        ] {
+            b.install(&lan.file(dir).join(f), to)?;
+        }
+        Ok(())
+    };
+    foreign("namesake")?;
+    a.await_down(
+        "n2",
+        "the peer's certificate is not signed by our CA, although it says so",
+    )?;
+    b.await_down(
+        "n1",
+        "the peer's certificate is not signed by our CA, although it says so",
+    )?;
+    foreign("foreign")?;
+    a.await_down(
+        "n2",
+        "the peer's certificate is signed by a CA that we do not know",
+    )?;
+    b.await_down(
+        "n1",
+        "the peer's certificate is signed by a CA that we do not know",
+    )?;
+    a.await_refused(
+        "10.88.0.2",
+        "refused our certificate: signed by a CA that it does not know",
+    )?;
+    b.await_refused(
+        "10.88.0.1",
+        "refused our certificate: signed by a CA that it does not know",
+    )?;
     let t = Talk::between(&a, &b, 1)?;
     a.await_reasons(1, "peer-daemon", "-")?;
     b.await_reasons(1, "peer-daemon", "-")?;
@@ -267,14 +309,17 @@ fn root_certificates() -> Result<()> {
     b.install(&lan.file("n2.crt"), "node.crt")?;
     until("the files do not fit", SOON, || {
         let v = b.tool("peers -j").unwrap_or_default();
-        v["node"]["trouble"].as_str().is_some_and(|t| t.contains("node.key"))
+        v["node"]["trouble"]
+            .as_str()
+            .is_some_and(|t| t.contains("node.key"))
     })
     .with_context(|| b.picture())?;
     ensure!(a.peer("n2")?["state"] == "up");
     let old = a.peer("n2")?["expires"].as_i64();
     b.install(&lan.file("n2.key"), "node.key")?;
     until("the new certificate is shown", SOON, || {
-        a.peer("n2").is_ok_and(|p| p["state"] == "up" && p["expires"].as_i64() < old)
+        a.peer("n2")
+            .is_ok_and(|p| p["state"] == "up" && p["expires"].as_i64() < old)
     })
     .with_context(|| a.picture())?;
     check_pair(&a, &b)?;
@@ -296,19 +341,31 @@ fn root_the_certificate_of_another_node() -> Result<()> {
     b.await_down("n1", "our own certificate cannot be used")?;
     let v = b.tool("peers -j")?;
     ensure!(
-        v["node"]["trouble"].as_str().is_some_and(|t| t.contains("names [n9], not this node, `n2`")),
+        v["node"]["trouble"]
+            .as_str()
+            .is_some_and(|t| t.contains("names [n9], not this node, `n2`")),
         "{v}"
     );
     // Same-node work goes on without.
     let e = Echo::serve("epoll", &b.addr(), &b.place())?;
     e.client(&b.place(), 2, 600, None)?.finish(LIMIT)?;
-    ensure!(b.tool("stats -j")?["promoted"].as_u64() >= Some(4), "{}", b.picture());
+    ensure!(
+        b.tool("stats -j")?["promoted"].as_u64() >= Some(4),
+        "{}",
+        b.picture()
+    );
     // A daemon that calls itself n9.
     b.name = "n9".into();
     b.start()?;
     a.await_down("n2", "the peer's certificate is of another node")?;
-    a.await_refused("10.88.0.2", "its certificate names [n9], which is no peer of node `n1`")?;
-    b.await_down("n1", "the peer says: its certificate names [n9], which is no peer of node `n1`")?;
+    a.await_refused(
+        "10.88.0.2",
+        "its certificate names [n9], which is no peer of node `n1`",
+    )?;
+    b.await_down(
+        "n1",
+        "the peer says: its certificate names [n9], which is no peer of node `n1`",
+    )?;
     Ok(())
 }
 
@@ -343,7 +400,10 @@ impl Fake<'_> {
         let mut p = self.dial(to, messages)?;
         p.line("end", SOON)?;
         let said = p.stdout();
-        ensure!(said.contains(r#""kind":"bye""#) && said.contains(part), "no {part:?} in {said}");
+        ensure!(
+            said.contains(r#""kind":"bye""#) && said.contains(part),
+            "no {part:?} in {said}"
+        );
         Ok(())
     }
 }
@@ -372,8 +432,11 @@ fn root_bad_peers() -> Result<()> {
     };
     let ip = fake.node.control();
     let host = a.control();
-    // Not TLS; nothing at all; TLS without a certificate is what `plain` bytes cannot do.
-    for (bytes, part) in [("474554202f20485454502f312e310d0a0d0a", "TLS"), ("00", "")] {
+    // Not TLS, and the beginning of a handshake with nothing after it.
+    for (bytes, part) in [
+        ("474554202f20485454502f312e310d0a0d0a", "TLS"),
+        ("1603010200", ""),
+    ] {
         let mut p = Program::python("peer.py", &fake.node.bare())
             .args(["plain", &host, bytes])
             .spawn()?;
@@ -384,17 +447,25 @@ fn root_bad_peers() -> Result<()> {
     }
     a.await_refused(&ip, "did not say who it is in time")?;
     // Versions, in both directions of dialing.
-    let newer = HELLO.replace("version\":1,\"min_version\":1", "version\":99,\"min_version\":98");
-    fake.refused(&a, &[&newer], "no common version: it speaks 98 to 99, we 1 to 1")?;
-    a.await_down("n3", "no common version: it speaks 98 to 99")?;
-    let t = Talk::between(&a, &fake.node, 1);
-    let t = t.context("a connection to the fake node")?;
-    a.await_reasons(1, "version", "-")?;
-    t.end()?;
+    let newer = HELLO.replace(
+        "version\":1,\"min_version\":1",
+        "version\":99,\"min_version\":98",
+    );
+    fake.refused(
+        &a,
+        &[&newer],
+        "no common version: it speaks 98 to 99, we 1 to 1",
+    )?;
     let mut server = fake.program(&["serve", &ip], &[&newer])?;
     server.line("listening", SOON)?;
     server.line("got", SOON)?;
-    until("it is told why", SOON, || server.stdout().contains("no common version"))?;
+    until("it is told why", SOON, || {
+        server.stdout().contains("no common version")
+    })?;
+    a.await_down("n3", "no common version: it speaks 98 to 99")?;
+    let t = Talk::between(&a, &fake.node, 1)?;
+    a.await_reasons(1, "version", "-")?;
+    t.end()?;
     drop(server);
     // Messages.
     let other = HELLO.replace("n3", "n2");
@@ -404,7 +475,11 @@ fn root_bad_peers() -> Result<()> {
     fake.refused(&a, &[HELLO, "{\"kind\":\"seek\"}"], "cannot be read")?;
     fake.refused(&a, &[HELLO, "raw:00010001"], "65537 bytes")?;
     fake.refused(&a, &[HELLO, HELLO], "a second hello")?;
-    fake.refused(&a, &[HELLO, "{\"kind\":\"hint\",\"seek\":1,\"reason\":1}"], "a maker's message")?;
+    fake.refused(
+        &a,
+        &[HELLO, "{\"kind\":\"hint\",\"seek\":1,\"reason\":1}"],
+        "a maker's message",
+    )?;
     // What is unknown is ignored; an address that is not its own is remarked upon.
     let proof = "ab".repeat(32);
     let claim = |local: &str| {
@@ -419,11 +494,18 @@ fn root_bad_peers() -> Result<()> {
     a.await_up("n3")?;
     until("the lie is noticed", SOON, || {
         let said = p.stdout();
-        said.contains(&format!(r#"{{"kind":"hint","seek":{},"reason":{}}}"#, "10.88.2.1:55".len(), 0x0a00_0016))
+        said.contains(&format!(
+            r#"{{"kind":"hint","seek":{},"reason":{}}}"#,
+            "10.88.2.1:55".len(),
+            0x0a00_0016
+        ))
     })
     .with_context(|| p.stdout())?;
     ensure!(a.peer("n3")?["lies"] == 1, "{}", a.picture());
-    ensure!(!p.stdout().contains(r#""seek":11"#), "its own address is not");
+    ensure!(
+        !p.stdout().contains(r#""seek":11"#),
+        "its own address is not"
+    );
     // Meanwhile the others were not disturbed.
     ensure!(a.peer("n2")?["state"] == "up");
     check_pair(&a, &b)?;
@@ -452,7 +534,8 @@ fn root_daemons_restart() -> Result<()> {
     a.running()?.signal(nix::sys::signal::Signal::SIGTERM)?;
     until("the farewell, then that nobody is there", SOON, || {
         b.peer("n1").is_ok_and(|p| p["state"] == "down")
-            && b.running().is_ok_and(|r| r.stderr().contains("the daemon was told to stop"))
+            && b.running()
+                .is_ok_and(|r| r.stderr().contains("the daemon was told to stop"))
     })
     .with_context(|| b.picture())?;
     b.await_down("n1", "cannot connect")
@@ -471,8 +554,10 @@ fn root_a_silent_peer_is_dead() -> Result<()> {
     .with_context(|| a.picture())?;
     b.sh("ip link set eth0 up")?;
     b.sh("ip route replace 10.96.0.0/16 dev eth0")?;
-    until("it is back", gone, || a.peer("n2").is_ok_and(|p| p["state"] == "up"))
-        .with_context(|| a.picture())?;
+    until("it is back", gone, || {
+        a.peer("n2").is_ok_and(|p| p["state"] == "up")
+    })
+    .with_context(|| a.picture())?;
     check_pair(&a, &b)
 }
 
@@ -514,7 +599,10 @@ fn root_three_nodes() -> Result<()> {
         found(a, b, 2)?;
         t.end()?;
         let third = 3 - i - j;
-        ensure!(all[third].paired()? == before[third], "the third has nothing to do with it");
+        ensure!(
+            all[third].paired()? == before[third],
+            "the third has nothing to do with it"
+        );
     }
     Ok(())
 }

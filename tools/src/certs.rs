@@ -169,7 +169,10 @@ fn node(o: &cli::CertsNode) -> Outcome {
     }
     if p.not_after > end {
         p.not_after = end;
-        out::complain(format_args!("valid only as long as its CA: until {}", date(ca.not_after)));
+        out::complain(format_args!(
+            "valid only as long as its CA: until {}",
+            date(ca.not_after)
+        ));
     }
     p.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     // Each node is a server to some peers and a client to others.

@@ -64,7 +64,9 @@ fn table(node: &NodeState, peers: &[PeerState], refused: &[RefusedState]) -> Str
         }
         if p.lies != 0 {
             let n = p.lies;
-            t.push_str(&format!("    spoke for an address of another node {n} times\n"));
+            t.push_str(&format!(
+                "    spoke for an address of another node {n} times\n"
+            ));
         }
     }
     if !refused.is_empty() {

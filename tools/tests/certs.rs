@@ -24,7 +24,10 @@ fn ok(dir: &Path, args: &str) -> String {
 fn wrong(dir: &Path, args: &str, part: &str) {
     let out = certs(dir, args);
     let said = text(&out.stderr);
-    assert!(!out.status.success() && said.contains(part), "{args}: {said}");
+    assert!(
+        !out.status.success() && said.contains(part),
+        "{args}: {said}"
+    );
 }
 
 fn files(dir: &Path, name: &str) -> TlsConfig {
@@ -55,11 +58,19 @@ fn a_ca_and_nodes_that_the_daemon_can_use() {
         assert_eq!(mode & 0o7777, 0o600, "{key}");
     }
     assert!(!tls::exposed(&files(d, "n1.example")));
-    let left: Vec<_> = std::fs::read_dir(d).unwrap().flatten().map(|e| e.file_name()).collect();
+    let left: Vec<_> = std::fs::read_dir(d)
+        .unwrap()
+        .flatten()
+        .map(|e| e.file_name())
+        .collect();
     assert_eq!(left.len(), 4, "{left:?}");
     let shown = ok(d, "show ca.crt n1.example.crt");
-    assert!(shown.contains("kind     CA") && shown.contains("names    n1.example, alias"), "{shown}");
-    let json: serde_json::Value = serde_json::from_str(&ok(d, "show -j ca.crt n1.example.crt")).unwrap();
+    assert!(
+        shown.contains("kind     CA") && shown.contains("names    n1.example, alias"),
+        "{shown}"
+    );
+    let json: serde_json::Value =
+        serde_json::from_str(&ok(d, "show -j ca.crt n1.example.crt")).unwrap();
     assert_eq!(json[1]["names"][1], "alias");
     assert_eq!(json[0]["kind"], "CA");
 }
@@ -71,7 +82,12 @@ fn nothing_is_overwritten_without_force() {
     ok(d, "ca");
     ok(d, "node n1");
     let read = |f: &str| std::fs::read(d.join(f)).unwrap();
-    let before = [read("ca.key"), read("ca.crt"), read("n1.key"), read("n1.crt")];
+    let before = [
+        read("ca.key"),
+        read("ca.crt"),
+        read("n1.key"),
+        read("n1.crt"),
+    ];
     wrong(d, "ca", "ca.key exists already; --force replaces it");
     wrong(d, "node n1", "n1.key exists already");
     std::fs::remove_file(d.join("n1.key")).unwrap();

@@ -33,6 +33,8 @@ const SILENT: Duration = Duration::from_secs(16);
 /// Connections that have not said hello: all, and from one address.
 const STRANGERS: usize = 256;
 const STRANGERS_OF_ONE: usize = 16;
+/// Between two that are accepted.
+const BETWEEN: Duration = Duration::from_millis(5);
 /// How often files are looked at, and deadlines.
 const TICK: Duration = Duration::from_secs(1);
 /// When to begin to complain about a certificate that will end.
@@ -138,7 +140,10 @@ pub async fn run(shared: Shared, files: TlsConfig, listener: TcpListener) {
         let mut core = shared.borrow_mut();
         let instance = core.instance;
         let Some(peers) = &mut core.peers else { return };
-        peers.node.listens = listener.local_addr().map(|a| a.to_string()).unwrap_or_default();
+        peers.node.listens = listener
+            .local_addr()
+            .map(|a| a.to_string())
+            .unwrap_or_default();
         (peers.directory.clone(), instance)
     };
     let ctx = Rc::new(Context {
@@ -210,7 +215,12 @@ fn jitter(d: Duration) -> Duration {
 
 /// Keeps a channel to one peer.
 async fn dialer(ctx: Rc<Context>, peer: Peer) {
-    let kick = ctx.shared.borrow().peers.as_ref().and_then(|p| p.kick(&peer.name));
+    let kick = ctx
+        .shared
+        .borrow()
+        .peers
+        .as_ref()
+        .and_then(|p| p.kick(&peer.name));
     let Some(kick) = kick else { return };
     let mut pause = FIRST;
     loop {
@@ -228,7 +238,11 @@ async fn dialer(ctx: Rc<Context>, peer: Peer) {
                 None
             }
             Ok(Err(f)) => Some((f.duplicate, f.text, f.reason)),
-            Err(_) => Some((false, "no answer to the handshake".into(), Reason::PeerDaemon)),
+            Err(_) => Some((
+                false,
+                "no answer to the handshake".into(),
+                Reason::PeerDaemon,
+            )),
         };
         if let Some((false, text, reason)) = failure {
             let mut core = ctx.shared.borrow_mut();
@@ -276,6 +290,8 @@ async fn accept(ctx: Rc<Context>, listener: TcpListener) {
         match listener.accept().await {
             Ok((tcp, from)) => {
                 tokio::task::spawn_local(greet(ctx.clone(), tcp, from));
+                // Handshakes cost time on the thread that serves everybody.
+                tokio::time::sleep(BETWEEN).await;
             }
             Err(e) => {
                 tracing::warn!("accept: {e}"); // out of descriptors or memory: it will pass
@@ -395,7 +411,7 @@ async fn read<R: AsyncReadExt + Unpin>(
     let mut buf = vec![0; 16 << 10];
     loop {
         loop {
-            let msg = match frames.next() {
+            let msg = match frames.take() {
                 Ok(Some(m)) => m,
                 Ok(None) => break,
                 Err(e) => return End::told(Farewell::Malformed, format!("the peer sent {e}")),

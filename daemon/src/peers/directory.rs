@@ -107,8 +107,7 @@ impl Range {
 
     pub fn overlaps(&self, other: &Range) -> bool {
         let len = self.len.min(other.len);
-        self.ip.is_ipv4() == other.ip.is_ipv4()
-            && (bits(self.ip) ^ bits(other.ip)) & mask(len) == 0
+        self.ip.is_ipv4() == other.ip.is_ipv4() && (bits(self.ip) ^ bits(other.ip)) & mask(len) == 0
     }
 }
 
@@ -354,18 +353,12 @@ mod tests {
         assert!(e(&[], &[("B", h, &["10.0.0.1"])]).contains("node name `B`"));
         assert!(e(&[], &[("b", "h:0", &["10.0.0.1"])]).contains("control address `h:0`"));
         assert!(e(&[], &[("b", "h:x", &["10.0.0.1"])]).contains("control address"));
-        let o = e(
-            &["10.0.0.0/8"],
-            &[("b", h, &["10.9.0.0/16"])],
-        );
+        let o = e(&["10.0.0.0/8"], &[("b", h, &["10.9.0.0/16"])]);
         assert_eq!(o, "address range 10.0.0.0/8 of node `a` overlaps 10.9.0.0/16 of node `b`: each address belongs to one node");
         assert!(e(&[], &[("b", h, &["::/0"]), ("c", h, &["fd00::1"])]).contains("overlaps"));
         // Inside one node ranges may overlap, and the two families never do.
         assert!(dir(&["10.0.0.0/8", "10.0.0.1"], &[("b", h, &["::/0"])]).is_ok());
-        assert_eq!(
-            FileDirectory::new("", &[], &[]).unwrap_err(),
-            Error::NoName
-        );
+        assert_eq!(FileDirectory::new("", &[], &[]).unwrap_err(), Error::NoName);
     }
 
     #[test]
@@ -373,7 +366,9 @@ mod tests {
         for good in ["a", "node-1.example", "0a", "n1.rack2"] {
             assert!(valid_name(good), "{good}");
         }
-        for bad in ["", ".", "a..b", "-a", "a-", "A", "a_b", "10.0.0.1", "a b", "ä"] {
+        for bad in [
+            "", ".", "a..b", "-a", "a-", "A", "a_b", "10.0.0.1", "a b", "ä",
+        ] {
             assert!(!valid_name(bad), "{bad}");
         }
         assert!(!valid_name(&"a.".repeat(130)));

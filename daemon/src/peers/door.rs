@@ -45,7 +45,9 @@ impl Core {
 
     /// An end waits, on this node so far in vain.
     pub(crate) fn seek_across(&mut self, who: ConnRef, end: End) {
-        self.across(Box::new(|p, now, alive, out| p.seek(who, end, now, alive, out)));
+        self.across(Box::new(|p, now, alive, out| {
+            p.seek(who, end, now, alive, out)
+        }));
     }
 
     /// An end waits no longer: paired here, declined, closed.
@@ -133,7 +135,10 @@ impl Core {
         self.counters.paired_across += 1;
         self.event(
             p.who.party,
-            &format!("connection {} is paired with node {} ({:?})", p.who.conn, p.node, p.part),
+            &format!(
+                "connection {} is paired with node {} ({:?})",
+                p.who.conn, p.node, p.part
+            ),
         );
         let local = Reason::NoDevice;
         let peer = Reason::from_code(p.refusal).filter(|r| *r != Reason::None);
@@ -155,7 +160,10 @@ impl Core {
 /// Puts what other nodes have to do with it into rows whose own reason says no more than that they
 /// wait.
 pub fn explain(rows: &mut [Entry], shown: &HashMap<(PartyId, u32, u32), Shown>) {
-    for e in rows.iter_mut().filter(|e| e.row.reason == Reason::Waiting.code()) {
+    for e in rows
+        .iter_mut()
+        .filter(|e| e.row.reason == Reason::Waiting.code())
+    {
         let Some(s) = shown.get(&(e.party, e.conn, e.gen)) else {
             continue;
         };

@@ -83,10 +83,13 @@ pub fn hello(ctx: &Context) -> Msg {
 }
 
 /// The first message.
-async fn listen<S: AsyncReadExt + Unpin>(s: &mut S, f: &mut Frames) -> Result<Heard, std::io::Error> {
+async fn listen<S: AsyncReadExt + Unpin>(
+    s: &mut S,
+    f: &mut Frames,
+) -> Result<Heard, std::io::Error> {
     let mut buf = [0; 4096];
     loop {
-        match f.next() {
+        match f.take() {
             Ok(Some(Msg::Hello {
                 version,
                 min_version,
@@ -106,7 +109,11 @@ async fn listen<S: AsyncReadExt + Unpin>(s: &mut S, f: &mut Frames) -> Result<He
                     node,
                     version: common,
                     instance,
-                    release: release.chars().filter(|c| !c.is_control()).take(64).collect(),
+                    release: release
+                        .chars()
+                        .filter(|c| !c.is_control())
+                        .take(64)
+                        .collect(),
                     seeks: seeks as usize,
                 }));
             }
@@ -116,7 +123,11 @@ async fn listen<S: AsyncReadExt + Unpin>(s: &mut S, f: &mut Frames) -> Result<He
             Ok(None) => {}
         }
         match s.read(&mut buf).await? {
-            0 => return Err(std::io::Error::other("it closed the connection without a hello")),
+            0 => {
+                return Err(std::io::Error::other(
+                    "it closed the connection without a hello",
+                ))
+            }
             n => f.push(&buf[..n]),
         }
     }
@@ -147,7 +158,9 @@ pub async fn dial(ctx: &Context, peer: &Peer) -> Result<Ready, Failure> {
     let node = &peer.name;
     let fail = |text: String| Failure::new(Some(node), text);
     let Some(identity) = ctx.identity() else {
-        return Err(fail("our own certificate cannot be used (see above)".into()));
+        return Err(fail(
+            "our own certificate cannot be used (see above)".into(),
+        ));
     };
     let (host, port) = &peer.control;
     let connect = TcpStream::connect((host.as_str(), *port));

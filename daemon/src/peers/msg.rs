@@ -33,16 +33,31 @@ pub enum Msg {
         seeks: u32,
     },
     /// The channel ends, because of this.
-    Bye { code: Farewell, text: String },
-    Ping { n: u64 },
-    Pong { n: u64 },
+    Bye {
+        code: Farewell,
+        text: String,
+    },
+    Ping {
+        n: u64,
+    },
+    Pong {
+        n: u64,
+    },
     /// An end of the sender's node waits for its other end, which may be at the receiver's. Stays
     /// until `Unseek`, `Make`, or the channel's end.
-    Seek { id: u64, claim: Claim },
-    Unseek { id: u64 },
+    Seek {
+        id: u64,
+        claim: Claim,
+    },
+    Unseek {
+        id: u64,
+    },
     /// Your end `seek` will not find its other end here for now, for this reason (shown to the
     /// user; the seek stays).
-    Hint { seek: u64, reason: u32 },
+    Hint {
+        seek: u64,
+        reason: u32,
+    },
     /// The other end of `seek` is here: this is it. `refusal` not 0: the sender cannot make a lane
     /// across nodes, for this reason.
     Make {
@@ -52,9 +67,15 @@ pub enum Msg {
         refusal: u32,
     },
     /// They are one connection. `refusal` as in `Make`.
-    Made { make: u64, refusal: u32 },
+    Made {
+        make: u64,
+        refusal: u32,
+    },
     /// No: `reason`.
-    Fail { make: u64, reason: u32 },
+    Fail {
+        make: u64,
+        reason: u32,
+    },
     /// Of a newer version.
     #[serde(other)]
     Unknown,
@@ -175,7 +196,7 @@ impl Frames {
     }
 
     /// The next whole message. After an error nothing more will come.
-    pub fn next(&mut self) -> Result<Option<Msg>, Malformed> {
+    pub fn take(&mut self) -> Result<Option<Msg>, Malformed> {
         let rest = &self.buf[self.at..];
         let Some((head, body)) = rest.split_first_chunk::<4>() else {
             return Ok(None);
@@ -263,7 +284,7 @@ mod tests {
             let mut got = Vec::new();
             for part in bytes.chunks(cut) {
                 f.push(part);
-                while let Some(m) = f.next().unwrap() { got.push(m); }
+                while let Some(m) = f.take().unwrap() { got.push(m); }
             }
             prop_assert_eq!(got, msgs);
         }
@@ -273,7 +294,7 @@ mod tests {
             let mut f = Frames::default();
             for p in parts {
                 f.push(&p);
-                while let Ok(Some(_)) = f.next() {}
+                while let Ok(Some(_)) = f.take() {}
             }
         }
 
@@ -286,7 +307,7 @@ mod tests {
             let mut f = Frames::default();
             f.push(&b);
             let mut n = 0;
-            while let Ok(Some(_)) = f.next() { n += 1; }
+            while let Ok(Some(_)) = f.take() { n += 1; }
             prop_assert!(n <= 1);
         }
     }
@@ -295,7 +316,7 @@ mod tests {
         let mut f = Frames::default();
         f.push(&(text.len() as u32).to_be_bytes());
         f.push(text.as_bytes());
-        f.next()
+        f.take()
     }
 
     #[test]
@@ -325,9 +346,13 @@ mod tests {
         }
         let mut f = Frames::default();
         f.push(&[0; 4]);
-        assert_eq!(f.next(), Err(Malformed::Empty));
+        assert_eq!(f.take(), Err(Malformed::Empty));
         let mut f = Frames::default();
         f.push(&(MAX as u32 + 1).to_be_bytes());
-        assert_eq!(f.next(), Err(Malformed::Long(MAX + 1)), "before it has come");
+        assert_eq!(
+            f.take(),
+            Err(Malformed::Long(MAX + 1)),
+            "before it has come"
+        );
     }
 }

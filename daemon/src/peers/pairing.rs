@@ -19,15 +19,19 @@
 
 use super::digest::Key;
 use super::directory::{Directory, Name, Owner};
-use super::msg::{Claim, Digest, Msg};
+use super::msg::{Claim, Msg};
 use crate::pairing::ConnRef;
 use crate::party::PartyId;
-use crate::proof::{Record, Role};
-use crate::socket::{consistent, Counts, End};
+use crate::socket::End;
+use claim::{claim, hint, judge};
 use link::reason::Reason;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use table::{Seek, Table};
+
+mod claim;
+mod table;
 
 /// Seeks that are kept for one peer, and sent to one.
 pub const SEEKS: usize = 16_384;
@@ -99,94 +103,10 @@ struct Sought {
     note: Shown,
 }
 
-/// A Seek of a peer.
-struct Seek {
-    claim: Claim,
-    at_ns: u64,
-}
-
 /// An end for which a `Make` is under way.
 struct Making {
     sought: Sought,
     until_ns: u64,
-}
-
-/// What there is with one peer.
-struct Table {
-    name: Name,
-    part: Part,
-    /// Key of the channel, while there is one.
-    channel: Option<Key>,
-    /// Why there is none.
-    down: Reason,
-    /// Seeks that the peer keeps for us.
-    room: usize,
-    // As maker.
-    expected: HashMap<Digest, EndKey>,
-    digests: HashMap<EndKey, Digest>,
-    seeks: HashMap<u64, Seek>,
-    by_proof: HashMap<Digest, u64>,
-    by_tuple: HashMap<Tuple, u64>,
-    makes: HashMap<u64, Making>,
-    // As taker. Numbers of Seeks only grow: the first is the oldest.
-    sent: BTreeMap<u64, (EndKey, u64)>,
-    numbers: HashMap<EndKey, u64>,
-    parked: VecDeque<EndKey>,
-    /// Claims about addresses that are not the peer's.
-    lies: u64,
-}
-
-impl Table {
-    fn new(own: &Name, name: Name) -> Table {
-        Table {
-            part: if *own < name { Part::Maker } else { Part::Taker },
-            name,
-            channel: None,
-            down: Reason::PeerDaemon,
-            room: 0,
-            expected: HashMap::new(),
-            digests: HashMap::new(),
-            seeks: HashMap::new(),
-            by_proof: HashMap::new(),
-            by_tuple: HashMap::new(),
-            makes: HashMap::new(),
-            sent: BTreeMap::new(),
-            numbers: HashMap::new(),
-            parked: VecDeque::new(),
-            lies: 0,
-        }
-    }
-
-    fn send(&self, msg: Msg, out: &mut Vec<Out>) {
-        out.push(Out::Send(self.name.clone(), msg));
-    }
-
-    fn unseek(&mut self, id: u64) -> Option<Seek> {
-        let s = self.seeks.remove(&id)?;
-        if let Some(d) = s.claim.proof {
-            if self.by_proof.get(&d) == Some(&id) {
-                self.by_proof.remove(&d);
-            }
-        }
-        let t = (s.claim.local, s.claim.peer);
-        if self.by_tuple.get(&t) == Some(&id) {
-            self.by_tuple.remove(&t);
-        }
-        Some(s)
-    }
-
-    /// An end no longer waits, or no longer here.
-    fn withdraw(&mut self, key: EndKey, out: &mut Vec<Out>) {
-        if let Some(d) = self.digests.remove(&key) {
-            self.expected.remove(&d);
-        }
-        if let Some(id) = self.numbers.remove(&key) {
-            self.sent.remove(&id);
-            self.send(Msg::Unseek { id }, out);
-        } else if !self.parked.is_empty() {
-            self.parked.retain(|k| *k != key);
-        }
-    }
 }
 
 pub struct Pairing {
@@ -198,62 +118,6 @@ pub struct Pairing {
     tuples: HashMap<Tuple, EndKey>,
     tables: HashMap<Name, Table>,
     next: u64,
-}
-
-fn claim(own: &Name, key: &Key, end: &End, now_ns: u64) -> Claim {
-    let r = end.record.as_ref();
-    Claim {
-        proof: r.map(|r| key.digest(own, r.snd, r.rcv)),
-        local: end.local,
-        peer: end.peer,
-        age_ms: r.map_or(0, |r| now_ns.saturating_sub(r.at_ns) / 1_000_000),
-        active: r.is_some_and(|r| r.role == Role::Active),
-        sent: end.counts.sent,
-        acked: end.counts.acked,
-        received: end.counts.received,
-    }
-}
-
-/// May `node` say this, and does it go with our end? The digests are equal already.
-fn judge(
-    directory: &dyn Directory,
-    node: &Name,
-    (claim, at_ns): (&Claim, u64),
-    (end, record): (&End, &Record),
-    now_ns: u64,
-) -> Result<(), Reason> {
-    let theirs = |a: SocketAddr| directory.owner(a.ip()) == Owner::Peer(node.clone());
-    let speaks = match directory.owner(claim.local.ip()) {
-        Owner::Nobody => theirs(end.peer),
-        _ => theirs(claim.local),
-    };
-    if !speaks {
-        return Err(Reason::WrongNode);
-    }
-    // The clocks of two nodes have nothing in common; ages do.
-    let waited = now_ns.saturating_sub(at_ns);
-    let age = claim.age_ms.saturating_mul(1_000_000).saturating_add(waited);
-    if now_ns.saturating_sub(record.at_ns).abs_diff(age) >= APART_NS {
-        return Err(Reason::Unproven);
-    }
-    if claim.active && record.role == Role::Active {
-        return Err(Reason::Unproven); // numbers set by hand
-    }
-    // Nobody knows which of the two was read first: either order will do.
-    let counts = |from, until| Counts {
-        from,
-        until,
-        sent: claim.sent,
-        acked: claim.acked,
-        received: claim.received,
-    };
-    let (from, until) = (end.counts.from, end.counts.until);
-    if consistent(&counts(from, from), &end.counts) || consistent(&end.counts, &counts(until, until))
-    {
-        Ok(())
-    } else {
-        Err(Reason::Unproven)
-    }
 }
 
 impl Pairing {
@@ -325,7 +189,9 @@ impl Pairing {
             }
             let claim = claim(&own, channel, &s.end, now);
             let id = self.number();
-            let Some(t) = self.tables.get_mut(node) else { return };
+            let Some(t) = self.tables.get_mut(node) else {
+                return;
+            };
             t.sent.insert(id, (key, now));
             t.numbers.insert(key, id);
             return t.send(Msg::Seek { id, claim }, out);
@@ -379,10 +245,14 @@ impl Pairing {
         }
         let claim = claim(&own, k, &s.end, now);
         t.unseek(seek);
-        let Some(sought) = self.take(key, out) else { return };
+        let Some(sought) = self.take(key, out) else {
+            return;
+        };
         let make = self.number();
         let refusal = self.refusal;
-        let Some(t) = self.tables.get_mut(node) else { return };
+        let Some(t) = self.tables.get_mut(node) else {
+            return;
+        };
         let until_ns = now + MAKE_NS;
         t.makes.insert(make, Making { sought, until_ns });
         t.send(
@@ -431,7 +301,10 @@ impl Pairing {
 
     /// An end has closed, unless another connection already took its place in the table.
     pub fn forget(&mut self, who: ConnRef, out: &mut Vec<Out>) {
-        if self.get((who.party, who.conn)).is_some_and(|s| s.who == who) {
+        if self
+            .get((who.party, who.conn))
+            .is_some_and(|s| s.who == who)
+        {
             self.remove(who.party, who.conn, out);
         }
     }
@@ -515,9 +388,7 @@ impl Pairing {
             return Ok(());
         };
         match (t.part, msg) {
-            (Part::Maker, Msg::Seek { id, claim }) => {
-                self.sought(node, id, claim, now, alive, out)
-            }
+            (Part::Maker, Msg::Seek { id, claim }) => self.sought(node, id, claim, now, alive, out),
             (Part::Maker, Msg::Unseek { id }) => {
                 t.unseek(id);
                 Ok(())
@@ -568,7 +439,9 @@ impl Pairing {
             }
             // The maker did not wait for our answer.
             (Part::Taker, Msg::Fail { .. }) => Ok(()),
-            (Part::Maker, Msg::Make { .. } | Msg::Hint { .. }) => Err("a maker's message to the maker"),
+            (Part::Maker, Msg::Make { .. } | Msg::Hint { .. }) => {
+                Err("a maker's message to the maker")
+            }
             (Part::Taker, Msg::Seek { .. } | Msg::Unseek { .. } | Msg::Made { .. }) => {
                 Err("a taker's message to the taker")
             }
@@ -681,7 +554,9 @@ impl Pairing {
     pub fn tick(&mut self, now: u64, alive: Alive, out: &mut Vec<Out>) {
         let nodes: Vec<Name> = self.tables.keys().cloned().collect();
         for node in nodes {
-            let Some(t) = self.tables.get_mut(&node) else { continue };
+            let Some(t) = self.tables.get_mut(&node) else {
+                continue;
+            };
             let late = t.makes.iter().filter(|(_, m)| m.until_ns <= now);
             let late: Vec<u64> = late.map(|(n, _)| *n).collect();
             let mut back = Vec::new();
@@ -695,7 +570,9 @@ impl Pairing {
             let wanted = t.parked.len();
             while t.room.saturating_sub(t.sent.len()) < wanted {
                 let oldest = t.sent.first_key_value().map(|(id, v)| (*id, *v));
-                let Some((id, (key, since))) = oldest else { break };
+                let Some((id, (key, since))) = oldest else {
+                    break;
+                };
                 if now.saturating_sub(since) < TURN_NS {
                     break;
                 }
@@ -749,24 +626,6 @@ impl Pairing {
         let t = self.tables.get(node);
         t.map_or((0, 0), |t| (t.seeks.len() + t.sent.len(), t.lies))
     }
-}
-
-/// The addresses of an end of ours and of a Seek mirror each other, their proofs do not. If both
-/// have one, they are two connections (or one is a forgery), and nobody is told. If not, nobody can
-/// tell, which is what both shall know; neither stops waiting, or a forgery could keep the real end
-/// away.
-fn hint(t: &Table, seek: u64, end: &End, out: &mut Vec<Out>) -> Shown {
-    let theirs = t.seeks.get(&seek).is_some_and(|s| s.claim.proof.is_some());
-    let code = Reason::Unproven.code();
-    let mut note = Shown::default();
-    if end.record.is_none() {
-        note.local = code;
-        t.send(Msg::Hint { seek, reason: code }, out);
-    }
-    if !theirs {
-        note.peer = code;
-    }
-    note
 }
 
 #[cfg(test)]

@@ -121,8 +121,8 @@ pub fn load(files: &TlsConfig, own: &str) -> Result<Identity, Error> {
     }
     let roots = Arc::new(roots);
     let chain = certs(&files.cert)?;
-    let key = PrivateKeyDer::from_pem_file(&files.key)
-        .map_err(|e| Error::Pem(files.key.clone(), e))?;
+    let key =
+        PrivateKeyDer::from_pem_file(&files.key).map_err(|e| Error::Pem(files.key.clone(), e))?;
     let facts = facts(&chain[0]).ok_or_else(|| Error::Parse(files.cert.clone()))?;
     if !facts.names.iter().any(|n| n == own) {
         return Err(Error::Name {
@@ -191,7 +191,9 @@ pub fn explain(e: &std::io::Error) -> String {
             let why = match a {
                 A::UnknownCA => "signed by a CA that it does not know",
                 A::CertificateExpired => "expired, by its clock",
-                A::BadCertificate | A::CertificateUnknown | A::UnsupportedCertificate => "not valid for this",
+                A::BadCertificate | A::CertificateUnknown | A::UnsupportedCertificate => {
+                    "not valid for this"
+                }
                 A::CertificateRequired => "missing",
                 A::AccessDenied => "not allowed",
                 A::DecryptError => "signed by a CA that only has the name of the one it knows",

@@ -22,7 +22,10 @@ const LIMIT: Duration = Duration::from_secs(20);
 pub fn sh(line: &str) -> Result<()> {
     let mut words = line.split_whitespace();
     let program = words.next().context("no command")?;
-    let out = Command::new(program).args(words).output().context(program.to_owned())?;
+    let out = Command::new(program)
+        .args(words)
+        .output()
+        .context(program.to_owned())?;
     if !out.status.success() {
         bail!("{line}: {}", String::from_utf8_lossy(&out.stderr));
     }
@@ -40,7 +43,11 @@ pub struct Lan {
 impl Lan {
     pub fn new() -> Result<Lan> {
         static N: AtomicU32 = AtomicU32::new(0);
-        let tag = format!("unode{}-{}", std::process::id(), N.fetch_add(1, Ordering::Relaxed));
+        let tag = format!(
+            "unode{}-{}",
+            std::process::id(),
+            N.fetch_add(1, Ordering::Relaxed)
+        );
         let lan = Lan {
             hub: format!("{tag}h"),
             tag,
@@ -50,7 +57,7 @@ impl Lan {
         sh(&format!("ip netns add {hub}"))?;
         sh(&format!("ip -n {hub} link add br0 type bridge"))?;
         sh(&format!("ip -n {hub} link set br0 up"))?;
-        lan.make("ca")?;
+        lan.make("ca --name underpass")?;
         Ok(lan)
     }
 
@@ -112,7 +119,10 @@ impl Node {
         let ns = &node.ns;
         sh(&format!("ip netns add {ns}"))?;
         sh(&format!("ip -n {ns} link set lo up"))?;
-        sh(&format!("ip link add eth0 netns {ns} type veth peer name v{n} netns {}", lan.hub))?;
+        sh(&format!(
+            "ip link add eth0 netns {ns} type veth peer name v{n} netns {}",
+            lan.hub
+        ))?;
         sh(&format!("ip -n {} link set v{n} master br0 up", lan.hub))?;
         sh(&format!("ip -n {ns} addr add 10.88.0.{n}/16 dev eth0"))?;
         sh(&format!("ip -n {ns} addr add 10.88.{n}.1/16 dev eth0"))?;
@@ -121,7 +131,11 @@ impl Node {
         if !lan.file(&format!("{name}.crt")).exists() {
             lan.make(&format!("node {name}"))?;
         }
-        for (from, to) in [("ca.crt", "ca.crt"), (&*format!("{name}.crt"), "node.crt"), (&*format!("{name}.key"), "node.key")] {
+        for (from, to) in [
+            ("ca.crt", "ca.crt"),
+            (&*format!("{name}.crt"), "node.crt"),
+            (&*format!("{name}.key"), "node.key"),
+        ] {
             node.install(&lan.file(from), to)?;
         }
         Ok(node)
@@ -240,11 +254,15 @@ impl Node {
 
     /// Waits until there is no channel, and the reason contains this.
     pub fn await_down(&self, name: &str, part: &str) -> Result<()> {
-        until(&format!("{} says {part:?} of {name}", self.name), SOON, || {
-            self.peer(name).is_ok_and(|p| {
-                p["state"] == "down" && p["reason"].as_str().is_some_and(|r| r.contains(part))
-            })
-        })
+        until(
+            &format!("{} says {part:?} of {name}", self.name),
+            SOON,
+            || {
+                self.peer(name).is_ok_and(|p| {
+                    p["state"] == "down" && p["reason"].as_str().is_some_and(|r| r.contains(part))
+                })
+            },
+        )
         .with_context(|| self.picture())
     }
 
@@ -268,16 +286,22 @@ impl Node {
         let rows = v.as_array().context("rows")?.iter();
         let name = |v: &Value| v["name"].as_str().unwrap_or("-").to_owned();
         let rows = rows.filter(|r| r["state"] == "ACTIVE");
-        Ok(rows.map(|r| (name(&r["reason"]), name(&r["peer_reason"]))).collect())
+        Ok(rows
+            .map(|r| (name(&r["reason"]), name(&r["peer_reason"])))
+            .collect())
     }
 
     /// Waits until so many ends say just this.
     pub fn await_reasons(&self, n: usize, here: &str, there: &str) -> Result<()> {
         let wanted = (here.to_owned(), there.to_owned());
-        until(&format!("{n} ends of {} say {wanted:?}", self.name), SOON, || {
-            let r = self.reasons().unwrap_or_default();
-            r.len() == n && r.iter().all(|r| *r == wanted)
-        })
+        until(
+            &format!("{n} ends of {} say {wanted:?}", self.name),
+            SOON,
+            || {
+                let r = self.reasons().unwrap_or_default();
+                r.len() == n && r.iter().all(|r| *r == wanted)
+            },
+        )
         .with_context(|| self.picture())
     }
 

@@ -2,8 +2,10 @@
 
 use super::super::directory::{FileDirectory, Listed};
 use super::*;
+use crate::proof::{Record, Role};
+use crate::socket::Counts;
 use proptest::prelude::*;
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
 
 const S: u64 = 1_000_000_000;
@@ -224,7 +226,10 @@ fn either_end_first_and_through_translation() {
                 let mut ends = [c, s];
                 if client_at == 1 {
                     // The other way round: the connection was made from b.
-                    ends = [end(al, ap, Some((200, 100, Role::Passive))), end(bl, bp, Some((100, 200, Role::Active)))];
+                    ends = [
+                        end(al, ap, Some((200, 100, Role::Passive))),
+                        end(bl, bp, Some((100, 200, Role::Active))),
+                    ];
                 }
                 for i in [first, 1 - first] {
                     net.seek(i, who(i as u32), ends[i].clone());
@@ -340,14 +345,20 @@ fn the_taker_judges_as_well() {
         f(&mut c);
         net.at(1, |p, now, alive, out| {
             p.message(&"a".into(), make(c), now, alive, out).unwrap();
-            assert!(matches!(&out[..], [Out::Send(_, Msg::Fail { make: 5, .. })]), "{n} {out:?}");
+            assert!(
+                matches!(&out[..], [Out::Send(_, Msg::Fail { make: 5, .. })]),
+                "{n} {out:?}"
+            );
         });
     }
     net.at(1, |p, now, alive, out| {
         p.message(&"a".into(), make(good), now, alive, out).unwrap()
     });
     assert_eq!(net.nodes[1].paired.len(), 1);
-    assert!(matches!(net.wire[&(1, 0)].back(), Some(Msg::Made { make: 5, .. })));
+    assert!(matches!(
+        net.wire[&(1, 0)].back(),
+        Some(Msg::Made { make: 5, .. })
+    ));
 }
 
 #[test]
@@ -466,7 +477,11 @@ fn dead_ends_are_not_paired() {
         let mut net = Net::new(2);
         net.seek(dead, who(5), [client(A, B), server(B, A)][dead].clone());
         net.nodes[dead].dead.insert(who(5));
-        net.seek(1 - dead, who(1), [client(A, B), server(B, A)][1 - dead].clone());
+        net.seek(
+            1 - dead,
+            who(1),
+            [client(A, B), server(B, A)][1 - dead].clone(),
+        );
         net.settle();
         assert!(net.nodes.iter().all(|n| n.paired.is_empty()));
         net.at(1 - dead, |p, _, _, out| p.forget(who(1), out));
@@ -493,23 +508,43 @@ fn what_a_peer_may_make_us_keep_is_bounded() {
         assert_eq!(out.len(), 0, "and nothing is sent for it");
     });
     let t = &net.nodes[0].p.tables[&b];
-    assert_eq!((t.seeks.len(), t.by_proof.len(), t.by_tuple.len()), (SEEKS, 1, 1));
+    assert_eq!(
+        (t.seeks.len(), t.by_proof.len(), t.by_tuple.len()),
+        (SEEKS, 1, 1)
+    );
     net.part(0, 1);
     net.join(0, 1);
     assert!(net.is_clean());
     net.at(0, |p, now, alive, out| {
         let claim = c.clone();
-        p.message(&b, Msg::Seek { id: 1, claim }, now, alive, out).unwrap();
+        p.message(&b, Msg::Seek { id: 1, claim }, now, alive, out)
+            .unwrap();
         let claim = c.clone();
-        assert!(p.message(&b, Msg::Seek { id: 1, claim }, now, alive, out).is_err(), "twice");
+        assert!(
+            p.message(&b, Msg::Seek { id: 1, claim }, now, alive, out)
+                .is_err(),
+            "twice"
+        );
         for wrong in [
             Msg::Hint { seek: 1, reason: 1 },
-            Msg::Make { seek: 1, make: 1, claim: c.clone(), refusal: 0 },
+            Msg::Make {
+                seek: 1,
+                make: 1,
+                claim: c.clone(),
+                refusal: 0,
+            },
         ] {
             assert!(p.message(&b, wrong, now, alive, out).is_err());
         }
         // About what there is not: nothing happens.
-        for m in [Msg::Unseek { id: 99 }, Msg::Fail { make: 99, reason: 3 }, Msg::Unknown] {
+        for m in [
+            Msg::Unseek { id: 99 },
+            Msg::Fail {
+                make: 99,
+                reason: 3,
+            },
+            Msg::Unknown,
+        ] {
             p.message(&b, m, now, alive, out).unwrap();
         }
     });
@@ -526,7 +561,13 @@ fn more_ends_than_room() {
             p.channel_up(&y.into(), Key::new(&[1; 32]), 4, now, alive, out)
         });
     }
-    let server_n = |n: u32| end(B, &format!("10.1.0.1:{}", 1000 + n), Some((n, n + 500, Role::Passive)));
+    let server_n = |n: u32| {
+        end(
+            B,
+            &format!("10.1.0.1:{}", 1000 + n),
+            Some((n, n + 500, Role::Passive)),
+        )
+    };
     for n in 0..10 {
         net.seek(1, who(n), server_n(n));
     }
@@ -575,8 +616,10 @@ proptest! {
         }
         if net.up.is_empty() { net.join(0, 1); }
         net.settle();
-        for n in &net.nodes {
-            for p in &n.paired { prop_assert!(p.refusal == Reason::NoDevice.code()); }
+        for p in &net.nodes[0].paired {
+            // The maker's number names the pair on both nodes.
+            let other = net.nodes[1].paired.iter().find(|q| q.pair == p.pair);
+            prop_assert_eq!(other.map(|q| q.who), Some(p.who));
         }
         // Whoever still waits on both nodes has no other end there.
         for n in 0..4 {
