@@ -323,6 +323,13 @@ fn root_certificates() -> Result<()> {
     })
     .with_context(|| a.picture())?;
     check_pair(&a, &b)?;
+    // The signal has them read even if nothing changed.
+    let read = |b: &Node| b.running().map(|r| r.stderr().matches("read anew").count());
+    let before = read(&b)?;
+    b.running()?.signal(nix::sys::signal::Signal::SIGHUP)?;
+    until("read anew", SOON, || read(&b).is_ok_and(|n| n > before)).with_context(|| b.picture())?;
+    a.await_up("n2")?;
+    check_pair(&a, &b)?;
     ensure!(b.running()?.pid() == pid, "without a restart");
     Ok(())
 }
