@@ -36,6 +36,8 @@ pub enum Request {
     /// As `Ping`; and a daemon that leaves when idle stays as long as the calling process lives,
     /// whatever program it executes next.
     Keep,
+    /// The other nodes, and the channels to their daemons.
+    Peers,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
@@ -81,9 +83,63 @@ pub enum Response {
         uptime_s: u64,
         proof: bool,
     },
+    /// `node` without a name: the daemon works alone.
+    Peers {
+        node: NodeState,
+        peers: Vec<PeerState>,
+        refused: Vec<RefusedState>,
+    },
     Error {
         message: String,
     },
+}
+
+/// This node among others. Times in seconds since 1970.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct NodeState {
+    pub name: String,
+    /// Where its daemon listens.
+    pub listens: String,
+    /// When its certificate ends.
+    pub expires: Option<i64>,
+    /// What is wrong with its certificate files; empty: nothing.
+    pub trouble: String,
+    /// Ends that wait for one of another node.
+    pub waiting: u64,
+}
+
+/// A peer node.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct PeerState {
+    pub name: String,
+    /// Where its daemon is looked for.
+    pub address: String,
+    /// `up` or `down`, and since when.
+    pub state: String,
+    pub since: i64,
+    /// Why there is no channel; empty: there is one.
+    pub reason: String,
+    /// Program version, and version of the protocol, of the peer; 0: not known.
+    pub release: String,
+    pub version: u32,
+    /// When the certificate that it showed ends.
+    pub expires: Option<i64>,
+    /// Ends that one node looks for at the other.
+    pub seeks: u64,
+    /// How often it spoke for an address that is not its own.
+    pub lies: u64,
+}
+
+/// Somebody who connected and was refused.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct RefusedState {
+    pub address: String,
+    pub reason: String,
+    pub times: u64,
+    pub at: i64,
 }
 
 /// One end of a connection, or a listening socket.
@@ -138,6 +194,9 @@ pub struct Stats {
     pub memory_bytes: u64,
     pub registered: u64,
     pub paired: u64,
+    /// Ends whose other end another node has.
+    #[serde(default)]
+    pub paired_across: u64,
     pub declined: u64,
     /// Sums over the shims' family tables, ended processes included.
     pub promoted: u64,

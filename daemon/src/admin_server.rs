@@ -162,6 +162,19 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
         Request::Down { target } => tell(shared, caller, &target, op::DOWN).await,
         Request::Up { target } => tell(shared, caller, &target, op::UP).await,
         Request::Check { local, peer } => check(shared, caller, &local, &peer).await,
+        // Names and addresses of nodes are nobody's business in a container.
+        Request::Peers if !caller.all => Response::Error {
+            message: "the nodes are shown to root on the node only".into(),
+        },
+        Request::Peers => {
+            let states = shared.borrow().peers.as_ref().map(|p| p.states());
+            let (node, peers, refused) = states.unwrap_or_default();
+            Response::Peers {
+                node,
+                peers,
+                refused,
+            }
+        }
         Request::Log => {
             let lines = shared
                 .borrow()
@@ -180,9 +193,11 @@ async fn entries(shared: &Shared) -> Vec<Entry> {
         let _ = tokio::time::timeout(SCAN, done).await;
     }
     let families = shared.borrow().snapshot();
+    let across = shared.borrow().waiting_across();
     let work = move || {
         let mut all = view::entries(&families);
         view::mark_strangers(&mut all);
+        crate::peers::door::explain(&mut all, &across);
         all
     };
     tokio::task::spawn_blocking(work).await.unwrap_or_default()
@@ -201,6 +216,7 @@ async fn stats(shared: &Shared) -> Stats {
             lanes: c.links.lanes(),
             registered: c.counters.registered,
             paired: c.counters.paired,
+            paired_across: c.counters.paired_across,
             declined: c.counters.declined,
             ..Stats::default()
         };

@@ -1,6 +1,7 @@
 //! The daemon's configuration: a TOML file, over it the command line.
 
 use crate::limits::Limits;
+use crate::peers::directory::{self, FileDirectory, Listed};
 use link::layout::{RING_LOG2_MAX, RING_LOG2_MIN};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,40 @@ pub struct Config {
     pub limits: LimitsConfig,
     pub proof: ProofConfig,
     pub exclude: Exclude,
+    pub node: NodeConfig,
+    /// The other nodes; none: this daemon works alone and listens to nobody.
+    pub peer: Vec<PeerConfig>,
+    pub tls: TlsConfig,
+}
+
+/// This node, as its peers know it.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, deny_unknown_fields)]
+pub struct NodeConfig {
+    /// The DNS name in its certificate.
+    pub name: String,
+    /// Where to listen for peer daemons: `address:port`; empty: port 7471 of every address.
+    pub control: String,
+    /// Ranges of addresses of this node and its pods.
+    pub addresses: Vec<String>,
+}
+
+/// A peer node.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct PeerConfig {
+    pub name: String,
+    pub control: String,
+    pub addresses: Vec<String>,
+}
+
+/// Files (PEM) of the private CA and of this node's certificate.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(default, deny_unknown_fields)]
+pub struct TlsConfig {
+    pub ca: PathBuf,
+    pub cert: PathBuf,
+    pub key: PathBuf,
 }
 
 /// Per cgroup; in Kubernetes, per pod.
@@ -63,6 +98,19 @@ impl Default for Config {
             limits: LimitsConfig::default(),
             proof: ProofConfig::default(),
             exclude: Exclude::default(),
+            node: NodeConfig::default(),
+            peer: Vec::new(),
+            tls: TlsConfig::default(),
+        }
+    }
+}
+
+impl Default for TlsConfig {
+    fn default() -> Self {
+        TlsConfig {
+            ca: "/etc/underpass/tls/ca.crt".into(),
+            cert: "/etc/underpass/tls/node.crt".into(),
+            key: "/etc/underpass/tls/node.key".into(),
         }
     }
 }
@@ -97,6 +145,8 @@ pub enum Error {
     Rings,
     #[error("credits must be 1 to 256")]
     Credits,
+    #[error(transparent)]
+    Directory(#[from] directory::Error),
 }
 
 impl Config {
@@ -114,7 +164,33 @@ impl Config {
         if !(1..=256).contains(&self.credits) {
             return Err(Error::Credits);
         }
-        Ok(())
+        self.directory().map(|_| ())
+    }
+
+    /// The nodes this daemon works with; `None`: it works alone.
+    pub fn directory(&self) -> Result<Option<FileDirectory>, Error> {
+        if self.peer.is_empty() {
+            return Ok(None);
+        }
+        let listed: Vec<_> = self
+            .peer
+            .iter()
+            .map(|p| Listed {
+                name: &p.name,
+                control: &p.control,
+                addresses: &p.addresses,
+            })
+            .collect();
+        let own = &self.node;
+        if !own.control.is_empty() && own.control.parse::<std::net::SocketAddr>().is_err() {
+            let e = directory::Error::Control(own.name.clone(), own.control.clone());
+            return Err(e.into());
+        }
+        Ok(Some(FileDirectory::new(
+            &own.name,
+            &own.addresses,
+            &listed,
+        )?))
     }
 
     pub fn limits(&self) -> Limits {
@@ -153,6 +229,19 @@ mod tests {
         assert!(c.exclude.covers("x", [a("1.1.1.1:5"), a("1.1.1.2:22")]));
         assert!(c.exclude.covers("x", [a("10.0.0.1:5"), a("1.1.1.2:23")]));
         assert!(!c.exclude.covers("x", [a("1.1.1.1:5"), a("1.1.1.2:23")]));
+        let peers = "[node]\nname = 'a'\n[[peer]]\nname = 'b'\ncontrol = '10.0.0.2'\n\
+                     addresses = ['10.0.0.2']\n[tls]\nkey = '/k'\n";
+        let c: Config = toml::from_str(peers).unwrap();
+        assert!(c.check().is_ok() && c.directory().unwrap().is_some());
+        let c: Config = toml::from_str(&peers.replace("name = 'a'", "control = 'x'")).unwrap();
+        assert!(c
+            .check()
+            .unwrap_err()
+            .to_string()
+            .contains("control address `x`"));
+        let c: Config = toml::from_str(&peers.replace("name = 'a'", "name = 'b'")).unwrap();
+        assert!(c.check().unwrap_err().to_string().contains("itself"));
+        assert!(Config::default().directory().unwrap().is_none());
         assert!(Config {
             ring_log2: 21,
             ..Config::default()

@@ -36,7 +36,7 @@ pub type Shared = Rc<RefCell<Core>>;
 
 /// After this many milliseconds an end that could not be proven may try again: the mirror that
 /// stood in its way may have been forged.
-const RETRY_UNPROVEN_MS: u32 = 30_000;
+pub(crate) const RETRY_UNPROVEN_MS: u32 = 30_000;
 /// After passing trouble: no memory, a limit, a peer that came and went.
 const RETRY_TROUBLE_MS: u32 = 10_000;
 const RETRY_SOON_MS: u32 = 500;
@@ -46,6 +46,8 @@ pub struct Counters {
     pub registered: u64,
     pub paired: u64,
     pub declined: u64,
+    /// Ends whose other end another node has.
+    pub paired_across: u64,
 }
 
 pub struct Core {
@@ -78,6 +80,8 @@ pub struct Core {
     kept: usize,
     /// Since when there is no shim, no lane, and nobody who asked us to stay.
     pub idle_since: Option<Instant>,
+    /// The other nodes; `None`: this daemon works alone.
+    pub peers: Option<crate::peers::Peers>,
 }
 
 /// What a shim said in its hello, checked.
@@ -93,6 +97,7 @@ impl Core {
         let instance = random();
         Core {
             groups: Groups::new(config.limits()),
+            peers: crate::peers::door::peers(&config),
             config,
             proof,
             instance,
@@ -223,6 +228,7 @@ impl Core {
         self.connected -= 1;
         self.event(id, "disconnected");
         self.waiting.remove_party(id);
+        self.forget_party_across(id);
         let mut out = Out::default();
         self.links.party_silent(id, &mut out);
         self.act(out, Reason::PeerGone, RETRY_SOON_MS);
@@ -299,6 +305,11 @@ impl Core {
                     p.under_way.remove(&(conn, gen));
                 }
                 core.waiting.forget(ConnRef {
+                    party: id,
+                    conn,
+                    gen,
+                });
+                core.forget_across(ConnRef {
                     party: id,
                     conn,
                     gen,
@@ -410,6 +421,7 @@ impl Core {
     pub fn sweep(&mut self) {
         let parties = &self.parties;
         self.waiting.sweep(|c| alive(parties, c));
+        self.sweep_across();
     }
 
     fn busy_changed(&mut self) {
@@ -422,7 +434,7 @@ impl Core {
     }
 
     /// Notes an event about a party.
-    fn event(&mut self, id: PartyId, what: &str) {
+    pub(crate) fn event(&mut self, id: PartyId, what: &str) {
         let Some(p) = self.parties.get(&id) else {
             return;
         };
@@ -438,14 +450,14 @@ impl Core {
 }
 
 /// Is this still the connection that was registered?
-fn alive(parties: &HashMap<PartyId, Party>, c: &ConnRef) -> bool {
+pub(crate) fn alive(parties: &HashMap<PartyId, Party>, c: &ConnRef) -> bool {
     let party = parties.get(&c.party).filter(|p| p.control.is_some());
     let view = party.and_then(|p| p.family.view(c.conn));
     view.is_some_and(|v| v.gen == c.gen && v.state == state::OPEN)
 }
 
 /// 64 random bits that nobody can guess.
-fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     let mut b = [0u8; 8];
     let mut at = 0;
     while at < b.len() {

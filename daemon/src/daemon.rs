@@ -3,7 +3,7 @@
 use crate::admin::{ADMIN_SOCK, CONTROL_SOCK};
 use crate::config::Config;
 use crate::core::{Core, Shared};
-use crate::{admin_server, adopt, elsewhere, fds, server, tenants};
+use crate::{admin_server, adopt, elsewhere, fds, peers, server, tenants};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::cell::RefCell;
@@ -25,6 +25,8 @@ pub enum Error {
     Running(PathBuf),
     #[error("{0} belongs to somebody else or others may write to it")]
     Insecure(PathBuf),
+    #[error("cannot listen for peers at {0}: {1}")]
+    Peers(String, std::io::Error),
     #[error(transparent)]
     Io(#[from] std::io::Error),
 }
@@ -121,6 +123,18 @@ async fn serve(options: &Options, public: bool) -> Result<(), Error> {
     tokio::task::spawn_local(adopt::scan(core.clone(), options.dir.clone()));
     core.borrow_mut().leaves = options.idle_exit.is_some();
     tokio::task::spawn_local(admin_server::serve(core.clone(), admin_sock));
+    if !options.config.peer.is_empty() {
+        let node = &options.config.node;
+        let at = match node.control.as_str() {
+            "" => format!("port {}", peers::directory::PORT),
+            a => a.into(),
+        };
+        let sock = peers::channel::listen(node)
+            .await
+            .map_err(|e| Error::Peers(at, e))?;
+        let tls = options.config.tls.clone();
+        tokio::task::spawn_local(peers::channel::run(core.clone(), tls, sock));
+    }
     tokio::select! {
         r = server::serve(core.clone(), control_sock) => r?,
         () = sweep(&core) => {}
@@ -128,6 +142,7 @@ async fn serve(options: &Options, public: bool) -> Result<(), Error> {
         _ = term.recv() => tracing::info!("told to stop"),
         _ = int.recv() => tracing::info!("told to stop"),
     }
+    peers::channel::stop(&core).await;
     // Lanes do not need us: they go on. New shims find no socket.
     for p in [&control, &admin] {
         let _ = rustix::fs::unlink(p);

@@ -23,6 +23,7 @@ pub mod memfd;
 pub mod notice;
 pub mod pairing;
 pub mod party;
+pub mod peers;
 pub mod process;
 pub mod proof;
 pub mod seek;

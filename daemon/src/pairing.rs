@@ -5,8 +5,8 @@
 //! the one it does not fit, and may always try again: otherwise a forged mirror of somebody's
 //! addresses could keep the real peer away.
 //!
-//! Ends of other nodes will come in here through the same door: an end registered by a peer daemon
-//! on behalf of its node, with the record as the only key.
+//! Only ends of this node are here. One whose other end may be on another node is sought there
+//! meanwhile (`peers::pairing`).
 
 use crate::elsewhere::{Seen, LOOKS, MOST, PATIENCE};
 use crate::party::PartyId;
@@ -213,6 +213,11 @@ impl Waiting {
         for w in gone {
             self.remove(w.party, w.conn);
         }
+    }
+
+    /// Whoever waits.
+    pub fn ends(&self) -> impl Iterator<Item = ConnRef> + '_ {
+        self.ends.values().map(|(w, _)| *w)
     }
 
     pub fn len(&self) -> usize {

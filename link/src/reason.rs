@@ -95,6 +95,12 @@ reasons! {
         "the peer process hangs outside every hooked call";
     Table = 0x0a00_0013, "table-full", "this process has more sockets than the shim's table",
         "nothing";
+    UnknownNode = 0x0a00_0014, "unknown-node", "waiting for the other end; its address belongs to no node that this daemon knows",
+        "if it is a node of yours, list it and its addresses under [[peer]]";
+    PeerDaemon = 0x0a00_0015, "peer-daemon", "the daemon of the peer's node cannot be reached",
+        "see `underpass peers`";
+    WrongNode = 0x0a00_0016, "wrong-node", "a node speaks for an address that the directory gives to another node",
+        "compare [node] and [[peer]] in the configuration of all nodes; see `underpass peers`";
 }
 
 impl Reason {

@@ -5,6 +5,7 @@
 //! here decides that a connection was promoted: that is read from the daemon, and callers assert it.
 
 pub mod daemon;
+pub mod node;
 pub mod paths;
 pub mod peers;
 pub mod pod;

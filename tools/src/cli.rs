@@ -70,6 +70,11 @@ pub enum Command {
     Up(Steer),
     /// Show the events that programs under the shim reported, newest last
     Log(Json),
+    /// Show the other nodes and the channels to their daemons
+    #[command(after_help = PEERS_AFTER)]
+    Peers(Json),
+    #[command(subcommand, about = "Make and show certificates of nodes", after_help = CERTS_AFTER)]
+    Certs(Certs),
     #[command(about = "Test live which mode a connection from here to HOST:PORT gets", long_about = CHECK_LONG, after_help = CHECK_AFTER)]
     Check(Check),
     /// Print a completion script for a shell
@@ -244,6 +249,81 @@ pub struct Steer {
     /// The other end's address, IP:PORT
     #[arg(value_parser = crate::addr::argument)]
     pub peer: Option<String>,
+}
+
+const PEERS_AFTER: &str = "\
+For root on the node. With -j: node (this one), peers, and refused: who connected to the daemon and
+was refused before it was certain who it is. Times are seconds since 1970.";
+
+const CERTS_AFTER: &str = "\
+Examples:
+  underpass certs ca --out /root/underpass-ca              once, in a safe place
+  underpass certs node node1.example --ca /root/underpass-ca --out /tmp/n
+  underpass certs show /etc/underpass/tls/node.crt
+
+On each node: ca.crt, and the node's certificate and key, as [tls] in the daemon's configuration
+names them. ca.key belongs on no node. The daemon reads replaced files by itself.";
+
+#[derive(Debug, Subcommand)]
+pub enum Certs {
+    /// Make a CA: ca.crt and ca.key
+    Ca(CertsCa),
+    /// Make the certificate of a node: NAME.crt and NAME.key
+    Node(CertsNode),
+    /// Show what certificates say
+    Show(CertsShow),
+}
+
+#[derive(Debug, Args)]
+pub struct CertsCa {
+    /// Directory for the files
+    #[arg(long, value_name = "DIRECTORY", default_value = ".")]
+    pub out: PathBuf,
+    /// Common name of the CA
+    #[arg(long, default_value = "underpass CA")]
+    pub name: String,
+    /// Days until it expires
+    #[arg(long, default_value_t = 3650, value_parser = clap::value_parser!(u32).range(1..=36500))]
+    pub days: u32,
+    /// Replace files that exist
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CertsNode {
+    /// Name of the node, as in [node] and [[peer]] of the daemons' configuration
+    pub name: String,
+    /// Further names to put into it
+    #[arg(long, value_name = "NAME")]
+    pub also: Vec<String>,
+    /// Directory with ca.crt and ca.key
+    #[arg(long, value_name = "DIRECTORY", default_value = ".")]
+    pub ca: PathBuf,
+    /// Directory for the files
+    #[arg(long, value_name = "DIRECTORY", default_value = ".")]
+    pub out: PathBuf,
+    /// Days until it expires
+    #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=36500))]
+    pub days: u32,
+    /// Replace files that exist
+    #[arg(long)]
+    pub force: bool,
+}
+
+impl CertsNode {
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.name).chain(&self.also)
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct CertsShow {
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(short, long)]
+    pub json: bool,
 }
 
 const CHECK_LONG: &str = "\

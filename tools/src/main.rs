@@ -8,11 +8,13 @@
 
 mod addr;
 mod ask;
+mod certs;
 mod check;
 mod cli;
 mod client;
 mod diag;
 mod out;
+mod peers;
 mod run;
 mod shimlib;
 mod ss;
@@ -33,6 +35,8 @@ fn main() -> ExitCode {
         Command::Down(o) => ask::steer(dir, &o, true),
         Command::Up(o) => ask::steer(dir, &o, false),
         Command::Log(o) => ask::log(dir, &o),
+        Command::Peers(o) => peers::run(dir, &o),
+        Command::Certs(o) => certs::run(&o),
         Command::Check(o) => check::run(dir, &o),
         Command::Completions { shell } => completions(shell),
         Command::Man { page, out } => man(page, out),

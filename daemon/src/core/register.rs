@@ -98,10 +98,20 @@ impl Core {
             return self.act(out, Reason::Internal, 0);
         }
         let shown = format!("{} -> {}", end.local, end.peer);
+        self.forget_across(who); // what it registered before
         let parties = &self.parties;
+        let copy = self.peers.is_some().then(|| end.clone());
         let verdict = self.waiting.register(who, end, |c| alive(parties, c));
+        if let Verdict::Pair(other) | Verdict::Unproven(other) = verdict {
+            self.forget_across(other);
+        }
         match verdict {
-            Verdict::Wait => self.event(who.party, &format!("registered {shown}")),
+            Verdict::Wait => {
+                self.event(who.party, &format!("registered {shown}"));
+                if let Some(end) = copy {
+                    self.seek_across(who, end);
+                }
+            }
             Verdict::Shared => self.decline(who, Reason::Shared, Reason::None, RETRY_SOON_MS),
             Verdict::Unproven(other) => {
                 for w in [who, other] {
@@ -133,6 +143,7 @@ impl Core {
     /// The other end of one of these was looked for.
     pub fn looked_for(&mut self, who: ConnRef, seen: Seen) {
         if self.waiting.looked_for(&who, seen) {
+            self.forget_across(who);
             self.decline(who, Reason::Unproven, Reason::None, RETRY_UNPROVEN_MS);
         }
     }
@@ -172,7 +183,7 @@ impl Core {
         self.busy_changed();
     }
 
-    pub(super) fn decline(&mut self, who: ConnRef, local: Reason, peer: Reason, retry_ms: u32) {
+    pub(crate) fn decline(&mut self, who: ConnRef, local: Reason, peer: Reason, retry_ms: u32) {
         let Some(p) = self.parties.get_mut(&who.party) else {
             return;
         };

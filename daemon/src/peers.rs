@@ -1,0 +1,244 @@
+//! The other nodes: who they are, the channels to their daemons, and which of our ends have their
+//! other end there.
+//!
+//! Without peers in the configuration nothing here exists at run time: no socket, no task. What is
+//! said on a channel is trusted no further than its certificate and the directory go, and whatever
+//! a peer does costs at most the connections with that peer their lanes, never an end its TCP.
+
+pub mod channel;
+pub mod digest;
+pub mod directory;
+pub mod door;
+pub mod handshake;
+pub mod msg;
+pub mod pairing;
+pub mod tls;
+
+use crate::admin::{NodeState, PeerState, RefusedState};
+use channel::Cut;
+use directory::{Directory, Name};
+use link::reason::Reason;
+use msg::{Farewell, Msg};
+use pairing::Pairing;
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+use std::rc::Rc;
+use tokio::sync::mpsc;
+
+/// Messages that may wait for a peer to read them.
+const QUEUE: usize = 4 * pairing::SEEKS;
+/// Refused strangers that are remembered.
+const REFUSED: usize = 32;
+
+/// A channel as the core knows it.
+struct Channel {
+    /// Never given twice.
+    id: u64,
+    queue: mpsc::Sender<Msg>,
+    cut: Rc<Cut>,
+    /// Life of the daemon at the other end.
+    instance: u64,
+    we_dialed: bool,
+}
+
+/// A peer node.
+struct Peer {
+    state: PeerState,
+    channel: Option<Channel>,
+    /// Told when the dialer should try at once.
+    kick: Rc<tokio::sync::Notify>,
+}
+
+/// What a new channel's handshake has brought.
+pub struct Met {
+    pub node: Name,
+    pub address: String,
+    pub instance: u64,
+    pub release: String,
+    pub version: u32,
+    pub expires: i64,
+    pub we_dialed: bool,
+}
+
+/// The part of the core that deals with other nodes.
+pub struct Peers {
+    pub directory: Rc<dyn Directory>,
+    pub pairing: Pairing,
+    pub node: NodeState,
+    peers: BTreeMap<Name, Peer>,
+    refused: VecDeque<RefusedState>,
+    next: u64,
+}
+
+impl Peers {
+    /// `refusal`: why this node makes no lanes to others.
+    pub fn new(directory: Rc<dyn Directory>, refusal: Reason) -> Peers {
+        let peer = |p: directory::Peer| {
+            let (host, port) = p.control;
+            let state = PeerState {
+                name: p.name.to_string(),
+                address: match host.parse::<IpAddr>() {
+                    Ok(ip) => std::net::SocketAddr::new(ip, port).to_string(),
+                    Err(_) => format!("{host}:{port}"),
+                },
+                state: "down".into(),
+                since: tls::now(),
+                reason: "not tried yet".into(),
+                ..PeerState::default()
+            };
+            let peer = Peer {
+                state,
+                channel: None,
+                kick: Rc::default(),
+            };
+            (p.name, peer)
+        };
+        Peers {
+            node: NodeState {
+                name: directory.own().to_string(),
+                ..NodeState::default()
+            },
+            pairing: Pairing::new(directory.clone(), refusal.code()),
+            peers: directory.peers().into_iter().map(peer).collect(),
+            directory,
+            refused: VecDeque::new(),
+            next: 1,
+        }
+    }
+
+    /// May this channel be used? Of two, the one dialed by the smaller name is kept; a newer one
+    /// of the same dialer, or of another life, shows that the older is dead.
+    fn admit(&mut self, met: &Met, queue: mpsc::Sender<Msg>, cut: Rc<Cut>) -> Option<u64> {
+        let own = self.directory.own().clone();
+        let p = self.peers.get_mut(&met.node)?;
+        if let Some(old) = &p.channel {
+            let by_smaller = met.we_dialed == (own < met.node);
+            let same_dialer = old.we_dialed == met.we_dialed;
+            if old.instance == met.instance && !same_dialer && !by_smaller {
+                return None;
+            }
+            old.cut.now(Farewell::Duplicate, "another channel is used");
+        }
+        let id = self.next;
+        self.next += 1;
+        p.channel = Some(Channel {
+            id,
+            queue,
+            cut,
+            instance: met.instance,
+            we_dialed: met.we_dialed,
+        });
+        p.state.state = "up".into();
+        p.state.since = tls::now();
+        p.state.reason.clear();
+        p.state.release = met.release.clone();
+        p.state.version = met.version;
+        p.state.expires = Some(met.expires);
+        tracing::info!("peer {}: channel with {}", met.node, met.address);
+        Some(id)
+    }
+
+    /// The channel that is used with `node` has ended; `false`: it was not this one.
+    fn ended(&mut self, node: &Name, id: u64, why: &str) -> bool {
+        let Some(p) = self.peers.get_mut(node) else {
+            return false;
+        };
+        if p.channel.as_ref().is_none_or(|c| c.id != id) {
+            return false;
+        }
+        let was = p.channel.take();
+        if was.is_some_and(|c| !c.we_dialed) {
+            p.kick.notify_one(); // the dialer has been waiting
+        }
+        p.state.state = "down".into();
+        p.state.since = tls::now();
+        p.state.reason = why.into();
+        tracing::info!("peer {node}: channel ended: {why}");
+        true
+    }
+
+    /// There is no channel with `node`, for this reason.
+    pub fn failed(&mut self, node: &Name, why: &str) {
+        let Some(p) = self.peers.get_mut(node) else {
+            return;
+        };
+        if p.channel.is_none() && p.state.reason != why {
+            // Not each of many attempts that fail alike.
+            tracing::warn!("peer {node}: {why}");
+            p.state.reason = why.into();
+        }
+    }
+
+    /// Somebody who connected was refused before it was certain who it is.
+    pub fn refused(&mut self, ip: IpAddr, why: &str) {
+        let text = ip.to_string();
+        let known = |r: &&mut RefusedState| r.address == text && r.reason == why;
+        if let Some(r) = self.refused.iter_mut().find(known) {
+            r.times += 1;
+            r.at = tls::now();
+            return;
+        }
+        tracing::warn!("refused {ip}: {why}");
+        if self.refused.len() == REFUSED {
+            self.refused.pop_front();
+        }
+        self.refused.push_back(RefusedState {
+            address: text,
+            reason: why.into(),
+            times: 1,
+            at: tls::now(),
+        });
+    }
+
+    /// Queues a message. A peer that does not read loses its channel.
+    fn send(&mut self, node: &Name, msg: Msg) {
+        if let Some(c) = self.peers.get(node).and_then(|p| p.channel.as_ref()) {
+            if c.queue.try_send(msg).is_err() {
+                c.cut.now(Farewell::Other, "too much is unread");
+            }
+        }
+    }
+
+    fn is_current(&self, node: &Name, id: u64) -> bool {
+        let c = self.peers.get(node).and_then(|p| p.channel.as_ref());
+        c.is_some_and(|c| c.id == id)
+    }
+
+    pub fn has_channel(&self, node: &Name) -> bool {
+        self.peers.get(node).is_some_and(|p| p.channel.is_some())
+    }
+
+    pub fn kick(&self, node: &Name) -> Option<Rc<tokio::sync::Notify>> {
+        self.peers.get(node).map(|p| p.kick.clone())
+    }
+
+    /// Ends every channel, and has every peer dialed at once.
+    pub fn cut_all(&self, code: Farewell, why: &str) {
+        for p in self.peers.values() {
+            if let Some(c) = &p.channel {
+                c.cut.now(code, why);
+            }
+            p.kick.notify_one();
+        }
+    }
+
+    pub fn channels(&self) -> usize {
+        self.peers.values().filter(|p| p.channel.is_some()).count()
+    }
+
+    /// For `underpass peers`.
+    pub fn states(&self) -> (NodeState, Vec<PeerState>, Vec<RefusedState>) {
+        let state = |p: &Peer| {
+            let (seeks, lies) = self.pairing.counts(&p.state.name);
+            PeerState {
+                seeks: seeks as u64,
+                lies,
+                ..p.state.clone()
+            }
+        };
+        let mut node = self.node.clone();
+        node.waiting = self.pairing.waiting() as u64;
+        let refused = self.refused.iter().rev().cloned().collect();
+        (node, self.peers.values().map(state).collect(), refused)
+    }
+}

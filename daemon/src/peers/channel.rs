@@ -1,0 +1,484 @@
+//! The channels: dialing and accepting, reading and writing, noticing that a peer is dead,
+//! replacing certificates.
+//!
+//! Both nodes of a pair dial; which of two channels is kept, both decide alike (`Peers::admit`).
+//! Nothing here waits for a peer without a limit, and what waits for one is bounded.
+
+use super::directory::{Directory, Name, Peer, PORT};
+use super::handshake::{self, Failure, Ready};
+use super::msg::{Farewell, Msg};
+use super::{tls, QUEUE};
+use crate::config::{NodeConfig, TlsConfig};
+use crate::core::{random, Shared};
+use link::reason::Reason;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{signal, SignalKind};
+use tokio::sync::{mpsc, Notify};
+
+/// Between attempts: at first, at most, and in any case.
+const FIRST: Duration = Duration::from_millis(250);
+const MOST: Duration = Duration::from_secs(15);
+const LEAST: Duration = Duration::from_millis(100);
+/// A channel that lasted so long was a good one.
+const GOOD: Duration = Duration::from_secs(10);
+/// Something is sent at least so often; a peer that is silent for so long is dead.
+const PING: Duration = Duration::from_secs(5);
+const SILENT: Duration = Duration::from_secs(16);
+/// Connections that have not said hello: all, and from one address.
+const STRANGERS: usize = 256;
+const STRANGERS_OF_ONE: usize = 16;
+/// Between two that are accepted.
+const BETWEEN: Duration = Duration::from_millis(5);
+/// How often files are looked at, and deadlines.
+const TICK: Duration = Duration::from_secs(1);
+/// When to begin to complain about a certificate that will end.
+const SOON: Duration = Duration::from_secs(14 * 86_400);
+
+/// Tells a channel to end.
+#[derive(Default)]
+pub struct Cut {
+    why: RefCell<Option<(Farewell, String)>>,
+    told: Notify,
+}
+
+impl Cut {
+    pub fn now(&self, code: Farewell, why: &str) {
+        self.why
+            .borrow_mut()
+            .get_or_insert_with(|| (code, why.into()));
+        self.told.notify_one();
+    }
+
+    async fn wait(&self) -> (Farewell, String) {
+        loop {
+            if let Some(w) = self.why.borrow().clone() {
+                return w;
+            }
+            self.told.notified().await;
+        }
+    }
+}
+
+/// What the tasks of this module share.
+pub struct Context {
+    pub shared: Shared,
+    pub directory: Rc<dyn Directory>,
+    pub own: Name,
+    /// Number of this daemon's life.
+    pub instance: u64,
+    files: TlsConfig,
+    identity: RefCell<Option<tls::Identity>>,
+    strangers: RefCell<HashMap<IpAddr, usize>>,
+}
+
+impl Context {
+    pub fn identity(&self) -> Option<tls::Identity> {
+        self.identity.borrow().clone()
+    }
+
+    /// Reads the certificate files; on failure what there was stays.
+    fn load(&self) -> bool {
+        let loaded = tls::load(&self.files, &self.own);
+        let mut core = self.shared.borrow_mut();
+        let Some(peers) = &mut core.peers else {
+            return false;
+        };
+        match loaded {
+            Ok(i) => {
+                if tls::exposed(&self.files) {
+                    tracing::warn!("{}: others can read this key", self.files.key.display());
+                }
+                let left = tls::left(i.own.not_after);
+                if left < SOON {
+                    let hours = left.as_secs() / 3600;
+                    tracing::warn!("the certificate of node {} ends in {hours} h", self.own);
+                }
+                peers.node.expires = Some(i.own.not_after);
+                peers.node.trouble.clear();
+                *self.identity.borrow_mut() = Some(i);
+                true
+            }
+            Err(e) => {
+                let text = e.to_string();
+                if peers.node.trouble != text {
+                    tracing::error!("certificate not usable: {text}");
+                }
+                peers.node.trouble = text;
+                false
+            }
+        }
+    }
+
+    fn up(&self, node: &Name) -> bool {
+        let core = self.shared.borrow();
+        core.peers.as_ref().is_some_and(|p| p.has_channel(node))
+    }
+}
+
+/// Starts to listen for peers, as configured.
+pub async fn listen(node: &NodeConfig) -> std::io::Result<TcpListener> {
+    if let Ok(a) = node.control.parse::<SocketAddr>() {
+        return TcpListener::bind(a).await;
+    }
+    // Both kinds of addresses, if this kernel has both.
+    match TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT)).await {
+        Ok(l) => Ok(l),
+        Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => Err(e),
+        Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await,
+    }
+}
+
+/// Runs all channels, for ever.
+pub async fn run(shared: Shared, files: TlsConfig, listener: TcpListener) {
+    let (directory, instance) = {
+        let mut core = shared.borrow_mut();
+        let instance = core.instance;
+        let Some(peers) = &mut core.peers else { return };
+        peers.node.listens = listener
+            .local_addr()
+            .map(|a| a.to_string())
+            .unwrap_or_default();
+        (peers.directory.clone(), instance)
+    };
+    let ctx = Rc::new(Context {
+        own: directory.own().clone(),
+        directory,
+        instance,
+        files,
+        identity: RefCell::default(),
+        strangers: RefCell::default(),
+        shared,
+    });
+    let stamps = tls::stamps(&ctx.files);
+    ctx.load();
+    for p in ctx.directory.peers() {
+        tokio::task::spawn_local(dialer(ctx.clone(), p));
+    }
+    tokio::task::spawn_local(watch(ctx.clone(), stamps));
+    accept(ctx, listener).await
+}
+
+/// Says farewell to all, so that the reason is seen there; a moment is enough or nobody listens.
+pub async fn stop(shared: &Shared) {
+    if let Some(p) = &shared.borrow().peers {
+        p.cut_all(Farewell::Stopping, "the daemon was told to stop");
+    }
+    let left = || shared.borrow().peers.as_ref().map_or(0, |p| p.channels());
+    let end = Instant::now() + Duration::from_millis(500);
+    while left() > 0 && Instant::now() < end {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Deadlines, and changes of the certificate files.
+async fn watch(ctx: Rc<Context>, mut stamps: tls::Stamps) {
+    let mut hup = signal(SignalKind::hangup()).ok();
+    let mut timer = tokio::time::interval(TICK);
+    loop {
+        let told = async {
+            match &mut hup {
+                Some(h) => h.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        let told = tokio::select! {
+            _ = timer.tick() => false,
+            _ = told => true,
+        };
+        ctx.shared.borrow_mut().tick_across();
+        let seen = tls::stamps(&ctx.files);
+        if !told && seen == stamps {
+            continue;
+        }
+        // What changes while we read shows at the next look.
+        stamps = seen;
+        if ctx.load() {
+            tracing::info!("certificates read anew");
+            if let Some(p) = &ctx.shared.borrow().peers {
+                p.cut_all(Farewell::Rotated, "certificates were replaced");
+            }
+        }
+    }
+}
+
+/// Not everybody at the same moment: between half and all of it.
+fn jitter(d: Duration) -> Duration {
+    let half = d.as_millis() as u64 / 2;
+    Duration::from_millis(half + random() % (half + 1))
+}
+
+/// Keeps a channel to one peer.
+async fn dialer(ctx: Rc<Context>, peer: Peer) {
+    let kick = ctx
+        .shared
+        .borrow()
+        .peers
+        .as_ref()
+        .and_then(|p| p.kick(&peer.name));
+    let Some(kick) = kick else { return };
+    let mut pause = FIRST;
+    loop {
+        while ctx.up(&peer.name) {
+            kick.notified().await;
+        }
+        let begin = Instant::now();
+        let dialed = tokio::time::timeout(2 * handshake::TIME, handshake::dial(&ctx, &peer)).await;
+        let failure = match dialed {
+            Ok(Ok(ready)) => {
+                serve(&ctx, ready).await;
+                if begin.elapsed() > GOOD {
+                    pause = FIRST;
+                }
+                None
+            }
+            Ok(Err(f)) => Some((f.duplicate, f.text, f.reason)),
+            Err(_) => Some((
+                false,
+                "no answer to the handshake".into(),
+                Reason::PeerDaemon,
+            )),
+        };
+        if let Some((false, text, reason)) = failure {
+            let mut core = ctx.shared.borrow_mut();
+            core.channel_failed(&peer.name, &text, reason);
+        }
+        tokio::time::sleep(LEAST).await;
+        tokio::select! {
+            () = tokio::time::sleep(jitter(pause)) => {}
+            () = kick.notified() => {}
+        }
+        pause = (pause * 2).min(MOST);
+    }
+}
+
+/// Counts a connection that has not said hello.
+struct Stranger<'a>(&'a Context, IpAddr);
+
+impl<'a> Stranger<'a> {
+    fn enter(ctx: &'a Context, ip: IpAddr) -> Option<Stranger<'a>> {
+        let mut all = ctx.strangers.borrow_mut();
+        let sum: usize = all.values().sum();
+        let n = all.get(&ip).copied().unwrap_or(0);
+        if sum >= STRANGERS || n >= STRANGERS_OF_ONE {
+            return None;
+        }
+        all.insert(ip, n + 1);
+        Some(Stranger(ctx, ip))
+    }
+}
+
+impl Drop for Stranger<'_> {
+    fn drop(&mut self) {
+        let mut all = self.0.strangers.borrow_mut();
+        if let Some(n) = all.get_mut(&self.1) {
+            *n -= 1;
+            if *n == 0 {
+                all.remove(&self.1);
+            }
+        }
+    }
+}
+
+async fn accept(ctx: Rc<Context>, listener: TcpListener) {
+    loop {
+        match listener.accept().await {
+            Ok((tcp, from)) => {
+                tokio::task::spawn_local(greet(ctx.clone(), tcp, from));
+                // Handshakes cost time on the thread that serves everybody.
+                tokio::time::sleep(BETWEEN).await;
+            }
+            Err(e) => {
+                tracing::warn!("accept: {e}"); // out of descriptors or memory: it will pass
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn greet(ctx: Rc<Context>, tcp: TcpStream, from: SocketAddr) {
+    let met = {
+        let Some(_stranger) = Stranger::enter(&ctx, from.ip().to_canonical()) else {
+            return;
+        };
+        tokio::time::timeout(handshake::TIME, handshake::accept(&ctx, tcp, from)).await
+    };
+    let ip = from.ip().to_canonical();
+    match met {
+        Ok(Ok(ready)) => serve(&ctx, ready).await,
+        Ok(Err(Failure {
+            node: Some(node),
+            text,
+            reason,
+            ..
+        })) => ctx.shared.borrow_mut().channel_failed(&node, &text, reason),
+        Ok(Err(f)) => stranger(&ctx, ip, &f.text),
+        Err(_) => stranger(&ctx, ip, "it did not say who it is in time"),
+    }
+}
+
+fn stranger(ctx: &Context, ip: IpAddr, why: &str) {
+    if let Some(p) = &mut ctx.shared.borrow_mut().peers {
+        p.refused(ip, why);
+    }
+}
+
+/// Why a channel ends, and whether the peer is told.
+struct End {
+    text: String,
+    bye: Option<Farewell>,
+    reason: Reason,
+}
+
+impl End {
+    fn silent(text: impl Into<String>) -> End {
+        End {
+            text: text.into(),
+            bye: None,
+            reason: Reason::PeerDaemon,
+        }
+    }
+
+    fn told(code: Farewell, text: impl Into<String>) -> End {
+        End {
+            bye: Some(code),
+            ..End::silent(text)
+        }
+    }
+}
+
+/// Serves a channel to its end.
+async fn serve(ctx: &Rc<Context>, ready: Ready) {
+    let Ready {
+        mut stream,
+        mut frames,
+        met,
+        key,
+        room,
+    } = ready;
+    let (queue, mut waiting) = mpsc::channel(QUEUE);
+    let cut = Rc::new(Cut::default());
+    let up = {
+        let mut core = ctx.shared.borrow_mut();
+        core.channel_up(&met, key, room, queue.clone(), cut.clone())
+    };
+    let Some(id) = up else {
+        let text = "another channel is used";
+        return handshake::part(&mut stream, Farewell::Duplicate, text).await;
+    };
+    if !met.we_dialed {
+        // Before anything that is queued.
+        if let Err(e) = stream.write_all(&handshake::hello(ctx).encode()).await {
+            let text = tls::explain(&e);
+            return down(ctx, &met.node, id, &End::silent(text));
+        }
+    }
+    let (mut r, mut w) = tokio::io::split(stream);
+    let busy = Cell::new(false);
+    // A certificate that ends takes the channel with it: who renewed it connects again.
+    let own = ctx.identity().map_or(met.expires, |i| i.own.not_after);
+    let valid = tls::left(met.expires.min(own));
+    let end = tokio::select! {
+        e = read(ctx, &met.node, id, &mut r, &mut frames, &queue) => e,
+        e = write(&mut w, &mut waiting, &busy) => e,
+        (code, text) = cut.wait() => End::told(code, text),
+        () = tokio::time::sleep(valid) => End::told(Farewell::Identity, "a certificate has expired"),
+    };
+    if let (Some(code), false) = (end.bye, busy.get()) {
+        handshake::part(&mut w, code, &end.text).await;
+    }
+    down(ctx, &met.node, id, &end);
+}
+
+fn down(ctx: &Context, node: &Name, id: u64, end: &End) {
+    let mut core = ctx.shared.borrow_mut();
+    core.channel_down(node, id, &end.text, end.reason);
+}
+
+async fn read<R: AsyncReadExt + Unpin>(
+    ctx: &Context,
+    node: &Name,
+    id: u64,
+    r: &mut R,
+    frames: &mut super::msg::Frames,
+    queue: &mpsc::Sender<Msg>,
+) -> End {
+    let mut buf = vec![0; 16 << 10];
+    loop {
+        loop {
+            let msg = match frames.take() {
+                Ok(Some(m)) => m,
+                Ok(None) => break,
+                Err(e) => return End::told(Farewell::Malformed, format!("the peer sent {e}")),
+            };
+            match msg {
+                Msg::Ping { n } => {
+                    if queue.try_send(Msg::Pong { n }).is_err() {
+                        return End::told(Farewell::Other, "too much is unread");
+                    }
+                }
+                Msg::Bye { code, text } => {
+                    return End {
+                        reason: match code {
+                            Farewell::Version => Reason::VersionMismatch,
+                            _ => Reason::PeerDaemon,
+                        },
+                        ..End::silent(format!("the peer says: {}", handshake::clean(&text)))
+                    }
+                }
+                msg => {
+                    let done = ctx.shared.borrow_mut().peer_message(node, id, msg);
+                    if let Err(e) = done {
+                        return End::told(Farewell::Malformed, format!("the peer sent {e}"));
+                    }
+                }
+            }
+        }
+        // A peer that never pauses must not keep the others waiting.
+        tokio::task::yield_now().await;
+        match tokio::time::timeout(SILENT, r.read(&mut buf)).await {
+            Ok(Ok(0)) => return End::silent("the peer closed the channel"),
+            Ok(Ok(n)) => frames.push(&buf[..n]),
+            Ok(Err(e)) => return End::silent(tls::explain(&e)),
+            Err(_) => return End::told(Farewell::Other, "nothing was heard for too long"),
+        }
+    }
+}
+
+async fn write<W: AsyncWriteExt + Unpin>(
+    w: &mut W,
+    waiting: &mut mpsc::Receiver<Msg>,
+    busy: &Cell<bool>,
+) -> End {
+    /// Messages put into one write.
+    const BATCH: usize = 64;
+    let mut count = 0;
+    let mut msgs = Vec::with_capacity(BATCH);
+    loop {
+        msgs.clear();
+        match tokio::time::timeout(PING, waiting.recv_many(&mut msgs, BATCH)).await {
+            Ok(0) => return End::silent("the core is gone"),
+            Ok(_) => {}
+            Err(_) => {
+                count += 1;
+                msgs.push(Msg::Ping { n: count });
+            }
+        }
+        let bytes: Vec<u8> = msgs.iter().flat_map(Msg::encode).collect();
+        busy.set(true);
+        let put = async {
+            w.write_all(&bytes).await?;
+            w.flush().await
+        };
+        match tokio::time::timeout(SILENT, put).await {
+            Ok(Ok(())) => busy.set(false),
+            Ok(Err(e)) => return End::silent(tls::explain(&e)),
+            Err(_) => return End::silent("the peer does not read"),
+        }
+    }
+}

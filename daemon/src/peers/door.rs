@@ -1,0 +1,184 @@
+//! Where the core and other nodes meet: what the core tells of its ends, what it does when one is
+//! paired, what `ss` is told.
+
+use super::digest::Key;
+use super::directory::Name;
+use super::msg::Msg;
+use super::pairing::{Out, Paired, Pairing, Shown};
+use super::{Met, Peers};
+use crate::core::{alive, Core, RETRY_UNPROVEN_MS};
+use crate::pairing::ConnRef;
+use crate::party::PartyId;
+use crate::socket::End;
+use crate::view::{self, Entry};
+use link::reason::Reason;
+use std::collections::HashMap;
+use std::rc::Rc;
+use tokio::sync::mpsc;
+
+/// The clock of the BPF records.
+fn now() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+type Step<'a> = dyn FnOnce(&mut Pairing, u64, &dyn Fn(&ConnRef) -> bool, &mut Vec<Out>) + 'a;
+
+impl Core {
+    /// Lets something happen to the pairing with other nodes, and does what comes of it.
+    fn across(&mut self, step: Box<Step<'_>>) {
+        let Some(peers) = &mut self.peers else { return };
+        let mut out = Vec::new();
+        let parties = &self.parties;
+        step(&mut peers.pairing, now(), &|c| alive(parties, c), &mut out);
+        for o in out {
+            match o {
+                Out::Send(node, msg) => {
+                    if let Some(p) = &mut self.peers {
+                        p.send(&node, msg);
+                    }
+                }
+                Out::Paired(p) => self.paired_across(p),
+            }
+        }
+    }
+
+    /// An end waits, on this node so far in vain.
+    pub(crate) fn seek_across(&mut self, who: ConnRef, end: End) {
+        self.across(Box::new(|p, now, alive, out| {
+            p.seek(who, end, now, alive, out)
+        }));
+    }
+
+    /// An end waits no longer: paired here, declined, closed.
+    pub(crate) fn forget_across(&mut self, who: ConnRef) {
+        self.across(Box::new(|p, _, _, out| p.forget(who, out)));
+    }
+
+    pub(crate) fn forget_party_across(&mut self, id: PartyId) {
+        self.across(Box::new(|p, _, _, out| p.drop_if(|w| w.party == id, out)));
+    }
+
+    pub(crate) fn sweep_across(&mut self) {
+        self.across(Box::new(|p, _, alive, out| p.drop_if(|w| !alive(w), out)));
+    }
+
+    pub(super) fn tick_across(&mut self) {
+        self.across(Box::new(|p, now, alive, out| p.tick(now, alive, out)));
+    }
+
+    /// A channel is ready for use: its number, or `None` if another is used.
+    pub(super) fn channel_up(
+        &mut self,
+        met: &Met,
+        key: Key,
+        room: usize,
+        queue: mpsc::Sender<Msg>,
+        cut: Rc<super::Cut>,
+    ) -> Option<u64> {
+        let peers = self.peers.as_mut()?;
+        let before = peers.has_channel(&met.node);
+        let id = peers.admit(met, queue, cut)?;
+        let node = met.node.clone();
+        self.across(Box::new(move |p, now, alive, out| {
+            if before {
+                p.channel_down(&node, Reason::PeerDaemon, now, alive, out);
+            }
+            p.channel_up(&node, key, room, now, alive, out);
+        }));
+        Some(id)
+    }
+
+    pub(super) fn channel_down(&mut self, node: &Name, id: u64, why: &str, code: Reason) {
+        if self.peers.as_mut().is_some_and(|p| p.ended(node, id, why)) {
+            let node = node.clone();
+            self.across(Box::new(move |p, now, alive, out| {
+                p.channel_down(&node, code, now, alive, out)
+            }));
+        }
+    }
+
+    /// An attempt at a channel has failed.
+    pub(super) fn channel_failed(&mut self, node: &Name, why: &str, code: Reason) {
+        let Some(p) = self.peers.as_mut().filter(|p| !p.has_channel(node)) else {
+            return;
+        };
+        p.failed(node, why);
+        let node = node.clone();
+        self.across(Box::new(move |p, now, alive, out| {
+            p.channel_down(&node, code, now, alive, out)
+        }));
+    }
+
+    pub(super) fn peer_message(
+        &mut self,
+        node: &Name,
+        id: u64,
+        msg: Msg,
+    ) -> Result<(), &'static str> {
+        // What still comes on a channel that was replaced is about another state.
+        if !self.peers.as_ref().is_some_and(|p| p.is_current(node, id)) {
+            return Ok(());
+        }
+        let mut done = Ok(());
+        let slot = &mut done;
+        self.across(Box::new(move |p, now, alive, out| {
+            *slot = p.message(node, msg, now, alive, out);
+        }));
+        done
+    }
+
+    /// One connection, two nodes. There are no lanes across nodes: both ends stay on TCP, and both
+    /// say why.
+    fn paired_across(&mut self, p: Paired) {
+        self.waiting.forget(p.who);
+        self.counters.paired_across += 1;
+        self.event(
+            p.who.party,
+            &format!(
+                "connection {} is paired with node {} ({:?})",
+                p.who.conn, p.node, p.part
+            ),
+        );
+        let local = Reason::NoDevice;
+        let peer = Reason::from_code(p.refusal).filter(|r| *r != Reason::None);
+        let peer = peer.unwrap_or(Reason::PeerDeclined);
+        self.decline(p.who, local, peer, RETRY_UNPROVEN_MS);
+    }
+
+    /// Why the ends that wait for other nodes do.
+    pub(crate) fn waiting_across(&self) -> HashMap<(PartyId, u32, u32), Shown> {
+        let Some(peers) = &self.peers else {
+            return HashMap::new();
+        };
+        let ends = self.waiting.ends();
+        let shown = |w: ConnRef| Some(((w.party, w.conn, w.gen), peers.pairing.shown(&w)?));
+        ends.filter_map(shown).collect()
+    }
+}
+
+/// Puts what other nodes have to do with it into rows whose own reason says no more than that they
+/// wait.
+pub fn explain(rows: &mut [Entry], shown: &HashMap<(PartyId, u32, u32), Shown>) {
+    for e in rows
+        .iter_mut()
+        .filter(|e| e.row.reason == Reason::Waiting.code())
+    {
+        let Some(s) = shown.get(&(e.party, e.conn, e.gen)) else {
+            continue;
+        };
+        if s.local != 0 {
+            e.row.reason = s.local;
+        }
+        if e.other.is_none() && s.peer != 0 {
+            e.row.peer_reason = s.peer;
+        }
+        view::set_mode(&mut e.row);
+    }
+}
+
+/// The peers of a configuration, if it has any.
+pub fn peers(config: &crate::config::Config) -> Option<Peers> {
+    let directory = config.directory().ok().flatten()?; // checked when it was loaded
+    Some(Peers::new(Rc::new(directory), Reason::NoDevice))
+}

@@ -1,0 +1,306 @@
+//! From a TCP connection to a channel: TLS, whose certificate it is, and the two hellos.
+//!
+//! The one who dials says hello first. Whoever finds something wrong says so in a `Bye`, so that
+//! the reason can be seen on both ends; where TLS itself fails, its alert says it.
+
+use super::channel::Context;
+use super::digest::{Key, LABEL};
+use super::directory::{Name, Peer};
+use super::msg::{Farewell, Frames, Msg, MIN_VERSION, VERSION};
+use super::{pairing, tls, Met};
+use link::reason::Reason;
+use rustls::pki_types::{CertificateDer, ServerName};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+
+/// For all of it.
+pub const TIME: Duration = Duration::from_secs(10);
+/// What TCP may leave unacknowledged on a channel before it gives up.
+const UNACKED: Duration = Duration::from_secs(20);
+
+/// A channel that is ready, but for the acceptor's hello.
+pub struct Ready {
+    pub stream: TlsStream<TcpStream>,
+    pub frames: Frames,
+    pub met: Met,
+    pub key: Key,
+    /// Seeks that the peer keeps for us.
+    pub room: usize,
+}
+
+/// Why there is no channel.
+#[derive(Debug)]
+pub struct Failure {
+    /// Whose, if that is certain.
+    pub node: Option<Name>,
+    pub text: String,
+    pub reason: Reason,
+    /// Nothing is wrong: another channel is used.
+    pub duplicate: bool,
+}
+
+impl Failure {
+    fn new(node: Option<&Name>, text: impl Into<String>) -> Failure {
+        Failure {
+            node: node.cloned(),
+            text: text.into(),
+            reason: Reason::PeerDaemon,
+            duplicate: false,
+        }
+    }
+}
+
+/// What a hello says.
+struct Greeting {
+    node: String,
+    version: u32,
+    instance: u64,
+    release: String,
+    seeks: usize,
+}
+
+enum Heard {
+    Hello(Greeting),
+    Bye(Farewell, String),
+    /// Neither.
+    Wrong(String),
+    /// Versions that do not go with ours.
+    Version(String, String),
+}
+
+pub fn hello(ctx: &Context) -> Msg {
+    Msg::Hello {
+        version: VERSION,
+        min_version: MIN_VERSION,
+        node: ctx.own.to_string(),
+        instance: ctx.instance,
+        release: env!("CARGO_PKG_VERSION").into(),
+        seeks: pairing::SEEKS as u32,
+    }
+}
+
+/// The first message.
+async fn listen<S: AsyncReadExt + Unpin>(
+    s: &mut S,
+    f: &mut Frames,
+) -> Result<Heard, std::io::Error> {
+    let mut buf = [0; 4096];
+    loop {
+        match f.take() {
+            Ok(Some(Msg::Hello {
+                version,
+                min_version,
+                node,
+                instance,
+                release,
+                seeks,
+            })) => {
+                let common = version.min(VERSION);
+                if common < min_version.max(MIN_VERSION) {
+                    let text = format!(
+                        "no common version: it speaks {min_version} to {version}, we {MIN_VERSION} to {VERSION}"
+                    );
+                    return Ok(Heard::Version(node, text));
+                }
+                return Ok(Heard::Hello(Greeting {
+                    node,
+                    version: common,
+                    instance,
+                    release: release
+                        .chars()
+                        .filter(|c| !c.is_control())
+                        .take(64)
+                        .collect(),
+                    seeks: seeks as usize,
+                }));
+            }
+            Ok(Some(Msg::Bye { code, text })) => return Ok(Heard::Bye(code, text)),
+            Ok(Some(_)) => return Ok(Heard::Wrong("its first message is no hello".into())),
+            Err(e) => return Ok(Heard::Wrong(format!("it sent {e}"))),
+            Ok(None) => {}
+        }
+        match s.read(&mut buf).await? {
+            0 => {
+                return Err(std::io::Error::other(
+                    "it closed the connection without a hello",
+                ))
+            }
+            n => f.push(&buf[..n]),
+        }
+    }
+}
+
+/// Says farewell, if that can be done at once.
+pub async fn part<S: AsyncWriteExt + Unpin>(s: &mut S, code: Farewell, text: &str) {
+    let bytes = Msg::bye(code, text).encode();
+    let say = async {
+        s.write_all(&bytes).await?;
+        s.shutdown().await
+    };
+    // Best effort: the channel ends either way.
+    let _ = tokio::time::timeout(Duration::from_secs(1), say).await;
+}
+
+fn tune(tcp: &TcpStream) {
+    // Without these a dead peer is noticed later, no more.
+    let _ = tcp.set_nodelay(true);
+    let _ = rustix::net::sockopt::set_tcp_user_timeout(tcp, UNACKED.as_millis() as u32);
+}
+
+fn facts(chain: Option<&[CertificateDer<'_>]>) -> Option<tls::Facts> {
+    chain.and_then(|c| c.first()).and_then(|c| tls::facts(c))
+}
+
+pub async fn dial(ctx: &Context, peer: &Peer) -> Result<Ready, Failure> {
+    let node = &peer.name;
+    let fail = |text: String| Failure::new(Some(node), text);
+    let Some(identity) = ctx.identity() else {
+        return Err(fail(
+            "our own certificate cannot be used (see above)".into(),
+        ));
+    };
+    let (host, port) = &peer.control;
+    let connect = TcpStream::connect((host.as_str(), *port));
+    let tcp = match tokio::time::timeout(TIME, connect).await {
+        Ok(r) => r.map_err(|e| fail(format!("cannot connect: {e}")))?,
+        Err(_) => return Err(fail("cannot connect: no answer".into())),
+    };
+    tune(&tcp);
+    let address = tcp.peer_addr().map(|a| a.to_string()).unwrap_or_default();
+    let name = ServerName::try_from(node.to_string()).map_err(|e| fail(e.to_string()))?;
+    let connector = TlsConnector::from(identity.client.clone());
+    let mut stream = connector
+        .connect(name, tcp)
+        .await
+        .map_err(|e| fail(tls::explain(&e)))?;
+    let conn = stream.get_ref().1;
+    let mut secret = [0; 32];
+    conn.export_keying_material(&mut secret, LABEL, None)
+        .map_err(|e| fail(format!("TLS: {e}")))?;
+    let key = Key::new(&secret);
+    let theirs = facts(conn.peer_certificates()).ok_or_else(|| fail("no certificate".into()))?;
+    let io = |e: std::io::Error| fail(tls::explain(&e));
+    stream.write_all(&hello(ctx).encode()).await.map_err(io)?;
+    let mut frames = Frames::default();
+    let greeting = match listen(&mut stream, &mut frames).await.map_err(io)? {
+        Heard::Hello(g) => g,
+        Heard::Bye(code, text) => {
+            return Err(Failure {
+                duplicate: code == Farewell::Duplicate,
+                reason: match code {
+                    Farewell::Version => Reason::VersionMismatch,
+                    _ => Reason::PeerDaemon,
+                },
+                ..fail(format!("the peer says: {}", clean(&text)))
+            })
+        }
+        Heard::Version(_, text) => {
+            part(&mut stream, Farewell::Version, &text).await;
+            return Err(Failure {
+                reason: Reason::VersionMismatch,
+                ..fail(text)
+            });
+        }
+        Heard::Wrong(text) => {
+            part(&mut stream, Farewell::Malformed, &text).await;
+            return Err(fail(text));
+        }
+    };
+    if greeting.node != **node {
+        let text = format!("it calls itself `{}`", clean(&greeting.node));
+        part(&mut stream, Farewell::Identity, &text).await;
+        return Err(fail(text));
+    }
+    let met = met(greeting, node, address, &theirs, true);
+    Ok(Ready {
+        room: met.0,
+        met: met.1,
+        stream: stream.into(),
+        frames,
+        key,
+    })
+}
+
+pub async fn accept(ctx: &Context, tcp: TcpStream, from: SocketAddr) -> Result<Ready, Failure> {
+    let fail = |text: String| Failure::new(None, text);
+    let Some(identity) = ctx.identity() else {
+        return Err(fail("our own certificate cannot be used".into()));
+    };
+    tune(&tcp);
+    let acceptor = TlsAcceptor::from(identity.server.clone());
+    let mut stream = acceptor
+        .accept(tcp)
+        .await
+        .map_err(|e| fail(tls::explain(&e)))?;
+    let conn = stream.get_ref().1;
+    let mut secret = [0; 32];
+    conn.export_keying_material(&mut secret, LABEL, None)
+        .map_err(|e| fail(format!("TLS: {e}")))?;
+    let key = Key::new(&secret);
+    let theirs = facts(conn.peer_certificates()).ok_or_else(|| fail("no certificate".into()))?;
+    let peers = super::directory::peers_among(&*ctx.directory, &theirs.names);
+    if peers.is_empty() {
+        let text = format!(
+            "its certificate names [{}], which is no peer of node `{}`",
+            clean(&theirs.names.join(", ")),
+            ctx.own
+        );
+        part(&mut stream, Farewell::Identity, &text).await;
+        return Err(fail(text));
+    }
+    let mut frames = Frames::default();
+    let io = |e: std::io::Error| fail(tls::explain(&e));
+    let greeting = match listen(&mut stream, &mut frames).await.map_err(io)? {
+        Heard::Hello(g) => g,
+        Heard::Bye(_, text) => return Err(fail(format!("the peer says: {}", clean(&text)))),
+        Heard::Version(node, text) => {
+            part(&mut stream, Farewell::Version, &text).await;
+            return Err(Failure {
+                reason: Reason::VersionMismatch,
+                ..Failure::new(peers.get(&*node), text)
+            });
+        }
+        Heard::Wrong(text) => {
+            part(&mut stream, Farewell::Malformed, &text).await;
+            return Err(fail(text));
+        }
+    };
+    let Some(node) = peers.get(&*greeting.node) else {
+        let text = format!(
+            "it calls itself `{}`, its certificate names [{}]",
+            clean(&greeting.node),
+            clean(&theirs.names.join(", "))
+        );
+        part(&mut stream, Farewell::Identity, &text).await;
+        return Err(fail(text));
+    };
+    let met = met(greeting, node, from.to_string(), &theirs, false);
+    Ok(Ready {
+        room: met.0,
+        met: met.1,
+        stream: stream.into(),
+        frames,
+        key,
+    })
+}
+
+fn met(g: Greeting, node: &Name, address: String, t: &tls::Facts, we_dialed: bool) -> (usize, Met) {
+    let met = Met {
+        node: node.clone(),
+        address,
+        instance: g.instance,
+        release: g.release,
+        version: g.version,
+        expires: t.not_after,
+        we_dialed,
+    };
+    (g.seeks, met)
+}
+
+/// Text of a peer, fit for a log.
+pub fn clean(s: &str) -> String {
+    s.chars().filter(|c| !c.is_control()).take(300).collect()
+}

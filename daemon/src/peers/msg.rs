@@ -1,0 +1,358 @@
+//! What daemons of two nodes say to each other, and how it is framed: `length u32 (big endian) |
+//! JSON object`, at most 64 KiB, the object's `kind` naming the message.
+//!
+//! A message of a kind that this version does not know is ignored, and so are members it does not
+//! know: a newer daemon may say more. Anything else that cannot be read ends the channel: after
+//! one message of which we do not know what it meant, nothing can be relied upon. Nothing here
+//! allocates more than a message may be long.
+
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+
+/// Longest message, without its length.
+pub const MAX: usize = 64 << 10;
+/// Version that this daemon speaks, and the oldest that it still understands.
+pub const VERSION: u32 = 1;
+pub const MIN_VERSION: u32 = 1;
+
+/// Proof of knowing both initial sequence numbers of a connection, for one channel and direction;
+/// see `digest`.
+pub type Digest = [u8; 32];
+
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Msg {
+    /// First message of each side. `instance` is another one in each life of a daemon; `seeks`:
+    /// how many `Seek`s the sender keeps for the other at a time.
+    Hello {
+        version: u32,
+        min_version: u32,
+        node: String,
+        instance: u64,
+        release: String,
+        seeks: u32,
+    },
+    /// The channel ends, because of this.
+    Bye {
+        code: Farewell,
+        text: String,
+    },
+    Ping {
+        n: u64,
+    },
+    Pong {
+        n: u64,
+    },
+    /// An end of the sender's node waits for its other end, which may be at the receiver's. Stays
+    /// until `Unseek`, `Make`, or the channel's end.
+    Seek {
+        id: u64,
+        claim: Claim,
+    },
+    Unseek {
+        id: u64,
+    },
+    /// Your end `seek` will not find its other end here for now, for this reason (shown to the
+    /// user; the seek stays).
+    Hint {
+        seek: u64,
+        reason: u32,
+    },
+    /// The other end of `seek` is here: this is it. `refusal` not 0: the sender cannot make a lane
+    /// across nodes, for this reason.
+    Make {
+        seek: u64,
+        make: u64,
+        claim: Claim,
+        refusal: u32,
+    },
+    /// They are one connection. `refusal` as in `Make`.
+    Made {
+        make: u64,
+        refusal: u32,
+    },
+    /// No: `reason`.
+    Fail {
+        make: u64,
+        reason: u32,
+    },
+    /// Of a newer version.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Why a channel ends.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Farewell {
+    /// The other channel of these two nodes is kept.
+    Duplicate,
+    /// No common version.
+    Version,
+    /// The certificate is none of the expected node.
+    Identity,
+    /// A message that makes no sense.
+    Malformed,
+    /// The sender is told to stop.
+    Stopping,
+    /// Certificates were replaced: connect again.
+    Rotated,
+    #[serde(other)]
+    Other,
+}
+
+/// What a daemon says about an end of its node. Nothing in it is believed without the digest and
+/// the directory.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub struct Claim {
+    /// `None`: nothing was recorded about this connection, it cannot be proven.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "hex")]
+    pub proof: Option<Digest>,
+    /// As the socket has them.
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+    /// Milliseconds since the handshake ended.
+    pub age_ms: u64,
+    /// On the connecting side of the handshake?
+    pub active: bool,
+    /// Byte positions; see `socket::Counts`.
+    pub sent: u64,
+    pub acked: u64,
+    pub received: u64,
+}
+
+mod hex {
+    use super::Digest;
+    use serde::{de::Error, Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(d: &Option<Digest>, s: S) -> Result<S::Ok, S::Error> {
+        match d {
+            Some(d) => s.serialize_str(&d.iter().map(|b| format!("{b:02x}")).collect::<String>()),
+            None => s.serialize_none(),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Digest>, D::Error> {
+        let Some(text) = Option::<String>::deserialize(d)? else {
+            return Ok(None);
+        };
+        let mut out = Digest::default();
+        let digits = text.as_bytes();
+        if digits.len() != 2 * out.len() || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return Err(D::Error::custom("a proof is 64 hexadecimal digits"));
+        }
+        for (b, pair) in out.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            let pair = std::str::from_utf8(pair).map_err(D::Error::custom)?;
+            *b = u8::from_str_radix(pair, 16).map_err(D::Error::custom)?;
+        }
+        Ok(Some(out))
+    }
+}
+
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum Malformed {
+    #[error("a message of {0} bytes, {MAX} are allowed")]
+    Long(usize),
+    #[error("an empty message")]
+    Empty,
+    #[error("a message that cannot be read: {0}")]
+    Json(String),
+}
+
+impl Msg {
+    /// The message with its length in front. Ours always fit: the longest text in them is cut by
+    /// `Bye`'s maker.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0; 4];
+        // Writing into a vector does not fail, and neither do these types.
+        let _ = serde_json::to_writer(&mut out, self);
+        let len = (out.len() - 4) as u32;
+        out[..4].copy_from_slice(&len.to_be_bytes());
+        out
+    }
+
+    pub fn bye(code: Farewell, text: &str) -> Msg {
+        Msg::Bye {
+            code,
+            text: text.chars().take(300).collect(),
+        }
+    }
+}
+
+/// Puts messages together from what arrives.
+#[derive(Default)]
+pub struct Frames {
+    buf: Vec<u8>,
+    at: usize,
+}
+
+impl Frames {
+    pub fn push(&mut self, bytes: &[u8]) {
+        if self.at > 0 {
+            self.buf.drain(..self.at);
+            self.at = 0;
+        }
+        self.buf.extend_from_slice(bytes);
+    }
+
+    /// The next whole message. After an error nothing more will come.
+    pub fn take(&mut self) -> Result<Option<Msg>, Malformed> {
+        let rest = &self.buf[self.at..];
+        let Some((head, body)) = rest.split_first_chunk::<4>() else {
+            return Ok(None);
+        };
+        let len = u32::from_be_bytes(*head) as usize;
+        if len > MAX {
+            return Err(Malformed::Long(len));
+        }
+        if len == 0 {
+            return Err(Malformed::Empty);
+        }
+        let Some(body) = body.get(..len) else {
+            return Ok(None);
+        };
+        let msg = serde_json::from_slice(body).map_err(|e| Malformed::Json(e.to_string()))?;
+        self.at += 4 + len;
+        Ok(Some(msg))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn claim() -> impl Strategy<Value = Claim> {
+        (
+            any::<Option<Digest>>(),
+            any::<(SocketAddr, SocketAddr)>(),
+            any::<(u64, bool, u64, u64, u64)>(),
+        )
+            .prop_map(|(proof, (local, peer), n)| Claim {
+                proof,
+                // The scope of an address has no place in its text.
+                local: crate::socket::normal(strip(local)),
+                peer: crate::socket::normal(strip(peer)),
+                age_ms: n.0,
+                active: n.1,
+                sent: n.2,
+                acked: n.3,
+                received: n.4,
+            })
+    }
+
+    fn strip(a: SocketAddr) -> SocketAddr {
+        SocketAddr::new(a.ip(), a.port())
+    }
+
+    fn any_msg() -> impl Strategy<Value = Msg> {
+        let reason = any::<u32>;
+        prop_oneof![
+            (any::<(u32, u32, u64, u32)>(), ".{0,40}", ".{0,40}").prop_map(|(n, node, release)| {
+                Msg::Hello {
+                    version: n.0,
+                    min_version: n.1,
+                    node,
+                    instance: n.2,
+                    release,
+                    seeks: n.3,
+                }
+            }),
+            ".{0,400}".prop_map(|t| Msg::bye(Farewell::Version, &t)),
+            any::<u64>().prop_map(|n| Msg::Ping { n }),
+            any::<u64>().prop_map(|n| Msg::Pong { n }),
+            (any::<u64>(), claim()).prop_map(|(id, claim)| Msg::Seek { id, claim }),
+            any::<u64>().prop_map(|id| Msg::Unseek { id }),
+            (any::<u64>(), reason()).prop_map(|(seek, reason)| Msg::Hint { seek, reason }),
+            (any::<(u64, u64)>(), claim(), reason()).prop_map(|(n, claim, refusal)| Msg::Make {
+                seek: n.0,
+                make: n.1,
+                claim,
+                refusal,
+            }),
+            (any::<u64>(), reason()).prop_map(|(make, refusal)| Msg::Made { make, refusal }),
+            (any::<u64>(), reason()).prop_map(|(make, reason)| Msg::Fail { make, reason }),
+        ]
+    }
+
+    proptest! {
+        /// However the bytes are cut, the messages come out as they went in.
+        #[test]
+        fn round_trip(msgs in proptest::collection::vec(any_msg(), 1..6), cut in 1usize..50) {
+            let bytes: Vec<u8> = msgs.iter().flat_map(Msg::encode).collect();
+            let mut f = Frames::default();
+            let mut got = Vec::new();
+            for part in bytes.chunks(cut) {
+                f.push(part);
+                while let Some(m) = f.take().unwrap() { got.push(m); }
+            }
+            prop_assert_eq!(got, msgs);
+        }
+
+        #[test]
+        fn noise_never_panics(parts in proptest::collection::vec(any::<Vec<u8>>(), 0..6)) {
+            let mut f = Frames::default();
+            for p in parts {
+                f.push(&p);
+                while let Ok(Some(_)) = f.take() {}
+            }
+        }
+
+        /// Whatever one byte is changed to: a message, or an error; never more than was sent.
+        #[test]
+        fn a_changed_byte(m in any_msg(), at: proptest::sample::Index, to: u8) {
+            let mut b = m.encode();
+            let i = at.index(b.len());
+            b[i] = to;
+            let mut f = Frames::default();
+            f.push(&b);
+            let mut n = 0;
+            while let Ok(Some(_)) = f.take() { n += 1; }
+            prop_assert!(n <= 1);
+        }
+    }
+
+    fn one(text: &str) -> Result<Option<Msg>, Malformed> {
+        let mut f = Frames::default();
+        f.push(&(text.len() as u32).to_be_bytes());
+        f.push(text.as_bytes());
+        f.take()
+    }
+
+    #[test]
+    fn newer_versions_may_say_more() {
+        assert_eq!(one(r#"{"kind":"dance","n":[1,2]}"#), Ok(Some(Msg::Unknown)));
+        let more = r#"{"kind":"ping","n":7,"color":"red"}"#;
+        assert_eq!(one(more), Ok(Some(Msg::Ping { n: 7 })));
+        let bye = r#"{"kind":"bye","code":"bored","text":""}"#;
+        let other = Msg::bye(Farewell::Other, "");
+        assert_eq!(one(bye), Ok(Some(other)));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_an_error() {
+        for bad in [
+            "{}",
+            "[]",
+            "null",
+            r#"{"kind":7}"#,
+            r#"{"kind":"ping"}"#,
+            r#"{"kind":"ping","n":-1}"#,
+            r#"{"kind":"ping","n":1} x"#,
+            r#"{"kind":"seek","id":1,"claim":{}}"#,
+            "\u{0}",
+        ] {
+            assert!(matches!(one(bad), Err(Malformed::Json(_))), "{bad}");
+        }
+        let mut f = Frames::default();
+        f.push(&[0; 4]);
+        assert_eq!(f.take(), Err(Malformed::Empty));
+        let mut f = Frames::default();
+        f.push(&(MAX as u32 + 1).to_be_bytes());
+        assert_eq!(
+            f.take(),
+            Err(Malformed::Long(MAX + 1)),
+            "before it has come"
+        );
+    }
+}

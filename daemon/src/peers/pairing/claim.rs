@@ -1,0 +1,90 @@
+//! What is said about an end to another node, and what is believed of it.
+
+use super::table::Table;
+use super::{Out, Shown, APART_NS};
+use crate::peers::digest::Key;
+use crate::peers::directory::{Directory, Name, Owner};
+use crate::peers::msg::{Claim, Msg};
+use crate::proof::{Record, Role};
+use crate::socket::{consistent, Counts, End};
+use link::reason::Reason;
+use std::net::SocketAddr;
+
+/// What node `own` says about an end.
+pub fn claim(own: &Name, key: &Key, end: &End, now_ns: u64) -> Claim {
+    let r = end.record.as_ref();
+    Claim {
+        proof: r.map(|r| key.digest(own, r.snd, r.rcv)),
+        local: end.local,
+        peer: end.peer,
+        age_ms: r.map_or(0, |r| now_ns.saturating_sub(r.at_ns) / 1_000_000),
+        active: r.is_some_and(|r| r.role == Role::Active),
+        sent: end.counts.sent,
+        acked: end.counts.acked,
+        received: end.counts.received,
+    }
+}
+
+/// May `node` say this, and does it go with our end? The digests are equal already.
+pub fn judge(
+    directory: &dyn Directory,
+    node: &Name,
+    (claim, at_ns): (&Claim, u64),
+    (end, record): (&End, &Record),
+    now_ns: u64,
+) -> Result<(), Reason> {
+    let theirs = |a: SocketAddr| directory.owner(a.ip()) == Owner::Peer(node.clone());
+    let speaks = match directory.owner(claim.local.ip()) {
+        Owner::Nobody => theirs(end.peer),
+        _ => theirs(claim.local),
+    };
+    if !speaks {
+        return Err(Reason::WrongNode);
+    }
+    // The clocks of two nodes have nothing in common; ages do.
+    let waited = now_ns.saturating_sub(at_ns);
+    let age = claim
+        .age_ms
+        .saturating_mul(1_000_000)
+        .saturating_add(waited);
+    if now_ns.saturating_sub(record.at_ns).abs_diff(age) >= APART_NS {
+        return Err(Reason::Unproven);
+    }
+    if claim.active && record.role == Role::Active {
+        return Err(Reason::Unproven); // numbers set by hand
+    }
+    // Nobody knows which of the two was read first: either order will do.
+    let counts = |from, until| Counts {
+        from,
+        until,
+        sent: claim.sent,
+        acked: claim.acked,
+        received: claim.received,
+    };
+    let (from, until) = (end.counts.from, end.counts.until);
+    if consistent(&counts(from, from), &end.counts)
+        || consistent(&end.counts, &counts(until, until))
+    {
+        Ok(())
+    } else {
+        Err(Reason::Unproven)
+    }
+}
+
+/// The addresses of an end of ours and of a Seek mirror each other, their proofs do not. If both
+/// have one, they are two connections (or one is a forgery), and nobody is told. If not, nobody can
+/// tell, which is what both shall know; neither stops waiting, or a forgery could keep the real end
+/// away.
+pub fn hint(t: &Table, seek: u64, end: &End, out: &mut Vec<Out>) -> Shown {
+    let theirs = t.seeks.get(&seek).is_some_and(|s| s.claim.proof.is_some());
+    let code = Reason::Unproven.code();
+    let mut note = Shown::default();
+    if end.record.is_none() {
+        note.local = code;
+        t.send(Msg::Hint { seek, reason: code }, out);
+    }
+    if !theirs {
+        note.peer = code;
+    }
+    note
+}
