@@ -381,4 +381,3 @@ fn take(n: &mut State, c: &Config, s: Snap) {
         n.d2.head = n.d2.head.max(s.head);
     }
 }
-

@@ -1,7 +1,7 @@
 //! State, actions and properties of one direction of a lane across nodes; the steps of the parties
 //! are in `sender` (A, and D1 when it acts for A), `daemons`, `network` and `receiver`.
 
-use super::daemons::{self, Mirror, Rev, D1, D2};
+use super::daemons::{self, Mirror, D1, D2};
 use super::network::{self, Net};
 use super::receiver::{self, Receiver};
 use super::sender::{self, Mode, Sender, Who};

@@ -388,13 +388,6 @@ fn clear(n: &mut State) {
     n.b.leaving = false;
 }
 
-/// Not to be had: the direction goes on as it was.
-fn impossible(n: &mut State, mode: Mode) {
-    n.b.word.revoked = false;
-    n.b.mode = mode;
-    n.b.leaving = false;
-}
-
 fn leave(n: &mut State, c: &Config) {
     n.b.at = At::Leave;
     match n.b.mode {
@@ -407,8 +400,12 @@ fn leave(n: &mut State, c: &Config) {
         Mode::Prefix | Mode::Ring => n.b.at = At::Mark(n.b.cursor),
         Mode::Last => last(n),
         Mode::Final => {
-            let done = n.b.cursor == n.b.skip;
-            impossible(n, if done { Mode::Tcp } else { Mode::Final });
+            // The sender has ended, and what is on the ring alone cannot be handed over: as on
+            // one node, the connection is reset.
+            if n.b.cursor != n.b.skip {
+                n.reset = true;
+            }
+            clear(n);
             n.b.at = At::Idle;
         }
         Mode::Skip if n.b.skip > 0 && !n.tcp.readable() => n.b.at = view(n),
@@ -449,12 +446,7 @@ fn revoking(n: &mut State, c: &Config) {
         return;
     }
     if was == Mode::Prefix {
-        if p == Phase::Down {
-            impossible(n, was);
-            n.b.at = At::Idle;
-        } else {
-            n.b.at = view(n);
-        }
+        n.b.at = view(n);
         return;
     }
     // Only a whole frame is proof that one was written: the sender may yet see the revocation, and

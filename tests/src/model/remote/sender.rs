@@ -36,7 +36,8 @@ pub enum At {
     Downing,
     DowningLook,
     Cursor,
-    Resume,
+    /// Whether B can be told, as far as was known at the look.
+    Resume(bool),
     Send,
     Record,
     /// The last word of an epoch.
@@ -62,6 +63,8 @@ pub struct Sender {
     /// The cursor in the `Down` frame; none after a revocation.
     frame: Option<u8>,
     from: u8,
+    /// There was a way to tell B when the revocation was answered.
+    told: bool,
     /// Units of the drain that are on TCP, as far as recorded.
     done: u8,
     /// The application has shut this direction or closed.
@@ -102,6 +105,7 @@ impl Sender {
             peer_cursor: 0,
             frame: None,
             from: 0,
+            told: false,
             done: 0,
             shut: false,
             stale: false,
@@ -117,17 +121,16 @@ impl Sender {
         self.frame.is_some()
     }
 
-    /// Has a revocation been answered without one?
+    /// Has a revocation been answered without one, in good faith?
     pub fn plain(&self) -> bool {
-        !self.framed() && (self.w.phase == Phase::Resumed || self.mode == Mode::Drain)
+        self.told && !self.framed() && (self.w.phase == Phase::Resumed || self.mode == Mode::Drain)
     }
 
     /// Unit number `i` of the drain or the `Fin`.
     fn unit(&self, i: u8, c: &Config) -> Option<Unit> {
         let rest = self.head - self.from;
-        let byte = |i: u8| {
-            (i < rest).then(|| Unit::Byte(self.ring[((self.from + i) % RING) as usize]))
-        };
+        let byte =
+            |i: u8| (i < rest).then(|| Unit::Byte(self.ring[((self.from + i) % RING) as usize]));
         match (self.mode, self.frame, i) {
             (Mode::Fin, _, 0) | (Mode::Drain, Some(_), 0) => Some(Unit::Half),
             (Mode::Fin, _, 1) => Some(Unit::Fin(self.epoch, self.head)),
@@ -160,7 +163,10 @@ fn asked(n: &State, c: &Config) -> Option<Word> {
 }
 
 fn begin(n: &State, c: &Config) -> Option<At> {
-    asked(n, c).map(|w| if w.revoked { At::Resume } else { At::Downing })
+    asked(n, c).map(|w| match w.revoked {
+        true => At::Resume(n.path()),
+        false => At::Downing,
+    })
 }
 
 /// What there is to do for somebody who takes the lock.
@@ -294,6 +300,7 @@ pub fn step(n: &mut State, c: &Config, act: Act) {
                 start: t.head,
             };
             (t.kpos0, t.done, t.frame) = (t.kpos, 0, None);
+            t.told = true;
             t.mode = if c.bug == Some(Bug::NoAsk) {
                 Mode::Ring
             } else {
@@ -366,7 +373,7 @@ fn run(n: &mut State, c: &Config, at: At) -> Option<At> {
     match at {
         At::Look => {
             let next = begin(n, c);
-            if next == Some(At::Resume) && c.bug == Some(Bug::TakeBack) {
+            if matches!(next, Some(At::Resume(_))) && c.bug == Some(Bug::TakeBack) {
                 n.a.head -= 1;
                 n.sent -= 1;
             }
@@ -381,7 +388,7 @@ fn run(n: &mut State, c: &Config, at: At) -> Option<At> {
             Some(At::DowningLook)
         }
         At::DowningLook => match asked(n, c) {
-            Some(w) if w.revoked => Some(At::Resume),
+            Some(w) if w.revoked => Some(At::Resume(n.path())),
             _ => Some(At::Cursor),
         },
         At::Cursor => {
@@ -389,8 +396,9 @@ fn run(n: &mut State, c: &Config, at: At) -> Option<At> {
             let cursor = n.a.peer_cursor;
             drain(n, Some(cursor), cursor)
         }
-        At::Resume => {
+        At::Resume(told) => {
             refresh(n);
+            n.a.told = told;
             let cursor = match n.mirror.revoked {
                 UNSEEN => n.a.w.start,
                 r => r,
