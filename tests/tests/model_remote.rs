@@ -173,6 +173,10 @@ fn deaths() {
         away: true,
         ..one()
     };
+    let sleeps = Config {
+        end: End::Stays,
+        ..shuts.clone()
+    };
     all(&[
         ("A dies", a(down(one()))),
         ("D1 dies", d1(two())),
@@ -182,6 +186,9 @@ fn deaths() {
         ("both daemons die", d1(d2(two()))),
         ("all die", a(d1(d2(one())))),
         ("D1 dies after a shutdown", d1(shuts)),
+        ("D1 dies, A sleeps", a(d1(sleeps))),
+        ("D1 dies, a rail fails", d1(Config { fails: 1, ..one() })),
+        ("D2 dies, both rails fail", d2(Config { fails: 2, ..one() })),
     ]);
 }
 
@@ -213,6 +220,26 @@ fn rails() {
                 Config {
                     a_dies: true,
                     ..two()
+                },
+            ),
+        ),
+        (
+            "control is cut",
+            Config {
+                cut: true,
+                downs: 1,
+                ups: 2,
+                ..two()
+            },
+        ),
+        (
+            "both rails fail, A dies",
+            fails(
+                2,
+                Config {
+                    a_dies: true,
+                    end: End::Stays,
+                    ..one()
                 },
             ),
         ),

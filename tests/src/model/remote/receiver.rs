@@ -348,12 +348,8 @@ fn tcp(n: &mut State, c: &Config) {
             }
         }
         Some(u) => frame(n, c, u),
-        None if n.tcp.ended() => {
-            // Everything that was published before is told first.
-            if n.d2.head == n.b.cursor {
-                bare(n, c);
-            }
-        }
+        // Everything that was published before is told first.
+        None if n.tcp.ended() && n.d2.head == n.b.cursor => bare(n, c),
         None => {}
     }
 }
