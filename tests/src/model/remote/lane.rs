@@ -160,7 +160,7 @@ pub struct State {
     pub fails: u8,
     pub repairs: u8,
     pub moves: u8,
-    /// The connection was reset, for a reason that the plan allows.
+    /// The connection was reset, for one of the reasons that there may be.
     pub reset: bool,
     pub fault: Option<Fault>,
 }
