@@ -132,7 +132,8 @@ pub trait QueuePair {
     /// Ready to receive → ready to send, too.
     fn to_rts(&self, attr: &RtsAttr) -> Result<(), Error>;
 
-    /// From any state: everything posted is flushed, and no write of the peer lands after this returns.
+    /// From any state: everything posted is flushed. Only [`QueuePair::destroy`] makes sure that no
+    /// write of the peer lands any more; a packet may be under way inside the device until then.
     fn to_error(&self) -> Result<(), Error>;
 
     fn state(&self) -> Result<QpState, Error>;
@@ -142,4 +143,14 @@ pub trait QueuePair {
 
     /// Posts buffers for messages. Allowed from [`QpState::Init`] on.
     fn post_recv(&self, buffers: &[RecvBuffer]) -> Result<(), PostError>;
+
+    /// As dropping it, but says if the device refused. After success nothing of the peer's can land
+    /// through this queue pair.
+    fn destroy(self) -> Result<(), Error>
+    where
+        Self: Sized,
+    {
+        drop(self);
+        Ok(())
+    }
 }

@@ -53,8 +53,8 @@ pub struct Live {
 pub struct DeviceId {
     /// `rxe0`, `mlx5_0`.
     pub name: String,
-    /// Kernel's number of this appearance; never used again while the node runs.
-    pub index: u32,
+    /// Kernel's number of this appearance (of its folder in sysfs); not used again while the node runs.
+    pub index: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
