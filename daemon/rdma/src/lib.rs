@@ -5,4 +5,6 @@
 //! in [`verbs`], so that it runs the same over real devices ([`ibv`]) and over a simulation. Nothing
 //! here may link libibverbs: the daemon starts on nodes that do not have it.
 
+pub mod devices;
+pub mod ibv;
 pub mod verbs;

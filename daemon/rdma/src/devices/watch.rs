@@ -1,0 +1,110 @@
+//! What changed since the last look.
+//!
+//! Devices that we have open tell of themselves by events; devices that come, and ports of devices
+//! that we do not use, are found by looking again.
+
+use super::{SysDevice, Tree};
+use crate::verbs::DeviceId;
+use std::collections::BTreeMap;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    Added(SysDevice),
+    /// Another state, GID, or anything else.
+    Changed(SysDevice),
+    Removed(DeviceId),
+}
+
+pub struct Watch {
+    tree: Tree,
+    known: BTreeMap<DeviceId, SysDevice>,
+}
+
+impl Watch {
+    pub fn new(tree: Tree) -> Self {
+        Watch {
+            tree,
+            known: BTreeMap::new(),
+        }
+    }
+
+    /// As of the last [`Watch::look`].
+    pub fn devices(&self) -> impl Iterator<Item = &SysDevice> {
+        self.known.values()
+    }
+
+    /// Looks again. Removals come first, so that a device that came back under its name is first
+    /// removed, then added.
+    pub fn look(&mut self) -> Vec<Change> {
+        let now: BTreeMap<DeviceId, SysDevice> = self
+            .tree
+            .scan()
+            .into_iter()
+            .map(|d| (d.id.clone(), d))
+            .collect();
+        let mut changes: Vec<Change> = self
+            .known
+            .keys()
+            .filter(|id| !now.contains_key(id))
+            .map(|id| Change::Removed(id.clone()))
+            .collect();
+        for (id, d) in &now {
+            match self.known.get(id) {
+                None => changes.push(Change::Added(d.clone())),
+                Some(old) if old != d => changes.push(Change::Changed(d.clone())),
+                Some(_) => {}
+            }
+        }
+        self.known = now;
+        changes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::sysfs::tests::{put, rxe};
+    use crate::verbs::PortState;
+    use std::fs;
+
+    const GID: &str = "0000:0000:0000:0000:0000:ffff:0a09:0001";
+
+    #[test]
+    fn comes_changes_goes_and_comes_back() {
+        let root = tempfile::tempdir().unwrap();
+        let r = root.path();
+        let mut watch = Watch::new(Tree::at(r));
+        assert_eq!(watch.look(), []);
+
+        rxe(r, "rxe0", "eth0", &[GID]);
+        let changes = watch.look();
+        let [Change::Added(first)] = &changes[..] else {
+            panic!("{changes:?}")
+        };
+        assert_eq!(watch.look(), []);
+
+        put(r, "class/infiniband/rxe0/ports/1/state", "1: DOWN");
+        let changes = watch.look();
+        let [Change::Changed(d)] = &changes[..] else {
+            panic!("{changes:?}")
+        };
+        assert_eq!(d.ports[0].state, PortState::Down);
+        assert_eq!(d.id, first.id);
+
+        // The same name and content, but another appearance; the old folder is kept aside, for a
+        // real file system may give its inode number away again at once.
+        let dir = r.join("class/infiniband/rxe0");
+        fs::rename(&dir, r.join("aside")).unwrap();
+        rxe(r, "rxe0", "eth0", &[GID]);
+        let changes = watch.look();
+        let [Change::Removed(old), Change::Added(new)] = &changes[..] else {
+            panic!("{changes:?}")
+        };
+        assert_eq!(*old, first.id);
+        assert_ne!(new.id, first.id);
+
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(watch.look(), [Change::Removed(new.id.clone())]);
+        assert_eq!(watch.devices().count(), 0);
+    }
+}
