@@ -26,7 +26,7 @@ pub struct SysPort {
     pub lid: u16,
     /// As the driver claims; software devices make it up.
     pub speed_mbps: Option<u32>,
-    /// Network interface of the port, or of its first GID.
+    /// Network interface of its first GID, or what a software device lies on.
     pub netdev: Option<String>,
     /// Those that are set, by index.
     pub gids: Vec<GidEntry>,
@@ -36,6 +36,7 @@ pub struct SysPort {
 #[derive(Clone, Debug)]
 pub struct Tree {
     class: PathBuf,
+    net: PathBuf,
 }
 
 impl Tree {
@@ -46,15 +47,13 @@ impl Tree {
     pub fn at(sys: &Path) -> Self {
         Tree {
             class: sys.join("class/infiniband"),
+            net: sys.join("class/net"),
         }
     }
 
     /// All devices, by name. A kernel without RDMA has none.
     pub fn scan(&self) -> Vec<SysDevice> {
-        names(&self.class)
-            .iter()
-            .filter_map(|n| self.device(n))
-            .collect()
+        self.names().iter().filter_map(|n| self.device(n)).collect()
     }
 
     pub fn id(&self, name: &str) -> Option<DeviceId> {
@@ -66,7 +65,25 @@ impl Tree {
         })
     }
 
+    pub fn names(&self) -> Vec<String> {
+        names(&self.class)
+    }
+
+    /// A device with its GIDs.
     pub fn device(&self, name: &str) -> Option<SysDevice> {
+        let mut seen = self.glance(name)?;
+        for p in &mut seen.ports {
+            let dir = self.class.join(format!("{name}/ports/{}", p.port));
+            p.gids = read_gids(&dir, p.link_layer);
+            let of_gid = p.gids.iter().find_map(|g| g.netdev.clone());
+            p.netdev = of_gid.or_else(|| p.netdev.take());
+        }
+        // Read again, lest another device has taken the name while we looked.
+        (self.id(name)? == seen.id).then_some(seen)
+    }
+
+    /// A device without its GIDs, which are most of the files: rxe has 1,024 places for them.
+    pub fn glance(&self, name: &str) -> Option<SysDevice> {
         let id = self.id(name)?;
         let dir = self.class.join(name);
         let mut ports: Vec<SysPort> = names(&dir.join("ports"))
@@ -76,6 +93,13 @@ impl Tree {
             .collect();
         ports.sort_by_key(|p| p.port);
         let bus = fs::canonicalize(dir.join("device")).ok();
+        // What rxe and siw lie on.
+        let parent = text(&dir.join("parent"));
+        for p in &mut ports {
+            p.netdev = parent.clone();
+        }
+        let numa = text(&dir.join("device/numa_node"))
+            .or_else(|| text(&self.net.join(parent?).join("device/numa_node")));
         Some(SysDevice {
             node_guid: text(&dir.join("node_guid"))
                 .and_then(|t| guid(&t))
@@ -83,9 +107,8 @@ impl Tree {
             transport: transport(&text(&dir.join("node_type")).unwrap_or_default()),
             pci: bus.as_deref().and_then(pci),
             // -1 where the machine has no such thing.
-            numa_node: text(&dir.join("device/numa_node")).and_then(|t| t.parse().ok()),
+            numa_node: numa.and_then(|t| t.parse().ok()),
             ports,
-            // Read again, lest another device has taken the name while we looked.
             id: self.id(name).filter(|now| *now == id)?,
         })
     }
@@ -97,11 +120,6 @@ fn read_port(port: u8, dir: &Path) -> Option<SysPort> {
         "Ethernet" => LinkLayer::Ethernet,
         _ => LinkLayer::Other,
     };
-    let mut gids: Vec<GidEntry> = names(&dir.join("gids"))
-        .iter()
-        .filter_map(|n| read_gid(n.parse().ok()?, dir, link_layer))
-        .collect();
-    gids.sort_by_key(|g| g.index);
     Some(SysPort {
         port,
         state: state(&text(&dir.join("state"))?),
@@ -110,9 +128,18 @@ fn read_port(port: u8, dir: &Path) -> Option<SysPort> {
             .and_then(|t| u16::from_str_radix(t.trim_start_matches("0x"), 16).ok())
             .unwrap_or(0),
         speed_mbps: text(&dir.join("rate")).and_then(|t| rate(&t)),
-        netdev: gids.iter().find_map(|g| g.netdev.clone()),
-        gids,
+        netdev: None,
+        gids: Vec::new(),
     })
+}
+
+fn read_gids(port: &Path, link_layer: LinkLayer) -> Vec<GidEntry> {
+    let mut gids: Vec<GidEntry> = names(&port.join("gids"))
+        .iter()
+        .filter_map(|n| read_gid(n.parse().ok()?, port, link_layer))
+        .collect();
+    gids.sort_by_key(|g| g.index);
+    gids
 }
 
 fn read_gid(index: u32, port: &Path, link_layer: LinkLayer) -> Option<GidEntry> {
@@ -210,6 +237,7 @@ pub(crate) mod tests {
         let dir = format!("class/infiniband/{name}");
         put(root, &format!("{dir}/node_guid"), "5054:00ff:fe00:0001");
         put(root, &format!("{dir}/node_type"), "1: CA");
+        put(root, &format!("{dir}/parent"), netdev);
         let port = format!("{dir}/ports/1");
         put(root, &format!("{port}/state"), "4: ACTIVE");
         put(root, &format!("{port}/link_layer"), "Ethernet");
@@ -252,6 +280,12 @@ pub(crate) mod tests {
         assert_eq!(gids, [(0, GidKind::RoceV2), (2, GidKind::RoceV2)]);
         assert_eq!(p.gids[1].gid.to_string(), V4);
         assert_eq!(d.usable(p), Ok(()));
+
+        put(root.path(), "class/net/eth0/device/numa_node", "1");
+        let glance = Tree::at(root.path()).glance("rxe0").unwrap();
+        assert_eq!((&glance.id, glance.numa_node), (&d.id, Some(1)));
+        assert_eq!(glance.ports[0].netdev.as_deref(), Some("eth0"));
+        assert_eq!(glance.ports[0].gids, []);
     }
 
     #[test]

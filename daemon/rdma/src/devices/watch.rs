@@ -5,7 +5,7 @@
 
 use super::{SysDevice, Tree};
 use crate::verbs::DeviceId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
@@ -18,6 +18,8 @@ pub enum Change {
 pub struct Watch {
     tree: Tree,
     known: BTreeMap<DeviceId, SysDevice>,
+    /// Devices whose GIDs are to be read again.
+    stale: BTreeSet<DeviceId>,
 }
 
 impl Watch {
@@ -25,6 +27,7 @@ impl Watch {
         Watch {
             tree,
             known: BTreeMap::new(),
+            stale: BTreeSet::new(),
         }
     }
 
@@ -33,15 +36,22 @@ impl Watch {
         self.known.values()
     }
 
+    /// The device's GIDs may have changed: it said so by an event, or its interface's addresses did.
+    pub fn stale(&mut self, id: &DeviceId) {
+        self.stale.insert(id.clone());
+    }
+
     /// Looks again. Removals come first, so that a device that came back under its name is first
-    /// removed, then added.
+    /// removed, then added. GIDs, which take a thousand files, are read only of devices that are new,
+    /// have changed otherwise, or are stale.
     pub fn look(&mut self) -> Vec<Change> {
-        let now: BTreeMap<DeviceId, SysDevice> = self
-            .tree
-            .scan()
-            .into_iter()
+        let names = self.tree.names();
+        let now: BTreeMap<DeviceId, SysDevice> = names
+            .iter()
+            .filter_map(|name| self.see(name))
             .map(|d| (d.id.clone(), d))
             .collect();
+        self.stale.clear();
         let mut changes: Vec<Change> = self
             .known
             .keys()
@@ -57,6 +67,21 @@ impl Watch {
         }
         self.known = now;
         changes
+    }
+
+    fn see(&self, name: &str) -> Option<SysDevice> {
+        let mut seen = self.tree.glance(name)?;
+        let old = self.known.get(&seen.id);
+        if let Some(old) = old.filter(|d| !self.stale.contains(&d.id)) {
+            for (p, o) in seen.ports.iter_mut().zip(&old.ports) {
+                p.gids.clone_from(&o.gids);
+                p.netdev.clone_from(&o.netdev);
+            }
+            if seen == *old {
+                return Some(seen);
+            }
+        }
+        self.tree.device(name)
     }
 }
 
@@ -90,6 +115,18 @@ mod tests {
         };
         assert_eq!(d.ports[0].state, PortState::Down);
         assert_eq!(d.id, first.id);
+
+        // Another GID is seen when somebody says so.
+        let other = "0000:0000:0000:0000:0000:ffff:0a09:0002";
+        put(r, "class/infiniband/rxe0/ports/1/gids/0", other);
+        assert_eq!(watch.look(), []);
+        watch.stale(&first.id);
+        let changes = watch.look();
+        let [Change::Changed(d)] = &changes[..] else {
+            panic!("{changes:?}")
+        };
+        assert_eq!(d.ports[0].gids[0].gid.to_string(), other);
+        assert_eq!(watch.look(), []);
 
         // The same name and content, but another appearance; the old folder is kept aside, for a
         // real file system may give its inode number away again at once.

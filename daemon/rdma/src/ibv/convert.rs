@@ -120,6 +120,16 @@ pub fn completion(wc: &ibv_wc) -> Completion {
     }
 }
 
+/// The type of a GID as the kernel numbers it; it has one number for InfiniBand and RoCE v1 in places.
+pub fn gid_kind(kind: u32, layer: LinkLayer) -> GidKind {
+    match (kind, layer) {
+        (IBV_GID_TYPE_ROCE_V2, _) => GidKind::RoceV2,
+        (0 | IBV_GID_TYPE_ROCE_V1, LinkLayer::Ethernet) => GidKind::RoceV1,
+        (0, LinkLayer::InfiniBand) => GidKind::InfiniBand,
+        _ => GidKind::Other,
+    }
+}
+
 /// What an asynchronous event is about: `element` is a port's number or, for events of a queue
 /// pair, its number, which the caller has looked up.
 pub fn event(kind: u32, element: u32) -> DeviceEvent {
@@ -181,6 +191,16 @@ mod tests {
         assert_eq!(mtu(Mtu::B4096), ibv_mtu::IBV_MTU_4096);
         assert_eq!(mtu_from(0), None);
         assert_eq!(mtu_from(6), None);
+    }
+
+    #[test]
+    fn gid_kinds() {
+        use LinkLayer::{Ethernet, InfiniBand};
+        assert_eq!(gid_kind(2, Ethernet), GidKind::RoceV2);
+        assert_eq!(gid_kind(1, Ethernet), GidKind::RoceV1);
+        assert_eq!(gid_kind(0, Ethernet), GidKind::RoceV1);
+        assert_eq!(gid_kind(0, InfiniBand), GidKind::InfiniBand);
+        assert_eq!(gid_kind(9, InfiniBand), GidKind::Other);
     }
 
     #[test]

@@ -1,12 +1,16 @@
 //! An open device: what it says about itself, and its events.
 
-use super::convert::{check, error, event, is_qp_error, last_errno, last_error, mtu_from};
+use super::convert::{
+    check, error, event, gid_kind, is_qp_error, last_errno, last_error, mtu_from,
+};
 use super::library::Library;
 use super::{never_wait, Counts, Cq, Ibv, Pd};
 use crate::devices::Tree;
-use crate::verbs::{self, DeviceEvent, DeviceId, DeviceInfo, Error, Limits, Mtu, PortInfo};
+use crate::verbs::{
+    self, DeviceEvent, DeviceId, DeviceInfo, Error, Gid, GidEntry, Limits, LinkLayer, Mtu, PortInfo,
+};
 use rdma_sys::*;
-use std::mem::MaybeUninit;
+use std::mem::{size_of, MaybeUninit};
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,6 +21,7 @@ pub(super) struct Context {
     pub lib: &'static Library,
     pub raw: NonNull<ibv_context>,
     pub counts: Arc<Counts>,
+    pub iwarp: bool,
     id: DeviceId,
     tree: Tree,
 }
@@ -53,6 +58,9 @@ impl Device {
             lib: ibv.lib,
             raw,
             counts: ibv.counts.clone(),
+            // SAFETY: an open context names its device, which says what it is and never changes.
+            iwarp: unsafe { (*(*raw.as_ptr()).device).transport_type }
+                == ibv_transport_type::IBV_TRANSPORT_IWARP,
             id: id.clone(),
             tree: ibv.tree.clone(),
         };
@@ -83,7 +91,51 @@ impl Device {
         })
     }
 
-    /// Active and largest MTU of a port: the only thing that sysfs does not tell.
+    /// The GIDs of all ports, with their port: one system call, where sysfs has a file or three for
+    /// each place of the table, used or not.
+    fn gids(&self, layer: impl Fn(u8) -> LinkLayer) -> Result<Vec<(u8, GidEntry)>, Error> {
+        let mut room = 64;
+        let entries = loop {
+            let mut entries = Vec::<ibv_gid_entry>::with_capacity(room);
+            // SAFETY: an open context, and room for as many entries as we say.
+            let n = unsafe {
+                (self.0.lib.query_gid_table)(
+                    self.0.raw.as_ptr(),
+                    entries.as_mut_ptr(),
+                    room,
+                    0,
+                    size_of::<ibv_gid_entry>(),
+                )
+            };
+            match usize::try_from(n) {
+                Ok(n) if n <= room => {
+                    // SAFETY: the library has filled in the first `n`.
+                    unsafe { entries.set_len(n) };
+                    break entries;
+                }
+                // Too many for the room.
+                Err(_) if n == -(libc::EINVAL as isize) && room < 1 << 16 => room *= 4,
+                _ => return Err(error(i32::try_from(n.saturating_neg()).unwrap_or(0))),
+            }
+        };
+        Ok(entries
+            .iter()
+            .filter_map(|e| {
+                let port = u8::try_from(e.port_num).ok()?;
+                // SAFETY: both forms of the union are bytes.
+                let gid = Gid(unsafe { e.gid.raw });
+                let entry = GidEntry {
+                    index: e.gid_index,
+                    gid,
+                    kind: gid_kind(e.gid_type, layer(port)),
+                    netdev: interface(e.ndev_ifindex),
+                };
+                (!gid.is_zero()).then_some((port, entry))
+            })
+            .collect())
+    }
+
+    /// Active and largest MTU of a port, which sysfs does not tell.
     fn mtus(&self, port: u8) -> Result<(Mtu, Mtu), Error> {
         let mut attr = MaybeUninit::<ibv_port_attr>::zeroed();
         // SAFETY: an open context, and room for the answer. The exported function fills the older,
@@ -100,6 +152,18 @@ impl Device {
     }
 }
 
+fn interface(index: u32) -> Option<String> {
+    if index == 0 {
+        return None;
+    }
+    let socket = rustix::net::socket(
+        rustix::net::AddressFamily::UNIX,
+        rustix::net::SocketType::DGRAM,
+        None,
+    );
+    rustix::net::netdevice::index_to_name(socket.ok()?, index).ok()
+}
+
 impl verbs::Device<Ibv> for Device {
     fn id(&self) -> &DeviceId {
         &self.0.id
@@ -109,11 +173,18 @@ impl verbs::Device<Ibv> for Device {
         let seen = self
             .0
             .tree
-            .device(&self.0.id.name)
+            .glance(&self.0.id.name)
             .filter(|d| d.id == self.0.id)
             .ok_or(Error::NoDevice)?;
+        let layers: Vec<_> = seen.ports.iter().map(|p| (p.port, p.link_layer)).collect();
+        let layer = |port| {
+            let found = layers.iter().find(|(p, _)| *p == port);
+            found.map_or(LinkLayer::Other, |(_, l)| *l)
+        };
+        let gids = self.gids(layer)?;
         let mut ports = Vec::new();
         for p in seen.ports {
+            let own = gids.iter().filter(|(port, _)| *port == p.port);
             let (active_mtu, max_mtu) = self.mtus(p.port)?;
             ports.push(PortInfo {
                 port: p.port,
@@ -123,7 +194,7 @@ impl verbs::Device<Ibv> for Device {
                 max_mtu,
                 lid: p.lid,
                 speed_mbps: p.speed_mbps,
-                gids: p.gids,
+                gids: own.map(|(_, g)| g.clone()).collect(),
             });
         }
         Ok(DeviceInfo {

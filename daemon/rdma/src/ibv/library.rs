@@ -18,11 +18,17 @@ fn find(handle: *mut c_void, name: &'static CStr, version: &CStr) -> Result<*mut
     Ok(p)
 }
 
+/// `_ibv_query_gid_table`, behind the header's inline function; the bindings leave it out: context,
+/// room, number of entries there, flags (0), size of an entry; answers how many, or an error negated.
+type QueryGidTable =
+    unsafe extern "C" fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
+
 macro_rules! library {
     ($( $name:ident @ $version:literal : fn($($arg:ty),*) $(-> $ret:ty)?; )*) => {
         /// The functions we use. Loaded once and never closed.
         pub struct Library {
             $( pub $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?, )*
+            pub query_gid_table: QueryGidTable,
         }
 
         impl Library {
@@ -41,6 +47,11 @@ macro_rules! library {
                             >(p)
                         }
                     }, )*
+                    query_gid_table: {
+                        let p = find(handle, c"_ibv_query_gid_table", c"IBVERBS_1.11")?;
+                        // SAFETY: the function's signature in `infiniband/verbs.h`.
+                        unsafe { std::mem::transmute::<*mut c_void, QueryGidTable>(p) }
+                    },
                 })
             }
         }
@@ -145,6 +156,7 @@ mod tests {
         assert_eq!(size_of::<ibv_async_event>(), 16);
         assert_eq!(size_of::<ibv_port_attr>(), 52);
         assert_eq!(size_of::<ibv_device_attr>(), 232);
+        assert_eq!(size_of::<ibv_gid_entry>(), 32);
         assert_eq!(size_of::<ibv_context>(), 328);
         assert_eq!(offset_of!(ibv_context, async_fd), 268);
         assert_eq!(offset_of!(ibv_context_ops, post_send), 200);

@@ -163,6 +163,9 @@ impl Qp {
         if !same(send) || !same(recv) {
             return Err(Error::Invalid);
         }
+        if c.iwarp {
+            return Err(Error::IwarpUnsupported);
+        }
         // SAFETY: pointers and numbers only.
         let mut init: ibv_qp_init_attr = unsafe { zeroed() };
         init.send_cq = send.0.raw.as_ptr();
