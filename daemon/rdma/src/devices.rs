@@ -78,6 +78,9 @@ pub enum Unusable {
     /// Its GIDs are RoCE v1's, which no router forwards, or there are none yet.
     #[error("no-gid")]
     NoGid,
+    /// It is being removed, or the kernel's `ib_uverbs` is not loaded.
+    #[error("no-uverbs")]
+    NoVerbs,
     #[error("iwarp-unsupported")]
     Iwarp,
     #[error("unknown-transport")]
@@ -96,7 +99,9 @@ impl SysDevice {
             Fabric::Iwarp => return Err(Unusable::Iwarp),
             Fabric::Other => return Err(Unusable::Transport),
         };
-        if port.state != PortState::Active {
+        if self.verbs.is_none() {
+            Err(Unusable::NoVerbs)
+        } else if port.state != PortState::Active {
             Err(Unusable::PortDown)
         } else if !port.gids.iter().any(|g| g.kind == wanted) {
             Err(Unusable::NoGid)

@@ -14,6 +14,9 @@ pub struct SysDevice {
     /// Address on the PCI bus; `None` for devices made of software.
     pub pci: Option<String>,
     pub numa_node: Option<u32>,
+    /// The device by which programs reach it, `uverbs0`. It goes first when a device is removed, while
+    /// the kernel waits for everybody to close it. (rxe says nothing else to those who have it open.)
+    pub verbs: Option<String>,
     pub ports: Vec<SysPort>,
 }
 
@@ -36,6 +39,7 @@ pub struct SysPort {
 #[derive(Clone, Debug)]
 pub struct Tree {
     class: PathBuf,
+    verbs: PathBuf,
     net: PathBuf,
 }
 
@@ -47,6 +51,7 @@ impl Tree {
     pub fn at(sys: &Path) -> Self {
         Tree {
             class: sys.join("class/infiniband"),
+            verbs: sys.join("class/infiniband_verbs"),
             net: sys.join("class/net"),
         }
     }
@@ -63,6 +68,14 @@ impl Tree {
             name: name.to_owned(),
             index,
         })
+    }
+
+    /// The `uverbs` device of a device.
+    pub fn verbs(&self, name: &str) -> Option<String> {
+        let of = |v: &String| text(&self.verbs.join(v).join("ibdev"));
+        names(&self.verbs)
+            .into_iter()
+            .find(|v| of(v).as_deref() == Some(name))
     }
 
     pub fn names(&self) -> Vec<String> {
@@ -108,6 +121,7 @@ impl Tree {
             pci: bus.as_deref().and_then(pci),
             // -1 where the machine has no such thing.
             numa_node: numa.and_then(|t| t.parse().ok()),
+            verbs: self.verbs(name),
             ports,
             id: self.id(name).filter(|now| *now == id)?,
         })
@@ -238,6 +252,11 @@ pub(crate) mod tests {
         put(root, &format!("{dir}/node_guid"), "5054:00ff:fe00:0001");
         put(root, &format!("{dir}/node_type"), "1: CA");
         put(root, &format!("{dir}/parent"), netdev);
+        put(
+            root,
+            &format!("class/infiniband_verbs/u-{name}/ibdev"),
+            name,
+        );
         let port = format!("{dir}/ports/1");
         put(root, &format!("{port}/state"), "4: ACTIVE");
         put(root, &format!("{port}/link_layer"), "Ethernet");
@@ -272,6 +291,7 @@ pub(crate) mod tests {
         assert_eq!(d.id.name, "rxe0");
         assert_eq!(d.node_guid, 0x5054_00ff_fe00_0001);
         assert_eq!((d.pci.as_deref(), d.numa_node), (None, None));
+        assert_eq!(d.verbs.as_deref(), Some("u-rxe0"));
         let p = &d.ports[0];
         assert_eq!((p.port, p.state, p.lid), (1, PortState::Active, 0));
         assert_eq!(p.speed_mbps, Some(2500));

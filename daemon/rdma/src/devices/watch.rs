@@ -12,9 +12,11 @@ pub enum Change {
     Added(SysDevice),
     /// Another state, GID, or anything else.
     Changed(SysDevice),
+    /// Gone or going: whoever has it open must close it now, `rdma link del` waits for that.
     Removed(DeviceId),
 }
 
+/// Follows the devices that can be opened.
 pub struct Watch {
     tree: Tree,
     known: BTreeMap<DeviceId, SysDevice>,
@@ -70,7 +72,7 @@ impl Watch {
     }
 
     fn see(&self, name: &str) -> Option<SysDevice> {
-        let mut seen = self.tree.glance(name)?;
+        let mut seen = self.tree.glance(name).filter(|d| d.verbs.is_some())?;
         let old = self.known.get(&seen.id);
         if let Some(old) = old.filter(|d| !self.stale.contains(&d.id)) {
             for (p, o) in seen.ports.iter_mut().zip(&old.ports) {
@@ -115,6 +117,13 @@ mod tests {
         };
         assert_eq!(d.ports[0].state, PortState::Down);
         assert_eq!(d.id, first.id);
+
+        // The first thing that goes, and for long the only one.
+        let verbs = r.join("class/infiniband_verbs/u-rxe0");
+        fs::rename(&verbs, r.join("away")).unwrap();
+        assert_eq!(watch.look(), [Change::Removed(first.id.clone())]);
+        fs::rename(r.join("away"), &verbs).unwrap();
+        assert!(matches!(&watch.look()[..], [Change::Added(d)] if d.id == first.id));
 
         // Another GID is seen when somebody says so.
         let other = "0000:0000:0000:0000:0000:ffff:0a09:0002";
