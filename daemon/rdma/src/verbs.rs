@@ -15,6 +15,10 @@
 //!   means that all earlier ones on the same queue pair are done, and frees their places in the queue.
 //! - After an error, a queue pair flushes what was posted: one completion each, signaled or not,
 //!   status [`Status::Flushed`]. Such a completion says nothing about whether the peer has got the data.
+//! - The first completion with an error need not say why: where our own port goes down, all are flushed.
+//! - A receiver that posts nothing is told nothing when its peer or the wire is gone: no completion, no
+//!   event, for ever. Only a sender finds out.
+//! - Posting to a queue pair in error succeeds, and is flushed.
 //! - Of a completion with an error only `wr_id`, `status`, `qpn` and `vendor` mean something.
 //! - Completions of a queue pair that was dropped may still come. `wr_id` must tell them apart, since
 //!   numbers of queue pairs are used again.
@@ -24,7 +28,7 @@
 mod memory;
 mod types;
 
-pub use memory::{Buffer, Memory};
+pub use memory::{Buffer, Memory, Part};
 pub use types::*;
 
 use std::os::fd::RawFd;

@@ -2,6 +2,7 @@
 
 use rustix::mm::{MapFlags, ProtFlags};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// A mapping that outlives every region registered over it.
 ///
@@ -15,6 +16,34 @@ pub unsafe trait Memory: Send + Sync {
 
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+/// A part of a mapping. Registering a mapping makes and pins all its pages, whoever is to pay for them;
+/// so what is registered is best no more than what is in use.
+pub struct Part {
+    whole: Arc<dyn Memory>,
+    offset: usize,
+    len: usize,
+}
+
+impl Part {
+    /// `None` if that is not all inside.
+    pub fn new(whole: Arc<dyn Memory>, offset: usize, len: usize) -> Option<Part> {
+        let end = offset.checked_add(len)?;
+        (end <= whole.len()).then_some(Part { whole, offset, len })
+    }
+}
+
+// SAFETY: inside the whole, which is held and promises the same.
+unsafe impl Memory for Part {
+    fn addr(&self) -> NonNull<u8> {
+        // SAFETY: checked in `new` to be inside the same mapping.
+        unsafe { self.whole.addr().add(self.offset) }
+    }
+
+    fn len(&self) -> usize {
+        self.len
     }
 }
 
@@ -117,5 +146,18 @@ mod tests {
         assert!(!b.read(4093, &mut got));
         assert_eq!(&got, b"\0end");
         assert!(!b.read(usize::MAX, &mut got));
+    }
+
+    #[test]
+    fn parts_are_inside() {
+        let b: Arc<dyn Memory> = Arc::new(Buffer::new(8192).unwrap());
+        let p = Part::new(b.clone(), 4096, 4096).unwrap();
+        assert_eq!(
+            p.addr().as_ptr() as usize,
+            b.addr().as_ptr() as usize + 4096
+        );
+        assert_eq!(p.len(), 4096);
+        assert!(Part::new(b.clone(), 4097, 4096).is_none());
+        assert!(Part::new(b, usize::MAX, 2).is_none());
     }
 }

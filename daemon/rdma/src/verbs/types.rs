@@ -313,7 +313,8 @@ pub struct RtsAttr {
     pub psn: u32,
     /// Wait for an acknowledgement: 4.096 µs × 2^timeout, 1 to 31. (0 would be for ever.)
     pub timeout: u8,
-    /// Repeats until the queue pair fails, 0 to 7.
+    /// Repeats until the queue pair fails, 0 to 6. (7 is the most that the field takes, but for rxe it
+    /// means for ever: a dead peer would never be noticed.)
     pub retry_count: u8,
     /// Repeats when the peer has no receive buffer, 0 to 7; 7 is for ever.
     pub rnr_retry: u8,
