@@ -2,10 +2,11 @@
 //! print how the devices behave. Exits with an error when something is not as it must be.
 //!
 //! ```text
-//! verbs_pair serve PORT               one end
-//! verbs_pair try ADDRESS PORT [cut]   the other; in the last step it makes the first abort, or with
-//!                                     `cut` prints CUT and expects that somebody cuts the wire
-//! verbs_pair watch SECONDS            prints events and changes of the devices of this machine
+//! verbs_pair serve PORT                  one end
+//! verbs_pair try ADDRESS PORT [cut|idle]  the other. In the last step it makes the first abort; with
+//!                                         `cut` or `idle` it prints CUT and expects that somebody
+//!                                         cuts the wire, for good or for less than 5 s
+//! verbs_pair watch SECONDS               prints events and changes of the devices of this machine
 //! ```
 //!
 //! The two exchange addresses of queue pairs over TCP, line by line.
@@ -32,10 +33,17 @@ fn main() -> Result<()> {
         }
         ["try", address, port, ref rest @ ..] => {
             let stream = connect(&format!("{address}:{port}"))?;
-            steps::run(Control::new(stream)?, rest == ["cut"])
+            let last = match rest {
+                ["cut"] => steps::Last::Cut,
+                ["idle"] => steps::Last::Idle,
+                _ => steps::Last::Die,
+            };
+            steps::run(Control::new(stream)?, last)
         }
         ["watch", seconds] => watch::run(Duration::from_secs(seconds.parse()?)),
-        _ => Err("usage: verbs_pair serve PORT | try ADDRESS PORT [cut] | watch SECONDS".into()),
+        _ => {
+            Err("usage: verbs_pair serve PORT | try ADDRESS PORT [cut|idle] | watch SECONDS".into())
+        }
     }
 }
 

@@ -179,8 +179,18 @@ pub fn serve(control: Control) -> Result<()> {
     }
 }
 
-/// With `cut`, somebody cuts the wire during the last step; else the other end is told to die.
-pub fn run(control: Control, cut: bool) -> Result<()> {
+/// How the last step ends.
+#[derive(Clone, Copy)]
+pub enum Last {
+    /// The other end is told to die.
+    Die,
+    /// Somebody cuts the wire while we send.
+    Cut,
+    /// Somebody takes the port down and up again while we do not.
+    Idle,
+}
+
+pub fn run(control: Control, last: Last) -> Result<()> {
     let mut end = End::new(control)?;
     println!("device: {:?}", end.info);
     println!("gid: {:?}", end.gid);
@@ -190,7 +200,7 @@ pub fn run(control: Control, cut: bool) -> Result<()> {
     refused(&mut end)?;
     no_buffers(&mut end)?;
     peer_failed(&mut end)?;
-    silence(&mut end, cut)?;
+    silence(&mut end, last)?;
     let End {
         ibv, device, pd, ..
     } = end;
@@ -422,17 +432,32 @@ fn peer_failed(end: &mut End) -> Result<()> {
     until_error(&c, what, &[Status::RetryExceeded])
 }
 
-fn silence(end: &mut End, cut: bool) -> Result<()> {
+fn silence(end: &mut End, last: Last) -> Result<()> {
     let c = Conn::new(end, None, RTS, 8)?;
-    if cut {
-        println!("CUT");
-        // A port of ours that is down fails the queue pair at once, and then all are flushed.
-        let wanted = [Status::RetryExceeded, Status::Flushed];
-        until_error(&c, "the wire was cut", &wanted)?;
-    } else {
-        c.qp.post_send(&[inline(1, &message(DIE), true)])?;
-        tell("try", &c.completions(1, LONG)?);
-        until_error(&c, "the other process died", &[Status::RetryExceeded])?;
+    match last {
+        Last::Die => {
+            c.qp.post_send(&[inline(1, &message(DIE), true)])?;
+            tell("try", &c.completions(1, LONG)?);
+            until_error(&c, "the other process died", &[Status::RetryExceeded])?;
+        }
+        Last::Cut => {
+            println!("CUT");
+            // A port of ours that is down fails the queue pair at once, and then all are flushed.
+            let wanted = [Status::RetryExceeded, Status::Flushed];
+            until_error(&c, "the wire was cut", &wanted)?;
+        }
+        Last::Idle => {
+            println!("CUT");
+            std::thread::sleep(Duration::from_secs(5));
+            c.qp.post_send(&[inline(1, &message(4), true)])?;
+            let got = c.completions(1, LONG)?;
+            tell("try, after the port was down", &got);
+            let alive = got.iter().any(|g| g.status == Status::Success);
+            check(
+                alive,
+                "an idle queue pair survives that its port is down for a while",
+            )?;
+        }
     }
     while let Some(e) = end.device.poll_event()? {
         println!("  try: event {e:?}");

@@ -89,7 +89,7 @@ impl CompletionQueue for Cq {
                 Ok(n) => n.min(want),
                 // What was taken already is told first; the error will come again.
                 Err(_) if got > 0 => break,
-                Err(_) => return Err(error(n.saturating_abs())),
+                Err(_) => return Err(check(n).err().unwrap_or(Error::Invalid)),
             };
             for wc in &wcs[..n] {
                 // SAFETY: the library has filled in the first `n`.

@@ -224,7 +224,8 @@ pub enum DeviceEvent {
     GidChange(u8),
     /// LID, key table or subnet manager changed: look at the port again.
     PortChange(u8),
-    /// The device is gone or must be reset. Nothing but dropping its objects works from now on.
+    /// The device is gone or must be reset. Nothing but dropping its objects works from now on. Not all
+    /// devices say this: rxe works on and its removal waits until it is closed. See `devices::Watch`.
     Removed,
     /// A queue pair went into the error state without a request of ours.
     QpError(u32),
