@@ -6,5 +6,7 @@
 //! here may link libibverbs: the daemon starts on nodes that do not have it.
 
 pub mod devices;
+pub mod engine;
 pub mod ibv;
 pub mod verbs;
+pub mod wire;
