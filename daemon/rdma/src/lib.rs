@@ -8,5 +8,6 @@
 pub mod devices;
 pub mod engine;
 pub mod ibv;
+pub mod sim;
 pub mod verbs;
 pub mod wire;
