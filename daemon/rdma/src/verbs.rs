@@ -11,6 +11,8 @@
 //! What a caller must know about hardware, and a simulation has to be as unkind about:
 //!
 //! - A queue pair completes its own work in order; nothing is ordered between queue pairs.
+//! - Nor are receives ordered with sends of the same queue pair: an answer can be there before the
+//!   acknowledgement of what it answers.
 //! - Unsignaled work has no completion unless it fails. A signaled completion of a later request
 //!   means that all earlier ones on the same queue pair are done, and frees their places in the queue.
 //! - After an error, a queue pair flushes what was posted: one completion each, signaled or not,

@@ -97,6 +97,8 @@ pub struct Conn {
 }
 
 pub const MESSAGE: usize = 44;
+/// Far more than anything takes, emulated machines included.
+const PATIENCE: Duration = Duration::from_secs(90);
 const SLOT: usize = 64;
 const SLOTS: usize = 64;
 
@@ -182,7 +184,7 @@ impl Conn {
 
     /// Waits for one completion.
     pub fn one(&self, wait: Wait) -> Result<Completion> {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + PATIENCE;
         let mut out = Vec::new();
         while Instant::now() < end {
             if self.cq.poll(&mut out, 1)? == 1 {
@@ -196,12 +198,12 @@ impl Conn {
                     if self.cq.poll(&mut out, 1)? == 1 {
                         return Ok(out[0]);
                     }
-                    readable(self.cq.fd(), Duration::from_secs(20))?;
+                    readable(self.cq.fd(), PATIENCE)?;
                     self.cq.take_notifications()?;
                 }
             }
         }
-        Err("no completion in 20 s".into())
+        Err("no completion for too long".into())
     }
 }
 

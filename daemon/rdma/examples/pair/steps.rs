@@ -112,13 +112,14 @@ pub fn serve(control: Control) -> Result<()> {
         "all bytes are there when the message is",
     )?;
 
-    for n in 0..600u64 {
+    let mut n = 0;
+    while n < 600 {
         let got = c.one(wait_of(n))?;
-        c.give(got.wr_id)?;
-        c.qp.post_send(&[inline(n, &message(n as u8), n % 32 == 31)])?;
-        if n % 32 == 31 {
-            // Makes room in the send queue. The next message comes only after this.
-            check_quietly(c.one(wait_of(n))?.opcode == Opcode::Send)?;
+        // The next message may come before the acknowledgement of what it answers.
+        if got.opcode == Opcode::Recv {
+            c.give(got.wr_id)?;
+            c.qp.post_send(&[inline(n, &message(n as u8), n % 32 == 31)])?;
+            n += 1;
         }
     }
     end.control.meet("pong")?;

@@ -238,6 +238,7 @@ fn pci(path: &Path) -> Option<String> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::devices::Unusable;
     use std::os::unix::fs::symlink;
 
     pub(crate) fn put(root: &Path, file: &str, text: &str) {
@@ -284,7 +285,9 @@ pub(crate) mod tests {
     #[test]
     fn a_software_device() {
         let root = tempfile::tempdir().unwrap();
-        rxe(root.path(), "rxe0", "eth0", &[LINK_LOCAL, ZERO, V4]);
+        let mut table = [ZERO; 11];
+        (table[0], table[2], table[10]) = (LINK_LOCAL, V4, V4);
+        rxe(root.path(), "rxe0", "eth0", &table);
         let [d] = &Tree::at(root.path()).scan()[..] else {
             panic!("one device")
         };
@@ -297,11 +300,15 @@ pub(crate) mod tests {
         assert_eq!(p.speed_mbps, Some(2500));
         assert_eq!(p.netdev.as_deref(), Some("eth0"));
         let gids: Vec<_> = p.gids.iter().map(|g| (g.index, g.kind)).collect();
-        assert_eq!(gids, [(0, GidKind::RoceV2), (2, GidKind::RoceV2)]);
+        assert_eq!(gids, [0, 2, 10].map(|i| (i, GidKind::RoceV2)));
         assert_eq!(p.gids[1].gid.to_string(), V4);
         assert_eq!(d.usable(p), Ok(()));
 
         put(root.path(), "class/net/eth0/device/numa_node", "1");
+        rxe(root.path(), "rxe1", "eth1", &[ZERO]);
+        let fresh = Tree::at(root.path()).device("rxe1").unwrap();
+        assert_eq!(fresh.ports[0].netdev.as_deref(), Some("eth1"));
+        assert_eq!(fresh.usable(&fresh.ports[0]), Err(Unusable::NoGid));
         let glance = Tree::at(root.path()).glance("rxe0").unwrap();
         assert_eq!((&glance.id, glance.numa_node), (&d.id, Some(1)));
         assert_eq!(glance.ports[0].netdev.as_deref(), Some("eth0"));
@@ -341,7 +348,6 @@ pub(crate) mod tests {
         assert_eq!(p.link_layer, LinkLayer::InfiniBand);
         assert_eq!(p.gids[0].kind, GidKind::InfiniBand);
         assert_eq!(p.speed_mbps, Some(100_000));
-        use crate::devices::Unusable;
         assert_eq!(d.usable(p), Err(Unusable::PortDown));
     }
 
@@ -364,6 +370,7 @@ pub(crate) mod tests {
         assert_eq!(state("4 ACTIVE"), PortState::Other);
         assert_eq!(transport(""), Transport::Other);
         assert_eq!(pci(Path::new("/sys/devices/virtio0")), None);
+        assert_eq!(pci(Path::new("/sys/devices/beef")), None);
         assert_eq!(pci(Path::new("/")), None);
         assert_eq!(
             pci(Path::new("/sys/0000:3b:00.0")).as_deref(),

@@ -181,6 +181,9 @@ mod tests {
         assert_eq!(check_post(libc::ENOMEM), Err(Error::Full));
         assert_eq!(check(libc::ENOMEM), Err(Error::NoMemory));
         assert_eq!(check(i32::MIN), Err(Error::Os(i32::MAX)));
+        // Leaves ENOTDIR in errno.
+        std::fs::metadata("/dev/null/nothing").unwrap_err();
+        assert_eq!(check(-1), Err(Error::Os(libc::ENOTDIR)));
     }
 
     #[test]
