@@ -18,7 +18,8 @@ pub const LEN: usize = 44;
 pub mod flag {
     /// Tell me the cursor as soon as it moves.
     pub const WANT_SPACE: u8 = 1;
-    /// The first message about this lane after it moved to another link.
+    /// The first message about this lane after it moved to another link, and all that follow while
+    /// `head` is below one that was announced before: the reader may know more already.
     pub const VALIDATE: u8 = 2;
     /// This lane has failed here; nothing about it will follow.
     pub const ABORT: u8 = 4;

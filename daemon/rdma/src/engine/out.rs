@@ -75,6 +75,8 @@ pub(super) struct Out {
     pub acked: u64,
     /// Head that the last snapshot announced: every byte before it was posted on the same link.
     pub announced: u64,
+    /// Highest head ever announced in this epoch, on whatever link: the reader may be there.
+    high: u64,
     /// The application's head, as last believed.
     pub head: u64,
     pub rings: VecDeque<OutRing>,
@@ -117,6 +119,28 @@ impl Out {
             r.said = false;
         }
         self.next_ring = 0;
+    }
+
+    /// Everything up to here is posted, and the next snapshot says so.
+    pub fn announce(&mut self, posted: u64) {
+        self.posted = posted;
+        self.announced = posted;
+        self.high = self.high.max(posted);
+    }
+
+    /// The peer's reader has consumed so much; after a move to another link that may be more than
+    /// we would write again.
+    fn read_to(&mut self, cursor: u64) {
+        self.cursor = cursor;
+        if cursor > self.posted {
+            self.acked = self.acked.max(cursor);
+            self.announce(cursor);
+        }
+    }
+
+    /// Is what we write now perhaps in the peer's ring already?
+    pub fn repeats(&self) -> bool {
+        self.announced < self.high
     }
 
     pub fn query_again(&mut self) {
@@ -410,7 +434,8 @@ impl<P: Provider> Pair<P> {
         o.epoch = a.epoch;
         o.tx_phase = tx::UP as u8;
         o.want_down = !self.rail;
-        (o.cursor, o.posted, o.acked, o.announced) = (a.start, a.start, a.start, a.start);
+        (o.cursor, o.posted, o.acked) = (a.start, a.start, a.start);
+        (o.announced, o.high) = (a.start, a.start);
         o.flushed = false;
         o.custody = false;
         if let Some(p) = self.parties.get(&lane.party) {
@@ -442,11 +467,11 @@ impl<P: Provider> Pair<P> {
         }
         lane.out.told = told;
         if lane.out.phase == Phase::Up {
-            if c.cursor < lane.out.cursor || c.cursor > lane.out.announced {
+            if c.cursor < lane.out.cursor || c.cursor > lane.out.high {
                 return Err(Fault::Peer("an impossible cursor"));
             }
             if c.cursor != lane.out.cursor {
-                lane.out.cursor = c.cursor;
+                lane.out.read_to(c.cursor);
                 if let Some(p) = self.parties.get(&lane.party) {
                     // Release: pairs with the Acquire in `TxState::refresh`; the reader has its copy.
                     p.memory.mirror().cursors[lane.slot].store(c.cursor, Release);

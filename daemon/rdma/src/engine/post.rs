@@ -207,8 +207,7 @@ impl<P: Provider> Pair<P> {
             return None;
         }
         let bytes: u64 = writes.iter().map(|w| u64::from(w.local.len)).sum();
-        lane.out.posted += bytes;
-        lane.out.announced = lane.out.posted;
+        lane.out.announce(lane.out.posted + bytes);
         let what = What::Cdc {
             lane: id,
             head: lane.out.announced,
@@ -298,7 +297,7 @@ impl<P: Provider> Pair<P> {
         if o.sends() && o.announced - o.cursor.min(o.announced) > half {
             flags |= flag::WANT_SPACE;
         }
-        if lane.validate {
+        if lane.validate || o.repeats() {
             flags |= flag::VALIDATE;
         }
         if lane.abort {

@@ -1,0 +1,255 @@
+//! An application's end of a lane: the real halves of the lane code over shared memory, with the
+//! one thing that they do not have yet: asking before a switch goes up.
+
+use super::tcp::{End as Tcp, Pipe};
+use link::lane::rx::How;
+use link::lane::tx::UNSEEN;
+use link::lane::{rx, tx, Area, Iov, Memory, Port, Received, RxState, Sent, TxState};
+use link::layout::{bits_of, epoch_of, pack, rx as rxf, tx as txf, Loc};
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{fence, Ordering::*};
+use underpass_rdma::engine::ACCEPTED;
+use underpass_rdma::sim::Rng;
+
+pub struct App {
+    pub slot: u32,
+    pub tx: TxState,
+    pub rx: RxState,
+    ask: Option<u32>,
+    /// Rings not in use, in the party's chunk.
+    places: Vec<Loc>,
+    salt: u64,
+    pub sent: u64,
+    pub total: u64,
+    peer_salt: u64,
+    pub received: u64,
+    pub expected: u64,
+    pub shut: bool,
+    pub moves: u64,
+    /// Chance, one in so many, of each whim.
+    pub whims: u64,
+}
+
+/// What an end works with.
+pub struct World<'a> {
+    pub app: &'a Area,
+    pub mirror: &'a Area,
+    pub out: &'a RefCell<Pipe>,
+    pub inn: &'a RefCell<Pipe>,
+    pub arrives: u64,
+    pub rang: &'a Cell<bool>,
+}
+
+fn byte(salt: u64, at: u64) -> u8 {
+    ((at / 3).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(salt) >> 29) as u8 ^ at as u8
+}
+
+fn iov(b: &mut [u8]) -> [libc::iovec; 1] {
+    [libc::iovec {
+        iov_base: b.as_mut_ptr().cast(),
+        iov_len: b.len(),
+    }]
+}
+
+impl App {
+    pub fn new(slot: u32, places: Vec<Loc>, salts: (u64, u64), totals: (u64, u64)) -> App {
+        App {
+            slot,
+            tx: TxState::default(),
+            rx: RxState::default(),
+            ask: None,
+            places,
+            salt: salts.0,
+            sent: 0,
+            total: totals.0,
+            peer_salt: salts.1,
+            received: 0,
+            expected: totals.1,
+            shut: false,
+            moves: 0,
+            whims: 40,
+        }
+    }
+
+    pub fn attach(&mut self, w: &World<'_>, base: u32, rng: &mut Rng) {
+        let m = memory(w, self.slot);
+        let loc = self.places.swap_remove(rng.below(self.places.len() as u64) as usize);
+        self.tx.attach(&m, base, loc);
+        self.tx.set_tag(7);
+        self.rx.attach(&m, base, 7);
+    }
+
+    pub fn done(&self) -> bool {
+        self.sent == self.total && self.received == self.expected
+    }
+
+    /// Something random, as a program might do; says whether anything moved.
+    pub fn step(&mut self, w: &World<'_>, rng: &mut Rng) -> bool {
+        let m = memory(w, self.slot);
+        let port = Tcp {
+            out: w.out,
+            inn: w.inn,
+            arrives: w.arrives,
+            rang: w.rang,
+        };
+        let mut moved = self.receive(&m, &port, rng);
+        moved |= self.send(&m, &port, rng);
+        if self.tx.look(&m, &port).is_err() {
+            panic!("the sender was told nonsense");
+        }
+        if rng.one_in(self.whims) {
+            self.whim(&m, &port, rng);
+        }
+        if rng.one_in(3) {
+            self.rx.declare_ready(&m);
+        }
+        moved
+    }
+
+    fn send(&mut self, m: &Memory, port: &Tcp<'_>, rng: &mut Rng) -> bool {
+        if self.ask.is_some() {
+            return self.asked(m, port);
+        }
+        if self.tx.mode.load(Relaxed) == tx::mode::TCP && !self.shut && rng.one_in(2) {
+            self.begin_ask(m, port);
+            if self.ask.is_some() {
+                return true;
+            }
+        }
+        if self.shut {
+            return false;
+        }
+        let n = (1 + rng.below(5000)).min(self.total - self.sent);
+        let mut b: Vec<u8> = (self.sent..self.sent + n).map(|at| byte(self.salt, at)).collect();
+        let v = iov(&mut b);
+        let sent = match self.tx.send(m, port, &mut Iov::new(&v)) {
+            Sent::Bytes(k) => k as u64,
+            Sent::Full => {
+                m.own_tx().want_space.store(1, SeqCst);
+                if self.tx.can_move(m) && !self.places.is_empty() && rng.one_in(3) {
+                    let i = rng.below(self.places.len() as u64) as usize;
+                    let loc = self.places.swap_remove(i);
+                    self.places.extend(self.tx.move_to(m, loc));
+                    self.moves += 1;
+                } else if rng.one_in(60) {
+                    self.tx.down(m, port).expect("down");
+                }
+                0
+            }
+            Sent::Tcp => {
+                assert!(self.tx.enter_native());
+                let k = port.tcp_send(b.as_ptr(), b.len()).unwrap_or(0) as u64;
+                self.tx.leave_native(k);
+                k
+            }
+            Sent::Blocked => 0,
+            Sent::Reset(r) => panic!("the sender resets: {r:?}"),
+        };
+        self.sent += sent;
+        if self.sent == self.total && self.tx.is_up() && rng.one_in(4) {
+            // As `shutdown(SHUT_WR)`: what is on the ring stays there for the receiver.
+            self.tx.shut(m, port);
+            self.shut = true;
+        }
+        sent > 0
+    }
+
+    /// The new mode: the door is closed, the request stored, nothing sent until it is answered.
+    fn begin_ask(&mut self, m: &Memory, port: &Tcp<'_>) {
+        let word = m.peer_rx().word.load(Acquire);
+        let ahead = epoch_of(word).wrapping_sub(self.tx.epoch.load(Relaxed));
+        if bits_of(word) != rxf::READY || ahead == 0 || ahead > u32::MAX / 2 {
+            return;
+        }
+        assert_eq!(port.tcp_sent(), Some(self.tx.kpos.load(Relaxed)));
+        self.tx.mode.store(tx::mode::SWITCH, SeqCst);
+        let w = m.own_tx();
+        w.up_kpos.store(self.tx.kpos.load(Relaxed), Relaxed);
+        w.up_start.store(m.own_head().load(Relaxed), Relaxed);
+        w.state.store(pack(epoch_of(word), txf::UP), Release);
+        m.publish(port);
+        self.ask = Some(epoch_of(word));
+    }
+
+    fn asked(&mut self, m: &Memory, port: &Tcp<'_>) -> bool {
+        let Some(epoch) = self.ask else {
+            return false;
+        };
+        let word = m.peer_rx().word.load(SeqCst);
+        if epoch_of(word) == epoch && bits_of(word) & ACCEPTED != 0 {
+            self.tx.epoch.store(epoch, Relaxed);
+            self.tx.mode.store(tx::mode::RING, Relaxed);
+        } else if epoch_of(word) != epoch || bits_of(word) & rxf::REVOKED != 0 {
+            // The epoch is not used up: the daemon may invite to it again.
+            m.own_tx().state.store(pack(epoch, txf::RESUMED), Release);
+            m.publish(port);
+            self.tx.mode.store(tx::mode::TCP, SeqCst);
+        } else {
+            return false;
+        }
+        self.ask = None;
+        true
+    }
+
+    fn receive(&mut self, m: &Memory, port: &Tcp<'_>, rng: &mut Rng) -> bool {
+        let mut b = vec![0xee; 1 + rng.below(6000) as usize];
+        let v = iov(&mut b);
+        let how = How {
+            look: true,
+            ..How::default()
+        };
+        let n = match self.rx.recv(m, port, &mut Iov::new(&v), how) {
+            Received::Bytes(n) => n,
+            Received::Empty => 0,
+            Received::Tcp => {
+                assert!(self.rx.enter_native());
+                let n = port.tcp_recv(b.as_mut_ptr(), b.len(), false).unwrap_or(0);
+                self.rx.leave_native(n as u64);
+                n
+            }
+            other => panic!("the receiver got {other:?} at {}", self.received),
+        };
+        for (i, b) in b[..n].iter().enumerate() {
+            let at = self.received + i as u64;
+            assert_eq!(*b, byte(self.peer_salt, at), "byte {at} of {}", self.expected);
+        }
+        self.received += n as u64;
+        assert!(self.received <= self.expected, "more bytes than were sent");
+        n > 0
+    }
+
+    fn whim(&mut self, m: &Memory, port: &Tcp<'_>, rng: &mut Rng) {
+        match rng.below(3) {
+            0 => self.rx.want_down(m, port),
+            1 if !self.shut && self.ask.is_none() => {
+                self.tx.down(m, port).expect("down");
+            }
+            _ => self.take_back(m, port),
+        }
+    }
+
+    /// Readiness that was not used is taken back.
+    fn take_back(&mut self, m: &Memory, port: &Tcp<'_>) {
+        if self.rx.mode.load(Relaxed) != rx::mode::READY {
+            return;
+        }
+        let epoch = self.rx.epoch.load(Relaxed);
+        m.own_rx().revoked.store(UNSEEN, Relaxed);
+        let word = &m.own_rx().word;
+        word.store(pack(epoch, rxf::READY | rxf::REVOKED), SeqCst);
+        m.publish(port);
+        fence(SeqCst);
+        let state = m.peer_tx().state.load(Acquire);
+        if epoch_of(state) == epoch && !matches!(bits_of(state), 0 | txf::RESUMED) {
+            // Too late: it is only a wish.
+            word.store(pack(epoch, rxf::READY | rxf::WANT_DOWN), SeqCst);
+            m.publish(port);
+        } else {
+            self.rx.mode.store(rx::mode::TCP, SeqCst);
+        }
+    }
+}
+
+fn memory<'a>(w: &World<'a>, slot: u32) -> Memory<'a> {
+    Memory::new(w.app, w.mirror, slot).expect("mapped")
+}
