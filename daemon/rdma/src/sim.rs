@@ -221,7 +221,10 @@ impl World {
     /// Is there something in a completion queue of this node?
     pub fn pending(&self, node: usize) -> bool {
         let w = self.get();
-        let found = w.cqs.values().any(|c| c.node == node && !c.queue.is_empty());
+        let found = w
+            .cqs
+            .values()
+            .any(|c| c.node == node && !c.queue.is_empty());
         found
     }
 

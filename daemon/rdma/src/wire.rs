@@ -369,18 +369,19 @@ mod tests {
 
     fn body() -> impl Strategy<Value = Body> {
         let end = (any::<(u32, [u8; 16], u16)>(), 0..1u32 << 24, 0..1u32 << 24);
-        let end = (end, 0..5u8, 4..u16::MAX).prop_map(
-            |(((fabric, gid, lid), qpn, psn), mtu, depth)| LinkEnd {
-                link: 0,
-                fabric,
-                gid,
-                lid,
-                qpn,
-                psn,
-                mtu,
-                depth,
-            },
-        );
+        let end =
+            (end, 0..5u8, 4..u16::MAX).prop_map(|(((fabric, gid, lid), qpn, psn), mtu, depth)| {
+                LinkEnd {
+                    link: 0,
+                    fabric,
+                    gid,
+                    lid,
+                    qpn,
+                    psn,
+                    mtu,
+                    depth,
+                }
+            });
         let key = any::<(u32, u32, u32)>().prop_map(|(addr, len, rkey)| Key {
             addr: addr.into(),
             len: len.into(),
@@ -418,8 +419,11 @@ mod tests {
                     start,
                 }
             }),
-            any::<(u32, u32, bool)>()
-                .prop_map(|(epoch, attempt, ok)| Body::SwitchReply { epoch, attempt, ok }),
+            any::<(u32, u32, bool)>().prop_map(|(epoch, attempt, ok)| Body::SwitchReply {
+                epoch,
+                attempt,
+                ok
+            }),
             any::<(u32, u8, u64)>().prop_map(|(moves, log2, from)| Body::Ring {
                 moves,
                 log2,

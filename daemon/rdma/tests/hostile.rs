@@ -101,7 +101,11 @@ fn lies_about_one_lane() {
         for n in &sim.nodes {
             // A write to a place that is a lie may cost a link, never the pair.
             assert_eq!(n.pair_failed, None, "seed {seed}");
-            assert!(n.faults.iter().all(|f| f.0 == 0), "seed {seed}: {:?}", n.faults);
+            assert!(
+                n.faults.iter().all(|f| f.0 == 0),
+                "seed {seed}: {:?}",
+                n.faults
+            );
             failed += n.faults.len();
         }
         sim.lanes[0].reset = true;
@@ -223,13 +227,19 @@ fn an_application_scribbles() {
                 if rng.one_in(6) {
                     t.loc_seq.store(rng.next_u64() as u32, Relaxed);
                 }
-                words.seq[slot / link::layout::GROUP].0.fetch_add(1, Relaxed);
+                words.seq[slot / link::layout::GROUP]
+                    .0
+                    .fetch_add(1, Relaxed);
             }
         }
         sim.run(0, 0);
         for n in &sim.nodes {
             assert_eq!(n.pair_failed, None, "seed {seed}");
-            assert!(n.faults.iter().all(|f| f.0 == 0), "seed {seed}: {:?}", n.faults);
+            assert!(
+                n.faults.iter().all(|f| f.0 == 0),
+                "seed {seed}: {:?}",
+                n.faults
+            );
         }
         failed += sim.nodes[0].faults.len();
         sim.lanes[0].reset = true;

@@ -93,22 +93,41 @@ pub enum Fault {
 pub enum Event {
     /// To be sent to the peer's daemon, if the control channel is there; what is lost is repeated.
     Control(Control),
-    LinkUp { link: LinkId, rail: RailId },
-    LinkDown { link: LinkId, rail: RailId, why: &'static str },
+    LinkUp {
+        link: LinkId,
+        rail: RailId,
+    },
+    LinkDown {
+        link: LinkId,
+        rail: RailId,
+        why: &'static str,
+    },
     /// No link is left: every lane has been asked to go down. Time for custody.
     NoRail,
     /// There is a link again.
     RailBack,
     /// This lane is finished: reset its connection, then [`super::Pair::remove`] it.
-    LaneFailed { lane: LaneId, fault: Fault },
+    LaneFailed {
+        lane: LaneId,
+        fault: Fault,
+    },
     /// After [`super::Pair::finish`]: everything up to `head` is in the peer's ring, and announced.
-    Flushed { lane: LaneId, head: u64 },
+    Flushed {
+        lane: LaneId,
+        head: u64,
+    },
     /// The peer has removed this lane.
-    PeerClosed { lane: LaneId },
+    PeerClosed {
+        lane: LaneId,
+    },
     /// A lane that was removed is gone, and nothing can be written to its rings.
-    Removed { lane: LaneId },
+    Removed {
+        lane: LaneId,
+    },
     /// Nothing can be written to this party's chunks any more; they are not registered.
-    PartyRemoved { party: PartyId },
+    PartyRemoved {
+        party: PartyId,
+    },
     /// The peer broke the protocol of the links, or a device kept a queue pair. Drop the pair.
     PairFailed(&'static str),
 }
@@ -118,17 +137,38 @@ pub enum Event {
 pub enum Control {
     QpOffer(LinkEnd),
     QpAnswer(LinkEnd),
-    QpRefuse { link: u32 },
+    QpRefuse {
+        link: u32,
+    },
     /// Our end is destroyed; or, as answer, ours is as well.
-    QpDead { link: u32 },
-    QpDeadAck { link: u32 },
+    QpDead {
+        link: u32,
+    },
+    QpDeadAck {
+        link: u32,
+    },
     /// Did this switch of ours reach you? `from` is our own token.
-    SwitchQuery { token: u32, from: u32, epoch: u32, attempt: u32 },
+    SwitchQuery {
+        token: u32,
+        from: u32,
+        epoch: u32,
+        attempt: u32,
+    },
     /// It stands; or it never came, and will not be taken any more.
-    SwitchAnswer { token: u32, epoch: u32, attempt: u32, stands: bool },
+    SwitchAnswer {
+        token: u32,
+        epoch: u32,
+        attempt: u32,
+        stands: bool,
+    },
     /// We write no more to the rings of this lane, ever.
-    Close { token: u32, from: u32 },
-    CloseAck { token: u32 },
+    Close {
+        token: u32,
+        from: u32,
+    },
+    CloseAck {
+        token: u32,
+    },
 }
 
 /// A link, for the tools.

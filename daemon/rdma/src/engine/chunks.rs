@@ -168,7 +168,11 @@ impl<P: Provider> Pair<P> {
         let parties: Vec<_> = self.parties.iter().filter(|(_, p)| idle(p)).collect();
         let parties: Vec<_> = parties.into_iter().map(|(id, _)| *id).collect();
         for party in parties {
-            let all: Vec<_> = self.chunks.iter().filter(|(_, c)| c.party == party).collect();
+            let all: Vec<_> = self
+                .chunks
+                .iter()
+                .filter(|(_, c)| c.party == party)
+                .collect();
             let all: Vec<u32> = all.into_iter().map(|(id, _)| *id).collect();
             let left = all.iter().filter(|id| !self.leave_chunk(**id)).count();
             if left == 0 {
@@ -242,7 +246,11 @@ impl<P: Provider> Pair<P> {
 
     /// The peer writes no more to this region of ours.
     pub(super) fn region_left(&mut self, region: u32) {
-        if let Some(l) = self.chunks.get_mut(&region).and_then(|c| c.leaving.as_mut()) {
+        if let Some(l) = self
+            .chunks
+            .get_mut(&region)
+            .and_then(|c| c.leaving.as_mut())
+        {
             l.answered = true;
             self.lane_timer = 0;
         }

@@ -30,10 +30,20 @@ pub(super) enum State {
 /// What a request was for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
-    Write { lane: u32, region: u32, bytes: u32 },
+    Write {
+        lane: u32,
+        region: u32,
+        bytes: u32,
+    },
     /// Snapshot that announced the head.
-    Cdc { lane: u32, head: u64, epoch: u32 },
-    Lane { lane: u32 },
+    Cdc {
+        lane: u32,
+        head: u64,
+        epoch: u32,
+    },
+    Lane {
+        lane: u32,
+    },
     Llc,
 }
 

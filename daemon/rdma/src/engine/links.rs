@@ -460,7 +460,11 @@ impl<P: Provider> Pair<P> {
     }
 
     pub(super) fn on_refuse(&mut self, no: LinkId) {
-        if self.links.get(&no).is_some_and(|l| l.state == State::Offered) {
+        if self
+            .links
+            .get(&no)
+            .is_some_and(|l| l.state == State::Offered)
+        {
             let rail = self.links[&no].rail;
             self.fail_link(no, "refused");
             if let Some(r) = self.rails.get_mut(&rail) {

@@ -45,7 +45,8 @@ impl<P: Provider> Pair<P> {
                 }
             }
             Body::ConfirmRkey(key) => {
-                if link.keys.len() >= super::chunks::REGIONS_MAX && !link.keys.contains_key(&m.token)
+                if link.keys.len() >= super::chunks::REGIONS_MAX
+                    && !link.keys.contains_key(&m.token)
                 {
                     return self.fail_pair("more regions than there can be");
                 }

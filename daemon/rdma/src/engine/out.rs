@@ -162,7 +162,9 @@ impl Out {
 
     /// Gives up rings that no byte needs any more.
     fn prune(&mut self) {
-        while self.rings.len() > 1 && self.rings[1].remote.is_some() && self.acked >= self.rings[1].from
+        while self.rings.len() > 1
+            && self.rings[1].remote.is_some()
+            && self.acked >= self.rings[1].from
         {
             self.rings.pop_front();
         }
@@ -171,7 +173,9 @@ impl Out {
     /// May the peer be told of this ring? When it is, it gives up the one before the one before:
     /// so nothing may be under way there, and nothing will be.
     pub fn may_ring(&self, i: usize) -> bool {
-        self.rings.get(i.wrapping_sub(1)).is_none_or(|r| self.acked >= r.from)
+        self.rings
+            .get(i.wrapping_sub(1))
+            .is_none_or(|r| self.acked >= r.from)
     }
 }
 

@@ -20,7 +20,9 @@ impl<P: Provider> Pair<P> {
         };
         lane.queued = false;
         if lane.works() {
-            let looked = self.look_in(&mut lane).and_then(|()| self.look_out(&mut lane));
+            let looked = self
+                .look_in(&mut lane)
+                .and_then(|()| self.look_out(&mut lane));
             if let Err(fault) = looked {
                 self.fail_lane(id, &mut lane, fault);
             }
@@ -103,7 +105,12 @@ impl<P: Provider> Pair<P> {
             lane.validate = validate;
         }
         let rank = |(no, l): (&LinkId, &Link<P>)| (!self.usable(l, lane), l.lanes, *no);
-        let (_, _, no) = self.links.iter().filter(|(_, l)| active(l)).map(rank).min()?;
+        let (_, _, no) = self
+            .links
+            .iter()
+            .filter(|(_, l)| active(l))
+            .map(rank)
+            .min()?;
         lane.link = Some(no);
         let link = self.links.get_mut(&no)?;
         link.lanes += 1;
@@ -120,7 +127,9 @@ impl<P: Provider> Pair<P> {
     /// Can this link carry the lane's bytes?
     fn usable(&self, link: &Link<P>, lane: &Lane) -> bool {
         lane.out.rings.iter().all(|r| {
-            let local = self.local(lane, r).is_some_and(|c| c.mrs.contains_key(&link.rail));
+            let local = self
+                .local(lane, r)
+                .is_some_and(|c| c.mrs.contains_key(&link.rail));
             let key = |p: crate::wire::Place| matches!(link.keys.get(&p.region), Some(Some(_)));
             local && r.remote.is_none_or(key)
         })

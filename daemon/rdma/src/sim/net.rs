@@ -23,7 +23,11 @@ pub(super) enum Event {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Packet {
-    Write { remote: u64, rkey: u32, data: Vec<u8> },
+    Write {
+        remote: u64,
+        rkey: u32,
+        data: Vec<u8>,
+    },
     Message(Vec<u8>),
 }
 
@@ -284,7 +288,8 @@ impl Inner {
                 };
                 if !mr.is_some_and(fits) {
                     if self.lie.is_none() {
-                        let what = format!("a write (late: {ghost}) meets no region of node {node}");
+                        let what =
+                            format!("a write (late: {ghost}) meets no region of node {node}");
                         self.violation(what);
                     }
                     if !ghost {

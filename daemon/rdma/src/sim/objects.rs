@@ -453,7 +453,8 @@ impl Drop for Device {
 impl Drop for Pd {
     fn drop(&mut self) {
         let mut w = self.world.get_mut();
-        let used = w.mrs.values().any(|m| m.pd == self.id) || w.qps.values().any(|q| q.pd == self.id);
+        let used =
+            w.mrs.values().any(|m| m.pd == self.id) || w.qps.values().any(|q| q.pd == self.id);
         if used {
             w.violation("a protection domain goes before what is in it".into());
         }
@@ -475,7 +476,10 @@ impl Drop for Mr {
 impl Drop for Cq {
     fn drop(&mut self) {
         let mut w = self.world.get_mut();
-        if w.qps.values().any(|q| q.send_cq == self.id || q.recv_cq == self.id) {
+        if w.qps
+            .values()
+            .any(|q| q.send_cq == self.id || q.recv_cq == self.id)
+        {
             w.violation("a completion queue goes before its queue pair".into());
         }
         w.cqs.remove(&self.id);

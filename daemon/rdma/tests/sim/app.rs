@@ -25,6 +25,7 @@ pub struct App {
     pub received: u64,
     pub expected: u64,
     pub shut: bool,
+    pub may_shut: bool,
     pub moves: u64,
     /// Chance, one in so many, of each whim.
     pub whims: u64,
@@ -44,7 +45,11 @@ pub struct World<'a> {
 }
 
 fn byte(salt: u64, at: u64) -> u8 {
-    ((at / 3).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(salt) >> 29) as u8 ^ at as u8
+    ((at / 3)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        .wrapping_add(salt)
+        >> 29) as u8
+        ^ at as u8
 }
 
 fn iov(b: &mut [u8]) -> [libc::iovec; 1] {
@@ -69,6 +74,7 @@ impl App {
             received: 0,
             expected: totals.1,
             shut: false,
+            may_shut: true,
             moves: 0,
             whims: 40,
             lied: false,
@@ -78,7 +84,9 @@ impl App {
 
     pub fn attach(&mut self, w: &World<'_>, base: u32, rng: &mut Rng) {
         let m = memory(w, self.slot);
-        let loc = self.places.swap_remove(rng.below(self.places.len() as u64) as usize);
+        let loc = self
+            .places
+            .swap_remove(rng.below(self.places.len() as u64) as usize);
         self.tx.attach(&m, base, loc);
         self.tx.set_tag(7);
         self.rx.attach(&m, base, 7);
@@ -138,7 +146,9 @@ impl App {
             return false;
         }
         let n = (1 + rng.below(5000)).min(self.total - self.sent);
-        let mut b: Vec<u8> = (self.sent..self.sent + n).map(|at| byte(self.salt, at)).collect();
+        let mut b: Vec<u8> = (self.sent..self.sent + n)
+            .map(|at| byte(self.salt, at))
+            .collect();
         let v = iov(&mut b);
         let sent = match self.tx.send(m, port, &mut Iov::new(&v)) {
             Sent::Bytes(k) => k as u64,
@@ -168,7 +178,7 @@ impl App {
             }
         };
         self.sent += sent;
-        if self.sent == self.total && self.tx.is_up() && rng.one_in(4) {
+        if self.sent == self.total && self.tx.is_up() && self.may_shut && rng.one_in(4) {
             // As `shutdown(SHUT_WR)`: what is on the ring stays there for the receiver.
             self.tx.shut(m, port);
             self.shut = true;

@@ -71,7 +71,8 @@ impl engine_host::Host for Host {
                 loc
             }
         };
-        self.world.permit(r.base + u64::from(loc.page) * 4096, loc.bytes() as u64);
+        self.world
+            .permit(r.base + u64::from(loc.page) * 4096, loc.bytes() as u64);
         self.placed += 1;
         Some(loc)
     }
@@ -181,9 +182,7 @@ impl Sim {
         let mut rng = Rng(seed ^ 0x5eed);
         let world = sim::World::new(seed, 2, RAILS, faults);
         let parties = 1 + rng.below(2) as usize;
-        let mut nodes: Vec<Node> = (0..2)
-            .map(|n| node(&world, n, parties, &mut rng))
-            .collect();
+        let mut nodes: Vec<Node> = (0..2).map(|n| node(&world, n, parties, &mut rng)).collect();
         let lanes = (0..lanes)
             .map(|l| lane(&mut nodes, l, l % parties, &mut rng))
             .collect();
@@ -379,7 +378,10 @@ impl Sim {
 
     /// Something happens to the world.
     pub fn chaos(&mut self) {
-        let (rail, n) = (self.rng.below(RAILS as u64) as usize, self.rng.below(2) as usize);
+        let (rail, n) = (
+            self.rng.below(RAILS as u64) as usize,
+            self.rng.below(2) as usize,
+        );
         match self.rng.below(12) {
             0..=2 => self.set_wire(rail, false),
             3..=6 => self.set_wire(rail, true),
@@ -438,6 +440,24 @@ impl Sim {
             }
         }
         self.mend();
+        self.finish_alone();
+    }
+
+    pub fn never_shut(&mut self) {
+        for l in &mut self.lanes {
+            for e in &mut l.ends {
+                e.may_shut = false;
+            }
+        }
+    }
+
+    pub fn ring_bytes(&self) -> u64 {
+        let ends = self.lanes.iter().flat_map(|l| &l.ends);
+        ends.map(|e| e.rx.ring_bytes.load(Relaxed)).sum()
+    }
+
+    /// Until the applications have everything, with the world as it is.
+    pub fn finish_alone(&mut self) {
         let mut idle = 0;
         while !self.all_done() {
             idle = if self.tick(true) { 0 } else { idle + 1 };
@@ -457,7 +477,10 @@ impl Sim {
                 e.rx.mode.load(Relaxed)
             )
         };
-        let lanes = self.lanes.iter().map(|l| format!("{}; {}", end(&l.ends[0]), end(&l.ends[1])));
+        let lanes = self
+            .lanes
+            .iter()
+            .map(|l| format!("{}; {}", end(&l.ends[0]), end(&l.ends[1])));
         let lanes: Vec<_> = lanes.collect();
         let links: Vec<_> = self.nodes.iter().map(|n| n.pair.links()).collect();
         format!("{lanes:#?} {links:#?} {:?}", self.world.violations())
@@ -485,7 +508,11 @@ impl Sim {
             }
         }
         self.wait("removed", |s| {
-            (0..2).all(|n| s.lanes.iter().all(|l| s.nodes[n].removed.contains(&l.ids[n])))
+            (0..2).all(|n| {
+                s.lanes
+                    .iter()
+                    .all(|l| s.nodes[n].removed.contains(&l.ids[n]))
+            })
         });
         for n in &mut self.nodes {
             assert_eq!(n.host.placed, 0, "rings are left");
@@ -524,7 +551,10 @@ impl Sim {
 fn add_rail(node: &mut Node, rail: usize) {
     let name = format!("sim{rail}");
     let found = node.provider.scan().expect("scan");
-    let id = found.into_iter().find(|d| d.name == name).expect("plugged in");
+    let id = found
+        .into_iter()
+        .find(|d| d.name == name)
+        .expect("plugged in");
     let device = node.provider.open(&id).expect("open");
     let added = node.pair.add_rail(Rail {
         device: Arc::new(device),
@@ -574,9 +604,8 @@ fn node(world: &sim::World, n: usize, parties: usize, rng: &mut Rng) -> Node {
         let (chunk, own) = (new(CHUNK), new(CHUNK));
         let at = |b: &Arc<Buffer>| b.addr().cast::<Words>();
         // SAFETY: both are page-aligned mappings of this size, kept by the value itself.
-        let memory = unsafe {
-            PartyMemory::new(at(&words[0]), at(&words[1]), Arc::new(words.clone()))
-        };
+        let memory =
+            unsafe { PartyMemory::new(at(&words[0]), at(&words[1]), Arc::new(words.clone())) };
         let id = node.pair.add_party(memory);
         assert!(node.pair.add_app_chunk(id, 1, chunk.clone()));
         assert!(node.pair.add_own_chunk(id, 1, own.clone()));
