@@ -83,6 +83,8 @@ struct Inner {
     next: u32,
     forbidden: Vec<(u64, u64)>,
     violations: Vec<String>,
+    /// Address, length and order of the latest writes that landed.
+    landed: VecDeque<(u64, u64, u64)>,
     lie: Option<Lie>,
 }
 
@@ -142,6 +144,7 @@ impl World {
             next: 0x100,
             forbidden: Vec::new(),
             violations: Vec::new(),
+            landed: VecDeque::new(),
             lie: None,
         })))
     }

@@ -26,7 +26,7 @@ pub struct Config {
     pub retry_ns: u64,
     /// Until a link that was offered has to work.
     pub setup_ns: u64,
-    /// Without a message for so long: ask whether the peer is there; and twice as long: it is not.
+    /// Without a message for so long: ask whether the peer is there. As long again: it is not.
     pub quiet_ns: u64,
     /// Until a switch that is in doubt resets its connection.
     pub doubt_ns: u64,

@@ -91,7 +91,8 @@ pub(super) struct Link<P: Provider> {
     granted: u16,
     used: u16,
     pub heard: u64,
-    pub asked: bool,
+    /// When we asked whether the peer is there, and have heard nothing since.
+    pub asked: Option<u64>,
     pub deadline: u64,
     pub next_try: u64,
     /// Lanes that are bound to it.
@@ -156,7 +157,7 @@ impl<P: Provider> Link<P> {
             granted: 0,
             used: 0,
             heard: 0,
-            asked: false,
+            asked: None,
             deadline: u64::MAX,
             next_try: 0,
             lanes: 0,
@@ -245,7 +246,7 @@ impl<P: Provider> Link<P> {
             return Outcome::Done((n as usize + 1).min(self.sent.len()));
         }
         self.heard = now;
-        self.asked = false;
+        self.asked = None;
         let slot = (c.wr_id & !RECV) as u16;
         let mut b = [0; LEN];
         if c.opcode != Opcode::Recv

@@ -275,14 +275,16 @@ impl<P: Provider> Pair<P> {
         let mut offers = Vec::new();
         for (no, l) in &mut self.links {
             match l.state {
-                State::Active => {
-                    if now >= l.heard + 2 * self.config.quiet_ns && l.asked {
+                State::Active => match l.asked {
+                    Some(at) if now >= at + self.config.quiet_ns => {
                         gone.push((*no, "the peer is silent"));
-                    } else if now >= l.heard + self.config.quiet_ns && !l.asked {
-                        l.asked = true;
+                    }
+                    None if now >= l.heard + self.config.quiet_ns => {
+                        l.asked = Some(now);
                         l.say(*no, Body::TestLink { reply: false });
                     }
-                }
+                    _ => {}
+                },
                 _ if now >= l.deadline => gone.push((*no, "it was not confirmed in time")),
                 State::Offered if now >= l.next_try => {
                     l.next_try = now + self.config.retry_ns;

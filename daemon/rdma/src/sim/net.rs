@@ -8,6 +8,8 @@ use std::collections::VecDeque;
 /// Repeats of a packet before the queue pair gives up, and the time between.
 const REPEATS: u32 = 5;
 const REPEAT_NS: u64 = 200_000;
+/// Writes that are remembered to find late ones that land over newer ones.
+const LANDED: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
@@ -27,6 +29,8 @@ pub(super) enum Packet {
         remote: u64,
         rkey: u32,
         data: Vec<u8>,
+        /// When it was posted, among all requests.
+        order: u64,
     },
     Message(Vec<u8>),
 }
@@ -40,6 +44,7 @@ pub(super) struct Posted {
     pub wr_id: u64,
     pub signaled: bool,
     pub work: Work,
+    pub order: u64,
     pub packet: Option<Packet>,
     pub landed: bool,
 }
@@ -134,6 +139,7 @@ impl Inner {
         let Some(i) = q.sends.iter().position(|p| p.packet.is_none()) else {
             return;
         };
+        let order = q.sends[i].order;
         let packet = match &q.sends[i].work {
             Work::Message(data) => Packet::Message(data.clone()),
             Work::Write {
@@ -157,7 +163,12 @@ impl Inner {
                     let from = local.addr as *const u8;
                     std::ptr::copy_nonoverlapping(from, data.as_mut_ptr(), data.len());
                 }
-                Packet::Write { remote, rkey, data }
+                Packet::Write {
+                    remote,
+                    rkey,
+                    data,
+                    order,
+                }
             }
         };
         if let Some(q) = self.qps.get_mut(&qpn) {
@@ -279,7 +290,12 @@ impl Inner {
                 let c = completion(buffer.wr_id, Status::Success, Opcode::Recv, qpn, n);
                 self.complete(recv_cq, c);
             }
-            Packet::Write { remote, rkey, data } => {
+            Packet::Write {
+                remote,
+                rkey,
+                data,
+                order,
+            } => {
                 let (at, len) = (*remote, data.len() as u64);
                 let mr = self.mrs.get(rkey);
                 let fits = |m: &super::MrState| {
@@ -307,6 +323,14 @@ impl Inner {
                     let what = format!("a write (late: {ghost}) lands in unused memory of {node}");
                     self.violation(what);
                 }
+                let over = |w: &&(u64, u64, u64)| w.2 > *order && hit(&&(w.0, w.1));
+                if ghost && self.landed.iter().any(|w| over(&w)) {
+                    self.violation(format!("a late write lands over a newer one in {node}"));
+                }
+                if self.landed.len() == LANDED {
+                    self.landed.pop_front();
+                }
+                self.landed.push_back((at, len, *order));
                 // SAFETY: inside a region, whose memory is mapped as long as it is registered.
                 unsafe {
                     std::ptr::copy_nonoverlapping(data.as_ptr(), at as *mut u8, data.len());

@@ -414,10 +414,15 @@ impl QueuePair for Qp {
                 w.complete(cq, c);
                 continue;
             }
+            let order = w.order;
+            let Some(q) = w.qps.get_mut(&self.qpn) else {
+                return Err(fail(Error::Invalid));
+            };
             q.sends.push_back(Posted {
                 wr_id: r.wr_id,
                 signaled: r.signaled,
                 work,
+                order,
                 packet: None,
                 landed: false,
             });

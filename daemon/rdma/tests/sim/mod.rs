@@ -156,7 +156,7 @@ pub struct Counts {
 fn config(first: bool, rng: &mut Rng) -> Config {
     let mut c = Config::new(first);
     c.links_per_rail = 1 + rng.below(2) as usize;
-    c.depth = 4 + rng.below(12) as u16;
+    c.depth = 4 + [0, rng.below(12)][rng.below(2) as usize] as u16;
     c.sends = 8 + rng.below(24) as u32;
     c.budget = 512 << rng.below(6);
     c.window = 8 << 10 << rng.below(3);
@@ -210,7 +210,9 @@ impl Sim {
         for n in 0..2 {
             while self.control[n].front().is_some_and(|m| m.0 <= self.now) {
                 if let Some((_, m)) = self.control[n].pop_front() {
-                    self.nodes[n].asleep = false;
+                    if std::mem::take(&mut self.nodes[n].asleep) {
+                        self.nodes[n].pair.rouse();
+                    }
                     self.nodes[n].pair.control(m);
                 }
             }
@@ -300,7 +302,12 @@ impl Sim {
                     self.nodes[n].gone.insert(party);
                 }
                 Event::PairFailed(why) => self.nodes[n].pair_failed = Some(why),
-                Event::LinkDown { .. } => self.counts.link_downs += 1,
+                Event::LinkDown { why, .. } => {
+                    self.counts.link_downs += 1;
+                    if std::env::var_os("WHY").is_some() {
+                        eprintln!("{} node {n}: link down: {why}", self.now);
+                    }
+                }
                 Event::NoRail => self.counts.no_rail += 1,
                 _ => {}
             }
@@ -538,6 +545,11 @@ impl Sim {
     }
 
     fn wait(&mut self, what: &str, done: impl Fn(&Sim) -> bool) {
+        for n in &mut self.nodes {
+            if std::mem::take(&mut n.asleep) {
+                n.pair.rouse();
+            }
+        }
         for _ in 0..40_000 {
             if done(self) {
                 return;
