@@ -106,7 +106,8 @@ impl App {
     }
 
     /// Something random, as a program might do; says whether anything moved.
-    pub fn step(&mut self, w: &World<'_>, rng: &mut Rng) -> bool {
+    /// With `all`, everything that can be done now is: for the look before going to sleep.
+    pub fn step(&mut self, w: &World<'_>, rng: &mut Rng, all: bool) -> bool {
         let m = memory(w, self.slot);
         let port = Tcp {
             out: w.out,
@@ -118,25 +119,26 @@ impl App {
             return false;
         }
         let mut moved = self.receive(&m, &port, rng);
-        moved |= !self.broken && self.send(&m, &port, rng);
+        moved |= !self.broken && self.send(&m, &port, rng, all);
         let ok = self.tx.look(&m, &port).is_ok();
         if !self.check(ok, || "the sender was told nonsense".into()) {
             return true;
         }
-        if rng.one_in(self.whims) {
+        if !all && rng.one_in(self.whims) {
             self.whim(&m, &port, rng);
         }
-        if rng.one_in(3) {
-            self.rx.declare_ready(&m);
+        if (all || rng.one_in(3)) && self.rx.declare_ready(&m) {
+            m.publish(&port);
+            moved = true;
         }
         moved
     }
 
-    fn send(&mut self, m: &Memory, port: &Tcp<'_>, rng: &mut Rng) -> bool {
+    fn send(&mut self, m: &Memory, port: &Tcp<'_>, rng: &mut Rng, all: bool) -> bool {
         if self.ask.is_some() {
             return self.asked(m, port);
         }
-        if self.tx.mode.load(Relaxed) == tx::mode::TCP && !self.shut && rng.one_in(2) {
+        if self.tx.mode.load(Relaxed) == tx::mode::TCP && !self.shut && (all || rng.one_in(2)) {
             self.begin_ask(m, port);
             if self.ask.is_some() {
                 return true;
@@ -153,15 +155,20 @@ impl App {
         let sent = match self.tx.send(m, port, &mut Iov::new(&v)) {
             Sent::Bytes(k) => k as u64,
             Sent::Full => {
-                m.own_tx().want_space.store(1, SeqCst);
+                let more = self.tx.want_space(m);
                 if self.tx.can_move(m) && !self.places.is_empty() && rng.one_in(3) {
                     let i = rng.below(self.places.len() as u64) as usize;
                     let loc = self.places.swap_remove(i);
                     self.places.extend(self.tx.move_to(m, loc));
                     self.moves += 1;
-                } else if rng.one_in(60) {
+                    return true;
+                } else if !all && rng.one_in(60) {
                     let ok = self.tx.down(m, port).is_ok();
                     self.check(ok, || "no way down".into());
+                    return true;
+                }
+                if more {
+                    return true;
                 }
                 0
             }
