@@ -91,14 +91,19 @@ fn seeds(name: &str, from: u64, n: u64, quiet: bool) -> Counts {
 
 #[test]
 fn without_faults() {
-    let c = seeds("without faults", 0, 100, true);
+    let c = seeds(
+        "without faults",
+        0,
+        if cfg!(debug_assertions) { 100 } else { 1000 },
+        true,
+    );
     assert!(c.ring_bytes > 0 && c.moves > 0);
     assert_eq!((c.link_downs, c.no_rail, c.queries), (0, 0, 0));
 }
 
 #[test]
 fn with_faults() {
-    let n = if cfg!(debug_assertions) { 150 } else { 2000 };
+    let n = if cfg!(debug_assertions) { 150 } else { 8000 };
     let c = seeds("with faults", 1000, n, false);
     assert!(c.ring_bytes > 0 && c.moves > 0 && c.link_downs > 0 && c.no_rail > 0);
     assert!(c.queries > 0 && c.removed_devices > 0);
