@@ -4,6 +4,7 @@
 mod sim;
 
 use sim::Sim;
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 use underpass_rdma::engine::Control;
 use underpass_rdma::sim::{Faults, Rng};
@@ -14,6 +15,16 @@ fn faults() -> Faults {
         delay_ns: 5_000,
         late_ns: 100_000,
         ..Faults::default()
+    }
+}
+
+/// Each of these checks has caught a lie.
+fn all_of(found: &BTreeSet<String>, wanted: &[&str]) {
+    for w in wanted {
+        assert!(
+            found.iter().any(|f| f.contains(w)),
+            "not among {found:#?}: {w}"
+        );
     }
 }
 
@@ -30,9 +41,10 @@ fn lie(x: u64, rng: &mut Rng) -> u64 {
 }
 
 fn lie_about(body: &mut Body, rng: &mut Rng) {
+    let pick = rng.below(24);
     let mut l = |x: u64| lie(x, rng);
     match body {
-        Body::Cdc(c) => match l(0) % 8 {
+        Body::Cdc(c) => match pick % 8 {
             0 => c.head = l(c.head),
             1 => c.cursor = l(c.cursor),
             2 => c.tx_epoch = l(c.tx_epoch.into()) as u32,
@@ -47,29 +59,29 @@ fn lie_about(body: &mut Body, rng: &mut Rng) {
             attempt,
             kpos,
             start,
-        } => match l(1) % 4 {
+        } => match pick % 4 {
             0 => *epoch = l((*epoch).into()) as u32,
             1 => *attempt = l((*attempt).into()) as u32,
             2 => *kpos = l(*kpos),
             _ => *start = l(*start),
         },
-        Body::SwitchReply { epoch, attempt, ok } => match l(2) % 3 {
+        Body::SwitchReply { epoch, attempt, ok } => match pick % 3 {
             0 => *epoch = l((*epoch).into()) as u32,
             1 => *attempt = l((*attempt).into()) as u32,
             _ => *ok = !*ok,
         },
-        Body::Ring { moves, log2, from } => match l(3) % 3 {
+        Body::Ring { moves, log2, from } => match pick % 3 {
             0 => *moves = l((*moves).into()) as u32,
             1 => *log2 = l((*log2).into()) as u8,
             _ => *from = l(*from),
         },
-        Body::RingReply { moves, place } => match (l(4) % 3, place) {
+        Body::RingReply { moves, place } => match (pick % 3, place) {
             (0, _) => *moves = l((*moves).into()) as u32,
             (1, Some(p)) => p.region = l(p.region.into()) as u32,
             (_, Some(p)) => p.offset = l(p.offset),
             _ => {}
         },
-        Body::ConfirmRkey(Some(k)) => match l(5) % 3 {
+        Body::ConfirmRkey(Some(k)) => match pick % 3 {
             0 => k.addr = l(k.addr),
             1 => k.len = l(k.len),
             _ => k.rkey = l(k.rkey.into()) as u32,
@@ -82,6 +94,7 @@ fn lie_about(body: &mut Body, rng: &mut Rng) {
 #[test]
 fn lies_about_one_lane() {
     let mut failed = 0;
+    let mut found = BTreeSet::new();
     for seed in 0..if cfg!(debug_assertions) { 100 } else { 600 } {
         let mut sim = Sim::new(seed, 4, faults());
         sim.lied(|l| l == 0);
@@ -107,17 +120,30 @@ fn lies_about_one_lane() {
                 n.faults
             );
             failed += n.faults.len();
+            found.extend(n.faults.iter().map(|f| f.1.to_string()));
         }
         sim.lanes[0].reset = true;
         sim.end();
     }
     assert!(failed > 50, "only {failed} lanes failed");
+    all_of(
+        &found,
+        &[
+            "a head beyond the ring",
+            "an impossible cursor",
+            "an impossible readiness",
+            "an impossible ring",
+            "a switch to an impossible place",
+            "a sender that goes back",
+        ],
+    );
 }
 
 /// The peer's daemon says anything.
 #[test]
 fn lies_about_everything() {
     let mut failed = 0;
+    let mut found = BTreeSet::new();
     for seed in 0..if cfg!(debug_assertions) { 100 } else { 600 } {
         let mut sim = Sim::new(seed, 3, faults());
         sim.lied(|_| true);
@@ -182,6 +208,7 @@ fn lies_about_everything() {
             sim.tick(true);
         }
         failed += usize::from(sim.nodes[0].pair_failed.is_some());
+        found.extend(sim.nodes[0].pair_failed.map(str::to_string));
         let world = sim.world.clone();
         drop(sim);
         // The liar's own receive queue is its own affair.
@@ -191,6 +218,15 @@ fn lies_about_everything() {
         assert_eq!(world.live(), Default::default());
     }
     assert!(failed > 20, "only {failed} pairs failed");
+    all_of(
+        &found,
+        &[
+            "a message of a wrong length",
+            "a message that is none",
+            "impossible credits",
+            "an impossible offer",
+        ],
+    );
 }
 
 /// An application writes anything into its words for one lane: its other lanes, and all others, do
@@ -198,6 +234,7 @@ fn lies_about_everything() {
 #[test]
 fn an_application_scribbles() {
     let mut failed = 0;
+    let mut found = BTreeSet::new();
     for seed in 0..if cfg!(debug_assertions) { 100 } else { 600 } {
         let mut sim = Sim::new(seed, 4, faults());
         sim.lied(|l| l == 0);
@@ -242,8 +279,20 @@ fn an_application_scribbles() {
             );
         }
         failed += sim.nodes[0].faults.len();
+        found.extend(sim.nodes[0].faults.iter().map(|f| f.1.to_string()));
         sim.lanes[0].reset = true;
         sim.end();
     }
     assert!(failed > 50, "only {failed} lanes failed");
+    all_of(
+        &found,
+        &[
+            "a head beyond the ring",
+            "a head that goes back",
+            "a ring outside of its memory",
+            "an impossible cursor",
+            "an impossible ring",
+            "a readiness that goes back",
+        ],
+    );
 }
