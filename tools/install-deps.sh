@@ -8,9 +8,11 @@ cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 
 # Build: C linker, the BPF compiler and its headers, the zig linker's Python, patchelf.
+# RDMA: headers, and libclang and pkg-config to read them; programs do not link these libraries.
 # Load tests: musl. The rest: unmodified programs that tests, demo and benchmarks run.
 packages="
   make gcc libc6-dev binutils clang llvm libbpf-dev linux-libc-dev patchelf ca-certificates
+  libibverbs-dev librdmacm-dev libclang-dev pkg-config
   python3.11 python3.11-venv libpython3.11-testsuite
   musl musl-tools
   redis-server redis-tools nginx-light wrk iperf3 sockperf curl

@@ -448,6 +448,7 @@ impl RxState {
         let begin = cursor;
         let mut published = cursor;
         let mut size = 0;
+        let ring = self.loc.load(Relaxed);
         while cursor != head {
             let (ring, end) = self.source(m, cursor, head, !how.peek)?;
             size = ring.size();
@@ -479,8 +480,10 @@ impl RxState {
             // to one half therefore begins above one half, or is one of more than a quarter (if
             // `head` was loaded before the ring was filled). The others need not ask.
             if m.far() {
-                // The sender learns of the space through two daemons: in good time, and in few steps.
-                if cursor.wrapping_sub(self.told.load(Relaxed)) >= size / 4 {
+                // The far side learns of it through two daemons: of the space in good time and in few
+                // steps, and at once that a ring has been left for the next.
+                let left = self.loc.load(Relaxed) != ring;
+                if left || cursor.wrapping_sub(self.told.load(Relaxed)) >= size / 4 {
                     self.told.store(cursor, Relaxed);
                     m.publish(port);
                 }

@@ -140,7 +140,10 @@ impl World {
             Received::Eof => {
                 if !self.hostile.get() {
                     assert!(
-                        from.wr_shut.get() || from.closed.get() || from.dead.get(),
+                        from.wr_shut.get()
+                            || from.closed.get()
+                            || from.dead.get()
+                            || from.finishing.get(),
                         "end of file from nowhere"
                     );
                     assert!(

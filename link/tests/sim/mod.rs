@@ -101,6 +101,8 @@ pub struct Host {
     pub wr_shut: Cell<bool>,
     /// A FIN that has to wait for what is on its way down.
     pub fin_due: Cell<bool>,
+    /// Inside the call that may put the end of the stream on TCP.
+    pub finishing: Cell<bool>,
     pub eof: Cell<bool>,
     /// TCP reported an error.
     pub failed: Cell<bool>,
@@ -558,7 +560,9 @@ impl World {
                 // As the shim: what a revocation made plain has to be on TCP before the FIN.
                 if h.attached.get() {
                     let before = h.tx.mode.load(Relaxed);
+                    h.finishing.set(true);
                     done(h.tx.finish(&m, &port));
+                    h.finishing.set(false);
                     if h.tx.holds_fin(&m) {
                         // Across nodes the end may be on its way already: nothing is sent any more,
                         // and the FIN follows when the frame is out.

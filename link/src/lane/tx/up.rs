@@ -29,7 +29,9 @@ impl TxState {
         }
         let kpos = self.kpos.load(Relaxed);
         let head = self.head.load(Relaxed);
-        self.epoch.store(epoch, Relaxed);
+        if !m.far() {
+            self.epoch.store(epoch, Relaxed);
+        }
         self.peer_cursor.store(head, Relaxed);
         self.full_since_ms.store(0, Relaxed);
         let w = m.own_tx();
@@ -58,26 +60,32 @@ impl TxState {
     /// readiness of this very epoch is a no: the far daemon looks at its receiver after it has
     /// stored the switch (SYNC retreat), and tells what it found.
     pub(super) fn answered(&self, m: &Memory, port: &impl Port) -> bool {
-        let epoch = self.epoch.load(Relaxed);
+        let epoch = self.asked_epoch(m);
         // Acquire: pairs with the daemon's Release; it comes after `ACCEPTED` was earned.
         let word = m.peer_rx().word.load(Acquire);
         if epoch_of(word) != epoch || bits_of(word) & rx::REVOKED != 0 {
+            // The epoch is not used up: it may be offered once more.
             self.settle(m, port, epoch, tx::RESUMED);
             return false;
         }
         if bits_of(word) & rx::ACCEPTED == 0 {
             return false;
         }
+        self.epoch.store(epoch, Relaxed);
         self.mode.store(mode::RING, Relaxed);
         self.ups.fetch_add(1, Relaxed);
         true
     }
 
+    /// The epoch of the switch that we have asked for: it becomes ours when it is granted.
+    fn asked_epoch(&self, m: &Memory) -> u32 {
+        epoch_of(m.own_tx().state.load(Relaxed))
+    }
+
     /// Is the answer there that [`mode::ASK`] waits for?
     pub(super) fn has_answer(&self, m: &Memory) -> bool {
         let word = m.peer_rx().word.load(Acquire);
-        epoch_of(word) != self.epoch.load(Relaxed)
-            || bits_of(word) & (rx::ACCEPTED | rx::REVOKED) != 0
+        epoch_of(word) != self.asked_epoch(m) || bits_of(word) & (rx::ACCEPTED | rx::REVOKED) != 0
     }
 
     fn up_checks(&self, m: &Memory, port: &impl Port) -> Result<bool, Reason> {

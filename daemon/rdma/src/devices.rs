@@ -1,0 +1,112 @@
+//! The RDMA devices of this machine, as the kernel shows them in sysfs.
+//!
+//! Finding devices, watching them and choosing addresses needs no library and opens no device, so it
+//! works everywhere, and is what `underpass devices` shows. Software devices and their GIDs come and
+//! go, and on shared devices a GID's index grows with every container, so nothing here is ever
+//! configured by index: a GID is chosen by type and address, for the addresses at hand.
+
+mod choose;
+mod sysfs;
+mod watch;
+
+pub use choose::{best_gid, Candidate};
+pub use sysfs::{SysDevice, SysPort, Tree};
+pub use watch::{Change, Watch};
+
+use crate::verbs::{GidKind, LinkLayer, PortState, Transport};
+use std::fmt;
+
+/// What carries a device's packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fabric {
+    Roce,
+    InfiniBand,
+    Iwarp,
+    Other,
+}
+
+impl Fabric {
+    pub fn of(transport: Transport, link_layer: LinkLayer) -> Self {
+        match (transport, link_layer) {
+            (Transport::InfiniBand, LinkLayer::Ethernet) => Fabric::Roce,
+            (Transport::InfiniBand, LinkLayer::InfiniBand) => Fabric::InfiniBand,
+            (Transport::Iwarp, _) => Fabric::Iwarp,
+            _ => Fabric::Other,
+        }
+    }
+}
+
+impl fmt::Display for Fabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Fabric::Roce => "RoCE",
+            Fabric::InfiniBand => "InfiniBand",
+            Fabric::Iwarp => "iWARP",
+            Fabric::Other => "other",
+        })
+    }
+}
+
+impl fmt::Display for PortState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            PortState::Down => "down",
+            PortState::Init => "init",
+            PortState::Armed => "armed",
+            PortState::Active => "active",
+            PortState::Other => "unknown",
+        })
+    }
+}
+
+impl fmt::Display for GidKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            GidKind::InfiniBand => "IB",
+            GidKind::RoceV1 => "RoCE v1",
+            GidKind::RoceV2 => "RoCE v2",
+            GidKind::Other => "other",
+        })
+    }
+}
+
+/// Why a port carries no lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unusable {
+    #[error("port-down")]
+    PortDown,
+    /// Its GIDs are RoCE v1's, which no router forwards, or there are none yet.
+    #[error("no-gid")]
+    NoGid,
+    /// It is being removed, or the kernel's `ib_uverbs` is not loaded.
+    #[error("no-uverbs")]
+    NoVerbs,
+    #[error("iwarp-unsupported")]
+    Iwarp,
+    #[error("unknown-transport")]
+    Transport,
+}
+
+impl SysDevice {
+    pub fn fabric(&self, port: &SysPort) -> Fabric {
+        Fabric::of(self.transport, port.link_layer)
+    }
+
+    pub fn usable(&self, port: &SysPort) -> Result<(), Unusable> {
+        let wanted = match self.fabric(port) {
+            Fabric::Roce => GidKind::RoceV2,
+            Fabric::InfiniBand => GidKind::InfiniBand,
+            Fabric::Iwarp => return Err(Unusable::Iwarp),
+            Fabric::Other => return Err(Unusable::Transport),
+        };
+        if self.verbs.is_none() {
+            Err(Unusable::NoVerbs)
+        } else if port.state != PortState::Active {
+            Err(Unusable::PortDown)
+        } else if !port.gids.iter().any(|g| g.kind == wanted) {
+            Err(Unusable::NoGid)
+        } else {
+            Ok(())
+        }
+    }
+}

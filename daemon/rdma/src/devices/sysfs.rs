@@ -1,0 +1,380 @@
+//! Reading `/sys/class/infiniband`.
+
+use crate::verbs::{DeviceId, Gid, GidEntry, GidKind, LinkLayer, PortState, Transport};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// One device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SysDevice {
+    pub id: DeviceId,
+    pub node_guid: u64,
+    pub transport: Transport,
+    /// Address on the PCI bus; `None` for devices made of software.
+    pub pci: Option<String>,
+    pub numa_node: Option<u32>,
+    /// The device by which programs reach it, `uverbs0`. It goes first when a device is removed, while
+    /// the kernel waits for everybody to close it. (rxe says nothing else to those who have it open.)
+    pub verbs: Option<String>,
+    pub ports: Vec<SysPort>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SysPort {
+    /// From 1.
+    pub port: u8,
+    pub state: PortState,
+    pub link_layer: LinkLayer,
+    pub lid: u16,
+    /// As the driver claims; software devices make it up.
+    pub speed_mbps: Option<u32>,
+    /// Network interface of its first GID, or what a software device lies on.
+    pub netdev: Option<String>,
+    /// Those that are set, by index.
+    pub gids: Vec<GidEntry>,
+}
+
+/// Where sysfs is.
+#[derive(Clone, Debug)]
+pub struct Tree {
+    class: PathBuf,
+    verbs: PathBuf,
+    net: PathBuf,
+}
+
+impl Tree {
+    pub fn system() -> Self {
+        Tree::at(Path::new("/sys"))
+    }
+
+    pub fn at(sys: &Path) -> Self {
+        Tree {
+            class: sys.join("class/infiniband"),
+            verbs: sys.join("class/infiniband_verbs"),
+            net: sys.join("class/net"),
+        }
+    }
+
+    /// All devices, by name. A kernel without RDMA has none.
+    pub fn scan(&self) -> Vec<SysDevice> {
+        self.names().iter().filter_map(|n| self.device(n)).collect()
+    }
+
+    pub fn id(&self, name: &str) -> Option<DeviceId> {
+        // The folder's inode number is made when the device appears and not used again.
+        let index = fs::metadata(self.class.join(name)).ok()?.ino();
+        Some(DeviceId {
+            name: name.to_owned(),
+            index,
+        })
+    }
+
+    /// The `uverbs` device of a device.
+    pub fn verbs(&self, name: &str) -> Option<String> {
+        let of = |v: &String| text(&self.verbs.join(v).join("ibdev"));
+        names(&self.verbs)
+            .into_iter()
+            .find(|v| of(v).as_deref() == Some(name))
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        names(&self.class)
+    }
+
+    /// A device with its GIDs.
+    pub fn device(&self, name: &str) -> Option<SysDevice> {
+        let mut seen = self.glance(name)?;
+        for p in &mut seen.ports {
+            let dir = self.class.join(format!("{name}/ports/{}", p.port));
+            p.gids = read_gids(&dir, p.link_layer);
+            let of_gid = p.gids.iter().find_map(|g| g.netdev.clone());
+            p.netdev = of_gid.or_else(|| p.netdev.take());
+        }
+        // Read again, lest another device has taken the name while we looked.
+        (self.id(name)? == seen.id).then_some(seen)
+    }
+
+    /// A device without its GIDs, which are most of the files: rxe has 1,024 places for them.
+    pub fn glance(&self, name: &str) -> Option<SysDevice> {
+        let id = self.id(name)?;
+        let dir = self.class.join(name);
+        let mut ports: Vec<SysPort> = names(&dir.join("ports"))
+            .iter()
+            .filter_map(|n| Some((n.parse().ok()?, dir.join("ports").join(n))))
+            .filter_map(|(port, dir)| read_port(port, &dir))
+            .collect();
+        ports.sort_by_key(|p| p.port);
+        let bus = fs::canonicalize(dir.join("device")).ok();
+        // What rxe and siw lie on.
+        let parent = text(&dir.join("parent"));
+        for p in &mut ports {
+            p.netdev = parent.clone();
+        }
+        let numa = text(&dir.join("device/numa_node"))
+            .or_else(|| text(&self.net.join(parent?).join("device/numa_node")));
+        Some(SysDevice {
+            node_guid: text(&dir.join("node_guid"))
+                .and_then(|t| guid(&t))
+                .unwrap_or(0),
+            transport: transport(&text(&dir.join("node_type")).unwrap_or_default()),
+            pci: bus.as_deref().and_then(pci),
+            // -1 where the machine has no such thing.
+            numa_node: numa.and_then(|t| t.parse().ok()),
+            verbs: self.verbs(name),
+            ports,
+            id: self.id(name).filter(|now| *now == id)?,
+        })
+    }
+}
+
+fn read_port(port: u8, dir: &Path) -> Option<SysPort> {
+    let link_layer = match text(&dir.join("link_layer"))?.as_str() {
+        "InfiniBand" => LinkLayer::InfiniBand,
+        "Ethernet" => LinkLayer::Ethernet,
+        _ => LinkLayer::Other,
+    };
+    Some(SysPort {
+        port,
+        state: state(&text(&dir.join("state"))?),
+        link_layer,
+        lid: text(&dir.join("lid"))
+            .and_then(|t| u16::from_str_radix(t.trim_start_matches("0x"), 16).ok())
+            .unwrap_or(0),
+        speed_mbps: text(&dir.join("rate")).and_then(|t| rate(&t)),
+        netdev: None,
+        gids: Vec::new(),
+    })
+}
+
+fn read_gids(port: &Path, link_layer: LinkLayer) -> Vec<GidEntry> {
+    let mut gids: Vec<GidEntry> = names(&port.join("gids"))
+        .iter()
+        .filter_map(|n| read_gid(n.parse().ok()?, port, link_layer))
+        .collect();
+    gids.sort_by_key(|g| g.index);
+    gids
+}
+
+fn read_gid(index: u32, port: &Path, link_layer: LinkLayer) -> Option<GidEntry> {
+    let attr = |kind: &str| text(&port.join(format!("gid_attrs/{kind}/{index}")));
+    let gid: Gid = text(&port.join(format!("gids/{index}")))?.parse().ok()?;
+    if gid.is_zero() {
+        return None;
+    }
+    let kind = match attr("types").as_deref() {
+        Some("RoCE v2") => GidKind::RoceV2,
+        // The kernel has one name for both.
+        Some("IB/RoCE v1") if link_layer == LinkLayer::Ethernet => GidKind::RoceV1,
+        Some("IB/RoCE v1") => GidKind::InfiniBand,
+        _ => GidKind::Other,
+    };
+    Some(GidEntry {
+        index,
+        gid,
+        kind,
+        netdev: attr("ndevs").filter(|n| !n.is_empty()),
+    })
+}
+
+/// Names in a folder, sorted; none if it is not there.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut all: Vec<String> = entries
+        .filter_map(|e| e.file_name().into_string().ok())
+        .collect();
+    all.sort();
+    all
+}
+
+fn text(file: &Path) -> Option<String> {
+    Some(fs::read_to_string(file).ok()?.trim().to_owned())
+}
+
+fn guid(text: &str) -> Option<u64> {
+    u64::from_str_radix(&text.replace(':', ""), 16).ok()
+}
+
+/// `1: CA`
+fn leading_number(text: &str) -> Option<u32> {
+    text.split(':').next()?.trim().parse().ok()
+}
+
+fn transport(node_type: &str) -> Transport {
+    match leading_number(node_type) {
+        Some(1) => Transport::InfiniBand,
+        Some(4) => Transport::Iwarp,
+        _ => Transport::Other,
+    }
+}
+
+fn state(text: &str) -> PortState {
+    match leading_number(text) {
+        Some(1) => PortState::Down,
+        Some(2) => PortState::Init,
+        Some(3) => PortState::Armed,
+        Some(4) => PortState::Active,
+        _ => PortState::Other,
+    }
+}
+
+/// `2.5 Gb/sec (1X SDR)` in megabits.
+fn rate(text: &str) -> Option<u32> {
+    let gigabits: f64 = text.split(' ').next()?.parse().ok()?;
+    (gigabits > 0.0 && gigabits < 1e6).then_some((gigabits * 1000.0) as u32)
+}
+
+/// The last part of a device's path, if it is a PCI address.
+fn pci(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_str()?;
+    let parts: Vec<&str> = name.split([':', '.']).collect();
+    let sizes: Vec<usize> = parts.iter().map(|p| p.len()).collect();
+    let hex = parts
+        .iter()
+        .all(|p| p.bytes().all(|b| b.is_ascii_hexdigit()));
+    (sizes == [4, 2, 2, 1] && hex).then(|| name.to_owned())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::devices::Unusable;
+    use std::os::unix::fs::symlink;
+
+    pub(crate) fn put(root: &Path, file: &str, text: &str) {
+        let file = root.join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, format!("{text}\n")).unwrap();
+    }
+
+    /// A port as rxe shows it.
+    pub(crate) fn rxe(root: &Path, name: &str, netdev: &str, gids: &[&str]) {
+        let dir = format!("class/infiniband/{name}");
+        put(root, &format!("{dir}/node_guid"), "5054:00ff:fe00:0001");
+        put(root, &format!("{dir}/node_type"), "1: CA");
+        put(root, &format!("{dir}/parent"), netdev);
+        put(
+            root,
+            &format!("class/infiniband_verbs/u-{name}/ibdev"),
+            name,
+        );
+        let port = format!("{dir}/ports/1");
+        put(root, &format!("{port}/state"), "4: ACTIVE");
+        put(root, &format!("{port}/link_layer"), "Ethernet");
+        put(root, &format!("{port}/lid"), "0x0");
+        put(root, &format!("{port}/rate"), "2.5 Gb/sec (1X SDR)");
+        for (i, gid) in gids.iter().enumerate() {
+            put(root, &format!("{port}/gids/{i}"), gid);
+            if *gid != "0000:0000:0000:0000:0000:0000:0000:0000" {
+                put(root, &format!("{port}/gid_attrs/types/{i}"), "RoCE v2");
+                put(root, &format!("{port}/gid_attrs/ndevs/{i}"), netdev);
+            }
+        }
+    }
+
+    const LINK_LOCAL: &str = "fe80:0000:0000:0000:5054:00ff:fe00:0001";
+    const V4: &str = "0000:0000:0000:0000:0000:ffff:0a09:0001";
+    const ZERO: &str = "0000:0000:0000:0000:0000:0000:0000:0000";
+
+    #[test]
+    fn no_rdma_no_devices() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(Tree::at(root.path()).scan(), []);
+    }
+
+    #[test]
+    fn a_software_device() {
+        let root = tempfile::tempdir().unwrap();
+        let mut table = [ZERO; 11];
+        (table[0], table[2], table[10]) = (LINK_LOCAL, V4, V4);
+        rxe(root.path(), "rxe0", "eth0", &table);
+        let [d] = &Tree::at(root.path()).scan()[..] else {
+            panic!("one device")
+        };
+        assert_eq!(d.id.name, "rxe0");
+        assert_eq!(d.node_guid, 0x5054_00ff_fe00_0001);
+        assert_eq!((d.pci.as_deref(), d.numa_node), (None, None));
+        assert_eq!(d.verbs.as_deref(), Some("u-rxe0"));
+        let p = &d.ports[0];
+        assert_eq!((p.port, p.state, p.lid), (1, PortState::Active, 0));
+        assert_eq!(p.speed_mbps, Some(2500));
+        assert_eq!(p.netdev.as_deref(), Some("eth0"));
+        let gids: Vec<_> = p.gids.iter().map(|g| (g.index, g.kind)).collect();
+        assert_eq!(gids, [0, 2, 10].map(|i| (i, GidKind::RoceV2)));
+        assert_eq!(p.gids[1].gid.to_string(), V4);
+        assert_eq!(d.usable(p), Ok(()));
+
+        put(root.path(), "class/net/eth0/device/numa_node", "1");
+        rxe(root.path(), "rxe1", "eth1", &[ZERO]);
+        let fresh = Tree::at(root.path()).device("rxe1").unwrap();
+        assert_eq!(fresh.ports[0].netdev.as_deref(), Some("eth1"));
+        assert_eq!(fresh.usable(&fresh.ports[0]), Err(Unusable::NoGid));
+        let glance = Tree::at(root.path()).glance("rxe0").unwrap();
+        assert_eq!((&glance.id, glance.numa_node), (&d.id, Some(1)));
+        assert_eq!(glance.ports[0].netdev.as_deref(), Some("eth0"));
+        assert_eq!(glance.ports[0].gids, []);
+    }
+
+    #[test]
+    fn a_card_with_two_ports() {
+        let root = tempfile::tempdir().unwrap();
+        let r = root.path();
+        rxe(r, "mlx5_0", "eth2", &[LINK_LOCAL, LINK_LOCAL]);
+        let dir = "class/infiniband/mlx5_0";
+        put(r, &format!("{dir}/ports/1/gid_attrs/types/0"), "IB/RoCE v1");
+        for (file, text) in [
+            ("state", "1: DOWN"),
+            ("link_layer", "InfiniBand"),
+            ("lid", "0x1f"),
+            ("rate", "100 Gb/sec (4X EDR)"),
+            ("gids/0", LINK_LOCAL),
+            ("gid_attrs/types/0", "IB/RoCE v1"),
+        ] {
+            put(r, &format!("{dir}/ports/2/{file}"), text);
+        }
+        put(r, "devices/pci0000:3a/0000:3b:00.0/numa_node", "1");
+        symlink(
+            r.join("devices/pci0000:3a/0000:3b:00.0"),
+            r.join(dir).join("device"),
+        )
+        .unwrap();
+        let d = Tree::at(r).device("mlx5_0").unwrap();
+        assert_eq!(d.pci.as_deref(), Some("0000:3b:00.0"));
+        assert_eq!(d.numa_node, Some(1));
+        assert_eq!(d.ports[0].gids[0].kind, GidKind::RoceV1);
+        assert_eq!(d.ports[0].gids[1].kind, GidKind::RoceV2);
+        let p = &d.ports[1];
+        assert_eq!((p.port, p.state, p.lid), (2, PortState::Down, 0x1f));
+        assert_eq!(p.link_layer, LinkLayer::InfiniBand);
+        assert_eq!(p.gids[0].kind, GidKind::InfiniBand);
+        assert_eq!(p.speed_mbps, Some(100_000));
+        assert_eq!(d.usable(p), Err(Unusable::PortDown));
+    }
+
+    #[test]
+    fn iwarp_says_so() {
+        let root = tempfile::tempdir().unwrap();
+        rxe(root.path(), "siw0", "eth0", &[LINK_LOCAL]);
+        put(root.path(), "class/infiniband/siw0/node_type", "4: RNIC");
+        let d = Tree::at(root.path()).device("siw0").unwrap();
+        assert_eq!(d.fabric(&d.ports[0]).to_string(), "iWARP");
+        let reason = d.usable(&d.ports[0]).unwrap_err();
+        assert_eq!(reason.to_string(), "iwarp-unsupported");
+    }
+
+    #[test]
+    fn nonsense_is_not_believed() {
+        assert_eq!(rate("-1 Gb/sec"), None);
+        assert_eq!(rate("NaN Gb/sec"), None);
+        assert_eq!(rate(""), None);
+        assert_eq!(state("4 ACTIVE"), PortState::Other);
+        assert_eq!(transport(""), Transport::Other);
+        assert_eq!(pci(Path::new("/sys/devices/virtio0")), None);
+        assert_eq!(pci(Path::new("/sys/devices/beef")), None);
+        assert_eq!(pci(Path::new("/")), None);
+        assert_eq!(
+            pci(Path::new("/sys/0000:3b:00.0")).as_deref(),
+            Some("0000:3b:00.0")
+        );
+    }
+}

@@ -1,0 +1,218 @@
+//! The data engine: moves the bytes of lanes between this node and one other.
+//!
+//! A [`Pair`] is all that two daemons share: links (queue pairs) over several rails, the memory that
+//! each lets the other write, and the lanes. It is a state machine without threads, clocks or
+//! sockets: the caller polls it with the time, hands in what came over the control channel, and
+//! takes events out. The same code so runs over devices and over the simulation, step by step.
+//!
+//! What it must never do:
+//! - trust a number from the peer or from an application's memory (each is read once and checked);
+//! - let memory be used again while a write may still land in it;
+//! - answer for bytes that are not in the peer's ring, or post over bytes that may not be there yet;
+//! - let one lane's fault, or hunger, touch another.
+
+mod api;
+mod chunks;
+mod close;
+mod inward;
+mod lane;
+mod link;
+mod links;
+mod messages;
+mod out;
+mod party;
+mod post;
+
+pub use api::{Config, Control, Event, Fault, Host, LinkView, Rail, Stats};
+pub use party::PartyMemory;
+
+use crate::verbs::{Completion, Error, Provider};
+use lane::Lanes;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Numbers of the rails, links, parties, chunks of a pair, each from its own series.
+pub type RailId = u32;
+pub type LinkId = u32;
+pub type PartyId = u32;
+/// The token of a lane: how the peer names it.
+pub type LaneId = u32;
+
+/// Everything between this daemon and the daemon of one other node.
+pub struct Pair<P: Provider> {
+    // Dropped in this order: queue pairs, then what they use.
+    links: BTreeMap<LinkId, link::Link<P>>,
+    chunks: BTreeMap<u32, chunks::Chunk<P>>,
+    rails: BTreeMap<RailId, links::RailState<P>>,
+    /// Links that are destroyed here, until both ends know that both are.
+    dead: BTreeMap<LinkId, links::Dead>,
+    parties: BTreeMap<PartyId, party::Party>,
+    lanes: Lanes,
+    config: Config,
+    random: Box<dyn FnMut() -> u32 + Send>,
+    now: u64,
+    /// Lanes to look at, in turn.
+    queue: VecDeque<LaneId>,
+    inbox: VecDeque<Control>,
+    events: VecDeque<Event>,
+    next: Numbers,
+    control: bool,
+    /// Whether a link carries lanes now.
+    rail: bool,
+    failed: bool,
+    /// A queue pair could not be destroyed: nothing may be said or done that counts on it.
+    stuck: bool,
+    /// Regions of the peer that it takes back, until nothing of ours is under way to them.
+    leaving: Vec<u32>,
+    lane_timer: u64,
+    stats: BTreeMap<RailId, Stats>,
+    completions: Vec<Completion>,
+}
+
+struct Numbers {
+    link: u32,
+    rail: u32,
+    party: u32,
+    chunk: u32,
+}
+
+/// Between two looks at every lane, for what only time brings.
+const LANE_TIMER_NS: u64 = 5_000_000;
+/// Lanes looked at in one poll, so that control messages and completions are never far away.
+const TURNS: usize = 256;
+
+impl<P: Provider> Pair<P> {
+    /// `random` gives packet numbers; it should be hard to guess.
+    pub fn new(config: Config, random: Box<dyn FnMut() -> u32 + Send>) -> Self {
+        Pair {
+            links: BTreeMap::new(),
+            chunks: BTreeMap::new(),
+            rails: BTreeMap::new(),
+            dead: BTreeMap::new(),
+            parties: BTreeMap::new(),
+            lanes: Lanes::default(),
+            config,
+            random,
+            now: 0,
+            queue: VecDeque::new(),
+            inbox: VecDeque::new(),
+            events: VecDeque::new(),
+            next: Numbers {
+                link: 1,
+                rail: 1,
+                party: 1,
+                chunk: 1,
+            },
+            control: false,
+            rail: false,
+            failed: false,
+            stuck: false,
+            leaving: Vec::new(),
+            lane_timer: 0,
+            stats: BTreeMap::new(),
+            completions: Vec::new(),
+        }
+    }
+
+    /// Does what there is to do; says whether there was anything. Nothing is done elsewhere: the
+    /// other methods only note what they are told. A caller that sleeps polls until this is false,
+    /// arms the completion queues and counts itself asleep ([`Pair::doze`]), and polls once more.
+    pub fn poll(&mut self, now_ns: u64, host: &mut dyn Host) -> bool {
+        self.now = now_ns;
+        let mut worked = false;
+        while let Some(message) = self.inbox.pop_front() {
+            self.on_control(message);
+            worked = true;
+        }
+        worked |= self.poll_links(host);
+        self.link_timers();
+        self.finish_leaving();
+        worked |= self.scan();
+        if now_ns >= self.lane_timer {
+            self.lane_timer = now_ns + LANE_TIMER_NS;
+            self.wake_lanes(|_| true);
+            self.retry_chunks();
+        }
+        self.flush_links();
+        for _ in 0..TURNS.min(self.queue.len()) {
+            let Some(id) = self.queue.pop_front() else {
+                break;
+            };
+            worked |= self.turn(id, host);
+        }
+        self.flush_links();
+        self.publish_all(host);
+        worked || !self.queue.is_empty() || !self.inbox.is_empty()
+    }
+
+    /// When the next poll is due although nothing happens.
+    pub fn next_timer_ns(&self) -> u64 {
+        self.lane_timer
+    }
+
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// A message of the peer's daemon that came over the control channel.
+    pub fn control(&mut self, message: Control) {
+        self.inbox.push_back(message);
+    }
+
+    /// The control channel is there again, or gone. What was said over an earlier one may be lost.
+    pub fn set_control(&mut self, up: bool) {
+        self.control = up;
+        if up {
+            self.say_again();
+        }
+    }
+
+    /// Why this pair is of no use any more, if so, has been told by [`Event::PairFailed`].
+    pub fn failed(&self) -> bool {
+        self.failed
+    }
+
+    /// Calls `f` with each completion queue: to arm it and to sleep on its descriptor.
+    pub fn each_cq(&self, mut f: impl FnMut(&P::Cq)) -> Result<(), Error> {
+        for link in self.links.values() {
+            f(link.cq());
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, event: Event) {
+        self.events.push_back(event);
+    }
+
+    /// The peer breaks the rules of the links themselves: nothing of it can be trusted.
+    fn fail_pair(&mut self, why: &'static str) {
+        if self.failed {
+            return;
+        }
+        self.failed = true;
+        self.event(Event::PairFailed(why));
+        let all: Vec<_> = self.links.keys().copied().collect();
+        for no in all {
+            self.fail_link(no, why);
+        }
+    }
+
+    /// Puts lanes into the queue.
+    fn wake_lanes(&mut self, which: impl Fn(&lane::Lane) -> bool) {
+        let queue = &mut self.queue;
+        self.lanes.each(|id, lane| {
+            if !lane.queued && which(lane) {
+                lane.queued = true;
+                queue.push_back(id);
+            }
+        });
+    }
+
+    fn wake(&mut self, id: LaneId) {
+        if let Some(lane) = self.lanes.get_mut(id) {
+            if !lane.queued {
+                lane.queued = true;
+                self.queue.push_back(id);
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Memory that devices reach: the applications' outgoing rings, for local reads only, and our
+//! chunks with their incoming rings, which the peer may write.
+//!
+//! A chunk of ours is a *region*: its number and, per link, its key are told to the peer. It is
+//! deregistered only after the peer has answered that it writes there no more, or after every link
+//! on which it had the key is destroyed here.
+
+use super::api::Event;
+use super::link::{Link, State, What};
+use super::{Pair, PartyId, RailId};
+use crate::verbs::{Access, Memory, MemoryRegion, ProtectionDomain, Provider};
+use crate::wire::{Body, Key};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Regions that a peer may tell us of per link: 64 processes with all their chunks.
+pub(super) const REGIONS_MAX: usize = 4096;
+
+pub(super) struct Chunk<P: Provider> {
+    pub party: PartyId,
+    pub number: u32,
+    own: bool,
+    pub memory: Arc<dyn Memory>,
+    pub mrs: BTreeMap<RailId, P::Mr>,
+    /// Links that know the key and have not been destroyed.
+    told: BTreeSet<u32>,
+    leaving: Option<Leaving>,
+}
+
+struct Leaving {
+    next_try: u64,
+    answered: bool,
+}
+
+impl<P: Provider> Chunk<P> {
+    /// A device may still write: the registration, and with it the memory, stays for ever.
+    pub fn leak(&mut self) {
+        for (_, mr) in std::mem::take(&mut self.mrs) {
+            std::mem::forget(mr);
+        }
+        std::mem::forget(self.memory.clone());
+    }
+}
+
+impl<P: Provider> Pair<P> {
+    /// The process's chunk with rings that we send from. It may be mapped read-only.
+    pub fn add_app_chunk(&mut self, party: PartyId, number: u32, memory: Arc<dyn Memory>) -> bool {
+        self.add_chunk(party, number, memory, false)
+    }
+
+    /// A chunk of our area, for rings that the process receives from.
+    pub fn add_own_chunk(&mut self, party: PartyId, number: u32, memory: Arc<dyn Memory>) -> bool {
+        self.add_chunk(party, number, memory, true)
+    }
+
+    fn add_chunk(&mut self, party: PartyId, number: u32, m: Arc<dyn Memory>, own: bool) -> bool {
+        let Some(p) = self.parties.get_mut(&party) else {
+            return false;
+        };
+        let of = if own {
+            &mut p.own_chunks
+        } else {
+            &mut p.app_chunks
+        };
+        if p.removing || of.contains_key(&number) {
+            return false;
+        }
+        let id = self.next.chunk;
+        self.next.chunk += 1;
+        of.insert(number, id);
+        let chunk = Chunk {
+            party,
+            number,
+            own,
+            memory: m,
+            mrs: BTreeMap::new(),
+            told: BTreeSet::new(),
+            leaving: None,
+        };
+        self.chunks.insert(id, chunk);
+        self.retry_chunks();
+        true
+    }
+
+    /// Registers what is not registered yet; devices may have been out of resources.
+    pub(super) fn retry_chunks(&mut self) {
+        let rails: Vec<_> = self.rails.keys().copied().collect();
+        for rail in rails {
+            self.register_all(rail);
+        }
+        self.leave_chunks();
+    }
+
+    pub(super) fn register_all(&mut self, rail: RailId) {
+        let Some(r) = self.rails.get(&rail) else {
+            return;
+        };
+        let mut fresh = false;
+        for c in self.chunks.values_mut() {
+            if c.leaving.is_some() || c.mrs.contains_key(&rail) {
+                continue;
+            }
+            let access = if c.own {
+                Access::RemoteWrite
+            } else {
+                Access::LocalRead
+            };
+            if let Ok(mr) = r.pd.register(c.memory.clone(), access) {
+                c.mrs.insert(rail, mr);
+                fresh = true;
+            }
+        }
+        let active = |l: &Link<P>| l.rail == rail && l.state == State::Active;
+        let links: Vec<_> = self.links.iter().filter(|(_, l)| active(l)).collect();
+        let links: Vec<_> = links.into_iter().map(|(no, _)| *no).collect();
+        for no in links {
+            self.tell_keys(no);
+        }
+        if fresh {
+            self.wake_lanes(|_| true);
+        }
+    }
+
+    /// Only after all links of the rail are destroyed.
+    pub(super) fn deregister_all(&mut self, rail: RailId) {
+        for c in self.chunks.values_mut() {
+            if !self.stuck {
+                c.mrs.remove(&rail);
+            }
+        }
+    }
+
+    /// Tells the keys that this link does not know.
+    pub(super) fn tell_keys(&mut self, no: u32) {
+        let Some(link) = self.links.get_mut(&no) else {
+            return;
+        };
+        for (id, c) in &mut self.chunks {
+            if !c.own || c.leaving.is_some() || c.told.contains(&no) {
+                continue;
+            }
+            let key = c.mrs.get(&link.rail).map(|mr| Key {
+                addr: mr.addr(),
+                len: mr.len(),
+                rkey: mr.rkey(),
+            });
+            if key.is_some() {
+                c.told.insert(no);
+            } else if !link.refused_keys.insert(*id) {
+                continue; // told already that there is none
+            }
+            link.say(*id, Body::ConfirmRkey(key));
+        }
+    }
+
+    /// The process is gone or has no more lanes to this node: takes its memory back. All its lanes
+    /// must have been removed. [`Event::PartyRemoved`] follows.
+    pub fn remove_party(&mut self, id: PartyId) {
+        if let Some(p) = self.parties.get_mut(&id) {
+            p.removing = true;
+        }
+        self.lane_timer = 0;
+    }
+
+    /// Goes on with removing parties.
+    fn leave_chunks(&mut self) {
+        let idle = |p: &super::party::Party| p.removing && p.lanes() == 0;
+        let parties: Vec<_> = self.parties.iter().filter(|(_, p)| idle(p)).collect();
+        let parties: Vec<_> = parties.into_iter().map(|(id, _)| *id).collect();
+        for party in parties {
+            let all: Vec<_> = self
+                .chunks
+                .iter()
+                .filter(|(_, c)| c.party == party)
+                .collect();
+            let all: Vec<u32> = all.into_iter().map(|(id, _)| *id).collect();
+            let left = all.iter().filter(|id| !self.leave_chunk(**id)).count();
+            if left == 0 {
+                for id in all {
+                    self.chunks.remove(&id);
+                }
+                self.parties.remove(&party);
+                self.event(Event::PartyRemoved { party });
+            }
+        }
+    }
+
+    /// Whether the chunk can be deregistered; if not, asks the peer (again).
+    fn leave_chunk(&mut self, id: u32) -> bool {
+        let Some(c) = self.chunks.get_mut(&id) else {
+            return true;
+        };
+        if self.stuck {
+            return false;
+        }
+        if !c.own {
+            return true; // every lane is gone, and with it every request that reads here
+        }
+        c.told.retain(|no| self.links.contains_key(no));
+        let leaving = c.leaving.get_or_insert(Leaving {
+            next_try: 0,
+            answered: false,
+        });
+        if leaving.answered || c.told.is_empty() {
+            return true;
+        }
+        if self.now >= leaving.next_try {
+            leaving.next_try = self.now + self.config.retry_ns;
+            let mut links = self.links.values_mut();
+            if let Some(link) = links.find(|l| l.state == State::Active) {
+                link.say(id, Body::DeleteRkey { reply: false });
+            }
+        }
+        false
+    }
+
+    /// The peer takes a region back: no lane writes there from now on.
+    pub(super) fn region_leaves(&mut self, region: u32) {
+        for l in self.links.values_mut() {
+            l.keys.remove(&region);
+        }
+        if !self.leaving.contains(&region) && self.leaving.len() < REGIONS_MAX {
+            self.leaving.push(region);
+        }
+    }
+
+    /// Answers for regions to which nothing is under way any more.
+    pub(super) fn finish_leaving(&mut self) {
+        // What was under way on a link that is only dead here may still land.
+        if self.leaving.is_empty() || self.dead.values().any(|d| !d.peer) {
+            return;
+        }
+        let links = &mut self.links;
+        self.leaving.retain(|region| {
+            let to = |w: &What| matches!(w, What::Write { region: r, .. } if r == region);
+            if links.values().any(|l| l.under_way().any(to)) {
+                return true;
+            }
+            match links.values_mut().find(|l| l.state == State::Active) {
+                Some(l) => l.say(*region, Body::DeleteRkey { reply: true }),
+                None => return false, // the links with the key are gone, and the peer knows
+            }
+            false
+        });
+    }
+
+    /// The peer writes no more to this region of ours.
+    pub(super) fn region_left(&mut self, region: u32) {
+        if let Some(l) = self
+            .chunks
+            .get_mut(&region)
+            .and_then(|c| c.leaving.as_mut())
+        {
+            l.answered = true;
+            self.lane_timer = 0;
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! How a lane ends.
+//!
+//! Each end says over the control channel that it writes no more to the other's rings, when
+//! nothing is under way any more, and repeats it until it is answered. A lane is gone, and its rings
+//! are free, when both have said so; until then their memory is not used again.
+
+use super::api::{Control, Event};
+use super::lane::{Closing, Lane};
+use super::out::Phase;
+use super::{Host, LaneId, Pair};
+use crate::verbs::Provider;
+
+impl<P: Provider> Pair<P> {
+    /// The application will send no more (it has shut down, closed or ended): goes on until
+    /// everything is in the peer's ring, then tells [`Event::Flushed`].
+    pub fn finish(&mut self, id: LaneId) {
+        if let Some(lane) = self.lanes.get_mut(id) {
+            lane.out.finish = true;
+        }
+        self.wake(id);
+    }
+
+    /// The caller takes the sending direction down itself (custody). If it is up: its epoch, and the
+    /// cursor up to which the peer's reader is known to have consumed. Nothing more is sent here.
+    pub fn take_down(&mut self, id: LaneId) -> Option<(u32, u64)> {
+        let lane = self.lanes.get_mut(id)?;
+        let o = &mut lane.out;
+        if !matches!(o.phase, Phase::Up | Phase::Left(true)) {
+            return None;
+        }
+        o.phase = Phase::Left(false);
+        o.tx_phase = link::layout::tx::DOWN as u8;
+        o.custody = true;
+        lane.cdc = true;
+        let found = (o.epoch, o.cursor);
+        self.wake(id);
+        Some(found)
+    }
+
+    /// Is the sending direction on the ring?
+    pub fn is_up(&mut self, id: LaneId) -> bool {
+        self.lanes
+            .get_mut(id)
+            .is_some_and(|l| matches!(l.out.phase, Phase::Up | Phase::Left(true)))
+    }
+
+    /// The connection is over. [`Event::Removed`] follows when the peer has done the same.
+    pub fn remove(&mut self, id: LaneId) {
+        if let Some(lane) = self.lanes.get_mut(id) {
+            lane.closing.get_or_insert_with(Closing::default);
+        }
+        self.wake(id);
+    }
+
+    /// Goes on with a removal; `true`: the lane is gone.
+    pub(super) fn close_step(&mut self, id: LaneId, lane: &mut Lane, host: &mut dyn Host) -> bool {
+        let Some(closing) = &mut lane.closing else {
+            return false;
+        };
+        if self.stuck {
+            return false;
+        }
+        // A pair that failed has no queue pairs any more through which anything could be written.
+        if let (Some(peer), false) = (lane.peer, self.failed) {
+            if lane.under_way > 0 {
+                return false;
+            }
+            if !closing.acked && self.control && self.now >= closing.next_try {
+                closing.next_try = self.now + self.config.retry_ns;
+                self.events.push_back(Event::Control(Control::Close {
+                    token: peer,
+                    from: id,
+                }));
+            }
+            if !closing.acked || !lane.peer_closed {
+                return false;
+            }
+        }
+        for r in lane.inn.rings.drain(..) {
+            host.free(id, r.loc);
+        }
+        self.unbind(lane);
+        if let Some(p) = self.parties.get_mut(&lane.party) {
+            p.leave(id, lane.slot);
+        }
+        self.lanes.remove(id);
+        self.event(Event::Removed { lane: id });
+        self.lane_timer = 0;
+        true
+    }
+
+    /// The peer writes no more to the rings of a lane.
+    pub(super) fn on_close(&mut self, token: LaneId, from: u32) {
+        if let Some(lane) = self.lanes.get_mut(token) {
+            if lane.peer.is_some_and(|p| p != from) {
+                return;
+            }
+            if !lane.peer_closed {
+                lane.peer_closed = true;
+                self.event(Event::PeerClosed { lane: token });
+                self.wake(token);
+            }
+        }
+        self.event(Event::Control(Control::CloseAck { token: from }));
+    }
+
+    pub(super) fn on_close_ack(&mut self, token: LaneId) {
+        if let Some(c) = self.lanes.get_mut(token).and_then(|l| l.closing.as_mut()) {
+            c.acked = true;
+        }
+        self.wake(token);
+    }
+}

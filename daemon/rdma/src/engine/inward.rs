@@ -1,0 +1,378 @@
+//! The incoming direction of a lane: the peer writes our ring, we tell the application.
+//!
+//! Here we play the sender's part towards the application: our words say that the sender has
+//! switched, how far it is, where the ring lies. The store of a switch and the look at the
+//! application's readiness after it are one half of a Dekker pair with its revocation.
+
+use super::api::Fault;
+use super::lane::Lane;
+use super::{Host, LaneId, Pair};
+use crate::verbs::Provider;
+use crate::wire::{flag, Cdc, Place};
+use link::layout::{bits_of, epoch_of, pack, rx, tx, Loc, RING_LOG2_MAX, RING_LOG2_MIN};
+use std::collections::VecDeque;
+use std::sync::atomic::{fence, Ordering::*};
+
+/// A ring of ours, by the number that the peer gave it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InRing {
+    pub number: u32,
+    pub loc: Loc,
+    pub from: u64,
+    pub place: Place,
+}
+
+#[derive(Default)]
+pub(super) struct In {
+    /// The sender is on the ring, in this epoch.
+    up: bool,
+    epoch: u32,
+    tx_phase: u8,
+    /// The last switch that was answered: epoch, attempt, and whether it stands.
+    answered: Option<(u32, u32, bool)>,
+    /// Every byte before it is in our ring.
+    head: u64,
+    /// What the application has been told of it.
+    shown: u64,
+    /// Consumed by the application; told to the peer.
+    pub cursor: u64,
+    pub told: u64,
+    /// The application's cursor word before it noticed the switch.
+    stale: Option<u64>,
+    /// The peer waits for space.
+    wants: bool,
+    pub rings: VecDeque<InRing>,
+    pub number: u32,
+    /// What the peer is told of the application's readiness.
+    pub word: (u32, u8),
+    /// Epoch and flags of the application, as last seen.
+    seen: u32,
+    /// Answers that are due.
+    pub switch_reply: Option<(u32, u32, bool)>,
+    pub ring_reply: Option<(u32, Option<Place>)>,
+}
+
+impl In {
+    /// The peer's daemon asks what became of a switch. If it never came, it will not be taken.
+    pub fn asked_about(&mut self, which: (u32, u32)) -> bool {
+        match self.answered {
+            Some((e, a, ok)) if (e, a) == which => ok,
+            Some((e, a, _)) if !newer(which, (e, a)) => false,
+            _ => {
+                self.answered = Some((which.0, which.1, false));
+                false
+            }
+        }
+    }
+
+    fn ring_numbered(&self, low: u8) -> Option<usize> {
+        self.rings.iter().position(|r| r.number as u8 == low)
+    }
+
+    /// May the application be shown heads up to here? Until its cursor word has moved off the value
+    /// that an earlier use of the slot left there, a head at or beyond that value would make the
+    /// two look the same.
+    fn ceiling(&self) -> u64 {
+        match self.stale {
+            Some(stale) if stale > self.cursor => self.head.min(stale - 1),
+            _ => self.head,
+        }
+    }
+
+    pub fn unread(&self) -> bool {
+        self.up && self.cursor != self.head
+    }
+}
+
+/// Is this switch later than that one? Both are of one use of the lane.
+fn newer(a: (u32, u32), b: (u32, u32)) -> bool {
+    let ahead = a.0.wrapping_sub(b.0);
+    ahead != 0 && ahead < u32::MAX / 2 || ahead == 0 && a.1 > b.1
+}
+
+impl<P: Provider> Pair<P> {
+    /// Looks at the application's reading words.
+    pub(super) fn look_in(&mut self, lane: &mut Lane) -> Result<(), Fault> {
+        let Some(p) = self.parties.get(&lane.party) else {
+            return Ok(());
+        };
+        let memory = p.memory.clone();
+        let app = memory.app();
+        // Acquire: pairs with the Release in `RxState::declare_ready`.
+        let word = app.rx[lane.slot].word.load(Acquire);
+        let (epoch, bits) = (epoch_of(word), bits_of(word) as u8);
+        let known = lane.inn.seen;
+        if lane.ours(epoch) {
+            if known != 0 && epoch.wrapping_sub(known) > u32::MAX / 2 {
+                return Err(Fault::App("a readiness that goes back"));
+            }
+            lane.inn.seen = epoch;
+            if lane.inn.up && epoch != lane.inn.epoch {
+                lane.inn.up = false; // it has met the frame and is ready anew
+            }
+            let bits = u64::from(bits) & (rx::READY | rx::WANT_DOWN | rx::REVOKED | rx::CLOSED);
+            let bits = if lane.inn.up && bits & rx::REVOKED != 0 {
+                // Too late for a revocation, the switch stands: only a request.
+                bits & !rx::REVOKED | rx::WANT_DOWN
+            } else {
+                bits
+            };
+            if lane.inn.word != (epoch, bits as u8) {
+                lane.inn.word = (epoch, bits as u8);
+                lane.cdc = true;
+            }
+        } else if known != 0 {
+            return Err(Fault::App("a readiness of another use of the lane"));
+        }
+        if lane.inn.up {
+            // Acquire: pairs with the Release in `RxState::take`; it has its copies.
+            let at = app.cursors[lane.slot].load(Acquire);
+            self.look_cursor(lane, at)?;
+        }
+        Ok(())
+    }
+
+    fn look_cursor(&mut self, lane: &mut Lane, at: u64) -> Result<(), Fault> {
+        let i = &mut lane.inn;
+        if i.stale == Some(at) {
+            return Ok(()); // it has not noticed the switch yet
+        }
+        if at < i.cursor || at > i.shown {
+            return Err(Fault::App("an impossible cursor"));
+        }
+        let fresh = i.stale.take().is_some();
+        i.cursor = at;
+        let size = i.rings.back().map_or(0, |r| r.loc.bytes() as u64);
+        let moved = at - i.told.min(at);
+        if moved > 0 && (i.wants || at == i.head || moved >= size / 4) {
+            lane.cdc = true;
+        }
+        if fresh {
+            self.show_head(lane);
+        }
+        Ok(())
+    }
+
+    /// Stores the head for the application.
+    fn show_head(&mut self, lane: &mut Lane) {
+        let head = lane.inn.ceiling();
+        if head > lane.inn.shown {
+            lane.inn.shown = head;
+            if let Some(p) = self.parties.get(&lane.party) {
+                // Release: pairs with the Acquire in `RxState::head`; the bytes are there, since the
+                // completion of the message after them has been seen.
+                p.memory.mirror().heads[lane.slot].store(head, Release);
+            }
+            self.publish(lane);
+        }
+    }
+
+    /// The peer's application wants to switch up.
+    pub(super) fn on_switch(
+        &mut self,
+        lane: &mut Lane,
+        which: (u32, u32),
+        kpos: u64,
+        start: u64,
+    ) -> Result<(), Fault> {
+        let (epoch, attempt) = which;
+        if !lane.ours(epoch) {
+            return Err(Fault::Peer("a switch of another use of the lane"));
+        }
+        if let Some((e, a, ok)) = lane.inn.answered {
+            if (e, a) == which {
+                lane.inn.switch_reply = Some((e, a, ok)); // the answer was lost
+                return Ok(());
+            }
+            if !newer(which, (e, a)) {
+                return Ok(()); // overtaken
+            }
+            if ok && e == epoch {
+                return Err(Fault::Peer("a switch that was made already"));
+            }
+        }
+        let Some(ring) = lane.inn.rings.back() else {
+            return Err(Fault::Peer("a switch without a ring"));
+        };
+        if ring.from > start || start > u64::MAX / 2 {
+            return Err(Fault::Peer("a switch to an impossible place"));
+        }
+        let stands = self.store_switch(lane, epoch, kpos, start);
+        lane.inn.answered = Some((epoch, attempt, stands));
+        lane.inn.switch_reply = Some((epoch, attempt, stands));
+        Ok(())
+    }
+
+    fn store_switch(&mut self, lane: &mut Lane, epoch: u32, kpos: u64, start: u64) -> bool {
+        let Some(p) = self.parties.get(&lane.party) else {
+            return false;
+        };
+        let memory = p.memory.clone();
+        let (app, words) = (memory.app(), &memory.mirror().tx[lane.slot]);
+        // A wish to go down is no refusal: a reader that has not revoked would take it for a switch.
+        let ready = |w| epoch_of(w) == epoch && bits_of(w) & (rx::READY | rx::REVOKED) == rx::READY;
+        let word = &app.rx[lane.slot].word;
+        if !ready(word.load(Acquire)) {
+            return false; // it never hears of it
+        }
+        // Not read before the state below says so.
+        memory.mirror().heads[lane.slot].store(start, Relaxed);
+        words.up_kpos.store(kpos, Relaxed);
+        words.up_start.store(start, Relaxed);
+        words.want_space.store(1, Relaxed);
+        // Release: pairs with the Acquire in `RxState::phase`.
+        words.state.store(pack(epoch, tx::UP), Release);
+        self.publish(lane);
+        // SYNC retreat: we have switched, now we look; the receiver revokes, then looks for our
+        // switch. One of the two sees the other, and the answer goes out only after this.
+        fence(SeqCst);
+        if !ready(word.load(SeqCst)) {
+            words.state.store(pack(epoch, tx::RESUMED), Release);
+            return false;
+        }
+        let i = &mut lane.inn;
+        let at = app.cursors[lane.slot].load(Relaxed);
+        i.up = true;
+        i.epoch = epoch;
+        i.tx_phase = tx::UP as u8;
+        (i.head, i.shown, i.cursor, i.told) = (start, start, start, start);
+        i.stale = (at != start).then_some(at);
+        i.wants = false;
+        true
+    }
+
+    /// The part of a snapshot that is about our reader: what the peer's sender says.
+    pub(super) fn on_sender(&mut self, lane: &mut Lane, c: &Cdc) -> Result<(), Fault> {
+        let i = &mut lane.inn;
+        if c.tx_epoch != i.epoch || !i.up {
+            let known = i.answered.map_or(0, |a| a.0);
+            if c.tx_epoch != 0 && (!lane.ours(c.tx_epoch) || newer((c.tx_epoch, 0), (known, 0))) {
+                return Err(Fault::Peer("a sender in an epoch that was not agreed"));
+            }
+            return Ok(());
+        }
+        if c.tx_phase < i.tx_phase || c.tx_phase == 0 {
+            return Err(Fault::Peer("a sender that goes back"));
+        }
+        i.wants = c.flags & flag::WANT_SPACE != 0;
+        if c.head > i.head {
+            let Some(n) = i.ring_numbered(c.moves) else {
+                return Err(Fault::Peer("a head on a ring that is not there"));
+            };
+            let ring = &i.rings[n];
+            let size = ring.loc.bytes() as u64;
+            let next = i.rings.get(n + 1).map_or(u64::MAX, |r| r.from);
+            let begin = ring.from.max(i.told);
+            if c.head < ring.from || c.head > next || c.head - begin.min(c.head) > size {
+                return Err(Fault::Peer("a head beyond the ring"));
+            }
+            i.head = c.head;
+        } else if c.head < i.head && c.flags & flag::VALIDATE == 0 {
+            // After a move to another link the sender knows less than we do; else never.
+            return Err(Fault::Peer("a head that goes back"));
+        }
+        self.show_head(lane);
+        let i = &mut lane.inn;
+        if c.tx_phase != i.tx_phase {
+            i.tx_phase = c.tx_phase;
+            if let Some(p) = self.parties.get(&lane.party) {
+                // Release: pairs with the Acquire in `RxState::phase`; the head is stored.
+                let state = pack(lane.inn.epoch, u64::from(c.tx_phase));
+                p.memory.mirror().tx[lane.slot].state.store(state, Release);
+            }
+            self.publish(lane);
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_cdc(&mut self, lane: &mut Lane, c: &Cdc) -> Result<(), Fault> {
+        if c.flags & flag::ABORT != 0 {
+            return Err(Fault::Peer("it has failed the lane"));
+        }
+        // Our reader's own words first: it may have left the epoch that the peer speaks of.
+        self.look_in(lane)?;
+        self.on_sender(lane, c)?;
+        self.on_reader(lane, c)?;
+        // SYNC space: the head is stored, now we look at the cursor once more.
+        fence(SeqCst);
+        self.look_in(lane)
+    }
+
+    /// The peer's ring is another one from `from` on.
+    pub(super) fn on_ring(
+        &mut self,
+        id: LaneId,
+        lane: &mut Lane,
+        (number, log2, from): (u32, u8, u64),
+        host: &mut dyn Host,
+    ) -> Result<(), Fault> {
+        let log2 = u32::from(log2);
+        if let Some(r) = lane.inn.rings.iter().find(|r| r.number == number) {
+            lane.inn.ring_reply = Some((number, Some(r.place)));
+            return Ok(()); // the answer was lost
+        }
+        let last = lane.inn.rings.back();
+        // Not always the next number: a ring that a sender left before it was placed is skipped.
+        let ahead = number.wrapping_sub(lane.inn.number);
+        if ahead == 0
+            || ahead > u32::MAX / 2
+            || !(RING_LOG2_MIN..=RING_LOG2_MAX).contains(&log2)
+            || last.is_some_and(|r| r.from > from)
+        {
+            return Err(Fault::Peer("an impossible ring"));
+        }
+        self.look_in(lane)?;
+        let i = &mut lane.inn;
+        if i.up && (i.rings.back().is_some_and(|r| i.told < r.from) || from < i.head) {
+            return Err(Fault::Peer("a ring moved before the reader could follow"));
+        }
+        let placed = host.place(id, log2);
+        let ring = placed.and_then(|loc| self.check_place(lane, loc, log2));
+        let Some((loc, place)) = ring else {
+            if let Some(loc) = placed {
+                host.free(id, loc);
+            }
+            lane.inn.ring_reply = Some((number, None));
+            return Ok(());
+        };
+        let i = &mut lane.inn;
+        i.number = number;
+        i.ring_reply = Some((number, Some(place)));
+        i.rings.push_back(InRing {
+            number,
+            loc,
+            from,
+            place,
+        });
+        // That it moves to this one means that nothing is or will be under way to the ring before
+        // the last one. The reader has left it, too.
+        while lane.inn.rings.len() > 2 {
+            if let Some(r) = lane.inn.rings.pop_front() {
+                host.free(id, r.loc);
+            }
+        }
+        if let Some(p) = self.parties.get(&lane.party) {
+            let w = &p.memory.mirror().tx[lane.slot];
+            // As `TxState::move_to` does. `from` is in place before the count says so.
+            let seq = w.loc_seq.load(Relaxed).wrapping_add(1);
+            w.loc[(seq & 1) as usize].store(loc.pack(), Relaxed);
+            w.loc_from[(seq & 1) as usize].store(from, Relaxed);
+            w.loc_seq.store(seq, Release); // pairs with the Acquire in `RxState::source`
+        }
+        self.publish(lane);
+        Ok(())
+    }
+
+    fn check_place(&self, lane: &Lane, loc: Loc, log2: u32) -> Option<(Loc, Place)> {
+        let region = *self.parties.get(&lane.party)?.own_chunks.get(&loc.chunk)?;
+        let chunk = self.chunks.get(&region)?;
+        let fits = loc.log2 == log2 && loc.fits(chunk.memory.len()) && chunk.number == loc.chunk;
+        fits.then_some((
+            loc,
+            Place {
+                region,
+                offset: u64::from(loc.page) * 4096,
+            },
+        ))
+    }
+}

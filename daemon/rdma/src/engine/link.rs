@@ -1,0 +1,401 @@
+//! One link: a queue pair with its completion queue, its receive buffers and its credits.
+//!
+//! Each end has a fixed number of receive buffers posted and puts each back as soon as the message
+//! is copied out; every message tells how many it has ever posted. A sender never has more messages
+//! under way than that, so the peer's device never meets an empty receive queue. The last credit
+//! is kept for the message that returns credits, so that two ends cannot starve each other.
+
+use super::api::{Config, Rail};
+use crate::verbs::*;
+use crate::wire::{Body, Key, LinkEnd, Message, LEN};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+/// Distance of receive buffers.
+const SLOT: usize = 64;
+/// Marks receive requests; send requests are counted from 0.
+const RECV: u64 = 1 << 63;
+/// Messages of a link that may wait for credits: more than honest peers can cause.
+const LLC_MAX: usize = 4096;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Our offer is out.
+    Offered,
+    /// Both queue pairs are connected, as far as we know; the first message has not come.
+    Confirming,
+    Active,
+}
+
+/// What a request was for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum What {
+    Write {
+        lane: u32,
+        region: u32,
+        bytes: u32,
+    },
+    /// Snapshot that announced the head.
+    Cdc {
+        lane: u32,
+        head: u64,
+        epoch: u32,
+    },
+    Lane {
+        lane: u32,
+    },
+    Llc,
+}
+
+pub(super) struct Write {
+    pub local: Sge,
+    pub remote: u64,
+    pub rkey: u32,
+    pub region: u32,
+}
+
+/// What a completion meant.
+pub(super) enum Outcome {
+    Message(Message),
+    /// That many requests from the front of the queue are done.
+    Done(usize),
+    Nothing,
+    /// The link is dead.
+    Dead(&'static str),
+    /// The peer broke the rules.
+    Broken(&'static str),
+}
+
+pub(super) struct Link<P: Provider> {
+    qp: P::Qp,
+    cq: P::Cq,
+    recv_mr: P::Mr,
+    buffers: Arc<Buffer>,
+    pub rail: u32,
+    pub state: State,
+    pub ours: LinkEnd,
+    pub peer: Option<LinkEnd>,
+    /// Keys of the peer's regions over this link; none for those it could not register.
+    pub keys: HashMap<u32, Option<Key>>,
+    /// Regions of ours that the peer knows to have no key here.
+    pub refused_keys: BTreeSet<u32>,
+    llc: VecDeque<(u32, Body)>,
+    sent: VecDeque<What>,
+    first_wr: u64,
+    room: usize,
+    window: u64,
+    bytes: u64,
+    depth: u16,
+    recv_posted: u16,
+    recv_told: u16,
+    granted: u16,
+    used: u16,
+    pub heard: u64,
+    /// When we asked whether the peer is there, and have heard nothing since.
+    pub asked: Option<u64>,
+    pub deadline: u64,
+    pub next_try: u64,
+    /// Lanes that are bound to it.
+    pub lanes: usize,
+    /// Lanes that wait for room, in turn.
+    pub waiters: VecDeque<u32>,
+}
+
+impl<P: Provider> Link<P> {
+    /// A queue pair that can receive, not connected.
+    pub fn new(
+        no: u32,
+        rail_no: u32,
+        rail: &Rail<P::Device>,
+        pd: &P::Pd,
+        config: &Config,
+        psn: u32,
+    ) -> Result<Self, Error> {
+        let depth = config.depth.max(4);
+        let sends = config.sends.max(8);
+        let cq = rail.device.create_cq(sends + u32::from(depth) + 2)?;
+        let caps = QpCaps {
+            send_requests: sends,
+            recv_buffers: u32::from(depth),
+            inline_bytes: LEN as u32,
+        };
+        let qp = pd.create_qp(&cq, &cq, caps)?;
+        let buffers = Buffer::new(usize::from(depth) * SLOT).map_err(|_| Error::NoMemory)?;
+        let buffers = Arc::new(buffers);
+        let recv_mr = pd.register(buffers.clone(), Access::LocalWrite)?;
+        qp.to_init(rail.port)?;
+        let ours = LinkEnd {
+            link: no,
+            fabric: rail.fabric,
+            gid: rail.gid.0,
+            lid: rail.lid,
+            qpn: qp.qpn(),
+            psn: psn & 0xff_ffff,
+            mtu: rail.mtu as u8,
+            depth,
+        };
+        let mut link = Link {
+            qp,
+            cq,
+            recv_mr,
+            buffers,
+            rail: rail_no,
+            state: State::Offered,
+            ours,
+            peer: None,
+            keys: HashMap::new(),
+            refused_keys: BTreeSet::new(),
+            llc: VecDeque::new(),
+            sent: VecDeque::new(),
+            first_wr: 0,
+            room: sends as usize,
+            window: config.window,
+            bytes: 0,
+            depth,
+            recv_posted: 0,
+            recv_told: depth,
+            granted: 0,
+            used: 0,
+            heard: 0,
+            asked: None,
+            deadline: u64::MAX,
+            next_try: 0,
+            lanes: 0,
+            waiters: VecDeque::new(),
+        };
+        for slot in 0..depth {
+            link.post_recv(slot).map_err(|e| e.error)?;
+        }
+        Ok(link)
+    }
+
+    /// Connects to the peer's end.
+    pub fn connect(
+        &mut self,
+        peer: LinkEnd,
+        rail: &Rail<P::Device>,
+        config: &Config,
+    ) -> Result<(), Error> {
+        let remote = Endpoint {
+            qpn: peer.qpn,
+            psn: peer.psn,
+            gid: Gid(peer.gid),
+            lid: peer.lid,
+        };
+        let mtu = Mtu::ALL
+            .into_iter()
+            .find(|m| *m as u8 == peer.mtu)
+            .ok_or(Error::Invalid)?
+            .min(rail.mtu);
+        self.qp
+            .to_rtr(&RtrAttr::new(remote, mtu, rail.port, rail.gid_index))?;
+        self.qp.to_rts(&RtsAttr {
+            psn: self.ours.psn,
+            timeout: config.ack_timeout,
+            retry_count: config.ack_retries,
+            rnr_retry: 6,
+        })?;
+        self.granted = peer.depth;
+        self.peer = Some(peer);
+        self.state = State::Confirming;
+        Ok(())
+    }
+
+    pub fn cq(&self) -> &P::Cq {
+        &self.cq
+    }
+
+    fn post_recv(&mut self, slot: u16) -> Result<(), PostError> {
+        let buffer = self
+            .recv_mr
+            .sge(u64::from(slot) * SLOT as u64, SLOT as u32)
+            .ok_or(PostError {
+                accepted: 0,
+                error: Error::Invalid,
+            })?;
+        self.qp.post_recv(&[RecvBuffer {
+            wr_id: RECV | u64::from(slot),
+            buffer,
+        }])?;
+        self.recv_posted = self.recv_posted.wrapping_add(1);
+        Ok(())
+    }
+
+    pub fn poll(&self, out: &mut Vec<Completion>) -> Result<usize, Error> {
+        self.cq.poll(out, 64)
+    }
+
+    /// Takes one completion in.
+    pub fn completed(&mut self, c: &Completion, now: u64) -> Outcome {
+        match c.status {
+            Status::Success => {}
+            Status::RetryExceeded => return Outcome::Dead("no acknowledgement"),
+            Status::RnrRetryExceeded => return Outcome::Dead("the peer had no receive buffer"),
+            Status::RemoteAccess | Status::RemoteInvalid => {
+                return Outcome::Dead("the peer's device refused a write")
+            }
+            Status::LocalProtection | Status::LocalLength => {
+                return Outcome::Dead("our device refused a request")
+            }
+            _ => return Outcome::Dead("the queue pair failed"),
+        }
+        if c.wr_id & RECV == 0 {
+            let Some(n) = c.wr_id.checked_sub(self.first_wr) else {
+                return Outcome::Nothing;
+            };
+            return Outcome::Done((n as usize + 1).min(self.sent.len()));
+        }
+        self.heard = now;
+        self.asked = None;
+        let slot = (c.wr_id & !RECV) as u16;
+        let mut b = [0; LEN];
+        if c.opcode != Opcode::Recv
+            || c.bytes as usize != LEN
+            || !self.buffers.read(usize::from(slot) * SLOT, &mut b)
+        {
+            return Outcome::Broken("a message of a wrong length");
+        }
+        let Ok(m) = Message::decode(&b) else {
+            return Outcome::Broken("a message that is none");
+        };
+        if self.post_recv(slot).is_err() {
+            return Outcome::Dead("no receive buffer could be posted");
+        }
+        let more = m.credits.wrapping_sub(self.granted);
+        let open = m.credits.wrapping_sub(self.used);
+        let depth = self.peer.map_or(0, |p| p.depth);
+        if more > depth || open > depth {
+            return Outcome::Broken("impossible credits");
+        }
+        self.granted = m.credits;
+        Outcome::Message(m)
+    }
+
+    /// The oldest request, now done.
+    pub fn pop_done(&mut self) -> Option<What> {
+        let w = self.sent.pop_front()?;
+        self.first_wr += 1;
+        if let What::Write { bytes, .. } = w {
+            self.bytes -= u64::from(bytes);
+        }
+        Some(w)
+    }
+
+    pub fn under_way(&self) -> impl Iterator<Item = &What> {
+        self.sent.iter()
+    }
+
+    fn credits(&self) -> u16 {
+        self.granted.wrapping_sub(self.used)
+    }
+
+    /// May a lane post two writes and a message now?
+    pub fn open(&self) -> bool {
+        self.state == State::Active
+            && self.llc.is_empty()
+            && self.sent.len() + 3 <= self.room
+            && self.credits() > 1
+    }
+
+    /// Bytes that may be added to what is under way.
+    pub fn window(&self) -> u64 {
+        self.window.saturating_sub(self.bytes)
+    }
+
+    /// Queues a message about the link or a region.
+    pub fn say(&mut self, token: u32, body: Body) {
+        if self.llc.len() < LLC_MAX {
+            self.llc.push_back((token, body));
+        }
+    }
+
+    pub fn flooded(&self) -> bool {
+        self.llc.len() >= LLC_MAX
+    }
+
+    /// Posts the queued messages as far as credits go, and returns credits if it is time.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        if self.state == State::Offered {
+            return Ok(());
+        }
+        while self.credits() > 1 && self.sent.len() + 3 <= self.room {
+            let Some((token, body)) = self.llc.pop_front() else {
+                break;
+            };
+            self.post(&[], token, 0, body, What::Llc, 0)?;
+        }
+        let owed = self.recv_posted.wrapping_sub(self.recv_told);
+        if owed >= self.depth / 2 && self.credits() > 0 && self.sent.len() < self.room {
+            let body = Body::TestLink { reply: true };
+            self.post(&[], self.ours.link, 0, body, What::Llc, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Posts writes and the message after them. The caller has made sure that there is room.
+    pub fn post(
+        &mut self,
+        writes: &[Write],
+        token: u32,
+        seq: u16,
+        body: Body,
+        what: What,
+        lane: u32,
+    ) -> Result<(), Error> {
+        let message = Message {
+            seq,
+            token,
+            credits: self.recv_posted,
+            body,
+        }
+        .encode();
+        let mut wr_id = self.first_wr + self.sent.len() as u64;
+        let mut requests: Vec<Request<'_>> = Vec::with_capacity(3);
+        for w in writes {
+            requests.push(Request {
+                wr_id,
+                op: Op::Write {
+                    local: w.local,
+                    remote: w.remote,
+                    rkey: w.rkey,
+                },
+                signaled: false,
+            });
+            wr_id += 1;
+        }
+        requests.push(Request {
+            wr_id,
+            op: Op::Inline(&message),
+            signaled: true,
+        });
+        self.qp.post_send(&requests).map_err(|e| e.error)?;
+        for w in writes {
+            self.bytes += u64::from(w.local.len);
+            self.sent.push_back(What::Write {
+                lane,
+                region: w.region,
+                bytes: w.local.len,
+            });
+        }
+        self.sent.push_back(what);
+        self.used = self.used.wrapping_add(1);
+        self.recv_told = self.recv_posted;
+        Ok(())
+    }
+
+    /// After success no write of the peer can land through this link.
+    pub fn destroy(self) -> Result<(), Error> {
+        let Link {
+            qp, cq, recv_mr, ..
+        } = self;
+        // Whether the state changes does not matter: destroying is what counts.
+        let _ = qp.to_error();
+        let r = qp.destroy();
+        if r.is_err() {
+            // The device may still use both.
+            std::mem::forget(recv_mr);
+            std::mem::forget(cq);
+        }
+        r
+    }
+}

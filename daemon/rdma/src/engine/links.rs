@@ -1,0 +1,523 @@
+//! Rails and links: how links come to be, fail and are buried.
+//!
+//! A link that fails is destroyed here first, and then the peer is told so, again and again, until
+//! it has said the same of its end. Only then may anything that was under way be written again over
+//! another link: no late write can be left. Link numbers are never used twice in a pair.
+
+use super::api::{Control, Event, LinkView, Rail, Stats};
+use super::link::{Link, Outcome, State, What};
+use super::{Host, LinkId, Pair, RailId};
+use crate::verbs::{Device, Gid, Provider};
+use crate::wire::{Body, LinkEnd};
+
+pub(super) struct RailState<P: Provider> {
+    pub rail: Rail<P::Device>,
+    pub pd: P::Pd,
+    up: bool,
+    next_offer: u64,
+}
+
+/// A link that is destroyed here.
+pub(super) struct Dead {
+    /// The peer has said that its end is destroyed, too.
+    pub peer: bool,
+    /// The peer has answered our saying so.
+    told: bool,
+    next_try: u64,
+}
+
+impl<P: Provider> Pair<P> {
+    /// Adds a port; links over it are made as soon as the peer has one of the same fabric.
+    pub fn add_rail(&mut self, rail: Rail<P::Device>) -> Result<RailId, crate::verbs::Error> {
+        let pd = rail.device.alloc_pd()?;
+        let id = self.next.rail;
+        self.next.rail += 1;
+        let state = RailState {
+            rail,
+            pd,
+            up: true,
+            next_offer: 0,
+        };
+        self.rails.insert(id, state);
+        self.register_all(id);
+        Ok(id)
+    }
+
+    /// The port is up or down, as its device says. Down: its links are given up at once.
+    pub fn set_rail(&mut self, id: RailId, up: bool) {
+        if let Some(r) = self.rails.get_mut(&id) {
+            r.up = up;
+            r.next_offer = 0;
+        }
+        if !up {
+            self.fail_rail(id, "the port is down");
+        }
+    }
+
+    /// The device is gone, or its port has another address: forgets everything made of it.
+    pub fn remove_rail(&mut self, id: RailId) {
+        self.fail_rail(id, "the device is gone");
+        self.deregister_all(id);
+        self.rails.remove(&id);
+    }
+
+    /// A queue pair failed, as its device says.
+    pub fn qp_failed(&mut self, rail: RailId, qpn: u32) {
+        let of = |(no, l): (&u32, &Link<P>)| (l.rail == rail && l.ours.qpn == qpn).then_some(*no);
+        if let Some(no) = self.links.iter().find_map(of) {
+            self.fail_link(no, "the device gave the queue pair up");
+        }
+    }
+
+    fn fail_rail(&mut self, id: RailId, why: &'static str) {
+        let of: Vec<_> = self.links.iter().filter(|(_, l)| l.rail == id).collect();
+        let of: Vec<_> = of.into_iter().map(|(no, _)| *no).collect();
+        for no in of {
+            self.fail_link(no, why);
+        }
+    }
+
+    pub fn links(&self) -> Vec<LinkView> {
+        let view = |(no, l): (&u32, &Link<P>)| LinkView {
+            link: *no,
+            rail: l.rail,
+            active: l.state == State::Active,
+            qpn: l.ours.qpn,
+            peer_qpn: l.peer.map_or(0, |p| p.qpn),
+            gid: Gid(l.ours.gid),
+            peer_gid: Gid(l.peer.map_or([0; 16], |p| p.gid)),
+            lanes: l.lanes,
+        };
+        self.links.iter().map(view).collect()
+    }
+
+    pub fn stats(&self, rail: RailId) -> Stats {
+        self.stats.get(&rail).copied().unwrap_or_default()
+    }
+
+    pub(super) fn any_active(&self) -> bool {
+        self.links.values().any(|l| l.state == State::Active)
+    }
+
+    /// Takes completions in.
+    pub(super) fn poll_links(&mut self, host: &mut dyn Host) -> bool {
+        let mut worked = false;
+        let all: Vec<LinkId> = self.links.keys().copied().collect();
+        let mut got = std::mem::take(&mut self.completions);
+        for no in all {
+            got.clear();
+            let Some(link) = self.links.get(&no) else {
+                continue;
+            };
+            if link.poll(&mut got).is_err() {
+                self.fail_link(no, "the completion queue failed");
+                continue;
+            }
+            worked |= !got.is_empty();
+            for c in &got {
+                let Some(link) = self.links.get_mut(&no) else {
+                    break; // failed by what came before
+                };
+                let rail = link.rail;
+                match link.completed(c, self.now) {
+                    Outcome::Nothing => {}
+                    Outcome::Done(n) => self.done(no, rail, n),
+                    Outcome::Message(m) => {
+                        self.stats.entry(rail).or_default().messages_received += 1;
+                        self.on_message(no, m, host);
+                    }
+                    Outcome::Dead(why) => self.fail_link(no, why),
+                    Outcome::Broken(why) => self.fail_pair(why),
+                }
+            }
+            if self.links.get(&no).is_some_and(Link::flooded) {
+                self.fail_pair("more requests than can be answered");
+            }
+        }
+        self.completions = got;
+        for link in self.links.values_mut() {
+            // They keep their turn.
+            if link.open() && link.window() > 0 {
+                self.queue.extend(link.waiters.drain(..));
+            }
+        }
+        worked
+    }
+
+    fn done(&mut self, no: LinkId, rail: RailId, n: usize) {
+        for _ in 0..n {
+            let Some(what) = self.links.get_mut(&no).and_then(Link::pop_done) else {
+                return;
+            };
+            let stats = self.stats.entry(rail).or_default();
+            match what {
+                What::Write { lane, bytes, .. } => {
+                    stats.writes += 1;
+                    stats.bytes += u64::from(bytes);
+                    self.lane_done(lane, None);
+                }
+                What::Cdc { lane, head, epoch } => {
+                    stats.messages_sent += 1;
+                    self.lane_done(lane, Some((head, epoch)));
+                }
+                What::Lane { lane } => {
+                    stats.messages_sent += 1;
+                    self.lane_done(lane, None);
+                }
+                What::Llc => stats.messages_sent += 1,
+            }
+        }
+    }
+
+    /// One request of a lane is done; of a snapshot, everything up to its head.
+    fn lane_done(&mut self, id: u32, head: Option<(u64, u32)>) {
+        if let Some(lane) = self.lanes.get_mut(id) {
+            lane.under_way = lane.under_way.saturating_sub(1);
+            if let Some((head, epoch)) = head {
+                lane.out.reached(head, epoch);
+            }
+            self.wake(id);
+        }
+    }
+
+    /// Destroys our end and begins to tell the peer.
+    pub(super) fn fail_link(&mut self, no: LinkId, why: &'static str) {
+        let Some(link) = self.links.remove(&no) else {
+            return;
+        };
+        let rail = link.rail;
+        let was = link.state;
+        self.queue.extend(link.waiters.iter());
+        let offered_to_nobody = was == State::Offered && !self.config.first;
+        if link.destroy().is_err() {
+            // Writes may still land: the peer must never hear that they cannot.
+            self.stuck(no);
+            return;
+        }
+        if !offered_to_nobody {
+            let dead = Dead {
+                peer: false,
+                told: false,
+                next_try: self.now,
+            };
+            self.dead.insert(no, dead);
+        }
+        if let Some(r) = self.rails.get_mut(&rail) {
+            r.next_offer = self.now + self.config.retry_ns;
+        }
+        self.stats.entry(rail).or_default().links_failed += 1;
+        if was == State::Active {
+            self.event(Event::LinkDown {
+                link: no,
+                rail,
+                why,
+            });
+        }
+        for d in self.dead.values_mut() {
+            d.next_try = self.now; // what was said may have been said over this link
+        }
+        if self.rail && !self.any_active() {
+            self.rail = false;
+            self.event(Event::NoRail);
+        }
+        self.wake_lanes(|_| true);
+    }
+
+    /// A queue pair that could not be destroyed. What it can write to must stay as it is.
+    fn stuck(&mut self, no: LinkId) {
+        self.stuck = true;
+        for c in self.chunks.values_mut() {
+            c.leak();
+        }
+        if self.rail && !self.any_active() {
+            self.rail = false;
+            self.event(Event::NoRail);
+        }
+        self.dead.remove(&no);
+        self.fail_pair("a queue pair could not be destroyed");
+    }
+
+    /// Both ends of a link are destroyed: nothing that was under way on it will land any more.
+    fn buried(&mut self, no: LinkId) {
+        self.lanes.each(|_, lane| {
+            if lane.link == Some(no) {
+                lane.moved();
+            }
+        });
+        self.wake_lanes(|_| true);
+    }
+
+    /// The peer says that its end is destroyed.
+    pub(super) fn peer_dead(&mut self, no: LinkId, answer: bool) {
+        if self.links.contains_key(&no) {
+            self.fail_link(no, "the peer gave the link up");
+        }
+        if let Some(d) = self.dead.get_mut(&no) {
+            let news = !d.peer;
+            d.peer = true;
+            d.told |= answer;
+            if d.told {
+                self.dead.remove(&no);
+            }
+            if news {
+                self.buried(no);
+            }
+        }
+    }
+
+    /// Timers of links: offers, confirmations, silence, burials.
+    pub(super) fn link_timers(&mut self) {
+        if self.failed {
+            return;
+        }
+        let now = self.now;
+        let mut gone = Vec::new();
+        let mut offers = Vec::new();
+        for (no, l) in &mut self.links {
+            match l.state {
+                State::Active => match l.asked {
+                    Some(at) if now >= at + self.config.quiet_ns => {
+                        gone.push((*no, "the peer is silent"));
+                    }
+                    None if now >= l.heard + self.config.quiet_ns => {
+                        l.asked = Some(now);
+                        l.say(*no, Body::TestLink { reply: false });
+                    }
+                    _ => {}
+                },
+                _ if now >= l.deadline => gone.push((*no, "it was not confirmed in time")),
+                State::Offered if now >= l.next_try => {
+                    l.next_try = now + self.config.retry_ns;
+                    offers.push(l.ours);
+                }
+                _ => {}
+            }
+        }
+        for (no, why) in gone {
+            self.fail_link(no, why);
+        }
+        for end in offers {
+            let body = Body::AddLink {
+                reply: false,
+                end: Some(end),
+            };
+            self.tell(end.link, body, Control::QpOffer(end));
+        }
+        let due = |d: &Dead| !d.told && now >= d.next_try;
+        let due: Vec<_> = self.dead.iter().filter(|(_, d)| due(d)).collect();
+        let due: Vec<_> = due.into_iter().map(|(no, _)| *no).collect();
+        for no in due {
+            if let Some(d) = self.dead.get_mut(&no) {
+                d.next_try = now + self.config.retry_ns;
+            }
+            let body = Body::DeleteLink { reply: false };
+            self.tell(no, body, Control::QpDead { link: no });
+        }
+        if self.config.first {
+            self.offer();
+        }
+    }
+
+    /// Says something about a link over another one, or else over the control channel.
+    fn tell(&mut self, no: LinkId, body: Body, otherwise: Control) {
+        let active = |l: &&mut Link<P>| l.state == State::Active;
+        match self.links.values_mut().find(active) {
+            // Both, if we can: neither needs an answer of its own, and one of them may hang.
+            Some(link) => {
+                link.say(no, body);
+                if self.control {
+                    self.event(Event::Control(otherwise));
+                }
+            }
+            None if self.control => self.event(Event::Control(otherwise)),
+            None => {}
+        }
+    }
+
+    fn offer(&mut self) {
+        let now = self.now;
+        let mut wanted = Vec::new();
+        for (id, r) in &self.rails {
+            let have = self.links.values().filter(|l| l.rail == *id).count();
+            let able = self.control || self.rail;
+            if able && r.up && have < self.config.links_per_rail && now >= r.next_offer {
+                wanted.push(*id);
+            }
+        }
+        for id in wanted {
+            if self.links.len() + self.dead.len() >= 2 * self.config.max_links {
+                return; // the peer buries nothing
+            }
+            let no = self.next.link;
+            self.next.link += 1;
+            match self.new_link(no, id) {
+                Some(mut link) => {
+                    link.deadline = now + self.config.setup_ns;
+                    link.next_try = now;
+                    self.links.insert(no, link);
+                }
+                None => {
+                    if let Some(r) = self.rails.get_mut(&id) {
+                        r.next_offer = now + self.config.retry_ns;
+                    }
+                }
+            }
+        }
+    }
+
+    fn new_link(&mut self, no: LinkId, rail: RailId) -> Option<Link<P>> {
+        let psn = (self.random)();
+        let r = self.rails.get(&rail)?;
+        Link::new(no, rail, &r.rail, &r.pd, &self.config, psn).ok()
+    }
+
+    /// The peer offers a link.
+    pub(super) fn on_offer(&mut self, end: LinkEnd) {
+        let no = end.link;
+        if self.failed {
+            return;
+        }
+        if self.config.first || !end.possible() {
+            return self.fail_pair("an impossible offer of a link");
+        }
+        if let Some(l) = self.links.get(&no) {
+            let ours = l.ours;
+            return self.answer_offer(ours); // the first answer may be lost
+        }
+        if self.dead.contains_key(&no) {
+            return;
+        }
+        // Numbers only grow; a lower one is an offer that was repeated after its link had died.
+        let refuse = no < self.next.link || self.links.len() >= self.config.max_links;
+        let fit = |(id, r): (&u32, &RailState<P>)| {
+            let have = self.links.values().filter(|l| l.rail == *id).count();
+            (r.up && r.rail.fabric == end.fabric).then_some((have, *id))
+        };
+        let rail = self.rails.iter().filter_map(fit).min().map(|(_, id)| id);
+        let link = match rail {
+            Some(rail) if !refuse => self.new_link(no, rail).map(|l| (l, rail)),
+            _ => None,
+        };
+        let Some((mut link, rail)) = link else {
+            let body = Body::AddLink {
+                reply: true,
+                end: None,
+            };
+            return self.tell(no, body, Control::QpRefuse { link: no });
+        };
+        self.next.link = no.saturating_add(1);
+        link.deadline = self.now + self.config.setup_ns;
+        let ours = link.ours;
+        let connected = match self.rails.get(&rail) {
+            Some(r) => link.connect(end, &r.rail, &self.config).is_ok(),
+            None => false,
+        };
+        self.links.insert(no, link);
+        if connected {
+            self.answer_offer(ours);
+        } else {
+            self.fail_link(no, "it could not be connected");
+        }
+    }
+
+    fn answer_offer(&mut self, ours: LinkEnd) {
+        let body = Body::AddLink {
+            reply: true,
+            end: Some(ours),
+        };
+        self.tell(ours.link, body, Control::QpAnswer(ours));
+    }
+
+    /// The peer answers an offer of ours.
+    pub(super) fn on_answer(&mut self, end: LinkEnd) {
+        let no = end.link;
+        if self.failed {
+            return;
+        }
+        if !self.config.first || !end.possible() || no >= self.next.link {
+            return self.fail_pair("an impossible answer to an offer");
+        }
+        let Some(link) = self.links.get_mut(&no) else {
+            // We have given it up; the peer hears so by its burial, also if that is over.
+            self.dead.entry(no).or_insert(Dead {
+                peer: false,
+                told: false,
+                next_try: self.now,
+            });
+            return;
+        };
+        if link.state != State::Offered {
+            return; // repeated
+        }
+        let Some(rail) = self.rails.get(&link.rail) else {
+            return;
+        };
+        match link.connect(end, &rail.rail, &self.config) {
+            Ok(()) => {
+                link.heard = self.now;
+                link.say(no, Body::ConfirmLink { reply: false });
+            }
+            Err(_) => self.fail_link(no, "it could not be connected"),
+        }
+    }
+
+    pub(super) fn on_refuse(&mut self, no: LinkId) {
+        if self
+            .links
+            .get(&no)
+            .is_some_and(|l| l.state == State::Offered)
+        {
+            let rail = self.links[&no].rail;
+            self.fail_link(no, "refused");
+            if let Some(r) = self.rails.get_mut(&rail) {
+                r.next_offer = self.now + 10 * self.config.retry_ns;
+            }
+        }
+    }
+
+    /// A message on the link itself says that it works.
+    pub(super) fn on_confirm(&mut self, no: LinkId, reply: bool) {
+        let Some(link) = self.links.get_mut(&no) else {
+            return;
+        };
+        match (link.state, reply, self.config.first) {
+            (State::Confirming, false, false) => link.say(no, Body::ConfirmLink { reply: true }),
+            (State::Confirming, true, true) => {}
+            _ => return self.fail_pair("a link was confirmed out of turn"),
+        }
+        link.state = State::Active;
+        link.heard = self.now;
+        let rail = link.rail;
+        self.tell_keys(no);
+        self.event(Event::LinkUp { link: no, rail });
+        if !self.rail {
+            self.rail = true;
+            self.event(Event::RailBack);
+        }
+        self.wake_lanes(|_| true);
+    }
+
+    pub(super) fn flush_links(&mut self) {
+        let mut gone = Vec::new();
+        for (no, link) in &mut self.links {
+            if link.flush().is_err() {
+                gone.push(*no);
+            }
+        }
+        for no in gone {
+            self.fail_link(no, "a request could not be posted");
+        }
+    }
+
+    /// The control channel is new: repeats what may have been lost.
+    pub(super) fn say_again(&mut self) {
+        for l in self.links.values_mut() {
+            l.next_try = 0;
+        }
+        for d in self.dead.values_mut() {
+            d.next_try = 0;
+        }
+        self.lane_timer = 0;
+        self.lanes.each(|_, l| l.say_again());
+    }
+}

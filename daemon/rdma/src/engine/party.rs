@@ -1,0 +1,193 @@
+//! Parties: processes of this node whose lanes end at the other one.
+//!
+//! We are the other party of their link: their area is read here, with every word taken as hostile;
+//! ours is the mirror of the peer's half, and its words and publish counter have no other writer.
+
+use super::lane::Lane;
+use super::{Host, LaneId, Pair, PartyId};
+use crate::verbs::Provider;
+use link::lane::wake;
+use link::layout::{Control, GROUP, GROUPS, LANES};
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// The control words of a link between a process and this daemon.
+#[derive(Clone)]
+pub struct PartyMemory {
+    app: NonNull<Control>,
+    mirror: NonNull<Control>,
+    /// Keeps both mapped.
+    _keep: Arc<dyn std::any::Any + Send + Sync>,
+}
+
+// SAFETY: two addresses of memory that consists of atomics; `new` demands that it outlives the value.
+unsafe impl Send for PartyMemory {}
+
+impl PartyMemory {
+    /// # Safety
+    /// Both point to `CONTROL_BYTES` mapped, page-aligned bytes, `mirror` writable, as long as
+    /// `keep` lives.
+    pub unsafe fn new(
+        app: NonNull<Control>,
+        mirror: NonNull<Control>,
+        keep: Arc<dyn std::any::Any + Send + Sync>,
+    ) -> Self {
+        PartyMemory {
+            app,
+            mirror,
+            _keep: keep,
+        }
+    }
+
+    /// The process's own words.
+    pub(super) fn app(&self) -> &Control {
+        // SAFETY: mapped by the contract of `new`; `Control` is all atomics, for which any bytes are
+        // valid and foreign writes allowed.
+        unsafe { self.app.as_ref() }
+    }
+
+    /// Our words, which the process reads.
+    pub(super) fn mirror(&self) -> &Control {
+        // SAFETY: as above.
+        unsafe { self.mirror.as_ref() }
+    }
+}
+
+pub(super) struct Party {
+    pub memory: PartyMemory,
+    /// Its chunks and ours, by chunk number.
+    pub app_chunks: BTreeMap<u32, u32>,
+    pub own_chunks: BTreeMap<u32, u32>,
+    groups: Vec<Group>,
+    pub removing: bool,
+}
+
+#[derive(Clone, Default)]
+struct Group {
+    /// The process's publish counter, as last seen.
+    seen: u32,
+    lanes: Vec<LaneId>,
+    /// We have stored something in our words of this group.
+    publish: bool,
+}
+
+impl Party {
+    pub fn lanes(&self) -> usize {
+        self.groups.iter().map(|g| g.lanes.len()).sum()
+    }
+
+    pub fn leave(&mut self, id: LaneId, slot: usize) {
+        self.groups[slot / GROUP].lanes.retain(|l| *l != id);
+    }
+}
+
+impl<P: Provider> Pair<P> {
+    pub fn add_party(&mut self, memory: PartyMemory) -> PartyId {
+        let id = self.next.party;
+        self.next.party += 1;
+        let party = Party {
+            memory,
+            app_chunks: BTreeMap::new(),
+            own_chunks: BTreeMap::new(),
+            groups: vec![Group::default(); GROUPS],
+            removing: false,
+        };
+        self.parties.insert(id, party);
+        id
+    }
+
+    /// A lane slot of a party is in use for a connection to the peer's node. Epochs above `base`
+    /// belong to this use; both ends must have been given the same. `None`: no such party, or no
+    /// lane is left.
+    pub fn open(&mut self, party: PartyId, slot: u32, base: u32) -> Option<LaneId> {
+        let slot = slot as usize;
+        if slot >= LANES {
+            return None;
+        }
+        let p = self.parties.get_mut(&party)?;
+        let words = p.memory.mirror();
+        // As an end does when it is attached: nobody is ready. Cursors stay; they never go back.
+        words.rx[slot]
+            .word
+            .store(0, std::sync::atomic::Ordering::Release);
+        let id = self.lanes.add(Lane::new(party, slot, base))?;
+        p.groups[slot / GROUP].lanes.push(id);
+        self.wake(id);
+        Some(id)
+    }
+
+    /// The peer has told by which token it wants the lane named.
+    pub fn connect(&mut self, id: LaneId, peer: u32) {
+        if let Some(lane) = self.lanes.get_mut(id) {
+            lane.peer.get_or_insert(peer);
+        }
+        self.wake(id);
+    }
+
+    /// Looks which groups were published to.
+    pub(super) fn scan(&mut self) -> bool {
+        let mut found = false;
+        let queue = &mut self.queue;
+        let lanes = &mut self.lanes;
+        for p in self.parties.values_mut() {
+            let app = p.memory.app();
+            for (g, seq) in p.groups.iter_mut().zip(&app.seq) {
+                if g.lanes.is_empty() {
+                    continue;
+                }
+                let now = wake::counter(&seq.0);
+                if now == g.seen {
+                    continue;
+                }
+                g.seen = now;
+                found = true;
+                for id in &g.lanes {
+                    if let Some(lane) = lanes.get_mut(*id) {
+                        if !lane.queued {
+                            lane.queued = true;
+                            queue.push_back(*id);
+                        }
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// Notes that words of this lane's group were stored; [`Pair::publish_all`] announces them.
+    pub(super) fn publish(&mut self, lane: &Lane) {
+        if let Some(p) = self.parties.get_mut(&lane.party) {
+            p.groups[lane.slot / GROUP].publish = true;
+        }
+    }
+
+    pub(super) fn publish_all(&mut self, host: &mut dyn Host) {
+        for (id, p) in &mut self.parties {
+            let mut ring = false;
+            for (g, group) in p.groups.iter_mut().enumerate() {
+                if std::mem::take(&mut group.publish) {
+                    let seq = &p.memory.mirror().seq[g].0;
+                    ring |= wake::publish(seq, &p.memory.app().sleepers.0);
+                }
+            }
+            if ring {
+                host.ring(*id);
+            }
+        }
+    }
+
+    /// Counts this daemon as asleep on all links to processes. Poll once more afterwards.
+    pub fn doze(&self) {
+        for p in self.parties.values() {
+            wake::doze(&p.memory.mirror().sleepers.0);
+        }
+    }
+
+    /// Takes [`Pair::doze`] back. No party may have come or gone meanwhile.
+    pub fn rouse(&self) {
+        for p in self.parties.values() {
+            wake::rouse(&p.memory.mirror().sleepers.0);
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! A lane's turn: look at its words, bind it to a link, post what is due.
+//!
+//! A turn posts at most one piece of data and what has to be said before it; a lane with more goes
+//! to the end of the queue. Writes and the snapshot that announces them go to one link in this
+//! order, so that the peer hears of bytes only when they are there.
+
+use super::api::{Control, Event};
+use super::lane::Lane;
+use super::link::{Link, State, What, Write};
+use super::out::{OutRing, Phase};
+use super::{Host, LaneId, LinkId, Pair};
+use crate::verbs::{MemoryRegion, Provider};
+use crate::wire::{flag, Body, Cdc};
+
+impl<P: Provider> Pair<P> {
+    /// Looks after one lane; says whether anything was posted.
+    pub(super) fn turn(&mut self, id: LaneId, host: &mut dyn Host) -> bool {
+        let Some(mut lane) = self.lanes.take(id) else {
+            return false;
+        };
+        lane.queued = false;
+        if lane.works() {
+            let looked = self
+                .look_in(&mut lane)
+                .and_then(|()| self.look_out(&mut lane));
+            if let Err(fault) = looked {
+                self.fail_lane(id, &mut lane, fault);
+            }
+        }
+        if lane.works() {
+            self.query(id, &mut lane);
+        }
+        let sent = self.speak(id, &mut lane);
+        if lane.works() {
+            self.flushed(id, &mut lane);
+        }
+        if lane.closing.is_some() && self.close_step(id, &mut lane, host) {
+            return true;
+        }
+        let unread = lane.inn.unread() && lane.works();
+        self.lanes.put_back(id, lane);
+        // The application tells its cursor only now and then; while it reads we ask.
+        if sent || unread && self.busy_look(id) {
+            self.wake(id);
+        }
+        sent
+    }
+
+    /// Whether the application's cursor has moved since it was looked at.
+    fn busy_look(&mut self, id: LaneId) -> bool {
+        let Some(lane) = self.lanes.get_mut(id) else {
+            return false;
+        };
+        let (party, slot, cursor) = (lane.party, lane.slot, lane.inn.cursor);
+        self.parties.get(&party).is_some_and(|p| {
+            let now = &p.memory.app().cursors[slot];
+            now.load(std::sync::atomic::Ordering::Relaxed) != cursor
+        })
+    }
+
+    /// A switch may have reached the peer, and no link is left to ask again.
+    fn query(&mut self, id: LaneId, lane: &mut Lane) {
+        let Phase::Asking(a) = &mut lane.out.phase else {
+            return;
+        };
+        let Some(peer) = lane.peer else {
+            return;
+        };
+        if a.doubt && !self.rail && self.control && self.now >= a.next_query {
+            a.next_query = self.now + self.config.retry_ns;
+            let query = Control::SwitchQuery {
+                token: peer,
+                from: id,
+                epoch: a.epoch,
+                attempt: a.attempt,
+            };
+            self.event(Event::Control(query));
+        }
+    }
+
+    /// Finds a link for the lane, or a better one.
+    fn bind(&mut self, id: LaneId, lane: &mut Lane) -> Option<LinkId> {
+        let active = |l: &&Link<P>| l.state == State::Active;
+        if let Some(no) = lane.link {
+            let Some(now) = self.links.get(&no) else {
+                return None; // dead, not yet buried
+            };
+            let usable = self.usable(now, lane);
+            let better = |(n, l): &(&LinkId, &Link<P>)| {
+                **n != no
+                    && active(l)
+                    && self.usable(l, lane)
+                    && (!usable || l.lanes + 2 <= now.lanes)
+            };
+            if !self.links.iter().any(|l| better(&l)) {
+                return Some(no);
+            }
+            if lane.under_way > 0 {
+                return None; // nothing new here; we move when this is done
+            }
+            self.unbind(lane);
+            // Requests are repeated on the new link: each is answered once or twice the same.
+            let validate = lane.validate;
+            lane.moved();
+            lane.validate = validate;
+        }
+        let rank = |(no, l): (&LinkId, &Link<P>)| (!self.usable(l, lane), l.lanes, *no);
+        let (_, _, no) = self
+            .links
+            .iter()
+            .filter(|(_, l)| active(l))
+            .map(rank)
+            .min()?;
+        lane.link = Some(no);
+        let link = self.links.get_mut(&no)?;
+        link.lanes += 1;
+        let _ = id;
+        Some(no)
+    }
+
+    pub(super) fn unbind(&mut self, lane: &mut Lane) {
+        if let Some(link) = lane.link.take().and_then(|no| self.links.get_mut(&no)) {
+            link.lanes = link.lanes.saturating_sub(1);
+        }
+    }
+
+    /// Can this link carry the lane's bytes?
+    fn usable(&self, link: &Link<P>, lane: &Lane) -> bool {
+        lane.out.rings.iter().all(|r| {
+            let local = self
+                .local(lane, r)
+                .is_some_and(|c| c.mrs.contains_key(&link.rail));
+            let key = |p: crate::wire::Place| matches!(link.keys.get(&p.region), Some(Some(_)));
+            local && r.remote.is_none_or(key)
+        })
+    }
+
+    fn local(&self, lane: &Lane, ring: &OutRing) -> Option<&super::chunks::Chunk<P>> {
+        let party = self.parties.get(&lane.party)?;
+        self.chunks.get(party.app_chunks.get(&ring.loc.chunk)?)
+    }
+
+    /// Posts what is due on the lane's link. Says whether it was anything.
+    fn speak(&mut self, id: LaneId, lane: &mut Lane) -> bool {
+        let Some(peer) = lane.peer else {
+            return false;
+        };
+        if lane.peer_closed || lane.closing.is_some() && !lane.abort {
+            return false;
+        }
+        let mut said = false;
+        loop {
+            let Some(no) = self.bind(id, lane) else {
+                return said;
+            };
+            let Some((body, what, writes)) = self.due(id, lane, no) else {
+                return said;
+            };
+            let Some(link) = self.links.get_mut(&no) else {
+                return said;
+            };
+            if !link.open() {
+                if !lane.queued {
+                    lane.queued = true;
+                    link.waiters.push_back(id);
+                }
+                return said;
+            }
+            let seq = lane.next_seq();
+            if link.post(&writes, peer, seq, body, what, id).is_err() {
+                self.fail_link(no, "a request could not be posted");
+                return said;
+            }
+            lane.under_way += writes.len() as u32 + 1;
+            self.posted(lane, &body);
+            said = true;
+            if matches!(body, Body::Cdc(_)) {
+                return said;
+            }
+        }
+    }
+
+    /// The next message of a lane, with the writes before it.
+    fn due(&mut self, id: LaneId, lane: &mut Lane, no: LinkId) -> Option<(Body, What, Vec<Write>)> {
+        let lane_message = What::Lane { lane: id };
+        if lane.abort {
+            return Some((self.snapshot(lane), lane_message, Vec::new()));
+        }
+        if !lane.works() {
+            return None;
+        }
+        if let Some((moves, place)) = lane.inn.ring_reply {
+            return Some((Body::RingReply { moves, place }, lane_message, Vec::new()));
+        }
+        if let Some((epoch, attempt, ok)) = lane.inn.switch_reply {
+            let body = Body::SwitchReply { epoch, attempt, ok };
+            return Some((body, lane_message, Vec::new()));
+        }
+        if let Some(body) = self.ring_request(lane) {
+            return Some((body, lane_message, Vec::new()));
+        }
+        if let Phase::Asking(a) = &mut lane.out.phase {
+            let placed = lane.out.rings.iter().all(|r| r.remote.is_some());
+            if !a.said && placed {
+                let body = Body::Switch {
+                    epoch: a.epoch,
+                    attempt: a.attempt,
+                    kpos: a.kpos,
+                    start: a.start,
+                };
+                return Some((body, lane_message, Vec::new()));
+            }
+        }
+        let writes = self.writes(lane, no);
+        if writes.is_empty() && !lane.cdc {
+            return None;
+        }
+        let bytes: u64 = writes.iter().map(|w| u64::from(w.local.len)).sum();
+        lane.out.announce(lane.out.posted + bytes);
+        let what = What::Cdc {
+            lane: id,
+            head: lane.out.announced,
+            epoch: lane.out.epoch,
+        };
+        Some((self.snapshot(lane), what, writes))
+    }
+
+    fn ring_request(&mut self, lane: &Lane) -> Option<Body> {
+        let o = &lane.out;
+        let needed = matches!(o.phase, Phase::Asking(_)) || o.sends();
+        let i = o.rings.iter().position(|r| r.remote.is_none())?;
+        let r = &o.rings[i];
+        // The first ring of an epoch follows whatever was there before: nothing may be under way.
+        let first = i == 0 && lane.under_way > 0;
+        if !needed || r.said || first || !o.may_ring(i) || self.now < o.next_ring {
+            return None;
+        }
+        Some(Body::Ring {
+            moves: r.number,
+            log2: r.loc.log2 as u8,
+            from: r.from,
+        })
+    }
+
+    /// The next piece of the ring, as one or two writes.
+    fn writes(&mut self, lane: &mut Lane, no: LinkId) -> Vec<Write> {
+        let mut writes = Vec::new();
+        let Some(link) = self.links.get(&no) else {
+            return writes;
+        };
+        if !link.open() || !lane.out.sends() {
+            return writes;
+        }
+        let mut at = lane.out.posted;
+        let budget = u64::from(self.config.budget).min(link.window());
+        let end = lane.out.head.min(at + budget);
+        while at < end && writes.len() < 2 {
+            let Some((write, n)) = self.write_at(lane, link, at, end) else {
+                if writes.is_empty() {
+                    self.starve(lane);
+                }
+                return writes;
+            };
+            writes.push(write);
+            at += n;
+        }
+        lane.starved = None;
+        writes
+    }
+
+    fn write_at(&self, lane: &Lane, link: &Link<P>, at: u64, end: u64) -> Option<(Write, u64)> {
+        let rings = &lane.out.rings;
+        let i = rings.iter().rposition(|r| r.from <= at)?;
+        let ring = &rings[i];
+        let end = rings.get(i + 1).map_or(end, |next| end.min(next.from));
+        let offset = at & (ring.size() - 1);
+        let n = (end - at).min(ring.size() - offset);
+        let place = ring.remote?;
+        let key = (*link.keys.get(&place.region)?)?;
+        let inside = place.offset.checked_add(ring.size())? <= key.len;
+        let mr = self.local(lane, ring)?.mrs.get(&link.rail)?;
+        let local = mr.sge(u64::from(ring.loc.page) * 4096 + offset, n as u32)?;
+        let remote = key.addr.checked_add(place.offset)?.checked_add(offset)?;
+        let write = Write {
+            local,
+            remote,
+            rkey: key.rkey,
+            region: place.region,
+        };
+        inside.then_some((write, n))
+    }
+
+    /// There are bytes, and a key or a registration is missing on every link: not for ever.
+    fn starve(&mut self, lane: &mut Lane) {
+        let since = *lane.starved.get_or_insert(self.now);
+        if self.now >= since + self.config.quiet_ns && !lane.out.want_down {
+            lane.out.want_down = true;
+            self.show(lane);
+        }
+    }
+
+    fn snapshot(&self, lane: &Lane) -> Body {
+        let (o, i) = (&lane.out, &lane.inn);
+        let mut flags = 0;
+        let half = o.rings.back().map_or(u64::MAX, |r| r.size() / 2);
+        if o.sends() && o.announced - o.cursor.min(o.announced) > half {
+            flags |= flag::WANT_SPACE;
+        }
+        if lane.validate || o.repeats() {
+            flags |= flag::VALIDATE;
+        }
+        if lane.abort {
+            flags |= flag::ABORT;
+        }
+        Body::Cdc(Cdc {
+            head: o.announced,
+            cursor: i.cursor,
+            tx_epoch: o.epoch,
+            tx_phase: o.tx_phase,
+            rx_epoch: i.word.0,
+            rx_flags: i.word.1,
+            flags,
+            moves: o.ring_of(o.announced) as u8,
+            acked_moves: i.number,
+        })
+    }
+
+    /// Notes what was just posted.
+    fn posted(&mut self, lane: &mut Lane, body: &Body) {
+        match body {
+            Body::RingReply { .. } => lane.inn.ring_reply = None,
+            Body::SwitchReply { .. } => lane.inn.switch_reply = None,
+            Body::Ring { moves, .. } => {
+                let ring = lane.out.rings.iter_mut().find(|r| r.number == *moves);
+                if let Some(r) = ring {
+                    r.said = true;
+                }
+            }
+            Body::Switch { .. } => {
+                if let Phase::Asking(a) = &mut lane.out.phase {
+                    a.said = true;
+                    a.doubt = true;
+                }
+            }
+            Body::Cdc(c) => {
+                lane.inn.told = c.cursor;
+                lane.cdc = false;
+                lane.validate = false;
+                lane.abort = false;
+            }
+            _ => {}
+        }
+    }
+
+    /// Tells once that everything has arrived.
+    fn flushed(&mut self, id: LaneId, lane: &mut Lane) {
+        let o = &mut lane.out;
+        let there = match o.phase {
+            Phase::Asking(_) => false,
+            Phase::Up | Phase::Left(true) => o.acked == o.head && o.announced == o.head,
+            _ => true,
+        };
+        if o.finish && !o.flushed && there {
+            o.flushed = true;
+            let head = o.head;
+            self.event(Event::Flushed { lane: id, head });
+        }
+    }
+}

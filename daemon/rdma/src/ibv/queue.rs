@@ -1,0 +1,528 @@
+//! Completion queues and queue pairs.
+
+use super::convert::{check, check_post, completion, error, last_errno, last_error, mtu, qp_state};
+use super::device::Context;
+use super::memory::Domain;
+use super::never_wait;
+use crate::verbs::*;
+use rdma_sys::*;
+use std::mem::{zeroed, ManuallyDrop, MaybeUninit};
+use std::os::fd::RawFd;
+use std::ptr::{null_mut, NonNull};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+
+/// Requests per call of the library.
+const BATCH: usize = 16;
+
+struct CqInner {
+    raw: NonNull<ibv_cq>,
+    channel: Channel,
+}
+
+// SAFETY: see `Context`.
+unsafe impl Send for CqInner {}
+// SAFETY: see `Context`.
+unsafe impl Sync for CqInner {}
+
+impl Drop for CqInner {
+    fn drop(&mut self) {
+        let c = &self.channel.context;
+        // SAFETY: created by us, destroyed once, before its channel; queue pairs that use it held
+        // this value. All its notifications were acknowledged, so this does not wait.
+        let done = check(unsafe { (c.lib.ibv_destroy_cq)(self.raw.as_ptr()) });
+        let _ = c.counts.freed(&c.counts.cqs, done);
+    }
+}
+
+/// Where a completion queue's notifications arrive.
+struct Channel {
+    raw: NonNull<ibv_comp_channel>,
+    context: Arc<Context>,
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: created by us, destroyed once, after its only queue. Refused while that queue could
+        // not be destroyed, which is counted as stuck already.
+        unsafe { (self.context.lib.ibv_destroy_comp_channel)(self.raw.as_ptr()) };
+    }
+}
+
+pub struct Cq(Arc<CqInner>);
+
+impl Cq {
+    pub(super) fn create(context: Arc<Context>, entries: u32) -> Result<Cq, Error> {
+        let entries = i32::try_from(entries).map_err(|_| Error::Invalid)?;
+        // SAFETY: an open context.
+        let raw = unsafe { (context.lib.ibv_create_comp_channel)(context.raw.as_ptr()) };
+        let raw = NonNull::new(raw).ok_or_else(last_error)?;
+        let channel = Channel { raw, context };
+        // SAFETY: the channel was just made; its descriptor never changes.
+        never_wait(unsafe { (*raw.as_ptr()).fd })?;
+        let c = &channel.context;
+        // SAFETY: an open context and a channel of it.
+        let raw =
+            unsafe { (c.lib.ibv_create_cq)(c.raw.as_ptr(), entries, null_mut(), raw.as_ptr(), 0) };
+        let raw = NonNull::new(raw).ok_or_else(last_error)?;
+        c.counts.cqs.fetch_add(1, Relaxed);
+        Ok(Cq(Arc::new(CqInner { raw, channel })))
+    }
+
+    fn ops(&self) -> &ibv_context_ops {
+        // SAFETY: the context is open as long as we hold the queue, and its table is not written to
+        // after it was opened.
+        unsafe { &(*self.0.channel.context.raw.as_ptr()).ops }
+    }
+}
+
+impl CompletionQueue for Cq {
+    fn poll(&self, out: &mut Vec<Completion>, max: usize) -> Result<usize, Error> {
+        let poll = self.ops().poll_cq.ok_or(Error::Unsupported)?;
+        let mut got = 0;
+        while got < max {
+            let mut wcs = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
+            let want = BATCH.min(max - got);
+            // SAFETY: a living queue, and room for `want` completions.
+            let n = unsafe { poll(self.0.raw.as_ptr(), want as i32, wcs[0].as_mut_ptr()) };
+            let n = match usize::try_from(n) {
+                Ok(n) => n.min(want),
+                // What was taken already is told first; the error will come again.
+                Err(_) if got > 0 => break,
+                Err(_) => return Err(check(n).err().unwrap_or(Error::Invalid)),
+            };
+            for wc in &wcs[..n] {
+                // SAFETY: the library has filled in the first `n`.
+                out.push(completion(unsafe { wc.assume_init_ref() }));
+            }
+            got += n;
+            if n < want {
+                break;
+            }
+        }
+        Ok(got)
+    }
+
+    fn arm(&self) -> Result<(), Error> {
+        let arm = self.ops().req_notify_cq.ok_or(Error::Unsupported)?;
+        // SAFETY: a living queue.
+        check(unsafe { arm(self.0.raw.as_ptr(), 0) })
+    }
+
+    fn take_notifications(&self) -> Result<bool, Error> {
+        let c = &self.0.channel.context;
+        let mut taken = 0;
+        let end = loop {
+            let (mut cq, mut context) = (null_mut(), null_mut());
+            let channel = self.0.channel.raw.as_ptr();
+            // SAFETY: a living channel whose descriptor does not wait, and room for the answers.
+            if unsafe { (c.lib.ibv_get_cq_event)(channel, &mut cq, &mut context) } != 0 {
+                break last_errno();
+            }
+            taken += 1;
+        };
+        if taken > 0 {
+            // SAFETY: this many notifications of this queue, the only one of the channel, were taken.
+            unsafe { (c.lib.ibv_ack_cq_events)(self.0.raw.as_ptr(), taken) };
+        }
+        match end {
+            libc::EAGAIN | libc::EINTR => Ok(taken > 0),
+            e => Err(error(e)),
+        }
+    }
+
+    fn fd(&self) -> Option<RawFd> {
+        // SAFETY: a living channel; the field never changes.
+        Some(unsafe { (*self.0.channel.raw.as_ptr()).fd })
+    }
+}
+
+pub struct Qp {
+    raw: NonNull<ibv_qp>,
+    qpn: u32,
+    caps: QpCaps,
+    domain: Arc<Domain>,
+    /// Only held so that they outlive the queue pair.
+    _queues: [Arc<CqInner>; 2],
+}
+
+// SAFETY: see `Context`.
+unsafe impl Send for Qp {}
+// SAFETY: see `Context`.
+unsafe impl Sync for Qp {}
+
+impl Qp {
+    pub(super) fn create(
+        domain: Arc<Domain>,
+        send: &Cq,
+        recv: &Cq,
+        caps: QpCaps,
+    ) -> Result<Qp, Error> {
+        let c = &domain.context;
+        let same = |cq: &Cq| Arc::ptr_eq(&cq.0.channel.context, c);
+        if !same(send) || !same(recv) {
+            return Err(Error::Invalid);
+        }
+        if c.iwarp {
+            return Err(Error::IwarpUnsupported);
+        }
+        // SAFETY: pointers and numbers only.
+        let mut init: ibv_qp_init_attr = unsafe { zeroed() };
+        init.send_cq = send.0.raw.as_ptr();
+        init.recv_cq = recv.0.raw.as_ptr();
+        init.cap.max_send_wr = caps.send_requests;
+        init.cap.max_recv_wr = caps.recv_buffers;
+        init.cap.max_send_sge = 1;
+        init.cap.max_recv_sge = 1;
+        init.cap.max_inline_data = caps.inline_bytes;
+        init.qp_type = ibv_qp_type::IBV_QPT_RC;
+        // SAFETY: a living protection domain and queues of the same device.
+        let raw = unsafe { (c.lib.ibv_create_qp)(domain.raw.as_ptr(), &mut init) };
+        let raw = NonNull::new(raw).ok_or_else(last_error)?;
+        c.counts.qps.fetch_add(1, Relaxed);
+        Ok(Qp {
+            raw,
+            // SAFETY: the library has just made it; its number never changes.
+            qpn: unsafe { (*raw.as_ptr()).qp_num },
+            caps: QpCaps {
+                send_requests: init.cap.max_send_wr,
+                recv_buffers: init.cap.max_recv_wr,
+                inline_bytes: init.cap.max_inline_data,
+            },
+            domain,
+            _queues: [send.0.clone(), recv.0.clone()],
+        })
+    }
+
+    fn ops(&self) -> &ibv_context_ops {
+        // SAFETY: as for `Cq::ops`.
+        unsafe { &(*self.domain.context.raw.as_ptr()).ops }
+    }
+
+    fn modify(&self, attr: &mut ibv_qp_attr, which: &[ibv_qp_attr_mask]) -> Result<(), Error> {
+        let mask = which.iter().fold(0, |m, w| m | w.0);
+        // SAFETY: a living queue pair.
+        check(unsafe {
+            (self.domain.context.lib.ibv_modify_qp)(self.raw.as_ptr(), attr, mask as i32)
+        })
+    }
+
+    /// Nothing else is done with the queue pair after this.
+    fn free(&mut self) -> Result<(), Error> {
+        let c = &self.domain.context;
+        // SAFETY: created by us; called once, by `drop` or by `destroy`, which prevents `drop`.
+        let done = check(unsafe { (c.lib.ibv_destroy_qp)(self.raw.as_ptr()) });
+        c.counts.freed(&c.counts.qps, done)
+    }
+}
+
+/// All zero: what a mask does not name is not looked at.
+fn no_attributes() -> ibv_qp_attr {
+    // SAFETY: numbers only, and unions of numbers.
+    unsafe { zeroed() }
+}
+
+type M = ibv_qp_attr_mask;
+
+impl QueuePair for Qp {
+    fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    fn caps(&self) -> QpCaps {
+        self.caps
+    }
+
+    fn to_init(&self, port: u8) -> Result<(), Error> {
+        let mut a = no_attributes();
+        a.qp_state = ibv_qp_state::IBV_QPS_INIT;
+        a.pkey_index = 0;
+        a.port_num = port;
+        a.qp_access_flags = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+        self.modify(
+            &mut a,
+            &[
+                M::IBV_QP_STATE,
+                M::IBV_QP_PKEY_INDEX,
+                M::IBV_QP_PORT,
+                M::IBV_QP_ACCESS_FLAGS,
+            ],
+        )
+    }
+
+    fn to_rtr(&self, attr: &RtrAttr) -> Result<(), Error> {
+        let mut a = no_attributes();
+        a.qp_state = ibv_qp_state::IBV_QPS_RTR;
+        a.path_mtu = mtu(attr.mtu);
+        a.dest_qp_num = attr.remote.qpn;
+        a.rq_psn = attr.remote.psn & 0xff_ffff;
+        a.max_dest_rd_atomic = 0;
+        a.min_rnr_timer = attr.min_rnr_timer;
+        a.ah_attr.dlid = attr.remote.lid;
+        a.ah_attr.sl = attr.service_level;
+        a.ah_attr.port_num = attr.port;
+        if attr.global {
+            a.ah_attr.is_global = 1;
+            a.ah_attr.grh.dgid.raw = attr.remote.gid.0;
+            a.ah_attr.grh.sgid_index =
+                u8::try_from(attr.gid_index).map_err(|_| Error::Unsupported)?;
+            a.ah_attr.grh.hop_limit = attr.hop_limit;
+            a.ah_attr.grh.traffic_class = attr.traffic_class;
+        }
+        self.modify(
+            &mut a,
+            &[
+                M::IBV_QP_STATE,
+                M::IBV_QP_AV,
+                M::IBV_QP_PATH_MTU,
+                M::IBV_QP_DEST_QPN,
+                M::IBV_QP_RQ_PSN,
+                M::IBV_QP_MAX_DEST_RD_ATOMIC,
+                M::IBV_QP_MIN_RNR_TIMER,
+            ],
+        )
+    }
+
+    fn to_rts(&self, attr: &RtsAttr) -> Result<(), Error> {
+        let mut a = no_attributes();
+        a.qp_state = ibv_qp_state::IBV_QPS_RTS;
+        a.sq_psn = attr.psn & 0xff_ffff;
+        a.timeout = attr.timeout;
+        a.retry_cnt = attr.retry_count;
+        a.rnr_retry = attr.rnr_retry;
+        a.max_rd_atomic = 0;
+        self.modify(
+            &mut a,
+            &[
+                M::IBV_QP_STATE,
+                M::IBV_QP_SQ_PSN,
+                M::IBV_QP_TIMEOUT,
+                M::IBV_QP_RETRY_CNT,
+                M::IBV_QP_RNR_RETRY,
+                M::IBV_QP_MAX_QP_RD_ATOMIC,
+            ],
+        )
+    }
+
+    fn to_error(&self) -> Result<(), Error> {
+        let mut a = no_attributes();
+        a.qp_state = ibv_qp_state::IBV_QPS_ERR;
+        self.modify(&mut a, &[M::IBV_QP_STATE])
+    }
+
+    fn state(&self) -> Result<QpState, Error> {
+        let mut a = no_attributes();
+        // SAFETY: pointers and numbers only.
+        let mut init: ibv_qp_init_attr = unsafe { zeroed() };
+        let mask = M::IBV_QP_STATE.0 as i32;
+        // SAFETY: a living queue pair, and room for the answers.
+        check(unsafe {
+            (self.domain.context.lib.ibv_query_qp)(self.raw.as_ptr(), &mut a, mask, &mut init)
+        })?;
+        Ok(qp_state(a.qp_state))
+    }
+
+    fn post_send(&self, requests: &[Request<'_>]) -> Result<(), PostError> {
+        let fail = |accepted, error| Err(PostError { accepted, error });
+        let Some(post) = self.ops().post_send else {
+            return fail(0, Error::Unsupported);
+        };
+        let mut accepted = 0;
+        for batch in requests.chunks(BATCH) {
+            // SAFETY: pointers, numbers, and unions of these.
+            let mut wrs: [ibv_send_wr; BATCH] = unsafe { zeroed() };
+            // SAFETY: numbers only.
+            let mut sges: [ibv_sge; BATCH] = unsafe { zeroed() };
+            let mut good = 0;
+            for (r, (wr, sge)) in batch.iter().zip(wrs.iter_mut().zip(&mut sges)) {
+                if !fill(r, self.caps.inline_bytes, wr, sge) {
+                    break;
+                }
+                good += 1;
+            }
+            for i in 0..good {
+                wrs[i].sg_list = &mut sges[i];
+                wrs[i].next = if i + 1 < good {
+                    &mut wrs[i + 1]
+                } else {
+                    null_mut()
+                };
+            }
+            if good > 0 {
+                let mut bad = null_mut();
+                // SAFETY: a living queue pair; a list of `good` requests, whose pieces are either
+                // checked by the device against their keys or, inline, slices that we borrow.
+                let ret = unsafe { post(self.raw.as_ptr(), &mut wrs[0], &mut bad) };
+                if let Err(e) = check_post(ret) {
+                    let n = wrs[..good].iter().position(|w| std::ptr::eq(w, bad));
+                    return fail(accepted + n.unwrap_or(0), e);
+                }
+            }
+            accepted += good;
+            if good < batch.len() {
+                return fail(accepted, Error::Invalid);
+            }
+        }
+        Ok(())
+    }
+
+    fn post_recv(&self, buffers: &[RecvBuffer]) -> Result<(), PostError> {
+        let fail = |accepted, error| Err(PostError { accepted, error });
+        let Some(post) = self.ops().post_recv else {
+            return fail(0, Error::Unsupported);
+        };
+        let mut accepted = 0;
+        for batch in buffers.chunks(BATCH) {
+            // SAFETY: pointers and numbers only.
+            let mut wrs: [ibv_recv_wr; BATCH] = unsafe { zeroed() };
+            // SAFETY: numbers only.
+            let mut sges: [ibv_sge; BATCH] = unsafe { zeroed() };
+            for (i, b) in batch.iter().enumerate() {
+                sges[i] = raw_sge(&b.buffer);
+                wrs[i].wr_id = b.wr_id;
+                wrs[i].sg_list = &mut sges[i];
+                wrs[i].num_sge = 1;
+                let more = i + 1 < batch.len();
+                wrs[i].next = if more { &mut wrs[i + 1] } else { null_mut() };
+            }
+            let mut bad = null_mut();
+            // SAFETY: a living queue pair; a list of requests whose keys the device checks.
+            let ret = unsafe { post(self.raw.as_ptr(), &mut wrs[0], &mut bad) };
+            if let Err(e) = check_post(ret) {
+                let n = wrs[..batch.len()].iter().position(|w| std::ptr::eq(w, bad));
+                return fail(accepted + n.unwrap_or(0), e);
+            }
+            accepted += batch.len();
+        }
+        Ok(())
+    }
+
+    fn destroy(self) -> Result<(), Error> {
+        let mut this = ManuallyDrop::new(self);
+        let done = this.free();
+        // SAFETY: `this` is never touched again, so both fields are moved out once.
+        unsafe {
+            drop(std::ptr::read(&this._queues));
+            drop(std::ptr::read(&this.domain));
+        }
+        done
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        // A failure is counted.
+        let _ = self.free();
+    }
+}
+
+fn raw_sge(s: &Sge) -> ibv_sge {
+    ibv_sge {
+        addr: s.addr,
+        length: s.len,
+        lkey: s.lkey,
+    }
+}
+
+/// Translates a request; false if it carries more in itself than the queue pair allows.
+fn fill(r: &Request<'_>, inline_bytes: u32, wr: &mut ibv_send_wr, sge: &mut ibv_sge) -> bool {
+    wr.wr_id = r.wr_id;
+    wr.num_sge = 1;
+    if r.signaled {
+        wr.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
+    }
+    match r.op {
+        Op::Write {
+            local,
+            remote,
+            rkey,
+        } => {
+            *sge = raw_sge(&local);
+            wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+            wr.wr.rdma = rdma_t {
+                remote_addr: remote,
+                rkey,
+            };
+        }
+        Op::WriteImm {
+            local,
+            remote,
+            rkey,
+            imm,
+        } => {
+            *sge = raw_sge(&local);
+            wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
+            wr.imm_data_invalidated_rkey_union.imm_data = imm.to_be();
+            wr.wr.rdma = rdma_t {
+                remote_addr: remote,
+                rkey,
+            };
+        }
+        Op::Message(local) => {
+            *sge = raw_sge(&local);
+            wr.opcode = ibv_wr_opcode::IBV_WR_SEND;
+        }
+        Op::Inline(bytes) => {
+            if bytes.len() > inline_bytes as usize {
+                return false;
+            }
+            sge.addr = bytes.as_ptr() as u64;
+            sge.length = bytes.len() as u32;
+            wr.opcode = ibv_wr_opcode::IBV_WR_SEND;
+            wr.send_flags |= ibv_send_flags::IBV_SEND_INLINE.0;
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(op: Op<'_>, signaled: bool) -> Option<(ibv_send_wr, ibv_sge)> {
+        // SAFETY: pointers, numbers, and unions of these.
+        let (mut wr, mut sge) = unsafe { zeroed() };
+        let r = Request {
+            wr_id: 9,
+            op,
+            signaled,
+        };
+        fill(&r, 44, &mut wr, &mut sge).then_some((wr, sge))
+    }
+
+    #[test]
+    fn requests() {
+        let local = Sge {
+            addr: 0x1000,
+            len: 64,
+            lkey: 3,
+        };
+        let (wr, sge) = filled(
+            Op::Write {
+                local,
+                remote: 0x2000,
+                rkey: 5,
+            },
+            true,
+        )
+        .unwrap();
+        assert_eq!((wr.wr_id, wr.num_sge), (9, 1));
+        assert_eq!(
+            (wr.opcode, wr.send_flags),
+            (ibv_wr_opcode::IBV_WR_RDMA_WRITE, 2)
+        );
+        assert_eq!((sge.addr, sge.length, sge.lkey), (0x1000, 64, 3));
+        // SAFETY: written as this member.
+        let rdma = unsafe { wr.wr.rdma };
+        assert_eq!((rdma.remote_addr, rdma.rkey), (0x2000, 5));
+
+        let (wr, _) = filled(Op::Message(local), false).unwrap();
+        assert_eq!((wr.opcode, wr.send_flags), (ibv_wr_opcode::IBV_WR_SEND, 0));
+
+        let bytes = [1; 45];
+        let (wr, sge) = filled(Op::Inline(&bytes[..44]), false).unwrap();
+        assert_eq!((wr.opcode, wr.send_flags), (ibv_wr_opcode::IBV_WR_SEND, 8));
+        assert_eq!((sge.addr, sge.length), (bytes.as_ptr() as u64, 44));
+        assert!(filled(Op::Inline(&bytes), true).is_none());
+    }
+}

@@ -1,0 +1,252 @@
+//! A simulation of verbs: nodes, devices and wires in one process, driven by a seed.
+//!
+//! It exists to be unkind to the engine in every way that hardware may be, and repeatably: work is
+//! read late, lands late, is acknowledged late; acknowledgements get lost, and what had landed then
+//! looks failed; queue pairs fail at any step; a write may land long after its sender has seen the
+//! error, as long as the receiver's queue pair exists; registrations fail; devices go. Memory is
+//! real: writes are copies, into whatever is registered when they land.
+//!
+//! It also watches: see [`World::violations`]. Nothing here is for production.
+
+mod net;
+mod objects;
+
+pub use objects::{Cq, Device, Mr, Node, Pd, Qp};
+
+use crate::verbs::{Completion, Live, Memory};
+use net::{Event, QpState};
+use std::cell::{Ref, RefCell, RefMut};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A small generator (splitmix64): the same everywhere for the same seed.
+#[derive(Clone, Debug)]
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// 0 to `n - 1`.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next_u64() % n.max(1)
+    }
+
+    /// One time out of `n`; never for 0.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        n != 0 && self.below(n) == 0
+    }
+}
+
+/// How unkind. Each `x_in` is "one in so many", 0 for never.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// Longest usual delay of each stage.
+    pub delay_ns: u64,
+    /// Stages that take 50 times as long.
+    pub slow_in: u64,
+    /// Requests at which the queue pair fails.
+    pub error_in: u64,
+    /// Registrations and queue pairs that fail for want of memory.
+    pub no_memory_in: u64,
+    /// How long after the sender's error a write may still land.
+    pub late_ns: u64,
+}
+
+type Lie = Box<dyn FnMut(usize, &mut Vec<u8>)>;
+
+/// Everything simulated. Handles of one world refer to it.
+#[derive(Clone)]
+pub struct World(Rc<RefCell<Inner>>);
+
+struct Inner {
+    now: u64,
+    rng: Rng,
+    faults: Faults,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    order: u64,
+    ports: Vec<Port>,
+    /// Per rail: whether packets pass.
+    wires: Vec<bool>,
+    mrs: BTreeMap<u32, MrState>,
+    cqs: BTreeMap<u32, CqState>,
+    qps: BTreeMap<u32, QpState>,
+    pds: BTreeMap<u32, usize>,
+    live: BTreeMap<usize, Live>,
+    next: u32,
+    forbidden: Vec<(u64, u64)>,
+    violations: Vec<String>,
+    /// Address, length and order of the latest writes that landed.
+    landed: VecDeque<(u64, u64, u64)>,
+    lie: Option<Lie>,
+}
+
+/// A device of a node: one port each, on the wire of the same rail.
+struct Port {
+    node: usize,
+    rail: usize,
+    index: u64,
+    gone: bool,
+}
+
+struct MrState {
+    node: usize,
+    pd: u32,
+    addr: u64,
+    len: u64,
+    local_write: bool,
+    remote_write: bool,
+    /// Keeps what devices may reach mapped.
+    _memory: Arc<dyn Memory>,
+}
+
+struct CqState {
+    node: usize,
+    entries: usize,
+    queue: VecDeque<Completion>,
+}
+
+impl World {
+    /// `nodes` nodes with `rails` devices each.
+    pub fn new(seed: u64, nodes: usize, rails: usize, faults: Faults) -> World {
+        let mut ports = Vec::new();
+        for node in 0..nodes {
+            for rail in 0..rails {
+                let index = ports.len() as u64;
+                ports.push(Port {
+                    node,
+                    rail,
+                    index,
+                    gone: false,
+                });
+            }
+        }
+        World(Rc::new(RefCell::new(Inner {
+            now: 0,
+            rng: Rng(seed),
+            faults,
+            events: BinaryHeap::new(),
+            order: 0,
+            ports,
+            wires: vec![true; rails],
+            mrs: BTreeMap::new(),
+            cqs: BTreeMap::new(),
+            qps: BTreeMap::new(),
+            pds: BTreeMap::new(),
+            live: BTreeMap::new(),
+            next: 0x100,
+            forbidden: Vec::new(),
+            violations: Vec::new(),
+            landed: VecDeque::new(),
+            lie: None,
+        })))
+    }
+
+    fn get(&self) -> Ref<'_, Inner> {
+        self.0.borrow()
+    }
+
+    fn get_mut(&self) -> RefMut<'_, Inner> {
+        self.0.borrow_mut()
+    }
+
+    /// The provider of one node.
+    pub fn node(&self, node: usize) -> Node {
+        Node {
+            world: self.clone(),
+            node,
+        }
+    }
+
+    /// Lets time pass; everything due happens in order.
+    pub fn run_until(&self, now: u64) {
+        self.get_mut().run_until(now);
+    }
+
+    pub fn set_faults(&self, faults: Faults) {
+        self.get_mut().faults = faults;
+    }
+
+    /// Cuts or mends the wire of a rail.
+    pub fn set_wire(&self, rail: usize, up: bool) {
+        self.get_mut().wires[rail] = up;
+    }
+
+    /// Takes a node's device away. [`World::plug`] gives it back, as another appearance.
+    pub fn unplug(&self, node: usize, rail: usize) {
+        let mut w = self.get_mut();
+        for p in &mut w.ports {
+            if p.node == node && p.rail == rail {
+                p.gone = true;
+            }
+        }
+        let of = |q: &QpState| q.node == node && q.rail == rail;
+        let all: Vec<_> = w.qps.iter().filter(|(_, q)| of(q)).map(|q| *q.0).collect();
+        for qpn in all {
+            w.fail(qpn, crate::verbs::Status::Other);
+        }
+    }
+
+    pub fn plug(&self, node: usize, rail: usize) {
+        let mut w = self.get_mut();
+        let index = w.ports.iter().map(|p| p.index).max().unwrap_or(0) + 1;
+        for p in &mut w.ports {
+            if p.node == node && p.rail == rail && p.gone {
+                p.gone = false;
+                p.index = index;
+            }
+        }
+    }
+
+    /// A write that lands in `[addr, addr + len)` from now on is a violation: nobody uses it.
+    pub fn forbid(&self, addr: u64, len: u64) {
+        self.get_mut().forbidden.push((addr, len));
+    }
+
+    /// Takes [`World::forbid`] back.
+    pub fn permit(&self, addr: u64, len: u64) {
+        self.get_mut().forbidden.retain(|f| *f != (addr, len));
+    }
+
+    /// What may not happen, and has: a message without a receive buffer, a full queue, a request or
+    /// a late write that meets memory which is not registered any more or is forbidden.
+    pub fn violations(&self) -> Vec<String> {
+        self.get().violations.clone()
+    }
+
+    /// Is there something in a completion queue of this node?
+    pub fn pending(&self, node: usize) -> bool {
+        let w = self.get();
+        let found = w
+            .cqs
+            .values()
+            .any(|c| c.node == node && !c.queue.is_empty());
+        found
+    }
+
+    /// Changes messages before they are sent; gets the sending node.
+    pub fn set_lie(&self, lie: impl FnMut(usize, &mut Vec<u8>) + 'static) {
+        self.get_mut().lie = Some(Box::new(lie));
+    }
+
+    /// Objects of all nodes.
+    pub fn live(&self) -> Live {
+        let w = self.get();
+        let mut sum = Live::default();
+        for l in w.live.values() {
+            sum.devices += l.devices;
+            sum.pds += l.pds;
+            sum.mrs += l.mrs;
+            sum.cqs += l.cqs;
+            sum.qps += l.qps;
+        }
+        sum
+    }
+}

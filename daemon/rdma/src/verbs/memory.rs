@@ -1,0 +1,163 @@
+//! Memory that devices may reach.
+
+use rustix::mm::{MapFlags, ProtFlags};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A mapping that outlives every region registered over it.
+///
+/// # Safety
+///
+/// As long as the value lives, `[addr, addr + len)` stays mapped where it is, and nobody in this
+/// process holds a Rust reference into it: devices, and other processes, write there at any time.
+pub unsafe trait Memory: Send + Sync {
+    fn addr(&self) -> NonNull<u8>;
+    fn len(&self) -> usize;
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A part of a mapping. Registering a mapping makes and pins all its pages, whoever is to pay for them;
+/// so what is registered is best no more than what is in use.
+pub struct Part {
+    whole: Arc<dyn Memory>,
+    offset: usize,
+    len: usize,
+}
+
+impl Part {
+    /// `None` if that is not all inside.
+    pub fn new(whole: Arc<dyn Memory>, offset: usize, len: usize) -> Option<Part> {
+        let end = offset.checked_add(len)?;
+        (end <= whole.len()).then_some(Part { whole, offset, len })
+    }
+}
+
+// SAFETY: inside the whole, which is held and promises the same.
+unsafe impl Memory for Part {
+    fn addr(&self) -> NonNull<u8> {
+        // SAFETY: checked in `new` to be inside the same mapping.
+        unsafe { self.whole.addr().add(self.offset) }
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// Memory of our own, zeroed, page-aligned, for messages. Mapped shared, so that a fork of the
+/// process cannot move the pages away from the device.
+pub struct Buffer {
+    addr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the value alone, and it is read and written by raw copies only.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; two threads that copy at the same time spoil bytes, as devices may, and nothing else.
+unsafe impl Sync for Buffer {}
+
+// SAFETY: mapped in `new`, unmapped in `drop`, and no reference into it is ever made.
+unsafe impl Memory for Buffer {
+    fn addr(&self) -> NonNull<u8> {
+        self.addr
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Buffer {
+    pub fn new(len: usize) -> rustix::io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let addr = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+            )?
+        };
+        let addr = NonNull::new(addr.cast()).ok_or(rustix::io::Errno::NOMEM)?;
+        Ok(Buffer { addr, len })
+    }
+
+    /// Copies out of the buffer; false, and nothing is copied, if that is not all inside.
+    #[must_use]
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> bool {
+        let inside = offset.checked_add(out.len()).is_some_and(|e| e <= self.len);
+        if inside {
+            // SAFETY: checked above to lie in the mapping; `out` is memory of somebody else.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    self.addr.as_ptr().add(offset),
+                    out.as_mut_ptr(),
+                    out.len(),
+                );
+            }
+        }
+        inside
+    }
+
+    /// Copies into the buffer; false, and nothing is copied, if that is not all inside.
+    #[must_use]
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> bool {
+        let inside = offset
+            .checked_add(bytes.len())
+            .is_some_and(|e| e <= self.len);
+        if inside {
+            // SAFETY: checked above to lie in the mapping; `bytes` is memory of somebody else.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    bytes.as_ptr(),
+                    self.addr.as_ptr().add(offset),
+                    bytes.len(),
+                );
+            }
+        }
+        inside
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length; regions over it hold the value, so none is left.
+        // An error would only mean that the memory stays.
+        let _ = unsafe { rustix::mm::munmap(self.addr.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_stay_inside() {
+        let b = Buffer::new(4096).unwrap();
+        assert!(b.write(4093, b"end"));
+        assert!(!b.write(4094, b"end"));
+        assert!(!b.write(usize::MAX, b"end"));
+        let mut got = [0; 4];
+        assert!(b.read(4092, &mut got));
+        assert_eq!(&got, b"\0end");
+        assert!(!b.read(4093, &mut got));
+        assert_eq!(&got, b"\0end");
+        assert!(!b.read(usize::MAX, &mut got));
+    }
+
+    #[test]
+    fn parts_are_inside() {
+        let b: Arc<dyn Memory> = Arc::new(Buffer::new(8192).unwrap());
+        let p = Part::new(b.clone(), 4096, 4096).unwrap();
+        assert_eq!(
+            p.addr().as_ptr() as usize,
+            b.addr().as_ptr() as usize + 4096
+        );
+        assert_eq!(p.len(), 4096);
+        assert!(Part::new(b.clone(), 4097, 4096).is_none());
+        assert!(Part::new(b, usize::MAX, 2).is_none());
+    }
+}

@@ -1,0 +1,298 @@
+//! Peers and applications that lie. The engine may not panic, may not touch memory outside, and
+//! only what the liar has a part in may fail.
+
+mod sim;
+
+use sim::Sim;
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Relaxed;
+use underpass_rdma::engine::Control;
+use underpass_rdma::sim::{Faults, Rng};
+use underpass_rdma::wire::{Body, Message};
+
+fn faults() -> Faults {
+    Faults {
+        delay_ns: 5_000,
+        late_ns: 100_000,
+        ..Faults::default()
+    }
+}
+
+/// Each of these checks has caught a lie.
+fn all_of(found: &BTreeSet<String>, wanted: &[&str]) {
+    for w in wanted {
+        assert!(
+            found.iter().any(|f| f.contains(w)),
+            "not among {found:#?}: {w}"
+        );
+    }
+}
+
+/// A number that is wrong, but perhaps not by much.
+fn lie(x: u64, rng: &mut Rng) -> u64 {
+    match rng.below(6) {
+        0 => x.wrapping_add(1 + rng.below(5_000)),
+        1 => x.wrapping_sub(1 + rng.below(5_000)),
+        2 => 0,
+        3 => u64::MAX,
+        4 => x ^ 1 << rng.below(64),
+        _ => rng.next_u64(),
+    }
+}
+
+fn lie_about(body: &mut Body, rng: &mut Rng) {
+    let pick = rng.below(24);
+    let mut l = |x: u64| lie(x, rng);
+    match body {
+        Body::Cdc(c) => match pick % 8 {
+            0 => c.head = l(c.head),
+            1 => c.cursor = l(c.cursor),
+            2 => c.tx_epoch = l(c.tx_epoch.into()) as u32,
+            3 => c.rx_epoch = l(c.rx_epoch.into()) as u32,
+            4 => c.tx_phase = (l(c.tx_phase.into()) % 6) as u8,
+            5 => c.rx_flags = l(c.rx_flags.into()) as u8,
+            6 => c.flags = (l(c.flags.into()) % 8) as u8,
+            _ => c.moves = l(c.moves.into()) as u8,
+        },
+        Body::Switch {
+            epoch,
+            attempt,
+            kpos,
+            start,
+        } => match pick % 4 {
+            0 => *epoch = l((*epoch).into()) as u32,
+            1 => *attempt = l((*attempt).into()) as u32,
+            2 => *kpos = l(*kpos),
+            _ => *start = l(*start),
+        },
+        Body::SwitchReply { epoch, attempt, ok } => match pick % 3 {
+            0 => *epoch = l((*epoch).into()) as u32,
+            1 => *attempt = l((*attempt).into()) as u32,
+            _ => *ok = !*ok,
+        },
+        Body::Ring { moves, log2, from } => match pick % 3 {
+            0 => *moves = l((*moves).into()) as u32,
+            1 => *log2 = l((*log2).into()) as u8,
+            _ => *from = l(*from),
+        },
+        Body::RingReply { moves, place } => match (pick % 3, place) {
+            (0, _) => *moves = l((*moves).into()) as u32,
+            (1, Some(p)) => p.region = l(p.region.into()) as u32,
+            (_, Some(p)) => p.offset = l(p.offset),
+            _ => {}
+        },
+        Body::ConfirmRkey(Some(k)) => match pick % 3 {
+            0 => k.addr = l(k.addr),
+            1 => k.len = l(k.len),
+            _ => k.rkey = l(k.rkey.into()) as u32,
+        },
+        _ => {}
+    }
+}
+
+/// The peer's daemon lies about one lane of several: all others arrive whole.
+#[test]
+fn lies_about_one_lane() {
+    let mut failed = 0;
+    let mut found = BTreeSet::new();
+    for seed in 0..if cfg!(debug_assertions) { 100 } else { 600 } {
+        let mut sim = Sim::new(seed, 4, faults());
+        sim.lied(|l| l == 0);
+        let token = sim.lanes[0].ids[0];
+        let mut rng = Rng(seed);
+        sim.world.set_lie(move |node, bytes| {
+            let Ok(mut m) = Message::decode(bytes) else {
+                return;
+            };
+            let of_lane = bytes[0] >= 0x80;
+            if node == 1 && of_lane && m.token == token && rng.one_in(6) {
+                lie_about(&mut m.body, &mut rng);
+                bytes.copy_from_slice(&m.encode());
+            }
+        });
+        sim.run(50_000, 0);
+        for n in &sim.nodes {
+            // A write to a place that is a lie may cost a link, never the pair.
+            assert_eq!(n.pair_failed, None, "seed {seed}");
+            assert!(
+                n.faults.iter().all(|f| f.0 == 0),
+                "seed {seed}: {:?}",
+                n.faults
+            );
+            failed += n.faults.len();
+            found.extend(n.faults.iter().map(|f| f.1.to_string()));
+        }
+        sim.lanes[0].reset = true;
+        sim.end();
+    }
+    assert!(failed > 50, "only {failed} lanes failed");
+    all_of(
+        &found,
+        &[
+            "a head beyond the ring",
+            "an impossible cursor",
+            "an impossible readiness",
+            "an impossible ring",
+            "a switch to an impossible place",
+            "a sender that goes back",
+        ],
+    );
+}
+
+/// The peer's daemon says anything.
+#[test]
+fn lies_about_everything() {
+    let mut failed = 0;
+    let mut found = BTreeSet::new();
+    for seed in 0..if cfg!(debug_assertions) { 100 } else { 600 } {
+        let mut sim = Sim::new(seed, 3, faults());
+        sim.lied(|_| true);
+        let mut rng = Rng(seed);
+        let every = 3 + rng.below(60);
+        sim.world.set_lie(move |node, bytes| {
+            if node != 1 || !rng.one_in(every) {
+                return;
+            }
+            match (rng.below(3), Message::decode(bytes)) {
+                (0, Ok(mut m)) => {
+                    lie_about(&mut m.body, &mut rng);
+                    match rng.below(8) {
+                        0 => m.token = lie(m.token.into(), &mut rng) as u32,
+                        1 => m.credits = lie(m.credits.into(), &mut rng) as u16,
+                        2 => m.seq = lie(m.seq.into(), &mut rng) as u16,
+                        _ => {}
+                    }
+                    bytes.copy_from_slice(&m.encode());
+                }
+                (1, _) => {
+                    let i = rng.below(bytes.len() as u64) as usize;
+                    bytes[i] = rng.next_u64() as u8;
+                }
+                (_, _) if rng.one_in(10) => bytes.truncate(rng.below(44) as usize),
+                _ => bytes[8..].fill_with(|| rng.next_u64() as u8),
+            }
+        });
+        let mut rng = Rng(seed + 1);
+        sim.tamper = Some(Box::new(move |n, m| {
+            if n != 1 || !rng.one_in(4) {
+                return m;
+            }
+            let mut l = |x: u32| lie(x.into(), &mut rng) as u32;
+            match m {
+                Control::QpOffer(mut e) | Control::QpAnswer(mut e) => {
+                    match l(0) % 5 {
+                        0 => e.link = l(e.link),
+                        1 => e.qpn = l(e.qpn),
+                        2 => e.depth = l(e.depth.into()) as u16,
+                        3 => e.mtu = l(e.mtu.into()) as u8,
+                        _ => return Control::QpOffer(e),
+                    }
+                    Control::QpAnswer(e)
+                }
+                Control::QpDead { link } => Control::QpDeadAck { link: l(link) },
+                Control::SwitchQuery { token, from, .. } => Control::SwitchAnswer {
+                    token: l(token),
+                    epoch: l(from),
+                    attempt: 1,
+                    stands: true,
+                },
+                Control::Close { token, from } => Control::Close {
+                    token: l(token),
+                    from: l(from),
+                },
+                _ => Control::CloseAck { token: l(0) },
+            }
+        }));
+        sim.set_control(true);
+        for _ in 0..3000 {
+            sim.tick(true);
+        }
+        failed += usize::from(sim.nodes[0].pair_failed.is_some());
+        found.extend(sim.nodes[0].pair_failed.map(str::to_string));
+        let world = sim.world.clone();
+        drop(sim);
+        // The liar's own receive queue is its own affair.
+        let mut bad = world.violations();
+        bad.retain(|v| !v.contains("node 1 has no receive buffer"));
+        assert_eq!(bad, Vec::<String>::new(), "seed {seed}");
+        assert_eq!(world.live(), Default::default());
+    }
+    assert!(failed > 20, "only {failed} pairs failed");
+    all_of(
+        &found,
+        &[
+            "a message of a wrong length",
+            "a message that is none",
+            "impossible credits",
+            "an impossible offer",
+        ],
+    );
+}
+
+/// An application writes anything into its words for one lane: its other lanes, and all others, do
+/// not notice.
+#[test]
+fn an_application_scribbles() {
+    let mut failed = 0;
+    let mut found = BTreeSet::new();
+    for seed in 0..if cfg!(debug_assertions) { 100 } else { 600 } {
+        let mut sim = Sim::new(seed, 4, faults());
+        sim.lied(|l| l == 0);
+        sim.set_control(true);
+        let mut rng = Rng(seed);
+        let slot = sim.lanes[0].ends[0].slot as usize;
+        for _ in 0..4000 {
+            sim.tick(true);
+            if rng.one_in(20) {
+                let words = sim.nodes[0].parties[0].app.control().expect("mapped");
+                let (t, r) = (&words.tx[slot], &words.rx[slot]);
+                let word = [
+                    &words.heads[slot],
+                    &words.cursors[slot],
+                    &t.state,
+                    &t.up_kpos,
+                    &t.up_start,
+                    &t.loc[0],
+                    &t.loc[1],
+                    &t.loc_from[0],
+                    &t.loc_from[1],
+                    &r.word,
+                    &r.revoked,
+                ][rng.below(11) as usize];
+                let new = lie(word.load(Relaxed), &mut rng);
+                word.store(new, Relaxed);
+                if rng.one_in(6) {
+                    t.loc_seq.store(rng.next_u64() as u32, Relaxed);
+                }
+                words.seq[slot / link::layout::GROUP]
+                    .0
+                    .fetch_add(1, Relaxed);
+            }
+        }
+        sim.run(0, 0);
+        for n in &sim.nodes {
+            assert_eq!(n.pair_failed, None, "seed {seed}");
+            assert!(
+                n.faults.iter().all(|f| f.0 == 0),
+                "seed {seed}: {:?}",
+                n.faults
+            );
+        }
+        failed += sim.nodes[0].faults.len();
+        found.extend(sim.nodes[0].faults.iter().map(|f| f.1.to_string()));
+        sim.lanes[0].reset = true;
+        sim.end();
+    }
+    assert!(failed > 50, "only {failed} lanes failed");
+    all_of(
+        &found,
+        &[
+            "a head beyond the ring",
+            "a head that goes back",
+            "a ring outside of its memory",
+            "an impossible cursor",
+            "an impossible ring",
+            "a readiness that goes back",
+        ],
+    );
+}

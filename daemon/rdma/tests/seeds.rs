@@ -1,0 +1,197 @@
+//! The engine over simulated verbs: many seeds, each another course of events.
+
+mod sim;
+
+use sim::{Counts, Sim};
+use std::cell::Cell;
+use std::rc::Rc;
+use underpass_rdma::engine::Fault;
+use underpass_rdma::sim::{Faults, Rng};
+use underpass_rdma::wire::{Body, Message};
+
+fn add(sum: &mut Counts, c: Counts) {
+    sum.ring_bytes += c.ring_bytes;
+    sum.ups += c.ups;
+    sum.moves += c.moves;
+    sum.link_downs += c.link_downs;
+    sum.no_rail += c.no_rail;
+    sum.queries += c.queries;
+    sum.doubts += c.doubts;
+    sum.removed_devices += c.removed_devices;
+}
+
+fn one(seed: u64, quiet: bool) -> Counts {
+    let mut rng = Rng(seed);
+    let lanes = 1 + rng.below(5) as usize;
+    let faults = Faults {
+        delay_ns: 500 << rng.below(7),
+        slow_in: [0, 20, 200][rng.below(3) as usize],
+        error_in: if quiet {
+            0
+        } else {
+            [0, 50, 400, 2000][rng.below(4) as usize]
+        },
+        no_memory_in: if quiet {
+            0
+        } else {
+            [0, 5][rng.below(2) as usize]
+        },
+        late_ns: 1 << (10 + rng.below(13)),
+    };
+    let mut sim = Sim::new(seed, lanes, faults);
+    let ticks = 500 + rng.below(4000);
+    let chaos_in = if quiet {
+        0
+    } else {
+        [30, 100, 400][rng.below(3) as usize]
+    };
+    sim.run(ticks, chaos_in);
+    let mut doubts = 0;
+    for n in &sim.nodes {
+        assert_eq!(n.pair_failed, None);
+        for (_, fault) in &n.faults {
+            // Only rails and control channel gone together leave a switch in doubt for so long.
+            match fault {
+                Fault::InDoubt if !quiet => doubts += 1,
+                Fault::Peer("it has failed the lane") if !quiet => {}
+                other => panic!("{other}"),
+            }
+        }
+    }
+    let mut counts = sim.end();
+    counts.doubts = doubts;
+    counts
+}
+
+/// `SEED=n` runs one, to look at it.
+fn seeds(name: &str, from: u64, n: u64, quiet: bool) -> Counts {
+    let only = std::env::var("SEED").ok().and_then(|s| s.parse().ok());
+    let n = std::env::var("SEEDS")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(n);
+    let mut sum = Counts::default();
+    for seed in from..from + n {
+        if only.is_some_and(|o: u64| o != seed) {
+            continue;
+        }
+        // A panic aborts: the last seed named is the one.
+        let r = std::panic::catch_unwind(|| one(seed, quiet));
+        match r {
+            Ok(c) => add(&mut sum, c),
+            Err(e) => {
+                eprintln!("{name}: SEED={seed}");
+                std::panic::resume_unwind(e);
+            }
+        }
+    }
+    eprintln!("{name}: {sum:?}");
+    sum
+}
+
+#[test]
+fn without_faults() {
+    let c = seeds(
+        "without faults",
+        0,
+        if cfg!(debug_assertions) { 100 } else { 1000 },
+        true,
+    );
+    assert!(c.ring_bytes > 0 && c.moves > 0);
+    assert_eq!((c.link_downs, c.no_rail, c.queries), (0, 0, 0));
+}
+
+#[test]
+fn with_faults() {
+    let n = if cfg!(debug_assertions) { 150 } else { 8000 };
+    let c = seeds("with faults", 1000, n, false);
+    assert!(c.ring_bytes > 0 && c.moves > 0 && c.link_downs > 0 && c.no_rail > 0);
+    assert!(c.queries > 0 && c.removed_devices > 0);
+}
+
+/// The rails go and do not come back: everything arrives over TCP, with or without the control
+/// channel. (Nobody shuts a direction down here: what is left on a ring then needs custody.)
+#[test]
+fn without_rails_at_the_end() {
+    let (mut ring, mut lost) = (0, 0);
+    for seed in 0..if cfg!(debug_assertions) { 200 } else { 1000 } {
+        let mut rng = Rng(seed);
+        let faults = Faults {
+            delay_ns: 2_000,
+            error_in: [0, 1000][rng.below(2) as usize],
+            late_ns: 1_000_000,
+            ..Faults::default()
+        };
+        let mut sim = Sim::new(seed, 3, faults);
+        sim.never_shut();
+        sim.set_control(true);
+        for _ in 0..rng.below(1500) {
+            sim.tick(true);
+        }
+        let control = rng.one_in(2);
+        sim.set_control(control);
+        for rail in 0..sim::RAILS {
+            sim.set_wire(rail, false);
+        }
+        sim.finish_alone();
+        for n in &sim.nodes {
+            assert_eq!(n.pair_failed, None);
+            for (_, f) in &n.faults {
+                assert!(!control && *f == Fault::InDoubt, "seed {seed}: {f}");
+                lost += 1;
+            }
+        }
+        ring += sim.ring_bytes();
+    }
+    eprintln!("without rails: {ring} bytes over rings, {lost} switches stayed in doubt");
+    assert!(ring > 0);
+}
+
+/// The one round trip in which a switch is in doubt: all rails are cut when the request is posted
+/// (it never arrives) or when the answer is (it has been taken).
+#[test]
+fn the_switch_in_doubt() {
+    let (mut asked, mut lost) = ([0, 0], 0);
+    for (seed, taken, control) in (0..400).map(|s| (s, s % 2 == 0, s % 8 < 6)) {
+        let faults = Faults {
+            delay_ns: 2_000,
+            ..Faults::default()
+        };
+        let mut sim = Sim::new(seed, 1, faults);
+        sim.never_shut();
+        sim.set_control(true);
+        let cut = Rc::new(Cell::new(false));
+        let seen = cut.clone();
+        sim.world.set_lie(
+            move |_, bytes| match Message::decode(bytes).map(|m| m.body) {
+                Ok(Body::Switch { .. }) => seen.set(seen.get() || !taken),
+                Ok(Body::SwitchReply { ok: true, .. }) => seen.set(seen.get() || taken),
+                _ => {}
+            },
+        );
+        while !cut.get() && !sim.all_done() {
+            sim.tick(true);
+        }
+        if !cut.get() {
+            continue; // too few bytes for a switch
+        }
+        for rail in 0..sim::RAILS {
+            sim.set_wire(rail, false);
+        }
+        sim.set_control(control);
+        sim.finish_alone();
+        let faults: Vec<_> = sim.nodes.iter().flat_map(|n| &n.faults).collect();
+        if control {
+            assert!(faults.is_empty(), "seed {seed}: {faults:?}");
+            asked[usize::from(taken)] += usize::from(sim.counts.queries > 0);
+        } else {
+            assert!(faults.iter().all(|f| f.1 == Fault::InDoubt), "seed {seed}");
+            lost += faults.len();
+        }
+    }
+    // Not in all of them: who asks with nothing left to send does not wait for the answer.
+    assert!(
+        asked[0] > 50 && asked[1] > 50 && lost > 20,
+        "{asked:?} {lost}"
+    );
+}

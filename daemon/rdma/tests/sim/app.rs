@@ -1,0 +1,246 @@
+//! An application's end of a lane: the real halves of the lane code over shared memory.
+
+use super::tcp::{End as Tcp, Pipe};
+use link::lane::rx::How;
+use link::lane::{rx, tx, Area, Iov, Memory, Port, Received, RxState, Sent, TxState};
+use link::layout::Loc;
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::Ordering::*;
+use underpass_rdma::sim::Rng;
+
+pub struct App {
+    pub slot: u32,
+    pub tx: TxState,
+    pub rx: RxState,
+    /// Rings not in use, in the party's chunk.
+    places: Vec<Loc>,
+    salt: u64,
+    pub sent: u64,
+    pub total: u64,
+    peer_salt: u64,
+    pub received: u64,
+    pub expected: u64,
+    pub shut: bool,
+    pub may_shut: bool,
+    pub moves: u64,
+    /// Chance, one in so many, of each whim.
+    pub whims: u64,
+    /// Somebody lies about this lane: errors end it instead of the test.
+    pub lied: bool,
+    pub broken: bool,
+}
+
+/// What an end works with.
+pub struct World<'a> {
+    pub app: &'a Area,
+    pub mirror: &'a Area,
+    pub out: &'a RefCell<Pipe>,
+    pub inn: &'a RefCell<Pipe>,
+    pub arrives: u64,
+    pub rang: &'a Cell<bool>,
+}
+
+fn byte(salt: u64, at: u64) -> u8 {
+    ((at / 3)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        .wrapping_add(salt)
+        >> 29) as u8
+        ^ at as u8
+}
+
+fn iov(b: &mut [u8]) -> [libc::iovec; 1] {
+    [libc::iovec {
+        iov_base: b.as_mut_ptr().cast(),
+        iov_len: b.len(),
+    }]
+}
+
+impl App {
+    pub fn new(slot: u32, places: Vec<Loc>, salts: (u64, u64), totals: (u64, u64)) -> App {
+        App {
+            slot,
+            tx: TxState::default(),
+            rx: RxState::default(),
+            places,
+            salt: salts.0,
+            sent: 0,
+            total: totals.0,
+            peer_salt: salts.1,
+            received: 0,
+            expected: totals.1,
+            shut: false,
+            may_shut: true,
+            moves: 0,
+            whims: 40,
+            lied: false,
+            broken: false,
+        }
+    }
+
+    pub fn attach(&mut self, w: &World<'_>, base: u32, rng: &mut Rng) {
+        let m = memory(w, self.slot);
+        let loc = self
+            .places
+            .swap_remove(rng.below(self.places.len() as u64) as usize);
+        self.tx.attach(&m, base, loc);
+        self.tx.set_tag(7);
+        self.rx.attach(&m, base, 7);
+    }
+
+    pub fn done(&self) -> bool {
+        self.broken || self.sent == self.total && self.received == self.expected
+    }
+
+    /// What may not happen on a lane that nobody lies about.
+    fn check(&mut self, ok: bool, what: impl FnOnce() -> String) -> bool {
+        if !ok {
+            assert!(self.lied, "{}", what());
+            self.broken = true;
+        }
+        ok
+    }
+
+    /// Something random, as a program might do; says whether anything moved.
+    /// With `all`, everything that can be done now is: for the look before going to sleep.
+    pub fn step(&mut self, w: &World<'_>, rng: &mut Rng, all: bool) -> bool {
+        let m = memory(w, self.slot);
+        let port = Tcp {
+            out: w.out,
+            inn: w.inn,
+            arrives: w.arrives,
+            rang: w.rang,
+        };
+        if self.broken {
+            return false;
+        }
+        let mut moved = self.receive(&m, &port, rng);
+        moved |= !self.broken && self.send(&m, &port, rng, all);
+        let ok = self.tx.look(&m, &port).is_ok();
+        if !self.check(ok, || "the sender was told nonsense".into()) {
+            return true;
+        }
+        if !all && rng.one_in(self.whims) {
+            self.whim(&m, &port, rng);
+        }
+        if (all || rng.one_in(3)) && self.rx.declare_ready(&m, &port) {
+            moved = true;
+        }
+        moved
+    }
+
+    fn send(&mut self, m: &Memory, port: &Tcp<'_>, rng: &mut Rng, all: bool) -> bool {
+        let before = self.tx.mode.load(Relaxed);
+        if before == tx::mode::TCP && !self.shut && self.tx.can_up(m) && (all || rng.one_in(2)) {
+            let up = self.tx.try_up(m, port);
+            assert!(up.is_ok(), "{up:?}: a byte was counted wrongly");
+            if self.tx.mode.load(Relaxed) != tx::mode::TCP {
+                return true;
+            }
+        }
+        if self.shut {
+            return false;
+        }
+        let n = (1 + rng.below(5000)).min(self.total - self.sent);
+        let mut b: Vec<u8> = (self.sent..self.sent + n)
+            .map(|at| byte(self.salt, at))
+            .collect();
+        let v = iov(&mut b);
+        let sent = match self.tx.send(m, port, &mut Iov::new(&v)) {
+            Sent::Bytes(k) => k as u64,
+            Sent::Full => {
+                let more = self.tx.want_space(m, port);
+                if self.tx.can_move(m) && !self.places.is_empty() && rng.one_in(3) {
+                    let i = rng.below(self.places.len() as u64) as usize;
+                    let loc = self.places.swap_remove(i);
+                    self.places.extend(self.tx.move_to(m, loc));
+                    self.moves += 1;
+                    return true;
+                } else if !all && rng.one_in(60) {
+                    let ok = self.tx.down(m, port).is_ok();
+                    self.check(ok, || "no way down".into());
+                    return true;
+                }
+                if more {
+                    return true;
+                }
+                0
+            }
+            Sent::Tcp => {
+                assert!(self.tx.enter_native());
+                let k = port.tcp_send(b.as_ptr(), b.len()).unwrap_or(0) as u64;
+                self.tx.leave_native(k);
+                k
+            }
+            Sent::Blocked => 0,
+            Sent::Reset(r) => {
+                self.check(false, || format!("the sender resets: {r:?}"));
+                0
+            }
+        };
+        self.sent += sent;
+        if self.sent == self.total && self.tx.is_up() && self.may_shut && rng.one_in(4) {
+            // As `shutdown(SHUT_WR)`: what is on the ring stays there for the receiver.
+            self.tx.shut(m, port);
+            self.shut = true;
+        }
+        sent > 0
+    }
+
+    fn receive(&mut self, m: &Memory, port: &Tcp<'_>, rng: &mut Rng) -> bool {
+        let mut b = vec![0xee; 1 + rng.below(6000) as usize];
+        let v = iov(&mut b);
+        let how = How {
+            look: true,
+            ..How::default()
+        };
+        let n = match self.rx.recv(m, port, &mut Iov::new(&v), how) {
+            Received::Bytes(n) => n,
+            Received::Empty => 0,
+            Received::Tcp => {
+                assert!(self.rx.enter_native());
+                let n = port.tcp_recv(b.as_mut_ptr(), b.len(), false).unwrap_or(0);
+                self.rx.leave_native(n as u64);
+                n
+            }
+            other => {
+                let at = self.received;
+                self.check(false, || format!("the receiver got {other:?} at {at}"));
+                return true;
+            }
+        };
+        for (i, b) in b[..n].iter().enumerate() {
+            let at = self.received + i as u64;
+            if !self.check(*b == byte(self.peer_salt, at), || format!("byte {at}")) {
+                return true;
+            }
+        }
+        self.received += n as u64;
+        let more = self.received > self.expected;
+        self.check(!more, || "more bytes than were sent".into());
+        n > 0
+    }
+
+    fn whim(&mut self, m: &Memory, port: &Tcp<'_>, rng: &mut Rng) {
+        match rng.below(3) {
+            0 => self.rx.want_down(m, port),
+            1 if !self.shut => {
+                let ok = self.tx.down(m, port).is_ok();
+                self.check(ok, || "no way down".into());
+            }
+            _ => self.take_back(m, port),
+        }
+    }
+
+    /// Readiness that was not used is taken back.
+    fn take_back(&mut self, m: &Memory, port: &Tcp<'_>) {
+        if self.rx.mode.load(Relaxed) == rx::mode::READY {
+            let ok = self.rx.revoke(m, port).is_ok();
+            self.check(ok, || "no way back".into());
+        }
+    }
+}
+
+fn memory<'a>(w: &World<'a>, slot: u32) -> Memory<'a> {
+    let m = Memory::new(w.app, w.mirror, slot).expect("mapped");
+    m.across(true)
+}

@@ -1,0 +1,251 @@
+//! How the simulated nodes and lanes are made, and what a daemon does for its engine.
+
+use super::app::{self, App};
+use super::tcp::Pipe;
+use super::{Lane, Node, Party, RAILS};
+use link::lane::Area;
+use link::layout::{Control as Words, Loc, CONTROL_BYTES};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+use underpass_rdma::engine::{self, Config, LaneId, Pair, PartyId, PartyMemory, Rail};
+use underpass_rdma::sim::{self, Rng};
+use underpass_rdma::verbs::{Buffer, Memory as _, Mtu, Provider};
+
+const CHUNK: usize = 1 << 20;
+const BASE: u32 = 3 << 16;
+
+/// Memory for incoming rings of one party.
+pub struct Rings {
+    pub base: u64,
+    next: u32,
+    free: Vec<Loc>,
+}
+
+/// What the engine asks of its caller.
+pub struct Host {
+    world: sim::World,
+    rings: BTreeMap<PartyId, Rings>,
+    party_of: BTreeMap<LaneId, PartyId>,
+    pub rung: BTreeSet<PartyId>,
+    rng: Rng,
+    pub refuse_in: u64,
+    reuse: bool,
+    pub placed: i64,
+    /// Whether a write to a ring that was given back is an error; not from a peer that lies.
+    pub strict: bool,
+}
+
+impl engine::Host for Host {
+    fn ring(&mut self, party: PartyId) {
+        self.rung.insert(party);
+    }
+
+    fn place(&mut self, lane: LaneId, log2: u32) -> Option<Loc> {
+        if self.rng.one_in(self.refuse_in) {
+            return None;
+        }
+        let r = self.rings.get_mut(&self.party_of[&lane])?;
+        let free = r.free.iter().position(|l| l.log2 == log2);
+        let loc = match free {
+            Some(i) if self.reuse => r.free.swap_remove(i),
+            _ => {
+                let page = r.next;
+                let loc = Loc {
+                    chunk: 1,
+                    page,
+                    log2,
+                };
+                if !loc.fits(CHUNK) {
+                    return None;
+                }
+                r.next += 1 << (log2 - 12);
+                loc
+            }
+        };
+        self.world
+            .permit(r.base + u64::from(loc.page) * 4096, loc.bytes() as u64);
+        self.placed += 1;
+        Some(loc)
+    }
+
+    fn free(&mut self, lane: LaneId, at: Loc) {
+        let r = self.rings.get_mut(&self.party_of[&lane]).expect("a party");
+        let addr = r.base + u64::from(at.page) * 4096;
+        // Somebody else's now.
+        if self.strict {
+            self.world.forbid(addr, at.bytes() as u64);
+        }
+        r.free.push(at);
+        self.placed -= 1;
+    }
+}
+
+fn config(first: bool, rng: &mut Rng) -> Config {
+    let mut c = Config::new(first);
+    c.links_per_rail = 1 + rng.below(2) as usize;
+    c.depth = 4 + [0, rng.below(12)][rng.below(2) as usize] as u16;
+    c.sends = 8 + rng.below(24) as u32;
+    c.budget = 512 << rng.below(6);
+    c.window = 8 << 10 << rng.below(3);
+    c.retry_ns = 300_000;
+    c.quiet_ns = 4_000_000;
+    c.setup_ns = 10_000_000;
+    c.doubt_ns = 60_000_000;
+    c
+}
+
+fn area(words: &Arc<Buffer>, chunk: &Arc<Buffer>) -> Area {
+    let a = Area::new();
+    // SAFETY: the party keeps both buffers as long as the area.
+    unsafe {
+        a.set_control(words.addr().as_ptr().cast());
+        a.set_chunk(1, chunk.addr().as_ptr(), chunk.len());
+    }
+    a
+}
+
+// The simulation is of one thread.
+#[allow(clippy::arc_with_non_send_sync)]
+pub fn add_rail(node: &mut Node, rail: usize) {
+    let name = format!("sim{rail}");
+    let found = node.provider.scan().expect("scan");
+    let id = found
+        .into_iter()
+        .find(|d| d.name == name)
+        .expect("plugged in");
+    let device = node.provider.open(&id).expect("open");
+    let added = node.pair.add_rail(Rail {
+        device: Arc::new(device),
+        port: 1,
+        gid_index: 0,
+        gid: node.provider.gid(rail),
+        lid: 0,
+        mtu: Mtu::B1024,
+        fabric: rail as u32,
+    });
+    node.rails[rail] = Some(added.expect("a rail"));
+}
+
+pub fn node(world: &sim::World, n: usize, parties: usize, rng: &mut Rng) -> Node {
+    let mut psn = Rng(rng.next_u64());
+    let random = Box::new(move || psn.next_u64() as u32);
+    let mut node = Node {
+        provider: world.node(n),
+        pair: Pair::new(config(n == 0, rng), random),
+        host: Host {
+            world: world.clone(),
+            rings: BTreeMap::new(),
+            party_of: BTreeMap::new(),
+            rung: BTreeSet::new(),
+            rng: Rng(rng.next_u64()),
+            refuse_in: [0, 8][rng.below(2) as usize],
+            reuse: rng.one_in(2),
+            placed: 0,
+            strict: true,
+        },
+        rails: [None; RAILS],
+        parties: Vec::new(),
+        next_poll: 0,
+        flushed: BTreeSet::new(),
+        removed: BTreeSet::new(),
+        gone: BTreeSet::new(),
+        faults: Vec::new(),
+        pair_failed: None,
+        asleep: false,
+    };
+    for rail in 0..RAILS {
+        add_rail(&mut node, rail);
+    }
+    for _ in 0..parties {
+        let new = |len| Arc::new(Buffer::new(len).expect("memory"));
+        let words = [new(CONTROL_BYTES), new(CONTROL_BYTES)];
+        let (chunk, own) = (new(CHUNK), new(CHUNK));
+        let at = |b: &Arc<Buffer>| b.addr().cast::<Words>();
+        // SAFETY: both are page-aligned mappings of this size, kept by the value itself.
+        let memory =
+            unsafe { PartyMemory::new(at(&words[0]), at(&words[1]), Arc::new(words.clone())) };
+        let id = node.pair.add_party(memory);
+        assert!(node.pair.add_app_chunk(id, 1, chunk.clone()));
+        assert!(node.pair.add_own_chunk(id, 1, own.clone()));
+        let base = own.addr().as_ptr() as u64;
+        let rings = Rings {
+            base,
+            next: 0,
+            free: Vec::new(),
+        };
+        node.host.rings.insert(id, rings);
+        node.parties.push(Party {
+            id,
+            app: area(&words[0], &chunk),
+            mirror: area(&words[1], &own),
+            chunk,
+            own,
+            _words: words,
+            asleep: false,
+        });
+    }
+    node
+}
+
+pub fn lane(nodes: &mut [Node], l: usize, party: usize, rng: &mut Rng) -> Lane {
+    let totals = [rng.below(60_000), rng.below(60_000)];
+    let salts = [rng.next_u64(), rng.next_u64()];
+    let mut page = l as u32 * 16;
+    let places: Vec<Loc> = [12, 13, 14, 12, 13]
+        .into_iter()
+        .map(|log2| {
+            let loc = Loc {
+                chunk: 1,
+                page,
+                log2,
+            };
+            page += 1 << (log2 - 12);
+            loc
+        })
+        .collect();
+    let pipes: [RefCell<Pipe>; 2] = Default::default();
+    let mut ids = [0; 2];
+    let ends: Vec<App> = (0..2)
+        .map(|n| {
+            let slot = (l + 100 * n) as u32;
+            let (salt, total) = ((salts[n], salts[1 - n]), (totals[n], totals[1 - n]));
+            let mut end = App::new(slot, places.clone(), salt, total);
+            let p = &nodes[n].parties[party];
+            // The slot has been used before.
+            let old = [0, 500, 5_000, 100_000][rng.below(4) as usize];
+            let (app, mirror) = (p.app.control().unwrap(), p.mirror.control().unwrap());
+            let i = slot as usize;
+            app.heads[i].store(old, Relaxed);
+            mirror.cursors[i].store(old, Relaxed);
+            let read = rng.below(20_000);
+            app.cursors[i].store(read, Relaxed);
+            mirror.heads[i].store(read, Relaxed);
+            let id = nodes[n].pair.open(p.id, slot, BASE).expect("a lane");
+            nodes[n].host.party_of.insert(id, p.id);
+            ids[n] = id;
+            let w = app::World {
+                app: &nodes[n].parties[party].app,
+                mirror: &nodes[n].parties[party].mirror,
+                out: &pipes[n],
+                inn: &pipes[1 - n],
+                arrives: 0,
+                rang: &Cell::new(false),
+            };
+            end.attach(&w, BASE, rng);
+            end
+        })
+        .collect();
+    for n in 0..2 {
+        nodes[n].pair.connect(ids[n], ids[1 - n]);
+    }
+    let mut ends = ends.into_iter();
+    Lane {
+        party,
+        ends: [ends.next().expect("two"), ends.next().expect("two")],
+        ids,
+        pipes,
+        reset: false,
+    }
+}
