@@ -92,6 +92,7 @@ fn down_and_up() -> Result<()> {
         .iter()
         .find(|r| r.state == "ACTIVE")
         .context("no row")?;
+    ensure!(row.tx_ring_bytes >= 1 << 16, "{row:?}");
     let targets = [
         Target::All,
         Target::Pid(row.pid),
