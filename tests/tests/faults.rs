@@ -3,7 +3,7 @@
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 use underpass_tests::harness::peers::{Echo, Transfer};
-use underpass_tests::harness::{until, Daemon, Place, SOON};
+use underpass_tests::harness::{paths, until, Daemon, Place, Program, SOON};
 use underpassd::admin::Target;
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -81,6 +81,40 @@ fn daemon_killed_and_restarted() -> Result<()> {
     Ok(())
 }
 
+/// A program that is inside no hooked call when the daemon starts again, and will be in none for an
+/// hour, is shown at once all the same.
+#[test]
+fn a_sleeping_program_is_in_the_first_view() -> Result<()> {
+    let script = "import socket,time\n\
+        l=socket.create_server(('127.0.0.1',0)); a=socket.create_connection(l.getsockname())\n\
+        b,_=l.accept()\n\
+        for _ in range(300):\n\
+        \x20a.sendall(b'x'); b.recv(1); b.sendall(b'y'); a.recv(1); time.sleep(0.001)\n\
+        print('asleep', flush=True); time.sleep(3600)\n";
+    let mut d = Daemon::start()?;
+    let place = d.place();
+    let mut p = Program::new(paths::PYTHON, &place)
+        .args(["-c", script])
+        .spawn()?;
+    p.line("asleep", SOON)?;
+    let view = |d: &Daemon| -> Result<Vec<_>> {
+        let rows = d.ss()?.into_iter().filter(|r| r.pid == p.pid());
+        let mut rows: Vec<_> = rows.map(|r| (r.inode, r.mode, r.lane_tx_bytes)).collect();
+        rows.sort();
+        Ok(rows)
+    };
+    let before = view(&d)?;
+    ensure!(before.len() == 3, "{before:?}\n{}", d.picture());
+    for _ in 0..2 {
+        d.kill();
+        d.restart()?;
+        let after = view(&d)?;
+        ensure!(after == before, "{before:?}\n{after:?}");
+    }
+    ensure!(d.stats()?.parties == 0, "it sleeps");
+    Ok(())
+}
+
 /// Down and up again and again, while both directions are busy.
 #[test]
 fn down_and_up() -> Result<()> {
@@ -92,6 +126,7 @@ fn down_and_up() -> Result<()> {
         .iter()
         .find(|r| r.state == "ACTIVE")
         .context("no row")?;
+    ensure!(row.tx_ring_bytes >= 1 << 16, "{row:?}");
     let targets = [
         Target::All,
         Target::Pid(row.pid),

@@ -331,8 +331,8 @@ Open a real TCP connection to HOST:PORT under the shim, ask for its promotion at
 mode it gets, or would get after some use, with the reasons of both ends in words. No byte is sent \
 to the service; what it sends by itself is read and thrown away. The connection is closed afterwards.
 
-A service that is not promoted at once because it has not used the connection counts as promotable \
-if its process has the shim loaded. No daemon is started: without one, the answer is TCP.";
+The daemon asks the shim of an idle service to take part. It cannot hear that while every thread \
+sleeps in a blocking call; such a service counts as promotable. No daemon is started: without one, the answer is TCP.";
 
 const CHECK_AFTER: &str = "\
 Examples:

@@ -47,11 +47,12 @@ task TARGET [arguments]
 
   build         release programs and the shim, in target/underpass
   demo          TCP and Underpass side by side, then a transfer through a daemon's death
-  test          build, model, unit, loom, integration; one summary
+  test          build, model, unit, engine, loom, integration; one summary
   lint          formatting and clippy
   ci            lint, then everything of test, then lab
   model         the switch protocol's state space
   unit          unit and property tests
+  engine        the RDMA data engine over simulated verbs
   loom          ring, doorbell and lane under every interleaving
   integration   real programs under the shim (arguments: names of tests)
   lab           virtual machines with RDMA rails (arguments: names of tests)
@@ -85,6 +86,7 @@ fn main() -> ExitCode {
         "lint" => steps::run(&tree, lint(&tree)),
         "model" => steps::run(&tree, vec![model(&tree)]),
         "unit" => steps::run(&tree, vec![unit(&tree)]),
+        "engine" => steps::run(&tree, vec![engine(&tree)]),
         "loom" => steps::run(&tree, vec![loom(&tree)]),
         "symbols" => steps::run(&tree, vec![build_step(), symbols(&tree)]),
         "integration" => steps::run(&tree, vec![build_step(), integration(&tree, &rest)]),
@@ -136,6 +138,7 @@ fn test(tree: &Tree) -> Vec<Step> {
         build_step(),
         model(tree),
         unit(tree),
+        engine(tree),
         loom(tree),
         symbols(tree),
         integration(tree, &[]),
@@ -165,15 +168,25 @@ fn model(tree: &Tree) -> Step {
     Step::new(
         "model",
         Kind::Tests,
-        tree.cargo("test --release -p underpass-tests --test model"),
+        tree.cargo("test --release -p underpass-tests --test model --test model_remote"),
     )
 }
 
 fn unit(tree: &Tree) -> Step {
     // Debug assertions and overflow checks are on here. The programs' own crates have no unit tests
     // of their own to run under the shim: those are integration tests.
-    let c = tree.cargo("test -p link -p underpassd -p underpass --lib --bins --tests");
+    let c = tree
+        .cargo("test -p link -p underpass-rdma -p underpassd -p underpass --lib --bins --tests");
     Step::new("unit", Kind::Tests, c)
+}
+
+/// The data engine over simulated verbs, thousands of seeds.
+fn engine(tree: &Tree) -> Step {
+    Step::new(
+        "engine",
+        Kind::Tests,
+        tree.cargo("test --release -p underpass-rdma --tests"),
+    )
 }
 
 fn loom(tree: &Tree) -> Step {
