@@ -1,7 +1,7 @@
 //! In-band frames: what a direction that has switched up may still put on the TCP stream.
 //!
 //! Layout (32 bytes, little endian): `magic u32 | version u8 | kind u8 | 0 u16 | epoch u32 |
-//! 0 u32 | cursor u64 | tag u64`. The tag is a secret that the daemon gives to the two ends of a
+//! rest u32 | cursor u64 | tag u64`. The tag is a secret that the daemon gives to the two ends of a
 //! lane; a byte on TCP that does not belong to a frame with this tag was written by somebody
 //! else, and ends the connection.
 
@@ -22,6 +22,8 @@ pub enum Kind {
 pub struct Frame {
     pub kind: Kind,
     pub epoch: u32,
+    /// Bytes that follow at once, from `cursor` on. A FIN before they have come is no clean end.
+    pub rest: u32,
     pub cursor: u64,
     pub tag: u64,
 }
@@ -36,6 +38,7 @@ impl Frame {
             Kind::Fin => 2,
         };
         b[8..12].copy_from_slice(&self.epoch.to_le_bytes());
+        b[12..16].copy_from_slice(&self.rest.to_le_bytes());
         b[16..24].copy_from_slice(&self.cursor.to_le_bytes());
         b[24..32].copy_from_slice(&self.tag.to_le_bytes());
         b
@@ -52,7 +55,6 @@ impl Frame {
         if word(0..4) != u64::from(MAGIC)
             || !(crate::MIN_VERSION..=crate::VERSION).contains(&version)
             || word(6..8) != 0
-            || word(12..16) != 0
         {
             return None;
         }
@@ -64,6 +66,7 @@ impl Frame {
         Some(Frame {
             kind,
             epoch: word(8..12) as u32,
+            rest: word(12..16) as u32,
             cursor: word(16..24),
             tag: word(24..32),
         })
@@ -84,9 +87,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn round_trip(fin: bool, epoch: u32, cursor: u64, tag: u64) {
+        fn round_trip(fin: bool, epoch: u32, rest: u32, cursor: u64, tag: u64) {
             let kind = if fin { Kind::Fin } else { Kind::Down };
-            let f = Frame { kind, epoch, cursor, tag };
+            let f = Frame { kind, epoch, rest, cursor, tag };
             let b = f.encode();
             prop_assert_eq!(Frame::decode(&b), Some(f));
             for n in 0..LEN { prop_assert!(Frame::could_start(&b[..n])); }

@@ -71,6 +71,9 @@ pub mod rx {
     /// switch of this epoch stands in the far node's memory. (A switch that came too late is answered
     /// by `REVOKED`.)
     pub const ACCEPTED: u64 = 16;
+    /// Across nodes only: nothing of the time before this epoch's switch is unread on TCP any more, so
+    /// that a `Fin` frame would not lie behind bytes which nobody may want to read.
+    pub const PAST: u64 = 32;
 }
 
 /// Packs an epoch and flags or phase.
@@ -121,8 +124,9 @@ pub struct RxWords {
     pub revoked: AtomicU64,
     /// Processor that last consumed or published here: hint for spinners on the other side.
     pub cpu: AtomicU32,
-    /// Across nodes only, written by a daemon in its mirror: bytes of ours that are in the far node's
-    /// memory, whether read or not.
+    /// Across nodes only, written by a daemon in its mirror: the head that the far daemon is known to
+    /// have shown to its end. (That the network has taken the bytes is not enough: the far daemon may
+    /// die before it says so, and nobody else can.)
     pub landed: AtomicU64,
 }
 

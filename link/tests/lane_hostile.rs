@@ -119,6 +119,7 @@ fn apply(w: &World, s: &Scribble) {
             let f = Frame {
                 kind: Kind::Down,
                 epoch: *epoch,
+                rest: 0,
                 cursor: *cursor,
                 tag: TAG ^ BAD as u64,
             };

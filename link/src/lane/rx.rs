@@ -33,6 +33,9 @@ pub mod mode {
     pub const REVOKING: u32 = 6;
     /// Across nodes: a `Fin` frame was seen; the ring up to `skip`, then the end.
     pub const FIN: u32 = 7;
+    /// Across nodes: after SKIP, the bytes that a `Down` frame announced: up to `limit` TCP is read,
+    /// and may not end before.
+    pub const REST: u32 = 8;
 }
 
 /// Most bytes copied before the cursor is published.
@@ -57,13 +60,15 @@ pub struct RxState {
     loc_seq: AtomicU32,
     /// An error TCP reported while the ring still had bytes: told after them.
     error: AtomicU32,
-    /// Kernel position at which TCP ends (PREFIX).
+    /// Kernel position at which TCP ends (PREFIX), or what a frame announced does (REST).
     limit: AtomicU64,
     /// Cursor named by a `Down` frame (LAST) or a `Fin` (FIN), bytes to skip (SKIP), or a mode
     /// (REVOKING).
     skip: AtomicU64,
     /// Cursor last announced to a daemon, which tells the far sender.
     told: AtomicU64,
+    /// Bytes that follow a `Down` frame, from the cursor it names.
+    rest: AtomicU64,
     tag: AtomicU64,
     /// Ticks of the last look at TCP, so that empty rings ask the kernel only now and then.
     pub looked: AtomicU64,
@@ -240,14 +245,10 @@ impl RxState {
         self.cursor.store(start, Relaxed);
         self.told.store(start, Relaxed);
         m.own_cursor().store(start, Release);
-        self.mode.store(
-            if limit == kpos {
-                mode::RING
-            } else {
-                mode::PREFIX
-            },
-            Relaxed,
-        );
+        // Across nodes the far sender is told when the prefix is past, even if there is none.
+        let past = limit == kpos && !m.far();
+        self.mode
+            .store(if past { mode::RING } else { mode::PREFIX }, Relaxed);
         Ok(true)
     }
 
@@ -280,9 +281,7 @@ impl RxState {
                         return Ok(Received::Eof);
                     }
                     if self.mode.load(Relaxed) == mode::LAST {
-                        let named = self.skip.load(Relaxed);
-                        self.skip.store(cursor - named, Relaxed);
-                        self.mode.store(mode::SKIP, Relaxed);
+                        self.begin_skip(cursor)?;
                         continue;
                     }
                     let e = self.error.swap(0, Relaxed);
@@ -303,15 +302,19 @@ impl RxState {
                 mode::SKIP => {
                     let n = self.skip.load(Relaxed);
                     if n == 0 {
-                        self.mode.store(mode::TCP, Relaxed);
+                        self.skipped(m);
                         continue;
                     }
                     match port.tcp_recv(core::ptr::null_mut(), n as usize, false) {
                         // The sender shut TCP or died before it had repeated what we have: nothing
                         // is missing, and nothing more will come.
                         Ok(0) => {
+                            let cut = m.far() && self.rest.load(Relaxed) > 0;
                             self.mode.store(mode::TCP, Relaxed);
-                            return Ok(Received::Eof);
+                            return Ok(match cut {
+                                true => Received::Error(libc::ECONNRESET),
+                                false => Received::Eof,
+                            });
                         }
                         Ok(k) => {
                             self.kpos.fetch_add(k as u64, Relaxed);
@@ -361,15 +364,31 @@ impl RxState {
                 mode::PREFIX => {
                     let left = self.limit.load(Relaxed) - self.kpos.load(Relaxed);
                     if left == 0 {
-                        self.mode.store(mode::RING, Relaxed);
+                        self.past(m, port);
                         continue;
                     }
                     let r = self.take_tcp(port, iov, how, left as usize);
                     // Whoever asks `ready` or `stirs` next must hear about the ring.
                     if self.kpos.load(Relaxed) == self.limit.load(Relaxed) {
-                        self.mode.store(mode::RING, Relaxed);
+                        self.past(m, port);
                     }
                     return Ok(r);
+                }
+                mode::REST => {
+                    let left = self.limit.load(Relaxed) - self.kpos.load(Relaxed);
+                    if left == 0 {
+                        self.mode.store(mode::TCP, Relaxed);
+                        continue;
+                    }
+                    let r = self.take_tcp(port, iov, how, left as usize);
+                    if self.kpos.load(Relaxed) == self.limit.load(Relaxed) {
+                        self.mode.store(mode::TCP, Relaxed);
+                    }
+                    return Ok(match r {
+                        // Its sender died in the middle of what it had announced.
+                        Received::Eof => Received::Error(libc::ECONNRESET),
+                        r => r,
+                    });
                 }
                 mode::REVOKING => {
                     // Nothing may be consumed beyond the frozen cursor.
@@ -381,6 +400,44 @@ impl RxState {
                 }
                 _ => return Ok(Received::Tcp),
             }
+        }
+    }
+
+    /// Bytes of the prefix, or of what a frame announced, that are still to be read from TCP.
+    fn prefix_left(&self) -> u64 {
+        self.limit.load(Relaxed) - self.kpos.load(Relaxed)
+    }
+
+    /// The prefix is read: on to the ring. The far sender may say where the stream ends from now on.
+    fn past(&self, m: &Memory, port: &impl Port) {
+        self.mode.store(mode::RING, Relaxed);
+        if m.far() {
+            self.flag(m, rx::PAST);
+            m.publish(port);
+        }
+    }
+
+    /// The ring is read up to `cursor`: what a frame announced from its own cursor up to there comes
+    /// again on TCP.
+    fn begin_skip(&self, cursor: u64) -> Result<(), Reason> {
+        let again = cursor - self.skip.load(Relaxed);
+        let rest = self.rest.load(Relaxed);
+        self.rest
+            .store(rest.checked_sub(again).ok_or(Reason::Hostile)?, Relaxed);
+        self.skip.store(again, Relaxed);
+        self.mode.store(mode::SKIP, Relaxed);
+        Ok(())
+    }
+
+    /// All that the ring had already told is skipped on TCP.
+    fn skipped(&self, m: &Memory) {
+        let rest = self.rest.swap(0, Relaxed);
+        if m.far() && rest > 0 {
+            let limit = self.kpos.load(Relaxed) + rest;
+            self.limit.store(limit, Relaxed);
+            self.mode.store(mode::REST, Relaxed);
+        } else {
+            self.mode.store(mode::TCP, Relaxed);
         }
     }
 
@@ -448,7 +505,6 @@ impl RxState {
         let begin = cursor;
         let mut published = cursor;
         let mut size = 0;
-        let ring = self.loc.load(Relaxed);
         while cursor != head {
             let (ring, end) = self.source(m, cursor, head, !how.peek)?;
             size = ring.size();
@@ -480,10 +536,9 @@ impl RxState {
             // to one half therefore begins above one half, or is one of more than a quarter (if
             // `head` was loaded before the ring was filled). The others need not ask.
             if m.far() {
-                // The far side learns of it through two daemons: of the space in good time and in few
-                // steps, and at once that a ring has been left for the next.
-                let left = self.loc.load(Relaxed) != ring;
-                if left || cursor.wrapping_sub(self.told.load(Relaxed)) >= size / 4 {
+                // The far side learns of it through two daemons: in few steps while there is more to
+                // read, and at once when there is not. It may be waiting for the reader to leave a ring.
+                if cursor == head || cursor.wrapping_sub(self.told.load(Relaxed)) >= size / 4 {
                     self.told.store(cursor, Relaxed);
                     m.publish(port);
                 }

@@ -63,6 +63,8 @@ pub struct TxState {
     frame_cursor: AtomicU64,
     /// 0: that frame is a `Down`; 1: a `Fin`.
     frame_kind: AtomicU32,
+    /// Bytes that the frame announces.
+    frame_rest: AtomicU32,
     tag: AtomicU64,
     /// Clock (ms) since when the ring has been full; 0: it is not.
     pub full_since_ms: AtomicU64,
@@ -293,7 +295,8 @@ impl TxState {
     /// reach; had we said that they are sent, our death would lose them without an error.
     fn take_back(&self, m: &Memory, begin: u64) -> u64 {
         let head = self.head.load(Relaxed);
-        if !self.must_flush() {
+        // (Across nodes a daemon may have sent them on: they stay published, and go to TCP.)
+        if !self.must_flush() || m.far() {
             return head;
         }
         let kept = head.min(self.drain_at.load(Relaxed).max(begin));
@@ -323,7 +326,7 @@ impl TxState {
     /// Is this the word of a receiver that asks for nothing?
     #[inline(always)]
     fn calm(&self, word: u64) -> bool {
-        word & !rx::ACCEPTED == pack(self.epoch.load(Relaxed), rx::READY)
+        word & !(rx::ACCEPTED | rx::PAST) == pack(self.epoch.load(Relaxed), rx::READY)
     }
 
     /// Does this word of the receiver ask for something in our epoch?

@@ -202,6 +202,7 @@ fn content(n: u64, e: usize, at: u64, buf: &mut [u8]) {
                 let f = Frame {
                     kind: Kind::Down,
                     epoch: 1 + (h >> 8) as u32 % 8,
+                    rest: 0,
                     cursor: block * 32,
                     tag: !TAG,
                 };

@@ -50,9 +50,17 @@ pub(super) struct In {
     /// Answers that are due.
     pub switch_reply: Option<(u32, u32, bool)>,
     pub ring_reply: Option<(u32, Option<Place>)>,
+    /// The last answer about a ring that was sent.
+    pub ring_replied: Option<(u32, Option<Place>)>,
 }
 
 impl In {
+    /// The link that carried our answers is dead. The one that carried the question may be another,
+    /// whose owner will not ask again: what may be lost is answered once more.
+    pub fn moved(&mut self) {
+        self.ring_reply = self.ring_reply.take().or(self.ring_replied);
+    }
+
     /// The peer's daemon asks what became of a switch. If it never came, it will not be taken.
     pub fn asked_about(&mut self, which: (u32, u32)) -> bool {
         match self.answered {
@@ -110,7 +118,8 @@ impl<P: Provider> Pair<P> {
             if lane.inn.up && epoch != lane.inn.epoch {
                 lane.inn.up = false; // it has met the frame and is ready anew
             }
-            let bits = u64::from(bits) & (rx::READY | rx::WANT_DOWN | rx::REVOKED | rx::CLOSED);
+            let flags = rx::READY | rx::WANT_DOWN | rx::REVOKED | rx::CLOSED | rx::PAST;
+            let bits = u64::from(bits) & flags;
             let bits = if lane.inn.up && bits & rx::REVOKED != 0 {
                 // Too late for a revocation, the switch stands: only a request.
                 bits & !rx::REVOKED | rx::WANT_DOWN

@@ -101,6 +101,7 @@ impl Lane {
         self.validate = true;
         self.cdc = true;
         self.out.moved();
+        self.inn.moved();
     }
 
     /// What went over the control channel may be lost.

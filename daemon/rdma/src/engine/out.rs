@@ -388,7 +388,7 @@ impl<P: Provider> Pair<P> {
             Phase::Asking(a) => pack(a.epoch, rx::READY),
             Phase::Refused(e) => pack(e, rx::READY | rx::REVOKED),
             Phase::Up if told == o.epoch => {
-                let asks = flags & (rx::WANT_DOWN | rx::CLOSED);
+                let asks = flags & (rx::WANT_DOWN | rx::CLOSED | rx::PAST);
                 pack(o.epoch, rx::READY | rx::ACCEPTED | asks | down)
             }
             Phase::Up => pack(o.epoch, rx::READY | rx::ACCEPTED | down),
@@ -457,7 +457,8 @@ impl<P: Provider> Pair<P> {
         if told.0 != 0 && !lane.ours(told.0) {
             return Err(Fault::Peer("readiness of another use of the lane"));
         }
-        if u64::from(told.1) & !(rx::READY | rx::WANT_DOWN | rx::REVOKED | rx::CLOSED) != 0
+        let flags = rx::READY | rx::WANT_DOWN | rx::REVOKED | rx::CLOSED | rx::PAST;
+        if u64::from(told.1) & !flags != 0
             || known != 0 && told.0.wrapping_sub(known) > u32::MAX / 2
         {
             return Err(Fault::Peer("an impossible readiness"));

@@ -328,7 +328,9 @@ impl<P: Provider> Pair<P> {
     /// Notes what was just posted.
     fn posted(&mut self, lane: &mut Lane, body: &Body) {
         match body {
-            Body::RingReply { .. } => lane.inn.ring_reply = None,
+            Body::RingReply { .. } => {
+                lane.inn.ring_replied = lane.inn.ring_reply.take();
+            }
             Body::SwitchReply { .. } => lane.inn.switch_reply = None,
             Body::Ring { moves, .. } => {
                 let ring = lane.out.rings.iter_mut().find(|r| r.number == *moves);

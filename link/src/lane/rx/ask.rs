@@ -97,7 +97,7 @@ impl RxState {
         }
     }
 
-    fn flag(&self, m: &Memory, bit: u64) {
+    pub(super) fn flag(&self, m: &Memory, bit: u64) {
         let w = &m.own_rx().word;
         w.store(w.load(Relaxed) | bit, SeqCst);
     }

@@ -64,6 +64,7 @@ impl RxState {
                         return Err(Reason::Hostile);
                     }
                     self.skip.store(f.cursor, Relaxed);
+                    self.rest.store(u64::from(f.rest), Relaxed);
                     self.mode.store(mode::LAST, Relaxed);
                     return Ok(None);
                 }

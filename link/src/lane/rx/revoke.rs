@@ -31,12 +31,23 @@ impl RxState {
                             _ => return Ok(Revoked::Pending),
                         }
                     }
-                    self.skip.store(cursor - self.skip.load(Relaxed), Relaxed);
-                    self.mode.store(mode::SKIP, Relaxed);
+                    self.begin_skip(cursor)?;
+                }
+                mode::PREFIX if m.far() && self.prefix_left() == 0 => self.past(m, port),
+                // What was announced must all be on TCP: the next owner could not tell that it is not.
+                mode::REST => {
+                    let left = self.prefix_left();
+                    let there = || port.tcp_unread().is_ok_and(|n| n as u64 >= left);
+                    if self.phase(m) != tx::DOWN && !there() {
+                        return Ok(Revoked::Pending);
+                    }
+                    self.mode.store(mode::TCP, Relaxed);
                 }
                 mode::SKIP => {
                     return Ok(
                         match self.advance(m, port, &mut Iov::new(&[]), How::default())? {
+                            _ if self.mode.load(Relaxed) == mode::REST => continue,
+                            Received::Error(_) if m.far() => Revoked::Impossible,
                             Received::Empty => Revoked::Pending,
                             Received::Error(e) => {
                                 self.error.store(e as u32, Relaxed);
@@ -123,6 +134,9 @@ impl RxState {
             if !self.see_up(m)? {
                 return Err(Reason::Hostile); // a state does not go back
             }
+            if m.far() && self.prefix_left() == 0 {
+                self.past(m, port);
+            }
             self.skip.store(u64::from(self.mode.load(Relaxed)), Relaxed);
             self.mode.store(mode::REVOKING, Relaxed);
             return Ok(None);
@@ -143,14 +157,17 @@ impl RxState {
             0 | tx::RESUMED => return clear(),
             // (Across nodes its head and its answer take their time.)
             tx::UP if !m.far() && self.head(m)? == self.cursor.load(Relaxed) => return clear(),
-            tx::UP => return Ok(Some(Revoked::Pending)),
+            // Across nodes its word may never come, and only a frame tell: see below.
+            tx::UP if !m.far() || was == mode::PREFIX => return Ok(Some(Revoked::Pending)),
             // A frame may lie behind the prefix, where we cannot take it out.
             tx::DOWNING if was == mode::PREFIX => return Ok(Some(Revoked::Pending)),
             _ if was == mode::PREFIX => return impossible(),
             // It may see our revocation yet and send plain bytes: only a whole frame is proof.
-            tx::DOWNING if self.got_len.load(Relaxed) == 0 => {
+            tx::UP | tx::DOWNING if self.got_len.load(Relaxed) == 0 => {
                 let mut b = [0u8; LEN];
                 match port.tcp_recv(b.as_mut_ptr(), LEN, true) {
+                    // Across nodes the word that explains the end may come after it.
+                    Ok(0) if m.far() => return Ok(Some(Revoked::Pending)),
                     Ok(0) => {}
                     Ok(LEN) if self.our_frame(&b).is_some() => {}
                     Ok(_) | Err(libc::EAGAIN) => return Ok(Some(Revoked::Pending)),
@@ -164,6 +181,7 @@ impl RxState {
             None if matches!(self.mode.load(Relaxed), mode::LAST | mode::FIN) => Ok(None),
             None => impossible(), // TCP has ended, and the ring has not
             Some(Received::Empty) => Ok(Some(Revoked::Pending)),
+            Some(Received::Error(_)) if m.far() => impossible(),
             Some(Received::Error(e)) => {
                 self.error.store(e as u32, Relaxed);
                 clear()

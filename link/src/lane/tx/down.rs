@@ -90,8 +90,10 @@ impl TxState {
             return self.resume(m, port, m.peer_rx().revoked.load(Relaxed));
         }
         let cursor = self.refresh(m)?;
+        let rest = self.head.load(Relaxed) - cursor;
         self.frame_done.store(0, Relaxed);
         self.frame_kind.store(0, Relaxed);
+        self.frame_rest.store(rest as u32, Relaxed); // at most two rings
         self.frame_cursor.store(cursor, Relaxed);
         self.drain_at.store(cursor, Relaxed);
         self.mode.store(mode::DRAIN, Relaxed);
@@ -140,9 +142,10 @@ impl TxState {
             _ => return self.look(m, port),
         }
         let head = self.head.load(Relaxed);
-        // Acquire: pairs with the daemon's Release, after the far node has confirmed the bytes.
-        if m.peer_rx().landed.load(Acquire) != head {
-            let word = m.peer_rx().word.load(Acquire);
+        // Acquire: pairs with the daemon's Release, after the far daemon has confirmed the bytes.
+        let landed = m.peer_rx().landed.load(Acquire) == head;
+        let word = m.peer_rx().word.load(Acquire);
+        if !landed || bits_of(word) & rx::PAST == 0 {
             return match self.calm(word) {
                 true => Ok(Progress::Blocked),
                 false => self.answer(m, port, word),
@@ -150,6 +153,7 @@ impl TxState {
         }
         self.frame_done.store(0, Relaxed);
         self.frame_kind.store(1, Relaxed);
+        self.frame_rest.store(0, Relaxed);
         self.frame_cursor.store(head, Relaxed);
         self.drain_at.store(head, Relaxed);
         self.mode.store(mode::DRAIN, Relaxed);
@@ -180,6 +184,7 @@ impl TxState {
                     _ => Kind::Fin,
                 },
                 epoch,
+                rest: self.frame_rest.load(Relaxed),
                 cursor: self.frame_cursor.load(Relaxed),
                 tag: self.tag.load(Relaxed),
             }
@@ -214,8 +219,9 @@ impl TxState {
     }
 
     pub(super) fn settle(&self, m: &Memory, port: &impl Port, epoch: u32, phase: u64) -> Progress {
-        self.mode.store(mode::TCP, Relaxed);
+        // The word first: whoever finds the mode TCP after our death need not say it for us.
         self.say(m, port, epoch, phase);
+        self.mode.store(mode::TCP, Release);
         Progress::Done
     }
 
