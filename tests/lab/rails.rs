@@ -2,6 +2,7 @@
 
 use crate::verbs::ping_pong;
 use anyhow::{ensure, Result};
+use underpass_tests::harness::paths;
 use underpass_tests::lab::{Family, Lab};
 
 pub fn two_rails_each(lab: &mut Lab) -> Result<()> {
@@ -19,6 +20,30 @@ pub fn two_rails_each(lab: &mut Lab) -> Result<()> {
         }
         ensure!(links.lines().count() == 2, "{links}");
         ensure!(node.check("hostname")?.trim() == node.name());
+        // Ours tells the same, and all that is needed to choose an address.
+        let tool = paths::bin("underpass");
+        let ours = node.check(format!("{} devices -j", tool.display()))?;
+        let rows: Vec<serde_json::Value> = serde_json::from_str(&ours)?;
+        ensure!(rows.len() == 2, "{ours}");
+        for (rail, row) in (1..).zip(&rows) {
+            ensure!(
+                row["device"] == format!("rxe{rail}") && row["usable"] == true,
+                "{row}"
+            );
+            ensure!(
+                row["netdev"] == format!("eth{rail}") && row["state"] == "active",
+                "{row}"
+            );
+            let all: Vec<_> = row["gids"].as_array().into_iter().flatten().collect();
+            ensure!(all.iter().all(|g| g["type"] == "RoCE v2"), "{row}");
+            for family in [Family::V4, Family::V6] {
+                let index = node.gid_index(rail, family)?;
+                ensure!(
+                    all.iter().any(|g| g["index"] == index),
+                    "{family:?} {index}: {row}"
+                );
+            }
+        }
     }
     Ok(())
 }

@@ -73,6 +73,9 @@ pub enum Command {
     /// Show the other nodes and the channels to their daemons
     #[command(after_help = PEERS_AFTER)]
     Peers(Json),
+    /// Show this node's RDMA devices, and why one of them carries no lanes
+    #[command(after_help = DEVICES_AFTER)]
+    Devices(Json),
     #[command(subcommand, about = "Make and show certificates of nodes", after_help = CERTS_AFTER)]
     Certs(Certs),
     #[command(about = "Test live which mode a connection from here to HOST:PORT gets", long_about = CHECK_LONG, after_help = CHECK_AFTER)]
@@ -250,6 +253,10 @@ pub struct Steer {
     #[arg(value_parser = crate::addr::argument)]
     pub peer: Option<String>,
 }
+
+const DEVICES_AFTER: &str = "\
+Lanes: yes, or port-down, no-gid (no RoCE v2 address), no-uverbs (ib_uverbs is not loaded, or the device is
+being removed), iwarp-unsupported, unknown-transport. Needs no daemon and no RDMA library. Like smc_rnics.";
 
 const PEERS_AFTER: &str = "\
 For root on the node. With -j: node (this one), peers, and refused: who connected to the daemon and

@@ -12,6 +12,7 @@ mod certs;
 mod check;
 mod cli;
 mod client;
+mod devices;
 mod diag;
 mod out;
 mod peers;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         Command::Up(o) => ask::steer(dir, &o, false),
         Command::Log(o) => ask::log(dir, &o),
         Command::Peers(o) => peers::run(dir, &o),
+        Command::Devices(o) => devices::run(&o),
         Command::Certs(o) => certs::run(&o),
         Command::Check(o) => check::run(dir, &o),
         Command::Completions { shell } => completions(shell),
