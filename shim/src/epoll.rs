@@ -64,6 +64,8 @@ struct Reg {
     fd: AtomicI32,
     mask: AtomicU32,
     data: AtomicU64,
+    /// `Set::told` when the application armed it last: has it been told since that TCP had space?
+    armed_at: AtomicU32,
     flags: AtomicU32,
     /// Events of the TCP socket that nobody has looked into yet.
     tcp: AtomicU32,
@@ -93,6 +95,8 @@ struct Set {
     stirred: AtomicU32,
     /// Counts registrations that moved to the inner set: see `sleep::wait_lanes`.
     moves: AtomicU32,
+    /// Counts the times that the kernel told the application all it had: see `Reg::armed_at`.
+    told: AtomicU32,
     looked: AtomicU64,
     spin: AtomicI32,
     head: AtomicU32,
@@ -403,6 +407,7 @@ pub fn ctl(
                 if n == 0 {
                     reg.mask.store(ev.events, Relaxed);
                     reg.data.store(ev.u64, Relaxed);
+                    reg.armed_at.store(s.told.load(Relaxed), Relaxed);
                     drop(_g);
                     io::quietly(|| armed(set, conn, r));
                 }
@@ -494,6 +499,7 @@ fn add(set: u32, fd: i32, conn: u32, ev: epoll_event) {
     reg.data.store(ev.u64, Relaxed);
     reg.flags.store(0, Relaxed);
     reg.tcp.store(0, Relaxed);
+    reg.armed_at.store(set_at(set).told.load(Relaxed), Relaxed);
     if let Some(_g) = lock::lock(&l.regs_lock) {
         reg.next_conn.store(l.regs.load(Relaxed), Relaxed);
         l.regs.store(r, Release);

@@ -112,6 +112,9 @@ pub unsafe fn send(
                     unsafe { rest(fd, &mut iov, flags) }
                 };
                 c.tx.leave_native(r.max(0) as u64);
+                if r < 0 || (r as usize) < iov.left() {
+                    l.starved.store(1, Relaxed);
+                }
                 if total == 0 {
                     return r;
                 }

@@ -26,6 +26,8 @@ pub struct Local {
     pub full_at: AtomicU64,
     /// Eager mode: the lane has been waited for.
     pub awaited: AtomicU32,
+    /// TCP's buffer has once not taken all of a send.
+    pub starved: AtomicU32,
     /// Success of recent spins.
     pub spin: AtomicI32,
     /// Ticks of the last look whether the peer's TCP end is still there, by the sending half.
@@ -153,6 +155,7 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         l.spin.store(4, Relaxed);
         l.registration.store(0, Relaxed);
         l.awaited.store(0, Relaxed);
+        l.starved.store(0, Relaxed);
         l.checked.store(0, Relaxed);
         c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`
         return Some(i as u32);

@@ -111,8 +111,12 @@ pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     // The inner set will say that TCP has space, if it has: no news. If it has not, that is.
     let space = sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
     let fresh = if space { FRESH } else { 0 };
-    reg.flags
-        .store(ACTIVE | fresh | EDGE_IN | EDGE_OUT, Relaxed);
+    // Has the application been told already that there is space, and not used it up since?
+    let told = space
+        && s.told.load(Relaxed) != reg.armed_at.load(Relaxed)
+        && table::local(conn).starved.load(Relaxed) == 0;
+    let out = if told { 0 } else { EDGE_OUT };
+    reg.flags.store(ACTIVE | fresh | EDGE_IN | out, Relaxed);
     push(s, r);
     s.moves.fetch_add(1, Release); // pairs with the loads around a look at the kernel
     s.lanes.fetch_add(1, SeqCst);

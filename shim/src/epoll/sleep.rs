@@ -103,6 +103,7 @@ pub unsafe fn wait(
         hear(s);
         let r = native(evs, max, timeout_ms);
         let mut n = r.max(0) as usize;
+        told(s, n, max_n);
         // SAFETY: the kernel wrote `n` events.
         let ours = r > 0 && unsafe { strip(evs, &mut n) };
         if ours && n == 0 && s.inner.load(Relaxed) < 0 {
@@ -124,6 +125,13 @@ pub unsafe fn wait(
     r
 }
 
+/// The kernel has told the application `n` events of at most `max`: if it had no more, all.
+fn told(s: &Set, n: usize, max: usize) {
+    if n < max {
+        s.told.fetch_add(1, Relaxed);
+    }
+}
+
 /// What the kernel has ready in the application's set, and in the inner one. Number of events.
 ///
 /// # Safety
@@ -131,6 +139,7 @@ pub unsafe fn wait(
 pub(super) unsafe fn look_at_kernel(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> usize {
     s.looked.store(ticks(), Relaxed);
     let mut n = sys::epoll_poll(s.epfd.load(Relaxed), evs, max as i32).unwrap_or(0);
+    told(s, n, max);
     // SAFETY: the kernel wrote `n` events.
     if n > 0 && unsafe { strip(evs, &mut n) } {
         inner(i, s);
@@ -243,6 +252,7 @@ pub(super) unsafe fn wait_lanes(
             return r;
         }
         let mut n = r as usize;
+        told(s, n, max);
         // SAFETY: the kernel wrote `n` events.
         if n > 0 && unsafe { strip(evs, &mut n) } {
             inner(i, s);

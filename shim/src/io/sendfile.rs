@@ -24,6 +24,9 @@ pub unsafe fn sendfile(
         if !promote::try_up(i, c, l, fd) && c.tx.enter_native() {
             let r = native();
             c.tx.leave_native(r.max(0) as u64);
+            if r < count as isize {
+                l.starved.store(1, Relaxed);
+            }
             return r;
         }
     }
