@@ -176,7 +176,7 @@ fn unit(tree: &Tree) -> Step {
     // Debug assertions and overflow checks are on here. The programs' own crates have no unit tests
     // of their own to run under the shim: those are integration tests.
     let c = tree
-        .cargo("test -p link -p underpass-rdma -p underpassd -p underpass --lib --bins --tests");
+        .cargo("test --no-fail-fast -p link -p underpass-rdma -p underpassd -p underpass --lib --bins --tests");
     Step::new("unit", Kind::Tests, c)
 }
 
