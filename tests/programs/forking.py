@@ -26,7 +26,7 @@ def serve():
 def client(port, connections):
     for _ in range(connections):
         with socket.create_connection(("127.0.0.1", port)) as s:
-            for _ in range(30):
+            for _ in range(400):
                 s.sendall(b"x" * 50)
                 got = b""
                 while len(got) < 50:
