@@ -23,7 +23,7 @@ use crate::{control, fdtab, io, lock, promote, sys, wait};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use harvest::*;
 use libc::epoll_event;
-use link::family::{flag, Conn};
+use link::family::{flag, state, Conn};
 use link::lane::{tx, wake, Memory};
 use link::layout::{GROUP, GROUPS};
 use link::prim::ticks;
@@ -407,7 +407,7 @@ pub fn ctl(
                 if n == 0 {
                     reg.mask.store(ev.events, Relaxed);
                     reg.data.store(ev.u64, Relaxed);
-                    reg.armed_at.store(s.told.load(Relaxed), Relaxed);
+                    arm(s, reg, conn, fd);
                     drop(_g);
                     io::quietly(|| armed(set, conn, r));
                 }
@@ -476,6 +476,22 @@ pub fn blocked(conn: u32) {
     }
 }
 
+/// Notes from when on the kernel's answers are about this registration. Waits that are under way may
+/// still bring one from before. A socket that has no space yet will have news when it gets some.
+fn arm(s: &Set, reg: &Reg, conn: u32, fd: i32) {
+    let pending = s.waiters.load(SeqCst);
+    reg.armed_at
+        .store(s.told.load(SeqCst).wrapping_add(pending), Relaxed);
+    if reg.mask.load(Relaxed) & ET == 0 {
+        return;
+    }
+    let c = table::conn(conn);
+    let unborn = c.state.load(Relaxed) != state::OPEN;
+    if unborn || sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT == 0 {
+        table::local(conn).starved.store(1, Relaxed);
+    }
+}
+
 /// The application has just armed a registration: it may move to the inner set.
 fn armed(set: u32, conn: u32, r: u32) {
     let c = table::conn(conn);
@@ -499,7 +515,7 @@ fn add(set: u32, fd: i32, conn: u32, ev: epoll_event) {
     reg.data.store(ev.u64, Relaxed);
     reg.flags.store(0, Relaxed);
     reg.tcp.store(0, Relaxed);
-    reg.armed_at.store(set_at(set).told.load(Relaxed), Relaxed);
+    arm(set_at(set), reg, conn, fd);
     if let Some(_g) = lock::lock(&l.regs_lock) {
         reg.next_conn.store(l.regs.load(Relaxed), Relaxed);
         l.regs.store(r, Release);

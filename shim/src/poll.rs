@@ -18,7 +18,8 @@ const STACK: usize = 64;
 /// Links one wait can sleep on; with more it naps.
 const LINKS: usize = 64;
 
-/// Does any entry concern a lane, or a connection that the daemon may ask for? Also the place where watched epoll sets are noticed.
+/// Does any entry concern a lane, or (in small sets) a connection that the daemon may ask for? Also
+/// the place where watched epoll sets are noticed.
 fn concerned(fds: &[pollfd]) -> bool {
     let mut any = false;
     let heard = control::fd() >= 0;
@@ -33,7 +34,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                     promote::try_ready(i, c, table::local(i));
                     any |= promote::engaged(c);
                 }
-                any |= heard && promote::on_call(c);
+                any |= heard && fds.len() <= STACK / 2 && promote::on_call(c);
             }
             Fd::Set(s) => epoll::nest(s),
             _ => {}
@@ -380,7 +381,13 @@ fn run(
             match natively_if(
                 fds,
                 |i| !promote::engaged(table::conn(i)),
-                || native(mine.as_mut_ptr(), at, nap),
+                || match native(mine.as_mut_ptr(), at, nap) {
+                    // More entries than descriptors are allowed: without ours, then.
+                    -1 if alone && crate::errno() == libc::EINVAL => {
+                        native(mine.as_mut_ptr(), n, nap)
+                    }
+                    r => r,
+                },
             ) {
                 Some(n) => r = n,
                 None => ready = true,

@@ -310,7 +310,8 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     let Some(_g) = lock::try_lock(&c.tx.lock) else {
         return false;
     };
-    if !open(c) || !epoll::activate(i, link) {
+    let same = lane(c, l).is_some_and(|(now, _)| core::ptr::eq(now, link));
+    if !same || !open(c) || !epoll::activate(i, link) {
         return false; // it changed while we came for the lock
     }
     match c.tx.try_up(&m, &Sock { fd, link }) {

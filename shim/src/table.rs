@@ -47,6 +47,8 @@ static RECENT_N: AtomicU32 = AtomicU32::new(0);
 static SWEEP: AtomicU32 = AtomicU32::new(0);
 /// Inode of the pid namespace in which the table was made; 0: unknown.
 static PID_NS: AtomicU64 = AtomicU64::new(0);
+/// Not 0: this process is in another pid namespace than the table.
+static FOREIGN: AtomicU32 = AtomicU32::new(0);
 static PID: AtomicU32 = AtomicU32::new(0);
 
 /// This process, as of the last fork that we know of.
@@ -137,8 +139,8 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         {
             continue;
         }
-        if i >= start {
-            HINT.store(i as u32 + 1, Relaxed);
+        if i >= start % CONNS {
+            HINT.store((i as u32 + 1) % CONNS as u32, Relaxed);
         }
         t.header.used.fetch_max(i as u32 + 1, Relaxed);
         reset(c);
@@ -146,6 +148,8 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         c.flags.store(flags, Relaxed);
         c.reason.store(Reason::Young.code(), Relaxed);
         c.holders[0].store(pid(), Relaxed);
+        // Our number means something else to the family's other processes: nobody may judge by it.
+        c.forks.store(FOREIGN.load(Relaxed), Relaxed);
         let l = local(i as u32);
         l.link.store(core::ptr::null_mut(), Relaxed);
         l.refs.store(1, Relaxed);
@@ -185,7 +189,7 @@ fn remember(i: u32) {
 /// Costs a system call only for an entry that another process holds.
 fn sweep(t: &Table) {
     let used = t.header.used.load(Relaxed);
-    if used == 0 {
+    if used == 0 || FOREIGN.load(Relaxed) != 0 {
         return;
     }
     let i = SWEEP.fetch_add(1, Relaxed) % used;
@@ -194,22 +198,30 @@ fn sweep(t: &Table) {
     if matches!(s, state::FREE | state::BUSY) || c.forks.load(SeqCst) != 0 {
         return;
     }
-    let mut dead = 0;
-    for h in &c.holders {
-        let p = h.load(SeqCst);
-        if p != 0 {
-            if p == pid() || sys::kill0(p) != Err(libc::ESRCH) {
-                return;
-            }
-            dead += 1;
-        }
-    }
     // Without any holder it is between two of them (an exec that may fail, a close under way).
-    if dead > 0
+    let abandoned = || {
+        let mut dead = 0;
+        for h in &c.holders {
+            let p = h.load(SeqCst);
+            if p != 0 {
+                if p == pid() || sys::kill0(p) != Err(libc::ESRCH) {
+                    return false;
+                }
+                dead += 1;
+            }
+        }
+        dead > 0 && c.forks.load(SeqCst) == 0
+    };
+    if abandoned()
         && c.state
             .compare_exchange(s, state::BUSY, AcqRel, Relaxed)
             .is_ok()
     {
+        // Once more, now that nobody else takes it: it may have changed hands meanwhile.
+        if !abandoned() {
+            let _ = c.state.compare_exchange(state::BUSY, s, AcqRel, Relaxed);
+            return;
+        }
         // Whoever was inside a call died there.
         for w in [&c.tx.lock, &c.rx.lock] {
             w.store(0, Relaxed);
@@ -222,8 +234,12 @@ fn sweep(t: &Table) {
 
 /// Is this process where the table's process numbers mean the same? If not, nobody can tell which
 /// holders live, and what it inherits counts as shared for good.
+/// Where /proc does not tell, it is taken to be the same. Asked after each fork, in the child.
 pub fn same_pid_namespace() -> bool {
-    PID_NS.load(Relaxed) == sys::pid_namespace()
+    let (then, now) = (PID_NS.load(Relaxed), sys::pid_namespace());
+    let same = then == 0 || now == 0 || then == now;
+    FOREIGN.store(u32::from(!same), Relaxed);
+    same
 }
 
 fn reset(c: &Conn) {

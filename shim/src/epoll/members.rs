@@ -113,7 +113,7 @@ pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     let fresh = if space { FRESH } else { 0 };
     // Has the application been told already that there is space, and not used it up since?
     let told = space
-        && s.told.load(Relaxed) != reg.armed_at.load(Relaxed)
+        && s.told.load(SeqCst).wrapping_sub(reg.armed_at.load(Relaxed)) as i32 > 0
         && table::local(conn).starved.load(Relaxed) == 0;
     let out = if told { 0 } else { EDGE_OUT };
     reg.flags.store(ACTIVE | fresh | EDGE_IN | out, Relaxed);
@@ -162,7 +162,9 @@ pub(super) fn hear(s: &Set) {
         let Some(_g) = lock::lock(&s.lock) else {
             return;
         };
-        if make_inner(s).is_some() && s.ctl.swap(gen, Relaxed) != gen {
+        // Without descriptors to spare: not again before the next connection to the daemon.
+        let made = make_inner(s).is_some();
+        if s.ctl.swap(gen, Relaxed) != gen && made {
             let inner = s.inner.load(Relaxed);
             let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, ctl, IN, TAG_CTL);
         }

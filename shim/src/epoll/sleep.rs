@@ -103,7 +103,9 @@ pub unsafe fn wait(
         hear(s);
         let r = native(evs, max, timeout_ms);
         let mut n = r.max(0) as usize;
-        told(s, n, max_n);
+        if r >= 0 {
+            told(s, n, max_n);
+        }
         // SAFETY: the kernel wrote `n` events.
         let ours = r > 0 && unsafe { strip(evs, &mut n) };
         if ours && n == 0 && s.inner.load(Relaxed) < 0 {
@@ -128,7 +130,7 @@ pub unsafe fn wait(
 /// The kernel has told the application `n` events of at most `max`: if it had no more, all.
 fn told(s: &Set, n: usize, max: usize) {
     if n < max {
-        s.told.fetch_add(1, Relaxed);
+        s.told.fetch_add(1, SeqCst);
     }
 }
 
@@ -255,6 +257,9 @@ pub(super) unsafe fn wait_lanes(
         told(s, n, max);
         // SAFETY: the kernel wrote `n` events.
         if n > 0 && unsafe { strip(evs, &mut n) } {
+            if n == 0 && s.inner.load(Relaxed) < 0 {
+                sys::poll_ms(-1, 0, 1); // as in `wait`: it is for the parent
+            }
             inner(i, s);
         }
         if n > 0 {
