@@ -5,28 +5,7 @@
 
 mod sim;
 
-use sim::{Act, Op, Wire, World};
-
-fn op(w: &mut World, end: usize, act: Act) {
-    w.run(&Op {
-        end,
-        act,
-        inner: vec![],
-    });
-}
-
-fn send(len: usize) -> Act {
-    Act::Send { len, up: false }
-}
-
-fn recv(len: usize) -> Act {
-    Act::Recv {
-        len,
-        peek: false,
-        discard: false,
-        look: true,
-    }
-}
+use sim::{op, recv, send, Act, Op, Wire, World, ALL};
 
 fn buffers(snd: usize, rcv: usize) -> Act {
     Act::Buffers {
@@ -35,8 +14,6 @@ fn buffers(snd: usize, rcv: usize) -> Act {
         piece: 1 << 20,
     }
 }
-
-const ALL: Act = Act::Deliver { n: 1 << 20 };
 
 /// Both ends attached; end 0 ready to receive.
 fn ready() -> World {

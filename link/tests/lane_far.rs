@@ -5,31 +5,9 @@
 
 mod sim;
 
-use sim::{Act, Op, World};
+use sim::{op, recv, send, Act, World, ALL};
 use std::sync::atomic::Ordering::Relaxed;
 
-fn op(w: &mut World, end: usize, act: Act) {
-    w.run(&Op {
-        end,
-        act,
-        inner: vec![],
-    });
-}
-
-fn send(len: usize) -> Act {
-    Act::Send { len, up: false }
-}
-
-fn recv(len: usize) -> Act {
-    Act::Recv {
-        len,
-        peek: false,
-        discard: false,
-        look: true,
-    }
-}
-
-const ALL: Act = Act::Deliver { n: 1 << 20 };
 const CARRY: Act = Act::Carry { n: 1000 };
 
 /// End 1 sends to end 0: attached, ready, asked, and granted. `prefix` bytes go over TCP before,

@@ -382,16 +382,7 @@ pub fn inode(fd: i32) -> R<(u64, u32)> {
 
 /// Which pid namespace this process is in; 0 if /proc does not tell.
 pub fn pid_namespace() -> u64 {
-    // SAFETY: all-zero is a valid stat buffer.
-    let mut st: libc::stat = unsafe { core::mem::zeroed() };
-    let r = sc!(
-        libc::SYS_newfstatat,
-        libc::AT_FDCWD,
-        c"/proc/self/ns/pid".as_ptr(),
-        &mut st as *mut libc::stat,
-        0
-    );
-    r.map_or(0, |_| st.st_ino)
+    identity(b"/proc/self/ns/pid\0").map_or(0, |(_, inode)| inode)
 }
 
 /// (device, inode) of a path, which ends with a NUL.

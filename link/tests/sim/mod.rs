@@ -610,3 +610,28 @@ impl World {
         !(h.dead.get() || h.closed.get() || h.failed.get())
     }
 }
+
+/// Runs one operation that nothing interrupts.
+pub fn op(w: &mut World, end: usize, act: Act) {
+    w.run(&Op {
+        end,
+        act,
+        inner: vec![],
+    });
+}
+
+pub fn send(len: usize) -> Act {
+    Act::Send { len, up: false }
+}
+
+pub fn recv(len: usize) -> Act {
+    Act::Recv {
+        len,
+        peek: false,
+        discard: false,
+        look: true,
+    }
+}
+
+/// The network carries everything.
+pub const ALL: Act = Act::Deliver { n: 1 << 20 };
