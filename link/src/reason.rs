@@ -101,6 +101,14 @@ reasons! {
         "see `underpass peers`";
     WrongNode = 0x0a00_0016, "wrong-node", "a node speaks for an address that the directory gives to another node",
         "compare [node] and [[peer]] in the configuration of all nodes; see `underpass peers`";
+    InDoubt = 0x0a00_0017, "in-doubt", "it could not be found out whether the peer's node had taken a switch to RDMA; the connection was reset",
+        "the link between the nodes failed in that very round trip; connect again";
+    RailDown = 0x0a00_0018, "rail-down", "no RDMA link to the peer's node works at the moment",
+        "see `underpass devices` on both nodes; it is tried again by itself";
+    PeerNoDevice = 0x0a00_0019, "peer-no-rdma-device", "the peer's node has no usable RDMA device",
+        "see `underpass devices` on the peer's node";
+    LinkLost = 0x0a00_001a, "link-lost", "the daemon of this or of the peer's node went away; promoted again later",
+        "see `underpass peers`";
 }
 
 impl Reason {

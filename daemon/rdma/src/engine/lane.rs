@@ -44,11 +44,11 @@ pub(super) struct Closing {
 }
 
 impl Lane {
-    pub fn new(party: u32, slot: usize, base: u32) -> Self {
+    pub fn new(party: u32, slot: usize) -> Self {
         Lane {
             party,
             slot,
-            base,
+            base: 0,
             peer: None,
             link: None,
             under_way: 0,
