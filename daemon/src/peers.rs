@@ -191,7 +191,7 @@ impl Peers {
     }
 
     /// Queues a message. A peer that does not read loses its channel.
-    fn send(&mut self, node: &Name, msg: Msg) {
+    pub(crate) fn send(&mut self, node: &Name, msg: Msg) {
         if let Some(c) = self.peers.get(node).and_then(|p| p.channel.as_ref()) {
             if c.queue.try_send(msg).is_err() {
                 c.cut.now(Farewell::Other, "too much is unread");

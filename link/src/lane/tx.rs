@@ -101,6 +101,17 @@ impl TxState {
         self.mode.load(Relaxed) == mode::RING
     }
 
+    /// Does sending depend on the lane's words rather than on TCP's buffer? On the ring, or asking
+    /// whether it may go there.
+    pub fn on_lane(&self) -> bool {
+        matches!(self.mode.load(Relaxed), mode::RING | mode::ASK)
+    }
+
+    /// Waits for the far node's answer to a switch, or for the daemon that has the direction.
+    pub fn awaits(&self, m: &Memory) -> bool {
+        m.far() && (self.mode.load(Relaxed) == mode::ASK || self.held(m))
+    }
+
     fn ring_size(&self) -> u64 {
         Loc::unpack(self.loc.load(Relaxed)).map_or(0, |l| l.bytes() as u64)
     }
@@ -358,8 +369,9 @@ impl TxState {
     #[inline(always)]
     pub fn has_work(&self, m: &Memory) -> bool {
         match self.mode.load(Relaxed) {
+            mode::RING if m.far() && self.held(m) => false,
             mode::RING => self.asked(m.peer_rx().word.load(Acquire)) || self.is_through(m),
-            mode::DRAIN => true,
+            mode::DRAIN => !m.far() || !self.held(m),
             mode::ASK => self.has_answer(m),
             _ => false,
         }

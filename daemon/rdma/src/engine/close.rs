@@ -14,11 +14,13 @@ impl<P: Provider> Pair<P> {
     /// The application will send no more (it has shut down, closed or ended): goes on until
     /// everything is in the peer's ring, then tells [`Event::Flushed`].
     pub fn finish(&mut self, id: LaneId) {
-        if let Some(lane) = self.lanes.get_mut(id) {
-            lane.out.finish = true;
+        let Some(lane) = self.lanes.get_mut(id) else {
+            return;
+        };
+        if !std::mem::replace(&mut lane.out.finish, true) {
             lane.cdc = true; // the wish to hear of it
+            self.wake(id);
         }
-        self.wake(id);
     }
 
     /// The caller takes the sending direction down itself (custody). If it is up: its epoch, and the

@@ -243,7 +243,6 @@ impl<P: Provider> Pair<P> {
         memory.mirror().heads[lane.slot].store(start, Relaxed);
         words.up_kpos.store(kpos, Relaxed);
         words.up_start.store(start, Relaxed);
-        words.want_space.store(1, Relaxed);
         // Release: pairs with the Acquire in `RxState::phase`.
         words.state.store(pack(epoch, tx::UP), Release);
         self.publish(lane);
@@ -278,7 +277,15 @@ impl<P: Provider> Pair<P> {
         if c.tx_phase < i.tx_phase || c.tx_phase == 0 {
             return Err(Fault::Peer("a sender that goes back"));
         }
-        i.wants = c.flags & flag::WANT_SPACE != 0;
+        let wants = c.flags & flag::WANT_SPACE != 0;
+        if wants != std::mem::replace(&mut i.wants, wants) {
+            if let Some(p) = self.parties.get(&lane.party) {
+                // SYNC space: pairs with the fence in `RxState::take`; `on_cdc` looks at the cursor.
+                let w = &p.memory.mirror().tx[lane.slot].want_space;
+                w.store(u32::from(wants), SeqCst);
+            }
+        }
+        let i = &mut lane.inn;
         if c.flags & flag::WANT_LANDED != 0 {
             i.wants_landed = Some(c.head);
         }
