@@ -4,6 +4,7 @@
 //! A test must not count on what an earlier one left, and none passes that did not run: where
 //! there is no emulator or kernel, all of them are reported as ignored.
 
+mod across;
 mod loss;
 mod programs;
 mod rails;
@@ -37,6 +38,7 @@ const TESTS: &[(&str, Test)] = &[
         underpass::across_nodes_stays_on_tcp,
     ),
     ("node_gone", loss::node_gone),
+    ("streams_over_tcp", across::plain::streams_over_tcp),
 ];
 
 /// The pair of machines.
