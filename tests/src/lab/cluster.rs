@@ -21,6 +21,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Daemons by node. Dropping it kills them.
 pub struct Cluster {
     members: Vec<Member>,
+    certs: TempDir,
 }
 
 struct Member {
@@ -47,10 +48,16 @@ impl Cluster {
         for n in 0..lab.nodes() {
             let name = lab.node(n).name();
             certificate(&certs, &format!("node {name}"))?;
-            install(lab, n, certs.path())?;
             members.push(Member { name, daemon: None });
         }
-        Ok(Cluster { members })
+        let c = Cluster { members, certs };
+        (0..lab.nodes()).try_for_each(|n| c.install(lab, n))?;
+        Ok(c)
+    }
+
+    /// Puts what a daemon needs into a machine: once in its life.
+    pub fn install(&self, lab: &Lab, n: usize) -> Result<()> {
+        install(lab, n, self.certs.path())
     }
 
     /// Starts a node's daemon (again), in the same runtime directory, and waits until it answers.
@@ -122,14 +129,12 @@ impl Cluster {
         .with_context(|| self.picture())
     }
 
-    /// Waits until the connections to this port run over RDMA: at least `ends` rows at both ends, all
-    /// of them in both directions. Everything that is tested of RDMA lanes rests on this.
+    /// Waits until connections to this port run over RDMA, as many as these or more, in both
+    /// directions and seen from both ends. Everything that is tested of RDMA lanes rests on this.
     pub fn await_smcr(&self, port: u16, ends: usize) -> Result<()> {
         let carried = |rows: &[Row]| {
-            rows.len() >= ends
-                && rows
-                    .iter()
-                    .all(|r| r.mode.starts_with("SMCR") && r.up == "both")
+            let on = |r: &&Row| r.mode.starts_with("SMCR") && r.up == "both";
+            rows.iter().filter(on).count() >= ends
         };
         for n in [0, 1] {
             self.await_rows(n, port, &format!("{ends} ends on RDMA"), carried)?;
@@ -328,7 +333,12 @@ fn run_dir(n: usize) -> String {
 fn install(lab: &Lab, n: usize, certs: &Path) -> Result<()> {
     let node = lab.node(n);
     let (name, home) = (node.name(), home(n));
-    let mut script = format!("umask 077\nrm -rf {home}\nmkdir -p {home}\nnft flush ruleset\n");
+    // Programs of other users go through this directory to the daemon's.
+    let mut script = format!(
+        "rm -rf {home} && mkdir -m 755 {home}
+         umask 077
+         nft flush ruleset\n"
+    );
     for (from, to) in [
         ("ca.crt", "ca.crt"),
         (&*format!("{name}.crt"), "node.crt"),

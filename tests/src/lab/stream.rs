@@ -36,8 +36,8 @@ pub struct Spec {
     pub send: Option<Sending>,
     /// Does it receive?
     pub receive: bool,
-    /// It begins to receive when this file is there.
-    pub receive_after: Option<PathBuf>,
+    /// It receives no more than so many bytes before this file is there.
+    pub receive_gate: Option<(u64, PathBuf)>,
     pub last: Last,
     /// Senders end early, and a program that has closed its connections ends, when this file is there.
     pub stop: PathBuf,
@@ -133,7 +133,8 @@ impl Report {
 /// Plays a part to its end.
 pub fn run(spec: &Spec) -> Result<Report> {
     ensure!(
-        spec.style == Style::Threads || spec.last == Last::Shutdown && spec.receive,
+        spec.style == Style::Threads
+            || spec.last == Last::Shutdown && spec.receive && spec.receive_gate.is_none(),
         "the event loop only sends, receives and shuts down"
     );
     let progress = Progress::create(&spec.progress, spec.connections)?;

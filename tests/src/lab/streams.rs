@@ -3,7 +3,7 @@
 
 use super::guest::{Guest, Running};
 use super::node::Family;
-use super::stream::{Last, Outcome, Progress, Report, Role, Sending, Spec, Style, Way};
+use super::stream::{End, Last, Outcome, Progress, Report, Role, Sending, Spec, Style, Way};
 use super::{quoted, End as Exit, Lab, PATIENCE};
 use crate::harness::until;
 use anyhow::{ensure, Context, Result};
@@ -39,8 +39,8 @@ pub struct Part {
     pub env: Env,
     pub sends: Option<Sending>,
     pub receives: bool,
-    /// Begins to receive when this file is there.
-    pub receive_after: Option<PathBuf>,
+    /// Receives no more than so many bytes before this file is there.
+    pub receive_gate: Option<(u64, PathBuf)>,
     pub last: Last,
 }
 
@@ -61,7 +61,7 @@ impl Plan {
                 gate: None,
             }),
             receives: true,
-            receive_after: None,
+            receive_gate: None,
             last: Last::Shutdown,
         };
         Plan {
@@ -96,6 +96,14 @@ impl Plan {
 
     pub fn epoll(mut self) -> Self {
         self.style = Style::Epoll;
+        self
+    }
+
+    /// The server leaves the last bytes of each connection unread until this file is there.
+    pub fn receive_gate(mut self, last: u64, file: &str) -> Self {
+        if let Some(s) = &self.ends[CLIENT].sends {
+            self.ends[SERVER].receive_gate = Some((s.bytes.saturating_sub(last), file.into()));
+        }
         self
     }
 
@@ -136,7 +144,7 @@ impl Streams {
                 seed: u64::from(number) + 1,
                 send: part.sends.clone(),
                 receive: part.receives,
-                receive_after: part.receive_after.clone(),
+                receive_gate: part.receive_gate.clone(),
                 last: part.last,
                 stop: stop.clone().into(),
                 progress: progress.clone().into(),
@@ -195,6 +203,16 @@ impl Streams {
         until(&what, PATIENCE, || {
             let now = self.progress(end).unwrap_or_default();
             !now.is_empty() && now.iter().all(|p| p[0] >= bytes)
+        })
+        .with_context(|| format!("{:?}", self.progress(end)))
+    }
+
+    /// Waits until an end has received so many bytes on every connection.
+    pub fn await_received(&self, end: usize, bytes: u64) -> Result<()> {
+        let what = format!("{bytes} bytes received on each connection");
+        until(&what, PATIENCE, || {
+            let now = self.progress(end).unwrap_or_default();
+            !now.is_empty() && now.iter().all(|p| p[1] >= bytes)
         })
         .with_context(|| format!("{:?}", self.progress(end)))
     }
@@ -267,13 +285,17 @@ fn whole(sent: &Way, received: &Way) -> Result<()> {
     Ok(())
 }
 
-/// What may become of a stream whose sender's calls have taken `taken` bytes before its process went
-/// away: all arrives and then comes the end of file, or the connection is reset. What must never
-/// be is an end of file before them.
-pub fn all_or_reset(received: &Way, taken: u64) -> Result<bool> {
-    match &received.outcome {
-        Outcome::Done if received.bytes >= taken => Ok(true),
-        Outcome::Error(_, e) if e == "ECONNRESET" => Ok(false),
-        _ => anyhow::bail!("{taken} bytes were taken, and their receiver saw {received:?}"),
+/// What may become of an end whose peer's calls have taken `taken` bytes before its process went away:
+/// all of them arrive and then comes the end of file (yes), or the program is told that the
+/// connection was reset (no). What must never be is an end of file before them that nobody calls
+/// an error. As in TCP it may be the sender to whom the reset is told, and then the receiver sees an
+/// end of file.
+pub fn all_or_reset(end: &End, taken: u64) -> Result<bool> {
+    let reset = |o: &Outcome| matches!(o, Outcome::Error(_, e) if e == "ECONNRESET");
+    match &end.received.outcome {
+        Outcome::Done if end.received.bytes >= taken => Ok(true),
+        Outcome::Done if reset(&end.sent.outcome) => Ok(false),
+        o if reset(o) => Ok(false),
+        _ => anyhow::bail!("{taken} bytes were taken, and their receiver saw {end:?}"),
     }
 }

@@ -110,6 +110,7 @@ pub struct Sink {
     random: Random,
     connection: u32,
     progress: Progress,
+    gate: Option<(u64, PathBuf)>,
     at: u64,
     scratch: Vec<u8>,
     buffer: Vec<u8>,
@@ -123,6 +124,7 @@ impl Sink {
             random: Random::new(!spec.seed, stream),
             connection,
             progress,
+            gate: spec.receive_gate.clone(),
             at: 0,
             scratch: Vec::new(),
             buffer: vec![0; 128 << 10],
@@ -135,7 +137,16 @@ impl Sink {
         &mut self,
         recv: impl FnOnce(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<Option<Outcome>> {
-        let most = self.random.size(17) as usize;
+        let mut most = self.random.size(17);
+        match &self.gate {
+            Some((at, file)) if *at == self.at => {
+                await_file(file);
+                self.gate = None;
+            }
+            Some((at, _)) => most = most.min(at - self.at),
+            None => {}
+        }
+        let most = most as usize;
         let n = match recv(&mut self.buffer[..most]) {
             Ok(0) => return Ok(Some(Outcome::Done)),
             Ok(n) => n,

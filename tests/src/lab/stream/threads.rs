@@ -2,7 +2,7 @@
 //! here makes a call that Underpass could see, unless `Last` says so.
 
 use super::flow::{Sink, Source};
-use super::{await_file, failed, End, Last, Outcome, Progress, Sending, Spec, Way};
+use super::{failed, End, Last, Outcome, Progress, Sending, Spec, Way};
 use anyhow::{anyhow, Result};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -96,9 +96,6 @@ fn send(
 }
 
 fn receive(spec: &Spec, socket: &TcpStream, number: u32, progress: Progress) -> Way {
-    if let Some(file) = &spec.receive_after {
-        await_file(file);
-    }
     let mut sink = Sink::new(spec, number, progress);
     loop {
         let mut socket = socket;
