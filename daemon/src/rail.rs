@@ -343,7 +343,7 @@ impl Rails {
         for n in news {
             for node in self.nodes.values_mut() {
                 match &n {
-                    News::Up(port, _) => node.add_rail(devices, port),
+                    News::Up(port) => node.add_rail(devices, port),
                     News::Gone(port) => node.remove_rail(port),
                     News::QpFailed(id, qpn) => node.qp_failed(id, *qpn),
                 }

@@ -35,7 +35,7 @@ pub struct Facts {
 
 /// What happened to a rail.
 pub enum News {
-    Up(Port, Facts),
+    Up(Port),
     /// Down, or another address: everything made of it must go.
     Gone(Port),
     /// A queue pair failed, as its device says.
@@ -148,8 +148,8 @@ impl Devices {
             }
             if let Some(f) = now {
                 tracing::info!("rail {} port {}: {} up", d.id.name, p.port, f.gid.ip());
-                self.up.insert(key.clone(), f.clone());
-                news.push(News::Up(key, f));
+                self.up.insert(key.clone(), f);
+                news.push(News::Up(key));
             } else {
                 tracing::info!("rail {} port {}: down", d.id.name, p.port);
             }

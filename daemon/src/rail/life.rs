@@ -67,10 +67,6 @@ impl Node {
         }
     }
 
-    pub fn is_first(&self) -> bool {
-        self.first
-    }
-
     pub fn add_rail(&mut self, devices: &Devices, port: &Port) {
         if now() < self.no_rails_before || self.rails.contains_key(port) {
             return;
