@@ -161,6 +161,12 @@ pub struct Row {
     pub peer_reason: u32,
     /// Which directions are on the ring now: `both`, `tx`, `rx` or `none`.
     pub up: String,
+    /// Does the lane lead to another node?
+    #[serde(default)]
+    pub far: bool,
+    /// What carries the lane to the other node now, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rail: Option<RailRow>,
     pub pid: u32,
     pub comm: String,
     /// Network namespace inode of the process.
@@ -178,6 +184,21 @@ pub struct Row {
     pub lane_rx_bytes: u64,
     pub tcp_tx_bytes: u64,
     pub tcp_rx_bytes: u64,
+}
+
+/// The RDMA link that carries a lane to another node.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct RailRow {
+    /// Part of this node among the two: `server` (it adds links) or `client`.
+    pub role: String,
+    pub device: String,
+    pub port: u8,
+    /// Number of the link between the two nodes.
+    pub link: u32,
+    /// Eight groups of four digits; empty where the caller may not know the nodes' addresses.
+    pub gid: String,
+    pub peer_gid: String,
 }
 
 /// Counters of the daemon and of all shims together.
@@ -207,4 +228,34 @@ pub struct Stats {
     pub rings: u64,
     pub sleeps: u64,
     pub resets: u64,
+    /// Ports of RDMA devices that carry lanes, or have.
+    #[serde(default)]
+    pub rails: Vec<RailStats>,
+}
+
+/// Counters of one port of one device, all peer nodes together.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct RailStats {
+    pub device: String,
+    pub port: u8,
+    /// Links that work now, by peer node.
+    pub links: Vec<RailLinks>,
+    /// RDMA writes that were acknowledged, and their bytes.
+    pub writes: u64,
+    pub bytes: u64,
+    pub messages_sent: u64,
+    pub messages_received: u64,
+    pub links_failed: u64,
+}
+
+/// Links over one rail to one node.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct RailLinks {
+    /// Empty where the caller may not know the nodes: then the sum over all.
+    pub node: String,
+    pub up: u64,
+    /// Lanes that use them.
+    pub lanes: u64,
 }

@@ -82,6 +82,8 @@ pub struct Core {
     pub idle_since: Option<Instant>,
     /// The other nodes; `None`: this daemon works alone.
     pub peers: Option<crate::peers::Peers>,
+    /// Who knows which rail carries what; `None`: no rails here.
+    pub rails: Option<Box<dyn crate::rail_view::Rails>>,
 }
 
 /// What a shim said in its hello, checked.
@@ -118,6 +120,7 @@ impl Core {
             leaves: false,
             kept: 0,
             idle_since: Some(Instant::now()),
+            rails: None,
         }
     }
 

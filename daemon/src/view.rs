@@ -123,6 +123,8 @@ fn entry(v: &View, h: &Holder) -> Entry {
         reason: v.reason,
         peer_reason: v.peer_reason,
         up: up.into(),
+        far: attached && v.flags & flag::FAR != 0,
+        rail: None,
         pid: h.pid,
         comm: h.comm.clone(),
         netns: h.netns,
@@ -150,7 +152,8 @@ fn entry(v: &View, h: &Holder) -> Entry {
         other: None,
         local,
         peer: peer.filter(|_| !listening),
-        lane: attached.then_some((v.link, v.lane, v.side)),
+        // The other end of one that leads to another node is not on its link.
+        lane: (attached && v.flags & flag::FAR == 0).then_some((v.link, v.lane, v.side)),
     }
 }
 
@@ -208,6 +211,8 @@ fn link_ends(all: &mut [Entry]) {
 pub fn set_mode(row: &mut Row) {
     row.mode = if row.up == "none" {
         format!("TCP 0x{:08x}/0x{:08x}", row.reason, row.peer_reason)
+    } else if row.far {
+        "SMCR".into()
     } else {
         "SMCD".into()
     };

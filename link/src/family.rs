@@ -82,6 +82,8 @@ pub mod flag {
     pub const NONBLOCK: u32 = 128;
     /// A hooked poll or select has watched the connection.
     pub const POLLED: u32 = 256;
+    /// Set beside `LANE`: the lane leads to another node (the link's other party is the daemon).
+    pub const FAR: u32 = 512;
 }
 
 /// An IPv4 or IPv6 endpoint. `family` is AF_INET, AF_INET6 or 0 (unknown); `port` in host order.

@@ -44,10 +44,12 @@ reasons! {
         "start the other program under `underpass run`, or annotate its pod";
     Config = 0x0300_0000, "config", "switched off by configuration (UNDERPASS=off, an exclusion, or a rule of the daemon)",
         "remove the exclusion";
-    NoDevice = 0x0303_0002, "no-rdma-device", "the peer is on another node and no RDMA device is usable",
+    NoDevice = 0x0303_0002, "no-rdma-device", "the peer is on another node, and this node has no usable RDMA device",
         "see `underpass devices`";
     Option = 0x0306_0000, "socket-option", "the socket uses an option or a call that a lane cannot carry",
         "see ARCHITECTURE.md, table of calls";
+    NoRail = 0x030a_0000, "no-rail", "no RDMA link to the peer's node works; the connection is on TCP until one does",
+        "look at cables, ports and switches of every rail: `underpass devices` on both nodes, rails in `underpass stats`";
     VersionMismatch = 0x030c_0000, "version", "shim, daemon or peer speak no common version",
         "upgrade the older one; restart the program to load the new shim";
     Sync = 0x0400_0000, "sync", "the two ends disagree about the state of the connection",
@@ -91,8 +93,8 @@ reasons! {
         "find the code that writes to this socket without libc";
     Hostile = 0x0a00_0011, "bad-peer", "the peer's shared memory held impossible values; the connection was reset",
         "the peer is broken or malicious";
-    Stalled = 0x0a00_0012, "stalled", "the sender did not put its bytes back on TCP in time; the connection was reset",
-        "the peer process hangs outside every hooked call";
+    Stalled = 0x0a00_0012, "stalled", "the sender (or its daemon in its place) did not put its bytes back on TCP in time; the connection was reset",
+        "the peer process hangs outside every hooked call, or the other end does not read";
     Table = 0x0a00_0013, "table-full", "this process has more sockets than the shim's table",
         "nothing";
     UnknownNode = 0x0a00_0014, "unknown-node", "waiting for the other end; its address belongs to no node that this daemon knows",
@@ -101,6 +103,12 @@ reasons! {
         "see `underpass peers`";
     WrongNode = 0x0a00_0016, "wrong-node", "a node speaks for an address that the directory gives to another node",
         "compare [node] and [[peer]] in the configuration of all nodes; see `underpass peers`";
+    PeerNoDevice = 0x0a00_0017, "peer-no-device", "the peer's node has no usable RDMA device",
+        "see `underpass devices` on that node";
+    InDoubt = 0x0a00_0018, "in-doubt", "a link failed in the instant of a switch, and whether the peer's node had seen it could not be found out in time; the connection was reset",
+        "look why links and control channel to that node failed together: `underpass peers`, rails in `underpass stats`";
+    NodeLost = 0x0a00_0019, "node-lost", "the daemon of the peer's node has ended, or the node is lost; the connection went on over TCP",
+        "nothing; it is promoted again when that daemon is back, see `underpass peers`";
 }
 
 impl Reason {
