@@ -73,6 +73,9 @@ pub enum Response {
         local: Option<Row>,
         peer: Option<Row>,
         verdict: String,
+        /// If the other end is on another node.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        across: Option<Across>,
     },
     Log {
         lines: Vec<String>,
@@ -130,6 +133,26 @@ pub struct PeerState {
     pub seeks: u64,
     /// How often it spoke for an address that is not its own.
     pub lies: u64,
+}
+
+/// What stands between this node and the one that a connection leads to. Names and `trouble` are
+/// empty where the caller may not know them.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct Across {
+    /// This node.
+    pub own: String,
+    pub node: String,
+    /// Does the directory give the peer's address to a node at all? If not, it is outside, or was
+    /// translated on the way.
+    pub listed: bool,
+    /// The channel to that node's daemon: `up` or `down`, and why; both empty if not `listed`.
+    pub channel: String,
+    pub trouble: String,
+    /// Why this node makes no lanes to others; 0: it does.
+    pub refusal: u32,
+    /// RDMA links to that node that work.
+    pub links: u64,
 }
 
 /// Somebody who connected and was refused.

@@ -332,6 +332,7 @@ async fn check(shared: &Shared, caller: Caller, local: &str, peer: &str) -> Resp
             message: "an address is not `ip:port`".into(),
         };
     };
+    let (from, to) = (a.ip(), b.ip());
     let (a, b) = (a.to_string(), b.to_string());
     let all = entries(shared).await;
     // The caller's own namespace first: addresses repeat elsewhere.
@@ -348,10 +349,16 @@ async fn check(shared: &Shared, caller: Caller, local: &str, peer: &str) -> Resp
         rows.for_each(rail_view::hide_addresses);
     }
     let verdict = verdict(local.as_ref(), peer.as_ref());
+    let across = peer.is_none().then(|| shared.borrow().between(from, to));
+    let mut across = across.flatten();
+    if let Some(a) = across.as_mut().filter(|_| !caller.all) {
+        rail_view::hide_node(a);
+    }
     Response::Check {
         local,
         peer,
         verdict,
+        across,
     }
 }
 

@@ -4,11 +4,12 @@
 //! queue pairs. Whoever joins the two puts a [`Rails`] into [`Core::rails`]; as long as nobody has,
 //! there is nothing to show, and nothing is shown.
 
-use crate::admin::{RailLinks, RailRow, RailStats, Row};
+use crate::admin::{Across, RailLinks, RailRow, RailStats, Row};
 use crate::core::Core;
 use crate::pairing::ConnRef;
 use crate::view::Entry;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 /// Knows the rails. Asked on the core's thread for each row that leads to another node: it may not
 /// block.
@@ -27,6 +28,15 @@ impl Core {
     /// One for each rail, in order of names.
     pub(crate) fn rail_stats(&self) -> Vec<RailStats> {
         self.rails.as_ref().map_or(Vec::new(), |r| sum(r.stats()))
+    }
+
+    /// What stands between us and the node of `peer`; `None`: it is not another one.
+    pub(crate) fn between(&self, local: IpAddr, peer: IpAddr) -> Option<Across> {
+        let mut a = self.peers.as_ref()?.across(local, peer)?;
+        let stats = self.rail_stats();
+        let links = stats.iter().flat_map(|r| &r.links);
+        a.links = links.filter(|l| l.node == a.node).map(|l| l.up).sum();
+        Some(a)
     }
 
     /// Puts the rails into the rows of connections that use one.
@@ -93,6 +103,12 @@ pub(crate) fn hide_nodes(rail: &mut RailStats) {
         up: total(|l| l.up),
         lanes: total(|l| l.lanes),
     }];
+}
+
+pub(crate) fn hide_node(a: &mut Across) {
+    for s in [&mut a.own, &mut a.node, &mut a.trouble] {
+        s.clear();
+    }
 }
 
 #[cfg(test)]

@@ -45,6 +45,13 @@ pub struct Entry {
     lane: Option<(u64, u32, u32)>,
 }
 
+impl Entry {
+    /// Local and peer address of a connection.
+    pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        Some((self.local?, self.peer?))
+    }
+}
+
 /// All rows.
 pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
     let mut all = Vec::new();
@@ -230,6 +237,9 @@ pub fn mark_strangers(all: &mut [Entry]) {
         let (None, 0, Some(a), Some(b)) = (e.other, e.row.peer_reason, e.local, e.peer) else {
             continue;
         };
+        if e.row.far {
+            continue; // has a lane, so its other end has a shim
+        }
         let table = tables
             .entry(e.row.netns)
             .or_insert_with(|| tcp_table(e.row.pid));
@@ -241,20 +251,19 @@ pub fn mark_strangers(all: &mut [Entry]) {
     if open.is_empty() {
         return;
     }
-    let holders = holders_of(&open.iter().map(|o| o.1).collect());
-    let mut shims: HashMap<u32, bool> = HashMap::new();
-    for (i, inode) in open {
-        let Some(pids) = holders.get(&inode) else {
-            continue;
-        };
-        if !pids
-            .iter()
-            .any(|p| *shims.entry(*p).or_insert_with(|| may_have_shim(*p)))
-        {
-            all[i].row.peer_reason = Reason::PeerNoShim.code();
-            set_mode(&mut all[i].row);
-        }
+    let strange = strangers(&open.iter().map(|o| o.1).collect());
+    for (i, _) in open.iter().filter(|o| strange.contains(&o.1)) {
+        all[*i].row.peer_reason = Reason::PeerNoShim.code();
+        set_mode(&mut all[*i].row);
     }
+}
+
+/// Those of these sockets that processes without a shim hold, and nobody else, as far as we may look.
+pub fn strangers(inodes: &HashSet<u64>) -> HashSet<u64> {
+    let mut shims: HashMap<u32, bool> = HashMap::new();
+    let mut shim = |p: &u32| *shims.entry(*p).or_insert_with(|| may_have_shim(*p));
+    let strange = |(i, pids): (u64, Vec<u32>)| (!pids.iter().any(&mut shim)).then_some(i);
+    holders_of(inodes).into_iter().filter_map(strange).collect()
 }
 
 /// Which processes hold these sockets, as far as we may look.

@@ -24,6 +24,7 @@ use crate::pairing::ConnRef;
 use crate::party::PartyId;
 use crate::socket::End;
 use claim::{claim, hint, judge};
+pub use hurry::Asked;
 use link::reason::Reason;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -31,6 +32,7 @@ use std::rc::Rc;
 use table::{Seek, Table};
 
 mod claim;
+mod hurry;
 mod table;
 
 /// Seeks that are kept for one peer, and sent to one.
@@ -68,6 +70,8 @@ pub struct Paired {
 pub enum Out {
     Send(Name, Msg),
     Paired(Paired),
+    /// A node looks for a program of ours.
+    Hurry(Name, Asked),
 }
 
 /// Why an end that waits is on TCP: reason codes of both ends, 0 where nothing is known.
@@ -101,6 +105,8 @@ struct Sought {
     end: End,
     scope: Scope,
     note: Shown,
+    /// What another node has said of its other end, when it was looked for in a hurry.
+    seen: u32,
 }
 
 /// An end for which a `Make` is under way.
@@ -155,6 +161,7 @@ impl Pairing {
             end,
             scope,
             note: Shown::default(),
+            seen: 0,
         };
         self.place(sought, now, alive, out);
     }
@@ -349,6 +356,7 @@ impl Pairing {
         for k in mine {
             if let Some(s) = self.ends.get_mut(&k) {
                 s.note = Shown::default(); // it was about what the former channel brought
+                s.seen = 0;
             }
             self.enter(k, node, now, alive, out);
         }
@@ -388,6 +396,21 @@ impl Pairing {
             return Ok(());
         };
         match (t.part, msg) {
+            (_, Msg::Hurry { local, peer }) => {
+                self.hurried(node, local, peer, out);
+                Ok(())
+            }
+            (
+                _,
+                Msg::Seen {
+                    local,
+                    peer,
+                    reason,
+                },
+            ) => {
+                self.seen(node, local, peer, reason);
+                Ok(())
+            }
             (Part::Maker, Msg::Seek { id, claim }) => self.sought(node, id, claim, now, alive, out),
             (Part::Maker, Msg::Unseek { id }) => {
                 t.unseek(id);
@@ -610,10 +633,16 @@ impl Pairing {
         } else {
             0
         };
-        Some(Shown {
-            local,
-            peer: s.note.peer,
-        })
+        // What was said about a claim is about this very connection, what was seen came before it.
+        let peer = match s.note.peer {
+            0 => s.seen,
+            p => p,
+        };
+        Some(Shown { local, peer })
+    }
+
+    pub fn refusal(&self) -> u32 {
+        self.refusal
     }
 
     /// Ends that wait for one of another node.
