@@ -365,3 +365,73 @@ fn descriptor_of(pid: u32, inode: u64) -> Option<u32> {
         fds.filter(|e| std::fs::read_link(e.path()).is_ok_and(|l| l.as_os_str() == name.as_str()));
     own.next()?.file_name().to_str()?.parse().ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    fn asked(local: SocketAddr, peer: SocketAddr, certain: bool) -> Asked {
+        Asked {
+            local,
+            peer,
+            certain,
+        }
+    }
+
+    #[test]
+    fn what_a_node_may_have_looked_for_is_bounded() {
+        let mut s = Seek::default();
+        let a = |port| {
+            let ip = [10, 0, 0, 1];
+            asked((ip, port).into(), (ip, 1).into(), true)
+        };
+        for port in 0..1000 {
+            s.far("a".into(), a(port));
+            s.far("a".into(), a(port)); // repeats itself
+        }
+        assert_eq!(s.far.len(), MOST_FAR);
+        s.far("b".into(), a(5000));
+        assert_eq!(s.far.len(), MOST_FAR + 1, "others are not kept waiting");
+    }
+
+    /// No program here has a shim; what can be said of this test is that it has none either.
+    #[test]
+    fn a_program_without_a_shim_is_told_of_by_its_socket() {
+        let l = TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = l.local_addr().unwrap();
+        let client = connect_from(([127, 0, 0, 1], 0).into(), here);
+        let (server, _) = l.accept().unwrap();
+        let from = client.local_addr().unwrap();
+        let look = |wanted: &[Asked]| {
+            let mut unnamed = Unnamed::new(&[]);
+            look_far(wanted.to_vec(), &[], &mut unnamed)
+        };
+        let elsewhere = SocketAddr::from(([192, 0, 2, 1], 80));
+        let (exact, translated) = (asked(here, from, true), asked(elsewhere, from, false));
+        let bare = FoundFar {
+            reason: Reason::PeerNoShim.code(),
+            ask: None,
+        };
+        assert_eq!(look(&[exact]), [(exact, bare)]);
+        assert_eq!(look(&[translated]), [(translated, bare)]);
+        assert_eq!(look(&[asked(elsewhere, from, true)]), []);
+        assert_eq!(look(&[asked(here, elsewhere, true)]), []);
+        // Two connections come from that address: nobody knows which is meant.
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let second = connect_from(from, other.local_addr().unwrap());
+        let _accepted = other.accept().unwrap();
+        assert_eq!(look(&[exact, translated]), [(exact, bare)]);
+        drop((server, client, second));
+    }
+
+    /// Several connections may come from one address, to different places.
+    fn connect_from(from: SocketAddr, to: SocketAddr) -> TcpStream {
+        use rustix::net::{bind, connect, socket, sockopt, AddressFamily, SocketType};
+        let s = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        sockopt::set_socket_reuseaddr(&s, true).unwrap();
+        bind(&s, &from).unwrap();
+        connect(&s, &to).unwrap();
+        s.into()
+    }
+}

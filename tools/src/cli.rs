@@ -350,7 +350,14 @@ mode it gets, or would get after some use, with the reasons of both ends in word
 to the service; what it sends by itself is read and thrown away. The connection is closed afterwards.
 
 The daemon asks the shim of an idle service to take part. It cannot hear that while every thread \
-sleeps in a blocking call; such a service counts as promotable. No daemon is started: without one, the answer is TCP.";
+sleeps in a blocking call; such a service counts as promotable. Where the service is on another node, \
+the daemon there does the same and says what it found. No daemon is started: without one, the answer is TCP.
+
+For a service of another node the answer also has: the two nodes, the channel between their daemons \
+(see `underpass peers`), and RDMA: the device in use, or how many links to that node work, or why this \
+node has none (see `underpass devices`). Names of nodes are shown to root on the node only. Through an \
+address that is translated on the way (a service address of a cluster) the other node is not known \
+before the two ends have found each other.";
 
 const CHECK_AFTER: &str = "\
 Examples:
@@ -359,7 +366,9 @@ Examples:
 
 With -j: mode (what such a connection gets), now (what this one had), promoted, promotable, daemon
 and closed (true or false), local and peer (addresses), and for each end, here and there: known (to
-the daemon), mode, up, reason (null, or code, name, text, advice), pid, comm, note.
+the daemon), mode, up, reason (null, or code, name, text, advice), pid, comm, note; and across (null:
+one node), with own and node (names), listed (does a [[peer]] list the address?), channel (up, down)
+and trouble (why), refusal (null, or why this node has no RDMA), links, rail (null, or as in `ss -e -j`).
 
 Exit status: 0 if the connection is promoted or could be, 1 if it stays on TCP, 2 if the test failed
 (connection refused, unknown host, no library).";
