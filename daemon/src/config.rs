@@ -22,6 +22,29 @@ pub struct Config {
     /// The other nodes; none: this daemon works alone and listens to nobody.
     pub peer: Vec<PeerConfig>,
     pub tls: TlsConfig,
+    /// RDMA ports that need to be told something about; others are used as they are found.
+    pub rail: Vec<RailConfig>,
+}
+
+/// A port of an RDMA device.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct RailConfig {
+    pub device: String,
+    /// All of the device's, if not given.
+    pub port: Option<u8>,
+    /// Ports of two nodes with the same number reach each other. Found by the subnet of the port's
+    /// address if not given.
+    pub fabric: Option<u32>,
+    /// Not to be used.
+    #[serde(default)]
+    pub off: bool,
+}
+
+impl RailConfig {
+    pub fn is(&self, device: &str, port: u8) -> bool {
+        self.device == device && self.port.is_none_or(|p| p == port)
+    }
 }
 
 /// This node, as its peers know it.
@@ -101,6 +124,7 @@ impl Default for Config {
             node: NodeConfig::default(),
             peer: Vec::new(),
             tls: TlsConfig::default(),
+            rail: Vec::new(),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! may take time (looking at a registered socket, closing it) runs on the blocking pool and comes
 //! back as another event.
 
+mod far;
 mod register;
 
 use crate::adopt::Relic;
@@ -82,8 +83,10 @@ pub struct Core {
     pub idle_since: Option<Instant>,
     /// The other nodes; `None`: this daemon works alone.
     pub peers: Option<crate::peers::Peers>,
-    /// Who knows which rail carries what; `None`: no rails here.
-    pub rails: Option<Box<dyn crate::rail_view::Rails>>,
+    /// Lanes to them; `None` without peers.
+    pub rails: Option<crate::rail::Rails>,
+    /// Counts the lanes of this daemon as a party.
+    far_group: Rc<crate::limits::Group>,
 }
 
 /// What a shim said in its hello, checked.
@@ -97,9 +100,16 @@ pub struct Hello {
 impl Core {
     pub fn new(config: Config, proof: Arc<dyn Proof>) -> Core {
         let instance = random();
+        let peers = crate::peers::door::peers(&config);
+        let rails = peers.as_ref().map(|p| {
+            let all = p.directory.peers().into_iter().map(|p| p.name);
+            crate::rail::Rails::new(&config.rail, p.directory.own(), all)
+        });
         Core {
             groups: Groups::new(config.limits()),
-            peers: crate::peers::door::peers(&config),
+            peers,
+            rails,
+            far_group: crate::limits::unlimited(),
             config,
             proof,
             instance,
@@ -120,7 +130,6 @@ impl Core {
             leaves: false,
             kept: 0,
             idle_since: Some(Instant::now()),
-            rails: None,
         }
     }
 
@@ -242,6 +251,7 @@ impl Core {
     pub fn dead(&mut self, id: PartyId) {
         self.disconnect(id, None);
         self.event(id, "ended");
+        self.dead_far(id);
         let Some(p) = self.parties.remove(&id) else {
             return;
         };
@@ -290,10 +300,16 @@ impl Core {
                 core.links.peer_mapped(id, link, side, chunk, &mut out)?
             }
             ToDaemon::LaneDone { link, side, lane } => {
-                core.links.lane_done(id, link, side, lane)?
+                core.links.lane_done(id, link, side, lane)?;
+                core.rails(|r| r.done(id, (link, lane)));
             }
             ToDaemon::LaneRefused { link, side, lane } => {
-                core.links.lane_refused(id, link, side, lane, &mut out)?
+                core.links.lane_refused(id, link, side, lane, &mut out)?;
+                core.rails(|r| r.done(id, (link, lane)));
+            }
+            ToDaemon::LaneHeld { link, lane, .. } => core.lane_held(id, (link, lane), fds)?,
+            ToDaemon::LaneShut { link, lane, .. } => {
+                core.rails(|r| r.shut(id, (link, lane)));
             }
             ToDaemon::WantChunk { link, side } => {
                 core.links.want_chunk(id, link, side, &mut out)?
@@ -334,7 +350,8 @@ impl Core {
     }
 
     /// Sends what the links want sent, and declines lanes that will not be.
-    fn act(&mut self, out: Out, reason: Reason, retry_ms: u32) {
+    fn act(&mut self, mut out: Out, reason: Reason, retry_ms: u32) {
+        self.act_far(&mut out);
         for s in out.sends {
             if let Some(p) = self.parties.get_mut(&s.to) {
                 p.send(s.msg, s.fds);
@@ -345,6 +362,7 @@ impl Core {
                 self.decline(e, reason, reason, retry_ms);
             }
         }
+        self.effects();
     }
 
     /// The families with their connected processes, and with those that were found.
@@ -425,6 +443,7 @@ impl Core {
         let parties = &self.parties;
         self.waiting.sweep(|c| alive(parties, c));
         self.sweep_across();
+        self.rails(|r| r.sweep());
     }
 
     fn busy_changed(&mut self) {

@@ -3,7 +3,7 @@
 use crate::admin::{ADMIN_SOCK, CONTROL_SOCK};
 use crate::config::Config;
 use crate::core::{Core, Shared};
-use crate::{admin_server, adopt, elsewhere, fds, peers, seek, server, tenants};
+use crate::{admin_server, adopt, elsewhere, fds, peers, rail, seek, server, tenants};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::cell::RefCell;
@@ -135,6 +135,7 @@ async fn serve(options: &Options, public: bool) -> Result<(), Error> {
             .map_err(|e| Error::Peers(at, e))?;
         let tls = options.config.tls.clone();
         tokio::task::spawn_local(peers::channel::run(core.clone(), tls, sock));
+        tokio::task::spawn_local(rail::run(core.clone()));
     }
     tokio::select! {
         r = server::serve(core.clone(), control_sock) => r?,

@@ -33,6 +33,16 @@ impl Family {
         self.block(index as usize, 1).pop()
     }
 
+    /// Does a thread hold the lock of this connection's sending direction?
+    pub fn sending(&self, index: u32, gen: u32) -> bool {
+        if index as usize >= CONNS {
+            return false;
+        }
+        let offset = offset_of!(Table, conns) + index as usize * size_of::<Conn>();
+        let c = self.copy::<Conn>(offset, 1).and_then(|mut c| c.pop());
+        c.is_some_and(|c| c.gen.load(Relaxed) == gen && c.tx.lock.load(Relaxed) != 0)
+    }
+
     /// Copies of all entries in use.
     pub fn views(&self) -> Vec<View> {
         let used = self

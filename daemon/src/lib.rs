@@ -26,6 +26,7 @@ pub mod party;
 pub mod peers;
 pub mod process;
 pub mod proof;
+pub mod rail;
 pub mod rail_view;
 pub mod seek;
 pub mod server;

@@ -1,8 +1,8 @@
 //! Links: what two parties share, from the first memory file to the last lane.
 //!
 //! A state machine without I/O: every call appends the messages to be sent to [`Out`]. It knows
-//! parties by number only; that both are shims of this node is nothing it relies on beyond who
-//! receives the messages.
+//! parties by number only: that the other party of a *far* link is this daemon itself matters for
+//! sizes, for who pays, and because a lane there is offered only when the far node has one, too.
 //!
 //! What it must never do: give a chunk to the other party before it is sealed, or use a lane slot
 //! twice with the same epochs.
@@ -10,13 +10,13 @@
 mod area;
 mod lanes;
 
-use self::area::{make_areas, make_chunk, Chunk, Stage};
+use self::area::{chunk_bytes, make_areas, make_chunk, Chunk, Stage};
 use self::lanes::offer;
 use crate::limits::Group;
 use crate::memfd;
 use crate::pairing::ConnRef;
 use crate::party::PartyId;
-use link::layout::{CHUNKS, CHUNK_BYTES, CONTROL_BYTES, EPOCHS, LANES};
+use link::layout::{CHUNKS, CONTROL_BYTES, EPOCHS, LANES};
 use link::msg::ToShim;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -36,6 +36,8 @@ pub struct Out {
     pub sends: Vec<Send>,
     /// Lanes that will not come to be: their two ends.
     pub failed: Vec<[ConnRef; 2]>,
+    /// Ends whose lane to another node could be offered now.
+    pub ready: Vec<ConnRef>,
 }
 
 impl Out {
@@ -58,7 +60,10 @@ pub enum Refused {
 
 struct Side {
     party: PartyId,
+    /// Whose lanes are counted.
     group: Rc<Group>,
+    /// Who pays for the memory: of a far link, the process at its near end.
+    payer: Rc<Group>,
     chunks: Vec<Chunk>,
 }
 
@@ -68,6 +73,8 @@ struct Use {
     done: [bool; 2],
     tag: u64,
     offered: bool,
+    /// Not to be offered before [`Links::release`].
+    held: bool,
 }
 
 #[derive(Default)]
@@ -84,6 +91,11 @@ struct Link {
 }
 
 impl Link {
+    /// Is the other party this daemon?
+    fn is_far(&self) -> bool {
+        self.sides[1].party.is_far()
+    }
+
     fn is_set_up(&self) -> bool {
         self.sides
             .iter()
@@ -134,6 +146,12 @@ impl Links {
         self.links.is_empty()
     }
 
+    /// The party that stands for another node in a far link.
+    pub fn far_party(&self, id: u64) -> Option<PartyId> {
+        let party = self.links.get(&id)?.sides[1].party;
+        party.is_far().then_some(party)
+    }
+
     /// Lanes in use.
     pub fn lanes(&self) -> u64 {
         self.lanes
@@ -156,19 +174,21 @@ impl Links {
         out: &mut Out,
     ) -> Result<u64, Refused> {
         let id = u64::from(self.instance) << 32 | u64::from(self.next);
-        let area = (CONTROL_BYTES + CHUNK_BYTES) as u64;
+        let far = pair.1.is_far();
+        let payers = [groups[0], groups[usize::from(!far)]];
+        let area = (CONTROL_BYTES + chunk_bytes(far)) as u64;
         for side in 0..2 {
-            if !groups[side].take_memory(area) {
+            if !payers[side].take_memory(area) {
                 if side == 1 {
-                    groups[0].give_memory(area);
+                    payers[0].give_memory(area);
                 }
-                return Err(Refused::Limit(side));
+                return Err(Refused::Limit(if far { 0 } else { side }));
             }
         }
-        match make_areas(id) {
+        match make_areas(id, far) {
             Err(e) => {
                 tracing::warn!("no memory for a link: {e}");
-                groups.iter().for_each(|g| g.give_memory(area));
+                payers.iter().for_each(|g| g.give_memory(area));
                 Err(Refused::Memory)
             }
             Ok((bells, areas)) => {
@@ -179,6 +199,7 @@ impl Links {
                     let s = Side {
                         party: parties[side],
                         group: groups[side].clone(),
+                        payer: payers[side].clone(),
                         chunks,
                     };
                     side += 1;
@@ -190,6 +211,7 @@ impl Links {
                         link: id,
                         side: side as u8,
                         bytes: CONTROL_BYTES as u64,
+                        far: u8::from(far),
                     };
                     out.send(s.party, msg, fds);
                     give(id, side, s, 1, out);
@@ -316,17 +338,19 @@ impl Links {
         let Some(link) = Self::find(&mut self.links, from, id, side)? else {
             return Ok(());
         };
+        let far = link.is_far();
+        let bytes = chunk_bytes(far) as u64;
         let s = &mut link.sides[usize::from(side)];
         let n = s.chunks.len();
         let growing = s.chunks.iter().any(|c| c.stage != Stage::Shared);
-        if growing || n >= CHUNKS || !s.group.take_memory(CHUNK_BYTES as u64) {
+        if growing || n >= CHUNKS || !s.payer.take_memory(bytes) {
             return Ok(());
         }
-        match make_chunk(id, side.into(), n) {
+        match make_chunk(id, side.into(), n, far) {
             Ok(c) => s.chunks.push(c),
             Err(e) => {
                 tracing::warn!("no memory for a chunk: {e}");
-                s.group.give_memory(CHUNK_BYTES as u64);
+                s.payer.give_memory(bytes);
                 return Ok(());
             }
         }
@@ -398,7 +422,7 @@ impl Links {
             }
         }
         for (side, s) in link.sides.iter().enumerate() {
-            s.group.give_memory(s.chunks.iter().map(|c| c.bytes).sum());
+            s.payer.give_memory(s.chunks.iter().map(|c| c.bytes).sum());
             if let Some(set) = self.by_party.get_mut(&s.party) {
                 set.remove(&id);
                 if set.is_empty() {

@@ -1,6 +1,5 @@
-//! Parties: who can be at an end of a link. Today every party is a shim's process on this node,
-//! known by its control connection; a peer node's daemon will be one, too. Nothing outside this
-//! module and `server` depends on that.
+//! Parties: who can be at an end of a link. A shim's process on this node, known by its control
+//! connection; or this daemon itself, once per peer node, whose messages go to `rail`.
 
 use crate::control::Control;
 use crate::family::Family;
@@ -19,6 +18,15 @@ pub struct PartyId(pub u64);
 impl PartyId {
     /// Of processes that are shown but have not said hello: never given to a party.
     pub const NOBODY: PartyId = PartyId(0);
+
+    /// This daemon, as the other party of links to peer node number `n`.
+    pub fn far(n: u32) -> PartyId {
+        PartyId(1 << 63 | u64::from(n))
+    }
+
+    pub fn is_far(self) -> bool {
+        self.0 >> 63 == 1
+    }
 }
 
 /// A shim's process.
@@ -53,6 +61,17 @@ impl Party {
             (None, ToShim::PeerGone { link, side }) => self.missed.push((link, side)),
             (None, _) => {}
         }
+    }
+
+    /// Does another process than this one hold a connection?
+    pub fn others_hold(&self, conn: u32, gen: u32) -> bool {
+        let Some(v) = self.family.view(conn).filter(|v| v.gen == gen) else {
+            return false;
+        };
+        // Numbers in the process's own pid namespace: elsewhere we cannot tell who lives.
+        let here = self.own_pid == self.proc_id.pid;
+        let lives = |pid: &u32| !here || std::path::Path::new(&format!("/proc/{pid}")).exists();
+        v.holders.iter().any(|h| *h != self.own_pid && lives(h))
     }
 
     /// The control connection is gone.

@@ -191,7 +191,7 @@ impl Peers {
     }
 
     /// Queues a message. A peer that does not read loses its channel.
-    fn send(&mut self, node: &Name, msg: Msg) {
+    pub(crate) fn send(&mut self, node: &Name, msg: Msg) {
         if let Some(c) = self.peers.get(node).and_then(|p| p.channel.as_ref()) {
             if c.queue.try_send(msg).is_err() {
                 c.cut.now(Farewell::Other, "too much is unread");
@@ -230,14 +230,19 @@ impl Peers {
     pub fn across(&self, local: IpAddr, peer: IpAddr) -> Option<Across> {
         let mut a = Across {
             own: self.node.name.clone(),
-            refusal: self.pairing.refusal(),
             ..Across::default()
         };
         match self.directory.owner(peer) {
             Owner::Own => return None,
             Owner::Nobody if local == peer => return None,
-            Owner::Nobody => {}
+            // Whichever node it turns out to be.
+            Owner::Nobody => {
+                let mut all = self.peers.keys().map(|n| self.pairing.refusal(n));
+                let none = Reason::NoDevice.code();
+                a.refusal = if all.all(|r| r == none) { none } else { 0 };
+            }
             Owner::Peer(n) => {
+                a.refusal = self.pairing.refusal(&n);
                 let state = self.peers.get(&n).map(|p| p.state.clone());
                 let state = state.unwrap_or_default();
                 a.listed = true;

@@ -1,33 +1,17 @@
-//! What the tools show of RDMA links: which one carries a connection, and what each rail has done.
-//!
-//! The links are the engine's, which knows nothing of shims, rows or JSON; the core knows nothing of
-//! queue pairs. Whoever joins the two puts a [`Rails`] into [`Core::rails`]; as long as nobody has,
-//! there is nothing to show, and nothing is shown.
+//! What the tools show of RDMA links: which one carries a connection, what each rail has done, and
+//! what is between two nodes. The facts are `rail`'s; what callers may know of them is decided here.
 
-use crate::admin::{Across, RailLinks, RailRow, RailStats, Row};
+use crate::admin::{Across, RailLinks, RailStats, Row};
 use crate::core::Core;
 use crate::pairing::ConnRef;
 use crate::view::Entry;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// Knows the rails. Asked on the core's thread for each row that leads to another node: it may not
-/// block.
-pub trait Rails {
-    /// The link that carries this connection's lane now; `None`: none does, or there is no such lane.
-    fn row(&self, who: &ConnRef) -> Option<RailRow>;
-    /// Counters; one rail may come in several parts (say, one for each peer node).
-    fn stats(&self) -> Vec<RailStats>;
-}
-
 impl Core {
-    pub(crate) fn rail_of(&self, who: &ConnRef) -> Option<RailRow> {
-        self.rails.as_ref()?.row(who)
-    }
-
     /// One for each rail, in order of names.
     pub(crate) fn rail_stats(&self) -> Vec<RailStats> {
-        self.rails.as_ref().map_or(Vec::new(), |r| sum(r.stats()))
+        self.rails.as_ref().map_or(Vec::new(), |r| sum(r.counts()))
     }
 
     /// What stands between us and the node of `peer`; `None`: it is not another one.
@@ -39,14 +23,17 @@ impl Core {
         Some(a)
     }
 
-    /// Puts the rails into the rows of connections that use one.
+    /// Puts the rails into the rows of connections that use one. Link and lane of a row are what its
+    /// shim says; who it is, is not.
     pub(crate) fn fill_rails(&self, rows: &mut [Entry]) {
+        let Some(rails) = &self.rails else { return };
         for e in rows.iter_mut().filter(|e| e.row.mode == "SMCR") {
-            e.row.rail = self.rail_of(&ConnRef {
+            let who = ConnRef {
                 party: e.party,
                 conn: e.conn,
                 gen: e.gen,
-            });
+            };
+            e.row.rail = rails.row((e.row.link, e.row.lane), &who);
         }
     }
 }
@@ -114,6 +101,7 @@ pub(crate) fn hide_node(a: &mut Across) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::RailRow;
 
     fn part(device: &str, node: &str, up: u64) -> RailStats {
         RailStats {

@@ -19,6 +19,8 @@ pub const GROUPS: usize = LANES / GROUP;
 pub const CHUNKS: usize = 64;
 /// Size of a data chunk in bytes. Pages are touched, and so paid for, only as rings use them.
 pub const CHUNK_BYTES: usize = 16 << 20;
+/// The same for links to other nodes, where a device holds every page of a chunk.
+pub const FAR_CHUNK_BYTES: usize = 4 << 20;
 /// Smallest and largest ring, as powers of two of bytes.
 pub const RING_LOG2_MIN: u32 = if cfg!(loom) { 1 } else { 12 };
 pub const RING_LOG2_MAX: u32 = 22;
@@ -76,6 +78,18 @@ pub mod rx {
     pub const PAST: u64 = 32;
 }
 
+/// Phases of `RxWords::custody`.
+pub mod custody {
+    /// The daemon has the sending direction: the end leaves it alone.
+    pub const TAKEN: u64 = 1;
+    /// It puts a `Down` frame with cursor `custody_at` on TCP, and what follows.
+    pub const DOWN: u64 = 2;
+    /// It puts a `Fin` frame with that cursor on TCP.
+    pub const FIN: u64 = 3;
+    /// It is on TCP, at kernel position `custody_kpos`, and the end's again.
+    pub const DONE: u64 = 4;
+}
+
 /// Packs an epoch and flags or phase.
 #[inline(always)]
 pub const fn pack(epoch: u32, bits: u64) -> u64 {
@@ -128,6 +142,11 @@ pub struct RxWords {
     /// have shown to its end. (That the network has taken the bytes is not enough: the far daemon may
     /// die before it says so, and nobody else can.)
     pub landed: AtomicU64,
+    /// Across nodes only, written by the daemon beside the sender: `pack(epoch, custody::*)` when it
+    /// has taken the sending direction of that epoch over from an end that is asleep, or through.
+    pub custody: AtomicU64,
+    pub custody_at: AtomicU64,
+    pub custody_kpos: AtomicU64,
 }
 
 /// All of chunk 0.

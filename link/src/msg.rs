@@ -112,6 +112,12 @@ messages! {
         /// An offered lane is not taken (no memory, shared by now): as `LaneDone`, and the other end
         /// is to give it up, too.
         9 LaneRefused { link: u64, side: u8, lane: u32 }
+        /// A lane to another node is taken. Descriptor: the connection's socket, of which the daemon
+        /// keeps a copy until the lane is done, so that it can finish what we cannot.
+        10 LaneHeld { link: u64, side: u8, lane: u32 }
+        /// The application has shut down this lane's sending direction: the daemon is to shut the
+        /// socket down when everything has arrived. We touch the direction no more.
+        11 LaneShut { link: u64, side: u8, lane: u32 }
     }
 }
 
@@ -132,7 +138,8 @@ messages! {
         /// other. `retry` not 0: may be registered again after so many milliseconds.
         4 Decline { conn: u32, gen: u32, local: u32, peer: u32, retry_ms: u32 }
         /// A link in the making. Descriptors: our end of the doorbell, our chunk 0 (writable).
-        5 LinkNew { link: u64, side: u8, bytes: u64 }
+        /// `far` not 0: the other party is the daemon, and lanes lead to another node.
+        5 LinkNew { link: u64, side: u8, bytes: u64, far: u8 }
         /// A data chunk for our own area. Descriptor: the memfd (writable).
         6 Chunk { link: u64, side: u8, chunk: u32, bytes: u64 }
         /// A chunk of the other party's area, sealed. Descriptor: the memfd. `side` is ours.

@@ -48,8 +48,6 @@ reasons! {
         "see `underpass devices`";
     Option = 0x0306_0000, "socket-option", "the socket uses an option or a call that a lane cannot carry",
         "see ARCHITECTURE.md, table of calls";
-    NoRail = 0x030a_0000, "no-rail", "no RDMA link to the peer's node works; the connection is on TCP until one does",
-        "look at cables, ports and switches of every rail: `underpass devices` on both nodes, rails in `underpass stats`";
     VersionMismatch = 0x030c_0000, "version", "shim, daemon or peer speak no common version",
         "upgrade the older one; restart the program to load the new shim";
     Sync = 0x0400_0000, "sync", "the two ends disagree about the state of the connection",
@@ -103,12 +101,14 @@ reasons! {
         "see `underpass peers`";
     WrongNode = 0x0a00_0016, "wrong-node", "a node speaks for an address that the directory gives to another node",
         "compare [node] and [[peer]] in the configuration of all nodes; see `underpass peers`";
-    PeerNoDevice = 0x0a00_0017, "peer-no-device", "the peer's node has no usable RDMA device",
-        "see `underpass devices` on that node";
-    InDoubt = 0x0a00_0018, "in-doubt", "a link failed in the instant of a switch, and whether the peer's node had seen it could not be found out in time; the connection was reset",
-        "look why links and control channel to that node failed together: `underpass peers`, rails in `underpass stats`";
-    NodeLost = 0x0a00_0019, "node-lost", "the daemon of the peer's node has ended, or the node is lost; the connection went on over TCP",
-        "nothing; it is promoted again when that daemon is back, see `underpass peers`";
+    InDoubt = 0x0a00_0017, "in-doubt", "it could not be found out whether the peer's node had taken a switch to RDMA; the connection was reset",
+        "the link between the nodes failed in that very round trip; connect again";
+    RailDown = 0x0a00_0018, "rail-down", "no RDMA link to the peer's node works at the moment",
+        "look at cables, ports and switches: `underpass devices` on both nodes, rails in `underpass stats`; it is tried again by itself";
+    PeerNoDevice = 0x0a00_0019, "peer-no-rdma-device", "the peer's node has no usable RDMA device",
+        "see `underpass devices` on the peer's node";
+    LinkLost = 0x0a00_001a, "link-lost", "the daemon of this or of the peer's node went away; promoted again later",
+        "see `underpass peers`";
 }
 
 impl Reason {

@@ -372,11 +372,16 @@ fn handle(m: ToShim, fds: &mut Fds) {
         } => {
             promote::declined(conn, gen, local, peer, retry_ms);
         }
-        ToShim::LinkNew { link, side, bytes } => {
+        ToShim::LinkNew {
+            link,
+            side,
+            bytes,
+            far,
+        } => {
             let (bell, chunk) = (fds.take(0), fds.take(1));
             let ok = match (bell, chunk) {
                 (Some(b), Some(c)) => {
-                    let ok = links::create(link, side, b, c, bytes as usize);
+                    let ok = links::create(link, side, b, c, bytes as usize, far != 0);
                     sys::close(c);
                     ok
                 }
@@ -460,8 +465,7 @@ fn handle(m: ToShim, fds: &mut Fds) {
         }
         ToShim::PeerGone { link, side } => {
             if let Some(l) = links::find(link, side) {
-                l.state.store(links::GONE, Release);
-                promote::peer_gone(l);
+                l.gone();
             }
         }
         ToShim::Command { conn, gen, op } => promote::command(conn, gen, op),
@@ -517,6 +521,27 @@ fn tell_done(link: &Link, lane: u32) -> bool {
         lane,
     };
     send(&m, None)
+}
+
+/// Gives the daemon a copy of the socket of a lane to another node.
+pub fn lane_held(link: &Link, lane: u32, fd: i32) -> bool {
+    let m = ToDaemon::LaneHeld {
+        link: link.id.load(Relaxed),
+        side: link.side.load(Relaxed) as u8,
+        lane,
+    };
+    send(&m, Some(fd))
+}
+
+/// The daemon is to shut this lane's socket down when everything has arrived. False: it cannot be
+/// told.
+pub fn lane_shut(link: &Link, lane: u32) -> bool {
+    let m = ToDaemon::LaneShut {
+        link: link.id.load(Relaxed),
+        side: link.side.load(Relaxed) as u8,
+        lane,
+    };
+    READY.load(Relaxed) != 0 && send(&m, None)
 }
 
 pub fn forget(conn: u32, gen: u32) {

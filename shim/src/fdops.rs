@@ -1,6 +1,8 @@
 //! Descriptors coming and going: what close, dup, connect, accept, fork and exec mean for the
 //! tables.
 
+mod far;
+
 use crate::fdtab::{self, Fd};
 use crate::links::Sock;
 use crate::{control, epoll, io, lock, promote, sys, table, wait};
@@ -142,7 +144,9 @@ fn last_close(fd: i32, i: u32) {
         // The daemon may still hold a copy unread in its queue, which would hold back the FIN.
         let _ = sys::shutdown(fd, libc::SHUT_RDWR);
     }
-    if let Some((link, m)) = promote::lane(c, l) {
+    if let Some((link, m)) = promote::lane(c, l).filter(|(k, _)| k.is_far()) {
+        far::close(c, link, &m, fd);
+    } else if let Some((link, m)) = promote::lane(c, l) {
         let port = Sock { fd, link };
         let _t = lock::lock(&c.tx.lock);
         let _r = lock::lock(&c.rx.lock);
@@ -154,8 +158,7 @@ fn last_close(fd: i32, i: u32) {
         if !whole || (c.rx.ring_unread(&m) > 0 && c.rx.shut.load(Relaxed) == 0) {
             // Unread bytes at close are a reset, as in TCP (RFC 1122, 4.2.2.13). So are sent bytes
             // that did not find their way: the peer must not take the end for a clean one.
-            let linger = [1u32.to_ne_bytes(), 0u32.to_ne_bytes()].concat_bytes();
-            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_AT_CLOSE);
         }
         c.rx.close(&m, &port);
         c.tx.shut(&m, &port);
@@ -170,18 +173,8 @@ fn mine_registered(c: &Conn) -> bool {
     c.flags.load(Relaxed) & flag::REGISTERED != 0
 }
 
-trait Concat {
-    fn concat_bytes(self) -> [u8; 8];
-}
-
-impl Concat for [[u8; 4]; 2] {
-    fn concat_bytes(self) -> [u8; 8] {
-        let mut b = [0u8; 8];
-        b[..4].copy_from_slice(&self[0]);
-        b[4..].copy_from_slice(&self[1]);
-        b
-    }
-}
+/// `struct linger` that makes a close reset the connection: on, for no time.
+const RESET_AT_CLOSE: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
 
 /// What is on its way down must be on TCP before the FIN. False: the peer does not take it.
 fn flush(c: &Conn, m: &link::lane::Memory, port: &Sock, fd: i32) -> bool {
@@ -195,18 +188,22 @@ fn flush(c: &Conn, m: &link::lane::Memory, port: &Sock, fd: i32) -> bool {
     true
 }
 
-/// `shutdown`, before the kernel's own.
-pub fn before_shutdown(fd: i32, i: u32, how: i32) {
+/// `shutdown`, before the kernel's own: what is left of it for the kernel to do, if anything.
+pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Option<i32> {
     let c = table::conn(i);
     let Some((link, m)) = promote::lane(c, table::local(i)) else {
-        return;
+        return Some(how);
     };
+    if link.is_far() {
+        return far::shutdown(c, link, &m, fd, how);
+    }
     let port = Sock { fd, link };
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
         if let Some(_g) = lock::lock(&c.tx.lock) {
             if !flush(c, &m, &port, fd) {
                 drop(_g);
-                return io::reset(c, fd, Reason::Stalled);
+                io::reset(c, fd, Reason::Stalled);
+                return Some(how);
             }
             // Everything sent is on the ring; later sends get the kernel's EPIPE.
             c.tx.shut(&m, &port);
@@ -216,6 +213,7 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) {
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         c.rx.shut.store(1, Relaxed);
     }
+    Some(how)
 }
 
 /// After the kernel's `shutdown`: whoever sleeps must look.

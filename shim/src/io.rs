@@ -31,6 +31,17 @@ const LOOK_US: u64 = 20;
 /// Microseconds between two looks whether the peer's TCP end is still there, by a sender.
 const CHECK_US: u64 = 2000;
 
+/// Milliseconds that a non-blocking send waits for the far node's answer to a switch.
+const ASK_MS: i64 = 2;
+
+/// A send after the end: EPIPE, and SIGPIPE unless the call does not want it.
+fn broken(flags: i32) -> isize {
+    if flags & libc::MSG_NOSIGNAL == 0 {
+        sys::raise(libc::SIGPIPE);
+    }
+    fail(libc::EPIPE)
+}
+
 fn fail(e: i32) -> isize {
     set_errno(e);
     -1
@@ -44,7 +55,11 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     }
     table::bar(c, r);
     c.tx.abandon();
-    // connect(AF_UNSPEC) on an established socket sends a reset (tcp_disconnect).
+    disconnect(fd);
+}
+
+/// Sends a reset now, whoever else holds the socket: connect(AF_UNSPEC) (`tcp_disconnect`).
+pub fn disconnect(fd: i32) {
     let unspec = [0u8; 16];
     let _ = sys::connect(fd, unspec.as_ptr(), unspec.len());
 }
@@ -98,10 +113,12 @@ pub unsafe fn send(
     let mut iov = Iov::new(vecs);
     let mut total = 0usize;
     let mut until: Option<Option<u64>> = None;
+    let mut patient = false;
     loop {
         if !c.tx.is_up() && c.tx.mode.load(Relaxed) == link::lane::tx::mode::TCP {
             promote::evidence(i, fd, c);
-            if promote::try_up(i, c, l, fd) {
+            let far = c.flags.load(Relaxed) & flag::FAR != 0;
+            if !far && promote::try_up(i, c, l, fd) {
                 continue;
             }
             if c.tx.enter_native() {
@@ -112,6 +129,10 @@ pub unsafe fn send(
                     unsafe { rest(fd, &mut iov, flags) }
                 };
                 c.tx.leave_native(r.max(0) as u64);
+                if c.flags.load(Relaxed) & flag::FAR != 0 {
+                    // The far node is asked while the application does something else.
+                    quietly(|| promote::try_up(i, c, l, fd));
+                }
                 if r < 0 || (r as usize) < iov.left() {
                     l.starved.store(1, Relaxed);
                 }
@@ -132,6 +153,9 @@ pub unsafe fn send(
             promote::take_down(i); // a forked child: back to TCP, where both may send
         }
         let port = Sock { fd, link };
+        if c.tx.shut.load(Relaxed) != 0 {
+            return broken(flags); // shut down, though the kernel does not know yet
+        }
         let sent = {
             let Some(_g) = lock::lock(&c.tx.lock) else {
                 return fail(libc::EAGAIN);
@@ -183,7 +207,14 @@ pub unsafe fn send(
                     }
                     peer_check(c, fd, link);
                 }
-                if nonblocking(c, flags) {
+                let nb = nonblocking(c, flags);
+                if nb && !patient && !full && c.tx.awaits(&m) {
+                    // One answer, once per switch: worth more than an EAGAIN that TCP would not give.
+                    patient = true;
+                    wait::wait(i, c, l, fd, For::Space, ASK_MS);
+                    continue;
+                }
+                if nb {
                     crate::epoll::blocked(i);
                     return if total > 0 {
                         total as isize
@@ -274,7 +305,12 @@ fn grow(c: &Conn, link: &crate::links::Link, m: &link::lane::Memory) -> bool {
 fn peer_check(c: &Conn, fd: i32, link: &crate::links::Link) {
     let e = sys::poll1(fd, libc::POLLRDHUP);
     let gone = e & (libc::POLLERR | libc::POLLHUP) != 0
-        || (e & libc::POLLRDHUP != 0 && sys::poll1(link.bell(), 0) & libc::POLLHUP != 0);
+        || (!link.is_far()
+            && e & libc::POLLRDHUP != 0
+            && sys::poll1(link.bell(), 0) & libc::POLLHUP != 0);
+    if link.is_far() && sys::poll1(link.bell(), 0) & libc::POLLHUP != 0 {
+        return link.gone(); // the daemon is
+    }
     if gone {
         if let Some(_g) = lock::lock(&c.tx.lock) {
             c.tx.abandon();
@@ -524,6 +560,7 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
             return false;
         }
         if tx_done && rx_done {
+            promote::leave_far(i);
             crate::epoll::deactivate(i);
             return true;
         }

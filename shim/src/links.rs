@@ -37,6 +37,8 @@ pub struct Link {
     pub side: AtomicU32,
     /// 0 free, 1 in use, 2 the other party is gone.
     pub state: AtomicU32,
+    /// Not 0: the other party is the daemon, and lanes lead to another node.
+    pub far: AtomicU32,
     pub own: Area,
     pub peer: Area,
     /// Our end of the doorbell + 1 (0: none).
@@ -154,7 +156,7 @@ pub fn reap() {
 }
 
 /// Enters a new link with its doorbell and our control chunk. Takes over both descriptors.
-pub fn create(id: u64, side: u8, bell: i32, chunk0: i32, bytes: usize) -> bool {
+pub fn create(id: u64, side: u8, bell: i32, chunk0: i32, bytes: usize, far: bool) -> bool {
     init();
     reap();
     if bytes < link::layout::CONTROL_BYTES {
@@ -168,6 +170,7 @@ pub fn create(id: u64, side: u8, bell: i32, chunk0: i32, bytes: usize) -> bool {
     };
     l.id.store(id, Relaxed);
     l.side.store(u32::from(side), Relaxed);
+    l.far.store(u32::from(far), Relaxed);
     l.bell.store(fdtab::hide(bell) + 1, Relaxed);
     // SAFETY: just mapped with at least CONTROL_BYTES; stays mapped while the link is in use.
     unsafe { l.own.set_control(p.cast()) };
@@ -205,6 +208,18 @@ impl Link {
         if let Some(w) = self.owed.get(lane as usize / 64) {
             w.fetch_or(1 << (lane % 64), Relaxed);
             OWED.store(1, Relaxed);
+        }
+    }
+
+    #[inline(always)]
+    pub fn is_far(&self) -> bool {
+        self.far.load(Relaxed) != 0
+    }
+
+    /// The other party is gone.
+    pub fn gone(&self) {
+        if self.state.swap(GONE, AcqRel) != GONE {
+            crate::promote::peer_gone(self);
         }
     }
 
@@ -281,7 +296,6 @@ impl Link {
             return Loc::unpack(a.free[class][n as usize - 1].load(Relaxed));
         }
         let pages = 1u32 << (log2 - 12);
-        let per_chunk = (link::layout::CHUNK_BYTES / 4096) as u32;
         for _ in 0..CHUNKS {
             let chunk = a.chunk.load(Relaxed).max(1);
             if chunk as usize >= CHUNKS {
@@ -291,6 +305,7 @@ impl Link {
             if a.ready.load(Acquire) & (1 << chunk) == 0 {
                 break;
             }
+            let per_chunk = (self.own.chunk_len(chunk as usize) / 4096) as u32;
             let page = a.page.load(Relaxed);
             if page + pages <= per_chunk {
                 a.page.store(page + pages, Relaxed);

@@ -201,7 +201,7 @@ fn run(
             if let Some(i) = fdtab::conn(p.fd) {
                 let c = table::conn(i);
                 if promote::engaged(c) {
-                    let tcp_out = if c.tx.is_up() {
+                    let tcp_out = if c.tx.on_lane() {
                         0
                     } else {
                         p.events & (POLLOUT | WRNORM)
@@ -258,7 +258,7 @@ fn run(
                                 r |= p.events & WRNORM;
                             }
                             p.revents = r | urgent;
-                            blocked |= want & OUT != 0 && ev & OUT == 0 && c.tx.is_up();
+                            blocked |= want & OUT != 0 && ev & OUT == 0 && c.tx.on_lane();
                         }
                         None => {
                             p.revents = 0;
@@ -293,7 +293,7 @@ fn run(
                     match promote::lane(c, table::local(i)) {
                         Some((_, m)) => {
                             (p.events & (POLLIN | RDNORM | POLLRDHUP) != 0 && c.rx.stirs(&m))
-                                || c.tx.is_up() && c.tx.has_work(&m)
+                                || c.tx.on_lane() && c.tx.has_work(&m)
                                 || (p.events & POLLOUT != 0
                                     && c.tx.mode.load(Relaxed) == tx::mode::RING
                                     && c.tx.writable(&m))
@@ -397,8 +397,7 @@ fn run(
         for (k, l) in links.iter().flatten().enumerate() {
             if !ready && r > 0 && tmp[n + 2 + k].revents != 0 {
                 if l.drain_bell() == link::doorbell::Drained::Gone {
-                    l.state.store(crate::links::GONE, Release);
-                    promote::peer_gone(l);
+                    l.gone();
                 }
                 wait::forward(l, place.index(), None);
             }

@@ -24,13 +24,17 @@ const CLOSED_DOORS: u32 = flag::LANE | flag::REGISTERED | flag::BARRED | flag::H
 pub fn lane<'a>(c: &'a Conn, l: &'a Local) -> Option<(&'a Link, Memory<'a>)> {
     // SAFETY: null, or a slot of the link table, which is never unmapped.
     let link = unsafe { l.link.load(Acquire).as_ref() }?;
-    Memory::new(&link.own, &link.peer, c.lane.load(Relaxed)).map(|m| (link, m))
+    Memory::new(&link.own, &link.peer, c.lane.load(Relaxed))
+        .map(|m| (link, m.across(link.is_far())))
 }
 
 /// Called with each native send or receive, before it: one more call of evidence.
 #[inline(always)]
 pub fn evidence(i: u32, fd: i32, c: &Conn) {
     if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
+        if c.flags.load(Relaxed) & flag::FAR != 0 {
+            retire(i, c);
+        }
         // Without lanes nobody polls the control connection: look now and then whether it is there.
         if c.calls.fetch_add(1, Relaxed) & 0xff == 0xff {
             crate::io::quietly(control::pump);
@@ -204,6 +208,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     let Some(m) = Memory::new(&link.own, &link.peer, lane_no) else {
         return false;
     };
+    let m = m.across(link.is_far());
     if !usable() || table::holders(c) != 1 {
         c.flags.fetch_and(!flag::REGISTERED, Relaxed);
         return false;
@@ -220,6 +225,13 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
         later(c, Reason::Memory, 50);
         return false;
     };
+    // The daemon finishes what we cannot, and so has to have the socket before anything goes up.
+    if link.is_far() && !control::lane_held(link, lane_no, l.fd.load(Relaxed)) {
+        link.free(loc);
+        c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+        later(c, Reason::TimeoutDaemon, 50);
+        return false;
+    }
     slot[0].store(loc.pack(), Relaxed);
     c.tx.attach(&m, epoch, loc);
     c.tx.set_tag(tag);
@@ -234,7 +246,8 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     sync_nonblock(c, l.fd.load(Relaxed));
     because(c, Reason::None);
     c.flags.fetch_and(!flag::REGISTERED, Relaxed);
-    c.flags.fetch_or(flag::LANE, Release);
+    let far = if link.is_far() { flag::FAR } else { 0 };
+    c.flags.fetch_or(flag::LANE | far, Release);
     epoll::activate(i, link);
     ready_locked(i, c, l);
     true
@@ -423,6 +436,10 @@ pub fn daemon_lost() {
 pub fn peer_gone(link: &Link) {
     each(|i, c| {
         if core::ptr::eq(table::local(i).link.load(Relaxed), link) {
+            if link.is_far() {
+                far_gone(i, c, link);
+                return epoll::stir(i);
+            }
             if let Some(_g) = lock::lock(&c.tx.lock) {
                 c.tx.abandon();
             }
@@ -430,6 +447,79 @@ pub fn peer_gone(link: &Link) {
             epoll::stir(i);
         }
     });
+}
+
+/// The way to the other node is gone, or the daemon that knows it: everything goes on over TCP,
+/// and the connection may be promoted anew.
+fn far_gone(i: u32, c: &Conn, link: &Link) {
+    let l = table::local(i);
+    let Some((_, m)) = lane(c, l) else { return };
+    let fd = l.fd.load(Relaxed);
+    let port = Sock { fd, link };
+    let mut spoilt = None;
+    if let Some(_g) = lock::lock(&c.tx.lock) {
+        let was = c.tx.is_up();
+        spoilt = c.tx.reclaim(&m, &port).err();
+        if was && !c.tx.is_up() {
+            counted_down();
+        }
+        shut_late(c, fd);
+    }
+    if let Some(_g) = lock::lock(&c.rx.lock) {
+        if c.rx.mode.load(Relaxed) == rx::mode::READY {
+            let _ = c.rx.revoke(&m, &port); // nobody will switch up to us any more
+        }
+    }
+    match spoilt {
+        Some(r) => crate::io::reset(c, fd, r),
+        None => because(c, Reason::LinkLost),
+    }
+}
+
+/// A direction that was shut down while it was on the ring is on TCP now.
+fn shut_late(c: &Conn, fd: i32) {
+    if c.tx.shut.load(Relaxed) != 0 && c.tx.mode.load(Relaxed) == tx::mode::TCP {
+        let _ = sys::shutdown(fd, libc::SHUT_WR);
+    }
+}
+
+/// A lane whose link is gone is given back when both directions are on TCP.
+#[cold]
+fn retire(i: u32, c: &Conn) {
+    let l = table::local(i);
+    let Some((link, m)) = lane(c, l) else { return };
+    if link.state.load(Relaxed) != crate::links::GONE || engaged(c) {
+        return;
+    }
+    let _ = m;
+    let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
+        return;
+    };
+    if !engaged(c) && give_back(i, c, link) {
+        later(c, Reason::LinkLost, 200);
+        c.calls.store(0, Relaxed);
+    }
+}
+
+/// The connection, on TCP in both directions, no longer has its lane. Both locks held.
+fn give_back(i: u32, c: &Conn, link: &Link) -> bool {
+    if c.flags.fetch_and(!(flag::LANE | flag::FAR), Relaxed) & flag::LANE == 0 {
+        return false;
+    }
+    table::local(i).link.store(core::ptr::null_mut(), Release);
+    control::lane_done(link, c.lane.load(Relaxed));
+    epoll::deactivate(i);
+    true
+}
+
+/// A connection that leaves this process for good must not leave a copy with the daemon, which would
+/// hold back the end that its next owner makes.
+pub fn leave_far(i: u32) {
+    let c = table::conn(i);
+    if let Some((link, _)) = lane(c, table::local(i)).filter(|(k, _)| k.is_far()) {
+        let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
+        give_back(i, c, link);
+    }
 }
 
 pub fn command(conn: u32, gen: u32, what: u32) {
@@ -507,7 +597,7 @@ pub fn lane_gone(link: &Link, lane_no: u32, i: u32, gen: u32) {
         if !matches!(c.rx.revoke(&m, &port), Ok(rx::Revoked::Clear)) {
             return;
         }
-        c.flags.fetch_and(!flag::LANE, Relaxed);
+        c.flags.fetch_and(!(flag::LANE | flag::FAR), Relaxed);
         l.link.store(core::ptr::null_mut(), Release);
         c.calls.store(0, Relaxed);
         later(c, Reason::PeerDeclined, 200);
@@ -548,7 +638,7 @@ pub fn end_lane(i: u32) {
     if c.flags.load(Relaxed) & flag::REGISTERED != 0 {
         control::forget(i, c.gen.load(Relaxed));
     }
-    if c.flags.fetch_and(!flag::LANE, Relaxed) & flag::LANE == 0 {
+    if c.flags.fetch_and(!(flag::LANE | flag::FAR), Relaxed) & flag::LANE == 0 {
         return;
     }
     if let Some((link, _)) = lane(c, l) {
@@ -595,6 +685,9 @@ fn attend_slow(c: &Conn, link: &Link, m: &Memory, fd: i32) {
         let _ = c.tx.look(m, &Sock { fd, link });
         if was && !c.tx.is_up() {
             counted_down();
+        }
+        if c.tx.shut.load(Relaxed) != 0 && link.state.load(Relaxed) == crate::links::GONE {
+            shut_late(c, fd);
         }
     }
 }

@@ -183,6 +183,11 @@ pub fn kill0(pid: u32) -> R<()> {
     sc!(libc::SYS_kill, pid, 0).map(drop)
 }
 
+/// Sends a signal to this very thread.
+pub fn raise(sig: i32) {
+    let _ = sc!(libc::SYS_tgkill, getpid(), gettid(), sig);
+}
+
 pub fn now_ns() -> u64 {
     let mut ts = libc::timespec {
         tv_sec: 0,

@@ -320,12 +320,13 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_
     };
     let ready = match what {
         // The way down is not waited for here, only TCP's buffer: see `events`.
-        For::Data => c.rx.stirs(m) || (c.tx.is_up() && c.tx.has_work(m)),
+        For::Data => c.rx.stirs(m) || (c.tx.on_lane() && c.tx.has_work(m)),
+        For::Space if c.tx.awaits(m) => c.tx.has_work(m),
         For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock { fd, link }),
     };
     let mut woke = Woke::Look { kernel: false };
     if !ready {
-        let tx_native = what == For::Space && !c.tx.is_up();
+        let tx_native = what == For::Space && !c.tx.is_up() && !c.tx.awaits(m);
         let events = match what {
             For::Data if c.tx.mode.load(Relaxed) == link::lane::tx::mode::DRAIN => {
                 libc::POLLIN | libc::POLLRDHUP | libc::POLLOUT
@@ -380,8 +381,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_
         };
         if n > 0 && p[2].revents != 0 {
             if link.drain_bell() == link::doorbell::Drained::Gone {
-                link.state.store(crate::links::GONE, Release);
-                promote::peer_gone(link);
+                link.gone();
             }
             forward(link, slot_no, None);
         }

@@ -11,6 +11,7 @@
 //! may touch the host's network or need privileges.
 
 pub mod agent;
+pub mod cluster;
 pub mod daemon;
 mod guest;
 mod hub;
@@ -19,6 +20,8 @@ mod kernel;
 mod machine;
 mod monitor;
 mod node;
+pub mod stream;
+pub mod streams;
 mod talk;
 mod wire;
 
@@ -122,6 +125,11 @@ impl Lab {
 
     pub fn nodes(&self) -> usize {
         self.nodes.len()
+    }
+
+    /// Per machine; they count from 1.
+    pub fn rails(&self) -> usize {
+        self.spec.rails
     }
 
     /// By number, from 0.

@@ -126,10 +126,10 @@ pub fn reasons(o: &cli::Json) -> Outcome {
         out::print_json(&table.map(|s| s.json()).collect::<Value>())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut t = format!("{:<10} {:<16} Meaning, and what to do\n", "Code", "Name");
+    let mut t = format!("{:<10} {:<20} Meaning, and what to do\n", "Code", "Name");
     for s in table {
-        t.push_str(&format!("0x{:08x} {:<16} {}\n", s.code, s.name, s.text));
-        t.push_str(&format!("{:27} -> {}\n", "", s.advice));
+        t.push_str(&format!("0x{:08x} {:<20} {}\n", s.code, s.name, s.text));
+        t.push_str(&format!("{:31} -> {}\n", "", s.advice));
     }
     out::print(&t)?;
     Ok(ExitCode::SUCCESS)

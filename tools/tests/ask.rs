@@ -84,7 +84,7 @@ fn reasons_lists_the_whole_table_without_a_daemon() {
     for (i, o) in link::reason::TABLE.iter().zip(json.as_array().unwrap()) {
         let code = format!("0x{:08x}", i.reason.code());
         assert!(
-            table.contains(&format!("{code} {:<16} {}\n", i.name, i.text)),
+            table.contains(&format!("{code} {:<20} {}\n", i.name, i.text)),
             "{code}"
         );
         assert!(table.contains(i.advice));

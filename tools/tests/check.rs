@@ -213,7 +213,7 @@ fn a_connection_to_another_node_that_stays_on_tcp() {
         (
             waiting(0x0a00_0001),
             Across { refusal: no_device, ..between() },
-            "RDMA       none here: the peer is on another node, and this node has no usable RDMA device (no-rdma-device)",
+            "RDMA       none: the peer is on another node, and this node has no usable RDMA device (no-rdma-device)",
             1,
         ),
         (

@@ -23,6 +23,8 @@ pub mod flag {
     pub const VALIDATE: u8 = 2;
     /// This lane has failed here; nothing about it will follow.
     pub const ABORT: u8 = 4;
+    /// Tell me (`Landed`) when your end has been shown everything up to `head`.
+    pub const WANT_LANDED: u8 = 8;
 }
 
 /// State of a lane, both directions: a snapshot, never an event.
@@ -104,6 +106,8 @@ pub enum Body {
     SwitchReply { epoch: u32, attempt: u32, ok: bool },
     /// 0x83, token = lane: from cursor `from` on the sender's ring is another one.
     Ring { moves: u32, log2: u8, from: u64 },
+    /// 0x85, token = lane: the receiving end has been shown everything up to `head`.
+    Landed { epoch: u32, head: u64 },
     /// 0x84, token = lane: where its counterpart lies; none if there is no memory.
     RingReply { moves: u32, place: Option<Place> },
 }
@@ -232,6 +236,10 @@ impl Message {
                 w.0[12] = log2;
                 w.put(16, from.to_be_bytes());
             }
+            Body::Landed { epoch, head } => {
+                w.put(8, epoch.to_be_bytes());
+                w.put(16, head.to_be_bytes());
+            }
             Body::RingReply { moves, place } => {
                 w.put(8, moves.to_be_bytes());
                 w.0[12] = bits(false, place.is_none());
@@ -300,6 +308,10 @@ impl Message {
                 attempt: r.u32(12),
                 ok: b[16] == 1,
             },
+            0x85 => Body::Landed {
+                epoch: r.u32(8),
+                head: r.u64(16),
+            },
             0x83 => Body::Ring {
                 moves: r.u32(8),
                 log2: b[12],
@@ -342,6 +354,7 @@ impl Body {
             Body::SwitchReply { .. } => 0x82,
             Body::Ring { .. } => 0x83,
             Body::RingReply { .. } => 0x84,
+            Body::Landed { .. } => 0x85,
         }
     }
 
@@ -350,7 +363,7 @@ impl Body {
         match self {
             Body::AddLink { end: Some(e), .. } => e.possible(),
             Body::ConfirmRkey(Some(k)) => k.addr.checked_add(k.len).is_some(),
-            Body::Cdc(c) => c.flags < 8 && c.tx_phase <= 5,
+            Body::Cdc(c) => c.flags < 16 && c.tx_phase <= 5,
             _ => true,
         }
     }
@@ -387,7 +400,7 @@ mod tests {
             len: len.into(),
             rkey,
         });
-        let cdc = (any::<(u64, u64, u32, u32, u8)>(), 0..6u8, 0..8u8).prop_map(
+        let cdc = (any::<(u64, u64, u32, u32, u8)>(), 0..6u8, 0..16u8).prop_map(
             |((head, cursor, tx_epoch, rx_epoch, rx_flags), tx_phase, flags)| {
                 Body::Cdc(Cdc {
                     head,
@@ -429,6 +442,7 @@ mod tests {
                 log2,
                 from
             }),
+            any::<(u32, u64)>().prop_map(|(epoch, head)| Body::Landed { epoch, head }),
             any::<(u32, Option<(u32, u64)>)>().prop_map(|(moves, p)| Body::RingReply {
                 moves,
                 place: p.map(|(region, offset)| Place { region, offset }),
@@ -448,9 +462,9 @@ mod tests {
 
         /// Any bytes: no panic, and what is accepted has one form.
         #[test]
-        fn noise(mut b: [u8; LEN], kind in 0..12u8, lucky: bool) {
+        fn noise(mut b: [u8; LEN], kind in 0..13u8, lucky: bool) {
             if lucky {
-                b[0] = [1, 2, 4, 6, 7, 9, 0xfe, 0x81, 0x82, 0x83, 0x84, 0][usize::from(kind)];
+                b[0] = [1, 2, 4, 6, 7, 9, 0xfe, 0x81, 0x82, 0x83, 0x84, 0x85, 0][usize::from(kind)];
                 b[1] = LEN as u8;
             }
             if let Ok(m) = Message::decode(&b) {

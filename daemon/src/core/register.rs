@@ -156,7 +156,7 @@ impl Core {
         };
         let mut out = Out::default();
         match self.links.connect(ends, [&a, &b], random(), &mut out) {
-            Ok(()) => {
+            Ok(_) => {
                 self.counters.paired += 1;
                 self.act(out, Reason::Memory, RETRY_TROUBLE_MS);
             }

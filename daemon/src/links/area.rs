@@ -2,7 +2,7 @@
 //! from its stage: given to its writer, mapped by him, sealed, given to the other.
 
 use crate::memfd;
-use link::layout::{CHUNK_BYTES, CONTROL_BYTES, LANES};
+use link::layout::{CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES, LANES};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,8 +28,17 @@ pub struct Chunk {
 /// Both doorbell ends and the first two chunks of both areas.
 pub type Areas = ([OwnedFd; 2], [Vec<Chunk>; 2]);
 
+/// Bytes of a data chunk.
+pub fn chunk_bytes(far: bool) -> usize {
+    if far {
+        FAR_CHUNK_BYTES
+    } else {
+        CHUNK_BYTES
+    }
+}
+
 /// Makes what a new link needs.
-pub fn make_areas(id: u64) -> Result<Areas, Errno> {
+pub fn make_areas(id: u64, far: bool) -> Result<Areas, Errno> {
     use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
     let (a, b) = socketpair(
         AddressFamily::UNIX,
@@ -37,13 +46,18 @@ pub fn make_areas(id: u64) -> Result<Areas, Errno> {
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )?;
-    let area = |side| Ok::<_, Errno>(vec![make_chunk(id, side, 0)?, make_chunk(id, side, 1)?]);
+    let chunk = |side, n| make_chunk(id, side, n, far);
+    let area = |side| Ok::<_, Errno>(vec![chunk(side, 0)?, chunk(side, 1)?]);
     Ok(([a, b], [area(0)?, area(1)?]))
 }
 
 /// Makes chunk `n` of an area; chunk 0 says in its head what it is.
-pub fn make_chunk(id: u64, side: usize, n: usize) -> Result<Chunk, Errno> {
-    let bytes = if n == 0 { CONTROL_BYTES } else { CHUNK_BYTES };
+pub fn make_chunk(id: u64, side: usize, n: usize, far: bool) -> Result<Chunk, Errno> {
+    let bytes = if n == 0 {
+        CONTROL_BYTES
+    } else {
+        chunk_bytes(far)
+    };
     let fd = memfd::make(&format!("underpass-{id:x}-{side}-{n}"), bytes)?;
     if n == 0 {
         let mut h = Vec::with_capacity(28);

@@ -11,14 +11,16 @@ use link::msg::ToShim;
 use std::rc::Rc;
 
 impl Links {
-    /// Makes a lane between two ends, and the link if there is none. `tag` must be random.
+    /// Makes a lane between two ends, and the link if there is none. `tag` must be random. A lane
+    /// to another node (the second end is a far party's) waits for [`Links::release`]; its link and
+    /// slot are returned, and how often the slot has been used.
     pub fn connect(
         &mut self,
         ends: [ConnRef; 2],
         groups: [&Rc<Group>; 2],
         tag: u64,
         out: &mut Out,
-    ) -> Result<(), Refused> {
+    ) -> Result<(u64, u32, u32), Refused> {
         // The lower party is side 0, in every link of these two.
         let swap = ends[0].party > ends[1].party;
         let (ends, groups) = if swap {
@@ -64,6 +66,7 @@ impl Links {
             done: [false; 2],
             tag,
             offered: false,
+            held: pair.1.is_far(),
         });
         for (side, e) in ends.iter().enumerate() {
             self.by_conn
@@ -73,7 +76,43 @@ impl Links {
         if link.ready {
             offer(id, link, slot, out);
         }
-        Ok(())
+        Ok((id, slot as u32, link.slots[slot].uses))
+    }
+
+    /// The far node has a lane for this one. Both count the uses of their slots alike from here on;
+    /// `tag` is the one that both have.
+    pub fn release(&mut self, id: u64, slot: u32, uses: u32, tag: u64, out: &mut Out) {
+        let Some(link) = self.links.get_mut(&id) else {
+            return;
+        };
+        let Some(s) = link.slots.get_mut(slot as usize) else {
+            return;
+        };
+        if let Some(u) = s.now.as_mut().filter(|u| u.held) {
+            u.held = false;
+            u.tag = tag;
+            s.uses = s.uses.max(uses);
+            if link.ready {
+                offer(id, link, slot as usize, out);
+            }
+        }
+    }
+
+    /// A lane to another node will not be, or its link is of no use any more.
+    pub fn abandon(&mut self, id: u64, slot: u32, out: &mut Out) {
+        let unoffered = |l: &Link| {
+            let now = l.slots.get(slot as usize).and_then(|s| s.now.as_ref());
+            now.is_some_and(|u| !u.offered)
+        };
+        if self.links.get(&id).is_some_and(unoffered) {
+            self.cancel(id, slot as usize, out);
+        }
+    }
+
+    /// Which lane of which link an end has.
+    pub fn lane_of(&self, who: ConnRef) -> Option<(u64, u32)> {
+        let (id, slot, _) = self.by_conn.get(&(who.party, who.conn, who.gen))?;
+        Some((*id, *slot))
     }
 
     /// A shim no longer uses a lane.
@@ -121,7 +160,7 @@ impl Links {
             let u = l.slots.get(lane as usize)?.now.as_ref()?;
             (!u.done[usize::from(other)]).then_some(u.ends[usize::from(other)])
         });
-        if let Some(e) = left {
+        if let Some(e) = left.filter(|e| !e.party.is_far()) {
             let msg = ToShim::LaneGone {
                 link: id,
                 side: other,
@@ -185,10 +224,17 @@ impl Links {
 }
 
 pub(super) fn offer(id: u64, link: &mut Link, slot: usize, out: &mut Out) {
-    if let Some(u) = link.slots.get_mut(slot).and_then(|s| s.now.as_mut()) {
-        u.offered = true;
+    let Some(u) = link.slots.get_mut(slot).and_then(|s| s.now.as_mut()) else {
+        return;
+    };
+    if u.held {
+        return out.ready.push(u.ends[0]);
     }
+    u.offered = true;
     for side in 0..2 {
+        if link.sides[side].party.is_far() {
+            continue; // it knows
+        }
         if let Some(msg) = offer_msg(id, link, slot, side) {
             out.send(link.sides[side].party, msg, vec![]);
         }

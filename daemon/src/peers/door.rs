@@ -16,6 +16,9 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use tokio::sync::mpsc;
 
+/// Until ends that no rail could serve try again.
+const RETRY_RAIL_MS: u32 = 1000;
+
 /// The clock of the BPF records.
 fn now() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -109,11 +112,13 @@ impl Core {
             }
             p.channel_up(&node, key, room, now, alive, out);
         }));
+        self.rails(|r| r.channel_up(&met.node, met.instance));
         Some(id)
     }
 
     pub(super) fn channel_down(&mut self, node: &Name, id: u64, why: &str, code: Reason) {
         if self.peers.as_mut().is_some_and(|p| p.ended(node, id, why)) {
+            self.rails(|r| r.channel_down(node));
             let node = node.clone();
             self.across(Box::new(move |p, now, alive, out| {
                 p.channel_down(&node, code, now, alive, out)
@@ -143,6 +148,17 @@ impl Core {
         if !self.peers.as_ref().is_some_and(|p| p.is_current(node, id)) {
             return Ok(());
         }
+        if matches!(
+            msg,
+            Msg::Rails { .. }
+                | Msg::Engine { .. }
+                | Msg::Lane { .. }
+                | Msg::LaneGo { .. }
+                | Msg::NoLane { .. }
+        ) {
+            self.rails(|r| r.message(node, msg));
+            return Ok(());
+        }
         let mut done = Ok(());
         let slot = &mut done;
         self.across(Box::new(move |p, now, alive, out| {
@@ -151,8 +167,7 @@ impl Core {
         done
     }
 
-    /// One connection, two nodes. There are no lanes across nodes: both ends stay on TCP, and both
-    /// say why.
+    /// One connection, two nodes: a lane if both can, else both say why not.
     fn paired_across(&mut self, p: Paired) {
         self.waiting.forget(p.who);
         self.counters.paired_across += 1;
@@ -163,10 +178,24 @@ impl Core {
                 p.who.conn, p.node, p.part
             ),
         );
-        let local = Reason::NoDevice;
-        let peer = Reason::from_code(p.refusal).filter(|r| *r != Reason::None);
-        let peer = peer.unwrap_or(Reason::PeerDeclined);
-        self.decline(p.who, local, peer, RETRY_UNPROVEN_MS);
+        let (local, peer) = (p.own_refusal, p.refusal);
+        if local == 0 && peer == 0 {
+            return self.lane_across(&p);
+        }
+        let known = |code| Reason::from_code(code).unwrap_or(Reason::PeerDeclined);
+        let (local, peer) = match (known(local), known(peer)) {
+            (Reason::None, Reason::NoDevice) => (Reason::PeerNoDevice, Reason::NoDevice),
+            (Reason::None, p) => (Reason::PeerDeclined, p),
+            (l, p) => (l, p),
+        };
+        // Rails come back; devices hardly.
+        let soon = [local, peer].contains(&Reason::RailDown);
+        let retry_ms = if soon {
+            RETRY_RAIL_MS
+        } else {
+            RETRY_UNPROVEN_MS
+        };
+        self.decline(p.who, local, peer, retry_ms);
     }
 
     /// Why the ends that wait for other nodes do.

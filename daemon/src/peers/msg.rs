@@ -89,6 +89,36 @@ pub enum Msg {
         peer: SocketAddr,
         reason: u32,
     },
+    /// The life of the rails between these two nodes that the sender is in: see `rail`. The
+    /// following messages are void in any other.
+    Rails {
+        life: u64,
+    },
+    /// From engine to engine.
+    Engine {
+        life: u64,
+        control: underpass_rdma::engine::Control,
+    },
+    /// The sender has a lane for pairing `pair`: by which token to name it, how often its slot was
+    /// used before; `tag` is the maker's.
+    Lane {
+        life: u64,
+        pair: u64,
+        token: u32,
+        uses: u32,
+        tag: u64,
+    },
+    /// The maker has connected its end and the taker's: it may be used.
+    LaneGo {
+        life: u64,
+        pair: u64,
+    },
+    /// There will be no lane for this pairing.
+    NoLane {
+        life: u64,
+        pair: u64,
+        reason: u32,
+    },
     /// Of a newer version.
     #[serde(other)]
     Unknown,
@@ -281,6 +311,27 @@ mod tests {
             (any::<u64>(), claim()).prop_map(|(id, claim)| Msg::Seek { id, claim }),
             any::<u64>().prop_map(|id| Msg::Unseek { id }),
             (any::<u64>(), reason()).prop_map(|(seek, reason)| Msg::Hint { seek, reason }),
+            any::<u64>().prop_map(|life| Msg::Rails { life }),
+            any::<(u64, u64, u32, u32, u64)>().prop_map(|n| Msg::Lane {
+                life: n.0,
+                pair: n.1,
+                token: n.2,
+                uses: n.3,
+                tag: n.4,
+            }),
+            any::<(u64, u64)>().prop_map(|n| Msg::LaneGo {
+                life: n.0,
+                pair: n.1
+            }),
+            any::<(u64, u64, u32)>().prop_map(|n| Msg::NoLane {
+                life: n.0,
+                pair: n.1,
+                reason: n.2,
+            }),
+            any::<(u64, u32)>().prop_map(|n| Msg::Engine {
+                life: n.0,
+                control: underpass_rdma::engine::Control::QpDead { link: n.1 },
+            }),
             (any::<(u64, u64)>(), claim(), reason()).prop_map(|(n, claim, refusal)| Msg::Make {
                 seek: n.0,
                 make: n.1,

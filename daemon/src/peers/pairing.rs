@@ -62,8 +62,11 @@ pub struct Paired {
     pub part: Part,
     /// Number of the pair on the channel, given by the maker.
     pub pair: u64,
-    /// Why the other node makes no lane; 0: it would.
+    /// Cookie of the end's socket.
+    pub cookie: u64,
+    /// Why the other node makes no lane, and why this one makes none; 0: it would.
     pub refusal: u32,
+    pub own_refusal: u32,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -113,11 +116,15 @@ struct Sought {
 struct Making {
     sought: Sought,
     until_ns: u64,
+    /// What the other node was told of us.
+    refusal: u32,
 }
 
 pub struct Pairing {
     directory: Rc<dyn Directory>,
-    /// Why this node makes no lanes to others; 0: it does.
+    /// Why this node makes no lanes to another; 0: it does.
+    refusals: HashMap<Name, u32>,
+    /// The same for all that are not listed.
     refusal: u32,
     ends: HashMap<EndKey, Sought>,
     /// By local and peer address, for hints only.
@@ -135,10 +142,21 @@ impl Pairing {
             tables: tables.collect(),
             directory,
             refusal,
+            refusals: HashMap::new(),
             ends: HashMap::new(),
             tuples: HashMap::new(),
             next: 1,
         }
+    }
+
+    /// From now on lanes to this node are refused for this reason; 0: they are made.
+    pub fn set_refusal(&mut self, node: &Name, code: u32) {
+        self.refusals.insert(node.clone(), code);
+    }
+
+    /// Why lanes to this node are refused; 0: they are not.
+    pub fn refusal(&self, node: &Name) -> u32 {
+        self.refusals.get(node).copied().unwrap_or(self.refusal)
     }
 
     fn number(&mut self) -> u64 {
@@ -256,12 +274,17 @@ impl Pairing {
             return;
         };
         let make = self.number();
-        let refusal = self.refusal;
+        let refusal = self.refusal(node);
         let Some(t) = self.tables.get_mut(node) else {
             return;
         };
         let until_ns = now + MAKE_NS;
-        t.makes.insert(make, Making { sought, until_ns });
+        let making = Making {
+            sought,
+            until_ns,
+            refusal,
+        };
+        t.makes.insert(make, making);
         t.send(
             Msg::Make {
                 seek,
@@ -428,7 +451,9 @@ impl Pairing {
                     node: node.clone(),
                     part: Part::Maker,
                     pair: make,
+                    cookie: m.sought.end.cookie,
                     refusal,
+                    own_refusal: m.refusal,
                 }));
                 Ok(())
             }
@@ -469,7 +494,7 @@ impl Pairing {
                 Err("a taker's message to the taker")
             }
             (_, Msg::Hello { .. }) => Err("a second hello"),
-            (_, Msg::Bye { .. } | Msg::Ping { .. } | Msg::Pong { .. } | Msg::Unknown) => Ok(()),
+            (_, _) => Ok(()),
         }
     }
 
@@ -551,7 +576,7 @@ impl Pairing {
             t.lies += u64::from(r == Reason::WrongNode);
             return t.send(fail(r), out);
         }
-        let who = s.who;
+        let (who, cookie) = (s.who, s.end.cookie);
         // Our Seek is answered: no need to take it back.
         t.numbers.remove(&key);
         t.sent.remove(&seek);
@@ -560,7 +585,7 @@ impl Pairing {
             return self.remove(key.0, key.1, out);
         }
         self.take(key, out);
-        let own = self.refusal;
+        let own = self.refusal(node);
         if let Some(t) = self.tables.get(node) {
             t.send(Msg::Made { make, refusal: own }, out);
         }
@@ -569,7 +594,9 @@ impl Pairing {
             node: node.clone(),
             part: Part::Taker,
             pair: make,
+            cookie,
             refusal,
+            own_refusal: own,
         }));
     }
 
@@ -639,10 +666,6 @@ impl Pairing {
             p => p,
         };
         Some(Shown { local, peer })
-    }
-
-    pub fn refusal(&self) -> u32 {
-        self.refusal
     }
 
     /// Ends that wait for one of another node.

@@ -72,6 +72,15 @@ impl Area {
         self.base.get(n).is_some_and(|b| !b.load(Acquire).is_null())
     }
 
+    /// Bytes of a chunk that is mapped here, else 0.
+    pub fn chunk_len(&self, n: usize) -> usize {
+        if self.has_chunk(n) {
+            self.len[n].load(Relaxed)
+        } else {
+            0
+        }
+    }
+
     /// Start of a ring, if it lies inside a chunk that is mapped here.
     #[inline(always)]
     pub fn ring(&self, loc: Loc) -> Option<Ring> {
@@ -102,6 +111,7 @@ pub struct Memory<'a> {
     lane: usize,
     /// The other party is a daemon that stands for an end on another node: see [`Memory::far`].
     far: bool,
+    custodian: bool,
 }
 
 impl<'a> Memory<'a> {
@@ -119,6 +129,7 @@ impl<'a> Memory<'a> {
             peer_ctl: peer.control()?,
             lane,
             far: false,
+            custodian: false,
         })
     }
 
@@ -133,6 +144,21 @@ impl<'a> Memory<'a> {
     #[inline(always)]
     pub fn far(&self) -> bool {
         self.far
+    }
+
+    /// The same as the daemon sees it that has taken the end's sending direction over: `own` is the
+    /// end's area, which is only read, `peer` the daemon's.
+    pub fn custodian(self) -> Self {
+        Memory {
+            far: true,
+            custodian: true,
+            ..self
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn is_custodian(&self) -> bool {
+        self.custodian
     }
 
     #[inline(always)]

@@ -537,10 +537,16 @@ impl RxState {
             // `head` was loaded before the ring was filled). The others need not ask.
             if m.far() {
                 // The far side learns of it through two daemons: in few steps while there is more to
-                // read, and at once when there is not. It may be waiting for the reader to leave a ring.
-                if cursor == head || cursor.wrapping_sub(self.told.load(Relaxed)) >= size / 4 {
-                    self.told.store(cursor, Relaxed);
-                    m.publish(port);
+                // read, and at once when there is not, if it waits; else when it next hears from us.
+                let told = self.told.load(Relaxed);
+                if cursor == head || cursor.wrapping_sub(told) >= size / 4 {
+                    // SYNC space: the cursor is stored, now we look; the daemon stores the wish, then
+                    // looks at the cursor.
+                    fence(SeqCst);
+                    if m.peer_tx().want_space.load(Relaxed) != 0 {
+                        self.told.store(cursor, Relaxed);
+                        m.publish(port);
+                    }
                 }
             } else if head - begin > size / 2 || n > size / 4 {
                 self.consumed(m, port, head - cursor, size);

@@ -3,8 +3,11 @@
 //! Life of a direction: TCP → (the receiver is ready) → ring → TCP → … Every method must be called
 //! with the direction's lock held; none blocks.
 
+mod custody;
 mod down;
 mod up;
+
+pub use custody::Adopted;
 
 use super::mem::{copy_in, Iov, Memory};
 use super::{Port, Progress};
@@ -66,6 +69,10 @@ pub struct TxState {
     /// Bytes that the frame announces.
     frame_rest: AtomicU32,
     tag: AtomicU64,
+    /// Across nodes: the epoch whose custody ended with the daemon's life.
+    reclaimed: AtomicU32,
+    /// Not 0: the application shut this direction down.
+    pub shut: AtomicU32,
     /// Clock (ms) since when the ring has been full; 0: it is not.
     pub full_since_ms: AtomicU64,
     /// Bytes sent over rings, for statistics.
@@ -94,6 +101,17 @@ impl TxState {
         self.mode.load(Relaxed) == mode::RING
     }
 
+    /// Does sending depend on the lane's words rather than on TCP's buffer? On the ring, or asking
+    /// whether it may go there.
+    pub fn on_lane(&self) -> bool {
+        matches!(self.mode.load(Relaxed), mode::RING | mode::ASK)
+    }
+
+    /// Waits for the far node's answer to a switch, or for the daemon that has the direction.
+    pub fn awaits(&self, m: &Memory) -> bool {
+        m.far() && (self.mode.load(Relaxed) == mode::ASK || self.held(m))
+    }
+
     fn ring_size(&self) -> u64 {
         Loc::unpack(self.loc.load(Relaxed)).map_or(0, |l| l.bytes() as u64)
     }
@@ -118,6 +136,8 @@ impl TxState {
         self.mode.store(mode::TCP, Relaxed);
         self.frame_done.store(LEN as u32, Relaxed);
         self.full_since_ms.store(0, Relaxed);
+        self.shut.store(0, Relaxed);
+        self.reclaimed.store(0, Relaxed);
         let w = m.own_tx();
         w.want_space.store(0, Relaxed);
         let seq = w.loc_seq.load(Relaxed);
@@ -168,6 +188,9 @@ impl TxState {
 
     /// Stores the state word and announces it.
     fn say(&self, m: &Memory, port: &impl Port, epoch: u32, phase: u64) {
+        if m.is_custodian() {
+            return self.say_done(m, epoch, phase);
+        }
         // Release: pairs with the Acquire loads of `state` in `rx`; the words before it are valid.
         m.own_tx().state.store(pack(epoch, phase), Release);
         m.publish(port);
@@ -203,6 +226,9 @@ impl TxState {
     /// Is there enough space that a poll should say so? A quarter of the ring, as the kernel asks
     /// for a third of the send buffer (`sk_stream_is_writeable`).
     pub fn writable(&self, m: &Memory) -> bool {
+        if m.far() && self.held(m) {
+            return false; // the daemon rings when it is done
+        }
         let size = self.ring_size();
         let want = size / 4;
         if self.free(size, self.peer_cursor.load(Relaxed)) >= want {
@@ -217,6 +243,9 @@ impl TxState {
     /// Puts as much as fits on the ring.
     #[inline]
     pub fn send(&self, m: &Memory, port: &impl Port, iov: &mut Iov<'_>) -> Sent {
+        if self.in_custody(m) {
+            return Sent::Blocked;
+        }
         match self.mode.load(Relaxed) {
             mode::RING => {}
             mode::DRAIN => match self.drain(m, port) {
@@ -340,8 +369,9 @@ impl TxState {
     #[inline(always)]
     pub fn has_work(&self, m: &Memory) -> bool {
         match self.mode.load(Relaxed) {
-            mode::RING => self.asked(m.peer_rx().word.load(Acquire)),
-            mode::DRAIN => true,
+            mode::RING if m.far() && self.held(m) => false,
+            mode::RING => self.asked(m.peer_rx().word.load(Acquire)) || self.is_through(m),
+            mode::DRAIN => !m.far() || !self.held(m),
             mode::ASK => self.has_answer(m),
             _ => false,
         }
@@ -350,6 +380,9 @@ impl TxState {
     /// Does what the receiver asked for, if anything. Call from hooks that find work to do, too:
     /// a revocation must not have to wait for the next send.
     pub fn look(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        if self.in_custody(m) {
+            return Ok(Progress::Blocked);
+        }
         match self.mode.load(Relaxed) {
             mode::RING => {
                 let word = m.peer_rx().word.load(Acquire);
@@ -376,7 +409,9 @@ impl TxState {
 
     /// May the lane move to another ring now? Only when the reader has left the one before.
     pub fn can_move(&self, m: &Memory) -> bool {
-        self.is_up() && matches!(self.refresh(m), Ok(c) if c >= self.loc_from.load(Relaxed))
+        self.is_up()
+            && !self.in_custody(m)
+            && matches!(self.refresh(m), Ok(c) if c >= self.loc_from.load(Relaxed))
     }
 
     /// Moves to another (larger) ring from the present head on. Returns a location that the reader

@@ -130,7 +130,7 @@ pub(super) fn harvest(s: &Set, evs: *mut epoll_event, max: usize, alone: Option<
                 continue;
             };
             reg.tcp.store(tcp, Relaxed);
-            let blocked = want & OUT != 0 && ev & OUT == 0 && c.tx.is_up();
+            let blocked = want & OUT != 0 && ev & OUT == 0 && c.tx.on_lane();
             let mut told = ev & (mask | ERR | HUP)
                 | if ev & IN != 0 { mask & RDNORM } else { 0 }
                 | if ev & OUT != 0 { mask & WRNORM } else { 0 };

@@ -29,7 +29,7 @@ pub(super) fn inner(i: u32, s: &Set) {
                     }
                     // TCP's buffer has space: news only to who sends there, and had none.
                     let sends = table::conn(reg.conn.load(Relaxed).wrapping_sub(1));
-                    if events & OUT != 0 && !fresh && !sends.tx.is_up() {
+                    if events & OUT != 0 && !fresh && !sends.tx.on_lane() {
                         edges |= EDGE_OUT;
                     }
                     reg.flags.fetch_or(edges, Relaxed);
@@ -40,8 +40,7 @@ pub(super) fn inner(i: u32, s: &Set) {
                 if let Some(l) = links::by_index(low as usize) {
                     if l.drain_bell() == link::doorbell::Drained::Gone {
                         let _ = sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, l.bell(), 0, 0);
-                        l.state.store(links::GONE, Release);
-                        promote::peer_gone(l);
+                        l.gone();
                     }
                     wait::forward(l, None, Some(i as usize));
                 }

@@ -89,11 +89,15 @@ pub unsafe extern "C" fn accept4(fd: i32, a: *mut sockaddr, l: *mut socklen_t, f
 #[no_mangle]
 pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
     let i = conn(fd);
-    if let Some(i) = i {
-        io::quietly(|| fdops::before_shutdown(fd, i, how));
-    }
-    // SAFETY: see the module above.
-    let r = unsafe { real::shutdown(fd, how) };
+    let how = match i {
+        Some(i) => io::quietly(|| fdops::before_shutdown(fd, i, how)),
+        None => Some(how),
+    };
+    let r = match how {
+        // SAFETY: see the module above.
+        Some(how) => unsafe { real::shutdown(fd, how) },
+        None => 0,
+    };
     if let Some(i) = i {
         io::quietly(|| {
             fdops::after_shutdown(i);

@@ -25,6 +25,11 @@ impl Daemon {
     pub fn start(node: &Node, args: &str) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let dir = format!("/run/lab-daemon{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        Self::start_in(node, &dir, args)
+    }
+
+    /// The same in a runtime directory that an earlier one may have used.
+    pub fn start_in(node: &Node, dir: &str, args: &str) -> Result<Self> {
         let program = quoted(&paths::bin("underpassd").to_string_lossy());
         let guest = node.guest()?;
         let running = guest
@@ -34,7 +39,7 @@ impl Daemon {
         let d = Daemon {
             guest,
             agent: quoted(&node.agent().to_string_lossy()),
-            dir,
+            dir: dir.into(),
             running,
         };
         d.running.until("the daemon answers", PATIENCE, || {
@@ -45,16 +50,23 @@ impl Daemon {
 
     /// The environment of programs under the shim.
     pub fn shim(&self) -> Vec<(String, String)> {
-        let shim = paths::shim().to_string_lossy().into_owned();
-        [("LD_PRELOAD", shim), ("UNDERPASS_DIR", self.dir.clone())]
-            .map(|(k, v)| (k.to_string(), v))
-            .to_vec()
+        Self::env(&self.dir, false)
     }
 
     /// The same, and every connection is promoted as early as possible.
     pub fn eager(&self) -> Vec<(String, String)> {
-        let mut env = self.shim();
-        env.push(("UNDERPASS".into(), "eager".into()));
+        Self::env(&self.dir, true)
+    }
+
+    /// The environment of programs whose daemon has this runtime directory, or had, or will have.
+    pub fn env(dir: &str, eager: bool) -> Vec<(String, String)> {
+        let mut env = vec![
+            ("LD_PRELOAD".into(), paths::shim().to_string_lossy().into()),
+            ("UNDERPASS_DIR".into(), dir.into()),
+        ];
+        if eager {
+            env.push(("UNDERPASS".into(), "eager".into()));
+        }
         env
     }
 

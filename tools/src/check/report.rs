@@ -283,7 +283,7 @@ fn across(a: &Across, here: Option<&Row>, t: &mut String) {
     }
     if a.refusal != 0 {
         let s = ss::Said::of(a.refusal);
-        t.push_str(&format!("RDMA       none here: {} ({})\n", s.text, s.name));
+        t.push_str(&format!("RDMA       none: {} ({})\n", s.text, s.name));
     } else if let Some(r) = here.and_then(|r| r.rail.as_ref()) {
         let device = clean(&r.device);
         let (port, n) = (r.port, a.links);
@@ -317,8 +317,8 @@ fn lasts(code: u32) -> bool {
                 | Reason::NotEstablished
                 | Reason::RingFull
                 | Reason::UnknownNode
-                | Reason::NodeLost
-                | Reason::NoRail
+                | Reason::LinkLost
+                | Reason::RailDown
         )
     )
 }

@@ -111,14 +111,16 @@ pub enum Event {
         lane: LaneId,
         fault: Fault,
     },
-    /// After [`super::Pair::finish`]: everything up to `head` is in the peer's ring, and announced.
+    /// After [`super::Pair::finish`]: everything up to `head` is in the peer's ring, and its reader has
+    /// been shown it.
     Flushed {
         lane: LaneId,
         head: u64,
     },
-    /// The peer has removed this lane.
+    /// The peer has removed this lane. `used`: bytes have gone over it.
     PeerClosed {
         lane: LaneId,
+        used: bool,
     },
     /// A lane that was removed is gone, and nothing can be written to its rings.
     Removed {

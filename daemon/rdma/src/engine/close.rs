@@ -14,10 +14,13 @@ impl<P: Provider> Pair<P> {
     /// The application will send no more (it has shut down, closed or ended): goes on until
     /// everything is in the peer's ring, then tells [`Event::Flushed`].
     pub fn finish(&mut self, id: LaneId) {
-        if let Some(lane) = self.lanes.get_mut(id) {
-            lane.out.finish = true;
+        let Some(lane) = self.lanes.get_mut(id) else {
+            return;
+        };
+        if !std::mem::replace(&mut lane.out.finish, true) {
+            lane.cdc = true; // the wish to hear of it
+            self.wake(id);
         }
-        self.wake(id);
     }
 
     /// The caller takes the sending direction down itself (custody). If it is up: its epoch, and the
@@ -42,6 +45,36 @@ impl<P: Provider> Pair<P> {
         self.lanes
             .get_mut(id)
             .is_some_and(|l| matches!(l.out.phase, Phase::Up | Phase::Left(true)))
+    }
+
+    /// Over which link the lane goes, if any.
+    pub fn link_of(&self, id: LaneId) -> Option<super::LinkId> {
+        self.lanes.get(id)?.link
+    }
+
+    /// Gives everything up: the caller is about to drop the pair. Every application is asked to go
+    /// down, who waits for a switch is refused, and a switch that the peer may have taken fails its
+    /// lane. Events are left to be taken.
+    pub fn abandon(&mut self, host: &mut dyn Host) {
+        self.rail = false;
+        let mut all = Vec::new();
+        self.lanes.each(|id, _| all.push(id));
+        for id in all {
+            let Some(mut lane) = self.lanes.take(id) else {
+                continue;
+            };
+            if let Phase::Asking(a) = lane.out.phase {
+                if a.doubt {
+                    self.fail_lane(id, &mut lane, super::Fault::InDoubt);
+                } else {
+                    self.refuse(&mut lane, a.epoch);
+                }
+            }
+            lane.out.want_down = true;
+            self.show(&mut lane);
+            self.lanes.put_back(id, lane);
+        }
+        self.publish_all(host);
     }
 
     /// The connection is over. [`Event::Removed`] follows when the peer has done the same.
@@ -97,7 +130,9 @@ impl<P: Provider> Pair<P> {
             }
             if !lane.peer_closed {
                 lane.peer_closed = true;
-                self.event(Event::PeerClosed { lane: token });
+                lane.out.reader_closed();
+                let used = lane.out.used() || lane.inn.used();
+                self.event(Event::PeerClosed { lane: token, used });
                 self.wake(token);
             }
         }

@@ -52,6 +52,10 @@ pub(super) struct In {
     pub ring_reply: Option<(u32, Option<Place>)>,
     /// The last answer about a ring that was sent.
     pub ring_replied: Option<(u32, Option<Place>)>,
+    /// The head that the peer wants to hear has been shown here.
+    wants_landed: Option<u64>,
+    pub landed_reply: Option<(u32, u64)>,
+    pub landed_replied: Option<(u32, u64)>,
 }
 
 impl In {
@@ -59,6 +63,7 @@ impl In {
     /// whose owner will not ask again: what may be lost is answered once more.
     pub fn moved(&mut self) {
         self.ring_reply = self.ring_reply.take().or(self.ring_replied);
+        self.landed_reply = self.landed_reply.take().or(self.landed_replied);
     }
 
     /// The peer's daemon asks what became of a switch. If it never came, it will not be taken.
@@ -85,6 +90,11 @@ impl In {
             Some(stale) if stale > self.cursor => self.head.min(stale - 1),
             _ => self.head,
         }
+    }
+
+    /// Was the ring used at any time?
+    pub fn used(&self) -> bool {
+        self.epoch != 0
     }
 
     pub fn unread(&self) -> bool {
@@ -174,6 +184,11 @@ impl<P: Provider> Pair<P> {
             }
             self.publish(lane);
         }
+        let i = &mut lane.inn;
+        if i.wants_landed.is_some_and(|at| i.shown >= at) {
+            i.wants_landed = None;
+            i.landed_reply = Some((i.epoch, i.shown));
+        }
     }
 
     /// The peer's application wants to switch up.
@@ -228,7 +243,6 @@ impl<P: Provider> Pair<P> {
         memory.mirror().heads[lane.slot].store(start, Relaxed);
         words.up_kpos.store(kpos, Relaxed);
         words.up_start.store(start, Relaxed);
-        words.want_space.store(1, Relaxed);
         // Release: pairs with the Acquire in `RxState::phase`.
         words.state.store(pack(epoch, tx::UP), Release);
         self.publish(lane);
@@ -263,7 +277,18 @@ impl<P: Provider> Pair<P> {
         if c.tx_phase < i.tx_phase || c.tx_phase == 0 {
             return Err(Fault::Peer("a sender that goes back"));
         }
-        i.wants = c.flags & flag::WANT_SPACE != 0;
+        let wants = c.flags & flag::WANT_SPACE != 0;
+        if wants != std::mem::replace(&mut i.wants, wants) {
+            if let Some(p) = self.parties.get(&lane.party) {
+                // SYNC space: pairs with the fence in `RxState::take`; `on_cdc` looks at the cursor.
+                let w = &p.memory.mirror().tx[lane.slot].want_space;
+                w.store(u32::from(wants), SeqCst);
+            }
+        }
+        let i = &mut lane.inn;
+        if c.flags & flag::WANT_LANDED != 0 {
+            i.wants_landed = Some(c.head);
+        }
         if c.head > i.head {
             let Some(n) = i.ring_numbered(c.moves) else {
                 return Err(Fault::Peer("a head on a ring that is not there"));

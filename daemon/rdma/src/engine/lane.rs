@@ -44,11 +44,11 @@ pub(super) struct Closing {
 }
 
 impl Lane {
-    pub fn new(party: u32, slot: usize, base: u32) -> Self {
+    pub fn new(party: u32, slot: usize) -> Self {
         Lane {
             party,
             slot,
-            base,
+            base: 0,
             peer: None,
             link: None,
             under_way: 0,
@@ -153,6 +153,14 @@ impl Lanes {
     fn place(&mut self, id: LaneId) -> Option<&mut Slot> {
         let place = self.places.get_mut(id as usize & ((1 << INDEX_BITS) - 1))?;
         (place.uses == id >> INDEX_BITS).then_some(place)
+    }
+
+    pub fn get(&self, id: LaneId) -> Option<&Lane> {
+        let place = self.places.get(id as usize & ((1 << INDEX_BITS) - 1))?;
+        place
+            .lane
+            .as_deref()
+            .filter(|_| place.uses == id >> INDEX_BITS)
     }
 
     pub fn get_mut(&mut self, id: LaneId) -> Option<&mut Lane> {

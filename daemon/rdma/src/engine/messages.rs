@@ -59,7 +59,8 @@ impl<P: Provider> Pair<P> {
             | Body::Switch { .. }
             | Body::SwitchReply { .. }
             | Body::Ring { .. }
-            | Body::RingReply { .. } => self.on_lane_message(m, host),
+            | Body::RingReply { .. }
+            | Body::Landed { .. } => self.on_lane_message(m, host),
         }
     }
 
@@ -68,7 +69,7 @@ impl<P: Provider> Pair<P> {
             return;
         };
         let news = lane.news(m.seq);
-        if lane.works() {
+        if lane.works() && lane.peer.is_some() {
             let r = match m.body {
                 Body::Cdc(_) if !news => Ok(()), // overtaken on another link
                 Body::Cdc(c) => self.on_cdc(&mut lane, &c),
@@ -85,6 +86,7 @@ impl<P: Provider> Pair<P> {
                     self.on_ring(m.token, &mut lane, (moves, log2, from), host)
                 }
                 Body::RingReply { moves, place } => self.on_place(&mut lane, moves, place),
+                Body::Landed { epoch, head } => self.on_landed(&mut lane, epoch, head),
                 _ => Ok(()),
             };
             if let Err(fault) = r {

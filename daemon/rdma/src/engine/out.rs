@@ -89,6 +89,8 @@ pub(super) struct Out {
     not_before: u64,
     /// Last word we stored.
     shown: Option<u64>,
+    /// The peer's end is known to have been shown everything up to here.
+    landed: u64,
     /// Final head to tell when it has arrived.
     pub finish: bool,
     pub flushed: bool,
@@ -146,6 +148,23 @@ impl Out {
     pub fn query_again(&mut self) {
         if let Phase::Asking(a) = &mut self.phase {
             a.next_query = 0;
+        }
+    }
+
+    /// Has everything arrived, and has the peer's end been shown it?
+    pub fn is_there(&self) -> bool {
+        self.announced == self.head && self.landed == self.head
+    }
+
+    /// Reached the ring at any time?
+    pub fn used(&self) -> bool {
+        self.epoch != 0
+    }
+
+    /// The peer's reader is gone: the application is to meet TCP's own errors.
+    pub fn reader_closed(&mut self) {
+        if self.phase == Phase::Up {
+            self.told.1 |= rx::CLOSED as u8;
         }
     }
 
@@ -440,8 +459,10 @@ impl<P: Provider> Pair<P> {
         o.want_down = !self.rail;
         (o.cursor, o.posted, o.acked) = (a.start, a.start, a.start);
         (o.announced, o.high) = (a.start, a.start);
+        o.landed = 0;
         o.flushed = false;
         o.custody = false;
+        lane.cdc |= o.finish;
         if let Some(p) = self.parties.get(&lane.party) {
             // Release: pairs with the Acquire in `TxState::refresh`.
             p.memory.mirror().cursors[lane.slot].store(a.start, Release);
@@ -485,6 +506,30 @@ impl<P: Provider> Pair<P> {
             }
         }
         self.show(lane);
+        Ok(())
+    }
+
+    /// The peer's end has been shown everything up to here.
+    pub(super) fn on_landed(
+        &mut self,
+        lane: &mut Lane,
+        epoch: u32,
+        head: u64,
+    ) -> Result<(), Fault> {
+        let o = &mut lane.out;
+        if epoch != o.epoch {
+            return Ok(()); // of an epoch before
+        }
+        if head > o.high {
+            return Err(Fault::Peer("it has been shown more than was sent"));
+        }
+        o.landed = o.landed.max(head);
+        if let Some(p) = self.parties.get(&lane.party) {
+            // Release: pairs with the Acquire in `TxState::finish`.
+            let w = &p.memory.mirror().rx[lane.slot].landed;
+            w.store(lane.out.landed, Release);
+        }
+        self.publish(lane);
         Ok(())
     }
 

@@ -97,10 +97,9 @@ impl<P: Provider> Pair<P> {
         id
     }
 
-    /// A lane slot of a party is in use for a connection to the peer's node. Epochs above `base`
-    /// belong to this use; both ends must have been given the same. `None`: no such party, or no
-    /// lane is left.
-    pub fn open(&mut self, party: PartyId, slot: u32, base: u32) -> Option<LaneId> {
+    /// A lane slot of a party is in use for a connection to the peer's node. `None`: no such party,
+    /// or no lane is left. Nothing is done for it before [`Pair::connect`].
+    pub fn open(&mut self, party: PartyId, slot: u32) -> Option<LaneId> {
         let slot = slot as usize;
         if slot >= LANES {
             return None;
@@ -111,16 +110,20 @@ impl<P: Provider> Pair<P> {
         words.rx[slot]
             .word
             .store(0, std::sync::atomic::Ordering::Release);
-        let id = self.lanes.add(Lane::new(party, slot, base))?;
+        let id = self.lanes.add(Lane::new(party, slot))?;
         p.groups[slot / GROUP].lanes.push(id);
         self.wake(id);
         Some(id)
     }
 
-    /// The peer has told by which token it wants the lane named.
-    pub fn connect(&mut self, id: LaneId, peer: u32) {
+    /// The peer has told by which token it wants the lane named. Epochs above `base` belong to this
+    /// use of the slots; both ends must have been given the same.
+    pub fn connect(&mut self, id: LaneId, peer: u32, base: u32) {
         if let Some(lane) = self.lanes.get_mut(id) {
-            lane.peer.get_or_insert(peer);
+            if lane.peer.is_none() {
+                lane.base = base;
+                lane.peer = Some(peer);
+            }
         }
         self.wake(id);
     }

@@ -19,7 +19,7 @@ impl<P: Provider> Pair<P> {
             return false;
         };
         lane.queued = false;
-        if lane.works() {
+        if lane.works() && lane.peer.is_some() {
             let looked = self
                 .look_in(&mut lane)
                 .and_then(|()| self.look_out(&mut lane));
@@ -192,6 +192,9 @@ impl<P: Provider> Pair<P> {
         if let Some((moves, place)) = lane.inn.ring_reply {
             return Some((Body::RingReply { moves, place }, lane_message, Vec::new()));
         }
+        if let Some((epoch, head)) = lane.inn.landed_reply {
+            return Some((Body::Landed { epoch, head }, lane_message, Vec::new()));
+        }
         if let Some((epoch, attempt, ok)) = lane.inn.switch_reply {
             let body = Body::SwitchReply { epoch, attempt, ok };
             return Some((body, lane_message, Vec::new()));
@@ -306,6 +309,9 @@ impl<P: Provider> Pair<P> {
         if o.sends() && o.announced - o.cursor.min(o.announced) > half {
             flags |= flag::WANT_SPACE;
         }
+        if o.finish && o.sends() {
+            flags |= flag::WANT_LANDED;
+        }
         if lane.validate || o.repeats() {
             flags |= flag::VALIDATE;
         }
@@ -331,6 +337,7 @@ impl<P: Provider> Pair<P> {
             Body::RingReply { .. } => {
                 lane.inn.ring_replied = lane.inn.ring_reply.take();
             }
+            Body::Landed { .. } => lane.inn.landed_replied = lane.inn.landed_reply.take(),
             Body::SwitchReply { .. } => lane.inn.switch_reply = None,
             Body::Ring { moves, .. } => {
                 let ring = lane.out.rings.iter_mut().find(|r| r.number == *moves);
@@ -359,7 +366,7 @@ impl<P: Provider> Pair<P> {
         let o = &mut lane.out;
         let there = match o.phase {
             Phase::Asking(_) => false,
-            Phase::Up | Phase::Left(true) => o.acked == o.head && o.announced == o.head,
+            Phase::Up | Phase::Left(true) => o.is_there(),
             _ => true,
         };
         if o.finish && !o.flushed && there {

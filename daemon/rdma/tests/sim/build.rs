@@ -222,7 +222,7 @@ pub fn lane(nodes: &mut [Node], l: usize, party: usize, rng: &mut Rng) -> Lane {
             let read = rng.below(20_000);
             app.cursors[i].store(read, Relaxed);
             mirror.heads[i].store(read, Relaxed);
-            let id = nodes[n].pair.open(p.id, slot, BASE).expect("a lane");
+            let id = nodes[n].pair.open(p.id, slot).expect("a lane");
             nodes[n].host.party_of.insert(id, p.id);
             ids[n] = id;
             let w = app::World {
@@ -238,7 +238,7 @@ pub fn lane(nodes: &mut [Node], l: usize, party: usize, rng: &mut Rng) -> Lane {
         })
         .collect();
     for n in 0..2 {
-        nodes[n].pair.connect(ids[n], ids[1 - n]);
+        nodes[n].pair.connect(ids[n], ids[1 - n], BASE);
     }
     let mut ends = ends.into_iter();
     Lane {

@@ -66,7 +66,7 @@ impl TxState {
     }
 
     /// Most bytes that can be unread: the present ring and the one before it.
-    fn backlog_max(&self) -> u64 {
+    pub(super) fn backlog_max(&self) -> u64 {
         self.ring_size() + Loc::unpack(self.retired.load(Relaxed)).map_or(0, |l| l.bytes() as u64)
     }
 
@@ -74,6 +74,9 @@ impl TxState {
     /// consumed, and the bytes from there follow on TCP. The ring keeps them, too: a reader that is
     /// quicker takes them there and skips as many on TCP, so that it never waits for our flush.
     pub fn down(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        if self.in_custody(m) {
+            return Ok(Progress::Blocked);
+        }
         match self.mode.load(Relaxed) {
             mode::RING => {}
             mode::DRAIN => return self.drain(m, port),
@@ -96,6 +99,7 @@ impl TxState {
         self.frame_rest.store(rest as u32, Relaxed); // at most two rings
         self.frame_cursor.store(cursor, Relaxed);
         self.drain_at.store(cursor, Relaxed);
+        self.record(m, cursor, Kind::Down);
         self.mode.store(mode::DRAIN, Relaxed);
         self.downs.fetch_add(1, Relaxed);
         self.drain(m, port)
@@ -156,6 +160,7 @@ impl TxState {
         self.frame_rest.store(0, Relaxed);
         self.frame_cursor.store(head, Relaxed);
         self.drain_at.store(head, Relaxed);
+        self.record(m, head, Kind::Fin);
         self.mode.store(mode::DRAIN, Relaxed);
         self.downs.fetch_add(1, Relaxed);
         self.drain(m, port)

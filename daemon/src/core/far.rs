@@ -1,0 +1,215 @@
+//! The core and the rails: lanes to other nodes, as far as parties, links and peers have to do with
+//! them.
+
+use super::{Core, RETRY_SOON_MS, RETRY_TROUBLE_MS};
+use crate::fds::Foreign;
+use crate::links::{Out, Refused, Violation};
+use crate::pairing::ConnRef;
+use crate::party::PartyId;
+use crate::peers::pairing::Paired;
+use crate::rail::{Effect, Rails};
+use link::msg::ToShim;
+use link::reason::Reason;
+use std::rc::Rc;
+
+/// Our side of every far link.
+const FAR: u8 = 1;
+
+impl Core {
+    /// Lets something happen to the rails, and does what comes of it.
+    pub(crate) fn rails<T>(&mut self, step: impl FnOnce(&mut Rails) -> T) -> Option<T> {
+        let r = step(self.rails.as_mut()?);
+        self.effects();
+        Some(r)
+    }
+
+    pub(super) fn effects(&mut self) {
+        loop {
+            let all = self.rails.as_mut().map(Rails::take_effects);
+            let Some(all) = all.filter(|a| !a.is_empty()) else {
+                return;
+            };
+            for e in all {
+                self.effect(e);
+            }
+        }
+    }
+
+    fn effect(&mut self, e: Effect) {
+        let far = |s: &Self, link| s.links.far_party(link);
+        let mut out = Out::default();
+        let links = &mut self.links;
+        // A link that is gone is no news here: its last messages cross on the way.
+        let done = match e {
+            Effect::Say(node, msg) => {
+                if let Some(p) = &mut self.peers {
+                    p.send(&node, msg);
+                }
+                Ok(())
+            }
+            Effect::Mapped { link, chunk } => match far(self, link) {
+                Some(p) => self.links.mapped(p, link, FAR, chunk, &mut out),
+                None => Ok(()),
+            },
+            Effect::PeerMapped { link, chunk } => match far(self, link) {
+                Some(p) => self.links.peer_mapped(p, link, FAR, chunk, &mut out),
+                None => Ok(()),
+            },
+            Effect::WantChunk { link } => match far(self, link) {
+                Some(p) => self.links.want_chunk(p, link, FAR, &mut out),
+                None => Ok(()),
+            },
+            Effect::TearDown { link } => match far(self, link) {
+                Some(p) => self.links.link_failed(p, link, FAR, &mut out),
+                None => Ok(()),
+            },
+            Effect::Release { at, uses, tag } => {
+                links.release(at.0, at.1, uses, tag, &mut out);
+                Ok(())
+            }
+            Effect::Abandon {
+                at,
+                who,
+                local,
+                peer,
+                retry_ms,
+            } => {
+                links.abandon(at.0, at.1, &mut Out::default());
+                self.decline(who, local, peer, retry_ms);
+                Ok(())
+            }
+            Effect::Done { at } => match far(self, at.0) {
+                Some(p) => self.links.lane_done(p, at.0, FAR, at.1),
+                None => Ok(()),
+            },
+            Effect::Unused { at, who } => {
+                if let Some(p) = self.parties.get_mut(&who.party) {
+                    let msg = ToShim::LaneGone {
+                        link: at.0,
+                        side: 0,
+                        lane: at.1,
+                        conn: who.conn,
+                        gen: who.gen,
+                    };
+                    p.send(msg, vec![]);
+                }
+                Ok(())
+            }
+            Effect::Reset { who, reason } => {
+                self.decline(who, reason, Reason::None, 0);
+                Ok(())
+            }
+            Effect::Refusal(node, code) => {
+                if let Some(p) = &mut self.peers {
+                    p.pairing.set_refusal(&node, code);
+                }
+                Ok(())
+            }
+        };
+        if let Err(Violation(what)) = done {
+            tracing::error!("our own side of a link: {what}");
+        }
+        self.act(out, Reason::LinkLost, RETRY_SOON_MS);
+        self.busy_changed();
+    }
+
+    /// A message of the links for a far party, or word of a lane there that failed.
+    pub(super) fn act_far(&mut self, out: &mut Out) {
+        let far = |s: &crate::links::Send| s.to.is_far();
+        let (to_far, rest) = std::mem::take(&mut out.sends).into_iter().partition(far);
+        out.sends = rest;
+        let to_far: Vec<crate::links::Send> = to_far;
+        let ready = std::mem::take(&mut out.ready);
+        let Some(rails) = &mut self.rails else { return };
+        for s in to_far {
+            rails.deliver(s.to, s.msg, &s.fds);
+        }
+        for at in ready.into_iter().filter_map(|w| self.links.lane_of(w)) {
+            rails.ready(at);
+        }
+        for ends in out.failed.iter().filter(|e| e[1].party.is_far()) {
+            rails.undone(ends[0]);
+        }
+    }
+
+    /// The ends of a connection are on two nodes that both have rails: a lane.
+    pub(crate) fn lane_across(&mut self, p: &Paired) {
+        let far = self.rails.as_ref().and_then(|r| r.party_of(&p.node));
+        let group = self.parties.get(&p.who.party).map(|x| x.group().clone());
+        let (Some(far), Some(group)) = (far, group) else {
+            return;
+        };
+        let other = ConnRef {
+            party: far,
+            conn: p.pair as u32,
+            gen: (p.pair >> 32) as u32,
+        };
+        let ends = [p.who, other];
+        let mut out = Out::default();
+        let made = self
+            .links
+            .connect(ends, [&group, &self.far_group], super::random(), &mut out);
+        match made {
+            Ok((link, slot, uses)) => {
+                if let Some(r) = &mut self.rails {
+                    r.begin(p, (link, slot), uses);
+                }
+                self.act(out, Reason::Memory, RETRY_TROUBLE_MS);
+            }
+            Err(e) => {
+                let reason = match e {
+                    Refused::Limit(_) => Reason::Limit,
+                    Refused::Memory => Reason::Memory,
+                };
+                self.rails(|r| r.no_slot(p, reason));
+                self.decline(p.who, reason, Reason::PeerDeclined, RETRY_TROUBLE_MS);
+            }
+        }
+        self.effects();
+        self.busy_changed();
+    }
+
+    /// A process gives us a copy of the socket of a lane to another node.
+    pub(super) fn lane_held(
+        &mut self,
+        from: PartyId,
+        at: (u64, u32),
+        mut fds: Vec<Foreign>,
+    ) -> Result<(), Violation> {
+        let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
+            return Err(Violation("a lane's socket is exactly one descriptor"));
+        };
+        match self.rails(|r| r.held(from, at, fd)) {
+            Some(false) => Err(Violation("a lane's socket is another connection's")),
+            _ => Ok(()),
+        }
+    }
+
+    /// A process has ended: its lanes to other nodes are finished by us.
+    pub(super) fn dead_far(&mut self, id: PartyId) {
+        let Some(rails) = &mut self.rails else { return };
+        let parties = &self.parties;
+        rails.party_dead(id, |who| {
+            let p = parties.get(&who.party);
+            p.is_some_and(|p| p.others_hold(who.conn, who.gen))
+        });
+        self.effects();
+    }
+
+    /// Polls the rails; see [`crate::rail::run`].
+    pub(crate) fn poll_rails(&mut self, now: u64) -> Option<crate::rail::Polled> {
+        let rails = self.rails.as_mut()?;
+        let parties = &self.parties;
+        let polled = rails.poll(now, &|who| {
+            let p = parties.get(&who.party);
+            p.is_some_and(|p| p.family.sending(who.conn, who.gen))
+        });
+        self.effects();
+        Some(polled)
+    }
+
+    /// How the task of the rails is woken.
+    pub(crate) fn rails_kick(&self) -> Option<Rc<tokio::sync::Notify>> {
+        self.rails.as_ref().map(|r| r.kick.clone())
+    }
+}

@@ -1,0 +1,382 @@
+//! Lanes to other nodes: this daemon as the other party of its processes' links, the devices, and one
+//! engine (`underpass_rdma::engine::Pair`) per peer node.
+//!
+//! Everything here happens on the daemon's one thread, in short steps: `task` polls, the core calls
+//! in between. What comes of a step is a list of [`Effect`]s for the core.
+//!
+//! A pair of nodes has one engine *life* at a time, known to both by a number. A life ends when one
+//! of the two daemons ends, or finds the other's behaviour impossible; its links to processes end
+//! with it (they go down to TCP), and lanes of the next life are new ones.
+//!
+//! What it must never do: keep a connection's socket longer than its lane, let a peer's words reach
+//! a process of another lane, or say that memory is free which a device may still write.
+
+mod area;
+mod custody;
+mod devices;
+mod lane;
+mod life;
+mod show;
+mod task;
+
+pub use devices::{Facts, Port};
+pub use task::{run, Polled};
+
+use crate::config::RailConfig;
+use crate::pairing::ConnRef;
+use crate::party::PartyId;
+use crate::peers::directory::Name;
+use crate::peers::msg::Msg;
+use area::Shore;
+use devices::{Devices, News};
+use lane::Lane;
+use life::Node;
+use link::msg::ToShim;
+use link::reason::Reason;
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use underpass_rdma::devices::Change;
+use underpass_rdma::engine::{self, LaneId};
+use underpass_rdma::verbs::DeviceId;
+
+/// A lane: its link and slot there.
+type Key = (u64, u32);
+
+/// What the core is to do.
+#[derive(Debug)]
+pub enum Effect {
+    /// To a peer's daemon.
+    Say(Name, Msg),
+    /// Our answers about chunks of a link, as a shim gives them.
+    Mapped {
+        link: u64,
+        chunk: u32,
+    },
+    PeerMapped {
+        link: u64,
+        chunk: u32,
+    },
+    WantChunk {
+        link: u64,
+    },
+    /// The link cannot be used, or not any more.
+    TearDown {
+        link: u64,
+    },
+    /// Both nodes have the lane: offer it.
+    Release {
+        at: Key,
+        uses: u32,
+        tag: u64,
+    },
+    /// The lane will not be: decline the connection, for these reasons of both ends.
+    Abandon {
+        at: Key,
+        who: ConnRef,
+        local: Reason,
+        peer: Reason,
+        retry_ms: u32,
+    },
+    /// Nothing of the lane is left here.
+    Done {
+        at: Key,
+    },
+    /// The far end does not use the lane.
+    Unused {
+        at: Key,
+        who: ConnRef,
+    },
+    /// The connection was reset, for this reason.
+    Reset {
+        who: ConnRef,
+        reason: Reason,
+    },
+    /// Why no lanes are made to this node; 0: they are.
+    Refusal(Name, u32),
+}
+
+/// Does a thread of the process hold the lock of this connection's sending direction?
+pub type Locked<'a> = &'a dyn Fn(&ConnRef) -> bool;
+
+/// Our side of a link between a process and this daemon.
+struct Bank {
+    node: Name,
+    life: u64,
+    shore: Shore,
+    party: Option<engine::PartyId>,
+    bell: OwnedFd,
+    /// The core has given it up.
+    torn: bool,
+    asked: bool,
+}
+
+pub struct Rails {
+    devices: Option<Devices>,
+    nodes: BTreeMap<Name, Node>,
+    banks: HashMap<u64, Bank>,
+    lanes: BTreeMap<Key, Lane>,
+    out: Vec<Effect>,
+    /// Something happened that the task should look at.
+    pub kick: Rc<tokio::sync::Notify>,
+    /// Counted as asleep on all links.
+    dozing: bool,
+    /// When lanes are to be looked after, and how long something has been going on.
+    tend_at: u64,
+    busy_until: u64,
+}
+
+pub(super) fn now() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// What the engine asks for while it works.
+struct Host<'a> {
+    banks: &'a mut HashMap<u64, Bank>,
+    parties: &'a HashMap<engine::PartyId, u64>,
+    lanes: &'a HashMap<LaneId, Key>,
+    out: &'a mut Vec<Effect>,
+}
+
+impl engine::Host for Host<'_> {
+    fn ring(&mut self, party: engine::PartyId) {
+        let bank = self.parties.get(&party).and_then(|l| self.banks.get(l));
+        if let Some(b) = bank {
+            link::doorbell::ring(b.bell.as_fd());
+        }
+    }
+
+    fn place(&mut self, lane: LaneId, log2: u32) -> Option<link::layout::Loc> {
+        let (link, _) = self.lanes.get(&lane)?;
+        let bank = self.banks.get_mut(link)?;
+        let placed = bank.shore.place(log2);
+        if placed.is_none() && !bank.torn && !std::mem::replace(&mut bank.asked, true) {
+            self.out.push(Effect::WantChunk { link: *link });
+        }
+        placed
+    }
+
+    fn free(&mut self, lane: LaneId, at: link::layout::Loc) {
+        let bank = self.lanes.get(&lane).and_then(|k| self.banks.get_mut(&k.0));
+        if let Some(b) = bank {
+            b.shore.free(at);
+        }
+    }
+}
+
+impl Rails {
+    /// `peers`: all there are, with whether they come after us by name.
+    pub fn new(config: &[RailConfig], own: &Name, peers: impl Iterator<Item = Name>) -> Rails {
+        let devices = Devices::new(config);
+        if devices.is_none() {
+            tracing::info!("no libibverbs: connections to other nodes stay on TCP");
+        }
+        let node = |(n, name): (usize, Name)| (name.clone(), Node::new(n as u32, *own < name));
+        Rails {
+            devices,
+            nodes: peers.enumerate().map(node).collect(),
+            banks: HashMap::new(),
+            lanes: BTreeMap::new(),
+            out: Vec::new(),
+            kick: Rc::default(),
+            dozing: false,
+            tend_at: 0,
+            busy_until: 0,
+        }
+    }
+
+    /// The party that stands for this node.
+    pub fn party_of(&self, node: &Name) -> Option<PartyId> {
+        self.nodes.get(node).map(|n| PartyId::far(n.number))
+    }
+
+    /// Something is about to change, or has: nobody may sleep through it.
+    fn stir(&mut self) {
+        if std::mem::take(&mut self.dozing) {
+            self.nodes.values().for_each(|n| n.pair.rouse());
+        }
+        self.tend_at = 0;
+        self.kick.notify_one();
+    }
+
+    pub fn take_effects(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.out)
+    }
+
+    /// A message of the links' state machine for us as a party.
+    pub fn deliver(&mut self, to: PartyId, msg: ToShim, fds: &[Arc<OwnedFd>]) {
+        self.stir();
+        match msg {
+            ToShim::LinkNew { link, bytes, .. } => self.link_new(to, link, bytes, fds),
+            ToShim::Chunk {
+                link, chunk, bytes, ..
+            } => {
+                let entered = self.banks.get_mut(&link).zip(fds.first());
+                let ok =
+                    entered.is_some_and(|(b, fd)| b.shore.enter(true, chunk, fd, bytes).is_some());
+                self.answer(ok, link, Effect::Mapped { link, chunk });
+            }
+            ToShim::PeerChunk {
+                link, chunk, bytes, ..
+            } => {
+                let ok = self.peer_chunk(link, chunk, bytes, fds).is_some();
+                self.answer(ok, link, Effect::PeerMapped { link, chunk });
+            }
+            ToShim::ChunkReady { link, chunk, .. } => {
+                if let Some(b) = self.banks.get_mut(&link) {
+                    b.asked = false;
+                    b.shore.ready(chunk);
+                    let map = b.shore.own_chunk(chunk);
+                    let node = self.nodes.get_mut(&b.node).filter(|n| n.life == b.life);
+                    if let (Some(n), Some(p), Some(map)) = (node, b.party, map) {
+                        n.pair.add_own_chunk(p, chunk, map);
+                    }
+                }
+            }
+            ToShim::PeerGone { link, .. } => {
+                if let Some(b) = self.banks.get_mut(&link) {
+                    b.torn = true;
+                }
+                self.leave_bank(link);
+            }
+            _ => {}
+        }
+    }
+
+    fn answer(&mut self, ok: bool, link: u64, yes: Effect) {
+        self.out.push(match ok {
+            true => yes,
+            false => Effect::TearDown { link },
+        });
+    }
+
+    fn link_new(&mut self, to: PartyId, link: u64, bytes: u64, fds: &[Arc<OwnedFd>]) {
+        let node = self
+            .nodes
+            .iter()
+            .find(|(_, n)| PartyId::far(n.number) == to);
+        let (Some((name, node)), [bell, chunk0]) = (node, fds) else {
+            return self.out.push(Effect::TearDown { link });
+        };
+        let mut shore = Shore::default();
+        let entered = shore.enter(true, 0, chunk0, bytes);
+        let (Some(_), Ok(bell)) = (entered, rustix::io::fcntl_dupfd_cloexec(bell, 0)) else {
+            return self.out.push(Effect::TearDown { link });
+        };
+        let bank = Bank {
+            node: name.clone(),
+            life: node.life,
+            shore,
+            party: None,
+            bell,
+            torn: false,
+            asked: false,
+        };
+        self.banks.insert(link, bank);
+        self.out.push(Effect::Mapped { link, chunk: 0 });
+    }
+
+    fn peer_chunk(
+        &mut self,
+        link: u64,
+        chunk: u32,
+        bytes: u64,
+        fds: &[Arc<OwnedFd>],
+    ) -> Option<()> {
+        let b = self.banks.get_mut(&link)?;
+        let map = b.shore.enter(false, chunk, fds.first()?, bytes)?;
+        let node = self.nodes.get_mut(&b.node).filter(|n| n.life == b.life)?;
+        if chunk == 0 {
+            let party = node.pair.add_party(b.shore.words()?);
+            b.party = Some(party);
+            node.parties.insert(party, link);
+        } else {
+            node.pair.add_app_chunk(b.party?, chunk, map);
+        }
+        Some(())
+    }
+
+    /// Lets go of a link that the core has given up, when no lane of it is left.
+    fn leave_bank(&mut self, link: u64) {
+        let used = self
+            .lanes
+            .range((link, 0)..=(link, u32::MAX))
+            .next()
+            .is_some();
+        if used || self.banks.get(&link).is_none_or(|b| !b.torn) {
+            return;
+        }
+        let Some(b) = self.banks.remove(&link) else {
+            return;
+        };
+        // The engine keeps the memory as long as anything may be written to it.
+        let node = self.nodes.get_mut(&b.node).filter(|n| n.life == b.life);
+        if let (Some(n), Some(p)) = (node, b.party) {
+            n.pair.remove_party(p);
+        }
+    }
+
+    /// Devices as the kernel shows them now.
+    pub fn devices_changed(&mut self, changes: &[Change]) {
+        let mut news = Vec::new();
+        if let Some(d) = &mut self.devices {
+            d.changed(changes, &mut news);
+        }
+        self.take_news(news);
+    }
+
+    /// Takes in what open devices say by themselves; those that should be looked at again.
+    fn device_events(&mut self) -> Vec<DeviceId> {
+        let mut news = Vec::new();
+        let stale = self.devices.as_mut().map(|d| d.events(&mut news));
+        self.take_news(news);
+        stale.unwrap_or_default()
+    }
+
+    fn take_news(&mut self, news: Vec<News>) {
+        if news.is_empty() {
+            return;
+        }
+        self.stir();
+        let Some(devices) = &self.devices else { return };
+        for n in news {
+            for node in self.nodes.values_mut() {
+                match &n {
+                    News::Up(port, _) => node.add_rail(devices, port),
+                    News::Gone(port) => node.remove_rail(port),
+                    News::QpFailed(id, qpn) => node.qp_failed(id, *qpn),
+                }
+            }
+        }
+        self.tell_refusals();
+    }
+
+    /// Why no lanes are made to a node now.
+    fn refusal(&self, node: &Node) -> Reason {
+        match &self.devices {
+            Some(d) if !d.up().is_empty() => match node.up {
+                true => Reason::None,
+                false => Reason::RailDown,
+            },
+            _ => Reason::NoDevice,
+        }
+    }
+
+    fn tell_refusals(&mut self) {
+        let mut told = Vec::new();
+        for (name, node) in &self.nodes {
+            let now = self.refusal(node);
+            if node.refusal != Some(now) {
+                told.push((name.clone(), now));
+            }
+        }
+        for (name, now) in told {
+            if let Some(n) = self.nodes.get_mut(&name) {
+                n.refusal = Some(now);
+            }
+            self.out.push(Effect::Refusal(name, now.code()));
+        }
+    }
+}

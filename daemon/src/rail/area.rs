@@ -1,0 +1,225 @@
+//! Our side of a link to another node: the process's area, read here, and ours, which its device
+//! peers write; and the memory for incoming rings in it.
+
+use link::lane::{wake, Area, Memory as LaneMemory};
+use link::layout::{Control, Loc, CHUNKS, CONTROL_BYTES, GROUP, RING_LOG2_MAX, RING_LOG2_MIN};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use underpass_rdma::engine::PartyMemory;
+use underpass_rdma::verbs::Memory;
+
+/// A mapping of one chunk.
+pub struct Map {
+    addr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the value alone and is accessed through atomics, by raw copies, or by
+// a device.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+// SAFETY: mapped in `new`, unmapped in `drop`; the files are ours and sealed against shrinking, and no
+// reference to their data is ever made.
+unsafe impl Memory for Map {
+    fn addr(&self) -> NonNull<u8> {
+        self.addr
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Map {
+    /// Maps `len` bytes of a memory file that this daemon has made.
+    pub fn new(fd: impl AsFd, len: usize, write: bool) -> rustix::io::Result<Self> {
+        let prot = match write {
+            true => ProtFlags::READ | ProtFlags::WRITE,
+            false => ProtFlags::READ,
+        };
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let p =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)? };
+        let addr = NonNull::new(p.cast()).ok_or(rustix::io::Errno::NOMEM)?;
+        Ok(Map { addr, len })
+    }
+
+    fn control(&self) -> Option<NonNull<Control>> {
+        (self.len >= CONTROL_BYTES).then(|| self.addr.cast())
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length; regions over it hold the value, so none is left.
+        // An error would only mean that the memory stays.
+        let _ = unsafe { rustix::mm::munmap(self.addr.as_ptr().cast(), self.len) };
+    }
+}
+
+/// What both parties of a link have mapped, as this daemon sees it.
+#[derive(Default)]
+pub struct Shore {
+    own: Area,
+    app: Area,
+    own_maps: Vec<Option<Arc<Map>>>,
+    app_maps: Vec<Option<Arc<Map>>>,
+    rings: Rings,
+}
+
+impl Shore {
+    /// Enters a chunk, of our area or the process's. `None`: there is one, or it is none.
+    pub fn enter(&mut self, own: bool, n: u32, fd: &OwnedFd, bytes: u64) -> Option<Arc<Map>> {
+        let (area, maps) = match own {
+            true => (&self.own, &mut self.own_maps),
+            false => (&self.app, &mut self.app_maps),
+        };
+        let (n, len) = (n as usize, usize::try_from(bytes).ok()?);
+        if maps.len() != n || n >= CHUNKS || n == 0 && len < CONTROL_BYTES {
+            return None; // they come in order
+        }
+        let map = Arc::new(Map::new(fd, len, own).ok()?);
+        // SAFETY: mapped for `len` bytes, page-aligned, and kept in `maps` as long as the area.
+        unsafe {
+            match n {
+                0 => area.set_control(map.addr.as_ptr().cast()),
+                n => area.set_chunk(n, map.addr.as_ptr(), len),
+            }
+        }
+        maps.push(Some(map.clone()));
+        Some(map)
+    }
+
+    /// The control words, once both are mapped.
+    pub fn words(&self) -> Option<PartyMemory> {
+        let control = |maps: &[Option<Arc<Map>>]| maps.first().cloned().flatten();
+        let (app, own) = (control(&self.app_maps)?, control(&self.own_maps)?);
+        let (a, o) = (app.control()?, own.control()?);
+        // SAFETY: both are `CONTROL_BYTES` long, and live as long as what is kept here.
+        Some(unsafe { PartyMemory::new(a, o, Arc::new((app, own))) })
+    }
+
+    pub fn own_chunk(&self, n: u32) -> Option<Arc<Map>> {
+        self.own_maps.get(n as usize)?.clone()
+    }
+
+    /// The process has mapped this chunk of ours: rings may lie in it.
+    pub fn ready(&mut self, n: u32) {
+        let bytes = self.own.chunk_len(n as usize);
+        self.rings.chunk(n, bytes);
+    }
+
+    pub fn place(&mut self, log2: u32) -> Option<Loc> {
+        self.rings.alloc(log2)
+    }
+
+    pub fn free(&mut self, at: Loc) {
+        self.rings.free(at);
+    }
+
+    /// A lane's sending direction as whoever takes it over sees it.
+    pub fn custodian(&self, slot: u32) -> Option<LaneMemory<'_>> {
+        LaneMemory::new(&self.app, &self.own, slot).map(LaneMemory::custodian)
+    }
+
+    /// Announces what was stored in our words of a lane; whether the process has to be rung.
+    pub fn publish(&self, slot: u32) -> bool {
+        match (self.own.control(), self.app.control()) {
+            (Some(o), Some(a)) => wake::publish(&o.seq[slot as usize / GROUP].0, &a.sleepers.0),
+            _ => false,
+        }
+    }
+}
+
+/// Memory for rings: chunks are carved from the front, rings that come back are used again for the
+/// same size.
+#[derive(Default)]
+pub struct Rings {
+    /// Chunk, its pages, and the next free one.
+    chunks: Vec<(u32, u32, u32)>,
+    free: [Vec<Loc>; (RING_LOG2_MAX - RING_LOG2_MIN + 1) as usize],
+}
+
+impl Rings {
+    pub fn chunk(&mut self, n: u32, bytes: usize) {
+        if n > 0 && self.chunks.iter().all(|c| c.0 != n) {
+            self.chunks.push((n, (bytes / 4096) as u32, 0));
+        }
+    }
+
+    pub fn alloc(&mut self, log2: u32) -> Option<Loc> {
+        let class = log2.checked_sub(RING_LOG2_MIN)? as usize;
+        if let Some(loc) = self.free.get_mut(class)?.pop() {
+            return Some(loc);
+        }
+        let pages = 1u32 << (log2 - 12);
+        let (chunk, _, next) = self
+            .chunks
+            .iter_mut()
+            .find(|(_, all, next)| all - *next >= pages)?;
+        let loc = Loc {
+            chunk: *chunk,
+            page: *next,
+            log2,
+        };
+        *next += pages;
+        Some(loc)
+    }
+
+    pub fn free(&mut self, at: Loc) {
+        if let Some(of) = self.free.get_mut((at.log2 - RING_LOG2_MIN) as usize) {
+            of.push(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_do_not_overlap_and_come_again() {
+        let mut r = Rings::default();
+        assert_eq!(r.alloc(16), None, "no chunk yet");
+        r.chunk(1, 1 << 20);
+        r.chunk(1, 1 << 20);
+        let a: Vec<Loc> = (0..16).map(|_| r.alloc(16).unwrap()).collect();
+        let mut pages: Vec<u32> = a.iter().map(|l| l.page).collect();
+        pages.dedup();
+        assert_eq!(pages, (0..16).map(|i| i * 16).collect::<Vec<_>>());
+        assert_eq!(r.alloc(12), None, "the chunk is full");
+        r.free(a[3]);
+        assert_eq!(r.alloc(17), None, "another size");
+        assert_eq!(r.alloc(16), Some(a[3]));
+        r.chunk(2, 1 << 20);
+        assert_eq!(r.alloc(20).map(|l| (l.chunk, l.page)), Some((2, 0)));
+        assert_eq!(r.alloc(30), None);
+        assert_eq!(r.alloc(3), None);
+    }
+
+    /// The two sides of a link see each other's words; only ours can be written here.
+    #[test]
+    fn maps_are_shared() {
+        use std::sync::atomic::Ordering::Relaxed;
+        let file = crate::memfd::make("t", CONTROL_BYTES).unwrap();
+        let mut s = Shore::default();
+        assert!(s.enter(true, 1, &file, 4096).is_none(), "out of order");
+        assert!(s.enter(true, 0, &file, 4096).is_none(), "too small");
+        s.enter(true, 0, &file, CONTROL_BYTES as u64).unwrap();
+        assert!(s.words().is_none());
+        let other = crate::memfd::make("t", CONTROL_BYTES).unwrap();
+        s.enter(false, 0, &other, CONTROL_BYTES as u64).unwrap();
+        assert!(s.words().is_some());
+        let app = Map::new(&other, CONTROL_BYTES, true).unwrap();
+        // SAFETY: mapped, of that size, all atomics.
+        let words = unsafe { app.control().unwrap().as_ref() };
+        words.heads[7].store(42, Relaxed);
+        words.sleepers.0.store(1, Relaxed);
+        assert_eq!(s.custodian(7).unwrap().own_head().load(Relaxed), 42);
+        assert!(s.publish(7), "it sleeps");
+    }
+}

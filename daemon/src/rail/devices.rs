@@ -1,0 +1,280 @@
+//! The rails of this node: ports of devices that are open here and can carry links.
+//!
+//! Two rails of two nodes belong together if their addresses lie in the same subnet: that is all a
+//! daemon can know of the wiring. Where it is wrong, because a router leads from one subnet to the
+//! other, the configuration names the fabric.
+
+use crate::config::RailConfig;
+use rustix::fd::RawFd;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use underpass_rdma::devices::{Change, Fabric, SysDevice};
+use underpass_rdma::engine::Rail;
+use underpass_rdma::ibv::{Device, Ibv};
+use underpass_rdma::verbs::{
+    Device as _, DeviceEvent, DeviceId, Gid, GidKind, Mtu, PortState, Provider,
+};
+
+/// Name of a rail: device and port.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Port {
+    pub device: DeviceId,
+    pub port: u8,
+}
+
+/// What a link over a port is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    pub gid: Gid,
+    pub gid_index: u32,
+    pub lid: u16,
+    pub mtu: Mtu,
+    pub fabric: u32,
+}
+
+/// What happened to a rail.
+pub enum News {
+    Up(Port, Facts),
+    /// Down, or another address: everything made of it must go.
+    Gone(Port),
+    /// A queue pair failed, as its device says.
+    QpFailed(DeviceId, u32),
+}
+
+pub struct Devices {
+    ibv: Ibv,
+    config: Vec<RailConfig>,
+    open: BTreeMap<DeviceId, Arc<Device>>,
+    up: BTreeMap<Port, Facts>,
+}
+
+impl Devices {
+    /// `None`: no libibverbs here.
+    pub fn new(config: &[RailConfig]) -> Option<Devices> {
+        Some(Devices {
+            ibv: Ibv::new().ok()?,
+            config: config.to_vec(),
+            open: BTreeMap::new(),
+            up: BTreeMap::new(),
+        })
+    }
+
+    pub fn up(&self) -> &BTreeMap<Port, Facts> {
+        &self.up
+    }
+
+    /// A rail, for a pair.
+    pub fn rail(&self, port: &Port) -> Option<Rail<Device>> {
+        let (f, device) = (self.up.get(port)?, self.open.get(&port.device)?);
+        Some(Rail {
+            device: device.clone(),
+            port: port.port,
+            gid_index: f.gid_index,
+            gid: f.gid,
+            lid: f.lid,
+            mtu: f.mtu,
+            fabric: f.fabric,
+        })
+    }
+
+    /// Descriptors that tell of events.
+    pub fn event_fds(&self) -> impl Iterator<Item = RawFd> + '_ {
+        self.open.values().filter_map(|d| d.event_fd())
+    }
+
+    /// Takes in what the kernel shows now.
+    pub fn changed(&mut self, changes: &[Change], news: &mut Vec<News>) {
+        for c in changes {
+            match c {
+                Change::Removed(id) => self.close(id, news),
+                Change::Added(d) | Change::Changed(d) => self.look(d, news),
+            }
+        }
+    }
+
+    fn close(&mut self, id: &DeviceId, news: &mut Vec<News>) {
+        let of: Vec<Port> = self
+            .up
+            .keys()
+            .filter(|p| p.device == *id)
+            .cloned()
+            .collect();
+        for p in of {
+            self.up.remove(&p);
+            news.push(News::Gone(p));
+        }
+        if self.open.remove(id).is_some() {
+            tracing::info!("rdma device {} is gone", id.name);
+        }
+    }
+
+    fn look(&mut self, d: &SysDevice, news: &mut Vec<News>) {
+        let wanted: Vec<(u8, Facts)> = d
+            .ports
+            .iter()
+            .filter_map(|p| Some((p.port, self.facts(d, p.port)?)))
+            .collect();
+        if !wanted.is_empty() && !self.open.contains_key(&d.id) {
+            match self.ibv.open(&d.id) {
+                Ok(dev) => {
+                    self.open.insert(d.id.clone(), Arc::new(dev));
+                }
+                Err(e) => tracing::warn!("cannot open rdma device {}: {e}", d.id.name),
+            }
+        }
+        let Some(open) = self.open.get(&d.id).cloned() else {
+            return;
+        };
+        let info = open.info().ok();
+        for p in &d.ports {
+            let key = Port {
+                device: d.id.clone(),
+                port: p.port,
+            };
+            let mut now = wanted.iter().find(|w| w.0 == p.port).map(|w| w.1.clone());
+            let said = info
+                .as_ref()
+                .and_then(|i| i.ports.iter().find(|q| q.port == p.port));
+            match (&mut now, said) {
+                (Some(f), Some(q)) if q.state == PortState::Active => f.mtu = q.active_mtu,
+                _ => now = None,
+            }
+            if self.up.get(&key) == now.as_ref() {
+                continue;
+            }
+            if self.up.remove(&key).is_some() {
+                news.push(News::Gone(key.clone()));
+            }
+            if let Some(f) = now {
+                tracing::info!("rail {} port {}: {} up", d.id.name, p.port, f.gid.ip());
+                self.up.insert(key.clone(), f.clone());
+                news.push(News::Up(key, f));
+            } else {
+                tracing::info!("rail {} port {}: down", d.id.name, p.port);
+            }
+        }
+    }
+
+    /// Events of open devices; the devices at which the kernel should be asked again.
+    pub fn events(&mut self, news: &mut Vec<News>) -> Vec<DeviceId> {
+        let mut stale = Vec::new();
+        let mut gone = Vec::new();
+        for (id, d) in &self.open {
+            while let Ok(Some(e)) = d.poll_event() {
+                match e {
+                    DeviceEvent::QpError(qpn) => news.push(News::QpFailed(id.clone(), qpn)),
+                    DeviceEvent::Removed => gone.push(id.clone()),
+                    DeviceEvent::Other => {}
+                    DeviceEvent::PortDown(port) => {
+                        let port = Port {
+                            device: id.clone(),
+                            port,
+                        };
+                        if self.up.remove(&port).is_some() {
+                            news.push(News::Gone(port));
+                        }
+                        stale.push(id.clone());
+                    }
+                    _ => stale.push(id.clone()),
+                }
+            }
+        }
+        for id in gone {
+            self.close(&id, news);
+        }
+        stale
+    }
+
+    /// What a usable port offers. The address of the rail is an IPv4 one if there is any.
+    fn facts(&self, d: &SysDevice, port: u8) -> Option<Facts> {
+        let p = d.ports.iter().find(|p| p.port == port)?;
+        d.usable(p).ok()?;
+        let config = self.config.iter().find(|c| c.is(&d.id.name, port));
+        if config.is_some_and(|c| c.off) {
+            return None;
+        }
+        let fabric = config.and_then(|c| c.fabric);
+        let kind = match d.fabric(p) {
+            Fabric::InfiniBand => GidKind::InfiniBand,
+            _ => GidKind::RoceV2,
+        };
+        let of_kind = p.gids.iter().filter(|g| g.kind == kind);
+        let (_, gid, subnet) = of_kind
+            .filter_map(|g| {
+                let subnet = subnet(&g.gid, kind == GidKind::InfiniBand).or(fabric)?;
+                let v4 = matches!(g.gid.ip(), IpAddr::V4(_));
+                Some(((!v4, g.index), g, subnet))
+            })
+            .min_by_key(|(rank, ..)| *rank)?;
+        Some(Facts {
+            gid: gid.gid,
+            gid_index: gid.index,
+            lid: p.lid,
+            mtu: Mtu::B1024, // until the device has said
+            fabric: fabric.unwrap_or(subnet),
+        })
+    }
+}
+
+/// A number for the subnet that an address lies in; `None` where there is no telling.
+fn subnet(gid: &Gid, infiniband: bool) -> Option<u32> {
+    if infiniband {
+        return Some(number(&gid.0[..8]));
+    }
+    let ip = gid.ip();
+    let all = nix::ifaddrs::getifaddrs().ok()?;
+    for a in all {
+        let (Some(address), Some(mask)) = (a.address, a.netmask) else {
+            continue;
+        };
+        let found = match ip {
+            IpAddr::V4(ip) => address
+                .as_sockaddr_in()
+                .zip(mask.as_sockaddr_in())
+                .and_then(|(a, m)| {
+                    let (a, m) = (u32::from(a.ip()), u32::from(m.ip()));
+                    (a == u32::from(ip)).then(|| number(&(a & m).to_be_bytes()))
+                }),
+            IpAddr::V6(ip) if ip.is_unicast_link_local() => None,
+            IpAddr::V6(ip) => address
+                .as_sockaddr_in6()
+                .zip(mask.as_sockaddr_in6())
+                .and_then(|(a, m)| {
+                    let (a, m) = (u128::from(a.ip()), u128::from(m.ip()));
+                    (a == u128::from(ip)).then(|| number(&(a & m).to_be_bytes()))
+                }),
+        };
+        if found.is_some() {
+            return found;
+        }
+    }
+    None
+}
+
+/// FNV-1a: the same on every node and in every version.
+fn number(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |h, b| {
+        (h ^ u32::from(*b)).wrapping_mul(0x0100_0193)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subnets_have_numbers() {
+        let gid = |s: &str| {
+            let ip: std::net::Ipv6Addr = s.parse().unwrap();
+            Gid(ip.octets())
+        };
+        let lo = subnet(&gid("::ffff:127.0.0.1"), false);
+        assert_eq!(lo, Some(number(&[127, 0, 0, 0])), "127.0.0.1/8");
+        assert_eq!(subnet(&gid("::ffff:203.0.113.77"), false), None);
+        assert_eq!(subnet(&gid("fe80::1"), false), None);
+        let ib = |last| subnet(&gid(&format!("fe80:0:0:5::{last}")), true);
+        assert_eq!(ib(1), ib(2));
+        assert_ne!(ib(1), subnet(&gid("fe80::1"), true));
+    }
+}

@@ -1,0 +1,378 @@
+//! One lane to another node, from the pairing of its ends to its last trace.
+//!
+//! Both daemons reserve a slot in a link of theirs; the maker of the pair names its end (`Lane`),
+//! the taker connects and names its own, the maker connects, offers the lane to its process and
+//! says `LaneGo`, on which the taker does the same. So nothing is said on a lane that the other
+//! engine does not know yet.
+
+use super::custody::Custody;
+use super::{now, Effect, Key, Rails};
+use crate::core::random;
+use crate::fds::Foreign;
+use crate::pairing::ConnRef;
+use crate::party::PartyId;
+use crate::peers::directory::Name;
+use crate::peers::msg::Msg;
+use crate::peers::pairing::{Paired, Part};
+use crate::sockopt;
+use link::layout::EPOCHS;
+use link::reason::Reason;
+use std::os::fd::AsFd;
+use underpass_rdma::engine::LaneId;
+
+/// A lane is made within this time, or not at all.
+const MAKING_NS: u64 = 5_000_000_000;
+/// After one that was not made.
+pub(super) const RETRY_MS: u32 = 1000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Making,
+    /// With the process.
+    Offered,
+    /// The engine is closing it.
+    Leaving,
+}
+
+/// What remains to be done to the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Ending {
+    /// Shut down for sending, when everything has arrived.
+    Shut,
+    /// The same, and closed.
+    Over,
+}
+
+pub(super) struct Lane {
+    pub node: Name,
+    pub who: ConnRef,
+    /// Number of the pairing, and our part in it.
+    pair: u64,
+    part: Part,
+    cookie: u64,
+    pub tag: u64,
+    uses: u32,
+    pub stage: Stage,
+    since: u64,
+    /// The link is set up.
+    ready: bool,
+    pub engine: Option<LaneId>,
+    /// What the peer has told: its token, uses, tag.
+    theirs: Option<(u32, u32, u64)>,
+    /// Our copy of the connection's socket.
+    pub sock: Option<Foreign>,
+    pub ending: Option<Ending>,
+    pub ending_since: u64,
+    /// The process is gone, but others hold the connection: nothing is shut down.
+    pub shared: bool,
+    pub custody: Option<Box<Custody>>,
+    /// Since when the process should have gone down by itself.
+    pub late_since: Option<u64>,
+}
+
+impl Rails {
+    /// The ends of a connection are paired, and this one has a slot, used so often before.
+    pub fn begin(&mut self, p: &Paired, at: Key, uses: u32) {
+        self.stir();
+        let Some(n) = self.nodes.get_mut(&p.node) else {
+            return;
+        };
+        n.making.insert(p.pair, at);
+        let lane = Lane {
+            node: p.node.clone(),
+            who: p.who,
+            pair: p.pair,
+            part: p.part,
+            cookie: p.cookie,
+            tag: random(),
+            uses,
+            stage: Stage::Making,
+            since: now(),
+            ready: false,
+            engine: None,
+            theirs: None,
+            sock: None,
+            ending: None,
+            ending_since: 0,
+            shared: false,
+            custody: None,
+            late_since: None,
+        };
+        self.lanes.insert(at, lane);
+    }
+
+    /// No slot could be had for this pair of ends.
+    pub fn no_slot(&mut self, p: &Paired, reason: Reason) {
+        self.say_no(&p.node.clone(), p.pair, reason);
+    }
+
+    fn say_no(&mut self, node: &Name, pair: u64, reason: Reason) {
+        if let Some(n) = self.nodes.get(node) {
+            let msg = Msg::NoLane {
+                life: n.life,
+                pair,
+                reason: reason.code(),
+            };
+            self.out.push(Effect::Say(node.clone(), msg));
+        }
+    }
+
+    /// The link of this lane is set up.
+    pub fn ready(&mut self, at: Key) {
+        self.stir();
+        if let Some(l) = self.lanes.get_mut(&at) {
+            l.ready = true;
+            self.go_on(at);
+        }
+    }
+
+    pub(super) fn peer_lane(&mut self, name: &Name, pair: u64, theirs: (u32, u32, u64)) {
+        let at = self
+            .nodes
+            .get(name)
+            .and_then(|n| n.making.get(&pair))
+            .copied();
+        let Some((at, l)) = at.and_then(|k| Some((k, self.lanes.get_mut(&k)?))) else {
+            return self.say_no(name, pair, Reason::NotEstablished);
+        };
+        l.theirs.get_or_insert(theirs);
+        self.go_on(at);
+    }
+
+    fn go_on(&mut self, at: Key) {
+        let Some(l) = self.lanes.get_mut(&at).filter(|l| l.stage == Stage::Making) else {
+            return;
+        };
+        let bank = self.banks.get(&at.0);
+        let node = self.nodes.get_mut(&l.node);
+        let (Some(b), Some(n), true) = (bank, node, l.ready) else {
+            return;
+        };
+        if l.part == Part::Taker && l.theirs.is_none() {
+            return;
+        }
+        let mut named = false;
+        if l.engine.is_none() {
+            let party = b.party.filter(|_| b.life == n.life);
+            let Some(id) = party.and_then(|p| n.pair.open(p, at.1)) else {
+                n.making.remove(&l.pair);
+                return self.unmake(at, Reason::Memory, Reason::None);
+            };
+            n.lanes.insert(id, at);
+            l.engine = Some(id);
+            named = true;
+        }
+        let Some(id) = l.engine else { return };
+        let (life, pair) = (n.life, l.pair);
+        if let Some((token, uses, tag)) = l.theirs {
+            if l.part == Part::Taker {
+                l.tag = tag;
+            }
+            l.uses = l.uses.max(uses);
+            n.pair.connect(id, token, l.uses.wrapping_mul(EPOCHS));
+        }
+        let name = l.node.clone();
+        if named {
+            let msg = Msg::Lane {
+                life,
+                pair,
+                token: id,
+                uses: l.uses,
+                tag: l.tag,
+            };
+            self.out.push(Effect::Say(name.clone(), msg));
+        }
+        if l.part == Part::Maker && l.theirs.is_some() {
+            self.offer(at);
+            self.out.push(Effect::Say(name, Msg::LaneGo { life, pair }));
+        }
+    }
+
+    pub(super) fn peer_go(&mut self, name: &Name, pair: u64) {
+        let at = self
+            .nodes
+            .get(name)
+            .and_then(|n| n.making.get(&pair))
+            .copied();
+        let connected = |k: &Key| {
+            let l = self.lanes.get(k);
+            l.is_some_and(|l| l.part == Part::Taker && l.theirs.is_some() && l.engine.is_some())
+        };
+        if let Some(k) = at.filter(connected) {
+            self.offer(k);
+        }
+    }
+
+    fn offer(&mut self, at: Key) {
+        let Some(l) = self.lanes.get_mut(&at) else {
+            return;
+        };
+        if let Some(n) = self.nodes.get_mut(&l.node) {
+            n.making.remove(&l.pair);
+        }
+        l.stage = Stage::Offered;
+        self.out.push(Effect::Release {
+            at,
+            uses: l.uses,
+            tag: l.tag,
+        });
+    }
+
+    /// The core has given up a lane that was not offered.
+    pub fn undone(&mut self, who: ConnRef) {
+        let mine = |(_, l): &(&Key, &Lane)| l.who == who && l.stage == Stage::Making;
+        if let Some(at) = self.lanes.iter().find(mine).map(|(k, _)| *k) {
+            self.undo(at, Reason::PeerGone);
+        }
+    }
+
+    fn undo(&mut self, at: Key, reason: Reason) {
+        self.stir();
+        if let Some(l) = self.lanes.get(&at) {
+            let (node, pair) = (l.node.clone(), l.pair);
+            self.say_no(&node, pair, reason);
+            self.forget_lane(at);
+        }
+    }
+
+    /// The record goes; what the engine has of it follows by itself.
+    pub(super) fn forget_lane(&mut self, at: Key) {
+        let Some(l) = self.lanes.remove(&at) else {
+            return;
+        };
+        if let Some(n) = self.nodes.get_mut(&l.node) {
+            n.making.retain(|_, k| *k != at);
+            if let Some(id) = l.engine {
+                n.lanes.remove(&id);
+                n.pair.remove(id);
+            }
+        }
+        self.leave_bank(at.0);
+    }
+
+    /// Lanes that take too long to make.
+    pub(super) fn sweep_making(&mut self, now: u64) {
+        let late = |l: &Lane| l.stage == Stage::Making && now >= l.since + MAKING_NS;
+        let late: Vec<(Key, Name, u64)> = self
+            .lanes
+            .iter()
+            .filter(|(_, l)| late(l))
+            .map(|(k, l)| (*k, l.node.clone(), l.pair))
+            .collect();
+        for (k, node, pair) in late {
+            self.say_no(&node, pair, Reason::TimeoutDaemon);
+            self.unmake(k, Reason::TimeoutDaemon, Reason::None);
+        }
+    }
+
+    fn offered(&mut self, from: PartyId, at: Key) -> Option<&mut Lane> {
+        let l = self.lanes.get_mut(&at)?;
+        (l.who.party == from && l.stage == Stage::Offered).then_some(l)
+    }
+
+    /// The process has taken the lane and gives us a copy of its socket. `false`: it is another
+    /// one's.
+    pub fn held(&mut self, from: PartyId, at: Key, sock: Foreign) -> bool {
+        let Some(l) = self.offered(from, at) else {
+            return true; // it crossed the lane's end
+        };
+        let cookie = sockopt::get::<u64>(sock.as_fd(), libc::SOL_SOCKET, libc::SO_COOKIE);
+        if cookie.map(|c| c.0) != Ok(l.cookie) || l.sock.is_some() {
+            return false;
+        }
+        l.sock = Some(sock);
+        true
+    }
+
+    /// The process has shut the connection down for sending.
+    pub fn shut(&mut self, from: PartyId, at: Key) {
+        self.end(from, at, Ending::Shut);
+    }
+
+    /// The process is done with the lane: closed, or given back.
+    pub fn done(&mut self, from: PartyId, at: Key) {
+        self.end(from, at, Ending::Over);
+    }
+
+    fn end(&mut self, from: PartyId, at: Key, how: Ending) {
+        self.stir();
+        if let Some(l) = self.offered(from, at) {
+            l.ending = l.ending.max(Some(how));
+            l.ending_since = now();
+        }
+    }
+
+    /// A process has ended. `shared`: does another one hold this connection?
+    pub fn party_dead(&mut self, party: PartyId, shared: impl Fn(&ConnRef) -> bool) {
+        let of = |(k, l): (&Key, &Lane)| (l.who.party == party).then_some(*k);
+        let all: Vec<Key> = self.lanes.iter().filter_map(of).collect();
+        for k in all {
+            match self.lanes[&k].stage {
+                Stage::Making => self.undo(k, Reason::PeerGone),
+                Stage::Offered => {
+                    if let Some(l) = self.lanes.get_mut(&k) {
+                        l.shared = shared(&l.who);
+                    }
+                    self.done(party, k);
+                }
+                Stage::Leaving => {}
+            }
+        }
+    }
+
+    /// The connection's own affairs are over: the copy of its socket goes, and the lane.
+    pub(super) fn leave(&mut self, at: Key) {
+        let Some(l) = self.lanes.get_mut(&at) else {
+            return;
+        };
+        l.sock = None; // closed on the blocking pool
+        l.custody = None;
+        l.stage = Stage::Leaving;
+        let engine = l.engine;
+        match (engine, self.nodes.get_mut(&l.node)) {
+            (Some(id), Some(n)) => n.pair.remove(id),
+            _ => self.removed(at),
+        }
+    }
+
+    /// Nothing of the lane is left in the engine.
+    pub(super) fn removed(&mut self, at: Key) {
+        if self
+            .lanes
+            .get(&at)
+            .is_some_and(|l| l.stage == Stage::Leaving)
+        {
+            self.lanes.remove(&at);
+            self.out.push(Effect::Done { at });
+            self.leave_bank(at.0);
+        }
+    }
+
+    /// The peer has removed its end.
+    pub(super) fn peer_closed(&mut self, at: Key, used: bool) {
+        let Some(l) = self.lanes.get(&at) else { return };
+        match l.stage {
+            Stage::Making => self.unmake(at, Reason::PeerDeclined, Reason::None),
+            Stage::Offered if !used => self.out.push(Effect::Unused { at, who: l.who }),
+            _ => {}
+        }
+    }
+
+    /// The lane is spoilt: its connection is reset.
+    pub(super) fn fail(&mut self, at: Key, reason: Reason) {
+        let Some(l) = self.lanes.get_mut(&at) else {
+            return;
+        };
+        match l.stage {
+            Stage::Making => self.unmake(at, reason, Reason::None),
+            Stage::Offered => {
+                if let Some(s) = &l.sock {
+                    super::custody::disconnect(s.as_fd());
+                }
+                self.out.push(Effect::Reset { who: l.who, reason });
+                self.leave(at);
+            }
+            Stage::Leaving => {}
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! One peer node: its engine, and when a new life of it begins.
+
+use super::devices::{Devices, Port};
+use super::lane::Stage;
+use super::{now, Effect, Host, Key, Rails};
+use crate::core::random;
+use crate::peers::directory::Name;
+use crate::peers::msg::Msg;
+use link::reason::Reason;
+use std::collections::{BTreeMap, HashMap};
+use underpass_rdma::engine::{self, Config, Event, Fault, LaneId, Pair, RailId};
+use underpass_rdma::ibv::Ibv;
+use underpass_rdma::verbs::DeviceId;
+
+/// After a peer broke the rules: so long without rails, and longer each time.
+const PENANCE_NS: u64 = 1_000_000_000;
+const PENANCE_MAX: u32 = 6;
+/// A node that neither its daemon nor a rail answers for is given up after so long: what is kept
+/// for it would otherwise never be free.
+const LOST_NS: u64 = 20_000_000_000;
+
+pub struct Node {
+    pub number: u32,
+    first: bool,
+    pub pair: Pair<Ibv>,
+    pub life: u64,
+    /// Both ends are known to be in this life, and there is a channel.
+    pub agreed: bool,
+    /// Life of the peer's daemon.
+    instance: Option<u64>,
+    pub rails: BTreeMap<Port, RailId>,
+    /// Every rail that this engine was ever given; and what former engines have counted.
+    pub ever: BTreeMap<RailId, Port>,
+    pub past: BTreeMap<Port, engine::Stats>,
+    pub lanes: HashMap<LaneId, Key>,
+    pub parties: HashMap<engine::PartyId, u64>,
+    /// Lanes in the making, by the number of their pairing.
+    pub making: HashMap<u64, Key>,
+    /// A link carries lanes.
+    pub up: bool,
+    pub refusal: Option<Reason>,
+    faults: u32,
+    no_rails_before: u64,
+    /// Since when there has been no channel.
+    alone_since: Option<u64>,
+}
+
+fn new_pair(first: bool) -> Pair<Ibv> {
+    Pair::new(Config::new(first), Box::new(|| random() as u32))
+}
+
+impl Node {
+    pub fn new(number: u32, first: bool) -> Node {
+        Node {
+            number,
+            first,
+            pair: new_pair(first),
+            life: 1,
+            agreed: false,
+            instance: None,
+            rails: BTreeMap::new(),
+            ever: BTreeMap::new(),
+            past: BTreeMap::new(),
+            lanes: HashMap::new(),
+            parties: HashMap::new(),
+            making: HashMap::new(),
+            up: false,
+            refusal: None,
+            faults: 0,
+            no_rails_before: 0,
+            alone_since: None,
+        }
+    }
+
+    pub fn is_first(&self) -> bool {
+        self.first
+    }
+
+    pub fn add_rail(&mut self, devices: &Devices, port: &Port) {
+        if now() < self.no_rails_before || self.rails.contains_key(port) {
+            return;
+        }
+        let Some(rail) = devices.rail(port) else {
+            return;
+        };
+        match self.pair.add_rail(rail) {
+            Ok(id) => {
+                self.rails.insert(port.clone(), id);
+                self.ever.insert(id, port.clone());
+            }
+            Err(e) => tracing::warn!("rail {}: {e}", port.device.name),
+        }
+    }
+
+    pub fn remove_rail(&mut self, port: &Port) {
+        if let Some(id) = self.rails.remove(port) {
+            self.pair.remove_rail(id);
+        }
+    }
+
+    pub fn qp_failed(&mut self, device: &DeviceId, qpn: u32) {
+        for (port, id) in &self.rails {
+            if port.device == *device {
+                self.pair.qp_failed(*id, qpn);
+            }
+        }
+    }
+}
+
+impl Rails {
+    /// There is a channel to the peer's daemon, which is in life `instance`.
+    pub fn channel_up(&mut self, name: &Name, instance: u64) {
+        self.stir();
+        let Some(n) = self.nodes.get_mut(name) else {
+            return;
+        };
+        let other = n.instance.replace(instance).is_some_and(|i| i != instance);
+        n.agreed = false;
+        n.alone_since = None;
+        let life = n.life;
+        if other {
+            self.renew(name, life + 1);
+        }
+        self.say_life(name);
+        self.tell_refusals();
+    }
+
+    pub fn channel_down(&mut self, name: &Name) {
+        self.stir();
+        let Some(n) = self.nodes.get_mut(name) else {
+            return;
+        };
+        n.agreed = false;
+        n.alone_since.get_or_insert(now());
+        n.pair.set_control(false);
+        let making: Vec<Key> = n.making.drain().map(|(_, k)| k).collect();
+        for k in making {
+            self.unmake(k, Reason::PeerDaemon, Reason::None);
+        }
+    }
+
+    fn say_life(&mut self, name: &Name) {
+        if let Some(n) = self.nodes.get(name) {
+            self.out
+                .push(Effect::Say(name.clone(), Msg::Rails { life: n.life }));
+        }
+    }
+
+    pub fn message(&mut self, name: &Name, msg: Msg) {
+        self.stir();
+        let Some(n) = self.nodes.get_mut(name) else {
+            return;
+        };
+        match msg {
+            Msg::Rails { life } if life > n.life => {
+                self.renew(name, life);
+                self.say_life(name);
+                self.agree(name);
+            }
+            Msg::Rails { life } if life == n.life => self.agree(name),
+            Msg::Engine { life, control } if life == n.life => n.pair.control(control),
+            Msg::Lane {
+                life,
+                pair,
+                token,
+                uses,
+                tag,
+            } if life == n.life => self.peer_lane(name, pair, (token, uses, tag)),
+            Msg::LaneGo { life, pair } if life == n.life => self.peer_go(name, pair),
+            Msg::NoLane { life, pair, reason } if life == n.life => {
+                if let Some(k) = n.making.remove(&pair) {
+                    let peer = Reason::from_code(reason).unwrap_or(Reason::PeerDeclined);
+                    self.unmake(k, Reason::PeerDeclined, peer);
+                }
+            }
+            _ => {} // of another life
+        }
+    }
+
+    fn agree(&mut self, name: &Name) {
+        if let Some(n) = self.nodes.get_mut(name) {
+            if !std::mem::replace(&mut n.agreed, true) {
+                n.pair.set_control(true);
+            }
+        }
+    }
+
+    /// A new life with this node begins; everything of the one before goes down to TCP.
+    fn renew(&mut self, name: &Name, life: u64) {
+        let Some(n) = self.nodes.get_mut(name) else {
+            return;
+        };
+        let mut host = Host {
+            banks: &mut self.banks,
+            parties: &n.parties,
+            lanes: &n.lanes,
+            out: &mut self.out,
+        };
+        n.pair.abandon(&mut host);
+        self.events(name);
+        let Some(n) = self.nodes.get_mut(name) else {
+            return;
+        };
+        n.keep_counts();
+        n.pair = new_pair(n.first);
+        tracing::info!("peer {name}: life {life} of the rails");
+        n.life = life;
+        n.up = false;
+        n.rails.clear();
+        n.lanes.clear();
+        n.parties.clear();
+        if let Some(d) = &self.devices {
+            let ports: Vec<Port> = d.up().keys().cloned().collect();
+            ports.iter().for_each(|p| n.add_rail(d, p));
+        }
+        let making: Vec<Key> = n.making.drain().map(|(_, k)| k).collect();
+        for k in making {
+            self.unmake(k, Reason::LinkLost, Reason::None);
+        }
+        for (link, b) in &mut self.banks {
+            if b.node == *name && b.life != life {
+                b.party = None;
+                if !b.torn {
+                    self.out.push(Effect::TearDown { link: *link });
+                }
+            }
+        }
+        for l in self.lanes.values_mut().filter(|l| l.node == *name) {
+            l.engine = None;
+        }
+    }
+
+    /// Gives nodes up that have been out of reach for long.
+    pub fn sweep(&mut self) {
+        let t = now();
+        let lost = |n: &Node| {
+            let long = n.alone_since.is_some_and(|s| t >= s + LOST_NS);
+            long && !n.up && (!n.lanes.is_empty() || !n.parties.is_empty())
+        };
+        let of = |(name, n): (&Name, &Node)| lost(n).then(|| (name.clone(), n.life));
+        let all: Vec<(Name, u64)> = self.nodes.iter().filter_map(of).collect();
+        for (name, life) in all {
+            self.stir();
+            self.renew(&name, life + 1);
+        }
+    }
+
+    /// Polls the engine of one node; whether there was anything to do.
+    pub(super) fn poll_node(&mut self, name: &Name, now: u64) -> bool {
+        let Some(n) = self.nodes.get_mut(name) else {
+            return false;
+        };
+        if n.no_rails_before != 0 && now >= n.no_rails_before {
+            n.no_rails_before = 0;
+            if let Some(d) = &self.devices {
+                let ports: Vec<Port> = d.up().keys().cloned().collect();
+                ports.iter().for_each(|p| n.add_rail(d, p));
+            }
+        }
+        let mut host = Host {
+            banks: &mut self.banks,
+            parties: &n.parties,
+            lanes: &n.lanes,
+            out: &mut self.out,
+        };
+        let worked = n.pair.poll(now, &mut host);
+        self.events(name);
+        worked
+    }
+
+    fn events(&mut self, name: &Name) {
+        while let Some(e) = self.nodes.get_mut(name).and_then(|n| n.pair.next_event()) {
+            self.event(name, e);
+        }
+    }
+
+    fn event(&mut self, name: &Name, e: Event) {
+        let Some(n) = self.nodes.get_mut(name) else {
+            return;
+        };
+        let life = n.life;
+        match e {
+            Event::Control(control) => {
+                if n.agreed {
+                    let msg = Msg::Engine { life, control };
+                    self.out.push(Effect::Say(name.clone(), msg));
+                }
+            }
+            Event::LinkUp { link, .. } => tracing::info!("peer {name}: link {link} is up"),
+            Event::LinkDown { link, why, .. } => {
+                tracing::warn!("peer {name}: link {link} is down: {why}");
+            }
+            Event::NoRail => {
+                n.up = false;
+                self.tend_at = 0;
+                tracing::warn!("peer {name}: no link is left");
+                self.tell_refusals();
+            }
+            Event::RailBack => {
+                n.up = true;
+                n.faults = 0;
+                self.tell_refusals();
+            }
+            Event::LaneFailed { lane, fault } => {
+                if let Some(k) = n.lanes.get(&lane).copied() {
+                    let reason = match fault {
+                        Fault::InDoubt => Reason::InDoubt,
+                        Fault::App(_) | Fault::Peer(_) => Reason::Hostile,
+                    };
+                    tracing::warn!("peer {name}: lane {lane:#x}: {fault}");
+                    self.fail(k, reason);
+                }
+            }
+            Event::Flushed { .. } => self.tend_at = 0,
+            Event::PeerClosed { lane, used } => {
+                if let Some(k) = n.lanes.get(&lane).copied() {
+                    self.peer_closed(k, used);
+                }
+            }
+            Event::Removed { lane } => {
+                if let Some(k) = n.lanes.remove(&lane) {
+                    self.removed(k);
+                }
+            }
+            Event::PartyRemoved { party } => {
+                n.parties.remove(&party);
+            }
+            Event::PairFailed(why) => {
+                tracing::error!("peer {name}: {why}");
+                n.faults = (n.faults + 1).min(PENANCE_MAX);
+                n.no_rails_before = now() + (PENANCE_NS << n.faults);
+                self.renew(name, life + 1);
+                self.say_life(name);
+                self.tell_refusals();
+            }
+        }
+    }
+
+    /// A lane that was not offered yet will not be.
+    pub(super) fn unmake(&mut self, at: Key, local: Reason, peer: Reason) {
+        let Some(l) = self.lanes.get(&at).filter(|l| l.stage == Stage::Making) else {
+            return;
+        };
+        let retry_ms = super::lane::RETRY_MS;
+        self.out.push(Effect::Abandon {
+            at,
+            who: l.who,
+            local,
+            peer,
+            retry_ms,
+        });
+        self.forget_lane(at);
+    }
+}

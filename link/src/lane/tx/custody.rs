@@ -1,0 +1,216 @@
+//! Across nodes: a sending direction in the hands of the daemon beside it.
+//!
+//! An end that sleeps outside every hook, has shut down or is gone cannot put its ring back on TCP,
+//! or say there where the stream ends, so its daemon does. Custody is a word of the daemon's in its
+//! mirror. The end looks at it under the lock of the direction, before it touches anything; the
+//! daemon stores it and then looks at the lock: one of the two sees the other.
+//!
+//! What must never happen: that both put bytes on TCP, or that a frame which one has begun is not
+//! finished by the other. So whoever begins a frame first leaves its cursor where the other finds it,
+//! and how much of it is on TCP is what the kernel has counted since.
+
+use super::{mode, TxState};
+use crate::frame::{Kind, LEN};
+use crate::lane::mem::Memory;
+use crate::lane::{Port, Progress};
+use crate::layout::{bits_of, custody, epoch_of, pack, rx, tx, Loc};
+use crate::prim::fence;
+use crate::reason::Reason;
+use core::sync::atomic::Ordering::*;
+
+/// What a daemon finds of a direction that it takes over.
+pub enum Adopted {
+    /// On TCP: nothing is left to do.
+    Tcp,
+    /// The far node has not answered a switch yet.
+    Asking,
+    /// On the ring, or on the way down.
+    Ring,
+}
+
+impl TxState {
+    /// The end's side, under the lock: is the direction in custody? Takes it back when it is through.
+    #[inline(always)]
+    pub(super) fn in_custody(&self, m: &Memory) -> bool {
+        m.far() && !m.is_custodian() && self.look_at_custody(m)
+    }
+
+    #[cold]
+    fn look_at_custody(&self, m: &Memory) -> bool {
+        // SYNC custody: we have the lock, now we look; the daemon stores its word, then looks at
+        // the lock.
+        fence(SeqCst);
+        if self.is_through(m) {
+            let epoch = self.custody_epoch(m);
+            self.epoch.store(epoch, Relaxed);
+            let kpos = m.peer_rx().custody_kpos.load(Relaxed);
+            self.kpos.store(kpos, Relaxed);
+            self.downs.fetch_add(1, Relaxed);
+            self.mode.store(mode::TCP, Release);
+        }
+        self.held(m)
+    }
+
+    /// Epoch that a custody of this direction would speak of.
+    fn custody_epoch(&self, m: &Memory) -> u32 {
+        match self.mode.load(Relaxed) {
+            mode::ASK => epoch_of(m.own_tx().state.load(Relaxed)),
+            _ => self.epoch.load(Relaxed),
+        }
+    }
+
+    /// Phase of a custody of the present epoch; 0: there is none.
+    fn custody_phase(&self, m: &Memory) -> u64 {
+        let mode = self.mode.load(Relaxed);
+        let epoch = self.custody_epoch(m);
+        // Acquire: pairs with the daemon's Release; cursor and position before it are valid.
+        let word = m.peer_rx().custody.load(Acquire);
+        let ours = epoch_of(word) == epoch && self.reclaimed.load(Relaxed) != epoch;
+        match mode {
+            mode::RING | mode::DRAIN | mode::ASK if ours => bits_of(word),
+            _ => 0,
+        }
+    }
+
+    pub(super) fn held(&self, m: &Memory) -> bool {
+        (custody::TAKEN..custody::DONE).contains(&self.custody_phase(m))
+    }
+
+    /// Has a custody of this epoch ended, and nobody here has taken it back yet?
+    pub(super) fn is_through(&self, m: &Memory) -> bool {
+        m.far() && self.custody_phase(m) == custody::DONE
+    }
+
+    /// Whoever writes a frame leaves word of it first.
+    pub(super) fn record(&self, m: &Memory, cursor: u64, kind: Kind) {
+        if m.is_custodian() {
+            let w = m.peer_rx();
+            let phase = match kind {
+                Kind::Down => custody::DOWN,
+                Kind::Fin => custody::FIN,
+            };
+            w.custody_at.store(cursor, Relaxed);
+            let word = pack(self.epoch.load(Relaxed), phase);
+            w.custody.store(word, Release); // pairs with the Acquire in `custody_phase`
+        } else if m.far() {
+            // The switch is long answered: the daemon needs its start no more. Release: pairs with
+            // the Acquire in `adopt`.
+            m.own_tx().up_start.store(cursor, Release);
+        }
+    }
+
+    /// As the daemon, at the end: the direction is on TCP and the end's again.
+    pub(super) fn say_done(&self, m: &Memory, epoch: u32, phase: u64) {
+        if phase > tx::DOWNING {
+            let w = m.peer_rx();
+            w.custody_kpos.store(self.kpos.load(Relaxed), Relaxed);
+            w.custody.store(pack(epoch, custody::DONE), Release); // as in `record`
+        }
+    }
+
+    /// As the daemon: makes of this fresh state what the end's must be, by what it has published
+    /// and by what the kernel has counted. Nothing of it is believed further than the ring it lies in.
+    pub fn adopt(&self, m: &Memory, port: &impl Port, tag: u64) -> Result<Adopted, Reason> {
+        let w = m.own_tx();
+        // Acquire: pairs with the Release in `say`.
+        let state = w.state.load(Acquire);
+        let (epoch, phase) = (epoch_of(state), bits_of(state));
+        if !matches!(phase, tx::UP | tx::DOWNING) {
+            return Ok(Adopted::Tcp);
+        }
+        let word = m.peer_rx().word.load(Acquire);
+        if phase == tx::UP && bits_of(word) & rx::ACCEPTED == 0 {
+            let asks = epoch_of(word) == epoch && bits_of(word) & rx::REVOKED == 0;
+            return Ok(if asks { Adopted::Asking } else { Adopted::Tcp });
+        }
+        let start = w.up_start.load(Acquire);
+        let kpos = w.up_kpos.load(Relaxed);
+        let seq = w.loc_seq.load(Acquire) as usize;
+        self.epoch.store(epoch, Relaxed);
+        self.tag.store(tag, Relaxed);
+        self.kpos.store(kpos, Relaxed);
+        self.head.store(m.own_head().load(Acquire), Relaxed);
+        self.loc.store(w.loc[seq & 1].load(Relaxed), Relaxed);
+        let from = w.loc_from[seq & 1].load(Relaxed);
+        self.loc_from.store(from, Relaxed);
+        let before = w.loc[seq & 1 ^ 1].load(Relaxed);
+        self.retired.store(before, Relaxed);
+        self.peer_cursor.store(start, Relaxed);
+        self.frame_done.store(LEN as u32, Relaxed);
+        self.mode.store(mode::RING, Relaxed);
+        if Loc::unpack(self.loc.load(Relaxed)).is_none() || self.unread(m)? > self.backlog_max() {
+            return Err(Reason::Hostile);
+        }
+        let kernel = port.tcp_sent().ok_or(Reason::NotEstablished)?;
+        let begun = kernel.checked_sub(kpos).ok_or(Reason::Sync)?;
+        match (phase, begun) {
+            (_, 0) => {}
+            (tx::DOWNING, _) => self.resume_frame(begun, Kind::Down, start)?,
+            _ => return Err(Reason::Foreign), // nobody wrote a frame, and yet there are bytes
+        }
+        Ok(Adopted::Ring)
+    }
+
+    /// A frame with what follows it was begun by somebody who is gone: so much of it is on TCP.
+    fn resume_frame(&self, begun: u64, kind: Kind, cursor: u64) -> Result<(), Reason> {
+        let head = self.head.load(Relaxed);
+        let rest = head.checked_sub(cursor).ok_or(Reason::Hostile)?;
+        let done = begun.min(LEN as u64);
+        if begun - done > rest || rest > self.backlog_max() {
+            return Err(Reason::Foreign);
+        }
+        self.frame_kind.store(u32::from(kind == Kind::Fin), Relaxed);
+        self.frame_rest.store(rest as u32, Relaxed);
+        self.frame_cursor.store(cursor, Relaxed);
+        self.frame_done.store(done as u32, Relaxed);
+        self.drain_at.store(cursor + (begun - done), Relaxed);
+        self.kpos.fetch_add(begun, Relaxed);
+        self.mode.store(mode::DRAIN, Relaxed);
+        Ok(())
+    }
+
+    /// So many more bytes of the frame in work, and of what follows it, are on TCP.
+    fn advance(&self, more: u64) -> Result<(), Reason> {
+        let done = u64::from(self.frame_done.load(Relaxed));
+        let frame = more.min(LEN as u64 - done);
+        let at = self.drain_at.load(Relaxed) + (more - frame);
+        if at > self.head.load(Relaxed) {
+            return Err(Reason::Foreign);
+        }
+        self.frame_done.store((done + frame) as u32, Relaxed);
+        self.drain_at.store(at, Relaxed);
+        self.kpos.fetch_add(more, Relaxed);
+        Ok(())
+    }
+
+    /// The end's side, under the lock: the daemon is gone. If it had the direction, goes on where it
+    /// stopped; in any case the direction is on its way to TCP afterwards. A switch that nobody will
+    /// answer is `Err(Reason::InDoubt)`.
+    pub fn reclaim(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        let phase = self.custody_phase(m);
+        if phase == custody::DONE {
+            self.look_at_custody(m);
+        } else if phase != 0 {
+            let epoch = self.custody_epoch(m);
+            let kernel = port.tcp_sent().ok_or(Reason::NotEstablished)?;
+            let begun = kernel
+                .checked_sub(self.kpos.load(Relaxed))
+                .ok_or(Reason::Sync)?;
+            let at = m.peer_rx().custody_at.load(Relaxed);
+            self.reclaimed.store(epoch, Relaxed);
+            let ours = self.mode.load(Relaxed) == mode::DRAIN && phase == custody::TAKEN;
+            match phase {
+                _ if begun == 0 => {}
+                // It went on with a frame of ours.
+                custody::TAKEN if ours => self.advance(begun)?,
+                custody::DOWN => self.resume_frame(begun, Kind::Down, at)?,
+                custody::FIN => self.resume_frame(begun, Kind::Fin, at)?,
+                _ => return Err(Reason::Foreign),
+            }
+        }
+        if self.mode.load(Relaxed) == mode::ASK && !self.has_answer(m) {
+            return Err(Reason::InDoubt);
+        }
+        self.down(m, port)
+    }
+}
