@@ -73,6 +73,9 @@ pub enum Response {
         local: Option<Row>,
         peer: Option<Row>,
         verdict: String,
+        /// If the other end is on another node.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        across: Option<Across>,
     },
     Log {
         lines: Vec<String>,
@@ -132,6 +135,26 @@ pub struct PeerState {
     pub lies: u64,
 }
 
+/// What stands between this node and the one that a connection leads to. Names and `trouble` are
+/// empty where the caller may not know them.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct Across {
+    /// This node.
+    pub own: String,
+    pub node: String,
+    /// Does the directory give the peer's address to a node at all? If not, it is outside, or was
+    /// translated on the way.
+    pub listed: bool,
+    /// The channel to that node's daemon: `up` or `down`, and why; both empty if not `listed`.
+    pub channel: String,
+    pub trouble: String,
+    /// Why this node makes no lanes to others; 0: it does.
+    pub refusal: u32,
+    /// RDMA links to that node that work.
+    pub links: u64,
+}
+
 /// Somebody who connected and was refused.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
@@ -161,6 +184,12 @@ pub struct Row {
     pub peer_reason: u32,
     /// Which directions are on the ring now: `both`, `tx`, `rx` or `none`.
     pub up: String,
+    /// Does the lane lead to another node?
+    #[serde(default)]
+    pub far: bool,
+    /// What carries the lane to the other node now, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rail: Option<RailRow>,
     pub pid: u32,
     pub comm: String,
     /// Network namespace inode of the process.
@@ -178,6 +207,21 @@ pub struct Row {
     pub lane_rx_bytes: u64,
     pub tcp_tx_bytes: u64,
     pub tcp_rx_bytes: u64,
+}
+
+/// The RDMA link that carries a lane to another node.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct RailRow {
+    /// Part of this node among the two: `server` (it adds links) or `client`.
+    pub role: String,
+    pub device: String,
+    pub port: u8,
+    /// Number of the link between the two nodes.
+    pub link: u32,
+    /// Eight groups of four digits; empty where the caller may not know the nodes' addresses.
+    pub gid: String,
+    pub peer_gid: String,
 }
 
 /// Counters of the daemon and of all shims together.
@@ -207,4 +251,34 @@ pub struct Stats {
     pub rings: u64,
     pub sleeps: u64,
     pub resets: u64,
+    /// Ports of RDMA devices that carry lanes, or have.
+    #[serde(default)]
+    pub rails: Vec<RailStats>,
+}
+
+/// Counters of one port of one device, all peer nodes together.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct RailStats {
+    pub device: String,
+    pub port: u8,
+    /// Links that work now, by peer node.
+    pub links: Vec<RailLinks>,
+    /// RDMA writes that were acknowledged, and their bytes.
+    pub writes: u64,
+    pub bytes: u64,
+    pub messages_sent: u64,
+    pub messages_received: u64,
+    pub links_failed: u64,
+}
+
+/// Links over one rail to one node.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct RailLinks {
+    /// Empty where the caller may not know the nodes: then the sum over all.
+    pub node: String,
+    pub up: u64,
+    /// Lanes that use them.
+    pub lanes: u64,
 }

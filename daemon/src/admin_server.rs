@@ -7,6 +7,7 @@
 use crate::admin::{Request, Response, Row, Stats, Target};
 use crate::core::Shared;
 use crate::process::{self, Process};
+use crate::rail_view;
 use crate::socket::normal;
 use crate::sockopt;
 use crate::view::{self, Entry};
@@ -152,13 +153,19 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
         Request::Ss => {
             let mut rows = entries(shared).await;
             rows.retain(|e| caller.sees(e.row.netns));
-            Response::Ss {
-                rows: rows.into_iter().map(|e| e.row).collect(),
+            let mut rows: Vec<Row> = rows.into_iter().map(|e| e.row).collect();
+            if !caller.all {
+                rows.iter_mut().for_each(rail_view::hide_addresses);
             }
+            Response::Ss { rows }
         }
-        Request::Stats => Response::Stats {
-            stats: Box::new(stats(shared).await),
-        },
+        Request::Stats => {
+            let mut stats = Box::new(stats(shared).await);
+            if !caller.all {
+                stats.rails.iter_mut().for_each(rail_view::hide_nodes);
+            }
+            Response::Stats { stats }
+        }
         Request::Down { target } => tell(shared, caller, &target, op::DOWN).await,
         Request::Up { target } => tell(shared, caller, &target, op::UP).await,
         Request::Check { local, peer } => check(shared, caller, &local, &peer).await,
@@ -200,7 +207,9 @@ async fn entries(shared: &Shared) -> Vec<Entry> {
         crate::peers::door::explain(&mut all, &across);
         all
     };
-    tokio::task::spawn_blocking(work).await.unwrap_or_default()
+    let mut all = tokio::task::spawn_blocking(work).await.unwrap_or_default();
+    shared.borrow().fill_rails(&mut all);
+    all
 }
 
 async fn stats(shared: &Shared) -> Stats {
@@ -218,6 +227,7 @@ async fn stats(shared: &Shared) -> Stats {
             paired: c.counters.paired,
             paired_across: c.counters.paired_across,
             declined: c.counters.declined,
+            rails: c.rail_stats(),
             ..Stats::default()
         };
         (
@@ -322,6 +332,7 @@ async fn check(shared: &Shared, caller: Caller, local: &str, peer: &str) -> Resp
             message: "an address is not `ip:port`".into(),
         };
     };
+    let (from, to) = (a.ip(), b.ip());
     let (a, b) = (a.to_string(), b.to_string());
     let all = entries(shared).await;
     // The caller's own namespace first: addresses repeat elsewhere.
@@ -331,13 +342,23 @@ async fn check(shared: &Shared, caller: Caller, local: &str, peer: &str) -> Resp
         .collect();
     mine.sort_by_key(|e| e.row.netns != caller.netns);
     let local = mine.first();
-    let peer = local.and_then(|e| all.get(e.other?)).map(|e| e.row.clone());
-    let local = local.map(|e| e.row.clone());
+    let mut peer = local.and_then(|e| all.get(e.other?)).map(|e| e.row.clone());
+    let mut local = local.map(|e| e.row.clone());
+    if !caller.all {
+        let rows = local.iter_mut().chain(&mut peer);
+        rows.for_each(rail_view::hide_addresses);
+    }
     let verdict = verdict(local.as_ref(), peer.as_ref());
+    let across = peer.is_none().then(|| shared.borrow().between(from, to));
+    let mut across = across.flatten();
+    if let Some(a) = across.as_mut().filter(|_| !caller.all) {
+        rail_view::hide_node(a);
+    }
     Response::Check {
         local,
         peer,
         verdict,
+        across,
     }
 }
 
@@ -345,8 +366,10 @@ fn verdict(local: Option<&Row>, peer: Option<&Row>) -> String {
     let Some(l) = local else {
         return "this end is not under Underpass: start it with `underpass run`".into();
     };
-    if l.mode == "SMCD" {
-        return "accelerated through shared memory".into();
+    match l.mode.as_str() {
+        "SMCD" => return "accelerated through shared memory".into(),
+        "SMCR" => return "accelerated through RDMA".into(),
+        _ => {}
     }
     let say = |code: u32| match Reason::from_code(code) {
         Some(r) => format!("{} ({})", r.info().text, r.info().name),

@@ -27,6 +27,7 @@ pub mod peers;
 pub mod process;
 pub mod proof;
 pub mod rail;
+pub mod rail_view;
 pub mod seek;
 pub mod server;
 pub mod socket;

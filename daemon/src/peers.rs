@@ -14,9 +14,9 @@ pub mod msg;
 pub mod pairing;
 pub mod tls;
 
-use crate::admin::{NodeState, PeerState, RefusedState};
+use crate::admin::{Across, NodeState, PeerState, RefusedState};
 use channel::Cut;
-use directory::{Directory, Name};
+use directory::{Directory, Name, Owner};
 use link::reason::Reason;
 use msg::{Farewell, Msg};
 use pairing::Pairing;
@@ -224,6 +224,33 @@ impl Peers {
 
     pub fn channels(&self) -> usize {
         self.peers.values().filter(|p| p.channel.is_some()).count()
+    }
+
+    /// Is the other end of a connection with these addresses on another node, and what is with it?
+    pub fn across(&self, local: IpAddr, peer: IpAddr) -> Option<Across> {
+        let mut a = Across {
+            own: self.node.name.clone(),
+            ..Across::default()
+        };
+        match self.directory.owner(peer) {
+            Owner::Own => return None,
+            Owner::Nobody if local == peer => return None,
+            // Whichever node it turns out to be.
+            Owner::Nobody => {
+                let mut all = self.peers.keys().map(|n| self.pairing.refusal(n));
+                let none = Reason::NoDevice.code();
+                a.refusal = if all.all(|r| r == none) { none } else { 0 };
+            }
+            Owner::Peer(n) => {
+                a.refusal = self.pairing.refusal(&n);
+                let state = self.peers.get(&n).map(|p| p.state.clone());
+                let state = state.unwrap_or_default();
+                a.listed = true;
+                a.node = n.to_string();
+                (a.channel, a.trouble) = (state.state, state.reason);
+            }
+        }
+        Some(a)
     }
 
     /// For `underpass peers`.

@@ -16,6 +16,7 @@ mod custody;
 mod devices;
 mod lane;
 mod life;
+mod show;
 mod task;
 
 pub use devices::{Facts, Port};

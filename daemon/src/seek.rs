@@ -1,24 +1,37 @@
 //! Ends in a hurry: a shim that registers a connection eagerly (`underpass check` does) wants an
-//! answer now, and the other end may be idle. Its shim is looked for and asked to register, too.
+//! answer now, and the other end may be idle. Its shim is looked for and asked to register, too;
+//! where the other end may be on another node, that node's daemon is asked to do the same (see
+//! `peers::pairing::hurry`), and does it here.
 //!
 //! Only asked: whether both are one connection is decided as ever, when both have registered. The
 //! search reads tables and `/proc` on the blocking pool, one search at a time for all who wait, and
 //! rests ten times as long as it took.
 
-use crate::core::Shared;
+use crate::core::{Core, Shared};
 use crate::pairing::ConnRef;
 use crate::party::PartyId;
-use crate::view::{self, Snapshot};
+use crate::peers::directory::Name;
+use crate::peers::pairing::Asked;
+use crate::process;
+use crate::view::{self, Entry, Snapshot};
 use link::msg::op;
-use std::collections::HashMap;
+use link::reason::Reason;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 
 /// Most ends that are looked for at once; more wait without.
 const MOST: usize = 256;
+/// Most that are looked for at once for one node.
+const MOST_FAR: usize = 32;
 /// Searches for one end; and how often its other end is asked.
 const TRIES: u32 = 20;
 const ASKS: u32 = 3;
+/// At which searches another node is told, so that a message that was lost with its channel is not
+/// all.
+const TELL: [u32; 3] = [1, 4, 12];
 /// Before the first search: two ends in a hurry usually find each other.
 const FIRST: Duration = Duration::from_millis(50);
 /// Longest rest between two searches.
@@ -28,22 +41,41 @@ const REST: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub struct Seek {
     ends: Vec<Sought>,
-    running: bool,
+    far: Vec<Far>,
+    /// Told when there is something to look for.
+    wake: Rc<Notify>,
 }
 
+/// The other end of one of ours.
 struct Sought {
     who: ConnRef,
     tries: u32,
     asked: u32,
+    /// How often other nodes were told.
+    told: usize,
+}
+
+/// An end that another node wants looked for. Asked once: the other node repeats itself.
+struct Far {
+    node: Name,
+    asked: Asked,
+    tries: u32,
 }
 
 /// Where the other end of one was found: which shim to ask, and how to name the connection to it.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Found {
     party: PartyId,
     conn: u32,
     gen: u32,
     op: u32,
+}
+
+/// What was found of one that another node wants: why it is on TCP, and whom to ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FoundFar {
+    reason: u32,
+    ask: Option<Found>,
 }
 
 /// Looks for the other end of a connection that has been registered eagerly, if it still waits.
@@ -57,33 +89,43 @@ pub fn start(shared: &Shared, who: ConnRef) {
         who,
         tries: 0,
         asked: 0,
+        told: 0,
     });
-    if !std::mem::replace(&mut core.seek.running, true) {
-        tokio::task::spawn_local(run(shared.clone()));
+    core.seek.wake.notify_one();
+}
+
+impl Seek {
+    /// Looks for an end that another node asks about.
+    pub fn far(&mut self, node: Name, asked: Asked) {
+        let of_node = self.far.iter().filter(|f| f.node == node);
+        if of_node.count() >= MOST_FAR || self.far.iter().any(|f| f.asked == asked) {
+            return;
+        }
+        self.far.push(Far {
+            node,
+            asked,
+            tries: 0,
+        });
+        self.wake.notify_one();
     }
 }
 
-async fn run(shared: Shared) {
-    let mut rest = FIRST;
+/// Searches whenever there is something to search for, for ever.
+pub async fn serve(shared: Shared) {
+    let wake = shared.borrow().seek.wake.clone();
     loop {
-        tokio::time::sleep(rest).await;
-        let Some((ends, families)) = task(&shared) else {
-            return;
-        };
-        let began = Instant::now();
-        let work = move || {
-            let found = look(&ends, &families);
-            (ends, found)
-        };
-        let done = tokio::task::spawn_blocking(work).await;
-        rest = (began.elapsed() * 10).clamp(FIRST, REST);
-        let Ok((ends, found)) = done else { continue };
-        let mut core = shared.borrow_mut();
-        for ((who, ..), found) in ends.iter().zip(found) {
-            let Some(f) = found else { continue };
-            if core.command(f.party, f.conn, f.gen, f.op) {
-                let s = core.seek.ends.iter_mut().find(|s| s.who == *who);
-                s.into_iter().for_each(|s| s.asked += 1);
+        wake.notified().await;
+        let mut rest = FIRST;
+        loop {
+            tokio::time::sleep(rest).await;
+            let Some(task) = task(&mut shared.borrow_mut()) else {
+                break;
+            };
+            let began = Instant::now();
+            let done = tokio::task::spawn_blocking(move || task.run()).await;
+            rest = (began.elapsed() * 10).clamp(FIRST, REST);
+            if let Ok(found) = done {
+                shared.borrow_mut().found(found);
             }
         }
     }
@@ -92,11 +134,21 @@ async fn run(shared: Shared) {
 /// Ends with their addresses (local, peer).
 type Ends = Vec<(ConnRef, SocketAddr, SocketAddr)>;
 
+struct Task {
+    ends: Ends,
+    far: Vec<Asked>,
+    families: Vec<Snapshot>,
+}
+
+struct Results {
+    ends: Vec<(ConnRef, Found)>,
+    far: Vec<(Asked, FoundFar)>,
+}
+
 /// What is to be looked for now; `None`: nothing any more.
-fn task(shared: &Shared) -> Option<(Ends, Vec<Snapshot>)> {
-    let mut core = shared.borrow_mut();
-    let core = &mut *core;
+fn task(core: &mut Core) -> Option<Task> {
     let mut ends = Vec::new();
+    let mut tell = Vec::new();
     core.seek.ends.retain_mut(|s| {
         s.tries += 1;
         let end = core
@@ -104,37 +156,124 @@ fn task(shared: &Shared) -> Option<(Ends, Vec<Snapshot>)> {
             .end(&s.who)
             .filter(|_| s.tries <= TRIES && s.asked < ASKS);
         ends.extend(end.map(|e| (s.who, e.local, e.peer)));
+        if end.is_some() && TELL.get(s.told).is_some_and(|t| s.tries >= *t) {
+            tell.push(s.who);
+        }
         end.is_some()
     });
-    if ends.is_empty() {
-        core.seek.running = false;
-        return None;
+    core.seek.far.retain_mut(|f| {
+        f.tries += 1;
+        f.tries <= TRIES
+    });
+    let far: Vec<Asked> = core.seek.far.iter().map(|f| f.asked).collect();
+    for who in tell {
+        if core.hurry_across(who) {
+            let s = core.seek.ends.iter_mut().find(|s| s.who == who);
+            s.into_iter().for_each(|s| s.told += 1);
+        }
     }
-    Some((ends, core.snapshot()))
+    (!ends.is_empty() || !far.is_empty()).then(|| Task {
+        ends,
+        far,
+        families: core.snapshot(),
+    })
 }
 
-fn look(ends: &Ends, families: &[Snapshot]) -> Vec<Option<Found>> {
-    let all = view::entries(families);
+impl Core {
+    /// Asks whom a search has found.
+    fn found(&mut self, found: Results) {
+        for (who, f) in found.ends {
+            if self.command(f.party, f.conn, f.gen, f.op) {
+                let s = self.seek.ends.iter_mut().find(|s| s.who == who);
+                s.into_iter().for_each(|s| s.asked += 1);
+            }
+        }
+        for (asked, f) in found.far {
+            if let Some(f) = f.ask {
+                self.command(f.party, f.conn, f.gen, f.op);
+            }
+            // The address of its peer belongs to one node, so only one asks.
+            let at = self.seek.far.iter().position(|s| s.asked == asked);
+            if let Some(s) = at.map(|i| self.seek.far.swap_remove(i)) {
+                self.seen_for(&s.node, asked, f.reason);
+            }
+        }
+    }
+}
+
+impl Task {
+    fn run(self) -> Results {
+        let all = view::entries(&self.families);
+        let mut unnamed = Unnamed::new(&self.families);
+        let ends = look(&self.ends, &all, &mut unnamed);
+        let ends = self.ends.iter().zip(ends);
+        Results {
+            ends: ends.filter_map(|(e, f)| Some((e.0, f?))).collect(),
+            far: look_far(self.far, &all, &mut unnamed),
+        }
+    }
+}
+
+fn look(ends: &Ends, all: &[Entry], unnamed: &mut Unnamed<'_>) -> Vec<Option<Found>> {
     let row = |who: &ConnRef| {
         let mine = all
             .iter()
             .find(|e| (e.party, e.conn, e.gen) == (who.party, who.conn, who.gen))?;
-        let e = &all[mine.other?];
-        Some(Found {
-            party: e.party,
-            conn: e.conn,
-            gen: e.gen,
-            op: op::EAGER,
-        })
+        Some(by_entry(&all[mine.other?]))
     };
-    let mut found: Vec<_> = ends.iter().map(|(who, ..)| row(who)).collect();
-    if found.iter().any(Option::is_none) {
-        let mut unnamed = Unnamed::new(families);
-        for (f, (who, local, peer)) in found.iter_mut().zip(ends) {
-            if f.is_none() {
-                *f = unnamed.find(who.party, *local, *peer);
+    let one = |(who, local, peer): &(ConnRef, SocketAddr, SocketAddr)| {
+        row(who).or_else(|| unnamed.find(who.party, *local, *peer))
+    };
+    ends.iter().map(one).collect()
+}
+
+fn by_entry(e: &Entry) -> Found {
+    Found {
+        party: e.party,
+        conn: e.conn,
+        gen: e.gen,
+        op: op::EAGER,
+    }
+}
+
+/// Is this the connection that another node asks about?
+fn is(asked: &Asked, local: SocketAddr, peer: SocketAddr) -> bool {
+    peer == asked.peer && (local == asked.local || !asked.certain)
+}
+
+fn look_far(
+    wanted: Vec<Asked>,
+    all: &[Entry],
+    unnamed: &mut Unnamed<'_>,
+) -> Vec<(Asked, FoundFar)> {
+    let mut found = Vec::new();
+    let mut bare: Vec<(Asked, u64)> = Vec::new();
+    for a in wanted {
+        let hit = |e: &&Entry| e.addresses().is_some_and(|(l, p)| is(&a, l, p));
+        let mut named = all.iter().filter(hit);
+        match (named.next(), named.next()) {
+            (Some(e), None) => {
+                let ask = Some(by_entry(e));
+                let reason = e.row.reason;
+                found.push((a, FoundFar { reason, ask }));
             }
+            (Some(_), Some(_)) => {} // in two namespaces: nobody knows which
+            (None, _) => match unnamed.find_far(&a) {
+                Some((_, ask @ Some(_))) => {
+                    let reason = Reason::Young.code();
+                    found.push((a, FoundFar { reason, ask }));
+                }
+                Some((inode, None)) => bare.push((a, inode)),
+                None => {}
+            },
         }
+    }
+    if !bare.is_empty() {
+        let inodes: HashSet<u64> = bare.iter().map(|b| b.1).collect();
+        let strange = view::strangers(&inodes);
+        let reason = Reason::PeerNoShim.code();
+        let told = bare.into_iter().filter(|b| strange.contains(&b.1));
+        found.extend(told.map(|(a, _)| (a, FoundFar { reason, ask: None })));
     }
     found
 }
@@ -143,32 +282,49 @@ fn look(ends: &Ends, families: &[Snapshot]) -> Vec<Option<Found>> {
 /// one of the namespaces of connected processes, and a descriptor of one of these that refers to it.
 struct Unnamed<'a> {
     families: &'a [Snapshot],
-    /// By namespace: its connections, with inodes.
-    tables: HashMap<u64, HashMap<(SocketAddr, SocketAddr), u64>>,
+    /// By namespace: its connections, with inodes. Read when first needed.
+    tables: Option<Tables>,
 }
+
+type Tables = HashMap<u64, HashMap<(SocketAddr, SocketAddr), u64>>;
 
 impl<'a> Unnamed<'a> {
     fn new(families: &'a [Snapshot]) -> Self {
-        let mut tables = HashMap::new();
-        for h in families.iter().flat_map(|f| &f.holders) {
-            tables
-                .entry(h.netns)
-                .or_insert_with(|| view::tcp_table(h.pid));
+        Unnamed {
+            families,
+            tables: None,
         }
-        Unnamed { families, tables }
+    }
+
+    fn tables(&mut self) -> &Tables {
+        let families = self.families;
+        self.tables.get_or_insert_with(|| {
+            let mut tables = HashMap::new();
+            for h in families.iter().flat_map(|f| &f.holders) {
+                tables
+                    .entry(h.netns)
+                    .or_insert_with(|| view::tcp_table(h.pid));
+            }
+            tables
+        })
     }
 
     fn find(&mut self, seeker: PartyId, local: SocketAddr, peer: SocketAddr) -> Option<Found> {
-        let holders = || self.families.iter().flat_map(|f| &f.holders);
-        let home = holders().find(|h| h.party == seeker)?.netns;
-        let in_ns = |ns: &u64| self.tables.get(ns)?.get(&(peer, local)).copied();
+        let mut holders = self.families.iter().flat_map(|f| &f.holders);
+        let home = holders.find(|h| h.party == seeker)?.netns;
+        let tables = self.tables();
+        let in_ns = |ns: &u64| tables.get(ns)?.get(&(peer, local)).copied();
         // At home an address pair means one socket; elsewhere only if there is no doubt.
         let inode = in_ns(&home).or_else(|| {
-            let mut hits = self.tables.keys().filter_map(in_ns);
+            let mut hits = tables.keys().filter_map(in_ns);
             hits.next().filter(|_| hits.next().is_none())
         });
-        let inode = inode.filter(|i| *i != 0)?;
-        holders().find_map(|h| {
+        self.by_inode(inode.filter(|i| *i != 0)?)
+    }
+
+    fn by_inode(&self, inode: u64) -> Option<Found> {
+        let mut holders = self.families.iter().flat_map(|f| &f.holders);
+        holders.find_map(|h| {
             Some(Found {
                 party: h.party,
                 conn: descriptor_of(h.pid, inode)?,
@@ -176,6 +332,28 @@ impl<'a> Unnamed<'a> {
                 op: op::EAGER_FD,
             })
         })
+    }
+
+    /// The socket of the connection that another node asks about, and the shim that holds it. Also
+    /// where no program has a shim, in our own namespace: that is an answer, too.
+    fn find_far(&mut self, asked: &Asked) -> Option<(u64, Option<Found>)> {
+        self.tables();
+        let tables = self.tables.as_mut()?;
+        if let Some(ns) = process::own_netns() {
+            tables
+                .entry(ns)
+                .or_insert_with(|| view::tcp_table(std::process::id()));
+        }
+        let hit = |((local, peer), inode): (&(SocketAddr, SocketAddr), &u64)| {
+            (is(asked, *local, *peer) && *inode != 0).then_some(*inode)
+        };
+        let mut hits = tables.values().flatten().filter_map(hit);
+        let inode = hits.next()?;
+        if hits.next().is_some() {
+            return None;
+        }
+        drop(hits);
+        Some((inode, self.by_inode(inode)))
     }
 }
 
@@ -186,4 +364,74 @@ fn descriptor_of(pid: u32, inode: u64) -> Option<u32> {
     let mut own =
         fds.filter(|e| std::fs::read_link(e.path()).is_ok_and(|l| l.as_os_str() == name.as_str()));
     own.next()?.file_name().to_str()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    fn asked(local: SocketAddr, peer: SocketAddr, certain: bool) -> Asked {
+        Asked {
+            local,
+            peer,
+            certain,
+        }
+    }
+
+    #[test]
+    fn what_a_node_may_have_looked_for_is_bounded() {
+        let mut s = Seek::default();
+        let a = |port| {
+            let ip = [10, 0, 0, 1];
+            asked((ip, port).into(), (ip, 1).into(), true)
+        };
+        for port in 0..1000 {
+            s.far("a".into(), a(port));
+            s.far("a".into(), a(port)); // repeats itself
+        }
+        assert_eq!(s.far.len(), MOST_FAR);
+        s.far("b".into(), a(5000));
+        assert_eq!(s.far.len(), MOST_FAR + 1, "others are not kept waiting");
+    }
+
+    /// No program here has a shim; what can be said of this test is that it has none either.
+    #[test]
+    fn a_program_without_a_shim_is_told_of_by_its_socket() {
+        let l = TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = l.local_addr().unwrap();
+        let client = connect_from(([127, 0, 0, 1], 0).into(), here);
+        let (server, _) = l.accept().unwrap();
+        let from = client.local_addr().unwrap();
+        let look = |wanted: &[Asked]| {
+            let mut unnamed = Unnamed::new(&[]);
+            look_far(wanted.to_vec(), &[], &mut unnamed)
+        };
+        let elsewhere = SocketAddr::from(([192, 0, 2, 1], 80));
+        let (exact, translated) = (asked(here, from, true), asked(elsewhere, from, false));
+        let bare = FoundFar {
+            reason: Reason::PeerNoShim.code(),
+            ask: None,
+        };
+        assert_eq!(look(&[exact]), [(exact, bare)]);
+        assert_eq!(look(&[translated]), [(translated, bare)]);
+        assert_eq!(look(&[asked(elsewhere, from, true)]), []);
+        assert_eq!(look(&[asked(here, elsewhere, true)]), []);
+        // Two connections come from that address: nobody knows which is meant.
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let second = connect_from(from, other.local_addr().unwrap());
+        let _accepted = other.accept().unwrap();
+        assert_eq!(look(&[exact, translated]), [(exact, bare)]);
+        drop((server, client, second));
+    }
+
+    /// Several connections may come from one address, to different places.
+    fn connect_from(from: SocketAddr, to: SocketAddr) -> TcpStream {
+        use rustix::net::{bind, connect, socket, sockopt, AddressFamily, SocketType};
+        let s = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        sockopt::set_socket_reuseaddr(&s, true).unwrap();
+        bind(&s, &from).unwrap();
+        connect(&s, &to).unwrap();
+        s.into()
+    }
 }

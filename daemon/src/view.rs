@@ -45,6 +45,13 @@ pub struct Entry {
     lane: Option<(u64, u32, u32)>,
 }
 
+impl Entry {
+    /// Local and peer address of a connection.
+    pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        Some((self.local?, self.peer?))
+    }
+}
+
 /// All rows.
 pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
     let mut all = Vec::new();
@@ -123,6 +130,8 @@ fn entry(v: &View, h: &Holder) -> Entry {
         reason: v.reason,
         peer_reason: v.peer_reason,
         up: up.into(),
+        far: attached && v.flags & flag::FAR != 0,
+        rail: None,
         pid: h.pid,
         comm: h.comm.clone(),
         netns: h.netns,
@@ -150,7 +159,8 @@ fn entry(v: &View, h: &Holder) -> Entry {
         other: None,
         local,
         peer: peer.filter(|_| !listening),
-        lane: attached.then_some((v.link, v.lane, v.side)),
+        // The other end of one that leads to another node is not on its link.
+        lane: (attached && v.flags & flag::FAR == 0).then_some((v.link, v.lane, v.side)),
     }
 }
 
@@ -208,6 +218,8 @@ fn link_ends(all: &mut [Entry]) {
 pub fn set_mode(row: &mut Row) {
     row.mode = if row.up == "none" {
         format!("TCP 0x{:08x}/0x{:08x}", row.reason, row.peer_reason)
+    } else if row.far {
+        "SMCR".into()
     } else {
         "SMCD".into()
     };
@@ -225,6 +237,9 @@ pub fn mark_strangers(all: &mut [Entry]) {
         let (None, 0, Some(a), Some(b)) = (e.other, e.row.peer_reason, e.local, e.peer) else {
             continue;
         };
+        if e.row.far {
+            continue; // has a lane, so its other end has a shim
+        }
         let table = tables
             .entry(e.row.netns)
             .or_insert_with(|| tcp_table(e.row.pid));
@@ -236,20 +251,19 @@ pub fn mark_strangers(all: &mut [Entry]) {
     if open.is_empty() {
         return;
     }
-    let holders = holders_of(&open.iter().map(|o| o.1).collect());
-    let mut shims: HashMap<u32, bool> = HashMap::new();
-    for (i, inode) in open {
-        let Some(pids) = holders.get(&inode) else {
-            continue;
-        };
-        if !pids
-            .iter()
-            .any(|p| *shims.entry(*p).or_insert_with(|| may_have_shim(*p)))
-        {
-            all[i].row.peer_reason = Reason::PeerNoShim.code();
-            set_mode(&mut all[i].row);
-        }
+    let strange = strangers(&open.iter().map(|o| o.1).collect());
+    for (i, _) in open.iter().filter(|o| strange.contains(&o.1)) {
+        all[*i].row.peer_reason = Reason::PeerNoShim.code();
+        set_mode(&mut all[*i].row);
     }
+}
+
+/// Those of these sockets that processes without a shim hold, and nobody else, as far as we may look.
+pub fn strangers(inodes: &HashSet<u64>) -> HashSet<u64> {
+    let mut shims: HashMap<u32, bool> = HashMap::new();
+    let mut shim = |p: &u32| *shims.entry(*p).or_insert_with(|| may_have_shim(*p));
+    let strange = |(i, pids): (u64, Vec<u32>)| (!pids.iter().any(&mut shim)).then_some(i);
+    holders_of(inodes).into_iter().filter_map(strange).collect()
 }
 
 /// Which processes hold these sockets, as far as we may look.

@@ -69,6 +69,54 @@ fn rows_show_mode_and_both_reasons() {
     assert_eq!(r.mode, "TCP 0x0a000008/0x0a000001");
 }
 
+/// The flag is the shim's word; what it leads to, nobody here knows as long as there are no rails.
+#[test]
+fn a_lane_to_another_node_is_smcr() {
+    let d = Daemon::plain();
+    let mut a = Shim::new(&d.dir);
+    let (c, s) = tcp();
+    let (c2, _s2) = tcp();
+    let (c3, _s3) = tcp();
+    let mode = |a: &Shim, conn: u32, flags: u32, up: bool| {
+        let e = a.conn(conn);
+        e.link.store(9, Relaxed);
+        e.lane.store(3, Relaxed);
+        if up {
+            e.tx.mode.store(link::lane::tx::mode::RING, Relaxed);
+        }
+        e.flags.fetch_or(flags, Relaxed);
+    };
+    let far = a.enter(&c, true);
+    // The other side of the same lane number: not its other end, as it would be on one node.
+    let near = a.enter(&c2, true);
+    a.conn(near).side.store(1, Relaxed);
+    let down = a.enter(&c3, true);
+    mode(&a, far, flag::LANE | flag::FAR, true);
+    mode(&a, near, flag::LANE, true);
+    mode(&a, down, flag::LANE | flag::FAR, false);
+    a.conn(near).reason.store(Reason::Young.code(), Relaxed);
+    let rows = d.rows();
+    let row = |s: &std::net::TcpStream| {
+        let local = s.local_addr().unwrap().to_string();
+        rows.iter().find(|r| r.local == local).unwrap()
+    };
+    let r = row(&c);
+    assert_eq!((&*r.mode, &*r.up, r.far), ("SMCR", "tx", true));
+    assert_eq!((r.peer_reason, r.link, r.lane), (0, 9, 3));
+    assert_eq!(r.rail, None);
+    assert_eq!((&*row(&c2).mode, row(&c2).far), ("SMCD", false));
+    let r = row(&c3);
+    assert_eq!((&*r.mode, r.far), ("TCP 0x00000000/0x00000000", true));
+    // A flag without a lane means nothing.
+    a.conn(far).flags.fetch_and(!flag::LANE, Relaxed);
+    let rows = d.rows();
+    let local = c.local_addr().unwrap().to_string();
+    let r = rows.iter().find(|r| r.local == local).unwrap();
+    assert_eq!((&*r.up, r.far), ("none", false));
+    assert_eq!(d.stats().rails, []);
+    drop(s);
+}
+
 /// A connection whose other end is a program without a shim: known, not guessed.
 #[test]
 fn a_peer_without_a_shim_is_told_apart() {
@@ -191,6 +239,7 @@ fn check_explains() {
             local,
             peer,
             verdict,
+            ..
         } => (local, peer, verdict),
         r => panic!("{r:?}"),
     };

@@ -82,7 +82,7 @@ pub mod flag {
     pub const NONBLOCK: u32 = 128;
     /// A hooked poll or select has watched the connection.
     pub const POLLED: u32 = 256;
-    /// The lane leads to another node.
+    /// Set beside `LANE`: the lane leads to another node (the link's other party is the daemon).
     pub const FAR: u32 = 512;
 }
 

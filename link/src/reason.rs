@@ -44,7 +44,7 @@ reasons! {
         "start the other program under `underpass run`, or annotate its pod";
     Config = 0x0300_0000, "config", "switched off by configuration (UNDERPASS=off, an exclusion, or a rule of the daemon)",
         "remove the exclusion";
-    NoDevice = 0x0303_0002, "no-rdma-device", "the peer is on another node and no RDMA device is usable",
+    NoDevice = 0x0303_0002, "no-rdma-device", "the peer is on another node, and this node has no usable RDMA device",
         "see `underpass devices`";
     Option = 0x0306_0000, "socket-option", "the socket uses an option or a call that a lane cannot carry",
         "see ARCHITECTURE.md, table of calls";
@@ -91,8 +91,8 @@ reasons! {
         "find the code that writes to this socket without libc";
     Hostile = 0x0a00_0011, "bad-peer", "the peer's shared memory held impossible values; the connection was reset",
         "the peer is broken or malicious";
-    Stalled = 0x0a00_0012, "stalled", "the sender did not put its bytes back on TCP in time; the connection was reset",
-        "the peer process hangs outside every hooked call";
+    Stalled = 0x0a00_0012, "stalled", "the sender (or its daemon in its place) did not put its bytes back on TCP in time; the connection was reset",
+        "the peer process hangs outside every hooked call, or the other end does not read";
     Table = 0x0a00_0013, "table-full", "this process has more sockets than the shim's table",
         "nothing";
     UnknownNode = 0x0a00_0014, "unknown-node", "waiting for the other end; its address belongs to no node that this daemon knows",
@@ -104,7 +104,7 @@ reasons! {
     InDoubt = 0x0a00_0017, "in-doubt", "it could not be found out whether the peer's node had taken a switch to RDMA; the connection was reset",
         "the link between the nodes failed in that very round trip; connect again";
     RailDown = 0x0a00_0018, "rail-down", "no RDMA link to the peer's node works at the moment",
-        "see `underpass devices` on both nodes; it is tried again by itself";
+        "look at cables, ports and switches: `underpass devices` on both nodes, rails in `underpass stats`; it is tried again by itself";
     PeerNoDevice = 0x0a00_0019, "peer-no-rdma-device", "the peer's node has no usable RDMA device",
         "see `underpass devices` on the peer's node";
     LinkLost = 0x0a00_001a, "link-lost", "the daemon of this or of the peer's node went away; promoted again later",

@@ -6,7 +6,7 @@ use crate::out::{self, bytes, clean, Failure, Outcome};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use underpassd::admin::{Request, Response, Stats, Target};
+use underpassd::admin::{RailStats, Request, Response, Stats, Target};
 
 pub fn stats(dir: Option<PathBuf>, o: &cli::Json) -> Outcome {
     match ask(dir, &Request::Stats)? {
@@ -54,6 +54,7 @@ fn stats_table(s: &Stats) -> String {
         &[
             ("registered", s.registered.to_string()),
             ("paired", s.paired.to_string()),
+            ("paired with other nodes", s.paired_across.to_string()),
             ("declined", s.declined.to_string()),
             ("promoted", s.promoted.to_string()),
             ("reset by the shim", s.resets.to_string()),
@@ -70,7 +71,41 @@ fn stats_table(s: &Stats) -> String {
             ("sleeps", s.sleeps.to_string()),
         ],
     );
+    for r in &s.rails {
+        rail(r, &mut section);
+    }
     t
+}
+
+/// One port of one RDMA device.
+fn rail(r: &RailStats, section: &mut impl FnMut(&str, &[(&str, String)])) {
+    let mut names = Vec::new();
+    let mut up: Vec<String> = Vec::new();
+    for l in &r.links {
+        let to = match l.node.is_empty() {
+            true => String::new(),
+            false => format!(" to {}", clean(&l.node)),
+        };
+        names.push(format!("links up{to}"));
+        up.push(l.up.to_string());
+        names.push(format!("lanes{to}"));
+        up.push(l.lanes.to_string());
+    }
+    if r.links.is_empty() {
+        names.push("links up".into());
+        up.push("0".into());
+    }
+    let links = names.iter().map(String::as_str).zip(up);
+    let counters = [
+        ("RDMA writes", r.writes.to_string()),
+        ("bytes written", bytes(r.bytes)),
+        ("messages sent", r.messages_sent.to_string()),
+        ("messages received", r.messages_received.to_string()),
+        ("links failed", r.links_failed.to_string()),
+    ];
+    let lines: Vec<_> = links.chain(counters).collect();
+    let title = format!("Rail {} port {}, so far", clean(&r.device), r.port);
+    section(&title, &lines);
 }
 
 /// Seconds as people say them.
@@ -91,10 +126,10 @@ pub fn reasons(o: &cli::Json) -> Outcome {
         out::print_json(&table.map(|s| s.json()).collect::<Value>())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut t = format!("{:<10} {:<16} Meaning, and what to do\n", "Code", "Name");
+    let mut t = format!("{:<10} {:<20} Meaning, and what to do\n", "Code", "Name");
     for s in table {
-        t.push_str(&format!("0x{:08x} {:<16} {}\n", s.code, s.name, s.text));
-        t.push_str(&format!("{:27} -> {}\n", "", s.advice));
+        t.push_str(&format!("0x{:08x} {:<20} {}\n", s.code, s.name, s.text));
+        t.push_str(&format!("{:31} -> {}\n", "", s.advice));
     }
     out::print(&t)?;
     Ok(ExitCode::SUCCESS)

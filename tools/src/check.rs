@@ -121,15 +121,24 @@ fn watch(c: &Connection, dir: &Path, wait_s: u64) -> Finding {
     };
     let (mut last, mut same) = (Finding::default(), 0);
     loop {
-        let (here, there) = match client::ask_in(dir, &question) {
-            Ok(Response::Check { local, peer, .. }) => (local, peer),
+        let (here, there, across) = match client::ask_in(dir, &question) {
+            Ok(Response::Check {
+                local,
+                peer,
+                across,
+                ..
+            }) => (local, peer, across),
             Ok(other) => return alone(c, client::unexpected(&other)),
             Err(f) => return alone(c, f),
         };
         let told = here.as_ref().map_or(0, |r| r.peer_reason);
         let now = Finding {
             here: End::here(here),
-            there: End::there(there, told),
+            there: match &across {
+                Some(_) => End::far(told),
+                None => End::there(there, told),
+            },
+            across,
             ..Finding::default()
         };
         if now.promoted() {
@@ -140,7 +149,7 @@ fn watch(c: &Connection, dir: &Path, wait_s: u64) -> Finding {
         // Looking around is dear; it is done when the daemon has nothing new to say.
         if time_up || same % LOOK == FINAL {
             let mut now = now.clone();
-            if now.there.row.is_none() {
+            if now.there.row.is_none() && now.across.is_none() {
                 now.there = End::seen(peer::look(&c.local, &c.peer), told);
             }
             if time_up || now.lasting() {

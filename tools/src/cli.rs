@@ -10,7 +10,8 @@ const ABOUT: &str =
 
 const LONG_ABOUT: &str = "\
 Carries the bytes of ordinary TCP connections underneath TCP: through shared memory when both ends \
-are on one node, and through the TCP connection itself whenever that is not possible. Programs are \
+are on one node, through RDMA when they are on two, and through the TCP connection itself whenever \
+neither is possible. Programs are \
 not changed: `underpass run` starts them with the shim libunderpass.so preloaded, and the daemon \
 underpassd brings the two ends of a connection together. Every connection starts as plain TCP, is \
 promoted when both ends run under Underpass, and can go back to TCP at any moment without losing a \
@@ -58,7 +59,7 @@ pub enum Command {
     #[command(version, disable_version_flag = true, about = "Show connections and listening sockets, as smcss does", long_about = SS_LONG, after_long_help = SS_AFTER)]
     Ss(Ss),
     /// Show the counters of the daemon and of all programs under the shim
-    #[command(after_help = "Byte counters of programs that have ended are included.")]
+    #[command(after_help = STATS_AFTER)]
     Stats(Json),
     /// List every reason code with its meaning and what to do about it
     Reasons(Json),
@@ -149,7 +150,7 @@ Columns:
   UID, Inode     owner and inode of the socket, as in `ss -e`
   Local Address, Peer Address
                  `..` stands for what was cut off; -W shows it
-  Intf           interface index; 0000 for connections within this node
+  Intf           interface index; 0000: not bound to one
   Mode           SMCD  through shared memory
                  SMCR  through RDMA
                  TCP 0xLOCAL/0xPEER
@@ -174,16 +175,22 @@ Columns that -D adds:
   Token, Peer-Token
                  lane and epoch of each direction; one end's Token is the other's Peer-Token
   Linkid         the link (memory and doorbells that two processes share)
-Columns that -R adds:
-  Role, IB-device, Port, Linkid, GID, Peer-GID
+Columns that -R adds (of the RDMA link that carries the connection now; it changes when a rail fails):
+  Role           SERV or CLNT: part of this node among the two
+  IB-device, Port
+                 the local device and its port, hexadecimal; see `underpass devices`
+  Linkid         number of the link, hexadecimal
+  GID, Peer-GID  addresses of the two ends of the link; shown to root on the node only
 -j prints an array of objects with the keys state, uid, inode, local, peer, intf, mode; -d, -D and -R
 add their columns under the lower-case names shown above; -e adds reason and peer_reason (null, or
-an object with code, name, text and advice) and what it tells about the process and its bytes.
+an object with code, name, text and advice), rail (null, or an object with role, device, port, link,
+gid and peer_gid) and what it tells about the process and its bytes.
 
 Examples:
   underpass ss -e                    everything about every connection, in words
   underpass ss -a -W                 listening sockets too, addresses whole
-  underpass ss -j | jq '.[] | select(.mode != \"SMCD\")'
+  underpass ss -R                    connections through RDMA, with device, port and GIDs
+  underpass ss -j | jq '.[] | select(.mode | startswith(\"TCP\"))'
   watch underpass ss";
 
 #[derive(Clone, Debug, Default, Args)]
@@ -223,6 +230,10 @@ pub struct Json {
     #[arg(short, long)]
     pub json: bool,
 }
+
+const STATS_AFTER: &str = "\
+Byte counters of programs that have ended are included. A rail is a port of an RDMA device that carries
+connections to other nodes, or has; its links are named after the nodes for root on the node only.";
 
 const STEER_EXAMPLES: &str = "\
 Examples:
@@ -339,7 +350,14 @@ mode it gets, or would get after some use, with the reasons of both ends in word
 to the service; what it sends by itself is read and thrown away. The connection is closed afterwards.
 
 The daemon asks the shim of an idle service to take part. It cannot hear that while every thread \
-sleeps in a blocking call; such a service counts as promotable. No daemon is started: without one, the answer is TCP.";
+sleeps in a blocking call; such a service counts as promotable. Where the service is on another node, \
+the daemon there does the same and says what it found. No daemon is started: without one, the answer is TCP.
+
+For a service of another node the answer also has: the two nodes, the channel between their daemons \
+(see `underpass peers`), and RDMA: the device in use, or how many links to that node work, or why this \
+node has none (see `underpass devices`). Names of nodes are shown to root on the node only. Through an \
+address that is translated on the way (a service address of a cluster) the other node is not known \
+before the two ends have found each other.";
 
 const CHECK_AFTER: &str = "\
 Examples:
@@ -348,7 +366,9 @@ Examples:
 
 With -j: mode (what such a connection gets), now (what this one had), promoted, promotable, daemon
 and closed (true or false), local and peer (addresses), and for each end, here and there: known (to
-the daemon), mode, up, reason (null, or code, name, text, advice), pid, comm, note.
+the daemon), mode, up, reason (null, or code, name, text, advice), pid, comm, note; and across (null:
+one node), with own and node (names), listed (does a [[peer]] list the address?), channel (up, down)
+and trouble (why), refusal (null, or why this node has no RDMA), links, rail (null, or as in `ss -e -j`).
 
 Exit status: 0 if the connection is promoted or could be, 1 if it stays on TCP, 2 if the test failed
 (connection refused, unknown host, no library).";

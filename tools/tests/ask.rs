@@ -6,10 +6,18 @@ use std::fs::OpenOptions;
 use std::io::Read;
 use std::process::Stdio;
 use support::{golden, rows, text, tool, FakeDaemon};
-use underpassd::admin::{Request, Response, Row, Stats};
+use underpassd::admin::{RailLinks, RailStats, Request, Response, Row, Stats};
 
 fn answering(r: Response) -> FakeDaemon {
     FakeDaemon::new(move |_| r.clone())
+}
+
+fn links(node: &str, up: u64, lanes: u64) -> RailLinks {
+    RailLinks {
+        node: node.into(),
+        up,
+        lanes,
+    }
 }
 
 #[test]
@@ -23,7 +31,34 @@ fn stats_as_table_and_json() {
         lanes: 50,
         memory_bytes: 3 << 20,
         registered: 100,
+        paired_across: 12,
         lane_tx_bytes: 123_456_789,
+        rails: vec![
+            RailStats {
+                device: "mlx5_0".into(),
+                port: 1,
+                links: vec![
+                    links("node2.example", 4, 12),
+                    links("node3.\u{1b}[2Jexample", 1, 0),
+                ],
+                writes: 1000,
+                bytes: 5 << 20,
+                messages_sent: 2000,
+                messages_received: 1999,
+                links_failed: 3,
+            },
+            RailStats {
+                device: "mlx5_1".into(),
+                port: 2,
+                ..RailStats::default()
+            },
+            RailStats {
+                device: "rxe0".into(),
+                port: 1,
+                links: vec![links("", 2, 1)],
+                ..RailStats::default()
+            },
+        ],
         ..Stats::default()
     };
     let d = answering(Response::Stats {
@@ -49,7 +84,7 @@ fn reasons_lists_the_whole_table_without_a_daemon() {
     for (i, o) in link::reason::TABLE.iter().zip(json.as_array().unwrap()) {
         let code = format!("0x{:08x}", i.reason.code());
         assert!(
-            table.contains(&format!("{code} {:<16} {}\n", i.name, i.text)),
+            table.contains(&format!("{code} {:<20} {}\n", i.name, i.text)),
             "{code}"
         );
         assert!(table.contains(i.advice));

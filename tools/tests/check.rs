@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use support::{harmless_library, text, tool, FakeDaemon};
-use underpassd::admin::{Request, Response, Row};
+use underpassd::admin::{Across, RailRow, Request, Response, Row};
 
 /// A service that says `greeting`, then reads until the end; returns what it was sent.
 fn service(greeting: &'static [u8], close: bool) -> (u16, JoinHandle<Vec<u8>>) {
@@ -45,6 +45,7 @@ fn answering(local: Option<Row>, peer: Option<Row>) -> FakeDaemon {
             local: local.clone(),
             peer: peer.clone(),
             verdict: String::new(),
+            across: None,
         },
         r => Response::Error {
             message: format!("unexpected {r:?}"),
@@ -129,6 +130,123 @@ fn a_connection_that_stays_on_tcp() {
     // It did not wait: a reason that lasts is final after five equal answers.
     assert_eq!(d.requests().len(), 5);
     service.join().unwrap();
+}
+
+/// A daemon whose connection leads to another node.
+fn far(local: Option<Row>, across: Across) -> FakeDaemon {
+    FakeDaemon::new(move |_| Response::Check {
+        local: local.clone(),
+        peer: None,
+        verdict: String::new(),
+        across: Some(across.clone()),
+    })
+}
+
+fn between() -> Across {
+    Across {
+        own: "n1".into(),
+        node: "n2".into(),
+        listed: true,
+        channel: "up".into(),
+        links: 4,
+        ..Across::default()
+    }
+}
+
+#[test]
+fn a_promoted_connection_to_another_node() {
+    let mut here = row("SMCR", 0, "underpass");
+    let rail = RailRow {
+        role: "client".into(),
+        device: "mlx5_0".into(),
+        port: 1,
+        link: 7,
+        ..RailRow::default()
+    };
+    here.iter_mut().for_each(|r| r.rail = Some(rail.clone()));
+    let d = far(here, between());
+    for json in [false, true] {
+        let (port, service) = service(b"", false);
+        let out = check(&d, port, if json { &["-j"] } else { &[] });
+        let said = text(&out.stdout);
+        assert_eq!(out.status.code(), Some(0), "{said}");
+        if json {
+            let v: serde_json::Value = serde_json::from_str(&said).unwrap();
+            assert_eq!(v["mode"], "SMCR");
+            let a = &v["across"];
+            assert_eq!((&a["node"], &a["links"]), (&"n2".into(), &4.into()));
+            assert_eq!(
+                (&a["rail"]["device"], &a["refusal"]),
+                (&"mlx5_0".into(), &().into())
+            );
+        } else {
+            let want = "mode       SMCR (promoted)\nnodes      n1 -> n2\nchannel    up\n\
+                        RDMA       mlx5_0 port 1, link 7; 4 links work\n    here  promoted\n";
+            assert!(said.contains(want), "{said}");
+            assert!(
+                said.ends_with("    peer  promoted, on another node\n"),
+                "{said}"
+            );
+        }
+        service.join().unwrap();
+    }
+}
+
+/// What is between the nodes, what each node says, and that nothing on this node is taken for the
+/// other end: it would be this test's own socket.
+#[test]
+fn a_connection_to_another_node_that_stays_on_tcp() {
+    let waiting = |there| {
+        let mut r = row("TCP 0x0a000003", 0x0a00_0003, "underpass");
+        r.iter_mut().for_each(|r| r.peer_reason = there);
+        r
+    };
+    let no_device = 0x0303_0002;
+    let cases = [
+        // The other node has looked: no shim there.
+        (waiting(0x0301_0000), between(), "peer  0x03010000 peer-no-shim", 1),
+        // It has found the program, which has not used the connection yet.
+        (waiting(0x0a00_0001), between(), "mode       SMCR (after some use; now TCP 0x0a000003)", 0),
+        // Nothing was heard.
+        (waiting(0), between(), "peer  on another node, from where nothing was heard about it", 1),
+        // This node could not carry it anyway.
+        (
+            waiting(0x0a00_0001),
+            Across { refusal: no_device, ..between() },
+            "RDMA       none: the peer is on another node, and this node has no usable RDMA device (no-rdma-device)",
+            1,
+        ),
+        (
+            row("TCP 0x0a000015", 0x0a00_0015, "underpass"),
+            Across { channel: "down".into(), trouble: "connection \u{1b}refused".into(), ..between() },
+            "channel    down: connection \\u{1b}refused\n",
+            1,
+        ),
+        (
+            row("TCP 0x0a000014", 0x0a00_0014, "underpass"),
+            Across { own: "n1".into(), ..Across::default() },
+            "nodes      n1 -> an address that no [[peer]] lists (outside, or translated on the way)\n",
+            1,
+        ),
+        // In a container: no names.
+        (
+            waiting(0),
+            Across { own: String::new(), node: String::new(), ..between() },
+            "nodes      this one -> another node\nchannel    up\nRDMA       usable here; 4 links work\n",
+            1,
+        ),
+    ];
+    for (here, across, part, code) in cases {
+        let d = far(here, across);
+        let (port, service) = service(b"", false);
+        let out = check(&d, port, &[]);
+        let said = text(&out.stdout);
+        assert!(said.contains(part), "{part}: {said}");
+        assert_eq!(out.status.code(), Some(code), "{said}");
+        let own = format!("pid {}", std::process::id());
+        assert!(!said.contains(&own), "{said}");
+        service.join().unwrap();
+    }
 }
 
 #[test]
@@ -216,6 +334,7 @@ fn it_waits_for_the_peer_to_accept() {
             local: row(if late { "TCP" } else { "SMCD" }, 0, "u"),
             peer,
             verdict: String::new(),
+            across: None,
         }
     });
     let (port, service) = service(b"", false);

@@ -115,15 +115,15 @@ fn options_select_the_states_and_modes_that_they_select_in_smcss() {
             .map(|r| r["inode"].as_u64().unwrap())
             .collect()
     };
-    assert_eq!(inodes(&[]), [4001, 12345678, 4010, 4011, 4012, 4013]);
+    assert_eq!(inodes(&[]), [4001, 12345678, 4010, 4011, 4012, 4014, 4013]);
     assert_eq!(
         inodes(&["-a"]),
-        [7, 81, 4001, 12345678, 4010, 4011, 4012, 4013]
+        [7, 81, 4001, 12345678, 4010, 4011, 4012, 4014, 4013]
     );
     assert_eq!(inodes(&["-l"]), [81]);
     assert_eq!(inodes(&["-D"]), [4001, 12345678]);
-    assert_eq!(inodes(&["-R"]), [4012]);
-    assert_eq!(inodes(&["-aR"]), [4012]);
+    assert_eq!(inodes(&["-R"]), [4012, 4014]);
+    assert_eq!(inodes(&["-aR"]), [4012, 4014]);
 }
 
 #[test]
@@ -139,6 +139,46 @@ fn one_ends_token_is_the_others_peer_token() {
     assert_ne!(a["gid"], b["gid"]);
 }
 
+/// Where smcss prints them, and in its format.
+#[test]
+fn the_columns_of_a_rail_stand_where_smcss_puts_them() {
+    let t = ss(&["-R"]);
+    let head = t.lines().next().unwrap();
+    assert!(head.ends_with(
+        "Role IB-device       Port Linkid GID                                      Peer-GID"
+    ));
+    let row = |inode: &str| t.lines().find(|l| l.contains(inode)).unwrap();
+    for (title, value, unknown) in [
+        ("Mode", "SMCR ", "SMCR "),
+        ("Role", "SERV ", "- "),
+        ("IB-device", "mlx5_bond_0 ", "- "),
+        ("Port", "01 ", "- "),
+        ("Linkid", "1a ", "- "),
+        ("GID", "fe80:0000:0000:0000:0a94:efff:fe33:4401 ", "- "),
+        ("Peer-GID", "0000:0000:0000:0000:0000:ffff:c0a8:64c8", "-"),
+    ] {
+        let at = head.find(title).unwrap();
+        assert!(row("0004012")[at..].starts_with(value), "{title}: {t}");
+        assert!(row("0004014")[at..].starts_with(unknown), "{title}: {t}");
+    }
+}
+
+/// A container's caller is not told the nodes' addresses.
+#[test]
+fn an_address_that_is_kept_back_is_a_dash() {
+    let d = FakeDaemon::new(|_| {
+        let mut rows = rows();
+        for r in rows.iter_mut().filter_map(|r| r.rail.as_mut()) {
+            r.gid.clear();
+            r.peer_gid.clear();
+        }
+        Response::Ss { rows }
+    });
+    let v: serde_json::Value = serde_json::from_slice(&d.run(&["ss", "-Rj"]).stdout).unwrap();
+    assert_eq!(v[0]["ib-device"], "mlx5_bond_0");
+    assert!(v[0]["gid"].is_null() && v[0]["peer-gid"].is_null());
+}
+
 #[test]
 fn an_empty_table_has_a_header_and_empty_json_is_an_array() {
     let d = FakeDaemon::new(|_| Response::Ss { rows: Vec::new() });
@@ -148,30 +188,29 @@ fn an_empty_table_has_a_header_and_empty_json_is_an_array() {
 
 #[test]
 fn nothing_in_a_row_can_steer_the_terminal() {
-    let d = FakeDaemon::new(|_| {
-        let mut rows = rows();
-        for r in &mut rows {
-            for s in [
-                &mut r.state,
-                &mut r.local,
-                &mut r.peer,
-                &mut r.intf,
-                &mut r.mode,
-                &mut r.up,
-            ]
-            .into_iter()
-            .chain([&mut r.comm, &mut r.role])
-            {
-                s.push_str("\u{1b}[2J\n");
+    // The columns of a mode are shown only for one that is known.
+    for known in [false, true] {
+        let d = FakeDaemon::new(move |_| {
+            let mut rows = rows();
+            for r in &mut rows {
+                let rail = r.rail.as_mut();
+                let rail = rail.map(|r| [&mut r.role, &mut r.device, &mut r.gid, &mut r.peer_gid]);
+                let mode = (!known).then_some(&mut r.mode);
+                let texts = [&mut r.state, &mut r.local, &mut r.peer, &mut r.intf];
+                let more = [&mut r.up, &mut r.comm, &mut r.role];
+                let all = texts.into_iter().chain(more).chain(mode);
+                for s in all.chain(rail.into_iter().flatten()) {
+                    s.push_str("\u{1b}[2J\n");
+                }
             }
+            Response::Ss { rows }
+        });
+        for option in ["-a", "-aW", "-ae", "-d", "-D", "-R", "-Re"] {
+            let out = text(&d.run(&["ss", option]).stdout);
+            assert!(
+                !out.contains('\u{1b}') && out.lines().all(|l| !l.starts_with("[2J")),
+                "{option}: {out}"
+            );
         }
-        Response::Ss { rows }
-    });
-    for option in ["-a", "-aW", "-ae", "-d", "-D", "-R"] {
-        let out = text(&d.run(&["ss", option]).stdout);
-        assert!(
-            !out.contains('\u{1b}') && out.lines().all(|l| !l.starts_with("[2J")),
-            "{option}: {out}"
-        );
     }
 }

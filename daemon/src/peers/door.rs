@@ -4,7 +4,7 @@
 use super::digest::Key;
 use super::directory::Name;
 use super::msg::Msg;
-use super::pairing::{Out, Paired, Pairing, Shown};
+use super::pairing::{Asked, Out, Paired, Pairing, Shown};
 use super::{Met, Peers};
 use crate::core::{alive, Core, RETRY_UNPROVEN_MS};
 use crate::pairing::ConnRef;
@@ -42,6 +42,7 @@ impl Core {
                     }
                 }
                 Out::Paired(p) => self.paired_across(p),
+                Out::Hurry(node, asked) => self.seek.far(node, asked),
             }
         }
     }
@@ -51,6 +52,28 @@ impl Core {
         self.across(Box::new(|p, now, alive, out| {
             p.seek(who, end, now, alive, out)
         }));
+    }
+
+    /// An end in a hurry waits: the nodes that may have its other end shall look for that. `false`:
+    /// none could be told.
+    pub(crate) fn hurry_across(&mut self, who: ConnRef) -> bool {
+        let mut told = 0;
+        let n = &mut told;
+        self.across(Box::new(move |p, _, _, out| *n = p.hurry(&who, out)));
+        told > 0
+    }
+
+    /// What was found of a connection that a node wanted looked for.
+    pub(crate) fn seen_for(&mut self, node: &Name, asked: Asked, reason: u32) {
+        if let Some(p) = &mut self.peers {
+            let Asked { local, peer, .. } = asked;
+            let msg = Msg::Seen {
+                local,
+                peer,
+                reason,
+            };
+            p.send(node, msg);
+        }
     }
 
     /// An end waits no longer: paired here, declined, closed.

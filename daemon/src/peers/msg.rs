@@ -76,6 +76,19 @@ pub enum Msg {
         make: u64,
         reason: u32,
     },
+    /// An end of the sender's node is in a hurry (`underpass check`): look for the program that
+    /// holds its other end, and ask it to register. Addresses as that other end has them, as far
+    /// as the sender knows.
+    Hurry {
+        local: SocketAddr,
+        peer: SocketAddr,
+    },
+    /// It was found: this is why it is on TCP so far (shown to the user). Addresses as asked.
+    Seen {
+        local: SocketAddr,
+        peer: SocketAddr,
+        reason: u32,
+    },
     /// The life of the rails between these two nodes that the sender is in: see `rail`. The
     /// following messages are void in any other.
     Rails {
@@ -271,6 +284,10 @@ mod tests {
             })
     }
 
+    fn addresses() -> impl Strategy<Value = (SocketAddr, SocketAddr)> {
+        any::<(SocketAddr, SocketAddr)>().prop_map(|(a, b)| (strip(a), strip(b)))
+    }
+
     fn strip(a: SocketAddr) -> SocketAddr {
         SocketAddr::new(a.ip(), a.port())
     }
@@ -323,6 +340,12 @@ mod tests {
             }),
             (any::<u64>(), reason()).prop_map(|(make, refusal)| Msg::Made { make, refusal }),
             (any::<u64>(), reason()).prop_map(|(make, reason)| Msg::Fail { make, reason }),
+            addresses().prop_map(|(local, peer)| Msg::Hurry { local, peer }),
+            (addresses(), reason()).prop_map(|((local, peer), reason)| Msg::Seen {
+                local,
+                peer,
+                reason,
+            }),
         ]
     }
 

@@ -24,6 +24,7 @@ use crate::pairing::ConnRef;
 use crate::party::PartyId;
 use crate::socket::End;
 use claim::{claim, hint, judge};
+pub use hurry::Asked;
 use link::reason::Reason;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -31,6 +32,7 @@ use std::rc::Rc;
 use table::{Seek, Table};
 
 mod claim;
+mod hurry;
 mod table;
 
 /// Seeks that are kept for one peer, and sent to one.
@@ -71,6 +73,8 @@ pub struct Paired {
 pub enum Out {
     Send(Name, Msg),
     Paired(Paired),
+    /// A node looks for a program of ours.
+    Hurry(Name, Asked),
 }
 
 /// Why an end that waits is on TCP: reason codes of both ends, 0 where nothing is known.
@@ -104,6 +108,8 @@ struct Sought {
     end: End,
     scope: Scope,
     note: Shown,
+    /// What another node has said of its other end, when it was looked for in a hurry.
+    seen: u32,
 }
 
 /// An end for which a `Make` is under way.
@@ -148,7 +154,8 @@ impl Pairing {
         self.refusals.insert(node.clone(), code);
     }
 
-    fn refusal(&self, node: &Name) -> u32 {
+    /// Why lanes to this node are refused; 0: they are not.
+    pub fn refusal(&self, node: &Name) -> u32 {
         self.refusals.get(node).copied().unwrap_or(self.refusal)
     }
 
@@ -172,6 +179,7 @@ impl Pairing {
             end,
             scope,
             note: Shown::default(),
+            seen: 0,
         };
         self.place(sought, now, alive, out);
     }
@@ -371,6 +379,7 @@ impl Pairing {
         for k in mine {
             if let Some(s) = self.ends.get_mut(&k) {
                 s.note = Shown::default(); // it was about what the former channel brought
+                s.seen = 0;
             }
             self.enter(k, node, now, alive, out);
         }
@@ -410,6 +419,21 @@ impl Pairing {
             return Ok(());
         };
         match (t.part, msg) {
+            (_, Msg::Hurry { local, peer }) => {
+                self.hurried(node, local, peer, out);
+                Ok(())
+            }
+            (
+                _,
+                Msg::Seen {
+                    local,
+                    peer,
+                    reason,
+                },
+            ) => {
+                self.seen(node, local, peer, reason);
+                Ok(())
+            }
             (Part::Maker, Msg::Seek { id, claim }) => self.sought(node, id, claim, now, alive, out),
             (Part::Maker, Msg::Unseek { id }) => {
                 t.unseek(id);
@@ -636,10 +660,12 @@ impl Pairing {
         } else {
             0
         };
-        Some(Shown {
-            local,
-            peer: s.note.peer,
-        })
+        // What was said about a claim is about this very connection, what was seen came before it.
+        let peer = match s.note.peer {
+            0 => s.seen,
+            p => p,
+        };
+        Some(Shown { local, peer })
     }
 
     /// Ends that wait for one of another node.

@@ -29,6 +29,9 @@ pub struct Node {
     /// Life of the peer's daemon.
     instance: Option<u64>,
     pub rails: BTreeMap<Port, RailId>,
+    /// Every rail that this engine was ever given; and what former engines have counted.
+    pub ever: BTreeMap<RailId, Port>,
+    pub past: BTreeMap<Port, engine::Stats>,
     pub lanes: HashMap<LaneId, Key>,
     pub parties: HashMap<engine::PartyId, u64>,
     /// Lanes in the making, by the number of their pairing.
@@ -56,6 +59,8 @@ impl Node {
             agreed: false,
             instance: None,
             rails: BTreeMap::new(),
+            ever: BTreeMap::new(),
+            past: BTreeMap::new(),
             lanes: HashMap::new(),
             parties: HashMap::new(),
             making: HashMap::new(),
@@ -77,6 +82,7 @@ impl Node {
         match self.pair.add_rail(rail) {
             Ok(id) => {
                 self.rails.insert(port.clone(), id);
+                self.ever.insert(id, port.clone());
             }
             Err(e) => tracing::warn!("rail {}: {e}", port.device.name),
         }
@@ -191,6 +197,7 @@ impl Rails {
         let Some(n) = self.nodes.get_mut(name) else {
             return;
         };
+        n.keep_counts();
         n.pair = new_pair(n.first);
         tracing::info!("peer {name}: life {life} of the rails");
         n.life = life;

@@ -217,6 +217,11 @@ impl Node {
         Place::shim(&self.run_dir()).eager().netns(&self.ns)
     }
 
+    /// Programs that register only after some use, or when they are asked.
+    pub fn calm(&self) -> Place {
+        Place::shim(&self.run_dir()).netns(&self.ns)
+    }
+
     pub fn bare(&self) -> Place {
         Place::bare().netns(&self.ns)
     }
@@ -234,6 +239,18 @@ impl Node {
             .words(args)
             .check(LIMIT)?;
         Ok(serde_json::from_str(&text)?)
+    }
+
+    /// `underpass check -j …`, as root on this node, whatever the answer.
+    pub fn check(&self, args: &str) -> Result<Value> {
+        let out = Program::new(paths::bin("underpass"), &self.bare())
+            .arg("--dir")
+            .arg(self.run_dir())
+            .arg("check")
+            .words(args)
+            .env("UNDERPASS_LIB", paths::shim())
+            .run(LIMIT)?;
+        serde_json::from_str(&out.stdout).with_context(|| format!("{out:?}"))
     }
 
     /// How the channel with a peer is: state and reason.

@@ -5,7 +5,7 @@ use crate::out::clean;
 use crate::ss;
 use link::reason::Reason;
 use serde_json::{json, Value};
-use underpassd::admin::Row;
+use underpassd::admin::{Across, Row};
 
 /// One end of the connection.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -56,6 +56,20 @@ impl End {
                 ..End::default()
             },
         }
+    }
+
+    /// The service's end, on another node: `told` is what our daemon has heard from there.
+    pub fn far(told: u32) -> Self {
+        End {
+            note: "on another node, from where nothing was heard about it",
+            ..End::there(None, told)
+        }
+        .noted(told != 0, "on another node")
+    }
+
+    fn noted(self, on: bool, note: &'static str) -> Self {
+        let note = if on { note } else { self.note };
+        End { note, ..self }
     }
 
     /// The service's end, of which the daemon does not know more than `told`.
@@ -138,6 +152,8 @@ pub struct Finding {
     pub peer: String,
     pub here: End,
     pub there: End,
+    /// What is between, if the service is on another node.
+    pub across: Option<Across>,
     /// Why there is no daemon to ask.
     pub no_daemon: Option<String>,
     /// Did the service hang up during the test?
@@ -152,7 +168,11 @@ impl Finding {
     /// Not promoted yet, but nothing stands against it.
     pub fn promotable(&self) -> bool {
         let passes = |e: &End| e.reason.is_some_and(passes);
-        self.here.row.is_some() && passes(&self.here) && passes(&self.there)
+        let road = |a: &Across| a.refusal == 0 && a.channel == "up";
+        self.here.row.is_some()
+            && passes(&self.here)
+            && passes(&self.there)
+            && self.across.as_ref().is_none_or(road)
     }
 
     /// Will waiting longer change nothing?
@@ -175,11 +195,12 @@ impl Finding {
         }
     }
 
-    /// The mode that a connection from here to there gets. On one node, that is shared memory.
+    /// The mode that a connection from here to there gets.
     fn mode(&self) -> String {
-        match self.promotable() && !self.promoted() {
-            true => "SMCD".into(),
-            false => self.now(),
+        match (self.promotable() && !self.promoted(), &self.across) {
+            (true, None) => "SMCD".into(),
+            (true, Some(_)) => "SMCR".into(),
+            (false, _) => self.now(),
         }
     }
 
@@ -195,8 +216,14 @@ impl Finding {
             self.peer,
             self.mode()
         );
+        if let Some(a) = &self.across {
+            across(a, self.here.row.as_ref(), &mut t);
+        }
         self.here.lines("here", &mut t);
-        self.there.lines("peer", &mut t);
+        match &self.across {
+            Some(_) if self.promoted() => t.push_str("    peer  promoted, on another node\n"),
+            _ => self.there.lines("peer", &mut t),
+        }
         if let Some(m) = &self.no_daemon {
             t.push_str(&format!("note       {}\n", clean(m)));
         }
@@ -216,9 +243,58 @@ impl Finding {
             "promotable": self.promoted() || self.promotable(),
             "here": self.here.json(),
             "there": self.there.json(),
+            "across": self.across.as_ref().map(|a| json!({
+                "own": a.own,
+                "node": a.node,
+                "listed": a.listed,
+                "channel": a.channel,
+                "trouble": a.trouble,
+                "refusal": (a.refusal != 0).then(|| ss::Said::of(a.refusal).json()),
+                "links": a.links,
+                "rail": self.here.row.as_ref().and_then(|r| r.rail.as_ref()),
+            })),
             "daemon": self.no_daemon.is_none(),
             "closed": self.closed,
         })
+    }
+}
+
+/// What is between the two nodes, from here to there.
+fn across(a: &Across, here: Option<&Row>, t: &mut String) {
+    let or = |s: &str, other: &str| match s.is_empty() {
+        true => other.to_owned(),
+        false => clean(s),
+    };
+    let node = match a.listed {
+        true => or(&a.node, "another node"),
+        false => "an address that no [[peer]] lists (outside, or translated on the way)".into(),
+    };
+    t.push_str(&format!(
+        "nodes      {} -> {node}\n",
+        or(&a.own, "this one")
+    ));
+    if a.listed {
+        let why = match a.trouble.is_empty() {
+            true => String::new(),
+            false => format!(": {}", clean(&a.trouble)),
+        };
+        let state = or(&a.channel, "not known");
+        t.push_str(&format!("channel    {state}{why}\n"));
+    }
+    if a.refusal != 0 {
+        let s = ss::Said::of(a.refusal);
+        t.push_str(&format!("RDMA       none: {} ({})\n", s.text, s.name));
+    } else if let Some(r) = here.and_then(|r| r.rail.as_ref()) {
+        let device = clean(&r.device);
+        let (port, n) = (r.port, a.links);
+        t.push_str(&format!(
+            "RDMA       {device} port {port}, link {}; {n} links work\n",
+            r.link
+        ));
+    } else if a.listed {
+        t.push_str(&format!("RDMA       usable here; {} links work\n", a.links));
+    } else {
+        t.push_str("RDMA       usable here\n");
     }
 }
 
@@ -240,6 +316,9 @@ fn lasts(code: u32) -> bool {
                 | Reason::TimeoutDaemon
                 | Reason::NotEstablished
                 | Reason::RingFull
+                | Reason::UnknownNode
+                | Reason::LinkLost
+                | Reason::RailDown
         )
     )
 }

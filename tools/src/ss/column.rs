@@ -1,5 +1,6 @@
 //! The columns that `-d`, `-D` and `-R` add: those of `smcss`, filled from what a lane has.
 
+use crate::out::clean;
 use std::collections::HashMap;
 use underpassd::admin::Row;
 
@@ -14,7 +15,9 @@ pub struct Ctx<'a> {
 impl<'a> Ctx<'a> {
     pub fn new(rows: &'a [Row], shut: HashMap<u64, u8>) -> Self {
         let mut by_lane: HashMap<_, Vec<_>> = HashMap::new();
-        for r in rows.iter().filter(|r| super::promoted(r) && r.link != 0) {
+        // The other end of a lane to another node is not on this one.
+        let near = |r: &&Row| super::promoted(r) && !r.far && r.link != 0;
+        for r in rows.iter().filter(near) {
             by_lane.entry((r.link, r.lane)).or_default().push(r);
         }
         Ctx { shut, by_lane }
@@ -122,17 +125,26 @@ pub const DEBUG: &[Column] = &[
     column("txfin-Cursor", 13, tx_taken),
 ];
 
+fn filled(s: &str) -> Option<String> {
+    (!s.is_empty()).then(|| clean(s))
+}
+
+/// As in SMC, role and numbers are those of the link between the two nodes, not of the connection.
 pub const SMCR: &[Column] = &[
-    column("Role", 4, |r, _| match r.role.as_str() {
+    column("Role", 4, |r, _| match r.rail.as_ref()?.role.as_str() {
         "server" => Some("SERV".into()),
         "client" => Some("CLNT".into()),
         _ => None,
     }),
-    column("IB-device", 15, |_, _| None),
-    column("Port", 4, |_, _| None),
-    column("Linkid", 6, |r, _| Some(format!("{:02x}", r.link))),
-    column("GID", 40, |_, _| None),
-    column("Peer-GID", 8, |_, _| None),
+    column("IB-device", 15, |r, _| filled(&r.rail.as_ref()?.device)),
+    column("Port", 4, |r, _| {
+        Some(format!("{:02x}", r.rail.as_ref()?.port))
+    }),
+    column("Linkid", 6, |r, _| {
+        Some(format!("{:02x}", r.rail.as_ref()?.link))
+    }),
+    column("GID", 40, |r, _| filled(&r.rail.as_ref()?.gid)),
+    column("Peer-GID", 8, |r, _| filled(&r.rail.as_ref()?.peer_gid)),
 ];
 
 pub const SMCD: &[Column] = &[

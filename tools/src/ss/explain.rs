@@ -78,6 +78,14 @@ pub fn lines(r: &Row, text: &mut String) {
         "rx" => text.push_str("; receiving on the ring, sending on TCP"),
         _ => {}
     }
+    if let Some(rail) = &r.rail {
+        text.push_str(&format!(
+            "; over {} port {}, link {}",
+            clean(&rail.device),
+            rail.port,
+            rail.link
+        ));
+    }
     text.push_str(&format!(
         "; ring {} out, {} in; TCP {} out, {} in\n",
         bytes(r.lane_tx_bytes),
@@ -116,6 +124,7 @@ pub fn members(r: &Row, m: &mut Map<String, Value>) {
         ("netns", json!(r.netns)),
         ("role", json!(r.role)),
         ("up", json!(r.up)),
+        ("rail", json!(r.rail)),
         ("link", json!(r.link)),
         ("lane", json!(r.lane)),
         ("tx_epoch", json!(r.tx_epoch)),

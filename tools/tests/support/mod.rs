@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
-use underpassd::admin::{Request, Response, Row, ADMIN_SOCK};
+use underpassd::admin::{RailRow, Request, Response, Row, ADMIN_SOCK};
 
 pub const TOOL: &str = env!("CARGO_BIN_EXE_underpass");
 
@@ -229,9 +229,33 @@ pub fn rows() -> Vec<Row> {
             link: 0x12,
             lane: 1,
             up: "both".into(),
+            far: true,
+            rail: Some(RailRow {
+                role: "server".into(), // of the nodes, not of the programs
+                device: "mlx5_bond_0".into(),
+                port: 1,
+                link: 0x1a,
+                gid: "fe80:0000:0000:0000:0a94:efff:fe33:4401".into(),
+                peer_gid: "0000:0000:0000:0000:0000:ffff:c0a8:64c8".into(),
+            }),
             role: "client".into(),
             pid: 300,
             comm: "psql".into(),
+            ..base.clone()
+        },
+        // Of which the daemon cannot say how it is carried.
+        Row {
+            inode: 4014,
+            local: "10.0.0.1:83".into(),
+            peer: "192.168.100.200:50002".into(),
+            mode: "SMCR".into(),
+            link: 0x12,
+            lane: 2,
+            up: "tx".into(),
+            far: true,
+            role: "server".into(),
+            pid: 301,
+            comm: "postgres".into(),
             ..base.clone()
         },
         Row {

@@ -48,8 +48,8 @@ impl<P: Provider> Pair<P> {
     }
 
     /// Over which link the lane goes, if any.
-    pub fn link_of(&mut self, id: LaneId) -> Option<super::LinkId> {
-        self.lanes.get_mut(id)?.link
+    pub fn link_of(&self, id: LaneId) -> Option<super::LinkId> {
+        self.lanes.get(id)?.link
     }
 
     /// Gives everything up: the caller is about to drop the pair. Every application is asked to go

@@ -155,6 +155,14 @@ impl Lanes {
         (place.uses == id >> INDEX_BITS).then_some(place)
     }
 
+    pub fn get(&self, id: LaneId) -> Option<&Lane> {
+        let place = self.places.get(id as usize & ((1 << INDEX_BITS) - 1))?;
+        place
+            .lane
+            .as_deref()
+            .filter(|_| place.uses == id >> INDEX_BITS)
+    }
+
     pub fn get_mut(&mut self, id: LaneId) -> Option<&mut Lane> {
         self.place(id)?.lane.as_deref_mut()
     }

@@ -1,0 +1,92 @@
+//! What the tools are shown of the rails.
+
+use super::life::Node;
+use super::{Key, Rails};
+use crate::admin::{RailLinks, RailRow, RailStats};
+use crate::pairing::ConnRef;
+use underpass_rdma::engine::{LinkView, Stats};
+use underpass_rdma::verbs::Gid;
+
+/// Empty as long as the peer has not told its own.
+fn shown(gid: Gid) -> String {
+    match gid.is_zero() {
+        true => String::new(),
+        false => gid.to_string(),
+    }
+}
+
+impl Rails {
+    /// The link that carries this connection's lane now.
+    pub fn row(&self, at: Key, who: &ConnRef) -> Option<RailRow> {
+        let lane = self.lanes.get(&at).filter(|l| l.who == *who)?;
+        let node = self.nodes.get(&lane.node)?;
+        let link = node.pair.link_of(lane.engine?)?;
+        let view = node.pair.links().into_iter().find(|v| v.link == link)?;
+        let port = node.ever.get(&view.rail)?;
+        // In SMC the server adds links to the group; here the end that comes first does.
+        let role = if node.is_first() { "server" } else { "client" };
+        Some(RailRow {
+            role: role.into(),
+            device: port.device.name.clone(),
+            port: port.port,
+            link: view.link,
+            gid: shown(view.gid),
+            peer_gid: shown(view.peer_gid),
+        })
+    }
+
+    /// Counters, in parts: one for each peer node, and each time a rail was added.
+    pub fn counts(&self) -> Vec<RailStats> {
+        let mut all = Vec::new();
+        for (name, node) in &self.nodes {
+            let links = node.pair.links();
+            for (id, port) in &node.ever {
+                let of: Vec<&LinkView> = links.iter().filter(|v| v.rail == *id).collect();
+                let links = RailLinks {
+                    node: name.to_string(),
+                    up: of.iter().filter(|v| v.active).count() as u64,
+                    lanes: of.iter().map(|v| v.lanes as u64).sum(),
+                };
+                let present = node.rails.get(port) == Some(id);
+                all.push(RailStats {
+                    device: port.device.name.clone(),
+                    port: port.port,
+                    links: if present { vec![links] } else { Vec::new() },
+                    ..part(node.pair.stats(*id))
+                });
+            }
+            all.extend(node.past.iter().map(|(port, stats)| RailStats {
+                device: port.device.name.clone(),
+                port: port.port,
+                ..part(*stats)
+            }));
+        }
+        all
+    }
+}
+
+fn part(s: Stats) -> RailStats {
+    RailStats {
+        writes: s.writes,
+        bytes: s.bytes,
+        messages_sent: s.messages_sent,
+        messages_received: s.messages_received,
+        links_failed: s.links_failed,
+        ..RailStats::default()
+    }
+}
+
+impl Node {
+    /// The engine is about to be replaced by another: what it has counted stays.
+    pub(super) fn keep_counts(&mut self) {
+        for (id, port) in std::mem::take(&mut self.ever) {
+            let s = self.pair.stats(id);
+            let sum = self.past.entry(port).or_default();
+            sum.writes += s.writes;
+            sum.bytes += s.bytes;
+            sum.messages_sent += s.messages_sent;
+            sum.messages_received += s.messages_received;
+            sum.links_failed += s.links_failed;
+        }
+    }
+}
