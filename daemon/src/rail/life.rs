@@ -72,6 +72,11 @@ impl Node {
         }
     }
 
+    /// Do we offer the links?
+    pub fn is_first(&self) -> bool {
+        self.first
+    }
+
     pub fn add_rail(&mut self, devices: &Devices, port: &Port) {
         if now() < self.no_rails_before || self.rails.contains_key(port) {
             return;
