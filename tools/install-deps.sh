@@ -19,13 +19,15 @@ packages="
   iproute2 iptables nftables procps
 "
 
-# The lab: emulator, init of the machines, modules, and the RDMA programs that cross-check ours.
+# The lab: emulator, init of the machines, modules, the RDMA programs that cross-check ours, and
+# what runs between machines.
 lab=
 if [ "${1:-}" = lab ]; then
   lab=yes
   packages="$packages
     qemu-system-x86 busybox-static kmod xz-utils
     rdma-core ibverbs-providers ibverbs-utils rdmacm-utils perftest qperf python3-pyverbs
+    postgresql
   "
 fi
 

@@ -24,9 +24,8 @@ const RATE: u64 = 80_000;
 /// Connections per style.
 const EACH: u32 = 8;
 
-/// Bytes per connection and direction that show that it goes on: more than rings and the kernel's
-/// buffers of a stream that stands still would take at this rate.
-const ON: u64 = 200_000;
+/// Bytes per connection and direction that show that it goes on: more than was on the way.
+const ON: u64 = 120_000;
 
 /// Many connections that are busy in both directions until they are told to end, half of them in
 /// threads over IPv4, half in an event loop over IPv6.
@@ -59,7 +58,9 @@ impl Load {
 
     /// Waits until bytes have arrived on each connection in each direction.
     pub fn goes_on(&self) -> Result<()> {
-        self.all.iter().try_for_each(|s| s.await_more(ON))
+        let marks = self.all.each_ref().map(Streams::mark);
+        let mut all = self.all.iter().zip(&marks);
+        all.try_for_each(|(s, mark)| s.await_beyond(mark, ON))
     }
 
     /// Has the end on a node ended?

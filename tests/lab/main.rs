@@ -38,71 +38,71 @@ const TESTS: &[(&str, Test)] = &[
         underpass::across_nodes_stays_on_tcp,
     ),
     ("node_gone", loss::node_gone),
-    ("streams_over_tcp", across::plain::streams_over_tcp),
-    ("who_stays_on_tcp", across::left::who_stays_on_tcp),
+    ("across::streams_over_tcp", across::plain::streams_over_tcp),
+    ("across::who_stays_on_tcp", across::left::who_stays_on_tcp),
     (
-        "redis_between_nodes",
+        "across::redis_between_nodes",
         across::unmodified::redis_between_nodes,
     ),
     (
-        "iperf3_between_nodes",
+        "across::iperf3_between_nodes",
         across::unmodified::iperf3_between_nodes,
     ),
     (
-        "sockperf_between_nodes",
+        "across::sockperf_between_nodes",
         across::unmodified::sockperf_between_nodes,
     ),
     (
-        "pgbench_between_nodes",
+        "across::pgbench_between_nodes",
         across::unmodified::pgbench_between_nodes,
     ),
     (
-        "a_rail_cut_under_load",
+        "across::a_rail_cut_under_load",
         across::rails::a_rail_cut_under_load,
     ),
     (
-        "both_rails_cut_under_load",
+        "across::both_rails_cut_under_load",
         across::rails::both_rails_cut_under_load,
     ),
     (
-        "a_carrier_lost_under_load",
+        "across::a_carrier_lost_under_load",
         across::rails::a_carrier_lost_under_load,
     ),
     (
-        "a_device_removed_under_load",
+        "across::a_device_removed_under_load",
         across::rails::a_device_removed_under_load,
     ),
     (
-        "daemons_killed_under_load",
+        "across::daemons_killed_under_load",
         across::daemons::daemons_killed_under_load,
     ),
     (
-        "daemons_killed_before_the_end",
+        "across::daemons_killed_before_the_end",
         across::daemons::daemons_killed_before_the_end,
     ),
     (
-        "nothing_is_left_over",
+        "across::nothing_is_left_over",
         across::daemons::nothing_is_left_over,
     ),
-    ("programs_end", across::programs::programs_end),
+    ("across::programs_end", across::programs::programs_end),
     (
-        "programs_killed_under_load",
+        "across::programs_killed_under_load",
         across::programs::programs_killed_under_load,
     ),
     (
-        "programs_end_with_rails_cut",
+        "across::programs_end_with_rails_cut",
         across::programs::programs_end_with_rails_cut,
     ),
     (
-        "rails_cut_under_sleepers",
+        "across::rails_cut_under_sleepers",
         across::programs::rails_cut_under_sleepers,
     ),
     (
-        "control_partitioned_under_load",
+        "across::control_partitioned_under_load",
         across::nodes::control_partitioned_under_load,
     ),
     (
-        "a_node_gone_under_load",
+        "across::a_node_gone_under_load",
         across::nodes::a_node_gone_under_load,
     ),
 ];

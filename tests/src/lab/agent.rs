@@ -55,20 +55,30 @@ pub fn serve() -> Result<()> {
                     agent.report(&Report::Exit { id, end });
                 });
             }
+            Order::Ask { id, socket, line } => {
+                let agent = Arc::clone(&agent);
+                std::thread::spawn(move || agent.answer(id, ask(&socket, &line)));
+            }
+            Order::Read { id, path } => {
+                let agent = Arc::clone(&agent);
+                std::thread::spawn(move || {
+                    let read = std::fs::read(&path);
+                    agent.answer(id, read.with_context(|| path.display().to_string()));
+                });
+            }
         }
     }
     Ok(())
 }
 
-/// Sends one line to a Unix socket and prints the line that comes back.
-pub fn ask(socket: &Path, line: &str) -> Result<()> {
+/// Sends one line to a Unix socket; the line that comes back.
+fn ask(socket: &Path, line: &str) -> Result<Vec<u8>> {
     let mut s = UnixStream::connect(socket).with_context(|| socket.display().to_string())?;
     s.set_read_timeout(Some(Duration::from_secs(30)))?;
     s.write_all(format!("{line}\n").as_bytes())?;
-    let mut answer = String::new();
-    BufReader::new(s).read_line(&mut answer)?;
-    print!("{answer}");
-    Ok(())
+    let mut answer = Vec::new();
+    BufReader::new(s).read_until(b'\n', &mut answer)?;
+    Ok(answer)
 }
 
 /// The device of the port; without udev it has only its number for a name.
@@ -100,6 +110,22 @@ impl Agent {
         line.push(b'\n');
         // A host that is gone is noticed by the reader.
         let _ = lock(&self.port).write_all(&line);
+    }
+
+    /// The result of what needed no program.
+    fn answer(&self, id: u64, result: Result<Vec<u8>>) {
+        let end = match result {
+            Ok(data) => {
+                for piece in data.chunks(PIECE) {
+                    let data = Bytes(piece.to_vec());
+                    let stream = Stream::Out;
+                    self.report(&Report::Output { id, stream, data });
+                }
+                End::Code(0)
+            }
+            Err(e) => End::Failed(format!("{e:#}")),
+        };
+        self.report(&Report::Exit { id, end });
     }
 
     fn signal(&self, id: u64, signal: i32) {

@@ -148,6 +148,23 @@ impl Cluster {
         Ok(())
     }
 
+    /// Bytes that the lanes of all nodes have sent so far.
+    pub fn carried(&self) -> Result<u64> {
+        let sent = self.daemons().map(|d| Ok(d.stats()?.lane_tx_bytes));
+        sent.sum()
+    }
+
+    /// So many more bytes have gone through lanes.
+    pub fn has_carried(&self, since: u64, least: u64) -> Result<()> {
+        let moved = self.carried()? - since;
+        ensure!(
+            moved >= least,
+            "only {moved} bytes on lanes\n{}",
+            self.picture()
+        );
+        Ok(())
+    }
+
     /// Waits until the connections to this port, as many as these, are on TCP in both directions at
     /// both ends.
     pub fn await_tcp(&self, port: u16, ends: usize) -> Result<()> {

@@ -15,7 +15,6 @@ const LIFE: Duration = Duration::from_secs(3600);
 /// Dropping it kills the daemon.
 pub struct Daemon {
     guest: Guest,
-    agent: String,
     dir: String,
     running: Running,
 }
@@ -38,7 +37,6 @@ impl Daemon {
             .spawn()?;
         let d = Daemon {
             guest,
-            agent: quoted(&node.agent().to_string_lossy()),
             dir: dir.into(),
             running,
         };
@@ -72,10 +70,11 @@ impl Daemon {
 
     /// One question over the admin socket.
     pub fn ask(&self, request: &Request) -> Result<Response> {
-        let line = quoted(&serde_json::to_string(request)?);
-        let script = format!("{} ask {}/{ADMIN_SOCK} {line}", self.agent, self.dir);
-        let answer = self.guest.sh(script).check()?;
-        match serde_json::from_str(&answer).with_context(|| format!("answer {answer:?}"))? {
+        let line = serde_json::to_string(request)?;
+        let socket = format!("{}/{ADMIN_SOCK}", self.dir);
+        let answer = self.guest.ask(&socket, &line)?;
+        let said = || format!("answer {:?}", String::from_utf8_lossy(&answer));
+        match serde_json::from_slice(&answer).with_context(said)? {
             Response::Error { message } => bail!("the daemon says: {message}"),
             r => Ok(r),
         }

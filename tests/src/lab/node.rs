@@ -71,7 +71,7 @@ impl Node {
             .with_context(|| format!("{} is off", self.name()))
     }
 
-    /// The program that is its agent, which also asks daemons.
+    /// The program that is its agent.
     pub fn agent(&self) -> &Path {
         &self.agent
     }
@@ -126,10 +126,9 @@ impl Node {
 
     /// A counter of a rail's device, such as `sent_pkts` or `rcvd_pkts`.
     pub fn counter(&self, rail: usize, name: &str) -> Result<u64> {
-        let text = self.check(format!(
-            "cat /sys/class/infiniband/rxe{rail}/ports/1/hw_counters/{name}"
-        ))?;
-        Ok(text.trim().parse()?)
+        let file = format!("/sys/class/infiniband/rxe{rail}/ports/1/hw_counters/{name}");
+        let text = self.guest()?.read(&file)?;
+        Ok(String::from_utf8_lossy(&text).trim().parse()?)
     }
 
     pub(super) fn on(&mut self) -> Result<&mut Machine> {

@@ -8,7 +8,7 @@
 
 mod events;
 mod flow;
-mod pattern;
+pub mod pattern;
 mod progress;
 mod threads;
 
@@ -17,7 +17,7 @@ pub use progress::Progress;
 use anyhow::{ensure, Context, Result};
 use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -48,8 +48,8 @@ pub struct Spec {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Prints `port N`, and accepts just the connections of `Spec`.
-    Serve(IpAddr),
+    /// Prints `port N`, and accepts just the connections of `Spec`. Port 0: any.
+    Serve(SocketAddr),
     Connect(SocketAddr),
 }
 
@@ -139,7 +139,7 @@ pub fn run(spec: &Spec) -> Result<Report> {
     );
     let progress = Progress::create(&spec.progress, spec.connections)?;
     let sockets = match spec.role {
-        Role::Serve(host) => accept(host, spec.connections)?,
+        Role::Serve(at) => accept(at, spec.connections)?,
         Role::Connect(to) => connect(to, spec.connections)?,
     };
     let ends = match spec.style {
@@ -153,8 +153,8 @@ pub fn run(spec: &Spec) -> Result<Report> {
 }
 
 /// Accepts all connections; each begins with its number.
-fn accept(host: IpAddr, count: u32) -> Result<Vec<TcpStream>> {
-    let listener = TcpListener::bind((host, 0))?;
+fn accept(at: SocketAddr, count: u32) -> Result<Vec<TcpStream>> {
+    let listener = TcpListener::bind(at)?;
     println!("port {}", listener.local_addr()?.port());
     std::io::stdout().flush()?;
     let mut sockets: Vec<Option<TcpStream>> = (0..count).map(|_| None).collect();

@@ -155,7 +155,7 @@ impl Streams {
             job.envs(part.env.iter().cloned()).limit(LIFE).spawn()
         };
         let host = server.address(0, plan.family);
-        let serving = spawn(SERVER, Role::Serve(host))?;
+        let serving = spawn(SERVER, Role::Serve((host, 0).into()))?;
         let port: u16 = serving.line("port ")?.parse()?;
         let connecting = spawn(CLIENT, Role::Connect((host, port).into()))?;
         Ok(Streams {
@@ -170,29 +170,37 @@ impl Streams {
 
     /// Bytes sent and received at an end, by connection. It may have ended.
     pub fn progress(&self, end: usize) -> Result<Vec<[u64; 2]>> {
-        let file = &self.progress;
-        let printed = self.guests[end].sh(format!("od -An -v -t u8 {file}"));
-        Progress::parse(&printed.check()?)
+        Ok(Progress::parse(&self.guests[end].read(&self.progress)?))
     }
 
     /// Waits until each end that receives has received so much more on every connection.
     pub fn await_more(&self, bytes: u64) -> Result<()> {
-        let received = |end: usize| -> Result<Vec<u64>> {
-            Ok(self.progress(end)?.iter().map(|p| p[1]).collect())
-        };
-        let ends = [SERVER, CLIENT];
-        let ends = ends.into_iter().filter(|&e| self.plan.ends[e].receives);
-        for end in ends {
-            let before = match received(end) {
-                Ok(b) => b,
-                // It has just been started.
-                Err(_) => vec![0; self.plan.connections as usize],
+        self.await_beyond(&self.mark(), bytes)
+    }
+
+    /// How much has been received, by end and connection.
+    pub fn mark(&self) -> [Vec<u64>; 2] {
+        [SERVER, CLIENT].map(|end| {
+            // It may have just been started.
+            let p = self.progress(end).unwrap_or_default();
+            p.iter().map(|p| p[1]).collect()
+        })
+    }
+
+    /// Waits until each end that receives has received so much more than at that time.
+    pub fn await_beyond(&self, mark: &[Vec<u64>; 2], bytes: u64) -> Result<()> {
+        let what = format!("{bytes} more bytes on each connection");
+        let ends = [SERVER, CLIENT].into_iter();
+        for end in ends.filter(|&e| self.plan.ends[e].receives) {
+            let enough = |(number, p): (usize, &[u64; 2])| {
+                p[1] >= bytes + mark[end].get(number).copied().unwrap_or(0)
             };
-            let what = format!("{bytes} more bytes on each connection");
-            self.ends[end].until(&what, PATIENCE, || {
-                let now = received(end).unwrap_or_default();
-                now.len() == before.len() && now.iter().zip(&before).all(|(n, b)| n >= &(b + bytes))
-            })?;
+            self.ends[end]
+                .until(&what, PATIENCE, || {
+                    let now = self.progress(end).unwrap_or_default();
+                    !now.is_empty() && now.iter().enumerate().all(enough)
+                })
+                .with_context(|| format!("from {:?} to {:?}", mark[end], self.progress(end)))?;
         }
         Ok(())
     }
@@ -276,7 +284,7 @@ fn report(stdout: &str) -> Result<Report> {
 }
 
 /// Is this all, and did it end well?
-fn whole(sent: &Way, received: &Way) -> Result<()> {
+pub fn whole(sent: &Way, received: &Way) -> Result<()> {
     let good = |o: &Outcome| matches!(o, Outcome::Done | Outcome::Unused);
     ensure!(
         good(&sent.outcome) && good(&received.outcome) && sent.bytes == received.bytes,

@@ -1,6 +1,7 @@
 //! What host and agent say to each other over the virtio port: one JSON object per line.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::path::PathBuf;
 
 /// Name of the port, as the machine sees it.
 pub const PORT: &str = "lab.agent";
@@ -18,6 +19,15 @@ pub enum Order {
         stdin: Bytes,
         limit_ms: u64,
     },
+    /// Send a line to a Unix socket, and report the line that comes back as output. No program is
+    /// started: in a machine that is busy, that takes a second.
+    Ask {
+        id: u64,
+        socket: PathBuf,
+        line: String,
+    },
+    /// Report what is in a file as output.
+    Read { id: u64, path: PathBuf },
     /// Send a signal to the group. One that has ended gets none.
     Signal { id: u64, signal: i32 },
 }

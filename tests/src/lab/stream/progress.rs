@@ -47,9 +47,12 @@ impl Progress {
         self.0[connection as usize * WORDS + 1].store(bytes, Relaxed);
     }
 
-    /// What `od -An -v -t u8` prints of such a file: sent and received by connection.
-    pub fn parse(printed: &str) -> Result<Vec<[u64; WORDS]>> {
-        let words: Result<Vec<u64>, _> = printed.split_whitespace().map(str::parse).collect();
-        Ok(words?.chunks_exact(WORDS).map(|c| [c[0], c[1]]).collect())
+    /// Such a file: sent and received by connection.
+    pub fn parse(file: &[u8]) -> Vec<[u64; WORDS]> {
+        let word = |b: &[u8]| b.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b));
+        let connections = file.chunks_exact(8 * WORDS);
+        connections
+            .map(|c| [word(&c[..8]), word(&c[8..])])
+            .collect()
     }
 }
