@@ -126,7 +126,7 @@ impl Rails {
         let phase = bits_of(state);
         if l.ending.is_none() && l.custody.is_none() {
             let late = phase == tx::DOWNING || phase == tx::UP && !rail && accepted(&m, state);
-            if !late || l.sock.is_none() {
+            if !late || through(&m, state) || l.sock.is_none() {
                 l.late_since = None;
                 return false;
             }
@@ -232,6 +232,11 @@ fn accepted(m: &Memory<'_>, state: u64) -> bool {
     epoch_of(word) == epoch_of(state) && bits_of(word) & link::layout::rx::ACCEPTED != 0
 }
 
+/// Was this epoch in custody before, and has its end not looked since?
+fn through(m: &Memory<'_>, state: u64) -> bool {
+    m.peer_rx().custody.load(Relaxed) == pack(epoch_of(state), custody::DONE)
+}
+
 enum Taken {
     No,
     Yes(TxState),
@@ -242,6 +247,9 @@ enum Taken {
 
 /// Takes a direction over, unless its end is at it.
 fn take(m: &Memory<'_>, port: &Sock<'_>, tag: u64, state: u64, locked: impl Fn() -> bool) -> Taken {
+    if through(m, state) {
+        return Taken::Down;
+    }
     let word = &m.peer_rx().custody;
     let epoch = epoch_of(state);
     // SYNC custody: we store our word, then look at the lock; the end takes the lock, then looks at

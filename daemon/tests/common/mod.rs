@@ -335,7 +335,9 @@ impl Shim {
         self.seen += 1;
         match m {
             ToShim::Credit { n } => self.credits += n,
-            ToShim::LinkNew { link, side, bytes } => {
+            ToShim::LinkNew {
+                link, side, bytes, ..
+            } => {
                 assert_eq!((fds.len(), bytes), (2, CONTROL_BYTES as u64));
                 let ctl = fds.pop().unwrap();
                 let map = Map::new(&ctl, CONTROL_BYTES, true).unwrap();

@@ -304,7 +304,9 @@ impl Fake {
             ToShim::HelloAck { credits, .. } => self.credits += credits,
             ToShim::Credit { n } => self.credits += n,
             ToShim::Refused { .. } => self.refused = true,
-            ToShim::LinkNew { link, side, bytes } if fds.len() == 2 => {
+            ToShim::LinkNew {
+                link, side, bytes, ..
+            } if fds.len() == 2 => {
                 let own = Map::new(&fds.remove(1), bytes as usize, true).ok();
                 let bell = fds.pop();
                 self.links.insert(

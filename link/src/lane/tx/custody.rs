@@ -46,6 +46,8 @@ impl TxState {
             let kpos = m.peer_rx().custody_kpos.load(Relaxed);
             self.kpos.store(kpos, Relaxed);
             self.downs.fetch_add(1, Relaxed);
+            // The daemon knows; it is told all the same, so that this epoch is over for good.
+            m.own_tx().state.store(pack(epoch, tx::DOWN), Release);
             self.mode.store(mode::TCP, Release);
         }
         self.held(m)
