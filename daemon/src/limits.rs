@@ -57,6 +57,11 @@ impl Group {
         self.memory.set(self.memory.get().saturating_sub(bytes));
     }
 
+    #[cfg(test)]
+    pub fn memory_taken(&self) -> u64 {
+        self.memory.get()
+    }
+
     /// May another party of this cgroup connect? Counted until the guard is dropped.
     pub fn enter(self: &Rc<Self>) -> Option<Member> {
         (self.parties.get() < self.limits.parties).then(|| {

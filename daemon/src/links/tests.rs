@@ -1,7 +1,8 @@
 //! Unit tests of the links' state machine, with parties that are numbers.
 
 use super::*;
-use crate::limits::for_tests;
+use crate::limits::{for_tests, unlimited};
+use link::layout::{CHUNK_BYTES, FAR_CHUNK_BYTES};
 
 fn end(party: u64, conn: u32) -> ConnRef {
     ConnRef {
@@ -18,6 +19,7 @@ struct World {
     offers: Vec<(PartyId, u64, u32, u32)>,
     gone: Vec<(PartyId, u8)>,
     failed: Vec<[ConnRef; 2]>,
+    ready: Vec<ConnRef>,
 }
 
 const AREA: u64 = (CONTROL_BYTES + CHUNK_BYTES) as u64;
@@ -30,6 +32,7 @@ impl World {
             offers: vec![],
             gone: vec![],
             failed: vec![],
+            ready: vec![],
         }
     }
 
@@ -39,12 +42,13 @@ impl World {
             .links
             .connect(ends, [&self.groups[0], &self.groups[1]], 5, &mut out);
         self.help(out);
-        r
+        r.map(drop)
     }
 
     fn help(&mut self, mut out: Out) {
-        while !out.sends.is_empty() || !out.failed.is_empty() {
+        while !out.sends.is_empty() || !out.failed.is_empty() || !out.ready.is_empty() {
             let mut next = Out::default();
+            self.ready.append(&mut out.ready);
             for s in out.sends {
                 let to = s.to;
                 match s.msg {
@@ -298,4 +302,50 @@ fn a_refused_lane_is_given_back_by_the_other_end() {
         .lane_refused(PartyId(1), link + 1, 9, lane, &mut out)
         .unwrap();
     assert!(out.sends.is_empty());
+}
+
+/// A lane to another node is offered only when that node has one, to the process alone, which pays
+/// for both areas, and with the uses that both nodes count.
+#[test]
+fn a_far_lane_waits_for_the_other_node() {
+    let far_area = (CONTROL_BYTES + FAR_CHUNK_BYTES) as u64;
+    let mut w = World::new(10, 2 * far_area);
+    let far = ConnRef {
+        party: PartyId::far(3),
+        ..end(1, 77)
+    };
+    let own = unlimited();
+    let connect = |w: &mut World, near| {
+        let mut out = Out::default();
+        let groups = [&w.groups[0], &own];
+        let made = w.links.connect([near, far], groups, 5, &mut out);
+        w.help(out);
+        made
+    };
+    let (id, slot, uses) = connect(&mut w, end(1, 4)).unwrap();
+    assert_eq!((slot, uses), (0, 0));
+    assert_eq!(w.links.far_party(id), Some(far.party));
+    assert_eq!(w.ready, [end(1, 4)], "set up, and held back");
+    assert!(w.offers.is_empty());
+    let mut out = Out::default();
+    w.links.release(id, slot, 9, 1234, &mut out);
+    let [offer] = &out.sends[..] else {
+        panic!("one offer, not {}", out.sends.len())
+    };
+    assert_eq!(offer.to, PartyId(1));
+    let told = matches!(offer.msg, ToShim::Offer { epoch, tag: 1234, .. } if epoch == 9 * EPOCHS);
+    assert!(told, "{:?}", offer.msg);
+    assert_eq!(w.groups[0].memory_taken(), 2 * far_area);
+    // A second one that will not be is cancelled, and does not take the first along.
+    let (id2, slot2, _) = connect(&mut w, end(1, 5)).unwrap();
+    assert_eq!((id2, slot2), (id, 1));
+    w.links.abandon(id, 1, &mut Out::default());
+    w.links.abandon(id, 0, &mut Out::default());
+    assert_eq!(w.links.lanes(), 1);
+    for (party, side) in [(PartyId(1), 0), (far.party, 1)] {
+        w.links.lane_done(party, id, side, 0).unwrap();
+    }
+    assert_eq!(w.links.lanes(), 0);
+    let (_, slot, uses) = connect(&mut w, end(1, 6)).unwrap();
+    assert_eq!((slot, uses), (0, 10), "never the same epochs again");
 }
