@@ -164,6 +164,8 @@ pub unsafe fn send(
             let s = c.tx.send(&m, &port, &mut iov);
             if was && !c.tx.is_up() {
                 promote::counted_down();
+            } else if !was && c.tx.is_up() {
+                promote::counted_up(c);
             }
             s
         };

@@ -35,6 +35,9 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
         if c.flags.load(Relaxed) & flag::FAR != 0 {
             retire(i, c);
         }
+        if c.reason.load(Relaxed) == Reason::EpollShared.code() {
+            watched_now(i, c);
+        }
         // Without lanes nobody polls the control connection: look now and then whether it is there.
         if c.calls.fetch_add(1, Relaxed) & 0xff == 0xff {
             crate::io::quietly(control::pump);
@@ -104,6 +107,22 @@ pub fn made_nonblocking(i: u32) {
     if c.flags.load(Relaxed) & flag::LANE != 0 && unwatched(i, c) {
         because(c, Reason::EpollShared);
         take_down(i);
+    }
+}
+
+/// A connection that [`made_nonblocking`] took down is watched by now: its lane is as good as any.
+#[cold]
+fn watched_now(i: u32, c: &Conn) {
+    if unwatched(i, c) || epoll::unservable(i) || c.flags.load(Relaxed) & flag::LANE == 0 {
+        return;
+    }
+    let l = table::local(i);
+    if let Some((link, m)) = lane(c, l) {
+        if let Some(_g) = lock::try_lock(&c.rx.lock) {
+            let fd = l.fd.load(Relaxed);
+            c.rx.unwant_down(&m, &Sock { fd, link });
+            because(c, Reason::None);
+        }
     }
 }
 
@@ -342,7 +361,8 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     }
 }
 
-fn counted_up(c: &Conn) {
+/// A sending half has gone up.
+pub fn counted_up(c: &Conn) {
     if let Some(t) = table::table() {
         t.header.stats.ups.fetch_add(1, Relaxed);
     }
@@ -552,9 +572,10 @@ pub fn command(conn: u32, gen: u32, what: u32) {
                     },
                 );
                 c.not_before_ms.store(0, Relaxed);
-                if let Some((_, m)) = lane(c, table::local(i)) {
+                let fd = table::local(i).fd.load(Relaxed);
+                if let Some((link, m)) = lane(c, table::local(i)) {
                     if let Some(_g) = lock::lock(&c.rx.lock) {
-                        c.rx.unwant_down(&m); // as long as the wish stands, nobody switches up
+                        c.rx.unwant_down(&m, &Sock { fd, link }); // as long as the wish stands, nobody switches up
                     }
                 }
                 try_ready(i, c, table::local(i));
@@ -685,6 +706,8 @@ fn attend_slow(c: &Conn, link: &Link, m: &Memory, fd: i32) {
         let _ = c.tx.look(m, &Sock { fd, link });
         if was && !c.tx.is_up() {
             counted_down();
+        } else if !was && c.tx.is_up() {
+            counted_up(c);
         }
         if c.tx.shut.load(Relaxed) != 0 && link.state.load(Relaxed) == crate::links::GONE {
             shut_late(c, fd);

@@ -528,7 +528,7 @@ impl World {
             Act::Down => done(h.tx.down(&m, &port)),
             Act::Look => done(h.tx.look(&m, &port)),
             Act::WantDown => h.rx.want_down(&m, &port),
-            Act::UnwantDown => h.rx.unwant_down(&m),
+            Act::UnwantDown => h.rx.unwant_down(&m, &port),
             Act::Probe => {
                 let _ = h.rx.probe(&m, &port);
             }

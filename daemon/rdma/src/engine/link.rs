@@ -201,6 +201,11 @@ impl<P: Provider> Link<P> {
         Ok(())
     }
 
+    pub fn debug(&self, no: u32, why: &str, now: u64, lanes: usize) {
+        let mut out = Vec::new();
+        let p = self.cq.poll(&mut out, 64);
+        eprintln!("DBG link {no} {why}: state {:?} heard {} ms ago asked {:?} credits {} used {} granted {} llc {} sent {} room {} bytes {} posted {} told {} waiters {} lanes {} bound {lanes} cq {p:?} {:?} qp {:?}", self.state, (now-self.heard)/1000000, self.asked.map(|a| (now-a)/1000000), self.credits(), self.used, self.granted, self.llc.len(), self.sent.len(), self.room, self.bytes, self.recv_posted, self.recv_told, self.waiters.len(), self.lanes, out, self.qp.state());
+    }
     pub fn cq(&self) -> &P::Cq {
         &self.cq
     }

@@ -186,6 +186,7 @@ impl<P: Provider> Pair<P> {
             return;
         };
         let rail = link.rail;
+        link.debug(no, why, self.now, self.lanes.count(no));
         let was = link.state;
         self.queue.extend(link.waiters.iter());
         let offered_to_nobody = was == State::Offered && !self.config.first;

@@ -90,10 +90,13 @@ impl RxState {
     }
 
     /// Takes [`RxState::want_down`] back if the sender has not acted on it.
-    pub fn unwant_down(&self, m: &Memory) {
+    pub fn unwant_down(&self, m: &Memory, port: &impl Port) {
         let w = &m.own_rx().word;
         if self.engaged() {
             w.store(w.load(Relaxed) & !rx::WANT_DOWN, SeqCst);
+            if m.far() {
+                m.publish(port); // a daemon has to carry it
+            }
         }
     }
 
