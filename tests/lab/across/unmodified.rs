@@ -83,7 +83,7 @@ pub fn iperf3_between_nodes(lab: &mut Lab) -> Result<()> {
         let server = serve(lab, &c, 5201, &format!("iperf3 -s -1 -p 5201 -B {host}"))?;
         let run = format!("exec iperf3 -c {host} -p 5201 -J -t 5 {extra}");
         let run = client(lab, &c, run)?;
-        c.await_smcr(5201, streams)?;
+        c.await_smcr_one_way(5201, streams)?;
         let text = run.wait()?.ok()?;
         let v: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
         let bits = v["end"]["sum_received"]["bits_per_second"].as_f64();
@@ -106,7 +106,7 @@ pub fn sockperf_between_nodes(lab: &mut Lab) -> Result<()> {
     ] {
         let run = format!("exec sockperf {what} --tcp -i {host} -p 11111 -m 64 -t 6 --mps={limit}");
         let run = client(lab, &c, run)?;
-        c.await_smcr(11_111, 1)?;
+        c.await_smcr_one_way(11_111, 1)?;
         let text = run.wait()?.ok()?;
         let number = text.split(result).nth(1).and_then(|r| {
             let digits = r.split([' ', '(']).next()?;
