@@ -23,6 +23,8 @@ use link::reason::Reason;
 /// hold megabytes, and programs that write before they read rely on it. Longer than a reader that
 /// is merely not scheduled takes.
 pub const FULL_MS: u64 = 20;
+/// The same across nodes, where word of the reader's progress comes late.
+const FULL_FAR_MS: u64 = 200;
 /// Milliseconds that a peer gets to put bytes back on TCP, or to take them from there, before a
 /// descriptor leaves; then the connection is reset.
 pub const LEAVE_MS: u64 = 2000;
@@ -263,7 +265,11 @@ pub fn full_for_long(c: &Conn, l: &Local) -> bool {
         c.tx.full_since_ms.store(now, Relaxed);
         return false;
     }
-    now.saturating_sub(since) > FULL_MS
+    let most = match c.flags.load(Relaxed) & flag::FAR {
+        0 => FULL_MS,
+        _ => FULL_FAR_MS,
+    };
+    now.saturating_sub(since) > most
 }
 
 /// Ring full for long: down, and up again only later.

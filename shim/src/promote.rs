@@ -1,14 +1,20 @@
 //! Promotion: evidence, registration, the daemon's answers, and going down for reasons that come
 //! from outside a send or receive.
 
+mod far;
+mod orders;
+
+pub use far::leave_far;
+pub use orders::command;
+
 use crate::links::{Link, Sock};
 use crate::table::{self, because, Local};
-use crate::{control, env, epoll, fdtab, lock, sys};
+use crate::{control, env, epoll, lock, sys};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::lane::{rx, tx, Memory};
 use link::layout::Loc;
-use link::msg::{op, register, ToDaemon, ALL};
+use link::msg::{register, ToDaemon};
 use link::reason::Reason;
 
 /// Hooked calls after which a connection is worth promoting, and bytes that suffice as well.
@@ -33,7 +39,7 @@ pub fn lane<'a>(c: &'a Conn, l: &'a Local) -> Option<(&'a Link, Memory<'a>)> {
 pub fn evidence(i: u32, fd: i32, c: &Conn) {
     if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
         if c.flags.load(Relaxed) & flag::FAR != 0 {
-            retire(i, c);
+            far::retire(i, c);
         }
         if c.reason.load(Relaxed) == Reason::EpollShared.code() {
             watched_now(i, c);
@@ -457,7 +463,7 @@ pub fn peer_gone(link: &Link) {
     each(|i, c| {
         if core::ptr::eq(table::local(i).link.load(Relaxed), link) {
             if link.is_far() {
-                far_gone(i, c, link);
+                far::gone(i, c, link);
                 return epoll::stir(i);
             }
             if let Some(_g) = lock::lock(&c.tx.lock) {
@@ -465,123 +471,6 @@ pub fn peer_gone(link: &Link) {
             }
             table::bar(c, Reason::PeerGone);
             epoll::stir(i);
-        }
-    });
-}
-
-/// The way to the other node is gone, or the daemon that knows it: everything goes on over TCP,
-/// and the connection may be promoted anew.
-fn far_gone(i: u32, c: &Conn, link: &Link) {
-    let l = table::local(i);
-    let Some((_, m)) = lane(c, l) else { return };
-    let fd = l.fd.load(Relaxed);
-    let port = Sock { fd, link };
-    let mut spoilt = None;
-    if let Some(_g) = lock::lock(&c.tx.lock) {
-        let was = c.tx.is_up();
-        spoilt = c.tx.reclaim(&m, &port).err();
-        if was && !c.tx.is_up() {
-            counted_down();
-        }
-        shut_late(c, fd);
-    }
-    if let Some(_g) = lock::lock(&c.rx.lock) {
-        if c.rx.mode.load(Relaxed) == rx::mode::READY {
-            let _ = c.rx.revoke(&m, &port); // nobody will switch up to us any more
-        }
-    }
-    match spoilt {
-        Some(r) => crate::io::reset(c, fd, r),
-        None => because(c, Reason::LinkLost),
-    }
-}
-
-/// A direction that was shut down while it was on the ring is on TCP now.
-fn shut_late(c: &Conn, fd: i32) {
-    if c.tx.shut.load(Relaxed) != 0 && c.tx.mode.load(Relaxed) == tx::mode::TCP {
-        let _ = sys::shutdown(fd, libc::SHUT_WR);
-    }
-}
-
-/// A lane whose link is gone is given back when both directions are on TCP.
-#[cold]
-fn retire(i: u32, c: &Conn) {
-    let l = table::local(i);
-    let Some((link, m)) = lane(c, l) else { return };
-    if link.state.load(Relaxed) != crate::links::GONE || engaged(c) {
-        return;
-    }
-    let _ = m;
-    let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
-        return;
-    };
-    if !engaged(c) && give_back(i, c, link) {
-        later(c, Reason::LinkLost, 200);
-        c.calls.store(0, Relaxed);
-    }
-}
-
-/// The connection, on TCP in both directions, no longer has its lane. Both locks held.
-fn give_back(i: u32, c: &Conn, link: &Link) -> bool {
-    if c.flags.fetch_and(!(flag::LANE | flag::FAR), Relaxed) & flag::LANE == 0 {
-        return false;
-    }
-    table::local(i).link.store(core::ptr::null_mut(), Release);
-    control::lane_done(link, c.lane.load(Relaxed));
-    epoll::deactivate(i);
-    true
-}
-
-/// A connection that leaves this process for good must not leave a copy with the daemon, which would
-/// hold back the end that its next owner makes.
-pub fn leave_far(i: u32) {
-    let c = table::conn(i);
-    if let Some((link, _)) = lane(c, table::local(i)).filter(|(k, _)| k.is_far()) {
-        let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
-        give_back(i, c, link);
-    }
-}
-
-pub fn command(conn: u32, gen: u32, what: u32) {
-    if what == op::EAGER_FD {
-        let fd = conn as i32;
-        if let Some(i) = fdtab::conn(fd) {
-            if sys::inode(fd).is_ok_and(|(inode, _)| inode as u32 == gen) {
-                hasten(i, table::conn(i), fd);
-            }
-        }
-        return;
-    }
-    each(|i, c| {
-        if conn != ALL && (conn != i || c.gen.load(Relaxed) != gen) {
-            return;
-        }
-        match what {
-            op::DOWN if c.flags.fetch_or(flag::HELD, Relaxed) & flag::HELD == 0 => {
-                because(c, Reason::Operator);
-                take_down(i);
-                epoll::stir(i);
-            }
-            op::UP if c.flags.fetch_and(!flag::HELD, Relaxed) & flag::HELD != 0 => {
-                because(
-                    c,
-                    if c.flags.load(Relaxed) & flag::LANE != 0 {
-                        Reason::None
-                    } else {
-                        Reason::Young
-                    },
-                );
-                c.not_before_ms.store(0, Relaxed);
-                let fd = table::local(i).fd.load(Relaxed);
-                if let Some((link, m)) = lane(c, table::local(i)) {
-                    if let Some(_g) = lock::lock(&c.rx.lock) {
-                        c.rx.unwant_down(&m, &Sock { fd, link }); // as long as the wish stands, nobody switches up
-                    }
-                }
-                try_ready(i, c, table::local(i));
-            }
-            op::EAGER => hasten(i, c, table::local(i).fd.load(Relaxed)),
-            _ => {}
         }
     });
 }
@@ -625,15 +514,6 @@ pub fn lane_gone(link: &Link, lane_no: u32, i: u32, gen: u32) {
     }
     control::lane_done(link, lane_no);
     epoll::deactivate(i);
-}
-
-/// Registers a connection now, although it has not been used yet.
-fn hasten(i: u32, c: &Conn, fd: i32) {
-    if c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
-        c.not_before_ms.store(0, Relaxed);
-        c.calls.store(CALLS, Relaxed);
-        consider(i, fd, c);
-    }
 }
 
 /// May the daemon ask us to register this connection, on which nothing happens? Then whoever waits
@@ -710,7 +590,7 @@ fn attend_slow(c: &Conn, link: &Link, m: &Memory, fd: i32) {
             counted_up(c);
         }
         if c.tx.shut.load(Relaxed) != 0 && link.state.load(Relaxed) == crate::links::GONE {
-            shut_late(c, fd);
+            far::shut_late(c, fd);
         }
     }
 }

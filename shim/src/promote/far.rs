@@ -1,0 +1,81 @@
+//! Lanes to other nodes whose way is gone: back to TCP, and given back. Called with no lock held.
+
+use super::{because, counted_down, engaged, lane, later};
+use crate::links::{Link, Sock, GONE};
+use crate::{control, epoll, lock, sys, table};
+use core::sync::atomic::Ordering::*;
+use link::family::{flag, Conn};
+use link::lane::{rx, tx};
+use link::reason::Reason;
+
+/// The way to the other node is gone, or the daemon that knows it: everything goes on over TCP,
+/// and the connection may be promoted anew.
+pub(super) fn gone(i: u32, c: &Conn, link: &Link) {
+    let l = table::local(i);
+    let Some((_, m)) = lane(c, l) else { return };
+    let fd = l.fd.load(Relaxed);
+    let port = Sock { fd, link };
+    let mut spoilt = None;
+    if let Some(_g) = lock::lock(&c.tx.lock) {
+        let was = c.tx.is_up();
+        spoilt = c.tx.reclaim(&m, &port).err();
+        if was && !c.tx.is_up() {
+            counted_down();
+        }
+        shut_late(c, fd);
+    }
+    if let Some(_g) = lock::lock(&c.rx.lock) {
+        if c.rx.mode.load(Relaxed) == rx::mode::READY {
+            let _ = c.rx.revoke(&m, &port); // nobody will switch up to us any more
+        }
+    }
+    match spoilt {
+        Some(r) => crate::io::reset(c, fd, r),
+        None => because(c, Reason::LinkLost),
+    }
+}
+
+/// A direction that was shut down while it was on the ring is on TCP now.
+pub(super) fn shut_late(c: &Conn, fd: i32) {
+    if c.tx.shut.load(Relaxed) != 0 && c.tx.mode.load(Relaxed) == tx::mode::TCP {
+        let _ = sys::shutdown(fd, libc::SHUT_WR);
+    }
+}
+
+/// A lane whose link is gone is given back when both directions are on TCP.
+#[cold]
+pub(super) fn retire(i: u32, c: &Conn) {
+    let l = table::local(i);
+    let Some((link, _)) = lane(c, l) else { return };
+    if link.state.load(Relaxed) != GONE || engaged(c) {
+        return;
+    }
+    let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
+        return;
+    };
+    if !engaged(c) && give_back(i, c, link) {
+        later(c, Reason::LinkLost, 200);
+        c.calls.store(0, Relaxed);
+    }
+}
+
+/// The connection, on TCP in both directions, no longer has its lane. Both locks held.
+fn give_back(i: u32, c: &Conn, link: &Link) -> bool {
+    if c.flags.fetch_and(!(flag::LANE | flag::FAR), Relaxed) & flag::LANE == 0 {
+        return false;
+    }
+    table::local(i).link.store(core::ptr::null_mut(), Release);
+    control::lane_done(link, c.lane.load(Relaxed));
+    epoll::deactivate(i);
+    true
+}
+
+/// A connection that leaves this process for good must not leave a copy with the daemon, which would
+/// hold back the end that its next owner makes.
+pub fn leave_far(i: u32) {
+    let c = table::conn(i);
+    if let Some((link, _)) = lane(c, table::local(i)).filter(|(k, _)| k.is_far()) {
+        let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
+        give_back(i, c, link);
+    }
+}
