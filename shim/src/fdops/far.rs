@@ -51,8 +51,8 @@ pub fn close(c: &Conn, link: &Link, m: &Memory, fd: i32) {
         return io::disconnect(fd);
     }
     if c.tx.mode.load(Relaxed) != mode::TCP {
-        if served(link) && control::fd() >= 0 {
-            return; // the daemon hears that the lane is done, and does the rest
+        if served(link) && control::lane_shut(link, c.lane.load(Relaxed)) {
+            return; // then it hears that the lane is done, and closes its copy after that
         }
         if !back_on_tcp(c, m, &port, fd) {
             return io::disconnect(fd);
