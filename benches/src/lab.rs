@@ -1,0 +1,341 @@
+//! `make bench-lab`: one program over every way that bytes can go between two machines with RDMA,
+//! in one and the same pair of virtual machines (see the lab in ARCHITECTURE.md).
+//!
+//! No figure is taken over a connection whose kind was not looked up: a layer that quietly fell
+//! back to TCP would be measured as TCP.
+
+pub mod cross;
+pub mod nodes;
+pub mod table;
+
+use crate::load::calls::Layer;
+use crate::load::client::{Case, Figures};
+use crate::load::smc::Shown;
+use anyhow::{bail, ensure, Context, Result};
+use clap::ValueEnum;
+use link::reason::Reason;
+use nix::sys::signal::Signal;
+use nodes::Nodes;
+use serde::Serialize;
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use underpass_tests::harness::paths;
+use underpass_tests::lab::{quoted, Family, Lab, Running, Spec};
+use underpassd::admin::Row;
+
+/// The way that bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Way {
+    Tcp,
+    Rsockets,
+    Smc,
+    /// Shim and daemons, which do not know each other.
+    Fallback,
+    Underpass,
+    /// rsockets once more, through its own preload library.
+    Preload,
+}
+
+/// Those that are measured in each round.
+pub const WAYS: [Way; 5] = [
+    Way::Tcp,
+    Way::Rsockets,
+    Way::Smc,
+    Way::Fallback,
+    Way::Underpass,
+];
+pub const CASES: [Case; 3] = [Case::RoundTrip, Case::Bulk, Case::Many];
+
+/// Connections of `Case::Many`.
+pub const MANY: usize = 32;
+
+const PRELOAD: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
+/// Longest that a program of a run may take, its warm-up included.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Longest that connections may take to be promoted while they are used.
+const PROMOTION: Duration = Duration::from_secs(20);
+
+impl Way {
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Tcp => "kernel TCP",
+            Way::Rsockets => "rsockets",
+            Way::Smc => "kernel SMC-R v2",
+            Way::Fallback => "Underpass, on TCP",
+            Way::Underpass => "Underpass",
+            Way::Preload => "librspreload",
+        }
+    }
+
+    fn layer(self) -> Layer {
+        match self {
+            Way::Rsockets => Layer::Rsocket,
+            Way::Smc => Layer::Smc,
+            Way::Tcp | Way::Fallback | Way::Underpass | Way::Preload => Layer::Tcp,
+        }
+    }
+
+    /// Does it use RDMA devices?
+    fn rdma(self) -> bool {
+        !matches!(self, Way::Tcp | Way::Fallback)
+    }
+
+    /// The wires of the addresses that connections are made to. rsockets take the device of the
+    /// address; everything else connects by the network of TCP and finds the devices by itself.
+    fn wires(self) -> &'static [usize] {
+        match self {
+            Way::Rsockets | Way::Preload => &[1, 2],
+            _ => &[0],
+        }
+    }
+}
+
+fn connections(case: Case) -> usize {
+    if case == Case::Many {
+        MANY
+    } else {
+        1
+    }
+}
+
+/// What came of a run.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// And what to know about them, if anything.
+    Figures(Figures, Option<String>),
+    /// It ran, over something else than it should have.
+    Other(String),
+}
+
+pub struct Bench {
+    lab: Lab,
+    config: TempDir,
+    port: u16,
+    seconds: f64,
+}
+
+impl Bench {
+    /// Boots the machines and prepares them for every way.
+    pub fn boot(seconds: f64) -> Result<Self> {
+        // Before the machines look into the directory.
+        let config = nodes::configured()?;
+        let agent = paths::helper("lab-agent");
+        let lab = Lab::boot(Spec::pair(&agent.to_string_lossy()))?;
+        for n in 0..lab.nodes() {
+            let load = load();
+            lab.node(n).check(format!(
+                "modprobe smc; modprobe smc_diag
+                 {load} smc prepare --netdev eth0 --device rxe1 --device rxe2"
+            ))?;
+        }
+        Ok(Bench {
+            lab,
+            config,
+            port: 20_000,
+            seconds,
+        })
+    }
+
+    /// The daemons of a way, if it has any. They run only while they are needed.
+    pub fn nodes(&self, way: Way) -> Result<Option<Nodes>> {
+        match way {
+            Way::Fallback => Nodes::strangers(&self.lab).map(Some),
+            Way::Underpass => Nodes::peers(&self.lab, self.config.path()).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// What a kernel had to complain about, if anything.
+    pub fn complaint(&mut self) -> Option<String> {
+        self.lab.complaint()
+    }
+
+    /// Consoles and commands, for a run that failed.
+    pub fn evidence(&mut self) -> String {
+        self.lab.evidence()
+    }
+
+    /// One run.
+    pub fn run(&mut self, way: Way, case: Case, nodes: Option<&Nodes>) -> Result<Outcome> {
+        // A port of its own: nothing that is left of an earlier run can be mistaken for this one.
+        self.port += 1;
+        let (port, n, seconds) = (self.port, connections(case), self.seconds);
+        let layer = word(way.layer());
+        let start = |node: usize, args: String| -> Result<Running> {
+            let env = match (way, nodes) {
+                (Way::Preload, _) => vec![("LD_PRELOAD".into(), PRELOAD.into())],
+                (_, Some(nodes)) => nodes.env(node),
+                (_, None) => Vec::new(),
+            };
+            let script = format!("exec {} {args}", load());
+            let job = self.lab.node(node).sh(script)?;
+            job.envs(env).limit(LIMIT).spawn()
+        };
+        let server = start(0, format!("serve {layer} {port} {n}"))?;
+        server.line("listening")?;
+        let to: Vec<String> = way
+            .wires()
+            .iter()
+            .map(|w| format!("{}:{port}", self.lab.node(0).address(*w, Family::V4)))
+            .collect();
+        let (case, to) = (word(case), to.join(" "));
+        let client = start(1, format!("measure {layer} {case} {n} {seconds} {to}"))?;
+        client.line("warm")?;
+        let look = |patience| match way {
+            Way::Smc => self.smc(n),
+            Way::Fallback => look_up(nodes, port, n, "TCP", Duration::ZERO),
+            Way::Underpass => look_up(nodes, port, n, "SMCR", patience),
+            Way::Tcp | Way::Rsockets | Way::Preload => Ok(Kind::default()),
+        };
+        let before = look(PROMOTION)?;
+        if let Some(other) = before.other {
+            return Ok(Outcome::Other(other));
+        }
+        client.signal(Signal::SIGUSR1)?;
+        let result = client.line("result ")?;
+        let after = look(Duration::ZERO)?;
+        client.signal(Signal::SIGUSR1)?;
+        client.wait()?.ok()?;
+        server.wait()?.ok()?;
+        if let Some(other) = after.other {
+            return Ok(Outcome::Other(format!("at the end {other}")));
+        }
+        let f: Figures = serde_json::from_str(&result)?;
+        ensure!(
+            (f.rdma_packets > 0) == way.rdma(),
+            "{}: {} packets were sent by RDMA devices",
+            way.name(),
+            f.rdma_packets
+        );
+        let lane = after.lane.saturating_sub(before.lane);
+        let tcp = after.tcp.saturating_sub(before.tcp);
+        let mut note = before.note;
+        if way == Way::Underpass && tcp > 0 {
+            let share = 100.0 * lane as f64 / (lane + tcp) as f64;
+            if share < 50.0 {
+                return Ok(Outcome::Other(format!(
+                    "{share:.0} % of the bytes on lanes"
+                )));
+            }
+            note = Some(format!("{share:.1} % of the bytes on lanes"));
+        }
+        Ok(Outcome::Figures(f, note))
+    }
+
+    /// What the kernels say of their SMC sockets.
+    fn smc(&self, n: usize) -> Result<Kind> {
+        for node in 0..2 {
+            let said = self.lab.node(node).check(format!("{} smc show", load()))?;
+            let shown: Shown = serde_json::from_str(&said)?;
+            let conns: Vec<_> = shown
+                .conns
+                .iter()
+                .filter(|c| [c.local_port, c.peer_port].contains(&self.port))
+                .collect();
+            if conns.len() != n || shown.versions.is_empty() {
+                bail!("{n} connections, and smc_diag knows {said}");
+            }
+            if conns.iter().any(|c| !c.smcr) || shown.versions.iter().any(|v| *v < 2) {
+                return Ok(Kind::other(format!("not SMC-R v2: {said}")));
+            }
+        }
+        Ok(Kind::default())
+    }
+}
+
+/// What connections are.
+#[derive(Default)]
+struct Kind {
+    /// What they are instead of what they should be.
+    other: Option<String>,
+    note: Option<String>,
+    /// Bytes that the client's node has moved so far, both ways.
+    lane: u64,
+    tcp: u64,
+}
+
+impl Kind {
+    fn other(what: String) -> Self {
+        Kind {
+            other: Some(what),
+            ..Kind::default()
+        }
+    }
+}
+
+/// Waits until both ends of all connections are of this mode, and says what they are if they are
+/// not.
+fn look_up(
+    nodes: Option<&Nodes>,
+    port: u16,
+    n: usize,
+    mode: &str,
+    patience: Duration,
+) -> Result<Kind> {
+    let nodes = nodes.context("no daemons")?;
+    let end = Instant::now() + patience;
+    loop {
+        let rows = [nodes.rows(0, port)?, nodes.rows(1, port)?];
+        let all = rows.iter().flatten();
+        let are = |r: &Row| r.mode.split(' ').next() == Some(mode);
+        let right = rows.iter().all(|r| r.len() == n && r.iter().all(are));
+        if !right && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(500));
+            continue;
+        }
+        let sum = |f: fn(&Row) -> u64| rows[1].iter().map(f).sum();
+        return Ok(Kind {
+            other: (!right).then(|| described(&rows, n)),
+            note: all.map(reason).find(|r| !r.is_empty()),
+            lane: sum(|r| r.lane_tx_bytes + r.lane_rx_bytes),
+            tcp: sum(|r| r.tcp_tx_bytes + r.tcp_rx_bytes),
+        });
+    }
+}
+
+fn reason(r: &Row) -> String {
+    match Reason::from_code(r.reason) {
+        Some(Reason::None) => String::new(),
+        Some(known) => known.info().name.into(),
+        None => format!("{:#x}", r.reason),
+    }
+}
+
+/// Modes and reasons at both ends.
+fn described(rows: &[Vec<Row>; 2], n: usize) -> String {
+    let mut text = String::new();
+    for (end, rows) in ["server", "client"].iter().zip(rows) {
+        let mut kinds: Vec<String> = rows
+            .iter()
+            .map(|r| format!("{} {}", r.mode, reason(r)).trim().to_string())
+            .collect();
+        kinds.sort();
+        kinds.dedup();
+        let _ = write!(
+            text,
+            "{}{end} {} ({} of {n} known)",
+            if text.is_empty() { "" } else { ", " },
+            if kinds.is_empty() {
+                "-".into()
+            } else {
+                kinds.join(" | ")
+            },
+            rows.len()
+        );
+    }
+    text
+}
+
+/// The measuring program, for a shell.
+fn load() -> String {
+    quoted(&paths::helper("lab-load").to_string_lossy())
+}
+
+/// The word for it on a command line.
+pub fn word(v: impl ValueEnum) -> String {
+    v.to_possible_value()
+        .map(|v| v.get_name().to_string())
+        .unwrap_or_default()
+}
