@@ -82,12 +82,23 @@ impl Way {
         !matches!(self, Way::Tcp | Way::Fallback)
     }
 
-    /// The wires of the addresses that connections are made to. rsockets take the device of the
-    /// address; everything else connects by the network of TCP and finds the devices by itself.
+    /// The wires of the addresses that connections are made to, in turn. rsockets take the device
+    /// of the address, and SMC-R v2 wants one in the address's own subnet. Everything else connects
+    /// by the network of TCP; Underpass finds the devices by itself.
     fn wires(self) -> &'static [usize] {
         match self {
-            Way::Rsockets | Way::Preload => &[1, 2],
-            _ => &[0],
+            Way::Rsockets | Way::Preload | Way::Smc => &[1, 2],
+            Way::Tcp | Way::Fallback | Way::Underpass => &[0],
+        }
+    }
+
+    /// Connections that one process serves. The rsockets of librdmacm 44 hang when a process accepts
+    /// more than three: the thread that watches over them goes on using memory that was freed when
+    /// the fourth made it grow.
+    fn per_process(self) -> usize {
+        match self {
+            Way::Rsockets | Way::Preload => 3,
+            _ => usize::MAX,
         }
     }
 }
@@ -114,6 +125,8 @@ pub struct Bench {
     config: TempDir,
     port: u16,
     seconds: f64,
+    /// What kernels said when they died.
+    pub crashes: Vec<String>,
 }
 
 impl Bench {
@@ -122,20 +135,41 @@ impl Bench {
         // Before the machines look into the directory.
         let config = nodes::configured()?;
         let agent = paths::helper("lab-agent");
-        let lab = Lab::boot(Spec::pair(&agent.to_string_lossy()))?;
-        for n in 0..lab.nodes() {
-            let load = load();
-            lab.node(n).check(format!(
-                "modprobe smc; modprobe smc_diag
-                 {load} smc prepare --netdev eth0 --device rxe1 --device rxe2"
-            ))?;
-        }
-        Ok(Bench {
-            lab,
+        let bench = Bench {
+            lab: Lab::boot(Spec::pair(&agent.to_string_lossy()))?,
             config,
             port: 20_000,
             seconds,
-        })
+            crashes: Vec::new(),
+        };
+        for n in 0..bench.lab.nodes() {
+            bench.prepare(n)?;
+        }
+        Ok(bench)
+    }
+
+    fn prepare(&self, node: usize) -> Result<()> {
+        let load = load();
+        self.lab.node(node).check(format!(
+            "modprobe smc; modprobe smc_diag
+             {load} smc prepare --netdev eth1 --netdev eth2 --device rxe1 --device rxe2"
+        ))?;
+        Ok(())
+    }
+
+    /// Boots again what has crashed.
+    fn restore(&mut self) -> Result<()> {
+        for n in 0..self.lab.nodes() {
+            if self.lab.node(n).check("true").is_err() {
+                let why = self.lab.complaint();
+                self.crashes
+                    .push(why.unwrap_or_else(|| "a machine was gone".into()));
+                self.lab.kill(n);
+                self.lab.start(&[n])?;
+                self.prepare(n)?;
+            }
+        }
+        Ok(())
     }
 
     /// The daemons of a way, if it has any. They run only while they are needed.
@@ -147,11 +181,6 @@ impl Bench {
         }
     }
 
-    /// What a kernel had to complain about, if anything.
-    pub fn complaint(&mut self) -> Option<String> {
-        self.lab.complaint()
-    }
-
     /// Consoles and commands, for a run that failed.
     pub fn evidence(&mut self) -> String {
         self.lab.evidence()
@@ -159,32 +188,54 @@ impl Bench {
 
     /// One run.
     pub fn run(&mut self, way: Way, case: Case, nodes: Option<&Nodes>) -> Result<Outcome> {
-        // A port of its own: nothing that is left of an earlier run can be mistaken for this one.
-        self.port += 1;
-        let (port, n, seconds) = (self.port, connections(case), self.seconds);
-        let layer = word(way.layer());
-        let start = |node: usize, args: String| -> Result<Running> {
+        self.restore()?;
+        let (n, seconds) = (connections(case), self.seconds);
+        let each = way.per_process().min(n);
+        let processes = n.div_ceil(each);
+        // Ports of its own: nothing that is left of an earlier run can be mistaken for this one.
+        let port = self.port;
+        self.port += processes as u16;
+        let (layer, case) = (word(way.layer()), word(case));
+        let start = |node: usize, script: String| -> Result<Running> {
             let env = match (way, nodes) {
                 (Way::Preload, _) => vec![("LD_PRELOAD".into(), PRELOAD.into())],
                 (_, Some(nodes)) => nodes.env(node),
                 (_, None) => Vec::new(),
             };
-            let script = format!("exec {} {args}", load());
             let job = self.lab.node(node).sh(script)?;
             job.envs(env).limit(LIMIT).spawn()
         };
-        let server = start(0, format!("serve {layer} {port} {n}"))?;
-        server.line("listening")?;
-        let to: Vec<String> = way
-            .wires()
-            .iter()
-            .map(|w| format!("{}:{port}", self.lab.node(0).address(*w, Family::V4)))
+        let mut script = String::new();
+        for p in 0..processes {
+            let (port, n) = (usize::from(port) + p, each.min(n - p * each));
+            let _ = writeln!(
+                script,
+                "{} serve {layer} {port} {n} & pids+=\" $!\"",
+                load()
+            );
+        }
+        let server = start(
+            0,
+            format!("pids=\n{script}for p in $pids; do wait $p; done"),
+        )?;
+        server.until("the servers listen", LIMIT, || {
+            server.stdout().lines().count() == processes
+        })?;
+        let to: Vec<String> = (0..n)
+            .map(|i| {
+                let wires = way.wires();
+                let address = self.lab.node(0).address(wires[i % wires.len()], Family::V4);
+                format!("{address}:{}", usize::from(port) + i / each)
+            })
             .collect();
-        let (case, to) = (word(case), to.join(" "));
-        let client = start(1, format!("measure {layer} {case} {n} {seconds} {to}"))?;
+        let to = to.join(" ");
+        let client = start(
+            1,
+            format!("exec {} measure {layer} {case} {seconds} {to}", load()),
+        )?;
         client.line("warm")?;
         let look = |patience| match way {
-            Way::Smc => self.smc(n),
+            Way::Smc => self.smc(port, n),
             Way::Fallback => look_up(nodes, port, n, "TCP", Duration::ZERO),
             Way::Underpass => look_up(nodes, port, n, "SMCR", patience),
             Way::Tcp | Way::Rsockets | Way::Preload => Ok(Kind::default()),
@@ -225,20 +276,25 @@ impl Bench {
     }
 
     /// What the kernels say of their SMC sockets.
-    fn smc(&self, n: usize) -> Result<Kind> {
+    fn smc(&self, port: u16, n: usize) -> Result<Kind> {
         for node in 0..2 {
             let said = self.lab.node(node).check(format!("{} smc show", load()))?;
             let shown: Shown = serde_json::from_str(&said)?;
             let conns: Vec<_> = shown
                 .conns
                 .iter()
-                .filter(|c| [c.local_port, c.peer_port].contains(&self.port))
+                .filter(|c| [c.local_port, c.peer_port].contains(&port))
                 .collect();
-            if conns.len() != n || shown.versions.is_empty() {
+            if conns.len() != n {
                 bail!("{n} connections, and smc_diag knows {said}");
             }
-            if conns.iter().any(|c| !c.smcr) || shown.versions.iter().any(|v| *v < 2) {
-                return Ok(Kind::other(format!("not SMC-R v2: {said}")));
+            let mut why: Vec<u32> = conns.iter().map(|c| c.fallback).collect();
+            why.dedup();
+            if conns.iter().any(|c| !c.smcr) {
+                return Ok(Kind::other(format!("fallback by {}: {why:#x?}", node + 1)));
+            }
+            if shown.versions.is_empty() || shown.versions.iter().any(|v| *v < 2) {
+                return Ok(Kind::other(format!("versions {:?}", shown.versions)));
             }
         }
         Ok(Kind::default())

@@ -20,9 +20,8 @@ enum Command {
     Measure {
         layer: Layer,
         case: client::Case,
-        connections: usize,
         seconds: f64,
-        /// The server's addresses, which the connections use in turn.
+        /// Where to connect to, once for each connection.
         to: Vec<SocketAddrV4>,
     },
     #[command(subcommand)]
@@ -63,12 +62,11 @@ fn run(c: Command) -> Result<()> {
         Command::Measure {
             layer,
             case,
-            connections,
             seconds,
             to,
         } => {
             let time = Duration::try_from_secs_f64(seconds)?;
-            client::run(layer, case, &to, connections, time)
+            client::run(layer, case, &to, time)
         }
         Command::Smc(Smc::Prepare { netdevs, devices }) => smc::set_up(&netdevs, &devices),
         Command::Smc(Smc::Show) => {

@@ -48,8 +48,8 @@ const PAUSE_NS: i64 = 3_000_000;
 const FIRST_BULK: u64 = 1 << 20;
 const WARM_BULK: u64 = 256 << 10;
 
-/// One connection to each address in turn.
-pub fn run(layer: Layer, case: Case, to: &[SocketAddrV4], n: usize, time: Duration) -> Result<()> {
+/// One connection to each address.
+pub fn run(layer: Layer, case: Case, to: &[SocketAddrV4], time: Duration) -> Result<()> {
     // Before the library of rsockets is there: its threads inherit this.
     let mut go = SigSet::empty();
     go.add(Signal::SIGUSR1);
@@ -57,8 +57,6 @@ pub fn run(layer: Layer, case: Case, to: &[SocketAddrV4], n: usize, time: Durati
     let calls = Calls::of(layer)?;
     let conns: Vec<Socket> = to
         .iter()
-        .cycle()
-        .take(n)
         .map(|a| calls.connect(*a))
         .collect::<Result<_>>()?;
     ensure!(!conns.is_empty(), "no connections");
