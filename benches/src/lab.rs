@@ -196,28 +196,28 @@ impl Bench {
         let port = self.port;
         self.port += processes as u16;
         let (layer, case) = (word(way.layer()), word(case));
-        let start = |node: usize, script: String| -> Result<Running> {
+        // For the program alone: bash does not survive librspreload.
+        let program = |node: usize| {
             let env = match (way, nodes) {
                 (Way::Preload, _) => vec![("LD_PRELOAD".into(), PRELOAD.into())],
                 (_, Some(nodes)) => nodes.env(node),
                 (_, None) => Vec::new(),
             };
-            let job = self.lab.node(node).sh(script)?;
-            job.envs(env).limit(LIMIT).spawn()
+            let mut words = String::from("env");
+            for (key, value) in env {
+                let _ = write!(words, " {key}={}", quoted(&value));
+            }
+            format!("{words} {}", load())
         };
-        let mut script = String::new();
+        let start = |node: usize, script: String| -> Result<Running> {
+            self.lab.node(node).sh(script)?.limit(LIMIT).spawn()
+        };
+        let (serve, mut script) = (program(0), String::from("pids=\n"));
         for p in 0..processes {
             let (port, n) = (usize::from(port) + p, each.min(n - p * each));
-            let _ = writeln!(
-                script,
-                "{} serve {layer} {port} {n} & pids+=\" $!\"",
-                load()
-            );
+            let _ = writeln!(script, "{serve} serve {layer} {port} {n} & pids+=\" $!\"");
         }
-        let server = start(
-            0,
-            format!("pids=\n{script}for p in $pids; do wait $p; done"),
-        )?;
+        let server = start(0, format!("{script}for p in $pids; do wait $p; done"))?;
         server.until("the servers listen", LIMIT, || {
             server.stdout().lines().count() == processes
         })?;
