@@ -6,7 +6,7 @@ use anyhow::{bail, Context, Result};
 use clap::Parser;
 use serde::Serialize;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use underpass_benches::lab::table::{self, Line, METRICS};
 use underpass_benches::lab::{cross, word, Bench, Outcome, Way, CASES, WAYS};
 use underpass_benches::report::short;
@@ -16,8 +16,12 @@ use underpass_tests::lab::Lab;
 #[derive(Parser)]
 #[command(about = "TCP, rsockets, SMC-R and Underpass between two machines, side by side")]
 struct Args {
+    /// At most.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// No round begins that would probably not end within so many minutes.
+    #[arg(long, default_value_t = 7.0)]
+    minutes: f64,
     /// Seconds per run.
     #[arg(long, default_value_t = 1.2)]
     seconds: f64,
@@ -43,9 +47,7 @@ fn run(args: &Args) -> Result<bool> {
     let begin = Instant::now();
     let mut bench = Bench::boot(args.seconds)?;
     println!(
-        "{} rounds of {} s; two emulated machines of one processor each, up after {:.0} s\n",
-        args.rounds,
-        args.seconds,
+        "two emulated machines of one processor each, up after {:.0} s",
         begin.elapsed().as_secs_f64()
     );
     let mut lines: Vec<Line> = WAYS
@@ -53,7 +55,14 @@ fn run(args: &Args) -> Result<bool> {
         .filter(|w| args.ways.is_empty() || args.ways.contains(w))
         .map(|w| Line::new(*w))
         .collect();
+    let limit = Duration::try_from_secs_f64(args.minutes * 60.0)?;
+    let mut longest = Duration::ZERO;
     for round in 0..args.rounds {
+        if round > 0 && begin.elapsed() + longest > limit {
+            println!("it takes too long: {round} rounds must do");
+            break;
+        }
+        let start = Instant::now();
         // Every other round the other way about, so that drift favours nobody.
         let mut order: Vec<usize> = (0..lines.len()).collect();
         if round % 2 == 1 {
@@ -62,8 +71,18 @@ fn run(args: &Args) -> Result<bool> {
         for i in order {
             one(&mut bench, &mut lines[i], round);
         }
+        longest = longest.max(start.elapsed());
+        println!(
+            "round {} in {:.0} s",
+            round + 1,
+            start.elapsed().as_secs_f64()
+        );
     }
-    println!("{}", table::text(&lines));
+    println!(
+        "\nmedians of these rounds, {} s for each figure\n\n{}",
+        args.seconds,
+        table::text(&lines)
+    );
     let wanted = args.ways.is_empty() || args.ways.contains(&Way::Preload);
     let checks = wanted.then(|| checked(&mut bench));
     report(&lines, &checks)?;
@@ -105,11 +124,22 @@ fn one(bench: &mut Bench, line: &mut Line, round: usize) {
                 }
             }
             Err(e) => {
-                eprintln!("{}", bench.evidence());
+                let kept = keep(&bench.evidence());
                 line.not
-                    .push(format!("{}, round {round}: {e:#}", word(case)));
+                    .push(format!("{}, round {round}: {e:#}{kept}", word(case)));
             }
         }
+    }
+}
+
+/// Puts what is known of a failed run where it can be read. Where that is.
+fn keep(evidence: &str) -> String {
+    let path = paths::target().join("bench/lab-failed.txt");
+    let kept = std::fs::create_dir_all(paths::target().join("bench"))
+        .and_then(|()| std::fs::write(&path, evidence));
+    match kept {
+        Ok(()) => format!("\n(consoles and commands are in {})", path.display()),
+        Err(e) => format!("\n(consoles and commands are lost: {e})\n{evidence}"),
     }
 }
 
