@@ -1,7 +1,7 @@
 # Every target does its own preparation; README.md has a table of what each contains.
 TASK = cargo run --quiet --release -p underpass --bin task --
 
-.PHONY: all deps build demo test lint symbols model unit engine loom integration lab bench bench-quick ci
+.PHONY: all deps build demo test lint symbols model unit engine loom integration lab bench bench-quick bench-lab ci
 all: build
 
 # Debian packages and the zig linker, only what is missing.
@@ -11,7 +11,7 @@ deps:
 build demo test lint symbols model unit engine loom integration bench bench-quick: deps
 	@$(TASK) $@ $(ARGS)
 
-lab:
+lab bench-lab:
 	@tools/install-deps.sh lab
 	@$(TASK) $@ $(ARGS)
 

@@ -45,7 +45,9 @@ impl Machine {
         );
         let mut p = Program::new(QEMU, &Place::bare())
             .words("-nodefaults -no-user-config -display none -no-reboot")
-            .words("-accel tcg,thread=multi -cpu max")
+            // Without cmpxchg16b: a failing one leaves wrong flags for an interrupt to save (seen with
+            // qemu 7.2), and the kernel, which allocates memory by it, dies under heavy traffic.
+            .words("-accel tcg,thread=multi -cpu max,-cx16")
             .args(["-smp", &smp, "-m", &memory])
             .args(["-kernel", &text(&kernel.image)])
             .args(["-initrd", &text(&dir.join(super::IMAGE))])

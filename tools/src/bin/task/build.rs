@@ -10,12 +10,20 @@ use std::path::{Path, PathBuf};
 const SHIM_TARGET: &str = "x86_64-unknown-linux-gnu";
 const SHIM_GLIBC: &str = "2.17";
 
+/// What one build covers, always the same: another set has other features, and compiles anew.
+const PROGRAMS: &str = "build --release -p underpassd -p underpass -p underpass-benches";
+
+/// The agent of lab machines, for programs that are no tests: cargo builds it for those by itself.
+pub fn agent(tree: &Tree) -> Result<(), String> {
+    run(tree.cargo(&format!("{PROGRAMS} -p underpass-tests --bin lab-agent")))
+}
+
 pub fn all(tree: &Tree) -> Result<(), String> {
     let out = tree.target.join("underpass");
     for d in ["bin", "lib"] {
         fs::create_dir_all(out.join(d)).map_err(|e| format!("{}: {e}", out.display()))?;
     }
-    run(tree.cargo("build --release -p underpassd -p underpass -p underpass-benches --bins"))?;
+    run(tree.cargo(&format!("{PROGRAMS} --bins")))?;
     for b in ["underpass", "underpassd"] {
         put(
             &tree.target.join("release").join(b),

@@ -58,7 +58,8 @@ task TARGET [arguments]
   lab           virtual machines with RDMA rails (arguments: names of tests)
   symbols       does the shim load everywhere?
   bench         every case side by side, target/bench/report.json
-  bench-quick   the same, short";
+  bench-quick   the same, short
+  bench-lab     TCP, rsockets, SMC-R and Underpass between two virtual machines";
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
@@ -83,6 +84,7 @@ fn main() -> ExitCode {
                 .collect::<Vec<_>>();
             code(built() && program(&tree, "bench", &quick))
         }
+        "bench-lab" => code(built() && agent(&tree) && program(&tree, "bench-lab", &rest)),
         "lint" => steps::run(&tree, lint(&tree)),
         "model" => steps::run(&tree, vec![model(&tree)]),
         "unit" => steps::run(&tree, vec![unit(&tree)]),
@@ -114,6 +116,17 @@ fn code(ok: bool) -> ExitCode {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
+    }
+}
+
+/// Builds the program that lab machines take their orders from, which is a test's.
+fn agent(tree: &Tree) -> bool {
+    match build::agent(tree) {
+        Ok(()) => true,
+        Err(e) => {
+            eprintln!("build: {e}");
+            false
+        }
     }
 }
 
