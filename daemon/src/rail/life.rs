@@ -206,6 +206,7 @@ impl Rails {
         n.pair = new_pair(n.first);
         tracing::info!("peer {name}: life {life} of the rails");
         n.life = life;
+        n.agreed = false;
         n.up = false;
         n.rails.clear();
         n.lanes.clear();
