@@ -122,6 +122,9 @@ pub struct Rails {
     pub kick: Rc<tokio::sync::Notify>,
     /// Counted as asleep on all links.
     dozing: bool,
+    /// What wakes the task: links of engines, doorbells, devices.
+    set: Option<OwnedFd>,
+    names: Rc<[Name]>,
     /// When lanes are to be looked after, and how long something has been going on.
     tend_at: u64,
     busy_until: u64,
@@ -174,14 +177,17 @@ impl Rails {
             tracing::info!("no libibverbs: connections to other nodes stay on TCP");
         }
         let node = |(n, name): (usize, Name)| (name.clone(), Node::new(n as u32, *own < name));
+        let nodes: BTreeMap<Name, Node> = peers.enumerate().map(node).collect();
         Rails {
             devices,
-            nodes: peers.enumerate().map(node).collect(),
+            names: nodes.keys().cloned().collect(),
+            nodes,
             banks: HashMap::new(),
             lanes: BTreeMap::new(),
             out: Vec::new(),
             kick: Rc::default(),
             dozing: false,
+            set: None,
             tend_at: 0,
             busy_until: 0,
         }
@@ -265,6 +271,9 @@ impl Rails {
         let (Some(_), Ok(bell)) = (entered, rustix::io::fcntl_dupfd_cloexec(bell, 0)) else {
             return self.out.push(Effect::TearDown { link });
         };
+        if let Some(set) = &self.set {
+            task::watch_bell(set, bell.as_fd(), link);
+        }
         let bank = Bank {
             node: name.clone(),
             life: node.life,

@@ -26,7 +26,7 @@ mod post;
 pub use api::{Config, Control, Event, Fault, Host, LinkView, Rail, Stats};
 pub use party::PartyMemory;
 
-use crate::verbs::{Completion, Error, Provider};
+use crate::verbs::{Completion, CompletionQueue, Provider};
 use lane::Lanes;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -66,6 +66,7 @@ pub struct Pair<P: Provider> {
     lane_timer: u64,
     stats: BTreeMap<RailId, Stats>,
     completions: Vec<Completion>,
+    numbers: Vec<LinkId>,
 }
 
 struct Numbers {
@@ -110,6 +111,7 @@ impl<P: Provider> Pair<P> {
             lane_timer: 0,
             stats: BTreeMap::new(),
             completions: Vec::new(),
+            numbers: Vec::new(),
         }
     }
 
@@ -171,12 +173,25 @@ impl<P: Provider> Pair<P> {
         self.failed
     }
 
-    /// Calls `f` with each completion queue: to arm it and to sleep on its descriptor.
-    pub fn each_cq(&self, mut f: impl FnMut(&P::Cq)) -> Result<(), Error> {
-        for link in self.links.values() {
-            f(link.cq());
+    /// Asks the completion queues for a notification. `fresh` is called once with each: the caller is
+    /// to sleep on its descriptor, and to say [`Pair::notified`] when that is readable.
+    pub fn arm(&mut self, mut fresh: impl FnMut(LinkId, &P::Cq)) {
+        for (no, link) in &mut self.links {
+            if !std::mem::replace(&mut link.known, true) {
+                fresh(*no, &link.cq);
+            }
+            if !link.armed {
+                link.armed = link.cq.arm().is_ok();
+            }
         }
-        Ok(())
+    }
+
+    /// There may be a notification of this link's queue.
+    pub fn notified(&mut self, no: LinkId) {
+        if let Some(link) = self.links.get_mut(&no) {
+            let _ = link.cq.take_notifications();
+            link.armed = false;
+        }
     }
 
     fn event(&mut self, event: Event) {

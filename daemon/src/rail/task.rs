@@ -10,7 +10,7 @@ use crate::core::Shared;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::io::Interest;
@@ -35,9 +35,9 @@ pub struct Polled {
 impl Rails {
     /// Does what there is to do, in all engines and for all lanes.
     pub fn poll(&mut self, now: u64, locked: Locked<'_>) -> Polled {
-        let names: Vec<_> = self.nodes.keys().cloned().collect();
+        let names = self.names.clone();
         let mut worked = false;
-        for name in &names {
+        for name in &*names {
             worked |= self.poll_node(name, now);
         }
         if worked {
@@ -52,43 +52,77 @@ impl Rails {
         Polled { worked, next }
     }
 
-    /// Counts us asleep, and puts everything that may wake us into the set. Poll once more.
-    fn doze(&mut self, set: &OwnedFd) {
-        let add = |fd: RawFd| {
-            // SAFETY: of a link or device that is held here; used for this call only.
-            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-            match epoll::add(set, fd, EventData::new_u64(0), EventFlags::IN) {
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(e) => tracing::warn!("cannot wait for a device or link: {e}"),
-            }
-        };
-        for n in self.nodes.values() {
-            let _ = n.pair.each_cq(|cq| {
-                let _ = cq.take_notifications();
-                if cq.arm().is_ok() {
-                    cq.fd().into_iter().for_each(add);
+    /// Counts us asleep, and asks everything that may wake us to do so. Poll once more.
+    fn doze(&mut self) {
+        let Some(set) = &self.set else { return };
+        for n in self.nodes.values_mut() {
+            let node = u64::from(n.number);
+            n.pair.arm(|link, cq| {
+                if let Some(fd) = cq.fd() {
+                    add(set, fd, QUEUE | node << 32 | u64::from(link));
                 }
             });
             n.pair.doze();
         }
-        for b in self.banks.values() {
-            add(std::os::fd::AsRawFd::as_raw_fd(&b.bell));
-        }
         if let Some(d) = &self.devices {
-            d.event_fds().for_each(add);
+            d.event_fds().for_each(|fd| add(set, fd, DEVICE));
         }
         self.dozing = true;
     }
 
-    /// Takes [`Rails::doze`] back.
-    fn rouse(&mut self) {
+    /// Takes [`Rails::doze`] back, and in what has woken us. Whether a device has something to say.
+    fn rouse(&mut self) -> bool {
         if std::mem::take(&mut self.dozing) {
             self.nodes.values().for_each(|n| n.pair.rouse());
         }
-        for b in self.banks.values() {
-            link::doorbell::drain(b.bell.as_fd());
+        let Some(set) = &self.set else { return false };
+        let mut device = false;
+        let mut ready = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
+        let now = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let Ok((ready, _)) = epoll::wait(set, &mut ready[..], Some(&now)) else {
+            return false;
+        };
+        for e in ready.iter() {
+            let data = e.data.u64();
+            let (node, low) = ((data >> 32) as u32 & 0xff_ffff, data as u32);
+            match data & KIND {
+                QUEUE => {
+                    let of = self.nodes.values_mut().find(|n| n.number == node);
+                    of.into_iter().for_each(|n| n.pair.notified(low));
+                }
+                BELL => {
+                    // Numbers of links differ in their lower half.
+                    let of = self.banks.iter().find(|(link, _)| **link as u32 == low);
+                    of.map(|(_, b)| link::doorbell::drain(b.bell.as_fd()));
+                }
+                _ => device = true,
+            }
         }
+        device
     }
+}
+
+/// What an entry of the set stands for: the highest byte of its data.
+const KIND: u64 = 0xff << 56;
+const QUEUE: u64 = 1 << 56;
+const BELL: u64 = 2 << 56;
+const DEVICE: u64 = 3 << 56;
+
+fn add(set: &OwnedFd, fd: RawFd, data: u64) {
+    // SAFETY: of a link, queue or device that the caller holds; used for this call only.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    match epoll::add(set, fd, EventData::new_u64(data), EventFlags::IN) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(e) => tracing::warn!("cannot wait for a device or link: {e}"),
+    }
+}
+
+/// The doorbell of a link, from its making to its end.
+pub(super) fn watch_bell(set: &OwnedFd, bell: BorrowedFd<'_>, link: u64) {
+    add(set, bell.as_raw_fd(), BELL | u64::from(link as u32));
 }
 
 /// Looks at the devices, for ever. Reading a device's addresses takes a thousand files: not on the
@@ -145,6 +179,9 @@ pub async fn run(shared: Shared) {
         Ok(s) => s,
         Err(e) => return tracing::error!("rails cannot be served: {e}"),
     };
+    if let Some(r) = &mut shared.borrow_mut().rails {
+        r.set = set.get_ref().try_clone().ok();
+    }
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut worked_at = 0;
     loop {
@@ -160,7 +197,7 @@ pub async fn run(shared: Shared) {
             continue;
         }
         if let Some(r) = &mut shared.borrow_mut().rails {
-            r.doze(set.get_ref());
+            r.doze();
         }
         let p = shared.borrow_mut().poll_rails(now());
         if let Some(p) = p.filter(|p| !p.worked) {
@@ -175,9 +212,9 @@ pub async fn run(shared: Shared) {
                 () = tokio::time::sleep(next) => {}
             }
         }
-        let stale = shared.borrow_mut().rails(|r| {
-            r.rouse();
-            r.device_events()
+        let stale = shared.borrow_mut().rails(|r| match r.rouse() {
+            true => r.device_events(),
+            false => Vec::new(),
         });
         for id in stale.into_iter().flatten() {
             let _ = tell.send(id);

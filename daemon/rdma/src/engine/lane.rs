@@ -163,12 +163,6 @@ impl Lanes {
             .filter(|_| place.uses == id >> INDEX_BITS)
     }
 
-    pub fn count(&self, no: u32) -> usize {
-        self.places
-            .iter()
-            .filter(|p| p.lane.as_ref().is_some_and(|l| l.link == Some(no)))
-            .count()
-    }
     pub fn get_mut(&mut self, id: LaneId) -> Option<&mut Lane> {
         self.place(id)?.lane.as_deref_mut()
     }

@@ -68,7 +68,7 @@ pub(super) enum Outcome {
 
 pub(super) struct Link<P: Provider> {
     qp: P::Qp,
-    cq: P::Cq,
+    pub cq: P::Cq,
     recv_mr: P::Mr,
     buffers: Arc<Buffer>,
     pub rail: u32,
@@ -99,6 +99,9 @@ pub(super) struct Link<P: Provider> {
     pub lanes: usize,
     /// Lanes that wait for room, in turn.
     pub waiters: VecDeque<u32>,
+    /// The completion queue will notify; whoever sleeps on it knows it.
+    pub armed: bool,
+    pub known: bool,
 }
 
 impl<P: Provider> Link<P> {
@@ -162,6 +165,8 @@ impl<P: Provider> Link<P> {
             next_try: 0,
             lanes: 0,
             waiters: VecDeque::new(),
+            armed: false,
+            known: false,
         };
         for slot in 0..depth {
             link.post_recv(slot).map_err(|e| e.error)?;
@@ -199,15 +204,6 @@ impl<P: Provider> Link<P> {
         self.peer = Some(peer);
         self.state = State::Confirming;
         Ok(())
-    }
-
-    pub fn debug(&self, no: u32, why: &str, now: u64, lanes: usize) {
-        let mut out = Vec::new();
-        let p = self.cq.poll(&mut out, 64);
-        eprintln!("DBG link {no} {why}: state {:?} heard {} ms ago asked {:?} credits {} used {} granted {} llc {} sent {} room {} bytes {} posted {} told {} waiters {} lanes {} bound {lanes} cq {p:?} {:?} qp {:?}", self.state, (now-self.heard)/1000000, self.asked.map(|a| (now-a)/1000000), self.credits(), self.used, self.granted, self.llc.len(), self.sent.len(), self.room, self.bytes, self.recv_posted, self.recv_told, self.waiters.len(), self.lanes, out, self.qp.state());
-    }
-    pub fn cq(&self) -> &P::Cq {
-        &self.cq
     }
 
     fn post_recv(&mut self, slot: u16) -> Result<(), PostError> {

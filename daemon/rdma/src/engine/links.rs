@@ -102,9 +102,11 @@ impl<P: Provider> Pair<P> {
     /// Takes completions in.
     pub(super) fn poll_links(&mut self, host: &mut dyn Host) -> bool {
         let mut worked = false;
-        let all: Vec<LinkId> = self.links.keys().copied().collect();
+        let mut all = std::mem::take(&mut self.numbers);
+        all.clear();
+        all.extend(self.links.keys());
         let mut got = std::mem::take(&mut self.completions);
-        for no in all {
+        for &no in &all {
             got.clear();
             let Some(link) = self.links.get(&no) else {
                 continue;
@@ -135,6 +137,7 @@ impl<P: Provider> Pair<P> {
             }
         }
         self.completions = got;
+        self.numbers = all;
         for link in self.links.values_mut() {
             // They keep their turn.
             if link.open() && link.window() > 0 {
@@ -186,7 +189,6 @@ impl<P: Provider> Pair<P> {
             return;
         };
         let rail = link.rail;
-        link.debug(no, why, self.now, self.lanes.count(no));
         let was = link.state;
         self.queue.extend(link.waiters.iter());
         let offered_to_nobody = was == State::Offered && !self.config.first;
