@@ -49,8 +49,10 @@ impl Config {
             setup_ns: 5_000_000_000,
             quiet_ns: 1_000_000_000,
             doubt_ns: 5_000_000_000,
-            ack_timeout: 14,
-            ack_retries: 5,
+            // Half a second, three times. Repeating because a busy peer was late costs more than the
+            // wait: soft-RoCE then refuses good writes, and may deliver a message wrongly.
+            ack_timeout: 17,
+            ack_retries: 2,
         }
     }
 }
