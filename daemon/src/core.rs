@@ -109,7 +109,7 @@ impl Core {
             groups: Groups::new(config.limits()),
             peers,
             rails,
-            far_group: crate::limits::unlimited(),
+            far_group: crate::limits::far(),
             config,
             proof,
             instance,

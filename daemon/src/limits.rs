@@ -82,14 +82,17 @@ impl Group {
     }
 }
 
-/// A group that limits nothing: this daemon's own.
-pub fn unlimited() -> Rc<Group> {
-    let all = Limits {
-        lanes: u32::MAX,
+/// The group of this daemon as a party of far lanes: each of them costs it a descriptor, and half of
+/// what it may have is for everything else.
+pub fn far() -> Rc<Group> {
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let lanes = files.map_or(u32::MAX, |n| u32::try_from(n / 2).unwrap_or(u32::MAX));
+    let limits = Limits {
+        lanes,
         memory: u64::MAX,
         parties: u32::MAX,
     };
-    Groups::new(all).get("")
+    Groups::new(limits).get("")
 }
 
 /// A party of a cgroup.

@@ -44,6 +44,9 @@ use underpass_rdma::verbs::DeviceId;
 /// A lane: its link and slot there.
 type Key = (u64, u32);
 
+/// Between two wishes for more memory of a link: there may be none.
+const ASK_NS: u64 = 1_000_000_000;
+
 /// What the core is to do.
 #[derive(Debug)]
 pub enum Effect {
@@ -109,7 +112,8 @@ struct Bank {
     bell: OwnedFd,
     /// The core has given it up.
     torn: bool,
-    asked: bool,
+    /// When a chunk was asked for, in vain so far.
+    asked: Option<u64>,
 }
 
 pub struct Rails {
@@ -155,7 +159,9 @@ impl engine::Host for Host<'_> {
         let (link, _) = self.lanes.get(&lane)?;
         let bank = self.banks.get_mut(link)?;
         let placed = bank.shore.place(log2);
-        if placed.is_none() && !bank.torn && !std::mem::replace(&mut bank.asked, true) {
+        let now = now();
+        if placed.is_none() && !bank.torn && bank.asked.is_none_or(|t| now >= t + ASK_NS) {
+            bank.asked = Some(now);
             self.out.push(Effect::WantChunk { link: *link });
         }
         placed
@@ -232,7 +238,7 @@ impl Rails {
             }
             ToShim::ChunkReady { link, chunk, .. } => {
                 if let Some(b) = self.banks.get_mut(&link) {
-                    b.asked = false;
+                    b.asked = None;
                     b.shore.ready(chunk);
                     let map = b.shore.own_chunk(chunk);
                     let node = self.nodes.get_mut(&b.node).filter(|n| n.life == b.life);
@@ -281,7 +287,7 @@ impl Rails {
             party: None,
             bell,
             torn: false,
-            asked: false,
+            asked: None,
         };
         self.banks.insert(link, bank);
         self.out.push(Effect::Mapped { link, chunk: 0 });

@@ -353,6 +353,7 @@ fn handle(m: ToShim, fds: &mut Fds) {
             CREDITS.store(credits.min(1024) as i32, Relaxed);
             REFUSED.store(0, Relaxed);
             READY.store(1, Release);
+            promote::greeted();
         }
         ToShim::Refused { reason } => {
             REFUSED.store(reason, Relaxed);
@@ -411,6 +412,9 @@ fn handle(m: ToShim, fds: &mut Fds) {
                 }
                 _ => false,
             };
+            if !ok && chunk > 1 && links::find(link, side).is_some() {
+                return; // then it does not grow: its lanes make do with what there is
+            }
             reply(&if ok {
                 ToDaemon::Mapped { link, side, chunk }
             } else {
@@ -506,10 +510,10 @@ pub fn settled(n: u64) -> bool {
     n == 0 || SETTLED.load(Relaxed) >= n
 }
 
-/// A daemon that is stopped for a while must still get to know: what cannot be sent now is sent
-/// later. One that has died has no use for it.
+/// A daemon that is stopped for a while, or has cut the connection, must still get to know: what cannot
+/// be sent now is sent later.
 pub fn lane_done(link: &Link, lane: u32) {
-    if !tell_done(link, lane) && FD.load(Relaxed) >= 0 {
+    if !tell_done(link, lane) {
         link.owe(lane);
     }
 }

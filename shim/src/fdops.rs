@@ -123,7 +123,7 @@ fn last_close(fd: i32, i: u32) {
     table::remove_holder(c, table::pid());
     let alone = table::holders(c) == 0;
     let mine = c.owner_pid.load(Relaxed) == table::pid();
-    epoll::forget(i);
+    epoll::forget(i, alone);
     if !alone {
         if mine_registered(c) {
             // The offer would come to us; who holds the connection now asks for itself.
@@ -313,7 +313,10 @@ pub fn before_exec() {
     }
     each_fd(|fd, i, c| {
         let kept = sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0);
-        if kept && promote::lane(c, table::local(i)).is_some() {
+        let lane = promote::lane(c, table::local(i));
+        // (The daemon's copy of a far connection would outlive the descriptor that exec closes.)
+        let far = lane.is_some_and(|(k, _)| k.is_far());
+        if far || kept && lane.is_some() {
             io::leave(i, fd, Reason::Left);
         } else if kept {
             table::bar(c, Reason::Left);
@@ -357,7 +360,7 @@ pub fn disown(fd: i32) {
             fdtab::set(fd, Fd::Other);
             if table::local(i).refs.fetch_sub(1, AcqRel) == 1 {
                 epoll::deactivate(i);
-                epoll::forget(i);
+                epoll::forget(i, false);
                 promote::end_lane(i);
                 table::remove_holder(table::conn(i), table::pid());
                 if table::holders(table::conn(i)) == 0 {

@@ -211,6 +211,9 @@ pub unsafe fn send(
                     }
                     peer_check(c, fd, link);
                 }
+                if !full {
+                    peer_check(c, fd, link);
+                }
                 let nb = nonblocking(c, flags);
                 if nb && !patient && !full && c.tx.awaits(&m) {
                     // One answer, once per switch: worth more than an EAGAIN that TCP would not give.

@@ -39,6 +39,8 @@ pub struct Link {
     pub state: AtomicU32,
     /// Not 0: the other party is the daemon, and lanes lead to another node.
     pub far: AtomicU32,
+    /// Not 0: that daemon is dead.
+    dead: AtomicU32,
     pub own: Area,
     pub peer: Area,
     /// Our end of the doorbell + 1 (0: none).
@@ -134,6 +136,7 @@ pub fn reap() {
             a.clear(sys::blank);
         }
         l.leader.store(0, Relaxed);
+        l.dead.store(0, Relaxed);
         for w in &l.sets {
             w.store(0, Relaxed);
         }
@@ -187,7 +190,7 @@ pub fn settle_owed(tell: impl Fn(&Link, u32) -> bool) {
     if OWED.swap(0, Relaxed) == 0 {
         return;
     }
-    for l in seen().iter().filter(|l| l.state.load(Acquire) == USED) {
+    for l in seen().iter().filter(|l| l.state.load(Acquire) != 0) {
         for (k, w) in l.owed.iter().enumerate() {
             let mut bits = w.swap(0, Relaxed);
             while bits != 0 {
@@ -218,9 +221,18 @@ impl Link {
 
     /// The other party is gone.
     pub fn gone(&self) {
-        if self.state.swap(GONE, AcqRel) != GONE {
+        let first = self.state.swap(GONE, AcqRel) != GONE;
+        // A daemon that gave the link up may have directions of ours in its hands until it dies.
+        let died = self.is_far() && self.is_dead() && self.dead.swap(1, AcqRel) == 0;
+        if first || died {
             crate::promote::peer_gone(self);
         }
+    }
+
+    /// Has the other party closed its end of the doorbell, which it does only when it dies or has
+    /// nothing left to do with the link?
+    pub fn is_dead(&self) -> bool {
+        sys::poll1(self.bell(), 0) & libc::POLLHUP != 0
     }
 
     pub fn bell(&self) -> i32 {

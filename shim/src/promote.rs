@@ -4,7 +4,7 @@
 mod far;
 mod orders;
 
-pub use far::leave_far;
+pub use far::{greeted, leave_far};
 pub use orders::command;
 
 use crate::links::{Link, Sock};

@@ -1,7 +1,7 @@
 //! Unit tests of the links' state machine, with parties that are numbers.
 
 use super::*;
-use crate::limits::{for_tests, unlimited};
+use crate::limits::for_tests;
 use link::layout::{CHUNK_BYTES, FAR_CHUNK_BYTES};
 
 fn end(party: u64, conn: u32) -> ConnRef {
@@ -314,7 +314,7 @@ fn a_far_lane_waits_for_the_other_node() {
         party: PartyId::far(3),
         ..end(1, 77)
     };
-    let own = unlimited();
+    let own = crate::limits::far();
     let connect = |w: &mut World, near| {
         let mut out = Out::default();
         let groups = [&w.groups[0], &own];

@@ -8,6 +8,7 @@
 use super::lane::{Ending, Stage};
 use super::{Key, Locked, Rails};
 use crate::sockopt::TcpInfo;
+use link::frame::{Frame, LEN};
 use link::lane::tx::{mode, Adopted};
 use link::lane::{Memory, Port, Progress, TxState};
 use link::layout::{bits_of, custody, epoch_of, pack, tx};
@@ -67,11 +68,25 @@ pub(super) fn disconnect(sock: BorrowedFd<'_>) {
     let _ = unsafe { libc::connect(sock.as_raw_fd(), unspec.as_ptr().cast(), 16) };
 }
 
-/// Bytes that the application has not read and never will: TCP answers them with a reset.
-fn unread(sock: BorrowedFd<'_>) -> bool {
-    let mut b = [0u8; 1];
-    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-    rustix::net::recv(sock, &mut b[..], flags).is_ok_and(|(n, _)| n > 0)
+/// Are there bytes that the application has not read and never will? TCP answers them with a reset. A
+/// frame of the lane is none of them, and is taken away, or the kernel would count it.
+fn unread(sock: BorrowedFd<'_>, tag: u64) -> bool {
+    let mut b = [0u8; LEN + 1];
+    let flags = RecvFlags::DONTWAIT;
+    let n = match rustix::net::recv(sock, &mut b[..], flags | RecvFlags::PEEK) {
+        Ok((n, _)) if n > 0 => n,
+        _ => return false,
+    };
+    let Some(frame) = b.first_chunk::<LEN>().filter(|_| n == LEN) else {
+        return !Frame::could_start(&b[..n.min(LEN)]) || n > LEN;
+    };
+    match Frame::decode(frame) {
+        Some(f) if f.tag == tag && f.rest == 0 => {
+            let _ = rustix::net::recv(sock, &mut b[..LEN], flags);
+            false
+        }
+        _ => true,
+    }
 }
 
 /// What is left to do after a look.
@@ -211,9 +226,12 @@ impl Rails {
                 if l.custody.take().is_some() && bank.shore.publish(at.1) {
                     link::doorbell::ring(bank.bell.as_fd());
                 }
+                if let (Some(n), Some(id)) = (self.nodes.get_mut(&l.node), l.engine) {
+                    n.pair.is_down(id);
+                }
                 l.late_since = None;
                 l.ending = None;
-                if std::mem::take(&mut l.fin) && !(over && unread(sock)) {
+                if std::mem::take(&mut l.fin) && !(over && unread(sock, l.tag)) {
                     let _ = rustix::net::shutdown(sock, rustix::net::Shutdown::Write);
                 }
                 if over {

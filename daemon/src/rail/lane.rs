@@ -22,6 +22,8 @@ use underpass_rdma::engine::LaneId;
 
 /// A lane is made within this time, or not at all.
 const MAKING_NS: u64 = 5_000_000_000;
+/// More uses of a slot there cannot be: epochs are 32 bits.
+const USES: u32 = u32::MAX / EPOCHS;
 /// After one that was not made.
 pub(super) const RETRY_MS: u32 = 1000;
 
@@ -132,7 +134,9 @@ impl Rails {
             .get(name)
             .and_then(|n| n.making.get(&pair))
             .copied();
-        let Some((at, l)) = at.and_then(|k| Some((k, self.lanes.get_mut(&k)?))) else {
+        let possible = theirs.1 < USES;
+        let found = at.and_then(|k| Some((k, self.lanes.get_mut(&k)?)));
+        let Some((at, l)) = found.filter(|_| possible) else {
             return self.say_no(name, pair, Reason::NotEstablished);
         };
         l.theirs.get_or_insert(theirs);
@@ -156,8 +160,11 @@ impl Rails {
             let party = b.party.filter(|_| b.life == n.life);
             let Some(id) = party.and_then(|p| n.pair.open(p, at.1)) else {
                 n.making.remove(&l.pair);
+                let (node, pair) = (l.node.clone(), l.pair);
+                self.say_no(&node, pair, Reason::Memory);
                 return self.unmake(at, Reason::Memory, Reason::None);
             };
+            n.pair.gate(id, true); // until we have the socket
             n.lanes.insert(id, at);
             l.engine = Some(id);
             named = true;
@@ -281,6 +288,11 @@ impl Rails {
             return false;
         }
         l.sock = Some(sock);
+        let (engine, node) = (l.engine, l.node.clone());
+        if let (Some(id), Some(n)) = (engine, self.nodes.get_mut(&node)) {
+            n.pair.gate(id, false);
+        }
+        self.stir();
         true
     }
 
@@ -295,11 +307,11 @@ impl Rails {
     }
 
     fn end(&mut self, from: PartyId, at: Key, how: Ending, fin: bool) {
-        self.stir();
         if let Some(l) = self.offered(from, at) {
             l.ending = l.ending.max(Some(how));
             l.fin |= fin;
             l.ending_since = now();
+            self.stir();
         }
     }
 

@@ -15,6 +15,8 @@ use underpass_rdma::verbs::DeviceId;
 /// After a peer broke the rules: so long without rails, and longer each time.
 const PENANCE_NS: u64 = 1_000_000_000;
 const PENANCE_MAX: u32 = 6;
+/// More lives there are not.
+const LIVES: u64 = 1 << 62;
 /// A node that neither its daemon nor a rail answers for is given up after so long: what is kept
 /// for it would otherwise never be free.
 const LOST_NS: u64 = 20_000_000_000;
@@ -153,13 +155,13 @@ impl Rails {
             return;
         };
         match msg {
-            Msg::Rails { life } if life > n.life => {
+            Msg::Rails { life } if life > n.life && life < LIVES => {
                 self.renew(name, life);
                 self.say_life(name);
                 self.agree(name);
             }
             Msg::Rails { life } if life == n.life => self.agree(name),
-            Msg::Engine { life, control } if life == n.life => n.pair.control(control),
+            Msg::Engine { life, control } if life == n.life && n.agreed => n.pair.control(control),
             Msg::Lane {
                 life,
                 pair,
@@ -179,6 +181,9 @@ impl Rails {
     }
 
     fn agree(&mut self, name: &Name) {
+        if self.devices.is_none() {
+            return; // nobody polls
+        }
         if let Some(n) = self.nodes.get_mut(name) {
             if !std::mem::replace(&mut n.agreed, true) {
                 n.pair.set_control(true);
@@ -227,9 +232,14 @@ impl Rails {
                 }
             }
         }
-        for l in self.lanes.values_mut().filter(|l| l.node == *name) {
+        let mut leaving = Vec::new();
+        for (k, l) in self.lanes.iter_mut().filter(|(_, l)| l.node == *name) {
             l.engine = None;
+            if l.stage == Stage::Leaving {
+                leaving.push(*k);
+            }
         }
+        leaving.into_iter().for_each(|k| self.removed(k));
     }
 
     /// Gives nodes up that have been out of reach for long.

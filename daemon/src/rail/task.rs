@@ -82,9 +82,12 @@ impl Rails {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        let Ok((ready, _)) = epoll::wait(set, &mut ready[..], Some(&now)) else {
+        let Ok((ready, more)) = epoll::wait(set, &mut ready[..], Some(&now)) else {
             return false;
         };
+        if more.is_empty() {
+            self.kick.notify_one(); // there may be more than these
+        }
         for e in ready.iter() {
             let data = e.data.u64();
             let (node, low) = ((data >> 32) as u32 & 0xff_ffff, data as u32);

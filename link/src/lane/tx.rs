@@ -372,7 +372,7 @@ impl TxState {
             mode::RING if m.far() && self.held(m) => false,
             mode::RING => self.asked(m.peer_rx().word.load(Acquire)) || self.is_through(m),
             mode::DRAIN => !m.far() || !self.held(m),
-            mode::ASK => self.has_answer(m),
+            mode::ASK => self.is_through(m) || !self.held(m) && self.has_answer(m),
             _ => false,
         }
     }

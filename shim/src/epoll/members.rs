@@ -281,8 +281,9 @@ pub fn deactivate(conn: u32) {
     }
 }
 
-/// The last descriptor of the connection is about to be closed.
-pub fn forget(conn: u32) {
+/// The last descriptor of the connection in this process is about to be closed. `alone`: nobody else
+/// has one, and so its registrations end; the daemon may have a copy, which would keep them.
+pub fn forget(conn: u32, alone: bool) {
     loop {
         let r = table::local(conn).regs.load(Acquire);
         if r == 0 {
@@ -302,6 +303,9 @@ pub fn forget(conn: u32) {
                         0,
                     );
                     detach(s, r);
+                } else if alone {
+                    let (set, fd) = (s.epfd.load(Relaxed), reg.fd.load(Relaxed));
+                    let _ = sys::epoll_ctl(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
                 }
             }
         }

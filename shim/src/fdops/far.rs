@@ -13,15 +13,18 @@ use link::family::Conn;
 use link::lane::{rx, tx::mode, Memory, Progress};
 use link::reason::Reason;
 
-/// Is the daemon there, which is the other party of this link?
-fn served(link: &Link) -> bool {
-    link.state.load(Relaxed) == USED && sys::poll1(link.bell(), 0) & libc::POLLHUP == 0
+/// Can the daemon be asked to finish this connection? It does so for the lane's owner only.
+fn served(c: &Conn, link: &Link) -> bool {
+    link.state.load(Relaxed) == USED && c.owner_pid.load(Relaxed) == table::pid() && !link.is_dead()
 }
 
 /// Puts the ring back on TCP, now. False: the peer does not take it in time.
 fn back_on_tcp(c: &Conn, m: &Memory, port: &Sock, fd: i32) -> bool {
     let end = sys::now_ms() + io::LEAVE_MS;
-    let mut step = c.tx.reclaim(m, port);
+    let mut step = match port.link.is_dead() {
+        true => c.tx.reclaim(m, port),
+        false => c.tx.down(m, port), // it may have the direction, and then we wait
+    };
     while matches!(step, Ok(Progress::Blocked)) && c.tx.holds_fin(m) {
         if sys::now_ms() >= end {
             return false;
@@ -44,8 +47,11 @@ pub fn close(c: &Conn, link: &Link, m: &Memory, fd: i32) {
     }
     // (What TCP repeats of the ring has been read.)
     let repeats = c.rx.mode.load(Relaxed) == rx::mode::SKIP;
-    let unread = c.rx.ring_unread(m) > 0 && c.rx.shut.load(Relaxed) == 0
-        || !repeats && sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
+    let in_kernel = || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
+    if in_kernel() && c.rx.engaged() {
+        let _ = c.rx.probe(m, &port); // a frame that came just now
+    }
+    let unread = c.rx.ring_unread(m) > 0 && c.rx.shut.load(Relaxed) == 0 || !repeats && in_kernel();
     c.rx.close(m, &port);
     let mut linger = [0u8; 8];
     let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger);
@@ -54,7 +60,7 @@ pub fn close(c: &Conn, link: &Link, m: &Memory, fd: i32) {
         return io::disconnect(fd);
     }
     if c.tx.mode.load(Relaxed) != mode::TCP {
-        if served(link) && control::lane_shut(link, c.lane.load(Relaxed)) {
+        if served(c, link) && control::lane_shut(link, c.lane.load(Relaxed)) {
             return; // then it hears that the lane is done, and closes its copy after that
         }
         if !back_on_tcp(c, m, &port, fd) {
@@ -79,7 +85,7 @@ pub fn shutdown(c: &Conn, link: &Link, m: &Memory, fd: i32, how: i32) -> Option<
     if c.tx.mode.load(Relaxed) == mode::TCP {
         return Some(how);
     }
-    if served(link) && control::lane_shut(link, c.lane.load(Relaxed)) {
+    if served(c, link) && control::lane_shut(link, c.lane.load(Relaxed)) {
         c.tx.shut.store(1, Relaxed);
         return (how == libc::SHUT_RDWR).then_some(libc::SHUT_RD);
     }

@@ -18,7 +18,10 @@ pub(super) fn gone(i: u32, c: &Conn, link: &Link) {
     let mut spoilt = None;
     if let Some(_g) = lock::lock(&c.tx.lock) {
         let was = c.tx.is_up();
-        spoilt = c.tx.reclaim(&m, &port).err();
+        spoilt = match link.is_dead() {
+            true => c.tx.reclaim(&m, &port).err(),
+            false => c.tx.down(&m, &port).err(),
+        };
         if was && !c.tx.is_up() {
             counted_down();
         }
@@ -40,6 +43,20 @@ pub(super) fn shut_late(c: &Conn, fd: i32) {
     if c.tx.shut.load(Relaxed) != 0 && c.tx.mode.load(Relaxed) == tx::mode::TCP {
         let _ = sys::shutdown(fd, libc::SHUT_WR);
     }
+}
+
+/// The daemon has greeted us, perhaps not for the first time: what it was told over an earlier connection
+/// may be lost.
+pub fn greeted() {
+    super::each(|i, c| {
+        if c.flags.load(Relaxed) & flag::FAR == 0 || c.tx.shut.load(Relaxed) == 0 {
+            return;
+        }
+        let of = lane(c, table::local(i)).filter(|(k, _)| k.state.load(Relaxed) != GONE);
+        if let Some((link, _)) = of.filter(|_| c.tx.mode.load(Relaxed) != tx::mode::TCP) {
+            let _ = control::lane_shut(link, c.lane.load(Relaxed));
+        }
+    });
 }
 
 /// A lane whose link is gone is given back when both directions are on TCP.

@@ -32,12 +32,29 @@ impl<P: Provider> Pair<P> {
             return None;
         }
         o.phase = Phase::Left(false);
-        o.tx_phase = link::layout::tx::DOWN as u8;
+        o.tx_phase = link::layout::tx::DOWNING as u8;
         o.custody = true;
         lane.cdc = true;
         let found = (o.epoch, o.cursor);
         self.wake(id);
         Some(found)
+    }
+
+    /// After [`Pair::take_down`]: the frame, and all that it promises, is on TCP.
+    pub fn is_down(&mut self, id: LaneId) {
+        if let Some(lane) = self.lanes.get_mut(id).filter(|l| l.out.custody) {
+            lane.out.tx_phase = link::layout::tx::DOWN as u8;
+            lane.cdc = true;
+        }
+        self.wake(id);
+    }
+
+    /// While a gate is shut the application is not invited to switch up.
+    pub fn gate(&mut self, id: LaneId, shut: bool) {
+        if let Some(lane) = self.lanes.get_mut(id) {
+            lane.out.gated = shut;
+        }
+        self.wake(id);
     }
 
     /// Is the sending direction on the ring?

@@ -97,6 +97,8 @@ pub(super) struct Out {
     pub next_ring: u64,
     /// The caller takes the direction down in the application's stead.
     pub custody: bool,
+    /// The caller is not ready for it to go up.
+    pub gated: bool,
 }
 
 impl Out {
@@ -230,7 +232,7 @@ impl<P: Provider> Pair<P> {
                 if late && a.doubt {
                     return Err(Fault::InDoubt);
                 }
-                if late || !self.rail && !a.doubt {
+                if late || (!self.rail || lane.peer_closed) && !a.doubt {
                     self.refuse(lane, a.epoch);
                 }
             }
@@ -278,7 +280,7 @@ impl<P: Provider> Pair<P> {
             self.refuse(lane, epoch);
             return Ok(());
         }
-        if !self.rail || self.now < lane.out.not_before {
+        if !self.rail || self.now < lane.out.not_before || lane.out.gated || lane.peer_closed {
             self.refuse(lane, epoch);
             return Ok(());
         }
@@ -414,7 +416,9 @@ impl<P: Provider> Pair<P> {
             // What the peer's reader says of an epoch that was used is told above only.
             Phase::Left(_) if told == o.epoch => pack(told, rx::READY | rx::ACCEPTED | down),
             // Not an invitation without rails or rings.
-            _ if flags == rx::READY && (!self.rail || self.now < o.not_before) => {
+            _ if flags == rx::READY
+                && (!self.rail || self.now < o.not_before || o.gated || lane.peer_closed) =>
+            {
                 pack(told, rx::READY | rx::WANT_DOWN)
             }
             _ => pack(told, flags),

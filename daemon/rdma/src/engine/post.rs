@@ -66,7 +66,9 @@ impl<P: Provider> Pair<P> {
         let Some(peer) = lane.peer else {
             return;
         };
-        if a.doubt && !self.rail && self.control && self.now >= a.next_query {
+        // (A lane that the peer is removing takes no switch any more.)
+        let unheard = !self.rail || lane.peer_closed;
+        if a.doubt && unheard && self.control && self.now >= a.next_query {
             a.next_query = self.now + self.config.retry_ns;
             let query = Control::SwitchQuery {
                 token: peer,
