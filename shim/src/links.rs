@@ -265,6 +265,11 @@ impl Link {
         let Ok(p) = sys::map(fd, bytes, own) else {
             return false;
         };
+        // The daemon will have a device hold all of it: whoever sends is to pay for the pages.
+        if own && chunk > 0 && self.is_far() && sys::populate(p, bytes) == Err(libc::ENOMEM) {
+            sys::unmap(p, bytes);
+            return false;
+        }
         // SAFETY: mapped for `bytes`, and kept so while the link is in use. The file is sealed (or
         // made by the daemon, whose seals we wait for) so it cannot shrink under the mapping.
         unsafe {

@@ -129,6 +129,12 @@ pub fn map_private(len: usize) -> R<*mut u8> {
     .map(|p| p as *mut u8)
 }
 
+/// Makes all pages of a mapping now, at our cost; fails where they cannot be had.
+pub fn populate(p: *mut u8, bytes: usize) -> R<()> {
+    const MADV_POPULATE_WRITE: i32 = 23; // Linux 5.14
+    sc!(libc::SYS_madvise, p, bytes, MADV_POPULATE_WRITE).map(drop)
+}
+
 pub fn unmap(p: *mut u8, len: usize) {
     let _ = sc!(libc::SYS_munmap, p, len);
 }

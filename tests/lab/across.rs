@@ -14,7 +14,7 @@ pub mod unmodified;
 
 use anyhow::{ensure, Result};
 use underpass_tests::lab::cluster::Cluster;
-use underpass_tests::lab::stream::Report;
+use underpass_tests::lab::stream::{End, Outcome, Report};
 use underpass_tests::lab::streams::{all_or_reset, Plan, Streams};
 use underpass_tests::lab::{Family, Lab};
 
@@ -63,9 +63,16 @@ impl Load {
         all.try_for_each(|(s, mark)| s.await_beyond(mark, ON))
     }
 
-    /// Has the end on a node ended?
-    pub fn has_ended(&self, end: usize) -> bool {
-        self.all.iter().any(|s| s.running(end).has_ended())
+    /// No connection has come to an end of file at this end.
+    pub fn no_clean_end(&mut self, end: usize) -> Result<()> {
+        for s in &mut self.all {
+            if s.running(end).has_ended() {
+                let report = s.report(end)?;
+                let failed = |e: &End| matches!(e.received.outcome, Outcome::Error(..));
+                ensure!(report.ends.iter().all(failed), "{report:?}");
+            }
+        }
+        Ok(())
     }
 
     /// Ends it; every byte must have arrived.

@@ -162,8 +162,7 @@ impl Rails {
         };
         let step = match (step, &mut l.custody) {
             (Step::Wait, Some(c)) => {
-                let fin =
-                    l.ending.is_some() && !l.shared && rail && now < l.ending_since + FLUSH_NS;
+                let fin = l.fin && rail && now < l.ending_since + FLUSH_NS;
                 let mut take_down = || {
                     if let (Some(n), Some(id)) = (self.nodes.get_mut(&l.node), l.engine) {
                         n.pair.take_down(id);
@@ -213,8 +212,8 @@ impl Rails {
                     link::doorbell::ring(bank.bell.as_fd());
                 }
                 l.late_since = None;
-                let ending = l.ending.take();
-                if ending.is_some() && !l.shared && !(over && unread(sock)) {
+                l.ending = None;
+                if std::mem::take(&mut l.fin) && !(over && unread(sock)) {
                     let _ = rustix::net::shutdown(sock, rustix::net::Shutdown::Write);
                 }
                 if over {

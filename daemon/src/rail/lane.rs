@@ -34,12 +34,12 @@ pub(super) enum Stage {
     Leaving,
 }
 
-/// What remains to be done to the connection.
+/// How far the process is from having nothing to do with the lane any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Ending {
-    /// Shut down for sending, when everything has arrived.
+    /// It sends no more.
     Shut,
-    /// The same, and closed.
+    /// It is gone, or has no use for the lane.
     Over,
 }
 
@@ -63,8 +63,8 @@ pub(super) struct Lane {
     pub sock: Option<Foreign>,
     pub ending: Option<Ending>,
     pub ending_since: u64,
-    /// The process is gone, but others hold the connection: nothing is shut down.
-    pub shared: bool,
+    /// When everything has arrived, the socket is to be shut down for sending.
+    pub fin: bool,
     pub custody: Option<Box<Custody>>,
     /// Since when the process should have gone down by itself.
     pub late_since: Option<u64>,
@@ -94,7 +94,7 @@ impl Rails {
             sock: None,
             ending: None,
             ending_since: 0,
-            shared: false,
+            fin: false,
             custody: None,
             late_since: None,
         };
@@ -286,18 +286,19 @@ impl Rails {
 
     /// The process has shut the connection down for sending.
     pub fn shut(&mut self, from: PartyId, at: Key) {
-        self.end(from, at, Ending::Shut);
+        self.end(from, at, Ending::Shut, true);
     }
 
-    /// The process is done with the lane: closed, or given back.
+    /// The process is done with the lane: closed (and shut before), or given back.
     pub fn done(&mut self, from: PartyId, at: Key) {
-        self.end(from, at, Ending::Over);
+        self.end(from, at, Ending::Over, false);
     }
 
-    fn end(&mut self, from: PartyId, at: Key, how: Ending) {
+    fn end(&mut self, from: PartyId, at: Key, how: Ending, fin: bool) {
         self.stir();
         if let Some(l) = self.offered(from, at) {
             l.ending = l.ending.max(Some(how));
+            l.fin |= fin;
             l.ending_since = now();
         }
     }
@@ -310,10 +311,8 @@ impl Rails {
             match self.lanes[&k].stage {
                 Stage::Making => self.undo(k, Reason::PeerGone),
                 Stage::Offered => {
-                    if let Some(l) = self.lanes.get_mut(&k) {
-                        l.shared = shared(&l.who);
-                    }
-                    self.done(party, k);
+                    let fin = self.lanes.get(&k).is_some_and(|l| !shared(&l.who));
+                    self.end(party, k, Ending::Over, fin);
                 }
                 Stage::Leaving => {}
             }

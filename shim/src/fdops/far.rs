@@ -10,7 +10,7 @@ use crate::links::{Link, Sock, USED};
 use crate::{control, io, lock, sys, table};
 use core::sync::atomic::Ordering::*;
 use link::family::Conn;
-use link::lane::{tx::mode, Memory, Progress};
+use link::lane::{rx, tx::mode, Memory, Progress};
 use link::reason::Reason;
 
 /// Is the daemon there, which is the other party of this link?
@@ -42,7 +42,10 @@ pub fn close(c: &Conn, link: &Link, m: &Memory, fd: i32) {
     if c.rx.engaged() {
         let _ = c.rx.probe(m, &port);
     }
-    let unread = c.rx.ring_unread(m) > 0 && c.rx.shut.load(Relaxed) == 0;
+    // (What TCP repeats of the ring has been read.)
+    let repeats = c.rx.mode.load(Relaxed) == rx::mode::SKIP;
+    let unread = c.rx.ring_unread(m) > 0 && c.rx.shut.load(Relaxed) == 0
+        || !repeats && sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
     c.rx.close(m, &port);
     let mut linger = [0u8; 8];
     let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger);
@@ -51,17 +54,14 @@ pub fn close(c: &Conn, link: &Link, m: &Memory, fd: i32) {
         return io::disconnect(fd);
     }
     if c.tx.mode.load(Relaxed) != mode::TCP {
-        if served(link) && control::fd() >= 0 {
-            return; // the daemon hears that the lane is done, and does the rest
+        if served(link) && control::lane_shut(link, c.lane.load(Relaxed)) {
+            return; // then it hears that the lane is done, and closes its copy after that
         }
         if !back_on_tcp(c, m, &port, fd) {
             return io::disconnect(fd);
         }
     }
-    // What the application has not read is a reset as soon as the daemon closes its copy.
-    if sys::ioctl_i32(fd, libc::FIONREAD) == Ok(0) {
-        let _ = sys::shutdown(fd, libc::SHUT_WR);
-    }
+    let _ = sys::shutdown(fd, libc::SHUT_WR);
 }
 
 /// Before `shutdown`: what is left of it for the kernel to do; none: nothing, it is done or under way.

@@ -2,9 +2,8 @@
 //! nothing is left to do.
 
 use super::{new_ones_are_promoted, Load};
-use anyhow::{ensure, Result};
+use anyhow::Result;
 use underpass_tests::lab::cluster::Cluster;
-use underpass_tests::lab::streams::{Plan, Streams, CLIENT, SERVER};
 use underpass_tests::lab::Lab;
 
 /// Whatever dies, the load goes on; and with daemons again, all runs over RDMA again.
@@ -27,23 +26,16 @@ pub fn daemons_killed_under_load(lab: &mut Lab) -> Result<()> {
     load.finish()
 }
 
-/// The daemons die just before the last bytes are sent and the connections end.
+/// The daemons die, and at once the last bytes are sent and the connections end.
 pub fn daemons_killed_before_the_end(lab: &mut Lab) -> Result<()> {
-    const ALL: u64 = 600_000;
-    const LAST: u64 = 40_000;
     let mut c = Cluster::start(lab)?;
     for dead in [&[0][..], &[1], &[0, 1]] {
-        let gate = format!("/run/gate{dead:?}");
-        let plan = Plan::bytes(8, ALL, c.eager()).gate(LAST, &gate);
-        let s = Streams::start(lab, plan)?;
-        s.await_sent(CLIENT, ALL - LAST)?;
-        s.await_received(SERVER, ALL - LAST)?;
-        c.await_smcr(s.port, 8)?;
+        let load = Load::start(lab, &c)?;
+        load.await_smcr(&c)?;
         for &n in dead {
             c.kill_daemon(n);
         }
-        lab.node(1).check(format!("touch '{gate}'"))?;
-        ensure!(s.complete()? == 2 * 8 * ALL);
+        load.finish()?;
         for &n in dead {
             c.start_daemon(lab, n)?;
         }

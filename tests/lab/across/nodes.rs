@@ -1,7 +1,7 @@
 //! A node that is gone, and nodes that cannot talk to each other's daemons.
 
 use super::{new_ones_are_promoted, Load, ON, RATE};
-use anyhow::{ensure, Result};
+use anyhow::Result;
 use link::reason::Reason;
 use underpass_tests::lab::cluster::{Cluster, PORT};
 use underpass_tests::lab::streams::{Plan, Streams, SERVER};
@@ -14,7 +14,7 @@ pub fn a_node_gone_under_load(lab: &mut Lab) -> Result<()> {
     let mut c = Cluster::start(lab)?;
     new_ones_are_promoted(lab, &c)?;
     let before = c.idle(lab, 0)?;
-    let load = Load::start(lab, &c)?;
+    let mut load = Load::start(lab, &c)?;
     load.await_smcr(&c)?;
     load.goes_on()?;
     lab.kill(1);
@@ -31,11 +31,9 @@ pub fn a_node_gone_under_load(lab: &mut Lab) -> Result<()> {
     })?;
     s.await_more(ON)?;
     s.finish()?;
-    // Nobody says anything about the dead node's connections: no reset, no end of file. TCP needs
-    // longer than this to give up.
-    ensure!(!load.has_ended(SERVER), "an end without an end");
-    let stats = c.daemon(0)?.stats()?;
-    ensure!(stats.resets == 0, "{stats:?}");
+    // Of the dead node's connections nobody says that they have ended: they wait, as they do in TCP,
+    // or have failed.
+    load.no_clean_end(SERVER)?;
     drop(load);
     c.await_no_more(lab, 0, &before)?;
 

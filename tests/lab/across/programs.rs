@@ -19,13 +19,15 @@ const EACH: u32 = 4;
 
 /// Clients that do this after their last send, held just before their last bytes, on RDMA.
 fn at_the_gate(lab: &Lab, c: &Cluster, last: Last, gate: &str, unread: &str) -> Result<Streams> {
-    let mut plan = Plan::one_way(EACH, ALL, last, c.eager()).gate(LAST, gate);
+    // Not so fast that all is sent before there is a lane.
+    let plan = Plan::one_way(EACH, ALL, last, c.eager()).rate(2 * RATE);
+    let mut plan = plan.gate(LAST, gate);
     if !unread.is_empty() {
         plan = plan.receive_gate(LAST, unread);
     }
     let s = Streams::start(lab, plan)?;
     s.await_received(SERVER, ALL - LAST)?;
-    c.await_smcr(s.port, EACH as usize)?;
+    c.await_smcr_one_way(s.port, EACH as usize)?;
     Ok(s)
 }
 
@@ -82,7 +84,7 @@ pub fn programs_killed_under_load(lab: &mut Lab) -> Result<()> {
     ];
     for plan in plans {
         let mut s = Streams::start(lab, plan)?;
-        c.await_smcr(s.port, EACH as usize)?;
+        c.await_smcr_one_way(s.port, EACH as usize)?;
         s.await_received(SERVER, 300_000)?;
         s.kill(CLIENT)?;
         let report = s.report(SERVER)?;
@@ -91,7 +93,7 @@ pub fn programs_killed_under_load(lab: &mut Lab) -> Result<()> {
     // And the one that only receives: its peer hears of it.
     let plan = Plan::one_way(EACH, u64::MAX, Last::Shutdown, c.eager()).rate(4 * RATE);
     let mut s = Streams::start(lab, plan)?;
-    c.await_smcr(s.port, EACH as usize)?;
+    c.await_smcr_one_way(s.port, EACH as usize)?;
     s.await_received(SERVER, 300_000)?;
     s.kill(SERVER)?;
     let report = s.report(CLIENT)?;

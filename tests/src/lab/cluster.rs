@@ -359,22 +359,18 @@ fn run_dir(n: usize) -> String {
 fn install(lab: &Lab, n: usize, certs: &Path) -> Result<()> {
     let node = lab.node(n);
     let (name, home) = (node.name(), home(n));
+    std::fs::write(certs.join(format!("{name}.toml")), configuration(lab, n))?;
+    let from = quoted(&certs.to_string_lossy());
     // Programs of other users go through this directory to the daemon's.
     let mut script = format!(
-        "rm -rf {home} && mkdir -m 755 {home}
-         umask 077
-         nft flush ruleset\n"
+        "rm -rf {home} && mkdir -m 755 {home} && cd {from}
+         cp ca.crt {home}/ca.crt
+         cp {name}.crt {home}/node.crt
+         cp {name}.key {home}/node.key
+         cp {name}.toml {}
+         nft flush ruleset\n",
+        config(n)
     );
-    for (from, to) in [
-        ("ca.crt", "ca.crt"),
-        (&*format!("{name}.crt"), "node.crt"),
-        (&*format!("{name}.key"), "node.key"),
-    ] {
-        let text = std::fs::read_to_string(certs.join(from)).context(from.to_string())?;
-        let _ = writeln!(script, "printf %s {} >{home}/{to}", quoted(&text));
-    }
-    let text = quoted(&configuration(lab, n));
-    let _ = writeln!(script, "printf %s {text} >{}", config(n));
     for rail in 1..=lab.rails() {
         let _ = writeln!(
             script,

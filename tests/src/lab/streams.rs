@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// How long a program may run: longer than a test waits for anything in it.
-const LIFE: Duration = Duration::from_secs(240);
+const LIFE: Duration = Duration::from_secs(900);
 
 /// Environment variables of a program.
 pub type Env = Vec<(String, String)>;
@@ -123,7 +123,7 @@ pub struct Streams {
     ends: [Running; 2],
     guests: [Guest; 2],
     stop: String,
-    progress: String,
+    progress: [String; 2],
 }
 
 impl Streams {
@@ -131,7 +131,8 @@ impl Streams {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let stop = format!("/run/stream{number}.stop");
-        let progress = format!("/run/stream{number}.progress");
+        // Both may be in one machine.
+        let progress = ["server", "client"].map(|end| format!("/run/stream{number}.{end}"));
         let [server, client] = plan.nodes.map(|n| lab.node(n));
         let program = server.agent().with_file_name("lab-stream");
         let program = quoted(&program.to_string_lossy());
@@ -147,7 +148,7 @@ impl Streams {
                 receive_gate: part.receive_gate.clone(),
                 last: part.last,
                 stop: stop.clone().into(),
-                progress: progress.clone().into(),
+                progress: progress[end].clone().into(),
             };
             let spec = quoted(&serde_json::to_string(&spec)?);
             let job = lab.node(plan.nodes[end]);
@@ -170,7 +171,9 @@ impl Streams {
 
     /// Bytes sent and received at an end, by connection. It may have ended.
     pub fn progress(&self, end: usize) -> Result<Vec<[u64; 2]>> {
-        Ok(Progress::parse(&self.guests[end].read(&self.progress)?))
+        Ok(Progress::parse(
+            &self.guests[end].read(&self.progress[end])?,
+        ))
     }
 
     /// Waits until each end that receives has received so much more on every connection.
