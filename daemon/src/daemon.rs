@@ -145,7 +145,7 @@ async fn serve(options: &Options, public: bool) -> Result<(), Error> {
         _ = int.recv() => tracing::info!("told to stop"),
     }
     peers::channel::stop(&core).await;
-    // Lanes do not need us: they go on. New shims find no socket.
+    // Lanes of this node do not need us: they go on. New shims find no socket.
     for p in [&control, &admin] {
         let _ = rustix::fs::unlink(p);
     }

@@ -1,8 +1,8 @@
 //! underpassd: the per-node daemon.
 //!
 //! It pairs the two ends of TCP connections, makes the links they use, and gets out of the way:
-//! lanes between processes of one node work without it. It trusts no shim and no peer: everything
-//! that decides is read from the kernel.
+//! lanes between processes of one node work without it. Lanes to other nodes it carries (`rail`). It
+//! trusts no shim and no peer: everything that decides is read from the kernel.
 
 pub mod admin;
 pub mod admin_server;

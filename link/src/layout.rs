@@ -45,7 +45,7 @@ pub struct Header {
     pub lanes: AtomicU32,
 }
 
-/// `Words::tx_state` and `Words::rx_word` are an epoch and flags: `epoch << 8 | flags`.
+/// Phases of `TxWords::state`, which is an epoch and a phase: `epoch << 8 | phase`.
 pub mod tx {
     /// The sender's bytes are on the ring: TCP ended at `up_kpos`, the ring starts at `up_start`.
     pub const UP: u64 = 1;
@@ -59,7 +59,7 @@ pub mod tx {
     pub const BROKEN: u64 = 5;
 }
 
-/// Flags of `Words::rx_word`.
+/// Flags of `RxWords::word`: `epoch << 8 | flags`.
 pub mod rx {
     /// The receiver will look for the switch before it reads TCP.
     pub const READY: u64 = 1;
@@ -116,7 +116,8 @@ pub struct TxWords {
     pub state: AtomicU64,
     /// Kernel byte position at which TCP ended for this epoch.
     pub up_kpos: AtomicU64,
-    /// Ring cursor of the first byte of this epoch.
+    /// Ring cursor of the first byte of this epoch. Across nodes, as soon as a frame is begun: the
+    /// cursor that it names.
     pub up_start: AtomicU64,
     /// Two ring locations (`Loc::pack`); number `loc_seq & 1` is the newest.
     pub loc: [AtomicU64; 2],

@@ -101,7 +101,7 @@ messages! {
         3 Mapped { link: u64, side: u8, chunk: u32 }
         /// The other party's chunk is mapped read-only; `side` is ours.
         4 PeerMapped { link: u64, side: u8, chunk: u32 }
-        /// We no longer use this lane, whose connection ended here.
+        /// We no longer use this lane: its connection has ended here, or goes on without it.
         5 LaneDone { link: u64, side: u8, lane: u32 }
         /// Our area needs another data chunk.
         6 WantChunk { link: u64, side: u8 }

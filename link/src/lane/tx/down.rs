@@ -122,8 +122,8 @@ impl TxState {
         }
     }
 
-    /// TCP is about to be shut for sending, by `shutdown` or `close`: what is on the ring stays there
-    /// for the receiver. A revocation cannot be answered from here on, and the receiver hears so
+    /// On one node: TCP is about to be shut for sending, by `shutdown` or `close`. What is on the ring stays
+    /// there for the receiver. A revocation cannot be answered from here on, and the receiver hears so
     /// at once. Call [`TxState::look`] before, until [`TxState::must_flush`] is false.
     pub fn shut(&self, m: &Memory, port: &impl Port) {
         if self.is_up() {
