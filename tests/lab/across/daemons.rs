@@ -42,7 +42,7 @@ pub fn daemons_killed_before_the_end(lab: &mut Lab) -> Result<()> {
         for &n in dead {
             c.kill_daemon(n);
         }
-        lab.node(1).check(format!("touch '{gate}'"))?;
+        lab.node(1).guest()?.touch(&gate)?;
         ensure!(s.complete()? == 2 * 8 * ALL);
         for &n in dead {
             c.start_daemon(lab, n)?;

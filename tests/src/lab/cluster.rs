@@ -202,8 +202,7 @@ impl Cluster {
     pub fn await_traffic(&self, lab: &Lab, rail: usize) -> Result<()> {
         let before = Self::packets(lab, rail)?;
         until(&format!("traffic on rail {rail}"), PATIENCE, || {
-            Self::packets(lab, rail)
-                .is_ok_and(|now| (0..2).all(|n| now[n] > before[n] + 200))
+            Self::packets(lab, rail).is_ok_and(|now| (0..2).all(|n| now[n] > before[n] + 200))
         })
         .with_context(|| self.picture())
     }
