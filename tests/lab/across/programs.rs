@@ -48,12 +48,12 @@ pub fn programs_end(lab: &mut Lab) -> Result<()> {
         at_the_gate(lab, &c, Last::Exit, "/run/whole-end", "/run/whole-read")?,
         at_the_gate(lab, &c, Last::Close, "/run/whole-end", "/run/whole-read")?,
     ];
-    lab.node(1).check("touch /run/whole-end")?;
+    lab.node(1).guest()?.touch("/run/whole-end")?;
     whole[2].await_sent(CLIENT, ALL)?;
     until("it has exited", PATIENCE, || {
         whole[2].running(CLIENT).has_ended()
     })?;
-    lab.node(0).check("touch /run/whole-read")?;
+    lab.node(0).guest()?.touch("/run/whole-read")?;
     for s in whole {
         ensure!(judge(s)? == 0, "reset");
     }
@@ -65,7 +65,7 @@ pub fn programs_end(lab: &mut Lab) -> Result<()> {
     let mut s = Streams::start(lab, plan)?;
     s.await_sent(SERVER, 100_000)?;
     s.await_received(SERVER, 100_000 - LAST)?;
-    lab.node(1).check("touch /run/whole-close")?;
+    lab.node(1).guest()?.touch("/run/whole-close")?;
     let report = s.report(SERVER)?;
     let reset = Outcome::Error("recv".into(), "ECONNRESET".into());
     ensure!(
@@ -122,7 +122,7 @@ pub fn programs_end_with_rails_cut(lab: &mut Lab) -> Result<()> {
     ];
     lab.rail(1).cut()?;
     lab.rail(2).cut()?;
-    lab.node(1).check("touch /run/cut-end")?;
+    lab.node(1).guest()?.touch("/run/cut-end")?;
     for s in ended {
         judge(s)?;
     }
@@ -137,7 +137,7 @@ pub fn rails_cut_under_sleepers(lab: &mut Lab) -> Result<()> {
     let c = Cluster::start(lab)?;
     let mut read = at_the_gate(lab, &c, Last::Sleep, "/run/asleep-end", "")?;
     let mut unread = at_the_gate(lab, &c, Last::Sleep, "/run/asleep-end", "/run/asleep-read")?;
-    lab.node(1).check("touch /run/asleep-end")?;
+    lab.node(1).guest()?.touch("/run/asleep-end")?;
     read.await_sent(CLIENT, ALL)?;
     unread.await_sent(CLIENT, ALL)?;
     std::thread::sleep(Duration::from_secs(1));
@@ -148,7 +148,7 @@ pub fn rails_cut_under_sleepers(lab: &mut Lab) -> Result<()> {
     c.await_rows(0, read.port, "no lane is up", |rows| {
         rows.iter().all(|r| r.mode != "SMCR" || r.up != "both")
     })?;
-    lab.node(0).check("touch /run/asleep-read")?;
+    lab.node(0).guest()?.touch("/run/asleep-read")?;
     sleeper_has_sent(&mut unread)?;
     Ok(())
 }

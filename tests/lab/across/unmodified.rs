@@ -81,7 +81,7 @@ pub fn iperf3_between_nodes(lab: &mut Lab) -> Result<()> {
         let host = lab.node(0).address(0, family);
         let before = c.carried()?;
         let server = serve(lab, &c, 5201, &format!("iperf3 -s -1 -p 5201 -B {host}"))?;
-        let run = format!("exec iperf3 -c {host} -p 5201 -J -t 5 {extra}");
+        let run = format!("exec iperf3 -c {host} -p 5201 -J -t 4 {extra}");
         let run = client(lab, &c, run)?;
         c.await_smcr_one_way(5201, streams)?;
         let text = run.wait()?.ok()?;
@@ -104,7 +104,7 @@ pub fn sockperf_between_nodes(lab: &mut Lab) -> Result<()> {
         ("ping-pong", "max", "avg-latency="),
         ("throughput", "2000", "Message Rate is "),
     ] {
-        let run = format!("exec sockperf {what} --tcp -i {host} -p 11111 -m 64 -t 6 --mps={limit}");
+        let run = format!("exec sockperf {what} --tcp -i {host} -p 11111 -m 64 -t 4 --mps={limit}");
         let run = client(lab, &c, run)?;
         c.await_smcr_one_way(11_111, 1)?;
         let text = run.wait()?.ok()?;
@@ -176,7 +176,7 @@ SELECT repeat('x', :n), sum(i) FROM generate_series(1, 10) i;
     for host in [v4, v6] {
         let before = c.carried()?;
         let run = format!(
-            "exec {pgbench} -h {host} -U postgres -n -f /run/pgbench.sql -c 4 -j 2 -T 10 postgres"
+            "exec {pgbench} -h {host} -U postgres -n -f /run/pgbench.sql -c 4 -j 2 -T 6 postgres"
         );
         let run = client(lab, &c, run)?;
         c.await_smcr(5432, 4)?;

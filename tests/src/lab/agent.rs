@@ -66,6 +66,10 @@ pub fn serve() -> Result<()> {
                     agent.answer(id, read.with_context(|| path.display().to_string()));
                 });
             }
+            Order::Touch { id, path } => {
+                let made = std::fs::write(&path, "").map(|()| Vec::new());
+                agent.answer(id, made.with_context(|| path.display().to_string()));
+            }
         }
     }
     Ok(())

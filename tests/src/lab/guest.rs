@@ -96,6 +96,13 @@ impl Guest {
         self.without_program(what, |id| Order::Read { id, path })
     }
 
+    /// Makes an empty file in the machine, likewise.
+    pub fn touch(&self, path: &str) -> Result<()> {
+        let (what, path) = (format!("(touch {path})"), path.into());
+        self.without_program(what, |id| Order::Touch { id, path })?;
+        Ok(())
+    }
+
     fn without_program(&self, what: String, order: impl FnOnce(u64) -> Order) -> Result<Vec<u8>> {
         let running = Running {
             id: self.register(what, true),

@@ -239,10 +239,7 @@ impl Streams {
 
     /// Tells an end's senders to end. An end that has closed its connections ends itself.
     pub fn stop(&self, end: usize) -> Result<()> {
-        self.guests[end]
-            .sh(format!("touch {}", self.stop))
-            .check()?;
-        Ok(())
+        self.guests[end].touch(&self.stop)
     }
 
     /// Stops both ends and waits for them: nothing may have gone wrong, and every byte that one end

@@ -28,6 +28,8 @@ pub enum Order {
     },
     /// Report what is in a file as output.
     Read { id: u64, path: PathBuf },
+    /// Make an empty file.
+    Touch { id: u64, path: PathBuf },
     /// Send a signal to the group. One that has ended gets none.
     Signal { id: u64, signal: i32 },
 }

@@ -7,8 +7,9 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// log2 of the largest piece: 256 KiB.
+/// log2 of the largest piece: 256 KiB, and smaller ones where a rate is to be kept.
 const PIECE_LOG2: u64 = 18;
+const PACED_LOG2: u64 = 15;
 
 /// Numbers for sizes and pauses.
 pub struct Random(u64);
@@ -39,7 +40,9 @@ pub struct Source {
     total: u64,
     rate: u64,
     gate: Option<(u64, PathBuf)>,
-    begin: Instant,
+    /// When the next piece may go. Time that was lost is not made up for: a machine that is slow for a
+    /// while would have more and more to do.
+    due: Instant,
     at: u64,
 }
 
@@ -55,7 +58,7 @@ impl Source {
             total: what.bytes,
             rate: what.rate,
             gate: gate.map(|(last, file)| (what.bytes.saturating_sub(last), file)),
-            begin: Instant::now(),
+            due: Instant::now(),
             at: 0,
         }
     }
@@ -76,7 +79,12 @@ impl Source {
             Some((at, _)) => end = *at,
             None => {}
         }
-        let n = self.random.size(PIECE_LOG2).min(end - self.at);
+        let log2 = if self.rate > 0 {
+            PACED_LOG2
+        } else {
+            PIECE_LOG2
+        };
+        let n = self.random.size(log2).min(end - self.at);
         out.resize(n as usize, 0);
         self.pattern.fill(self.at, out);
         let mut wait = Duration::ZERO;
@@ -84,8 +92,9 @@ impl Source {
             wait = Duration::from_micros(self.random.below(3000));
         }
         if self.rate > 0 {
-            let due = Duration::from_secs_f64(self.at as f64 / self.rate as f64);
-            wait = wait.max(due.saturating_sub(self.begin.elapsed()));
+            let now = Instant::now();
+            wait = wait.max(self.due.saturating_duration_since(now));
+            self.due = now + wait + Duration::from_secs_f64(n as f64 / self.rate as f64);
         }
         wait
     }
