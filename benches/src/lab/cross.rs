@@ -11,7 +11,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub fn rstream(bench: &Bench) -> Result<(f64, f64)> {
     // Microseconds are those of one way.
     let (_, us) = pair(bench, 7001, "-S 64 -C 1 -I 1000")?;
-    let (gbits, _) = pair(bench, 7002, "-S 65536 -C 100 -I 3")?;
+    let (gbits, _) = pair(bench, 7002, "-S 65536 -C 40 -I 2")?;
     Ok((2.0 * us, gbits * 1000.0 / 8.0))
 }
 
