@@ -112,7 +112,8 @@ fn op(between: Between) -> impl Strategy<Value = Op> {
         ]
     });
     let inner = prop_oneof![4 => some, 1 => burst];
-    let plain = (0usize..2, act(between), inner).prop_map(|(end, act, inner)| Op { end, act, inner });
+    let plain =
+        (0usize..2, act(between), inner).prop_map(|(end, act, inner)| Op { end, act, inner });
     let reuse = (0u32..3).prop_map(|gap| Op {
         end: 0,
         act: Act::Reuse { gap },

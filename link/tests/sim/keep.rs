@@ -192,10 +192,7 @@ impl World {
         if held {
             self.note("daemon died with a direction");
         }
-        let in_doubt = self
-            .far
-            .as_ref()
-            .is_some_and(|f| f.borrow_mut().die(e));
+        let in_doubt = self.far.as_ref().is_some_and(|f| f.borrow_mut().die(e));
         let h = &self.host[e];
         match k.ending.take() {
             // Its copy of the socket was the last.

@@ -105,7 +105,12 @@ impl World {
     fn give_up(&self) -> bool {
         let waits = |h: &&super::Host| h.revoking.get() && !h.failed.get();
         let mut any = false;
-        for h in self.host.iter().filter(waits).filter(|_| self.any_forsaken()) {
+        for h in self
+            .host
+            .iter()
+            .filter(waits)
+            .filter(|_| self.any_forsaken())
+        {
             h.failed.set(true);
             self.note("hand-over failed");
             any = true;

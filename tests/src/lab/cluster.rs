@@ -37,6 +37,7 @@ impl Cluster {
             c.start_daemon(lab, n)?;
         }
         c.await_channels()?;
+        c.await_links()?;
         Ok(c)
     }
 
@@ -119,6 +120,19 @@ impl Cluster {
             }
         }
         Ok(())
+    }
+
+    /// Waits until every daemon has a working link over each of its rails.
+    pub fn await_links(&self) -> Result<()> {
+        let linked = |d: &Daemon| {
+            let all = d.stats().map(|s| s.rails).unwrap_or_default();
+            let up = |r: &underpassd::admin::RailStats| r.links.iter().any(|l| l.up > 0);
+            !all.is_empty() && all.iter().all(up)
+        };
+        until("the rails have links", PATIENCE, || {
+            self.daemons().all(linked)
+        })
+        .with_context(|| self.picture())
     }
 
     /// Waits until a daemon says that its channel with another node is `up` or `down`.
