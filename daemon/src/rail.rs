@@ -36,7 +36,7 @@ use link::reason::Reason;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{mpsc, Arc};
 use underpass_rdma::devices::Change;
 use underpass_rdma::engine::{self, LaneId};
 use underpass_rdma::verbs::DeviceId;
@@ -123,7 +123,9 @@ pub struct Rails {
     lanes: BTreeMap<Key, Lane>,
     out: Vec<Effect>,
     /// Something happened that the task should look at.
-    pub kick: Rc<tokio::sync::Notify>,
+    pub kick: Arc<tokio::sync::Notify>,
+    /// What helpers have done to sockets.
+    jobs: (mpsc::Sender<custody::Done>, mpsc::Receiver<custody::Done>),
     /// Counted as asleep on all links.
     dozing: bool,
     /// What wakes the task: links of engines, doorbells, devices.
@@ -191,7 +193,8 @@ impl Rails {
             banks: HashMap::new(),
             lanes: BTreeMap::new(),
             out: Vec::new(),
-            kick: Rc::default(),
+            kick: Arc::default(),
+            jobs: mpsc::channel(),
             dozing: false,
             set: None,
             tend_at: 0,

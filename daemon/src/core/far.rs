@@ -10,7 +10,7 @@ use crate::peers::pairing::Paired;
 use crate::rail::{Effect, Rails};
 use link::msg::ToShim;
 use link::reason::Reason;
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// Our side of every far link.
 const FAR: u8 = 1;
@@ -209,7 +209,7 @@ impl Core {
     }
 
     /// How the task of the rails is woken.
-    pub(crate) fn rails_kick(&self) -> Option<Rc<tokio::sync::Notify>> {
+    pub(crate) fn rails_kick(&self) -> Option<Arc<tokio::sync::Notify>> {
         self.rails.as_ref().map(|r| r.kick.clone())
     }
 }

@@ -6,7 +6,7 @@ use link::layout::{Control, Loc, CHUNKS, CONTROL_BYTES, GROUP, RING_LOG2_MAX, RI
 use rustix::mm::{MapFlags, ProtFlags};
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use underpass_rdma::engine::PartyMemory;
 use underpass_rdma::verbs::Memory;
 
@@ -63,21 +63,45 @@ impl Drop for Map {
 
 /// What both parties of a link have mapped, as this daemon sees it.
 #[derive(Default)]
-pub struct Shore {
+pub struct Areas {
     own: Area,
     app: Area,
-    own_maps: Vec<Option<Arc<Map>>>,
-    app_maps: Vec<Option<Arc<Map>>>,
+    /// The mappings of both, by chunk.
+    maps: Mutex<[Vec<Arc<Map>>; 2]>,
+}
+
+impl Areas {
+    fn map(&self, own: bool, n: usize) -> Option<Arc<Map>> {
+        let maps = self.maps.lock().unwrap_or_else(PoisonError::into_inner);
+        maps[usize::from(own)].get(n).cloned()
+    }
+
+    /// A lane's sending direction as whoever takes it over sees it.
+    pub fn custodian(&self, slot: u32) -> Option<LaneMemory<'_>> {
+        LaneMemory::new(&self.app, &self.own, slot).map(LaneMemory::custodian)
+    }
+}
+
+/// The areas of a link, and what of ours is in use.
+#[derive(Default)]
+pub struct Shore {
+    areas: Arc<Areas>,
     rings: Rings,
 }
 
 impl Shore {
     /// Enters a chunk, of our area or the process's. `None`: there is one, or it is none.
     pub fn enter(&mut self, own: bool, n: u32, fd: &OwnedFd, bytes: u64) -> Option<Arc<Map>> {
-        let (area, maps) = match own {
-            true => (&self.own, &mut self.own_maps),
-            false => (&self.app, &mut self.app_maps),
+        let area = match own {
+            true => &self.areas.own,
+            false => &self.areas.app,
         };
+        let mut maps = self
+            .areas
+            .maps
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let maps = &mut maps[usize::from(own)];
         let (n, len) = (n as usize, usize::try_from(bytes).ok()?);
         if maps.len() != n || n >= CHUNKS || n == 0 && len < CONTROL_BYTES {
             return None; // they come in order
@@ -90,26 +114,29 @@ impl Shore {
                 n => area.set_chunk(n, map.addr.as_ptr(), len),
             }
         }
-        maps.push(Some(map.clone()));
+        maps.push(map.clone());
         Some(map)
     }
 
     /// The control words, once both are mapped.
     pub fn words(&self) -> Option<PartyMemory> {
-        let control = |maps: &[Option<Arc<Map>>]| maps.first().cloned().flatten();
-        let (app, own) = (control(&self.app_maps)?, control(&self.own_maps)?);
+        let (app, own) = (self.areas.map(false, 0)?, self.areas.map(true, 0)?);
         let (a, o) = (app.control()?, own.control()?);
         // SAFETY: both are `CONTROL_BYTES` long, and live as long as what is kept here.
         Some(unsafe { PartyMemory::new(a, o, Arc::new((app, own))) })
     }
 
     pub fn own_chunk(&self, n: u32) -> Option<Arc<Map>> {
-        self.own_maps.get(n as usize)?.clone()
+        self.areas.map(true, n as usize)
+    }
+
+    pub fn areas(&self) -> Arc<Areas> {
+        self.areas.clone()
     }
 
     /// The process has mapped this chunk of ours: rings may lie in it.
     pub fn ready(&mut self, n: u32) {
-        let bytes = self.own.chunk_len(n as usize);
+        let bytes = self.areas.own.chunk_len(n as usize);
         self.rings.chunk(n, bytes);
     }
 
@@ -121,14 +148,9 @@ impl Shore {
         self.rings.free(at);
     }
 
-    /// A lane's sending direction as whoever takes it over sees it.
-    pub fn custodian(&self, slot: u32) -> Option<LaneMemory<'_>> {
-        LaneMemory::new(&self.app, &self.own, slot).map(LaneMemory::custodian)
-    }
-
     /// Announces what was stored in our words of a lane; whether the process has to be rung.
     pub fn publish(&self, slot: u32) -> bool {
-        match (self.own.control(), self.app.control()) {
+        match (self.areas.own.control(), self.areas.app.control()) {
             (Some(o), Some(a)) => wake::publish(&o.seq[slot as usize / GROUP].0, &a.sleepers.0),
             _ => false,
         }
@@ -219,7 +241,7 @@ mod tests {
         let words = unsafe { app.control().unwrap().as_ref() };
         words.heads[7].store(42, Relaxed);
         words.sleepers.0.store(1, Relaxed);
-        assert_eq!(s.custodian(7).unwrap().own_head().load(Relaxed), 42);
+        assert_eq!(s.areas().custodian(7).unwrap().own_head().load(Relaxed), 42);
         assert!(s.publish(7), "it sleeps");
     }
 }

@@ -5,17 +5,20 @@
 //! An end that is asleep outside every hook when its rails are gone does not see that it is asked
 //! to go down; after a moment we do it for it.
 
-use super::lane::{Ending, Stage};
-use super::{Key, Locked, Rails};
+use super::area::Areas;
+use super::lane::{Ending, Lane, Stage};
+use super::{now, Key, Locked, Rails};
+use crate::fds::Foreign;
 use crate::sockopt::TcpInfo;
 use link::frame::{Frame, LEN};
 use link::lane::tx::{mode, Adopted};
-use link::lane::{Memory, Port, Progress, TxState};
+use link::lane::{Memory, Port, TxState};
 use link::layout::{bits_of, custody, epoch_of, pack, tx};
 use link::reason::Reason;
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{fence, Ordering::*};
+use std::sync::Arc;
 
 /// An end gets so long to go down by itself.
 pub(super) const LATE_NS: u64 = 20_000_000;
@@ -29,12 +32,12 @@ const ORPHAN_NS: u64 = 100_000_000_000;
 
 /// A direction in our hands.
 pub(super) struct Custody {
-    tx: TxState,
+    tx: Box<TxState>,
     /// Kernel position when it last moved, and when that was.
     moved: (u64, u64),
 }
 
-/// The socket, for the lane's code. Nothing here blocks.
+/// The socket, for the lane's code; for helpers.
 struct Sock<'a>(BorrowedFd<'a>);
 
 impl Port for Sock<'_> {
@@ -89,18 +92,102 @@ fn unread(sock: BorrowedFd<'_>, tag: u64) -> bool {
     }
 }
 
-/// What is left to do after a look.
-enum Step {
-    /// The sending direction is on TCP.
+/// What a helper is to do to a socket. Its lock may be held for as long as its owner likes (a send whose
+/// buffer faults into a file system of its own), so nothing is done to it on the daemon's thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    /// Find out how far the process has come.
+    Adopt,
+    /// Say where the stream ends, if everything has arrived.
+    Fin,
+    /// Put the ring back on TCP.
     Down,
-    /// Later.
-    Wait,
+    /// Nothing but what comes after it: the direction is on TCP.
+    End,
+}
+
+pub(super) struct Job {
+    at: Key,
+    work: Work,
+    areas: Arc<Areas>,
+    sock: Arc<Foreign>,
+    tag: u64,
+    epoch: u32,
+    tx: Box<TxState>,
+    /// Afterwards the socket is shut down for sending; `over`: and closed.
+    fin: bool,
+    over: bool,
+}
+
+/// What came of it.
+pub(super) enum Found {
+    /// The far node has not answered yet.
+    Asking,
+    Held(Box<TxState>),
+    /// The direction is on TCP, and the socket shut down if it was to be.
+    Down,
     Failed(Reason),
+}
+
+/// A finished job.
+pub(super) struct Done {
+    at: Key,
+    work: Work,
+    epoch: u32,
+    fin: bool,
+    found: Found,
+}
+
+impl Job {
+    fn run(self) -> Done {
+        let (at, work, epoch) = (self.at, self.work, self.epoch);
+        let fin = self.fin;
+        let found = match self.find() {
+            Some(f) => f,
+            None => Found::Held(self.tx),
+        };
+        Done {
+            at,
+            work,
+            epoch,
+            fin,
+            found,
+        }
+    }
+
+    /// `None`: there is more to do.
+    fn find(&self) -> Option<Found> {
+        let Some(m) = self.areas.custodian(self.at.1) else {
+            return Some(Found::Failed(Reason::Internal));
+        };
+        let port = Sock(self.sock.as_fd());
+        let done = match self.work {
+            Work::End => Ok(()),
+            Work::Adopt => match self.tx.adopt(&m, &port, self.tag) {
+                Ok(Adopted::Asking) => return Some(Found::Asking),
+                Ok(_) => Ok(()), // what is on TCP has no mode of its own
+                Err(r) => Err(r),
+            },
+            Work::Fin => self.tx.finish(&m, &port).map(drop),
+            Work::Down => self.tx.down(&m, &port).map(drop),
+        };
+        match done {
+            Err(r) => Some(Found::Failed(r)),
+            Ok(()) if self.tx.mode.load(Relaxed) != mode::TCP => None,
+            Ok(()) => {
+                if self.fin && !(self.over && unread(port.0, self.tag)) {
+                    let _ = rustix::net::shutdown(port.0, rustix::net::Shutdown::Write);
+                }
+                Some(Found::Down)
+            }
+        }
+    }
 }
 
 impl Rails {
     /// Looks after all lanes if it is time; when to look next, if anything is under way.
     pub(super) fn tend(&mut self, now: u64, locked: Locked<'_>) -> Option<u64> {
+        self.take_jobs();
         if now < self.tend_at {
             return Some(self.tend_at);
         }
@@ -126,13 +213,14 @@ impl Rails {
         let Some(l) = self.lanes.get_mut(&at) else {
             return false;
         };
-        if l.stage != Stage::Offered {
-            return false;
-        }
-        let Some(bank) = self.banks.get(&at.0) else {
+        let (Stage::Offered, Some(bank)) = (l.stage, self.banks.get(&at.0)) else {
             return false;
         };
-        let Some(m) = bank.shore.custodian(at.1) else {
+        if l.working {
+            return true; // its end kicks us
+        }
+        let areas = bank.shore.areas();
+        let Some(m) = areas.custodian(at.1) else {
             return false;
         };
         let node = self.nodes.get_mut(&l.node).filter(|n| n.life == bank.life);
@@ -150,94 +238,122 @@ impl Rails {
                 return true;
             }
         }
-        let Some(sock) = l.sock.as_ref().map(AsFd::as_fd) else {
-            // It never came, so nothing was ever put on the ring.
+        let Some(sock) = l.sock.clone() else {
+            // It never came, and without it the lane was never invited to go up.
             match l.ending {
                 Some(Ending::Over) => self.leave(at),
                 _ => l.ending = None,
             }
             return false;
         };
-        let port = Sock(sock);
         let over = l.ending == Some(Ending::Over);
-        let step = match &mut l.custody {
-            None => match take(&m, &port, l.tag, state, || !over && locked(&l.who)) {
-                Taken::No => return true,
-                Taken::Down => Step::Down,
-                Taken::Failed(r) => Step::Failed(r),
-                Taken::Yes(tx) => {
-                    l.custody = Some(Box::new(Custody {
-                        tx,
-                        moved: (0, now),
-                    }));
-                    Step::Wait
-                }
-            },
-            Some(_) => Step::Wait,
-        };
-        let step = match (step, &mut l.custody) {
-            (Step::Wait, Some(c)) => {
-                let fin = l.fin && rail && now < l.ending_since + FLUSH_NS;
-                let mut take_down = || {
-                    if let (Some(n), Some(id)) = (self.nodes.get_mut(&l.node), l.engine) {
-                        n.pair.take_down(id);
-                    }
-                };
-                let r = if fin && c.tx.is_up() {
-                    match c.tx.finish(&m, &port) {
-                        Ok(Progress::Blocked) if c.tx.is_up() => Ok(Progress::Blocked),
-                        r => {
-                            take_down();
-                            r
-                        }
-                    }
-                } else {
-                    take_down();
-                    c.tx.down(&m, &port)
-                };
+        let (mut tx, work) = (Box::<TxState>::default(), Work::Adopt);
+        let work = match &mut l.custody {
+            None if through(&m, state) => Work::End,
+            None if !take(&m, state, || !over && locked(&l.who)) => return true,
+            None => work,
+            Some(c) => {
                 let at_kernel = c.tx.kpos.load(Relaxed);
                 if c.moved.0 != at_kernel {
                     c.moved = (at_kernel, now);
                 }
-                match r {
-                    Err(r) => Step::Failed(r),
-                    Ok(_) if c.tx.mode.load(Relaxed) == mode::TCP => Step::Down,
-                    Ok(_) if over && now >= c.moved.1 + ORPHAN_NS => Step::Failed(Reason::Stalled),
-                    Ok(_) => Step::Wait,
+                if over && now >= c.moved.1 + ORPHAN_NS {
+                    self.fail(at, Reason::Stalled);
+                    return false;
+                }
+                tx = std::mem::take(&mut c.tx);
+                let fin = l.fin && rail && now < l.ending_since + FLUSH_NS;
+                match fin && tx.is_up() {
+                    true => Work::Fin,
+                    false => Work::Down,
                 }
             }
-            (s, _) => s,
         };
-        match step {
-            Step::Wait => {
-                // The engine has to be told once that nothing will follow.
-                if let (Some(_), Some(n), Some(id)) =
-                    (l.ending, self.nodes.get_mut(&l.node), l.engine)
-                {
-                    n.pair.finish(id);
+        if let (Some(n), Some(id)) = (self.nodes.get_mut(&l.node), l.engine) {
+            if work == Work::Down {
+                n.pair.take_down(id);
+            } else if l.ending.is_some() {
+                n.pair.finish(id); // nothing will follow
+            }
+        }
+        l.working = true;
+        let job = Job {
+            at,
+            work,
+            areas,
+            sock,
+            tag: l.tag,
+            epoch: epoch_of(state),
+            tx,
+            fin: l.fin,
+            over,
+        };
+        let (tell, kick) = (self.jobs.0.clone(), self.kick.clone());
+        tokio::task::spawn_blocking(move || {
+            let _ = tell.send(job.run());
+            kick.notify_one();
+        });
+        true
+    }
+
+    /// Takes in what helpers have done.
+    fn take_jobs(&mut self) {
+        while let Ok(done) = self.jobs.1.try_recv() {
+            self.tend_at = 0;
+            self.job_done(done);
+        }
+    }
+
+    fn job_done(&mut self, done: Done) {
+        let at = done.at;
+        let awaited = |l: &&mut Lane| l.working && l.stage == Stage::Offered;
+        let Some(l) = self.lanes.get_mut(&at).filter(awaited) else {
+            return; // it has left meanwhile
+        };
+        l.working = false;
+        let Some(bank) = self.banks.get(&at.0) else {
+            return;
+        };
+        let areas = bank.shore.areas();
+        let Some(m) = areas.custodian(at.1) else {
+            return;
+        };
+        let back = || {
+            let word = &m.peer_rx().custody;
+            word.store(pack(done.epoch, 0), SeqCst); // as in `take`
+        };
+        let engine = (self.nodes.get_mut(&l.node), l.engine);
+        match done.found {
+            Found::Asking => back(),
+            Found::Failed(r) => self.fail(at, r),
+            Found::Held(tx) => {
+                if let ((Some(n), Some(id)), Work::Fin) = (engine, done.work) {
+                    if !tx.is_up() {
+                        n.pair.take_down(id); // its frame is under way
+                    }
                 }
-                true
+                let moved = l.custody.as_ref().map_or((0, now()), |c| c.moved);
+                l.custody = Some(Box::new(Custody { tx, moved }));
             }
-            Step::Failed(r) => {
-                self.fail(at, r);
-                false
-            }
-            Step::Down => {
+            Found::Down => {
+                if done.work == Work::Adopt {
+                    back();
+                }
                 if l.custody.take().is_some() && bank.shore.publish(at.1) {
                     link::doorbell::ring(bank.bell.as_fd());
                 }
-                if let (Some(n), Some(id)) = (self.nodes.get_mut(&l.node), l.engine) {
+                if let (Some(n), Some(id)) = engine {
+                    n.pair.take_down(id);
                     n.pair.is_down(id);
                 }
                 l.late_since = None;
-                l.ending = None;
-                if std::mem::take(&mut l.fin) && !(over && unread(sock, l.tag)) {
-                    let _ = rustix::net::shutdown(sock, rustix::net::Shutdown::Write);
+                l.fin &= !done.fin;
+                // It may have ended further meanwhile: then there is another look.
+                match l.ending {
+                    _ if l.fin => {}
+                    Some(Ending::Over) => self.leave(at),
+                    _ => l.ending = None,
                 }
-                if over {
-                    self.leave(at);
-                }
-                false
             }
         }
     }
@@ -254,46 +370,18 @@ fn through(m: &Memory<'_>, state: u64) -> bool {
     m.peer_rx().custody.load(Relaxed) == pack(epoch_of(state), custody::DONE)
 }
 
-enum Taken {
-    No,
-    Yes(TxState),
-    /// There is nothing to take: the direction is on TCP.
-    Down,
-    Failed(Reason),
-}
-
 /// Takes a direction over, unless its end is at it.
-fn take(m: &Memory<'_>, port: &Sock<'_>, tag: u64, state: u64, locked: impl Fn() -> bool) -> Taken {
-    if through(m, state) {
-        return Taken::Down;
-    }
+fn take(m: &Memory<'_>, state: u64, locked: impl Fn() -> bool) -> bool {
     let word = &m.peer_rx().custody;
     let epoch = epoch_of(state);
     // SYNC custody: we store our word, then look at the lock; the end takes the lock, then looks at
     // our word.
     word.store(pack(epoch, custody::TAKEN), SeqCst);
     fence(SeqCst);
-    let back = || word.store(pack(epoch, 0), SeqCst);
-    if locked() {
-        back();
-        return Taken::No;
-    }
     // It may have gone on until a moment ago.
-    if m.own_tx().state.load(Acquire) != state {
-        back();
-        return Taken::No;
+    let ours = !locked() && m.own_tx().state.load(Acquire) == state;
+    if !ours {
+        word.store(pack(epoch, 0), SeqCst);
     }
-    let tx = TxState::default();
-    match tx.adopt(m, port, tag) {
-        Ok(Adopted::Ring) => Taken::Yes(tx),
-        Ok(Adopted::Asking) => {
-            back();
-            Taken::No
-        }
-        Ok(Adopted::Tcp) => {
-            back();
-            Taken::Down
-        }
-        Err(r) => Taken::Failed(r),
-    }
+    ours
 }

@@ -18,6 +18,7 @@ use crate::sockopt;
 use link::layout::EPOCHS;
 use link::reason::Reason;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use underpass_rdma::engine::LaneId;
 
 /// A lane is made within this time, or not at all.
@@ -62,12 +63,14 @@ pub(super) struct Lane {
     /// What the peer has told: its token, uses, tag.
     theirs: Option<(u32, u32, u64)>,
     /// Our copy of the connection's socket.
-    pub sock: Option<Foreign>,
+    pub sock: Option<Arc<Foreign>>,
     pub ending: Option<Ending>,
     pub ending_since: u64,
     /// When everything has arrived, the socket is to be shut down for sending.
     pub fin: bool,
     pub custody: Option<Box<Custody>>,
+    /// A helper is at it.
+    pub working: bool,
     /// Since when the process should have gone down by itself.
     pub late_since: Option<u64>,
 }
@@ -98,6 +101,7 @@ impl Rails {
             ending_since: 0,
             fin: false,
             custody: None,
+            working: false,
             late_since: None,
         };
         self.lanes.insert(at, lane);
@@ -287,7 +291,7 @@ impl Rails {
         if cookie.map(|c| c.0) != Ok(l.cookie) || l.sock.is_some() {
             return false;
         }
-        l.sock = Some(sock);
+        l.sock = Some(Arc::new(sock));
         let (engine, node) = (l.engine, l.node.clone());
         if let (Some(id), Some(n)) = (engine, self.nodes.get_mut(&node)) {
             n.pair.gate(id, false);
@@ -377,8 +381,9 @@ impl Rails {
         match l.stage {
             Stage::Making => self.unmake(at, reason, Reason::None),
             Stage::Offered => {
-                if let Some(s) = &l.sock {
-                    super::custody::disconnect(s.as_fd());
+                if let Some(s) = l.sock.clone() {
+                    // May wait for the socket's lock.
+                    tokio::task::spawn_blocking(move || super::custody::disconnect(s.as_fd()));
                 }
                 self.out.push(Effect::Reset { who: l.who, reason });
                 self.leave(at);
