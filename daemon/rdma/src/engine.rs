@@ -180,8 +180,10 @@ impl<P: Provider> Pair<P> {
             if !std::mem::replace(&mut link.known, true) {
                 fresh(*no, &link.cq);
             }
-            if !link.armed {
-                link.armed = link.cq.arm().is_ok();
+            // What was sent is polled for in passing, unless somebody waits for room.
+            let all = link.is_tight();
+            if link.armed != Some(all) && link.armed != Some(true) {
+                link.armed = link.cq.arm(!all).is_ok().then_some(all);
             }
         }
     }
@@ -190,7 +192,7 @@ impl<P: Provider> Pair<P> {
     pub fn notified(&mut self, no: LinkId) {
         if let Some(link) = self.links.get_mut(&no) {
             let _ = link.cq.take_notifications();
-            link.armed = false;
+            link.armed = None;
         }
     }
 

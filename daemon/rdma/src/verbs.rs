@@ -114,7 +114,9 @@ pub trait CompletionQueue {
 
     /// Asks for one notification at the next completion that is added. Completions that were there
     /// before cause none: arm, poll once more, then sleep on the descriptor.
-    fn arm(&self) -> Result<(), Error>;
+    /// `messages`: only for inline messages that come in; what was sent, and with some devices errors,
+    /// have to be polled for.
+    fn arm(&self, messages: bool) -> Result<(), Error>;
 
     /// Takes notifications in, so that the descriptor is no longer readable. Says whether there were any.
     fn take_notifications(&self) -> Result<bool, Error>;

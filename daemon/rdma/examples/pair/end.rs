@@ -194,7 +194,7 @@ impl Conn {
                 Wait::Spin => std::hint::spin_loop(),
                 Wait::Yield => std::thread::yield_now(),
                 Wait::Sleep => {
-                    self.cq.arm()?;
+                    self.cq.arm(false)?;
                     if self.cq.poll(&mut out, 1)? == 1 {
                         return Ok(out[0]);
                     }

@@ -99,8 +99,9 @@ pub(super) struct Link<P: Provider> {
     pub lanes: usize,
     /// Lanes that wait for room, in turn.
     pub waiters: VecDeque<u32>,
-    /// The completion queue will notify; whoever sleeps on it knows it.
-    pub armed: bool,
+    /// The completion queue will notify: of messages, or (true) of everything. Whoever sleeps on it knows
+    /// it.
+    pub armed: Option<bool>,
     pub known: bool,
 }
 
@@ -165,7 +166,7 @@ impl<P: Provider> Link<P> {
             next_try: 0,
             lanes: 0,
             waiters: VecDeque::new(),
-            armed: false,
+            armed: None,
             known: false,
         };
         for slot in 0..depth {
@@ -296,6 +297,11 @@ impl<P: Provider> Link<P> {
             && self.llc.is_empty()
             && self.sent.len() + 3 <= self.room
             && self.credits() > 1
+    }
+
+    /// Does anything wait for requests to be done?
+    pub fn is_tight(&self) -> bool {
+        !self.waiters.is_empty() || self.bytes * 2 > self.window || self.sent.len() * 2 > self.room
     }
 
     /// Bytes that may be added to what is under way.

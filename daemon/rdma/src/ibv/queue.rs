@@ -103,10 +103,10 @@ impl CompletionQueue for Cq {
         Ok(got)
     }
 
-    fn arm(&self) -> Result<(), Error> {
+    fn arm(&self, messages: bool) -> Result<(), Error> {
         let arm = self.ops().req_notify_cq.ok_or(Error::Unsupported)?;
         // SAFETY: a living queue.
-        check(unsafe { arm(self.0.raw.as_ptr(), 0) })
+        check(unsafe { arm(self.0.raw.as_ptr(), i32::from(messages)) })
     }
 
     fn take_notifications(&self) -> Result<bool, Error> {
@@ -469,7 +469,8 @@ fn fill(r: &Request<'_>, inline_bytes: u32, wr: &mut ibv_send_wr, sge: &mut ibv_
             sge.addr = bytes.as_ptr() as u64;
             sge.length = bytes.len() as u32;
             wr.opcode = ibv_wr_opcode::IBV_WR_SEND;
-            wr.send_flags |= ibv_send_flags::IBV_SEND_INLINE.0;
+            let flags = ibv_send_flags::IBV_SEND_INLINE.0 | ibv_send_flags::IBV_SEND_SOLICITED.0;
+            wr.send_flags |= flags;
         }
     }
     true
@@ -521,7 +522,7 @@ mod tests {
 
         let bytes = [1; 45];
         let (wr, sge) = filled(Op::Inline(&bytes[..44]), false).unwrap();
-        assert_eq!((wr.opcode, wr.send_flags), (ibv_wr_opcode::IBV_WR_SEND, 8));
+        assert_eq!((wr.opcode, wr.send_flags), (ibv_wr_opcode::IBV_WR_SEND, 12));
         assert_eq!((sge.addr, sge.length), (bytes.as_ptr() as u64, 44));
         assert!(filled(Op::Inline(&bytes), true).is_none());
     }

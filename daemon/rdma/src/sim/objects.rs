@@ -303,7 +303,7 @@ impl CompletionQueue for Cq {
         Ok(n)
     }
 
-    fn arm(&self) -> Result<(), Error> {
+    fn arm(&self, _: bool) -> Result<(), Error> {
         Ok(())
     }
 
