@@ -14,12 +14,12 @@ pub mod memory;
 pub mod net;
 mod settle;
 
+use keep::Keeper;
 use link::frame::{Frame, Kind};
 use link::lane::rx::How;
 use link::lane::{Area, Memory, Port, RxState, TxState};
 use link::layout::Loc;
 use link::reason::Reason;
-use keep::Keeper;
 use memory::Party;
 use net::Net;
 use std::cell::{Cell, RefCell};

@@ -277,8 +277,7 @@ impl TxState {
                 what => {
                     self.epoch.store(epoch, Relaxed); // not ours yet if we were still asking
                     self.resume_as(what, begun, at)?;
-                    self.downs
-                        .fetch_add(u32::from(was != mode::DRAIN), Relaxed);
+                    self.downs.fetch_add(u32::from(was != mode::DRAIN), Relaxed);
                 }
             }
         }
