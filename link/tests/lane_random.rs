@@ -122,6 +122,70 @@ fn op(between: Between) -> impl Strategy<Value = Op> {
     prop_oneof![60 => plain, 1 => reuse]
 }
 
+/// An end falls asleep, or ends, with bytes on its ring, in front of a TCP that takes little; its
+/// daemon takes over, and may die of it.
+fn asleep() -> impl Strategy<Value = Vec<Op>> {
+    let why = prop_oneof![
+        4 => Just(Act::Cut),
+        1 => Just(Act::Kill),
+        1 => Just(Act::ShutWr),
+        1 => Just(Act::Close),
+    ];
+    let begins = proptest::option::of(prop_oneof![Just(Act::Down), Just(Act::Look)]);
+    let inner = |end| {
+        let act = prop_oneof![2 => act(Between::Keepers), 1 => Just(Act::DaemonDies)];
+        proptest::collection::vec((0usize..5, Just(end), act), 0..2)
+    };
+    let keeps = proptest::collection::vec((any::<bool>(), 0usize..60, inner(0), inner(1)), 1..4);
+    let room = (1usize..60, 1usize..60, 1usize..60);
+    let end = (0usize..2, any::<bool>(), any::<bool>());
+    (end, len(), room, why, begins, keeps).prop_map(
+        |((end, dies, ready), len, (snd, rcv, piece), why, begins, keeps)| {
+            let one = |act| Op {
+                end,
+                act,
+                inner: vec![],
+            };
+            let mut all = vec![];
+            if ready {
+                all.extend([Act::Ready, Act::Carry { n: 1000 }].map(|act| Op {
+                    end: 1 - end,
+                    act,
+                    inner: vec![],
+                }));
+            }
+            all.push(one(Act::Send { len, up: true }));
+            all.push(one(Act::Carry { n: len % 5 }));
+            all.push(one(Act::Buffers { snd, rcv, piece }));
+            all.extend(begins.map(one));
+            all.push(one(why));
+            for (patient, n, a, b) in keeps {
+                all.push(Op {
+                    end,
+                    act: Act::Keep { patient },
+                    inner: [a, b].concat(),
+                });
+                all.push(one(Act::Deliver { n }));
+            }
+            all.extend(dies.then(|| one(Act::DaemonDies)));
+            all
+        },
+    )
+}
+
+fn ops(between: Between) -> BoxedStrategy<Vec<Op>> {
+    let some = proptest::collection::vec(op(between), 1..40);
+    match between {
+        Between::Keepers => proptest::collection::vec(
+            prop_oneof![12 => op(between).prop_map(|o| vec![o]), 1 => asleep()],
+            1..40,
+        )
+        .prop_map(|all| all.concat())
+        .boxed(),
+        _ => some.boxed(),
+    }
+}
+
 /// Both ends attached and promoted when the operations begin, or not.
 fn start(w: &mut World, how: u8) {
     if how > 0 {
@@ -229,7 +293,7 @@ fn every_byte(between: Between, events: &[&str]) {
     let seen = RefCell::new(BTreeMap::<&str, u64>::new());
     let run = (
         0u8..3,
-        proptest::collection::vec(op(between), 1..40),
+        ops(between),
         (0usize..20_000, 0usize..20_000),
         any::<bool>(),
     );

@@ -4,7 +4,6 @@
 
 use super::memory::Party;
 use super::{Wire, World, LANE, RX, TAG, TX};
-use link::lane::rx;
 use link::lane::tx::{mode, Taken};
 use link::lane::{Area, Memory, Port, TxState};
 use link::layout::{bits_of, custody, epoch_of, pack, tx};
@@ -232,8 +231,8 @@ impl World {
         if let Err(r) = h.tx.reclaim(&m, &port) {
             self.spoilt(e, r);
         }
-        if h.rx.mode.load(Relaxed) == rx::mode::READY {
-            let _ = h.rx.revoke(&m, &port); // nobody will switch up any more
+        if let Err(r) = h.rx.forsake(&m) {
+            self.spoilt(e, r);
         }
         locks.iter().for_each(|&l| h.busy[l].set(false));
         true

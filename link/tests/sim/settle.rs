@@ -28,6 +28,7 @@ impl World {
         };
         let mut seen = [None; 2];
         let mut out = [false; 2];
+        let mut still = 0;
         for round in 0.. {
             assert!(round < 100_000, "it never settles");
             let moved = {
@@ -59,7 +60,10 @@ impl World {
                     out[e] = self.turn(e, &mut todo[e], promote);
                 }
             }
-            if !moved && !ran && !self.keep_both(false) && !self.give_up() {
+            still = if moved { 0 } else { still + 1 };
+            // (Bytes that it may not take keep a hand-over that waits awake.)
+            let gave_up = still > 3 && self.give_up();
+            if !moved && !ran && !self.keep_both(false) && !gave_up && still > 4 {
                 break;
             }
         }
@@ -126,7 +130,8 @@ impl World {
         self.hears(e);
         if h.attached.get() {
             match h.tx.look(&self.memory(e), &Wire { w: self, e }) {
-                Ok(p) => out |= p == Progress::Blocked,
+                // (Its daemon rings when it has got on.)
+                Ok(p) => out |= p == Progress::Blocked && !h.tx.awaits(&self.memory(e)),
                 Err(r) => self.spoilt(e, r),
             }
             let m = self.memory(e);
@@ -156,7 +161,7 @@ impl World {
                 {
                     continue;
                 }
-                out |= !h.tx.is_up();
+                out |= !h.tx.is_up() && !h.tx.awaits(&self.memory(e));
                 break;
             }
             *todo -= (h.sent.get() - before) as usize;

@@ -92,6 +92,16 @@ impl RxState {
         }
     }
 
+    /// Across nodes: the daemon is gone, so nobody will switch up to us any more. A switch that it has
+    /// shown stands, though: its sender comes down by a frame, and what lies before that on TCP is
+    /// still to be read. (A revocation would wait for words that nobody stores.)
+    pub fn forsake(&self, m: &Memory) -> Result<(), Reason> {
+        if self.mode.load(Relaxed) == mode::READY && !self.see_up(m)? {
+            self.mode.store(mode::TCP, SeqCst);
+        }
+        Ok(())
+    }
+
     /// Has anything of this epoch been taken from the ring?
     fn has_consumed(&self, m: &Memory) -> bool {
         self.cursor.load(Relaxed) != m.peer_tx().up_start.load(Relaxed)
