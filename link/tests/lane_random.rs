@@ -138,21 +138,26 @@ fn asleep() -> impl Strategy<Value = Vec<Op>> {
     };
     let keeps = proptest::collection::vec((any::<bool>(), 0usize..60, inner(0), inner(1)), 1..4);
     let room = (1usize..60, 1usize..60, 1usize..60);
-    let end = (0usize..2, any::<bool>(), any::<bool>());
+    let after = prop_oneof![1 => Just(0), 1 => Just(1), 2 => Just(2)];
+    let end = (0usize..2, after, any::<bool>());
     (end, len(), room, why, begins, keeps).prop_map(
-        |((end, dies, ready), len, (snd, rcv, piece), why, begins, keeps)| {
-            let one = |act| Op {
+        |((end, after, ready), len, (snd, rcv, piece), why, begins, keeps)| {
+            let op = |end, act| Op {
                 end,
                 act,
                 inner: vec![],
             };
+            let (one, peer) = (|act| op(end, act), |act| op(1 - end, act));
+            let carry = Act::Carry { n: 1000 };
+            let up = || {
+                let mut all = vec![peer(Act::Ready), peer(carry.clone())];
+                all.extend([Act::TryUp, carry.clone()].map(one));
+                all.push(peer(carry.clone()));
+                all
+            };
             let mut all = vec![];
             if ready {
-                all.extend([Act::Ready, Act::Carry { n: 1000 }].map(|act| Op {
-                    end: 1 - end,
-                    act,
-                    inner: vec![],
-                }));
+                all.extend(up());
             }
             all.push(one(Act::Send { len, up: true }));
             all.push(one(Act::Carry { n: len % 5 }));
@@ -167,7 +172,29 @@ fn asleep() -> impl Strategy<Value = Vec<Op>> {
                 });
                 all.push(one(Act::Deliver { n }));
             }
-            all.extend(dies.then(|| one(Act::DaemonDies)));
+            match after {
+                0 => {}
+                1 => all.push(one(Act::DaemonDies)),
+                _ => {
+                    // Everything is well again.
+                    let (snd, rcv, piece) = (1 << 16, 1 << 16, 1 << 20);
+                    let recv = Act::Recv {
+                        len: 30_000,
+                        peek: false,
+                        discard: false,
+                        look: true,
+                    };
+                    let all_of_it = Act::Deliver { n: 1 << 20 };
+                    all.extend([Act::Mend, Act::Buffers { snd, rcv, piece }].map(one));
+                    for _ in 0..2 {
+                        all.extend([Act::Keep { patient: true }, Act::Look].map(one));
+                        all.extend([carry.clone(), all_of_it.clone()].map(one));
+                        all.extend([recv.clone(), recv.clone()].map(peer));
+                    }
+                    all.extend(up());
+                    all.push(one(Act::Send { len, up: true }));
+                }
+            }
             all
         },
     )

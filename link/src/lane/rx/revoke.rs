@@ -47,7 +47,12 @@ impl RxState {
                     return Ok(
                         match self.advance(m, port, &mut Iov::new(&[]), How::default())? {
                             _ if self.mode.load(Relaxed) == mode::REST => continue,
-                            Received::Error(_) if m.far() => Revoked::Impossible,
+                            Received::Error(e) if m.far() => {
+                                // Told by a receive, after which nothing may look like an end.
+                                self.error.store(e as u32, Relaxed);
+                                self.mode.store(mode::SKIP, Relaxed);
+                                Revoked::Impossible
+                            }
                             Received::Empty => Revoked::Pending,
                             Received::Error(e) => {
                                 self.error.store(e as u32, Relaxed);

@@ -165,8 +165,9 @@ impl TxState {
             return Ok(Adopted::Tcp);
         }
         let word = m.peer_rx().word.load(Acquire);
-        if phase == tx::UP && bits_of(word) & rx::ACCEPTED == 0 {
-            let asks = epoch_of(word) == epoch && bits_of(word) & rx::REVOKED == 0;
+        let ours = epoch_of(word) == epoch;
+        if phase == tx::UP && !(ours && bits_of(word) & rx::ACCEPTED != 0) {
+            let asks = ours && bits_of(word) & rx::REVOKED == 0;
             return Ok(if asks { Adopted::Asking } else { Adopted::Tcp });
         }
         let start = w.up_start.load(Acquire);
@@ -175,7 +176,11 @@ impl TxState {
         self.epoch.store(epoch, Relaxed);
         self.tag.store(tag, Relaxed);
         self.kpos.store(kpos, Relaxed);
-        self.head.store(m.own_head().load(Acquire), Relaxed);
+        let head = m.own_head().load(Acquire);
+        if head < start {
+            return Err(Reason::Hostile);
+        }
+        self.head.store(head, Relaxed);
         self.loc.store(w.loc[seq & 1].load(Relaxed), Relaxed);
         let from = w.loc_from[seq & 1].load(Relaxed);
         self.loc_from.store(from, Relaxed);
