@@ -47,7 +47,12 @@ impl RxState {
                     return Ok(
                         match self.advance(m, port, &mut Iov::new(&[]), How::default())? {
                             _ if self.mode.load(Relaxed) == mode::REST => continue,
-                            Received::Error(_) if m.far() => Revoked::Impossible,
+                            Received::Error(e) if m.far() => {
+                                // Told by a receive, after which nothing may look like an end.
+                                self.error.store(e as u32, Relaxed);
+                                self.mode.store(mode::SKIP, Relaxed);
+                                Revoked::Impossible
+                            }
                             Received::Empty => Revoked::Pending,
                             Received::Error(e) => {
                                 self.error.store(e as u32, Relaxed);
@@ -90,6 +95,16 @@ impl RxState {
                 }
             }
         }
+    }
+
+    /// Across nodes: the daemon is gone, so nobody will switch up to us any more. A switch that it has
+    /// shown stands, though: its sender comes down by a frame, and what lies before that on TCP is
+    /// still to be read. (A revocation would wait for words that nobody stores.)
+    pub fn forsake(&self, m: &Memory) -> Result<(), Reason> {
+        if self.mode.load(Relaxed) == mode::READY && !self.see_up(m)? {
+            self.mode.store(mode::TCP, SeqCst);
+        }
+        Ok(())
     }
 
     /// Has anything of this epoch been taken from the ring?
