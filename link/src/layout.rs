@@ -78,16 +78,18 @@ pub mod rx {
     pub const PAST: u64 = 32;
 }
 
-/// Phases of `RxWords::custody`.
+/// Phases of `RxWords::custody`. The end itself stores only `DOWN`, `FIN` and `PLAIN`.
 pub mod custody {
     /// The daemon has the sending direction: the end leaves it alone.
     pub const TAKEN: u64 = 1;
-    /// It puts a `Down` frame with cursor `custody_at` on TCP, and what follows.
+    /// A `Down` frame with cursor `custody_at` is put on TCP, and what follows.
     pub const DOWN: u64 = 2;
-    /// It puts a `Fin` frame with that cursor on TCP.
+    /// A `Fin` frame with that cursor is put on TCP.
     pub const FIN: u64 = 3;
+    /// After a revocation: the bytes from that cursor on are put on TCP, without a frame.
+    pub const PLAIN: u64 = 4;
     /// It is on TCP, at kernel position `custody_kpos`, and the end's again.
-    pub const DONE: u64 = 4;
+    pub const DONE: u64 = 5;
 }
 
 /// Packs an epoch and flags or phase.
@@ -142,8 +144,9 @@ pub struct RxWords {
     /// have shown to its end. (That the network has taken the bytes is not enough: the far daemon may
     /// die before it says so, and nobody else can.)
     pub landed: AtomicU64,
-    /// Across nodes only, written by the daemon beside the sender: `pack(epoch, custody::*)` when it
-    /// has taken the sending direction of that epoch over from an end that is asleep, or through.
+    /// Across nodes only, about the sending direction of an end: what the daemon beside it does with
+    /// it (`pack(epoch, custody::*)`, in the daemon's mirror), and what the end itself is putting on
+    /// TCP (in the end's own area). Whoever of the two goes on after the other finds there where.
     pub custody: AtomicU64,
     pub custody_at: AtomicU64,
     pub custody_kpos: AtomicU64,

@@ -7,7 +7,7 @@ mod custody;
 mod down;
 mod up;
 
-pub use custody::Adopted;
+pub use custody::{Adopted, Taken};
 
 use super::mem::{copy_in, Iov, Memory};
 use super::{Port, Progress};
@@ -139,6 +139,9 @@ impl TxState {
         self.shut.store(0, Relaxed);
         self.reclaimed.store(0, Relaxed);
         let w = m.own_tx();
+        // What the last use of the slot said of itself must not be taken for ours: a daemon would
+        // go on with its way down, on another connection.
+        w.state.store(pack(base, 0), Release);
         w.want_space.store(0, Relaxed);
         let seq = w.loc_seq.load(Relaxed);
         self.loc_seq.store(seq, Relaxed);
@@ -409,8 +412,8 @@ impl TxState {
 
     /// May the lane move to another ring now? Only when the reader has left the one before.
     pub fn can_move(&self, m: &Memory) -> bool {
-        self.is_up()
-            && !self.in_custody(m)
+        !self.in_custody(m)
+            && self.is_up()
             && matches!(self.refresh(m), Ok(c) if c >= self.loc_from.load(Relaxed))
     }
 

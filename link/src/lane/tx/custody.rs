@@ -5,9 +5,9 @@
 //! mirror. The end looks at it under the lock of the direction, before it touches anything; the
 //! daemon stores it and then looks at the lock: one of the two sees the other.
 //!
-//! What must never happen: that both put bytes on TCP, or that a frame which one has begun is not
-//! finished by the other. So whoever begins a frame first leaves its cursor where the other finds it,
-//! and how much of it is on TCP is what the kernel has counted since.
+//! What must never happen: that both put bytes on TCP, or that what one has begun is not finished by
+//! the other. So whoever puts anything there first leaves word of what it is, and from which cursor
+//! on, where the other finds it; how much of it is there is what the kernel has counted since.
 
 use super::{mode, TxState};
 use crate::frame::{Kind, LEN};
@@ -18,6 +18,15 @@ use crate::prim::fence;
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
+/// What came of a daemon's wish to take a direction over.
+pub enum Taken {
+    /// Its end is at it, or the far node has not answered its switch yet.
+    Later,
+    /// It is on TCP: there is nothing to take.
+    Tcp,
+    Yes(TxState),
+}
+
 /// What a daemon finds of a direction that it takes over.
 pub enum Adopted {
     /// On TCP: nothing is left to do.
@@ -26,6 +35,10 @@ pub enum Adopted {
     Asking,
     /// On the ring, or on the way down.
     Ring,
+}
+
+fn under_way(phase: u64) -> bool {
+    (custody::TAKEN..custody::DONE).contains(&phase)
 }
 
 impl TxState {
@@ -40,7 +53,9 @@ impl TxState {
         // SYNC custody: we have the lock, now we look; the daemon stores its word, then looks at
         // the lock.
         fence(SeqCst);
-        if self.is_through(m) {
+        // Looked at once: it may end meanwhile, and would be neither under way nor over.
+        let phase = self.custody_phase(m);
+        if phase == custody::DONE {
             let epoch = self.custody_epoch(m);
             self.epoch.store(epoch, Relaxed);
             let kpos = m.peer_rx().custody_kpos.load(Relaxed);
@@ -50,7 +65,7 @@ impl TxState {
             m.own_tx().state.store(pack(epoch, tx::DOWN), Release);
             self.mode.store(mode::TCP, Release);
         }
-        self.held(m)
+        under_way(phase)
     }
 
     /// Epoch that a custody of this direction would speak of.
@@ -75,7 +90,7 @@ impl TxState {
     }
 
     pub(super) fn held(&self, m: &Memory) -> bool {
-        (custody::TAKEN..custody::DONE).contains(&self.custody_phase(m))
+        under_way(self.custody_phase(m))
     }
 
     /// Has a custody of this epoch ended, and nobody here has taken it back yet?
@@ -83,22 +98,16 @@ impl TxState {
         m.far() && self.custody_phase(m) == custody::DONE
     }
 
-    /// Whoever writes a frame leaves word of it first.
-    pub(super) fn record(&self, m: &Memory, cursor: u64, kind: Kind) {
-        if m.is_custodian() {
-            let w = m.peer_rx();
-            let phase = match kind {
-                Kind::Down => custody::DOWN,
-                Kind::Fin => custody::FIN,
-            };
-            w.custody_at.store(cursor, Relaxed);
-            let word = pack(self.epoch.load(Relaxed), phase);
-            w.custody.store(word, Release); // pairs with the Acquire in `custody_phase`
-        } else if m.far() {
-            // The switch is long answered: the daemon needs its start no more. Release: pairs with
-            // the Acquire in `adopt`.
-            m.own_tx().up_start.store(cursor, Release);
-        }
+    /// Whoever puts anything on TCP leaves word of it first, in its own area: end or daemon.
+    pub(super) fn record(&self, m: &Memory, cursor: u64, what: u64) {
+        let w = match m.is_custodian() {
+            true => m.peer_rx(),
+            false if m.far() => m.own_rx(),
+            false => return,
+        };
+        w.custody_at.store(cursor, Relaxed);
+        let word = pack(self.epoch.load(Relaxed), what);
+        w.custody.store(word, Release); // pairs with the Acquire in `custody_phase` and `adopt`
     }
 
     /// As the daemon, at the end: the direction is on TCP and the end's again.
@@ -107,6 +116,48 @@ impl TxState {
             let w = m.peer_rx();
             w.custody_kpos.store(self.kpos.load(Relaxed), Relaxed);
             w.custody.store(pack(epoch, custody::DONE), Release); // as in `record`
+        }
+    }
+
+    /// As the daemon: takes the direction over, unless its end is at it. `locked`: does anybody hold
+    /// the lock of the direction? (Not asked of an end that is gone.) After an error the connection
+    /// is to be reset; the end stays shut out.
+    pub fn take(
+        m: &Memory,
+        port: &impl Port,
+        tag: u64,
+        locked: impl FnOnce() -> bool,
+    ) -> Result<Taken, Reason> {
+        // Acquire: pairs with the Release in `say`.
+        let state = m.own_tx().state.load(Acquire);
+        let epoch = epoch_of(state);
+        let word = &m.peer_rx().custody;
+        if word.load(Relaxed) == pack(epoch, custody::DONE) {
+            return Ok(Taken::Tcp); // the end has only not looked since
+        }
+        word.store(pack(epoch, custody::TAKEN), Release);
+        // SYNC custody: our word is stored, now we look at the lock.
+        fence(SeqCst);
+        let busy = locked();
+        // If the end has just let go of it, what it did before is seen below. (It may be in its next
+        // epoch by now, of which our word says nothing.)
+        fence(Acquire);
+        let back = || word.store(pack(epoch, 0), Release);
+        if busy || m.own_tx().state.load(Acquire) != state {
+            back();
+            return Ok(Taken::Later);
+        }
+        let tx = TxState::default();
+        match tx.adopt(m, port, tag)? {
+            Adopted::Ring => Ok(Taken::Yes(tx)),
+            Adopted::Asking => {
+                back();
+                Ok(Taken::Later)
+            }
+            Adopted::Tcp => {
+                back();
+                Ok(Taken::Tcp)
+            }
         }
     }
 
@@ -121,8 +172,9 @@ impl TxState {
             return Ok(Adopted::Tcp);
         }
         let word = m.peer_rx().word.load(Acquire);
-        if phase == tx::UP && bits_of(word) & rx::ACCEPTED == 0 {
-            let asks = epoch_of(word) == epoch && bits_of(word) & rx::REVOKED == 0;
+        let ours = epoch_of(word) == epoch;
+        if phase == tx::UP && !(ours && bits_of(word) & rx::ACCEPTED != 0) {
+            let asks = ours && bits_of(word) & rx::REVOKED == 0;
             return Ok(if asks { Adopted::Asking } else { Adopted::Tcp });
         }
         let start = w.up_start.load(Acquire);
@@ -131,7 +183,11 @@ impl TxState {
         self.epoch.store(epoch, Relaxed);
         self.tag.store(tag, Relaxed);
         self.kpos.store(kpos, Relaxed);
-        self.head.store(m.own_head().load(Acquire), Relaxed);
+        let head = m.own_head().load(Acquire);
+        if head < start {
+            return Err(Reason::Hostile);
+        }
+        self.head.store(head, Relaxed);
         self.loc.store(w.loc[seq & 1].load(Relaxed), Relaxed);
         let from = w.loc_from[seq & 1].load(Relaxed);
         self.loc_from.store(from, Relaxed);
@@ -145,15 +201,40 @@ impl TxState {
         }
         let kernel = port.tcp_sent().ok_or(Reason::NotEstablished)?;
         let begun = kernel.checked_sub(kpos).ok_or(Reason::Sync)?;
-        match (phase, begun) {
+        // Acquire: pairs with the Release in `record`.
+        let said = m.own_rx().custody.load(Acquire);
+        let at = m.own_rx().custody_at.load(Relaxed);
+        match (bits_of(said), begun) {
             (_, 0) => {}
-            (tx::DOWNING, _) => self.resume_frame(begun, Kind::Down, start)?,
-            _ => return Err(Reason::Foreign), // nobody wrote a frame, and yet there are bytes
+            (what, _) if epoch_of(said) == epoch => self.resume_as(what, begun, at)?,
+            _ => return Err(Reason::Foreign), // nobody wrote anything, and yet there are bytes
         }
         Ok(Adopted::Ring)
     }
 
-    /// A frame with what follows it was begun by somebody who is gone: so much of it is on TCP.
+    /// Goes on with what somebody who is gone had begun: so many bytes of it are on TCP.
+    fn resume_as(&self, what: u64, begun: u64, cursor: u64) -> Result<(), Reason> {
+        match what {
+            custody::DOWN => self.resume_frame(begun, Kind::Down, cursor),
+            custody::FIN => self.resume_frame(begun, Kind::Fin, cursor),
+            custody::PLAIN => {
+                let rest = self.head.load(Relaxed).checked_sub(cursor);
+                let rest = rest.ok_or(Reason::Hostile)?;
+                if begun > rest || rest > self.backlog_max() {
+                    return Err(Reason::Foreign);
+                }
+                self.frame_done.store(LEN as u32, Relaxed);
+                self.frame_cursor.store(u64::MAX, Relaxed);
+                self.drain_at.store(cursor + begun, Relaxed);
+                self.kpos.fetch_add(begun, Relaxed);
+                self.mode.store(mode::DRAIN, Relaxed);
+                Ok(())
+            }
+            _ => Err(Reason::Foreign),
+        }
+    }
+
+    /// A frame with what follows it was begun: so much of it is on TCP.
     fn resume_frame(&self, begun: u64, kind: Kind, cursor: u64) -> Result<(), Reason> {
         let head = self.head.load(Relaxed);
         let rest = head.checked_sub(cursor).ok_or(Reason::Hostile)?;
@@ -171,7 +252,7 @@ impl TxState {
         Ok(())
     }
 
-    /// So many more bytes of the frame in work, and of what follows it, are on TCP.
+    /// So many more bytes of what is in work are on TCP: of a frame, and of what follows it.
     fn advance(&self, more: u64) -> Result<(), Reason> {
         let done = u64::from(self.frame_done.load(Relaxed));
         let frame = more.min(LEN as u64 - done);
@@ -200,14 +281,16 @@ impl TxState {
                 .ok_or(Reason::Sync)?;
             let at = m.peer_rx().custody_at.load(Relaxed);
             self.reclaimed.store(epoch, Relaxed);
-            let ours = self.mode.load(Relaxed) == mode::DRAIN && phase == custody::TAKEN;
+            let was = self.mode.load(Relaxed);
             match phase {
                 _ if begun == 0 => {}
-                // It went on with a frame of ours.
-                custody::TAKEN if ours => self.advance(begun)?,
-                custody::DOWN => self.resume_frame(begun, Kind::Down, at)?,
-                custody::FIN => self.resume_frame(begun, Kind::Fin, at)?,
-                _ => return Err(Reason::Foreign),
+                // It went on with what we had begun.
+                custody::TAKEN if was == mode::DRAIN => self.advance(begun)?,
+                what => {
+                    self.epoch.store(epoch, Relaxed); // not ours yet if we were still asking
+                    self.resume_as(what, begun, at)?;
+                    self.downs.fetch_add(u32::from(was != mode::DRAIN), Relaxed);
+                }
             }
         }
         if self.mode.load(Relaxed) == mode::ASK && !self.has_answer(m) {

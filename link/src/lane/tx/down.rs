@@ -5,7 +5,7 @@ use super::{mode, TxState, UNSEEN};
 use crate::frame::{Frame, Kind, LEN};
 use crate::lane::mem::{Memory, Ring};
 use crate::lane::{Port, Progress};
-use crate::layout::{bits_of, epoch_of, rx, tx, Loc};
+use crate::layout::{bits_of, custody, epoch_of, rx, tx, Loc};
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
@@ -27,8 +27,14 @@ impl TxState {
             self.resume(m, port, m.peer_rx().revoked.load(Relaxed))
         } else if bits & rx::CLOSED != 0 {
             // Nobody reads any more: let the kernel give the application TCP's own errors.
-            self.mode.store(mode::TCP, Relaxed);
             self.downs.fetch_add(1, Relaxed);
+            if m.far() {
+                // A daemon must hear that there is nothing to take into custody, or, if it is us who
+                // have it, the end that it is over.
+                let epoch = self.epoch.load(Relaxed);
+                return Ok(self.settle(m, port, epoch, tx::BROKEN));
+            }
+            self.mode.store(mode::TCP, Relaxed);
             Ok(Progress::Done)
         } else if bits & rx::WANT_DOWN != 0 {
             self.down(m, port)
@@ -60,6 +66,7 @@ impl TxState {
         self.frame_done.store(LEN as u32, Relaxed);
         self.drain_at.store(cursor, Relaxed);
         self.frame_cursor.store(u64::MAX, Relaxed);
+        self.record(m, cursor, custody::PLAIN);
         self.mode.store(mode::DRAIN, Relaxed);
         self.downs.fetch_add(1, Relaxed);
         self.drain(m, port)
@@ -99,7 +106,7 @@ impl TxState {
         self.frame_rest.store(rest as u32, Relaxed); // at most two rings
         self.frame_cursor.store(cursor, Relaxed);
         self.drain_at.store(cursor, Relaxed);
-        self.record(m, cursor, Kind::Down);
+        self.record(m, cursor, custody::DOWN);
         self.mode.store(mode::DRAIN, Relaxed);
         self.downs.fetch_add(1, Relaxed);
         self.drain(m, port)
@@ -137,6 +144,9 @@ impl TxState {
     /// everything has landed yet, or TCP's buffer is full; ask again, or give up and go
     /// [`TxState::down`]. Nothing may be sent after it.
     pub fn finish(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        if self.in_custody(m) {
+            return Ok(Progress::Blocked);
+        }
         match self.mode.load(Relaxed) {
             mode::RING if m.far() => {}
             mode::ASK => match self.look(m, port)? {
@@ -160,7 +170,7 @@ impl TxState {
         self.frame_rest.store(0, Relaxed);
         self.frame_cursor.store(head, Relaxed);
         self.drain_at.store(head, Relaxed);
-        self.record(m, head, Kind::Fin);
+        self.record(m, head, custody::FIN);
         self.mode.store(mode::DRAIN, Relaxed);
         self.downs.fetch_add(1, Relaxed);
         self.drain(m, port)
@@ -223,6 +233,15 @@ impl TxState {
         Ok(self.settle(m, port, epoch, if framed { tx::DOWN } else { tx::RESUMED }))
     }
 
+    /// After a way down: how it ended, as the far end is to be told. For a daemon that took the
+    /// direction down in its end's stead.
+    pub fn phase(&self) -> u64 {
+        match self.frame_cursor.load(Relaxed) {
+            u64::MAX => tx::RESUMED,
+            _ => tx::DOWN,
+        }
+    }
+
     pub(super) fn settle(&self, m: &Memory, port: &impl Port, epoch: u32, phase: u64) -> Progress {
         // The word first: whoever finds the mode TCP after our death need not say it for us.
         self.say(m, port, epoch, phase);
@@ -230,12 +249,15 @@ impl TxState {
         Progress::Done
     }
 
-    /// Ring that holds byte `at`, and the cursor up to which it does.
+    /// Ring that holds byte `at`, and the cursor up to which it does. (More than a ring can hold is
+    /// what a daemon may read in the words of an end that it has taken over.)
     fn ring_at(&self, m: &Memory, at: u64, head: u64) -> Option<(Ring, u64)> {
         let from = self.loc_from.load(Relaxed);
-        if at >= from {
-            return Some((m.own.ring(Loc::unpack(self.loc.load(Relaxed))?)?, head));
-        }
-        Some((m.own.ring(Loc::unpack(self.retired.load(Relaxed))?)?, from))
+        let (loc, end) = match at >= from {
+            true => (&self.loc, head),
+            false => (&self.retired, from),
+        };
+        let ring = m.own.ring(Loc::unpack(loc.load(Relaxed))?)?;
+        (end - at <= ring.size()).then_some((ring, end))
     }
 }
