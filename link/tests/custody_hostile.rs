@@ -149,6 +149,18 @@ fn words_of_an_end() {
         (Err(Reason::Foreign), 0),
         "seven bytes more than it says"
     );
+    // More than the ring holds, if the one before is to be believed.
+    let r = taken(|_, c| {
+        let log2 = 22;
+        let at = Loc {
+            chunk: 1,
+            page: 0,
+            log2,
+        };
+        c.tx[L].loc[1].store(at.pack(), Relaxed);
+        c.heads[L].store(1 << 20, Relaxed);
+    });
+    assert_eq!(r, (Err(Reason::Internal), LEN as u64));
     // Phases that are no phases, and epochs that nobody has granted.
     for state in [0, pack(1, tx::DOWN), pack(1, 77), pack(2, tx::UP), u64::MAX] {
         let (r, n) = taken(|_, c| c.tx[L].state.store(state, Relaxed));
@@ -171,6 +183,29 @@ fn words_of_a_daemon() {
         let r = reclaim(&w);
         (r, on_tcp(&w) - before)
     };
+    // It went on with a frame of the end's, but not for so long.
+    for (more, r) in [
+        (10, Ok(true)),
+        (LEN + 95, Ok(true)),
+        (LEN + 96, Err(Reason::Foreign)),
+    ] {
+        let mut w = up();
+        w.net.borrow_mut().deliver(1, 1 << 20);
+        let room = |snd| Act::Buffers {
+            snd,
+            rcv: 0,
+            piece: 1 << 20,
+        };
+        op(&mut w, 1, room(5));
+        op(&mut w, 1, Act::Down);
+        op(&mut w, 1, room(1 << 20));
+        put(&w, more);
+        daemon(&w)
+            .peer_rx()
+            .custody
+            .store(pack(1, custody::TAKEN), Relaxed);
+        assert_eq!(reclaim(&w), r, "{more}");
+    }
     let down = pack(1, custody::DOWN);
     assert_eq!(back(0, 0, 0), (Ok(true), LEN as u64 + SENT));
     assert_eq!(back(5, down, 0), (Ok(true), LEN as u64 + SENT));

@@ -118,6 +118,8 @@ fn an_end_that_sleeps() {
     assert_eq!(mode_of(&w), mode::RING, "it sleeps yet");
     op(&mut w, 1, send(500));
     assert_eq!(mode_of(&w), mode::TCP);
+    let state = w.control(1).tx[L].state.load(Relaxed);
+    assert_eq!((epoch_of(state), bits_of(state)), (1, tx::DOWN));
     assert_eq!(on_tcp(&w), LEN + 1500);
     assert_eq!(w.host[1].tx.kpos.load(Relaxed) as usize, on_tcp(&w));
     op(&mut w, 1, Act::Mend);
@@ -150,9 +152,12 @@ fn a_custody_that_is_through() {
         let state = w.control(1).tx[L].state.load(Relaxed);
         assert_eq!(bits_of(state), tx::UP, "the end has not looked");
         let end = ends.is_some();
-        if let Some(act) = ends {
-            op(&mut w, 1, act);
+        match ends {
+            Some(act) => op(&mut w, 1, act),
+            // The first that it does may be anything.
+            None => op(&mut w, 1, Act::Move { log2: 13 }),
         }
+        assert_eq!(seen(&w, "moved"), 0);
         for _ in 0..3 {
             op(&mut w, 1, KEEP);
         }
@@ -393,6 +398,23 @@ fn one_at_a_time() {
     assert!(points >= 5, "{points}");
 }
 
+/// An end that slept while it asked finds its epoch used up.
+#[test]
+fn an_end_that_sleeps_while_it_asks() {
+    let mut w = asking(5);
+    answer(&mut w);
+    op(&mut w, 1, Act::Cut);
+    op(&mut w, 1, KEEP);
+    assert_eq!((mode_of(&w), word(&w)), (mode::ASK, custody::DONE));
+    op(&mut w, 1, send(10));
+    assert_eq!(
+        (mode_of(&w), w.host[1].tx.epoch.load(Relaxed)),
+        (mode::TCP, 1)
+    );
+    assert_eq!(on_tcp(&w), 5 + LEN + 10);
+    whole(&w, 15, false);
+}
+
 /// An application shuts down, closes, or is killed, with everything on its ring: its daemon waits
 /// until all has arrived and the receiver has read what TCP held before, and then says where the
 /// stream ends.
@@ -535,32 +557,6 @@ fn a_daemon_that_dies_beside_a_receiver() {
         assert!(w.host[0].lost.get() && w.host[0].rx.engaged());
         whole(&w, prefix as u64 + 100, false);
     }
-}
-
-/// A receiver that wants to hand its socket over meets a stream that breaks off: the error that tells
-/// is not used up by the hand-over, and what follows does not look like an end.
-#[test]
-fn a_stream_that_breaks_off_is_no_end_after_a_hand_over() {
-    let mut w = up();
-    op(&mut w, 1, send(3000));
-    op(&mut w, 1, Act::Carry { n: 1 });
-    op(&mut w, 1, room(LEN));
-    op(&mut w, 1, Act::Kill);
-    op(&mut w, 1, HURRY);
-    op(&mut w, 1, ALL);
-    op(&mut w, 0, Act::Revoke);
-    assert!(
-        w.host[0].revoking.get(),
-        "the frame is there, the bytes are not"
-    );
-    op(&mut w, 1, Act::DaemonDies);
-    op(&mut w, 1, ALL);
-    op(&mut w, 0, recv(5000));
-    assert_eq!(w.host[0].got.get(), 1500);
-    op(&mut w, 0, Act::Revoke);
-    assert_eq!(seen(&w, "revocation impossible"), 1);
-    op(&mut w, 0, recv(5000));
-    assert!(w.host[0].failed.get() && !w.host[0].eof.get());
 }
 
 /// A slot's last use ended in the middle of a way down. What it has left behind is not taken for the

@@ -378,8 +378,10 @@ fn take(m: &Memory<'_>, state: u64, locked: impl Fn() -> bool) -> bool {
     // our word.
     word.store(pack(epoch, custody::TAKEN), SeqCst);
     fence(SeqCst);
-    // It may have gone on until a moment ago.
-    let ours = !locked() && m.own_tx().state.load(Acquire) == state;
+    let busy = locked();
+    // If the end has just let go of the lock, what it did before is seen below.
+    fence(Acquire);
+    let ours = !busy && m.own_tx().state.load(Acquire) == state;
     if !ours {
         word.store(pack(epoch, 0), SeqCst);
     }

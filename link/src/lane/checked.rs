@@ -366,19 +366,22 @@ fn the_door() {
 
 /// Across nodes: an end goes down of its own will while the daemon beside it takes the direction
 /// into custody. One of the two steps back, and the other's frame and bytes are on TCP once.
+///
+/// (The Acquire fence in `take` must stay although this passes without it: what a daemon then misses
+/// of the end's last doings the kernel's count tells it, but that is all that saves it.)
 #[test]
 fn custody() {
     loom::model(|| {
         let w = World::new();
         let word = &w.control[1].rx[0].word;
-        let far = |w: &World| w.sender().across(true);
-        assert_eq!(w.tx.try_up(&far(&w), &End(&w, 0)), Ok(false));
+        let (m, port) = (w.sender().across(true), End(&w, 0));
+        assert_eq!(w.tx.try_up(&m, &port), Ok(false));
         // The daemon's part in the switch: it is granted.
         word.store(pack(1, rx::READY | rx::ACCEPTED), Release);
-        w.tx.look(&far(&w), &End(&w, 0)).unwrap();
+        w.tx.look(&m, &port).unwrap();
         let mut b = [0, 1];
         let v = iov(&mut b);
-        let s = w.tx.send(&far(&w), &End(&w, 0), &mut Iov::new(&v));
+        let s = w.tx.send(&m, &port, &mut Iov::new(&v));
         assert_eq!(s, Sent::Bytes(2));
         let lock = Arc::new(AtomicU32::new(0));
 
@@ -399,13 +402,13 @@ fn custody() {
         let mut ours = 0;
         // The end's lock, as in the shim: Acquire to take it, Release to let go.
         if lock.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
-            w.tx.down(&far(&w), &End(&w, 0)).unwrap();
+            w.tx.down(&m, &port).unwrap();
             ours = u32::from(w.tx.mode.load(Relaxed) == super::tx::mode::TCP);
             lock.store(0, Release);
         }
         let taken = t.join().unwrap();
         // Whoever it was: the end is on TCP when it has looked, and knows how far.
-        w.tx.down(&far(&w), &End(&w, 0)).unwrap();
+        w.tx.down(&m, &port).unwrap();
         assert_eq!(w.tx.mode.load(Relaxed), super::tx::mode::TCP);
         let wire = w.wire.lock().unwrap();
         assert_eq!(wire.sent, crate::frame::LEN as u64 + 2, "{ours} {taken}");

@@ -37,6 +37,10 @@ pub enum Adopted {
     Ring,
 }
 
+fn under_way(phase: u64) -> bool {
+    (custody::TAKEN..custody::DONE).contains(&phase)
+}
+
 impl TxState {
     /// The end's side, under the lock: is the direction in custody? Takes it back when it is through.
     #[inline(always)]
@@ -49,7 +53,9 @@ impl TxState {
         // SYNC custody: we have the lock, now we look; the daemon stores its word, then looks at
         // the lock.
         fence(SeqCst);
-        if self.is_through(m) {
+        // Looked at once: it may end meanwhile, and would be neither under way nor over.
+        let phase = self.custody_phase(m);
+        if phase == custody::DONE {
             let epoch = self.custody_epoch(m);
             self.epoch.store(epoch, Relaxed);
             let kpos = m.peer_rx().custody_kpos.load(Relaxed);
@@ -59,7 +65,7 @@ impl TxState {
             m.own_tx().state.store(pack(epoch, tx::DOWN), Release);
             self.mode.store(mode::TCP, Release);
         }
-        self.held(m)
+        under_way(phase)
     }
 
     /// Epoch that a custody of this direction would speak of.
@@ -84,7 +90,7 @@ impl TxState {
     }
 
     pub(super) fn held(&self, m: &Memory) -> bool {
-        (custody::TAKEN..custody::DONE).contains(&self.custody_phase(m))
+        under_way(self.custody_phase(m))
     }
 
     /// Has a custody of this epoch ended, and nobody here has taken it back yet?
@@ -133,7 +139,8 @@ impl TxState {
         // SYNC custody: our word is stored, now we look at the lock.
         fence(SeqCst);
         let busy = locked();
-        // If the end has just let go of it, what it did before is seen below.
+        // If the end has just let go of it, what it did before is seen below. (It may be in its next
+        // epoch by now, of which our word says nothing.)
         fence(Acquire);
         let back = || word.store(pack(epoch, 0), Release);
         if busy || m.own_tx().state.load(Acquire) != state {

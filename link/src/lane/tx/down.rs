@@ -249,12 +249,15 @@ impl TxState {
         Progress::Done
     }
 
-    /// Ring that holds byte `at`, and the cursor up to which it does.
+    /// Ring that holds byte `at`, and the cursor up to which it does. (More than a ring can hold is
+    /// what a daemon may read in the words of an end that it has taken over.)
     fn ring_at(&self, m: &Memory, at: u64, head: u64) -> Option<(Ring, u64)> {
         let from = self.loc_from.load(Relaxed);
-        if at >= from {
-            return Some((m.own.ring(Loc::unpack(self.loc.load(Relaxed))?)?, head));
-        }
-        Some((m.own.ring(Loc::unpack(self.retired.load(Relaxed))?)?, from))
+        let (loc, end) = match at >= from {
+            true => (&self.loc, head),
+            false => (&self.retired, from),
+        };
+        let ring = m.own.ring(Loc::unpack(loc.load(Relaxed))?)?;
+        (end - at <= ring.size()).then_some((ring, end))
     }
 }
