@@ -55,6 +55,36 @@ fn a_down_that_breaks_off_is_no_end() {
     assert!(w.host[0].failed.get(), "an error tells");
 }
 
+/// The same while the receiver wants to hand its socket over: the error that tells is not used up by
+/// the hand-over, and what follows does not look like an end.
+#[test]
+fn a_hand_over_of_a_stream_that_breaks_off() {
+    let mut w = up(0);
+    op(&mut w, 1, send(3000));
+    op(&mut w, 1, Act::Carry { n: 1 });
+    let frame = Act::Buffers {
+        snd: link::frame::LEN,
+        rcv: 1 << 16,
+        piece: 1 << 16,
+    };
+    op(&mut w, 1, frame);
+    op(&mut w, 1, Act::Down);
+    op(&mut w, 1, ALL);
+    op(&mut w, 0, Act::Revoke);
+    assert!(
+        w.host[0].revoking.get(),
+        "the frame is there, the bytes are not"
+    );
+    op(&mut w, 1, Act::Kill);
+    op(&mut w, 1, ALL);
+    op(&mut w, 0, recv(5000));
+    assert_eq!(w.host[0].got.get(), 1500);
+    op(&mut w, 0, Act::Revoke);
+    assert_eq!(w.seen.borrow()["revocation impossible"], 1);
+    op(&mut w, 0, recv(5000));
+    assert!(w.host[0].failed.get() && !w.host[0].eof.get());
+}
+
 /// A client sends a little before it goes up, and closes; the server has read nothing and hands the
 /// socket over. An end announced behind the unread bytes would be in the way of the next owner.
 #[test]

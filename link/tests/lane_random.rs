@@ -26,8 +26,17 @@ fn log2() -> impl Strategy<Value = u32> {
     prop_oneof![3 => Just(12u32), 1 => Just(13u32), 1 => Just(14u32)]
 }
 
-/// `far`: with daemons between the ends.
-fn act(far: bool) -> BoxedStrategy<Act> {
+/// What lies between the ends.
+#[derive(Clone, Copy, PartialEq)]
+enum Between {
+    /// One node.
+    Nothing,
+    Daemons,
+    /// The same, and they take directions over, and die.
+    Keepers,
+}
+
+fn act(between: Between) -> BoxedStrategy<Act> {
     let recv =
         (len(), any::<(bool, bool)>(), any::<bool>()).prop_map(|(len, (a, b), look)| Act::Recv {
             len,
@@ -62,21 +71,29 @@ fn act(far: bool) -> BoxedStrategy<Act> {
         1 => prop_oneof![Just(Act::Close), Just(Act::Kill)],
         2 => log2().prop_map(|log2| Act::Attach { log2 }),
     ];
-    let between = prop_oneof![
+    let wire = prop_oneof![
         20 => prop_oneof![0usize..4, Just(1000)].prop_map(|n| Act::Carry { n }),
         1 => Just(Act::Cut),
         2 => Just(Act::Mend),
     ];
-    match far {
-        true => prop_oneof![3 => act, 1 => between].boxed(),
-        false => act.boxed(),
+    let keepers = prop_oneof![
+        12 => any::<bool>().prop_map(|patient| Act::Keep { patient }),
+        2 => Just(Act::Cut),
+        1 => Just(Act::Kill),
+        1 => Just(Act::ShutWr),
+        1 => Just(Act::DaemonDies),
+    ];
+    match between {
+        Between::Nothing => act.boxed(),
+        Between::Daemons => prop_oneof![3 => act, 1 => wire].boxed(),
+        Between::Keepers => prop_oneof![6 => act, 2 => wire, 2 => keepers].boxed(),
     }
 }
 
-fn op(far: bool) -> impl Strategy<Value = Op> {
+fn op(between: Between) -> impl Strategy<Value = Op> {
     // Several things at one point, more often than not: races need company.
     let at = prop_oneof![3 => Just(0usize), 2 => 1usize..6];
-    let some = proptest::collection::vec((at, 0usize..2, act(far)), 0..6);
+    let some = proptest::collection::vec((at, 0usize..2, act(between)), 0..6);
     // What one end may well do in one go while the other is inside a call.
     let last = prop_oneof![
         Just(Act::Down),
@@ -95,13 +112,105 @@ fn op(far: bool) -> impl Strategy<Value = Op> {
         ]
     });
     let inner = prop_oneof![4 => some, 1 => burst];
-    let plain = (0usize..2, act(far), inner).prop_map(|(end, act, inner)| Op { end, act, inner });
+    let plain =
+        (0usize..2, act(between), inner).prop_map(|(end, act, inner)| Op { end, act, inner });
     let reuse = (0u32..3).prop_map(|gap| Op {
         end: 0,
         act: Act::Reuse { gap },
         inner: vec![],
     });
     prop_oneof![60 => plain, 1 => reuse]
+}
+
+/// An end falls asleep, or ends, with bytes on its ring, in front of a TCP that takes little; its
+/// daemon takes over, and may die of it.
+fn asleep() -> impl Strategy<Value = Vec<Op>> {
+    let why = prop_oneof![
+        4 => Just(Act::Cut),
+        1 => Just(Act::Kill),
+        1 => Just(Act::ShutWr),
+        1 => Just(Act::Close),
+    ];
+    let begins = proptest::option::of(prop_oneof![Just(Act::Down), Just(Act::Look)]);
+    let inner = |end| {
+        let act = prop_oneof![2 => act(Between::Keepers), 1 => Just(Act::DaemonDies)];
+        proptest::collection::vec((0usize..5, Just(end), act), 0..2)
+    };
+    let keeps = proptest::collection::vec((any::<bool>(), 0usize..60, inner(0), inner(1)), 1..4);
+    let room = (1usize..60, 1usize..60, 1usize..60);
+    let after = prop_oneof![1 => Just(0), 1 => Just(1), 2 => Just(2)];
+    let end = (0usize..2, after, any::<bool>());
+    (end, len(), room, why, begins, keeps).prop_map(
+        |((end, after, ready), len, (snd, rcv, piece), why, begins, keeps)| {
+            let op = |end, act| Op {
+                end,
+                act,
+                inner: vec![],
+            };
+            let (one, peer) = (|act| op(end, act), |act| op(1 - end, act));
+            let carry = Act::Carry { n: 1000 };
+            let up = || {
+                let mut all = vec![peer(Act::Ready), peer(carry.clone())];
+                all.extend([Act::TryUp, carry.clone()].map(one));
+                all.push(peer(carry.clone()));
+                all
+            };
+            let mut all = vec![];
+            if ready {
+                all.extend(up());
+            }
+            all.push(one(Act::Send { len, up: true }));
+            all.push(one(Act::Carry { n: len % 5 }));
+            all.push(one(Act::Buffers { snd, rcv, piece }));
+            all.extend(begins.map(one));
+            all.push(one(why));
+            for (patient, n, a, b) in keeps {
+                all.push(Op {
+                    end,
+                    act: Act::Keep { patient },
+                    inner: [a, b].concat(),
+                });
+                all.push(one(Act::Deliver { n }));
+            }
+            match after {
+                0 => {}
+                1 => all.push(one(Act::DaemonDies)),
+                _ => {
+                    // Everything is well again.
+                    let (snd, rcv, piece) = (1 << 16, 1 << 16, 1 << 20);
+                    let recv = Act::Recv {
+                        len: 30_000,
+                        peek: false,
+                        discard: false,
+                        look: true,
+                    };
+                    let all_of_it = Act::Deliver { n: 1 << 20 };
+                    all.extend([Act::Mend, Act::Buffers { snd, rcv, piece }].map(one));
+                    for _ in 0..2 {
+                        all.extend([Act::Keep { patient: true }, Act::Look].map(one));
+                        all.extend([carry.clone(), all_of_it.clone()].map(one));
+                        all.extend([recv.clone(), recv.clone()].map(peer));
+                    }
+                    all.extend(up());
+                    all.push(one(Act::Send { len, up: true }));
+                }
+            }
+            all
+        },
+    )
+}
+
+fn ops(between: Between) -> BoxedStrategy<Vec<Op>> {
+    let some = proptest::collection::vec(op(between), 1..40);
+    match between {
+        Between::Keepers => proptest::collection::vec(
+            prop_oneof![12 => op(between).prop_map(|o| vec![o]), 1 => asleep()],
+            1..40,
+        )
+        .prop_map(|all| all.concat())
+        .boxed(),
+        _ => some.boxed(),
+    }
 }
 
 /// Both ends attached and promoted when the operations begin, or not.
@@ -147,7 +256,7 @@ fn cases() -> u32 {
 #[test]
 fn every_byte_arrives_once_and_in_order() {
     every_byte(
-        false,
+        Between::Nothing,
         &[
             "ready",
             "up",
@@ -166,7 +275,7 @@ fn every_byte_arrives_once_and_in_order() {
 #[test]
 fn every_byte_arrives_once_and_in_order_across_nodes() {
     every_byte(
-        true,
+        Between::Daemons,
         &[
             "ready",
             "bytes on the ring",
@@ -178,7 +287,30 @@ fn every_byte_arrives_once_and_in_order_across_nodes() {
     );
 }
 
-fn every_byte(far: bool, events: &[&str]) {
+/// And with daemons that take over from ends that are asleep, have closed or are gone.
+#[test]
+fn every_byte_arrives_once_and_in_order_in_custody() {
+    every_byte(
+        Between::Keepers,
+        &[
+            "bytes on the ring",
+            "blocked",
+            "killed within",
+            "taken",
+            "taken in the middle",
+            "not taken",
+            "kept",
+            "kept to the end",
+            "kept without a frame",
+            "daemon died within",
+            "daemon died with a direction",
+            "reclaimed in the middle",
+            "in doubt",
+        ],
+    );
+}
+
+fn every_byte(between: Between, events: &[&str]) {
     let config = ProptestConfig {
         cases: cases(),
         max_shrink_iters: 40_000,
@@ -188,14 +320,15 @@ fn every_byte(far: bool, events: &[&str]) {
     let seen = RefCell::new(BTreeMap::<&str, u64>::new());
     let run = (
         0u8..3,
-        proptest::collection::vec(op(far), 1..40),
+        ops(between),
         (0usize..20_000, 0usize..20_000),
         any::<bool>(),
     );
     let result = TestRunner::new(config).run(&run, |(how, ops, todo, promote)| {
-        let mut w = match far {
-            true => World::across_nodes(),
-            false => World::new(),
+        let mut w = match between {
+            Between::Nothing => World::new(),
+            Between::Daemons => World::across_nodes(),
+            Between::Keepers => World::with_custody(),
         };
         w.trace.set(std::env::var_os("LANE_TRACE").is_some());
         start(&mut w, how);

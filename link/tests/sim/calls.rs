@@ -29,7 +29,7 @@ impl World {
                         "the position in the caller's buffers is off"
                     );
                 }
-                if r == Sent::Tcp && up && h.tx.can_up(&m) {
+                if r == Sent::Tcp && up && !h.lost.get() && h.tx.can_up(&m) {
                     self.try_up(e);
                     if h.tx.is_up() {
                         self.unlock(e, TX);

@@ -65,6 +65,8 @@ struct Dir {
     answer: Option<(u32, bool)>,
     /// Rings of the mirror that the far daemon writes.
     locs: [Option<Loc>; 2],
+    /// The daemon has taken the direction down in its end's stead: epoch and last phase.
+    left: Option<(u32, u64)>,
 }
 
 pub struct Far {
@@ -74,6 +76,8 @@ pub struct Far {
     parties: &'static [Party; 2],
     dirs: [Dir; 2],
     pub cut: bool,
+    /// Daemons that are no more: the wire is cut for good.
+    dead: [bool; 2],
 }
 
 impl Far {
@@ -84,6 +88,7 @@ impl Far {
             parties: mirrors,
             dirs: Default::default(),
             cut: false,
+            dead: [false; 2],
         }
     }
 
@@ -96,13 +101,16 @@ impl Far {
         (c, &c.tx[L], &c.rx[L])
     }
 
-    fn publish(&self, e: usize) {
+    pub fn publish(&self, e: usize) {
         self.mirror(e).0.seq[L / GROUP].0.fetch_add(1, SeqCst);
     }
 
     /// What end `e` has stored becomes messages.
     pub fn scan(&mut self, e: usize) {
         if self.cut {
+            if self.dead != [false; 2] && !self.dead[e] {
+                self.refuse(e);
+            }
             return;
         }
         let (mut out, mut d) = (Vec::new(), std::mem::take(&mut self.dirs[e]));
@@ -154,6 +162,12 @@ impl Far {
             out.push(Msg::Data { from, bytes });
             d.sent_head += n as u64;
         }
+        let state = match d.left {
+            Some((epoch, phase)) if epoch_of(state) == epoch && bits_of(state) < phase => {
+                pack(epoch, phase)
+            }
+            _ => state,
+        };
         let words = Words {
             head: d.sent_head,
             cursor: c.cursors[L].load(Acquire),
@@ -168,6 +182,17 @@ impl Far {
         }
         d.queue.extend(out);
         self.dirs[e] = d;
+    }
+
+    /// The wire will never be back: no switch is passed on any more.
+    fn refuse(&mut self, e: usize) {
+        let state = self.app(e).tx[L].state.load(Acquire);
+        if bits_of(state) == tx::UP && epoch_of(state) != self.dirs[e].up_epoch {
+            self.dirs[e].up_epoch = epoch_of(state);
+            self.dirs[e].answer = Some((epoch_of(state), false));
+            self.show(e);
+            self.publish(e);
+        }
     }
 
     /// One message from end `e`'s daemon arrives at the other. `false`: there was none.
@@ -277,6 +302,9 @@ impl Far {
         if self.cut {
             word |= rx::WANT_DOWN;
         }
+        if self.dead[e] {
+            return;
+        }
         let r = self.mirror(e).2;
         r.revoked.store(revoked, Relaxed);
         r.word.store(word, Release);
@@ -298,15 +326,32 @@ impl Far {
                 self.dirs[e].answer = Some((epoch, yes));
             }
         }
-        for e in 0..2 {
+        for e in (0..2).filter(|e| !self.dead[*e]) {
             self.show(e);
             self.publish(e);
         }
     }
 
+    /// The daemon of end `e` has put a direction on TCP in its end's stead.
+    pub fn left(&mut self, e: usize, epoch: u32, phase: u64) {
+        self.dirs[e].left = Some((epoch, phase));
+    }
+
+    /// The daemon of end `e` dies. `true`: the other end has switched, and nobody can say any more
+    /// whether that was taken.
+    pub fn die(&mut self, e: usize) -> bool {
+        self.dead[e] = true;
+        let d = &self.dirs[1 - e];
+        let asked = d.up_epoch != 0 && d.answer.map(|a| a.0) != Some(d.up_epoch);
+        let stored = self.mirror(e).1.state.load(Relaxed);
+        let in_doubt = asked && !self.cut && stored == pack(d.up_epoch, tx::UP);
+        self.cut();
+        in_doubt
+    }
+
     /// The wire is back: everything is told again.
     pub fn mend(&mut self) {
-        if !std::mem::replace(&mut self.cut, false) {
+        if self.dead != [false; 2] || !std::mem::replace(&mut self.cut, false) {
             return;
         }
         for e in 0..2 {
@@ -334,5 +379,6 @@ impl Far {
             self.mirror(1 - e).0.heads[L].store(head, Release);
         }
         self.cut = false;
+        self.dead = [false; 2];
     }
 }

@@ -6,15 +6,18 @@
 
 #![allow(dead_code)] // each test uses a part
 
+mod acts;
 mod calls;
 mod far;
+pub mod keep;
 pub mod memory;
 pub mod net;
 mod settle;
 
+use keep::Keeper;
 use link::frame::{Frame, Kind};
-use link::lane::rx::{How, Revoked};
-use link::lane::{Area, Memory, Port, Progress, RxState, TxState};
+use link::lane::rx::How;
+use link::lane::{Area, Memory, Port, RxState, TxState};
 use link::layout::Loc;
 use link::reason::Reason;
 use memory::Party;
@@ -76,6 +79,13 @@ pub enum Act {
     /// Across nodes: nothing arrives any more; everything does again.
     Cut,
     Mend,
+    /// Across nodes, with custody: this end's daemon looks after its sending direction. `patient`:
+    /// what an application left behind has time to arrive.
+    Keep {
+        patient: bool,
+    },
+    /// This end's daemon dies.
+    DaemonDies,
     /// The old connection is over on both ends; a new one uses the same lane.
     Reuse {
         gap: u32,
@@ -107,6 +117,8 @@ pub struct Host {
     /// TCP reported an error.
     pub failed: Cell<bool>,
     pub revoking: Cell<bool>,
+    /// Has heard that its daemon is gone.
+    pub lost: Cell<bool>,
     /// Bytes the application was told are sent, and those of a call that has not returned.
     pub sent: Cell<u64>,
     pub in_flight: Cell<u64>,
@@ -133,6 +145,8 @@ pub struct World {
     inner: RefCell<VecDeque<(usize, usize, Act)>>,
     nested: Cell<bool>,
     acting: Cell<usize>,
+    /// The one who acts is the daemon beside that end.
+    keeping: Cell<bool>,
     steps: Cell<u64>,
     base: Cell<u32>,
     use_no: Cell<u64>,
@@ -145,6 +159,8 @@ pub struct World {
     pub meddle: RefCell<Option<Meddle>>,
     /// The daemons between the ends, if these are on two nodes.
     pub far: Option<RefCell<far::Far>>,
+    /// Those who look after an end that does not; none: there is no custody.
+    pub keepers: Option<[Keeper; 2]>,
     /// One end is hostile: the checks of content do not apply.
     pub hostile: Cell<bool>,
 }
@@ -251,6 +267,7 @@ impl World {
             inner: Default::default(),
             nested: Cell::new(false),
             acting: Cell::new(0),
+            keeping: Cell::new(false),
             steps: Cell::new(0),
             base: Cell::new(0),
             use_no: Cell::new(0),
@@ -259,6 +276,7 @@ impl World {
             seen: Default::default(),
             meddle: RefCell::new(None),
             far: None,
+            keepers: None,
             hostile: Cell::new(false),
         };
         for a in &w.own {
@@ -279,6 +297,14 @@ impl World {
             a.control().unwrap().sleepers.0.store(1, SeqCst);
         }
         w.far = Some(RefCell::new(far::Far::new(w.parties, mirrors)));
+        w
+    }
+
+    /// The same, and their daemons take directions over.
+    pub fn with_custody() -> World {
+        let mut w = World::across_nodes();
+        let mirrors = MIRRORS.with(|p| *p);
+        w.keepers = Some([0, 1].map(|e| Keeper::new(&w.parties[e], &mirrors[e])));
         w
     }
 
@@ -332,8 +358,13 @@ impl World {
                 }
             };
             let Some((_, end, act)) = next else { return };
-            if act == Act::Kill && end == self.acting.get() {
-                self.kill(end);
+            let actor = match act {
+                Act::Kill => !self.keeping.get(),
+                Act::DaemonDies => self.keeping.get(),
+                _ => false,
+            };
+            if actor && end == self.acting.get() {
+                self.act(end, &act);
                 resume_unwind(Box::new(Killed));
             }
             self.nested.set(true);
@@ -350,11 +381,15 @@ impl World {
         }
         *self.inner.borrow_mut() = op.inner.iter().cloned().collect();
         self.acting.set(op.end);
+        self.keeping.set(matches!(op.act, Act::Keep { .. }));
         if let Err(p) = catch_unwind(AssertUnwindSafe(|| self.act(op.end, &op.act))) {
             if !p.is::<Killed>() {
                 resume_unwind(p);
             }
-            self.note("killed within");
+            self.note(match self.keeping.get() {
+                true => "daemon died within",
+                false => "killed within",
+            });
         }
         self.inner.borrow_mut().clear();
     }
@@ -374,13 +409,18 @@ impl World {
         if let Some(f) = &self.far {
             f.borrow_mut().reuse();
         }
+        if let Some(k) = &mut self.keepers {
+            k.iter_mut().for_each(Keeper::reuse);
+        }
         *self.net.borrow_mut() = Net::default();
         self.use_no.set(self.use_no.get() + 1);
     }
 
     fn kill(&self, e: usize) {
         self.host[e].dead.set(true);
-        self.net.borrow_mut().close(e);
+        if !self.leave_to_keeper(e, keep::Ending::Over) {
+            self.net.borrow_mut().close(e);
+        }
     }
 
     fn lock(&self, e: usize, which: usize) -> bool {
@@ -395,6 +435,11 @@ impl World {
         if self.hostile.get() {
             self.note("reset");
             return self.kill(e);
+        }
+        if r == Reason::InDoubt && self.any_forsaken() {
+            self.note("in doubt");
+            self.net.borrow_mut().rst();
+            return self.host[e].failed.set(true);
         }
         // An end whose peer is gone may find the stream cut anywhere, but never a foreign byte.
         panic!("end {e}: reset with {r:?} among honest ends");
@@ -432,6 +477,8 @@ impl World {
                 (p.snd_cap, p.rcv_cap, p.piece) = (*snd, *rcv, *piece);
                 return;
             }
+            Act::Keep { patient } => return self.keep(e, *patient),
+            Act::DaemonDies => return self.daemon_dies(e),
             Act::Carry { .. } | Act::Cut | Act::Mend => {
                 let Some(mut f) = self.far.as_ref().and_then(|f| f.try_borrow_mut().ok()) else {
                     return;
@@ -449,6 +496,7 @@ impl World {
                 return;
             }
             _ if h.dead.get() || h.closed.get() || h.failed.get() => return,
+            _ if self.hears(e) && h.failed.get() => return,
             Act::Send { len, up } => {
                 if !h.wr_shut.get() && self.lock(e, SEND) {
                     self.send(e, *len, *up);
@@ -496,113 +544,6 @@ impl World {
             self.locked(e, act);
         }
         needs.iter().for_each(|&l| h.busy[l].set(false));
-    }
-
-    fn locked(&self, e: usize, act: &Act) {
-        let h = &self.host[e];
-        let (m, port) = (self.memory(e), Wire { w: self, e });
-        let done =
-            |r: Result<Progress, Reason>| r.map(|_| ()).unwrap_or_else(|r| self.spoilt(e, r));
-        match act {
-            Act::Attach { log2 } => {
-                let loc = self.parties[e].alloc(*log2);
-                h.locs.borrow_mut().push(loc);
-                assert_eq!(h.tx.attach(&m, self.base.get(), loc), [None, None]);
-                h.tx.set_tag(TAG ^ e as u64);
-                h.rx.attach(&m, self.base.get(), TAG ^ (1 - e) as u64);
-                h.attached.set(true);
-            }
-            Act::Ready => {
-                if h.rx.declare_ready(&m, &port) {
-                    self.note("ready");
-                    assert!(
-                        !h.busy[RECV].get()
-                            || !self.nested.get()
-                            || h.rx.natives.load(Relaxed) == 0
-                    );
-                }
-            }
-            // (A shim bars the connection when it shuts it.)
-            Act::TryUp if self.far.is_some() && h.wr_shut.get() => {}
-            Act::TryUp => self.try_up(e),
-            Act::Down => done(h.tx.down(&m, &port)),
-            Act::Look => done(h.tx.look(&m, &port)),
-            Act::WantDown => h.rx.want_down(&m, &port),
-            Act::UnwantDown => h.rx.unwant_down(&m, &port),
-            Act::Probe => {
-                let _ = h.rx.probe(&m, &port);
-            }
-            Act::Revoke => match h.rx.revoke(&m, &port) {
-                Ok(Revoked::Clear) => {
-                    assert!(!h.rx.engaged());
-                    if h.revoking.replace(false) {
-                        self.note("revoked after waiting");
-                    }
-                }
-                Ok(Revoked::Pending) => h.revoking.set(true),
-                Ok(Revoked::Impossible) => {
-                    self.note("revocation impossible");
-                    h.revoking.set(false);
-                }
-                Err(r) => self.spoilt(e, r),
-            },
-            Act::Move { log2 } => {
-                if h.tx.can_move(&m) {
-                    self.note("moved");
-                    let loc = self.parties[e].alloc(*log2);
-                    h.locs.borrow_mut().push(loc);
-                    if let Some(freed) = h.tx.move_to(&m, loc) {
-                        h.locs.borrow_mut().retain(|l| *l != freed);
-                        self.parties[e].release(freed);
-                    }
-                }
-            }
-            Act::ShutWr | Act::Close => {
-                // As the shim: what a revocation made plain has to be on TCP before the FIN.
-                if h.attached.get() {
-                    let before = h.tx.mode.load(Relaxed);
-                    h.finishing.set(true);
-                    done(h.tx.finish(&m, &port));
-                    h.finishing.set(false);
-                    if h.tx.holds_fin(&m) {
-                        // Across nodes the end may be on its way already: nothing is sent any more,
-                        // and the FIN follows when the frame is out.
-                        let drain = link::lane::tx::mode::DRAIN;
-                        if self.far.is_some() && before != drain && h.tx.mode.load(Relaxed) == drain
-                        {
-                            h.fin_due.set(true);
-                            h.wr_shut.set(true);
-                        }
-                        return;
-                    }
-                    h.tx.shut(&m, &port);
-                }
-                if *act == Act::ShutWr {
-                    h.wr_shut.set(true);
-                    self.net.borrow_mut().fin(e);
-                } else {
-                    let unread = h.attached.get() && h.rx.ring_unread(&m) > 0;
-                    if h.attached.get() {
-                        h.rx.close(&m, &port);
-                    }
-                    h.closed.set(true);
-                    self.net.borrow_mut().close(e);
-                    if unread {
-                        self.net.borrow_mut().rst();
-                    }
-                }
-            }
-            other => unreachable!("{other:?}"),
-        }
-    }
-
-    fn try_up(&self, e: usize) {
-        let h = &self.host[e];
-        match h.tx.try_up(&self.memory(e), &Wire { w: self, e }) {
-            Ok(true) => self.note("up"),
-            Ok(false) => {}
-            Err(r) => panic!("end {e}: {r:?}: a byte was counted wrongly"),
-        }
     }
 
     fn live(&self, e: usize) -> bool {

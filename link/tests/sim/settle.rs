@@ -28,19 +28,21 @@ impl World {
         };
         let mut seen = [None; 2];
         let mut out = [false; 2];
+        let mut still = 0;
         for round in 0.. {
             assert!(round < 100_000, "it never settles");
             let moved = {
                 let mut n = self.net.borrow_mut();
                 n.deliver(0, usize::MAX) | n.deliver(1, usize::MAX)
-            } | carry();
+            } | carry()
+                | self.keep_both(true);
             let mut ran = false;
             for e in 0..2 {
                 let h = &self.host[e];
                 if !self.live(e) {
                     continue;
                 }
-                if h.revoking.get() && !self.live(1 - e) && !moved {
+                if h.revoking.get() && !self.live(1 - e) && !moved && !self.keep_both(false) {
                     h.failed.set(true); // the deadline of the hand-over has passed
                     self.note("hand-over failed");
                     continue;
@@ -49,6 +51,7 @@ impl World {
                     &self.peer[e].control().unwrap().seq[LANE as usize / link::layout::GROUP].0,
                 );
                 let awake = seen[e] != Some(seq)
+                    || (self.forsaken(e) && !h.lost.get())
                     || (self.net.borrow().readable(e) && !h.eof.get())
                     || (out[e] && self.net.borrow().writable(e));
                 if awake {
@@ -57,7 +60,10 @@ impl World {
                     out[e] = self.turn(e, &mut todo[e], promote);
                 }
             }
-            if !moved && !ran {
+            still = if moved { 0 } else { still + 1 };
+            // (Bytes that it may not take keep a hand-over that waits awake.)
+            let gave_up = still > 3 && self.give_up();
+            if !moved && !ran && !self.keep_both(false) && !gave_up && still > 4 {
                 break;
             }
         }
@@ -87,14 +93,45 @@ impl World {
         }
     }
 
+    /// The daemons do what there is to do for their ends. `true`: something was done.
+    fn keep_both(&self, patient: bool) -> bool {
+        let mut any = false;
+        for e in [0, 1] {
+            self.calls.set(0);
+            let before = self.kept(e);
+            self.keep(e, patient);
+            any |= self.kept(e) != before;
+        }
+        any
+    }
+
+    /// Whoever waits for words that died with a daemon has a deadline. `true`: it has passed now.
+    fn give_up(&self) -> bool {
+        let waits = |h: &&super::Host| h.revoking.get() && !h.failed.get();
+        let mut any = false;
+        for h in self
+            .host
+            .iter()
+            .filter(waits)
+            .filter(|_| self.any_forsaken())
+        {
+            h.failed.set(true);
+            self.note("hand-over failed");
+            any = true;
+        }
+        any
+    }
+
     /// One turn of an event loop. `true`: wants to know when TCP is writable.
     fn turn(&self, e: usize, todo: &mut usize, promote: bool) -> bool {
         let h = &self.host[e];
         let mut out = false;
         self.calls.set(0);
+        self.hears(e);
         if h.attached.get() {
             match h.tx.look(&self.memory(e), &Wire { w: self, e }) {
-                Ok(p) => out |= p == Progress::Blocked,
+                // (Its daemon rings when it has got on.)
+                Ok(p) => out |= p == Progress::Blocked && !h.tx.awaits(&self.memory(e)),
                 Err(r) => self.spoilt(e, r),
             }
             let m = self.memory(e);
@@ -119,11 +156,12 @@ impl World {
             if !self.send(e, (*todo).min(9000), promote) {
                 if h.attached.get()
                     && h.tx.is_up()
+                    && !h.tx.awaits(&self.memory(e))
                     && h.tx.want_space(&self.memory(e), &Wire { w: self, e })
                 {
                     continue;
                 }
-                out |= !h.tx.is_up();
+                out |= !h.tx.is_up() && !h.tx.awaits(&self.memory(e));
                 break;
             }
             *todo -= (h.sent.get() - before) as usize;

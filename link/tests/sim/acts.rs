@@ -1,0 +1,168 @@
+//! What an end does under its locks.
+
+use super::keep::Ending;
+use super::{Act, Wire, World, RECV, TAG};
+use link::lane::rx::Revoked;
+use link::lane::tx::mode;
+use link::lane::Progress;
+use link::reason::Reason;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl World {
+    pub(super) fn locked(&self, e: usize, act: &Act) {
+        let h = &self.host[e];
+        let (m, port) = (self.memory(e), Wire { w: self, e });
+        let done =
+            |r: Result<Progress, Reason>| r.map(|_| ()).unwrap_or_else(|r| self.spoilt(e, r));
+        match act {
+            // It comes from a daemon.
+            Act::Attach { .. } if self.any_forsaken() => {}
+            Act::Ready | Act::TryUp if h.lost.get() => {}
+            Act::ShutWr | Act::Close if self.keepers.is_some() => self.end(e, *act == Act::Close),
+            Act::Attach { log2 } => {
+                let loc = self.parties[e].alloc(*log2);
+                h.locs.borrow_mut().push(loc);
+                assert_eq!(h.tx.attach(&m, self.base.get(), loc), [None, None]);
+                h.tx.set_tag(TAG ^ e as u64);
+                h.rx.attach(&m, self.base.get(), TAG ^ (1 - e) as u64);
+                h.attached.set(true);
+            }
+            Act::Ready => {
+                if h.rx.declare_ready(&m, &port) {
+                    self.note("ready");
+                    assert!(
+                        !h.busy[RECV].get()
+                            || !self.nested.get()
+                            || h.rx.natives.load(Relaxed) == 0
+                    );
+                }
+            }
+            // (A shim bars the connection when it shuts it.)
+            Act::TryUp if self.far.is_some() && h.wr_shut.get() => {}
+            Act::TryUp => self.try_up(e),
+            Act::Down => done(h.tx.down(&m, &port)),
+            Act::Look => done(h.tx.look(&m, &port)),
+            Act::WantDown => h.rx.want_down(&m, &port),
+            Act::UnwantDown => h.rx.unwant_down(&m, &port),
+            Act::Probe => {
+                let _ = h.rx.probe(&m, &port);
+            }
+            Act::Revoke => match h.rx.revoke(&m, &port) {
+                Ok(Revoked::Clear) => {
+                    assert!(!h.rx.engaged());
+                    if h.revoking.replace(false) {
+                        self.note("revoked after waiting");
+                    }
+                }
+                Ok(Revoked::Pending) => h.revoking.set(true),
+                Ok(Revoked::Impossible) => {
+                    self.note("revocation impossible");
+                    h.revoking.set(false);
+                }
+                Err(r) => self.spoilt(e, r),
+            },
+            Act::Move { log2 } => {
+                if h.tx.can_move(&m) {
+                    self.note("moved");
+                    let loc = self.parties[e].alloc(*log2);
+                    h.locs.borrow_mut().push(loc);
+                    if let Some(freed) = h.tx.move_to(&m, loc) {
+                        h.locs.borrow_mut().retain(|l| *l != freed);
+                        self.parties[e].release(freed);
+                    }
+                }
+            }
+            Act::ShutWr | Act::Close => {
+                // As the shim: what a revocation made plain has to be on TCP before the FIN.
+                if h.attached.get() {
+                    let before = h.tx.mode.load(Relaxed);
+                    h.finishing.set(true);
+                    done(h.tx.finish(&m, &port));
+                    h.finishing.set(false);
+                    if h.tx.holds_fin(&m) {
+                        // Across nodes the end may be on its way already: nothing is sent any more,
+                        // and the FIN follows when the frame is out.
+                        let drain = link::lane::tx::mode::DRAIN;
+                        if self.far.is_some() && before != drain && h.tx.mode.load(Relaxed) == drain
+                        {
+                            h.fin_due.set(true);
+                            h.wr_shut.set(true);
+                        }
+                        return;
+                    }
+                    h.tx.shut(&m, &port);
+                }
+                if *act == Act::ShutWr {
+                    h.wr_shut.set(true);
+                    self.net.borrow_mut().fin(e);
+                } else {
+                    let unread = h.attached.get() && h.rx.ring_unread(&m) > 0;
+                    if h.attached.get() {
+                        h.rx.close(&m, &port);
+                    }
+                    h.closed.set(true);
+                    self.net.borrow_mut().close(e);
+                    if unread {
+                        self.net.borrow_mut().rst();
+                    }
+                }
+            }
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    pub(super) fn try_up(&self, e: usize) {
+        let h = &self.host[e];
+        match h.tx.try_up(&self.memory(e), &Wire { w: self, e }) {
+            Ok(true) => self.note("up"),
+            Ok(false) => {}
+            Err(r) => panic!("end {e}: {r:?}: a byte was counted wrongly"),
+        }
+    }
+
+    /// The application shuts down or closes, and there is custody: as `shim/src/fdops/far.rs`.
+    fn end(&self, e: usize, close: bool) {
+        let h = &self.host[e];
+        let (m, port) = (self.memory(e), Wire { w: self, e });
+        let mut reset = false;
+        if h.attached.get() {
+            if let Err(r) = h.tx.look(&m, &port) {
+                return self.spoilt(e, r);
+            }
+            if h.tx.mode.load(Relaxed) != mode::TCP && self.forsaken(e) {
+                // The shim waits here until TCP has it all, or gives up with a reset.
+                if !close {
+                    h.fin_due.set(true);
+                    h.wr_shut.set(true);
+                }
+                return;
+            }
+            if close {
+                if h.rx.engaged() {
+                    let _ = h.rx.probe(&m, &port);
+                }
+                reset = h.rx.ring_unread(&m) > 0;
+                h.rx.close(&m, &port);
+            }
+        }
+        match close {
+            true => h.closed.set(true),
+            false => h.wr_shut.set(true),
+        }
+        let how = if close { Ending::Over } else { Ending::Shut };
+        let later = h.tx.mode.load(Relaxed) != mode::TCP;
+        if !reset && later && self.leave_to_keeper(e, how) {
+            return;
+        }
+        // (The daemon has died just now: the shim might yet put everything on TCP.)
+        reset |= later;
+        let mut net = self.net.borrow_mut();
+        match close {
+            true => net.close(e),
+            false => net.fin(e),
+        }
+        if reset {
+            net.rst();
+        }
+    }
+}
