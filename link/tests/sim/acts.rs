@@ -124,7 +124,7 @@ impl World {
     fn end(&self, e: usize, close: bool) {
         let h = &self.host[e];
         let (m, port) = (self.memory(e), Wire { w: self, e });
-        let mut unread = false;
+        let mut reset = false;
         if h.attached.get() {
             if let Err(r) = h.tx.look(&m, &port) {
                 return self.spoilt(e, r);
@@ -141,7 +141,7 @@ impl World {
                 if h.rx.engaged() {
                     let _ = h.rx.probe(&m, &port);
                 }
-                unread = h.rx.ring_unread(&m) > 0;
+                reset = h.rx.ring_unread(&m) > 0;
                 h.rx.close(&m, &port);
             }
         }
@@ -151,15 +151,17 @@ impl World {
         }
         let how = if close { Ending::Over } else { Ending::Shut };
         let later = h.tx.mode.load(Relaxed) != mode::TCP;
-        if !unread && later && self.leave_to_keeper(e, how) {
+        if !reset && later && self.leave_to_keeper(e, how) {
             return;
         }
+        // (The daemon has died just now: the shim might yet put everything on TCP.)
+        reset |= later;
         let mut net = self.net.borrow_mut();
         match close {
             true => net.close(e),
             false => net.fin(e),
         }
-        if unread {
+        if reset {
             net.rst();
         }
     }
