@@ -118,8 +118,7 @@ pub struct TxWords {
     pub state: AtomicU64,
     /// Kernel byte position at which TCP ended for this epoch.
     pub up_kpos: AtomicU64,
-    /// Ring cursor of the first byte of this epoch. Across nodes, as soon as a frame is begun: the
-    /// cursor that it names.
+    /// Ring cursor of the first byte of this epoch.
     pub up_start: AtomicU64,
     /// Two ring locations (`Loc::pack`); number `loc_seq & 1` is the newest.
     pub loc: [AtomicU64; 2],

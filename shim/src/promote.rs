@@ -250,17 +250,16 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
         later(c, Reason::Memory, 50);
         return false;
     };
-    // The daemon finishes what we cannot, and so has to have the socket before anything goes up.
-    if link.is_far() && !control::lane_held(link, lane_no, l.fd.load(Relaxed)) {
-        link.free(loc);
-        c.flags.fetch_and(!flag::REGISTERED, Relaxed);
-        later(c, Reason::TimeoutDaemon, 50);
-        return false;
-    }
     slot[0].store(loc.pack(), Relaxed);
     c.tx.attach(&m, epoch, loc);
     c.tx.set_tag(tag);
     c.rx.attach(&m, epoch, tag);
+    // The daemon finishes what we cannot, and so has to have the socket before anything goes up.
+    if link.is_far() && !control::lane_held(link, lane_no, l.fd.load(Relaxed)) {
+        c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+        later(c, Reason::TimeoutDaemon, 50); // the ring is freed at the slot's next use
+        return false;
+    }
     c.tag.store(tag, Relaxed);
     c.epoch.store(epoch, Relaxed);
     c.link.store(link.id.load(Relaxed), Relaxed);

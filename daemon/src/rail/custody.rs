@@ -250,7 +250,13 @@ impl Rails {
         let (mut tx, work) = (Box::<TxState>::default(), Work::Adopt);
         let work = match &mut l.custody {
             None if through(&m, state) => Work::End,
-            None if !take(&m, state, || !over && locked(&l.who)) => return true,
+            None if !take(&m, state, || !over && locked(&l.who)) => {
+                // Who met our word in that moment is told that it is gone.
+                if bank.shore.publish(at.1) {
+                    link::doorbell::ring(bank.bell.as_fd());
+                }
+                return true;
+            }
             None => work,
             Some(c) => {
                 let at_kernel = c.tx.kpos.load(Relaxed);

@@ -5,7 +5,7 @@ use crate::links::{Link, Sock, GONE};
 use crate::{control, epoll, lock, sys, table};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, Conn};
-use link::lane::{rx, tx};
+use link::lane::tx;
 use link::reason::Reason;
 
 /// The way to the other node is gone, or the daemon that knows it: everything goes on over TCP,
@@ -28,9 +28,7 @@ pub(super) fn gone(i: u32, c: &Conn, link: &Link) {
         shut_late(c, fd);
     }
     if let Some(_g) = lock::lock(&c.rx.lock) {
-        if c.rx.mode.load(Relaxed) == rx::mode::READY {
-            let _ = c.rx.revoke(&m, &port); // nobody will switch up to us any more
-        }
+        spoilt = spoilt.or(c.rx.forsake(&m).err());
     }
     match spoilt {
         Some(r) => crate::io::reset(c, fd, r),
