@@ -152,6 +152,18 @@ impl Links {
         party.is_far().then_some(party)
     }
 
+    /// Does something as that party. For a link that is gone: nothing.
+    pub fn as_far(
+        &mut self,
+        id: u64,
+        step: impl FnOnce(&mut Links, PartyId) -> Result<(), Violation>,
+    ) -> Result<(), Violation> {
+        match self.far_party(id) {
+            Some(p) => step(self, p),
+            None => Ok(()),
+        }
+    }
+
     /// Lanes in use.
     pub fn lanes(&self) -> u64 {
         self.lanes
@@ -399,10 +411,7 @@ impl Links {
     fn tear_down(&mut self, id: u64, dead: Option<PartyId>, out: &mut Out) {
         let slots = self.links.get(&id).map_or(0, |l| l.slots.len());
         for slot in 0..slots {
-            let unoffered = |l: &Link| l.slots[slot].now.as_ref().is_some_and(|u| !u.offered);
-            if self.links.get(&id).is_some_and(unoffered) {
-                self.cancel(id, slot, out);
-            }
+            self.abandon(id, slot as u32, out);
         }
         let Some(link) = self.links.remove(&id) else {
             return;

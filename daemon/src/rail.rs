@@ -342,6 +342,7 @@ impl Rails {
         if let Some(d) = &mut self.devices {
             d.changed(changes, &mut news);
         }
+        self.watch_devices();
         self.take_news(news);
     }
 

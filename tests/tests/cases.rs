@@ -107,7 +107,8 @@ fn killed_beside_others() -> Result<()> {
         bad.running.kill();
         until("only the good ones are left", LIMIT, || {
             d.promoted_now() == 8
-        })?;
+        })
+        .with_context(|| d.picture())?;
     }
     std::fs::write(&file, b"")?;
     let (bytes, _) = good.finish(LIMIT)?;

@@ -36,7 +36,6 @@ impl Core {
     }
 
     fn effect(&mut self, e: Effect) {
-        let far = |s: &Self, link| s.links.far_party(link);
         let mut out = Out::default();
         let links = &mut self.links;
         // A link that is gone is no news here: its last messages cross on the way.
@@ -47,22 +46,18 @@ impl Core {
                 }
                 Ok(())
             }
-            Effect::Mapped { link, chunk } => match far(self, link) {
-                Some(p) => self.links.mapped(p, link, FAR, chunk, &mut out),
-                None => Ok(()),
-            },
-            Effect::PeerMapped { link, chunk } => match far(self, link) {
-                Some(p) => self.links.peer_mapped(p, link, FAR, chunk, &mut out),
-                None => Ok(()),
-            },
-            Effect::WantChunk { link } => match far(self, link) {
-                Some(p) => self.links.want_chunk(p, link, FAR, &mut out),
-                None => Ok(()),
-            },
-            Effect::TearDown { link } => match far(self, link) {
-                Some(p) => self.links.link_failed(p, link, FAR, &mut out),
-                None => Ok(()),
-            },
+            Effect::Mapped { link, chunk } => {
+                links.as_far(link, |l, p| l.mapped(p, link, FAR, chunk, &mut out))
+            }
+            Effect::PeerMapped { link, chunk } => {
+                links.as_far(link, |l, p| l.peer_mapped(p, link, FAR, chunk, &mut out))
+            }
+            Effect::WantChunk { link } => {
+                links.as_far(link, |l, p| l.want_chunk(p, link, FAR, &mut out))
+            }
+            Effect::TearDown { link } => {
+                links.as_far(link, |l, p| l.link_failed(p, link, FAR, &mut out))
+            }
             Effect::Release { at, uses, tag } => {
                 links.release(at.0, at.1, uses, tag, &mut out);
                 Ok(())
@@ -78,10 +73,7 @@ impl Core {
                 self.decline(who, local, peer, retry_ms);
                 Ok(())
             }
-            Effect::Done { at } => match far(self, at.0) {
-                Some(p) => self.links.lane_done(p, at.0, FAR, at.1),
-                None => Ok(()),
-            },
+            Effect::Done { at } => links.as_far(at.0, |l, p| l.lane_done(p, at.0, FAR, at.1)),
             Effect::Unused { at, who } => {
                 if let Some(p) = self.parties.get_mut(&who.party) {
                     let msg = ToShim::LaneGone {

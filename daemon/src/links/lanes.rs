@@ -98,7 +98,7 @@ impl Links {
         }
     }
 
-    /// A lane to another node will not be, or its link is of no use any more.
+    /// Takes a lane back if it was not offered yet.
     pub fn abandon(&mut self, id: u64, slot: u32, out: &mut Out) {
         let unoffered = |l: &Link| {
             let now = l.slots.get(slot as usize).and_then(|s| s.now.as_ref());
@@ -192,17 +192,8 @@ impl Links {
 
     /// A connection ended before its lane was offered: the other end is told that it failed.
     pub fn forget(&mut self, who: ConnRef, out: &mut Out) {
-        let Some(&(id, slot, _)) = self.by_conn.get(&(who.party, who.conn, who.gen)) else {
-            return;
-        };
-        if let Some(l) = self.links.get_mut(&id) {
-            if l.slots
-                .get(slot as usize)
-                .and_then(|s| s.now.as_ref())
-                .is_some_and(|u| !u.offered)
-            {
-                self.cancel(id, slot as usize, out);
-            }
+        if let Some((id, slot)) = self.lane_of(who) {
+            self.abandon(id, slot, out);
         }
     }
 

@@ -132,12 +132,13 @@ impl Rails {
         }
     }
 
+    /// The lane in the making for this pairing.
+    fn making(&self, name: &Name, pair: u64) -> Option<Key> {
+        self.nodes.get(name)?.making.get(&pair).copied()
+    }
+
     pub(super) fn peer_lane(&mut self, name: &Name, pair: u64, theirs: (u32, u32, u64)) {
-        let at = self
-            .nodes
-            .get(name)
-            .and_then(|n| n.making.get(&pair))
-            .copied();
+        let at = self.making(name, pair);
         let possible = theirs.1 < USES;
         let found = at.and_then(|k| Some((k, self.lanes.get_mut(&k)?)));
         let Some((at, l)) = found.filter(|_| possible) else {
@@ -200,11 +201,7 @@ impl Rails {
     }
 
     pub(super) fn peer_go(&mut self, name: &Name, pair: u64) {
-        let at = self
-            .nodes
-            .get(name)
-            .and_then(|n| n.making.get(&pair))
-            .copied();
+        let at = self.making(name, pair);
         let connected = |k: &Key| {
             let l = self.lanes.get(k);
             l.is_some_and(|l| l.part == Part::Taker && l.theirs.is_some() && l.engine.is_some())
@@ -352,11 +349,8 @@ impl Rails {
 
     /// Nothing of the lane is left in the engine.
     pub(super) fn removed(&mut self, at: Key) {
-        if self
-            .lanes
-            .get(&at)
-            .is_some_and(|l| l.stage == Stage::Leaving)
-        {
+        let leaving = |l: &Lane| l.stage == Stage::Leaving;
+        if self.lanes.get(&at).is_some_and(leaving) {
             self.lanes.remove(&at);
             self.out.push(Effect::Done { at });
             self.leave_bank(at.0);

@@ -64,10 +64,15 @@ impl Rails {
             });
             n.pair.doze();
         }
-        if let Some(d) = &self.devices {
+        self.dozing = true;
+    }
+
+    /// Devices may have been opened: their events wake us, too. (A descriptor leaves the set when its
+    /// device is closed.)
+    pub(super) fn watch_devices(&self) {
+        if let (Some(set), Some(d)) = (&self.set, &self.devices) {
             d.event_fds().for_each(|fd| add(set, fd, DEVICE));
         }
-        self.dozing = true;
     }
 
     /// Takes [`Rails::doze`] back, and in what has woken us. Whether a device has something to say.
@@ -184,6 +189,7 @@ pub async fn run(shared: Shared) {
     };
     if let Some(r) = &mut shared.borrow_mut().rails {
         r.set = set.get_ref().try_clone().ok();
+        r.watch_devices();
     }
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut worked_at = 0;
