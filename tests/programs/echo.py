@@ -60,8 +60,16 @@ class State:
         self.hash, self.out, self.eof = hashlib.sha256(), bytearray(), False
 
 
-def step(conn, st, readable, writable):
-    """Non-blocking progress. Returns False when the connection is finished."""
+def step(conn, st, readable):
+    """Non-blocking progress. Returns False when the connection is finished. A client that was
+    killed is no concern of the others: its reset ends its own connection only."""
+    try:
+        return progress(conn, st, readable)
+    except ConnectionError:
+        return False
+
+
+def progress(conn, st, readable):
     if readable and not st.eof:
         try:
             data = conn.recv(65536)
@@ -92,7 +100,7 @@ def serve_selector(listener, selector):
                 selector.register(conn, selectors.EVENT_READ, State())
                 continue
             conn, st = key.fileobj, key.data
-            if not step(conn, st, mask & selectors.EVENT_READ, mask & selectors.EVENT_WRITE):
+            if not step(conn, st, mask & selectors.EVENT_READ):
                 selector.unregister(conn)
                 conn.close()
                 continue
