@@ -202,6 +202,20 @@ impl Addr {
     }
 }
 
+impl Table {
+    /// A lane of this entry ends: its bytes are counted in the sums from now on. Moved, not copied:
+    /// another process may hold the entry on, and readers add up both.
+    pub fn count_ended(&self, c: &Conn) {
+        let all = &self.header.stats;
+        for (sum, own) in [
+            (&all.lane_tx, &c.tx.ring_bytes),
+            (&all.lane_rx, &c.rx.ring_bytes),
+        ] {
+            sum.fetch_add(own.swap(0, Relaxed), Relaxed);
+        }
+    }
+}
+
 impl Conn {
     /// Copies the entry; `None` if it is not in use, or changed hands while it was read. For the
     /// daemon: every value is hostile until checked.

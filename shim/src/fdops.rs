@@ -163,6 +163,8 @@ fn last_close(fd: i32, i: u32) {
         c.rx.close(&m, &port);
         c.tx.shut(&m, &port);
     }
+    // Before readers do not see the entry any more: telling the daemon takes its time.
+    table::table().iter().for_each(|t| t.count_ended(c));
     c.state.store(state::BUSY, Relaxed);
     promote::end_lane(i);
     table::free(i);

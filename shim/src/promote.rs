@@ -551,15 +551,7 @@ pub fn end_lane(i: u32) {
         if c.flags.load(Relaxed) & flag::PROMOTED != 0 {
             t.header.stats.ended_promoted.fetch_add(1, Relaxed);
         }
-        // Moved, not copied: another process may hold the entry on, and readers add up both.
-        t.header
-            .stats
-            .lane_tx
-            .fetch_add(c.tx.ring_bytes.swap(0, Relaxed), Relaxed);
-        t.header
-            .stats
-            .lane_rx
-            .fetch_add(c.rx.ring_bytes.swap(0, Relaxed), Relaxed);
+        t.count_ended(c);
     }
     l.link.store(core::ptr::null_mut(), Release);
 }

@@ -212,10 +212,13 @@ fn sweep(t: &Table) {
         }
         dead > 0 && c.forks.load(SeqCst) == 0
     };
-    if abandoned()
-        && c.state
-            .compare_exchange(s, state::BUSY, AcqRel, Relaxed)
-            .is_ok()
+    if !abandoned() {
+        return;
+    }
+    t.count_ended(c);
+    if c.state
+        .compare_exchange(s, state::BUSY, AcqRel, Relaxed)
+        .is_ok()
     {
         // Once more, now that nobody else takes it: it may have changed hands meanwhile.
         if !abandoned() {

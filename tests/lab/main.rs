@@ -65,6 +65,10 @@ const TESTS: &[(&str, Test)] = &[
         across::rails::both_rails_cut_under_load,
     ),
     (
+        "across::rails_cut_in_doubt",
+        across::rails::rails_cut_in_doubt,
+    ),
+    (
         "across::a_carrier_lost_under_load",
         across::rails::a_carrier_lost_under_load,
     ),

@@ -323,6 +323,10 @@ impl Rails {
                     self.fail(k, reason);
                 }
             }
+            Event::Settled { lane, stands } => {
+                let what = if stands { "it stands" } else { "it never came" };
+                tracing::info!("peer {name}: lane {lane:#x}: a switch was in doubt: {what}");
+            }
             Event::Flushed { .. } => self.tend_at = 0,
             Event::PeerClosed { lane, used } => {
                 if let Some(k) = n.lanes.get(&lane).copied() {

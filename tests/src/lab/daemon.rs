@@ -110,10 +110,15 @@ impl Daemon {
             .with_context(|| self.picture())
     }
 
+    /// What it has said about itself so far.
+    pub fn said(&self) -> String {
+        self.running.stderr()
+    }
+
     /// For the messages of failed tests.
     pub fn picture(&self) -> String {
         let rows = self.tool("ss -e").unwrap_or_else(|e| format!("{e:#}"));
         let log = self.tool("log").unwrap_or_else(|e| format!("{e:#}"));
-        format!("{rows}{:?}\n{log}{}", self.stats(), self.running.stderr())
+        format!("{rows}{:?}\n{log}{}", self.stats(), self.said())
     }
 }

@@ -113,6 +113,12 @@ pub enum Event {
         lane: LaneId,
         fault: Fault,
     },
+    /// A switch of this lane was in doubt when the last link broke, and the peer's daemon has said
+    /// what became of it: it stands, or it never came.
+    Settled {
+        lane: LaneId,
+        stands: bool,
+    },
     /// After [`super::Pair::finish`]: everything up to `head` is in the peer's ring, and its reader has
     /// been shown it.
     Flushed {

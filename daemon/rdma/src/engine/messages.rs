@@ -149,6 +149,12 @@ impl<P: Provider> Pair<P> {
                     return;
                 };
                 if lane.works() {
+                    if lane.out.asks((epoch, attempt)) {
+                        self.event(Event::Settled {
+                            lane: token,
+                            stands,
+                        });
+                    }
                     let r = self.on_switch_answer(&mut lane, (epoch, attempt), stands);
                     if let Err(fault) = r {
                         self.fail_lane(token, &mut lane, fault);

@@ -142,6 +142,11 @@ impl Out {
         }
     }
 
+    /// Is this the switch that waits for an answer?
+    pub fn asks(&self, which: (u32, u32)) -> bool {
+        matches!(&self.phase, Phase::Asking(a) if (a.epoch, a.attempt) == which)
+    }
+
     /// Is what we write now perhaps in the peer's ring already?
     pub fn repeats(&self) -> bool {
         self.announced < self.high
@@ -446,7 +451,7 @@ impl<P: Provider> Pair<P> {
         let Phase::Asking(a) = lane.out.phase else {
             return Ok(()); // answered twice, by link and by control channel
         };
-        if which != (a.epoch, a.attempt) {
+        if !lane.out.asks(which) {
             return Ok(());
         }
         if !a.doubt {
