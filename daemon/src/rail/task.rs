@@ -1,7 +1,7 @@
 //! The task that polls the engines, and how it sleeps.
 //!
-//! While there is work, or was a moment ago and processors are not scarce, it polls; the daemon's
-//! other tasks have their turn in between. Otherwise it asks the completion queues for a
+//! While there is work, or was a moment ago, it polls, if there is more than one processor; the
+//! daemon's other tasks have their turn in between. Otherwise it asks the completion queues for a
 //! notification, counts itself asleep on every link, polls once more, and sleeps on all their
 //! descriptors until something comes or is due.
 
@@ -20,6 +20,8 @@ use underpass_rdma::verbs::{CompletionQueue, DeviceId};
 /// Polls on for so long after the last work, where there is more than one processor: longer than a
 /// wake-up costs (about 50 µs).
 const SPIN_NS: u64 = 60_000;
+/// Where there is only one processor: rounds with work until others have their turn.
+const TURNS: u32 = 4;
 /// Without work, engines are polled this often for what only time brings.
 const IDLE_NS: u64 = 100_000_000;
 /// Devices are looked at this often.
@@ -75,11 +77,15 @@ impl Rails {
         }
     }
 
-    /// Takes [`Rails::doze`] back, and in what has woken us. Whether a device has something to say.
-    fn rouse(&mut self) -> bool {
+    /// Takes [`Rails::doze`] back.
+    fn rouse(&mut self) {
         if std::mem::take(&mut self.dozing) {
             self.nodes.values().for_each(|n| n.pair.rouse());
         }
+    }
+
+    /// Takes in what has woken us. Whether a device has something to say.
+    fn woken(&mut self) -> bool {
         let Some(set) = &self.set else { return false };
         let mut device = false;
         let mut ready = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
@@ -193,6 +199,11 @@ pub async fn run(shared: Shared) {
     }
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut worked_at = 0;
+    let mut rounds = 0u32;
+    // One timer that is only ever set to an earlier time or when it is over: it wakes us too early
+    // now and then, which costs less than setting it before every sleep.
+    let mut timer = std::pin::pin!(tokio::time::sleep(Duration::ZERO));
+    let mut due = 0;
     loop {
         let t = now();
         let Some(p) = shared.borrow_mut().poll_rails(t) else {
@@ -201,29 +212,47 @@ pub async fn run(shared: Shared) {
         if p.worked {
             worked_at = t;
         }
-        if p.worked || processors > 1 && t < worked_at + SPIN_NS {
+        if processors > 1 && t < worked_at + SPIN_NS {
             tokio::task::yield_now().await;
             continue;
         }
         if let Some(r) = &mut shared.borrow_mut().rails {
             r.doze();
         }
-        let p = shared.borrow_mut().poll_rails(now());
-        if let Some(p) = p.filter(|p| !p.worked) {
-            let next = Duration::from_nanos(p.next.saturating_sub(now()));
+        let t = now();
+        let Some(p) = shared.borrow_mut().poll_rails(t) else {
+            return;
+        };
+        let mut ready = false;
+        if p.worked {
+            worked_at = t;
+            rounds += 1;
+            if rounds.is_multiple_of(TURNS) {
+                tokio::task::yield_now().await; // the daemon's other tasks have their turn
+            }
+        } else {
+            if due <= t || p.next < due {
+                due = p.next;
+                let left = Duration::from_nanos(due.saturating_sub(t));
+                timer.as_mut().reset(tokio::time::Instant::now() + left);
+            }
             tokio::select! {
-                ready = set.readable() => {
-                    if let Ok(mut ready) = ready {
-                        ready.clear_ready();
+                r = set.readable() => {
+                    if let Ok(mut r) = r {
+                        r.clear_ready();
                     }
+                    ready = true;
                 }
                 () = kick.notified() => {}
-                () = tokio::time::sleep(next) => {}
+                () = &mut timer => due = 0,
             }
         }
-        let stale = shared.borrow_mut().rails(|r| match r.rouse() {
-            true => r.device_events(),
-            false => Vec::new(),
+        let stale = shared.borrow_mut().rails(|r| {
+            r.rouse();
+            match ready && r.woken() {
+                true => r.device_events(),
+                false => Vec::new(),
+            }
         });
         for id in stale.into_iter().flatten() {
             let _ = tell.send(id);
