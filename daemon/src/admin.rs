@@ -264,8 +264,9 @@ pub struct RailStats {
     pub port: u8,
     /// Links that work now, by peer node.
     pub links: Vec<RailLinks>,
-    /// RDMA writes that were acknowledged, and their bytes.
+    /// RDMA writes that were acknowledged.
     pub writes: u64,
+    /// Bytes of lanes that were acknowledged: written, or behind messages.
     pub bytes: u64,
     pub messages_sent: u64,
     pub messages_received: u64,

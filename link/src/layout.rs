@@ -206,6 +206,20 @@ impl Loc {
         1 << self.log2
     }
 
+    /// Where the bytes `[at, at + n)` of the direction lie in the chunk: before the ring's end and, if
+    /// they go on there, at its beginning. `None`: more than the ring holds.
+    pub fn pieces(self, at: u64, n: usize) -> Option<[core::ops::Range<usize>; 2]> {
+        let (begin, size) = (self.page as usize * 4096, self.bytes());
+        let offset = (at & (size as u64 - 1)) as usize;
+        let first = n.min(size - offset);
+        (n <= size).then(|| {
+            [
+                begin + offset..begin + offset + first,
+                begin..begin + n - first,
+            ]
+        })
+    }
+
     /// Does the ring lie inside a chunk of `chunk_bytes`?
     pub const fn fits(self, chunk_bytes: usize) -> bool {
         (self.page as usize) * 4096 + self.bytes() <= chunk_bytes
@@ -215,6 +229,22 @@ impl Loc {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_wrap() {
+        let l = Loc {
+            chunk: 1,
+            page: 2,
+            log2: RING_LOG2_MIN,
+        };
+        let size = l.bytes();
+        assert_eq!(l.pieces(5, 7), Some([8197..8204, 8192..8192]));
+        let at = 3 * size as u64 - 2;
+        let end = 8192 + size;
+        assert_eq!(l.pieces(at, 5), Some([end - 2..end, 8192..8195]));
+        assert_eq!(l.pieces(at, size).unwrap()[1].len(), size - 2);
+        assert_eq!(l.pieces(0, size + 1), None);
+    }
 
     #[test]
     fn lines_do_not_share() {

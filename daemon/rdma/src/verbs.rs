@@ -30,7 +30,7 @@
 mod memory;
 mod types;
 
-pub use memory::{Buffer, Memory, Part};
+pub use memory::{Mapping, Memory, Part};
 pub use types::*;
 
 use std::os::fd::RawFd;

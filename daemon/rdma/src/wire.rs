@@ -5,14 +5,18 @@
 //! decoding never panics, refuses what it does not know, and refuses bytes that should be zero, so
 //! that every message has exactly one form.
 //!
+//! Only a snapshot may be longer: data of the lane follows it.
+//!
 //! Common to all: `0 type u8 | 1 length u8 = 44 | 2 seq u16 | 4 token u32 | … | 40 credits u16`. The
 //! token names a lane, a link or a region, by the number its receiver gave out; `credits` counts the
 //! receive buffers that the sender of the message has ever posted on this queue pair.
 
 use thiserror::Error;
 
-/// Bytes of every message.
+/// Bytes of every message, without data.
 pub const LEN: usize = 44;
+/// Bytes of a ring that may come right behind a snapshot, instead of by a write before it.
+pub const DATA_MAX: usize = 212;
 
 /// Flags of [`Cdc::flags`].
 pub mod flag {
@@ -27,10 +31,12 @@ pub mod flag {
     pub const WANT_LANDED: u8 = 8;
 }
 
-/// State of a lane, both directions: a snapshot, never an event.
+/// State of a lane, both directions: a snapshot, never an event. Only this message may have data: the
+/// last bytes before `head`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cdc {
-    /// Bytes that are in the peer's ring: every write of them precedes this message.
+    /// Bytes that are in the peer's ring: every write of them precedes this message, or they come with
+    /// it.
     pub head: u64,
     /// Bytes that our reader has consumed.
     pub cursor: u64,
@@ -123,7 +129,7 @@ pub struct Message {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Malformed {
-    #[error("a message of {0} bytes, not 44")]
+    #[error("a message of {0} bytes")]
     Length(usize),
     #[error("unknown message type {0:#04x}")]
     Type(u8),
@@ -252,9 +258,9 @@ impl Message {
         w.0
     }
 
-    /// Decodes a whole message.
-    pub fn decode(bytes: &[u8]) -> Result<Message, Malformed> {
-        let Ok(b) = <&[u8; LEN]>::try_from(bytes) else {
+    /// Decodes a whole message, and what comes behind it.
+    pub fn decode(bytes: &[u8]) -> Result<(Message, &[u8]), Malformed> {
+        let Some((b, data)) = bytes.split_first_chunk::<LEN>() else {
             return Err(Malformed::Length(bytes.len()));
         };
         if usize::from(b[1]) != LEN {
@@ -336,7 +342,14 @@ impl Message {
         if m.encode() != *b || !m.body.possible() {
             return Err(Malformed::Field(kind));
         }
-        Ok(m)
+        let most = match m.body {
+            Body::Cdc(_) => DATA_MAX,
+            _ => 0,
+        };
+        if data.len() > most {
+            return Err(Malformed::Length(bytes.len()));
+        }
+        Ok((m, data))
     }
 }
 
@@ -457,7 +470,8 @@ mod tests {
                 e.link = token; // the link's number is the token
             }
             let m = Message { seq, token, credits, body };
-            prop_assert_eq!(Message::decode(&m.encode()), Ok(m));
+            let b = m.encode();
+            prop_assert_eq!(Message::decode(&b), Ok((m, &[][..])));
         }
 
         /// Any bytes: no panic, and what is accepted has one form.
@@ -467,15 +481,25 @@ mod tests {
                 b[0] = [1, 2, 4, 6, 7, 9, 0xfe, 0x81, 0x82, 0x83, 0x84, 0x85, 0][usize::from(kind)];
                 b[1] = LEN as u8;
             }
-            if let Ok(m) = Message::decode(&b) {
+            if let Ok((m, _)) = Message::decode(&b) {
                 prop_assert_eq!(m.encode(), b);
             }
         }
 
         #[test]
-        fn other_lengths(b in proptest::collection::vec(any::<u8>(), 0..100)) {
-            if b.len() != LEN {
-                prop_assert_eq!(Message::decode(&b), Err(Malformed::Length(b.len())));
+        fn too_short(b in proptest::collection::vec(any::<u8>(), 0..LEN)) {
+            prop_assert_eq!(Message::decode(&b), Err(Malformed::Length(b.len())));
+        }
+
+        /// Data comes behind a snapshot only, and no more than there is room for.
+        #[test]
+        fn data(m in body(), data in proptest::collection::vec(any::<u8>(), 1..300)) {
+            let m = Message { seq: 1, token: 0, credits: 2, body: m };
+            let whole = [&m.encode()[..], &data].concat();
+            let fits = matches!(m.body, Body::Cdc(_)) && data.len() <= DATA_MAX;
+            match Message::decode(&whole) {
+                Ok((back, d)) => prop_assert!(fits && back == m && d == data),
+                Err(e) => prop_assert!(!fits, "{e}"),
             }
         }
     }

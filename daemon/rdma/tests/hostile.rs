@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 use underpass_rdma::engine::Control;
 use underpass_rdma::sim::{Faults, Rng};
-use underpass_rdma::wire::{Body, Message};
+use underpass_rdma::wire::{Body, Message, DATA_MAX, LEN};
 
 fn faults() -> Faults {
     Faults {
@@ -104,7 +104,7 @@ fn lies_about_one_lane() {
         let token = sim.lanes[0].ids[0];
         let mut rng = Rng(seed);
         sim.world.set_lie(move |node, bytes| {
-            let Ok(mut m) = Message::decode(bytes) else {
+            let Ok((mut m, _)) = Message::decode(bytes) else {
                 return;
             };
             let of_lane = bytes[0] >= 0x80;
@@ -118,7 +118,7 @@ fn lies_about_one_lane() {
                     Body::RingReply { place: Some(p), .. } if lied => p.offset |= 1 << 40,
                     _ => {}
                 }
-                bytes.copy_from_slice(&m.encode());
+                bytes[..LEN].copy_from_slice(&m.encode());
             }
         });
         sim.run(50_000, 0);
@@ -165,7 +165,7 @@ fn lies_about_everything() {
                 return;
             }
             match (rng.below(3), Message::decode(bytes)) {
-                (0, Ok(mut m)) => {
+                (0, Ok((mut m, _))) => {
                     lie_about(&mut m.body, &mut rng);
                     match rng.below(8) {
                         0 => m.token = lie(m.token.into(), &mut rng) as u32,
@@ -173,13 +173,16 @@ fn lies_about_everything() {
                         2 => m.seq = lie(m.seq.into(), &mut rng) as u16,
                         _ => {}
                     }
-                    bytes.copy_from_slice(&m.encode());
+                    bytes[..LEN].copy_from_slice(&m.encode());
                 }
                 (1, _) => {
                     let i = rng.below(bytes.len() as u64) as usize;
                     bytes[i] = rng.next_u64() as u8;
                 }
-                (_, _) if rng.one_in(10) => bytes.truncate(rng.below(44) as usize),
+                (_, _) if rng.one_in(10) => {
+                    let n = rng.below((LEN + DATA_MAX) as u64) as usize;
+                    bytes.resize(n, rng.next_u64() as u8);
+                }
                 _ => bytes[8..].fill_with(|| rng.next_u64() as u8),
             }
         });

@@ -11,6 +11,7 @@ use underpass_rdma::wire::{Body, Message};
 
 fn add(sum: &mut Counts, c: Counts) {
     sum.ring_bytes += c.ring_bytes;
+    sum.behind += c.behind;
     sum.ups += c.ups;
     sum.moves += c.moves;
     sum.link_downs += c.link_downs;
@@ -97,7 +98,7 @@ fn without_faults() {
         if cfg!(debug_assertions) { 100 } else { 1000 },
         true,
     );
-    assert!(c.ring_bytes > 0 && c.moves > 0);
+    assert!(c.ring_bytes > 0 && c.behind > 0 && c.moves > 0);
     assert_eq!((c.link_downs, c.no_rail, c.queries), (0, 0, 0));
 }
 
@@ -105,7 +106,7 @@ fn without_faults() {
 fn with_faults() {
     let n = if cfg!(debug_assertions) { 150 } else { 8000 };
     let c = seeds("with faults", 1000, n, false);
-    assert!(c.ring_bytes > 0 && c.moves > 0 && c.link_downs > 0 && c.no_rail > 0);
+    assert!(c.ring_bytes > 0 && c.behind > 0 && c.moves > 0 && c.link_downs > 0 && c.no_rail > 0);
     assert!(c.queries > 0 && c.removed_devices > 0);
 }
 
@@ -147,6 +148,47 @@ fn without_rails_at_the_end() {
     assert!(ring > 0);
 }
 
+/// Bytes came behind a message, the device has acknowledged it, and the link is destroyed before the
+/// daemon has looked: they are sent again.
+#[test]
+fn acknowledged_and_never_read() {
+    let mut seen = 0;
+    for seed in 0..if cfg!(debug_assertions) { 300 } else { 3000 } {
+        let faults = Faults {
+            delay_ns: 2_000,
+            ..Faults::default()
+        };
+        let mut sim = Sim::new(seed, 2, faults);
+        sim.never_shut();
+        sim.set_control(true);
+        while sim.behind(0) == 0 && !sim.all_done() {
+            sim.tick(true);
+        }
+        for _ in 0..Rng(seed).below(100) {
+            sim.tick(true);
+        }
+        sim.pause(1, 3_000_000);
+        let before = sim.behind(0);
+        for _ in 0..50 {
+            sim.tick(true);
+        }
+        seen += u64::from(sim.behind(0) > before);
+        let rail = seed as usize % sim::RAILS;
+        for up in [false, true] {
+            sim.set_port(1, rail, up);
+        }
+        sim.finish_alone();
+        for n in &sim.nodes {
+            assert_eq!(
+                (n.pair_failed, &n.faults[..]),
+                (None, &[][..]),
+                "seed {seed}"
+            );
+        }
+    }
+    assert!(seen > 20, "{seen}");
+}
+
 /// The one round trip in which a switch is in doubt: all rails are cut when the request is posted
 /// (it never arrives) or when the answer is (it has been taken).
 #[test]
@@ -163,7 +205,7 @@ fn the_switch_in_doubt() {
         let cut = Rc::new(Cell::new(false));
         let seen = cut.clone();
         sim.world.set_lie(
-            move |_, bytes| match Message::decode(bytes).map(|m| m.body) {
+            move |_, bytes| match Message::decode(bytes).map(|(m, _)| m.body) {
                 Ok(Body::Switch { .. }) => seen.set(seen.get() || !taken),
                 Ok(Body::SwitchReply { ok: true, .. }) => seen.set(seen.get() || taken),
                 _ => {}

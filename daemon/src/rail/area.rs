@@ -3,62 +3,15 @@
 
 use link::lane::{wake, Area, Memory as LaneMemory};
 use link::layout::{Control, Loc, CHUNKS, CONTROL_BYTES, GROUP, RING_LOG2_MAX, RING_LOG2_MIN};
-use rustix::mm::{MapFlags, ProtFlags};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 use underpass_rdma::engine::PartyMemory;
-use underpass_rdma::verbs::Memory;
+use underpass_rdma::verbs::{Mapping, Memory};
 
-/// A mapping of one chunk.
-pub struct Map {
-    addr: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: the mapping belongs to the value alone and is accessed through atomics, by raw copies, or by
-// a device.
-unsafe impl Send for Map {}
-// SAFETY: as above.
-unsafe impl Sync for Map {}
-
-// SAFETY: mapped in `new`, unmapped in `drop`; the files are ours and sealed against shrinking, and no
-// reference to their data is ever made.
-unsafe impl Memory for Map {
-    fn addr(&self) -> NonNull<u8> {
-        self.addr
-    }
-
-    fn len(&self) -> usize {
-        self.len
-    }
-}
-
-impl Map {
-    /// Maps `len` bytes of a memory file that this daemon has made.
-    pub fn new(fd: impl AsFd, len: usize, write: bool) -> rustix::io::Result<Self> {
-        let prot = match write {
-            true => ProtFlags::READ | ProtFlags::WRITE,
-            false => ProtFlags::READ,
-        };
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let p =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)? };
-        let addr = NonNull::new(p.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-        Ok(Map { addr, len })
-    }
-
-    fn control(&self) -> Option<NonNull<Control>> {
-        (self.len >= CONTROL_BYTES).then(|| self.addr.cast())
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length; regions over it hold the value, so none is left.
-        // An error would only mean that the memory stays.
-        let _ = unsafe { rustix::mm::munmap(self.addr.as_ptr().cast(), self.len) };
-    }
+/// The words at the beginning of an area's first chunk.
+fn control(m: &Mapping) -> Option<NonNull<Control>> {
+    (m.len() >= CONTROL_BYTES).then(|| m.addr().cast())
 }
 
 /// What both parties of a link have mapped, as this daemon sees it.
@@ -67,11 +20,11 @@ pub struct Areas {
     own: Area,
     app: Area,
     /// The mappings of both, by chunk.
-    maps: Mutex<[Vec<Arc<Map>>; 2]>,
+    maps: Mutex<[Vec<Arc<Mapping>>; 2]>,
 }
 
 impl Areas {
-    fn map(&self, own: bool, n: usize) -> Option<Arc<Map>> {
+    fn map(&self, own: bool, n: usize) -> Option<Arc<Mapping>> {
         let maps = self.maps.lock().unwrap_or_else(PoisonError::into_inner);
         maps[usize::from(own)].get(n).cloned()
     }
@@ -91,7 +44,7 @@ pub struct Shore {
 
 impl Shore {
     /// Enters a chunk, of our area or the process's. `None`: there is one, or it is none.
-    pub fn enter(&mut self, own: bool, n: u32, fd: &OwnedFd, bytes: u64) -> Option<Arc<Map>> {
+    pub fn enter(&mut self, own: bool, n: u32, fd: &OwnedFd, bytes: u64) -> Option<Arc<Mapping>> {
         let area = match own {
             true => &self.areas.own,
             false => &self.areas.app,
@@ -106,12 +59,12 @@ impl Shore {
         if maps.len() != n || n >= CHUNKS || n == 0 && len < CONTROL_BYTES {
             return None; // they come in order
         }
-        let map = Arc::new(Map::new(fd, len, own).ok()?);
+        let map = Arc::new(Mapping::of(fd, len, own).ok()?);
         // SAFETY: mapped for `len` bytes, page-aligned, and kept in `maps` as long as the area.
         unsafe {
             match n {
-                0 => area.set_control(map.addr.as_ptr().cast()),
-                n => area.set_chunk(n, map.addr.as_ptr(), len),
+                0 => area.set_control(map.addr().as_ptr().cast()),
+                n => area.set_chunk(n, map.addr().as_ptr(), len),
             }
         }
         maps.push(map.clone());
@@ -121,12 +74,12 @@ impl Shore {
     /// The control words, once both are mapped.
     pub fn words(&self) -> Option<PartyMemory> {
         let (app, own) = (self.areas.map(false, 0)?, self.areas.map(true, 0)?);
-        let (a, o) = (app.control()?, own.control()?);
+        let (a, o) = (control(&app)?, control(&own)?);
         // SAFETY: both are `CONTROL_BYTES` long, and live as long as what is kept here.
         Some(unsafe { PartyMemory::new(a, o, Arc::new((app, own))) })
     }
 
-    pub fn own_chunk(&self, n: u32) -> Option<Arc<Map>> {
+    pub fn own_chunk(&self, n: u32) -> Option<Arc<Mapping>> {
         self.areas.map(true, n as usize)
     }
 
@@ -236,9 +189,9 @@ mod tests {
         let other = crate::memfd::make("t", CONTROL_BYTES).unwrap();
         s.enter(false, 0, &other, CONTROL_BYTES as u64).unwrap();
         assert!(s.words().is_some());
-        let app = Map::new(&other, CONTROL_BYTES, true).unwrap();
+        let app = Mapping::of(&other, CONTROL_BYTES, true).unwrap();
         // SAFETY: mapped, of that size, all atomics.
-        let words = unsafe { app.control().unwrap().as_ref() };
+        let words = unsafe { control(&app).unwrap().as_ref() };
         words.heads[7].store(42, Relaxed);
         words.sleepers.0.store(1, Relaxed);
         assert_eq!(s.areas().custodian(7).unwrap().own_head().load(Relaxed), 42);

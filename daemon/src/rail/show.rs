@@ -84,6 +84,7 @@ impl Node {
             let sum = self.past.entry(port).or_default();
             sum.writes += s.writes;
             sum.bytes += s.bytes;
+            sum.behind += s.behind;
             sum.messages_sent += s.messages_sent;
             sum.messages_received += s.messages_received;
             sum.links_failed += s.links_failed;

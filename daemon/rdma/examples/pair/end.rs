@@ -90,7 +90,7 @@ impl End {
 pub struct Conn {
     pub qp: Qp,
     pub cq: Cq,
-    pub inbox: Arc<Buffer>,
+    pub inbox: Arc<Mapping>,
     pub inbox_mr: Mr,
     /// The other end's memory for writes.
     pub remote: (u64, u32),
@@ -112,7 +112,7 @@ impl Conn {
             inline_bytes: MESSAGE as u32,
         };
         let qp = end.pd.create_qp(&cq, &cq, caps)?;
-        let inbox = Arc::new(Buffer::new(SLOT * SLOTS)?);
+        let inbox = Arc::new(Mapping::anonymous(SLOT * SLOTS)?);
         let inbox_mr = end.pd.register(inbox.clone(), Access::LocalWrite)?;
         let psn = RandomState::new().build_hasher().finish() as u32 & 0xff_ffff;
         let (addr, rkey) = target.map_or((0, 0), |m| (m.addr(), m.rkey()));

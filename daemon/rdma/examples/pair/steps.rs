@@ -1,6 +1,6 @@
 //! What the two ends try together.
 
-use super::area::Area;
+use super::area::{differs, fill, Area};
 use super::end::{Conn, Control, End, Wait, MESSAGE};
 use crate::Result;
 use std::sync::Arc;
@@ -108,7 +108,7 @@ pub fn serve(control: Control) -> Result<()> {
     tell("serve", &got);
     check(c.message(0) == message(1), "the message is what was sent")?;
     check(
-        area.writable.differs(pattern).is_none(),
+        differs(&area.writable, pattern).is_none(),
         "all bytes are there when the message is",
     )?;
 
@@ -137,7 +137,7 @@ pub fn serve(control: Control) -> Result<()> {
         println!("  serve: event {e:?}");
     }
     check(
-        area.writable.differs(pattern).is_none(),
+        differs(&area.writable, pattern).is_none(),
         "a refused write has changed nothing",
     )?;
     drop(c);
@@ -237,7 +237,7 @@ fn registration(end: &End) -> Result<()> {
     ] {
         let area = Area::new(16 * MIB)?;
         if touched {
-            area.writable.fill(|_| 1);
+            fill(&area.writable, |_| 1)?;
         }
         let before = area.used()?;
         let read_only = matches!(access, Access::LocalRead);
@@ -262,7 +262,7 @@ fn registration(end: &End) -> Result<()> {
 
 fn transfer(end: &mut End) -> Result<()> {
     let area = Area::new(4 * MIB)?;
-    area.writable.fill(pattern);
+    fill(&area.writable, pattern)?;
     check(
         area.another_writer().is_err(),
         "a sealed area cannot be mapped writable",
@@ -368,7 +368,7 @@ fn check_quietly(good: bool) -> Result<()> {
 
 /// A write with a wrong key among good work.
 fn refused(end: &mut End) -> Result<()> {
-    let memory = Arc::new(Buffer::new(4096)?);
+    let memory = Arc::new(Mapping::anonymous(4096)?);
     let mr = end.pd.register(memory, Access::LocalRead)?;
     let sge = mr.sge(0, 64).ok_or("sge")?;
     let c = Conn::new(end, None, RTS, 8)?;

@@ -197,9 +197,12 @@ pub struct LinkView {
 /// Counters of a rail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// RDMA writes that were acknowledged, and their bytes.
+    /// RDMA writes that were acknowledged.
     pub writes: u64,
+    /// Bytes of lanes that were acknowledged: written, or behind messages.
     pub bytes: u64,
+    /// Those behind messages.
+    pub behind: u64,
     pub messages_sent: u64,
     pub messages_received: u64,
     pub links_failed: u64,

@@ -62,6 +62,7 @@ impl In {
     /// The link that carried our answers is dead. The one that carried the question may be another,
     /// whose owner will not ask again: what may be lost is answered once more.
     pub fn moved(&mut self) {
+        self.switch_reply = self.switch_reply.or(self.answered);
         self.ring_reply = self.ring_reply.take().or(self.ring_replied);
         self.landed_reply = self.landed_reply.take().or(self.landed_replied);
     }
@@ -265,7 +266,7 @@ impl<P: Provider> Pair<P> {
     }
 
     /// The part of a snapshot that is about our reader: what the peer's sender says.
-    pub(super) fn on_sender(&mut self, lane: &mut Lane, c: &Cdc) -> Result<(), Fault> {
+    pub(super) fn on_sender(&mut self, lane: &mut Lane, c: &Cdc, data: &[u8]) -> Result<(), Fault> {
         let i = &mut lane.inn;
         if c.tx_epoch != i.epoch || !i.up {
             let known = i.answered.map_or(0, |a| a.0);
@@ -300,7 +301,15 @@ impl<P: Provider> Pair<P> {
             if c.head < ring.from || c.head > next || c.head - begin.min(c.head) > size {
                 return Err(Fault::Peer("a head beyond the ring"));
             }
-            i.head = c.head;
+            let at = c.head - (data.len() as u64).min(c.head);
+            if at < ring.from || data.len() as u64 > size {
+                return Err(Fault::Peer("bytes outside of the ring"));
+            }
+            let loc = ring.loc;
+            if !self.put(lane, loc, at, data) {
+                return Err(Fault::Peer("bytes for a ring that is gone"));
+            }
+            lane.inn.head = c.head;
         } else if c.head < i.head && c.flags & flag::VALIDATE == 0 {
             // After a move to another link the sender knows less than we do; else never.
             return Err(Fault::Peer("a head that goes back"));
@@ -319,13 +328,30 @@ impl<P: Provider> Pair<P> {
         Ok(())
     }
 
-    pub(super) fn on_cdc(&mut self, lane: &mut Lane, c: &Cdc) -> Result<(), Fault> {
+    /// Puts bytes that came with a message into the ring, from cursor `at` on. They lie where the peer
+    /// may write them anyway.
+    fn put(&self, lane: &Lane, loc: Loc, at: u64, data: &[u8]) -> bool {
+        if data.is_empty() {
+            return true;
+        }
+        let party = self.parties.get(&lane.party);
+        let region = party.and_then(|p| p.own_chunks.get(&loc.chunk));
+        let Some(chunk) = region.and_then(|r| self.chunks.get(r)) else {
+            return false;
+        };
+        loc.pieces(at, data.len()).is_some_and(|[a, b]| {
+            let (first, second) = data.split_at(a.len());
+            chunk.memory.write(a.start, first) && chunk.memory.write(b.start, second)
+        })
+    }
+
+    pub(super) fn on_cdc(&mut self, lane: &mut Lane, c: &Cdc, data: &[u8]) -> Result<(), Fault> {
         if c.flags & flag::ABORT != 0 {
             return Err(Fault::Peer("it has failed the lane"));
         }
         // Our reader's own words first: it may have left the epoch that the peer speaks of.
         self.look_in(lane)?;
-        self.on_sender(lane, c)?;
+        self.on_sender(lane, c, data)?;
         self.on_reader(lane, c)?;
         // SYNC space: the head is stored, now we look at the cursor once more.
         fence(SeqCst);

@@ -7,12 +7,12 @@
 
 use super::api::{Config, Rail};
 use crate::verbs::*;
-use crate::wire::{Body, Key, LinkEnd, Message, LEN};
+use crate::wire::{Body, Key, LinkEnd, Malformed, Message, DATA_MAX, LEN};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Distance of receive buffers.
-const SLOT: usize = 64;
+const SLOT: usize = LEN + DATA_MAX;
 /// Marks receive requests; send requests are counted from 0.
 const RECV: u64 = 1 << 63;
 /// Messages of a link that may wait for credits: more than honest peers can cause.
@@ -35,11 +35,12 @@ pub(super) enum What {
         region: u32,
         bytes: u32,
     },
-    /// Snapshot that announced the head.
+    /// Snapshot that announced the head, with so many bytes behind it.
     Cdc {
         lane: u32,
         head: u64,
         epoch: u32,
+        behind: u32,
     },
     Lane {
         lane: u32,
@@ -54,9 +55,24 @@ pub(super) struct Write {
     pub region: u32,
 }
 
+/// Bytes that a message announces: written before it, or behind it.
+#[derive(Default)]
+pub(super) struct Load {
+    pub writes: Vec<Write>,
+    pub data: Vec<u8>,
+}
+
+impl Load {
+    pub fn bytes(&self) -> u64 {
+        let written: u64 = self.writes.iter().map(|w| u64::from(w.local.len)).sum();
+        written + self.data.len() as u64
+    }
+}
+
 /// What a completion meant.
 pub(super) enum Outcome {
-    Message(Message),
+    /// With what came behind it.
+    Message(Message, Box<[u8]>),
     /// That many requests from the front of the queue are done.
     Done(usize),
     Nothing,
@@ -70,7 +86,7 @@ pub(super) struct Link<P: Provider> {
     qp: P::Qp,
     pub cq: P::Cq,
     recv_mr: P::Mr,
-    buffers: Arc<Buffer>,
+    buffers: Arc<Mapping>,
     pub rail: u32,
     pub state: State,
     pub ours: LinkEnd,
@@ -118,13 +134,16 @@ impl<P: Provider> Link<P> {
         let depth = config.depth.max(4);
         let sends = config.sends.max(8);
         let cq = rail.device.create_cq(sends + u32::from(depth) + 2)?;
-        let caps = QpCaps {
+        let caps = |inline: usize| QpCaps {
             send_requests: sends,
             recv_buffers: u32::from(depth),
-            inline_bytes: LEN as u32,
+            inline_bytes: inline as u32,
         };
-        let qp = pd.create_qp(&cq, &cq, caps)?;
-        let buffers = Buffer::new(usize::from(depth) * SLOT).map_err(|_| Error::NoMemory)?;
+        // A device that takes no more has small pieces written, as all others are.
+        let qp = pd
+            .create_qp(&cq, &cq, caps(LEN + DATA_MAX))
+            .or_else(|_| pd.create_qp(&cq, &cq, caps(LEN)))?;
+        let buffers = Mapping::anonymous(usize::from(depth) * SLOT).map_err(|_| Error::NoMemory)?;
         let buffers = Arc::new(buffers);
         let recv_mr = pd.register(buffers.clone(), Access::LocalWrite)?;
         qp.to_init(rail.port)?;
@@ -250,16 +269,19 @@ impl<P: Provider> Link<P> {
         self.heard = now;
         self.asked = None;
         let slot = (c.wr_id & !RECV) as u16;
-        let mut b = [0; LEN];
-        if c.opcode != Opcode::Recv
-            || c.bytes as usize != LEN
-            || !self.buffers.read(usize::from(slot) * SLOT, &mut b)
-        {
+        let mut whole = [0; SLOT];
+        let Some(b) = whole.get_mut(..c.bytes as usize) else {
             return Outcome::Broken("a message of a wrong length");
-        }
-        let Ok(m) = Message::decode(&b) else {
-            return Outcome::Broken("a message that is none");
         };
+        if c.opcode != Opcode::Recv || !self.buffers.read(usize::from(slot) * SLOT, b) {
+            return Outcome::Broken("a message in no buffer of ours");
+        }
+        let (m, data) = match Message::decode(b) {
+            Ok(m) => m,
+            Err(Malformed::Length(_)) => return Outcome::Broken("a message of a wrong length"),
+            Err(_) => return Outcome::Broken("a message that is none"),
+        };
+        let data = data.into();
         if self.post_recv(slot).is_err() {
             return Outcome::Dead("no receive buffer could be posted");
         }
@@ -270,7 +292,7 @@ impl<P: Provider> Link<P> {
             return Outcome::Broken("impossible credits");
         }
         self.granted = m.credits;
-        Outcome::Message(m)
+        Outcome::Message(m, data)
     }
 
     /// The oldest request, now done.
@@ -304,6 +326,13 @@ impl<P: Provider> Link<P> {
         !self.waiters.is_empty() || self.bytes * 2 > self.window || self.sent.len() * 2 > self.room
     }
 
+    /// Bytes that a message takes along.
+    pub fn data_max(&self) -> u64 {
+        u64::from(self.qp.caps().inline_bytes)
+            .saturating_sub(LEN as u64)
+            .min(DATA_MAX as u64)
+    }
+
     /// Bytes that may be added to what is under way.
     pub fn window(&self) -> u64 {
         self.window.saturating_sub(self.bytes)
@@ -329,12 +358,12 @@ impl<P: Provider> Link<P> {
             let Some((token, body)) = self.llc.pop_front() else {
                 break;
             };
-            self.post(&[], token, 0, body, What::Llc, 0)?;
+            self.post(&Load::default(), token, 0, body, What::Llc, 0)?;
         }
         let owed = self.recv_posted.wrapping_sub(self.recv_told);
         if owed >= self.depth / 2 && self.credits() > 0 && self.sent.len() < self.room {
             let body = Body::TestLink { reply: true };
-            self.post(&[], self.ours.link, 0, body, What::Llc, 0)?;
+            self.post(&Load::default(), self.ours.link, 0, body, What::Llc, 0)?;
         }
         Ok(())
     }
@@ -342,7 +371,7 @@ impl<P: Provider> Link<P> {
     /// Posts writes and the message after them. The caller has made sure that there is room.
     pub fn post(
         &mut self,
-        writes: &[Write],
+        load: &Load,
         token: u32,
         seq: u16,
         body: Body,
@@ -356,6 +385,10 @@ impl<P: Provider> Link<P> {
             body,
         }
         .encode();
+        let (writes, data) = (&load.writes, &load.data[..]);
+        let mut whole = [0; LEN + DATA_MAX];
+        whole[..LEN].copy_from_slice(&message);
+        whole[LEN..LEN + data.len()].copy_from_slice(data);
         let mut wr_id = self.first_wr + self.sent.len() as u64;
         let mut requests: Vec<Request<'_>> = Vec::with_capacity(3);
         for w in writes {
@@ -372,7 +405,7 @@ impl<P: Provider> Link<P> {
         }
         requests.push(Request {
             wr_id,
-            op: Op::Inline(&message),
+            op: Op::Inline(&whole[..LEN + data.len()]),
             signaled: true,
         });
         self.qp.post_send(&requests).map_err(|e| e.error)?;

@@ -124,9 +124,9 @@ impl<P: Provider> Pair<P> {
                 match link.completed(c, self.now) {
                     Outcome::Nothing => {}
                     Outcome::Done(n) => self.done(no, rail, n),
-                    Outcome::Message(m) => {
+                    Outcome::Message(m, data) => {
                         self.stats.entry(rail).or_default().messages_received += 1;
-                        self.on_message(no, m, host);
+                        self.on_message(no, m, &data, host);
                     }
                     Outcome::Dead(why) => self.fail_link(no, why),
                     Outcome::Broken(why) => self.fail_pair(why),
@@ -159,8 +159,15 @@ impl<P: Provider> Pair<P> {
                     stats.bytes += u64::from(bytes);
                     self.lane_done(lane, None);
                 }
-                What::Cdc { lane, head, epoch } => {
+                What::Cdc {
+                    lane,
+                    head,
+                    epoch,
+                    behind,
+                } => {
                     stats.messages_sent += 1;
+                    stats.bytes += u64::from(behind);
+                    stats.behind += u64::from(behind);
                     self.lane_done(lane, Some((head, epoch)));
                 }
                 What::Lane { lane } => {

@@ -10,7 +10,7 @@ use crate::verbs::Provider;
 use crate::wire::{Body, Message};
 
 impl<P: Provider> Pair<P> {
-    pub(super) fn on_message(&mut self, no: LinkId, m: Message, host: &mut dyn Host) {
+    pub(super) fn on_message(&mut self, no: LinkId, m: Message, data: &[u8], host: &mut dyn Host) {
         let Some(link) = self.links.get_mut(&no) else {
             return;
         };
@@ -60,11 +60,11 @@ impl<P: Provider> Pair<P> {
             | Body::SwitchReply { .. }
             | Body::Ring { .. }
             | Body::RingReply { .. }
-            | Body::Landed { .. } => self.on_lane_message(m, host),
+            | Body::Landed { .. } => self.on_lane_message(m, data, host),
         }
     }
 
-    fn on_lane_message(&mut self, m: Message, host: &mut dyn Host) {
+    fn on_lane_message(&mut self, m: Message, data: &[u8], host: &mut dyn Host) {
         let Some(mut lane) = self.lanes.take(m.token) else {
             return;
         };
@@ -72,7 +72,7 @@ impl<P: Provider> Pair<P> {
         if lane.works() && lane.peer.is_some() {
             let r = match m.body {
                 Body::Cdc(_) if !news => Ok(()), // overtaken on another link
-                Body::Cdc(c) => self.on_cdc(&mut lane, &c),
+                Body::Cdc(c) => self.on_cdc(&mut lane, &c, data),
                 Body::Switch {
                     epoch,
                     attempt,

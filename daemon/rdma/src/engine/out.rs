@@ -69,10 +69,15 @@ pub(super) struct Out {
     /// Epoch and flags of the peer's reader, as it told last.
     told: (u32, u8),
     attempt: u32,
-    /// Consumed by the peer's reader; posted; completed, so in the peer's ring for good.
+    /// Consumed by the peer's reader; posted; in the peer's ring for good.
     pub cursor: u64,
     pub posted: u64,
     pub acked: u64,
+    /// Up to here, requests are completed.
+    done: u64,
+    /// Bytes that went behind messages, first to last: the peer's device has them, but whether its
+    /// daemon has put them into the ring only its words tell.
+    soft: Option<(u64, u64)>,
     /// Head that the last snapshot announced: every byte before it was posted on the same link.
     pub announced: u64,
     /// Highest head ever announced in this epoch, on whatever link: the reader may be there.
@@ -105,8 +110,30 @@ impl Out {
     /// A snapshot with this head is completed.
     pub fn reached(&mut self, head: u64, epoch: u32) {
         if epoch == self.epoch && head <= self.posted {
-            self.acked = self.acked.max(head);
+            self.done = self.done.max(head);
+            self.settle();
         }
+    }
+
+    /// So many bytes from here on go behind a message.
+    pub fn behind(&mut self, at: u64, bytes: u64) {
+        let first = self.soft.map_or(at, |(first, _)| first);
+        self.soft = Some((first, at + bytes));
+    }
+
+    /// The peer's daemon has put everything up to here into the ring.
+    fn took(&mut self, at: u64) {
+        if let Some((first, end)) = self.soft {
+            self.soft = (at < end).then_some((first.max(at), end));
+        }
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        let sure = self
+            .soft
+            .map_or(self.done, |(first, _)| self.done.min(first));
+        self.acked = self.acked.max(sure);
     }
 
     /// Nothing is under way: goes on after the last byte that is surely there.
@@ -114,8 +141,7 @@ impl Out {
         // What the peer's reader has consumed was there, completion or not; the application may have
         // put other bytes in its place already.
         self.acked = self.acked.max(self.cursor);
-        self.posted = self.acked;
-        self.announced = self.acked;
+        self.rest_at(self.acked);
         if let Phase::Asking(a) = &mut self.phase {
             a.said = false;
         }
@@ -136,10 +162,18 @@ impl Out {
     /// we would write again.
     fn read_to(&mut self, cursor: u64) {
         self.cursor = cursor;
+        self.took(cursor);
         if cursor > self.posted {
             self.acked = self.acked.max(cursor);
+            self.done = self.acked;
             self.announce(cursor);
         }
+    }
+
+    /// Nothing beyond this is posted.
+    fn rest_at(&mut self, at: u64) {
+        (self.acked, self.done, self.posted, self.announced) = (at, at, at, at);
+        self.soft = None;
     }
 
     /// Is this the switch that waits for an answer?
@@ -466,8 +500,8 @@ impl<P: Provider> Pair<P> {
         o.epoch = a.epoch;
         o.tx_phase = tx::UP as u8;
         o.want_down = !self.rail;
-        (o.cursor, o.posted, o.acked) = (a.start, a.start, a.start);
-        (o.announced, o.high) = (a.start, a.start);
+        o.rest_at(a.start);
+        (o.cursor, o.high) = (a.start, a.start);
         o.landed = 0;
         o.flushed = false;
         o.custody = false;
@@ -533,6 +567,7 @@ impl<P: Provider> Pair<P> {
             return Err(Fault::Peer("it has been shown more than was sent"));
         }
         o.landed = o.landed.max(head);
+        o.took(head);
         if let Some(p) = self.parties.get(&lane.party) {
             // Release: pairs with the Acquire in `TxState::finish`.
             let w = &p.memory.mirror().rx[lane.slot].landed;

@@ -6,7 +6,7 @@
 
 use super::api::{Control, Event};
 use super::lane::Lane;
-use super::link::{Link, State, What, Write};
+use super::link::{Link, Load, State, What, Write};
 use super::out::{OutRing, Phase};
 use super::{Host, LaneId, LinkId, Pair};
 use crate::verbs::{MemoryRegion, Provider};
@@ -155,7 +155,7 @@ impl<P: Provider> Pair<P> {
             let Some(no) = self.bind(id, lane) else {
                 return said;
             };
-            let Some((body, what, writes)) = self.due(id, lane, no) else {
+            let Some((body, what, load)) = self.due(id, lane, no) else {
                 return said;
             };
             let Some(link) = self.links.get_mut(&no) else {
@@ -169,11 +169,11 @@ impl<P: Provider> Pair<P> {
                 return said;
             }
             let seq = lane.next_seq();
-            if link.post(&writes, peer, seq, body, what, id).is_err() {
+            if link.post(&load, peer, seq, body, what, id).is_err() {
                 self.fail_link(no, "a request could not be posted");
                 return said;
             }
-            lane.under_way += writes.len() as u32 + 1;
+            lane.under_way += load.writes.len() as u32 + 1;
             self.posted(lane, &body);
             said = true;
             if matches!(body, Body::Cdc(_)) {
@@ -183,26 +183,30 @@ impl<P: Provider> Pair<P> {
     }
 
     /// The next message of a lane, with the writes before it.
-    fn due(&mut self, id: LaneId, lane: &mut Lane, no: LinkId) -> Option<(Body, What, Vec<Write>)> {
+    fn due(&mut self, id: LaneId, lane: &mut Lane, no: LinkId) -> Option<(Body, What, Load)> {
         let lane_message = What::Lane { lane: id };
         if lane.abort {
-            return Some((self.snapshot(lane), lane_message, Vec::new()));
+            return Some((self.snapshot(lane), lane_message, Load::default()));
         }
         if !lane.works() {
             return None;
         }
         if let Some((moves, place)) = lane.inn.ring_reply {
-            return Some((Body::RingReply { moves, place }, lane_message, Vec::new()));
+            return Some((
+                Body::RingReply { moves, place },
+                lane_message,
+                Load::default(),
+            ));
         }
         if let Some((epoch, head)) = lane.inn.landed_reply {
-            return Some((Body::Landed { epoch, head }, lane_message, Vec::new()));
+            return Some((Body::Landed { epoch, head }, lane_message, Load::default()));
         }
         if let Some((epoch, attempt, ok)) = lane.inn.switch_reply {
             let body = Body::SwitchReply { epoch, attempt, ok };
-            return Some((body, lane_message, Vec::new()));
+            return Some((body, lane_message, Load::default()));
         }
         if let Some(body) = self.ring_request(lane) {
-            return Some((body, lane_message, Vec::new()));
+            return Some((body, lane_message, Load::default()));
         }
         if let Phase::Asking(a) = &mut lane.out.phase {
             let placed = lane.out.rings.iter().all(|r| r.remote.is_some());
@@ -213,21 +217,35 @@ impl<P: Provider> Pair<P> {
                     kpos: a.kpos,
                     start: a.start,
                 };
-                return Some((body, lane_message, Vec::new()));
+                return Some((body, lane_message, Load::default()));
             }
         }
-        let writes = self.writes(lane, no);
-        if writes.is_empty() && !lane.cdc {
+        let load = match self.data(lane, no) {
+            Some(data) => Load {
+                data,
+                ..Load::default()
+            },
+            None => Load {
+                writes: self.writes(lane, no),
+                ..Load::default()
+            },
+        };
+        let bytes = load.bytes();
+        if bytes == 0 && !lane.cdc {
             return None;
         }
-        let bytes: u64 = writes.iter().map(|w| u64::from(w.local.len)).sum();
+        if load.writes.is_empty() && bytes > 0 {
+            lane.out.behind(lane.out.posted, bytes);
+            lane.starved = None;
+        }
         lane.out.announce(lane.out.posted + bytes);
         let what = What::Cdc {
             lane: id,
             head: lane.out.announced,
             epoch: lane.out.epoch,
+            behind: load.data.len() as u32,
         };
-        Some((self.snapshot(lane), what, writes))
+        Some((self.snapshot(lane), what, load))
     }
 
     fn ring_request(&mut self, lane: &Lane) -> Option<Body> {
@@ -245,6 +263,25 @@ impl<P: Provider> Pair<P> {
             log2: r.loc.log2 as u8,
             from: r.from,
         })
+    }
+
+    /// What is left of the ring, if it is little enough to go with the snapshot.
+    fn data(&self, lane: &Lane, no: LinkId) -> Option<Vec<u8>> {
+        let (o, link) = (&lane.out, self.links.get(&no)?);
+        let (at, n) = (o.posted, o.head - o.posted.min(o.head));
+        if n == 0 || n > link.data_max() || !link.open() || !o.sends() {
+            return None;
+        }
+        let ring = o.rings.iter().rfind(|r| r.from <= at)?;
+        if ring.remote.is_none() || o.rings.iter().any(|r| r.from > at && r.from <= o.head) {
+            return None;
+        }
+        let memory = &self.local(lane, ring)?.memory;
+        let [a, b] = ring.loc.pieces(at, n as usize)?;
+        let mut data = vec![0; n as usize];
+        let (first, second) = data.split_at_mut(a.len());
+        let read = memory.read(a.start, first) && memory.read(b.start, second);
+        read.then_some(data)
     }
 
     /// The next piece of the ring, as one or two writes.

@@ -1,6 +1,7 @@
 //! Memory that devices may reach.
 
 use rustix::mm::{MapFlags, ProtFlags};
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -8,14 +9,55 @@ use std::sync::Arc;
 ///
 /// # Safety
 ///
-/// As long as the value lives, `[addr, addr + len)` stays mapped where it is, and nobody in this
-/// process holds a Rust reference into it: devices, and other processes, write there at any time.
+/// As long as the value lives, `[addr, addr + len)` stays mapped where it is, readable and, if
+/// [`Memory::writable`], writable; and nobody in this process holds a Rust reference into it: devices,
+/// and other processes, write there at any time.
 pub unsafe trait Memory: Send + Sync {
     fn addr(&self) -> NonNull<u8>;
     fn len(&self) -> usize;
+    fn writable(&self) -> bool;
 
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Copies out of it; false, and nothing is copied, if that is not all inside.
+    #[must_use]
+    fn read(&self, offset: usize, out: &mut [u8]) -> bool {
+        let inside = offset
+            .checked_add(out.len())
+            .is_some_and(|e| e <= self.len());
+        if inside {
+            // SAFETY: checked above to lie in the mapping; `out` is memory of somebody else.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    self.addr().as_ptr().add(offset),
+                    out.as_mut_ptr(),
+                    out.len(),
+                );
+            }
+        }
+        inside
+    }
+
+    /// Copies into it; false, and nothing is copied, if that is not all inside, or not writable.
+    #[must_use]
+    fn write(&self, offset: usize, bytes: &[u8]) -> bool {
+        let inside = offset
+            .checked_add(bytes.len())
+            .is_some_and(|e| e <= self.len());
+        let able = inside && self.writable();
+        if able {
+            // SAFETY: checked above to lie in the mapping; `bytes` is memory of somebody else.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    bytes.as_ptr(),
+                    self.addr().as_ptr().add(offset),
+                    bytes.len(),
+                );
+            }
+        }
+        able
     }
 }
 
@@ -45,22 +87,26 @@ unsafe impl Memory for Part {
     fn len(&self) -> usize {
         self.len
     }
+
+    fn writable(&self) -> bool {
+        self.whole.writable()
+    }
 }
 
-/// Memory of our own, zeroed, page-aligned, for messages. Mapped shared, so that a fork of the
-/// process cannot move the pages away from the device.
-pub struct Buffer {
+/// A mapping of our own, read and written by devices, by raw copies and through atomics.
+pub struct Mapping {
     addr: NonNull<u8>,
     len: usize,
+    writable: bool,
 }
 
-// SAFETY: the mapping belongs to the value alone, and it is read and written by raw copies only.
-unsafe impl Send for Buffer {}
+// SAFETY: the mapping belongs to the value alone, and no reference to its data is ever made.
+unsafe impl Send for Mapping {}
 // SAFETY: as above; two threads that copy at the same time spoil bytes, as devices may, and nothing else.
-unsafe impl Sync for Buffer {}
+unsafe impl Sync for Mapping {}
 
-// SAFETY: mapped in `new`, unmapped in `drop`, and no reference into it is ever made.
-unsafe impl Memory for Buffer {
+// SAFETY: mapped by the two below, unmapped in `drop`, and no reference into it is ever made.
+unsafe impl Memory for Mapping {
     fn addr(&self) -> NonNull<u8> {
         self.addr
     }
@@ -68,63 +114,48 @@ unsafe impl Memory for Buffer {
     fn len(&self) -> usize {
         self.len
     }
+
+    fn writable(&self) -> bool {
+        self.writable
+    }
 }
 
-impl Buffer {
-    pub fn new(len: usize) -> rustix::io::Result<Self> {
+impl Mapping {
+    /// Zeroed memory, for messages. Mapped shared, so that a fork of the process cannot move the pages
+    /// away from the device.
+    pub fn anonymous(len: usize) -> rustix::io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let addr = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-            )?
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, prot, MapFlags::SHARED)?
         };
-        let addr = NonNull::new(addr.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-        Ok(Buffer { addr, len })
+        Self::new(addr, len, true)
     }
 
-    /// Copies out of the buffer; false, and nothing is copied, if that is not all inside.
-    #[must_use]
-    pub fn read(&self, offset: usize, out: &mut [u8]) -> bool {
-        let inside = offset.checked_add(out.len()).is_some_and(|e| e <= self.len);
-        if inside {
-            // SAFETY: checked above to lie in the mapping; `out` is memory of somebody else.
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    self.addr.as_ptr().add(offset),
-                    out.as_mut_ptr(),
-                    out.len(),
-                );
-            }
-        }
-        inside
+    /// The first `len` bytes of a file that is that long and, being sealed or our own, stays so.
+    pub fn of(fd: impl AsFd, len: usize, writable: bool) -> rustix::io::Result<Self> {
+        let prot = match writable {
+            true => ProtFlags::READ | ProtFlags::WRITE,
+            false => ProtFlags::READ,
+        };
+        // SAFETY: as above.
+        let addr =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)? };
+        Self::new(addr, len, writable)
     }
 
-    /// Copies into the buffer; false, and nothing is copied, if that is not all inside.
-    #[must_use]
-    pub fn write(&self, offset: usize, bytes: &[u8]) -> bool {
-        let inside = offset
-            .checked_add(bytes.len())
-            .is_some_and(|e| e <= self.len);
-        if inside {
-            // SAFETY: checked above to lie in the mapping; `bytes` is memory of somebody else.
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    bytes.as_ptr(),
-                    self.addr.as_ptr().add(offset),
-                    bytes.len(),
-                );
-            }
-        }
-        inside
+    fn new(addr: *mut std::ffi::c_void, len: usize, writable: bool) -> rustix::io::Result<Self> {
+        Ok(Mapping {
+            addr: NonNull::new(addr.cast()).ok_or(rustix::io::Errno::NOMEM)?,
+            len,
+            writable,
+        })
     }
 }
 
-impl Drop for Buffer {
+impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length; regions over it hold the value, so none is left.
+        // SAFETY: mapped with this length; regions over it hold the value, so none is left.
         // An error would only mean that the memory stays.
         let _ = unsafe { rustix::mm::munmap(self.addr.as_ptr().cast(), self.len) };
     }
@@ -136,7 +167,7 @@ mod tests {
 
     #[test]
     fn copies_stay_inside() {
-        let b = Buffer::new(4096).unwrap();
+        let b = Mapping::anonymous(4096).unwrap();
         assert!(b.write(4093, b"end"));
         assert!(!b.write(4094, b"end"));
         assert!(!b.write(usize::MAX, b"end"));
@@ -150,7 +181,7 @@ mod tests {
 
     #[test]
     fn parts_are_inside() {
-        let b: Arc<dyn Memory> = Arc::new(Buffer::new(8192).unwrap());
+        let b: Arc<dyn Memory> = Arc::new(Mapping::anonymous(8192).unwrap());
         let p = Part::new(b.clone(), 4096, 4096).unwrap();
         assert_eq!(
             p.addr().as_ptr() as usize,

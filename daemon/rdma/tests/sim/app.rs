@@ -140,7 +140,8 @@ impl App {
         if self.shut {
             return false;
         }
-        let n = (1 + rng.below(5000)).min(self.total - self.sent);
+        let most = [200, 5000][rng.below(2) as usize];
+        let n = (1 + rng.below(most)).min(self.total - self.sent);
         let mut b: Vec<u8> = (self.sent..self.sent + n)
             .map(|at| byte(self.salt, at))
             .collect();

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 use underpass_rdma::engine::{self, Config, LaneId, Pair, PartyId, PartyMemory, Rail};
 use underpass_rdma::sim::{self, Rng};
-use underpass_rdma::verbs::{Buffer, Memory as _, Mtu, Provider};
+use underpass_rdma::verbs::{Mapping, Memory as _, Mtu, Provider};
 
 const CHUNK: usize = 1 << 20;
 const BASE: u32 = 3 << 16;
@@ -96,7 +96,7 @@ fn config(first: bool, rng: &mut Rng) -> Config {
     c
 }
 
-fn area(words: &Arc<Buffer>, chunk: &Arc<Buffer>) -> Area {
+fn area(words: &Arc<Mapping>, chunk: &Arc<Mapping>) -> Area {
     let a = Area::new();
     // SAFETY: the party keeps both buffers as long as the area.
     unsafe {
@@ -159,10 +159,10 @@ pub fn node(world: &sim::World, n: usize, parties: usize, rng: &mut Rng) -> Node
         add_rail(&mut node, rail);
     }
     for _ in 0..parties {
-        let new = |len| Arc::new(Buffer::new(len).expect("memory"));
+        let new = |len| Arc::new(Mapping::anonymous(len).expect("memory"));
         let words = [new(CONTROL_BYTES), new(CONTROL_BYTES)];
         let (chunk, own) = (new(CHUNK), new(CHUNK));
-        let at = |b: &Arc<Buffer>| b.addr().cast::<Words>();
+        let at = |b: &Arc<Mapping>| b.addr().cast::<Words>();
         // SAFETY: both are page-aligned mappings of this size, kept by the value itself.
         let memory =
             unsafe { PartyMemory::new(at(&words[0]), at(&words[1]), Arc::new(words.clone())) };

@@ -18,16 +18,16 @@ use std::sync::Arc;
 use tcp::Pipe;
 use underpass_rdma::engine::{Control, Event, Fault, LaneId, Pair, PartyId, RailId};
 use underpass_rdma::sim::{self, Faults, Rng};
-use underpass_rdma::verbs::{Buffer, Live};
+use underpass_rdma::verbs::{Live, Mapping};
 
 pub const RAILS: usize = 2;
 pub struct Party {
     id: PartyId,
     pub app: Area,
     mirror: Area,
-    chunk: Arc<Buffer>,
-    own: Arc<Buffer>,
-    _words: [Arc<Buffer>; 2],
+    chunk: Arc<Mapping>,
+    own: Arc<Mapping>,
+    _words: [Arc<Mapping>; 2],
     asleep: bool,
 }
 
@@ -82,6 +82,8 @@ pub struct Sim {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub ring_bytes: u64,
+    /// Bytes behind messages.
+    pub behind: u64,
     pub ups: u64,
     pub moves: u64,
     pub link_downs: u64,
@@ -318,6 +320,26 @@ impl Sim {
         }
     }
 
+    /// A node's device says that its port is down, or up.
+    pub fn set_port(&mut self, n: usize, rail: usize, up: bool) {
+        let n = &mut self.nodes[n];
+        if let Some(id) = n.rails[rail] {
+            n.pair.set_rail(id, up);
+        }
+    }
+
+    /// A node's daemon does nothing for so long.
+    pub fn pause(&mut self, n: usize, ns: u64) {
+        self.nodes[n].next_poll = self.now + ns;
+    }
+
+    /// Bytes behind messages that a node's devices know to be acknowledged.
+    pub fn behind(&self, n: usize) -> u64 {
+        let n = &self.nodes[n];
+        let rails = n.rails.iter().flatten();
+        rails.map(|r| n.pair.stats(*r).behind).sum()
+    }
+
     pub fn unplug(&mut self, n: usize, rail: usize) {
         if let Some(id) = self.nodes[n].rails[rail].take() {
             self.world.unplug(n, rail);
@@ -488,6 +510,7 @@ impl Sim {
                 self.counts.ups += u64::from(e.tx.downs.load(Relaxed));
             }
         }
+        self.counts.behind = self.behind(0) + self.behind(1);
         self.nodes.clear();
         self.world.run_until(self.now + 1_000_000_000);
         assert_eq!(self.world.violations(), Vec::<String>::new());
