@@ -77,7 +77,7 @@ struct Numbers {
 }
 
 /// Between two looks at every lane, for what only time brings.
-const LANE_TIMER_NS: u64 = 5_000_000;
+const LANE_TIMER_NS: u64 = 20_000_000;
 /// Lanes looked at in one poll, so that control messages and completions are never far away.
 const TURNS: usize = 256;
 

@@ -18,7 +18,7 @@ pub struct Config {
     pub depth: u16,
     /// Requests per link, 8 or more.
     pub sends: u32,
-    /// Bytes that a lane may post before the next one has its turn.
+    /// Bytes that a lane posts before the next one has its turn; more if none waits.
     pub budget: u32,
     /// Bytes under way per link.
     pub window: u64,

@@ -12,6 +12,9 @@ use super::{Host, LaneId, LinkId, Pair};
 use crate::verbs::{MemoryRegion, Provider};
 use crate::wire::{flag, Body, Cdc};
 
+/// So many times its budget a lane posts while no other waits for its turn.
+const ALONE: u64 = 4;
+
 impl<P: Provider> Pair<P> {
     /// Looks after one lane; says whether anything was posted.
     pub(super) fn turn(&mut self, id: LaneId, host: &mut dyn Host) -> bool {
@@ -294,7 +297,12 @@ impl<P: Provider> Pair<P> {
             return writes;
         }
         let mut at = lane.out.posted;
-        let budget = u64::from(self.config.budget).min(link.window());
+        // Alone it has larger pieces: each costs both ends a message and a wake-up.
+        let share = match self.queue.is_empty() {
+            true => ALONE * u64::from(self.config.budget),
+            false => u64::from(self.config.budget),
+        };
+        let budget = share.min(link.window());
         let end = lane.out.head.min(at + budget);
         while at < end && writes.len() < 2 {
             let Some((write, n)) = self.write_at(lane, link, at, end) else {
