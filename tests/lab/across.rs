@@ -34,14 +34,17 @@ pub struct Load {
 }
 
 impl Load {
+    /// All of it runs over RDMA when this returns.
     pub fn start(lab: &Lab, c: &Cluster) -> Result<Self> {
         let plan = || Plan::endless(EACH, RATE, c.eager());
-        Ok(Load {
+        let load = Load {
             all: [
                 Streams::start(lab, plan())?,
                 Streams::start(lab, plan().epoll().family(Family::V6))?,
             ],
-        })
+        };
+        load.await_smcr(c)?;
+        Ok(load)
     }
 
     /// Waits until all of it runs over RDMA.

@@ -31,7 +31,6 @@ pub fn daemons_killed_before_the_end(lab: &mut Lab) -> Result<()> {
     let mut c = Cluster::start(lab)?;
     for dead in [&[0][..], &[1], &[0, 1]] {
         let load = Load::start(lab, &c)?;
-        load.await_smcr(&c)?;
         for &n in dead {
             c.kill_daemon(n);
         }
@@ -52,7 +51,6 @@ pub fn nothing_is_left_over(lab: &mut Lab) -> Result<()> {
     let before = [c.idle(lab, 0)?, c.idle(lab, 1)?];
     for round in 0..3 {
         let load = Load::start(lab, &c)?;
-        load.await_smcr(&c)?;
         if round == 1 {
             // Killed, both of them.
             drop(load);

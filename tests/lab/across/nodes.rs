@@ -15,7 +15,6 @@ pub fn a_node_gone_under_load(lab: &mut Lab) -> Result<()> {
     new_ones_are_promoted(lab, &c)?;
     let before = c.idle(lab, 0)?;
     let mut load = Load::start(lab, &c)?;
-    load.await_smcr(&c)?;
     load.goes_on()?;
     lab.kill(1);
     c.kill_daemon(1);
@@ -49,7 +48,6 @@ pub fn a_node_gone_under_load(lab: &mut Lab) -> Result<()> {
 pub fn control_partitioned_under_load(lab: &mut Lab) -> Result<()> {
     let c = Cluster::start(lab)?;
     let load = Load::start(lab, &c)?;
-    load.await_smcr(&c)?;
     lab.node(0).check(format!(
         "nft add table inet lab
          for hook in input output; do

@@ -11,7 +11,6 @@ use underpass_tests::lab::{Lab, PATIENCE};
 pub fn a_rail_cut_under_load(lab: &mut Lab) -> Result<()> {
     let c = Cluster::start(lab)?;
     let load = Load::start(lab, &c)?;
-    load.await_smcr(&c)?;
     for rail in [1, 2] {
         c.await_traffic(lab, rail)?;
     }
@@ -33,7 +32,6 @@ pub fn a_rail_cut_under_load(lab: &mut Lab) -> Result<()> {
 pub fn both_rails_cut_under_load(lab: &mut Lab) -> Result<()> {
     let c = Cluster::start(lab)?;
     let load = Load::start(lab, &c)?;
-    load.await_smcr(&c)?;
     load.goes_on()?;
     lab.rail(1).cut()?;
     lab.rail(2).cut()?;
@@ -53,7 +51,6 @@ pub fn both_rails_cut_under_load(lab: &mut Lab) -> Result<()> {
 pub fn a_carrier_lost_under_load(lab: &mut Lab) -> Result<()> {
     let c = Cluster::start(lab)?;
     let load = Load::start(lab, &c)?;
-    load.await_smcr(&c)?;
     lab.set_carrier(1, 2, false)?;
     load.goes_on()?;
     load.await_smcr(&c)?;
@@ -68,7 +65,6 @@ pub fn a_carrier_lost_under_load(lab: &mut Lab) -> Result<()> {
 pub fn a_device_removed_under_load(lab: &mut Lab) -> Result<()> {
     let c = Cluster::start(lab)?;
     let load = Load::start(lab, &c)?;
-    load.await_smcr(&c)?;
     let node = lab.node(0);
     node.check("rdma link delete rxe1")?;
     load.goes_on()?;

@@ -18,6 +18,10 @@ pub const PORT: u16 = 7471;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
+/// What programs left behind may wait for a peer that takes nothing: 100 s in a daemon's custody, about
+/// as long as in the kernel.
+const ORPHANS: Duration = Duration::from_secs(150);
+
 /// Daemons by node. Dropping it kills them.
 pub struct Cluster {
     members: Vec<Member>,
@@ -261,7 +265,7 @@ impl Cluster {
     /// Waits until no lane and no process is left at a daemon, and it holds no more than this.
     pub fn await_no_more(&self, lab: &Lab, n: usize, than: &Holdings) -> Result<()> {
         let mut last = Holdings::default();
-        until("nothing is left over", PATIENCE, || {
+        until("nothing is left over", ORPHANS, || {
             last = self.holdings(lab, n).unwrap_or_default();
             last.fds > 0 && last.lanes == 0 && last.parties == 0 && last.no_more(than)
         })
