@@ -20,6 +20,7 @@ mod link;
 mod links;
 mod messages;
 mod out;
+mod outward;
 mod party;
 mod post;
 

@@ -1,18 +1,10 @@
-//! The outgoing direction of a lane: from the application's ring to the peer's.
-//!
-//! Here we play the receiver's part towards the application: it asks to switch up, and our word
-//! says `ACCEPTED` only when the peer's daemon has said so. Nothing the application writes is
-//! believed: heads, moves and ring locations are checked against what it was told.
+//! What is known of the outgoing direction of a lane: how far the application's ring is posted, and
+//! how far it is surely in the peer's.
 
 use super::api::Fault;
-use super::lane::Lane;
-use super::Pair;
-use crate::verbs::Provider;
-use crate::wire::{Cdc, Place};
-use link::lane::tx::UNSEEN;
-use link::layout::{bits_of, epoch_of, pack, rx, tx, Loc, TxWords};
+use crate::wire::Place;
+use link::layout::{rx, Loc};
 use std::collections::VecDeque;
-use std::sync::atomic::{fence, Ordering::*};
 
 /// Where the direction is. Epochs and attempts name one request of the application to switch up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,8 +59,8 @@ pub(super) struct Out {
     /// What the application says of that epoch (`layout::tx`).
     pub tx_phase: u8,
     /// Epoch and flags of the peer's reader, as it told last.
-    told: (u32, u8),
-    attempt: u32,
+    pub told: (u32, u8),
+    pub attempt: u32,
     /// Consumed by the peer's reader; posted; in the peer's ring for good.
     pub cursor: u64,
     pub posted: u64,
@@ -81,21 +73,21 @@ pub(super) struct Out {
     /// Head that the last snapshot announced: every byte before it was posted on the same link.
     pub announced: u64,
     /// Highest head ever announced in this epoch, on whatever link: the reader may be there.
-    high: u64,
+    pub high: u64,
     /// The application's head, as last believed.
     pub head: u64,
     pub rings: VecDeque<OutRing>,
-    numbers: u32,
+    pub numbers: u32,
     /// The application's count of moves.
-    moves: u32,
+    pub moves: u32,
     /// The application shall go down: rings or rails are missing.
     pub want_down: bool,
     /// No readiness is shown before.
-    not_before: u64,
+    pub not_before: u64,
     /// Last word we stored.
-    shown: Option<u64>,
+    pub shown: Option<u64>,
     /// The peer's end is known to have been shown everything up to here.
-    landed: u64,
+    pub landed: u64,
     /// Final head to tell when it has arrived.
     pub finish: bool,
     pub flushed: bool,
@@ -122,7 +114,7 @@ impl Out {
     }
 
     /// The peer's daemon has put everything up to here into the ring.
-    fn took(&mut self, at: u64) {
+    pub fn took(&mut self, at: u64) {
         if let Some((first, end)) = self.soft {
             self.soft = (at < end).then_some((first.max(at), end));
         }
@@ -160,7 +152,7 @@ impl Out {
 
     /// The peer's reader has consumed so much; after a move to another link that may be more than
     /// we would write again.
-    fn read_to(&mut self, cursor: u64) {
+    pub fn read_to(&mut self, cursor: u64) {
         self.cursor = cursor;
         self.took(cursor);
         if cursor > self.posted {
@@ -171,7 +163,7 @@ impl Out {
     }
 
     /// Nothing beyond this is posted.
-    fn rest_at(&mut self, at: u64) {
+    pub fn rest_at(&mut self, at: u64) {
         (self.acked, self.done, self.posted, self.announced) = (at, at, at, at);
         self.soft = None;
     }
@@ -221,7 +213,7 @@ impl Out {
     }
 
     /// Gives up rings that no byte needs any more.
-    fn prune(&mut self) {
+    pub fn prune(&mut self) {
         while self.rings.len() > 1
             && self.rings[1].remote.is_some()
             && self.acked >= self.rings[1].from
@@ -237,385 +229,9 @@ impl Out {
             .get(i.wrapping_sub(1))
             .is_none_or(|r| self.acked >= r.from)
     }
-}
 
-impl<P: Provider> Pair<P> {
-    /// Looks at the application's sending words.
-    pub(super) fn look_out(&mut self, lane: &mut Lane) -> Result<(), Fault> {
-        let Some(p) = self.parties.get(&lane.party) else {
-            return Ok(());
-        };
-        let memory = p.memory.clone();
-        let app = memory.app();
-        let words = &app.tx[lane.slot];
-        // Acquire: pairs with the Release in `TxState::say`; the words before it are valid.
-        let state = words.state.load(Acquire);
-        let (epoch, bits) = (epoch_of(state), bits_of(state));
-        if matches!(lane.out.phase, Phase::Up) && epoch != lane.out.epoch {
-            // It has left our epoch and said so, but we were slow to look.
-            lane.out.phase = Phase::Left(false);
-            lane.out.tx_phase = tx::DOWN as u8;
-            lane.cdc = true;
-        }
-        match lane.out.phase {
-            Phase::Idle | Phase::Left(_) => {
-                let newer = epoch.wrapping_sub(lane.out.epoch) < u32::MAX / 2;
-                if bits == tx::UP && epoch == lane.out.told.0 && epoch != lane.out.epoch && newer {
-                    self.begin_ask(lane, words, epoch)?;
-                } else if matches!(lane.out.phase, Phase::Left(_)) && epoch == lane.out.epoch {
-                    self.leave_ring(lane, bits);
-                }
-            }
-            Phase::Asking(a) => {
-                let late = self.now >= a.deadline;
-                if late && a.doubt {
-                    return Err(Fault::InDoubt);
-                }
-                if late || (!self.rail || lane.peer_closed) && !a.doubt {
-                    self.refuse(lane, a.epoch);
-                }
-            }
-            Phase::Refused(e) => {
-                if epoch != e || bits != tx::UP {
-                    lane.out.phase = Phase::Idle;
-                }
-            }
-            Phase::Up => {
-                if bits != tx::UP {
-                    self.leave_ring(lane, bits);
-                }
-            }
-        }
-        if lane.out.sends() && epoch == lane.out.epoch {
-            // Acquire: pairs with the Release in `TxState::send`. Before the moves: a head that lies
-            // beyond a move comes with the move.
-            let head = app.heads[lane.slot].load(Acquire);
-            if self.see_rings(lane, words)? {
-                lane.out.believe(head)?;
-            }
-        }
-        lane.out.prune();
-        if !self.rail && lane.out.phase == Phase::Up {
-            lane.out.want_down = true;
-        }
-        self.show(lane);
-        Ok(())
-    }
-
-    fn leave_ring(&mut self, lane: &mut Lane, bits: u64) {
-        if lane.out.custody || bits <= u64::from(lane.out.tx_phase) || bits > tx::BROKEN {
-            return; // said already, or nonsense
-        }
-        lane.out.tx_phase = bits as u8;
-        lane.out.phase = Phase::Left(bits == tx::BROKEN);
-        lane.cdc = true;
-    }
-
-    /// The application has switched up and waits.
-    fn begin_ask(&mut self, lane: &mut Lane, words: &TxWords, epoch: u32) -> Result<(), Fault> {
-        if lane.out.told.1 != rx::READY as u8 {
-            // The peer's reader has changed its mind, and our word says so: the application will
-            // see it, or is waiting for a refusal.
-            self.refuse(lane, epoch);
-            return Ok(());
-        }
-        if !self.rail || self.now < lane.out.not_before || lane.out.gated || lane.peer_closed {
-            self.refuse(lane, epoch);
-            return Ok(());
-        }
-        let start = words.up_start.load(Relaxed);
-        let kpos = words.up_kpos.load(Relaxed);
-        if start < lane.out.posted {
-            return Err(Fault::App("a switch starts below the bytes before it"));
-        }
-        // The direction was idle: nothing that is left on older rings matters.
-        lane.out.attempt += 1;
-        lane.out.head = start;
-        self.restart_rings(lane, words, start)?;
-        lane.out.phase = Phase::Asking(Ask {
-            epoch,
-            attempt: lane.out.attempt,
-            kpos,
-            start,
-            deadline: self.now + self.config.doubt_ns,
-            said: false,
-            doubt: false,
-            next_query: 0,
-        });
-        Ok(())
-    }
-
-    /// Tells the application that it stays on TCP for now.
-    pub(super) fn refuse(&mut self, lane: &mut Lane, epoch: u32) {
-        lane.out.phase = Phase::Refused(epoch);
-        self.show(lane);
-    }
-
-    /// For a new epoch only the newest ring counts.
-    fn restart_rings(&mut self, lane: &mut Lane, w: &TxWords, start: u64) -> Result<(), Fault> {
-        let (moves, i) = newest(w);
-        let ring = self.ring_at(lane, w, i)?;
-        if ring.from > start {
-            return Err(Fault::App("a ring begins beyond the head"));
-        }
-        lane.out.moves = moves;
-        let known = lane.out.rings.back();
-        if known.is_some_and(|k| k.loc == ring.loc && k.from == ring.from) {
-            let back = lane.out.rings.len() - 1;
-            lane.out.rings.drain(..back);
-        } else {
-            lane.out.rings.clear();
-            self.add_ring(lane, ring);
-        }
-        Ok(())
-    }
-
-    fn add_ring(&mut self, lane: &mut Lane, mut ring: OutRing) {
-        lane.out.numbers = lane.out.numbers.wrapping_add(1);
-        ring.number = lane.out.numbers;
-        lane.out.rings.push_back(ring);
-        lane.out.next_ring = 0;
-    }
-
-    fn ring_at(&self, lane: &Lane, w: &TxWords, i: usize) -> Result<OutRing, Fault> {
-        let loc = Loc::unpack(w.loc[i].load(Relaxed));
-        let loc = loc.ok_or(Fault::App("an impossible ring"))?;
-        let from = w.loc_from[i].load(Relaxed);
-        let chunk = self.parties.get(&lane.party);
-        let chunk = chunk.and_then(|p| p.app_chunks.get(&loc.chunk));
-        let chunk = chunk.and_then(|id| self.chunks.get(id));
-        if !chunk.is_some_and(|c| loc.fits(c.memory.len())) {
-            return Err(Fault::App("a ring outside of its memory"));
-        }
-        Ok(OutRing {
-            number: 0,
-            loc,
-            from,
-            remote: None,
-            said: false,
-        })
-    }
-
-    /// Notices moves of the application's ring. `false`: they change just now, look again.
-    fn see_rings(&mut self, lane: &mut Lane, w: &TxWords) -> Result<bool, Fault> {
-        let (moves, i) = newest(w);
-        let jump = moves.wrapping_sub(lane.out.moves);
-        if jump == 0 {
-            return Ok(true);
-        }
-        let (new, before) = (self.ring_at(lane, w, i), self.ring_at(lane, w, i ^ 1));
-        // SYNC moves: the locations above were read before the count is read again.
-        fence(Acquire);
-        if newest(w).0 != moves {
-            return Ok(false);
-        }
-        // It moves only when the reader has left the ring before, and we tell it the reader's cursor:
-        // so at most the two newest rings can hold bytes that we have not seen yet.
-        let new = new?;
-        let last = lane.out.rings.back().map_or(0, |r| r.from);
-        let mut left = last;
-        let mut fresh = Vec::with_capacity(2);
-        if jump > 1 {
-            let before = before?;
-            left = before.from;
-            if new.from > lane.out.head {
-                fresh.push(before);
-            }
-        }
-        if lane.out.cursor < left {
-            return Err(Fault::App("a ring moved before the reader could follow"));
-        }
-        fresh.push(new);
-        let mut from = last.max(lane.out.head);
-        for r in fresh {
-            if r.from < from || lane.out.rings.len() > 4 {
-                return Err(Fault::App("a ring begins below the head"));
-            }
-            from = r.from;
-            self.add_ring(lane, r);
-        }
-        lane.out.moves = moves;
-        Ok(true)
-    }
-
-    /// What our word says to the application now.
-    pub(super) fn show(&mut self, lane: &mut Lane) {
-        let o = &lane.out;
-        let (told, flags) = o.told;
-        let flags = u64::from(flags);
-        let down = if o.want_down { rx::WANT_DOWN } else { 0 };
-        let word = match o.phase {
-            Phase::Asking(a) => pack(a.epoch, rx::READY),
-            Phase::Refused(e) => pack(e, rx::READY | rx::REVOKED),
-            Phase::Up if told == o.epoch => {
-                let asks = flags & (rx::WANT_DOWN | rx::CLOSED | rx::PAST);
-                pack(o.epoch, rx::READY | rx::ACCEPTED | asks | down)
-            }
-            Phase::Up => pack(o.epoch, rx::READY | rx::ACCEPTED | down),
-            // What the peer's reader says of an epoch that was used is told above only.
-            Phase::Left(_) if told == o.epoch => pack(told, rx::READY | rx::ACCEPTED | down),
-            // Not an invitation without rails or rings.
-            _ if flags == rx::READY
-                && (!self.rail || self.now < o.not_before || o.gated || lane.peer_closed) =>
-            {
-                pack(told, rx::READY | rx::WANT_DOWN)
-            }
-            _ => pack(told, flags),
-        };
-        if lane.out.shown == Some(word) {
-            return;
-        }
-        lane.out.shown = Some(word);
-        if let Some(p) = self.parties.get(&lane.party) {
-            let w = &p.memory.mirror().rx[lane.slot];
-            w.revoked.store(UNSEEN, Relaxed);
-            // Releases `revoked` and the cursor. SeqCst: as `RxState::flag` does.
-            w.word.store(word, SeqCst);
-        }
-        self.publish(lane);
-    }
-
-    /// The peer's daemon has answered a switch.
-    pub(super) fn on_switch_answer(
-        &mut self,
-        lane: &mut Lane,
-        which: (u32, u32),
-        ok: bool,
-    ) -> Result<(), Fault> {
-        let Phase::Asking(a) = lane.out.phase else {
-            return Ok(()); // answered twice, by link and by control channel
-        };
-        if !lane.out.asks(which) {
-            return Ok(());
-        }
-        if !a.doubt {
-            return Err(Fault::Peer("an answer to a switch that was not sent"));
-        }
-        if !ok {
-            self.refuse(lane, a.epoch);
-            return Ok(());
-        }
-        let o = &mut lane.out;
-        o.phase = Phase::Up;
-        o.epoch = a.epoch;
-        o.tx_phase = tx::UP as u8;
-        o.want_down = !self.rail;
-        o.rest_at(a.start);
-        (o.cursor, o.high) = (a.start, a.start);
-        o.landed = 0;
-        o.flushed = false;
-        o.custody = false;
-        lane.cdc |= o.finish;
-        if let Some(p) = self.parties.get(&lane.party) {
-            // Release: pairs with the Acquire in `TxState::refresh`.
-            p.memory.mirror().cursors[lane.slot].store(a.start, Release);
-        }
-        self.show(lane);
-        Ok(())
-    }
-
-    /// The part of a snapshot that is about our sender: what the peer's reader says.
-    pub(super) fn on_reader(&mut self, lane: &mut Lane, c: &Cdc) -> Result<(), Fault> {
-        let told = (c.rx_epoch, c.rx_flags);
-        let known = lane.out.told.0;
-        if told.0 != 0 && !lane.ours(told.0) {
-            return Err(Fault::Peer("readiness of another use of the lane"));
-        }
-        let flags = rx::READY | rx::WANT_DOWN | rx::REVOKED | rx::CLOSED | rx::PAST;
-        if u64::from(told.1) & !flags != 0
-            || known != 0 && told.0.wrapping_sub(known) > u32::MAX / 2
-        {
-            return Err(Fault::Peer("an impossible readiness"));
-        }
-        if lane.out.phase == Phase::Up && told.0 != lane.out.epoch {
-            // A reader is ready anew only after our frame: then the application says that it left.
-            self.look_out(lane)?;
-            if lane.out.phase == Phase::Up {
-                return Err(Fault::Peer("ready anew in the middle of a ring"));
-            }
-        }
-        lane.out.told = told;
-        if lane.out.phase == Phase::Up {
-            if c.cursor < lane.out.cursor || c.cursor > lane.out.high {
-                return Err(Fault::Peer("an impossible cursor"));
-            }
-            if c.cursor != lane.out.cursor {
-                lane.out.read_to(c.cursor);
-                if let Some(p) = self.parties.get(&lane.party) {
-                    // Release: pairs with the Acquire in `TxState::refresh`; the reader has its copy.
-                    p.memory.mirror().cursors[lane.slot].store(c.cursor, Release);
-                }
-                self.publish(lane);
-            }
-        }
-        self.show(lane);
-        Ok(())
-    }
-
-    /// The peer's end has been shown everything up to here.
-    pub(super) fn on_landed(
-        &mut self,
-        lane: &mut Lane,
-        epoch: u32,
-        head: u64,
-    ) -> Result<(), Fault> {
-        let o = &mut lane.out;
-        if epoch != o.epoch {
-            return Ok(()); // of an epoch before
-        }
-        if head > o.high {
-            return Err(Fault::Peer("it has been shown more than was sent"));
-        }
-        o.landed = o.landed.max(head);
-        o.took(head);
-        if let Some(p) = self.parties.get(&lane.party) {
-            // Release: pairs with the Acquire in `TxState::finish`.
-            let w = &p.memory.mirror().rx[lane.slot].landed;
-            w.store(lane.out.landed, Release);
-        }
-        self.publish(lane);
-        Ok(())
-    }
-
-    /// The peer has placed a ring of ours, or has no memory for it.
-    pub(super) fn on_place(
-        &mut self,
-        lane: &mut Lane,
-        number: u32,
-        place: Option<Place>,
-    ) -> Result<(), Fault> {
-        let Some(ring) = lane.out.rings.iter_mut().find(|r| r.number == number) else {
-            return Ok(()); // answered twice
-        };
-        match (place, ring.remote) {
-            (Some(p), None) => ring.remote = Some(p),
-            (Some(p), Some(known)) if p != known => {
-                return Err(Fault::Peer("a ring in two places"))
-            }
-            (None, None) => {
-                ring.said = false;
-                lane.out.next_ring = self.now + self.config.retry_ns;
-                match lane.out.phase {
-                    Phase::Asking(a) if !a.doubt => {
-                        lane.out.not_before = lane.out.next_ring;
-                        self.refuse(lane, a.epoch);
-                    }
-                    Phase::Up => {
-                        lane.out.want_down = true;
-                        self.show(lane);
-                    }
-                    _ => {}
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-}
-
-impl Out {
     /// Takes a new head in.
-    fn believe(&mut self, head: u64) -> Result<(), Fault> {
+    pub fn believe(&mut self, head: u64) -> Result<(), Fault> {
         if head < self.head {
             return Err(Fault::App("a head that goes back"));
         }
@@ -631,11 +247,4 @@ impl Out {
         self.head = head;
         Ok(())
     }
-}
-
-/// Count of moves, and index of the newest location.
-fn newest(w: &TxWords) -> (u32, usize) {
-    // Acquire: pairs with the Release in `TxState::move_to`.
-    let moves = w.loc_seq.load(Acquire);
-    (moves, (moves & 1) as usize)
 }

@@ -1,0 +1,396 @@
+//! The outgoing direction of a lane: from the application's ring to the peer's.
+//!
+//! Here we play the receiver's part towards the application: it asks to switch up, and our word
+//! says `ACCEPTED` only when the peer's daemon has said so. Nothing the application writes is
+//! believed: heads, moves and ring locations are checked against what it was told.
+
+use super::api::Fault;
+use super::lane::Lane;
+use super::out::{Ask, OutRing, Phase};
+use super::Pair;
+use crate::verbs::Provider;
+use crate::wire::{Cdc, Place};
+use link::lane::tx::UNSEEN;
+use link::layout::{bits_of, epoch_of, pack, rx, tx, Loc, TxWords};
+use std::sync::atomic::{fence, Ordering::*};
+
+impl<P: Provider> Pair<P> {
+    /// Looks at the application's sending words.
+    pub(super) fn look_out(&mut self, lane: &mut Lane) -> Result<(), Fault> {
+        let Some(p) = self.parties.get(&lane.party) else {
+            return Ok(());
+        };
+        let memory = p.memory.clone();
+        let app = memory.app();
+        let words = &app.tx[lane.slot];
+        // Acquire: pairs with the Release in `TxState::say`; the words before it are valid.
+        let state = words.state.load(Acquire);
+        let (epoch, bits) = (epoch_of(state), bits_of(state));
+        if matches!(lane.out.phase, Phase::Up) && epoch != lane.out.epoch {
+            // It has left our epoch and said so, but we were slow to look.
+            lane.out.phase = Phase::Left(false);
+            lane.out.tx_phase = tx::DOWN as u8;
+            lane.cdc = true;
+        }
+        match lane.out.phase {
+            Phase::Idle | Phase::Left(_) => {
+                let newer = epoch.wrapping_sub(lane.out.epoch) < u32::MAX / 2;
+                if bits == tx::UP && epoch == lane.out.told.0 && epoch != lane.out.epoch && newer {
+                    self.begin_ask(lane, words, epoch)?;
+                } else if matches!(lane.out.phase, Phase::Left(_)) && epoch == lane.out.epoch {
+                    self.leave_ring(lane, bits);
+                }
+            }
+            Phase::Asking(a) => {
+                let late = self.now >= a.deadline;
+                if late && a.doubt {
+                    return Err(Fault::InDoubt);
+                }
+                if late || (!self.rail || lane.peer_closed) && !a.doubt {
+                    self.refuse(lane, a.epoch);
+                }
+            }
+            Phase::Refused(e) => {
+                if epoch != e || bits != tx::UP {
+                    lane.out.phase = Phase::Idle;
+                }
+            }
+            Phase::Up => {
+                if bits != tx::UP {
+                    self.leave_ring(lane, bits);
+                }
+            }
+        }
+        if lane.out.sends() && epoch == lane.out.epoch {
+            // Acquire: pairs with the Release in `TxState::send`. Before the moves: a head that lies
+            // beyond a move comes with the move.
+            let head = app.heads[lane.slot].load(Acquire);
+            if self.see_rings(lane, words)? {
+                lane.out.believe(head)?;
+            }
+        }
+        lane.out.prune();
+        if !self.rail && lane.out.phase == Phase::Up {
+            lane.out.want_down = true;
+        }
+        self.show(lane);
+        Ok(())
+    }
+
+    fn leave_ring(&mut self, lane: &mut Lane, bits: u64) {
+        if lane.out.custody || bits <= u64::from(lane.out.tx_phase) || bits > tx::BROKEN {
+            return; // said already, or nonsense
+        }
+        lane.out.tx_phase = bits as u8;
+        lane.out.phase = Phase::Left(bits == tx::BROKEN);
+        lane.cdc = true;
+    }
+
+    /// The application has switched up and waits.
+    fn begin_ask(&mut self, lane: &mut Lane, words: &TxWords, epoch: u32) -> Result<(), Fault> {
+        if lane.out.told.1 != rx::READY as u8 {
+            // The peer's reader has changed its mind, and our word says so: the application will
+            // see it, or is waiting for a refusal.
+            self.refuse(lane, epoch);
+            return Ok(());
+        }
+        if !self.rail || self.now < lane.out.not_before || lane.out.gated || lane.peer_closed {
+            self.refuse(lane, epoch);
+            return Ok(());
+        }
+        let start = words.up_start.load(Relaxed);
+        let kpos = words.up_kpos.load(Relaxed);
+        if start < lane.out.posted {
+            return Err(Fault::App("a switch starts below the bytes before it"));
+        }
+        // The direction was idle: nothing that is left on older rings matters.
+        lane.out.attempt += 1;
+        lane.out.head = start;
+        self.restart_rings(lane, words, start)?;
+        lane.out.phase = Phase::Asking(Ask {
+            epoch,
+            attempt: lane.out.attempt,
+            kpos,
+            start,
+            deadline: self.now + self.config.doubt_ns,
+            said: false,
+            doubt: false,
+            next_query: 0,
+        });
+        Ok(())
+    }
+
+    /// Tells the application that it stays on TCP for now.
+    pub(super) fn refuse(&mut self, lane: &mut Lane, epoch: u32) {
+        lane.out.phase = Phase::Refused(epoch);
+        self.show(lane);
+    }
+
+    /// For a new epoch only the newest ring counts.
+    fn restart_rings(&mut self, lane: &mut Lane, w: &TxWords, start: u64) -> Result<(), Fault> {
+        let (moves, i) = newest(w);
+        let ring = self.ring_at(lane, w, i)?;
+        if ring.from > start {
+            return Err(Fault::App("a ring begins beyond the head"));
+        }
+        lane.out.moves = moves;
+        let known = lane.out.rings.back();
+        if known.is_some_and(|k| k.loc == ring.loc && k.from == ring.from) {
+            let back = lane.out.rings.len() - 1;
+            lane.out.rings.drain(..back);
+        } else {
+            lane.out.rings.clear();
+            self.add_ring(lane, ring);
+        }
+        Ok(())
+    }
+
+    fn add_ring(&mut self, lane: &mut Lane, mut ring: OutRing) {
+        lane.out.numbers = lane.out.numbers.wrapping_add(1);
+        ring.number = lane.out.numbers;
+        lane.out.rings.push_back(ring);
+        lane.out.next_ring = 0;
+    }
+
+    fn ring_at(&self, lane: &Lane, w: &TxWords, i: usize) -> Result<OutRing, Fault> {
+        let loc = Loc::unpack(w.loc[i].load(Relaxed));
+        let loc = loc.ok_or(Fault::App("an impossible ring"))?;
+        let from = w.loc_from[i].load(Relaxed);
+        let chunk = self.parties.get(&lane.party);
+        let chunk = chunk.and_then(|p| p.app_chunks.get(&loc.chunk));
+        let chunk = chunk.and_then(|id| self.chunks.get(id));
+        if !chunk.is_some_and(|c| loc.fits(c.memory.len())) {
+            return Err(Fault::App("a ring outside of its memory"));
+        }
+        Ok(OutRing {
+            number: 0,
+            loc,
+            from,
+            remote: None,
+            said: false,
+        })
+    }
+
+    /// Notices moves of the application's ring. `false`: they change just now, look again.
+    fn see_rings(&mut self, lane: &mut Lane, w: &TxWords) -> Result<bool, Fault> {
+        let (moves, i) = newest(w);
+        let jump = moves.wrapping_sub(lane.out.moves);
+        if jump == 0 {
+            return Ok(true);
+        }
+        let (new, before) = (self.ring_at(lane, w, i), self.ring_at(lane, w, i ^ 1));
+        // SYNC moves: the locations above were read before the count is read again.
+        fence(Acquire);
+        if newest(w).0 != moves {
+            return Ok(false);
+        }
+        // It moves only when the reader has left the ring before, and we tell it the reader's cursor:
+        // so at most the two newest rings can hold bytes that we have not seen yet.
+        let new = new?;
+        let last = lane.out.rings.back().map_or(0, |r| r.from);
+        let mut left = last;
+        let mut fresh = Vec::with_capacity(2);
+        if jump > 1 {
+            let before = before?;
+            left = before.from;
+            if new.from > lane.out.head {
+                fresh.push(before);
+            }
+        }
+        if lane.out.cursor < left {
+            return Err(Fault::App("a ring moved before the reader could follow"));
+        }
+        fresh.push(new);
+        let mut from = last.max(lane.out.head);
+        for r in fresh {
+            if r.from < from || lane.out.rings.len() > 4 {
+                return Err(Fault::App("a ring begins below the head"));
+            }
+            from = r.from;
+            self.add_ring(lane, r);
+        }
+        lane.out.moves = moves;
+        Ok(true)
+    }
+
+    /// What our word says to the application now.
+    pub(super) fn show(&mut self, lane: &mut Lane) {
+        let o = &lane.out;
+        let (told, flags) = o.told;
+        let flags = u64::from(flags);
+        let down = if o.want_down { rx::WANT_DOWN } else { 0 };
+        let word = match o.phase {
+            Phase::Asking(a) => pack(a.epoch, rx::READY),
+            Phase::Refused(e) => pack(e, rx::READY | rx::REVOKED),
+            Phase::Up if told == o.epoch => {
+                let asks = flags & (rx::WANT_DOWN | rx::CLOSED | rx::PAST);
+                pack(o.epoch, rx::READY | rx::ACCEPTED | asks | down)
+            }
+            Phase::Up => pack(o.epoch, rx::READY | rx::ACCEPTED | down),
+            // What the peer's reader says of an epoch that was used is told above only.
+            Phase::Left(_) if told == o.epoch => pack(told, rx::READY | rx::ACCEPTED | down),
+            // Not an invitation without rails or rings.
+            _ if flags == rx::READY
+                && (!self.rail || self.now < o.not_before || o.gated || lane.peer_closed) =>
+            {
+                pack(told, rx::READY | rx::WANT_DOWN)
+            }
+            _ => pack(told, flags),
+        };
+        if lane.out.shown == Some(word) {
+            return;
+        }
+        lane.out.shown = Some(word);
+        if let Some(p) = self.parties.get(&lane.party) {
+            let w = &p.memory.mirror().rx[lane.slot];
+            w.revoked.store(UNSEEN, Relaxed);
+            // Releases `revoked` and the cursor. SeqCst: as `RxState::flag` does.
+            w.word.store(word, SeqCst);
+        }
+        self.publish(lane);
+    }
+
+    /// The peer's daemon has answered a switch.
+    pub(super) fn on_switch_answer(
+        &mut self,
+        lane: &mut Lane,
+        which: (u32, u32),
+        ok: bool,
+    ) -> Result<(), Fault> {
+        let Phase::Asking(a) = lane.out.phase else {
+            return Ok(()); // answered twice, by link and by control channel
+        };
+        if !lane.out.asks(which) {
+            return Ok(());
+        }
+        if !a.doubt {
+            return Err(Fault::Peer("an answer to a switch that was not sent"));
+        }
+        if !ok {
+            self.refuse(lane, a.epoch);
+            return Ok(());
+        }
+        let o = &mut lane.out;
+        o.phase = Phase::Up;
+        o.epoch = a.epoch;
+        o.tx_phase = tx::UP as u8;
+        o.want_down = !self.rail;
+        o.rest_at(a.start);
+        (o.cursor, o.high) = (a.start, a.start);
+        o.landed = 0;
+        o.flushed = false;
+        o.custody = false;
+        lane.cdc |= o.finish;
+        if let Some(p) = self.parties.get(&lane.party) {
+            // Release: pairs with the Acquire in `TxState::refresh`.
+            p.memory.mirror().cursors[lane.slot].store(a.start, Release);
+        }
+        self.show(lane);
+        Ok(())
+    }
+
+    /// The part of a snapshot that is about our sender: what the peer's reader says.
+    pub(super) fn on_reader(&mut self, lane: &mut Lane, c: &Cdc) -> Result<(), Fault> {
+        let told = (c.rx_epoch, c.rx_flags);
+        let known = lane.out.told.0;
+        if told.0 != 0 && !lane.ours(told.0) {
+            return Err(Fault::Peer("readiness of another use of the lane"));
+        }
+        let flags = rx::READY | rx::WANT_DOWN | rx::REVOKED | rx::CLOSED | rx::PAST;
+        if u64::from(told.1) & !flags != 0
+            || known != 0 && told.0.wrapping_sub(known) > u32::MAX / 2
+        {
+            return Err(Fault::Peer("an impossible readiness"));
+        }
+        if lane.out.phase == Phase::Up && told.0 != lane.out.epoch {
+            // A reader is ready anew only after our frame: then the application says that it left.
+            self.look_out(lane)?;
+            if lane.out.phase == Phase::Up {
+                return Err(Fault::Peer("ready anew in the middle of a ring"));
+            }
+        }
+        lane.out.told = told;
+        if lane.out.phase == Phase::Up {
+            if c.cursor < lane.out.cursor || c.cursor > lane.out.high {
+                return Err(Fault::Peer("an impossible cursor"));
+            }
+            if c.cursor != lane.out.cursor {
+                lane.out.read_to(c.cursor);
+                if let Some(p) = self.parties.get(&lane.party) {
+                    // Release: pairs with the Acquire in `TxState::refresh`; the reader has its copy.
+                    p.memory.mirror().cursors[lane.slot].store(c.cursor, Release);
+                }
+                self.publish(lane);
+            }
+        }
+        self.show(lane);
+        Ok(())
+    }
+
+    /// The peer's end has been shown everything up to here.
+    pub(super) fn on_landed(
+        &mut self,
+        lane: &mut Lane,
+        epoch: u32,
+        head: u64,
+    ) -> Result<(), Fault> {
+        let o = &mut lane.out;
+        if epoch != o.epoch {
+            return Ok(()); // of an epoch before
+        }
+        if head > o.high {
+            return Err(Fault::Peer("it has been shown more than was sent"));
+        }
+        o.landed = o.landed.max(head);
+        o.took(head);
+        if let Some(p) = self.parties.get(&lane.party) {
+            // Release: pairs with the Acquire in `TxState::finish`.
+            let w = &p.memory.mirror().rx[lane.slot].landed;
+            w.store(lane.out.landed, Release);
+        }
+        self.publish(lane);
+        Ok(())
+    }
+
+    /// The peer has placed a ring of ours, or has no memory for it.
+    pub(super) fn on_place(
+        &mut self,
+        lane: &mut Lane,
+        number: u32,
+        place: Option<Place>,
+    ) -> Result<(), Fault> {
+        let Some(ring) = lane.out.rings.iter_mut().find(|r| r.number == number) else {
+            return Ok(()); // answered twice
+        };
+        match (place, ring.remote) {
+            (Some(p), None) => ring.remote = Some(p),
+            (Some(p), Some(known)) if p != known => {
+                return Err(Fault::Peer("a ring in two places"))
+            }
+            (None, None) => {
+                ring.said = false;
+                lane.out.next_ring = self.now + self.config.retry_ns;
+                match lane.out.phase {
+                    Phase::Asking(a) if !a.doubt => {
+                        lane.out.not_before = lane.out.next_ring;
+                        self.refuse(lane, a.epoch);
+                    }
+                    Phase::Up => {
+                        lane.out.want_down = true;
+                        self.show(lane);
+                    }
+                    _ => {}
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Count of moves, and index of the newest location.
+fn newest(w: &TxWords) -> (u32, usize) {
+    // Acquire: pairs with the Release in `TxState::move_to`.
+    let moves = w.loc_seq.load(Acquire);
+    (moves, (moves & 1) as usize)
+}
