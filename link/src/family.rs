@@ -6,7 +6,10 @@
 //! The shim trusts this memory; the daemon does not: it copies words out and checks them.
 
 use crate::lane::{RxState, TxState};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{AcqRel, Relaxed},
+};
 
 pub const MAGIC: u64 = 0x3142_5446_5f50_5255; // "URP_FTB1"
 /// Connections per family.
@@ -204,14 +207,18 @@ impl Addr {
 
 impl Table {
     /// A lane of this entry ends: its bytes are counted in the sums from now on. Moved, not copied:
-    /// another process may hold the entry on, and readers add up both.
+    /// another process may hold the entry on, and readers add up both. For an instant both have them;
+    /// that neither has would look like a counter that goes back.
     pub fn count_ended(&self, c: &Conn) {
         let all = &self.header.stats;
         for (sum, own) in [
             (&all.lane_tx, &c.tx.ring_bytes),
             (&all.lane_rx, &c.rx.ring_bytes),
         ] {
-            sum.fetch_add(own.swap(0, Relaxed), Relaxed);
+            let n = own.load(Relaxed);
+            // AcqRel: whoever sees the second has seen the first.
+            sum.fetch_add(n, AcqRel);
+            own.fetch_sub(n, AcqRel);
         }
     }
 }

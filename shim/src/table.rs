@@ -212,13 +212,10 @@ fn sweep(t: &Table) {
         }
         dead > 0 && c.forks.load(SeqCst) == 0
     };
-    if !abandoned() {
-        return;
-    }
-    t.count_ended(c);
-    if c.state
-        .compare_exchange(s, state::BUSY, AcqRel, Relaxed)
-        .is_ok()
+    if abandoned()
+        && c.state
+            .compare_exchange(s, state::BUSY, AcqRel, Relaxed)
+            .is_ok()
     {
         // Once more, now that nobody else takes it: it may have changed hands meanwhile.
         if !abandoned() {
@@ -231,6 +228,7 @@ fn sweep(t: &Table) {
         }
         c.tx.natives.store(0, Relaxed);
         c.rx.natives.store(0, Relaxed);
+        t.count_ended(c);
         free(i);
     }
 }

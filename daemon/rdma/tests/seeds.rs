@@ -148,6 +148,21 @@ fn without_rails_at_the_end() {
     assert!(ring > 0);
 }
 
+/// Whoever waits for room on a link hears of it, and does not find out at the next look at everything,
+/// 20 ms later. (Who had no memory for a ring is asked again at such a look.)
+#[test]
+fn nobody_waits_for_a_look_at_everything() {
+    for seed in 0..if cfg!(debug_assertions) { 100 } else { 500 } {
+        let faults = Faults {
+            delay_ns: 2_000,
+            ..Faults::default()
+        };
+        let mut sim = Sim::new(seed, 4, faults);
+        sim.run(100_000, 0);
+        assert!(sim.now < 35_000_000, "seed {seed}: {} ns", sim.now);
+    }
+}
+
 /// Bytes came behind a message, the device has acknowledged it, and the link is destroyed before the
 /// daemon has looked: they are sent again.
 #[test]

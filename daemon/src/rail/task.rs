@@ -70,7 +70,7 @@ impl Rails {
     }
 
     /// Devices may have been opened: their events wake us, too. (A descriptor leaves the set when its
-    /// device is closed.)
+    /// device is closed.) Done once a second: a try may fail.
     pub(super) fn watch_devices(&self) {
         if let (Some(set), Some(d)) = (&self.set, &self.devices) {
             d.event_fds().for_each(|fd| add(set, fd, DEVICE));
@@ -84,21 +84,21 @@ impl Rails {
         }
     }
 
-    /// Takes in what has woken us. Whether a device has something to say.
-    fn woken(&mut self) -> bool {
-        let Some(set) = &self.set else { return false };
+    /// Takes in what has woken us. Whether a device has something to say, and whether there may be
+    /// more than these.
+    fn woken(&mut self) -> (bool, bool) {
+        let Some(set) = &self.set else {
+            return (false, false);
+        };
         let mut device = false;
         let mut ready = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
         let now = rustix::event::Timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        let Ok((ready, more)) = epoll::wait(set, &mut ready[..], Some(&now)) else {
-            return false;
+        let Ok((ready, left)) = epoll::wait(set, &mut ready[..], Some(&now)) else {
+            return (false, false);
         };
-        if more.is_empty() {
-            self.kick.notify_one(); // there may be more than these
-        }
         for e in ready.iter() {
             let data = e.data.u64();
             let (node, low) = ((data >> 32) as u32 & 0xff_ffff, data as u32);
@@ -115,7 +115,7 @@ impl Rails {
                 _ => device = true,
             }
         }
-        device
+        (device, left.is_empty())
     }
 }
 
@@ -156,9 +156,10 @@ async fn watch(shared: Shared, mut stale: tokio::sync::mpsc::UnboundedReceiver<D
             return;
         };
         watch = Some(w);
-        if !changes.is_empty() {
-            shared.borrow_mut().rails(|r| r.devices_changed(&changes));
-        }
+        shared.borrow_mut().rails(|r| match changes.is_empty() {
+            true => r.watch_devices(),
+            false => r.devices_changed(&changes),
+        });
         tokio::select! {
             () = tokio::time::sleep(LOOK) => {}
             id = stale.recv() => {
@@ -204,6 +205,7 @@ pub async fn run(shared: Shared) {
     // now and then, which costs less than setting it before every sleep.
     let mut timer = std::pin::pin!(tokio::time::sleep(Duration::ZERO));
     let mut due = 0;
+    let mut ready = false;
     loop {
         let t = now();
         let Some(p) = shared.borrow_mut().poll_rails(t) else {
@@ -223,14 +225,13 @@ pub async fn run(shared: Shared) {
         let Some(p) = shared.borrow_mut().poll_rails(t) else {
             return;
         };
-        let mut ready = false;
         if p.worked {
             worked_at = t;
             rounds += 1;
             if rounds.is_multiple_of(TURNS) {
                 tokio::task::yield_now().await; // the daemon's other tasks have their turn
             }
-        } else {
+        } else if !ready {
             if due <= t || p.next < due {
                 due = p.next;
                 let left = Duration::from_nanos(due.saturating_sub(t));
@@ -249,7 +250,9 @@ pub async fn run(shared: Shared) {
         }
         let stale = shared.borrow_mut().rails(|r| {
             r.rouse();
-            match ready && r.woken() {
+            let (device, more) = if ready { r.woken() } else { (false, false) };
+            ready = more;
+            match device {
                 true => r.device_events(),
                 false => Vec::new(),
             }

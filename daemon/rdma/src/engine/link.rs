@@ -115,6 +115,8 @@ pub(super) struct Link<P: Provider> {
     pub lanes: usize,
     /// Lanes that wait for room, in turn.
     pub waiters: VecDeque<u32>,
+    /// A lane waits for its own requests to be done.
+    pub awaited: bool,
     /// The completion queue will notify: of messages, or (true) of everything. Whoever sleeps on it knows
     /// it.
     pub armed: Option<bool>,
@@ -185,6 +187,7 @@ impl<P: Provider> Link<P> {
             next_try: 0,
             lanes: 0,
             waiters: VecDeque::new(),
+            awaited: false,
             armed: None,
             known: false,
         };
@@ -298,6 +301,7 @@ impl<P: Provider> Link<P> {
     /// The oldest request, now done.
     pub fn pop_done(&mut self) -> Option<What> {
         let w = self.sent.pop_front()?;
+        self.awaited = false; // or it will be said again
         self.first_wr += 1;
         if let What::Write { bytes, .. } = w {
             self.bytes -= u64::from(bytes);
@@ -323,7 +327,10 @@ impl<P: Provider> Link<P> {
 
     /// Does anything wait for requests to be done?
     pub fn is_tight(&self) -> bool {
-        !self.waiters.is_empty() || self.bytes * 2 > self.window || self.sent.len() * 2 > self.room
+        self.awaited
+            || !self.waiters.is_empty()
+            || self.bytes * 2 > self.window
+            || self.sent.len() * 2 > self.room
     }
 
     /// Bytes that a message takes along.

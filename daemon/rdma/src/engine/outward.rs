@@ -100,8 +100,8 @@ impl<P: Provider> Pair<P> {
         }
         let start = words.up_start.load(Relaxed);
         let kpos = words.up_kpos.load(Relaxed);
-        if start < lane.out.posted {
-            return Err(Fault::App("a switch starts below the bytes before it"));
+        if start < lane.out.posted || start > u64::MAX / 2 {
+            return Err(Fault::App("a switch to an impossible place"));
         }
         // The direction was idle: nothing that is left on older rings matters.
         lane.out.attempt += 1;

@@ -101,6 +101,9 @@ impl<P: Provider> Pair<P> {
                 return Some(no);
             }
             if lane.under_way > 0 {
+                if let Some(now) = self.links.get_mut(&no) {
+                    now.awaited = true;
+                }
                 return None; // nothing new here; we move when this is done
             }
             self.unbind(lane);
@@ -159,6 +162,7 @@ impl<P: Provider> Pair<P> {
                 return said;
             };
             let Some((body, what, load)) = self.due(id, lane, no) else {
+                self.await_room(id, lane, no);
                 return said;
             };
             let Some(link) = self.links.get_mut(&no) else {
@@ -180,9 +184,26 @@ impl<P: Provider> Pair<P> {
             self.posted(lane, &body);
             said = true;
             if matches!(body, Body::Cdc(_)) {
+                self.await_room(id, lane, no);
                 return said;
             }
         }
+    }
+
+    /// A lane with bytes that its link has no room for has its turn when there is some. What waits for
+    /// its own requests to be done is to hear of that.
+    fn await_room(&mut self, id: LaneId, lane: &mut Lane, no: LinkId) {
+        let Some(link) = self.links.get_mut(&no) else {
+            return;
+        };
+        let o = &lane.out;
+        let full = !link.open() || link.window() == 0;
+        if full && o.sends() && o.posted < o.head && !lane.queued {
+            lane.queued = true;
+            link.waiters.push_back(id);
+        }
+        let new_ring = o.rings.iter().any(|r| r.remote.is_none() && !r.said);
+        link.awaited |= new_ring && lane.under_way > 0;
     }
 
     /// The next message of a lane, with the writes before it.
