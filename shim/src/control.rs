@@ -487,6 +487,16 @@ fn handle(m: ToShim, fds: &mut Fds) {
     }
 }
 
+/// Is there a credit? Without one it is time to look whether the daemon is still there: one that is
+/// dead gives none, and where nothing is sent nothing else tells.
+pub fn has_credit() -> bool {
+    if CREDITS.load(Relaxed) > 0 {
+        return true;
+    }
+    pump();
+    READY.load(Acquire) != 0 && CREDITS.load(Relaxed) > 0
+}
+
 /// Sends a registration, if there is a credit. Returns its number, see [`settled`].
 pub fn register(m: &ToDaemon, fd: i32) -> Option<u64> {
     if CREDITS.fetch_sub(1, Relaxed) <= 0 {

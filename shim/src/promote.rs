@@ -148,6 +148,9 @@ fn try_register(i: u32, fd: i32, c: &Conn) {
             return later(c, control::absence(), soon);
         }
     }
+    if !control::has_credit() {
+        return later(c, Reason::TimeoutDaemon, 20);
+    }
     if table::holders(c) != 1 {
         return later(c, Reason::Shared, 100);
     }

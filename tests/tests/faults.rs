@@ -81,6 +81,29 @@ fn daemon_killed_and_restarted() -> Result<()> {
     Ok(())
 }
 
+/// The daemon dies owing a process an answer to everything that it may ask, and no connection that was
+/// asked for is left: the process finds the next daemon all the same.
+#[test]
+fn daemon_killed_with_all_credits_out() -> Result<()> {
+    let mut d = Daemon::start()?;
+    let echo = Echo::serve("threads", "127.0.0.1", &d.eager())?;
+    // The server gets its credits. It has sixteen, and these use them up.
+    echo.client(&d.eager(), 1, 600, None)?.finish(LIMIT)?;
+    d.assert_promoted(2, 1000)?;
+    d.freeze()?;
+    echo.client(&d.eager(), 40, 20, None)?.finish(LIMIT)?;
+    let stop = tempfile::tempdir()?;
+    let file = stop.path().join("stop");
+    let late = echo.client(&d.eager(), 4, 0, Some(&file))?;
+    std::thread::sleep(Duration::from_millis(300)); // they are refused a registration; right without
+    d.kill();
+    d.restart()?;
+    d.await_promoted(8).with_context(|| d.picture())?;
+    std::fs::write(&file, b"")?;
+    late.finish(LIMIT)?;
+    Ok(())
+}
+
 /// A program that is inside no hooked call when the daemon starts again, and will be in none for an
 /// hour, is shown at once all the same.
 #[test]
