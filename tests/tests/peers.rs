@@ -8,6 +8,7 @@ use std::time::Duration;
 use underpass_tests::harness::node::{pair, Lan, Node, Setup};
 use underpass_tests::harness::peers::{Echo, EchoClient};
 use underpass_tests::harness::{until, Program, Running, SOON};
+use underpassd::peers::msg::{MIN_VERSION, VERSION};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -382,7 +383,12 @@ struct Fake<'a> {
     node: Node,
 }
 
-const HELLO: &str = r#"{"kind":"hello","version":1,"min_version":1,"node":"n3","instance":7,"release":"fake","seeks":100}"#;
+/// What the third node says first, with these versions.
+fn hello(version: u32, min: u32) -> String {
+    format!(
+        r#"{{"kind":"hello","version":{version},"min_version":{min},"node":"n3","instance":7,"release":"fake","seeks":100}}"#
+    )
+}
 
 impl Fake<'_> {
     fn program(&self, args: &[&str], messages: &[&str]) -> Result<Running> {
@@ -454,37 +460,33 @@ fn root_bad_peers() -> Result<()> {
     }
     a.await_refused(&ip, "did not say who it is in time")?;
     // Versions, in both directions of dialing.
-    let newer = HELLO.replace(
-        "version\":1,\"min_version\":1",
-        "version\":99,\"min_version\":98",
-    );
-    fake.refused(
-        &a,
-        &[&newer],
-        "no common version: it speaks 98 to 99, we 1 to 1",
-    )?;
+    let (min, max) = (VERSION + 1, VERSION + 2);
+    let newer = hello(max, min);
+    let words = format!("no common version: it speaks {min} to {max}");
+    fake.refused(&a, &[&newer], &words)?;
     let mut server = fake.program(&["serve", &ip], &[&newer])?;
     server.line("listening", SOON)?;
     server.line("got", SOON)?;
     until("it is told why", SOON, || {
         server.stdout().contains("no common version")
     })?;
-    a.await_down("n3", "no common version: it speaks 98 to 99")?;
+    a.await_down("n3", &words)?;
     let t = Talk::between(&a, &fake.node, 1)?;
     a.await_reasons(1, "version", "-")?;
     t.end()?;
     drop(server);
     // Messages.
-    let other = HELLO.replace("n3", "n2");
+    let hello = &hello(VERSION, MIN_VERSION)[..];
+    let other = hello.replace("n3", "n2");
     fake.refused(&a, &[&other], "its certificate names [n3]")?;
     fake.refused(&a, &["{\"kind\":\"ping\",\"n\":1}"], "is no hello")?;
     fake.refused(&a, &["noise"], "cannot be read")?;
-    fake.refused(&a, &[HELLO, "{\"kind\":\"seek\"}"], "cannot be read")?;
-    fake.refused(&a, &[HELLO, "raw:00010001"], "65537 bytes")?;
-    fake.refused(&a, &[HELLO, HELLO], "a second hello")?;
+    fake.refused(&a, &[hello, "{\"kind\":\"seek\"}"], "cannot be read")?;
+    fake.refused(&a, &[hello, "raw:00010001"], "65537 bytes")?;
+    fake.refused(&a, &[hello, hello], "a second hello")?;
     fake.refused(
         &a,
-        &[HELLO, "{\"kind\":\"hint\",\"seek\":1,\"reason\":1}"],
+        &[hello, "{\"kind\":\"hint\",\"seek\":1,\"reason\":1}"],
         "a maker's message",
     )?;
     // What is unknown is ignored; an address that is not its own is remarked upon.
@@ -496,7 +498,7 @@ fn root_bad_peers() -> Result<()> {
         )
     };
     let (theirs, lie) = (claim("10.88.3.1:5"), claim("10.88.2.1:55"));
-    let mut p = fake.dial(&a, &[HELLO, "{\"kind\":\"dance\"}", &theirs, &lie])?;
+    let mut p = fake.dial(&a, &[hello, "{\"kind\":\"dance\"}", &theirs, &lie])?;
     p.line("got", SOON)?;
     a.await_up("n3")?;
     until("the lie is noticed", SOON, || {
