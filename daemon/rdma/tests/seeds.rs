@@ -21,6 +21,13 @@ fn add(sum: &mut Counts, c: Counts) {
     sum.removed_devices += c.removed_devices;
 }
 
+fn no_faults() -> Faults {
+    Faults {
+        delay_ns: 2_000,
+        ..Faults::default()
+    }
+}
+
 fn one(seed: u64, quiet: bool) -> Counts {
     let mut rng = Rng(seed);
     let lanes = 1 + rng.below(5) as usize;
@@ -153,11 +160,7 @@ fn without_rails_at_the_end() {
 #[test]
 fn nobody_waits_for_a_look_at_everything() {
     for seed in 0..if cfg!(debug_assertions) { 100 } else { 500 } {
-        let faults = Faults {
-            delay_ns: 2_000,
-            ..Faults::default()
-        };
-        let mut sim = Sim::new(seed, 4, faults);
+        let mut sim = Sim::new(seed, 4, no_faults());
         sim.run(100_000, 0);
         assert!(sim.now < 35_000_000, "seed {seed}: {} ns", sim.now);
     }
@@ -169,11 +172,7 @@ fn nobody_waits_for_a_look_at_everything() {
 fn acknowledged_and_never_read() {
     let mut seen = 0;
     for seed in 0..if cfg!(debug_assertions) { 300 } else { 3000 } {
-        let faults = Faults {
-            delay_ns: 2_000,
-            ..Faults::default()
-        };
-        let mut sim = Sim::new(seed, 2, faults);
+        let mut sim = Sim::new(seed, 2, no_faults());
         sim.never_shut();
         sim.set_control(true);
         while sim.behind(0) == 0 && !sim.all_done() {
@@ -210,11 +209,7 @@ fn acknowledged_and_never_read() {
 fn the_switch_in_doubt() {
     let (mut asked, mut lost) = ([0, 0], 0);
     for (seed, taken, control) in (0..400).map(|s| (s, s % 2 == 0, s % 8 < 6)) {
-        let faults = Faults {
-            delay_ns: 2_000,
-            ..Faults::default()
-        };
-        let mut sim = Sim::new(seed, 1, faults);
+        let mut sim = Sim::new(seed, 1, no_faults());
         sim.never_shut();
         sim.set_control(true);
         let cut = Rc::new(Cell::new(false));

@@ -113,9 +113,7 @@ impl<P: Provider> Pair<P> {
         // A pair that failed has no queue pairs any more through which anything could be written.
         if let (Some(peer), false) = (lane.peer, self.failed) {
             if lane.under_way > 0 {
-                if let Some(link) = lane.link.and_then(|no| self.links.get_mut(&no)) {
-                    link.awaited = true;
-                }
+                self.await_done(lane);
                 return false;
             }
             if !closing.acked && self.control && self.now >= closing.next_try {

@@ -333,6 +333,11 @@ impl<P: Provider> Link<P> {
             || self.sent.len() * 2 > self.room
     }
 
+    /// May a lane post bytes now?
+    pub fn has_room(&self) -> bool {
+        self.open() && self.window() > 0
+    }
+
     /// Bytes that a message takes along.
     pub fn data_max(&self) -> u64 {
         u64::from(self.qp.caps().inline_bytes)

@@ -140,7 +140,7 @@ impl<P: Provider> Pair<P> {
         self.numbers = all;
         for link in self.links.values_mut() {
             // They keep their turn.
-            if link.open() && link.window() > 0 {
+            if link.has_room() {
                 self.queue.extend(link.waiters.drain(..));
             }
         }

@@ -101,9 +101,7 @@ impl<P: Provider> Pair<P> {
                 return Some(no);
             }
             if lane.under_way > 0 {
-                if let Some(now) = self.links.get_mut(&no) {
-                    now.awaited = true;
-                }
+                self.await_done(lane);
                 return None; // nothing new here; we move when this is done
             }
             self.unbind(lane);
@@ -197,13 +195,21 @@ impl<P: Provider> Pair<P> {
             return;
         };
         let o = &lane.out;
-        let full = !link.open() || link.window() == 0;
-        if full && o.sends() && o.posted < o.head && !lane.queued {
+        if !link.has_room() && o.sends() && o.posted < o.head && !lane.queued {
             lane.queued = true;
             link.waiters.push_back(id);
         }
         let new_ring = o.rings.iter().any(|r| r.remote.is_none() && !r.said);
-        link.awaited |= new_ring && lane.under_way > 0;
+        if new_ring && lane.under_way > 0 {
+            self.await_done(lane);
+        }
+    }
+
+    /// A lane waits for its own requests to be done, and is to hear of it.
+    pub(super) fn await_done(&mut self, lane: &Lane) {
+        if let Some(link) = lane.link.and_then(|no| self.links.get_mut(&no)) {
+            link.awaited = true;
+        }
     }
 
     /// The next message of a lane, with the writes before it.
@@ -244,21 +250,16 @@ impl<P: Provider> Pair<P> {
                 return Some((body, lane_message, Load::default()));
             }
         }
-        let load = match self.data(lane, no) {
-            Some(data) => Load {
-                data,
-                ..Load::default()
-            },
-            None => Load {
-                writes: self.writes(lane, no),
-                ..Load::default()
-            },
-        };
+        let mut load = Load::default();
+        match self.data(lane, no) {
+            Some(data) => load.data = data,
+            None => load.writes = self.writes(lane, no),
+        }
         let bytes = load.bytes();
         if bytes == 0 && !lane.cdc {
             return None;
         }
-        if load.writes.is_empty() && bytes > 0 {
+        if !load.data.is_empty() {
             lane.out.behind(lane.out.posted, bytes);
             lane.starved = None;
         }
