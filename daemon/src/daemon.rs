@@ -90,15 +90,16 @@ pub fn run(options: Options) -> Result<(), Error> {
         .enable_all()
         .max_blocking_threads(HELPERS)
         .build()?;
+    let runtime = fds::of_runtime();
     let local = tokio::task::LocalSet::new();
-    let done = local.block_on(&rt, serve(&options, public));
+    let done = local.block_on(&rt, serve(&options, public, runtime));
     // The tasks hold descriptors that only helpers may close.
     rt.block_on(async { drop(local) });
     rt.shutdown_background(); // helpers that hang in a close are nobody's business any more
     done
 }
 
-async fn serve(options: &Options, public: bool) -> Result<(), Error> {
+async fn serve(options: &Options, public: bool, runtime: Option<OwnedFd>) -> Result<(), Error> {
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
     let (control, admin) = (options.dir.join(CONTROL_SOCK), options.dir.join(ADMIN_SOCK));
@@ -135,7 +136,7 @@ async fn serve(options: &Options, public: bool) -> Result<(), Error> {
             .map_err(|e| Error::Peers(at, e))?;
         let tls = options.config.tls.clone();
         tokio::task::spawn_local(peers::channel::run(core.clone(), tls, sock));
-        tokio::task::spawn_local(rail::run(core.clone()));
+        tokio::task::spawn_local(rail::run(core.clone(), runtime));
     }
     tokio::select! {
         r = server::serve(core.clone(), control_sock) => r?,

@@ -59,6 +59,8 @@ impl Drop for Foreign {
 pub unsafe trait Keeps: AsRawFd {}
 // SAFETY: an `OwnedFd` never changes its descriptor.
 unsafe impl Keeps for OwnedFd {}
+// SAFETY: as above; nobody can take the value out of an `Arc` that we hold.
+unsafe impl Keeps for std::sync::Arc<OwnedFd> {}
 // SAFETY: `close` and `drop`, which take the descriptor out, consume the value.
 unsafe impl Keeps for Foreign {}
 
@@ -66,6 +68,22 @@ unsafe impl Keeps for Foreign {}
 pub fn watch<T: Keeps>(fd: T, interest: Interest) -> std::io::Result<AsyncFd<T>> {
     // SAFETY: by `Keeps`, the descriptor stays open and the same until `fd` is dropped.
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
+}
+
+/// A copy of the descriptor on which the runtime of this thread waits for all others. Must be called
+/// when nobody but the runtime has made an epoll instance yet. `None`: it cannot be told.
+pub fn of_runtime() -> Option<OwnedFd> {
+    let all = std::fs::read_dir("/proc/self/fd").ok()?;
+    let polls = |e: &std::fs::DirEntry| {
+        let what = std::fs::read_link(e.path());
+        what.is_ok_and(|p| p.as_os_str() == "anon_inode:[eventpoll]")
+    };
+    // It may have several for the same instance.
+    let found = all.flatten().find(polls)?;
+    let fd: RawFd = found.file_name().to_str()?.parse().ok()?;
+    // SAFETY: the runtime's, which lives; used for this call only.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    rustix::io::fcntl_dupfd_cloexec(fd, 0).ok()
 }
 
 /// Raises the soft limit of open files to the hard one: without room, a received descriptor is

@@ -129,7 +129,7 @@ pub struct Rails {
     /// Counted as asleep on all links.
     dozing: bool,
     /// What wakes the task: links of engines, doorbells, devices.
-    set: Option<OwnedFd>,
+    set: Option<Arc<OwnedFd>>,
     names: Rc<[Name]>,
     /// When lanes are to be looked after, and how long something has been going on.
     tend_at: u64,

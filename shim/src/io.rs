@@ -314,14 +314,18 @@ fn grow(c: &Conn, link: &crate::links::Link, m: &link::lane::Memory) -> bool {
 /// The peer's process may have died, or its socket: then bytes must meet TCP's own errors.
 #[cold]
 fn peer_check(c: &Conn, fd: i32, link: &crate::links::Link) {
-    let e = sys::poll1(fd, libc::POLLRDHUP);
-    let gone = e & (libc::POLLERR | libc::POLLHUP) != 0
-        || (!link.is_far()
-            && e & libc::POLLRDHUP != 0
-            && sys::poll1(link.bell(), 0) & libc::POLLHUP != 0);
-    if link.is_far() && sys::poll1(link.bell(), 0) & libc::POLLHUP != 0 {
+    let look = |fd, events| libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    let mut p = [look(fd, libc::POLLRDHUP), look(link.bell(), 0)];
+    sys::poll_now(&mut p);
+    let (e, dead) = (p[0].revents, p[1].revents & libc::POLLHUP != 0);
+    if link.is_far() && dead {
         return link.gone(); // the daemon is
     }
+    let gone = e & (libc::POLLERR | libc::POLLHUP) != 0 || e & libc::POLLRDHUP != 0 && dead;
     if gone {
         if let Some(_g) = lock::lock(&c.tx.lock) {
             c.tx.abandon();

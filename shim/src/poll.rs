@@ -405,7 +405,7 @@ fn run(
                 wait::leave(l, w, leads[k]);
             }
         }
-        place.give();
+        place.give(!ready && r > 0 && tmp[n].revents != 0);
         if !ready && r > 0 && tmp[n + 1].revents != 0 {
             control::pump();
         }

@@ -89,10 +89,14 @@ fn take_slot(conn: Option<u32>) -> Option<usize> {
     None
 }
 
-fn give_slot(i: usize) {
+/// `poked`: its eventfd was readable. (One that is poked later is so for the next sleeper, who
+/// looks in vain once.)
+fn give_slot(i: usize, poked: bool) {
     if let Some(s) = slot(i) {
-        let mut b = [0u8; 8];
-        let _ = sys::read(s.efd.load(Relaxed) - 1, b.as_mut_ptr(), 8);
+        if poked {
+            let mut b = [0u8; 8];
+            let _ = sys::read(s.efd.load(Relaxed) - 1, b.as_mut_ptr(), 8);
+        }
         TAKEN[i / 64].fetch_and(!(1 << (i % 64)), Release);
     }
 }
@@ -325,6 +329,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_
         For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock { fd, link }),
     };
     let mut woke = Woke::Look { kernel: false };
+    let mut poked = false;
     if !ready {
         let tx_native = what == For::Space && !c.tx.is_up() && !c.tx.awaits(m);
         let events = match what {
@@ -379,6 +384,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_
                 kernel: p[0].revents != 0,
             },
         };
+        poked = n > 0 && p[1].revents != 0;
         if n > 0 && p[2].revents != 0 {
             if link.drain_bell() == link::doorbell::Drained::Gone {
                 link.gone();
@@ -394,7 +400,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_
     }
     if let Some(w) = slot_no {
         leave(link, w, leader);
-        give_slot(w);
+        give_slot(w, poked);
     }
     woke
 }
@@ -465,9 +471,10 @@ impl Place {
             .and_then(slot)
             .map_or(-1, |s| s.efd.load(Relaxed) - 1)
     }
-    pub fn give(self) {
+    /// `poked`: its eventfd was readable.
+    pub fn give(self, poked: bool) {
         if let Some(i) = self.slot {
-            give_slot(i);
+            give_slot(i, poked);
         }
     }
 }

@@ -29,7 +29,8 @@ pub use party::PartyMemory;
 
 use crate::verbs::{Completion, CompletionQueue, Provider};
 use lane::Lanes;
-use std::collections::{BTreeMap, VecDeque};
+use litemap::LiteMap;
+use std::collections::VecDeque;
 
 /// Numbers of the rails, links, parties, chunks of a pair, each from its own series.
 pub type RailId = u32;
@@ -41,12 +42,12 @@ pub type LaneId = u32;
 /// Everything between this daemon and the daemon of one other node.
 pub struct Pair<P: Provider> {
     // Dropped in this order: queue pairs, then what they use.
-    links: BTreeMap<LinkId, link::Link<P>>,
-    chunks: BTreeMap<u32, chunks::Chunk<P>>,
-    rails: BTreeMap<RailId, links::RailState<P>>,
+    links: LiteMap<LinkId, link::Link<P>>,
+    chunks: LiteMap<u32, chunks::Chunk<P>>,
+    rails: LiteMap<RailId, links::RailState<P>>,
     /// Links that are destroyed here, until both ends know that both are.
-    dead: BTreeMap<LinkId, links::Dead>,
-    parties: BTreeMap<PartyId, party::Party>,
+    dead: LiteMap<LinkId, links::Dead>,
+    parties: LiteMap<PartyId, party::Party>,
     lanes: Lanes,
     config: Config,
     random: Box<dyn FnMut() -> u32 + Send>,
@@ -62,10 +63,13 @@ pub struct Pair<P: Provider> {
     failed: bool,
     /// A queue pair could not be destroyed: nothing may be said or done that counts on it.
     stuck: bool,
+    /// A completion queue may hold more than the last poll took.
+    full: bool,
     /// Regions of the peer that it takes back, until nothing of ours is under way to them.
     leaving: Vec<u32>,
     lane_timer: u64,
-    stats: BTreeMap<RailId, Stats>,
+    link_timer: u64,
+    stats: LiteMap<RailId, Stats>,
     completions: Vec<Completion>,
     numbers: Vec<LinkId>,
 }
@@ -79,6 +83,8 @@ struct Numbers {
 
 /// Between two looks at every lane, for what only time brings.
 const LANE_TIMER_NS: u64 = 20_000_000;
+/// The same for links; what else happens to a link sets its timer to now.
+const LINK_TIMER_NS: u64 = 1_000_000;
 /// Lanes looked at in one poll, so that control messages and completions are never far away.
 const TURNS: usize = 256;
 
@@ -86,11 +92,11 @@ impl<P: Provider> Pair<P> {
     /// `random` gives packet numbers; it should be hard to guess.
     pub fn new(config: Config, random: Box<dyn FnMut() -> u32 + Send>) -> Self {
         Pair {
-            links: BTreeMap::new(),
-            chunks: BTreeMap::new(),
-            rails: BTreeMap::new(),
-            dead: BTreeMap::new(),
-            parties: BTreeMap::new(),
+            links: LiteMap::new(),
+            chunks: LiteMap::new(),
+            rails: LiteMap::new(),
+            dead: LiteMap::new(),
+            parties: LiteMap::new(),
             lanes: Lanes::default(),
             config,
             random,
@@ -108,26 +114,33 @@ impl<P: Provider> Pair<P> {
             rail: false,
             failed: false,
             stuck: false,
+            full: false,
             leaving: Vec::new(),
             lane_timer: 0,
-            stats: BTreeMap::new(),
+            link_timer: 0,
+            stats: LiteMap::new(),
             completions: Vec::new(),
             numbers: Vec::new(),
         }
     }
 
     /// Does what there is to do; says whether there was anything. Nothing is done elsewhere: the
-    /// other methods only note what they are told. A caller that sleeps polls until this is false,
-    /// arms the completion queues and counts itself asleep ([`Pair::doze`]), and polls once more.
+    /// other methods only note what they are told. A caller that sleeps polls until nothing is
+    /// [unfinished](Pair::unfinished), arms the completion queues and counts itself asleep
+    /// ([`Pair::doze`]), and polls once more, if they were not armed or it was not asleep before.
     pub fn poll(&mut self, now_ns: u64, host: &mut dyn Host) -> bool {
         self.now = now_ns;
         let mut worked = false;
         while let Some(message) = self.inbox.pop_front() {
             self.on_control(message);
+            self.link_timer = 0;
             worked = true;
         }
         worked |= self.poll_links(host);
-        self.link_timers();
+        if now_ns >= self.link_timer {
+            self.link_timer = now_ns + LINK_TIMER_NS;
+            self.link_timers();
+        }
         self.finish_leaving();
         worked |= self.scan();
         if now_ns >= self.lane_timer {
@@ -144,7 +157,12 @@ impl<P: Provider> Pair<P> {
         }
         self.flush_links();
         self.publish_all(host);
-        worked || !self.queue.is_empty() || !self.inbox.is_empty()
+        worked || self.unfinished()
+    }
+
+    /// Did the last poll leave anything for the next one?
+    pub fn unfinished(&self) -> bool {
+        !self.queue.is_empty() || !self.inbox.is_empty() || self.full || self.link_timer == 0
     }
 
     /// When the next poll is due although nothing happens.
@@ -174,26 +192,29 @@ impl<P: Provider> Pair<P> {
         self.failed
     }
 
-    /// Asks the completion queues for a notification. `fresh` is called once with each: the caller is
-    /// to sleep on its descriptor, and to say [`Pair::notified`] when that is readable.
-    pub fn arm(&mut self, mut fresh: impl FnMut(LinkId, &P::Cq)) {
+    /// Asks the completion queues for a notification; says whether any was not armed for it already.
+    /// `fresh` is called once with each: the caller is to sleep on its descriptor, and to say
+    /// [`Pair::notified`] when that is readable.
+    pub fn arm(&mut self, mut fresh: impl FnMut(LinkId, &P::Cq)) -> bool {
+        let mut news = false;
         for (no, link) in &mut self.links {
             if !std::mem::replace(&mut link.known, true) {
                 fresh(*no, &link.cq);
             }
-            // What was sent is polled for in passing, unless somebody waits for room.
-            let all = link.is_tight();
-            if link.armed != Some(all) && link.armed != Some(true) {
-                link.armed = link.cq.arm(!all).is_ok().then_some(all);
-            }
+            news |= link.arm();
         }
+        news
     }
 
-    /// There may be a notification of this link's queue.
-    pub fn notified(&mut self, no: LinkId) {
+    /// There may be a notification of this link's queue. `rearm`: the caller sleeps again after the
+    /// next poll.
+    pub fn notified(&mut self, no: LinkId, rearm: bool) {
         if let Some(link) = self.links.get_mut(&no) {
-            let _ = link.cq.take_notifications();
+            let _ = link.cq.take_notification();
             link.armed = None;
+            if rearm {
+                link.arm();
+            }
         }
     }
 

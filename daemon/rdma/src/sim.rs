@@ -111,6 +111,9 @@ struct CqState {
     node: usize,
     entries: usize,
     queue: VecDeque<Completion>,
+    /// A notification was asked for: of messages, or (true) of everything.
+    armed: Option<bool>,
+    notified: bool,
 }
 
 impl World {
@@ -221,14 +224,11 @@ impl World {
         self.get().violations.clone()
     }
 
-    /// Is there something in a completion queue of this node?
-    pub fn pending(&self, node: usize) -> bool {
+    /// Completion queues of this node with a notification that was not taken.
+    pub fn notified(&self, node: usize) -> Vec<u32> {
         let w = self.get();
-        let found = w
-            .cqs
-            .values()
-            .any(|c| c.node == node && !c.queue.is_empty());
-        found
+        let of = |(id, c): (&u32, &CqState)| (c.node == node && c.notified).then_some(*id);
+        w.cqs.iter().filter_map(of).collect()
     }
 
     /// Changes messages before they are sent; gets the sending node.

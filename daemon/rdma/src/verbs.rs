@@ -118,8 +118,9 @@ pub trait CompletionQueue {
     /// have to be polled for.
     fn arm(&self, messages: bool) -> Result<(), Error>;
 
-    /// Takes notifications in, so that the descriptor is no longer readable. Says whether there were any.
-    fn take_notifications(&self) -> Result<bool, Error>;
+    /// Takes one notification in. Says whether there was any; there may be more, the descriptor is
+    /// readable then.
+    fn take_notification(&self) -> Result<bool, Error>;
 
     /// Becomes readable at a notification.
     fn fd(&self) -> Option<RawFd>;

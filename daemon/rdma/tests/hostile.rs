@@ -111,11 +111,15 @@ fn lies_about_one_lane() {
             if node == 1 && of_lane && m.token == token && rng.one_in(6) {
                 let truth = m.body;
                 lie_about(&mut m.body, &mut rng);
-                // A wrong place inside the liar's own memory spoils what the liar's own programs read
-                // there, of any lane, and nobody can prevent that.
+                // Two lies spoil memory that the liar may write to anyhow, of any lane of the same
+                // processes, and nobody can prevent that: a wrong place inside the liar's own memory,
+                // and a ring that is smaller than what it will write there.
                 let lied = m.body != truth;
-                match &mut m.body {
-                    Body::RingReply { place: Some(p), .. } if lied => p.offset |= 1 << 40,
+                match (&mut m.body, truth) {
+                    (Body::RingReply { place: Some(p), .. }, _) if lied => p.offset |= 1 << 40,
+                    (Body::Ring { log2, .. }, Body::Ring { log2: size, .. }) if *log2 < size => {
+                        *log2 |= 0x80;
+                    }
                     _ => {}
                 }
                 bytes[..LEN].copy_from_slice(&m.encode());

@@ -1,18 +1,24 @@
 //! The task that polls the engines, and how it sleeps.
 //!
-//! While there is work, or was a moment ago, it polls, if there is more than one processor; the
-//! daemon's other tasks have their turn in between. Otherwise it asks the completion queues for a
-//! notification, counts itself asleep on every link, polls once more, and sleeps on all their
-//! descriptors until something comes or is due.
+//! While there is work, or was a moment ago, it polls, if there is more than one processor.
+//! Otherwise it asks the completion queues for a notification, counts itself asleep on every link,
+//! polls once more, and sleeps on all their descriptors until something comes or is due. Where there
+//! is one processor only it stays counted so: nobody else runs while it works, and so one poll for
+//! each wake-up is enough.
+//!
+//! As long as there was work a little while ago it does not sleep in the runtime, whose way from a
+//! descriptor to a task and back takes longer than a poll, but in its own set of descriptors, in
+//! which the runtime's is one among others.
 
 use super::{now, Locked, Rails};
 use crate::core::Shared;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::unix::AsyncFd;
 use tokio::io::Interest;
 use underpass_rdma::devices::{Tree, Watch};
 use underpass_rdma::verbs::{CompletionQueue, DeviceId};
@@ -20,8 +26,14 @@ use underpass_rdma::verbs::{CompletionQueue, DeviceId};
 /// Polls on for so long after the last work, where there is more than one processor: longer than a
 /// wake-up costs (about 50 µs).
 const SPIN_NS: u64 = 60_000;
-/// Where there is only one processor: rounds with work until others have their turn.
-const TURNS: u32 = 4;
+/// The daemon's other tasks have their turn this often while there is work all the time, where
+/// polling on, and where not (there also as soon as a descriptor of theirs is ready).
+const TURN_SPINNING_NS: u64 = 50_000;
+const TURN_NS: u64 = 1_000_000;
+/// Timers of theirs may be so late.
+const LATE_NS: u64 = 10_000_000;
+/// After so long without work, the task sleeps in the runtime.
+const WARM_NS: u64 = 20_000_000;
 /// Without work, engines are polled this often for what only time brings.
 const IDLE_NS: u64 = 100_000_000;
 /// Devices are looked at this often.
@@ -30,6 +42,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// What a poll brought.
 pub struct Polled {
     pub worked: bool,
+    /// There is more to do at once.
+    pub more: bool,
     /// When to poll again although nothing happens.
     pub next: u64,
 }
@@ -48,25 +62,32 @@ impl Rails {
         }
         let mut next = self.tend(now, locked).unwrap_or(u64::MAX);
         let quiet = if now < self.busy_until { 0 } else { IDLE_NS };
+        let mut more = false;
         for n in self.nodes.values() {
             next = next.min(n.pair.next_timer_ns() + quiet);
+            more |= n.pair.unfinished();
         }
-        Polled { worked, next }
+        more |= next <= now;
+        Polled { worked, more, next }
     }
 
-    /// Counts us asleep, and asks everything that may wake us to do so. Poll once more.
-    fn doze(&mut self) {
-        let Some(set) = &self.set else { return };
+    /// Counts us asleep, and asks everything that may wake us to do so. Whether anything of this is
+    /// new: then poll once more.
+    fn doze(&mut self) -> bool {
+        let Some(set) = &self.set else { return false };
+        let mut news = false;
         for n in self.nodes.values_mut() {
             let node = u64::from(n.number);
-            n.pair.arm(|link, cq| {
+            news |= n.pair.arm(|link, cq| {
                 if let Some(fd) = cq.fd() {
                     add(set, fd, QUEUE | node << 32 | u64::from(link));
                 }
             });
-            n.pair.doze();
+            if !self.dozing {
+                n.pair.doze();
+            }
         }
-        self.dozing = true;
+        !std::mem::replace(&mut self.dozing, true) || news
     }
 
     /// Devices may have been opened: their events wake us, too. (A descriptor leaves the set when its
@@ -84,20 +105,24 @@ impl Rails {
         }
     }
 
-    /// Takes in what has woken us. Whether a device has something to say, and whether there may be
-    /// more than these.
-    fn woken(&mut self) -> (bool, bool) {
+    /// Sleeps in the set until the alarm at the latest, or only looks, and takes in what has woken
+    /// us. `stay`: we stay counted as asleep.
+    fn wait(&mut self, sleep: bool, stay: bool) -> Woken {
+        let mut woken = Woken::default();
         let Some(set) = &self.set else {
-            return (false, false);
+            return woken;
         };
-        let mut device = false;
         let mut ready = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
-        let now = rustix::event::Timespec {
+        let look = rustix::event::Timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        let Ok((ready, left)) = epoll::wait(set, &mut ready[..], Some(&now)) else {
-            return (false, false);
+        let got = epoll::wait(set, &mut ready[..], (!sleep).then_some(&look));
+        if !stay {
+            self.rouse();
+        }
+        let Ok((ready, _)) = got else {
+            return woken;
         };
         for e in ready.iter() {
             let data = e.data.u64();
@@ -105,17 +130,69 @@ impl Rails {
             match data & KIND {
                 QUEUE => {
                     let of = self.nodes.values_mut().find(|n| n.number == node);
-                    of.into_iter().for_each(|n| n.pair.notified(low));
+                    of.into_iter().for_each(|n| n.pair.notified(low, stay));
                 }
                 BELL => {
                     // Numbers of links differ in their lower half.
                     let of = self.banks.iter().find(|(link, _)| **link as u32 == low);
                     of.map(|(_, b)| link::doorbell::drain(b.bell.as_fd()));
                 }
-                _ => device = true,
+                RUNTIME => woken.runtime = true,
+                ALARM => woken.alarm = true,
+                _ => woken.device = true,
             }
         }
-        (device, left.is_empty())
+        woken
+    }
+}
+
+/// What has woken us, beyond what was taken in.
+#[derive(Default)]
+struct Woken {
+    device: bool,
+    runtime: bool,
+    alarm: bool,
+}
+
+/// A timer in the set. It is only ever set to an earlier time or when it is over: it wakes us too
+/// early now and then, which costs less than setting it before every sleep.
+struct Alarm {
+    fd: OwnedFd,
+    /// When it goes off; 0: it is over.
+    at: u64,
+}
+
+impl Alarm {
+    fn new(set: &OwnedFd) -> Result<Alarm, Errno> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let fd = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        epoll::add(set, &fd, EventData::new_u64(ALARM), EventFlags::IN)?;
+        Ok(Alarm { fd, at: 0 })
+    }
+
+    /// Goes off at this time at the latest.
+    fn by(&mut self, at: u64) {
+        if self.at != 0 && self.at <= at {
+            return;
+        }
+        let at = at.max(1); // 0 would be never
+        let value = Itimerspec {
+            it_interval: Timespec::default(),
+            it_value: Timespec {
+                tv_sec: (at / 1_000_000_000) as _,
+                tv_nsec: (at % 1_000_000_000) as _,
+            },
+        };
+        let flags = TimerfdTimerFlags::ABSTIME;
+        self.at = match rustix::time::timerfd_settime(&self.fd, flags, &value) {
+            Ok(_) => at,
+            Err(_) => 0,
+        };
+    }
+
+    fn over(&mut self) {
+        let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
+        self.at = 0;
     }
 }
 
@@ -124,6 +201,8 @@ const KIND: u64 = 0xff << 56;
 const QUEUE: u64 = 1 << 56;
 const BELL: u64 = 2 << 56;
 const DEVICE: u64 = 3 << 56;
+const RUNTIME: u64 = 4 << 56;
+const ALARM: u64 = 5 << 56;
 
 fn add(set: &OwnedFd, fd: RawFd, data: u64) {
     // SAFETY: of a link, queue or device that the caller holds; used for this call only.
@@ -171,8 +250,8 @@ async fn watch(shared: Shared, mut stale: tokio::sync::mpsc::UnboundedReceiver<D
     }
 }
 
-/// Serves the rails, for ever.
-pub async fn run(shared: Shared) {
+/// Serves the rails, for ever. `runtime`: the descriptor on which the runtime of this thread waits.
+pub async fn run(shared: Shared, runtime: Option<OwnedFd>) {
     let has_devices = shared
         .borrow()
         .rails
@@ -187,25 +266,24 @@ pub async fn run(shared: Shared) {
     }
     let (tell, stale) = tokio::sync::mpsc::unbounded_channel();
     tokio::task::spawn_local(watch(shared.clone(), stale));
-    let set = epoll::create(epoll::CreateFlags::CLOEXEC)
-        .map_err(std::io::Error::from)
-        .and_then(|fd| crate::fds::watch(fd, Interest::READABLE));
-    let set: AsyncFd<OwnedFd> = match set {
-        Ok(s) => s,
+    let set = match epoll::create(epoll::CreateFlags::CLOEXEC) {
+        Ok(s) => Arc::new(s),
+        Err(e) => return tracing::error!("rails cannot be served: {e}"),
+    };
+    let mut alarm = match Alarm::new(&set) {
+        Ok(a) => a,
         Err(e) => return tracing::error!("rails cannot be served: {e}"),
     };
     if let Some(r) = &mut shared.borrow_mut().rails {
-        r.set = set.get_ref().try_clone().ok();
+        r.set = Some(set.clone());
         r.watch_devices();
     }
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let alone = std::thread::available_parallelism().map_or(1, usize::from) == 1;
+    let turn_ns = if alone { TURN_NS } else { TURN_SPINNING_NS };
     let mut worked_at = 0;
-    let mut rounds = 0u32;
-    // One timer that is only ever set to an earlier time or when it is over: it wakes us too early
-    // now and then, which costs less than setting it before every sleep.
-    let mut timer = std::pin::pin!(tokio::time::sleep(Duration::ZERO));
-    let mut due = 0;
-    let mut ready = false;
+    let mut turn_at = 0;
+    // Is the runtime's descriptor in our set? (Otherwise ours is in the runtime's.)
+    let mut warm = false;
     loop {
         let t = now();
         let Some(p) = shared.borrow_mut().poll_rails(t) else {
@@ -214,51 +292,62 @@ pub async fn run(shared: Shared) {
         if p.worked {
             worked_at = t;
         }
-        if processors > 1 && t < worked_at + SPIN_NS {
-            tokio::task::yield_now().await;
+        let spins = !alone && t < worked_at + SPIN_NS;
+        if spins {
+            shared.borrow_mut().rails(Rails::rouse);
+        }
+        if spins || p.more {
+            if t >= turn_at + turn_ns {
+                turn_at = t;
+                tokio::task::yield_now().await;
+            }
             continue;
         }
-        if let Some(r) = &mut shared.borrow_mut().rails {
-            r.doze();
+        if shared.borrow_mut().rails(Rails::doze) == Some(true) {
+            continue;
         }
-        let t = now();
-        let Some(p) = shared.borrow_mut().poll_rails(t) else {
-            return;
-        };
-        if p.worked {
-            worked_at = t;
-            rounds += 1;
-            if rounds.is_multiple_of(TURNS) {
-                tokio::task::yield_now().await; // the daemon's other tasks have their turn
-            }
-        } else if !ready {
-            if due <= t || p.next < due {
-                due = p.next;
-                let left = Duration::from_nanos(due.saturating_sub(t));
-                timer.as_mut().reset(tokio::time::Instant::now() + left);
-            }
-            tokio::select! {
-                r = set.readable() => {
-                    if let Ok(mut r) = r {
-                        r.clear_ready();
-                    }
-                    ready = true;
+        let is_warm = t < worked_at + WARM_NS;
+        if is_warm != warm {
+            warm = is_warm;
+            if let Some(fd) = &runtime {
+                match warm {
+                    true => add(&set, fd.as_raw_fd(), RUNTIME),
+                    false => drop(epoll::delete(&*set, fd)),
                 }
-                () = kick.notified() => {}
-                () = &mut timer => due = 0,
             }
         }
-        let stale = shared.borrow_mut().rails(|r| {
-            r.rouse();
-            let (device, more) = if ready { r.woken() } else { (false, false) };
-            ready = more;
-            match device {
-                true => r.device_events(),
-                false => Vec::new(),
+        if warm {
+            let turn = match runtime {
+                Some(_) => LATE_NS,
+                None => turn_ns,
+            };
+            alarm.by(p.next.min(t + turn));
+        } else if let Ok(ours) = crate::fds::watch(set.clone(), Interest::READABLE) {
+            let left = Duration::from_nanos(p.next.saturating_sub(t));
+            tokio::select! {
+                _ = ours.readable() => {}
+                () = kick.notified() => {}
+                () = tokio::time::sleep(left) => {}
             }
+        }
+        let mut stale = Vec::new();
+        let woken = shared.borrow_mut().rails(|r| {
+            let woken = r.wait(warm, alone);
+            if woken.device {
+                stale = r.device_events();
+            }
+            woken
         });
-        for id in stale.into_iter().flatten() {
+        for id in stale {
             let _ = tell.send(id);
+        }
+        let woken = woken.unwrap_or_default();
+        if woken.alarm {
+            alarm.over();
+        }
+        if woken.runtime || woken.alarm {
+            turn_at = now();
+            tokio::task::yield_now().await;
         }
     }
 }

@@ -199,7 +199,7 @@ impl Conn {
                         return Ok(out[0]);
                     }
                     readable(self.cq.fd(), PATIENCE)?;
-                    self.cq.take_notifications()?;
+                    self.cq.take_notification()?;
                 }
             }
         }

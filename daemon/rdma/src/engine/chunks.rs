@@ -10,7 +10,8 @@ use super::link::{Link, State, What};
 use super::{Pair, PartyId, RailId};
 use crate::verbs::{Access, Memory, MemoryRegion, ProtectionDomain, Provider};
 use crate::wire::{Body, Key};
-use std::collections::{BTreeMap, BTreeSet};
+use litemap::LiteMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Regions that a peer may tell us of per link: 64 processes with all their chunks.
@@ -21,7 +22,7 @@ pub(super) struct Chunk<P: Provider> {
     pub number: u32,
     own: bool,
     pub memory: Arc<dyn Memory>,
-    pub mrs: BTreeMap<RailId, P::Mr>,
+    pub mrs: LiteMap<RailId, P::Mr>,
     /// Links that know the key and have not been destroyed.
     told: BTreeSet<u32>,
     leaving: Option<Leaving>,
@@ -73,7 +74,7 @@ impl<P: Provider> Pair<P> {
             number,
             own,
             memory: m,
-            mrs: BTreeMap::new(),
+            mrs: LiteMap::new(),
             told: BTreeSet::new(),
             leaving: None,
         };
@@ -96,7 +97,7 @@ impl<P: Provider> Pair<P> {
             return;
         };
         let mut fresh = false;
-        for c in self.chunks.values_mut() {
+        for (_, c) in self.chunks.iter_mut() {
             if c.leaving.is_some() || c.mrs.contains_key(&rail) {
                 continue;
             }
@@ -123,7 +124,7 @@ impl<P: Provider> Pair<P> {
 
     /// Only after all links of the rail are destroyed.
     pub(super) fn deregister_all(&mut self, rail: RailId) {
-        for c in self.chunks.values_mut() {
+        for (_, c) in self.chunks.iter_mut() {
             if !self.stuck {
                 c.mrs.remove(&rail);
             }
@@ -206,7 +207,7 @@ impl<P: Provider> Pair<P> {
         }
         if self.now >= leaving.next_try {
             leaving.next_try = self.now + self.config.retry_ns;
-            let mut links = self.links.values_mut();
+            let mut links = self.links.iter_mut().map(|(_, l)| l);
             if let Some(link) = links.find(|l| l.state == State::Active) {
                 link.say(id, Body::DeleteRkey { reply: false });
             }
@@ -216,7 +217,7 @@ impl<P: Provider> Pair<P> {
 
     /// The peer takes a region back: no lane writes there from now on.
     pub(super) fn region_leaves(&mut self, region: u32) {
-        for l in self.links.values_mut() {
+        for (_, l) in self.links.iter_mut() {
             l.keys.remove(&region);
         }
         if !self.leaving.contains(&region) && self.leaving.len() < REGIONS_MAX {
@@ -236,7 +237,11 @@ impl<P: Provider> Pair<P> {
             if links.values().any(|l| l.under_way().any(to)) {
                 return true;
             }
-            match links.values_mut().find(|l| l.state == State::Active) {
+            match links
+                .iter_mut()
+                .map(|(_, l)| l)
+                .find(|l| l.state == State::Active)
+            {
                 Some(l) => l.say(*region, Body::DeleteRkey { reply: true }),
                 None => return false, // the links with the key are gone, and the peer knows
             }

@@ -13,6 +13,8 @@ use std::sync::Arc;
 
 /// Distance of receive buffers.
 const SLOT: usize = LEN + DATA_MAX;
+/// Most that are taken at once.
+pub(super) const COMPLETIONS: usize = 64;
 /// Marks receive requests; send requests are counted from 0.
 const RECV: u64 = 1 << 63;
 /// Messages of a link that may wait for credits: more than honest peers can cause.
@@ -245,8 +247,20 @@ impl<P: Provider> Link<P> {
         Ok(())
     }
 
+    /// Completions; as many as [`COMPLETIONS`] when there may be more.
     pub fn poll(&self, out: &mut Vec<Completion>) -> Result<usize, Error> {
-        self.cq.poll(out, 64)
+        self.cq.poll(out, COMPLETIONS)
+    }
+
+    /// Asks for a notification, unless that was done and none has come.
+    pub fn arm(&mut self) -> bool {
+        // What was sent is polled for in passing, unless somebody waits for room.
+        let all = self.is_tight();
+        if self.armed == Some(all) || self.armed == Some(true) {
+            return false;
+        }
+        self.armed = self.cq.arm(!all).is_ok().then_some(all);
+        self.armed.is_some()
     }
 
     /// Takes one completion in.

@@ -5,7 +5,7 @@
 //! another link: no late write can be left. Link numbers are never used twice in a pair.
 
 use super::api::{Control, Event, LinkView, Rail, Stats};
-use super::link::{Link, Outcome, State, What};
+use super::link::{Link, Outcome, State, What, COMPLETIONS};
 use super::{Host, LinkId, Pair, RailId};
 use crate::verbs::{Device, Gid, Provider};
 use crate::wire::{Body, LinkEnd};
@@ -39,6 +39,7 @@ impl<P: Provider> Pair<P> {
             next_offer: 0,
         };
         self.rails.insert(id, state);
+        self.link_timer = 0;
         self.register_all(id);
         Ok(id)
     }
@@ -49,6 +50,7 @@ impl<P: Provider> Pair<P> {
             r.up = up;
             r.next_offer = 0;
         }
+        self.link_timer = 0;
         if !up {
             self.fail_rail(id, "the port is down");
         }
@@ -102,6 +104,7 @@ impl<P: Provider> Pair<P> {
     /// Takes completions in.
     pub(super) fn poll_links(&mut self, host: &mut dyn Host) -> bool {
         let mut worked = false;
+        self.full = false;
         let mut all = std::mem::take(&mut self.numbers);
         all.clear();
         all.extend(self.links.keys());
@@ -116,6 +119,7 @@ impl<P: Provider> Pair<P> {
                 continue;
             }
             worked |= !got.is_empty();
+            self.full |= got.len() == COMPLETIONS;
             for c in &got {
                 let Some(link) = self.links.get_mut(&no) else {
                     break; // failed by what came before
@@ -138,7 +142,7 @@ impl<P: Provider> Pair<P> {
         }
         self.completions = got;
         self.numbers = all;
-        for link in self.links.values_mut() {
+        for (_, link) in self.links.iter_mut() {
             // They keep their turn.
             if link.has_room() {
                 self.queue.extend(link.waiters.drain(..));
@@ -197,6 +201,7 @@ impl<P: Provider> Pair<P> {
         };
         let rail = link.rail;
         let was = link.state;
+        self.link_timer = 0;
         self.queue.extend(link.waiters.iter());
         let offered_to_nobody = was == State::Offered && !self.config.first;
         if link.destroy().is_err() {
@@ -223,7 +228,7 @@ impl<P: Provider> Pair<P> {
                 why,
             });
         }
-        for d in self.dead.values_mut() {
+        for (_, d) in self.dead.iter_mut() {
             d.next_try = self.now; // what was said may have been said over this link
         }
         if self.rail && !self.any_active() {
@@ -236,7 +241,7 @@ impl<P: Provider> Pair<P> {
     /// A queue pair that could not be destroyed. What it can write to must stay as it is.
     fn stuck(&mut self, no: LinkId) {
         self.stuck = true;
-        for c in self.chunks.values_mut() {
+        for (_, c) in self.chunks.iter_mut() {
             c.leak();
         }
         if self.rail && !self.any_active() {
@@ -331,7 +336,7 @@ impl<P: Provider> Pair<P> {
     /// Says something about a link over another one, or else over the control channel.
     fn tell(&mut self, no: LinkId, body: Body, otherwise: Control) {
         let active = |l: &&mut Link<P>| l.state == State::Active;
-        match self.links.values_mut().find(active) {
+        match self.links.iter_mut().map(|(_, l)| l).find(active) {
             // Both, if we can: neither needs an answer of its own, and one of them may hang.
             Some(link) => {
                 link.say(no, body);
@@ -365,6 +370,7 @@ impl<P: Provider> Pair<P> {
                     link.deadline = now + self.config.setup_ns;
                     link.next_try = now;
                     self.links.insert(no, link);
+                    self.link_timer = 0;
                 }
                 None => {
                     if let Some(r) = self.rails.get_mut(&id) {
@@ -521,12 +527,13 @@ impl<P: Provider> Pair<P> {
 
     /// The control channel is new: repeats what may have been lost.
     pub(super) fn say_again(&mut self) {
-        for l in self.links.values_mut() {
+        for (_, l) in self.links.iter_mut() {
             l.next_try = 0;
         }
-        for d in self.dead.values_mut() {
+        for (_, d) in self.dead.iter_mut() {
             d.next_try = 0;
         }
+        self.link_timer = 0;
         self.lane_timer = 0;
         self.lanes.each(|_, l| l.say_again());
     }

@@ -27,13 +27,17 @@ impl<P: Provider> Pair<P> {
             }
             Body::TestLink { reply: false } => link.say(no, Body::TestLink { reply: true }),
             Body::TestLink { reply: true } => {}
-            Body::AddLink { reply, end } => match (reply, end) {
-                (false, Some(end)) => self.on_offer(end),
-                (true, Some(end)) => self.on_answer(end),
-                (true, None) => self.on_refuse(m.token),
-                (false, None) => self.fail_pair("an offer of no link"),
-            },
+            Body::AddLink { reply, end } => {
+                self.link_timer = 0;
+                match (reply, end) {
+                    (false, Some(end)) => self.on_offer(end),
+                    (true, Some(end)) => self.on_answer(end),
+                    (true, None) => self.on_refuse(m.token),
+                    (false, None) => self.fail_pair("an offer of no link"),
+                }
+            }
             Body::DeleteLink { reply } => {
+                self.link_timer = 0;
                 if m.token == no {
                     return self.fail_pair("a destroyed link spoke");
                 }

@@ -8,7 +8,7 @@ use super::{Host, LaneId, Pair, PartyId};
 use crate::verbs::Provider;
 use link::lane::wake;
 use link::layout::{Control, GROUP, GROUPS, LANES};
-use std::collections::BTreeMap;
+use litemap::LiteMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -57,8 +57,8 @@ impl PartyMemory {
 pub(super) struct Party {
     pub memory: PartyMemory,
     /// Its chunks and ours, by chunk number.
-    pub app_chunks: BTreeMap<u32, u32>,
-    pub own_chunks: BTreeMap<u32, u32>,
+    pub app_chunks: LiteMap<u32, u32>,
+    pub own_chunks: LiteMap<u32, u32>,
     groups: Vec<Group>,
     pub removing: bool,
 }
@@ -88,8 +88,8 @@ impl<P: Provider> Pair<P> {
         self.next.party += 1;
         let party = Party {
             memory,
-            app_chunks: BTreeMap::new(),
-            own_chunks: BTreeMap::new(),
+            app_chunks: LiteMap::new(),
+            own_chunks: LiteMap::new(),
             groups: vec![Group::default(); GROUPS],
             removing: false,
         };
@@ -133,7 +133,7 @@ impl<P: Provider> Pair<P> {
         let mut found = false;
         let queue = &mut self.queue;
         let lanes = &mut self.lanes;
-        for p in self.parties.values_mut() {
+        for (_, p) in self.parties.iter_mut() {
             let app = p.memory.app();
             for (g, seq) in p.groups.iter_mut().zip(&app.seq) {
                 if g.lanes.is_empty() {

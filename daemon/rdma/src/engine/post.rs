@@ -41,9 +41,11 @@ impl<P: Provider> Pair<P> {
             return true;
         }
         let unread = lane.inn.unread() && lane.works();
+        // A turn ends with one piece of data; whatever else is due goes before it.
+        let more = sent && lane.out.sends() && lane.out.posted < lane.out.head;
         self.lanes.put_back(id, lane);
         // The application tells its cursor only now and then; while it reads we ask.
-        if sent || unread && self.busy_look(id) {
+        if more || unread && self.busy_look(id) {
             self.wake(id);
         }
         sent

@@ -109,26 +109,20 @@ impl CompletionQueue for Cq {
         check(unsafe { arm(self.0.raw.as_ptr(), i32::from(messages)) })
     }
 
-    fn take_notifications(&self) -> Result<bool, Error> {
+    fn take_notification(&self) -> Result<bool, Error> {
         let c = &self.0.channel.context;
-        let mut taken = 0;
-        let end = loop {
-            let (mut cq, mut context) = (null_mut(), null_mut());
-            let channel = self.0.channel.raw.as_ptr();
-            // SAFETY: a living channel whose descriptor does not wait, and room for the answers.
-            if unsafe { (c.lib.ibv_get_cq_event)(channel, &mut cq, &mut context) } != 0 {
-                break last_errno();
-            }
-            taken += 1;
-        };
-        if taken > 0 {
-            // SAFETY: this many notifications of this queue, the only one of the channel, were taken.
-            unsafe { (c.lib.ibv_ack_cq_events)(self.0.raw.as_ptr(), taken) };
+        let (mut cq, mut context) = (null_mut(), null_mut());
+        let channel = self.0.channel.raw.as_ptr();
+        // SAFETY: a living channel whose descriptor does not wait, and room for the answers.
+        if unsafe { (c.lib.ibv_get_cq_event)(channel, &mut cq, &mut context) } != 0 {
+            return match last_errno() {
+                libc::EAGAIN | libc::EINTR => Ok(false),
+                e => Err(error(e)),
+            };
         }
-        match end {
-            libc::EAGAIN | libc::EINTR => Ok(taken > 0),
-            e => Err(error(e)),
-        }
+        // SAFETY: one notification of this queue, the only one of the channel, was taken.
+        unsafe { (c.lib.ibv_ack_cq_events)(self.0.raw.as_ptr(), 1) };
+        Ok(true)
     }
 
     fn fd(&self) -> Option<RawFd> {

@@ -202,6 +202,8 @@ impl crate::verbs::Device<Node> for Device {
             node: self.node,
             entries: entries as usize,
             queue: VecDeque::new(),
+            armed: None,
+            notified: false,
         };
         w.cqs.insert(id, state);
         w.count(self.node).cqs += 1;
@@ -294,6 +296,13 @@ impl MemoryRegion for Mr {
     }
 }
 
+impl Cq {
+    /// As [`super::World::notified`] names it.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+}
+
 impl CompletionQueue for Cq {
     fn poll(&self, out: &mut Vec<Completion>, max: usize) -> Result<usize, Error> {
         let mut w = self.world.get_mut();
@@ -303,12 +312,17 @@ impl CompletionQueue for Cq {
         Ok(n)
     }
 
-    fn arm(&self, _: bool) -> Result<(), Error> {
+    fn arm(&self, messages: bool) -> Result<(), Error> {
+        let mut w = self.world.get_mut();
+        let q = w.cqs.get_mut(&self.id).ok_or(Error::Invalid)?;
+        q.armed = Some(!messages);
         Ok(())
     }
 
-    fn take_notifications(&self) -> Result<bool, Error> {
-        Ok(false)
+    fn take_notification(&self) -> Result<bool, Error> {
+        let mut w = self.world.get_mut();
+        let q = w.cqs.get_mut(&self.id).ok_or(Error::Invalid)?;
+        Ok(std::mem::take(&mut q.notified))
     }
 
     fn fd(&self) -> Option<RawFd> {

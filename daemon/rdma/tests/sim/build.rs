@@ -154,6 +154,9 @@ pub fn node(world: &sim::World, n: usize, parties: usize, rng: &mut Rng) -> Node
         faults: Vec::new(),
         pair_failed: None,
         asleep: false,
+        counted: false,
+        stays: rng.one_in(2),
+        queues: BTreeMap::new(),
     };
     for rail in 0..RAILS {
         add_rail(&mut node, rail);

@@ -12,11 +12,11 @@ use app::App;
 use build::{add_rail, lane, node, Host};
 use link::lane::{wake, Area};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 use tcp::Pipe;
-use underpass_rdma::engine::{Control, Event, Fault, LaneId, Pair, PartyId, RailId};
+use underpass_rdma::engine::{Control, Event, Fault, LaneId, LinkId, Pair, PartyId, RailId};
 use underpass_rdma::sim::{self, Faults, Rng};
 use underpass_rdma::verbs::{Live, Mapping};
 
@@ -52,6 +52,45 @@ pub struct Node {
     pub faults: Vec<(usize, Fault)>,
     pub pair_failed: Option<&'static str>,
     asleep: bool,
+    /// Counted as asleep on its parties' links; one that stays so polls once for each wake-up.
+    counted: bool,
+    stays: bool,
+    /// Links by their completion queues.
+    queues: BTreeMap<u32, LinkId>,
+}
+
+impl Node {
+    /// Something is about to change: it may not sleep through it.
+    fn stir(&mut self) {
+        self.asleep = false;
+        if std::mem::take(&mut self.counted) {
+            self.pair.rouse();
+        }
+    }
+
+    /// Prepares to sleep; whether it must look once more.
+    fn doze(&mut self) -> bool {
+        let queues = &mut self.queues;
+        let news = self.pair.arm(|link, cq| {
+            queues.insert(cq.id(), link);
+        });
+        if !self.counted {
+            self.pair.doze();
+        }
+        !std::mem::replace(&mut self.counted, true) || news
+    }
+
+    fn wake(&mut self, notified: Vec<u32>) {
+        self.asleep = false;
+        for cq in notified {
+            if let Some(link) = self.queues.get(&cq) {
+                self.pair.notified(*link, self.stays);
+            }
+        }
+        if !self.stays {
+            self.stir();
+        }
+    }
 }
 
 pub struct Lane {
@@ -126,9 +165,7 @@ impl Sim {
         for n in 0..2 {
             while self.control[n].front().is_some_and(|m| m.0 <= self.now) {
                 if let Some((_, m)) = self.control[n].pop_front() {
-                    if std::mem::take(&mut self.nodes[n].asleep) {
-                        self.nodes[n].pair.rouse();
-                    }
+                    self.nodes[n].stir();
                     self.nodes[n].pair.control(m);
                 }
             }
@@ -153,24 +190,25 @@ impl Sim {
             return;
         }
         let timer = self.now >= node.pair.next_timer_ns();
-        if node.asleep && !timer && !self.world.pending(n) {
-            return;
-        }
         if node.asleep {
-            node.asleep = false;
-            node.pair.rouse();
+            let notified = self.world.notified(n);
+            if !timer && notified.is_empty() {
+                return;
+            }
+            node.wake(notified);
         }
+        let polls = if node.stays { 1 } else { 1 + self.rng.below(3) };
         let mut worked = false;
-        for _ in 0..1 + self.rng.below(3) {
+        for _ in 0..polls {
             worked = node.pair.poll(self.now, &mut node.host);
         }
-        if !worked && self.rng.one_in(3) {
-            // To sleep, as a daemon does: count, look once more.
-            node.pair.doze();
-            if node.pair.poll(self.now, &mut node.host) {
-                node.pair.rouse();
-            } else {
-                node.asleep = true;
+        if node.stays || !worked && self.rng.one_in(3) {
+            while !node.pair.unfinished() {
+                if !node.doze() {
+                    node.asleep = true;
+                    break;
+                }
+                node.pair.poll(self.now, &mut node.host);
             }
         }
         if self.rng.one_in(self.slow_in) {
@@ -264,8 +302,7 @@ impl Sim {
         };
         let moved = lane.ends[side].step(&w, &mut self.rng, all);
         if rang.get() && node.asleep {
-            node.asleep = false;
-            node.pair.rouse();
+            node.wake(Vec::new());
         }
         if moved {
             self.wake_app(l, 1 - side); // there may be space in TCP's buffer
@@ -422,6 +459,11 @@ impl Sim {
         self.finish_alone();
     }
 
+    /// There is memory for every ring.
+    pub fn never_refuse(&mut self) {
+        self.nodes.iter_mut().for_each(|n| n.host.refuse_in = 0);
+    }
+
     pub fn never_shut(&mut self) {
         for l in &mut self.lanes {
             for e in &mut l.ends {
@@ -519,11 +561,7 @@ impl Sim {
     }
 
     fn wait(&mut self, what: &str, done: impl Fn(&Sim) -> bool) {
-        for n in &mut self.nodes {
-            if std::mem::take(&mut n.asleep) {
-                n.pair.rouse();
-            }
-        }
+        self.nodes.iter_mut().for_each(Node::stir);
         for _ in 0..40_000 {
             if done(self) {
                 return;
