@@ -145,6 +145,25 @@ pub trait QueuePair {
     /// write of the peer lands any more; a packet may be under way inside the device until then.
     fn to_error(&self) -> Result<(), Error>;
 
+    /// Where queue pairs are connected by a handshake of their devices (iWARP): waits for that of the
+    /// peer's at this address of ours. The port to tell the peer, as its [`Endpoint::lid`]; 0 elsewhere.
+    /// The end that does not listen begins, and must send first.
+    fn listen(&self, _address: Gid) -> Result<u16, Error> {
+        Ok(0)
+    }
+
+    /// Goes on with that handshake, after [`QueuePair::to_rts`]; whether requests may be posted.
+    /// Asked again and again until it says so.
+    fn connected(&self) -> Result<bool, Error> {
+        Ok(true)
+    }
+
+    /// Does the success of a request say that the peer's device has taken it? (With iWARP it says
+    /// that our own device, which will repeat it if need be, is done with our memory.)
+    fn acknowledges(&self) -> bool {
+        true
+    }
+
     fn state(&self) -> Result<QpState, Error>;
 
     /// Posts requests in order, with one doorbell. [`Error::Full`] when the send queue has no place.

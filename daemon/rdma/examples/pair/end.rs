@@ -148,8 +148,13 @@ impl Conn {
         for slot in 0..buffers {
             conn.give(slot as u64)?;
         }
-        conn.qp
-            .to_rtr(&RtrAttr::new(remote, mtu, end.gid.port, end.gid.index))?;
+        conn.qp.to_rtr(&RtrAttr::new(
+            remote,
+            end.gid.gid,
+            mtu,
+            end.gid.port,
+            end.gid.index,
+        ))?;
         conn.qp.to_rts(&RtsAttr { psn, ..rts })?;
         end.control.meet("connected")?;
         Ok(conn)

@@ -217,8 +217,13 @@ impl<P: Provider> Link<P> {
             .find(|m| *m as u8 == peer.mtu)
             .ok_or(Error::Invalid)?
             .min(rail.mtu);
-        self.qp
-            .to_rtr(&RtrAttr::new(remote, mtu, rail.port, rail.gid_index))?;
+        self.qp.to_rtr(&RtrAttr::new(
+            remote,
+            rail.gid,
+            mtu,
+            rail.port,
+            rail.gid_index,
+        ))?;
         self.qp.to_rts(&RtsAttr {
             psn: self.ours.psn,
             timeout: config.ack_timeout,

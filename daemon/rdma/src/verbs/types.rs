@@ -272,12 +272,15 @@ pub struct Endpoint {
     /// First packet number, 24 random bits.
     pub psn: u32,
     pub gid: Gid,
+    /// Or, with iWARP, the port that it listens at; 0: it does not.
     pub lid: u16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RtrAttr {
     pub remote: Endpoint,
+    /// Address that the peer knows us by.
+    pub local: Gid,
     /// The smaller of both ends' active MTUs.
     pub mtu: Mtu,
     /// Our own port and the index of our own GID on it.
@@ -293,9 +296,10 @@ pub struct RtrAttr {
 }
 
 impl RtrAttr {
-    pub fn new(remote: Endpoint, mtu: Mtu, port: u8, gid_index: u32) -> Self {
+    pub fn new(remote: Endpoint, local: Gid, mtu: Mtu, port: u8, gid_index: u32) -> Self {
         RtrAttr {
             remote,
+            local,
             mtu,
             port,
             gid_index,
