@@ -85,6 +85,8 @@ struct Numbers {
 const LANE_TIMER_NS: u64 = 20_000_000;
 /// The same for links; what else happens to a link sets its timer to now.
 const LINK_TIMER_NS: u64 = 1_000_000;
+/// Between two looks at a handshake of queue pairs.
+const HANDSHAKE_NS: u64 = 2_000_000;
 /// Lanes looked at in one poll, so that control messages and completions are never far away.
 const TURNS: usize = 256;
 
@@ -165,9 +167,14 @@ impl<P: Provider> Pair<P> {
         !self.queue.is_empty() || !self.inbox.is_empty() || self.full || self.link_timer == 0
     }
 
-    /// When the next poll is due although nothing happens.
-    pub fn next_timer_ns(&self) -> u64 {
-        self.lane_timer
+    /// When the next poll is due although nothing happens; `quiet`: so much later while nothing is
+    /// under way.
+    pub fn next_timer_ns(&self, quiet: u64) -> u64 {
+        let next = self.lane_timer + quiet;
+        match self.links.values().any(link::Link::shakes_hands) {
+            true => next.min(self.now + HANDSHAKE_NS),
+            false => next,
+        }
     }
 
     pub fn next_event(&mut self) -> Option<Event> {

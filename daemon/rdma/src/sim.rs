@@ -58,6 +58,9 @@ pub struct Faults {
     pub no_memory_in: u64,
     /// How long after the sender's error a write may still land.
     pub late_ns: u64,
+    /// Bits of the rails that are like iWARP's: connected by a handshake, and a success says only that
+    /// the device has taken the bytes over.
+    pub iwarp: u8,
 }
 
 type Lie = Box<dyn FnMut(usize, &mut Vec<u8>)>;

@@ -45,6 +45,7 @@ fn one(seed: u64, quiet: bool) -> Counts {
             [0, 5][rng.below(2) as usize]
         },
         late_ns: 1 << (10 + rng.below(13)),
+        iwarp: rng.below(8) as u8 & 3,
     };
     let mut sim = Sim::new(seed, lanes, faults);
     let ticks = 500 + rng.below(4000);
@@ -160,7 +161,11 @@ fn without_rails_at_the_end() {
 #[test]
 fn nobody_waits_for_a_look_at_everything() {
     for seed in 0..if cfg!(debug_assertions) { 100 } else { 500 } {
-        let mut sim = Sim::new(seed, 4, no_faults());
+        let faults = Faults {
+            iwarp: seed as u8 & 3,
+            ..no_faults()
+        };
+        let mut sim = Sim::new(seed, 4, faults);
         sim.never_refuse();
         sim.run(100_000, 0);
         assert!(sim.now < 15_000_000, "seed {seed}: {} ns", sim.now);

@@ -64,7 +64,7 @@ impl Rails {
         let quiet = if now < self.busy_until { 0 } else { IDLE_NS };
         let mut more = false;
         for n in self.nodes.values() {
-            next = next.min(n.pair.next_timer_ns() + quiet);
+            next = next.min(n.pair.next_timer_ns(quiet));
             more |= n.pair.unfinished();
         }
         more |= next <= now;

@@ -99,6 +99,8 @@ pub(super) struct Link<P: Provider> {
     pub refused_keys: BTreeSet<u32>,
     llc: VecDeque<(u32, Body)>,
     sent: VecDeque<What>,
+    /// How many of them are lanes'.
+    of_lanes: usize,
     first_wr: u64,
     room: usize,
     window: u64,
@@ -117,8 +119,23 @@ pub(super) struct Link<P: Provider> {
     pub lanes: usize,
     /// Lanes that wait for room, in turn.
     pub waiters: VecDeque<u32>,
-    /// A lane waits for its own requests to be done.
-    pub awaited: bool,
+    /// Somebody waits for the requests before this one to be done.
+    awaited: u64,
+    /// Whether our device's successes say nothing of the peer's (iWARP): then requests are done when
+    /// the peer's credits tell that it has taken the message after them.
+    weak: bool,
+    /// Messages that the peer has taken, modulo 2^16, and how many of them are still in `sent`.
+    taken: u16,
+    settled: usize,
+    /// Our device is done with the requests before this one.
+    local_wr: u64,
+    /// We have asked the peer for its credits; it has asked us whether we are there.
+    probing: bool,
+    pub answer: bool,
+    /// The oldest request at the last look at the timers.
+    oldest: u64,
+    /// Requests may be posted: queue pairs that are connected by a handshake are through with it.
+    linked: bool,
     /// The completion queue will notify: of messages, or (true) of everything. Whoever sleeps on it knows
     /// it.
     pub armed: Option<bool>,
@@ -151,11 +168,18 @@ impl<P: Provider> Link<P> {
         let buffers = Arc::new(buffers);
         let recv_mr = pd.register(buffers.clone(), Access::LocalWrite)?;
         qp.to_init(rail.port)?;
+        // The end that offers is the first to send.
+        let port = if config.first {
+            0
+        } else {
+            qp.listen(rail.gid)?
+        };
+        let weak = !qp.acknowledges();
         let ours = LinkEnd {
             link: no,
             fabric: rail.fabric,
             gid: rail.gid.0,
-            lid: rail.lid,
+            lid: rail.lid | port,
             qpn: qp.qpn(),
             psn: psn & 0xff_ffff,
             mtu: rail.mtu as u8,
@@ -174,6 +198,7 @@ impl<P: Provider> Link<P> {
             refused_keys: BTreeSet::new(),
             llc: VecDeque::new(),
             sent: VecDeque::new(),
+            of_lanes: 0,
             first_wr: 0,
             room: sends as usize,
             window: config.window,
@@ -189,7 +214,15 @@ impl<P: Provider> Link<P> {
             next_try: 0,
             lanes: 0,
             waiters: VecDeque::new(),
-            awaited: false,
+            awaited: 0,
+            weak,
+            taken: 0,
+            settled: 0,
+            local_wr: 0,
+            probing: false,
+            answer: false,
+            oldest: 0,
+            linked: false,
             armed: None,
             known: false,
         };
@@ -260,7 +293,7 @@ impl<P: Provider> Link<P> {
     /// Asks for a notification, unless that was done and none has come.
     pub fn arm(&mut self) -> bool {
         // What was sent is polled for in passing, unless somebody waits for room.
-        let all = self.is_tight();
+        let all = self.is_tight() && !self.weak;
         if self.armed == Some(all) || self.armed == Some(true) {
             return false;
         }
@@ -286,7 +319,11 @@ impl<P: Provider> Link<P> {
             let Some(n) = c.wr_id.checked_sub(self.first_wr) else {
                 return Outcome::Nothing;
             };
-            return Outcome::Done((n as usize + 1).min(self.sent.len()));
+            self.local_wr = c.wr_id + 1;
+            return Outcome::Done(match self.weak {
+                true => self.settle(),
+                false => (n as usize + 1).min(self.sent.len()),
+            });
         }
         self.heard = now;
         self.asked = None;
@@ -317,15 +354,87 @@ impl<P: Provider> Link<P> {
         Outcome::Message(m, data)
     }
 
+    /// How many requests are done, as the peer's credits tell, where our device does not.
+    pub fn confirmed(&mut self) -> usize {
+        if !self.weak {
+            return 0;
+        }
+        let depth = self.peer.map_or(0, |p| p.depth);
+        let taken = self.granted.wrapping_sub(depth);
+        self.settled += usize::from(taken.wrapping_sub(self.taken));
+        self.taken = taken;
+        self.settle()
+    }
+
+    /// Requests at the front that both devices are done with.
+    fn settle(&mut self) -> usize {
+        let local = self.local_wr.saturating_sub(self.first_wr) as usize;
+        let message = |(_, w): &(usize, &What)| !matches!(w, What::Write { .. });
+        let done = self.sent.iter().take(local).enumerate().filter(message);
+        let mut n = 0;
+        for (i, _) in done.take(self.settled) {
+            n = i + 1;
+            self.settled -= 1;
+        }
+        n
+    }
+
+    /// The peer has told its credits because we asked.
+    pub fn answered(&mut self) {
+        self.probing = false;
+    }
+
+    /// Asks for them if somebody waits for requests to be done; answers the peer. Everything else
+    /// leaves credits and places for these two, lest both ends wait for each other's.
+    fn probe(&mut self) -> Result<(), Error> {
+        let places = self.sent.len() + 5 > self.room;
+        let tight = self.is_tight() || !self.llc.is_empty();
+        let waits = self.weak && (self.of_lanes > 0 || places) && tight;
+        if waits && !self.probing && self.credits() > 1 && self.sent.len() + 2 <= self.room {
+            self.probing = true;
+            self.test(false)?;
+        }
+        let reserve = u16::from(!self.weak);
+        if self.answer && self.credits() > reserve && self.sent.len() < self.room {
+            self.answer = false;
+            self.test(true)?;
+        }
+        Ok(())
+    }
+
+    fn test(&mut self, reply: bool) -> Result<(), Error> {
+        let body = Body::TestLink { reply };
+        self.post(&Load::default(), self.ours.link, 0, body, What::Llc, 0)
+    }
+
+    /// Are there credits and places for two writes and a message?
+    fn spare(&self) -> bool {
+        let (credits, places) = if self.weak { (2, 5) } else { (1, 3) };
+        self.credits() > credits && self.sent.len() + places <= self.room
+    }
+
+    /// What was sent a while ago should be known to be done, too.
+    pub fn tick(&mut self) {
+        if self.weak && self.of_lanes > 0 && self.oldest == self.first_wr {
+            self.await_sent();
+        }
+        self.oldest = self.first_wr;
+    }
+
     /// The oldest request, now done.
     pub fn pop_done(&mut self) -> Option<What> {
         let w = self.sent.pop_front()?;
-        self.awaited = false; // or it will be said again
         self.first_wr += 1;
+        self.of_lanes -= usize::from(!matches!(w, What::Llc));
         if let What::Write { bytes, .. } = w {
             self.bytes -= u64::from(bytes);
         }
         Some(w)
+    }
+
+    /// Is it being connected?
+    pub fn shakes_hands(&self) -> bool {
+        self.state == State::Confirming && !self.linked
     }
 
     pub fn under_way(&self) -> impl Iterator<Item = &What> {
@@ -338,15 +447,17 @@ impl<P: Provider> Link<P> {
 
     /// May a lane post two writes and a message now?
     pub fn open(&self) -> bool {
-        self.state == State::Active
-            && self.llc.is_empty()
-            && self.sent.len() + 3 <= self.room
-            && self.credits() > 1
+        self.state == State::Active && self.llc.is_empty() && self.spare()
+    }
+
+    /// Whoever calls waits for everything that was posted to be done.
+    pub fn await_sent(&mut self) {
+        self.awaited = self.first_wr + self.sent.len() as u64;
     }
 
     /// Does anything wait for requests to be done?
     pub fn is_tight(&self) -> bool {
-        self.awaited
+        self.first_wr < self.awaited
             || !self.waiters.is_empty()
             || self.bytes * 2 > self.window
             || self.sent.len() * 2 > self.room
@@ -385,7 +496,16 @@ impl<P: Provider> Link<P> {
         if self.state == State::Offered {
             return Ok(());
         }
-        while self.credits() > 1 && self.sent.len() + 3 <= self.room {
+        if !self.linked {
+            self.linked = self.qp.connected()?;
+            if !self.linked {
+                return Ok(());
+            }
+        }
+        if self.state == State::Active {
+            self.probe()?;
+        }
+        while self.spare() {
             let Some((token, body)) = self.llc.pop_front() else {
                 break;
             };
@@ -393,8 +513,7 @@ impl<P: Provider> Link<P> {
         }
         let owed = self.recv_posted.wrapping_sub(self.recv_told);
         if owed >= self.depth / 2 && self.credits() > 0 && self.sent.len() < self.room {
-            let body = Body::TestLink { reply: true };
-            self.post(&Load::default(), self.ours.link, 0, body, What::Llc, 0)?;
+            self.test(true)?;
         }
         Ok(())
     }
@@ -448,6 +567,7 @@ impl<P: Provider> Link<P> {
                 bytes: w.local.len,
             });
         }
+        self.of_lanes += writes.len() + usize::from(!matches!(what, What::Llc));
         self.sent.push_back(what);
         self.used = self.used.wrapping_add(1);
         self.recv_told = self.recv_posted;

@@ -129,6 +129,8 @@ impl<P: Provider> Pair<P> {
                     Outcome::Nothing => {}
                     Outcome::Done(n) => self.done(no, rail, n),
                     Outcome::Message(m, data) => {
+                        let done = link.confirmed();
+                        self.done(no, rail, done);
                         self.stats.entry(rail).or_default().messages_received += 1;
                         self.on_message(no, m, &data, host);
                     }
@@ -289,6 +291,7 @@ impl<P: Provider> Pair<P> {
         let mut gone = Vec::new();
         let mut offers = Vec::new();
         for (no, l) in &mut self.links {
+            l.tick();
             match l.state {
                 State::Active => match l.asked {
                     Some(at) if now >= at + self.config.quiet_ns => {

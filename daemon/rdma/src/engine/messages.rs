@@ -25,8 +25,8 @@ impl<P: Provider> Pair<P> {
                 }
                 self.on_confirm(no, reply);
             }
-            Body::TestLink { reply: false } => link.say(no, Body::TestLink { reply: true }),
-            Body::TestLink { reply: true } => {}
+            Body::TestLink { reply: false } => link.answer = true,
+            Body::TestLink { reply: true } => link.answered(),
             Body::AddLink { reply, end } => {
                 self.link_timer = 0;
                 match (reply, end) {

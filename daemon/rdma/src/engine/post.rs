@@ -210,7 +210,7 @@ impl<P: Provider> Pair<P> {
     /// A lane waits for its own requests to be done, and is to hear of it.
     pub(super) fn await_done(&mut self, lane: &Lane) {
         if let Some(link) = lane.link.and_then(|no| self.links.get_mut(&no)) {
-            link.awaited = true;
+            link.await_sent();
         }
     }
 

@@ -47,6 +47,8 @@ pub(super) struct Posted {
     pub order: u64,
     pub packet: Option<Packet>,
     pub landed: bool,
+    /// It had its completion before it landed (iWARP).
+    pub told: bool,
 }
 
 pub(super) struct QpState {
@@ -65,6 +67,11 @@ pub(super) struct QpState {
     /// Not before: keeps each stage in order.
     pub times: [u64; 3],
     pub repeats: u32,
+    pub iwarp: bool,
+    /// Steps of iWARP's handshake: waits for the peer; is through; the peer has sent something.
+    pub listens: bool,
+    pub linked: bool,
+    pub heard: bool,
 }
 
 impl Inner {
@@ -173,6 +180,12 @@ impl Inner {
         };
         if let Some(q) = self.qps.get_mut(&qpn) {
             q.sends[i].packet = Some(packet);
+            if q.iwarp {
+                q.sends[i].told = true;
+                let p = &q.sends[i];
+                let what = (p.wr_id, p.signaled, matches!(p.work, Work::Message(_)));
+                self.done(qpn, what);
+            }
         }
         self.stage(qpn, 1);
     }
@@ -227,17 +240,28 @@ impl Inner {
         let Some(done) = q.sends.pop_front() else {
             return;
         };
-        if !done.signaled {
+        if !done.told {
+            let message = matches!(done.work, Work::Message(_));
+            self.done(qpn, (done.wr_id, done.signaled, message));
+        }
+    }
+
+    /// A request has succeeded, as far as the sender's device is concerned.
+    fn done(&mut self, qpn: u32, (wr_id, signaled, message): (u64, bool, bool)) {
+        let Some(q) = self.qps.get_mut(&qpn) else {
+            return;
+        };
+        if !signaled {
             q.unretired += 1;
             return;
         }
         q.unretired = 0;
         let cq = q.send_cq;
-        let opcode = match done.work {
-            Work::Write { .. } => Opcode::Write,
-            Work::Message(_) => Opcode::Send,
+        let opcode = match message {
+            false => Opcode::Write,
+            true => Opcode::Send,
         };
-        let c = completion(done.wr_id, Status::Success, opcode, qpn, 0);
+        let c = completion(wr_id, Status::Success, opcode, qpn, 0);
         self.complete(cq, c);
     }
 
@@ -267,9 +291,10 @@ impl Inner {
         }
         // A write that is inside the device already lands also when the state has just changed.
         let takes = matches!(state, Rtr | Rts) || ghost && matches!(packet, Packet::Write { .. });
-        if !takes {
+        if !takes || q.iwarp && !q.linked {
             return Some(false);
         }
+        self.qps.get_mut(&qpn)?.heard = true;
         match packet {
             Packet::Message(data) => {
                 let buffer = self.qps.get_mut(&qpn)?.recvs.pop_front();
@@ -356,7 +381,8 @@ impl Inner {
         }
         q.state = Error;
         let (send_cq, recv_cq) = (q.send_cq, q.recv_cq);
-        let flushed: Vec<u64> = q.sends.iter().map(|p| p.wr_id).collect();
+        let left = q.sends.iter().filter(|p| !p.told);
+        let flushed: Vec<u64> = left.map(|p| p.wr_id).collect();
         let recvs: Vec<u64> = q.recvs.drain(..).map(|r| r.wr_id).collect();
         self.ghosts(qpn);
         for (i, wr_id) in flushed.into_iter().enumerate() {

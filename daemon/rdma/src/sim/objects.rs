@@ -248,6 +248,7 @@ impl ProtectionDomain<Node> for Pd {
         w.present(self.node, self.rail)?;
         w.memory()?;
         let qpn = w.id();
+        let iwarp = w.faults.iwarp >> self.rail & 1 != 0;
         let state = QpState {
             node: self.node,
             rail: self.rail,
@@ -262,6 +263,10 @@ impl ProtectionDomain<Node> for Pd {
             recvs: VecDeque::new(),
             times: [0; 3],
             repeats: 0,
+            iwarp,
+            listens: false,
+            linked: false,
+            heard: false,
         };
         w.qps.insert(qpn, state);
         w.count(self.node).qps += 1;
@@ -344,6 +349,11 @@ impl Qp {
 
 use crate::verbs::QpState as QpStateName;
 
+/// Where a queue pair listens.
+fn port(qpn: u32) -> u16 {
+    qpn as u16 | 1
+}
+
 impl QueuePair for Qp {
     fn qpn(&self) -> u32 {
         self.qpn
@@ -359,10 +369,42 @@ impl QueuePair for Qp {
 
     fn to_rtr(&self, attr: &RtrAttr) -> Result<(), Error> {
         self.set(QpStateName::Init, QpStateName::Rtr)?;
-        if let Some(q) = self.world.get_mut().qps.get_mut(&self.qpn) {
-            q.remote = attr.remote.qpn;
+        let mut w = self.world.get_mut();
+        let q = w.qps.get_mut(&self.qpn).ok_or(Error::Invalid)?;
+        q.remote = attr.remote.qpn;
+        let port = if q.listens { 0 } else { port(q.remote) };
+        match !q.iwarp || attr.remote.lid == port {
+            true => Ok(()),
+            false => Err(Error::Invalid),
         }
-        Ok(())
+    }
+
+    fn listen(&self, _: Gid) -> Result<u16, Error> {
+        let mut w = self.world.get_mut();
+        let q = w.qps.get_mut(&self.qpn).ok_or(Error::Invalid)?;
+        q.listens = q.iwarp;
+        Ok(if q.iwarp { port(self.qpn) } else { 0 })
+    }
+
+    fn connected(&self) -> Result<bool, Error> {
+        let mut w = self.world.get_mut();
+        let q = w.qps.get(&self.qpn).ok_or(Error::Invalid)?;
+        if !q.iwarp || q.linked {
+            return Ok(true);
+        }
+        let peer = w.qps.get(&q.remote).ok_or(Error::Invalid)?;
+        let begun = peer.state == QpStateName::Rts && peer.listens != q.listens;
+        // The end that listens is through first.
+        let turn = begun && (q.listens || peer.linked) && w.rng.one_in(3);
+        if let Some(q) = w.qps.get_mut(&self.qpn).filter(|_| turn) {
+            q.linked = true;
+        }
+        Ok(turn)
+    }
+
+    fn acknowledges(&self) -> bool {
+        let w = self.world.get();
+        w.qps.get(&self.qpn).is_none_or(|q| !q.iwarp)
     }
 
     fn to_rts(&self, _attr: &RtsAttr) -> Result<(), Error> {
@@ -388,9 +430,14 @@ impl QueuePair for Qp {
             if !matches!(q.state, QpStateName::Rts | QpStateName::Error) {
                 return Err(fail(Error::Invalid));
             }
-            if q.sends.len() + q.unretired >= q.caps.send_requests as usize {
+            let places = q.sends.iter().filter(|p| !p.told).count() + q.unretired;
+            if places >= q.caps.send_requests as usize {
                 w.violation(format!("a send queue of node {node} is full"));
                 return Err(fail(Error::Full));
+            }
+            if q.iwarp && !(q.linked && (q.heard || !q.listens)) && q.state == QpStateName::Rts {
+                w.violation(format!("node {node} sends before it may"));
+                return Err(fail(Error::Invalid));
             }
             let work = match r.op {
                 Op::Write {
@@ -439,6 +486,7 @@ impl QueuePair for Qp {
                 order,
                 packet: None,
                 landed: false,
+                told: false,
             });
             w.stage(self.qpn, 0);
         }

@@ -189,7 +189,7 @@ impl Sim {
         if self.now < node.next_poll {
             return;
         }
-        let timer = self.now >= node.pair.next_timer_ns();
+        let timer = self.now >= node.pair.next_timer_ns(0);
         if node.asleep {
             let notified = self.world.notified(n);
             if !timer && notified.is_empty() {
@@ -300,12 +300,14 @@ impl Sim {
             arrives: self.now + 1_000 + self.rng.below(50_000),
             rang: &rang,
         };
+        let held = w.inn.borrow().held();
         let moved = lane.ends[side].step(&w, &mut self.rng, all);
+        let room = w.inn.borrow().held() < held;
         if rang.get() && node.asleep {
             node.wake(Vec::new());
         }
-        if moved {
-            self.wake_app(l, 1 - side); // there may be space in TCP's buffer
+        if moved || room {
+            self.wake_app(l, 1 - side);
         }
         moved
     }

@@ -15,6 +15,11 @@ pub struct Pipe {
 const BUFFER: usize = 20_000;
 
 impl Pipe {
+    /// Bytes in the buffer, also those on their way.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
     pub fn run_until(&mut self, now: u64) -> bool {
         let mut any = false;
         while self.flying.front().is_some_and(|f| f.0 <= now) {
