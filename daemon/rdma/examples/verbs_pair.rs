@@ -9,7 +9,8 @@
 //! verbs_pair watch SECONDS               prints events and changes of the devices of this machine
 //! ```
 //!
-//! The two exchange addresses of queue pairs over TCP, line by line.
+//! The two exchange addresses of queue pairs over TCP, line by line. Where no RoCE or InfiniBand port has
+//! the address of that connection, an iWARP device is tried; then only connecting and transfers.
 
 mod pair {
     pub mod area;

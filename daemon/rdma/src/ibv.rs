@@ -20,9 +20,14 @@
 //! - Registering makes and pins all pages (no on-demand paging): what the daemon registers before an
 //!   application has touched it is charged to the daemon.
 //! - Removal of a device in use sends no event and waits; only its `uverbs` device disappears.
+//!
+//! iWARP queue pairs are connected with librdmacm, see [`cm`]. While one connects it has a thread; one
+//! that is dropped meanwhile is freed by a thread, later, and counts as living until then.
 
+mod cm;
 mod convert;
 mod device;
+mod last;
 mod library;
 mod memory;
 mod queue;

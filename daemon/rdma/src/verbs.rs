@@ -1,8 +1,9 @@
 //! What the engine needs of RDMA verbs, as traits.
 //!
 //! There are two implementations: real devices through libibverbs, and a deterministic simulation
-//! for tests. Everything is polled: no call blocks, nothing here starts a thread. File descriptors
-//! are only there to sleep on until polling is worth it again; a simulation has none.
+//! for tests. Everything is polled: no call blocks, nothing here starts a thread (but for iWARP's
+//! handshake, whose system calls do block). File descriptors are only there to sleep on until polling
+//! is worth it again; a simulation has none.
 //!
 //! Handles keep what they are made of alive (a queue pair its completion queues and protection
 //! domain, those their device), so objects are always freed in the right order, by `Drop`. Whether

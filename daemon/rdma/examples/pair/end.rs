@@ -4,11 +4,11 @@ use crate::Result;
 use rustix::event::{poll, PollFd, PollFlags};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use underpass_rdma::devices::{best_gid, Candidate, Tree};
+use underpass_rdma::devices::{best_gid, Candidate, SysDevice, Tree};
 use underpass_rdma::ibv::{Cq, Device, Ibv, Mr, Pd, Qp};
 use underpass_rdma::verbs::{Device as _, *};
 
@@ -56,14 +56,18 @@ pub struct End {
     pub info: DeviceInfo,
     pub gid: Candidate,
     pub pd: Pd,
+    /// With iWARP: this end waits for the other to connect.
+    listens: bool,
 }
 
 impl End {
-    pub fn new(mut control: Control) -> Result<End> {
+    pub fn new(mut control: Control, listens: bool) -> Result<End> {
         let local = control.stream.local_addr()?.ip();
         let peer = control.stream.peer_addr()?.ip();
         let devices = Tree::system().scan();
-        let gid = best_gid(&devices, Some(local), peer.into()).ok_or("no GID for this address")?;
+        let gid = best_gid(&devices, Some(local), peer.into())
+            .or_else(|| iwarp(&devices, local))
+            .ok_or("no GID for this address")?;
         let ibv = Ibv::new()?;
         let id = ibv.scan()?.into_iter().find(|d| d.name == gid.device);
         let device = ibv.open(&id.ok_or("the device has gone")?)?;
@@ -77,13 +81,32 @@ impl End {
             info,
             gid,
             pd,
+            listens,
         })
+    }
+
+    /// Are queue pairs connected by a handshake?
+    pub fn iwarp(&self) -> bool {
+        self.info.transport == Transport::Iwarp
     }
 
     pub fn port(&self) -> &PortInfo {
         let port = self.info.ports.iter().find(|p| p.port == self.gid.port);
         port.unwrap_or(&self.info.ports[0])
     }
+}
+
+/// An active iWARP port, whose GIDs say nothing: the kernel knows whether the address is its own.
+fn iwarp(devices: &[SysDevice], local: IpAddr) -> Option<Candidate> {
+    let device = devices.iter().find(|d| d.transport == Transport::Iwarp)?;
+    let mut ports = device.ports.iter();
+    let port = ports.find(|p| p.state == PortState::Active)?;
+    Some(Candidate {
+        device: device.id.name.clone(),
+        port: port.port,
+        index: 0,
+        gid: Gid::from(local),
+    })
 }
 
 /// A connected queue pair with buffers for messages.
@@ -117,11 +140,16 @@ impl Conn {
         let psn = RandomState::new().build_hasher().finish() as u32 & 0xff_ffff;
         let (addr, rkey) = target.map_or((0, 0), |m| (m.addr(), m.rkey()));
         let mtu = end.port().active_mtu;
+        let lid = match (end.iwarp(), end.listens) {
+            (false, _) => end.port().lid,
+            (true, false) => 0,
+            (true, true) => qp.listen(end.gid.gid)?,
+        };
         let mine = format!(
             "{} {psn} {} {} {} {addr} {rkey}",
             qp.qpn(),
             end.gid.gid,
-            end.port().lid,
+            lid,
             mtu.bytes()
         );
         end.control.say(&mine)?;
@@ -156,6 +184,13 @@ impl Conn {
             end.gid.index,
         ))?;
         conn.qp.to_rts(&RtsAttr { psn, ..rts })?;
+        let late = Instant::now() + PATIENCE;
+        while !conn.qp.connected()? {
+            if Instant::now() > late {
+                return Err("no connection for too long".into());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
         end.control.meet("connected")?;
         Ok(conn)
     }

@@ -22,7 +22,7 @@ pub(super) struct Context {
     pub raw: NonNull<ibv_context>,
     pub counts: Arc<Counts>,
     pub iwarp: bool,
-    id: DeviceId,
+    pub id: DeviceId,
     tree: Tree,
 }
 

@@ -1,7 +1,9 @@
 //! Completion queues and queue pairs.
 
+use super::cm::Connection;
 use super::convert::{check, check_post, completion, error, last_errno, last_error, mtu, qp_state};
 use super::device::Context;
+use super::last::{free, Last};
 use super::memory::Domain;
 use super::never_wait;
 use crate::verbs::*;
@@ -15,7 +17,7 @@ use std::sync::Arc;
 /// Requests per call of the library.
 const BATCH: usize = 16;
 
-struct CqInner {
+pub(super) struct CqInner {
     raw: NonNull<ibv_cq>,
     channel: Channel,
 }
@@ -137,7 +139,9 @@ pub struct Qp {
     caps: QpCaps,
     domain: Arc<Domain>,
     /// Only held so that they outlive the queue pair.
-    _queues: [Arc<CqInner>; 2],
+    queues: [Arc<CqInner>; 2],
+    /// With iWARP.
+    connection: Option<Connection>,
 }
 
 // SAFETY: see `Context`.
@@ -157,9 +161,7 @@ impl Qp {
         if !same(send) || !same(recv) {
             return Err(Error::Invalid);
         }
-        if c.iwarp {
-            return Err(Error::IwarpUnsupported);
-        }
+        let connection = c.iwarp.then(Connection::new).transpose()?;
         // SAFETY: pointers and numbers only.
         let mut init: ibv_qp_init_attr = unsafe { zeroed() };
         init.send_cq = send.0.raw.as_ptr();
@@ -184,7 +186,8 @@ impl Qp {
                 inline_bytes: init.cap.max_inline_data,
             },
             domain,
-            _queues: [send.0.clone(), recv.0.clone()],
+            queues: [send.0.clone(), recv.0.clone()],
+            connection,
         })
     }
 
@@ -203,10 +206,25 @@ impl Qp {
 
     /// Nothing else is done with the queue pair after this.
     fn free(&mut self) -> Result<(), Error> {
-        let c = &self.domain.context;
-        // SAFETY: created by us; called once, by `drop` or by `destroy`, which prevents `drop`.
-        let done = check(unsafe { (c.lib.ibv_destroy_qp)(self.raw.as_ptr()) });
-        c.counts.freed(&c.counts.qps, done)
+        let Some(connection) = self.connection.take() else {
+            // SAFETY: created by us; called once, by `drop` or by `destroy`, which prevents `drop`.
+            return unsafe { free(self.raw, &self.domain) };
+        };
+        let aside = connection.under_way() && self.to_error().is_ok();
+        let (domain, queues) = (self.domain.clone(), self.queues.clone());
+        // SAFETY: as above.
+        let mut last = unsafe { Last::new(self.raw, connection, queues, domain) };
+        if !aside {
+            return last.free();
+        }
+        // It would wait for the peer. As a queue pair in error it cannot be connected any more, and
+        // nothing can land through it: what is left to do may take its time. (Without a thread, the
+        // closure is dropped here.)
+        let name = "iwarp-end".to_owned();
+        let _ = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || drop(last));
+        Ok(())
     }
 }
 
@@ -230,6 +248,14 @@ impl QueuePair for Qp {
     fn to_init(&self, port: u8) -> Result<(), Error> {
         let mut a = no_attributes();
         a.qp_state = ibv_qp_state::IBV_QPS_INIT;
+        if self.connection.is_some() {
+            // As librdmacm has it. (Reading is for devices that begin with an empty read; no memory
+            // of ours can be read.)
+            a.qp_access_flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
+                | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
+                | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+            return self.modify(&mut a, &[M::IBV_QP_STATE, M::IBV_QP_ACCESS_FLAGS]);
+        }
         a.pkey_index = 0;
         a.port_num = port;
         a.qp_access_flags = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
@@ -245,6 +271,9 @@ impl QueuePair for Qp {
     }
 
     fn to_rtr(&self, attr: &RtrAttr) -> Result<(), Error> {
+        if let Some(c) = &self.connection {
+            return c.to_rtr(attr.remote, attr.local);
+        }
         let mut a = no_attributes();
         a.qp_state = ibv_qp_state::IBV_QPS_RTR;
         a.path_mtu = mtu(attr.mtu);
@@ -278,6 +307,9 @@ impl QueuePair for Qp {
     }
 
     fn to_rts(&self, attr: &RtsAttr) -> Result<(), Error> {
+        if let Some(c) = &self.connection {
+            return c.to_rts(attr.psn);
+        }
         let mut a = no_attributes();
         a.qp_state = ibv_qp_state::IBV_QPS_RTS;
         a.sq_psn = attr.psn & 0xff_ffff;
@@ -302,6 +334,20 @@ impl QueuePair for Qp {
         let mut a = no_attributes();
         a.qp_state = ibv_qp_state::IBV_QPS_ERR;
         self.modify(&mut a, &[M::IBV_QP_STATE])
+    }
+
+    fn listen(&self, address: Gid) -> Result<u16, Error> {
+        let c = self.connection.as_ref();
+        c.map_or(Ok(0), |c| c.listen(&self.domain.context, address))
+    }
+
+    fn connected(&self) -> Result<bool, Error> {
+        let c = self.connection.as_ref();
+        c.map_or(Ok(true), |c| c.connected(&self.domain.context, self.qpn))
+    }
+
+    fn acknowledges(&self) -> bool {
+        self.connection.is_none()
     }
 
     fn state(&self) -> Result<QpState, Error> {
@@ -394,9 +440,10 @@ impl QueuePair for Qp {
     fn destroy(self) -> Result<(), Error> {
         let mut this = ManuallyDrop::new(self);
         let done = this.free();
-        // SAFETY: `this` is never touched again, so both fields are moved out once.
+        // SAFETY: `this` is never touched again, so both fields are moved out once. (`free` has taken
+        // the connection.)
         unsafe {
-            drop(std::ptr::read(&this._queues));
+            drop(std::ptr::read(&this.queues));
             drop(std::ptr::read(&this.domain));
         }
         done

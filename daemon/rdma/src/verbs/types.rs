@@ -8,14 +8,22 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub enum Error {
     #[error("libibverbs is not installed")]
     NoLibrary,
-    #[error("libibverbs lacks {0}")]
+    #[error("librdmacm is not installed, which connects iWARP queue pairs")]
+    NoCmLibrary,
+    #[error("the library lacks {0}")]
     NoSymbol(&'static str),
     #[error("no such device, or it was removed")]
     NoDevice,
     #[error("the device or its driver cannot do this")]
     Unsupported,
-    #[error("iwarp-unsupported: connections over iWARP are not written")]
-    IwarpUnsupported,
+    #[error("the kernel's connection manager is not there (module rdma_ucm)")]
+    NoConnectionManager,
+    #[error("this address belongs to no port of this device")]
+    NotOurAddress,
+    #[error("the peer's device was not reached")]
+    Unreachable,
+    #[error("the peer refused the connection, or ended it")]
+    Refused,
     #[error("refused as invalid")]
     Invalid,
     #[error("not permitted")]
