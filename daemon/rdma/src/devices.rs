@@ -65,6 +65,7 @@ impl fmt::Display for GidKind {
             GidKind::InfiniBand => "IB",
             GidKind::RoceV1 => "RoCE v1",
             GidKind::RoceV2 => "RoCE v2",
+            GidKind::Address => "IP",
             GidKind::Other => "other",
         })
     }
@@ -75,14 +76,13 @@ impl fmt::Display for GidKind {
 pub enum Unusable {
     #[error("port-down")]
     PortDown,
-    /// Its GIDs are RoCE v1's, which no router forwards, or there are none yet.
+    /// Its GIDs are RoCE v1's, which no router forwards, or there are none yet. With iWARP: its
+    /// interface has no address, or is not known.
     #[error("no-gid")]
     NoGid,
     /// It is being removed, or the kernel's `ib_uverbs` is not loaded.
     #[error("no-uverbs")]
     NoVerbs,
-    #[error("iwarp-unsupported")]
-    Iwarp,
     #[error("unknown-transport")]
     Transport,
 }
@@ -96,7 +96,7 @@ impl SysDevice {
         let wanted = match self.fabric(port) {
             Fabric::Roce => GidKind::RoceV2,
             Fabric::InfiniBand => GidKind::InfiniBand,
-            Fabric::Iwarp => return Err(Unusable::Iwarp),
+            Fabric::Iwarp => GidKind::Address,
             Fabric::Other => return Err(Unusable::Transport),
         };
         if self.verbs.is_none() {

@@ -197,6 +197,7 @@ impl Devices {
         let fabric = config.and_then(|c| c.fabric);
         let kind = match d.fabric(p) {
             Fabric::InfiniBand => GidKind::InfiniBand,
+            Fabric::Iwarp => GidKind::Address,
             _ => GidKind::RoceV2,
         };
         let of_kind = p.gids.iter().filter(|g| g.kind == kind);
@@ -207,12 +208,17 @@ impl Devices {
                 Some(((!v4, g.index), g, subnet))
             })
             .min_by_key(|(rank, ..)| *rank)?;
+        let of = fabric.unwrap_or(subnet);
         Some(Facts {
             gid: gid.gid,
             gid_index: gid.index,
             lid: p.lid,
             mtu: Mtu::B1024, // until the device has said
-            fabric: fabric.unwrap_or(subnet),
+            fabric: match kind {
+                // RoCE over the same wires is another fabric.
+                GidKind::Address => number(&[&of.to_be_bytes()[..], b"iWARP"].concat()),
+                _ => of,
+            },
         })
     }
 }

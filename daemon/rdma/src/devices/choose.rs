@@ -16,7 +16,7 @@ pub struct Candidate {
 
 /// The GID to reach `peer` from, on any active port of these devices.
 ///
-/// On RoCE, `peer` is the address that the peer's GID stands for, and ours must be of the same kind:
+/// On RoCE and iWARP, `peer` is the address that the peer's GID stands for, and ours must be of the same kind:
 /// IPv4, link-local or other IPv6. With `local` only that address will do. Otherwise the one that has
 /// most leading bits in common with the peer's wins, which on a rail with its own subnet is the rail's
 /// own; among equals the first. On InfiniBand both GIDs need the same subnet prefix.
@@ -30,7 +30,9 @@ pub fn best_gid<'a>(
         for p in d.ports.iter().filter(|p| p.state == PortState::Active) {
             for g in &p.gids {
                 let fits = match (d.fabric(p), g.kind) {
-                    (Fabric::Roce, GidKind::RoceV2) => kind(&g.gid) == kind(&peer),
+                    (Fabric::Roce, GidKind::RoceV2) | (Fabric::Iwarp, GidKind::Address) => {
+                        kind(&g.gid) == kind(&peer)
+                    }
                     (Fabric::InfiniBand, GidKind::InfiniBand) => g.gid.0[..8] == peer.0[..8],
                     _ => false,
                 };

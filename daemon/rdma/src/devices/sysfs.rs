@@ -2,6 +2,7 @@
 
 use crate::verbs::{DeviceId, Gid, GidEntry, GidKind, LinkLayer, PortState, Transport};
 use std::fs;
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -41,11 +42,16 @@ pub struct Tree {
     class: PathBuf,
     verbs: PathBuf,
     net: PathBuf,
+    /// Addresses of a network interface.
+    addresses: fn(&str) -> Vec<IpAddr>,
 }
 
 impl Tree {
     pub fn system() -> Self {
-        Tree::at(Path::new("/sys"))
+        Tree {
+            addresses: of_interface,
+            ..Tree::at(Path::new("/sys"))
+        }
     }
 
     pub fn at(sys: &Path) -> Self {
@@ -53,6 +59,7 @@ impl Tree {
             class: sys.join("class/infiniband"),
             verbs: sys.join("class/infiniband_verbs"),
             net: sys.join("class/net"),
+            addresses: |_| Vec::new(),
         }
     }
 
@@ -86,6 +93,9 @@ impl Tree {
     pub fn device(&self, name: &str) -> Option<SysDevice> {
         let mut seen = self.glance(name)?;
         for p in &mut seen.ports {
+            if seen.transport == Transport::Iwarp {
+                break; // seen at a glance
+            }
             let dir = self.class.join(format!("{name}/ports/{}", p.port));
             p.gids = read_gids(&dir, p.link_layer);
             let of_gid = p.gids.iter().find_map(|g| g.netdev.clone());
@@ -108,8 +118,14 @@ impl Tree {
         let bus = fs::canonicalize(dir.join("device")).ok();
         // What rxe and siw lie on.
         let parent = text(&dir.join("parent"));
+        let transport = transport(&text(&dir.join("node_type")).unwrap_or_default());
         for p in &mut ports {
             p.netdev = parent.clone();
+            if transport == Transport::Iwarp {
+                p.netdev = parent.clone().or_else(|| interface(&dir, p.port));
+                let all = p.netdev.as_deref().map(self.addresses);
+                p.gids = addresses(all.unwrap_or_default(), p.netdev.as_deref());
+            }
         }
         let numa = text(&dir.join("device/numa_node"))
             .or_else(|| text(&self.net.join(parent?).join("device/numa_node")));
@@ -117,7 +133,7 @@ impl Tree {
             node_guid: text(&dir.join("node_guid"))
                 .and_then(|t| guid(&t))
                 .unwrap_or(0),
-            transport: transport(&text(&dir.join("node_type")).unwrap_or_default()),
+            transport,
             pci: bus.as_deref().and_then(pci),
             // -1 where the machine has no such thing.
             numa_node: numa.and_then(|t| t.parse().ok()),
@@ -175,6 +191,41 @@ fn read_gid(index: u32, port: &Path, link_layer: LinkLayer) -> Option<GidEntry> 
         kind,
         netdev: attr("ndevs").filter(|n| !n.is_empty()),
     })
+}
+
+/// The network interface of an iWARP card's port.
+fn interface(device: &Path, port: u8) -> Option<String> {
+    let dir = device.join("device/net");
+    let all = names(&dir);
+    let of_port = |n: &&String| {
+        let number = text(&dir.join(n).join("dev_port"));
+        number.and_then(|t| t.parse().ok()) == Some(u32::from(port) - 1)
+    };
+    let only = || all.first().filter(|_| all.len() == 1);
+    all.iter().find(of_port).or_else(only).cloned()
+}
+
+/// IP addresses as a table of GIDs.
+fn addresses(all: Vec<IpAddr>, netdev: Option<&str>) -> Vec<GidEntry> {
+    let entry = |(i, ip): (usize, IpAddr)| GidEntry {
+        index: i as u32,
+        gid: Gid::from(ip),
+        kind: GidKind::Address,
+        netdev: netdev.map(str::to_owned),
+    };
+    all.into_iter().enumerate().map(entry).collect()
+}
+
+/// Addresses of an interface that mean something beyond its own wire.
+fn of_interface(name: &str) -> Vec<IpAddr> {
+    let all = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    let ip = |a: nix::ifaddrs::InterfaceAddress| {
+        let a = a.address.filter(|_| a.interface_name == name)?;
+        let v4 = a.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+        let v6 = a.as_sockaddr_in6().map(|a| a.ip());
+        v4.or(v6.filter(|ip| !ip.is_unicast_link_local()).map(IpAddr::V6))
+    };
+    all.filter_map(ip).collect()
 }
 
 /// Names in a folder, sorted; none if it is not there.
@@ -358,8 +409,27 @@ pub(crate) mod tests {
         put(root.path(), "class/infiniband/siw0/node_type", "4: RNIC");
         let d = Tree::at(root.path()).device("siw0").unwrap();
         assert_eq!(d.fabric(&d.ports[0]).to_string(), "iWARP");
-        let reason = d.usable(&d.ports[0]).unwrap_err();
-        assert_eq!(reason.to_string(), "iwarp-unsupported");
+        assert_eq!(d.usable(&d.ports[0]), Err(Unusable::NoGid));
+        assert!(d.ports[0].gids.is_empty(), "its GIDs are no addresses");
+        let tree = Tree {
+            addresses: |name| match name {
+                "eth0" => vec!["10.9.0.1".parse().unwrap(), "fd09::1".parse().unwrap()],
+                _ => Vec::new(),
+            },
+            ..Tree::at(root.path())
+        };
+        let d = tree.device("siw0").unwrap();
+        assert_eq!(d.usable(&d.ports[0]), Ok(()));
+        let gids: Vec<_> = d.ports[0].gids.iter().map(|g| g.gid.ip()).collect();
+        assert_eq!(gids[0], "10.9.0.1".parse::<IpAddr>().unwrap());
+        assert_eq!(gids.len(), 2);
+        // A card with its interfaces beside it.
+        fs::remove_file(root.path().join("class/infiniband/siw0/parent")).unwrap();
+        let net = "class/infiniband/siw0/device/net";
+        put(root.path(), &format!("{net}/eth7/dev_port"), "1");
+        put(root.path(), &format!("{net}/eth0/dev_port"), "0");
+        let d = tree.device("siw0").unwrap();
+        assert_eq!(d.ports[0].netdev.as_deref(), Some("eth0"));
     }
 
     #[test]

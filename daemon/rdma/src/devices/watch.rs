@@ -4,7 +4,7 @@
 //! that we do not use, are found by looking again.
 
 use super::{SysDevice, Tree};
-use crate::verbs::DeviceId;
+use crate::verbs::{DeviceId, Transport};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +75,9 @@ impl Watch {
         let mut seen = self.tree.glance(name).filter(|d| d.verbs.is_some())?;
         let old = self.known.get(&seen.id);
         if let Some(old) = old.filter(|d| !self.stale.contains(&d.id)) {
-            for (p, o) in seen.ports.iter_mut().zip(&old.ports) {
+            // (The addresses of iWARP's interfaces are seen at a glance.)
+            let kept = seen.transport != Transport::Iwarp;
+            for (p, o) in seen.ports.iter_mut().zip(&old.ports).filter(|_| kept) {
                 p.gids.clone_from(&o.gids);
                 p.netdev.clone_from(&o.netdev);
             }

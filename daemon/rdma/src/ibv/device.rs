@@ -181,10 +181,14 @@ impl verbs::Device<Ibv> for Device {
             let found = layers.iter().find(|(p, _)| *p == port);
             found.map_or(LinkLayer::Other, |(_, l)| *l)
         };
-        let gids = self.gids(layer)?;
+        let gids = match self.0.iwarp {
+            true => Vec::new(),
+            false => self.gids(layer)?,
+        };
         let mut ports = Vec::new();
         for p in seen.ports {
             let own = gids.iter().filter(|(port, _)| *port == p.port);
+            let own = own.map(|(_, g)| g.clone());
             let (active_mtu, max_mtu) = self.mtus(p.port)?;
             ports.push(PortInfo {
                 port: p.port,
@@ -194,7 +198,7 @@ impl verbs::Device<Ibv> for Device {
                 max_mtu,
                 lid: p.lid,
                 speed_mbps: p.speed_mbps,
-                gids: own.map(|(_, g)| g.clone()).collect(),
+                gids: p.gids.into_iter().chain(own).collect(),
             });
         }
         Ok(DeviceInfo {

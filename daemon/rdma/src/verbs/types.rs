@@ -96,7 +96,9 @@ pub enum GidKind {
     InfiniBand,
     RoceV1,
     RoceV2,
-    /// The driver gives no type (iWARP's is the port's hardware address).
+    /// Not from the device's table: an IP address of its interface, by which iWARP connects.
+    Address,
+    /// The driver gives no type (iWARP's own is the port's hardware address).
     Other,
 }
 
