@@ -266,8 +266,9 @@ pub struct Steer {
 }
 
 const DEVICES_AFTER: &str = "\
-Lanes: yes, or port-down, no-gid (no RoCE v2 address; with iWARP, no IP address), no-uverbs (ib_uverbs is not loaded, or the device is
-being removed), unknown-transport. Needs no daemon and no RDMA library. Like smc_rnics.";
+Lanes: yes, or port-down, no-gid (no RoCE v2 address; with iWARP, no IP address), no-uverbs (ib_uverbs
+is not loaded, or the device is being removed), unknown-transport. Needs no daemon and no RDMA library.
+Like smc_rnics.";
 
 const PEERS_AFTER: &str = "\
 For root on the node. With -j: node (this one), peers, and refused: who connected to the daemon and
