@@ -19,13 +19,13 @@ packages="
   iproute2 iptables nftables procps
 "
 
-# The lab: emulator, init of the machines, modules, the RDMA programs that cross-check ours, and
-# what runs between machines.
+# The lab: emulator, init of the machines, modules and what one of them is built with (its kernel's
+# tools link to libelf), the RDMA programs that cross-check ours, and what runs between machines.
 lab=
 if [ "${1:-}" = lab ]; then
   lab=yes
   packages="$packages
-    qemu-system-x86 busybox-static kmod xz-utils
+    qemu-system-x86 busybox-static kmod xz-utils gcc-12 libelf1
     rdma-core ibverbs-providers ibverbs-utils rdmacm-utils perftest qperf python3-pyverbs
     postgresql
   "
@@ -79,8 +79,15 @@ fi
 
 # The machines of the lab run Debian's newest kernel of the series that has what the lab wants. A
 # kernel that is there already is kept: delete target/lab to get a newer one. The unsigned package
-# is the one without dependencies; it is unpacked, never installed.
-if [ -n "$lab" ] && ! ls "$target"/lab/kernel/boot/vmlinuz-* >/dev/null 2>&1; then
+# is the one without dependencies; it is unpacked, never installed. The module for iWARP is built for
+# it; a kernel without one for which the archive has no sources any more makes way for a newer one.
+kernel_complete() {
+  ls "$1"/boot/vmlinuz-* >/dev/null 2>&1 && grep -qs '^extra/siw\.ko:' "$1"/lib/modules/*/modules.dep
+}
+if [ -n "$lab" ] && ! kernel_complete "$target/lab/kernel" && [ -e "$target/lab/kernel/boot" ]; then
+  tools/build-siw.sh "$target/lab/kernel" || [ $? = 3 ] || exit 1
+fi
+if [ -n "$lab" ] && ! kernel_complete "$target/lab/kernel"; then
   newest() {
     apt-cache search --names-only '^linux-image-6\.12\..*-amd64-unsigned$' |
       awk '{ print $1 }' | grep -vE 'cloud|rt-' | sort -V | tail -n 1
@@ -106,7 +113,8 @@ if [ -n "$lab" ] && ! ls "$target"/lab/kernel/boot/vmlinuz-* >/dev/null 2>&1; th
     (cd "$new" && apt-get download -q "$kernel" </dev/null) || { cat "$new/log" >&2; exit 1; }
   }
   dpkg-deb -x "$new"/"$kernel"_*.deb "$new/kernel"
-  /sbin/depmod -b "$new/kernel" "$(basename "$new"/kernel/lib/modules/*)"
+  # It makes the list of all modules, too.
+  tools/build-siw.sh "$new/kernel" || { rm -rf "$new"; exit 1; }
   rm -rf "$target/lab/kernel"
   mv "$new/kernel" "$target/lab/kernel"
   rm -rf "$new"
