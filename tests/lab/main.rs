@@ -5,6 +5,7 @@
 //! there is no emulator or kernel, all of them are reported as ignored.
 
 mod across;
+mod iwarp;
 mod loss;
 mod programs;
 mod rails;
@@ -28,6 +29,7 @@ const TESTS: &[(&str, Test)] = &[
     ("two_rails_each", rails::two_rails_each),
     ("verbs_over_each_rail", rails::verbs_over_each_rail),
     ("kernel_modules_on_demand", rails::kernel_modules_on_demand),
+    ("iwarp_rails", iwarp::iwarp_rails),
     ("tcp_between_machines", programs::tcp_between_machines),
     ("rail_cut_and_mended", loss::rail_cut_and_mended),
     ("control_cut_and_mended", loss::control_cut_and_mended),

@@ -4,7 +4,7 @@
 //! Each machine is a qemu with Debian's kernel, and its root is the host's file system under a layer of
 //! memory (`tests/lab/guest/init.sh`): whatever was just built runs in it under the same path, and
 //! whatever it writes is gone with it. Its `eth0` is for TCP and control; `eth1` and on are the
-//! rails, with the soft-RoCE devices `rxe1` and on. Programs are started through an agent
+//! rails, with the soft-RoCE devices `rxe1` and on, or iWARP's `siw1`. Programs are started through an agent
 //! (`agent`, `guest`), not through a network, so that wires can be cut.
 //!
 //! Everything ends when the [`Lab`] is dropped or the thread that booted it ends. Nothing here
@@ -27,7 +27,7 @@ mod wire;
 
 pub use guest::{Guest, Job, Output, Running};
 pub use initramfs::quoted;
-pub use node::{Family, Node};
+pub use node::{Family, Node, Soft};
 pub use talk::End;
 pub use wire::Wire;
 
@@ -80,6 +80,8 @@ pub struct Lab {
     wires: Vec<Wire>,
     spec: Spec,
     kernel: Kernel,
+    /// Node and rail whose devices are not what they were at boot.
+    changed: Vec<(usize, usize)>,
     dir: TempDir,
 }
 
@@ -114,6 +116,7 @@ impl Lab {
             wires: wires?,
             spec,
             kernel,
+            changed: Vec::new(),
             dir,
         };
         let all: Vec<usize> = (0..lab.nodes.len()).collect();
@@ -154,6 +157,12 @@ impl Lab {
         self.nodes[node].on()?.set_carrier(wire, on)
     }
 
+    /// Gives a machine's rail these devices, and no others: a soft-RoCE one is what it has at boot.
+    pub fn set_devices(&mut self, node: usize, rail: usize, wanted: &[Soft]) -> Result<()> {
+        self.changed.push((node, rail));
+        self.nodes[node].set_devices(rail, wanted)
+    }
+
     /// Pulls the plug of a machine: it is gone in the middle of whatever it does.
     pub fn kill(&mut self, node: usize) {
         self.nodes[node].off();
@@ -185,7 +194,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Brings back what a test may have left otherwise: wires whole, carriers on, machines on.
+    /// Brings back what a test may have left otherwise: wires whole, carriers on, machines on, devices
+    /// as at boot.
     pub fn restore(&mut self) -> Result<()> {
         for w in 0..self.wires.len() {
             self.wires[w].mend()?;
@@ -193,6 +203,11 @@ impl Lab {
                 if self.nodes[n].is_on() {
                     self.set_carrier(n, w, true)?;
                 }
+            }
+        }
+        for (n, rail) in std::mem::take(&mut self.changed) {
+            if self.nodes[n].is_on() {
+                self.nodes[n].set_devices(rail, &[Soft::Rxe])?;
             }
         }
         let off: Vec<usize> = (0..self.nodes.len())

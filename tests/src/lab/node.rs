@@ -13,6 +13,24 @@ pub enum Family {
     V6,
 }
 
+/// RDMA in software, by the name of its kind of device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Soft {
+    /// RoCE v2: `rxe1` on the first rail.
+    Rxe,
+    /// iWARP: `siw1`.
+    Siw,
+}
+
+impl Soft {
+    fn kind(self) -> &'static str {
+        match self {
+            Soft::Rxe => "rxe",
+            Soft::Siw => "siw",
+        }
+    }
+}
+
 pub struct Node {
     index: usize,
     agent: PathBuf,
@@ -190,9 +208,46 @@ impl Node {
                  ip link set eth{w} mtu {mtu} up\n"
             );
             if w > 0 {
-                let _ = writeln!(script, "rdma link add rxe{w} type rxe netdev eth{w}");
+                script += &devices(w, &[Soft::Rxe]);
             }
         }
         self.spawn(script)
     }
+
+    /// Gives a rail these devices and no others.
+    pub(super) fn set_devices(&self, rail: usize, wanted: &[Soft]) -> Result<()> {
+        self.check(devices(rail, wanted)).map(|_| ())
+    }
+}
+
+/// A script that gives a rail these devices and no others.
+fn devices(rail: usize, wanted: &[Soft]) -> String {
+    let (keep, rest): (Vec<_>, Vec<_>) = [Soft::Rxe, Soft::Siw]
+        .into_iter()
+        .partition(|s| wanted.contains(s));
+    let mut script = String::new();
+    for kind in rest.into_iter().map(Soft::kind) {
+        let _ = write!(
+            script,
+            "if [ -e /sys/class/infiniband/{kind}{rail} ]; then
+               rdma link delete {kind}{rail}
+             fi\n"
+        );
+    }
+    for soft in keep {
+        let kind = soft.kind();
+        // The kernel loads modules by itself, but does not say which it missed.
+        let load = match soft {
+            Soft::Rxe => ":",
+            Soft::Siw => "modprobe siw",
+        };
+        let _ = write!(
+            script,
+            "if [ ! -e /sys/class/infiniband/{kind}{rail} ]; then
+               {load}
+               rdma link add {kind}{rail} type {kind} netdev eth{rail}
+             fi\n"
+        );
+    }
+    script
 }
