@@ -116,13 +116,15 @@ impl Tree {
             .collect();
         ports.sort_by_key(|p| p.port);
         let bus = fs::canonicalize(dir.join("device")).ok();
-        // What rxe and siw lie on.
+        // What rxe lies on.
         let parent = text(&dir.join("parent"));
         let transport = transport(&text(&dir.join("node_type")).unwrap_or_default());
         for p in &mut ports {
             p.netdev = parent.clone();
             if transport == Transport::Iwarp {
-                p.netdev = parent.clone().or_else(|| interface(&dir, p.port));
+                let of_gid = text(&dir.join(format!("ports/{}/gid_attrs/ndevs/0", p.port)));
+                let known = of_gid.filter(|n| !n.is_empty()).or_else(|| parent.clone());
+                p.netdev = known.or_else(|| interface(&dir, p.port));
                 let all = p.netdev.as_deref().map(self.addresses);
                 p.gids = addresses(all.unwrap_or_default(), p.netdev.as_deref());
             }
@@ -424,7 +426,9 @@ pub(crate) mod tests {
         assert_eq!(gids[0], "10.9.0.1".parse::<IpAddr>().unwrap());
         assert_eq!(gids.len(), 2);
         // A card with its interfaces beside it.
-        fs::remove_file(root.path().join("class/infiniband/siw0/parent")).unwrap();
+        for file in ["parent", "ports/1/gid_attrs/ndevs/0"] {
+            fs::remove_file(root.path().join("class/infiniband/siw0").join(file)).unwrap();
+        }
         let net = "class/infiniband/siw0/device/net";
         put(root.path(), &format!("{net}/eth7/dev_port"), "1");
         put(root.path(), &format!("{net}/eth0/dev_port"), "0");

@@ -132,6 +132,8 @@ pub(super) struct Link<P: Provider> {
     /// We have asked the peer for its credits; it has asked us whether we are there.
     probing: bool,
     pub answer: bool,
+    /// Our first message may lie unseen in the peer's device until another one comes.
+    pub poke: bool,
     /// The oldest request at the last look at the timers.
     oldest: u64,
     /// Requests may be posted: queue pairs that are connected by a handshake are through with it.
@@ -221,6 +223,7 @@ impl<P: Provider> Link<P> {
             local_wr: 0,
             probing: false,
             answer: false,
+            poke: false,
             oldest: 0,
             linked: false,
             armed: None,
@@ -504,6 +507,8 @@ impl<P: Provider> Link<P> {
         }
         if self.state == State::Active {
             self.probe()?;
+        } else if std::mem::take(&mut self.poke) && self.weak && self.spare() {
+            self.test(false)?;
         }
         while self.spare() {
             let Some((token, body)) = self.llc.pop_front() else {

@@ -308,6 +308,10 @@ impl<P: Provider> Pair<P> {
                     l.next_try = now + self.config.retry_ns;
                     offers.push(l.ours);
                 }
+                State::Confirming if now >= l.next_try => {
+                    l.next_try = now + self.config.retry_ns;
+                    l.poke = self.config.first;
+                }
                 _ => {}
             }
         }
@@ -474,6 +478,7 @@ impl<P: Provider> Pair<P> {
         match link.connect(end, &rail.rail, &self.config) {
             Ok(()) => {
                 link.heard = self.now;
+                link.next_try = self.now + self.config.retry_ns;
                 link.say(no, Body::ConfirmLink { reply: false });
             }
             Err(_) => self.fail_link(no, "it could not be connected"),

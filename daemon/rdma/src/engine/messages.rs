@@ -14,8 +14,9 @@ impl<P: Provider> Pair<P> {
         let Some(link) = self.links.get_mut(&no) else {
             return;
         };
-        if link.state != State::Active && !matches!(m.body, Body::ConfirmLink { .. }) {
-            // The offering end is active once the reply has come; nothing overtakes it on one link.
+        let early = matches!(m.body, Body::ConfirmLink { .. } | Body::TestLink { .. });
+        if link.state != State::Active && !early {
+            // The offering end is active once the reply has come; nothing else overtakes it on one link.
             return self.fail_pair("a message on a link that is not confirmed");
         }
         match m.body {

@@ -72,6 +72,8 @@ pub(super) struct QpState {
     pub listens: bool,
     pub linked: bool,
     pub heard: bool,
+    /// The first thing that came, not looked at before something else comes (`siw_accept` does so).
+    pub overlooked: Option<Packet>,
 }
 
 impl Inner {
@@ -294,7 +296,15 @@ impl Inner {
         if !takes || q.iwarp && !q.linked {
             return Some(false);
         }
-        self.qps.get_mut(&qpn)?.heard = true;
+        if q.iwarp && q.listens && !q.heard && q.overlooked.is_none() && self.rng.one_in(4) {
+            self.qps.get_mut(&qpn)?.overlooked = Some(packet.clone());
+            return Some(true);
+        }
+        let q = self.qps.get_mut(&qpn)?;
+        q.heard = true;
+        if let Some(first) = q.overlooked.take() {
+            self.arrive(qpn, &first, ghost);
+        }
         match packet {
             Packet::Message(data) => {
                 let buffer = self.qps.get_mut(&qpn)?.recvs.pop_front();

@@ -267,6 +267,7 @@ impl ProtectionDomain<Node> for Pd {
             listens: false,
             linked: false,
             heard: false,
+            overlooked: None,
         };
         w.qps.insert(qpn, state);
         w.count(self.node).qps += 1;
