@@ -42,6 +42,11 @@ const TESTS: &[(&str, Test)] = &[
     ("node_gone", loss::node_gone),
     ("across::streams_over_tcp", across::plain::streams_over_tcp),
     ("across::who_stays_on_tcp", across::left::who_stays_on_tcp),
+    ("across::over_iwarp", across::iwarp::over_iwarp),
+    (
+        "across::iwarp_beside_roce",
+        across::iwarp::iwarp_beside_roce,
+    ),
     (
         "across::redis_between_nodes",
         across::unmodified::redis_between_nodes,

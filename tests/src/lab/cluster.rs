@@ -221,9 +221,9 @@ impl Cluster {
             .with_context(|| self.picture())
     }
 
-    /// Packets that two nodes have received on a rail.
+    /// Packets that two nodes have received on a rail, where nothing but RDMA speaks.
     fn packets(lab: &Lab, rail: usize) -> Result<[u64; 2]> {
-        let of = |n| lab.node(n).counter(rail, "rcvd_pkts");
+        let of = |n| lab.node(n).received(rail);
         Ok([of(0)?, of(1)?])
     }
 

@@ -149,6 +149,13 @@ impl Node {
         Ok(String::from_utf8_lossy(&text).trim().parse()?)
     }
 
+    /// Packets that the NIC of a wire has received.
+    pub fn received(&self, wire: usize) -> Result<u64> {
+        let file = format!("/sys/class/net/eth{wire}/statistics/rx_packets");
+        let text = self.guest()?.read(&file)?;
+        Ok(String::from_utf8_lossy(&text).trim().parse()?)
+    }
+
     pub(super) fn on(&mut self) -> Result<&mut Machine> {
         let name = self.name();
         self.machine
