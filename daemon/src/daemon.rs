@@ -86,11 +86,12 @@ pub fn run(options: Options) -> Result<(), Error> {
     let public = rustix::process::geteuid().is_root();
     let _lock = take_dir(&options.dir, public)?;
     fds::raise_limit();
+    let before = fds::epolls();
     let rt = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(HELPERS)
         .build()?;
-    let runtime = fds::of_runtime();
+    let runtime = fds::of_runtime(&before);
     let local = tokio::task::LocalSet::new();
     let done = local.block_on(&rt, serve(&options, public, runtime));
     // The tasks hold descriptors that only helpers may close.

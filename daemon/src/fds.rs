@@ -70,17 +70,24 @@ pub fn watch<T: Keeps>(fd: T, interest: Interest) -> std::io::Result<AsyncFd<T>>
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
 }
 
-/// A copy of the descriptor on which the runtime of this thread waits for all others. Must be called
-/// when nobody but the runtime has made an epoll instance yet. `None`: it cannot be told.
-pub fn of_runtime() -> Option<OwnedFd> {
-    let all = std::fs::read_dir("/proc/self/fd").ok()?;
+/// Our epoll descriptors.
+pub fn epolls() -> Vec<RawFd> {
+    let all = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
     let polls = |e: &std::fs::DirEntry| {
         let what = std::fs::read_link(e.path());
         what.is_ok_and(|p| p.as_os_str() == "anon_inode:[eventpoll]")
     };
+    let found = all.flatten().filter(polls);
+    found
+        .filter_map(|e| e.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+/// A copy of the descriptor on which a runtime waits for all others: one of those that have come since
+/// `before`. `None`: it cannot be told.
+pub fn of_runtime(before: &[RawFd]) -> Option<OwnedFd> {
     // It may have several for the same instance.
-    let found = all.flatten().find(polls)?;
-    let fd: RawFd = found.file_name().to_str()?.parse().ok()?;
+    let fd = epolls().into_iter().find(|fd| !before.contains(fd))?;
     // SAFETY: the runtime's, which lives; used for this call only.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     rustix::io::fcntl_dupfd_cloexec(fd, 0).ok()

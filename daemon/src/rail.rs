@@ -123,7 +123,7 @@ pub struct Rails {
     lanes: BTreeMap<Key, Lane>,
     out: Vec<Effect>,
     /// Something happened that the task should look at.
-    pub kick: Arc<tokio::sync::Notify>,
+    pub kick: Option<Arc<OwnedFd>>,
     /// What helpers have done to sockets.
     jobs: (mpsc::Sender<custody::Done>, mpsc::Receiver<custody::Done>),
     /// Counted as asleep on all links.
@@ -193,7 +193,7 @@ impl Rails {
             banks: HashMap::new(),
             lanes: BTreeMap::new(),
             out: Vec::new(),
-            kick: Arc::default(),
+            kick: task::new_kick(),
             jobs: mpsc::channel(),
             dozing: false,
             set: None,
@@ -213,7 +213,7 @@ impl Rails {
             self.nodes.values().for_each(|n| n.pair.rouse());
         }
         self.tend_at = 0;
-        self.kick.notify_one();
+        task::kick(self.kick.as_deref());
     }
 
     pub fn take_effects(&mut self) -> Vec<Effect> {

@@ -384,7 +384,10 @@ impl Body {
 
 impl LinkEnd {
     pub fn possible(&self) -> bool {
-        self.qpn < 1 << 24 && self.psn < 1 << 24 && self.mtu <= 4 && self.depth >= 4
+        self.qpn < 1 << 24
+            && self.psn < 1 << 24
+            && self.mtu <= 4
+            && (4..=1 << 14).contains(&self.depth)
     }
 }
 
@@ -395,19 +398,18 @@ mod tests {
 
     fn body() -> impl Strategy<Value = Body> {
         let end = (any::<(u32, [u8; 16], u16)>(), 0..1u32 << 24, 0..1u32 << 24);
-        let end =
-            (end, 0..5u8, 4..u16::MAX).prop_map(|(((fabric, gid, lid), qpn, psn), mtu, depth)| {
-                LinkEnd {
-                    link: 0,
-                    fabric,
-                    gid,
-                    lid,
-                    qpn,
-                    psn,
-                    mtu,
-                    depth,
-                }
-            });
+        let end = (end, 0..5u8, 4..1u16 << 14).prop_map(
+            |(((fabric, gid, lid), qpn, psn), mtu, depth)| LinkEnd {
+                link: 0,
+                fabric,
+                gid,
+                lid,
+                qpn,
+                psn,
+                mtu,
+                depth,
+            },
+        );
         let key = any::<(u32, u32, u32)>().prop_map(|(addr, len, rkey)| Key {
             addr: addr.into(),
             len: len.into(),

@@ -10,7 +10,6 @@ use crate::peers::pairing::Paired;
 use crate::rail::{Effect, Rails};
 use link::msg::ToShim;
 use link::reason::Reason;
-use std::sync::Arc;
 
 /// Our side of every far link.
 const FAR: u8 = 1;
@@ -23,12 +22,15 @@ impl Core {
         Some(r)
     }
 
-    pub(super) fn effects(&mut self) {
+    /// Whether there were any.
+    pub(super) fn effects(&mut self) -> bool {
+        let mut any = false;
         loop {
             let all = self.rails.as_mut().map(Rails::take_effects);
             let Some(all) = all.filter(|a| !a.is_empty()) else {
-                return;
+                return any;
             };
+            any = true;
             for e in all {
                 self.effect(e);
             }
@@ -192,16 +194,11 @@ impl Core {
     pub(crate) fn poll_rails(&mut self, now: u64) -> Option<crate::rail::Polled> {
         let rails = self.rails.as_mut()?;
         let parties = &self.parties;
-        let polled = rails.poll(now, &|who| {
+        let mut polled = rails.poll(now, &|who| {
             let p = parties.get(&who.party);
             p.is_some_and(|p| p.family.sending(who.conn, who.gen))
         });
-        self.effects();
+        polled.told = self.effects();
         Some(polled)
-    }
-
-    /// How the task of the rails is woken.
-    pub(crate) fn rails_kick(&self) -> Option<Arc<tokio::sync::Notify>> {
-        self.rails.as_ref().map(|r| r.kick.clone())
     }
 }

@@ -297,7 +297,7 @@ impl Rails {
         let (tell, kick) = (self.jobs.0.clone(), self.kick.clone());
         tokio::task::spawn_blocking(move || {
             let _ = tell.send(job.run());
-            kick.notify_one();
+            super::task::kick(kick.as_deref());
         });
         true
     }

@@ -211,7 +211,10 @@ impl Devices {
         let of = fabric.unwrap_or(subnet);
         Some(Facts {
             gid: gid.gid,
-            gid_index: gid.index,
+            gid_index: match kind {
+                GidKind::Address => 0, // the order of addresses means nothing
+                _ => gid.index,
+            },
             lid: p.lid,
             mtu: Mtu::B1024, // until the device has said
             fabric: match kind {

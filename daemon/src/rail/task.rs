@@ -12,7 +12,9 @@
 
 use super::{now, Locked, Rails};
 use crate::core::Shared;
+use link::doorbell::Drained;
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::EventfdFlags;
 use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
@@ -44,6 +46,8 @@ pub struct Polled {
     pub worked: bool,
     /// There is more to do at once.
     pub more: bool,
+    /// The core was told something, and so perhaps other tasks.
+    pub told: bool,
     /// When to poll again although nothing happens.
     pub next: u64,
 }
@@ -68,7 +72,12 @@ impl Rails {
             more |= n.pair.unfinished();
         }
         more |= next <= now;
-        Polled { worked, more, next }
+        Polled {
+            worked,
+            more,
+            told: false,
+            next,
+        }
     }
 
     /// Counts us asleep, and asks everything that may wake us to do so. Whether anything of this is
@@ -109,7 +118,7 @@ impl Rails {
     /// us. `stay`: we stay counted as asleep.
     fn wait(&mut self, sleep: bool, stay: bool) -> Woken {
         let mut woken = Woken::default();
-        let Some(set) = &self.set else {
+        let Some(set) = self.set.clone() else {
             return woken;
         };
         let mut ready = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
@@ -117,7 +126,7 @@ impl Rails {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        let got = epoll::wait(set, &mut ready[..], (!sleep).then_some(&look));
+        let got = epoll::wait(&*set, &mut ready[..], (!sleep).then_some(&look));
         if !stay {
             self.rouse();
         }
@@ -135,10 +144,15 @@ impl Rails {
                 BELL => {
                     // Numbers of links differ in their lower half.
                     let of = self.banks.iter().find(|(link, _)| **link as u32 == low);
-                    of.map(|(_, b)| link::doorbell::drain(b.bell.as_fd()));
+                    let Some((_, b)) = of else { continue };
+                    if link::doorbell::drain(b.bell.as_fd()) == Drained::Gone {
+                        // It would wake us for ever; what follows comes by other ways.
+                        let _ = epoll::delete(&*set, &b.bell);
+                    }
                 }
                 RUNTIME => woken.runtime = true,
                 ALARM => woken.alarm = true,
+                KICK => drain(self.kick.as_deref()),
                 _ => woken.device = true,
             }
         }
@@ -170,10 +184,10 @@ impl Alarm {
         Ok(Alarm { fd, at: 0 })
     }
 
-    /// Goes off at this time at the latest.
-    fn by(&mut self, at: u64) {
+    /// Goes off at this time at the latest; whether it does.
+    fn by(&mut self, at: u64) -> bool {
         if self.at != 0 && self.at <= at {
-            return;
+            return true;
         }
         let at = at.max(1); // 0 would be never
         let value = Itimerspec {
@@ -188,10 +202,11 @@ impl Alarm {
             Ok(_) => at,
             Err(_) => 0,
         };
+        self.at != 0
     }
 
     fn over(&mut self) {
-        let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
+        drain(Some(&self.fd));
         self.at = 0;
     }
 }
@@ -203,6 +218,22 @@ const BELL: u64 = 2 << 56;
 const DEVICE: u64 = 3 << 56;
 const RUNTIME: u64 = 4 << 56;
 const ALARM: u64 = 5 << 56;
+const KICK: u64 = 6 << 56;
+
+/// What wakes the task from anywhere: an eventfd in the set.
+pub(super) fn new_kick() -> Option<Arc<OwnedFd>> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    rustix::event::eventfd(0, flags).ok().map(Arc::new)
+}
+
+pub(super) fn kick(kick: Option<&OwnedFd>) {
+    // EAGAIN: kicked already.
+    kick.map(|fd| rustix::io::write(fd, &1u64.to_ne_bytes()));
+}
+
+fn drain(fd: Option<&OwnedFd>) {
+    fd.map(|fd| rustix::io::read(fd, &mut [0u8; 8]));
+}
 
 fn add(set: &OwnedFd, fd: RawFd, data: u64) {
     // SAFETY: of a link, queue or device that the caller holds; used for this call only.
@@ -257,9 +288,6 @@ pub async fn run(shared: Shared, runtime: Option<OwnedFd>) {
         .rails
         .as_ref()
         .is_some_and(|r| r.devices.is_some());
-    let Some(kick) = shared.borrow().rails_kick() else {
-        return;
-    };
     if !has_devices {
         shared.borrow_mut().rails(Rails::tell_refusals);
         return;
@@ -276,6 +304,7 @@ pub async fn run(shared: Shared, runtime: Option<OwnedFd>) {
     };
     if let Some(r) = &mut shared.borrow_mut().rails {
         r.set = Some(set.clone());
+        r.kick.iter().for_each(|k| add(&set, k.as_raw_fd(), KICK));
         r.watch_devices();
     }
     let alone = std::thread::available_parallelism().map_or(1, usize::from) == 1;
@@ -284,6 +313,8 @@ pub async fn run(shared: Shared, runtime: Option<OwnedFd>) {
     let mut turn_at = 0;
     // Is the runtime's descriptor in our set? (Otherwise ours is in the runtime's.)
     let mut warm = false;
+    // May a task of this thread be ready? The runtime's descriptor does not tell.
+    let mut others = true;
     loop {
         let t = now();
         let Some(p) = shared.borrow_mut().poll_rails(t) else {
@@ -292,6 +323,7 @@ pub async fn run(shared: Shared, runtime: Option<OwnedFd>) {
         if p.worked {
             worked_at = t;
         }
+        others |= p.told;
         let spins = !alone && t < worked_at + SPIN_NS;
         if spins {
             shared.borrow_mut().rails(Rails::rouse);
@@ -306,6 +338,11 @@ pub async fn run(shared: Shared, runtime: Option<OwnedFd>) {
         if shared.borrow_mut().rails(Rails::doze) == Some(true) {
             continue;
         }
+        if std::mem::take(&mut others) {
+            turn_at = t;
+            tokio::task::yield_now().await;
+            continue;
+        }
         let is_warm = t < worked_at + WARM_NS;
         if is_warm != warm {
             warm = is_warm;
@@ -316,38 +353,43 @@ pub async fn run(shared: Shared, runtime: Option<OwnedFd>) {
                 }
             }
         }
+        let mut sleeps = false;
         if warm {
             let turn = match runtime {
                 Some(_) => LATE_NS,
                 None => turn_ns,
             };
-            alarm.by(p.next.min(t + turn));
-        } else if let Ok(ours) = crate::fds::watch(set.clone(), Interest::READABLE) {
+            sleeps = alarm.by(p.next.min(t + turn));
+        } else {
             let left = Duration::from_nanos(p.next.saturating_sub(t));
-            tokio::select! {
-                _ = ours.readable() => {}
-                () = kick.notified() => {}
-                () = tokio::time::sleep(left) => {}
+            match crate::fds::watch(set.clone(), Interest::READABLE) {
+                Ok(ours) => tokio::select! {
+                    _ = ours.readable() => {}
+                    () = tokio::time::sleep(left) => {}
+                },
+                Err(_) => tokio::time::sleep(left.min(Duration::from_nanos(LATE_NS))).await,
             }
         }
         let mut stale = Vec::new();
         let woken = shared.borrow_mut().rails(|r| {
-            let woken = r.wait(warm, alone);
+            let woken = r.wait(sleeps, alone);
             if woken.device {
                 stale = r.device_events();
             }
             woken
         });
+        let woken = woken.unwrap_or_default();
+        others |= woken.device;
         for id in stale {
             let _ = tell.send(id);
         }
-        let woken = woken.unwrap_or_default();
         if woken.alarm {
             alarm.over();
         }
         if woken.runtime || woken.alarm {
             turn_at = now();
             tokio::task::yield_now().await;
+            others = true; // what had its turn may have woken more
         }
     }
 }

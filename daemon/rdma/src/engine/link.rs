@@ -181,7 +181,7 @@ impl<P: Provider> Link<P> {
             link: no,
             fabric: rail.fabric,
             gid: rail.gid.0,
-            lid: rail.lid | port,
+            lid: if port == 0 { rail.lid } else { port },
             qpn: qp.qpn(),
             psn: psn & 0xff_ffff,
             mtu: rail.mtu as u8,
@@ -296,7 +296,9 @@ impl<P: Provider> Link<P> {
     /// Asks for a notification, unless that was done and none has come.
     pub fn arm(&mut self) -> bool {
         // What was sent is polled for in passing, unless somebody waits for room.
-        let all = self.is_tight() && !self.weak;
+        // (siw counts no message as one that asks for it; and where credits tell what is done, our own
+        // device may be the last to know.)
+        let all = self.weak || self.is_tight();
         if self.armed == Some(all) || self.armed == Some(true) {
             return false;
         }

@@ -203,6 +203,11 @@ impl<P: Provider> Pair<P> {
         };
         let rail = link.rail;
         let was = link.state;
+        // A handshake that nobody answers goes on for minutes behind our back: not too many at a time.
+        let pause = match link.shakes_hands() {
+            true => 2 * self.config.setup_ns,
+            false => self.config.retry_ns,
+        };
         self.link_timer = 0;
         self.queue.extend(link.waiters.iter());
         let offered_to_nobody = was == State::Offered && !self.config.first;
@@ -220,7 +225,7 @@ impl<P: Provider> Pair<P> {
             self.dead.insert(no, dead);
         }
         if let Some(r) = self.rails.get_mut(&rail) {
-            r.next_offer = self.now + self.config.retry_ns;
+            r.next_offer = self.now + pause;
         }
         self.stats.entry(rail).or_default().links_failed += 1;
         if was == State::Active {

@@ -210,7 +210,8 @@ impl Qp {
             // SAFETY: created by us; called once, by `drop` or by `destroy`, which prevents `drop`.
             return unsafe { free(self.raw, &self.domain) };
         };
-        let aside = connection.under_way() && self.to_error().is_ok();
+        let aside = connection.under_way();
+        let safe = !aside || self.to_error().is_ok();
         let (domain, queues) = (self.domain.clone(), self.queues.clone());
         // SAFETY: as above.
         let mut last = unsafe { Last::new(self.raw, connection, queues, domain) };
@@ -224,7 +225,10 @@ impl Qp {
         let _ = std::thread::Builder::new()
             .name(name)
             .spawn(move || drop(last));
-        Ok(())
+        match safe {
+            true => Ok(()),
+            false => Err(Error::Invalid),
+        }
     }
 }
 

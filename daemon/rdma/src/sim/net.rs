@@ -149,6 +149,8 @@ impl Inner {
             return;
         };
         let order = q.sends[i].order;
+        // Sometimes the device is the last to know.
+        let soon = self.rng.one_in(2);
         let packet = match &q.sends[i].work {
             Work::Message(data) => Packet::Message(data.clone()),
             Work::Write {
@@ -182,7 +184,7 @@ impl Inner {
         };
         if let Some(q) = self.qps.get_mut(&qpn) {
             q.sends[i].packet = Some(packet);
-            if q.iwarp {
+            if q.iwarp && soon && q.sends.iter().take(i).all(|p| p.told) {
                 q.sends[i].told = true;
                 let p = &q.sends[i];
                 let what = (p.wr_id, p.signaled, matches!(p.work, Work::Message(_)));

@@ -373,8 +373,7 @@ impl QueuePair for Qp {
         let mut w = self.world.get_mut();
         let q = w.qps.get_mut(&self.qpn).ok_or(Error::Invalid)?;
         q.remote = attr.remote.qpn;
-        let port = if q.listens { 0 } else { port(q.remote) };
-        match !q.iwarp || attr.remote.lid == port {
+        match !q.iwarp || q.listens || attr.remote.lid == port(q.remote) {
             true => Ok(()),
             false => Err(Error::Invalid),
         }

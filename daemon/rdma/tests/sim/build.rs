@@ -121,7 +121,7 @@ pub fn add_rail(node: &mut Node, rail: usize) {
         port: 1,
         gid_index: 0,
         gid: node.provider.gid(rail),
-        lid: 0,
+        lid: 7,
         mtu: Mtu::B1024,
         fabric: rail as u32,
     });
