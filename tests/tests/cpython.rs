@@ -45,8 +45,10 @@ fn suite(name: &str, place: &Place, tcp_pairs: bool) -> Result<BTreeMap<String, 
                 out.status, out.stdout, out.stderr
             )
         })?;
-    Ok(text
-        .lines()
+    let (said, outcomes): (Vec<_>, Vec<_>) = text.lines().partition(|l| l.starts_with('!'));
+    said.iter().for_each(|l| println!("{name}: {l}"));
+    Ok(outcomes
+        .into_iter()
         .filter_map(|l| l.rsplit_once(' '))
         .map(|(a, b)| (a.to_string(), b.to_string()))
         .collect())
