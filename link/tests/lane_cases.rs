@@ -55,6 +55,29 @@ fn end_of_file_behind_a_switch() {
     assert!(w.host[0].eof.get());
 }
 
+/// Bytes that arrive while the receiver looks at TCP are received like others: all that a segment
+/// brought, not its first byte. (CPython's `test_large_content_length` takes each `recv` for a
+/// request.)
+#[test]
+fn a_segment_that_arrives_during_the_look() {
+    let mut full = 0;
+    for at in 0..4 {
+        let mut w = ready();
+        let sent = Act::Send { len: 10, up: false };
+        w.run(&Op {
+            end: 0,
+            act: recv(100),
+            inner: vec![(at, 1, sent), (0, 1, ALL)],
+        });
+        let got = w.host[0].got.get();
+        assert!(got == 0 || got == 10, "{got} bytes, after {at} steps");
+        full += u32::from(got == 10);
+        w.settle([0, 0], false);
+        assert_eq!(w.host[0].got.get(), 10);
+    }
+    assert!((1..4).contains(&full), "seen before and after");
+}
+
 /// The receiver has not seen a switch and counts what TCP holds; meanwhile the sender switches,
 /// goes down again, and its frame arrives: the count includes it.
 #[test]

@@ -353,9 +353,14 @@ impl RxState {
                             continue;
                         }
                         if urgent {
-                            // SIOCINQ stops at an urgent mark, or the byte came just now. It was
-                            // sent before a switch that we still do not see.
-                            return Ok(self.take_tcp(port, iov, how, 1));
+                            match port.tcp_unread() {
+                                // SIOCINQ stops at an urgent mark. What is there was sent before a
+                                // switch that we still do not see.
+                                Ok(0) => return Ok(self.take_tcp(port, iov, how, 1)),
+                                // It came just now: all of it is wanted.
+                                Ok(_) => continue,
+                                Err(e) => return Ok(Received::Error(e)),
+                            }
                         }
                         return Ok(end);
                     }
@@ -438,17 +443,6 @@ impl RxState {
             self.mode.store(mode::REST, Relaxed);
         } else {
             self.mode.store(mode::TCP, Relaxed);
-        }
-    }
-
-    /// The queue is empty: end of file or an error, or just nothing.
-    fn peek_end(&self, port: &impl Port) -> Received {
-        let mut b = 0u8;
-        match port.tcp_recv(&mut b, 1, true) {
-            Ok(0) => Received::Eof,
-            Ok(n) => Received::Bytes(n),
-            Err(libc::EAGAIN) => Received::Empty,
-            Err(e) => Received::Error(e),
         }
     }
 

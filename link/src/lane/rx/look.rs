@@ -80,6 +80,17 @@ impl RxState {
         }
     }
 
+    /// The queue is empty: end of file or an error, or just nothing.
+    pub(super) fn peek_end(&self, port: &impl Port) -> Received {
+        let mut b = 0u8;
+        match port.tcp_recv(&mut b, 1, true) {
+            Ok(0) => Received::Eof,
+            Ok(n) => Received::Bytes(n),
+            Err(libc::EAGAIN) => Received::Empty,
+            Err(e) => Received::Error(e),
+        }
+    }
+
     /// A frame with our tag, for our epoch?
     pub(super) fn our_frame(&self, b: &[u8; LEN]) -> Option<Frame> {
         let f = Frame::decode(b)?;
