@@ -7,6 +7,7 @@
 
 use super::api::Event;
 use super::link::{Link, State, What};
+use super::links::an_active;
 use super::{Pair, PartyId, RailId};
 use crate::verbs::{Access, Memory, MemoryRegion, ProtectionDomain, Provider};
 use crate::wire::{Body, Key};
@@ -207,8 +208,7 @@ impl<P: Provider> Pair<P> {
         }
         if self.now >= leaving.next_try {
             leaving.next_try = self.now + self.config.retry_ns;
-            let mut links = self.links.iter_mut().map(|(_, l)| l);
-            if let Some(link) = links.find(|l| l.state == State::Active) {
+            if let Some(link) = an_active(&mut self.links) {
                 link.say(id, Body::DeleteRkey { reply: false });
             }
         }
@@ -237,11 +237,7 @@ impl<P: Provider> Pair<P> {
             if links.values().any(|l| l.under_way().any(to)) {
                 return true;
             }
-            match links
-                .iter_mut()
-                .map(|(_, l)| l)
-                .find(|l| l.state == State::Active)
-            {
+            match an_active(links) {
                 Some(l) => l.say(*region, Body::DeleteRkey { reply: true }),
                 None => return false, // the links with the key are gone, and the peer knows
             }

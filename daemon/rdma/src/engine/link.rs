@@ -392,9 +392,8 @@ impl<P: Provider> Link<P> {
     /// Asks for them if somebody waits for requests to be done; answers the peer. Everything else
     /// leaves credits and places for these two, lest both ends wait for each other's.
     fn probe(&mut self) -> Result<(), Error> {
-        let places = self.sent.len() + 5 > self.room;
         let tight = self.is_tight() || !self.llc.is_empty();
-        let waits = self.weak && (self.of_lanes > 0 || places) && tight;
+        let waits = self.weak && (self.of_lanes > 0 || !self.has_places()) && tight;
         if waits && !self.probing && self.credits() > 1 && self.sent.len() + 2 <= self.room {
             self.probing = true;
             self.test(false)?;
@@ -414,8 +413,11 @@ impl<P: Provider> Link<P> {
 
     /// Are there credits and places for two writes and a message?
     fn spare(&self) -> bool {
-        let (credits, places) = if self.weak { (2, 5) } else { (1, 3) };
-        self.credits() > credits && self.sent.len() + places <= self.room
+        self.credits() > 1 + u16::from(self.weak) && self.has_places()
+    }
+
+    fn has_places(&self) -> bool {
+        self.sent.len() + if self.weak { 5 } else { 3 } <= self.room
     }
 
     /// What was sent a while ago should be known to be done, too.

@@ -9,6 +9,7 @@ use super::link::{Link, Outcome, State, What, COMPLETIONS};
 use super::{Host, LinkId, Pair, RailId};
 use crate::verbs::{Device, Gid, Provider};
 use crate::wire::{Body, LinkEnd};
+use litemap::LiteMap;
 
 pub(super) struct RailState<P: Provider> {
     pub rail: Rail<P::Device>,
@@ -24,6 +25,12 @@ pub(super) struct Dead {
     /// The peer has answered our saying so.
     told: bool,
     next_try: u64,
+}
+
+/// A link that works, to speak over.
+pub(super) fn an_active<P: Provider>(links: &mut LiteMap<LinkId, Link<P>>) -> Option<&mut Link<P>> {
+    let active = |l: &&mut Link<P>| l.state == State::Active;
+    links.iter_mut().map(|(_, l)| l).find(active)
 }
 
 impl<P: Provider> Pair<P> {
@@ -347,8 +354,7 @@ impl<P: Provider> Pair<P> {
 
     /// Says something about a link over another one, or else over the control channel.
     fn tell(&mut self, no: LinkId, body: Body, otherwise: Control) {
-        let active = |l: &&mut Link<P>| l.state == State::Active;
-        match self.links.iter_mut().map(|(_, l)| l).find(active) {
+        match an_active(&mut self.links) {
             // Both, if we can: neither needs an answer of its own, and one of them may hang.
             Some(link) => {
                 link.say(no, body);
