@@ -91,11 +91,7 @@ fn ping(lab: &Lab, to: IpAddr) -> Result<()> {
 /// All that is written crosses the rail.
 fn write(lab: &Lab) -> Result<()> {
     let [a, b] = [0, 1].map(|n| lab.node(n));
-    let sent = |rail: usize| -> Result<u64> {
-        let file = format!("/sys/class/net/eth{rail}/statistics/tx_bytes");
-        let text = b.guest()?.read(&file)?;
-        Ok(String::from_utf8_lossy(&text).trim().parse()?)
-    };
+    let sent = |rail| b.nic_counter(rail, "tx_bytes");
     let [count, bytes] = WRITES;
     let command = format!("exec ib_write_bw -R -F -d siw1 -n {count} -s {bytes}");
     let to = a.address(1, Family::V4);

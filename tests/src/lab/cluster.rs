@@ -223,7 +223,7 @@ impl Cluster {
 
     /// Packets that two nodes have received on a rail, where nothing but RDMA speaks.
     fn packets(lab: &Lab, rail: usize) -> Result<[u64; 2]> {
-        let of = |n| lab.node(n).received(rail);
+        let of = |n| lab.node(n).nic_counter(rail, "rx_packets");
         Ok([of(0)?, of(1)?])
     }
 

@@ -144,15 +144,18 @@ impl Node {
 
     /// A counter of a rail's device, such as `sent_pkts` or `rcvd_pkts`.
     pub fn counter(&self, rail: usize, name: &str) -> Result<u64> {
-        let file = format!("/sys/class/infiniband/rxe{rail}/ports/1/hw_counters/{name}");
-        let text = self.guest()?.read(&file)?;
-        Ok(String::from_utf8_lossy(&text).trim().parse()?)
+        self.number(&format!(
+            "/sys/class/infiniband/rxe{rail}/ports/1/hw_counters/{name}"
+        ))
     }
 
-    /// Packets that the NIC of a wire has received.
-    pub fn received(&self, wire: usize) -> Result<u64> {
-        let file = format!("/sys/class/net/eth{wire}/statistics/rx_packets");
-        let text = self.guest()?.read(&file)?;
+    /// A counter of a wire's NIC, such as `rx_packets` or `tx_bytes`.
+    pub fn nic_counter(&self, wire: usize, name: &str) -> Result<u64> {
+        self.number(&format!("/sys/class/net/eth{wire}/statistics/{name}"))
+    }
+
+    fn number(&self, file: &str) -> Result<u64> {
+        let text = self.guest()?.read(file)?;
         Ok(String::from_utf8_lossy(&text).trim().parse()?)
     }
 
