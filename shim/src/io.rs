@@ -610,13 +610,17 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
 /// Bytes that a receive would find, for FIONREAD.
 pub fn unread(i: u32, fd: i32) -> Option<i32> {
     let c = table::conn(i);
-    if !c.rx.is_up() {
+    if !c.rx.engaged() {
         return None;
     }
-    let (_, m) = promote::lane(c, table::local(i))?;
-    let _ = fd;
+    let (link, m) = promote::lane(c, table::local(i))?;
     let _g = lock::lock(&c.rx.lock)?;
-    Some(c.rx.ring_unread(&m).min(i32::MAX as u64) as i32)
+    // A switch is noticed only by who looks, and a program may do nothing but ask for this.
+    if !c.rx.has_ring_bytes(&m) {
+        let _ = c.rx.probe(&m, &Sock { fd, link });
+    }
+    let unread = c.rx.is_up().then(|| c.rx.ring_unread(&m))?;
+    Some(unread.min(i32::MAX as u64) as i32)
 }
 
 /// Keeps errno over something done on the side.
