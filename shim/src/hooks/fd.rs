@@ -14,10 +14,22 @@ fn not_ours() -> bool {
 
 /// Before `fd` is closed. False: it is one of the shim's own, which the application does not have.
 fn closing(fd: i32) -> bool {
-    if get(fd) == Fd::Other || not_ours() {
+    let what = get(fd);
+    if what == Fd::Other {
         return true;
     }
-    match io::quietly(|| fdops::before_close(fd)) {
+    let found = if not_ours() {
+        // Without the doorbells of its lanes it could not take them down before it executes another
+        // program. (One that it has put in the place of ours is not closed on exec.)
+        let ours = || sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC != 0);
+        match what == Fd::Ours && ours() {
+            true => Close::Refuse,
+            false => Close::Native,
+        }
+    } else {
+        io::quietly(|| fdops::before_close(fd))
+    };
+    match found {
         Close::Native => true,
         Close::Refuse => {
             crate::set_errno(libc::EBADF);
@@ -38,7 +50,7 @@ pub unsafe extern "C" fn close(fd: i32) -> i32 {
 #[no_mangle]
 pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
     const CLOEXEC: i32 = 4;
-    if flags & CLOEXEC != 0 || table::table().is_none() || not_ours() || first > last {
+    if flags & CLOEXEC != 0 || table::table().is_none() || first > last {
         // SAFETY: see the module above.
         return unsafe { real::close_range(first, last, flags) };
     }
