@@ -65,9 +65,12 @@ pub enum Response {
     Stats {
         stats: Box<Stats>,
     },
-    /// `Down` and `Up`: how many connection ends were told.
+    /// `Down` and `Up`: how many connection ends were told, and how many will be as soon as their
+    /// programs speak to the daemon.
     Told {
         ends: u64,
+        #[serde(default)]
+        later: u64,
     },
     Check {
         local: Option<Row>,

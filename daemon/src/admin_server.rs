@@ -5,6 +5,7 @@
 //! may act on processes of others.
 
 use crate::admin::{Request, Response, Row, Stats, Target};
+use crate::core::orders::Subject;
 use crate::core::Shared;
 use crate::process::{self, Process};
 use crate::rail_view;
@@ -262,38 +263,29 @@ async fn stats(shared: &Shared) -> Stats {
 async fn tell(shared: &Shared, caller: Caller, target: &Target, op: u32) -> Response {
     let all = entries(shared).await;
     let mut core = shared.borrow_mut();
-    let owners: HashMap<_, _> = core.parties.values().map(|p| (p.id, p.uid)).collect();
-    let mine = |e: &Entry| {
-        owners
-            .get(&e.party)
-            .is_some_and(|u| caller.may_act(*u, e.row.netns))
+    let mut subjects = core.subjects();
+    let owners: HashMap<_, _> = subjects.iter().map(|s| ((s.party, s.pid), *s)).collect();
+    let owner = |e: &Entry| {
+        let s = owners.get(&(e.party, e.row.pid))?;
+        caller.may_act(s.uid, e.row.netns).then_some(*s)
     };
-    let open = |e: &&Entry| e.row.state != "LISTEN" && mine(e);
-    let mut ends: Vec<&Entry> = match target {
+    let open = |e: &&Entry| e.row.state != "LISTEN";
+    let (mut ends, mut later) = (0, 0);
+    let mut count = |now: bool| *(if now { &mut ends } else { &mut later }) += 1;
+    let named: Vec<&Entry> = match target {
         // The processes themselves are told, so that connections to come are covered, too.
         Target::All | Target::Pid(_) => {
-            let wanted = |pid: u32| !matches!(target, Target::Pid(p) if *p != pid);
-            let told: Vec<_> = core
-                .parties
-                .values()
-                .filter(|p| wanted(p.proc_id.pid) && caller.may_act(p.uid, p.netns))
-                .map(|p| p.id)
-                .collect();
-            let told: Vec<_> = told
-                .into_iter()
-                .filter(|p| core.command(*p, ALL, 0, op))
-                .collect();
-            let ends = all
+            let is = |s: &Subject| !matches!(target, Target::Pid(p) if *p != s.pid);
+            subjects.retain(|s| is(s) && caller.may_act(s.uid, s.netns));
+            let told: HashMap<_, _> = subjects
                 .iter()
-                .filter(|e| open(e) && told.contains(&e.party))
-                .count();
-            return Response::Told { ends: ends as u64 };
+                .map(|s| (*s, core.order(*s, ALL, 0, op)))
+                .collect();
+            let of = |e: &Entry| told.get(&owner(e)?).copied();
+            all.iter().filter(open).filter_map(of).for_each(count);
+            return Response::Told { ends, later };
         }
-        Target::Inode(i) => all
-            .iter()
-            .filter(open)
-            .filter(|e| e.row.inode == *i)
-            .collect(),
+        Target::Inode(i) => all.iter().filter(|e| e.row.inode == *i).collect(),
         Target::Pair { local, peer } => {
             let (Some(a), Some(b)) = (parse(local), parse(peer)) else {
                 return Response::Error {
@@ -304,22 +296,20 @@ async fn tell(shared: &Shared, caller: Caller, target: &Target, op: u32) -> Resp
             let is = |e: &&Entry| {
                 (e.row.local == a && e.row.peer == b) || (e.row.local == b && e.row.peer == a)
             };
-            all.iter().filter(open).filter(is).collect()
+            all.iter().filter(is).collect()
         }
     };
-    let others: Vec<&Entry> = ends
-        .iter()
-        .filter_map(|e| all.get(e.other?))
-        .filter(|e| mine(e))
-        .collect();
-    ends.extend(others);
-    ends.sort_by_key(|e| (e.party, e.conn));
-    ends.dedup_by_key(|e| (e.party, e.conn));
-    let told = ends
-        .iter()
-        .filter(|e| core.command(e.party, e.conn, e.gen, op))
-        .count();
-    Response::Told { ends: told as u64 }
+    let mine = |e: &&Entry| owner(e).is_some();
+    let mut named: Vec<&Entry> = named.into_iter().filter(open).filter(mine).collect();
+    let others = named.iter().filter_map(|e| all.get(e.other?));
+    let others: Vec<&Entry> = others.filter(mine).collect();
+    named.extend(others);
+    named.sort_by_key(|e| (e.party, e.row.pid, e.conn));
+    named.dedup_by_key(|e| (e.party, e.row.pid, e.conn));
+    for (e, to) in named.iter().filter_map(|e| Some((e, owner(e)?))) {
+        count(core.order(to, e.conn, e.gen, op));
+    }
+    Response::Told { ends, later }
 }
 
 fn parse(s: &str) -> Option<SocketAddr> {

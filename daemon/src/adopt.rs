@@ -5,11 +5,13 @@
 //! anybody's. Beyond that a process counts only if it has the table mapped, as a shim does (a daemon
 //! that has been shown it only has it open), if the table says that its daemon was one of this
 //! directory, and if the memory belongs to the process's user, or to root. What is found is shown,
-//! never acted on; it ends with its processes, or with their hello.
+//! never acted on; what an operator wants of it is kept until
+//! its hello, with which it ends, as it does with its processes.
 //!
 //! Everything here may be made to hang by whom it looks at: each process has a helper of its own,
 //! and a time limit.
 
+use crate::core::orders::Orders;
 use crate::core::{Core, Shared};
 use crate::family;
 use crate::fds::Foreign;
@@ -37,6 +39,7 @@ pub struct Relic {
     pub uid: u32,
     pub netns: u64,
     pub comm: String,
+    pub orders: Orders,
     /// Counts it for its cgroup.
     _member: Member,
 }
@@ -151,8 +154,18 @@ impl Core {
             uid: f.uid,
             netns: f.netns,
             comm: f.comm,
+            orders: Orders::default(),
             _member: member,
         });
+    }
+
+    /// What a process that says hello has missed.
+    pub fn missed_by(&mut self, id: ProcId, ident: Ident) -> Orders {
+        let mut relics = self.relics.iter_mut();
+        let relic = relics.find(|r| r.id == id && r.ident == ident);
+        relic
+            .map(|r| std::mem::take(&mut r.orders))
+            .unwrap_or_default()
     }
 
     /// These processes have ended, or speak for themselves now.

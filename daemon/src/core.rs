@@ -3,6 +3,7 @@
 //! back as another event.
 
 mod far;
+pub mod orders;
 mod register;
 
 use crate::adopt::Relic;
@@ -12,6 +13,7 @@ use crate::events::{About, Events};
 use crate::families::Families;
 use crate::family::Family;
 use crate::fds::Foreign;
+use crate::heirs::Heirs;
 use crate::limits::{Groups, Member};
 use crate::links::{Links, Out, Violation};
 use crate::memfd::Ident;
@@ -40,7 +42,7 @@ pub type Shared = Rc<RefCell<Core>>;
 pub(crate) const RETRY_UNPROVEN_MS: u32 = 30_000;
 /// After passing trouble: no memory, a limit, a peer that came and went.
 const RETRY_TROUBLE_MS: u32 = 10_000;
-const RETRY_SOON_MS: u32 = 500;
+pub(crate) const RETRY_SOON_MS: u32 = 500;
 
 #[derive(Default)]
 pub struct Counters {
@@ -61,6 +63,8 @@ pub struct Core {
     pub families: Families,
     /// Processes of families that were there before us, and have not said hello.
     pub relics: Vec<Relic>,
+    /// Ends of processes that have ended, which others may hold.
+    pub heirs: Heirs,
     /// Has every process been looked at, that was there before us?
     pub scanned: bool,
     pub scan_done: Rc<tokio::sync::Notify>,
@@ -117,6 +121,7 @@ impl Core {
             parties: HashMap::new(),
             families: Families::default(),
             relics: Vec::new(),
+            heirs: Heirs::default(),
             scanned: false,
             scan_done: Rc::default(),
             by_process: HashMap::new(),
@@ -169,6 +174,7 @@ impl Core {
                     credits: 0,
                     under_way: HashSet::new(),
                     missed: Vec::new(),
+                    orders: self.missed_by(process.id, hello.ident),
                 };
                 self.parties.insert(id, party);
                 self.by_process.insert(key, id);
@@ -212,6 +218,9 @@ impl Core {
         for (link, side) in std::mem::take(&mut p.missed) {
             p.send(ToShim::PeerGone { link, side }, vec![]);
         }
+        for order in std::mem::take(&mut p.orders).messages() {
+            p.send(order, vec![]);
+        }
         self.busy_changed();
     }
 
@@ -251,13 +260,14 @@ impl Core {
     pub fn dead(&mut self, id: PartyId) {
         self.disconnect(id, None);
         self.event(id, "ended");
-        self.dead_far(id);
         let Some(p) = self.parties.remove(&id) else {
             return;
         };
+        self.dead_far(&p);
+        let kept = self.bequeath(&p);
         self.by_process.remove(&(p.proc_id, p.family.ident));
         let mut out = Out::default();
-        self.links.party_dead(id, &mut out);
+        self.links.party_dead(id, &kept, &mut out);
         self.act(out, Reason::PeerGone, RETRY_SOON_MS);
         self.families.leave(p.family.ident);
         self.busy_changed();
@@ -300,8 +310,9 @@ impl Core {
                 core.links.peer_mapped(id, link, side, chunk, &mut out)?
             }
             ToDaemon::LaneDone { link, side, lane } => {
-                core.links.lane_done(id, link, side, lane)?;
-                core.rails(|r| r.done(id, (link, lane)));
+                let owner = core.owner(id, link, side, lane);
+                core.links.lane_done(owner, link, side, lane)?;
+                core.rails(|r| r.done(owner, (link, lane)));
             }
             ToDaemon::LaneRefused { link, side, lane } => {
                 core.links.lane_refused(id, link, side, lane, &mut out)?;
@@ -350,7 +361,7 @@ impl Core {
     }
 
     /// Sends what the links want sent, and declines lanes that will not be.
-    fn act(&mut self, mut out: Out, reason: Reason, retry_ms: u32) {
+    pub(crate) fn act(&mut self, mut out: Out, reason: Reason, retry_ms: u32) {
         self.act_far(&mut out);
         for s in out.sends {
             if let Some(p) = self.parties.get_mut(&s.to) {
@@ -408,7 +419,8 @@ impl Core {
         all
     }
 
-    /// Tells a shim what an operator wants; how many shims were told.
+    /// Tells a shim what to do with a connection. `false`: it is not connected; what operators want
+    /// is kept until it is.
     pub fn command(&mut self, party: PartyId, conn: u32, gen: u32, op: u32) -> bool {
         let Some(p) = self.parties.get_mut(&party) else {
             return false;
@@ -446,7 +458,7 @@ impl Core {
         self.rails(|r| r.sweep());
     }
 
-    fn busy_changed(&mut self) {
+    pub(crate) fn busy_changed(&mut self) {
         let idle = self.connected == 0 && self.links.lanes() == 0 && self.kept == 0;
         match (idle, self.idle_since) {
             (true, None) => self.idle_since = Some(Instant::now()),

@@ -17,6 +17,7 @@ pub mod events;
 pub mod families;
 pub mod family;
 pub mod fds;
+pub mod heirs;
 pub mod limits;
 pub mod links;
 pub mod memfd;

@@ -262,6 +262,12 @@ impl Links {
         }
     }
 
+    /// The party at one side of a link to another node.
+    pub fn far_owner(&self, id: u64, side: u8) -> Option<PartyId> {
+        let l = self.links.get(&id).filter(|l| l.is_far())?;
+        l.sides.get(usize::from(side)).map(|s| s.party)
+    }
+
     /// The writer has mapped a chunk: seal it and give it to the other party.
     pub fn mapped(
         &mut self,
@@ -384,11 +390,54 @@ impl Links {
         Ok(())
     }
 
-    /// A party is gone for good: so are its links.
-    pub fn party_dead(&mut self, party: PartyId, out: &mut Out) {
-        for id in self.by_party.remove(&party).unwrap_or_default() {
+    /// A party is gone for good: so are its links, but for those to `keep` until [`Links::over`].
+    pub fn party_dead(&mut self, party: PartyId, keep: &[u64], out: &mut Out) {
+        let all = self.by_party.get(&party).cloned().unwrap_or_default();
+        for id in all.into_iter().filter(|id| !keep.contains(id)) {
             self.tear_down(id, Some(party), out);
         }
+    }
+
+    /// A link of a dead party that was kept.
+    pub fn over(&mut self, id: u64, dead: PartyId, out: &mut Out) {
+        self.tear_down(id, Some(dead), out);
+    }
+
+    /// A party's lanes within the node that it has been offered and uses: their places, its ends, and the
+    /// others.
+    pub fn near_lanes(&self, party: PartyId) -> Vec<((u64, u32), ConnRef, ConnRef)> {
+        let mut all = Vec::new();
+        for id in self.by_party.get(&party).into_iter().flatten() {
+            let Some(l) = self.links.get(id).filter(|l| !l.is_far()) else {
+                continue;
+            };
+            for (n, slot) in (0..).zip(&l.slots) {
+                let Some(u) = slot.now.as_ref().filter(|u| u.offered) else {
+                    continue;
+                };
+                let mine = |&side: &usize| u.ends[side].party == party && !u.done[side];
+                all.extend(
+                    (0..2)
+                        .filter(mine)
+                        .map(|s| ((*id, n), u.ends[s], u.ends[1 - s])),
+                );
+            }
+        }
+        all
+    }
+
+    /// The other end of a lane, if it still uses it.
+    pub fn survivor(&self, who: ConnRef) -> Option<ConnRef> {
+        let (id, slot, side) = self.by_conn.get(&(who.party, who.conn, who.gen))?;
+        let u = self
+            .links
+            .get(id)?
+            .slots
+            .get(*slot as usize)?
+            .now
+            .as_ref()?;
+        let other = 1 - usize::from(*side);
+        (!u.done[other]).then_some(u.ends[other])
     }
 
     /// A party's control connection is gone, its process lives. Links in use stay as they are;

@@ -2,6 +2,7 @@
 //! connection; or this daemon itself, once per peer node, whose messages go to `rail`.
 
 use crate::control::Control;
+use crate::core::orders::Orders;
 use crate::family::Family;
 use crate::limits::{Group, Member};
 use crate::process::ProcId;
@@ -48,6 +49,8 @@ pub struct Party {
     pub under_way: HashSet<(u32, u32)>,
     /// Links that ended while there was no control connection: told when there is one again.
     pub missed: Vec<(u64, u8)>,
+    /// What operators have said meanwhile.
+    pub orders: Orders,
 }
 
 impl Party {
@@ -56,22 +59,34 @@ impl Party {
     }
 
     pub fn send(&mut self, msg: ToShim, fds: Vec<Arc<OwnedFd>>) {
-        match (&self.control, msg) {
-            (Some(c), msg) => c.send(msg, fds),
-            (None, ToShim::PeerGone { link, side }) => self.missed.push((link, side)),
-            (None, _) => {}
+        match &self.control {
+            Some(c) => c.send(msg, fds),
+            None => self.keep(msg),
         }
     }
 
-    /// Does another process than this one hold a connection?
+    /// Nobody hears this now; some of it must not be lost.
+    fn keep(&mut self, msg: ToShim) {
+        match msg {
+            ToShim::PeerGone { link, side } => self.missed.push((link, side)),
+            ToShim::Command { conn, gen, op } => self.orders.add(conn, gen, op),
+            _ => {}
+        }
+    }
+
+    /// May another process than this one hold a connection? (A child may not have run yet.)
     pub fn others_hold(&self, conn: u32, gen: u32) -> bool {
-        let Some(v) = self.family.view(conn).filter(|v| v.gen == gen) else {
-            return false;
-        };
         // Numbers in the process's own pid namespace: elsewhere we cannot tell who lives.
         let here = self.own_pid == self.proc_id.pid;
         let lives = |pid: &u32| !here || std::path::Path::new(&format!("/proc/{pid}")).exists();
-        v.holders.iter().any(|h| *h != self.own_pid && lives(h))
+        let held = || {
+            let v = self.family.view(conn).filter(|v| v.gen == gen);
+            v.is_some_and(|v| {
+                v.forks > 0 || v.holders.iter().any(|h| *h != self.own_pid && lives(h))
+            })
+        };
+        // A child that enters itself, and then is no fork any more, may be missed in one look.
+        held() || held()
     }
 
     /// The control connection is gone.
@@ -79,9 +94,7 @@ impl Party {
         let Some(c) = self.control.take() else { return };
         c.cut();
         for m in c.take_unsent() {
-            if let ToShim::PeerGone { link, side } = m {
-                self.missed.push((link, side));
-            }
+            self.keep(m);
         }
         self.under_way.clear();
     }

@@ -14,6 +14,7 @@
 mod area;
 mod custody;
 mod devices;
+mod heirs;
 mod lane;
 mod life;
 mod show;

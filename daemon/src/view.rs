@@ -267,7 +267,7 @@ pub fn strangers(inodes: &HashSet<u64>) -> HashSet<u64> {
 }
 
 /// Which processes hold these sockets, as far as we may look.
-fn holders_of(inodes: &HashSet<u64>) -> HashMap<u64, Vec<u32>> {
+pub fn holders_of(inodes: &HashSet<u64>) -> HashMap<u64, Vec<u32>> {
     let mut all: HashMap<u64, Vec<u32>> = HashMap::new();
     let Ok(proc) = std::fs::read_dir("/proc") else {
         return all;
@@ -276,22 +276,9 @@ fn holders_of(inodes: &HashSet<u64>) -> HashMap<u64, Vec<u32>> {
         .flatten()
         .filter_map(|d| d.file_name().to_str()?.parse::<u32>().ok())
     {
-        let Ok(dir) = std::fs::read_dir(format!("/proc/{pid}/fd")) else {
-            continue;
-        };
-        for link in dir
-            .flatten()
-            .filter_map(|d| std::fs::read_link(d.path()).ok())
-        {
-            let name = link.to_string_lossy();
-            let inode = name
-                .strip_prefix("socket:[")
-                .and_then(|s| s.strip_suffix(']'));
-            if let Some(i) = inode
-                .and_then(|i| i.parse().ok())
-                .filter(|i| inodes.contains(i))
-            {
-                all.entry(i).or_default().push(pid);
+        for socket in process::sockets(pid) {
+            if inodes.contains(&socket) {
+                all.entry(socket).or_default().push(pid);
             }
         }
     }

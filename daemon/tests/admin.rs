@@ -188,15 +188,21 @@ fn down_and_up() {
             d.ask(&Request::Down {
                 target: target.clone()
             }),
-            Response::Told { ends: 2 }
+            Response::Told { ends: 2, later: 0 }
         );
         assert_eq!(command(&mut a), (x.conn, op::DOWN));
         assert_eq!(command(&mut b), (y.conn, op::DOWN));
-        assert_eq!(d.ask(&Request::Up { target }), Response::Told { ends: 2 });
+        assert_eq!(
+            d.ask(&Request::Up { target }),
+            Response::Told { ends: 2, later: 0 }
+        );
         assert_eq!((command(&mut a).1, command(&mut b).1), (op::UP, op::UP));
     }
     for target in [Target::All, Target::Pid(std::process::id())] {
-        assert_eq!(d.ask(&Request::Down { target }), Response::Told { ends: 2 });
+        assert_eq!(
+            d.ask(&Request::Down { target }),
+            Response::Told { ends: 2, later: 0 }
+        );
         assert_eq!(
             (command(&mut a), command(&mut b)),
             ((ALL, op::DOWN), (ALL, op::DOWN))
@@ -210,7 +216,10 @@ fn down_and_up() {
             peer: "127.0.0.1:2".into(),
         },
     ] {
-        assert_eq!(d.ask(&Request::Down { target }), Response::Told { ends: 0 });
+        assert_eq!(
+            d.ask(&Request::Down { target }),
+            Response::Told { ends: 0, later: 0 }
+        );
     }
     let bad = Target::Pair {
         local: "here".into(),
@@ -327,6 +336,20 @@ fn nonsense_is_answered_or_dropped() {
     let _ = s.read_to_end(&mut all);
 }
 
+/// What operators say while a program has no connection is not lost.
+#[test]
+fn an_order_waits_for_a_program() {
+    let d = Daemon::plain();
+    let mut a = Shim::new(&d.dir);
+    rustix::net::shutdown(&a.sock, rustix::net::Shutdown::Both).unwrap();
+    d.until("no connection", |s| s.parties == 0);
+    let target = Target::All;
+    let none = Response::Told { ends: 0, later: 0 };
+    assert_eq!(d.ask(&Request::Down { target }), none, "it has no sockets");
+    a.reconnect(&d.dir);
+    assert_eq!(command(&mut a), (ALL, op::DOWN));
+}
+
 /// A tool in another network namespace sees that namespace only.
 #[test]
 fn a_namespace_sees_its_own() {
@@ -345,7 +368,10 @@ fn a_namespace_sees_its_own() {
             target: Target::Inode(inode),
         }),
     );
-    assert_eq!((here.0.len(), here.1), (1, Response::Told { ends: 1 }));
+    assert_eq!(
+        (here.0.len(), here.1),
+        (1, Response::Told { ends: 1, later: 0 })
+    );
     assert_eq!(command(&mut a), (i, op::DOWN));
     let out = inside_new_netns(
         &d,
@@ -358,7 +384,7 @@ fn a_namespace_sees_its_own() {
         ],
     );
     assert_eq!(out[0], Response::Ss { rows: vec![] });
-    assert_eq!(out[1], Response::Told { ends: 0 });
+    assert_eq!(out[1], Response::Told { ends: 0, later: 0 });
     assert_eq!(out[2], Response::Log { lines: vec![] });
 }
 
@@ -417,7 +443,7 @@ fn another_user_cannot_send_down() {
         let text = String::from_utf8(out.stdout).unwrap();
         assert_eq!(
             serde_json::from_str::<Response>(&text).unwrap(),
-            Response::Told { ends: 0 }
+            Response::Told { ends: 0, later: 0 }
         );
     }
 }

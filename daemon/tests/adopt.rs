@@ -3,6 +3,7 @@
 mod common;
 use common::*;
 use link::family::TABLE_BYTES;
+use link::msg::{op, ToShim, ALL};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::io::{BufRead, BufReader, Lines};
 use std::net::TcpStream;
@@ -11,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
-use underpassd::admin::Row;
+use underpassd::admin::{Request, Response, Row, Target};
 
 /// A program under a shim that sleeps: its table exists, mapped, and nothing is said. A process of
 /// its own, which is this test program, run again with a role.
@@ -118,6 +119,14 @@ fn role() {
                 s.sock = dial(dir.as_ref());
                 s.greet();
             }
+            "ordered" => {
+                let order = |m: &ToShim| match *m {
+                    ToShim::Command { conn, gen, op } => Some((conn, gen, op)),
+                    _ => None,
+                };
+                let orders = [(); 2].map(|_| s.until("an order", order));
+                assert_eq!(orders, [(ALL, 0, op::DOWN), (i, s.gen(i), op::UP)]);
+            }
             w => panic!("{w}"),
         }
         println!("done");
@@ -153,18 +162,19 @@ fn a_sleeping_program_is_shown_at_once_until_it_speaks_or_ends() {
         );
     }
     assert_eq!(d.stats().parties, 0, "shown, but not a party");
-    let told = d.ask(&underpassd::admin::Request::Down {
-        target: underpassd::admin::Target::Inode(mine(&d, &c)[0].inode),
-    });
-    assert_eq!(told, underpassd::admin::Response::Told { ends: 0 });
+    // What an operator wants of it, it hears when it speaks.
+    let target = Target::Inode(mine(&d, &c)[0].inode);
+    let down = |target| d.ask(&Request::Down { target });
+    let up = |target| d.ask(&Request::Up { target });
+    assert_eq!(down(target.clone()), Response::Told { ends: 0, later: 1 });
+    assert_eq!(down(Target::All), Response::Told { ends: 0, later: 2 });
+    assert_eq!(up(target.clone()), Response::Told { ends: 0, later: 1 });
     // It speaks: one row still.
     a.tell("hello");
+    a.tell("ordered");
     assert_eq!(d.stats().parties, 1);
     assert_eq!(mine(&d, &c).len(), 1);
-    let told = d.ask(&underpassd::admin::Request::Down {
-        target: underpassd::admin::Target::Inode(mine(&d, &c)[0].inode),
-    });
-    assert_eq!(told, underpassd::admin::Response::Told { ends: 1 });
+    assert_eq!(down(target), Response::Told { ends: 1, later: 0 });
     // It ends.
     drop(b);
     assert!(mine(&d, &e).is_empty());

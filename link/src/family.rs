@@ -167,7 +167,11 @@ pub struct View {
     pub lane_rx: u64,
     pub tcp_tx: u64,
     pub tcp_rx: u64,
+    /// The application has shut down sending while it was on a lane to another node.
+    pub shut: bool,
     pub holders: Vec<u32>,
+    /// Children that may hold it and have not entered themselves.
+    pub forks: u32,
 }
 
 /// An address copied out of the table.
@@ -256,6 +260,8 @@ impl Conn {
             lane_rx: self.rx.ring_bytes.load(Relaxed),
             tcp_tx: self.tx.kpos.load(Relaxed),
             tcp_rx: self.rx.kpos.load(Relaxed),
+            shut: self.tx.shut.load(Relaxed) != 0,
+            forks: self.forks.load(Relaxed),
             holders: self
                 .holders
                 .iter()

@@ -169,6 +169,9 @@ pub mod op {
     /// The same for a connection that the table has no addresses of yet: `conn` is a descriptor of
     /// the process, `gen` the lower half of the inode that it must refer to.
     pub const EAGER_FD: u32 = 4;
+    /// The other end's process is gone, and nobody else has its connection (`PeerGone` for one lane of a
+    /// link that lives on).
+    pub const GONE: u32 = 5;
 }
 
 /// Bits of `ToDaemon::Register::flags`.

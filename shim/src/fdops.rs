@@ -278,6 +278,7 @@ pub fn after_fork_child() {
         c.forks.fetch_sub(1, SeqCst);
     });
     control::after_fork();
+    crate::links::after_fork();
     wait::after_fork();
     epoll::after_fork();
 }

@@ -185,6 +185,13 @@ pub fn create(id: u64, side: u8, bell: i32, chunk0: i32, bytes: usize, far: bool
 /// Is there a lane whose end the daemon has not been told?
 static OWED: AtomicU32 = AtomicU32::new(0);
 
+/// In a forked child: the parent's debts are the parent's.
+pub fn after_fork() {
+    OWED.store(0, Relaxed);
+    let all = seen().iter().flat_map(|l| &l.owed);
+    all.for_each(|w| w.store(0, Relaxed));
+}
+
 /// Tells again what could not be told. `tell` returns false if it still cannot.
 pub fn settle_owed(tell: impl Fn(&Link, u32) -> bool) {
     if OWED.swap(0, Relaxed) == 0 {

@@ -468,13 +468,18 @@ pub fn peer_gone(link: &Link) {
                 far::gone(i, c, link);
                 return epoll::stir(i);
             }
-            if let Some(_g) = lock::lock(&c.tx.lock) {
-                c.tx.abandon();
-            }
-            table::bar(c, Reason::PeerGone);
-            epoll::stir(i);
+            peer_end_gone(i, c);
         }
     });
+}
+
+/// The same for one connection, whose lane is within the node.
+fn peer_end_gone(i: u32, c: &Conn) {
+    if let Some(_g) = lock::lock(&c.tx.lock) {
+        c.tx.abandon();
+    }
+    table::bar(c, Reason::PeerGone);
+    epoll::stir(i);
 }
 
 /// The other end does not take its lane, so ours was never used: it goes back, and the connection

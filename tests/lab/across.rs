@@ -5,6 +5,7 @@
 //! moves some ten megabytes in all, paced so that the machines can still answer.
 
 pub mod daemons;
+pub mod heirs;
 pub mod iwarp;
 pub mod left;
 pub mod nodes;

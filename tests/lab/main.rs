@@ -97,6 +97,10 @@ const TESTS: &[(&str, Test)] = &[
     ),
     ("across::programs_end", across::programs::programs_end),
     (
+        "across::programs_fork_and_end",
+        across::heirs::programs_fork_and_end,
+    ),
+    (
         "across::programs_killed_under_load",
         across::programs::programs_killed_under_load,
     ),

@@ -309,6 +309,14 @@ def killedwaiting_server(sock):
     time.sleep(1000)
 
 
+def heirkilled_server(sock):
+    """A child inherits the connection, leaves it alone, and is killed by the test."""
+    await_mark("waiting")
+    if os.fork():
+        os._exit(0)
+    time.sleep(1000)
+
+
 def killedwaiting_client(sock):
     """Blocked in three different ways when the peer is killed."""
     os.set_blocking(sock.fileno(), True)
@@ -332,6 +340,9 @@ def killedwaiting_client(sock):
     for t in threads:
         t.join()
     assert all(seen) and len(seen) == 2, seen
+
+
+heirkilled_client = killedwaiting_client
 
 
 # ---- hand-over --------------------------------------------------------------------------------
@@ -413,6 +424,17 @@ def bothfork_server(sock):
 def bothfork_client(sock):
     for i in range(10):
         ask(sock, NOISE[i:i + 10_000])
+
+
+def daemonize_server(sock):
+    """The parent ends at once, and the child goes on."""
+    if os.fork():
+        print("result ok", flush=True)  # the client judges the child
+        os._exit(0)
+    echo(sock, 100_000)
+
+
+daemonize_client = bothfork_client
 
 
 # ---- main -------------------------------------------------------------------------------------

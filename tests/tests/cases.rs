@@ -3,7 +3,7 @@
 //!
 //! Each case also runs bare, so that it is known to be what TCP does.
 
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
 use std::time::Duration;
 use underpass_tests::harness::peers::Pair;
@@ -16,6 +16,10 @@ fn promoted(d: &Daemon, case: &str) -> Result<Pair> {
     let p = Pair::start(case, &d.eager(), &d.eager())?;
     d.await_promoted(2)
         .with_context(|| format!("{}\n{}", p.server.stderr(), p.client.stderr()))?;
+    // Until the mark is there they exchange messages: some of them on the lanes.
+    until("bytes on the lanes", LIMIT, || {
+        d.stats().is_ok_and(|s| s.lane_tx_bytes >= 1000)
+    })?;
     p.mark("warm")?;
     Ok(p)
 }
@@ -45,7 +49,7 @@ macro_rules! cases {
     )*};
 }
 
-cases! { dup over flags halfclose bigwrites sendfile reset exec spawn inetd rights bothfork }
+cases! { dup over flags halfclose bigwrites sendfile reset exec spawn inetd rights bothfork daemonize }
 
 /// A process that is killed leaves every byte it sent.
 #[test]
@@ -73,20 +77,42 @@ fn killed_with_unread_bytes() -> Result<()> {
 /// Whoever waits for a process that is killed wakes up.
 #[test]
 fn killed_while_the_peer_waits() -> Result<()> {
+    killed_while_waiting("killedwaiting", |_| Ok(()))
+}
+
+/// The same of the child of a process that has ended.
+#[test]
+fn heir_killed_while_the_peer_waits() -> Result<()> {
+    killed_while_waiting("heirkilled", |p| {
+        until("the parent has ended", LIMIT, || p.server.has_ended())?;
+        std::thread::sleep(Duration::from_millis(100)); // the daemon knows by now, or not yet
+        ensure!(
+            !p.client.has_ended(),
+            "its end was taken for the connection's"
+        );
+        Ok(())
+    })
+}
+
+fn killed_while_waiting(case: &str, before: impl Fn(&mut Pair) -> Result<()>) -> Result<()> {
     for with_shim in [false, true] {
         let d = Daemon::start()?;
         let mut p = if with_shim {
-            promoted(&d, "killedwaiting")?
+            promoted(&d, case)?
         } else {
-            bare("killedwaiting")?
+            bare(case)?
         };
         p.await_mark("waiting")?;
         std::thread::sleep(Duration::from_millis(100)); // likely asleep now; right either way
-        p.server.signal(Signal::SIGKILL)?;
+        before(&mut p).with_context(|| format!("shim: {with_shim}"))?;
+        p.server.kill();
         p.finish_client(LIMIT)
             .with_context(|| format!("shim: {with_shim}\n{}", d.picture()))?;
         if with_shim {
             d.assert_promoted(2, 1000)?;
+            until("nothing is left of it", LIMIT, || {
+                d.stats().is_ok_and(|s| (s.links, s.lanes) == (0, 0))
+            })?;
         }
     }
     Ok(())

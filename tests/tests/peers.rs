@@ -463,7 +463,8 @@ fn root_bad_peers() -> Result<()> {
     let (min, max) = (VERSION + 1, VERSION + 2);
     let newer = hello(max, min);
     let words = format!("no common version: it speaks {min} to {max}");
-    fake.refused(&a, &[&newer], &words)?;
+    let ours = format!("{words}, we {MIN_VERSION} to {VERSION}");
+    fake.refused(&a, &[&newer], &ours)?;
     let mut server = fake.program(&["serve", &ip], &[&newer])?;
     server.line("listening", SOON)?;
     server.line("got", SOON)?;

@@ -170,11 +170,11 @@ pub fn steer(dir: Option<PathBuf>, o: &cli::Steer, down: bool) -> Outcome {
     } else {
         Request::Up { target }
     };
-    let ends = match ask(dir, &request)? {
-        Response::Told { ends } => ends,
+    let (ends, later) = match ask(dir, &request)? {
+        Response::Told { ends, later } => (ends, later),
         other => return Err(unexpected(&other)),
     };
-    if ends == 0 && !o.all {
+    if ends + later == 0 && !o.all {
         return Err(Failure::new("no connection matches (see `underpass ss`)"));
     }
     let what = if down {
@@ -182,10 +182,12 @@ pub fn steer(dir: Option<PathBuf>, o: &cli::Steer, down: bool) -> Outcome {
     } else {
         "told that they may be promoted again"
     };
-    out::print(&format!(
-        "{ends} connection end{} {what}\n",
-        if ends == 1 { "" } else { "s" }
-    ))?;
+    let s = if ends == 1 { "" } else { "s" };
+    let rest = match later {
+        0 => String::new(),
+        n => format!("; {n} will be when their programs next use a socket"),
+    };
+    out::print(&format!("{ends} connection end{s} {what}{rest}\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -109,7 +109,7 @@ fn log_lines_are_printed_clean_and_in_order() {
 
 #[test]
 fn down_and_up_say_what_was_meant() {
-    let d = answering(Response::Told { ends: 2 });
+    let d = answering(Response::Told { ends: 2, later: 0 });
     for (args, request) in [
         (
             &["down", "--all"] as &[&str],
@@ -137,7 +137,16 @@ fn down_and_up_say_what_was_meant() {
         );
         assert_eq!(d.requests().last().unwrap(), request);
     }
-    let none = answering(Response::Told { ends: 0 });
+    let asleep = answering(Response::Told { ends: 0, later: 1 });
+    let out = asleep.run(&["down", "--pid", "9"]);
+    assert_eq!(
+        (text(&out.stdout).trim(), out.status.code()),
+        (
+            "0 connection ends told to go down to TCP; 1 will be when their programs next use a socket",
+            Some(0)
+        )
+    );
+    let none = answering(Response::Told { ends: 0, later: 0 });
     assert_eq!(
         none.run(&["down", "--pid", "9"]).status.code(),
         Some(1),
@@ -155,7 +164,7 @@ fn failures_go_to_standard_error_with_a_status() {
     let refusing = answering(Response::Error {
         message: "no such thing".into(),
     });
-    let confused = answering(Response::Told { ends: 1 });
+    let confused = answering(Response::Told { ends: 1, later: 0 });
     let stale = tempfile::tempdir().unwrap();
     drop(std::os::unix::net::UnixListener::bind(stale.path().join("admin.sock")).unwrap());
     let dir = |d: &std::path::Path| d.to_str().unwrap().to_owned();

@@ -3,9 +3,10 @@
 
 use super::{Core, RETRY_SOON_MS, RETRY_TROUBLE_MS};
 use crate::fds::Foreign;
+use crate::heirs::Heirship;
 use crate::links::{Out, Refused, Violation};
 use crate::pairing::ConnRef;
-use crate::party::PartyId;
+use crate::party::{Party, PartyId};
 use crate::peers::pairing::Paired;
 use crate::rail::{Effect, Rails};
 use link::msg::ToShim;
@@ -180,14 +181,29 @@ impl Core {
     }
 
     /// A process has ended: its lanes to other nodes are finished by us.
-    pub(super) fn dead_far(&mut self, id: PartyId) {
+    pub(super) fn dead_far(&mut self, p: &Party) {
         let Some(rails) = &mut self.rails else { return };
-        let parties = &self.parties;
-        rails.party_dead(id, |who| {
-            let p = parties.get(&who.party);
-            p.is_some_and(|p| p.others_hold(who.conn, who.gen))
-        });
+        let inherited = rails.party_dead(p.id, &Heirship::of(p));
+        self.inherit(inherited);
         self.effects();
+    }
+
+    /// Whose lane it is that `from` speaks of. A forked child may have taken its parent's connection
+    /// back to TCP, dead or not: of this lane it speaks for the parent.
+    pub(super) fn owner(&self, from: PartyId, link: u64, side: u8, lane: u32) -> PartyId {
+        let Some(family) = self.parties.get(&from).map(|p| p.family.ident) else {
+            return from;
+        };
+        let kin = |p: &PartyId| {
+            self.parties
+                .get(p)
+                .is_some_and(|p| p.family.ident == family)
+        };
+        // (Within the node a child leaves the lane to its owner.)
+        let living = self.links.far_owner(link, side).filter(kin);
+        let rails = self.rails.as_ref();
+        let owner = living.or_else(|| rails?.inherited((link, lane), family));
+        owner.unwrap_or(from)
     }
 
     /// Polls the rails; see [`crate::rail::run`].

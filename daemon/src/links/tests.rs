@@ -147,7 +147,7 @@ fn memory_is_limited_and_given_back() {
     let (link, mut out) = (w.offers[0].1, Out::default());
     w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
     assert!(out.sends.is_empty(), "no room for another chunk");
-    w.links.party_dead(PartyId(2), &mut out);
+    w.links.party_dead(PartyId(2), &[], &mut out);
     w.help(out);
     assert_eq!(
         w.gone,
@@ -188,13 +188,45 @@ fn a_party_with_itself() {
     w.help(out);
     assert_eq!(w.offers.len(), 2);
     let mut out = Out::default();
-    w.links.party_dead(PartyId(1), &mut out);
+    w.links.party_dead(PartyId(1), &[], &mut out);
     assert!(out.sends.is_empty(), "nobody is left to be told");
     assert!(w.links.is_empty() && w.links.lanes() == 0);
     assert!(
         w.links.by_pair.is_empty() && w.links.by_conn.is_empty() && w.links.by_party.is_empty()
     );
     assert!(g.take_memory(u64::MAX), "all is given back");
+}
+
+/// Somebody else goes on with the dead party's connection: the other end is told only in the end.
+#[test]
+fn a_link_that_is_inherited() {
+    let mut w = World::new(10, u64::MAX);
+    for other in [2, 3] {
+        w.connect([end(1, other), end(u64::from(other), 0)])
+            .unwrap();
+    }
+    let lanes = w.links.near_lanes(PartyId(1));
+    assert_eq!(
+        lanes.iter().map(|l| l.1).collect::<HashSet<_>>(),
+        HashSet::from([end(1, 2), end(1, 3)])
+    );
+    let kept = w.offers[0].1;
+    let mut out = Out::default();
+    w.links.party_dead(PartyId(1), &[kept], &mut out);
+    w.help(out);
+    assert_eq!(w.gone, [(PartyId(3), 1)], "of the other link");
+    assert_eq!((w.links.len(), w.links.lanes()), (1, 1));
+    // The survivor closes, the heirs end, in any order and more than once.
+    w.links.lane_done(PartyId(2), kept, 1, 0).unwrap();
+    for _ in 0..2 {
+        let mut out = Out::default();
+        w.links.over(kept, PartyId(1), &mut out);
+        w.help(out);
+    }
+    assert_eq!(w.gone.len(), 2);
+    assert!(
+        w.links.by_pair.is_empty() && w.links.by_conn.is_empty() && w.links.by_party.is_empty()
+    );
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! to go down; after a moment we do it for it.
 
 use super::area::Areas;
+use super::heirs::{left, LOOK_NS};
 use super::lane::{Ending, Lane, Stage};
 use super::{now, Key, Locked, Rails};
 use crate::fds::Foreign;
@@ -198,10 +199,10 @@ impl Rails {
             more |= self.tend_one(k, now, locked);
         }
         let making = self.lanes.values().any(|l| l.stage == Stage::Making);
-        let dt = match (more, making) {
+        let dt = match (more, making || self.has_heirs()) {
             (true, _) => TICK_NS,
-            (false, true) => 1_000_000_000,
-            (false, false) if now < self.busy_until => LATE_NS,
+            (false, _) if now < self.busy_until => LATE_NS,
+            (false, true) => LOOK_NS,
             _ => u64::MAX - now,
         };
         self.tend_at = now + dt;
@@ -227,6 +228,9 @@ impl Rails {
         let rail = node.as_ref().is_some_and(|n| n.up);
         let state = m.own_tx().state.load(Acquire); // pairs with the Release in `TxState::say`
         let phase = bits_of(state);
+        if l.ending.is_none() && l.custody.is_none() && l.heirs.is_some() && left(&m) {
+            l.end(Ending::Over, false);
+        }
         if l.ending.is_none() && l.custody.is_none() {
             let late = phase == tx::DOWNING || phase == tx::UP && !rail && accepted(&m, state);
             if !late || through(&m, state) || l.sock.is_none() {
@@ -247,10 +251,12 @@ impl Rails {
             return false;
         };
         let over = l.ending == Some(Ending::Over);
+        let (who, heirs) = (l.who, l.heirs.as_ref().map(|h| h.0.clone()));
+        let busy = || locked(&who) || heirs.as_ref().is_some_and(|f| f.sending(who.conn, who.gen));
         let (mut tx, work) = (Box::<TxState>::default(), Work::Adopt);
         let work = match &mut l.custody {
             None if through(&m, state) => Work::End,
-            None if !take(&m, state, || !over && locked(&l.who)) => {
+            None if !take(&m, state, || !over && busy()) => {
                 // Who met our word in that moment is told that it is gone.
                 if bank.shore.publish(at.1) {
                     link::doorbell::ring(bank.bell.as_fd());

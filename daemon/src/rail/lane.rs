@@ -8,7 +8,10 @@
 use super::custody::Custody;
 use super::{now, Effect, Key, Rails};
 use crate::core::random;
+use crate::family::Family;
 use crate::fds::Foreign;
+use crate::heirs::{Counted, Heirship, Inherited};
+use crate::memfd::Ident;
 use crate::pairing::ConnRef;
 use crate::party::PartyId;
 use crate::peers::directory::Name;
@@ -65,6 +68,8 @@ pub(super) struct Lane {
     /// Our copy of the connection's socket.
     pub sock: Option<Arc<Foreign>>,
     pub ending: Option<Ending>,
+    /// The process is gone, but others of its family may hold the connection.
+    pub heirs: Option<(Arc<Family>, Counted)>,
     pub ending_since: u64,
     /// When everything has arrived, the socket is to be shut down for sending.
     pub fin: bool,
@@ -73,6 +78,15 @@ pub(super) struct Lane {
     pub working: bool,
     /// Since when the process should have gone down by itself.
     pub late_since: Option<u64>,
+}
+
+impl Lane {
+    /// Its process is so far.
+    pub fn end(&mut self, how: Ending, fin: bool) {
+        self.ending = self.ending.max(Some(how));
+        self.fin |= fin;
+        self.ending_since = now();
+    }
 }
 
 impl Rails {
@@ -98,6 +112,7 @@ impl Rails {
             theirs: None,
             sock: None,
             ending: None,
+            heirs: None,
             ending_since: 0,
             fin: false,
             custody: None,
@@ -278,6 +293,13 @@ impl Rails {
         (l.who.party == from && l.stage == Stage::Offered).then_some(l)
     }
 
+    /// The dead process whose lane this is, for one of its family.
+    pub fn inherited(&self, at: Key, family: Ident) -> Option<PartyId> {
+        let l = self.lanes.get(&at)?;
+        let heirs = l.heirs.as_ref()?;
+        (heirs.0.ident == family).then_some(l.who.party)
+    }
+
     /// The process has taken the lane and gives us a copy of its socket. `false`: it is another
     /// one's.
     pub fn held(&mut self, from: PartyId, at: Key, sock: Foreign) -> bool {
@@ -309,27 +331,32 @@ impl Rails {
 
     fn end(&mut self, from: PartyId, at: Key, how: Ending, fin: bool) {
         if let Some(l) = self.offered(from, at) {
-            l.ending = l.ending.max(Some(how));
-            l.fin |= fin;
-            l.ending_since = now();
+            l.end(how, fin);
             self.stir();
         }
     }
 
-    /// A process has ended. `shared`: does another one hold this connection?
-    pub fn party_dead(&mut self, party: PartyId, shared: impl Fn(&ConnRef) -> bool) {
-        let of = |(k, l): (&Key, &Lane)| (l.who.party == party).then_some(*k);
-        let all: Vec<Key> = self.lanes.iter().filter_map(of).collect();
-        for k in all {
-            match self.lanes[&k].stage {
+    /// A process has ended; the lanes that others may go on with.
+    pub fn party_dead(&mut self, party: PartyId, heirship: &Heirship<'_>) -> Vec<Inherited> {
+        let of = |(k, l): (&Key, &Lane)| (l.who.party == party).then_some((*k, l.who, l.stage));
+        let all: Vec<(Key, ConnRef, Stage)> = self.lanes.iter().filter_map(of).collect();
+        let (mut inherited, mut links) = (Vec::new(), self.inherited_links());
+        for (k, who, stage) in all {
+            match stage {
                 Stage::Making => self.undo(k, Reason::PeerGone),
                 Stage::Offered => {
-                    let fin = self.lanes.get(&k).is_some_and(|l| !shared(&l.who));
-                    self.end(party, k, Ending::Over, fin);
+                    let heirs = heirship.family(&who);
+                    match heirs
+                        .and_then(|(family, group)| self.inherit(k, family, group, &mut links))
+                    {
+                        Some(i) => inherited.push(i),
+                        None => self.end(party, k, Ending::Over, heirs.is_none()),
+                    }
                 }
                 Stage::Leaving => {}
             }
         }
+        inherited
     }
 
     /// The connection's own affairs are over: the copy of its socket goes, and the lane.

@@ -42,6 +42,9 @@ pub fn command(conn: u32, gen: u32, what: u32) {
                 }
                 try_ready(i, c, table::local(i));
             }
+            op::GONE if c.flags.load(Relaxed) & (flag::LANE | flag::FAR) == flag::LANE => {
+                peer_end_gone(i, c);
+            }
             op::EAGER => hasten(i, c, table::local(i).fd.load(Relaxed)),
             _ => {}
         }

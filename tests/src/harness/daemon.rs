@@ -148,7 +148,7 @@ impl Daemon {
 
     fn told(&self, r: Request) -> Result<u64> {
         match self.ask(&r)? {
-            Response::Told { ends } => Ok(ends),
+            Response::Told { ends, later } => Ok(ends + later),
             other => bail!("{r:?} answered {other:?}"),
         }
     }

@@ -1,0 +1,86 @@
+//! What operators want of programs (`down`, `up`), also of those that have no control connection at
+//! present: they hear it when they say hello.
+
+use super::Core;
+use crate::party::PartyId;
+use link::msg::{op, ToShim, ALL};
+
+/// The last words on connections of a process that cannot be told now. At most one for each entry
+/// of its table: others are not ordered about.
+#[derive(Debug, Default)]
+pub struct Orders(Vec<(u32, u32, u32)>);
+
+impl Orders {
+    /// Keeps it, if it is one that an operator has given: other commands are worth nothing later.
+    pub fn add(&mut self, conn: u32, gen: u32, what: u32) {
+        if what != op::DOWN && what != op::UP {
+            return;
+        }
+        self.0.retain(|o| conn != ALL && o.0 != conn);
+        self.0.push((conn, gen, what));
+    }
+
+    pub fn messages(self) -> impl Iterator<Item = ToShim> {
+        let message = |(conn, gen, op)| ToShim::Command { conn, gen, op };
+        self.0.into_iter().map(message)
+    }
+}
+
+/// A process that orders can be given to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Subject {
+    /// [`PartyId::NOBODY`]: it has not said hello to this daemon.
+    pub party: PartyId,
+    pub pid: u32,
+    pub uid: u32,
+    pub netns: u64,
+}
+
+impl Core {
+    pub fn subjects(&self) -> Vec<Subject> {
+        let parties = self.parties.values().map(|p| Subject {
+            party: p.id,
+            pid: p.proc_id.pid,
+            uid: p.uid,
+            netns: p.netns,
+        });
+        let relics = self.relics.iter().map(|r| Subject {
+            party: PartyId::NOBODY,
+            pid: r.id.pid,
+            uid: r.uid,
+            netns: r.netns,
+        });
+        parties.chain(relics).collect()
+    }
+
+    /// Gives an order. `false`: the process will hear it when it says hello.
+    pub fn order(&mut self, to: Subject, conn: u32, gen: u32, what: u32) -> bool {
+        if to.party != PartyId::NOBODY {
+            return self.command(to.party, conn, gen, what);
+        }
+        if let Some(r) = self.relics.iter_mut().find(|r| r.id.pid == to.pid) {
+            r.orders.add(conn, gen, what);
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_word_on_a_connection_is_kept() {
+        let mut o = Orders::default();
+        o.add(1, 1, op::DOWN);
+        o.add(2, 1, op::DOWN);
+        o.add(1, 2, op::UP);
+        o.add(3, 1, op::EAGER);
+        assert_eq!(o.0, [(2, 1, op::DOWN), (1, 2, op::UP)]);
+        o.add(ALL, 0, op::DOWN);
+        o.add(2, 1, op::UP);
+        let said: Vec<_> = o.messages().collect();
+        let command = |conn, gen, op| ToShim::Command { conn, gen, op };
+        assert_eq!(said, [command(ALL, 0, op::DOWN), command(2, 1, op::UP)]);
+    }
+}

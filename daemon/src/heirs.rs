@@ -1,0 +1,279 @@
+//! What a process that has ended leaves to others: a program that connects, forks and exits to become
+//! a daemon goes on in its child, with the same connections.
+//!
+//! The child takes such a lane down to TCP when it uses the connection, as any second process does; for
+//! that the other end must not take it for dead, nor the lane go. So links stay until nobody
+//! holds their sockets any more. The family's table tells who may be an heir; from then on the kernel
+//! is asked (`/proc`), for all together, and for most of them only whether the process that held the
+//! socket the last time still does.
+
+use crate::core::{Core, Shared, RETRY_SOON_MS};
+use crate::family::Family;
+use crate::limits::Group;
+use crate::links::Out;
+use crate::pairing::ConnRef;
+use crate::party::Party;
+use crate::process;
+use crate::view;
+use link::family::flag;
+use link::msg::op;
+use link::reason::Reason;
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// Between two looks, and how much longer than a look that is at least.
+const LOOK: Duration = Duration::from_secs(1);
+const REST: u32 = 50;
+/// So many lanes of a dead process are asked for their holders at once; if any has others, the rest is
+/// taken for like it until the first look.
+const ASKED: u32 = 1024;
+
+/// An end whose process has ended, and which others may hold.
+pub struct Inherited {
+    who: ConnRef,
+    at: (u64, u32),
+    far: bool,
+    family: Arc<Family>,
+    inode: u64,
+    /// Who held it at the last look.
+    holder: Option<u32>,
+    /// Nobody did: once more, and nobody does.
+    missed: bool,
+}
+
+impl Inherited {
+    pub fn far(who: ConnRef, at: (u64, u32), family: Arc<Family>, inode: u64) -> Self {
+        Inherited {
+            who,
+            at,
+            far: true,
+            family,
+            inode,
+            holder: None,
+            missed: false,
+        }
+    }
+
+    /// A process has taken a far lane back to TCP for good: our copy of the socket is in its way.
+    fn has_left(&self) -> bool {
+        let v = self.family.view(self.who.conn);
+        self.far && v.is_none_or(|v| v.gen != self.who.gen || v.flags & flag::LANE == 0)
+    }
+}
+
+/// All of them.
+#[derive(Default)]
+pub struct Heirs {
+    all: Vec<Inherited>,
+    news: Rc<Notify>,
+}
+
+/// Counts a lane of the dead for its cgroup until dropped.
+pub struct Counted(Rc<Group>);
+
+impl Counted {
+    /// `None`: at the limit.
+    pub fn new(group: &Rc<Group>) -> Option<Self> {
+        group.take_lane().then(|| Counted(group.clone()))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.give_lane();
+    }
+}
+
+/// Who may hold the connections of a process that has just ended.
+pub struct Heirship<'a> {
+    party: &'a Party,
+    asked: Cell<u32>,
+    any: Cell<bool>,
+}
+
+impl<'a> Heirship<'a> {
+    pub fn of(party: &'a Party) -> Self {
+        Heirship {
+            party,
+            asked: Cell::new(0),
+            any: Cell::new(false),
+        }
+    }
+
+    /// The family, if another process may hold this connection.
+    pub fn family(&self, who: &ConnRef) -> Option<(&'a Arc<Family>, &'a Rc<Group>)> {
+        let held = if self.asked.get() < ASKED {
+            self.asked.set(self.asked.get() + 1);
+            self.party.others_hold(who.conn, who.gen)
+        } else {
+            self.any.get()
+        };
+        self.any.set(self.any.get() || held);
+        held.then(|| (&self.party.family, self.party.group()))
+    }
+}
+
+impl Core {
+    pub(crate) fn inherit(&mut self, all: Vec<Inherited>) {
+        if !all.is_empty() {
+            self.heirs.all.extend(all);
+            self.heirs.news.notify_one();
+        }
+    }
+
+    /// Links within the node that live on after their party `p`, which has ended.
+    pub(crate) fn bequeath(&mut self, p: &Party) -> Vec<u64> {
+        let heirship = Heirship::of(p);
+        let (mut all, mut rest) = (Vec::new(), Vec::new());
+        for (at, who, other) in self.links.near_lanes(p.id) {
+            let family = heirship.family(&who).map(|f| f.0);
+            let seen = family.and_then(|f| Some((f, f.view(who.conn)?.inode)));
+            match seen {
+                Some((family, inode)) => all.push(Inherited {
+                    far: false,
+                    ..Inherited::far(who, at, family.clone(), inode)
+                }),
+                None => rest.push((at.0, other)),
+            }
+        }
+        let kept: Vec<u64> = all.iter().map(|i| i.at.0).collect();
+        for (_, other) in rest.into_iter().filter(|r| kept.contains(&r.0)) {
+            self.command(other.party, other.conn, other.gen, op::GONE);
+        }
+        self.inherit(all);
+        kept
+    }
+
+    /// After a look; `holders`: of the first ones, in order.
+    fn looked(&mut self, holders: &[Option<u32>]) {
+        let all = std::mem::take(&mut self.heirs.all);
+        let mut gone = Vec::new();
+        for (n, mut i) in all.into_iter().enumerate() {
+            let mut over = false;
+            if let Some(holder) = holders.get(n) {
+                i.holder = *holder;
+                over = i.missed && holder.is_none();
+                i.missed = holder.is_none();
+            }
+            let useful = match i.far {
+                true => self.rails.as_ref().is_some_and(|r| r.is_inherited(i.at)),
+                false => self.links.survivor(i.who).is_some(),
+            };
+            match over || !useful {
+                true => gone.push(i),
+                false => self.heirs.all.push(i),
+            }
+        }
+        let mut out = Out::default();
+        for i in gone {
+            let same = |o: &Inherited| !o.far && o.at.0 == i.at.0;
+            if i.far {
+                self.rails(|r| r.over(i.at));
+            } else if !self.heirs.all.iter().any(same) {
+                self.links.over(i.at.0, i.who.party, &mut out);
+            } else if let Some(other) = self.links.survivor(i.who) {
+                self.command(other.party, other.conn, other.gen, op::GONE);
+            }
+        }
+        self.act(out, Reason::PeerGone, RETRY_SOON_MS);
+        self.busy_changed();
+    }
+}
+
+/// Looks for heirs as long as there may be any.
+pub async fn run(core: Shared) {
+    let news = core.borrow().heirs.news.clone();
+    loop {
+        let of = |i: &Inherited| Inherited {
+            family: i.family.clone(),
+            ..*i
+        };
+        let all: Vec<Inherited> = core.borrow().heirs.all.iter().map(of).collect();
+        if all.is_empty() {
+            news.notified().await;
+            continue;
+        }
+        let begin = Instant::now();
+        let looked = tokio::task::spawn_blocking(move || look(&all)).await;
+        if let Ok(holders) = looked {
+            core.borrow_mut().looked(&holders);
+        }
+        tokio::time::sleep(LOOK.max(begin.elapsed() * REST)).await;
+    }
+}
+
+/// A process other than this one that holds each of them and may still use it. For a helper: it may look
+/// at every process.
+fn look(all: &[Inherited]) -> Vec<Option<u32>> {
+    let me = std::process::id();
+    let known: HashSet<u32> = all.iter().filter_map(|i| i.holder).collect();
+    let mut holders: HashMap<u64, u32> = HashMap::new();
+    for pid in known {
+        holders.extend(process::sockets(pid).into_iter().map(|s| (s, pid)));
+    }
+    let sockets = all.iter().map(|i| i.inode);
+    let rest: HashSet<u64> = sockets.filter(|s| !holders.contains_key(s)).collect();
+    if !rest.is_empty() {
+        for (socket, pids) in view::holders_of(&rest) {
+            holders.extend(pids.into_iter().find(|p| *p != me).map(|p| (socket, p)));
+        }
+    }
+    let holder = |i: &Inherited| holders.get(&i.inode).copied().filter(|_| !i.has_left());
+    all.iter().map(holder).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::OwnedFd;
+    use std::process::{Command, Stdio};
+
+    /// Sockets of children, one of which ends.
+    #[test]
+    fn who_holds_a_socket() {
+        let table = crate::memfd::make("t", link::family::TABLE_BYTES).unwrap();
+        let ident = crate::memfd::Ident { dev: 1, ino: 1 };
+        let family = Arc::new(Family::new(ident, crate::fds::Foreign::new(table)));
+        let who = ConnRef {
+            party: crate::party::PartyId(1),
+            conn: 0,
+            gen: 0,
+        };
+        let heir = || {
+            let (kept, given) = std::os::unix::net::UnixStream::pair().unwrap();
+            let inode = rustix::fs::fstat(&given).unwrap().st_ino;
+            let child = Command::new("sleep")
+                .arg("1000")
+                .stdin(Stdio::from(OwnedFd::from(given)))
+                .spawn();
+            (child.unwrap(), inode, kept)
+        };
+        let (mut a, mut b) = (heir(), heir());
+        let inherited = |inode, far| Inherited {
+            far,
+            ..Inherited::far(who, (0, 0), family.clone(), inode)
+        };
+        // The last one has left its lane: its family's table knows no such connection.
+        let mut all = [
+            inherited(a.1, false),
+            inherited(b.1, false),
+            inherited(b.1, true),
+        ];
+        let first = look(&all);
+        assert_eq!(first, [Some(a.0.id()), Some(b.0.id()), None]);
+        for (i, h) in all.iter_mut().zip(first) {
+            i.holder = h;
+        }
+        b.0.kill().unwrap();
+        b.0.wait().unwrap();
+        assert_eq!(look(&all), [Some(a.0.id()), None, None]);
+        a.0.kill().unwrap();
+        a.0.wait().unwrap();
+        assert_eq!(look(&all), [None; 3]);
+        drop((a.2, b.2));
+    }
+}

@@ -1,0 +1,94 @@
+//! Lanes whose process has ended while another one of its family holds the connection: a program
+//! that connects, forks and exits to become a daemon.
+//!
+//! The child has the rings mapped, too. It takes both directions down to TCP when it first uses the
+//! connection (a second process cannot use a lane), reads what is left, and for that the lane must
+//! live on. It ends here when both directions are on TCP, or when nobody holds the connection any
+//! more.
+
+use super::lane::{Ending, Lane, Stage};
+use super::{Key, Rails};
+use crate::family::Family;
+use crate::heirs::{Counted, Inherited};
+use crate::limits::Group;
+use link::lane::Memory;
+use link::layout::{bits_of, epoch_of, rx, tx};
+use std::collections::HashSet;
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Acquire;
+use std::sync::Arc;
+
+/// Between two looks at lanes that have heirs: what they do on a lane is not said to us.
+pub(super) const LOOK_NS: u64 = 1_000_000_000;
+
+/// More links of the dead are not kept: their memory is pinned, and no cgroup pays for it.
+const LINKS: usize = 64;
+
+impl Rails {
+    /// The process of this lane has ended; others of `family` may go on with the connection. `links`: as
+    /// [`Rails::inherited_links`].
+    pub(super) fn inherit(
+        &mut self,
+        at: Key,
+        family: &Arc<Family>,
+        group: &Rc<Group>,
+        links: &mut HashSet<u64>,
+    ) -> Option<Inherited> {
+        let l = self.lanes.get_mut(&at)?;
+        let inode = rustix::fs::fstat(l.sock.as_ref()?).ok()?.st_ino; // none: never up
+        if links.len() >= LINKS && !links.contains(&at.0) {
+            return None;
+        }
+        l.heirs = Some((family.clone(), Counted::new(group)?));
+        links.insert(at.0);
+        // What it may have said last is lost.
+        if family.view(l.who.conn).is_some_and(|v| v.shut) {
+            l.end(Ending::Shut, true);
+        }
+        let inherited = Inherited::far(l.who, at, family.clone(), inode);
+        self.stir();
+        Some(inherited)
+    }
+
+    /// Links with lanes of the dead.
+    pub(super) fn inherited_links(&self) -> HashSet<u64> {
+        let heired = |(k, l): (&Key, &Lane)| l.heirs.is_some().then_some(k.0);
+        self.lanes.iter().filter_map(heired).collect()
+    }
+
+    pub fn is_inherited(&self, at: Key) -> bool {
+        let l = self.lanes.get(&at);
+        l.is_some_and(|l| l.heirs.is_some() && l.stage == Stage::Offered)
+    }
+
+    /// Nobody has the connection any more, as far as we see; in other pid namespaces we may not. The
+    /// kernel knows, and ends it with its last descriptor, of which we have one.
+    pub fn over(&mut self, at: Key) {
+        if let Some(l) = self.lanes.get_mut(&at) {
+            l.end(Ending::Over, false);
+            self.stir();
+        }
+    }
+
+    /// Does a lane wait for what heirs do?
+    pub(super) fn has_heirs(&self) -> bool {
+        let waits = |l: &Lane| l.heirs.is_some() && l.ending.is_none();
+        self.lanes.values().any(waits)
+    }
+}
+
+/// Have heirs left this lane: is it without use for both directions?
+pub(super) fn left(m: &Memory<'_>) -> bool {
+    // Acquire: pairs with the Release in `TxState::say`.
+    let ours = m.own_tx().state.load(Acquire);
+    let theirs = m.peer_tx().state.load(Acquire);
+    let word = m.own_rx().word.load(Acquire);
+    let down = epoch_of(theirs) == epoch_of(word)
+        && match bits_of(theirs) {
+            // The reader is not through with the ring, whose place another lane could get.
+            tx::DOWN => m.own_cursor().load(Acquire) == m.peer_head().load(Acquire),
+            tx::RESUMED => true,
+            _ => false,
+        };
+    !matches!(bits_of(ours), tx::UP | tx::DOWNING) && (down || bits_of(word) & rx::CLOSED != 0)
+}
