@@ -215,7 +215,17 @@ fn send(m: &ToDaemon, fd: Option<i32>) -> bool {
         h.msg_control = ctl.0.as_mut_ptr().cast();
         h.msg_controllen = ctl.put_fd(fd) as _;
     }
-    sys::sendmsg(sock, &h, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).is_ok()
+    match sys::sendmsg(sock, &h, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
+        Ok(_) => true,
+        Err(e) => {
+            if e != libc::EAGAIN {
+                // The daemon is gone: as good as a message, whoever comes next shall look. (Not we: the
+                // caller may hold locks.)
+                NOTICE_SEEN.store(notice().load(Relaxed).wrapping_sub(1), Relaxed);
+            }
+            false
+        }
+    }
 }
 
 /// Room for control messages, aligned as cmsghdr wants it.
@@ -262,11 +272,11 @@ pub fn pump() {
         return;
     };
     for _ in 0..1024 {
+        NOTICE_SEEN.store(notice().load(Acquire), Relaxed);
         let sock = FD.load(Relaxed);
         if sock < 0 {
             return;
         }
-        NOTICE_SEEN.store(notice().load(Acquire), Relaxed);
         let mut buf = [0u8; MAX];
         let mut iov = libc::iovec {
             iov_base: buf.as_mut_ptr().cast(),

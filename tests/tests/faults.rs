@@ -104,6 +104,28 @@ fn daemon_killed_with_all_credits_out() -> Result<()> {
     Ok(())
 }
 
+/// The daemon dies while a process is in no hook that would notice, owes it nothing and has told it
+/// nothing that it has not heard: its next registration notices.
+#[test]
+fn daemon_killed_while_nothing_is_registered() -> Result<()> {
+    let mut d = Daemon::start()?;
+    let echo = Echo::serve("threads", "127.0.0.1", &d.place())?;
+    for round in 0..3 {
+        let before = d.stats()?.promoted;
+        echo.client(&d.eager(), 1, 600, None)?.finish(LIMIT)?;
+        d.assert_promoted(before + 2, 1000)
+            .with_context(|| format!("round {round}\n{}", d.picture()))?;
+        until("the lane is gone", SOON, || {
+            d.stats().is_ok_and(|s| s.links == 0)
+        })?;
+        // The server hears of that. Too little for a registration.
+        echo.client(&Place::bare(), 1, 2, None)?.finish(LIMIT)?;
+        d.kill();
+        d.restart()?;
+    }
+    Ok(())
+}
+
 /// A program that is inside no hooked call when the daemon starts again, and will be in none for an
 /// hour, is shown at once all the same.
 #[test]
