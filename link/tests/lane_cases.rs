@@ -78,6 +78,32 @@ fn a_segment_that_arrives_during_the_look() {
     assert!((1..4).contains(&full), "seen before and after");
 }
 
+/// FIONREAD counts what a receive would find, wherever it lies, and no frame.
+#[test]
+fn unread_bytes_are_counted() {
+    let unread = |w: &mut World| {
+        op(w, 0, Act::Unread);
+        w.host[0].unread.get()
+    };
+    let mut w = ready();
+    let tcp = Act::Send { len: 10, up: false };
+    op(&mut w, 1, tcp);
+    op(&mut w, 1, ALL);
+    assert_eq!(unread(&mut w), 10);
+    op(&mut w, 1, Act::TryUp);
+    op(&mut w, 1, send(5));
+    assert_eq!(unread(&mut w), 15);
+    op(&mut w, 0, recv(8));
+    assert_eq!(unread(&mut w), 7);
+    op(&mut w, 1, Act::Down);
+    op(&mut w, 1, ALL);
+    assert_eq!(unread(&mut w), 7, "the frame is in the queue");
+    op(&mut w, 0, recv(4));
+    assert_eq!(unread(&mut w), 3);
+    w.settle([0, 0], false);
+    assert_eq!(w.host[0].got.get(), 15);
+}
+
 /// The receiver has not seen a switch and counts what TCP holds; meanwhile the sender switches,
 /// goes down again, and its frame arrives: the count includes it.
 #[test]

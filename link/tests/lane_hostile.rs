@@ -71,6 +71,7 @@ fn act() -> impl Strategy<Value = Act> {
         3 => Just(Act::Revoke),
         2 => Just(Act::Look),
         2 => Just(Act::Probe),
+        2 => Just(Act::Unread),
         2 => (12u32..15).prop_map(|log2| Act::Move { log2 }),
         1 => Just(Act::Attach { log2: 12 }),
     ]

@@ -63,6 +63,7 @@ fn act(between: Between) -> BoxedStrategy<Act> {
         6 => Just(Act::Revoke),
         4 => Just(Act::Look),
         2 => Just(Act::Probe),
+        2 => Just(Act::Unread),
         5 => log2().prop_map(|log2| Act::Move { log2 }),
         3 => (1usize..40, 1usize..40, 1usize..40).prop_map(|(snd, rcv, piece)| Act::Buffers { snd, rcv, piece }),
         2 => (100usize..9000, 100usize..9000).prop_map(|(snd, rcv)| Act::Buffers { snd, rcv, piece: 1 << 20 }),

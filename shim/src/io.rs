@@ -615,11 +615,7 @@ pub fn unread(i: u32, fd: i32) -> Option<i32> {
     }
     let (link, m) = promote::lane(c, table::local(i))?;
     let _g = lock::lock(&c.rx.lock)?;
-    // A switch is noticed only by who looks, and a program may do nothing but ask for this.
-    if !c.rx.has_ring_bytes(&m) {
-        let _ = c.rx.probe(&m, &Sock { fd, link });
-    }
-    let unread = c.rx.is_up().then(|| c.rx.ring_unread(&m))?;
+    let unread = c.rx.unread(&m, &Sock { fd, link })?;
     Some(unread.min(i32::MAX as u64) as i32)
 }
 

@@ -47,6 +47,16 @@ impl World {
             Act::Probe => {
                 let _ = h.rx.probe(&m, &port);
             }
+            Act::Unread => {
+                let unread = h.rx.unread(&m, &port).unwrap_or(0);
+                let peer = &self.host[1 - e];
+                let sent = peer.sent.get() + peer.in_flight.get();
+                assert!(
+                    self.hostile.get() || unread <= sent - h.got.get(),
+                    "{unread} unread"
+                );
+                h.unread.set(unread);
+            }
             Act::Revoke => match h.rx.revoke(&m, &port) {
                 Ok(Revoked::Clear) => {
                     assert!(!h.rx.engaged());

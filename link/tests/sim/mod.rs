@@ -52,6 +52,8 @@ pub enum Act {
     Revoke,
     Look,
     Probe,
+    /// FIONREAD; the answer is in `Host::unread`.
+    Unread,
     Move {
         log2: u32,
     },
@@ -123,6 +125,7 @@ pub struct Host {
     pub sent: Cell<u64>,
     pub in_flight: Cell<u64>,
     pub got: Cell<u64>,
+    pub unread: Cell<u64>,
     /// Locks: the lane's two, and the application's two.
     busy: [Cell<bool>; 4],
     locs: RefCell<Vec<Loc>>,
@@ -530,7 +533,12 @@ impl World {
         // The rest needs the lane's locks.
         let needs: &[usize] = match act {
             Act::TryUp | Act::Down | Act::Look | Act::Move { .. } => &[TX],
-            Act::Ready | Act::WantDown | Act::UnwantDown | Act::Revoke | Act::Probe => &[RX],
+            Act::Ready
+            | Act::WantDown
+            | Act::UnwantDown
+            | Act::Revoke
+            | Act::Probe
+            | Act::Unread => &[RX],
             Act::Attach { .. } => &[TX, RX],
             _ => &[TX, RX, SEND, RECV],
         };

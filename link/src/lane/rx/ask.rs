@@ -5,6 +5,7 @@ use super::{mode, How, Received, RxState};
 use crate::lane::mem::{Iov, Memory};
 use crate::lane::Port;
 use crate::layout::{bits_of, epoch_of, rx, tx};
+use crate::prim::fence;
 use core::sync::atomic::Ordering::*;
 
 impl RxState {
@@ -60,7 +61,40 @@ impl RxState {
         }
     }
 
-    /// Bytes on the ring: for FIONREAD and for close.
+    /// Bytes that receives would find now, and never one more: for FIONREAD. Looks for news first, as
+    /// a receive does. `None`: this direction is on TCP, ask the kernel.
+    pub fn unread(&self, m: &Memory, port: &impl Port) -> Option<u64> {
+        if !self.has_ring_bytes(m) {
+            // A switch or a frame is noticed only by who looks, and a program may do nothing but this.
+            let _ = self.probe(m, port);
+        }
+        let queued = || port.tcp_unread().map_or(0, |n| n as u64);
+        let n = match self.mode.load(Relaxed) {
+            mode::TCP => return None,
+            mode::READY => {
+                let n = queued();
+                // SYNC limit: as in `advance`; behind a switch the queue may end with a frame.
+                fence(SeqCst);
+                match self.see_up(m) {
+                    Ok(true) => n.min(self.prefix_left()),
+                    Ok(false) => n,
+                    Err(_) => 0, // for the receive to tell
+                }
+            }
+            mode::PREFIX => match (queued(), self.prefix_left()) {
+                (n, left) if n < left => n,
+                (_, left) => {
+                    let head = self.head(m).unwrap_or(0);
+                    left + head.saturating_sub(self.cursor.load(Relaxed))
+                }
+            },
+            mode::REST => queued().min(self.prefix_left()),
+            _ => self.ring_unread(m),
+        };
+        Some(n)
+    }
+
+    /// Bytes on the ring: for close, and [`RxState::unread`].
     pub fn ring_unread(&self, m: &Memory) -> u64 {
         if self.is_up() {
             self.head(m).map_or(0, |h| h - self.cursor.load(Relaxed))

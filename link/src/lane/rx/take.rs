@@ -1,0 +1,187 @@
+//! Taking bytes: from TCP up to where it ends, and off the ring.
+
+use super::{How, Received, RxState, PIECE};
+use crate::lane::mem::{copy_out, Iov, Memory, Ring};
+use crate::lane::Port;
+use crate::layout::Loc;
+use crate::prim::fence;
+use crate::reason::Reason;
+use core::sync::atomic::Ordering::*;
+
+impl RxState {
+    /// At most `limit` bytes from TCP.
+    pub(super) fn take_tcp(
+        &self,
+        port: &impl Port,
+        iov: &mut Iov<'_>,
+        how: How,
+        limit: usize,
+    ) -> Received {
+        let mut total = 0;
+        while total < limit {
+            let Some((p, n)) = iov.take(limit - total) else {
+                break;
+            };
+            let p = if how.discard {
+                core::ptr::null_mut()
+            } else {
+                p
+            };
+            match port.tcp_recv(p, n, how.peek) {
+                Ok(k) => {
+                    if !how.peek {
+                        self.kpos.fetch_add(k as u64, Relaxed);
+                    }
+                    total += k;
+                    iov.untake(n - k); // the caller may go on with what is left
+                    if k == 0 && total == 0 && n > 0 {
+                        return Received::Eof;
+                    }
+                    if k < n || how.peek {
+                        break; // a peek cannot go on where it stopped
+                    }
+                }
+                Err(e) => {
+                    iov.untake(n);
+                    match e {
+                        _ if total > 0 => break,
+                        libc::EAGAIN => return Received::Empty,
+                        e => return Received::Error(e),
+                    }
+                }
+            }
+        }
+        Received::Bytes(total)
+    }
+
+    /// After the last bytes of the prefix: what the ring has for the same receive. The kernel does not
+    /// stop there, either. (What is wrong is told by the next one.)
+    pub(super) fn take_more(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        iov: &mut Iov<'_>,
+        how: How,
+    ) -> usize {
+        match self.head(m) {
+            Ok(head) if head != self.cursor.load(Relaxed) => {
+                match self.take(m, port, iov, how, head) {
+                    Ok(Received::Bytes(n)) => n,
+                    _ => 0,
+                }
+            }
+            _ => 0,
+        }
+    }
+
+    /// Takes bytes off the ring. `head` is ahead of the cursor.
+    #[inline(always)]
+    pub(super) fn take(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        iov: &mut Iov<'_>,
+        how: How,
+        head: u64,
+    ) -> Result<Received, Reason> {
+        let mut cursor = self.cursor.load(Relaxed);
+        let begin = cursor;
+        let mut published = cursor;
+        let mut size = 0;
+        while cursor != head {
+            let (ring, end) = self.source(m, cursor, head, !how.peek)?;
+            size = ring.size();
+            if end - cursor > size {
+                return Err(Reason::Hostile);
+            }
+            let Some((p, n)) = iov.take((end - cursor).min(PIECE) as usize) else {
+                break;
+            };
+            if !how.discard {
+                // SAFETY: the application promises `p` writable for `n`; `n <= size`, just checked.
+                unsafe { copy_out(ring, cursor, p, n) };
+            }
+            cursor += n as u64;
+            if !how.peek {
+                self.cursor.store(cursor, Relaxed);
+                if cursor - published >= PIECE {
+                    published = cursor;
+                    // Release: pairs with the Acquire in `TxState::refresh`; we have our copy.
+                    m.own_cursor().store(cursor, Release);
+                }
+            }
+        }
+        let n = cursor - begin;
+        if !how.peek {
+            m.own_cursor().store(cursor, Release); // as above
+            self.ring_bytes.fetch_add(n, Relaxed);
+            // A sender that waits has filled three quarters of the ring. The take that brings it
+            // to one half therefore begins above one half, or is one of more than a quarter (if
+            // `head` was loaded before the ring was filled). The others need not ask.
+            if m.far() {
+                // The far side learns of it through two daemons: in few steps while there is more to
+                // read, and at once when there is not, if it waits; else when it next hears from us.
+                let told = self.told.load(Relaxed);
+                if cursor == head || cursor.wrapping_sub(told) >= size / 4 {
+                    // SYNC space: the cursor is stored, now we look; the daemon stores the wish, then
+                    // looks at the cursor.
+                    fence(SeqCst);
+                    if m.peer_tx().want_space.load(Relaxed) != 0 {
+                        self.told.store(cursor, Relaxed);
+                        m.publish(port);
+                    }
+                }
+            } else if head - begin > size / 2 || n > size / 4 {
+                self.consumed(m, port, head - cursor, size);
+            }
+        }
+        Ok(Received::Bytes(n as usize))
+    }
+
+    /// The sender may be waiting for space: wake it when half of the ring is free.
+    #[cold]
+    fn consumed(&self, m: &Memory, port: &impl Port, unread: u64, size: u64) {
+        // SYNC space: pairs with the fence in `TxState::want_space`.
+        fence(SeqCst);
+        if unread <= size / 2 && m.peer_tx().want_space.load(Relaxed) != 0 {
+            m.publish(port);
+        }
+    }
+
+    /// The ring that holds byte `cursor`, and the cursor up to which it does. `keep`: `cursor` is
+    /// ours, not one that only a peek has reached.
+    #[inline(always)]
+    fn source(
+        &self,
+        m: &Memory,
+        cursor: u64,
+        head: u64,
+        keep: bool,
+    ) -> Result<(Ring, u64), Reason> {
+        let w = m.peer_tx();
+        let mut end = head;
+        // Acquire: pairs with the Release in `TxState::move_to`. Loaded after the head: a head that
+        // lies beyond a move comes with the move. The sender moves again only when our cursor has
+        // reached the last move, so neither of the two locations changes while we need it.
+        let seq = w.loc_seq.load(Acquire);
+        let mut loc = self.loc.load(Relaxed);
+        if seq != self.loc_seq.load(Relaxed) || loc == 0 {
+            let new = (seq & 1) as usize;
+            let from = w.loc_from[new].load(Relaxed);
+            if from <= cursor {
+                loc = w.loc[new].load(Relaxed);
+                if keep {
+                    self.loc.store(loc, Relaxed);
+                    self.loc_seq.store(seq, Relaxed);
+                }
+            } else {
+                loc = w.loc[new ^ 1].load(Relaxed);
+                end = from.min(head);
+            }
+        }
+        Loc::unpack(loc)
+            .and_then(|l| m.peer.ring(l))
+            .map(|r| (r, end))
+            .ok_or(Reason::Hostile)
+    }
+}
