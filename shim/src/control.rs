@@ -4,6 +4,8 @@
 //! first, and gets the lock, reads them all. Nothing here blocks, and without a daemon everything
 //! just stays where it is.
 
+mod dial;
+
 use crate::links::{self, Link};
 use crate::{fdtab, lock, promote, sys, table};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
@@ -96,12 +98,12 @@ pub fn ensure() -> bool {
     if FD.load(Relaxed) >= 0 {
         return false;
     }
-    let found = crate::env::dirs().find_map(|d| Some((d, dial(d)?)));
+    let found = crate::env::dirs().find_map(|d| Some((d, dial::dial(d)?)));
     let Some((dir, fd)) = found else {
         REFUSED.store(0, Relaxed); // that daemon is gone, too
         return false;
     };
-    settle_in(dir);
+    dial::settle_in(dir);
     let fd = fdtab::hide(fd);
     OWNER.store(table::pid(), Relaxed);
     GENERATION.fetch_add(1, Relaxed);
@@ -119,69 +121,11 @@ pub fn ensure() -> bool {
     false
 }
 
-/// Says in the table where the daemon was found, so that it finds the table after a restart.
-fn settle_in(dir: &[u8]) {
-    let mut path = [0u8; 128];
-    let Some(t) = table::table() else { return };
-    if dir.len() >= path.len() {
-        return;
-    }
-    path[..dir.len()].copy_from_slice(dir);
-    if let Ok((dev, ino)) = sys::identity(&path[..=dir.len()]) {
-        t.header.home[0].store(dev, Relaxed);
-        t.header.home[1].store(ino, Relaxed);
-    }
-}
-
 /// Why there is no daemon.
 pub fn absence() -> Reason {
     Reason::from_code(REFUSED.load(Relaxed))
         .filter(|r| *r != Reason::None)
         .unwrap_or(Reason::NoDaemon)
-}
-
-fn dial(dir: &[u8]) -> Option<i32> {
-    // SAFETY: all-zero is a valid sockaddr_un.
-    let mut a: libc::sockaddr_un = unsafe { core::mem::zeroed() };
-    a.sun_family = libc::AF_UNIX as u16;
-    let path = b"/control.sock";
-    if dir.is_empty() || dir.len() + path.len() >= a.sun_path.len() {
-        return None;
-    }
-    for (d, s) in a.sun_path.iter_mut().zip(dir.iter().chain(path)) {
-        *d = *s as core::ffi::c_char;
-    }
-    let fd = sys::socket(
-        libc::AF_UNIX,
-        libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
-        0,
-    )
-    .ok()?;
-    match sys::connect(
-        fd,
-        (&a as *const libc::sockaddr_un).cast(),
-        core::mem::size_of_val(&a),
-    ) {
-        Ok(()) if trusted(fd) => Some(fd),
-        _ => {
-            sys::close(fd);
-            None
-        }
-    }
-}
-
-/// Sockets in well-known places may be anybody's: only root's or our own daemon is believed.
-fn trusted(fd: i32) -> bool {
-    if crate::env::dir_is_explicit() {
-        return true;
-    }
-    let mut cred = [0u8; 12]; // struct ucred: pid, uid, gid
-    if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut cred).is_err() {
-        return false;
-    }
-    let uid = u32::from_ne_bytes([cred[4], cred[5], cred[6], cred[7]]);
-    // SAFETY: geteuid has no preconditions.
-    uid == 0 || uid == unsafe { libc::geteuid() }
 }
 
 fn drop_connection() {

@@ -3,8 +3,10 @@
 //! A call comes with its buffers as an iovec and with a closure that makes the native call. Where
 //! the direction is on TCP the closure runs, counted; otherwise the lane is used.
 
+mod leave;
 mod sendfile;
 
+pub use leave::{leave, LEAVE_MS};
 pub use sendfile::sendfile;
 
 use crate::links::Sock;
@@ -25,9 +27,6 @@ use link::reason::Reason;
 pub const FULL_MS: u64 = 20;
 /// The same across nodes, where word of the reader's progress comes late.
 const FULL_FAR_MS: u64 = 200;
-/// Milliseconds that a peer gets to put bytes back on TCP, or to take them from there, before a
-/// descriptor leaves; then the connection is reset.
-pub const LEAVE_MS: u64 = 2000;
 /// Microseconds between two looks at TCP by whoever finds the ring empty.
 const LOOK_US: u64 = 20;
 /// Microseconds between two looks whether the peer's TCP end is still there, by a sender.
@@ -524,86 +523,6 @@ pub unsafe fn recv(
                 }
             }
         }
-    }
-}
-
-/// Gives a connection back to the kernel for good, before something that a lane cannot carry: both
-/// directions. False: the peer did not put its bytes back in time, and the connection was reset.
-pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
-    let c = table::conn(i);
-    let l = table::local(i);
-    table::bar(c, why);
-    let Some((link, m)) = promote::lane(c, l) else {
-        return true;
-    };
-    let port = Sock { fd, link };
-    let end = sys::now_ms() + LEAVE_MS;
-    if let Some(_g) = lock::lock(&c.tx.lock) {
-        let was = c.tx.is_up();
-        let _ = c.tx.down(&m, &port);
-        if was {
-            promote::counted_down();
-        }
-    }
-    let mut stuck = None;
-    loop {
-        let tx_done = {
-            let Some(_g) = lock::lock(&c.tx.lock) else {
-                return false;
-            };
-            !matches!(c.tx.look(&m, &port), Ok(link::lane::Progress::Blocked))
-        };
-        let rx_done = {
-            let Some(_g) = lock::lock(&c.rx.lock) else {
-                return false;
-            };
-            match c.rx.revoke(&m, &port) {
-                Ok(link::lane::rx::Revoked::Clear) => true,
-                Ok(link::lane::rx::Revoked::Pending) => false,
-                Ok(link::lane::rx::Revoked::Impossible) => {
-                    stuck = Some(Reason::Stalled);
-                    true
-                }
-                Err(r) => {
-                    stuck = Some(r);
-                    true
-                }
-            }
-        };
-        if let Some(r) = stuck {
-            reset(c, fd, r);
-            return false;
-        }
-        if tx_done && rx_done {
-            promote::leave_far(i);
-            crate::epoll::deactivate(i);
-            return true;
-        }
-        if sys::now_ms() > end {
-            reset(c, fd, Reason::Stalled);
-            return false;
-        }
-        if !rx_done {
-            link.ring();
-        }
-        let e = sys::poll_ms(fd, if tx_done { 0 } else { libc::POLLOUT }, 1);
-        let _ = e;
-        // The peer may be a lane of this same process: do its part, too.
-        promote::each(|k, other| {
-            if k != i {
-                if let Some((lk, mm)) = promote::lane(other, table::local(k)) {
-                    if let Some(_g) = lock::try_lock(&other.tx.lock) {
-                        let _ = other.tx.look(
-                            &mm,
-                            &Sock {
-                                fd: table::local(k).fd.load(Relaxed),
-                                link: lk,
-                            },
-                        );
-                    }
-                }
-            }
-        });
     }
 }
 

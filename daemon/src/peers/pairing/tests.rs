@@ -2,6 +2,8 @@
 
 use super::super::directory::{FileDirectory, Listed};
 use super::*;
+use crate::peers::digest::Key;
+use crate::peers::msg::Claim;
 use crate::proof::{Record, Role};
 use crate::socket::Counts;
 use proptest::prelude::*;
