@@ -51,17 +51,13 @@ impl Control {
 
     /// Sends, or queues what cannot be sent now.
     pub fn send(&self, msg: ToShim, fds: Vec<Arc<OwnedFd>>) {
-        if self.cut.get() {
-            return;
-        }
         let mut queue = self.queue.borrow_mut();
-        if queue.len() >= QUEUE {
-            drop(queue);
-            return self.cut();
-        }
         queue.push_back((msg, fds));
-        let waits = queue.len() > 1;
+        let (waits, full) = (queue.len() > 1, queue.len() > QUEUE);
         drop(queue);
+        if full || self.is_cut() {
+            return self.cut(); // what must not be lost is taken from the queue
+        }
         if !waits {
             self.flush();
             if self.backlog() {

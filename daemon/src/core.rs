@@ -215,8 +215,8 @@ impl Core {
             ring_max_log2: self.config.ring_max_log2,
         };
         p.send(ack, vec![Arc::new(page.1)]);
-        for (link, side) in std::mem::take(&mut p.missed) {
-            p.send(ToShim::PeerGone { link, side }, vec![]);
+        for msg in std::mem::take(&mut p.missed) {
+            p.send(msg, vec![]);
         }
         for order in std::mem::take(&mut p.orders).messages() {
             p.send(order, vec![]);
@@ -344,7 +344,7 @@ impl Core {
                     conn,
                     gen,
                 });
-                trouble = (Reason::NotEstablished, 0);
+                trouble = (Reason::PeerDeclined, RETRY_SOON_MS);
                 core.links.forget(
                     ConnRef {
                         party: id,
@@ -368,8 +368,8 @@ impl Core {
                 p.send(s.msg, s.fds);
             }
         }
-        for ends in out.failed {
-            for e in ends {
+        for e in out.failed.into_iter().flatten() {
+            if Some(e) != out.gave_up {
                 self.decline(e, reason, reason, retry_ms);
             }
         }

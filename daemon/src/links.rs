@@ -36,6 +36,8 @@ pub struct Out {
     pub sends: Vec<Send>,
     /// Lanes that will not come to be: their two ends.
     pub failed: Vec<[ConnRef; 2]>,
+    /// The end that gave one of these up itself.
+    pub gave_up: Option<ConnRef>,
     /// Ends whose lane to another node could be offered now.
     pub ready: Vec<ConnRef>,
 }
@@ -285,7 +287,10 @@ impl Links {
             return Err(Violation("mapped a chunk that does not exist"));
         };
         if c.stage != Stage::Given {
-            return Err(Violation("mapped a chunk twice"));
+            return match n {
+                0 | 1 => Err(Violation("mapped a chunk twice")),
+                _ => Ok(()), // it was given twice; see `want_chunk`
+            };
         }
         if memfd::seal(&c.fd).is_err() {
             return Err(Violation(
@@ -293,14 +298,7 @@ impl Links {
             ));
         }
         c.stage = Stage::Sealed;
-        let msg = ToShim::PeerChunk {
-            link: id,
-            side: 1 - side,
-            chunk: n,
-            bytes: c.bytes,
-        };
-        let fds = vec![c.fd.clone()];
-        out.send(peer, msg, fds);
+        share(id, 1 - side, peer, n as usize, c, out);
         Ok(())
     }
 
@@ -321,6 +319,9 @@ impl Links {
         let Some(c) = link.sides[owner].chunks.get_mut(n as usize) else {
             return Err(Violation("mapped a peer chunk that does not exist"));
         };
+        if c.stage == Stage::Shared && n > 1 {
+            return Ok(()); // it was given twice
+        }
         if c.stage != Stage::Sealed {
             return Err(Violation("mapped a peer chunk it was not given"));
         }
@@ -345,7 +346,8 @@ impl Links {
         Ok(())
     }
 
-    /// The writer wants another data chunk. It gets one if it may; otherwise it makes do.
+    /// The writer wants another data chunk. It gets one if it may; otherwise it makes do, and asks again.
+    /// One that is on its way is sent again: who could not map it may be able to now.
     pub fn want_chunk(
         &mut self,
         from: PartyId,
@@ -358,10 +360,23 @@ impl Links {
         };
         let far = link.is_far();
         let bytes = chunk_bytes(far) as u64;
+        let peer = link.sides[1 - usize::from(side)].party;
         let s = &mut link.sides[usize::from(side)];
         let n = s.chunks.len();
-        let growing = s.chunks.iter().any(|c| c.stage != Stage::Shared);
-        if growing || n >= CHUNKS || !s.payer.take_memory(bytes) {
+        let growing = s.chunks.iter().position(|c| c.stage != Stage::Shared);
+        if let Some(n) = growing {
+            // (The link's first ones are mapped, or it goes; a far party maps what it is given.)
+            match s.chunks[n].stage {
+                _ if n < 2 => {}
+                Stage::Given if !s.party.is_far() => give(id, side.into(), s, n, out),
+                Stage::Sealed if !peer.is_far() => {
+                    share(id, 1 - side, peer, n, &s.chunks[n], out);
+                }
+                _ => {}
+            }
+            return Ok(());
+        }
+        if n >= CHUNKS || !s.payer.take_memory(bytes) {
             return Ok(());
         }
         match make_chunk(id, side.into(), n, far) {
@@ -499,6 +514,17 @@ impl Links {
             }
         }
     }
+}
+
+/// Gives a sealed chunk to the party that reads it.
+fn share(id: u64, side: u8, to: PartyId, n: usize, c: &Chunk, out: &mut Out) {
+    let msg = ToShim::PeerChunk {
+        link: id,
+        side,
+        chunk: n as u32,
+        bytes: c.bytes,
+    };
+    out.send(to, msg, vec![c.fd.clone()]);
 }
 
 /// Gives a data chunk to its writer.

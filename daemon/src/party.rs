@@ -6,7 +6,7 @@ use crate::core::orders::Orders;
 use crate::family::Family;
 use crate::limits::{Group, Member};
 use crate::process::ProcId;
-use link::msg::ToShim;
+use link::msg::{op, ToShim};
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -47,8 +47,8 @@ pub struct Party {
     pub credits: u32,
     /// Registrations that are being looked at.
     pub under_way: HashSet<(u32, u32)>,
-    /// Links that ended while there was no control connection: told when there is one again.
-    pub missed: Vec<(u64, u8)>,
+    /// Ends of links and lanes while there was no control connection: told when there is one again.
+    pub missed: Vec<ToShim>,
     /// What operators have said meanwhile.
     pub orders: Orders,
 }
@@ -68,7 +68,9 @@ impl Party {
     /// Nobody hears this now; some of it must not be lost.
     fn keep(&mut self, msg: ToShim) {
         match msg {
-            ToShim::PeerGone { link, side } => self.missed.push((link, side)),
+            ToShim::PeerGone { .. }
+            | ToShim::LaneGone { .. }
+            | ToShim::Command { op: op::GONE, .. } => self.missed.push(msg),
             ToShim::Command { conn, gen, op } => self.orders.add(conn, gen, op),
             _ => {}
         }

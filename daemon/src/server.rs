@@ -23,6 +23,8 @@ use tokio::io::Interest;
 /// How long a connection may take to say hello, and how many may be doing so.
 const HELLO_TIME: Duration = Duration::from_secs(10);
 const STRANGERS: usize = 4096;
+/// More messages than a socket holds.
+const REST: usize = 1024;
 /// Messages handled for one shim before the others have their turn.
 const BATCH: usize = 32;
 
@@ -76,7 +78,9 @@ pub async fn serve(shared: Shared, sock: OwnedFd) -> std::io::Result<()> {
             let met = tokio::time::timeout(HELLO_TIME, greet(&shared, &control, accepted)).await;
             strangers.set(strangers.get().saturating_sub(1));
             if let Ok(Some((id, group))) = met {
-                attend(&shared, id, &group, &control).await;
+                if attend(&shared, id, &group, &control).await.is_ok() {
+                    read_rest(&shared, id, &control);
+                }
                 shared.borrow_mut().disconnect(id, Some(&control));
             }
         });
@@ -171,17 +175,17 @@ fn watch(shared: &Shared, id: crate::party::PartyId, pidfd: OwnedFd) {
     });
 }
 
-/// Serves a connection until it ends.
+/// Serves a connection until it ends, by itself or by a mistake.
 async fn attend(
     shared: &Shared,
     id: crate::party::PartyId,
     group: &Rc<Group>,
     control: &Rc<Control>,
-) {
+) -> Result<(), Violation> {
     let mut buf = [0u8; MAX];
     loop {
         if control.is_cut() {
-            return;
+            return Ok(());
         }
         // A cgroup whose descriptors keep our helpers busy waits until they are through.
         let resumed = group.resume.notified();
@@ -197,26 +201,26 @@ async fn attend(
             () = resumed, if paused => {}
             () = patience => {
                 tracing::info!("cut off a shim that does not read");
-                return;
+                return Ok(());
             }
             r = control.sock.writable(), if control.backlog() => match r {
                 Ok(mut ready) => if !control.flush() { ready.clear_ready() },
-                Err(_) => return,
+                Err(_) => return Ok(()),
             },
             r = control.sock.readable(), if !paused => {
-                let Ok(mut ready) = r else { return };
+                let Ok(mut ready) = r else { return Ok(()) };
                 for _ in 0..BATCH {
                     match wire::recv(control.sock.get_ref().as_fd(), &mut buf) {
                         Ok(Incoming::Message { len, fds }) => {
                             if let Err(v) = handle(shared, id, &buf[..len], fds) {
                                 tracing::warn!("cut off a shim: {}", v.0);
-                                return;
+                                return Err(v);
                             }
                         }
-                        Ok(Incoming::End) => return,
+                        Ok(Incoming::End) => return Ok(()),
                         Err(Errno::AGAIN) => { ready.clear_ready(); break }
-                        Err(Errno::INTR) => {}
-                        Err(_) => return,
+                        Err(Errno::INTR | Errno::CONNRESET) => {}
+                        Err(_) => return Ok(()),
                     }
                     if group.saturated() || control.is_cut() {
                         break;
@@ -225,6 +229,23 @@ async fn attend(
             }
         }
         tokio::task::yield_now().await;
+    }
+}
+
+/// What a shim had said before its connection ended, or was replaced: it will not say it again.
+fn read_rest(shared: &Shared, id: crate::party::PartyId, control: &Rc<Control>) {
+    let mut buf = [0u8; MAX];
+    for _ in 0..REST {
+        match wire::recv(control.sock.get_ref().as_fd(), &mut buf) {
+            Ok(Incoming::Message { len, fds }) => {
+                if handle(shared, id, &buf[..len], fds).is_err() {
+                    return;
+                }
+            }
+            // (CONNRESET: it has left words of ours unread; its own come after that.)
+            Err(Errno::INTR | Errno::CONNRESET) => {}
+            Ok(Incoming::End) | Err(_) => return,
+        }
     }
 }
 

@@ -121,7 +121,7 @@ pub struct Conn {
     pub tag: AtomicU64,
     pub lane: AtomicU32,
     pub side: AtomicU32,
-    /// Party number under which the lane was offered: only that process works it.
+    /// The process that registered it: only that one works its lane.
     pub owner_pid: AtomicU32,
     /// Base epoch of the lane's present use.
     pub epoch: AtomicU32,

@@ -115,7 +115,7 @@ pub fn ensure() -> bool {
         pid: sys::getpid(),
         table_bytes: link::family::TABLE_BYTES as u64,
     };
-    if !send(&hello, Some(table::memfd())) {
+    if send(&hello, Some(table::memfd())).is_err() {
         drop_connection();
     }
     false
@@ -139,10 +139,10 @@ fn drop_connection() {
 }
 
 /// Sends a message; a daemon that does not take it is as good as none.
-fn send(m: &ToDaemon, fd: Option<i32>) -> bool {
+fn send(m: &ToDaemon, fd: Option<i32>) -> Result<(), i32> {
     let sock = FD.load(Relaxed);
     if sock < 0 {
-        return false;
+        return Err(libc::ENOTCONN);
     }
     let mut buf = [0u8; MAX];
     let n = m.encode(&mut buf);
@@ -159,17 +159,13 @@ fn send(m: &ToDaemon, fd: Option<i32>) -> bool {
         h.msg_control = ctl.0.as_mut_ptr().cast();
         h.msg_controllen = ctl.put_fd(fd) as _;
     }
-    match sys::sendmsg(sock, &h, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
-        Ok(_) => true,
-        Err(e) => {
-            if e != libc::EAGAIN {
-                // The daemon is gone: as good as a message, whoever comes next shall look. (Not we: the
-                // caller may hold locks.)
-                NOTICE_SEEN.store(notice().load(Relaxed).wrapping_sub(1), Relaxed);
-            }
-            false
-        }
+    let r = sys::sendmsg(sock, &h, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+    if r.is_err_and(|e| e != libc::EAGAIN) {
+        // The daemon is gone: as good as a message, whoever comes next shall look. (Not we: the
+        // caller may hold locks.)
+        NOTICE_SEEN.store(notice().load(Relaxed).wrapping_sub(1), Relaxed);
     }
+    r.map(drop)
 }
 
 /// Room for control messages, aligned as cmsghdr wants it.
@@ -247,14 +243,15 @@ pub fn pump() {
                 fds.close_rest();
             }
             Err(libc::EAGAIN) => break,
-            Err(libc::EINTR) => {}
+            // (ECONNRESET: the daemon died with words of ours unread; its own come after that.)
+            Err(libc::EINTR | libc::ECONNRESET) => {}
             Err(_) => {
                 drop_connection();
                 return;
             }
         }
     }
-    links::settle_owed(tell_done);
+    settle();
     drop(g);
 }
 
@@ -275,9 +272,10 @@ impl Fds {
     }
 }
 
-/// An answer that the daemon waits for. If it cannot be sent, both begin anew.
+/// An answer that the daemon waits for. If it does not fit, both begin anew. (A daemon that is gone may
+/// have said more: that is read first.)
 fn reply(m: &ToDaemon) {
-    if !send(m, None) {
+    if send(m, None) == Err(libc::EAGAIN) {
         drop_connection();
     }
 }
@@ -367,7 +365,7 @@ fn handle(m: ToShim, fds: &mut Fds) {
                 _ => false,
             };
             if !ok && chunk > 1 && links::find(link, side).is_some() {
-                return; // then it does not grow: its lanes make do with what there is
+                return; // its lanes make do with what there is; it comes again when we ask again
             }
             reply(&if ok {
                 ToDaemon::Mapped { link, side, chunk }
@@ -395,6 +393,9 @@ fn handle(m: ToShim, fds: &mut Fds) {
                 }
                 _ => false,
             };
+            if !ok && chunk > 1 && links::find(link, side).is_some() {
+                return; // it comes again; nothing lies there until we say that we have it
+            }
             reply(&if ok {
                 ToDaemon::PeerMapped { link, side, chunk }
             } else {
@@ -458,7 +459,7 @@ pub fn register(m: &ToDaemon, fd: i32) -> Option<u64> {
         return None;
     }
     let n = SENT.fetch_add(1, Relaxed) + 1;
-    if !send(m, Some(fd)) {
+    if send(m, Some(fd)).is_err() {
         SENT.fetch_sub(1, Relaxed);
         CREDITS.fetch_add(1, Relaxed);
         return None;
@@ -477,9 +478,16 @@ pub fn settled(n: u64) -> bool {
 /// A daemon that is stopped for a while, or has cut the connection, must still get to know: what cannot
 /// be sent now is sent later.
 pub fn lane_done(link: &Link, lane: u32) {
-    if !tell_done(link, lane) {
-        link.owe(lane);
+    match tell_done(link, lane) {
+        true => drop(settle()),
+        false => link.owe(lane),
     }
+}
+
+/// Tells the daemon what it could not be told before. False: it still cannot. It must know before it
+/// hears of the same connections again.
+pub fn settle() -> bool {
+    links::settle_owed(tell_done)
 }
 
 fn tell_done(link: &Link, lane: u32) -> bool {
@@ -488,7 +496,7 @@ fn tell_done(link: &Link, lane: u32) -> bool {
         side: link.side.load(Relaxed) as u8,
         lane,
     };
-    send(&m, None)
+    send(&m, None).is_ok()
 }
 
 /// Gives the daemon a copy of the socket of a lane to another node.
@@ -498,7 +506,7 @@ pub fn lane_held(link: &Link, lane: u32, fd: i32) -> bool {
         side: link.side.load(Relaxed) as u8,
         lane,
     };
-    send(&m, Some(fd))
+    send(&m, Some(fd)).is_ok()
 }
 
 /// The daemon is to shut this lane's socket down when everything has arrived. False: it cannot be
@@ -509,7 +517,7 @@ pub fn lane_shut(link: &Link, lane: u32) -> bool {
         side: link.side.load(Relaxed) as u8,
         lane,
     };
-    READY.load(Relaxed) != 0 && send(&m, None)
+    READY.load(Relaxed) != 0 && send(&m, None).is_ok()
 }
 
 pub fn forget(conn: u32, gen: u32) {

@@ -496,7 +496,11 @@ fn arm(s: &Set, reg: &Reg, conn: u32, fd: i32) {
 fn armed(set: u32, conn: u32, r: u32) {
     let c = table::conn(conn);
     if c.flags.load(Relaxed) & (flag::LANE | flag::BARRED | flag::HELD) == flag::LANE {
-        if let Some((link, _)) = promote::lane(c, table::local(conn)) {
+        if c.owner_pid.load(Relaxed) != table::pid() {
+            // Inherited: in a set of ours the link's doorbell would be heard by us, and no more by its
+            // owner. What comes after the way down is told by the kernel.
+            promote::take_down(conn);
+        } else if let Some((link, _)) = promote::lane(c, table::local(conn)) {
             activate_one(set, conn, r, link);
         }
     }
@@ -530,6 +534,7 @@ fn add(set: u32, fd: i32, conn: u32, ev: epoll_event) {
             io::leave(conn, fd, link::reason::Reason::EpollShared);
         } else {
             armed(set, conn, r);
+            promote::watched(conn, c);
         }
     }
 }

@@ -170,9 +170,9 @@ fn last_close(fd: i32, i: u32) {
     table::free(i);
 }
 
-/// Is a registration of this connection under way?
+/// Is a registration of this connection under way, and ours?
 fn mine_registered(c: &Conn) -> bool {
-    c.flags.load(Relaxed) & flag::REGISTERED != 0
+    c.flags.load(Relaxed) & flag::REGISTERED != 0 && c.owner_pid.load(Relaxed) == table::pid()
 }
 
 /// `struct linger` that makes a close reset the connection: on, for no time.

@@ -26,10 +26,14 @@ struct Arena {
     /// Chunk being carved, and its next free page.
     chunk: AtomicU32,
     page: AtomicU32,
+    /// When another one was asked for (ms, odd); 0: it was not, or is there.
     asked: AtomicU32,
     count: [AtomicU32; CLASSES],
     free: [[AtomicU64; FREE_PER_CLASS]; CLASSES],
 }
+
+/// Milliseconds between two requests for the same chunk.
+const ASK_MS: u32 = 1000;
 
 /// One side of a link. Zeroed memory is a free slot.
 pub struct Link {
@@ -124,6 +128,7 @@ pub fn reap() {
             .control()
             .is_some_and(|c| c.sleepers.0.load(SeqCst) != 0);
         used |= l.waiters.iter().any(|w| w.load(SeqCst) != 0);
+        used |= l.owed.iter().any(|w| w.load(Relaxed) != 0);
         crate::promote::each(|i, _| {
             used |= core::ptr::eq(crate::table::local(i).link.load(Relaxed), l);
         });
@@ -192,11 +197,12 @@ pub fn after_fork() {
     all.for_each(|w| w.store(0, Relaxed));
 }
 
-/// Tells again what could not be told. `tell` returns false if it still cannot.
-pub fn settle_owed(tell: impl Fn(&Link, u32) -> bool) {
-    if OWED.swap(0, Relaxed) == 0 {
-        return;
+/// Tells again what could not be told. `tell` returns false if it still cannot, and so does this.
+pub fn settle_owed(tell: impl Fn(&Link, u32) -> bool) -> bool {
+    if OWED.load(Relaxed) == 0 || OWED.swap(0, Relaxed) == 0 {
+        return true;
     }
+    let mut all = true;
     for l in seen().iter().filter(|l| l.state.load(Acquire) != 0) {
         for (k, w) in l.owed.iter().enumerate() {
             let mut bits = w.swap(0, Relaxed);
@@ -206,10 +212,12 @@ pub fn settle_owed(tell: impl Fn(&Link, u32) -> bool) {
                 let lane = k as u32 * 64 + bit;
                 if !tell(l, lane) {
                     l.owe(lane);
+                    all = false;
                 }
             }
         }
     }
+    all
 }
 
 impl Link {
@@ -279,7 +287,7 @@ impl Link {
             area.has_chunk(chunk as usize)
         };
         if taken {
-            return false;
+            return chunk > 1; // given twice, since our answer was late or lost
         }
         let Ok(p) = sys::map(fd, bytes, own) else {
             return false;
@@ -304,8 +312,10 @@ impl Link {
     /// The other party has mapped our chunk: rings may lie in it.
     pub fn chunk_ready(&self, chunk: u32) {
         if (chunk as usize) < CHUNKS {
-            self.arena.ready.fetch_or(1 << chunk, Release);
-            self.arena.asked.store(0, Relaxed);
+            let old = self.arena.ready.fetch_or(1 << chunk, Release);
+            if old & 1 << chunk == 0 {
+                self.arena.asked.store(0, Relaxed);
+            }
         }
     }
 
@@ -338,7 +348,10 @@ impl Link {
             a.chunk.store(chunk + 1, Relaxed);
             a.page.store(0, Relaxed);
         }
-        if a.asked.swap(1, Relaxed) == 0 {
+        // Again after a while: the daemon may have refused, or the answer may be lost.
+        let (now, asked) = (sys::now_ms() as u32 | 1, a.asked.load(Relaxed));
+        if asked == 0 || now.wrapping_sub(asked) >= ASK_MS {
+            a.asked.store(now, Relaxed);
             crate::control::want_chunk(self);
         }
         None

@@ -29,6 +29,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                 let c = table::conn(i);
                 if c.flags.load(Relaxed) & flag::POLLED == 0 {
                     c.flags.fetch_or(flag::POLLED, Relaxed);
+                    promote::watched(i, c);
                 }
                 if c.flags.load(Relaxed) & flag::LANE != 0 {
                     promote::try_ready(i, c, table::local(i));

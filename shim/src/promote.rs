@@ -3,9 +3,11 @@
 
 mod far;
 mod orders;
+mod register;
 
 pub use far::{greeted, leave_far};
 pub use orders::command;
+pub use register::{daemon_lost, declined};
 
 use crate::links::{Link, Sock};
 use crate::table::{self, because, Local};
@@ -14,7 +16,6 @@ use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::lane::{rx, tx, Memory};
 use link::layout::Loc;
-use link::msg::{register, ToDaemon};
 use link::reason::Reason;
 
 /// Hooked calls after which a connection is worth promoting, and bytes that suffice as well.
@@ -41,12 +42,13 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
         if c.flags.load(Relaxed) & flag::FAR != 0 {
             far::retire(i, c);
         }
-        if c.reason.load(Relaxed) == Reason::EpollShared.code() {
-            watched_now(i, c);
-        }
+        watched(i, c);
         // Without lanes nobody polls the control connection: look now and then whether it is there.
         if c.calls.fetch_add(1, Relaxed) & 0xff == 0xff {
-            crate::io::quietly(control::pump);
+            crate::io::quietly(|| {
+                control::pump();
+                register::disown(c);
+            });
         }
         if control::lost() {
             find_daemon();
@@ -95,7 +97,7 @@ pub fn consider(i: u32, fd: i32, c: &Conn) {
     }
     let errno = crate::errno();
     table::name(i, fd);
-    try_register(i, fd, c);
+    register::try_register(i, fd, c);
     crate::set_errno(errno);
 }
 
@@ -113,6 +115,14 @@ pub fn made_nonblocking(i: u32) {
     if c.flags.load(Relaxed) & flag::LANE != 0 && unwatched(i, c) {
         because(c, Reason::EpollShared);
         take_down(i);
+    }
+}
+
+/// Somebody we know of may watch this connection from now on.
+#[inline(always)]
+pub fn watched(i: u32, c: &Conn) {
+    if c.reason.load(Relaxed) == Reason::EpollShared.code() {
+        watched_now(i, c);
     }
 }
 
@@ -137,82 +147,6 @@ fn later(c: &Conn, r: Reason, ms: u64) {
     c.not_before_ms.store(sys::now_ms() + ms, Relaxed);
 }
 
-fn try_register(i: u32, fd: i32, c: &Conn) {
-    if !control::ensure() {
-        if env::eager() {
-            control::await_greeting();
-        }
-        if !control::ensure() {
-            // A daemon that has been greeted answers soon.
-            let soon = if control::fd() >= 0 { 2 } else { 50 };
-            return later(c, control::absence(), soon);
-        }
-    }
-    if !control::has_credit() {
-        return later(c, Reason::TimeoutDaemon, 20);
-    }
-    if table::holders(c) != 1 {
-        return later(c, Reason::Shared, 100);
-    }
-    if epoll::unservable(i) {
-        return later(c, Reason::EpollShared, 1000);
-    }
-    if unwatched(i, c) {
-        return because(c, Reason::EpollShared); // until the first poll or registration
-    }
-    let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
-        return;
-    };
-    if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
-        return;
-    }
-    let (tx_kpos, rx_kpos) = (c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst));
-    for _ in 0..3 {
-        let Some(k) = sys::tcp_counts(fd) else {
-            return table::bar(c, Reason::Option);
-        };
-        if k.state != ESTABLISHED {
-            return later(
-                c,
-                Reason::NotEstablished,
-                if env::eager() { 1 } else { 100 },
-            );
-        }
-        let Ok(unread) = sys::ioctl_i32(fd, libc::FIONREAD) else {
-            return;
-        };
-        if k.sent == tx_kpos && k.received.wrapping_sub(unread as u64) == rx_kpos {
-            let m = ToDaemon::Register {
-                conn: i,
-                gen: c.gen.load(Relaxed),
-                tx_kpos,
-                rx_kpos,
-                flags: if env::eager() { register::EAGER } else { 0 },
-            };
-            // Before the message: another thread may read the answer the next moment.
-            because(c, Reason::Waiting);
-            c.flags.fetch_or(flag::REGISTERED, SeqCst);
-            match control::register(&m, fd) {
-                Some(n) => table::local(i).registration.store(n, Relaxed),
-                None => {
-                    c.flags.fetch_and(!flag::REGISTERED, SeqCst);
-                    later(c, Reason::TimeoutDaemon, 20);
-                }
-            }
-            return;
-        }
-    }
-    // Other threads may be moving bytes natively this moment; otherwise somebody bypasses us.
-    if c.tx.natives.load(SeqCst) == 0 && c.rx.natives.load(SeqCst) == 0 {
-        // Counted and moved are compared once more, now that nobody moves.
-        let same = sys::tcp_counts(fd).is_some_and(|k| k.sent == c.tx.kpos.load(SeqCst));
-        if !same {
-            return table::bar(c, Reason::Bypassed);
-        }
-    }
-    later(c, Reason::Young, 5);
-}
-
 /// A lane is offered for connection `i`. False: not wanted any more.
 pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64) -> bool {
     if i as usize >= link::family::CONNS {
@@ -227,7 +161,11 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
             && l.refs.load(Acquire) > 0
             && c.flags.load(Relaxed) & (flag::BARRED | flag::HELD | flag::LANE) == 0
     };
+    if has(c, l, link, lane_no, gen) {
+        return true;
+    }
     if !usable() {
+        register::unregister(c, gen);
         return false;
     }
     let (Some(_t), Some(_r)) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)) else {
@@ -278,6 +216,15 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     epoll::activate(i, link);
     ready_locked(i, c, l);
     true
+}
+
+/// Was this lane offered, and taken, before? (A registration may be answered twice, around the end of a
+/// control connection.)
+fn has(c: &Conn, l: &Local, link: &Link, lane_no: u32, gen: u32) -> bool {
+    c.gen.load(Relaxed) == gen
+        && c.flags.load(Relaxed) & flag::LANE != 0
+        && c.lane.load(Relaxed) == lane_no
+        && core::ptr::eq(l.link.load(Relaxed), link)
 }
 
 fn sync_nonblock(c: &Conn, fd: i32) {
@@ -431,34 +378,6 @@ pub fn each(mut f: impl FnMut(u32, &Conn)) {
     }
 }
 
-pub fn declined(i: u32, gen: u32, local: u32, peer: u32, retry_ms: u32) {
-    if i as usize >= link::family::CONNS {
-        return;
-    }
-    let c = table::conn(i);
-    if c.gen.load(Relaxed) != gen || c.state.load(Relaxed) != state::OPEN {
-        return;
-    }
-    c.reason.store(local, Relaxed);
-    c.peer_reason.store(peer, Relaxed);
-    if retry_ms == 0 {
-        c.flags.fetch_or(flag::BARRED, Relaxed);
-    } else {
-        c.not_before_ms
-            .store(sys::now_ms() + u64::from(retry_ms), Relaxed);
-    }
-    c.flags.fetch_and(!flag::REGISTERED, Relaxed);
-}
-
-/// The daemon is gone: whoever waited for it may try the next one.
-pub fn daemon_lost() {
-    each(|_, c| {
-        if c.flags.fetch_and(!flag::REGISTERED, Relaxed) & flag::REGISTERED != 0 {
-            because(c, control::absence());
-        }
-    });
-}
-
 /// The process at the other end of a link is gone: what we send must meet TCP's errors; what it
 /// had published may still be read.
 pub fn peer_gone(link: &Link) {
@@ -490,13 +409,7 @@ pub fn lane_gone(link: &Link, lane_no: u32, i: u32, gen: u32) {
     }
     let c = table::conn(i);
     let l = table::local(i);
-    let ours = || {
-        c.gen.load(Relaxed) == gen
-            && c.state.load(Relaxed) == state::OPEN
-            && c.flags.load(Relaxed) & flag::LANE != 0
-            && c.lane.load(Relaxed) == lane_no
-            && core::ptr::eq(l.link.load(Relaxed), link)
-    };
+    let ours = || c.state.load(Relaxed) == state::OPEN && has(c, l, link, lane_no, gen);
     let Some((_, m)) = lane(c, l).filter(|_| ours()) else {
         return;
     };

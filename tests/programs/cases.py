@@ -437,6 +437,39 @@ def daemonize_server(sock):
 daemonize_client = bothfork_client
 
 
+def reinit_server(sock):
+    """A child makes its own epoll set of what it has inherited (libevent's event_reinit does), and only
+    looks on; the parent goes on with its own."""
+    def watch():
+        ep = select.epoll()
+        ep.register(sock.fileno(), select.EPOLLIN | select.EPOLLET)
+        return ep
+
+    ours = watch()
+    pid = os.fork()
+    if pid == 0:
+        theirs = watch()
+        mark("watching")
+        while not marked("over"):
+            theirs.poll(0.01)
+        os._exit(0)
+    await_mark("watching")
+    for _ in range(2000):
+        while not ours.poll(10):
+            raise TimeoutError("nobody woke us")
+        sock.sendall(exactly(sock, 100))
+    mark("over")
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def reinit_client(sock):
+    await_mark("watching")
+    for i in range(2000):
+        sock.sendall(NOISE[i:i + 100])
+        same(exactly(sock, 100), NOISE[i:i + 100])
+        time.sleep(0.001)  # both are asleep when the next one comes
+
+
 # ---- main -------------------------------------------------------------------------------------
 
 def main():

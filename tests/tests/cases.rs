@@ -49,7 +49,8 @@ macro_rules! cases {
     )*};
 }
 
-cases! { dup over flags halfclose bigwrites sendfile reset exec spawn inetd rights bothfork daemonize }
+cases! { dup over flags halfclose bigwrites sendfile reset exec spawn inetd rights bothfork daemonize
+reinit }
 
 /// A process that is killed leaves every byte it sent.
 #[test]

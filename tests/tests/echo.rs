@@ -3,7 +3,7 @@
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 use underpass_tests::harness::peers::Echo;
-use underpass_tests::harness::{Daemon, Place, Program};
+use underpass_tests::harness::{until, Daemon, Place, Program, SOON};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -112,7 +112,20 @@ fn forked_children_are_counted_once() -> Result<()> {
 fn accept_then_fork_eager() -> Result<()> {
     let d = Daemon::start()?;
     let echo = Echo::serve("fork", "127.0.0.1", &d.eager())?;
-    echo.client(&d.eager(), 4, 300, None)?.finish(LIMIT)?;
+    // The parent registers what it accepts, and closes it: its children get the lanes all the same.
+    for round in 1..=5 {
+        let stop = tempfile::tempdir()?;
+        let file = stop.path().join("stop");
+        let client = echo.client(&d.eager(), 4, 0, Some(&file))?;
+        let on_lanes = |d: &Daemon| {
+            let rows = d.ss().unwrap_or_default();
+            rows.iter().filter(|r| r.mode == "SMCD").count() == 8
+        };
+        until("eight ends on lanes", SOON, || on_lanes(&d))
+            .with_context(|| format!("round {round}\n{}", d.picture()))?;
+        std::fs::write(&file, b"")?;
+        client.finish(LIMIT)?;
+    }
     ensure!(d.stats()?.resets == 0, "{}", d.picture());
     Ok(())
 }

@@ -155,21 +155,8 @@ impl Links {
         out: &mut Out,
     ) -> Result<(), Violation> {
         self.lane_done(from, id, side, lane)?;
-        let other = 1u8.saturating_sub(side); // an unknown link's side may be anything
-        let left = self.links.get(&id).and_then(|l| {
-            let u = l.slots.get(lane as usize)?.now.as_ref()?;
-            (!u.done[usize::from(other)]).then_some(u.ends[usize::from(other)])
-        });
-        if let Some(e) = left.filter(|e| !e.party.is_far()) {
-            let msg = ToShim::LaneGone {
-                link: id,
-                side: other,
-                lane,
-                conn: e.conn,
-                gen: e.gen,
-            };
-            out.send(e.party, msg, vec![]);
-        }
+        // (An unknown link's side may be anything.)
+        self.lane_gone(id, lane, 1u8.saturating_sub(side), out);
         Ok(())
     }
 
@@ -179,21 +166,63 @@ impl Links {
         let Some(&(id, slot, side)) = self.by_conn.get(&(who.party, who.conn, who.gen)) else {
             return false;
         };
-        let Some(link) = self.links.get(&id) else {
-            return false;
-        };
-        if link.ready {
-            if let Some(msg) = offer_msg(id, link, slot as usize, side.into()) {
-                out.send(who.party, msg, vec![]);
+        let now = |l: &Link| Some(l.slots.get(slot as usize)?.now.as_ref()?.offered);
+        match self.links.get(&id).and_then(now) {
+            None => false,
+            // It will be offered when both ends have it.
+            Some(false) => true,
+            Some(true) if self.is_left(id, slot, side) => {
+                // The other end has given it back, and the word of that was lost.
+                let _ = self.lane_done(who.party, id, side, slot);
+                false
+            }
+            Some(true) => {
+                let l = self.links.get(&id);
+                if let Some(m) = l.and_then(|l| offer_msg(id, l, slot as usize, side.into())) {
+                    out.send(who.party, m, vec![]);
+                }
+                true
             }
         }
-        true
     }
 
-    /// A connection ended before its lane was offered: the other end is told that it failed.
+    /// Has the other end of this lane given it back?
+    fn is_left(&self, id: u64, slot: u32, side: u8) -> bool {
+        let slot = |l: &Link| Some(l.slots.get(slot as usize)?.now.as_ref()?.done);
+        let done = self.links.get(&id).and_then(slot);
+        done.is_some_and(|d| d[1 - usize::from(side)])
+    }
+
+    /// A connection is no longer its process's, which has not taken its lane yet: the other end gets to
+    /// know.
     pub fn forget(&mut self, who: ConnRef, out: &mut Out) {
-        if let Some((id, slot)) = self.lane_of(who) {
-            self.abandon(id, slot, out);
+        let Some(&(id, slot, side)) = self.by_conn.get(&(who.party, who.conn, who.gen)) else {
+            return;
+        };
+        out.gave_up = Some(who);
+        self.abandon(id, slot, out);
+        // Offered: the process will refuse it when it reads that, which may be in an hour.
+        if self.by_conn.contains_key(&(who.party, who.conn, who.gen)) {
+            self.lane_gone(id, slot, 1 - side, out);
+        }
+    }
+
+    /// Asks an end within the node to give its lane back.
+    fn lane_gone(&self, id: u64, slot: u32, side: u8, out: &mut Out) {
+        let end = |l: &Link| {
+            let u = l.slots.get(slot as usize)?.now.as_ref()?;
+            (!u.done[usize::from(side)]).then_some(u.ends[usize::from(side)])
+        };
+        let end = self.links.get(&id).and_then(end);
+        if let Some(e) = end.filter(|e| !e.party.is_far()) {
+            let msg = ToShim::LaneGone {
+                link: id,
+                side,
+                lane: slot,
+                conn: e.conn,
+                gen: e.gen,
+            };
+            out.send(e.party, msg, vec![]);
         }
     }
 

@@ -166,8 +166,16 @@ fn one_chunk_at_a_time_and_not_for_ever() {
     let mut out = Out::default();
     w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
     w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
-    assert_eq!(out.sends.len(), 1, "the first is not ready yet");
+    let again = out.sends.pop().unwrap();
+    assert_eq!(again.msg, out.sends[0].msg, "the first is not ready yet");
     w.help(out);
+    // What was only late is mapped once more, and nothing comes of it.
+    let late = vec![again];
+    w.help(Out {
+        sends: late,
+        ..Out::default()
+    });
+    assert_eq!(w.links.links[&link].sides[0].chunks.len(), 3);
     for _ in 0..CHUNKS {
         let mut out = Out::default();
         w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
@@ -175,6 +183,27 @@ fn one_chunk_at_a_time_and_not_for_ever() {
     }
     assert_eq!(w.links.links[&link].sides[0].chunks.len(), CHUNKS);
     assert_eq!(w.links.links[&link].sides[1].chunks.len(), 2);
+}
+
+/// The reader cannot map a chunk of a link that is in use (it has no descriptor left): the link goes
+/// on without, and the chunk is offered again.
+#[test]
+fn a_chunk_that_could_not_be_mapped() {
+    let mut w = World::new(10, u64::MAX);
+    w.connect([end(1, 0), end(2, 0)]).unwrap();
+    let link = w.offers[0].1;
+    let mut out = Out::default();
+    w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
+    let mut lost = Out::default();
+    w.links.mapped(PartyId(1), link, 0, 2, &mut lost).unwrap();
+    assert_eq!(lost.sends.len(), 1);
+    let lost = lost.sends.pop().unwrap();
+    let mut out = Out::default();
+    w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
+    assert_eq!((out.sends[0].to, &out.sends[0].msg), (lost.to, &lost.msg));
+    w.help(out);
+    assert_eq!(w.links.links[&link].sides[0].chunks[2].stage, Stage::Shared);
+    assert!(w.gone.is_empty());
 }
 
 #[test]
@@ -245,15 +274,40 @@ fn forgotten_before_the_offer() {
     let mut out = Out::default();
     w.links.forget(end(2, 0), &mut out);
     assert_eq!(out.failed, [[end(1, 0), end(2, 0)]]);
+    assert_eq!(out.gave_up, Some(end(2, 0)), "it need not be told");
     assert_eq!(w.links.lanes(), 0);
     w.help(making);
     assert!(w.offers.is_empty());
-    // After the offer it is the shim's business: `LaneDone`.
+    // After the offer the slot waits for the shim's `LaneRefused`; the other end gives it back at once.
     w.connect([end(1, 1), end(2, 1)]).unwrap();
+    let link = w.offers[0].1;
     let mut out = Out::default();
     w.links.forget(end(2, 1), &mut out);
     assert!(out.failed.is_empty());
+    let told = &out.sends[0];
+    assert_eq!((told.to, out.sends.len()), (PartyId(1), 1));
+    assert!(matches!(told.msg, ToShim::LaneGone { conn: 1, .. }));
     assert_eq!(w.links.lanes(), 1);
+    let mut out = Out::default();
+    w.links.lane_done(PartyId(1), link, 0, 0).unwrap();
+    w.links
+        .lane_refused(PartyId(2), link, 1, 0, &mut out)
+        .unwrap();
+    assert!(out.sends.is_empty());
+    assert_eq!(w.links.lanes(), 0);
+}
+
+/// The other end has given its lane back, and the word of that was lost with a control connection.
+#[test]
+fn not_offered_again_when_the_other_end_is_done() {
+    let mut w = World::new(10, u64::MAX);
+    w.connect([end(1, 0), end(2, 0)]).unwrap();
+    let link = w.offers[0].1;
+    w.links.lane_done(PartyId(1), link, 0, 0).unwrap();
+    let mut out = Out::default();
+    assert!(!w.links.offer_again(end(2, 0), &mut out));
+    assert!(out.sends.is_empty());
+    assert_eq!(w.links.lanes(), 0, "free for its next use");
 }
 
 #[test]

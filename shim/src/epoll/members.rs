@@ -71,7 +71,9 @@ pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     if reg.set.load(Relaxed) != set + 1 || reg.conn.load(Relaxed) != conn + 1 {
         return true;
     }
-    if reg.flags.load(Relaxed) & ACTIVE != 0 {
+    // So was the link: the lane may have been given back, and `deactivate` been here before us.
+    let now = table::local(conn).link.load(Acquire);
+    if reg.flags.load(Relaxed) & ACTIVE != 0 || !core::ptr::eq(now, link) {
         return true;
     }
     let Some(k) = bind(s, set, link) else {

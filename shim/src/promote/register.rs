@@ -1,0 +1,137 @@
+//! Registration with the daemon: when, and what becomes of one that is not answered with a lane.
+
+use super::{each, later, unwatched, CLOSED_DOORS, ESTABLISHED};
+use crate::table::{self, because};
+use crate::{control, env, epoll, lock, sys};
+use core::sync::atomic::Ordering::*;
+use link::family::{flag, state, Conn};
+use link::msg::{register, ToDaemon};
+use link::reason::Reason;
+
+/// Registers the connection if nothing speaks against it now.
+pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
+    if !control::ensure() {
+        if env::eager() {
+            control::await_greeting();
+        }
+        if !control::ensure() {
+            // A daemon that has been greeted answers soon.
+            let soon = if control::fd() >= 0 { 2 } else { 50 };
+            return later(c, control::absence(), soon);
+        }
+    }
+    if !control::has_credit() || !control::settle() {
+        return later(c, Reason::TimeoutDaemon, 20);
+    }
+    if table::holders(c) != 1 {
+        return later(c, Reason::Shared, 100);
+    }
+    if epoll::unservable(i) {
+        return later(c, Reason::EpollShared, 1000);
+    }
+    if unwatched(i, c) {
+        return because(c, Reason::EpollShared); // until the first poll or registration
+    }
+    let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
+        return;
+    };
+    if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
+        return;
+    }
+    let (tx_kpos, rx_kpos) = (c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst));
+    for _ in 0..3 {
+        let Some(k) = sys::tcp_counts(fd) else {
+            return table::bar(c, Reason::Option);
+        };
+        if k.state != ESTABLISHED {
+            return later(
+                c,
+                Reason::NotEstablished,
+                if env::eager() { 1 } else { 100 },
+            );
+        }
+        let Ok(unread) = sys::ioctl_i32(fd, libc::FIONREAD) else {
+            return;
+        };
+        if k.sent == tx_kpos && k.received.wrapping_sub(unread as u64) == rx_kpos {
+            let m = ToDaemon::Register {
+                conn: i,
+                gen: c.gen.load(Relaxed),
+                tx_kpos,
+                rx_kpos,
+                flags: if env::eager() { register::EAGER } else { 0 },
+            };
+            // Before the message: another thread may read the answer the next moment.
+            because(c, Reason::Waiting);
+            c.owner_pid.store(table::pid(), Relaxed);
+            c.flags.fetch_or(flag::REGISTERED, SeqCst);
+            match control::register(&m, fd) {
+                Some(n) => table::local(i).registration.store(n, Relaxed),
+                None => {
+                    c.flags.fetch_and(!flag::REGISTERED, SeqCst);
+                    later(c, Reason::TimeoutDaemon, 20);
+                }
+            }
+            return;
+        }
+    }
+    // Other threads may be moving bytes natively this moment; otherwise somebody bypasses us.
+    if c.tx.natives.load(SeqCst) == 0 && c.rx.natives.load(SeqCst) == 0 {
+        // Counted and moved are compared once more, now that nobody moves.
+        let same = sys::tcp_counts(fd).is_some_and(|k| k.sent == c.tx.kpos.load(SeqCst));
+        if !same {
+            return table::bar(c, Reason::Bypassed);
+        }
+    }
+    later(c, Reason::Young, 5);
+}
+
+/// The registration is answered, with a lane that is not wanted now: it may be wanted later.
+pub(super) fn unregister(c: &Conn, gen: u32) {
+    if c.gen.load(Relaxed) == gen && c.owner_pid.load(Relaxed) == table::pid() {
+        c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+    }
+}
+
+/// Whoever registered an inherited connection has ended without an answer: nobody waits for one.
+pub(super) fn disown(c: &Conn) {
+    let owner = c.owner_pid.load(Relaxed);
+    if c.flags.load(Relaxed) & (flag::REGISTERED | flag::LANE) == flag::REGISTERED
+        && owner != table::pid()
+        && sys::kill0(owner) == Err(libc::ESRCH)
+    {
+        c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+    }
+}
+
+/// The daemon's answer: no lane. `retry_ms`: when to ask again; 0: not at all.
+pub fn declined(i: u32, gen: u32, local: u32, peer: u32, retry_ms: u32) {
+    if i as usize >= link::family::CONNS {
+        return;
+    }
+    let c = table::conn(i);
+    // (A parent that has closed its copy does not decide for its child.)
+    let ours = c.owner_pid.load(Relaxed) == table::pid();
+    if c.gen.load(Relaxed) != gen || c.state.load(Relaxed) != state::OPEN || !ours {
+        return;
+    }
+    c.reason.store(local, Relaxed);
+    c.peer_reason.store(peer, Relaxed);
+    if retry_ms == 0 {
+        c.flags.fetch_or(flag::BARRED, Relaxed);
+    } else {
+        c.not_before_ms
+            .store(sys::now_ms() + u64::from(retry_ms), Relaxed);
+    }
+    c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+}
+
+/// The daemon is gone: whoever waited for it may try the next one.
+pub fn daemon_lost() {
+    each(|_, c| {
+        let ours = c.owner_pid.load(Relaxed) == table::pid();
+        if ours && c.flags.fetch_and(!flag::REGISTERED, Relaxed) & flag::REGISTERED != 0 {
+            because(c, control::absence());
+        }
+    });
+}
