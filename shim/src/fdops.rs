@@ -6,7 +6,7 @@ mod far;
 use crate::fdtab::{self, Fd};
 use crate::links::Sock;
 use crate::{control, epoll, io, lock, promote, sys, table, wait};
-use core::sync::atomic::Ordering::*;
+use core::sync::atomic::{AtomicU32, Ordering::*};
 use link::family::{flag, state, Conn};
 use link::reason::Reason;
 
@@ -70,6 +70,9 @@ pub fn duplicated(old: i32, new: i32) {
             if !fdtab::set(new, Fd::Conn(i)) {
                 // Out of the table's reach: used natively from now on.
                 io::leave(i, old, Reason::Table);
+            } else if new <= libc::STDERR_FILENO {
+                // The C library's own streams do not call its own `read` and `write` by name.
+                io::leave(i, old, Reason::Left);
             }
         }
         Fd::Set(s) => {
@@ -140,6 +143,7 @@ fn last_close(fd: i32, i: u32) {
     if c.flags.load(Relaxed) & flag::REGISTERED != 0
         && !control::settled(l.registration.load(Relaxed))
         && c.state.load(Relaxed) == state::OPEN
+        && !resets_at_close(fd)
     {
         // The daemon may still hold a copy unread in its queue, which would hold back the FIN.
         let _ = sys::shutdown(fd, libc::SHUT_RDWR);
@@ -175,6 +179,12 @@ fn mine_registered(c: &Conn) -> bool {
     c.flags.load(Relaxed) & flag::REGISTERED != 0 && c.owner_pid.load(Relaxed) == table::pid()
 }
 
+fn resets_at_close(fd: i32) -> bool {
+    let mut linger = [0u8; 8];
+    sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger).is_ok()
+        && linger == RESET_AT_CLOSE
+}
+
 /// `struct linger` that makes a close reset the connection: on, for no time.
 const RESET_AT_CLOSE: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
 
@@ -185,7 +195,7 @@ fn flush(c: &Conn, m: &link::lane::Memory, port: &Sock, fd: i32) -> bool {
         if sys::now_ms() >= end {
             return false;
         }
-        sys::poll_ms(fd, libc::POLLOUT, 5);
+        let _ = sys::poll_ms(fd, libc::POLLOUT, 5);
     }
     true
 }
@@ -236,8 +246,12 @@ pub fn each_fd(mut f: impl FnMut(i32, u32, &Conn)) {
     }
 }
 
+/// Forks under way in hooks: a child of one has been counted.
+static FORKING: AtomicU32 = AtomicU32::new(0);
+
 /// Before a fork: children in the making count as holders, so that nothing is promoted meanwhile.
 pub fn before_fork() {
+    FORKING.fetch_add(1, SeqCst);
     if table::table().is_some() {
         each_fd(|_, _, c| {
             c.forks.fetch_add(1, SeqCst);
@@ -247,6 +261,7 @@ pub fn before_fork() {
 
 /// After a fork, in the parent. The child has entered itself, or does so in a moment.
 pub fn after_fork_parent(failed: bool) {
+    FORKING.fetch_sub(1, SeqCst);
     if failed && table::table().is_some() {
         each_fd(|_, _, c| {
             c.forks.fetch_sub(1, SeqCst);
@@ -256,10 +271,17 @@ pub fn after_fork_parent(failed: bool) {
 
 /// After a fork, in the child: own control connection (when it is needed), own sleepers; lanes are
 /// the parent's until somebody touches them.
+///
+/// Handlers of `pthread_atfork` run before `fork` returns, and may close what they have inherited: the
+/// first hook that notices comes here, and later ones find nothing to do.
 pub fn after_fork_child() {
+    if !table::enter_process() {
+        return;
+    }
     lock::forget_tid();
     let me = sys::getpid();
     table::set_pid(me);
+    let counted = FORKING.swap(0, SeqCst) != 0; // not by who makes the system call itself
     if table::table().is_none() {
         return;
     }
@@ -275,7 +297,9 @@ pub fn after_fork_child() {
             table::add_holder(c, me);
         }
         last = i;
-        c.forks.fetch_sub(1, SeqCst);
+        if counted {
+            c.forks.fetch_sub(1, SeqCst);
+        }
     });
     control::after_fork();
     crate::links::after_fork();

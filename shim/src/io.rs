@@ -93,6 +93,13 @@ fn left_ms(deadline: Option<u64>) -> i64 {
     }
 }
 
+/// For a peek that waits for all it asks for, with a part of it there: naps a little, for nothing wakes
+/// who finds bytes. False: the end, an error or a signal.
+fn more_may_come(fd: i32) -> bool {
+    let end = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+    sys::poll_ms(fd, libc::POLLRDHUP, 1).is_ok_and(|e| e & end == 0)
+}
+
 /// Sends `iov`. `native` makes the application's own call; after a part went over the lane the
 /// rest is sent with `sendmsg`.
 ///
@@ -123,7 +130,15 @@ pub unsafe fn send(
                 continue;
             }
             if c.tx.enter_native() {
-                let r = if total == 0 {
+                // A look of ours has taken it from the kernel, which would raise SIGPIPE instead.
+                let e = if c.rx.has_error() {
+                    c.rx.take_error()
+                } else {
+                    0
+                };
+                let r = if e != 0 {
+                    fail(e)
+                } else if total == 0 {
                     native()
                 } else {
                     // SAFETY: the application's buffers, by this function's contract.
@@ -217,7 +232,7 @@ pub unsafe fn send(
                 if nb && !patient && !full && c.tx.awaits(&m) {
                     // One answer, once per switch: worth more than an EAGAIN that TCP would not give.
                     patient = true;
-                    wait::wait(i, c, l, fd, For::Space, ASK_MS);
+                    wait::wait(i, c, l, fd, For::Space, (ASK_MS, false));
                     continue;
                 }
                 if nb {
@@ -236,7 +251,7 @@ pub unsafe fn send(
                 } else {
                     cap
                 };
-                match wait::wait(i, c, l, fd, For::Space, t) {
+                match wait::wait(i, c, l, fd, For::Space, (t, end.is_some())) {
                     Woke::Timeout if t == ms => {
                         return if total > 0 {
                             total as isize
@@ -374,6 +389,7 @@ pub unsafe fn recv(
     }
     let peek = flags & libc::MSG_PEEK != 0;
     let all = flags & libc::MSG_WAITALL != 0 && !peek;
+    let mut whole = flags & libc::MSG_WAITALL != 0 && peek;
     let mut iov = Iov::new(vecs);
     let mut total = 0usize;
     let mut look = false;
@@ -447,10 +463,27 @@ pub unsafe fn recv(
                     look = false;
                     continue;
                 }
-                if !peek && n > 0 && iov.left() > 0 && c.rx.mode.load(Relaxed) != mode {
-                    // The switch lay inside this read: a short count would mean "nothing more".
-                    nowait = true;
-                    continue;
+                if !peek && n > 0 && iov.left() > 0 {
+                    let now = c.rx.mode.load(Relaxed);
+                    // What lies behind the ring, on TCP, may have been told already (`looked` is 0 then):
+                    // who takes a short count for "nothing more" waits for other news.
+                    let told = c.rx.is_up() && c.rx.looked.load(Relaxed) == 0;
+                    if told || now == link::lane::rx::mode::LAST {
+                        look = true;
+                        nowait = true;
+                        continue;
+                    }
+                    // The same where the switch lay inside this read.
+                    if now != mode {
+                        nowait = true;
+                        continue;
+                    }
+                }
+                if whole && n > 0 && iov.left() > 0 && !nonblocking(c, flags) {
+                    let end = *until.get_or_insert_with(|| deadline(fd, libc::SO_RCVTIMEO));
+                    whole = left_ms(end) != 0 && more_may_come(fd);
+                    (total, iov, look) = (0, Iov::new(vecs), true);
+                    continue; // once more at the end, too: something may have come before it
                 }
                 return total as isize;
             }
@@ -501,7 +534,7 @@ pub unsafe fn recv(
                     }
                     d => d,
                 };
-                match wait::wait(i, c, l, fd, For::Data, left_ms(end)) {
+                match wait::wait(i, c, l, fd, For::Data, (left_ms(end), end.is_some())) {
                     Woke::Look { kernel } => look = kernel,
                     Woke::Timeout => {
                         return if total > 0 {

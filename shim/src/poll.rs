@@ -353,6 +353,9 @@ fn run(
         if let Some(w) = place.index() {
             for (k, l) in links.iter().flatten().enumerate() {
                 leads[k] = wait::join(l, w);
+                if !leads[k] && !(0..1000).contains(&nap) {
+                    nap = 1000; // a follower sees to it now and then that there is a leader
+                }
             }
         }
         let mut at = n;

@@ -135,6 +135,13 @@ pub fn populate(p: *mut u8, bytes: usize) -> R<()> {
     sc!(libc::SYS_madvise, p, bytes, MADV_POPULATE_WRITE).map(drop)
 }
 
+/// The mapping is zero in a forked child, and what it was in one that shares our memory. False: the
+/// kernel is too old.
+pub fn wipe_on_fork(p: *mut u8, len: usize) -> bool {
+    const MADV_WIPEONFORK: i32 = 18; // Linux 4.14
+    sc!(libc::SYS_madvise, p, len, MADV_WIPEONFORK).is_ok()
+}
+
 pub fn unmap(p: *mut u8, len: usize) {
     let _ = sc!(libc::SYS_munmap, p, len);
 }
@@ -414,17 +421,21 @@ pub fn identity(path: &[u8]) -> R<(u64, u64)> {
 }
 
 pub fn rlimit_nofile() -> u64 {
+    rlimit(libc::RLIMIT_NOFILE as i32, 1024)
+}
+
+/// The soft limit on a file's size: who passes it is killed by SIGXFSZ.
+pub fn rlimit_fsize() -> u64 {
+    rlimit(libc::RLIMIT_FSIZE as i32, libc::RLIM_INFINITY)
+}
+
+/// `unknown`: if the kernel does not say.
+fn rlimit(what: i32, unknown: u64) -> u64 {
     let mut r = libc::rlimit {
-        rlim_cur: 1024,
-        rlim_max: 1024,
+        rlim_cur: unknown,
+        rlim_max: unknown,
     };
-    let _ = sc!(
-        libc::SYS_prlimit64,
-        0,
-        libc::RLIMIT_NOFILE,
-        0,
-        &mut r as *mut libc::rlimit
-    );
+    let _ = sc!(libc::SYS_prlimit64, 0, what, 0, &mut r as *mut libc::rlimit);
     r.rlim_cur
 }
 
@@ -474,7 +485,7 @@ pub fn handler_flags(sig: i32) -> Option<u64> {
 }
 
 /// Waits for events on one descriptor for a few milliseconds at most; no cancellation point.
-pub fn poll_ms(fd: i32, events: i16, ms: u32) -> i16 {
+pub fn poll_ms(fd: i32, events: i16, ms: u32) -> R<i16> {
     let mut p = libc::pollfd {
         fd,
         events,
@@ -484,13 +495,13 @@ pub fn poll_ms(fd: i32, events: i16, ms: u32) -> i16 {
         tv_sec: 0,
         tv_nsec: i64::from(ms) * 1_000_000,
     };
-    let _ = sc!(
+    sc!(
         libc::SYS_ppoll,
         &mut p as *mut libc::pollfd,
         1,
         &ts as *const libc::timespec,
         0,
         8
-    );
-    p.revents
+    )?;
+    Ok(p.revents)
 }

@@ -61,6 +61,33 @@ pub fn set_pid(p: u32) {
     PID.store(p, Relaxed);
 }
 
+/// A page that the kernel wipes in forked children: 1 where `set_pid` was told.
+static PROCESS: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+
+fn mark_process() {
+    let Ok(p) = sys::map_private(4096) else {
+        return;
+    };
+    if !sys::wipe_on_fork(p, 4096) {
+        return sys::unmap(p, 4096);
+    }
+    PROCESS.store(p.cast(), Release);
+    enter_process();
+}
+
+/// In a forked child: true for the first who comes; for all, where the kernel does not tell.
+pub fn enter_process() -> bool {
+    // SAFETY: null, or a page that stays mapped.
+    unsafe { PROCESS.load(Acquire).as_ref() }.is_none_or(|w| w.swap(1, Relaxed) == 0)
+}
+
+/// Is this a forked child that `set_pid` has not been told of? (A vfork child is not, for its memory is
+/// its parent's.)
+pub fn is_new_process() -> bool {
+    // SAFETY: as above.
+    unsafe { PROCESS.load(Acquire).as_ref() }.is_some_and(|w| w.load(Relaxed) == 0)
+}
+
 pub fn memfd() -> i32 {
     MEMFD.load(Relaxed)
 }
@@ -75,6 +102,9 @@ pub fn init() -> bool {
     };
     if !FAMILY.load(Acquire).is_null() {
         return true;
+    }
+    if sys::rlimit_fsize() < TABLE_BYTES as u64 {
+        return false; // a memfd counts as a file
     }
     let Ok(locals) = sys::map_private(CONNS * core::mem::size_of::<Local>()) else {
         return false;
@@ -99,6 +129,7 @@ pub fn init() -> bool {
     h.conns.store(CONNS as u32, Relaxed);
     h.pid.store(pid(), Relaxed);
     PID_NS.store(sys::pid_namespace(), Relaxed);
+    mark_process();
     h.magic.store(MAGIC, Release);
     FAMILY.store(t, Release);
     true

@@ -7,7 +7,7 @@
 
 use crate::links::{Link, Sock, WAITERS};
 use crate::table::{self, Local};
-use crate::{control, epoll, fdtab, promote, real, sys};
+use crate::{control, epoll, fdtab, lock, promote, real, sys};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use link::family::Conn;
 use link::lane::{wake, Memory};
@@ -183,7 +183,9 @@ fn lead(link: &Link, w: usize) -> bool {
     if now != 0 {
         // A leader that was cancelled in its sleep has left the post without a word.
         let tid = slot(now as usize - 1).map_or(0, |s| s.tid.load(Relaxed));
-        let dead = tid != 0 && sys::kill0(tid) == Err(libc::ESRCH);
+        // Nor can one that we have interrupted look: this is its thread, in a signal handler or after
+        // a longjmp out of its sleep.
+        let dead = tid != 0 && (tid == lock::tid() || sys::kill0(tid) == Err(libc::ESRCH));
         return dead
             && link
                 .leader
@@ -302,8 +304,16 @@ pub fn spin(peer_cpu: impl Fn() -> u32, mut done: impl FnMut() -> bool) -> bool 
 /// Waits until connection `i` may have data or space. Blocks in libc's `poll`, a cancellation
 /// point, with no lock held.
 ///
-/// `timeout_ms`: -1 for ever. Spurious returns are fine: callers look and come again.
-pub fn wait(i: u32, c: &Conn, l: &Local, fd: i32, what: For, timeout_ms: i64) -> Woke {
+/// `timeout_ms`: -1 for ever. `timed`: it is one that the application has set. Spurious returns are
+/// fine: callers look and come again.
+pub fn wait(
+    i: u32,
+    c: &Conn,
+    l: &Local,
+    fd: i32,
+    what: For,
+    (timeout_ms, timed): (i64, bool),
+) -> Woke {
     let Some((link, m)) = promote::lane(c, l) else {
         return Woke::Look { kernel: true };
     };
@@ -311,7 +321,10 @@ pub fn wait(i: u32, c: &Conn, l: &Local, fd: i32, what: For, timeout_ms: i64) ->
         control::pump();
         return Woke::Look { kernel: false };
     }
-    sleep(i, c, link, &m, fd, what, timeout_ms)
+    match sleep(i, c, link, &m, fd, what, timeout_ms) {
+        Woke::Interrupted => interrupted(timed),
+        woke => woke,
+    }
 }
 
 fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_ms: i64) -> Woke {
@@ -379,7 +392,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_
         woke = match n {
             0 if timeout_ms >= 0 && t >= timeout_ms => Woke::Timeout,
             0 => Woke::Look { kernel: true },
-            n if n < 0 => interrupted(timeout_ms >= 0),
+            n if n < 0 => Woke::Interrupted, // perhaps; errno is as it was
             _ => Woke::Look {
                 kernel: p[0].revents != 0,
             },

@@ -470,6 +470,171 @@ def reinit_client(sock):
         time.sleep(0.001)  # both are asleep when the next one comes
 
 
+# ---- calls that Python makes otherwise ----------------------------------------------------------
+
+def libc():
+    import ctypes
+    return ctypes.CDLL(None, use_errno=True)
+
+
+SHORT = 2_000_000  # more than any ring holds
+
+
+def etshort_server(sock):
+    """An edge-triggered reader that takes a short count for "nothing more": tokio, nginx, Asio."""
+    sock.setblocking(False)
+    ep = select.epoll()
+    ep.register(sock.fileno(), select.EPOLLIN | select.EPOLLET)
+    mark("watching")
+    got = 0
+    while got < 5 * SHORT:
+        assert ep.poll(10), f"no news after {got} bytes"
+        # Busy with something else: the ring is full, and more than it holds comes on TCP. The news of
+        # both are told before anything is read.
+        time.sleep(0.05)
+        ep.poll(0)
+        while True:
+            try:
+                n = len(sock.recv(5000))
+            except BlockingIOError:
+                break
+            got += n
+            if n < 5000:
+                break
+        if got % SHORT == 0:
+            sock.setblocking(True)
+            sock.sendall(b"n")
+            sock.setblocking(False)
+
+
+def etshort_client(sock):
+    await_mark("watching")
+    for _ in range(5):
+        sock.sendall(NOISE[:SHORT])
+        same(exactly(sock, 1), b"n")
+
+
+def resetseen_server(sock):
+    sock.sendall(b"here")
+    await_mark("asked")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+    mark("reset")
+    return socket.socket()
+
+
+def resetseen_client(sock):
+    """Whoever polls sees the error, and the next send tells it, without a signal."""
+    import ctypes
+    import signal
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    same(exactly(sock, 4), b"here")
+    mark("asked")
+    await_mark("reset")
+    p = select.poll()
+    p.register(sock, select.POLLIN | select.POLLOUT)
+    ((_, seen),) = p.poll(5000)
+    while not seen & select.POLLERR:
+        assert seen & (select.POLLIN | select.POLLHUP) == 0, seen
+        ((_, seen),) = p.poll(5000)
+    c = libc()
+    assert c.send(sock.fileno(), b"x", 1, 0) == -1
+    assert ctypes.get_errno() == errno.ECONNRESET, ctypes.get_errno()
+
+
+def peeks_server(sock):
+    """Peeks grow with what comes, across the switch and with MSG_WAITALL."""
+    sock.sendall(b"go")
+    for n in range(1, 9):
+        while len(sock.recv(8, socket.MSG_PEEK)) < n:
+            time.sleep(0.001)
+        mark(f"peeked{n}")
+    same(exactly(sock, 8), NOISE[:8])
+    mark("all")
+    same(sock.recv(8, socket.MSG_PEEK | socket.MSG_WAITALL), NOISE[8:16])
+    same(exactly(sock, 8), NOISE[8:16])
+
+
+def peeks_client(sock):
+    same(exactly(sock, 2), b"go")
+    for n in range(1, 9):
+        sock.sendall(NOISE[n - 1:n])
+        await_mark(f"peeked{n}")
+    await_mark("all")
+    sock.sendall(NOISE[8:11])
+    time.sleep(0.1)  # the peek has found a part; right without
+    sock.sendall(NOISE[11:16])
+
+
+def atfork_server(sock):
+    """A handler of pthread_atfork closes the connection in the child, whose next file gets its number."""
+    import ctypes
+    fd = sock.fileno()
+    handler = ctypes.CFUNCTYPE(None)(lambda: os.close(fd) and None)
+    libc().__register_atfork(None, None, handler, None)
+    pid = os.fork()
+    if pid == 0:
+        name = os.path.join(DIR, "file")
+        f = 0
+        while f < fd:
+            f = os.open(name, os.O_CREAT | os.O_RDWR)
+        assert f == fd, (f, fd)
+        assert os.write(f, b"a file") == 6 and os.pread(f, 10, 0) == b"a file"
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    echo(sock, 100_000)
+
+
+atfork_client = bothfork_client
+
+
+def restart_server(sock):
+    await_mark("sent")
+    while len(sock.recv(65536)):
+        pass
+
+
+def restart_client(sock):
+    """A blocked send goes on after signals whose handlers want that (SA_RESTART)."""
+    import ctypes
+    import signal
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own does not want it
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.siginterrupt(signal.SIGALRM, False)
+    threading.Thread(target=lambda: (time.sleep(0.5), mark("sent"))).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    c, sent = libc(), 0
+    while sent < 16 << 20:
+        n = c.send(sock.fileno(), NOISE[:1 << 16], 1 << 16, 0)
+        # The kernel restarts, or ends with what it has; it does not say EINTR.
+        assert n > 0, os.strerror(ctypes.get_errno())
+        sent += n
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def stdio_server(sock):
+    """The C library's streams on a connection that has become descriptor 0."""
+    import ctypes
+    os.dup2(sock.fileno(), 0)
+    mark("stdio")
+    c = libc()
+    c.fgets.restype = ctypes.c_void_p
+    stdin = ctypes.c_void_p.in_dll(c, "stdin")
+    buf = ctypes.create_string_buffer(100)
+    for i in range(50):
+        assert c.fgets(buf, 100, stdin) and buf.value == b"line %d\n" % i, buf.value
+        sock.sendall(buf.value)
+
+
+def stdio_client(sock):
+    await_mark("stdio")
+    for i in range(50):
+        line = b"line %d\n" % i
+        sock.sendall(line)
+        same(exactly(sock, len(line)), line)
+
+
 # ---- main -------------------------------------------------------------------------------------
 
 def main():

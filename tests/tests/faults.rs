@@ -299,3 +299,31 @@ fn peer_without_a_shim_has_a_reason() -> Result<()> {
     ensure!(d.stats()?.promoted == 0);
     Ok(())
 }
+
+/// A limit on the size of files, which would kill whoever makes our table (SIGXFSZ): such a program
+/// stays on TCP.
+#[test]
+fn a_limit_on_files() -> Result<()> {
+    let d = Daemon::start()?;
+    let echo = Echo::serve("threads", "127.0.0.1", &d.eager())?;
+    for (limit, parties) in [("unlimited", 2), ("1000", 1)] {
+        let script = format!(
+            "ulimit -f {limit}; exec bash -c \"exec 3<>/dev/tcp/127.0.0.1/{}; \
+             echo hello >&3; read x <&3; echo got \\$x; read x <&3\"",
+            echo.port()?
+        );
+        let mut p = Program::new("bash", &d.eager())
+            .args(["-c", &script])
+            .spawn()?;
+        ensure!(p.line("got ", SOON)? == "hello");
+        until("the daemon knows", SOON, || {
+            d.stats().is_ok_and(|s| s.parties == parties)
+        })
+        .with_context(|| format!("limit {limit}: {}", d.picture()))?;
+        p.kill();
+        until("it has ended", LIMIT, || {
+            d.stats().is_ok_and(|s| s.parties == 1)
+        })?;
+    }
+    Ok(())
+}

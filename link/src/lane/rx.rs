@@ -196,7 +196,13 @@ impl RxState {
         self.natives.fetch_sub(1, SeqCst); // releases `kpos`
     }
 
-    /// Takes an error that TCP reported and nobody has been told yet; 0: none.
+    /// Is there an error that TCP reported and nobody has been told yet?
+    #[inline(always)]
+    pub fn has_error(&self) -> bool {
+        self.error.load(Relaxed) != 0
+    }
+
+    /// Takes it; 0: none.
     pub fn take_error(&self) -> i32 {
         self.error.swap(0, Relaxed) as i32
     }
@@ -377,11 +383,13 @@ impl RxState {
                     // Whoever asks `ready` or `stirs` next must hear about the ring.
                     if self.kpos.load(Relaxed) == self.limit.load(Relaxed) {
                         self.past(m, port);
-                        if let Received::Bytes(n) = r {
-                            return Ok(Received::Bytes(n + self.take_more(m, port, iov, how)));
-                        }
                     }
-                    return Ok(r);
+                    return Ok(match r {
+                        Received::Bytes(n) if n as u64 == left => {
+                            Received::Bytes(n + self.take_more(m, port, iov, how))
+                        }
+                        r => r,
+                    });
                 }
                 mode::REST => {
                     let left = self.limit.load(Relaxed) - self.kpos.load(Relaxed);

@@ -37,6 +37,9 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32) -> Option<u
             ev |= sys::poll1(fd, libc::POLLIN) as u32 & IN;
         }
     }
+    if c.rx.has_error() {
+        ev |= IN | ERR; // our look has taken it from the kernel
+    }
     if *tcp & PRI != 0 {
         let p = sys::poll1(fd, libc::POLLPRI) as u32 & PRI;
         ev |= p;

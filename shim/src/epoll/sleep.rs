@@ -109,7 +109,7 @@ pub unsafe fn wait(
         let ours = r > 0 && unsafe { strip(evs, &mut n) };
         if ours && n == 0 && s.inner.load(Relaxed) < 0 {
             // Only the parent's inner set is ready, for the parent: do not turn in a circle.
-            sys::poll_ms(-1, 0, 1);
+            let _ = sys::poll_ms(-1, 0, 1);
         }
         if !ours || n > 0 {
             s.waiters.fetch_sub(1, SeqCst);
@@ -257,7 +257,7 @@ pub(super) unsafe fn wait_lanes(
         // SAFETY: the kernel wrote `n` events.
         if n > 0 && unsafe { strip(evs, &mut n) } {
             if n == 0 && s.inner.load(Relaxed) < 0 {
-                sys::poll_ms(-1, 0, 1); // as in `wait`: it is for the parent
+                let _ = sys::poll_ms(-1, 0, 1); // as in `wait`: it is for the parent
             }
             inner(i, s);
         }

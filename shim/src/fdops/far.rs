@@ -29,7 +29,7 @@ fn back_on_tcp(c: &Conn, m: &Memory, port: &Sock, fd: i32) -> bool {
         if sys::now_ms() >= end {
             return false;
         }
-        sys::poll_ms(fd, libc::POLLOUT, 5);
+        let _ = sys::poll_ms(fd, libc::POLLOUT, 5);
         step = c.tx.look(m, port);
     }
     step.is_ok()

@@ -9,6 +9,9 @@ use link::reason::Reason;
 
 /// A vfork child shares our memory but not our descriptors: what it does to them is its own affair.
 fn not_ours() -> bool {
+    if table::is_new_process() {
+        io::quietly(fdops::after_fork_child);
+    }
     sys::getpid() != table::pid()
 }
 

@@ -1,6 +1,6 @@
 //! Processes: fork, exec, spawn, and raw system calls.
 
-use crate::{fdops, io, real, sys, table};
+use crate::{fdops, io, real, sys};
 use core::ffi::{c_char, c_void};
 use link::reason::Reason;
 
@@ -30,9 +30,10 @@ pub unsafe extern "C" fn _Fork() -> i32 {
 #[no_mangle]
 pub unsafe extern "C" fn daemon(a: i32, b: i32) -> i32 {
     io::quietly(fdops::before_fork);
+    let parent = sys::getpid();
     // SAFETY: see above. The parent exits inside; what returns is the child, or a failure.
     let r = unsafe { real::daemon(a, b) };
-    if sys::getpid() != table::pid() {
+    if sys::getpid() != parent {
         io::quietly(fdops::after_fork_child);
     } else {
         io::quietly(|| fdops::after_fork_parent(true));

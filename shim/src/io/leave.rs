@@ -69,8 +69,7 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
         if !rx_done {
             link.ring();
         }
-        let e = sys::poll_ms(fd, if tx_done { 0 } else { libc::POLLOUT }, 1);
-        let _ = e;
+        let _ = sys::poll_ms(fd, if tx_done { 0 } else { libc::POLLOUT }, 1);
         // The peer may be a lane of this same process: do its part, too.
         promote::each(|k, other| {
             if k != i {
