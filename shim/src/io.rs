@@ -118,6 +118,9 @@ pub unsafe fn send(
     if control::pending() {
         control::pump();
     }
+    if c.tx.on_lane() {
+        real::test_cancel(); // the kernel's calls do it, and we may make none
+    }
     let mut iov = Iov::new(vecs);
     let mut total = 0usize;
     let mut until: Option<Option<u64>> = None;
@@ -386,6 +389,9 @@ pub unsafe fn recv(
     let l = table::local(i);
     if control::pending() {
         control::pump();
+    }
+    if c.rx.engaged() {
+        real::test_cancel();
     }
     let peek = flags & libc::MSG_PEEK != 0;
     let all = flags & libc::MSG_WAITALL != 0 && !peek;

@@ -80,6 +80,19 @@ macro_rules! real {
 }
 pub(crate) use real;
 
+/// Acts on a pending cancellation, as every call that may block does at its entry. Nothing may be held.
+#[inline(always)]
+pub fn test_cancel() {
+    static SYM: Sym = Sym::new(c"pthread_testcancel");
+    let p = SYM.get();
+    if !p.is_null() {
+        // SAFETY: POSIX's signature. (Where it is not loaded there are no threads to cancel.)
+        let f: unsafe extern "C" fn() = unsafe { core::mem::transmute(p) };
+        // SAFETY: it has no preconditions; frames of ours that it unwinds have no destructors.
+        unsafe { f() }
+    }
+}
+
 use libc::{
     epoll_event, fd_set, iovec, mmsghdr, msghdr, off_t, pollfd, sigset_t, sockaddr, socklen_t,
     timespec, timeval,

@@ -128,6 +128,7 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_dup => i64::from(fd::dup(fd0)),
             libc::SYS_dup3 => i64::from(fd::dup3(fd0, b as i32, c as i32)),
             libc::SYS_fcntl => i64::from(fd::fcntl(fd0, b as i32, c)),
+            libc::SYS_ioctl => i64::from(sock::ioctl(fd0, b as u64, c)),
             libc::SYS_shutdown => i64::from(sock::shutdown(fd0, b as i32)),
             libc::SYS_connect => i64::from(sock::connect(fd0, b as _, c as u32)),
             libc::SYS_accept4 => i64::from(sock::accept4(fd0, b as _, c as _, d as i32)),
@@ -146,6 +147,17 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_ppoll => i64::from(ready::ppoll(a as _, b as u64, c as _, d as _)),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_epoll_wait => i64::from(ready::epoll_wait(fd0, b as _, c as i32, d as i32)),
+            libc::SYS_pselect6 => {
+                // The last argument points to the mask's address and length (select(2)).
+                let mask = match f {
+                    0 => core::ptr::null(),
+                    f => *(f as *const *const libc::sigset_t),
+                };
+                let (r, w, x) = (b as _, c as _, d as _);
+                i64::from(ready::pselect(fd0, r, w, x, e as _, mask))
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_select => i64::from(ready::select(fd0, b as _, c as _, d as _, e as _)),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_poll => i64::from(ready::poll(a as _, b as u64, c as i32)),
             #[cfg(target_arch = "x86_64")]
