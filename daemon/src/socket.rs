@@ -36,6 +36,22 @@ pub struct Counts {
     pub received: u64,
 }
 
+/// Options that a lane cannot carry and that an accepted socket has from its listener, so that no
+/// shim sees them set on it: level, name, and the value that sockets begin with.
+const INHERITED: &[(i32, i32, i32)] = &[
+    (libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMP, 0),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 0),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPING, 0), // tells of SO_TIMESTAMPING_NEW, too
+    (libc::SOL_SOCKET, SO_TIMESTAMP_NEW, 0),
+    (libc::SOL_SOCKET, SO_TIMESTAMPNS_NEW, 0),
+    (libc::SOL_SOCKET, libc::SO_ZEROCOPY, 0),
+    (libc::SOL_SOCKET, libc::SO_PEEK_OFF, -1),
+    (libc::IPPROTO_TCP, libc::TCP_INQ, 0),
+];
+const SO_TIMESTAMP_NEW: i32 = 63;
+const SO_TIMESTAMPNS_NEW: i32 = 64;
+
 /// Reads and checks. `tx_kpos` and `rx_kpos` are what the shim's hooks have counted.
 pub fn read(
     fd: BorrowedFd<'_>,
@@ -63,6 +79,11 @@ pub fn read(
     // A ULP (kernel TLS) changes what the bytes on the wire are.
     if matches!(sockopt::get::<[u8; 16]>(fd, libc::IPPROTO_TCP, libc::TCP_ULP), Ok((_, n)) if n > 0)
     {
+        return Err(Option);
+    }
+    // What an older kernel does not know is not set.
+    let set = |&(level, name, usual)| int(level, name).is_ok_and(|v| v != usual);
+    if INHERITED.iter().any(set) {
         return Err(Option);
     }
     let (local, peer) = (address(fd, true)?, address(fd, false)?);
@@ -155,7 +176,7 @@ mod tests {
     use crate::proof::NoProof;
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, AsRawFd};
     use std::time::Duration;
 
     fn pair() -> (TcpStream, TcpStream) {
@@ -194,6 +215,36 @@ mod tests {
         (&b).read_to_end(&mut v).unwrap();
         assert_eq!(read(a.as_fd(), 0, 0, &NoProof), Err(Reason::NotEstablished));
         assert_eq!(read(b.as_fd(), 0, 0, &NoProof), Err(Reason::NotEstablished));
+    }
+
+    #[test]
+    fn refuses_options_of_the_listener() {
+        const SO_TIMESTAMPING_NEW: i32 = 65;
+        const RX_SOFTWARE: i32 = 1 << 3;
+        let from = |level, name, value: i32| {
+            let l = TcpListener::bind("127.0.0.1:0").unwrap();
+            let (p, len) = ((&raw const value).cast(), size_of::<i32>() as u32);
+            // SAFETY: the value is readable for `len` bytes.
+            let r = unsafe { libc::setsockopt(l.as_raw_fd(), level, name, p, len) };
+            let a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
+            let b = l.accept().unwrap().0;
+            let [a, b] = [&a, &b].map(|s| read(s.as_fd(), 0, 0, &NoProof).map(|_| ()));
+            assert_eq!(a, Ok(()), "the other end has none of it");
+            (r == 0).then_some(b)
+        };
+        let zero = from(libc::SOL_SOCKET, libc::SO_RCVLOWAT, 0);
+        assert_eq!(zero, Some(Ok(())), "means 1");
+        let more = [(libc::SOL_SOCKET, SO_TIMESTAMPING_NEW, 0)];
+        for &(level, name, usual) in INHERITED.iter().chain(&more) {
+            let stamps = matches!(name, libc::SO_TIMESTAMPING | SO_TIMESTAMPING_NEW);
+            let value = if stamps { RX_SOFTWARE } else { usual + 1 };
+            // `None`: this kernel does not know it.
+            let got = from(level, name, value);
+            assert!(
+                matches!(got, None | Some(Err(Reason::Option))),
+                "{name}: {got:?}"
+            );
+        }
     }
 
     #[test]

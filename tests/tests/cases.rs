@@ -7,44 +7,25 @@ use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
 use std::time::Duration;
 use underpass_tests::harness::peers::Pair;
-use underpass_tests::harness::{until, Daemon, Place};
+use underpass_tests::harness::{until, Daemon};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Starts a case, waits until both directions of both ends are on lanes, and lets it go on.
+const PROGRAM: &str = "cases.py";
+
 fn promoted(d: &Daemon, case: &str) -> Result<Pair> {
-    let p = Pair::start(case, &d.eager(), &d.eager())?;
-    d.await_promoted(2)
-        .with_context(|| format!("{}\n{}", p.server.stderr(), p.client.stderr()))?;
-    // Until the mark is there they exchange messages: some of them on the lanes.
-    until("bytes on the lanes", LIMIT, || {
-        d.stats().is_ok_and(|s| s.lane_tx_bytes >= 1000)
-    })?;
-    p.mark("warm")?;
-    Ok(p)
+    Pair::promoted(PROGRAM, case, d)
 }
 
 fn bare(case: &str) -> Result<Pair> {
-    let p = Pair::start(case, &Place::bare(), &Place::bare())?;
-    p.mark("warm")?;
-    Ok(p)
-}
-
-fn both_ways(case: &str) -> Result<()> {
-    bare(case)?.finish(LIMIT).context("bare")?;
-    let d = Daemon::start()?;
-    promoted(&d, case)?
-        .finish(LIMIT)
-        .with_context(|| d.picture())?;
-    d.assert_promoted(2, 1000)?;
-    Ok(())
+    Pair::bare(PROGRAM, case)
 }
 
 macro_rules! cases {
     ($($name:ident)*) => {$(
         #[test]
         fn $name() -> Result<()> {
-            both_ways(stringify!($name))
+            Pair::both_ways(PROGRAM, stringify!($name), LIMIT)
         }
     )*};
 }

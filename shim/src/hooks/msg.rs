@@ -2,10 +2,9 @@
 
 use super::rw::{on_lane, recv_on_lane, SEND_OK};
 use crate::fdtab::{conn, get, Fd};
-use crate::{fdops, io, real, table};
+use crate::{fdops, io, real, sys, table};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, timespec};
-use link::family::flag;
 use link::reason::Reason;
 
 /// # Safety
@@ -23,11 +22,24 @@ unsafe fn iovs<'a>(m: *const msghdr) -> Option<&'a [iovec]> {
         .map(|_| s)
 }
 
+/// Does the message come with control data?
+///
+/// # Safety
+/// `m` is null or the application's message header.
+unsafe fn has_control(m: *const msghdr) -> bool {
+    // SAFETY: by contract.
+    unsafe { m.as_ref() }.is_some_and(|h| h.msg_controllen > 0 && !h.msg_control.is_null())
+}
+
 /// Descriptors that travel to somebody else leave their lanes first.
 ///
 /// # Safety
-/// `m` is the application's message header.
+/// `m` is null or the application's message header.
 unsafe fn descriptors_leave(m: *const msghdr) {
+    // SAFETY: by contract.
+    if table::table().is_none() || !unsafe { has_control(m) } {
+        return;
+    }
     // SAFETY: by contract; the CMSG macros walk inside msg_controllen.
     unsafe {
         let mut c = libc::CMSG_FIRSTHDR(m);
@@ -54,16 +66,11 @@ pub unsafe extern "C" fn sendmsg(fd: i32, m: *const msghdr, flags: i32) -> isize
     // SAFETY: see the module above.
     unsafe {
         let native = || real::sendmsg(fd, m, flags);
-        let control = m
-            .as_ref()
-            .is_some_and(|h| h.msg_controllen > 0 && !h.msg_control.is_null());
         let Some(i) = conn(fd) else {
-            if control && table::table().is_some() {
-                descriptors_leave(m);
-            }
+            descriptors_leave(m);
             return native();
         };
-        if control {
+        if has_control(m) {
             fdops::give_up(fd, Reason::Option);
             return counted_out(i, native());
         }
@@ -117,18 +124,26 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
     }
 }
 
-/// Does the connection need our own loop instead of the kernel's?
-fn has_lane(i: u32) -> bool {
-    table::conn(i).flags.load(Relaxed) & flag::LANE != 0
-}
+/// Messages of one `sendmmsg` at most; the kernel leaves the rest to the next call.
+const MOST: u32 = 1024;
 
 #[no_mangle]
 pub unsafe extern "C" fn sendmmsg(fd: i32, v: *mut mmsghdr, n: u32, flags: i32) -> i32 {
     // SAFETY: see the module above.
     unsafe {
         match conn(fd) {
-            Some(_) => each(v, n, |h| sendmsg(fd, h, flags)),
-            None => real::sendmmsg(fd, v, n, flags),
+            Some(_) => each(v, n.min(MOST), |h| {
+                let r = sendmsg(fd, h, flags);
+                // After a part of a message the next one would leave a gap in the stream.
+                (r, whole(h, r))
+            }),
+            None => {
+                let here = if v.is_null() { 0 } else { n.min(MOST) };
+                for k in 0..here as usize {
+                    descriptors_leave(&raw const (*v.add(k)).msg_hdr);
+                }
+                real::sendmmsg(fd, v, n, flags)
+            }
         }
     }
 }
@@ -143,42 +158,69 @@ pub unsafe extern "C" fn recvmmsg(
 ) -> i32 {
     // SAFETY: see the module above.
     unsafe {
-        match conn(fd) {
-            Some(i) if has_lane(i) || t.is_null() => {
-                let mut f = flags & !libc::MSG_WAITFORONE;
-                each(v, n, |h| {
-                    let r = recvmsg(fd, h, f);
-                    if flags & libc::MSG_WAITFORONE != 0 {
-                        f |= libc::MSG_DONTWAIT;
-                    }
-                    r
-                })
-            }
-            Some(_) => {
-                fdops::give_up(fd, Reason::Option);
-                real::recvmmsg(fd, v, n, flags, t)
-            }
-            None => real::recvmmsg(fd, v, n, flags, t),
+        if conn(fd).is_none() {
+            return real::recvmmsg(fd, v, n, flags, t);
         }
+        let end = match t.as_ref().map(ns_of) {
+            None => None,
+            Some(Some(ns)) => Some(sys::now_ns().saturating_add(ns)),
+            Some(None) => return real::recvmmsg(fd, v, n, flags, t), // EINVAL
+        };
+        let mut f = flags & !libc::MSG_WAITFORONE;
+        each(v, n, |h| {
+            let r = recvmsg(fd, h, f);
+            if flags & libc::MSG_WAITFORONE != 0 {
+                f |= libc::MSG_DONTWAIT;
+            }
+            // The kernel looks at the clock only here, so that a message may be awaited for longer.
+            let left = end.map(|e| e.saturating_sub(sys::now_ns()));
+            if let Some(left) = left.filter(|_| r >= 0) {
+                t.write(timespec {
+                    tv_sec: (left / SECOND) as i64,
+                    tv_nsec: (left % SECOND) as i64,
+                });
+            }
+            (r, left != Some(0))
+        })
     }
 }
 
-/// One message after the other, as the kernel does: an error counts only if it is the first.
+const SECOND: u64 = 1_000_000_000;
+
+/// Nanoseconds of a time-out; `None`: the kernel refuses it.
+fn ns_of(t: &timespec) -> Option<u64> {
+    let sec = u64::try_from(t.tv_sec).ok()?;
+    let ns = u64::try_from(t.tv_nsec).ok().filter(|n| *n < SECOND)?;
+    Some(sec.saturating_mul(SECOND).saturating_add(ns))
+}
+
+/// Was all of a message sent?
+///
+/// # Safety
+/// `m` is the application's message header.
+unsafe fn whole(m: *const msghdr, sent: isize) -> bool {
+    // SAFETY: by contract.
+    let all = unsafe { iovs(m) }.map_or(0, |s| s.iter().map(|v| v.iov_len).sum());
+    sent >= 0 && sent as usize >= all
+}
+
+/// One message after the other, as the kernel does: an error counts only if it is the first. `f`
+/// also says whether to go on.
 ///
 /// # Safety
 /// `v` is the application's array of `n` entries.
-unsafe fn each(v: *mut mmsghdr, n: u32, mut f: impl FnMut(*mut msghdr) -> isize) -> i32 {
+unsafe fn each(v: *mut mmsghdr, n: u32, mut f: impl FnMut(*mut msghdr) -> (isize, bool)) -> i32 {
     let mut done = 0;
     for k in 0..n as usize {
         // SAFETY: inside the array.
         let e = unsafe { &mut *v.add(k) };
-        let r = f(&mut e.msg_hdr);
+        let (r, more) = f(&mut e.msg_hdr);
         if r < 0 {
             return if done > 0 { done } else { -1 };
         }
         e.msg_len = r as u32;
         done += 1;
-        if r == 0 {
+        if !more {
             break;
         }
     }

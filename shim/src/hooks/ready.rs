@@ -5,12 +5,27 @@ use crate::{epoll, fdtab, io, poll as polls, real};
 use core::ptr::null_mut;
 use libc::{epoll_event, fd_set, pollfd, sigset_t, timespec, timeval};
 
-fn ms_of(t: *const timespec) -> i64 {
+/// Milliseconds of a time-out, -1: for ever. `None`: the kernel refuses it (EINVAL), at once.
+fn ms_of(t: *const timespec) -> Option<i64> {
     // SAFETY: null, or the application's valid pointer.
     match unsafe { t.as_ref() } {
-        None => -1,
-        Some(t) if t.tv_sec > i64::MAX / 2000 => -1,
-        Some(t) => t.tv_sec.saturating_mul(1000) + (t.tv_nsec + 999_999) / 1_000_000,
+        None => Some(-1),
+        Some(t) if t.tv_sec < 0 || !(0..1_000_000_000).contains(&t.tv_nsec) => None,
+        Some(t) if t.tv_sec > i64::MAX / 2000 => Some(-1),
+        Some(t) => Some(t.tv_sec.saturating_mul(1000) + (t.tv_nsec + 999_999) / 1_000_000),
+    }
+}
+
+/// The same of a `select`, which takes a million microseconds and more.
+fn ms_of_select(t: *const timeval) -> Option<i64> {
+    // SAFETY: null, or the application's valid pointer.
+    match unsafe { t.as_ref() } {
+        None => Some(-1),
+        Some(t) if t.tv_sec < 0 || t.tv_usec < 0 => None,
+        Some(t) => {
+            let part = t.tv_usec.saturating_add(999) / 1000;
+            Some(t.tv_sec.saturating_mul(1000).saturating_add(part))
+        }
     }
 }
 
@@ -58,7 +73,9 @@ pub unsafe extern "C" fn ppoll(
         let Some(fds) = entries(p, n) else {
             return real::ppoll(p, n, t, s);
         };
-        let whole = ms_of(t);
+        let Some(whole) = ms_of(t) else {
+            return real::ppoll(p, n, t, s);
+        };
         polls::poll(fds, whole, |p, n, ms| {
             if ms == whole {
                 real::ppoll(p, n as u64, t, s)
@@ -135,12 +152,8 @@ pub unsafe extern "C" fn select(
         if !watches(n, [r, w, e]) {
             return real::select(n, r, w, e, t);
         }
-        let ms = match t.as_ref() {
-            None => -1,
-            Some(t) => t
-                .tv_sec
-                .saturating_mul(1000)
-                .saturating_add((t.tv_usec + 999) / 1000),
+        let Some(ms) = ms_of_select(t) else {
+            return real::select(n, r, w, e, t);
         };
         let start = crate::sys::now_ns();
         let was_native = core::cell::Cell::new(false);
@@ -177,7 +190,10 @@ pub unsafe extern "C" fn pselect(
             return real::pselect(n, r, w, e, t, s);
         }
         let native = || real::pselect(n, r, w, e, t, s);
-        polls::select(n, [r, w, e], ms_of(t), native, |p, n, ms| {
+        let Some(whole) = ms_of(t) else {
+            return native();
+        };
+        polls::select(n, [r, w, e], whole, native, |p, n, ms| {
             let ts = ts_of(ms);
             real::ppoll(p, n as u64, if ms < 0 { core::ptr::null() } else { &ts }, s)
         })
@@ -273,7 +289,9 @@ pub unsafe extern "C" fn epoll_pwait2(
     unsafe {
         match get(ep) {
             Fd::Set(i) => {
-                let whole = ms_of(t);
+                let Some(whole) = ms_of(t) else {
+                    return real::epoll_pwait2(ep, ev, n, t, s);
+                };
                 epoll::wait(i, ev, n, whole, |ev, n, ms| {
                     if ms == whole {
                         real::epoll_pwait2(ep, ev, n, t, s)

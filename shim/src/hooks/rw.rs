@@ -133,7 +133,10 @@ pub unsafe extern "C" fn readv(fd: i32, v: *const iovec, n: i32) -> isize {
     // SAFETY: see the module.
     unsafe {
         match (conn(fd), vecs(v, n)) {
-            (Some(i), Some(s)) => io::recv(fd, i, s, 0, || real::readv(fd, v, n)),
+            // Of no length at all it says 0 at once, as `read` does.
+            (Some(i), Some(s)) if s.iter().any(|v| v.iov_len > 0) => {
+                io::recv(fd, i, s, 0, || real::readv(fd, v, n))
+            }
             _ => real::readv(fd, v, n),
         }
     }

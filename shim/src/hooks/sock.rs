@@ -1,7 +1,8 @@
 //! Sockets: making, connecting, accepting, options.
 
 use crate::fdtab::{conn, get, Fd};
-use crate::{control, env, epoll, fdops, io, real, sys, table};
+use crate::links::Sock;
+use crate::{control, env, epoll, fdops, io, lock, promote, real, sys, table};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{sockaddr, socklen_t};
@@ -115,6 +116,9 @@ pub unsafe extern "C" fn getsockopt(
     v: *mut c_void,
     len: *mut socklen_t,
 ) -> i32 {
+    if level == libc::IPPROTO_TCP && name == libc::TCP_ZEROCOPY_RECEIVE {
+        fdops::give_up(fd, Reason::Option); // a receive: it takes bytes from the kernel's queue
+    }
     // SAFETY: see the module above.
     unsafe {
         let r = real::getsockopt(fd, level, name, v, len);
@@ -136,12 +140,11 @@ pub unsafe extern "C" fn getsockopt(
     }
 }
 
-/// Options that a lane cannot honour: the connection stays on, or goes back to, TCP.
+/// Options that a lane cannot honour: the connection stays on, or goes back to, TCP. Those that an
+/// accepted socket has from its listener are known to the daemon as well (`socket::INHERITED`).
 fn disqualifies(level: i32, name: i32) -> bool {
-    const TCP_ULP: i32 = 31;
-    const TCP_REPAIR: i32 = 19;
-    const TCP_ZEROCOPY_RECEIVE: i32 = 35;
-    const TCP_INQ: i32 = 36;
+    const SO_TIMESTAMP_NEW: i32 = 63;
+    const SO_TIMESTAMPING_NEW: i32 = 65;
     match level {
         libc::SOL_SOCKET => matches!(
             name,
@@ -153,8 +156,12 @@ fn disqualifies(level: i32, name: i32) -> bool {
                 | libc::SO_ZEROCOPY
                 | libc::SO_RCVLOWAT
                 | libc::SO_PEEK_OFF
+                | SO_TIMESTAMP_NEW..=SO_TIMESTAMPING_NEW
         ),
-        libc::IPPROTO_TCP => matches!(name, TCP_ULP | TCP_REPAIR | TCP_ZEROCOPY_RECEIVE | TCP_INQ),
+        libc::IPPROTO_TCP => matches!(
+            name,
+            libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_ZEROCOPY_RECEIVE | libc::TCP_INQ
+        ),
         _ => false,
     }
 }
@@ -168,19 +175,50 @@ pub unsafe extern "C" fn setsockopt(
     len: socklen_t,
 ) -> i32 {
     if disqualifies(level, name) && conn(fd).is_some() {
-        // SO_RCVLOWAT of 1 is the default, which lanes have.
+        // SO_RCVLOWAT of 1 is the default, which lanes have; 0 means the same, less means "most".
         // SAFETY: the application promises `len` readable bytes.
         let harmless = level == libc::SOL_SOCKET
             && name == libc::SO_RCVLOWAT
             && len >= 4
             && !v.is_null()
-            && unsafe { v.cast::<i32>().read_unaligned() } <= 1;
+            && matches!(unsafe { v.cast::<i32>().read_unaligned() }, 0 | 1);
         if !harmless {
             fdops::give_up(fd, Reason::Option);
         }
     }
     // SAFETY: see the module above.
     unsafe { real::setsockopt(fd, level, name, v, len) }
+}
+
+const SIOCATMARK: u64 = 0x8905;
+
+/// Does a receive still find bytes of the ring, which lie before all that the kernel knows? Looks for
+/// news first, as a receive does: a frame that is not taken in yet lies before an urgent mark.
+fn ring_comes_first(i: u32, fd: i32) -> bool {
+    let c = table::conn(i);
+    if !c.rx.engaged() {
+        return false;
+    }
+    let Some((link, m)) = promote::lane(c, table::local(i)) else {
+        return false;
+    };
+    let Some(_g) = lock::lock(&c.rx.lock) else {
+        return false;
+    };
+    if !c.rx.has_ring_bytes(&m) {
+        let _ = c.rx.probe(&m, &Sock { fd, link });
+    }
+    c.rx.has_ring_bytes(&m)
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn sockatmark(fd: i32) -> i32 {
+    let mut at = 0i32;
+    // SAFETY: as libc's own, which calls its `ioctl` unseen; the answer is written to our variable.
+    match unsafe { ioctl(fd, SIOCATMARK, (&raw mut at) as usize) } {
+        -1 => -1,
+        _ => at,
+    }
 }
 
 #[no_mangle]
@@ -196,9 +234,18 @@ pub unsafe extern "C" fn ioctl(fd: i32, req: u64, arg: usize) -> i32 {
                 return 0;
             }
         }
+        if req == SIOCATMARK && arg != 0 && ring_comes_first(i, fd) {
+            (arg as *mut i32).write_unaligned(0);
+            return 0;
+        }
         let r = real::ioctl(fd, req, arg);
-        if r == 0 && req == libc::FIONBIO && arg != 0 {
-            nonblock(i, (arg as *const i32).read_unaligned() != 0);
+        if r == 0 && matches!(req, libc::FIONBIO | libc::FIOASYNC) && arg != 0 {
+            let on = (arg as *const i32).read_unaligned() != 0;
+            match req {
+                libc::FIONBIO => nonblock(i, on),
+                _ if on => fdops::give_up(fd, Reason::Option), // as `fcntl` with O_ASYNC
+                _ => {}
+            }
         }
         r
     }

@@ -1,6 +1,6 @@
 //! The Python programs of `tests/programs`: echo and transfer pairs that compare every byte.
 
-use super::{until, Place, Program, Running, SOON};
+use super::{until, Daemon, Place, Program, Running, SOON};
 use anyhow::{bail, Context, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -174,7 +174,7 @@ pub fn result(stdout: &str) -> Result<Value> {
     Ok(serde_json::from_str(line)?)
 }
 
-/// Two ends that do one of `cases.py` with a connection.
+/// Two ends that do one of `cases.py` or `edges.py` with a connection.
 pub struct Pair {
     pub server: Running,
     pub client: Running,
@@ -182,15 +182,15 @@ pub struct Pair {
 }
 
 impl Pair {
-    pub fn start(case: &str, server: &Place, client: &Place) -> Result<Self> {
+    pub fn start(program: &str, case: &str, server: &Place, client: &Place) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let host = "127.0.0.1";
-        let mut server = Program::python("cases.py", server)
+        let mut server = Program::python(program, server)
             .args([case, "serve", host])
             .arg(dir.path())
             .spawn()?;
         let port = server.line("port ", SOON)?;
-        let client = Program::python("cases.py", client)
+        let client = Program::python(program, client)
             .args([case, "connect", host, &port])
             .arg(dir.path())
             .spawn()?;
@@ -199,6 +199,36 @@ impl Pair {
             client,
             dir,
         })
+    }
+
+    /// Without the shim.
+    pub fn bare(program: &str, case: &str) -> Result<Self> {
+        let p = Self::start(program, case, &Place::bare(), &Place::bare())?;
+        p.mark("warm")?;
+        Ok(p)
+    }
+
+    /// Waits until both directions of both ends are on lanes, and lets them go on.
+    pub fn promoted(program: &str, case: &str, d: &Daemon) -> Result<Self> {
+        let p = Self::start(program, case, &d.eager(), &d.eager())?;
+        d.await_promoted(2)
+            .with_context(|| format!("{}\n{}", p.server.stderr(), p.client.stderr()))?;
+        // Until the mark is there they exchange messages: some of them on the lanes.
+        until("bytes on the lanes", SOON, || {
+            d.stats().is_ok_and(|s| s.lane_tx_bytes >= 1000)
+        })?;
+        p.mark("warm")?;
+        Ok(p)
+    }
+
+    /// Runs a case bare, so that it is known to be what TCP does, and then on lanes.
+    pub fn both_ways(program: &str, case: &str, limit: Duration) -> Result<()> {
+        Self::bare(program, case)?.finish(limit).context("bare")?;
+        let d = Daemon::start()?;
+        let p = Self::promoted(program, case, &d)?;
+        p.finish(limit).with_context(|| d.picture())?;
+        d.assert_promoted(2, 1000)?;
+        Ok(())
     }
 
     /// Leaves a mark that the programs wait for.
