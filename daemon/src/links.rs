@@ -22,6 +22,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A message for a party, with its descriptors.
 pub struct Send {
@@ -29,6 +30,9 @@ pub struct Send {
     pub msg: ToShim,
     pub fds: Vec<Arc<OwnedFd>>,
 }
+
+/// Between two times that the same chunk is sent.
+const AGAIN: Duration = Duration::from_millis(900);
 
 /// What a call wants done.
 #[derive(Default)]
@@ -77,6 +81,8 @@ struct Use {
     offered: bool,
     /// Not to be offered before [`Links::release`].
     held: bool,
+    /// Was this end asked to give it back?
+    told: [bool; 2],
 }
 
 #[derive(Default)]
@@ -298,6 +304,7 @@ impl Links {
             ));
         }
         c.stage = Stage::Sealed;
+        c.sent = Instant::now();
         share(id, 1 - side, peer, n as usize, c, out);
         Ok(())
     }
@@ -368,12 +375,14 @@ impl Links {
             // (The link's first ones are mapped, or it goes; a far party maps what it is given.)
             match s.chunks[n].stage {
                 _ if n < 2 => {}
+                _ if s.chunks[n].sent.elapsed() < AGAIN => return Ok(()),
                 Stage::Given if !s.party.is_far() => give(id, side.into(), s, n, out),
                 Stage::Sealed if !peer.is_far() => {
                     share(id, 1 - side, peer, n, &s.chunks[n], out);
                 }
                 _ => {}
             }
+            s.chunks[n].sent = Instant::now();
             return Ok(());
         }
         if n >= CHUNKS || !s.payer.take_memory(bytes) {

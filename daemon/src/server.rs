@@ -238,6 +238,10 @@ fn read_rest(shared: &Shared, id: crate::party::PartyId, control: &Rc<Control>) 
     for _ in 0..REST {
         match wire::recv(control.sock.get_ref().as_fd(), &mut buf) {
             Ok(Incoming::Message { len, fds }) => {
+                // The next connection has credits of its own, and asks anew.
+                if let Ok(ToDaemon::Register { .. }) = ToDaemon::decode(&buf[..len]) {
+                    continue;
+                }
                 if handle(shared, id, &buf[..len], fds).is_err() {
                     return;
                 }

@@ -272,11 +272,12 @@ impl Fds {
     }
 }
 
-/// An answer that the daemon waits for. If it does not fit, both begin anew. (A daemon that is gone may
+/// An answer that the daemon waits for. If it cannot be sent, both begin anew. (A daemon that is gone may
 /// have said more: that is read first.)
 fn reply(m: &ToDaemon) {
-    if send(m, None) == Err(libc::EAGAIN) {
-        drop_connection();
+    match send(m, None) {
+        Ok(()) | Err(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN) => {}
+        Err(_) => drop_connection(),
     }
 }
 

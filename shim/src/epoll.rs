@@ -499,7 +499,9 @@ fn armed(set: u32, conn: u32, r: u32) {
         if c.owner_pid.load(Relaxed) != table::pid() {
             // Inherited: in a set of ours the link's doorbell would be heard by us, and no more by its
             // owner. What comes after the way down is told by the kernel.
-            promote::take_down(conn);
+            if promote::engaged(c) {
+                promote::take_down(conn);
+            }
         } else if let Some((link, _)) = promote::lane(c, table::local(conn)) {
             activate_one(set, conn, r, link);
         }

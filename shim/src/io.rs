@@ -94,10 +94,20 @@ fn left_ms(deadline: Option<u64>) -> i64 {
 }
 
 /// For a peek that waits for all it asks for, with a part of it there: naps a little, for nothing wakes
-/// who finds bytes. False: the end, an error or a signal.
-fn more_may_come(fd: i32) -> bool {
-    let end = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
-    sys::poll_ms(fd, libc::POLLRDHUP, 1).is_ok_and(|e| e & end == 0)
+/// who finds bytes. `up`: on the ring, where what TCP has is a frame. False: the end, an error, a signal.
+fn more_may_come(fd: i32, up: bool) -> bool {
+    let events = libc::POLLRDHUP | if up { libc::POLLIN } else { 0 };
+    let end = events | libc::POLLHUP | libc::POLLERR;
+    sys::poll_ms(fd, events, 1).is_ok_and(|e| e & end == 0)
+}
+
+/// Takes an error that a look of ours has taken from the kernel, which would now say an end of file, or
+/// raise SIGPIPE; 0: none.
+fn noticed(c: &Conn) -> i32 {
+    match c.rx.has_error() {
+        true => c.rx.take_error(),
+        false => 0,
+    }
 }
 
 /// Sends `iov`. `native` makes the application's own call; after a part went over the lane the
@@ -133,19 +143,17 @@ pub unsafe fn send(
                 continue;
             }
             if c.tx.enter_native() {
-                // A look of ours has taken it from the kernel, which would raise SIGPIPE instead.
-                let e = if c.rx.has_error() {
-                    c.rx.take_error()
+                let r = if total > 0 {
+                    match c.rx.has_error() {
+                        true => 0, // the next call tells it
+                        // SAFETY: the application's buffers, by this function's contract.
+                        false => unsafe { rest(fd, &mut iov, flags) },
+                    }
                 } else {
-                    0
-                };
-                let r = if e != 0 {
-                    fail(e)
-                } else if total == 0 {
-                    native()
-                } else {
-                    // SAFETY: the application's buffers, by this function's contract.
-                    unsafe { rest(fd, &mut iov, flags) }
+                    match noticed(c) {
+                        0 => native(),
+                        e => fail(e),
+                    }
                 };
                 c.tx.leave_native(r.max(0) as u64);
                 if c.flags.load(Relaxed) & flag::FAR != 0 {
@@ -402,13 +410,17 @@ pub unsafe fn recv(
     let mut nowait = false;
     let gen = c.gen.load(Relaxed);
     let mut until: Option<Option<u64>> = None;
+    let mut peeks: Option<Option<u64>> = None;
     loop {
         if !c.rx.engaged() {
             promote::evidence(i, fd, c);
             promote::try_ready(i, c, l);
             // A call that waits for everything must not be caught by the switch half-way.
             if total == 0 && c.rx.enter_native() {
-                let r = native();
+                let r = match noticed(c) {
+                    0 => native(),
+                    e => fail(e),
+                };
                 c.rx.leave_native(if peek { 0 } else { r.max(0) as u64 });
                 return r;
             }
@@ -423,6 +435,9 @@ pub unsafe fn recv(
                     // SAFETY: the application's buffer.
                     let r = unsafe { real::recv(fd, p.cast(), n, flags) };
                     more += r.max(0) as usize;
+                    if r < 0 && errno() != libc::EAGAIN && errno() != libc::EINTR {
+                        c.rx.keep_error(errno()); // the kernel tells it once
+                    }
                     if r < n as isize {
                         break;
                     }
@@ -486,17 +501,27 @@ pub unsafe fn recv(
                     }
                 }
                 if whole && n > 0 && iov.left() > 0 && !nonblocking(c, flags) {
-                    let end = *until.get_or_insert_with(|| deadline(fd, libc::SO_RCVTIMEO));
-                    whole = left_ms(end) != 0 && more_may_come(fd);
+                    let end = *peeks.get_or_insert_with(|| deadline(fd, libc::SO_RCVTIMEO));
+                    promote::attend(c, link, &m, fd);
+                    real::test_cancel();
+                    // A peek cannot go on where it stopped: not in a second buffer from TCP, nor behind
+                    // a frame that comes after the ring.
+                    let up = c.rx.is_up();
+                    whole = left_ms(end) != 0 && (up || vecs.len() == 1) && more_may_come(fd, up);
+                    if c.gen.load(Relaxed) != gen {
+                        return fail(libc::EBADF); // closed meanwhile by another thread
+                    }
                     (total, iov, look) = (0, Iov::new(vecs), true);
                     continue; // once more at the end, too: something may have come before it
                 }
                 return total as isize;
             }
             Received::Eof => return total as isize,
-            Received::Error(e) => {
-                return if total > 0 { total as isize } else { fail(e) };
+            Received::Error(e) if total > 0 => {
+                c.rx.keep_error(e);
+                return total as isize;
             }
+            Received::Error(e) => return fail(e),
             Received::Reset(r) => {
                 reset(c, fd, r);
                 return if total > 0 {

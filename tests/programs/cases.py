@@ -542,6 +542,27 @@ def resetseen_client(sock):
     assert ctypes.get_errno() == errno.ECONNRESET, ctypes.get_errno()
 
 
+def resetafter_server(sock):
+    """Bytes and a reset that epoll tells together: first the bytes, then the error, no end of file."""
+    ep = select.epoll()
+    ep.register(sock.fileno(), select.EPOLLIN)
+    await_mark("reset")
+    assert ep.poll(5)
+    same(sock.recv(65536), NOISE[:10])
+    try:
+        raise AssertionError(f"no error, but {sock.recv(65536)}")
+    except ConnectionResetError:
+        pass
+
+
+def resetafter_client(sock):
+    sock.sendall(NOISE[:10])
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+    mark("reset")
+    return socket.socket()
+
+
 def peeks_server(sock):
     """Peeks grow with what comes, across the switch and with MSG_WAITALL."""
     sock.sendall(b"go")

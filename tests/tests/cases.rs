@@ -32,7 +32,7 @@ macro_rules! cases {
 
 cases! {
     dup over flags halfclose bigwrites sendfile reset exec spawn inetd rights bothfork daemonize
-    reinit etshort resetseen peeks atfork restart stdio
+    reinit etshort resetseen resetafter peeks atfork restart stdio
 }
 
 /// A process that is killed leaves every byte it sent.

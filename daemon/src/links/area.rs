@@ -6,6 +6,7 @@ use link::layout::{CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES, LANES};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// How far a chunk has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct Chunk {
     pub fd: Arc<OwnedFd>,
     pub bytes: u64,
     pub stage: Stage,
+    /// When it was last given to somebody.
+    pub sent: Instant,
 }
 
 /// Both doorbell ends and the first two chunks of both areas.
@@ -72,5 +75,6 @@ pub fn make_chunk(id: u64, side: usize, n: usize, far: bool) -> Result<Chunk, Er
         fd: Arc::new(fd),
         bytes: bytes as u64,
         stage: Stage::Given,
+        sent: Instant::now(),
     })
 }

@@ -67,6 +67,7 @@ impl Links {
             tag,
             offered: false,
             held: pair.1.is_far(),
+            told: [false; 2],
         });
         for (side, e) in ends.iter().enumerate() {
             self.by_conn
@@ -207,23 +208,30 @@ impl Links {
         }
     }
 
-    /// Asks an end within the node to give its lane back.
-    fn lane_gone(&self, id: u64, slot: u32, side: u8, out: &mut Out) {
-        let end = |l: &Link| {
-            let u = l.slots.get(slot as usize)?.now.as_ref()?;
-            (!u.done[usize::from(side)]).then_some(u.ends[usize::from(side)])
+    /// Asks an end within the node to give its lane back, once.
+    fn lane_gone(&mut self, id: u64, slot: u32, side: u8, out: &mut Out) {
+        let at = usize::from(side);
+        let now = |l| Self::slot(l, slot);
+        let Some(u) = self.links.get_mut(&id).and_then(now) else {
+            return;
         };
-        let end = self.links.get(&id).and_then(end);
-        if let Some(e) = end.filter(|e| !e.party.is_far()) {
-            let msg = ToShim::LaneGone {
-                link: id,
-                side,
-                lane: slot,
-                conn: e.conn,
-                gen: e.gen,
-            };
-            out.send(e.party, msg, vec![]);
+        let e = u.ends[at];
+        if u.done[at] || e.party.is_far() || std::mem::replace(&mut u.told[at], true) {
+            return;
         }
+        let msg = ToShim::LaneGone {
+            link: id,
+            side,
+            lane: slot,
+            conn: e.conn,
+            gen: e.gen,
+        };
+        out.send(e.party, msg, vec![]);
+    }
+
+    /// The present use of a slot.
+    fn slot(l: &mut Link, slot: u32) -> Option<&mut Use> {
+        l.slots.get_mut(slot as usize)?.now.as_mut()
     }
 
     /// Takes back a lane that was not offered yet.

@@ -45,6 +45,12 @@ impl World {
         r.map(drop)
     }
 
+    /// Time passes for a chunk that is on its way from side 0.
+    fn later(&mut self, link: u64, chunk: usize) {
+        let c = &mut self.links.links.get_mut(&link).unwrap().sides[0].chunks[chunk];
+        c.sent = c.sent.checked_sub(AGAIN).unwrap();
+    }
+
     fn help(&mut self, mut out: Out) {
         while !out.sends.is_empty() || !out.failed.is_empty() || !out.ready.is_empty() {
             let mut next = Out::default();
@@ -165,6 +171,10 @@ fn one_chunk_at_a_time_and_not_for_ever() {
     let link = w.offers[0].1;
     let mut out = Out::default();
     w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
+    let mut again = Out::default();
+    w.links.want_chunk(PartyId(1), link, 0, &mut again).unwrap();
+    assert!(again.sends.is_empty(), "it is on its way");
+    w.later(link, 2);
     w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
     let again = out.sends.pop().unwrap();
     assert_eq!(again.msg, out.sends[0].msg, "the first is not ready yet");
@@ -198,6 +208,7 @@ fn a_chunk_that_could_not_be_mapped() {
     w.links.mapped(PartyId(1), link, 0, 2, &mut lost).unwrap();
     assert_eq!(lost.sends.len(), 1);
     let lost = lost.sends.pop().unwrap();
+    w.later(link, 2);
     let mut out = Out::default();
     w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
     assert_eq!((out.sends[0].to, &out.sends[0].msg), (lost.to, &lost.msg));

@@ -202,6 +202,11 @@ impl RxState {
         self.error.load(Relaxed) != 0
     }
 
+    /// Keeps an error that was found after bytes, for the next call.
+    pub fn keep_error(&self, e: i32) {
+        self.error.store(e as u32, Relaxed);
+    }
+
     /// Takes it; 0: none.
     pub fn take_error(&self) -> i32 {
         self.error.swap(0, Relaxed) as i32

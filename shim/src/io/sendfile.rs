@@ -22,7 +22,10 @@ pub unsafe fn sendfile(
         let l = table::local(i);
         promote::evidence(i, fd, c);
         if !promote::try_up(i, c, l, fd) && c.tx.enter_native() {
-            let r = native();
+            let r = match noticed(c) {
+                0 => native(),
+                e => fail(e),
+            };
             c.tx.leave_native(r.max(0) as u64);
             if r < count as isize {
                 l.starved.store(1, Relaxed);

@@ -98,6 +98,7 @@ pub(super) fn disown(c: &Conn) {
     let owner = c.owner_pid.load(Relaxed);
     if c.flags.load(Relaxed) & (flag::REGISTERED | flag::LANE) == flag::REGISTERED
         && owner != table::pid()
+        && table::same_pid_namespace()
         && sys::kill0(owner) == Err(libc::ESRCH)
     {
         c.flags.fetch_and(!flag::REGISTERED, Relaxed);
