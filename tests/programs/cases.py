@@ -23,35 +23,11 @@ import termios
 import threading
 import time
 
+from ends import DIR, await_mark, exactly, mark, marked
+
 CASE, ROLE, HOST = sys.argv[1:4]
-DIR = sys.argv[-1]
 HERE = os.path.dirname(os.path.abspath(__file__))
 NOISE = random.Random(7).randbytes(4 << 20)
-
-
-def mark(name, text=""):
-    with open(os.path.join(DIR, name + ".tmp"), "w") as f:
-        f.write(text)
-    os.rename(os.path.join(DIR, name + ".tmp"), os.path.join(DIR, name))
-
-
-def marked(name):
-    return os.path.exists(os.path.join(DIR, name))
-
-
-def await_mark(name):
-    while not marked(name):
-        time.sleep(0.002)
-
-
-def exactly(sock, n):
-    out = bytearray()
-    while len(out) < n:
-        got = sock.recv(n - len(out))
-        if not got:
-            raise EOFError(f"end of stream after {len(out)} of {n} bytes")
-        out += got
-    return bytes(out)
 
 
 def same(a, b):

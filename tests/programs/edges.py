@@ -22,8 +22,9 @@ import sys
 import termios
 import time
 
+from ends import await_mark, exactly, mark, marked
+
 CASE, ROLE, HOST = sys.argv[1:4]
-DIR = sys.argv[-1]
 LIBC = ctypes.CDLL(None, use_errno=True)
 FIOASYNC, SIOCATMARK, TCP_ZEROCOPY_RECEIVE = 0x5452, 0x8905, 35
 # Seconds: longer than any case takes, and less than the test waits. A call that hangs ends the program.
@@ -72,29 +73,6 @@ def call(name, *args):
 
 def equal(got, expected, what=""):
     assert got == expected, f"{what}: {got}, not {expected}"
-
-
-def marked(name):
-    return os.path.exists(os.path.join(DIR, name))
-
-
-def mark(name):
-    open(os.path.join(DIR, name), "w").close()
-
-
-def await_mark(name):
-    while not marked(name):
-        time.sleep(0.002)
-
-
-def exactly(sock, n):
-    out = bytearray()
-    while len(out) < n:
-        got = sock.recv(n - len(out))
-        if not got:
-            raise EOFError(f"end of stream after {len(out)} of {n} bytes")
-        out += got
-    return bytes(out)
 
 
 def await_bytes(sock, n):
