@@ -101,12 +101,17 @@ fn more_may_come(fd: i32, up: bool) -> bool {
     sys::poll_ms(fd, events, 1).is_ok_and(|e| e & end == 0)
 }
 
-/// Takes an error that a look of ours has taken from the kernel, which would now say an end of file, or
-/// raise SIGPIPE; 0: none.
-fn noticed(c: &Conn) -> i32 {
-    match c.rx.has_error() {
+/// The native call, unless a look of ours has taken an error from the kernel, which would now say an end
+/// of file, or raise SIGPIPE: then that error.
+#[inline(always)]
+fn told_or(c: &Conn, native: impl Fn() -> isize) -> isize {
+    let e = match c.rx.has_error() {
         true => c.rx.take_error(),
         false => 0,
+    };
+    match e {
+        0 => native(),
+        e => fail(e),
     }
 }
 
@@ -150,10 +155,7 @@ pub unsafe fn send(
                         false => unsafe { rest(fd, &mut iov, flags) },
                     }
                 } else {
-                    match noticed(c) {
-                        0 => native(),
-                        e => fail(e),
-                    }
+                    told_or(c, &native)
                 };
                 c.tx.leave_native(r.max(0) as u64);
                 if c.flags.load(Relaxed) & flag::FAR != 0 {
@@ -417,10 +419,7 @@ pub unsafe fn recv(
             promote::try_ready(i, c, l);
             // A call that waits for everything must not be caught by the switch half-way.
             if total == 0 && c.rx.enter_native() {
-                let r = match noticed(c) {
-                    0 => native(),
-                    e => fail(e),
-                };
+                let r = told_or(c, &native);
                 c.rx.leave_native(if peek { 0 } else { r.max(0) as u64 });
                 return r;
             }

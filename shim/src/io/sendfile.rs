@@ -22,10 +22,7 @@ pub unsafe fn sendfile(
         let l = table::local(i);
         promote::evidence(i, fd, c);
         if !promote::try_up(i, c, l, fd) && c.tx.enter_native() {
-            let r = match noticed(c) {
-                0 => native(),
-                e => fail(e),
-            };
+            let r = told_or(c, &native);
             c.tx.leave_native(r.max(0) as u64);
             if r < count as isize {
                 l.starved.store(1, Relaxed);
