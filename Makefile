@@ -1,17 +1,17 @@
 # Every target does its own preparation; README.md has a table of what each contains.
 TASK = cargo run --quiet --release -p underpass --bin task --
 
-.PHONY: all deps build demo test lint symbols model unit engine loom integration lab bench bench-quick bench-lab ci
+.PHONY: all deps build demo test lint symbols model unit engine loom integration soak lab full bench bench-quick bench-lab ci
 all: build
 
 # Debian packages and the zig linker, only what is missing.
 deps:
 	@tools/install-deps.sh
 
-build demo test lint symbols model unit engine loom integration bench bench-quick: deps
+build demo test lint symbols model unit engine loom integration soak bench bench-quick: deps
 	@$(TASK) $@ $(ARGS)
 
-lab bench-lab:
+lab full bench-lab:
 	@tools/install-deps.sh lab
 	@$(TASK) $@ $(ARGS)
 

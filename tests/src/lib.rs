@@ -2,3 +2,4 @@
 
 pub mod harness;
 pub mod lab;
+pub mod soak;

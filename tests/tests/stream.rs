@@ -76,6 +76,8 @@ fn spec(dir: &Path, role: Role, style: Style) -> Spec {
         receive: true,
         receive_gate: None,
         last: Last::Shutdown,
+        disturb: None,
+        descriptors: None,
         stop: dir.join("never"),
         progress: dir.join(name),
     }

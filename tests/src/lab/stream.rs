@@ -6,12 +6,14 @@
 //! their stream and their place in it (`pattern`). How far each direction has come stands in a file
 //! that outlives the program (`progress`), however that ends.
 
+mod disturb;
 mod events;
 mod flow;
 pub mod pattern;
 mod progress;
 mod threads;
 
+pub use disturb::Disturbed;
 pub use progress::Progress;
 
 use anyhow::{ensure, Context, Result};
@@ -39,6 +41,12 @@ pub struct Spec {
     /// It receives no more than so many bytes before this file is there.
     pub receive_gate: Option<(u64, PathBuf)>,
     pub last: Last,
+    /// Children and handlers beside the streams, by this seed.
+    #[serde(default)]
+    pub disturb: Option<u64>,
+    /// Soft limit of descriptors (RLIMIT_NOFILE).
+    #[serde(default)]
+    pub descriptors: Option<u64>,
     /// Senders end early, and a program that has closed its connections ends, when this file is there.
     pub stop: PathBuf,
     /// Where to leave how far each direction has come.
@@ -119,6 +127,8 @@ pub struct End {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub ends: Vec<End>,
+    #[serde(default)]
+    pub disturbed: Disturbed,
 }
 
 impl Report {
@@ -137,19 +147,28 @@ pub fn run(spec: &Spec) -> Result<Report> {
             || spec.last == Last::Shutdown && spec.receive && spec.receive_gate.is_none(),
         "the event loop only sends, receives and shuts down"
     );
+    if let Some(n) = spec.descriptors {
+        use nix::sys::resource::{getrlimit, setrlimit, Resource::RLIMIT_NOFILE};
+        setrlimit(RLIMIT_NOFILE, n, getrlimit(RLIMIT_NOFILE)?.1)?;
+    }
     let progress = Progress::create(&spec.progress, spec.connections)?;
     let sockets = match spec.role {
         Role::Serve(at) => accept(at, spec.connections)?,
         Role::Connect(to) => connect(to, spec.connections)?,
     };
+    let beside = spec.disturb.map(disturb::Beside::start);
     let ends = match spec.style {
         Style::Threads => threads::run(spec, sockets, progress)?,
         Style::Epoll => events::run(spec, sockets, progress)?,
     };
+    let disturbed = match beside {
+        Some(b) => b.finish().context("beside the streams")?,
+        None => Disturbed::default(),
+    };
     if spec.last == Last::Close {
         await_file(&spec.stop);
     }
-    Ok(Report { ends })
+    Ok(Report { ends, disturbed })
 }
 
 /// Accepts all connections; each begins with its number.

@@ -147,6 +147,8 @@ impl Streams {
                 receive: part.receives,
                 receive_gate: part.receive_gate.clone(),
                 last: part.last,
+                disturb: None,
+                descriptors: None,
                 stop: stop.clone().into(),
                 progress: progress[end].clone().into(),
             };
@@ -278,7 +280,8 @@ impl Streams {
     }
 }
 
-fn report(stdout: &str) -> Result<Report> {
+/// The report in a program's output.
+pub fn report(stdout: &str) -> Result<Report> {
     let line = stdout.lines().find_map(|l| l.strip_prefix("result "));
     Ok(serde_json::from_str(line.context("no result")?)?)
 }

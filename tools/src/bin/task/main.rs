@@ -56,6 +56,8 @@ task TARGET [arguments]
   loom          ring, doorbell and lane under every interleaving
   integration   real programs under the shim (arguments: names of tests)
   lab           virtual machines with RDMA rails (arguments: names of tests)
+  soak          ten minutes of seeded chaos (UNDERPASS_SOAK_SECONDS, UNDERPASS_SOAK_SEED)
+  full          everything of ci, and what does not fit there
   symbols       does the shim load everywhere?
   bench         every case side by side, target/bench/report.json
   bench-quick   the same, short
@@ -94,10 +96,11 @@ fn main() -> ExitCode {
         "integration" => steps::run(&tree, vec![build_step(), integration(&tree, &rest)]),
         "lab" => steps::run(&tree, vec![build_step(), lab(&tree, &rest)]),
         "test" => steps::run(&tree, test(&tree)),
-        "ci" => {
-            let mut all = lint(&tree);
-            all.extend(test(&tree));
-            all.push(lab(&tree, &[]));
+        "soak" => steps::run(&tree, vec![build_step(), soak(&tree)]),
+        "ci" => steps::run(&tree, ci(&tree)),
+        "full" => {
+            let mut all = ci(&tree);
+            all.push(soak(&tree));
             steps::run(&tree, all)
         }
         "" | "-h" | "--help" | "help" => {
@@ -158,12 +161,21 @@ fn test(tree: &Tree) -> Vec<Step> {
     ]
 }
 
+/// Everything that CI runs.
+fn ci(tree: &Tree) -> Vec<Step> {
+    let mut all = lint(tree);
+    all.extend(test(tree));
+    all.push(lab(tree, &[]));
+    all
+}
+
 fn lint(tree: &Tree) -> Vec<Step> {
     vec![
-        Step::new("fmt", Kind::Check, tree.cargo("fmt --all --check")),
+        Step::new("fmt", Kind::Check, 10, tree.cargo("fmt --all --check")),
         Step::new(
             "clippy",
             Kind::Check,
+            300,
             tree.cargo("clippy --workspace --all-targets -- -D warnings"),
         ),
     ]
@@ -174,6 +186,7 @@ fn build_step() -> Step {
         name: "build",
         kind: Kind::Build,
         command: None,
+        budget: 420,
     }
 }
 
@@ -181,6 +194,7 @@ fn model(tree: &Tree) -> Step {
     Step::new(
         "model",
         Kind::Tests,
+        240,
         tree.cargo("test --release -p underpass-tests --test model --test model_remote"),
     )
 }
@@ -190,7 +204,7 @@ fn unit(tree: &Tree) -> Step {
     // of their own to run under the shim: those are integration tests.
     let c = tree
         .cargo("test --no-fail-fast -p link -p underpass-rdma -p underpassd -p underpass --lib --bins --tests");
-    Step::new("unit", Kind::Tests, c)
+    Step::new("unit", Kind::Tests, 420, c)
 }
 
 /// The data engine over simulated verbs, thousands of seeds.
@@ -198,6 +212,7 @@ fn engine(tree: &Tree) -> Step {
     Step::new(
         "engine",
         Kind::Tests,
+        120,
         tree.cargo("test --release -p underpass-rdma --tests"),
     )
 }
@@ -206,13 +221,14 @@ fn loom(tree: &Tree) -> Step {
     let mut c = tree.cargo("test --release -p link --lib");
     c.env("RUSTFLAGS", "--cfg loom")
         .env("CARGO_TARGET_DIR", tree.target.join("loom"));
-    Step::new("loom", Kind::Tests, c)
+    Step::new("loom", Kind::Tests, 120, c)
 }
 
 fn symbols(tree: &Tree) -> Step {
     Step::new(
         "symbols",
         Kind::Tests,
+        120,
         tree.cargo("test -p underpass-tests --test loads"),
     )
 }
@@ -229,12 +245,22 @@ fn integration(tree: &Tree, names: &[String]) -> Step {
         c.args(["--skip", "root_"]);
     }
     c.args(names);
-    Step::new("integration", Kind::Tests, c)
+    Step::new("integration", Kind::Tests, 1500, c)
+}
+
+/// Chaos for ten minutes, or as long as the environment says; a minute of it is among the integration
+/// tests.
+fn soak(tree: &Tree) -> Step {
+    let mut c = tree.cargo("test -p underpass-tests --test soak -- --nocapture");
+    if std::env::var_os("UNDERPASS_SOAK_SECONDS").is_none() {
+        c.env("UNDERPASS_SOAK_SECONDS", "600");
+    }
+    Step::new("soak", Kind::Tests, 780, c)
 }
 
 /// Virtual machines, booted once; the test program runs its tests in order by itself.
 fn lab(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test lab --");
     c.args(names);
-    Step::new("lab", Kind::Tests, c)
+    Step::new("lab", Kind::Tests, 1200, c)
 }

@@ -19,14 +19,17 @@ pub struct Step {
     pub name: &'static str,
     pub kind: Kind,
     pub command: Option<Command>,
+    /// Seconds that it may take on a cold machine with two processors; a longer run is only marked.
+    pub budget: u64,
 }
 
 impl Step {
-    pub fn new(name: &'static str, kind: Kind, command: Command) -> Self {
+    pub fn new(name: &'static str, kind: Kind, budget: u64, command: Command) -> Self {
         Step {
             name,
             kind,
             command: Some(command),
+            budget,
         }
     }
 }
@@ -67,7 +70,7 @@ impl Count {
 /// Runs every step, also after one failed, and prints the summary. Success if nothing failed.
 pub fn run(tree: &Tree, steps: Vec<Step>) -> ExitCode {
     let begin = Instant::now();
-    let mut rows: Vec<(&str, Kind, Count, Duration)> = Vec::new();
+    let mut rows: Vec<(&str, Count, Duration, u64)> = Vec::new();
     for mut step in steps {
         println!("\n== {}", step.name);
         let start = Instant::now();
@@ -89,23 +92,28 @@ pub fn run(tree: &Tree, steps: Vec<Step>) -> ExitCode {
             count.failed = 1;
         }
         let stop = step.kind == Kind::Build && !ok;
-        rows.push((step.name, step.kind, count, start.elapsed()));
+        rows.push((step.name, count, start.elapsed(), step.budget));
         if stop {
             break;
         }
     }
     println!(
-        "\n{:<14}{:>8}{:>8}{:>9}{:>9}",
-        "step", "passed", "failed", "skipped", "seconds"
+        "\n{:<14}{:>8}{:>8}{:>9}{:>9}{:>8}",
+        "step", "passed", "failed", "skipped", "seconds", "budget"
     );
     let mut sum = Count::default();
-    for (name, _, c, took) in &rows {
+    for (name, c, took, budget) in &rows {
         println!(
-            "{name:<14}{:>8}{:>8}{:>9}{:>9.1}",
+            "{name:<14}{:>8}{:>8}{:>9}{:>9.1}{budget:>8}{}",
             c.passed,
             c.failed,
             c.skipped,
-            took.as_secs_f64()
+            took.as_secs_f64(),
+            if took.as_secs() > *budget {
+                "  over"
+            } else {
+                ""
+            }
         );
         sum.passed += c.passed;
         sum.failed += c.failed;
