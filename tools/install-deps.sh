@@ -65,17 +65,20 @@ if [ -n "$missing" ]; then
   rm -f "$log"
 fi
 
-# The zig linker makes one shared object that loads from glibc 2.17 on and under musl.
-wanted=tools/requirements.txt
-venv=$target/venv
-if ! cmp -s $wanted "$venv/installed.txt" 2>/dev/null; then
-  echo "installing the zig linker into $venv"
-  rm -rf "$venv"
-  mkdir -p "$target"
-  /usr/bin/python3.11 -m venv "$venv"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: -r $wanted
-  cp $wanted "$venv/installed.txt"
-fi
+# The zig linker makes one shared object that loads from glibc 2.17 on and under musl. The other
+# packages are programs that the tests run and that Debian does not have, or not as new.
+for what in tools:venv tests:programs; do
+  wanted=${what%:*}/requirements.txt
+  venv=$target/${what#*:}
+  if ! cmp -s "$wanted" "$venv/installed.txt" 2>/dev/null; then
+    echo "installing what $wanted lists into $venv"
+    rm -rf "$venv"
+    mkdir -p "$target"
+    /usr/bin/python3.11 -m venv "$venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: -r "$wanted"
+    cp "$wanted" "$venv/installed.txt"
+  fi
+done
 
 # The machines of the lab run Debian's newest kernel of the series that has what the lab wants. A
 # kernel that is there already is kept: delete target/lab to get a newer one. The unsigned package

@@ -5,6 +5,7 @@
 
 use crate::proof::{Proof, Record};
 use crate::sockopt::{self, TcpInfo};
+use link::msg::register;
 use link::reason::Reason;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::BorrowedFd;
@@ -45,18 +46,23 @@ const INHERITED: &[(i32, i32, i32)] = &[
     (libc::SOL_SOCKET, libc::SO_TIMESTAMPING, 0), // tells of SO_TIMESTAMPING_NEW, too
     (libc::SOL_SOCKET, SO_TIMESTAMP_NEW, 0),
     (libc::SOL_SOCKET, SO_TIMESTAMPNS_NEW, 0),
-    (libc::SOL_SOCKET, libc::SO_ZEROCOPY, 0),
     (libc::SOL_SOCKET, libc::SO_PEEK_OFF, -1),
+];
+/// The same, but for shims that say that theirs do ([`register::INQ_ZEROCOPY`]).
+const INHERITED_BY_OLD: &[(i32, i32, i32)] = &[
+    (libc::SOL_SOCKET, libc::SO_ZEROCOPY, 0),
     (libc::IPPROTO_TCP, libc::TCP_INQ, 0),
 ];
 const SO_TIMESTAMP_NEW: i32 = 63;
 const SO_TIMESTAMPNS_NEW: i32 = 64;
 
-/// Reads and checks. `tx_kpos` and `rx_kpos` are what the shim's hooks have counted.
+/// Reads and checks. `tx_kpos` and `rx_kpos` are what the shim's hooks have counted, `flags` those of
+/// its `Register`.
 pub fn read(
     fd: BorrowedFd<'_>,
     tx_kpos: u64,
     rx_kpos: u64,
+    flags: u32,
     proof: &dyn Proof,
 ) -> Result<End, Reason> {
     use Reason::*;
@@ -83,7 +89,8 @@ pub fn read(
     }
     // What an older kernel does not know is not set.
     let set = |&(level, name, usual)| int(level, name).is_ok_and(|v| v != usual);
-    if INHERITED.iter().any(set) {
+    let old = flags & register::INQ_ZEROCOPY == 0;
+    if INHERITED.iter().any(set) || old && INHERITED_BY_OLD.iter().any(set) {
         return Err(Option);
     }
     let (local, peer) = (address(fd, true)?, address(fd, false)?);
@@ -191,30 +198,45 @@ mod tests {
         a.write_all(b"hello").unwrap();
         let mut two = [0; 2];
         b.read_exact(&mut two).unwrap();
-        let ea = read(a.as_fd(), 5, 0, &NoProof).unwrap();
-        let eb = read(b.as_fd(), 0, 2, &NoProof).unwrap();
+        let ea = read(a.as_fd(), 5, 0, 0, &NoProof).unwrap();
+        let eb = read(b.as_fd(), 0, 2, 0, &NoProof).unwrap();
         assert_eq!((ea.local, ea.peer), (eb.peer, eb.local));
         assert_eq!(ea.netns_cookie, eb.netns_cookie);
         assert_ne!(ea.cookie, eb.cookie);
         assert!(consistent(&ea.counts, &eb.counts) && consistent(&eb.counts, &ea.counts));
-        assert_eq!(read(a.as_fd(), 6, 0, &NoProof), Err(Reason::Bypassed));
-        assert_eq!(read(b.as_fd(), 0, 6, &NoProof), Err(Reason::Bypassed));
+        assert_eq!(read(a.as_fd(), 6, 0, 0, &NoProof), Err(Reason::Bypassed));
+        assert_eq!(read(b.as_fd(), 0, 6, 0, &NoProof), Err(Reason::Bypassed));
     }
 
     #[test]
     fn refuses_what_is_no_open_connection() {
         let l = TcpListener::bind("127.0.0.1:0").unwrap();
-        assert_eq!(read(l.as_fd(), 0, 0, &NoProof), Err(Reason::NotEstablished));
+        assert_eq!(
+            read(l.as_fd(), 0, 0, 0, &NoProof),
+            Err(Reason::NotEstablished)
+        );
         let f = std::fs::File::open("/").unwrap();
-        assert_eq!(read(f.as_fd(), 0, 0, &NoProof), Err(Reason::NotEstablished));
+        assert_eq!(
+            read(f.as_fd(), 0, 0, 0, &NoProof),
+            Err(Reason::NotEstablished)
+        );
         let u = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        assert_eq!(read(u.as_fd(), 0, 0, &NoProof), Err(Reason::NotEstablished));
+        assert_eq!(
+            read(u.as_fd(), 0, 0, 0, &NoProof),
+            Err(Reason::NotEstablished)
+        );
         let (a, b) = pair();
         a.shutdown(std::net::Shutdown::Write).unwrap();
         let mut v = Vec::new();
         (&b).read_to_end(&mut v).unwrap();
-        assert_eq!(read(a.as_fd(), 0, 0, &NoProof), Err(Reason::NotEstablished));
-        assert_eq!(read(b.as_fd(), 0, 0, &NoProof), Err(Reason::NotEstablished));
+        assert_eq!(
+            read(a.as_fd(), 0, 0, 0, &NoProof),
+            Err(Reason::NotEstablished)
+        );
+        assert_eq!(
+            read(b.as_fd(), 0, 0, 0, &NoProof),
+            Err(Reason::NotEstablished)
+        );
     }
 
     #[test]
@@ -228,12 +250,13 @@ mod tests {
             let r = unsafe { libc::setsockopt(l.as_raw_fd(), level, name, p, len) };
             let a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
             let b = l.accept().unwrap().0;
-            let [a, b] = [&a, &b].map(|s| read(s.as_fd(), 0, 0, &NoProof).map(|_| ()));
-            assert_eq!(a, Ok(()), "the other end has none of it");
-            (r == 0).then_some(b)
+            let end = |s: &TcpStream, flags| read(s.as_fd(), 0, 0, flags, &NoProof).map(|_| ());
+            assert_eq!(end(&a, 0), Ok(()), "the other end has none of it");
+            let kinds = [0, register::INQ_ZEROCOPY];
+            (r == 0).then_some(kinds.map(|flags| end(&b, flags)))
         };
         let zero = from(libc::SOL_SOCKET, libc::SO_RCVLOWAT, 0);
-        assert_eq!(zero, Some(Ok(())), "means 1");
+        assert_eq!(zero, Some([Ok(()); 2]), "means 1");
         let more = [(libc::SOL_SOCKET, SO_TIMESTAMPING_NEW, 0)];
         for &(level, name, usual) in INHERITED.iter().chain(&more) {
             let stamps = matches!(name, libc::SO_TIMESTAMPING | SO_TIMESTAMPING_NEW);
@@ -241,9 +264,13 @@ mod tests {
             // `None`: this kernel does not know it.
             let got = from(level, name, value);
             assert!(
-                matches!(got, None | Some(Err(Reason::Option))),
+                matches!(got, None | Some([Err(Reason::Option), Err(Reason::Option)])),
                 "{name}: {got:?}"
             );
+        }
+        for &(level, name, usual) in INHERITED_BY_OLD {
+            let got = from(level, name, usual + 1);
+            assert_eq!(got, Some([Err(Reason::Option), Ok(())]), "{name}");
         }
     }
 

@@ -87,6 +87,8 @@ pub mod flag {
     pub const POLLED: u32 = 256;
     /// Set beside `LANE`: the lane leads to another node (the link's other party is the daemon).
     pub const FAR: u32 = 512;
+    /// TCP_INQ is set on the socket: receives with control data tell what is left to read.
+    pub const INQ: u32 = 1024;
 }
 
 /// An IPv4 or IPv6 endpoint. `family` is AF_INET, AF_INET6 or 0 (unknown); `port` in host order.

@@ -178,6 +178,8 @@ pub mod op {
 pub mod register {
     /// Waiting for the answer (eager): the daemon tells the other end's shim, if it finds it.
     pub const EAGER: u32 = 1;
+    /// This shim serves `TCP_INQ` and `SO_ZEROCOPY` on lanes.
+    pub const INQ_ZEROCOPY: u32 = 2;
 }
 
 #[cfg(all(test, not(loom)))]

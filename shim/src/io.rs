@@ -3,9 +3,11 @@
 //! A call comes with its buffers as an iovec and with a closure that makes the native call. Where
 //! the direction is on TCP the closure runs, counted; otherwise the lane is used.
 
+mod inq;
 mod leave;
 mod sendfile;
 
+pub use inq::{put_inq, sync_inq};
 pub use leave::{leave, LEAVE_MS};
 pub use sendfile::sendfile;
 

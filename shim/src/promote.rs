@@ -11,7 +11,7 @@ pub use register::{daemon_lost, declined};
 
 use crate::links::{Link, Sock};
 use crate::table::{self, because, Local};
-use crate::{control, env, epoll, lock, sys};
+use crate::{control, env, epoll, io, lock, sys};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::lane::{rx, tx, Memory};
@@ -209,6 +209,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     c.owner_pid.store(table::pid(), Relaxed);
     l.link.store(link as *const Link as *mut Link, Release);
     sync_nonblock(c, l.fd.load(Relaxed));
+    io::sync_inq(c, l.fd.load(Relaxed));
     because(c, Reason::None);
     c.flags.fetch_and(!flag::REGISTERED, Relaxed);
     let far = if link.is_far() { flag::FAR } else { 0 };

@@ -39,7 +39,7 @@ impl Core {
         tokio::task::spawn_local(async move {
             let (tx, rx) = tokio::sync::oneshot::channel();
             let helper = tokio::task::spawn_blocking(move || {
-                let _ = tx.send(socket::read(fd.as_fd(), kpos[0], kpos[1], &*proof));
+                let _ = tx.send(socket::read(fd.as_fd(), kpos[0], kpos[1], flags, &*proof));
                 fd.close(); // may block
             });
             if let Ok(r) = rx.await {

@@ -96,20 +96,15 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
         let Some(i) = conn(fd) else { return native() };
         match iovs(m) {
             Some(v) if recv_on_lane(flags, fd) => {
-                let mut was_native = false;
-                let r = {
-                    let seen = core::cell::Cell::new(false);
-                    let r = io::recv(fd, i, v, flags, || {
-                        seen.set(true);
-                        native()
-                    });
-                    was_native |= seen.get();
-                    r
-                };
-                if r >= 0 && !was_native {
+                let was_native = core::cell::Cell::new(false);
+                let r = io::recv(fd, i, v, flags, || {
+                    was_native.set(true);
+                    native()
+                });
+                if r >= 0 && !was_native.get() {
                     (*m).msg_namelen = 0;
-                    (*m).msg_controllen = 0;
-                    (*m).msg_flags = 0;
+                    (*m).msg_flags = flags & libc::MSG_CMSG_CLOEXEC; // the kernel leaves this one in
+                    io::put_inq(i, fd, &mut *m);
                 }
                 r
             }

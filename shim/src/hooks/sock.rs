@@ -153,14 +153,13 @@ fn disqualifies(level: i32, name: i32) -> bool {
                 | libc::SO_TIMESTAMP
                 | libc::SO_TIMESTAMPNS
                 | libc::SO_TIMESTAMPING
-                | libc::SO_ZEROCOPY
                 | libc::SO_RCVLOWAT
                 | libc::SO_PEEK_OFF
                 | SO_TIMESTAMP_NEW..=SO_TIMESTAMPING_NEW
         ),
         libc::IPPROTO_TCP => matches!(
             name,
-            libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_ZEROCOPY_RECEIVE | libc::TCP_INQ
+            libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_ZEROCOPY_RECEIVE
         ),
         _ => false,
     }
@@ -187,7 +186,13 @@ pub unsafe extern "C" fn setsockopt(
         }
     }
     // SAFETY: see the module above.
-    unsafe { real::setsockopt(fd, level, name, v, len) }
+    let r = unsafe { real::setsockopt(fd, level, name, v, len) };
+    if r == 0 && level == libc::IPPROTO_TCP && name == libc::TCP_INQ {
+        if let Some(i) = conn(fd) {
+            io::sync_inq(table::conn(i), fd);
+        }
+    }
+    r
 }
 
 const SIOCATMARK: u64 = 0x8905;

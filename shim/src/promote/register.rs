@@ -59,7 +59,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
                 gen: c.gen.load(Relaxed),
                 tx_kpos,
                 rx_kpos,
-                flags: if env::eager() { register::EAGER } else { 0 },
+                flags: register::INQ_ZEROCOPY | if env::eager() { register::EAGER } else { 0 },
             };
             // Before the message: another thread may read the answer the next moment.
             because(c, Reason::Waiting);

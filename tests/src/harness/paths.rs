@@ -33,5 +33,10 @@ pub fn script(name: &str) -> PathBuf {
     root().join("tests/programs").join(name)
 }
 
+/// A program of the packages of `tests/requirements.txt`.
+pub fn packaged(name: &str) -> PathBuf {
+    target().join("programs/bin").join(name)
+}
+
 /// Debian's Python: the one whose test-suite is installed, whatever PATH says.
 pub const PYTHON: &str = "/usr/bin/python3.11";

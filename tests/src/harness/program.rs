@@ -122,6 +122,13 @@ impl Program {
             .arg(paths::script(script))
     }
 
+    /// The same with a Python that has the packages of `tests/requirements.txt`.
+    pub fn packaged_python(script: &str, place: &Place) -> Self {
+        Self::new(paths::packaged("python"), place)
+            .arg("-u")
+            .arg(paths::script(script))
+    }
+
     pub fn arg(mut self, a: impl AsRef<OsStr>) -> Self {
         self.command.arg(a);
         self

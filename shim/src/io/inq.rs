@@ -1,0 +1,94 @@
+//! `TCP_INQ`: receives tell beside the bytes how many more there are to read.
+
+use crate::{lock, promote, sys, table};
+use core::sync::atomic::Ordering::*;
+use libc::{cmsghdr, msghdr};
+use link::family::{flag, Conn};
+use link::lane::rx;
+
+/// Notes whether the option is set: asked for when it is, and when a lane is attached, for an accepted
+/// socket has it from its listener.
+pub fn sync_inq(c: &Conn, fd: i32) {
+    if sys::getsockopt_u32(fd, libc::IPPROTO_TCP, libc::TCP_INQ).is_ok_and(|v| v != 0) {
+        c.flags.fetch_or(flag::INQ, Relaxed);
+    } else {
+        c.flags.fetch_and(!flag::INQ, Relaxed);
+    }
+}
+
+/// Ends the control data of a receive that a lane has served: empty, or with the kernel's hint.
+///
+/// # Safety
+/// `m` is the application's message header.
+#[inline(always)]
+pub unsafe fn put_inq(i: u32, fd: i32, m: &mut msghdr) {
+    if table::conn(i).flags.load(Relaxed) & flag::INQ == 0 {
+        m.msg_controllen = 0;
+    } else {
+        // SAFETY: passed on.
+        unsafe { put(m, super::quietly(|| hint(i, fd))) }
+    }
+}
+
+/// As the kernel's `put_cmsg`: what there is no room for is cut off, and a flag says so.
+///
+/// # Safety
+/// As [`put_inq`].
+#[cold]
+unsafe fn put(m: &mut msghdr, hint: i32) {
+    const HEADER: usize = core::mem::size_of::<cmsghdr>();
+    // SAFETY: plain arithmetic.
+    let (whole, space) = unsafe { (libc::CMSG_LEN(4) as usize, libc::CMSG_SPACE(4) as usize) };
+    let room = m.msg_controllen;
+    m.msg_controllen = 0;
+    if m.msg_control.is_null() || room < HEADER {
+        m.msg_flags |= libc::MSG_CTRUNC;
+        return;
+    }
+    let len = whole.min(room);
+    if len < whole {
+        m.msg_flags |= libc::MSG_CTRUNC;
+    }
+    // SAFETY: all-zero is a valid header.
+    let mut head: cmsghdr = unsafe { core::mem::zeroed() };
+    head.cmsg_len = len as _;
+    head.cmsg_level = libc::IPPROTO_TCP;
+    head.cmsg_type = libc::TCP_CM_INQ;
+    // SAFETY: the application promises `room` writable bytes; `HEADER <= len <= room`.
+    unsafe {
+        m.msg_control.cast::<cmsghdr>().write_unaligned(head);
+        let to = m.msg_control.cast::<u8>().add(HEADER);
+        to.copy_from_nonoverlapping(hint.to_ne_bytes().as_ptr(), len - HEADER);
+    }
+    m.msg_controllen = space.min(room);
+}
+
+/// Bytes that are left to read, and one for the end of the stream: `tcp_inq_hint` of the kernel.
+fn hint(i: u32, fd: i32) -> i32 {
+    let c = table::conn(i);
+    let tcp = sys::poll1(fd, libc::POLLIN | libc::POLLRDHUP);
+    let ring = match tcp {
+        0 => on_ring(i, c),
+        _ => None,
+    };
+    let unread = ring
+        .or_else(|| super::unread(i, fd))
+        .or_else(|| sys::ioctl_i32(fd, libc::FIONREAD).ok())
+        .unwrap_or(0);
+    let end = tcp & libc::POLLRDHUP != 0 && end_received(fd);
+    unread.saturating_add(i32::from(end))
+}
+
+/// Unread bytes of the ring, if TCP has none before them.
+fn on_ring(i: u32, c: &Conn) -> Option<i32> {
+    let (_, m) = promote::lane(c, table::local(i))?;
+    let _g = lock::lock(&c.rx.lock)?;
+    let up = c.rx.mode.load(Relaxed) == rx::mode::RING;
+    up.then(|| c.rx.ring_unread(&m).min(i32::MAX as u64) as i32)
+}
+
+/// Has the peer's FIN come? (POLLRDHUP also comes of one's own `shutdown`.)
+fn end_received(fd: i32) -> bool {
+    // CLOSE_WAIT, LAST_ACK, CLOSING, TIME_WAIT, CLOSE.
+    sys::tcp_counts(fd).is_some_and(|k| matches!(k.state, 8 | 9 | 11 | 6 | 7))
+}

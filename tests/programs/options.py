@@ -1,0 +1,159 @@
+"""Two ends of one connection with socket options that put something beside the bytes.
+
+    options.py CASE serve HOST DIR           prints "port N"
+    options.py CASE connect HOST PORT DIR
+
+Conventions as in `edges.py`. Cases whose names end in `_before` set their options on the listener, and on
+the client's socket before it is connected.
+"""
+import errno
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+
+from ends import await_mark, exactly, mark, marked
+
+CASE, ROLE, HOST = sys.argv[1:4]
+LIMIT = 20
+TCP_INQ, SO_ZEROCOPY, MSG_ZEROCOPY = 36, 60, 0x4000000
+
+
+def equal(found, wanted, what=""):
+    assert found == wanted, f"{what}: {found!r}, not {wanted!r}"
+
+
+def warm_up(sock):
+    """Ping-pong until the test says that it is enough."""
+    last = False
+    while not last:
+        if ROLE == "connect":
+            last = marked("warm")
+            sock.sendall(struct.pack("!?63x", last))
+            equal(exactly(sock, 64)[0], last, "echo")
+        else:
+            message = exactly(sock, 64)
+            sock.sendall(message)
+            last = message[0]
+
+
+def readable(sock, events=select.POLLIN):
+    p = select.poll()
+    p.register(sock, events)
+    assert p.poll(LIMIT * 500), "nothing comes"
+
+
+# ---- TCP_INQ ---------------------------------------------------------------------------------
+
+def inq(sock):
+    sock.setsockopt(socket.IPPROTO_TCP, TCP_INQ, 1)
+
+
+def told(sock, n, room=64, flags=0):
+    """What a receive says: bytes, hint (or the bytes of one that was cut off), flags."""
+    data, control, flags, _ = sock.recvmsg(n, room, flags)
+    hints = []
+    for level, kind, value in control:
+        equal((level, kind), (socket.IPPROTO_TCP, TCP_INQ), "kind of control data")
+        hints.append(struct.unpack("i", value)[0] if len(value) == 4 else value)
+    return data, hints, flags
+
+
+def inq_server(sock):
+    sock.sendall(b"0123456789")
+    await_mark("first")
+    sock.sendall(b"x" * 300_000)
+    mark("second")
+    await_mark("third")
+    sock.sendall(b"ab")
+    sock.shutdown(socket.SHUT_WR)
+    mark("shut")
+    equal(exactly(sock, 3), b"end")
+
+
+def inq_client(sock):
+    if not CASE.endswith("before"):
+        inq(sock)
+    equal(sock.getsockopt(socket.IPPROTO_TCP, TCP_INQ), 1)
+    while len(sock.recv(10, socket.MSG_PEEK)) < 10:
+        time.sleep(0.001)
+    cut, cloexec = socket.MSG_CTRUNC, socket.MSG_CMSG_CLOEXEC
+    equal(told(sock, 3), (b"012", [7], 0))
+    equal(told(sock, 2, flags=socket.MSG_PEEK), (b"34", [7], 0), "peek")
+    equal(told(sock, 1, 0), (b"3", [], cut), "no room")
+    equal(told(sock, 1, 8), (b"4", [], cut), "no room for a header")
+    equal(told(sock, 1, 16), (b"5", [b""], cut), "no room for the hint")
+    equal(told(sock, 1, 20), (b"6", [3], 0), "just enough room")
+    equal(told(sock, 1, 64, cloexec), (b"7", [2], cloexec))
+    equal(told(sock, 100), (b"89", [0], 0), "all")
+    try:
+        told(sock, 1, flags=socket.MSG_DONTWAIT)
+        raise AssertionError("something more")
+    except BlockingIOError:
+        pass
+    mark("first")
+    await_mark("second")
+    got = 0
+    while got < 300_000:  # the last part may be on its way yet: the hint is what is there
+        data, [left], _ = told(sock, 10_000)
+        got += len(data)
+        assert 0 <= left <= 300_000 - got, left
+    equal(left, 0)
+    sock.setsockopt(socket.IPPROTO_TCP, TCP_INQ, 0)
+    mark("third")
+    await_mark("shut")
+    readable(sock, select.POLLRDHUP)
+    equal(told(sock, 0), (b"", [], 0), "switched off")
+    inq(sock)
+    equal(told(sock, 1), (b"a", [2], 0), "a byte and the end")
+    equal(told(sock, 1), (b"b", [1], 0), "the end")
+    equal(told(sock, 1), (b"", [1], 0), "at the end")
+    equal(told(sock, 1), (b"", [1], 0), "at the end again")
+    sock.sendall(b"end")
+
+
+def shutrd_server(sock):
+    sock.sendall(b"hi")
+    await_mark("over")
+
+
+def shutrd_client(sock):
+    inq(sock)
+    while len(sock.recv(2, socket.MSG_PEEK)) < 2:
+        time.sleep(0.001)
+    sock.shutdown(socket.SHUT_RD)
+    equal(told(sock, 1), (b"h", [1], 0))
+    equal(told(sock, 1), (b"i", [0], 0))
+    equal(told(sock, 1), (b"", [0], 0))
+    mark("over")
+
+
+inq_before_server, inq_before_client = inq_server, inq_client
+
+
+# ---- main ------------------------------------------------------------------------------------
+
+def main():
+    signal.alarm(LIMIT * 2)  # generous: the warm-up is the test's
+    before = {"inq_before": inq}.get(CASE, lambda sock: None)
+    if ROLE == "serve":
+        listener = socket.create_server((HOST, 0))
+        before(listener)
+        print("port", listener.getsockname()[1], flush=True)
+        sock, _ = listener.accept()
+        listener.close()
+    else:
+        sock = socket.socket()
+        before(sock)
+        sock.connect((HOST, int(sys.argv[4])))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    warm_up(sock)
+    signal.alarm(LIMIT)
+    globals()[f"{CASE}_{'server' if ROLE == 'serve' else 'client'}"](sock)
+    sock.close()
+    print("result ok", flush=True)
+
+
+main()
