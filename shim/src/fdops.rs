@@ -259,6 +259,18 @@ pub fn before_fork() {
     }
 }
 
+/// Before a child is made that shares the descriptors, but not the memory: neither hears of what the
+/// other does to them, so that no number is certain any more.
+pub fn before_sharing() {
+    if table::table().is_some() {
+        io::quietly(|| {
+            each_fd(|fd, i, _| {
+                io::leave(i, fd, Reason::Shared);
+            })
+        });
+    }
+}
+
 /// After a fork, in the parent. The child has entered itself, or does so in a moment.
 pub fn after_fork_parent(failed: bool) {
     FORKING.fetch_sub(1, SeqCst);

@@ -10,6 +10,7 @@
 
 mod fd;
 mod msg;
+mod number;
 mod proc;
 mod ready;
 mod rw;

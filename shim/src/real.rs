@@ -145,6 +145,10 @@ real! {
     epoll_pwait2(ep: i32, e: *mut epoll_event, n: i32, t: *const timespec, s: *const sigset_t) -> i32;
     fork() -> i32;
     _Fork() -> i32;
+    __fork() -> i32;
+    forkpty(m: *mut i32, name: *mut c_char, term: *const c_void, size: *const c_void) -> i32;
+    clone(f: Option<unsafe extern "C" fn(*mut c_void) -> i32>, stack: *mut c_void, flags: i32, arg: *mut c_void, parent: *mut c_void, tls: *mut c_void, child: *mut c_void) -> i32;
+    __clone(f: Option<unsafe extern "C" fn(*mut c_void) -> i32>, stack: *mut c_void, flags: i32, arg: *mut c_void, parent: *mut c_void, tls: *mut c_void, child: *mut c_void) -> i32;
     daemon(a: i32, b: i32) -> i32;
     execve(p: *const c_char, a: *const *const c_char, e: *const *const c_char) -> i32;
     execv(p: *const c_char, a: *const *const c_char) -> i32;

@@ -1,10 +1,11 @@
-//! Processes: fork, exec, spawn, and raw system calls.
+//! Processes: fork, exec, spawn.
 
 use crate::{fdops, io, real, sys};
 use core::ffi::{c_char, c_void};
 use link::reason::Reason;
 
-fn forked(native: impl Fn() -> i32) -> i32 {
+/// A call that makes a child with memory of its own.
+pub fn forked(native: impl FnOnce() -> i32) -> i32 {
     io::quietly(fdops::before_fork);
     let r = native();
     if r == 0 {
@@ -25,6 +26,23 @@ pub unsafe extern "C" fn fork() -> i32 {
 pub unsafe extern "C" fn _Fork() -> i32 {
     // SAFETY: see above.
     forked(|| unsafe { real::_Fork() })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn __fork() -> i32 {
+    // SAFETY: see above.
+    forked(|| unsafe { real::__fork() })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn forkpty(
+    pty: *mut i32,
+    name: *mut c_char,
+    term: *const c_void,
+    size: *const c_void,
+) -> i32 {
+    // SAFETY: see above.
+    forked(|| unsafe { real::forkpty(pty, name, term, size) })
 }
 
 #[no_mangle]
@@ -92,82 +110,4 @@ pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(
     fdops::give_up(fd, Reason::Left);
     // SAFETY: see above.
     unsafe { real::posix_spawn_file_actions_adddup2(fa, fd, to) }
-}
-
-/// `syscall(2)`: calls that have a hook go through it, with the same result convention.
-#[no_mangle]
-pub unsafe extern "C" fn syscall(
-    n: i64,
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    e: usize,
-    f: usize,
-) -> i64 {
-    use super::{fd, msg, ready, rw, sock};
-    let (fd0, len) = (a as i32, c);
-    // SAFETY: see above; each hook has the contract of the raw call of the same name.
-    unsafe {
-        match n {
-            libc::SYS_read => rw::read(fd0, b as _, len) as i64,
-            libc::SYS_write => rw::write(fd0, b as _, len) as i64,
-            libc::SYS_readv => rw::readv(fd0, b as _, len as i32) as i64,
-            libc::SYS_writev => rw::writev(fd0, b as _, len as i32) as i64,
-            libc::SYS_sendto => rw::sendto(fd0, b as _, len, d as i32, e as _, f as u32) as i64,
-            libc::SYS_recvfrom => rw::recvfrom(fd0, b as _, len, d as i32, e as _, f as _) as i64,
-            libc::SYS_sendmsg => msg::sendmsg(fd0, b as _, len as i32) as i64,
-            libc::SYS_recvmsg => msg::recvmsg(fd0, b as _, len as i32) as i64,
-            libc::SYS_sendmmsg => i64::from(msg::sendmmsg(fd0, b as _, len as u32, d as i32)),
-            libc::SYS_recvmmsg => {
-                i64::from(msg::recvmmsg(fd0, b as _, len as u32, d as i32, e as _))
-            }
-            libc::SYS_sendfile => rw::sendfile(fd0, b as i32, c as _, d) as i64,
-            libc::SYS_splice => rw::splice(fd0, b as _, c as i32, d as _, e, f as u32) as i64,
-            libc::SYS_close => i64::from(fd::close(fd0)),
-            libc::SYS_dup => i64::from(fd::dup(fd0)),
-            libc::SYS_dup3 => i64::from(fd::dup3(fd0, b as i32, c as i32)),
-            libc::SYS_fcntl => i64::from(fd::fcntl(fd0, b as i32, c)),
-            libc::SYS_ioctl => i64::from(sock::ioctl(fd0, b as u64, c)),
-            libc::SYS_shutdown => i64::from(sock::shutdown(fd0, b as i32)),
-            libc::SYS_connect => i64::from(sock::connect(fd0, b as _, c as u32)),
-            libc::SYS_accept4 => i64::from(sock::accept4(fd0, b as _, c as _, d as i32)),
-            libc::SYS_socket => i64::from(sock::socket(a as i32, b as i32, c as i32)),
-            libc::SYS_epoll_create1 => i64::from(ready::epoll_create1(a as i32)),
-            libc::SYS_epoll_ctl => i64::from(ready::epoll_ctl(fd0, b as i32, c as i32, d as _)),
-            libc::SYS_epoll_pwait if e == 0 => {
-                i64::from(ready::epoll_wait(fd0, b as _, c as i32, d as i32))
-            }
-            libc::SYS_epoll_pwait => {
-                i64::from(ready::epoll_pwait(fd0, b as _, c as i32, d as i32, e as _))
-            }
-            libc::SYS_epoll_pwait2 => {
-                i64::from(ready::epoll_pwait2(fd0, b as _, c as i32, d as _, e as _))
-            }
-            libc::SYS_ppoll => i64::from(ready::ppoll(a as _, b as u64, c as _, d as _)),
-            #[cfg(target_arch = "x86_64")]
-            libc::SYS_epoll_wait => i64::from(ready::epoll_wait(fd0, b as _, c as i32, d as i32)),
-            libc::SYS_pselect6 => {
-                // The last argument points to the mask's address and length (select(2)).
-                let mask = match f {
-                    0 => core::ptr::null(),
-                    f => *(f as *const *const libc::sigset_t),
-                };
-                let (r, w, x) = (b as _, c as _, d as _);
-                i64::from(ready::pselect(fd0, r, w, x, e as _, mask))
-            }
-            #[cfg(target_arch = "x86_64")]
-            libc::SYS_select => i64::from(ready::select(fd0, b as _, c as _, d as _, e as _)),
-            #[cfg(target_arch = "x86_64")]
-            libc::SYS_poll => i64::from(ready::poll(a as _, b as u64, c as i32)),
-            #[cfg(target_arch = "x86_64")]
-            libc::SYS_dup2 => i64::from(fd::dup2(fd0, b as i32)),
-            _ => {
-                if matches!(n, libc::SYS_preadv2 | libc::SYS_pwritev2) {
-                    fdops::give_up(fd0, Reason::Bypassed);
-                }
-                real::syscall(n, a, b, c, d, e, f)
-            }
-        }
-    }
 }

@@ -1,0 +1,385 @@
+//! `syscall(2)` of the C library: a call by number does what the same call by name does. All numbers
+//! are in `calls.rs`; here is how words become arguments, and the calls whose raw form differs.
+
+use super::{fd, msg, number, proc, ready, rw, sock};
+use crate::{fdops, real, sys};
+use core::ffi::c_void;
+use libc::{epoll_event, fd_set, iovec, pollfd, sigset_t, timespec};
+
+include!("calls.rs");
+
+/// A word of a system call as an argument.
+trait Word {
+    fn of(w: usize) -> Self;
+}
+
+macro_rules! words {
+    ($($t:ty),*) => {$(
+        impl Word for $t {
+            fn of(w: usize) -> Self { w as $t }
+        }
+    )*};
+}
+words!(i32, u32, i64, u64, usize);
+
+impl<T> Word for *const T {
+    fn of(w: usize) -> Self {
+        w as *const T
+    }
+}
+
+impl<T> Word for *mut T {
+    fn of(w: usize) -> Self {
+        w as *mut T
+    }
+}
+
+/// What a hook returns, as `syscall` returns it: -1, and errno, or the result.
+trait Answer {
+    fn raw(self) -> i64;
+}
+
+impl Answer for i32 {
+    fn raw(self) -> i64 {
+        self.into()
+    }
+}
+
+impl Answer for isize {
+    fn raw(self) -> i64 {
+        self as i64
+    }
+}
+
+type Words = [usize; 6];
+
+macro_rules! arities {
+    ($($name:ident($($t:ident $k:literal),*);)*) => {$(
+        /// Calls a hook of so many arguments.
+        ///
+        /// # Safety
+        /// As the hook; the words are what its call by number takes.
+        #[inline(always)]
+        unsafe fn $name<$($t: Word,)* R: Answer>(f: unsafe extern "C" fn($($t),*) -> R, _w: Words) -> i64 {
+            // SAFETY: by contract.
+            unsafe { f($($t::of(_w[$k])),*) }.raw()
+        }
+    )*};
+}
+arities! {
+    c0();
+    c1(A 0);
+    c2(A 0, B 1);
+    c3(A 0, B 1, C 2);
+    c4(A 0, B 1, C 2, D 3);
+    c5(A 0, B 1, C 2, D 3, E 4);
+    c6(A 0, B 1, C 2, D 3, E 4, F 5);
+}
+
+macro_rules! by_number {
+    (hooks { $($(#[$only:meta])* $n:ident $arity:ident $hook:path [$($symbol:ident)*];)* } $($rest:tt)*) => {
+        /// `syscall(2)`: calls that have a hook go through it, with the same result convention.
+        #[no_mangle]
+        pub unsafe extern "C" fn syscall(
+            n: i64,
+            a: usize,
+            b: usize,
+            c: usize,
+            d: usize,
+            e: usize,
+            f: usize,
+        ) -> i64 {
+            // SAFETY: see the module above; each hook has the contract of the call of its number.
+            unsafe {
+                match n {
+                    $($(#[$only])* libc::$n => $arity($hook, [a, b, c, d, e, f]),)*
+                    _ => real::syscall(n, a, b, c, d, e, f),
+                }
+            }
+        }
+    };
+}
+calls!(by_number);
+
+/// Bytes of the kernel's signal set. Other sizes are EINVAL, and so for the kernel to judge.
+const SET: usize = 8;
+
+/// The offset comes in two words, of which a 64-bit kernel takes the first.
+pub unsafe extern "C" fn preadv2(
+    fd: i32,
+    v: *const iovec,
+    n: i32,
+    low: i64,
+    _high: usize,
+    f: i32,
+) -> isize {
+    // SAFETY: as the call by name.
+    unsafe { rw::preadv2(fd, v, n, low, f) }
+}
+
+pub unsafe extern "C" fn pwritev2(
+    fd: i32,
+    v: *const iovec,
+    n: i32,
+    low: i64,
+    _high: usize,
+    f: i32,
+) -> isize {
+    // SAFETY: as the call by name.
+    unsafe { rw::pwritev2(fd, v, n, low, f) }
+}
+
+/// Runs `f` with a copy of a time-out, and leaves there the time that was not waited, as the kernel
+/// does and the C library's functions do not.
+///
+/// # Safety
+/// `t` is null or the application's time-out.
+unsafe fn what_is_left(t: *mut timespec, f: impl FnOnce(*const timespec) -> i32) -> i32 {
+    // SAFETY: by contract.
+    let Some(whole) = (unsafe { t.as_ref() }).copied() else {
+        return f(t);
+    };
+    let start = sys::now_ns();
+    let r = f(&raw const whole);
+    let sane = whole.tv_sec >= 0 && (0..1_000_000_000).contains(&whole.tv_nsec);
+    if sane {
+        let waited = i128::from(sys::now_ns().saturating_sub(start));
+        let all = i128::from(whole.tv_sec) * 1_000_000_000 + i128::from(whole.tv_nsec);
+        let left = (all - waited).max(0);
+        // SAFETY: by contract.
+        unsafe {
+            (*t).tv_sec = (left / 1_000_000_000) as i64;
+            (*t).tv_nsec = (left % 1_000_000_000) as i64;
+        }
+    }
+    r
+}
+
+pub unsafe extern "C" fn ppoll(
+    p: *mut pollfd,
+    n: u64,
+    t: *mut timespec,
+    s: *const sigset_t,
+    size: usize,
+) -> i32 {
+    // SAFETY: as the call by name.
+    unsafe {
+        if !s.is_null() && size != SET {
+            let w = [p as usize, n as usize, t as usize, s as usize, size];
+            return real::syscall(libc::SYS_ppoll, w[0], w[1], w[2], w[3], w[4], 0) as i32;
+        }
+        what_is_left(t, |t| ready::ppoll(p, n, t, s))
+    }
+}
+
+pub unsafe extern "C" fn pselect6(
+    n: i32,
+    r: *mut fd_set,
+    w: *mut fd_set,
+    x: *mut fd_set,
+    t: *mut timespec,
+    mask: *const [usize; 2],
+) -> i32 {
+    // SAFETY: as the call by name; the last argument points to the mask's address and length
+    // (select(2)).
+    unsafe {
+        let mask = mask.as_ref().copied().unwrap_or([0; 2]);
+        if mask[0] != 0 && mask[1] != SET {
+            crate::set_errno(libc::EINVAL);
+            return -1;
+        }
+        let s = mask[0] as *const sigset_t;
+        what_is_left(t, |t| ready::pselect(n, r, w, x, t, s))
+    }
+}
+
+pub unsafe extern "C" fn epoll_pwait(
+    ep: i32,
+    ev: *mut epoll_event,
+    n: i32,
+    t: i32,
+    s: *const sigset_t,
+    size: usize,
+) -> i32 {
+    // SAFETY: as the call by name.
+    unsafe {
+        if s.is_null() {
+            return ready::epoll_wait(ep, ev, n, t);
+        }
+        if size != SET {
+            crate::set_errno(libc::EINVAL);
+            return -1;
+        }
+        ready::epoll_pwait(ep, ev, n, t, s)
+    }
+}
+
+pub unsafe extern "C" fn epoll_pwait2(
+    ep: i32,
+    ev: *mut epoll_event,
+    n: i32,
+    t: *const timespec,
+    s: *const sigset_t,
+    size: usize,
+) -> i32 {
+    // SAFETY: as the call by name.
+    unsafe {
+        if !s.is_null() && size != SET {
+            crate::set_errno(libc::EINVAL);
+            return -1;
+        }
+        ready::epoll_pwait2(ep, ev, n, t, s)
+    }
+}
+
+/// A fork by number: without libc's handlers, as the caller wishes.
+pub unsafe extern "C" fn fork() -> i32 {
+    // SAFETY: as the call by name.
+    unsafe { clone(libc::SIGCHLD as usize, 0, 0, 0, 0) }
+}
+
+/// The parent sleeps until the child has executed a program or ended, but the child has memory of its
+/// own: one that came back through these frames would overwrite its parent's.
+pub unsafe extern "C" fn vfork() -> i32 {
+    // SAFETY: as the call by name.
+    unsafe {
+        clone(
+            libc::CLONE_VFORK as usize | libc::SIGCHLD as usize,
+            0,
+            0,
+            0,
+            0,
+        )
+    }
+}
+
+/// `clone` and `clone3` by number. A child with memory of its own is one of `fork`; what shares memory
+/// is a thread, or waits for an exec, and goes to the kernel as it is.
+pub unsafe extern "C" fn clone(
+    flags: usize,
+    stack: usize,
+    parent: usize,
+    child: usize,
+    tls: usize,
+) -> i32 {
+    let flags = private(flags, stack == 0);
+    // SAFETY: as the caller's own call.
+    let native =
+        || unsafe { real::syscall(libc::SYS_clone, flags, stack, parent, child, tls, 0) as i32 };
+    made(flags, native)
+}
+
+/// Words of `struct clone_args`: flags, stack (linux/sched.h).
+const FLAGS: usize = 0;
+const STACK: usize = 5;
+/// Words of its first version, and most that are known.
+const CLONE_ARGS: [usize; 2] = [8, 11];
+
+pub unsafe extern "C" fn clone3(args: *mut u64, size: usize) -> i32 {
+    // SAFETY: the application's own pointer and size.
+    let native = |p: *mut u64| unsafe {
+        real::syscall(libc::SYS_clone3, p as usize, size, 0, 0, 0, 0) as i32
+    };
+    let words = size / 8;
+    if args.is_null() || words < CLONE_ARGS[0] || words > CLONE_ARGS[1] {
+        return native(args);
+    }
+    let mut copy = [0u64; CLONE_ARGS[1]];
+    // SAFETY: the application promises `size` bytes.
+    unsafe { core::ptr::copy_nonoverlapping(args, copy.as_mut_ptr(), words) };
+    let flags = private(copy[FLAGS] as usize, copy[STACK] == 0);
+    copy[FLAGS] = flags as u64;
+    made(flags, || native(copy.as_mut_ptr()))
+}
+
+/// The flags with which a child that is to come back on its parent's stack does no harm: see [`vfork`].
+fn private(flags: usize, same_stack: bool) -> usize {
+    let vfork = (libc::CLONE_VM | libc::CLONE_VFORK) as usize;
+    match same_stack && flags & vfork == vfork {
+        true => flags & !(libc::CLONE_VM as usize),
+        false => flags,
+    }
+}
+
+fn made(flags: usize, native: impl FnOnce() -> i32) -> i32 {
+    if flags & libc::CLONE_VM as usize != 0 {
+        return native();
+    }
+    if flags & libc::CLONE_FILES as usize != 0 {
+        fdops::before_sharing();
+    }
+    proc::forked(native)
+}
+
+/// What the child of a `clone` begins with.
+#[repr(C)]
+struct Start {
+    f: unsafe extern "C" fn(*mut c_void) -> i32,
+    arg: *mut c_void,
+}
+
+unsafe extern "C" fn begin(start: *mut c_void) -> i32 {
+    // SAFETY: `clone_named` passes its own variable, of which the child has a copy at the same place.
+    let s = unsafe { start.cast::<Start>().read() };
+    crate::io::quietly(fdops::after_fork_child);
+    // SAFETY: what the application has passed for the child.
+    unsafe { (s.f)(s.arg) }
+}
+
+type Clone = unsafe fn(
+    Option<unsafe extern "C" fn(*mut c_void) -> i32>,
+    *mut c_void,
+    i32,
+    *mut c_void,
+    *mut c_void,
+    *mut c_void,
+    *mut c_void,
+) -> i32;
+
+macro_rules! clones {
+    ($($name:ident)*) => {$(
+        /// The C function of this name: its variable arguments are passed like fixed ones.
+        #[no_mangle]
+        pub unsafe extern "C" fn $name(
+            f: Option<unsafe extern "C" fn(*mut c_void) -> i32>,
+            stack: *mut c_void,
+            flags: i32,
+            arg: *mut c_void,
+            parent: *mut c_void,
+            tls: *mut c_void,
+            child: *mut c_void,
+        ) -> i32 {
+            // SAFETY: see the module above.
+            unsafe { named(real::$name, f, (stack, flags, arg), [parent, tls, child]) }
+        }
+    )*};
+}
+
+/// The functions themselves, apart from the calls by number.
+pub mod by_name {
+    use super::{c_void, named, real};
+    clones!(clone __clone);
+}
+
+/// # Safety
+/// As `clone(2)`.
+unsafe fn named(
+    native: Clone,
+    f: Option<unsafe extern "C" fn(*mut c_void) -> i32>,
+    (stack, flags, arg): (*mut c_void, i32, *mut c_void),
+    [parent, tls, child]: [*mut c_void; 3],
+) -> i32 {
+    match f {
+        Some(f) if flags & libc::CLONE_VM == 0 => {
+            let start = Start { f, arg };
+            let p = (&raw const start).cast_mut().cast();
+            made(flags as usize, || {
+                // SAFETY: as the caller's own call. `start` outlives the call here, and the child has
+                // a copy of this frame.
+                unsafe { native(Some(begin), stack, flags, p, parent, tls, child) }
+            })
+        }
+        // SAFETY: as the caller's own call.
+        _ => unsafe { native(f, stack, flags, arg, parent, tls, child) },
+    }
+}
