@@ -207,7 +207,7 @@ impl Core {
         p.credits = self.config.credits;
         let ack = ToShim::HelloAck {
             version,
-            features: 0,
+            features: link::msg::feature::HANDOVER,
             party: id.0,
             daemon: self.instance,
             credits: self.config.credits,

@@ -87,13 +87,20 @@ macro_rules! messages {
     };
 }
 
+/// Bits of `HelloAck::features`.
+pub mod feature {
+    /// The descriptor of `Register` may be a Unix socket with the connection's socket in its queue: the
+    /// shim keeps a descriptor of it, too, and so can take the socket back until the daemon reads it.
+    pub const HANDOVER: u32 = 1;
+}
+
 messages! {
     /// What a shim says.
     ToDaemon {
         /// First message. Descriptor: the family table (a memfd sealed SHRINK and GROW).
         1 Hello { version: u16, min_version: u16, features: u32, pid: u32, table_bytes: u64 }
         /// Please promote connection `conn` (index and generation in the family table). Descriptor:
-        /// the socket. `tx_kpos` and `rx_kpos`: bytes that hooked calls moved, equal to the
+        /// the socket, or see `feature::HANDOVER`. `tx_kpos` and `rx_kpos`: bytes that hooked calls moved, equal to the
         /// kernel's own counts when this was sent. Needs a credit.
         2 Register { conn: u32, gen: u32, tx_kpos: u64, rx_kpos: u64, flags: u32 }
         /// Chunk `chunk` of our own area `side` is mapped writable: it may be sealed and given to

@@ -5,11 +5,14 @@
 //! just stays where it is.
 
 mod dial;
+mod handover;
+
+pub use handover::{settle as settle_registrations, take_back};
 
 use crate::links::{self, Link};
 use crate::{fdtab, lock, promote, sys, table};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
-use link::msg::{ToDaemon, ToShim, MAX, MAX_FDS};
+use link::msg::{feature, ToDaemon, ToShim, MAX, MAX_FDS};
 use link::reason::Reason;
 
 static FD: AtomicI32 = AtomicI32::new(-1);
@@ -19,14 +22,14 @@ static NOTICE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
 static NOTICE_SEEN: AtomicU32 = AtomicU32::new(0);
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static CREDITS: AtomicI32 = AtomicI32::new(0);
-static SENT: AtomicU64 = AtomicU64::new(0);
-static SETTLED: AtomicU64 = AtomicU64::new(0);
 static NEXT_TRY_MS: AtomicU64 = AtomicU64::new(0);
 /// The process the connection belongs to; a forked child makes its own.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 static RING_LOG2: AtomicU32 = AtomicU32::new(16);
 static RING_MAX_LOG2: AtomicU32 = AtomicU32::new(20);
 
+/// What the daemon understands: bits of `link::msg::feature`.
+static FEATURES: AtomicU32 = AtomicU32::new(0);
 /// Reason code with which the last daemon refused us; 0: it did not.
 static REFUSED: AtomicU32 = AtomicU32::new(0);
 static SILENT: AtomicU32 = AtomicU32::new(0);
@@ -76,6 +79,7 @@ pub fn after_fork() {
     NOTICE_SEEN.store(0, Relaxed);
     NEXT_TRY_MS.store(0, Relaxed);
     LOCK.store(0, Relaxed);
+    handover::after_fork();
 }
 
 /// Connects if there is no connection, at most every so often. True if a daemon is there.
@@ -134,7 +138,7 @@ fn drop_connection() {
     NOTICE.store(core::ptr::null_mut(), Release);
     NOTICE_SEEN.store(0, Relaxed);
     CREDITS.store(0, Relaxed);
-    SETTLED.store(SENT.load(Relaxed), Relaxed);
+    handover::settle(true);
     promote::daemon_lost();
 }
 
@@ -285,7 +289,7 @@ fn handle(m: ToShim, fds: &mut Fds) {
     match m {
         ToShim::HelloAck {
             version: _,
-            features: _,
+            features,
             party: _,
             daemon: _,
             credits,
@@ -305,6 +309,7 @@ fn handle(m: ToShim, fds: &mut Fds) {
             RING_LOG2.store(u32::from(ring_log2).clamp(*range.start(), max), Relaxed);
             CREDITS.store(credits.min(1024) as i32, Relaxed);
             REFUSED.store(0, Relaxed);
+            FEATURES.store(features, Relaxed);
             READY.store(1, Release);
             promote::greeted();
         }
@@ -315,7 +320,7 @@ fn handle(m: ToShim, fds: &mut Fds) {
         }
         ToShim::Credit { n } => {
             CREDITS.fetch_add(n.min(1024) as i32, Relaxed);
-            SETTLED.fetch_add(u64::from(n), Relaxed);
+            handover::settle(false);
         }
         ToShim::Decline {
             conn,
@@ -453,27 +458,33 @@ pub fn has_credit() -> bool {
     READY.load(Acquire) != 0 && CREDITS.load(Relaxed) > 0
 }
 
-/// Sends a registration, if there is a credit. Returns its number, see [`settled`].
-pub fn register(m: &ToDaemon, fd: i32) -> Option<u64> {
+/// Sends a registration of connection `conn`, if there is a credit. The socket can be taken back until the
+/// daemon has read it; a daemon that does not know that, or a process without room for a pair, sends it as
+/// it is. (Then a daemon that is slow holds back the FIN.)
+pub fn register(m: &ToDaemon, (conn, gen): (u32, u32), fd: i32) -> bool {
     if CREDITS.fetch_sub(1, Relaxed) <= 0 {
         CREDITS.fetch_add(1, Relaxed);
-        return None;
+        return false;
     }
-    let n = SENT.fetch_add(1, Relaxed) + 1;
-    if send(m, Some(fd)).is_err() {
-        SENT.fetch_sub(1, Relaxed);
+    let known = FEATURES.load(Relaxed) & feature::HANDOVER != 0;
+    let pair = known
+        .then(|| handover::Handover::new(conn, gen, fd))
+        .flatten();
+    let sent = send(m, Some(pair.as_ref().map_or(fd, |p| p.end()))).is_ok();
+    if let Some(p) = pair {
+        match sent {
+            true => p.sent(),
+            false => p.drop_it(),
+        }
+    }
+    if !sent {
         CREDITS.fetch_add(1, Relaxed);
-        return None;
+        return false;
     }
     if let Some(t) = table::table() {
         t.header.stats.registered.fetch_add(1, Relaxed);
     }
-    Some(n)
-}
-
-/// Has the daemon closed its copy of the descriptor of registration `n`?
-pub fn settled(n: u64) -> bool {
-    n == 0 || SETTLED.load(Relaxed) >= n
+    true
 }
 
 /// A daemon that is stopped for a while, or has cut the connection, must still get to know: what cannot

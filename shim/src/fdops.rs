@@ -83,6 +83,17 @@ pub fn duplicated(old: i32, new: i32) {
     }
 }
 
+/// A vfork child has made a copy, as a rule for the program that it is about to execute. No lane may come
+/// between; one that is there leaves when that program is executed.
+pub fn copied_for_another(old: i32) {
+    if let Some(i) = fdtab::conn(old) {
+        let c = table::conn(i);
+        if c.flags.load(Relaxed) & flag::LANE == 0 {
+            table::bar(c, Reason::Left);
+        }
+    }
+}
+
 /// What [`before_close`] found.
 pub enum Close {
     /// Go on and close.
@@ -103,7 +114,7 @@ pub fn before_close(fd: i32) -> Close {
         Fd::Conn(i) => {
             fdtab::set(fd, Fd::Other);
             let l = table::local(i);
-            if l.refs.fetch_sub(1, AcqRel) == 1 {
+            if l.refs.fetch_sub(1, SeqCst) == 1 {
                 last_close(fd, i);
             } else if l.fd.load(Relaxed) == fd {
                 // Another descriptor stands for the connection now.
@@ -127,6 +138,11 @@ fn last_close(fd: i32, i: u32) {
     let alone = table::holders(c) == 0;
     let mine = c.owner_pid.load(Relaxed) == table::pid();
     epoll::forget(i, alone);
+    // The daemon may not have read it yet; its copy would hold back the FIN of the last to close. (Who that
+    // is, is not known here, whatever `alone` says: so the socket is never shut down.)
+    if c.flags.load(Relaxed) & flag::REGISTERED != 0 {
+        control::take_back(i, c.gen.load(Relaxed));
+    }
     if !alone {
         if mine_registered(c) {
             // The offer would come to us; who holds the connection now asks for itself.
@@ -139,14 +155,6 @@ fn last_close(fd: i32, i: u32) {
             promote::end_lane(i);
         }
         return;
-    }
-    if c.flags.load(Relaxed) & flag::REGISTERED != 0
-        && !control::settled(l.registration.load(Relaxed))
-        && c.state.load(Relaxed) == state::OPEN
-        && !resets_at_close(fd)
-    {
-        // The daemon may still hold a copy unread in its queue, which would hold back the FIN.
-        let _ = sys::shutdown(fd, libc::SHUT_RDWR);
     }
     if let Some((link, m)) = promote::lane(c, l).filter(|(k, _)| k.is_far()) {
         far::close(c, link, &m, fd);
@@ -177,12 +185,6 @@ fn last_close(fd: i32, i: u32) {
 /// Is a registration of this connection under way, and ours?
 fn mine_registered(c: &Conn) -> bool {
     c.flags.load(Relaxed) & flag::REGISTERED != 0 && c.owner_pid.load(Relaxed) == table::pid()
-}
-
-fn resets_at_close(fd: i32) -> bool {
-    let mut linger = [0u8; 8];
-    sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger).is_ok()
-        && linger == RESET_AT_CLOSE
 }
 
 /// `struct linger` that makes a close reset the connection: on, for no time.
@@ -326,6 +328,10 @@ pub fn before_exec() {
         return;
     }
     let vfork_child = sys::getpid() != table::pid();
+    if !vfork_child {
+        // The end of a connection that this closes shall not wait until the daemon has read its copy.
+        control::settle_registrations(true);
+    }
     // By the kernel's own view: a vfork child has moved descriptors about without our tables, and
     // `dup2` clears close-on-exec.
     let mut lanes = false;
@@ -343,7 +349,7 @@ pub fn before_exec() {
             each_fd(|_, i, c| {
                 if c.flags.load(Relaxed) & flag::LANE != 0
                     && c.inode.load(Relaxed) == inode
-                    && c.flags.load(Relaxed) & flag::BARRED == 0
+                    && (promote::engaged(c) || c.flags.load(Relaxed) & flag::BARRED == 0)
                 {
                     io::leave(i, fd, Reason::Left);
                 }

@@ -327,6 +327,11 @@ pub fn socket(domain: i32, ty: i32, proto: i32) -> R<i32> {
     sc!(libc::SYS_socket, domain, ty, proto).map(|f| f as i32)
 }
 
+pub fn socketpair(domain: i32, ty: i32) -> R<(i32, i32)> {
+    let mut p = [0i32; 2];
+    sc!(libc::SYS_socketpair, domain, ty, 0, p.as_mut_ptr()).map(|_| (p[0], p[1]))
+}
+
 pub fn connect(fd: i32, addr: *const u8, len: usize) -> R<()> {
     sc!(libc::SYS_connect, fd, addr, len).map(drop)
 }

@@ -20,8 +20,6 @@ pub struct Local {
     pub tcp_events: AtomicU32,
     /// A descriptor of the connection, for things done on its behalf from other calls.
     pub fd: AtomicI32,
-    /// Number of the registration under way (see `control::settled`).
-    pub registration: AtomicU64,
     /// What the reader had consumed when the ring was last found full.
     pub full_at: AtomicU64,
     /// Eager mode: the lane has been waited for.
@@ -188,7 +186,6 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         l.tcp_events.store(0, Relaxed);
         l.fd.store(fd, Relaxed);
         l.spin.store(4, Relaxed);
-        l.registration.store(0, Relaxed);
         l.awaited.store(0, Relaxed);
         l.starved.store(0, Relaxed);
         l.checked.store(0, Relaxed);

@@ -3,7 +3,7 @@
 use super::{alive, random, Core, Shared, RETRY_SOON_MS, RETRY_TROUBLE_MS, RETRY_UNPROVEN_MS};
 use crate::control::Control;
 use crate::elsewhere::{Doubt, Seen};
-use crate::fds::Foreign;
+use crate::fds::{self, Foreign};
 use crate::links::{Out, Refused, Violation};
 use crate::pairing::{ConnRef, Verdict};
 use crate::party::PartyId;
@@ -39,11 +39,18 @@ impl Core {
         tokio::task::spawn_local(async move {
             let (tx, rx) = tokio::sync::oneshot::channel();
             let helper = tokio::task::spawn_blocking(move || {
-                let _ = tx.send(socket::read(fd.as_fd(), kpos[0], kpos[1], flags, &*proof));
-                fd.close(); // may block
+                let taken = fds::handed_over(fd);
+                let read = |f: &Foreign| socket::read(f.as_fd(), kpos[0], kpos[1], flags, &*proof);
+                let _ = tx.send(taken.as_ref().map(read));
+                if let Some(f) = taken {
+                    f.close(); // may block
+                }
             });
             if let Ok(r) = rx.await {
-                shared.borrow_mut().registered(who, r);
+                match r {
+                    Some(r) => shared.borrow_mut().registered(who, r),
+                    None => shared.borrow_mut().taken_back(who),
+                }
                 if flags & link::msg::register::EAGER != 0 {
                     seek::start(&shared, who);
                 }
@@ -65,6 +72,14 @@ impl Core {
                 p.credits += 1;
                 p.send(ToShim::Credit { n: 1 }, vec![]);
             }
+        }
+    }
+
+    /// The shim has taken the socket back before we could read it: closed, or asked for anew.
+    fn taken_back(&mut self, who: ConnRef) {
+        let p = self.parties.get_mut(&who.party);
+        if p.is_some_and(|p| p.under_way.remove(&(who.conn, who.gen))) {
+            self.decline(who, Reason::Young, Reason::None, RETRY_SOON_MS);
         }
     }
 

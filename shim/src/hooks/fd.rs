@@ -111,8 +111,12 @@ pub unsafe extern "C" fn dup(fd: i32) -> i32 {
 }
 
 fn copied(old: i32, new: i32) {
-    if new >= 0 && get(old) != Fd::Other && !not_ours() {
-        io::quietly(|| fdops::duplicated(old, new));
+    if new < 0 || get(old) == Fd::Other {
+        return;
+    }
+    match not_ours() {
+        false => io::quietly(|| fdops::duplicated(old, new)),
+        true => io::quietly(|| fdops::copied_for_another(old)),
     }
 }
 
@@ -130,8 +134,13 @@ pub unsafe extern "C" fn dup3(a: i32, b: i32, f: i32) -> i32 {
 
 /// dup2 and dup3: `b` is closed on the way, if `a` is valid.
 fn onto(a: i32, b: i32, native: impl Fn() -> i32) -> i32 {
-    if (get(a) == Fd::Other && get(b) == Fd::Other) || not_ours() {
+    if get(a) == Fd::Other && get(b) == Fd::Other {
         return native();
+    }
+    if not_ours() {
+        let new = native();
+        copied(a, new);
+        return new;
     }
     if a == b || sys::fcntl(a, libc::F_GETFD, 0).is_err() {
         return native();

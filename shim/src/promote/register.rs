@@ -65,12 +65,12 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
             because(c, Reason::Waiting);
             c.owner_pid.store(table::pid(), Relaxed);
             c.flags.fetch_or(flag::REGISTERED, SeqCst);
-            match control::register(&m, fd) {
-                Some(n) => table::local(i).registration.store(n, Relaxed),
-                None => {
-                    c.flags.fetch_and(!flag::REGISTERED, SeqCst);
-                    later(c, Reason::TimeoutDaemon, 20);
-                }
+            let gen = c.gen.load(Relaxed);
+            if !control::register(&m, (i, gen), fd) {
+                c.flags.fetch_and(!flag::REGISTERED, SeqCst);
+                later(c, Reason::TimeoutDaemon, 20);
+            } else if table::local(i).refs.load(SeqCst) == 0 {
+                control::take_back(i, gen); // another thread has closed it, and not seen this
             }
             return;
         }

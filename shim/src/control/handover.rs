@@ -1,0 +1,153 @@
+//! Sockets on their way to the daemon, which can be taken back until it has read them.
+//!
+//! A copy of a socket in the queue of a daemon that is slow, or stopped, would hold back the FIN when the
+//! application closes; and `shutdown` is no substitute, for it ends the connection for every process that
+//! holds it, and nobody here knows them all. So a registration carries one end of a socket pair in whose
+//! queue the socket lies, and we keep a descriptor of that end, too: whoever reads it first has it.
+
+use super::Ctl;
+use crate::{fdtab, sys};
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
+
+/// Registrations that can be unread at once (the daemon gives fewer credits, as a rule).
+const MAX: usize = 64;
+/// `Slot::end` of a slot that is being filled or emptied.
+const BUSY: i32 = -1;
+
+struct Slot {
+    /// 0: free; [`BUSY`]; else our descriptor of the receiving end, plus 1.
+    end: AtomicI32,
+    conn: AtomicU32,
+    gen: AtomicU32,
+}
+
+static SLOTS: [Slot; MAX] = [const {
+    Slot {
+        end: AtomicI32::new(0),
+        conn: AtomicU32::new(0),
+        gen: AtomicU32::new(0),
+    }
+}; MAX];
+
+/// A socket in the queue of a pair, and the place where our receiving end is kept.
+pub struct Handover {
+    slot: &'static Slot,
+    end: i32,
+}
+
+impl Handover {
+    /// `None`: no place, no descriptors.
+    pub fn new(conn: u32, gen: u32, fd: i32) -> Option<Self> {
+        let free = |s: &&Slot| s.end.compare_exchange(0, BUSY, Acquire, Relaxed).is_ok();
+        let slot = SLOTS.iter().find(free)?;
+        let Some(end) = fill(fd) else {
+            slot.end.store(0, Release);
+            return None;
+        };
+        slot.conn.store(conn, Relaxed);
+        slot.gen.store(gen, Relaxed);
+        Some(Handover { slot, end })
+    }
+
+    /// The descriptor to send to the daemon.
+    pub fn end(&self) -> i32 {
+        self.end
+    }
+
+    /// The daemon has it in its queue: from now on it can be taken back.
+    pub fn sent(self) {
+        // Opens the slot, with what it says. SeqCst: the caller looks next whether the connection was
+        // closed meanwhile, and a closer, who has said so, looks here.
+        self.slot.end.swap(self.end + 1, SeqCst);
+    }
+
+    /// It could not be sent.
+    pub fn drop_it(self) {
+        fdtab::close_ours(self.end);
+        self.slot.end.store(0, Release);
+    }
+}
+
+/// A pair with `fd` in its queue: the receiving end, out of the application's sight.
+fn fill(fd: i32) -> Option<i32> {
+    let flags = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let (from, to) = sys::socketpair(libc::AF_UNIX, flags).ok()?;
+    let mut byte = 0u8;
+    let mut iov = libc::iovec {
+        iov_base: (&raw mut byte).cast(),
+        iov_len: 1,
+    };
+    let mut ctl = Ctl([0; 64]);
+    // SAFETY: all-zero is a valid msghdr.
+    let mut h: libc::msghdr = unsafe { core::mem::zeroed() };
+    h.msg_iov = &mut iov;
+    h.msg_iovlen = 1;
+    h.msg_control = ctl.0.as_mut_ptr().cast();
+    h.msg_controllen = ctl.put_fd(fd) as _;
+    let sent = sys::sendmsg(from, &h, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+    sys::close(from);
+    if sent.is_err() {
+        sys::close(to);
+        return None;
+    }
+    Some(fdtab::hide(to))
+}
+
+/// The connection is about to be closed here: the daemon shall not hold it back.
+pub fn take_back(conn: u32, gen: u32) {
+    for s in &SLOTS {
+        let end = s.end.load(SeqCst); // pairs with `sent`
+        let same = s.conn.load(Relaxed) == conn && s.gen.load(Relaxed) == gen;
+        if end > 0 && same && s.end.compare_exchange(end, BUSY, AcqRel, Relaxed).is_ok() {
+            empty(end - 1);
+            s.end.store(0, Release);
+        }
+    }
+}
+
+/// Takes the socket out of the queue, unless the daemon was faster, and gives the end up.
+fn empty(end: i32) {
+    let mut byte = 0u8;
+    let mut iov = libc::iovec {
+        iov_base: (&raw mut byte).cast(),
+        iov_len: 1,
+    };
+    let mut ctl = Ctl([0; 64]);
+    // SAFETY: all-zero is a valid msghdr.
+    let mut h: libc::msghdr = unsafe { core::mem::zeroed() };
+    h.msg_iov = &mut iov;
+    h.msg_iovlen = 1;
+    h.msg_control = ctl.0.as_mut_ptr().cast();
+    h.msg_controllen = ctl.0.len() as _;
+    if sys::recvmsg(end, &mut h, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC).is_ok() {
+        let (fds, n) = ctl.fds(h.msg_controllen as usize);
+        fds[..n].iter().for_each(|f| sys::close(*f));
+    }
+    fdtab::close_ours(end);
+}
+
+/// The daemon has said that it is through with a registration: which, its queue tells. `all`: gives up every
+/// one, for the daemon is gone, or this program about to be replaced. (A daemon that is still there declines
+/// what it does not find, and may be asked again.)
+pub fn settle(all: bool) {
+    for s in &SLOTS {
+        let end = s.end.load(Acquire); // pairs with `sent`
+        if end > 0
+            && (all || sys::poll1(end - 1, libc::POLLIN) & libc::POLLIN == 0)
+            && s.end.compare_exchange(end, BUSY, AcqRel, Relaxed).is_ok()
+        {
+            empty(end - 1);
+            s.end.store(0, Release);
+        }
+    }
+}
+
+/// In a forked child: the ends, and what lies in their queues, are the parent's.
+pub fn after_fork() {
+    for s in &SLOTS {
+        let end = s.end.swap(0, Relaxed);
+        if end > 0 {
+            fdtab::close_ours(end - 1);
+        }
+    }
+}

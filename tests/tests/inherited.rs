@@ -1,0 +1,107 @@
+//! Connections that other processes hold when the shim's own closes them: nobody is cut off, whether or
+//! not the daemon has answered by then, and the last close ends the connection at once.
+
+use anyhow::{ensure, Result};
+use std::time::Duration;
+use underpass_tests::harness::peers::result;
+use underpass_tests::harness::{Daemon, Place, Program, Running, SOON};
+
+const LIMIT: Duration = Duration::from_secs(90);
+const CLIENTS: u64 = 20;
+
+fn server(how: &str, place: &Place) -> Result<(Running, String)> {
+    let mut s = Program::python("inherited.py", place)
+        .args(["serve", how])
+        .spawn()?;
+    let port = s.line("port ", SOON)?;
+    Ok((s, port))
+}
+
+/// All clients of a server that hands its connections on as `how` says get what they sent.
+fn served(how: &str, server_at: &Place, client_at: &Place) -> Result<()> {
+    let (_s, port) = server(how, server_at)?;
+    let mut c = Program::python("inherited.py", client_at)
+        .args(["client", &port])
+        .words(&format!("{CLIENTS} 6"));
+    if how == "end" {
+        c = c.args(["end"]);
+    }
+    let out = c.spawn()?.wait(LIMIT)?;
+    let v = result(&out.stdout)?;
+    ensure!(v["served"] == CLIENTS, "{how}: {v}\n{}", out.stderr);
+    Ok(())
+}
+
+const WAYS: [&str; 5] = ["popen", "shell", "spawn", "fork", "rights"];
+
+/// Clients without the shim: the kernel's answer, then the default mode and eager, the daemon well, and
+/// stopped so that each registration stays unanswered.
+#[test]
+fn handed_on() -> Result<()> {
+    let bare = Place::bare();
+    for how in WAYS {
+        served(how, &bare, &bare)?;
+        let d = Daemon::start()?;
+        served(how, &d.place(), &bare)?;
+        ensure!(d.stats()?.registered >= CLIENTS, "{how}: not registered");
+        served(how, &d.eager(), &bare)?;
+    }
+    Ok(())
+}
+
+/// The same with clients under the shim: what is offered meanwhile must not be taken. (Not eager: a lane
+/// whose peer has already shut down with bytes unread cannot be left without it yet.)
+#[test]
+fn handed_on_by_both() -> Result<()> {
+    for how in WAYS {
+        let d = Daemon::start()?;
+        served(how, &d.place(), &d.place())?;
+        ensure!(d.stats()?.registered >= CLIENTS, "{how}: not registered");
+    }
+    Ok(())
+}
+
+/// A daemon that is stopped has the registrations unread in its queue.
+#[test]
+fn handed_on_daemon_stopped() -> Result<()> {
+    for how in WAYS {
+        let d = Daemon::start()?;
+        let (_s, port) = server(how, &d.place())?;
+        // The server's connection to the daemon is there before that is stopped.
+        let client = |n: u32| -> Result<u64> {
+            let c = Program::python("inherited.py", &Place::bare())
+                .args(["client", &port])
+                .words(&format!("{n} 6"));
+            let out = c.spawn()?.wait(LIMIT)?;
+            Ok(result(&out.stdout)?["served"].as_u64().unwrap_or(0))
+        };
+        ensure!(client(2)? == 2, "{how}");
+        d.freeze()?;
+        let n = client(CLIENTS as u32)?;
+        d.thaw()?;
+        ensure!(n == CLIENTS, "{how}: {n} of {CLIENTS}");
+    }
+    Ok(())
+}
+
+/// Nobody else holds it: the close ends the connection, although a stopped daemon has not read the
+/// registration.
+#[test]
+fn the_last_close_ends_it() -> Result<()> {
+    let d = Daemon::start()?;
+    served("end", &d.place(), &Place::bare())?;
+    let (_s, port) = server("end", &d.place())?;
+    let c = |n: u64| -> Result<()> {
+        let c = Program::python("inherited.py", &Place::bare())
+            .args(["client", &port])
+            .words(&format!("{n} 6 end"));
+        let v = result(&c.spawn()?.wait(LIMIT)?.stdout)?;
+        ensure!(v["served"] == n, "{v}");
+        Ok(())
+    };
+    c(2)?;
+    d.freeze()?;
+    let r = c(10);
+    d.thaw()?;
+    r
+}
