@@ -56,7 +56,8 @@ pub unsafe fn syscall6(
     r
 }
 
-macro_rules! sc {
+/// One call, whatever it says.
+macro_rules! sc_once {
     ($n:expr $(, $a:expr)*) => {{
         let args = [$($a as usize),*];
         let at = |i: usize| args.get(i).copied().unwrap_or(0);
@@ -65,6 +66,20 @@ macro_rules! sc {
         let r = unsafe { syscall6($n, at(0), at(1), at(2), at(3), at(4), at(5)) };
         if r < 0 { Err(-r as i32) } else { Ok(r as usize) }
     }};
+}
+
+/// One call, made again while a signal (or a supervisor that answers for the kernel, seccomp_unotify(2))
+/// interrupts it: nothing here waits, so that no caller has a use for EINTR, and bytes that a look
+/// missed would be missed by whoever waits for an edge.
+macro_rules! sc {
+    ($($a:expr),*) => {
+        loop {
+            match sc_once!($($a),*) {
+                Err(libc::EINTR) => {}
+                r => break r,
+            }
+        }
+    };
 }
 
 pub type R<T> = Result<T, i32>;
@@ -78,7 +93,7 @@ pub fn getpid() -> u32 {
 }
 
 pub fn close(fd: i32) {
-    let _ = sc!(libc::SYS_close, fd);
+    let _ = sc_once!(libc::SYS_close, fd); // closed, whatever it says
 }
 
 pub fn memfd(name: &core::ffi::CStr) -> R<i32> {
@@ -165,7 +180,7 @@ pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32, ms: u32) {
         tv_sec: (ms / 1000).into(),
         tv_nsec: i64::from(ms % 1000) * 1_000_000,
     };
-    let _ = sc!(
+    let _ = sc_once!(
         libc::SYS_futex,
         word.as_ptr(),
         libc::FUTEX_WAIT,
@@ -500,7 +515,7 @@ pub fn poll_ms(fd: i32, events: i16, ms: u32) -> R<i16> {
         tv_sec: 0,
         tv_nsec: i64::from(ms) * 1_000_000,
     };
-    sc!(
+    sc_once!(
         libc::SYS_ppoll,
         &mut p as *mut libc::pollfd,
         1,

@@ -244,6 +244,19 @@ pub(super) fn detach(s: &Set, r: u32) {
     s.lanes.fetch_sub(1, SeqCst);
 }
 
+/// Tries of [`give_back`]: what it needs has just been freed, so that one is enough unless others take it.
+const GIVE_BACK_TRIES: u32 = 64;
+
+/// Enters a descriptor in the application's own set again. Nobody would see its events otherwise.
+fn give_back(epfd: i32, fd: i32, mask: u32, data: u64) {
+    for _ in 0..GIVE_BACK_TRIES {
+        match sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, mask, data) {
+            Err(libc::ENOMEM | libc::ENOSPC) => sys::sched_yield(),
+            _ => return,
+        }
+    }
+}
+
 /// Both directions are on TCP for good: registrations go back to the application's own set.
 pub fn deactivate(conn: u32) {
     let mut r = table::local(conn).regs.load(Acquire);
@@ -269,13 +282,7 @@ pub fn deactivate(conn: u32) {
                     } else {
                         reg.mask.load(Relaxed)
                     };
-                    let _ = sys::epoll_ctl(
-                        s.epfd.load(Relaxed),
-                        libc::EPOLL_CTL_ADD,
-                        fd,
-                        mask,
-                        reg.data.load(Relaxed),
-                    );
+                    give_back(s.epfd.load(Relaxed), fd, mask, reg.data.load(Relaxed));
                 }
             }
         }

@@ -100,6 +100,7 @@ fn main() -> ExitCode {
         "ci" => steps::run(&tree, ci(&tree)),
         "full" => {
             let mut all = ci(&tree);
+            all.push(inject(&tree));
             all.push(soak(&tree));
             steps::run(&tree, all)
         }
@@ -256,6 +257,13 @@ fn soak(tree: &Tree) -> Step {
         c.env("UNDERPASS_SOAK_SECONDS", "600");
     }
     Step::new("soak", Kind::Tests, 780, c)
+}
+
+/// Each system call of the shim with each error, at every rate and in both modes.
+fn inject(tree: &Tree) -> Step {
+    let mut c = tree.cargo("test -p underpass-tests --test inject");
+    c.env("UNDERPASS_INJECT_ALL", "1");
+    Step::new("inject", Kind::Tests, 400, c)
 }
 
 /// Virtual machines, booted once; the test program runs its tests in order by itself.

@@ -1,0 +1,135 @@
+//! System calls of the shim fail, each kind with each error, now and then: the programs see every byte, no
+//! error, and no end before its time.
+
+use anyhow::{ensure, Context, Result};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use underpass_tests::harness::{paths, Daemon, Place, Program};
+
+/// Only against hangs.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A short count, for calls that move bytes.
+const SHORT: i32 = 0;
+
+/// Calls that the shim makes by itself, and what goes wrong with them: the errors that section ERRORS of their
+/// manual pages has, as far as a program that made the call itself would not see them as well (the latter are
+/// passed on), and EINTR, which seccomp's supervisors answer to any call. (epoll_ctl: only ADD needs memory.)
+const CALLS: &[(&str, i64, &[i32])] = {
+    use libc::*;
+    &[
+        ("read", SYS_read, &[SHORT, EINTR, EAGAIN]),
+        ("write", SYS_write, &[EINTR, EAGAIN]),
+        ("close", SYS_close, &[EINTR, EIO]),
+        ("fstat", SYS_fstat, &[EINTR, ENOMEM]),
+        ("lseek", SYS_lseek, &[EINTR]),
+        ("mmap", SYS_mmap, &[EINTR, EAGAIN, ENOMEM]),
+        ("ioctl", SYS_ioctl, &[EINTR]),
+        ("sched_yield", SYS_sched_yield, &[EINTR]),
+        ("madvise", SYS_madvise, &[EINTR, EAGAIN, ENOMEM]),
+        ("socket", SYS_socket, &[EINTR, EMFILE, ENOMEM]),
+        ("connect", SYS_connect, &[EINTR, EAGAIN]),
+        ("sendto", SYS_sendto, &[SHORT, EINTR]),
+        ("recvfrom", SYS_recvfrom, &[SHORT, EINTR]),
+        ("sendmsg", SYS_sendmsg, &[EINTR, EAGAIN, ENOMEM]),
+        ("recvmsg", SYS_recvmsg, &[EINTR, EAGAIN, ENOMEM]),
+        ("getsockname", SYS_getsockname, &[EINTR, ENOMEM]),
+        ("getpeername", SYS_getpeername, &[EINTR, ENOMEM]),
+        ("getsockopt", SYS_getsockopt, &[EINTR, ENOMEM]),
+        ("fcntl", SYS_fcntl, &[EINTR, EAGAIN, EMFILE]),
+        ("ftruncate", SYS_ftruncate, &[EINTR]),
+        ("epoll_ctl", SYS_epoll_ctl, &[EINTR, ENOMEM, ENOSPC]),
+        ("newfstatat", SYS_newfstatat, &[EINTR, ENOMEM]),
+        ("ppoll", SYS_ppoll, &[EINTR, ENOMEM]),
+        ("epoll_pwait", SYS_epoll_pwait, &[EINTR]),
+        ("eventfd2", SYS_eventfd2, &[EINTR, EMFILE, ENOMEM]),
+        ("epoll_create1", SYS_epoll_create1, &[EINTR, EMFILE, ENOMEM]),
+        ("prlimit64", SYS_prlimit64, &[EINTR]),
+        ("memfd_create", SYS_memfd_create, &[EINTR, EMFILE, ENOMEM]),
+    ]
+};
+
+/// What one run saw of the calls: how many, and how many failed.
+fn run(d: &Daemon, library: &Path, spec: &str, dir: &Path, eager: bool) -> Result<(u64, u64)> {
+    let log = dir.join("log");
+    let _ = std::fs::remove_file(&log);
+    let place: Place = if eager { d.eager() } else { d.place() };
+    let both = format!("{} {}", paths::shim().display(), library.display());
+    let said = Program::python("inject.py", &place)
+        .env("LD_PRELOAD", both)
+        .env("INJECT", spec)
+        .env("INJECT_LOG", &log)
+        .check(LIMIT)?;
+    ensure!(said.starts_with("whole "), "{said}");
+    let mut sum = (0, 0);
+    for l in std::fs::read_to_string(&log).unwrap_or_default().lines() {
+        let mut n = l.split(' ').map(|n| n.parse::<u64>().unwrap_or(0));
+        sum.0 += n.next().unwrap_or(0);
+        sum.1 += n.next().unwrap_or(0);
+    }
+    Ok(sum)
+}
+
+fn library(dir: &Path) -> Result<PathBuf> {
+    let out = dir.join("inject.so");
+    Program::new("cc", &Place::bare())
+        .words("-O1 -Wall -Wextra -Werror -shared -fPIC -o")
+        .arg(&out)
+        .arg(paths::script("inject.c"))
+        .check(LIMIT)?;
+    Ok(out)
+}
+
+/// `UNDERPASS_INJECT_ALL`: at every rate and in both modes; else each pair once.
+#[test]
+fn every_call_with_every_error() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let library = library(dir.path())?;
+    let d = Daemon::start()?;
+    let all = std::env::var_os("UNDERPASS_INJECT_ALL").is_some();
+    let only = std::env::var("UNDERPASS_INJECT_ONLY").unwrap_or_default();
+    let (mut failed, mut seen, mut injected) = (vec![], 0, 0);
+    let mut never = vec![];
+    for (k, (call, number, errors)) in CALLS.iter().enumerate() {
+        let mut calls = 0;
+        for (e, errno) in errors.iter().enumerate() {
+            let name = match *errno {
+                SHORT => format!("{call}, a short count"),
+                e => format!("{call} {:?}", nix::errno::Errno::from_raw(e)),
+            };
+            if !name.contains(&only) {
+                continue;
+            }
+            for (turn, (every, eager)) in [(3, true), (3, false), (1, true), (40, false)]
+                .into_iter()
+                .enumerate()
+            {
+                // (Nothing is interrupted for ever.)
+                if !all && turn != (k + e) % 2 || every == 1 && *errno == libc::EINTR {
+                    continue;
+                }
+                let spec = format!("{number} {errno} {every} {}", k * 8 + e);
+                match run(&d, &library, &spec, dir.path(), eager) {
+                    Ok((s, i)) => {
+                        calls += s;
+                        seen += s;
+                        injected += i;
+                    }
+                    Err(e) => failed.push(format!("{name}, one in {every}, eager {eager}: {e:#}")),
+                }
+            }
+        }
+        if calls == 0 && only.is_empty() {
+            never.push(*call);
+        }
+    }
+    println!("{seen} calls, {injected} of them failed by us; never made: {never:?}");
+    ensure!(failed.is_empty(), "{}", failed.join("\n"));
+    ensure!(
+        injected > 1000 || !only.is_empty(),
+        "only {injected} failed"
+    );
+    d.assert_promoted(20, 1 << 20)
+        .context("promoted meanwhile")?;
+    Ok(())
+}
