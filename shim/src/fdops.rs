@@ -5,7 +5,7 @@ mod far;
 
 use crate::fdtab::{self, Fd};
 use crate::links::Sock;
-use crate::{control, epoll, io, lock, promote, sys, table, wait};
+use crate::{control, epoll, io, lock, promote, sys, table, uring, wait};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use link::family::{flag, state, Conn};
 use link::reason::Reason;
@@ -79,6 +79,10 @@ pub fn duplicated(old: i32, new: i32) {
             epoll::duplicated(s);
             fdtab::set(new, Fd::Set(s));
         }
+        Fd::Ring(r) => {
+            uring::duplicated(r);
+            fdtab::set(new, Fd::Ring(r));
+        }
         _ => {}
     }
 }
@@ -110,6 +114,10 @@ pub fn before_close(fd: i32) -> Close {
         Fd::Set(s) => {
             fdtab::set(fd, Fd::Other);
             epoll::closed(s);
+        }
+        Fd::Ring(r) => {
+            fdtab::set(fd, Fd::Other);
+            uring::closed(r);
         }
         Fd::Conn(i) => {
             fdtab::set(fd, Fd::Other);

@@ -13,6 +13,8 @@ const KIND: u32 = 3 << 30;
 const CONN: u32 = 1 << 30;
 const SET: u32 = 2 << 30;
 const OURS: u32 = 3 << 30;
+/// Beside `OURS`: not ours, an io_uring.
+const RING: u32 = 1 << 29;
 
 /// What a descriptor is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,6 +26,8 @@ pub enum Fd {
     Set(u32),
     /// One of the shim's own.
     Ours,
+    /// An io_uring: index in the ring table.
+    Ring(u32),
 }
 
 pub fn init() -> bool {
@@ -59,7 +63,8 @@ pub fn get(fd: i32) -> Fd {
         0 => Fd::Other,
         v if v & KIND == CONN => Fd::Conn(v & !KIND),
         v if v & KIND == SET => Fd::Set(v & !KIND),
-        _ => Fd::Ours,
+        OURS => Fd::Ours,
+        v => Fd::Ring(v & !KIND & !RING),
     }
 }
 
@@ -79,6 +84,7 @@ pub fn set(fd: i32, what: Fd) -> bool {
             Fd::Conn(i) => CONN | i,
             Fd::Set(i) => SET | i,
             Fd::Ours => OURS,
+            Fd::Ring(i) => OURS | RING | i,
         },
         Relaxed,
     );

@@ -15,4 +15,5 @@ mod proc;
 mod ready;
 mod rw;
 mod sock;
+mod uring;
 mod variadic;

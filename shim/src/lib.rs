@@ -21,6 +21,7 @@ mod promote;
 mod real;
 mod sys;
 mod table;
+mod uring;
 mod wait;
 
 /// Loaded: hooks may have been called before this by other libraries' constructors; until then

@@ -129,6 +129,12 @@ pub fn map(fd: i32, len: usize, write: bool) -> R<*mut u8> {
     .map(|p| p as *mut u8)
 }
 
+/// Maps what a descriptor has at `offset` for reading and writing, shared.
+pub fn map_at(fd: i32, len: usize, offset: usize) -> R<*mut u8> {
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    sc!(libc::SYS_mmap, 0, len, prot, libc::MAP_SHARED, fd, offset).map(|p| p as *mut u8)
+}
+
 /// Private zeroed memory; pages cost nothing until touched.
 pub fn map_private(len: usize) -> R<*mut u8> {
     let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_ANONYMOUS;

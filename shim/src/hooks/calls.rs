@@ -56,6 +56,9 @@ macro_rules! calls {
                 #[cfg(target_arch = "x86_64")] SYS_vfork c0 number::vfork [];
                 SYS_clone c5 number::clone [clone __clone];
                 SYS_clone3 c2 number::clone3 [];
+                SYS_io_uring_setup c2 uring::setup [];
+                SYS_io_uring_enter c6 uring::enter [];
+                SYS_io_uring_register c4 uring::register [];
                 SYS_execve c3 proc::execve [execve execv execvp execvpe execl execlp execle fexecve];
                 SYS_execveat c5 proc::execveat [execveat];
             }
@@ -106,8 +109,7 @@ macro_rules! calls {
                     SYS_pidfd_getfd
                 ];
                 "bytes moved so are not counted: such a connection is never promoted" [
-                    SYS_io_uring_setup SYS_io_uring_enter SYS_io_uring_register SYS_io_setup
-                    SYS_io_destroy SYS_io_submit SYS_io_getevents SYS_io_pgetevents SYS_io_cancel
+                    SYS_io_setup SYS_io_destroy SYS_io_submit SYS_io_getevents SYS_io_pgetevents SYS_io_cancel
                 ];
                 "may attach a program to a socket, which sees TCP" [SYS_bpf];
                 "of one thread: see the limits in ARCHITECTURE.md" [SYS_unshare];

@@ -1,0 +1,203 @@
+//! `io_uring_setup`, `io_uring_enter` and `io_uring_register`, by number: there are no functions of these
+//! names in libc. What the kernel would do to a connection or an epoll set of ours behind our back is
+//! done by us, or on TCP.
+
+use super::ready;
+use crate::fdtab::{self, get, Fd};
+use crate::uring::{self, Params, Sqe};
+use crate::{env, epoll, fdops, io, real};
+use core::ffi::c_void;
+use link::reason::Reason;
+
+const OP_NOP: u8 = 0;
+const OP_POLL_ADD: u8 = 6;
+const OP_POLL_REMOVE: u8 = 7;
+const OP_TIMEOUT: u8 = 11;
+const OP_TIMEOUT_REMOVE: u8 = 12;
+const OP_ACCEPT: u8 = 13;
+const OP_ASYNC_CANCEL: u8 = 14;
+const OP_LINK_TIMEOUT: u8 = 15;
+const OP_CLOSE: u8 = 19;
+const OP_FILES_UPDATE: u8 = 20;
+const OP_EPOLL_CTL: u8 = 29;
+const OP_SPLICE: u8 = 30;
+const OP_TEE: u8 = 33;
+
+const FIXED_FILE: u8 = 1;
+const IO_DRAIN: u8 = 2;
+const IO_LINK: u8 = 4;
+const IO_HARDLINK: u8 = 8;
+const BUFFER_SELECT: u8 = 32;
+
+const REGISTER_FILES: u32 = 2;
+const REGISTER_FILES_UPDATE: u32 = 6;
+const REGISTER_FILES2: u32 = 13;
+const REGISTER_FILES_UPDATE2: u32 = 14;
+const REGISTER_RING_FDS: u32 = 20;
+/// The ring itself is a registered one: `fd` is an index.
+const REGISTER_USE_REGISTERED_RING: u32 = 1 << 31;
+const ENTER_REGISTERED_RING: u32 = 1 << 4;
+
+/// # Safety
+/// As the system call.
+pub unsafe extern "C" fn setup(entries: u32, params: *mut c_void) -> i32 {
+    let (n, p) = (libc::SYS_io_uring_setup, params as usize);
+    // SAFETY: passed on.
+    let fd = unsafe { real::syscall(n, entries as usize, p, 0, 0, 0, 0) } as i32;
+    if fd >= 0 && !env::off() && fdtab::init() {
+        io::quietly(|| {
+            // SAFETY: the kernel has just filled them in; any bytes are a value.
+            let p = unsafe { params.cast::<Params>().read_unaligned() };
+            if let Some(r) = uring::made(fd, &p) {
+                if !fdtab::set(fd, Fd::Ring(r)) {
+                    uring::closed(r);
+                }
+            }
+        });
+    }
+    fd
+}
+
+/// # Safety
+/// As the system call.
+pub unsafe extern "C" fn enter(
+    fd: i32,
+    to_submit: u32,
+    least: u32,
+    flags: u32,
+    arg: *const c_void,
+    size: usize,
+) -> i32 {
+    if to_submit > 0 && flags & ENTER_REGISTERED_RING == 0 {
+        if let Fd::Ring(r) = get(fd) {
+            io::quietly(|| submitting(r, to_submit));
+        }
+    }
+    let (n, ring, count) = (libc::SYS_io_uring_enter, fd as usize, to_submit as usize);
+    let (least, flags, arg) = (least as usize, flags as usize, arg as usize);
+    // SAFETY: passed on.
+    unsafe { real::syscall(n, ring, count, least, flags, arg, size) as i32 }
+}
+
+/// # Safety
+/// As the system call.
+pub unsafe extern "C" fn register(fd: i32, op: u32, arg: *mut c_void, n: u32) -> i32 {
+    // A ring that is entered by an index would not be known again. As a kernel before 5.18: programs go
+    // on with the descriptor.
+    if op & !REGISTER_USE_REGISTERED_RING == REGISTER_RING_FDS && matches!(get(fd), Fd::Ring(_)) {
+        crate::set_errno(libc::EINVAL);
+        return -1;
+    }
+    if !arg.is_null() {
+        // struct io_uring_rsrc_register: nr u32, flags u32, resv2 u64, data u64; struct
+        // io_uring_files_update: offset u32, resv u32, data u64; struct io_uring_rsrc_update2: the same,
+        // then tags u64, nr u32.
+        // SAFETY: the application promises one of them, or a list of `n` descriptors.
+        unsafe {
+            let word = |k: usize| arg.cast::<u32>().add(k).read_unaligned();
+            let list = |k: usize| arg.cast::<u64>().add(k).read_unaligned() as *const i32;
+            let (files, n) = match op {
+                REGISTER_FILES => (arg.cast_const().cast(), n),
+                REGISTER_FILES2 => (list(2), word(0)),
+                REGISTER_FILES_UPDATE => (list(1), n),
+                REGISTER_FILES_UPDATE2 => (list(1), word(6)),
+                _ => (core::ptr::null(), 0),
+            };
+            io::quietly(|| unseen_files(files, n));
+        }
+    }
+    let (call, fd, op, n) = (
+        libc::SYS_io_uring_register,
+        fd as usize,
+        op as usize,
+        n as usize,
+    );
+    // SAFETY: passed on.
+    unsafe { real::syscall(call, fd, op, arg as usize, n, 0, 0) as i32 }
+}
+
+/// Descriptors that requests will name by index only.
+///
+/// # Safety
+/// `list` is null or the application's list of `n` descriptors.
+unsafe fn unseen_files(list: *const i32, n: u32) {
+    if list.is_null() {
+        return;
+    }
+    for k in 0..n.min(fdtab::MAX_FD as u32) as usize {
+        // SAFETY: by contract.
+        unseen(unsafe { list.add(k).read_unaligned() });
+    }
+}
+
+/// The kernel is about to do something to this descriptor that goes past us.
+fn unseen(fd: i32) {
+    match get(fd) {
+        Fd::Conn(_) => fdops::give_up(fd, Reason::Bypassed),
+        Fd::Set(s) => epoll::nest(s),
+        _ => {}
+    }
+}
+
+fn submitting(ring: u32, to_submit: u32) {
+    let mut chained = false;
+    uring::each_new(ring, to_submit, |sqe| {
+        request(sqe, chained);
+        chained = sqe.flags & (IO_LINK | IO_HARDLINK) != 0;
+    });
+}
+
+fn request(sqe: &mut Sqe, chained: bool) {
+    let (fd, fixed) = (sqe.fd, sqe.flags & FIXED_FILE != 0);
+    match sqe.opcode {
+        OP_NOP | OP_POLL_REMOVE | OP_TIMEOUT | OP_TIMEOUT_REMOVE | OP_ACCEPT | OP_ASYNC_CANCEL
+        | OP_LINK_TIMEOUT => {}
+        OP_EPOLL_CTL => epoll_ctl(sqe, chained),
+        // SAFETY: the request's list, as the application promises the kernel.
+        OP_FILES_UPDATE => unsafe { unseen_files(sqe.addr as *const i32, sqe.len) },
+        _ if fixed => {}
+        // Whatever comes of it, nobody of ours watches it any more.
+        OP_CLOSE => fdops::disown(fd),
+        OP_POLL_ADD => match get(fd) {
+            Fd::Conn(_) => fdops::give_up(fd, Reason::EpollShared),
+            _ => unseen(fd),
+        },
+        op => {
+            unseen(fd);
+            if matches!(op, OP_SPLICE | OP_TEE) {
+                unseen(sqe.splice_fd_in);
+            }
+        }
+    }
+}
+
+/// A registration that libc's `epoll_ctl` would have made is made by ours, and the request becomes one
+/// that the kernel answers in the same way.
+fn epoll_ctl(sqe: &mut Sqe, chained: bool) {
+    let (ep, op, fd) = (sqe.fd, sqe.len as i32, sqe.off as i32);
+    // In a chain its turn comes later; what the kernel refuses is for the kernel to refuse.
+    let late = chained || sqe.flags & (IO_LINK | IO_HARDLINK | IO_DRAIN) != 0;
+    let odd = sqe.flags & (FIXED_FILE | BUFFER_SELECT) != 0
+        || (sqe.ioprio, sqe.buf_index, sqe.splice_fd_in) != (0, 0, 0);
+    match (get(ep), get(fd)) {
+        (Fd::Set(_), Fd::Conn(_)) if !late && !odd => {
+            // SAFETY: the request's event, as the application promises the kernel.
+            let r = unsafe { ready::epoll_ctl(ep, op, fd, sqe.addr as *mut libc::epoll_event) };
+            let error = if r == 0 { 0 } else { crate::errno() };
+            if r == 0 {
+                (sqe.opcode, sqe.fd, sqe.off) = (OP_NOP, -1, 0);
+                (sqe.addr, sqe.len, sqe.op_flags) = (0, 0, 0);
+            } else if let (libc::EEXIST | libc::ENOENT, Some((set, member))) =
+                (error, uring::example())
+            {
+                // Which registrations there are may be known to us only, and requests that follow have
+                // changed it when the kernel comes to this one. Other errors it says by itself.
+                let known = error == libc::EEXIST;
+                (sqe.fd, sqe.off) = (set, if known { member } else { ep } as u64);
+            }
+        }
+        (_, Fd::Conn(_)) => fdops::give_up(fd, Reason::EpollShared),
+        (_, Fd::Set(inner)) => epoll::nest(inner),
+        _ => {}
+    }
+}
