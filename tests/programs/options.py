@@ -64,7 +64,7 @@ def told(sock, n, room=64, flags=0):
 def inq_server(sock):
     sock.sendall(b"0123456789")
     await_mark("first")
-    sock.sendall(b"x" * 300_000)
+    sock.sendall(b"x" * 40_000)  # fits the ring, which otherwise goes down when nobody reads
     mark("second")
     await_mark("third")
     sock.sendall(b"ab")
@@ -96,10 +96,10 @@ def inq_client(sock):
     mark("first")
     await_mark("second")
     got = 0
-    while got < 300_000:  # the last part may be on its way yet: the hint is what is there
-        data, [left], _ = told(sock, 10_000)
+    while got < 40_000:  # the last part may be on its way yet: the hint is what is there
+        data, [left], _ = told(sock, 4_000)
         got += len(data)
-        assert 0 <= left <= 300_000 - got, left
+        assert 0 <= left <= 40_000 - got, left
     equal(left, 0)
     sock.setsockopt(socket.IPPROTO_TCP, TCP_INQ, 0)
     mark("third")
