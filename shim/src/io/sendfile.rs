@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Bytes read and sent at a time.
+const PIECE: usize = 32 << 10;
+
 /// `sendfile` onto a lane: read and send in pieces, moving the file's position by what was sent.
 ///
 /// # Safety
@@ -14,21 +17,36 @@ pub unsafe fn sendfile(
     count: usize,
     native: impl Fn() -> isize,
 ) -> isize {
-    let c = table::conn(i);
+    let Some(mut call) = Call::begin(fd, i) else {
+        return fail(libc::EBADF);
+    };
+    let (c, l) = (table::conn(i), table::local(i));
     if control::pending() {
         control::pump();
     }
     if !promote::engaged_tx(c) {
-        let l = table::local(i);
         promote::evidence(i, fd, c);
         if !promote::try_up(i, c, l, fd) && c.tx.enter_native() {
+            if !call.current(c, l) {
+                c.tx.leave_native(0);
+                return fail(libc::EBADF);
+            }
             let r = told_or(c, &native);
-            c.tx.leave_native(r.max(0) as u64);
-            if r < count as isize {
+            let ours = call.counts(c);
+            c.tx.leave_native(if ours { r.max(0) as u64 } else { 0 });
+            if ours && r < count as isize {
                 l.starved.store(1, Relaxed);
             }
             return r;
         }
+    }
+    // More than one piece: neither socket nor file may become another's in between.
+    let mut input = input;
+    if count > PIECE {
+        if !call.hold(c, l) {
+            return fail(libc::EBADF);
+        }
+        input = call.file(input);
     }
     let mut pos = match off.is_null() {
         true => match sys::lseek(input, 0, libc::SEEK_CUR) {
@@ -39,11 +57,11 @@ pub unsafe fn sendfile(
         false => unsafe { *off },
     };
     // Not cleared: that would cost more than the copy of a small file.
-    let mut buf = core::mem::MaybeUninit::<[u8; 32 << 10]>::uninit();
+    let mut buf = core::mem::MaybeUninit::<[u8; PIECE]>::uninit();
     let buf: *mut u8 = buf.as_mut_ptr().cast();
     let mut total = 0usize;
     while total < count {
-        let want = (32 << 10).min(count - total);
+        let want = PIECE.min(count - total);
         let n = match sys::pread(input, buf, want, pos) {
             Ok(0) => break,
             Ok(n) => n,
@@ -55,7 +73,7 @@ pub unsafe fn sendfile(
             iov_len: n,
         }];
         // SAFETY: our own buffer, of which the kernel has written `n` bytes.
-        let r = unsafe { send(fd, i, &v, 0, || real::send(fd, v[0].iov_base, n, 0)) };
+        let r = unsafe { send_on(&mut call, i, &v, 0, || real::send(fd, v[0].iov_base, n, 0)) };
         if r < 0 {
             if total > 0 {
                 break;
