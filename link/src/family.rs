@@ -83,8 +83,8 @@ pub mod flag {
     pub const CLIENT: u32 = 64;
     /// O_NONBLOCK is set on the description.
     pub const NONBLOCK: u32 = 128;
-    /// A hooked poll or select has watched the connection.
-    pub const POLLED: u32 = 256;
+    /// A hooked poll or select, or a registration with an epoll set, has watched the connection.
+    pub const WATCHED: u32 = 256;
     /// Set beside `LANE`: the lane leads to another node (the link's other party is the daemon).
     pub const FAR: u32 = 512;
     /// TCP_INQ is set on the socket: receives with control data tell what is left to read.

@@ -526,6 +526,7 @@ fn add(set: u32, fd: i32, conn: u32, ev: epoll_event) {
         reg.next_conn.store(l.regs.load(Relaxed), Relaxed);
         l.regs.store(r, Release);
     }
+    table::conn(conn).flags.fetch_or(flag::WATCHED, Relaxed);
     set_at(set).tcp.store(1, Relaxed);
     if set_at(set).waiters.load(SeqCst) > 0 {
         hear(set_at(set));

@@ -27,8 +27,8 @@ fn concerned(fds: &[pollfd]) -> bool {
         match fdtab::get(p.fd) {
             Fd::Conn(i) => {
                 let c = table::conn(i);
-                if c.flags.load(Relaxed) & flag::POLLED == 0 {
-                    c.flags.fetch_or(flag::POLLED, Relaxed);
+                if c.flags.load(Relaxed) & flag::WATCHED == 0 {
+                    c.flags.fetch_or(flag::WATCHED, Relaxed);
                     promote::watched(i, c);
                 }
                 if c.flags.load(Relaxed) & flag::LANE != 0 {

@@ -103,16 +103,17 @@ pub fn consider(i: u32, fd: i32, c: &Conn) {
 
 /// A non-blocking connection whose readiness no hook has ever been asked for: somebody waits for it
 /// in a way we do not see (an inlined system call), and would sleep through what comes on a ring.
-fn unwatched(i: u32, c: &Conn) -> bool {
-    c.flags.load(Relaxed) & (flag::NONBLOCK | flag::POLLED) == flag::NONBLOCK
-        && table::local(i).regs.load(Acquire) == 0
+///
+/// It need not be watched now: servers take a connection out of their set while a worker has it.
+fn unwatched(c: &Conn) -> bool {
+    c.flags.load(Relaxed) & (flag::NONBLOCK | flag::WATCHED) == flag::NONBLOCK
 }
 
 /// A connection that has just been made non-blocking while nobody we know of watches it: its
 /// waiting will be unseen, so that it must happen on TCP.
 pub fn made_nonblocking(i: u32) {
     let c = table::conn(i);
-    if c.flags.load(Relaxed) & flag::LANE != 0 && unwatched(i, c) {
+    if c.flags.load(Relaxed) & flag::LANE != 0 && unwatched(c) {
         because(c, Reason::EpollShared);
         take_down(i);
     }
@@ -129,7 +130,7 @@ pub fn watched(i: u32, c: &Conn) {
 /// A connection that [`made_nonblocking`] took down is watched by now: its lane is as good as any.
 #[cold]
 fn watched_now(i: u32, c: &Conn) {
-    if unwatched(i, c) || epoll::unservable(i) || c.flags.load(Relaxed) & flag::LANE == 0 {
+    if unwatched(c) || epoll::unservable(i) || c.flags.load(Relaxed) & flag::LANE == 0 {
         return;
     }
     let l = table::local(i);
@@ -263,7 +264,7 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
     if !open(c)
         || c.rx.shut.load(Relaxed) != 0
         || epoll::unservable(i)
-        || unwatched(i, c)
+        || unwatched(c)
         || table::holders(c) != 1
     {
         return;
@@ -495,14 +496,6 @@ pub fn attend(c: &Conn, link: &Link, m: &Memory, fd: i32) {
 #[cold]
 fn attend_slow(c: &Conn, link: &Link, m: &Memory, fd: i32) {
     if let Some(_g) = lock::try_lock(&c.tx.lock) {
-        // Asked for without the lock: it may be closed by now, and the entry another connection's.
-        let same = c.flags.load(Relaxed) & flag::LANE != 0
-            && c.link.load(Relaxed) == link.id.load(Relaxed)
-            && Memory::new(&link.own, &link.peer, c.lane.load(Relaxed))
-                .is_some_and(|now| core::ptr::eq(now.own_tx(), m.own_tx()));
-        if !same {
-            return;
-        }
         let was = c.tx.is_up();
         let _ = c.tx.look(m, &Sock { fd, link });
         if was && !c.tx.is_up() {

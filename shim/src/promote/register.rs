@@ -29,7 +29,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     if epoll::unservable(i) {
         return later(c, Reason::EpollShared, 1000);
     }
-    if unwatched(i, c) {
+    if unwatched(c) {
         return because(c, Reason::EpollShared); // until the first poll or registration
     }
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
