@@ -178,7 +178,10 @@ pub unsafe extern "C" fn sendfile(out: i32, input: i32, off: *mut off_t, n: usiz
     unsafe {
         fdops::give_up(input, Reason::Option);
         match conn(out) {
-            Some(i) => io::sendfile(out, i, input, off, n, || real::sendfile(out, input, off, n)),
+            Some(i) => {
+                let native = |n| real::sendfile(out, input, off, n);
+                io::sendfile(out, i, input, off, n, native)
+            }
             None => real::sendfile(out, input, off, n),
         }
     }

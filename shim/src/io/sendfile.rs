@@ -2,9 +2,6 @@
 
 use super::*;
 
-/// Bytes read and sent at a time.
-const PIECE: usize = 32 << 10;
-
 /// `sendfile` onto a lane: read and send in pieces, moving the file's position by what was sent.
 ///
 /// # Safety
@@ -15,38 +12,41 @@ pub unsafe fn sendfile(
     input: i32,
     off: *mut i64,
     count: usize,
-    native: impl Fn() -> isize,
+    native: impl Fn(usize) -> isize,
 ) -> isize {
-    let Some(mut call) = Call::begin(fd, i) else {
-        return fail(libc::EBADF);
-    };
-    let (c, l) = (table::conn(i), table::local(i));
+    let c = table::conn(i);
     if control::pending() {
         control::pump();
     }
-    if !promote::engaged_tx(c) {
+    let l = table::local(i);
+    let mut cut = Cut::default();
+    let mut total = 0usize;
+    while !promote::engaged_tx(c) {
         promote::evidence(i, fd, c);
-        if !promote::try_up(i, c, l, fd) && c.tx.enter_native() {
-            if !call.current(c, l) {
-                c.tx.leave_native(0);
-                return fail(libc::EBADF);
-            }
-            let r = told_or(c, &native);
-            let ours = call.counts(c);
-            c.tx.leave_native(if ours { r.max(0) as u64 } else { 0 });
-            if ours && r < count as isize {
-                l.starved.store(1, Relaxed);
-            }
-            return r;
+        if promote::try_up(i, c, l, fd) {
+            break;
         }
-    }
-    // More than one piece: neither socket nor file may become another's in between.
-    let mut input = input;
-    if count > PIECE {
-        if !call.hold(c, l) {
-            return fail(libc::EBADF);
+        let large = cut.begun() || count > PART;
+        let want = match large && cut.begin(i, fd, 0, libc::SO_SNDTIMEO) {
+            true => PART.min(count - total),
+            false => count,
+        };
+        if total > 0 && (c.rx.has_error() || !cut.may_send(fd, c)) {
+            return total as isize;
         }
-        input = call.file(input);
+        if !c.tx.enter_native() {
+            break;
+        }
+        let r = told_or(c, || native(want));
+        c.tx.leave_native(r.max(0) as u64);
+        total += r.max(0) as usize;
+        if r < want as isize {
+            l.starved.store(1, Relaxed);
+            return if total > 0 { total as isize } else { r };
+        }
+        if total == count {
+            return r.max(total as isize);
+        }
     }
     let mut pos = match off.is_null() {
         true => match sys::lseek(input, 0, libc::SEEK_CUR) {
@@ -57,11 +57,10 @@ pub unsafe fn sendfile(
         false => unsafe { *off },
     };
     // Not cleared: that would cost more than the copy of a small file.
-    let mut buf = core::mem::MaybeUninit::<[u8; PIECE]>::uninit();
+    let mut buf = core::mem::MaybeUninit::<[u8; 32 << 10]>::uninit();
     let buf: *mut u8 = buf.as_mut_ptr().cast();
-    let mut total = 0usize;
     while total < count {
-        let want = PIECE.min(count - total);
+        let want = (32 << 10).min(count - total);
         let n = match sys::pread(input, buf, want, pos) {
             Ok(0) => break,
             Ok(n) => n,
@@ -73,7 +72,7 @@ pub unsafe fn sendfile(
             iov_len: n,
         }];
         // SAFETY: our own buffer, of which the kernel has written `n` bytes.
-        let r = unsafe { send_on(&mut call, i, &v, 0, || real::send(fd, v[0].iov_base, n, 0)) };
+        let r = unsafe { send(fd, i, &v, 0, || real::send(fd, v[0].iov_base, n, 0)) };
         if r < 0 {
             if total > 0 {
                 break;

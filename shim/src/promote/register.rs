@@ -66,6 +66,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
             c.owner_pid.store(table::pid(), Relaxed);
             c.flags.fetch_or(flag::REGISTERED, SeqCst);
             let gen = c.gen.load(Relaxed);
+            table::local(i).hope_ms.store(sys::now_ms(), Relaxed);
             if !control::register(&m, (i, gen), fd) {
                 c.flags.fetch_and(!flag::REGISTERED, SeqCst);
                 later(c, Reason::TimeoutDaemon, 20);
