@@ -34,9 +34,9 @@ pub struct Control {
 
 impl Control {
     /// Must be called inside the runtime.
-    pub fn new(sock: OwnedFd) -> std::io::Result<Self> {
+    pub fn new(sock: Foreign) -> std::io::Result<Self> {
         Ok(Control {
-            sock: crate::fds::watch(Foreign::new(sock), Interest::READABLE | Interest::WRITABLE)?,
+            sock: crate::fds::watch(sock, Interest::READABLE | Interest::WRITABLE)?,
             queue: RefCell::default(),
             notice: RefCell::default(),
             stuck_since: Cell::new(None),

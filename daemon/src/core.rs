@@ -27,7 +27,7 @@ use crate::view::{Holder, Snapshot};
 use link::family::state;
 use link::msg::{ToDaemon, ToShim};
 use link::reason::Reason;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -77,6 +77,8 @@ pub struct Core {
     pub events: Events,
     pub counters: Counters,
     next_party: u64,
+    /// Connections that have not said hello yet.
+    pub strangers: Rc<Cell<usize>>,
     /// Parties with a control connection.
     connected: usize,
     /// Does this daemon leave when idle? Then processes may ask it to stay.
@@ -131,6 +133,7 @@ impl Core {
             events: Events::default(),
             counters: Counters::default(),
             next_party: 1,
+            strangers: Rc::default(),
             connected: 0,
             leaves: false,
             kept: 0,
@@ -321,6 +324,16 @@ impl Core {
             ToDaemon::LaneHeld { link, lane, .. } => core.lane_held(id, (link, lane), fds)?,
             ToDaemon::LaneShut { link, lane, .. } => {
                 core.rails(|r| r.shut(id, (link, lane)));
+            }
+            ToDaemon::Dial {} => {
+                let mut fds = fds;
+                let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
+                    return Err(Violation("a dialing descriptor that is none, or not alone"));
+                };
+                let group = core.parties.get(&id).map(|p| p.group().clone());
+                if let Some(seat) = group.and_then(|g| g.seat()) {
+                    crate::dial::serve(shared, fd, seat);
+                }
             }
             ToDaemon::WantChunk { link, side } => {
                 core.links.want_chunk(id, link, side, &mut out)?

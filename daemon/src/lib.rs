@@ -12,6 +12,7 @@ pub mod config;
 pub mod control;
 pub mod core;
 pub mod daemon;
+pub mod dial;
 pub mod elsewhere;
 pub mod events;
 pub mod families;

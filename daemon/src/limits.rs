@@ -25,6 +25,7 @@ pub struct Group {
     lanes: Cell<u32>,
     memory: Cell<u64>,
     parties: Cell<u32>,
+    dialing: Cell<u32>,
     jobs: Cell<u32>,
     pub resume: tokio::sync::Notify,
 }
@@ -70,6 +71,15 @@ impl Group {
         })
     }
 
+    /// May another dialing descriptor of this cgroup be served? As many as it may have parties.
+    /// Counted until the guard is dropped.
+    pub fn seat(self: &Rc<Self>) -> Option<Seat> {
+        (self.dialing.get() < self.limits.parties).then(|| {
+            self.dialing.set(self.dialing.get() + 1);
+            Seat(self.clone())
+        })
+    }
+
     /// Counts a helper job until the guard is dropped.
     pub fn job(self: &Rc<Self>) -> Job {
         self.jobs.set(self.jobs.get() + 1);
@@ -102,6 +112,16 @@ pub struct Member(pub Rc<Group>);
 impl Drop for Member {
     fn drop(&mut self) {
         self.0.parties.set(self.0.parties.get().saturating_sub(1));
+    }
+}
+
+/// A dialing descriptor of a cgroup.
+#[derive(Debug)]
+pub struct Seat(Rc<Group>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.dialing.set(self.0.dialing.get().saturating_sub(1));
     }
 }
 
@@ -142,6 +162,7 @@ impl Groups {
             lanes: Cell::new(0),
             memory: Cell::new(0),
             parties: Cell::new(0),
+            dialing: Cell::new(0),
             jobs: Cell::new(0),
             resume: tokio::sync::Notify::new(),
         });

@@ -13,7 +13,6 @@ use link::msg::{ToDaemon, ToShim, MAX};
 use link::reason::Reason;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
@@ -45,7 +44,6 @@ pub fn listen(path: &Path) -> Result<OwnedFd, Errno> {
 /// Accepts for ever.
 pub async fn serve(shared: Shared, sock: OwnedFd) -> std::io::Result<()> {
     let sock = fds::watch(sock, Interest::READABLE)?;
-    let strangers = Rc::new(Cell::new(0usize));
     loop {
         let mut ready = sock.readable().await?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -63,28 +61,35 @@ pub async fn serve(shared: Shared, sock: OwnedFd) -> std::io::Result<()> {
             }
         };
         drop(ready);
-        if strangers.get() >= STRANGERS {
-            drop(Foreign::new(conn));
-            continue;
-        }
-        strangers.set(strangers.get() + 1);
-        let (shared, strangers) = (shared.clone(), strangers.clone());
-        let accepted = process::now_ticks();
-        tokio::task::spawn_local(async move {
-            let control = match Control::new(conn) {
-                Ok(c) => Rc::new(c),
-                Err(e) => return tracing::warn!("control connection: {e}"),
-            };
-            let met = tokio::time::timeout(HELLO_TIME, greet(&shared, &control, accepted)).await;
-            strangers.set(strangers.get().saturating_sub(1));
-            if let Ok(Some((id, group))) = met {
-                if attend(&shared, id, &group, &control).await.is_ok() {
-                    read_rest(&shared, id, &control);
-                }
-                shared.borrow_mut().disconnect(id, Some(&control));
-            }
-        });
+        meet(&shared, Foreign::new(conn), process::now_ticks());
     }
+}
+
+/// Serves a connection that was made just now, at tick `accepted`.
+pub fn meet(shared: &Shared, conn: Foreign, accepted: u64) {
+    let strangers = shared.borrow().strangers.clone();
+    if strangers.get() >= STRANGERS {
+        return;
+    }
+    strangers.set(strangers.get() + 1);
+    let shared = shared.clone();
+    tokio::task::spawn_local(async move {
+        let control = match Control::new(conn) {
+            Ok(c) => Rc::new(c),
+            Err(e) => {
+                strangers.set(strangers.get().saturating_sub(1));
+                return tracing::warn!("control connection: {e}");
+            }
+        };
+        let met = tokio::time::timeout(HELLO_TIME, greet(&shared, &control, accepted)).await;
+        strangers.set(strangers.get().saturating_sub(1));
+        if let Ok(Some((id, group))) = met {
+            if attend(&shared, id, &group, &control).await.is_ok() {
+                read_rest(&shared, id, &control);
+            }
+            shared.borrow_mut().disconnect(id, Some(&control));
+        }
+    });
 }
 
 /// Reads the hello and lets the shim in, or not.

@@ -42,6 +42,11 @@ pub struct Cred {
     pub gid: u32,
 }
 
+/// Every message read from this Unix socket says who sent it.
+pub fn pass_credentials(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    rustix::net::sockopt::set_socket_passcred(fd, true)
+}
+
 /// Who connected.
 pub fn peer_cred(fd: BorrowedFd<'_>) -> Result<Cred, Errno> {
     Ok(get::<Cred>(fd, libc::SOL_SOCKET, libc::SO_PEERCRED)?.0)

@@ -8,7 +8,7 @@ use rustix::net::{
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// The kernel never puts more descriptors beside one message. Room for all of them, although we
@@ -49,6 +49,57 @@ pub fn recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Incoming, Errno> {
         len: got.bytes,
         fds,
     })
+}
+
+/// Descriptors of one message, and the process that sent it (0: not visible here), read from a socket
+/// with [`crate::sockopt::pass_credentials`]. `None`: the other side closed. Not by rustix, which
+/// cannot represent a process 0.
+pub fn recv_from(fd: BorrowedFd<'_>) -> Result<Option<(i32, Vec<Foreign>)>, Errno> {
+    #[repr(align(8))]
+    struct Space([u8; 2048]); // for SCM_MAX_FD descriptors and the sender
+    let (mut space, mut byte) = (Space([0; 2048]), [0u8; 16]);
+    let mut iov = libc::iovec {
+        iov_base: byte.as_mut_ptr().cast(),
+        iov_len: byte.len(),
+    };
+    // SAFETY: all-zero is a valid msghdr.
+    let mut h: libc::msghdr = unsafe { std::mem::zeroed() };
+    h.msg_iov = &mut iov;
+    h.msg_iovlen = 1;
+    h.msg_control = space.0.as_mut_ptr().cast();
+    h.msg_controllen = space.0.len() as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the header names buffers of ours, which live, with their lengths.
+    let n = unsafe { libc::recvmsg(fd.as_raw_fd(), &mut h, flags) };
+    if n < 0 {
+        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
+    }
+    let (mut sender, mut fds) = (0, Vec::new());
+    // SAFETY: the kernel has filled in `msg_controllen` bytes of well-formed messages.
+    let mut c = unsafe { libc::CMSG_FIRSTHDR(&h) };
+    while !c.is_null() {
+        // SAFETY: inside the control buffer, by the macros.
+        let (head, data) = unsafe { (*c, libc::CMSG_DATA(c)) };
+        let len = (head.cmsg_len as usize).saturating_sub(data as usize - c as usize);
+        match (head.cmsg_level, head.cmsg_type) {
+            (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => {
+                // SAFETY: a `struct ucred`, whose first member is the process.
+                sender = unsafe { data.cast::<i32>().read_unaligned() };
+            }
+            (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                for k in 0..len / 4 {
+                    // SAFETY: so many descriptors, which the kernel has just made for us.
+                    let fd =
+                        unsafe { OwnedFd::from_raw_fd(data.cast::<i32>().add(k).read_unaligned()) };
+                    fds.push(Foreign::new(fd));
+                }
+            }
+            _ => {}
+        }
+        // SAFETY: as above.
+        c = unsafe { libc::CMSG_NXTHDR(&h, c) };
+    }
+    Ok((n > 0).then_some((sender, fds)))
 }
 
 /// Sends one message; `Err(AGAIN)` when the receiver does not keep up.

@@ -125,6 +125,9 @@ messages! {
         /// The application has shut down this lane's sending direction: the daemon is to shut the
         /// socket down when everything has arrived. We touch the direction no more.
         11 LaneShut { link: u64, side: u8, lane: u32 }
+        /// Descriptor: one end of a socket pair (SEQPACKET). Our forked children have the other, and
+        /// send over it, beside one byte, one end of a pair of their own: as if they had connected.
+        12 Dial {}
     }
 }
 

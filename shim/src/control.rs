@@ -23,6 +23,10 @@ static NOTICE_SEEN: AtomicU32 = AtomicU32::new(0);
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static CREDITS: AtomicI32 = AtomicI32::new(0);
 static NEXT_TRY_MS: AtomicU64 = AtomicU64::new(0);
+/// Milliseconds to the next try to dial, after one in vain; 0: the least.
+static BACKOFF_MS: AtomicU64 = AtomicU64::new(0);
+const DIAL_BACKOFF_MIN_MS: u64 = 100;
+const DIAL_BACKOFF_MAX_MS: u64 = 1000;
 /// The process the connection belongs to; a forked child makes its own.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 static RING_LOG2: AtomicU32 = AtomicU32::new(16);
@@ -78,6 +82,7 @@ pub fn after_fork() {
     NOTICE.store(core::ptr::null_mut(), Relaxed);
     NOTICE_SEEN.store(0, Relaxed);
     NEXT_TRY_MS.store(0, Relaxed);
+    BACKOFF_MS.store(0, Relaxed);
     LOCK.store(0, Relaxed);
     handover::after_fork();
 }
@@ -98,16 +103,17 @@ pub fn ensure() -> bool {
     let Some(_g) = lock::try_lock(&LOCK) else {
         return false;
     };
-    NEXT_TRY_MS.store(now + 100, Relaxed);
+    let backoff = BACKOFF_MS.load(Relaxed).max(DIAL_BACKOFF_MIN_MS);
+    NEXT_TRY_MS.store(now + backoff, Relaxed);
     if FD.load(Relaxed) >= 0 {
         return false;
     }
-    let found = crate::env::dirs().find_map(|d| Some((d, dial::dial(d)?)));
-    let Some((dir, fd)) = found else {
+    let Some(fd) = dial::connect() else {
+        BACKOFF_MS.store((2 * backoff).min(DIAL_BACKOFF_MAX_MS), Relaxed);
         REFUSED.store(0, Relaxed); // that daemon is gone, too
         return false;
     };
-    dial::settle_in(dir);
+    BACKOFF_MS.store(0, Relaxed);
     let fd = fdtab::hide(fd);
     OWNER.store(table::pid(), Relaxed);
     GENERATION.fetch_add(1, Relaxed);
@@ -121,6 +127,9 @@ pub fn ensure() -> bool {
     };
     if send(&hello, Some(table::memfd())).is_err() {
         drop_connection();
+    } else if let Some(theirs) = dial::make() {
+        let _ = send(&ToDaemon::Dial {}, Some(theirs));
+        sys::close(theirs);
     }
     false
 }
@@ -150,9 +159,20 @@ fn send(m: &ToDaemon, fd: Option<i32>) -> Result<(), i32> {
     }
     let mut buf = [0u8; MAX];
     let n = m.encode(&mut buf);
+    let r = send_on(sock, &buf[..n], fd);
+    if r.is_err_and(|e| e != libc::EAGAIN) {
+        // The daemon is gone: as good as a message, whoever comes next shall look. (Not we: the
+        // caller may hold locks.)
+        NOTICE_SEEN.store(notice().load(Relaxed).wrapping_sub(1), Relaxed);
+    }
+    r
+}
+
+/// Sends one datagram, with a descriptor beside it.
+fn send_on(sock: i32, bytes: &[u8], fd: Option<i32>) -> Result<(), i32> {
     let mut iov = libc::iovec {
-        iov_base: buf.as_mut_ptr().cast(),
-        iov_len: n,
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
     };
     let mut ctl = Ctl([0; 64]);
     // SAFETY: all-zero is a valid msghdr.
@@ -163,13 +183,7 @@ fn send(m: &ToDaemon, fd: Option<i32>) -> Result<(), i32> {
         h.msg_control = ctl.0.as_mut_ptr().cast();
         h.msg_controllen = ctl.put_fd(fd) as _;
     }
-    let r = sys::sendmsg(sock, &h, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-    if r.is_err_and(|e| e != libc::EAGAIN) {
-        // The daemon is gone: as good as a message, whoever comes next shall look. (Not we: the
-        // caller may hold locks.)
-        NOTICE_SEEN.store(notice().load(Relaxed).wrapping_sub(1), Relaxed);
-    }
-    r.map(drop)
+    sys::sendmsg(sock, &h, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).map(drop)
 }
 
 /// Room for control messages, aligned as cmsghdr wants it.

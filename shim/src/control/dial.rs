@@ -1,10 +1,78 @@
 //! Where the daemon is, and whether it may be believed.
+//!
+//! Beside its connection a process makes a *dialing descriptor*: one end of a socket pair of which the
+//! daemon has the other. Children inherit it, and make their own connections over it, whatever became
+//! of their user, root directory or namespaces.
 
-use crate::{sys, table};
-use core::sync::atomic::Ordering::*;
+use crate::{fdtab, sys, table};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
+
+/// Our end of the dialing socket pair; -1: none.
+static DIALING: AtomicI32 = AtomicI32::new(-1);
+/// What control connections are.
+const KIND: i32 = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+/// Its inode: the number may be another file's by now, if it was closed unseen.
+static INODE: AtomicU64 = AtomicU64::new(0);
+
+fn dialing() -> Option<i32> {
+    let fd = DIALING.load(Relaxed);
+    let same = || sys::inode(fd).is_ok_and(|(i, _)| i == INODE.load(Relaxed));
+    if fd < 0 || same() {
+        return (fd >= 0).then_some(fd);
+    }
+    DIALING.store(-1, Relaxed);
+    if fdtab::get(fd) == fdtab::Fd::Ours {
+        fdtab::set(fd, fdtab::Fd::Other);
+    }
+    None
+}
+
+/// Makes a dialing descriptor, if there is none. The daemon's end, which the caller closes.
+pub fn make() -> Option<i32> {
+    if dialing().is_some() {
+        return None;
+    }
+    let (ours, theirs) = sys::socketpair(libc::AF_UNIX, KIND).ok()?;
+    // The daemon asks who sends; it may not have set this when the first message comes.
+    for fd in [ours, theirs] {
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PASSCRED, &[1, 0, 0, 0]);
+    }
+    let Ok((inode, _)) = sys::inode(ours) else {
+        sys::close(ours);
+        sys::close(theirs);
+        return None;
+    };
+    INODE.store(inode, Relaxed);
+    DIALING.store(fdtab::hide(ours), Relaxed);
+    Some(theirs)
+}
+
+/// A connection to the daemon that this process, or one before it, has spoken to.
+fn redial() -> Option<i32> {
+    let by = dialing()?;
+    let (ours, theirs) = sys::socketpair(libc::AF_UNIX, KIND).ok()?;
+    let sent = super::send_on(by, &[0], Some(theirs));
+    sys::close(theirs);
+    match sent {
+        Ok(()) => return Some(ours),
+        Err(libc::EAGAIN) => {} // it is busy, or stopped
+        Err(_) => fdtab::close_ours(DIALING.swap(-1, Relaxed)), // it is gone
+    }
+    sys::close(ours);
+    None
+}
+
+/// A connection to a daemon.
+pub fn connect() -> Option<i32> {
+    redial().or_else(|| {
+        let (dir, fd) = crate::env::dirs().find_map(|d| Some((d, dial(d)?)))?;
+        settle_in(dir);
+        Some(fd)
+    })
+}
 
 /// Says in the table where the daemon was found, so that it finds the table after a restart.
-pub fn settle_in(dir: &[u8]) {
+fn settle_in(dir: &[u8]) {
     let mut path = [0u8; 128];
     let Some(t) = table::table() else { return };
     if dir.len() >= path.len() {
@@ -18,7 +86,7 @@ pub fn settle_in(dir: &[u8]) {
 }
 
 /// A connection to the daemon of this directory.
-pub fn dial(dir: &[u8]) -> Option<i32> {
+fn dial(dir: &[u8]) -> Option<i32> {
     // SAFETY: all-zero is a valid sockaddr_un.
     let mut a: libc::sockaddr_un = unsafe { core::mem::zeroed() };
     a.sun_family = libc::AF_UNIX as u16;
@@ -29,12 +97,7 @@ pub fn dial(dir: &[u8]) -> Option<i32> {
     for (d, s) in a.sun_path.iter_mut().zip(dir.iter().chain(path)) {
         *d = *s as core::ffi::c_char;
     }
-    let fd = sys::socket(
-        libc::AF_UNIX,
-        libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
-        0,
-    )
-    .ok()?;
+    let fd = sys::socket(libc::AF_UNIX, KIND, 0).ok()?;
     match sys::connect(
         fd,
         (&a as *const libc::sockaddr_un).cast(),
