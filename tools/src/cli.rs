@@ -28,7 +28,7 @@ Examples:
 
 Environment:
   UNDERPASS_DIR   runtime directory: which daemon to use (default: /run/underpass if a daemon
-                  answers there, else $XDG_RUNTIME_DIR/underpass or /tmp/underpass-UID)
+                  answers there, and for root; else $XDG_RUNTIME_DIR/underpass or /tmp/underpass-UID)
   UNDERPASS_LIB   path of libunderpass.so for `run` and `check`
   UNDERPASS       for programs under the shim: `off` switches it off, `eager` promotes at once
 
@@ -44,8 +44,8 @@ pub struct Cli {
         global = true,
         value_name = "DIR",
         long_help = "Runtime directory of the daemon to use. Without it: $UNDERPASS_DIR, else \
-                       /run/underpass if a daemon answers there, else $XDG_RUNTIME_DIR/underpass or \
-                       /tmp/underpass-UID."
+                       /run/underpass if a daemon answers there, and for root; else \
+                       $XDG_RUNTIME_DIR/underpass or /tmp/underpass-UID."
     )]
     pub dir: Option<PathBuf>,
     #[command(subcommand)]
@@ -111,11 +111,12 @@ pub enum Command {
 
 const RUN_LONG: &str = "\
 Start PROGRAM with libunderpass.so preloaded. The program keeps its process id, descriptors and exit \
-status; only LD_PRELOAD (an existing value is kept, behind the shim), UNDERPASS_DIR and, with \
---eager, UNDERPASS are set, and children inherit them.
+status; only LD_PRELOAD (the shim comes behind what is there), ASAN_OPTIONS (programs linked with \
+GCC's AddressSanitizer accept the shim before their runtime: verify_asan_link_order=0), UNDERPASS_DIR \
+and, with --eager, UNDERPASS are set, and children inherit them.
 
-The system's daemon is used if it answers. Otherwise a daemon for this user is used, and started if \
-none is running; it ends by itself some time after the last program under it has ended. Its messages \
+The system's daemon is used if it answers. Otherwise a daemon for this user is used (for root, the \
+system's: its programs may change their user), and started if none is running; it ends by itself some time after the last program under it has ended. Its messages \
 are in underpassd.log in the runtime directory.
 
 The library is looked for in $UNDERPASS_LIB, beside this command, in ../lib and ../lib/underpass from \

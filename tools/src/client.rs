@@ -1,7 +1,8 @@
 //! Finding the daemon and asking it.
 //!
 //! Which daemon: the directory that was named (`--dir`, `UNDERPASS_DIR`); else the system's if it
-//! answers; else this user's. A directory in `/tmp` is believed only if it belongs to this user or
+//! answers; else this user's, which for root is the system's: programs that root starts change their
+//! user, and then could not enter a private directory of root's. A directory in `/tmp` is believed only if it belongs to this user or
 //! to root: whoever owns it could otherwise pose as the daemon.
 
 use crate::out::Failure;
@@ -47,7 +48,10 @@ impl Places {
         Places {
             named: dir.or_else(|| env(DIR_ENV)),
             system: SYSTEM_DIR.into(),
-            user: user_dir(env("XDG_RUNTIME_DIR"), Uid::effective().as_raw()),
+            user: match Uid::effective() {
+                root if root.is_root() && may_make(SYSTEM_DIR.as_ref()) => SYSTEM_DIR.into(),
+                user => user_dir(env("XDG_RUNTIME_DIR"), user.as_raw()),
+            },
         }
     }
 
@@ -82,6 +86,12 @@ impl Places {
         }
         Ok(())
     }
+}
+
+/// Is this directory there, or can it be made? (Containers may have a file system that is read-only.)
+fn may_make(dir: &Path) -> bool {
+    let at = dir.ancestors().find(|d| d.exists());
+    at.is_some_and(|d| nix::unistd::access(d, nix::unistd::AccessFlags::W_OK).is_ok())
 }
 
 /// The directory of the daemon of user `uid`.

@@ -23,6 +23,10 @@ pub fn prepare(command: &mut Command, lib: &Path, runtime_dir: &Path, eager: boo
         "LD_PRELOAD",
         shimlib::preload(lib, std::env::var_os("LD_PRELOAD").as_deref()),
     );
+    command.env(
+        "ASAN_OPTIONS",
+        shimlib::asan_options(std::env::var_os("ASAN_OPTIONS").as_deref()),
+    );
     command.env(DIR_ENV, runtime_dir);
     if eager {
         command.env("UNDERPASS", "eager");

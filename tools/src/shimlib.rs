@@ -78,16 +78,36 @@ fn candidates(dir: Option<&Path>) -> Vec<PathBuf> {
     v
 }
 
-/// A value for LD_PRELOAD that puts `lib` before what was there, once.
+/// A value for LD_PRELOAD that puts `lib` behind what was there, once: some of what programs preload
+/// wants to come first (the runtimes of GCC's sanitizers abort otherwise), and nothing needs to come
+/// last.
 pub fn preload(lib: &Path, old: Option<&OsStr>) -> OsString {
-    let mut new = lib.as_os_str().to_owned();
+    let mut new = OsString::new();
     let old = old.map(OsStrExt::as_bytes).unwrap_or_default();
     for entry in old.split(|b| b" :\t".contains(b)) {
         if !entry.is_empty() && entry != lib.as_os_str().as_bytes() {
-            new.push(":");
             new.push(OsStr::from_bytes(entry));
+            new.push(":");
         }
     }
+    new.push(lib);
+    new
+}
+
+/// A value for ASAN_OPTIONS with which a program that was linked with GCC's AddressSanitizer accepts a
+/// preloaded library before its runtime, which does not mind. What the user has set about that stays.
+pub fn asan_options(old: Option<&OsStr>) -> OsString {
+    const ORDER: &[u8] = b"verify_asan_link_order";
+    let old = old.unwrap_or_default();
+    if old.as_bytes().windows(ORDER.len()).any(|w| w == ORDER) {
+        return old.to_owned();
+    }
+    let mut new = old.to_owned();
+    if !new.is_empty() {
+        new.push(":");
+    }
+    new.push(OsStr::from_bytes(ORDER));
+    new.push("=0");
     new
 }
 
@@ -97,18 +117,30 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn an_existing_preload_stays_behind_the_shim() {
+    fn the_shim_comes_behind_an_existing_preload() {
         let lib = Path::new("/l/libunderpass.so");
         let p = |old: &str| preload(lib, Some(OsStr::new(old))).into_string().unwrap();
         assert_eq!(preload(lib, None), "/l/libunderpass.so");
         assert_eq!(p(""), "/l/libunderpass.so");
-        assert_eq!(p("/a.so:/b.so"), "/l/libunderpass.so:/a.so:/b.so");
-        assert_eq!(p(" /a.so  /b.so"), "/l/libunderpass.so:/a.so:/b.so");
+        assert_eq!(p("/a.so:/b.so"), "/a.so:/b.so:/l/libunderpass.so");
+        assert_eq!(p(" /a.so  /b.so"), "/a.so:/b.so:/l/libunderpass.so");
         assert_eq!(
-            p("/a.so:/l/libunderpass.so"),
-            "/l/libunderpass.so:/a.so",
+            p("/l/libunderpass.so:/a.so"),
+            "/a.so:/l/libunderpass.so",
             "nested runs load it once"
         );
+    }
+
+    #[test]
+    fn asan_options_are_kept() {
+        let o = |old: &str| asan_options(Some(OsStr::new(old))).into_string().unwrap();
+        assert_eq!(asan_options(None), "verify_asan_link_order=0");
+        assert_eq!(o(""), "verify_asan_link_order=0");
+        assert_eq!(
+            o("detect_leaks=0"),
+            "detect_leaks=0:verify_asan_link_order=0"
+        );
+        assert_eq!(o("verify_asan_link_order=1"), "verify_asan_link_order=1");
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! Makes sure that a daemon runs: the system's if it answers, else one of this user's, which is
-//! started when there is none, and which stays as long as the program that is started.
+//! Makes sure that a daemon runs: the system's if it answers, else one of this user's (root's is the
+//! system's), which is started when there is none, and which stays as long as the program that is
+//! started.
 //!
 //! The daemon must not be a child of the program that `underpass run` becomes (the program would
 //! find a child it does not know when it waits), nor hold any of its descriptors open, nor die
@@ -13,7 +14,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::stat::Mode;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -48,11 +49,17 @@ pub fn ensure(dir: Option<PathBuf>) -> Result<PathBuf, Failure> {
     if running(&dir) {
         return Ok(dir);
     }
+    let cannot = |e| Failure::new(format_args!("cannot create {}: {e}", dir.display()));
+    let fresh = !dir.exists();
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(&dir)
-        .map_err(|e| Failure::new(format_args!("cannot create {}: {e}", dir.display())))?;
+        .map_err(cannot)?;
+    if fresh && dir == places.system {
+        // The node's daemon serves every user, whatever root's umask.
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).map_err(cannot)?;
+    }
     places.check_owner(&dir)?; // someone may have been quicker, with a directory of his own
     let _lock = lock(&dir)?;
     if !running(&dir) {

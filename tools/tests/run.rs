@@ -147,7 +147,7 @@ fn the_program_gets_library_directory_and_its_own_arguments() {
         .unwrap();
     let said = text(&out.stdout);
     assert!(
-        said.contains(&format!("LD_PRELOAD={lib}:/lib/other.so\n")),
+        said.contains(&format!("LD_PRELOAD=/lib/other.so:{lib}\n")),
         "{said}"
     );
     assert!(!said.contains("UNDERPASS=eager"), "{said}");
