@@ -16,6 +16,7 @@ packages="
   python3.11 python3.11-venv libpython3.11-testsuite
   musl musl-tools
   redis-server redis-tools nginx-light wrk iperf3 sockperf curl
+  haproxy apache2 varnish gunicorn
   iproute2 iptables nftables procps
 "
 

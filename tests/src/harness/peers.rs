@@ -183,26 +183,15 @@ pub struct Pair {
 
 impl Pair {
     pub fn start(program: &str, case: &str, server: &Place, client: &Place) -> Result<Self> {
-        Self::with(program, &[case], server, client)
-    }
-
-    /// A program whose only arguments are role, host and directory.
-    pub fn roles(program: &str, server: &Place, client: &Place) -> Result<Self> {
-        Self::with(program, &[], server, client)
-    }
-
-    fn with(program: &str, args: &[&str], server: &Place, client: &Place) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let host = "127.0.0.1";
         let mut server = Program::python(program, server)
-            .args(args)
-            .args(["serve", host])
+            .args([case, "serve", host])
             .arg(dir.path())
             .spawn()?;
         let port = server.line("port ", SOON)?;
         let client = Program::python(program, client)
-            .args(args)
-            .args(["connect", host, &port])
+            .args([case, "connect", host, &port])
             .arg(dir.path())
             .spawn()?;
         Ok(Pair {
@@ -237,25 +226,6 @@ impl Pair {
         Self::bare(program, case)?.finish(limit).context("bare")?;
         let d = Daemon::start()?;
         let p = Self::promoted(program, case, &d)?;
-        p.finish(limit).with_context(|| d.picture())?;
-        d.assert_promoted(2, 1000)?;
-        Ok(())
-    }
-
-    /// Runs a case bare, so that it is known to be what TCP does, and then on lanes, on which both ends
-    /// must still be, and have been all the time, when one of them leaves the mark `kept`.
-    pub fn both_ways_kept(program: &str, case: &str, limit: Duration) -> Result<()> {
-        let mut p = Self::bare(program, case)?;
-        p.await_mark("kept")?;
-        p.mark("looked")?;
-        p.finish(limit).context("bare")?;
-        let d = Daemon::start()?;
-        let mut p = Self::promoted(program, case, &d)?;
-        p.await_mark("kept").with_context(|| d.picture())?;
-        if d.stats()?.downs != 0 || d.promoted_now() != 2 {
-            bail!("it left its lane\n{}", d.picture());
-        }
-        p.mark("looked")?;
         p.finish(limit).with_context(|| d.picture())?;
         d.assert_promoted(2, 1000)?;
         Ok(())
