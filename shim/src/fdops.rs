@@ -127,11 +127,8 @@ pub fn before_close(fd: i32) -> Close {
                 last_close(fd, i);
             } else if l.fd.load(Relaxed) == fd {
                 // Another descriptor stands for the connection now.
-                for f in 0..=fdtab::high() {
-                    if fdtab::conn(f) == Some(i) {
-                        l.fd.store(f, Relaxed);
-                        break;
-                    }
+                if let Some(f) = (0..=fdtab::high()).find(|f| fdtab::conn(*f) == Some(i)) {
+                    moved(i, f);
                 }
             }
         }
@@ -139,14 +136,58 @@ pub fn before_close(fd: i32) -> Close {
     Close::Native
 }
 
-/// The last descriptor of this process.
+/// From now on `fd` stands for the connection: whoever sleeps with another descriptor of it looks again.
+fn moved(i: u32, fd: i32) {
+    let (c, l) = (table::conn(i), table::local(i));
+    {
+        let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
+        l.fd.store(fd, SeqCst);
+    }
+    wait::look_again(i);
+}
+
+/// The last descriptor of this process. Where calls of other threads sleep on the connection, they keep it,
+/// as in the kernel, and the last of them finishes.
 fn last_close(fd: i32, i: u32) {
+    let (c, l) = (table::conn(i), table::local(i));
+    // While the number is still its own: (a registration ends with the last descriptor of the socket).
+    epoll::forget(i, sole_holder(c));
+    let held = {
+        let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
+        io::call::close(i, l)
+    };
+    if held {
+        if let Some(hidden) = fdtab::hidden_copy(fd) {
+            moved(i, hidden);
+            if io::call::defer(l) {
+                return;
+            }
+            fdtab::close_ours(hidden);
+        }
+    }
+    end(fd, i);
+}
+
+/// The last call that slept on a connection is over, and its last descriptor closed.
+pub fn finish_close(i: u32) {
+    let hidden = table::local(i).fd.load(Relaxed);
+    end(hidden, i);
+    fdtab::close_ours(hidden);
+}
+
+/// Does nobody but this process hold it?
+fn sole_holder(c: &Conn) -> bool {
+    let me = table::pid();
+    table::holders(c) == c.holders.iter().filter(|h| h.load(Relaxed) == me).count()
+}
+
+/// The connection ends in this process; the caller closes `fd` next.
+fn end(fd: i32, i: u32) {
     let c = table::conn(i);
     let l = table::local(i);
     table::remove_holder(c, table::pid());
     let alone = table::holders(c) == 0;
     let mine = c.owner_pid.load(Relaxed) == table::pid();
-    epoll::forget(i, alone);
     // The daemon may not have read it yet; its copy would hold back the FIN of the last to close. (Who that
     // is, is not known here, whatever `alone` says: so the socket is never shut down.)
     if c.flags.load(Relaxed) & flag::REGISTERED != 0 {
@@ -324,6 +365,7 @@ pub fn after_fork_child() {
             c.forks.fetch_sub(1, SeqCst);
         }
     });
+    io::call::after_fork();
     control::after_fork();
     crate::links::after_fork();
     wait::after_fork();

@@ -129,6 +129,17 @@ pub fn hide(fd: i32) -> i32 {
     fd
 }
 
+/// A copy of the application's descriptor at a number of our own.
+pub fn hidden_copy(fd: i32) -> Option<i32> {
+    let limit = sys::rlimit_nofile().min(MAX_FD as u64) as usize;
+    let copy = |base| sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, base).ok();
+    let high = [(limit - limit / 4).min(16_384), limit / 2, 3]
+        .into_iter()
+        .find_map(copy)?;
+    set(high, Fd::Ours);
+    Some(high)
+}
+
 /// Closes one of our own descriptors.
 pub fn close_ours(fd: i32) {
     if fd >= 0 {

@@ -3,6 +3,7 @@
 //! A call comes with its buffers as an iovec and with a closure that makes the native call. Where
 //! the direction is on TCP the closure runs, counted; otherwise the lane is used.
 
+pub mod call;
 mod inq;
 mod leave;
 mod parts;
@@ -16,6 +17,7 @@ use crate::links::Sock;
 use crate::table::{self, Local};
 use crate::wait::{self, For, Woke};
 use crate::{control, errno, lock, promote, real, set_errno, sys};
+use call::Call;
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
 use link::family::{flag, Conn};
@@ -132,6 +134,32 @@ pub unsafe fn send(
     flags: i32,
     native: impl Fn() -> isize,
 ) -> isize {
+    let Some(mut call) = Call::begin(fd, i) else {
+        return fail(libc::EBADF);
+    };
+    // SAFETY: passed on.
+    unsafe { send_on(&mut call, i, vecs, flags, native) }
+}
+
+/// The connection was closed by another thread before the call slept: what it has done, or EBADF.
+#[cold]
+fn closed(total: usize) -> isize {
+    match total {
+        0 => fail(libc::EBADF),
+        n => n as isize,
+    }
+}
+
+/// # Safety
+/// As [`send`].
+#[inline]
+unsafe fn send_on(
+    call: &mut Call,
+    i: u32,
+    vecs: &[iovec],
+    flags: i32,
+    native: impl Fn() -> isize,
+) -> isize {
     let c = table::conn(i);
     let l = table::local(i);
     if control::pending() {
@@ -146,6 +174,7 @@ pub unsafe fn send(
     let mut patient = false;
     let mut cut = Cut::default();
     loop {
+        let fd = call.fd(l);
         if !c.tx.is_up() && c.tx.mode.load(Relaxed) == link::lane::tx::mode::TCP {
             promote::evidence(i, fd, c);
             let far = c.flags.load(Relaxed) & flag::FAR != 0;
@@ -155,22 +184,37 @@ pub unsafe fn send(
             let large = cut.begun() || iov.left() > PART;
             if large && cut.begin(i, fd, flags, libc::SO_SNDTIMEO) {
                 // SAFETY: the application's buffers, by this function's contract.
-                match unsafe { cut.send(fd, (c, l), &mut iov, flags, &mut total) } {
+                match unsafe { cut.send(call, (c, l), &mut iov, flags, &mut total) } {
                     Part::More => continue,
                     Part::End(r) => return r,
                     Part::Lane => {}
                 }
             } else if c.tx.enter_native() {
-                let r = if total > 0 {
-                    match c.rx.has_error() {
-                        true => 0, // the next call tells it
+                if !call.current(c, l) {
+                    c.tx.leave_native(0);
+                    return closed(total);
+                }
+                let r = if total > 0 || call.holds() {
+                    match (c.rx.has_error(), call.native(c, l)) {
+                        (true, _) if total > 0 => 0, // the next call tells it
+                        (true, _) => fail(c.rx.take_error()),
                         // SAFETY: the application's buffers, by this function's contract.
-                        false => unsafe { rest(fd, &mut iov, flags) },
+                        (_, Some(fd)) => unsafe { rest(fd, &mut iov, flags) },
+                        (_, None) => closed(0),
                     }
                 } else {
                     told_or(c, &native)
                 };
-                c.tx.leave_native(r.max(0) as u64);
+                let ours = call.counts(c);
+                c.tx.leave_native(if ours { r.max(0) as u64 } else { 0 });
+                if !ours {
+                    // Closed while it was under way: the kernel has finished it.
+                    return if r < 0 && total > 0 {
+                        total as isize
+                    } else {
+                        total as isize + r
+                    };
+                }
                 if c.flags.load(Relaxed) & flag::FAR != 0 {
                     // The far node is asked while the application does something else.
                     quietly(|| promote::try_up(i, c, l, fd));
@@ -189,21 +233,35 @@ pub unsafe fn send(
             }
         }
         let Some((link, m)) = promote::lane(c, l) else {
-            return fail(libc::EPIPE);
+            return match call.current(c, l) {
+                true => fail(libc::EPIPE),
+                false => closed(total),
+            };
         };
         if c.owner_pid.load(Relaxed) != table::pid() {
             promote::take_down(i); // a forked child: back to TCP, where both may send
         }
-        let port = Sock { fd, link };
         if c.tx.shut.load(Relaxed) != 0 {
-            return broken(flags); // shut down, though the kernel does not know yet
+            return match call.current(c, l) {
+                true => broken(flags), // shut down, though the kernel does not know yet
+                false => closed(total),
+            };
         }
         let sent = {
             let Some(_g) = lock::lock(&c.tx.lock) else {
                 return fail(libc::EAGAIN);
             };
+            if !call.current(c, l) {
+                return closed(total);
+            }
+            let fd = l.fd.load(Relaxed);
+            let port = Sock { fd, link };
             let was = c.tx.is_up();
             let s = c.tx.send(&m, &port, &mut iov);
+            // It goes on, or sleeps: before a closer gets the lock.
+            if iov.left() > 0 && !nonblocking(c, flags) && !matches!(s, Sent::Reset(_)) {
+                call.hold(c, l);
+            }
             if was && !c.tx.is_up() {
                 promote::counted_down();
             } else if !was && c.tx.is_up() {
@@ -221,7 +279,7 @@ pub unsafe fn send(
                 let now = ticks();
                 if now.wrapping_sub(l.checked.load(Relaxed)) > CHECK_US * wait::cycles_per_us() {
                     l.checked.store(now, Relaxed);
-                    peer_check(c, fd, link);
+                    peer_check(call, c, l, link);
                 }
                 if iov.left() == 0 {
                     return total as isize;
@@ -243,22 +301,23 @@ pub unsafe fn send(
                         continue;
                     }
                     if full_for_long(c, l) {
-                        go_down_full(c, link, fd, &m);
+                        go_down_full(c, link, call.fd(l), &m);
                         continue;
                     }
-                    if c.tx.want_space(&m, &port) {
+                    let fd = call.fd(l);
+                    if c.tx.want_space(&m, &Sock { fd, link }) {
                         continue;
                     }
-                    peer_check(c, fd, link);
                 }
-                if !full {
-                    peer_check(c, fd, link);
-                }
+                peer_check(call, c, l, link);
                 let nb = nonblocking(c, flags);
                 if nb && !patient && !full && c.tx.awaits(&m) {
                     // One answer, once per switch: worth more than an EAGAIN that TCP would not give.
                     patient = true;
-                    wait::wait(i, c, l, fd, For::Space, (ASK_MS, false));
+                    if !call.hold(c, l) {
+                        return closed(total);
+                    }
+                    wait::wait(i, c, l, For::Space, (ASK_MS, false));
                     continue;
                 }
                 if nb {
@@ -269,7 +328,7 @@ pub unsafe fn send(
                         fail(libc::EAGAIN)
                     };
                 }
-                let end = *until.get_or_insert_with(|| deadline(fd, libc::SO_SNDTIMEO));
+                let end = *until.get_or_insert_with(|| deadline(call.fd(l), libc::SO_SNDTIMEO));
                 let ms = left_ms(end);
                 let cap = if full { FULL_MS as i64 + 1 } else { -1 };
                 let t = if cap < 0 || (0..=cap).contains(&ms) {
@@ -277,7 +336,7 @@ pub unsafe fn send(
                 } else {
                     cap
                 };
-                match wait::wait(i, c, l, fd, For::Space, (t, end.is_some())) {
+                match wait::wait(i, c, l, For::Space, (t, end.is_some())) {
                     Woke::Timeout if t == ms => {
                         return if total > 0 {
                             total as isize
@@ -353,12 +412,13 @@ fn grow(c: &Conn, link: &crate::links::Link, m: &link::lane::Memory) -> bool {
 
 /// The peer's process may have died, or its socket: then bytes must meet TCP's own errors.
 #[cold]
-fn peer_check(c: &Conn, fd: i32, link: &crate::links::Link) {
+fn peer_check(call: &Call, c: &Conn, l: &Local, link: &crate::links::Link) {
     let look = |fd, events| libc::pollfd {
         fd,
         events,
         revents: 0,
     };
+    let fd = call.fd(l);
     let mut p = [look(fd, libc::POLLRDHUP), look(link.bell(), 0)];
     sys::poll_now(&mut p);
     let (e, dead) = (p[0].revents, p[1].revents & libc::POLLHUP != 0);
@@ -368,7 +428,10 @@ fn peer_check(c: &Conn, fd: i32, link: &crate::links::Link) {
     let gone = e & (libc::POLLERR | libc::POLLHUP) != 0 || e & libc::POLLRDHUP != 0 && dead;
     if gone {
         if let Some(_g) = lock::lock(&c.tx.lock) {
-            c.tx.abandon();
+            // Looked without the lock: was it our socket?
+            if call.current(c, l) && call.fd(l) == fd {
+                c.tx.abandon();
+            }
         }
     }
     if control::fd() < 0 {
@@ -408,6 +471,9 @@ pub unsafe fn recv(
     flags: i32,
     native: impl Fn() -> isize,
 ) -> isize {
+    let Some(mut call) = Call::begin(fd, i) else {
+        return fail(libc::EBADF);
+    };
     let c = table::conn(i);
     let l = table::local(i);
     if control::pending() {
@@ -423,11 +489,11 @@ pub unsafe fn recv(
     let mut total = 0usize;
     let mut look = false;
     let mut nowait = false;
-    let gen = c.gen.load(Relaxed);
     let mut until: Option<Option<u64>> = None;
     let mut cut = Cut::default();
     let mut peeks: Option<Option<u64>> = None;
     loop {
+        let fd = call.fd(l);
         if !c.rx.engaged() {
             promote::evidence(i, fd, c);
             promote::try_ready(i, c, l);
@@ -437,42 +503,39 @@ pub unsafe fn recv(
                 && cut.begin(i, fd, flags, libc::SO_RCVTIMEO)
             {
                 // SAFETY: the application's buffers, by this function's contract.
-                match unsafe { cut.recv(fd, c, &mut iov, flags, &mut total) } {
+                match unsafe { cut.recv(&mut call, (c, l), &mut iov, flags, &mut total) } {
                     Part::More => continue,
                     Part::End(r) => return r,
                     Part::Lane => {}
                 }
-            } else if total == 0 && c.rx.enter_native() {
-                let r = told_or(c, &native);
-                c.rx.leave_native(if peek { 0 } else { r.max(0) as u64 });
-                return r;
-            }
-            if total > 0 && c.rx.enter_native() {
-                let flags = if nowait {
-                    flags | libc::MSG_DONTWAIT
-                } else {
-                    flags
-                };
-                let mut more = 0usize;
-                while let Some((p, n)) = iov.take(usize::MAX) {
-                    // SAFETY: the application's buffer.
-                    let r = unsafe { real::recv(fd, p.cast(), n, flags) };
-                    more += r.max(0) as usize;
-                    if r < 0 && errno() != libc::EAGAIN && errno() != libc::EINTR {
-                        c.rx.keep_error(errno()); // the kernel tells it once
-                    }
-                    if r < n as isize {
-                        break;
-                    }
+            } else if c.rx.enter_native() {
+                if !call.current(c, l) {
+                    c.rx.leave_native(0);
+                    return closed(total);
                 }
-                c.rx.leave_native(more as u64);
-                return (total + more) as isize;
+                let r = if total > 0 || call.holds() {
+                    let flags = flags | if nowait { libc::MSG_DONTWAIT } else { 0 };
+                    match call.native(c, l) {
+                        _ if total == 0 && c.rx.has_error() => fail(c.rx.take_error()),
+                        // SAFETY: the application's buffers, by this function's contract.
+                        Some(fd) => unsafe { remainder(fd, c, &mut iov, flags, total > 0) },
+                        None if total > 0 => 0,
+                        None => closed(0),
+                    }
+                } else {
+                    told_or(c, &native)
+                };
+                let counted = !peek && call.counts(c);
+                c.rx.leave_native(if counted { r.max(0) as u64 } else { 0 });
+                return total as isize + r;
             }
         }
         let Some((link, m)) = promote::lane(c, l) else {
-            return fail(libc::ECONNRESET);
+            return match call.current(c, l) {
+                true => fail(libc::ECONNRESET),
+                false => closed(total),
+            };
         };
-        let port = Sock { fd, link };
         let nb = nonblocking(c, flags);
         if nb && !look {
             let now = ticks();
@@ -488,11 +551,21 @@ pub unsafe fn recv(
             let Some(_g) = lock::lock(&c.rx.lock) else {
                 return fail(libc::EAGAIN);
             };
+            if !call.current(c, l) {
+                return closed(total);
+            }
+            let fd = l.fd.load(Relaxed);
+            let port = Sock { fd, link };
             if c.owner_pid.load(Relaxed) != table::pid() {
                 c.rx.want_down(&m, &port); // a forked child reads along until the sender is on TCP
                 link.ring();
             }
-            c.rx.recv(&m, &port, &mut iov, how)
+            let got = c.rx.recv(&m, &port, &mut iov, how);
+            // It goes on: before a closer gets the lock.
+            if (all || whole) && iov.left() > 0 && matches!(got, Received::Bytes(n) if n > 0) {
+                call.hold(c, l);
+            }
+            got
         };
         if look && !matches!(got, Received::Bytes(_)) {
             c.rx.looked.store(ticks(), Relaxed); // TCP was asked; with bytes on the ring it is not
@@ -512,6 +585,10 @@ pub unsafe fn recv(
                     // What lies behind the ring, on TCP, may have been told already (`looked` is 0 then):
                     // who takes a short count for "nothing more" waits for other news.
                     let told = c.rx.is_up() && c.rx.looked.load(Relaxed) == 0;
+                    let goes_on = told || now == link::lane::rx::mode::LAST || now != mode;
+                    if goes_on && !call.hold(c, l) {
+                        return closed(total);
+                    }
                     if told || now == link::lane::rx::mode::LAST {
                         look = true;
                         nowait = true;
@@ -524,6 +601,7 @@ pub unsafe fn recv(
                     }
                 }
                 if whole && n > 0 && iov.left() > 0 && !nonblocking(c, flags) {
+                    let fd = call.fd(l);
                     let end = *peeks.get_or_insert_with(|| deadline(fd, libc::SO_RCVTIMEO));
                     promote::attend(c, link, &m, fd);
                     real::test_cancel();
@@ -531,9 +609,6 @@ pub unsafe fn recv(
                     // a frame that comes after the ring.
                     let up = c.rx.is_up();
                     whole = left_ms(end) != 0 && (up || vecs.len() == 1) && more_may_come(fd, up);
-                    if c.gen.load(Relaxed) != gen {
-                        return fail(libc::EBADF); // closed meanwhile by another thread
-                    }
                     (total, iov, look) = (0, Iov::new(vecs), true);
                     continue; // once more at the end, too: something may have come before it
                 }
@@ -566,29 +641,37 @@ pub unsafe fn recv(
                         fail(libc::EAGAIN)
                     };
                 }
+                let spins = c.rx.is_up() && !look;
+                if !spins && !call.hold(c, l) {
+                    return closed(total);
+                }
                 let end = *until.get_or_insert_with(|| {
-                    if c.rx.is_up() && !look {
+                    if spins {
                         None // first the spin: the option is asked for only before a sleep
                     } else {
-                        deadline(fd, libc::SO_RCVTIMEO)
+                        deadline(call.fd(l), libc::SO_RCVTIMEO)
                     }
                 });
-                if c.rx.is_up() && !look && wait::may_spin(&l.spin) {
+                if spins && wait::may_spin(&l.spin) {
+                    // (A spin holds nothing: whoever is closed in it had not slept.)
                     let found = wait::spin(|| m.peer_rx().cpu.load(Relaxed), || c.rx.stirs(&m));
                     wait::spun(&l.spin, found);
                     if found {
                         continue;
                     }
                 }
+                if !call.hold(c, l) {
+                    return closed(total);
+                }
                 let end = match end {
                     None => {
-                        let d = deadline(fd, libc::SO_RCVTIMEO);
+                        let d = deadline(call.fd(l), libc::SO_RCVTIMEO);
                         until = Some(d);
                         d
                     }
                     d => d,
                 };
-                match wait::wait(i, c, l, fd, For::Data, (left_ms(end), end.is_some())) {
+                match wait::wait(i, c, l, For::Data, (left_ms(end), end.is_some())) {
                     Woke::Look { kernel } => look = kernel,
                     Woke::Timeout => {
                         return if total > 0 {
@@ -605,12 +688,36 @@ pub unsafe fn recv(
                         };
                     }
                 }
-                if c.gen.load(Relaxed) != gen {
-                    return fail(libc::EBADF); // closed meanwhile by another thread
-                }
             }
         }
     }
+}
+
+/// What is left of a receive whose first part came from the lane, or whose number was closed, natively.
+///
+/// # Safety
+/// As [`recv`].
+unsafe fn remainder(fd: i32, c: &Conn, iov: &mut Iov<'_>, flags: i32, part: bool) -> isize {
+    let mut total = 0isize;
+    let mut flags = flags;
+    while let Some((p, n)) = iov.take(usize::MAX) {
+        // SAFETY: the application's buffer.
+        let r = unsafe { real::recv(fd, p.cast(), n, flags) };
+        if r < 0 && total == 0 && !part {
+            return r;
+        }
+        if r < 0 && errno() != libc::EAGAIN && errno() != libc::EINTR {
+            c.rx.keep_error(errno()); // the kernel tells it once
+        }
+        total += r.max(0);
+        if r < n as isize || flags & libc::MSG_PEEK != 0 {
+            break;
+        }
+        if flags & libc::MSG_WAITALL == 0 {
+            flags |= libc::MSG_DONTWAIT; // the first buffer is full: the rest is what there is
+        }
+    }
+    total
 }
 
 /// Bytes that a receive would find, for FIONREAD.

@@ -503,6 +503,14 @@ pub fn attend(c: &Conn, link: &Link, m: &Memory, fd: i32) {
 #[cold]
 fn attend_slow(c: &Conn, link: &Link, m: &Memory, fd: i32) {
     if let Some(_g) = lock::try_lock(&c.tx.lock) {
+        // Asked for without the lock: it may be closed by now, and the entry another connection's.
+        let same = c.flags.load(Relaxed) & flag::LANE != 0
+            && c.link.load(Relaxed) == link.id.load(Relaxed)
+            && Memory::new(&link.own, &link.peer, c.lane.load(Relaxed))
+                .is_some_and(|now| core::ptr::eq(now.own_tx(), m.own_tx()));
+        if !same {
+            return;
+        }
         let was = c.tx.is_up();
         let _ = c.tx.look(m, &Sock { fd, link });
         if was && !c.tx.is_up() {

@@ -93,6 +93,39 @@ pub fn test_cancel() {
     }
 }
 
+/// `pthread_cleanup_push` as a function: `f(what)` is called when the thread is cancelled, or (glibc) leaves
+/// by `longjmp`. Without threads, or where the C library has no such function, nothing is done.
+///
+/// # Safety
+/// `buf` has room for the library's buffer and stays where it is until [`cleanup_pop`].
+pub unsafe fn cleanup_push(buf: *mut c_void, f: extern "C" fn(usize), what: usize) {
+    let p = PUSH.get();
+    if !p.is_null() && !POP.get().is_null() {
+        // SAFETY: the signature in glibc's and musl's pthread.h; a pointer is passed like a usize.
+        let push: unsafe extern "C" fn(*mut c_void, extern "C" fn(usize), usize) =
+            unsafe { core::mem::transmute(p) };
+        // SAFETY: by this function's contract.
+        unsafe { push(buf, f, what) }
+    }
+}
+
+/// Takes it back, without calling it.
+///
+/// # Safety
+/// `buf` was given to [`cleanup_push`], and all pushed after it has been popped.
+pub unsafe fn cleanup_pop(buf: *mut c_void) {
+    let p = POP.get();
+    if !p.is_null() && !PUSH.get().is_null() {
+        // SAFETY: as above.
+        let pop: unsafe extern "C" fn(*mut c_void, i32) = unsafe { core::mem::transmute(p) };
+        // SAFETY: by this function's contract.
+        unsafe { pop(buf, 0) }
+    }
+}
+
+static PUSH: Sym = Sym::new(c"_pthread_cleanup_push");
+static POP: Sym = Sym::new(c"_pthread_cleanup_pop");
+
 use libc::{
     epoll_event, fd_set, iovec, mmsghdr, msghdr, off_t, pollfd, sigset_t, sockaddr, socklen_t,
     timespec, timeval,

@@ -18,8 +18,11 @@ pub struct Local {
     pub regs_lock: AtomicU32,
     /// Events TCP reported through an inner epoll set and nobody has looked into yet.
     pub tcp_events: AtomicU32,
-    /// A descriptor of the connection, for things done on its behalf from other calls.
+    /// A descriptor of the connection, for things done on its behalf from other calls. Changes under the
+    /// locks of both directions.
     pub fd: AtomicI32,
+    /// Calls that hold the connection, and whether it is being closed: see `io::call`.
+    pub calls: AtomicU32,
     /// What the reader had consumed when the ring was last found full.
     pub full_at: AtomicU64,
     /// When this was registered last, or large calls were first made (CLOCK_MONOTONIC, ms).
@@ -163,7 +166,10 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
     let fresh = (0..CONNS).map(|k| (start + k) % CONNS);
     for i in core::iter::from_fn(recent).chain(fresh) {
         let c = &t.conns[i];
-        if c.state.load(Relaxed) != state::FREE
+        // A native call on the connection before may go on for long, and is counted here until it ends.
+        let left = c.tx.natives.load(Relaxed) == 0 && c.rx.natives.load(Relaxed) == 0;
+        if !left
+            || c.state.load(Relaxed) != state::FREE
             || c.state
                 .compare_exchange(state::FREE, state::BUSY, AcqRel, Relaxed)
                 .is_err()
@@ -187,6 +193,7 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         l.regs.store(0, Relaxed);
         l.tcp_events.store(0, Relaxed);
         l.fd.store(fd, Relaxed);
+        crate::io::call::reset(l);
         l.spin.store(4, Relaxed);
         l.hope_ms.store(0, Relaxed);
         l.awaited.store(0, Relaxed);

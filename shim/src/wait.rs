@@ -79,7 +79,7 @@ fn take_slot(conn: Option<u32>) -> Option<usize> {
                         }
                     }
                     s.tid.store(crate::lock::tid(), Relaxed);
-                    s.conn.store(conn.map_or(0, |c| c + 1), Relaxed);
+                    s.conn.store(conn.map_or(0, |c| c + 1), SeqCst);
                     return Some(i);
                 }
                 Err(now) => v = now,
@@ -104,6 +104,22 @@ fn give_slot(i: usize, poked: bool) {
 fn poke(i: usize) {
     if let Some(s) = slot(i) {
         sys::poke(s.efd.load(Relaxed) - 1);
+    }
+}
+
+/// The threads that sleep on connection `i` look again: it has another descriptor.
+pub fn look_again(i: u32) {
+    for (w, word) in TAKEN.iter().enumerate() {
+        let mut v = word.load(SeqCst);
+        while v != 0 {
+            let s = w * 64 + v.trailing_zeros() as usize;
+            v &= v - 1;
+            // SYNC moved: the descriptor has changed, then we look who sleeps; a sleeper takes its
+            // slot, then asks for the descriptor (`sleep`).
+            if slot(s).is_some_and(|s| s.conn.load(SeqCst) == i + 1) {
+                poke(s);
+            }
+        }
     }
 }
 
@@ -304,16 +320,9 @@ pub fn spin(peer_cpu: impl Fn() -> u32, mut done: impl FnMut() -> bool) -> bool 
 /// Waits until connection `i` may have data or space. Blocks in libc's `poll`, a cancellation
 /// point, with no lock held.
 ///
-/// `timeout_ms`: -1 for ever. `timed`: it is one that the application has set. Spurious returns are
+/// The caller holds the connection. `timeout_ms`: -1 for ever. `timed`: it is one that the application has set. Spurious returns are
 /// fine: callers look and come again.
-pub fn wait(
-    i: u32,
-    c: &Conn,
-    l: &Local,
-    fd: i32,
-    what: For,
-    (timeout_ms, timed): (i64, bool),
-) -> Woke {
+pub fn wait(i: u32, c: &Conn, l: &Local, what: For, (timeout_ms, timed): (i64, bool)) -> Woke {
     let Some((link, m)) = promote::lane(c, l) else {
         return Woke::Look { kernel: true };
     };
@@ -321,13 +330,13 @@ pub fn wait(
         control::pump();
         return Woke::Look { kernel: false };
     }
-    match sleep(i, c, link, &m, fd, what, timeout_ms) {
+    match sleep(i, c, link, &m, what, timeout_ms) {
         Woke::Interrupted => interrupted(timed),
         woke => woke,
     }
 }
 
-fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_ms: i64) -> Woke {
+fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, timeout_ms: i64) -> Woke {
     // A forked child shares the parent's doorbell, which it must not drain: it naps.
     let mine = c.owner_pid.load(Relaxed) == table::pid();
     let slot_no = if mine { take_slot(Some(i)) } else { None };
@@ -335,6 +344,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, fd: i32, what: For, timeout_
         Some(w) => join(link, w),
         None => false,
     };
+    let fd = table::local(i).fd.load(SeqCst); // SYNC moved
     let ready = match what {
         // The way down is not waited for here, only TCP's buffer: see `events`.
         For::Data => c.rx.stirs(m) || (c.tx.on_lane() && c.tx.has_work(m)),

@@ -127,7 +127,7 @@ pub unsafe extern "C" fn sendmmsg(fd: i32, v: *mut mmsghdr, n: u32, flags: i32) 
     // SAFETY: see the module above.
     unsafe {
         match conn(fd) {
-            Some(_) => each(v, n.min(MOST), |h| {
+            Some(i) => each(fd, i, v, n.min(MOST), |h| {
                 let r = sendmsg(fd, h, flags);
                 // After a part of a message the next one would leave a gap in the stream.
                 (r, whole(h, r))
@@ -153,16 +153,16 @@ pub unsafe extern "C" fn recvmmsg(
 ) -> i32 {
     // SAFETY: see the module above.
     unsafe {
-        if conn(fd).is_none() {
+        let Some(i) = conn(fd) else {
             return real::recvmmsg(fd, v, n, flags, t);
-        }
+        };
         let end = match t.as_ref().map(ns_of) {
             None => None,
             Some(Some(ns)) => Some(sys::now_ns().saturating_add(ns)),
             Some(None) => return real::recvmmsg(fd, v, n, flags, t), // EINVAL
         };
         let mut f = flags & !libc::MSG_WAITFORONE;
-        each(v, n, |h| {
+        each(fd, i, v, n, |h| {
             let r = recvmsg(fd, h, f);
             if flags & libc::MSG_WAITFORONE != 0 {
                 f |= libc::MSG_DONTWAIT;
@@ -204,9 +204,20 @@ unsafe fn whole(m: *const msghdr, sent: isize) -> bool {
 ///
 /// # Safety
 /// `v` is the application's array of `n` entries.
-unsafe fn each(v: *mut mmsghdr, n: u32, mut f: impl FnMut(*mut msghdr) -> (isize, bool)) -> i32 {
+unsafe fn each(
+    fd: i32,
+    i: u32,
+    v: *mut mmsghdr,
+    n: u32,
+    mut f: impl FnMut(*mut msghdr) -> (isize, bool),
+) -> i32 {
+    let gen = table::conn(i).gen.load(Relaxed);
     let mut done = 0;
     for k in 0..n as usize {
+        // The number may have come to mean something else meanwhile: what follows is not for that.
+        if done > 0 && (conn(fd) != Some(i) || table::conn(i).gen.load(Relaxed) != gen) {
+            break;
+        }
         // SAFETY: inside the array.
         let e = unsafe { &mut *v.add(k) };
         let (r, more) = f(&mut e.msg_hdr);

@@ -179,7 +179,7 @@ pub unsafe extern "C" fn sendfile(out: i32, input: i32, off: *mut off_t, n: usiz
         fdops::give_up(input, Reason::Option);
         match conn(out) {
             Some(i) => {
-                let native = |n| real::sendfile(out, input, off, n);
+                let native = |out, input, n| real::sendfile(out, input, off, n);
                 io::sendfile(out, i, input, off, n, native)
             }
             None => real::sendfile(out, input, off, n),

@@ -30,7 +30,11 @@ pub unsafe extern "C" fn connect(fd: i32, a: *const sockaddr, l: socklen_t) -> i
         if unspec {
             fdops::give_up(fd, Reason::NotEstablished);
         }
+        let gen = table::conn(i).gen.load(Relaxed);
         let r = real::connect(fd, a, l);
+        if table::conn(i).gen.load(Relaxed) != gen {
+            return r; // closed by another thread while it slept
+        }
         if r == 0 || crate::errno() == libc::EINPROGRESS || crate::errno() == libc::EINTR {
             fdops::connected(fd, i, unspec);
         }

@@ -6,7 +6,8 @@
 //! daemon is heard, too. What ends a call that has moved something (a signal, a time-out, an error)
 //! ends it with that count, as in the kernel.
 
-use super::{deadline, left_ms, nonblocking, told_or};
+use super::call::Call;
+use super::{closed, deadline, left_ms, nonblocking, told_or};
 use crate::table::{self, Local};
 use crate::{control, promote, real, sys};
 use core::sync::atomic::Ordering::*;
@@ -29,7 +30,6 @@ pub struct Cut {
     begun: bool,
     /// End of the wait that the socket's time-out allows: see [`deadline`].
     until: Option<u64>,
-    gen: u32,
     /// The daemon had something to say, or is gone.
     news: bool,
 }
@@ -64,7 +64,6 @@ impl Cut {
         }
         self.begun = true;
         self.until = deadline(fd, option);
-        self.gen = c.gen.load(Relaxed);
         true
     }
 
@@ -79,7 +78,7 @@ impl Cut {
     /// The buffers are the application's: readable.
     pub unsafe fn send(
         &mut self,
-        fd: i32,
+        call: &mut Call,
         (c, l): (&Conn, &Local),
         iov: &mut Iov<'_>,
         flags: i32,
@@ -88,10 +87,17 @@ impl Cut {
         if self.heard() {
             return Part::More; // perhaps onto the lane
         }
+        let Some(fd) = descriptor(call, (c, l), *total) else {
+            return Part::End(closed(*total));
+        };
         let mut v = [NONE; VECS];
         let (h, want) = header(&mut v, iov.clone());
         if !c.tx.enter_native() {
             return Part::Lane;
+        }
+        if !call.current(c, l) {
+            c.tx.leave_native(0);
+            return Part::End(closed(*total));
         }
         let r = if *total == 0 {
             // SAFETY: the application's buffers, as the kernel would have them from the call itself.
@@ -103,20 +109,21 @@ impl Cut {
             let now = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
             sys::sendmsg(fd, &h, now).map_or_else(|e| -(e as isize), |n| n as isize)
         };
-        c.tx.leave_native(r.max(0) as u64);
+        let ours = call.counts(c);
+        c.tx.leave_native(if ours { r.max(0) as u64 } else { 0 });
         let first = *total == 0;
         if r > 0 {
             *total += r as usize;
             iov.skip(r as usize);
         }
-        if r < want as isize {
+        if ours && r < want as isize {
             l.starved.store(1, Relaxed);
         }
         let go_on = match r {
             _ if r == want as isize => true,
             _ if first => false, // a signal, a time-out, an error: the kernel has decided
             r if r > 0 => true,
-            r if r == -(libc::EAGAIN as isize) => self.wait(fd, c, libc::POLLOUT),
+            r if r == -(libc::EAGAIN as isize) => self.wait(fd, libc::POLLOUT),
             r => {
                 if r != -(libc::EPIPE as isize) {
                     c.rx.keep_error(-r as i32); // the kernel tells it once
@@ -137,8 +144,8 @@ impl Cut {
     /// The buffers are the application's: writable.
     pub unsafe fn recv(
         &mut self,
-        fd: i32,
-        c: &Conn,
+        call: &mut Call,
+        (c, l): (&Conn, &Local),
         iov: &mut Iov<'_>,
         flags: i32,
         total: &mut usize,
@@ -146,6 +153,9 @@ impl Cut {
         if self.heard() {
             return Part::More;
         }
+        let Some(fd) = descriptor(call, (c, l), *total) else {
+            return Part::End(closed(*total));
+        };
         // The kernel does not read on behind an urgent mark.
         if *total > 0 && sys::ioctl_i32(fd, SIOCATMARK) == Ok(1) {
             return Part::End(*total as isize);
@@ -155,6 +165,10 @@ impl Cut {
         let (mut h, _) = header(&mut v, iov.clone());
         if !c.rx.enter_native() {
             return Part::Lane;
+        }
+        if !call.current(c, l) {
+            c.rx.leave_native(0);
+            return Part::End(closed(*total));
         }
         let first = *total == 0;
         let to = &raw mut h;
@@ -171,14 +185,15 @@ impl Cut {
         let go_on = match r {
             r if r > 0 => true,
             _ if first => false,
-            r if r == -(libc::EAGAIN as isize) => self.wait(fd, c, libc::POLLIN),
+            r if r == -(libc::EAGAIN as isize) => self.wait(fd, libc::POLLIN),
             0 => false,
             r => {
                 c.rx.keep_error(-r as i32);
                 false
             }
         };
-        c.rx.leave_native(r.max(0) as u64);
+        let ours = call.counts(c);
+        c.rx.leave_native(if ours { r.max(0) as u64 } else { 0 });
         if r > 0 {
             *total += r as usize;
             iov.skip(r as usize);
@@ -199,7 +214,7 @@ impl Cut {
     }
 
     /// Sleeps until TCP or the daemon has something. False: the call ends with what it has.
-    fn wait(&mut self, fd: i32, c: &Conn, events: i16) -> bool {
+    fn wait(&mut self, fd: i32, events: i16) -> bool {
         // Somebody may have made it non-blocking where we did not see it.
         if sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK != 0) {
             return false;
@@ -215,8 +230,7 @@ impl Cut {
         // among the native callers, as in the kernel's own call.
         let n = unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, ms as i32) };
         self.news = n > 0 && p[1].revents != 0;
-        // (Closed meanwhile by another thread: the number may be another connection's.)
-        n > 0 && c.gen.load(Relaxed) == self.gen
+        n > 0
     }
 }
 
@@ -246,6 +260,14 @@ fn header(v: &mut [iovec; VECS], mut iov: Iov<'_>) -> (msghdr, usize) {
     (h, bytes)
 }
 
+/// The descriptor for the next part: a call that goes on has one of its own.
+fn descriptor(call: &mut Call, (c, l): (&Conn, &Local), total: usize) -> Option<i32> {
+    match total > 0 || call.holds() {
+        true => call.native(c, l),
+        false => Some(call.fd(l)),
+    }
+}
+
 /// What a call says: what was moved, or what its first part said.
 fn end(last: isize, total: usize) -> isize {
     match total {
@@ -257,11 +279,11 @@ fn end(last: isize, total: usize) -> isize {
 /// A `sendfile` that is cut: it has no flag that keeps it from blocking.
 impl Cut {
     /// Before a further part: waits until TCP takes something. False: the call ends with what was sent.
-    pub fn may_send(&mut self, fd: i32, c: &Conn) -> bool {
+    pub fn may_send(&mut self, fd: i32) -> bool {
         self.heard();
         match sys::poll1(fd, libc::POLLOUT) {
             libc::POLLOUT => true,
-            0 => self.wait(fd, c, libc::POLLOUT),
+            0 => self.wait(fd, libc::POLLOUT),
             _ => false, // an error, which the next call tells
         }
     }

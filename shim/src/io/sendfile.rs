@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Bytes read and sent at a time.
+const PIECE: usize = 32 << 10;
+
 /// `sendfile` onto a lane: read and send in pieces, moving the file's position by what was sent.
 ///
 /// # Safety
@@ -12,41 +15,61 @@ pub unsafe fn sendfile(
     input: i32,
     off: *mut i64,
     count: usize,
-    native: impl Fn(usize) -> isize,
+    native: impl Fn(i32, i32, usize) -> isize,
 ) -> isize {
-    let c = table::conn(i);
+    let Some(mut call) = Call::begin(fd, i) else {
+        return fail(libc::EBADF);
+    };
+    let (c, l) = (table::conn(i), table::local(i));
     if control::pending() {
         control::pump();
     }
-    let l = table::local(i);
+    let (mut out, mut input) = (fd, input);
     let mut cut = Cut::default();
     let mut total = 0usize;
     while !promote::engaged_tx(c) {
-        promote::evidence(i, fd, c);
-        if promote::try_up(i, c, l, fd) {
+        if total > 0 {
+            let Some(copy) = call.native(c, l) else {
+                return total as isize;
+            };
+            (out, input) = (copy, call.file(input));
+        }
+        promote::evidence(i, out, c);
+        if promote::try_up(i, c, l, out) {
             break;
         }
         let large = cut.begun() || count > PART;
-        let want = match large && cut.begin(i, fd, 0, libc::SO_SNDTIMEO) {
+        let want = match large && cut.begin(i, out, 0, libc::SO_SNDTIMEO) {
             true => PART.min(count - total),
-            false => count,
+            false => count - total,
         };
-        if total > 0 && (c.rx.has_error() || !cut.may_send(fd, c)) {
+        if total > 0 && (c.rx.has_error() || !cut.may_send(out)) {
             return total as isize;
         }
         if !c.tx.enter_native() {
             break;
         }
-        let r = told_or(c, || native(want));
-        c.tx.leave_native(r.max(0) as u64);
+        if !call.current(c, l) {
+            c.tx.leave_native(0);
+            return closed(total);
+        }
+        let r = told_or(c, || native(out, input, want));
+        let ours = call.counts(c);
+        c.tx.leave_native(if ours { r.max(0) as u64 } else { 0 });
         total += r.max(0) as usize;
-        if r < want as isize {
+        if ours && r < want as isize {
             l.starved.store(1, Relaxed);
+        }
+        if r < want as isize || total == count {
             return if total > 0 { total as isize } else { r };
         }
-        if total == count {
-            return r.max(total as isize);
+    }
+    // More than one piece: neither socket nor file may become another's in between.
+    if count > PIECE {
+        if !call.hold(c, l) {
+            return closed(total);
         }
+        input = call.file(input);
     }
     let mut pos = match off.is_null() {
         true => match sys::lseek(input, 0, libc::SEEK_CUR) {
@@ -57,10 +80,10 @@ pub unsafe fn sendfile(
         false => unsafe { *off },
     };
     // Not cleared: that would cost more than the copy of a small file.
-    let mut buf = core::mem::MaybeUninit::<[u8; 32 << 10]>::uninit();
+    let mut buf = core::mem::MaybeUninit::<[u8; PIECE]>::uninit();
     let buf: *mut u8 = buf.as_mut_ptr().cast();
     while total < count {
-        let want = (32 << 10).min(count - total);
+        let want = PIECE.min(count - total);
         let n = match sys::pread(input, buf, want, pos) {
             Ok(0) => break,
             Ok(n) => n,
@@ -72,7 +95,7 @@ pub unsafe fn sendfile(
             iov_len: n,
         }];
         // SAFETY: our own buffer, of which the kernel has written `n` bytes.
-        let r = unsafe { send(fd, i, &v, 0, || real::send(fd, v[0].iov_base, n, 0)) };
+        let r = unsafe { send_on(&mut call, i, &v, 0, || real::send(fd, v[0].iov_base, n, 0)) };
         if r < 0 {
             if total > 0 {
                 break;

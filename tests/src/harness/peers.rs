@@ -183,15 +183,26 @@ pub struct Pair {
 
 impl Pair {
     pub fn start(program: &str, case: &str, server: &Place, client: &Place) -> Result<Self> {
+        Self::with(program, &[case], server, client)
+    }
+
+    /// A program whose only arguments are role, host and directory.
+    pub fn roles(program: &str, server: &Place, client: &Place) -> Result<Self> {
+        Self::with(program, &[], server, client)
+    }
+
+    fn with(program: &str, args: &[&str], server: &Place, client: &Place) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let host = "127.0.0.1";
         let mut server = Program::python(program, server)
-            .args([case, "serve", host])
+            .args(args)
+            .args(["serve", host])
             .arg(dir.path())
             .spawn()?;
         let port = server.line("port ", SOON)?;
         let client = Program::python(program, client)
-            .args([case, "connect", host, &port])
+            .args(args)
+            .args(["connect", host, &port])
             .arg(dir.path())
             .spawn()?;
         Ok(Pair {

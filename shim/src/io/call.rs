@@ -1,0 +1,219 @@
+//! One call of the application on a connection. A descriptor number is not an identity: another thread may
+//! close it while the call sleeps, and the number may come to mean something else. In the kernel such a call
+//! keeps its file. Here it *holds* its connection from before its first sleep, and from before it goes on
+//! after a part of its bytes: the close that would have been the last then moves the socket to a hidden
+//! number, and is finished by the last call that leaves. Calls that neither sleep nor go on pay two loads.
+
+use crate::table::{self, Local};
+use crate::{fdops, fdtab, lock, real};
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
+use link::family::Conn;
+
+/// Bits of `Local::calls`: how many calls hold the connection.
+const COUNT: u32 = (1 << 30) - 1;
+/// Its last descriptor is being closed, or was: nobody may begin to hold it.
+const CLOSING: u32 = 1 << 31;
+/// That close is left to the last call that holds it.
+const DEFERRED: u32 = 1 << 30;
+
+/// Who holds what: connection + 1 in the upper half, thread in the lower; 0: free. A thread whose call was
+/// interrupted by a handler holds nothing in the kernel, which leaves the call for that time.
+static HELD: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
+
+/// Descriptors of ours that such a call keeps, plus 1; 0: none.
+static KEPT: [[AtomicI32; 2]; 256] = [const { [const { AtomicI32::new(0) }; 2] }; 256];
+const FILE: usize = 0;
+const SOCKET: usize = 1;
+
+pub struct Call {
+    /// The number that the application gave.
+    given: i32,
+    i: u32,
+    gen: u32,
+    held: bool,
+    /// Place in `HELD` + 1; 0: there was none.
+    place: u32,
+    /// `struct _pthread_cleanup_buffer`: a thread that is cancelled, or leaves by `longjmp`, lets go.
+    cleanup: MaybeUninit<[usize; 4]>,
+}
+
+impl Call {
+    /// `None`: the number means something else by now. Must not be moved once it holds.
+    #[inline(always)]
+    pub fn begin(given: i32, i: u32) -> Option<Call> {
+        let gen = table::conn(i).gen.load(Relaxed);
+        // In this order: the generation is that of a connection which the number stood for.
+        core::sync::atomic::compiler_fence(SeqCst);
+        (fdtab::conn(given) == Some(i)).then_some(Call {
+            given,
+            i,
+            gen,
+            held: false,
+            place: 0,
+            cleanup: MaybeUninit::uninit(),
+        })
+    }
+
+    /// A descriptor of the connection. While nothing is held it may be closed and mean something else at
+    /// any time, but not under a lock of the connection.
+    #[inline(always)]
+    pub fn fd(&self, l: &Local) -> i32 {
+        match self.held {
+            true => l.fd.load(Relaxed),
+            false => self.given,
+        }
+    }
+
+    /// Has it slept, or gone on? Then native calls go on with a descriptor of their own.
+    #[inline(always)]
+    pub fn holds(&self) -> bool {
+        self.held
+    }
+
+    /// Is the entry still that of our connection? Under one of its locks, or counted in as native, the
+    /// answer stays true: a last close takes both locks.
+    #[inline(always)]
+    pub fn current(&self, c: &Conn, l: &Local) -> bool {
+        c.gen.load(Relaxed) == self.gen && (self.held || l.calls.load(Relaxed) & CLOSING == 0)
+    }
+
+    /// The same after a native call, which may have slept with the kernel's own reference.
+    #[inline(always)]
+    pub fn counts(&self, c: &Conn) -> bool {
+        c.gen.load(Relaxed) == self.gen
+    }
+
+    /// Holds the connection until the call ends. False: it was closed before.
+    #[cold]
+    pub fn hold(&mut self, c: &Conn, l: &Local) -> bool {
+        if self.held {
+            return self.counts(c);
+        }
+        // SYNC hold: we count ourselves in, then look whether it is closed; a closer says so, then looks
+        // who is in (`close`).
+        let before = l.calls.fetch_add(1, SeqCst);
+        if before & CLOSING != 0 || c.gen.load(SeqCst) != self.gen {
+            leave(self.i);
+            return false;
+        }
+        let me = u64::from(self.i + 1) << 32 | u64::from(lock::tid());
+        let free = |w: &AtomicU64| w.compare_exchange(0, me, Acquire, Relaxed).is_ok();
+        self.place = HELD.iter().position(free).map_or(0, |p| p as u32 + 1);
+        self.held = true;
+        let what = (u64::from(self.place) << 32 | u64::from(self.i)) as usize;
+        // SAFETY: 32 bytes, as large as the C library's; taken back before this frame ends.
+        unsafe { real::cleanup_push(self.cleanup.as_mut_ptr().cast(), let_go, what) };
+        true
+    }
+
+    /// A descriptor for native calls that go on where the call has been: a copy of our own, since between
+    /// asking for a number and using it another thread may close it. `None`: the connection was closed.
+    #[cold]
+    pub fn native(&mut self, c: &Conn, l: &Local) -> Option<i32> {
+        if !self.hold(c, l) {
+            return None;
+        }
+        let _g = lock::lock(&c.tx.lock); // the number stays what it is
+        Some(self.keep(SOCKET, l.fd.load(Relaxed)))
+    }
+
+    /// A copy of the file that a call in several parts reads, for the same reason.
+    pub fn file(&self, fd: i32) -> i32 {
+        self.keep(FILE, fd)
+    }
+
+    fn keep(&self, which: usize, fd: i32) -> i32 {
+        let Some(kept) = KEPT.get((self.place as usize).wrapping_sub(1)) else {
+            return fd; // no place
+        };
+        match kept[which].load(Relaxed) {
+            0 => match fdtab::hidden_copy(fd) {
+                Some(copy) => {
+                    kept[which].store(copy + 1, Relaxed);
+                    copy
+                }
+                None => fd, // no descriptors
+            },
+            copy => copy - 1,
+        }
+    }
+}
+
+impl Drop for Call {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.held {
+            // SAFETY: pushed by `hold`, in this frame; what came after it has been popped.
+            unsafe { real::cleanup_pop(self.cleanup.as_mut_ptr().cast()) };
+            super::quietly(|| let_go((u64::from(self.place) << 32 | u64::from(self.i)) as usize));
+        }
+    }
+}
+
+/// The end of a call that held something: place in the upper half, connection in the lower.
+#[cold]
+extern "C" fn let_go(what: usize) {
+    let place = (what >> 32).wrapping_sub(1);
+    if let (Some(w), Some(k)) = (HELD.get(place), KEPT.get(place)) {
+        k.iter()
+            .for_each(|k| fdtab::close_ours(k.swap(0, Relaxed) - 1));
+        w.store(0, Release); // the place is free, with nothing kept
+    }
+    leave(what as u32);
+}
+
+fn leave(i: u32) {
+    let calls = &table::local(i).calls;
+    // (In a forked child nothing is counted.)
+    let one_less = |v: u32| (v & COUNT != 0).then(|| v - 1);
+    let _ = calls.fetch_update(SeqCst, SeqCst, one_less);
+    // Several may find that they were the last: one of them finishes.
+    if calls
+        .compare_exchange(CLOSING | DEFERRED, CLOSING, SeqCst, Relaxed)
+        .is_ok()
+    {
+        fdops::finish_close(i);
+    }
+}
+
+/// The last descriptor is about to be closed, with the locks of both directions held: no call may begin to
+/// hold the connection any more. True if others do.
+pub fn close(i: u32, l: &Local) -> bool {
+    let held = l.calls.fetch_or(CLOSING, SeqCst) & COUNT; // SYNC hold
+    held > own(i)
+}
+
+/// Leaves the close to the last call that holds the connection. False: there is none any more.
+pub fn defer(l: &Local) -> bool {
+    let some = |v: u32| (v & COUNT != 0).then_some(v | DEFERRED);
+    l.calls.fetch_update(SeqCst, SeqCst, some).is_ok()
+}
+
+/// Calls of this thread, which a handler has interrupted.
+fn own(i: u32) -> u32 {
+    let me = u64::from(i + 1) << 32 | u64::from(lock::tid());
+    let mine = HELD.iter().filter(|w| w.load(Relaxed) == me);
+    mine.count() as u32
+}
+
+/// A new connection in this entry. (Calls that still have to notice that theirs is gone stay counted.)
+pub fn reset(l: &Local) {
+    l.calls.fetch_and(COUNT, SeqCst);
+}
+
+/// In a forked child: no thread of the parent's is in a call here, and what was kept for one is closed.
+pub fn after_fork() {
+    for k in KEPT.iter().flatten() {
+        fdtab::close_ours(k.swap(0, Relaxed) - 1);
+    }
+    for w in &HELD {
+        let what = w.swap(0, Relaxed);
+        if what != 0 {
+            let l = table::local((what >> 32) as u32 - 1);
+            if l.calls.swap(0, Relaxed) & DEFERRED != 0 {
+                fdtab::close_ours(l.fd.load(Relaxed));
+            }
+        }
+    }
+}
