@@ -45,6 +45,12 @@ def readable(sock, events=select.POLLIN):
     assert p.poll(LIMIT * 500), "nothing comes"
 
 
+def looked_at():
+    """The test sees whether the connection is on its lane still."""
+    mark("kept")
+    await_mark("looked")
+
+
 # ---- TCP_INQ ---------------------------------------------------------------------------------
 
 def inq(sock):
@@ -102,6 +108,7 @@ def inq_client(sock):
         assert 0 <= left <= 40_000 - got, left
     equal(left, 0)
     sock.setsockopt(socket.IPPROTO_TCP, TCP_INQ, 0)
+    looked_at()
     mark("third")
     await_mark("shut")
     readable(sock, select.POLLRDHUP)
@@ -123,6 +130,7 @@ def shutrd_client(sock):
     inq(sock)
     while len(sock.recv(2, socket.MSG_PEEK)) < 2:
         time.sleep(0.001)
+    looked_at()
     sock.shutdown(socket.SHUT_RD)
     equal(told(sock, 1), (b"h", [1], 0))
     equal(told(sock, 1), (b"i", [0], 0))

@@ -184,6 +184,8 @@ def ctl_client(sock):
     ring.close()
     with open("/proc/self/maps") as maps:
         equal([m for m in maps if "io_uring" in m], [], "mappings after the ring")
+    mark("kept")
+    await_mark("looked")  # the test sees whether the connection is on its lane still
     sock.sendall(b"end")
 
 

@@ -12,14 +12,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Registrations are served where the connection is: it keeps to its lane.
 #[test]
 fn ctl() -> Result<()> {
-    let program = "uring.py";
-    Pair::bare(program, "ctl")?.finish(LIMIT).context("bare")?;
-    let d = Daemon::start()?;
-    let p = Pair::promoted(program, "ctl", &d)?;
-    p.finish(LIMIT).with_context(|| d.picture())?;
-    let s = d.assert_promoted(2, 1000)?;
-    ensure!(s.downs == 0, "it left its lane\n{}", d.picture());
-    Ok(())
+    Pair::both_ways_kept("uring.py", "ctl", LIMIT)
 }
 
 /// What the kernel does with a connection itself happens on TCP.

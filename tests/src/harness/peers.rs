@@ -242,6 +242,25 @@ impl Pair {
         Ok(())
     }
 
+    /// Runs a case bare, so that it is known to be what TCP does, and then on lanes, on which both ends
+    /// must still be, and have been all the time, when one of them leaves the mark `kept`.
+    pub fn both_ways_kept(program: &str, case: &str, limit: Duration) -> Result<()> {
+        let mut p = Self::bare(program, case)?;
+        p.await_mark("kept")?;
+        p.mark("looked")?;
+        p.finish(limit).context("bare")?;
+        let d = Daemon::start()?;
+        let mut p = Self::promoted(program, case, &d)?;
+        p.await_mark("kept").with_context(|| d.picture())?;
+        if d.stats()?.downs != 0 || d.promoted_now() != 2 {
+            bail!("it left its lane\n{}", d.picture());
+        }
+        p.mark("looked")?;
+        p.finish(limit).with_context(|| d.picture())?;
+        d.assert_promoted(2, 1000)?;
+        Ok(())
+    }
+
     /// Leaves a mark that the programs wait for.
     pub fn mark(&self, name: &str) -> Result<()> {
         Ok(std::fs::write(self.dir.path().join(name), b"")?)
