@@ -36,6 +36,8 @@ pub enum Request {
     /// As `Ping`; and a daemon that leaves when idle stays as long as the calling process lives,
     /// whatever program it executes next.
     Keep,
+    /// The processes that are connected.
+    Parties,
     /// The other nodes, and the channels to their daemons.
     Peers,
 }
@@ -79,6 +81,10 @@ pub enum Response {
         /// If the other end is on another node.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         across: Option<Across>,
+    },
+    /// By process id, as the daemon sees it.
+    Parties {
+        pids: Vec<u32>,
     },
     Log {
         lines: Vec<String>,
@@ -195,6 +201,14 @@ pub struct Row {
     pub rail: Option<RailRow>,
     pub pid: u32,
     pub comm: String,
+    /// Every process under the shim that holds the socket, `pid` among them.
+    #[serde(default)]
+    pub pids: Vec<u32>,
+    /// The process at the other end, where it is on this node; 0: not known.
+    #[serde(default)]
+    pub peer_pid: u32,
+    #[serde(default)]
+    pub peer_comm: String,
     /// Network namespace inode of the process.
     pub netns: u64,
     /// `client` or `server`.

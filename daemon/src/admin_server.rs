@@ -5,13 +5,14 @@
 //! may act on processes of others.
 
 use crate::admin::{Request, Response, Row, Stats, Target};
+use crate::census;
 use crate::core::orders::Subject;
 use crate::core::Shared;
 use crate::process::{self, Process};
 use crate::rail_view;
 use crate::socket::normal;
 use crate::sockopt;
-use crate::view::{self, Entry};
+use crate::view::Entry;
 use link::msg::{op, ALL};
 use link::reason::Reason;
 use std::collections::HashMap;
@@ -27,6 +28,8 @@ const TIME: Duration = Duration::from_secs(10);
 /// How long a caller waits for the daemon's first look around.
 const SCAN: Duration = Duration::from_secs(3);
 const LONGEST: u64 = 64 << 10;
+/// So much of an answer at once must be read in [`TIME`].
+const CHUNK: usize = 256 << 10;
 
 /// Who asks.
 #[derive(Clone, Copy, Debug)]
@@ -100,9 +103,11 @@ async fn talk(shared: Shared, mut stream: UnixStream) -> std::io::Result<()> {
         }
         (Some(caller), Ok(request)) => answer(&shared, caller, request).await,
     };
-    let mut text = serde_json::to_vec(&response)?;
-    text.push(b'\n');
-    tokio::time::timeout(TIME, w.write_all(&text)).await??;
+    // Tens of thousands of rows take their time.
+    let text = tokio::task::spawn_blocking(move || serde_json::to_vec(&response)).await??;
+    for part in text.chunks(CHUNK).chain([&b"\n"[..]]) {
+        tokio::time::timeout(TIME, w.write_all(part)).await??;
+    }
     Ok(())
 }
 
@@ -154,7 +159,13 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
         Request::Ss => {
             let mut rows = entries(shared).await;
             rows.retain(|e| caller.sees(e.row.netns));
-            let mut rows: Vec<Row> = rows.into_iter().map(|e| e.row).collect();
+            let seen = |mut e: Entry| {
+                if e.row.peer_pid != 0 && !caller.sees(e.peer_netns) {
+                    (e.row.peer_pid, e.row.peer_comm) = (0, String::new());
+                }
+                e.row
+            };
+            let mut rows: Vec<Row> = rows.into_iter().map(seen).collect();
             if !caller.all {
                 rows.iter_mut().for_each(rail_view::hide_addresses);
             }
@@ -183,6 +194,13 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
                 refused,
             }
         }
+        Request::Parties => {
+            let core = shared.borrow();
+            let all = core.parties.values().filter(|p| p.control.is_some());
+            let mine = all.filter(|p| caller.sees(p.netns));
+            let pids = mine.map(|p| p.proc_id.pid).collect();
+            Response::Parties { pids }
+        }
         Request::Log => {
             let lines = shared
                 .borrow()
@@ -200,11 +218,12 @@ async fn entries(shared: &Shared) -> Vec<Entry> {
     if !shared.borrow().scanned {
         let _ = tokio::time::timeout(SCAN, done).await;
     }
+    let census = census::take(shared).await;
     let families = shared.borrow().snapshot();
     let across = shared.borrow().waiting_across();
+    let waiting = shared.borrow().waiting_here();
     let work = move || {
-        let mut all = view::entries(&families);
-        view::mark_strangers(&mut all);
+        let mut all = census::rows::rows(families, census, &waiting);
         crate::peers::door::explain(&mut all, &across);
         all
     };
@@ -269,7 +288,7 @@ async fn tell(shared: &Shared, caller: Caller, target: &Target, op: u32) -> Resp
         let s = owners.get(&(e.party, e.row.pid))?;
         caller.may_act(s.uid, e.row.netns).then_some(*s)
     };
-    let open = |e: &&Entry| e.row.state != "LISTEN";
+    let open = |e: &&Entry| e.row.state != "LISTEN" && e.tracked();
     let (mut ends, mut later) = (0, 0);
     let mut count = |now: bool| *(if now { &mut ends } else { &mut later }) += 1;
     let named: Vec<&Entry> = match target {

@@ -82,7 +82,7 @@ pub async fn scan(shared: Shared, dir: std::path::PathBuf) {
 }
 
 /// Device and inode of the runtime directory: what shims write into their tables.
-fn identity(dir: &Path) -> Option<[u64; 2]> {
+pub fn identity(dir: &Path) -> Option<[u64; 2]> {
     let m = std::fs::metadata(dir).ok()?;
     Some([m.dev(), m.ino()])
 }
@@ -102,6 +102,26 @@ fn pids() -> Vec<u32> {
 fn look_into(pid: u32, home: [u64; 2]) -> Option<Found> {
     let start = process::start_time(pid)?;
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let uid = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+    let (ident, table) = table(pid, &maps, uid)?;
+    let found = Found {
+        ident,
+        id: ProcId { pid, start },
+        own_pid: own_pid(pid)?,
+        uid,
+        netns: process::netns(pid).unwrap_or(0),
+        comm: process::comm(pid).unwrap_or_default(),
+        cgroup: process::cgroup(pid).unwrap_or_default(),
+        table,
+    };
+    let ours = family::home(&found.table) == Some(home);
+    // All this was read by number: it must still be the same process.
+    let same = process::start_time(pid) == Some(start);
+    (ours && same).then_some(found)
+}
+
+/// The family table of a process of `uid`, which must have it mapped and open.
+pub fn table(pid: u32, maps: &str, uid: u32) -> Option<(Ident, Foreign)> {
     let mapped = maps.lines().find(|l| l.contains(NAME))?;
     // address, rights, offset, device, inode, name
     let inode: u64 = mapped.split_ascii_whitespace().nth(4)?.parse().ok()?;
@@ -114,25 +134,12 @@ fn look_into(pid: u32, home: [u64; 2]) -> Option<Found> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let table = Foreign::new(rustix::fs::open(path, flags, Mode::empty()).ok()?);
     let ident = memfd::check_fixed(&table, TABLE_BYTES).filter(|i| i.ino == inode)?;
-    let found = Found {
-        ident,
-        id: ProcId { pid, start },
-        own_pid: own_pid(pid)?,
-        uid: std::fs::metadata(format!("/proc/{pid}")).ok()?.uid(),
-        netns: process::netns(pid).unwrap_or(0),
-        comm: process::comm(pid).unwrap_or_default(),
-        cgroup: process::cgroup(pid).unwrap_or_default(),
-        table,
-    };
-    let owner = rustix::fs::fstat(&found.table).ok()?.st_uid;
-    let ours = family::home(&found.table) == Some(home);
-    // All this was read by number: it must still be the same process.
-    let same = process::start_time(pid) == Some(start);
-    (ours && same && (owner == found.uid || owner == 0)).then_some(found)
+    let owner = rustix::fs::fstat(&table).ok()?.st_uid;
+    (owner == uid || owner == 0).then_some((ident, table))
 }
 
 /// The number of a process in its own pid namespace.
-fn own_pid(pid: u32) -> Option<u32> {
+pub fn own_pid(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("NSpid:"))?;
     line.split_ascii_whitespace().last()?.parse().ok()

@@ -83,6 +83,10 @@ pub struct Core {
     connected: usize,
     /// Does this daemon leave when idle? Then processes may ask it to stay.
     pub leaves: bool,
+    /// The runtime directory; `None` in unit tests.
+    pub dir: Option<std::path::PathBuf>,
+    /// Held while processes are looked at for `ss`.
+    pub census_turn: Rc<tokio::sync::Mutex<()>>,
     /// Processes that have, and live.
     kept: usize,
     /// Since when there is no shim, no lane, and nobody who asked us to stay.
@@ -136,6 +140,8 @@ impl Core {
             strangers: Rc::default(),
             connected: 0,
             leaves: false,
+            dir: None,
+            census_turn: Rc::default(),
             kept: 0,
             idle_since: Some(Instant::now()),
         }

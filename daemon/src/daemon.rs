@@ -123,6 +123,7 @@ async fn serve(options: &Options, public: bool, runtime: Option<OwnedFd>) -> Res
         },
     );
     tokio::task::spawn_local(adopt::scan(core.clone(), options.dir.clone()));
+    core.borrow_mut().dir = Some(options.dir.clone());
     core.borrow_mut().leaves = options.idle_exit.is_some();
     tokio::task::spawn_local(seek::serve(core.clone()));
     tokio::task::spawn_local(heirs::run(core.clone()));

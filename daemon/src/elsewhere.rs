@@ -8,7 +8,7 @@
 
 use crate::core::Shared;
 use crate::pairing::ConnRef;
-use crate::view;
+use crate::tcp;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -60,7 +60,7 @@ fn look(doubts: &[Doubt]) -> Vec<Seen> {
     let one = |d: &Doubt| {
         let t: &HashMap<_, _> = tables
             .entry(d.netns)
-            .or_insert_with(|| view::tcp_sockets(d.pid));
+            .or_insert_with(|| tcp::connections(d.pid));
         match (
             t.contains_key(&(d.local, d.peer)),
             t.contains_key(&(d.peer, d.local)),

@@ -13,6 +13,7 @@ use crate::party::PartyId;
 use crate::peers::directory::Name;
 use crate::peers::pairing::Asked;
 use crate::process;
+use crate::tcp;
 use crate::view::{self, Entry, Snapshot};
 use link::msg::op;
 use link::reason::Reason;
@@ -303,7 +304,7 @@ impl<'a> Unnamed<'a> {
             for h in families.iter().flat_map(|f| &f.holders) {
                 tables
                     .entry(h.netns)
-                    .or_insert_with(|| view::tcp_table(h.pid));
+                    .or_insert_with(|| tcp::established(h.pid));
             }
             tables
         })
@@ -342,7 +343,7 @@ impl<'a> Unnamed<'a> {
         if let Some(ns) = process::own_netns() {
             tables
                 .entry(ns)
-                .or_insert_with(|| view::tcp_table(std::process::id()));
+                .or_insert_with(|| tcp::established(std::process::id()));
         }
         let hit = |((local, peer), inode): (&(SocketAddr, SocketAddr), &u64)| {
             (is(asked, *local, *peer) && *inode != 0).then_some(*inode)

@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Name of the shim's library, up to where a version may follow.
-const LIBRARY: &str = "libunderpass";
+pub const LIBRARY: &str = "libunderpass";
 /// Longest environment that is read; the kernel allows 6 MiB with the arguments.
 const LONGEST: u64 = 8 << 20;
 
@@ -33,36 +33,56 @@ pub fn any(dir: &Path) -> bool {
         .any(|env| uses(&env, &dir, me))
 }
 
-fn environment(process: &Path) -> Option<Vec<u8>> {
+/// The environment with which a process was started, if it may be read.
+pub fn environment(process: &Path) -> Option<Vec<u8>> {
     let mut env = Vec::new();
     let file = std::fs::File::open(process.join("environ")).ok()?;
     file.take(LONGEST).read_to_end(&mut env).ok()?;
     Some(env)
 }
 
-/// Does a program with this environment, run by `uid`, use the daemon in `dir`?
-fn uses(env: &[u8], dir: &Path, uid: u32) -> bool {
-    let var = |name: &str| {
-        let mut all = env.split(|b| *b == 0);
-        all.find_map(|v| v.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
-            .filter(|v| !v.is_empty())
-    };
+/// A variable that is set and not empty.
+pub fn variable<'a>(env: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let mut all = env.split(|b| *b == 0);
+    all.find_map(|v| v.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
+        .filter(|v| !v.is_empty())
+}
+
+/// Does this environment preload the shim?
+pub fn preloads(env: &[u8]) -> bool {
     let loads = |v: &[u8]| v.windows(LIBRARY.len()).any(|w| w == LIBRARY.as_bytes());
-    if !var("LD_PRELOAD").is_some_and(loads) || var("UNDERPASS") == Some(b"off") {
-        return false;
-    }
-    let is = |p: PathBuf| p == dir || p.canonicalize().is_ok_and(|p| p == dir);
+    variable(env, "LD_PRELOAD").is_some_and(loads)
+}
+
+/// Does this environment switch the shim off?
+pub fn off(env: &[u8]) -> bool {
+    variable(env, "UNDERPASS") == Some(b"off")
+}
+
+/// The runtime directories in which a shim with this environment looks for a daemon.
+pub fn directories(env: &[u8], uid: u32) -> Vec<PathBuf> {
     let path = |b: &[u8]| PathBuf::from(OsStr::from_bytes(b));
-    match var(DIR_ENV) {
-        Some(d) => is(path(d)),
+    match variable(env, DIR_ENV) {
+        Some(d) => vec![path(d)],
         None => {
-            let own = match var("XDG_RUNTIME_DIR") {
+            let own = match variable(env, "XDG_RUNTIME_DIR") {
                 Some(x) => path(x).join("underpass"),
                 None => format!("/tmp/underpass-{uid}").into(),
             };
-            is(SYSTEM_DIR.into()) || is(own)
+            vec![SYSTEM_DIR.into(), own]
         }
     }
+}
+
+/// Does a shim with this environment look for a daemon in `dir`?
+pub fn leads(env: &[u8], dir: &Path, uid: u32) -> bool {
+    let is = |p: &PathBuf| p == dir || p.canonicalize().is_ok_and(|p| p == dir);
+    directories(env, uid).iter().any(is)
+}
+
+/// Does a program with this environment, run by `uid`, use the daemon in `dir`?
+fn uses(env: &[u8], dir: &Path, uid: u32) -> bool {
+    preloads(env) && !off(env) && leads(env, dir, uid)
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use crate::party::PartyId;
 use crate::process;
 use crate::socket::normal;
 use link::family::{flag, state, Endpoint, View};
-use link::reason::Reason;
 use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, SocketAddrV6};
 use std::sync::Arc;
@@ -40,12 +39,37 @@ pub struct Entry {
     pub gen: u32,
     /// Index of the other end's row, if that is among them.
     pub other: Option<usize>,
-    local: Option<SocketAddr>,
-    peer: Option<SocketAddr>,
+    /// Network namespace of the process at the other end, if that is known.
+    pub peer_netns: u64,
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) peer: Option<SocketAddr>,
     lane: Option<(u64, u32, u32)>,
 }
 
+/// `Entry::conn` of a socket that is in no table.
+pub const UNTRACKED: u32 = u32::MAX;
+
 impl Entry {
+    /// Is it in a table, so that its shim can be told something about it?
+    pub fn tracked(&self) -> bool {
+        self.conn != UNTRACKED
+    }
+
+    /// A socket that is in no table.
+    pub fn untracked(row: Row, local: SocketAddr, peer: Option<SocketAddr>) -> Entry {
+        Entry {
+            row,
+            party: PartyId::NOBODY,
+            conn: UNTRACKED,
+            gen: 0,
+            other: None,
+            peer_netns: 0,
+            local: Some(local),
+            peer,
+            lane: None,
+        }
+    }
+
     /// Local and peer address of a connection.
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         Some((self.local?, self.peer?))
@@ -90,7 +114,7 @@ pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
 
 /// The process that a row is shown under: one that holds the connection, else any of the family.
 /// `None` where nobody holds it any more: a child that ended without closing leaves its entry.
-fn holder_of<'a>(holders: &'a [Holder], v: &View) -> Option<&'a Holder> {
+pub(crate) fn holder_of<'a>(holders: &'a [Holder], v: &View) -> Option<&'a Holder> {
     let here = holders.iter().find(|h| v.holders.contains(&h.own_pid));
     here.or_else(|| {
         let any = holders.first()?;
@@ -101,7 +125,7 @@ fn holder_of<'a>(holders: &'a [Holder], v: &View) -> Option<&'a Holder> {
     })
 }
 
-fn entry(v: &View, h: &Holder) -> Entry {
+pub(crate) fn entry(v: &View, h: &Holder) -> Entry {
     let attached = v.flags & flag::LANE != 0;
     let up = match (attached && v.tx_up, attached && v.rx_up) {
         (true, true) => "both",
@@ -134,6 +158,9 @@ fn entry(v: &View, h: &Holder) -> Entry {
         rail: None,
         pid: h.pid,
         comm: h.comm.clone(),
+        pids: vec![h.pid],
+        peer_pid: 0,
+        peer_comm: String::new(),
         netns: h.netns,
         role: if v.flags & flag::CLIENT != 0 {
             "client"
@@ -157,6 +184,7 @@ fn entry(v: &View, h: &Holder) -> Entry {
         conn: v.index,
         gen: v.gen,
         other: None,
+        peer_netns: 0,
         local,
         peer: peer.filter(|_| !listening),
         // The other end of one that leads to another node is not on its link.
@@ -178,7 +206,7 @@ fn address(e: &Endpoint) -> Option<SocketAddr> {
 }
 
 /// Finds each row's other end, and from it the peer's reason and the mode.
-fn link_ends(all: &mut [Entry]) {
+pub(crate) fn link_ends(all: &mut [Entry]) {
     let mut lanes = HashMap::new();
     let mut near = HashMap::new();
     let mut far: HashMap<_, Option<usize>> = HashMap::new();
@@ -225,39 +253,6 @@ pub fn set_mode(row: &mut Row) {
     };
 }
 
-/// Rows whose other end has no row: find out whether that end is here, but without a shim.
-///
-/// In the same network namespace the other end's socket stands in `/proc/PID/net/tcp`. If it does,
-/// its holders can be seen, and none of them has the shim loaded, it is a stranger. A shim that
-/// has not named it yet, or has not called the daemon yet, has it loaded.
-pub fn mark_strangers(all: &mut [Entry]) {
-    let mut tables: HashMap<u64, HashMap<(SocketAddr, SocketAddr), u64>> = HashMap::new();
-    let mut open: Vec<(usize, u64)> = Vec::new();
-    for (i, e) in all.iter().enumerate() {
-        let (None, 0, Some(a), Some(b)) = (e.other, e.row.peer_reason, e.local, e.peer) else {
-            continue;
-        };
-        if e.row.far {
-            continue; // has a lane, so its other end has a shim
-        }
-        let table = tables
-            .entry(e.row.netns)
-            .or_insert_with(|| tcp_table(e.row.pid));
-        // Inode 0: closed by its program, the kernel finishes.
-        if let Some(inode) = table.get(&(b, a)).filter(|i| **i != 0) {
-            open.push((i, *inode));
-        }
-    }
-    if open.is_empty() {
-        return;
-    }
-    let strange = strangers(&open.iter().map(|o| o.1).collect());
-    for (i, _) in open.iter().filter(|o| strange.contains(&o.1)) {
-        all[*i].row.peer_reason = Reason::PeerNoShim.code();
-        set_mode(&mut all[*i].row);
-    }
-}
-
 /// Those of these sockets that processes without a shim hold, and nobody else, as far as we may look.
 pub fn strangers(inodes: &HashSet<u64>) -> HashSet<u64> {
     let mut shims: HashMap<u32, bool> = HashMap::new();
@@ -286,88 +281,7 @@ pub fn holders_of(inodes: &HashSet<u64>) -> HashMap<u64, Vec<u32>> {
 }
 
 /// Is the shim's library mapped in this process? If we cannot tell, it may be.
-fn may_have_shim(pid: u32) -> bool {
+pub(crate) fn may_have_shim(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/maps"))
         .map_or(true, |m| m.contains("libunderpass"))
-}
-
-/// The established connections of a process's network namespace, with socket inodes.
-pub fn tcp_table(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
-    tcp_lines(pid, |state| state == "01")
-}
-
-/// The same with connections that are being made or closed.
-pub fn tcp_sockets(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
-    tcp_lines(pid, |state| state != "0A")
-}
-
-fn tcp_lines(
-    pid: u32,
-    wanted: impl Fn(&str) -> bool + Copy,
-) -> HashMap<(SocketAddr, SocketAddr), u64> {
-    let mut all = HashMap::new();
-    for file in ["tcp", "tcp6"] {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/net/{file}")).unwrap_or_default();
-        all.extend(text.lines().skip(1).filter_map(|l| tcp_line(l, wanted)));
-    }
-    all
-}
-
-fn tcp_line(line: &str, wanted: impl Fn(&str) -> bool) -> Option<((SocketAddr, SocketAddr), u64)> {
-    let mut f = line.split_ascii_whitespace();
-    let local = hex_address(f.nth(1)?)?;
-    let peer = hex_address(f.next()?)?;
-    wanted(f.next()?).then_some(())?;
-    Some(((local, peer), f.nth(5)?.parse().ok()?))
-}
-
-/// `0100007F:1F90`: words in the processor's byte order, the port plain.
-fn hex_address(s: &str) -> Option<SocketAddr> {
-    let (ip, port) = s.split_once(':')?;
-    let port = u16::from_str_radix(port, 16).ok()?;
-    let words: Option<Vec<[u8; 4]>> = (0..ip.len() / 8)
-        .map(|i| {
-            u32::from_str_radix(ip.get(i * 8..i * 8 + 8)?, 16)
-                .ok()
-                .map(u32::to_ne_bytes)
-        })
-        .collect();
-    let bytes = words?.concat();
-    let ip: std::net::IpAddr = match bytes.len() {
-        4 => <[u8; 4]>::try_from(bytes).ok()?.into(),
-        16 => <[u8; 16]>::try_from(bytes).ok()?.into(),
-        _ => return None,
-    };
-    Some(normal(SocketAddr::new(ip, port)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn proc_net_tcp_shows_own_connections() {
-        let l = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let a = std::net::TcpStream::connect(l.local_addr().unwrap()).unwrap();
-        let (b, _) = l.accept().unwrap();
-        let t = tcp_table(std::process::id());
-        let key = (a.local_addr().unwrap(), a.peer_addr().unwrap());
-        let ino = rustix::fs::fstat(&a).unwrap().st_ino;
-        assert_eq!(t.get(&key), Some(&ino));
-        let ino = rustix::fs::fstat(&b).unwrap().st_ino;
-        assert_eq!(t.get(&(key.1, key.0)), Some(&ino));
-    }
-
-    #[test]
-    fn hex_addresses() {
-        let v4 = hex_address("0100007F:1F90").unwrap();
-        assert_eq!(v4, "127.0.0.1:8080".parse().unwrap());
-        let mapped = hex_address("0000000000000000FFFF00000100007F:0050").unwrap();
-        assert_eq!(mapped, "127.0.0.1:80".parse().unwrap());
-        let v6 = hex_address("00000000000000000000000001000000:0050").unwrap();
-        assert_eq!(v6, "[::1]:80".parse().unwrap());
-        for bad in ["", ":", "zz:1", "01:1", "0100007F:10000", "é100007F:1"] {
-            assert_eq!(hex_address(bad), None, "{bad}");
-        }
-    }
 }

@@ -129,6 +129,9 @@ pub struct Conn {
     pub epoch: AtomicU32,
     /// Clock (CLOCK_MONOTONIC, ms) before which no registration or readiness is tried again.
     pub not_before_ms: AtomicU64,
+    /// A descriptor of the connection plus one, in a process that holds it; 0: unknown. Where the entry
+    /// has no inode yet, the daemon looks there which socket it is about. In bytes that were padding.
+    pub fd: AtomicU32,
     pub tx: TxState,
     pub rx: RxState,
 }
@@ -153,6 +156,9 @@ pub struct View {
     pub peer_reason: u32,
     pub uid: u32,
     pub inode: u64,
+    /// A descriptor plus one, if it is known.
+    pub fd: u32,
+    pub not_before_ms: u64,
     pub local: Endpoint,
     pub peer: Endpoint,
     pub link: u64,
@@ -248,6 +254,8 @@ impl Conn {
             peer_reason: self.peer_reason.load(Relaxed),
             uid: self.uid.load(Relaxed),
             inode: self.inode.load(Relaxed),
+            fd: self.fd.load(Relaxed),
+            not_before_ms: self.not_before_ms.load(Relaxed),
             local: self.local.load(),
             peer: self.peer.load(),
             link: self.link.load(Relaxed),

@@ -62,7 +62,7 @@ reasons! {
     NoDaemon = 0x0a00_0002, "no-daemon", "no daemon is reachable",
         "start underpassd, or use `underpass run`";
     Waiting = 0x0a00_0003, "waiting", "registered; waiting for the other end to register too",
-        "if it stays so, the other end is idle or not under Underpass";
+        "see the other end's program and reason: it registers when it uses the connection";
     Unproven = 0x0a00_0004, "unproven", "it could not be proven that both ends are one TCP connection",
         "load the BPF proof (run underpassd as root), or connect without NAT inside one network namespace";
     Bypassed = 0x0a00_0005, "bypassed", "bytes moved on this socket that no hooked call moved (io_uring, stdio, raw system calls)",
@@ -109,6 +109,16 @@ reasons! {
         "see `underpass devices` on the peer's node";
     LinkLost = 0x0a00_001a, "link-lost", "the daemon of this or of the peer's node went away; promoted again later",
         "see `underpass peers`";
+    Ready = 0x0a00_001b, "ready", "a lane is attached; each direction moves onto it with its next send",
+        "nothing to do";
+    Idle = 0x0a00_001c, "idle", "nothing has moved since it was last considered; it is considered again with its next call",
+        "nothing to do; use it more, or run with --eager";
+    Untracked = 0x0a00_001d, "untracked", "the shim did not see how this process got the socket (inherited by exec, received from another process, or made by a call that it does not see)",
+        "nothing; such connections stay on TCP";
+    NotAccepted = 0x0a00_001e, "not-accepted", "the program at the other end has not accepted the connection yet",
+        "look at the other program: it is busy or stuck";
+    Unreachable = 0x0a00_001f, "peer-elsewhere", "the other end is nowhere that this daemon sees: on another node, in a network namespace without Underpass, behind address translation, or under another daemon",
+        "for another node see `underpass peers`; else run underpassd as root";
 }
 
 impl Reason {

@@ -142,6 +142,7 @@ fn moved(i: u32, fd: i32) {
     {
         let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
         l.fd.store(fd, SeqCst);
+        c.fd.store(fd as u32 + 1, Relaxed);
     }
     wait::look_again(i);
 }

@@ -185,6 +185,7 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         c.flags.store(flags, Relaxed);
         c.reason.store(Reason::Young.code(), Relaxed);
         c.holders[0].store(pid(), Relaxed);
+        c.fd.store(fd as u32 + 1, Relaxed);
         // Our number means something else to the family's other processes: nobody may judge by it.
         c.forks.store(FOREIGN.load(Relaxed), Relaxed);
         let l = local(i as u32);

@@ -11,7 +11,7 @@ mod report;
 use crate::cli;
 use crate::client::{self, Places};
 use crate::out::{self, clean, Failure, Outcome};
-use crate::{run, shimlib};
+use crate::{run, shimlib, verify};
 use link::reason::Reason;
 use probe::Event;
 use report::{End, Finding};
@@ -40,10 +40,10 @@ struct Connection {
 }
 
 impl Connection {
-    fn open(o: &cli::Check, lib: &Path, dir: &Path) -> Result<Self, Failure> {
+    fn open(to: (&str, u16), lib: &Path, dir: &Path) -> Result<Self, Failure> {
         let me = std::env::current_exe().map_err(Failure::new)?;
         let mut command = Command::new(me);
-        command.arg("__probe").arg(&o.host).arg(o.port.to_string());
+        command.arg("__probe").arg(to.0).arg(to.1.to_string());
         run::prepare(&mut command, lib, dir, true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command
@@ -93,11 +93,16 @@ impl Drop for Connection {
 
 pub fn run(dir: Option<PathBuf>, o: &cli::Check) -> Outcome {
     let failed = |f: Failure| f.with_code(FAILED);
+    let to = match (o.pid, &o.host, o.port) {
+        (Some(pid), ..) => return verify::check(pid, o.json),
+        (_, Some(host), Some(port)) => (host.as_str(), port),
+        _ => return Err(failed(Failure::new("no service"))), // refused by the parser
+    };
     let lib = shimlib::find().map_err(failed)?;
     let places = Places::here(dir);
     let dir = std::path::absolute(places.choose()).map_err(|e| failed(Failure::new(e)))?;
     places.check_owner(&dir).map_err(failed)?;
-    let connection = Connection::open(o, &lib, &dir).map_err(failed)?;
+    let connection = Connection::open(to, &lib, &dir).map_err(failed)?;
     let mut found = watch(&connection, &dir, o.wait);
     found.local = connection.local.clone();
     found.peer = connection.peer.clone();

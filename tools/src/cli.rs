@@ -120,22 +120,39 @@ system's: its programs may change their user), and started if none is running; i
 are in underpassd.log in the runtime directory.
 
 The library is looked for in $UNDERPASS_LIB, beside this command, in ../lib and ../lib/underpass from \
-there, and in /usr/lib/underpass.";
+there, and in /usr/lib/underpass.
+
+With --verify the program is run as a child, and watched together with everything that it starts, for \
+10 seconds (--wait) or until all have ended; what still runs then is told to end (SIGTERM, later \
+SIGKILL). Afterwards standard error says for each whether it has the library, whether it reaches a \
+daemon, and why not, as `underpass check --pid` does. A program that lives for less than some 20 ms \
+may be missed.";
 
 const RUN_AFTER: &str = "\
 Examples:
   underpass run nginx -g 'daemon off;'
   underpass run --eager -- curl http://localhost:8080/
   underpass run bash                          everything that is started from this shell
+  underpass run --verify --wait 5 nginx       do its workers carry the library?
 
 Exit status: the program's; 127 if it was not found, 126 if it cannot be executed, 125 if Underpass
-itself failed (no library, or the daemon did not start), 2 for wrong usage.";
+itself failed (no library, or the daemon did not start), 2 for wrong usage. With --verify: 0 if the
+program and all that it started carry the library and reach a daemon, 1 if one does not.";
 
 #[derive(Debug, Args)]
 pub struct Run {
     /// Promote connections at their first call instead of after some use (for tests)
     #[arg(long)]
     pub eager: bool,
+    /// Watch the program and what it starts, and say whether they carry the library and reach a daemon
+    #[arg(long)]
+    pub verify: bool,
+    /// With --verify: seconds after which the program is told to end
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, requires = "verify", value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub wait: u64,
+    /// With --verify: report in JSON
+    #[arg(long, requires = "verify")]
+    pub json: bool,
     /// Program to start, and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub command: Vec<OsString>,
@@ -359,12 +376,16 @@ For a service of another node the answer also has: the two nodes, the channel be
 (see `underpass peers`), and RDMA: the device in use, or how many links to that node work, or why this \
 node has none (see `underpass devices`). Names of nodes are shown to root on the node only. Through an \
 address that is translated on the way (a service address of a cluster) the other node is not known \
-before the two ends have found each other.";
+before the two ends have found each other.
+
+With --pid nothing is opened: the process and its descendants are looked at, and for each it is said \
+whether it carries the library, whether it reaches a daemon, and why not.";
 
 const CHECK_AFTER: &str = "\
 Examples:
   underpass check 127.0.0.1 6379
   underpass check -j redis.example 6379 | jq -r .mode
+  underpass check --pid 4711
 
 With -j: mode (what such a connection gets), now (what this one had), promoted, promotable, daemon
 and closed (true or false), local and peer (addresses), and for each end, here and there: known (to
@@ -373,12 +394,26 @@ one node), with own and node (names), listed (does a [[peer]] list the address?)
 and trouble (why), refusal (null, or why this node has no RDMA), links, rail (null, or as in `ss -e -j`).
 
 Exit status: 0 if the connection is promoted or could be, 1 if it stays on TCP, 2 if the test failed
-(connection refused, unknown host, no library).";
+(connection refused, unknown host, no library).
+
+With --pid: why a process has no library (cause): static (linked statically), secure (set-user-id,
+set-group-id or file capabilities), no-preload (cleaned environment), preload-overwritten,
+library-absent (no such file in its root directory and mount namespace), architecture, loader, off
+(UNDERPASS=off), hidden (ask as root). Its daemon: connected, reachable (the library has had no reason to
+speak to it yet), absent, silent, forbidden (permissions), seccomp. -j prints an array of objects with
+pid, comm, program, library (path or null), cause (null, or name and text), daemon, note, fine.
+Exit status: 0 if all carry the library and reach a daemon, 1 if one does not, 2 if there is no such
+process.";
 
 #[derive(Debug, Args)]
 pub struct Check {
-    pub host: String,
-    pub port: u16,
+    #[arg(required_unless_present = "pid")]
+    pub host: Option<String>,
+    #[arg(required_unless_present = "pid")]
+    pub port: Option<u16>,
+    /// Look at this process and its descendants instead
+    #[arg(long, value_name = "PID", conflicts_with_all = ["host", "port", "wait"])]
+    pub pid: Option<u32>,
     /// Seconds to wait for the promotion
     #[arg(short, long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=600))]
     pub wait: u64,

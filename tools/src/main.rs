@@ -20,6 +20,7 @@ mod run;
 mod shimlib;
 mod ss;
 mod start;
+mod verify;
 
 use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};

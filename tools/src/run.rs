@@ -5,7 +5,8 @@
 
 use crate::cli;
 use crate::out::{Failure, Outcome};
-use crate::{shimlib, start};
+use crate::{shimlib, start, verify};
+use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -44,14 +45,23 @@ pub fn run(dir: Option<PathBuf>, o: &cli::Run) -> Outcome {
     let mut command = Command::new(program);
     command.args(args);
     prepare(&mut command, &lib, &runtime_dir, o.eager);
+    if o.verify {
+        return verify::run(command, o);
+    }
     let e = command.exec(); // returns only when it failed
+    Err(cannot_run(&o.command, &e))
+}
+
+/// The program could not be executed.
+pub fn cannot_run(command: &[OsString], e: &std::io::Error) -> Failure {
     let code = if e.kind() == ErrorKind::NotFound {
         NOT_FOUND
     } else {
         NOT_EXECUTABLE
     };
-    Err(Failure {
+    let program = command.first().map(|p| p.to_string_lossy());
+    Failure {
         code,
-        message: format!("cannot run `{}`: {e}", program.to_string_lossy()),
-    })
+        message: format!("cannot run `{}`: {e}", program.unwrap_or_default()),
+    }
 }

@@ -12,6 +12,7 @@ use crate::socket::{self, End};
 use link::family::state;
 use link::msg::ToShim;
 use link::reason::Reason;
+use std::collections::HashSet;
 use std::os::fd::AsFd;
 use std::rc::Rc;
 
@@ -138,6 +139,14 @@ impl Core {
                 self.pair([other, who]);
             }
         }
+    }
+
+    /// Registrations that are being looked at, or wait for their other end.
+    pub fn waiting_here(&self) -> HashSet<(PartyId, u32, u32)> {
+        let waiting = self.waiting.ends().map(|w| (w.party, w.conn, w.gen));
+        let new = self.parties.values();
+        let new = new.flat_map(|p| p.under_way.iter().map(|u| (p.id, u.0, u.1)));
+        waiting.chain(new).collect()
     }
 
     /// Ends that may wait in vain.

@@ -302,7 +302,7 @@ fn across(a: &Across, here: Option<&Row>, t: &mut String) {
 fn passes(code: u32) -> bool {
     matches!(
         Reason::from_code(code),
-        Some(Reason::None | Reason::Young | Reason::Waiting)
+        Some(Reason::None | Reason::Young | Reason::Waiting | Reason::Ready | Reason::Idle)
     )
 }
 
@@ -319,6 +319,8 @@ fn lasts(code: u32) -> bool {
                 | Reason::UnknownNode
                 | Reason::LinkLost
                 | Reason::RailDown
+                | Reason::NotAccepted
+                | Reason::Unreachable
         )
     )
 }

@@ -53,22 +53,33 @@ pub fn end(label: &str, code: u32, text: &mut String) {
     }
 }
 
-fn process(r: &Row) -> String {
-    match (r.pid, r.comm.is_empty()) {
+fn process(pid: u32, comm: &str) -> String {
+    match (pid, comm.is_empty()) {
         (0, _) => "process not known".into(),
         (pid, true) => format!("pid {pid}"),
-        (pid, false) => format!("{} (pid {pid})", clean(&r.comm)),
+        (pid, false) => format!("{} (pid {pid})", clean(comm)),
+    }
+}
+
+/// The other processes under the shim that hold the socket.
+fn others(r: &Row) -> String {
+    let all = r.pids.iter().filter(|p| **p != r.pid);
+    let all: Vec<String> = all.map(u32::to_string).collect();
+    match all.is_empty() {
+        true => String::new(),
+        false => format!(", also held by pid {}", all.join(", ")),
     }
 }
 
 /// The indented lines under a row.
 pub fn lines(r: &Row, text: &mut String) {
     text.push_str("    ");
-    text.push_str(&process(r));
+    text.push_str(&process(r.pid, &r.comm));
+    text.push_str(&others(r));
     if matches!(r.role.as_str(), "client" | "server") {
         text.push_str(&format!(", {}", r.role));
     }
-    if matches!(r.state.as_str(), "INIT" | "LISTEN") {
+    if matches!(r.state.as_str(), "INIT" | "LISTEN" | "CLOSED") {
         text.push('\n');
         return;
     }
@@ -93,6 +104,10 @@ pub fn lines(r: &Row, text: &mut String) {
         bytes(r.tcp_tx_bytes),
         bytes(r.tcp_rx_bytes)
     ));
+    if r.peer_pid != 0 {
+        let peer = process(r.peer_pid, &r.peer_comm);
+        text.push_str(&format!("    other end: {peer}\n"));
+    }
     if !r.mode.starts_with("TCP") {
         return;
     }
@@ -104,7 +119,7 @@ pub fn lines(r: &Row, text: &mut String) {
 
 /// The members that `-e` adds to a JSON row.
 pub fn members(r: &Row, m: &mut Map<String, Value>) {
-    let connected = !matches!(r.state.as_str(), "INIT" | "LISTEN");
+    let connected = !matches!(r.state.as_str(), "INIT" | "LISTEN" | "CLOSED");
     let reason = |on: bool, code| {
         if on {
             Said::of(code).json()
@@ -121,6 +136,9 @@ pub fn members(r: &Row, m: &mut Map<String, Value>) {
     for (key, value) in [
         ("pid", json!(r.pid)),
         ("comm", json!(r.comm)),
+        ("pids", json!(r.pids)),
+        ("peer_pid", json!(r.peer_pid)),
+        ("peer_comm", json!(r.peer_comm)),
         ("netns", json!(r.netns)),
         ("role", json!(r.role)),
         ("up", json!(r.up)),

@@ -1,0 +1,362 @@
+//! The rows of `ss`: every TCP socket that a process under the shim holds, joined with what the family
+//! tables say of it. Which sockets there are, where they lead and what state they are in is the
+//! kernel's word; the table only adds to it.
+
+use super::{ends, Carrier, Census};
+use crate::admin::Row;
+use crate::family::Family;
+use crate::party::PartyId;
+use crate::process;
+use crate::tcp;
+use crate::view::{self, Entry, Holder, Snapshot};
+use link::family::{flag, state, View, CONNS};
+use link::reason::Reason;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// A retry that has been due for so long shows that nothing has been called since.
+const DUE_MS: u64 = 1000;
+
+/// A process whose sockets are shown.
+struct Member {
+    holder: Holder,
+    connected: bool,
+    mapped: bool,
+    off: bool,
+    /// `None`: its descriptors could not be read.
+    sockets: Option<HashMap<u32, u64>>,
+}
+
+impl Member {
+    fn new(holder: Holder, connected: bool, carrier: Option<Carrier>) -> Self {
+        let off = carrier.as_ref().is_some_and(|c| c.off);
+        let mapped = carrier.as_ref().is_some_and(|c| c.mapped);
+        Member {
+            // The namespace may have changed since the hello; an unreadable one stays as it was.
+            holder: Holder {
+                netns: process::netns(holder.pid).unwrap_or(holder.netns),
+                comm: process::comm(holder.pid).unwrap_or(holder.comm),
+                ..holder
+            },
+            connected,
+            mapped,
+            off,
+            sockets: carrier.map(|c| c.sockets.into_iter().collect()),
+        }
+    }
+
+    fn holds(&self, inode: u64) -> bool {
+        let mut all = self.sockets.iter().flat_map(|s| s.values());
+        all.any(|i| *i == inode)
+    }
+}
+
+/// A family with the processes that use its table. Without a table: processes that have none.
+struct Kin {
+    family: Option<Arc<Family>>,
+    members: Vec<Member>,
+}
+
+/// The TCP sockets of all namespaces that matter.
+#[derive(Default)]
+pub struct Kernel {
+    by_inode: HashMap<u64, tcp::Socket>,
+    by_pair: HashMap<(SocketAddr, SocketAddr), Vec<(u64, tcp::Socket)>>,
+}
+
+impl Kernel {
+    /// One process of each namespace stands for it.
+    fn read(namespaces: HashMap<u64, u32>) -> Self {
+        let mut k = Kernel::default();
+        for (netns, pid) in namespaces {
+            for s in tcp::sockets(pid) {
+                if s.inode != 0 {
+                    k.by_inode.insert(s.inode, s.clone());
+                }
+                if !matches!(s.state, tcp::state::LISTEN | tcp::state::TIME_WAIT) {
+                    let all = k.by_pair.entry((s.local, s.peer)).or_default();
+                    all.push((netns, s));
+                }
+            }
+        }
+        k
+    }
+
+    pub fn socket(&self, inode: u64) -> Option<&tcp::Socket> {
+        self.by_inode.get(&inode)
+    }
+
+    /// The socket with these addresses: in this namespace, else where there is no doubt.
+    pub fn pair(
+        &self,
+        netns: u64,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Option<&(u64, tcp::Socket)> {
+        let all = self.by_pair.get(&(local, peer))?;
+        let here = all.iter().find(|s| s.0 == netns);
+        here.or_else(|| all.first().filter(|_| all.len() == 1))
+    }
+}
+
+/// Every row. `waiting`: registrations that wait for their other end.
+pub fn rows(
+    families: Vec<Snapshot>,
+    census: Census,
+    waiting: &HashSet<(PartyId, u32, u32)>,
+) -> Vec<Entry> {
+    let Census {
+        carriers,
+        strangers,
+    } = census;
+    let kins = kins(families, carriers);
+    let members = || kins.iter().flat_map(|k| &k.members);
+    let kernel = Kernel::read(
+        members()
+            .map(|m| (m.holder.netns, m.holder.pid))
+            .collect::<HashMap<_, _>>(),
+    );
+    let mut held: BTreeMap<u64, Vec<&Member>> = BTreeMap::new();
+    for m in members() {
+        let mut inodes: Vec<u64> = m.sockets.iter().flatten().map(|s| *s.1).collect();
+        inodes.sort_unstable();
+        inodes.dedup(); // a socket may have several descriptors
+        for i in inodes {
+            held.entry(i).or_default().push(m);
+        }
+    }
+    let mut all = Vec::new();
+    let mut full = HashSet::new();
+    for k in &kins {
+        let room = k.tracked(&kernel, waiting, &mut all);
+        if !room {
+            full.extend(k.members.iter().map(|m| m.holder.pid));
+        }
+    }
+    let shown: HashSet<u64> = all.iter().map(|e| e.row.inode).collect();
+    for (inode, members) in held.iter().filter(|h| !shown.contains(h.0)) {
+        let member = members.iter().find(|m| m.mapped);
+        if let (Some(s), Some(m)) = (kernel.socket(*inode), member) {
+            all.push(untracked(s, m, full.contains(&m.holder.pid)));
+        }
+    }
+    for e in &mut all {
+        let pids = held.get(&e.row.inode).into_iter().flatten();
+        e.row.pids = pids.map(|m| m.holder.pid).collect();
+        if !e.row.pids.contains(&e.row.pid) {
+            e.row.pids.insert(0, e.row.pid);
+        }
+    }
+    view::link_ends(&mut all);
+    let ours = members().map(|m| m.holder.pid).collect();
+    ends::name(&mut all, &kernel, &ours, &strangers);
+    all
+}
+
+/// Every process with its family.
+fn kins(families: Vec<Snapshot>, carriers: Vec<Carrier>) -> Vec<Kin> {
+    let mut carriers: HashMap<u32, Carrier> = carriers.into_iter().map(|c| (c.id.pid, c)).collect();
+    let mut kins = Vec::new();
+    let mut by_ident = HashMap::new();
+    for f in families {
+        let mut members = Vec::new();
+        for h in f.holders {
+            let c = carriers.remove(&h.pid);
+            members.push(Member::new(h, true, c));
+        }
+        for (start, h) in f.relics {
+            if process::start_time(h.pid) == Some(start) {
+                let c = carriers.remove(&h.pid);
+                members.push(Member::new(h, false, c));
+            }
+        }
+        by_ident.insert(f.family.ident, kins.len());
+        kins.push(Kin {
+            family: Some(f.family),
+            members,
+        });
+    }
+    let mut rest: Vec<Carrier> = carriers.into_values().collect();
+    rest.sort_by_key(|c| c.id.pid);
+    for mut c in rest {
+        let holder = Holder {
+            party: PartyId::NOBODY,
+            pid: c.id.pid,
+            own_pid: c.own_pid,
+            netns: c.netns,
+            comm: c.comm.clone(),
+        };
+        let table = c.table.take();
+        let known = table.as_ref().and_then(|t| by_ident.get(&t.0)).copied();
+        let m = Member::new(holder, false, Some(c));
+        match (known, table) {
+            (Some(k), _) => kins[k].members.push(m),
+            (None, table) => {
+                let family = table.map(|(ident, fd)| Arc::new(Family::new(ident, fd)));
+                by_ident.extend(family.iter().map(|f| (f.ident, kins.len())));
+                kins.push(Kin {
+                    family,
+                    members: vec![m],
+                });
+            }
+        }
+    }
+    kins
+}
+
+impl Kin {
+    /// Rows of what is in the table. False: the table is full.
+    fn tracked(
+        &self,
+        kernel: &Kernel,
+        waiting: &HashSet<(PartyId, u32, u32)>,
+        all: &mut Vec<Entry>,
+    ) -> bool {
+        let Some(family) = &self.family else {
+            return true;
+        };
+        let mut views = family.views();
+        let room = views.len() < CONNS;
+        // What the shim has looked at itself comes before what is found by a descriptor's number.
+        views.sort_by_key(|v| v.flags & flag::NAMED == 0);
+        let mut shown = HashSet::new();
+        let now_ms = now_ms();
+        for v in &mut views {
+            let Some(m) = self.name(v, kernel) else {
+                continue;
+            };
+            let tcp = kernel.socket(v.inode);
+            if shown.insert(v.inode) {
+                let waits = waiting.contains(&(m.holder.party, v.index, v.gen));
+                v.reason = reason(v, m.connected, waits, tcp, now_ms);
+                let mut e = view::entry(v, &m.holder);
+                place(&mut e, tcp, m.sockets.is_some());
+                all.push(e);
+            }
+        }
+        room
+    }
+
+    /// Finds out which socket an entry is about, and which process to show it under. `None`: nobody
+    /// holds it.
+    fn name(&self, v: &mut View, kernel: &Kernel) -> Option<&Member> {
+        let own = |m: &&Member| v.holders.contains(&m.holder.own_pid);
+        if v.flags & flag::NAMED == 0 {
+            let fd = v.fd.checked_sub(1)?;
+            let at = |m: &Member| m.sockets.as_ref()?.get(&fd).copied();
+            let mut found = self.members.iter().filter(own).filter_map(at);
+            v.inode = found.find(|i| kernel.socket(*i).is_some())?;
+        }
+        let holds = |m: &&Member| m.holds(v.inode);
+        let best = |m: &&Member| (own(m), m.connected);
+        let holder = self.members.iter().filter(holds).max_by_key(best);
+        if holder.is_some() || self.members.iter().all(|m| m.sockets.is_some()) {
+            return holder;
+        }
+        // Of those that we may not look at only the table can tell, if somebody has vouched for it.
+        let vouched = self.members.iter().any(|m| m.connected);
+        let hidden = |m: &&Member| vouched && m.sockets.is_none();
+        let mut hidden = self.members.iter().filter(hidden);
+        hidden.clone().find(own).or_else(|| {
+            let known: Vec<Holder> = hidden.clone().map(|m| m.holder.clone()).collect();
+            let pid = view::holder_of(&known, v)?.pid;
+            hidden.find(|m| m.holder.pid == pid)
+        })
+    }
+}
+
+/// State and addresses as the kernel has them. `looked`: its holder's descriptors were read.
+fn place(e: &mut Entry, tcp: Option<&tcp::Socket>, looked: bool) {
+    let Some(s) = tcp else {
+        // Held, and in no table of the kernel: reset, or not connected. (A lane proves the opposite:
+        // then it is another namespace's.)
+        if looked && e.row.state != "INIT" && e.row.up == "none" {
+            let listener = e.row.state == "LISTEN";
+            e.row.state = if listener { "INIT" } else { "CLOSED" }.into();
+        }
+        return;
+    };
+    let listens = s.state == tcp::state::LISTEN;
+    e.row.state = if listens { "LISTEN" } else { "ACTIVE" }.into();
+    e.row.uid = s.uid;
+    e.local = Some(s.local);
+    e.peer = (!listens).then_some(s.peer);
+    e.row.local = s.local.to_string();
+    e.row.peer = e.peer.map(|a| a.to_string()).unwrap_or_default();
+}
+
+/// A socket that no table has.
+fn untracked(s: &tcp::Socket, m: &Member, full: bool) -> Entry {
+    let listens = s.state == tcp::state::LISTEN;
+    let why = match (m.off, full) {
+        (true, _) => Reason::Config,
+        (_, true) => Reason::Table,
+        _ => Reason::Untracked,
+    };
+    let peer = (!listens).then_some(s.peer);
+    let row = Row {
+        state: if listens { "LISTEN" } else { "ACTIVE" }.into(),
+        uid: s.uid,
+        inode: s.inode,
+        local: s.local.to_string(),
+        peer: peer.map(|a| a.to_string()).unwrap_or_default(),
+        intf: "0000".into(),
+        reason: if listens { 0 } else { why.code() },
+        up: "none".into(),
+        pid: m.holder.pid,
+        comm: m.holder.comm.clone(),
+        netns: m.holder.netns,
+        ..Row::default()
+    };
+    Entry::untracked(row, s.local, peer)
+}
+
+/// Why an entry is on TCP, now: what its shim wrote down last may have stopped being true, for a shim
+/// only looks when the program calls.
+fn reason(v: &View, connected: bool, waits: bool, tcp: Option<&tcp::Socket>, now_ms: u64) -> u32 {
+    let Some(r) = Reason::from_code(v.reason).filter(|_| v.state == state::OPEN) else {
+        return v.reason;
+    };
+    if v.flags & (flag::BARRED | flag::HELD) != 0 {
+        return v.reason;
+    }
+    let due = v.not_before_ms.saturating_add(DUE_MS) < now_ms;
+    if v.flags & flag::LANE != 0 {
+        let up = v.tx_up || v.rx_up;
+        return match r {
+            Reason::None if !up => Reason::Ready,
+            Reason::RingFull if due && !up => Reason::Ready,
+            r => r,
+        }
+        .code();
+    }
+    let established = tcp.is_none_or(|s| s.state == tcp::state::ESTABLISHED);
+    let registered = v.flags & flag::REGISTERED != 0;
+    let passing = match r {
+        Reason::None | Reason::Young => !established,
+        // An answer may be on its way to a program that does not call.
+        Reason::Waiting => !(registered && waits),
+        Reason::NoDaemon | Reason::VersionMismatch => connected,
+        Reason::Shared => due && v.holders.len() as u64 + u64::from(v.forks) <= 1,
+        Reason::TimeoutDaemon
+        | Reason::NotEstablished
+        | Reason::PeerDeclined
+        | Reason::PeerGone
+        | Reason::RingFull
+        | Reason::LinkLost => due,
+        _ => false,
+    };
+    match (passing, established) {
+        (true, false) => Reason::NotEstablished.code(),
+        (true, true) => Reason::Idle.code(),
+        (false, _) if r == Reason::None => Reason::Idle.code(),
+        (false, _) => v.reason,
+    }
+}
+
+/// The clock of `Conn::not_before_ms`.
+fn now_ms() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    t.tv_sec as u64 * 1000 + t.tv_nsec as u64 / 1_000_000
+}

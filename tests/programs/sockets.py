@@ -1,0 +1,138 @@
+"""sockets.py STYLE [ARGUMENTS]: comes to hold TCP sockets in one way or another, says "ready" (and
+"port N" where it listens), and sleeps until it is killed.
+
+  serve N          listens, accepts N connections, leaves all others in the queue
+  connect PORT N   makes N connections and never uses them
+  talk PORT N      makes N connections, each used for some round trips with an `echo`
+  echo             listens; accepts, and answers in one thread per connection
+  exec PORT        makes a connection and executes this program again, which holds it
+  give PORT        makes a connection and gives it to another program by SCM_RIGHTS
+  fork PORT        makes a connection, forks a child that has it too and makes one of its own
+  late PORT FILE   uses a connection; when the file exists, makes another one, and goes on using it
+"""
+import array
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+KEPT = []
+
+
+def keep(sock):
+    KEPT.append(sock)
+    return sock
+
+
+def connect(port):
+    return keep(socket.create_connection(("127.0.0.1", int(port))))
+
+
+def ready():
+    print("ready", flush=True)
+    while True:
+        time.sleep(1000)
+
+
+def listen():
+    s = keep(socket.socket())
+    s.bind(("127.0.0.1", 0))
+    s.listen(64)
+    print("port", s.getsockname()[1], flush=True)
+    return s
+
+
+def talk(sock):
+    for i in range(40):
+        if i == 20:
+            time.sleep(0.3)  # a daemon may take a moment for its greeting
+        sock.sendall(b"x" * 100)
+        got = 0
+        while got < 100:
+            got += len(sock.recv(100))
+
+
+def serve(n):
+    s = listen()
+    for _ in range(int(n)):
+        keep(s.accept()[0])
+    ready()
+
+
+def answer(sock):
+    while data := sock.recv(65536):
+        sock.sendall(data)
+
+
+def echo():
+    s = listen()
+    print("ready", flush=True)
+    while True:
+        threading.Thread(target=answer, args=(keep(s.accept()[0]),), daemon=True).start()
+
+
+def give(port):
+    ours, theirs = socket.socketpair()
+    taker = subprocess.Popen([sys.executable, __file__, "take", str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    s = connect(port)
+    ours.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [s.fileno()]))])
+    s.close()
+    assert ours.recv(1) == b"y"
+    print("child", taker.pid, flush=True)
+    ready()
+
+
+def take(fd):
+    theirs = socket.socket(fileno=int(fd))
+    _, control, _, _ = theirs.recvmsg(1, 100)
+    keep(socket.socket(fileno=struct.unpack("i", control[0][2][:4])[0]))
+    theirs.send(b"y")
+    while True:
+        time.sleep(1000)
+
+
+def fork(port):
+    connect(port)
+    r, w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        connect(port)
+        os.write(w, b"x")
+        while True:
+            time.sleep(1000)
+    os.read(r, 1)
+    print("child", pid, flush=True)
+    ready()
+
+
+def late(port, file):
+    talk(connect(port))
+    print("talked", flush=True)
+    while not os.path.exists(file):
+        time.sleep(0.02)
+    second = connect(port)
+    print("ready", flush=True)
+    while True:
+        talk(second)
+
+
+style, arguments = sys.argv[1], sys.argv[2:]
+if style == "connect":
+    for _ in range(int(arguments[1])):
+        connect(arguments[0])
+    ready()
+elif style == "talk":
+    for _ in range(int(arguments[1])):
+        talk(connect(arguments[0]))
+    ready()
+elif style == "exec":
+    fd = connect(arguments[0]).fileno()
+    os.set_inheritable(fd, True)
+    os.execv(sys.executable, [sys.executable, __file__, "hold"])
+elif style == "hold":
+    ready()
+else:
+    globals()[style](*arguments)

@@ -1,0 +1,125 @@
+//! `underpass run --verify` and `underpass check --pid`: does a program, and what it starts, carry the
+//! library and reach a daemon, and if not, why?
+//!
+//! Everything is read from `/proc` and asked of the daemon; nothing is changed in the processes.
+
+mod elf;
+mod process;
+mod report;
+mod tree;
+
+use crate::cli;
+use crate::client;
+use crate::out::{self, Failure, Outcome};
+use process::{Daemons, Seen};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+/// Exit status when something is missing, and when that could not be found out.
+const MISSING: u8 = 1;
+const FAILED: u8 = 2;
+/// Between two looks at the processes of a program.
+const STEP: Duration = Duration::from_millis(20);
+/// What a program may take to end after it was told to.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// `check --pid`: a running process and its descendants.
+pub fn check(pid: u32, json: bool) -> Outcome {
+    let mut daemons = Daemons::default();
+    let all: Vec<Seen> = tree::descendants(pid)
+        .into_iter()
+        .filter_map(|p| Seen::look(p, &mut daemons))
+        .collect();
+    if all.first().is_none_or(|s| s.pid != pid) {
+        return Err(Failure::new(format_args!("there is no process {pid}")).with_code(FAILED));
+    }
+    match json {
+        true => out::print_json(&report::json(&all)).map_err(|f| f.with_code(FAILED))?,
+        false => out::print(&report::text(&all)).map_err(|f| f.with_code(FAILED))?,
+    }
+    Ok(code(&all))
+}
+
+fn code(all: &[Seen]) -> ExitCode {
+    match all.iter().all(Seen::fine) {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(MISSING),
+    }
+}
+
+/// `run --verify`: runs the program as a child and watches it and its descendants, until it ends or
+/// time is up. The report goes to standard error, for standard output is the program's.
+pub fn run(mut command: Command, o: &cli::Run) -> Outcome {
+    // Descendants whose parents end stay ours.
+    let _ = nix::sys::prctl::set_child_subreaper(true);
+    let mut child = match command.spawn() {
+        Ok(c) => c,
+        Err(e) => return Err(crate::run::cannot_run(&o.command, &e)),
+    };
+    let end = Instant::now() + Duration::from_secs(o.wait);
+    let mut daemons = Daemons::default();
+    let mut seen: BTreeMap<process::Key, Seen> = BTreeMap::new();
+    let mut status = None;
+    loop {
+        look(child.id(), &mut daemons, &mut seen);
+        if status.is_none() {
+            status = child.try_wait().map_err(Failure::new)?;
+        }
+        // Those that it left running are watched to the end, too.
+        if Instant::now() >= end || (status.is_some() && tree::children().is_empty()) {
+            break;
+        }
+        std::thread::sleep(STEP);
+    }
+    let ended = status.is_some();
+    tree::end_all(GRACE);
+    let status = match status {
+        Some(s) => Some(s),
+        None => child.try_wait().ok().flatten(),
+    };
+    let all: Vec<Seen> = seen.into_values().filter(Seen::settled).collect();
+    let text = match o.json {
+        true => serde_json::to_string_pretty(&report::json(&all)).map_err(Failure::new)? + "\n",
+        false => report::text(&all) + &report::ending(status, ended, o.wait),
+    };
+    eprint!("{text}");
+    Ok(code(&all))
+}
+
+/// Looks at every process below us; what was found last about each program that a process executed is
+/// kept, and that it had the library once is enough.
+fn look(child: u32, daemons: &mut Daemons, seen: &mut BTreeMap<process::Key, Seen>) {
+    daemons.forget();
+    let ours = tree::descendants(child);
+    let left = tree::children().into_iter().flat_map(tree::descendants);
+    let mut all: Vec<u32> = ours.into_iter().chain(left).collect();
+    all.sort_unstable();
+    all.dedup();
+    for s in all.into_iter().filter_map(|p| Seen::look(p, daemons)) {
+        let key = s.key();
+        match seen.get(&key) {
+            Some(old) if !s.better_than(old) => {}
+            _ => {
+                seen.insert(key, s);
+            }
+        }
+    }
+}
+
+/// Who is connected to the daemon in this directory; `None`: no daemon answers there.
+fn connected(dir: &std::path::Path) -> Option<Vec<u32>> {
+    use underpassd::admin::{Request, Response};
+    match client::ask_in(dir, &Request::Parties) {
+        Ok(Response::Parties { pids }) => Some(pids),
+        Ok(_) => Some(Vec::new()),
+        Err(_) => matches!(client::presence(dir), client::Presence::Answers).then(Vec::new),
+    }
+}
+
+/// The path of `inner` as process `pid` has it.
+fn within(pid: u32, inner: &std::path::Path) -> PathBuf {
+    let inner = inner.strip_prefix("/").unwrap_or(inner);
+    PathBuf::from(format!("/proc/{pid}/root")).join(inner)
+}

@@ -1,0 +1,362 @@
+//! What one process tells about the library and the daemon.
+
+use super::elf::{self, Elf};
+use super::{connected, within};
+use link::reason::Reason;
+use std::collections::HashMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use underpassd::admin::{Request, Response, CONTROL_SOCK};
+use underpassd::tenants;
+
+const LIBRARY: &str = "libunderpass";
+/// Type of the word of the auxiliary vector that says whether the loader must not trust the caller.
+const AT_SECURE: u64 = 23;
+
+/// Why the library is not there, or does nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// No loader runs in a program that is linked statically.
+    Static,
+    /// The program has more rights than its caller.
+    Secure(&'static str),
+    /// Whoever started it took LD_PRELOAD out of the environment, or never had it.
+    NoPreload,
+    /// LD_PRELOAD names other libraries only.
+    Overwritten(String),
+    /// The library's file is not where LD_PRELOAD says, as this process sees files.
+    Absent(String),
+    /// The program is for another kind of processor, or for another word size.
+    Architecture,
+    /// The loader had all it needs, and did not load it.
+    Loader(String),
+    /// `UNDERPASS=off`.
+    Off,
+    /// The loader is still at work, or the process is ending.
+    Starting,
+    /// We may not look.
+    Hidden,
+}
+
+impl Cause {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Cause::Static => "static",
+            Cause::Secure(_) => "secure",
+            Cause::NoPreload => "no-preload",
+            Cause::Overwritten(_) => "preload-overwritten",
+            Cause::Absent(_) => "library-absent",
+            Cause::Architecture => "architecture",
+            Cause::Loader(_) => "loader",
+            Cause::Off => "off",
+            Cause::Starting => "starting",
+            Cause::Hidden => "hidden",
+        }
+    }
+
+    pub fn text(&self) -> String {
+        match self {
+            Cause::Static => "the program is linked statically: no loader, so no preloaded library".into(),
+            Cause::Secure(why) => format!("the program has more rights than its caller ({why}): the loader ignores LD_PRELOAD, or the library stays out of the way"),
+            Cause::NoPreload => "its environment has no LD_PRELOAD: cleaned by the program that started it (sudo, env -i, a service manager), or started without Underpass".into(),
+            Cause::Overwritten(v) => format!("LD_PRELOAD was overwritten; it names {v} only"),
+            Cause::Absent(p) => format!("{p} does not exist in its root directory and mount namespace (chroot, container)"),
+            Cause::Architecture => "the program is for another architecture, or 32 bits, and the library is not".into(),
+            Cause::Loader(l) => format!("its loader ({l}) did not load the library; try LD_DEBUG=libs"),
+            Cause::Off => "UNDERPASS=off in its environment".into(),
+            Cause::Starting => "it is just starting or ending".into(),
+            Cause::Hidden => "may not be looked at; ask as root".into(),
+        }
+    }
+}
+
+/// How it stands with the daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Daemon {
+    Connected,
+    /// A daemon answers there; nothing has made the library speak to it yet.
+    Reachable,
+    /// There is no socket where the library looks, as this process sees files.
+    Absent(String),
+    /// Nobody answers there.
+    Silent(String),
+    /// The socket, or a directory above it, is closed to this process's user.
+    Forbidden(String),
+    /// The library looked for a daemon in vain, although one answers; a filter of system calls is
+    /// installed.
+    Seccomp,
+    /// No library, no daemon.
+    None,
+}
+
+impl Daemon {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Daemon::Connected => "connected",
+            Daemon::Reachable => "reachable",
+            Daemon::Absent(_) => "absent",
+            Daemon::Silent(_) => "silent",
+            Daemon::Forbidden(_) => "forbidden",
+            Daemon::Seccomp => "seccomp",
+            Daemon::None => "-",
+        }
+    }
+
+    pub fn text(&self) -> String {
+        match self {
+            Daemon::Connected => String::new(),
+            Daemon::Reachable => "a daemon answers; the library speaks to it when a connection is used".into(),
+            Daemon::Absent(d) => format!("no daemon's socket in {d}, as this process sees files (not started, chroot, container)"),
+            Daemon::Silent(d) => format!("nobody answers in {d}: the daemon has ended or is stopped"),
+            Daemon::Forbidden(d) => format!("the daemon's socket in {d} is closed to this process's user"),
+            Daemon::Seccomp => "a daemon answers, and the library did not reach it: a filter of system calls is installed (it needs socket, connect, sendmsg with descriptors, memfd_create)".into(),
+            Daemon::None => String::new(),
+        }
+    }
+}
+
+/// Daemons that answered, with their processes: asked once per look at all processes.
+#[derive(Default)]
+pub struct Daemons(HashMap<PathBuf, Option<Vec<u32>>>);
+
+impl Daemons {
+    pub fn forget(&mut self) {
+        self.0.clear();
+    }
+
+    fn ask(&mut self, dir: &Path) -> Option<&[u32]> {
+        let known = self.0.entry(dir.to_owned());
+        known.or_insert_with(|| connected(dir)).as_deref()
+    }
+}
+
+/// Process, and the program that it executes.
+pub type Key = (u32, u64, String);
+
+/// One process.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub pid: u32,
+    pub comm: String,
+    pub program: String,
+    start: u64,
+    /// Where the library was loaded from.
+    pub library: Option<String>,
+    pub cause: Option<Cause>,
+    pub daemon: Daemon,
+}
+
+impl Seen {
+    pub fn look(pid: u32, daemons: &mut Daemons) -> Option<Seen> {
+        let at = |f: &str| PathBuf::from(format!("/proc/{pid}/{f}"));
+        let start = underpassd::process::start_time(pid)?;
+        let program = fs::read_link(at("exe"));
+        let mut s = Seen {
+            pid,
+            start,
+            comm: underpassd::process::comm(pid).unwrap_or_default(),
+            program: program.map_or_else(|_| String::new(), |p| p.display().to_string()),
+            library: None,
+            cause: None,
+            daemon: Daemon::None,
+        };
+        let uid = fs::metadata(at("")).ok()?.uid();
+        let maps = match fs::read(at("maps")) {
+            Err(e) if e.kind() == ErrorKind::PermissionDenied => {
+                s.cause = Some(Cause::Hidden);
+                return Some(s);
+            }
+            m => m.unwrap_or_default(),
+        };
+        if maps.is_empty() || s.program.is_empty() {
+            s.cause = Some(Cause::Starting); // or its end: it has no memory
+            return Some(s);
+        }
+        let env = tenants::environment(&at("")).unwrap_or_default();
+        let maps = String::from_utf8_lossy(&maps);
+        s.library = maps.lines().find_map(|l| {
+            let path = l.get(l.find('/')?..)?;
+            path.contains(LIBRARY).then(|| path.to_owned())
+        });
+        let secure = secure(pid);
+        s.cause = match &s.library {
+            Some(_) => secure.or_else(|| tenants::off(&env).then_some(Cause::Off)),
+            None => Some(why_not(pid, &maps, &env, secure)),
+        };
+        if s.cause.is_none() {
+            s.daemon = daemon(pid, uid, &env, daemons);
+        }
+        (underpassd::process::start_time(pid) == Some(start)).then_some(s)
+    }
+
+    pub fn key(&self) -> Key {
+        (self.pid, self.start, self.program.clone())
+    }
+
+    /// Does it carry the library, and reach a daemon?
+    pub fn fine(&self) -> bool {
+        self.cause.is_none() && matches!(self.daemon, Daemon::Connected | Daemon::Reachable)
+    }
+
+    /// Was it there long enough to be judged?
+    pub fn settled(&self) -> bool {
+        self.cause != Some(Cause::Starting)
+    }
+
+    /// Does this look at a process say more than an earlier one? (At its end a process loses its
+    /// memory, and then its daemon, before it is gone.)
+    pub fn better_than(&self, old: &Seen) -> bool {
+        let rank = |s: &Seen| match (&s.cause, &s.daemon) {
+            (Some(Cause::Starting | Cause::Hidden), _) => 0,
+            (Some(_), _) => 1,
+            (None, Daemon::Connected) => 5,
+            (None, Daemon::Seccomp) => 4,
+            (None, Daemon::Reachable) => 3,
+            (None, _) => 2,
+        };
+        rank(self) > rank(old)
+    }
+}
+
+/// Has it more rights than its caller, and what from?
+fn secure(pid: u32) -> Option<Cause> {
+    let words = fs::read(format!("/proc/{pid}/auxv")).ok()?;
+    let word = |b: &[u8]| u64::from_ne_bytes(b.try_into().unwrap_or_default());
+    let mut pairs = words
+        .chunks_exact(16)
+        .map(|p| (word(&p[..8]), word(&p[8..])));
+    pairs.find(|p| *p == (AT_SECURE, 1))?;
+    let exe = PathBuf::from(format!("/proc/{pid}/exe"));
+    let mode = fs::metadata(&exe).map_or(0, |m| m.mode());
+    let mut value = [0u8; 64];
+    let capable = rustix::fs::getxattr(&exe, "security.capability", &mut value[..]).is_ok();
+    Some(Cause::Secure(match (mode & 0o4000, mode & 0o2000) {
+        (0, 0) if capable => "file capabilities",
+        (0, 0) => "by its security module or its caller's rights",
+        (0, _) => "set-group-id",
+        _ => "set-user-id",
+    }))
+}
+
+/// Why the library is not mapped.
+fn why_not(pid: u32, maps: &str, env: &[u8], secure: Option<Cause>) -> Cause {
+    let exe = elf::read(Path::new(&format!("/proc/{pid}/exe")));
+    let Some(exe) = exe else {
+        return Cause::Hidden;
+    };
+    let Some(loader) = &exe.interpreter else {
+        return Cause::Static;
+    };
+    if let Some(c) = secure {
+        return c;
+    }
+    let preload = match tenants::variable(env, "LD_PRELOAD") {
+        None => return Cause::NoPreload,
+        Some(v) => String::from_utf8_lossy(v).into_owned(),
+    };
+    let mut names = preload.split([':', ' ', '\t', '\n']);
+    let Some(name) = names.find(|n| n.contains(LIBRARY)) else {
+        return Cause::Overwritten(preload);
+    };
+    let file = within(pid, Path::new(name));
+    if name.starts_with('/') && !file.exists() {
+        return Cause::Absent(name.to_owned());
+    }
+    let other = |l: &Elf| (l.class, l.machine) != (exe.class, exe.machine);
+    if elf::read(&file).as_ref().is_some_and(other) {
+        return Cause::Architecture;
+    }
+    // What is preloaded comes before the C library.
+    match started(maps, loader) {
+        true => Cause::Loader(loader.clone()),
+        false => Cause::Starting,
+    }
+}
+
+/// Has the loader mapped anything besides itself and the program?
+fn started(maps: &str, loader: &str) -> bool {
+    let loader = Path::new(loader).file_name().unwrap_or_default();
+    let library = |path: &str| {
+        let name = Path::new(path).file_name().unwrap_or_default();
+        name != loader && name.as_bytes().windows(3).any(|w| w == b".so")
+    };
+    // musl's C library is its loader; then the name of a link to it says nothing.
+    let paths: Vec<&str> = maps.lines().filter_map(|l| l.get(l.find('/')?..)).collect();
+    paths.iter().any(|p| library(p)) || loader.as_bytes().starts_with(b"ld-musl")
+}
+
+fn daemon(pid: u32, uid: u32, env: &[u8], daemons: &mut Daemons) -> Daemon {
+    let mut worst = Daemon::None;
+    for dir in tenants::directories(env, uid) {
+        let shown = dir.display().to_string();
+        let here = within(pid, &dir);
+        let socket = here.join(CONTROL_SOCK);
+        let there = fs::metadata(&socket).is_ok_and(|m| m.file_type().is_socket());
+        let found = match daemons.ask(&here) {
+            _ if !there => Daemon::Absent(shown),
+            _ if !may_connect(pid, &dir) => Daemon::Forbidden(shown),
+            None => Daemon::Silent(shown),
+            Some(pids) if pids.contains(&pid) => return Daemon::Connected,
+            Some(_) if filtered(pid) && in_vain(&here, pid) => Daemon::Seccomp,
+            Some(_) => return Daemon::Reachable,
+        };
+        // The first directory in which there is anything says most.
+        if matches!(worst, Daemon::None | Daemon::Absent(_)) {
+            worst = found;
+        }
+    }
+    worst
+}
+
+/// Effective user, groups and whether it may pass by permissions, from its status.
+fn may_connect(pid: u32, dir: &Path) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let field = |name: &str| {
+        status
+            .lines()
+            .find_map(|l| l.strip_prefix(name))
+            .unwrap_or("")
+    };
+    let numbers = |s: &str| -> Vec<u32> { s.split_whitespace().flat_map(str::parse).collect() };
+    // Real, effective, saved, file system.
+    let (uids, mut groups) = (numbers(field("Uid:")), numbers(field("Groups:")));
+    groups.extend(numbers(field("Gid:")).last());
+    let capabilities = u64::from_str_radix(field("CapEff:").trim(), 16).unwrap_or(0);
+    let (override_all, search_all) = (capabilities & 1 << 1 != 0, capabilities & 1 << 2 != 0);
+    let uid = uids.last().copied().unwrap_or(0);
+    let allowed = |path: &Path, bit: u32| {
+        let Ok(m) = fs::metadata(path) else {
+            return false;
+        };
+        let shift = match (m.uid() == uid, groups.contains(&m.gid())) {
+            (true, _) => 6,
+            (_, true) => 3,
+            _ => 0,
+        };
+        override_all || m.mode() >> shift & bit == bit
+    };
+    let mut above = dir.ancestors().filter(|a| *a != Path::new("/"));
+    let passes = above.all(|a| search_all || allowed(&within(pid, a), 1));
+    passes && allowed(&within(pid, dir).join(CONTROL_SOCK), 2)
+}
+
+/// Is a filter of system calls installed?
+fn filtered(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mode = status.lines().find_map(|l| l.strip_prefix("Seccomp:"));
+    mode.is_some_and(|m| m.trim() != "0")
+}
+
+/// Has its library looked for a daemon, and found none, although there is this one?
+fn in_vain(dir: &Path, pid: u32) -> bool {
+    let none = Reason::NoDaemon.code();
+    match crate::client::ask_in(dir, &Request::Ss) {
+        Ok(Response::Ss { rows }) => rows
+            .iter()
+            .any(|r| r.reason == none && r.pids.contains(&pid)),
+        _ => false,
+    }
+}

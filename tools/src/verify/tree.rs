@@ -1,0 +1,90 @@
+//! Processes and their descendants.
+
+use nix::errno::Errno;
+use nix::sys::signal::{kill, Signal};
+use nix::sys::wait::{waitpid, WaitPidFlag};
+use nix::unistd::Pid;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Parent of each process.
+fn parents() -> HashMap<u32, u32> {
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter_map(|p| Some((p, parent(p)?))).collect()
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name stands in parentheses and may contain anything.
+    let mut rest = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    // A process that has ended and waits for its parent is none any more.
+    (rest.next()? != "Z").then_some(())?;
+    rest.next()?.parse().ok()
+}
+
+/// A process and all below it, itself first.
+pub fn descendants(pid: u32) -> Vec<u32> {
+    let parents = parents();
+    let mut all = match parents.contains_key(&pid) {
+        true => vec![pid],
+        false => return Vec::new(),
+    };
+    let mut at = 0;
+    while let Some(p) = all.get(at).copied() {
+        let mut below: Vec<u32> = parents.iter().filter(|q| *q.1 == p).map(|q| *q.0).collect();
+        below.retain(|q| !all.contains(q));
+        below.sort_unstable();
+        all.extend(below);
+        at += 1;
+    }
+    all
+}
+
+/// Our own children that live.
+pub fn children() -> Vec<u32> {
+    let me = std::process::id();
+    let parents = parents();
+    parents
+        .iter()
+        .filter(|q| *q.1 == me)
+        .map(|q| *q.0)
+        .collect()
+}
+
+/// Tells all below us to end, and kills who has not after a while.
+pub fn end_all(grace: Duration) {
+    let limit = Instant::now() + grace;
+    let mut told = std::collections::HashSet::new();
+    loop {
+        reap();
+        let left: Vec<u32> = descendants(std::process::id()).split_off(1);
+        if left.is_empty() {
+            return;
+        }
+        let late = Instant::now() >= limit;
+        for p in left {
+            let Ok(n) = i32::try_from(p) else { continue };
+            if late {
+                let _ = kill(Pid::from_raw(n), Signal::SIGKILL);
+            } else if told.insert(p) {
+                let _ = kill(Pid::from_raw(n), Signal::SIGTERM);
+            }
+        }
+        if Instant::now() >= limit + grace {
+            return; // in the kernel, where no signal reaches
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Collects those who have ended and became our children.
+fn reap() {
+    loop {
+        match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+            Ok(nix::sys::wait::WaitStatus::StillAlive) | Err(Errno::ECHILD) => return,
+            Err(_) => return,
+            Ok(_) => {}
+        }
+    }
+}
