@@ -91,7 +91,10 @@ fn ends_of_large_calls() -> Result<()> {
             ensure!(shim == bare, "{case}: {shim:?}, bare: {bare:?}");
         }
         let s = d.stats()?;
-        ensure!(s.registered > 0 && s.resets == 0, "{case}: {s:?}");
+        ensure!(
+            (s.registered > 0 || case == "nonblock") && s.resets == 0,
+            "{case}: {s:?}"
+        );
     }
     Ok(())
 }
