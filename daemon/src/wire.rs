@@ -80,7 +80,7 @@ pub fn recv_from(fd: BorrowedFd<'_>) -> Result<Option<(i32, Vec<Foreign>)>, Errn
     while !c.is_null() {
         // SAFETY: inside the control buffer, by the macros.
         let (head, data) = unsafe { (*c, libc::CMSG_DATA(c)) };
-        let len = (head.cmsg_len as usize).saturating_sub(data as usize - c as usize);
+        let len = head.cmsg_len.saturating_sub(data as usize - c as usize);
         match (head.cmsg_level, head.cmsg_type) {
             (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => {
                 // SAFETY: a `struct ucred`, whose first member is the process.

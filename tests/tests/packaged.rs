@@ -53,11 +53,12 @@ impl<'a> Packaged<'a> {
 
     fn serve(&self) -> Result<Running> {
         let mut server = self.act("serve").spawn()?;
-        until("it listens", SOON, || {
+        let listens = until("it listens", SOON, || {
             server.has_ended() || listening(self.port)
-        })
-        .and_then(|()| Ok(ensure!(!server.has_ended(), "it has ended")))
-        .with_context(|| format!("{}: {}{}", self.name, server.stdout(), server.stderr()))?;
+        });
+        listens
+            .with_context(|| format!("{}: {}{}", self.name, server.stdout(), server.stderr()))?;
+        ensure!(!server.has_ended(), "{}: {}", self.name, server.stderr());
         Ok(server)
     }
 
