@@ -6,7 +6,7 @@
 Conventions as in `edges.py`. Cases whose names end in `_before` set their options on the listener, and on
 the client's socket before it is connected.
 """
-import errno
+import os
 import select
 import signal
 import socket
@@ -14,7 +14,7 @@ import struct
 import sys
 import time
 
-from ends import await_mark, exactly, mark, marked
+from ends import DIR, await_mark, exactly, mark, marked
 
 CASE, ROLE, HOST = sys.argv[1:4]
 LIMIT = 20
@@ -136,6 +136,29 @@ def shutrd_client(sock):
     equal(told(sock, 1), (b"i", [0], 0))
     equal(told(sock, 1), (b"", [0], 0))
     mark("over")
+
+
+# ---- Java's helper ----------------------------------------------------------------------------
+
+def helper_server(sock):
+    for _ in range(5):
+        sock.sendall(exactly(sock, 1000))
+    await_mark("looked")
+
+
+def helper_client(sock):
+    """Programs started as Java does it, from a process whose sockets are not closed on exec."""
+    os.set_inheritable(sock.fileno(), True)
+    path = os.path.join(DIR, "lib")
+    os.mkdir(path)
+    path = os.path.join(path, "jspawnhelper")
+    os.symlink("/bin/true", path)  # the real one closes what it inherits
+    for _ in range(5):
+        equal(os.waitpid(os.posix_spawn(path, [path], os.environ), 0)[1], 0)
+        noise = os.urandom(1000)
+        sock.sendall(noise)
+        equal(exactly(sock, 1000), noise)
+    looked_at()
 
 
 inq_before_server, inq_before_client = inq_server, inq_client

@@ -1,7 +1,7 @@
 //! Processes: fork, exec, spawn.
 
 use crate::{fdops, io, real, sys};
-use core::ffi::{c_char, c_void};
+use core::ffi::{c_char, c_void, CStr};
 use link::reason::Reason;
 
 /// A call that makes a child with memory of its own.
@@ -81,11 +81,25 @@ exec! {
     fexecve(fd: i32, a: *const *const c_char, e: *const *const c_char);
 }
 
+/// Java's helper: the first that it does is to close every descriptor but its own pipes; then it executes
+/// the program. What it inherits (no socket of Java's is closed on exec) nobody will use.
+///
+/// # Safety
+/// `path` is null or a C string.
+unsafe fn keeps_nothing(path: *const c_char) -> bool {
+    // SAFETY: by contract.
+    let path = (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) }.to_bytes());
+    path.is_some_and(|p| p.ends_with(b"/lib/jspawnhelper"))
+}
+
 macro_rules! spawn {
-    ($($name:ident($($a:ident: $t:ty),*) -> $r:ty;)*) => {$(
+    ($($name:ident($($a:ident: $t:ty),*) -> $r:ty, $program:expr;)*) => {$(
         #[no_mangle]
         pub unsafe extern "C" fn $name($($a: $t),*) -> $r {
-            io::quietly(fdops::before_spawn);
+            // SAFETY: the application's path.
+            if !unsafe { keeps_nothing($program) } {
+                io::quietly(fdops::before_spawn);
+            }
             // SAFETY: see above.
             unsafe { real::$name($($a),*) }
         }
@@ -93,10 +107,10 @@ macro_rules! spawn {
 }
 
 spawn! {
-    posix_spawn(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32;
-    posix_spawnp(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32;
-    system(c: *const c_char) -> i32;
-    popen(c: *const c_char, t: *const c_char) -> *mut c_void;
+    posix_spawn(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32, p;
+    posix_spawnp(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32, p;
+    system(c: *const c_char) -> i32, core::ptr::null();
+    popen(c: *const c_char, t: *const c_char) -> *mut c_void, core::ptr::null();
 }
 
 /// What a spawned program will get as one of its descriptors leaves its lane now: the copy itself
