@@ -57,6 +57,9 @@ const BLOCKED: u32 = 32; // waits for ring space
 const FRESH: u32 = 128; // the inner set has yet to say what any new member says first
 const PARKED: u32 = 64; // removed by the application; kept, for many remove and add in turn
 
+/// In `Set::asleep`: the set has lanes, and each of its links counts each thread asleep in it.
+const HEARS: u32 = 1 << 31;
+
 /// A connection in a set.
 struct Reg {
     set: AtomicU32,
@@ -87,6 +90,8 @@ struct Set {
     ctl: AtomicI32,
     /// Threads inside a wait on this set.
     waiters: AtomicU32,
+    /// Threads asleep in the kernel on this set, and [`HEARS`]: see `sleep::fall_asleep`.
+    asleep: AtomicU32,
     lanes: AtomicU32,
     /// Not 0: some connection has been registered here.
     tcp: AtomicU32,
@@ -102,8 +107,12 @@ struct Set {
     head: AtomicU32,
     tail: AtomicU32,
     queued: AtomicU32,
+    /// Counts registrations put into the queue: see `Harvest::pushes`.
+    pushes: AtomicU32,
     /// Slots of `links` that were ever used: the rest need not be looked at.
     high: AtomicU32,
+    /// Slots of `links` whose doorbell is out of sight: see `sleep::mute`.
+    muted: AtomicU64,
     links: [AtomicU32; LINKS],
     groups: [AtomicU32; LINKS],
     seen: [[AtomicU32; GROUPS]; LINKS],
@@ -177,19 +186,22 @@ pub fn created(fd: i32) {
     }
     for i in 0..SETS as u32 {
         let s = set_at(i);
-        if s.used.load(Relaxed) == 0 && s.used.compare_exchange(0, 1, AcqRel, Relaxed).is_ok() {
+        // (A thread may still be asleep in a set that was closed under it, and takes that back.)
+        let free = s.used.load(Relaxed) == 0 && s.waiters.load(SeqCst) == 0;
+        if free && s.used.compare_exchange(0, 1, AcqRel, Relaxed).is_ok() {
             s.epfd.store(fd, Relaxed);
             s.refs.store(1, Relaxed);
             for a in [&s.inner, &s.kick, &s.ctl] {
                 a.store(-1, Relaxed);
             }
             for a in [
-                &s.waiters, &s.lanes, &s.barred, &s.stirred, &s.head, &s.tail, &s.queued, &s.lock,
-                &s.high, &s.moves, &s.tcp,
+                &s.lanes, &s.barred, &s.stirred, &s.head, &s.tail, &s.queued, &s.lock, &s.high,
+                &s.moves, &s.tcp,
             ] {
                 a.store(0, Relaxed);
             }
             s.spin.store(4, Relaxed);
+            s.muted.store(0, Relaxed);
             for k in 0..LINKS {
                 s.links[k].store(0, Relaxed);
                 s.groups[k].store(0, Relaxed);
@@ -225,6 +237,7 @@ pub fn closed(i: u32) {
                 l.sets[i as usize / 64].fetch_and(!(1 << (i % 64)), SeqCst);
             }
         }
+        sleep::deafen(s);
         for f in [&s.inner, &s.kick] {
             fdtab::close_ours(f.swap(-1, Relaxed));
         }
@@ -241,7 +254,9 @@ pub fn after_fork() {
     for i in 0..SETS as u32 {
         let s = set_at(i);
         if s.used.load(Relaxed) != 0 {
-            for a in [&s.lock, &s.waiters, &s.lanes, &s.head, &s.tail, &s.queued] {
+            for a in [
+                &s.lock, &s.waiters, &s.asleep, &s.lanes, &s.head, &s.tail, &s.queued,
+            ] {
                 a.store(0, Relaxed);
             }
             // The kernel's inner set is the parent's: its doorbells are not ours to drain.

@@ -77,6 +77,20 @@ fn nonblocking(c: &Conn, flags: i32) -> bool {
     flags & libc::MSG_DONTWAIT != 0 || c.flags.load(Relaxed) & flag::NONBLOCK != 0
 }
 
+/// The lock of a direction, for a call; one that may not block does not wait for long for a holder that
+/// is stopped.
+#[inline(always)]
+fn lock_for<'a>(
+    word: &'a core::sync::atomic::AtomicU32,
+    c: &Conn,
+    flags: i32,
+) -> Option<lock::Guard<'a>> {
+    match nonblocking(c, flags) {
+        true => lock::lock_within(word, 40),
+        false => lock::lock(word),
+    }
+}
+
 /// End of the wait that SO_RCVTIMEO or SO_SNDTIMEO allows, in CLOCK_MONOTONIC ns; `None`: for ever.
 fn deadline(fd: i32, name: i32) -> Option<u64> {
     let mut b = [0u8; 16];
@@ -248,7 +262,7 @@ unsafe fn send_on(
             };
         }
         let sent = {
-            let Some(_g) = lock::lock(&c.tx.lock) else {
+            let Some(_g) = lock_for(&c.tx.lock, c, flags) else {
                 return fail(libc::EAGAIN);
             };
             if !call.current(c, l) {
@@ -272,6 +286,7 @@ unsafe fn send_on(
         match sent {
             Sent::Bytes(n) => {
                 total += n;
+                link.moved();
                 let me = cpu();
                 if m.own_rx().cpu.load(Relaxed) != me {
                     m.own_rx().cpu.store(me, Relaxed); // a hint for the other side's spin
@@ -548,7 +563,7 @@ pub unsafe fn recv(
             look,
         };
         let got = {
-            let Some(_g) = lock::lock(&c.rx.lock) else {
+            let Some(_g) = lock_for(&c.rx.lock, c, flags) else {
                 return fail(libc::EAGAIN);
             };
             if !call.current(c, l) {
@@ -576,6 +591,7 @@ pub unsafe fn recv(
                     promote::promoted(c);
                 }
                 total += n;
+                link.moved();
                 if all && iov.left() > 0 && n > 0 {
                     look = false;
                     continue;

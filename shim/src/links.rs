@@ -32,6 +32,11 @@ struct Arena {
     free: [[AtomicU64; FREE_PER_CLASS]; CLASSES],
 }
 
+/// Rings in vain after which a link is muted for a while.
+const VAIN_MAX: u32 = 64;
+/// Longest time for which it is, ms.
+const MUTE_MAX_MS: u64 = 8;
+
 /// Milliseconds between two requests for the same chunk.
 const ASK_MS: u32 = 1000;
 
@@ -45,6 +50,10 @@ pub struct Link {
     pub far: AtomicU32,
     /// Not 0: that daemon is dead.
     dead: AtomicU32,
+    /// Times since the last byte or event that the other party rang, or told of news, for nothing.
+    vain: AtomicU32,
+    /// Until when (ns) its doorbell and counters are not looked at, for that reason.
+    muted_until: AtomicU64,
     pub own: Area,
     pub peer: Area,
     /// Our end of the doorbell + 1 (0: none).
@@ -142,6 +151,7 @@ pub fn reap() {
         }
         l.leader.store(0, Relaxed);
         l.dead.store(0, Relaxed);
+        l.vain.store(0, Relaxed);
         for w in &l.sets {
             w.store(0, Relaxed);
         }
@@ -234,6 +244,34 @@ impl Link {
         self.far.load(Relaxed) != 0
     }
 
+    /// The other party has rung, or bumped a counter. Honest ones do so for something: bytes, space that
+    /// is used then, an end. One that does nothing else is looked at less and less often, so that it
+    /// cannot keep a thread busy that waits for it; what does come is found some milliseconds later.
+    #[cold]
+    pub fn rung(&self) {
+        let vain = self.vain.load(Relaxed).saturating_add(1);
+        self.vain.store(vain, Relaxed);
+        if vain >= VAIN_MAX {
+            let ms = u64::from(vain / VAIN_MAX).min(MUTE_MAX_MS);
+            self.muted_until
+                .store(sys::now_ns() + ms * 1_000_000, Relaxed);
+        }
+    }
+
+    /// Something came of the link: bytes, or an event for the application.
+    #[inline(always)]
+    pub fn moved(&self) {
+        if self.vain.load(Relaxed) != 0 {
+            self.vain.store(0, Relaxed);
+        }
+    }
+
+    /// Is the link to be left alone for the next milliseconds (see [`Link::rung`])?
+    #[inline(always)]
+    pub fn is_muted(&self) -> bool {
+        self.vain.load(Relaxed) >= VAIN_MAX && sys::now_ns() < self.muted_until.load(Relaxed)
+    }
+
     /// The other party is gone.
     pub fn gone(&self) {
         let first = self.state.swap(GONE, AcqRel) != GONE;
@@ -272,7 +310,11 @@ impl Link {
             return link::doorbell::Drained::Quiet;
         }
         // SAFETY: as in `ring`.
-        link::doorbell::drain(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) })
+        let d = link::doorbell::drain(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) });
+        if d == link::doorbell::Drained::Rung {
+            self.rung();
+        }
+        d
     }
 
     /// Maps a chunk of our own area (writable) or of the peer's. `false`: it could not be mapped.

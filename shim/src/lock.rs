@@ -54,7 +54,7 @@ pub fn lock(word: &AtomicU32) -> Option<Guard<'_>> {
     if word.compare_exchange(0, me, Acquire, Relaxed).is_ok() {
         return Some(Guard(word));
     }
-    slow(word, me)
+    slow(word, me, u32::MAX)
 }
 
 /// Takes the lock only if it is free.
@@ -64,8 +64,42 @@ pub fn try_lock(word: &AtomicU32) -> Option<Guard<'_>> {
         .map(|_| Guard(word))
 }
 
+/// Takes the lock if it is free, or if its holder is dead. Does not wait: for waits that look at many
+/// connections, where a failure has to mean that somebody lives who goes on.
 #[cold]
-fn slow(word: &AtomicU32, me: u32) -> Option<Guard<'_>> {
+pub fn try_or_inherit(word: &AtomicU32) -> Option<Guard<'_>> {
+    let v = word.load(Relaxed);
+    let holder = v & !WAITERS;
+    if v != 0 && (holder == tid() || !dead(holder)) {
+        return None;
+    }
+    // (A dead holder's waiters stay noted: see `slow` about what it guarded.)
+    word.compare_exchange(v, tid() | v & WAITERS, Acquire, Relaxed)
+        .ok()
+        .map(|_| Guard(word))
+}
+
+/// Takes the lock within so many milliseconds; `None`: its holder is stopped, or is this very thread.
+#[inline(always)]
+pub fn lock_within(word: &AtomicU32, ms: u32) -> Option<Guard<'_>> {
+    let me = tid();
+    // Acquire: as in `lock`.
+    if word.compare_exchange(0, me, Acquire, Relaxed).is_ok() {
+        return Some(Guard(word));
+    }
+    slow(word, me, ms / NAP_MS)
+}
+
+/// Is no such thread there, or only what is left of a process until its parent has asked for it?
+fn dead(tid: u32) -> bool {
+    sys::kill0(tid) == Err(libc::ESRCH) || sys::is_zombie(tid)
+}
+
+/// Milliseconds between two looks at a lock that somebody holds.
+const NAP_MS: u32 = 10;
+
+#[cold]
+fn slow(word: &AtomicU32, me: u32, most: u32) -> Option<Guard<'_>> {
     let mut rounds = 0u32;
     loop {
         for _ in 0..200 {
@@ -90,9 +124,12 @@ fn slow(word: &AtomicU32, me: u32) -> Option<Guard<'_>> {
         let v = word.load(Relaxed);
         if v != 0 {
             let _ = word.compare_exchange(v, v | WAITERS, Relaxed, Relaxed);
-            sys::futex_wait(word, v | WAITERS, 10);
+            if rounds >= most {
+                return None;
+            }
+            sys::futex_wait(word, v | WAITERS, NAP_MS);
             rounds += 1;
-            if rounds % 16 == 0 && sys::kill0(v & !WAITERS) == Err(libc::ESRCH) {
+            if rounds % 16 == 0 && dead(v & !WAITERS) {
                 // The holder is dead. What it guarded is at worst in the middle of one update of
                 // its own counters; its peer checks what it sees.
                 let _ = word.compare_exchange(v | WAITERS, 0, Relaxed, Relaxed);

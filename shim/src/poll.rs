@@ -1,10 +1,11 @@
 //! `poll`, `select` and their `p` forms over promoted connections.
 
+mod sleep;
+
 use crate::epoll::{self, IN, OUT};
 use crate::fdtab::{self, Fd};
-use crate::links::Link;
 use crate::table;
-use crate::wait::{self, Place};
+use crate::wait;
 use crate::{control, promote, sys};
 use core::sync::atomic::Ordering::*;
 use libc::{pollfd, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
@@ -58,10 +59,7 @@ pub unsafe fn poll(
         control::pump();
     }
     if !concerned(fds) {
-        let watch = POLLIN | RDNORM | POLLRDHUP;
-        if let Some(r) = natively(fds, watch, |fds| {
-            native(fds.as_mut_ptr(), fds.len(), timeout_ms)
-        }) {
+        if let Some(r) = natively(fds, |fds| native(fds.as_mut_ptr(), fds.len(), timeout_ms)) {
             return r;
         }
     }
@@ -69,74 +67,13 @@ pub unsafe fn poll(
     unsafe { poll_lanes(fds, timeout_ms, native) }
 }
 
-/// Runs a native wait during which none of the connections watched for `watch` may switch. `None`:
+/// Runs a native wait during which none of the connections watched for data may switch. `None`:
 /// one of them is switching already.
-fn natively(
-    fds: &mut [pollfd],
-    watch: i16,
-    native: impl FnOnce(&mut [pollfd]) -> i32,
-) -> Option<i32> {
-    let p = fds.as_mut_ptr();
-    let n = fds.len();
-    entered(
-        fds,
-        |f| f.events & watch != 0,
-        |_| true,
-        || {
-            // SAFETY: the same array; `entered` looks at it only before and after.
-            native(unsafe { core::slice::from_raw_parts_mut(p, n) })
-        },
-    )
-}
-
-/// The same for the connections of `which` that are watched for data.
-fn natively_if(
-    fds: &[pollfd],
-    which: impl Fn(u32) -> bool,
-    native: impl FnOnce() -> i32,
-) -> Option<i32> {
-    let watch = POLLIN | RDNORM | POLLRDHUP;
-    entered(fds, |f| f.events & watch != 0, which, native)
-}
-
-fn entered(
-    fds: &[pollfd],
-    watched: impl Fn(&pollfd) -> bool,
-    which: impl Fn(u32) -> bool,
-    native: impl FnOnce() -> i32,
-) -> Option<i32> {
-    // Which connections were entered is remembered: descriptors may change hands meanwhile.
-    let mut stack = [u32::MAX; 4 * STACK];
-    let mut mapped: Option<(*mut u8, usize)> = None;
-    let entered: &mut [u32] = if fds.len() <= stack.len() {
-        &mut stack
-    } else {
-        let bytes = fds.len() * 4;
-        let p = sys::map_private(bytes).ok()?;
-        mapped = Some((p, bytes));
-        // SAFETY: a fresh zeroed mapping of that many words, unmapped at the end.
-        unsafe { core::slice::from_raw_parts_mut(p.cast(), fds.len()) }
-    };
-    let mut n = 0;
-    let mut all = true;
-    for p in fds.iter() {
-        if let Some(i) = fdtab::conn(p.fd).filter(|i| watched(p) && which(*i)) {
-            if !table::conn(i).rx.enter_native() {
-                all = false;
-                break;
-            }
-            entered[n] = i;
-            n += 1;
-        }
-    }
-    let r = all.then(native);
-    for i in &entered[..n] {
-        table::conn(*i).rx.leave_native(0);
-    }
-    if let Some((p, bytes)) = mapped {
-        sys::unmap(p, bytes);
-    }
-    r
+fn natively(fds: &mut [pollfd], native: impl FnOnce(&mut [pollfd]) -> i32) -> Option<i32> {
+    let natives = sleep::Natives::enter(fds, |p, _| sleep::for_data(p))?;
+    let r = native(fds);
+    natives.leave();
+    Some(r)
 }
 
 /// # Safety
@@ -184,94 +121,12 @@ fn run(
     timeout_ms: i64,
     native: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
-    let n = fds.len();
     let start = sys::now_ns();
     let mut last = false;
+    let mut patience = wait::Patience::default();
+    let mut patient = false;
     loop {
-        let mut links: [Option<&Link>; LINKS] = [None; LINKS];
-        let mut nlinks = 0;
-        let mut blocked = false;
-        let mut many = false;
-        // What the kernel has to say about everything.
-        for (p, t) in fds.iter().zip(tmp.iter_mut()) {
-            *t = pollfd {
-                fd: p.fd,
-                events: p.events,
-                revents: 0,
-            };
-            if let Some(i) = fdtab::conn(p.fd) {
-                let c = table::conn(i);
-                if promote::engaged(c) {
-                    let tcp_out = if c.tx.on_lane() {
-                        0
-                    } else {
-                        p.events & (POLLOUT | WRNORM)
-                    };
-                    let data = if p.events & (POLLIN | RDNORM | POLLRDHUP) != 0 {
-                        POLLIN | POLLRDHUP
-                    } else {
-                        0
-                    };
-                    t.events = data | tcp_out | (p.events & libc::POLLPRI);
-                    if let Some((l, _)) = promote::lane(c, table::local(i)) {
-                        if !links[..nlinks]
-                            .iter()
-                            .flatten()
-                            .any(|k| core::ptr::eq(*k, l))
-                        {
-                            if nlinks < LINKS {
-                                links[nlinks] = Some(l);
-                                nlinks += 1;
-                            } else {
-                                many = true;
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        sys::poll_now(&mut tmp[..n]);
-        let mut count = 0;
-        let mut busy = false;
-        for (p, t) in fds.iter_mut().zip(tmp.iter()) {
-            p.revents = t.revents;
-            if let Some(i) = fdtab::conn(p.fd) {
-                let c = table::conn(i);
-                if promote::engaged(c) {
-                    let want = if p.events & (POLLIN | RDNORM) != 0 {
-                        IN
-                    } else {
-                        0
-                    } | if p.events & (POLLOUT | WRNORM) != 0 {
-                        OUT
-                    } else {
-                        0
-                    };
-                    let urgent = t.revents & libc::POLLPRI;
-                    let mut tcp = u32::from(t.revents as u16) & !OUT;
-                    match epoll::state(c, table::local(i), p.fd, want, &mut tcp) {
-                        Some(ev) => {
-                            let mut r = ev as i16 & (p.events | POLLERR | POLLHUP);
-                            if ev & IN != 0 {
-                                r |= p.events & RDNORM;
-                            }
-                            if ev & OUT != 0 {
-                                r |= p.events & WRNORM;
-                            }
-                            p.revents = r | urgent;
-                            blocked |= want & OUT != 0 && ev & OUT == 0 && c.tx.on_lane();
-                        }
-                        None => {
-                            p.revents = 0;
-                            busy = true;
-                        }
-                    }
-                }
-            }
-            if p.revents != 0 {
-                count += 1;
-            }
-        }
+        let (count, busy) = scan(fds, tmp, patient);
         let left = match timeout_ms {
             t if t < 0 => -1,
             t => (t - (sys::now_ns().saturating_sub(start) / 1_000_000) as i64).max(0),
@@ -279,151 +134,156 @@ fn run(
         if count > 0 || left == 0 || last {
             return count;
         }
-        if busy {
-            sys::sched_yield();
+        patient = patience.is_over(busy);
+        if patience.short() {
             continue;
         }
         if control::pending() {
             control::pump();
             continue;
         }
-        let lanes = |fds: &[pollfd]| {
-            fds.iter().any(|p| {
-                fdtab::conn(p.fd).is_some_and(|i| {
-                    let c = table::conn(i);
-                    match promote::lane(c, table::local(i)) {
-                        Some((_, m)) => {
-                            (p.events & (POLLIN | RDNORM | POLLRDHUP) != 0 && c.rx.stirs(&m))
-                                || c.tx.on_lane() && c.tx.has_work(&m)
-                                || (p.events & POLLOUT != 0
-                                    && c.tx.mode.load(Relaxed) == tx::mode::RING
-                                    && c.tx.writable(&m))
-                        }
-                        None => false,
-                    }
-                })
-            })
-        };
-        if !blocked && nlinks > 0 {
-            let score = fds
-                .iter()
-                .find_map(|p| fdtab::conn(p.fd).filter(|i| promote::engaged(table::conn(*i))));
-            if let Some(i) = score.filter(|i| wait::may_spin(&table::local(*i).spin)) {
-                let mut turns = 0u32;
-                let mut kernel = false;
-                let cpu = || match promote::lane(table::conn(i), table::local(i)) {
-                    Some((_, m)) if nlinks == 1 => m.peer_rx().cpu.load(Relaxed),
-                    _ => u32::MAX,
-                };
-                let found = wait::spin(cpu, || {
-                    turns += 1;
-                    if n > 1 && turns % 512 == 0 && sys::poll_now(&mut tmp[..n]) > 0 {
-                        kernel = true;
-                    }
-                    kernel || lanes(fds)
-                });
-                wait::spun(&table::local(i).spin, found);
-                if found {
-                    continue;
-                }
-            }
+        if !patient && spin(fds, tmp) {
+            continue;
         }
-        // A forked child shares the parent's doorbells, which it must not drain: it naps.
-        let foreign = fds.iter().any(|p| {
-            fdtab::conn(p.fd).is_some_and(|i| {
-                let c = table::conn(i);
-                promote::engaged(c) && c.owner_pid.load(Relaxed) != table::pid()
-            })
-        });
-        // Without a lane there is nobody but the kernel to be woken by.
-        let alone = !fds
-            .iter()
-            .any(|p| fdtab::conn(p.fd).is_some_and(|i| promote::engaged(table::conn(i))));
-        let place = if foreign || alone {
-            Place::none()
-        } else {
-            Place::take()
-        };
-        let mut nap = wait::nap(left, alone || (place.index().is_some() && !many));
-        if blocked {
-            let full = crate::io::FULL_MS as i64 + 1;
-            nap = if nap < 0 { full } else { nap.min(full) };
-        }
-        let mut leads = [false; LINKS];
-        if let Some(w) = place.index() {
-            for (k, l) in links.iter().flatten().enumerate() {
-                leads[k] = wait::join(l, w);
-                if !leads[k] && !(0..1000).contains(&nap) {
-                    nap = 1000; // a follower sees to it now and then that there is a leader
-                }
-            }
-        }
-        let mut at = n;
-        for fd in [place.efd(), control::fd()] {
-            tmp[at] = pollfd {
-                fd,
-                events: POLLIN,
-                revents: 0,
-            };
-            at += 1;
-        }
-        for (k, l) in links.iter().flatten().enumerate() {
-            let fd = if leads[k] { l.bell() } else { -1 };
-            tmp[at] = pollfd {
-                fd,
-                events: POLLIN,
-                revents: 0,
-            };
-            at += 1;
-        }
-        let mut ready = lanes(fds) || control::pending();
-        // Connections still on TCP must not switch while we sleep on them uncounted.
-        let mut r = 1;
-        if !ready {
-            let (mine, rest) = tmp.split_at_mut(at);
-            let _ = rest;
-            match natively_if(
-                fds,
-                |i| !promote::engaged(table::conn(i)),
-                || match native(mine.as_mut_ptr(), at, nap) {
-                    // More entries than descriptors are allowed: without ours, then.
-                    -1 if alone && crate::errno() == libc::EINVAL => {
-                        native(mine.as_mut_ptr(), n, nap)
-                    }
-                    r => r,
-                },
-            ) {
-                Some(n) => r = n,
-                None => ready = true,
-            }
-        }
-        let e = crate::errno();
-        for (k, l) in links.iter().flatten().enumerate() {
-            if !ready && r > 0 && tmp[n + 2 + k].revents != 0 {
-                if l.drain_bell() == link::doorbell::Drained::Gone {
-                    l.gone();
-                }
-                wait::forward(l, place.index(), None);
-            }
-            if let Some(w) = place.index() {
-                wait::leave(l, w, leads[k]);
-            }
-        }
-        place.give(!ready && r > 0 && tmp[n].revents != 0);
-        if !ready && r > 0 && tmp[n + 1].revents != 0 {
-            control::pump();
-        }
-        if r < 0 {
-            crate::set_errno(e);
-            return -1;
-        }
-        if r == 0 {
-            if control::fd() < 0 {
-                control::ensure();
-            }
-            last = left >= 0 && nap >= left;
+        match sleep::sleep(fds, tmp, left, patient, &native) {
+            sleep::Slept::Again => {}
+            sleep::Slept::Failed => return -1,
+            sleep::Slept::Over => last = true,
         }
     }
+}
+
+/// What the kernel is asked about an entry: what the lane answers, it is not asked for.
+fn asked(p: &pollfd) -> pollfd {
+    let mut events = p.events;
+    if let Some(c) = fdtab::conn(p.fd).map(table::conn) {
+        if promote::engaged(c) {
+            let data = if sleep::for_data(p) {
+                POLLIN | POLLRDHUP
+            } else {
+                0
+            };
+            let tcp_out = if c.tx.on_lane() {
+                0
+            } else {
+                p.events & (POLLOUT | WRNORM)
+            };
+            events = data | tcp_out | (p.events & libc::POLLPRI);
+        }
+    }
+    pollfd {
+        events,
+        revents: 0,
+        ..*p
+    }
+}
+
+/// What kernel and lanes say about everything, now: entries with events, and whether somebody was at
+/// work on a connection.
+fn scan(fds: &mut [pollfd], tmp: &mut [pollfd], patient: bool) -> (i32, bool) {
+    for (p, t) in fds.iter().zip(tmp.iter_mut()) {
+        *t = asked(p);
+    }
+    sys::poll_now(&mut tmp[..fds.len()]);
+    let mut count = 0;
+    let mut busy = false;
+    for (p, t) in fds.iter_mut().zip(tmp.iter_mut()) {
+        p.revents = t.revents;
+        if let Some(i) = fdtab::conn(p.fd) {
+            let c = table::conn(i);
+            if promote::engaged(c) {
+                let want = if p.events & (POLLIN | RDNORM) != 0 {
+                    IN
+                } else {
+                    0
+                } | if p.events & (POLLOUT | WRNORM) != 0 {
+                    OUT
+                } else {
+                    0
+                };
+                let urgent = t.revents & libc::POLLPRI;
+                let mut tcp = u32::from(t.revents as u16) & !OUT;
+                match epoll::state(c, table::local(i), p.fd, want, &mut tcp, patient) {
+                    Some(ev) => {
+                        let mut r = ev as i16 & (p.events | POLLERR | POLLHUP);
+                        if ev & IN != 0 {
+                            r |= p.events & RDNORM;
+                        }
+                        if ev & OUT != 0 {
+                            r |= p.events & WRNORM;
+                        }
+                        p.revents = r | urgent;
+                    }
+                    None => {
+                        p.revents = 0;
+                        t.revents = sleep::STUCK;
+                        busy = true;
+                    }
+                }
+            }
+        }
+        if p.revents != 0 {
+            count += 1;
+        }
+    }
+    (count, busy)
+}
+
+/// Has any lane among the entries news for this wait? Reads only.
+fn news(fds: &[pollfd]) -> bool {
+    fds.iter().any(|p| {
+        fdtab::conn(p.fd).is_some_and(|i| {
+            let c = table::conn(i);
+            match promote::lane(c, table::local(i)) {
+                Some((_, m)) => {
+                    (sleep::for_data(p) && c.rx.stirs(&m))
+                        || c.tx.on_lane() && c.tx.has_work(&m)
+                        || (p.events & POLLOUT != 0
+                            && c.tx.mode.load(Relaxed) == tx::mode::RING
+                            && c.tx.writable(&m))
+                }
+                None => false,
+            }
+        })
+    })
+}
+
+/// Spins for a bounded time. True: look again.
+fn spin(fds: &[pollfd], tmp: &mut [pollfd]) -> bool {
+    let n = fds.len();
+    let mut engaged = None;
+    let mut links = sleep::Links::new();
+    for p in fds {
+        let Some(i) = fdtab::conn(p.fd) else { continue };
+        let c = table::conn(i);
+        if promote::engaged(c) {
+            if p.events & (POLLOUT | WRNORM) != 0 && c.tx.on_lane() {
+                return false; // waits for space, which comes slowly
+            }
+            if let Some((l, _)) = promote::lane(c, table::local(i)) {
+                links.add(l);
+                engaged = engaged.or(Some(i));
+            }
+        }
+    }
+    let Some(i) = engaged.filter(|i| wait::may_spin(&table::local(*i).spin)) else {
+        return false;
+    };
+    let mut turns = 0u32;
+    let mut kernel = false;
+    let cpu = || match promote::lane(table::conn(i), table::local(i)) {
+        Some((_, m)) if links.len() == 1 => m.peer_rx().cpu.load(Relaxed),
+        _ => u32::MAX,
+    };
+    let found = wait::spin(cpu, || {
+        turns += 1;
+        if n > 1 && turns % 512 == 0 && sys::poll_now(&mut tmp[..n]) > 0 {
+            kernel = true;
+        }
+        kernel || news(fds)
+    });
+    wait::spun(&table::local(i).spin, found);
+    found
 }
 
 /// Room for the descriptors of a `select`.
@@ -478,7 +338,7 @@ pub unsafe fn select(
     }
     let lanes = fits && concerned(&fds[..n]);
     if !lanes {
-        if let Some(r) = natively(&mut fds[..n], POLLIN, |_| native()) {
+        if let Some(r) = natively(&mut fds[..n], |_| native()) {
             return r;
         }
     }

@@ -11,7 +11,7 @@ pub use register::{daemon_lost, declined};
 
 use crate::links::{Link, Sock};
 use crate::table::{self, because, Local};
-use crate::{control, env, epoll, io, lock, sys};
+use crate::{control, env, epoll, io, lock, sys, wait};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::lane::{rx, tx, Memory};
@@ -224,6 +224,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     c.flags.fetch_or(flag::LANE | far, Release);
     epoll::activate(i, link);
     ready_locked(i, c, l);
+    wait::lane_came(i);
     true
 }
 
@@ -493,23 +494,28 @@ pub fn engaged(c: &Conn) -> bool {
 
 /// Does for the sending half what its receiver asks. Called wherever a thread looks at the lane:
 /// the peer may be waiting for bytes to come back to TCP while we only read.
+/// False: somebody else has the direction's lock, and should do it.
 #[inline(always)]
-pub fn attend(c: &Conn, link: &Link, m: &Memory, fd: i32) {
-    if c.tx.has_work(m) {
-        attend_slow(c, link, m, fd);
-    }
+pub fn attend(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
+    !c.tx.has_work(m) || attend_slow(c, link, m, fd)
+}
+
+/// Is another thread, which lives, at work on the sending half?
+pub fn is_attended(c: &Conn) -> bool {
+    c.tx.lock.load(Relaxed) != 0 && lock::try_or_inherit(&c.tx.lock).is_none()
 }
 
 #[cold]
-fn attend_slow(c: &Conn, link: &Link, m: &Memory, fd: i32) {
-    if let Some(_g) = lock::try_lock(&c.tx.lock) {
+fn attend_slow(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
+    let g = lock::try_or_inherit(&c.tx.lock);
+    if g.is_some() {
         // Asked for without the lock: it may be closed by now, and the entry another connection's.
         let same = c.flags.load(Relaxed) & flag::LANE != 0
             && c.link.load(Relaxed) == link.id.load(Relaxed)
             && Memory::new(&link.own, &link.peer, c.lane.load(Relaxed))
                 .is_some_and(|now| core::ptr::eq(now.own_tx(), m.own_tx()));
         if !same {
-            return;
+            return true;
         }
         let was = c.tx.is_up();
         let _ = c.tx.look(m, &Sock { fd, link });
@@ -522,6 +528,7 @@ fn attend_slow(c: &Conn, link: &Link, m: &Memory, fd: i32) {
             far::shut_late(c, fd);
         }
     }
+    g.is_some()
 }
 
 /// Is the sending half off TCP?

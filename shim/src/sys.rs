@@ -217,6 +217,16 @@ pub fn kill0(pid: u32) -> R<()> {
     sc!(libc::SYS_kill, pid, 0).map(drop)
 }
 
+/// Has this process (not thread) ended, and not been waited for yet? False, too, if it cannot be found out.
+pub fn is_zombie(pid: u32) -> bool {
+    let Ok(fd) = sc!(libc::SYS_pidfd_open, pid, 0) else {
+        return false;
+    };
+    let ended = poll1(fd as i32, libc::POLLIN) & libc::POLLIN != 0;
+    close(fd as i32);
+    ended
+}
+
 /// Sends a signal to this very thread.
 pub fn raise(sig: i32) {
     let _ = sc!(libc::SYS_tgkill, getpid(), gettid(), sig);

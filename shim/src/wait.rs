@@ -8,10 +8,33 @@
 use crate::links::{Link, Sock, WAITERS};
 use crate::table::{self, Local};
 use crate::{control, epoll, fdtab, lock, promote, real, sys};
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{fence, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use link::family::Conn;
 use link::lane::{wake, Memory};
 use link::prim::{cpu, pause, ticks};
+
+/// Rounds of a wait in which it finds that others are at work on what it waits for.
+#[derive(Default)]
+pub struct Patience(u32);
+
+impl Patience {
+    /// Milliseconds between two looks, when many were in vain.
+    pub const NAP_MS: i64 = 10;
+
+    /// One more such round, or not. True: it has been so for long, as where the holder of a lock is
+    /// stopped: sleep for a while, and look whether it is dead.
+    pub fn is_over(&mut self, busy: bool) -> bool {
+        self.0 = if busy { self.0.saturating_add(1) } else { 0 };
+        if (1..16).contains(&self.0) {
+            sys::sched_yield();
+        }
+        self.0 >= 16
+    }
+
+    pub fn short(&self) -> bool {
+        (1..16).contains(&self.0)
+    }
+}
 
 /// What woke a waiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,6 +59,8 @@ struct Waiter {
     efd: AtomicI32,
     /// Connection waited for + 1 (0: several).
     conn: AtomicU32,
+    /// Which connections are waited for, a bit each, see [`bit`]; 0: nobody sleeps.
+    mask: AtomicU64,
     /// Thread that waits.
     tid: AtomicU32,
 }
@@ -60,12 +85,34 @@ fn slot(i: usize) -> Option<&'static Waiter> {
     (i < WAITERS).then(|| unsafe { &*p.add(i) })
 }
 
-fn take_slot(conn: Option<u32>) -> Option<usize> {
+/// The bit of a connection in the mask of those who wait for it; it shares it with others.
+pub fn bit(conn: u32) -> u64 {
+    1 << (conn % 64)
+}
+
+/// A lane was attached to the connection: who sleeps on it listens to another one, or to none.
+pub fn lane_came(conn: u32) {
+    // SYNC lane: the lane is stored, then we look for sleepers; a sleeper enters itself (its mask),
+    // then looks which lane there is (`take_slot`).
+    fence(SeqCst);
+    for (w, word) in TAKEN.iter().enumerate() {
+        let mut v = word.load(SeqCst);
+        while v != 0 {
+            let i = w * 64 + v.trailing_zeros() as usize;
+            v &= v - 1;
+            if slot(i).is_some_and(|s| s.mask.load(SeqCst) & bit(conn) != 0) {
+                poke(i);
+            }
+        }
+    }
+}
+
+fn take_slot(conn: Option<u32>, mask: u64) -> Option<usize> {
     for (w, word) in TAKEN.iter().enumerate() {
         let mut v = word.load(Relaxed);
         while v != u64::MAX {
             let bit = v.trailing_ones();
-            match word.compare_exchange(v, v | 1 << bit, AcqRel, Relaxed) {
+            match word.compare_exchange(v, v | 1 << bit, SeqCst, Relaxed) {
                 Ok(_) => {
                     let i = w * 64 + bit as usize;
                     let s = slot(i)?;
@@ -80,6 +127,9 @@ fn take_slot(conn: Option<u32>) -> Option<usize> {
                     }
                     s.tid.store(crate::lock::tid(), Relaxed);
                     s.conn.store(conn.map_or(0, |c| c + 1), SeqCst);
+                    // SYNC lane: see `lane_came`; the caller looks at the lanes after this.
+                    s.mask.store(mask, SeqCst);
+                    fence(SeqCst);
                     return Some(i);
                 }
                 Err(now) => v = now,
@@ -97,6 +147,7 @@ fn give_slot(i: usize, poked: bool) {
             let mut b = [0u8; 8];
             let _ = sys::read(s.efd.load(Relaxed) - 1, b.as_mut_ptr(), 8);
         }
+        s.mask.store(0, Relaxed);
         TAKEN[i / 64].fetch_and(!(1 << (i % 64)), Release);
     }
 }
@@ -339,15 +390,23 @@ pub fn wait(i: u32, c: &Conn, l: &Local, what: For, (timeout_ms, timed): (i64, b
 fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, timeout_ms: i64) -> Woke {
     // A forked child shares the parent's doorbell, which it must not drain: it naps.
     let mine = c.owner_pid.load(Relaxed) == table::pid();
-    let slot_no = if mine { take_slot(Some(i)) } else { None };
+    let slot_no = if mine {
+        take_slot(Some(i), bit(i))
+    } else {
+        None
+    };
     let leader = match slot_no {
         Some(w) => join(link, w),
         None => false,
     };
     let fd = table::local(i).fd.load(SeqCst); // SYNC moved
+    // Another thread may have been told of another lane since the caller looked.
+    let same = promote::lane(c, table::local(i)).is_some_and(|(now, _)| core::ptr::eq(now, link));
+    let work = c.tx.on_lane() && c.tx.has_work(m);
     let ready = match what {
+        _ if !same => true,
         // The way down is not waited for here, only TCP's buffer: see `events`.
-        For::Data => c.rx.stirs(m) || (c.tx.on_lane() && c.tx.has_work(m)),
+        For::Data => c.rx.stirs(m) || work && !promote::is_attended(c),
         For::Space if c.tx.awaits(m) => c.tx.has_work(m),
         For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock { fd, link }),
     };
@@ -381,7 +440,11 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, timeout_ms: i64) 
                 ..none
             },
             libc::pollfd {
-                fd: if leader { link.bell() } else { -1 },
+                fd: if leader && !link.is_muted() {
+                    link.bell()
+                } else {
+                    -1
+                },
                 ..none
             },
             libc::pollfd {
@@ -392,6 +455,10 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, timeout_ms: i64) 
         let mut t = nap(timeout_ms, slot_no.is_some());
         if !leader && !(0..1000).contains(&t) {
             t = 1000; // a follower sees to it now and then that there is a leader
+        }
+        let wary = work || leader && link.is_muted();
+        if wary && !(0..Patience::NAP_MS).contains(&t) {
+            t = Patience::NAP_MS; // for another thread's work, or a doorbell that rings in vain
         }
         if let Some(tab) = table::table() {
             tab.header.stats.sleeps.fetch_add(1, Relaxed);
@@ -481,9 +548,10 @@ impl Place {
     pub fn none() -> Self {
         Place { slot: None }
     }
-    pub fn take() -> Self {
+    /// `mask`: the bits of the connections waited for.
+    pub fn take(mask: u64) -> Self {
         Place {
-            slot: take_slot(None),
+            slot: take_slot(None, mask),
         }
     }
     pub fn index(&self) -> Option<usize> {

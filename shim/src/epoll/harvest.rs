@@ -8,14 +8,20 @@ use super::*;
 /// What a poll of a promoted connection says, now. `tcp`: events TCP has reported and that were
 /// not looked into yet; bits that turned out to be nothing are removed.
 /// `None`: somebody else is at work on it this moment.
-pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32) -> Option<u32> {
+///
+/// `patient`: it has been so for some time, and whoever it is may be dead.
+pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bool) -> Option<u32> {
+    let take = |word| match patient {
+        true => lock::try_or_inherit(word),
+        false => lock::try_lock(word),
+    };
     let (link, m) = promote::lane(c, l)?;
     let port = Sock { fd, link };
     let mut ev = 0;
     match c.rx.ready(&m) {
         Some(true) => ev |= IN,
         _ if *tcp & (IN | RDHUP | HUP | ERR) != 0 || c.rx.stirs(&m) => {
-            let _g = lock::try_lock(&c.rx.lock)?;
+            let _g = take(&c.rx.lock)?;
             match c.rx.probe(&m, &port) {
                 Some(true) => ev |= IN,
                 Some(false) => *tcp &= !IN,
@@ -45,14 +51,16 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32) -> Option<u
         ev |= p;
         *tcp = (*tcp & !PRI) | p;
     }
-    promote::attend(c, link, &m, fd);
+    if !promote::attend(c, link, &m, fd) && ev == 0 {
+        return None;
+    }
     if want & OUT != 0 {
         let up = c.tx.mode.load(Relaxed) == tx::mode::RING;
         let ok = if up {
             writable(c, l, link, fd, &m)
         } else {
             if c.tx.mode.load(Relaxed) == tx::mode::DRAIN {
-                let _g = lock::try_lock(&c.tx.lock)?;
+                let _g = take(&c.tx.lock)?;
                 let _ = c.tx.look(&m, &port);
             }
             c.tx.mode.load(Relaxed) == tx::mode::TCP
@@ -83,16 +91,28 @@ pub(super) struct Harvest {
     pub(super) n: usize,
     pub(super) busy: bool,
     pub(super) blocked: bool,
+    /// `Set::pushes` when this harvest was over: whoever finds it changed before it sleeps looks again,
+    /// for what woke it may have been taken by another thread, with the event left for it.
+    pub(super) pushes: u32,
+    /// Something listed stays ready for whoever waits next (level-triggered).
+    stays: bool,
 }
 
 /// Lists ready lanes. `alone`: the kernel's events of this same wait stand before `evs`, and were
 /// asked for when `Set::moves` was that: if a registration has moved since, nothing is listed.
-pub(super) fn harvest(s: &Set, evs: *mut epoll_event, max: usize, alone: Option<u32>) -> Harvest {
+pub(super) fn harvest(
+    s: &Set,
+    evs: *mut epoll_event,
+    max: usize,
+    alone: Option<u32>,
+    patient: bool,
+) -> Harvest {
     let mut h = Harvest::default();
     let mut leaving = [0u32; 8];
     let mut nleaving = 0;
     {
         let Some(_g) = lock::lock(&s.lock) else {
+            h.pushes = s.pushes.load(SeqCst); // ours, in a signal handler
             return h;
         };
         if alone.is_some_and(|moves| moves != s.moves.load(Acquire)) {
@@ -127,7 +147,7 @@ pub(super) fn harvest(s: &Set, evs: *mut epoll_event, max: usize, alone: Option<
                 | if mask & RDNORM != 0 { IN } else { 0 }
                 | if mask & WRNORM != 0 { OUT } else { 0 };
             let mut tcp = reg.tcp.load(Relaxed);
-            let Some(ev) = state(c, l, reg.fd.load(Relaxed), want, &mut tcp) else {
+            let Some(ev) = state(c, l, reg.fd.load(Relaxed), want, &mut tcp, patient) else {
                 h.busy = true;
                 push(s, r);
                 continue;
@@ -172,9 +192,13 @@ pub(super) fn harvest(s: &Set, evs: *mut epoll_event, max: usize, alone: Option<
                     })
                 };
                 h.n += 1;
+                if let Some((link, _)) = promote::lane(c, l) {
+                    link.moved();
+                }
                 if mask & ONESHOT != 0 {
                     reg.flags.fetch_or(DISABLED, Relaxed);
                 } else if mask & ET == 0 || blocked {
+                    h.stays |= mask & ET == 0;
                     push(s, r);
                 }
             } else if blocked {
@@ -188,9 +212,13 @@ pub(super) fn harvest(s: &Set, evs: *mut epoll_event, max: usize, alone: Option<
                 nleaving += 1;
             }
         }
+        h.pushes = s.pushes.load(SeqCst);
     }
     for conn in leaving.iter().take(nleaving) {
         deactivate(conn - 1);
+    }
+    if h.stays && s.asleep.load(SeqCst) & !HEARS != 0 {
+        sys::poke(s.kick.load(Relaxed)); // as the kernel wakes the next thread for what stays ready
     }
     h
 }
@@ -213,24 +241,29 @@ pub(super) fn gather(s: &Set, all: bool) {
                 continue;
             }
             s.seen[k][g].store(seq, Relaxed);
+            let mut vain = !all;
             let mut r = s.chain[k][g].load(Relaxed);
             while r != 0 {
                 let reg = reg_at(r);
-                news(s, r, reg, all);
+                vain &= !news(s, r, reg, all);
                 r = reg.next_group.load(Relaxed);
+            }
+            if vain {
+                l.rung();
             }
         }
     }
 }
 
-pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) {
+/// Queues the registration if there is news. False: there is none.
+pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) -> bool {
     let conn = reg.conn.load(Relaxed);
     if conn == 0 {
-        return;
+        return false;
     }
     let c = table::conn(conn - 1);
     let Some((_, m)) = promote::lane(c, table::local(conn - 1)) else {
-        return;
+        return false;
     };
     let head = m.peer_head().load(Acquire);
     let moved = head != reg.last_head.load(Relaxed);
@@ -245,13 +278,15 @@ pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) {
             reg.tcp.fetch_or(IN | RDHUP | HUP | ERR, Relaxed);
         }
         push(s, r);
+        return true;
     }
+    false
 }
 
 /// Has any group that this set watches changed? Reads only; no lock.
 pub(super) fn changed(s: &Set) -> bool {
     for k in 0..slots(s) {
-        let Some(l) = set_link(s, k) else {
+        let Some(l) = set_link(s, k).filter(|l| !l.is_muted()) else {
             continue;
         };
         let Some(ctl) = l.peer.control() else {

@@ -28,6 +28,7 @@ pub fn unbind(link: &Link) {
             if s.links[k].load(Relaxed) == want {
                 let inner = s.inner.load(Relaxed);
                 let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, link.bell(), 0, 0);
+                sleep::unhear(s, link);
                 s.links[k].store(0, Release);
                 s.groups[k].store(0, Relaxed);
             }
@@ -121,7 +122,9 @@ pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     reg.flags.store(ACTIVE | fresh | EDGE_IN | out, Relaxed);
     push(s, r);
     s.moves.fetch_add(1, Release); // pairs with the loads around a look at the kernel
-    s.lanes.fetch_add(1, SeqCst);
+    if s.lanes.fetch_add(1, SeqCst) == 0 {
+        sleep::listen(s);
+    }
     kick_if_waiting(set as usize);
     true
 }
@@ -197,9 +200,11 @@ pub(super) fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
         Ok(()) | Err(libc::EEXIST) => {}
         Err(_) => return None,
     }
+    s.muted.fetch_and(!(1 << k), Relaxed);
     link.sets[set as usize / 64].fetch_or(1 << (set % 64), SeqCst);
     s.groups[k].store(0, Relaxed);
     s.links[k].store(want, Release);
+    sleep::hear_too(s, link);
     s.high.fetch_max(k as u32 + 1, Release);
     Some(k)
 }
@@ -241,7 +246,9 @@ pub(super) fn detach(s: &Set, r: u32) {
         }
     }
     reg.flags.store(0, Relaxed);
-    s.lanes.fetch_sub(1, SeqCst);
+    if s.lanes.fetch_sub(1, SeqCst) == 1 {
+        sleep::deafen(s);
+    }
 }
 
 /// Tries of [`give_back`]: what it needs has just been freed, so that one is enough unless others take it.
@@ -349,6 +356,7 @@ pub fn kick_if_waiting(set: usize) {
 }
 
 pub(super) fn push(s: &Set, r: u32) {
+    s.pushes.fetch_add(1, SeqCst);
     let reg = reg_at(r);
     if reg.flags.fetch_or(QUEUED, Relaxed) & QUEUED != 0 {
         return;

@@ -98,9 +98,16 @@ pub unsafe fn wait(
     let max_n = max as usize;
     let start = sys::now_ns();
     s.waiters.fetch_add(1, SeqCst);
-    if s.lanes.load(SeqCst) == 0 {
+    let plain = s.lanes.load(SeqCst) == 0;
+    let counted = plain && timeout_ms != 0 && fall_asleep(s);
+    if counted && s.lanes.load(SeqCst) != 0 {
+        awake(s);
+    } else if plain && (counted || timeout_ms == 0) {
         hear(s);
         let r = native(evs, max, timeout_ms);
+        if counted {
+            io::quietly(|| awake(s));
+        }
         let mut n = r.max(0) as usize;
         if r >= 0 {
             told(s, n, max_n);
@@ -160,6 +167,8 @@ pub(super) unsafe fn wait_lanes(
     native: impl Fn(*mut epoll_event, i32, i64) -> i32,
 ) -> i32 {
     let mut last = false;
+    let mut patience = wait::Patience::default();
+    let mut patient = false;
     loop {
         // A connection that the kernel has just reported may move to the inner set before the lanes
         // are harvested, and must not be listed a second time.
@@ -177,7 +186,7 @@ pub(super) unsafe fn wait_lanes(
         let alone = if n > 0 { Some(moves) } else { None };
         if n < max {
             // SAFETY: behind the kernel's events, inside the array.
-            h = harvest(s, unsafe { evs.add(n) }, max - n, alone);
+            h = harvest(s, unsafe { evs.add(n) }, max - n, alone, patient);
         }
         if n + h.n == 0 && !due {
             // SAFETY: as above; nothing was harvested.
@@ -185,7 +194,7 @@ pub(super) unsafe fn wait_lanes(
             let alone = if n > 0 { Some(moves) } else { None };
             if n < max {
                 // SAFETY: as above.
-                h = harvest(s, unsafe { evs.add(n) }, max - n, alone);
+                h = harvest(s, unsafe { evs.add(n) }, max - n, alone, patient);
             }
         }
         h.n += n;
@@ -199,15 +208,15 @@ pub(super) unsafe fn wait_lanes(
         if left == 0 || last {
             return 0;
         }
-        if h.busy {
-            sys::sched_yield();
+        patient = patience.is_over(h.busy);
+        if patience.short() {
             continue;
         }
         if control::pending() {
             control::pump();
             continue;
         }
-        if !h.blocked && wait::may_spin(&s.spin) {
+        if !h.blocked && !patient && wait::may_spin(&s.spin) {
             let mut turns = 0u32;
             let mut kernel = false;
             let found = wait::spin(
@@ -235,19 +244,35 @@ pub(super) unsafe fn wait_lanes(
             let full = io::FULL_MS as i64 + 1;
             nap = if nap < 0 { full } else { nap.min(full) };
         }
+        let muted = mute(s);
+        if (muted || patient) && !(0..wait::Patience::NAP_MS).contains(&nap) {
+            nap = wait::Patience::NAP_MS;
+        }
         let moves = s.moves.load(Acquire);
-        let dozed = doze_all(s);
-        let r = if changed(s) || s.stirred.load(SeqCst) != 0 || control::pending() {
-            rouse_all(s, dozed);
-            continue;
-        } else {
-            if let Some(t) = table::table() {
-                t.header.stats.sleeps.fetch_add(1, Relaxed);
+        let counted = fall_asleep(s);
+        if !counted {
+            nap = if nap < 0 { 1 } else { nap.min(1) };
+        }
+        let news = changed(s)
+            || s.pushes.load(SeqCst) != h.pushes
+            || s.stirred.load(SeqCst) != 0
+            || control::pending();
+        let r = match news {
+            true => 0,
+            false => {
+                if let Some(t) = table::table() {
+                    t.header.stats.sleeps.fetch_add(1, Relaxed);
+                }
+                native(evs, max as i32, nap)
             }
-            native(evs, max as i32, nap)
         };
         let e = crate::errno();
-        rouse_all(s, dozed);
+        if counted {
+            awake(s);
+        }
+        if news {
+            continue;
+        }
         if r < 0 {
             crate::set_errno(e);
             return r;
@@ -264,7 +289,7 @@ pub(super) unsafe fn wait_lanes(
         if n > 0 {
             if n < max {
                 // SAFETY: behind the kernel's events, inside the array.
-                n += harvest(s, unsafe { evs.add(n) }, max - n, Some(moves)).n;
+                n += harvest(s, unsafe { evs.add(n) }, max - n, Some(moves), patient).n;
             }
             return n as i32;
         }
@@ -277,25 +302,122 @@ pub(super) unsafe fn wait_lanes(
     }
 }
 
-pub(super) fn doze_all(s: &Set) -> u64 {
-    let mut dozed = 0;
+/// Takes the doorbells of muted links out of the inner set's sight, and those of others back in. True:
+/// there are muted ones, and the sleep has to be short.
+fn mute(s: &Set) -> bool {
+    let mut muted = 0u64;
     for k in 0..slots(s) {
-        if let Some(ctl) = set_link(s, k).and_then(|l| l.own.control()) {
-            wake::doze(&ctl.sleepers.0);
-            dozed |= 1 << k;
+        if set_link(s, k).is_some_and(Link::is_muted) {
+            muted |= 1 << k;
         }
     }
-    dozed
+    let before = s.muted.load(Relaxed);
+    if muted == before {
+        return muted != 0;
+    }
+    let Some(_g) = lock::lock(&s.lock) else {
+        return true;
+    };
+    let mut differ = muted ^ s.muted.swap(muted, Relaxed);
+    while differ != 0 {
+        let k = differ.trailing_zeros() as usize;
+        differ &= differ - 1;
+        if let Some(l) = set_link(s, k) {
+            let events = if muted & 1 << k != 0 { 0 } else { IN };
+            let data = TAG_BELL | links::index(l) as u64;
+            let inner = s.inner.load(Relaxed);
+            let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_MOD, l.bell(), events, data);
+        }
+    }
+    muted != 0
 }
 
-/// Takes back exactly what [`doze_all`] did: links may have joined the set meanwhile.
-pub(super) fn rouse_all(s: &Set, dozed: u64) {
-    for k in 0..LINKS {
-        if dozed & (1 << k) != 0 {
-            if let Some(ctl) = set_link(s, k).and_then(|l| l.own.control()) {
-                wake::rouse(&ctl.sleepers.0);
-            }
+/// The links of a set. Set lock held.
+fn each_link(s: &Set, mut f: impl FnMut(&Link)) {
+    (0..slots(s))
+        .filter_map(|k| set_link(s, k))
+        .for_each(|l| f(l));
+}
+
+/// Counts so many threads more, or fewer, among the sleepers of a link.
+fn count(l: &Link, asleep: u32, more: bool) {
+    let Some(ctl) = l.own.control() else { return };
+    for _ in 0..asleep & !HEARS {
+        match more {
+            true => wake::doze(&ctl.sleepers.0),
+            false => wake::rouse(&ctl.sleepers.0),
         }
+    }
+}
+
+/// Counts the caller as asleep in the set. While the set has lanes, each of its links counts all
+/// threads asleep in it as sleepers: those, too, that fell asleep when it had none, or fewer links,
+/// for the thread that is woken to look at a new lane may stay away. `false`: not now (the lock is
+/// this thread's own, in a signal handler).
+///
+/// Whoever falls asleep looks for news after this, as after `wake::doze`.
+fn fall_asleep(s: &Set) -> bool {
+    let mut v = s.asleep.load(SeqCst);
+    while v & HEARS == 0 {
+        match s.asleep.compare_exchange(v, v + 1, SeqCst, SeqCst) {
+            Ok(_) => return true,
+            Err(now) => v = now,
+        }
+    }
+    let Some(_g) = lock::lock(&s.lock) else {
+        return false;
+    };
+    if s.asleep.fetch_add(1, SeqCst) & HEARS != 0 {
+        each_link(s, |l| count(l, 1, true));
+    }
+    true
+}
+
+/// Takes [`fall_asleep`] back.
+fn awake(s: &Set) {
+    let mut v = s.asleep.load(SeqCst);
+    while v & HEARS == 0 {
+        match s
+            .asleep
+            .compare_exchange(v, v.saturating_sub(1), SeqCst, SeqCst)
+        {
+            Ok(_) => return,
+            Err(now) => v = now,
+        }
+    }
+    let _g = lock::lock(&s.lock);
+    if s.asleep.fetch_sub(1, SeqCst) & HEARS != 0 {
+        each_link(s, |l| count(l, 1, false));
+    }
+}
+
+/// The set has its first lane: its links count whoever sleeps in it. Set lock held.
+pub(super) fn listen(s: &Set) {
+    let asleep = s.asleep.fetch_or(HEARS, SeqCst);
+    each_link(s, |l| count(l, asleep, true));
+}
+
+/// The set has no lanes any more. Set lock held.
+pub(super) fn deafen(s: &Set) {
+    let asleep = s.asleep.fetch_and(!HEARS, SeqCst);
+    if asleep & HEARS != 0 {
+        each_link(s, |l| count(l, asleep, false));
+    }
+}
+
+/// A link was added to the set. Set lock held.
+pub(super) fn hear_too(s: &Set, l: &Link) {
+    let asleep = s.asleep.load(SeqCst);
+    if asleep & HEARS != 0 {
+        count(l, asleep, true);
+    }
+}
+
+/// A link is about to be taken out of the set. Set lock held.
+pub(super) fn unhear(s: &Set, l: &Link) {
+    let asleep = s.asleep.load(SeqCst);
+    if asleep & HEARS != 0 {
+        count(l, asleep, false);
     }
 }
 

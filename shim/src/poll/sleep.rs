@@ -1,0 +1,266 @@
+//! The sleep of a `poll` or `select` on connections, and what may end it.
+//!
+//! What is listened to is found here, when the wait has decided to sleep, and nowhere before. A
+//! connection with a lane of ours is heard through the doorbell of its link, whatever mode it is in;
+//! one without is counted in as natively waited for, so that nobody can declare it ready meanwhile;
+//! and whoever attaches a lane wakes the waits that have a place and watch that connection
+//! (`wait::lane_came`), so that they decide anew.
+
+use super::{news, LINKS, RDNORM, STACK, WRNORM};
+use crate::fdtab;
+use crate::links::Link;
+use crate::wait::{self, Place};
+use crate::{control, io, promote, sys, table};
+use core::sync::atomic::Ordering::*;
+use libc::{pollfd, POLLIN, POLLOUT, POLLRDHUP};
+use link::lane::tx;
+
+/// How a sleep ended.
+pub(super) enum Slept {
+    /// Look again.
+    Again,
+    /// The application's call failed; errno is set.
+    Failed,
+    /// The application's time is over: look once more.
+    Over,
+}
+
+/// `revents` of an entry that somebody else is at work on.
+pub(super) const STUCK: i16 = -1;
+
+/// Is the entry watched for data?
+pub(super) fn for_data(p: &pollfd) -> bool {
+    p.events & (POLLIN | RDNORM | POLLRDHUP) != 0
+}
+
+/// Links of a wait, each once.
+pub(super) struct Links {
+    all: [Option<&'static Link>; LINKS],
+    n: usize,
+    /// There are more than one wait can listen to.
+    many: bool,
+}
+
+impl Links {
+    pub(super) fn new() -> Self {
+        Links {
+            all: [None; LINKS],
+            n: 0,
+            many: false,
+        }
+    }
+
+    pub(super) fn add(&mut self, l: &'static Link) {
+        if self.all[..self.n]
+            .iter()
+            .flatten()
+            .any(|k| core::ptr::eq(*k, l))
+        {
+            return;
+        }
+        match self.all.get_mut(self.n) {
+            Some(free) => {
+                *free = Some(l);
+                self.n += 1;
+            }
+            None => self.many = true,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.n
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (usize, &'static Link)> + '_ {
+        self.all.iter().flatten().copied().enumerate()
+    }
+}
+
+/// Connections that are counted in as natively waited for. Which they are is remembered:
+/// descriptors may change hands meanwhile.
+pub(super) struct Natives {
+    stack: [u32; 4 * STACK],
+    mapped: Option<(*mut u8, usize)>,
+    n: usize,
+}
+
+impl Natives {
+    /// Enters the connections of `which`. `None`: one of them is not on TCP.
+    pub(super) fn enter(fds: &[pollfd], which: impl Fn(&pollfd, u32) -> bool) -> Option<Self> {
+        let mut new = Natives {
+            stack: [0; 4 * STACK],
+            mapped: None,
+            n: 0,
+        };
+        if fds.len() > new.stack.len() {
+            let bytes = fds.len() * 4;
+            new.mapped = Some((sys::map_private(bytes).ok()?, bytes));
+        }
+        for p in fds {
+            if let Some(i) = fdtab::conn(p.fd).filter(|i| which(p, *i)) {
+                if !table::conn(i).rx.enter_native() {
+                    new.leave();
+                    return None;
+                }
+                let at = new.n;
+                new.all()[at] = i;
+                new.n += 1;
+            }
+        }
+        Some(new)
+    }
+
+    fn all(&mut self) -> &mut [u32] {
+        match self.mapped {
+            // SAFETY: a mapping of that many bytes, zeroed at first, unmapped in `leave`.
+            Some((p, bytes)) => unsafe { core::slice::from_raw_parts_mut(p.cast(), bytes / 4) },
+            None => &mut self.stack,
+        }
+    }
+
+    pub(super) fn leave(mut self) {
+        let n = self.n;
+        for i in &self.all()[..n] {
+            table::conn(*i).rx.leave_native(0);
+        }
+        if let Some((p, bytes)) = self.mapped {
+            sys::unmap(p, bytes);
+        }
+    }
+}
+
+/// Does the connection have a lane that this process works?
+fn ours(i: u32) -> Option<&'static Link> {
+    let c = table::conn(i);
+    (c.owner_pid.load(Relaxed) == table::pid())
+        .then(|| promote::lane(c, table::local(i)).map(|(l, _)| l))?
+}
+
+/// Sleeps until something may have changed, in the application's own call, with nothing held that a
+/// cancelled thread would leave locked. `tmp` has room for all entries and ours. `patient`: somebody has
+/// been at work on one of them for long, and what it has news of says nothing.
+pub(super) fn sleep(
+    fds: &[pollfd],
+    tmp: &mut [pollfd],
+    left: i64,
+    patient: bool,
+    native: &impl Fn(*mut pollfd, usize, i64) -> i32,
+) -> Slept {
+    let n = fds.len();
+    let conns = || fds.iter().filter_map(|p| fdtab::conn(p.fd));
+    // A forked child shares the parent's doorbells, which it must not drain: it naps.
+    let foreign = conns().any(|i| {
+        let c = table::conn(i);
+        promote::engaged(c) && c.owner_pid.load(Relaxed) != table::pid()
+    });
+    // Without a lane there is nobody but kernel and daemon to be woken by.
+    let alone = !foreign && !conns().any(|i| ours(i).is_some());
+    let place = match foreign || alone {
+        true => Place::none(),
+        // From here on, whoever attaches a lane to one of these wakes us.
+        false => Place::take(conns().fold(0, |mask, i| mask | wait::bit(i))),
+    };
+    let mut links = Links::new();
+    conns().filter_map(ours).for_each(|l| links.add(l));
+    let native_one = |p: &pollfd, i: u32| {
+        for_data(p) && ours(i).is_none() && !(foreign && promote::engaged(table::conn(i)))
+    };
+    let natives = match alone && links.len() > 0 {
+        true => None, // a lane came just now
+        false => Natives::enter(fds, native_one),
+    };
+    let Some(natives) = natives else {
+        place.give(false);
+        sys::sched_yield();
+        return Slept::Again;
+    };
+    let mut full = false;
+    for (p, t) in fds.iter().zip(tmp.iter_mut()) {
+        let stuck = patient && t.revents == STUCK;
+        *t = super::asked(p);
+        if stuck {
+            t.fd = -1; // what the kernel says of it, nobody can look into
+        }
+        if let Some(c) = fdtab::conn(p.fd).map(table::conn) {
+            full |= p.events & (POLLOUT | WRNORM) != 0 && c.tx.on_lane();
+            if c.tx.mode.load(Relaxed) == tx::mode::DRAIN {
+                t.events |= POLLOUT; // the way down goes on when TCP has space
+            }
+        }
+    }
+    let mut nap = wait::nap(left, alone || (place.index().is_some() && !links.many));
+    if full {
+        let most = io::FULL_MS as i64 + 1;
+        nap = if nap < 0 { most } else { nap.min(most) };
+    }
+    let mut leads = [false; LINKS];
+    if let Some(w) = place.index() {
+        for (k, l) in links.iter() {
+            leads[k] = wait::join(l, w);
+            if !leads[k] && !(0..1000).contains(&nap) {
+                nap = 1000; // a follower sees to it now and then that there is a leader
+            }
+        }
+    }
+    let mut at = n;
+    let muted = |l: &Link| l.is_muted();
+    if (patient || links.iter().any(|(_, l)| muted(l)))
+        && !(0..wait::Patience::NAP_MS).contains(&nap)
+    {
+        nap = wait::Patience::NAP_MS;
+    }
+    let bells = links.iter().map(|(k, l)| match leads[k] && !muted(l) {
+        true => l.bell(),
+        false => -1,
+    });
+    for fd in [place.efd(), control::fd()].into_iter().chain(bells) {
+        tmp[at] = pollfd {
+            fd,
+            events: POLLIN,
+            revents: 0,
+        };
+        at += 1;
+    }
+    let r = match news(fds) && !patient || control::pending() {
+        true => None,
+        false => Some(match native(tmp.as_mut_ptr(), at, nap) {
+            // More entries than descriptors are allowed: without ours, then.
+            -1 if alone && crate::errno() == libc::EINVAL => native(tmp.as_mut_ptr(), n, nap),
+            r => r,
+        }),
+    };
+    let e = crate::errno();
+    natives.leave();
+    let rung = |t: &pollfd| r.is_some_and(|r| r > 0) && t.revents != 0;
+    for (k, l) in links.iter() {
+        if rung(&tmp[n + 2 + k]) {
+            if l.drain_bell() == link::doorbell::Drained::Gone {
+                l.gone();
+            }
+            wait::forward(l, place.index(), None);
+        }
+        if let Some(w) = place.index() {
+            wait::leave(l, w, leads[k]);
+        }
+    }
+    place.give(rung(&tmp[n]));
+    if rung(&tmp[n + 1]) {
+        control::pump();
+    }
+    match r {
+        Some(r) if r < 0 => {
+            crate::set_errno(e);
+            Slept::Failed
+        }
+        Some(0) => {
+            if control::fd() < 0 {
+                control::ensure();
+            }
+            match left >= 0 && nap >= left {
+                true => Slept::Over,
+                false => Slept::Again,
+            }
+        }
+        _ => Slept::Again,
+    }
+}

@@ -1,0 +1,135 @@
+//! Every wait has somebody who ends it, whoever attaches the lane, takes the wake-up or holds the lock.
+
+use anyhow::{ensure, Context, Result};
+use std::time::Duration;
+use underpass_tests::harness::peers::result;
+use underpass_tests::harness::{Daemon, Place, Program, Running, SOON};
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn program(place: &Place) -> Program {
+    Program::new(env!("CARGO_BIN_EXE_waits"), place)
+}
+
+/// So many servers, and their ports.
+fn servers(place: &Place, n: usize) -> Result<(Vec<Running>, Vec<String>)> {
+    let start = |_| {
+        let mut s = program(place).arg("serve").spawn()?;
+        let port = s.line("port ", SOON)?;
+        Ok((s, port))
+    };
+    let all: Vec<_> = (0..n).map(start).collect::<Result<_>>()?;
+    Ok(all.into_iter().unzip())
+}
+
+fn race(how: &str) -> Result<()> {
+    const ROUNDS: u64 = 600;
+    let d = Daemon::start()?;
+    let (_servers, ports) = servers(&d.place(), 4)?;
+    let out = program(&d.place())
+        .args(["race", how, &ROUNDS.to_string()])
+        .args(&ports)
+        .run(LIMIT)?;
+    result(&out.stdout).with_context(|| out.stderr.clone())?;
+    // Both ends of nearly all of them were on a lane while they were polled.
+    let stats = d.stats()?;
+    ensure!(stats.promoted >= 2 * ROUNDS * 9 / 10, "{stats:?}");
+    Ok(())
+}
+
+#[test]
+fn lanes_come_while_a_poll_goes_to_sleep() -> Result<()> {
+    race("poll")
+}
+
+#[test]
+fn lanes_come_while_a_select_goes_to_sleep() -> Result<()> {
+    race("select")
+}
+
+/// Both threads of a set sleep from before there was a lane; one takes the wake-up and is busy then.
+#[test]
+fn second_waiter_of_a_set() -> Result<()> {
+    const ROUNDS: u64 = 400;
+    let d = Daemon::start()?;
+    let (_servers, ports) = servers(&d.place(), 1)?;
+    let out = program(&d.place())
+        .args(["two", &ROUNDS.to_string()])
+        .args(&ports)
+        .run(LIMIT)?;
+    result(&out.stdout).with_context(|| out.stderr.clone())?;
+    // (Some of them end before their lane comes.)
+    let stats = d.stats()?;
+    ensure!(stats.promoted >= ROUNDS, "{stats:?}");
+    Ok(())
+}
+
+/// One end is told of news all the time, and woken, and there never is any.
+fn storm(how: &str) -> Result<()> {
+    let d = Daemon::start()?;
+    let mut victim = program(&d.place()).args(["idle", how]).spawn()?;
+    let port = victim.line("port ", SOON)?;
+    let out = program(&d.place())
+        .args(["storm", "2000", &port])
+        .run(LIMIT)?;
+    let bumps = result(&out.stdout).with_context(|| out.stderr.clone())?["bumps"].clone();
+    let out = victim.wait(LIMIT)?;
+    let v = result(&out.stdout).with_context(|| out.stderr.clone())?;
+    println!("{how}: {bumps} bumps, {v}");
+    let n = |k: &str| v[k].as_u64().unwrap_or(u64::MAX);
+    ensure!(bumps.as_u64() >= Some(10_000), "{bumps} bumps");
+    ensure!(
+        n("wall_ms") >= 1900 && n("vain") == 0,
+        "it was not idle: {v}"
+    );
+    // A tenth of a processor at most; it was half of one.
+    ensure!(n("cpu_ms") <= n("wall_ms") / 10, "{v}");
+    ensure!(n("sleeps") <= 1000, "{v}");
+    Ok(())
+}
+
+#[test]
+fn storm_on_an_epoll_set() -> Result<()> {
+    storm("epoll")
+}
+
+#[test]
+fn storm_on_a_poll() -> Result<()> {
+    storm("poll")
+}
+
+#[test]
+fn storm_on_a_recv() -> Result<()> {
+    storm("recv")
+}
+
+/// The locks of a lane are held by somebody who never gives them back.
+fn held(how: &str) -> Result<()> {
+    let d = Daemon::start()?;
+    for who in ["dead", "zombie", "stopped"] {
+        let (_servers, ports) = servers(&d.place(), 1)?;
+        let out = program(&d.place())
+            .args(["held", how, who, &ports[0]])
+            .run(LIMIT)?;
+        let v = result(&out.stdout).with_context(|| format!("{who}: {}", out.stderr))?;
+        println!("{how}, {who}: {v}");
+        // Of 1,500 ms in which the holder is stopped.
+        ensure!(v["cpu_ms"].as_u64() <= Some(300), "{who}: {v}");
+    }
+    Ok(())
+}
+
+#[test]
+fn lock_of_the_dead_in_an_epoll_wait() -> Result<()> {
+    held("epoll")
+}
+
+#[test]
+fn lock_of_the_dead_in_a_poll() -> Result<()> {
+    held("poll")
+}
+
+#[test]
+fn lock_of_the_dead_in_a_recv() -> Result<()> {
+    held("recv")
+}
