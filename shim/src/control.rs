@@ -558,30 +558,13 @@ pub fn want_chunk(link: &Link) {
     let _ = send(&m, None);
 }
 
-/// Eager mode: waits for the answer to our greeting, but only once per connection: a daemon that is
-/// stopped must not slow every call down.
+/// Eager mode: sleeps until our greeting is answered, but only once per connection, and not for long: a
+/// daemon that is stopped must not slow every call down.
 pub fn await_greeting() {
     static WAITED: AtomicU32 = AtomicU32::new(0);
     let generation = GENERATION.load(Relaxed);
     if fd() >= 0 && WAITED.swap(generation, Relaxed) != generation {
-        wait_briefly(200, || READY.load(Acquire) != 0);
-    }
-}
-
-/// Waits a little for the daemon (eager mode only): until `done` or the time is over.
-pub fn wait_briefly(ms: u64, done: impl Fn() -> bool) {
-    let end = sys::now_ms() + ms;
-    loop {
+        let _ = sys::poll_ms(fd(), libc::POLLIN, 20);
         pump();
-        // Without a connection there is nothing to wait for.
-        if done() || fd() < 0 || sys::now_ms() >= end {
-            return;
-        }
-        for _ in 0..50 {
-            if pending() {
-                break;
-            }
-            sys::sched_yield();
-        }
     }
 }

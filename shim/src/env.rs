@@ -1,7 +1,7 @@
 //! The shim's configuration: three environment variables, read once when it is loaded.
 //!
-//! - `UNDERPASS=off`: every hook passes through. `UNDERPASS=eager`: register at the first call and
-//!   wait a moment for the lane (tests, `underpass run --eager`).
+//! - `UNDERPASS=off`: every hook passes through. `UNDERPASS=eager`: register at once, when the
+//!   connection is made, watched or used (tests, `underpass run --eager`).
 //! - `UNDERPASS_DIR`: the daemon's runtime directory; without it the system's, then the user's.
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};

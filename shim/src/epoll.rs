@@ -510,6 +510,7 @@ fn arm(s: &Set, reg: &Reg, conn: u32, fd: i32) {
 /// The application has just armed a registration: it may move to the inner set.
 fn armed(set: u32, conn: u32, r: u32) {
     let c = table::conn(conn);
+    promote::expected(conn, reg_at(r).fd.load(Relaxed), c);
     if c.flags.load(Relaxed) & (flag::LANE | flag::BARRED | flag::HELD) == flag::LANE {
         if c.owner_pid.load(Relaxed) != table::pid() {
             // Inherited: in a set of ours the link's doorbell would be heard by us, and no more by its
@@ -547,6 +548,7 @@ fn add(set: u32, fd: i32, conn: u32, ev: epoll_event) {
         hear(set_at(set));
     }
     let c = table::conn(conn);
+    promote::expected(conn, fd, c);
     if c.flags.load(Relaxed) & flag::LANE != 0 {
         if unservable(conn) {
             io::leave(conn, fd, link::reason::Reason::EpollShared);

@@ -32,6 +32,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                     c.flags.fetch_or(flag::WATCHED, Relaxed);
                     promote::watched(i, c);
                 }
+                promote::expected(i, p.fd, c);
                 if c.flags.load(Relaxed) & flag::LANE != 0 {
                     promote::try_ready(i, c, table::local(i));
                     any |= promote::engaged(c);

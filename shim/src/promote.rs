@@ -53,9 +53,6 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
         if control::lost() {
             find_daemon();
         }
-        if env::eager() && c.flags.load(Relaxed) & flag::REGISTERED != 0 {
-            await_lane(i, c);
-        }
         return;
     }
     let n = c.calls.fetch_add(1, Relaxed);
@@ -63,9 +60,6 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
         n >= CALLS || c.tx.kpos.load(Relaxed) + c.rx.kpos.load(Relaxed) >= BYTES || env::eager();
     if many {
         consider(i, fd, c);
-        if env::eager() && c.flags.load(Relaxed) & flag::REGISTERED != 0 {
-            await_lane(i, c);
-        }
     }
 }
 
@@ -76,13 +70,12 @@ pub fn consider_large(i: u32, fd: i32, c: &Conn) {
     }
 }
 
-/// Eager mode: before the first bytes move, give the daemon a moment to answer, once.
-#[cold]
-fn await_lane(i: u32, c: &Conn) {
-    if table::local(i).awaited.swap(1, Relaxed) == 0 {
-        crate::io::quietly(|| {
-            control::wait_briefly(20, || c.flags.load(Relaxed) & flag::REGISTERED == 0);
-        });
+/// Eager mode registers a connection as soon as somebody means to wait for it. It never waits for the
+/// lane: this thread may be the one that serves the other end.
+#[inline(always)]
+pub fn expected(i: u32, fd: i32, c: &Conn) {
+    if env::eager() && c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
+        consider(i, fd, c);
     }
 }
 

@@ -27,8 +27,6 @@ pub struct Local {
     pub full_at: AtomicU64,
     /// When this was registered last, or large calls were first made (CLOCK_MONOTONIC, ms).
     pub hope_ms: AtomicU64,
-    /// Eager mode: the lane has been waited for.
-    pub awaited: AtomicU32,
     /// TCP's buffer has once not taken all of a send.
     pub starved: AtomicU32,
     /// Success of recent spins.
@@ -197,7 +195,6 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         crate::io::call::reset(l);
         l.spin.store(4, Relaxed);
         l.hope_ms.store(0, Relaxed);
-        l.awaited.store(0, Relaxed);
         l.starved.store(0, Relaxed);
         l.checked.store(0, Relaxed);
         c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`

@@ -400,7 +400,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, timeout_ms: i64) 
         None => false,
     };
     let fd = table::local(i).fd.load(SeqCst); // SYNC moved
-    // Another thread may have been told of another lane since the caller looked.
+                                              // Another thread may have been told of another lane since the caller looked.
     let same = promote::lane(c, table::local(i)).is_some_and(|(now, _)| core::ptr::eq(now, link));
     let work = c.tx.on_lane() && c.tx.has_work(m);
     let ready = match what {

@@ -5,6 +5,7 @@
 //! waits serve                     echoes on each connection, a thread each; prints "port N"
 //! waits race HOW ROUNDS PORT...   HOW: poll ppoll select pselect
 //! waits two ROUNDS PORT           two threads wait on one epoll set
+//! waits both ROUNDS               one thread with one epoll set is both ends of connections
 //! waits idle HOW                  serves one connection: echoes, and says what its waits cost
 //! waits storm MILLISECONDS PORT   tells `idle` of news all the time, and of no event
 //! waits held HOW WHO PORT         HOW: epoll poll recv nonblocking; WHO holds the lane's locks: dead zombie stopped
@@ -35,6 +36,7 @@ fn main() {
         ["serve"] => serve(),
         ["race", how, rounds, ports @ ..] => race(how, number(rounds), ports),
         ["two", rounds, port] => two(number(rounds), port),
+        ["both", rounds] => both(number(rounds)),
         ["idle", how] => idle(how),
         ["storm", ms, port] => storm(number(ms), port),
         ["held", how, who, port] => held(how, who, port),
@@ -521,5 +523,62 @@ fn held(how: &str, who: &str, port: &str) {
         "result {{\"cpu_ms\":{},\"sleeps\":{}}}",
         now.0 - before.0,
         now.1 - before.1
+    );
+}
+
+/// As an event loop that is client and server at once: whoever holds its thread holds both ends.
+fn both(rounds: u64) {
+    const ECHOES: u64 = 40;
+    let l = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let port = l.local_addr().expect("address").port().to_string();
+    // SAFETY: a plain system call.
+    let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    let add = |s: &TcpStream| {
+        s.set_nonblocking(true).expect("O_NONBLOCK");
+        let fd = s.as_raw_fd();
+        let mut ev = libc::epoll_event {
+            events: libc::EPOLLIN as u32,
+            u64: fd as u64,
+        };
+        // SAFETY: `ev` is valid for the call.
+        assert_eq!(
+            unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &mut ev) },
+            0
+        );
+    };
+    let before = usage();
+    for _ in 0..rounds {
+        let client = dial(&port);
+        add(&client);
+        // The other end is not there yet, and will be only if this does not wait for it.
+        (&client).write_all(&[7; SIZE]).expect("send");
+        let (server, _) = l.accept().expect("accept");
+        server.set_nodelay(true).expect("TCP_NODELAY");
+        add(&server);
+        let (mut got, mut echoes) = (0, 0);
+        while echoes < ECHOES {
+            let mut evs = [libc::epoll_event { events: 0, u64: 0 }; 2];
+            // SAFETY: room for as many events as are asked for.
+            let n = unsafe { libc::epoll_wait(set, evs.as_mut_ptr(), 2, HUNG.as_millis() as i32) };
+            assert!(n > 0, "nothing ends a wait of both ends");
+            for e in &evs[..n as usize] {
+                let fd = e.u64 as i32;
+                let n = take(fd).max(0) as u64;
+                if fd == server.as_raw_fd() && n > 0 {
+                    (&server).write_all(&vec![7; n as usize]).expect("send");
+                } else {
+                    got += n;
+                    if n > 0 && got % SIZE as u64 == 0 {
+                        echoes += 1;
+                        (&client).write_all(&[7; SIZE]).expect("send");
+                    }
+                }
+            }
+        }
+    }
+    let (cpu, _) = usage();
+    println!(
+        "result {{\"rounds\":{rounds},\"cpu_ms\":{}}}",
+        cpu - before.0
     );
 }
