@@ -333,10 +333,8 @@ fn mute(s: &Set) -> bool {
 }
 
 /// The links of a set. Set lock held.
-fn each_link(s: &Set, mut f: impl FnMut(&Link)) {
-    (0..slots(s))
-        .filter_map(|k| set_link(s, k))
-        .for_each(|l| f(l));
+fn each_link(s: &Set, f: impl FnMut(&Link)) {
+    (0..slots(s)).filter_map(|k| set_link(s, k)).for_each(f);
 }
 
 /// Counts so many threads more, or fewer, among the sleepers of a link.

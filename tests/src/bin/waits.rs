@@ -541,10 +541,8 @@ fn both(rounds: u64) {
             u64: fd as u64,
         };
         // SAFETY: `ev` is valid for the call.
-        assert_eq!(
-            unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &mut ev) },
-            0
-        );
+        let r = unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &mut ev) };
+        assert_eq!(r, 0);
     };
     let before = usage();
     for _ in 0..rounds {
