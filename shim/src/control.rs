@@ -100,6 +100,9 @@ pub fn ensure() -> bool {
     if now < NEXT_TRY_MS.load(Relaxed) {
         return false;
     }
+    if !fdtab::is_ours(table::memfd()) {
+        return false; // closed unseen: there is nothing to show to a daemon
+    }
     let Some(_g) = lock::try_lock(&LOCK) else {
         return false;
     };
@@ -159,7 +162,10 @@ fn send(m: &ToDaemon, fd: Option<i32>) -> Result<(), i32> {
     }
     let mut buf = [0u8; MAX];
     let n = m.encode(&mut buf);
-    let r = send_on(sock, &buf[..n], fd);
+    let r = match fdtab::is_ours(sock) {
+        true => send_on(sock, &buf[..n], fd),
+        false => Err(libc::ENOTCONN), // closed unseen
+    };
     if r.is_err_and(|e| e != libc::EAGAIN) {
         // The daemon is gone: as good as a message, whoever comes next shall look. (Not we: the
         // caller may hold locks.)
@@ -234,6 +240,9 @@ pub fn pump() {
         let sock = FD.load(Relaxed);
         if sock < 0 {
             return;
+        }
+        if !fdtab::is_ours(sock) {
+            return drop_connection(); // closed unseen
         }
         let mut buf = [0u8; MAX];
         let mut iov = libc::iovec {

@@ -14,7 +14,7 @@ mod members;
 mod sleep;
 
 pub use harvest::state;
-pub use members::{activate, deactivate, forget, kick_if_waiting, stir, unbind};
+pub use members::{activate, deactivate, forget, kick_if_waiting, lost, stir, unbind};
 pub use sleep::wait;
 
 use crate::links::{self, Link, Sock, SETS};

@@ -16,6 +16,7 @@ pub fn socket_made(fd: i32, nonblock: bool, open: bool, client: bool) {
     if crate::env::off() || !fdtab::init() || !table::init() {
         return;
     }
+    replaced(fd);
     let flags = if nonblock { flag::NONBLOCK } else { 0 } | if client { flag::CLIENT } else { 0 };
     let Some(i) = table::alloc(fd, flags) else {
         return;
@@ -63,8 +64,35 @@ pub fn listening(fd: i32, i: u32) {
     });
 }
 
+/// A new descriptor has a number that the table still has something for: that was closed unseen.
+pub fn replaced(fd: i32) {
+    match fdtab::get(fd) {
+        Fd::Conn(i) => vanished(fd, i),
+        Fd::Set(s) => {
+            fdtab::set(fd, Fd::Other);
+            epoll::closed(s);
+        }
+        Fd::Other | Fd::Ours | Fd::Ring(_) => {}
+    }
+}
+
+/// A number is no more the connection that the table says: an inlined system call has closed it, or has
+/// put something else in its place. As `close`, but what has the number now is not touched.
+#[cold]
+pub fn vanished(fd: i32, i: u32) {
+    io::quietly(|| {
+        epoll::lost(i, fd);
+        let l = table::local(i);
+        let _ = l.fd.compare_exchange(fd, -1, Relaxed, Relaxed);
+        if fdtab::conn(fd) == Some(i) {
+            release(fd, i, -1);
+        }
+    });
+}
+
 /// Another descriptor for the same description.
 pub fn duplicated(old: i32, new: i32) {
+    replaced(new);
     match fdtab::get(old) {
         Fd::Conn(i) => {
             table::local(i).refs.fetch_add(1, Relaxed);
@@ -120,20 +148,23 @@ pub fn before_close(fd: i32) -> Close {
             fdtab::set(fd, Fd::Other);
             uring::closed(r);
         }
-        Fd::Conn(i) => {
-            fdtab::set(fd, Fd::Other);
-            let l = table::local(i);
-            if l.refs.fetch_sub(1, SeqCst) == 1 {
-                last_close(fd, i);
-            } else if l.fd.load(Relaxed) == fd {
-                // Another descriptor stands for the connection now.
-                if let Some(f) = (0..=fdtab::high()).find(|f| fdtab::conn(*f) == Some(i)) {
-                    moved(i, f);
-                }
-            }
-        }
+        Fd::Conn(i) => release(fd, i, fd),
     }
     Close::Native
+}
+
+/// `fd` stands for the connection no more. `sock`: the descriptor itself, -1 if it is gone already.
+fn release(fd: i32, i: u32, sock: i32) {
+    fdtab::set(fd, Fd::Other);
+    let l = table::local(i);
+    if l.refs.fetch_sub(1, SeqCst) == 1 {
+        last_close(sock, i);
+    } else if l.fd.load(Relaxed) == fd || sock < 0 {
+        // Another descriptor stands for the connection now.
+        if let Some(f) = (0..=fdtab::high()).find(|f| fdtab::conn(*f) == Some(i)) {
+            moved(i, f);
+        }
+    }
 }
 
 /// From now on `fd` stands for the connection: whoever sleeps with another descriptor of it looks again.
@@ -245,7 +276,7 @@ const RESET_AT_CLOSE: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
 fn flush(c: &Conn, m: &link::lane::Memory, port: &Sock, fd: i32) -> bool {
     let end = sys::now_ms() + io::LEAVE_MS;
     while matches!(c.tx.look(m, port), Ok(link::lane::Progress::Blocked)) && c.tx.must_flush() {
-        if sys::now_ms() >= end {
+        if fd < 0 || sys::now_ms() >= end {
             return false;
         }
         let _ = sys::poll_ms(fd, libc::POLLOUT, 5);

@@ -15,6 +15,8 @@ const SET: u32 = 2 << 30;
 const OURS: u32 = 3 << 30;
 /// Beside `OURS`: not ours, an io_uring.
 const RING: u32 = 1 << 29;
+/// Beside `OURS`, without `RING`: these bits of its inode.
+const IDENTITY: u32 = RING - 1;
 
 /// What a descriptor is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,8 +65,8 @@ pub fn get(fd: i32) -> Fd {
         0 => Fd::Other,
         v if v & KIND == CONN => Fd::Conn(v & !KIND),
         v if v & KIND == SET => Fd::Set(v & !KIND),
-        OURS => Fd::Ours,
-        v => Fd::Ring(v & !KIND & !RING),
+        v if v & RING != 0 => Fd::Ring(v & !KIND & !RING),
+        _ => Fd::Ours,
     }
 }
 
@@ -83,7 +85,8 @@ pub fn set(fd: i32, what: Fd) -> bool {
             Fd::Other => 0,
             Fd::Conn(i) => CONN | i,
             Fd::Set(i) => SET | i,
-            Fd::Ours => OURS,
+            // With the identity of what it stands for: see `is_ours`.
+            Fd::Ours => OURS | sys::inode(fd).map_or(0, |(i, _)| i as u32 & IDENTITY),
             Fd::Ring(i) => OURS | RING | i,
         },
         Relaxed,
@@ -140,9 +143,26 @@ pub fn hidden_copy(fd: i32) -> Option<i32> {
     Some(high)
 }
 
+/// Is this still our own descriptor? An inlined system call may have closed it, and its number be a file
+/// or a connection of the application's by now. (Descriptors without an inode of their own, such as
+/// eventfds, share one: they are told from files and sockets only.)
+pub fn is_ours(fd: i32) -> bool {
+    let Some(s) = slot(fd) else { return false };
+    let v = s.load(Relaxed);
+    let same = |(inode, _): (u64, u32)| inode as u32 & IDENTITY == v & IDENTITY;
+    if v & KIND != OURS || v & RING != 0 {
+        return false;
+    }
+    let ours = sys::inode(fd).is_ok_and(same);
+    if !ours {
+        let _ = s.compare_exchange(v, 0, Relaxed, Relaxed);
+    }
+    ours
+}
+
 /// Closes one of our own descriptors.
 pub fn close_ours(fd: i32) {
-    if fd >= 0 {
+    if fd >= 0 && is_ours(fd) {
         set(fd, Fd::Other);
         sys::close(fd);
     }

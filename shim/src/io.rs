@@ -37,6 +37,8 @@ const FULL_FAR_MS: u64 = 200;
 const LOOK_US: u64 = 20;
 /// Microseconds between two looks whether the peer's TCP end is still there, by a sender.
 const CHECK_US: u64 = 2000;
+/// Microseconds for which a proof holds that a descriptor is the connection that the table says.
+const PROOF_US: u64 = 20;
 
 /// Milliseconds that a non-blocking send waits for the far node's answer to a switch.
 const ASK_MS: i64 = 2;
@@ -135,6 +137,26 @@ fn told_or(c: &Conn, native: impl Fn() -> isize) -> isize {
     }
 }
 
+/// Is `fd` still this connection? An inlined system call may have closed it and given its number to a
+/// file: then it is forgotten, and the call belongs to the kernel. A proof holds for [`PROOF_US`].
+#[inline(always)]
+pub fn still(fd: i32, i: u32, c: &Conn, l: &Local) -> bool {
+    let now = ticks();
+    now.wrapping_sub(l.proved.load(Relaxed)) <= PROOF_US * wait::cycles_per_us()
+        || prove(fd, i, c, l, now)
+}
+
+#[cold]
+fn prove(fd: i32, i: u32, c: &Conn, l: &Local, now: u64) -> bool {
+    let known = c.inode.load(Relaxed);
+    if known == 0 || sys::inode(fd).is_ok_and(|(inode, _)| inode == known) {
+        l.proved.store(now, Relaxed);
+        return true;
+    }
+    crate::fdops::vanished(fd, i);
+    false
+}
+
 /// Sends `iov`. `native` makes the application's own call; after a part went over the lane the
 /// rest is sent with `sendmsg`.
 ///
@@ -148,6 +170,10 @@ pub unsafe fn send(
     flags: i32,
     native: impl Fn() -> isize,
 ) -> isize {
+    let c = table::conn(i);
+    if c.tx.on_lane() && !still(fd, i, c, table::local(i)) {
+        return native();
+    }
     let Some(mut call) = Call::begin(fd, i) else {
         return fail(libc::EBADF);
     };
@@ -496,6 +522,9 @@ pub unsafe fn recv(
     }
     if c.rx.engaged() {
         real::test_cancel();
+        if !still(fd, i, c, l) {
+            return native();
+        }
     }
     let peek = flags & libc::MSG_PEEK != 0;
     let all = flags & libc::MSG_WAITALL != 0 && !peek;

@@ -295,7 +295,7 @@ impl Link {
     /// Rings the other party.
     pub fn ring(&self) {
         let fd = self.bell();
-        if fd >= 0 {
+        if fd >= 0 && fdtab::is_ours(fd) {
             if let Some(t) = crate::table::table() {
                 t.header.stats.rings.fetch_add(1, Relaxed);
             }
@@ -306,7 +306,7 @@ impl Link {
 
     pub fn drain_bell(&self) -> link::doorbell::Drained {
         let fd = self.bell();
-        if fd < 0 {
+        if fd < 0 || !fdtab::is_ours(fd) {
             return link::doorbell::Drained::Quiet;
         }
         // SAFETY: as in `ring`.

@@ -35,7 +35,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                 promote::expected(i, p.fd, c);
                 if c.flags.load(Relaxed) & flag::LANE != 0 {
                     promote::try_ready(i, c, table::local(i));
-                    any |= promote::engaged(c);
+                    any |= promote::engaged(c) && crate::io::still(p.fd, i, c, table::local(i));
                 }
                 any |= heard && fds.len() <= STACK / 2 && promote::on_call(c);
             }

@@ -304,6 +304,9 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     if !same || !open(c) || !epoll::activate(i, link) {
         return false; // it changed while we came for the lock
     }
+    if sys::inode(fd).map_or(0, |(inode, _)| inode) != c.inode.load(Relaxed) {
+        return false; // no more the connection: see `io::still`
+    }
     match c.tx.try_up(&m, &Sock { fd, link }) {
         Ok(up) => {
             if up {

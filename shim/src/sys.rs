@@ -505,10 +505,12 @@ pub fn tcp_counts(fd: i32) -> Option<TcpCounts> {
     })
 }
 
-/// Adds one to an eventfd.
+/// Adds one to an eventfd of ours.
 pub fn poke(efd: i32) {
-    let one = 1u64;
-    let _ = write1(efd, (&one as *const u64).cast(), 8);
+    if crate::fdtab::is_ours(efd) {
+        let one = 1u64;
+        let _ = write1(efd, (&one as *const u64).cast(), 8);
+    }
 }
 
 /// Flags of a signal's handler; `None` if there is none (default, ignored, or no such signal).

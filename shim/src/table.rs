@@ -33,6 +33,8 @@ pub struct Local {
     pub spin: AtomicI32,
     /// Ticks of the last look whether the peer's TCP end is still there, by the sending half.
     pub checked: AtomicU64,
+    /// Ticks of the last proof that a descriptor still is this connection: see `io::still`.
+    pub proved: AtomicU64,
 }
 
 static FAMILY: AtomicPtr<Table> = AtomicPtr::new(core::ptr::null_mut());
@@ -103,6 +105,9 @@ pub fn init() -> bool {
     };
     if !FAMILY.load(Acquire).is_null() {
         return true;
+    }
+    if !fdtab::init() {
+        return false; // what is hidden here has to be entered there
     }
     if sys::rlimit_fsize() < TABLE_BYTES as u64 {
         return false; // a memfd counts as a file
@@ -197,6 +202,7 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         l.hope_ms.store(0, Relaxed);
         l.starved.store(0, Relaxed);
         l.checked.store(0, Relaxed);
+        l.proved.store(0, Relaxed);
         c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`
         return Some(i as u32);
     }

@@ -92,6 +92,7 @@ macro_rules! by_number {
 
 by_number! {
     close_range close dup2 dup3 duplicate other
+    inline_close inline_close_range inline_dup2 inline_dup3 inline_duplicate inline_other
     fork clone clone3 named_clone execve execveat option whole
 }
 

@@ -330,6 +330,16 @@ pub fn forget(conn: u32, alone: bool) {
     }
 }
 
+/// A number is the connection no more: what has it now must not be taken out of any set.
+pub fn lost(conn: u32, fd: i32) {
+    let mut r = table::local(conn).regs.load(Acquire);
+    while r != 0 {
+        let reg = reg_at(r);
+        let _ = reg.fd.compare_exchange(fd, -1, Relaxed, Relaxed);
+        r = reg.next_conn.load(Relaxed);
+    }
+}
+
 /// Something about the connection changed from outside: its sets look at it again.
 pub fn stir(conn: u32) {
     let mut r = table::local(conn).regs.load(Acquire);

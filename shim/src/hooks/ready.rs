@@ -1,7 +1,7 @@
 //! poll, select and epoll.
 
 use crate::fdtab::{get, Fd};
-use crate::{epoll, fdtab, io, poll as polls, real};
+use crate::{epoll, fdtab, io, poll as polls, promote, real, table};
 use core::ptr::null_mut;
 use libc::{epoll_event, fd_set, pollfd, sigset_t, timespec, timeval};
 
@@ -228,6 +228,10 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
         let native = || real::epoll_ctl(ep, op, fd, ev);
         match (get(ep), get(fd)) {
             (Fd::Set(s), Fd::Conn(i)) => {
+                let (c, l) = (table::conn(i), table::local(i));
+                if promote::engaged(c) && !io::still(fd, i, c, l) {
+                    return native();
+                }
                 let e = (!ev.is_null()).then(|| ev.read_unaligned());
                 epoll::ctl(s, op, fd, i, e, native)
             }

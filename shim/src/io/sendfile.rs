@@ -17,10 +17,13 @@ pub unsafe fn sendfile(
     count: usize,
     native: impl Fn(i32, i32, usize) -> isize,
 ) -> isize {
+    let (c, l) = (table::conn(i), table::local(i));
+    if c.tx.on_lane() && !still(fd, i, c, l) {
+        return native(fd, input, count);
+    }
     let Some(mut call) = Call::begin(fd, i) else {
         return fail(libc::EBADF);
     };
-    let (c, l) = (table::conn(i), table::local(i));
     if control::pending() {
         control::pump();
     }
