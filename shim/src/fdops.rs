@@ -333,9 +333,14 @@ pub fn each_fd(mut f: impl FnMut(i32, u32, &Conn)) {
 /// Forks under way in hooks: a child of one has been counted.
 static FORKING: AtomicU32 = AtomicU32::new(0);
 
+pub fn forking() -> bool {
+    FORKING.load(SeqCst) != 0
+}
+
 /// Before a fork: children in the making count as holders, so that nothing is promoted meanwhile.
 pub fn before_fork() {
     FORKING.fetch_add(1, SeqCst);
+    fdtab::limit_settled();
     if table::table().is_some() {
         each_fd(|_, _, c| {
             c.forks.fetch_add(1, SeqCst);

@@ -1,7 +1,7 @@
 //! What this process knows of each descriptor: one word per number, copied by fork as descriptors
 //! are. A look at this table is all that descriptors which are none of our business ever cost.
 
-use crate::sys;
+use crate::{lock, sys};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
 
 /// Descriptors above this number stay native.
@@ -112,9 +112,45 @@ pub fn high_with_ours() -> i32 {
     HIGH_OURS.load(Relaxed)
 }
 
+/// From this number on the application's soft limit is so high that nobody runs into it for a few of ours.
+const ROOMY: u64 = 16_384;
+/// Least number of ours above a soft limit, and how many there is room for.
+const BEYOND: u64 = 1024;
+static LIMIT: AtomicU32 = AtomicU32::new(0);
+
+/// A copy above the application's soft limit, so that ours take no number that it may have: EMFILE comes
+/// when it would come without us. The limit is raised for that moment, and put back. (Not while a child is
+/// made, which would keep it.)
+fn beyond(fd: i32) -> Option<i32> {
+    let _g = lock::lock(&LIMIT)?;
+    let (soft, hard) = sys::nofile()?;
+    if soft >= ROOMY || crate::fdops::forking() {
+        return None;
+    }
+    let from = soft.max(BEYOND);
+    let room = from + BEYOND;
+    let enough = if hard > from { room.min(hard) } else { room };
+    if !sys::set_nofile(enough, hard.max(enough)) {
+        return None;
+    }
+    let copy = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, from as usize);
+    sys::set_nofile(soft, hard);
+    copy.ok()
+}
+
+/// Before a child is made: nobody is raising the limit, or begins to.
+pub fn limit_settled() {
+    drop(lock::lock(&LIMIT));
+}
+
 /// Moves one of our own descriptors out of the application's sight: to a high number, closed on
 /// exec, entered as ours. Takes the number given if there is no room above.
 pub fn hide(fd: i32) -> i32 {
+    if let Some(high) = beyond(fd) {
+        sys::close(fd);
+        set(high, Fd::Ours);
+        return high;
+    }
     let limit = sys::rlimit_nofile().min(MAX_FD as u64) as usize;
     // Not higher than needed: the kernel's own table grows with the highest number.
     for base in [(limit - limit / 4).min(16_384), limit / 2] {
@@ -134,6 +170,10 @@ pub fn hide(fd: i32) -> i32 {
 
 /// A copy of the application's descriptor at a number of our own.
 pub fn hidden_copy(fd: i32) -> Option<i32> {
+    if let Some(high) = beyond(fd) {
+        set(high, Fd::Ours);
+        return Some(high);
+    }
     let limit = sys::rlimit_nofile().min(MAX_FD as u64) as usize;
     let copy = |base| sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, base).ok();
     let high = [(limit - limit / 4).min(16_384), limit / 2, 3]

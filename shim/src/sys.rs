@@ -460,6 +460,26 @@ pub fn rlimit_nofile() -> u64 {
     rlimit(libc::RLIMIT_NOFILE as i32, 1024)
 }
 
+/// Soft and hard limit of descriptor numbers.
+pub fn nofile() -> Option<(u64, u64)> {
+    let mut r = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let what = libc::RLIMIT_NOFILE as i32;
+    sc!(libc::SYS_prlimit64, 0, what, 0, &mut r as *mut libc::rlimit).ok()?;
+    Some((r.rlim_cur, r.rlim_max))
+}
+
+pub fn set_nofile(soft: u64, hard: u64) -> bool {
+    let r = libc::rlimit {
+        rlim_cur: soft,
+        rlim_max: hard,
+    };
+    let what = libc::RLIMIT_NOFILE as i32;
+    sc!(libc::SYS_prlimit64, 0, what, &r as *const libc::rlimit, 0).is_ok()
+}
+
 /// The soft limit on a file's size: who passes it is killed by SIGXFSZ.
 pub fn rlimit_fsize() -> u64 {
     rlimit(libc::RLIMIT_FSIZE as i32, libc::RLIM_INFINITY)

@@ -387,6 +387,9 @@ pub fn wait(i: u32, c: &Conn, l: &Local, what: For, (timeout_ms, timed): (i64, b
     }
 }
 
+/// Milliseconds of a sleep that nobody can end, since `poll` takes no more entries (RLIMIT_NOFILE).
+pub const UNHEARD_MS: i64 = 5;
+
 fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, timeout_ms: i64) -> Woke {
     // A forked child shares the parent's doorbell, which it must not drain: it naps.
     let mine = c.owner_pid.load(Relaxed) == table::pid();
@@ -465,7 +468,18 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, timeout_ms: i64) 
         }
         // SAFETY: `p` is a valid array for the call. Nothing is held but the place among the
         // waiters: a thread that is cancelled here leaves a stale one, which costs a wake-up.
-        let n = unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, t as i32) };
+        let mut n = unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, t as i32) };
+        if n < 0 && crate::errno() == libc::EINVAL {
+            // More entries than descriptors are allowed: TCP alone, or nobody, for a moment.
+            t = if t < 0 { UNHEARD_MS } else { t.min(UNHEARD_MS) };
+            p[1..].fill(none);
+            // SAFETY: as above.
+            n = unsafe { real::poll(p.as_mut_ptr(), 1, t as i32) };
+            if n < 0 && crate::errno() == libc::EINVAL {
+                // SAFETY: no entries.
+                n = unsafe { real::poll(p.as_mut_ptr(), 0, t as i32) };
+            }
+        }
         woke = match n {
             0 if timeout_ms >= 0 && t >= timeout_ms => Woke::Timeout,
             0 => Woke::Look { kernel: true },

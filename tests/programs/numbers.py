@@ -10,12 +10,14 @@ import ctypes
 import errno
 import mmap
 import os
+import resource
 import select
 import signal
 import socket
 import struct
 import sys
 import tempfile
+import time
 
 from ends import await_mark, exactly, mark, marked
 
@@ -302,6 +304,69 @@ def whole_client(sock):
     pass
 
 
+# ---- limits ------------------------------------------------------------------------------------
+
+AT_START = len(os.listdir("/proc/self/fd")) - 1
+
+
+def full_server(sock):
+    """With all descriptors in use the connection works, and the limit is where it is without the shim."""
+    for turn in range(2):
+        mine = []
+        try:
+            while True:
+                mine.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError as e:
+            equal(e.errno, errno.EMFILE)
+        equal(len(mine), 64 - AT_START - 2, "descriptors until EMFILE")  # listener and connection
+        await_mark(f"dialled{turn}")
+        for _ in range(3):
+            try:
+                OTHER[0].accept()
+                raise AssertionError("accept with all descriptors in use")
+            except OSError as e:
+                equal(e.errno, errno.EMFILE, "accept")
+        sock.sendall(b"full")
+        equal(exactly(sock, 4), b"yes.")
+        for fd in mine:
+            os.close(fd)
+        OTHER[0].accept()[0].close()
+    equal(sock.recv(1), b"")
+
+
+def full_client(sock):
+    for turn in range(2):
+        other = socket.create_connection((HOST, int(sys.argv[4])))
+        mark(f"dialled{turn}")
+        equal(exactly(sock, 4), b"full")
+        sock.sendall(b"yes.")
+        equal(other.recv(1), b"")
+
+
+def lowered_server(sock):
+    for what in b"123":
+        await_mark(f"at{what - 48}")
+        time.sleep(1)
+        sock.sendall(bytes([what]))
+    equal(sock.recv(1), b"")
+
+
+def lowered_client(sock):
+    """Waits under a limit below what the shim's own would take: neither refused nor busy."""
+    for limit, what in (3, b"1"), (1, b"2"), (0, b"3"):
+        mark(f"at{what.decode()}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        before = time.process_time()
+        if limit == 3:
+            p = select.poll()
+            p.register(sock, select.POLLIN)
+            equal(p.poll(20_000), [(sock.fileno(), select.POLLIN)])
+        equal(sock.recv(1), what)
+        spent = time.process_time() - before
+        assert spent < 0.6, f"busy for {spent} s"
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
 OTHER = []
 
 
@@ -329,11 +394,14 @@ def by_number(port):
 
 SERVERS = dict(duplicate=duplicate_server, other=other_server, fork=child_server, vfork=child_server,
                clone=child_server, clone3=child_server, named_clone=child_server, execve=program_server,
-               execveat=program_server, option=option_server, whole=whole_server)
+               execveat=program_server, option=option_server, full=full_server, lowered=lowered_server,
+               whole=whole_server)
 
 
 def main():
     signal.alarm(LIMIT)
+    if CASE == "full":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     name = CASE.removeprefix("inline_")
     listener = None
     if ROLE == "serve":
@@ -344,6 +412,8 @@ def main():
             print("port", listener.getsockname()[1], flush=True)
             sock, _ = listener.accept()
         warm_up(sock)
+        if name == "full":
+            OTHER.append(listener)
         if name == "other":
             OTHER.append(listener.accept()[0])
         SERVERS.get(name, silent_server)(sock)

@@ -224,8 +224,14 @@ pub(super) fn sleep(
     let r = match news(fds) && !patient || control::pending() {
         true => None,
         false => Some(match native(tmp.as_mut_ptr(), at, nap) {
-            // More entries than descriptors are allowed: without ours, then.
-            -1 if alone && crate::errno() == libc::EINVAL => native(tmp.as_mut_ptr(), n, nap),
+            // More entries than descriptors are allowed: without ours, then, and not for long if they
+            // would end it.
+            -1 if crate::errno() == libc::EINVAL => {
+                if !alone && !(0..=wait::UNHEARD_MS).contains(&nap) {
+                    nap = wait::UNHEARD_MS;
+                }
+                native(tmp.as_mut_ptr(), n, nap)
+            }
             r => r,
         }),
     };
