@@ -17,6 +17,7 @@ packages="
   musl musl-tools
   redis-server redis-tools nginx-light wrk iperf3 sockperf curl
   haproxy apache2 varnish gunicorn
+  tcl perl dpkg-dev libevent-dev
   iproute2 iptables nftables procps
 "
 

@@ -49,13 +49,15 @@ task TARGET [arguments]
   demo          TCP and Underpass side by side, then a transfer through a daemon's death
   test          build, model, unit, engine, loom, integration; one summary
   lint          formatting and clippy
-  ci            lint, then everything of test, then lab
+  ci            lint, then everything of test, suites, lab
   model         the switch protocol's state space
   unit          unit and property tests
   engine        the RDMA data engine over simulated verbs
   loom          ring, doorbell and lane under every interleaving
   integration   real programs under the shim (arguments: names of tests)
   lab           virtual machines with RDMA rails (arguments: names of tests)
+  suites        other people's test suites, those that are quick (arguments: names of suites)
+  suites-full   all of them, in all modes; writes the table in docs/compatibility.md
   soak          ten minutes of seeded chaos (UNDERPASS_SOAK_SECONDS, UNDERPASS_SOAK_SEED)
   full          everything of ci, and what does not fit there
   symbols       does the shim load everywhere?
@@ -97,6 +99,8 @@ fn main() -> ExitCode {
         "lab" => steps::run(&tree, vec![build_step(), lab(&tree, &rest)]),
         "test" => steps::run(&tree, test(&tree)),
         "soak" => steps::run(&tree, vec![build_step(), soak(&tree)]),
+        "suites" => steps::run(&tree, vec![build_step(), suites(&tree, &rest, false)]),
+        "suites-full" => steps::run(&tree, vec![build_step(), suites(&tree, &rest, true)]),
         "ci" => steps::run(&tree, ci(&tree)),
         "full" => {
             let mut all = ci(&tree);
@@ -166,6 +170,7 @@ fn test(tree: &Tree) -> Vec<Step> {
 fn ci(tree: &Tree) -> Vec<Step> {
     let mut all = lint(tree);
     all.extend(test(tree));
+    all.push(suites(tree, &[], false));
     all.push(lab(tree, &[]));
     all
 }
@@ -264,6 +269,17 @@ fn inject(tree: &Tree) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test inject");
     c.env("UNDERPASS_INJECT_ALL", "1");
     Step::new("inject", Kind::Tests, 400, c)
+}
+
+/// Other people's test suites; the test program runs them one after the other by itself.
+fn suites(tree: &Tree, names: &[String], full: bool) -> Step {
+    let mut c = tree.cargo("test -p underpass-tests --test suites --");
+    c.args(names);
+    if full {
+        c.env("UNDERPASS_SUITES", "full");
+    }
+    let budget = if full { 14_400 } else { 600 };
+    Step::new("suites", Kind::Tests, budget, c)
 }
 
 /// Virtual machines, booted once; the test program runs its tests in order by itself.

@@ -1,0 +1,278 @@
+//! Other people's test suites, each in several modes: every test must have the result that it has
+//! without the shim (`make suites`, with names `make suites ARGS=name`; `make suites-full` runs all of
+//! them in all modes and writes the table in docs/compatibility.md).
+//!
+//! A test whose result differs is run once more in both modes, for some fail bare, too, now and then.
+//! What differs again fails; what does not is counted in the table as unsteady.
+
+mod cpython;
+mod debian;
+mod memcached;
+mod redis;
+mod table;
+
+use anyhow::{ensure, Context, Result};
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::Mutex;
+use std::time::{Duration, Instant, SystemTime};
+use underpass_tests::harness::{Daemon, Place};
+use underpassd::admin::Target;
+
+/// A suite that takes less is quick.
+const QUICK: Duration = Duration::from_secs(4);
+
+/// Each test's name and what became of it.
+pub type Results = BTreeMap<String, String>;
+
+/// How a suite runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Without the shim.
+    Bare,
+    /// With the shim loaded and switched off.
+    Off,
+    /// As `underpass run` starts programs.
+    Default,
+    /// Every connection promoted at its first call.
+    Eager,
+    /// The same, in rings of one page.
+    Page,
+    /// The same, while all connections are sent down and up at random.
+    Chaos,
+}
+
+impl Mode {
+    const ALL: &'static [Mode] = &[
+        Mode::Off,
+        Mode::Default,
+        Mode::Eager,
+        Mode::Page,
+        Mode::Chaos,
+    ];
+    /// What is run where time is short, and what besides with suites that are quick.
+    const FEW: &'static [Mode] = &[Mode::Page];
+    const QUICK: &'static [Mode] = &[Mode::Page, Mode::Chaos];
+
+    fn name(self) -> &'static str {
+        match self {
+            Mode::Bare => "bare",
+            Mode::Off => "off",
+            Mode::Default => "default",
+            Mode::Eager => "eager",
+            Mode::Page => "one page",
+            Mode::Chaos => "down and up",
+        }
+    }
+
+    /// Must connections have been promoted?
+    fn promotes(self) -> bool {
+        matches!(self, Mode::Eager | Mode::Page | Mode::Chaos)
+    }
+}
+
+type Run = Box<dyn Fn(&Place, &Path) -> Result<Results> + Send + Sync>;
+
+/// A suite, or a part of one that is run by itself.
+pub struct Suite {
+    pub name: &'static str,
+    /// Is it run by `make suites`, too?
+    pub bounded: bool,
+    /// How many tests it has at least, and how many promoted ends it leaves behind at least.
+    pub tests: usize,
+    pub ends: u64,
+    pub version: fn() -> Result<String>,
+    /// Runs it in an empty directory.
+    pub run: Run,
+}
+
+fn suites() -> Vec<Suite> {
+    let mut all = cpython::suites();
+    all.extend(redis::suites());
+    all.extend(memcached::suites());
+    all
+}
+
+/// What one mode brought.
+pub struct Outcome {
+    pub mode: Mode,
+    pub tests: usize,
+    pub promoted: u64,
+    pub unsteady: usize,
+    pub differs: Vec<String>,
+}
+
+fn differences(bare: &Results, shim: &Results) -> Vec<String> {
+    let ids: BTreeSet<_> = bare.keys().chain(shim.keys()).collect();
+    ids.into_iter()
+        .filter(|id| bare.get(*id) != shim.get(*id))
+        .map(|id| format!("{id}: bare {:?}, now {:?}", bare.get(id), shim.get(id)))
+        .collect()
+}
+
+impl Suite {
+    fn once(&self, place: &Place) -> Result<Results> {
+        let dir = tempfile::Builder::new().prefix("upsuite-").tempdir()?;
+        (self.run)(place, dir.path())
+    }
+
+    /// Runs it in a mode: results, and how many ends were promoted.
+    fn under(&self, mode: Mode) -> Result<(Results, u64)> {
+        if mode == Mode::Bare {
+            return Ok((self.once(&Place::bare())?, 0));
+        }
+        let small: &[&str] = &["--ring-log2", "12", "--ring-max-log2", "12"];
+        let d = Daemon::with(match mode {
+            Mode::Page | Mode::Chaos => small,
+            _ => &[],
+        })?;
+        let results = match mode {
+            Mode::Off => self.once(&d.place().off())?,
+            Mode::Default => self.once(&d.place())?,
+            Mode::Chaos => down_and_up(&d, || self.once(&d.eager()))?,
+            _ => self.once(&d.eager())?,
+        };
+        let s = d.stats()?;
+        ensure!(
+            mode != Mode::Off || s.promoted == 0,
+            "promoted although it is off"
+        );
+        println!(
+            "{}, {}: {} tests, {} promoted ends, {} bytes on lanes, {} ups, {} downs, {} resets",
+            self.name,
+            mode.name(),
+            results.len(),
+            s.promoted,
+            s.lane_tx_bytes,
+            s.ups,
+            s.downs,
+            s.resets
+        );
+        Ok((results, s.promoted))
+    }
+
+    fn compare(&self, bare: &Results, mode: Mode) -> Result<Outcome> {
+        let (results, promoted) = self.under(mode)?;
+        let first = differences(bare, &results);
+        let mut differs = Vec::new();
+        if !first.is_empty() {
+            println!(
+                "{}, {}: once more, because of\n{}",
+                self.name,
+                mode.name(),
+                first.join("\n")
+            );
+            let (bare, _) = self.under(Mode::Bare)?;
+            let again = differences(&bare, &self.under(mode)?.0);
+            differs.extend(again);
+        }
+        if mode.promotes() && promoted < self.ends {
+            differs.push(format!(
+                "{promoted} ends were promoted, expected {}",
+                self.ends
+            ));
+        }
+        Ok(Outcome {
+            mode,
+            tests: results.len(),
+            promoted,
+            unsteady: if differs.is_empty() { first.len() } else { 0 },
+            differs,
+        })
+    }
+
+    fn all(&self, full: bool) -> Result<Vec<Outcome>> {
+        let begin = Instant::now();
+        let (bare, _) = self.under(Mode::Bare)?;
+        let modes = match full {
+            true => Mode::ALL,
+            false if begin.elapsed() < QUICK => Mode::QUICK,
+            false => Mode::FEW,
+        };
+        ensure!(
+            bare.len() >= self.tests,
+            "{} ran {} tests only",
+            self.name,
+            bare.len()
+        );
+        modes.iter().map(|m| self.compare(&bare, *m)).collect()
+    }
+}
+
+/// Runs something while all connections are sent down and up at random.
+fn down_and_up<T>(d: &Daemon, f: impl FnOnce() -> Result<T>) -> Result<T> {
+    let seed = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)?
+        .as_nanos() as u64
+        | 1;
+    println!("seed {seed:#x}");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let mut x = seed;
+            while !stop.load(Relaxed) {
+                x ^= x << 13;
+                x ^= x >> 7;
+                x ^= x << 17;
+                // Mostly up, so that lanes are used.
+                let told = match x % 4 {
+                    0 => d.down(Target::All),
+                    _ => d.up(Target::All),
+                };
+                if let Err(e) = told {
+                    println!("down or up: {e:#}");
+                }
+                std::thread::sleep(Duration::from_millis(5 + x / 4 % 80));
+            }
+        });
+        let r = f();
+        stop.store(true, Relaxed);
+        r
+    })
+}
+
+fn main() -> ExitCode {
+    let full = std::env::var_os("UNDERPASS_SUITES").is_some_and(|v| v == "full");
+    let rows: &'static Mutex<Vec<table::Line>> = Box::leak(Box::default());
+    let trial = |s: Suite| {
+        Trial::test(s.name, move || {
+            let run = || -> Result<()> {
+                let outcomes = s.all(full)?;
+                let wrong: Vec<String> = outcomes
+                    .iter()
+                    .flat_map(|o| o.differs.iter().map(|d| format!("{}: {d}", o.mode.name())))
+                    .collect();
+                let line = table::Line::new(s.name, &(s.version)()?, &outcomes);
+                rows.lock().unwrap_or_else(|e| e.into_inner()).push(line);
+                ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+                Ok(())
+            };
+            run()
+                .with_context(|| s.name)
+                .map_err(|e| Failed::from(format!("{e:#}")))
+        })
+    };
+    let mut args = Arguments::from_args();
+    args.test_threads = Some(1); // results that depend on time should not depend on each other
+    let trials = suites()
+        .into_iter()
+        .filter(|s| full || s.bounded || args.filter.is_some())
+        .map(trial)
+        .collect();
+    let conclusion = libtest_mimic::run(&args, trials);
+    let rows = rows.lock().unwrap_or_else(|e| e.into_inner());
+    print!("\n{}", table::text(&rows));
+    if full {
+        if let Err(e) = table::write(&rows) {
+            eprintln!("{e:#}");
+            return ExitCode::FAILURE;
+        }
+    }
+    match conclusion.has_failed() {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    }
+}

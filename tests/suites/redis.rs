@@ -1,0 +1,188 @@
+//! Redis's own tests in TCL, against Debian's binaries.
+
+use super::debian::{self, plain};
+use super::{Results, Suite};
+use anyhow::{ensure, Result};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use underpass_tests::harness::{Place, Program};
+
+/// The tests' own limit is shorter, and says where they hang.
+const LIMIT: Duration = Duration::from_secs(900);
+const LIMIT_OWN: &str = "600";
+
+/// Name, is it run by `make suites`, files, tests and promoted ends at least.
+type Part = (&'static str, bool, &'static [&'static str], usize, u64);
+const PARTS: &[Part] = &[
+    (
+        "redis basics",
+        true,
+        &[
+            "unit/protocol",
+            "unit/pubsub",
+            "unit/networking",
+            "unit/querybuf",
+            "unit/type/incr",
+            "unit/type/hash",
+        ],
+        100,
+        20,
+    ),
+    (
+        "redis types",
+        false,
+        &[
+            "unit/type/string",
+            "unit/type/list",
+            "unit/type/list-2",
+            "unit/type/set",
+            "unit/type/zset",
+            "unit/type/stream",
+            "unit/type/stream-cgroups",
+        ],
+        300,
+        20,
+    ),
+    (
+        "redis unit",
+        false,
+        &[
+            "unit/keyspace",
+            "unit/scan",
+            "unit/info",
+            "unit/auth",
+            "unit/acl",
+            "unit/dump",
+            "unit/expire",
+            "unit/multi",
+            "unit/quit",
+            "unit/sort",
+            "unit/other",
+            "unit/scripting",
+            "unit/introspection",
+            "unit/introspection-2",
+            "unit/limits",
+            "unit/obuf-limits",
+            "unit/bitops",
+            "unit/tracking",
+            "unit/pause",
+            "unit/replybufsize",
+            "unit/client-eviction",
+            "unit/shutdown",
+        ],
+        350,
+        50,
+    ),
+    (
+        "redis replication",
+        false,
+        &[
+            "integration/replication",
+            "integration/replication-2",
+            "integration/replication-3",
+            "integration/replication-psync",
+            "integration/block-repl",
+            "integration/psync2",
+            "integration/failover",
+            "integration/redis-cli",
+            "integration/redis-benchmark",
+            "unit/wait",
+        ],
+        80,
+        50,
+    ),
+];
+
+pub fn suites() -> Vec<Suite> {
+    let suite = |(name, bounded, files, tests, ends): &Part| {
+        let (files, ends) = (*files, *ends);
+        Suite {
+            name,
+            bounded: *bounded,
+            tests: *tests,
+            ends,
+            version,
+            run: Box::new(move |place, dir| run(files, place, dir)),
+        }
+    };
+    PARTS.iter().map(suite).collect()
+}
+
+fn version() -> Result<String> {
+    let v = Program::new("redis-server", &Place::bare())
+        .arg("--version")
+        .check(LIMIT)?;
+    let v = v.split_whitespace().find_map(|w| w.strip_prefix("v="));
+    Ok(format!("Redis {}", v.unwrap_or("?")))
+}
+
+/// The tests start what lies in `src`.
+fn source() -> Result<PathBuf> {
+    debian::source("redis", |dir| {
+        for b in [
+            "redis-server",
+            "redis-cli",
+            "redis-benchmark",
+            "redis-check-aof",
+            "redis-check-rdb",
+        ] {
+            std::os::unix::fs::symlink(format!("/usr/bin/{b}"), dir.join("src").join(b))?;
+        }
+        std::os::unix::fs::symlink("/usr/bin/redis-server", dir.join("src/redis-sentinel"))?;
+        Ok(())
+    })
+}
+
+fn run(files: &[&str], place: &Place, dir: &Path) -> Result<Results> {
+    // A copy, for the tests write into their directory.
+    let tree = dir.join("redis");
+    debian::run(
+        dir,
+        "cp",
+        &["-a", &source()?.to_string_lossy(), &tree.to_string_lossy()],
+    )?;
+    let mut all = Results::new();
+    for file in files {
+        let out = Program::new("tclsh", place)
+            .arg("tests/test_helper.tcl")
+            .args(["--single", file, "--clients", "1", "--timeout", LIMIT_OWN])
+            .dir(&tree)
+            .run(LIMIT)?;
+        let said = plain(&out.stdout);
+        let results = results(file, &said);
+        ensure!(!results.is_empty(), "{file}: {said}\n{}", out.stderr);
+        let bad = said.lines().filter(|l| l.starts_with("[err]"));
+        bad.for_each(|l| println!("{file}: {l}"));
+        all.insert(format!("{file} (all)"), out.status.to_string());
+        all.extend(results);
+    }
+    Ok(all)
+}
+
+/// `[ok]: name (12 ms)`, `[err]: name in file`, `[ignore]: name`, `[skip]: …`
+fn results(file: &str, said: &str) -> Results {
+    let mut all = Results::new();
+    for line in said.lines() {
+        let Some((kind, name)) = line.strip_prefix('[').and_then(|l| l.split_once("]: ")) else {
+            continue;
+        };
+        if !["ok", "err", "ignore", "skip", "exception"].contains(&kind) {
+            continue;
+        }
+        let name = match name.rsplit_once(" (") {
+            Some((n, end)) if end.ends_with(" ms)") => n,
+            _ => name.rsplit_once(" in tests/").map_or(name, |n| n.0),
+        };
+        // Numbers in names are measured, or drawn by lot.
+        let name: String = name
+            .chars()
+            .map(|c| if c.is_ascii_digit() { '0' } else { c })
+            .collect();
+        let mut n = 1;
+        while all.contains_key(&format!("{file}: {name} #{n}")) {
+            n += 1;
+        }
+        all.insert(format!("{file}: {name} #{n}"), kind.to_owned());
+    }
+    all
+}
