@@ -198,6 +198,7 @@ fn last_close(fd: i32, i: u32) {
         }
     }
     end(fd, i);
+    crate::links::give_up_inherited();
 }
 
 /// The last call that slept on a connection is over, and its last descriptor closed.
@@ -205,6 +206,7 @@ pub fn finish_close(i: u32) {
     let hidden = table::local(i).fd.load(Relaxed);
     end(hidden, i);
     fdtab::close_ours(hidden);
+    crate::links::give_up_inherited();
 }
 
 /// Does nobody but this process hold it?

@@ -44,6 +44,8 @@ const ASK_MS: u32 = 1000;
 pub struct Link {
     pub id: AtomicU64,
     pub side: AtomicU32,
+    /// The process that mapped it; children inherit the mapping.
+    maker: AtomicU32,
     /// 0 free, 1 in use, 2 the other party is gone.
     pub state: AtomicU32,
     /// Not 0: the other party is the daemon, and lanes lead to another node.
@@ -141,35 +143,25 @@ pub fn reap() {
         crate::promote::each(|i, _| {
             used |= core::ptr::eq(crate::table::local(i).link.load(Relaxed), l);
         });
-        if used {
-            continue;
+        if !used {
+            l.give_up();
         }
-        crate::epoll::unbind(l);
-        fdtab::close_ours(l.bell.swap(0, Relaxed) - 1);
-        for a in [&l.own, &l.peer] {
-            a.clear(sys::blank);
+    }
+}
+
+/// In a forked child: an inherited link is given up when none of the connections that the child still holds
+/// has a lane on it. With its last descriptor a process loses what is sent on it later, as it does with TCP.
+pub fn give_up_inherited() {
+    let me = crate::table::pid();
+    let inherited = |l: &&Link| l.state.load(Acquire) != 0 && l.maker.load(Relaxed) != me;
+    for l in seen().iter().filter(inherited) {
+        let mut used = false;
+        crate::promote::each(|i, _| {
+            used |= core::ptr::eq(crate::table::local(i).link.load(Relaxed), l);
+        });
+        if !used {
+            l.give_up();
         }
-        l.leader.store(0, Relaxed);
-        l.dead.store(0, Relaxed);
-        l.vain.store(0, Relaxed);
-        for w in &l.sets {
-            w.store(0, Relaxed);
-        }
-        let a = &l.arena;
-        for w in [&a.lock, &a.chunk, &a.page, &a.asked] {
-            w.store(0, Relaxed);
-        }
-        a.ready.store(0, Relaxed);
-        for c in &a.count {
-            c.store(0, Relaxed);
-        }
-        for r in l.rings.iter().flatten() {
-            r.store(0, Relaxed);
-        }
-        for w in &l.owed {
-            w.store(0, Relaxed);
-        }
-        l.state.store(0, Release);
     }
 }
 
@@ -188,6 +180,7 @@ pub fn create(id: u64, side: u8, bell: i32, chunk0: i32, bytes: usize, far: bool
     };
     l.id.store(id, Relaxed);
     l.side.store(u32::from(side), Relaxed);
+    l.maker.store(crate::table::pid(), Relaxed);
     l.far.store(u32::from(far), Relaxed);
     l.bell.store(fdtab::hide(bell) + 1, Relaxed);
     // SAFETY: just mapped with at least CONTROL_BYTES; stays mapped while the link is in use.
@@ -231,6 +224,36 @@ pub fn settle_owed(tell: impl Fn(&Link, u32) -> bool) -> bool {
 }
 
 impl Link {
+    /// Nobody here uses the link any more: its slot, its doorbell and its memory are free.
+    fn give_up(&self) {
+        crate::epoll::unbind(self);
+        fdtab::close_ours(self.bell.swap(0, Relaxed) - 1);
+        for a in [&self.own, &self.peer] {
+            a.clear(sys::blank);
+        }
+        self.leader.store(0, Relaxed);
+        self.dead.store(0, Relaxed);
+        self.vain.store(0, Relaxed);
+        for w in &self.sets {
+            w.store(0, Relaxed);
+        }
+        let a = &self.arena;
+        for w in [&a.lock, &a.chunk, &a.page, &a.asked] {
+            w.store(0, Relaxed);
+        }
+        a.ready.store(0, Relaxed);
+        for c in &a.count {
+            c.store(0, Relaxed);
+        }
+        for r in self.rings.iter().flatten() {
+            r.store(0, Relaxed);
+        }
+        for w in &self.owed {
+            w.store(0, Relaxed);
+        }
+        self.state.store(0, Release);
+    }
+
     /// Remembers that the daemon is still to be told that `lane` is done.
     pub fn owe(&self, lane: u32) {
         if let Some(w) = self.owed.get(lane as usize / 64) {

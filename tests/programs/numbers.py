@@ -367,6 +367,53 @@ def lowered_client(sock):
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
+# ---- who closes has no more access -------------------------------------------------------------
+
+def shared_memory():
+    """What this process has mapped together with others, and may read."""
+    for line in open("/proc/self/maps").read().splitlines():
+        place, rights, *_ = line.split()
+        if rights[0] == "r" and rights[3] == "s":
+            start, end = (int(w, 16) for w in place.split("-"))
+            yield ctypes.string_at(start, end - start)
+
+
+def child_looks(news):
+    """Closes all connections, and reads what its parent gets afterwards, if it can."""
+    os.closerange(3, news)
+    os.closerange(news + 1, 256)
+    mark("closed")
+    secret = bytes(b ^ 0xff for b in os.read(news, 64))
+    return sum(secret in memory for memory in shared_memory())
+
+
+def mappings_server(sock):
+    news, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        found = 99
+        try:
+            found = child_looks(news)
+        finally:
+            os._exit(found)
+    await_mark("closed")
+    secret = exactly(sock, 48)
+    equal(exactly(sock, 1), b".")
+    os.write(tell, bytes(b ^ 0xff for b in secret))
+    equal(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0, "places where the child found it")
+    ping(sock)
+    equal(sock.recv(1), b"")
+
+
+def mappings_client(sock):
+    """What is sent after a child of the peer has closed its copy is not for that child."""
+    await_mark("closed")
+    sock.sendall(os.urandom(48))
+    sock.sendall(b".")
+    message = exactly(sock, 64)
+    sock.sendall(message)
+
+
 OTHER = []
 
 
@@ -394,7 +441,7 @@ def by_number(port):
 
 SERVERS = dict(duplicate=duplicate_server, other=other_server, fork=child_server, vfork=child_server,
                clone=child_server, clone3=child_server, named_clone=child_server, execve=program_server,
-               execveat=program_server, option=option_server, full=full_server, lowered=lowered_server,
+               execveat=program_server, option=option_server, full=full_server, mappings=mappings_server, lowered=lowered_server,
                whole=whole_server)
 
 
