@@ -23,6 +23,8 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
     let end = sys::now_ms() + LEAVE_MS;
     if let Some(_g) = lock::lock(&c.tx.lock) {
         let was = c.tx.is_up();
+        // A peer that has closed would answer a frame with a reset, where the next owner is to find an end.
+        let _ = c.tx.look(&m, &port);
         let _ = c.tx.down(&m, &port);
         if was {
             promote::counted_down();
