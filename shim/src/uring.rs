@@ -14,6 +14,9 @@ const SETUP_SQE128: u32 = 1 << 10;
 const SETUP_NO_MMAP: u32 = 1 << 14;
 const SETUP_REGISTERED_FD_ONLY: u32 = 1 << 15;
 const SETUP_NO_SQARRAY: u32 = 1 << 16;
+/// Up to the last of those above, and one about completions (CQE_MIXED). Others may change how requests
+/// lie in memory, as SQE_MIXED and SQ_REWIND do.
+const SETUP_KNOWN: u32 = ((1 << 17) - 1) | (1 << 18);
 const OFF_SQES: usize = 0x1000_0000;
 
 /// `struct io_uring_params`, as the kernel has filled it in.
@@ -105,7 +108,8 @@ fn init() -> bool {
 pub fn made(fd: i32, p: &Params) -> Option<u32> {
     // Without a descriptor of its own, or emptied by a kernel thread: nothing to look at. One that is
     // polled has no requests that concern us.
-    if p.flags & (SETUP_SQPOLL | SETUP_IOPOLL | SETUP_REGISTERED_FD_ONLY) != 0 || !init() {
+    let unseen = SETUP_SQPOLL | SETUP_IOPOLL | SETUP_REGISTERED_FD_ONLY | !SETUP_KNOWN;
+    if p.flags & unseen != 0 || !init() {
         return None;
     }
     let (n, r) = (0..RINGS as u32)
