@@ -147,7 +147,12 @@ async fn greet(
     };
     let mut process = match Process::of_peer(control.sock.get_ref().as_fd(), accepted) {
         Ok(p) => p,
-        Err(e) => return refuse(Reason::Internal, &e.to_string()),
+        Err(e) => {
+            if matches!(e, process::Error::Gone) {
+                left_behind(shared, control);
+            }
+            return refuse(Reason::Internal, &e.to_string());
+        }
     };
     let pidfd = process.take_pidfd()?;
     let hello = Hello {
@@ -166,6 +171,22 @@ async fn greet(
     }
     let group = shared.borrow().parties.get(&id)?.group().clone();
     Some((id, group))
+}
+
+/// A process that ended before we met it (servers that go to the background do) may have left its children
+/// a dialing descriptor. Which cgroup it was in nobody can tell any more.
+fn left_behind(shared: &Shared, control: &Rc<Control>) {
+    let mut buf = [0u8; MAX];
+    for _ in 0..BATCH {
+        let said = wire::recv(control.sock.get_ref().as_fd(), &mut buf);
+        let Ok(Incoming::Message { len, mut fds }) = said else {
+            return;
+        };
+        if let (Ok(ToDaemon::Dial {}), Some(fd)) = (ToDaemon::decode(&buf[..len]), fds.pop()) {
+            let seat = shared.borrow().groups.get("").seat();
+            return seat.map_or((), |seat| crate::dial::serve(shared, fd, seat));
+        }
+    }
 }
 
 /// Waits for the end of a party's process.
