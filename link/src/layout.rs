@@ -15,6 +15,8 @@ pub const EPOCHS: u32 = 65_536;
 pub const GROUP: usize = if cfg!(loom) { 1 } else { 64 };
 /// Number of publish counters.
 pub const GROUPS: usize = LANES / GROUP;
+/// Publishes of a group that its log remembers.
+pub const LOG: usize = if cfg!(loom) { 1 } else { 128 };
 /// Most chunks an area can have, chunk 0 included.
 pub const CHUNKS: usize = 64;
 /// Size of a data chunk in bytes. Pages are touched, and so paid for, only as rings use them.
@@ -152,6 +154,12 @@ pub struct RxWords {
     pub custody_kpos: AtomicU64,
 }
 
+/// An entry of `Control::log`: ticks, and the lane's number in its group.
+#[inline(always)]
+pub const fn log_entry(ticks: u64, lane: usize) -> u64 {
+    ticks << 6 | (lane % 64) as u64
+}
+
 /// All of chunk 0.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C)]
@@ -167,6 +175,9 @@ pub struct Control {
     pub cursors: [AtomicU64; LANES],
     pub tx: [TxWords; LANES],
     pub rx: [RxWords; LANES],
+    /// When each publish of a group was, and about which of its lanes ([`log_entry`]), at the counter's
+    /// value before it. Only a hint: in which order a reader lists what it finds.
+    pub log: [[AtomicU64; LOG]; GROUPS],
 }
 
 /// Bytes of chunk 0, a multiple of the page size.

@@ -50,6 +50,20 @@ pub fn ticks() -> u64 {
     }
 }
 
+/// Number of the processor this thread runs on right now, and [`ticks`].
+#[inline(always)]
+pub fn cpu_and_ticks() -> (u32, u64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as in `cpu`.
+    unsafe {
+        let mut aux = 0u32;
+        let t = core::arch::x86_64::__rdtscp(&mut aux);
+        (aux & 0xfff, t)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    (cpu(), ticks())
+}
+
 /// Number of the processor this thread runs on right now.
 #[inline(always)]
 pub fn cpu() -> u32 {

@@ -19,13 +19,13 @@ pub use sleep::wait;
 
 use crate::links::{self, Link, Sock, SETS};
 use crate::table::{self, Local};
-use crate::{control, fdtab, io, lock, promote, sys, wait};
+use crate::{control, fdtab, io, lock, promote, signals, sys, wait};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use harvest::*;
 use libc::epoll_event;
 use link::family::{flag, state, Conn};
 use link::lane::{tx, wake, Memory};
-use link::layout::{GROUP, GROUPS};
+use link::layout::{Control, GROUP, GROUPS, LOG};
 use link::prim::ticks;
 use members::*;
 

@@ -5,7 +5,7 @@ mod far;
 
 use crate::fdtab::{self, Fd};
 use crate::links::Sock;
-use crate::{control, epoll, io, lock, promote, sys, table, uring, wait};
+use crate::{control, epoll, io, lock, promote, signals, sys, table, uring, wait};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use link::family::{flag, state, Conn};
 use link::reason::Reason;
@@ -381,7 +381,7 @@ pub fn after_fork_child() {
     if !table::enter_process() {
         return;
     }
-    lock::forget_tid();
+    signals::forget_tid();
     let me = sys::getpid();
     table::set_pid(me);
     let counted = FORKING.swap(0, SeqCst) != 0; // not by who makes the system call itself
@@ -489,6 +489,7 @@ pub fn before_spawn() {
 /// The descriptor now belongs to code that we do not see (stdio): TCP for good, and forgotten, so
 /// that its number can come to mean something else unnoticed.
 pub fn disown(fd: i32) {
+    let _inside = signals::enter();
     if let Some(i) = fdtab::conn(fd) {
         io::quietly(|| {
             io::leave(i, fd, Reason::Bypassed);
@@ -508,6 +509,10 @@ pub fn disown(fd: i32) {
 
 /// A descriptor is used in a way that no lane can serve: back to TCP for good.
 pub fn give_up(fd: i32, why: Reason) {
+    if fdtab::conn(fd).is_none() {
+        return;
+    }
+    let _inside = signals::enter();
     if let Some(i) = fdtab::conn(fd) {
         io::quietly(|| io::leave(i, fd, why));
     }

@@ -14,6 +14,7 @@ mod number;
 mod proc;
 mod ready;
 mod rw;
+mod signal;
 mod sock;
 mod uring;
 mod variadic;

@@ -16,14 +16,14 @@ pub use sendfile::sendfile;
 use crate::links::Sock;
 use crate::table::{self, Local};
 use crate::wait::{self, For, Woke};
-use crate::{control, errno, lock, promote, real, set_errno, sys};
+use crate::{control, errno, lock, promote, real, set_errno, signals, sys};
 use call::Call;
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
 use link::family::{flag, Conn};
 use link::lane::rx::How;
 use link::lane::{Iov, Received, Sent};
-use link::prim::{cpu, ticks};
+use link::prim::{cpu_and_ticks, ticks};
 use link::reason::Reason;
 use parts::{Cut, Part, PART};
 
@@ -132,7 +132,7 @@ fn told_or(c: &Conn, native: impl Fn() -> isize) -> isize {
         false => 0,
     };
     match e {
-        0 => native(),
+        0 => signals::outside(native),
         e => fail(e),
     }
 }
@@ -157,6 +157,18 @@ fn prove(fd: i32, i: u32, c: &Conn, l: &Local, now: u64) -> bool {
     false
 }
 
+/// A thread has left a native call without a word (it was cancelled, or a handler jumped out of it) and
+/// may have moved bytes there that nobody has counted: then the connection stays on TCP.
+#[cold]
+fn uncounted(c: &Conn, fd: i32) {
+    let counted = (c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst));
+    let unread = sys::ioctl_i32(fd, libc::FIONREAD).unwrap_or(0) as u64;
+    let moved = sys::tcp_counts(fd).map(|k| (k.sent, k.received.wrapping_sub(unread)));
+    if moved != Some(counted) {
+        table::bar(c, Reason::Bypassed);
+    }
+}
+
 /// Sends `iov`. `native` makes the application's own call; after a part went over the lane the
 /// rest is sent with `sendmsg`.
 ///
@@ -171,11 +183,15 @@ pub unsafe fn send(
     native: impl Fn() -> isize,
 ) -> isize {
     let c = table::conn(i);
-    if c.tx.on_lane() && !still(fd, i, c, table::local(i)) {
-        return native();
+    if c.tx.on_lane() {
+        real::test_cancel(); // the kernel's calls do it, and we may make none
     }
-    let Some(mut call) = Call::begin(fd, i) else {
-        return fail(libc::EBADF);
+    let _inside = signals::enter();
+    if c.tx.on_lane() && !still(fd, i, c, table::local(i)) {
+        return signals::outside(native);
+    }
+    let Some((mut call, i)) = Call::of(fd, i) else {
+        return signals::outside(native);
     };
     // SAFETY: passed on.
     unsafe { send_on(&mut call, i, vecs, flags, native) }
@@ -205,9 +221,6 @@ unsafe fn send_on(
     if control::pending() {
         control::pump();
     }
-    if c.tx.on_lane() {
-        real::test_cancel(); // the kernel's calls do it, and we may make none
-    }
     let mut iov = Iov::new(vecs);
     let mut total = 0usize;
     let mut until: Option<Option<u64>> = None;
@@ -234,17 +247,20 @@ unsafe fn send_on(
                     c.tx.leave_native(0);
                     return closed(total);
                 }
-                let r = if total > 0 || call.holds() {
-                    match (c.rx.has_error(), call.native(c, l)) {
-                        (true, _) if total > 0 => 0, // the next call tells it
-                        (true, _) => fail(c.rx.take_error()),
-                        // SAFETY: the application's buffers, by this function's contract.
-                        (_, Some(fd)) => unsafe { rest(fd, &mut iov, flags) },
-                        (_, None) => closed(0),
-                    }
-                } else {
-                    told_or(c, &native)
+                let goes_on = total > 0 || call.holds();
+                let own = goes_on.then(|| call.native(c, l));
+                let undo = || {
+                    uncounted(c, fd);
+                    c.tx.leave_native(0);
                 };
+                let r = signals::or_undo(&undo, || match (c.rx.has_error(), own) {
+                    (_, None) => told_or(c, &native),
+                    (true, _) if total > 0 => 0, // the next call tells it
+                    (true, _) => fail(c.rx.take_error()),
+                    // SAFETY: the application's buffers, by this function's contract.
+                    (_, Some(Some(fd))) => unsafe { rest(fd, &mut iov, flags) },
+                    (_, Some(None)) => closed(0),
+                });
                 let ours = call.counts(c);
                 c.tx.leave_native(if ours { r.max(0) as u64 } else { 0 });
                 if !ours {
@@ -313,11 +329,10 @@ unsafe fn send_on(
             Sent::Bytes(n) => {
                 total += n;
                 link.moved();
-                let me = cpu();
+                let (me, now) = cpu_and_ticks();
                 if m.own_rx().cpu.load(Relaxed) != me {
                     m.own_rx().cpu.store(me, Relaxed); // a hint for the other side's spin
                 }
-                let now = ticks();
                 if now.wrapping_sub(l.checked.load(Relaxed)) > CHECK_US * wait::cycles_per_us() {
                     l.checked.store(now, Relaxed);
                     peer_check(call, c, l, link);
@@ -358,7 +373,7 @@ unsafe fn send_on(
                     if !call.hold(c, l) {
                         return closed(total);
                     }
-                    wait::wait(i, c, l, For::Space, (ASK_MS, false));
+                    wait::wait(i, c, l, For::Space, ASK_MS, false);
                     continue;
                 }
                 if nb {
@@ -377,7 +392,7 @@ unsafe fn send_on(
                 } else {
                     cap
                 };
-                match wait::wait(i, c, l, For::Space, (t, end.is_some())) {
+                match wait::wait(i, c, l, For::Space, t, end.is_some() || total > 0) {
                     Woke::Timeout if t == ms => {
                         return if total > 0 {
                             total as isize
@@ -488,7 +503,7 @@ unsafe fn rest(fd: i32, iov: &mut Iov<'_>, flags: i32) -> isize {
     let mut total = 0isize;
     while let Some((p, n)) = iov.take(usize::MAX) {
         // SAFETY: the application's buffer.
-        let r = unsafe { real::send(fd, p.cast(), n, flags) };
+        let r = signals::outside(|| unsafe { real::send(fd, p.cast(), n, flags) });
         if r < 0 {
             return if total > 0 { total } else { r };
         }
@@ -512,19 +527,20 @@ pub unsafe fn recv(
     flags: i32,
     native: impl Fn() -> isize,
 ) -> isize {
-    let Some(mut call) = Call::begin(fd, i) else {
-        return fail(libc::EBADF);
+    if table::conn(i).rx.engaged() {
+        real::test_cancel();
+    }
+    let _inside = signals::enter();
+    let Some((mut call, i)) = Call::of(fd, i) else {
+        return signals::outside(native);
     };
     let c = table::conn(i);
     let l = table::local(i);
     if control::pending() {
         control::pump();
     }
-    if c.rx.engaged() {
-        real::test_cancel();
-        if !still(fd, i, c, l) {
-            return native();
-        }
+    if c.rx.engaged() && !still(fd, i, c, l) {
+        return signals::outside(native);
     }
     let peek = flags & libc::MSG_PEEK != 0;
     let all = flags & libc::MSG_WAITALL != 0 && !peek;
@@ -533,6 +549,7 @@ pub unsafe fn recv(
     let mut total = 0usize;
     let mut look = false;
     let mut nowait = false;
+    let mut ended = false;
     let mut until: Option<Option<u64>> = None;
     let mut cut = Cut::default();
     let mut peeks: Option<Option<u64>> = None;
@@ -557,18 +574,21 @@ pub unsafe fn recv(
                     c.rx.leave_native(0);
                     return closed(total);
                 }
-                let r = if total > 0 || call.holds() {
-                    let flags = flags | if nowait { libc::MSG_DONTWAIT } else { 0 };
-                    match call.native(c, l) {
-                        _ if total == 0 && c.rx.has_error() => fail(c.rx.take_error()),
-                        // SAFETY: the application's buffers, by this function's contract.
-                        Some(fd) => unsafe { remainder(fd, c, &mut iov, flags, total > 0) },
-                        None if total > 0 => 0,
-                        None => closed(0),
-                    }
-                } else {
-                    told_or(c, &native)
+                let goes_on = total > 0 || call.holds();
+                let own = goes_on.then(|| call.native(c, l));
+                let undo = || {
+                    uncounted(c, fd);
+                    c.rx.leave_native(0);
                 };
+                let flags = flags | if nowait { libc::MSG_DONTWAIT } else { 0 };
+                let r = signals::or_undo(&undo, || match own {
+                    None => told_or(c, &native),
+                    _ if total == 0 && c.rx.has_error() => fail(c.rx.take_error()),
+                    // SAFETY: the application's buffers, by this function's contract.
+                    Some(Some(fd)) => unsafe { remainder(fd, c, &mut iov, flags, total > 0) },
+                    Some(None) if total > 0 => 0,
+                    Some(None) => closed(0),
+                });
                 let counted = !peek && call.counts(c);
                 c.rx.leave_native(if counted { r.max(0) as u64 } else { 0 });
                 return total as isize + r;
@@ -649,11 +669,15 @@ pub unsafe fn recv(
                     let fd = call.fd(l);
                     let end = *peeks.get_or_insert_with(|| deadline(fd, libc::SO_RCVTIMEO));
                     promote::attend(c, link, &m, fd);
-                    real::test_cancel();
+                    signals::outside(real::test_cancel);
                     // A peek cannot go on where it stopped: not in a second buffer from TCP, nor behind
                     // a frame that comes after the ring.
                     let up = c.rx.is_up();
-                    whole = left_ms(end) != 0 && (up || vecs.len() == 1) && more_may_come(fd, up);
+                    whole = left_ms(end) != 0
+                        && (up || vecs.len() == 1)
+                        && more_may_come(fd, up)
+                        && !signals::waiting()
+                        && !signals::interrupted(true);
                     (total, iov, look) = (0, Iov::new(vecs), true);
                     continue; // once more at the end, too: something may have come before it
                 }
@@ -679,11 +703,11 @@ pub unsafe fn recv(
                 if c.rx.shut.load(Relaxed) != 0 {
                     return total as isize;
                 }
-                if nb || nowait {
-                    return if total > 0 {
-                        total as isize
-                    } else {
-                        fail(libc::EAGAIN)
+                if nb || nowait || ended {
+                    return match total {
+                        0 if ended => fail(libc::EINTR),
+                        0 => fail(libc::EAGAIN),
+                        n => n as isize,
                     };
                 }
                 let spins = c.rx.is_up() && !look;
@@ -716,7 +740,7 @@ pub unsafe fn recv(
                     }
                     d => d,
                 };
-                match wait::wait(i, c, l, For::Data, (left_ms(end), end.is_some())) {
+                match wait::wait(i, c, l, For::Data, left_ms(end), end.is_some() || total > 0) {
                     Woke::Look { kernel } => look = kernel,
                     Woke::Timeout => {
                         return if total > 0 {
@@ -725,13 +749,8 @@ pub unsafe fn recv(
                             fail(libc::EAGAIN)
                         }
                     }
-                    Woke::Interrupted => {
-                        return if total > 0 {
-                            total as isize
-                        } else {
-                            fail(libc::EINTR)
-                        };
-                    }
+                    // What has come meanwhile counts for more.
+                    Woke::Interrupted => (look, ended) = (true, true),
                 }
             }
         }
@@ -747,7 +766,7 @@ unsafe fn remainder(fd: i32, c: &Conn, iov: &mut Iov<'_>, flags: i32, part: bool
     let mut flags = flags;
     while let Some((p, n)) = iov.take(usize::MAX) {
         // SAFETY: the application's buffer.
-        let r = unsafe { real::recv(fd, p.cast(), n, flags) };
+        let r = signals::outside(|| unsafe { real::recv(fd, p.cast(), n, flags) });
         if r < 0 && total == 0 && !part {
             return r;
         }

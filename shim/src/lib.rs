@@ -1,11 +1,11 @@
 //! `libunderpass.so`: stands between unmodified programs and the socket calls of their C library,
 //! and moves their TCP connections onto lanes where that is possible.
 //!
-//! The shim is a guest. It starts no thread, installs no signal handler, prints nothing, never
+//! The shim is a guest. It starts no thread, handles no signal of its own, prints nothing, never
 //! panics or unwinds into the application, and what it cannot do, it does on TCP. [`hooks`] is the
 //! C side: one function per name, which looks the descriptor up and steps aside or calls on;
 //! [`io`], [`epoll`], [`poll`] and [`fdops`] hold the logic; [`promote`] decides when a connection
-//! gets or loses its lane; [`control`] speaks to the daemon.
+//! gets or loses its lane; [`control`] speaks to the daemon; [`signals`] keeps handlers out of the middle of it all.
 
 mod control;
 mod env;
@@ -19,6 +19,7 @@ mod lock;
 mod poll;
 mod promote;
 mod real;
+mod signals;
 mod sys;
 mod table;
 mod uring;

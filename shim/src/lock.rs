@@ -3,36 +3,14 @@
 //! A word of 0 is free, otherwise the holder's thread id, plus a bit when somebody waits. Holders
 //! never block and never call libc while they hold one, so that neither cancellation nor
 //! `siglongjmp` can strand it; a holder that died (a process of the family was killed) is noticed
-//! by its id. A signal handler that interrupts the holder itself gets `None` instead of a deadlock.
+//! by its id. Signal handlers do not run meanwhile (`signals`); one that we do not stand before gets
+//! `None` instead of a deadlock.
 
+use crate::signals::tid;
 use crate::sys;
-use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
 const WAITERS: u32 = 1 << 31;
-
-thread_local! {
-    // Const-initialised and without a destructor: plain thread-local storage, no allocation.
-    static TID: Cell<u32> = const { Cell::new(0) };
-}
-
-/// This thread's id, cached.
-#[inline(always)]
-pub fn tid() -> u32 {
-    TID.with(|t| match t.get() {
-        0 => {
-            let id = sys::gettid();
-            t.set(id);
-            id
-        }
-        id => id,
-    })
-}
-
-/// In a forked child: its only thread has another id.
-pub fn forget_tid() {
-    TID.with(|t| t.set(0));
-}
 
 pub struct Guard<'a>(&'a AtomicU32);
 

@@ -6,7 +6,7 @@ use crate::epoll::{self, IN, OUT};
 use crate::fdtab::{self, Fd};
 use crate::table;
 use crate::wait;
-use crate::{control, promote, sys};
+use crate::{control, promote, signals, sys};
 use core::sync::atomic::Ordering::*;
 use libc::{pollfd, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
 use link::family::flag;
@@ -56,6 +56,7 @@ pub unsafe fn poll(
     timeout_ms: i64,
     native: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
+    let _inside = signals::enter();
     if control::pending() {
         control::pump();
     }
@@ -72,8 +73,9 @@ pub unsafe fn poll(
 /// one of them is switching already.
 fn natively(fds: &mut [pollfd], native: impl FnOnce(&mut [pollfd]) -> i32) -> Option<i32> {
     let natives = sleep::Natives::enter(fds, |p, _| sleep::for_data(p))?;
-    let r = native(fds);
-    natives.leave();
+    let undo = || natives.leave();
+    let r = signals::or_undo(&undo, || signals::outside(|| native(fds)));
+    crate::io::quietly(undo);
     Some(r)
 }
 
@@ -134,6 +136,10 @@ fn run(
         };
         if count > 0 || left == 0 || last {
             return count;
+        }
+        if signals::interrupted(true) {
+            crate::set_errno(libc::EINTR);
+            return -1;
         }
         patient = patience.is_over(busy);
         if patience.short() {
@@ -287,8 +293,14 @@ fn spin(fds: &[pollfd], tmp: &mut [pollfd]) -> bool {
     found
 }
 
-/// Room for the descriptors of a `select`.
-const SELECT: usize = 1024;
+/// Is `fd` in a set, which has no end of its own?
+///
+/// # Safety
+/// The set is null, or has more than `fd` bits.
+pub unsafe fn is_set(set: *const libc::fd_set, fd: i32) -> bool {
+    // SAFETY: by contract; sets are arrays of words, little endian, so of bytes as well.
+    !set.is_null() && unsafe { *set.cast::<u8>().add(fd as usize / 8) } >> (fd % 8) & 1 != 0
+}
 
 /// `select` over lanes: as `poll`, then back. `None`: no lane is concerned, call the kernel; the
 /// closure then runs with the connections marked as natively waited for.
@@ -302,70 +314,103 @@ pub unsafe fn select(
     native: impl Fn() -> i32,
     sleep: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
-    let mut fds = [pollfd {
+    let _inside = signals::enter();
+    if nfds < 0 {
+        return native();
+    }
+    // SAFETY: by contract.
+    let any = |fd: &i32| sets.iter().any(|s| unsafe { is_set(*s, *fd) });
+    let n = (0..nfds).filter(any).count();
+    let none = pollfd {
         fd: -1,
         events: 0,
         revents: 0,
-    }; SELECT];
-    let mut n = 0;
-    let bits = [POLLIN, POLLOUT, libc::POLLPRI];
-    let mut fits = (0..=SELECT as i32).contains(&nfds);
-    if fits {
-        for fd in 0..nfds {
-            let mut events = 0;
-            for (s, b) in sets.iter().zip(bits) {
-                // SAFETY: not null: the application's set, with at least `nfds` bits.
-                if !s.is_null() && unsafe { libc::FD_ISSET(fd, *s) } {
-                    events |= b;
-                }
-            }
-            if events != 0 {
-                fds[n] = pollfd {
-                    fd,
-                    events,
-                    revents: 0,
-                };
-                n += 1;
-            }
-        }
+    };
+    let mut stack = [none; STACK];
+    let mut mapped = None;
+    let fds: &mut [pollfd] = if n <= STACK {
+        &mut stack[..n]
     } else {
-        fits = false;
-    }
-    if !fits {
-        // A set larger than ours: its connections go, and stay, where the kernel sees them.
-        for fd in 0..nfds.min(fdtab::high() + 1) {
-            crate::fdops::give_up(fd, link::reason::Reason::EpollShared);
+        let bytes = n * core::mem::size_of::<pollfd>();
+        match sys::map_private(bytes) {
+            Ok(p) => {
+                mapped = Some((p, bytes));
+                // SAFETY: a fresh zeroed mapping of that many entries, unmapped at the end.
+                unsafe { core::slice::from_raw_parts_mut(p.cast(), n) }
+            }
+            Err(e) => {
+                crate::set_errno(e);
+                return -1;
+            }
         }
+    };
+    let undo = || {
+        if let Some((p, bytes)) = mapped {
+            sys::unmap(p, bytes);
+        }
+    };
+    let r = signals::or_undo(&undo, || {
+        // SAFETY: passed on.
+        unsafe { select_in(fds, nfds, sets, timeout_ms, native, sleep) }
+    });
+    crate::io::quietly(undo);
+    r
+}
+
+const BITS: [i16; 3] = [POLLIN, POLLOUT, libc::POLLPRI];
+
+/// `fds`: room for the descriptors that are in some set.
+///
+/// # Safety
+/// As [`select`].
+unsafe fn select_in(
+    fds: &mut [pollfd],
+    nfds: i32,
+    sets: [*mut libc::fd_set; 3],
+    timeout_ms: i64,
+    native: impl Fn() -> i32,
+    sleep: impl Fn(*mut pollfd, usize, i64) -> i32,
+) -> i32 {
+    let events = |fd: i32| {
+        let of = sets.iter().zip(BITS);
+        // SAFETY: by contract.
+        of.filter(|(s, _)| unsafe { is_set(**s, fd) })
+            .fold(0, |e, (_, b)| e | b)
+    };
+    let wanted = (0..nfds).filter(|fd| events(*fd) != 0);
+    for (p, fd) in fds.iter_mut().zip(wanted) {
+        *p = pollfd {
+            fd,
+            events: events(fd),
+            revents: 0,
+        };
     }
-    let lanes = fits && concerned(&fds[..n]);
-    if !lanes {
-        if let Some(r) = natively(&mut fds[..n], |_| native()) {
+    if !concerned(fds) {
+        if let Some(r) = natively(fds, |_| native()) {
             return r;
         }
     }
     // SAFETY: our own array.
-    let r = unsafe { poll_lanes(&mut fds[..n], timeout_ms, sleep) };
+    let r = unsafe { poll_lanes(fds, timeout_ms, sleep) };
     if r < 0 {
         return r;
     }
-    if fds[..n].iter().any(|p| p.revents & libc::POLLNVAL != 0) {
+    if fds.iter().any(|p| p.revents & libc::POLLNVAL != 0) {
         crate::set_errno(libc::EBADF);
         return -1;
     }
     let says = [POLLIN | POLLHUP | POLLERR, POLLOUT | POLLERR, libc::POLLPRI];
     let mut count = 0;
-    for p in &fds[..n] {
-        for ((s, b), y) in sets.iter().zip(bits).zip(says) {
+    for p in fds.iter() {
+        for ((s, b), y) in sets.iter().zip(BITS).zip(says) {
             if p.events & b == 0 {
                 continue;
             }
-            // SAFETY: the bit was set in this set, so the set is there and large enough.
-            unsafe {
-                if p.revents & y != 0 {
-                    count += 1;
-                } else {
-                    libc::FD_CLR(p.fd, *s);
-                }
+            if p.revents & y != 0 {
+                count += 1;
+            } else {
+                // SAFETY: the bit was set in this set, so the set is there and large enough.
+                unsafe { *s.cast::<u8>().add(p.fd as usize / 8) &= !(1 << (p.fd % 8)) };
             }
         }
     }

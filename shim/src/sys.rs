@@ -533,13 +533,36 @@ pub fn poke(efd: i32) {
     }
 }
 
-/// Flags of a signal's handler; `None` if there is none (default, ignored, or no such signal).
-pub fn handler_flags(sig: i32) -> Option<u64> {
-    // struct kernel_sigaction: handler, flags, restorer, mask (8 bytes each on 64-bit x86; arm64
-    // has no restorer, and the fields we read come first).
+/// The kernel's entry of a signal (handler, flags, restorer, mask), after which `new` takes its
+/// place. `None`: no such signal.
+pub fn kernel_action(sig: i32, new: Option<&[u64; 4]>) -> Option<[u64; 4]> {
     let mut sa = [0u64; 4];
-    sc!(libc::SYS_rt_sigaction, sig, 0, sa.as_mut_ptr(), 8).ok()?;
-    (sa[0] > 1).then_some(sa[1])
+    let new = new.map_or(core::ptr::null(), |n| n.as_ptr());
+    sc!(libc::SYS_rt_sigaction, sig, new, sa.as_mut_ptr(), 8).ok()?;
+    Some(sa)
+}
+
+/// Back to the default action, if the handler is `handler`.
+pub fn reset_handler(sig: i32, handler: usize) {
+    if let Some(mut k) = kernel_action(sig, None).filter(|k| k[0] as usize == handler) {
+        k[0] = libc::SIG_DFL as u64;
+        kernel_action(sig, Some(&k));
+    }
+}
+
+/// This thread's mask of blocked signals.
+pub fn set_signal_mask(mask: u64) {
+    let how = libc::SIG_SETMASK;
+    let _ = sc!(libc::SYS_rt_sigprocmask, how, &mask as *const u64, 0, 8);
+}
+
+/// Queues a signal for this very thread as it came before.
+///
+/// # Safety
+/// `info` is the kernel's record of it.
+pub unsafe fn queue_signal(sig: i32, info: *mut libc::siginfo_t) -> bool {
+    let (pid, tid) = (getpid(), gettid());
+    sc!(libc::SYS_rt_tgsigqueueinfo, pid, tid, sig, info).is_ok()
 }
 
 /// Waits for events on one descriptor for a few milliseconds at most; no cancellation point.

@@ -138,6 +138,7 @@ pub fn init() -> bool {
     mark_process();
     h.magic.store(MAGIC, Release);
     FAMILY.store(t, Release);
+    crate::signals::take_over();
     true
 }
 

@@ -7,7 +7,7 @@
 
 use crate::links::{Link, Sock, WAITERS};
 use crate::table::{self, Local};
-use crate::{control, epoll, fdtab, lock, promote, real, sys};
+use crate::{control, epoll, fdtab, promote, real, signals, sys};
 use core::sync::atomic::{fence, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use link::family::Conn;
 use link::lane::{wake, Memory};
@@ -125,7 +125,7 @@ fn take_slot(conn: Option<u32>, mask: u64) -> Option<usize> {
                             }
                         }
                     }
-                    s.tid.store(crate::lock::tid(), Relaxed);
+                    s.tid.store(signals::tid(), Relaxed);
                     s.conn.store(conn.map_or(0, |c| c + 1), SeqCst);
                     // SYNC lane: see `lane_came`; the caller looks at the lanes after this.
                     s.mask.store(mask, SeqCst);
@@ -252,7 +252,7 @@ fn lead(link: &Link, w: usize) -> bool {
         let tid = slot(now as usize - 1).map_or(0, |s| s.tid.load(Relaxed));
         // Nor can one that we have interrupted look: this is its thread, in a signal handler or after
         // a longjmp out of its sleep.
-        let dead = tid != 0 && (tid == lock::tid() || sys::kill0(tid) == Err(libc::ESRCH));
+        let dead = tid != 0 && (tid == signals::tid() || sys::kill0(tid) == Err(libc::ESRCH));
         return dead
             && link
                 .leader
@@ -355,7 +355,7 @@ pub fn spin(peer_cpu: impl Fn() -> u32, mut done: impl FnMut() -> bool) -> bool 
             }
             pause();
         }
-        if control::pending() || ticks().wrapping_sub(start) > budget {
+        if control::pending() || signals::waiting() || ticks().wrapping_sub(start) > budget {
             return done();
         }
         if peer_cpu() == cpu() {
@@ -371,9 +371,10 @@ pub fn spin(peer_cpu: impl Fn() -> u32, mut done: impl FnMut() -> bool) -> bool 
 /// Waits until connection `i` may have data or space. Blocks in libc's `poll`, a cancellation
 /// point, with no lock held.
 ///
-/// The caller holds the connection. `timeout_ms`: -1 for ever. `timed`: it is one that the application has set. Spurious returns are
-/// fine: callers look and come again.
-pub fn wait(i: u32, c: &Conn, l: &Local, what: For, (timeout_ms, timed): (i64, bool)) -> Woke {
+/// The caller holds the connection. `timeout_ms`: -1 for ever. `any`: a handler with SA_RESTART ends the
+/// call as well, as it does where the application has set a time-out (SO_RCVTIMEO, SO_SNDTIMEO; signal(7))
+/// or a part is done. Spurious returns are fine: callers look and come again.
+pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) -> Woke {
     let Some((link, m)) = promote::lane(c, l) else {
         return Woke::Look { kernel: true };
     };
@@ -381,8 +382,13 @@ pub fn wait(i: u32, c: &Conn, l: &Local, what: For, (timeout_ms, timed): (i64, b
         control::pump();
         return Woke::Look { kernel: false };
     }
-    match sleep(i, c, link, &m, what, timeout_ms) {
-        Woke::Interrupted => interrupted(timed),
+    let woke = sleep(i, c, link, &m, what, timeout_ms, any);
+    if signals::interrupted(any) {
+        return Woke::Interrupted;
+    }
+    match woke {
+        Woke::Interrupted if foreign(any) => woke,
+        Woke::Interrupted => Woke::Look { kernel: true },
         woke => woke,
     }
 }
@@ -390,7 +396,7 @@ pub fn wait(i: u32, c: &Conn, l: &Local, what: For, (timeout_ms, timed): (i64, b
 /// Milliseconds of a sleep that nobody can end, since `poll` takes no more entries (RLIMIT_NOFILE).
 pub const UNHEARD_MS: i64 = 5;
 
-fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, timeout_ms: i64) -> Woke {
+fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, timeout_ms: i64, any: bool) -> Woke {
     // A forked child shares the parent's doorbell, which it must not drain: it naps.
     let mine = c.owner_pid.load(Relaxed) == table::pid();
     let slot_no = if mine {
@@ -466,20 +472,32 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, timeout_ms: i64) 
         if let Some(tab) = table::table() {
             tab.header.stats.sleeps.fetch_add(1, Relaxed);
         }
-        // SAFETY: `p` is a valid array for the call. Nothing is held but the place among the
-        // waiters: a thread that is cancelled here leaves a stale one, which costs a wake-up.
-        let mut n = unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, t as i32) };
-        if n < 0 && crate::errno() == libc::EINVAL {
-            // More entries than descriptors are allowed: TCP alone, or nobody, for a moment.
-            t = if t < 0 { UNHEARD_MS } else { t.min(UNHEARD_MS) };
-            p[1..].fill(none);
-            // SAFETY: as above.
-            n = unsafe { real::poll(p.as_mut_ptr(), 1, t as i32) };
-            if n < 0 && crate::errno() == libc::EINVAL {
-                // SAFETY: no entries.
-                n = unsafe { real::poll(p.as_mut_ptr(), 0, t as i32) };
+        let undo = || {
+            if let Some(w) = slot_no {
+                leave(link, w, leader);
+                give_slot(w, true);
             }
-        }
+        };
+        let efd = p[1].fd;
+        let poll = |p: &mut [libc::pollfd], t: i64| {
+            signals::asleep(efd, any, || {
+                // SAFETY: a valid array for the call. Nothing is held but the place among the waiters.
+                unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, t as i32) }
+            })
+        };
+        let n = signals::or_undo(&undo, || {
+            let mut n = poll(&mut p, t);
+            if n < 0 && crate::errno() == libc::EINVAL {
+                // More entries than descriptors are allowed: TCP alone, or nobody, for a moment.
+                t = if t < 0 { UNHEARD_MS } else { t.min(UNHEARD_MS) };
+                p[1..].fill(none);
+                n = poll(&mut p[..1], t);
+                if n < 0 && crate::errno() == libc::EINVAL {
+                    n = poll(&mut [], t);
+                }
+            }
+            n
+        });
         woke = match n {
             0 if timeout_ms >= 0 && t >= timeout_ms => Woke::Timeout,
             0 => Woke::Look { kernel: true },
@@ -530,26 +548,10 @@ pub fn nap(timeout_ms: i64, placed: bool) -> i64 {
     }
 }
 
-/// EINTR, or go on? A socket call with a handler installed under SA_RESTART goes on; we cannot see
-/// which signal came, so it goes on only if every handler wants that.
-///
-/// With a time-out of its own (SO_RCVTIMEO, SO_SNDTIMEO) a call always ends (signal(7)).
-pub fn interrupted(timed: bool) -> Woke {
-    if crate::errno() != libc::EINTR {
-        return Woke::Look { kernel: true };
-    }
-    if timed {
-        return Woke::Interrupted;
-    }
-    // 32 and 33 are the C library's own (cancellation, setxid).
-    for sig in (1..=31).chain(34..=64) {
-        if let Some(flags) = sys::handler_flags(sig) {
-            if flags & libc::SA_RESTART as u64 == 0 {
-                return Woke::Interrupted;
-            }
-        }
-    }
-    Woke::Look { kernel: true }
+/// A sleep was interrupted, and no handler of which we know has run: does the call end with EINTR?
+/// Which handler it was cannot be seen, so it goes on only if every one wants that.
+fn foreign(any: bool) -> bool {
+    crate::errno() == libc::EINTR && (any || signals::foreign_cut())
 }
 
 /// A place among the sleepers for a wait on several links at once.
@@ -577,7 +579,7 @@ impl Place {
             .map_or(-1, |s| s.efd.load(Relaxed) - 1)
     }
     /// `poked`: its eventfd was readable.
-    pub fn give(self, poked: bool) {
+    pub fn give(&self, poked: bool) {
         if let Some(i) = self.slot {
             give_slot(i, poked);
         }

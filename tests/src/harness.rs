@@ -4,6 +4,7 @@
 //! Everything started here ends when its handle is dropped, whole process groups included. Nothing
 //! here decides that a connection was promoted: that is read from the daemon, and callers assert it.
 
+pub mod c;
 pub mod daemon;
 pub mod node;
 pub mod paths;

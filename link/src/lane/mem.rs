@@ -202,10 +202,26 @@ impl<'a> Memory<'a> {
         &self.peer_ctl.sleepers.0
     }
 
+    /// Enters the coming publish in the log.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    fn note(&self) {
+        use crate::{
+            layout::{log_entry, LOG},
+            prim::ticks,
+        };
+        let (group, lane) = (self.lane / GROUP, self.lane % GROUP);
+        // Relaxed: only a hint. Two threads that publish at once may leave one entry.
+        let at = self.own_seq().load(Relaxed) as usize % LOG;
+        self.own_ctl.log[group][at].store(log_entry(ticks(), lane), Relaxed);
+    }
+
     /// Announces what was just stored; rings when the other side counts sleepers. Returns whether
     /// it rang.
     #[inline(always)]
     pub fn publish(&self, port: &impl super::Port) -> bool {
+        #[cfg(not(loom))]
+        self.note();
         let ring = super::wake::publish(self.own_seq(), self.peer_sleepers());
         if ring {
             port.ring();

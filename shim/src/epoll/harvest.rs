@@ -223,35 +223,135 @@ pub(super) fn harvest(
     h
 }
 
-/// Queues every registration with news in the peer's memory. Set lock held.
-pub(super) fn gather(s: &Set, all: bool) {
+/// Calls `f(slot, group, peer's words, seen, now)` for each group that has published. Set lock held.
+#[inline(always)]
+fn published(s: &Set, all: bool, mut f: impl FnMut(usize, usize, &Control, u32, u32)) {
     for k in 0..slots(s) {
-        let Some(l) = set_link(s, k) else {
-            continue;
-        };
-        let Some(ctl) = l.peer.control() else {
+        let Some(ctl) = set_link(s, k).and_then(|l| l.peer.control()) else {
             continue;
         };
         let mut groups = s.groups[k].load(Relaxed);
         while groups != 0 {
             let g = groups.trailing_zeros() as usize;
             groups &= groups - 1;
-            let seq = wake::counter(&ctl.seq[g].0);
-            if seq == s.seen[k][g].load(Relaxed) && !all {
-                continue;
-            }
-            s.seen[k][g].store(seq, Relaxed);
-            let mut vain = !all;
-            let mut r = s.chain[k][g].load(Relaxed);
-            while r != 0 {
-                let reg = reg_at(r);
-                vain &= !news(s, r, reg, all);
-                r = reg.next_group.load(Relaxed);
-            }
-            if vain {
-                l.rung();
+            let (seen, now) = (s.seen[k][g].load(Relaxed), wake::counter(&ctl.seq[g].0));
+            if now != seen || all {
+                f(k, g, ctl, seen, now);
             }
         }
+    }
+}
+
+/// Queues every registration with news in the peers' memory, in the order in which it came as far as the
+/// peers' logs tell. Set lock held.
+pub(super) fn gather(s: &Set, all: bool) {
+    let mut several = 0;
+    published(s, false, |k, g, _, seen, now| {
+        let chain = s.chain[k][g].load(Relaxed);
+        let alone = now.wrapping_sub(seen) == 1
+            || chain != 0 && reg_at(chain).next_group.load(Relaxed) == 0;
+        several += if alone { 1 } else { 2 };
+    });
+    let told = match several {
+        0 | 1 => 0,
+        _ => in_order(s),
+    };
+    published(s, all, |k, g, _, _, now| {
+        s.seen[k][g].store(now, Relaxed);
+        let mut vain = !all && told & 1 << k == 0;
+        let mut r = s.chain[k][g].load(Relaxed);
+        while r != 0 {
+            let reg = reg_at(r);
+            vain &= !news(s, r, reg, all);
+            r = reg.next_group.load(Relaxed);
+        }
+        if vain {
+            set_link(s, k).iter().for_each(|l| l.rung());
+        }
+    });
+}
+
+/// Queues what several lanes have published. (What the logs do not tell is left to the caller.) The slots
+/// of links that had news.
+#[cold]
+fn in_order(s: &Set) -> u64 {
+    let mut early = Early {
+        n: 0,
+        told: 0,
+        found: [(0, 0); EARLY],
+    };
+    published(s, false, |k, g, ctl, seen, now| {
+        early.read(s, ctl, s.chain[k][g].load(Relaxed), g, seen..now);
+    });
+    early.queue(s);
+    early.told
+}
+
+/// Registrations whose lanes have published, with the ticks of the first time.
+struct Early {
+    n: usize,
+    told: u64,
+    found: [(u64, u32); EARLY],
+}
+
+const EARLY: usize = 64;
+
+impl Early {
+    /// Reads a group's log. (Of a lane with several registrations one is found here.)
+    fn read(
+        &mut self,
+        s: &Set,
+        ctl: &Control,
+        chain: u32,
+        g: usize,
+        published: core::ops::Range<u32>,
+    ) {
+        if published.end.wrapping_sub(published.start) > LOG as u32 {
+            return; // it has been overwritten
+        }
+        let mut of = [0u32; GROUP];
+        let mut r = chain;
+        while r != 0 {
+            let reg = reg_at(r);
+            let conn = reg.conn.load(Relaxed);
+            if conn != 0 {
+                of[table::conn(conn - 1).lane.load(Relaxed) as usize % GROUP] = r;
+            }
+            r = reg.next_group.load(Relaxed);
+        }
+        let mut at = published.start;
+        while at != published.end {
+            // The peer's word: it can spoil the order of its own lanes among others, no more.
+            let entry = ctl.log[g][at as usize % LOG].load(Relaxed);
+            let r = core::mem::take(&mut of[(entry % 64) as usize % GROUP]);
+            if r != 0 {
+                if self.n == EARLY {
+                    self.queue(s);
+                }
+                self.found[self.n] = (entry >> 6, r);
+                self.n += 1;
+            }
+            at = at.wrapping_add(1);
+        }
+    }
+
+    fn queue(&mut self, s: &Set) {
+        let found = &mut self.found[..self.n];
+        // Insertion: nearly in order as a rule, and equal ones stay as they are.
+        for k in 1..found.len() {
+            let mut j = k;
+            while j > 0 && found[j - 1].0 > found[j].0 {
+                found.swap(j - 1, j);
+                j -= 1;
+            }
+        }
+        for (_, r) in found.iter() {
+            let reg = reg_at(*r);
+            if news(s, *r, reg, false) {
+                self.told |= 1 << (reg.slot.load(Relaxed) as usize / GROUPS % LINKS);
+            }
+        }
+        self.n = 0;
     }
 }
 

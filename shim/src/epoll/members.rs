@@ -106,6 +106,10 @@ pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     if s.groups[k].load(Relaxed) & (1 << g) == 0 {
         s.chain[k][g].store(0, Relaxed);
         reg.next_group.store(0, Relaxed);
+        // What was published so far is looked at below.
+        if let Some(ctl) = link.peer.control() {
+            s.seen[k][g].store(wake::counter(&ctl.seq[g].0), Relaxed);
+        }
         s.groups[k].fetch_or(1 << g, Relaxed);
     }
     s.chain[k][g].store(r, Relaxed);
@@ -120,7 +124,13 @@ pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
         && table::local(conn).starved.load(Relaxed) == 0;
     let out = if told { 0 } else { EDGE_OUT };
     reg.flags.store(ACTIVE | fresh | EDGE_IN | out, Relaxed);
-    push(s, r);
+    // One that has nothing to say takes its place in the queue when it has.
+    let (c, l) = (table::conn(conn), table::local(conn));
+    let idle = promote::lane(c, l)
+        .is_some_and(|(_, m)| c.rx.is_up() && c.rx.ready(&m) == Some(false) && !c.rx.has_error());
+    if !idle || reg.mask.load(Relaxed) & (OUT | WRNORM) != 0 {
+        push(s, r);
+    }
     s.moves.fetch_add(1, Release); // pairs with the loads around a look at the kernel
     if s.lanes.fetch_add(1, SeqCst) == 0 {
         sleep::listen(s);

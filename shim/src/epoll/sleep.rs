@@ -33,7 +33,9 @@ pub(super) fn inner(i: u32, s: &Set) {
                         edges |= EDGE_OUT;
                     }
                     reg.flags.fetch_or(edges, Relaxed);
-                    push(s, low);
+                    if edges != 0 {
+                        push(s, low);
+                    }
                 }
             }
             TAG_BELL => {
@@ -65,8 +67,8 @@ pub(super) unsafe fn strip(evs: *mut epoll_event, n: &mut usize) -> bool {
         let e = unsafe { evs.add(k).read_unaligned() };
         if { e.u64 } == mark() {
             *n -= 1;
-            // SAFETY: both indices are below the old `n`.
-            unsafe { evs.add(k).write_unaligned(evs.add(*n).read_unaligned()) };
+            // SAFETY: all indices are below the old `n`. The others keep the kernel's order.
+            unsafe { core::ptr::copy(evs.add(k + 1), evs.add(k), *n - k) };
             return true;
         }
     }
@@ -85,6 +87,7 @@ pub unsafe fn wait(
     timeout_ms: i64,
     native: impl Fn(*mut epoll_event, i32, i64) -> i32,
 ) -> i32 {
+    let _inside = signals::enter();
     if control::pending() {
         control::pump();
     }
@@ -93,7 +96,7 @@ pub unsafe fn wait(
     }
     let s = set_at(i);
     if max <= 0 || evs.is_null() {
-        return native(evs, max, timeout_ms);
+        return signals::outside(|| native(evs, max, timeout_ms));
     }
     let max_n = max as usize;
     let start = sys::now_ns();
@@ -104,7 +107,13 @@ pub unsafe fn wait(
         awake(s);
     } else if plain && (counted || timeout_ms == 0) {
         hear(s);
-        let r = native(evs, max, timeout_ms);
+        let undo = || {
+            if counted {
+                awake(s);
+            }
+            s.waiters.fetch_sub(1, SeqCst);
+        };
+        let r = signals::or_undo(&undo, || signals::outside(|| native(evs, max, timeout_ms)));
         if counted {
             io::quietly(|| awake(s));
         }
@@ -208,6 +217,10 @@ pub(super) unsafe fn wait_lanes(
         if left == 0 || last {
             return 0;
         }
+        if signals::interrupted(true) {
+            crate::set_errno(libc::EINTR);
+            return -1;
+        }
         patient = patience.is_over(h.busy);
         if patience.short() {
             continue;
@@ -263,7 +276,14 @@ pub(super) unsafe fn wait_lanes(
                 if let Some(t) = table::table() {
                     t.header.stats.sleeps.fetch_add(1, Relaxed);
                 }
-                native(evs, max as i32, nap)
+                let undo = || {
+                    if counted {
+                        awake(s);
+                    }
+                    s.waiters.fetch_sub(1, SeqCst);
+                };
+                let sleep = || native(evs, max as i32, nap);
+                signals::or_undo(&undo, || signals::asleep(s.kick.load(Relaxed), true, sleep))
             }
         };
         let e = crate::errno();

@@ -59,6 +59,10 @@ macro_rules! calls {
                 SYS_io_uring_setup c2 uring::setup [];
                 SYS_io_uring_enter c6 uring::enter [];
                 SYS_io_uring_register c4 uring::register [];
+                SYS_rt_sigaction c4 number::rt_sigaction [
+                    sigaction __sigaction signal bsd_signal ssignal sysv_signal __sysv_signal
+                    siginterrupt sigset
+                ];
                 SYS_execve c3 proc::execve [execve execv execvp execvpe execl execlp execle fexecve];
                 SYS_execveat c5 proc::execveat [execveat];
             }
@@ -136,7 +140,7 @@ macro_rules! calls {
                     SYS_shmdt SYS_modify_ldt SYS_arch_prctl SYS_membarrier SYS_rseq
                 ];
                 "no descriptor: signals, time, scheduling" [
-                    SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn SYS_rt_sigpending
+                    SYS_rt_sigprocmask SYS_rt_sigreturn SYS_rt_sigpending
                     SYS_rt_sigtimedwait SYS_rt_sigqueueinfo SYS_rt_tgsigqueueinfo
                     SYS_rt_sigsuspend SYS_sigaltstack SYS_pause SYS_kill SYS_tkill SYS_tgkill
                     SYS_restart_syscall SYS_nanosleep SYS_clock_nanosleep SYS_getitimer

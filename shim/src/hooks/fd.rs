@@ -3,12 +3,12 @@
 use super::sock::nonblock;
 use crate::fdops::{self, Close};
 use crate::fdtab::{self, get, Fd};
-use crate::{io, real, sys, table};
+use crate::{io, real, signals, sys, table};
 use core::ffi::{c_char, c_void};
 use link::reason::Reason;
 
 /// A vfork child shares our memory but not our descriptors: what it does to them is its own affair.
-fn not_ours() -> bool {
+pub(super) fn not_ours() -> bool {
     if table::is_new_process() {
         io::quietly(fdops::after_fork_child);
     }
@@ -43,6 +43,7 @@ fn closing(fd: i32) -> bool {
 
 #[no_mangle]
 pub unsafe extern "C" fn close(fd: i32) -> i32 {
+    let _inside = signals::enter();
     if !closing(fd) {
         return -1;
     }
@@ -53,6 +54,7 @@ pub unsafe extern "C" fn close(fd: i32) -> i32 {
 #[no_mangle]
 pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
     const CLOEXEC: i32 = 4;
+    let _inside = signals::enter();
     if flags & CLOEXEC != 0 || table::table().is_none() || first > last {
         // SAFETY: see the module above.
         return unsafe { real::close_range(first, last, flags) };
@@ -104,6 +106,7 @@ pub unsafe extern "C" fn closefrom(first: i32) {
 
 #[no_mangle]
 pub unsafe extern "C" fn dup(fd: i32) -> i32 {
+    let _inside = signals::enter();
     // SAFETY: see the module above.
     let new = unsafe { real::dup(fd) };
     copied(fd, new);
@@ -134,6 +137,7 @@ pub unsafe extern "C" fn dup3(a: i32, b: i32, f: i32) -> i32 {
 
 /// dup2 and dup3: `b` is closed on the way, if `a` is valid.
 fn onto(a: i32, b: i32, native: impl Fn() -> i32) -> i32 {
+    let _inside = signals::enter();
     if get(a) == Fd::Other && get(b) == Fd::Other {
         return native();
     }
@@ -169,6 +173,9 @@ pub unsafe extern "C" fn fcntl64(fd: i32, cmd: i32, arg: usize) -> i32 {
 /// # Safety
 /// As `fcntl`.
 unsafe fn control(fd: i32, cmd: i32, arg: usize, native: unsafe fn(i32, i32, usize) -> i32) -> i32 {
+    // (The others may wait for a lock on a file.)
+    let duplicates = matches!(cmd, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC);
+    let _inside = (duplicates || get(fd) != Fd::Other).then(signals::enter);
     // SAFETY: passed on.
     let mut r = unsafe { native(fd, cmd, arg) };
     if r < 0 && crate::errno() == libc::ENOSYS {

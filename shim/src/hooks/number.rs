@@ -232,6 +232,58 @@ pub unsafe extern "C" fn epoll_pwait2(
     }
 }
 
+/// The kernel's `struct sigaction`: handler, flags, restorer, mask.
+type Action = [u64; 4];
+
+pub unsafe extern "C" fn rt_sigaction(
+    sig: i32,
+    new: *const Action,
+    old: *mut Action,
+    size: usize,
+) -> i32 {
+    // SAFETY: as the call by name.
+    unsafe {
+        if size != SET {
+            let (new, old) = (new as usize, old as usize);
+            return real::syscall(libc::SYS_rt_sigaction, sig as usize, new, old, size, 0, 0)
+                as i32;
+        }
+        let new = new.as_ref().copied();
+        let was = core::cell::Cell::new([0; 4]);
+        let install = |n: *const libc::sigaction, o: *mut libc::sigaction| {
+            let n = new.zip(n.as_ref()).map(|(k, n)| {
+                let flags = u64::from(n.sa_flags as u32);
+                [n.sa_sigaction as u64, flags, k[2], k[3]]
+            });
+            let Some(k) = sys::kernel_action(sig, n.as_ref()) else {
+                crate::set_errno(libc::EINVAL);
+                return -1;
+            };
+            was.set(k);
+            (*o).sa_sigaction = k[0] as usize;
+            (*o).sa_flags = k[1] as i32;
+            0
+        };
+        let (mut n, mut o): (libc::sigaction, libc::sigaction) = core::mem::zeroed();
+        if let Some(k) = new {
+            n.sa_sigaction = k[0] as usize;
+            n.sa_flags = k[1] as i32;
+        }
+        let n = if new.is_some() {
+            &raw const n
+        } else {
+            core::ptr::null()
+        };
+        let r = super::signal::change(sig, n, &mut o, install);
+        if r == 0 && !old.is_null() {
+            let k = was.get();
+            let flags = u64::from(o.sa_flags as u32);
+            old.write([o.sa_sigaction as u64, flags, k[2], k[3]]);
+        }
+        r
+    }
+}
+
 /// A fork by number: without libc's handlers, as the caller wishes.
 pub unsafe extern "C" fn fork() -> i32 {
     // SAFETY: as the call by name.
@@ -322,8 +374,9 @@ unsafe extern "C" fn begin(start: *mut c_void) -> i32 {
     // SAFETY: `clone_named` passes its own variable, of which the child has a copy at the same place.
     let s = unsafe { start.cast::<Start>().read() };
     crate::io::quietly(fdops::after_fork_child);
+    // (The child does not come back through the hook that its parent is in.)
     // SAFETY: what the application has passed for the child.
-    unsafe { (s.f)(s.arg) }
+    crate::signals::outside(|| unsafe { (s.f)(s.arg) })
 }
 
 type Clone = unsafe fn(

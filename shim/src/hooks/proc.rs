@@ -1,11 +1,12 @@
 //! Processes: fork, exec, spawn.
 
-use crate::{fdops, io, real, sys};
+use crate::{fdops, io, real, signals, sys};
 use core::ffi::{c_char, c_void, CStr};
 use link::reason::Reason;
 
 /// A call that makes a child with memory of its own.
 pub fn forked(native: impl FnOnce() -> i32) -> i32 {
+    let _inside = signals::enter();
     io::quietly(fdops::before_fork);
     let r = native();
     if r == 0 {
@@ -47,6 +48,7 @@ pub unsafe extern "C" fn forkpty(
 
 #[no_mangle]
 pub unsafe extern "C" fn daemon(a: i32, b: i32) -> i32 {
+    let _inside = signals::enter();
     io::quietly(fdops::before_fork);
     let parent = sys::getpid();
     // SAFETY: see above. The parent exits inside; what returns is the child, or a failure.
@@ -63,9 +65,11 @@ macro_rules! exec {
     ($($name:ident($($a:ident: $t:ty),*);)*) => {$(
         #[no_mangle]
         pub unsafe extern "C" fn $name($($a: $t),*) -> i32 {
+            let _inside = signals::enter();
             io::quietly(fdops::before_exec);
+            // (The new program inherits the mask.)
             // SAFETY: see above.
-            let r = unsafe { real::$name($($a),*) };
+            let r = signals::outside(|| unsafe { real::$name($($a),*) });
             io::quietly(fdops::exec_failed);
             r
         }
@@ -96,12 +100,13 @@ macro_rules! spawn {
     ($($name:ident($($a:ident: $t:ty),*) -> $r:ty, $program:expr;)*) => {$(
         #[no_mangle]
         pub unsafe extern "C" fn $name($($a: $t),*) -> $r {
+            let _inside = signals::enter();
             // SAFETY: the application's path.
             if !unsafe { keeps_nothing($program) } {
                 io::quietly(fdops::before_spawn);
             }
             // SAFETY: see above.
-            unsafe { real::$name($($a),*) }
+            signals::outside(|| unsafe { real::$name($($a),*) })
         }
     )*};
 }

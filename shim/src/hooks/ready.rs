@@ -1,7 +1,7 @@
 //! poll, select and epoll.
 
 use crate::fdtab::{get, Fd};
-use crate::{epoll, fdtab, io, poll as polls, promote, real, table};
+use crate::{epoll, fdtab, io, poll as polls, promote, real, signals, table};
 use core::ptr::null_mut;
 use libc::{epoll_event, fd_set, pollfd, sigset_t, timespec, timeval};
 
@@ -123,20 +123,11 @@ pub unsafe extern "C" fn __ppoll_chk(
 
 /// Does a select concern us at all?
 unsafe fn watches(n: i32, sets: [*mut fd_set; 3]) -> bool {
-    if n > 1024 {
-        return true;
-    }
-    for fd in 0..n.clamp(0, 1024).min(fdtab::high() + 1) {
-        if matches!(get(fd), Fd::Conn(_) | Fd::Set(_)) {
-            for s in sets {
-                // SAFETY: the application's set, with at least `n` bits.
-                if !s.is_null() && unsafe { libc::FD_ISSET(fd, s) } {
-                    return true;
-                }
-            }
-        }
-    }
-    false
+    (0..n.min(fdtab::high() + 1)).any(|fd| {
+        matches!(get(fd), Fd::Conn(_) | Fd::Set(_))
+            // SAFETY: the application's sets, with at least `n` bits.
+            && sets.iter().any(|s| unsafe { polls::is_set(*s, fd) })
+    })
 }
 
 #[no_mangle]
@@ -216,6 +207,7 @@ pub unsafe extern "C" fn epoll_create1(f: i32) -> i32 {
 
 fn new_set(fd: i32) -> i32 {
     if fd >= 0 && !crate::env::off() && fdtab::init() {
+        let _inside = signals::enter();
         io::quietly(|| epoll::created(fd));
     }
     fd
@@ -223,6 +215,7 @@ fn new_set(fd: i32) -> i32 {
 
 #[no_mangle]
 pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_event) -> i32 {
+    let _inside = signals::enter();
     // SAFETY: see above.
     unsafe {
         let native = || real::epoll_ctl(ep, op, fd, ev);

@@ -2,7 +2,7 @@
 
 use crate::fdtab::{conn, get, Fd};
 use crate::links::Sock;
-use crate::{control, env, epoll, fdops, io, lock, promote, real, sys, table};
+use crate::{control, env, epoll, fdops, io, lock, promote, real, signals, sys, table};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{sockaddr, socklen_t};
@@ -11,6 +11,7 @@ use link::reason::Reason;
 
 #[no_mangle]
 pub unsafe extern "C" fn socket(domain: i32, ty: i32, proto: i32) -> i32 {
+    let _inside = signals::enter();
     // SAFETY: see the module above.
     let fd = unsafe { real::socket(domain, ty, proto) };
     if fd >= 0 && fdops::is_tcp(domain, ty, proto) {
@@ -36,7 +37,10 @@ pub unsafe extern "C" fn connect(fd: i32, a: *const sockaddr, l: socklen_t) -> i
             return r; // closed by another thread while it slept
         }
         if r == 0 || crate::errno() == libc::EINPROGRESS || crate::errno() == libc::EINTR {
-            fdops::connected(fd, i, unspec);
+            let _inside = signals::enter();
+            if conn(fd) == Some(i) {
+                fdops::connected(fd, i, unspec);
+            }
         }
         r
     }
@@ -44,6 +48,7 @@ pub unsafe extern "C" fn connect(fd: i32, a: *const sockaddr, l: socklen_t) -> i
 
 #[no_mangle]
 pub unsafe extern "C" fn listen(fd: i32, n: i32) -> i32 {
+    let _inside = signals::enter();
     // SAFETY: see the module above.
     let r = unsafe { real::listen(fd, n) };
     if r == 0 {
@@ -77,22 +82,25 @@ fn accepted(listener: i32, fd: i32, nonblock: bool) {
 
 #[no_mangle]
 pub unsafe extern "C" fn accept(fd: i32, a: *mut sockaddr, l: *mut socklen_t) -> i32 {
+    let _inside = signals::enter();
     // SAFETY: see the module above.
-    let r = unsafe { real::accept(fd, a, l) };
+    let r = signals::outside(|| unsafe { real::accept(fd, a, l) });
     accepted(fd, r, false);
     r
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn accept4(fd: i32, a: *mut sockaddr, l: *mut socklen_t, f: i32) -> i32 {
+    let _inside = signals::enter();
     // SAFETY: see the module above.
-    let r = unsafe { real::accept4(fd, a, l, f) };
+    let r = signals::outside(|| unsafe { real::accept4(fd, a, l, f) });
     accepted(fd, r, f & libc::SOCK_NONBLOCK != 0);
     r
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
+    let _inside = signals::enter();
     let i = conn(fd);
     let how = match i {
         Some(i) => io::quietly(|| fdops::before_shutdown(fd, i, how)),
@@ -120,6 +128,7 @@ pub unsafe extern "C" fn getsockopt(
     v: *mut c_void,
     len: *mut socklen_t,
 ) -> i32 {
+    let _inside = signals::enter();
     if level == libc::IPPROTO_TCP && name == libc::TCP_ZEROCOPY_RECEIVE {
         fdops::give_up(fd, Reason::Option); // a receive: it takes bytes from the kernel's queue
     }
@@ -177,6 +186,7 @@ pub unsafe extern "C" fn setsockopt(
     v: *const c_void,
     len: socklen_t,
 ) -> i32 {
+    let _inside = signals::enter();
     if disqualifies(level, name) && conn(fd).is_some() {
         // SO_RCVLOWAT of 1 is the default, which lanes have; 0 means the same, less means "most".
         // SAFETY: the application promises `len` readable bytes.
@@ -237,6 +247,10 @@ pub unsafe extern "C" fn ioctl(fd: i32, req: u64, arg: usize) -> i32 {
         let Some(i) = conn(fd) else {
             return real::ioctl(fd, req, arg);
         };
+        let _inside = signals::enter();
+        if conn(fd) != Some(i) {
+            return real::ioctl(fd, req, arg);
+        }
         if req == libc::FIONREAD && arg != 0 {
             if let Some(n) = io::unread(i, fd) {
                 (arg as *mut i32).write_unaligned(n);

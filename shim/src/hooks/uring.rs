@@ -5,7 +5,7 @@
 use super::ready;
 use crate::fdtab::{self, get, Fd};
 use crate::uring::{self, Params, Sqe};
-use crate::{env, epoll, fdops, io, real};
+use crate::{env, epoll, fdops, io, real, signals};
 use core::ffi::c_void;
 use link::reason::Reason;
 
@@ -41,6 +41,7 @@ const ENTER_REGISTERED_RING: u32 = 1 << 4;
 /// # Safety
 /// As the system call.
 pub unsafe extern "C" fn setup(entries: u32, params: *mut c_void) -> i32 {
+    let _inside = signals::enter();
     let (n, p) = (libc::SYS_io_uring_setup, params as usize);
     // SAFETY: passed on.
     let fd = unsafe { real::syscall(n, entries as usize, p, 0, 0, 0, 0) } as i32;
@@ -70,6 +71,7 @@ pub unsafe extern "C" fn enter(
 ) -> i32 {
     if to_submit > 0 && flags & ENTER_REGISTERED_RING == 0 {
         if let Fd::Ring(r) = get(fd) {
+            let _inside = signals::enter();
             io::quietly(|| submitting(r, to_submit));
         }
     }
@@ -82,6 +84,7 @@ pub unsafe extern "C" fn enter(
 /// # Safety
 /// As the system call.
 pub unsafe extern "C" fn register(fd: i32, op: u32, arg: *mut c_void, n: u32) -> i32 {
+    let _inside = signals::enter();
     // A ring that is entered by an index would not be known again. As a kernel before 5.18: programs go
     // on with the descriptor.
     if op & !REGISTER_USE_REGISTERED_RING == REGISTER_RING_FDS && matches!(get(fd), Fd::Ring(_)) {

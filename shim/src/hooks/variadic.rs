@@ -123,17 +123,36 @@ unsafe fn gather(
     stack: *const usize,
     f: impl Fn(*const *const c_char, usize) -> i32,
 ) -> i32 {
-    let mut argv = [core::ptr::null::<c_char>(); ARGS + 1];
-    for (k, slot) in argv.iter_mut().enumerate().take(ARGS) {
-        // SAFETY: not beyond the null, see below.
-        let a = unsafe { arg(regs, stack, k) };
-        *slot = a as *const c_char;
-        if a == 0 {
-            return f(argv.as_ptr(), k + 1);
+    // SAFETY: not beyond the null.
+    match (0..ARGS).position(|k| unsafe { arg(regs, stack, k) } == 0) {
+        // SAFETY: passed on.
+        Some(n) if n < 32 => unsafe { with::<32>(regs, stack, n, f) },
+        // SAFETY: passed on.
+        Some(n) => unsafe { with::<ARGS>(regs, stack, n, f) },
+        None => {
+            crate::set_errno(libc::E2BIG);
+            -1
         }
     }
-    crate::set_errno(libc::E2BIG);
-    -1
+}
+
+/// The same with room for so many; the null is at `n`. (Not inlined: only who needs it pays the stack.)
+///
+/// # Safety
+/// As `arg`.
+#[inline(never)]
+unsafe fn with<const ROOM: usize>(
+    regs: *const usize,
+    stack: *const usize,
+    n: usize,
+    f: impl Fn(*const *const c_char, usize) -> i32,
+) -> i32 {
+    let mut argv = [core::ptr::null::<c_char>(); ROOM];
+    for (k, slot) in argv.iter_mut().enumerate().take(n) {
+        // SAFETY: before the null.
+        *slot = unsafe { arg(regs, stack, k) } as *const c_char;
+    }
+    f(argv.as_ptr(), n + 1)
 }
 
 unsafe extern "C" fn execl_args(

@@ -5,7 +5,7 @@
 //! number, and is finished by the last call that leaves. Calls that neither sleep nor go on pay two loads.
 
 use crate::table::{self, Local};
-use crate::{fdops, fdtab, lock, real};
+use crate::{fdops, fdtab, lock, real, signals};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
 use link::family::Conn;
@@ -55,6 +55,19 @@ impl Call {
         })
     }
 
+    /// A handler may have closed it since it was looked up, and the number mean another connection. `None`: it
+    /// is none of ours any more.
+    #[inline(always)]
+    pub fn of(given: i32, i: u32) -> Option<(Call, u32)> {
+        let mut i = i;
+        loop {
+            match Call::begin(given, i) {
+                Some(call) => return Some((call, i)),
+                None => i = fdtab::conn(given)?,
+            }
+        }
+    }
+
     /// A descriptor of the connection. While nothing is held it may be closed and mean something else at
     /// any time, but not under a lock of the connection.
     #[inline(always)]
@@ -97,7 +110,7 @@ impl Call {
             leave(self.i);
             return false;
         }
-        let me = u64::from(self.i + 1) << 32 | u64::from(lock::tid());
+        let me = u64::from(self.i + 1) << 32 | u64::from(signals::tid());
         let free = |w: &AtomicU64| w.compare_exchange(0, me, Acquire, Relaxed).is_ok();
         self.place = HELD.iter().position(free).map_or(0, |p| p as u32 + 1);
         self.held = true;
@@ -154,6 +167,7 @@ impl Drop for Call {
 /// The end of a call that held something: place in the upper half, connection in the lower.
 #[cold]
 extern "C" fn let_go(what: usize) {
+    let _inside = signals::enter(); // (a thread that is cancelled comes from outside)
     let place = (what >> 32).wrapping_sub(1);
     if let (Some(w), Some(k)) = (HELD.get(place), KEPT.get(place)) {
         k.iter()
@@ -192,7 +206,7 @@ pub fn defer(l: &Local) -> bool {
 
 /// Calls of this thread, which a handler has interrupted.
 fn own(i: u32) -> u32 {
-    let me = u64::from(i + 1) << 32 | u64::from(lock::tid());
+    let me = u64::from(i + 1) << 32 | u64::from(signals::tid());
     let mine = HELD.iter().filter(|w| w.load(Relaxed) == me);
     mine.count() as u32
 }

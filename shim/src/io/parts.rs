@@ -7,9 +7,9 @@
 //! ends it with that count, as in the kernel.
 
 use super::call::Call;
-use super::{closed, deadline, left_ms, nonblocking, told_or};
+use super::{closed, deadline, left_ms, nonblocking, told_or, uncounted};
 use crate::table::{self, Local};
-use crate::{control, promote, real, sys};
+use crate::{control, promote, real, signals, sys};
 use core::sync::atomic::Ordering::*;
 use libc::{iovec, msghdr, pollfd};
 use link::family::{flag, Conn};
@@ -99,9 +99,14 @@ impl Cut {
             c.tx.leave_native(0);
             return Part::End(closed(*total));
         }
+        let undo = || {
+            uncounted(c, fd);
+            c.tx.leave_native(0);
+        };
         let r = if *total == 0 {
             // SAFETY: the application's buffers, as the kernel would have them from the call itself.
-            told_or(c, || unsafe { real::sendmsg(fd, &h, flags) })
+            let native = || unsafe { real::sendmsg(fd, &h, flags) };
+            signals::or_undo(&undo, || told_or(c, native))
         } else if c.rx.has_error() {
             c.tx.leave_native(0);
             return Part::End(*total as isize); // the next call tells it
@@ -172,9 +177,14 @@ impl Cut {
         }
         let first = *total == 0;
         let to = &raw mut h;
+        let undo = || {
+            uncounted(c, fd);
+            c.rx.leave_native(0);
+        };
         let r = if first {
             // SAFETY: the application's buffers, as above.
-            told_or(c, || unsafe { real::recvmsg(fd, to, flags) })
+            let native = || unsafe { real::recvmsg(fd, to, flags) };
+            signals::or_undo(&undo, || told_or(c, native))
         } else if c.rx.has_error() {
             0
         } else {
@@ -185,7 +195,9 @@ impl Cut {
         let go_on = match r {
             r if r > 0 => true,
             _ if first => false,
-            r if r == -(libc::EAGAIN as isize) => self.wait(fd, libc::POLLIN),
+            r if r == -(libc::EAGAIN as isize) => {
+                signals::or_undo(&undo, || self.wait(fd, libc::POLLIN))
+            }
             0 => false,
             r => {
                 c.rx.keep_error(-r as i32);
@@ -228,7 +240,11 @@ impl Cut {
         let ms = left_ms(self.until).min(i64::from(i32::MAX));
         // SAFETY: `p` is a valid array. A cancellation point, with nothing held but perhaps a place
         // among the native callers, as in the kernel's own call.
-        let n = unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, ms as i32) };
+        let poll = || unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, ms as i32) };
+        if signals::waiting() {
+            return false; // as one that comes during the sleep
+        }
+        let n = signals::outside(poll);
         self.news = n > 0 && p[1].revents != 0;
         n > 0
     }

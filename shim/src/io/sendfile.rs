@@ -1,6 +1,7 @@
 //! `sendfile` onto a lane: read in pieces, and sent like any other bytes.
 
 use super::*;
+use core::sync::atomic::{AtomicPtr, AtomicU32};
 
 /// Bytes read and sent at a time.
 const PIECE: usize = 32 << 10;
@@ -18,12 +19,17 @@ pub unsafe fn sendfile(
     native: impl Fn(i32, i32, usize) -> isize,
 ) -> isize {
     let (c, l) = (table::conn(i), table::local(i));
-    if c.tx.on_lane() && !still(fd, i, c, l) {
-        return native(fd, input, count);
+    if c.tx.on_lane() {
+        real::test_cancel();
     }
-    let Some(mut call) = Call::begin(fd, i) else {
-        return fail(libc::EBADF);
+    let _inside = signals::enter();
+    if c.tx.on_lane() && !still(fd, i, c, l) {
+        return signals::outside(|| native(fd, input, count));
+    }
+    let Some((mut call, i)) = Call::of(fd, i) else {
+        return signals::outside(|| native(fd, input, count));
     };
+    let (c, l) = (table::conn(i), table::local(i));
     if control::pending() {
         control::pump();
     }
@@ -56,7 +62,11 @@ pub unsafe fn sendfile(
             c.tx.leave_native(0);
             return closed(total);
         }
-        let r = told_or(c, || native(out, input, want));
+        let undo = || {
+            uncounted(c, out);
+            c.tx.leave_native(0);
+        };
+        let r = signals::or_undo(&undo, || told_or(c, || native(out, input, want)));
         let ours = call.counts(c);
         c.tx.leave_native(if ours { r.max(0) as u64 } else { 0 });
         total += r.max(0) as usize;
@@ -67,11 +77,12 @@ pub unsafe fn sendfile(
             return if total > 0 { total as isize } else { r };
         }
     }
+    // Before the buffer is taken, for what is to be undone is undone in turn.
+    if !call.hold(c, l) {
+        return closed(total);
+    }
     // More than one piece: neither socket nor file may become another's in between.
     if count > PIECE {
-        if !call.hold(c, l) {
-            return closed(total);
-        }
         input = call.file(input);
     }
     let mut pos = match off.is_null() {
@@ -82,12 +93,46 @@ pub unsafe fn sendfile(
         // SAFETY: not null, hence the application's valid pointer.
         false => unsafe { *off },
     };
-    // Not cleared: that would cost more than the copy of a small file.
-    let mut buf = core::mem::MaybeUninit::<[u8; PIECE]>::uninit();
-    let buf: *mut u8 = buf.as_mut_ptr().cast();
+    let Some(buf) = Buffer::take() else {
+        return fail(libc::ENOMEM);
+    };
+    let give = || buf.give();
+    let r = signals::or_undo(&give, || {
+        // SAFETY: passed on.
+        unsafe { pieces(&mut call, (fd, i), input, &mut pos, count - total, buf.p) }
+    });
+    quietly(give);
+    if r < 0 {
+        return match total {
+            0 => r,
+            n => n as isize,
+        };
+    }
+    if off.is_null() {
+        let _ = sys::lseek(input, pos, libc::SEEK_SET);
+    } else {
+        // SAFETY: as above.
+        unsafe { *off = pos };
+    }
+    total as isize + r
+}
+
+/// Reads and sends up to `count` bytes, and moves `pos` behind them.
+///
+/// # Safety
+/// `buf` has room for a piece.
+unsafe fn pieces(
+    call: &mut Call,
+    (fd, i): (i32, u32),
+    input: i32,
+    pos: &mut i64,
+    count: usize,
+    buf: *mut u8,
+) -> isize {
+    let mut total = 0usize;
     while total < count {
         let want = PIECE.min(count - total);
-        let n = match sys::pread(input, buf, want, pos) {
+        let n = match sys::pread(input, buf, want, *pos) {
             Ok(0) => break,
             Ok(n) => n,
             Err(_) if total > 0 => break,
@@ -98,7 +143,7 @@ pub unsafe fn sendfile(
             iov_len: n,
         }];
         // SAFETY: our own buffer, of which the kernel has written `n` bytes.
-        let r = unsafe { send_on(&mut call, i, &v, 0, || real::send(fd, v[0].iov_base, n, 0)) };
+        let r = unsafe { send_on(call, i, &v, 0, || real::send(fd, v[0].iov_base, n, 0)) };
         if r < 0 {
             if total > 0 {
                 break;
@@ -106,16 +151,56 @@ pub unsafe fn sendfile(
             return r;
         }
         total += r as usize;
-        pos += r as i64;
+        *pos += r as i64;
         if (r as usize) < n {
             break;
         }
     }
-    if off.is_null() {
-        let _ = sys::lseek(input, pos, libc::SEEK_SET);
-    } else {
-        // SAFETY: as above.
-        unsafe { *off = pos };
-    }
     total as isize
+}
+
+/// Memory for a piece: on the stack there may be no room for it. A few are kept.
+struct Buffer {
+    p: *mut u8,
+    kept: Option<u32>,
+}
+
+const KEPT: usize = 8;
+static KEEP: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
+static TAKEN: AtomicU32 = AtomicU32::new(0);
+
+impl Buffer {
+    fn take() -> Option<Self> {
+        let mut p = KEEP.load(Acquire);
+        if p.is_null() {
+            let new = sys::map_private(KEPT * PIECE).ok()?;
+            match KEEP.compare_exchange(core::ptr::null_mut(), new, AcqRel, Acquire) {
+                Ok(_) => p = new,
+                Err(other) => {
+                    sys::unmap(new, KEPT * PIECE);
+                    p = other;
+                }
+            }
+        }
+        for k in 0..KEPT as u32 {
+            // Acquire: whoever gave it is done with it.
+            if TAKEN.fetch_or(1 << k, Acquire) & 1 << k == 0 {
+                return Some(Buffer {
+                    p: p.wrapping_add(k as usize * PIECE),
+                    kept: Some(k),
+                });
+            }
+        }
+        let p = sys::map_private(PIECE).ok()?;
+        Some(Buffer { p, kept: None })
+    }
+
+    fn give(&self) {
+        match self.kept {
+            Some(k) => {
+                TAKEN.fetch_and(!(1 << k), Release);
+            }
+            None => sys::unmap(self.p, PIECE),
+        }
+    }
 }

@@ -10,7 +10,7 @@ use super::{news, LINKS, RDNORM, STACK, WRNORM};
 use crate::fdtab;
 use crate::links::Link;
 use crate::wait::{self, Place};
-use crate::{control, io, promote, sys, table};
+use crate::{control, io, promote, signals, sys, table};
 use core::sync::atomic::Ordering::*;
 use libc::{pollfd, POLLIN, POLLOUT, POLLRDHUP};
 use link::lane::tx;
@@ -79,7 +79,7 @@ impl Links {
 /// Connections that are counted in as natively waited for. Which they are is remembered:
 /// descriptors may change hands meanwhile.
 pub(super) struct Natives {
-    stack: [u32; 4 * STACK],
+    stack: [u32; STACK],
     mapped: Option<(*mut u8, usize)>,
     n: usize,
 }
@@ -88,7 +88,7 @@ impl Natives {
     /// Enters the connections of `which`. `None`: one of them is not on TCP.
     pub(super) fn enter(fds: &[pollfd], which: impl Fn(&pollfd, u32) -> bool) -> Option<Self> {
         let mut new = Natives {
-            stack: [0; 4 * STACK],
+            stack: [0; STACK],
             mapped: None,
             n: 0,
         };
@@ -118,9 +118,13 @@ impl Natives {
         }
     }
 
-    pub(super) fn leave(mut self) {
-        let n = self.n;
-        for i in &self.all()[..n] {
+    pub(super) fn leave(&self) {
+        let all = match self.mapped {
+            // SAFETY: as in `all`.
+            Some((p, bytes)) => unsafe { core::slice::from_raw_parts(p.cast::<u32>(), bytes / 4) },
+            None => &self.stack,
+        };
+        for i in &all[..self.n] {
             table::conn(*i).rx.leave_native(0);
         }
         if let Some((p, bytes)) = self.mapped {
@@ -223,17 +227,31 @@ pub(super) fn sleep(
     }
     let r = match news(fds) && !patient || control::pending() {
         true => None,
-        false => Some(match native(tmp.as_mut_ptr(), at, nap) {
-            // More entries than descriptors are allowed: without ours, then, and not for long if they
-            // would end it.
-            -1 if crate::errno() == libc::EINVAL => {
-                if !alone && !(0..=wait::UNHEARD_MS).contains(&nap) {
-                    nap = wait::UNHEARD_MS;
+        false => {
+            let undo = || {
+                natives.leave();
+                for (k, l) in links.iter() {
+                    if let Some(w) = place.index() {
+                        wait::leave(l, w, leads[k]);
+                    }
                 }
-                native(tmp.as_mut_ptr(), n, nap)
-            }
-            r => r,
-        }),
+                place.give(true);
+            };
+            let asleep = |tmp: &mut [pollfd], n, nap| {
+                signals::asleep(place.efd(), true, || native(tmp.as_mut_ptr(), n, nap))
+            };
+            Some(signals::or_undo(&undo, || match asleep(tmp, at, nap) {
+                // More entries than descriptors are allowed: without ours, then, and not for long if
+                // they would end it.
+                -1 if crate::errno() == libc::EINVAL => {
+                    if !alone && !(0..=wait::UNHEARD_MS).contains(&nap) {
+                        nap = wait::UNHEARD_MS;
+                    }
+                    asleep(tmp, n, nap)
+                }
+                r => r,
+            }))
+        }
     };
     let e = crate::errno();
     natives.leave();

@@ -1,0 +1,36 @@
+//! The C programs of `tests/programs`. Each asserts by itself what the kernel does: it runs bare first, so
+//! that this is known to be so, and then on lanes.
+
+use super::{paths, Daemon, Place, Program};
+use anyhow::{ensure, Context, Result};
+use std::time::Duration;
+
+/// Far more than any of them takes.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Compiles a program and runs it bare and promoted: at least so many ends, and bytes on lanes.
+pub fn both_ways(name: &str, args: &[&str], ends: u64, bytes: u64) -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let program = dir.path().join(name);
+    Program::new("cc", &Place::bare())
+        .args(["-O1", "-pthread", "-Wl,-z,now", "-o"]) // (lazy binding takes stack)
+        .arg(&program)
+        .arg(paths::script(&format!("{name}.c")))
+        .check(LIMIT)?;
+    let run = |place: &Place| -> Result<()> {
+        let out = Program::new(&program, place).args(args).run(LIMIT)?;
+        ensure!(
+            out.status.success() && out.stdout.contains("result ok"),
+            "{}: {}\n{}",
+            out.status,
+            out.stdout,
+            out.stderr
+        );
+        Ok(())
+    };
+    run(&Place::bare()).context("bare")?;
+    let d = Daemon::start()?;
+    run(&d.eager()).with_context(|| d.picture())?;
+    d.assert_promoted(ends, bytes)?;
+    Ok(())
+}

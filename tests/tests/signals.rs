@@ -1,0 +1,31 @@
+//! Signals: handlers that call hooks inside of hooks, and what they do to calls that sleep; cancellation;
+//! the order in which `epoll_wait` lists; and how much stack hooks need.
+
+use anyhow::Result;
+use underpass_tests::harness::c::both_ways;
+
+#[test]
+fn handlers_call_hooks_inside_of_hooks() -> Result<()> {
+    both_ways("handlers", &["4", "1"], 30, 1_000_000)
+}
+
+#[test]
+fn interrupted_calls_end_or_go_on_as_the_handler_has_it() -> Result<()> {
+    both_ways("interrupts", &[], 2, 1_000)
+}
+
+#[test]
+fn what_came_first_is_listed_first() -> Result<()> {
+    both_ways("order", &[], 100, 2_000)
+}
+
+#[test]
+fn cancelled_threads_leave_nothing_behind() -> Result<()> {
+    both_ways("cancelled", &[], 16, 100_000)
+}
+
+/// Threads with the smallest stack, and handlers on an alternate one of the usual size, make every call.
+#[test]
+fn hooks_need_little_stack() -> Result<()> {
+    both_ways("stack", &["5120"], 4, 1_000)
+}
