@@ -222,8 +222,9 @@ async fn entries(shared: &Shared) -> Vec<Entry> {
     let families = shared.borrow().snapshot();
     let across = shared.borrow().waiting_across();
     let waiting = shared.borrow().waiting_here();
+    let alone = shared.borrow().peers.is_none();
     let work = move || {
-        let mut all = census::rows::rows(families, census, &waiting);
+        let mut all = census::rows::rows(families, census, &waiting, alone);
         crate::peers::door::explain(&mut all, &across);
         all
     };

@@ -9,12 +9,14 @@ use std::collections::{HashMap, HashSet};
 
 /// Names the other end of each connection, and why it is on TCP, from what can be seen now. What its
 /// shim was told earlier stays where nothing can be seen. `ours`: processes that have rows;
-/// `strangers`: others, and whether they have the library mapped.
+/// `strangers`: others, and whether they have the library mapped; `alone`: there are no other nodes, which
+/// would tell of their ends themselves.
 pub fn name(
     all: &mut [Entry],
     kernel: &Kernel,
     ours: &HashSet<u32>,
     strangers: &HashMap<u32, bool>,
+    alone: bool,
 ) {
     let mut open: Vec<(usize, u64)> = Vec::new();
     for i in 0..all.len() {
@@ -42,7 +44,8 @@ pub fn name(
             Some(_) => {}
             None => {
                 let own = kernel.socket(e.row.inode);
-                if e.row.peer_reason == 0
+                if alone
+                    && e.row.peer_reason == 0
                     && e.row.up == "none"
                     && own.is_some_and(|s| s.state == tcp::state::ESTABLISHED)
                 {

@@ -105,6 +105,7 @@ pub fn rows(
     families: Vec<Snapshot>,
     census: Census,
     waiting: &HashSet<(PartyId, u32, u32)>,
+    alone: bool,
 ) -> Vec<Entry> {
     let Census {
         carriers,
@@ -150,7 +151,7 @@ pub fn rows(
     }
     view::link_ends(&mut all);
     let ours = members().map(|m| m.holder.pid).collect();
-    ends::name(&mut all, &kernel, &ours, &strangers);
+    ends::name(&mut all, &kernel, &ours, &strangers, alone);
     all
 }
 
