@@ -749,6 +749,10 @@ pub unsafe fn recv(
                             fail(libc::EAGAIN)
                         }
                     }
+                    // The handler has closed it.
+                    Woke::Interrupted if total == 0 && !call.current(c, l) => {
+                        return fail(libc::EINTR)
+                    }
                     // What has come meanwhile counts for more.
                     Woke::Interrupted => (look, ended) = (true, true),
                 }
