@@ -164,7 +164,7 @@ fn root_reasons_of_those_who_wait() -> Result<()> {
     c.start()?;
     let t = Talk::between(&a, &c, 2)?;
     a.await_reasons(2, "unknown-node", "-")?;
-    c.await_reasons(2, "waiting", "-")?;
+    c.await_reasons(2, "waiting", "peer-elsewhere")?;
     t.end()?;
     let none = c.tool("peers -j")?;
     ensure!(none["peers"] == serde_json::json!([]) && none["node"]["listens"] == "");
