@@ -4,8 +4,9 @@
 //! as its owner likes (a `send` whose buffer faults into a file system of its own).
 
 use crate::proof::{Proof, Record};
-use crate::sockopt::{self, TcpInfo};
+use crate::sockopt::{self, tcp_position};
 use link::msg::register;
+use link::os::TcpInfo;
 use link::reason::Reason;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::BorrowedFd;
@@ -30,7 +31,7 @@ pub struct End {
 pub struct Counts {
     pub from: Instant,
     pub until: Instant,
-    /// Accepted from the application.
+    /// Accepted from the application; may count the SYN as one.
     pub sent: u64,
     /// Acknowledged by the other end; may count the SYN as one.
     pub acked: u64,
@@ -77,7 +78,7 @@ pub fn read(
         return Err(Option); // MPTCP: bytes may travel on other subflows
     }
     let from = Instant::now();
-    let info = TcpInfo::read(fd).map_err(|_| NotEstablished)?;
+    let info = tcp_position(fd).map_err(|_| NotEstablished)?;
     let until = Instant::now();
     if info.state != TcpInfo::ESTABLISHED {
         return Err(NotEstablished);
@@ -98,8 +99,8 @@ pub fn read(
         return Err(SelfConnected);
     }
     // The application goes on meanwhile, so the counts may have grown since the shim compared them
-    // with its own; what it says it moved cannot be more than the kernel has seen.
-    if info.sent() < tx_kpos || info.bytes_received < rx_kpos {
+    // with its own; what it says it moved cannot be more than the kernel has seen (a SYN included).
+    if info.sent < tx_kpos || info.received < rx_kpos {
         return Err(Bypassed);
     }
     const SO_NETNS_COOKIE: i32 = 71;
@@ -118,9 +119,9 @@ pub fn read(
         counts: Counts {
             from,
             until,
-            sent: info.sent(),
-            acked: info.bytes_acked,
-            received: info.bytes_received,
+            sent: info.sent,
+            acked: info.acked,
+            received: info.received,
         },
     })
 }
@@ -204,7 +205,7 @@ mod tests {
         assert_eq!(ea.netns_cookie, eb.netns_cookie);
         assert_ne!(ea.cookie, eb.cookie);
         assert!(consistent(&ea.counts, &eb.counts) && consistent(&eb.counts, &ea.counts));
-        assert_eq!(read(a.as_fd(), 6, 0, 0, &NoProof), Err(Reason::Bypassed));
+        assert_eq!(read(a.as_fd(), 7, 0, 0, &NoProof), Err(Reason::Bypassed));
         assert_eq!(read(b.as_fd(), 0, 6, 0, &NoProof), Err(Reason::Bypassed));
     }
 

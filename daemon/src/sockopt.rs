@@ -1,5 +1,6 @@
 //! `getsockopt` for the options that the crates in use do not know. The only place that calls it.
 
+use link::os::{position, TcpInfo, TcpPos};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -7,22 +8,21 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 ///
 /// # Safety
 /// Any bit pattern must be a valid value of the type.
-pub unsafe trait Plain: Copy + Default {}
+pub unsafe trait Plain: Copy {}
 // SAFETY: integers.
 unsafe impl Plain for i32 {}
 // SAFETY: integers.
 unsafe impl Plain for u64 {}
 // SAFETY: an array of bytes.
-unsafe impl Plain for [u8; 16] {}
-// SAFETY: integers only.
-unsafe impl Plain for TcpInfo {}
+unsafe impl<const N: usize> Plain for [u8; N] {}
 // SAFETY: integers only.
 unsafe impl Plain for Cred {}
 
 /// Reads an option; also how many bytes the kernel filled in. What an older kernel does not fill
 /// stays zero.
 pub fn get<T: Plain>(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<(T, usize), Errno> {
-    let mut v = T::default();
+    // SAFETY: any bit pattern is a valid value (`Plain`).
+    let mut v: T = unsafe { std::mem::zeroed() };
     let mut len = std::mem::size_of::<T>() as libc::socklen_t;
     // SAFETY: `v` is writable for `len` bytes and takes any bytes (`Plain`); `len` is in and out.
     let r = unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut v).cast(), &mut len) };
@@ -63,51 +63,19 @@ pub fn peer_pidfd(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// The beginning of the kernel's `struct tcp_info` (`linux/tcp.h`), up to what we need.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct TcpInfo {
-    pub state: u8,
-    _bytes: [u8; 7],
-    _words: [u32; 24],
-    _pacing_rate: u64,
-    _max_pacing_rate: u64,
-    pub bytes_acked: u64,
-    pub bytes_received: u64,
-    _segs_out: u32,
-    _segs_in: u32,
-    pub notsent_bytes: u32,
-    _min_rtt: u32,
-    _data_segs_in: u32,
-    _data_segs_out: u32,
-    _delivery_rate: u64,
-    _busy_time: u64,
-    _rwnd_limited: u64,
-    _sndbuf_limited: u64,
-    _delivered: u32,
-    _delivered_ce: u32,
-    pub bytes_sent: u64,
-    pub bytes_retrans: u64,
-}
-
-impl TcpInfo {
-    /// `TCP_ESTABLISHED` of the kernel.
-    pub const ESTABLISHED: u8 = 1;
-
-    pub fn read(fd: BorrowedFd<'_>) -> Result<TcpInfo, Errno> {
-        let (info, len) = get::<TcpInfo>(fd, libc::IPPROTO_TCP, libc::TCP_INFO)?;
-        if len < std::mem::size_of::<TcpInfo>() {
-            return Err(Errno::NOSYS); // without the last counters there is nothing to go by
-        }
-        Ok(info)
-    }
-
-    /// Stream bytes accepted from the application.
-    pub fn sent(&self) -> u64 {
-        self.bytes_sent
-            .wrapping_sub(self.bytes_retrans)
-            .wrapping_add(u64::from(self.notsent_bytes))
-    }
+/// Where the streams of a TCP socket are.
+pub fn tcp_position(fd: BorrowedFd<'_>) -> Result<TcpPos, Errno> {
+    let info = || {
+        let (b, len) = get::<[u8; TcpInfo::BYTES]>(fd, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
+        TcpInfo::parse(b.get(..len)?)
+    };
+    let queued = |what| {
+        let mut n = 0i32;
+        // SAFETY: both calls write one int.
+        let r = unsafe { libc::ioctl(fd.as_raw_fd(), what, &mut n) };
+        (r == 0).then_some(n.max(0) as u64)
+    };
+    position(info, || queued(libc::TIOCOUTQ), || queued(libc::FIONREAD)).ok_or(Errno::AGAIN)
 }
 
 #[cfg(test)]
@@ -118,24 +86,21 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn tcp_info_counts_bytes() {
-        assert_eq!(std::mem::offset_of!(TcpInfo, bytes_acked), 120);
-        assert_eq!(std::mem::offset_of!(TcpInfo, bytes_retrans), 208);
+    fn position_counts_bytes() {
         let l = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
         let (mut b, _) = l.accept().unwrap();
         a.write_all(&[7; 1234]).unwrap();
+        b.write_all(&[8; 100]).unwrap();
         let mut buf = [0; 1234];
-        b.read_exact(&mut buf).unwrap();
-        let (ia, ib) = (
-            TcpInfo::read(a.as_fd()).unwrap(),
-            TcpInfo::read(b.as_fd()).unwrap(),
+        b.read_exact(&mut buf[..1000]).unwrap();
+        let (pa, pb) = (
+            tcp_position(a.as_fd()).unwrap(),
+            tcp_position(b.as_fd()).unwrap(),
         );
-        assert_eq!(
-            (ia.state, ia.sent(), ia.bytes_received),
-            (TcpInfo::ESTABLISHED, 1234, 0)
-        );
-        assert_eq!((ib.sent(), ib.bytes_received), (0, 1234));
+        // Who connected has sent a SYN that counts.
+        assert_eq!((pa.state, pa.sent), (TcpInfo::ESTABLISHED, 1 + 1234));
+        assert_eq!((pb.sent, pb.taken, pb.received), (100, 1000, 1234));
     }
 
     #[test]

@@ -89,6 +89,9 @@ pub mod flag {
     pub const FAR: u32 = 512;
     /// TCP_INQ is set on the socket: receives with control data tell what is left to read.
     pub const INQ: u32 = 1024;
+    /// SO_RCVTIMEO or SO_SNDTIMEO is negative: nothing waits (the kernel shows 0 for it, as for no limit).
+    pub const RCV_AT_ONCE: u32 = 2048;
+    pub const SND_AT_ONCE: u32 = 4096;
 }
 
 /// An IPv4 or IPv6 endpoint. `family` is AF_INET, AF_INET6 or 0 (unknown); `port` in host order.
@@ -236,6 +239,32 @@ impl Table {
 }
 
 impl Conn {
+    /// Has a call of ours taken an error from the socket that the application was not told yet?
+    #[inline(always)]
+    pub fn has_error(&self) -> bool {
+        self.rx.error.is_set() || self.tx.error.is_set()
+    }
+
+    /// That error, to be told now; 0: there is none. The socket has one for both directions, so what the
+    /// other direction met afterwards is only its consequence.
+    pub fn take_error(&self) -> i32 {
+        let (r, t) = (self.rx.error.take(), self.tx.error.take());
+        if r != 0 {
+            r
+        } else {
+            t
+        }
+    }
+
+    /// The same for a receive that has come to the end. After a FIN the end is told, and EPIPE (a reset that
+    /// came behind it) is left for whoever sends or asks.
+    pub fn take_error_at_end(&self) -> i32 {
+        match self.tx.error.get() {
+            libc::EPIPE if !self.rx.error.is_set() => 0,
+            _ => self.take_error(),
+        }
+    }
+
     /// Copies the entry; `None` if it is not in use, or changed hands while it was read. For the
     /// daemon: every value is hostile until checked.
     pub fn view(&self, index: u32) -> Option<View> {

@@ -15,6 +15,7 @@ pub mod rx;
 pub mod tx;
 pub mod wake;
 
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 pub use mem::{Area, Iov, Memory};
 pub use rx::{Received, RxState};
 pub use tx::{Sent, TxState};
@@ -28,11 +29,46 @@ pub trait Port {
     fn tcp_recv(&self, buf: *mut u8, len: usize, peek: bool) -> Result<usize, i32>;
     /// Bytes that the kernel would hand out now (SIOCINQ).
     fn tcp_unread(&self) -> Result<usize, i32>;
-    /// Stream bytes the kernel has accepted from us: sent - retransmitted + not yet sent
-    /// (`TCP_INFO`); `None` if it cannot tell.
+    /// Sequence numbers that the kernel has taken from us (see [`crate::os::TcpPos`]); `None` if it cannot
+    /// tell now.
     fn tcp_sent(&self) -> Option<u64>;
+    /// Shuts both directions down here: the other end has died, and its kernel could not tell that it would
+    /// have sent a reset.
+    fn tcp_cut(&self) {}
     /// Rings the other party's doorbell; never blocks, failure does not matter.
     fn ring(&self);
+}
+
+/// The errno that a call of ours took from the socket in the application's place. The kernel tells an error
+/// once; so whoever meets one puts it here, and the application is told it once. One per direction.
+#[repr(transparent)]
+#[derive(Default)]
+pub struct Pending(AtomicU32);
+
+impl Pending {
+    /// Keeps an error. The first one counts: what follows it is only its consequence. "Not now" and
+    /// "interrupted" are none.
+    pub fn put(&self, e: i32) {
+        if (1..4096).contains(&e) && !matches!(e, libc::EAGAIN | libc::EINTR) {
+            let _ = self.0.compare_exchange(0, e as u32, Relaxed, Relaxed);
+        }
+    }
+
+    /// 0: there is none.
+    #[inline(always)]
+    pub fn get(&self) -> i32 {
+        self.0.load(Relaxed) as i32
+    }
+
+    #[inline(always)]
+    pub fn is_set(&self) -> bool {
+        self.get() != 0
+    }
+
+    /// For the application to be told; 0: there is none.
+    pub fn take(&self) -> i32 {
+        self.0.swap(0, Relaxed) as i32
+    }
 }
 
 /// Outcome of something that may have to wait for TCP's buffer.

@@ -142,6 +142,8 @@ pub struct RxWords {
     pub revoked: AtomicU64,
     /// Processor that last consumed or published here: hint for spinners on the other side.
     pub cpu: AtomicU32,
+    /// `marks::*` of this end. Not about an epoch.
+    pub marks: AtomicU32,
     /// Across nodes only, written by a daemon in its mirror: the head that the far daemon is known to
     /// have shown to its end. (That the network has taken the bytes is not enough: the far daemon may
     /// die before it says so, and nobody else can.)
@@ -152,6 +154,23 @@ pub struct RxWords {
     pub custody: AtomicU64,
     pub custody_at: AtomicU64,
     pub custody_kpos: AtomicU64,
+    /// Across nodes only, in the daemon's mirror: the errno that the daemon met on the socket while it had
+    /// the direction. Valid with `custody::DONE`.
+    pub custody_error: AtomicU32,
+}
+
+/// Bits of `RxWords::marks`. 0: a version that has none of them.
+pub mod marks {
+    /// This end says `ENDED` before its kernel sends a FIN that the application asked for.
+    pub const KEPT: u32 = 1;
+    /// The application has shut its sending direction down, or closed.
+    pub const ENDED: u32 = 2;
+    /// This end called `connect`: the kernel counts its SYN among the acknowledged bytes.
+    pub const SYN: u32 = 4;
+    /// The application has shut its receiving direction down.
+    pub const DEAF: u32 = 8;
+    /// This end has found the other one dead with bytes unread, and tells its application.
+    pub const CUT: u32 = 16;
 }
 
 /// An entry of `Control::log`: ticks, and the lane's number in its group.

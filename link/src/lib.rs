@@ -14,6 +14,7 @@ pub mod frame;
 pub mod lane;
 pub mod layout;
 pub mod msg;
+pub mod os;
 pub mod prim;
 pub mod reason;
 

@@ -267,6 +267,7 @@ fn every_byte_arrives_once_and_in_order() {
             "moved",
             "revoked after waiting",
             "killed within",
+            "counters changed by drops",
         ],
     );
 }

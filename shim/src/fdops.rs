@@ -251,12 +251,13 @@ fn end(fd: i32, i: u32) {
         if c.rx.engaged() {
             let _ = c.rx.probe(&m, &port);
         }
-        if !whole || (c.rx.ring_unread(&m) > 0 && c.rx.shut.load(Relaxed) == 0) {
-            // Unread bytes at close are a reset, as in TCP (RFC 1122, 4.2.2.13). So are sent bytes
-            // that did not find their way: the peer must not take the end for a clean one.
+        // First closed, then looked: a sender publishes, then looks whether we have closed.
+        c.rx.close(&m, &port);
+        if !whole || c.rx.ring_unread(&m) > 0 {
+            // Unread bytes at close are a reset, as in TCP (RFC 1122, 4.2.2.13), after a SHUT_RD as well.
+            // So are sent bytes that did not find their way: the peer must not take the end for a clean one.
             let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_AT_CLOSE);
         }
-        c.rx.close(&m, &port);
         c.tx.shut(&m, &port);
     }
     // Before readers do not see the entry any more: telling the daemon takes its time.
@@ -289,6 +290,18 @@ fn flush(c: &Conn, m: &link::lane::Memory, port: &Sock, fd: i32) -> bool {
 /// `shutdown`, before the kernel's own: what is left of it for the kernel to do, if anything.
 pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Option<i32> {
     let c = table::conn(i);
+    if c.state.load(Relaxed) != state::OPEN {
+        return Some(how);
+    }
+    if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
+        c.rx.shut.store(1, Relaxed);
+    }
+    if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
+        // Under the lock: a lane that is attached, or a switch that is made, after this finds the door
+        // closed (`promote::attach`, `try_up`), so that nothing is sent behind the FIN.
+        let _g = lock::lock(&c.tx.lock);
+        table::bar(c, Reason::NotEstablished);
+    }
     let Some((link, m)) = promote::lane(c, table::local(i)) else {
         return Some(how);
     };
@@ -296,6 +309,9 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Option<i32> {
         return far::shutdown(c, link, &m, fd, how);
     }
     let port = Sock { fd, link };
+    if c.rx.shut.load(Relaxed) != 0 {
+        c.rx.announce_deaf(&m);
+    }
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
         if let Some(_g) = lock::lock(&c.tx.lock) {
             if !flush(c, &m, &port, fd) {
@@ -305,11 +321,8 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Option<i32> {
             }
             // Everything sent is on the ring; later sends get the kernel's EPIPE.
             c.tx.shut(&m, &port);
-            table::bar(c, Reason::NotEstablished);
+            c.rx.announce_end(&m);
         }
-    }
-    if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
-        c.rx.shut.store(1, Relaxed);
     }
     Some(how)
 }

@@ -4,11 +4,16 @@
 //! the direction is on TCP the closure runs, counted; otherwise the lane is used.
 
 pub mod call;
+mod errors;
 mod inq;
 mod leave;
 mod parts;
 mod sendfile;
 
+pub use errors::{
+    check, cut, disconnect, error_now, recv_or_told, reset, reset_by_death, send_or_told,
+};
+use errors::{died_unread, peer_check, reset_now};
 pub use inq::{put_inq, sync_inq};
 pub use leave::{leave, LEAVE_MS};
 pub use sendfile::sendfile;
@@ -56,23 +61,6 @@ fn fail(e: i32) -> isize {
     -1
 }
 
-/// Resets the connection: RST to the peer, ECONNRESET here, and the reason in `ss`.
-#[cold]
-pub fn reset(c: &Conn, fd: i32, r: Reason) {
-    if let Some(t) = table::table() {
-        t.header.stats.resets.fetch_add(1, Relaxed);
-    }
-    table::bar(c, r);
-    c.tx.abandon();
-    disconnect(fd);
-}
-
-/// Sends a reset now, whoever else holds the socket: connect(AF_UNSPEC) (`tcp_disconnect`).
-pub fn disconnect(fd: i32) {
-    let unspec = [0u8; 16];
-    let _ = sys::connect(fd, unspec.as_ptr(), unspec.len());
-}
-
 /// Is the call non-blocking?
 #[inline(always)]
 fn nonblocking(c: &Conn, flags: i32) -> bool {
@@ -94,7 +82,14 @@ fn lock_for<'a>(
 }
 
 /// End of the wait that SO_RCVTIMEO or SO_SNDTIMEO allows, in CLOCK_MONOTONIC ns; `None`: for ever.
-fn deadline(fd: i32, name: i32) -> Option<u64> {
+fn deadline(c: &Conn, fd: i32, name: i32) -> Option<u64> {
+    let at_once = match name {
+        libc::SO_RCVTIMEO => flag::RCV_AT_ONCE,
+        _ => flag::SND_AT_ONCE,
+    };
+    if c.flags.load(Relaxed) & at_once != 0 {
+        return Some(0);
+    }
     let mut b = [0u8; 16];
     sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut b).ok()?;
     let half = |o: usize| {
@@ -123,20 +118,6 @@ fn more_may_come(fd: i32, up: bool) -> bool {
     sys::poll_ms(fd, events, 1).is_ok_and(|e| e & end == 0)
 }
 
-/// The native call, unless a look of ours has taken an error from the kernel, which would now say an end
-/// of file, or raise SIGPIPE: then that error.
-#[inline(always)]
-fn told_or(c: &Conn, native: impl Fn() -> isize) -> isize {
-    let e = match c.rx.has_error() {
-        true => c.rx.take_error(),
-        false => 0,
-    };
-    match e {
-        0 => signals::outside(native),
-        e => fail(e),
-    }
-}
-
 /// Is `fd` still this connection? An inlined system call may have closed it and given its number to a
 /// file: then it is forgotten, and the call belongs to the kernel. A proof holds for [`PROOF_US`].
 #[inline(always)]
@@ -162,8 +143,8 @@ fn prove(fd: i32, i: u32, c: &Conn, l: &Local, now: u64) -> bool {
 #[cold]
 fn uncounted(c: &Conn, fd: i32) {
     let counted = (c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst));
-    let unread = sys::ioctl_i32(fd, libc::FIONREAD).unwrap_or(0) as u64;
-    let moved = sys::tcp_counts(fd).map(|k| (k.sent, k.received.wrapping_sub(unread)));
+    let syn = u64::from(c.flags.load(Relaxed) & flag::CLIENT != 0);
+    let moved = sys::tcp_position(fd).map(|k| (k.sent.wrapping_sub(syn), k.taken));
     if moved != Some(counted) {
         table::bar(c, Reason::Bypassed);
     }
@@ -253,12 +234,12 @@ unsafe fn send_on(
                     uncounted(c, fd);
                     c.tx.leave_native(0);
                 };
-                let r = signals::or_undo(&undo, || match (c.rx.has_error(), own) {
-                    (_, None) => told_or(c, &native),
+                let r = signals::or_undo(&undo, || match (c.has_error(), own) {
+                    (_, None) => send_or_told(c, &native),
                     (true, _) if total > 0 => 0, // the next call tells it
-                    (true, _) => fail(c.rx.take_error()),
+                    (true, _) if c.tx.error.get() != libc::EPIPE => fail(c.take_error()),
                     // SAFETY: the application's buffers, by this function's contract.
-                    (_, Some(Some(fd))) => unsafe { rest(fd, &mut iov, flags) },
+                    (_, Some(Some(fd))) => unsafe { rest(c, fd, &mut iov, flags, total > 0) },
                     (_, Some(None)) => closed(0),
                 });
                 let ours = call.counts(c);
@@ -303,6 +284,12 @@ unsafe fn send_on(
                 false => closed(total),
             };
         }
+        // Before, not after: what meets nobody must meet TCP, which answers.
+        let (me, now) = cpu_and_ticks();
+        if now.wrapping_sub(l.checked.load(Relaxed)) > CHECK_US * wait::cycles_per_us() {
+            l.checked.store(now, Relaxed);
+            peer_check(call, c, l, link, &m);
+        }
         let sent = {
             let Some(_g) = lock_for(&c.tx.lock, c, flags) else {
                 return fail(libc::EAGAIN);
@@ -329,27 +316,15 @@ unsafe fn send_on(
             Sent::Bytes(n) => {
                 total += n;
                 link.moved();
-                let (me, now) = cpu_and_ticks();
                 if m.own_rx().cpu.load(Relaxed) != me {
                     m.own_rx().cpu.store(me, Relaxed); // a hint for the other side's spin
-                }
-                if now.wrapping_sub(l.checked.load(Relaxed)) > CHECK_US * wait::cycles_per_us() {
-                    l.checked.store(now, Relaxed);
-                    peer_check(call, c, l, link);
                 }
                 if iov.left() == 0 {
                     return total as isize;
                 }
             }
             Sent::Tcp => {}
-            Sent::Reset(r) => {
-                reset(c, fd, r);
-                return if total > 0 {
-                    total as isize
-                } else {
-                    fail(libc::ECONNRESET)
-                };
-            }
+            Sent::Reset(r) => return reset_now(i, call.fd(l), r, total),
             Sent::Full | Sent::Blocked => {
                 let full = sent == Sent::Full;
                 if full {
@@ -365,7 +340,7 @@ unsafe fn send_on(
                         continue;
                     }
                 }
-                peer_check(call, c, l, link);
+                peer_check(call, c, l, link, &m);
                 let nb = nonblocking(c, flags);
                 if nb && !patient && !full && c.tx.awaits(&m) {
                     // One answer, once per switch: worth more than an EAGAIN that TCP would not give.
@@ -384,7 +359,7 @@ unsafe fn send_on(
                         fail(libc::EAGAIN)
                     };
                 }
-                let end = *until.get_or_insert_with(|| deadline(call.fd(l), libc::SO_SNDTIMEO));
+                let end = *until.get_or_insert_with(|| deadline(c, call.fd(l), libc::SO_SNDTIMEO));
                 let ms = left_ms(end);
                 let cap = if full { FULL_MS as i64 + 1 } else { -1 };
                 let t = if cap < 0 || (0..=cap).contains(&ms) {
@@ -466,45 +441,23 @@ fn grow(c: &Conn, link: &crate::links::Link, m: &link::lane::Memory) -> bool {
     true
 }
 
-/// The peer's process may have died, or its socket: then bytes must meet TCP's own errors.
-#[cold]
-fn peer_check(call: &Call, c: &Conn, l: &Local, link: &crate::links::Link) {
-    let look = |fd, events| libc::pollfd {
-        fd,
-        events,
-        revents: 0,
-    };
-    let fd = call.fd(l);
-    let mut p = [look(fd, libc::POLLRDHUP), look(link.bell(), 0)];
-    sys::poll_now(&mut p);
-    let (e, dead) = (p[0].revents, p[1].revents & libc::POLLHUP != 0);
-    if link.is_far() && dead {
-        return link.gone(); // the daemon is
-    }
-    let gone = e & (libc::POLLERR | libc::POLLHUP) != 0 || e & libc::POLLRDHUP != 0 && dead;
-    if gone {
-        if let Some(_g) = lock::lock(&c.tx.lock) {
-            // Looked without the lock: was it our socket?
-            if call.current(c, l) && call.fd(l) == fd {
-                c.tx.abandon();
-            }
-        }
-    }
-    if control::fd() < 0 {
-        control::ensure();
-    }
-}
-
 /// The rest of a send that began on the lane, natively.
 ///
 /// # Safety
 /// As [`send`].
-unsafe fn rest(fd: i32, iov: &mut Iov<'_>, flags: i32) -> isize {
+unsafe fn rest(c: &Conn, fd: i32, iov: &mut Iov<'_>, flags: i32, part: bool) -> isize {
     let mut total = 0isize;
+    let mut flags = flags;
     while let Some((p, n)) = iov.take(usize::MAX) {
+        // After a part of the bytes there is no SIGPIPE.
+        let part = part || total > 0;
+        flags |= if part { libc::MSG_NOSIGNAL } else { 0 };
         // SAFETY: the application's buffer.
         let r = signals::outside(|| unsafe { real::send(fd, p.cast(), n, flags) });
         if r < 0 {
+            if part && errno() != libc::EPIPE {
+                c.tx.error.put(errno()); // the kernel tells it once
+            }
             return if total > 0 { total } else { r };
         }
         total += r;
@@ -580,15 +533,27 @@ pub unsafe fn recv(
                     uncounted(c, fd);
                     c.rx.leave_native(0);
                 };
-                let flags = flags | if nowait { libc::MSG_DONTWAIT } else { 0 };
-                let r = signals::or_undo(&undo, || match own {
-                    None => told_or(c, &native),
-                    _ if total == 0 && c.rx.has_error() => fail(c.rx.take_error()),
+                let flags = flags
+                    | if goes_on && nowait {
+                        libc::MSG_DONTWAIT
+                    } else {
+                        0
+                    };
+                let mut r = signals::or_undo(&undo, || match own {
+                    None => recv_or_told(c, fd, flags, &native),
                     // SAFETY: the application's buffers, by this function's contract.
-                    Some(Some(fd)) => unsafe { remainder(fd, c, &mut iov, flags, total > 0) },
+                    Some(Some(fd)) if total == 0 => recv_or_told(c, fd, flags, || unsafe {
+                        remainder(fd, c, &mut iov.clone(), flags, false)
+                    }),
+                    // SAFETY: as above.
+                    Some(Some(fd)) => unsafe { remainder(fd, c, &mut iov, flags, true) },
                     Some(None) if total > 0 => 0,
                     Some(None) => closed(0),
                 });
+                let ended = r == 0 && total == 0 && promote::engaged_tx(c);
+                if ended && died_unread(&call, c, l) {
+                    r = fail(error_now(i, call.fd(l)));
+                }
                 let counted = !peek && call.counts(c);
                 c.rx.leave_native(if counted { r.max(0) as u64 } else { 0 });
                 return total as isize + r;
@@ -631,7 +596,7 @@ pub unsafe fn recv(
             }
             got
         };
-        if look && !matches!(got, Received::Bytes(_)) {
+        if look && got == Received::Empty {
             c.rx.looked.store(ticks(), Relaxed); // TCP was asked; with bytes on the ring it is not
         }
         match got {
@@ -667,7 +632,7 @@ pub unsafe fn recv(
                 }
                 if whole && n > 0 && iov.left() > 0 && !nonblocking(c, flags) {
                     let fd = call.fd(l);
-                    let end = *peeks.get_or_insert_with(|| deadline(fd, libc::SO_RCVTIMEO));
+                    let end = *peeks.get_or_insert_with(|| deadline(c, fd, libc::SO_RCVTIMEO));
                     promote::attend(c, link, &m, fd);
                     signals::outside(real::test_cancel);
                     // A peek cannot go on where it stopped: not in a second buffer from TCP, nor behind
@@ -683,20 +648,30 @@ pub unsafe fn recv(
                 }
                 return total as isize;
             }
-            Received::Eof => return total as isize,
-            Received::Error(e) if total > 0 => {
-                c.rx.keep_error(e);
-                return total as isize;
-            }
-            Received::Error(e) => return fail(e),
-            Received::Reset(r) => {
-                reset(c, fd, r);
-                return if total > 0 {
-                    total as isize
-                } else {
-                    fail(libc::ECONNRESET)
+            Received::Eof => {
+                c.rx.looked.store(0, Relaxed); // whoever comes again is told again
+                                               // Our sending half may have met the error that the kernel does not tell any more.
+                promote::attend(c, link, &m, fd);
+                l.checked.store(0, Relaxed);
+                return match (total, c.has_error()) {
+                    (0, true) => match c.take_error_at_end() {
+                        0 => 0,
+                        e => fail(e),
+                    },
+                    _ => total as isize,
                 };
             }
+            Received::Error(e) => {
+                l.checked.store(0, Relaxed); // the next send looks whether anybody is there
+                c.rx.looked.store(0, Relaxed);
+                if total > 0 {
+                    c.rx.error.put(e);
+                    return total as isize;
+                }
+                c.tx.error.take(); // the same trouble
+                return fail(e);
+            }
+            Received::Reset(r) => return reset_now(i, call.fd(l), r, total),
             Received::Tcp => {}
             Received::Empty => {
                 promote::attend(c, link, &m, fd);
@@ -718,7 +693,7 @@ pub unsafe fn recv(
                     if spins {
                         None // first the spin: the option is asked for only before a sleep
                     } else {
-                        deadline(call.fd(l), libc::SO_RCVTIMEO)
+                        deadline(c, call.fd(l), libc::SO_RCVTIMEO)
                     }
                 });
                 if spins && wait::may_spin(&l.spin) {
@@ -734,7 +709,7 @@ pub unsafe fn recv(
                 }
                 let end = match end {
                     None => {
-                        let d = deadline(call.fd(l), libc::SO_RCVTIMEO);
+                        let d = deadline(c, call.fd(l), libc::SO_RCVTIMEO);
                         until = Some(d);
                         d
                     }
@@ -774,8 +749,8 @@ unsafe fn remainder(fd: i32, c: &Conn, iov: &mut Iov<'_>, flags: i32, part: bool
         if r < 0 && total == 0 && !part {
             return r;
         }
-        if r < 0 && errno() != libc::EAGAIN && errno() != libc::EINTR {
-            c.rx.keep_error(errno()); // the kernel tells it once
+        if r < 0 {
+            c.rx.error.put(errno()); // the kernel tells it once
         }
         total += r.max(0);
         if r < n as isize || flags & libc::MSG_PEEK != 0 {
@@ -798,6 +773,23 @@ pub fn unread(i: u32, fd: i32) -> Option<i32> {
     let _g = lock::lock(&c.rx.lock)?;
     let unread = c.rx.unread(&m, &Sock { fd, link })?;
     Some(unread.min(i32::MAX as u64) as i32)
+}
+
+/// Bytes that the application has sent and the peer's node does not have yet, besides what the kernel counts:
+/// for SIOCOUTQ. On one node what is on the ring is there already, as in the peer's receive queue: it
+/// outlives this process, and a close.
+pub fn outstanding(i: u32) -> i32 {
+    let c = table::conn(i);
+    if !promote::engaged_tx(c) {
+        return 0;
+    }
+    let Some((_, m)) = promote::lane(c, table::local(i)) else {
+        return 0;
+    };
+    let Some(_g) = lock::lock(&c.tx.lock) else {
+        return 0;
+    };
+    c.tx.outstanding(&m).min(i32::MAX as u64) as i32
 }
 
 /// Keeps errno over something done on the side.

@@ -455,7 +455,10 @@ impl Port for Sock<'_> {
         sys::ioctl_i32(self.fd, libc::FIONREAD).map(|n| n.max(0) as usize)
     }
     fn tcp_sent(&self) -> Option<u64> {
-        sys::tcp_counts(self.fd).map(|c| c.sent)
+        sys::tcp_position(self.fd).map(|p| p.sent)
+    }
+    fn tcp_cut(&self) {
+        crate::io::cut(self.fd);
     }
     fn ring(&self) {
         self.link.ring();

@@ -37,6 +37,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                     promote::try_ready(i, c, table::local(i));
                     any |= promote::engaged(c) && crate::io::still(p.fd, i, c, table::local(i));
                 }
+                any |= c.has_error(); // the kernel does not know of it any more
                 any |= heard && fds.len() <= STACK / 2 && promote::on_call(c);
             }
             Fd::Set(s) => epoll::nest(s),
@@ -227,6 +228,8 @@ fn scan(fds: &mut [pollfd], tmp: &mut [pollfd], patient: bool) -> (i32, bool) {
                         busy = true;
                     }
                 }
+            } else if c.has_error() {
+                p.revents |= POLLERR | p.events & (POLLIN | RDNORM);
             }
         }
         if p.revents != 0 {

@@ -21,8 +21,6 @@ use link::reason::Reason;
 /// Hooked calls after which a connection is worth promoting, and bytes that suffice as well.
 const CALLS: u32 = 8;
 const BYTES: u64 = 64 << 10;
-/// TCP_ESTABLISHED.
-const ESTABLISHED: u8 = 1;
 
 const CLOSED_DOORS: u32 = flag::LANE | flag::REGISTERED | flag::BARRED | flag::HELD;
 
@@ -196,6 +194,9 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     c.tx.attach(&m, epoch, loc);
     c.tx.set_tag(tag);
     c.rx.attach(&m, epoch, tag);
+    if c.flags.load(Relaxed) & flag::CLIENT != 0 {
+        c.rx.mark_client(&m);
+    }
     // The daemon finishes what we cannot, and so has to have the socket before anything goes up.
     if link.is_far() && !control::lane_held(link, lane_no, l.fd.load(Relaxed)) {
         c.flags.fetch_and(!flag::REGISTERED, Relaxed);
@@ -349,6 +350,7 @@ pub fn take_down(i: u32) {
     let c = table::conn(i);
     let l = table::local(i);
     let Some((link, m)) = lane(c, l) else { return };
+    crate::io::check(i, l.fd.load(Relaxed)); // no frame to who is dead: its kernel would answer
     let port = Sock {
         fd: l.fd.load(Relaxed),
         link,
@@ -400,6 +402,12 @@ pub fn peer_gone(link: &Link) {
 
 /// The same for one connection, whose lane is within the node.
 fn peer_end_gone(i: u32, c: &Conn) {
+    let l = table::local(i);
+    let fd = l.fd.load(Relaxed);
+    let ended = || sys::poll1(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
+    if engaged_tx(c) && ended() && lane(c, l).is_some_and(|(_, m)| c.rx.notice_death(&m)) {
+        crate::io::reset_by_death(c, fd);
+    }
     if let Some(_g) = lock::lock(&c.tx.lock) {
         c.tx.abandon();
     }

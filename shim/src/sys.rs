@@ -5,6 +5,7 @@
 //! block goes through [`crate::real`] instead, with nothing held. Results are `Result<_, errno>`.
 
 use core::arch::asm;
+use link::os::{position, TcpInfo, TcpPos};
 
 /// One system call; negative errno on failure.
 ///
@@ -495,34 +496,22 @@ fn rlimit(what: i32, unknown: u64) -> u64 {
     r.rlim_cur
 }
 
-/// The kernel's byte counts of a TCP socket (`struct tcp_info`, linux/tcp.h).
-pub struct TcpCounts {
-    /// Stream bytes accepted from the application.
-    pub sent: u64,
-    /// Stream bytes received in order.
-    pub received: u64,
-    pub state: u8,
+/// The state of a TCP socket, as the kernel numbers them.
+pub fn tcp_state(fd: i32) -> Option<u8> {
+    let mut b = [0u8; 1];
+    getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut b).ok()?;
+    Some(b[0])
 }
 
-pub fn tcp_counts(fd: i32) -> Option<TcpCounts> {
-    let mut b = [0u8; 248];
-    let n = getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut b).ok()?;
-    if n < 216 {
-        return None; // older than 4.19: no bytes_sent
-    }
-    let u64_at = |o: usize| {
-        let mut w = [0u8; 8];
-        w.copy_from_slice(&b[o..o + 8]);
-        u64::from_ne_bytes(w)
+/// Where the streams of a TCP socket are.
+pub fn tcp_position(fd: i32) -> Option<TcpPos> {
+    let info = || {
+        let mut b = [0u8; TcpInfo::BYTES];
+        let n = getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut b).ok()?;
+        TcpInfo::parse(b.get(..n)?)
     };
-    let notsent = u64_at(144) as u32;
-    Some(TcpCounts {
-        sent: u64_at(200)
-            .wrapping_sub(u64_at(208))
-            .wrapping_add(u64::from(notsent)),
-        received: u64_at(128),
-        state: b[0],
-    })
+    let queued = |what| ioctl_i32(fd, what).ok().map(|n| n.max(0) as u64);
+    position(info, || queued(libc::TIOCOUTQ), || queued(libc::FIONREAD))
 }
 
 /// Adds one to an eventfd of ours.

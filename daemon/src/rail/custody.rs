@@ -10,7 +10,7 @@ use super::heirs::{left, LOOK_NS};
 use super::lane::{Ending, Lane, Stage};
 use super::{now, Key, Locked, Rails};
 use crate::fds::Foreign;
-use crate::sockopt::TcpInfo;
+use crate::sockopt::tcp_position;
 use link::frame::{Frame, LEN};
 use link::lane::tx::{mode, Adopted};
 use link::lane::{Memory, Port, TxState};
@@ -59,7 +59,7 @@ impl Port for Sock<'_> {
     }
 
     fn tcp_sent(&self) -> Option<u64> {
-        TcpInfo::read(self.0).ok().map(|i| i.sent())
+        tcp_position(self.0).ok().map(|p| p.sent)
     }
 
     fn ring(&self) {}

@@ -9,9 +9,9 @@ mod revoke;
 mod take;
 
 use super::mem::{Iov, Memory};
-use super::Port;
+use super::{Pending, Port};
 use crate::frame::LEN;
-use crate::layout::{bits_of, epoch_of, pack, rx, tx, RING_LOG2_MAX};
+use crate::layout::{bits_of, epoch_of, marks, pack, rx, tx, RING_LOG2_MAX};
 use crate::prim::{self, fence, fence_after_rmw};
 use crate::reason::Reason;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -59,8 +59,9 @@ pub struct RxState {
     /// Ring in use, and the number of moves it corresponds to.
     loc: AtomicU64,
     loc_seq: AtomicU32,
-    /// An error TCP reported while the ring still had bytes: told after them.
-    error: AtomicU32,
+    /// An errno that a look of ours took from the socket, and that the application was not told yet: it
+    /// is, after all bytes that came before it.
+    pub error: Pending,
     /// Kernel position at which TCP ends (PREFIX), or what a frame announced does (REST).
     limit: AtomicU64,
     /// Cursor named by a `Down` frame (LAST) or a `Fin` (FIN), bytes to skip (SKIP), or a mode
@@ -138,9 +139,8 @@ impl RxState {
         self.epoch.store(base, Relaxed);
         self.mode.store(mode::TCP, Relaxed);
         self.tag.store(tag, Relaxed);
-        self.error.store(0, Relaxed);
-        self.shut.store(0, Relaxed);
         self.got_len.store(0, Relaxed);
+        m.own_rx().marks.store(marks::KEPT, Relaxed);
         m.own_rx().word.store(0, Release);
     }
 
@@ -194,22 +194,6 @@ impl RxState {
     pub fn leave_native(&self, received: u64) {
         self.kpos.fetch_add(received, Relaxed);
         self.natives.fetch_sub(1, SeqCst); // releases `kpos`
-    }
-
-    /// Is there an error that TCP reported and nobody has been told yet?
-    #[inline(always)]
-    pub fn has_error(&self) -> bool {
-        self.error.load(Relaxed) != 0
-    }
-
-    /// Keeps an error that was found after bytes, for the next call.
-    pub fn keep_error(&self, e: i32) {
-        self.error.store(e as u32, Relaxed);
-    }
-
-    /// Takes it; 0: none.
-    pub fn take_error(&self) -> i32 {
-        self.error.swap(0, Relaxed) as i32
     }
 
     /// The peer's head, checked against our cursor.
@@ -296,9 +280,8 @@ impl RxState {
                         self.begin_skip(cursor)?;
                         continue;
                     }
-                    let e = self.error.swap(0, Relaxed);
-                    if e != 0 {
-                        return Ok(Received::Error(e as i32));
+                    if self.error.is_set() {
+                        return Ok(Received::Error(self.error.take()));
                     }
                     if !how.look || looked {
                         return Ok(Received::Empty);
@@ -308,8 +291,12 @@ impl RxState {
                         return Ok(r);
                     }
                 }
-                _ if self.error.load(Relaxed) != 0 => {
-                    return Ok(Received::Error(self.take_error()))
+                // (What lies in TCP's queue came before it.)
+                now if now != mode::TCP
+                    && self.error.is_set()
+                    && !port.tcp_unread().is_ok_and(|n| n > 0) =>
+                {
+                    return Ok(Received::Error(self.error.take()));
                 }
                 mode::SKIP => {
                     let n = self.skip.load(Relaxed);
@@ -360,7 +347,7 @@ impl RxState {
                         let urgent = end == Received::Bytes(1);
                         if end != Received::Empty && self.see_up(m)? {
                             if let Received::Error(e) = end {
-                                self.error.store(e as u32, Relaxed);
+                                self.error.put(e);
                             }
                             continue;
                         }

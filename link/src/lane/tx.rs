@@ -10,9 +10,9 @@ mod up;
 pub use custody::{Adopted, Taken};
 
 use super::mem::{copy_in, Iov, Memory};
-use super::{Port, Progress};
+use super::{Pending, Port, Progress};
 use crate::frame::LEN;
-use crate::layout::{bits_of, epoch_of, pack, rx, Loc};
+use crate::layout::{bits_of, epoch_of, marks, pack, rx, Loc};
 use crate::prim::{self, fence, fence_after_rmw};
 use crate::reason::Reason;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -79,6 +79,11 @@ pub struct TxState {
     pub ring_bytes: AtomicU64,
     pub ups: AtomicU32,
     pub downs: AtomicU32,
+    /// An errno that a send of ours took from the socket, and that the application was not told yet.
+    pub error: Pending,
+    /// Bytes on TCP that are not the application's, or not for the first time: frames, and what a way
+    /// down repeats of the ring.
+    pub again: AtomicU64,
 }
 
 /// What became of a send.
@@ -121,6 +126,13 @@ impl TxState {
         Ok(self.head.load(Relaxed) - self.refresh(m)?)
     }
 
+    /// Stream bytes that the kernel has taken from this end: exact. Everybody who compares with `kpos` asks
+    /// here. `None`: it cannot tell now.
+    fn kernel_position(m: &Memory, port: &impl Port) -> Option<u64> {
+        let syn = m.own_rx().marks.load(Relaxed) & marks::SYN != 0;
+        port.tcp_sent().map(|n| n.wrapping_sub(u64::from(syn)))
+    }
+
     /// Starts a new use of a lane slot: epochs above `base` belong to it. Forgets the old ring and
     /// returns the locations that may be freed.
     pub fn attach(&self, m: &Memory, base: u32, loc: Loc) -> [Option<Loc>; 2] {
@@ -136,7 +148,6 @@ impl TxState {
         self.mode.store(mode::TCP, Relaxed);
         self.frame_done.store(LEN as u32, Relaxed);
         self.full_since_ms.store(0, Relaxed);
-        self.shut.store(0, Relaxed);
         self.reclaimed.store(0, Relaxed);
         let w = m.own_tx();
         // What the last use of the slot said of itself must not be taken for ours: a daemon would
@@ -305,7 +316,10 @@ impl TxState {
             if let Err(r) = self.answer(m, port, word) {
                 return Sent::Reset(r);
             }
-            head = self.take_back(m, begin);
+            head = match self.is_closed(word) {
+                true => self.take_back_all(m, begin),
+                false => self.take_back(m, begin),
+            };
             *iov = untouched;
             iov.skip((head - begin) as usize);
         }
@@ -337,6 +351,35 @@ impl TxState {
             m.own_head().store(kept, Release);
         }
         kept
+    }
+
+    /// Is this the word of a receiver that has closed, in our epoch?
+    pub(super) fn is_closed(&self, word: u64) -> bool {
+        epoch_of(word) == self.epoch.load(Relaxed) && bits_of(word) & rx::CLOSED != 0
+    }
+
+    /// After a send that began at `begin` met a closed receiver: TCP has to take these bytes, so that the
+    /// kernel at the other end answers them with a reset, as it would have.
+    fn take_back_all(&self, m: &Memory, begin: u64) -> u64 {
+        if m.far() || self.mode.load(Relaxed) != mode::TCP {
+            return self.head.load(Relaxed);
+        }
+        self.head.store(begin, Relaxed);
+        m.own_head().store(begin, Release);
+        begin
+    }
+
+    /// Bytes that were sent and of which the peer's node knows nothing yet, besides those on TCP.
+    pub fn outstanding(&self, m: &Memory) -> u64 {
+        let head = self.head.load(Relaxed);
+        match self.mode.load(Relaxed) {
+            mode::RING if m.far() => head.saturating_sub(m.peer_rx().landed.load(Acquire)),
+            // (After a frame the reader still finds them on the ring.)
+            mode::DRAIN if m.far() || self.must_flush() => {
+                head.saturating_sub(self.drain_at.load(Relaxed))
+            }
+            _ => 0,
+        }
     }
 
     /// Asks the reader to ring when there is space again. `true`: there is some already, or the

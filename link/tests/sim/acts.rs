@@ -25,6 +25,9 @@ impl World {
                 assert_eq!(h.tx.attach(&m, self.base.get(), loc), [None, None]);
                 h.tx.set_tag(TAG ^ e as u64);
                 h.rx.attach(&m, self.base.get(), TAG ^ (1 - e) as u64);
+                if e == 0 {
+                    h.rx.mark_client(&m);
+                }
                 h.attached.set(true);
             }
             Act::Ready => {
@@ -101,15 +104,16 @@ impl World {
                         return;
                     }
                     h.tx.shut(&m, &port);
+                    h.rx.announce_end(&m);
                 }
                 if *act == Act::ShutWr {
                     h.wr_shut.set(true);
                     self.net.borrow_mut().fin(e);
                 } else {
-                    let unread = h.attached.get() && h.rx.ring_unread(&m) > 0;
                     if h.attached.get() {
                         h.rx.close(&m, &port);
                     }
+                    let unread = h.attached.get() && h.rx.ring_unread(&m) > 0;
                     h.closed.set(true);
                     self.net.borrow_mut().close(e);
                     if unread {
@@ -151,8 +155,8 @@ impl World {
                 if h.rx.engaged() {
                     let _ = h.rx.probe(&m, &port);
                 }
-                reset = h.rx.ring_unread(&m) > 0;
                 h.rx.close(&m, &port);
+                reset = h.rx.ring_unread(&m) > 0;
             }
         }
         match close {

@@ -157,9 +157,7 @@ impl World {
             }
             Received::Error(x) => {
                 assert!(
-                    self.hostile.get()
-                        || self.net.borrow().reset
-                        || (self.far.is_some() && from.dead.get()),
+                    self.hostile.get() || self.net.borrow().reset || from.dead.get(), // with bytes unread, or lost on their way
                     "error {x} from nowhere"
                 );
                 h.failed.set(true);

@@ -5,7 +5,7 @@
 use super::memory::Party;
 use super::{Wire, World, LANE, RX, TAG, TX};
 use link::lane::tx::{mode, Taken};
-use link::lane::{Area, Memory, Port, TxState};
+use link::lane::{Area, Memory, TxState};
 use link::layout::{bits_of, custody, epoch_of, pack, tx};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -225,7 +225,7 @@ impl World {
         let before = h.tx.kpos.load(Relaxed);
         let up = h.tx.mode.load(Relaxed) != mode::TCP;
         let word = m.peer_rx().custody.load(Relaxed);
-        if up && port.tcp_sent() != Some(before) && bits_of(word) != custody::DONE {
+        if up && self.net.borrow().pipe[e].accepted != before && bits_of(word) != custody::DONE {
             self.note("reclaimed in the middle");
         }
         if let Err(r) = h.tx.reclaim(&m, &port) {

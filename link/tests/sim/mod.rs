@@ -19,6 +19,7 @@ use link::frame::{Frame, Kind};
 use link::lane::rx::How;
 use link::lane::{Area, Memory, Port, RxState, TxState};
 use link::layout::Loc;
+use link::os::position;
 use link::reason::Reason;
 use memory::Party;
 use net::Net;
@@ -198,9 +199,22 @@ impl Port for Wire<'_> {
     }
     fn tcp_sent(&self) -> Option<u64> {
         self.w.hook();
-        let r = self.w.net.borrow().pipe[self.e].accepted;
+        // Each look may be interrupted, and find other counts than the one before.
+        let net = || self.w.net.borrow();
+        let p = position(
+            || Some(net().info(self.e)),
+            || {
+                let n = net().outstanding(self.e);
+                self.w.hook();
+                Some(n)
+            },
+            || Some(net().unread(self.e) as u64),
+        )?;
         self.w.hook();
-        Some(r)
+        if net().estimate(self.e) != p.sent - u64::from(self.e == 0) {
+            self.w.note("counters changed by drops");
+        }
+        Some(p.sent)
     }
     fn ring(&self) {
         self.w.hook();

@@ -2,6 +2,7 @@
 //! positions, FIN and RST. What Linux does where it matters here: queued bytes are handed out
 //! before an error is told, a FIN travels behind the bytes, closing with unread bytes is a reset.
 
+use link::os::TcpInfo;
 use std::collections::VecDeque;
 
 /// One direction.
@@ -14,6 +15,9 @@ pub struct Pipe {
     pub piece: usize,
     /// Bytes ever accepted from the sender.
     pub accepted: u64,
+    /// Bytes that the other end's kernel has taken, and that a drop on the way has made this end send again.
+    pub delivered: u64,
+    pub dropped: u64,
     fin: bool,
     fin_arrived: bool,
     /// The receiving end is closed: what arrives there is answered with a reset.
@@ -29,6 +33,8 @@ impl Pipe {
             rcv_cap: 1 << 16,
             piece: usize::MAX,
             accepted: 0,
+            delivered: 0,
+            dropped: 0,
             fin: false,
             fin_arrived: false,
             nobody: false,
@@ -128,9 +134,35 @@ impl Net {
             .min(p.snd.len())
             .min(p.rcv_cap.saturating_sub(p.rcv.len()));
         p.rcv.extend(p.snd.drain(..n));
+        p.delivered += n as u64;
+        // One segment in three is dropped by the sender's own device first: counted as sent, never as
+        // sent again.
+        if p.delivered % 3 == 0 {
+            p.dropped += n as u64;
+        }
         let fin = p.fin && p.snd.is_empty() && !p.fin_arrived;
         p.fin_arrived |= fin;
         n > 0 || fin
+    }
+
+    /// What `TCP_INFO` says of end `e`, which connected if it is end 0: its SYN counts.
+    pub fn info(&self, e: usize) -> TcpInfo {
+        TcpInfo {
+            state: TcpInfo::ESTABLISHED,
+            acked: self.pipe[e].delivered + u64::from(e == 0),
+            received: self.pipe[1 - e].delivered,
+        }
+    }
+
+    /// What SIOCOUTQ says of end `e`.
+    pub fn outstanding(&self, e: usize) -> u64 {
+        self.pipe[e].accepted - self.pipe[e].delivered
+    }
+
+    /// `bytes_sent - bytes_retrans + notsent` of end `e`: what it would be without those drops, and no
+    /// position with them.
+    pub fn estimate(&self, e: usize) -> u64 {
+        self.pipe[e].accepted + self.pipe[e].dropped
     }
 
     pub fn fin(&mut self, e: usize) {

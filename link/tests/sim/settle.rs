@@ -138,6 +138,7 @@ impl World {
             if h.fin_due.get() && !h.tx.holds_fin(&m) {
                 h.fin_due.set(false);
                 h.tx.shut(&m, &Wire { w: self, e });
+                h.rx.announce_end(&m);
                 self.net.borrow_mut().fin(e);
             }
             if h.revoking.get() {

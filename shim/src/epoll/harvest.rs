@@ -43,8 +43,11 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
             ev |= sys::poll1(fd, libc::POLLIN) as u32 & IN;
         }
     }
-    if c.rx.has_error() {
-        ev |= IN | ERR; // our look has taken it from the kernel
+    if c.has_error() {
+        ev |= IN | ERR; // a call of ours has taken it from the kernel
+    }
+    if ev & (HUP | ERR) != 0 {
+        l.checked.store(0, Relaxed); // the next send looks whether anybody is there
     }
     if *tcp & PRI != 0 {
         let p = sys::poll1(fd, libc::POLLPRI) as u32 & PRI;

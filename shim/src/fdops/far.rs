@@ -51,8 +51,8 @@ pub fn close(c: &Conn, link: &Link, m: &Memory, fd: i32) {
     if in_kernel() && c.rx.engaged() {
         let _ = c.rx.probe(m, &port); // a frame that came just now
     }
-    let unread = c.rx.ring_unread(m) > 0 && c.rx.shut.load(Relaxed) == 0 || !repeats && in_kernel();
     c.rx.close(m, &port);
+    let unread = c.rx.ring_unread(m) > 0 || !repeats && in_kernel();
     let mut linger = [0u8; 8];
     let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger);
     if unread || linger == RESET_AT_CLOSE {
@@ -73,15 +73,11 @@ pub fn close(c: &Conn, link: &Link, m: &Memory, fd: i32) {
 /// Before `shutdown`: what is left of it for the kernel to do; none: nothing, it is done or under way.
 pub fn shutdown(c: &Conn, link: &Link, m: &Memory, fd: i32, how: i32) -> Option<i32> {
     let port = Sock { fd, link };
-    if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
-        c.rx.shut.store(1, Relaxed);
-    }
-    if how == libc::SHUT_RD {
+    if how != libc::SHUT_WR && how != libc::SHUT_RDWR {
         return Some(how);
     }
     let guard = lock::lock(&c.tx.lock);
     let _ = c.tx.look(m, &port);
-    table::bar(c, Reason::NotEstablished);
     if c.tx.mode.load(Relaxed) == mode::TCP {
         return Some(how);
     }

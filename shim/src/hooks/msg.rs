@@ -72,11 +72,11 @@ pub unsafe extern "C" fn sendmsg(fd: i32, m: *const msghdr, flags: i32) -> isize
         };
         if has_control(m) {
             fdops::give_up(fd, Reason::Option);
-            return counted_out(i, native());
+            return counted_out(i, io::send_or_told(table::conn(i), native));
         }
         match iovs(m) {
             Some(v) if on_lane(i, flags, SEND_OK, fd) => io::send(fd, i, v, flags, native),
-            _ => counted_out(i, native()),
+            _ => counted_out(i, io::send_or_told(table::conn(i), native)),
         }
     }
 }
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
                 r
             }
             _ => {
-                let r = native();
+                let r = io::recv_or_told(table::conn(i), fd, flags, native);
                 if r > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
                     table::conn(i).rx.kpos.fetch_add(r as u64, Relaxed);
                 }
@@ -162,8 +162,17 @@ pub unsafe extern "C" fn recvmmsg(
             Some(None) => return real::recvmmsg(fd, v, n, flags, t), // EINVAL
         };
         let mut f = flags & !libc::MSG_WAITFORONE;
-        each(fd, i, v, n, |h| {
+        // The kernel's own looks for an error before it looks for bytes, and keeps one that comes after them.
+        let mut error = io::error_now(i, fd);
+        if error != 0 {
+            crate::set_errno(error);
+            return -1;
+        }
+        let done = each(fd, i, v, n, |h| {
             let r = recvmsg(fd, h, f);
+            if r < 0 {
+                error = crate::errno();
+            }
             if flags & libc::MSG_WAITFORONE != 0 {
                 f |= libc::MSG_DONTWAIT;
             }
@@ -176,7 +185,11 @@ pub unsafe extern "C" fn recvmmsg(
                 });
             }
             (r, left != Some(0))
-        })
+        });
+        if done > 0 {
+            table::conn(i).rx.error.put(error);
+        }
+        done
     }
 }
 

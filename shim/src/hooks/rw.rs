@@ -1,6 +1,7 @@
 //! read, write, send, recv and their vectored and fortified forms.
 
 use crate::fdtab::conn;
+use crate::table::conn as conn_of;
 use crate::{fdops, io, real};
 use core::ffi::c_void;
 use libc::{iovec, off_t, sockaddr, socklen_t};
@@ -32,7 +33,8 @@ pub unsafe extern "C" fn send(fd: i32, p: *const c_void, n: usize, flags: i32) -
         let native = || real::send(fd, p, n, flags);
         match conn(fd) {
             Some(i) if on_lane(i, flags, SEND_OK, fd) => io::send(fd, i, &vec(p, n), flags, native),
-            _ => native(),
+            Some(i) => io::send_or_told(conn_of(i), native),
+            None => native(),
         }
     }
 }
@@ -52,7 +54,8 @@ pub unsafe extern "C" fn sendto(
         match conn(fd) {
             // On a connected stream the address is ignored, but for MSG_FASTOPEN.
             Some(i) if on_lane(i, flags, SEND_OK, fd) => io::send(fd, i, &vec(p, n), flags, native),
-            _ => native(),
+            Some(i) => io::send_or_told(conn_of(i), native),
+            None => native(),
         }
     }
 }
@@ -86,7 +89,8 @@ pub unsafe extern "C" fn recv(fd: i32, p: *mut c_void, n: usize, flags: i32) -> 
         let native = || real::recv(fd, p, n, flags);
         match conn(fd) {
             Some(i) if recv_on_lane(flags, fd) => io::recv(fd, i, &vec(p, n), flags, native),
-            _ => native(),
+            Some(i) => io::recv_or_told(conn_of(i), fd, flags, native),
+            None => native(),
         }
     }
 }
@@ -111,7 +115,8 @@ pub unsafe extern "C" fn recvfrom(
                 }
                 r
             }
-            _ => native(),
+            Some(i) => io::recv_or_told(conn_of(i), fd, flags, native),
+            None => native(),
         }
     }
 }

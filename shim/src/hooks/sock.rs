@@ -74,6 +74,11 @@ fn accepted(listener: i32, fd: i32, nonblock: bool) {
         };
         if tcp {
             fdops::socket_made(fd, nonblock, true, false);
+            if let (Some(from), Some(to)) = (conn(listener), conn(fd)) {
+                let inherited = flag::RCV_AT_ONCE | flag::SND_AT_ONCE;
+                let bits = table::conn(from).flags.load(Relaxed) & inherited;
+                table::conn(to).flags.fetch_or(bits, Relaxed);
+            }
             // A child of a server has a listener from its parent, but no daemon yet.
             control::ensure();
         }
@@ -142,11 +147,15 @@ pub unsafe extern "C" fn getsockopt(
             && *len >= 4
         {
             if let Some(i) = conn(fd) {
+                io::quietly(|| io::check(i, fd));
                 let p = v.cast::<i32>();
                 if p.read_unaligned() == 0 {
-                    // An error that a look at TCP took from the kernel before the application asked.
-                    p.write_unaligned(table::conn(i).rx.take_error());
+                    // An error that a call of ours took from the kernel before the application asked.
+                    p.write_unaligned(table::conn(i).take_error());
+                } else {
+                    table::conn(i).take_error(); // the same trouble
                 }
+                table::local(i).checked.store(0, Relaxed);
             }
         }
         r
@@ -206,10 +215,40 @@ pub unsafe extern "C" fn setsockopt(
             io::sync_inq(table::conn(i), fd);
         }
     }
+    if r == 0 && level == libc::SOL_SOCKET {
+        if let Some(i) = conn(fd) {
+            // SAFETY: the kernel has read `len` bytes there.
+            unsafe { limit_set(i, name, v, len) };
+        }
+    }
     r
 }
 
+/// SO_RCVTIMEO or SO_SNDTIMEO was set: a negative time means that nothing waits, which the kernel does not
+/// tell apart from no limit afterwards.
+///
+/// # Safety
+/// `v` has `len` readable bytes.
+unsafe fn limit_set(i: u32, name: i32, v: *const c_void, len: socklen_t) {
+    const SO_RCVTIMEO_NEW: i32 = 66;
+    const SO_SNDTIMEO_NEW: i32 = 67;
+    let bit = match name {
+        libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW => flag::RCV_AT_ONCE,
+        libc::SO_SNDTIMEO | SO_SNDTIMEO_NEW => flag::SND_AT_ONCE,
+        _ => return,
+    };
+    // Both forms begin with 64 bits of seconds on the processors that we run on.
+    // SAFETY: by contract; the kernel refuses less than 16 bytes.
+    let negative = len >= 8 && unsafe { v.cast::<i64>().read_unaligned() } < 0;
+    let flags = &table::conn(i).flags;
+    match negative {
+        true => flags.fetch_or(bit, Relaxed),
+        false => flags.fetch_and(!bit, Relaxed),
+    };
+}
+
 const SIOCATMARK: u64 = 0x8905;
+const SIOCOUTQNSD: u64 = 0x894b;
 
 /// Does a receive still find bytes of the ring, which lie before all that the kernel knows? Looks for
 /// news first, as a receive does: a frame that is not taken in yet lies before an urgent mark.
@@ -262,6 +301,10 @@ pub unsafe extern "C" fn ioctl(fd: i32, req: u64, arg: usize) -> i32 {
             return 0;
         }
         let r = real::ioctl(fd, req, arg);
+        if r == 0 && matches!(req, libc::TIOCOUTQ | SIOCOUTQNSD) && arg != 0 {
+            let n = arg as *mut i32;
+            n.write_unaligned(n.read_unaligned().saturating_add(io::outstanding(i)));
+        }
         if r == 0 && matches!(req, libc::FIONBIO | libc::FIOASYNC) && arg != 0 {
             let on = (arg as *const i32).read_unaligned() != 0;
             match req {

@@ -90,5 +90,5 @@ fn on_ring(i: u32, c: &Conn) -> Option<i32> {
 /// Has the peer's FIN come? (POLLRDHUP also comes of one's own `shutdown`.)
 fn end_received(fd: i32) -> bool {
     // CLOSE_WAIT, LAST_ACK, CLOSING, TIME_WAIT, CLOSE.
-    sys::tcp_counts(fd).is_some_and(|k| matches!(k.state, 8 | 9 | 11 | 6 | 7))
+    matches!(sys::tcp_state(fd), Some(8 | 9 | 11 | 6 | 7))
 }

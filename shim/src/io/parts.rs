@@ -7,7 +7,7 @@
 //! ends it with that count, as in the kernel.
 
 use super::call::Call;
-use super::{closed, deadline, left_ms, nonblocking, told_or, uncounted};
+use super::{closed, deadline, left_ms, nonblocking, recv_or_told, send_or_told, uncounted};
 use crate::table::{self, Local};
 use crate::{control, promote, real, signals, sys};
 use core::sync::atomic::Ordering::*;
@@ -63,7 +63,7 @@ impl Cut {
             return false;
         }
         self.begun = true;
-        self.until = deadline(fd, option);
+        self.until = deadline(c, fd, option);
         true
     }
 
@@ -106,8 +106,8 @@ impl Cut {
         let r = if *total == 0 {
             // SAFETY: the application's buffers, as the kernel would have them from the call itself.
             let native = || unsafe { real::sendmsg(fd, &h, flags) };
-            signals::or_undo(&undo, || told_or(c, native))
-        } else if c.rx.has_error() {
+            signals::or_undo(&undo, || send_or_told(c, native))
+        } else if c.has_error() {
             c.tx.leave_native(0);
             return Part::End(*total as isize); // the next call tells it
         } else {
@@ -131,7 +131,7 @@ impl Cut {
             r if r == -(libc::EAGAIN as isize) => self.wait(fd, libc::POLLOUT),
             r => {
                 if r != -(libc::EPIPE as isize) {
-                    c.rx.keep_error(-r as i32); // the kernel tells it once
+                    c.tx.error.put(-r as i32); // the kernel tells it once
                 }
                 false
             }
@@ -184,8 +184,8 @@ impl Cut {
         let r = if first {
             // SAFETY: the application's buffers, as above.
             let native = || unsafe { real::recvmsg(fd, to, flags) };
-            signals::or_undo(&undo, || told_or(c, native))
-        } else if c.rx.has_error() {
+            signals::or_undo(&undo, || recv_or_told(c, fd, flags, native))
+        } else if c.has_error() {
             0
         } else {
             let now = flags | libc::MSG_DONTWAIT;
@@ -200,7 +200,7 @@ impl Cut {
             }
             0 => false,
             r => {
-                c.rx.keep_error(-r as i32);
+                c.rx.error.put(-r as i32);
                 false
             }
         };

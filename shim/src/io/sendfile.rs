@@ -52,7 +52,7 @@ pub unsafe fn sendfile(
             true => PART.min(count - total),
             false => count - total,
         };
-        if total > 0 && (c.rx.has_error() || !cut.may_send(out)) {
+        if total > 0 && (c.has_error() || !cut.may_send(out)) {
             return total as isize;
         }
         if !c.tx.enter_native() {
@@ -66,7 +66,7 @@ pub unsafe fn sendfile(
             uncounted(c, out);
             c.tx.leave_native(0);
         };
-        let r = signals::or_undo(&undo, || told_or(c, || native(out, input, want)));
+        let r = signals::or_undo(&undo, || send_or_told(c, || native(out, input, want)));
         let ours = call.counts(c);
         c.tx.leave_native(if ours { r.max(0) as u64 } else { 0 });
         total += r.max(0) as usize;
@@ -146,6 +146,7 @@ unsafe fn pieces(
         let r = unsafe { send_on(call, i, &v, 0, || real::send(fd, v[0].iov_base, n, 0)) };
         if r < 0 {
             if total > 0 {
+                table::conn(i).tx.error.put(crate::errno()); // told by the next call
                 break;
             }
             return r;

@@ -1,11 +1,12 @@
 //! Registration with the daemon: when, and what becomes of one that is not answered with a lane.
 
-use super::{each, later, unwatched, CLOSED_DOORS, ESTABLISHED};
+use super::{each, later, unwatched, CLOSED_DOORS};
 use crate::table::{self, because};
 use crate::{control, env, epoll, lock, sys};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::msg::{register, ToDaemon};
+use link::os::TcpInfo;
 use link::reason::Reason;
 
 /// Registers the connection if nothing speaks against it now.
@@ -39,21 +40,19 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
         return;
     }
     let (tx_kpos, rx_kpos) = (c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst));
+    let syn = u64::from(c.flags.load(Relaxed) & flag::CLIENT != 0);
     for _ in 0..3 {
-        let Some(k) = sys::tcp_counts(fd) else {
-            return table::bar(c, Reason::Option);
+        let Some(k) = sys::tcp_position(fd) else {
+            return later(c, Reason::Young, 5); // its counters never stood still
         };
-        if k.state != ESTABLISHED {
+        if k.state != TcpInfo::ESTABLISHED {
             return later(
                 c,
                 Reason::NotEstablished,
                 if env::eager() { 1 } else { 100 },
             );
         }
-        let Ok(unread) = sys::ioctl_i32(fd, libc::FIONREAD) else {
-            return;
-        };
-        if k.sent == tx_kpos && k.received.wrapping_sub(unread as u64) == rx_kpos {
+        if k.sent.wrapping_sub(syn) == tx_kpos && k.taken == rx_kpos {
             let m = ToDaemon::Register {
                 conn: i,
                 gen: c.gen.load(Relaxed),
@@ -79,7 +78,8 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     // Other threads may be moving bytes natively this moment; otherwise somebody bypasses us.
     if c.tx.natives.load(SeqCst) == 0 && c.rx.natives.load(SeqCst) == 0 {
         // Counted and moved are compared once more, now that nobody moves.
-        let same = sys::tcp_counts(fd).is_some_and(|k| k.sent == c.tx.kpos.load(SeqCst));
+        let same = sys::tcp_position(fd)
+            .is_none_or(|k| k.sent.wrapping_sub(syn) == c.tx.kpos.load(SeqCst));
         if !same {
             return table::bar(c, Reason::Bypassed);
         }

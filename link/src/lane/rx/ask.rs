@@ -4,7 +4,7 @@
 use super::{mode, How, Received, RxState};
 use crate::lane::mem::{Iov, Memory};
 use crate::lane::Port;
-use crate::layout::{bits_of, epoch_of, rx, tx};
+use crate::layout::{bits_of, epoch_of, marks, rx, tx};
 use crate::prim::fence;
 use core::sync::atomic::Ordering::*;
 
@@ -12,7 +12,7 @@ impl RxState {
     /// Would a receive find something right now? Asks the ring first, then TCP. Errors found on the
     /// way are kept for the receive. `None`: this direction is on TCP, ask the kernel.
     pub fn probe(&self, m: &Memory, port: &impl Port) -> Option<bool> {
-        if self.error.load(Relaxed) != 0 {
+        if self.error.is_set() {
             return Some(true);
         }
         let mut b = 0u8;
@@ -29,7 +29,7 @@ impl RxState {
             Received::Empty => Some(false),
             Received::Tcp => None,
             Received::Error(e) => {
-                self.error.store(e as u32, Relaxed);
+                self.error.put(e);
                 Some(true)
             }
             _ => Some(true),
@@ -64,11 +64,16 @@ impl RxState {
     /// Bytes that receives would find now, and never one more: for FIONREAD. Looks for news first, as
     /// a receive does. `None`: this direction is on TCP, ask the kernel.
     pub fn unread(&self, m: &Memory, port: &impl Port) -> Option<u64> {
+        let queued = || port.tcp_unread().map_or(0, |n| n as u64);
         if !self.has_ring_bytes(m) {
             // A switch or a frame is noticed only by who looks, and a program may do nothing but this.
             let _ = self.probe(m, port);
+        } else if self.mode.load(Relaxed) == mode::RING && queued() > 0 {
+            // A frame behind the ring's last byte: more bytes may follow it.
+            if let Ok(Some(Received::Error(e))) = self.look(m, port) {
+                self.error.put(e);
+            }
         }
-        let queued = || port.tcp_unread().map_or(0, |n| n as u64);
         let n = match self.mode.load(Relaxed) {
             mode::TCP => return None,
             mode::READY => {
@@ -88,7 +93,11 @@ impl RxState {
                     left + head.saturating_sub(self.cursor.load(Relaxed))
                 }
             },
-            mode::REST => queued().min(self.prefix_left()),
+            // What a frame announced is there for the first time, and so is all that follows it.
+            mode::REST => queued(),
+            // First comes what the ring has or had, once more; what follows is new.
+            mode::LAST => self.ring_unread(m) + queued().saturating_sub(self.rest.load(Relaxed)),
+            mode::SKIP => queued().saturating_sub(self.skip.load(Relaxed)),
             _ => self.ring_unread(m),
         };
         Some(n)
@@ -108,7 +117,7 @@ impl RxState {
     /// so it may be asked without the lock.
     pub fn ready(&self, m: &Memory) -> Option<bool> {
         match self.mode.load(Relaxed) {
-            mode::RING => Some(self.has_ring_bytes(m) || self.error.load(Relaxed) != 0),
+            mode::RING => Some(self.has_ring_bytes(m) || self.error.is_set()),
             mode::FIN => Some(true), // bytes, or the end
             mode::LAST if self.has_ring_bytes(m) => Some(true),
             _ => None,
@@ -139,8 +148,25 @@ impl RxState {
         w.store(w.load(Relaxed) | bit, SeqCst);
     }
 
+    /// The application shuts its sending direction down, or closes: a FIN that follows is no sign of death.
+    pub fn announce_end(&self, m: &Memory) {
+        // SeqCst: before the system call that makes the FIN.
+        m.own_rx().marks.fetch_or(marks::ENDED, SeqCst);
+    }
+
+    /// The application shuts its receiving direction down.
+    pub fn announce_deaf(&self, m: &Memory) {
+        m.own_rx().marks.fetch_or(marks::DEAF, SeqCst); // as above
+    }
+
+    /// This end called `connect`: for a daemon, which reads the kernel's counters in its place.
+    pub fn mark_client(&self, m: &Memory) {
+        m.own_rx().marks.fetch_or(marks::SYN, Relaxed);
+    }
+
     /// This end closes: tells the sender that nobody will read.
     pub fn close(&self, m: &Memory, port: &impl Port) {
+        self.announce_end(m);
         if self.engaged() {
             self.flag(m, rx::CLOSED);
             m.publish(port);

@@ -5,7 +5,7 @@ use super::{mode, Received, RxState};
 use crate::frame::{Frame, Kind, LEN};
 use crate::lane::mem::Memory;
 use crate::lane::Port;
-use crate::layout::RING_LOG2_MAX;
+use crate::layout::{bits_of, epoch_of, marks, rx, tx, RING_LOG2_MAX};
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
@@ -26,6 +26,10 @@ impl RxState {
                     }
                     if m.far() {
                         // An end that nobody announced: what was on its way is lost.
+                        return Ok(Some(Received::Error(libc::ECONNRESET)));
+                    }
+                    if self.notice_death(m) {
+                        port.tcp_cut();
                         return Ok(Some(Received::Error(libc::ECONNRESET)));
                     }
                     return Ok(Some(Received::Eof));
@@ -71,13 +75,39 @@ impl RxState {
                 Err(libc::EAGAIN) => return Ok(Some(Received::Empty)),
                 Err(e) => {
                     if self.head(m)? != self.cursor.load(Relaxed) {
-                        self.error.store(e as u32, Relaxed);
+                        self.error.put(e);
                         return Ok(None);
                     }
                     return Ok(Some(Received::Error(e)));
                 }
             }
         }
+    }
+
+    /// TCP has ended, on one node: did the other end die, with bytes of ours unread on the ring? Its
+    /// kernel, which does not know of them, sends a FIN where it would have sent a reset. Says so once.
+    pub fn notice_death(&self, m: &Memory) -> bool {
+        self.died_unread(m) && m.own_rx().marks.fetch_or(marks::CUT, Relaxed) & marks::CUT == 0
+    }
+
+    fn died_unread(&self, m: &Memory) -> bool {
+        if m.far() || m.peer_rx().marks.load(SeqCst) & (marks::KEPT | marks::ENDED) != marks::KEPT {
+            return false; // it has shut down or closed, or would not have told us
+        }
+        let (own, word) = (m.own_tx(), m.peer_rx().word.load(Acquire));
+        let state = own.state.load(Relaxed);
+        if bits_of(state) != tx::UP
+            || epoch_of(state) != epoch_of(word)
+            || bits_of(word) & (rx::CLOSED | rx::REVOKED) != 0
+        {
+            return false;
+        }
+        let (start, head) = (own.up_start.load(Relaxed), m.own_head().load(Relaxed));
+        let cursor = m.peer_cursor().load(Acquire);
+        // Until it has seen the switch, its word still holds an older use's cursor.
+        let taken = cursor.wrapping_sub(start).min(head.wrapping_sub(start));
+        let taken = if cursor < start { 0 } else { taken };
+        head.wrapping_sub(start) > taken
     }
 
     /// The queue is empty: end of file or an error, or just nothing.

@@ -49,13 +49,13 @@ impl RxState {
                             _ if self.mode.load(Relaxed) == mode::REST => continue,
                             Received::Error(e) if m.far() => {
                                 // Told by a receive, after which nothing may look like an end.
-                                self.error.store(e as u32, Relaxed);
+                                self.error.put(e);
                                 self.mode.store(mode::SKIP, Relaxed);
                                 Revoked::Impossible
                             }
                             Received::Empty => Revoked::Pending,
                             Received::Error(e) => {
-                                self.error.store(e as u32, Relaxed);
+                                self.error.put(e);
                                 Revoked::Clear
                             }
                             _ => Revoked::Clear,
@@ -129,7 +129,7 @@ impl RxState {
             None => Ok(None),
             Some(Received::Empty) => Ok(Some(Revoked::Pending)),
             Some(Received::Error(e)) => {
-                self.error.store(e as u32, Relaxed);
+                self.error.put(e);
                 Ok(Some(Revoked::Impossible))
             }
             Some(_) => Ok(Some(Revoked::Impossible)),
@@ -186,7 +186,7 @@ impl RxState {
                     Ok(0) => {}
                     Ok(LEN) if self.our_frame(&b).is_some() => {}
                     Ok(_) | Err(libc::EAGAIN) => return Ok(Some(Revoked::Pending)),
-                    Err(e) => self.error.store(e as u32, Relaxed),
+                    Err(e) => self.error.put(e),
                 }
             }
             _ => {}
@@ -196,9 +196,12 @@ impl RxState {
             None if matches!(self.mode.load(Relaxed), mode::LAST | mode::FIN) => Ok(None),
             None => impossible(), // TCP has ended, and the ring has not
             Some(Received::Empty) => Ok(Some(Revoked::Pending)),
-            Some(Received::Error(_)) if m.far() => impossible(),
+            Some(Received::Error(e)) if m.far() => {
+                self.error.put(e);
+                impossible()
+            }
             Some(Received::Error(e)) => {
-                self.error.store(e as u32, Relaxed);
+                self.error.put(e);
                 clear()
             }
             Some(_) => clear(),

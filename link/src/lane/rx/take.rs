@@ -44,7 +44,10 @@ impl RxState {
                 Err(e) => {
                     iov.untake(n);
                     match e {
-                        _ if total > 0 => break,
+                        _ if total > 0 => {
+                            self.error.put(e); // the kernel tells it once
+                            break;
+                        }
                         libc::EAGAIN => return Received::Empty,
                         e => return Received::Error(e),
                     }

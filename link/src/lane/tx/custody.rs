@@ -60,6 +60,8 @@ impl TxState {
             self.epoch.store(epoch, Relaxed);
             let kpos = m.peer_rx().custody_kpos.load(Relaxed);
             self.kpos.store(kpos, Relaxed);
+            self.error
+                .put(m.peer_rx().custody_error.load(Relaxed) as i32);
             self.downs.fetch_add(1, Relaxed);
             // The daemon knows; it is told all the same, so that this epoch is over for good.
             m.own_tx().state.store(pack(epoch, tx::DOWN), Release);
@@ -115,6 +117,7 @@ impl TxState {
         if phase > tx::DOWNING {
             let w = m.peer_rx();
             w.custody_kpos.store(self.kpos.load(Relaxed), Relaxed);
+            w.custody_error.store(self.error.get() as u32, Relaxed);
             w.custody.store(pack(epoch, custody::DONE), Release); // as in `record`
         }
     }
@@ -199,7 +202,7 @@ impl TxState {
         if Loc::unpack(self.loc.load(Relaxed)).is_none() || self.unread(m)? > self.backlog_max() {
             return Err(Reason::Hostile);
         }
-        let kernel = port.tcp_sent().ok_or(Reason::NotEstablished)?;
+        let kernel = Self::kernel_position(m, port).ok_or(Reason::NotEstablished)?;
         let begun = kernel.checked_sub(kpos).ok_or(Reason::Sync)?;
         // Acquire: pairs with the Release in `record`.
         let said = m.own_rx().custody.load(Acquire);
@@ -275,7 +278,7 @@ impl TxState {
             self.look_at_custody(m);
         } else if phase != 0 {
             let epoch = self.custody_epoch(m);
-            let kernel = port.tcp_sent().ok_or(Reason::NotEstablished)?;
+            let kernel = Self::kernel_position(m, port).ok_or(Reason::NotEstablished)?;
             let begun = kernel
                 .checked_sub(self.kpos.load(Relaxed))
                 .ok_or(Reason::Sync)?;

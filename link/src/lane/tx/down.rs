@@ -5,7 +5,7 @@ use super::{mode, TxState, UNSEEN};
 use crate::frame::{Frame, Kind, LEN};
 use crate::lane::mem::{Memory, Ring};
 use crate::lane::{Port, Progress};
-use crate::layout::{bits_of, custody, epoch_of, rx, tx, Loc};
+use crate::layout::{bits_of, custody, epoch_of, marks, rx, tx, Loc};
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
@@ -92,6 +92,14 @@ impl TxState {
             _ => return Ok(Progress::Done),
         }
         let epoch = self.epoch.load(Relaxed);
+        let shut = marks::ENDED | marks::DEAF;
+        let deaf = || m.peer_rx().marks.load(SeqCst) & shut == shut;
+        if !m.far() && (self.is_closed(m.peer_rx().word.load(SeqCst)) || deaf()) {
+            // What arrives at a socket that is closed, or shut both ways, is answered with a reset, a frame
+            // as well. The ring keeps what is unread.
+            self.downs.fetch_add(1, Relaxed);
+            return Ok(self.settle(m, port, epoch, tx::BROKEN));
+        }
         self.say(m, port, epoch, tx::DOWNING);
         // SYNC revoke: we announce, then look; the receiver revokes, then looks at our word. One of
         // the two sees the other; if we see a revocation we give in and write no frame.
@@ -207,11 +215,16 @@ impl TxState {
             match port.tcp_send(frame[done..].as_ptr(), LEN - done) {
                 Ok(n) => {
                     self.kpos.fetch_add(n as u64, Relaxed);
+                    self.again.fetch_add(n as u64, Relaxed);
                     self.frame_done.store((done + n) as u32, Relaxed);
                 }
                 Err(libc::EAGAIN) => return Ok(Progress::Blocked),
-                // Shut or dead: native calls tell. Everything is still on the ring.
-                Err(_) => return Ok(self.settle(m, port, epoch, tx::BROKEN)),
+                // Shut or dead. The kernel has told us, and will not tell the application once more.
+                // Everything is still on the ring.
+                Err(e) => {
+                    self.error.put(e);
+                    return Ok(self.settle(m, port, epoch, tx::BROKEN));
+                }
             }
         }
         let head = self.head.load(Relaxed);
@@ -224,10 +237,14 @@ impl TxState {
             match port.tcp_send(p, n) {
                 Ok(n) => {
                     self.kpos.fetch_add(n as u64, Relaxed);
+                    self.again.fetch_add(n as u64, Relaxed);
                     self.drain_at.store(at + n as u64, Relaxed);
                 }
                 Err(libc::EAGAIN) => return Ok(Progress::Blocked),
-                Err(_) => return Ok(self.settle(m, port, epoch, tx::BROKEN)), // as above
+                Err(e) => {
+                    self.error.put(e); // as above
+                    return Ok(self.settle(m, port, epoch, tx::BROKEN));
+                }
             }
         }
         Ok(self.settle(m, port, epoch, if framed { tx::DOWN } else { tx::RESUMED }))

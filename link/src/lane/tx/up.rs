@@ -92,8 +92,8 @@ impl TxState {
         if self.natives.load(SeqCst) != 0 {
             return Ok(false);
         }
-        let Some(kernel) = port.tcp_sent() else {
-            return Err(Reason::Option);
+        let Some(kernel) = Self::kernel_position(m, port) else {
+            return Ok(false);
         };
         if kernel != self.kpos.load(Relaxed) {
             return Err(Reason::Bypassed);

@@ -1,0 +1,136 @@
+//! What the kernel says about a TCP socket, read by shim and daemon alike. The system calls are the caller's:
+//! in the shim they must not be the C library's.
+
+/// `struct tcp_info` (linux/tcp.h), as far as it is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpInfo {
+    pub state: u8,
+    /// Sequence numbers acknowledged by the other end. A SYN that this end sent by `connect` is one.
+    pub acked: u64,
+    /// Stream bytes received in order; a FIN is one.
+    pub received: u64,
+}
+
+impl TcpInfo {
+    /// Room for the structure.
+    pub const BYTES: usize = 248;
+    /// `TCP_ESTABLISHED` of the kernel.
+    pub const ESTABLISHED: u8 = 1;
+
+    /// `None`: a kernel that does not count bytes (before 4.1).
+    pub fn parse(b: &[u8]) -> Option<Self> {
+        let word = |at: usize| {
+            let b = b.get(at..at + 8)?;
+            let mut w = [0u8; 8];
+            w.copy_from_slice(b);
+            Some(u64::from_ne_bytes(w))
+        };
+        Some(TcpInfo {
+            state: *b.first()?,
+            acked: word(120)?,
+            received: word(128)?,
+        })
+    }
+}
+
+/// Where the streams of a connected socket are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpPos {
+    pub state: u8,
+    /// Sequence numbers ever taken from the application: with the SYN of a `connect`, and a FIN.
+    pub sent: u64,
+    /// Bytes ever handed out to the application (not exact behind an urgent mark, or after a FIN).
+    pub taken: u64,
+    /// As in [`TcpInfo`].
+    pub acked: u64,
+    pub received: u64,
+}
+
+/// Attempts to read counters that do not move in between.
+const TRIES: usize = 16;
+
+/// Reads the position, which is exact: acknowledged plus outstanding (`snd_una` and `write_seq - snd_una`),
+/// and received less unread. (`bytes_sent - bytes_retrans + notsent` is not: the kernel counts a segment before
+/// it is queued to the device, and once more when a drop there makes it send it again.)
+///
+/// The two parts of each are not read at once, so they are read until the first has not moved from before to
+/// after the second. `unread`: SIOCINQ, `outstanding`: SIOCOUTQ. `None`: the kernel does not tell, or the
+/// other end is never quiet for so long.
+pub fn position(
+    info: impl Fn() -> Option<TcpInfo>,
+    outstanding: impl Fn() -> Option<u64>,
+    unread: impl Fn() -> Option<u64>,
+) -> Option<TcpPos> {
+    let (mut sent, mut taken) = (None, None);
+    let mut before = info()?;
+    for _ in 0..TRIES {
+        let (out, inn) = (outstanding()?, unread()?);
+        let now = info()?;
+        if now.acked == before.acked {
+            sent = Some(now.acked.wrapping_add(out));
+        }
+        if now.received == before.received {
+            taken = Some(now.received.wrapping_sub(inn));
+        }
+        if let (Some(sent), Some(taken)) = (sent, taken) {
+            return Some(TcpPos {
+                state: now.state,
+                sent,
+                taken,
+                acked: now.acked,
+                received: now.received,
+            });
+        }
+        before = now;
+    }
+    None
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use core::cell::Cell;
+
+    #[test]
+    fn waits_until_nothing_moves() {
+        // 100 bytes were taken from the application, 40 acknowledged; the rest is acknowledged, in three
+        // steps, between the look at what is outstanding and the second look at the acknowledgements.
+        let (acked, looks) = (Cell::new(40u64), Cell::new(0));
+        let info = || {
+            looks.set(looks.get() + 1);
+            Some(TcpInfo {
+                state: 1,
+                acked: acked.get(),
+                received: 7,
+            })
+        };
+        let outstanding = || {
+            let out = 100 - acked.get();
+            acked.set((acked.get() + 20).min(100));
+            Some(out)
+        };
+        let p = position(info, outstanding, || Some(3)).unwrap();
+        assert_eq!((p.sent, p.taken, p.acked), (100, 4, 100));
+        assert_eq!(looks.get(), 5);
+    }
+
+    #[test]
+    fn never_quiet_is_no_position() {
+        let n = Cell::new(0);
+        let info = || {
+            n.set(n.get() + 1);
+            Some(TcpInfo {
+                acked: n.get(),
+                ..TcpInfo::default()
+            })
+        };
+        assert_eq!(position(info, || Some(0), || Some(0)), None);
+    }
+
+    #[test]
+    fn short_answers_are_none() {
+        assert_eq!(TcpInfo::parse(&[1; 135]), None);
+        assert!(TcpInfo::parse(&[1; 136]).is_some());
+        assert_eq!(TcpInfo::parse(&[]), None);
+    }
+}

@@ -1,0 +1,161 @@
+//! Errors that the kernel tells once, and whoever must not swallow them: what a call of ours took from the
+//! socket is told to the application when, and as, the kernel would have (see [`link::lane::Pending`]).
+
+use super::call::Call;
+use super::fail;
+use crate::links::Link;
+use crate::table::{self, Local};
+use crate::{control, lock, promote, signals, sys};
+use core::sync::atomic::Ordering::*;
+use link::family::Conn;
+use link::lane::Memory;
+use link::reason::Reason;
+
+/// Resets the connection: RST to the peer, ECONNRESET here, once, and the reason in `ss`.
+#[cold]
+pub fn reset(c: &Conn, fd: i32, r: Reason) {
+    if let Some(t) = table::table() {
+        t.header.stats.resets.fetch_add(1, Relaxed);
+    }
+    table::bar(c, r);
+    c.tx.abandon();
+    disconnect(fd);
+    if !c.has_error() && sys::poll1(fd, 0) & libc::POLLERR == 0 {
+        c.rx.error.put(libc::ECONNRESET); // it was over before, and its own error is told already
+    }
+}
+
+/// The result of a call in which it was found that the connection has to be reset.
+#[cold]
+pub(super) fn reset_now(i: u32, fd: i32, r: Reason, total: usize) -> isize {
+    reset(table::conn(i), fd, r);
+    match total {
+        0 => fail(error_now(i, fd)),
+        n => n as isize,
+    }
+}
+
+/// Sends a reset now, whoever else holds the socket: connect(AF_UNSPEC) (`tcp_disconnect`). The socket is
+/// then as after a reset that came: ECONNRESET once, then the end, EPIPE and POLLHUP.
+pub fn disconnect(fd: i32) {
+    let unspec = [0u8; 16];
+    let _ = sys::connect(fd, unspec.as_ptr(), unspec.len());
+    // Says ENOTCONN, and shuts the socket down all the same (`inet_shutdown`).
+    let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+}
+
+/// The error that the socket has now, if any; it is told by this.
+pub fn error_now(i: u32, fd: i32) -> i32 {
+    let kernel = sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0);
+    let ours = table::conn(i).take_error();
+    match kernel {
+        0 => ours,
+        e => e as i32,
+    }
+}
+
+/// The native send, unless a call of ours has taken an error from the kernel, which would now raise SIGPIPE:
+/// then that error.
+#[inline(always)]
+pub fn send_or_told(c: &Conn, native: impl Fn() -> isize) -> isize {
+    match c.has_error() {
+        true => match c.take_error() {
+            // A reset behind a FIN: the kernel says EPIPE for ever, with the signal.
+            0 | libc::EPIPE => signals::outside(native),
+            e => fail(e),
+        },
+        false => signals::outside(native),
+    }
+}
+
+/// The native receive, unless a call of ours has taken an error from the kernel, which would now say an end
+/// of file: then that error, after the bytes that came before it.
+#[inline(always)]
+pub fn recv_or_told(c: &Conn, fd: i32, flags: i32, native: impl Fn() -> isize) -> isize {
+    // (These two do not ask for it.)
+    let asks = flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0;
+    if asks && c.has_error() && !sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0) {
+        match c.take_error_at_end() {
+            0 => {}
+            e => return fail(e),
+        }
+    }
+    signals::outside(native)
+}
+
+/// The peer's process may have died, or its socket: then bytes must meet TCP's own errors.
+#[cold]
+pub(super) fn peer_check(call: &Call, c: &Conn, l: &Local, link: &Link, m: &Memory) {
+    let fd = call.fd(l);
+    // Looked without the lock: was it our socket?
+    check_end(c, fd, link, m, || call.current(c, l) && call.fd(l) == fd);
+}
+
+/// The same for a call that may be the first to find out.
+#[cold]
+pub fn check(i: u32, fd: i32) {
+    let (c, l) = (table::conn(i), table::local(i));
+    if promote::engaged_tx(c) {
+        if let Some((link, m)) = promote::lane(c, l) {
+            check_end(c, fd, link, &m, || l.fd.load(Relaxed) == fd);
+        }
+    }
+}
+
+fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool) {
+    let look = |fd, events| libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    let mut p = [look(fd, libc::POLLRDHUP), look(link.bell(), 0)];
+    sys::poll_now(&mut p);
+    let (e, dead) = (p[0].revents, p[1].revents & libc::POLLHUP != 0);
+    if link.is_far() && dead {
+        return link.gone(); // the daemon is
+    }
+    let gone = e & (libc::POLLERR | libc::POLLHUP) != 0 || e & libc::POLLRDHUP != 0 && dead;
+    if gone {
+        if let Some(_g) = lock::lock(&c.tx.lock) {
+            if ours() {
+                if e & libc::POLLHUP == 0 && c.rx.notice_death(m) {
+                    reset_by_death(c, fd);
+                }
+                c.tx.abandon();
+            }
+        }
+    }
+    if control::fd() < 0 {
+        control::ensure();
+    }
+}
+
+/// TCP has ended, natively: has the other end died with bytes of ours unread on the ring? Then it is reset.
+#[cold]
+pub(super) fn died_unread(call: &Call, c: &Conn, l: &Local) -> bool {
+    let Some(_g) = lock::lock(&c.tx.lock) else {
+        return false;
+    };
+    let fd = call.fd(l);
+    let died = call.current(c, l)
+        && sys::poll1(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP) == libc::POLLRDHUP
+        && promote::lane(c, l).is_some_and(|(_, m)| c.rx.notice_death(&m));
+    if died {
+        reset_by_death(c, fd);
+        c.tx.abandon();
+    }
+    died
+}
+
+/// The other end died with bytes of ours unread on the ring, of which its kernel does not know: as if its
+/// reset had come.
+pub fn reset_by_death(c: &Conn, fd: i32) {
+    c.rx.error.put(libc::ECONNRESET);
+    cut(fd);
+}
+
+/// Leaves the socket as after a reset: EPIPE, POLLHUP, and the end after what lies in TCP's queue, which a
+/// `disconnect` would throw away.
+pub fn cut(fd: i32) {
+    let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+}
