@@ -305,6 +305,8 @@ impl RxState {
                         continue;
                     }
                     match port.tcp_recv(core::ptr::null_mut(), n as usize, false) {
+                        // Ours: the kernel still takes, and hands out, what comes.
+                        Ok(0) if self.shut.load(Relaxed) != 0 => return Ok(Received::Eof),
                         // The sender shut TCP or died before it had repeated what we have: nothing
                         // is missing, and nothing more will come.
                         Ok(0) => {
@@ -395,7 +397,9 @@ impl RxState {
                     }
                     return Ok(match r {
                         // Its sender died in the middle of what it had announced.
-                        Received::Eof => Received::Error(libc::ECONNRESET),
+                        Received::Eof if self.shut.load(Relaxed) == 0 => {
+                            Received::Error(libc::ECONNRESET)
+                        }
                         r => r,
                     });
                 }

@@ -24,6 +24,10 @@ impl RxState {
                     if self.head(m)? != self.cursor.load(Relaxed) {
                         return Ok(None);
                     }
+                    if self.shut.load(Relaxed) != 0 {
+                        // Ours: the kernel says so whenever its queue is empty.
+                        return Ok(Some(Received::Eof));
+                    }
                     if m.far() {
                         // An end that nobody announced: what was on its way is lost.
                         return Ok(Some(Received::Error(libc::ECONNRESET)));
