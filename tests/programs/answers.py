@@ -214,10 +214,11 @@ def peer():
     print(listener.getsockname()[1], flush=True)
     sock, _ = listener.accept()
     listener.close()
+    # At once: a change of O_NONBLOCK later may take the lane down, in the middle of a case.
+    sock.settimeout(10)
     while exactly(sock, 64)[0] == 0:
         sock.sendall(bytes(64))
     sock.sendall(b"\1" * 64)
-    sock.settimeout(10)
     for line in sys.stdin:
         what, *args = line.split()
         if what == "close":
