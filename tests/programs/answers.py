@@ -214,11 +214,11 @@ def peer():
     print(listener.getsockname()[1], flush=True)
     sock, _ = listener.accept()
     listener.close()
-    # At once: a change of O_NONBLOCK later may take the lane down, in the middle of a case.
-    sock.settimeout(10)
     while exactly(sock, 64)[0] == 0:
         sock.sendall(bytes(64))
     sock.sendall(b"\1" * 64)
+    # Takes its direction down, for nobody has been seen to wait for it.
+    sock.settimeout(10)
     for line in sys.stdin:
         what, *args = line.split()
         if what == "close":
@@ -349,6 +349,7 @@ def run(names, down):
             sock.sendall(bytes([last]) * 64)
             assert exactly(sock, 64)[0] == last
         answers = []
+        other.do("ready")
         if down:
             mark(f"down-{number}")
             await_mark(f"went-{number}")
