@@ -6,11 +6,23 @@
 //! has unread rings anyway. Raw system calls: neither is a cancellation point.
 
 use rustix::fd::BorrowedFd;
+use rustix::io::{retry_on_intr, Errno};
 use rustix::net::{RecvFlags, SendFlags};
 
-/// Rings. Errors do not matter: EAGAIN means rung already, EPIPE that nobody is left.
+/// Tries of [`ring`] while the kernel has no memory for a byte.
+const RING_TRIES: u32 = 64;
+
+/// Rings. Other errors do not matter: EAGAIN means rung already, EPIPE that nobody is left. But a ring that
+/// is lost leaves the peer asleep, so that EINTR (which a seccomp supervisor may answer) and ENOBUFS are
+/// no end of it.
 pub fn ring(fd: BorrowedFd<'_>) {
-    let _ = rustix::net::send(fd, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    for _ in 0..RING_TRIES {
+        match retry_on_intr(|| rustix::net::send(fd, &[1], flags)) {
+            Err(Errno::NOMEM | Errno::NOBUFS) => core::hint::spin_loop(),
+            _ => return,
+        }
+    }
 }
 
 /// What [`drain`] found.
@@ -30,7 +42,7 @@ pub fn drain(fd: BorrowedFd<'_>) -> Drained {
     let mut rung = false;
     for _ in 0..4 {
         let mut b = [0u8; 512];
-        match rustix::net::recv(fd, &mut b[..], RecvFlags::DONTWAIT) {
+        match retry_on_intr(|| rustix::net::recv(fd, &mut b[..], RecvFlags::DONTWAIT)) {
             Ok((0, _)) => return Drained::Gone,
             Ok((n, _)) => {
                 rung = true;

