@@ -68,6 +68,25 @@ impl Handover {
     }
 }
 
+/// Numbers below the limit that must be free where ours count against it.
+const SPARE: usize = 64;
+
+/// Does our descriptor take one of the last that the application may have? It gives EMFILE its place.
+fn is_scarce(end: i32) -> bool {
+    let limit = sys::rlimit_nofile().min(i32::MAX as u64) as usize;
+    if end as usize >= limit {
+        return false;
+    }
+    let last = limit.saturating_sub(SPARE);
+    match sys::fcntl(end, libc::F_DUPFD_CLOEXEC, last) {
+        Ok(n) => {
+            sys::close(n);
+            n as usize != last
+        }
+        Err(_) => true,
+    }
+}
+
 /// A pair with `fd` in its queue: the receiving end, out of the application's sight.
 fn fill(fd: i32) -> Option<i32> {
     let flags = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -90,7 +109,12 @@ fn fill(fd: i32) -> Option<i32> {
         sys::close(to);
         return None;
     }
-    Some(fdtab::hide(to))
+    let end = fdtab::hide(to);
+    if is_scarce(end) {
+        fdtab::close_ours(end); // with what lies in its queue
+        return None;
+    }
+    Some(end)
 }
 
 /// The connection is about to be closed here: the daemon shall not hold it back.
