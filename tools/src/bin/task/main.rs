@@ -181,7 +181,7 @@ fn lint(tree: &Tree) -> Vec<Step> {
         Step::new(
             "clippy",
             Kind::Check,
-            300,
+            240,
             tree.cargo("clippy --workspace --all-targets -- -D warnings"),
         ),
     ]
@@ -200,7 +200,7 @@ fn model(tree: &Tree) -> Step {
     Step::new(
         "model",
         Kind::Tests,
-        240,
+        180,
         tree.cargo("test --release -p underpass-tests --test model --test model_remote"),
     )
 }
@@ -251,7 +251,7 @@ fn integration(tree: &Tree, names: &[String]) -> Step {
         c.args(["--skip", "root_"]);
     }
     c.args(names);
-    Step::new("integration", Kind::Tests, 1500, c)
+    Step::new("integration", Kind::Tests, 1200, c)
 }
 
 /// Chaos for ten minutes, or as long as the environment says; a minute of it is among the integration
@@ -286,5 +286,5 @@ fn suites(tree: &Tree, names: &[String], full: bool) -> Step {
 fn lab(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test lab --");
     c.args(names);
-    Step::new("lab", Kind::Tests, 1200, c)
+    Step::new("lab", Kind::Tests, 960, c)
 }
