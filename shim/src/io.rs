@@ -9,6 +9,7 @@ mod inq;
 mod leave;
 mod parts;
 mod sendfile;
+pub mod short;
 
 pub use errors::{
     check, cut, disconnect, error_now, recv_or_told, reset, reset_by_death, send_or_told,
@@ -206,6 +207,7 @@ unsafe fn send_on(
     let mut total = 0usize;
     let mut until: Option<Option<u64>> = None;
     let mut patient = false;
+    let mut moment = 0;
     let mut cut = Cut::default();
     loop {
         let fd = call.fd(l);
@@ -228,6 +230,8 @@ unsafe fn send_on(
                     c.tx.leave_native(0);
                     return closed(total);
                 }
+                short::begins(l, vecs);
+                let whole = total + iov.left();
                 let goes_on = total > 0 || call.holds();
                 let own = goes_on.then(|| call.native(c, l));
                 let undo = || {
@@ -256,17 +260,11 @@ unsafe fn send_on(
                     // The far node is asked while the application does something else.
                     quietly(|| promote::try_up(i, c, l, fd));
                 }
-                if r < 0 || (r as usize) < iov.left() {
-                    l.starved.store(1, Relaxed);
+                let all = total as isize + if total > 0 { r.max(0) } else { r };
+                if all < whole as isize {
+                    short::told(l, vecs, all);
                 }
-                if total == 0 {
-                    return r;
-                }
-                return if r >= 0 {
-                    (total + r as usize) as isize
-                } else {
-                    total as isize
-                };
+                return all;
             }
         }
         let Some((link, m)) = promote::lane(c, l) else {
@@ -342,6 +340,11 @@ unsafe fn send_on(
                 }
                 peer_check(call, c, l, link, &m);
                 let nb = nonblocking(c, flags);
+                short::begins(l, vecs);
+                if nb && full && short::kernel_has_room(c, l, &m, call.fd(l), total) {
+                    short::make_room(call, i, (c, l), (link, &m), &mut moment);
+                    continue;
+                }
                 if nb && !patient && !full && c.tx.awaits(&m) {
                     // One answer, once per switch: worth more than an EAGAIN that TCP would not give.
                     patient = true;
@@ -352,6 +355,7 @@ unsafe fn send_on(
                     continue;
                 }
                 if nb {
+                    short::told(l, vecs, total as isize);
                     crate::epoll::blocked(i);
                     return if total > 0 {
                         total as isize
@@ -369,6 +373,10 @@ unsafe fn send_on(
                 };
                 match wait::wait(i, c, l, For::Space, t, end.is_some() || total > 0) {
                     Woke::Timeout if t == ms => {
+                        if full && short::kernel_has_room(c, l, &m, call.fd(l), total) {
+                            go_down_full(c, link, call.fd(l), &m);
+                            continue;
+                        }
                         return if total > 0 {
                             total as isize
                         } else {

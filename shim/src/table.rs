@@ -2,7 +2,7 @@
 
 use crate::links::Link;
 use crate::{fdtab, sys};
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use link::family::{flag, state, Conn, Table, CONNS, HOLDERS, MAGIC, TABLE_BYTES};
 use link::reason::Reason;
 
@@ -29,6 +29,10 @@ pub struct Local {
     pub hope_ms: AtomicU64,
     /// TCP's buffer has once not taken all of a send.
     pub starved: AtomicU32,
+    /// The program goes on after a short count: see `io::short`.
+    pub copes: AtomicU32,
+    /// Address of what the last short send has left; 0: none.
+    pub rest: AtomicUsize,
     /// Success of recent spins.
     pub spin: AtomicI32,
     /// Ticks of the last look whether the peer's TCP end is still there, by the sending half.
@@ -202,6 +206,8 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         l.spin.store(4, Relaxed);
         l.hope_ms.store(0, Relaxed);
         l.starved.store(0, Relaxed);
+        l.copes.store(0, Relaxed);
+        l.rest.store(0, Relaxed);
         l.checked.store(0, Relaxed);
         l.proved.store(0, Relaxed);
         c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`

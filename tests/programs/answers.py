@@ -18,6 +18,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 
@@ -120,6 +121,49 @@ def send(sock, data=b"x", flags=socket.MSG_NOSIGNAL):
     return sock.send(data, flags | socket.MSG_DONTWAIT)
 
 
+def pattern(n):
+    return bytes(k * 7 % 251 for k in range(251)) * (n // 251 + 1)
+
+
+def send_n(sock, n):
+    return sock.send(pattern(int(n))[:int(n)], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+
+
+def sends(sock, n, size):
+    """Messages of that size, so many bytes together: none is sent twice, none cut."""
+    data, size = pattern(int(n)), int(size)
+    said = {send(sock, data[at:at + size]) for at in range(0, int(n), size)}
+    return sorted(said)
+
+
+def with_timeout(sock, n):
+    """As a program whose socket has a time-out (which waits for room before it sends, once)."""
+    sock.settimeout(2)
+    try:
+        return sock.send(pattern(int(n))[:int(n)])
+    finally:
+        sock.settimeout(None)
+
+
+def within(sock, n, us):
+    """A blocking send that may wait for so many microseconds."""
+    seconds, us = divmod(int(us), 1_000_000)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("qq", seconds, us))
+    return sock.send(pattern(int(n))[:int(n)])
+
+
+def writev(sock, n):
+    data = pattern(int(n))[:int(n)]
+    return os.writev(sock.fileno(), [data[:1000], data[1000:70_000], data[70_000:]])
+
+
+def sendfile(sock, n):
+    with tempfile.TemporaryFile() as f:
+        f.write(pattern(int(n))[:int(n)])
+        f.flush()
+        return os.sendfile(sock.fileno(), f.fileno(), 0, int(n))
+
+
 def unread(sock):
     n = array.array("i", [0])
     fcntl.ioctl(sock.fileno(), termios.FIONREAD, n)
@@ -181,6 +225,8 @@ CALLS = {"poll": poll, "epoll": epoll, "select": selects, "recv": recv, "rest": 
          "shut_rd": lambda s: s.shutdown(socket.SHUT_RD) or "",
          "shut_rdwr": lambda s: s.shutdown(socket.SHUT_RDWR) or "",
          "waitall": lambda s: recv(s, 2000, socket.MSG_WAITALL),
+         "send_n": send_n, "sends": sends, "timeout": with_timeout, "within": within, "writev": writev,
+         "sendfile": sendfile,
          "getpeer": lambda s: s.getpeername() and "named"}
 
 
@@ -230,6 +276,9 @@ def peer():
             sock.sendall(HALF * int(args[0]))
         elif what == "read":
             exactly(sock, int(args[0]))
+        elif what == "sum":
+            print(sum(exactly(sock, int(args[0]))) % 997, flush=True)
+            continue
         elif what == "shut":
             sock.shutdown(getattr(socket, args[0]))
         elif what == "arrived":
@@ -310,6 +359,19 @@ CASES = {
     "unread_all": "!send_3 have3 unread peek recv unread",
     "fin_then_rst": "!send_1 !shut_SHUT_WR fin write !arrived_1024 !close gone poll recv recv send",
 }
+# What a send that may not wait takes while nobody reads: all that the kernel's buffer does.
+SHORT = {
+    "short_send": "send_n:5121 !sum_5121 !call_send",
+    "short_send_large": "send_n:1000000 !sum_1000000 send_n:300000 !sum_300000 !call_send",
+    "short_sends": "sends:1000000:100 !sum_1000000",
+    "short_sends_mid": "sends:1200000:30000 !sum_1200000",
+    "short_timeout": "timeout:200000 !sum_200000 timeout:6000 !sum_6000",
+    "short_within": "within:1000000:5000 !sum_1000000",
+    "short_at_once": "within:1000000:-1 !sum_1000000",
+    "short_writev_now": "writev:600000 !sum_600000",
+    "short_sendfile_now": "sendfile:900000 !sum_900000",
+    "short_then_close": "send_n:1000000 shut_wr !sum_1000000 !call_recv",
+}
 # Cases in which our end sends until nothing more goes: the peer has stopped reading.
 STUCK = {
     "stuck_reset_recv": "!reset gone recv recv send send",
@@ -355,7 +417,13 @@ def run(names, down):
             await_mark(f"went-{number}")
         if name in STUCK:
             stick(sock)
-        for word in (CASES | STUCK)[name].split():
+        if name in SHORT and not down:
+            sock.setblocking("now" not in name)
+            poll(sock)
+            for _ in range(80):  # onto the lane again, after `settimeout`
+                sock.sendall(bytes(64))
+                other.do("read 64")
+        for word in (CASES | SHORT | STUCK)[name].split():
             if word == "!kill":
                 other.kill()
             elif word.startswith("!"):
@@ -363,7 +431,8 @@ def run(names, down):
                 if answer != "done":
                     answers.append(f"({answer})")
             else:
-                answer = say(lambda: CALLS[word](sock))
+                call, *args = word.split(":")
+                answer = say(lambda: CALLS[call](sock, *args))
                 if answer != "":
                     answers.append(f"{word}={answer}")
         print(f"{name}: {' '.join(answers)}", flush=True)
@@ -377,7 +446,7 @@ def main():
     if sys.argv[1] == "peer":
         return peer()
     if sys.argv[1] == "list":
-        return print(*CASES, *STUCK)
+        return print(*CASES, *SHORT, *STUCK)
     run(sys.argv[2].split(","), sys.argv[3] == "down")
 
 

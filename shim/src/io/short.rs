@@ -1,0 +1,101 @@
+//! Short counts. A ring is smaller than the kernel's send buffer, and programs rely on that buffer: a message
+//! sent with MSG_DONTWAIT, or on a socket with a time-out, is taken whole there, and nobody looks at the
+//! count. So where the kernel would have taken more than the ring has room for, a send that may not wait
+//! gives the reader a moment, and then goes down, where TCP takes what it takes.
+//!
+//! Programs that are known to go on after a short count get one, and stay on the lane: those that watch for
+//! room with epoll, and those that have sent the rest of a message.
+
+use super::call::Call;
+use crate::links::Link;
+use crate::table::Local;
+use crate::wait::{self, For};
+use crate::{epoll, lock, sys};
+use core::sync::atomic::Ordering::*;
+use libc::iovec;
+use link::family::Conn;
+use link::lane::Memory;
+
+/// Milliseconds that the reader gets, once per call.
+const READER_MS: u64 = 3;
+
+/// The address of byte `n` of a message; 0: there is none.
+fn address(vecs: &[iovec], mut n: usize) -> usize {
+    for v in vecs {
+        if n < v.iov_len {
+            return v.iov_base as usize + n;
+        }
+        n -= v.iov_len;
+    }
+    0
+}
+
+/// A send has taken `n` bytes of these, and not all.
+#[cold]
+pub fn told(l: &Local, vecs: &[iovec], n: isize) {
+    l.starved.store(1, Relaxed);
+    let rest = if n > 0 { address(vecs, n as usize) } else { 0 };
+    l.rest.store(rest, Relaxed);
+}
+
+/// A send begins: with what an earlier one has left?
+#[inline(always)]
+pub fn begins(l: &Local, vecs: &[iovec]) {
+    if l.rest.load(Relaxed) != 0 {
+        let rest = l.rest.swap(0, Relaxed);
+        if address(vecs, 0) == rest {
+            l.copes.store(1, Relaxed);
+        }
+    }
+}
+
+/// A registration with epoll waits for room. (One that waits for the end of a `connect` says nothing of
+/// later sends, unless it stays.)
+#[inline(always)]
+pub fn watched(l: &Local, fd: i32, mask: u32) {
+    if l.copes.load(Relaxed) == 0 && mask & epoll::OUT != 0 {
+        let stays = mask & libc::EPOLLET as u32 != 0;
+        if stays || sys::tcp_state(fd) == Some(ESTABLISHED) {
+            l.copes.store(1, Relaxed);
+        }
+    }
+}
+
+const ESTABLISHED: u8 = 1;
+
+/// Would the kernel have taken more of a send that finds the ring full and may not wait, or not any longer?
+/// Not if its buffer, too, would be full by now. `total`: what this call has sent.
+#[cold]
+pub fn kernel_has_room(c: &Conn, l: &Local, m: &Memory, fd: i32, total: usize) -> bool {
+    if l.copes.load(Relaxed) != 0 {
+        return false;
+    }
+    let unread = match lock::lock(&c.tx.lock) {
+        Some(_g) => c.tx.unread(m).unwrap_or(0),
+        None => return false,
+    };
+    let room = sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0);
+    unread.max(total as u64) < u64::from(room)
+}
+
+/// What such a send does: gives the reader a moment, then goes down. `until`: the end of that moment.
+#[cold]
+pub fn make_room(
+    call: &mut Call,
+    i: u32,
+    (c, l): (&Conn, &Local),
+    (link, m): (&Link, &Memory),
+    until: &mut u64,
+) {
+    let now = sys::now_ms();
+    if *until == 0 {
+        *until = now + READER_MS;
+    }
+    match until.saturating_sub(now) {
+        // (Closed meanwhile: the caller finds out.)
+        left if left > 0 && call.hold(c, l) => {
+            wait::wait(i, c, l, For::Space, left as i64, false);
+        }
+        _ => super::go_down_full(c, link, call.fd(l), m),
+    }
+}
