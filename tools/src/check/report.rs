@@ -161,8 +161,10 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// Have both ends taken the lane? The direction that one of them switched is news to the other
+    /// until it looks, and an end on another node is seen by its daemon only.
     pub fn promoted(&self) -> bool {
-        self.here.promoted() || self.there.promoted()
+        self.here.promoted() && (self.across.is_some() || self.there.promoted())
     }
 
     /// Not promoted yet, but nothing stands against it.
@@ -186,7 +188,10 @@ impl Finding {
     /// The mode that the connection has now.
     fn now(&self) -> String {
         match &self.here.row {
-            Some(r) if !r.mode.is_empty() => clean(&r.mode),
+            // A lane that one end alone has taken moves nothing yet.
+            Some(r) if !r.mode.is_empty() && self.here.promoted() == self.promoted() => {
+                clean(&r.mode)
+            }
             _ => format!(
                 "TCP 0x{:08x}/0x{:08x}",
                 self.here.reason.unwrap_or(0),
@@ -353,8 +358,20 @@ mod tests {
                 End::there(row("TCP", there), 0),
             )
         };
-        let f = ends(End::here(row("SMCD", Reason::None)), End::default());
-        assert!(f.promoted());
+        let smcd = || row("SMCD", Reason::None);
+        let f = ends(End::here(smcd()), End::there(smcd(), 0));
+        assert!(f.promoted() && f.now() == "SMCD");
+        let mut f = ends(End::here(smcd()), End::default());
+        assert!(!f.promoted(), "nobody has said so of the other end");
+        f.across = Some(Across::default());
+        assert!(f.promoted(), "only its daemon sees it");
+        // One end has switched, and the other has not looked yet: in either order.
+        let tcp_row = row("TCP", Reason::Ready);
+        for (here, there) in [(smcd(), tcp_row.clone()), (tcp_row, smcd())] {
+            let f = ends(End::here(here), End::there(there, 0));
+            assert!(!f.promoted() && f.promotable() && !f.lasting());
+            assert!(f.mode() == "SMCD" && f.now().starts_with("TCP"), "{f:?}");
+        }
         let f = tcp(Reason::Waiting, Reason::Young);
         assert!(!f.promoted() && f.promotable() && !f.lasting());
         let f = tcp(Reason::Waiting, Reason::Bypassed);
