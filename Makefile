@@ -1,7 +1,7 @@
 # Every target does its own preparation; README.md has a table of what each contains.
 TASK = cargo run --quiet --release -p underpass --bin task --
 
-.PHONY: all deps build demo test lint symbols model unit engine loom integration soak suites suites-full lab full bench bench-quick bench-lab ci
+.PHONY: all deps build demo test lint symbols model unit engine loom integration soak suites suites-full programs lab full bench bench-quick bench-lab ci
 all: build
 
 # Debian packages and the zig linker, only what is missing.
@@ -9,6 +9,10 @@ deps:
 	@tools/install-deps.sh
 
 build demo test lint symbols model unit engine loom integration soak suites suites-full bench bench-quick: deps
+	@$(TASK) $@ $(ARGS)
+
+programs:
+	@tools/install-deps.sh programs
 	@$(TASK) $@ $(ARGS)
 
 lab full bench-lab:

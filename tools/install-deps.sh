@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs what building, testing, the demo and the benchmarks need on Debian 12, and nothing that
 # is there already. With the argument `lab` also what the lab of virtual machines needs, its kernel
-# included, which is unpacked under target/lab and not installed. A shell script because the rest of the task runner is Rust, which needs a C
+# included, which is unpacked under target/lab and not installed. With the argument `programs` also what
+# `make programs` runs. A shell script because the rest of the task runner is Rust, which needs a C
 # linker, which this script installs. Says and does nothing when everything is in place.
 set -eu
 cd "$(dirname "$0")/.."
@@ -31,6 +32,18 @@ if [ "${1:-}" = lab ]; then
     rdma-core ibverbs-providers ibverbs-utils rdmacm-utils perftest qperf python3-pyverbs
     postgresql
   "
+fi
+
+# What only `make programs` runs (400 MB and Ray): servers and their clients, and what their loads are built with.
+venvs="tools/requirements.txt:venv tests/requirements.txt:programs"
+if [ "${1:-}" = programs ]; then
+  packages="$packages
+    postgresql mariadb-server mariadb-client rabbitmq-server python3-pika memcached squid
+    rsync openssh-server openssh-client openjdk-17-jdk-headless
+    openmpi-bin python3-mpi4py python3-distributed python3-zmq python3-torch
+    g++ libgrpc++-dev
+  "
+  venvs="$venvs tests/requirements-full.txt:programs-full"
 fi
 
 missing=
@@ -69,8 +82,8 @@ fi
 
 # The zig linker makes one shared object that loads from glibc 2.17 on and under musl. The other
 # packages are programs that the tests run and that Debian does not have, or not as new.
-for what in tools:venv tests:programs; do
-  wanted=${what%:*}/requirements.txt
+for what in $venvs; do
+  wanted=${what%:*}
   venv=$target/${what#*:}
   if ! cmp -s "$wanted" "$venv/installed.txt" 2>/dev/null; then
     echo "installing what $wanted lists into $venv"

@@ -1,8 +1,9 @@
 """gRPC without generated code: unary calls and streams of noise, each answer checked by its hash.
 
-    rpc.py serve HOST               prints "port N"
+    rpc.py serve HOST [PORT]        prints "port N"
     rpc.py call HOST PORT SECONDS FILE
                                     prints "result {...}", and ends when FILE exists
+    rpc.py load HOST PORT DIR       as `packaged.sh`
 """
 import hashlib
 import json
@@ -43,10 +44,10 @@ class Service(grpc.GenericRpcHandler):
             yield digest(p) + p
 
 
-def serve(host):
+def serve(host, port=0):
     server = grpc.server(futures.ThreadPoolExecutor(8), options=BIG)
     server.add_generic_rpc_handlers((Service(),))
-    port = server.add_insecure_port(f"{host}:0")
+    port = server.add_insecure_port(f"{host}:{port}")
     server.start()
     print("port", port, flush=True)
     server.wait_for_termination()
@@ -86,5 +87,17 @@ def call(host, port, seconds, file):
             time.sleep(0.01)
 
 
+def load(host, port, dir):
+    rng = random.Random(7)
+    moved, begin = 0, time.monotonic()
+    with grpc.insecure_channel(f"{host}:{port}", options=BIG) as channel:
+        grpc.channel_ready_future(channel).result(20)
+        open(dir + "/begun", "w").close()
+        while not os.path.exists(dir + "/stop"):
+            moved += rounds(channel, rng)
+    print("rate", round(moved / (time.monotonic() - begin) / 1e6, 1), "MB/s")
+    print("ok")
+
+
 if __name__ == "__main__":
-    {"serve": serve, "call": call}[sys.argv[1]](*sys.argv[2:])
+    {"serve": serve, "call": call, "load": load}[sys.argv[1]](*sys.argv[2:])

@@ -1,6 +1,7 @@
 // HTTP with noise in both directions, every answer checked by its hash.
-//   web.js serve HOST          prints "port N"
+//   web.js serve HOST [PORT]   prints "port N"
 //   web.js call HOST PORT SECONDS CONNECTIONS FILE   prints "result {...}", ends when FILE exists
+//   web.js load HOST PORT DIR  as packaged.sh
 const http = require('http'), crypto = require('crypto'), fs = require('fs');
 const digest = (b) => crypto.createHash('sha256').update(b).digest('hex');
 const [what, host, port, seconds, conns, file] = process.argv.slice(2);
@@ -15,13 +16,15 @@ if (what === 'serve') {
     });
   });
   s.keepAliveTimeout = 60000;
-  s.listen(0, host, () => console.log('port', s.address().port));
+  s.listen(+port || 0, host, () => console.log('port', s.address().port));
 } else {
-  const agent = new http.Agent({ keepAlive: true, maxSockets: +conns });
-  const end = Date.now() + 1000 * seconds;
+  const connections = +conns || 8;
+  const agent = new http.Agent({ keepAlive: true, maxSockets: connections });
+  const begin = Date.now(), load = what === 'load', dir = seconds;
+  const over = () => (load ? fs.existsSync(dir + '/stop') : Date.now() > begin + 1000 * seconds);
   let requests = 0, bytes = 0, open = 0;
   const one = () => {
-    if (Date.now() > end) { if (--open === 0) done(); return; }
+    if (over()) { if (--open === 0) done(); return; }
     const body = crypto.randomBytes([10, 100, 1000, 20000, 300000][requests % 5 === 4 && requests % 50 ? 2 : requests % 5]);
     const q = http.request({ host, port, agent, method: 'POST' }, (r) => {
       const parts = [];
@@ -36,8 +39,14 @@ if (what === 'serve') {
     q.end(body);
   };
   const done = () => {
+    if (load) {
+      console.log('rate', Math.round(requests * 1000 / (Date.now() - begin)), 'requests/s\nok');
+      agent.destroy();
+      return;
+    }
     console.log('result', JSON.stringify({ requests, bytes, version: process.version }));
     const t = setInterval(() => { if (!file || fs.existsSync(file)) { clearInterval(t); agent.destroy(); } }, 10);
   };
-  for (let k = 0; k < +conns; k++) { open++; one(); }
+  if (load) fs.writeFileSync(dir + '/begun', '');
+  for (let k = 0; k < connections; k++) { open++; one(); }
 }

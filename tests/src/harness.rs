@@ -7,6 +7,7 @@
 pub mod c;
 pub mod daemon;
 pub mod node;
+pub mod packaged;
 pub mod paths;
 pub mod peers;
 pub mod pod;
@@ -49,11 +50,15 @@ pub fn free_port() -> Result<u16> {
 /// Does anybody in this namespace listen on this port? Looks without connecting.
 pub fn listening(port: u16) -> bool {
     let wanted = format!(":{port:04X}");
-    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|f| {
-        let text = std::fs::read_to_string(f).unwrap_or_default();
-        text.lines().any(|l| {
-            let mut w = l.split_whitespace().skip(1);
-            w.next().is_some_and(|a| a.ends_with(&wanted)) && w.nth(1) == Some("0A")
-        })
+    ["/proc/net/tcp", "/proc/net/tcp6"]
+        .iter()
+        .any(|f| listens_in(&std::fs::read_to_string(f).unwrap_or_default(), &wanted))
+}
+
+/// The same in the text of one of these files.
+fn listens_in(text: &str, wanted: &str) -> bool {
+    text.lines().any(|l| {
+        let mut w = l.split_whitespace().skip(1);
+        w.next().is_some_and(|a| a.ends_with(wanted)) && w.nth(1) == Some("0A")
     })
 }

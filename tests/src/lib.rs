@@ -2,4 +2,5 @@
 
 pub mod harness;
 pub mod lab;
+pub mod page;
 pub mod soak;

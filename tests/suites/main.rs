@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 use underpass_tests::harness::{Daemon, Place};
+use underpass_tests::page::Line;
 use underpassd::admin::Target;
 
 /// A suite that takes less is quick.
@@ -57,7 +58,7 @@ impl Mode {
     const FEW: &'static [Mode] = &[Mode::Page];
     const QUICK: &'static [Mode] = &[Mode::Page, Mode::Chaos];
 
-    fn name(self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
             Mode::Bare => "bare",
             Mode::Off => "off",
@@ -236,7 +237,7 @@ fn down_and_up<T>(d: &Daemon, f: impl FnOnce() -> Result<T>) -> Result<T> {
 
 fn main() -> ExitCode {
     let full = std::env::var_os("UNDERPASS_SUITES").is_some_and(|v| v == "full");
-    let rows: &'static Mutex<Vec<table::Line>> = Box::leak(Box::default());
+    let rows: &'static Mutex<Vec<Line>> = Box::leak(Box::default());
     let trial = |s: Suite| {
         Trial::test(s.name, move || {
             let run = || -> Result<()> {
@@ -245,7 +246,7 @@ fn main() -> ExitCode {
                     .iter()
                     .flat_map(|o| o.differs.iter().map(|d| format!("{}: {d}", o.mode.name())))
                     .collect();
-                let line = table::Line::new(s.name, &(s.version)()?, &outcomes);
+                let line = table::line(s.name, &(s.version)()?, &outcomes);
                 rows.lock().unwrap_or_else(|e| e.into_inner()).push(line);
                 ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
                 Ok(())
@@ -264,9 +265,9 @@ fn main() -> ExitCode {
         .collect();
     let conclusion = libtest_mimic::run(&args, trials);
     let rows = rows.lock().unwrap_or_else(|e| e.into_inner());
-    print!("\n{}", table::text(&rows));
+    print!("\n{}", table::TABLE.show(&rows));
     if full {
-        if let Err(e) = table::write(&rows) {
+        if let Err(e) = table::TABLE.write(&rows) {
             eprintln!("{e:#}");
             return ExitCode::FAILURE;
         }

@@ -2,105 +2,18 @@
 //! the shim, as root; what each does is in `programs/packaged.sh`.
 
 use anyhow::{ensure, Context, Result};
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::Duration;
-use tempfile::TempDir;
-use underpass_tests::harness::web::noise;
-use underpass_tests::harness::{
-    free_port, listening, paths, until, Daemon, Program, Running, SOON,
-};
+use underpass_tests::harness::packaged::{Packaged, LIMIT};
+use underpass_tests::harness::{paths, until, Daemon, Place, Program, SOON};
+use underpass_tests::page::{line, Table, PAGE};
 use underpassd::admin::Row;
-
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// One program with its directory, under the shim of one daemon.
-struct Packaged<'a> {
-    name: &'static str,
-    daemon: &'a Daemon,
-    dir: TempDir,
-    port: u16,
-    /// For what some programs have behind them.
-    back: u16,
-}
-
-impl<'a> Packaged<'a> {
-    fn new(name: &'static str, daemon: &'a Daemon) -> Result<Self> {
-        let dir = tempfile::tempdir()?;
-        fs::set_permissions(dir.path(), Permissions::from_mode(0o755))?;
-        let www = dir.path().join("www");
-        fs::create_dir(&www)?;
-        fs::write(www.join("small"), "x".repeat(612))?;
-        fs::write(www.join("big"), noise(3 << 20))?;
-        let port = free_port()?;
-        Ok(Packaged {
-            name,
-            daemon,
-            dir,
-            port,
-            back: free_port()?,
-        })
-    }
-
-    fn act(&self, action: &str) -> Program {
-        Program::new(paths::script("packaged.sh"), &self.daemon.place())
-            .args([self.name, action])
-            .arg(self.dir.path())
-            .arg(self.port.to_string())
-            .arg(self.back.to_string())
-    }
-
-    fn serve(&self) -> Result<Running> {
-        let mut server = self.act("serve").spawn()?;
-        let listens = until("it listens", SOON, || {
-            server.has_ended() || listening(self.port)
-        });
-        listens
-            .with_context(|| format!("{}: {}{}", self.name, server.stdout(), server.stderr()))?;
-        ensure!(!server.has_ended(), "{}: {}", self.name, server.stderr());
-        Ok(server)
-    }
-
-    /// Rows of both ends of connections to the program.
-    fn rows(&self) -> Vec<Row> {
-        let port = format!(":{}", self.port);
-        let mut rows = self.daemon.ss().unwrap_or_default();
-        rows.retain(|r| {
-            r.state == "ACTIVE" && (r.local.ends_with(&port) || r.peer.ends_with(&port))
-        });
-        rows
-    }
-
-    /// Serves traffic until both ends of all its lasting connections have been on lanes at one time.
-    fn runs_on_lanes(&self) -> Result<()> {
-        let server = self.serve()?;
-        let load = self.act("load").spawn()?;
-        // (Of the connections of curl, which last for a moment, one may be young.)
-        let on_lanes = || {
-            let rows = self.rows();
-            let smcd = rows.iter().filter(|r| r.mode == "SMCD").count();
-            smcd >= 16 && smcd + 4 >= rows.len()
-        };
-        let promoted = until("both ends of its connections are SMCD", SOON, on_lanes)
-            .with_context(|| format!("{}\n{}", self.name, self.daemon.picture()));
-        fs::write(self.dir.path().join("stop"), "")?;
-        let said = load.wait(LIMIT)?.ok();
-        self.act("stop").check(LIMIT)?;
-        drop(server);
-        promoted?;
-        ensure!(said?.ends_with("ok\n"));
-        self.daemon.assert_promoted(16, 10 << 20)?;
-        Ok(())
-    }
-}
 
 macro_rules! on_lanes {
     ($($test:ident $name:literal)*) => {$(
         #[test]
         fn $test() -> Result<()> {
             let d = Daemon::start()?; // in a directory that only root may enter
-            Packaged::new($name, &d)?.runs_on_lanes()
+            Packaged::new($name, &d.place())?.runs_on_lanes(&d)
         }
     )*};
 }
@@ -112,6 +25,9 @@ on_lanes! {
     root_apache_prefork "apache-prefork"
     root_varnish "varnish"
     root_gunicorn "gunicorn"
+    root_redis "redis"
+    root_grpc "grpc"
+    root_node "node"
 }
 
 /// A server that changes its root directory and user, closes every descriptor, and forks: its
@@ -141,6 +57,30 @@ fn root_jailed() -> Result<()> {
     Ok(())
 }
 
+/// The page that `make programs` and `make suites-full` write.
+#[test]
+fn lines_are_replaced_and_other_tables_stay() {
+    let table = |name| Table {
+        name,
+        by: "make",
+        text: "## Some",
+        columns: &["program", "result"],
+    };
+    let row = |a: &str, b: &str| line(&[a.to_owned(), b.to_owned()]);
+    let page = table("a").put(PAGE, &[row("one", "1"), row("two", "2")]);
+    let page = table("b").put(&page, &[row("one", "9")]);
+    let page = table("a").put(&page, &[row("two", "3"), row("new", "4")]);
+    assert!(page.starts_with(PAGE), "{page}");
+    let rows: Vec<&str> = page
+        .lines()
+        .filter(|l| l.starts_with("| ") && !l.contains("---"))
+        .collect();
+    let head = ["| program | result |"];
+    let a = ["| new | 4 |", "| one | 1 |", "| two | 3 |"];
+    assert_eq!(rows, [&head[..], &a, &head, &["| one | 9 |"]].concat());
+    assert_eq!(table("b").put(&page, &[row("one", "9")]), page);
+}
+
 /// As root `underpass run` uses the node's daemon, which whoever it becomes can reach.
 #[test]
 fn root_run_starts_the_nodes_daemon() -> Result<()> {
@@ -150,7 +90,7 @@ fn root_run_starts_the_nodes_daemon() -> Result<()> {
          echo $UNDERPASS_DIR; exec setpriv --reuid nobody --clear-groups {0} ss' && kill $({0} stats -j | tr , '\\n' | sed -n 's/.*\"pid\": *//p')",
         tool.display()
     );
-    let out = Program::new("unshare", &underpass_tests::harness::Place::bare())
+    let out = Program::new("unshare", &Place::bare())
         .args(["-m", "sh", "-c", &script])
         .check(LIMIT)?;
     let lines: Vec<&str> = out.lines().take(4).collect();
@@ -169,7 +109,7 @@ fn sanitizers() -> Result<()> {
     let source = paths::script("pingpong.c");
     for (kind, want) in [("address", true), ("undefined", true), ("thread", true)] {
         let program = dir.path().join(kind);
-        let built = Program::new("gcc", &underpass_tests::harness::Place::bare())
+        let built = Program::new("gcc", &Place::bare())
             .args(["-g", "-pthread", &format!("-fsanitize={kind}"), "-o"])
             .arg(&program)
             .arg(&source)
@@ -182,12 +122,12 @@ fn sanitizers() -> Result<()> {
     }
     // Preloaded by the user, for a program that was not built with it.
     let plain = dir.path().join("plain");
-    Program::new("gcc", &underpass_tests::harness::Place::bare())
+    Program::new("gcc", &Place::bare())
         .args(["-pthread", "-o"])
         .arg(&plain)
         .arg(&source)
         .check(LIMIT)?;
-    let lib = Program::new("gcc", &underpass_tests::harness::Place::bare())
+    let lib = Program::new("gcc", &Place::bare())
         .arg("-print-file-name=libasan.so")
         .check(LIMIT)?;
     let d = Daemon::start()?;
@@ -198,14 +138,11 @@ fn sanitizers() -> Result<()> {
 }
 
 fn run(d: &Daemon, program: &Path, preload: Option<&str>) -> Result<String> {
-    let mut p = Program::new(
-        paths::bin("underpass"),
-        &underpass_tests::harness::Place::bare(),
-    )
-    .env("UNDERPASS_DIR", d.dir())
-    .env("UNDERPASS_LIB", paths::shim())
-    .arg("run")
-    .arg(program);
+    let mut p = Program::new(paths::bin("underpass"), &Place::bare())
+        .env("UNDERPASS_DIR", d.dir())
+        .env("UNDERPASS_LIB", paths::shim())
+        .arg("run")
+        .arg(program);
     if let Some(lib) = preload {
         p = p.env("LD_PRELOAD", lib);
     }

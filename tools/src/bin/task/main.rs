@@ -58,6 +58,7 @@ task TARGET [arguments]
   lab           virtual machines with RDMA rails (arguments: names of tests)
   suites        other people's test suites, those that are quick (arguments: names of suites)
   suites-full   all of them, in all modes; writes the table in docs/compatibility.md
+  programs      programs as people run them (arguments: names); writes the table there, too
   soak          ten minutes of seeded chaos (UNDERPASS_SOAK_SECONDS, UNDERPASS_SOAK_SEED)
   full          everything of ci, and what does not fit there
   symbols       does the shim load everywhere?
@@ -101,6 +102,7 @@ fn main() -> ExitCode {
         "soak" => steps::run(&tree, vec![build_step(), soak(&tree)]),
         "suites" => steps::run(&tree, vec![build_step(), suites(&tree, &rest, false)]),
         "suites-full" => steps::run(&tree, vec![build_step(), suites(&tree, &rest, true)]),
+        "programs" => steps::run(&tree, vec![build_step(), programs(&tree, &rest)]),
         "ci" => steps::run(&tree, ci(&tree)),
         "full" => {
             let mut all = ci(&tree);
@@ -280,6 +282,13 @@ fn suites(tree: &Tree, names: &[String], full: bool) -> Step {
     }
     let budget = if full { 14_400 } else { 600 };
     Step::new("suites", Kind::Tests, budget, c)
+}
+
+/// Programs as they are packaged; the test program runs them one after the other by itself.
+fn programs(tree: &Tree, names: &[String]) -> Step {
+    let mut c = tree.cargo("test -p underpass-tests --test programs --");
+    c.args(names);
+    Step::new("programs", Kind::Tests, 900, c)
 }
 
 /// Virtual machines, booted once; the test program runs its tests in order by itself.
