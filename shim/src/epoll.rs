@@ -477,15 +477,35 @@ fn rearm(s: &Set, r: u32, ev: epoll_event) {
 /// ring does not stay full for long.
 #[cold]
 pub fn blocked(conn: u32) {
+    note(conn, OUT | WRNORM, BLOCKED | EDGE_OUT);
+}
+
+/// Something is on the connection's error queue: its sets report it, and with it, as the kernel does, all
+/// that there is.
+#[cold]
+pub fn error_came(conn: u32) {
+    note(conn, u32::MAX, EDGE_IN | EDGE_OUT);
+    let mut r = table::local(conn).regs.load(Acquire);
+    while r != 0 {
+        let reg = reg_at(r);
+        if let Some(set) = reg.set.load(Relaxed).checked_sub(1) {
+            kick_if_waiting(set as usize);
+        }
+        r = reg.next_conn.load(Relaxed);
+    }
+}
+
+/// Queues the connection's registrations that watch for one of `events`, with what is news to them.
+fn note(conn: u32, events: u32, news: u32) {
     let mut r = table::local(conn).regs.load(Acquire);
     while r != 0 {
         let reg = reg_at(r);
         let set = reg.set.load(Relaxed);
-        if set != 0 && reg.mask.load(Relaxed) & (OUT | WRNORM) != 0 {
+        if set != 0 && (events == u32::MAX || reg.mask.load(Relaxed) & events != 0) {
             let s = set_at(set - 1);
             if let Some(_g) = lock::lock(&s.lock) {
                 if reg.conn.load(Relaxed) == conn + 1 && reg.flags.load(Relaxed) & ACTIVE != 0 {
-                    reg.flags.fetch_or(BLOCKED | EDGE_OUT, Relaxed);
+                    reg.flags.fetch_or(news, Relaxed);
                     push(s, r);
                 }
             }

@@ -10,6 +10,7 @@ mod leave;
 mod parts;
 mod sendfile;
 pub mod short;
+pub mod zerocopy;
 
 pub use errors::{
     check, cut, disconnect, error_now, recv_or_told, reset, reset_by_death, send_or_told,
@@ -158,6 +159,28 @@ fn uncounted(c: &Conn, fd: i32) {
 /// The buffers are the application's: readable, as its own call demands.
 #[inline]
 pub unsafe fn send(
+    fd: i32,
+    i: u32,
+    vecs: &[iovec],
+    flags: i32,
+    native: impl Fn() -> isize,
+) -> isize {
+    if flags & libc::MSG_ZEROCOPY != 0 {
+        // SAFETY: passed on.
+        return unsafe {
+            zerocopy::send(fd, i, vecs, flags, native, |flags, native| {
+                send_plain(fd, i, vecs, flags, native)
+            })
+        };
+    }
+    // SAFETY: passed on.
+    unsafe { send_plain(fd, i, vecs, flags, native) }
+}
+
+/// # Safety
+/// As [`send`].
+#[inline(always)]
+unsafe fn send_plain(
     fd: i32,
     i: u32,
     vecs: &[iovec],
@@ -455,7 +478,7 @@ fn grow(c: &Conn, link: &crate::links::Link, m: &link::lane::Memory) -> bool {
 /// As [`send`].
 unsafe fn rest(c: &Conn, fd: i32, iov: &mut Iov<'_>, flags: i32, part: bool) -> isize {
     let mut total = 0isize;
-    let mut flags = flags;
+    let mut flags = flags & !libc::MSG_ZEROCOPY; // we count this one: see `zerocopy`
     while let Some((p, n)) = iov.take(usize::MAX) {
         // After a part of the bytes there is no SIGPIPE.
         let part = part || total > 0;

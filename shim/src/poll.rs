@@ -6,7 +6,7 @@ use crate::epoll::{self, IN, OUT};
 use crate::fdtab::{self, Fd};
 use crate::table;
 use crate::wait;
-use crate::{control, promote, signals, sys};
+use crate::{control, io, promote, signals, sys};
 use core::sync::atomic::Ordering::*;
 use libc::{pollfd, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
 use link::family::flag;
@@ -37,7 +37,8 @@ fn concerned(fds: &[pollfd]) -> bool {
                     promote::try_ready(i, c, table::local(i));
                     any |= promote::engaged(c) && crate::io::still(p.fd, i, c, table::local(i));
                 }
-                any |= c.has_error(); // the kernel does not know of it any more
+                // The kernel does not know of these.
+                any |= c.has_error() || io::zerocopy::pending(table::local(i));
                 any |= heard && fds.len() <= STACK / 2 && promote::on_call(c);
             }
             Fd::Set(s) => epoll::nest(s),
@@ -230,6 +231,8 @@ fn scan(fds: &mut [pollfd], tmp: &mut [pollfd], patient: bool) -> (i32, bool) {
                 }
             } else if c.has_error() {
                 p.revents |= POLLERR | p.events & (POLLIN | RDNORM);
+            } else if io::zerocopy::pending(table::local(i)) {
+                p.revents |= POLLERR;
             }
         }
         if p.revents != 0 {

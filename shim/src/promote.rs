@@ -218,7 +218,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     c.flags.fetch_or(flag::LANE | far, Release);
     epoll::activate(i, link);
     ready_locked(i, c, l);
-    wait::lane_came(i);
+    wait::look(i);
     true
 }
 

@@ -33,6 +33,9 @@ pub struct Local {
     pub copes: AtomicU32,
     /// Address of what the last short send has left; 0: none.
     pub rest: AtomicUsize,
+    /// Calls with MSG_ZEROCOPY, and who counts them: see `io::zerocopy`.
+    pub zerocopy: AtomicU64,
+    pub zerocopy_ours: AtomicU32,
     /// Success of recent spins.
     pub spin: AtomicI32,
     /// Ticks of the last look whether the peer's TCP end is still there, by the sending half.
@@ -208,6 +211,8 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         l.starved.store(0, Relaxed);
         l.copes.store(0, Relaxed);
         l.rest.store(0, Relaxed);
+        l.zerocopy.store(0, Relaxed);
+        l.zerocopy_ours.store(0, Relaxed);
         l.checked.store(0, Relaxed);
         l.proved.store(0, Relaxed);
         c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`

@@ -90,8 +90,9 @@ pub fn bit(conn: u32) -> u64 {
     1 << (conn % 64)
 }
 
-/// A lane was attached to the connection: who sleeps on it listens to another one, or to none.
-pub fn lane_came(conn: u32) {
+/// Whoever sleeps on the connection looks again: a lane was attached, and is to be listened to, or there is
+/// something that neither doorbell nor TCP tells.
+pub fn look(conn: u32) {
     // SYNC lane: the lane is stored, then we look for sleepers; a sleeper enters itself (its mask),
     // then looks which lane there is (`take_slot`).
     fence(SeqCst);
@@ -127,7 +128,7 @@ fn take_slot(conn: Option<u32>, mask: u64) -> Option<usize> {
                     }
                     s.tid.store(signals::tid(), Relaxed);
                     s.conn.store(conn.map_or(0, |c| c + 1), SeqCst);
-                    // SYNC lane: see `lane_came`; the caller looks at the lanes after this.
+                    // SYNC lane: see `look`; the caller looks at the lanes after this.
                     s.mask.store(mask, SeqCst);
                     fence(SeqCst);
                     return Some(i);

@@ -12,6 +12,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 
 from ends import DIR, await_mark, exactly, mark, marked
@@ -138,6 +139,118 @@ def shutrd_client(sock):
     mark("over")
 
 
+# ---- MSG_ZEROCOPY ------------------------------------------------------------------------------
+
+def zerocopy(sock):
+    sock.setsockopt(socket.SOL_SOCKET, SO_ZEROCOPY, 1)
+
+
+def completion(sock, room=128, flags=0):
+    """One notification: first and last number, what it says besides; `None`: there is none."""
+    try:
+        data, control, flags, address = sock.recvmsg(64, room, socket.MSG_ERRQUEUE | flags)
+    except BlockingIOError:
+        return None
+    said = []
+    for level, kind, value in control:
+        error, origin, type_, code, _, first, last = struct.unpack("IBBBBII", value[:16])
+        # (Over loopback the kernel copies as well.)
+        said.append((level, kind, len(value), error, origin, type_, code, first, last, value[16:].strip(b"\0")))
+    return data, said, flags, address
+
+
+def completions(sock, first, n):
+    """The numbers `first` to `first + n`, each once, in any ranges; as the kernel words them."""
+    left = set(range(first, first + n))
+    while left:
+        readable(sock, 0)
+        data, [said], flags, address = completion(sock)
+        equal((data, flags, address), (b"", socket.MSG_ERRQUEUE, None))
+        v6 = sock.family == socket.AF_INET6
+        head = (socket.IPPROTO_IPV6, 25, 44) if v6 else (socket.IPPROTO_IP, 11, 32)
+        equal(said[:7] + said[9:], (*head, 0, 5, 0, 1, b""))
+        numbers = set(range(said[7], said[8] + 1))
+        assert numbers and numbers <= left, (numbers, left)
+        left -= numbers
+    equal(completion(sock), None, "more")
+    equal(poll_now(sock) & select.POLLERR, 0)
+
+
+def poll_now(sock):
+    p = select.poll()
+    p.register(sock, select.POLLIN)
+    return dict(p.poll(0)).get(sock.fileno(), 0)
+
+
+def zerocopy_server(sock):
+    for _ in range(2):
+        received = 0
+        while received < 40 * 9000:
+            received += len(exactly(sock, 9000))
+        sock.sendall(b"done")
+    await_mark("over")
+
+
+def zerocopy_client(sock):
+    if CASE == "zerocopy":
+        sock.send(b"x" * 3000, MSG_ZEROCOPY)  # not switched on: the flag means nothing
+        sock.send(b"x" * 6000)
+        equal((poll_now(sock), completion(sock)), (0, None), "without the option")
+        zerocopy(sock)
+        n = 0
+    else:
+        sock.send(b"x" * 9000)
+        n = 3
+    e = select.epoll()
+    e.register(sock, select.EPOLLIN | select.EPOLLET)
+    edges = select.epoll()
+    edges.register(sock, 0)
+    equal((e.poll(0), edges.poll(0)), ([], []))
+    for _ in range(30):
+        equal(sock.send(b"y" * 9000, MSG_ZEROCOPY), 9000)
+    equal((e.poll(LIMIT / 2), e.poll(0)), ([(sock.fileno(), select.EPOLLERR)], []), "edge")
+    equal(edges.poll(LIMIT / 2), [(sock.fileno(), select.EPOLLERR)], "level")
+    equal(select.select([sock], [], [], 0), ([sock], [], []))
+    completions(sock, n, 30)
+    equal((e.poll(0), edges.poll(0)), ([], []))
+    equal(sock.sendmsg([b"z" * 4000, b"z" * 5000], [], MSG_ZEROCOPY), 9000)
+    equal(sock.send(b"", MSG_ZEROCOPY), 0)
+    readable(sock, 0)
+    _, control, flags, _ = sock.recvmsg(1, 20, socket.MSG_ERRQUEUE)
+    equal(([c[:2] for c in control], flags),
+          ([(socket.IPPROTO_IP, 11)], socket.MSG_ERRQUEUE | socket.MSG_CTRUNC), "no room")
+    sock.send(b"z" * 9000, MSG_ZEROCOPY)
+    readable(sock, 0)
+    equal(sock.recv(1, socket.MSG_ERRQUEUE), b"", "without control data")
+    for _ in range(7):
+        sock.sendall(b"y" * 9000, MSG_ZEROCOPY)
+    completions(sock, n + 32, 7)
+    equal(exactly(sock, 4), b"done")
+    looked_at()
+    # A thread that waits for nothing but an error hears of it.
+    said = []
+    t = threading.Thread(target=lambda: said.append(edges.poll(LIMIT / 2)))
+    u = threading.Thread(target=lambda: said.append(readable(sock, 0)))
+    t.start(), u.start()
+    for _ in range(40):
+        sock.send(b"y" * 9000, MSG_ZEROCOPY)
+    t.join(), u.join()
+    completions(sock, n + 39, 40)
+    equal(exactly(sock, 4), b"done")
+    mark("over")
+
+
+def zerocopy_sent_before(sock):
+    """The kernel counts the first three."""
+    zerocopy(sock)
+    for _ in range(3):
+        sock.send(b"w" * 100, MSG_ZEROCOPY)
+    completions(sock, 0, 3)
+
+
+zerocopy_before_server, zerocopy_before_client = zerocopy_server, zerocopy_client
+
+
 # ---- Java's helper ----------------------------------------------------------------------------
 
 def helper_server(sock):
@@ -180,6 +293,11 @@ def main():
         before(sock)
         sock.connect((HOST, int(sys.argv[4])))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if CASE == "zerocopy_before":
+        if ROLE == "serve":
+            exactly(sock, 300)
+        else:
+            zerocopy_sent_before(sock)
     warm_up(sock)
     signal.alarm(LIMIT)
     globals()[f"{CASE}_{'server' if ROLE == 'serve' else 'client'}"](sock)

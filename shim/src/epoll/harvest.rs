@@ -46,6 +46,9 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
     if c.has_error() {
         ev |= IN | ERR; // a call of ours has taken it from the kernel
     }
+    if io::zerocopy::pending(l) {
+        ev |= ERR;
+    }
     if ev & (HUP | ERR) != 0 {
         l.checked.store(0, Relaxed); // the next send looks whether anybody is there
     }

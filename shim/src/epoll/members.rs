@@ -126,8 +126,9 @@ pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     reg.flags.store(ACTIVE | fresh | EDGE_IN | out, Relaxed);
     // One that has nothing to say takes its place in the queue when it has.
     let (c, l) = (table::conn(conn), table::local(conn));
-    let idle = promote::lane(c, l)
-        .is_some_and(|(_, m)| c.rx.is_up() && c.rx.ready(&m) == Some(false) && !c.has_error());
+    let error = c.has_error() || io::zerocopy::pending(l);
+    let idle = !error
+        && promote::lane(c, l).is_some_and(|(_, m)| c.rx.is_up() && c.rx.ready(&m) == Some(false));
     if !idle || reg.mask.load(Relaxed) & (OUT | WRNORM) != 0 {
         push(s, r);
     }

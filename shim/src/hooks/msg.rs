@@ -108,6 +108,7 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
                 }
                 r
             }
+            _ if flags & libc::MSG_ERRQUEUE != 0 => io::zerocopy::receive(i, fd, flags, m, native),
             _ => {
                 let r = io::recv_or_told(table::conn(i), fd, flags, native);
                 if r > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {

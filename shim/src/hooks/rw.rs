@@ -4,6 +4,7 @@ use crate::fdtab::conn;
 use crate::table::conn as conn_of;
 use crate::{fdops, io, real};
 use core::ffi::c_void;
+use core::ptr::null_mut;
 use libc::{iovec, off_t, sockaddr, socklen_t};
 use link::reason::Reason;
 
@@ -89,6 +90,9 @@ pub unsafe extern "C" fn recv(fd: i32, p: *mut c_void, n: usize, flags: i32) -> 
         let native = || real::recv(fd, p, n, flags);
         match conn(fd) {
             Some(i) if recv_on_lane(flags, fd) => io::recv(fd, i, &vec(p, n), flags, native),
+            Some(i) if flags & libc::MSG_ERRQUEUE != 0 => {
+                io::zerocopy::receive(i, fd, flags, null_mut(), native)
+            }
             Some(i) => io::recv_or_told(conn_of(i), fd, flags, native),
             None => native(),
         }
@@ -114,6 +118,9 @@ pub unsafe extern "C" fn recvfrom(
                     *l = 0; // as the kernel does for streams
                 }
                 r
+            }
+            Some(i) if flags & libc::MSG_ERRQUEUE != 0 => {
+                io::zerocopy::receive(i, fd, flags, null_mut(), native)
             }
             Some(i) => io::recv_or_told(conn_of(i), fd, flags, native),
             None => native(),
@@ -268,8 +275,12 @@ mod fortify {
 }
 
 /// Flags of a send that a lane can serve. MSG_MORE is a hint about packets.
-pub const SEND_OK: i32 =
-    libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
+pub const SEND_OK: i32 = libc::MSG_DONTWAIT
+    | libc::MSG_NOSIGNAL
+    | libc::MSG_MORE
+    | libc::MSG_EOR
+    | libc::MSG_CONFIRM
+    | libc::MSG_ZEROCOPY;
 /// Flags of a receive that a lane can serve.
 pub const RECV_OK: i32 = libc::MSG_PEEK
     | libc::MSG_WAITALL
@@ -290,7 +301,7 @@ pub fn recv_on_lane(flags: i32, fd: i32) -> bool {
     false
 }
 
-/// May this send go over the lane? Flags that it cannot carry (urgent data, zero copy, fast open)
+/// May this send go over the lane? Flags that it cannot carry (urgent data, fast open)
 /// bring the connection back to TCP for good, first.
 pub fn on_lane(_i: u32, flags: i32, ok: i32, fd: i32) -> bool {
     if flags & !ok == 0 {

@@ -25,20 +25,23 @@ pub unsafe fn put_inq(i: u32, fd: i32, m: &mut msghdr) {
     if table::conn(i).flags.load(Relaxed) & flag::INQ == 0 {
         m.msg_controllen = 0;
     } else {
+        let hint = super::quietly(|| hint(i, fd)).to_ne_bytes();
         // SAFETY: passed on.
-        unsafe { put(m, super::quietly(|| hint(i, fd))) }
+        unsafe { put_control(m, libc::IPPROTO_TCP, libc::TCP_CM_INQ, &hint) }
     }
 }
 
-/// As the kernel's `put_cmsg`: what there is no room for is cut off, and a flag says so.
+/// The control data of a message, as the kernel's `put_cmsg`: what there is no room for is cut off, and a
+/// flag says so.
 ///
 /// # Safety
 /// As [`put_inq`].
 #[cold]
-unsafe fn put(m: &mut msghdr, hint: i32) {
+pub(super) unsafe fn put_control(m: &mut msghdr, level: i32, kind: i32, data: &[u8]) {
     const HEADER: usize = core::mem::size_of::<cmsghdr>();
+    let n = data.len() as u32;
     // SAFETY: plain arithmetic.
-    let (whole, space) = unsafe { (libc::CMSG_LEN(4) as usize, libc::CMSG_SPACE(4) as usize) };
+    let (whole, space) = unsafe { (libc::CMSG_LEN(n) as usize, libc::CMSG_SPACE(n) as usize) };
     let room = m.msg_controllen;
     m.msg_controllen = 0;
     if m.msg_control.is_null() || room < HEADER {
@@ -52,13 +55,13 @@ unsafe fn put(m: &mut msghdr, hint: i32) {
     // SAFETY: all-zero is a valid header.
     let mut head: cmsghdr = unsafe { core::mem::zeroed() };
     head.cmsg_len = len as _;
-    head.cmsg_level = libc::IPPROTO_TCP;
-    head.cmsg_type = libc::TCP_CM_INQ;
+    head.cmsg_level = level;
+    head.cmsg_type = kind;
     // SAFETY: the application promises `room` writable bytes; `HEADER <= len <= room`.
     unsafe {
         m.msg_control.cast::<cmsghdr>().write_unaligned(head);
         let to = m.msg_control.cast::<u8>().add(HEADER);
-        to.copy_from_nonoverlapping(hint.to_ne_bytes().as_ptr(), len - HEADER);
+        to.copy_from_nonoverlapping(data.as_ptr(), len - HEADER);
     }
     m.msg_controllen = space.min(room);
 }

@@ -52,7 +52,9 @@ impl Cut {
         if self.begun {
             return true;
         }
-        if nonblocking(c, flags) || c.flags.load(Relaxed) & (flag::BARRED | flag::HELD) != 0 {
+        // (The kernel counts one call with MSG_ZEROCOPY, not its parts.)
+        let whole = nonblocking(c, flags) || flags & libc::MSG_ZEROCOPY != 0;
+        if whole || c.flags.load(Relaxed) & (flag::BARRED | flag::HELD) != 0 {
             return false;
         }
         promote::consider_large(i, fd, c);

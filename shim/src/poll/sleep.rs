@@ -4,7 +4,7 @@
 //! connection with a lane of ours is heard through the doorbell of its link, whatever mode it is in;
 //! one without is counted in as natively waited for, so that nobody can declare it ready meanwhile;
 //! and whoever attaches a lane wakes the waits that have a place and watch that connection
-//! (`wait::lane_came`), so that they decide anew.
+//! (`wait::look`), so that they decide anew.
 
 use super::{news, LINKS, RDNORM, STACK, WRNORM};
 use crate::fdtab;
