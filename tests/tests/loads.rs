@@ -124,11 +124,41 @@ int main(void) {
 }
 "#;
 
-fn compiled_with(compiler: &str, args: &[&str]) -> Result<()> {
+/// Functions that a program exports under the names of the C library's, and that call the next ones, as
+/// Erlang's machine has one for `sigaction`.
+const NAMESAKES: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <stddef.h>
+#include <sys/uio.h>
+#define NEXT(result, name, parameters, arguments)                    \
+    result name parameters {                                         \
+        static result (*next) parameters;                            \
+        if (!next) next = (result (*) parameters)dlsym(RTLD_NEXT, #name); \
+        return next arguments;                                       \
+    }
+struct sigaction;
+NEXT(int, __sigaction, (int n, const struct sigaction *a, struct sigaction *o), (n, a, o))
+int sigaction(int n, const struct sigaction *a, struct sigaction *o) { return __sigaction(n, a, o); }
+NEXT(int, close, (int fd), (fd))
+NEXT(ssize_t, read, (int fd, void *b, size_t n), (fd, b, n))
+NEXT(ssize_t, write, (int fd, const void *b, size_t n), (fd, b, n))
+NEXT(ssize_t, readv, (int fd, const struct iovec *v, int n), (fd, v, n))
+NEXT(ssize_t, writev, (int fd, const struct iovec *v, int n), (fd, v, n))
+static void handler(int n) { (void)n; }
+__attribute__((constructor)) static void begin(void) {
+    struct sigaction a = {.sa_handler = handler};
+    sigaction(SIGUSR1, &a, NULL);
+    raise(SIGUSR1);
+}
+"#;
+
+fn compiled_with(compiler: &str, args: &[&str], more: &str) -> Result<()> {
     let dir = tempfile::tempdir()?;
     let source = dir.path().join("p.c");
     let program = dir.path().join("p");
-    std::fs::write(&source, PROGRAM)?;
+    std::fs::write(&source, format!("{more}{PROGRAM}"))?;
     let out = Command::new(compiler)
         .args(args)
         .arg("-o")
@@ -155,17 +185,51 @@ fn compiled_with(compiler: &str, args: &[&str]) -> Result<()> {
             .with_context(|| format!("{place:?}"))?;
         ensure!(said.trim() == "loaded", "{place:?}: {said}");
     }
+    d.assert_promoted(2, 1000)?;
     Ok(())
 }
 
 #[test]
 fn loads_under_glibc() -> Result<()> {
-    compiled_with("cc", &["-O1"])
+    compiled_with("cc", &["-O1"], "")
 }
 
 #[test]
 fn loads_under_musl() -> Result<()> {
-    compiled_with("musl-gcc", &["-O1"])
+    compiled_with("musl-gcc", &["-O1"], "")
+}
+
+#[test]
+fn programs_may_export_the_same_names() -> Result<()> {
+    compiled_with(
+        "cc",
+        &["-O1", "-fno-builtin", "-rdynamic", "-ldl"],
+        NAMESAKES,
+    )
+}
+
+/// Inside the library its own names mean its own functions, whatever the program exports.
+#[test]
+fn calls_itself_directly() -> Result<()> {
+    let name = |l: &str, at: usize| -> Option<String> {
+        let word = l.split_whitespace().nth(at)?;
+        Some(word.split('@').next()?.to_owned())
+    };
+    let symbols = tool("readelf", &["-W", "--dyn-syms"])?;
+    let own: std::collections::HashSet<String> = symbols
+        .lines()
+        .filter(|l| l.contains(" FUNC ") && !l.contains(" UND "))
+        .filter_map(|l| name(l, 7))
+        .collect();
+    ensure!(own.contains("sigaction"), "{symbols}");
+    let relocations = tool("readelf", &["-Wr"])?;
+    let asked: Vec<String> = relocations
+        .lines()
+        .filter_map(|l| name(l, 4))
+        .filter(|n| own.contains(n))
+        .collect();
+    ensure!(asked.is_empty(), "looked up outside: {asked:?}");
+    Ok(())
 }
 
 /// Nothing is printed, nothing is left open where programs look.
