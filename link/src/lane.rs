@@ -46,10 +46,21 @@ pub trait Port {
 pub struct Pending(AtomicU32);
 
 impl Pending {
-    /// Keeps an error. The first one counts: what follows it is only its consequence. "Not now" and
-    /// "interrupted" are none.
+    /// Keeps an error. The first one counts: what follows it is only its consequence. Those of a call (it was
+    /// interrupted, had a bad argument, found no memory) are none of the socket's, which forgets them.
     pub fn put(&self, e: i32) {
-        if (1..4096).contains(&e) && !matches!(e, libc::EAGAIN | libc::EINTR) {
+        let of_the_call = matches!(
+            e,
+            libc::EAGAIN
+                | libc::EINTR
+                | libc::EFAULT
+                | libc::EINVAL
+                | libc::EBADF
+                | libc::ENOTSOCK
+                | libc::ENOMEM
+                | libc::ENOBUFS
+        );
+        if (1..4096).contains(&e) && !of_the_call {
             let _ = self.0.compare_exchange(0, e as u32, Relaxed, Relaxed);
         }
     }

@@ -4,7 +4,9 @@
 //! first, and gets the lock, reads them all. Nothing here blocks, and without a daemon everything
 //! just stays where it is.
 
+mod datagram;
 mod dial;
+mod dispatch;
 mod handover;
 
 pub use handover::{settle as settle_registrations, take_back};
@@ -12,7 +14,7 @@ pub use handover::{settle as settle_registrations, take_back};
 use crate::links::{self, Link};
 use crate::{fdtab, lock, promote, sys, table};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
-use link::msg::{feature, ToDaemon, ToShim, MAX, MAX_FDS};
+use link::msg::{feature, ToDaemon, ToShim, MAX};
 use link::reason::Reason;
 
 static FD: AtomicI32 = AtomicI32::new(-1);
@@ -163,7 +165,7 @@ fn send(m: &ToDaemon, fd: Option<i32>) -> Result<(), i32> {
     let mut buf = [0u8; MAX];
     let n = m.encode(&mut buf);
     let r = match fdtab::is_ours(sock) {
-        true => send_on(sock, &buf[..n], fd),
+        true => datagram::send(sock, &buf[..n], fd),
         false => Err(libc::ENOTCONN), // closed unseen
     };
     if r.is_err_and(|e| e != libc::EAGAIN) {
@@ -172,58 +174,6 @@ fn send(m: &ToDaemon, fd: Option<i32>) -> Result<(), i32> {
         NOTICE_SEEN.store(notice().load(Relaxed).wrapping_sub(1), Relaxed);
     }
     r
-}
-
-/// Sends one datagram, with a descriptor beside it.
-fn send_on(sock: i32, bytes: &[u8], fd: Option<i32>) -> Result<(), i32> {
-    let mut iov = libc::iovec {
-        iov_base: bytes.as_ptr().cast_mut().cast(),
-        iov_len: bytes.len(),
-    };
-    let mut ctl = Ctl([0; 64]);
-    // SAFETY: all-zero is a valid msghdr.
-    let mut h: libc::msghdr = unsafe { core::mem::zeroed() };
-    h.msg_iov = &mut iov;
-    h.msg_iovlen = 1;
-    if let Some(fd) = fd {
-        h.msg_control = ctl.0.as_mut_ptr().cast();
-        h.msg_controllen = ctl.put_fd(fd) as _;
-    }
-    sys::sendmsg(sock, &h, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).map(drop)
-}
-
-/// Room for control messages, aligned as cmsghdr wants it.
-#[repr(C, align(8))]
-struct Ctl([u8; 64]);
-
-impl Ctl {
-    fn put_fd(&mut self, fd: i32) -> usize {
-        // struct cmsghdr on 64-bit: len u64, level i32, type i32, data. musl agrees on little endian.
-        self.0[0..8].copy_from_slice(&20u64.to_ne_bytes());
-        self.0[8..12].copy_from_slice(&libc::SOL_SOCKET.to_ne_bytes());
-        self.0[12..16].copy_from_slice(&libc::SCM_RIGHTS.to_ne_bytes());
-        self.0[16..20].copy_from_slice(&fd.to_ne_bytes());
-        24
-    }
-
-    fn fds(&self, len: usize) -> ([i32; MAX_FDS], usize) {
-        let mut out = [-1; MAX_FDS];
-        let word = |o: usize| {
-            let mut w = [0u8; 4];
-            w.copy_from_slice(&self.0[o..o + 4]);
-            i32::from_ne_bytes(w)
-        };
-        if len < 20 || word(8) != libc::SOL_SOCKET || word(12) != libc::SCM_RIGHTS {
-            return (out, 0);
-        }
-        let n = ((word(0) as usize).saturating_sub(16) / 4)
-            .min(MAX_FDS)
-            .min((len - 16) / 4);
-        for (i, o) in out.iter_mut().enumerate().take(n) {
-            *o = word(16 + 4 * i);
-        }
-        (out, n)
-    }
 }
 
 /// Reads and does everything the daemon has said. Whoever finds the lock taken leaves it.
@@ -245,58 +195,21 @@ pub fn pump() {
             return drop_connection(); // closed unseen
         }
         let mut buf = [0u8; MAX];
-        let mut iov = libc::iovec {
-            iov_base: buf.as_mut_ptr().cast(),
-            iov_len: MAX,
-        };
-        let mut ctl = Ctl([0; 64]);
-        // SAFETY: all-zero is a valid msghdr.
-        let mut h: libc::msghdr = unsafe { core::mem::zeroed() };
-        h.msg_iov = &mut iov;
-        h.msg_iovlen = 1;
-        h.msg_control = ctl.0.as_mut_ptr().cast();
-        h.msg_controllen = ctl.0.len() as _;
-        match sys::recvmsg(sock, &mut h, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) {
-            Ok(0) => {
-                drop_connection();
-                return;
-            }
-            Ok(n) => {
-                let (fds, nfds) = ctl.fds(h.msg_controllen as usize);
-                let mut fds = Fds { fds, n: nfds };
+        match datagram::receive(sock, &mut buf) {
+            Ok((0, _)) => return drop_connection(),
+            Ok((n, mut fds)) => {
                 if let Ok(m) = ToShim::decode(&buf[..n]) {
-                    handle(m, &mut fds);
+                    dispatch::handle(m, &mut fds);
                 }
-                fds.close_rest();
             }
             Err(libc::EAGAIN) => break,
             // (ECONNRESET: the daemon died with words of ours unread; its own come after that.)
             Err(libc::EINTR | libc::ECONNRESET) => {}
-            Err(_) => {
-                drop_connection();
-                return;
-            }
+            Err(_) => return drop_connection(),
         }
     }
     settle();
     drop(g);
-}
-
-struct Fds {
-    fds: [i32; MAX_FDS],
-    n: usize,
-}
-
-impl Fds {
-    fn take(&mut self, i: usize) -> Option<i32> {
-        let f = self.fds.get_mut(i).filter(|_| i < self.n)?;
-        (*f >= 0).then(|| core::mem::replace(f, -1))
-    }
-    fn close_rest(&mut self) {
-        for f in self.fds.iter().filter(|f| **f >= 0) {
-            sys::close(*f);
-        }
-    }
 }
 
 /// An answer that the daemon waits for. If it cannot be sent, both begin anew. (A daemon that is gone may
@@ -305,169 +218,6 @@ fn reply(m: &ToDaemon) {
     match send(m, None) {
         Ok(()) | Err(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN) => {}
         Err(_) => drop_connection(),
-    }
-}
-
-fn handle(m: ToShim, fds: &mut Fds) {
-    match m {
-        ToShim::HelloAck {
-            version: _,
-            features,
-            party: _,
-            daemon: _,
-            credits,
-            ring_log2,
-            ring_max_log2,
-        } => {
-            let Some(fd) = fds.take(0) else {
-                return drop_connection();
-            };
-            if let Ok(p) = sys::map(fd, 4096, false) {
-                NOTICE.store(p.cast(), Release);
-            }
-            sys::close(fd);
-            let range = link::layout::RING_LOG2_MIN..=link::layout::RING_LOG2_MAX;
-            let max = u32::from(ring_max_log2).clamp(*range.start(), *range.end());
-            RING_MAX_LOG2.store(max, Relaxed);
-            RING_LOG2.store(u32::from(ring_log2).clamp(*range.start(), max), Relaxed);
-            CREDITS.store(credits.min(1024) as i32, Relaxed);
-            REFUSED.store(0, Relaxed);
-            FEATURES.store(features, Relaxed);
-            READY.store(1, Release);
-            promote::greeted();
-        }
-        ToShim::Refused { reason } => {
-            REFUSED.store(reason, Relaxed);
-            drop_connection();
-            NEXT_TRY_MS.store(sys::now_ms() + 60_000, Relaxed);
-        }
-        ToShim::Credit { n } => {
-            CREDITS.fetch_add(n.min(1024) as i32, Relaxed);
-            handover::settle(false);
-        }
-        ToShim::Decline {
-            conn,
-            gen,
-            local,
-            peer,
-            retry_ms,
-        } => {
-            promote::declined(conn, gen, local, peer, retry_ms);
-        }
-        ToShim::LinkNew {
-            link,
-            side,
-            bytes,
-            far,
-        } => {
-            let (bell, chunk) = (fds.take(0), fds.take(1));
-            let ok = match (bell, chunk) {
-                (Some(b), Some(c)) => {
-                    let ok = links::create(link, side, b, c, bytes as usize, far != 0);
-                    sys::close(c);
-                    ok
-                }
-                _ => false,
-            };
-            reply(&if ok {
-                ToDaemon::Mapped {
-                    link,
-                    side,
-                    chunk: 0,
-                }
-            } else {
-                ToDaemon::LinkFailed { link, side }
-            });
-        }
-        ToShim::Chunk {
-            link,
-            side,
-            chunk,
-            bytes,
-        } => {
-            let ok = match (links::find(link, side), fds.take(0)) {
-                (Some(l), Some(fd)) => {
-                    let ok = l.map_chunk(true, chunk, fd, bytes as usize);
-                    sys::close(fd);
-                    ok
-                }
-                _ => false,
-            };
-            if !ok && chunk > 1 && links::find(link, side).is_some() {
-                return; // its lanes make do with what there is; it comes again when we ask again
-            }
-            reply(&if ok {
-                ToDaemon::Mapped { link, side, chunk }
-            } else {
-                ToDaemon::LinkFailed { link, side }
-            });
-        }
-        ToShim::PeerChunk {
-            link,
-            side,
-            chunk,
-            bytes,
-        } => {
-            let ok = match (links::find(link, side), fds.take(0)) {
-                (Some(l), Some(fd)) => {
-                    // Only a file that nobody can shrink may be mapped: a fault would kill us.
-                    let seals = sys::fcntl(fd, libc::F_GET_SEALS, 0).unwrap_or(0);
-                    let size_ok =
-                        sys::lseek(fd, 0, libc::SEEK_END).is_ok_and(|n| n as u64 >= bytes);
-                    let ok = seals & libc::F_SEAL_SHRINK != 0
-                        && size_ok
-                        && l.map_chunk(false, chunk, fd, bytes as usize);
-                    sys::close(fd);
-                    ok
-                }
-                _ => false,
-            };
-            if !ok && chunk > 1 && links::find(link, side).is_some() {
-                return; // it comes again; nothing lies there until we say that we have it
-            }
-            reply(&if ok {
-                ToDaemon::PeerMapped { link, side, chunk }
-            } else {
-                ToDaemon::LinkFailed { link, side }
-            });
-        }
-        ToShim::ChunkReady { link, side, chunk } => {
-            if let Some(l) = links::find(link, side) {
-                l.chunk_ready(chunk);
-            }
-        }
-        ToShim::Offer {
-            link,
-            side,
-            lane,
-            conn,
-            gen,
-            epoch,
-            tag,
-        } => {
-            let taken = links::find(link, side)
-                .is_some_and(|l| promote::attach(l, lane, conn, gen, epoch, tag));
-            if !taken {
-                reply(&ToDaemon::LaneRefused { link, side, lane });
-            }
-        }
-        ToShim::PeerGone { link, side } => {
-            if let Some(l) = links::find(link, side) {
-                l.gone();
-            }
-        }
-        ToShim::Command { conn, gen, op } => promote::command(conn, gen, op),
-        ToShim::LaneGone {
-            link,
-            side,
-            lane,
-            conn,
-            gen,
-        } => {
-            if let Some(l) = links::find(link, side) {
-                promote::lane_gone(l, lane, conn, gen);
-            }
-        }
     }
 }
 

@@ -383,15 +383,12 @@ pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) 
         control::pump();
         return Woke::Look { kernel: false };
     }
-    let woke = sleep(i, c, link, &m, what, timeout_ms, any);
-    if signals::interrupted(any) {
-        return Woke::Interrupted;
-    }
-    match woke {
-        Woke::Interrupted if foreign(any) => woke,
-        Woke::Interrupted => Woke::Look { kernel: true },
+    // What goes on after it was interrupted leaves no errno.
+    crate::io::quietly(|| match sleep(i, c, link, &m, what, timeout_ms, any) {
+        _ if signals::interrupted(any) => Woke::Interrupted,
+        Woke::Interrupted if !foreign(any) => Woke::Look { kernel: true },
         woke => woke,
-    }
+    })
 }
 
 /// Milliseconds of a sleep that nobody can end, since `poll` takes no more entries (RLIMIT_NOFILE).

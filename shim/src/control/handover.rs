@@ -5,7 +5,7 @@
 //! holds it, and nobody here knows them all. So a registration carries one end of a socket pair in whose
 //! queue the socket lies, and we keep a descriptor of that end, too: whoever reads it first has it.
 
-use super::Ctl;
+use super::datagram;
 use crate::{fdtab, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
 
@@ -91,19 +91,7 @@ fn is_scarce(end: i32) -> bool {
 fn fill(fd: i32) -> Option<i32> {
     let flags = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     let (from, to) = sys::socketpair(libc::AF_UNIX, flags).ok()?;
-    let mut byte = 0u8;
-    let mut iov = libc::iovec {
-        iov_base: (&raw mut byte).cast(),
-        iov_len: 1,
-    };
-    let mut ctl = Ctl([0; 64]);
-    // SAFETY: all-zero is a valid msghdr.
-    let mut h: libc::msghdr = unsafe { core::mem::zeroed() };
-    h.msg_iov = &mut iov;
-    h.msg_iovlen = 1;
-    h.msg_control = ctl.0.as_mut_ptr().cast();
-    h.msg_controllen = ctl.put_fd(fd) as _;
-    let sent = sys::sendmsg(from, &h, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+    let sent = datagram::send(from, &[0], Some(fd));
     sys::close(from);
     if sent.is_err() {
         sys::close(to);
@@ -131,22 +119,7 @@ pub fn take_back(conn: u32, gen: u32) {
 
 /// Takes the socket out of the queue, unless the daemon was faster, and gives the end up.
 fn empty(end: i32) {
-    let mut byte = 0u8;
-    let mut iov = libc::iovec {
-        iov_base: (&raw mut byte).cast(),
-        iov_len: 1,
-    };
-    let mut ctl = Ctl([0; 64]);
-    // SAFETY: all-zero is a valid msghdr.
-    let mut h: libc::msghdr = unsafe { core::mem::zeroed() };
-    h.msg_iov = &mut iov;
-    h.msg_iovlen = 1;
-    h.msg_control = ctl.0.as_mut_ptr().cast();
-    h.msg_controllen = ctl.0.len() as _;
-    if sys::recvmsg(end, &mut h, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC).is_ok() {
-        let (fds, n) = ctl.fds(h.msg_controllen as usize);
-        fds[..n].iter().for_each(|f| sys::close(*f));
-    }
+    drop(datagram::receive(end, &mut [0]));
     fdtab::close_ours(end);
 }
 

@@ -25,16 +25,6 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     }
 }
 
-/// The result of a call in which it was found that the connection has to be reset.
-#[cold]
-pub(super) fn reset_now(i: u32, fd: i32, r: Reason, total: usize) -> isize {
-    reset(table::conn(i), fd, r);
-    match total {
-        0 => fail(error_now(i, fd)),
-        n => n as isize,
-    }
-}
-
 /// Sends a reset now, whoever else holds the socket: connect(AF_UNSPEC) (`tcp_disconnect`). The socket is
 /// then as after a reset that came: ECONNRESET once, then the end, EPIPE and POLLHUP.
 pub fn disconnect(fd: i32) {

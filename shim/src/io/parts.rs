@@ -7,11 +7,13 @@
 //! ends it with that count, as in the kernel.
 
 use super::call::Call;
-use super::{closed, deadline, left_ms, nonblocking, recv_or_told, send_or_told, uncounted};
+use super::native::{self, header, native, Native, Way, NONE, VECS};
+use super::{closed, deadline, left_ms, nonblocking, quietly};
 use crate::table::{self, Local};
 use crate::{control, promote, real, signals, sys};
+use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::Ordering::*;
-use libc::{iovec, msghdr, pollfd};
+use libc::pollfd;
 use link::family::{flag, Conn};
 use link::lane::Iov;
 
@@ -20,9 +22,8 @@ pub const PART: usize = 64 << 10;
 /// Milliseconds after a registration, or the first large call, during which calls are cut although there
 /// is no lane: an end whose peer is not under Underpass waits for one for ever.
 const HOPE_MS: u64 = 2000;
-/// Buffers of one part.
-const VECS: usize = 16;
 const SIOCATMARK: u64 = 0x8905;
+const AGAIN: isize = -(libc::EAGAIN as isize);
 
 /// A call that is cut.
 #[derive(Default)]
@@ -32,16 +33,6 @@ pub struct Cut {
     until: Option<u64>,
     /// The daemon had something to say, or is gone.
     news: bool,
-}
-
-/// What became of a part.
-pub enum Part {
-    /// Go on with the rest of the call.
-    More,
-    /// The call ends, with this result.
-    End(isize),
-    /// This direction has left TCP.
-    Lane,
 }
 
 impl Cut {
@@ -74,147 +65,78 @@ impl Cut {
         self.begun
     }
 
-    /// Sends one part of `iov`, natively, and counts it in `total`.
+    /// Makes one part of a call, natively, with what is next in `iov`, and counts it in `total`. A receive waits
+    /// for all of it. Goes on, or ends the call with its result.
     ///
     /// # Safety
-    /// The buffers are the application's: readable.
-    pub unsafe fn send(
+    /// The buffers are the application's, as its own call demands.
+    pub unsafe fn part(
         &mut self,
+        way: Way,
         call: &mut Call,
         (c, l): (&Conn, &Local),
         iov: &mut Iov<'_>,
         flags: i32,
         total: &mut usize,
-    ) -> Part {
+    ) -> ControlFlow<isize> {
         if self.heard() {
-            return Part::More; // perhaps onto the lane
+            return Continue(()); // perhaps onto the lane
         }
-        let Some(fd) = descriptor(call, (c, l), *total) else {
-            return Part::End(closed(*total));
+        let Some(fd) = native::descriptor(call, (c, l), *total) else {
+            return Break(closed(*total));
         };
-        let mut v = [NONE; VECS];
-        let (h, want) = header(&mut v, iov.clone());
-        if !c.tx.enter_native() {
-            return Part::Lane;
-        }
-        if !call.current(c, l) {
-            c.tx.leave_native(0);
-            return Part::End(closed(*total));
-        }
-        let undo = || {
-            uncounted(c, fd);
-            c.tx.leave_native(0);
-        };
-        let r = if *total == 0 {
-            // SAFETY: the application's buffers, as the kernel would have them from the call itself.
-            let native = || unsafe { real::sendmsg(fd, &h, flags) };
-            signals::or_undo(&undo, || send_or_told(c, native))
-        } else if c.has_error() {
-            c.tx.leave_native(0);
-            return Part::End(*total as isize); // the next call tells it
-        } else {
-            let now = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-            sys::sendmsg(fd, &h, now).map_or_else(|e| -(e as isize), |n| n as isize)
-        };
-        let ours = call.counts(c);
-        c.tx.leave_native(if ours { r.max(0) as u64 } else { 0 });
+        let sends = way == Way::Send;
         let first = *total == 0;
+        // The kernel does not read on behind an urgent mark.
+        if !sends && !first && sys::ioctl_i32(fd, SIOCATMARK) == Ok(1) {
+            return Break(*total as isize);
+        }
+        let flags = flags & !libc::MSG_WAITALL;
+        let mut v = [NONE; VECS];
+        let (mut h, want) = header(&mut v, iov.clone(), PART);
+        let made = native(call, (c, l), way, true, || {
+            if first {
+                let h = &raw mut h;
+                // SAFETY: the application's buffers, as the kernel would have them from the call itself.
+                return way.or_told(c, fd, flags, || unsafe { way.block(fd, h, flags) });
+            }
+            if c.has_error() {
+                return 0; // the next call tells it
+            }
+            // SAFETY: as above.
+            match unsafe { way.now(fd, &mut h, flags) } {
+                // Counted until the end of the wait: who is asleep on TCP does not hear the ring.
+                AGAIN if !sends && !self.wait(fd, libc::POLLIN) => 0,
+                r => r,
+            }
+        });
+        let (r, ours) = match made {
+            Native::Made { says, ours } => (says, ours),
+            Native::Lane => return Continue(()),
+            Native::Closed => return Break(closed(*total)),
+        };
         if r > 0 {
             *total += r as usize;
             iov.skip(r as usize);
         }
-        if ours && r < want as isize {
+        if sends && ours && r < want as isize {
             l.starved.store(1, Relaxed);
         }
-        let go_on = match r {
-            _ if r == want as isize => true,
-            _ if first => false, // a signal, a time-out, an error: the kernel has decided
-            r if r > 0 => true,
-            r if r == -(libc::EAGAIN as isize) => self.wait(fd, libc::POLLOUT),
+        let more = match r {
+            // (A first send that falls short: a signal, a time-out, an error. The kernel has decided.)
+            r if r > 0 => !(sends && first) || r == want as isize,
+            AGAIN if !first => !sends || self.wait(fd, libc::POLLOUT),
             r => {
-                if r != -(libc::EPIPE as isize) {
-                    c.tx.error.put(-r as i32); // the kernel tells it once
+                if !first && r < 0 {
+                    way.put_error(c, -r as i32); // the kernel tells it once
                 }
                 false
             }
         };
-        match go_on && iov.left() > 0 {
-            true => Part::More,
-            false => Part::End(end(r, *total)),
-        }
-    }
-
-    /// Receives one part into `iov`, natively, for a call that waits for all of it, and counts it in
-    /// `total`.
-    ///
-    /// # Safety
-    /// The buffers are the application's: writable.
-    pub unsafe fn recv(
-        &mut self,
-        call: &mut Call,
-        (c, l): (&Conn, &Local),
-        iov: &mut Iov<'_>,
-        flags: i32,
-        total: &mut usize,
-    ) -> Part {
-        if self.heard() {
-            return Part::More;
-        }
-        let Some(fd) = descriptor(call, (c, l), *total) else {
-            return Part::End(closed(*total));
-        };
-        // The kernel does not read on behind an urgent mark.
-        if *total > 0 && sys::ioctl_i32(fd, SIOCATMARK) == Ok(1) {
-            return Part::End(*total as isize);
-        }
-        let flags = flags & !libc::MSG_WAITALL;
-        let mut v = [NONE; VECS];
-        let (mut h, _) = header(&mut v, iov.clone());
-        if !c.rx.enter_native() {
-            return Part::Lane;
-        }
-        if !call.current(c, l) {
-            c.rx.leave_native(0);
-            return Part::End(closed(*total));
-        }
-        let first = *total == 0;
-        let to = &raw mut h;
-        let undo = || {
-            uncounted(c, fd);
-            c.rx.leave_native(0);
-        };
-        let r = if first {
-            // SAFETY: the application's buffers, as above.
-            let native = || unsafe { real::recvmsg(fd, to, flags) };
-            signals::or_undo(&undo, || recv_or_told(c, fd, flags, native))
-        } else if c.has_error() {
-            0
-        } else {
-            let now = flags | libc::MSG_DONTWAIT;
-            sys::recvmsg(fd, &mut h, now).map_or_else(|e| -(e as isize), |n| n as isize)
-        };
-        // Until the end of the wait, too: who is asleep on TCP does not hear the ring.
-        let go_on = match r {
-            r if r > 0 => true,
-            _ if first => false,
-            r if r == -(libc::EAGAIN as isize) => {
-                signals::or_undo(&undo, || self.wait(fd, libc::POLLIN))
-            }
-            0 => false,
-            r => {
-                c.rx.error.put(-r as i32);
-                false
-            }
-        };
-        let ours = call.counts(c);
-        c.rx.leave_native(if ours { r.max(0) as u64 } else { 0 });
-        if r > 0 {
-            *total += r as usize;
-            iov.skip(r as usize);
-        }
-        match go_on && iov.left() > 0 {
-            true => Part::More,
-            false => Part::End(end(r, *total)),
+        match more && iov.left() > 0 {
+            true => Continue(()),
+            false if *total == 0 => Break(r),
+            false => Break(*total as isize),
         }
     }
 
@@ -246,51 +168,9 @@ impl Cut {
         if signals::waiting() {
             return false; // as one that comes during the sleep
         }
-        let n = signals::outside(poll);
+        let n = quietly(|| signals::outside(poll));
         self.news = n > 0 && p[1].revents != 0;
         n > 0
-    }
-}
-
-const NONE: iovec = iovec {
-    iov_base: core::ptr::null_mut(),
-    iov_len: 0,
-};
-
-/// A message of the next part of `iov`, and its length.
-fn header(v: &mut [iovec; VECS], mut iov: Iov<'_>) -> (msghdr, usize) {
-    let (mut n, mut bytes) = (0, 0);
-    while n < VECS && bytes < PART {
-        let Some((p, len)) = iov.take(PART - bytes) else {
-            break;
-        };
-        v[n] = iovec {
-            iov_base: p.cast(),
-            iov_len: len,
-        };
-        n += 1;
-        bytes += len;
-    }
-    // SAFETY: all-zero is a valid msghdr.
-    let mut h: msghdr = unsafe { core::mem::zeroed() };
-    h.msg_iov = v.as_mut_ptr();
-    h.msg_iovlen = n;
-    (h, bytes)
-}
-
-/// The descriptor for the next part: a call that goes on has one of its own.
-fn descriptor(call: &mut Call, (c, l): (&Conn, &Local), total: usize) -> Option<i32> {
-    match total > 0 || call.holds() {
-        true => call.native(c, l),
-        false => Some(call.fd(l)),
-    }
-}
-
-/// What a call says: what was moved, or what its first part said.
-fn end(last: isize, total: usize) -> isize {
-    match total {
-        0 => last,
-        n => n as isize,
     }
 }
 

@@ -1,5 +1,8 @@
 //! `sendfile` onto a lane: read in pieces, and sent like any other bytes.
 
+use super::native::{native, Native, Way};
+use super::parts::{Cut, PART};
+use super::send::run;
 use super::*;
 use core::sync::atomic::{AtomicPtr, AtomicU32};
 
@@ -16,7 +19,7 @@ pub unsafe fn sendfile(
     input: i32,
     off: *mut i64,
     count: usize,
-    native: impl Fn(i32, i32, usize) -> isize,
+    own: impl Fn(i32, i32, usize) -> isize,
 ) -> isize {
     let (c, l) = (table::conn(i), table::local(i));
     if c.tx.on_lane() {
@@ -24,10 +27,10 @@ pub unsafe fn sendfile(
     }
     let _inside = signals::enter();
     if c.tx.on_lane() && !still(fd, i, c, l) {
-        return signals::outside(|| native(fd, input, count));
+        return signals::outside(|| own(fd, input, count));
     }
     let Some((mut call, i)) = Call::of(fd, i) else {
-        return signals::outside(|| native(fd, input, count));
+        return signals::outside(|| own(fd, input, count));
     };
     let (c, l) = (table::conn(i), table::local(i));
     if control::pending() {
@@ -55,20 +58,14 @@ pub unsafe fn sendfile(
         if total > 0 && (c.has_error() || !cut.may_send(out)) {
             return total as isize;
         }
-        if !c.tx.enter_native() {
-            break;
-        }
-        if !call.current(c, l) {
-            c.tx.leave_native(0);
-            return closed(total);
-        }
-        let undo = || {
-            uncounted(c, out);
-            c.tx.leave_native(0);
+        let made = native(&call, (c, l), Way::Send, true, || {
+            send_or_told(c, || own(out, input, want))
+        });
+        let (r, ours) = match made {
+            Native::Made { says, ours } => (says, ours),
+            Native::Lane => break,
+            Native::Closed => return closed(total),
         };
-        let r = signals::or_undo(&undo, || send_or_told(c, || native(out, input, want)));
-        let ours = call.counts(c);
-        c.tx.leave_native(if ours { r.max(0) as u64 } else { 0 });
         total += r.max(0) as usize;
         if ours && r < want as isize {
             l.starved.store(1, Relaxed);
@@ -88,13 +85,13 @@ pub unsafe fn sendfile(
     let mut pos = match off.is_null() {
         true => match sys::lseek(input, 0, libc::SEEK_CUR) {
             Ok(p) => p,
-            Err(e) => return fail(e),
+            Err(e) => return fail_or(total, e),
         },
         // SAFETY: not null, hence the application's valid pointer.
         false => unsafe { *off },
     };
     let Some(buf) = Buffer::take() else {
-        return fail(libc::ENOMEM);
+        return fail_or(total, libc::ENOMEM);
     };
     let give = || buf.give();
     let r = signals::or_undo(&give, || {
@@ -143,10 +140,10 @@ unsafe fn pieces(
             iov_len: n,
         }];
         // SAFETY: our own buffer, of which the kernel has written `n` bytes.
-        let r = unsafe { send_on(call, i, &v, 0, || real::send(fd, v[0].iov_base, n, 0)) };
+        let r = unsafe { run(call, i, &v, 0, &|| real::send(fd, v[0].iov_base, n, 0)) };
         if r < 0 {
             if total > 0 {
-                table::conn(i).tx.error.put(crate::errno()); // told by the next call
+                Way::Send.put_error(table::conn(i), crate::errno()); // told by the next call
                 break;
             }
             return r;

@@ -96,6 +96,6 @@ pub fn make_room(
         left if left > 0 && call.hold(c, l) => {
             wait::wait(i, c, l, For::Space, left as i64, false);
         }
-        _ => super::go_down_full(c, link, call.fd(l), m),
+        _ => super::go_down_full(c, l, link, m, || call.current(c, l)),
     }
 }

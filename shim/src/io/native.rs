@@ -1,0 +1,223 @@
+//! Native calls on connections that may have a lane. While one is under way its direction does not switch,
+//! and the bytes that it moved are counted when it is over: positions stay exact.
+
+use super::call::Call;
+use super::{recv_or_told, send_or_told};
+use crate::table::{self, Local};
+use crate::{errno, real, signals, sys};
+use core::sync::atomic::Ordering::*;
+use libc::{iovec, msghdr};
+use link::family::{flag, Conn};
+use link::lane::Iov;
+use link::reason::Reason;
+
+/// Direction of a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    Send,
+    Receive,
+}
+
+/// What became of a native call.
+pub enum Native {
+    /// It was made, and says this. `ours`: the connection was not closed meanwhile.
+    Made { says: isize, ours: bool },
+    /// It was not: this direction is not on TCP.
+    Lane,
+    /// It was not: the connection was closed.
+    Closed,
+}
+
+impl Way {
+    #[inline(always)]
+    fn enter(self, c: &Conn) -> bool {
+        match self {
+            Way::Send => c.tx.enter_native(),
+            Way::Receive => c.rx.enter_native(),
+        }
+    }
+
+    #[inline(always)]
+    fn leave(self, c: &Conn, moved: u64) {
+        match self {
+            Way::Send => c.tx.leave_native(moved),
+            Way::Receive => c.rx.leave_native(moved),
+        }
+    }
+
+    /// Makes `call`, a native one, unless the application has an error to be told before.
+    pub fn or_told(self, c: &Conn, fd: i32, flags: i32, call: impl Fn() -> isize) -> isize {
+        match self {
+            Way::Send => send_or_told(c, call),
+            Way::Receive => recv_or_told(c, fd, flags, call),
+        }
+    }
+
+    /// Keeps the error that the kernel told a part of a call, for the application's next.
+    pub fn put_error(self, c: &Conn, e: i32) {
+        match self {
+            // It says that again by itself.
+            Way::Send if e == libc::EPIPE => {}
+            Way::Send => c.tx.error.put(e),
+            Way::Receive => c.rx.error.put(e),
+        }
+    }
+
+    /// The C library's call: it may block, and the thread may be cancelled in it.
+    ///
+    /// # Safety
+    /// The buffers of `h` are the application's, as its own call demands.
+    pub unsafe fn block(self, fd: i32, h: *mut msghdr, flags: i32) -> isize {
+        // SAFETY: by contract.
+        unsafe {
+            match self {
+                Way::Send => real::sendmsg(fd, h, flags),
+                Way::Receive => real::recvmsg(fd, h, flags),
+            }
+        }
+    }
+
+    /// The same for a further part: it neither blocks nor raises a signal. Errors are negative.
+    ///
+    /// # Safety
+    /// As [`Way::block`].
+    pub unsafe fn now(self, fd: i32, h: &mut msghdr, flags: i32) -> isize {
+        let flags = flags | libc::MSG_DONTWAIT;
+        let r = match self {
+            Way::Send => sys::sendmsg(fd, h, flags | libc::MSG_NOSIGNAL),
+            Way::Receive => sys::recvmsg(fd, h, flags),
+        };
+        r.map_or_else(|e| -(e as isize), |n| n as isize)
+    }
+}
+
+/// Makes a native call, and counts what it says. If the thread does not come back from it (it is cancelled,
+/// or a handler jumps out of it), nobody knows what it moved: see [`uncounted`]. `counts`: it does not leave
+/// the bytes where they are.
+#[inline]
+pub fn native(
+    call: &Call,
+    (c, l): (&Conn, &Local),
+    way: Way,
+    counts: bool,
+    make: impl FnOnce() -> isize,
+) -> Native {
+    if !way.enter(c) {
+        return Native::Lane;
+    }
+    if !call.current(c, l) {
+        way.leave(c, 0);
+        return Native::Closed;
+    }
+    let fd = call.fd(l);
+    let undo = || {
+        uncounted(c, fd);
+        way.leave(c, 0);
+    };
+    let says = signals::or_undo(&undo, make);
+    // (What it moved on a connection that is closed is the kernel's affair.)
+    let ours = call.counts(c);
+    way.leave(
+        c,
+        if ours && counts {
+            says.max(0) as u64
+        } else {
+            0
+        },
+    );
+    Native::Made { says, ours }
+}
+
+/// A thread has left a native call without a word and may have moved bytes there that nobody has counted:
+/// then the connection stays on TCP.
+#[cold]
+fn uncounted(c: &Conn, fd: i32) {
+    let counted = (c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst));
+    let syn = u64::from(c.flags.load(Relaxed) & flag::CLIENT != 0);
+    let moved = sys::tcp_position(fd).map(|k| (k.sent.wrapping_sub(syn), k.taken));
+    if moved != Some(counted) {
+        table::bar(c, Reason::Bypassed);
+    }
+}
+
+/// The descriptor for a native call: one that goes on has one of its own. `None`: the connection was closed.
+#[inline]
+pub fn descriptor(call: &mut Call, (c, l): (&Conn, &Local), total: usize) -> Option<i32> {
+    match total > 0 || call.holds() {
+        true => call.native(c, l),
+        false => Some(call.fd(l)),
+    }
+}
+
+/// What is left of a call of which `total` bytes are done, or which has slept, natively: the bytes that this
+/// moves, or an error if there are none at all.
+///
+/// # Safety
+/// The buffers are the application's, as its own call demands.
+#[cold]
+pub unsafe fn rest(
+    way: Way,
+    c: &Conn,
+    fd: i32,
+    mut iov: Iov<'_>,
+    mut flags: i32,
+    total: usize,
+) -> isize {
+    if way == Way::Send {
+        flags &= !libc::MSG_ZEROCOPY; // we count this one: see `zerocopy`
+    }
+    let mut moved = 0;
+    loop {
+        let part = total + moved > 0;
+        if way == Way::Send && part {
+            flags |= libc::MSG_NOSIGNAL; // after a part of the bytes there is no SIGPIPE
+        }
+        let mut v = [NONE; VECS];
+        let (mut h, want) = header(&mut v, iov.clone(), usize::MAX);
+        // SAFETY: by contract.
+        let r = signals::outside(|| unsafe { way.block(fd, &mut h, flags) });
+        if r < 0 && !part {
+            return r;
+        }
+        if r < 0 {
+            way.put_error(c, errno());
+        }
+        moved += r.max(0) as usize;
+        iov.skip(r.max(0) as usize);
+        if r < want as isize || iov.left() == 0 || flags & libc::MSG_PEEK != 0 {
+            return moved as isize;
+        }
+        if way == Way::Receive && flags & libc::MSG_WAITALL == 0 {
+            flags |= libc::MSG_DONTWAIT; // these buffers are full: the rest is what there is
+        }
+    }
+}
+
+/// Buffers of one part.
+pub const VECS: usize = 16;
+
+pub const NONE: iovec = iovec {
+    iov_base: core::ptr::null_mut(),
+    iov_len: 0,
+};
+
+/// A message of the next bytes of `iov`, at most so many, and how many they are.
+pub fn header(v: &mut [iovec; VECS], mut iov: Iov<'_>, most: usize) -> (msghdr, usize) {
+    let (mut n, mut bytes) = (0, 0);
+    while n < VECS && bytes < most {
+        let Some((p, len)) = iov.take(most - bytes) else {
+            break;
+        };
+        v[n] = iovec {
+            iov_base: p.cast(),
+            iov_len: len,
+        };
+        n += 1;
+        bytes += len;
+    }
+    // SAFETY: all-zero is a valid msghdr.
+    let mut h: msghdr = unsafe { core::mem::zeroed() };
+    h.msg_iov = v.as_mut_ptr();
+    h.msg_iovlen = n;
+    (h, bytes)
+}

@@ -1,0 +1,384 @@
+//! Receiving: from the lane, natively, or both, as the direction switches while the call is under way.
+
+use super::native::{self, native, rest, Native, Way};
+use super::parts::{Cut, PART};
+use super::{
+    closed, deadline, died_unread, error_now, fail, fail_or, left_ms, lock_for, nonblocking,
+    recv_or_told, reset, still, Call, LOOK_US,
+};
+use crate::links::{Link, Sock};
+use crate::table::{self, Local};
+use crate::wait::{self, For, Woke};
+use crate::{control, promote, real, signals, sys};
+use core::ops::ControlFlow::{self, Break, Continue};
+use core::sync::atomic::Ordering::*;
+use libc::iovec;
+use link::family::Conn;
+use link::lane::rx::{mode, How};
+use link::lane::{Iov, Memory, Received};
+use link::prim::ticks;
+
+/// Receives into `vecs`; `native` makes the application's own call.
+///
+/// # Safety
+/// The buffers are the application's: writable, as its own call demands.
+#[inline]
+pub unsafe fn recv(
+    fd: i32,
+    i: u32,
+    vecs: &[iovec],
+    flags: i32,
+    native: impl Fn() -> isize,
+) -> isize {
+    if table::conn(i).rx.engaged() {
+        real::test_cancel();
+    }
+    let _inside = signals::enter();
+    let Some((mut call, i)) = Call::of(fd, i) else {
+        return signals::outside(native);
+    };
+    let (c, l) = (table::conn(i), table::local(i));
+    if control::pending() {
+        control::pump();
+    }
+    if c.rx.engaged() && !still(fd, i, c, l) {
+        return signals::outside(native);
+    }
+    let all = flags & (libc::MSG_WAITALL | libc::MSG_PEEK);
+    let mut r = Receiving {
+        call: &mut call,
+        i,
+        c,
+        l,
+        flags,
+        all: all == libc::MSG_WAITALL,
+        peek_all: all == libc::MSG_WAITALL | libc::MSG_PEEK,
+        vecs,
+        iov: Iov::new(vecs),
+        total: 0,
+        look: false,
+        nowait: false,
+        last_look: false,
+        until: None,
+        cut: Cut::default(),
+    };
+    loop {
+        let step = match c.rx.mode.load(Relaxed) {
+            // SAFETY: the application's buffers, by this function's contract.
+            mode::TCP => unsafe { r.on_tcp(&native) },
+            _ => r.on_lane(),
+        };
+        if let Break(r) = step {
+            return r;
+        }
+    }
+}
+
+/// A call that receives. Its steps go on (`Continue`), or end it with its result.
+struct Receiving<'a> {
+    call: &'a mut Call,
+    i: u32,
+    c: &'static Conn,
+    l: &'static Local,
+    flags: i32,
+    /// It waits for all it asks for, as one that takes the bytes, or as one that leaves them.
+    all: bool,
+    peek_all: bool,
+    vecs: &'a [iovec],
+    iov: Iov<'a>,
+    total: usize,
+    /// TCP is asked, too, if the ring is empty.
+    look: bool,
+    /// It only goes on with what is there.
+    nowait: bool,
+    /// It was interrupted: what has come meanwhile counts for more.
+    last_look: bool,
+    /// End of the wait that SO_RCVTIMEO allows, once it was asked for: see [`deadline`].
+    until: Option<Option<u64>>,
+    cut: Cut,
+}
+
+impl Receiving<'_> {
+    fn peeks(&self) -> bool {
+        self.flags & libc::MSG_PEEK != 0
+    }
+
+    /// # Safety
+    /// The buffers are the application's.
+    #[inline(never)]
+    unsafe fn on_tcp(&mut self, own: &dyn Fn() -> isize) -> ControlFlow<isize> {
+        let (i, c, l) = (self.i, self.c, self.l);
+        let fd = self.call.fd(l);
+        promote::evidence(i, fd, c);
+        promote::try_ready(i, c, l);
+        // A call that waits for everything must not be caught by the switch half-way.
+        if self.all
+            && (self.cut.begun() || self.iov.left() > PART)
+            && self.cut.begin(i, fd, self.flags, libc::SO_RCVTIMEO)
+        {
+            let (iov, total) = (&mut self.iov, &mut self.total);
+            // SAFETY: by contract.
+            return match unsafe {
+                self.cut
+                    .part(Way::Receive, self.call, (c, l), iov, self.flags, total)
+            } {
+                Break(0) => Break(self.tcp_ended()),
+                step => step,
+            };
+        }
+        let goes_on = self.total > 0 || self.call.holds();
+        let Some(fd) = native::descriptor(self.call, (c, l), self.total) else {
+            return Break(closed(self.total));
+        };
+        let dontwait = goes_on && self.nowait;
+        let flags = self.flags | if dontwait { libc::MSG_DONTWAIT } else { 0 };
+        let total = self.total;
+        // SAFETY: by contract.
+        let more = || unsafe { rest(Way::Receive, c, fd, self.iov.clone(), flags, total) };
+        let counts = !self.peeks();
+        let made = native(self.call, (c, l), Way::Receive, counts, || match goes_on {
+            false => recv_or_told(c, fd, flags, own),
+            true if total == 0 => recv_or_told(c, fd, flags, more),
+            true => more(),
+        });
+        match made {
+            Native::Made { says: 0, .. } if total == 0 => Break(self.tcp_ended()),
+            Native::Made { says, .. } => Break(total as isize + says), // (after a part it is no error)
+            Native::Closed => Break(closed(total)),
+            Native::Lane => Continue(()),
+        }
+    }
+
+    /// TCP has ended, before anything was received: a reset, if the other end died with bytes of ours unread.
+    fn tcp_ended(&self) -> isize {
+        let (c, l) = (self.c, self.l);
+        if promote::engaged_tx(c) && died_unread(self.call, c, l) {
+            return self.ended();
+        }
+        0
+    }
+
+    /// The lane, or the connection, has ended.
+    #[cold]
+    fn ended(&self) -> isize {
+        match self.total {
+            0 if !self.call.current(self.c, self.l) => fail(libc::EBADF),
+            0 => match error_now(self.i, self.call.fd(self.l)) {
+                0 => 0, // somebody was told: it is the end from now on
+                e => fail(e),
+            },
+            n => n as isize,
+        }
+    }
+
+    #[inline(always)]
+    fn on_lane(&mut self) -> ControlFlow<isize> {
+        let (c, l) = (self.c, self.l);
+        let Some((link, m)) = promote::lane(c, l) else {
+            return Break(match self.call.current(c, l) {
+                true => fail_or(self.total, libc::ECONNRESET), // no clean end
+                false => closed(self.total),
+            });
+        };
+        let nb = nonblocking(c, self.flags);
+        if nb && !self.look {
+            let now = ticks();
+            self.look =
+                now.wrapping_sub(c.rx.looked.load(Relaxed)) > LOOK_US * wait::cycles_per_us();
+        }
+        let before = c.rx.mode.load(Relaxed);
+        let got = self.take(link, &m)?;
+        if let Received::Bytes(n) = got {
+            if c.rx.is_up() {
+                promote::promoted(c);
+            }
+            self.total += n;
+            link.moved();
+            if self.iov.left() == 0 || n == 0 {
+                return Break(self.total as isize);
+            }
+            return self.part(before, link, &m);
+        }
+        self.nothing(got, link, &m)
+    }
+
+    /// Takes from the lane what is there.
+    #[inline(always)]
+    fn take(&mut self, link: &Link, m: &Memory) -> ControlFlow<isize, Received> {
+        let (c, l) = (self.c, self.l);
+        let Some(_g) = lock_for(&c.rx.lock, c, self.flags) else {
+            return Break(fail_or(self.total, libc::EAGAIN));
+        };
+        if !self.call.current(c, l) {
+            return Break(closed(self.total));
+        }
+        let fd = l.fd.load(Relaxed);
+        let port = Sock { fd, link };
+        if c.owner_pid.load(Relaxed) != table::pid() {
+            c.rx.want_down(m, &port); // a forked child reads along until the sender is on TCP
+            link.ring();
+        }
+        let how = How {
+            peek: self.peeks(),
+            discard: self.flags & libc::MSG_TRUNC != 0,
+            look: self.look,
+        };
+        let got = c.rx.recv(m, &port, &mut self.iov, how);
+        // It goes on: before a closer gets the lock.
+        if (self.all || self.peek_all)
+            && self.iov.left() > 0
+            && matches!(got, Received::Bytes(n) if n > 0)
+        {
+            self.call.hold(c, l);
+        }
+        Continue(got)
+    }
+
+    /// Some bytes were there, and there is room for more. The direction was in mode `before`.
+    #[inline(always)]
+    fn part(&mut self, before: u32, link: &Link, m: &Memory) -> ControlFlow<isize> {
+        let (c, l) = (self.c, self.l);
+        if self.all {
+            self.look = false;
+            return Continue(());
+        }
+        if self.peek_all {
+            return self.peek_on(link, m);
+        }
+        let now = c.rx.mode.load(Relaxed);
+        // What lies behind the ring, on TCP, may have been told already (`looked` is 0 then): who takes a
+        // short count for "nothing more" waits for other news.
+        let told = c.rx.is_up() && c.rx.looked.load(Relaxed) == 0;
+        let behind = told || now == mode::LAST;
+        // The same where the switch lay inside this read.
+        if self.peeks() || !behind && now == before {
+            return Break(self.total as isize);
+        }
+        if !self.call.hold(c, l) {
+            return Break(closed(self.total));
+        }
+        self.look |= behind;
+        self.nowait = true;
+        Continue(())
+    }
+
+    /// A peek that waits for all it asks for has found a part of it: it naps, and looks anew.
+    #[cold]
+    fn peek_on(&mut self, link: &Link, m: &Memory) -> ControlFlow<isize> {
+        let (c, l) = (self.c, self.l);
+        if nonblocking(c, self.flags) {
+            return Break(self.total as isize);
+        }
+        let fd = self.call.fd(l);
+        let end = *self
+            .until
+            .get_or_insert_with(|| deadline(c, fd, libc::SO_RCVTIMEO));
+        promote::attend(c, link, m, fd);
+        signals::outside(real::test_cancel);
+        // A peek cannot go on where it stopped: not in a second buffer from TCP, nor behind a frame that
+        // comes after the ring.
+        let up = c.rx.is_up();
+        self.peek_all = left_ms(end) != 0
+            && (up || self.vecs.len() == 1)
+            && more_may_come(fd, up)
+            && !signals::waiting()
+            && !signals::interrupted(true);
+        (self.total, self.iov, self.look) = (0, Iov::new(self.vecs), true);
+        Continue(()) // once more at the end, too: something may have come before it
+    }
+
+    /// No bytes came from the lane.
+    #[inline(never)]
+    fn nothing(&mut self, got: Received, link: &Link, m: &Memory) -> ControlFlow<isize> {
+        let (c, l) = (self.c, self.l);
+        match got {
+            Received::Bytes(_) | Received::Tcp => Continue(()),
+            Received::Empty => self.empty(link, m),
+            Received::Eof => {
+                c.rx.looked.store(0, Relaxed); // whoever comes again is told again
+                promote::attend(c, link, m, self.call.fd(l));
+                l.checked.store(0, Relaxed);
+                // Our sending half may have met the error that the kernel does not tell any more.
+                Break(match (self.total, c.has_error()) {
+                    (0, true) => match c.take_error_at_end() {
+                        0 => 0,
+                        e => fail(e),
+                    },
+                    (n, _) => n as isize,
+                })
+            }
+            Received::Error(e) => {
+                l.checked.store(0, Relaxed); // the next send looks whether anybody is there
+                c.rx.looked.store(0, Relaxed);
+                if self.total > 0 {
+                    c.rx.error.put(e);
+                    return Break(self.total as isize);
+                }
+                c.tx.error.take(); // the same trouble
+                Break(fail(e))
+            }
+            Received::Reset(r) => {
+                reset(c, self.call.fd(l), r);
+                Break(self.ended())
+            }
+        }
+    }
+
+    /// The ring is empty, and TCP, as far as it was asked.
+    #[inline(always)]
+    fn empty(&mut self, link: &Link, m: &Memory) -> ControlFlow<isize> {
+        let (c, l) = (self.c, self.l);
+        if self.look {
+            c.rx.looked.store(ticks(), Relaxed); // TCP was asked; with bytes on the ring it is not
+        }
+        promote::attend(c, link, m, self.call.fd(l));
+        if c.rx.shut.load(Relaxed) != 0 {
+            return Break(self.total as isize);
+        }
+        if self.last_look {
+            return Break(fail_or(self.total, libc::EINTR));
+        }
+        if self.nowait || nonblocking(c, self.flags) {
+            return Break(fail_or(self.total, libc::EAGAIN));
+        }
+        // (A spin holds nothing: whoever is closed in it had not slept. Nor is the time-out asked for.)
+        if c.rx.is_up() && !self.look && wait::may_spin(&l.spin) {
+            let found = wait::spin(|| m.peer_rx().cpu.load(Relaxed), || c.rx.stirs(m));
+            wait::spun(&l.spin, found);
+            if found {
+                return Continue(());
+            }
+        }
+        self.sleep()
+    }
+
+    fn sleep(&mut self) -> ControlFlow<isize> {
+        let (i, c, l) = (self.i, self.c, self.l);
+        if !self.call.hold(c, l) {
+            return Break(closed(self.total));
+        }
+        let fd = self.call.fd(l);
+        let end = *self
+            .until
+            .get_or_insert_with(|| deadline(c, fd, libc::SO_RCVTIMEO));
+        let any = end.is_some() || self.total > 0;
+        match wait::wait(i, c, l, For::Data, left_ms(end), any) {
+            Woke::Look { kernel } => self.look = kernel,
+            Woke::Timeout => return Break(fail_or(self.total, libc::EAGAIN)),
+            // The handler has closed it.
+            Woke::Interrupted if self.total == 0 && !self.call.current(c, l) => {
+                return Break(fail(libc::EINTR))
+            }
+            Woke::Interrupted => (self.look, self.last_look) = (true, true),
+        }
+        Continue(())
+    }
+}
+
+/// For a peek that waits for all it asks for, with a part of it there: naps a little, for nothing wakes
+/// who finds bytes. `up`: on the ring, where what TCP has is a frame. False: the end, an error, a signal.
+fn more_may_come(fd: i32, up: bool) -> bool {
+    let events = libc::POLLRDHUP | if up { libc::POLLIN } else { 0 };
+    let end = events | libc::POLLHUP | libc::POLLERR;
+    sys::poll_ms(fd, events, 1).is_ok_and(|e| e & end == 0)
+}

@@ -1,0 +1,385 @@
+//! Sending: over the lane, natively, or both, as the direction switches while the call is under way.
+
+use super::native::{self, native, rest, Native, Way};
+use super::parts::{Cut, PART};
+use super::{
+    broken, closed, deadline, error_now, fail, fail_or, left_ms, lock_for, nonblocking, peer_check,
+    quietly, reset, send_or_told, short, still, zerocopy, Call, ASK_MS, CHECK_US, FULL_MS,
+};
+use crate::links::{Link, Sock};
+use crate::table::{self, Local};
+use crate::wait::{self, For, Woke};
+use crate::{control, lock, promote, real, signals, sys};
+use core::ops::ControlFlow::{self, Break, Continue};
+use core::sync::atomic::Ordering::*;
+use libc::iovec;
+use link::family::{flag, Conn};
+use link::lane::{tx, Iov, Memory, Sent};
+use link::prim::cpu_and_ticks;
+
+/// Milliseconds without progress of a far reader after which a full ring goes down: word of it comes late.
+const FULL_FAR_MS: u64 = 200;
+
+/// Sends `vecs`. `native` makes the application's own call.
+///
+/// # Safety
+/// The buffers are the application's: readable, as its own call demands.
+#[inline]
+pub unsafe fn send(
+    fd: i32,
+    i: u32,
+    vecs: &[iovec],
+    flags: i32,
+    native: impl Fn() -> isize,
+) -> isize {
+    if flags & libc::MSG_ZEROCOPY != 0 {
+        // SAFETY: passed on.
+        return unsafe {
+            zerocopy::send(fd, i, vecs, flags, native, |flags, native| {
+                send_plain(fd, i, vecs, flags, native)
+            })
+        };
+    }
+    // SAFETY: passed on.
+    unsafe { send_plain(fd, i, vecs, flags, native) }
+}
+
+/// # Safety
+/// As [`send`].
+#[inline(always)]
+unsafe fn send_plain(
+    fd: i32,
+    i: u32,
+    vecs: &[iovec],
+    flags: i32,
+    native: impl Fn() -> isize,
+) -> isize {
+    let c = table::conn(i);
+    if c.tx.on_lane() {
+        real::test_cancel(); // the kernel's calls do it, and we may make none
+    }
+    let _inside = signals::enter();
+    if c.tx.on_lane() && !still(fd, i, c, table::local(i)) {
+        return signals::outside(native);
+    }
+    let Some((mut call, i)) = Call::of(fd, i) else {
+        return signals::outside(native);
+    };
+    // SAFETY: passed on.
+    unsafe { run(&mut call, i, vecs, flags, &native) }
+}
+
+/// The call itself, for a `Call` that its caller has begun.
+///
+/// # Safety
+/// As [`send`].
+#[inline]
+pub unsafe fn run(
+    call: &mut Call,
+    i: u32,
+    vecs: &[iovec],
+    flags: i32,
+    native: &impl Fn() -> isize,
+) -> isize {
+    if control::pending() {
+        control::pump();
+    }
+    let mut s = Sending {
+        call,
+        i,
+        c: table::conn(i),
+        l: table::local(i),
+        flags,
+        vecs,
+        iov: Iov::new(vecs),
+        total: 0,
+        until: None,
+        patient: false,
+        moment: 0,
+        cut: Cut::default(),
+    };
+    loop {
+        let step = match s.c.tx.mode.load(Relaxed) {
+            // SAFETY: the application's buffers, by this function's contract.
+            tx::mode::TCP => unsafe { s.on_tcp(native) },
+            _ => s.on_lane(),
+        };
+        if let Break(r) = step {
+            return r;
+        }
+    }
+}
+
+/// A call that sends. Its steps go on (`Continue`), or end it with its result.
+struct Sending<'a> {
+    call: &'a mut Call,
+    i: u32,
+    c: &'static Conn,
+    l: &'static Local,
+    flags: i32,
+    vecs: &'a [iovec],
+    iov: Iov<'a>,
+    total: usize,
+    /// End of the wait that SO_SNDTIMEO allows, once it was asked for: see [`deadline`].
+    until: Option<Option<u64>>,
+    /// It has waited for an answer although it may not block.
+    patient: bool,
+    /// End of the moment that it gives the reader: see [`short`].
+    moment: u64,
+    cut: Cut,
+}
+
+impl Sending<'_> {
+    /// # Safety
+    /// The buffers are the application's.
+    #[inline(never)]
+    unsafe fn on_tcp(&mut self, own: &dyn Fn() -> isize) -> ControlFlow<isize> {
+        let (i, c, l) = (self.i, self.c, self.l);
+        let fd = self.call.fd(l);
+        promote::evidence(i, fd, c);
+        let far = c.flags.load(Relaxed) & flag::FAR != 0;
+        if (!far || self.cut.begun()) && promote::try_up(i, c, l, fd) {
+            return Continue(());
+        }
+        let large = self.cut.begun() || self.iov.left() > PART;
+        if large && self.cut.begin(i, fd, self.flags, libc::SO_SNDTIMEO) {
+            let (iov, total) = (&mut self.iov, &mut self.total);
+            // SAFETY: by contract.
+            return unsafe {
+                self.cut
+                    .part(Way::Send, self.call, (c, l), iov, self.flags, total)
+            };
+        }
+        let goes_on = self.total > 0 || self.call.holds();
+        let Some(fd) = native::descriptor(self.call, (c, l), self.total) else {
+            return Break(closed(self.total));
+        };
+        short::begins(l, self.vecs);
+        let (total, flags) = (self.total, self.flags);
+        let made = native(self.call, (c, l), Way::Send, true, || match goes_on {
+            false => send_or_told(c, own),
+            true if total > 0 && c.has_error() => 0, // the next call tells it
+            // SAFETY: by contract.
+            true => send_or_told(c, || unsafe {
+                rest(Way::Send, c, fd, self.iov.clone(), flags, total)
+            }),
+        });
+        let r = match made {
+            Native::Made { says, ours: true } => says,
+            // Closed while it was under way: the kernel has finished it.
+            Native::Made { says, ours: false } => return Break(total as isize + says),
+            Native::Closed => return Break(closed(total)),
+            Native::Lane => return Continue(()),
+        };
+        if far {
+            // The far node is asked while the application does something else.
+            quietly(|| promote::try_up(i, c, l, fd));
+        }
+        let (whole, r) = (total + self.iov.left(), total as isize + r); // (after a part it is no error)
+        if r < whole as isize {
+            short::told(l, self.vecs, r);
+        }
+        Break(r)
+    }
+
+    #[inline(always)]
+    fn on_lane(&mut self) -> ControlFlow<isize> {
+        let (c, l) = (self.c, self.l);
+        let Some((link, m)) = promote::lane(c, l) else {
+            return Break(self.ended());
+        };
+        if c.owner_pid.load(Relaxed) != table::pid() {
+            promote::take_down(self.i); // a forked child: back to TCP, where both may send
+        }
+        if c.tx.shut.load(Relaxed) != 0 {
+            return Break(self.ended()); // though the kernel may not know yet
+        }
+        // Before, not after: what meets nobody must meet TCP, which answers.
+        let (me, now) = cpu_and_ticks();
+        if now.wrapping_sub(l.checked.load(Relaxed)) > CHECK_US * wait::cycles_per_us() {
+            l.checked.store(now, Relaxed);
+            peer_check(self.call, c, l, link, &m);
+        }
+        let sent = self.put(link, &m)?;
+        if let Sent::Bytes(n) = sent {
+            self.total += n;
+            link.moved();
+            if m.own_rx().cpu.load(Relaxed) != me {
+                m.own_rx().cpu.store(me, Relaxed); // a hint for the other side's spin
+            }
+            return match self.iov.left() {
+                0 => Break(self.total as isize),
+                _ => Continue(()),
+            };
+        }
+        self.no_room(link, &m, sent)
+    }
+
+    /// Puts on the ring what there is room for.
+    #[inline(always)]
+    fn put(&mut self, link: &Link, m: &Memory) -> ControlFlow<isize, Sent> {
+        let (c, l) = (self.c, self.l);
+        let Some(_g) = lock_for(&c.tx.lock, c, self.flags) else {
+            return Break(fail_or(self.total, libc::EAGAIN));
+        };
+        if !self.call.current(c, l) {
+            return Break(closed(self.total));
+        }
+        let fd = l.fd.load(Relaxed);
+        let was = c.tx.is_up();
+        let s = c.tx.send(m, &Sock { fd, link }, &mut self.iov);
+        // It goes on, or sleeps: before a closer gets the lock.
+        if self.iov.left() > 0 && !nonblocking(c, self.flags) && !matches!(s, Sent::Reset(_)) {
+            self.call.hold(c, l);
+        }
+        if was && !c.tx.is_up() {
+            promote::counted_down();
+        } else if !was && c.tx.is_up() {
+            promote::counted_up(c);
+        }
+        Continue(s)
+    }
+
+    /// Nobody can send any more: the lane, the connection or this direction has ended.
+    #[cold]
+    fn ended(&self) -> isize {
+        match self.total {
+            0 if !self.call.current(self.c, self.l) => fail(libc::EBADF),
+            0 => match error_now(self.i, self.call.fd(self.l)) {
+                0 => broken(self.flags),
+                e => fail(e),
+            },
+            n => n as isize,
+        }
+    }
+
+    #[inline(never)]
+    fn no_room(&mut self, link: &Link, m: &Memory, sent: Sent) -> ControlFlow<isize> {
+        let (i, c, l) = (self.i, self.c, self.l);
+        let full = match sent {
+            Sent::Reset(r) => {
+                reset(c, self.call.fd(l), r);
+                return Break(self.ended());
+            }
+            Sent::Tcp | Sent::Bytes(_) => return Continue(()),
+            sent => sent == Sent::Full,
+        };
+        if full {
+            let ours = || self.call.current(c, l);
+            if grow(c, link, m, ours) {
+                return Continue(());
+            }
+            if full_for_long(c, l) {
+                go_down_full(c, l, link, m, ours);
+                return Continue(());
+            }
+            let fd = self.call.fd(l);
+            if c.tx.want_space(m, &Sock { fd, link }) {
+                return Continue(());
+            }
+        }
+        peer_check(self.call, c, l, link, m);
+        short::begins(l, self.vecs);
+        if !nonblocking(c, self.flags) {
+            return self.sleep(full, link, m);
+        }
+        if full && short::kernel_has_room(c, l, m, self.call.fd(l), self.total) {
+            short::make_room(self.call, i, (c, l), (link, m), &mut self.moment);
+            return Continue(());
+        }
+        if !self.patient && !full && c.tx.awaits(m) {
+            // One answer, once per switch: worth more than an EAGAIN that TCP would not give.
+            self.patient = true;
+            if !self.call.hold(c, l) {
+                return Break(closed(self.total));
+            }
+            wait::wait(i, c, l, For::Space, ASK_MS, false);
+            return Continue(());
+        }
+        short::told(l, self.vecs, self.total as isize);
+        crate::epoll::blocked(i);
+        Break(fail_or(self.total, libc::EAGAIN))
+    }
+
+    /// Sleeps until there may be room. It holds the connection.
+    fn sleep(&mut self, full: bool, link: &Link, m: &Memory) -> ControlFlow<isize> {
+        let (i, c, l) = (self.i, self.c, self.l);
+        let fd = self.call.fd(l);
+        let end = *self
+            .until
+            .get_or_insert_with(|| deadline(c, fd, libc::SO_SNDTIMEO));
+        let ms = left_ms(end);
+        let cap = if full { FULL_MS as i64 + 1 } else { -1 };
+        let t = if cap < 0 || (0..=cap).contains(&ms) {
+            ms
+        } else {
+            cap
+        };
+        let any = end.is_some() || self.total > 0;
+        match wait::wait(i, c, l, For::Space, t, any) {
+            Woke::Timeout if t == ms => {
+                if full && short::kernel_has_room(c, l, m, fd, self.total) {
+                    go_down_full(c, l, link, m, || self.call.current(c, l));
+                    return Continue(());
+                }
+                Break(fail_or(self.total, libc::EAGAIN))
+            }
+            Woke::Interrupted => Break(fail_or(self.total, libc::EINTR)),
+            _ => Continue(()),
+        }
+    }
+}
+
+/// The ring is full: has it been so for long, without the reader taking anything?
+pub fn full_for_long(c: &Conn, l: &Local) -> bool {
+    let (since, now) = (c.tx.full_since_ms.load(Relaxed), sys::now_ms());
+    let consumed = c.tx.consumed();
+    if since == 0 || l.full_at.swap(consumed, Relaxed) != consumed {
+        l.full_at.store(consumed, Relaxed);
+        c.tx.full_since_ms.store(now, Relaxed);
+        return false;
+    }
+    let most = match c.flags.load(Relaxed) & flag::FAR {
+        0 => FULL_MS,
+        _ => FULL_FAR_MS,
+    };
+    now.saturating_sub(since) > most
+}
+
+/// Ring full for long: down, and up again only later. `ours`, asked under the lock: is this still the
+/// connection that was looked at?
+pub fn go_down_full(c: &Conn, l: &Local, link: &Link, m: &Memory, ours: impl Fn() -> bool) {
+    // Tried only: this may run under the lock of an epoll set.
+    let Some(_g) = lock::try_lock(&c.tx.lock) else {
+        return;
+    };
+    if ours() && c.tx.is_up() {
+        promote::full_down(c);
+        let fd = l.fd.load(Relaxed);
+        let _ = c.tx.down(m, &Sock { fd, link });
+        promote::counted_down();
+    }
+}
+
+/// A lane that fills its ring gets a larger one, if the daemon allows and the reader has left the one before.
+/// `ours` as above.
+fn grow(c: &Conn, link: &Link, m: &Memory, ours: impl Fn() -> bool) -> bool {
+    let Some(_g) = lock::lock(&c.tx.lock) else {
+        return false;
+    };
+    let log2 = c.tx.ring_log2();
+    let max = control::ring_sizes().1;
+    if !ours() || log2 == 0 || log2 >= max || !c.tx.can_move(m) {
+        return false;
+    }
+    let Some(loc) = link.alloc((log2 + 2).min(max)) else {
+        return false;
+    };
+    let freed = c.tx.move_to(m, loc);
+    let slot = &link.rings[c.lane.load(Relaxed) as usize];
+    slot[1].store(slot[0].swap(loc.pack(), Relaxed), Relaxed);
+    if let Some(f) = freed {
+        link.free(f);
+    }
+    true
+}
