@@ -144,9 +144,10 @@ pub struct RxWords {
     pub cpu: AtomicU32,
     /// `marks::*` of this end. Not about an epoch.
     pub marks: AtomicU32,
-    /// Across nodes only, written by a daemon in its mirror: the head that the far daemon is known to
+    /// Across nodes, written by a daemon in its mirror: the head that the far daemon is known to
     /// have shown to its end. (That the network has taken the bytes is not enough: the far daemon may
-    /// die before it says so, and nobody else can.)
+    /// die before it says so, and nobody else can.) On one node, written by an end that has `ENDED`: all
+    /// bytes that it has put on TCP.
     pub landed: AtomicU64,
     /// Across nodes only, about the sending direction of an end: what the daemon beside it does with
     /// it (`pack(epoch, custody::*)`, in the daemon's mirror), and what the end itself is putting on
@@ -171,6 +172,8 @@ pub mod marks {
     pub const DEAF: u32 = 8;
     /// This end has found the other one dead with bytes unread, and tells its application.
     pub const CUT: u32 = 16;
+    /// This end says so before its kernel sends a reset that it wants, or that its close is.
+    pub const RESET: u32 = 32;
 }
 
 /// An entry of `Control::log`: ticks, and the lane's number in its group.

@@ -14,12 +14,12 @@ mod members;
 mod sleep;
 
 pub use harvest::state;
-pub use members::{activate, deactivate, forget, kick_if_waiting, lost, stir, unbind};
+pub use members::{activate, deactivate, forget, kick_if_waiting, lost, stir, tell_error, unbind};
 pub use sleep::wait;
 
 use crate::links::{self, Link, Sock, SETS};
 use crate::table::{self, Local};
-use crate::{control, fdtab, io, lock, promote, signals, sys, wait};
+use crate::{control, ends, fdtab, io, lock, promote, signals, sys, wait};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use harvest::*;
 use libc::epoll_event;
@@ -113,6 +113,8 @@ struct Set {
     high: AtomicU32,
     /// Slots of `links` whose doorbell is out of sight: see `sleep::mute`.
     muted: AtomicU64,
+    /// When an end of one of its connections is to be told (CLOCK_MONOTONIC, ms), see `ends`; 0: none.
+    end_ms: AtomicU64,
     links: [AtomicU32; LINKS],
     groups: [AtomicU32; LINKS],
     seen: [[AtomicU32; GROUPS]; LINKS],
@@ -202,6 +204,7 @@ pub fn created(fd: i32) {
             }
             s.spin.store(4, Relaxed);
             s.muted.store(0, Relaxed);
+            s.end_ms.store(0, Relaxed);
             for k in 0..LINKS {
                 s.links[k].store(0, Relaxed);
                 s.groups[k].store(0, Relaxed);
@@ -535,7 +538,9 @@ fn arm(s: &Set, reg: &Reg, conn: u32, fd: i32) {
 fn armed(set: u32, conn: u32, r: u32) {
     let c = table::conn(conn);
     promote::expected(conn, reg_at(r).fd.load(Relaxed), c);
-    if c.flags.load(Relaxed) & (flag::LANE | flag::BARRED | flag::HELD) == flag::LANE {
+    let flags = c.flags.load(Relaxed) & (flag::LANE | flag::BARRED | flag::HELD);
+    // (An error that a call of ours has taken is told from the inner set; the kernel has it no more.)
+    if flags == flag::LANE || flags & flag::LANE != 0 && c.has_error() {
         if c.owner_pid.load(Relaxed) != table::pid() {
             // Inherited: in a set of ours the link's doorbell would be heard by us, and no more by its
             // owner. What comes after the way down is told by the kernel.

@@ -252,11 +252,16 @@ fn end(fd: i32, i: u32) {
             let _ = c.rx.probe(&m, &port);
         }
         // First closed, then looked: a sender publishes, then looks whether we have closed.
-        c.rx.close(&m, &port);
-        if !whole || c.rx.ring_unread(&m) > 0 {
+        c.rx.close(&m, &port, c.tx.kpos.load(Relaxed));
+        let reset = !whole || c.rx.ring_unread(&m) > 0;
+        if reset {
             // Unread bytes at close are a reset, as in TCP (RFC 1122, 4.2.2.13), after a SHUT_RD as well.
             // So are sent bytes that did not find their way: the peer must not take the end for a clean one.
             let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_AT_CLOSE);
+        }
+        let in_kernel = || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
+        if reset || far::lingers_for_no_time(fd) || in_kernel() {
+            c.rx.announce_reset(&m, &port);
         }
         c.tx.shut(&m, &port);
     }
@@ -321,7 +326,7 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Option<i32> {
             }
             // Everything sent is on the ring; later sends get the kernel's EPIPE.
             c.tx.shut(&m, &port);
-            c.rx.announce_end(&m);
+            c.rx.announce_end(&m, &port, c.tx.kpos.load(Relaxed));
         }
     }
     Some(how)

@@ -18,7 +18,7 @@ pub mod zerocopy;
 pub use errors::{
     check, cut, disconnect, error_now, recv_or_told, reset, reset_by_death, send_or_told,
 };
-use errors::{died_unread, peer_check};
+use errors::{instead_of_end, peer_check};
 pub use inq::{put_inq, sync_inq};
 pub use leave::{leave, LEAVE_MS};
 pub use recv::recv;

@@ -8,6 +8,7 @@
 //! gets or loses its lane; [`control`] speaks to the daemon; [`signals`] keeps handlers out of the middle of it all.
 
 mod control;
+mod ends;
 mod env;
 mod epoll;
 mod fdops;

@@ -6,7 +6,7 @@ use crate::epoll::{self, IN, OUT};
 use crate::fdtab::{self, Fd};
 use crate::table;
 use crate::wait;
-use crate::{control, io, promote, signals, sys};
+use crate::{control, ends, io, promote, signals, sys};
 use core::sync::atomic::Ordering::*;
 use libc::{pollfd, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
 use link::family::flag;
@@ -35,7 +35,9 @@ fn concerned(fds: &[pollfd]) -> bool {
                 promote::expected(i, p.fd, c);
                 if c.flags.load(Relaxed) & flag::LANE != 0 {
                     promote::try_ready(i, c, table::local(i));
-                    any |= promote::engaged(c) && crate::io::still(p.fd, i, c, table::local(i));
+                    let ending = ends::left_ms_of(i) >= 0;
+                    any |= (promote::engaged(c) || ending)
+                        && crate::io::still(p.fd, i, c, table::local(i));
                 }
                 // The kernel does not know of these.
                 any |= c.has_error() || io::zerocopy::pending(table::local(i));
@@ -234,6 +236,9 @@ fn scan(fds: &mut [pollfd], tmp: &mut [pollfd], patient: bool) -> (i32, bool) {
             } else if io::zerocopy::pending(table::local(i)) {
                 p.revents |= POLLERR;
             }
+        }
+        if p.revents & POLLERR != 0 {
+            epoll::tell_error(p.fd);
         }
         if p.revents != 0 {
             count += 1;

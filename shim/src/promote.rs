@@ -191,9 +191,9 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
         return false;
     };
     slot[0].store(loc.pack(), Relaxed);
-    c.tx.attach(&m, epoch, loc);
-    c.tx.set_tag(tag);
     c.rx.attach(&m, epoch, tag);
+    c.tx.attach(&m, epoch, loc); // says that all words are of this use: see `RxState::said`
+    c.tx.set_tag(tag);
     if c.flags.load(Relaxed) & flag::CLIENT != 0 {
         c.rx.mark_client(&m);
     }
@@ -404,9 +404,12 @@ pub fn peer_gone(link: &Link) {
 fn peer_end_gone(i: u32, c: &Conn) {
     let l = table::local(i);
     let fd = l.fd.load(Relaxed);
+    l.peer_dead.store(1, Relaxed); // and if its FIN does not come: see `ends`
     let ended = || sys::poll1(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
-    if engaged_tx(c) && ended() && lane(c, l).is_some_and(|(_, m)| c.rx.notice_death(&m)) {
-        crate::io::reset_by_death(c, fd);
+    if let Some((_, m)) = lane(c, l).filter(|_| engaged_tx(c) && ended()) {
+        if c.rx.notice_death(&m, true) {
+            crate::io::reset_by_death(c, &m, fd);
+        }
     }
     if let Some(_g) = lock::lock(&c.tx.lock) {
         c.tx.abandon();

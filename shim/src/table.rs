@@ -40,6 +40,11 @@ pub struct Local {
     pub spin: AtomicI32,
     /// Ticks of the last look whether the peer's TCP end is still there, by the sending half.
     pub checked: AtomicU64,
+    /// Ends that TCP has told, those that it has until then to tell (CLOCK_MONOTONIC, ms), and whether nobody
+    /// holds the other end any more: see `ends`.
+    pub end_told: AtomicU32,
+    pub end_due_ms: AtomicU64,
+    pub peer_dead: AtomicU32,
     /// Ticks of the last proof that a descriptor still is this connection: see `io::still`.
     pub proved: AtomicU64,
 }
@@ -215,6 +220,9 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         l.zerocopy_ours.store(0, Relaxed);
         l.checked.store(0, Relaxed);
         l.proved.store(0, Relaxed);
+        l.end_told.store(0, Relaxed);
+        l.end_due_ms.store(0, Relaxed);
+        l.peer_dead.store(0, Relaxed);
         c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`
         return Some(i as u32);
     }

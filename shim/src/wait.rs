@@ -7,7 +7,7 @@
 
 use crate::links::{Link, Sock, WAITERS};
 use crate::table::{self, Local};
-use crate::{control, epoll, fdtab, promote, real, signals, sys};
+use crate::{control, ends, epoll, fdtab, promote, real, signals, sys};
 use core::sync::atomic::{fence, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use link::family::Conn;
 use link::lane::{wake, Memory};
@@ -226,8 +226,9 @@ pub fn forward(link: &Link, me: Option<usize>, set: Option<usize>) {
 fn has_news(i: u32) -> bool {
     let c = table::conn(i);
     match promote::lane(c, table::local(i)) {
-        Some((_, m)) => {
+        Some((link, m)) => {
             c.rx.stirs(&m)
+                || ends::is_pending(c, table::local(i), link, &m)
                 || c.tx.has_work(&m)
                 || (c.tx.is_up() && c.tx.writable(&m))
                 || !c.rx.engaged()
@@ -383,18 +384,26 @@ pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) 
         control::pump();
         return Woke::Look { kernel: false };
     }
+    let end = ends::left_ms(c, l, link, &m);
+    if end == 0 {
+        return Woke::Look { kernel: true };
+    }
     // What goes on after it was interrupted leaves no errno.
-    crate::io::quietly(|| match sleep(i, c, link, &m, what, timeout_ms, any) {
-        _ if signals::interrupted(any) => Woke::Interrupted,
-        Woke::Interrupted if !foreign(any) => Woke::Look { kernel: true },
-        woke => woke,
-    })
+    crate::io::quietly(
+        || match sleep(i, c, link, &m, what, (timeout_ms, end), any) {
+            _ if signals::interrupted(any) => Woke::Interrupted,
+            Woke::Interrupted if !foreign(any) => Woke::Look { kernel: true },
+            woke => woke,
+        },
+    )
 }
 
 /// Milliseconds of a sleep that nobody can end, since `poll` takes no more entries (RLIMIT_NOFILE).
 pub const UNHEARD_MS: i64 = 5;
 
-fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, timeout_ms: i64, any: bool) -> Woke {
+/// `ms`: the time-out, and until an end is to be told (see `ends`).
+fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), any: bool) -> Woke {
+    let (timeout_ms, end) = ms;
     // A forked child shares the parent's doorbell, which it must not drain: it naps.
     let mine = c.owner_pid.load(Relaxed) == table::pid();
     let slot_no = if mine {
@@ -459,7 +468,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, timeout_ms: i64, 
                 ..none
             },
         ];
-        let mut t = nap(timeout_ms, slot_no.is_some());
+        let mut t = ends::sooner(nap(timeout_ms, slot_no.is_some()), end);
         if !leader && !(0..1000).contains(&t) {
             t = 1000; // a follower sees to it now and then that there is a leader
         }

@@ -85,6 +85,13 @@ def epoll(sock):
     return "+".join(v for k, v in EVENTS.items() if got and got[0][1] & k) or "none"
 
 
+def level_two(sock):
+    """Two looks at one level-triggered registration, with a `poll` between them."""
+    with select.epoll() as e:
+        e.register(sock, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP)
+        return "/".join([awaited(e.poll(0)), poll(sock), awaited(e.poll(0))])
+
+
 def selects(sock):
     r, w, x = select.select([sock], [sock], [sock], 0)
     return f"{len(r)}{len(w)}{len(x)}"
@@ -181,6 +188,49 @@ def so_error(sock):
     return errno.errorcode.get(e, e)
 
 
+def awaited(got):
+    return "+".join(v for k, v in EVENTS.items() if got and got[0][1] & k) or "none"
+
+
+def await_poll(sock, mask=select.POLLIN | select.POLLRDHUP):
+    p = select.poll()
+    p.register(sock, mask)
+    return awaited(p.poll(20000))
+
+
+def await_epoll(sock, mode=0):
+    with select.epoll() as e:
+        e.register(sock, select.EPOLLIN | select.EPOLLRDHUP | mode)
+        return awaited(e.poll(20))
+
+
+def await_select(sock):
+    r, w, x = select.select([sock], [], [sock], 20)
+    return f"{len(r)}{len(w)}{len(x)}"
+
+
+def await_recv(sock, n=1 << 16, flags=0):
+    got = sock.recv(n, flags)
+    return f"{len(got)}:{sum(got) % 997}"
+
+
+def spin_recv(sock):
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            return recv(sock)
+        except BlockingIOError:
+            time.sleep(0.01)
+    return "nothing"
+
+
+def spin_poll(sock):
+    end = time.monotonic() + 20
+    while time.monotonic() < end and poll(sock, select.POLLIN | select.POLLRDHUP) == "none":
+        time.sleep(0.01)
+    return poll(sock, select.POLLIN | select.POLLRDHUP)
+
+
 def sigpipe(sock):
     """Does a plain `write` raise SIGPIPE, and what does it say?"""
     got = []
@@ -211,7 +261,7 @@ def recvmmsg(sock):
     return errno.errorcode[ctypes.get_errno()] if n < 0 else f"{n}:{sum(m.len for m in ms[:n])}"
 
 
-CALLS = {"poll": poll, "epoll": epoll, "select": selects, "recv": recv, "rest": rest_said, "send": send,
+CALLS = {"level_two": level_two, "poll": poll, "epoll": epoll, "select": selects, "recv": recv, "rest": rest_said, "send": send,
          "peek": lambda s: recv(s, flags=socket.MSG_PEEK), "so_error": so_error, "sigpipe": sigpipe,
          "unread": unread, "readv": readv, "recvmmsg": recvmmsg, "outq": outq,
          "pollout": lambda s: poll(s, select.POLLOUT), "pollnone": lambda s: poll(s, 0),
@@ -227,6 +277,13 @@ CALLS = {"poll": poll, "epoll": epoll, "select": selects, "recv": recv, "rest": 
          "waitall": lambda s: recv(s, 2000, socket.MSG_WAITALL),
          "send_n": send_n, "sends": sends, "timeout": with_timeout, "within": within, "writev": writev,
          "sendfile": sendfile,
+         "await_recv": await_recv, "await_poll": await_poll, "await_epoll": await_epoll,
+         "await_all": lambda s: await_recv(s, 1 << 16, socket.MSG_WAITALL),
+         "await_peek": lambda s: await_recv(s, 1 << 16, socket.MSG_PEEK),
+         "await_none": lambda s: await_poll(s, 0), "await_select": await_select,
+         "await_edge": lambda s: await_epoll(s, select.EPOLLET),
+         "await_once": lambda s: await_epoll(s, select.EPOLLONESHOT),
+         "spin_recv": spin_recv, "spin_poll": spin_poll,
          "getpeer": lambda s: s.getpeername() and "named"}
 
 
@@ -235,8 +292,9 @@ CALLS = {"poll": poll, "epoll": epoll, "select": selects, "recv": recv, "rest": 
 class Peer:
     """A process with the other end, which does what it is told."""
 
-    def __init__(self):
-        self.process = subprocess.Popen([sys.executable, "-u", os.path.abspath(__file__), "peer", sys.argv[-1]],
+    def __init__(self, stays):
+        role = ["peer", "stay" if stays else "down"]
+        self.process = subprocess.Popen([sys.executable, "-u", os.path.abspath(__file__), *role, sys.argv[-1]],
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.port = int(self.process.stdout.readline())
 
@@ -263,10 +321,18 @@ def peer():
     while exactly(sock, 64)[0] == 0:
         sock.sendall(bytes(64))
     sock.sendall(b"\1" * 64)
-    # Takes its direction down, for nobody has been seen to wait for it.
-    sock.settimeout(10)
+    if sys.argv[2] == "down":
+        # Takes its direction down, for nobody has been seen to wait for it.
+        sock.settimeout(10)
     for line in sys.stdin:
         what, *args = line.split()
+        if what == "later":
+            # Not before the other end is asleep, as a rule.
+            print("done", flush=True)
+            time.sleep(0.2)
+            what, *args = args[0].split("_")
+            {"close": sock.close, "shut": lambda: sock.shutdown(socket.SHUT_WR), "exit": lambda: os._exit(0)}[what]()
+            continue
         if what == "close":
             sock.close()
         elif what == "reset":
@@ -341,6 +407,19 @@ CASES = {
     "peer_shut_close": "!shut_SHUT_WR fin recv write !arrived_1024 !close gone send recv poll",
     "peer_shut_close_poll": "!shut_SHUT_WR fin recv write !arrived_1024 !close gone poll so_error poll send",
     "peer_shut_close_read": "!shut_SHUT_WR fin recv write !arrived_1024 !close gone recv recv so_error send",
+    # (Those in which the other end stays on its lane.)
+    "stay_written_then_kill": "write !arrived_1024 !kill died poll send poll recv",
+    "stay_written_then_close": "write !arrived_1024 !close gone poll epoll recv poll epoll",
+    "stay_reset_epoll": "!reset gone level_two so_error level_two recv",
+    "stay_kill_poll_epoll": "write !arrived_1024 !kill died poll epoll pollnone epoll recv epoll",
+    "stay_kill_two": "write !arrived_1024 !kill died level_two so_error level_two recv",
+    "stay_shut_kill_epoll": "!shut_SHUT_WR fin recv write !arrived_1024 !kill died poll epoll level_two so_error epoll",
+    "stay_shut_reset_epoll": "!shut_SHUT_WR fin recv !reset gone poll epoll level_two so_error epoll",
+    "stay_shut_close_epoll": "!shut_SHUT_WR fin recv write !arrived_1024 !close gone poll epoll level_two send epoll",
+    "stay_shut_kill_unread": "!shut_SHUT_WR fin recv write !arrived_1024 !kill died poll send send recv poll",
+    "stay_shut_exit_unread": "!shut_SHUT_WR fin recv write !arrived_1024 !exit died so_error poll recv send",
+    "stay_reset_poll_epoll": "!reset gone poll epoll epoll pollnone recv epoll send",
+    "stay_reset_poll_two": "!reset gone poll level_two recv epoll",
     "peer_shut_kill": "!shut_SHUT_WR fin recv write !arrived_1024 !kill died poll send recv",
     "peer_shut_unread": "write !arrived_1024 !shut_SHUT_WR fin poll recv send !unread poll recv",
     "peer_rd_close": "write !arrived_1024 !shut_SHUT_RD !close gone recv recv send",
@@ -388,6 +467,43 @@ STUCK = {
 }
 
 
+# Cases in which no packet arrives any more, but (where they run bare) in the kernel's own way.
+EATEN = {
+    "eaten_close_recv": "!later_close await_recv await_recv poll",
+    "eaten_close_all": "!later_close await_all await_recv",
+    "eaten_close_peek": "!later_close await_peek await_recv",
+    "eaten_close_poll": "!later_close await_poll await_recv await_poll",
+    "eaten_close_select": "!later_close await_select await_recv await_select",
+    "eaten_close_epoll": "!later_close await_epoll await_recv await_epoll",
+    "eaten_close_edge": "!later_close await_edge await_recv",
+    "eaten_close_once": "!later_close await_once await_recv await_once",
+    "eaten_close_spin": "!close spin_recv spin_recv",
+    "eaten_close_spin_poll": "!close spin_poll recv",
+    "eaten_half_close": "!send_1 !close await_recv await_recv poll",
+    "eaten_half_close_epoll": "!send_1 have1 !close await_recv await_epoll await_recv await_edge",
+    "eaten_shut": "!later_shut await_recv await_poll write !read_1024",
+    "eaten_shut_epoll": "!later_shut await_edge await_recv",
+    "eaten_exit_recv": "!later_exit await_recv await_recv poll",
+    "eaten_exit_edge": "!later_exit await_edge await_recv",
+    "eaten_kill_recv": "!kill await_recv await_recv poll",
+    "eaten_kill_poll": "!kill await_poll await_recv await_poll",
+    "eaten_kill_epoll": "!kill await_epoll await_recv await_epoll",
+    "eaten_kill_spin": "!kill spin_recv spin_recv",
+    "eaten_reset_recv": "!reset await_recv await_recv poll send",
+    "eaten_reset_poll": "!reset await_poll await_recv poll so_error",
+    "eaten_reset_none": "!reset await_none so_error poll recv",
+    "eaten_reset_epoll": "!reset await_edge await_recv await_epoll",
+    "eaten_reset_half": "!send_2 have2 !reset await_none rest recv send",
+    "eaten_unread_close": "write !arrived_1024 !close await_recv await_recv send poll",
+    "eaten_unread_close_epoll": "write !arrived_1024 !close await_edge so_error await_epoll recv",
+    "eaten_unread_exit": "write !arrived_1024 !later_exit await_recv await_recv send poll",
+    "eaten_unread_kill": "write !arrived_1024 !kill await_recv await_recv send poll",
+    "eaten_unread_kill_poll": "write !arrived_1024 !kill await_none so_error poll recv",
+    "eaten_unread_kill_epoll": "write !arrived_1024 !kill await_once recv await_epoll recv",
+    "eaten_unread_kill_half": "!send_1 have1 write !arrived_1024 !kill await_none rest recv send",
+}
+
+
 def stick(sock):
     """Sends until nothing has gone for a while."""
     since = time.monotonic()
@@ -401,7 +517,7 @@ def stick(sock):
 
 def run(names, down):
     for number, name in enumerate(names):
-        other = Peer()
+        other = Peer(name.startswith(("stay_", "eaten_")))
         sock = socket.create_connection(("127.0.0.1", other.port))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         rounds, last = 0, False
@@ -423,7 +539,7 @@ def run(names, down):
             for _ in range(80):  # onto the lane again, after `settimeout`
                 sock.sendall(bytes(64))
                 other.do("read 64")
-        for word in (CASES | SHORT | STUCK)[name].split():
+        for word in (CASES | SHORT | STUCK | EATEN)[name].split():
             if word == "!kill":
                 other.kill()
             elif word.startswith("!"):
@@ -446,7 +562,7 @@ def main():
     if sys.argv[1] == "peer":
         return peer()
     if sys.argv[1] == "list":
-        return print(*CASES, *SHORT, *STUCK)
+        return print(*(EATEN if sys.argv[2] == "eaten" else CASES | SHORT | STUCK))
     run(sys.argv[2].split(","), sys.argv[3] == "down")
 
 

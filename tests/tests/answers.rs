@@ -4,39 +4,53 @@
 use anyhow::{bail, ensure, Context, Result};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-use underpass_tests::harness::{until, Daemon, Place, Program, SOON};
+use underpass_tests::harness::{until, Daemon, Place, Pods, Program, SOON};
 use underpassd::admin::Target;
 
 const PROGRAM: &str = "answers.py";
 /// For all cases of one mode.
 const LIMIT: Duration = Duration::from_secs(240);
 
-fn names() -> Result<Vec<String>> {
-    let list = Program::python(PROGRAM, &Place::bare()).args(["list", "-"]);
+#[derive(Clone, Copy, PartialEq)]
+enum Cases {
+    Up,
+    /// The end that is asked wants to be on its way down.
+    Down,
+    /// No packet arrives any more.
+    Eaten,
+}
+
+fn names(cases: Cases) -> Result<Vec<String>> {
+    let which = if cases == Cases::Eaten {
+        "eaten"
+    } else {
+        "all"
+    };
+    let list = Program::python(PROGRAM, &Place::bare()).args(["list", which, "-"]);
     let all = list.check(SOON)?;
     Ok(all.split_whitespace().map(str::to_string).collect())
 }
 
 /// The cases that say `word` in their name; all, if the environment names none.
-fn wanted() -> Result<Vec<String>> {
+fn wanted(cases: Cases) -> Result<Vec<String>> {
     let only = std::env::var("UNDERPASS_TEST_CASE").unwrap_or_default();
-    let mut all = names()?;
+    let mut all = names(cases)?;
     all.retain(|n| n.contains(&only));
     ensure!(!all.is_empty(), "no case {only:?}");
     Ok(all)
 }
 
 /// Runs the cases; `before` is called before each with its number, when both ends exchange messages, and
-/// `down` when the end that is asked wants to be on its way down.
+/// `begin` when they have stopped and it begins.
 fn run(
     place: &Place,
-    down: bool,
+    cases: Cases,
     before: impl Fn(usize) -> Result<()>,
-    go_down: impl Fn() -> Result<()>,
+    begin: impl Fn() -> Result<()>,
 ) -> Result<Vec<String>> {
     let dir = tempfile::tempdir()?;
-    let all = wanted()?;
-    let how = if down { "down" } else { "up" };
+    let all = wanted(cases)?;
+    let how = if cases == Cases::Up { "up" } else { "down" };
     let mut p = Program::python(PROGRAM, place)
         .args(["run", &all.join(","), how])
         .arg(dir.path())
@@ -52,9 +66,9 @@ fn run(
         ensure!(started, "{}: {}\n{}", all[n - 1], p.stdout(), p.stderr());
         before(n).with_context(|| format!("{name}\n{}{}", p.stdout(), p.stderr()))?;
         std::fs::write(file("warm", n), b"")?;
-        if down {
+        if cases != Cases::Up {
             until(name, SOON, || file("down", n).exists() || p.has_ended())?;
-            go_down()?;
+            begin()?;
             std::fs::write(file("went", n), b"")?;
         }
     }
@@ -75,26 +89,45 @@ fn said(out: &str) -> Vec<String> {
 }
 
 /// Bare, once for all modes.
-fn bare() -> Result<&'static Vec<String>> {
-    static SAID: OnceLock<Vec<String>> = OnceLock::new();
-    if SAID.get().is_none() {
-        let _ = SAID.set(run(&Place::bare(), false, |_| Ok(()), || Ok(()))?);
+fn bare(cases: Cases) -> Result<&'static Vec<String>> {
+    static ALL: OnceLock<Vec<String>> = OnceLock::new();
+    static EATEN: OnceLock<Vec<String>> = OnceLock::new();
+    let (said, cases) = match cases {
+        Cases::Eaten => (&EATEN, Cases::Eaten),
+        _ => (&ALL, Cases::Up),
+    };
+    if said.get().is_none() {
+        let _ = said.set(run(&Place::bare(), cases, |_| Ok(()), || Ok(()))?);
     }
-    SAID.get().context("not run")
+    said.get().context("not run")
 }
 
 /// Under the shim: both ends are on their lane when each case begins.
-fn as_bare(d: &Daemon, place: &Place, down: bool) -> Result<()> {
-    let bare = bare()?;
+fn as_bare(d: &Daemon, place: &Place, cases: Cases) -> Result<()> {
+    let go_down = || match cases {
+        Cases::Down => d.down(Target::All).map(drop),
+        _ => Ok(()),
+    };
+    compare(d, place, cases, |_| Ok(()), go_down)
+}
+
+fn compare(
+    d: &Daemon,
+    place: &Place,
+    cases: Cases,
+    before: impl Fn(usize) -> Result<()>,
+    begin: impl Fn() -> Result<()>,
+) -> Result<()> {
+    let bare = bare(cases)?;
     let both_up = |n: usize| {
+        before(n)?;
         d.await_promoted(2)?;
         until("bytes on the lanes", SOON, || {
             d.stats()
                 .is_ok_and(|s| s.lane_tx_bytes >= 1000 * (n as u64 + 1))
         })
     };
-    let go_down = || d.down(Target::All).map(drop);
-    let ours = run(place, down, both_up, go_down).with_context(|| d.picture())?;
+    let ours = run(place, cases, both_up, begin).with_context(|| d.picture())?;
     let mut wrong = String::new();
     for (b, o) in bare.iter().zip(&ours).filter(|(b, o)| b != o) {
         wrong += &format!("bare {b}\nshim {o}\n");
@@ -111,13 +144,13 @@ fn as_bare(d: &Daemon, place: &Place, down: bool) -> Result<()> {
 #[test]
 fn by_default() -> Result<()> {
     let d = Daemon::start()?;
-    as_bare(&d, &d.place(), false)
+    as_bare(&d, &d.place(), Cases::Up)
 }
 
 #[test]
 fn eager() -> Result<()> {
     let d = Daemon::start()?;
-    as_bare(&d, &d.eager(), false)
+    as_bare(&d, &d.eager(), Cases::Up)
 }
 
 #[test]
@@ -126,11 +159,38 @@ fn in_rings_of_one_page() -> Result<()> {
     let file = dir.path().join("config");
     std::fs::write(&file, "ring_log2 = 12\nring_max_log2 = 12\n")?;
     let d = Daemon::with(&["--config", &file.to_string_lossy()])?;
-    as_bare(&d, &d.eager(), false)
+    as_bare(&d, &d.eager(), Cases::Up)
 }
 
 #[test]
 fn on_the_way_down() -> Result<()> {
     let d = Daemon::start()?;
-    as_bare(&d, &d.eager(), true)
+    as_bare(&d, &d.eager(), Cases::Down)
+}
+
+/// From the beginning of each case on, a packet filter eats what TCP has to say: a FIN or a reset reaches
+/// nobody. What is said is the same.
+fn eaten(place: impl Fn(&Daemon) -> Place) -> Result<()> {
+    let d = Daemon::start()?;
+    let pods = Pods::new()?;
+    let within = Place::bare().netns(pods.a());
+    let filter = |op: &str| {
+        let rule = format!("-w {op} OUTPUT -o lo -p tcp -j DROP");
+        let iptables = Program::new("iptables", &within).words(&rule);
+        iptables.check(SOON).map(drop)
+    };
+    let open = |n: usize| if n > 0 { filter("-D") } else { Ok(()) };
+    compare(&d, &place(&d).netns(pods.a()), Cases::Eaten, open, || {
+        filter("-A")
+    })
+}
+
+#[test]
+fn root_eaten_by_default() -> Result<()> {
+    eaten(Daemon::place)
+}
+
+#[test]
+fn root_eaten_eager() -> Result<()> {
+    eaten(Daemon::eager)
 }

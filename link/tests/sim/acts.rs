@@ -104,14 +104,14 @@ impl World {
                         return;
                     }
                     h.tx.shut(&m, &port);
-                    h.rx.announce_end(&m);
+                    h.rx.announce_end(&m, &port, h.tx.kpos.load(Relaxed));
                 }
                 if *act == Act::ShutWr {
                     h.wr_shut.set(true);
                     self.net.borrow_mut().fin(e);
                 } else {
                     if h.attached.get() {
-                        h.rx.close(&m, &port);
+                        h.rx.close(&m, &port, h.tx.kpos.load(Relaxed));
                     }
                     let unread = h.attached.get() && h.rx.ring_unread(&m) > 0;
                     h.closed.set(true);
@@ -155,7 +155,7 @@ impl World {
                 if h.rx.engaged() {
                     let _ = h.rx.probe(&m, &port);
                 }
-                h.rx.close(&m, &port);
+                h.rx.close(&m, &port, h.tx.kpos.load(Relaxed));
                 reset = h.rx.ring_unread(&m) > 0;
             }
         }

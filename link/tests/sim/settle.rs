@@ -3,6 +3,7 @@
 use super::{Act, Wire, World, LANE};
 use link::lane::rx::How;
 use link::lane::Progress;
+use std::sync::atomic::Ordering::Relaxed;
 
 impl World {
     /// Lets both ends act as event loops do, each only when something wakes it, until nothing
@@ -138,7 +139,7 @@ impl World {
             if h.fin_due.get() && !h.tx.holds_fin(&m) {
                 h.fin_due.set(false);
                 h.tx.shut(&m, &Wire { w: self, e });
-                h.rx.announce_end(&m);
+                h.rx.announce_end(&m, &Wire { w: self, e }, h.tx.kpos.load(Relaxed));
                 self.net.borrow_mut().fin(e);
             }
             if h.revoking.get() {

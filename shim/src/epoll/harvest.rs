@@ -125,6 +125,7 @@ pub(super) fn harvest(
         if alone.is_some_and(|moves| moves != s.moves.load(Acquire)) {
             return h; // whoever comes next finds everything still queued
         }
+        tell_ends(s);
         gather(s, s.stirred.swap(0, SeqCst) != 0);
         let rounds = s.queued.load(Relaxed);
         for _ in 0..rounds {
@@ -214,6 +215,8 @@ pub(super) fn harvest(
             if nleaving < leaving.len()
                 && c.flags.load(Relaxed) & (flag::HELD | flag::BARRED) != 0
                 && !promote::engaged(c)
+                && !c.has_error()
+                && ends::left_ms_of(conn - 1) < 0
             {
                 leaving[nleaving] = conn;
                 nleaving += 1;
@@ -369,12 +372,22 @@ pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) -> bool {
         return false;
     }
     let c = table::conn(conn - 1);
-    let Some((_, m)) = promote::lane(c, table::local(conn - 1)) else {
+    let l = table::local(conn - 1);
+    let Some((link, m)) = promote::lane(c, l) else {
         return false;
     };
+    let ending = ends::left_ms(c, l, link, &m);
+    if ending >= 0 {
+        await_end(s, ending);
+    }
     let head = m.peer_head().load(Acquire);
     let moved = head != reg.last_head.load(Relaxed);
-    if moved || all || c.tx.has_work(&m) || c.rx.stirs(&m) || reg.flags.load(Relaxed) & BLOCKED != 0
+    if moved
+        || all
+        || ending >= 0
+        || c.tx.has_work(&m)
+        || c.rx.stirs(&m)
+        || reg.flags.load(Relaxed) & BLOCKED != 0
     {
         if moved || all {
             reg.last_head.store(head, Relaxed);
@@ -388,6 +401,50 @@ pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) -> bool {
         return true;
     }
     false
+}
+
+/// An end is to be told so many milliseconds from now: whoever sleeps in the set by then is woken. (When it is
+/// told the kernel has an event.) Set lock held.
+pub(super) fn await_end(s: &Set, ms: i64) {
+    let (before, at) = (s.end_ms.load(SeqCst), sys::now_ms() + ms as u64);
+    if before != 0 && before <= at {
+        return;
+    }
+    // SYNC end: the time is stored, then we look for sleepers; a sleeper counts itself, then asks for the time.
+    s.end_ms.store(at, SeqCst);
+    if s.asleep.load(SeqCst) & !HEARS != 0 {
+        sys::poke(s.kick.load(Relaxed));
+    }
+}
+
+/// Milliseconds until an end is to be told in this set; negative: there is none.
+pub(super) fn end_left_ms(s: &Set) -> i64 {
+    match s.end_ms.load(SeqCst) {
+        0 => -1,
+        at => at.saturating_sub(sys::now_ms()) as i64,
+    }
+}
+
+/// Tells the ends whose time has come. Set lock held.
+fn tell_ends(s: &Set) {
+    if end_left_ms(s) != 0 {
+        return;
+    }
+    s.end_ms.store(0, SeqCst);
+    published(s, true, |k, g, _, _, _| {
+        let mut r = s.chain[k][g].load(Relaxed);
+        while r != 0 {
+            let reg = reg_at(r);
+            let left = match reg.conn.load(Relaxed) {
+                0 => -1,
+                conn => ends::left_ms_of(conn - 1),
+            };
+            if left > 0 {
+                await_end(s, left);
+            }
+            r = reg.next_group.load(Relaxed);
+        }
+    });
 }
 
 /// Has any group that this set watches changed? Reads only; no lock.

@@ -129,6 +129,10 @@ pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     let error = c.has_error() || io::zerocopy::pending(l);
     let idle = !error
         && promote::lane(c, l).is_some_and(|(_, m)| c.rx.is_up() && c.rx.ready(&m) == Some(false));
+    let ending = ends::left_ms_of(conn);
+    if ending >= 0 {
+        await_end(s, ending);
+    }
     if !idle || reg.mask.load(Relaxed) & (OUT | WRNORM) != 0 {
         push(s, r);
     }
@@ -362,6 +366,18 @@ pub fn stir(conn: u32) {
             kick_if_waiting(set as usize - 1);
         }
         r = reg.next_conn.load(Relaxed);
+    }
+}
+
+/// An error that a call of ours may have taken from the kernel is told by sets as well, until the application
+/// takes it: their registrations have to be in the inner set.
+#[cold]
+pub fn tell_error(fd: i32) {
+    let Some(i) = fdtab::conn(fd).filter(|i| table::conn(*i).has_error()) else {
+        return;
+    };
+    if let Some((link, _)) = promote::lane(table::conn(i), table::local(i)) {
+        activate(i, link);
     }
 }
 

@@ -263,6 +263,7 @@ pub(super) unsafe fn wait_lanes(
         }
         let moves = s.moves.load(Acquire);
         let counted = fall_asleep(s);
+        nap = ends::sooner(nap, end_left_ms(s)); // SYNC end
         if !counted {
             nap = if nap < 0 { 1 } else { nap.min(1) };
         }

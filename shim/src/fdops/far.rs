@@ -35,6 +35,13 @@ fn back_on_tcp(c: &Conn, m: &Memory, port: &Sock, fd: i32) -> bool {
     step.is_ok()
 }
 
+/// Does the application want its close to be a reset?
+pub fn lingers_for_no_time(fd: i32) -> bool {
+    let mut linger = [0u8; 8];
+    let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger);
+    linger == RESET_AT_CLOSE
+}
+
 /// Before the last close. The locks of both directions are taken here.
 pub fn close(c: &Conn, link: &Link, m: &Memory, fd: i32) {
     let port = Sock { fd, link };
@@ -51,11 +58,9 @@ pub fn close(c: &Conn, link: &Link, m: &Memory, fd: i32) {
     if in_kernel() && c.rx.engaged() {
         let _ = c.rx.probe(m, &port); // a frame that came just now
     }
-    c.rx.close(m, &port);
+    c.rx.close(m, &port, 0);
     let unread = c.rx.ring_unread(m) > 0 || !repeats && in_kernel();
-    let mut linger = [0u8; 8];
-    let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger);
-    if unread || linger == RESET_AT_CLOSE {
+    if unread || lingers_for_no_time(fd) {
         // As in TCP (RFC 1122, 4.2.2.13), and at once: our close is not the last one.
         return io::disconnect(fd);
     }

@@ -5,10 +5,11 @@ use super::call::Call;
 use super::fail;
 use crate::links::Link;
 use crate::table::{self, Local};
-use crate::{control, lock, promote, signals, sys};
+use crate::{control, ends, lock, promote, signals, sys};
 use core::sync::atomic::Ordering::*;
 use link::family::Conn;
 use link::lane::Memory;
+use link::layout::marks;
 use link::reason::Reason;
 
 /// Resets the connection: RST to the peer, ECONNRESET here, once, and the reason in `ss`.
@@ -108,39 +109,56 @@ fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool
     if gone {
         if let Some(_g) = lock::lock(&c.tx.lock) {
             if ours() {
-                if e & libc::POLLHUP == 0 && c.rx.notice_death(m) {
-                    reset_by_death(c, fd);
+                if e & libc::POLLHUP == 0 && c.rx.notice_death(m, dead) {
+                    reset_by_death(c, m, fd);
                 }
                 c.tx.abandon();
             }
         }
+    }
+    if dead {
+        link.gone(); // the other connections with it shall hear, too
     }
     if control::fd() < 0 {
         control::ensure();
     }
 }
 
-/// TCP has ended, natively: has the other end died with bytes of ours unread on the ring? Then it is reset.
+/// TCP has ended, natively: what is to be told instead of an end of file, 0 if that is right. Has the other
+/// end died with bytes of ours unread on the ring? Then it is reset.
 #[cold]
-pub(super) fn died_unread(call: &Call, c: &Conn, l: &Local) -> bool {
-    let Some(_g) = lock::lock(&c.tx.lock) else {
-        return false;
-    };
-    let fd = call.fd(l);
-    let died = call.current(c, l)
-        && sys::poll1(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP) == libc::POLLRDHUP
-        && promote::lane(c, l).is_some_and(|(_, m)| c.rx.notice_death(&m));
-    if died {
-        reset_by_death(c, fd);
-        c.tx.abandon();
+pub(super) fn instead_of_end(call: &Call, i: u32, c: &Conn, l: &Local) -> i32 {
+    if promote::engaged_tx(c) {
+        let Some(_g) = lock::lock(&c.tx.lock) else {
+            return 0;
+        };
+        let fd = call.fd(l);
+        let ended = || sys::poll1(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);
+        if call.current(c, l) && ended() == libc::POLLRDHUP {
+            if let Some((_, m)) = promote::lane(c, l) {
+                if c.rx.notice_death(&m, ends::is_dead(l)) {
+                    reset_by_death(c, &m, fd);
+                    c.tx.abandon();
+                    return error_now(i, fd);
+                }
+            }
+        }
     }
-    died
+    // The end was made here, while the call slept.
+    match c.has_error() && call.current(c, l) {
+        true => c.take_error_at_end(),
+        false => 0,
+    }
 }
 
 /// The other end died with bytes of ours unread on the ring, of which its kernel does not know: as if its
-/// reset had come.
-pub fn reset_by_death(c: &Conn, fd: i32) {
-    c.rx.error.put(libc::ECONNRESET);
+/// reset had come: behind a FIN that it sent before, it is EPIPE, for who sends.
+pub fn reset_by_death(c: &Conn, m: &Memory, fd: i32) {
+    let fin = || sys::poll1(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
+    match c.rx.said(m) & marks::ENDED != 0 && fin() {
+        true => c.tx.error.put(libc::EPIPE),
+        false => c.rx.error.put(libc::ECONNRESET),
+    }
     cut(fd);
 }
 

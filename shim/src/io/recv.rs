@@ -3,13 +3,13 @@
 use super::native::{self, native, rest, Native, Way};
 use super::parts::{Cut, PART};
 use super::{
-    closed, deadline, died_unread, error_now, fail, fail_or, left_ms, lock_for, nonblocking,
+    closed, deadline, error_now, fail, fail_or, instead_of_end, left_ms, lock_for, nonblocking,
     recv_or_told, reset, still, Call, LOOK_US,
 };
 use crate::links::{Link, Sock};
 use crate::table::{self, Local};
 use crate::wait::{self, For, Woke};
-use crate::{control, promote, real, signals, sys};
+use crate::{control, ends, promote, real, signals, sys};
 use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
@@ -152,10 +152,13 @@ impl Receiving<'_> {
     /// TCP has ended, before anything was received: a reset, if the other end died with bytes of ours unread.
     fn tcp_ended(&self) -> isize {
         let (c, l) = (self.c, self.l);
-        if promote::engaged_tx(c) && died_unread(self.call, c, l) {
-            return self.ended();
+        if !promote::engaged_tx(c) && !c.has_error() {
+            return 0;
         }
-        0
+        match instead_of_end(self.call, self.i, c, l) {
+            0 => 0,
+            e => fail(e),
+        }
     }
 
     /// The lane, or the connection, has ended.
@@ -339,6 +342,10 @@ impl Receiving<'_> {
             return Break(fail_or(self.total, libc::EINTR));
         }
         if self.nowait || nonblocking(c, self.flags) {
+            if self.total == 0 && ends::left_ms(c, l, link, m) == 0 {
+                self.look = true;
+                return Continue(());
+            }
             return Break(fail_or(self.total, libc::EAGAIN));
         }
         // (A spin holds nothing: whoever is closed in it had not slept. Nor is the time-out asked for.)

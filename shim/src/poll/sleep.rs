@@ -10,7 +10,7 @@ use super::{news, LINKS, RDNORM, STACK, WRNORM};
 use crate::fdtab;
 use crate::links::Link;
 use crate::wait::{self, Place};
-use crate::{control, io, promote, signals, sys, table};
+use crate::{control, ends, io, promote, signals, sys, table};
 use core::sync::atomic::Ordering::*;
 use libc::{pollfd, POLLIN, POLLOUT, POLLRDHUP};
 use link::lane::tx;
@@ -157,6 +157,10 @@ pub(super) fn sleep(
         let c = table::conn(i);
         promote::engaged(c) && c.owner_pid.load(Relaxed) != table::pid()
     });
+    let end = conns().fold(-1, |ms, i| ends::sooner(ms, ends::left_ms_of(i)));
+    if end == 0 {
+        return Slept::Again;
+    }
     // Without a lane there is nobody but kernel and daemon to be woken by.
     let alone = !foreign && !conns().any(|i| ours(i).is_some());
     let place = match foreign || alone {
@@ -193,6 +197,7 @@ pub(super) fn sleep(
         }
     }
     let mut nap = wait::nap(left, alone || (place.index().is_some() && !links.many));
+    nap = ends::sooner(nap, end);
     if full {
         let most = io::FULL_MS as i64 + 1;
         nap = if nap < 0 { most } else { nap.min(most) };

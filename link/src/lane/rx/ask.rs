@@ -148,10 +148,25 @@ impl RxState {
         w.store(w.load(Relaxed) | bit, SeqCst);
     }
 
-    /// The application shuts its sending direction down, or closes: a FIN that follows is no sign of death.
-    pub fn announce_end(&self, m: &Memory) {
-        // SeqCst: before the system call that makes the FIN.
+    /// The application shuts its sending direction down, or closes: a FIN that follows is no sign of death,
+    /// and one that does not follow is missed. `sent`: bytes that this end has put on TCP.
+    pub fn announce_end(&self, m: &Memory, port: &impl Port, sent: u64) {
+        if !m.far() {
+            m.own_rx().landed.store(sent, Relaxed);
+        }
+        // SeqCst: before the system call that makes the FIN, and after what the other end looks up then.
         m.own_rx().marks.fetch_or(marks::ENDED, SeqCst);
+        if !m.far() {
+            m.publish(port);
+        }
+    }
+
+    /// This end resets the connection next.
+    pub fn announce_reset(&self, m: &Memory, port: &impl Port) {
+        m.own_rx().marks.fetch_or(marks::RESET, SeqCst); // as above
+        if !m.far() {
+            m.publish(port);
+        }
     }
 
     /// The application shuts its receiving direction down.
@@ -164,11 +179,13 @@ impl RxState {
         m.own_rx().marks.fetch_or(marks::SYN, Relaxed);
     }
 
-    /// This end closes: tells the sender that nobody will read.
-    pub fn close(&self, m: &Memory, port: &impl Port) {
-        self.announce_end(m);
+    /// This end closes: tells the sender that nobody will read. `sent` as in [`RxState::announce_end`].
+    pub fn close(&self, m: &Memory, port: &impl Port, sent: u64) {
         if self.engaged() {
             self.flag(m, rx::CLOSED);
+        }
+        self.announce_end(m, port, sent);
+        if self.engaged() && m.far() {
             m.publish(port);
         }
     }

@@ -5,7 +5,7 @@ use super::{mode, Received, RxState};
 use crate::frame::{Frame, Kind, LEN};
 use crate::lane::mem::Memory;
 use crate::lane::Port;
-use crate::layout::{bits_of, epoch_of, marks, rx, tx, RING_LOG2_MAX};
+use crate::layout::{bits_of, epoch_of, marks, rx, tx, EPOCHS, RING_LOG2_MAX};
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
@@ -32,7 +32,7 @@ impl RxState {
                         // An end that nobody announced: what was on its way is lost.
                         return Ok(Some(Received::Error(libc::ECONNRESET)));
                     }
-                    if self.notice_death(m) {
+                    if self.notice_death(m, false) {
                         port.tcp_cut();
                         return Ok(Some(Received::Error(libc::ECONNRESET)));
                     }
@@ -90,12 +90,15 @@ impl RxState {
 
     /// TCP has ended, on one node: did the other end die, with bytes of ours unread on the ring? Its
     /// kernel, which does not know of them, sends a FIN where it would have sent a reset. Says so once.
-    pub fn notice_death(&self, m: &Memory) -> bool {
-        self.died_unread(m) && m.own_rx().marks.fetch_or(marks::CUT, Relaxed) & marks::CUT == 0
+    /// `dead`: its process is known to be gone; a FIN alone may be that of an earlier shutdown.
+    pub fn notice_death(&self, m: &Memory, dead: bool) -> bool {
+        self.died_unread(m, dead)
+            && m.own_rx().marks.fetch_or(marks::CUT, Relaxed) & marks::CUT == 0
     }
 
-    fn died_unread(&self, m: &Memory) -> bool {
-        if m.far() || m.peer_rx().marks.load(SeqCst) & (marks::KEPT | marks::ENDED) != marks::KEPT {
+    fn died_unread(&self, m: &Memory, dead: bool) -> bool {
+        let said = m.peer_rx().marks.load(SeqCst);
+        if m.far() || said & marks::KEPT == 0 || said & marks::ENDED != 0 && !dead {
             return false; // it has shut down or closed, or would not have told us
         }
         let (own, word) = (m.own_tx(), m.peer_rx().word.load(Acquire));
@@ -112,6 +115,36 @@ impl RxState {
         let taken = cursor.wrapping_sub(start).min(head.wrapping_sub(start));
         let taken = if cursor < start { 0 } else { taken };
         head.wrapping_sub(start) > taken
+    }
+
+    /// On one node: the other end's `marks` of this use of the lane.
+    pub fn said(&self, m: &Memory) -> u32 {
+        // Acquire: it attaches its receiving half, which resets the marks, and then says the epoch.
+        let epoch = epoch_of(m.peer_tx().state.load(Acquire));
+        match !m.far() && epoch / EPOCHS == self.epoch.load(Relaxed) / EPOCHS {
+            true => m.peer_rx().marks.load(SeqCst),
+            false => 0,
+        }
+    }
+
+    /// On one node, of a peer that has ended: do we have all that it has sent, whatever TCP still says?
+    pub fn has_all(&self, m: &Memory) -> bool {
+        let mode = self.mode.load(Relaxed);
+        if m.far() || self.got_len.load(Relaxed) != 0 || self.is_up() && self.ring_unread(m) > 0 {
+            return false;
+        }
+        // (BROKEN: it shut TCP, or could not use it, with everything on the ring.)
+        let repeated = match (mode, self.phase(m)) {
+            (mode::RING, tx::UP | tx::BROKEN) => return true,
+            (mode::TCP | mode::RING, _) | (mode::READY, 0) => 0,
+            // What has yet to come is what the ring had, and perhaps not all of it.
+            (mode::LAST, _) => self.cursor.load(Relaxed) - self.skip.load(Relaxed),
+            (mode::SKIP, _) => self.skip.load(Relaxed),
+            _ => return false,
+        };
+        let sent = m.peer_rx().landed.load(Relaxed);
+        let taken = self.kpos.load(Relaxed) + repeated;
+        self.said(m) & marks::ENDED != 0 && (taken == sent || taken > sent && repeated > 0)
     }
 
     /// The queue is empty: end of file or an error, or just nothing.

@@ -1,0 +1,140 @@
+//! Ends within the node that TCP does not tell: a packet filter or a forgotten entry of conntrack eats the FIN or
+//! the reset. What came over the lane is complete all the same, and its end known: the other end has said that
+//! it ends, or its process is gone. TCP gets a second to tell it; then the socket is brought into the state in
+//! which that packet would have left it, and the kernel wakes whoever waits for it, in whatever way. Nothing
+//! is decided about bytes that only TCP carries.
+//!
+//! No thread of ours keeps the time, so each wait that finds such an end pending sleeps no longer than
+//! [`left_ms`] says, and looks again.
+
+use crate::links::Link;
+use crate::table::{self, Local};
+use crate::{io, lock, promote, sys};
+use core::sync::atomic::Ordering::*;
+use libc::{POLLERR, POLLHUP, POLLIN, POLLRDHUP};
+use link::family::{flag, Conn};
+use link::lane::Memory;
+use link::layout::marks;
+use link::reason::Reason;
+
+/// Milliseconds in which TCP may tell an end by itself.
+const GRACE_MS: u64 = 1000;
+/// Milliseconds until the next look at what another thread is at work on.
+const BUSY_MS: u64 = 10;
+
+// What is known of the other end, in the order in which it may follow: it sends no more; nothing of it is left.
+const ENDED: u32 = 1;
+const OVER: u32 = 2;
+
+#[inline(always)]
+fn known(c: &Conn, l: &Local, link: &Link, m: &Memory) -> u32 {
+    let said = c.rx.said(m);
+    if said & marks::RESET != 0 || is_dead(l) && !link.is_far() {
+        OVER
+    } else if said & marks::ENDED != 0 {
+        ENDED
+    } else {
+        0
+    }
+}
+
+/// Is it known that nobody holds the other end any more?
+pub fn is_dead(l: &Local) -> bool {
+    l.peer_dead.load(Relaxed) != 0
+}
+
+/// Is there an end of which TCP has not told yet, as far as we know?
+#[inline(always)]
+pub fn is_pending(c: &Conn, l: &Local, link: &Link, m: &Memory) -> bool {
+    known(c, l, link, m) > l.end_told.load(Relaxed)
+}
+
+/// Milliseconds until an end is to be told in TCP's place; negative: there is none. 0: it was told just now, ask
+/// the kernel. May be called under the lock of an epoll set, and of connections that are being closed.
+#[inline(always)]
+pub fn left_ms(c: &Conn, l: &Local, link: &Link, m: &Memory) -> i64 {
+    match is_pending(c, l, link, m) {
+        false => -1,
+        true => pending_ms(c, l, link, m),
+    }
+}
+
+/// The same by the connection's number.
+pub fn left_ms_of(i: u32) -> i64 {
+    let (c, l) = (table::conn(i), table::local(i));
+    promote::lane(c, l).map_or(-1, |(link, m)| left_ms(c, l, link, &m))
+}
+
+/// The shorter of two waits, of which a negative one has no end.
+pub fn sooner(a: i64, b: i64) -> i64 {
+    match (a < 0, b < 0) {
+        (true, _) => b,
+        (_, true) => a,
+        _ => a.min(b),
+    }
+}
+
+#[cold]
+fn pending_ms(c: &Conn, l: &Local, link: &Link, m: &Memory) -> i64 {
+    let (now, due) = (sys::now_ms(), l.end_due_ms.load(Relaxed));
+    if due == 0 {
+        // Of several who are first one counts; they differ by nothing.
+        l.end_due_ms.store(now + GRACE_MS, Relaxed);
+        return GRACE_MS as i64;
+    }
+    if now < due {
+        return (due - now) as i64;
+    }
+    let (Some(_t), Some(_r)) = (
+        lock::try_or_inherit(&c.tx.lock),
+        lock::try_or_inherit(&c.rx.lock),
+    ) else {
+        return BUSY_MS as i64;
+    };
+    // Asked for without the locks: it may be closed by now, and the entry another connection's.
+    let same = c.flags.load(Relaxed) & flag::LANE != 0
+        && core::ptr::eq(l.link.load(Relaxed), link)
+        && Memory::new(&link.own, &link.peer, c.lane.load(Relaxed))
+            .is_some_and(|now| core::ptr::eq(now.own_tx(), m.own_tx()));
+    let fd = l.fd.load(Relaxed);
+    if !same || !sys::inode(fd).is_ok_and(|(inode, _)| inode == c.inode.load(Relaxed)) {
+        return -1;
+    }
+    let again = decide(c, l, link, m, fd);
+    if again > 0 {
+        l.end_due_ms.store(now + GRACE_MS, Relaxed);
+    }
+    again
+}
+
+/// The time is over: has TCP told it, can we, or does it depend on TCP? Both locks held. As [`left_ms`].
+fn decide(c: &Conn, l: &Local, link: &Link, m: &Memory, fd: i32) -> i64 {
+    let known = known(c, l, link, m);
+    let tcp = sys::poll1(fd, POLLIN | POLLRDHUP);
+    let told = |what: u32| {
+        l.end_told.store(what, Relaxed);
+        l.end_due_ms.store(0, Relaxed);
+    };
+    if tcp & (POLLHUP | POLLERR) != 0 {
+        told(OVER);
+        return -1;
+    }
+    let reset = c.rx.said(m) & marks::RESET != 0;
+    if known == OVER && (reset || c.rx.notice_death(m, is_dead(l))) {
+        told(OVER);
+        io::reset_by_death(c, m, fd);
+        c.tx.abandon();
+        table::bar(c, Reason::PeerGone);
+        return 0;
+    }
+    if tcp & POLLRDHUP != 0 {
+        told(known);
+        return -1;
+    }
+    if tcp & POLLIN == 0 && c.rx.has_all(m) {
+        told(known);
+        let _ = sys::shutdown(fd, libc::SHUT_RD); // as a FIN does: the end, and events
+        return 0;
+    }
+    GRACE_MS as i64
+}
