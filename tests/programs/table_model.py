@@ -1,6 +1,10 @@
 """Random operations on descriptors of connections; what every call says, and every byte, goes to a file.
 
     table_model.py FIRST COUNT OUT     seeds FIRST to FIRST+COUNT-1, one transcript in OUT
+    table_model.py remote              the other end of some connections: asleep in a read but for what it is told
+
+Four connections have both ends here. Three more lead to other processes, one of them without the shim, all of
+them asleep; now and then one is stopped for a while, or killed.
 
 The same seed does the same bare and under the shim, so that the transcripts must be equal. An operation is
 chosen only where the kernel's answer does not depend on time. Left out, by name:
@@ -62,8 +66,78 @@ class End:
             self.peer.reset |= bool(self.unread)
 
 
+class Remote:
+    """A process with one end. What it is told, it does; else it sleeps in a read that is no connection's."""
+
+    def __init__(self, name, bare):
+        self.name = name
+        env = {k: v for k, v in os.environ.items() if not bare or k != "LD_PRELOAD"}
+        self.process = subprocess.Popen([sys.executable, __file__, "remote"], env=env, text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.bare, self.killed = bare, False
+
+    def connected(self, port):
+        """A new connection; our end of it is to be accepted."""
+        self.tell("connect", port)
+        self.fds, self.peer = [], None
+        self.unread, self.elsewhere = bytearray(), 0
+        self.shut = self.gone = self.reset = self.vague = self.stopped = False
+
+    def tell(self, *words):
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def stop(self):
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+        self.stopped = True
+
+    def go_on(self):
+        if self.stopped:
+            self.process.send_signal(signal.SIGCONT)
+        self.stopped = False
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            pipe.close()
+        self.killed = self.gone = True
+
+
+def remote():
+    """The process of a Remote."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    s = None
+    for line in sys.stdin:
+        what, *args = line.split()
+        try:
+            if what == "connect":
+                s = socket.create_connection(("127.0.0.1", int(args[0])))
+                s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                got = "connected"
+            elif what == "send":
+                got = s.send(bytes.fromhex(args[0]), socket.MSG_NOSIGNAL)
+            elif what == "receive":
+                all_ = bytearray()
+                while len(all_) < int(args[0]):
+                    part = s.recv(int(args[0]) - len(all_))
+                    if not part:
+                        break
+                    all_ += part
+                got = all_.hex() or "end"
+            elif what == "shutdown":
+                got = s.shutdown(socket.SHUT_WR)
+            else:
+                got = s.close()
+        except OSError as e:
+            got = errno.errorcode[e.errno]
+        print(got, flush=True)
+
+
 class Model:
-    def __init__(self, seed, out):
+    def __init__(self, seed, out, remotes):
         self.r, self.out, self.n = random.Random(seed), out, 0
         self.files, self.holders = {}, []
         self.say(f"seed {seed}")
@@ -77,12 +151,30 @@ class Model:
             pair = [End(f"{k}a", a.detach()), End(f"{k}b", b.detach())]
             pair[0].peer, pair[1].peer = pair[1], pair[0]
             self.ends += pair
+        here = list(self.ends)
+        self.remotes = remotes
+        for r in remotes:
+            r.connected(listener.getsockname()[1])
+            s, _ = listener.accept()
+            s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            e = End("to " + r.name, s.detach())
+            e.peer, r.peer = r, e
+            self.ends.append(e)
         listener.close()
         for _ in range(12):
-            for e in self.ends:
+            for e in here:
                 self.send(e, e.fds[0], 50, "send", False)
                 self.receive(e.peer, e.peer.fds[0], 50, "recv", False)
+            for r in remotes:
+                self.remote_sends(r, 50)
+                self.send(r.peer, r.peer.fds[0], 50, "send", False)
+                self.receive(r.peer, r.peer.fds[0], 50, "recv", False)
+                self.remote_receives(r, 50)
             time.sleep(0.001)
+        # A handler of the system's own kind: Python's wait until the call they interrupt is over.
+        self.in_handler, self.broken = None, None
+        self.handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self.handle)
+        LIBC.signal(signal.SIGUSR1, self.handler)
 
     def say(self, *words):
         print(*words, file=self.out)
@@ -145,8 +237,10 @@ class Model:
     def step(self):
         ops = [self.op_send] * 6 + [self.op_receive] * 6 + [self.op_dup] * 3 + [self.op_dup_onto] * 2 + \
               [self.op_close] * 2 + [self.op_range, self.op_shutdown, self.op_file, self.op_fork, self.op_holder_ends,
-               self.op_rights, self.op_thread, self.op_hold, self.op_wrong]
+               self.op_rights, self.op_thread, self.op_hold, self.op_wrong] + [self.op_remote] * 4 + [self.op_handler] * 2
         self.r.choice(ops)()
+        if self.broken:
+            raise self.broken
 
     def by_number(self):
         return self.r.random() < 0.3
@@ -169,6 +263,83 @@ class Model:
         t = threading.Thread(target=op)
         t.start()
         t.join()
+
+    def handle(self, _):
+        try:
+            self.in_handler()
+        except BaseException as e:
+            self.broken = e
+
+    def op_handler(self):
+        """The same from a signal handler, which interrupts a call that is none of a connection's, or a wait for
+        one that has nothing to read. (It may close that very connection.)"""
+        self.in_handler = self.r.choice([self.op_send, self.op_receive, self.op_dup, self.op_close, self.op_shutdown,
+                                         self.op_range, self.op_dup_onto])
+        quiet = [e for e in self.ends if not e.unread and not e.reset and not e.vague and not e.peer.gone
+                 and not e.peer.shut and not e.shut]
+        e = self.some(quiet)
+        how = self.r.choice(["raise", "ppoll", "epoll_pwait"])
+        if how == "raise" or not e:
+            return self.say("handler in raise", getattr(LIBC, "raise")(signal.SIGUSR1))
+        fd = self.r.choice(e.fds)
+        none = (ctypes.c_char * 128)()  # an empty set of signals
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        getattr(LIBC, "raise")(signal.SIGUSR1)
+        if how == "ppoll":
+            wanted = (ctypes.c_char * 8).from_buffer_copy(struct.pack("ihh", fd, select.POLLIN, 0))
+            got = call("ppoll", False, wanted, ctypes.c_ulong(1), None, none)
+        else:
+            with select.epoll() as ep:
+                ep.register(fd, select.EPOLLIN)
+                events = (ctypes.c_char * 24)()
+                got = call("epoll_pwait", False, ep.fileno(), events, 1, -1, none)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+        self.say("handler in", how, e.name, got)
+
+    # ---- ends of other processes ----
+
+    def remote_sends(self, r, n):
+        data = self.noise(n)
+        got = r.tell("send", data.hex())
+        self.say(r.name, "sends", n, got)
+        if got == str(n):
+            r.peer.unread += data
+
+    def remote_receives(self, r, n):
+        want = min(n, len(r.unread))
+        if want:
+            got = r.tell("receive", want)
+            self.say(r.name, "receives", want, got == r.unread[:want].hex() or got)
+            del r.unread[:want]
+
+    def op_remote(self):
+        """It moves bytes, ends, is stopped or goes on. It is not told anything while it is stopped."""
+        alive = [r for r in self.remotes if not r.gone]
+        if not alive:
+            return
+        r = self.r.choice(alive)
+        if r.stopped:
+            r.go_on()
+            return self.say(r.name, "goes on")
+        what = self.r.choice(["send", "send", "receive", "receive", "stop", "stop", "shutdown", "close", "kill"])
+        if what == "send" and not r.peer.gone and not r.shut and len(r.peer.unread) < MOST:
+            self.remote_sends(r, self.r.choice([1, 100, 3000]))
+        elif what == "receive":
+            self.remote_receives(r, self.r.choice([1, 500, 30_000]))
+        elif what == "stop":
+            r.stop()
+            self.say(r.name, "is stopped")
+        elif what == "shutdown" and not r.peer.gone and not r.shut:
+            self.say(r.name, "shutdown", r.tell("shutdown"))
+            r.shut = True
+        elif what == "close" and self.r.random() < 0.3:
+            self.say(r.name, "close", r.tell("close"))
+            r.gone = True
+            r.peer.reset |= bool(r.unread)
+        elif what == "kill" and self.r.random() < 0.3:
+            r.kill()
+            self.say(r.name, "is killed")
+            r.peer.vague |= bool(r.unread)
 
     def op_dup(self):
         e = self.some(self.ends)
@@ -377,19 +548,33 @@ class Model:
                 self.receive(e.peer, e.peer.fds[0], 1, "recv", False)
         for fd in list(self.files):
             os.close(fd)
+        for r in self.remotes:
+            r.go_on()
+            if not r.gone:
+                if not r.reset:
+                    self.remote_receives(r, len(r.unread))
+                self.say(r.name, "close", r.tell("close"))
 
 
 def main():
+    if sys.argv[1:] == ["remote"]:
+        return remote()
     first, count, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     steps = int(os.environ.get("STEPS", "60"))
+    names = [("remote", False), ("other", False), ("bare", True)]
+    remotes = [Remote(*n) for n in names]
     with open(out, "w") as f:
         for seed in range(first, first + count):
-            m = Model(seed, f)
+            remotes = [Remote(r.name, r.bare) if r.killed else r for r in remotes]
+            m = Model(seed, f, remotes)
             for _ in range(steps):
                 m.step()
                 f.flush()
             m.finish()
+    for r in remotes:
+        r.process.stdin.close()
+        r.process.wait()
     print("result ok", flush=True)
 
 
