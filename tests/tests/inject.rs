@@ -2,6 +2,7 @@
 //! error, and no end before its time.
 
 use anyhow::{ensure, Context, Result};
+use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use underpass_tests::harness::{paths, Daemon, Place, Program};
@@ -24,7 +25,10 @@ const CALLS: &[(&str, i64, &[i32])] = {
         ("fstat", SYS_fstat, &[EINTR, ENOMEM]),
         ("lseek", SYS_lseek, &[EINTR]),
         ("mmap", SYS_mmap, &[EINTR, EAGAIN, ENOMEM]),
+        ("munmap", SYS_munmap, &[EINTR, ENOMEM]),
+        ("rt_sigprocmask", SYS_rt_sigprocmask, &[EINTR]),
         ("ioctl", SYS_ioctl, &[EINTR]),
+        ("pread64", SYS_pread64, &[SHORT, EINTR, EIO]),
         ("sched_yield", SYS_sched_yield, &[EINTR]),
         ("madvise", SYS_madvise, &[EINTR, EAGAIN, ENOMEM]),
         ("socket", SYS_socket, &[EINTR, EMFILE, ENOMEM]),
@@ -33,11 +37,14 @@ const CALLS: &[(&str, i64, &[i32])] = {
         ("recvfrom", SYS_recvfrom, &[SHORT, EINTR]),
         ("sendmsg", SYS_sendmsg, &[EINTR, EAGAIN]),
         ("recvmsg", SYS_recvmsg, &[EINTR, EAGAIN, ENOMEM]),
+        ("socketpair", SYS_socketpair, &[EINTR, EMFILE, ENOMEM]),
+        ("setsockopt", SYS_setsockopt, &[EINTR, ENOMEM]),
         ("getsockname", SYS_getsockname, &[EINTR, ENOMEM]),
         ("getpeername", SYS_getpeername, &[EINTR, ENOMEM]),
         ("getsockopt", SYS_getsockopt, &[EINTR, ENOMEM]),
         ("fcntl", SYS_fcntl, &[EINTR, EAGAIN, EMFILE]),
         ("ftruncate", SYS_ftruncate, &[EINTR]),
+        ("futex", SYS_futex, &[EINTR, EAGAIN]),
         ("epoll_ctl", SYS_epoll_ctl, &[EINTR, ENOMEM, ENOSPC]),
         ("newfstatat", SYS_newfstatat, &[EINTR, ENOMEM]),
         ("ppoll", SYS_ppoll, &[EINTR, ENOMEM]),
@@ -46,8 +53,97 @@ const CALLS: &[(&str, i64, &[i32])] = {
         ("epoll_create1", SYS_epoll_create1, &[EINTR, EMFILE, ENOMEM]),
         ("prlimit64", SYS_prlimit64, &[EINTR]),
         ("memfd_create", SYS_memfd_create, &[EINTR, EMFILE, ENOMEM]),
+        ("pidfd_open", SYS_pidfd_open, &[EINTR, EMFILE, ENOMEM]),
     ]
 };
+
+/// Calls of the shim that are let alone, and why.
+const OTHERS: &[(i64, &str)] = {
+    use libc::*;
+    &[
+        (SYS_getpid, "has no error"),
+        (SYS_gettid, "has no error"),
+        (
+            SYS_kill,
+            "only asks whether a process lives, or is the application's SIGPIPE",
+        ),
+        (
+            SYS_tgkill,
+            "passes on a signal of the application's, which cannot come otherwise",
+        ),
+        (SYS_rt_tgsigqueueinfo, "the same"),
+        (
+            SYS_rt_sigaction,
+            "is the application's own, and asks about its handlers at the start",
+        ),
+        (
+            SYS_shutdown,
+            "ends a connection: there is no other way to say that",
+        ),
+    ]
+};
+
+/// How far before a system call its number is looked for, in instructions.
+const BEFORE: usize = 100;
+
+/// The numbers of all system calls in the shim's code: each is loaded into `eax` right before it.
+fn made() -> Result<BTreeSet<i64>> {
+    let text = Program::new("objdump", &Place::bare())
+        .args(["-d", "--no-show-raw-insn"])
+        .arg(paths::shim())
+        .check(LIMIT)?;
+    let (mut all, mut function) = (BTreeSet::new(), "");
+    let mut before: VecDeque<&str> = VecDeque::new();
+    for line in text.lines() {
+        let Some((_, instruction)) = line.split_once(":\t") else {
+            function = line;
+            before.clear();
+            continue;
+        };
+        let instruction = instruction.trim();
+        if instruction.starts_with("syscall") {
+            let found = before.iter().rev().find_map(|i| loads(i));
+            let number = found.flatten();
+            all.insert(number.with_context(|| format!("a call with what number? {function}"))?);
+        }
+        before.push_back(instruction);
+        if before.len() > BEFORE {
+            before.pop_front();
+        }
+    }
+    Ok(all)
+}
+
+/// Does this set `eax`, and to which constant?
+fn loads(instruction: &str) -> Option<Option<i64>> {
+    let (what, to) = instruction.rsplit_once(',')?;
+    if !["%eax", "%rax"].contains(&to) || what.starts_with("cmp") || what.starts_with("test") {
+        return None;
+    }
+    let (name, from) = what.split_once(char::is_whitespace)?;
+    let from = from.trim();
+    let constant = || i64::from_str_radix(from.strip_prefix("$0x")?, 16).ok();
+    Some(match name {
+        "xor" if from == to => Some(0),
+        "mov" => constant(),
+        _ => None,
+    })
+}
+
+/// A call that the shim makes since yesterday is tested, or it is said why not.
+#[test]
+fn every_call_is_in_the_list() -> Result<()> {
+    let made = made()?;
+    ensure!(made.len() > 20, "{made:?}");
+    let tested = CALLS.iter().map(|c| c.1);
+    let known: BTreeSet<i64> = tested.chain(OTHERS.iter().map(|c| c.0)).collect();
+    let (new, gone) = (&made - &known, &known - &made);
+    ensure!(
+        new.is_empty() && gone.is_empty(),
+        "not in CALLS or OTHERS: {new:?}; in them, and no longer made: {gone:?}"
+    );
+    Ok(())
+}
 
 /// What one run saw of the calls: how many, and how many failed.
 fn run(d: &Daemon, library: &Path, spec: &str, dir: &Path, eager: bool) -> Result<(u64, u64)> {
