@@ -14,6 +14,8 @@ chosen only where the kernel's answer does not depend on time. Left out, by name
   - the end of a connection whose last holder exits without close(), with unread bytes: end of file instead of
     a reset (deviation j)
   - the error of a connection that was reset and then leaves its lane: the frame meets it, and it is lost
+  - the end of a connection that has left its lane and whose peer is killed in its sleep: it has not read the
+    frame, so that its kernel answers with a reset
 """
 import array
 import ctypes
@@ -54,7 +56,7 @@ class End:
         self.name, self.fds, self.peer = name, [fd], None
         self.unread = bytearray()  # sent by the peer, not yet received
         self.elsewhere = 0         # processes that hold it besides us
-        self.shut = self.gone = self.reset = self.vague = False
+        self.shut = self.gone = self.reset = self.vague = self.left = False
 
     def close_one(self, fd):
         self.fds.remove(fd)
@@ -339,7 +341,7 @@ class Model:
         elif what == "kill" and self.r.random() < 0.3:
             r.kill()
             self.say(r.name, "is killed")
-            r.peer.vague |= bool(r.unread)
+            r.peer.vague |= bool(r.unread) or r.peer.left
 
     def op_dup(self):
         e = self.some(self.ends)
@@ -474,6 +476,7 @@ class Model:
     def leaves(self):
         for e in self.ends:
             e.vague |= e.reset
+            e.left = True
 
     def op_hold(self):
         """Another program that has one end, by vfork and exec, or by posix_spawn."""
