@@ -3,8 +3,9 @@
 //! its shim never saw made, and may have had no reason to speak to the daemon yet.
 //!
 //! A process belongs here if it is connected to this daemon, or if it has the library mapped and
-//! either its table names this runtime directory or its environment leads here. What is found is
-//! shown, never acted on.
+//! either its table names this runtime directory or its environment leads here; one that has written
+//! over its environment, to show a title, if the process that started it does. What is found is shown,
+//! never acted on.
 //!
 //! The files read here may be made to hang by the process they belong to, so each process has a
 //! helper of its own, the whole has a time limit, and helpers that hang are counted.
@@ -33,6 +34,8 @@ const LIMIT: Duration = Duration::from_secs(4);
 const LIMIT_ONE: Duration = Duration::from_secs(1);
 /// Processes looked at at the same time.
 const AT_ONCE: usize = 4;
+/// Generations that are asked for what a process does not say itself.
+const ANCESTORS_MAX: usize = 16;
 /// Helpers that may hang in all; with so many nobody is looked at any more.
 const HANGING_MAX: usize = 32;
 
@@ -166,7 +169,8 @@ fn look(pid: u32, us: &Us) -> Look {
     };
     let table = (!known).then(|| adopt::table(pid, &maps, uid)).flatten();
     let env = tenants::environment(&proc).unwrap_or_default();
-    if !known && !ours(us, table.as_ref().map(|t| &t.1), &env, uid) {
+    let ours = || ours(us, table.as_ref().map(|t| &t.1), &env, uid);
+    if !known && !ours().unwrap_or_else(|| inherited(us, pid)) {
         return Look::Stranger { carries: true };
     }
     let Some(sockets) = descriptors(pid) else {
@@ -189,13 +193,44 @@ fn look(pid: u32, us: &Us) -> Look {
     }
 }
 
-/// Does this process use our daemon, or would it?
-fn ours(us: &Us, table: Option<&Foreign>, env: &[u8], uid: u32) -> bool {
+/// Does this process use our daemon, or would it? `None`: it has the library, and nothing that says
+/// where from. It has written over its environment.
+fn ours(us: &Us, table: Option<&Foreign>, env: &[u8], uid: u32) -> Option<bool> {
     match table.and_then(family::home) {
-        Some(home) if home != [0, 0] => Some(home) == us.home,
-        // A program that shows a title of its own may have written over its environment.
-        _ => tenants::preloads(env) && tenants::leads(env, Path::new(&us.dir), uid),
+        Some(home) if home != [0, 0] => Some(Some(home) == us.home),
+        _ if tenants::preloads(env) => Some(tenants::leads(env, Path::new(&us.dir), uid)),
+        _ => None,
     }
+}
+
+/// The same of one that is as silent as its parents may be (sshd executes itself anew for each
+/// connection, and all of them show titles).
+fn inherited(us: &Us, pid: u32) -> bool {
+    let mut pid = pid;
+    for _ in 0..ANCESTORS_MAX {
+        let Some(parent) = process::parent(pid) else {
+            return false;
+        };
+        if us.known.contains(&parent) {
+            return true;
+        }
+        let proc = PathBuf::from(format!("/proc/{parent}"));
+        let (Ok(maps), Ok(of)) = (std::fs::read(proc.join("maps")), std::fs::metadata(&proc))
+        else {
+            return false;
+        };
+        let maps = String::from_utf8_lossy(&maps);
+        if !maps.contains(tenants::LIBRARY) {
+            return false;
+        }
+        let table = adopt::table(parent, &maps, of.uid());
+        let env = tenants::environment(&proc).unwrap_or_default();
+        match ours(us, table.as_ref().map(|t| &t.1), &env, of.uid()) {
+            Some(yes) => return yes,
+            None => pid = parent,
+        }
+    }
+    false
 }
 
 /// Descriptors of a process that are sockets, with inodes. `None`: they may not be looked at.

@@ -142,6 +142,13 @@ fn netns_at(path: &str) -> Option<u64> {
     rustix::fs::stat(path).ok().map(|s| s.st_ino)
 }
 
+/// The process that started it, or took it over.
+pub fn parent(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("PPid:"))?;
+    line.trim().parse().ok().filter(|p| *p > 1)
+}
+
 /// Name of the program.
 pub fn comm(pid: u32) -> Option<String> {
     let b = std::fs::read(format!("/proc/{pid}/comm")).ok()?;

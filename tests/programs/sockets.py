@@ -6,11 +6,15 @@
   talk PORT N      makes N connections, each used for some round trips with an `echo`
   echo             listens; accepts, and answers in one thread per connection
   exec PORT        makes a connection and executes this program again, which holds it
+  title PORT       listens, and forks a child that executes this program with a connection; both have
+                   written over their environments, as programs do that show a title
   give PORT        makes a connection and gives it to another program by SCM_RIGHTS
   fork PORT        makes a connection, forks a child that has it too and makes one of its own
+  split PORT       uses a connection with an `echo`; then it writes and a forked child reads, all the time
   late PORT FILE   uses a connection; when the file exists, makes another one, and goes on using it
 """
 import array
+import ctypes
 import os
 import socket
 import struct
@@ -94,6 +98,33 @@ def take(fd):
         time.sleep(1000)
 
 
+def overwrite():
+    """What setproctitle() does: the environment moves, and its old place is used for other things."""
+    libc = ctypes.CDLL(None)
+    kept = [ctypes.create_string_buffer(os.fsencode(f"{k}={v}")) for k, v in os.environ.items()]
+    moved = (ctypes.c_void_p * (len(kept) + 1))(*map(ctypes.addressof, kept), None)
+    ctypes.c_void_p.in_dll(libc, "environ").value = ctypes.addressof(moved)
+    with open("/proc/self/stat") as f:
+        fields = f.read().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    ctypes.memset(start, 0, end - start)
+    KEPT.append((kept, moved))
+
+
+def title(port):
+    overwrite()
+    listen()  # as servers do: the daemon knows them from then on
+    fd = connect(port).fileno()
+    os.set_inheritable(fd, True)
+    pid = os.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, __file__, "titled"])
+    os.close(KEPT.pop().detach())
+    print("child", pid, flush=True)
+    connect(port)
+    time.sleep(1000)
+
+
 def fork(port):
     connect(port)
     r, w = os.pipe()
@@ -106,6 +137,21 @@ def fork(port):
     os.read(r, 1)
     print("child", pid, flush=True)
     ready()
+
+
+def split(port):
+    s = connect(port)
+    talk(s)
+    pid = os.fork()
+    if pid == 0:
+        while s.recv(65536):
+            pass
+        os._exit(0)
+    print("child", pid, flush=True)
+    print("ready", flush=True)
+    while True:
+        s.sendall(b"x" * 1000)
+        time.sleep(0.001)
 
 
 def late(port, file):
@@ -132,6 +178,9 @@ elif style == "exec":
     fd = connect(arguments[0]).fileno()
     os.set_inheritable(fd, True)
     os.execv(sys.executable, [sys.executable, __file__, "hold"])
+elif style == "titled":
+    overwrite()
+    ready()
 elif style == "hold":
     ready()
 else:

@@ -175,6 +175,67 @@ fn rows_are_the_sockets_in_proc() -> Result<()> {
     Ok(())
 }
 
+/// A connection that one process writes and another one reads (as rsync's client does) leaves its lane for
+/// good, and says why.
+#[test]
+fn what_two_processes_use_is_shared() -> Result<()> {
+    let d = Daemon::start()?;
+    let echo = start("echo", &d.place())?.ready()?;
+    let mut writer = start(&format!("split {}", echo.port), &d.place())?;
+    let reader = writer.child()?;
+    let writer = writer.ready()?;
+    until("it says that it is shared", SOON, || {
+        let rows = d.ss().unwrap_or_default();
+        let mut both = rows
+            .iter()
+            .filter(|r| r.pids.contains(&reader) && r.pids.contains(&writer.pid()));
+        both.any(|r| r.reason == Reason::Shared.code() && r.up != "both")
+    })
+    .with_context(|| d.picture())?;
+    d.assert_promoted(2, 1000)?;
+    Ok(())
+}
+
+/// Programs that show titles have written over the environment that says where their daemon is; sshd
+/// executes itself with the connection besides.
+#[test]
+fn programs_with_titles_have_rows() -> Result<()> {
+    use Reason::*;
+    let d = Daemon::start()?;
+    let server = start("serve 2", &d.place())?;
+    let mut parent = start(&format!("title {}", server.port), &d.place())?;
+    let child = parent.child()?;
+    let (parent, server) = (parent.ready()?, server.ready()?);
+    let env = std::fs::read(format!("/proc/{child}/environ"))?;
+    ensure!(env.iter().all(|b| *b == 0), "the environment is there");
+    let rows = same(
+        &d,
+        &[
+            ("server", server.pid()),
+            ("parent", parent.pid()),
+            ("child", child),
+        ],
+    )?;
+    let got = said(&rows, child);
+    ensure!(
+        got == one(Untracked, Young, server.pid()),
+        "{got:?}\n{}",
+        d.picture()
+    );
+    let out = Program::new(paths::bin("underpass"), &Place::bare())
+        .arg("--dir")
+        .arg(d.dir())
+        .words(&format!("check --json --pid {}", parent.pid()))
+        .env("UNDERPASS_LIB", paths::shim())
+        .check(SOON)?;
+    let all: Vec<serde_json::Value> = serde_json::from_str(&out)?;
+    ensure!(
+        all.len() == 2 && all.iter().all(|p| p["fine"] == true),
+        "{out}"
+    );
+    Ok(())
+}
+
 /// Nothing is there to be seen of those that have ended, or have been closed.
 #[test]
 fn what_has_ended_has_no_row() -> Result<()> {

@@ -94,7 +94,10 @@ impl Drop for Connection {
 pub fn run(dir: Option<PathBuf>, o: &cli::Check) -> Outcome {
     let failed = |f: Failure| f.with_code(FAILED);
     let to = match (o.pid, &o.host, o.port) {
-        (Some(pid), ..) => return verify::check(pid, o.json),
+        (Some(pid), ..) => {
+            let dir = Places::here(dir).choose().to_owned();
+            return verify::check(pid, o.json, dir);
+        }
         (_, Some(host), Some(port)) => (host.as_str(), port),
         _ => return Err(failed(Failure::new("no service"))), // refused by the parser
     };

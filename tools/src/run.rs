@@ -46,7 +46,7 @@ pub fn run(dir: Option<PathBuf>, o: &cli::Run) -> Outcome {
     command.args(args);
     prepare(&mut command, &lib, &runtime_dir, o.eager);
     if o.verify {
-        return verify::run(command, o);
+        return verify::run(command, o, runtime_dir);
     }
     let e = command.exec(); // returns only when it failed
     Err(cannot_run(&o.command, &e))

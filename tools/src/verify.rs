@@ -26,8 +26,8 @@ const STEP: Duration = Duration::from_millis(20);
 const GRACE: Duration = Duration::from_secs(3);
 
 /// `check --pid`: a running process and its descendants.
-pub fn check(pid: u32, json: bool) -> Outcome {
-    let mut daemons = Daemons::default();
+pub fn check(pid: u32, json: bool, dir: PathBuf) -> Outcome {
+    let mut daemons = Daemons::new(dir);
     let all: Vec<Seen> = tree::descendants(pid)
         .into_iter()
         .filter_map(|p| Seen::look(p, &mut daemons))
@@ -51,7 +51,7 @@ fn code(all: &[Seen]) -> ExitCode {
 
 /// `run --verify`: runs the program as a child and watches it and its descendants, until it ends or
 /// time is up. The report goes to standard error, for standard output is the program's.
-pub fn run(mut command: Command, o: &cli::Run) -> Outcome {
+pub fn run(mut command: Command, o: &cli::Run, dir: PathBuf) -> Outcome {
     // Descendants whose parents end stay ours.
     let _ = nix::sys::prctl::set_child_subreaper(true);
     let mut child = match command.spawn() {
@@ -59,7 +59,7 @@ pub fn run(mut command: Command, o: &cli::Run) -> Outcome {
         Err(e) => return Err(crate::run::cannot_run(&o.command, &e)),
     };
     let end = Instant::now() + Duration::from_secs(o.wait);
-    let mut daemons = Daemons::default();
+    let mut daemons = Daemons::new(dir);
     let mut seen: BTreeMap<process::Key, Seen> = BTreeMap::new();
     let mut status = None;
     loop {

@@ -323,9 +323,12 @@ fn reason(v: &View, connected: bool, waits: bool, tcp: Option<&tcp::Socket>, now
         return v.reason;
     }
     let due = v.not_before_ms.saturating_add(DUE_MS) < now_ms;
+    // What two processes use does not come up again, and the shim of neither says so.
+    let shared = v.holders.len() as u64 + u64::from(v.forks) > 1;
     if v.flags & flag::LANE != 0 {
         let up = v.tx_up || v.rx_up;
         return match r {
+            Reason::None if shared && !(v.tx_up && v.rx_up) => Reason::Shared,
             Reason::None if !up => Reason::Ready,
             Reason::RingFull if due && !up => Reason::Ready,
             r => r,
@@ -339,7 +342,7 @@ fn reason(v: &View, connected: bool, waits: bool, tcp: Option<&tcp::Socket>, now
         // An answer may be on its way to a program that does not call.
         Reason::Waiting => !(registered && waits),
         Reason::NoDaemon | Reason::VersionMismatch => connected,
-        Reason::Shared => due && v.holders.len() as u64 + u64::from(v.forks) <= 1,
+        Reason::Shared => due && !shared,
         Reason::TimeoutDaemon
         | Reason::NotEstablished
         | Reason::PeerDeclined
@@ -350,6 +353,7 @@ fn reason(v: &View, connected: bool, waits: bool, tcp: Option<&tcp::Socket>, now
     };
     match (passing, established) {
         (true, false) => Reason::NotEstablished.code(),
+        (_, true) if r == Reason::None && shared => Reason::Shared.code(),
         (true, true) => Reason::Idle.code(),
         (false, _) if r == Reason::None => Reason::Idle.code(),
         (false, _) => v.reason,

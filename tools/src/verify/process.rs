@@ -119,16 +119,35 @@ impl Daemon {
 }
 
 /// Daemons that answered, with their processes: asked once per look at all processes.
-#[derive(Default)]
-pub struct Daemons(HashMap<PathBuf, Option<Vec<u32>>>);
+pub struct Daemons {
+    answers: HashMap<PathBuf, Option<Vec<u32>>>,
+    /// The runtime directory of whoever asks: that of processes whose environment says none.
+    usual: PathBuf,
+}
 
 impl Daemons {
+    pub fn new(usual: PathBuf) -> Self {
+        Daemons {
+            answers: HashMap::new(),
+            usual,
+        }
+    }
+
     pub fn forget(&mut self) {
-        self.0.clear();
+        self.answers.clear();
+    }
+
+    /// Where a process with this environment looks for its daemon.
+    fn directories(&self, env: &[u8], uid: u32) -> Vec<PathBuf> {
+        match tenants::preloads(env) {
+            true => tenants::directories(env, uid),
+            // It has the library, and has written over its environment since (to show a title).
+            false => vec![self.usual.clone()],
+        }
     }
 
     fn ask(&mut self, dir: &Path) -> Option<&[u32]> {
-        let known = self.0.entry(dir.to_owned());
+        let known = self.answers.entry(dir.to_owned());
         known.or_insert_with(|| connected(dir)).as_deref()
     }
 }
@@ -290,7 +309,7 @@ fn started(maps: &str, loader: &str) -> bool {
 
 fn daemon(pid: u32, uid: u32, env: &[u8], daemons: &mut Daemons) -> Daemon {
     let mut worst = Daemon::None;
-    for dir in tenants::directories(env, uid) {
+    for dir in daemons.directories(env, uid) {
         let shown = dir.display().to_string();
         let here = within(pid, &dir);
         let socket = here.join(CONTROL_SOCK);
