@@ -182,8 +182,12 @@ impl Seen {
         let mut all: BTreeMap<String, usize> = BTreeMap::new();
         for r in &self.rows {
             let mode = match &*r.mode {
-                m @ ("SMCD" | "SMCR") => m.to_owned(),
-                _ => format!("TCP {}/{}", name(r.reason), name(r.peer_reason)),
+                m @ ("SMCD" | "SMCR") if r.up == "both" => m.to_owned(),
+                m => {
+                    let lane = m == "SMCD" || m == "SMCR";
+                    let m = if lane { "SMCD in one direction" } else { "TCP" };
+                    format!("{m} {}/{}", name(r.reason), name(r.peer_reason))
+                }
             };
             *all.entry(mode).or_default() += 1;
         }
@@ -200,9 +204,9 @@ impl Seen {
     }
 
     fn judge(&self, known: &Known) -> Result<()> {
-        if let Some(cause) = known.bars {
-            let bars = &self.bars;
-            ensure!(bars.contains_key(cause), "expected {cause}, found {bars:?}");
+        if let Some(bar) = &known.tcp {
+            let seen = self.modes();
+            ensure!(seen.contains(bar.sign), "no {:?} in {seen}", bar.sign);
             return Ok(());
         }
         let smcd = self.rows.iter().filter(|r| r.mode == "SMCD").count();
@@ -231,7 +235,10 @@ fn run(known: &Known, lines: &Mutex<Vec<Line>>) -> Result<()> {
     let cells = [
         known.name.to_owned(),
         version,
-        seen.modes(),
+        match &known.tcp {
+            Some(bar) => format!("{} ({})", seen.modes(), bar.why),
+            None => seen.modes(),
+        },
         format!("{:.1} %", seen.share),
         "equal".to_owned(),
         format!(

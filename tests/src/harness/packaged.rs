@@ -21,18 +21,34 @@ pub struct Known {
     pub name: &'static str,
     /// Connection ends that are on lanes under its load, at least.
     pub ends: usize,
-    /// It stays on TCP, for one of its processes is without the library, and this is why, as
-    /// `underpass check --pid` says it.
-    pub bars: Option<&'static str>,
+    /// It stays on TCP, or part of it does.
+    pub tcp: Option<Bar>,
+}
+
+/// Why a program is not on lanes.
+pub struct Bar {
+    /// What must be seen of it: a reason of its connections, or of a process that has no library.
+    pub sign: &'static str,
+    pub why: &'static str,
 }
 
 const fn lanes(name: &'static str, ends: usize) -> Known {
     Known {
         name,
         ends,
-        bars: None,
+        tcp: None,
     }
 }
+
+const fn tcp(name: &'static str, sign: &'static str, why: &'static str) -> Known {
+    Known {
+        name,
+        ends: 0,
+        tcp: Some(Bar { sign, why }),
+    }
+}
+
+const SSHD: &str = "sshd executes itself anew for each connection, which it inherits";
 
 pub const PROGRAMS: &[Known] = &[
     lanes("nginx", 16),
@@ -44,12 +60,30 @@ pub const PROGRAMS: &[Known] = &[
     lanes("grpc", 2),
     lanes("node", 16),
     lanes("redis", 16),
+    lanes("postgres", 18),
+    lanes("mariadb", 18),
+    lanes("memcached", 8),
+    lanes("rabbitmq", 4),
+    lanes("java", 8),
+    lanes("openmpi", 12),
+    lanes("gloo", 2),
+    lanes("zeromq", 8),
+    lanes("dask", 6),
+    lanes("ray", 20),
+    lanes("grpc-cpp", 2),
     lanes("squid-single", 16),
-    Known {
-        name: "squid",
-        ends: 0,
-        bars: Some("secure"),
-    },
+    tcp(
+        "squid",
+        "squid: secure",
+        "its worker is executed with other effective than real users, so that the loader ignores LD_PRELOAD",
+    ),
+    tcp(
+        "rsync",
+        "shared",
+        "its client forks: one process reads the connection, and another one writes it",
+    ),
+    tcp("ssh", "untracked", SSHD),
+    tcp("ssh-rsync", "untracked", SSHD),
 ];
 
 /// One program with a directory of its own.
