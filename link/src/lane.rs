@@ -35,6 +35,16 @@ pub trait Port {
     /// Shuts both directions down here: the other end has died, and its kernel could not tell that it would
     /// have sent a reset.
     fn tcp_cut(&self) {}
+    /// May the application's memory be read there?
+    #[inline(always)]
+    fn readable(&self, _p: *const u8, _n: usize) -> bool {
+        true
+    }
+    /// May it be written?
+    #[inline(always)]
+    fn writable(&self, _p: *mut u8, _n: usize) -> bool {
+        true
+    }
     /// Rings the other party's doorbell; never blocks, failure does not matter.
     fn ring(&self);
 }

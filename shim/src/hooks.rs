@@ -9,6 +9,7 @@
 #![allow(clippy::missing_safety_doc)]
 
 mod fd;
+mod memory;
 mod msg;
 mod number;
 mod proc;

@@ -27,7 +27,7 @@ pub use sendfile::sendfile;
 
 use crate::links::Sock;
 use crate::table::{self, Local};
-use crate::{control, errno, lock, promote, real, set_errno, signals, sys, wait};
+use crate::{control, errno, lock, pages, promote, real, set_errno, signals, sys, wait};
 use call::Call;
 use core::sync::atomic::Ordering::*;
 use libc::iovec;

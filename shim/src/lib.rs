@@ -17,6 +17,7 @@ mod hooks;
 mod io;
 mod links;
 mod lock;
+mod pages;
 mod poll;
 mod promote;
 mod real;

@@ -443,6 +443,14 @@ pub struct Sock<'a> {
 }
 
 impl Port for Sock<'_> {
+    #[inline(always)]
+    fn readable(&self, p: *const u8, n: usize) -> bool {
+        crate::pages::readable(p, n)
+    }
+    #[inline(always)]
+    fn writable(&self, p: *mut u8, n: usize) -> bool {
+        crate::pages::writable(p, n)
+    }
     fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32> {
         sys::send(self.fd, data, len)
     }

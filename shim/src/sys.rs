@@ -157,6 +157,42 @@ pub fn populate(p: *mut u8, bytes: usize) -> R<()> {
     sc!(libc::SYS_madvise, p, bytes, MADV_POPULATE_WRITE).map(drop)
 }
 
+/// Makes all pages of the application's memory that are about to be read, or written. False: some of them
+/// cannot be had, or the kernel does not know.
+pub fn populate_for(p: *mut u8, bytes: usize, write: bool) -> bool {
+    const MADV_POPULATE_READ: i32 = 22; // Linux 5.14
+    sc!(
+        libc::SYS_madvise,
+        p,
+        bytes,
+        MADV_POPULATE_READ + i32::from(write)
+    )
+    .is_ok()
+}
+
+/// May the eight bytes around `at` be read? A call that fails after it has read its argument.
+pub fn is_readable(at: usize) -> bool {
+    const NO_HOW: usize = 77;
+    let set = (at & !7).max(8); // (null is no argument)
+    sc!(libc::SYS_rt_sigprocmask, NO_HOW, set, 0, 8) != Err(libc::EFAULT)
+}
+
+/// May the four bytes around `at` be written? A futex operation that leaves them as they are (`|= 0`), and
+/// wakes nobody.
+pub fn is_writable(at: usize) -> bool {
+    const OR: usize = 2 << 28;
+    const LESS_THAN_LEAST: usize = 2 << 24 | 0x800;
+    static NOBODY: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
+    let op = libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG;
+    let how = OR | LESS_THAN_LEAST;
+    sc!(libc::SYS_futex, NOBODY.as_ptr(), op, 0, 0, at & !3, how) != Err(libc::EFAULT)
+}
+
+/// A call of the application's on its own memory.
+pub fn memory(n: i64, a: [usize; 5]) -> R<usize> {
+    sc_once!(n, a[0], a[1], a[2], a[3], a[4])
+}
+
 /// The mapping is zero in a forked child, and what it was in one that shares our memory. False: the
 /// kernel is too old.
 pub fn wipe_on_fork(p: *mut u8, len: usize) -> bool {

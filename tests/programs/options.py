@@ -6,12 +6,17 @@
 Conventions as in `edges.py`. Cases whose names end in `_before` set their options on the listener, and on
 the client's socket before it is connected.
 """
+import ctypes
+import errno
+import mmap
 import os
 import select
 import signal
 import socket
 import struct
 import sys
+import tempfile
+import termios
 import threading
 import time
 
@@ -249,6 +254,110 @@ def zerocopy_sent_before(sock):
 
 
 zerocopy_before_server, zerocopy_before_client = zerocopy_server, zerocopy_client
+
+
+# ---- bad pointers ------------------------------------------------------------------------------
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+PAGE = 4096
+
+
+def fails(wanted, name, *args):
+    ctypes.set_errno(0)
+    f = getattr(LIBC, name)
+    f.restype = ctypes.c_ssize_t
+    words = [a if hasattr(a, "contents") or a is None else ctypes.c_size_t(a & (1 << 64) - 1) for a in args]
+    r = f(*words)
+    r = r - (1 << 32) if r == 0xffffffff else r
+    said = errno.errorcode.get(ctypes.get_errno()) if r == -1 else r
+    equal(said, wanted, f"{name}{args}")
+
+
+def memory(prot):
+    LIBC.mmap.restype = ctypes.c_size_t
+    at = LIBC.mmap(None, ctypes.c_size_t(2 * PAGE), prot, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    assert at % PAGE == 0
+    return at
+
+
+def protect(at, prot, n=PAGE):
+    equal(LIBC.mprotect(ctypes.c_size_t(at), ctypes.c_size_t(n), prot), 0)
+
+
+def vector(*runs):
+    words = (ctypes.c_size_t * (2 * len(runs)))(*[w for r in runs for w in r])
+    header = (ctypes.c_size_t * 7)(0, 0, ctypes.addressof(words), len(runs), 0, 0, 0)
+    return words, ctypes.addressof(words), header, ctypes.addressof(header)
+
+
+def fault_server(sock):
+    sock.sendall(b"0123456789" * 30)
+    await_mark("faults")
+    equal(exactly(sock, 700), b"x" * 100 + b"a" * 100 + b"b" * 100 + b"e" * 300 + b"f" * 100)
+    mark("over")
+
+
+def fault_client(sock):
+    fd = sock.fileno()
+    while len(sock.recv(300, socket.MSG_PEEK)) < 300:
+        time.sleep(0.001)
+    good = memory(mmap.PROT_READ | mmap.PROT_WRITE)
+    half = memory(mmap.PROT_READ | mmap.PROT_WRITE)
+    constant = memory(mmap.PROT_READ)
+    nothing = memory(0)
+    protect(half + PAGE, 0)
+    edge = half + PAGE - 100
+    ctypes.memset(good, ord("a"), PAGE)
+    ctypes.memset(half, ord("b"), PAGE)
+    for at in (0, 8, PAGE - 1, nothing, nothing + 77, -1, -PAGE, 1 << 62, edge + 50):
+        fails("EFAULT", "send", fd, at, 100, 0)
+        fails("EFAULT", "write", fd, at, 100)
+        fails("EFAULT", "recv", fd, at, 100, 0)
+        fails("EFAULT", "read", fd, at, 100)
+        fails("EFAULT", "recv", fd, at, 100, socket.MSG_PEEK)
+        fails("EFAULT", "recvfrom", fd, at, 100, socket.MSG_DONTWAIT, 0, 0)
+        keep, v, header, m = vector((good, 10), (at, 100))
+        fails("EFAULT", "writev", fd, v, 2)
+        fails("EFAULT", "readv", fd, v, 2)
+        fails("EFAULT", "sendmsg", fd, m, 0)
+        fails("EFAULT", "recvmsg", fd, m, 0)
+    for at in (0, 8, nothing, -PAGE):
+        fails("EFAULT", "writev", fd, at, 1)
+        fails("EFAULT", "readv", fd, at, 1)
+        fails("EFAULT", "sendmsg", fd, at, 0)
+        fails("EFAULT", "recvmsg", fd, at, 0)
+        fails("EFAULT", "ioctl", fd, termios.FIONREAD, at)
+    for at in (constant, constant + PAGE + 9):
+        fails("EFAULT", "recv", fd, at, 100, 0)
+    # Only what there is to read is written.
+    fails(100, "recv", fd, edge, 100, 0)
+    equal(ctypes.string_at(edge, 100), b"0123456789" * 10)
+    fails(190, "recv", fd, good, 190, 0)
+    fails(10, "recv", fd, edge + 90, 1000, 0)
+    equal(ctypes.string_at(edge + 90, 10), b"0123456789")
+    ctypes.memset(half, ord("b"), PAGE)
+    ctypes.memset(good, ord("a"), PAGE)
+    with tempfile.TemporaryFile() as f:
+        f.write(b"x" * 1000)
+        f.flush()
+        for at in (8, nothing, constant):
+            fails("EFAULT", "sendfile", fd, f.fileno(), at, 100)
+    fails(100, "send", fd, good, 100, 0)
+    fails(100, "send", fd, edge, 100, 0)
+    # Memory that was good once.
+    protect(good, 0)
+    fails("EFAULT", "send", fd, good, 100, 0)
+    protect(good, mmap.PROT_READ | mmap.PROT_WRITE)
+    ctypes.memset(good, ord("e"), PAGE)
+    fails(300, "send", fd, good, 300, 0)
+    LIBC.munmap(ctypes.c_size_t(good), ctypes.c_size_t(2 * PAGE))
+    fails("EFAULT", "send", fd, good, 100, 0)
+    keep, v, header, m = vector((half, 10), (good, 100))
+    fails("EFAULT", "writev", fd, v, 2)
+    sock.sendall(b"f" * 100)
+    looked_at()
+    mark("faults")
+    await_mark("over")
 
 
 # ---- Java's helper ----------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 //! Socket options that put something beside the bytes: what is left to read (`TCP_INQ`), completions of
-//! `MSG_ZEROCOPY`. And children that close what they inherit.
+//! `MSG_ZEROCOPY`. Bad pointers. And children that close what they inherit.
 //!
 //! Each case first runs bare, then promoted, where it must not leave its lane.
 
@@ -18,4 +18,4 @@ macro_rules! options {
     )*};
 }
 
-options! { inq inq_before shutrd helper zerocopy zerocopy_before }
+options! { inq inq_before shutrd helper zerocopy zerocopy_before fault }

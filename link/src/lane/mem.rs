@@ -279,6 +279,27 @@ impl<'a> Iov<'a> {
         }
     }
 
+    /// So many bytes from here, `most` at most, if all runs are `good`.
+    #[inline(always)]
+    pub fn proven(&self, most: usize, good: impl Fn(*mut u8, usize) -> bool) -> Option<usize> {
+        if let [v] = self.vecs {
+            let p = (v.iov_base as *mut u8).wrapping_add(self.offset);
+            let n = (v.iov_len - self.offset).min(most);
+            return good(p, n).then_some(n);
+        }
+        let (mut all, mut n) = (self.clone(), 0);
+        while n < most {
+            let Some((p, k)) = all.take(most - n) else {
+                break;
+            };
+            if !good(p, k) {
+                return None;
+            }
+            n += k;
+        }
+        Some(n)
+    }
+
     /// Gives back the last `n` bytes of the run that [`Iov::take`] returned last.
     pub fn untake(&mut self, n: usize) {
         self.offset -= n.min(self.offset);

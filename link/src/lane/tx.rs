@@ -93,6 +93,8 @@ pub enum Sent {
     Bytes(usize),
     /// No space now.
     Full,
+    /// The application's buffer cannot be read.
+    Fault,
     /// This direction is on TCP: send natively.
     Tcp,
     /// The way down waits for TCP's buffer: as if the socket's buffer were full.
@@ -280,6 +282,7 @@ impl TxState {
         let untouched = iov.clone();
         let mut cursor = self.peer_cursor.load(Relaxed);
         let mut unannounced = 0u64;
+        let mut proven = 0;
         loop {
             let mut free = self.free(size, cursor);
             if free == 0 {
@@ -292,9 +295,17 @@ impl TxState {
                     break;
                 }
             }
-            let Some((p, n)) = iov.take(free.min(PIECE) as usize) else {
+            if proven == 0 {
+                proven = match iov.proven(free as usize, |p, n| port.readable(p, n)) {
+                    Some(n) => n,
+                    None if head == begin => return Sent::Fault,
+                    None => break,
+                };
+            }
+            let Some((p, n)) = iov.take(proven.min(PIECE as usize)) else {
                 break;
             };
+            proven -= n;
             // SAFETY: the application promises `p` readable for `n`; `n <= free <= size`.
             unsafe { copy_in(ring, head, p, n) };
             head += n as u64;

@@ -54,6 +54,7 @@ impl World {
                 }
                 Sent::Full => self.note("full"),
                 Sent::Blocked => self.note("blocked"),
+                Sent::Fault => unreachable!("memory of the test's"),
                 Sent::Reset(r) => self.spoilt(e, r),
             }
             break;

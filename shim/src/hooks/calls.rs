@@ -63,6 +63,9 @@ macro_rules! calls {
                     sigaction __sigaction signal bsd_signal ssignal sysv_signal __sysv_signal
                     siginterrupt sigset
                 ];
+                SYS_munmap c2 memory::munmap [munmap];
+                SYS_mprotect c3 memory::mprotect [mprotect];
+                SYS_mremap c5 memory::mremap [mremap];
                 SYS_execve c3 proc::execve [execve execv execvp execvpe execl execlp execle fexecve];
                 SYS_execveat c5 proc::execveat [execveat];
             }
@@ -132,7 +135,7 @@ macro_rules! calls {
                     SYS_vserver SYS_lookup_dcookie SYS_set_thread_area SYS_get_thread_area
                 ];
                 "no descriptor: memory" [
-                    SYS_mprotect SYS_munmap SYS_brk SYS_mremap SYS_msync SYS_mincore SYS_madvise
+                    SYS_brk SYS_msync SYS_mincore SYS_madvise
                     SYS_mlock SYS_mlock2 SYS_munlock SYS_mlockall SYS_munlockall SYS_mbind
                     SYS_set_mempolicy SYS_get_mempolicy SYS_set_mempolicy_home_node
                     SYS_migrate_pages SYS_move_pages SYS_pkey_mprotect SYS_pkey_alloc SYS_pkey_free

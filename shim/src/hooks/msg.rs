@@ -2,7 +2,7 @@
 
 use super::rw::{on_lane, recv_on_lane, SEND_OK};
 use crate::fdtab::{conn, get, Fd};
-use crate::{fdops, io, real, sys, table};
+use crate::{fdops, io, pages, real, sys, table};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, timespec};
 use link::reason::Reason;
@@ -10,9 +10,13 @@ use link::reason::Reason;
 /// # Safety
 /// `m` is null or the application's message header.
 unsafe fn iovs<'a>(m: *const msghdr) -> Option<&'a [iovec]> {
+    if !pages::readable(m, size_of::<msghdr>()) {
+        return None;
+    }
     // SAFETY: by contract.
     let h = unsafe { m.as_ref() }?;
-    if h.msg_iov.is_null() || h.msg_iovlen > 1024 {
+    let (v, n) = (h.msg_iov, h.msg_iovlen);
+    if v.is_null() || n > 1024 || !pages::readable(v, n * size_of::<iovec>()) {
         return None;
     }
     // SAFETY: the application promises that many entries.
@@ -27,8 +31,12 @@ unsafe fn iovs<'a>(m: *const msghdr) -> Option<&'a [iovec]> {
 /// # Safety
 /// `m` is null or the application's message header.
 unsafe fn has_control(m: *const msghdr) -> bool {
-    // SAFETY: by contract.
-    unsafe { m.as_ref() }.is_some_and(|h| h.msg_controllen > 0 && !h.msg_control.is_null())
+    // SAFETY: by contract. What cannot be read, the kernel refuses.
+    pages::readable(m, size_of::<msghdr>())
+        && unsafe { m.as_ref() }.is_some_and(|h| {
+            let n = h.msg_controllen;
+            n > 0 && !h.msg_control.is_null() && pages::readable(h.msg_control, n)
+        })
 }
 
 /// Descriptors that travel to somebody else leave their lanes first.
@@ -94,6 +102,10 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
     unsafe {
         let native = || real::recvmsg(fd, m, flags);
         let Some(i) = conn(fd) else { return native() };
+        if !pages::writable(m, size_of::<msghdr>()) {
+            crate::set_errno(libc::EFAULT);
+            return -1;
+        }
         match iovs(m) {
             Some(v) if recv_on_lane(flags, fd) => {
                 let was_native = core::cell::Cell::new(false);

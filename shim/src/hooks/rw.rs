@@ -2,7 +2,7 @@
 
 use crate::fdtab::conn;
 use crate::table::conn as conn_of;
-use crate::{fdops, io, real};
+use crate::{fdops, io, pages, real};
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use libc::{iovec, off_t, sockaddr, socklen_t};
@@ -20,7 +20,9 @@ fn vec(p: *const c_void, n: usize) -> [iovec; 1] {
 /// # Safety
 /// `v` and `n` as in `readv`.
 unsafe fn vecs<'a>(v: *const iovec, n: i32) -> Option<&'a [iovec]> {
-    let ok = (0..=1024).contains(&n) && !v.is_null();
+    let ok = (0..=1024).contains(&n) && pages::readable(v, n as usize * size_of::<iovec>());
+    // (`n` may be 0, and `v` null.)
+    let ok = ok && !v.is_null();
     // SAFETY: the application promises `n` entries.
     let s = ok.then(|| unsafe { core::slice::from_raw_parts(v, n as usize) })?;
     let total = s.iter().try_fold(0usize, |t, v| t.checked_add(v.iov_len))?;
@@ -115,6 +117,10 @@ pub unsafe extern "C" fn recvfrom(
             Some(i) if recv_on_lane(flags, fd) => {
                 let r = io::recv(fd, i, &vec(p, n), flags, native);
                 if r >= 0 && !a.is_null() && !l.is_null() {
+                    if !pages::writable(l, 4) {
+                        crate::set_errno(libc::EFAULT);
+                        return -1;
+                    }
                     *l = 0; // as the kernel does for streams
                 }
                 r

@@ -2,7 +2,7 @@
 
 use crate::fdtab::{conn, get, Fd};
 use crate::links::Sock;
-use crate::{control, env, epoll, fdops, io, lock, promote, real, signals, sys, table};
+use crate::{control, env, epoll, fdops, io, lock, pages, promote, real, signals, sys, table};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{sockaddr, socklen_t};
@@ -27,7 +27,8 @@ pub unsafe extern "C" fn connect(fd: i32, a: *const sockaddr, l: socklen_t) -> i
         let Some(i) = conn(fd) else {
             return real::connect(fd, a, l);
         };
-        let unspec = !a.is_null() && l >= 2 && i32::from((*a).sa_family) == libc::AF_UNSPEC;
+        let unspec =
+            l >= 2 && pages::readable(a, 2) && i32::from((*a).sa_family) == libc::AF_UNSPEC;
         if unspec {
             fdops::give_up(fd, Reason::NotEstablished);
         }
@@ -202,7 +203,7 @@ pub unsafe extern "C" fn setsockopt(
         let harmless = level == libc::SOL_SOCKET
             && name == libc::SO_RCVLOWAT
             && len >= 4
-            && !v.is_null()
+            && pages::readable(v, 4)
             && matches!(unsafe { v.cast::<i32>().read_unaligned() }, 0 | 1);
         if !harmless {
             fdops::give_up(fd, Reason::Option);
@@ -290,13 +291,13 @@ pub unsafe extern "C" fn ioctl(fd: i32, req: u64, arg: usize) -> i32 {
         if conn(fd) != Some(i) {
             return real::ioctl(fd, req, arg);
         }
-        if req == libc::FIONREAD && arg != 0 {
+        if req == libc::FIONREAD && pages::writable(arg as *const i32, 4) {
             if let Some(n) = io::unread(i, fd) {
                 (arg as *mut i32).write_unaligned(n);
                 return 0;
             }
         }
-        if req == SIOCATMARK && arg != 0 && ring_comes_first(i, fd) {
+        if req == SIOCATMARK && pages::writable(arg as *const i32, 4) && ring_comes_first(i, fd) {
             (arg as *mut i32).write_unaligned(0);
             return 0;
         }

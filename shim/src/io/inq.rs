@@ -1,6 +1,6 @@
 //! `TCP_INQ`: receives tell beside the bytes how many more there are to read.
 
-use crate::{lock, promote, sys, table};
+use crate::{lock, pages, promote, sys, table};
 use core::sync::atomic::Ordering::*;
 use libc::{cmsghdr, msghdr};
 use link::family::{flag, Conn};
@@ -49,6 +49,9 @@ pub(super) unsafe fn put_control(m: &mut msghdr, level: i32, kind: i32, data: &[
         return;
     }
     let len = whole.min(room);
+    if !pages::writable(m.msg_control, len) {
+        return;
+    }
     if len < whole {
         m.msg_flags |= libc::MSG_CTRUNC;
     }

@@ -310,6 +310,7 @@ impl Receiving<'_> {
                     (n, _) => n as isize,
                 })
             }
+            Received::Error(libc::EFAULT) => Break(fail_or(self.total, libc::EFAULT)),
             Received::Error(e) => {
                 l.checked.store(0, Relaxed); // the next send looks whether anybody is there
                 c.rx.looked.store(0, Relaxed);

@@ -261,6 +261,7 @@ impl Sending<'_> {
                 reset(c, self.call.fd(l), r);
                 return Break(self.ended());
             }
+            Sent::Fault => return Break(fail_or(self.total, libc::EFAULT)),
             Sent::Tcp | Sent::Bytes(_) => return Continue(()),
             sent => sent == Sent::Full,
         };

@@ -87,6 +87,7 @@ pub unsafe fn sendfile(
             Ok(p) => p,
             Err(e) => return fail_or(total, e),
         },
+        false if !pages::readable(off, 8) => return fail(libc::EFAULT),
         // SAFETY: not null, hence the application's valid pointer.
         false => unsafe { *off },
     };
@@ -107,6 +108,8 @@ pub unsafe fn sendfile(
     }
     if off.is_null() {
         let _ = sys::lseek(input, pos, libc::SEEK_SET);
+    } else if !pages::writable(off, 8) {
+        return fail(libc::EFAULT); // after all, as the kernel
     } else {
         // SAFETY: as above.
         unsafe { *off = pos };

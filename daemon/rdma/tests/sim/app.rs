@@ -173,6 +173,7 @@ impl App {
                 k
             }
             Sent::Blocked => 0,
+            Sent::Fault => unreachable!("memory of the test's"),
             Sent::Reset(r) => {
                 self.check(false, || format!("the sender resets: {r:?}"));
                 0

@@ -91,6 +91,10 @@ impl RxState {
         let begin = cursor;
         let mut published = cursor;
         let mut size = 0;
+        let room = (head - cursor) as usize;
+        if !how.discard && iov.proven(room, |p, n| port.writable(p, n)).is_none() {
+            return Ok(Received::Error(libc::EFAULT));
+        }
         while cursor != head {
             let (ring, end) = self.source(m, cursor, head, !how.peek)?;
             size = ring.size();
