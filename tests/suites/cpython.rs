@@ -1,6 +1,6 @@
 //! CPython's own network tests.
 
-use super::{Results, Suite};
+use super::{Floors, Results, Suite};
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::time::Duration;
@@ -10,33 +10,50 @@ use underpass_tests::harness::{paths, Place, Program};
 const LIMIT: Duration = Duration::from_secs(1000);
 const LIMIT_OWN: &str = "900";
 
-/// File, is it run by `make suites`, tests and promoted ends at least. (Eager mode waits for nobody, so that
-/// most of these connections end before their lane comes.)
-const FILES: &[(&str, bool, usize, u64)] = &[
-    ("test_socket", true, 600, 5),
+/// Where connections carry nothing, there is nothing to promote.
+const NONE: Floors = Floors::new(0, 0, 0, 0);
+
+/// File, is it run by `make suites`, tests and promoted ends at least.
+const FILES: &[(&str, bool, usize, Floors)] = &[
+    ("test_socket", true, 600, Floors::new(0, 5, 5, 5)),
     // Readiness tests use socket pairs: made TCP connections here, in all modes.
-    ("test_selectors", true, 60, 2),
-    ("test_epoll", true, 10, 0),
-    ("test_httplib", true, 80, 2),
-    ("test_ftplib", true, 80, 10),
-    ("test_asyncore", true, 90, 0),
-    ("test_asynchat", true, 20, 4),
-    ("test_poplib", true, 60, 10),
-    ("test_smtplib", true, 70, 5),
-    ("test_telnetlib", true, 15, 0),
-    ("test_urllib2_localnet", true, 20, 2),
-    ("test_socketserver", true, 10, 0),
-    ("test_imaplib", false, 90, 40),
-    ("test_ssl", false, 150, 20),
-    ("test_xmlrpc", false, 80, 20),
-    ("test_asyncio", false, 1500, 20),
-    ("test_multiprocessing_fork", false, 300, 0),
-    ("test_multiprocessing_spawn", false, 300, 0),
-    ("test_multiprocessing_forkserver", false, 300, 0),
+    ("test_selectors", true, 60, Floors::new(0, 2, 2, 2)),
+    ("test_epoll", true, 10, Floors::new(0, 2, 2, 2)),
+    ("test_httplib", true, 80, Floors::new(0, 2, 2, 2)),
+    ("test_ftplib", true, 80, Floors::new(0, 10, 10, 10)),
+    ("test_asyncore", true, 90, Floors::new(0, 2, 2, 2)),
+    ("test_asynchat", true, 20, Floors::new(4, 4, 4, 4)),
+    ("test_poplib", true, 60, Floors::new(0, 10, 10, 10)),
+    ("test_smtplib", true, 70, Floors::new(4, 10, 10, 10)),
+    ("test_telnetlib", true, 15, NONE),
+    ("test_urllib2_localnet", true, 20, Floors::new(0, 2, 2, 2)),
+    ("test_socketserver", true, 10, Floors::new(0, 2, 2, 2)),
+    ("test_imaplib", false, 90, Floors::new(0, 20, 20, 20)),
+    ("test_ssl", false, 150, Floors::new(10, 50, 50, 50)),
+    ("test_xmlrpc", false, 80, Floors::new(0, 10, 10, 10)),
+    ("test_asyncio", false, 1500, Floors::new(0, 20, 20, 20)),
+    (
+        "test_multiprocessing_fork",
+        false,
+        300,
+        Floors::new(0, 2, 2, 2),
+    ),
+    (
+        "test_multiprocessing_spawn",
+        false,
+        300,
+        Floors::new(0, 2, 2, 2),
+    ),
+    (
+        "test_multiprocessing_forkserver",
+        false,
+        300,
+        Floors::new(0, 2, 2, 2),
+    ),
 ];
 
 pub fn suites() -> Vec<Suite> {
-    let suite = |(name, bounded, tests, ends): &(&'static str, bool, usize, u64)| {
+    let suite = |(name, bounded, tests, ends): &(&'static str, bool, usize, Floors)| {
         let (name, ends) = (*name, *ends);
         Suite {
             name,

@@ -1,28 +1,35 @@
-//! Sources of Debian packages, for the tests in them. They are kept under `target/suites`.
+//! Sources of Debian packages (and others), for the tests in them. They are kept under `target/suites`.
 
 use anyhow::{bail, Context, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use underpass_tests::harness::paths;
 
 /// The sources of a package, unpacked and made ready by `prepare`, once.
 pub fn source(package: &str, prepare: impl Fn(&Path) -> Result<()>) -> Result<PathBuf> {
-    let home = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/suites");
+    once(package, |dir| {
+        download(dir, package)?;
+        let unpacked = std::fs::read_dir(dir)?.flatten();
+        let mut dirs = unpacked.filter(|e| {
+            let name = e.file_name();
+            name.to_string_lossy().starts_with(&format!("{package}-")) && e.path().is_dir()
+        });
+        let dir = dirs.next().context("nothing was unpacked")?.path();
+        prepare(&dir).with_context(|| format!("making {package} ready"))?;
+        Ok(dir)
+    })
+}
+
+/// What `make` leaves in the directory that it names, once: under this name.
+pub fn once(name: &str, make: impl Fn(&Path) -> Result<PathBuf>) -> Result<PathBuf> {
+    let home = paths::target().join("suites");
     std::fs::create_dir_all(&home)?;
     let home = home.canonicalize()?;
-    let done = home.join(package);
-    if done.exists() {
-        return Ok(done);
+    let done = home.join(name);
+    if !done.exists() {
+        let new = tempfile::Builder::new().prefix("new-").tempdir_in(&home)?;
+        std::fs::rename(make(new.path())?, &done)?;
     }
-    let new = tempfile::Builder::new().prefix("new-").tempdir_in(&home)?;
-    download(new.path(), package)?;
-    let unpacked = std::fs::read_dir(new.path())?.flatten();
-    let mut dirs = unpacked.filter(|e| {
-        let name = e.file_name();
-        name.to_string_lossy().starts_with(&format!("{package}-")) && e.path().is_dir()
-    });
-    let dir = dirs.next().context("nothing was unpacked")?.path();
-    prepare(&dir).with_context(|| format!("making {package} ready"))?;
-    std::fs::rename(dir, &done)?;
     Ok(done)
 }
 

@@ -1,7 +1,7 @@
 //! memcached's own tests in Perl, against the debugging build that they need, over TCP.
 
 use super::debian;
-use super::{Results, Suite};
+use super::{Floors, Results, Suite};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -76,6 +76,11 @@ const REST: &[&str] = &[
     "watcher_connid",
 ];
 
+/// Its number of tests is how often it saw a counter change, another one each time, bare, too. (More
+/// connections are refused where hidden descriptors have numbers below the limit that memcached lowers:
+/// limit 24 in ARCHITECTURE.md.)
+const UNCOUNTED: &str = "maxconns";
+
 pub fn suites() -> Vec<Suite> {
     let suite = |name, bounded, files: &'static [&'static str], tests, ends| Suite {
         name,
@@ -86,8 +91,14 @@ pub fn suites() -> Vec<Suite> {
         run: Box::new(move |place, dir| run(files, place, dir)),
     };
     vec![
-        suite("memcached basics", true, BASICS, 300, 20),
-        suite("memcached", false, REST, 500, 60),
+        suite(
+            "memcached basics",
+            true,
+            BASICS,
+            300,
+            Floors::new(10, 20, 20, 20),
+        ),
+        suite("memcached", false, REST, 500, Floors::new(30, 60, 60, 60)),
     ]
 }
 
@@ -129,7 +140,10 @@ fn run(files: &[&str], place: &Place, _: &Path) -> Result<Results> {
                     None => continue,
                 },
             };
-            let number = rest.split_whitespace().next().unwrap_or_default();
+            let number = match *file {
+                UNCOUNTED => kind,
+                _ => rest.split_whitespace().next().unwrap_or_default(),
+            };
             all.insert(format!("{file}: {number}"), kind.to_owned());
             if kind == "not ok" {
                 println!("{file}: {line}");

@@ -1,7 +1,7 @@
 //! Redis's own tests in TCL, against Debian's binaries.
 
 use super::debian::{self, plain};
-use super::{Results, Suite};
+use super::{Floors, Results, Suite};
 use anyhow::{ensure, Result};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 const LIMIT_OWN: &str = "600";
 
 /// Name, is it run by `make suites`, files, tests and promoted ends at least.
-type Part = (&'static str, bool, &'static [&'static str], usize, u64);
+type Part = (&'static str, bool, &'static [&'static str], usize, Floors);
 const PARTS: &[Part] = &[
     (
         "redis basics",
@@ -26,7 +26,7 @@ const PARTS: &[Part] = &[
             "unit/type/hash",
         ],
         100,
-        20,
+        Floors::new(10, 20, 20, 20),
     ),
     (
         "redis types",
@@ -41,7 +41,7 @@ const PARTS: &[Part] = &[
             "unit/type/stream-cgroups",
         ],
         300,
-        20,
+        Floors::new(10, 20, 20, 20),
     ),
     (
         "redis unit",
@@ -71,7 +71,7 @@ const PARTS: &[Part] = &[
             "unit/shutdown",
         ],
         350,
-        50,
+        Floors::new(25, 50, 50, 50),
     ),
     (
         "redis replication",
@@ -89,7 +89,7 @@ const PARTS: &[Part] = &[
             "unit/wait",
         ],
         80,
-        50,
+        Floors::new(25, 50, 50, 50),
     ),
 ];
 
