@@ -61,6 +61,8 @@ const CALLS: &[(&str, i64, &[i32])] = {
 const OTHERS: &[(i64, &str)] = {
     use libc::*;
     &[
+        (SYS_mprotect, "is the application's own"),
+        (SYS_mremap, "is the application's own"),
         (SYS_getpid, "has no error"),
         (SYS_gettid, "has no error"),
         (
