@@ -11,6 +11,7 @@ use crate::lab::stream::{
 };
 use crate::lab::streams::{all_or_reset, report, whole};
 use anyhow::{bail, ensure, Context, Result};
+use link::reason::Reason;
 use std::collections::HashSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -27,8 +28,9 @@ const LIMIT: Duration = Duration::from_secs(120);
 const BYTES_LOG2: u64 = 25;
 /// Descriptors of a program that is to reach its limit: its streams need up to 24 of them.
 const FEW_DESCRIPTORS: u64 = 40;
-/// Lanes that the daemon allows: fewer than there are connections at times.
-const LANES: u32 = 24;
+/// Ends with a lane that the daemon allows: fewer than there are most of the time. Both ends of each lane
+/// count here.
+const ENDS: u32 = 10;
 
 /// What happened.
 #[derive(Debug, Default)]
@@ -45,6 +47,10 @@ pub struct Tally {
     pub disturbed: Disturbed,
     /// Ends that were seen on a lane in both directions.
     pub promoted: u64,
+    /// Ends that were refused a lane, because there were enough.
+    pub refused: u64,
+    /// Most lanes that a daemon had.
+    pub lanes: u64,
     /// Switches up and down, as far as the daemons' counters told them.
     pub ups: u64,
     pub downs: u64,
@@ -66,6 +72,12 @@ impl fmt::Display for Tally {
             f,
             "spawn, system, fork      {}, {}, {}",
             d.spawns, d.systems, d.forks
+        )?;
+        writeln!(f, "inherited by exec        {}", d.inherited)?;
+        writeln!(
+            f,
+            "lanes at most, refused   {}, {}",
+            self.lanes, self.refused
         )?;
         write!(f, "closed by handlers       {}", d.handler_closes)
     }
@@ -90,6 +102,7 @@ struct Stage {
     daemon: Mutex<Daemon>,
     tally: Mutex<Tally>,
     seen: Mutex<HashSet<(u32, u64)>>,
+    refused: Mutex<HashSet<(u32, u64)>>,
     end: Instant,
     failed: AtomicBool,
     next: AtomicU64,
@@ -108,12 +121,13 @@ fn held<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 pub fn run(program: &Path, seed: u64, length: Duration) -> Result<Tally> {
     let dir = tempfile::Builder::new().prefix("upsoak-").tempdir()?;
     let config = dir.path().join("underpassd.toml");
-    std::fs::write(&config, format!("[limits]\nlanes = {LANES}\n"))?;
+    std::fs::write(&config, format!("[limits]\nlanes = {ENDS}\n"))?;
     let daemon = Daemon::with(&["--config", &config.to_string_lossy()])?;
     let stage = Arc::new(Stage {
         daemon: Mutex::new(daemon),
         tally: Mutex::default(),
         seen: Mutex::default(),
+        refused: Mutex::default(),
         end: Instant::now() + length,
         failed: AtomicBool::new(false),
         next: AtomicU64::new(0),
@@ -146,6 +160,7 @@ pub fn run(program: &Path, seed: u64, length: Duration) -> Result<Tally> {
     }
     let mut tally = std::mem::take(&mut *held(&stage.tally));
     tally.promoted = held(&stage.seen).len() as u64;
+    tally.refused = held(&stage.refused).len() as u64;
     Ok(tally)
 }
 
@@ -176,7 +191,11 @@ fn operator(stage: &Stage, mut random: Random) -> Result<()> {
             tally.ups += now.ups.saturating_sub(before.ups);
             tally.downs += now.downs.saturating_sub(before.downs);
             tally.lane_bytes += now.lane_rx_bytes.saturating_sub(before.lane_rx_bytes);
+            ensure!(now.lanes <= (ENDS / 2).into(), "{} lanes", now.lanes);
+            tally.lanes = tally.lanes.max(now.lanes);
             before = now;
+            let limited = rows.iter().filter(|r| r.reason == Reason::Limit.code());
+            held(&stage.refused).extend(limited.map(|r| (r.pid, r.inode)));
             let up = rows.iter().filter(|r| r.mode == "SMCD" && r.up == "both");
             held(&stage.seen).extend(up.map(|r| (r.pid, r.inode)));
         }
@@ -323,6 +342,7 @@ impl Pair {
             tally.disturbed.systems += d.systems;
             tally.disturbed.forks += d.forks;
             tally.disturbed.handler_closes += d.handler_closes;
+            tally.disturbed.inherited += d.inherited;
         }
         for s in &self.specs {
             remove(&s.progress);

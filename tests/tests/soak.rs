@@ -31,6 +31,9 @@ fn soak() -> Result<()> {
     );
     let d = &tally.disturbed;
     ensure!(d.spawns > 0 && d.systems > 0 && d.forks > 0, "{tally}");
-    ensure!(d.handler_closes > 0 && tally.killed > 0, "{tally}");
+    ensure!(d.handler_closes > 0 && d.inherited > 0, "{tally}");
+    ensure!(tally.killed > 0, "{tally}");
+    // The limit of lanes was reached, and it held.
+    ensure!(tally.refused > 0 && tally.lanes > 0, "{tally}");
     Ok(())
 }
