@@ -346,6 +346,26 @@ fn a_revoked_send_takes_back_what_tcp_refuses() {
     assert!(w.host[0].eof.get());
 }
 
+/// A quick reader takes all that was sent, and closes, before the sender has looked: nothing is left that TCP
+/// would have to answer with a reset. (A receive that sleeps, with its number closed by another thread, ends
+/// so: the peer's next receive said ECONNRESET instead of the end.)
+#[test]
+fn a_reader_that_closes_behind_the_last_byte() {
+    let mut w = up();
+    op(&mut w, 0, recv(100));
+    let inner = vec![(0, 0, recv(100)), (0, 0, Act::Close)];
+    w.run(&Op {
+        end: 1,
+        act: send(10),
+        inner,
+    });
+    assert_eq!((w.host[0].got.get(), w.host[1].sent.get()), (10, 10));
+    assert!(w.host[0].closed.get() && !w.host[1].tx.is_up());
+    assert_eq!(w.net.borrow().pipe[1].accepted, 0);
+    op(&mut w, 1, ALL);
+    assert!(!w.net.borrow().reset);
+}
+
 /// One of two waiters finds space; the other must still be woken.
 #[test]
 fn a_wish_for_space_survives_another_waiters_send() {

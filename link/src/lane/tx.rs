@@ -369,15 +369,19 @@ impl TxState {
         epoch_of(word) == self.epoch.load(Relaxed) && bits_of(word) & rx::CLOSED != 0
     }
 
-    /// After a send that began at `begin` met a closed receiver: TCP has to take these bytes, so that the
-    /// kernel at the other end answers them with a reset, as it would have.
+    /// After a send that began at `begin` met a closed receiver: TCP has to take the bytes that it has not read,
+    /// so that the kernel at the other end answers them with a reset, as it would have. (One that was quick
+    /// has read them, and has closed after that.)
     fn take_back_all(&self, m: &Memory, begin: u64) -> u64 {
+        let head = self.head.load(Relaxed);
         if m.far() || self.mode.load(Relaxed) != mode::TCP {
-            return self.head.load(Relaxed);
+            return head;
         }
-        self.head.store(begin, Relaxed);
-        m.own_head().store(begin, Release);
-        begin
+        // The closed word was stored after the last cursor.
+        let read = self.refresh(m).unwrap_or(begin).clamp(begin, head);
+        self.head.store(read, Relaxed);
+        m.own_head().store(read, Release);
+        read
     }
 
     /// Bytes that were sent and of which the peer's node knows nothing yet, besides those on TCP.
