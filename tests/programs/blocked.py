@@ -116,10 +116,18 @@ def replace(how, fd, other):
 
 # ---- scenarios: name, the client's part, the server's part --------------------------------------
 
+FUTEX = {"x86_64": "202", "aarch64": "98"}[os.uname().machine]
+
+
 def asleep(thread):
-    """Gives the thread time to go to sleep in its call. (If it has not, the kernel's answer is EBADF.)"""
-    time.sleep(0.15)
-    assert thread.is_alive(), "it does not sleep"
+    """Waits until the thread sleeps in its call, and not for another thread of the interpreter."""
+    seen = 0
+    while seen < 3:
+        time.sleep(0.02)
+        assert thread.is_alive(), "it does not sleep"
+        with open(f"/proc/self/task/{thread.native_id}/syscall") as f:
+            inside = f.read().split()[0]
+        seen = 0 if inside in ("running", "-1", FUTEX) else seen + 1
 
 
 def in_thread(f):
@@ -308,7 +316,7 @@ def serve():
                 SCENARIOS[name][1](name, sock)
         except BaseException as e:
             wrong.append(repr(e))
-            print(repr(e), file=sys.stderr, flush=True)
+            print(name, repr(e), file=sys.stderr, flush=True)
             os._exit(1)
 
     for _ in range(len(SCENARIOS) + 1):
