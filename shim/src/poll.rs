@@ -293,13 +293,17 @@ fn spin(fds: &[pollfd], tmp: &mut [pollfd]) -> bool {
         Some((_, m)) if links.len() == 1 => m.peer_rx().cpu.load(Relaxed),
         _ => u32::MAX,
     };
-    let found = wait::spin(cpu, || {
-        turns += 1;
-        if n > 1 && turns % 512 == 0 && sys::poll_now(&mut tmp[..n]) > 0 {
-            kernel = true;
-        }
-        kernel || news(fds)
-    });
+    let found = wait::spin(
+        cpu,
+        || true,
+        || {
+            turns += 1;
+            if n > 1 && turns % 512 == 0 && sys::poll_now(&mut tmp[..n]) > 0 {
+                kernel = true;
+            }
+            kernel || news(fds)
+        },
+    );
     wait::spun(&table::local(i).spin, found);
     found
 }

@@ -344,9 +344,14 @@ pub fn spun(score: &AtomicI32, found: bool) {
 }
 
 /// Spins until `done` or the budget is over. `peer_cpu` says where the producer was last: on our
-/// own processor it cannot run while we spin, so we yield, and then give up.
+/// own processor it cannot run while we spin, so we yield, and then give up. That may take long, so `sleepy`
+/// comes before; it says whether to go on.
 #[inline(always)]
-pub fn spin(peer_cpu: impl Fn() -> u32, mut done: impl FnMut() -> bool) -> bool {
+pub fn spin(
+    peer_cpu: impl Fn() -> u32,
+    mut sleepy: impl FnMut() -> bool,
+    mut done: impl FnMut() -> bool,
+) -> bool {
     let budget = SPIN_US * cycles_per_us();
     let start = ticks();
     let mut yields = 0;
@@ -362,7 +367,7 @@ pub fn spin(peer_cpu: impl Fn() -> u32, mut done: impl FnMut() -> bool) -> bool 
         }
         if peer_cpu() == cpu() {
             yields += 1;
-            if yields > 4 {
+            if yields > 4 || !sleepy() {
                 return done();
             }
             sys::sched_yield();

@@ -234,6 +234,7 @@ pub(super) unsafe fn wait_lanes(
             let mut kernel = false;
             let found = wait::spin(
                 || producer_cpu(s),
+                || true,
                 || {
                     turns += 1;
                     if turns % 512 == 0 && sys::poll1(s.epfd.load(Relaxed), libc::POLLIN) != 0 {

@@ -349,9 +349,11 @@ impl Receiving<'_> {
             }
             return Break(fail_or(self.total, libc::EAGAIN));
         }
-        // (A spin holds nothing: whoever is closed in it had not slept. Nor is the time-out asked for.)
+        // (A spin holds nothing until it yields: whoever is closed in it had not slept. Nor is the time-out
+        // asked for.)
         if c.rx.is_up() && !self.look && wait::may_spin(&l.spin) {
-            let found = wait::spin(|| m.peer_rx().cpu.load(Relaxed), || c.rx.stirs(m));
+            let cpu = || m.peer_rx().cpu.load(Relaxed);
+            let found = wait::spin(cpu, || self.call.hold(c, l), || c.rx.stirs(m));
             wait::spun(&l.spin, found);
             if found {
                 return Continue(());
