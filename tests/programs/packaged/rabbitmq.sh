@@ -12,10 +12,8 @@ serve() {
   chown -R rabbitmq "$dir/rabbit"
   settings
   cd "$dir/rabbit"
+  epmd & # else the server starts one that outlives it
   exec setpriv --reuid rabbitmq --regid rabbitmq --clear-groups /usr/lib/rabbitmq/bin/rabbitmq-server
 }
-stop() {
-  until_pid "$dir/rabbit/pid"
-  epmd -kill >/dev/null 2>&1 || true
-}
+stop() { until_pid "$dir/rabbit/pid"; }
 load() { /usr/bin/python3.11 "$here/packaged/amqp.py" "$port" "$dir"; }
