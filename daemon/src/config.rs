@@ -6,6 +6,9 @@ use link::layout::{RING_LOG2_MAX, RING_LOG2_MIN};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
+/// Most seconds that the kernel takes between two probes (`MAX_TCP_KEEPIDLE`).
+const PROBE_MAX_S: u16 = 32767;
+
 /// Everything that can be set. Unknown keys are errors: a misspelt limit is no limit.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(default, deny_unknown_fields)]
@@ -15,6 +18,7 @@ pub struct Config {
     pub ring_max_log2: u8,
     /// Registrations that one shim may have under way.
     pub credits: u32,
+    pub lanes: LanesConfig,
     pub limits: LimitsConfig,
     pub proof: ProofConfig,
     pub exclude: Exclude,
@@ -77,6 +81,13 @@ pub struct TlsConfig {
     pub key: PathBuf,
 }
 
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(default, deny_unknown_fields)]
+pub struct LanesConfig {
+    /// TCP below a busy lane is never silent for longer than so many seconds; 0: nothing is sent there.
+    pub probe_s: u16,
+}
+
 /// Per cgroup; in Kubernetes, per pod.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(default, deny_unknown_fields)]
@@ -118,6 +129,7 @@ impl Default for Config {
             ring_log2: 16,
             ring_max_log2: 20,
             credits: 16,
+            lanes: LanesConfig::default(),
             limits: LimitsConfig::default(),
             proof: ProofConfig::default(),
             exclude: Exclude::default(),
@@ -126,6 +138,12 @@ impl Default for Config {
             tls: TlsConfig::default(),
             rail: Vec::new(),
         }
+    }
+}
+
+impl Default for LanesConfig {
+    fn default() -> Self {
+        LanesConfig { probe_s: 60 }
     }
 }
 
@@ -169,6 +187,8 @@ pub enum Error {
     Rings,
     #[error("credits must be 1 to 256")]
     Credits,
+    #[error("lanes.probe_s must be at most {PROBE_MAX_S}")]
+    Probes,
     #[error(transparent)]
     Directory(#[from] directory::Error),
 }
@@ -187,6 +207,9 @@ impl Config {
         }
         if !(1..=256).contains(&self.credits) {
             return Err(Error::Credits);
+        }
+        if self.lanes.probe_s > PROBE_MAX_S {
+            return Err(Error::Probes);
         }
         self.directory().map(|_| ())
     }

@@ -25,7 +25,7 @@ use crate::proof::Proof;
 use crate::seek::Seek;
 use crate::view::{Holder, Snapshot};
 use link::family::state;
-use link::msg::{ToDaemon, ToShim};
+use link::msg::{feature, ToDaemon, ToShim};
 use link::reason::Reason;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -216,7 +216,7 @@ impl Core {
         p.credits = self.config.credits;
         let ack = ToShim::HelloAck {
             version,
-            features: link::msg::feature::HANDOVER,
+            features: feature::HANDOVER | feature::with_probes(self.config.lanes.probe_s),
             party: id.0,
             daemon: self.instance,
             credits: self.config.credits,

@@ -92,6 +92,15 @@ pub mod feature {
     /// The descriptor of `Register` may be a Unix socket with the connection's socket in its queue: the
     /// shim keeps a descriptor of it, too, and so can take the socket back until the daemon reads it.
     pub const HANDOVER: u32 = 1;
+
+    /// The upper half: `probe_s`, seconds for which TCP below a busy lane may be silent. 0: for ever.
+    pub const fn with_probes(probe_s: u16) -> u32 {
+        (probe_s as u32) << 16
+    }
+
+    pub const fn probe_s(features: u32) -> u32 {
+        features >> 16
+    }
 }
 
 messages! {

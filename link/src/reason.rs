@@ -119,6 +119,8 @@ reasons! {
         "look at the other program: it is busy or stuck";
     Unreachable = 0x0a00_001f, "peer-elsewhere", "the other end is nowhere that this daemon sees: on another node, in a network namespace without Underpass, behind address translation, or under another daemon",
         "for another node see `underpass peers`; else run underpassd as root";
+    Unanswered = 0x0a00_0020, "unanswered", "a probe on the TCP connection below the lane was not answered; TCP carries the bytes until it is",
+        "look at packet filters and the network between the ends";
 }
 
 impl Reason {

@@ -45,6 +45,11 @@ pub fn ring_sizes() -> (u32, u32) {
     (RING_LOG2.load(Relaxed), RING_MAX_LOG2.load(Relaxed))
 }
 
+/// Seconds for which TCP below a busy lane may be silent; 0: for ever.
+pub fn probe_s() -> u32 {
+    feature::probe_s(FEATURES.load(Relaxed))
+}
+
 /// Grows with each connection made: descriptors come again with the same number.
 pub fn generation() -> u32 {
     GENERATION.load(Relaxed)

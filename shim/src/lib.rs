@@ -19,6 +19,7 @@ mod links;
 mod lock;
 mod pages;
 mod poll;
+mod probes;
 mod promote;
 mod real;
 mod signals;

@@ -11,7 +11,7 @@ pub use register::{daemon_lost, declined};
 
 use crate::links::{Link, Sock};
 use crate::table::{self, because, Local};
-use crate::{control, env, epoll, io, lock, sys, wait};
+use crate::{control, env, epoll, io, lock, probes, sys, wait};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::lane::{rx, tx, Memory};
@@ -308,6 +308,9 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     if sys::inode(fd).map_or(0, |(inode, _)| inode) != c.inode.load(Relaxed) {
         return false; // no more the connection: see `io::still`
     }
+    if !probes::allow_up(l, fd) {
+        return false;
+    }
     match c.tx.try_up(&m, &Sock { fd, link }) {
         Ok(up) => {
             if up {
@@ -359,7 +362,7 @@ pub fn take_down(i: u32) {
         let was = c.tx.is_up();
         let _ = c.tx.down(&m, &port);
         if was {
-            counted_down();
+            went_down(c);
         }
     }
     if let Some(_g) = lock::lock(&c.rx.lock) {
@@ -368,7 +371,9 @@ pub fn take_down(i: u32) {
     link.ring();
 }
 
-pub fn counted_down() {
+/// A sending half has gone down. Its lock is held.
+pub fn went_down(c: &Conn) {
+    probes::restore(table::local_of(c));
     if let Some(t) = table::table() {
         t.header.stats.downs.fetch_add(1, Relaxed);
     }
@@ -413,6 +418,7 @@ fn peer_end_gone(i: u32, c: &Conn) {
     }
     if let Some(_g) = lock::lock(&c.tx.lock) {
         c.tx.abandon();
+        probes::restore(l);
     }
     table::bar(c, Reason::PeerGone);
     epoll::stir(i);
@@ -527,7 +533,7 @@ fn attend_slow(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
         let was = c.tx.is_up();
         let _ = c.tx.look(m, &Sock { fd, link });
         if was && !c.tx.is_up() {
-            counted_down();
+            went_down(c);
         } else if !was && c.tx.is_up() {
             counted_up(c);
         }

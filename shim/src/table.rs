@@ -45,6 +45,14 @@ pub struct Local {
     pub end_told: AtomicU32,
     pub end_due_ms: AtomicU64,
     pub peer_dead: AtomicU32,
+    /// Probes on TCP below the lane, under the sending direction's lock: their state, when they are looked at next
+    /// (CLOCK_MONOTONIC, ms), the seconds after which one is due, whether the last one was not answered, and
+    /// the application's own options: see `probes`.
+    pub probes: AtomicU32,
+    pub probe_due_ms: AtomicU64,
+    pub probe_idle_s: AtomicU32,
+    pub unanswered: AtomicU32,
+    pub options: [AtomicU32; 5],
     /// Ticks of the last proof that a descriptor still is this connection: see `io::still`.
     pub proved: AtomicU64,
 }
@@ -172,6 +180,12 @@ pub fn local(i: u32) -> &'static Local {
     unsafe { &*LOCALS.load(Relaxed).add(i as usize & (CONNS - 1)) }
 }
 
+/// The companion of an entry of the table.
+pub fn local_of(c: &Conn) -> &'static Local {
+    let first = conn(0) as *const Conn as usize;
+    local(((c as *const Conn as usize - first) / core::mem::size_of::<Conn>()) as u32)
+}
+
 /// Takes a free entry for a socket of this process.
 pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
     let t = table()?;
@@ -223,6 +237,9 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         l.end_told.store(0, Relaxed);
         l.end_due_ms.store(0, Relaxed);
         l.peer_dead.store(0, Relaxed);
+        l.probes.store(0, Relaxed);
+        l.probe_due_ms.store(0, Relaxed);
+        l.unanswered.store(0, Relaxed);
         c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`
         return Some(i as u32);
     }

@@ -2,7 +2,9 @@
 
 use crate::fdtab::{conn, get, Fd};
 use crate::links::Sock;
-use crate::{control, env, epoll, fdops, io, lock, pages, promote, real, signals, sys, table};
+use crate::{
+    control, env, epoll, fdops, io, lock, pages, probes, promote, real, signals, sys, table,
+};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{sockaddr, socklen_t};
@@ -138,6 +140,9 @@ pub unsafe extern "C" fn getsockopt(
     if level == libc::IPPROTO_TCP && name == libc::TCP_ZEROCOPY_RECEIVE {
         fdops::give_up(fd, Reason::Option); // a receive: it takes bytes from the kernel's queue
     }
+    if let Some(i) = conn(fd) {
+        io::quietly(|| probes::before_option(i, level, name));
+    }
     // SAFETY: see the module above.
     unsafe {
         let r = real::getsockopt(fd, level, name, v, len);
@@ -208,6 +213,9 @@ pub unsafe extern "C" fn setsockopt(
         if !harmless {
             fdops::give_up(fd, Reason::Option);
         }
+    }
+    if let Some(i) = conn(fd) {
+        io::quietly(|| probes::before_option(i, level, name));
     }
     // SAFETY: see the module above.
     let r = unsafe { real::setsockopt(fd, level, name, v, len) };

@@ -5,7 +5,7 @@ use super::call::Call;
 use super::fail;
 use crate::links::Link;
 use crate::table::{self, Local};
-use crate::{control, ends, lock, promote, signals, sys};
+use crate::{control, ends, lock, probes, promote, signals, sys};
 use core::sync::atomic::Ordering::*;
 use link::family::Conn;
 use link::lane::Memory;
@@ -80,6 +80,7 @@ pub(super) fn peer_check(call: &Call, c: &Conn, l: &Local, link: &Link, m: &Memo
     let fd = call.fd(l);
     // Looked without the lock: was it our socket?
     check_end(c, fd, link, m, || call.current(c, l) && call.fd(l) == fd);
+    probes::tick(c, l, link);
 }
 
 /// The same for a call that may be the first to find out.

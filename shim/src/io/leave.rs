@@ -2,7 +2,7 @@
 
 use super::reset;
 use crate::links::Sock;
-use crate::{lock, promote, sys, table};
+use crate::{lock, probes, promote, sys, table};
 use core::sync::atomic::Ordering::*;
 use link::reason::Reason;
 
@@ -22,12 +22,13 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
     let port = Sock { fd, link };
     let end = sys::now_ms() + LEAVE_MS;
     if let Some(_g) = lock::lock(&c.tx.lock) {
+        probes::restore(l);
         let was = c.tx.is_up();
         // A peer that has closed would answer a frame with a reset, where the next owner is to find an end.
         let _ = c.tx.look(&m, &port);
         let _ = c.tx.down(&m, &port);
         if was {
-            promote::counted_down();
+            promote::went_down(c);
         }
     }
     let mut stuck = None;

@@ -233,7 +233,7 @@ impl Sending<'_> {
             self.call.hold(c, l);
         }
         if was && !c.tx.is_up() {
-            promote::counted_down();
+            promote::went_down(c);
         } else if !was && c.tx.is_up() {
             promote::counted_up(c);
         }
@@ -358,7 +358,7 @@ pub fn go_down_full(c: &Conn, l: &Local, link: &Link, m: &Memory, ours: impl Fn(
         promote::full_down(c);
         let fd = l.fd.load(Relaxed);
         let _ = c.tx.down(m, &Sock { fd, link });
-        promote::counted_down();
+        promote::went_down(c);
     }
 }
 

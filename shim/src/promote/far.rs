@@ -1,6 +1,6 @@
 //! Lanes to other nodes whose way is gone: back to TCP, and given back. Called with no lock held.
 
-use super::{because, counted_down, engaged, lane, later};
+use super::{because, engaged, lane, later, went_down};
 use crate::links::{Link, Sock, GONE};
 use crate::{control, epoll, lock, sys, table};
 use core::sync::atomic::Ordering::*;
@@ -23,7 +23,7 @@ pub(super) fn gone(i: u32, c: &Conn, link: &Link) {
             false => c.tx.down(&m, &port).err(),
         };
         if was && !c.tx.is_up() {
-            counted_down();
+            went_down(c);
         }
         shut_late(c, fd);
     }
