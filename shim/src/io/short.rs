@@ -4,7 +4,8 @@
 //! gives the reader a moment, and then goes down, where TCP takes what it takes.
 //!
 //! Programs that are known to go on after a short count get one, and stay on the lane: those that watch for
-//! room with epoll, and those that have sent the rest of a message.
+//! room with epoll, or with poll or select among other descriptors (a loop; one alone may be a time-out's), and
+//! those that have sent the rest of a message.
 
 use super::call::Call;
 use crate::links::Link;
@@ -58,6 +59,14 @@ pub fn watched(l: &Local, fd: i32, mask: u32) {
         if stays || sys::tcp_state(fd) == Some(ESTABLISHED) {
             l.copes.store(1, Relaxed);
         }
+    }
+}
+
+/// `poll` or `select` looks for room on this connection, among so many descriptors.
+#[inline(always)]
+pub fn polled(l: &Local, fd: i32, events: i16, among: usize) {
+    if among > 1 && events & libc::POLLOUT != 0 && l.copes.load(Relaxed) == 0 {
+        watched(l, fd, epoll::OUT);
     }
 }
 
