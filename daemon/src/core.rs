@@ -16,7 +16,7 @@ use crate::fds::Foreign;
 use crate::heirs::Heirs;
 use crate::limits::{Groups, Member};
 use crate::links::{Links, Out, Violation};
-use crate::memfd::Ident;
+use crate::memfd::{self, Ident};
 use crate::notice::Notice;
 use crate::pairing::{ConnRef, Waiting};
 use crate::party::{Party, PartyId};
@@ -24,7 +24,7 @@ use crate::process::{ProcId, Process};
 use crate::proof::Proof;
 use crate::seek::Seek;
 use crate::view::{Holder, Snapshot};
-use link::family::state;
+use link::family::{state, TABLE_BYTES};
 use link::msg::{feature, ToDaemon, ToShim};
 use link::reason::Reason;
 use std::cell::{Cell, RefCell};
@@ -184,6 +184,7 @@ impl Core {
                     under_way: HashSet::new(),
                     missed: Vec::new(),
                     orders: self.missed_by(process.id, hello.ident),
+                    moves: (Instant::now(), 0),
                 };
                 self.parties.insert(id, party);
                 self.by_process.insert(key, id);
@@ -216,7 +217,9 @@ impl Core {
         p.credits = self.config.credits;
         let ack = ToShim::HelloAck {
             version,
-            features: feature::HANDOVER | feature::with_probes(self.config.lanes.probe_s),
+            features: feature::HANDOVER
+                | feature::MOVED
+                | feature::with_probes(self.config.lanes.probe_s),
             party: id.0,
             daemon: self.instance,
             credits: self.config.credits,
@@ -282,6 +285,23 @@ impl Core {
         self.busy_changed();
     }
 
+    /// A process goes on with a table of its own, in which its connections have the places that they had.
+    fn moved(&mut self, id: PartyId, ident: Ident, table: Foreign) -> Result<(), Violation> {
+        let Some(p) = self.parties.get_mut(&id) else {
+            return Ok(());
+        };
+        if !p.may_move() {
+            return Err(Violation("it moves all the time")); // each table is kept for a while
+        }
+        let family = self.families.join(ident, table);
+        let before = std::mem::replace(&mut p.family, family).ident;
+        self.by_process.remove(&(p.proc_id, before));
+        self.by_process.insert((p.proc_id, ident), id);
+        self.families.leave(before);
+        self.event(id, "moved to a table of its own");
+        Ok(())
+    }
+
     /// A message. `Err`: the connection must be cut.
     pub fn message(
         shared: &Shared,
@@ -340,6 +360,16 @@ impl Core {
                 if let Some(seat) = group.and_then(|g| g.seat()) {
                     crate::dial::serve(shared, fd, seat);
                 }
+            }
+            ToDaemon::Moved { table_bytes } => {
+                let mut fds = fds;
+                let (Some(table), true) = (fds.pop(), fds.is_empty()) else {
+                    return Err(Violation("a table that is none, or not alone"));
+                };
+                let fits = table_bytes == TABLE_BYTES as u64;
+                let ident = memfd::check_fixed(&table, TABLE_BYTES).filter(|_| fits);
+                let ident = ident.ok_or(Violation("a family table that is none"))?;
+                core.moved(id, ident, table)?;
             }
             ToDaemon::WantChunk { link, side } => {
                 core.links.want_chunk(id, link, side, &mut out)?

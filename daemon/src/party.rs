@@ -11,6 +11,7 @@ use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Number of a party, never given twice by one daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -51,7 +52,12 @@ pub struct Party {
     pub missed: Vec<ToShim>,
     /// What operators have said meanwhile.
     pub orders: Orders,
+    /// How often it has shown another table in the second that began then.
+    pub moves: (Instant, u32),
 }
+
+/// Most such moves in a second; shims keep to five.
+const MOVES_MAX: u32 = 32;
 
 impl Party {
     pub fn group(&self) -> &Rc<Group> {
@@ -89,6 +95,15 @@ impl Party {
         };
         // A child that enters itself, and then is no fork any more, may be missed in one look.
         held() || held()
+    }
+
+    /// Another table is shown: is it time for that?
+    pub fn may_move(&mut self) -> bool {
+        if self.moves.0.elapsed() > Duration::from_secs(1) {
+            self.moves = (Instant::now(), 0);
+        }
+        self.moves.1 += 1;
+        self.moves.1 <= MOVES_MAX
     }
 
     /// The control connection is gone.

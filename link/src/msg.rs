@@ -92,6 +92,8 @@ pub mod feature {
     /// The descriptor of `Register` may be a Unix socket with the connection's socket in its queue: the
     /// shim keeps a descriptor of it, too, and so can take the socket back until the daemon reads it.
     pub const HANDOVER: u32 = 1;
+    /// `Moved` is understood.
+    pub const MOVED: u32 = 2;
 
     /// The upper half: `probe_s`, seconds for which TCP below a busy lane may be silent. 0: for ever.
     pub const fn with_probes(probe_s: u16) -> u32 {
@@ -137,6 +139,9 @@ messages! {
         /// Descriptor: one end of a socket pair (SEQPACKET). Our forked children have the other, and
         /// send over it, beside one byte, one end of a pair of their own: as if they had connected.
         12 Dial {}
+        /// A process that has left its family: its connections are at the same places in a table of its
+        /// own from now on. Descriptor: that table. Needs `feature::MOVED`.
+        13 Moved { table_bytes: u64 }
     }
 }
 

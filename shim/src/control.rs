@@ -8,8 +8,10 @@ mod datagram;
 mod dial;
 mod dispatch;
 mod handover;
+mod moving;
 
 pub use handover::{settle as settle_registrations, take_back};
+pub use moving::{can_move, moved, part};
 
 use crate::links::{self, Link};
 use crate::{fdtab, lock, promote, sys, table};
@@ -86,7 +88,11 @@ pub fn after_fork() {
     let fd = FD.swap(-1, Relaxed);
     fdtab::close_ours(fd);
     READY.store(0, Relaxed);
-    NOTICE.store(core::ptr::null_mut(), Relaxed);
+    // (Not unmapped: a handler that we do not stand before may have forked between two of our loads.)
+    let notice = NOTICE.swap(core::ptr::null_mut(), Relaxed);
+    if !notice.is_null() {
+        sys::blank(notice.cast(), 4096);
+    }
     NOTICE_SEEN.store(0, Relaxed);
     NEXT_TRY_MS.store(0, Relaxed);
     BACKOFF_MS.store(0, Relaxed);

@@ -86,6 +86,8 @@ struct Set {
     epfd: AtomicI32,
     inner: AtomicI32,
     kick: AtomicI32,
+    /// In a forked child: those of the parent's, plus 1 (0: none).
+    theirs: [AtomicI32; 2],
     /// Generation of the control connection that is in the inner set.
     ctl: AtomicI32,
     /// Threads inside a wait on this set.
@@ -244,9 +246,24 @@ pub fn closed(i: u32) {
         for f in [&s.inner, &s.kick] {
             fdtab::close_ours(f.swap(-1, Relaxed));
         }
+        close_theirs(s);
         s.lanes.store(0, Relaxed);
     }
     s.used.store(0, Release);
+}
+
+/// In a forked child: our copies of the parent's descriptors go.
+fn close_theirs(s: &Set) {
+    for f in &s.theirs {
+        fdtab::close_ours(f.swap(0, Relaxed) - 1);
+    }
+}
+
+/// The same for all sets, by a process that holds no connection any more.
+pub fn give_up_inherited() {
+    if !SET_TABLE.load(Relaxed).is_null() {
+        (0..SETS as u32).for_each(|i| close_theirs(set_at(i)));
+    }
 }
 
 /// In a forked child: the kernel's sets are shared with the parent, whose lanes are not ours.
@@ -263,8 +280,12 @@ pub fn after_fork() {
                 a.store(0, Relaxed);
             }
             // The kernel's inner set is the parent's: its doorbells are not ours to drain.
-            s.inner.store(-1, Relaxed);
-            s.kick.store(-1, Relaxed);
+            for (own, theirs) in [&s.inner, &s.kick].into_iter().zip(&s.theirs) {
+                let fd = own.swap(-1, Relaxed);
+                if fd >= 0 {
+                    theirs.store(fd + 1, Relaxed);
+                }
+            }
             s.barred.store(1, Relaxed); // shared across fork: its sockets stay on TCP here
             for k in 0..LINKS {
                 s.links[k].store(0, Relaxed);

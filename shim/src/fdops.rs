@@ -5,7 +5,7 @@ mod far;
 
 use crate::fdtab::{self, Fd};
 use crate::links::Sock;
-use crate::{control, epoll, io, lock, promote, signals, sys, table, uring, wait};
+use crate::{control, epoll, family, io, lock, promote, signals, sys, table, uring, wait};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use link::family::{flag, state, Conn};
 use link::reason::Reason;
@@ -26,6 +26,7 @@ pub fn socket_made(fd: i32, nonblock: bool, open: bool, client: bool) {
     }
     if !fdtab::set(fd, Fd::Conn(i)) {
         table::free(i);
+        family::closed(false);
     }
     if open && crate::env::eager() {
         io::quietly(|| promote::consider(i, fd, table::conn(i)));
@@ -197,16 +198,20 @@ fn last_close(fd: i32, i: u32) {
             fdtab::close_ours(hidden);
         }
     }
+    finish(fd, i);
+}
+
+fn finish(fd: i32, i: u32) {
+    let inherited = family::closing(table::local(i));
     end(fd, i);
-    crate::links::give_up_inherited();
+    family::closed(inherited);
 }
 
 /// The last call that slept on a connection is over, and its last descriptor closed.
 pub fn finish_close(i: u32) {
     let hidden = table::local(i).fd.load(Relaxed);
-    end(hidden, i);
+    finish(hidden, i);
     fdtab::close_ours(hidden);
-    crate::links::give_up_inherited();
 }
 
 /// Does nobody but this process hold it?
@@ -362,6 +367,7 @@ pub fn before_fork() {
     FORKING.fetch_add(1, SeqCst);
     fdtab::limit_settled();
     if table::table().is_some() {
+        family::forks();
         each_fd(|_, _, c| {
             c.forks.fetch_add(1, SeqCst);
         });
@@ -408,7 +414,9 @@ pub fn after_fork_child() {
     }
     let mut last = u32::MAX;
     let known = table::same_pid_namespace();
+    family::begin();
     each_fd(|_, i, c| {
+        family::inherit(i);
         table::local(i).regs_lock.store(0, Relaxed);
         if !known {
             return; // stays counted among the forks
@@ -427,6 +435,7 @@ pub fn after_fork_child() {
     crate::links::after_fork();
     wait::after_fork();
     epoll::after_fork();
+    family::begun();
 }
 
 /// Before the program is replaced: every lane on a descriptor that survives goes down. Returns
@@ -512,7 +521,9 @@ pub fn disown(fd: i32) {
         io::quietly(|| {
             io::leave(i, fd, Reason::Bypassed);
             fdtab::set(fd, Fd::Other);
-            if table::local(i).refs.fetch_sub(1, AcqRel) == 1 {
+            let l = table::local(i);
+            if l.refs.fetch_sub(1, AcqRel) == 1 {
+                let inherited = family::closing(l);
                 epoll::deactivate(i);
                 epoll::forget(i, false);
                 promote::end_lane(i);
@@ -520,6 +531,7 @@ pub fn disown(fd: i32) {
                 if table::holders(table::conn(i)) == 0 {
                     table::free(i);
                 }
+                family::closed(inherited);
             }
         });
     }

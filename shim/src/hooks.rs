@@ -18,4 +18,5 @@ mod rw;
 mod signal;
 mod sock;
 mod uring;
+mod user;
 mod variadic;

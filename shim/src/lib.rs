@@ -11,6 +11,7 @@ mod control;
 mod ends;
 mod env;
 mod epoll;
+mod family;
 mod fdops;
 mod fdtab;
 mod hooks;

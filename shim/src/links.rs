@@ -154,12 +154,22 @@ pub fn reap() {
 pub fn give_up_inherited() {
     let me = crate::table::pid();
     let inherited = |l: &&Link| l.state.load(Acquire) != 0 && l.maker.load(Relaxed) != me;
-    for l in seen().iter().filter(inherited) {
-        let mut used = false;
-        crate::promote::each(|i, _| {
-            used |= core::ptr::eq(crate::table::local(i).link.load(Relaxed), l);
-        });
-        if !used {
+    if !seen().iter().any(|l| inherited(&l)) {
+        return;
+    }
+    let mut used = [0u64; LINKS / 64];
+    let mut mark = |i: u32| {
+        // SAFETY: null, or a slot of the link table, which is never unmapped.
+        if let Some(l) = unsafe { crate::table::local(i).link.load(Relaxed).as_ref() } {
+            let k = index(l);
+            used[k / 64] |= 1 << (k % 64);
+        }
+    };
+    // Those that calls hold after their last descriptor, and those that no holder was entered for.
+    crate::promote::each(|i, _| mark(i));
+    crate::fdops::each_fd(|_, i, _| mark(i));
+    for (k, l) in seen().iter().enumerate() {
+        if inherited(&l) && used[k / 64] & 1 << (k % 64) == 0 {
             l.give_up();
         }
     }

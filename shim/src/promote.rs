@@ -11,7 +11,7 @@ pub use register::{daemon_lost, declined};
 
 use crate::links::{Link, Sock};
 use crate::table::{self, because, Local};
-use crate::{control, env, epoll, io, lock, probes, sys, wait};
+use crate::{control, env, epoll, family, io, lock, probes, sys, wait};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::lane::{rx, tx, Memory};
@@ -36,6 +36,9 @@ pub fn lane<'a>(c: &'a Conn, l: &'a Local) -> Option<(&'a Link, Memory<'a>)> {
 /// Called with each native send or receive, before it: one more call of evidence.
 #[inline(always)]
 pub fn evidence(i: u32, fd: i32, c: &Conn) {
+    if family::is_wanted() {
+        family::used();
+    }
     if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
         if c.flags.load(Relaxed) & flag::FAR != 0 {
             far::retire(i, c);

@@ -85,6 +85,9 @@ macro_rules! sc {
 
 pub type R<T> = Result<T, i32>;
 
+mod process;
+pub use process::*;
+
 pub fn gettid() -> u32 {
     sc!(libc::SYS_gettid).unwrap_or(0) as u32
 }
@@ -216,6 +219,13 @@ pub fn blank(p: *mut u8, len: usize) {
         usize::MAX,
         0
     );
+}
+
+/// Maps `len` bytes of `fd`, shared and writable, in place of what is mapped at `p`.
+pub fn map_over(p: *mut u8, len: usize, fd: i32) -> R<()> {
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    sc!(libc::SYS_mmap, p, len, prot, flags, fd, 0).map(drop)
 }
 
 pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32, ms: u32) {
@@ -471,28 +481,6 @@ pub fn inode(fd: i32) -> R<(u64, u32)> {
     Ok((st.st_ino, st.st_uid))
 }
 
-/// Which pid namespace this process is in; 0 if /proc does not tell.
-pub fn pid_namespace() -> u64 {
-    identity(b"/proc/self/ns/pid\0").map_or(0, |(_, inode)| inode)
-}
-
-/// (device, inode) of a path, which ends with a NUL.
-pub fn identity(path: &[u8]) -> R<(u64, u64)> {
-    if path.last() != Some(&0) {
-        return Err(libc::EINVAL);
-    }
-    // SAFETY: all-zero is a valid stat buffer.
-    let mut st: libc::stat = unsafe { core::mem::zeroed() };
-    sc!(
-        libc::SYS_newfstatat,
-        libc::AT_FDCWD,
-        path.as_ptr(),
-        &mut st as *mut libc::stat,
-        0
-    )?;
-    Ok((st.st_dev, st.st_ino))
-}
-
 pub fn rlimit_nofile() -> u64 {
     rlimit(libc::RLIMIT_NOFILE as i32, 1024)
 }
@@ -573,12 +561,6 @@ pub fn reset_handler(sig: i32, handler: usize) {
         k[0] = libc::SIG_DFL as u64;
         kernel_action(sig, Some(&k));
     }
-}
-
-/// This thread's mask of blocked signals.
-pub fn set_signal_mask(mask: u64) {
-    let how = libc::SIG_SETMASK;
-    let _ = sc!(libc::SYS_rt_sigprocmask, how, &mask as *const u64, 0, 8);
 }
 
 /// Queues a signal for this very thread as it came before.

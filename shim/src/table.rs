@@ -55,11 +55,19 @@ pub struct Local {
     pub options: [AtomicU32; 5],
     /// Ticks of the last proof that a descriptor still is this connection: see `io::still`.
     pub proved: AtomicU64,
+    /// The fork by which it came; 0: it was made here. See `family`.
+    pub came: AtomicU32,
 }
 
 static FAMILY: AtomicPtr<Table> = AtomicPtr::new(core::ptr::null_mut());
 static LOCALS: AtomicPtr<Local> = AtomicPtr::new(core::ptr::null_mut());
 static MEMFD: AtomicI32 = AtomicI32::new(-1);
+/// Not 0: there is a table. (One that was given up leaves blank memory in its place: see [`clear`].)
+static LIVE: AtomicU32 = AtomicU32::new(0);
+/// Entries that this process holds.
+pub static HELD: AtomicU32 = AtomicU32::new(0);
+/// What a table that was given up said of its daemon: `Header::home`.
+static HOME: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static HINT: AtomicU32 = AtomicU32::new(0);
 static LOCK: AtomicU32 = AtomicU32::new(0);
 /// Entries (index + 1) that this process has lately given back. Only hints: whoever takes one checks
@@ -117,53 +125,109 @@ pub fn memfd() -> i32 {
 
 /// Makes the tables. False: no memory, no memfd (seccomp): the shim stays out of the way.
 pub fn init() -> bool {
-    if !FAMILY.load(Acquire).is_null() {
+    if LIVE.load(Acquire) != 0 {
         return true;
     }
     let Some(_g) = crate::lock::lock(&LOCK) else {
         return false;
     };
-    if !FAMILY.load(Acquire).is_null() {
+    if LIVE.load(Acquire) != 0 {
         return true;
     }
     if !fdtab::init() {
         return false; // what is hidden here has to be entered there
     }
-    if sys::rlimit_fsize() < TABLE_BYTES as u64 {
-        return false; // a memfd counts as a file
+    if LOCALS.load(Relaxed).is_null() {
+        let Ok(locals) = sys::map_private(CONNS * core::mem::size_of::<Local>()) else {
+            return false;
+        };
+        LOCALS.store(locals.cast(), Release);
     }
-    let Ok(locals) = sys::map_private(CONNS * core::mem::size_of::<Local>()) else {
+    let Some((fd, t)) = make(address()) else {
         return false;
     };
-    let Ok(fd) = sys::memfd(c"underpass-family") else {
-        return false;
-    };
+    moved_to(fdtab::hide(fd));
+    // SAFETY: just made.
+    let home = unsafe { &(*t).header.home };
+    for (to, from) in home.iter().zip(&HOME) {
+        to.store(from.load(Relaxed), Relaxed);
+    }
+    crate::family::founded();
+    let first = FAMILY.swap(t, AcqRel).is_null();
+    LIVE.store(1, SeqCst);
+    if first {
+        mark_process();
+        crate::signals::take_over();
+    }
+    true
+}
+
+/// A new table: its file, and where it is mapped: at `at` in place of what is there, unless that is null.
+pub fn make(at: *mut u8) -> Option<(i32, *mut Table)> {
+    if sys::rlimit_fsize() < TABLE_BYTES as u64 {
+        return None; // a memfd counts as a file
+    }
+    let fd = sys::memfd(c"underpass-family").ok()?;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     let mapped = sys::ftruncate(fd, TABLE_BYTES)
         .and_then(|()| sys::fcntl(fd, libc::F_ADD_SEALS, seals as usize))
-        .and_then(|_| sys::map(fd, TABLE_BYTES, true));
+        .and_then(|_| match at.is_null() {
+            true => sys::map(fd, TABLE_BYTES, true),
+            false => sys::map_over(at, TABLE_BYTES, fd).map(|()| at),
+        });
     let Ok(p) = mapped else {
         sys::close(fd);
-        return false;
+        return None;
     };
-    MEMFD.store(fdtab::hide(fd), Relaxed);
-    LOCALS.store(locals.cast(), Release);
     let t: *mut Table = p.cast();
     // SAFETY: freshly mapped, TABLE_BYTES long; atomics accept zeroed memory.
     let h = unsafe { &(*t).header };
     h.version.store(u32::from(link::VERSION), Relaxed);
     h.conns.store(CONNS as u32, Relaxed);
     h.pid.store(pid(), Relaxed);
-    PID_NS.store(sys::pid_namespace(), Relaxed);
-    mark_process();
     h.magic.store(MAGIC, Release);
-    FAMILY.store(t, Release);
-    crate::signals::take_over();
+    Some((fd, t))
+}
+
+/// Where the table is, or was; null: there never was one.
+pub fn address() -> *mut u8 {
+    FAMILY.load(Acquire).cast()
+}
+
+/// `fd`, hidden, is the file of the table now.
+pub fn moved_to(fd: i32) {
+    MEMFD.store(fd, Relaxed);
+    PID_NS.store(sys::pid_namespace(), Relaxed);
+    FOREIGN.store(0, Relaxed);
+}
+
+/// Gives the table up, of which this process holds nothing. Its memory becomes private zero pages: threads
+/// may still look there. False: somebody has taken an entry meanwhile.
+pub fn clear() -> bool {
+    let Some(_g) = crate::lock::lock(&LOCK) else {
+        return false;
+    };
+    // SYNC clear: the table is gone, then we look whether anything is held; who takes an entry counts it,
+    // then looks whether there is a table (`alloc`).
+    if LIVE.swap(0, SeqCst) == 0 {
+        return false;
+    }
+    if HELD.load(SeqCst) != 0 {
+        LIVE.store(1, SeqCst);
+        return false;
+    }
+    if let Some(t) = table() {
+        for (from, to) in t.header.home.iter().zip(&HOME) {
+            to.store(from.load(Relaxed), Relaxed);
+        }
+    }
+    fdtab::close_ours(MEMFD.swap(-1, Relaxed));
+    sys::blank(address(), TABLE_BYTES);
     true
 }
 
 pub fn table() -> Option<&'static Table> {
-    // SAFETY: set once in `init`, never unmapped; all fields are atomics.
+    // SAFETY: set once in `init`, never unmapped (others' memory may take its place); all fields are atomics.
     unsafe { FAMILY.load(Acquire).as_ref() }
 }
 
@@ -186,8 +250,24 @@ pub fn local_of(c: &Conn) -> &'static Local {
     local(((c as *const Conn as usize - first) / core::mem::size_of::<Conn>()) as u32)
 }
 
-/// Takes a free entry for a socket of this process.
+/// Takes a free entry for a socket of this process, which holds it from now on.
 pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
+    HELD.fetch_add(1, SeqCst); // SYNC clear
+    while LIVE.load(SeqCst) == 0 {
+        HELD.fetch_sub(1, SeqCst);
+        if !init() {
+            return None;
+        }
+        HELD.fetch_add(1, SeqCst);
+    }
+    let taken = take(fd, flags);
+    if taken.is_none() {
+        HELD.fetch_sub(1, SeqCst);
+    }
+    taken
+}
+
+fn take(fd: i32, flags: u32) -> Option<u32> {
     let t = table()?;
     // Two for one, so that what dies is found faster than new entries are needed.
     sweep(t);
@@ -240,6 +320,7 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
         l.probes.store(0, Relaxed);
         l.probe_due_ms.store(0, Relaxed);
         l.unanswered.store(0, Relaxed);
+        l.came.store(0, Relaxed);
         c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`
         return Some(i as u32);
     }
@@ -320,6 +401,21 @@ pub fn same_pid_namespace() -> bool {
     let same = then == 0 || now == 0 || then == now;
     FOREIGN.store(u32::from(!same), Relaxed);
     same
+}
+
+/// Copies an entry of which no other thread makes use.
+pub fn copy(from: &Conn, to: &Conn) {
+    let (from, to) = (from as *const Conn, to as *const Conn);
+    for w in 0..core::mem::size_of::<Conn>() / 4 {
+        // SAFETY: inside the entries, aligned; they consist of atomics.
+        let (a, b) = unsafe {
+            (
+                &*from.cast::<AtomicU32>().add(w),
+                &*to.cast::<AtomicU32>().add(w),
+            )
+        };
+        b.store(a.load(Relaxed), Relaxed);
+    }
 }
 
 fn reset(c: &Conn) {

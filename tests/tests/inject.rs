@@ -75,6 +75,10 @@ const OTHERS: &[(i64, &str)] = {
         ),
         (SYS_rt_tgsigqueueinfo, "the same"),
         (
+            SYS_unshare,
+            "only asks whether this is the one thread, where /proc does not tell",
+        ),
+        (
             SYS_rt_sigaction,
             "is the application's own, and asks about its handlers at the start",
         ),

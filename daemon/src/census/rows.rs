@@ -128,14 +128,13 @@ pub fn rows(
         }
     }
     let mut all = Vec::new();
-    let mut full = HashSet::new();
+    let (mut full, mut shown) = (HashSet::new(), HashSet::new());
     for k in &kins {
-        let room = k.tracked(&kernel, waiting, &mut all);
+        let room = k.tracked(&kernel, waiting, &mut shown, &mut all);
         if !room {
             full.extend(k.members.iter().map(|m| m.holder.pid));
         }
     }
-    let shown: HashSet<u64> = all.iter().map(|e| e.row.inode).collect();
     for (inode, members) in held.iter().filter(|h| !shown.contains(h.0)) {
         let member = members.iter().find(|m| m.mapped);
         if let (Some(s), Some(m)) = (kernel.socket(*inode), member) {
@@ -212,6 +211,7 @@ impl Kin {
         &self,
         kernel: &Kernel,
         waiting: &HashSet<(PartyId, u32, u32)>,
+        shown: &mut HashSet<u64>,
         all: &mut Vec<Entry>,
     ) -> bool {
         let Some(family) = &self.family else {
@@ -221,7 +221,6 @@ impl Kin {
         let room = views.len() < CONNS;
         // What the shim has looked at itself comes before what is found by a descriptor's number.
         views.sort_by_key(|v| v.flags & flag::NAMED == 0);
-        let mut shown = HashSet::new();
         let now_ms = now_ms();
         for v in &mut views {
             let Some(m) = self.name(v, kernel) else {

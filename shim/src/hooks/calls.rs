@@ -66,6 +66,16 @@ macro_rules! calls {
                 SYS_munmap c2 memory::munmap [munmap];
                 SYS_mprotect c3 memory::mprotect [mprotect];
                 SYS_mremap c5 memory::mremap [mremap];
+                SYS_setuid c1 user::by_number::setuid [setuid seteuid];
+                SYS_setgid c1 user::by_number::setgid [setgid setegid];
+                SYS_setreuid c2 user::by_number::setreuid [setreuid];
+                SYS_setregid c2 user::by_number::setregid [setregid];
+                SYS_setresuid c3 user::by_number::setresuid [setresuid];
+                SYS_setresgid c3 user::by_number::setresgid [setresgid];
+                SYS_setgroups c2 user::by_number::setgroups [setgroups initgroups];
+                SYS_setfsuid c1 user::by_number::setfsuid [setfsuid];
+                SYS_setfsgid c1 user::by_number::setfsgid [setfsgid];
+                SYS_capset c2 user::by_number::capset [capset];
                 SYS_execve c3 proc::execve [execve execv execvp execvpe execl execlp execle fexecve];
                 SYS_execveat c5 proc::execveat [execveat];
             }
@@ -122,10 +132,6 @@ macro_rules! calls {
                 "of one thread: see the limits in ARCHITECTURE.md" [SYS_unshare];
                 "a filter that is installed later: see the limits in ARCHITECTURE.md" [
                     SYS_prctl SYS_seccomp
-                ];
-                "other users and rights" [
-                    SYS_setuid SYS_setgid SYS_setreuid SYS_setregid SYS_setresuid SYS_setresgid
-                    SYS_setfsuid SYS_setfsgid SYS_setgroups SYS_capset
                 ];
                 "limits" [SYS_setrlimit SYS_getrlimit SYS_prlimit64];
                 "the kernel has it no more, or never had" [

@@ -9,7 +9,7 @@ use super::{
 use crate::links::{Link, Sock};
 use crate::table::{self, Local};
 use crate::wait::{self, For, Woke};
-use crate::{control, lock, promote, real, signals, sys};
+use crate::{control, family, lock, promote, real, signals, sys};
 use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
@@ -198,6 +198,9 @@ impl Sending<'_> {
         let (me, now) = cpu_and_ticks();
         if now.wrapping_sub(l.checked.load(Relaxed)) > CHECK_US * wait::cycles_per_us() {
             l.checked.store(now, Relaxed);
+            if family::is_wanted() {
+                family::used();
+            }
             peer_check(self.call, c, l, link, &m);
         }
         let sent = self.put(link, &m)?;

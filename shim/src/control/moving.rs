@@ -1,0 +1,32 @@
+//! What the daemon is told when this process leaves its family: see `crate::family`.
+
+use super::{drop_connection, fd, send, settle, FEATURES, LOCK, READY};
+use crate::lock;
+use core::sync::atomic::Ordering::*;
+use link::family::TABLE_BYTES;
+use link::msg::{feature, ToDaemon};
+
+/// Ends our connection, if there is one. False: another thread is at work on it.
+pub fn part() -> bool {
+    if fd() < 0 {
+        return true;
+    }
+    let g = lock::try_lock(&LOCK);
+    if g.is_some() {
+        drop_connection();
+    }
+    g.is_some()
+}
+
+/// Can the daemon be told that this process has another table from now on?
+pub fn can_move() -> bool {
+    fd() >= 0 && READY.load(Acquire) != 0 && FEATURES.load(Relaxed) & feature::MOVED != 0
+}
+
+/// Tells it which. False: it does not take it now.
+pub fn moved(table: i32) -> bool {
+    let m = ToDaemon::Moved {
+        table_bytes: TABLE_BYTES as u64,
+    };
+    settle() && send(&m, Some(table)).is_ok()
+}

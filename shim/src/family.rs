@@ -1,0 +1,358 @@
+//! What this process shares with its family, and how it ceases to.
+//!
+//! A forked child inherits the family's table, and the links of its parent, as it inherits descriptors. It
+//! loses them as it loses those: a link with its last descriptor of a connection on it, the table with the
+//! last descriptor that it has inherited, or when its user changes. Then it *moves out*: the entries that it
+//! holds alone go on at the same place in a table of its own, of which nobody else knows.
+//!
+//! It does not while it holds a connection together with others of the family: what one of them does with
+//! it the others have to see. After a change of user that ends with the first use: what is shared stays on
+//! TCP for good, and needs no word between them. (A child that only executes a program never comes there, and
+//! changes nothing for its parent.)
+
+use crate::table::{self, Local};
+use crate::{control, epoll, fdops, fdtab, links, lock, promote, sys};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use link::family::{flag, state, Conn, Table, CONNS, TABLE_BYTES};
+use link::reason::Reason;
+
+/// Not 0: other processes may have our table.
+static SHARED: AtomicU32 = AtomicU32::new(0);
+/// Not 0: it was another process's before.
+static GUEST: AtomicU32 = AtomicU32::new(0);
+/// Not 0: this process has changed its user and could not move out.
+static WANTED: AtomicU32 = AtomicU32::new(0);
+/// Connections held since the fork that has made this process.
+static INHERITED: AtomicU32 = AtomicU32::new(0);
+/// Forks in the line of this process: tells [`Local::came`] of one from those of others.
+static LINE: AtomicU32 = AtomicU32::new(0);
+/// When a use of a connection tries the next time (CLOCK_MONOTONIC, ms).
+static NEXT_MS: AtomicU64 = AtomicU64::new(0);
+/// Between two such tries.
+const TRY_MS: u64 = 10;
+/// When the daemon was last told of a move (CLOCK_MONOTONIC, ms), and how often that may be.
+static TOLD_MS: AtomicU64 = AtomicU64::new(0);
+const TELL_MS: u64 = 200;
+static LOCK: AtomicU32 = AtomicU32::new(0);
+
+/// This process has a table of which nobody else knows.
+pub fn founded() {
+    for w in [&SHARED, &GUEST, &WANTED] {
+        w.store(0, Relaxed);
+    }
+}
+
+/// Before a fork: from now on the table is not ours alone.
+pub fn forks() {
+    SHARED.store(1, Relaxed);
+}
+
+/// In a forked child, before [`inherit`] is called for what it holds.
+pub fn begin() {
+    LOCK.store(0, Relaxed); // its holder was a thread of the parent
+    LINE.fetch_add(1, Relaxed);
+    INHERITED.store(0, Relaxed);
+    table::HELD.store(0, Relaxed);
+    SHARED.store(1, Relaxed);
+    GUEST.store(1, Relaxed);
+}
+
+/// In a forked child, for each of its descriptors: it holds this connection.
+pub fn inherit(i: u32) {
+    let line = LINE.load(Relaxed);
+    if table::local(i).came.swap(line, Relaxed) != line {
+        INHERITED.fetch_add(1, Relaxed);
+        table::HELD.fetch_add(1, Relaxed);
+    }
+}
+
+/// In a forked child that has entered itself everywhere: what it has no part in goes.
+pub fn begun() {
+    links::give_up_inherited();
+    if INHERITED.load(Relaxed) == 0 {
+        move_out(false);
+    }
+}
+
+/// The connection is about to be closed here for good: what [`closed`] is to be told.
+pub fn closing(l: &Local) -> bool {
+    let came = l.came.swap(0, Relaxed);
+    came != 0 && came == LINE.load(Relaxed)
+}
+
+/// It was.
+pub fn closed(inherited: bool) {
+    table::HELD.fetch_sub(1, SeqCst);
+    if inherited {
+        INHERITED.fetch_sub(1, Relaxed);
+    }
+    links::give_up_inherited();
+    let stranger = GUEST.load(Relaxed) != 0 && INHERITED.load(Relaxed) == 0;
+    if stranger || is_wanted() {
+        move_out(false);
+    }
+}
+
+/// The user of this process is about to change. (Before, so that the new table is the old user's: what a
+/// process of root's was, and now is nobody's, the daemon finds in `/proc` as root's.)
+pub fn before_user_change() {
+    if SHARED.load(Relaxed) != 0 {
+        move_out(false);
+    }
+}
+
+/// It has changed.
+pub fn user_changed() {
+    if SHARED.load(Relaxed) != 0 {
+        NEXT_MS.store(0, Relaxed);
+        WANTED.store(1, Relaxed);
+    }
+}
+
+/// Has this process changed its user, and is still in the family?
+#[inline(always)]
+pub fn is_wanted() -> bool {
+    WANTED.load(Relaxed) != 0
+}
+
+/// Such a process is about to use a connection on TCP.
+#[cold]
+pub fn used() {
+    let now = sys::now_ms();
+    if now >= NEXT_MS.load(Relaxed) {
+        NEXT_MS.store(now + TRY_MS, Relaxed);
+        crate::io::quietly(|| move_out(true));
+    }
+}
+
+/// To a table of our own, if it can be now. `cut`: what is shared, and on TCP, stays there for good.
+#[cold]
+fn move_out(cut: bool) {
+    let Some(_g) = lock::try_lock(&LOCK) else {
+        return;
+    };
+    let alone = match table::HELD.load(SeqCst) {
+        // (Nobody is told: a process that has nothing says hello again when it has.)
+        0 => {
+            epoll::give_up_inherited();
+            control::part() && table::clear()
+        }
+        // Another thread could be in the middle of anything.
+        _ if !sys::is_single_threaded() => false,
+        _ => {
+            // Handlers that we do not stand before would be, too.
+            let mask = sys::block_signals();
+            let moved = Move::plan(cut).is_some_and(|m| m.carry_out().is_some());
+            sys::set_signal_mask(mask);
+            moved
+        }
+    };
+    if alone {
+        founded();
+    }
+}
+
+/// Is an entry held by this process?
+fn is_mine(c: &Conn) -> bool {
+    !matches!(c.state.load(Acquire), state::FREE | state::BUSY)
+        && c.holders.iter().any(|h| h.load(Relaxed) == table::pid())
+}
+
+/// Entries held, by index.
+fn mine(t: &'static Table) -> impl Iterator<Item = (u32, &'static Conn)> {
+    let used = t.header.used.load(Acquire).min(CONNS as u32);
+    let all = (0..used).map(|i| (i, table::conn(i)));
+    all.filter(|(_, c)| is_mine(c))
+}
+
+/// A connection that another process holds as well, so that each has to know what the other does.
+fn is_tied(c: &Conn) -> bool {
+    c.state.load(Relaxed) != state::LISTEN && table::holders(c) > 1
+}
+
+/// A way out that nothing is known to stand in.
+struct Move {
+    old: &'static Table,
+    /// Has the daemon to be told?
+    tell: bool,
+}
+
+impl Move {
+    fn plan(cut: bool) -> Option<Move> {
+        let old = table::table()?;
+        let mut known = true;
+        fdops::each_fd(|_, _, c| known &= is_mine(c));
+        let mut served = false;
+        for (_, c) in mine(old) {
+            let flags = c.flags.load(Relaxed);
+            let tied = is_tied(c);
+            // (The daemon looks into the table while it has a direction of a far lane.)
+            known &= flags & flag::FAR == 0 && (!tied || cut && !promote::engaged(c));
+            known &= tied || !is_ending(c);
+            let asked = flags & (flag::LANE | flag::REGISTERED) != 0;
+            served |= !tied && asked && c.owner_pid.load(Relaxed) == table::pid();
+        }
+        let tell = control::can_move();
+        if !known || (served && !tell) {
+            return None;
+        }
+        // (A server that forks all the time, and changes its user as often, does so now and then.)
+        let (now, last) = (sys::now_ms(), TOLD_MS.load(Relaxed));
+        if tell {
+            if last != 0 && now < last + TELL_MS {
+                return None;
+            }
+            TOLD_MS.store(now, Relaxed);
+        }
+        (tell || control::part()).then_some(Move { old, tell })
+    }
+
+    /// `None`: something was missing, and nothing has changed.
+    fn carry_out(self) -> Option<()> {
+        let before = table::memfd();
+        let old = fdtab::is_ours(before).then(|| sys::map(before, TABLE_BYTES, true).ok())??;
+        let Some((fd, new)) = table::make(core::ptr::null_mut()) else {
+            sys::unmap(old, TABLE_BYTES);
+            return None;
+        };
+        let fd = fdtab::hide(fd);
+        // SAFETY: both were just mapped, TABLE_BYTES long, and are unmapped at the end of this function.
+        let (there, here) = unsafe { (&*old.cast::<Table>(), &*new) };
+        let told = self.fill(here) && (!self.tell || control::moved(fd));
+        let done = told && sys::map_over(table::address(), TABLE_BYTES, fd).is_ok();
+        if done {
+            table::moved_to(fd);
+            fdtab::close_ours(before);
+            self.leave_behind(there);
+        } else {
+            fdtab::close_ours(fd);
+            if told {
+                control::part(); // it would look in vain
+            }
+        }
+        sys::unmap(old, TABLE_BYTES);
+        sys::unmap(new.cast(), TABLE_BYTES);
+        done.then_some(())
+    }
+
+    /// Copies what we hold. False: a connection that is shared has gone onto a lane, or is about to.
+    fn fill(&self, new: &Table) -> bool {
+        let mut used = 0;
+        for (i, c) in mine(self.old) {
+            let tied = is_tied(c);
+            let lane = c.flags.load(Relaxed) & flag::LANE != 0;
+            if tied && lane && !stays_on_tcp(c) || !tied && is_ending(c) {
+                return false;
+            }
+            let to = &new.conns[i as usize & (CONNS - 1)];
+            table::copy(c, to);
+            if c.flags.load(Relaxed) & flag::PROMOTED != 0 && !tied {
+                new.header.stats.promoted.fetch_add(1, Relaxed);
+            }
+            match c.state.load(Relaxed) {
+                state::LISTEN => alone(to),
+                _ if tied => {
+                    alone(to);
+                    shared_for_good(to);
+                }
+                _ => {}
+            }
+            used = i + 1;
+        }
+        new.header.used.store(used, Relaxed);
+        for (from, to) in self.old.header.home.iter().zip(&new.header.home) {
+            to.store(from.load(Relaxed), Relaxed);
+        }
+        true
+    }
+
+    /// The entries in the family's table, `there`, after ours have replaced them. We stay noted as a holder,
+    /// until we end: nobody takes one for free, or for his alone, that somebody else is about to give up.
+    fn leave_behind(&self, there: &Table) {
+        for (i, c) in mine(self.old) {
+            let was = &there.conns[i as usize & (CONNS - 1)];
+            if c.forks.load(Relaxed) != 0 {
+                give_lane_back(i, was);
+            } else if c.state.load(Relaxed) != state::LISTEN {
+                let before = was.flags.swap(flag::BARRED, Relaxed);
+                if before & flag::PROMOTED != 0 {
+                    there.header.stats.promoted.fetch_sub(1, Relaxed);
+                }
+                // Counted and shown where it is now.
+                was.fd.store(0, Relaxed);
+                was.tx.ring_bytes.store(0, Relaxed);
+                was.rx.ring_bytes.store(0, Relaxed);
+            }
+        }
+        links::give_up_inherited();
+    }
+}
+
+/// Nobody else is a holder any more, but the process whose lane or registration it was is still at work on
+/// its end there.
+fn is_ending(c: &Conn) -> bool {
+    let owner = c.owner_pid.load(Relaxed);
+    c.flags.load(Relaxed) & (flag::LANE | flag::REGISTERED) != 0
+        && owner != table::pid()
+        && owner != 0
+        && sys::kill0(owner) != Err(libc::ESRCH)
+        && !sys::is_zombie(owner)
+}
+
+/// Of a connection that stays on TCP for good, `was` being its former entry.
+fn give_lane_back(i: u32, was: &Conn) {
+    let mine = was.owner_pid.load(Relaxed) == table::pid();
+    if mine && was.flags.load(Relaxed) & flag::REGISTERED != 0 {
+        control::forget(i, was.gen.load(Relaxed));
+    }
+    // SAFETY: null, or a slot of the link table, which is never unmapped.
+    let link = unsafe {
+        table::local(i)
+            .link
+            .swap(core::ptr::null_mut(), AcqRel)
+            .as_ref()
+    };
+    if let Some(link) = link {
+        if mine {
+            control::lane_done(link, was.lane.load(Relaxed));
+        }
+        epoll::deactivate(i);
+    }
+}
+
+/// A connection that is shared and has a lane, on which it is not: never again. False: it is, or is about
+/// to be.
+fn stays_on_tcp(c: &Conn) -> bool {
+    let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
+        return false;
+    };
+    let still = !promote::engaged(c);
+    if still {
+        table::bar(c, Reason::Shared); // whoever goes up looks at this under the lock
+    }
+    still
+}
+
+/// Nobody else's in this table.
+fn alone(c: &Conn) {
+    for h in &c.holders {
+        h.store(0, Relaxed);
+    }
+    c.forks.store(0, Relaxed);
+    table::add_holder(c, table::pid());
+    for w in [&c.tx.lock, &c.rx.lock] {
+        w.store(0, Relaxed);
+    }
+    c.tx.natives.store(0, Relaxed);
+    c.rx.natives.store(0, Relaxed);
+}
+
+/// Held by processes of which this table does not know.
+fn shared_for_good(c: &Conn) {
+    c.forks.store(1, Relaxed);
+    c.owner_pid.store(0, Relaxed);
+    c.link.store(0, Relaxed);
+    let lane = flag::LANE | flag::FAR | flag::REGISTERED;
+    c.flags.fetch_and(!lane, Relaxed);
+    table::because(c, Reason::Shared);
+}

@@ -1,0 +1,101 @@
+//! Users and rights: whoever changes them leaves what it shares with others (`crate::family`).
+//!
+//! The C library changes all threads of a process, a call by number its own only; what they share of the
+//! family's is the same.
+
+use super::fd::not_ours;
+use crate::{family, io, real, signals};
+use core::ffi::{c_char, c_void};
+
+/// `succeeded`: what the call says when something has changed.
+fn changed(native: impl FnOnce() -> i32, succeeded: impl FnOnce(i32) -> bool) -> i32 {
+    let _inside = signals::enter();
+    let ours = io::quietly(|| !not_ours());
+    if ours {
+        io::quietly(family::before_user_change);
+    }
+    let r = native();
+    if ours && succeeded(r) {
+        family::user_changed();
+    }
+    r
+}
+
+macro_rules! changes {
+    ($($name:ident($($a:ident: $t:ty),*);)*) => {
+        $(
+            #[no_mangle]
+            pub unsafe extern "C" fn $name($($a: $t),*) -> i32 {
+                // SAFETY: see the module above (all calls in this file).
+                changed(|| unsafe { real::$name($($a),*) }, |r| r == 0)
+            }
+        )*
+    };
+}
+
+changes! {
+    setuid(u: u32);
+    seteuid(u: u32);
+    setgid(g: u32);
+    setegid(g: u32);
+    setreuid(r: u32, e: u32);
+    setregid(r: u32, e: u32);
+    setresuid(r: u32, e: u32, s: u32);
+    setresgid(r: u32, e: u32, s: u32);
+    setgroups(n: usize, list: *const u32);
+    initgroups(user: *const c_char, g: u32);
+    capset(header: *mut c_void, data: *const c_void);
+}
+
+// These two return what was before, whatever they do; this one asks.
+const ASK: u32 = u32::MAX;
+
+#[no_mangle]
+pub unsafe extern "C" fn setfsuid(u: u32) -> i32 {
+    // SAFETY: see above.
+    changed(
+        || unsafe { real::setfsuid(u) },
+        |r| u != ASK && r as u32 != u,
+    )
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn setfsgid(g: u32) -> i32 {
+    // SAFETY: see above.
+    changed(
+        || unsafe { real::setfsgid(g) },
+        |r| g != ASK && r as u32 != g,
+    )
+}
+
+/// The calls themselves, of one thread.
+pub mod by_number {
+    use super::{changed, real};
+
+    macro_rules! numbers {
+        ($($name:ident $n:ident($($a:ident),*), $succeeded:expr;)*) => {$(
+            pub unsafe extern "C" fn $name($($a: usize),*) -> i32 {
+                let mut w = [$($a),*].into_iter().chain([0; 3]);
+                let mut next = || w.next().unwrap_or(0);
+                let (a, b, c) = (next(), next(), next());
+                let succeeded: fn(i32, usize) -> bool = $succeeded;
+                // SAFETY: as the caller's own call.
+                let native = || unsafe { real::syscall(libc::$n, a, b, c, 0, 0, 0) as i32 };
+                changed(native, |r| succeeded(r, a))
+            }
+        )*};
+    }
+
+    numbers! {
+        setuid SYS_setuid(a), |r, _| r == 0;
+        setgid SYS_setgid(a), |r, _| r == 0;
+        setreuid SYS_setreuid(a, b), |r, _| r == 0;
+        setregid SYS_setregid(a, b), |r, _| r == 0;
+        setresuid SYS_setresuid(a, b, c), |r, _| r == 0;
+        setresgid SYS_setresgid(a, b, c), |r, _| r == 0;
+        setgroups SYS_setgroups(a, b), |r, _| r == 0;
+        capset SYS_capset(a, b), |r, _| r == 0;
+        setfsuid SYS_setfsuid(a), |r, new| new as u32 != super::ASK && r as u32 != new as u32;
+        setfsgid SYS_setfsgid(a), |r, new| new as u32 != super::ASK && r as u32 != new as u32;
+    }
+}

@@ -1,0 +1,57 @@
+//! What the kernel knows of this process and its threads.
+
+use super::{syscall6, R};
+
+/// Which pid namespace this process is in; 0 if /proc does not tell.
+pub fn pid_namespace() -> u64 {
+    identity(b"/proc/self/ns/pid\0").map_or(0, |(_, inode)| inode)
+}
+
+/// (device, inode) of a path, which ends with a NUL.
+pub fn identity(path: &[u8]) -> R<(u64, u64)> {
+    stat(path).map(|st| (st.st_dev, st.st_ino))
+}
+
+/// Does this process have one thread only, whose memory nobody shares?
+pub fn is_single_threaded() -> bool {
+    match stat(b"/proc/self/task\0") {
+        Ok(st) => st.st_nlink == 3, // a directory for each thread
+        // Without /proc: the kernel refuses this to a thread that is not alone, and else does nothing.
+        Err(_) => sc!(libc::SYS_unshare, libc::CLONE_VM).is_ok(),
+    }
+}
+
+fn stat(path: &[u8]) -> R<libc::stat> {
+    if path.last() != Some(&0) {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: all-zero is a valid stat buffer.
+    let mut st: libc::stat = unsafe { core::mem::zeroed() };
+    sc!(
+        libc::SYS_newfstatat,
+        libc::AT_FDCWD,
+        path.as_ptr(),
+        &mut st as *mut libc::stat,
+        0
+    )?;
+    Ok(st)
+}
+
+/// This thread's mask of blocked signals.
+pub fn set_signal_mask(mask: u64) {
+    let how = libc::SIG_SETMASK;
+    let _ = sc!(libc::SYS_rt_sigprocmask, how, &mask as *const u64, 0, 8);
+}
+
+/// Blocks all signals, and returns the mask before.
+pub fn block_signals() -> u64 {
+    let (how, all, mut old) = (libc::SIG_SETMASK, u64::MAX, 0u64);
+    let _ = sc!(
+        libc::SYS_rt_sigprocmask,
+        how,
+        &all as *const u64,
+        &mut old as *mut u64,
+        8
+    );
+    old
+}
