@@ -11,6 +11,7 @@
 
 mod harvest;
 mod members;
+mod regs;
 mod sleep;
 
 pub use harvest::state;
@@ -28,6 +29,7 @@ use link::lane::{tx, wake, Memory};
 use link::layout::{Control, GROUP, GROUPS, LOG};
 use link::prim::ticks;
 use members::*;
+use regs::*;
 
 pub const IN: u32 = libc::EPOLLIN as u32;
 pub const OUT: u32 = libc::EPOLLOUT as u32;
@@ -41,7 +43,6 @@ const ET: u32 = libc::EPOLLET as u32;
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
-const REGS: usize = 1 << 17;
 /// Links per set.
 const LINKS: usize = 64;
 /// Microseconds between two looks at the kernel while lanes are busy.
@@ -59,25 +60,6 @@ const PARKED: u32 = 64; // removed by the application; kept, for many remove and
 
 /// In `Set::asleep`: the set has lanes, and each of its links counts each thread asleep in it.
 const HEARS: u32 = 1 << 31;
-
-/// A connection in a set.
-struct Reg {
-    set: AtomicU32,
-    conn: AtomicU32,
-    fd: AtomicI32,
-    mask: AtomicU32,
-    data: AtomicU64,
-    /// `Set::told` when the application armed it last: has it been told since that TCP had space?
-    armed_at: AtomicU32,
-    flags: AtomicU32,
-    /// Events of the TCP socket that nobody has looked into yet.
-    tcp: AtomicU32,
-    last_head: AtomicU64,
-    slot: AtomicU32,
-    next_conn: AtomicU32,
-    next_group: AtomicU32,
-    next_queue: AtomicU32,
-}
 
 struct Set {
     used: AtomicU32,
@@ -124,11 +106,6 @@ struct Set {
 }
 
 static SET_TABLE: AtomicPtr<Set> = AtomicPtr::new(core::ptr::null_mut());
-static REG_TABLE: AtomicPtr<Reg> = AtomicPtr::new(core::ptr::null_mut());
-static REG_LOCK: AtomicU32 = AtomicU32::new(0);
-static REG_FREE: AtomicU32 = AtomicU32::new(0);
-static REG_USED: AtomicU32 = AtomicU32::new(0);
-
 const TAG: u64 = 0xd00b_e11d << 32;
 const TAG_REG: u64 = 1 << 56;
 const TAG_BELL: u64 = 2 << 56;
@@ -138,22 +115,12 @@ const TAG_CTL: u64 = 4 << 56;
 /// `data` of the inner set in the application's set: an address of ours plus a tag, which the
 /// application has no reason to use.
 fn mark() -> u64 {
-    (&REG_FREE as *const AtomicU32 as u64) ^ TAG
+    regs::address() ^ TAG
 }
 
 fn set_at(i: u32) -> &'static Set {
     // SAFETY: only reached with indices from `create`, after the table was made; masked in bounds.
     unsafe { &*SET_TABLE.load(Acquire).add(i as usize & (SETS - 1)) }
-}
-
-/// Registration by index + 1.
-fn reg_at(i: u32) -> &'static Reg {
-    // SAFETY: as above; index 0 is never dereferenced as "none" by callers, and stays in bounds.
-    unsafe {
-        &*REG_TABLE
-            .load(Acquire)
-            .add(i.wrapping_sub(1) as usize & (REGS - 1))
-    }
 }
 
 fn init() -> bool {
@@ -162,10 +129,7 @@ fn init() -> bool {
             SET_TABLE.as_ptr() as *mut AtomicPtr<u8>,
             SETS * core::mem::size_of::<Set>(),
         ),
-        (
-            REG_TABLE.as_ptr() as *mut AtomicPtr<u8>,
-            REGS * core::mem::size_of::<Reg>(),
-        ),
+        (REG_TABLE.as_ptr() as *mut AtomicPtr<u8>, regs::TABLE_BYTES),
     ] {
         // SAFETY: both statics are AtomicPtr; only the pointee type is recast.
         let t = unsafe { &*t };
@@ -230,11 +194,11 @@ pub fn closed(i: u32) {
         return;
     }
     if let Some(_g) = lock::lock(&s.lock) {
-        for r in 1..=REG_USED.load(Relaxed) {
-            let reg = reg_at(r);
-            if reg.conn.load(Relaxed) != 0 && reg.set.load(Relaxed) == i + 1 {
-                unlink_conn(reg.conn.load(Relaxed) - 1, r);
-                reg_free(r);
+        for (r, reg) in regs::all() {
+            if let Some(conn) = reg.conn.load(Relaxed).checked_sub(1) {
+                if is_of(r, i, conn) {
+                    regs::end(r, conn);
+                }
             }
         }
         for k in 0..LINKS {
@@ -293,15 +257,7 @@ pub fn after_fork() {
             }
         }
     }
-    REG_LOCK.store(0, Relaxed);
-    for r in 1..=REG_USED.load(Relaxed) {
-        let reg = reg_at(r);
-        let c = reg.conn.load(Relaxed);
-        if c != 0 {
-            table::local(c - 1).regs.store(0, Relaxed);
-            reg_free(r);
-        }
-    }
+    regs::end_all();
 }
 
 /// The set is polled or nested: its sockets stay on, or go back to, TCP.
@@ -328,77 +284,12 @@ pub fn nest(i: u32) {
 
 /// Is the connection watched in a way that a lane cannot serve?
 pub fn unservable(i: u32) -> bool {
-    let mut r = table::local(i).regs.load(Acquire);
-    while r != 0 {
-        let reg = reg_at(r);
-        let s = reg.set.load(Relaxed);
-        if s == 0 {
-            r = reg.next_conn.load(Relaxed);
-            continue;
-        }
-        if set_at(s - 1).barred.load(Relaxed) != 0 || reg.mask.load(Relaxed) & EXCLUSIVE != 0 {
-            return true;
-        }
-        r = reg.next_conn.load(Relaxed);
-    }
-    false
-}
-
-fn reg_alloc() -> Option<u32> {
-    let _g = lock::lock(&REG_LOCK)?;
-    let f = REG_FREE.load(Relaxed);
-    if f != 0 {
-        REG_FREE.store(reg_at(f).next_conn.load(Relaxed), Relaxed);
-        return Some(f);
-    }
-    let n = REG_USED.load(Relaxed) + 1;
-    if n as usize > REGS {
-        return None;
-    }
-    REG_USED.store(n, Relaxed);
-    Some(n)
-}
-
-fn reg_free(r: u32) {
-    if let Some(_g) = lock::lock(&REG_LOCK) {
-        let reg = reg_at(r);
-        reg.conn.store(0, Relaxed);
-        reg.set.store(0, Relaxed);
-        reg.flags.store(0, Relaxed);
-        reg.next_conn.store(REG_FREE.load(Relaxed), Relaxed);
-        REG_FREE.store(r, Relaxed);
-    }
-}
-
-fn find(conn: u32, set: u32, fd: i32) -> Option<u32> {
-    let mut r = table::local(conn).regs.load(Acquire);
-    while r != 0 {
-        let reg = reg_at(r);
-        if reg.set.load(Relaxed) == set + 1 && reg.fd.load(Relaxed) == fd {
-            return Some(r);
-        }
-        r = reg.next_conn.load(Relaxed);
-    }
-    None
-}
-
-fn unlink_conn(conn: u32, r: u32) {
-    let l = table::local(conn);
-    let Some(_g) = lock::lock(&l.regs_lock) else {
-        return;
-    };
-    let mut at = &l.regs;
-    loop {
-        let k = at.load(Relaxed);
-        if k == 0 {
-            return;
-        }
-        if k == r {
-            at.store(reg_at(r).next_conn.load(Relaxed), Release);
-            return;
-        }
-        at = &reg_at(k).next_conn;
-    }
+    let mut any = false;
+    regs::each(i, |r, set| {
+        any |=
+            set_at(set).barred.load(Relaxed) != 0 || reg_at(r).mask.load(Relaxed) & EXCLUSIVE != 0;
+    });
+    any
 }
 
 /// `epoll_ctl` on a connection. `native` makes the application's own call.
@@ -411,69 +302,63 @@ pub fn ctl(
     native: impl Fn() -> i32,
 ) -> i32 {
     let s = set_at(set);
-    let found = find(conn, set, fd);
-    let parked = found.is_some_and(|r| reg_at(r).flags.load(Relaxed) & PARKED != 0);
-    match (op, found, ev) {
-        (libc::EPOLL_CTL_ADD, Some(r), Some(ev)) if parked => {
-            let Some(_g) = lock::lock(&s.lock) else {
-                return native();
-            };
+    let Some(r) = regs::find(conn, set, fd) else {
+        let n = native();
+        if let (0, libc::EPOLL_CTL_ADD, Some(ev)) = (n, op, ev) {
+            io::quietly(|| add(set, fd, conn, ev));
+        }
+        return n;
+    };
+    let reg = reg_at(r);
+    let Some(g) = lock::lock(&s.lock) else {
+        return native();
+    };
+    if !is_of(r, set, conn) {
+        drop(g); // it has ended meanwhile
+        return ctl(set, op, fd, conn, ev, native);
+    }
+    let flags = reg.flags.load(Relaxed);
+    let answer = |errno: i32| {
+        crate::set_errno(errno);
+        -1
+    };
+    match (op, ev) {
+        // What is active is answered here: programs toggle EPOLLOUT on every request.
+        (libc::EPOLL_CTL_ADD, Some(_)) if flags & (ACTIVE | PARKED) == ACTIVE => {
+            answer(libc::EEXIST)
+        }
+        (libc::EPOLL_CTL_ADD, Some(ev)) if flags & PARKED != 0 => {
             rearm(s, r, ev);
             0
         }
-        (libc::EPOLL_CTL_ADD, Some(r), Some(_)) if reg_at(r).flags.load(Relaxed) & ACTIVE != 0 => {
-            crate::set_errno(libc::EEXIST);
-            -1
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _) if flags & PARKED != 0 => {
+            answer(libc::ENOENT)
         }
-        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _, _) if parked => {
-            crate::set_errno(libc::ENOENT);
-            -1
-        }
-        (libc::EPOLL_CTL_ADD, None, Some(ev)) => {
-            let r = native();
-            if r == 0 {
-                io::quietly(|| add(set, fd, conn, ev));
-            }
-            r
-        }
-        (libc::EPOLL_CTL_MOD, Some(r), Some(ev)) => {
-            let reg = reg_at(r);
-            let Some(_g) = lock::lock(&s.lock) else {
-                return native();
-            };
-            if reg.flags.load(Relaxed) & ACTIVE == 0 {
-                let n = native();
-                if n == 0 {
-                    reg.mask.store(ev.events, Relaxed);
-                    reg.data.store(ev.u64, Relaxed);
-                    arm(s, reg, conn, fd);
-                    drop(_g);
-                    io::quietly(|| armed(set, conn, r));
-                }
-                return n;
-            }
-            // Answered here: programs toggle EPOLLOUT on every request.
+        (libc::EPOLL_CTL_MOD, Some(ev)) if flags & ACTIVE != 0 => {
             rearm(s, r, ev);
             0
         }
-        (libc::EPOLL_CTL_DEL, Some(r), _) => {
-            let reg = reg_at(r);
-            let n = {
-                let Some(_g) = lock::lock(&s.lock) else {
-                    return native();
-                };
-                if reg.flags.load(Relaxed) & ACTIVE != 0 {
-                    reg.flags.fetch_or(PARKED, Relaxed);
-                    reg.mask.store(0, Relaxed);
-                    return 0;
-                }
-                native()
-            };
+        (libc::EPOLL_CTL_MOD, Some(ev)) => {
+            let n = native();
             if n == 0 {
-                io::quietly(|| {
-                    unlink_conn(conn, r);
-                    reg_free(r);
-                });
+                reg.mask.store(ev.events, Relaxed);
+                reg.data.store(ev.u64, Relaxed);
+                arm(s, reg, conn, fd);
+                drop(g);
+                io::quietly(|| armed(set, conn, r));
+            }
+            n
+        }
+        (libc::EPOLL_CTL_DEL, _) if flags & ACTIVE != 0 => {
+            reg.flags.fetch_or(PARKED, Relaxed);
+            reg.mask.store(0, Relaxed);
+            0
+        }
+        (libc::EPOLL_CTL_DEL, _) => {
+            let n = native();
+            if n == 0 {
+                // Still under the lock: another thread that has found it is about to make it active.
+                io::quietly(|| regs::end(r, conn));
             }
             n
         }
@@ -509,33 +394,22 @@ pub fn blocked(conn: u32) {
 #[cold]
 pub fn error_came(conn: u32) {
     note(conn, u32::MAX, EDGE_IN | EDGE_OUT);
-    let mut r = table::local(conn).regs.load(Acquire);
-    while r != 0 {
-        let reg = reg_at(r);
-        if let Some(set) = reg.set.load(Relaxed).checked_sub(1) {
-            kick_if_waiting(set as usize);
-        }
-        r = reg.next_conn.load(Relaxed);
-    }
+    regs::each(conn, |_, set| kick_if_waiting(set as usize));
 }
 
 /// Queues the connection's registrations that watch for one of `events`, with what is news to them.
 fn note(conn: u32, events: u32, news: u32) {
-    let mut r = table::local(conn).regs.load(Acquire);
-    while r != 0 {
-        let reg = reg_at(r);
-        let set = reg.set.load(Relaxed);
-        if set != 0 && (events == u32::MAX || reg.mask.load(Relaxed) & events != 0) {
-            let s = set_at(set - 1);
+    regs::each(conn, |r, set| {
+        let (s, reg) = (set_at(set), reg_at(r));
+        if events == u32::MAX || reg.mask.load(Relaxed) & events != 0 {
             if let Some(_g) = lock::lock(&s.lock) {
-                if reg.conn.load(Relaxed) == conn + 1 && reg.flags.load(Relaxed) & ACTIVE != 0 {
+                if is_of(r, set, conn) && reg.flags.load(Relaxed) & ACTIVE != 0 {
                     reg.flags.fetch_or(news, Relaxed);
                     push(s, r);
                 }
             }
         }
-        r = reg.next_conn.load(Relaxed);
-    }
+    });
 }
 
 /// Notes from when on the kernel's answers are about this registration. Waits that are under way may
@@ -575,27 +449,23 @@ fn armed(set: u32, conn: u32, r: u32) {
 }
 
 fn add(set: u32, fd: i32, conn: u32, ev: epoll_event) {
-    let l = table::local(conn);
-    let Some(r) = reg_alloc() else {
+    let Some(r) = regs::alloc() else {
         return table::bar(table::conn(conn), link::reason::Reason::EpollShared);
     };
-    let reg = reg_at(r);
-    reg.set.store(set + 1, Relaxed);
-    reg.conn.store(conn + 1, Relaxed);
-    reg.fd.store(fd, Relaxed);
-    reg.mask.store(ev.events, Relaxed);
-    reg.data.store(ev.u64, Relaxed);
-    reg.flags.store(0, Relaxed);
-    reg.tcp.store(0, Relaxed);
-    arm(set_at(set), reg, conn, fd);
-    if let Some(_g) = lock::lock(&l.regs_lock) {
-        reg.next_conn.store(l.regs.load(Relaxed), Relaxed);
-        l.regs.store(r, Release);
+    let (s, reg) = (set_at(set), reg_at(r));
+    if let Some(_g) = lock::lock(&s.lock) {
+        reg.fd.store(fd, Relaxed);
+        reg.mask.store(ev.events, Relaxed);
+        reg.data.store(ev.u64, Relaxed);
+        reg.flags.store(0, Relaxed);
+        reg.tcp.store(0, Relaxed);
+        arm(s, reg, conn, fd);
+        regs::begin(r, set, conn);
     }
     table::conn(conn).flags.fetch_or(flag::WATCHED, Relaxed);
-    set_at(set).tcp.store(1, Relaxed);
-    if set_at(set).waiters.load(SeqCst) > 0 {
-        hear(set_at(set));
+    s.tcp.store(1, Relaxed);
+    if s.waiters.load(SeqCst) > 0 {
+        hear(s);
     }
     let c = table::conn(conn);
     promote::expected(conn, fd, c);

@@ -152,7 +152,7 @@ int main(void) {
     getsockname(listener, (void *)&at, &len);
     for (int k = 0; k < N; k++) to[k] = dial(&from[k]);
     char x[8];
-    for (int r = 0; r < 30; r++) {
+    for (int r = 0; r < 150; r++) {
         for (int k = 0; k < N; k++) {
             NEED(send(to[k], "w", 1, 0) == 1 && recv(from[k], x, 1, 0) == 1);
             NEED(send(from[k], "w", 1, 0) == 1 && recv(to[k], x, 1, 0) == 1);

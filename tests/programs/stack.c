@@ -123,6 +123,7 @@ static void c_first(void) {
     for (int k = 0; k < 40; k++) {
         send(spare[0], "x", 1, 0), recv(spare[1], buf, 1, 0);
         send(spare[1], "x", 1, 0), recv(spare[0], buf, 1, 0);
+        usleep(1000); /* the lane is made elsewhere */
     }
 }
 static void c_down(void) {

@@ -16,7 +16,7 @@ fn interrupted_calls_end_or_go_on_as_the_handler_has_it() -> Result<()> {
 
 #[test]
 fn what_came_first_is_listed_first() -> Result<()> {
-    both_ways("order", &[], 100, 2_000)
+    both_ways("order", &[], 90, 2_000)
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
+use underpass_tests::harness::c::both_ways;
 use underpass_tests::harness::peers::result;
 use underpass_tests::harness::{Daemon, Place, Program, Running, SOON};
 
@@ -149,4 +150,10 @@ fn eager_in_the_thread_of_both_ends() -> Result<()> {
     let stats = d.stats()?;
     ensure!(stats.promoted >= ROUNDS, "{stats:?}");
     Ok(())
+}
+
+/// One thread takes connections out of a set while others give them their lanes.
+#[test]
+fn taken_out_while_the_lane_comes() -> Result<()> {
+    both_ways("unregister", &["400"], 760, 100_000)
 }

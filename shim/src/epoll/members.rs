@@ -50,15 +50,12 @@ pub(super) fn set_link(s: &Set, k: usize) -> Option<&'static Link> {
 /// up already cannot be seen.
 pub fn activate(conn: u32, link: &Link) -> bool {
     let mut all = true;
-    let mut r = table::local(conn).regs.load(Acquire);
-    while r != 0 {
+    regs::each(conn, |r, set| {
         let reg = reg_at(r);
-        let s = reg.set.load(Relaxed);
-        if s != 0 && reg.flags.load(Relaxed) & ACTIVE == 0 {
-            all &= reg.mask.load(Relaxed) & ONESHOT == 0 && activate_one(s - 1, conn, r, link);
+        if reg.flags.load(Relaxed) & ACTIVE == 0 {
+            all &= reg.mask.load(Relaxed) & ONESHOT == 0 && activate_one(set, conn, r, link);
         }
-        r = reg.next_conn.load(Relaxed);
-    }
+    });
     all
 }
 
@@ -68,9 +65,8 @@ pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     let Some(_g) = lock::lock(&s.lock) else {
         return false;
     };
-    // Looked up without the lock: it may be another's by now, or done.
-    if reg.set.load(Relaxed) != set + 1 || reg.conn.load(Relaxed) != conn + 1 {
-        return true;
+    if !is_of(r, set, conn) {
+        return true; // it has ended meanwhile
     }
     // So was the link: the lane may have been given back, and `deactivate` been here before us.
     let now = table::local(conn).link.load(Acquire);
@@ -281,92 +277,70 @@ fn give_back(epfd: i32, fd: i32, mask: u32, data: u64) {
 
 /// Both directions are on TCP for good: registrations go back to the application's own set.
 pub fn deactivate(conn: u32) {
-    let mut r = table::local(conn).regs.load(Acquire);
-    while r != 0 {
-        let reg = reg_at(r);
-        let set = reg.set.load(Relaxed);
-        if set != 0 {
-            let s = set_at(set - 1);
-            if let Some(_g) = lock::lock(&s.lock) {
-                if reg.conn.load(Relaxed) == conn + 1 && reg.flags.load(Relaxed) & ACTIVE != 0 {
-                    let disabled = reg.flags.load(Relaxed) & DISABLED != 0;
-                    let parked = reg.flags.load(Relaxed) & PARKED != 0;
-                    let fd = reg.fd.load(Relaxed);
-                    let _ = sys::epoll_ctl(s.inner.load(Relaxed), libc::EPOLL_CTL_DEL, fd, 0, 0);
-                    detach(s, r);
-                    if parked {
-                        reg.set.store(0, Relaxed); // no longer a registration; freed at close
-                        r = reg.next_conn.load(Relaxed);
-                        continue;
-                    }
-                    let mask = if disabled {
-                        ONESHOT
-                    } else {
-                        reg.mask.load(Relaxed)
-                    };
-                    give_back(s.epfd.load(Relaxed), fd, mask, reg.data.load(Relaxed));
-                }
-            }
+    regs::each(conn, |r, set| {
+        let (s, reg) = (set_at(set), reg_at(r));
+        let Some(_g) = lock::lock(&s.lock) else {
+            return;
+        };
+        let flags = reg.flags.load(Relaxed);
+        if !is_of(r, set, conn) || flags & ACTIVE == 0 {
+            return;
         }
-        r = reg.next_conn.load(Relaxed);
-    }
+        withdraw(s, r);
+        if flags & PARKED != 0 {
+            return regs::end(r, conn);
+        }
+        let mask = if flags & DISABLED != 0 {
+            ONESHOT
+        } else {
+            reg.mask.load(Relaxed)
+        };
+        let fd = reg.fd.load(Relaxed);
+        give_back(s.epfd.load(Relaxed), fd, mask, reg.data.load(Relaxed));
+    });
+}
+
+/// Takes an active registration out of the inner set, and out of ours. Set lock held.
+fn withdraw(s: &Set, r: u32) {
+    let (inner, fd) = (s.inner.load(Relaxed), reg_at(r).fd.load(Relaxed));
+    let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, fd, 0, 0);
+    detach(s, r);
 }
 
 /// The last descriptor of the connection in this process is about to be closed. `alone`: nobody else
 /// has one, and so its registrations end; the daemon may have a copy, which would keep them.
 pub fn forget(conn: u32, alone: bool) {
-    loop {
-        let r = table::local(conn).regs.load(Acquire);
-        if r == 0 {
+    regs::each(conn, |r, set| {
+        let (s, reg) = (set_at(set), reg_at(r));
+        let Some(_g) = lock::lock(&s.lock) else {
+            return;
+        };
+        if !is_of(r, set, conn) {
             return;
         }
-        let reg = reg_at(r);
-        let set = reg.set.load(Relaxed);
-        if set != 0 {
-            let s = set_at(set - 1);
-            if let Some(_g) = lock::lock(&s.lock) {
-                if reg.flags.load(Relaxed) & ACTIVE != 0 {
-                    let _ = sys::epoll_ctl(
-                        s.inner.load(Relaxed),
-                        libc::EPOLL_CTL_DEL,
-                        reg.fd.load(Relaxed),
-                        0,
-                        0,
-                    );
-                    detach(s, r);
-                } else if alone {
-                    let (set, fd) = (s.epfd.load(Relaxed), reg.fd.load(Relaxed));
-                    let _ = sys::epoll_ctl(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
-                }
-            }
+        if reg.flags.load(Relaxed) & ACTIVE != 0 {
+            withdraw(s, r);
+        } else if alone {
+            let (set, fd) = (s.epfd.load(Relaxed), reg.fd.load(Relaxed));
+            let _ = sys::epoll_ctl(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
         }
-        unlink_conn(conn, r);
-        reg_free(r);
-    }
+        regs::end(r, conn);
+    });
 }
 
 /// A number is the connection no more: what has it now must not be taken out of any set.
 pub fn lost(conn: u32, fd: i32) {
-    let mut r = table::local(conn).regs.load(Acquire);
-    while r != 0 {
-        let reg = reg_at(r);
-        let _ = reg.fd.compare_exchange(fd, -1, Relaxed, Relaxed);
-        r = reg.next_conn.load(Relaxed);
-    }
+    regs::each(conn, |r, _| {
+        let _ = reg_at(r).fd.compare_exchange(fd, -1, Relaxed, Relaxed);
+    });
 }
 
 /// Something about the connection changed from outside: its sets look at it again.
 pub fn stir(conn: u32) {
-    let mut r = table::local(conn).regs.load(Acquire);
-    while r != 0 {
-        let reg = reg_at(r);
-        let set = reg.set.load(Relaxed);
-        if set != 0 {
-            set_at(set - 1).stirred.store(1, SeqCst);
-            kick_if_waiting(set as usize - 1);
-        }
-        r = reg.next_conn.load(Relaxed);
-    }
+    regs::each(conn, |_, set| {
+        set_at(set).stirred.store(1, SeqCst);
+        kick_if_waiting(set as usize);
+    });
 }
 
 /// An error that a call of ours may have taken from the kernel is told by sets as well, until the application

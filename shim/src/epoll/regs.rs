@@ -1,0 +1,165 @@
+//! Registrations: connections in sets.
+//!
+//! Each is in a list of its connection, which has a lock of its own. It begins and ends under the lock of its
+//! set; who finds it in the list without that lock asks again under it ([`is_of`]): it may have ended, or be
+//! another's by now.
+
+use super::*;
+
+const REGS: usize = 1 << 17;
+
+/// A connection in a set.
+pub struct Reg {
+    pub set: AtomicU32,
+    pub conn: AtomicU32,
+    pub fd: AtomicI32,
+    pub mask: AtomicU32,
+    pub data: AtomicU64,
+    /// `Set::told` when the application armed it last: has it been told since that TCP had space?
+    pub armed_at: AtomicU32,
+    pub flags: AtomicU32,
+    /// Events of the TCP socket that nobody has looked into yet.
+    pub tcp: AtomicU32,
+    pub last_head: AtomicU64,
+    pub slot: AtomicU32,
+    pub next_conn: AtomicU32,
+    pub next_group: AtomicU32,
+    pub next_queue: AtomicU32,
+}
+
+pub static REG_TABLE: AtomicPtr<Reg> = AtomicPtr::new(core::ptr::null_mut());
+static REG_LOCK: AtomicU32 = AtomicU32::new(0);
+static REG_FREE: AtomicU32 = AtomicU32::new(0);
+static REG_USED: AtomicU32 = AtomicU32::new(0);
+
+pub const TABLE_BYTES: usize = REGS * core::mem::size_of::<Reg>();
+
+/// An address of ours.
+pub fn address() -> u64 {
+    &REG_FREE as *const AtomicU32 as u64
+}
+
+/// Registration by index + 1.
+pub fn reg_at(i: u32) -> &'static Reg {
+    // SAFETY: only reached with indices from `alloc`, after the table was made; index 0 is never dereferenced
+    // as "none" by callers, and stays in bounds.
+    unsafe {
+        &*REG_TABLE
+            .load(Acquire)
+            .add(i.wrapping_sub(1) as usize & (REGS - 1))
+    }
+}
+
+/// Those that were ever used.
+pub fn all() -> impl Iterator<Item = (u32, &'static Reg)> {
+    (1..=REG_USED.load(Relaxed)).map(|r| (r, reg_at(r)))
+}
+
+pub fn alloc() -> Option<u32> {
+    let _g = lock::lock(&REG_LOCK)?;
+    let f = REG_FREE.load(Relaxed);
+    if f != 0 {
+        REG_FREE.store(reg_at(f).next_conn.load(Relaxed), Relaxed);
+        return Some(f);
+    }
+    let n = REG_USED.load(Relaxed) + 1;
+    if n as usize > REGS {
+        return None;
+    }
+    REG_USED.store(n, Relaxed);
+    Some(n)
+}
+
+fn free(r: u32) {
+    if let Some(_g) = lock::lock(&REG_LOCK) {
+        let reg = reg_at(r);
+        reg.conn.store(0, Relaxed);
+        reg.set.store(0, Relaxed);
+        reg.flags.store(0, Relaxed);
+        // Release: who follows this one out of its list sees that it has no connection (`each`).
+        reg.next_conn.store(REG_FREE.load(Relaxed), Release);
+        REG_FREE.store(r, Relaxed);
+    }
+}
+
+/// Is it still the connection's, in this set? Set lock held.
+pub fn is_of(r: u32, set: u32, conn: u32) -> bool {
+    let reg = reg_at(r);
+    reg.set.load(Relaxed) == set + 1 && reg.conn.load(Relaxed) == conn + 1
+}
+
+/// Enters one, whose other fields are filled in, in its connection's list. Set lock held.
+pub fn begin(r: u32, set: u32, conn: u32) {
+    let (reg, l) = (reg_at(r), table::local(conn));
+    reg.set.store(set + 1, Relaxed);
+    reg.conn.store(conn + 1, Relaxed);
+    if let Some(_g) = lock::lock(&l.regs_lock) {
+        reg.next_conn.store(l.regs.load(Relaxed), Relaxed);
+        l.regs.store(r, Release); // pairs with the Acquire in `each`
+    }
+}
+
+/// It is a registration no more: out of its connection's list, and free. Set lock held, not active, seen to be
+/// this connection's under the lock.
+pub fn end(r: u32, conn: u32) {
+    let l = table::local(conn);
+    if let Some(_g) = lock::lock(&l.regs_lock) {
+        let mut at = &l.regs;
+        loop {
+            let k = at.load(Relaxed);
+            if k == 0 {
+                break;
+            }
+            if k == r {
+                at.store(reg_at(r).next_conn.load(Relaxed), Release);
+                break;
+            }
+            at = &reg_at(k).next_conn;
+        }
+    }
+    free(r);
+}
+
+/// In a forked child: all of them end, and no other thread is there.
+pub fn end_all() {
+    REG_LOCK.store(0, Relaxed);
+    for (r, reg) in all() {
+        let c = reg.conn.load(Relaxed);
+        if c != 0 {
+            table::local(c - 1).regs.store(0, Relaxed);
+            free(r);
+        }
+    }
+}
+
+/// Calls `f(registration, its set)` for each of a connection; the set's lock is for `f` to take. One that ends
+/// meanwhile, here or in another thread, leads elsewhere: then it goes from the start again, so that `f` may
+/// see one twice. (It comes to an end also where a bug has spoiled the list.)
+pub fn each(conn: u32, mut f: impl FnMut(u32, u32)) {
+    'walk: for _ in 0..REGS {
+        let mut r = table::local(conn).regs.load(Acquire);
+        while r != 0 {
+            let reg = reg_at(r);
+            if let Some(set) = reg.set.load(Relaxed).checked_sub(1) {
+                f(r, set);
+            }
+            let next = reg.next_conn.load(Acquire);
+            if reg.conn.load(Relaxed) != conn + 1 {
+                continue 'walk;
+            }
+            r = next;
+        }
+        return;
+    }
+}
+
+/// The connection's registration in a set, by its descriptor.
+pub fn find(conn: u32, set: u32, fd: i32) -> Option<u32> {
+    let mut found = None;
+    each(conn, |r, s| {
+        if s == set && reg_at(r).fd.load(Relaxed) == fd {
+            found = Some(r);
+        }
+    });
+    found
+}
