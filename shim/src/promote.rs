@@ -470,12 +470,22 @@ pub fn on_call(c: &Conn) -> bool {
         && c.flags.load(Relaxed) & (flag::CLIENT | flag::BARRED | flag::HELD) == 0
 }
 
-/// A lane whose ring was full for too long was taken down; up again only after a while.
-pub fn full_down(c: &Conn) {
+/// Milliseconds for which a lane whose ring was full stays down, at first.
+const FULL_PAUSE_MS: u64 = 10;
+
+/// A lane whose ring was full for too long was taken down; up again only after a while, which doubles each time
+/// up to 640 ms, unless the lane has then been of use for much longer than it was down.
+pub fn full_down(c: &Conn, l: &Local) {
     because(c, Reason::RingFull);
-    let downs = c.tx.downs.load(Relaxed).min(6);
+    let (now, before) = (sys::now_ms(), l.fulls.load(Relaxed));
+    let up_since = c.not_before_ms.load(Relaxed);
+    let fulls = match now.saturating_sub(up_since) > 8 * (FULL_PAUSE_MS << before) {
+        true => 0,
+        false => before,
+    };
+    l.fulls.store((fulls + 1).min(6), Relaxed);
     c.not_before_ms
-        .store(sys::now_ms() + (10 << downs), Relaxed);
+        .store(now + (FULL_PAUSE_MS << fulls), Relaxed);
 }
 
 /// The connection ends in this family: tell the other side and give the lane back.

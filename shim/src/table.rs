@@ -25,6 +25,8 @@ pub struct Local {
     pub calls: AtomicU32,
     /// What the reader had consumed when the ring was last found full.
     pub full_at: AtomicU64,
+    /// Times in a row that the ring was full for too long, at most 6: see `promote::full_down`.
+    pub fulls: AtomicU32,
     /// When this was registered last, or large calls were first made (CLOCK_MONOTONIC, ms).
     pub hope_ms: AtomicU64,
     /// TCP's buffer has once not taken all of a send.
@@ -321,6 +323,7 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         l.probe_due_ms.store(0, Relaxed);
         l.unanswered.store(0, Relaxed);
         l.came.store(0, Relaxed);
+        l.fulls.store(0, Relaxed);
         c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`
         return Some(i as u32);
     }

@@ -358,7 +358,7 @@ pub fn go_down_full(c: &Conn, l: &Local, link: &Link, m: &Memory, ours: impl Fn(
         return;
     };
     if ours() && c.tx.is_up() {
-        promote::full_down(c);
+        promote::full_down(c, l);
         let fd = l.fd.load(Relaxed);
         let _ = c.tx.down(m, &Sock { fd, link });
         promote::went_down(c);
