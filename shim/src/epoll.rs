@@ -20,7 +20,7 @@ pub use sleep::wait;
 
 use crate::links::{self, Link, Sock, SETS};
 use crate::table::{self, Local};
-use crate::{control, ends, fdtab, io, lock, promote, signals, sys, wait};
+use crate::{control, ends, fdtab, io, lock, pages, promote, signals, sys, wait};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use harvest::*;
 use libc::epoll_event;

@@ -91,7 +91,7 @@ pub fn set(fd: i32, what: Fd) -> bool {
         },
         Relaxed,
     );
-    if what != Fd::Ours {
+    if !matches!(what, Fd::Ours | Fd::Other) {
         HIGH.fetch_max(fd, Relaxed);
     }
     HIGH_OURS.fetch_max(fd, Relaxed);

@@ -29,6 +29,12 @@ pub fn writable<T>(p: *const T, n: usize) -> bool {
     proven(p as usize, n, READ | WRITE)
 }
 
+/// May a `T` be read there, if it is there at all?
+#[inline(always)]
+pub fn readable_or_null<T>(p: *const T) -> bool {
+    p.is_null() || readable(p, size_of::<T>())
+}
+
 #[inline(always)]
 fn proven(at: usize, n: usize, how: usize) -> bool {
     let first = at / PAGE;

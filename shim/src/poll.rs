@@ -1,5 +1,6 @@
 //! `poll`, `select` and their `p` forms over promoted connections.
 
+mod sets;
 mod sleep;
 
 use crate::epoll::{self, IN, OUT};
@@ -11,6 +12,7 @@ use core::sync::atomic::Ordering::*;
 use libc::{pollfd, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
 use link::family::flag;
 use link::lane::tx;
+pub use sets::{is_set, reach};
 
 const RDNORM: i16 = libc::POLLRDNORM;
 const WRNORM: i16 = libc::POLLWRNORM;
@@ -307,15 +309,6 @@ fn spin(fds: &[pollfd], tmp: &mut [pollfd]) -> bool {
     );
     wait::spun(&table::local(i).spin, found);
     found
-}
-
-/// Is `fd` in a set, which has no end of its own?
-///
-/// # Safety
-/// The set is null, or has more than `fd` bits.
-pub unsafe fn is_set(set: *const libc::fd_set, fd: i32) -> bool {
-    // SAFETY: by contract; sets are arrays of words, little endian, so of bytes as well.
-    !set.is_null() && unsafe { *set.cast::<u8>().add(fd as usize / 8) } >> (fd % 8) & 1 != 0
 }
 
 /// `select` over lanes: as `poll`, then back. `None`: no lane is concerned, call the kernel; the

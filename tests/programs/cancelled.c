@@ -141,13 +141,13 @@ static void flood(void) {
     static void (*send_call)(int) = do_send;
     pthread_t t;
     void *r;
+    said = 0; /* before the goodbye, for which there may be space at once */
     NEED(!pthread_create(&t, 0, sleeper, &send_call));
     nap(100);
     NEED(!pthread_cancel(t));
     /* (The goodbye waits for space.) */
     size_t got = 0;
     char end[3] = {0};
-    said = 0;
     for (;;) {
         struct pollfd p = {b, POLLIN, 0};
         if (poll(&p, 1, 300) == 0 && said) break;

@@ -360,6 +360,144 @@ def fault_client(sock):
     await_mark("over")
 
 
+# The same of the arrays in which waits have their answers, of their times and masks. By number, too: there
+# the C library reads nothing.
+READ, WRITE, POLL, SELECT, MUNMAP, PSELECT6, PPOLL, EPOLL_WAIT, EPOLL_CTL, EPOLL_PWAIT, EPOLL_PWAIT2, RECVMMSG = (
+    0, 1, 7, 23, 11, 270, 271, 232, 233, 281, 441, 299)
+
+
+def arrays_server(sock):
+    sock.sendall(b"0123456789" * 30)
+    await_mark("arrays")
+    sock.sendall(b"x")
+    mark("more")
+    await_mark("over")
+
+
+def arrays_client(sock):
+    fd = sock.fileno()
+    while len(sock.recv(300, socket.MSG_PEEK)) < 300:
+        time.sleep(0.001)
+    good = memory(mmap.PROT_READ | mmap.PROT_WRITE)
+    half = memory(mmap.PROT_READ | mmap.PROT_WRITE)
+    constant = memory(mmap.PROT_READ | mmap.PROT_WRITE)
+    nothing = memory(0)
+    protect(half + PAGE, 0)
+    asks = struct.pack("ihh", fd, select.POLLIN, 0)
+    bits = bytes(fd // 8) + bytes([1 << fd % 8]) + bytes(1024)
+    at_once, long = struct.pack("qq", 0, 0), struct.pack("qq", 5, 0)
+    event = struct.pack("=IQ", select.EPOLLIN, 77)
+
+    def put(what, to=good):
+        ctypes.memmove(to, what, len(what))
+        return to
+
+    put(asks, constant)
+    put(bits, constant + 64)
+    put(long, constant + 2048)
+    protect(constant, mmap.PROT_READ)
+    sets, n, later = good + 256, fd + 1, put(long, good + 2048)
+    bad = (8, nothing, nothing + 77, -1, -PAGE, 1 << 62, half + PAGE - 4)
+    for at in (0, *bad, constant):
+        for time_out in (0, -1):
+            fails("EFAULT", "poll", at, 1, time_out)
+            fails("EFAULT", "syscall", POLL, at, 1, time_out)
+        fails("EFAULT", "ppoll", at, 1, 0, 0)
+        fails("EFAULT", "syscall", PPOLL, at, 1, later, 0, 8)
+    for at in (*bad, constant + 64):
+        for order in (0, 1, 2):
+            three = [0, 0, 0]
+            three[order] = at
+            if at == constant + 64 and order:
+                three[0] = put(bits, sets)  # or nothing comes
+            fails("EFAULT", "select", n, *three, 0)
+            fails("EFAULT", "syscall", SELECT, n, *three, later)
+            fails("EFAULT", "pselect", n, *three, 0, 0)
+            fails("EFAULT", "syscall", PSELECT6, n, *three, later, 0)
+    for at in bad:
+        put(asks), put(bits, sets)
+        fails("EFAULT", "syscall", PPOLL, good, 1, at, 0, 8)
+        fails("EFAULT", "syscall", SELECT, n, sets, 0, 0, at)
+        fails("EFAULT", "syscall", PSELECT6, n, sets, 0, 0, at, 0)
+        fails("EFAULT", "syscall", PSELECT6, n, sets, 0, 0, later, at)
+        fails("EFAULT", "ppoll", good, 1, 0, at)
+        fails("EFAULT", "pselect", n, sets, 0, 0, 0, at)
+    # A time that cannot be written is no error.
+    fails(1, "syscall", PPOLL, put(asks), 1, constant + 2048, 0, 8)
+    fails(1, "syscall", SELECT, n, put(bits, sets), 0, 0, constant + 2048)
+    fails(1, "syscall", PSELECT6, n, put(bits, sets), 0, 0, constant + 2048, 0)
+    # Just room enough, and nothing is looked at behind the process's descriptors.
+    fails(1, "poll", put(asks, half + PAGE - 8), 1, -1)
+    equal(ctypes.string_at(half + PAGE - 2, 2), struct.pack("h", select.POLLIN))
+    words = -(-n // 64) * 8
+    fails(1, "select", n, put(bits[:words], half + PAGE - words), 0, 0, 0)
+    put(bits[:words] + bytes(128 - words), half + PAGE - 128)
+    fails(1, "select", 1 << 20, half + PAGE - 128, 0, 0, 0)
+    ctypes.memset(half, 255, PAGE)
+    put(bits[:words] + bytes(128 - words), half + 256)
+    fails(1, "select", 1 << 20, half + 256, 0, 0, 0)
+    fails(1, "pselect", 1 << 20, half + 256, 0, 0, 0, 0)
+
+    ours, theirs = os.pipe()
+    for kind in (0, select.EPOLLET, select.EPOLLONESHOT):
+        ep = LIBC.epoll_create1(0)
+        for at in bad:
+            fails("EFAULT", "epoll_ctl", ep, 1, fd, at)
+        event = struct.pack("=IQ", select.EPOLLIN | kind, 77)
+        fails(0, "epoll_ctl", ep, 1, fd, put(event))
+        for at in bad:
+            fails("EFAULT", "epoll_ctl", ep, 3, fd, at)
+        for at in (0, *bad, constant):
+            for most in (1, 1000):
+                fails("EFAULT", "epoll_wait", ep, at, most, -1)
+                fails("EFAULT", "epoll_wait", ep, at, most, 0)
+                fails("EFAULT", "epoll_pwait", ep, at, most, -1, 0)
+                fails("EFAULT", "epoll_pwait2", ep, at, most, later, 0)
+                fails("EFAULT", "syscall", EPOLL_WAIT, ep, at, most, 1000)
+                fails("EFAULT", "syscall", EPOLL_PWAIT, ep, at, most, 1000, 0, 8)
+                fails("EFAULT", "syscall", EPOLL_PWAIT2, ep, at, most, 0, 0, 8)
+        for most in (0, -1, (1 << 31) - 1):
+            fails("EINVAL", "epoll_wait", ep, good, most, 0)
+        for at in bad:
+            fails("EFAULT", "epoll_pwait", ep, good, 1, -1, at)
+            fails("EFAULT", "epoll_pwait2", ep, good, 1, at, 0)
+            fails("EFAULT", "epoll_pwait2", ep, good, 1, 0, at)
+        # Whom nobody could be told of is still there, and what there is room for is told.
+        os.write(theirs, b"y")
+        fails(0, "epoll_ctl", ep, 1, ours, put(struct.pack("=IQ", select.EPOLLIN | kind, 78)))
+        fails("EFAULT", "epoll_wait", ep, nothing, 2, -1)
+        fails(1, "epoll_wait", ep, half + PAGE - 16, 2, -1)
+        both, told = {(select.EPOLLIN, 77), (select.EPOLLIN, 78)}, set()
+        told.add(struct.unpack("=IQ", ctypes.string_at(half + PAGE - 16, 12)))
+        while told != both:
+            count = LIBC.epoll_wait(ep, ctypes.c_size_t(good), 2, LIMIT * 500)
+            assert count > 0, f"no event but {told}"
+            told.update(struct.iter_unpack("=IQ", ctypes.string_at(good, 12 * count)))
+        os.read(ours, 1)
+        # The event of what is removed is not read.
+        fails(0, "epoll_ctl", ep, 2, fd, nothing)
+        fails(0, "epoll_ctl", ep, 1, fd, put(event))
+        fails(0, "syscall", EPOLL_CTL, ep, 2, fd, 8)
+        os.close(ep)
+    # Without an event only what can be no program's memory is refused.
+    ep = LIBC.epoll_create1(0)
+    fails(0, "epoll_ctl", ep, 1, fd, put(struct.pack("=IQ", select.EPOLLIN, 1)))
+    for at in bad:
+        fails("EFAULT", "recvmmsg", fd, at, 1, 0, 0)
+        fails("EFAULT", "syscall", RECVMMSG, fd, good, 1, 0, at)
+    equal(exactly(sock, 300), b"0123456789" * 30)
+    for at in (8, nothing, constant):
+        fails(0, "epoll_wait", ep, at, 1, 0)
+    fails("EFAULT", "epoll_wait", ep, -1, 1, 0)
+    mark("arrays")
+    await_mark("more")
+    for at in (8, nothing, constant):
+        fails("EFAULT", "epoll_wait", ep, at, 1, -1)
+    equal(exactly(sock, 1), b"x")
+    looked_at()
+    mark("over")
+
+
 # ---- Java's helper ----------------------------------------------------------------------------
 
 def helper_server(sock):

@@ -18,4 +18,4 @@ macro_rules! options {
     )*};
 }
 
-options! { inq inq_before shutrd helper zerocopy zerocopy_before fault }
+options! { inq inq_before shutrd helper zerocopy zerocopy_before fault arrays }

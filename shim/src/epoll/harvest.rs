@@ -98,6 +98,8 @@ pub(super) struct Harvest {
     pub(super) n: usize,
     pub(super) busy: bool,
     pub(super) blocked: bool,
+    /// There is an event for which the application's array has no memory.
+    pub(super) fault: bool,
     /// `Set::pushes` when this harvest was over: whoever finds it changed before it sleeps looks again,
     /// for what woke it may have been taken by another thread, with the event left for it.
     pub(super) pushes: u32,
@@ -177,6 +179,13 @@ pub(super) fn harvest(
                     told = 0;
                 }
             }
+            // SAFETY: `n < max`, inside the application's array.
+            let at = unsafe { evs.add(h.n) };
+            if told != 0 && !pages::writable(at, size_of::<epoll_event>()) {
+                h.fault = true;
+                push(s, r); // not told
+                break;
+            }
             let keep_flags = reg.flags.load(Relaxed) & !(EDGE_IN | EDGE_OUT | BLOCKED);
             reg.flags.store(
                 keep_flags
@@ -192,9 +201,9 @@ pub(super) fn harvest(
                 h.blocked = true;
             }
             if told != 0 {
-                // SAFETY: `n < max`, the application's array holds `max` events.
+                // SAFETY: the application's, and just proven.
                 unsafe {
-                    evs.add(h.n).write_unaligned(epoll_event {
+                    at.write_unaligned(epoll_event {
                         events: told,
                         u64: reg.data.load(Relaxed),
                     })

@@ -95,7 +95,7 @@ pub unsafe fn wait(
         promote::find_daemon();
     }
     let s = set_at(i);
-    if max <= 0 || evs.is_null() {
+    if max <= 0 || max as usize > i32::MAX as usize / size_of::<epoll_event>() {
         return signals::outside(|| native(evs, max, timeout_ms));
     }
     let max_n = max as usize;
@@ -121,8 +121,8 @@ pub unsafe fn wait(
         if r >= 0 {
             told(s, n, max_n);
         }
-        // SAFETY: the kernel wrote `n` events.
-        let ours = r > 0 && unsafe { strip(evs, &mut n) };
+        // SAFETY: the kernel wrote `n` events. (What it had no memory for may have been ours.)
+        let ours = r > 0 && unsafe { strip(evs, &mut n) } || faulted(s, r);
         if ours && n == 0 && s.inner.load(Relaxed) < 0 {
             // Only the parent's inner set is ready, for the parent: do not turn in a circle.
             let _ = sys::poll_ms(-1, 0, 1);
@@ -149,19 +149,35 @@ fn told(s: &Set, n: usize, max: usize) {
     }
 }
 
-/// What the kernel has ready in the application's set, and in the inner one. Number of events.
+/// Has a wait in the kernel found no memory for its event, which may be that of our inner set?
+fn faulted(s: &Set, r: i32) -> bool {
+    r < 0 && crate::errno() == libc::EFAULT && s.inner.load(Relaxed) >= 0
+}
+
+/// What the kernel has ready in the application's set, and in the inner one. Number of events; `None`: there
+/// is no memory for one.
 ///
 /// # Safety
 /// `evs` is the application's array of `max` events.
-pub(super) unsafe fn look_at_kernel(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> usize {
+unsafe fn look_at_kernel(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Option<usize> {
     s.looked.store(ticks(), Relaxed);
-    let mut n = sys::epoll_poll(s.epfd.load(Relaxed), evs, max as i32).unwrap_or(0);
+    let poll = || sys::epoll_poll(s.epfd.load(Relaxed), evs, max as i32);
+    let mut n = match poll() {
+        Err(libc::EFAULT) => {
+            inner(i, s); // was it that?
+            match poll() {
+                Err(libc::EFAULT) => return None,
+                r => r.unwrap_or(0),
+            }
+        }
+        r => r.unwrap_or(0),
+    };
     told(s, n, max);
     // SAFETY: the kernel wrote `n` events.
     if n > 0 && unsafe { strip(evs, &mut n) } {
         inner(i, s);
     }
-    n
+    Some(n)
 }
 
 /// # Safety
@@ -185,11 +201,13 @@ pub(super) unsafe fn wait_lanes(
         // The kernel first when its turn has come, so that busy lanes starve nobody; then the lanes,
         // once, so that none is listed twice.
         let due = ticks().wrapping_sub(s.looked.load(Relaxed)) > LOOK_US * wait::cycles_per_us();
-        let mut n = if due {
+        let first = match due {
             // SAFETY: the application's array of `max` events.
-            unsafe { look_at_kernel(i, s, evs, max) }
-        } else {
-            0
+            true => unsafe { look_at_kernel(i, s, evs, max) },
+            false => Some(0),
+        };
+        let Some(mut n) = first else {
+            return fault();
         };
         let mut h = Harvest::default();
         let alone = if n > 0 { Some(moves) } else { None };
@@ -199,7 +217,10 @@ pub(super) unsafe fn wait_lanes(
         }
         if n + h.n == 0 && !due {
             // SAFETY: as above; nothing was harvested.
-            n = unsafe { look_at_kernel(i, s, evs, max) };
+            let Some(found) = (unsafe { look_at_kernel(i, s, evs, max) }) else {
+                return fault();
+            };
+            n = found;
             let alone = if n > 0 { Some(moves) } else { None };
             if n < max {
                 // SAFETY: as above.
@@ -209,6 +230,9 @@ pub(super) unsafe fn wait_lanes(
         h.n += n;
         if h.n > 0 {
             return h.n as i32;
+        }
+        if h.fault {
+            return fault();
         }
         let left = match timeout_ms {
             t if t < 0 => -1,
@@ -297,6 +321,9 @@ pub(super) unsafe fn wait_lanes(
         }
         if r < 0 {
             crate::set_errno(e);
+            if faulted(s, r) {
+                continue; // that is found out, and told, above
+            }
             return r;
         }
         let mut n = r as usize;
@@ -322,6 +349,11 @@ pub(super) unsafe fn wait_lanes(
             last = left >= 0 && nap >= left;
         }
     }
+}
+
+fn fault() -> i32 {
+    crate::set_errno(libc::EFAULT);
+    -1
 }
 
 /// Takes the doorbells of muted links out of the inner set's sight, and those of others back in. True:

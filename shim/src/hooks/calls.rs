@@ -44,7 +44,7 @@ macro_rules! calls {
                 SYS_fcntl c3 fd::fcntl [fcntl fcntl64];
                 #[cfg(target_arch = "x86_64")] SYS_poll c3 ready::poll [poll __poll_chk];
                 SYS_ppoll c5 number::ppoll [ppoll __ppoll_chk];
-                #[cfg(target_arch = "x86_64")] SYS_select c5 ready::select [select];
+                #[cfg(target_arch = "x86_64")] SYS_select c5 number::select [select];
                 SYS_pselect6 c6 number::pselect6 [pselect];
                 #[cfg(target_arch = "x86_64")] SYS_epoll_create c1 ready::epoll_create [epoll_create];
                 SYS_epoll_create1 c1 ready::epoll_create1 [epoll_create1];

@@ -169,6 +169,10 @@ pub unsafe extern "C" fn recvmmsg(
         let Some(i) = conn(fd) else {
             return real::recvmmsg(fd, v, n, flags, t);
         };
+        if !t.is_null() && !pages::writable(t, size_of::<timespec>()) {
+            crate::set_errno(libc::EFAULT);
+            return -1;
+        }
         let end = match t.as_ref().map(ns_of) {
             None => None,
             Some(Some(ns)) => Some(sys::now_ns().saturating_add(ns)),
@@ -245,7 +249,13 @@ unsafe fn each(
             break;
         }
         // SAFETY: inside the array.
-        let e = unsafe { &mut *v.add(k) };
+        let at = unsafe { v.add(k) };
+        if !pages::writable(at, size_of::<mmsghdr>()) {
+            crate::set_errno(libc::EFAULT);
+            return if done > 0 { done } else { -1 };
+        }
+        // SAFETY: the application's, and just proven.
+        let e = unsafe { &mut *at };
         let (r, more) = f(&mut e.msg_hdr);
         if r < 0 {
             return if done > 0 { done } else { -1 };

@@ -2,9 +2,9 @@
 //! are in `calls.rs`; here is how words become arguments, and the calls whose raw form differs.
 
 use super::{fd, memory, msg, number, proc, ready, rw, sock, uring, user};
-use crate::{fdops, real, sys};
+use crate::{fdops, pages, real, sys};
 use core::ffi::c_void;
-use libc::{epoll_event, fd_set, iovec, pollfd, sigset_t, timespec};
+use libc::{epoll_event, fd_set, iovec, pollfd, sigset_t, timespec, timeval};
 
 include!("calls.rs");
 
@@ -135,20 +135,54 @@ pub unsafe extern "C" fn pwritev2(
     unsafe { rw::pwritev2(fd, v, n, low, f) }
 }
 
+/// EFAULT, where the C library's function would read what the kernel is to read.
+fn fault() -> i32 {
+    crate::set_errno(libc::EFAULT);
+    -1
+}
+
+/// The C library's `select` reads and writes the time-out itself.
+pub unsafe extern "C" fn select(
+    n: i32,
+    r: *mut fd_set,
+    w: *mut fd_set,
+    x: *mut fd_set,
+    t: *mut timeval,
+) -> i32 {
+    // SAFETY: as the call by name.
+    unsafe {
+        if t.is_null() {
+            return ready::select(n, r, w, x, t);
+        }
+        if !pages::readable_or_null(t) {
+            return fault();
+        }
+        let mut left = t.read_unaligned();
+        let got = ready::select(n, r, w, x, &raw mut left);
+        if pages::writable(t, size_of::<timeval>()) {
+            t.write_unaligned(left);
+        }
+        got
+    }
+}
+
 /// Runs `f` with a copy of a time-out, and leaves there the time that was not waited, as the kernel
 /// does and the C library's functions do not.
 ///
 /// # Safety
 /// `t` is null or the application's time-out.
 unsafe fn what_is_left(t: *mut timespec, f: impl FnOnce(*const timespec) -> i32) -> i32 {
-    // SAFETY: by contract.
+    if !pages::readable_or_null(t) {
+        return fault();
+    }
+    // SAFETY: by contract; proven.
     let Some(whole) = (unsafe { t.as_ref() }).copied() else {
         return f(t);
     };
     let start = sys::now_ns();
     let r = f(&raw const whole);
     let sane = whole.tv_sec >= 0 && (0..1_000_000_000).contains(&whole.tv_nsec);
-    if sane {
+    if sane && pages::writable(t, size_of::<timespec>()) {
         let waited = i128::from(sys::now_ns().saturating_sub(start));
         let all = i128::from(whole.tv_sec) * 1_000_000_000 + i128::from(whole.tv_nsec);
         let left = (all - waited).max(0);
@@ -189,6 +223,9 @@ pub unsafe extern "C" fn pselect6(
     // SAFETY: as the call by name; the last argument points to the mask's address and length
     // (select(2)).
     unsafe {
+        if !pages::readable_or_null(mask) {
+            return fault();
+        }
         let mask = mask.as_ref().copied().unwrap_or([0; 2]);
         if mask[0] != 0 && mask[1] != SET {
             crate::set_errno(libc::EINVAL);

@@ -1,13 +1,16 @@
 //! poll, select and epoll.
 
 use crate::fdtab::{get, Fd};
-use crate::{epoll, fdtab, io, poll as polls, promote, real, signals, table};
+use crate::{epoll, fdtab, io, pages, poll as polls, promote, real, signals, table};
 use core::ptr::null_mut;
 use libc::{epoll_event, fd_set, pollfd, sigset_t, timespec, timeval};
 
 /// Milliseconds of a time-out, -1: for ever. `None`: the kernel refuses it (EINVAL), at once.
 fn ms_of(t: *const timespec) -> Option<i64> {
-    // SAFETY: null, or the application's valid pointer.
+    if !pages::readable_or_null(t) {
+        return None;
+    }
+    // SAFETY: null, or proven.
     match unsafe { t.as_ref() } {
         None => Some(-1),
         Some(t) if t.tv_sec < 0 || !(0..1_000_000_000).contains(&t.tv_nsec) => None,
@@ -36,16 +39,29 @@ fn ts_of(ms: i64) -> timespec {
     }
 }
 
-/// Do any of these descriptors concern us? If not, nothing but the kernel is asked.
-unsafe fn entries<'a>(p: *mut pollfd, n: u64) -> Option<&'a mut [pollfd]> {
-    if p.is_null() || n == 0 || n > 1 << 20 {
-        return None;
+/// What a wait is to us.
+enum Whose<T> {
+    /// Nothing: only the kernel is asked.
+    Kernel,
+    Ours(T),
+    /// Its arrays may not be written. The kernel finds out when it has an answer; here it is asked at once.
+    Constant,
+}
+
+/// Do any of these descriptors concern us?
+unsafe fn entries<'a>(p: *mut pollfd, n: u64) -> Whose<&'a mut [pollfd]> {
+    let bytes = (n as usize).wrapping_mul(size_of::<pollfd>());
+    if n == 0 || n > 1 << 20 || !pages::readable(p, bytes) {
+        return Whose::Kernel;
     }
-    // SAFETY: the application promises `n` entries.
+    // SAFETY: the application's `n` entries, proven.
     let s = unsafe { core::slice::from_raw_parts_mut(p, n as usize) };
-    s.iter()
-        .any(|e| matches!(get(e.fd), Fd::Conn(_) | Fd::Set(_)))
-        .then_some(s)
+    let mut all = s.iter();
+    match all.any(|e| matches!(get(e.fd), Fd::Conn(_) | Fd::Set(_))) {
+        false => Whose::Kernel,
+        true if pages::writable(p, bytes) => Whose::Ours(s),
+        true => Whose::Constant,
+    }
 }
 
 #[no_mangle]
@@ -53,10 +69,11 @@ pub unsafe extern "C" fn poll(p: *mut pollfd, n: u64, t: i32) -> i32 {
     // SAFETY: see the module above (all calls in this file).
     unsafe {
         match entries(p, n) {
-            Some(s) => polls::poll(s, i64::from(t).max(-1), |p, n, ms| {
+            Whose::Ours(s) => polls::poll(s, i64::from(t).max(-1), |p, n, ms| {
                 real::poll(p, n as u64, ms as i32)
             }),
-            None => real::poll(p, n, t),
+            Whose::Kernel => real::poll(p, n, t),
+            Whose::Constant => real::poll(p, n, 0),
         }
     }
 }
@@ -70,11 +87,14 @@ pub unsafe extern "C" fn ppoll(
 ) -> i32 {
     // SAFETY: see above.
     unsafe {
-        let Some(fds) = entries(p, n) else {
-            return real::ppoll(p, n, t, s);
+        let native = || real::ppoll(p, n, t, s);
+        let fds = match entries(p, n) {
+            Whose::Ours(fds) => fds,
+            Whose::Kernel => return native(),
+            Whose::Constant => return real::poll(p, n, 0),
         };
-        let Some(whole) = ms_of(t) else {
-            return real::ppoll(p, n, t, s);
+        let Some(whole) = ms_of(t).filter(|_| pages::readable_or_null(s.cast::<u64>())) else {
+            return native();
         };
         polls::poll(fds, whole, |p, n, ms| {
             if ms == whole {
@@ -121,14 +141,37 @@ pub unsafe extern "C" fn __ppoll_chk(
     }
 }
 
-/// Does a select concern us at all?
-unsafe fn watches(n: i32, sets: [*mut fd_set; 3]) -> bool {
-    (0..n.min(fdtab::high() + 1)).any(|fd| {
+/// Does a select of so many descriptors concern us at all?
+unsafe fn watches(n: i32, sets: [*mut fd_set; 3]) -> Whose<()> {
+    let good = |n: i32, may: fn(*const u64, usize) -> bool| {
+        let bytes = (n as usize).div_ceil(64) * 8; // whole words
+        sets.iter()
+            .all(|s| s.is_null() || may(s.cast_const().cast(), bytes))
+    };
+    let near = n.min(fdtab::high() + 1);
+    if near <= 0 || !good(near, pages::readable) {
+        return Whose::Kernel;
+    }
+    let ours = (0..near).any(|fd| {
         matches!(get(fd), Fd::Conn(_) | Fd::Set(_))
-            // SAFETY: the application's sets, with at least `n` bits.
+            // SAFETY: the application's sets; these bits are proven.
             && sets.iter().any(|s| unsafe { polls::is_set(*s, fd) })
-    })
+    });
+    if !ours {
+        return Whose::Kernel;
+    }
+    match good(n, pages::readable) {
+        false => Whose::Kernel,
+        true if good(n, pages::writable) => Whose::Ours(()),
+        true => Whose::Constant,
+    }
 }
+
+/// For sets that may not be written.
+const NO_TIME: timespec = timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
 
 #[no_mangle]
 pub unsafe extern "C" fn select(
@@ -140,9 +183,12 @@ pub unsafe extern "C" fn select(
 ) -> i32 {
     // SAFETY: see above.
     unsafe {
-        if !watches(n, [r, w, e]) {
-            return real::select(n, r, w, e, t);
-        }
+        let n = polls::reach(n, [r, w, e]);
+        match watches(n, [r, w, e]) {
+            Whose::Ours(()) => {}
+            Whose::Kernel => return real::select(n, r, w, e, t),
+            Whose::Constant => return real::pselect(n, r, w, e, &NO_TIME, null_mut()),
+        };
         let Some(ms) = ms_of_select(t) else {
             return real::select(n, r, w, e, t);
         };
@@ -155,7 +201,7 @@ pub unsafe extern "C" fn select(
         let got = polls::select(n, [r, w, e], ms, native, |p, n, ms| {
             real::poll(p, n as u64, ms as i32)
         });
-        if !was_native.get() && !t.is_null() {
+        if !was_native.get() && !t.is_null() && pages::writable(t, size_of::<timeval>()) {
             // Linux leaves the time that was not slept.
             let spent = (crate::sys::now_ns() - start) as i64 / 1000;
             let left = (ms.saturating_mul(1000) - spent).max(0);
@@ -177,11 +223,14 @@ pub unsafe extern "C" fn pselect(
 ) -> i32 {
     // SAFETY: see above.
     unsafe {
-        if !watches(n, [r, w, e]) {
-            return real::pselect(n, r, w, e, t, s);
-        }
+        let n = polls::reach(n, [r, w, e]);
         let native = || real::pselect(n, r, w, e, t, s);
-        let Some(whole) = ms_of(t) else {
+        match watches(n, [r, w, e]) {
+            Whose::Ours(()) => {}
+            Whose::Kernel => return native(),
+            Whose::Constant => return real::pselect(n, r, w, e, &NO_TIME, null_mut()),
+        };
+        let Some(whole) = ms_of(t).filter(|_| pages::readable_or_null(s.cast::<u64>())) else {
             return native();
         };
         polls::select(n, [r, w, e], whole, native, |p, n, ms| {
@@ -219,13 +268,18 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
     // SAFETY: see above.
     unsafe {
         let native = || real::epoll_ctl(ep, op, fd, ev);
+        // (Of what is removed the kernel reads no event.)
+        let has_event = op != libc::EPOLL_CTL_DEL && !ev.is_null();
+        if has_event && !pages::readable(ev, size_of::<epoll_event>()) {
+            return native(); // it says EFAULT
+        }
         match (get(ep), get(fd)) {
             (Fd::Set(s), Fd::Conn(i)) => {
                 let (c, l) = (table::conn(i), table::local(i));
                 if promote::engaged(c) && !io::still(fd, i, c, l) {
                     return native();
                 }
-                let e = (!ev.is_null()).then(|| ev.read_unaligned());
+                let e = has_event.then(|| ev.read_unaligned());
                 epoll::ctl(s, op, fd, i, e, native)
             }
             (_, Fd::Set(inner)) => {
@@ -266,9 +320,11 @@ pub unsafe extern "C" fn epoll_pwait(
     // SAFETY: see above.
     unsafe {
         match get(ep) {
-            Fd::Set(i) => epoll::wait(i, ev, n, i64::from(t).max(-1), |ev, n, ms| {
-                real::epoll_pwait(ep, ev, n, ms as i32, s)
-            }),
+            Fd::Set(i) if pages::readable_or_null(s.cast::<u64>()) => {
+                epoll::wait(i, ev, n, i64::from(t).max(-1), |ev, n, ms| {
+                    real::epoll_pwait(ep, ev, n, ms as i32, s)
+                })
+            }
             _ => real::epoll_pwait(ep, ev, n, t, s),
         }
     }
@@ -285,7 +341,7 @@ pub unsafe extern "C" fn epoll_pwait2(
     // SAFETY: see above.
     unsafe {
         match get(ep) {
-            Fd::Set(i) => {
+            Fd::Set(i) if pages::readable_or_null(s.cast::<u64>()) => {
                 let Some(whole) = ms_of(t) else {
                     return real::epoll_pwait2(ep, ev, n, t, s);
                 };
