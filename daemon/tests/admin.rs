@@ -132,13 +132,14 @@ fn a_peer_without_a_shim_is_told_apart() {
     let s = accept(&l);
     a.enter(&s, false);
     // Another one, held by a process that has something of the shim's name loaded, but which the
-    // daemon has never heard of.
+    // daemon has never heard of; nor has it of who started it, for that one is gone.
     let lib = tempfile::Builder::new()
         .prefix("libunderpass")
         .tempfile()
         .unwrap();
     std::fs::write(lib.path(), [0; 4096]).unwrap();
-    let script = "import mmap,socket,sys\n\
+    let script = "import mmap,os,socket,sys\n\
+        if os.fork(): os._exit(0)\n\
         f=open(sys.argv[1],'rb'); m=mmap.mmap(f.fileno(),0,prot=mmap.PROT_READ)\n\
         s=socket.create_connection(('127.0.0.1',int(sys.argv[2])))\n\
         sys.stdin.readline()\n";
@@ -151,6 +152,8 @@ fn a_peer_without_a_shim_is_told_apart() {
         .unwrap();
     let c = accept(&l);
     a.enter(&c, false);
+    let pipe = shy.stdin.take();
+    shy.wait().unwrap();
     let rows = d.rows();
     let of = |x: &std::net::TcpStream| {
         let peer = x.peer_addr().unwrap().to_string();
@@ -159,8 +162,7 @@ fn a_peer_without_a_shim_is_told_apart() {
     assert_eq!(of(&s), Reason::PeerNoShim.code());
     // It may belong to another daemon.
     assert_eq!(of(&c), Reason::Unreachable.code());
-    shy.kill().unwrap();
-    shy.wait().unwrap();
+    drop(pipe); // it waits for this
     stranger.kill().unwrap();
     stranger.wait().unwrap();
 }

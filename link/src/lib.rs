@@ -21,6 +21,6 @@ pub mod reason;
 /// Version of the memory layout, of the control messages and of the in-band frames. Parties whose
 /// ranges `[MIN_VERSION, VERSION]` overlap work together; others stay on TCP with
 /// [`reason::Reason::VersionMismatch`].
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Oldest version this build still speaks.
-pub const MIN_VERSION: u16 = 1;
+pub const MIN_VERSION: u16 = 2;

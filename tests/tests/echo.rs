@@ -173,13 +173,13 @@ fn promoted_in_use_epoll() -> Result<()> {
 #[test]
 fn tiny_rings() -> Result<()> {
     let d = Daemon::with(&["--ring-log2", "12", "--ring-max-log2", "12"])?;
-    promoted(&d, "threads", "127.0.0.1", &d.eager(), [3, 300], 2)
+    promoted(&d, "threads", "127.0.0.1", &d.eager(), [3, 1200], 2)
 }
 
 #[test]
 fn tiny_rings_epoll() -> Result<()> {
     let d = Daemon::with(&["--ring-log2", "12", "--ring-max-log2", "12"])?;
-    promoted(&d, "epoll", "127.0.0.1", &d.eager(), [3, 300], 2)
+    promoted(&d, "epoll", "127.0.0.1", &d.eager(), [3, 1200], 2)
 }
 
 /// Many connections on one link.

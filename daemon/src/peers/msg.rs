@@ -12,8 +12,8 @@ use std::net::SocketAddr;
 /// Longest message, without its length.
 pub const MAX: usize = 64 << 10;
 /// Version that this daemon speaks, and the oldest that it still understands.
-pub const VERSION: u32 = 2;
-pub const MIN_VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
+pub const MIN_VERSION: u32 = 3;
 
 /// Proof of knowing both initial sequence numbers of a connection, for one channel and direction;
 /// see `digest`.
