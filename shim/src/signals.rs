@@ -214,10 +214,18 @@ unsafe extern "C" fn trampoline(sig: i32, info: *mut siginfo_t, context: *mut c_
     // SAFETY: the kernel's arguments, passed on.
     let handler = unsafe { prepare(sig, info, context) };
     if handler > 1 {
+        let t = thread();
+        let (cut, wake, wake_cut_only) = (t.cut.get(), t.wake.get(), t.wake_cut_only.get());
+        // Handlers that interrupt this one decide nothing about the call that it has interrupted...
+        t.wake.set(-1);
         // SAFETY: the application's handler; one that takes fewer arguments ignores the others.
         let f: Handler = unsafe { core::mem::transmute(handler) };
         // SAFETY: as above.
         unsafe { f(sig, info, context) }
+        // ... and those that come between it and that call's sleep do, whatever hooks it has called.
+        t.cut.set(cut);
+        t.wake_cut_only.set(wake_cut_only);
+        t.wake.set(wake);
     }
 }
 

@@ -61,10 +61,26 @@ static void nap(int ms) {
     while (nanosleep(&t, &t)) {}
 }
 
+static atomic_int calling; /* 0: not yet, 1: in its call, 2: it is over */
+
+/* Until the sleeper sleeps in its call, or it is over. */
+static void asleep(void) {
+    char path[64], stat[256] = {0};
+    while (!atomic_load(&calling)) nap(1);
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)getpid());
+    do {
+        nap(1);
+        FILE *f = fopen(path, "r");
+        NEED(f && fgets(stat, sizeof stat, f));
+        fclose(f);
+    } while (!strstr(stat, ") S ") && atomic_load(&calling) == 1);
+}
+
 static void *act(void *arg) {
     struct plan *p = arg;
     for (int k = 0; k < p->n; k++) {
         nap(p->ms);
+        asleep();
         pthread_kill(sleeper, p->sig);
     }
     char x[4096] = {0};
@@ -82,11 +98,13 @@ static long during(struct plan p, long (*call)(void)) {
     sigemptyset(&s);
     sigaddset(&s, SIGUSR1), sigaddset(&s, SIGUSR2), sigaddset(&s, SIGALRM);
     pthread_sigmask(SIG_BLOCK, &s, 0);
+    atomic_store(&ran, 0), atomic_store(&calling, 0);
     pthread_create(&t, 0, act, &p);
     pthread_sigmask(SIG_UNBLOCK, &s, 0);
-    atomic_store(&ran, 0);
+    atomic_store(&calling, 1);
     long r = call();
     int e = errno;
+    atomic_store(&calling, 2);
     pthread_join(t, 0);
     errno = e;
     return r;
@@ -152,6 +170,34 @@ static void restarts(void) {
     NEED(during((struct plan){SIGUSR1, 1, 30, 0}, do_recv) == -1 && errno == EINTR);
     NEED(!siginterrupt(SIGUSR1, 0));
     NEED(during((struct plan){SIGUSR1, 2, 30, 3}, do_recv) == 3);
+}
+
+static void raises(int sig) {
+    (void)sig;
+    raise(SIGUSR2);
+}
+
+static void raises_and_sends(int sig) {
+    int e = errno;
+    char x;
+    raises(sig);
+    NEED(send(a, "x", 1, 0) == 1 && recv(b, &x, 1, 0) == 1);
+    errno = e;
+}
+
+/* A signal that comes while the handler of another runs: the first one's handler has decided. */
+static void nested(void) {
+    void (*first[])(int) = {raises, raises_and_sends};
+    for (int k = 0; k < 2; k++) {
+        hook(SIGUSR1, first[k], SA_RESTART);
+        hook(SIGUSR2, count, 0);
+        NEED(during((struct plan){SIGUSR1, 2, 30, 7}, do_recv) == 7);
+        NEED(atomic_load(&ran) == 2);
+        hook(SIGUSR1, first[k], 0);
+        hook(SIGUSR2, count, SA_RESTART);
+        NEED(during((struct plan){SIGUSR1, 1, 30, 0}, do_recv) == -1 && errno == EINTR);
+        NEED(during((struct plan){SIGUSR1, 1, 30, 0}, do_poll) == -1 && errno == EINTR);
+    }
 }
 
 /* A part that is there is told after any handler. */
@@ -325,6 +371,7 @@ int main(void) {
     warm();
     NEED(during((struct plan){SIGUSR2, 1, 30, 0}, do_recv) == -1 && errno == EINTR);
     restarts();
+    nested();
     parts();
     timed();
     waits();
