@@ -21,8 +21,15 @@ def socketpair(family=None, type=socket.SOCK_STREAM, proto=0):
         if _listener is None or _listener[0] != os.getpid():
             _listener = os.getpid(), socket.create_server(("127.0.0.1", 0), backlog=1)
         a = socket.create_connection(_listener[1].getsockname())
-        b, _ = _listener[1].accept()
-    return a, b
+        try:
+            while True:
+                b, peer = _listener[1].accept()
+                if peer == a.getsockname():
+                    return a, b
+                b.close()  # of a pair that had no descriptor left for its second end
+        except OSError:
+            a.close()
+            raise
 
 
 socket.socketpair = socketpair
