@@ -54,13 +54,13 @@ fn concerned(fds: &[pollfd]) -> bool {
 }
 
 /// `poll` with a time-out in milliseconds (-1: for ever). `native(fds, n, ms)` is the application's
-/// own call; it blocks and is a cancellation point.
+/// own call; it blocks and is a cancellation point. `masked`: with a signal mask of its own.
 ///
 /// # Safety
 /// `fds` is the application's array.
 pub unsafe fn poll(
     fds: &mut [pollfd],
-    timeout_ms: i64,
+    (timeout_ms, masked): (i64, bool),
     native: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
     let _inside = signals::enter();
@@ -73,7 +73,7 @@ pub unsafe fn poll(
         }
     }
     // SAFETY: passed on.
-    unsafe { poll_lanes(fds, timeout_ms, native) }
+    unsafe { poll_lanes(fds, (timeout_ms, masked), native) }
 }
 
 /// Runs a native wait during which none of the connections watched for data may switch. `None`:
@@ -90,7 +90,7 @@ fn natively(fds: &mut [pollfd], native: impl FnOnce(&mut [pollfd]) -> i32) -> Op
 /// As [`poll`].
 unsafe fn poll_lanes(
     fds: &mut [pollfd],
-    timeout_ms: i64,
+    time: (i64, bool),
     native: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
     let n = fds.len();
@@ -118,7 +118,7 @@ unsafe fn poll_lanes(
             }
         }
     };
-    let r = run(fds, tmp, timeout_ms, native);
+    let r = run(fds, tmp, time, native);
     if let Some((p, bytes)) = mapped {
         sys::unmap(p, bytes);
     }
@@ -128,7 +128,7 @@ unsafe fn poll_lanes(
 fn run(
     fds: &mut [pollfd],
     tmp: &mut [pollfd],
-    timeout_ms: i64,
+    (timeout_ms, masked): (i64, bool),
     native: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
     let start = sys::now_ns();
@@ -141,6 +141,10 @@ fn run(
             t if t < 0 => -1,
             t => (t - (sys::now_ns().saturating_sub(start) / 1_000_000) as i64).max(0),
         };
+        if count == 0 && timeout_ms == 0 && masked {
+            // Handlers run whose signals only this call lets through.
+            return signals::outside(|| native(tmp.as_mut_ptr(), 0, 0)).min(0);
+        }
         if count > 0 || left == 0 || last {
             return count;
         }
@@ -319,7 +323,7 @@ fn spin(fds: &[pollfd], tmp: &mut [pollfd]) -> bool {
 pub unsafe fn select(
     nfds: i32,
     sets: [*mut libc::fd_set; 3],
-    timeout_ms: i64,
+    time: (i64, bool),
     native: impl Fn() -> i32,
     sleep: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
@@ -360,7 +364,7 @@ pub unsafe fn select(
     };
     let r = signals::or_undo(&undo, || {
         // SAFETY: passed on.
-        unsafe { select_in(fds, nfds, sets, timeout_ms, native, sleep) }
+        unsafe { select_in(fds, nfds, sets, time, native, sleep) }
     });
     crate::io::quietly(undo);
     r
@@ -376,7 +380,7 @@ unsafe fn select_in(
     fds: &mut [pollfd],
     nfds: i32,
     sets: [*mut libc::fd_set; 3],
-    timeout_ms: i64,
+    time: (i64, bool),
     native: impl Fn() -> i32,
     sleep: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
@@ -400,7 +404,7 @@ unsafe fn select_in(
         }
     }
     // SAFETY: our own array.
-    let r = unsafe { poll_lanes(fds, timeout_ms, sleep) };
+    let r = unsafe { poll_lanes(fds, time, sleep) };
     if r < 0 {
         return r;
     }

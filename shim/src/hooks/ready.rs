@@ -69,7 +69,7 @@ pub unsafe extern "C" fn poll(p: *mut pollfd, n: u64, t: i32) -> i32 {
     // SAFETY: see the module above (all calls in this file).
     unsafe {
         match entries(p, n) {
-            Whose::Ours(s) => polls::poll(s, i64::from(t).max(-1), |p, n, ms| {
+            Whose::Ours(s) => polls::poll(s, (i64::from(t).max(-1), false), |p, n, ms| {
                 real::poll(p, n as u64, ms as i32)
             }),
             Whose::Kernel => real::poll(p, n, t),
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn ppoll(
         let Some(whole) = ms_of(t).filter(|_| pages::readable_or_null(s.cast::<u64>())) else {
             return native();
         };
-        polls::poll(fds, whole, |p, n, ms| {
+        polls::poll(fds, (whole, !s.is_null()), |p, n, ms| {
             if ms == whole {
                 real::ppoll(p, n as u64, t, s)
             } else {
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn select(
             was_native.set(true);
             real::select(n, r, w, e, t)
         };
-        let got = polls::select(n, [r, w, e], ms, native, |p, n, ms| {
+        let got = polls::select(n, [r, w, e], (ms, false), native, |p, n, ms| {
             real::poll(p, n as u64, ms as i32)
         });
         if !was_native.get() && !t.is_null() && pages::writable(t, size_of::<timeval>()) {
@@ -233,7 +233,7 @@ pub unsafe extern "C" fn pselect(
         let Some(whole) = ms_of(t).filter(|_| pages::readable_or_null(s.cast::<u64>())) else {
             return native();
         };
-        polls::select(n, [r, w, e], whole, native, |p, n, ms| {
+        polls::select(n, [r, w, e], (whole, !s.is_null()), native, |p, n, ms| {
             let ts = ts_of(ms);
             real::ppoll(p, n as u64, if ms < 0 { core::ptr::null() } else { &ts }, s)
         })
