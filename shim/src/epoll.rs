@@ -9,13 +9,18 @@
 //! Lock order: a set's lock may be taken while the locks of a connection are held, never the other
 //! way round: under the set's lock those are only tried.
 
+mod ctl;
 mod harvest;
 mod members;
 mod regs;
 mod sleep;
 
+pub use ctl::ctl;
 pub use harvest::state;
-pub use members::{activate, deactivate, forget, kick_if_waiting, lost, stir, tell_error, unbind};
+pub use members::{
+    activate, copy_closed, deactivate, disowned, forget, kick_if_waiting, lost, stir, tell_error,
+    unbind,
+};
 pub use sleep::wait;
 
 use crate::links::{self, Link, Sock, SETS};
@@ -57,6 +62,7 @@ const DISABLED: u32 = 16; // one-shot, reported
 const BLOCKED: u32 = 32; // waits for ring space
 const FRESH: u32 = 128; // the inner set has yet to say what any new member says first
 const PARKED: u32 = 64; // removed by the application; kept, for many remove and add in turn
+const ABSENT: u32 = 256; // one-shot, reported, and since then taken from the lane: in no set of the kernel's
 
 /// In `Set::asleep`: the set has lanes, and each of its links counts each thread asleep in it.
 const HEARS: u32 = 1 << 31;
@@ -65,7 +71,10 @@ struct Set {
     used: AtomicU32,
     lock: AtomicU32,
     refs: AtomicU32,
+    /// A number of it; once it has been duplicated, and when it is closed under its waiters, one of ours.
     epfd: AtomicI32,
+    /// Not 0: the application has closed it, and threads are inside a wait on it: the last of them ends it.
+    ending: AtomicU32,
     inner: AtomicI32,
     kick: AtomicI32,
     /// In a forked child: those of the parent's, plus 1 (0: none).
@@ -87,6 +96,8 @@ struct Set {
     /// Counts the times that the kernel told the application all it had: see `Reg::armed_at`.
     told: AtomicU32,
     looked: AtomicU64,
+    /// Not 0: the kernel's events have filled a wait, and it is the lanes' turn.
+    filled: AtomicU32,
     spin: AtomicI32,
     head: AtomicU32,
     tail: AtomicU32,
@@ -164,7 +175,7 @@ pub fn created(fd: i32) {
             }
             for a in [
                 &s.lanes, &s.barred, &s.stirred, &s.head, &s.tail, &s.queued, &s.lock, &s.high,
-                &s.moves, &s.tcp,
+                &s.moves, &s.tcp, &s.ending, &s.filled,
             ] {
                 a.store(0, Relaxed);
             }
@@ -183,14 +194,57 @@ pub fn created(fd: i32) {
     }
 }
 
+/// The set has another descriptor. From now on we use one of our own: whichever of them is closed first, its
+/// number may be another set's.
 pub fn duplicated(i: u32) {
-    set_at(i).refs.fetch_add(1, Relaxed);
+    let s = set_at(i);
+    s.refs.fetch_add(1, Relaxed);
+    if let Some(_g) = lock::lock(&s.lock) {
+        take_copy(s);
+    }
 }
 
-/// A descriptor of the set was closed.
+/// False: there is no descriptor for it. Set lock held.
+fn take_copy(s: &Set) -> bool {
+    let fd = s.epfd.load(Relaxed);
+    if fdtab::get(fd) != fdtab::Fd::Ours {
+        let Some(copy) = fdtab::hidden_copy(fd) else {
+            return false;
+        };
+        s.epfd.store(copy, Relaxed);
+    }
+    true
+}
+
+/// A descriptor of the set is about to be closed. Threads that wait in it keep it, as in the kernel.
 pub fn closed(i: u32) {
     let s = set_at(i);
     if s.refs.fetch_sub(1, AcqRel) != 1 {
+        return;
+    }
+    let waited = match lock::lock(&s.lock) {
+        Some(_g) => s.waiters.load(SeqCst) > 0 && take_copy(s),
+        None => false,
+    };
+    // SYNC ending: it is to be ended by the last waiter, then we look whether there is one; a waiter
+    // leaves, then looks whether it is to end the set.
+    s.ending.store(1, SeqCst);
+    if !waited || s.waiters.load(SeqCst) == 0 {
+        ended(i, s);
+    }
+}
+
+/// A thread is inside a wait on the set no more.
+fn wait_over(i: u32, s: &Set) {
+    if s.waiters.fetch_sub(1, SeqCst) == 1 && s.ending.load(SeqCst) != 0 {
+        ended(i, s); // SYNC ending
+    }
+}
+
+/// Nobody has or uses the set any more. (Of two who find that, one is here.)
+#[cold]
+fn ended(i: u32, s: &Set) {
+    if s.ending.swap(0, SeqCst) == 0 {
         return;
     }
     if let Some(_g) = lock::lock(&s.lock) {
@@ -211,9 +265,17 @@ pub fn closed(i: u32) {
             fdtab::close_ours(f.swap(-1, Relaxed));
         }
         close_theirs(s);
+        close_copy(s);
         s.lanes.store(0, Relaxed);
     }
     s.used.store(0, Release);
+}
+
+fn close_copy(s: &Set) {
+    let fd = s.epfd.load(Relaxed);
+    if fdtab::get(fd) == fdtab::Fd::Ours {
+        fdtab::close_ours(fd);
+    }
 }
 
 /// In a forked child: our copies of the parent's descriptors go.
@@ -251,6 +313,10 @@ pub fn after_fork() {
                 }
             }
             s.barred.store(1, Relaxed); // shared across fork: its sockets stay on TCP here
+            if s.ending.swap(0, Relaxed) != 0 {
+                close_copy(s);
+                s.used.store(0, Relaxed);
+            }
             for k in 0..LINKS {
                 s.links[k].store(0, Relaxed);
                 s.groups[k].store(0, Relaxed);
@@ -263,8 +329,12 @@ pub fn after_fork() {
 /// The set is polled or nested: its sockets stay on, or go back to, TCP.
 pub fn nest(i: u32) {
     let s = set_at(i);
-    if s.barred.swap(1, Relaxed) != 0 {
+    if s.barred.load(Relaxed) != 0 {
         return;
+    }
+    // Under the lock: whoever attaches a lane says so, then comes for the lock (`activate`) and does not find this.
+    if let Some(_g) = lock::lock(&s.lock) {
+        s.barred.store(1, Relaxed);
     }
     let inner = s.inner.load(Relaxed);
     if inner >= 0 {
@@ -280,6 +350,9 @@ pub fn nest(i: u32) {
             );
         }
     });
+    if let Some(_g) = lock::lock(&s.lock) {
+        retire(s);
+    }
 }
 
 /// Is the connection watched in a way that a lane cannot serve?
@@ -290,96 +363,6 @@ pub fn unservable(i: u32) -> bool {
             set_at(set).barred.load(Relaxed) != 0 || reg_at(r).mask.load(Relaxed) & EXCLUSIVE != 0;
     });
     any
-}
-
-/// `epoll_ctl` on a connection. `native` makes the application's own call.
-pub fn ctl(
-    set: u32,
-    op: i32,
-    fd: i32,
-    conn: u32,
-    ev: Option<epoll_event>,
-    native: impl Fn() -> i32,
-) -> i32 {
-    let s = set_at(set);
-    let Some(r) = regs::find(conn, set, fd) else {
-        let n = native();
-        if let (0, libc::EPOLL_CTL_ADD, Some(ev)) = (n, op, ev) {
-            io::quietly(|| add(set, fd, conn, ev));
-        }
-        return n;
-    };
-    let reg = reg_at(r);
-    let Some(g) = lock::lock(&s.lock) else {
-        return native();
-    };
-    if !is_of(r, set, conn) {
-        drop(g); // it has ended meanwhile
-        return ctl(set, op, fd, conn, ev, native);
-    }
-    let flags = reg.flags.load(Relaxed);
-    let answer = |errno: i32| {
-        crate::set_errno(errno);
-        -1
-    };
-    match (op, ev) {
-        // What is active is answered here: programs toggle EPOLLOUT on every request.
-        (libc::EPOLL_CTL_ADD, Some(_)) if flags & (ACTIVE | PARKED) == ACTIVE => {
-            answer(libc::EEXIST)
-        }
-        (libc::EPOLL_CTL_ADD, Some(ev)) if flags & PARKED != 0 => {
-            rearm(s, r, ev);
-            0
-        }
-        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _) if flags & PARKED != 0 => {
-            answer(libc::ENOENT)
-        }
-        (libc::EPOLL_CTL_MOD, Some(ev)) if flags & ACTIVE != 0 => {
-            rearm(s, r, ev);
-            0
-        }
-        (libc::EPOLL_CTL_MOD, Some(ev)) => {
-            let n = native();
-            if n == 0 {
-                reg.mask.store(ev.events, Relaxed);
-                reg.data.store(ev.u64, Relaxed);
-                arm(s, reg, conn, fd);
-                drop(g);
-                io::quietly(|| armed(set, conn, r));
-            }
-            n
-        }
-        (libc::EPOLL_CTL_DEL, _) if flags & ACTIVE != 0 => {
-            reg.flags.fetch_or(PARKED, Relaxed);
-            reg.mask.store(0, Relaxed);
-            0
-        }
-        (libc::EPOLL_CTL_DEL, _) => {
-            let n = native();
-            if n == 0 {
-                // Still under the lock: another thread that has found it is about to make it active.
-                io::quietly(|| regs::end(r, conn));
-            }
-            n
-        }
-        _ => native(),
-    }
-}
-
-/// A new mask for an active registration: everything counts as news again. Set lock held.
-fn rearm(s: &Set, r: u32, ev: epoll_event) {
-    let reg = reg_at(r);
-    reg.mask.store(ev.events, Relaxed);
-    reg.data.store(ev.u64, Relaxed);
-    reg.flags.fetch_and(!(DISABLED | PARKED), Relaxed);
-    reg.flags.fetch_or(EDGE_IN | EDGE_OUT, Relaxed);
-    if let Some(conn) = reg.conn.load(Relaxed).checked_sub(1) {
-        io::short::watched(table::local(conn), reg.fd.load(Relaxed), ev.events);
-    }
-    push(s, r);
-    if s.waiters.load(SeqCst) > 0 {
-        sys::poke(s.kick.load(Relaxed)); // another thread sleeps on what may be ready already
-    }
 }
 
 /// A non-blocking sender found no space: its sets report when there is some, and see to it that a
@@ -410,71 +393,4 @@ fn note(conn: u32, events: u32, news: u32) {
             }
         }
     });
-}
-
-/// Notes from when on the kernel's answers are about this registration. Waits that are under way may
-/// still bring one from before. A socket that has no space yet will have news when it gets some.
-fn arm(s: &Set, reg: &Reg, conn: u32, fd: i32) {
-    let pending = s.waiters.load(SeqCst);
-    reg.armed_at
-        .store(s.told.load(SeqCst).wrapping_add(pending), Relaxed);
-    io::short::watched(table::local(conn), fd, reg.mask.load(Relaxed));
-    if reg.mask.load(Relaxed) & ET == 0 {
-        return;
-    }
-    let c = table::conn(conn);
-    let unborn = c.state.load(Relaxed) != state::OPEN;
-    if unborn || sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT == 0 {
-        table::local(conn).starved.store(1, Relaxed);
-    }
-}
-
-/// The application has just armed a registration: it may move to the inner set.
-fn armed(set: u32, conn: u32, r: u32) {
-    let c = table::conn(conn);
-    promote::expected(conn, reg_at(r).fd.load(Relaxed), c);
-    let flags = c.flags.load(Relaxed) & (flag::LANE | flag::BARRED | flag::HELD);
-    // (An error that a call of ours has taken is told from the inner set; the kernel has it no more.)
-    if flags == flag::LANE || flags & flag::LANE != 0 && c.has_error() {
-        if c.owner_pid.load(Relaxed) != table::pid() {
-            // Inherited: in a set of ours the link's doorbell would be heard by us, and no more by its
-            // owner. What comes after the way down is told by the kernel.
-            if promote::engaged(c) {
-                promote::take_down(conn);
-            }
-        } else if let Some((link, _)) = promote::lane(c, table::local(conn)) {
-            activate_one(set, conn, r, link);
-        }
-    }
-}
-
-fn add(set: u32, fd: i32, conn: u32, ev: epoll_event) {
-    let Some(r) = regs::alloc() else {
-        return table::bar(table::conn(conn), link::reason::Reason::EpollShared);
-    };
-    let (s, reg) = (set_at(set), reg_at(r));
-    if let Some(_g) = lock::lock(&s.lock) {
-        reg.fd.store(fd, Relaxed);
-        reg.mask.store(ev.events, Relaxed);
-        reg.data.store(ev.u64, Relaxed);
-        reg.flags.store(0, Relaxed);
-        reg.tcp.store(0, Relaxed);
-        arm(s, reg, conn, fd);
-        regs::begin(r, set, conn);
-    }
-    table::conn(conn).flags.fetch_or(flag::WATCHED, Relaxed);
-    s.tcp.store(1, Relaxed);
-    if s.waiters.load(SeqCst) > 0 {
-        hear(s);
-    }
-    let c = table::conn(conn);
-    promote::expected(conn, fd, c);
-    if c.flags.load(Relaxed) & flag::LANE != 0 {
-        if unservable(conn) {
-            io::leave(conn, fd, link::reason::Reason::EpollShared);
-        } else {
-            armed(set, conn, r);
-            promote::watched(conn, c);
-        }
-    }
 }

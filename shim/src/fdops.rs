@@ -159,8 +159,12 @@ fn release(fd: i32, i: u32, sock: i32) {
     fdtab::set(fd, Fd::Other);
     let l = table::local(i);
     if l.refs.fetch_sub(1, SeqCst) == 1 {
-        last_close(sock, i);
-    } else if l.fd.load(Relaxed) == fd || sock < 0 {
+        return last_close(sock, i);
+    }
+    if sock >= 0 {
+        epoll::copy_closed(i, sock);
+    }
+    if l.fd.load(Relaxed) == fd || sock < 0 {
         // Another descriptor stands for the connection now.
         if let Some(f) = (0..=fdtab::high()).find(|f| fdtab::conn(*f) == Some(i)) {
             moved(i, f);
@@ -524,8 +528,7 @@ pub fn disown(fd: i32) {
             let l = table::local(i);
             if l.refs.fetch_sub(1, AcqRel) == 1 {
                 let inherited = family::closing(l);
-                epoll::deactivate(i);
-                epoll::forget(i, false);
+                epoll::disowned(i);
                 promote::end_lane(i);
                 table::remove_holder(table::conn(i), table::pid());
                 if table::holders(table::conn(i)) == 0 {

@@ -14,5 +14,15 @@ macro_rules! ready {
 }
 
 ready! {
+    a_copy_is_closed "copy-closed", 80;
+    a_watched_copy_is_closed "copy-watched", 80;
+    a_set_moves "set-moves", 40;
+    adding_and_changing "ctl-race", 2;
+    one_shot_in_two_threads "once", 2;
+    one_shot_is_spent "spent", 16;
+    a_set_is_nested "nested", 2;
+    turns_with_the_kernel "turns", 2;
     masks "masks", 2;
+    a_set_is_closed_under_its_waiter "closed-set", 20;
+    refusals "refusals", 2;
 }

@@ -61,17 +61,27 @@ pub fn activate(conn: u32, link: &Link) -> bool {
 
 pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     let s = set_at(set);
-    let reg = reg_at(r);
     let Some(_g) = lock::lock(&s.lock) else {
         return false;
     };
     if !is_of(r, set, conn) {
         return true; // it has ended meanwhile
     }
+    activate_held(s, set, conn, r, link)
+}
+
+/// The same of one that has not ended. Set lock held.
+pub(super) fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool {
+    let reg = reg_at(r);
     // So was the link: the lane may have been given back, and `deactivate` been here before us.
     let now = table::local(conn).link.load(Acquire);
     if reg.flags.load(Relaxed) & ACTIVE != 0 || !core::ptr::eq(now, link) {
         return true;
+    }
+    // What watches the set from outside, or is to wake one of several sets, asks the kernel: what is not
+    // there already stays there.
+    if s.barred.load(Relaxed) != 0 || reg.mask.load(Relaxed) & EXCLUSIVE != 0 {
+        return false;
     }
     let Some(k) = bind(s, set, link) else {
         s.barred.store(1, Relaxed); // too many links, or no descriptors: what is there stays
@@ -82,16 +92,7 @@ pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
         s.inner.load(Relaxed),
         reg.fd.load(Relaxed),
     );
-    let events = IN | OUT | RDHUP | libc::EPOLLPRI as u32 | ET;
-    if sys::epoll_ctl(
-        inner,
-        libc::EPOLL_CTL_ADD,
-        fd,
-        events,
-        TAG_REG | u64::from(r),
-    )
-    .is_err()
-    {
+    if watch_tcp(inner, fd, r).is_err() {
         return false;
     }
     let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, 0, 0);
@@ -259,6 +260,16 @@ pub(super) fn detach(s: &Set, r: u32) {
     reg.flags.store(0, Relaxed);
     if s.lanes.fetch_sub(1, SeqCst) == 1 {
         sleep::deafen(s);
+        retire(s);
+    }
+}
+
+/// A set that is watched from outside, and has no lanes any more, says what the kernel says: no doorbell shall
+/// make it look ready. Set lock held.
+pub(super) fn retire(s: &Set) {
+    let inner = s.inner.load(Relaxed);
+    if s.barred.load(Relaxed) != 0 && s.lanes.load(SeqCst) == 0 && inner >= 0 {
+        let _ = sys::epoll_ctl(s.epfd.load(Relaxed), libc::EPOLL_CTL_DEL, inner, 0, 0);
     }
 }
 
@@ -290,18 +301,35 @@ pub fn deactivate(conn: u32) {
         if flags & PARKED != 0 {
             return regs::end(r, conn);
         }
-        let mask = if flags & DISABLED != 0 {
-            ONESHOT
-        } else {
-            reg.mask.load(Relaxed)
-        };
-        let fd = reg.fd.load(Relaxed);
+        if flags & DISABLED != 0 {
+            // The kernel would tell of a reset even if it is asked for nothing.
+            return reg.flags.store(ABSENT, Relaxed);
+        }
+        let (fd, mask) = (reg.fd.load(Relaxed), reg.mask.load(Relaxed));
         give_back(s.epfd.load(Relaxed), fd, mask, reg.data.load(Relaxed));
     });
 }
 
+/// The connection's registrations are the kernel's alone from now on.
+pub fn disowned(conn: u32) {
+    deactivate(conn);
+    regs::each(conn, |r, set| {
+        let (s, reg) = (set_at(set), reg_at(r));
+        let Some(_g) = lock::lock(&s.lock) else {
+            return;
+        };
+        if is_of(r, set, conn) && reg.flags.load(Relaxed) & ABSENT != 0 {
+            // (The nearest that there is to one that was told of.)
+            let (epfd, fd) = (s.epfd.load(Relaxed), reg.fd.load(Relaxed));
+            give_back(epfd, fd, ONESHOT, reg.data.load(Relaxed));
+            reg.flags.store(0, Relaxed);
+        }
+    });
+    forget(conn, false);
+}
+
 /// Takes an active registration out of the inner set, and out of ours. Set lock held.
-fn withdraw(s: &Set, r: u32) {
+pub(super) fn withdraw(s: &Set, r: u32) {
     let (inner, fd) = (s.inner.load(Relaxed), reg_at(r).fd.load(Relaxed));
     let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, fd, 0, 0);
     detach(s, r);
@@ -326,6 +354,49 @@ pub fn forget(conn: u32, alone: bool) {
         }
         regs::end(r, conn);
     });
+}
+
+/// One of a connection's descriptors is about to be closed, and others stay. As in the kernel, a registration
+/// by that number stays as well (epoll(7)); the number may be another connection's the next moment, so that one
+/// that is active goes on under a number of ours, and none is told by it to the kernel any more.
+pub fn copy_closed(conn: u32, fd: i32) {
+    regs::each(conn, |r, set| {
+        let (s, reg) = (set_at(set), reg_at(r));
+        if reg.fd.load(Relaxed) != fd {
+            return;
+        }
+        let Some(_g) = lock::lock(&s.lock) else {
+            return;
+        };
+        let flags = reg.flags.load(Relaxed);
+        if !is_of(r, set, conn) || reg.fd.load(Relaxed) != fd {
+            return;
+        }
+        if flags & (PARKED | ABSENT) != 0 {
+            if flags & ACTIVE != 0 {
+                withdraw(s, r);
+            }
+            return regs::end(r, conn);
+        }
+        let copy = match flags & ACTIVE != 0 {
+            true => fdtab::hidden_copy(fd),
+            false => None, // it is in the kernel's set, and stays there: no lane for this connection
+        };
+        if let Some(copy) = copy {
+            let inner = s.inner.load(Relaxed);
+            let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, fd, 0, 0);
+            reg.flags.fetch_or(FRESH, Relaxed);
+            let _ = watch_tcp(inner, copy, r);
+        }
+        reg.fd.store(copy.unwrap_or(-1), Relaxed);
+    });
+}
+
+/// Enters a connection's descriptor in the inner set.
+fn watch_tcp(inner: i32, fd: i32, r: u32) -> Result<(), i32> {
+    let events = IN | OUT | RDHUP | PRI | ET;
+    let data = TAG_REG | u64::from(r);
+    sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, fd, events, data)
 }
 
 /// A number is the connection no more: what has it now must not be taken out of any set.

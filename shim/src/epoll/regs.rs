@@ -71,6 +71,10 @@ pub fn alloc() -> Option<u32> {
 }
 
 fn free(r: u32) {
+    let fd = reg_at(r).fd.swap(-1, Relaxed);
+    if fdtab::get(fd) == fdtab::Fd::Ours {
+        fdtab::close_ours(fd); // see `copy_closed`
+    }
     if let Some(_g) = lock::lock(&REG_LOCK) {
         let reg = reg_at(r);
         reg.conn.store(0, Relaxed);

@@ -75,17 +75,17 @@ pub(super) unsafe fn strip(evs: *mut epoll_event, n: &mut usize) -> bool {
     false
 }
 
-/// `epoll_wait` and its relatives. `native(evs, max, ms)` is the application's own call with
+/// `epoll_wait` and its relatives. `native(ep, evs, max, ms)` is the application's own call with
 /// another time-out; it blocks and is a cancellation point.
 ///
 /// # Safety
 /// `evs` is the application's array of `max` events.
 pub unsafe fn wait(
-    i: u32,
+    (i, ep): (u32, i32),
     evs: *mut epoll_event,
     max: i32,
     timeout_ms: i64,
-    native: impl Fn(*mut epoll_event, i32, i64) -> i32,
+    native: impl Fn(i32, *mut epoll_event, i32, i64) -> i32,
 ) -> i32 {
     let _inside = signals::enter();
     if control::pending() {
@@ -96,7 +96,7 @@ pub unsafe fn wait(
     }
     let s = set_at(i);
     if max <= 0 || max as usize > i32::MAX as usize / size_of::<epoll_event>() {
-        return signals::outside(|| native(evs, max, timeout_ms));
+        return signals::outside(|| native(ep, evs, max, timeout_ms));
     }
     let max_n = max as usize;
     let start = sys::now_ns();
@@ -111,9 +111,11 @@ pub unsafe fn wait(
             if counted {
                 awake(s);
             }
-            s.waiters.fetch_sub(1, SeqCst);
+            wait_over(i, s);
         };
-        let r = signals::or_undo(&undo, || signals::outside(|| native(evs, max, timeout_ms)));
+        let r = signals::or_undo(&undo, || {
+            signals::outside(|| native(ep, evs, max, timeout_ms))
+        });
         if counted {
             io::quietly(|| awake(s));
         }
@@ -128,17 +130,17 @@ pub unsafe fn wait(
             let _ = sys::poll_ms(-1, 0, 1);
         }
         if !ours || n > 0 {
-            s.waiters.fetch_sub(1, SeqCst);
             if ours {
                 io::quietly(|| inner(i, s));
             }
+            wait_over(i, s);
             return if r < 0 { r } else { n as i32 };
         }
         io::quietly(|| inner(i, s));
     }
     // SAFETY: passed on.
-    let r = unsafe { wait_lanes(i, s, evs, max_n, timeout_ms, start, native) };
-    s.waiters.fetch_sub(1, SeqCst);
+    let r = unsafe { wait_lanes((i, ep), s, evs, max_n, timeout_ms, start, native) };
+    wait_over(i, s);
     r
 }
 
@@ -182,14 +184,14 @@ unsafe fn look_at_kernel(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> 
 
 /// # Safety
 /// As [`wait`].
-pub(super) unsafe fn wait_lanes(
-    i: u32,
+unsafe fn wait_lanes(
+    (i, ep): (u32, i32),
     s: &Set,
     evs: *mut epoll_event,
     max: usize,
     timeout_ms: i64,
     start: u64,
-    native: impl Fn(*mut epoll_event, i32, i64) -> i32,
+    native: impl Fn(i32, *mut epoll_event, i32, i64) -> i32,
 ) -> i32 {
     let mut last = false;
     let mut patience = wait::Patience::default();
@@ -200,7 +202,12 @@ pub(super) unsafe fn wait_lanes(
         let moves = s.moves.load(Acquire);
         // The kernel first when its turn has come, so that busy lanes starve nobody; then the lanes,
         // once, so that none is listed twice.
-        let due = ticks().wrapping_sub(s.looked.load(Relaxed)) > LOOK_US * wait::cycles_per_us();
+        let turn = s.filled.load(Relaxed) != 0;
+        if turn {
+            s.filled.store(0, Relaxed);
+        }
+        let since = ticks().wrapping_sub(s.looked.load(Relaxed));
+        let due = !turn && since > LOOK_US * wait::cycles_per_us();
         let first = match due {
             // SAFETY: the application's array of `max` events.
             true => unsafe { look_at_kernel(i, s, evs, max) },
@@ -226,6 +233,9 @@ pub(super) unsafe fn wait_lanes(
                 // SAFETY: as above.
                 h = harvest(s, unsafe { evs.add(n) }, max - n, alone, patient);
             }
+        }
+        if n == max {
+            s.filled.store(1, Relaxed); // the next wait begins with the lanes
         }
         h.n += n;
         if h.n > 0 {
@@ -274,7 +284,8 @@ pub(super) unsafe fn wait_lanes(
         }
         let ctl = control::fd();
         let ctl_gen = control::generation() as i32;
-        if ctl >= 0 && s.ctl.swap(ctl_gen, Relaxed) != ctl_gen {
+        let heard = ctl >= 0 && s.barred.load(Relaxed) == 0;
+        if heard && s.ctl.swap(ctl_gen, Relaxed) != ctl_gen {
             let _ = sys::epoll_ctl(s.inner.load(Relaxed), libc::EPOLL_CTL_ADD, ctl, IN, TAG_CTL);
         }
         let mut nap = wait::nap(left, true);
@@ -306,9 +317,14 @@ pub(super) unsafe fn wait_lanes(
                     if counted {
                         awake(s);
                     }
-                    s.waiters.fetch_sub(1, SeqCst);
+                    wait_over(i, s);
                 };
-                let sleep = || native(evs, max as i32, nap);
+                // (The number may be another's when the set was closed.)
+                let fd = match s.ending.load(SeqCst) {
+                    0 => ep,
+                    _ => s.epfd.load(Relaxed),
+                };
+                let sleep = || native(fd, evs, max as i32, nap);
                 signals::or_undo(&undo, || signals::asleep(s.kick.load(Relaxed), true, sleep))
             }
         };

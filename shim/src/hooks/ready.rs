@@ -301,7 +301,7 @@ pub unsafe extern "C" fn epoll_wait(ep: i32, ev: *mut epoll_event, n: i32, t: i3
     // SAFETY: see above.
     unsafe {
         match get(ep) {
-            Fd::Set(s) => epoll::wait(s, ev, n, i64::from(t).max(-1), |ev, n, ms| {
+            Fd::Set(s) => epoll::wait((s, ep), ev, n, i64::from(t).max(-1), |ep, ev, n, ms| {
                 real::epoll_wait(ep, ev, n, ms as i32)
             }),
             _ => real::epoll_wait(ep, ev, n, t),
@@ -321,7 +321,7 @@ pub unsafe extern "C" fn epoll_pwait(
     unsafe {
         match get(ep) {
             Fd::Set(i) if pages::readable_or_null(s.cast::<u64>()) => {
-                epoll::wait(i, ev, n, i64::from(t).max(-1), |ev, n, ms| {
+                epoll::wait((i, ep), ev, n, i64::from(t).max(-1), |ep, ev, n, ms| {
                     real::epoll_pwait(ep, ev, n, ms as i32, s)
                 })
             }
@@ -345,7 +345,7 @@ pub unsafe extern "C" fn epoll_pwait2(
                 let Some(whole) = ms_of(t) else {
                     return real::epoll_pwait2(ep, ev, n, t, s);
                 };
-                epoll::wait(i, ev, n, whole, |ev, n, ms| {
+                epoll::wait((i, ep), ev, n, whole, |ep, ev, n, ms| {
                     if ms == whole {
                         real::epoll_pwait2(ep, ev, n, t, s)
                     } else {

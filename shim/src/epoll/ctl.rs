@@ -1,0 +1,259 @@
+//! What the application does to registrations: `epoll_ctl`.
+//!
+//! A call looks, asks the kernel and notes the outcome under the set's lock: several threads may be at the same
+//! registration, and others be told of it meanwhile.
+
+use super::*;
+
+/// What may stand beside EPOLLEXCLUSIVE.
+const EXCLUSIVE_TOO: u32 = IN | OUT | ERR | HUP | ET | libc::EPOLLWAKEUP as u32;
+
+/// `epoll_ctl` on a connection. `native` makes the application's own call.
+pub fn ctl(
+    set: u32,
+    op: i32,
+    fd: i32,
+    conn: u32,
+    ev: Option<epoll_event>,
+    native: impl Fn() -> i32,
+) -> i32 {
+    let s = set_at(set);
+    // Held until we know what the kernel knows: another thread may be at the same registration.
+    let Some(g) = lock::lock(&s.lock) else {
+        return native();
+    };
+    let exclusive = ev.is_some_and(|ev| ev.events & EXCLUSIVE != 0);
+    let mut found = regs::find(conn, set, fd);
+    if let Some(r) = found.filter(|r| exclusive && reg_at(*r).flags.load(Relaxed) & PARKED != 0) {
+        withdraw(s, r); // the kernel is to judge, and to serve, what comes now
+        regs::end(r, conn);
+        found = None;
+    }
+    let Some(r) = found else {
+        let new = ev.filter(|_| op == libc::EPOLL_CTL_ADD);
+        let straight = new.and_then(|ev| io::quietly(|| enter_straight(s, set, (conn, fd), ev)));
+        if straight.is_none() {
+            let n = native();
+            if n != 0 {
+                return n;
+            }
+        }
+        if let Some(ev) = new {
+            io::quietly(|| {
+                let r = straight.or_else(|| enter(s, set, (conn, fd), ev));
+                drop(g);
+                added(s, set, (conn, fd), r);
+            });
+        }
+        return 0;
+    };
+    let n = known(s, set, op, (conn, fd), r, ev, native);
+    drop(g);
+    if n == 0 && op == libc::EPOLL_CTL_MOD {
+        io::quietly(|| armed(set, conn, r));
+    }
+    n
+}
+
+/// The same of a registration that we have. Set lock held.
+fn known(
+    s: &Set,
+    set: u32,
+    op: i32,
+    (conn, fd): (u32, i32),
+    r: u32,
+    ev: Option<epoll_event>,
+    native: impl Fn() -> i32,
+) -> i32 {
+    let reg = reg_at(r);
+    let flags = reg.flags.load(Relaxed);
+    let ours = flags & (ACTIVE | ABSENT) != 0;
+    let exclusive = ev.is_some_and(|ev| ev.events & EXCLUSIVE != 0);
+    let answer = |errno: i32| {
+        crate::set_errno(errno);
+        -1
+    };
+    match (op, ev) {
+        // What is active is answered here: programs toggle EPOLLOUT on every request.
+        (libc::EPOLL_CTL_ADD, Some(ev)) if flags & PARKED != 0 => {
+            rearm(s, r, ev);
+            0
+        }
+        (libc::EPOLL_CTL_ADD, Some(ev)) if ours => {
+            let odd = exclusive && ev.events & !(EXCLUSIVE_TOO | EXCLUSIVE) != 0;
+            answer(if odd { libc::EINVAL } else { libc::EEXIST })
+        }
+        (libc::EPOLL_CTL_MOD, Some(_)) if ours && exclusive => answer(libc::EINVAL),
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _) if flags & PARKED != 0 => {
+            answer(libc::ENOENT)
+        }
+        (libc::EPOLL_CTL_MOD, Some(ev)) if flags & ACTIVE != 0 => {
+            rearm(s, r, ev);
+            0
+        }
+        (libc::EPOLL_CTL_MOD, Some(ev)) => {
+            if !exclusive && io::quietly(|| rearm_straight(s, set, (conn, fd), r, ev)) {
+                return 0;
+            }
+            let n = match flags & ABSENT != 0 {
+                true => {
+                    let epfd = s.epfd.load(Relaxed);
+                    sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, ev.events, ev.u64)
+                        .map_or_else(answer, |_| 0)
+                }
+                false => native(),
+            };
+            if n == 0 {
+                reg.flags.fetch_and(!ABSENT, Relaxed);
+                reg.mask.store(ev.events, Relaxed);
+                reg.data.store(ev.u64, Relaxed);
+                arm(s, reg, conn, fd);
+            }
+            n
+        }
+        (libc::EPOLL_CTL_DEL, _) if flags & ACTIVE != 0 => {
+            reg.flags.fetch_or(PARKED, Relaxed);
+            reg.mask.store(0, Relaxed);
+            0
+        }
+        (libc::EPOLL_CTL_DEL, _) => {
+            let n = if flags & ABSENT != 0 { 0 } else { native() };
+            if n == 0 {
+                io::quietly(|| regs::end(r, conn));
+            }
+            n
+        }
+        _ => native(),
+    }
+}
+
+/// A new mask for an active registration: everything counts as news again. Set lock held.
+fn rearm(s: &Set, r: u32, ev: epoll_event) {
+    let reg = reg_at(r);
+    reg.mask.store(ev.events, Relaxed);
+    reg.data.store(ev.u64, Relaxed);
+    reg.flags.fetch_and(!(DISABLED | PARKED), Relaxed);
+    reg.flags.fetch_or(EDGE_IN | EDGE_OUT, Relaxed);
+    if let Some(conn) = reg.conn.load(Relaxed).checked_sub(1) {
+        io::short::watched(table::local(conn), reg.fd.load(Relaxed), ev.events);
+    }
+    push(s, r);
+    if s.waiters.load(SeqCst) > 0 {
+        sys::poke(s.kick.load(Relaxed)); // another thread sleeps on what may be ready already
+    }
+}
+
+/// Notes from when on the kernel's answers are about this registration. Waits that are under way may
+/// still bring one from before. A socket that has no space yet will have news when it gets some.
+fn arm(s: &Set, reg: &Reg, conn: u32, fd: i32) {
+    let pending = s.waiters.load(SeqCst);
+    reg.armed_at
+        .store(s.told.load(SeqCst).wrapping_add(pending), Relaxed);
+    io::short::watched(table::local(conn), fd, reg.mask.load(Relaxed));
+    if reg.mask.load(Relaxed) & ET == 0 {
+        return;
+    }
+    let c = table::conn(conn);
+    let unborn = c.state.load(Relaxed) != state::OPEN;
+    if unborn || sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT == 0 {
+        table::local(conn).starved.store(1, Relaxed);
+    }
+}
+
+/// The link of a connection whose registration may be in the inner set.
+fn usable_lane(conn: u32) -> Option<&'static Link> {
+    let c = table::conn(conn);
+    let flags = c.flags.load(Relaxed) & (flag::LANE | flag::BARRED | flag::HELD);
+    // (An error that a call of ours has taken is told from the inner set; the kernel has it no more.)
+    let usable = flags == flag::LANE || flags & flag::LANE != 0 && c.has_error();
+    let (link, _) = promote::lane(c, table::local(conn)).filter(|_| usable)?;
+    (c.owner_pid.load(Relaxed) == table::pid()).then_some(link)
+}
+
+/// The application has just armed a registration: it may move to the inner set.
+fn armed(set: u32, conn: u32, r: u32) {
+    let c = table::conn(conn);
+    promote::expected(conn, reg_at(r).fd.load(Relaxed), c);
+    if let Some(link) = usable_lane(conn) {
+        activate_one(set, conn, r, link);
+    } else if c.flags.load(Relaxed) & (flag::LANE | flag::BARRED | flag::HELD) == flag::LANE
+        && c.owner_pid.load(Relaxed) != table::pid()
+        && promote::engaged(c)
+    {
+        // Inherited: in a set of ours the link's doorbell would be heard by us, and no more by its
+        // owner. What comes after the way down is told by the kernel.
+        promote::take_down(conn);
+    }
+}
+
+/// A new registration. `None`: there is no room for it. Set lock held.
+fn enter(s: &Set, set: u32, (conn, fd): (u32, i32), ev: epoll_event) -> Option<u32> {
+    let r = regs::alloc()?;
+    let reg = reg_at(r);
+    reg.fd.store(fd, Relaxed);
+    reg.mask.store(ev.events, Relaxed);
+    reg.data.store(ev.u64, Relaxed);
+    reg.flags.store(0, Relaxed);
+    reg.tcp.store(0, Relaxed);
+    arm(s, reg, conn, fd);
+    regs::begin(r, set, conn);
+    Some(r)
+}
+
+/// A new one-shot registration of a connection with a lane never is in the kernel's set: another thread could
+/// be told of it there, and once more when it has moved. `None`: it goes the usual way. Set lock held.
+fn enter_straight(s: &Set, set: u32, (conn, fd): (u32, i32), ev: epoll_event) -> Option<u32> {
+    if ev.events & (ONESHOT | EXCLUSIVE) != ONESHOT {
+        return None;
+    }
+    let link = usable_lane(conn)?;
+    let r = enter(s, set, (conn, fd), ev)?;
+    if activate_held(s, set, conn, r, link) {
+        return Some(r);
+    }
+    regs::end(r, conn);
+    None
+}
+
+/// The same when one is armed again. False: it goes the usual way. Set lock held.
+fn rearm_straight(s: &Set, set: u32, (conn, fd): (u32, i32), r: u32, ev: epoll_event) -> bool {
+    let reg = reg_at(r);
+    let before = (reg.mask.load(Relaxed), reg.data.load(Relaxed));
+    if before.0 & EXCLUSIVE != 0 {
+        return false;
+    }
+    let Some(link) = usable_lane(conn) else {
+        return false;
+    };
+    reg.mask.store(ev.events, Relaxed);
+    reg.data.store(ev.u64, Relaxed);
+    arm(s, reg, conn, fd);
+    let moved = activate_held(s, set, conn, r, link);
+    if !moved {
+        reg.mask.store(before.0, Relaxed);
+        reg.data.store(before.1, Relaxed);
+    }
+    moved
+}
+
+/// The application has added a connection to a set.
+fn added(s: &Set, set: u32, (conn, fd): (u32, i32), r: Option<u32>) {
+    let c = table::conn(conn);
+    let Some(r) = r else {
+        return table::bar(c, link::reason::Reason::EpollShared);
+    };
+    c.flags.fetch_or(flag::WATCHED, Relaxed);
+    s.tcp.store(1, Relaxed);
+    if s.waiters.load(SeqCst) > 0 {
+        hear(s);
+    }
+    promote::expected(conn, fd, c);
+    if c.flags.load(Relaxed) & flag::LANE != 0 {
+        if unservable(conn) {
+            io::leave(conn, fd, link::reason::Reason::EpollShared);
+        } else {
+            armed(set, conn, r);
+            promote::watched(conn, c);
+        }
+    }
+}
