@@ -188,6 +188,7 @@ def looks(sock, listener):
     ended(pid)
     while not echo(sock):
         pass
+    mark("over")
 
 
 def first_client(sock):
@@ -196,6 +197,7 @@ def first_client(sock):
     sock.sendall(b".")
     for k in range(200):
         ping(sock, k == 199)
+    await_mark("over")  # a send that is still under way would meet the close, and count as one that came down
 
 
 last_client = first_client
