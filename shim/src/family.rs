@@ -135,7 +135,7 @@ fn move_out(cut: bool) {
         // (Nobody is told: a process that has nothing says hello again when it has.)
         0 => {
             epoll::give_up_inherited();
-            control::part() && table::clear()
+            control::part(table::clear)
         }
         // Another thread could be in the middle of anything.
         _ if !sys::is_single_threaded() => false,
@@ -204,7 +204,7 @@ impl Move {
             }
             TOLD_MS.store(now, Relaxed);
         }
-        (tell || control::part()).then_some(Move { old, tell })
+        (tell || control::part(|| true)).then_some(Move { old, tell })
     }
 
     /// `None`: something was missing, and nothing has changed.
@@ -227,7 +227,7 @@ impl Move {
         } else {
             fdtab::close_ours(fd);
             if told {
-                control::part(); // it would look in vain
+                control::part(|| true); // it would look in vain
             }
         }
         sys::unmap(old, TABLE_BYTES);
@@ -260,10 +260,28 @@ impl Move {
             used = i + 1;
         }
         new.header.used.store(used, Relaxed);
+        self.keep_natives(new);
         for (from, to) in self.old.header.home.iter().zip(&new.header.home) {
             to.store(from.load(Relaxed), Relaxed);
         }
         true
+    }
+
+    /// A handler may move while a native call of this thread waits below it, on a connection that is closed by
+    /// now. Its entry stays unused until that call has left. (Those of other processes never do.)
+    fn keep_natives(&self, new: &Table) {
+        let used = self.old.header.used.load(Relaxed) as usize;
+        let all = self.old.conns.iter().zip(&new.conns).take(used);
+        for (from, to) in all.filter(|(from, _)| !is_mine(from)) {
+            for (from, to) in [
+                (&from.tx.natives, &to.tx.natives),
+                (&from.rx.natives, &to.rx.natives),
+            ] {
+                if from.load(Relaxed) != 0 {
+                    to.store(from.load(Relaxed), Relaxed);
+                }
+            }
+        }
     }
 
     /// The entries in the family's table, `there`, after ours have replaced them. We stay noted as a holder,

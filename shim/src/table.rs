@@ -59,6 +59,9 @@ pub struct Local {
     pub proved: AtomicU64,
     /// The fork by which it came; 0: it was made here. See `family`.
     pub came: AtomicU32,
+    /// The entry's generation when it was last taken here. A new table counts on from there: calls that began
+    /// on a connection of the table before are told from those on its own.
+    gen: AtomicU32,
 }
 
 static FAMILY: AtomicPtr<Table> = AtomicPtr::new(core::ptr::null_mut());
@@ -66,6 +69,8 @@ static LOCALS: AtomicPtr<Local> = AtomicPtr::new(core::ptr::null_mut());
 static MEMFD: AtomicI32 = AtomicI32::new(-1);
 /// Not 0: there is a table. (One that was given up leaves blank memory in its place: see [`clear`].)
 static LIVE: AtomicU32 = AtomicU32::new(0);
+/// Counts the tables that were given up.
+static GIVEN_UP: AtomicU32 = AtomicU32::new(0);
 /// Entries that this process holds.
 pub static HELD: AtomicU32 = AtomicU32::new(0);
 /// What a table that was given up said of its daemon: `Header::home`.
@@ -225,7 +230,14 @@ pub fn clear() -> bool {
     }
     fdtab::close_ours(MEMFD.swap(-1, Relaxed));
     sys::blank(address(), TABLE_BYTES);
+    GIVEN_UP.fetch_add(1, SeqCst);
     true
+}
+
+/// Changes when a table is given up, and with it what was counted in its entries.
+#[inline(always)]
+pub fn given_up() -> u32 {
+    GIVEN_UP.load(SeqCst)
 }
 
 pub fn table() -> Option<&'static Table> {
@@ -293,14 +305,16 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         }
         t.header.used.fetch_max(i as u32 + 1, Relaxed);
         reset(c);
-        c.gen.fetch_add(1, Relaxed);
+        let l = local(i as u32);
+        let gen = c.gen.load(Relaxed).max(l.gen.load(Relaxed)) + 1;
+        c.gen.store(gen, Relaxed);
+        l.gen.store(gen, Relaxed);
         c.flags.store(flags, Relaxed);
         c.reason.store(Reason::Young.code(), Relaxed);
         c.holders[0].store(pid(), Relaxed);
         c.fd.store(fd as u32 + 1, Relaxed);
         // Our number means something else to the family's other processes: nobody may judge by it.
         c.forks.store(FOREIGN.load(Relaxed), Relaxed);
-        let l = local(i as u32);
         l.link.store(core::ptr::null_mut(), Relaxed);
         l.refs.store(1, Relaxed);
         l.regs.store(0, Relaxed);

@@ -115,3 +115,11 @@ fn killed_on_the_way() -> Result<()> {
 fn with_threads() -> Result<()> {
     c::both_ways("moving", &[], 4, 1000)
 }
+
+/// What a child makes next is not taken for the connection that it has closed under a call of its own.
+#[test]
+fn closed_under_a_call() -> Result<()> {
+    c::both_ways("cleared", &["thread"], 2, 500_000)?;
+    // Both directions: all are 3.9 MB.
+    c::both_ways("cleared", &["handler"], 4, 2_400_000)
+}

@@ -6,16 +6,16 @@ use core::sync::atomic::Ordering::*;
 use link::family::TABLE_BYTES;
 use link::msg::{feature, ToDaemon};
 
-/// Ends our connection, if there is one. False: another thread is at work on it.
-pub fn part() -> bool {
-    if fd() < 0 {
-        return true;
-    }
-    let g = lock::try_lock(&LOCK);
-    if g.is_some() {
+/// Ends our connection, if there is one, and does `then` before there can be another. False: another thread is
+/// at work on it.
+pub fn part(then: impl FnOnce() -> bool) -> bool {
+    let Some(_g) = lock::try_lock(&LOCK) else {
+        return false;
+    };
+    if fd() >= 0 {
         drop_connection();
     }
-    g.is_some()
+    then()
 }
 
 /// Can the daemon be told that this process has another table from now on?

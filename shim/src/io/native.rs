@@ -37,8 +37,12 @@ impl Way {
         }
     }
 
+    /// `tables`: see [`table::given_up`], from before it was entered.
     #[inline(always)]
-    fn leave(self, c: &Conn, moved: u64) {
+    fn leave(self, c: &Conn, moved: u64, tables: u32) {
+        if tables != table::given_up() {
+            return; // nobody is counted in here
+        }
         match self {
             Way::Send => c.tx.leave_native(moved),
             Way::Receive => c.rx.leave_native(moved),
@@ -102,29 +106,27 @@ pub fn native(
     counts: bool,
     make: impl FnOnce() -> isize,
 ) -> Native {
+    let tables = table::given_up();
     if !way.enter(c) {
         return Native::Lane;
     }
     if !call.current(c, l) {
-        way.leave(c, 0);
+        way.leave(c, 0, tables);
         return Native::Closed;
     }
     let fd = call.fd(l);
     let undo = || {
         uncounted(c, fd);
-        way.leave(c, 0);
+        way.leave(c, 0, tables);
     };
     let says = signals::or_undo(&undo, make);
     // (What it moved on a connection that is closed is the kernel's affair.)
     let ours = call.counts(c);
-    way.leave(
-        c,
-        if ours && counts {
-            says.max(0) as u64
-        } else {
-            0
-        },
-    );
+    let moved = match ours && counts {
+        true => says.max(0) as u64,
+        false => 0,
+    };
+    way.leave(c, moved, tables);
     Native::Made { says, ours }
 }
 

@@ -82,6 +82,8 @@ pub(super) struct Natives {
     stack: [u32; STACK],
     mapped: Option<(*mut u8, usize)>,
     n: usize,
+    /// Of which table: see [`table::given_up`].
+    tables: u32,
 }
 
 impl Natives {
@@ -91,6 +93,7 @@ impl Natives {
             stack: [0; STACK],
             mapped: None,
             n: 0,
+            tables: table::given_up(),
         };
         if fds.len() > new.stack.len() {
             let bytes = fds.len() * 4;
@@ -124,8 +127,10 @@ impl Natives {
             Some((p, bytes)) => unsafe { core::slice::from_raw_parts(p.cast::<u32>(), bytes / 4) },
             None => &self.stack,
         };
-        for i in &all[..self.n] {
-            table::conn(*i).rx.leave_native(0);
+        if self.tables == table::given_up() {
+            for i in &all[..self.n] {
+                table::conn(*i).rx.leave_native(0);
+            }
         }
         if let Some((p, bytes)) = self.mapped {
             sys::unmap(p, bytes);
