@@ -291,11 +291,18 @@ impl RxState {
                         return Ok(r);
                     }
                 }
-                // (What lies in TCP's queue came before it.)
+                // (What lies in TCP's queue came before it, and so did what is on a ring that was not seen yet.)
                 now if now != mode::TCP
                     && self.error.is_set()
                     && !port.tcp_unread().is_ok_and(|n| n > 0) =>
                 {
+                    if now == mode::READY && self.see_up(m)? {
+                        continue;
+                    }
+                    if now == mode::PREFIX && self.prefix_left() == 0 {
+                        self.past(m, port);
+                        continue;
+                    }
                     return Ok(Received::Error(self.error.take()));
                 }
                 mode::SKIP => {
@@ -314,7 +321,7 @@ impl RxState {
                             self.mode.store(mode::TCP, Relaxed);
                             return Ok(match cut {
                                 true => Received::Error(libc::ECONNRESET),
-                                false => Received::Eof,
+                                false => self.tcp_ended(m, port),
                             });
                         }
                         Ok(k) => {
@@ -363,7 +370,10 @@ impl RxState {
                                 Err(e) => return Ok(Received::Error(e)),
                             }
                         }
-                        return Ok(end);
+                        return Ok(match end {
+                            Received::Eof => self.tcp_ended(m, port),
+                            end => end,
+                        });
                     }
                     return Ok(self.take_tcp(port, iov, how, n));
                 }

@@ -129,7 +129,8 @@ fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool
 /// end died with bytes of ours unread on the ring? Then it is reset.
 #[cold]
 pub(super) fn instead_of_end(call: &Call, i: u32, c: &Conn, l: &Local) -> i32 {
-    if promote::engaged_tx(c) {
+    // (An end that this end has made itself says nothing of the other.)
+    if promote::engaged_tx(c) && c.rx.shut.load(Relaxed) == 0 {
         let Some(_g) = lock::lock(&c.tx.lock) else {
             return 0;
         };

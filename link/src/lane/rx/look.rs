@@ -24,19 +24,12 @@ impl RxState {
                     if self.head(m)? != self.cursor.load(Relaxed) {
                         return Ok(None);
                     }
-                    if self.shut.load(Relaxed) != 0 {
-                        // Ours: the kernel says so whenever its queue is empty.
-                        return Ok(Some(Received::Eof));
-                    }
-                    if m.far() {
+                    // (If it is ours, the kernel says so whenever its queue is empty.)
+                    if m.far() && self.shut.load(Relaxed) == 0 {
                         // An end that nobody announced: what was on its way is lost.
                         return Ok(Some(Received::Error(libc::ECONNRESET)));
                     }
-                    if self.notice_death(m, false) {
-                        port.tcp_cut();
-                        return Ok(Some(Received::Error(libc::ECONNRESET)));
-                    }
-                    return Ok(Some(Received::Eof));
+                    return Ok(Some(self.tcp_ended(m, port)));
                 }
                 Ok(n) => {
                     let n = (have + n).min(LEN);
@@ -86,6 +79,17 @@ impl RxState {
                 }
             }
         }
+    }
+
+    /// TCP has ended, after everything that came before it: a clean end, unless the other end has died with
+    /// bytes of ours unread.
+    pub(super) fn tcp_ended(&self, m: &Memory, port: &impl Port) -> Received {
+        // (One that this end has made itself says nothing of the other.)
+        if self.shut.load(Relaxed) == 0 && self.notice_death(m, false) {
+            port.tcp_cut();
+            return Received::Error(libc::ECONNRESET);
+        }
+        Received::Eof
     }
 
     /// TCP has ended, on one node: did the other end die, with bytes of ours unread on the ring? Its
