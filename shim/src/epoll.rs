@@ -62,6 +62,7 @@ const DISABLED: u32 = 16; // one-shot, reported
 const BLOCKED: u32 = 32; // waits for ring space
 const FRESH: u32 = 128; // the inner set has yet to say what any new member says first
 const PARKED: u32 = 64; // removed by the application; kept, for many remove and add in turn
+const INHERITED: u32 = 512; // active in the parent, and in no set of the kernel's: see `adopt`
 const ABSENT: u32 = 256; // one-shot, reported, and since then taken from the lane: in no set of the kernel's
 
 /// In `Set::asleep`: the set has lanes, and each of its links counts each thread asleep in it.
@@ -79,6 +80,10 @@ struct Set {
     kick: AtomicI32,
     /// In a forked child: those of the parent's, plus 1 (0: none).
     theirs: [AtomicI32; 2],
+    /// Not 0: in a forked child, which has not used the set yet.
+    inherited: AtomicU32,
+    /// Not 0: there may be a child that uses it as well.
+    shared: AtomicU32,
     /// Generation of the control connection that is in the inner set.
     ctl: AtomicI32,
     /// Threads inside a wait on this set.
@@ -116,6 +121,8 @@ struct Set {
     chain: [[AtomicU32; GROUPS]; LINKS],
 }
 
+/// Sets that were ever used.
+static USED: AtomicU32 = AtomicU32::new(0);
 static SET_TABLE: AtomicPtr<Set> = AtomicPtr::new(core::ptr::null_mut());
 const TAG: u64 = 0xd00b_e11d << 32;
 const TAG_REG: u64 = 1 << 56;
@@ -168,14 +175,27 @@ pub fn created(fd: i32) {
         // (A thread may still be asleep in a set that was closed under it, and takes that back.)
         let free = s.used.load(Relaxed) == 0 && s.waiters.load(SeqCst) == 0;
         if free && s.used.compare_exchange(0, 1, AcqRel, Relaxed).is_ok() {
+            USED.fetch_max(i + 1, Relaxed);
             s.epfd.store(fd, Relaxed);
             s.refs.store(1, Relaxed);
             for a in [&s.inner, &s.kick, &s.ctl] {
                 a.store(-1, Relaxed);
             }
             for a in [
-                &s.lanes, &s.barred, &s.stirred, &s.head, &s.tail, &s.queued, &s.lock, &s.high,
-                &s.moves, &s.tcp, &s.ending, &s.filled,
+                &s.lanes,
+                &s.barred,
+                &s.stirred,
+                &s.head,
+                &s.tail,
+                &s.queued,
+                &s.lock,
+                &s.high,
+                &s.moves,
+                &s.tcp,
+                &s.ending,
+                &s.filled,
+                &s.inherited,
+                &s.shared,
             ] {
                 a.store(0, Relaxed);
             }
@@ -292,6 +312,16 @@ pub fn give_up_inherited() {
     }
 }
 
+/// After a fork, in the parent.
+pub fn after_fork_parent() {
+    for i in 0..USED.load(Relaxed) {
+        let s = set_at(i);
+        if s.lanes.load(Relaxed) != 0 {
+            s.shared.store(1, Relaxed);
+        }
+    }
+}
+
 /// In a forked child: the kernel's sets are shared with the parent, whose lanes are not ours.
 pub fn after_fork() {
     if SET_TABLE.load(Relaxed).is_null() {
@@ -313,6 +343,7 @@ pub fn after_fork() {
                 }
             }
             s.barred.store(1, Relaxed); // shared across fork: its sockets stay on TCP here
+            s.inherited.store(1, Relaxed);
             if s.ending.swap(0, Relaxed) != 0 {
                 close_copy(s);
                 s.used.store(0, Relaxed);
@@ -323,12 +354,53 @@ pub fn after_fork() {
             }
         }
     }
-    regs::end_all();
+    regs::inherit_all();
+}
+
+/// A forked child uses a set of its parent's, whose kernel set they share: what the parent watches in its inner set
+/// has to be in there for the child to be told. (Not in every child: the parent is told by it, too.)
+#[cold]
+fn adopt(i: u32, s: &Set) {
+    if s.inherited.swap(0, Relaxed) == 0 {
+        return;
+    }
+    for (r, reg) in regs::all() {
+        if let Some(conn) = reg.conn.load(Relaxed).checked_sub(1) {
+            adopt_one(i, s, r, conn);
+        }
+    }
+}
+
+/// The same of one registration, if it is this set's.
+fn adopt_one(i: u32, s: &Set, r: u32, conn: u32) {
+    let reg = reg_at(r);
+    if reg.set.load(Relaxed) != i + 1 || reg.flags.load(Relaxed) & INHERITED == 0 {
+        return;
+    }
+    // First: what the switch itself brings would look like data.
+    if promote::engaged(table::conn(conn)) {
+        let fd = reg.fd.load(Relaxed);
+        io::leave(conn, fd, link::reason::Reason::EpollShared);
+    }
+    if let Some(_g) = lock::lock(&s.lock) {
+        if is_of(r, i, conn) {
+            give_inherited(s, reg);
+        }
+    }
+}
+
+/// Does it now if the child waits in the set for the first time.
+#[inline(always)]
+fn adopted(i: u32, s: &Set) {
+    if s.inherited.load(Relaxed) != 0 {
+        io::quietly(|| adopt(i, s));
+    }
 }
 
 /// The set is polled or nested: its sockets stay on, or go back to, TCP.
 pub fn nest(i: u32) {
     let s = set_at(i);
+    adopted(i, s);
     if s.barred.load(Relaxed) != 0 {
         return;
     }
@@ -359,8 +431,10 @@ pub fn nest(i: u32) {
 pub fn unservable(i: u32) -> bool {
     let mut any = false;
     regs::each(i, |r, set| {
-        any |=
-            set_at(set).barred.load(Relaxed) != 0 || reg_at(r).mask.load(Relaxed) & EXCLUSIVE != 0;
+        let reg = reg_at(r);
+        let barred =
+            set_at(set).barred.load(Relaxed) != 0 || reg.mask.load(Relaxed) & EXCLUSIVE != 0;
+        any |= barred && reg.flags.load(Relaxed) & INHERITED == 0;
     });
     any
 }

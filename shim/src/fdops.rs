@@ -393,6 +393,9 @@ pub fn before_sharing() {
 /// After a fork, in the parent. The child has entered itself, or does so in a moment.
 pub fn after_fork_parent(failed: bool) {
     FORKING.fetch_sub(1, SeqCst);
+    if !failed {
+        epoll::after_fork_parent();
+    }
     if failed && table::table().is_some() {
         each_fd(|_, _, c| {
             c.forks.fetch_sub(1, SeqCst);

@@ -489,13 +489,88 @@ static void refusals(void) {
     hear(fd);
 }
 
+/* A set goes on in a child, and in the parent that has waited for it; or the child is all that is left. */
+static void forked(void) {
+    for (int k = 0; k < 12; k++) {
+        int ep = epoll_create1(0), a = settled(), b = settled(), p[2];
+        char end;
+        NEED(!pipe(p));
+        NEED(!ctl(ep, EPOLL_CTL_ADD, a, EPOLLIN, 1));
+        NEED(!ctl(ep, EPOLL_CTL_ADD, b, EPOLLIN | EPOLLONESHOT, 2));
+        none(ep);
+        if (k & 1) say(b, 'e'), one(ep, 2, SOON), hear(b);
+        pid_t middle = k & 2 ? fork() : 0;
+        pid_t child = middle ? 0 : fork();
+        if (k & 2 && !middle && child) _exit(0); /* as a daemon begins */
+        if (!middle && !child) {
+            for (int j = 0; j < 10; j++) {
+                say(a, 'e');
+                one(ep, 1, SOON);
+                hear(a);
+            }
+            if (k & 2) NEED(!ctl(ep, EPOLL_CTL_MOD, a, EPOLLIN, 11));
+            say(a, 'e');
+            one(ep, k & 2 ? 11 : 1, SOON);
+            hear(a);
+            if (k & 1) NEED(!ctl(ep, EPOLL_CTL_MOD, b, EPOLLIN | EPOLLONESHOT, 2));
+            say(b, 'e');
+            one(ep, 2, SOON);
+            hear(b);
+            say(b, 'e');
+            readable(b);
+            none(ep);
+            hear(b);
+            NEED(write(p[1], "k", 1) == 1);
+            _exit(0);
+        }
+        int status;
+        close(p[1]);
+        NEED(waitpid(middle ? middle : child, &status, 0) > 0 && status == 0);
+        if (k & 2) {
+            close(a), close(b), close(ep);
+            NEED(read(p[0], &end, 1) == 1);
+        } else {
+            for (int j = 0; j < 10; j++) {
+                say(a, 'e');
+                one(ep, 1, SOON);
+                hear(a);
+            }
+            close(a), close(b), close(ep);
+        }
+        close(p[0]);
+    }
+}
+
+/* Of several sets that watch a connection, each is told; of several threads in one set, with EPOLLEXCLUSIVE, one. */
+static void exclusive(void) {
+    for (int k = 0; k < 10; k++) {
+        int ep = epoll_create1(0), ep2 = epoll_create1(0), a = k & 1 ? settled() : dial();
+        NEED(!ctl(ep, EPOLL_CTL_ADD, a, EPOLLIN | EPOLLEXCLUSIVE, 1));
+        NEED(!ctl(ep2, EPOLL_CTL_ADD, a, EPOLLIN, 2));
+        for (int j = 0; j < 20; j++) {
+            say(a, 'e');
+            one(ep, 1, SOON);
+            one(ep2, 2, SOON);
+            hear(a);
+            none(ep), none(ep2);
+        }
+        NEED(ctl(ep, EPOLL_CTL_MOD, a, EPOLLIN, 3) == -1 && errno == EINVAL);
+        NEED(!ctl(ep, EPOLL_CTL_DEL, a, 0, 0));
+        say(a, 'e');
+        one(ep2, 2, SOON);
+        none(ep);
+        hear(a);
+        close(a), close(ep), close(ep2);
+    }
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
 } cases[] = {
     {"copy-closed", copy_closed}, {"copy-watched", copy_watched}, {"set-moves", set_moves}, {"ctl-race", ctl_race},
     {"once", once}, {"spent", spent}, {"nested", nested}, {"turns", turns}, {"masks", masks},
-    {"closed-set", closed_set}, {"refusals", refusals},
+    {"forked", forked}, {"exclusive", exclusive}, {"closed-set", closed_set}, {"refusals", refusals},
 };
 
 int main(int argc, char **argv) {

@@ -25,4 +25,31 @@ ready! {
     masks "masks", 2;
     a_set_is_closed_under_its_waiter "closed-set", 20;
     refusals "refusals", 2;
+    a_set_goes_on_in_a_child "forked", 48;
+    exclusive "exclusive", 12;
+}
+
+/// Several threads in one set, and connections that just get, use and lose their lanes.
+fn crowd(case: &str) -> Result<()> {
+    both_ways("crowd", &[case], 40, 100_000)
+}
+
+#[test]
+fn crowd_of_one_shots() -> Result<()> {
+    crowd("once")
+}
+
+#[test]
+fn crowd_of_edges() -> Result<()> {
+    crowd("edge")
+}
+
+#[test]
+fn crowd_in_two_sets_and_by_copies() -> Result<()> {
+    crowd("both")
+}
+
+#[test]
+fn crowd_of_numbers_that_change() -> Result<()> {
+    crowd("churn")
 }

@@ -18,6 +18,11 @@ pub fn ctl(
     native: impl Fn() -> i32,
 ) -> i32 {
     let s = set_at(set);
+    if s.inherited.load(Relaxed) != 0 && op != libc::EPOLL_CTL_DEL {
+        if let Some(r) = regs::find(conn, set, fd) {
+            io::quietly(|| adopt_one(set, s, r, conn));
+        }
+    }
     // Held until we know what the kernel knows: another thread may be at the same registration.
     let Some(g) = lock::lock(&s.lock) else {
         return native();
@@ -117,7 +122,10 @@ fn known(
             0
         }
         (libc::EPOLL_CTL_DEL, _) => {
-            let n = if flags & ABSENT != 0 { 0 } else { native() };
+            let n = match flags & (ABSENT | INHERITED) {
+                0 => native(),
+                _ => 0, // it is in no set of the kernel's
+            };
             if n == 0 {
                 io::quietly(|| regs::end(r, conn));
             }

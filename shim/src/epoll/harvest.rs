@@ -152,6 +152,11 @@ pub(super) fn harvest(
             if flags & (DISABLED | PARKED) != 0 {
                 continue;
             }
+            if s.shared.load(Relaxed) != 0 && nleaving < leaving.len() && is_leaving(conn - 1) {
+                leaving[nleaving] = conn; // a child may have entered it in the kernel's set, which tells of it
+                nleaving += 1;
+                continue;
+            }
             let mask = reg.mask.load(Relaxed);
             let want = (mask & (IN | OUT | RDHUP))
                 | if mask & RDNORM != 0 { IN } else { 0 }
@@ -221,12 +226,7 @@ pub(super) fn harvest(
             } else if blocked {
                 push(s, r);
             }
-            if nleaving < leaving.len()
-                && c.flags.load(Relaxed) & (flag::HELD | flag::BARRED) != 0
-                && !promote::engaged(c)
-                && !c.has_error()
-                && ends::left_ms_of(conn - 1) < 0
-            {
+            if nleaving < leaving.len() && is_leaving(conn - 1) {
                 leaving[nleaving] = conn;
                 nleaving += 1;
             }
@@ -240,6 +240,15 @@ pub(super) fn harvest(
         sys::poke(s.kick.load(Relaxed)); // as the kernel wakes the next thread for what stays ready
     }
     h
+}
+
+/// Does the kernel serve the connection from now on?
+fn is_leaving(conn: u32) -> bool {
+    let c = table::conn(conn);
+    c.flags.load(Relaxed) & (flag::HELD | flag::BARRED) != 0
+        && !promote::engaged(c)
+        && !c.has_error()
+        && ends::left_ms_of(conn) < 0
 }
 
 /// Calls `f(slot, group, peer's words, seen, now)` for each group that has published. Set lock held.

@@ -286,6 +286,14 @@ fn give_back(epfd: i32, fd: i32, mask: u32, data: u64) {
     }
 }
 
+/// Enters a registration that was active in the parent in the kernel's set, once. Set lock held.
+pub(super) fn give_inherited(s: &Set, reg: &Reg) {
+    if reg.flags.fetch_and(!INHERITED, Relaxed) & INHERITED != 0 {
+        let (fd, mask) = (reg.fd.load(Relaxed), reg.mask.load(Relaxed));
+        give_back(s.epfd.load(Relaxed), fd, mask, reg.data.load(Relaxed));
+    }
+}
+
 /// Both directions are on TCP for good: registrations go back to the application's own set.
 pub fn deactivate(conn: u32) {
     regs::each(conn, |r, set| {

@@ -124,15 +124,31 @@ pub fn end(r: u32, conn: u32) {
     free(r);
 }
 
-/// In a forked child: all of them end, and no other thread is there.
-pub fn end_all() {
+/// In a forked child, in which no other thread is: those that the kernel's sets have end, the child may ask the
+/// kernel of them. The parent's active ones are noted, for a child that goes on with a set.
+pub fn inherit_all() {
     REG_LOCK.store(0, Relaxed);
-    for (r, reg) in all() {
+    for (_, reg) in all() {
         let c = reg.conn.load(Relaxed);
         if c != 0 {
             table::local(c - 1).regs.store(0, Relaxed);
-            free(r);
         }
+    }
+    for (r, reg) in all() {
+        let (c, set) = (reg.conn.load(Relaxed), reg.set.load(Relaxed));
+        if c == 0 {
+            continue;
+        }
+        let flags = reg.flags.load(Relaxed);
+        let spent = flags & ACTIVE != 0 && flags & DISABLED != 0;
+        if flags & PARKED != 0 || flags & (ACTIVE | ABSENT | INHERITED) == 0 {
+            free(r);
+            continue;
+        }
+        let absent = spent || flags & ABSENT != 0;
+        reg.flags
+            .store(if absent { ABSENT } else { INHERITED }, Relaxed);
+        begin(r, set - 1, c - 1);
     }
 }
 

@@ -98,6 +98,7 @@ pub unsafe fn wait(
     if max <= 0 || max as usize > i32::MAX as usize / size_of::<epoll_event>() {
         return signals::outside(|| native(ep, evs, max, timeout_ms));
     }
+    adopted(i, s);
     let max_n = max as usize;
     let start = sys::now_ns();
     s.waiters.fetch_add(1, SeqCst);
