@@ -67,6 +67,11 @@ pub unsafe fn poll(
     if control::pending() {
         control::pump();
     }
+    // More than the limit is refused, whatever is ready. (No one lowers it that far for a few.)
+    let n = fds.len();
+    if n > STACK / 2 && n as u64 > sys::rlimit_nofile() {
+        return signals::outside(|| native(fds.as_mut_ptr(), n, timeout_ms));
+    }
     if !concerned(fds) {
         if let Some(r) = natively(fds, |fds| native(fds.as_mut_ptr(), fds.len(), timeout_ms)) {
             return r;

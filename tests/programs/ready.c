@@ -9,7 +9,6 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <linux/tcp.h>
 #include <poll.h>
 #include <pthread.h>
@@ -20,7 +19,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
-#include <sys/select.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -482,6 +481,9 @@ static void refusals(void) {
         NEED(ctl(ep, EPOLL_CTL_MOD, fd, EPOLLIN, 2) == -1 && errno == ENOENT);
         NEED(ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLEXCLUSIVE | EPOLLONESHOT, 2) == -1 && errno == EINVAL);
     }
+    struct pollfd p[64] = {{fd, POLLIN, 0}}; /* of which RLIMIT_NOFILE allows so many */
+    struct rlimit few = {40, 4096};
+    NEED(!setrlimit(RLIMIT_NOFILE, &few) && poll(p, 64, 0) == -1 && errno == EINVAL);
     NEED(!ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLEXCLUSIVE, 2));
     NEED(ctl(ep, EPOLL_CTL_MOD, fd, EPOLLIN, 3) == -1 && errno == EINVAL);
     say(fd, 'e');
