@@ -531,6 +531,8 @@ pub fn disown(fd: i32) {
             let l = table::local(i);
             if l.refs.fetch_sub(1, AcqRel) == 1 {
                 let inherited = family::closing(l);
+                // As in `end`: nobody will say when it is closed.
+                control::take_back(i, table::conn(i).gen.load(Relaxed));
                 epoll::disowned(i);
                 promote::end_lane(i);
                 table::remove_holder(table::conn(i), table::pid());

@@ -4,11 +4,13 @@
     inherited.py client PORT N LINES  N clients, one after the other; prints "result {...}"
 
 HOW: popen (vfork and exec), shell (the same with a shell between), spawn (posix_spawn), fork (fork and
-exec), rights (SCM_RIGHTS to a process that was there before), end (nobody gets it: the close ends it).
+exec), rights (SCM_RIGHTS to a process that was there before), end (nobody gets it: the close ends it), stream
+(the same, by the C library's stdio).
 A client sends LINES short lines, which the server reads byte by byte, then noise, which the other program
 sends back.
 """
 import array
+import ctypes
 import json
 import os
 import random
@@ -19,6 +21,10 @@ import threading
 
 NOISE = random.Random(11).randbytes(200_000)
 CAT = "/bin/cat"
+LIBC = ctypes.CDLL(None)
+FDOPEN = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)(("fdopen", LIBC))
+LIBC.fputs.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+LIBC.fclose.argtypes = [ctypes.c_void_p]
 
 
 def holder(channel):
@@ -75,6 +81,10 @@ def serve(how):
                                       array.array("i", [s.fileno()]))])
         elif how == "end":
             s.sendall(b"that is all")
+        elif how == "stream":
+            stream = FDOPEN(s.detach(), b"r+")
+            LIBC.fputs(b"that is all", stream)
+            LIBC.fclose(stream)
         s.close()
         for c in children[:]:
             if c.poll() is not None:

@@ -23,7 +23,7 @@ fn served(how: &str, server_at: &Place, client_at: &Place) -> Result<()> {
     let mut c = Program::python("inherited.py", client_at)
         .args(["client", &port])
         .words(&format!("{CLIENTS} 6"));
-    if how == "end" {
+    if ENDS.contains(&how) {
         c = c.args(["end"]);
     }
     let out = c.spawn()?.wait(LIMIT)?;
@@ -33,6 +33,7 @@ fn served(how: &str, server_at: &Place, client_at: &Place) -> Result<()> {
 }
 
 const WAYS: [&str; 5] = ["popen", "shell", "spawn", "fork", "rights"];
+const ENDS: [&str; 2] = ["end", "stream"];
 
 /// Clients without the shim: the kernel's answer, then the default mode and eager, the daemon well, and
 /// stopped so that each registration stays unanswered.
@@ -88,9 +89,15 @@ fn handed_on_daemon_stopped() -> Result<()> {
 /// registration.
 #[test]
 fn the_last_close_ends_it() -> Result<()> {
+    ENDS.iter().try_for_each(|how| ends(how))
+}
+
+fn ends(how: &str) -> Result<()> {
     let d = Daemon::start()?;
-    served("end", &d.place(), &Place::bare())?;
-    let (_s, port) = server("end", &d.place())?;
+    served(how, &d.place(), &Place::bare())?;
+    let registered = d.stats()?.registered;
+    ensure!(registered >= CLIENTS, "{how}: {registered} registered");
+    let (_s, port) = server(how, &d.place())?;
     let c = |n: u64| -> Result<()> {
         let c = Program::python("inherited.py", &Place::bare())
             .args(["client", &port])
