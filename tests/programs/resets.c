@@ -73,7 +73,7 @@ enum { LINGER, CLOSE, EXIT, KILL, WAYS };
 
 /* What both ends do in a round. */
 static struct {
-    unsigned warm, rounds, more, reads, sends, way, wait, by;
+    unsigned warm, rounds, more, reads, sends, way, wait, by, leaves;
 } plan;
 
 /* The end that resets. */
@@ -117,6 +117,14 @@ static void until_readable(int fd) {
     }
 }
 
+/* With its end there, it goes by TCP from here on: no lane has this option. */
+static void leave(int fd) {
+    struct pollfd p = {fd, POLLRDHUP, 0};
+    NEED(poll(&p, 1, -1) == 1);
+    int on = 1;
+    NEED(!setsockopt(fd, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on));
+}
+
 static void survivor(int fd, int go) {
     size_t in = 0, out = 0;
     for (unsigned k = 0; k < plan.rounds; k++) {
@@ -128,6 +136,7 @@ static void survivor(int fd, int go) {
     if (plan.wait) nap(1 << plan.wait);
     NEED(write(go, "x", 1) == 1);
     if (plan.wait & 1) nap(10);
+    if (plan.leaves) leave(fd);
     size_t all = in + plan.sends;
     int told = 0;
     if (plan.by >= 4) { /* told before the bytes, to who asks otherwise */
@@ -156,8 +165,16 @@ static void survivor(int fd, int go) {
     NEED(send(fd, buf, 10, MSG_NOSIGNAL) == -1 && errno == EPIPE);
 }
 
+static void late(int sig) {
+    (void)sig;
+    (void)!write(2, what, strlen(what));
+    (void)!write(2, ": in vain\n", 10);
+    _exit(1);
+}
+
 int main(int argc, char **argv) {
     NEED(argc == 3);
+    signal(SIGALRM, late);
     seed = (unsigned)atoi(argv[1]);
     struct sockaddr_in at = {.sin_family = AF_INET};
     socklen_t len = sizeof at;
@@ -170,9 +187,9 @@ int main(int argc, char **argv) {
         plan.more = 1 + any(any(2) ? 300000 : 3000);
         plan.reads = any(2) ? any(plan.more) : 0;
         plan.sends = any(2) ? any(30000) : 0;
-        plan.wait = any(6), plan.by = any(6);
-        snprintf(what, sizeof what, "round %d: warm %u more %u reads %u sends %u way %u wait %u by %u", k, plan.warm,
-                 plan.more, plan.reads, plan.sends, plan.way, plan.wait, plan.by);
+        plan.wait = any(6), plan.by = any(6), plan.leaves = any(2);
+        snprintf(what, sizeof what, "round %d: warm %u more %u reads %u sends %u way %u wait %u by %u leaves %u", k, plan.warm,
+                 plan.more, plan.reads, plan.sends, plan.way, plan.wait, plan.by, plan.leaves);
         int go[2];
         NEED(!pipe(go));
         pid_t p = fork();

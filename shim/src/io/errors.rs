@@ -21,6 +21,7 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     table::bar(c, r);
     c.tx.abandon();
     disconnect(fd);
+    c.rx.abandon();
     if !c.has_error() && sys::poll1(fd, 0) & libc::POLLERR == 0 {
         c.rx.error.put(libc::ECONNRESET); // it was over before, and its own error is told already
     }

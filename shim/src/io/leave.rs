@@ -1,9 +1,13 @@
 //! A connection that goes where no lane can follow: exec, SCM_RIGHTS, descriptors out of reach.
 
-use super::reset;
-use crate::links::Sock;
-use crate::{lock, probes, promote, sys, table};
+use super::{reset, reset_by_death};
+use crate::links::{Link, Sock};
+use crate::table::{self, Local};
+use crate::{ends, lock, probes, promote, sys};
 use core::sync::atomic::Ordering::*;
+use link::family::Conn;
+use link::lane::Memory;
+use link::layout::marks;
 use link::reason::Reason;
 
 /// Milliseconds that a peer gets to put bytes back on TCP, or to take them from there, before a
@@ -11,7 +15,8 @@ use link::reason::Reason;
 pub const LEAVE_MS: u64 = 2000;
 
 /// Gives a connection back to the kernel for good, before something that a lane cannot carry: both
-/// directions. False: the peer did not put its bytes back in time, and the connection was reset.
+/// directions. False: the peer did not put its bytes back in time, and the connection was reset; or it is gone, and
+/// who only wants an option goes on.
 pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
     let c = table::conn(i);
     let l = table::local(i);
@@ -21,16 +26,7 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
     };
     let port = Sock { fd, link };
     let end = sys::now_ms() + LEAVE_MS;
-    if let Some(_g) = lock::lock(&c.tx.lock) {
-        probes::restore(l);
-        let was = c.tx.is_up();
-        // A peer that has closed would answer a frame with a reset, where the next owner is to find an end.
-        let _ = c.tx.look(&m, &port);
-        let _ = c.tx.down(&m, &port);
-        if was {
-            promote::went_down(c);
-        }
-    }
+    go_down(c, l, &m, &port);
     let mut stuck = None;
     loop {
         let tx_done = {
@@ -56,6 +52,12 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
                 }
             }
         };
+        if why == Reason::Option && (stuck.is_some() || !rx_done) && is_over(c, l, link, fd) {
+            // What it has left is on the ring alone, and is read there; then its end is told.
+            let _g = lock::lock(&c.rx.lock);
+            c.rx.go_on(&m);
+            return false;
+        }
         if let Some(r) = stuck {
             reset(c, fd, r);
             return false;
@@ -90,4 +92,40 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
             }
         });
     }
+}
+
+/// The sending half goes down, as far as TCP takes it now.
+fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
+    if let Some(_g) = lock::lock(&c.tx.lock) {
+        probes::restore(l);
+        // One that died with bytes of ours unread would answer them with an end.
+        let unread = c.tx.is_up() && c.tx.unread(m).is_ok_and(|n| n > 0);
+        let ended = || sys::poll1(port.fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);
+        if c.rx.shut.load(Relaxed) == 0
+            && ended() == libc::POLLRDHUP
+            && c.rx.notice_death(m, ends::is_dead(l))
+        {
+            reset_by_death(c, m, port.fd);
+            c.tx.abandon();
+        }
+        let was = c.tx.is_up();
+        // A peer that has closed would answer a frame with a reset, where the next owner is to find an end.
+        let _ = c.tx.look(m, port);
+        let _ = c.tx.down(m, port);
+        // Its end may have come between the two: that, too, is a reset.
+        let said = c.rx.said(m) & (marks::ENDED | marks::RESET | marks::KEPT);
+        if unread && said == marks::KEPT && c.rx.shut.load(Relaxed) == 0 && ended() != 0 {
+            let _ = sys::getsockopt_u32(port.fd, libc::SOL_SOCKET, libc::SO_ERROR);
+            reset_by_death(c, m, port.fd);
+        }
+        if was {
+            promote::went_down(c);
+        }
+    }
+}
+
+/// On one node: is the other end gone, or the connection reset?
+fn is_over(c: &Conn, l: &Local, link: &Link, fd: i32) -> bool {
+    let reset = || c.has_error() || sys::poll1(fd, 0) & (libc::POLLHUP | libc::POLLERR) != 0;
+    !link.is_far() && (ends::is_dead(l) || link.is_dead() || reset())
 }

@@ -97,6 +97,21 @@ impl RxState {
         }
     }
 
+    /// On one node, of a sender that is gone and answers no more: takes the revocation back, since what is
+    /// unread is on the ring alone.
+    pub fn go_on(&self, m: &Memory) {
+        if self.mode.load(Relaxed) == mode::REVOKING {
+            let word = pack(self.epoch.load(Relaxed), rx::READY);
+            self.mode.store(self.skip.load(Relaxed) as u32, Relaxed);
+            m.own_rx().word.store(word, SeqCst);
+        }
+    }
+
+    /// The connection is reset: TCP says all there is to say.
+    pub fn abandon(&self) {
+        self.mode.store(mode::TCP, SeqCst);
+    }
+
     /// Across nodes: the daemon is gone, so nobody will switch up to us any more. A switch that it has
     /// shown stands, though: its sender comes down by a frame, and what lies before that on TCP is
     /// still to be read. (A revocation would wait for words that nobody stores.)
