@@ -342,9 +342,15 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Option<i32> {
 }
 
 /// After the kernel's `shutdown`: whoever sleeps must look.
-pub fn after_shutdown(i: u32) {
+pub fn after_shutdown(i: u32, fd: i32) {
     let c = table::conn(i);
-    if let Some((link, _)) = promote::lane(c, table::local(i)) {
+    if let Some((link, m)) = promote::lane(c, table::local(i)) {
+        // Not before: the kernel would still take what the other end sends by TCP then.
+        if c.rx.shut.load(Relaxed) != 0 && !link.is_far() {
+            if let Some(_g) = lock::lock(&c.rx.lock) {
+                c.rx.shut(&m, &Sock { fd, link });
+            }
+        }
         wait::forward(link, None, None);
         link.ring();
     }

@@ -18,12 +18,10 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::Mutex;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use underpass_tests::harness::{Daemon, Place};
 use underpass_tests::page::Line;
-use underpassd::admin::Target;
 
 /// A suite that takes less is quick.
 const QUICK: Duration = Duration::from_secs(4);
@@ -164,7 +162,7 @@ impl Suite {
         let results = match mode {
             Mode::Off => self.once(&d.place().off())?,
             Mode::Default => self.once(&d.place())?,
-            Mode::Chaos => down_and_up(&d, || self.once(&d.eager()))?,
+            Mode::Chaos => d.down_and_up(|| self.once(&d.eager()))?,
             _ => self.once(&d.eager())?,
         };
         let s = d.stats()?;
@@ -252,38 +250,6 @@ impl Suite {
         );
         modes.iter().map(|m| self.compare(&bare, *m)).collect()
     }
-}
-
-/// Runs something while all connections are sent down and up at random.
-fn down_and_up<T>(d: &Daemon, f: impl FnOnce() -> Result<T>) -> Result<T> {
-    let seed = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)?
-        .as_nanos() as u64
-        | 1;
-    println!("seed {seed:#x}");
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|s| {
-        s.spawn(|| {
-            let mut x = seed;
-            while !stop.load(Relaxed) {
-                x ^= x << 13;
-                x ^= x >> 7;
-                x ^= x << 17;
-                // Mostly up, so that lanes are used.
-                let told = match x % 4 {
-                    0 => d.down(Target::All),
-                    _ => d.up(Target::All),
-                };
-                if let Err(e) = told {
-                    println!("down or up: {e:#}");
-                }
-                std::thread::sleep(Duration::from_millis(5 + x / 4 % 80));
-            }
-        });
-        let r = f();
-        stop.store(true, Relaxed);
-        r
-    })
 }
 
 fn main() -> ExitCode {

@@ -172,8 +172,10 @@ fn arm(s: &Set, reg: &Reg, conn: u32, fd: i32) {
 fn usable_lane(conn: u32) -> Option<&'static Link> {
     let c = table::conn(conn);
     let flags = c.flags.load(Relaxed) & (flag::LANE | flag::BARRED | flag::HELD);
-    // (An error that a call of ours has taken is told from the inner set; the kernel has it no more.)
-    let usable = flags == flag::LANE || flags & flag::LANE != 0 && c.has_error();
+    // (What still is on the lane of one that will not be promoted again, half closed for instance, is told from
+    // the inner set, and so is an error that a call of ours has taken: the kernel has it no more.)
+    let still = || promote::engaged(c) || c.has_error();
+    let usable = flags == flag::LANE || flags & flag::LANE != 0 && still();
     let (link, _) = promote::lane(c, table::local(conn)).filter(|_| usable)?;
     (c.owner_pid.load(Relaxed) == table::pid()).then_some(link)
 }
@@ -262,6 +264,7 @@ fn added(s: &Set, set: u32, (conn, fd): (u32, i32), r: Option<u32>) {
         } else {
             armed(set, conn, r);
             promote::watched(conn, c);
+            s.looked.store(0, Relaxed); // what TCP says of it is asked for first
         }
     }
 }

@@ -1,6 +1,6 @@
 //! sendmsg, recvmsg and their multiple forms.
 
-use super::rw::{on_lane, recv_on_lane, SEND_OK};
+use super::rw::{is_address, on_lane, recv_on_lane, SEND_OK};
 use crate::fdtab::{conn, get, Fd};
 use crate::{fdops, io, pages, real, sys, table};
 use core::sync::atomic::Ordering::Relaxed;
@@ -37,6 +37,25 @@ unsafe fn has_control(m: *const msghdr) -> bool {
             let n = h.msg_controllen;
             n > 0 && !h.msg_control.is_null() && pages::readable(h.msg_control, n)
         })
+}
+
+/// Does the kernel refuse a message for its address, or for control data that cannot be read?
+///
+/// # Safety
+/// `m` is null or the application's message header.
+unsafe fn is_refused(m: *const msghdr) -> bool {
+    // SAFETY: by contract.
+    let Some(h) = (unsafe { m.as_ref() }).filter(|_| pages::readable(m, size_of::<msghdr>()))
+    else {
+        return true;
+    };
+    let most = size_of::<libc::sockaddr_storage>() as u32;
+    let negative = h.msg_namelen > i32::MAX as u32;
+    // SAFETY: by contract.
+    let unreadable = h.msg_controllen > 0 && !unsafe { has_control(m) };
+    unreadable
+        || !h.msg_name.is_null()
+            && (negative || !is_address(h.msg_name.cast(), h.msg_namelen.min(most)))
 }
 
 /// Descriptors that travel to somebody else leave their lanes first.
@@ -78,12 +97,16 @@ pub unsafe extern "C" fn sendmsg(fd: i32, m: *const msghdr, flags: i32) -> isize
             descriptors_leave(m);
             return native();
         };
+        if is_refused(m) {
+            return native();
+        }
         if has_control(m) {
             fdops::give_up(fd, Reason::Option);
             return counted_out(i, io::send_or_told(table::conn(i), native));
         }
         match iovs(m) {
             Some(v) if on_lane(i, flags, SEND_OK, fd) => io::send(fd, i, v, flags, native),
+            None => native(), // which refuses it
             _ => counted_out(i, io::send_or_told(table::conn(i), native)),
         }
     }
@@ -106,6 +129,9 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
             crate::set_errno(libc::EFAULT);
             return -1;
         }
+        if !(*m).msg_name.is_null() && (*m).msg_namelen > i32::MAX as u32 {
+            return native(); // EINVAL
+        }
         match iovs(m) {
             Some(v) if recv_on_lane(flags, fd) => {
                 let was_native = core::cell::Cell::new(false);
@@ -114,13 +140,16 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
                     native()
                 });
                 if r >= 0 && !was_native.get() {
-                    (*m).msg_namelen = 0;
+                    if !(*m).msg_name.is_null() {
+                        (*m).msg_namelen = 0;
+                    }
                     (*m).msg_flags = flags & libc::MSG_CMSG_CLOEXEC; // the kernel leaves this one in
                     io::put_inq(i, fd, &mut *m);
                 }
                 r
             }
             _ if flags & libc::MSG_ERRQUEUE != 0 => io::zerocopy::receive(i, fd, flags, m, native),
+            None => native(), // which refuses it
             _ => {
                 let r = io::recv_or_told(table::conn(i), fd, flags, native);
                 if r > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {

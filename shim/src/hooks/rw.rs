@@ -42,6 +42,12 @@ pub unsafe extern "C" fn send(fd: i32, p: *const c_void, n: usize, flags: i32) -
     }
 }
 
+/// Would the kernel take this for an address? (It looks only whether it can be read.)
+pub fn is_address(a: *const sockaddr, l: socklen_t) -> bool {
+    a.is_null()
+        || l as usize <= size_of::<libc::sockaddr_storage>() && pages::readable(a, l as usize)
+}
+
 #[no_mangle]
 pub unsafe extern "C" fn sendto(
     fd: i32,
@@ -55,6 +61,7 @@ pub unsafe extern "C" fn sendto(
     unsafe {
         let native = || real::sendto(fd, p, n, flags, a, l);
         match conn(fd) {
+            Some(_) if !is_address(a, l) => native(), // which refuses it
             // On a connected stream the address is ignored, but for MSG_FASTOPEN.
             Some(i) if on_lane(i, flags, SEND_OK, fd) => io::send(fd, i, &vec(p, n), flags, native),
             Some(i) => io::send_or_told(conn_of(i), native),
@@ -79,7 +86,10 @@ pub unsafe extern "C" fn writev(fd: i32, v: *const iovec, n: i32) -> isize {
     // SAFETY: see the module.
     unsafe {
         match (conn(fd), vecs(v, n)) {
-            (Some(i), Some(s)) => io::send(fd, i, s, 0, || real::writev(fd, v, n)),
+            // Of no length at all it says 0 at once, whatever the connection is in. (`write` does not.)
+            (Some(i), Some(s)) if s.iter().any(|v| v.iov_len > 0) => {
+                io::send(fd, i, s, 0, || real::writev(fd, v, n))
+            }
             _ => real::writev(fd, v, n),
         }
     }
@@ -116,14 +126,19 @@ pub unsafe extern "C" fn recvfrom(
         match conn(fd) {
             Some(i) if recv_on_lane(flags, fd) => {
                 let r = io::recv(fd, i, &vec(p, n), flags, native);
-                if r >= 0 && !a.is_null() && !l.is_null() {
-                    if !pages::writable(l, 4) {
-                        crate::set_errno(libc::EFAULT);
-                        return -1;
-                    }
-                    *l = 0; // as the kernel does for streams
+                if r < 0 || a.is_null() {
+                    return r;
                 }
-                r
+                let refused = match pages::writable(l, 4) && !l.is_null() {
+                    false => libc::EFAULT,
+                    true if *l > i32::MAX as u32 => libc::EINVAL,
+                    true => {
+                        *l = 0; // as the kernel does for streams
+                        return r;
+                    }
+                };
+                crate::set_errno(refused);
+                -1
             }
             Some(i) if flags & libc::MSG_ERRQUEUE != 0 => {
                 io::zerocopy::receive(i, fd, flags, null_mut(), native)

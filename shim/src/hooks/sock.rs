@@ -121,7 +121,7 @@ pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
     };
     if let Some(i) = i {
         io::quietly(|| {
-            fdops::after_shutdown(i);
+            fdops::after_shutdown(i, fd);
             epoll::stir(i);
         });
     }

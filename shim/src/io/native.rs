@@ -184,9 +184,10 @@ pub unsafe fn rest(
         if r < 0 {
             way.put_error(c, errno());
         }
-        moved += r.max(0) as usize;
-        iov.skip(r.max(0) as usize);
-        if r < want as isize || iov.left() == 0 || flags & libc::MSG_PEEK != 0 {
+        let r = r.max(0) as usize;
+        moved += r;
+        iov.skip(r);
+        if r < want || iov.left() == 0 || flags & libc::MSG_PEEK != 0 {
             return moved as isize;
         }
         if way == Way::Receive && flags & libc::MSG_WAITALL == 0 {

@@ -174,6 +174,24 @@ impl Receiving<'_> {
         }
     }
 
+    /// This direction is shut down here: the end, or what the kernel has to tell. (EPIPE is a reset behind a FIN:
+    /// to who receives it is the end.)
+    #[cold]
+    fn shut(&self) -> isize {
+        let (c, l) = (self.c, self.l);
+        match self.total {
+            0 if self.call.current(c, l) => match error_now(self.i, self.call.fd(l)) {
+                0 => 0,
+                libc::EPIPE => {
+                    c.tx.error.put(libc::EPIPE);
+                    0
+                }
+                e => fail(e),
+            },
+            n => n as isize,
+        }
+    }
+
     #[inline(always)]
     fn on_lane(&mut self) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
@@ -294,8 +312,14 @@ impl Receiving<'_> {
     #[inline(never)]
     fn nothing(&mut self, got: Received, link: &Link, m: &Memory) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
+        let refused = self.total == 0 && self.vecs.iter().any(beyond);
         match got {
             Received::Bytes(_) | Received::Tcp => Continue(()),
+            Received::Empty | Received::Eof if refused => Break(fail(libc::EFAULT)),
+            Received::Error(e) if refused => {
+                c.rx.error.put(e);
+                Break(fail(libc::EFAULT))
+            }
             Received::Empty => self.empty(link, m),
             Received::Eof => {
                 c.rx.looked.store(0, Relaxed); // whoever comes again is told again
@@ -337,7 +361,7 @@ impl Receiving<'_> {
         }
         promote::attend(c, link, m, self.call.fd(l));
         if c.rx.shut.load(Relaxed) != 0 {
-            return Break(self.total as isize);
+            return Break(self.shut());
         }
         if self.last_look {
             return Break(fail_or(self.total, libc::EINTR));
@@ -372,7 +396,12 @@ impl Receiving<'_> {
             .until
             .get_or_insert_with(|| deadline(c, fd, libc::SO_RCVTIMEO));
         let any = end.is_some() || self.total > 0;
-        match wait::wait(i, c, l, For::Data, left_ms(end), any) {
+        let ms = left_ms(end);
+        let woke = wait::wait(i, c, l, For::Data, ms, any);
+        if self.iov.left() == 0 && ms != 0 {
+            return Break(0); // nothing was asked for: the kernel's call is over after its first sleep
+        }
+        match woke {
             Woke::Look { kernel } => self.look = kernel,
             Woke::Timeout => return Break(fail_or(self.total, libc::EAGAIN)),
             // The handler has closed it.
@@ -383,6 +412,11 @@ impl Receiving<'_> {
         }
         Continue(())
     }
+}
+
+/// Does the buffer begin where no program has memory? The kernel refuses that before it looks for bytes.
+fn beyond(v: &iovec) -> bool {
+    v.iov_base.addr() > isize::MAX as usize
 }
 
 /// For a peek that waits for all it asks for, with a part of it there: naps a little, for nothing wakes

@@ -211,11 +211,26 @@ impl Sending<'_> {
                 m.own_rx().cpu.store(me, Relaxed); // a hint for the other side's spin
             }
             return match self.iov.left() {
+                0 if self.total == 0 => Break(self.nothing()),
                 0 => Break(self.total as isize),
                 _ => Continue(()),
             };
         }
         self.no_room(link, &m, sent)
+    }
+
+    /// Of no bytes the kernel says what it would of some.
+    #[cold]
+    fn nothing(&self) -> isize {
+        let told = match self.c.take_error() {
+            0 => sys::send(self.call.fd(self.l), core::ptr::null(), 0).map_or_else(|e| e, |_| 0),
+            e => e,
+        };
+        match told {
+            0 => 0,
+            libc::EPIPE => broken(self.flags),
+            e => fail(e),
+        }
     }
 
     /// Puts on the ring what there is room for.

@@ -85,12 +85,16 @@ pub unsafe fn sendfile(
     let mut pos = match off.is_null() {
         true => match sys::lseek(input, 0, libc::SEEK_CUR) {
             Ok(p) => p,
+            Err(libc::ESPIPE) => return fail_or(total, libc::EINVAL), // a pipe, a socket
             Err(e) => return fail_or(total, e),
         },
         false if !pages::readable(off, 8) => return fail(libc::EFAULT),
         // SAFETY: not null, hence the application's valid pointer.
         false => unsafe { *off },
     };
+    if pos < 0 {
+        return fail_or(total, libc::EINVAL);
+    }
     let Some(buf) = Buffer::take() else {
         return fail_or(total, libc::ENOMEM);
     };

@@ -3,20 +3,27 @@
 
 use super::{paths, Daemon, Place, Program};
 use anyhow::{ensure, Context, Result};
+use std::path::Path;
 use std::time::Duration;
 
 /// Far more than any of them takes.
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// Compiles a program.
+pub fn compile(name: &str, program: &Path) -> Result<()> {
+    Program::new("cc", &Place::bare())
+        .args(["-O1", "-pthread", "-Wl,-z,now", "-o"]) // (lazy binding takes stack)
+        .arg(program)
+        .arg(paths::script(&format!("{name}.c")))
+        .check(LIMIT)?;
+    Ok(())
+}
+
 /// Compiles a program and runs it bare and promoted: at least so many ends, and bytes on lanes.
 pub fn both_ways(name: &str, args: &[&str], ends: u64, bytes: u64) -> Result<()> {
     let dir = tempfile::tempdir()?;
     let program = dir.path().join(name);
-    Program::new("cc", &Place::bare())
-        .args(["-O1", "-pthread", "-Wl,-z,now", "-o"]) // (lazy binding takes stack)
-        .arg(&program)
-        .arg(paths::script(&format!("{name}.c")))
-        .check(LIMIT)?;
+    compile(name, &program)?;
     let run = |place: &Place| -> Result<()> {
         let out = Program::new(&program, place).args(args).run(LIMIT)?;
         ensure!(

@@ -7,7 +7,8 @@ use nix::sys::signal::Signal;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
 use underpassd::admin::{Request, Response, Row, Stats, Target, ADMIN_SOCK};
 
@@ -151,6 +152,38 @@ impl Daemon {
             Response::Told { ends, later } => Ok(ends + later),
             other => bail!("{r:?} answered {other:?}"),
         }
+    }
+
+    /// Runs something while all connections are sent down and up at random.
+    pub fn down_and_up<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
+        let seed = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)?
+            .as_nanos() as u64
+            | 1;
+        println!("seed {seed:#x}");
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let mut x = seed;
+                while !stop.load(Relaxed) {
+                    x ^= x << 13;
+                    x ^= x >> 7;
+                    x ^= x << 17;
+                    // Mostly up, so that lanes are used.
+                    let told = match x % 4 {
+                        0 => self.down(Target::All),
+                        _ => self.up(Target::All),
+                    };
+                    if let Err(e) = told {
+                        println!("down or up: {e:#}");
+                    }
+                    std::thread::sleep(Duration::from_millis(5 + x / 4 % 80));
+                }
+            });
+            let r = f();
+            stop.store(true, Relaxed);
+            r
+        })
     }
 
     /// Connection ends that are promoted in both directions now.

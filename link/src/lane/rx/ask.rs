@@ -179,6 +179,16 @@ impl RxState {
         m.own_rx().marks.fetch_or(marks::SYN, Relaxed);
     }
 
+    /// After a shutdown of which the kernel knows. If it was of both directions, the kernel answers whatever comes
+    /// from now on with a reset, and to it the sender has to send.
+    pub fn shut(&self, m: &Memory, port: &impl Port) {
+        let both = marks::ENDED | marks::DEAF;
+        if self.engaged() && m.own_rx().marks.load(Relaxed) & both == both {
+            self.flag(m, rx::CLOSED);
+            m.publish(port);
+        }
+    }
+
     /// This end closes: tells the sender that nobody will read. `sent` as in [`RxState::announce_end`].
     pub fn close(&self, m: &Memory, port: &impl Port, sent: u64) {
         if self.engaged() {

@@ -94,9 +94,11 @@ impl RxState {
 
     /// TCP has ended, on one node: did the other end die, with bytes of ours unread on the ring? Its
     /// kernel, which does not know of them, sends a FIN where it would have sent a reset. Says so once.
-    /// `dead`: its process is known to be gone; a FIN alone may be that of an earlier shutdown.
+    /// `dead`: its process is known to be gone; a FIN alone may be that of an earlier shutdown, and what looks like
+    /// one is nobody's after our own SHUT_RD.
     pub fn notice_death(&self, m: &Memory, dead: bool) -> bool {
-        self.died_unread(m, dead)
+        (dead || self.shut.load(Relaxed) == 0)
+            && self.died_unread(m, dead)
             && m.own_rx().marks.fetch_or(marks::CUT, Relaxed) & marks::CUT == 0
     }
 

@@ -22,12 +22,13 @@ impl RxState {
             let Some((p, n)) = iov.take(limit - total) else {
                 break;
             };
-            let p = if how.discard {
-                core::ptr::null_mut()
-            } else {
-                p
+            // (Null means to the port that the bytes are discarded.)
+            let got = match how.discard {
+                true => port.tcp_recv(core::ptr::null_mut(), n, how.peek),
+                false if p.is_null() && n > 0 => Err(libc::EFAULT),
+                false => port.tcp_recv(p, n, how.peek),
             };
-            match port.tcp_recv(p, n, how.peek) {
+            match got {
                 Ok(k) => {
                     if !how.peek {
                         self.kpos.fetch_add(k as u64, Relaxed);
