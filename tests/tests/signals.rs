@@ -27,5 +27,5 @@ fn cancelled_threads_leave_nothing_behind() -> Result<()> {
 /// Threads with the smallest stack, and handlers on an alternate one of the usual size, make every call.
 #[test]
 fn hooks_need_little_stack() -> Result<()> {
-    both_ways("stack", &["5120"], 4, 1_000)
+    both_ways("stack", &["5632"], 4, 1_000)
 }
