@@ -17,6 +17,8 @@ impl World {
         match act {
             // It comes from a daemon.
             Act::Attach { .. } if self.any_forsaken() => {}
+            // (A shim bars the connection when it shuts it.)
+            Act::Attach { .. } if h.wr_shut.get() => {}
             Act::Ready | Act::TryUp if h.lost.get() => {}
             Act::ShutWr | Act::Close if self.keepers.is_some() => self.end(e, *act == Act::Close),
             Act::Attach { log2 } => {
@@ -40,7 +42,6 @@ impl World {
                     );
                 }
             }
-            // (A shim bars the connection when it shuts it.)
             Act::TryUp if self.far.is_some() && h.wr_shut.get() => {}
             Act::TryUp => self.try_up(e),
             Act::Down => done(h.tx.down(&m, &port)),
