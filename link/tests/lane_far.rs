@@ -5,7 +5,7 @@
 
 mod sim;
 
-use sim::{op, recv, send, Act, World, ALL};
+use sim::{op, recv, send, Act, Op, World, ALL};
 use std::sync::atomic::Ordering::Relaxed;
 
 const CARRY: Act = Act::Carry { n: 1000 };
@@ -188,4 +188,25 @@ fn a_withdrawn_readiness_refuses_the_switch() {
     op(&mut w, 0, CARRY);
     op(&mut w, 1, Act::Look);
     assert!(w.host[1].tx.is_up());
+}
+
+/// FIONREAD that sees a switch in its middle goes past it: nothing that could be heard comes after.
+#[test]
+fn a_count_that_meets_a_switch_goes_past_it() {
+    for at in 0..8 {
+        let mut w = World::across_nodes();
+        for end in 0..2 {
+            op(&mut w, end, Act::Attach { log2: 12 });
+        }
+        op(&mut w, 0, Act::Ready);
+        op(&mut w, 0, CARRY);
+        op(&mut w, 1, Act::TryUp);
+        w.run(&Op {
+            end: 0,
+            act: Act::Unread,
+            inner: vec![(at, 1, CARRY)],
+        });
+        w.settle([0, 100], false);
+        assert_eq!(w.host[0].got.get(), 100, "carried at point {at}");
+    }
 }

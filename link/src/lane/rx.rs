@@ -432,7 +432,7 @@ impl RxState {
     }
 
     /// The prefix is read: on to the ring. The far sender may say where the stream ends from now on.
-    fn past(&self, m: &Memory, port: &impl Port) {
+    pub(super) fn past(&self, m: &Memory, port: &impl Port) {
         self.mode.store(mode::RING, Relaxed);
         if m.far() {
             self.flag(m, rx::PAST);

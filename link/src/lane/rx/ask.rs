@@ -81,6 +81,11 @@ impl RxState {
                 // SYNC limit: as in `advance`; behind a switch the queue may end with a frame.
                 fence(SeqCst);
                 match self.see_up(m) {
+                    // Whoever asks `ready` or `stirs` next must hear about the ring.
+                    Ok(true) if self.prefix_left() == 0 => {
+                        self.past(m, port);
+                        self.ring_unread(m)
+                    }
                     Ok(true) => n.min(self.prefix_left()),
                     Ok(false) => n,
                     Err(_) => 0, // for the receive to tell
