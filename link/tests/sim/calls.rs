@@ -95,6 +95,10 @@ impl World {
             let n = port.tcp_recv(p, len, how.peek);
             h.rx.leave_native(if how.peek { 0 } else { n.unwrap_or(0) as u64 });
             r = match n {
+                // As the shim: an error that was kept is told where the end would be.
+                Ok(0) | Err(libc::EAGAIN) if len > 0 && h.rx.error.is_set() => {
+                    Received::Error(h.rx.error.take())
+                }
                 Ok(0) if len > 0 => Received::Eof,
                 Ok(n) => Received::Bytes(n),
                 Err(libc::EAGAIN) => Received::Empty,
