@@ -27,6 +27,18 @@ pub trait Port {
     fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32>;
     /// Receives without blocking; `Ok(0)` is end of file. A null `buf` discards (`MSG_TRUNC`).
     fn tcp_recv(&self, buf: *mut u8, len: usize, peek: bool) -> Result<usize, i32>;
+    /// Copies what a receive would take, without blocking, and leaves it there: `first` bytes into the buffers, the
+    /// next ones into the `gap`, and then `rest` into the buffers once more. How many they are, the gap's included.
+    /// (Only a receiver peeks.)
+    fn tcp_peek(
+        &self,
+        _iov: Iov<'_>,
+        _first: usize,
+        _gap: &mut [u8],
+        _rest: usize,
+    ) -> Result<usize, i32> {
+        Err(libc::EAGAIN)
+    }
     /// Bytes that the kernel would hand out now (SIOCINQ).
     fn tcp_unread(&self) -> Result<usize, i32>;
     /// Sequence numbers that the kernel has taken from us (see [`crate::os::TcpPos`]); `None` if it cannot

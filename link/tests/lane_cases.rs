@@ -104,6 +104,48 @@ fn unread_bytes_are_counted() {
     assert_eq!(w.host[0].got.get(), 15);
 }
 
+/// The sender has gone up and down while a receiver read nothing: counts and peeks see through the frame, to what lies
+/// behind it, from wherever the receiver has come to.
+#[test]
+fn unread_bytes_behind_a_frame() {
+    let peek = |len| Act::Recv {
+        len,
+        peek: true,
+        discard: false,
+        look: true,
+    };
+    let tcp = |len| Act::Send { len, up: false };
+    for (before, ring, read) in [10, 0]
+        .into_iter()
+        .flat_map(|b| [5, 0].map(|r| (b, r)))
+        .flat_map(|(b, r)| (0..18).map(move |n| (b, r, n)))
+    {
+        let mut w = ready();
+        op(&mut w, 1, tcp(before));
+        op(&mut w, 1, ALL);
+        op(&mut w, 1, Act::TryUp);
+        op(&mut w, 1, send(ring));
+        op(&mut w, 1, Act::Down);
+        op(&mut w, 1, tcp(4));
+        op(&mut w, 1, ALL);
+        for _ in 0..read.min(before + ring) {
+            op(&mut w, 0, recv(1));
+        }
+        let left = (before + ring + 4 - read.min(before + ring)) as u64;
+        op(&mut w, 0, Act::Unread);
+        if w.host[0].rx.engaged() {
+            assert_eq!(w.host[0].unread.get(), left);
+        }
+        for len in 1..left as usize + 2 {
+            op(&mut w, 0, peek(len));
+            assert_eq!(w.host[0].found.get(), left.min(len as u64));
+        }
+        w.agree(0);
+        w.settle([0, 0], false);
+        assert_eq!(w.host[0].got.get(), (before + ring + 4) as u64);
+    }
+}
+
 /// The receiver has not seen a switch and counts what TCP holds; meanwhile the sender switches,
 /// goes down again, and its frame arrives: the count includes it.
 #[test]

@@ -268,6 +268,7 @@ fn every_byte_arrives_once_and_in_order() {
             "revoked after waiting",
             "killed within",
             "counters changed by drops",
+            "counted, peeked and received",
         ],
     );
 }
@@ -336,6 +337,9 @@ fn every_byte(between: Between, events: &[&str]) {
         start(&mut w, how);
         for op in &ops {
             w.run(op);
+        }
+        for end in 0..2 {
+            w.agree(end);
         }
         w.settle([todo.0, todo.1], promote);
         for (what, n) in w.seen.borrow().iter() {

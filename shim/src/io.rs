@@ -9,6 +9,7 @@ mod inq;
 mod leave;
 mod native;
 mod parts;
+mod peek;
 mod recv;
 mod send;
 mod sendfile;
@@ -21,6 +22,7 @@ pub use errors::{
 use errors::{instead_of_end, peer_check};
 pub use inq::{put_inq, sync_inq};
 pub use leave::{leave, LEAVE_MS};
+pub use peek::peek;
 pub use recv::recv;
 pub use send::{full_for_long, go_down_full, send};
 pub use sendfile::sendfile;

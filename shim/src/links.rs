@@ -5,7 +5,7 @@
 
 use crate::{fdtab, lock, sys};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use link::lane::{Area, Port};
+use link::lane::{Area, Iov, Port};
 use link::layout::{Loc, CHUNKS, LANES, RING_LOG2_MAX, RING_LOG2_MIN};
 
 /// Links per process.
@@ -468,6 +468,15 @@ impl Port for Sock<'_> {
         let flags =
             if peek { libc::MSG_PEEK } else { 0 } | if buf.is_null() { libc::MSG_TRUNC } else { 0 };
         sys::recv(self.fd, buf, len, flags)
+    }
+    fn tcp_peek(
+        &self,
+        iov: Iov<'_>,
+        first: usize,
+        gap: &mut [u8],
+        rest: usize,
+    ) -> Result<usize, i32> {
+        crate::io::peek(self.fd, iov, (first, gap, rest))
     }
     fn tcp_unread(&self) -> Result<usize, i32> {
         sys::ioctl_i32(self.fd, libc::FIONREAD).map(|n| n.max(0) as usize)

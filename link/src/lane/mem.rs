@@ -243,6 +243,11 @@ impl<'a> Iov<'a> {
         Iov { vecs, offset: 0 }
     }
 
+    /// Buffers left, empty ones included.
+    pub fn runs(&self) -> usize {
+        self.vecs.len()
+    }
+
     /// Bytes left, saturating.
     pub fn left(&self) -> usize {
         self.vecs

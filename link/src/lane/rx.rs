@@ -5,6 +5,7 @@
 
 mod ask;
 mod look;
+mod peek;
 mod revoke;
 mod take;
 
@@ -270,6 +271,9 @@ impl RxState {
                 mode::RING | mode::LAST | mode::FIN => {
                     let head = self.head(m)?;
                     let cursor = self.cursor.load(Relaxed);
+                    if head != cursor && how.peek {
+                        return self.peek_ring(m, port, iov, how);
+                    }
                     if head != cursor {
                         return self.take(m, port, iov, how, head);
                     }
@@ -383,6 +387,9 @@ impl RxState {
                         self.past(m, port);
                         continue;
                     }
+                    if how.peek {
+                        return Ok(self.peek_prefix(m, port, iov, how, left as usize));
+                    }
                     let r = self.take_tcp(port, iov, how, left as usize);
                     // Whoever asks `ready` or `stirs` next must hear about the ring.
                     if self.kpos.load(Relaxed) == self.limit.load(Relaxed) {
@@ -401,7 +408,9 @@ impl RxState {
                         self.mode.store(mode::TCP, Relaxed);
                         continue;
                     }
-                    let r = self.take_tcp(port, iov, how, left as usize);
+                    // (Behind it are plain bytes, at which a peek may look.)
+                    let most = if how.peek { usize::MAX } else { left as usize };
+                    let r = self.take_tcp(port, iov, how, most);
                     if self.kpos.load(Relaxed) == self.limit.load(Relaxed) {
                         self.mode.store(mode::TCP, Relaxed);
                     }

@@ -1,6 +1,6 @@
 //! What an application's send and receive calls come to, with the checks of every byte.
 
-use super::{content, vecs, Wire, World, RX, TX};
+use super::{content, vecs, Act, Wire, World, RX, TX};
 use link::lane::rx::How;
 use link::lane::{Iov, Port, Received, Sent};
 
@@ -68,6 +68,44 @@ impl World {
         sent > 0
     }
 
+    /// What FIONREAD counts at an end, a peek finds, and receives take.
+    pub fn agree(&self, e: usize) {
+        let h = &self.host[e];
+        let engaged = h.attached.get() && h.rx.engaged();
+        if !self.live(e) || h.revoking.get() || h.eof.get() || !engaged {
+            return;
+        }
+        self.calls.set(0);
+        self.act(e, &Act::Unread);
+        let counted = match h.rx.engaged() {
+            true => h.unread.get(),
+            false => self.net.borrow().unread(e) as u64,
+        };
+        let recv = |len, peek| Act::Recv {
+            len,
+            peek,
+            discard: false,
+            look: true,
+        };
+        for len in [counted / 2, counted, counted + 100] {
+            self.act(e, &recv(len as usize, true));
+            if !self.live(e) {
+                return; // an error, or the other end's death
+            }
+            assert_eq!(h.found.get(), counted.min(len), "a peek");
+        }
+        let before = h.got.get();
+        loop {
+            self.calls.set(0);
+            self.act(e, &recv(3000, false));
+            if h.found.get() == 0 || !self.live(e) {
+                break;
+            }
+        }
+        assert_eq!(h.got.get() - before, counted, "receives");
+        self.note("counted, peeked and received");
+    }
+
     /// One receive call. `false`: nothing came.
     pub(super) fn recv(&self, e: usize, len: usize, how: How) -> bool {
         let (h, from) = (&self.host[e], &self.host[1 - e]);
@@ -75,6 +113,7 @@ impl World {
         let mut data = vec![0xaau8; len];
         let v = vecs(&mut data);
         let steps = self.steps.get();
+        h.found.set(0);
         let mut r = Received::Tcp;
         if h.attached.get() {
             if !self.lock(e, RX) {
@@ -137,6 +176,7 @@ impl World {
                     !h.eof.get() || n == 0 || self.hostile.get(),
                     "bytes after end of file"
                 );
+                h.found.set(n as u64);
                 if !how.peek {
                     h.got.set(h.got.get() + n as u64);
                 }

@@ -13,13 +13,13 @@ pub mod keep;
 pub mod memory;
 pub mod net;
 mod settle;
+mod wire;
 
 use keep::Keeper;
 use link::frame::{Frame, Kind};
 use link::lane::rx::How;
-use link::lane::{Area, Memory, Port, RxState, TxState};
+use link::lane::{Area, Memory, RxState, TxState};
 use link::layout::Loc;
-use link::os::position;
 use link::reason::Reason;
 use memory::Party;
 use net::Net;
@@ -27,6 +27,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+pub use wire::Wire;
 
 pub const LANE: u32 = 70;
 pub const TAG: u64 = 0x5eed_5eed_0bad_cafe;
@@ -127,6 +129,8 @@ pub struct Host {
     pub in_flight: Cell<u64>,
     pub got: Cell<u64>,
     pub unread: Cell<u64>,
+    /// Bytes that the last receive found.
+    pub found: Cell<u64>,
     /// Locks: the lane's two, and the application's two.
     busy: [Cell<bool>; 4],
     locs: RefCell<Vec<Loc>>,
@@ -167,58 +171,6 @@ pub struct World {
     pub keepers: Option<[Keeper; 2]>,
     /// One end is hostile: the checks of content do not apply.
     pub hostile: Cell<bool>,
-}
-
-pub struct Wire<'w> {
-    pub w: &'w World,
-    pub e: usize,
-}
-
-impl Port for Wire<'_> {
-    fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32> {
-        self.w.hook();
-        // SAFETY: the lane passes a run of its own ring or a frame.
-        let b = unsafe { std::slice::from_raw_parts(data, len) };
-        let r = self.w.net.borrow_mut().send(self.e, b);
-        self.w.hook();
-        r
-    }
-    fn tcp_recv(&self, buf: *mut u8, len: usize, peek: bool) -> Result<usize, i32> {
-        self.w.hook();
-        // SAFETY: the lane passes a buffer of its own or of this test's application.
-        let b = (!buf.is_null()).then(|| unsafe { std::slice::from_raw_parts_mut(buf, len) });
-        let r = self.w.net.borrow_mut().recv(self.e, b, len, peek);
-        self.w.hook();
-        r
-    }
-    fn tcp_unread(&self) -> Result<usize, i32> {
-        self.w.hook();
-        let r = self.w.net.borrow().unread(self.e);
-        self.w.hook();
-        Ok(r)
-    }
-    fn tcp_sent(&self) -> Option<u64> {
-        self.w.hook();
-        // Each look may be interrupted, and find other counts than the one before.
-        let net = || self.w.net.borrow();
-        let p = position(
-            || Some(net().info(self.e)),
-            || {
-                let n = net().outstanding(self.e);
-                self.w.hook();
-                Some(n)
-            },
-            || Some(net().unread(self.e) as u64),
-        )?;
-        self.w.hook();
-        if net().estimate(self.e) != p.sent - u64::from(self.e == 0) {
-            self.w.note("counters changed by drops");
-        }
-        Some(p.sent)
-    }
-    fn ring(&self) {
-        self.w.hook();
-    }
 }
 
 /// Byte `at` of what end `e` sends on the `n`th connection. One block in eight looks like a frame.

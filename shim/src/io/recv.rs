@@ -267,18 +267,18 @@ impl Receiving<'_> {
             return self.peek_on(link, m);
         }
         let now = c.rx.mode.load(Relaxed);
-        // What lies behind the ring, on TCP, may have been told already (`looked` is 0 then): who takes a
-        // short count for "nothing more" waits for other news.
+        // What lies behind the ring, on TCP, may have been told already (`looked` is 0 then), or counted: who takes
+        // a short count for "nothing more" waits for other news.
         let told = c.rx.is_up() && c.rx.looked.load(Relaxed) == 0;
-        let behind = told || now == mode::LAST;
-        // The same where the switch lay inside this read.
+        let behind = told || now == mode::LAST || !m.far() && c.rx.goes_down(m);
+        // The same where the switch lay inside this read. (A peek has found all that there is.)
         if self.peeks() || !behind && now == before {
             return Break(self.total as isize);
         }
         if !self.call.hold(c, l) {
             return Break(closed(self.total));
         }
-        self.look |= behind;
+        self.look = true;
         self.nowait = true;
         Continue(())
     }
@@ -296,12 +296,8 @@ impl Receiving<'_> {
             .get_or_insert_with(|| deadline(c, fd, libc::SO_RCVTIMEO));
         promote::attend(c, link, m, fd);
         signals::outside(real::test_cancel);
-        // A peek cannot go on where it stopped: not in a second buffer from TCP, nor behind a frame that
-        // comes after the ring.
-        let up = c.rx.is_up();
         self.peek_all = left_ms(end) != 0
-            && (up || self.vecs.len() == 1)
-            && more_may_come(fd, up)
+            && more_may_come(fd)
             && !signals::waiting()
             && !signals::interrupted(true);
         (self.total, self.iov, self.look) = (0, Iov::new(self.vecs), true);
@@ -420,9 +416,8 @@ fn beyond(v: &iovec) -> bool {
 }
 
 /// For a peek that waits for all it asks for, with a part of it there: naps a little, for nothing wakes
-/// who finds bytes. `up`: on the ring, where what TCP has is a frame. False: the end, an error, a signal.
-fn more_may_come(fd: i32, up: bool) -> bool {
-    let events = libc::POLLRDHUP | if up { libc::POLLIN } else { 0 };
-    let end = events | libc::POLLHUP | libc::POLLERR;
-    sys::poll_ms(fd, events, 1).is_ok_and(|e| e & end == 0)
+/// who finds bytes. False: the end, an error, a signal.
+fn more_may_come(fd: i32) -> bool {
+    let end = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+    sys::poll_ms(fd, libc::POLLRDHUP, 1).is_ok_and(|e| e & end == 0)
 }

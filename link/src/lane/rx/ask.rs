@@ -5,7 +5,6 @@ use super::{mode, How, Received, RxState};
 use crate::lane::mem::{Iov, Memory};
 use crate::lane::Port;
 use crate::layout::{bits_of, epoch_of, marks, rx, tx};
-use crate::prim::fence;
 use core::sync::atomic::Ordering::*;
 
 impl RxState {
@@ -59,53 +58,6 @@ impl RxState {
             mode::REVOKING => self.phase(m) > tx::DOWNING,
             _ => false,
         }
-    }
-
-    /// Bytes that receives would find now, and never one more: for FIONREAD. Looks for news first, as
-    /// a receive does. `None`: this direction is on TCP, ask the kernel.
-    pub fn unread(&self, m: &Memory, port: &impl Port) -> Option<u64> {
-        let queued = || port.tcp_unread().map_or(0, |n| n as u64);
-        if !self.has_ring_bytes(m) {
-            // A switch or a frame is noticed only by who looks, and a program may do nothing but this.
-            let _ = self.probe(m, port);
-        } else if self.mode.load(Relaxed) == mode::RING && queued() > 0 {
-            // A frame behind the ring's last byte: more bytes may follow it.
-            if let Ok(Some(Received::Error(e))) = self.look(m, port) {
-                self.error.put(e);
-            }
-        }
-        let n = match self.mode.load(Relaxed) {
-            mode::TCP => return None,
-            mode::READY => {
-                let n = queued();
-                // SYNC limit: as in `advance`; behind a switch the queue may end with a frame.
-                fence(SeqCst);
-                match self.see_up(m) {
-                    // Whoever asks `ready` or `stirs` next must hear about the ring.
-                    Ok(true) if self.prefix_left() == 0 => {
-                        self.past(m, port);
-                        self.ring_unread(m)
-                    }
-                    Ok(true) => n.min(self.prefix_left()),
-                    Ok(false) => n,
-                    Err(_) => 0, // for the receive to tell
-                }
-            }
-            mode::PREFIX => match (queued(), self.prefix_left()) {
-                (n, left) if n < left => n,
-                (_, left) => {
-                    let head = self.head(m).unwrap_or(0);
-                    left + head.saturating_sub(self.cursor.load(Relaxed))
-                }
-            },
-            // What a frame announced is there for the first time, and so is all that follows it.
-            mode::REST => queued(),
-            // First comes what the ring has or had, once more; what follows is new.
-            mode::LAST => self.ring_unread(m) + queued().saturating_sub(self.rest.load(Relaxed)),
-            mode::SKIP => queued().saturating_sub(self.skip.load(Relaxed)),
-            _ => self.ring_unread(m),
-        };
-        Some(n)
     }
 
     /// Bytes on the ring: for close, and [`RxState::unread`].

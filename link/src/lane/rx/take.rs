@@ -17,6 +17,9 @@ impl RxState {
         how: How,
         limit: usize,
     ) -> Received {
+        if how.peek {
+            return self.peek_tcp(port, iov, how, limit);
+        }
         let mut total = 0;
         while total < limit {
             let Some((p, n)) = iov.take(limit - total) else {
@@ -24,22 +27,20 @@ impl RxState {
             };
             // (Null means to the port that the bytes are discarded.)
             let got = match how.discard {
-                true => port.tcp_recv(core::ptr::null_mut(), n, how.peek),
+                true => port.tcp_recv(core::ptr::null_mut(), n, false),
                 false if p.is_null() && n > 0 => Err(libc::EFAULT),
-                false => port.tcp_recv(p, n, how.peek),
+                false => port.tcp_recv(p, n, false),
             };
             match got {
                 Ok(k) => {
-                    if !how.peek {
-                        self.kpos.fetch_add(k as u64, Relaxed);
-                    }
+                    self.kpos.fetch_add(k as u64, Relaxed);
                     total += k;
                     iov.untake(n - k); // the caller may go on with what is left
                     if k == 0 && total == 0 && n > 0 {
                         return Received::Eof;
                     }
-                    if k < n || how.peek {
-                        break; // a peek cannot go on where it stopped
+                    if k < n {
+                        break;
                     }
                 }
                 Err(e) => {

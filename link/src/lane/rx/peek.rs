@@ -1,0 +1,203 @@
+//! What is there to read, in the order of the stream: what TCP has from before the switch, the ring, and what TCP
+//! has behind the frame of a way down. The last begins with what the ring had, or has, from the frame's cursor on.
+//! Peeks and FIONREAD go by that; they never count a frame, nor a byte twice.
+
+use super::{mode, How, Received, RxState};
+use crate::frame::{Frame, Kind, LEN};
+use crate::lane::mem::{Iov, Memory};
+use crate::lane::Port;
+use crate::layout::tx;
+use crate::prim::fence;
+use crate::reason::Reason;
+use core::sync::atomic::Ordering::*;
+
+impl RxState {
+    /// May more bytes be on TCP, behind the ring's last one? Cheap on one node, where the sender says so before it
+    /// writes its frame.
+    #[inline(always)]
+    pub fn goes_down(&self, m: &Memory) -> bool {
+        self.mode.load(Relaxed) == mode::RING
+            && (m.far() || matches!(self.phase(m), tx::DOWNING | tx::DOWN))
+    }
+
+    /// A peek at TCP; see [`Port::tcp_peek`].
+    fn peek_port(
+        &self,
+        port: &impl Port,
+        iov: &Iov<'_>,
+        how: How,
+        (first, gap, rest): (usize, &mut [u8], usize),
+    ) -> Result<usize, i32> {
+        if !how.discard {
+            return port.tcp_peek(iov.clone(), first, gap, rest);
+        }
+        let most = iov.left().min(first.saturating_add(rest));
+        port.tcp_recv(core::ptr::null_mut(), most.saturating_add(gap.len()), true)
+    }
+
+    /// A peek at TCP, which hands out `most` bytes at most.
+    pub(super) fn peek_tcp(
+        &self,
+        port: &impl Port,
+        iov: &mut Iov<'_>,
+        how: How,
+        most: usize,
+    ) -> Received {
+        match self.peek_port(port, iov, how, (most, &mut [], 0)) {
+            Ok(0) if iov.left().min(most) > 0 => Received::Eof,
+            Ok(n) => {
+                iov.skip(n);
+                Received::Bytes(n)
+            }
+            Err(libc::EAGAIN) => Received::Empty,
+            Err(e) => Received::Error(e),
+        }
+    }
+
+    /// A peek with `left` bytes of the prefix still on TCP.
+    pub(super) fn peek_prefix(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        iov: &mut Iov<'_>,
+        how: How,
+        left: usize,
+    ) -> Received {
+        if iov.left() <= left {
+            return self.peek_tcp(port, iov, how, left);
+        }
+        let mut frame = [0; LEN];
+        let rest = if how.discard { usize::MAX } else { 0 };
+        let found = match self.peek_port(port, iov, how, (left, &mut frame, rest)) {
+            Ok(0) => return Received::Eof,
+            Ok(n) => n,
+            Err(libc::EAGAIN) => return Received::Empty,
+            Err(e) => return Received::Error(e),
+        };
+        // Nothing of the ring is consumed: the frame repeats all of it. (What is no frame must not be seen.)
+        let again = |f: Frame| f.kind == Kind::Down && f.cursor == self.cursor.load(Relaxed);
+        let found = match found == left + LEN && self.our_frame(&frame).is_some_and(again) {
+            true => self.peek_port(port, iov, how, (left, &mut frame, usize::MAX)),
+            false => Ok(found),
+        }
+        .unwrap_or(found);
+        iov.skip(found.min(left));
+        if found < left {
+            return Received::Bytes(found);
+        }
+        let behind = found.saturating_sub(left + LEN);
+        let ring = self.take_more(m, port, iov, how);
+        iov.skip(behind.saturating_sub(ring));
+        Received::Bytes(left + ring.max(behind))
+    }
+
+    /// A peek with bytes on the ring.
+    pub(super) fn peek_ring(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        iov: &mut Iov<'_>,
+        how: How,
+    ) -> Result<Received, Reason> {
+        if self.goes_down(m) && (iov.left() as u64) > self.ring_unread(m) {
+            self.look_behind(m, port)?;
+        }
+        let all = iov.clone();
+        let head = self.head(m)?;
+        let ring = match self.take(m, port, iov, how, head)? {
+            Received::Bytes(n) => n,
+            r => return Ok(r),
+        };
+        if self.mode.load(Relaxed) != mode::LAST || iov.left() == 0 || !self.catch_up(port) {
+            return Ok(Received::Bytes(ring));
+        }
+        let behind = match self.peek_port(port, &all, how, (usize::MAX, &mut [], 0)) {
+            Ok(n) => n,
+            Err(e) => {
+                self.error.put(e); // after what the ring has
+                0
+            }
+        };
+        iov.skip(behind.saturating_sub(ring));
+        Ok(Received::Bytes(ring.max(behind)))
+    }
+
+    /// With bytes on the ring: takes a frame in that lies behind them. What else TCP says is told after them.
+    fn look_behind(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
+        if let Some(Received::Error(e)) = self.look(m, port)? {
+            self.error.put(e);
+        }
+        Ok(())
+    }
+
+    /// In LAST: takes from TCP what the application has had from the ring, so that what TCP has begins where the ring
+    /// does. False: not all of it is there yet.
+    fn catch_up(&self, port: &impl Port) -> bool {
+        loop {
+            let (at, rest) = (self.skip.load(Relaxed), self.rest.load(Relaxed));
+            let again = self.cursor.load(Relaxed) - at;
+            if again == 0 {
+                return true;
+            }
+            if again > rest {
+                return false; // which no honest sender says: for the receive to tell
+            }
+            match port.tcp_recv(core::ptr::null_mut(), again as usize, false) {
+                Ok(0) | Err(libc::EAGAIN) => return false,
+                Ok(n) => {
+                    let n = (n as u64).min(again);
+                    self.kpos.fetch_add(n, Relaxed);
+                    self.skip.store(at + n, Relaxed);
+                    self.rest.store(rest - n, Relaxed);
+                }
+                Err(e) => {
+                    self.error.put(e);
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Bytes that receives would find now, and never one more: for FIONREAD. Looks for news first, as
+    /// a receive does. `None`: this direction is on TCP, ask the kernel.
+    pub fn unread(&self, m: &Memory, port: &impl Port) -> Option<u64> {
+        let queued = || port.tcp_unread().map_or(0, |n| n as u64);
+        if !self.has_ring_bytes(m) {
+            // A switch or a frame is noticed only by who looks, and a program may do nothing but this.
+            let _ = self.probe(m, port);
+        }
+        if self.has_ring_bytes(m) && self.goes_down(m) && queued() > 0 {
+            let _ = self.look_behind(m, port); // what is wrong is for the receive to tell
+        }
+        let n = match self.mode.load(Relaxed) {
+            mode::TCP => return None,
+            mode::READY => {
+                let n = queued();
+                // SYNC limit: as in `advance`; behind a switch the queue may end with a frame.
+                fence(SeqCst);
+                match self.see_up(m) {
+                    Ok(true) => return self.unread(m, port),
+                    Ok(false) => n,
+                    Err(_) => 0, // for the receive to tell
+                }
+            }
+            mode::PREFIX => match (queued(), self.prefix_left()) {
+                (n, left) if n < left => n,
+                (n, left) => {
+                    let head = self.head(m).unwrap_or(0);
+                    let ring = head.saturating_sub(self.cursor.load(Relaxed));
+                    left + ring.max((n - left).saturating_sub(LEN as u64))
+                }
+            },
+            // What a frame announced is there for the first time, and so is all that follows it.
+            mode::REST => queued(),
+            mode::LAST => {
+                let had = self.cursor.load(Relaxed) - self.skip.load(Relaxed);
+                self.ring_unread(m).max(queued().saturating_sub(had))
+            }
+            mode::SKIP => queued().saturating_sub(self.skip.load(Relaxed)),
+            _ => self.ring_unread(m),
+        };
+        Some(n)
+    }
+}
