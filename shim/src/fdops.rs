@@ -187,8 +187,6 @@ fn moved(i: u32, fd: i32) {
 /// as in the kernel, and the last of them finishes.
 fn last_close(fd: i32, i: u32) {
     let (c, l) = (table::conn(i), table::local(i));
-    // While the number is still its own: (a registration ends with the last descriptor of the socket).
-    epoll::forget(i, sole_holder(c));
     let held = {
         let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
         io::call::close(i, l)
@@ -197,11 +195,13 @@ fn last_close(fd: i32, i: u32) {
         if let Some(hidden) = fdtab::hidden_copy(fd) {
             moved(i, hidden);
             if io::call::defer(l) {
-                return;
+                return epoll::copy_closed(i, fd); // sets go on telling of it
             }
             fdtab::close_ours(hidden);
         }
     }
+    // While the number is still its own: (a registration ends with the last descriptor of the socket).
+    epoll::forget(i, sole_holder(c));
     finish(fd, i);
 }
 
@@ -213,6 +213,7 @@ fn finish(fd: i32, i: u32) {
 
 /// The last call that slept on a connection is over, and its last descriptor closed.
 pub fn finish_close(i: u32) {
+    epoll::forget(i, sole_holder(table::conn(i)));
     let hidden = table::local(i).fd.load(Relaxed);
     finish(hidden, i);
     fdtab::close_ours(hidden);

@@ -1,5 +1,5 @@
-//! What there is to read, before, on and behind a lane. The program asserts what the kernel does by itself: it runs bare
-//! first, then on lanes.
+//! What there is to read, before, on and behind a lane, and who tells of it when its descriptor is closed. Each program
+//! asserts what the kernel does by itself: it runs bare first, then on lanes.
 
 use anyhow::Result;
 use underpass_tests::harness::c::both_ways;
@@ -7,4 +7,10 @@ use underpass_tests::harness::c::both_ways;
 #[test]
 fn peeks_and_counts_at_switches() -> Result<()> {
     both_ways("peeks", &["1", "150"], 300, 5_000)
+}
+
+/// Sets go on telling of a connection whose last descriptor was closed while a call sleeps on it.
+#[test]
+fn sets_tell_while_a_call_sleeps() -> Result<()> {
+    both_ways("closing", &["24"], 36, 1_000)
 }

@@ -344,8 +344,13 @@ pub(super) fn withdraw(s: &Set, r: u32) {
 }
 
 /// The last descriptor of the connection in this process is about to be closed. `alone`: nobody else
-/// has one, and so its registrations end; the daemon may have a copy, which would keep them.
+/// has one, and so its registrations end; the daemon may have a copy, which would keep them. (A native call that
+/// sleeps on it keeps them, too, and to that they are left.)
 pub fn forget(conn: u32, alone: bool) {
+    let kept = alone && kept_by_native(conn);
+    if kept {
+        control::take_back(conn, table::conn(conn).gen.load(Relaxed)); // (a copy that is unread)
+    }
     regs::each(conn, |r, set| {
         let (s, reg) = (set_at(set), reg_at(r));
         let Some(_g) = lock::lock(&s.lock) else {
@@ -354,14 +359,27 @@ pub fn forget(conn: u32, alone: bool) {
         if !is_of(r, set, conn) {
             return;
         }
-        if reg.flags.load(Relaxed) & ACTIVE != 0 {
+        let flags = reg.flags.load(Relaxed);
+        let (epfd, fd) = (s.epfd.load(Relaxed), reg.fd.load(Relaxed));
+        if flags & ACTIVE != 0 {
             withdraw(s, r);
-        } else if alone {
-            let (set, fd) = (s.epfd.load(Relaxed), reg.fd.load(Relaxed));
-            let _ = sys::epoll_ctl(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
+            if kept && flags & (PARKED | DISABLED) == 0 {
+                let mask = reg.mask.load(Relaxed);
+                give_back(epfd, fd, mask, reg.data.load(Relaxed));
+            }
+        } else if alone && !kept {
+            let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, 0, 0);
         }
         regs::end(r, conn);
     });
+}
+
+/// Does a native call sleep on a connection of which the daemon keeps no copy?
+fn kept_by_native(conn: u32) -> bool {
+    let (c, l) = (table::conn(conn), table::local(conn));
+    let asleep = c.rx.natives.load(SeqCst) != 0 || c.tx.natives.load(SeqCst) != 0;
+    let far = || promote::lane(c, l).is_some_and(|(k, _)| k.is_far());
+    asleep && !far()
 }
 
 /// One of a connection's descriptors is about to be closed, and others stay. As in the kernel, a registration
