@@ -128,7 +128,8 @@ pub struct TxWords {
     pub loc_from: [AtomicU64; 2],
     /// Number of moves so far.
     pub loc_seq: AtomicU32,
-    /// Not 0: the sender waits for space; ring its doorbell after consuming.
+    /// Bit 0: the sender waits for space; ring its doorbell after consuming. Above it, on one node: the size of the
+    /// send buffer that its application asked for (0: it did not), for [`unread_max`].
     pub want_space: AtomicU32,
 }
 
@@ -158,6 +159,25 @@ pub struct RxWords {
     /// Across nodes only, in the daemon's mirror: the errno that the daemon met on the socket while it had
     /// the direction. Valid with `custody::DONE`.
     pub custody_error: AtomicU32,
+    /// On one node: bytes that the receive buffer holds which this end's application asked for (0: it did not ask
+    /// for a size).
+    pub room: AtomicU32,
+}
+
+/// What a kernel takes for a reader: `room`, or its first window.
+pub fn window(room: u32) -> u64 {
+    match room {
+        0 => 64 << 10,
+        room => u64::from(room),
+    }
+}
+
+/// Most bytes of a direction that may be unread where the application has asked for a send buffer of `sndbuf` bytes:
+/// about as many as the kernel would take. The send buffer holds so much, the reader's `room`; and the kernel, which
+/// looks at its buffer once a segment, takes one more than fits, of up to half a window.
+pub fn unread_max(sndbuf: u32, room: u32) -> u64 {
+    let window = window(room);
+    u64::from(sndbuf) + window + window / 2
 }
 
 /// Bits of `RxWords::marks`. 0: a version that has none of them.

@@ -17,9 +17,14 @@ fn buffers(snd: usize, rcv: usize) -> Act {
 
 /// Both ends attached; end 0 ready to receive.
 fn ready() -> World {
+    ready_in(12)
+}
+
+/// The same, in rings of some other size.
+fn ready_in(log2: u32) -> World {
     let mut w = World::new();
     for end in 0..2 {
-        op(&mut w, end, Act::Attach { log2: 12 });
+        op(&mut w, end, Act::Attach { log2 });
     }
     op(&mut w, 0, Act::Ready);
     w
@@ -27,7 +32,11 @@ fn ready() -> World {
 
 /// The direction from end 1 to end 0 is on its ring.
 fn up() -> World {
-    let mut w = ready();
+    up_in(12)
+}
+
+fn up_in(log2: u32) -> World {
+    let mut w = ready_in(log2);
     op(&mut w, 1, Act::TryUp);
     assert!(w.host[1].tx.is_up());
     w
@@ -406,6 +415,38 @@ fn a_reader_that_closes_behind_the_last_byte() {
     assert_eq!(w.net.borrow().pipe[1].accepted, 0);
     op(&mut w, 1, ALL);
     assert!(!w.net.borrow().reset);
+}
+
+/// A sender that has asked for a small buffer puts no more on the ring than TCP would have taken, and is woken when
+/// half of that is read, long before half of the ring is.
+#[test]
+fn a_small_send_buffer() {
+    let mut w = up_in(14);
+    let bumps = |w: &World| {
+        let c = w.control(0);
+        link::lane::wake::counter(&c.seq[sim::LANE as usize / link::layout::GROUP].0)
+    };
+    let sizes = |sndbuf, room| Act::Sizes { sndbuf, room };
+    let waits = |w: &World| !w.host[1].tx.want_space(&w.memory(1), &Wire { w, e: 1 });
+    op(&mut w, 0, sizes(0, 1000));
+    op(&mut w, 1, sizes(500, 0));
+    op(&mut w, 1, send(10_000));
+    assert_eq!(w.host[1].sent.get(), 2000); // and half of a window
+    assert_eq!(w.host[1].tx.outstanding(&w.memory(1)), 1000);
+    assert!(waits(&w));
+    let before = bumps(&w);
+    op(&mut w, 0, recv(900));
+    assert_eq!(bumps(&w), before);
+    op(&mut w, 0, recv(200));
+    assert_ne!(bumps(&w), before, "space, and nobody was told");
+    assert!(!waits(&w));
+    // A larger one; none; and of the reader's alone nothing is said.
+    op(&mut w, 1, sizes(5000, 0));
+    op(&mut w, 1, send(10_000));
+    assert_eq!(w.host[1].sent.get(), 1100 + 6500);
+    op(&mut w, 1, sizes(0, 0));
+    op(&mut w, 1, send(40_000));
+    assert_eq!(w.host[1].sent.get(), 1100 + (1 << 14));
 }
 
 /// One of two waiters finds space; the other must still be woken.

@@ -68,6 +68,7 @@ fn act(between: Between) -> BoxedStrategy<Act> {
         3 => (1usize..40, 1usize..40, 1usize..40).prop_map(|(snd, rcv, piece)| Act::Buffers { snd, rcv, piece }),
         2 => (100usize..9000, 100usize..9000).prop_map(|(snd, rcv)| Act::Buffers { snd, rcv, piece: 1 << 20 }),
         1 => Just(Act::Buffers { snd: 1 << 16, rcv: 1 << 16, piece: 1 << 20 }),
+        2 => (0u32..3, 1u32..6000, 0u32..6000).prop_map(|(n, snd, room)| Act::Sizes { sndbuf: snd * u32::from(n > 0), room }),
         1 => Just(Act::ShutWr),
         1 => prop_oneof![Just(Act::Close), Just(Act::Kill)],
         2 => log2().prop_map(|log2| Act::Attach { log2 }),

@@ -3,6 +3,7 @@
 //! A call comes with its buffers as an iovec and with a closure that makes the native call. Where
 //! the direction is on TCP the closure runs, counted; otherwise the lane is used.
 
+pub mod bufs;
 pub mod call;
 mod errors;
 mod inq;
@@ -159,8 +160,8 @@ pub fn unread(i: u32, fd: i32) -> Option<i32> {
 }
 
 /// Bytes that the application has sent and the peer's node does not have yet, besides what the kernel counts:
-/// for SIOCOUTQ. On one node what is on the ring is there already, as in the peer's receive queue: it
-/// outlives this process, and a close.
+/// for SIOCOUTQ. On one node what is on the ring is there already, as in the peer's receive queue, and outlives this
+/// process and a close; counted is what that queue would not have taken yet.
 pub fn outstanding(i: u32) -> i32 {
     let c = table::conn(i);
     if !promote::engaged_tx(c) {

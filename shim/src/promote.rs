@@ -215,6 +215,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     l.link.store(link as *const Link as *mut Link, Release);
     sync_nonblock(c, l.fd.load(Relaxed));
     io::sync_inq(c, l.fd.load(Relaxed));
+    io::bufs::sync(c, &m, l.fd.load(Relaxed));
     because(c, Reason::None);
     c.flags.fetch_and(!flag::REGISTERED, Relaxed);
     let far = if link.is_far() { flag::FAR } else { 0 };

@@ -142,7 +142,13 @@ impl RxState {
         self.tag.store(tag, Relaxed);
         self.got_len.store(0, Relaxed);
         m.own_rx().marks.store(marks::KEPT, Relaxed);
+        m.own_rx().room.store(0, Relaxed);
         m.own_rx().word.store(0, Release);
+    }
+
+    /// What a receive buffer holds that the application has asked for; 0: it did not.
+    pub fn set_room(&self, m: &Memory, bytes: u32) {
+        m.own_rx().room.store(bytes, Relaxed);
     }
 
     /// Declares this end ready for the next epoch. The caller has made sure that nobody can be

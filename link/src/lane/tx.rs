@@ -12,7 +12,7 @@ pub use custody::{Adopted, Taken};
 use super::mem::{copy_in, Iov, Memory};
 use super::{Pending, Port, Progress};
 use crate::frame::LEN;
-use crate::layout::{bits_of, epoch_of, marks, pack, rx, Loc};
+use crate::layout::{bits_of, epoch_of, marks, pack, rx, unread_max, window, Loc};
 use crate::prim::{self, fence, fence_after_rmw};
 use crate::reason::Reason;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -232,11 +232,39 @@ impl TxState {
         Ok(c)
     }
 
+    /// Most bytes that may be unread, whatever the ring holds: more than any does, unless the application has asked
+    /// for a send buffer of some size.
+    #[inline(always)]
+    fn unread_max(&self, m: &Memory) -> u64 {
+        match m.own_tx().want_space.load(Relaxed) >> 1 {
+            0 => u64::MAX,
+            sndbuf => unread_max(sndbuf, m.peer_rx().room.load(Relaxed)),
+        }
+    }
+
+    /// What the application has asked for: 0, or the size of its send buffer. (Across nodes the wish is not known to
+    /// those who tell of space.)
+    pub fn set_sndbuf(&self, m: &Memory, bytes: u32) {
+        if m.far() {
+            return;
+        }
+        let bits = bytes.min(u32::MAX >> 1) << 1;
+        let set = |w| Some(w & 1 | bits);
+        let _ = m.own_tx().want_space.fetch_update(SeqCst, Relaxed, set);
+    }
+
+    /// Does the ring hold as much as may be unread? When it is full TCP would take no more, either.
+    pub fn is_bounded(&self, m: &Memory) -> bool {
+        self.unread_max(m) <= self.ring_size()
+    }
+
     /// Free bytes of the current ring, from the cached cursor.
     #[inline(always)]
-    fn free(&self, size: u64, cursor: u64) -> u64 {
+    fn free(&self, size: u64, most: u64, cursor: u64) -> u64 {
+        let head = self.head.load(Relaxed);
         let start = cursor.max(self.loc_from.load(Relaxed));
-        size.saturating_sub(self.head.load(Relaxed).wrapping_sub(start))
+        let room = most.saturating_sub(head.wrapping_sub(cursor));
+        size.saturating_sub(head.wrapping_sub(start)).min(room)
     }
 
     /// Is there enough space that a poll should say so? A quarter of the ring, as the kernel asks
@@ -245,13 +273,13 @@ impl TxState {
         if m.far() && self.held(m) {
             return false; // the daemon rings when it is done
         }
-        let size = self.ring_size();
-        let want = size / 4;
-        if self.free(size, self.peer_cursor.load(Relaxed)) >= want {
+        let (size, most) = (self.ring_size(), self.unread_max(m));
+        let want = size.min(most) / 4;
+        if self.free(size, most, self.peer_cursor.load(Relaxed)) >= want {
             return true;
         }
         match self.refresh(m) {
-            Ok(c) => self.free(size, c) >= want,
+            Ok(c) => self.free(size, most, c) >= want,
             Err(_) => true, // let the send report it
         }
     }
@@ -276,7 +304,7 @@ impl TxState {
         let Some(ring) = Loc::unpack(self.loc.load(Relaxed)).and_then(|l| m.own.ring(l)) else {
             return Sent::Reset(Reason::Internal);
         };
-        let size = ring.size();
+        let (size, most) = (ring.size(), self.unread_max(m));
         let mut head = self.head.load(Relaxed);
         let begin = head;
         let untouched = iov.clone();
@@ -284,13 +312,13 @@ impl TxState {
         let mut unannounced = 0u64;
         let mut proven = 0;
         loop {
-            let mut free = self.free(size, cursor);
+            let mut free = self.free(size, most, cursor);
             if free == 0 {
                 cursor = match self.refresh(m) {
                     Ok(c) => c,
                     Err(r) => return Sent::Reset(r),
                 };
-                free = self.free(size, cursor);
+                free = self.free(size, most, cursor);
                 if free == 0 {
                     break;
                 }
@@ -384,11 +412,16 @@ impl TxState {
         read
     }
 
-    /// Bytes that were sent and of which the peer's node knows nothing yet, besides those on TCP.
+    /// Bytes that were sent and of which the peer's node knows nothing yet, besides those on TCP. On one node, what
+    /// the reader's kernel would not have taken yet.
     pub fn outstanding(&self, m: &Memory) -> u64 {
         let head = self.head.load(Relaxed);
         match self.mode.load(Relaxed) {
             mode::RING if m.far() => head.saturating_sub(m.peer_rx().landed.load(Acquire)),
+            mode::RING => {
+                let taken = window(m.peer_rx().room.load(Relaxed));
+                self.unread(m).unwrap_or(0).saturating_sub(taken)
+            }
             // (After a frame the reader still finds them on the ring.)
             mode::DRAIN if m.far() || self.must_flush() => {
                 head.saturating_sub(self.drain_at.load(Relaxed))
@@ -404,7 +437,7 @@ impl TxState {
     /// space must not take back the wish of another. The reader answers at most once per quarter
     /// of a ring, so that costs little.
     pub fn want_space(&self, m: &Memory, port: &impl Port) -> bool {
-        if m.own_tx().want_space.swap(1, SeqCst) == 0 && m.far() {
+        if m.own_tx().want_space.fetch_or(1, SeqCst) & 1 == 0 && m.far() {
             m.publish(port); // the wish has a way to go
         }
         // SYNC space: full fence between our wish and the look at the cursor; pairs with the fence
@@ -468,10 +501,12 @@ impl TxState {
         self.peer_cursor.load(Relaxed)
     }
 
-    /// May the lane move to another ring now? Only when the reader has left the one before.
+    /// May the lane move to a larger ring now? Only when the reader has left the one before, and where so much may be
+    /// unread.
     pub fn can_move(&self, m: &Memory) -> bool {
         !self.in_custody(m)
             && self.is_up()
+            && !self.is_bounded(m)
             && matches!(self.refresh(m), Ok(c) if c >= self.loc_from.load(Relaxed))
     }
 

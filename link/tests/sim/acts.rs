@@ -46,6 +46,10 @@ impl World {
             Act::TryUp => self.try_up(e),
             Act::Down => done(h.tx.down(&m, &port)),
             Act::Look => done(h.tx.look(&m, &port)),
+            Act::Sizes { sndbuf, room } => {
+                h.tx.set_sndbuf(&m, *sndbuf);
+                h.rx.set_room(&m, *room);
+            }
             Act::WantDown => h.rx.want_down(&m, &port),
             Act::UnwantDown => h.rx.unwant_down(&m, &port),
             Act::Probe => {

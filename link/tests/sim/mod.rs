@@ -76,6 +76,11 @@ pub enum Act {
         rcv: usize,
         piece: usize,
     },
+    /// This end's application asks for sizes of buffers (0: it does not).
+    Sizes {
+        sndbuf: u32,
+        room: u32,
+    },
     /// Across nodes: this end's daemon looks at what the end has stored, and `n` of its messages
     /// arrive.
     Carry {
@@ -505,7 +510,7 @@ impl World {
             | Act::Revoke
             | Act::Probe
             | Act::Unread => &[RX],
-            Act::Attach { .. } => &[TX, RX],
+            Act::Attach { .. } | Act::Sizes { .. } => &[TX, RX],
             _ => &[TX, RX, SEND, RECV],
         };
         if needs.iter().any(|&l| h.busy[l].get()) {

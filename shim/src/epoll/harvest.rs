@@ -84,7 +84,7 @@ pub(super) fn writable(c: &Conn, l: &Local, link: &Link, fd: i32, m: &Memory) ->
     if c.tx.writable(m) {
         return true;
     }
-    if io::full_for_long(c, l) {
+    if io::full_for_long(c, l, m) {
         // (Its registration ends under the lock of the set, before it is closed.)
         io::go_down_full(c, l, link, m, || true);
         return !promote::engaged_tx(c) && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;

@@ -224,6 +224,11 @@ pub unsafe extern "C" fn setsockopt(
             io::sync_inq(table::conn(i), fd);
         }
     }
+    if r == 0 && io::bufs::is_size(level, name) {
+        if let Some(i) = conn(fd) {
+            io::quietly(|| io::bufs::set(i));
+        }
+    }
     if r == 0 && level == libc::SOL_SOCKET {
         if let Some(i) = conn(fd) {
             // SAFETY: the kernel has read `len` bytes there.

@@ -288,7 +288,7 @@ impl Sending<'_> {
             if grow(c, link, m, ours) {
                 return Continue(());
             }
-            if full_for_long(c, l) {
+            if full_for_long(c, l, m) {
                 go_down_full(c, l, link, m, ours);
                 return Continue(());
             }
@@ -349,8 +349,11 @@ impl Sending<'_> {
     }
 }
 
-/// The ring is full: has it been so for long, without the reader taking anything?
-pub fn full_for_long(c: &Conn, l: &Local) -> bool {
+/// The ring is full: has it been so for long, without the reader taking anything, and would TCP take more?
+pub fn full_for_long(c: &Conn, l: &Local, m: &Memory) -> bool {
+    if c.tx.is_bounded(m) {
+        return false;
+    }
     let (since, now) = (c.tx.full_since_ms.load(Relaxed), sys::now_ms());
     let consumed = c.tx.consumed();
     if since == 0 || l.full_at.swap(consumed, Relaxed) != consumed {

@@ -73,10 +73,11 @@ pub fn polled(l: &Local, fd: i32, events: i16, among: usize) {
 const ESTABLISHED: u8 = 1;
 
 /// Would the kernel have taken more of a send that finds the ring full and may not wait, or not any longer?
-/// Not if its buffer, too, would be full by now. `total`: what this call has sent.
+/// Not if its buffer, too, would be full by now, or is as small as the application wanted it. `total`: what this call
+/// has sent.
 #[cold]
 pub fn kernel_has_room(c: &Conn, l: &Local, m: &Memory, fd: i32, total: usize) -> bool {
-    if l.copes.load(Relaxed) != 0 {
+    if l.copes.load(Relaxed) != 0 || c.tx.is_bounded(m) {
         return false;
     }
     let unread = match lock::lock(&c.tx.lock) {

@@ -3,7 +3,7 @@
 use super::{How, Received, RxState, PIECE};
 use crate::lane::mem::{copy_out, Iov, Memory, Ring};
 use crate::lane::Port;
-use crate::layout::Loc;
+use crate::layout::{unread_max, Loc};
 use crate::prim::fence;
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
@@ -124,8 +124,8 @@ impl RxState {
         if !how.peek {
             m.own_cursor().store(cursor, Release); // as above
             self.ring_bytes.fetch_add(n, Relaxed);
-            // A sender that waits has filled three quarters of the ring. The take that brings it
-            // to one half therefore begins above one half, or is one of more than a quarter (if
+            // A sender that waits has filled three quarters of the ring, or of what it may. The take that
+            // brings it to one half therefore begins above one half, or is one of more than a quarter (if
             // `head` was loaded before the ring was filled). The others need not ask.
             if m.far() {
                 // The far side learns of it through two daemons: in few steps while there is more to
@@ -140,20 +140,32 @@ impl RxState {
                         m.publish(port);
                     }
                 }
-            } else if head - begin > size / 2 || n > size / 4 {
-                self.consumed(m, port, head - cursor, size);
+            } else {
+                let full = size.min(Self::unread_max(m));
+                if head - begin > full / 2 || n > full / 4 {
+                    self.consumed(m, port, head - cursor, full);
+                }
             }
         }
         Ok(Received::Bytes(n as usize))
     }
 
-    /// The sender may be waiting for space: wake it when half of the ring is free.
+    /// The sender may be waiting for space: wake it when half of it is free.
     #[cold]
-    fn consumed(&self, m: &Memory, port: &impl Port, unread: u64, size: u64) {
+    fn consumed(&self, m: &Memory, port: &impl Port, unread: u64, full: u64) {
         // SYNC space: pairs with the fence in `TxState::want_space`.
         fence(SeqCst);
-        if unread <= size / 2 && m.peer_tx().want_space.load(Relaxed) != 0 {
+        if unread <= full / 2 && m.peer_tx().want_space.load(Relaxed) & 1 != 0 {
             m.publish(port);
+        }
+    }
+
+    /// Most bytes that the sender may leave unread, as it computes them itself.
+    #[inline(always)]
+    fn unread_max(m: &Memory) -> u64 {
+        match m.peer_tx().want_space.load(Relaxed) >> 1 {
+            0 => u64::MAX,
+            sndbuf => unread_max(sndbuf, m.own_rx().room.load(Relaxed)),
         }
     }
 
