@@ -113,9 +113,39 @@ static void leave(int fd) {
     NEED(!fcntl(fd, F_SETFL, flags | O_ASYNC) && !fcntl(fd, F_SETFL, flags), "O_ASYNC");
 }
 
+/* A reset is told once, and what came before it can be read still. */
+static void told_by_option(void) {
+    int e = -1;
+    socklen_t len = sizeof e;
+    NEED(!getsockopt(ends[0].fd, SOL_SOCKET, SO_ERROR, &e, &len) && e == ECONNRESET, "SO_ERROR %d", e);
+}
+
+static void told_by_send(void) {
+    NEED(send(ends[0].fd, area, 10, MSG_NOSIGNAL) == -1 && errno == ECONNRESET, "send");
+    for (int k = any(3); k > 0; k--) NEED(send(ends[0].fd, area, 10, MSG_NOSIGNAL) == -1 && errno == EPIPE, "send");
+}
+
+/* Before there is a lane, a receive takes bytes, and fails where it tells of whom. */
+static void faulty(void) {
+    struct sockaddr_in who;
+    put(100);
+    settle();
+    NEED(recvfrom(ends[0].fd, area, 10, MSG_DONTWAIT, (void *)&who, (void *)8) == -1 && errno == EFAULT, "no EFAULT");
+    taken(0, 10);
+    for (int k = 0; k < 300; k++) {
+        put(1);
+        settle();
+        count(0);
+        if (k % 16 == 0) usleep(300);
+    }
+    take(ends[0].unread);
+    for (int k = 0; k < 2; k++) close(ends[k].fd);
+}
+
 static void one_round(void) {
     state = seed * 7919;
     join_ends();
+    if (seed % 32 == 0) return faulty();
     int on = 1;
     asks = any(2);
     if (asks) NEED(!setsockopt(ends[0].fd, IPPROTO_TCP, TCP_INQ, &on, sizeof on), "TCP_INQ");
@@ -130,17 +160,26 @@ static void one_round(void) {
     if (goes) leave(ends[1].fd);
     if (any(3) == 0) take(any(ends[0].unread + 1));
     if (any(4)) put(ONE_OF(1, 31, 33, 700, 9000)), down += goes && ends[0].unread;
-    int end = any(3);
+    int end = any(4);
+    if (end == 3) { /* a reset */
+        NEED(send(ends[0].fd, area, 10, MSG_NOSIGNAL) == 10, "send");
+        settle();
+        asks = 0;
+    }
     if (end == 1) NEED(!shutdown(ends[1].fd, SHUT_WR), "shutdown");
-    if (end == 2) close(ends[1].fd), ends[1].closed = 1;
+    if (end >= 2) close(ends[1].fd), ends[1].closed = 1;
     ends[1].shut = end;
     settle();
+    int told = end == 3 ? any(3) : 0;
+    if (told == 1) told_by_option();
+    if (told == 2) told_by_send();
     for (int k = 0; k < 4; k++) {
         count(end > 0), look(end > 0);
         if (!end && any(2)) put(ONE_OF(1, 200)), settle();
     }
     take(ends[0].unread);
     char b;
+    if (end == 3 && !told) NEED(recv(ends[0].fd, &b, 1, 0) == -1 && errno == ECONNRESET, "no reset");
     if (end) NEED(recv(ends[0].fd, &b, 1, 0) == 0, "no end");
     else NEED(recv(ends[0].fd, &b, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN, "more than was sent");
     for (int k = 0; k < 2; k++)

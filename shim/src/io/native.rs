@@ -120,6 +120,9 @@ pub fn native(
         way.leave(c, 0, tables);
     };
     let says = signals::or_undo(&undo, make);
+    if says < 0 && counts && errno() == libc::EFAULT && call.counts(c) {
+        super::quietly(|| uncounted(c, fd)); // it may have failed after it had taken bytes
+    }
     // (What it moved on a connection that is closed is the kernel's affair.)
     let ours = call.counts(c);
     let moved = match ours && counts {
