@@ -80,6 +80,31 @@ macro_rules! real {
 }
 pub(crate) use real;
 
+/// Calls for which older C libraries, and musl, have no function, but which programs make by number.
+///
+/// # Safety
+/// As the system call.
+pub unsafe fn close_range(first: u32, last: u32, flags: i32) -> i32 {
+    let w = [first as usize, last as usize, flags as usize];
+    // SAFETY: as the caller's own call.
+    unsafe { syscall(libc::SYS_close_range, w[0], w[1], w[2], 0, 0, 0) as i32 }
+}
+
+/// # Safety
+/// As the system call.
+pub unsafe fn execveat(
+    dir: i32,
+    path: *const c_char,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+    flags: i32,
+) -> i32 {
+    let (path, argv, envp) = (path as usize, argv as usize, envp as usize);
+    let n = libc::SYS_execveat;
+    // SAFETY: as the caller's own call.
+    unsafe { syscall(n, dir as usize, path, argv, envp, flags as usize, 0) as i32 }
+}
+
 /// Acts on a pending cancellation, as every call that may block does at its entry. Nothing may be held.
 #[inline(always)]
 pub fn test_cancel() {
@@ -139,7 +164,6 @@ real! {
     accept4(fd: i32, a: *mut sockaddr, l: *mut socklen_t, f: i32) -> i32;
     shutdown(fd: i32, how: i32) -> i32;
     close(fd: i32) -> i32;
-    close_range(a: u32, b: u32, f: i32) -> i32;
     dup(fd: i32) -> i32;
     dup2(a: i32, b: i32) -> i32;
     dup3(a: i32, b: i32, f: i32) -> i32;
@@ -188,7 +212,6 @@ real! {
     execv(p: *const c_char, a: *const *const c_char) -> i32;
     execvp(p: *const c_char, a: *const *const c_char) -> i32;
     execvpe(p: *const c_char, a: *const *const c_char, e: *const *const c_char) -> i32;
-    execveat(d: i32, p: *const c_char, a: *const *const c_char, e: *const *const c_char, f: i32) -> i32;
     fexecve(fd: i32, a: *const *const c_char, e: *const *const c_char) -> i32;
     posix_spawn(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32;
     posix_spawnp(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32;

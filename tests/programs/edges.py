@@ -13,6 +13,7 @@ import fcntl
 import mmap
 import os
 import random
+import resource
 import select
 import signal
 import socket
@@ -266,6 +267,38 @@ def rights_client(sock):
     await_mark("passed")
     sock.sendall(b"hello")
     equal(exactly(sock, 9), b"from afar")
+
+
+def refused_server(sock):
+    for _ in range(2):
+        equal(exactly(sock, 5), b"still")
+        sock.sendall(b"here")
+    equal(sock.recv(1), b"")
+
+
+def refused_client(sock):
+    """Calls that would close the connection, if the kernel did not refuse them: nothing comes of it."""
+    def goes_on():
+        sock.sendall(b"still")
+        equal(exactly(sock, 4), b"here")
+
+    fd, null = sock.fileno(), os.open("/dev/null", os.O_RDWR)
+    equal(call("close_range", fd, fd, 1), "EINVAL", "a flag that does not exist")
+    equal(call("close_range", fd + 1, fd, 0), "EINVAL", "no range")
+    equal(call("dup3", null, fd, os.O_NONBLOCK), "EINVAL", "dup3 with a flag that is none of its")
+    equal(call("dup3", null, fd, -1), "EINVAL", "dup3")
+    equal(call("dup3", fd, fd, 0), "EINVAL", "dup3 onto itself")
+    equal(call("dup2", 999, fd), "EBADF", "dup2 of nothing")
+    goes_on()
+    high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 200)
+    sock.close()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, limits[1]))
+    equal(call("dup2", null, high), "EBADF", "dup2 above the limit")
+    equal(call("dup3", null, high, 0), "EBADF", "dup3 above the limit")
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    sock = socket.socket(fileno=high)
+    goes_on()
 
 
 # ---- ioctls and options ----------------------------------------------------------------------

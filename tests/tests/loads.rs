@@ -93,11 +93,15 @@ fn exports_its_hooks() -> Result<()> {
 
 /// A C program that opens a connection to itself and sends something over it.
 const PROGRAM: &str = r#"
+#define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 int main(void) {
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -115,6 +119,9 @@ int main(void) {
     }
     shutdown(c, SHUT_WR);
     if (read(s, b, 64) != 0) return 6;
+    /* By number, whether or not the C library has functions for them. */
+    if (dup2(s, 50) != 50 || syscall(SYS_close_range, 50, 60, 0) || write(50, "x", 1) != -1) return 7;
+    if (syscall(SYS_execveat, AT_FDCWD, "/no/such", 0, 0, 0) != -1 || errno != ENOENT) return 8;
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[512];
     int loaded = 0;

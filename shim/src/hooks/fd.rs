@@ -59,6 +59,12 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
         // SAFETY: see the module above.
         return unsafe { real::close_range(first, last, flags) };
     }
+    // Before anything is given up: would the kernel do it? (No descriptor has this number.)
+    // SAFETY: as above.
+    let r = unsafe { real::close_range(u32::MAX, u32::MAX, flags) };
+    if r != 0 {
+        return r;
+    }
     // Around our own descriptors, which stay.
     let high = fdtab::high_with_ours().max(0) as u32;
     let mut at = first;
@@ -98,9 +104,16 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
 
 #[no_mangle]
 pub unsafe extern "C" fn closefrom(first: i32) {
+    let first = first.max(0);
     // SAFETY: see the module above.
-    unsafe {
-        close_range(first.max(0) as u32, u32::MAX, 0);
+    if unsafe { close_range(first as u32, u32::MAX, 0) } == 0 {
+        return;
+    }
+    // A filter or a kernel without that call: one by one, as the C library does it.
+    let limit = sys::rlimit_nofile().min(fdtab::MAX_FD as u64) as i32;
+    for fd in first..limit.max(fdtab::high() + 1) {
+        // SAFETY: as above.
+        unsafe { close(fd) };
     }
 }
 
@@ -126,17 +139,17 @@ fn copied(old: i32, new: i32) {
 #[no_mangle]
 pub unsafe extern "C" fn dup2(a: i32, b: i32) -> i32 {
     // SAFETY: see the module above.
-    unsafe { onto(a, b, || real::dup2(a, b)) }
+    unsafe { onto(a, b, 0, || real::dup2(a, b)) }
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn dup3(a: i32, b: i32, f: i32) -> i32 {
     // SAFETY: see the module above.
-    unsafe { onto(a, b, || real::dup3(a, b, f)) }
+    unsafe { onto(a, b, f, || real::dup3(a, b, f)) }
 }
 
-/// dup2 and dup3: `b` is closed on the way, if `a` is valid.
-fn onto(a: i32, b: i32, native: impl Fn() -> i32) -> i32 {
+/// dup2 and dup3: `b` is closed on the way, if the kernel has nothing against it.
+fn onto(a: i32, b: i32, flags: i32, native: impl Fn() -> i32) -> i32 {
     let _inside = signals::enter();
     if get(a) == Fd::Other && get(b) == Fd::Other {
         return native();
@@ -146,7 +159,12 @@ fn onto(a: i32, b: i32, native: impl Fn() -> i32) -> i32 {
         copied(a, new);
         return new;
     }
-    if a == b || sys::fcntl(a, libc::F_GETFD, 0).is_err() {
+    let refused = || {
+        flags & !libc::O_CLOEXEC != 0
+            || b as u64 >= sys::rlimit_nofile() // (it may have been lowered below a number in use)
+            || sys::fcntl(a, libc::F_GETFD, 0).is_err()
+    };
+    if a == b || refused() {
         return native();
     }
     if !closing(b) {
