@@ -65,7 +65,7 @@ pub fn lost() -> bool {
 
 /// The control descriptor, for waits to include; -1 if there is none.
 pub fn fd() -> i32 {
-    if OWNER.load(Relaxed) == table::pid() {
+    if OWNER.load(Relaxed) == table::pid() && !crate::env::off() {
         FD.load(Relaxed)
     } else {
         -1
@@ -104,6 +104,9 @@ pub fn after_fork() {
 pub fn ensure() -> bool {
     if READY.load(Acquire) != 0 {
         return true;
+    }
+    if crate::env::off() {
+        return false;
     }
     if FD.load(Relaxed) >= 0 {
         pump(); // a greeting may be waiting
@@ -150,6 +153,14 @@ pub fn ensure() -> bool {
     false
 }
 
+/// Makes a connection while the daemon can be reached, whether or not this process has a TCP socket: its
+/// listeners may have come by exec, and its children may do the accepting.
+pub fn take_along() {
+    if !crate::env::off() && dial::dialing().is_none() && fdtab::init() && table::init() {
+        ensure();
+    }
+}
+
 /// Why there is no daemon.
 pub fn absence() -> Reason {
     Reason::from_code(REFUSED.load(Relaxed))
@@ -190,7 +201,7 @@ fn send(m: &ToDaemon, fd: Option<i32>) -> Result<(), i32> {
 /// Reads and does everything the daemon has said. Whoever finds the lock taken leaves it.
 #[cold]
 pub fn pump() {
-    if OWNER.load(Relaxed) != table::pid() {
+    if OWNER.load(Relaxed) != table::pid() || crate::env::off() {
         return;
     }
     let Some(g) = lock::try_lock(&LOCK) else {

@@ -88,6 +88,11 @@ pub fn off() -> bool {
     MODE.load(Relaxed) == OFF
 }
 
+/// No connection is considered from now on.
+pub fn switch_off() {
+    MODE.store(OFF, Relaxed);
+}
+
 #[inline(always)]
 pub fn eager() -> bool {
     MODE.load(Relaxed) == EAGER

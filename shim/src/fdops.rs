@@ -119,7 +119,8 @@ pub fn duplicated(old: i32, new: i32) {
 
 /// A vfork child has made a copy, as a rule for the program that it is about to execute. No lane may come
 /// between; one that is there leaves when that program is executed.
-pub fn copied_for_another(old: i32) {
+pub fn copied_for_another(old: i32, new: i32) {
+    fdtab::reach(new); // it is looked for among the numbers that survive the exec
     if let Some(i) = fdtab::conn(old) {
         let c = table::conn(i);
         if c.flags.load(Relaxed) & flag::LANE == 0 {
@@ -397,6 +398,37 @@ pub fn before_sharing() {
     }
 }
 
+/// Before a thread gets descriptors of its own: a number may mean one thing to it and another to the others, so
+/// that nothing can be carried for either of them any more.
+pub fn before_split() {
+    // (Who is alone splits from nobody; a vfork child has its own already.)
+    if !is_vfork_child() && !sys::is_single_threaded() {
+        step_out(Reason::Shared);
+    }
+}
+
+fn is_vfork_child() -> bool {
+    table::table().is_some() && sys::getpid() != table::pid()
+}
+
+/// Everything goes down for good, and from now on no descriptor of this process is any of our business.
+pub fn step_out(why: Reason) {
+    if crate::env::off() || is_vfork_child() {
+        return;
+    }
+    io::quietly(|| {
+        let all = || {
+            each_fd(|fd, i, _| {
+                io::leave(i, fd, why);
+            })
+        };
+        all();
+        crate::env::switch_off();
+        all(); // (what another thread has made meanwhile)
+        fdtab::forget_all();
+    });
+}
+
 /// After a fork, in the parent. The child has entered itself, or does so in a moment.
 pub fn after_fork_parent(failed: bool) {
     FORKING.fetch_sub(1, SeqCst);
@@ -416,7 +448,7 @@ pub fn after_fork_parent(failed: bool) {
 /// Handlers of `pthread_atfork` run before `fork` returns, and may close what they have inherited: the
 /// first hook that notices comes here, and later ones find nothing to do.
 pub fn after_fork_child() {
-    if !table::enter_process() {
+    if crate::env::off() || !table::enter_process() {
         return;
     }
     signals::forget_tid();
@@ -455,7 +487,7 @@ pub fn after_fork_child() {
 /// Before the program is replaced: every lane on a descriptor that survives goes down. Returns
 /// whether anything failed; the new program then meets a reset connection, not a silent loss.
 pub fn before_exec() {
-    if table::table().is_none() {
+    if table::table().is_none() || crate::env::off() {
         return;
     }
     let vfork_child = sys::getpid() != table::pid();
@@ -504,7 +536,7 @@ pub fn before_exec() {
 
 /// The exec failed: we are still here.
 pub fn exec_failed() {
-    if table::table().is_some() && sys::getpid() == table::pid() {
+    if table::table().is_some() && !crate::env::off() && sys::getpid() == table::pid() {
         each_fd(|_, _, c| {
             if !c.holders.iter().any(|h| h.load(Relaxed) == table::pid()) {
                 table::add_holder(c, table::pid());

@@ -107,6 +107,20 @@ pub fn high() -> i32 {
     HIGH.load(Relaxed)
 }
 
+/// No descriptor but ours is known from now on.
+pub fn forget_all() {
+    for fd in 0..=high() {
+        if !matches!(get(fd), Fd::Other | Fd::Ours) {
+            set(fd, Fd::Other);
+        }
+    }
+}
+
+/// A number that is in use, though no entry says for what.
+pub fn reach(fd: i32) {
+    HIGH.fetch_max(fd.min(MAX_FD as i32 - 1), Relaxed);
+}
+
 /// The same, our own included.
 pub fn high_with_ours() -> i32 {
     HIGH_OURS.load(Relaxed)

@@ -14,6 +14,7 @@ mod epoll;
 mod family;
 mod fdops;
 mod fdtab;
+mod filter;
 mod hooks;
 mod io;
 mod links;

@@ -164,6 +164,9 @@ real! {
     accept4(fd: i32, a: *mut sockaddr, l: *mut socklen_t, f: i32) -> i32;
     shutdown(fd: i32, how: i32) -> i32;
     close(fd: i32) -> i32;
+    unshare(flags: i32) -> i32;
+    chroot(path: *const c_char) -> i32;
+    prctl(option: i32, a: usize, b: usize, c: usize, d: usize) -> i32;
     dup(fd: i32) -> i32;
     dup2(a: i32, b: i32) -> i32;
     dup3(a: i32, b: i32, f: i32) -> i32;

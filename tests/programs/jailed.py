@@ -1,6 +1,7 @@
 """A server that gives up what it does not need, and clients for it.
 
     jailed.py serve DIR      prints "port N"; changes root to DIR, user to nobody, closes all descriptors
+    jailed.py handed DIR     the same, by a program that has the listener from another, and no socket of its own
     jailed.py load PORT
 """
 import os
@@ -25,10 +26,21 @@ def worker(listener):
         threading.Thread(target=answer, args=(s,), daemon=True).start()
 
 
-def serve(jail):
-    os.chmod(jail, 0o755)
+def listen():
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
     print("port", listener.getsockname()[1], flush=True)
+    return listener
+
+
+def hand(jail):
+    listener = listen()
+    listener.set_inheritable(True)
+    os.execv(sys.executable, [sys.executable, __file__, "serve", jail, str(listener.fileno())])
+
+
+def serve(jail, handed=None):
+    os.chmod(jail, 0o755)
+    listener = socket.socket(fileno=int(handed)) if handed else listen()
     time.sleep(0.1)
     if os.fork():
         os.wait()
@@ -72,6 +84,8 @@ def load(port):
 
 
 if sys.argv[1] == "serve":
-    serve(sys.argv[2])
+    serve(*sys.argv[2:])
+elif sys.argv[1] == "handed":
+    hand(sys.argv[2])
 else:
     load(int(sys.argv[2]))

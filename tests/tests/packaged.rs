@@ -34,10 +34,21 @@ on_lanes! {
 /// children have no other way to the daemon than the one they were born with.
 #[test]
 fn root_jailed() -> Result<()> {
+    jailed("serve")
+}
+
+/// The same of a program that had no need of the daemon before: its listener is another's, as that of haproxy
+/// after a reload, or of whom systemd hands its sockets.
+#[test]
+fn root_jailed_with_a_listener_from_another() -> Result<()> {
+    jailed("handed")
+}
+
+fn jailed(how: &str) -> Result<()> {
     let d = Daemon::start()?;
     let jail = tempfile::tempdir()?;
     let mut server = Program::python("jailed.py", &d.place())
-        .arg("serve")
+        .arg(how)
         .arg(jail.path())
         .spawn()?;
     let port = server.line("port ", SOON)?;
@@ -45,10 +56,10 @@ fn root_jailed() -> Result<()> {
         .args(["load", &port])
         .spawn()?;
     let of = format!(":{port}");
-    let jailed = |r: &Row| r.local.ends_with(&of) && r.mode == "SMCD" && r.state == "ACTIVE";
+    let inside = |r: &Row| r.local.ends_with(&of) && r.mode == "SMCD" && r.state == "ACTIVE";
     until("the jailed ends are SMCD", SOON, || {
         d.ss()
-            .is_ok_and(|rows| rows.iter().filter(|r| jailed(r)).count() >= 4)
+            .is_ok_and(|rows| rows.iter().filter(|r| inside(r)).count() >= 4)
     })
     .with_context(|| d.picture())?;
     let out = clients.wait(LIMIT)?.ok()?;

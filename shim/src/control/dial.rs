@@ -14,7 +14,8 @@ const KIND: i32 = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOC
 /// Its inode: the number may be another file's by now, if it was closed unseen.
 static INODE: AtomicU64 = AtomicU64::new(0);
 
-fn dialing() -> Option<i32> {
+/// The dialing descriptor, if there is one.
+pub fn dialing() -> Option<i32> {
     let fd = DIALING.load(Relaxed);
     let same = || sys::inode(fd).is_ok_and(|(i, _)| i == INODE.load(Relaxed));
     if fd < 0 || same() {

@@ -76,6 +76,11 @@ macro_rules! calls {
                 SYS_setfsuid c1 user::by_number::setfsuid [setfsuid];
                 SYS_setfsgid c1 user::by_number::setfsgid [setfsgid];
                 SYS_capset c2 user::by_number::capset [capset];
+                SYS_unshare c1 proc::unshare [unshare];
+                SYS_prctl c5 proc::prctl [prctl];
+                SYS_seccomp c3 number::seccomp [];
+                SYS_chroot c1 proc::chroot [chroot];
+                SYS_pivot_root c2 number::pivot_root [];
                 SYS_execve c3 proc::execve [execve execv execvp execvpe execl execlp execle fexecve];
                 SYS_execveat c5 proc::execveat [execveat];
             }
@@ -129,10 +134,6 @@ macro_rules! calls {
                     SYS_io_setup SYS_io_destroy SYS_io_submit SYS_io_getevents SYS_io_pgetevents SYS_io_cancel
                 ];
                 "may attach a program to a socket, which sees TCP" [SYS_bpf];
-                "of one thread: see the limits in ARCHITECTURE.md" [SYS_unshare];
-                "a filter that is installed later: see the limits in ARCHITECTURE.md" [
-                    SYS_prctl SYS_seccomp
-                ];
                 "limits" [SYS_setrlimit SYS_getrlimit SYS_prlimit64];
                 "the kernel has it no more, or never had" [
                     SYS_epoll_ctl_old SYS_epoll_wait_old SYS_getpmsg SYS_putpmsg SYS_uselib
@@ -176,7 +177,7 @@ macro_rules! calls {
                     SYS_rename SYS_mkdir SYS_rmdir SYS_link SYS_unlink SYS_symlink SYS_readlink
                     SYS_chmod SYS_chown SYS_lchown SYS_utime SYS_utimes SYS_mknod SYS_setxattr
                     SYS_lsetxattr SYS_getxattr SYS_lgetxattr SYS_listxattr SYS_llistxattr
-                    SYS_removexattr SYS_lremovexattr SYS_chroot SYS_pivot_root SYS_mount
+                    SYS_removexattr SYS_lremovexattr SYS_mount
                     SYS_umount2 SYS_sync SYS_quotactl SYS_mq_unlink
                 ];
                 "no descriptor: the machine" [

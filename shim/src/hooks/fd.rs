@@ -53,8 +53,12 @@ pub unsafe extern "C" fn close(fd: i32) -> i32 {
 
 #[no_mangle]
 pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
+    const UNSHARE: i32 = 2;
     const CLOEXEC: i32 = 4;
     let _inside = signals::enter();
+    if flags & UNSHARE != 0 {
+        fdops::before_split();
+    }
     if flags & CLOEXEC != 0 || table::table().is_none() || first > last {
         // SAFETY: see the module above.
         return unsafe { real::close_range(first, last, flags) };
@@ -132,7 +136,7 @@ fn copied(old: i32, new: i32) {
     }
     match not_ours() {
         false => io::quietly(|| fdops::duplicated(old, new)),
-        true => io::quietly(|| fdops::copied_for_another(old)),
+        true => io::quietly(|| fdops::copied_for_another(old, new)),
     }
 }
 

@@ -327,6 +327,27 @@ pub unsafe extern "C" fn rt_sigaction(
     }
 }
 
+/// By number only: the C library has no function for it.
+pub unsafe extern "C" fn seccomp(operation: usize, flags: usize, args: usize) -> i32 {
+    const STRICT: usize = 0;
+    const FILTER: usize = 1;
+    // SAFETY: the application's own pointer, and call.
+    unsafe {
+        if matches!(operation, STRICT | FILTER) {
+            proc::before_filter(operation == STRICT, args as *const c_void);
+        }
+        real::syscall(libc::SYS_seccomp, operation, flags, args, 0, 0, 0) as i32
+    }
+}
+
+/// The same.
+pub unsafe extern "C" fn pivot_root(new: usize, old: usize) -> i32 {
+    let _inside = crate::signals::enter();
+    proc::before_moving();
+    // SAFETY: as the caller's own call.
+    unsafe { real::syscall(libc::SYS_pivot_root, new, old, 0, 0, 0, 0) as i32 }
+}
+
 /// A fork by number: without libc's handlers, as the caller wishes.
 pub unsafe extern "C" fn fork() -> i32 {
     // SAFETY: as the call by name.

@@ -1,11 +1,14 @@
 //! Processes: fork, exec, spawn.
 
-use crate::{fdops, io, real, signals, sys};
+use crate::{control, env, fdops, filter, io, real, signals, sys};
 use core::ffi::{c_char, c_void, CStr};
 use link::reason::Reason;
 
 /// A call that makes a child with memory of its own.
 pub fn forked(native: impl FnOnce() -> i32) -> i32 {
+    if env::off() {
+        return native();
+    }
     let _inside = signals::enter();
     io::quietly(fdops::before_fork);
     let r = native();
@@ -59,6 +62,60 @@ pub unsafe extern "C" fn daemon(a: i32, b: i32) -> i32 {
         io::quietly(|| fdops::after_fork_parent(true));
     }
     r
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn unshare(flags: i32) -> i32 {
+    let _inside = signals::enter();
+    if flags & libc::CLONE_FILES != 0 {
+        fdops::before_split();
+    }
+    if flags & libc::CLONE_NEWNS != 0 {
+        before_moving();
+    }
+    // SAFETY: see above.
+    unsafe { real::unshare(flags) }
+}
+
+/// Before a filter comes into force, after which a call of ours might kill: where lanes could not go on, this
+/// process has none from now on.
+///
+/// # Safety
+/// `filter` is the application's `struct sock_fprog`.
+pub unsafe fn before_filter(strict: bool, filter: *const c_void) {
+    // SAFETY: by contract.
+    if !env::off() && (strict || unsafe { filter::refuses(filter) }) {
+        let _inside = signals::enter();
+        fdops::step_out(Reason::Seccomp);
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn prctl(option: i32, a: usize, b: usize, c: usize, d: usize) -> i32 {
+    const STRICT: usize = 1;
+    const FILTER: usize = 2;
+    if option == libc::PR_SET_SECCOMP && matches!(a, STRICT | FILTER) {
+        // SAFETY: the application's own pointer.
+        unsafe { before_filter(a == STRICT, b as *const c_void) };
+    }
+    // SAFETY: see above; fixed arguments serve C's variadic callers on the ABIs supported here.
+    unsafe { real::prctl(option, a, b, c, d) }
+}
+
+/// Before this process sees other files: it takes a way to its daemon along, of which it may have had no need
+/// so far (its listeners came by exec, and its children will accept).
+pub fn before_moving() {
+    if !super::fd::not_ours() {
+        io::quietly(control::take_along);
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn chroot(path: *const c_char) -> i32 {
+    let _inside = signals::enter();
+    before_moving();
+    // SAFETY: see above.
+    unsafe { real::chroot(path) }
 }
 
 macro_rules! exec {

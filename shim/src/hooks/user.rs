@@ -4,13 +4,13 @@
 //! family's is the same.
 
 use super::fd::not_ours;
-use crate::{family, io, real, signals};
+use crate::{env, family, io, real, signals};
 use core::ffi::{c_char, c_void};
 
 /// `succeeded`: what the call says when something has changed.
 fn changed(native: impl FnOnce() -> i32, succeeded: impl FnOnce(i32) -> bool) -> i32 {
     let _inside = signals::enter();
-    let ours = io::quietly(|| !not_ours());
+    let ours = !env::off() && io::quietly(|| !not_ours());
     if ours {
         io::quietly(family::before_user_change);
     }
