@@ -170,6 +170,8 @@ pub struct View {
     /// Is each direction on the ring right now?
     pub tx_up: bool,
     pub rx_up: bool,
+    /// Does it receive from TCP alone?
+    pub rx_tcp: bool,
     pub tx_epoch: u32,
     pub rx_epoch: u32,
     /// log2 of the outgoing ring in bytes; 0: there is none.
@@ -292,6 +294,7 @@ impl Conn {
             lane: self.lane.load(Relaxed),
             tx_up: self.tx.is_up(),
             rx_up: self.rx.is_up(),
+            rx_tcp: !self.rx.engaged(),
             tx_epoch: self.tx.epoch.load(Relaxed),
             rx_epoch: self.rx.epoch.load(Relaxed),
             ring_log2: self.tx.ring_log2(),

@@ -15,7 +15,8 @@ pub mod rx;
 pub mod tx;
 pub mod wake;
 
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use crate::layout::{bits_of, epoch_of, rx as word, tx as phase};
+use core::sync::atomic::{AtomicU32, Ordering::*};
 pub use mem::{Area, Iov, Memory};
 pub use rx::{Received, RxState};
 pub use tx::{Sent, TxState};
@@ -102,6 +103,20 @@ impl Pending {
     pub fn take(&self) -> i32 {
         self.0.swap(0, Relaxed) as i32
     }
+}
+
+/// Across nodes, as the daemon: has an end that only inherited its lane (its owner has ended) gone back to TCP in
+/// both directions, for good? `on_tcp`: its receiving half says so, in the family table. The words alone do not: the
+/// frame of a way down, with what follows it, may overtake bytes that were on their way to the ring, and then the
+/// head moves beyond a cursor that nobody moves any more. From its owner's end on no switch may be taken for it
+/// ([`crate::layout::rx::READY`] may stay), so that one which is not there now does not come.
+pub fn is_left(m: &Memory<'_>, on_tcp: bool) -> bool {
+    // Acquire: pairs with the Release in `TxState::say`.
+    let ours = m.own_tx().state.load(Acquire);
+    let theirs = m.peer_tx().state.load(Acquire);
+    let own = m.own_rx().word.load(Acquire);
+    let receives = on_tcp || epoch_of(theirs) != epoch_of(own) || bits_of(own) & word::CLOSED != 0;
+    receives && !matches!(bits_of(ours), phase::UP | phase::DOWNING)
 }
 
 /// Outcome of something that may have to wait for TCP's buffer.

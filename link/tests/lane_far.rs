@@ -160,6 +160,53 @@ fn a_bare_end_is_a_reset() {
     assert!(w.host[0].failed.get() && !w.host[0].eof.get());
 }
 
+/// Who inherited a lane goes down, and the frame is quicker than the ring's last bytes, which it has repeated: the
+/// head moves behind the reader's back, and nothing of it will ever be read there. The daemon lets go all the same.
+#[test]
+fn a_frame_that_overtakes_the_ring() {
+    let mut w = up(0);
+    op(&mut w, 1, send(500));
+    op(&mut w, 1, CARRY);
+    op(&mut w, 0, recv(500));
+    op(&mut w, 1, send(1000));
+    op(&mut w, 0, Act::WantDown);
+    op(&mut w, 0, CARRY);
+    op(&mut w, 1, Act::Look);
+    op(&mut w, 1, ALL);
+    let left = |w: &World| {
+        let h = &w.host[0];
+        link::lane::is_left(&w.memory(0), !h.rx.engaged())
+    };
+    assert!(!left(&w), "it has not seen the frame yet");
+    op(&mut w, 0, recv(1200));
+    op(&mut w, 0, recv(1200));
+    assert_eq!(w.host[0].got.get(), 1500);
+    assert!(!w.host[0].rx.engaged(), "all of it has come by TCP");
+    op(&mut w, 1, CARRY);
+    let c = [w.control(0).cursors[sim::LANE as usize].load(Relaxed), 1500];
+    assert_eq!(c, [500, 1500], "and once more, for nobody");
+    assert_eq!(w.memory(0).peer_head().load(Relaxed), 1500);
+    assert!(left(&w));
+}
+
+/// Ready when its owner ends, and never up: nobody will switch to it (`Pair::refuse_switches`).
+#[test]
+fn a_readiness_that_is_left_over() {
+    let mut w = World::across_nodes();
+    for end in 0..2 {
+        op(&mut w, end, Act::Attach { log2: 12 });
+    }
+    op(&mut w, 0, Act::Ready);
+    op(&mut w, 0, CARRY);
+    assert!(w.host[0].rx.engaged());
+    assert!(link::lane::is_left(&w.memory(0), false));
+    op(&mut w, 1, Act::TryUp);
+    op(&mut w, 1, CARRY);
+    assert!(!link::lane::is_left(&w.memory(0), false));
+    // Its own direction counts as well: asked for, and not answered.
+    assert!(!link::lane::is_left(&w.memory(1), true));
+}
+
 /// A refused switch leaves the epoch to be offered again.
 #[test]
 fn a_withdrawn_readiness_refuses_the_switch() {

@@ -209,6 +209,33 @@ fn acknowledged_and_never_read() {
     assert!(seen > 20, "{seen}");
 }
 
+/// A reader whose owner has ended takes no switch any more. It may have been asked for, and even be in doubt:
+/// the sender stays on TCP, where everything arrives.
+#[test]
+fn no_switch_for_who_only_inherited() {
+    let mut later = 0;
+    for seed in 0..if cfg!(debug_assertions) { 200 } else { 1000 } {
+        let mut sim = Sim::new(seed, 2, no_faults());
+        sim.never_shut();
+        sim.set_control(true);
+        for _ in 0..Rng(seed).below(300) {
+            sim.tick(true);
+        }
+        let epoch = sim.refuse_switches(1, 0);
+        sim.finish_alone();
+        assert_eq!(sim.switched(1, 0), epoch, "seed {seed}");
+        later += u64::from(sim.switched(1, 1) != 0);
+        for n in &sim.nodes {
+            assert_eq!(
+                (n.pair_failed, &n.faults[..]),
+                (None, &[][..]),
+                "seed {seed}"
+            );
+        }
+    }
+    assert!(later > 50, "{later}");
+}
+
 /// The one round trip in which a switch is in doubt: all rails are cut when the request is posted
 /// (it never arrives) or when the answer is (it has been taken).
 #[test]

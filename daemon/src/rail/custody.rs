@@ -6,7 +6,7 @@
 //! to go down; after a moment we do it for it.
 
 use super::area::Areas;
-use super::heirs::{left, LOOK_NS};
+use super::heirs::LOOK_NS;
 use super::lane::{Ending, Lane, Stage};
 use super::{now, Key, Locked, Rails};
 use crate::fds::Foreign;
@@ -228,7 +228,7 @@ impl Rails {
         let rail = node.as_ref().is_some_and(|n| n.up);
         let state = m.own_tx().state.load(Acquire); // pairs with the Release in `TxState::say`
         let phase = bits_of(state);
-        if l.ending.is_none() && l.custody.is_none() && l.heirs.is_some() && left(&m) {
+        if l.ending.is_none() && l.custody.is_none() && l.is_left(&m) {
             l.end(Ending::Over, false);
         }
         if l.ending.is_none() && l.custody.is_none() {

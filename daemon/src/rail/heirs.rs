@@ -11,11 +11,9 @@ use super::{Key, Rails};
 use crate::family::Family;
 use crate::heirs::{Counted, Inherited};
 use crate::limits::Group;
-use link::lane::Memory;
-use link::layout::{bits_of, epoch_of, rx, tx};
+use link::lane::{is_left, Memory};
 use std::collections::HashSet;
 use std::rc::Rc;
-use std::sync::atomic::Ordering::Acquire;
 use std::sync::Arc;
 
 /// Between two looks at lanes that have heirs: what they do on a lane is not said to us.
@@ -41,6 +39,9 @@ impl Rails {
         }
         l.heirs = Some((family.clone(), Counted::new(group)?));
         links.insert(at.0);
+        if let (Some(id), Some(n)) = (l.engine, self.nodes.get_mut(&l.node)) {
+            n.pair.refuse_switches(id);
+        }
         // What it may have said last is lost.
         if family.view(l.who.conn).is_some_and(|v| v.shut) {
             l.end(Ending::Shut, true);
@@ -77,18 +78,12 @@ impl Rails {
     }
 }
 
-/// Have heirs left this lane: is it without use for both directions?
-pub(super) fn left(m: &Memory<'_>) -> bool {
-    // Acquire: pairs with the Release in `TxState::say`.
-    let ours = m.own_tx().state.load(Acquire);
-    let theirs = m.peer_tx().state.load(Acquire);
-    let word = m.own_rx().word.load(Acquire);
-    let down = epoch_of(theirs) == epoch_of(word)
-        && match bits_of(theirs) {
-            // The reader is not through with the ring, whose place another lane could get.
-            tx::DOWN => m.own_cursor().load(Acquire) == m.peer_head().load(Acquire),
-            tx::RESUMED => true,
-            _ => false,
-        };
-    !matches!(bits_of(ours), tx::UP | tx::DOWNING) && (down || bits_of(word) & rx::CLOSED != 0)
+impl Lane {
+    /// Is it of no more use to those who have inherited it?
+    pub(super) fn is_left(&self, m: &Memory<'_>) -> bool {
+        self.heirs.as_ref().is_some_and(|(family, _)| {
+            let v = family.view(self.who.conn);
+            v.is_some_and(|v| v.gen == self.who.gen && is_left(m, v.rx_tcp))
+        })
+    }
 }

@@ -107,8 +107,6 @@ pub fn programs_fork_and_end(lab: &mut Lab) -> Result<()> {
         let p = Pair::start(lab, &c, how)?;
         c.await_smcr(p.port, 1)?;
         p.await_more()?;
-        // A direction that is only ready at the fork keeps the daemon's copy (see Known limits).
-        c.await_smcr(p.port, 1)?;
         lab.node(0).guest()?.touch(&p.fork)?;
         p.server.until("the parent has ended", PATIENCE, || {
             p.server.stdout().contains("ended")

@@ -57,6 +57,13 @@ impl<P: Provider> Pair<P> {
         self.wake(id);
     }
 
+    /// From now on the application is not asked whether it takes a switch: none stands that was not there before.
+    pub fn refuse_switches(&mut self, id: LaneId) {
+        if let Some(lane) = self.lanes.get_mut(id) {
+            lane.inn.refuses = true;
+        }
+    }
+
     /// Is the sending direction on the ring?
     pub fn is_up(&mut self, id: LaneId) -> bool {
         self.lanes

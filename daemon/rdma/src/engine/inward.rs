@@ -28,6 +28,8 @@ pub(super) struct In {
     up: bool,
     epoch: u32,
     tx_phase: u8,
+    /// No switch is taken any more.
+    pub refuses: bool,
     /// The last switch that was answered: epoch, attempt, and whether it stands.
     answered: Option<(u32, u32, bool)>,
     /// Every byte before it is in our ring.
@@ -237,7 +239,7 @@ impl<P: Provider> Pair<P> {
         // A wish to go down is no refusal: a reader that has not revoked would take it for a switch.
         let ready = |w| epoch_of(w) == epoch && bits_of(w) & (rx::READY | rx::REVOKED) == rx::READY;
         let word = &app.rx[lane.slot].word;
-        if !ready(word.load(Acquire)) {
+        if lane.inn.refuses || !ready(word.load(Acquire)) {
             return false; // it never hears of it
         }
         // Not read before the state below says so.

@@ -11,6 +11,7 @@ pub mod tcp;
 use app::App;
 use build::{add_rail, lane, node, Host};
 use link::lane::{wake, Area};
+use link::layout::epoch_of;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;
@@ -182,6 +183,21 @@ impl Sim {
             self.now += self.rng.below(30_000);
         }
         moved
+    }
+
+    /// Node `n` takes no switch of this lane's sender any more; the epoch of the last one that it took.
+    pub fn refuse_switches(&mut self, n: usize, l: usize) -> u32 {
+        let id = self.lanes[l].ids[n];
+        self.nodes[n].pair.refuse_switches(id);
+        self.switched(n, l)
+    }
+
+    /// Epoch of the last switch that this end has been told of.
+    pub fn switched(&self, n: usize, l: usize) -> u32 {
+        let lane = &self.lanes[l];
+        let words = self.nodes[n].parties[lane.party].mirror.control();
+        let slot = lane.ends[n].slot as usize;
+        epoch_of(words.expect("mapped").tx[slot].state.load(Relaxed))
     }
 
     fn poll_node(&mut self, n: usize) {
