@@ -65,6 +65,8 @@ pub struct Core {
     pub relics: Vec<Relic>,
     /// Ends of processes that have ended, which others may hold.
     pub heirs: Heirs,
+    /// There is a far lane: its socket is looked after (`unseen`).
+    pub held: Rc<tokio::sync::Notify>,
     /// Has every process been looked at, that was there before us?
     pub scanned: bool,
     pub scan_done: Rc<tokio::sync::Notify>,
@@ -128,6 +130,7 @@ impl Core {
             families: Families::default(),
             relics: Vec::new(),
             heirs: Heirs::default(),
+            held: Rc::default(),
             scanned: false,
             scan_done: Rc::default(),
             by_process: HashMap::new(),

@@ -37,5 +37,6 @@ pub mod socket;
 pub mod sockopt;
 pub mod tcp;
 pub mod tenants;
+pub mod unseen;
 pub mod view;
 pub mod wire;

@@ -117,15 +117,19 @@ pub fn now_ticks() -> u64 {
 /// Inodes of the sockets that a process holds. For helpers only: a process may have a million.
 pub fn sockets(pid: u32) -> Vec<u64> {
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter();
-    let links = fds
-        .flatten()
-        .flatten()
-        .filter_map(|e| std::fs::read_link(e.path()).ok());
-    let inode = |l: std::path::PathBuf| {
-        let s = l.to_str()?.strip_prefix("socket:[")?;
-        s.strip_suffix(']')?.parse().ok()
-    };
-    links.filter_map(inode).collect()
+    let all = fds.flatten().flatten();
+    all.filter_map(|e| socket(&e.path())).collect()
+}
+
+/// Inode of the socket that a process has at this descriptor.
+pub fn socket_at(pid: u32, fd: u32) -> Option<u64> {
+    socket(std::path::Path::new(&format!("/proc/{pid}/fd/{fd}")))
+}
+
+fn socket(entry: &std::path::Path) -> Option<u64> {
+    let link = std::fs::read_link(entry).ok()?;
+    let s = link.to_str()?.strip_prefix("socket:[")?;
+    s.strip_suffix(']')?.parse().ok()
 }
 
 /// Inode of the network namespace.

@@ -176,7 +176,10 @@ impl Core {
         };
         match self.rails(|r| r.held(from, at, fd)) {
             Some(false) => Err(Violation("a lane's socket is another connection's")),
-            _ => Ok(()),
+            _ => {
+                self.held.notify_one();
+                Ok(())
+            }
         }
     }
 

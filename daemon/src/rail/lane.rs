@@ -18,9 +18,11 @@ use crate::peers::directory::Name;
 use crate::peers::msg::Msg;
 use crate::peers::pairing::{Paired, Part};
 use crate::sockopt;
+use crate::unseen::Idle;
 use link::layout::EPOCHS;
 use link::reason::Reason;
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 use underpass_rdma::engine::LaneId;
 
@@ -78,9 +80,17 @@ pub(super) struct Lane {
     pub working: bool,
     /// Since when the process should have gone down by itself.
     pub late_since: Option<u64>,
+    /// At the last look for closes that no hook sees: head and cursor, and whether nobody held the socket (then,
+    /// and the time before).
+    idle: ([u64; 2], [bool; 2]),
 }
 
 impl Lane {
+    /// Is it with a process that lives and has not said that it ends?
+    fn is_worked(&self) -> bool {
+        self.stage == Stage::Offered && self.ending.is_none() && self.heirs.is_none()
+    }
+
     /// Its process is so far.
     pub fn end(&mut self, how: Ending, fin: bool) {
         self.ending = self.ending.max(Some(how));
@@ -118,6 +128,7 @@ impl Rails {
             custody: None,
             working: false,
             late_since: None,
+            idle: Default::default(),
         };
         self.lanes.insert(at, lane);
     }
@@ -317,6 +328,43 @@ impl Rails {
         }
         self.stir();
         true
+    }
+
+    /// Is there a copy of a socket here?
+    pub fn has_held(&self) -> bool {
+        self.lanes.values().any(|l| l.sock.is_some())
+    }
+
+    /// Ends on whose lane their process has done nothing since the last time.
+    pub fn idle_ends(&mut self) -> Vec<Idle> {
+        let mut all = Vec::new();
+        for (at, l) in self.lanes.iter_mut().filter(|(_, l)| l.is_worked()) {
+            let areas = self.banks.get(&at.0).map(|b| b.shore.areas());
+            let m = areas.as_ref().and_then(|a| a.custodian(at.1));
+            let (Some(m), Some(sock)) = (m, &l.sock) else {
+                continue;
+            };
+            let now = [m.own_head(), m.own_cursor()].map(|w| w.load(Relaxed));
+            if l.idle.0 != now {
+                l.idle = (now, [false; 2]);
+            } else if let Ok(s) = rustix::fs::fstat(sock.as_ref()) {
+                l.idle.1 = [false, l.idle.1[0]];
+                let (who, at, inode) = (l.who, *at, s.st_ino);
+                all.push(Idle { who, at, inode });
+            }
+        }
+        all
+    }
+
+    /// No process holds this one's socket: if it was so the time before, the kernel shall end it.
+    pub fn not_held(&mut self, i: &Idle) {
+        let l = self.lanes.get_mut(&i.at);
+        if let Some(l) = l.filter(|l| l.who == i.who && l.is_worked()) {
+            l.idle.1[0] = true;
+            if l.idle.1[1] {
+                self.over(i.at);
+            }
+        }
     }
 
     /// The process has shut the connection down for sending.

@@ -1,0 +1,103 @@
+//! Closes that no hook sees. A process may close a connection by an inlined system call; the kernel ends it with
+//! its last descriptor, of which we have one where the lane leads to another node. So lanes on which nothing happens
+//! are looked at: does a process still hold the socket? For most of them that is one link in `/proc` to be read.
+
+use crate::core::{Core, Shared};
+use crate::family::Family;
+use crate::pairing::ConnRef;
+use crate::{process, view};
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// Between two looks, and how much longer than a look that is at least.
+const LOOK: Duration = Duration::from_secs(1);
+const REST: u32 = 50;
+
+/// An idle end on a lane to another node.
+pub struct Idle {
+    pub who: ConnRef,
+    pub at: (u64, u32),
+    pub inode: u64,
+}
+
+/// The same for a helper.
+struct Held {
+    idle: Idle,
+    pid: u32,
+    family: Arc<Family>,
+}
+
+impl Core {
+    fn idle_ends(&mut self) -> Vec<Held> {
+        let idle = self.rails.as_mut().map(|r| r.idle_ends());
+        let parties = &self.parties;
+        let held = |idle: Idle| {
+            let p = parties.get(&idle.who.party)?;
+            Some(Held {
+                idle,
+                pid: p.proc_id.pid,
+                family: p.family.clone(),
+            })
+        };
+        idle.unwrap_or_default()
+            .into_iter()
+            .filter_map(held)
+            .collect()
+    }
+}
+
+/// Looks as long as there are lanes to other nodes. `news`: there is one.
+pub async fn run(core: Shared, news: Rc<Notify>) {
+    loop {
+        if core.borrow().rails.as_ref().is_none_or(|r| !r.has_held()) {
+            news.notified().await;
+        }
+        tokio::time::sleep(LOOK).await;
+        let all = core.borrow_mut().idle_ends();
+        if all.is_empty() {
+            continue;
+        }
+        let begin = Instant::now();
+        let looked = tokio::task::spawn_blocking(move || closed(all)).await;
+        for idle in looked.unwrap_or_default() {
+            core.borrow_mut().rails(|r| r.not_held(&idle));
+        }
+        tokio::time::sleep(begin.elapsed() * REST).await;
+    }
+}
+
+/// Those that no process holds, as far as can be seen: one whose descriptors cannot be read may. For a helper.
+fn closed(all: Vec<Held>) -> Vec<Idle> {
+    let mut of: HashMap<u32, Option<HashSet<u64>>> = HashMap::new();
+    let mut held = |h: &Held| {
+        let fd = h.family.view(h.idle.who.conn).map_or(0, |v| v.fd);
+        let hint = || process::socket_at(h.pid, fd.checked_sub(1)?);
+        if hint() == Some(h.idle.inode) {
+            return true;
+        }
+        // (None at all are those of a process whose first thread has ended before the others.)
+        let sockets = of.entry(h.pid).or_insert_with(|| {
+            let all = process::sockets(h.pid);
+            (!all.is_empty()).then(|| all.into_iter().collect())
+        });
+        sockets.as_ref().is_none_or(|s| s.contains(&h.idle.inode))
+    };
+    let gone: Vec<Idle> = all
+        .into_iter()
+        .filter_map(|h| (!held(&h)).then_some(h.idle))
+        .collect();
+    if gone.is_empty() {
+        return gone;
+    }
+    let me = std::process::id();
+    let elsewhere = view::holders_of(&gone.iter().map(|i| i.inode).collect());
+    let others = |i: &Idle| {
+        elsewhere
+            .get(&i.inode)
+            .is_some_and(|all| all.iter().any(|p| *p != me))
+    };
+    gone.into_iter().filter(|i| !others(i)).collect()
+}
