@@ -133,6 +133,8 @@ pub fn copied_for_another(old: i32, new: i32) {
 pub enum Close {
     /// Go on and close.
     Native,
+    /// Go on and close, and then [`closed`]: the connection lingers.
+    Linger(usize),
     /// One of ours: the application has no such descriptor.
     Refuse,
 }
@@ -150,13 +152,23 @@ pub fn before_close(fd: i32) -> Close {
             fdtab::set(fd, Fd::Other);
             uring::closed(r);
         }
-        Fd::Conn(i) => release(fd, i, fd),
+        Fd::Conn(i) => {
+            if let Some(what) = release(fd, i, fd) {
+                return Close::Linger(what);
+            }
+        }
     }
     Close::Native
 }
 
-/// `fd` stands for the connection no more. `sock`: the descriptor itself, -1 if it is gone already.
-fn release(fd: i32, i: u32, sock: i32) {
+/// After a close that lingers: the number is free by now, as it is in the kernel meanwhile.
+pub fn closed(what: usize) {
+    io::quietly(|| io::call::closed(what));
+}
+
+/// `fd` stands for the connection no more. `sock`: the descriptor itself, -1 if it is gone already. What is returned
+/// is for [`closed`].
+fn release(fd: i32, i: u32, sock: i32) -> Option<usize> {
     fdtab::set(fd, Fd::Other);
     let l = table::local(i);
     if l.refs.fetch_sub(1, SeqCst) == 1 {
@@ -171,6 +183,7 @@ fn release(fd: i32, i: u32, sock: i32) {
             moved(i, f);
         }
     }
+    None
 }
 
 /// From now on `fd` stands for the connection: whoever sleeps with another descriptor of it looks again.
@@ -185,18 +198,26 @@ fn moved(i: u32, fd: i32) {
 }
 
 /// The last descriptor of this process. Where calls of other threads sleep on the connection, they keep it,
-/// as in the kernel, and the last of them finishes.
-fn last_close(fd: i32, i: u32) {
+/// as in the kernel, and the last of them finishes; one that lingers is for [`closed`] to finish.
+fn last_close(fd: i32, i: u32) -> Option<usize> {
     let (c, l) = (table::conn(i), table::local(i));
     let held = {
         let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
         io::call::close(i, l)
     };
-    if held {
+    let lingers = !held && far::lingers(c, fd);
+    if lingers {
+        epoll::forget(i, sole_holder(c)); // as the kernel does, before it waits
+    }
+    if held || lingers {
         if let Some(hidden) = fdtab::hidden_copy(fd) {
             moved(i, hidden);
+            if lingers {
+                return Some(io::call::defer_to_self(i, l));
+            }
             if io::call::defer(l) {
-                return epoll::copy_closed(i, fd); // sets go on telling of it
+                epoll::copy_closed(i, fd); // sets go on telling of it
+                return None;
             }
             fdtab::close_ours(hidden);
         }
@@ -204,6 +225,7 @@ fn last_close(fd: i32, i: u32) {
     // While the number is still its own: (a registration ends with the last descriptor of the socket).
     epoll::forget(i, sole_holder(c));
     finish(fd, i);
+    None
 }
 
 fn finish(fd: i32, i: u32) {

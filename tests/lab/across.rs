@@ -4,6 +4,7 @@
 //! The machines are emulated: TCP moves about 30 MB/s between them, RDMA a third of that. A test
 //! moves some ten megabytes in all, paced so that the machines can still answer.
 
+pub mod closes;
 pub mod daemons;
 pub mod heirs;
 pub mod iwarp;

@@ -101,6 +101,14 @@ const TESTS: &[(&str, Test)] = &[
         across::heirs::programs_fork_and_end,
     ),
     (
+        "across::closes_that_linger",
+        across::closes::closes_that_linger,
+    ),
+    (
+        "across::closes_nobody_sees",
+        across::closes::closes_nobody_sees,
+    ),
+    (
         "across::programs_killed_under_load",
         across::programs::programs_killed_under_load,
     ),

@@ -5,11 +5,10 @@
 //! left to the daemon, which says on TCP where it ends when everything has arrived, and only then
 //! shuts the socket down. Without a daemon the ring goes back to TCP first, here.
 
-use super::RESET_AT_CLOSE;
 use crate::links::{Link, Sock, USED};
-use crate::{control, io, lock, sys, table};
+use crate::{control, io, lock, signals, sys, table};
 use core::sync::atomic::Ordering::*;
-use link::family::Conn;
+use link::family::{flag, Conn};
 use link::lane::{rx, tx::mode, Memory, Progress};
 use link::reason::Reason;
 
@@ -35,15 +34,67 @@ fn back_on_tcp(c: &Conn, m: &Memory, port: &Sock, fd: i32) -> bool {
     step.is_ok()
 }
 
+/// How long the application wants its close to wait, in milliseconds; 0: it is to be a reset.
+fn linger_ms(fd: i32) -> Option<u64> {
+    let mut b = [[0u8; 4]; 2];
+    sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, b.as_flattened_mut()).ok()?;
+    let [on, seconds] = b.map(u32::from_ne_bytes);
+    (on != 0).then_some(u64::from(seconds) * 1000) // no number is negative to the kernel
+}
+
 /// Does the application want its close to be a reset?
 pub fn lingers_for_no_time(fd: i32) -> bool {
-    let mut linger = [0u8; 8];
-    let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger);
-    linger == RESET_AT_CLOSE
+    linger_ms(fd) == Some(0)
+}
+
+/// Will the last close of this connection have to wait here? (Within the node the kernel does it.)
+pub fn lingers(c: &Conn, fd: i32) -> bool {
+    let far = flag::LANE | flag::FAR;
+    c.flags.load(Relaxed) & far == far && linger_ms(fd).is_some_and(|ms| ms > 0)
+}
+
+/// As the kernel's close with SO_LINGER (`sk_stream_wait_close`), which waits only for the last descriptor of a
+/// socket, and the daemon has one: until all that was sent, and the FIN, is acknowledged, for so long, or until a
+/// signal comes. Its handler runs when the close is over. No lock held.
+fn linger(c: &Conn, link: &Link, m: &Memory, fd: i32, ms: u64) {
+    let end = sys::now_ms() + ms;
+    let mut bell = link.bell();
+    while sys::now_ms() < end && outstanding(fd) && !signals::waiting() {
+        let left = end.saturating_sub(sys::now_ms());
+        if bell >= 0 && link.is_dead() {
+            bell = -1;
+            end_here(c, link, m, fd); // who was to finish is gone
+        }
+        if sys::poll_ms(bell, 0, left.min(LINGER_LOOK_MS) as u32) == Err(libc::EINTR) {
+            return;
+        }
+    }
+}
+
+/// Between two looks of a close that lingers.
+const LINGER_LOOK_MS: u64 = 5;
+
+/// Is there anything that the other end's kernel has not acknowledged, or may there be, since the FIN has not been
+/// sent?
+fn outstanding(fd: i32) -> bool {
+    // States of TCP: ESTABLISHED, FIN_WAIT1, CLOSE_WAIT, LAST_ACK, CLOSING.
+    const OPEN: u32 = 1 << 1 | 1 << 4 | 1 << 8 | 1 << 9 | 1 << 11;
+    let mut state = [0u8; 1]; // first byte of `struct tcp_info`
+    let told = sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut state);
+    told.is_ok() && OPEN >> state[0].min(31) & 1 != 0
 }
 
 /// Before the last close. The locks of both directions are taken here.
 pub fn close(c: &Conn, link: &Link, m: &Memory, fd: i32) {
+    let ms = linger_ms(fd);
+    match finish(c, link, m, fd) {
+        true => linger(c, link, m, fd, ms.unwrap_or(0)),
+        false => io::disconnect(fd),
+    }
+}
+
+/// Ends the connection, as far as that is ours. False: it is to be reset.
+fn finish(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
     let port = Sock { fd, link };
     let _t = lock::lock(&c.tx.lock);
     let _r = lock::lock(&c.rx.lock);
@@ -62,15 +113,26 @@ pub fn close(c: &Conn, link: &Link, m: &Memory, fd: i32) {
     let unread = c.rx.ring_unread(m) > 0 || !repeats && in_kernel();
     if unread || lingers_for_no_time(fd) {
         // As in TCP (RFC 1122, 4.2.2.13), and at once: our close is not the last one.
-        return io::disconnect(fd);
+        return false;
     }
     if c.tx.mode.load(Relaxed) != mode::TCP {
         if served(c, link) && control::lane_shut(link, c.lane.load(Relaxed)) {
-            return; // then it hears that the lane is done, and closes its copy after that
+            return true; // then it hears that the lane is done, and closes its copy after that
         }
         if !back_on_tcp(c, m, &port, fd) {
-            return io::disconnect(fd);
+            return false;
         }
+    }
+    let _ = sys::shutdown(fd, libc::SHUT_WR);
+    true
+}
+
+/// The daemon that was to finish is gone: what is left of the ring goes to TCP, and the FIN after it.
+fn end_here(c: &Conn, link: &Link, m: &Memory, fd: i32) {
+    let _t = lock::lock(&c.tx.lock);
+    let port = Sock { fd, link };
+    if c.tx.mode.load(Relaxed) != mode::TCP && !back_on_tcp(c, m, &port, fd) {
+        return io::disconnect(fd);
     }
     let _ = sys::shutdown(fd, libc::SHUT_WR);
 }

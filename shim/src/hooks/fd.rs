@@ -15,8 +15,32 @@ pub(super) fn not_ours() -> bool {
     sys::getpid() != table::pid()
 }
 
+/// Connections that linger once their descriptors are closed.
+#[derive(Default)]
+struct Linger {
+    all: [usize; 16],
+    n: usize,
+}
+
+impl Linger {
+    /// (More of them than have a place here wait before they are closed.)
+    fn add(&mut self, what: usize) {
+        match self.all.get_mut(self.n) {
+            Some(place) => (*place, self.n) = (what, self.n + 1),
+            None => fdops::closed(what),
+        }
+    }
+}
+
+impl Drop for Linger {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.all.iter().take(self.n).for_each(|w| fdops::closed(*w));
+    }
+}
+
 /// Before `fd` is closed. False: it is one of the shim's own, which the application does not have.
-fn closing(fd: i32) -> bool {
+fn closing(fd: i32, later: &mut Linger) -> bool {
     let what = get(fd);
     if what == Fd::Other {
         return true;
@@ -34,6 +58,10 @@ fn closing(fd: i32) -> bool {
     };
     match found {
         Close::Native => true,
+        Close::Linger(what) => {
+            later.add(what);
+            true
+        }
         Close::Refuse => {
             crate::set_errno(libc::EBADF);
             false
@@ -44,7 +72,8 @@ fn closing(fd: i32) -> bool {
 #[no_mangle]
 pub unsafe extern "C" fn close(fd: i32) -> i32 {
     let _inside = signals::enter();
-    if !closing(fd) {
+    let mut later = Linger::default();
+    if !closing(fd, &mut later) {
         return -1;
     }
     // SAFETY: see the module above.
@@ -71,6 +100,7 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
     }
     // Around our own descriptors, which stay.
     let high = fdtab::high_with_ours().max(0) as u32;
+    let mut later = Linger::default();
     let mut at = first;
     while at <= last {
         let mut end = at;
@@ -90,7 +120,7 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
         }
         if at <= high {
             for fd in at..=end.min(high) {
-                closing(fd as i32);
+                closing(fd as i32, &mut later);
             }
         }
         // SAFETY: as above; a part of the application's range.
@@ -171,7 +201,8 @@ fn onto(a: i32, b: i32, flags: i32, native: impl Fn() -> i32) -> i32 {
     if a == b || refused() {
         return native();
     }
-    if !closing(b) {
+    let mut later = Linger::default();
+    if !closing(b, &mut later) {
         return -1; // onto one of ours: as if the table were full
     }
     let new = native();

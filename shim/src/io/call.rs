@@ -110,11 +110,9 @@ impl Call {
             leave(self.i);
             return false;
         }
-        let me = u64::from(self.i + 1) << 32 | u64::from(signals::tid());
-        let free = |w: &AtomicU64| w.compare_exchange(0, me, Acquire, Relaxed).is_ok();
-        self.place = HELD.iter().position(free).map_or(0, |p| p as u32 + 1);
+        self.place = place(self.i);
         self.held = true;
-        let what = (u64::from(self.place) << 32 | u64::from(self.i)) as usize;
+        let what = what(self.place, self.i);
         // SAFETY: 32 bytes, as large as the C library's; taken back before this frame ends.
         unsafe { real::cleanup_push(self.cleanup.as_mut_ptr().cast(), let_go, what) };
         true
@@ -159,9 +157,21 @@ impl Drop for Call {
         if self.held {
             // SAFETY: pushed by `hold`, in this frame; what came after it has been popped.
             unsafe { real::cleanup_pop(self.cleanup.as_mut_ptr().cast()) };
-            super::quietly(|| let_go((u64::from(self.place) << 32 | u64::from(self.i)) as usize));
+            super::quietly(|| let_go(what(self.place, self.i)));
         }
     }
+}
+
+/// Takes a place in `HELD`, plus 1; 0: there is none.
+fn place(i: u32) -> u32 {
+    let me = u64::from(i + 1) << 32 | u64::from(signals::tid());
+    let free = |w: &AtomicU64| w.compare_exchange(0, me, Acquire, Relaxed).is_ok();
+    HELD.iter().position(free).map_or(0, |p| p as u32 + 1)
+}
+
+/// For [`let_go`].
+fn what(place: u32, i: u32) -> usize {
+    (u64::from(place) << 32 | u64::from(i)) as usize
 }
 
 /// The end of a call that held something: place in the upper half, connection in the lower.
@@ -202,6 +212,17 @@ pub fn close(i: u32, l: &Local) -> bool {
 pub fn defer(l: &Local) -> bool {
     let some = |v: u32| (v & COUNT != 0).then_some(v | DEFERRED);
     l.calls.fetch_update(SeqCst, SeqCst, some).is_ok()
+}
+
+/// Leaves the close to the closing call itself, which holds the connection until [`closed`].
+pub fn defer_to_self(i: u32, l: &Local) -> usize {
+    l.calls.fetch_add(1, SeqCst);
+    defer(l);
+    what(place(i), i)
+}
+
+pub fn closed(what: usize) {
+    let_go(what);
 }
 
 /// Calls of this thread, which a handler has interrupted.
