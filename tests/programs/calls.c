@@ -14,6 +14,7 @@
  *   - what SIOCOUTQ says, which depends on acknowledgements; the time that `recvmmsg` leaves
  *   - how much a peek finds, and FIONREAD, where switches come at any time: only that it finds something
  *   - how much one receive finds behind a switch: what it left is received by further calls
+ *   - what a send with odd flags says while an error waits
  *   - the error that `recvmmsg` leaves for later when its second message is bad
  * A connection leaves its lane for good with some of the calls; these are rare, so that others come before.
  */

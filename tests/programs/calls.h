@@ -234,7 +234,8 @@ static long amount(int k) {
 }
 
 static long send_flags(int k) {
-    if (any(40) == 0 && may_leave(k)) return ONE_OF(MSG_OOB, MSG_FASTOPEN, 0x1000000, MSG_DONTROUTE, MSG_PROXY, MSG_TRUNC);
+    if (any(40) == 0 && may_leave(k) && info(ends[k].fd).tcpi_state != TCP_CLOSE)
+        return ONE_OF(MSG_OOB, MSG_FASTOPEN, 0x1000000, MSG_DONTROUTE, MSG_PROXY, MSG_TRUNC);
     return ONE_OF(0, 0, 0, MSG_NOSIGNAL, MSG_NOSIGNAL, MSG_DONTWAIT, MSG_MORE, MSG_EOR, MSG_CONFIRM, MSG_ZEROCOPY,
                   MSG_MORE | MSG_DONTWAIT | MSG_NOSIGNAL);
 }

@@ -120,7 +120,8 @@ pub fn native(
         way.leave(c, 0, tables);
     };
     let says = signals::or_undo(&undo, make);
-    if says < 0 && counts && errno() == libc::EFAULT && call.counts(c) {
+    let may_have_taken = || matches!(errno(), libc::EFAULT | libc::EINVAL);
+    if says < 0 && counts && may_have_taken() && call.counts(c) {
         super::quietly(|| uncounted(c, fd)); // it may have failed after it had taken bytes
     }
     // (What it moved on a connection that is closed is the kernel's affair.)
@@ -133,8 +134,8 @@ pub fn native(
     Native::Made { says, ours }
 }
 
-/// A thread has left a native call without a word and may have moved bytes there that nobody has counted:
-/// then the connection stays on TCP.
+/// A thread has left a native call without a word and may have moved bytes there that nobody has counted: then the
+/// connection stays on TCP. So has a receive that could not say whose bytes it took: they are gone, and it fails.
 #[cold]
 fn uncounted(c: &Conn, fd: i32) {
     let counted = (c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst));
