@@ -45,6 +45,10 @@ pub trait Port {
     /// Sequence numbers that the kernel has taken from us (see [`crate::os::TcpPos`]); `None` if it cannot
     /// tell now.
     fn tcp_sent(&self) -> Option<u64>;
+    /// Is the next byte of the kernel's queue an urgent one (SIOCATMARK)?
+    fn tcp_at_mark(&self) -> bool {
+        false
+    }
     /// Shuts both directions down here: the other end has died, and its kernel could not tell that it would
     /// have sent a reset.
     fn tcp_cut(&self) {}

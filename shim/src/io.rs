@@ -176,6 +176,13 @@ pub fn outstanding(i: u32) -> i32 {
     c.tx.outstanding(&m).min(i32::MAX as u64) as i32
 }
 
+pub const SIOCATMARK: u64 = 0x8905;
+
+/// Is the next byte of a TCP socket's queue an urgent one?
+pub fn at_mark(fd: i32) -> bool {
+    sys::ioctl_i32(fd, SIOCATMARK) == Ok(1)
+}
+
 /// Keeps errno over something done on the side.
 pub fn quietly<T>(f: impl FnOnce() -> T) -> T {
     let e = errno();

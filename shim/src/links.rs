@@ -484,6 +484,9 @@ impl Port for Sock<'_> {
     fn tcp_sent(&self) -> Option<u64> {
         sys::tcp_position(self.fd).map(|p| p.sent)
     }
+    fn tcp_at_mark(&self) -> bool {
+        crate::io::at_mark(self.fd)
+    }
     fn tcp_cut(&self) {
         crate::io::cut(self.fd);
     }

@@ -107,3 +107,9 @@ fn calls_as_bare() -> Result<()> {
 fn receives_that_take_bytes_and_fail() -> Result<()> {
     both_ways("taken", &["60"], 20, 10_000)
 }
+
+/// An urgent byte that was received is no unread byte: the close behind it makes no reset.
+#[test]
+fn an_urgent_byte_is_read() -> Result<()> {
+    both_ways("urgent", &[], 2, 1000)
+}

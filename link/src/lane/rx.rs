@@ -361,6 +361,15 @@ impl RxState {
                     }
                     if n == 0 {
                         let end = self.peek_end(port);
+                        // A receive passes an urgent byte, which is received apart: left there, it would make
+                        // a reset of a close. (Who sends one has left its lane for good.)
+                        if matches!(end, Received::Empty | Received::Eof)
+                            && !how.peek
+                            && iov.left() > 0
+                            && port.tcp_at_mark()
+                        {
+                            return Ok(self.take_tcp(port, iov, how, 1));
+                        }
                         // An end that we only see now may have come after a switch, and behind
                         // bytes on the ring.
                         let urgent = end == Received::Bytes(1);

@@ -1,6 +1,7 @@
 //! Sockets: making, connecting, accepting, options.
 
 use crate::fdtab::{conn, get, Fd};
+use crate::io::SIOCATMARK;
 use crate::links::Sock;
 use crate::{
     control, env, epoll, fdops, io, lock, pages, probes, promote, real, signals, sys, table,
@@ -261,7 +262,6 @@ unsafe fn limit_set(i: u32, name: i32, v: *const c_void, len: socklen_t) {
     };
 }
 
-const SIOCATMARK: u64 = 0x8905;
 const SIOCOUTQNSD: u64 = 0x894b;
 
 /// Does a receive still find bytes of the ring, which lie before all that the kernel knows? Looks for

@@ -22,7 +22,6 @@ pub const PART: usize = 64 << 10;
 /// Milliseconds after a registration, or the first large call, during which calls are cut although there
 /// is no lane: an end whose peer is not under Underpass waits for one for ever.
 const HOPE_MS: u64 = 2000;
-const SIOCATMARK: u64 = 0x8905;
 const AGAIN: isize = -(libc::EAGAIN as isize);
 
 /// A call that is cut.
@@ -88,7 +87,7 @@ impl Cut {
         let sends = way == Way::Send;
         let first = *total == 0;
         // The kernel does not read on behind an urgent mark.
-        if !sends && !first && sys::ioctl_i32(fd, SIOCATMARK) == Ok(1) {
+        if !sends && !first && super::at_mark(fd) {
             return Break(*total as isize);
         }
         let flags = flags & !libc::MSG_WAITALL;
