@@ -8,6 +8,7 @@
 //! passes the application's pointers on to it or to code that treats them the same way.
 #![allow(clippy::missing_safety_doc)]
 
+mod actions;
 mod fd;
 mod memory;
 mod msg;

@@ -221,6 +221,8 @@ real! {
     system(c: *const c_char) -> i32;
     popen(c: *const c_char, t: *const c_char) -> *mut c_void;
     posix_spawn_file_actions_adddup2(fa: *mut c_void, fd: i32, to: i32) -> i32;
+    posix_spawn_file_actions_init(fa: *mut c_void) -> i32;
+    posix_spawn_file_actions_destroy(fa: *mut c_void) -> i32;
     __vdprintf_chk(fd: i32, flag: i32, f: *const c_char, a: *mut c_void) -> i32;
     vdprintf(fd: i32, f: *const c_char, a: *mut c_void) -> i32;
     fdopen(fd: i32, m: *const c_char) -> *mut c_void;

@@ -4,7 +4,8 @@
     inherited.py client PORT N LINES  N clients, one after the other; prints "result {...}"
 
 HOW: popen (vfork and exec), shell (the same with a shell between), spawn (posix_spawn), fork (fork and
-exec), rights (SCM_RIGHTS to a process that was there before), end (nobody gets it: the close ends it), stream
+exec), rights (SCM_RIGHTS to a process that was there before), early (posix_spawn, with actions that were made
+before there was a connection), end (nobody gets it: the close ends it), stream
 (the same, by the C library's stdio).
 A client sends LINES short lines, which the server reads byte by byte, then noise, which the other program
 sends back.
@@ -20,7 +21,10 @@ import sys
 import threading
 
 NOISE = random.Random(11).randbytes(200_000)
+if sys.argv[5:] == ["large"]:  # more than rings and buffers hold: the client has not ended when it is handed on
+    NOISE *= 50
 CAT = "/bin/cat"
+EARLY = 150  # a number that is known before
 LIBC = ctypes.CDLL(None)
 FDOPEN = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)(("fdopen", LIBC))
 LIBC.fputs.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
@@ -55,8 +59,16 @@ def serve(how):
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
     print(f"port {listener.getsockname()[1]}", flush=True)
     children = []
+    if how == "early":
+        actions = ctypes.create_string_buffer(256)
+        LIBC.posix_spawn_file_actions_init(actions)
+        for to in (0, 1):
+            LIBC.posix_spawn_file_actions_adddup2(actions, EARLY, to)
     while True:
         s, _ = listener.accept()
+        if how == "early":
+            with s:
+                s = socket.socket(fileno=os.dup2(s.fileno(), EARLY, inheritable=False))
         line = b""
         while not line.endswith(b"end\n"):
             byte = s.recv(1)
@@ -71,6 +83,10 @@ def serve(how):
             fd = s.fileno()
             actions = [(os.POSIX_SPAWN_DUP2, fd, 0), (os.POSIX_SPAWN_DUP2, fd, 1)]
             os.posix_spawn(CAT, [CAT], os.environ, file_actions=actions)
+        elif how == "early":
+            words = (ctypes.c_char_p * 2)(CAT.encode(), None)
+            environment = ctypes.c_void_p.in_dll(LIBC, "environ")
+            LIBC.posix_spawn(ctypes.byref(ctypes.c_int()), CAT.encode(), actions, None, words, environment)
         elif how == "fork":
             if os.fork() == 0:
                 os.dup2(s.fileno(), 0)

@@ -19,12 +19,19 @@ fn server(how: &str, place: &Place) -> Result<(Running, String)> {
 
 /// All clients of a server that hands its connections on as `how` says get what they sent.
 fn served(how: &str, server_at: &Place, client_at: &Place) -> Result<()> {
+    served_after(how, 6, server_at, client_at)
+}
+
+/// After so many lines of each.
+fn served_after(how: &str, lines: u32, server_at: &Place, client_at: &Place) -> Result<()> {
     let (_s, port) = server(how, server_at)?;
     let mut c = Program::python("inherited.py", client_at)
         .args(["client", &port])
-        .words(&format!("{CLIENTS} 6"));
+        .words(&format!("{CLIENTS} {lines}"));
     if ENDS.contains(&how) {
         c = c.args(["end"]);
+    } else if how == "early" {
+        c = c.args(["large"]);
     }
     let out = c.spawn()?.wait(LIMIT)?;
     let v = result(&out.stdout)?;
@@ -59,6 +66,17 @@ fn handed_on_by_both() -> Result<()> {
         served(how, &d.place(), &d.place())?;
         ensure!(d.stats()?.registered >= CLIENTS, "{how}: not registered");
     }
+    Ok(())
+}
+
+/// The program that gets it was told of the number before that was a connection's: it is on its lane until then.
+#[test]
+fn handed_on_by_actions_made_before() -> Result<()> {
+    let bare = Place::bare();
+    served_after("early", 600, &bare, &bare)?;
+    let d = Daemon::start()?;
+    served_after("early", 600, &d.eager(), &d.eager())?;
+    d.assert_promoted(10, 1000)?;
     Ok(())
 }
 

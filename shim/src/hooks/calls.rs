@@ -89,6 +89,7 @@ macro_rules! calls {
                 "streams and spawned programs use their descriptors inside libc" [
                     fdopen dprintf __dprintf_chk vdprintf __vdprintf_chk popen system
                     posix_spawn posix_spawnp posix_spawn_file_actions_adddup2
+                    posix_spawn_file_actions_init posix_spawn_file_actions_destroy
                 ];
                 "threads of libc's own use the descriptor" [
                     aio_read aio_read64 aio_write aio_write64 lio_listio

@@ -1,5 +1,6 @@
 //! Processes: fork, exec, spawn.
 
+use super::actions;
 use crate::{control, env, fdops, filter, io, real, signals, sys};
 use core::ffi::{c_char, c_void, CStr};
 use link::reason::Reason;
@@ -154,13 +155,14 @@ unsafe fn keeps_nothing(path: *const c_char) -> bool {
 }
 
 macro_rules! spawn {
-    ($($name:ident($($a:ident: $t:ty),*) -> $r:ty, $program:expr;)*) => {$(
+    ($($name:ident($($a:ident: $t:ty),*) -> $r:ty, $program:expr, $actions:expr;)*) => {$(
         #[no_mangle]
         pub unsafe extern "C" fn $name($($a: $t),*) -> $r {
             let _inside = signals::enter();
             // SAFETY: the application's path.
             if !unsafe { keeps_nothing($program) } {
                 io::quietly(fdops::before_spawn);
+                actions::before_spawn($actions);
             }
             // SAFETY: see above.
             signals::outside(|| unsafe { real::$name($($a),*) })
@@ -169,21 +171,8 @@ macro_rules! spawn {
 }
 
 spawn! {
-    posix_spawn(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32, p;
-    posix_spawnp(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32, p;
-    system(c: *const c_char) -> i32, core::ptr::null();
-    popen(c: *const c_char, t: *const c_char) -> *mut c_void, core::ptr::null();
-}
-
-/// What a spawned program will get as one of its descriptors leaves its lane now: the copy itself
-/// is made inside libc, unseen.
-#[no_mangle]
-pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(
-    fa: *mut c_void,
-    fd: i32,
-    to: i32,
-) -> i32 {
-    fdops::give_up(fd, Reason::Left);
-    // SAFETY: see above.
-    unsafe { real::posix_spawn_file_actions_adddup2(fa, fd, to) }
+    posix_spawn(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32, p, fa;
+    posix_spawnp(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32, p, fa;
+    system(c: *const c_char) -> i32, core::ptr::null(), core::ptr::null();
+    popen(c: *const c_char, t: *const c_char) -> *mut c_void, core::ptr::null(), core::ptr::null();
 }
