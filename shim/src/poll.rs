@@ -35,7 +35,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                     promote::watched(i, c);
                 }
                 promote::expected(i, p.fd, c);
-                io::short::polled(table::local(i), p.fd, p.events, fds.len());
+                io::short::polled(c, table::local(i), p.events, fds.len());
                 if c.flags.load(Relaxed) & flag::LANE != 0 {
                     promote::try_ready(i, c, table::local(i));
                     let ending = ends::left_ms_of(i) >= 0;

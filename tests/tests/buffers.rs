@@ -65,3 +65,9 @@ fn sizes_eager() -> Result<()> {
     let d = Daemon::start()?;
     as_bare(&d, &d.eager())
 }
+
+/// Who has waited for the end of `connect` may rely on the send buffer all the same.
+#[test]
+fn a_message_after_connect_is_taken_whole() -> Result<()> {
+    c::both_ways("whole", &[], 16, 50_000)
+}

@@ -143,7 +143,7 @@ fn rearm(s: &Set, r: u32, ev: epoll_event) {
     reg.flags.fetch_and(!(DISABLED | PARKED), Relaxed);
     reg.flags.fetch_or(EDGE_IN | EDGE_OUT, Relaxed);
     if let Some(conn) = reg.conn.load(Relaxed).checked_sub(1) {
-        io::short::watched(table::local(conn), reg.fd.load(Relaxed), ev.events);
+        io::short::watched(table::conn(conn), table::local(conn), ev.events);
     }
     push(s, r);
     if s.waiters.load(SeqCst) > 0 {
@@ -157,7 +157,11 @@ fn arm(s: &Set, reg: &Reg, conn: u32, fd: i32) {
     let pending = s.waiters.load(SeqCst);
     reg.armed_at
         .store(s.told.load(SeqCst).wrapping_add(pending), Relaxed);
-    io::short::watched(table::local(conn), fd, reg.mask.load(Relaxed));
+    io::short::watched(
+        table::conn(conn),
+        table::local(conn),
+        reg.mask.load(Relaxed),
+    );
     if reg.mask.load(Relaxed) & ET == 0 {
         return;
     }

@@ -50,13 +50,13 @@ pub fn begins(l: &Local, vecs: &[iovec]) {
     }
 }
 
-/// A registration with epoll waits for room. (One that waits for the end of a `connect` says nothing of
-/// later sends, unless it stays.)
+/// A registration with epoll waits for room. (Before anything was sent it waits for the end of a `connect`, which
+/// says nothing of later sends, unless it stays.)
 #[inline(always)]
-pub fn watched(l: &Local, fd: i32, mask: u32) {
+pub fn watched(c: &Conn, l: &Local, mask: u32) {
     if l.copes.load(Relaxed) == 0 && mask & epoll::OUT != 0 {
         let stays = mask & libc::EPOLLET as u32 != 0;
-        if stays || sys::tcp_state(fd) == Some(ESTABLISHED) {
+        if stays || c.tx.kpos.load(Relaxed) > 0 || c.tx.ring_bytes.load(Relaxed) > 0 {
             l.copes.store(1, Relaxed);
         }
     }
@@ -64,13 +64,11 @@ pub fn watched(l: &Local, fd: i32, mask: u32) {
 
 /// `poll` or `select` looks for room on this connection, among so many descriptors.
 #[inline(always)]
-pub fn polled(l: &Local, fd: i32, events: i16, among: usize) {
-    if among > 1 && events & libc::POLLOUT != 0 && l.copes.load(Relaxed) == 0 {
-        watched(l, fd, epoll::OUT);
+pub fn polled(c: &Conn, l: &Local, events: i16, among: usize) {
+    if among > 1 && events & libc::POLLOUT != 0 {
+        watched(c, l, epoll::OUT);
     }
 }
-
-const ESTABLISHED: u8 = 1;
 
 /// Would the kernel have taken more of a send that finds the ring full and may not wait, or not any longer?
 /// Not if its buffer, too, would be full by now, or is as small as the application wanted it. `total`: what this call
