@@ -142,10 +142,31 @@ static void faulty(void) {
     for (int k = 0; k < 2; k++) close(ends[k].fd);
 }
 
+/* An end that waits for the other to go up gets urgent data instead: a receive goes past the mark. */
+static void urgent(void) {
+    struct pollfd p[2] = {{ends[0].fd, POLLIN, 0}, {ends[1].fd, POLLIN, 0}};
+    for (int k = 0; k < 20; k++) poll(p, 2, 0), usleep(200);
+    put(1);
+    NEED(send(ends[1].fd, "u", 1, MSG_OOB | MSG_NOSIGNAL) == 1, "urgent");
+    settle();
+    take(1);
+    char b;
+    int past = any(2);
+    if (past) NEED(recv(ends[0].fd, &b, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN, "there is no more");
+    put(40);
+    settle();
+    NEED(sockatmark(ends[0].fd) == !past, "at the mark");
+    if (past) count(0);
+    for (int k = 0; k < 5; k++) peek();
+    take(40);
+    for (int k = 0; k < 2; k++) close(ends[k].fd);
+}
+
 static void one_round(void) {
     state = seed * 7919;
     join_ends();
     if (seed % 32 == 0) return faulty();
+    if (seed % 32 == 16) return urgent();
     int on = 1;
     asks = any(2);
     if (asks) NEED(!setsockopt(ends[0].fd, IPPROTO_TCP, TCP_INQ, &on, sizeof on), "TCP_INQ");

@@ -6,7 +6,7 @@ use underpass_tests::harness::c::both_ways;
 
 #[test]
 fn peeks_and_counts_at_switches() -> Result<()> {
-    both_ways("peeks", &["1", "150"], 290, 5_000)
+    both_ways("peeks", &["1", "150"], 280, 5_000)
 }
 
 /// Sets go on telling of a connection whose last descriptor was closed while a call sleeps on it.

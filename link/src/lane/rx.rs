@@ -40,6 +40,9 @@ pub mod mode {
     pub const REST: u32 = 8;
 }
 
+/// More bytes than a socket has.
+const MANY: usize = 1 << 30;
+
 /// Most bytes copied before the cursor is published.
 const PIECE: u64 = 16 << 10;
 
@@ -381,9 +384,16 @@ impl RxState {
                         }
                         if urgent {
                             match port.tcp_unread() {
-                                // SIOCINQ stops at an urgent mark. What is there was sent before a
-                                // switch that we still do not see.
-                                Ok(0) => return Ok(self.take_tcp(port, iov, how, 1)),
+                                // SIOCINQ stops at an urgent mark, a count by a peek does not. What is there
+                                // was sent before a switch that we still do not see.
+                                Ok(0) => {
+                                    let n = port.tcp_recv(core::ptr::null_mut(), MANY, true);
+                                    fence(SeqCst); // SYNC limit
+                                    if self.see_up(m)? {
+                                        continue;
+                                    }
+                                    return Ok(self.take_tcp(port, iov, how, n.unwrap_or(1)));
+                                }
                                 // It came just now: all of it is wanted.
                                 Ok(_) => continue,
                                 Err(e) => return Ok(Received::Error(e)),
