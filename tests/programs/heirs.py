@@ -1,13 +1,16 @@
 """An echo whose process forks and ends, and whose child goes on: what a program does that connects
 before it becomes a daemon.
 
-    heirs.py serve HOST FORK [idle]   prints "port N", serves one connection; forks when the file FORK
-                                      exists; idle: the child leaves the connection alone
+    heirs.py serve HOST FORK [idle|pidns]
+                                      prints "port N", serves one connection; forks when the file FORK
+                                      exists; idle: the child leaves the connection alone; pidns: it is in
+                                      a pid namespace of its own
     heirs.py connect HOST PORT UNTIL  sends until the file UNTIL exists, and compares what comes back;
                                       prints "result eof" or "result reset", and how many bytes came
 
 Nothing here knows about Underpass.
 """
+import ctypes
 import os
 import random
 import socket
@@ -25,15 +28,20 @@ def noise(at, n):
     return (NOISE + NOISE[:n])[at:at + n] if at + n > len(NOISE) else NOISE[at:at + n]
 
 
-def serve(sock, fork, idle):
+CLONE_NEWPID = 0x20000000
+
+
+def serve(sock, fork, how):
     forked = False
     while piece := sock.recv(20_000):
         sock.sendall(piece)
         if not forked and os.path.exists(fork):
             forked = True
+            if how == "pidns":
+                assert ctypes.CDLL(None).unshare(CLONE_NEWPID) == 0
             if os.fork():
                 os._exit(0)
-            if idle:
+            if how == "idle":
                 time.sleep(3600)
     sock.close()
 
@@ -59,7 +67,7 @@ def main():
         print("port", listener.getsockname()[1], flush=True)
         sock, _ = listener.accept()
         listener.close()
-        return serve(sock, sys.argv[3], len(sys.argv) > 4)
+        return serve(sock, sys.argv[3], *(sys.argv[4:] or [""]))
     sock = socket.create_connection((host, int(sys.argv[3])))
     threading.Thread(target=send, args=(sock, sys.argv[4]), daemon=True).start()
     at, end = 0, "eof"

@@ -18,6 +18,8 @@ enum Heir {
     Dies,
     /// It never touches it, and is killed.
     DiesIdle,
+    /// It is in another pid namespace, and goes on.
+    Elsewhere,
 }
 
 /// The echo of `heirs.py` on the first node, and its client on the second.
@@ -39,10 +41,14 @@ impl Pair {
         );
         let host = a.host();
         let [fork, until] = ["fork", "until"].map(|f| format!("/run/heirs-{how:?}.{f}"));
-        let idle = if how == Heir::DiesIdle { "idle" } else { "" };
+        let how = match how {
+            Heir::DiesIdle => "idle",
+            Heir::Elsewhere => "pidns",
+            _ => "",
+        };
         // The shell stays, and with it the child.
         let server = a.sh(format!(
-            "{python} serve {host} {fork} {idle}; echo ended; exec sleep 600"
+            "{python} serve {host} {fork} {how}; echo ended; exec sleep 600"
         ))?;
         let server = server.envs(c.eager()[SERVER].clone()).spawn()?;
         let port = |r: &Running| -> Option<u16> {
@@ -103,7 +109,7 @@ pub fn programs_fork_and_end(lab: &mut Lab) -> Result<()> {
     let c = Cluster::start(lab)?;
     super::new_ones_are_promoted(lab, &c)?;
     let before = [c.idle(lab, 0)?, c.idle(lab, 1)?];
-    for how in [Heir::Goes, Heir::Dies, Heir::DiesIdle] {
+    for how in [Heir::Goes, Heir::Dies, Heir::DiesIdle, Heir::Elsewhere] {
         let p = Pair::start(lab, &c, how)?;
         c.await_smcr(p.port, 1)?;
         p.await_more()?;
@@ -120,7 +126,7 @@ pub fn programs_fork_and_end(lab: &mut Lab) -> Result<()> {
             p.await_more()?;
             p.await_left(lab, &c)?;
         }
-        if how == Heir::Goes {
+        if matches!(how, Heir::Goes | Heir::Elsewhere) {
             lab.node(1).guest()?.touch(&p.until)?;
         } else {
             lab.node(0).check("pkill -KILL -f heirs.py")?;
@@ -128,7 +134,7 @@ pub fn programs_fork_and_end(lab: &mut Lab) -> Result<()> {
         let said = p.client.wait()?;
         let end = said.stdout.lines().last().unwrap_or("");
         let good = match how {
-            Heir::Goes => end.starts_with("result eof"),
+            Heir::Goes | Heir::Elsewhere => end.starts_with("result eof"),
             _ => end.starts_with("result eof") || end.starts_with("result reset"),
         };
         anyhow::ensure!(good, "{how:?}: {end}\n{}\n{}", said.stderr, c.picture());
