@@ -2,6 +2,9 @@
 //! tables.
 
 mod far;
+mod unseen;
+
+pub use unseen::{not_ours, replaced, vanished};
 
 use crate::fdtab::{self, Fd};
 use crate::links::Sock;
@@ -27,6 +30,9 @@ pub fn socket_made(fd: i32, nonblock: bool, open: bool, client: bool) {
     if !fdtab::set(fd, Fd::Conn(i)) {
         table::free(i);
         family::closed(false);
+    }
+    if fd <= libc::STDERR_FILENO {
+        table::bar(table::conn(i), Reason::Left); // as in `duplicated`
     }
     if open && crate::env::eager() {
         io::quietly(|| promote::consider(i, fd, table::conn(i)));
@@ -65,37 +71,11 @@ pub fn listening(fd: i32, i: u32) {
     });
 }
 
-/// A new descriptor has a number that the table still has something for: that was closed unseen.
-pub fn replaced(fd: i32) {
-    match fdtab::get(fd) {
-        Fd::Conn(i) => vanished(fd, i),
-        Fd::Set(s) => {
-            fdtab::set(fd, Fd::Other);
-            epoll::closed(s);
-        }
-        Fd::Other | Fd::Ours | Fd::Ring(_) => {}
-    }
-}
-
-/// A number is no more the connection that the table says: an inlined system call has closed it, or has
-/// put something else in its place. As `close`, but what has the number now is not touched.
-#[cold]
-pub fn vanished(fd: i32, i: u32) {
-    io::quietly(|| {
-        epoll::lost(i, fd);
-        let l = table::local(i);
-        let _ = l.fd.compare_exchange(fd, -1, Relaxed, Relaxed);
-        if fdtab::conn(fd) == Some(i) {
-            release(fd, i, -1);
-        }
-    });
-}
-
 /// Another descriptor for the same description.
 pub fn duplicated(old: i32, new: i32) {
     replaced(new);
     match fdtab::get(old) {
-        Fd::Conn(i) => {
+        Fd::Conn(i) if io::proven(old) == Some(i) => {
             table::local(i).refs.fetch_add(1, Relaxed);
             if !fdtab::set(new, Fd::Conn(i)) {
                 // Out of the table's reach: used natively from now on.
@@ -152,11 +132,12 @@ pub fn before_close(fd: i32) -> Close {
             fdtab::set(fd, Fd::Other);
             uring::closed(r);
         }
-        Fd::Conn(i) => {
+        Fd::Conn(i) if io::proven(fd) == Some(i) => {
             if let Some(what) = release(fd, i, fd) {
                 return Close::Linger(what);
             }
         }
+        Fd::Conn(_) => {} // something else by now
     }
     Close::Native
 }
@@ -585,7 +566,7 @@ pub fn before_spawn() {
 /// that its number can come to mean something else unnoticed.
 pub fn disown(fd: i32) {
     let _inside = signals::enter();
-    if let Some(i) = fdtab::conn(fd) {
+    if let Some(i) = io::proven(fd) {
         io::quietly(|| {
             io::leave(i, fd, Reason::Bypassed);
             fdtab::set(fd, Fd::Other);
@@ -612,7 +593,7 @@ pub fn give_up(fd: i32, why: Reason) {
         return;
     }
     let _inside = signals::enter();
-    if let Some(i) = fdtab::conn(fd) {
+    if let Some(i) = io::quietly(|| io::proven(fd)) {
         io::quietly(|| io::leave(i, fd, why));
     }
 }

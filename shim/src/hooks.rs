@@ -10,6 +10,7 @@
 
 mod actions;
 mod fd;
+mod make;
 mod memory;
 mod msg;
 mod number;

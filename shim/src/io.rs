@@ -6,6 +6,7 @@
 pub mod bufs;
 pub mod call;
 mod errors;
+mod identity;
 mod inq;
 mod leave;
 mod native;
@@ -21,21 +22,22 @@ pub use errors::{
     check, cut, disconnect, error_now, recv_or_told, reset, reset_by_death, send_or_told,
 };
 use errors::{instead_of_end, peer_check};
+pub use identity::{is_other, proven, still};
 pub use inq::{put_inq, sync_inq};
 pub use leave::{leave, LEAVE_MS};
+pub use native::Way;
 pub use peek::peek;
 pub use recv::recv;
 pub use send::{full_for_long, go_down_full, send};
 pub use sendfile::sendfile;
 
 use crate::links::Sock;
-use crate::table::{self, Local};
-use crate::{control, errno, lock, pages, promote, real, set_errno, signals, sys, wait};
+use crate::table;
+use crate::{control, errno, lock, pages, promote, real, set_errno, signals, sys};
 use call::Call;
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
 use link::family::{flag, Conn};
-use link::prim::ticks;
 
 /// Milliseconds without any progress of the reader after which a full ring goes down: kernel buffers
 /// hold megabytes, and programs that write before they read rely on it. Longer than a reader that
@@ -45,8 +47,6 @@ pub const FULL_MS: u64 = 20;
 const LOOK_US: u64 = 20;
 /// Microseconds between two looks whether the peer's TCP end is still there, by a sender.
 const CHECK_US: u64 = 2000;
-/// Microseconds for which a proof holds that a descriptor is the connection that the table says.
-const PROOF_US: u64 = 20;
 
 /// Milliseconds that a non-blocking send waits for the far node's answer to a switch.
 const ASK_MS: i64 = 2;
@@ -119,26 +119,6 @@ fn left_ms(deadline: Option<u64>) -> i64 {
         None => -1,
         Some(d) => (d.saturating_sub(sys::now_ns()).div_ceil(1_000_000)) as i64,
     }
-}
-
-/// Is `fd` still this connection? An inlined system call may have closed it and given its number to a
-/// file: then it is forgotten, and the call belongs to the kernel. A proof holds for [`PROOF_US`].
-#[inline(always)]
-pub fn still(fd: i32, i: u32, c: &Conn, l: &Local) -> bool {
-    let now = ticks();
-    now.wrapping_sub(l.proved.load(Relaxed)) <= PROOF_US * wait::cycles_per_us()
-        || prove(fd, i, c, l, now)
-}
-
-#[cold]
-fn prove(fd: i32, i: u32, c: &Conn, l: &Local, now: u64) -> bool {
-    let known = c.inode.load(Relaxed);
-    if known == 0 || sys::inode(fd).is_ok_and(|(inode, _)| inode == known) {
-        l.proved.store(now, Relaxed);
-        return true;
-    }
-    crate::fdops::vanished(fd, i);
-    false
 }
 
 /// The connection was closed by another thread before the call slept: what it has done, or EBADF.

@@ -104,7 +104,7 @@ pub fn init() -> bool {
 }
 
 /// Slots that were ever used: the rest need not be touched.
-fn seen() -> &'static [Link] {
+pub fn seen() -> &'static [Link] {
     let n = HIGH.load(Acquire);
     all().get(..n).unwrap_or(&[])
 }
@@ -122,6 +122,11 @@ pub fn find(id: u64, side: u8) -> Option<&'static Link> {
 /// Slot number of a link.
 pub fn index(l: &Link) -> usize {
     (l as *const Link as usize - TABLE.load(Relaxed) as usize) / core::mem::size_of::<Link>()
+}
+
+/// A slot, whatever is in it now.
+pub fn slot(i: usize) -> Option<&'static Link> {
+    all().get(i)
 }
 
 pub fn by_index(i: usize) -> Option<&'static Link> {
@@ -462,7 +467,10 @@ impl Port for Sock<'_> {
         crate::pages::writable(p, n)
     }
     fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32> {
-        sys::send(self.fd, data, len)
+        match crate::io::is_other(self.fd) {
+            true => Err(libc::EBADF),
+            false => sys::send(self.fd, data, len),
+        }
     }
     fn tcp_recv(&self, buf: *mut u8, len: usize, peek: bool) -> Result<usize, i32> {
         let flags =
@@ -488,7 +496,9 @@ impl Port for Sock<'_> {
         crate::io::at_mark(self.fd)
     }
     fn tcp_cut(&self) {
-        crate::io::cut(self.fd);
+        if !crate::io::is_other(self.fd) {
+            crate::io::cut(self.fd);
+        }
     }
     fn ring(&self) {
         self.link.ring();

@@ -2,8 +2,9 @@
 //! application's is proven before it is touched: a system call that does nothing asks the kernel, and the page
 //! is remembered. Buffers that are used again cost one load; a page that is new about 0.1 µs.
 //!
-//! What is unmapped or protected through the C library is forgotten (`hooks::memory`). A page that an inlined
-//! call has unmapped since stays proven: there a bad pointer is SIGSEGV.
+//! What is unmapped or protected through the C library is forgotten (`hooks::memory`). What nobody tells us of
+//! (an inlined call, `free` of a large block, a file that another process truncates) is found out when the
+//! proof is too old, after some milliseconds ([`age`]): in these a bad pointer is SIGSEGV or SIGBUS.
 
 use crate::sys;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
@@ -12,10 +13,29 @@ const PAGE: usize = 4096;
 const ENTRIES: usize = 2048;
 const WRITE: usize = 1;
 const READ: usize = 2;
+/// Bits of a page's number, with five levels of page tables. (A pointer beyond them is never good.)
+const NUMBER: u32 = 44;
+/// Where an entry has its period.
+const PERIOD: u32 = NUMBER + 2;
+/// Ticks of a period, as a power of two: 5 to 17 ms.
+const PERIOD_LOG2: u32 = 24;
 
-/// Proven pages, each at its number modulo the size: number × 4, READ, and WRITE where it may be written. An
-/// entry is a fact of its own; nothing is published with it.
+/// Proven pages, each at its number modulo the size: period, number × 4, READ, and WRITE where it may be
+/// written. An entry is a fact of its own; nothing is published with it.
 static PROVEN: [AtomicUsize; ENTRIES] = [const { AtomicUsize::new(0) }; ENTRIES];
+
+/// The present period, at its place in an entry. Proofs of others hold no more.
+static NOW: AtomicUsize = AtomicUsize::new(0);
+
+/// The time. Told by whoever looks at the clock anyway: each call asks for a few pages, and a look costs more
+/// than all of them.
+#[inline(always)]
+pub fn age(ticks: u64) {
+    let now = ((ticks >> PERIOD_LOG2) as usize) << PERIOD;
+    if NOW.load(Relaxed) != now {
+        NOW.store(now, Relaxed);
+    }
+}
 
 /// May `n` bytes be read there?
 #[inline(always)]
@@ -45,7 +65,8 @@ fn proven(at: usize, n: usize, how: usize) -> bool {
 #[inline(always)]
 fn is_known(page: usize, how: usize) -> bool {
     let entry = PROVEN[page % ENTRIES].load(Relaxed);
-    entry | WRITE == page << 2 | READ | WRITE && entry & how == how
+    let all = NOW.load(Relaxed) | page << 2 | READ | WRITE;
+    entry | WRITE == all && entry & how == how && page >> NUMBER == 0
 }
 
 #[cold]
@@ -58,7 +79,8 @@ fn prove(at: usize, n: usize, how: usize) -> bool {
         return true;
     };
     let last = end / PAGE;
-    // Many at once, where the kernel can (it is too old, or one of them is special or bad: each by itself).
+    let now = NOW.load(Relaxed); // before it is asked
+                                 // Many at once, where the kernel can (it is too old, or one of them is special or bad: each by itself).
     let from = (first * PAGE) as *mut u8;
     let whole =
         last > first && sys::populate_for(from, (last - first + 1) * PAGE, how & WRITE != 0);
@@ -67,7 +89,7 @@ fn prove(at: usize, n: usize, how: usize) -> bool {
             if !whole && !probe((page * PAGE).max(at), how) {
                 return false;
             }
-            PROVEN[page % ENTRIES].store(page << 2 | how, Relaxed);
+            PROVEN[page % ENTRIES].store(now | page << 2 | how, Relaxed);
         }
     }
     true
@@ -84,12 +106,17 @@ fn probe(at: usize, how: usize) -> bool {
 pub fn forget(at: usize, n: usize) {
     let (first, pages) = (at / PAGE, n.div_ceil(PAGE) + 1);
     if pages >= ENTRIES {
-        return PROVEN.iter().for_each(|e| e.store(0, Relaxed));
+        return forget_all();
     }
     for page in first..first + pages {
         let e = &PROVEN[page % ENTRIES];
-        if e.load(Relaxed) >> 2 == page {
+        if e.load(Relaxed) << (64 - PERIOD) >> (64 - NUMBER) == page {
             e.store(0, Relaxed);
         }
     }
+}
+
+/// The same, where nobody knows how much of it.
+pub fn forget_all() {
+    PROVEN.iter().for_each(|e| e.store(0, Relaxed));
 }

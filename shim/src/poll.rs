@@ -1,5 +1,6 @@
 //! `poll`, `select` and their `p` forms over promoted connections.
 
+pub mod few;
 mod sets;
 mod sleep;
 
@@ -9,7 +10,7 @@ use crate::table;
 use crate::wait;
 use crate::{control, ends, io, promote, signals, sys};
 use core::sync::atomic::Ordering::*;
-use libc::{pollfd, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
+use libc::{pollfd, sigset_t, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
 use link::family::flag;
 use link::lane::tx;
 pub use sets::{is_set, reach};
@@ -40,7 +41,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                     promote::try_ready(i, c, table::local(i));
                     let ending = ends::left_ms_of(i) >= 0;
                     any |= (promote::engaged(c) || ending)
-                        && crate::io::still(p.fd, i, c, table::local(i));
+                        && io::still(p.fd, i, c, table::local(i), io::Way::Receive);
                 }
                 // The kernel does not know of these.
                 any |= c.has_error() || io::zerocopy::pending(table::local(i));
@@ -53,32 +54,42 @@ fn concerned(fds: &[pollfd]) -> bool {
     any
 }
 
-/// `poll` with a time-out in milliseconds (-1: for ever). `native(fds, n, ms)` is the application's
-/// own call; it blocks and is a cancellation point. `masked`: with a signal mask of its own.
+/// What the application's call waits for besides events.
+#[derive(Clone, Copy)]
+pub struct Call {
+    /// Its time-out in milliseconds; -1: none.
+    pub ms: i64,
+    /// The signal mask of its own, or null.
+    pub mask: *const sigset_t,
+    /// It is a poll, which RLIMIT_NOFILE refuses if there are too many entries.
+    pub limited: bool,
+}
+
+/// `poll`. `native(fds, n, ms)` is the application's own call with that time-out; it blocks and is a
+/// cancellation point.
 ///
 /// # Safety
 /// `fds` is the application's array.
 pub unsafe fn poll(
     fds: &mut [pollfd],
-    (timeout_ms, masked): (i64, bool),
+    call: Call,
     native: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
     let _inside = signals::enter();
     if control::pending() {
         control::pump();
     }
-    // More than the limit is refused, whatever is ready. (No one lowers it that far for a few.)
-    let n = fds.len();
-    if n > STACK / 2 && n as u64 > sys::rlimit_nofile() {
-        return signals::outside(|| native(fds.as_mut_ptr(), n, timeout_ms));
+    // More than the limit is refused, whatever is ready.
+    if few::refuses(fds.len()) {
+        return signals::outside(|| native(fds.as_mut_ptr(), fds.len(), call.ms));
     }
     if !concerned(fds) {
-        if let Some(r) = natively(fds, |fds| native(fds.as_mut_ptr(), fds.len(), timeout_ms)) {
+        if let Some(r) = natively(fds, |fds| native(fds.as_mut_ptr(), fds.len(), call.ms)) {
             return r;
         }
     }
     // SAFETY: passed on.
-    unsafe { poll_lanes(fds, (timeout_ms, masked), native) }
+    unsafe { poll_lanes(fds, call, native) }
 }
 
 /// Runs a native wait during which none of the connections watched for data may switch. `None`:
@@ -95,7 +106,7 @@ fn natively(fds: &mut [pollfd], native: impl FnOnce(&mut [pollfd]) -> i32) -> Op
 /// As [`poll`].
 unsafe fn poll_lanes(
     fds: &mut [pollfd],
-    time: (i64, bool),
+    call: Call,
     native: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
     let n = fds.len();
@@ -123,7 +134,7 @@ unsafe fn poll_lanes(
             }
         }
     };
-    let r = run(fds, tmp, time, native);
+    let r = run(fds, tmp, call, native);
     if let Some((p, bytes)) = mapped {
         sys::unmap(p, bytes);
     }
@@ -133,7 +144,7 @@ unsafe fn poll_lanes(
 fn run(
     fds: &mut [pollfd],
     tmp: &mut [pollfd],
-    (timeout_ms, masked): (i64, bool),
+    call: Call,
     native: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
     let start = sys::now_ns();
@@ -142,11 +153,15 @@ fn run(
     let mut patient = false;
     loop {
         let (count, busy) = scan(fds, tmp, patient);
-        let left = match timeout_ms {
+        if call.limited && few::refuses(fds.len()) {
+            crate::set_errno(libc::EINVAL); // found out just now
+            return -1;
+        }
+        let left = match call.ms {
             t if t < 0 => -1,
             t => (t - (sys::now_ns().saturating_sub(start) / 1_000_000) as i64).max(0),
         };
-        if count == 0 && timeout_ms == 0 && masked {
+        if count == 0 && call.ms == 0 && !call.mask.is_null() {
             // Handlers run whose signals only this call lets through.
             return signals::outside(|| native(tmp.as_mut_ptr(), 0, 0)).min(0);
         }
@@ -168,7 +183,7 @@ fn run(
         if !patient && spin(fds, tmp) {
             continue;
         }
-        match sleep::sleep(fds, tmp, left, patient, &native) {
+        match sleep::sleep(fds, tmp, (left, call.mask), patient, &native) {
             sleep::Slept::Again => {}
             sleep::Slept::Failed => return -1,
             sleep::Slept::Over => last = true,
@@ -328,7 +343,7 @@ fn spin(fds: &[pollfd], tmp: &mut [pollfd]) -> bool {
 pub unsafe fn select(
     nfds: i32,
     sets: [*mut libc::fd_set; 3],
-    time: (i64, bool),
+    call: Call,
     native: impl Fn() -> i32,
     sleep: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
@@ -369,7 +384,7 @@ pub unsafe fn select(
     };
     let r = signals::or_undo(&undo, || {
         // SAFETY: passed on.
-        unsafe { select_in(fds, nfds, sets, time, native, sleep) }
+        unsafe { select_in(fds, nfds, sets, call, native, sleep) }
     });
     crate::io::quietly(undo);
     r
@@ -385,7 +400,7 @@ unsafe fn select_in(
     fds: &mut [pollfd],
     nfds: i32,
     sets: [*mut libc::fd_set; 3],
-    time: (i64, bool),
+    call: Call,
     native: impl Fn() -> i32,
     sleep: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
@@ -409,7 +424,7 @@ unsafe fn select_in(
         }
     }
     // SAFETY: our own array.
-    let r = unsafe { poll_lanes(fds, time, sleep) };
+    let r = unsafe { poll_lanes(fds, call, sleep) };
     if r < 0 {
         return r;
     }

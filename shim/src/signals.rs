@@ -11,10 +11,11 @@
 //! masks. A process without TCP sockets keeps its handlers as they are. Handlers installed by inlined
 //! system calls run anywhere: they find locks taken (`lock`) and get EAGAIN.
 
-use crate::{sys, table};
+use crate::{pages, sys, table, wait};
 use core::cell::Cell;
 use core::sync::atomic::{compiler_fence, AtomicU32, AtomicUsize, Ordering::*};
 use libc::{c_void, siginfo_t};
+use link::prim::ticks;
 
 /// What a thread and the handlers that interrupt it tell each other. Only this thread uses it.
 struct Thread {
@@ -32,6 +33,8 @@ struct Thread {
     /// Eventfd that ends the coming sleep, and whether only handlers without SA_RESTART do.
     wake: Cell<i32>,
     wake_cut_only: Cell<bool>,
+    /// Its place among the sleepers, plus 1; 0: none.
+    place: Cell<u32>,
     /// Its number; 0: not asked for yet. (Here, so that a hook looks this record up once.)
     tid: Cell<u32>,
 }
@@ -49,6 +52,7 @@ thread_local! {
             entry_cut: Cell::new(0),
             wake: Cell::new(-1),
             wake_cut_only: Cell::new(false),
+            place: Cell::new(0),
             tid: Cell::new(0),
         }
     };
@@ -137,12 +141,17 @@ pub fn outside<T>(f: impl FnOnce() -> T) -> T {
 }
 
 /// The same for a sleep that `efd` ends: a handler that runs in the last moment before it writes there.
-/// `any`: every handler ends the sleep, as it does a poll; else only one without SA_RESTART.
-pub fn asleep<T>(efd: i32, any: bool, f: impl FnOnce() -> T) -> T {
+/// `any`: every handler ends the sleep, as it does a poll; else only one without SA_RESTART. `place` among the
+/// sleepers: while a handler runs, others do what this one would.
+pub fn asleep<T>(efd: i32, any: bool, place: Option<usize>, f: impl FnOnce() -> T) -> T {
     let t = thread();
     t.wake_cut_only.set(!any);
     t.wake.set(efd);
-    outside(f)
+    t.place.set(place.map_or(0, |p| p as u32 + 1));
+    let r = outside(f);
+    t.place.set(0);
+    pages::age(ticks());
+    r
 }
 
 /// Does a signal wait until this hook sleeps or ends? Then a spin is over.
@@ -252,7 +261,12 @@ unsafe fn prepare(sig: i32, info: *mut siginfo_t, context: *mut c_void) -> usize
         t.cut.set(t.cut.get().wrapping_add(1));
     }
     let wake = t.wake.get();
-    if wake >= 0 && (cut || !t.wake_cut_only.get()) {
+    // (One that comes in the last moment before the sleep has to find that it is nobody's leader any more.)
+    let led = match t.place.replace(0) {
+        0 => false,
+        place => wait::step_down(place as usize - 1),
+    };
+    if wake >= 0 && (cut || led || !t.wake_cut_only.get()) {
         sys::poke(wake);
     }
     handler

@@ -86,7 +86,9 @@ macro_rules! sc {
 pub type R<T> = Result<T, i32>;
 
 mod process;
+mod signal;
 pub use process::*;
+pub use signal::*;
 
 pub fn gettid() -> u32 {
     sc!(libc::SYS_gettid).unwrap_or(0) as u32
@@ -274,11 +276,6 @@ pub fn is_zombie(pid: u32) -> bool {
     ended
 }
 
-/// Sends a signal to this very thread.
-pub fn raise(sig: i32) {
-    let _ = sc!(libc::SYS_tgkill, getpid(), gettid(), sig);
-}
-
 pub fn now_ns() -> u64 {
     let mut ts = libc::timespec {
         tv_sec: 0,
@@ -340,15 +337,29 @@ pub fn poll_now(fds: &mut [libc::pollfd]) -> usize {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    sc!(
+    let r = sc!(
         libc::SYS_ppoll,
         fds.as_mut_ptr(),
         fds.len(),
         &ts as *const libc::timespec,
         0,
         8
-    )
-    .unwrap_or(0)
+    );
+    match r {
+        Err(libc::EINVAL) => crate::poll::few::now(fds, 0).unwrap_or(0), // RLIMIT_NOFILE
+        r => r.unwrap_or(0),
+    }
+}
+
+/// `select` for so many milliseconds at most.
+pub fn select(n: i32, sets: [*mut libc::fd_set; 3], ms: u32) -> R<usize> {
+    let ts = libc::timespec {
+        tv_sec: (ms / 1000).into(),
+        tv_nsec: i64::from(ms % 1000) * 1_000_000,
+    };
+    let [r, w, e] = sets;
+    let ts = &ts as *const libc::timespec;
+    sc_once!(libc::SYS_pselect6, n, r, w, e, ts, 0)
 }
 
 pub fn write1(fd: i32, p: *const u8, n: usize) -> R<usize> {
@@ -546,32 +557,6 @@ pub fn poke(efd: i32) {
     }
 }
 
-/// The kernel's entry of a signal (handler, flags, restorer, mask), after which `new` takes its
-/// place. `None`: no such signal.
-pub fn kernel_action(sig: i32, new: Option<&[u64; 4]>) -> Option<[u64; 4]> {
-    let mut sa = [0u64; 4];
-    let new = new.map_or(core::ptr::null(), |n| n.as_ptr());
-    sc!(libc::SYS_rt_sigaction, sig, new, sa.as_mut_ptr(), 8).ok()?;
-    Some(sa)
-}
-
-/// Back to the default action, if the handler is `handler`.
-pub fn reset_handler(sig: i32, handler: usize) {
-    if let Some(mut k) = kernel_action(sig, None).filter(|k| k[0] as usize == handler) {
-        k[0] = libc::SIG_DFL as u64;
-        kernel_action(sig, Some(&k));
-    }
-}
-
-/// Queues a signal for this very thread as it came before.
-///
-/// # Safety
-/// `info` is the kernel's record of it.
-pub unsafe fn queue_signal(sig: i32, info: *mut libc::siginfo_t) -> bool {
-    let (pid, tid) = (getpid(), gettid());
-    sc!(libc::SYS_rt_tgsigqueueinfo, pid, tid, sig, info).is_ok()
-}
-
 /// Waits for events on one descriptor for a few milliseconds at most; no cancellation point.
 pub fn poll_ms(fd: i32, events: i16, ms: u32) -> R<i16> {
     let mut p = libc::pollfd {
@@ -583,13 +568,17 @@ pub fn poll_ms(fd: i32, events: i16, ms: u32) -> R<i16> {
         tv_sec: 0,
         tv_nsec: i64::from(ms) * 1_000_000,
     };
-    sc_once!(
+    let r = sc_once!(
         libc::SYS_ppoll,
         &mut p as *mut libc::pollfd,
         1,
         &ts as *const libc::timespec,
         0,
         8
-    )?;
+    );
+    match r {
+        Err(libc::EINVAL) => crate::poll::few::now(core::slice::from_mut(&mut p), ms)?,
+        r => r?,
+    };
     Ok(p.revents)
 }

@@ -55,8 +55,8 @@ pub struct Local {
     pub probe_idle_s: AtomicU32,
     pub unanswered: AtomicU32,
     pub options: [AtomicU32; 5],
-    /// Ticks of the last proof that a descriptor still is this connection: see `io::still`.
-    pub proved: AtomicU64,
+    /// Of each direction the last proof that a descriptor still is this connection: see `io::still`.
+    pub proved: [AtomicU64; 2],
     /// The fork by which it came; 0: it was made here. See `family`.
     pub came: AtomicU32,
     /// The entry's generation when it was last taken here. A new table counts on from there: calls that began
@@ -329,7 +329,7 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         l.zerocopy.store(0, Relaxed);
         l.zerocopy_ours.store(0, Relaxed);
         l.checked.store(0, Relaxed);
-        l.proved.store(0, Relaxed);
+        l.proved.iter().for_each(|p| p.store(0, Relaxed));
         l.end_told.store(0, Relaxed);
         l.end_due_ms.store(0, Relaxed);
         l.peer_dead.store(0, Relaxed);

@@ -5,13 +5,18 @@
 //! Epoll sets have the doorbell inside their inner set and take part as drainers: whoever drains the
 //! doorbell forwards to everybody else on the link.
 
+mod leader;
+
 use crate::links::{Link, Sock, WAITERS};
+use crate::poll::few;
 use crate::table::{self, Local};
 use crate::{control, ends, epoll, fdtab, promote, real, signals, sys};
 use core::sync::atomic::{fence, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use link::family::Conn;
-use link::lane::{wake, Memory};
+use link::lane::Memory;
 use link::prim::{cpu, pause, ticks};
+
+pub use leader::{join, leave, step_down};
 
 /// Rounds of a wait in which it finds that others are at work on what it waits for.
 #[derive(Default)]
@@ -237,58 +242,6 @@ fn has_news(i: u32) -> bool {
     }
 }
 
-/// Joins the sleepers of a link. Must be taken back with [`leave`].
-pub fn join(link: &Link, w: usize) -> bool {
-    link.waiters[w / 64].fetch_or(1 << (w % 64), SeqCst);
-    if let Some(ctl) = link.own.control() {
-        wake::doze(&ctl.sleepers.0);
-    }
-    lead(link, w)
-}
-
-/// Tries to become the one who polls the doorbell.
-fn lead(link: &Link, w: usize) -> bool {
-    let now = link.leader.load(SeqCst);
-    if now != 0 {
-        // A leader that was cancelled in its sleep has left the post without a word.
-        let tid = slot(now as usize - 1).map_or(0, |s| s.tid.load(Relaxed));
-        // Nor can one that we have interrupted look: this is its thread, in a signal handler or after
-        // a longjmp out of its sleep.
-        let dead = tid != 0 && (tid == signals::tid() || sys::kill0(tid) == Err(libc::ESRCH));
-        return dead
-            && link
-                .leader
-                .compare_exchange(now, w as u32 + 1, SeqCst, Relaxed)
-                .is_ok();
-    }
-    link.leader
-        .compare_exchange(0, w as u32 + 1, SeqCst, Relaxed)
-        .is_ok()
-}
-
-pub fn leave(link: &Link, w: usize, leader: bool) {
-    link.waiters[w / 64].fetch_and(!(1 << (w % 64)), SeqCst);
-    if let Some(ctl) = link.own.control() {
-        wake::rouse(&ctl.sleepers.0);
-    }
-    if leader {
-        // SYNC leader: the post is free, then we look for a successor; a newcomer enters itself,
-        // then tries for the post.
-        link.leader.store(0, SeqCst);
-    }
-    // Whoever leaves while the post is free passes the news on: it may have been told itself, and
-    // has not taken the post.
-    if link.leader.load(SeqCst) == 0 {
-        for (k, word) in link.waiters.iter().enumerate() {
-            let v = word.load(SeqCst);
-            if v != 0 {
-                poke(k * 64 + v.trailing_zeros() as usize);
-                return;
-            }
-        }
-    }
-}
-
 /// Cycles per microsecond, measured since the library was loaded.
 pub fn cycles_per_us() -> u64 {
     static START: AtomicU64 = AtomicU64::new(0);
@@ -403,9 +356,6 @@ pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) 
     )
 }
 
-/// Milliseconds of a sleep that nobody can end, since `poll` takes no more entries (RLIMIT_NOFILE).
-pub const UNHEARD_MS: i64 = 5;
-
 /// `ms`: the time-out, and until an end is to be told (see `ends`).
 fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), any: bool) -> Woke {
     let (timeout_ms, end) = ms;
@@ -492,23 +442,18 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
         };
         let efd = p[1].fd;
         let poll = |p: &mut [libc::pollfd], t: i64| {
-            signals::asleep(efd, any, || {
+            signals::asleep(efd, any, slot_no, || {
                 // SAFETY: a valid array for the call. Nothing is held but the place among the waiters.
                 unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, t as i32) }
             })
         };
-        let n = signals::or_undo(&undo, || {
-            let mut n = poll(&mut p, t);
-            if n < 0 && crate::errno() == libc::EINVAL {
-                // More entries than descriptors are allowed: TCP alone, or nobody, for a moment.
-                t = if t < 0 { UNHEARD_MS } else { t.min(UNHEARD_MS) };
-                p[1..].fill(none);
-                n = poll(&mut p[..1], t);
-                if n < 0 && crate::errno() == libc::EINVAL {
-                    n = poll(&mut [], t);
-                }
+        let n = signals::or_undo(&undo, || match poll(&mut p, t) {
+            // More entries than descriptors are allowed.
+            -1 if crate::errno() == libc::EINVAL => {
+                let asleep = |f: &dyn Fn() -> i32| signals::asleep(efd, any, slot_no, f);
+                few::poll(&mut p, &mut t, core::ptr::null(), asleep)
             }
-            n
+            n => n,
         });
         woke = match n {
             0 if timeout_ms >= 0 && t >= timeout_ms => Woke::Timeout,

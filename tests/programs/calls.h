@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/sockios.h>
-#include <linux/tcp.h> /* its tcp_info is the longer one */
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -24,6 +23,8 @@
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "raw.h"
 
 enum { TCP_ESTABLISHED = 1, TCP_FIN_WAIT1 = 4, TCP_FIN_WAIT2, TCP_CLOSE = 7, TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_CLOSING = 11 };
 #define STEPS 60
@@ -61,26 +62,6 @@ static uint64_t any(uint64_t n) {
 }
 
 #define ONE_OF(...) ((const long[]){__VA_ARGS__}[any(sizeof((const long[]){__VA_ARGS__}) / sizeof(long))])
-
-/* ---- system calls that no shim sees ---- */
-
-static long raw(long n, long a, long b, long c, long d, long f) {
-#ifdef __x86_64__
-    long got;
-    register long r10 __asm__("r10") = d, r8 __asm__("r8") = f;
-    __asm__ volatile("syscall" : "=a"(got) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8) : "rcx", "r11", "memory");
-    return got;
-#else
-    return syscall(n, a, b, c, d, f);
-#endif
-}
-
-static struct tcp_info info(int fd) {
-    struct tcp_info i = {0};
-    socklen_t n = sizeof i;
-    raw(SYS_getsockopt, fd, IPPROTO_TCP, TCP_INFO, (long)&i, (long)&n);
-    return i;
-}
 
 /* From `a` to `b`: has all that was sent arrived? (The end counts as a byte received.) */
 static int arrived(struct end *a, struct end *b) {

@@ -353,18 +353,30 @@ def lowered_server(sock):
 
 
 def lowered_client(sock):
-    """Waits under a limit below what the shim's own would take: neither refused nor busy."""
+    """Waits under a limit below what the shim's own would take: neither refused nor busy, and asleep until the
+    byte comes. A poll of more descriptors than the limit is refused, a select is not."""
     for limit, what in (3, b"1"), (1, b"2"), (0, b"3"):
         mark(f"at{what.decode()}")
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         before = time.process_time()
+        slept = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
         if limit == 3:
             p = select.poll()
             p.register(sock, select.POLLIN)
             equal(p.poll(20_000), [(sock.fileno(), select.POLLIN)])
+        if limit == 0:
+            equal(select.select([sock], [], [], 20), ([sock], [], []))
+            p = select.poll()
+            p.register(sock, select.POLLIN)
+            try:
+                raise AssertionError(p.poll(20_000))
+            except OSError as e:
+                equal(e.errno, errno.EINVAL)
         equal(sock.recv(1), what)
         spent = time.process_time() - before
         assert spent < 0.6, f"busy for {spent} s"
+        slept = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - slept
+        assert slept < 60, f"woken {slept} times"
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 

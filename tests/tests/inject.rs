@@ -63,6 +63,9 @@ const OTHERS: &[(i64, &str)] = {
     &[
         (SYS_mprotect, "is the application's own"),
         (SYS_mremap, "is the application's own"),
+        (SYS_pkey_mprotect, "is the application's own"),
+        (SYS_shmdt, "is the application's own"),
+        (SYS_pselect6, "is made where ppoll is refused, for a limit"),
         (SYS_getpid, "has no error"),
         (SYS_gettid, "has no error"),
         (

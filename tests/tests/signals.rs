@@ -24,8 +24,13 @@ fn cancelled_threads_leave_nothing_behind() -> Result<()> {
     both_ways("cancelled", &[], 16, 100_000)
 }
 
+#[test]
+fn handlers_that_take_their_time_keep_no_other_thread_waiting() -> Result<()> {
+    both_ways("slow", &[], 4, 100)
+}
+
 /// Threads with the smallest stack, and handlers on an alternate one of the usual size, make every call.
 #[test]
 fn hooks_need_little_stack() -> Result<()> {
-    both_ways("stack", &["5632"], 4, 1_000)
+    both_ways("stack", &["4608"], 4, 1_000)
 }

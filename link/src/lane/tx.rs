@@ -33,6 +33,8 @@ pub mod mode {
 
 /// Most bytes copied before they are published: lets both copies of a large write overlap.
 const PIECE: u64 = 16 << 10;
+/// Bytes that the kernel takes at a time: a send whose buffer is bad behind so many has sent them.
+const CHUNK: usize = 32 << 10;
 
 /// `RxWords::revoked` of a receiver that had not yet seen the switch.
 pub const UNSEEN: u64 = u64::MAX;
@@ -324,13 +326,13 @@ impl TxState {
                 }
             }
             if proven == 0 {
-                proven = match iov.proven(free as usize, |p, n| port.readable(p, n)) {
+                proven = match iov.proven(CHUNK, |p, n| port.readable(p, n)) {
                     Some(n) => n,
                     None if head == begin => return Sent::Fault,
                     None => break,
                 };
             }
-            let Some((p, n)) = iov.take(proven.min(PIECE as usize)) else {
+            let Some((p, n)) = iov.take(proven.min(PIECE.min(free) as usize)) else {
                 break;
             };
             proven -= n;

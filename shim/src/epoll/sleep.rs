@@ -326,7 +326,9 @@ unsafe fn wait_lanes(
                     _ => s.epfd.load(Relaxed),
                 };
                 let sleep = || native(fd, evs, max as i32, nap);
-                signals::or_undo(&undo, || signals::asleep(s.kick.load(Relaxed), true, sleep))
+                signals::or_undo(&undo, || {
+                    signals::asleep(s.kick.load(Relaxed), true, None, sleep)
+                })
             }
         };
         let e = crate::errno();

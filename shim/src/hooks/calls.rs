@@ -42,6 +42,17 @@ macro_rules! calls {
                 #[cfg(target_arch = "x86_64")] SYS_dup2 c2 fd::dup2 [dup2];
                 SYS_dup3 c3 fd::dup3 [dup3];
                 SYS_fcntl c3 fd::fcntl [fcntl fcntl64];
+                #[cfg(target_arch = "x86_64")] SYS_open c3 make::open [open open64];
+                SYS_openat c4 make::openat [openat openat64];
+                #[cfg(target_arch = "x86_64")] SYS_creat c2 make::creat [creat creat64];
+                #[cfg(target_arch = "x86_64")] SYS_pipe c1 make::pipe [pipe];
+                SYS_pipe2 c2 make::pipe2 [pipe2];
+                SYS_socketpair c4 make::socketpair [socketpair];
+                SYS_eventfd2 c2 make::eventfd [eventfd];
+                SYS_timerfd_create c2 make::timerfd_create [timerfd_create];
+                #[cfg(target_arch = "x86_64")] SYS_inotify_init c0 make::inotify_init [inotify_init];
+                SYS_inotify_init1 c1 make::inotify_init1 [inotify_init1];
+                SYS_memfd_create c2 make::memfd_create [memfd_create];
                 #[cfg(target_arch = "x86_64")] SYS_poll c3 ready::poll [poll __poll_chk];
                 SYS_ppoll c5 number::ppoll [ppoll __ppoll_chk];
                 #[cfg(target_arch = "x86_64")] SYS_select c5 number::select [select];
@@ -66,6 +77,8 @@ macro_rules! calls {
                 SYS_munmap c2 memory::munmap [munmap];
                 SYS_mprotect c3 memory::mprotect [mprotect];
                 SYS_mremap c5 memory::mremap [mremap];
+                SYS_pkey_mprotect c4 memory::pkey_mprotect [pkey_mprotect];
+                SYS_shmdt c1 memory::shmdt [shmdt];
                 SYS_setuid c1 user::by_number::setuid [setuid seteuid];
                 SYS_setgid c1 user::by_number::setgid [setgid setegid];
                 SYS_setreuid c2 user::by_number::setreuid [setreuid];
@@ -117,15 +130,13 @@ macro_rules! calls {
                     SYS_landlock_restrict_self SYS_perf_event_open SYS_signalfd SYS_signalfd4
                 ];
                 "a directory's descriptor" [
-                    SYS_openat SYS_openat2 SYS_mkdirat SYS_mknodat SYS_unlinkat SYS_renameat
+                    SYS_openat2 SYS_mkdirat SYS_mknodat SYS_unlinkat SYS_renameat
                     SYS_renameat2 SYS_linkat SYS_symlinkat SYS_readlinkat SYS_faccessat
                     SYS_faccessat2 SYS_name_to_handle_at SYS_open_by_handle_at SYS_open_tree
                     SYS_fspick
                 ];
                 "makes a descriptor that is no connection" [
-                    SYS_open SYS_creat SYS_pipe SYS_pipe2 SYS_socketpair SYS_eventfd SYS_eventfd2
-                    SYS_timerfd_create SYS_inotify_init SYS_inotify_init1 SYS_fanotify_init
-                    SYS_memfd_create SYS_memfd_secret SYS_userfaultfd SYS_mq_open SYS_fsopen
+                    SYS_eventfd SYS_fanotify_init SYS_memfd_secret SYS_userfaultfd SYS_mq_open SYS_fsopen
                     SYS_pidfd_open SYS_landlock_create_ruleset
                 ];
                 "may make a descriptor of a connection that we do not know: native for good" [
@@ -146,9 +157,9 @@ macro_rules! calls {
                     SYS_brk SYS_msync SYS_mincore SYS_madvise
                     SYS_mlock SYS_mlock2 SYS_munlock SYS_mlockall SYS_munlockall SYS_mbind
                     SYS_set_mempolicy SYS_get_mempolicy SYS_set_mempolicy_home_node
-                    SYS_migrate_pages SYS_move_pages SYS_pkey_mprotect SYS_pkey_alloc SYS_pkey_free
+                    SYS_migrate_pages SYS_move_pages SYS_pkey_alloc SYS_pkey_free
                     SYS_process_vm_readv SYS_process_vm_writev SYS_shmget SYS_shmat SYS_shmctl
-                    SYS_shmdt SYS_modify_ldt SYS_arch_prctl SYS_membarrier SYS_rseq
+                    SYS_modify_ldt SYS_arch_prctl SYS_membarrier SYS_rseq
                 ];
                 "no descriptor: signals, time, scheduling" [
                     SYS_rt_sigprocmask SYS_rt_sigreturn SYS_rt_sigpending

@@ -1,19 +1,11 @@
 //! Descriptors: closing, duplicating, flags.
 
 use super::sock::nonblock;
-use crate::fdops::{self, Close};
+use crate::fdops::{self, not_ours, Close};
 use crate::fdtab::{self, get, Fd};
 use crate::{io, real, signals, sys, table};
 use core::ffi::{c_char, c_void};
 use link::reason::Reason;
-
-/// A vfork child shares our memory but not our descriptors: what it does to them is its own affair.
-pub(super) fn not_ours() -> bool {
-    if table::is_new_process() {
-        io::quietly(fdops::after_fork_child);
-    }
-    sys::getpid() != table::pid()
-}
 
 /// Connections that linger once their descriptors are closed.
 #[derive(Default)]
@@ -161,7 +153,7 @@ pub unsafe extern "C" fn dup(fd: i32) -> i32 {
 }
 
 fn copied(old: i32, new: i32) {
-    if new < 0 || get(old) == Fd::Other {
+    if new < 0 || get(old) == Fd::Other && get(new) == Fd::Other {
         return;
     }
     match not_ours() {
@@ -237,17 +229,18 @@ unsafe fn control(fd: i32, cmd: i32, arg: usize, native: unsafe fn(i32, i32, usi
         r = unsafe { real::fcntl(fd, cmd, arg) };
     }
     let what = get(fd);
-    if r >= 0 && what != Fd::Other {
-        match (cmd, what) {
-            (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, _) => copied(fd, r),
-            (libc::F_SETFL, Fd::Conn(i)) => {
+    match (cmd, what) {
+        _ if r < 0 => {}
+        _ if duplicates => copied(fd, r),
+        (libc::F_SETFL, Fd::Conn(_)) => {
+            if let Some(i) = io::proven(fd) {
                 nonblock(i, arg as i32 & libc::O_NONBLOCK != 0);
                 if arg as i32 & libc::O_ASYNC != 0 {
                     fdops::give_up(fd, Reason::Option); // SIGIO comes from the kernel's socket only
                 }
             }
-            _ => {}
         }
+        _ => {}
     }
     r
 }

@@ -29,6 +29,23 @@ pub unsafe extern "C" fn mprotect(p: *mut c_void, n: usize, prot: i32) -> i32 {
     answer(r) as i32
 }
 
+#[no_mangle]
+pub unsafe extern "C" fn pkey_mprotect(p: *mut c_void, n: usize, prot: i32, key: i32) -> i32 {
+    let words = [p as usize, n, prot as usize, key as usize, 0];
+    pages::forget(p as usize, n);
+    let r = sys::memory(libc::SYS_pkey_mprotect, words);
+    pages::forget(p as usize, n); // as above
+    answer(r) as i32
+}
+
+/// (How much it takes away, only the kernel knows.)
+#[no_mangle]
+pub unsafe extern "C" fn shmdt(p: *const c_void) -> i32 {
+    let r = sys::memory(libc::SYS_shmdt, [p as usize, 0, 0, 0, 0]);
+    pages::forget_all();
+    answer(r) as i32
+}
+
 /// (The last argument is there with MREMAP_FIXED only.)
 #[no_mangle]
 pub unsafe extern "C" fn mremap(

@@ -64,6 +64,28 @@ unsafe fn is_refused(m: *const msghdr) -> bool {
 /// `m` is null or the application's message header.
 unsafe fn descriptors_leave(m: *const msghdr) {
     // SAFETY: by contract.
+    unsafe {
+        each_descriptor(m, |fd| match get(fd) {
+            Fd::Conn(_) => fdops::give_up(fd, Reason::Left),
+            Fd::Set(s) => crate::epoll::nest(s),
+            _ => {}
+        });
+    }
+}
+
+/// Descriptors that have come have numbers of which nothing is known.
+///
+/// # Safety
+/// `m` is the application's message header, which the kernel has filled in.
+unsafe fn descriptors_came(m: *const msghdr) {
+    // SAFETY: by contract.
+    unsafe { each_descriptor(m, fdops::replaced) };
+}
+
+/// # Safety
+/// `m` is null or the application's message header.
+unsafe fn each_descriptor(m: *const msghdr, f: impl Fn(i32)) {
+    // SAFETY: by contract.
     if table::table().is_none() || !unsafe { has_control(m) } {
         return;
     }
@@ -75,12 +97,7 @@ unsafe fn descriptors_leave(m: *const msghdr) {
                 let n = ((*c).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
                 let p = libc::CMSG_DATA(c).cast::<i32>();
                 for k in 0..n {
-                    let fd = p.add(k).read_unaligned();
-                    match get(fd) {
-                        Fd::Conn(_) => fdops::give_up(fd, Reason::Left),
-                        Fd::Set(s) => crate::epoll::nest(s),
-                        _ => {}
-                    }
+                    f(p.add(k).read_unaligned());
                 }
             }
             c = libc::CMSG_NXTHDR(m, c);
@@ -124,7 +141,13 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
     // SAFETY: see the module above.
     unsafe {
         let native = || real::recvmsg(fd, m, flags);
-        let Some(i) = conn(fd) else { return native() };
+        let Some(i) = conn(fd) else {
+            let r = native();
+            if r >= 0 {
+                descriptors_came(m);
+            }
+            return r;
+        };
         if !pages::writable(m, size_of::<msghdr>()) {
             crate::set_errno(libc::EFAULT);
             return -1;

@@ -1,7 +1,7 @@
 //! `syscall(2)` of the C library: a call by number does what the same call by name does. All numbers
 //! are in `calls.rs`; here is how words become arguments, and the calls whose raw form differs.
 
-use super::{fd, memory, msg, number, proc, ready, rw, sock, uring, user};
+use super::{fd, make, memory, msg, number, proc, ready, rw, sock, uring, user};
 use crate::{fdops, pages, real, sys};
 use core::ffi::c_void;
 use libc::{epoll_event, fd_set, iovec, pollfd, sigset_t, timespec, timeval};

@@ -106,7 +106,7 @@ pub unsafe extern "C" fn prctl(option: i32, a: usize, b: usize, c: usize, d: usi
 /// Before this process sees other files: it takes a way to its daemon along, of which it may have had no need
 /// so far (its listeners came by exec, and its children will accept).
 pub fn before_moving() {
-    if !super::fd::not_ours() {
+    if !fdops::not_ours() {
         io::quietly(control::take_along);
     }
 }

@@ -1,8 +1,8 @@
 //! poll, select and epoll.
 
 use crate::fdtab::{get, Fd};
-use crate::{epoll, fdtab, io, pages, poll as polls, promote, real, signals, table};
-use core::ptr::null_mut;
+use crate::{epoll, fdtab, io, pages, poll as polls, promote, real, signals, sys, table};
+use core::ptr::{null, null_mut};
 use libc::{epoll_event, fd_set, pollfd, sigset_t, timespec, timeval};
 
 /// Milliseconds of a time-out, -1: for ever. `None`: the kernel refuses it (EINVAL), at once.
@@ -44,8 +44,56 @@ enum Whose<T> {
     /// Nothing: only the kernel is asked.
     Kernel,
     Ours(T),
-    /// Its arrays may not be written. The kernel finds out when it has an answer; here it is asked at once.
+    /// Its arrays may not be written: the kernel waits, and finds out when it has an answer.
     Constant,
+}
+
+/// Runs `f`, a wait, with a copy of arrays that may not be written: whatever it says, they are EFAULT then.
+/// (An interrupted select has nothing to write.)
+unsafe fn with_copies<const N: usize>(
+    arrays: [*const u8; N],
+    bytes: usize,
+    keeps: Option<i32>,
+    f: impl FnOnce([*mut u8; N]) -> i32,
+) -> i32 {
+    let Ok(at) = sys::map_private(N * bytes) else {
+        crate::set_errno(libc::ENOMEM);
+        return -1;
+    };
+    let mut copies = [null_mut(); N];
+    for (k, (from, to)) in arrays.iter().zip(&mut copies).enumerate() {
+        if !from.is_null() {
+            *to = at.wrapping_add(k * bytes);
+            // SAFETY: proven readable by the caller; the mapping has room for all.
+            unsafe { core::ptr::copy_nonoverlapping(*from, *to, bytes) };
+        }
+    }
+    let undo = || sys::unmap(at, N * bytes);
+    let r = signals::or_undo(&undo, || f(copies));
+    io::quietly(undo);
+    if r >= 0 || keeps != Some(crate::errno()) {
+        crate::set_errno(libc::EFAULT);
+    }
+    -1
+}
+
+/// A `poll` of entries that may not be written.
+unsafe fn poll_constant(p: *mut pollfd, n: u64, f: impl FnOnce(*mut pollfd) -> i32) -> i32 {
+    let bytes = n as usize * size_of::<pollfd>();
+    // SAFETY: `entries` has proven them.
+    unsafe { with_copies([p.cast_const().cast()], bytes, None, |[p]| f(p.cast())) }
+}
+
+/// A `select` of sets that may not be written.
+unsafe fn select_constant(
+    n: i32,
+    sets: [*mut fd_set; 3],
+    f: impl FnOnce([*mut fd_set; 3]) -> i32,
+) -> i32 {
+    let bytes = (n as usize).div_ceil(64) * 8;
+    let from = sets.map(|s| s.cast_const().cast());
+    // SAFETY: `watches` has proven them.
+    unsafe { with_copies(from, bytes, Some(libc::EINTR), |s| f(s.map(|s| s.cast()))) }
 }
 
 /// Do any of these descriptors concern us?
@@ -69,11 +117,11 @@ pub unsafe extern "C" fn poll(p: *mut pollfd, n: u64, t: i32) -> i32 {
     // SAFETY: see the module above (all calls in this file).
     unsafe {
         match entries(p, n) {
-            Whose::Ours(s) => polls::poll(s, (i64::from(t).max(-1), false), |p, n, ms| {
+            Whose::Ours(s) => polls::poll(s, limited(t.into(), null()), |p, n, ms| {
                 real::poll(p, n as u64, ms as i32)
             }),
             Whose::Kernel => real::poll(p, n, t),
-            Whose::Constant => real::poll(p, n, 0),
+            Whose::Constant => poll_constant(p, n, |p| poll(p, n, t)),
         }
     }
 }
@@ -91,19 +139,28 @@ pub unsafe extern "C" fn ppoll(
         let fds = match entries(p, n) {
             Whose::Ours(fds) => fds,
             Whose::Kernel => return native(),
-            Whose::Constant => return real::poll(p, n, 0),
+            Whose::Constant => return poll_constant(p, n, |p| ppoll(p, n, t, s)),
         };
         let Some(whole) = ms_of(t).filter(|_| pages::readable_or_null(s.cast::<u64>())) else {
             return native();
         };
-        polls::poll(fds, (whole, !s.is_null()), |p, n, ms| {
+        polls::poll(fds, limited(whole, s), |p, n, ms| {
             if ms == whole {
                 real::ppoll(p, n as u64, t, s)
             } else {
                 let ts = ts_of(ms);
-                real::ppoll(p, n as u64, if ms < 0 { core::ptr::null() } else { &ts }, s)
+                real::ppoll(p, n as u64, if ms < 0 { null() } else { &ts }, s)
             }
         })
+    }
+}
+
+/// What a poll waits for.
+fn limited(ms: i64, mask: *const sigset_t) -> polls::Call {
+    polls::Call {
+        ms: ms.max(-1),
+        mask,
+        limited: true,
     }
 }
 
@@ -167,12 +224,6 @@ unsafe fn watches(n: i32, sets: [*mut fd_set; 3]) -> Whose<()> {
     }
 }
 
-/// For sets that may not be written.
-const NO_TIME: timespec = timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
-
 #[no_mangle]
 pub unsafe extern "C" fn select(
     n: i32,
@@ -187,7 +238,9 @@ pub unsafe extern "C" fn select(
         match watches(n, [r, w, e]) {
             Whose::Ours(()) => {}
             Whose::Kernel => return real::select(n, r, w, e, t),
-            Whose::Constant => return real::pselect(n, r, w, e, &NO_TIME, null_mut()),
+            Whose::Constant => {
+                return select_constant(n, [r, w, e], |[r, w, e]| select(n, r, w, e, t))
+            }
         };
         let Some(ms) = ms_of_select(t) else {
             return real::select(n, r, w, e, t);
@@ -198,7 +251,11 @@ pub unsafe extern "C" fn select(
             was_native.set(true);
             real::select(n, r, w, e, t)
         };
-        let got = polls::select(n, [r, w, e], (ms, false), native, |p, n, ms| {
+        let call = polls::Call {
+            limited: false,
+            ..limited(ms, null())
+        };
+        let got = polls::select(n, [r, w, e], call, native, |p, n, ms| {
             real::poll(p, n as u64, ms as i32)
         });
         if !was_native.get() && !t.is_null() && pages::writable(t, size_of::<timeval>()) {
@@ -228,14 +285,20 @@ pub unsafe extern "C" fn pselect(
         match watches(n, [r, w, e]) {
             Whose::Ours(()) => {}
             Whose::Kernel => return native(),
-            Whose::Constant => return real::pselect(n, r, w, e, &NO_TIME, null_mut()),
+            Whose::Constant => {
+                return select_constant(n, [r, w, e], |[r, w, e]| pselect(n, r, w, e, t, s))
+            }
         };
         let Some(whole) = ms_of(t).filter(|_| pages::readable_or_null(s.cast::<u64>())) else {
             return native();
         };
-        polls::select(n, [r, w, e], (whole, !s.is_null()), native, |p, n, ms| {
+        let call = polls::Call {
+            limited: false,
+            ..limited(whole, s)
+        };
+        polls::select(n, [r, w, e], call, native, |p, n, ms| {
             let ts = ts_of(ms);
-            real::ppoll(p, n as u64, if ms < 0 { core::ptr::null() } else { &ts }, s)
+            real::ppoll(p, n as u64, if ms < 0 { null() } else { &ts }, s)
         })
     }
 }
@@ -276,7 +339,11 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
         match (get(ep), get(fd)) {
             (Fd::Set(s), Fd::Conn(i)) => {
                 let (c, l) = (table::conn(i), table::local(i));
-                if promote::engaged(c) && !io::still(fd, i, c, l) {
+                let same = match op == libc::EPOLL_CTL_ADD {
+                    true => io::proven(fd) == Some(i),
+                    false => !promote::engaged(c) || io::still(fd, i, c, l, io::Way::Receive),
+                };
+                if !same {
                     return native();
                 }
                 let e = has_event.then(|| ev.read_unaligned());

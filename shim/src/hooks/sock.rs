@@ -17,8 +17,11 @@ pub unsafe extern "C" fn socket(domain: i32, ty: i32, proto: i32) -> i32 {
     let _inside = signals::enter();
     // SAFETY: see the module above.
     let fd = unsafe { real::socket(domain, ty, proto) };
-    if fd >= 0 && fdops::is_tcp(domain, ty, proto) {
-        io::quietly(|| fdops::socket_made(fd, ty & libc::SOCK_NONBLOCK != 0, false, false));
+    if fd >= 0 {
+        io::quietly(|| match fdops::is_tcp(domain, ty, proto) {
+            true => fdops::socket_made(fd, ty & libc::SOCK_NONBLOCK != 0, false, false),
+            false => fdops::replaced(fd),
+        });
     }
     fd
 }
@@ -27,7 +30,7 @@ pub unsafe extern "C" fn socket(domain: i32, ty: i32, proto: i32) -> i32 {
 pub unsafe extern "C" fn connect(fd: i32, a: *const sockaddr, l: socklen_t) -> i32 {
     // SAFETY: see the module above.
     unsafe {
-        let Some(i) = conn(fd) else {
+        let Some(i) = io::proven(fd) else {
             return real::connect(fd, a, l);
         };
         let unspec =
@@ -56,7 +59,7 @@ pub unsafe extern "C" fn listen(fd: i32, n: i32) -> i32 {
     // SAFETY: see the module above.
     let r = unsafe { real::listen(fd, n) };
     if r == 0 {
-        if let Some(i) = conn(fd) {
+        if let Some(i) = io::proven(fd) {
             fdops::listening(fd, i);
         }
     }
@@ -76,7 +79,9 @@ fn accepted(listener: i32, fd: i32, nonblock: bool) {
                     == Ok(libc::IPPROTO_TCP as u32)
             }
         };
-        if tcp {
+        if !tcp {
+            fdops::replaced(fd);
+        } else {
             fdops::socket_made(fd, nonblock, true, false);
             if let (Some(from), Some(to)) = (conn(listener), conn(fd)) {
                 let inherited = flag::RCV_AT_ONCE | flag::SND_AT_ONCE;
@@ -110,7 +115,7 @@ pub unsafe extern "C" fn accept4(fd: i32, a: *mut sockaddr, l: *mut socklen_t, f
 #[no_mangle]
 pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
     let _inside = signals::enter();
-    let i = conn(fd);
+    let i = io::quietly(|| io::proven(fd));
     let how = match i {
         Some(i) => io::quietly(|| fdops::before_shutdown(fd, i, how)),
         None => Some(how),
@@ -141,7 +146,7 @@ pub unsafe extern "C" fn getsockopt(
     if level == libc::IPPROTO_TCP && name == libc::TCP_ZEROCOPY_RECEIVE {
         fdops::give_up(fd, Reason::Option); // a receive: it takes bytes from the kernel's queue
     }
-    if let Some(i) = conn(fd) {
+    if let Some(i) = io::quietly(|| io::proven(fd)) {
         io::quietly(|| probes::before_option(i, level, name));
     }
     // SAFETY: see the module above.
@@ -215,7 +220,7 @@ pub unsafe extern "C" fn setsockopt(
             fdops::give_up(fd, Reason::Option);
         }
     }
-    if let Some(i) = conn(fd) {
+    if let Some(i) = io::quietly(|| io::proven(fd)) {
         io::quietly(|| probes::before_option(i, level, name));
     }
     // SAFETY: see the module above.
@@ -301,7 +306,7 @@ pub unsafe extern "C" fn ioctl(fd: i32, req: u64, arg: usize) -> i32 {
             return real::ioctl(fd, req, arg);
         };
         let _inside = signals::enter();
-        if conn(fd) != Some(i) {
+        if io::quietly(|| io::proven(fd)) != Some(i) {
             return real::ioctl(fd, req, arg);
         }
         if req == libc::FIONREAD && pages::writable(arg as *const i32, 4) {

@@ -3,7 +3,7 @@
 //! The C library changes all threads of a process, a call by number its own only; what they share of the
 //! family's is the same.
 
-use super::fd::not_ours;
+use crate::fdops::not_ours;
 use crate::{env, family, io, real, signals};
 use core::ffi::{c_char, c_void};
 

@@ -15,6 +15,9 @@ use link::reason::Reason;
 /// Resets the connection: RST to the peer, ECONNRESET here, once, and the reason in `ss`.
 #[cold]
 pub fn reset(c: &Conn, fd: i32, r: Reason) {
+    if super::is_other(fd) {
+        return; // whoever has the number now is not to be reset
+    }
     if let Some(t) = table::table() {
         t.header.stats.resets.fetch_add(1, Relaxed);
     }

@@ -20,6 +20,9 @@ pub const LEAVE_MS: u64 = 2000;
 pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
     let c = table::conn(i);
     let l = table::local(i);
+    if super::is_other(fd) {
+        return true; // no frame of ours is for that
+    }
     table::bar(c, why);
     let Some((link, m)) = promote::lane(c, l) else {
         return true;

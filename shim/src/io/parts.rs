@@ -9,8 +9,9 @@
 use super::call::Call;
 use super::native::{self, header, native, Native, Way, NONE, VECS};
 use super::{closed, deadline, left_ms, nonblocking, quietly};
+use crate::poll::few;
 use crate::table::{self, Local};
-use crate::{control, promote, real, signals, sys};
+use crate::{control, errno, promote, real, signals, sys};
 use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::Ordering::*;
 use libc::pollfd;
@@ -46,6 +47,9 @@ impl Cut {
         let whole = nonblocking(c, flags) || flags & libc::MSG_ZEROCOPY != 0;
         if whole || c.flags.load(Relaxed) & (flag::BARRED | flag::HELD) != 0 {
             return false;
+        }
+        if sys::tcp_state(fd).is_none() {
+            return false; // something else by now, which may take no messages
         }
         promote::consider_large(i, fd, c);
         let now = sys::now_ms();
@@ -163,7 +167,12 @@ impl Cut {
         let ms = left_ms(self.until).min(i64::from(i32::MAX));
         // SAFETY: `p` is a valid array. A cancellation point, with nothing held but perhaps a place
         // among the native callers, as in the kernel's own call.
-        let poll = || unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, ms as i32) };
+        let poll = || match unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, ms as i32) } {
+            -1 if errno() == libc::EINVAL => {
+                few::poll(&mut p, &mut { ms }, core::ptr::null(), |f| f())
+            }
+            n => n,
+        };
         if signals::waiting() {
             return false; // as one that comes during the sleep
         }

@@ -4,7 +4,7 @@ use super::native::{self, native, rest, Native, Way};
 use super::parts::{Cut, PART};
 use super::{
     closed, deadline, error_now, fail, fail_or, instead_of_end, left_ms, lock_for, nonblocking,
-    recv_or_told, reset, still, Call, LOOK_US,
+    proven, recv_or_told, reset, still, Call, LOOK_US,
 };
 use crate::links::{Link, Sock};
 use crate::table::{self, Local};
@@ -41,7 +41,7 @@ pub unsafe fn recv(
     if control::pending() {
         control::pump();
     }
-    if c.rx.engaged() && !still(fd, i, c, l) {
+    if c.rx.engaged() && !still(fd, i, c, l, Way::Receive) {
         return signals::outside(native);
     }
     let all = flags & (libc::MSG_WAITALL | libc::MSG_PEEK);
@@ -59,6 +59,7 @@ pub unsafe fn recv(
         look: false,
         nowait: false,
         last_look: false,
+        other: false,
         until: None,
         cut: Cut::default(),
     };
@@ -68,8 +69,10 @@ pub unsafe fn recv(
             mode::TCP => unsafe { r.on_tcp(&native) },
             _ => r.on_lane(),
         };
-        if let Break(r) = step {
-            return r;
+        match step {
+            Break(r) => return r,
+            Continue(()) if r.other => return signals::outside(native),
+            Continue(()) => {}
         }
     }
 }
@@ -93,6 +96,8 @@ struct Receiving<'a> {
     nowait: bool,
     /// It was interrupted: what has come meanwhile counts for more.
     last_look: bool,
+    /// The number means something else by now: the call is the kernel's.
+    other: bool,
     /// End of the wait that SO_RCVTIMEO allows, once it was asked for: see [`deadline`].
     until: Option<Option<u64>>,
     cut: Cut,
@@ -304,10 +309,21 @@ impl Receiving<'_> {
         Continue(()) // once more at the end, too: something may have come before it
     }
 
+    /// Before it sleeps, or tells what TCP has said: is the number still the connection's?
+    fn is_other(&mut self) -> bool {
+        let fd = self.call.fd(self.l);
+        self.other = self.total == 0 && !self.call.holds() && proven(fd) != Some(self.i);
+        self.other
+    }
+
     /// No bytes came from the lane.
     #[inline(never)]
     fn nothing(&mut self, got: Received, link: &Link, m: &Memory) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
+        let told = matches!(got, Received::Error(_) | Received::Reset(_) | Received::Eof);
+        if told && self.is_other() {
+            return Continue(());
+        }
         let refused = self.total == 0 && self.vecs.iter().any(beyond);
         match got {
             Received::Bytes(_) | Received::Tcp => Continue(()),
@@ -384,6 +400,9 @@ impl Receiving<'_> {
 
     fn sleep(&mut self) -> ControlFlow<isize> {
         let (i, c, l) = (self.i, self.c, self.l);
+        if self.is_other() {
+            return Continue(());
+        }
         if !self.call.hold(c, l) {
             return Break(closed(self.total));
         }

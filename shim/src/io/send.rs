@@ -59,7 +59,7 @@ unsafe fn send_plain(
         real::test_cancel(); // the kernel's calls do it, and we may make none
     }
     let _inside = signals::enter();
-    if c.tx.on_lane() && !still(fd, i, c, table::local(i)) {
+    if c.tx.on_lane() && !still(fd, i, c, table::local(i), Way::Send) {
         return signals::outside(native);
     }
     let Some((mut call, i)) = Call::of(fd, i) else {

@@ -26,7 +26,7 @@ pub unsafe fn sendfile(
         real::test_cancel();
     }
     let _inside = signals::enter();
-    if c.tx.on_lane() && !still(fd, i, c, l) {
+    if c.tx.on_lane() && !still(fd, i, c, l, Way::Send) {
         return signals::outside(|| own(fd, input, count));
     }
     let Some((mut call, i)) = Call::of(fd, i) else {

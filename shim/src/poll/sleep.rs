@@ -6,13 +6,13 @@
 //! and whoever attaches a lane wakes the waits that have a place and watch that connection
 //! (`wait::look`), so that they decide anew.
 
-use super::{news, LINKS, RDNORM, STACK, WRNORM};
+use super::{few, news, LINKS, RDNORM, STACK, WRNORM};
 use crate::fdtab;
-use crate::links::Link;
+use crate::links::{self, Link};
 use crate::wait::{self, Place};
 use crate::{control, ends, io, promote, signals, sys, table};
 use core::sync::atomic::Ordering::*;
-use libc::{pollfd, POLLIN, POLLOUT, POLLRDHUP};
+use libc::{pollfd, sigset_t, POLLIN, POLLOUT, POLLRDHUP};
 use link::lane::tx;
 
 /// How a sleep ended.
@@ -33,9 +33,9 @@ pub(super) fn for_data(p: &pollfd) -> bool {
     p.events & (POLLIN | RDNORM | POLLRDHUP) != 0
 }
 
-/// Links of a wait, each once.
+/// Links of a wait, each once, by their slots. (References would take four times the stack.)
 pub(super) struct Links {
-    all: [Option<&'static Link>; LINKS],
+    all: [u16; LINKS],
     n: usize,
     /// There are more than one wait can listen to.
     many: bool,
@@ -44,23 +44,20 @@ pub(super) struct Links {
 impl Links {
     pub(super) fn new() -> Self {
         Links {
-            all: [None; LINKS],
+            all: [0; LINKS],
             n: 0,
             many: false,
         }
     }
 
     pub(super) fn add(&mut self, l: &'static Link) {
-        if self.all[..self.n]
-            .iter()
-            .flatten()
-            .any(|k| core::ptr::eq(*k, l))
-        {
+        let slot = links::index(l) as u16;
+        if self.all[..self.n].contains(&slot) {
             return;
         }
         match self.all.get_mut(self.n) {
             Some(free) => {
-                *free = Some(l);
+                *free = slot;
                 self.n += 1;
             }
             None => self.many = true,
@@ -72,7 +69,8 @@ impl Links {
     }
 
     fn iter(&self) -> impl Iterator<Item = (usize, &'static Link)> + '_ {
-        self.all.iter().flatten().copied().enumerate()
+        let all = self.all[..self.n].iter().enumerate();
+        all.filter_map(|(k, slot)| Some((k, links::slot((*slot).into())?)))
     }
 }
 
@@ -151,11 +149,17 @@ fn ours(i: u32) -> Option<&'static Link> {
 pub(super) fn sleep(
     fds: &[pollfd],
     tmp: &mut [pollfd],
-    left: i64,
+    (left, mask): (i64, *const sigset_t),
     patient: bool,
     native: &impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> Slept {
     let n = fds.len();
+    // A number that means something else by now is the kernel's.
+    for p in fds {
+        if let Some(i) = fdtab::conn(p.fd).filter(|i| promote::engaged(table::conn(*i))) {
+            io::still(p.fd, i, table::conn(i), table::local(i), io::Way::Receive);
+        }
+    }
     let conns = || fds.iter().filter_map(|p| fdtab::conn(p.fd));
     // A forked child shares the parent's doorbells, which it must not drain: it naps.
     let foreign = conns().any(|i| {
@@ -207,11 +211,12 @@ pub(super) fn sleep(
         let most = io::FULL_MS as i64 + 1;
         nap = if nap < 0 { most } else { nap.min(most) };
     }
-    let mut leads = [false; LINKS];
+    let mut leads = 0u64; // a bit for each link
+    let leads_now = |leads: u64, k: usize| leads >> k & 1 != 0;
     if let Some(w) = place.index() {
         for (k, l) in links.iter() {
-            leads[k] = wait::join(l, w);
-            if !leads[k] && !(0..1000).contains(&nap) {
+            leads |= u64::from(wait::join(l, w)) << k;
+            if !leads_now(leads, k) && !(0..1000).contains(&nap) {
                 nap = 1000; // a follower sees to it now and then that there is a leader
             }
         }
@@ -223,10 +228,12 @@ pub(super) fn sleep(
     {
         nap = wait::Patience::NAP_MS;
     }
-    let bells = links.iter().map(|(k, l)| match leads[k] && !muted(l) {
-        true => l.bell(),
-        false => -1,
-    });
+    let bells = links
+        .iter()
+        .map(|(k, l)| match leads_now(leads, k) && !muted(l) {
+            true => l.bell(),
+            false => -1,
+        });
     for fd in [place.efd(), control::fd()].into_iter().chain(bells) {
         tmp[at] = pollfd {
             fd,
@@ -242,24 +249,21 @@ pub(super) fn sleep(
                 natives.leave();
                 for (k, l) in links.iter() {
                     if let Some(w) = place.index() {
-                        wait::leave(l, w, leads[k]);
+                        wait::leave(l, w, leads_now(leads, k));
                     }
                 }
                 place.give(true);
             };
-            let asleep = |tmp: &mut [pollfd], n, nap| {
-                signals::asleep(place.efd(), true, || native(tmp.as_mut_ptr(), n, nap))
-            };
-            Some(signals::or_undo(&undo, || match asleep(tmp, at, nap) {
-                // More entries than descriptors are allowed: without ours, then, and not for long if
-                // they would end it.
-                -1 if crate::errno() == libc::EINVAL => {
-                    if !alone && !(0..=wait::UNHEARD_MS).contains(&nap) {
-                        nap = wait::UNHEARD_MS;
+            let asleep = |f: &dyn Fn() -> i32| signals::asleep(place.efd(), true, place.index(), f);
+            let entries = tmp.as_mut_ptr();
+            Some(signals::or_undo(&undo, || {
+                match asleep(&|| native(entries, at, nap)) {
+                    // More entries than descriptors are allowed.
+                    -1 if crate::errno() == libc::EINVAL => {
+                        few::poll(&mut tmp[..at], &mut nap, mask, asleep)
                     }
-                    asleep(tmp, n, nap)
+                    r => r,
                 }
-                r => r,
             }))
         }
     };
@@ -274,7 +278,7 @@ pub(super) fn sleep(
             wait::forward(l, place.index(), None);
         }
         if let Some(w) = place.index() {
-            wait::leave(l, w, leads[k]);
+            wait::leave(l, w, leads_now(leads, k));
         }
     }
     place.give(rung(&tmp[n]));

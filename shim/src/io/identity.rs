@@ -1,0 +1,67 @@
+//! Is a descriptor number still the connection that the table says? An inlined system call may have closed it,
+//! and the number be a file, or another program's pipe, by now. The kernel is asked (fstat), and what has
+//! another identity is forgotten.
+
+use super::Way;
+use crate::table::{self, Local};
+use crate::{fdops, fdtab, pages, sys, wait};
+use core::sync::atomic::Ordering::Relaxed;
+use link::family::Conn;
+use link::prim::ticks;
+
+/// Microseconds for which a proof holds.
+const PROOF_US: u64 = 20;
+
+/// Bits of a number in `Local::proved`; above them are the ticks of its proof.
+const NUMBER: u32 = fdtab::MAX_FD.trailing_zeros();
+
+/// The same for a send or receive: a proof of this number in this direction holds for [`PROOF_US`]. (Another
+/// number of the connection says nothing of this one.)
+#[inline(always)]
+pub fn still(fd: i32, i: u32, c: &Conn, l: &Local, way: Way) -> bool {
+    let now = ticks();
+    let mark = now << NUMBER | fd as u64;
+    let age = mark.wrapping_sub(l.proved[way as usize].load(Relaxed));
+    let same = age & (fdtab::MAX_FD as u64 - 1) == 0;
+    same && age >> NUMBER <= PROOF_US * wait::cycles_per_us() || {
+        pages::age(now);
+        prove(fd, i, c, l, way, mark)
+    }
+}
+
+#[cold]
+fn prove(fd: i32, i: u32, c: &Conn, l: &Local, way: Way, mark: u64) -> bool {
+    let same = is(fd, i, c);
+    if same {
+        l.proved[way as usize].store(mark, Relaxed);
+    }
+    same
+}
+
+/// The connection behind a number, for a call that does something to it.
+pub fn proven(fd: i32) -> Option<u32> {
+    let i = fdtab::conn(fd)?;
+    is(fd, i, table::conn(i)).then_some(i)
+}
+
+/// Is `fd` connection `i`? If not, that number is forgotten.
+fn is(fd: i32, i: u32, c: &Conn) -> bool {
+    let same = is_same(fd, c);
+    // (A vfork child has descriptors of its own.)
+    if !same && !fdops::not_ours() {
+        fdops::vanished(fd, i);
+    }
+    same
+}
+
+/// Does the kernel say so? (What has no name yet has no lane either.)
+fn is_same(fd: i32, c: &Conn) -> bool {
+    let known = c.inode.load(Relaxed);
+    known == 0 || sys::inode(fd).is_ok_and(|(inode, _)| inode == known)
+}
+
+/// Has something else got a number that the table has for a connection? For what is done on its behalf in other
+/// calls, under its locks: nothing is forgotten here.
+pub fn is_other(fd: i32) -> bool {
+    fdtab::conn(fd).is_some_and(|i| !is_same(fd, table::conn(i)))
+}
