@@ -10,6 +10,7 @@
 #[cfg(all(test, loom))]
 mod checked;
 pub mod mem;
+mod natives;
 mod ring;
 pub mod rx;
 pub mod tx;

@@ -16,6 +16,9 @@ impl TcpInfo {
     pub const BYTES: usize = 248;
     /// `TCP_ESTABLISHED` of the kernel.
     pub const ESTABLISHED: u8 = 1;
+    const FIN_WAIT1: u8 = 4;
+    const FIN_WAIT2: u8 = 5;
+    const CLOSE_WAIT: u8 = 8;
 
     /// `None`: a kernel that does not count bytes (before 4.1).
     pub fn parse(b: &[u8]) -> Option<Self> {
@@ -44,6 +47,19 @@ pub struct TcpPos {
     /// As in [`TcpInfo`].
     pub acked: u64,
     pub received: u64,
+}
+
+impl TcpPos {
+    /// Is this end's direction open? Then `sent` has no FIN.
+    pub fn may_send(&self) -> bool {
+        matches!(self.state, TcpInfo::ESTABLISHED | TcpInfo::CLOSE_WAIT)
+    }
+
+    /// Is the other end's? Then `taken` has no FIN.
+    pub fn may_receive(&self) -> bool {
+        let ended_here = matches!(self.state, TcpInfo::FIN_WAIT1 | TcpInfo::FIN_WAIT2);
+        ended_here || self.state == TcpInfo::ESTABLISHED
+    }
 }
 
 /// Attempts to read counters that do not move in between.

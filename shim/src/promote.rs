@@ -283,6 +283,9 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
         if link.state.load(Relaxed) == crate::links::USED {
             // Every set that watches the connection must know of the lane first.
             if epoll::activate(i, link) {
+                if c.rx.uncounted() {
+                    io::recount(c, l);
+                }
                 let fd = l.fd.load(Relaxed);
                 c.rx.declare_ready(&m, &Sock { fd, link });
             }
@@ -314,6 +317,9 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     }
     if !probes::allow_up(l, fd) {
         return false;
+    }
+    if c.tx.uncounted() {
+        io::recount(c, l);
     }
     match c.tx.try_up(&m, &Sock { fd, link }) {
         Ok(up) => {

@@ -291,7 +291,7 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
     for i in core::iter::from_fn(recent).chain(fresh) {
         let c = &t.conns[i];
         // A native call on the connection before may go on for long, and is counted here until it ends.
-        let left = c.tx.natives.load(Relaxed) == 0 && c.rx.natives.load(Relaxed) == 0;
+        let left = c.tx.inside() == 0 && c.rx.inside() == 0;
         if !left
             || c.state.load(Relaxed) != state::FREE
             || c.state
@@ -305,6 +305,8 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         }
         t.header.used.fetch_max(i as u32 + 1, Relaxed);
         reset(c);
+        c.tx.forget_uncounted();
+        c.rx.forget_uncounted();
         let l = local(i as u32);
         let gen = c.gen.load(Relaxed).max(l.gen.load(Relaxed)) + 1;
         c.gen.store(gen, Relaxed);

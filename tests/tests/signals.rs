@@ -34,3 +34,10 @@ fn handlers_that_take_their_time_keep_no_other_thread_waiting() -> Result<()> {
 fn hooks_need_little_stack() -> Result<()> {
     both_ways("stack", &["4608"], 4, 1_000)
 }
+
+/// Threads that never say what a call has moved on TCP: the connection goes up all the same. (It looks for itself
+/// whether it is on a lane; without one it would not end well.)
+#[test]
+fn what_nobody_counted_keeps_no_connection_down() -> Result<()> {
+    both_ways("uncounted", &[], 48, 5_000_000)
+}

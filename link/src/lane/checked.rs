@@ -364,6 +364,34 @@ fn the_door() {
     });
 }
 
+/// A call whose thread never came back, another one, and the count that is taken afresh: the switch never finds
+/// a wrong one.
+#[test]
+fn a_call_that_nobody_counted() {
+    loom::model(|| {
+        let w = World::new();
+        let s = w.clone();
+        let t = loom::thread::spawn(move || {
+            if s.tx.enter_native() {
+                let n = End(&s, 0).tcp_send(&0, 1).unwrap();
+                s.tx.leave_native(n as u64);
+            }
+        });
+        assert!(w.tx.enter_native());
+        End(&w, 0).tcp_send(&0, 1).unwrap();
+        w.tx.leave_uncounted();
+        let sent = || Some(w.wire.lock().unwrap().sent);
+        w.tx.recount(sent);
+        let up = w.tx.try_up(&w.sender(), &End(&w, 0)).unwrap(); // (bypassed?)
+        t.join().unwrap();
+        w.tx.recount(sent);
+        assert!(!w.tx.uncounted());
+        let counted = w.tx.kpos.load(Relaxed);
+        assert_eq!(Some(counted), sent());
+        assert!(!up || w.control[0].tx[0].up_kpos.load(Relaxed) == counted);
+    });
+}
+
 /// Across nodes: an end goes down of its own will while the daemon beside it takes the direction
 /// into custody. One of the two steps back, and the other's frame and bytes are on TCP once.
 ///

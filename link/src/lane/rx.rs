@@ -10,7 +10,7 @@ mod revoke;
 mod take;
 
 use super::mem::{Iov, Memory};
-use super::{Pending, Port};
+use super::{natives, Pending, Port};
 use crate::frame::LEN;
 use crate::layout::{bits_of, epoch_of, marks, pack, rx, tx, RING_LOG2_MAX};
 use crate::prim::{self, fence, fence_after_rmw};
@@ -204,6 +204,32 @@ impl RxState {
     pub fn leave_native(&self, received: u64) {
         self.kpos.fetch_add(received, Relaxed);
         self.natives.fetch_sub(1, SeqCst); // releases `kpos`
+    }
+
+    /// Leaves a native receive of which nobody knows what it has moved: see [`natives`].
+    pub fn leave_uncounted(&self) {
+        natives::leave_uncounted(&self.natives);
+    }
+
+    /// Was one left so, and has [`Self::recount`] not mended it yet? Then this direction stays on TCP.
+    #[inline(always)]
+    pub fn uncounted(&self) -> bool {
+        natives::uncounted(&self.natives)
+    }
+
+    /// Takes the count afresh from the kernel's, if nobody is inside a native receive. Needs no lock.
+    pub fn recount(&self, position: impl FnOnce() -> Option<u64>) {
+        natives::recount(&self.natives, &self.kpos, position);
+    }
+
+    /// How many are inside a native receive now?
+    pub fn inside(&self) -> u32 {
+        natives::inside(&self.natives)
+    }
+
+    /// Another connection begins in this entry, with nobody inside.
+    pub fn forget_uncounted(&self) {
+        natives::forget(&self.natives);
     }
 
     /// The peer's head, checked against our cursor.

@@ -10,7 +10,7 @@ mod up;
 pub use custody::{Adopted, Taken};
 
 use super::mem::{copy_in, Iov, Memory};
-use super::{Pending, Port, Progress};
+use super::{natives, Pending, Port, Progress};
 use crate::frame::LEN;
 use crate::layout::{bits_of, epoch_of, marks, pack, rx, unread_max, window, Loc};
 use crate::prim::{self, fence, fence_after_rmw};
@@ -202,6 +202,32 @@ impl TxState {
     pub fn leave_native(&self, sent: u64) {
         self.kpos.fetch_add(sent, Relaxed);
         self.natives.fetch_sub(1, SeqCst); // releases `kpos`
+    }
+
+    /// Leaves a native send of which nobody knows what it has moved: see [`natives`].
+    pub fn leave_uncounted(&self) {
+        natives::leave_uncounted(&self.natives);
+    }
+
+    /// Was one left so, and has [`Self::recount`] not mended it yet? Then this direction stays on TCP.
+    #[inline(always)]
+    pub fn uncounted(&self) -> bool {
+        natives::uncounted(&self.natives)
+    }
+
+    /// Takes the count afresh from the kernel's, if nobody is inside a native send. Needs no lock.
+    pub fn recount(&self, position: impl FnOnce() -> Option<u64>) {
+        natives::recount(&self.natives, &self.kpos, position);
+    }
+
+    /// How many are inside a native send now?
+    pub fn inside(&self) -> u32 {
+        natives::inside(&self.natives)
+    }
+
+    /// Another connection begins in this entry, with nobody inside.
+    pub fn forget_uncounted(&self) {
+        natives::forget(&self.natives);
     }
 
     /// Stores the state word and announces it.

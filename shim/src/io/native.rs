@@ -4,12 +4,12 @@
 use super::call::Call;
 use super::{recv_or_told, send_or_told};
 use crate::table::{self, Local};
-use crate::{errno, real, signals, sys};
+use crate::{errno, lock, real, signals, sys};
 use core::sync::atomic::Ordering::*;
 use libc::{iovec, msghdr};
 use link::family::{flag, Conn};
 use link::lane::Iov;
-use link::reason::Reason;
+use link::os::TcpPos;
 
 /// Direction of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,6 +46,22 @@ impl Way {
         match self {
             Way::Send => c.tx.leave_native(moved),
             Way::Receive => c.rx.leave_native(moved),
+        }
+    }
+
+    /// Leaves a call from which the thread does not come back.
+    #[cold]
+    fn lose(self, (c, l): (&Conn, &Local), tables: u32) {
+        if tables != table::given_up() {
+            return; // as above
+        }
+        match self {
+            Way::Send => c.tx.leave_uncounted(),
+            Way::Receive => c.rx.leave_uncounted(),
+        }
+        // Now, unless somebody is inside; else whoever means to promote it next does it.
+        if let Some(_g) = lock::try_lock(&c.tx.lock) {
+            recount(c, l);
         }
     }
 
@@ -96,7 +112,7 @@ impl Way {
 }
 
 /// Makes a native call, and counts what it says. If the thread does not come back from it (it is cancelled,
-/// or a handler jumps out of it), nobody knows what it moved: see [`uncounted`]. `counts`: it does not leave
+/// or a handler jumps out of it), nobody knows what it moved: see [`recount`]. `counts`: it does not leave
 /// the bytes where they are.
 #[inline]
 pub fn native(
@@ -114,36 +130,40 @@ pub fn native(
         way.leave(c, 0, tables);
         return Native::Closed;
     }
-    let fd = call.fd(l);
-    let undo = || {
-        uncounted(c, fd);
-        way.leave(c, 0, tables);
+    let undo = || match counts && call.counts(c) {
+        true => way.lose((c, l), tables),
+        false => way.leave(c, 0, tables),
     };
     let says = signals::or_undo(&undo, make);
-    let may_have_taken = || matches!(errno(), libc::EFAULT | libc::EINVAL);
-    if says < 0 && counts && may_have_taken() && call.counts(c) {
-        super::quietly(|| uncounted(c, fd)); // it may have failed after it had taken bytes
-    }
     // (What it moved on a connection that is closed is the kernel's affair.)
     let ours = call.counts(c);
-    let moved = match ours && counts {
-        true => says.max(0) as u64,
-        false => 0,
-    };
-    way.leave(c, moved, tables);
+    if says < 0 && matches!(errno(), libc::EFAULT | libc::EINVAL) {
+        super::quietly(undo); // it may have failed after it had taken bytes
+    } else {
+        let moved = match ours && counts {
+            true => says.max(0) as u64,
+            false => 0,
+        };
+        way.leave(c, moved, tables);
+    }
     Native::Made { says, ours }
 }
 
-/// A thread has left a native call without a word and may have moved bytes there that nobody has counted: then the
-/// connection stays on TCP. So has a receive that could not say whose bytes it took: they are gone, and it fails.
+/// Takes counts that a thread has left behind afresh from the kernel, once nobody is inside a call of that
+/// direction. (So has a receive that could not say whose bytes it took: they are gone, and it fails.) A lock of the
+/// connection is held: its descriptor is what it is.
 #[cold]
-fn uncounted(c: &Conn, fd: i32) {
-    let counted = (c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst));
-    let syn = u64::from(c.flags.load(Relaxed) & flag::CLIENT != 0);
-    let moved = sys::tcp_position(fd).map(|k| (k.sent.wrapping_sub(syn), k.taken));
-    if moved != Some(counted) {
-        table::bar(c, Reason::Bypassed);
+pub fn recount(c: &Conn, l: &Local) {
+    let fd = l.fd.load(Relaxed);
+    let known = c.inode.load(Relaxed);
+    if known != 0 && !sys::inode(fd).is_ok_and(|(inode, _)| inode == known) {
+        return; // an inlined system call has closed it
     }
+    let syn = u64::from(c.flags.load(Relaxed) & flag::CLIENT != 0);
+    // (Behind a FIN the kernel's count of that direction is one more.)
+    let position = |open: fn(&TcpPos) -> bool| sys::tcp_position(fd).filter(open);
+    c.tx.recount(|| position(TcpPos::may_send).map(|k| k.sent.wrapping_sub(syn)));
+    c.rx.recount(|| position(TcpPos::may_receive).map(|k| k.taken));
 }
 
 /// The descriptor for a native call: one that goes on has one of its own. `None`: the connection was closed.

@@ -2,7 +2,7 @@
 
 use super::{each, later, unwatched, CLOSED_DOORS};
 use crate::table::{self, because};
-use crate::{control, env, epoll, lock, sys};
+use crate::{control, env, epoll, io, lock, sys};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::msg::{register, ToDaemon};
@@ -38,6 +38,9 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     };
     if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
         return;
+    }
+    if c.tx.uncounted() || c.rx.uncounted() {
+        io::recount(c, table::local(i));
     }
     let (tx_kpos, rx_kpos) = (c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst));
     let syn = u64::from(c.flags.load(Relaxed) & flag::CLIENT != 0);
@@ -75,14 +78,15 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
             return;
         }
     }
-    // Other threads may be moving bytes natively this moment; otherwise somebody bypasses us.
-    if c.tx.natives.load(SeqCst) == 0 && c.rx.natives.load(SeqCst) == 0 {
-        // Counted and moved are compared once more, now that nobody moves.
-        let same = sys::tcp_position(fd)
-            .is_none_or(|k| k.sent.wrapping_sub(syn) == c.tx.kpos.load(SeqCst));
-        if !same {
-            return table::bar(c, Reason::Bypassed);
-        }
+    // Other threads may be moving bytes natively this moment; otherwise somebody bypasses us. (Who was inside when
+    // the kernel was asked still is, or has added to the count.)
+    let counted = c.tx.kpos.load(SeqCst);
+    let position = sys::tcp_position(fd);
+    let quiet = c.tx.natives.load(SeqCst) == 0
+        && c.rx.natives.load(SeqCst) == 0
+        && c.tx.kpos.load(SeqCst) == counted;
+    if quiet && position.is_some_and(|k| k.sent.wrapping_sub(syn) != counted) {
+        return table::bar(c, Reason::Bypassed);
     }
     later(c, Reason::Young, 5);
 }
