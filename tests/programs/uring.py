@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import time
 
@@ -22,7 +23,9 @@ CASE, ROLE, HOST = sys.argv[1:4]
 LIMIT = 20
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.syscall.restype = ctypes.c_long
-NOP, POLL_ADD, CLOSE, READ, WRITE, SEND, RECV, EPOLL_CTL = 0, 6, 19, 22, 23, 26, 27, 29
+NOP, POLL_ADD, SENDMSG, CLOSE, READ, WRITE, SEND, RECV, EPOLL_CTL = 0, 6, 9, 19, 22, 23, 26, 27, 29
+AIO_READ, AIO_WRITE, AIO_POLL = 0, 1, 5
+IO_SETUP, IO_GETEVENTS, IO_SUBMIT = {"x86_64": (206, 208, 209), "aarch64": (0, 4, 2)}[os.uname().machine]
 ADD, DEL, MOD = 1, 2, 3
 LINK = 4
 IN = select.EPOLLIN
@@ -242,6 +245,81 @@ def chain_client(sock):
     comes(ep, fd)
     equal(sock.recv(10), b"x")
     ring.close()
+
+
+# ---- handed on ------------------------------------------------------------------------------
+
+def rights_server(sock):
+    await_mark("passed")
+    sock.sendall(b"hello")
+    equal(exactly(sock, 9), b"from afar")
+
+
+def rights_client(sock):
+    """A message of the ring hands the connection to a process without the shim."""
+    ring = Ring()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    program = "import socket, sys\ns = socket.socket(fileno=int(sys.argv[1]))\n" \
+        "m, fds, _, _ = socket.recv_fds(s, 10, 1)\nc = socket.socket(fileno=fds[0])\nc.settimeout(10)\n" \
+        "assert c.recv(5, socket.MSG_WAITALL) == b'hello'\nc.sendall(b'from afar')\n"
+    bare = {k: v for k, v in os.environ.items() if not k.startswith(("LD_PRELOAD", "UNDERPASS"))}
+    child = subprocess.Popen([sys.executable, "-c", program, str(theirs.fileno())], env=bare,
+                             pass_fds=[theirs.fileno()])
+    word = ctypes.create_string_buffer(b"take it", 7)
+    vector = struct.pack("QQ", ctypes.addressof(word), 7)
+    control = struct.pack("Niii4x", socket.CMSG_LEN(4), socket.SOL_SOCKET, socket.SCM_RIGHTS, sock.fileno())
+    vector, control = (ctypes.create_string_buffer(b, len(b)) for b in (vector, control))
+    header = struct.pack("QI4xQQQQi4x", 0, 0, ctypes.addressof(vector), 1, ctypes.addressof(control), len(control), 0)
+    header = ctypes.create_string_buffer(header, len(header))
+    ring.add(SENDMSG, ours.fileno(), 0, ctypes.addressof(header), 1, user=1)
+    equal(ring.run(), {1: [7]})
+    mark("passed")
+    sock.close()
+    equal(child.wait(), 0, "the other program")
+    ring.close()
+
+
+# ---- the kernel's older interface, which libaio uses -------------------------------------------
+
+def aio_server(sock):
+    await_mark("first")
+    sock.sendall(b"polled")
+    equal(exactly(sock, 5), b"hello")
+    await_mark("second")
+    sock.sendall(b"received")
+    equal(sock.recv(1), b"")
+
+
+def aio_client(sock):
+    """It waits, receives and sends by itself."""
+    fd, context, room = sock.fileno(), ctypes.c_ulong(0), ctypes.create_string_buffer(b"hello", 100)
+    syscall(IO_SETUP, 4, ctypes.addressof(context))
+
+    def submit(op, at, n):
+        block = ctypes.create_string_buffer(struct.pack("QIIHhIQQqQII", 7, 0, 0, op, 0, fd, at, n, 0, 0, 0, 0), 64)
+        blocks = ctypes.c_void_p(ctypes.addressof(block))
+        equal(syscall(IO_SUBMIT, context.value, 1, ctypes.addressof(blocks)), 1)
+        return block
+
+    def done():
+        event, limit = ctypes.create_string_buffer(32), ctypes.create_string_buffer(struct.pack("qq", LIMIT // 2, 0), 16)
+        n = syscall(IO_GETEVENTS, context.value, 1, 1, ctypes.addressof(event), ctypes.addressof(limit))
+        equal(n, 1, "an event")
+        return struct.unpack("QQqq", event.raw)[2]
+
+    kept = submit(AIO_POLL, IN, 0)
+    mark("first")
+    equal(done() & IN, IN, "poll")
+    equal(exactly(sock, 6), b"polled")
+    kept = submit(AIO_WRITE, ctypes.addressof(room), 5)
+    equal(done(), 5, "write")
+    mark("second")
+    readable = select.poll()
+    readable.register(sock, IN)
+    readable.poll()
+    kept = submit(AIO_READ, ctypes.addressof(room), 100)
+    equal((done(), room.value[:8]), (8, b"received"), "read")
+    assert kept
 
 
 # ---- main ------------------------------------------------------------------------------------

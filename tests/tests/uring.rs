@@ -26,6 +26,17 @@ fn chain() -> Result<()> {
     Pair::both_ways("uring.py", "chain", LIMIT)
 }
 
+#[test]
+fn rights() -> Result<()> {
+    Pair::both_ways("uring.py", "rights", LIMIT)
+}
+
+/// `io_submit`: what the kernel does by itself with a connection happens on TCP.
+#[test]
+fn aio() -> Result<()> {
+    Pair::both_ways("uring.py", "aio", LIMIT)
+}
+
 /// Node 22 registers with epoll through io_uring: promoted in the default mode.
 #[test]
 fn node_goes_over_lanes() -> Result<()> {

@@ -70,6 +70,7 @@ macro_rules! calls {
                 SYS_io_uring_setup c2 uring::setup [];
                 SYS_io_uring_enter c6 uring::enter [];
                 SYS_io_uring_register c4 uring::register [];
+                SYS_io_submit c3 uring::submit [];
                 SYS_rt_sigaction c4 number::rt_sigaction [
                     sigaction __sigaction signal bsd_signal ssignal sysv_signal __sysv_signal
                     siginterrupt sigset
@@ -142,8 +143,8 @@ macro_rules! calls {
                 "may make a descriptor of a connection that we do not know: native for good" [
                     SYS_pidfd_getfd
                 ];
-                "bytes moved so are not counted: such a connection is never promoted" [
-                    SYS_io_setup SYS_io_destroy SYS_io_submit SYS_io_getevents SYS_io_pgetevents SYS_io_cancel
+                "no descriptor: what `io_submit` has begun" [
+                    SYS_io_setup SYS_io_destroy SYS_io_getevents SYS_io_pgetevents SYS_io_cancel
                 ];
                 "may attach a program to a socket, which sees TCP" [SYS_bpf];
                 "limits" [SYS_setrlimit SYS_getrlimit SYS_prlimit64];

@@ -62,7 +62,7 @@ unsafe fn is_refused(m: *const msghdr) -> bool {
 ///
 /// # Safety
 /// `m` is null or the application's message header.
-unsafe fn descriptors_leave(m: *const msghdr) {
+pub(super) unsafe fn descriptors_leave(m: *const msghdr) {
     // SAFETY: by contract.
     unsafe {
         each_descriptor(m, |fd| match get(fd) {

@@ -2,16 +2,17 @@
 //! names in libc. What the kernel would do to a connection or an epoll set of ours behind our back is
 //! done by us, or on TCP.
 
-use super::ready;
+use super::{msg, ready};
 use crate::fdtab::{self, get, Fd};
 use crate::uring::{self, Params, Sqe};
-use crate::{env, epoll, fdops, io, real, signals};
+use crate::{env, epoll, fdops, io, pages, real, signals};
 use core::ffi::c_void;
 use link::reason::Reason;
 
 const OP_NOP: u8 = 0;
 const OP_POLL_ADD: u8 = 6;
 const OP_POLL_REMOVE: u8 = 7;
+const OP_SENDMSG: u8 = 9;
 const OP_TIMEOUT: u8 = 11;
 const OP_TIMEOUT_REMOVE: u8 = 12;
 const OP_ACCEPT: u8 = 13;
@@ -22,6 +23,9 @@ const OP_FILES_UPDATE: u8 = 20;
 const OP_EPOLL_CTL: u8 = 29;
 const OP_SPLICE: u8 = 30;
 const OP_TEE: u8 = 33;
+const OP_SENDMSG_ZC: u8 = 48;
+/// `splice_fd_in` is an index.
+const SPLICE_FD_IN_FIXED: u32 = 1 << 31;
 
 const FIXED_FILE: u8 = 1;
 const IO_DRAIN: u8 = 2;
@@ -158,6 +162,21 @@ fn request(sqe: &mut Sqe, chained: bool) {
         OP_EPOLL_CTL => epoll_ctl(sqe, chained),
         // SAFETY: the request's list, as the application promises the kernel.
         OP_FILES_UPDATE => unsafe { unseen_files(sqe.addr as *const i32, sqe.len) },
+        OP_SENDMSG | OP_SENDMSG_ZC => {
+            // SAFETY: the request's message, as the application promises the kernel.
+            unsafe { msg::descriptors_leave(sqe.addr as *const libc::msghdr) };
+            if !fixed {
+                unseen(fd);
+            }
+        }
+        OP_SPLICE | OP_TEE => {
+            if sqe.op_flags & SPLICE_FD_IN_FIXED == 0 {
+                unseen(sqe.splice_fd_in);
+            }
+            if !fixed {
+                unseen(fd);
+            }
+        }
         _ if fixed => {}
         // Whatever comes of it, nobody of ours watches it any more.
         OP_CLOSE => fdops::disown(fd),
@@ -165,12 +184,7 @@ fn request(sqe: &mut Sqe, chained: bool) {
             Fd::Conn(_) => fdops::give_up(fd, Reason::EpollShared),
             _ => unseen(fd),
         },
-        op => {
-            unseen(fd);
-            if matches!(op, OP_SPLICE | OP_TEE) {
-                unseen(sqe.splice_fd_in);
-            }
-        }
+        _ => unseen(fd),
     }
 }
 
@@ -203,4 +217,46 @@ fn epoll_ctl(sqe: &mut Sqe, chained: bool) {
         (_, Fd::Set(inner)) => epoll::nest(inner),
         _ => {}
     }
+}
+
+/// `struct iocb` of the kernel's older interface, which libaio uses.
+#[repr(C)]
+pub struct Iocb {
+    _head: [u64; 2],
+    opcode: u16,
+    _priority: i16,
+    fd: u32,
+    _rest: [u64; 5],
+}
+
+const IOCB_CMD_POLL: u16 = 5;
+
+/// `io_submit`: the kernel receives, sends or waits by itself, so connections go back to TCP.
+///
+/// # Safety
+/// As the system call.
+pub unsafe extern "C" fn submit(context: usize, n: i64, list: *const *const Iocb) -> i32 {
+    let _inside = signals::enter();
+    io::quietly(|| {
+        for k in 0..usize::try_from(n).unwrap_or(0) {
+            let at = list.wrapping_add(k);
+            if !pages::readable(at, size_of::<*const Iocb>()) {
+                break; // for the kernel to refuse
+            }
+            // SAFETY: just proven.
+            let b = unsafe { at.read_unaligned() };
+            if !pages::readable(b, size_of::<Iocb>()) {
+                break;
+            }
+            // SAFETY: as above.
+            let b = unsafe { b.read_unaligned() };
+            match (b.opcode, get(b.fd as i32)) {
+                (IOCB_CMD_POLL, Fd::Conn(_)) => fdops::give_up(b.fd as i32, Reason::EpollShared),
+                _ => unseen(b.fd as i32),
+            }
+        }
+    });
+    let (call, n, list) = (libc::SYS_io_submit, n as usize, list as usize);
+    // SAFETY: passed on.
+    unsafe { real::syscall(call, context, n, list, 0, 0, 0) as i32 }
 }
