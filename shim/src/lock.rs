@@ -102,15 +102,18 @@ fn slow(word: &AtomicU32, me: u32, most: u32) -> Option<Guard<'_>> {
         let v = word.load(Relaxed);
         if v != 0 {
             let _ = word.compare_exchange(v, v | WAITERS, Relaxed, Relaxed);
-            if rounds >= most {
-                return None;
+            let last = rounds >= most;
+            if !last {
+                sys::futex_wait(word, v | WAITERS, NAP_MS);
+                rounds += 1;
             }
-            sys::futex_wait(word, v | WAITERS, NAP_MS);
-            rounds += 1;
-            if rounds % 16 == 0 && dead(v & !WAITERS) {
+            // Also by who gives up: it may come again and again, and be the only one who comes.
+            if (last || rounds % 16 == 0) && dead(v & !WAITERS) {
                 // The holder is dead. What it guarded is at worst in the middle of one update of
                 // its own counters; its peer checks what it sees.
                 let _ = word.compare_exchange(v | WAITERS, 0, Relaxed, Relaxed);
+            } else if last {
+                return None;
             }
         }
     }
