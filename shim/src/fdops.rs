@@ -31,9 +31,6 @@ pub fn socket_made(fd: i32, nonblock: bool, open: bool, client: bool) {
         table::free(i);
         family::closed(false);
     }
-    if fd <= libc::STDERR_FILENO {
-        table::bar(table::conn(i), Reason::Left); // as in `duplicated`
-    }
     if open && crate::env::eager() {
         io::quietly(|| promote::consider(i, fd, table::conn(i)));
     }

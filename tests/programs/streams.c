@@ -2,8 +2,6 @@
  * nobody sees it. Every byte arrives, in order, and every end.
  *
  *     streams
- *
- * Prints "result ok" on descriptor 2's copy, for the first three become connections.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -21,36 +19,6 @@ static void gets_(int fd, const char *what) {
 static void ends(int fd) {
     char b;
     NEED(recv(fd, &b, 1, 0) == 0 && !close(fd));
-}
-
-/* Many small messages both ways: enough to be promoted, if it may be. */
-static void talk(int a, int b) {
-    for (int k = 0; k < 300; k++) {
-        by_lane(a, b), by_lane(b, a);
-        if (k % 30 == 29) sleep_us(1000);
-    }
-}
-
-/* A server that has closed its standard streams: `accept` and `socket` give their numbers. */
-static void by_accident(void) {
-    int a, b, out = fcntl(1, F_DUPFD, 50), err = fcntl(2, F_DUPFD, 50);
-    close(1), close(0);
-    dial(&a, &b); /* 0 and 1 */
-    NEED(a == 0 && b == 1);
-    talk(a, b);
-    printf("hello\n"), fflush(stdout);
-    gets_(a, "hello\n");
-    NEED(write(0, "and back\n", 9) == 9);
-    gets_(1, "and back\n");
-    NEED(write(1, "a line\nanother\n", 15) == 15);
-    char line[40];
-    NEED(fgets(line, sizeof line, stdin) && !strcmp(line, "a line\n"));
-    NEED(fgets(line, sizeof line, stdin) && !strcmp(line, "another\n"));
-    NEED(!fclose(stdin)); /* closes it */
-    int other = open("/dev/null", O_RDWR);
-    NEED(other == 0 && write(0, "nowhere", 7) == 7);
-    ends(1);
-    NEED(dup2(out, 1) == 1 && dup2(err, 2) == 2);
 }
 
 /* `fdopen` and what follows. */
@@ -82,7 +50,6 @@ int main(void) {
     dial(&a, &b);
     warm(a, b);
     for (int how = 0; how < 3; how++) by_fdopen(how);
-    by_accident();
     warm(a, b);
     printf("result ok\n");
     return 0;
