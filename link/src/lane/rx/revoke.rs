@@ -55,7 +55,9 @@ impl RxState {
                             }
                             Received::Empty => Revoked::Pending,
                             Received::Error(e) => {
+                                // (One that was kept leaves the mode as it is.)
                                 self.error.put(e);
+                                self.mode.store(mode::TCP, Relaxed);
                                 Revoked::Clear
                             }
                             _ => Revoked::Clear,
