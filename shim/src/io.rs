@@ -81,12 +81,8 @@ fn nonblocking(c: &Conn, flags: i32) -> bool {
 /// The lock of a direction, for a call; one that may not block does not wait for long for a holder that
 /// is stopped.
 #[inline(always)]
-fn lock_for<'a>(
-    word: &'a core::sync::atomic::AtomicU32,
-    c: &Conn,
-    flags: i32,
-) -> Option<lock::Guard<'a>> {
-    match nonblocking(c, flags) {
+fn lock_for<'a>(word: &'a core::sync::atomic::AtomicU32, nb: bool) -> Option<lock::Guard<'a>> {
+    match nb {
         true => lock::lock_within(word, 40),
         false => lock::lock(word),
     }

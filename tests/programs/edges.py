@@ -21,6 +21,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 
 from ends import await_mark, exactly, mark, marked
@@ -380,6 +381,64 @@ def zerocopy_client(sock):
     _, length, hint, _, _, _, copied, _ = struct.unpack("QIIIiQiI", ask.raw)
     equal((length, hint + copied), (0, 10), "bytes found")
     equal(copy.raw[:copied] + exactly(sock, 10 - copied), b"some bytes")
+
+
+# ---- made non-blocking while a call sleeps -----------------------------------------------------
+
+BULK = 12 << 20  # more than ring and socket buffers hold
+FUTEX = {"x86_64": "202"}.get(os.uname().machine, "98")
+
+
+def asleep(thread):
+    """Until it sleeps, and in no call of the interpreter's own."""
+    seen = 0
+    while seen < 3:
+        time.sleep(0.01)
+        assert thread.is_alive(), "it does not sleep"
+        with open(f"/proc/self/task/{thread.native_id}/syscall") as f:
+            inside = f.read().split()[0]
+        seen = 0 if inside in ("running", "-1", FUTEX) else seen + 1
+
+
+def unblock_server(sock):
+    for k in range(6):
+        await_mark(f"set{k}")
+        time.sleep(0.1)
+        sock.sendall(b"late")
+    await_mark("filled")
+    time.sleep(0.1)
+    equal(len(exactly(sock, BULK)), BULK)
+    await_mark("over")
+
+
+def unblock_client(sock):
+    """Who makes a description non-blocking does not end calls that sleep."""
+    fd, got = sock.fileno(), []
+    for k in range(6):
+        into = room(8)
+        vector = Iovec(ctypes.cast(into, ctypes.c_void_p), 8)
+        calls = [lambda: call("recv", fd, into, ctypes.c_size_t(8), 0), lambda: call("readv", fd, ctypes.byref(vector), 1),
+                 lambda: call("recv", fd, into, ctypes.c_size_t(4), socket.MSG_WAITALL)]
+        t = threading.Thread(target=lambda: got.append(calls[k % 3]()))
+        t.start()
+        asleep(t)
+        sock.setblocking(False)
+        mark(f"set{k}")
+        t.join()
+        equal((got.pop(), into.value), (4, b"late"), k)
+        equal(call("recv", fd, into, ctypes.c_size_t(8), 0), "EAGAIN", "the next call")
+        if k % 2:
+            select.select([sock], [], [], 0)
+        sock.setblocking(True)
+    data = buffer(bytes(BULK))
+    t = threading.Thread(target=lambda: got.append(call("send", fd, data, ctypes.c_size_t(BULK), 0)))
+    t.start()
+    asleep(t)
+    sock.setblocking(False)
+    mark("filled")
+    t.join()
+    equal(got, [BULK], "send")
+    mark("over")
 
 
 # ---- main ------------------------------------------------------------------------------------

@@ -18,4 +18,4 @@ macro_rules! edges {
     )*};
 }
 
-edges! { times empty short nothing end rights refused sigio mark zerocopy }
+edges! { times empty short nothing end rights refused sigio mark zerocopy unblock }

@@ -2,9 +2,9 @@
 //! and the bytes that it moved are counted when it is over: positions stay exact.
 
 use super::call::Call;
-use super::{recv_or_told, send_or_told};
+use super::{left_ms, recv_or_told, send_or_told};
 use crate::table::{self, Local};
-use crate::{errno, lock, real, signals, sys};
+use crate::{errno, lock, real, set_errno, signals, sys};
 use core::sync::atomic::Ordering::*;
 use libc::{iovec, msghdr};
 use link::family::{flag, Conn};
@@ -176,7 +176,7 @@ pub fn descriptor(call: &mut Call, (c, l): (&Conn, &Local), total: usize) -> Opt
 }
 
 /// What is left of a call of which `total` bytes are done, or which has slept, natively: the bytes that this
-/// moves, or an error if there are none at all.
+/// moves, or an error if there are none at all. `sleeps`: it may block, until then.
 ///
 /// # Safety
 /// The buffers are the application's, as its own call demands.
@@ -188,6 +188,7 @@ pub unsafe fn rest(
     mut iov: Iov<'_>,
     mut flags: i32,
     total: usize,
+    sleeps: Option<Option<u64>>,
 ) -> isize {
     if way == Way::Send {
         flags &= !libc::MSG_ZEROCOPY; // we count this one: see `zerocopy`
@@ -202,6 +203,10 @@ pub unsafe fn rest(
         let (mut h, want) = header(&mut v, iov.clone(), usize::MAX);
         // SAFETY: by contract.
         let r = signals::outside(|| unsafe { way.block(fd, &mut h, flags) });
+        let may_wait = sleeps.filter(|_| r < 0 && flags & libc::MSG_DONTWAIT == 0);
+        if may_wait.is_some_and(|end| errno() == libc::EAGAIN && sleeps_on(way, fd, end, part)) {
+            continue;
+        }
         if r < 0 && !part {
             return r;
         }
@@ -211,13 +216,52 @@ pub unsafe fn rest(
         let r = r.max(0) as usize;
         moved += r;
         iov.skip(r);
-        if r < want || iov.left() == 0 || flags & libc::MSG_PEEK != 0 {
+        // (Short, since it was made non-blocking while the call slept: the rest is waited for.)
+        let all = way == Way::Send || flags & libc::MSG_WAITALL != 0;
+        let goes_on = || {
+            all && r > 0 && sleeps.is_some() && !signals::interrupted(true) && is_nonblocking(fd)
+        };
+        if iov.left() == 0 || flags & libc::MSG_PEEK != 0 || r < want && !goes_on() {
             return moved as isize;
         }
         if way == Way::Receive && flags & libc::MSG_WAITALL == 0 {
             flags |= libc::MSG_DONTWAIT; // these buffers are full: the rest is what there is
         }
     }
+}
+
+/// The kernel has said EAGAIN to a call that may block. Because the description was made non-blocking while
+/// the call slept? Then it sleeps on, as in the kernel. False: its time is over, or a handler has run; errno
+/// says what the call ends with.
+#[cold]
+fn sleeps_on(way: Way, fd: i32, end: Option<u64>, part: bool) -> bool {
+    if !is_nonblocking(fd) {
+        return false;
+    }
+    let events = match way {
+        Way::Send => libc::POLLOUT,
+        Way::Receive => libc::POLLIN,
+    };
+    let mut p = libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    let ms = left_ms(end).min(i64::from(i32::MAX)) as i32;
+    // SAFETY: a valid entry. A cancellation point, as the call itself.
+    let n = signals::outside(|| unsafe { real::poll(&mut p, 1, ms) });
+    if n < 0 && !signals::interrupted(end.is_some() || part) && signals::interrupted(true) {
+        set_errno(libc::EAGAIN); // the kernel would begin it anew, and now it may not block
+    }
+    if n == 0 {
+        set_errno(libc::EAGAIN);
+    }
+    n > 0
+}
+
+/// Is the description non-blocking, whoever has made it so?
+pub fn is_nonblocking(fd: i32) -> bool {
+    sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK != 0)
 }
 
 /// Buffers of one part.

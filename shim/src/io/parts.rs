@@ -55,7 +55,11 @@ impl Cut {
         let now = sys::now_ms();
         let _ = l.hope_ms.compare_exchange(0, now, Relaxed, Relaxed);
         let hope = now < l.hope_ms.load(Relaxed).saturating_add(HOPE_MS);
-        if control::fd() < 0 || !hope && c.flags.load(Relaxed) & flag::LANE == 0 {
+        // (Somebody may have made it non-blocking where we did not see it.)
+        if control::fd() < 0
+            || !hope && c.flags.load(Relaxed) & flag::LANE == 0
+            || native::is_nonblocking(fd)
+        {
             return false;
         }
         self.begun = true;
@@ -154,10 +158,6 @@ impl Cut {
 
     /// Sleeps until TCP or the daemon has something. False: the call ends with what it has.
     fn wait(&mut self, fd: i32, events: i16) -> bool {
-        // Somebody may have made it non-blocking where we did not see it.
-        if sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK != 0) {
-            return false;
-        }
         let look = |fd, events| pollfd {
             fd,
             events,
@@ -189,7 +189,8 @@ impl Cut {
         self.heard();
         match sys::poll1(fd, libc::POLLOUT) {
             libc::POLLOUT => true,
-            0 => self.wait(fd, libc::POLLOUT),
+            // (The kernel asks before each of its own parts.)
+            0 => !native::is_nonblocking(fd) && self.wait(fd, libc::POLLOUT),
             _ => false, // an error, which the next call tells
         }
     }

@@ -51,6 +51,7 @@ pub unsafe fn recv(
         c,
         l,
         flags,
+        nb: nonblocking(c, flags),
         all: all == libc::MSG_WAITALL,
         peek_all: all == libc::MSG_WAITALL | libc::MSG_PEEK,
         vecs,
@@ -84,6 +85,9 @@ struct Receiving<'a> {
     c: &'static Conn,
     l: &'static Local,
     flags: i32,
+    /// It may not block. Decided when it begins: who makes the description non-blocking later does not
+    /// end a call that sleeps.
+    nb: bool,
     /// It waits for all it asks for, as one that takes the bytes, or as one that leaves them.
     all: bool,
     peek_all: bool,
@@ -138,8 +142,12 @@ impl Receiving<'_> {
         let dontwait = goes_on && self.nowait;
         let flags = self.flags | if dontwait { libc::MSG_DONTWAIT } else { 0 };
         let total = self.total;
+        let sleeps = (!self.nb).then(|| self.until.flatten());
         // SAFETY: by contract.
-        let more = || unsafe { rest(Way::Receive, c, fd, self.iov.clone(), flags, total) };
+        let more = || unsafe {
+            let iov = self.iov.clone();
+            rest(Way::Receive, c, fd, iov, flags, total, sleeps)
+        };
         let counts = !self.peeks();
         let made = native(self.call, (c, l), Way::Receive, counts, || match goes_on {
             false => recv_or_told(c, fd, flags, own),
@@ -206,8 +214,7 @@ impl Receiving<'_> {
                 false => closed(self.total),
             });
         };
-        let nb = nonblocking(c, self.flags);
-        if nb && !self.look {
+        if self.nb && !self.look {
             let now = ticks();
             self.look =
                 now.wrapping_sub(c.rx.looked.load(Relaxed)) > LOOK_US * wait::cycles_per_us();
@@ -232,7 +239,7 @@ impl Receiving<'_> {
     #[inline(always)]
     fn take(&mut self, link: &Link, m: &Memory) -> ControlFlow<isize, Received> {
         let (c, l) = (self.c, self.l);
-        let Some(_g) = lock_for(&c.rx.lock, c, self.flags) else {
+        let Some(_g) = lock_for(&c.rx.lock, self.nb) else {
             return Break(fail_or(self.total, libc::EAGAIN));
         };
         if !self.call.current(c, l) {
@@ -292,7 +299,7 @@ impl Receiving<'_> {
     #[cold]
     fn peek_on(&mut self, link: &Link, m: &Memory) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
-        if nonblocking(c, self.flags) {
+        if self.nb {
             return Break(self.total as isize);
         }
         let fd = self.call.fd(l);
@@ -378,7 +385,7 @@ impl Receiving<'_> {
         if self.last_look {
             return Break(fail_or(self.total, libc::EINTR));
         }
-        if self.nowait || nonblocking(c, self.flags) {
+        if self.nowait || self.nb {
             if self.total == 0 && ends::left_ms(c, l, link, m) == 0 {
                 self.look = true;
                 return Continue(());
@@ -413,6 +420,8 @@ impl Receiving<'_> {
         let any = end.is_some() || self.total > 0;
         let ms = left_ms(end);
         let woke = wait::wait(i, c, l, For::Data, ms, any);
+        // A call that a handler has interrupted begins anew, as the kernel has it.
+        self.nb |= signals::interrupted(true) && nonblocking(c, self.flags);
         if self.iov.left() == 0 && ms != 0 {
             return Break(0); // nothing was asked for: the kernel's call is over after its first sleep
         }

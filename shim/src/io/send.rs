@@ -90,6 +90,7 @@ pub unsafe fn run(
         c: table::conn(i),
         l: table::local(i),
         flags,
+        nb: nonblocking(table::conn(i), flags),
         vecs,
         iov: Iov::new(vecs),
         total: 0,
@@ -117,6 +118,8 @@ struct Sending<'a> {
     c: &'static Conn,
     l: &'static Local,
     flags: i32,
+    /// It may not block: see [`super::recv`].
+    nb: bool,
     vecs: &'a [iovec],
     iov: Iov<'a>,
     total: usize,
@@ -156,12 +159,13 @@ impl Sending<'_> {
         };
         short::begins(l, self.vecs);
         let (total, flags) = (self.total, self.flags);
+        let sleeps = (!self.nb).then(|| self.until.flatten());
         let made = native(self.call, (c, l), Way::Send, true, || match goes_on {
             false => send_or_told(c, own),
             true if total > 0 && c.has_error() => 0, // the next call tells it
             // SAFETY: by contract.
             true => send_or_told(c, || unsafe {
-                rest(Way::Send, c, fd, self.iov.clone(), flags, total)
+                rest(Way::Send, c, fd, self.iov.clone(), flags, total, sleeps)
             }),
         });
         let r = match made {
@@ -237,7 +241,7 @@ impl Sending<'_> {
     #[inline(always)]
     fn put(&mut self, link: &Link, m: &Memory) -> ControlFlow<isize, Sent> {
         let (c, l) = (self.c, self.l);
-        let Some(_g) = lock_for(&c.tx.lock, c, self.flags) else {
+        let Some(_g) = lock_for(&c.tx.lock, self.nb) else {
             return Break(fail_or(self.total, libc::EAGAIN));
         };
         if !self.call.current(c, l) {
@@ -247,7 +251,7 @@ impl Sending<'_> {
         let was = c.tx.is_up();
         let s = c.tx.send(m, &Sock { fd, link }, &mut self.iov);
         // It goes on, or sleeps: before a closer gets the lock.
-        if self.iov.left() > 0 && !nonblocking(c, self.flags) && !matches!(s, Sent::Reset(_)) {
+        if self.iov.left() > 0 && !self.nb && !matches!(s, Sent::Reset(_)) {
             self.call.hold(c, l);
         }
         if was && !c.tx.is_up() {
@@ -299,7 +303,7 @@ impl Sending<'_> {
         }
         peer_check(self.call, c, l, link, m);
         short::begins(l, self.vecs);
-        if !nonblocking(c, self.flags) {
+        if !self.nb {
             return self.sleep(full, link, m);
         }
         if full && short::kernel_has_room(c, l, m, self.call.fd(l), self.total) {
@@ -335,7 +339,10 @@ impl Sending<'_> {
             cap
         };
         let any = end.is_some() || self.total > 0;
-        match wait::wait(i, c, l, For::Space, t, any) {
+        let woke = wait::wait(i, c, l, For::Space, t, any);
+        // A call that a handler has interrupted begins anew, as the kernel has it.
+        self.nb |= signals::interrupted(true) && nonblocking(c, self.flags);
+        match woke {
             Woke::Timeout if t == ms => {
                 if full && short::kernel_has_room(c, l, m, fd, self.total) {
                     go_down_full(c, l, link, m, || self.call.current(c, l));
