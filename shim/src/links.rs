@@ -326,6 +326,17 @@ impl Link {
         sys::poll1(self.bell(), 0) & libc::POLLHUP != 0
     }
 
+    /// The doorbell, for who sleeps; -1: it is not to be listened to. That of a party that is gone for good would
+    /// end every sleep at once.
+    pub fn audible(&self) -> i32 {
+        let gone = self.state.load(Acquire) == GONE;
+        let over = gone && (!self.is_far() || self.dead.load(Acquire) != 0);
+        match over || self.is_muted() {
+            true => -1,
+            false => self.bell(),
+        }
+    }
+
     pub fn bell(&self) -> i32 {
         self.bell.load(Relaxed) - 1
     }

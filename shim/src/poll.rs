@@ -46,6 +46,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                 // The kernel does not know of these.
                 any |= c.has_error() || io::zerocopy::pending(table::local(i));
                 any |= heard && fds.len() <= STACK / 2 && promote::on_call(c);
+                any |= waits_for_end(p) && c.flags.load(Relaxed) & flag::BARRED == 0;
             }
             Fd::Set(s) => epoll::nest(s),
             _ => {}
@@ -191,16 +192,21 @@ fn run(
     }
 }
 
-/// What the kernel is asked about an entry: what the lane answers, it is not asked for.
+/// Is an entry watched for nothing but the end of its connection (or urgent data)? A lane may come while it is.
+fn waits_for_end(p: &pollfd) -> bool {
+    p.events & (POLLIN | RDNORM | POLLOUT | WRNORM) == 0
+}
+
+/// What the kernel is asked about an entry: what the lane answers, it is not asked for. A FIN always is, for it
+/// may be all that the kernel says of a death with bytes unread on a ring.
 fn asked(p: &pollfd) -> pollfd {
     let mut events = p.events;
     if let Some(c) = fdtab::conn(p.fd).map(table::conn) {
+        if waits_for_end(p) {
+            events |= POLLRDHUP;
+        }
         if promote::engaged(c) {
-            let data = if sleep::for_data(p) {
-                POLLIN | POLLRDHUP
-            } else {
-                0
-            };
+            let data = POLLRDHUP | if sleep::for_bytes(p) { POLLIN } else { 0 };
             let tcp_out = if c.tx.on_lane() {
                 0
             } else {
@@ -226,7 +232,7 @@ fn scan(fds: &mut [pollfd], tmp: &mut [pollfd], patient: bool) -> (i32, bool) {
     let mut count = 0;
     let mut busy = false;
     for (p, t) in fds.iter_mut().zip(tmp.iter_mut()) {
-        p.revents = t.revents;
+        p.revents = t.revents & (p.events | POLLERR | POLLHUP | libc::POLLNVAL);
         if let Some(i) = fdtab::conn(p.fd) {
             let c = table::conn(i);
             if promote::engaged(c) {
@@ -281,7 +287,7 @@ fn news(fds: &[pollfd]) -> bool {
             let c = table::conn(i);
             match promote::lane(c, table::local(i)) {
                 Some((_, m)) => {
-                    (sleep::for_data(p) && c.rx.stirs(&m))
+                    (sleep::for_bytes(p) && c.rx.stirs(&m))
                         || c.tx.on_lane() && c.tx.has_work(&m)
                         || (p.events & POLLOUT != 0
                             && c.tx.mode.load(Relaxed) == tx::mode::RING
@@ -423,29 +429,53 @@ unsafe fn select_in(
             return r;
         }
     }
-    // SAFETY: our own array.
-    let r = unsafe { poll_lanes(fds, call, sleep) };
-    if r < 0 {
-        return r;
+    let (start, ms) = (sys::now_ns(), call.ms);
+    let mut left = ms;
+    loop {
+        // SAFETY: our own array.
+        let r = unsafe { poll_lanes(fds, Call { ms: left, ..call }, &sleep) };
+        if r < 0 {
+            return r;
+        }
+        if fds.iter().any(|p| p.revents & libc::POLLNVAL != 0) {
+            crate::set_errno(libc::EBADF);
+            return -1;
+        }
+        let told = |p: &&mut pollfd| p.revents & answers(p) != 0;
+        if r == 0 || left == 0 || fds.iter_mut().any(|p| told(&p)) {
+            break;
+        }
+        // (Who is in the exceptional set alone is told of no end.)
+        fds.iter_mut()
+            .filter(|p| p.revents != 0)
+            .for_each(|p| p.fd = !p.fd);
+        if ms >= 0 {
+            left = (ms - (sys::now_ns().saturating_sub(start) / 1_000_000) as i64).max(0);
+        }
     }
-    if fds.iter().any(|p| p.revents & libc::POLLNVAL != 0) {
-        crate::set_errno(libc::EBADF);
-        return -1;
-    }
-    let says = [POLLIN | POLLHUP | POLLERR, POLLOUT | POLLERR, libc::POLLPRI];
     let mut count = 0;
     for p in fds.iter() {
-        for ((s, b), y) in sets.iter().zip(BITS).zip(says) {
+        let fd = if p.fd < 0 { !p.fd } else { p.fd };
+        for ((s, b), y) in sets.iter().zip(BITS).zip(SAYS) {
             if p.events & b == 0 {
                 continue;
             }
-            if p.revents & y != 0 {
+            if p.fd >= 0 && p.revents & y != 0 {
                 count += 1;
             } else {
                 // SAFETY: the bit was set in this set, so the set is there and large enough.
-                unsafe { *s.cast::<u8>().add(p.fd as usize / 8) &= !(1 << (p.fd % 8)) };
+                unsafe { *s.cast::<u8>().add(fd as usize / 8) &= !(1 << (fd % 8)) };
             }
         }
     }
     count
+}
+
+/// What `select` answers in each set.
+const SAYS: [i16; 3] = [POLLIN | POLLHUP | POLLERR, POLLOUT | POLLERR, libc::POLLPRI];
+
+/// The events of which `select` tells for an entry.
+fn answers(p: &pollfd) -> i16 {
+    let asked = BITS.iter().zip(SAYS).filter(|(b, _)| p.events & **b != 0);
+    asked.fold(0, |all, (_, y)| all | y)
 }

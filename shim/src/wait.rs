@@ -411,11 +411,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
                 ..none
             },
             libc::pollfd {
-                fd: if leader && !link.is_muted() {
-                    link.bell()
-                } else {
-                    -1
-                },
+                fd: if leader { link.audible() } else { -1 },
                 ..none
             },
             libc::pollfd {

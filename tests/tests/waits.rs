@@ -135,6 +135,18 @@ fn lock_of_the_dead_in_a_recv() -> Result<()> {
     held("recv")
 }
 
+/// Nobody else comes: who only gives up would be told of the same bytes for ever.
+#[test]
+fn lock_of_the_dead_in_a_recv_that_does_not_wait() -> Result<()> {
+    held("nonblocking")
+}
+
+/// What watches for the end alone is told of a death, however early it sleeps, and of nothing else.
+#[test]
+fn watched_for_the_end() -> Result<()> {
+    both_ways("watched", &[], 18, 1_000)
+}
+
 /// Eager mode: nothing waits for a lane in the thread that is both ends.
 #[test]
 fn eager_in_the_thread_of_both_ends() -> Result<()> {

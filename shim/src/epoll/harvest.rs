@@ -44,7 +44,9 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         }
     }
     if c.has_error() {
-        ev |= IN | ERR; // a call of ours has taken it from the kernel
+        // A call of ours has taken it from the kernel. After a death the socket is shut under this lock.
+        let _g = take(&c.tx.lock)?;
+        ev |= IN | ERR | sys::poll1(fd, libc::POLLRDHUP) as u32 & (RDHUP | HUP);
     }
     if io::zerocopy::pending(l) {
         ev |= ERR;

@@ -33,6 +33,11 @@ pub(super) fn for_data(p: &pollfd) -> bool {
     p.events & (POLLIN | RDNORM | POLLRDHUP) != 0
 }
 
+/// Is it watched for bytes?
+pub(super) fn for_bytes(p: &pollfd) -> bool {
+    p.events & (POLLIN | RDNORM) != 0
+}
+
 /// Links of a wait, each once, by their slots. (References would take four times the stack.)
 pub(super) struct Links {
     all: [u16; LINKS],
@@ -180,7 +185,7 @@ pub(super) fn sleep(
     let mut links = Links::new();
     conns().filter_map(ours).for_each(|l| links.add(l));
     let native_one = |p: &pollfd, i: u32| {
-        for_data(p) && ours(i).is_none() && !(foreign && promote::engaged(table::conn(i)))
+        for_bytes(p) && ours(i).is_none() && !(foreign && promote::engaged(table::conn(i)))
     };
     let natives = match alone && links.len() > 0 {
         true => None, // a lane came just now
@@ -194,7 +199,12 @@ pub(super) fn sleep(
     let mut full = false;
     for (p, t) in fds.iter().zip(tmp.iter_mut()) {
         let stuck = patient && t.revents == STUCK;
+        // A FIN that is no event of this wait, and was looked at, does not end its sleep.
+        let ended = t.revents != STUCK && t.revents & POLLRDHUP != 0;
         *t = super::asked(p);
+        if ended && p.events & POLLRDHUP == 0 && !for_bytes(p) {
+            t.events &= !POLLRDHUP;
+        }
         if stuck {
             t.fd = -1; // what the kernel says of it, nobody can look into
         }
@@ -222,18 +232,15 @@ pub(super) fn sleep(
         }
     }
     let mut at = n;
-    let muted = |l: &Link| l.is_muted();
-    if (patient || links.iter().any(|(_, l)| muted(l)))
+    if (patient || links.iter().any(|(_, l)| l.is_muted()))
         && !(0..wait::Patience::NAP_MS).contains(&nap)
     {
         nap = wait::Patience::NAP_MS;
     }
-    let bells = links
-        .iter()
-        .map(|(k, l)| match leads_now(leads, k) && !muted(l) {
-            true => l.bell(),
-            false => -1,
-        });
+    let bells = links.iter().map(|(k, l)| match leads_now(leads, k) {
+        true => l.audible(),
+        false => -1,
+    });
     for fd in [place.efd(), control::fd()].into_iter().chain(bells) {
         tmp[at] = pollfd {
             fd,
