@@ -53,6 +53,8 @@ pub trait Port {
     /// Shuts both directions down here: the other end has died, and its kernel could not tell that it would
     /// have sent a reset.
     fn tcp_cut(&self) {}
+    /// What was sent leaves now, whatever else is still to be acknowledged (Nagle's algorithm).
+    fn tcp_push(&self) {}
     /// May the application's memory be read there?
     #[inline(always)]
     fn readable(&self, _p: *const u8, _n: usize) -> bool {

@@ -55,7 +55,8 @@ pub mod tx {
     pub const DOWNING: u64 = 2;
     /// The `Down` frame, and every byte it promised, is on TCP.
     pub const DOWN: u64 = 3;
-    /// After a revocation: every byte from the revoked cursor on is on TCP, without a frame.
+    /// After a revocation, or with all bytes of the ring consumed: every byte from the revoked, or consumed, cursor
+    /// on is on TCP, without a frame.
     pub const RESUMED: u64 = 4;
     /// TCP did not take everything (it is shut or dead): what is not there is only on the ring.
     pub const BROKEN: u64 = 5;

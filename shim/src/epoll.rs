@@ -18,8 +18,8 @@ mod sleep;
 pub use ctl::ctl;
 pub use harvest::state;
 pub use members::{
-    activate, copy_closed, deactivate, disowned, forget, kick_if_waiting, lost, stir, tell_error,
-    unbind,
+    activate, copy_closed, deactivate, disowned, forget, kick_if_waiting, left, lost, stir,
+    tell_error, unbind,
 };
 pub use sleep::wait;
 

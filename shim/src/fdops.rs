@@ -2,8 +2,10 @@
 //! tables.
 
 mod far;
+mod shutdown;
 mod unseen;
 
+pub use shutdown::{after_shutdown, before_shutdown};
 pub use unseen::{not_ours, replaced, vanished};
 
 use crate::fdtab::{self, Fd};
@@ -12,6 +14,7 @@ use crate::{control, epoll, family, io, lock, promote, signals, sys, table, urin
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use link::family::{flag, state, Conn};
 use link::reason::Reason;
+use shutdown::{flush, take_frame};
 
 /// A new TCP socket. `nonblock` as it was asked for.
 pub fn socket_made(fd: i32, nonblock: bool, open: bool, client: bool) {
@@ -258,12 +261,9 @@ fn end(fd: i32, i: u32) {
         let _t = lock::lock(&c.tx.lock);
         let _r = lock::lock(&c.rx.lock);
         let whole = flush(c, &m, &port, fd);
-        // Take in a frame that TCP holds: left there, it would turn our FIN into a reset.
-        if c.rx.engaged() {
-            let _ = c.rx.probe(&m, &port);
-        }
         // First closed, then looked: a sender publishes, then looks whether we have closed.
         c.rx.close(&m, &port, c.tx.kpos.load(Relaxed));
+        take_frame(c, &m, &port, true);
         let reset = !whole || c.rx.ring_unread(&m) > 0;
         if reset {
             // Unread bytes at close are a reset, as in TCP (RFC 1122, 4.2.2.13), after a SHUT_RD as well.
@@ -290,73 +290,6 @@ fn mine_registered(c: &Conn) -> bool {
 
 /// `struct linger` that makes a close reset the connection: on, for no time.
 const RESET_AT_CLOSE: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
-
-/// What is on its way down must be on TCP before the FIN. False: the peer does not take it.
-fn flush(c: &Conn, m: &link::lane::Memory, port: &Sock, fd: i32) -> bool {
-    let end = sys::now_ms() + io::LEAVE_MS;
-    while matches!(c.tx.look(m, port), Ok(link::lane::Progress::Blocked)) && c.tx.must_flush() {
-        if fd < 0 || sys::now_ms() >= end {
-            return false;
-        }
-        let _ = sys::poll_ms(fd, libc::POLLOUT, 5);
-    }
-    true
-}
-
-/// `shutdown`, before the kernel's own: what is left of it for the kernel to do, if anything.
-pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Option<i32> {
-    let c = table::conn(i);
-    if c.state.load(Relaxed) != state::OPEN {
-        return Some(how);
-    }
-    if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
-        c.rx.shut.store(1, Relaxed);
-    }
-    if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
-        // Under the lock: a lane that is attached, or a switch that is made, after this finds the door
-        // closed (`promote::attach`, `try_up`), so that nothing is sent behind the FIN.
-        let _g = lock::lock(&c.tx.lock);
-        table::bar(c, Reason::NotEstablished);
-    }
-    let Some((link, m)) = promote::lane(c, table::local(i)) else {
-        return Some(how);
-    };
-    if link.is_far() {
-        return far::shutdown(c, link, &m, fd, how);
-    }
-    let port = Sock { fd, link };
-    if c.rx.shut.load(Relaxed) != 0 {
-        c.rx.announce_deaf(&m);
-    }
-    if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
-        if let Some(_g) = lock::lock(&c.tx.lock) {
-            if !flush(c, &m, &port, fd) {
-                drop(_g);
-                io::reset(c, fd, Reason::Stalled);
-                return Some(how);
-            }
-            // Everything sent is on the ring; later sends get the kernel's EPIPE.
-            c.tx.shut(&m, &port);
-            c.rx.announce_end(&m, &port, c.tx.kpos.load(Relaxed));
-        }
-    }
-    Some(how)
-}
-
-/// After the kernel's `shutdown`: whoever sleeps must look.
-pub fn after_shutdown(i: u32, fd: i32) {
-    let c = table::conn(i);
-    if let Some((link, m)) = promote::lane(c, table::local(i)) {
-        // Not before: the kernel would still take what the other end sends by TCP then.
-        if c.rx.shut.load(Relaxed) != 0 && !link.is_far() {
-            if let Some(_g) = lock::lock(&c.rx.lock) {
-                c.rx.shut(&m, &Sock { fd, link });
-            }
-        }
-        wait::forward(link, None, None);
-        link.ring();
-    }
-}
 
 /// Every connection of this process by descriptor.
 pub fn each_fd(mut f: impl FnMut(i32, u32, &Conn)) {
@@ -531,16 +464,20 @@ pub fn before_exec() {
         } else if !vfork_child {
             table::remove_holder(c, table::pid());
         }
+        if kept && !vfork_child {
+            epoll::deactivate(i); // what still is told from our inner sets ends with them
+        }
     });
 }
 
 /// The exec failed: we are still here.
 pub fn exec_failed() {
     if table::table().is_some() && !crate::env::off() && sys::getpid() == table::pid() {
-        each_fd(|_, _, c| {
+        each_fd(|fd, _, c| {
             if !c.holders.iter().any(|h| h.load(Relaxed) == table::pid()) {
                 table::add_holder(c, table::pid());
             }
+            epoll::tell_error(fd);
         });
     }
 }

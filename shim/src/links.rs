@@ -511,6 +511,15 @@ impl Port for Sock<'_> {
             crate::io::cut(self.fd);
         }
     }
+    fn tcp_push(&self) {
+        // (Who asks for it or sets it waits for our lock: `hooks::sock`.)
+        let (tcp, name) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);
+        if sys::getsockopt_u32(self.fd, tcp, name) == Ok(0) {
+            for on in [1i32, 0] {
+                let _ = sys::setsockopt(self.fd, tcp, name, &on.to_ne_bytes());
+            }
+        }
+    }
     fn ring(&self) {
         self.link.ring();
     }

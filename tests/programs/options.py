@@ -24,7 +24,7 @@ from ends import DIR, await_mark, exactly, mark, marked
 
 CASE, ROLE, HOST = sys.argv[1:4]
 LIMIT = 20
-TCP_INQ, SO_ZEROCOPY, MSG_ZEROCOPY = 36, 60, 0x4000000
+TCP_INQ, SO_TIMESTAMP, SO_ZEROCOPY, MSG_ZEROCOPY = 36, 29, 60, 0x4000000
 
 
 def equal(found, wanted, what=""):
@@ -254,6 +254,63 @@ def zerocopy_sent_before(sock):
 
 
 zerocopy_before_server, zerocopy_before_client = zerocopy_server, zerocopy_client
+
+
+def zerocopy_left_server(sock):
+    exactly(sock, 4 * 900)
+    await_mark("left")
+    sock.sendall(b"more")
+    exactly(sock, 900)
+    await_mark("over")
+
+
+def zerocopy_left_client(sock):
+    """Notifications that were not fetched when the connection left its lane, and those of sends after that."""
+    zerocopy(sock)
+    fd, what = sock.fileno(), select.EPOLLERR
+    edge, level, once = select.epoll(), select.epoll(), select.epoll()
+    edge.register(sock, select.EPOLLIN | select.EPOLLET)
+    level.register(sock, 0)
+    once.register(sock, select.EPOLLIN | select.EPOLLONESHOT)
+    for _ in range(3):
+        sock.sendall(b"y" * 900, MSG_ZEROCOPY)
+    readable(sock, 0)
+    for on in [1, 0]:
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMP, on)
+    later = select.epoll()
+    later.register(sock, select.EPOLLOUT)
+    for _ in range(2):
+        equal(level.poll(LIMIT / 2), [(fd, what)], "level")
+        equal(later.poll(LIMIT / 2), [(fd, what | select.EPOLLOUT)], "registered later")
+    equal((edge.poll(LIMIT / 2), edge.poll(0)), ([(fd, what)], []), "edge")
+    equal((once.poll(LIMIT / 2), once.poll(0)), ([(fd, what)], []), "one-shot")
+    completions(sock, 0, 3)
+    equal((level.poll(0), edge.poll(0)), ([], []), "fetched")
+    once.modify(sock, select.EPOLLIN | select.EPOLLONESHOT)
+    equal((once.poll(0), later.poll(0)), ([], [(fd, select.EPOLLOUT)]), "fetched")
+    # On TCP for good.
+    said = []
+    t = threading.Thread(target=lambda: said.append(level.poll(LIMIT / 2)))
+    t.start()
+    sock.sendall(b"y" * 900, MSG_ZEROCOPY)
+    t.join()
+    equal(said, [[(fd, what)]], "a thread that waits")
+    equal((edge.poll(LIMIT / 2), edge.poll(0)), ([(fd, what)], []), "edge")
+    equal(once.poll(LIMIT / 2), [(fd, what)], "one-shot")
+    completions(sock, 3, 1)
+    mark("left")
+    equal((edge.poll(LIMIT / 2), edge.poll(0)), ([(fd, select.EPOLLIN)], []), "bytes")
+    equal(later.poll(0), [(fd, select.EPOLLOUT)])
+    later.modify(sock, select.EPOLLIN)
+    equal(later.poll(LIMIT / 2), [(fd, select.EPOLLIN)])
+    equal(exactly(sock, 4), b"more")
+    equal((later.poll(0), level.poll(0)), ([], []))
+    later.unregister(sock)
+    sock.sendall(b"y" * 900, MSG_ZEROCOPY)
+    equal(level.poll(LIMIT / 2), [(fd, what)])
+    equal(later.poll(0), [])
+    completions(sock, 4, 1)
+    mark("over")
 
 
 # ---- bad pointers ------------------------------------------------------------------------------

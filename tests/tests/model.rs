@@ -285,14 +285,6 @@ fn mutations_of_the_switch() {
         },
         &[PARSED],
     );
-    try_(
-        Config {
-            downs: 1,
-            revocations: 1,
-            ..c(Bug::FrameAfterRevocation)
-        },
-        &[PARSED, STREAM],
-    );
     try_(c(Bug::SleepWithoutLook), &[STUCK]);
     try_(open(Bug::LookBeforePublish), &[STUCK]);
     try_(c(Bug::HeadBeforeData), &[STREAM]);

@@ -18,4 +18,10 @@ macro_rules! options {
     )*};
 }
 
+/// (It leaves its lane on purpose.)
+#[test]
+fn zerocopy_left() -> Result<()> {
+    Pair::both_ways("options.py", "zerocopy_left", LIMIT)
+}
+
 options! { inq inq_before shutrd helper zerocopy zerocopy_before fault arrays }

@@ -392,6 +392,25 @@ fn a_call_that_nobody_counted() {
     });
 }
 
+/// The way down against a close: whoever closes knows that a frame is on its way, or none comes any more.
+#[test]
+fn down_and_close() {
+    loom::model(|| {
+        let w = World::up();
+        assert_eq!(w.send(0, 2), 2);
+        let s = w.clone();
+        let t = loom::thread::spawn(move || {
+            s.tx.down(&s.sender(), &End(&s, 0)).unwrap();
+        });
+        w.rx.close(&w.receiver(), &End(&w, 1), 0);
+        let awaits = w.rx.awaits_frame(&w.receiver());
+        let then = w.wire.lock().unwrap().sent;
+        t.join().unwrap();
+        let now = w.wire.lock().unwrap().sent;
+        assert!(awaits || now == then, "a frame comes to who is gone");
+    });
+}
+
 /// Across nodes: an end goes down of its own will while the daemon beside it takes the direction
 /// into custody. One of the two steps back, and the other's frame and bytes are on TCP once.
 ///

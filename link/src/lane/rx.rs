@@ -322,6 +322,11 @@ impl RxState {
                     if self.error.is_set() {
                         return Ok(Received::Error(self.error.take()));
                     }
+                    // (Nothing was put there since we looked: the sender would not be so.)
+                    if !m.far() && self.phase(m) == tx::RESUMED {
+                        self.mode.store(mode::TCP, Relaxed);
+                        continue;
+                    }
                     if !how.look || looked {
                         return Ok(Received::Empty);
                     }
@@ -432,6 +437,8 @@ impl RxState {
                     }
                     return Ok(self.take_tcp(port, iov, how, n));
                 }
+                // It has gone up and down meanwhile, and all of the stream is on TCP.
+                mode::PREFIX if self.resumed(m) => self.mode.store(mode::TCP, Relaxed),
                 mode::PREFIX => {
                     let left = self.limit.load(Relaxed) - self.kpos.load(Relaxed);
                     if left == 0 {

@@ -177,8 +177,10 @@ fn usable_lane(conn: u32) -> Option<&'static Link> {
     let c = table::conn(conn);
     let flags = c.flags.load(Relaxed) & (flag::LANE | flag::BARRED | flag::HELD);
     // (What still is on the lane of one that will not be promoted again, half closed for instance, is told from
-    // the inner set, and so is an error that a call of ours has taken: the kernel has it no more.)
-    let still = || promote::engaged(c) || c.has_error();
+    // the inner set, and so is an error that a call of ours has taken, or where notifications are ours: the kernel
+    // does not have them.)
+    let ours = || c.has_error() || io::zerocopy::ours(table::local(conn));
+    let still = || promote::engaged(c) || ours();
     let usable = flags == flag::LANE || flags & flag::LANE != 0 && still();
     let (link, _) = promote::lane(c, table::local(conn)).filter(|_| usable)?;
     (c.owner_pid.load(Relaxed) == table::pid()).then_some(link)

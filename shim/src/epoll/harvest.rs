@@ -250,6 +250,7 @@ fn is_leaving(conn: u32) -> bool {
     c.flags.load(Relaxed) & (flag::HELD | flag::BARRED) != 0
         && !promote::engaged(c)
         && !c.has_error()
+        && !io::zerocopy::ours(table::local(conn))
         && ends::left_ms_of(conn) < 0
 }
 

@@ -294,6 +294,14 @@ pub(super) fn give_inherited(s: &Set, reg: &Reg) {
     }
 }
 
+/// The connection has left its lane for good. Where notifications of MSG_ZEROCOPY are ours to tell, its registrations
+/// stay in the inner sets, which can.
+pub fn left(conn: u32) {
+    if !io::zerocopy::ours(table::local(conn)) || unservable(conn) {
+        deactivate(conn);
+    }
+}
+
 /// Both directions are on TCP for good: registrations go back to the application's own set.
 pub fn deactivate(conn: u32) {
     regs::each(conn, |r, set| {
@@ -440,11 +448,12 @@ pub fn stir(conn: u32) {
     });
 }
 
-/// An error that a call of ours may have taken from the kernel is told by sets as well, until the application
-/// takes it: their registrations have to be in the inner set.
+/// An error that a call of ours may have taken from the kernel, or a notification of ours, is told by sets as well,
+/// until the application takes it: their registrations have to be in the inner set.
 #[cold]
 pub fn tell_error(fd: i32) {
-    let Some(i) = fdtab::conn(fd).filter(|i| table::conn(*i).has_error()) else {
+    let ours = |i: &u32| table::conn(*i).has_error() || io::zerocopy::pending(table::local(*i));
+    let Some(i) = fdtab::conn(fd).filter(ours) else {
         return;
     };
     if let Some((link, _)) = promote::lane(table::conn(i), table::local(i)) {

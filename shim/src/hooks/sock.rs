@@ -149,6 +149,7 @@ pub unsafe extern "C" fn getsockopt(
     if let Some(i) = io::quietly(|| io::proven(fd)) {
         io::quietly(|| probes::before_option(i, level, name));
     }
+    let _push = not_pushing(fd, level, name);
     // SAFETY: see the module above.
     unsafe {
         let r = real::getsockopt(fd, level, name, v, len);
@@ -172,6 +173,13 @@ pub unsafe extern "C" fn getsockopt(
         }
         r
     }
+}
+
+/// TCP_NODELAY is not what the application has set while a way down pushes its last bytes: see `Port::tcp_push`.
+fn not_pushing(fd: i32, level: i32, name: i32) -> Option<lock::Guard<'static>> {
+    let of = (level == libc::IPPROTO_TCP && name == libc::TCP_NODELAY).then(|| conn(fd))?;
+    let c = of.map(table::conn).filter(|c| promote::engaged_tx(c))?;
+    lock::lock(&c.tx.lock)
 }
 
 /// Options that a lane cannot honour: the connection stays on, or goes back to, TCP. Those that an
@@ -223,8 +231,10 @@ pub unsafe extern "C" fn setsockopt(
     if let Some(i) = io::quietly(|| io::proven(fd)) {
         io::quietly(|| probes::before_option(i, level, name));
     }
+    let push = not_pushing(fd, level, name);
     // SAFETY: see the module above.
     let r = unsafe { real::setsockopt(fd, level, name, v, len) };
+    drop(push);
     if r == 0 && level == libc::IPPROTO_TCP && name == libc::TCP_INQ {
         if let Some(i) = conn(fd) {
             io::sync_inq(table::conn(i), fd);

@@ -3,7 +3,7 @@
 
 use super::call::Call;
 use super::fail;
-use crate::links::Link;
+use crate::links::{Link, Sock};
 use crate::table::{self, Local};
 use crate::{control, ends, lock, probes, promote, signals, sys};
 use core::sync::atomic::Ordering::*;
@@ -23,6 +23,10 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     }
     table::bar(c, r);
     c.tx.abandon();
+    // (A packet filter may eat it: see `ends`.)
+    if let Some((link, m)) = promote::lane(c, table::local_of(c)).filter(|(k, _)| !k.is_far()) {
+        c.rx.announce_reset(&m, &Sock { fd, link });
+    }
     disconnect(fd);
     c.rx.abandon();
     if !c.has_error() && sys::poll1(fd, 0) & libc::POLLERR == 0 {

@@ -67,7 +67,7 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
         }
         if tx_done && rx_done {
             promote::leave_far(i);
-            crate::epoll::deactivate(i);
+            crate::epoll::left(i);
             return true;
         }
         if sys::now_ms() > end {
@@ -115,9 +115,8 @@ fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
         // A peer that has closed would answer a frame with a reset, where the next owner is to find an end.
         let _ = c.tx.look(m, port);
         let _ = c.tx.down(m, port);
-        // Its end may have come between the two: that, too, is a reset.
-        let said = c.rx.said(m) & (marks::ENDED | marks::RESET | marks::KEPT);
-        if unread && said == marks::KEPT && c.rx.shut.load(Relaxed) == 0 && ended() != 0 {
+        // Its end may have come between the two, or be about to come: that, too, is a reset.
+        if unread && c.rx.shut.load(Relaxed) == 0 && died_meanwhile(c, m, port) {
             let _ = sys::getsockopt_u32(port.fd, libc::SOL_SOCKET, libc::SO_ERROR);
             reset_by_death(c, m, port.fd);
         }
@@ -125,6 +124,21 @@ fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
             promote::went_down(c);
         }
     }
+}
+
+/// Milliseconds in which the end of a process that is dying comes.
+const DYING_MS: u32 = 2;
+
+/// Bytes that the other end had not read on the ring are on TCP now: has it died without them?
+fn died_meanwhile(c: &Conn, m: &Memory, port: &Sock) -> bool {
+    let there = || sys::tcp_position(port.fd).is_some_and(|k| k.acked == k.sent);
+    let ms = if there() { 0 } else { DYING_MS };
+    let ended = sys::poll_ms(port.fd, libc::POLLRDHUP, ms)
+        .is_ok_and(|e| e & (libc::POLLRDHUP | libc::POLLHUP) != 0);
+    // (Who is quick has read them meanwhile; who ends by itself has said so.)
+    ended
+        && c.tx.unread(m).is_ok_and(|n| n > 0)
+        && c.rx.said(m) & (marks::ENDED | marks::RESET | marks::KEPT) == marks::KEPT
 }
 
 /// On one node: is the other end gone, or the connection reset?

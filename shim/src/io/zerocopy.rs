@@ -33,6 +33,11 @@ pub fn pending(l: &Local) -> bool {
     first != next
 }
 
+/// Do we count, and so tell, those of this connection? The kernel has none to tell.
+pub fn ours(l: &Local) -> bool {
+    l.zerocopy_ours.load(Relaxed) & OURS != 0
+}
+
 /// A send with MSG_ZEROCOPY. `go_on` is the send itself, with the flags that it gets, and how it calls the
 /// kernel.
 ///
@@ -56,7 +61,7 @@ pub unsafe fn send(
     let gen = table::conn(i).gen.load(Relaxed);
     let counted = Cell::new(false);
     let by_kernel = || {
-        if l.zerocopy_ours.load(Relaxed) & OURS != 0 {
+        if ours(l) {
             let h = header(vecs);
             // SAFETY: the application's buffers, by this function's contract.
             return unsafe { real::sendmsg(fd, &h, plain) };

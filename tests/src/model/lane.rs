@@ -153,6 +153,11 @@ impl State {
         }
     }
 
+    /// Has the sender gone back to TCP without a frame?
+    pub fn resumed(&self) -> bool {
+        self.phase() == Phase::Resumed && self.w.head == self.r.cursor
+    }
+
     fn sender_over(&self) -> bool {
         self.s.dead || self.s.closed || self.s.failed
     }

@@ -33,8 +33,6 @@ pub enum Bug {
     UnboundedRead,
     /// It counts, but does not look for the switch once more afterwards.
     NoLookAfterCount,
-    /// A `Down` frame is written although the receiver has revoked.
-    FrameAfterRevocation,
     /// A party goes to sleep without a second look.
     SleepWithoutLook,
     /// The publisher looks for sleepers before it publishes.

@@ -69,7 +69,7 @@ pub struct Receiver {
     pub attached: bool,
     pub epoch: u8,
     kpos: u8,
-    cursor: u8,
+    pub cursor: u8,
     limit: u8,
     /// Cursor named by a frame, or bytes to skip.
     skip: u8,
@@ -395,6 +395,9 @@ fn run(n: &mut State, c: &Config, at: At) {
                 n.r.skip = n.r.cursor - n.r.skip;
                 n.r.mode = Mode::Skip;
                 At::Skip
+            } else if n.resumed() {
+                n.r.mode = Mode::Tcp;
+                At::Idle
             } else {
                 At::RingTcp
             };
@@ -424,6 +427,12 @@ fn run(n: &mut State, c: &Config, at: At) {
                 && n.tcp.unread() == 1
             {
                 n.r.at = At::Doze;
+                return;
+            }
+            // (Looked at once more behind a peek, which is one step with what follows it here.)
+            if n.resumed() && matches!(n.tcp.peek(), Ok(Unit::Byte(_))) {
+                n.r.mode = Mode::Tcp;
+                n.r.at = At::Idle;
                 return;
             }
             n.r.at = match frame(n) {
@@ -457,7 +466,8 @@ fn run(n: &mut State, c: &Config, at: At) {
         At::DozeLook => {
             let stirs = match n.r.mode {
                 Mode::Ready => n.phase() != Phase::None,
-                Mode::Ring | Mode::Last => n.w.head != n.r.cursor,
+                Mode::Ring => n.w.head != n.r.cursor || n.resumed(),
+                Mode::Last => n.w.head != n.r.cursor,
                 _ => false,
             };
             if stirs {

@@ -366,8 +366,7 @@ pub fn step(n: &mut State, c: &Config, act: Act) {
             }
             At::DowningLook => {
                 let w = n.w.word;
-                let revoked =
-                    w.epoch == epoch && w.revoked && c.bug != Some(Bug::FrameAfterRevocation);
+                let revoked = w.epoch == epoch && w.revoked;
                 n.s.at = if revoked {
                     At::Revoked
                 } else {
@@ -376,6 +375,11 @@ pub fn step(n: &mut State, c: &Config, act: Act) {
             }
             At::DowningCursor => {
                 refresh(n);
+                if n.s.peer_cursor == n.s.head {
+                    n.s.at = At::Settle(Phase::Resumed); // all is taken: no frame
+                    early(n);
+                    return;
+                }
                 n.s.framed = Some(n.s.peer_cursor);
                 n.s.frame_done = 0;
                 n.s.drain_at = n.s.peer_cursor;

@@ -50,7 +50,8 @@ impl RxState {
     #[inline(always)]
     pub fn stirs(&self, m: &Memory) -> bool {
         match self.mode.load(Relaxed) {
-            mode::RING | mode::LAST | mode::FIN => self.has_ring_bytes(m),
+            mode::RING => self.has_ring_bytes(m) || self.resumed(m),
+            mode::LAST | mode::FIN => self.has_ring_bytes(m),
             mode::READY => {
                 let s = m.peer_tx().state.load(Acquire);
                 epoch_of(s) == self.epoch.load(Relaxed) && bits_of(s) != 0
@@ -136,11 +137,16 @@ impl RxState {
         m.own_rx().marks.fetch_or(marks::SYN, Relaxed);
     }
 
+    /// Has this end shut both directions down?
+    pub fn is_deaf(&self, m: &Memory) -> bool {
+        let both = marks::ENDED | marks::DEAF;
+        m.own_rx().marks.load(Relaxed) & both == both
+    }
+
     /// After a shutdown of which the kernel knows. If it was of both directions, the kernel answers whatever comes
     /// from now on with a reset, and to it the sender has to send.
     pub fn shut(&self, m: &Memory, port: &impl Port) {
-        let both = marks::ENDED | marks::DEAF;
-        if self.engaged() && m.own_rx().marks.load(Relaxed) & both == both {
+        if self.engaged() && self.is_deaf(m) {
             self.flag(m, rx::CLOSED);
             m.publish(port);
         }

@@ -6,6 +6,7 @@ use crate::frame::{Frame, Kind, LEN};
 use crate::lane::mem::Memory;
 use crate::lane::Port;
 use crate::layout::{bits_of, epoch_of, marks, rx, tx, EPOCHS, RING_LOG2_MAX};
+use crate::prim::fence;
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
@@ -32,6 +33,11 @@ impl RxState {
                     return Ok(Some(self.tcp_ended(m, port)));
                 }
                 Ok(n) => {
+                    // Said before these bytes were sent.
+                    if have == 0 && self.resumed(m) {
+                        self.mode.store(mode::TCP, Relaxed);
+                        return Ok(None);
+                    }
                     let n = (have + n).min(LEN);
                     if !Frame::could_start(&b[..n]) {
                         return Err(Reason::Foreign);
@@ -79,6 +85,20 @@ impl RxState {
                 }
             }
         }
+    }
+
+    /// On one node: has the sender gone back to TCP without a frame? It does that if the reader has taken all that
+    /// it has put on the ring, which stays empty.
+    #[inline(always)]
+    pub(super) fn resumed(&self, m: &Memory) -> bool {
+        !m.far() && self.phase(m) == tx::RESUMED && self.head(m) == Ok(self.cursor.load(Relaxed))
+    }
+
+    /// On one node, of an end that is about to take nothing any more, and has said so: is a frame, or what follows
+    /// it, on its way? The kernel would answer it with a reset.
+    pub fn awaits_frame(&self, m: &Memory) -> bool {
+        fence(SeqCst); // SYNC deaf: see `TxState::down`
+        !m.far() && self.phase(m) == tx::DOWNING
     }
 
     /// TCP has ended, after everything that came before it: a clean end, unless the other end has died with

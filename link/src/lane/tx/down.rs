@@ -92,23 +92,31 @@ impl TxState {
             _ => return Ok(Progress::Done),
         }
         let epoch = self.epoch.load(Relaxed);
+        self.say(m, port, epoch, tx::DOWNING);
+        // SYNC revoke: we announce, then look; the receiver revokes, then looks at our word. One of
+        // the two sees the other; if we see a revocation we give in and write no frame.
+        let word = m.peer_rx().word.load(SeqCst);
+        // SYNC deaf: the same of a receiver that closes or shuts the last direction: it waits for our frame, or
+        // we see that it does not: see `RxState::awaits_frame`.
         let shut = marks::ENDED | marks::DEAF;
         let deaf = || m.peer_rx().marks.load(SeqCst) & shut == shut;
-        if !m.far() && (self.is_closed(m.peer_rx().word.load(SeqCst)) || deaf()) {
+        if !m.far() && (self.is_closed(word) || deaf()) {
             // What arrives at a socket that is closed, or shut both ways, is answered with a reset, a frame
             // as well. The ring keeps what is unread.
             self.downs.fetch_add(1, Relaxed);
             return Ok(self.settle(m, port, epoch, tx::BROKEN));
         }
-        self.say(m, port, epoch, tx::DOWNING);
-        // SYNC revoke: we announce, then look; the receiver revokes, then looks at our word. One of
-        // the two sees the other; if we see a revocation we give in and write no frame.
-        let word = m.peer_rx().word.load(SeqCst);
         if epoch_of(word) == epoch && bits_of(word) & rx::REVOKED != 0 && !self.framed(m) {
             return self.resume(m, port, m.peer_rx().revoked.load(Relaxed));
         }
         let cursor = self.refresh(m)?;
         let rest = self.head.load(Relaxed) - cursor;
+        if rest == 0 && !m.far() {
+            // The ring says it all: see `RxState::resumed`. A frame would lie in the kernel of a reader who has
+            // all bytes, and turn its end into a reset.
+            self.downs.fetch_add(1, Relaxed);
+            return Ok(self.settle(m, port, epoch, tx::RESUMED));
+        }
         self.frame_done.store(0, Relaxed);
         self.frame_kind.store(0, Relaxed);
         self.frame_rest.store(rest as u32, Relaxed); // at most two rings
@@ -247,6 +255,8 @@ impl TxState {
                 }
             }
         }
+        // Their sends are long over: what the ring has shown to the other end must not wait for an acknowledgement.
+        port.tcp_push();
         Ok(self.settle(m, port, epoch, if framed { tx::DOWN } else { tx::RESUMED }))
     }
 

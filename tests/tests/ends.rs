@@ -1,0 +1,16 @@
+//! Ends of connections that leave their lanes: what the kernel tells of them is what it tells without one.
+
+use anyhow::Result;
+use underpass_tests::harness::c::both_ways;
+
+/// By its process's end, of a peer that has read everything, after this end has left the lane.
+#[test]
+fn a_process_that_has_read_everything_ends_cleanly() -> Result<()> {
+    both_ways("ends_clean", &[], 24, 2_000)
+}
+
+/// By a shutdown of both directions, while this end is leaving.
+#[test]
+fn a_shutdown_beside_a_way_down_is_no_reset() -> Result<()> {
+    both_ways("deaf", &["300"], 600, 300_000)
+}
