@@ -5,7 +5,7 @@ mod far;
 mod shutdown;
 mod unseen;
 
-pub use shutdown::{after_shutdown, before_shutdown};
+pub use shutdown::{after_shutdown, before_shutdown, Left};
 pub use unseen::{not_ours, replaced, vanished};
 
 use crate::fdtab::{self, Fd};
@@ -150,7 +150,10 @@ pub fn closed(what: usize) {
 /// `fd` stands for the connection no more. `sock`: the descriptor itself, -1 if it is gone already. What is returned
 /// is for [`closed`].
 fn release(fd: i32, i: u32, sock: i32) -> Option<usize> {
-    fdtab::set(fd, Fd::Other);
+    match sock >= 0 {
+        true => fdtab::changes(fd), // until the caller has closed it
+        false => _ = fdtab::set(fd, Fd::Other),
+    }
     let l = table::local(i);
     if l.refs.fetch_sub(1, SeqCst) == 1 {
         return last_close(sock, i);
@@ -391,6 +394,7 @@ pub fn after_fork_child() {
     if table::table().is_none() {
         return;
     }
+    fdtab::forget_changes();
     let mut last = u32::MAX;
     let known = table::same_pid_namespace();
     family::begin();

@@ -1,7 +1,7 @@
 //! What this process knows of each descriptor: one word per number, copied by fork as descriptors
 //! are. A look at this table is all that descriptors which are none of our business ever cost.
 
-use crate::{lock, sys};
+use crate::{lock, signals, sys};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
 
 /// Descriptors above this number stay native.
@@ -17,6 +17,9 @@ const OURS: u32 = 3 << 30;
 const RING: u32 = 1 << 29;
 /// Beside `OURS`, without `RING`: these bits of its inode.
 const IDENTITY: u32 = RING - 1;
+/// None of these, and not 0: the thread that closes the number, or gives it another meaning. Calls wait for it: the
+/// kernel would carry out what comes in between on a connection of which the rest goes another way.
+const CHANGES: u32 = 0;
 
 /// What a descriptor is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,7 +65,7 @@ fn slot(fd: i32) -> Option<&'static AtomicU32> {
 #[inline(always)]
 pub fn get(fd: i32) -> Fd {
     match slot(fd).map_or(0, |s| s.load(Relaxed)) {
-        0 => Fd::Other,
+        v if v & KIND == CHANGES => Fd::Other,
         v if v & KIND == CONN => Fd::Conn(v & !KIND),
         v if v & KIND == SET => Fd::Set(v & !KIND),
         v if v & RING != 0 => Fd::Ring(v & !KIND & !RING),
@@ -75,6 +78,65 @@ pub fn get(fd: i32) -> Fd {
 pub fn conn(fd: i32) -> Option<u32> {
     let v = slot(fd)?.load(Relaxed);
     (v & KIND == CONN).then_some(v & !KIND)
+}
+
+/// The same for calls that move bytes, or copy the number: waits for a thread that gives it another meaning.
+#[inline(always)]
+pub fn settled(fd: i32) -> Option<u32> {
+    let s = slot(fd)?;
+    match s.load(Relaxed) {
+        0 => None,
+        v if v & KIND == CONN => Some(v & !KIND),
+        v if v & KIND == CHANGES => wait_for_change(fd, s),
+        _ => None,
+    }
+}
+
+#[cold]
+fn wait_for_change(fd: i32, s: &AtomicU32) -> Option<u32> {
+    for round in 1u32.. {
+        let v = s.load(Relaxed);
+        // (A handler that we do not stand before may have interrupted the very call.)
+        if v == 0 || v & KIND != CHANGES || v == signals::tid() {
+            break;
+        }
+        // A thread that was cancelled there has left the descriptor as it was.
+        if round % 16 == 0 && lock::dead(v) {
+            let _ = s.compare_exchange(v, 0, Relaxed, Relaxed);
+        } else {
+            sys::futex_wait(s, v, 1);
+        }
+    }
+    conn(fd)
+}
+
+/// This thread gives the number another meaning, or closes it, until [`changed`]. (Where fork copies this, the child
+/// has no such thread: see [`forget_changes`].)
+pub fn changes(fd: i32) {
+    if let Some(s) = slot(fd) {
+        s.store(signals::tid(), Relaxed);
+        HIGH.fetch_max(fd, Relaxed);
+    }
+}
+
+/// It is done, in the kernel. What has got the number since stays entered.
+#[inline(always)]
+pub fn changed(fd: i32) {
+    if let Some(s) = slot(fd) {
+        let v = s.load(Relaxed);
+        if v != 0 && v & KIND == CHANGES && v == signals::tid() {
+            let _ = s.compare_exchange(v, 0, Relaxed, Relaxed);
+        }
+    }
+}
+
+/// In a forked child.
+pub fn forget_changes() {
+    for s in (0..=high()).filter_map(slot) {
+        if s.load(Relaxed) & KIND == CHANGES {
+            s.store(0, Relaxed);
+        }
+    }
 }
 
 /// Enters `what`; false if the number is out of reach (then the descriptor stays native).

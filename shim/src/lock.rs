@@ -69,7 +69,7 @@ pub fn lock_within(word: &AtomicU32, ms: u32) -> Option<Guard<'_>> {
 }
 
 /// Is no such thread there, or only what is left of a process until its parent has asked for it?
-fn dead(tid: u32) -> bool {
+pub fn dead(tid: u32) -> bool {
     sys::kill0(tid) == Err(libc::ESRCH) || sys::is_zombie(tid)
 }
 

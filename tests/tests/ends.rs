@@ -14,3 +14,9 @@ fn a_process_that_has_read_everything_ends_cleanly() -> Result<()> {
 fn a_shutdown_beside_a_way_down_is_no_reset() -> Result<()> {
     both_ways("deaf", &["300"], 600, 300_000)
 }
+
+/// A number is closed or replaced, or the connection shut down, while another thread sends or receives by it.
+#[test]
+fn in_the_middle_of_calls() -> Result<()> {
+    both_ways("racing", &["25"], 150, 50_000_000)
+}

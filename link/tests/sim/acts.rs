@@ -108,14 +108,17 @@ impl World {
                         }
                         return;
                     }
-                    h.tx.shut(&m, &port);
                     h.rx.announce_end(&m, &port, h.tx.kpos.load(Relaxed));
                 }
                 if *act == Act::ShutWr {
                     h.wr_shut.set(true);
                     self.net.borrow_mut().fin(e);
+                    if h.attached.get() {
+                        h.tx.shut(&m, &port);
+                    }
                 } else {
                     if h.attached.get() {
+                        h.tx.shut(&m, &port);
                         h.rx.close(&m, &port, h.tx.kpos.load(Relaxed));
                     }
                     let unread = h.attached.get() && h.rx.ring_unread(&m) > 0;

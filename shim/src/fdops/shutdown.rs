@@ -39,11 +39,18 @@ pub(super) fn take_frame(c: &Conn, m: &Memory, port: &Sock, closes: bool) {
     }
 }
 
-/// `shutdown`, before the kernel's own: what is left of it for the kernel to do, if anything.
-pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Option<i32> {
+/// What is left of a `shutdown` for the kernel to do.
+pub enum Left {
+    Kernel(i32),
+    /// It is done or under way, and this is what it says.
+    Done(Result<(), i32>),
+}
+
+/// `shutdown`, before the kernel's own.
+pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
     let c = table::conn(i);
     if c.state.load(Relaxed) != state::OPEN {
-        return Some(how);
+        return Left::Kernel(how);
     }
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         c.rx.shut.store(1, Relaxed);
@@ -55,32 +62,42 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Option<i32> {
         table::bar(c, Reason::NotEstablished);
     }
     let Some((link, m)) = promote::lane(c, table::local(i)) else {
-        return Some(how);
+        return Left::Kernel(how);
     };
     if link.is_far() {
-        return far::shutdown(c, link, &m, fd, how);
+        return match far::shutdown(c, link, &m, fd, how) {
+            Some(how) => Left::Kernel(how),
+            None => Left::Done(Ok(())),
+        };
     }
     let port = Sock { fd, link };
     if c.rx.shut.load(Relaxed) != 0 {
         c.rx.announce_deaf(&m);
     }
+    let deaf = || {
+        if c.rx.is_deaf(&m) {
+            let _g = lock::lock(&c.rx.lock);
+            take_frame(c, &m, &port, false);
+        }
+    };
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
         if let Some(_g) = lock::lock(&c.tx.lock) {
             if !flush(c, &m, &port, fd) {
                 drop(_g);
                 io::reset(c, fd, Reason::Stalled);
-                return Some(how);
+                return Left::Kernel(how);
             }
-            // Everything sent is on the ring; later sends get the kernel's EPIPE.
-            c.tx.shut(&m, &port);
             c.rx.announce_end(&m, &port, c.tx.kpos.load(Relaxed));
+            deaf();
+            // Everything sent is on the ring, and what another thread sends waits for our lock: on TCP before the FIN it
+            // would be foreign bytes. Later sends get the kernel's EPIPE.
+            let done = sys::shutdown(fd, how);
+            c.tx.shut(&m, &port);
+            return Left::Done(done);
         }
     }
-    if c.rx.is_deaf(&m) {
-        let _g = lock::lock(&c.rx.lock);
-        take_frame(c, &m, &port, false);
-    }
-    Some(how)
+    deaf();
+    Left::Kernel(how)
 }
 
 /// After the kernel's `shutdown`: whoever sleeps must look.

@@ -69,7 +69,9 @@ pub unsafe extern "C" fn close(fd: i32) -> i32 {
         return -1;
     }
     // SAFETY: see the module above.
-    unsafe { real::close(fd) }
+    let r = unsafe { real::close(fd) };
+    fdtab::changed(fd);
+    r
 }
 
 #[no_mangle]
@@ -110,13 +112,11 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
             at += 1;
             continue;
         }
-        if at <= high {
-            for fd in at..=end.min(high) {
-                closing(fd as i32, &mut later);
-            }
-        }
+        let known = || (at..=end.min(high)).map(|fd| fd as i32);
+        known().for_each(|fd| _ = closing(fd, &mut later));
         // SAFETY: as above; a part of the application's range.
         let r = unsafe { real::close_range(at, end, flags) };
+        known().for_each(fdtab::changed);
         if r != 0 {
             return r;
         }
@@ -146,6 +146,7 @@ pub unsafe extern "C" fn closefrom(first: i32) {
 #[no_mangle]
 pub unsafe extern "C" fn dup(fd: i32) -> i32 {
     let _inside = signals::enter();
+    fdtab::settled(fd);
     // SAFETY: see the module above.
     let new = unsafe { real::dup(fd) };
     copied(fd, new);
@@ -177,6 +178,7 @@ pub unsafe extern "C" fn dup3(a: i32, b: i32, f: i32) -> i32 {
 /// dup2 and dup3: `b` is closed on the way, if the kernel has nothing against it.
 fn onto(a: i32, b: i32, flags: i32, native: impl Fn() -> i32) -> i32 {
     let _inside = signals::enter();
+    fdtab::settled(a);
     if get(a) == Fd::Other && get(b) == Fd::Other {
         return native();
     }
@@ -197,8 +199,10 @@ fn onto(a: i32, b: i32, flags: i32, native: impl Fn() -> i32) -> i32 {
     if !closing(b, &mut later) {
         return -1; // onto one of ours: as if the table were full
     }
+    fdtab::changes(b); // (whatever it was)
     let new = native();
     copied(a, new);
+    fdtab::changed(b);
     new
 }
 
@@ -221,6 +225,9 @@ unsafe fn control(fd: i32, cmd: i32, arg: usize, native: unsafe fn(i32, i32, usi
     // (The others may wait for a lock on a file.)
     let duplicates = matches!(cmd, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC);
     let _inside = (duplicates || get(fd) != Fd::Other).then(signals::enter);
+    if duplicates {
+        fdtab::settled(fd);
+    }
     // SAFETY: passed on.
     let mut r = unsafe { native(fd, cmd, arg) };
     if r < 0 && crate::errno() == libc::ENOSYS {

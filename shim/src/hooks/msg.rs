@@ -1,7 +1,7 @@
 //! sendmsg, recvmsg and their multiple forms.
 
 use super::rw::{is_address, on_lane, recv_on_lane, SEND_OK};
-use crate::fdtab::{conn, get, Fd};
+use crate::fdtab::{get, settled as conn, Fd};
 use crate::{fdops, io, pages, real, sys, table};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, timespec};

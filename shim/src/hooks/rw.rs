@@ -1,6 +1,6 @@
 //! read, write, send, recv and their vectored and fortified forms.
 
-use crate::fdtab::conn;
+use crate::fdtab::settled as conn;
 use crate::table::conn as conn_of;
 use crate::{fdops, io, pages, real};
 use core::ffi::c_void;

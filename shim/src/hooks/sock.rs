@@ -1,6 +1,7 @@
 //! Sockets: making, connecting, accepting, options.
 
-use crate::fdtab::{conn, get, Fd};
+use crate::fdops::Left;
+use crate::fdtab::{self, conn, get, Fd};
 use crate::io::SIOCATMARK;
 use crate::links::Sock;
 use crate::{
@@ -115,15 +116,20 @@ pub unsafe extern "C" fn accept4(fd: i32, a: *mut sockaddr, l: *mut socklen_t, f
 #[no_mangle]
 pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
     let _inside = signals::enter();
+    fdtab::settled(fd);
     let i = io::quietly(|| io::proven(fd));
-    let how = match i {
+    let left = match i {
         Some(i) => io::quietly(|| fdops::before_shutdown(fd, i, how)),
-        None => Some(how),
+        None => Left::Kernel(how),
     };
-    let r = match how {
+    let r = match left {
         // SAFETY: see the module above.
-        Some(how) => unsafe { real::shutdown(fd, how) },
-        None => 0,
+        Left::Kernel(how) => unsafe { real::shutdown(fd, how) },
+        Left::Done(Ok(())) => 0,
+        Left::Done(Err(e)) => {
+            crate::set_errno(e);
+            -1
+        }
     };
     if let Some(i) = i {
         io::quietly(|| {

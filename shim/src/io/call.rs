@@ -63,7 +63,7 @@ impl Call {
         loop {
             match Call::begin(given, i) {
                 Some(call) => return Some((call, i)),
-                None => i = fdtab::conn(given)?,
+                None => i = fdtab::settled(given)?,
             }
         }
     }
