@@ -135,6 +135,11 @@ pub struct Conn {
     /// A descriptor of the connection plus one, in a process that holds it; 0: unknown. Where the entry
     /// has no inode yet, the daemon looks there which socket it is about. In bytes that were padding.
     pub fd: AtomicU32,
+    /// Probes on TCP below the lane, under the sending direction's lock: their state, the seconds after which one is
+    /// due, and the application's own options. The socket has them for all who hold it. In bytes that were padding.
+    pub probes: AtomicU32,
+    pub probe_idle_s: AtomicU32,
+    pub options: [AtomicU32; 5],
     pub tx: TxState,
     pub rx: RxState,
 }

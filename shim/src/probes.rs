@@ -35,9 +35,9 @@ const OPTIONS: [(i32, i32); 5] = [
     (SOL_SOCKET, SO_KEEPALIVE),
 ];
 
-// Values of `Local::probes`.
+// Values of `Conn::probes`.
 const OFF: u32 = 0;
-/// Ours are set, and the application's in `Local::options`.
+/// Ours are set, and the application's in `Conn::options`.
 const OURS: u32 = 1;
 /// Its own are frequent enough.
 const ITS_OWN: u32 = 2;
@@ -105,10 +105,10 @@ fn look(c: &Conn, l: &Local, link: &Link, probe_s: u32) -> bool {
     if !same || !c.tx.is_up() || c.owner_pid.load(Relaxed) != table::pid() {
         return false;
     }
-    if l.probes.load(Relaxed) == OFF {
-        arm(l, fd, probe_s);
+    if c.probes.load(Relaxed) == OFF {
+        arm(c, fd, probe_s);
     }
-    if !is_unanswered(l, fd) {
+    if !is_unanswered(c, fd) {
         return false;
     }
     l.unanswered.store(1, Relaxed);
@@ -117,31 +117,31 @@ fn look(c: &Conn, l: &Local, link: &Link, probe_s: u32) -> bool {
     true
 }
 
-fn arm(l: &Local, fd: i32, probe_s: u32) {
+fn arm(c: &Conn, fd: i32, probe_s: u32) {
     let Some(before) = get(fd) else { return };
     let (ours, idle) = wanted(before, probe_s);
-    l.probe_idle_s.store(idle, Relaxed);
+    c.probe_idle_s.store(idle, Relaxed);
     let Some(ours) = ours else {
-        return l.probes.store(ITS_OWN, Relaxed);
+        return c.probes.store(ITS_OWN, Relaxed);
     };
-    for (at, value) in l.options.iter().zip(before) {
+    for (at, value) in c.options.iter().zip(before) {
         at.store(value, Relaxed);
     }
-    l.probes.store(OURS, Relaxed);
+    c.probes.store(OURS, Relaxed);
     for ((level, name), value) in OPTIONS.into_iter().zip(ours) {
         let _ = sys::setsockopt(fd, level, name, &value.to_ne_bytes());
     }
 }
 
 /// Has a probe been out for too long?
-fn is_unanswered(l: &Local, fd: i32) -> bool {
+fn is_unanswered(c: &Conn, fd: i32) -> bool {
     let mut info = [0u8; 60];
     if sys::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &mut info) != Ok(info.len()) {
         return false;
     }
     // `tcpi_probes`, and `tcpi_last_ack_recv` in ms.
     let silent = u32::from_ne_bytes([info[56], info[57], info[58], info[59]]);
-    let allowed = l.probe_idle_s.load(Relaxed).saturating_mul(1000);
+    let allowed = c.probe_idle_s.load(Relaxed).saturating_mul(1000);
     info[3] > 0 && silent > allowed.saturating_add(ANSWER_MS)
 }
 
@@ -158,21 +158,21 @@ pub fn allow_up(l: &Local, fd: i32) -> bool {
 
 /// Puts the application's options back in place. The direction's lock is held.
 #[inline(always)]
-pub fn restore(l: &Local) {
+pub fn restore(c: &Conn, l: &Local) {
     l.probe_due_ms.store(0, Relaxed);
-    if l.probes.swap(OFF, Relaxed) == OURS {
-        put_back(l);
+    if c.probes.swap(OFF, Relaxed) == OURS {
+        put_back(c, l);
     }
 }
 
 #[cold]
-fn put_back(l: &Local) {
+fn put_back(c: &Conn, l: &Local) {
     let fd = l.fd.load(Relaxed);
     // Another process that holds the socket may have put them back, and set others.
     let (level, name) = OPTIONS[3];
-    let ours = sys::getsockopt_u32(fd, level, name) == Ok(l.probe_idle_s.load(Relaxed));
+    let ours = sys::getsockopt_u32(fd, level, name) == Ok(c.probe_idle_s.load(Relaxed));
     if ours {
-        for ((level, name), value) in OPTIONS.iter().zip(&l.options).rev() {
+        for ((level, name), value) in OPTIONS.iter().zip(&c.options).rev() {
             let value = value.load(Relaxed).to_ne_bytes();
             let _ = sys::setsockopt(fd, *level, *name, &value);
         }
@@ -181,9 +181,9 @@ fn put_back(l: &Local) {
 
 /// The application asks for an option, or sets one: it finds its own.
 pub fn before_option(i: u32, level: i32, name: i32) {
-    let l = table::local(i);
-    if l.probes.load(Relaxed) == OURS && OPTIONS.contains(&(level, name)) {
-        let _g = lock::lock(&table::conn(i).tx.lock);
-        restore(l);
+    let (c, l) = (table::conn(i), table::local(i));
+    if c.probes.load(Relaxed) == OURS && OPTIONS.contains(&(level, name)) {
+        let _g = lock::lock(&c.tx.lock);
+        restore(c, l);
     }
 }

@@ -383,7 +383,7 @@ pub fn take_down(i: u32) {
 
 /// A sending half has gone down. Its lock is held.
 pub fn went_down(c: &Conn) {
-    probes::restore(table::local_of(c));
+    probes::restore(c, table::local_of(c));
     if let Some(t) = table::table() {
         t.header.stats.downs.fetch_add(1, Relaxed);
     }
@@ -428,7 +428,7 @@ fn peer_end_gone(i: u32, c: &Conn) {
     }
     if let Some(_g) = lock::lock(&c.tx.lock) {
         c.tx.abandon();
-        probes::restore(l);
+        probes::restore(c, l);
     }
     table::bar(c, Reason::PeerGone);
     epoll::stir(i);

@@ -47,14 +47,10 @@ pub struct Local {
     pub end_told: AtomicU32,
     pub end_due_ms: AtomicU64,
     pub peer_dead: AtomicU32,
-    /// Probes on TCP below the lane, under the sending direction's lock: their state, when they are looked at next
-    /// (CLOCK_MONOTONIC, ms), the seconds after which one is due, whether the last one was not answered, and
-    /// the application's own options: see `probes`.
-    pub probes: AtomicU32,
+    /// When the probes on TCP below the lane are looked at next (CLOCK_MONOTONIC, ms), and whether the last one was not
+    /// answered: see `probes`.
     pub probe_due_ms: AtomicU64,
-    pub probe_idle_s: AtomicU32,
     pub unanswered: AtomicU32,
-    pub options: [AtomicU32; 5],
     /// Of each direction the last proof that a descriptor still is this connection: see `io::still`.
     pub proved: [AtomicU64; 2],
     /// The fork by which it came; 0: it was made here. See `family`.
@@ -335,7 +331,7 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         l.end_told.store(0, Relaxed);
         l.end_due_ms.store(0, Relaxed);
         l.peer_dead.store(0, Relaxed);
-        l.probes.store(0, Relaxed);
+        c.probes.store(0, Relaxed);
         l.probe_due_ms.store(0, Relaxed);
         l.unanswered.store(0, Relaxed);
         l.came.store(0, Relaxed);

@@ -3,7 +3,7 @@
 
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
-use underpass_tests::harness::{until, Daemon, Place, Pods, Program, SOON};
+use underpass_tests::harness::{c::both_ways, until, Daemon, Place, Pods, Program, SOON};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -51,4 +51,10 @@ fn root_a_cut_connection_ends() -> Result<()> {
     ensure!(kernel == ours, "bare {kernel:?}\nshim {ours:?}");
     d.assert_promoted(2, 1000)?;
     Ok(())
+}
+
+/// Who shares the connection finds the application's options, and leaves them to the others.
+#[test]
+fn the_options_are_those_of_all_holders() -> Result<()> {
+    both_ways("options_shared", &[], 4, 500)
 }

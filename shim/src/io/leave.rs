@@ -100,7 +100,7 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
 /// The sending half goes down, as far as TCP takes it now.
 fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
     if let Some(_g) = lock::lock(&c.tx.lock) {
-        probes::restore(l);
+        probes::restore(c, l);
         // One that died with bytes of ours unread would answer them with an end.
         let unread = c.tx.is_up() && c.tx.unread(m).is_ok_and(|n| n > 0);
         let ended = || sys::poll1(port.fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);
