@@ -1,5 +1,5 @@
 //! `docs/compatibility.md`: tables written by the runs that they report. Lines of what was not run stay
-//! as they are.
+//! as they are, and so do cells.
 
 use crate::harness::paths;
 use anyhow::{Context, Result};
@@ -11,6 +11,9 @@ pub const PAGE: &str = "\
 What other people's programs and test suites do under Underpass. The tables are written by the runs
 that they report.
 ";
+
+/// The cell of what has never been run.
+pub const NOT_RUN: &str = "not run";
 
 /// One table of the page.
 pub struct Table {
@@ -29,6 +32,17 @@ pub type Line = (String, String);
 pub fn line(cells: &[String]) -> Line {
     let name = cells.first().cloned().unwrap_or_default();
     (name, format!("| {} |", cells.join(" | ")))
+}
+
+/// A line with the old one's cells where it has none of its own.
+fn merged(old: &str, new: &Line) -> Line {
+    let old: Vec<&str> = old.trim_matches('|').split('|').map(str::trim).collect();
+    let cells = new.1.trim_matches('|').split('|').map(str::trim);
+    let cell = |(n, c): (usize, &str)| match c {
+        NOT_RUN => old.get(n).copied().unwrap_or(c).to_owned(),
+        c => c.to_owned(),
+    };
+    line(&cells.enumerate().map(cell).collect::<Vec<_>>())
 }
 
 impl Table {
@@ -64,9 +78,13 @@ impl Table {
                 let is_line = name != self.columns[0] && !name.starts_with("---");
                 is_line.then(|| (name.to_owned(), l.to_owned()))
             })
-            .filter(|(n, _)| lines.iter().all(|l| l.0 != *n))
             .collect();
-        all.extend_from_slice(lines);
+        for new in lines {
+            match all.iter_mut().find(|l| l.0 == new.0) {
+                Some(old) => *old = merged(&old.1, new),
+                None => all.push(new.clone()),
+            }
+        }
         all.sort();
         let gap = if before.ends_with("\n\n") { "" } else { "\n" };
         let (text, table) = (self.text, self.show(&all));

@@ -32,6 +32,11 @@ const FILES: &[(&str, bool, usize, Floors)] = &[
     ("test_ssl", false, 150, Floors::new(10, 50, 50, 50)),
     ("test_xmlrpc", false, 80, Floors::new(0, 10, 10, 10)),
     ("test_asyncio", false, 1500, Floors::new(0, 20, 20, 20)),
+    ("test_httpservers", false, 60, Floors::new(0, 2, 2, 2)),
+    ("test_docxmlrpc", false, 3, Floors::new(0, 2, 2, 2)),
+    ("test_nntplib", false, 60, Floors::new(0, 2, 2, 2)),
+    ("test_logging", false, 150, Floors::new(0, 2, 2, 2)),
+    ("test_os", false, 250, Floors::new(0, 2, 2, 2)),
     (
         "test_multiprocessing_fork",
         false,
@@ -50,6 +55,7 @@ const FILES: &[(&str, bool, usize, Floors)] = &[
         300,
         Floors::new(0, 2, 2, 2),
     ),
+    ("test_multiprocessing_main_handling", false, 30, NONE),
 ];
 
 pub fn suites() -> Vec<Suite> {

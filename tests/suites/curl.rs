@@ -1,4 +1,4 @@
-//! curl's own tests of HTTP and FTP: curl against the servers that come with them.
+//! curl's own tests of HTTP and FTP, with proxies, and of mail: curl against the servers that come with them.
 
 use super::debian::{self, plain};
 use super::{Floors, Results, Suite};
@@ -16,13 +16,21 @@ const OPTIONS: &str = "--without-ssl --disable-shared --disable-ldap --disable-m
     --without-brotli --without-zstd --without-libidn2 --without-libpsl --without-librtmp \
     --without-libssh2 --without-nghttp2";
 
-/// Name, is it run by `make suites`, server, numbers of tests, tests at least, promoted ends at least.
-type Part = (&'static str, bool, &'static str, (u32, u32), usize, Floors);
+/// Name, is it run by `make suites`, servers (of a test, exactly these), numbers of tests, tests at
+/// least, promoted ends at least.
+type Part = (
+    &'static str,
+    bool,
+    &'static [&'static str],
+    (u32, u32),
+    usize,
+    Floors,
+);
 const PARTS: &[Part] = &[
     (
         "curl http basics",
         true,
-        "http",
+        &["http"],
         (1, 49),
         35,
         Floors::new(0, 6, 6, 6),
@@ -30,7 +38,7 @@ const PARTS: &[Part] = &[
     (
         "curl ftp basics",
         true,
-        "ftp",
+        &["ftp"],
         (100, 129),
         25,
         Floors::new(8, 20, 20, 20),
@@ -38,7 +46,7 @@ const PARTS: &[Part] = &[
     (
         "curl http",
         false,
-        "http",
+        &["http"],
         (50, 3000),
         300,
         Floors::new(0, 40, 40, 40),
@@ -46,21 +54,51 @@ const PARTS: &[Part] = &[
     (
         "curl ftp",
         false,
-        "ftp",
+        &["ftp"],
         (130, 3000),
         80,
+        Floors::new(20, 60, 60, 60),
+    ),
+    (
+        "curl proxies",
+        false,
+        &[
+            "ftp http-proxy",
+            "ftp socks4",
+            "ftp socks5",
+            "ftp-ipv6",
+            "http ftp",
+            "http http-proxy",
+            "http http-proxy socks5",
+            "http socks4",
+            "http socks5",
+            "http-ipv6",
+            "http-proxy",
+            "socks4",
+            "socks5",
+        ],
+        (1, 3000),
+        40,
+        Floors::new(0, 10, 10, 10),
+    ),
+    (
+        "curl mail",
+        false,
+        &["imap", "pop3", "smtp"],
+        (1, 3000),
+        120,
         Floors::new(20, 60, 60, 60),
     ),
 ];
 
 pub fn suites() -> Vec<Suite> {
-    let suite = |&(name, bounded, server, numbers, tests, ends): &Part| Suite {
+    let suite = |&(name, bounded, servers, numbers, tests, ends): &Part| Suite {
         name,
         bounded,
         tests,
         ends,
         version,
-        run: Box::new(move |place, dir| run(server, numbers, place, dir)),
+        run: Box::new(move |place, dir| run(servers, numbers, place, dir)),
     };
     PARTS.iter().map(suite).collect()
 }
@@ -89,8 +127,8 @@ fn source() -> Result<PathBuf> {
     })
 }
 
-/// The tests that need no server but this one, and no program of libcurl's own.
-fn numbers(data: &Path, server: &str, (from, to): (u32, u32)) -> Result<BTreeSet<u32>> {
+/// The tests that need these servers, and no program of libcurl's own.
+fn numbers(data: &Path, servers: &[&str], (from, to): (u32, u32)) -> Result<BTreeSet<u32>> {
     let mut all = BTreeSet::new();
     for e in std::fs::read_dir(data)?.flatten() {
         let name = e.file_name();
@@ -101,20 +139,22 @@ fn numbers(data: &Path, server: &str, (from, to): (u32, u32)) -> Result<BTreeSet
             continue;
         };
         let text = String::from_utf8_lossy(&std::fs::read(e.path())?).into_owned();
-        let between = |a: &str, b: &str| text.split_once(a)?.1.split_once(b).map(|t| t.0.trim());
-        if between("<server>", "</server>") == Some(server) && !text.contains("<tool>") {
+        let between = |a: &str, b: &str| text.split_once(a)?.1.split_once(b).map(|t| t.0);
+        let needs = between("<server>", "</server>").unwrap_or_default();
+        let needs: Vec<&str> = needs.split_whitespace().collect();
+        if servers.contains(&&*needs.join(" ")) && !text.contains("<tool>") {
             all.insert(number);
         }
     }
     Ok(all)
 }
 
-fn run(server: &str, range: (u32, u32), place: &Place, dir: &Path) -> Result<Results> {
+fn run(servers: &[&str], range: (u32, u32), place: &Place, dir: &Path) -> Result<Results> {
     // A copy, for the tests write into their directory.
     let tree = dir.join("curl");
     let (from, to) = (source()?, tree.to_string_lossy().into_owned());
     debian::run(dir, "cp", &["-a", &from.to_string_lossy(), &to])?;
-    let numbers = numbers(&tree.join("tests/data"), server, range)?;
+    let numbers = numbers(&tree.join("tests/data"), servers, range)?;
     // Each test's result on a line; go on after a failure; no valgrind.
     let out = Program::new("perl", place)
         .args(["runtests.pl", "-am", "-a", "-n"])
@@ -130,7 +170,7 @@ fn run(server: &str, range: (u32, u32), place: &Place, dir: &Path) -> Result<Res
         };
         let number = rest.split(' ').next().unwrap_or_default();
         if ["PASS", "FAIL", "SKIP", "IGNORED"].contains(&kind) && number.parse::<u32>().is_ok() {
-            all.insert(format!("{server} {number}"), kind.to_owned());
+            all.insert(number.to_owned(), kind.to_owned());
         }
         if kind == "FAIL" {
             println!("curl: {line}");

@@ -1,6 +1,7 @@
 //! Other people's test suites, each in several modes: every test must have the result that it has
 //! without the shim (`make suites`, with names `make suites ARGS=name`; `make suites-full` runs all of
-//! them in all modes and writes the table in docs/compatibility.md).
+//! them in all modes and writes the table in docs/compatibility.md; `UNDERPASS_SUITES_MODES=eager,off`
+//! runs these modes alone).
 //!
 //! A test whose result differs is run once more in both modes, for some fail bare, too, now and then.
 //! What differs again fails; what does not is counted in the table as unsteady.
@@ -27,6 +28,9 @@ use underpass_tests::page::Line;
 const QUICK: Duration = Duration::from_secs(4);
 /// A suite of short connections runs so often at most until enough of them have been promoted.
 const REPEATS: u32 = 12;
+
+/// Names of the modes that are to be run alone, with commas between them.
+const MODES: &str = "UNDERPASS_SUITES_MODES";
 
 /// Each test's name and what became of it.
 pub type Results = BTreeMap<String, String>;
@@ -237,6 +241,12 @@ impl Suite {
     fn all(&self, full: bool) -> Result<Vec<Outcome>> {
         let begin = Instant::now();
         let (bare, _) = self.under(Mode::Bare)?;
+        let asked = std::env::var(MODES).ok();
+        let asked = |m: &&Mode| {
+            asked
+                .as_ref()
+                .is_none_or(|a| a.split(',').any(|n| n == m.name()))
+        };
         let modes = match full {
             true => Mode::ALL,
             false if begin.elapsed() < QUICK => Mode::QUICK,
@@ -248,7 +258,8 @@ impl Suite {
             self.name,
             bare.len()
         );
-        modes.iter().map(|m| self.compare(&bare, *m)).collect()
+        let modes = modes.iter().filter(asked);
+        modes.map(|m| self.compare(&bare, *m)).collect()
     }
 }
 

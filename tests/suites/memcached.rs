@@ -30,6 +30,8 @@ const BASICS: &[&str] = &[
 ];
 const REST: &[&str] = &[
     "00-startup",
+    "ascii-auth",
+    "binary",
     "binary-get",
     "chunked-items",
     "conn-limits",
@@ -61,11 +63,15 @@ const REST: &[&str] = &[
     "lru-crawler",
     "lru-maintainer",
     "lru",
+    "malicious-commands",
     "maxconns",
     "misbehave",
     "refhang",
+    "restart",
+    "shutdown",
     "slabhang",
     "slabs_reassign",
+    "slabs-reassign-chunked",
     "slabs-reassign2",
     "stats-conns",
     "stats-detail",
@@ -74,6 +80,15 @@ const REST: &[&str] = &[
     "udp",
     "watcher",
     "watcher_connid",
+];
+
+/// Items that lie in a file.
+const STORE: &[&str] = &[
+    "chunked-extstore",
+    "error-extstore",
+    "extstore",
+    "extstore-buckets",
+    "extstore-jbod",
 ];
 
 /// Its number of tests is how often it saw a counter change, another one each time, bare, too. (More
@@ -98,7 +113,14 @@ pub fn suites() -> Vec<Suite> {
             300,
             Floors::new(10, 20, 20, 20),
         ),
-        suite("memcached", false, REST, 500, Floors::new(30, 60, 60, 60)),
+        suite("memcached", false, REST, 5000, Floors::new(30, 60, 60, 60)),
+        suite(
+            "memcached extstore",
+            false,
+            STORE,
+            300,
+            Floors::new(4, 6, 6, 6),
+        ),
     ]
 }
 

@@ -91,6 +91,118 @@ const PARTS: &[Part] = &[
         80,
         Floors::new(25, 50, 50, 50),
     ),
+    (
+        "redis replication 2",
+        false,
+        &[
+            "integration/replication-4",
+            "integration/replication-buffer",
+            "integration/psync2-reg",
+            "integration/psync2-pingoff",
+            "integration/psync2-master-restart",
+            "integration/shutdown",
+        ],
+        50,
+        Floors::new(10, 20, 20, 20),
+    ),
+    (
+        "redis persistence",
+        false,
+        &[
+            "integration/aof",
+            "integration/aof-multi-part",
+            "integration/aof-race",
+            "integration/rdb",
+            "integration/convert-zipmap-hash-on-load",
+            "integration/convert-ziplist-hash-on-load",
+            "integration/convert-ziplist-zset-on-load",
+            "integration/corrupt-dump",
+            "integration/dismiss-mem",
+            "integration/logging",
+            "unit/aofrw",
+        ],
+        100,
+        Floors::new(10, 20, 20, 20),
+    ),
+    (
+        "redis unit 2",
+        false,
+        &[
+            "unit/acl-v2",
+            "unit/bitfield",
+            "unit/functions",
+            "unit/geo",
+            "unit/hyperloglog",
+            "unit/info-command",
+            "unit/latency-monitor",
+            "unit/lazyfree",
+            "unit/maxmemory",
+            "unit/memefficiency",
+            "unit/oom-score-adj",
+            "unit/pendingquerybuf",
+            "unit/pubsubshard",
+            "unit/slowlog",
+            "unit/type/list-3",
+        ],
+        200,
+        Floors::new(15, 30, 30, 30),
+    ),
+    (
+        "redis cluster",
+        false,
+        &[
+            "unit/cluster",
+            "unit/cluster-scripting",
+            "unit/cluster/announced-endpoints",
+            "unit/cluster/links",
+            "unit/cluster/misc",
+            "unit/cluster/packet",
+        ],
+        15,
+        Floors::new(10, 20, 20, 20),
+    ),
+    (
+        "redis modules",
+        false,
+        &[
+            "unit/moduleapi/aclcheck",
+            "unit/moduleapi/auth",
+            "unit/moduleapi/basics",
+            "unit/moduleapi/blockedclient",
+            "unit/moduleapi/blockonbackground",
+            "unit/moduleapi/blockonkeys",
+            "unit/moduleapi/cluster",
+            "unit/moduleapi/cmdintrospection",
+            "unit/moduleapi/commandfilter",
+            "unit/moduleapi/datatype",
+            "unit/moduleapi/datatype2",
+            "unit/moduleapi/eventloop",
+            "unit/moduleapi/fork",
+            "unit/moduleapi/getkeys",
+            "unit/moduleapi/hash",
+            "unit/moduleapi/hooks",
+            "unit/moduleapi/infotest",
+            "unit/moduleapi/infra",
+            "unit/moduleapi/keyspace_events",
+            "unit/moduleapi/keyspecs",
+            "unit/moduleapi/list",
+            "unit/moduleapi/misc",
+            "unit/moduleapi/moduleconfigs",
+            "unit/moduleapi/propagate",
+            "unit/moduleapi/publish",
+            "unit/moduleapi/reply",
+            "unit/moduleapi/scan",
+            "unit/moduleapi/stream",
+            "unit/moduleapi/subcommands",
+            "unit/moduleapi/test_lazyfree",
+            "unit/moduleapi/testrdb",
+            "unit/moduleapi/timer",
+            "unit/moduleapi/usercall",
+            "unit/moduleapi/zset",
+        ],
+        200,
+        Floors::new(20, 40, 40, 40),
+    ),
 ];
 
 pub fn suites() -> Vec<Suite> {
@@ -133,14 +245,27 @@ fn source() -> Result<PathBuf> {
     })
 }
 
+/// The same with the modules built that the tests of modules load.
+fn modules() -> Result<PathBuf> {
+    debian::once("redis-modules", |new| {
+        let tree = new.join("redis");
+        copy(&source()?, &tree)?;
+        debian::run(&tree, "make", &["-j4", "-C", "tests/modules"])?;
+        Ok(tree)
+    })
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let (from, to) = (from.to_string_lossy(), to.to_string_lossy());
+    debian::run(Path::new("/"), "cp", &["-a", &from, &to])
+}
+
 fn run(files: &[&str], place: &Place, dir: &Path) -> Result<Results> {
     // A copy, for the tests write into their directory.
     let tree = dir.join("redis");
-    debian::run(
-        dir,
-        "cp",
-        &["-a", &source()?.to_string_lossy(), &tree.to_string_lossy()],
-    )?;
+    let modular = files.iter().any(|f| f.starts_with("unit/moduleapi/"));
+    let from = if modular { modules()? } else { source()? };
+    copy(&from, &tree)?;
     let mut all = Results::new();
     for file in files {
         let out = Program::new("tclsh", place)

@@ -29,7 +29,7 @@ pub fn line(name: &str, version: &str, outcomes: &[Outcome]) -> Line {
     let tests = outcomes.first().map_or(0, |o| o.tests);
     let cell = |m: &Mode| {
         let Some(o) = outcomes.iter().find(|o| o.mode == *m) else {
-            return "not run".to_owned();
+            return page::NOT_RUN.to_owned();
         };
         let mut t = match o.differs.len() {
             0 => "same".to_owned(),

@@ -11,7 +11,8 @@ use underpass_tests::harness::{paths, Place, Program};
 /// One file of tests.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Files in which there are TCP connections: what `make suites` runs, and the rest.
+/// Files in which there are TCP connections: what `make suites` runs, and the rest; and those of other
+/// descriptors, processes and signals, which the shim hooks as well.
 const TCP: &[&str] = &[
     "buffered",
     "io_async_fd",
@@ -33,7 +34,49 @@ const TCP: &[&str] = &[
     "tcp_split",
     "tcp_stream",
 ];
-const RUNTIME: &[&str] = &["rt_common", "rt_handle_block_on", "rt_threaded"];
+const RUNTIME: &[&str] = &[
+    "no_rt",
+    "rt_busy_tick",
+    "rt_common",
+    "rt_handle_block_on",
+    "rt_shutdown_err",
+    "rt_threaded",
+];
+const OTHER: &[&str] = &[
+    "coop_budget",
+    "io_panic",
+    "io_split",
+    "net_lookup_host",
+    "net_unix_pipe",
+    "process_arg0",
+    "process_change_of_runtime",
+    "process_issue_2174",
+    "process_issue_42",
+    "process_issue_7144",
+    "process_issue_8042",
+    "process_kill_after_wait",
+    "process_kill_on_drop",
+    "process_smoke",
+    "signal_ctrl_c",
+    "signal_drop_recv",
+    "signal_drop_rt",
+    "signal_drop_signal",
+    "signal_info",
+    "signal_multi_rt",
+    "signal_no_rt",
+    "signal_notify_both",
+    "signal_panic",
+    "signal_realtime",
+    "signal_twice",
+    "signal_usr1",
+    "udp",
+    "uds_cred",
+    "uds_datagram",
+    "uds_socket",
+    "uds_split",
+    "uds_stream",
+    "unix_shutdown",
+];
 
 /// What the tests need besides.
 const MANIFEST: &str = r#"
@@ -62,7 +105,7 @@ pub fn suites() -> Vec<Suite> {
         tests,
         ends,
         version: || Ok(format!("tokio {}", crate_of_tokio()?.0)),
-        run: Box::new(move |place, dir| run(files, place, dir)),
+        run: Box::new(move |place, dir| run(name, files, place, dir)),
     };
     vec![
         suite("tokio tcp", true, TCP, 80, Floors::new(2, 4, 4, 4)),
@@ -73,6 +116,7 @@ pub fn suites() -> Vec<Suite> {
             100,
             Floors::new(0, 4, 4, 4),
         ),
+        suite("tokio other", false, OTHER, 100, Floors::new(0, 0, 0, 0)),
     ]
 }
 
@@ -92,10 +136,11 @@ fn crate_of_tokio() -> Result<(String, PathBuf)> {
     Ok((of("version")?.to_owned(), dir.to_owned()))
 }
 
-/// The built files of tests.
-fn source() -> Result<PathBuf> {
+/// The built files of a suite's tests.
+fn source(suite: &str, wanted: &[&str]) -> Result<PathBuf> {
     let (version, from) = crate_of_tokio()?;
-    debian::once(&format!("tokio-{version}"), |new| {
+    let name = format!("{}-{version}", suite.replace(' ', "-"));
+    debian::once(&name, |new| {
         let dir = &new.join("suite");
         std::fs::create_dir_all(dir.join("src"))?;
         std::fs::create_dir_all(dir.join("bin"))?;
@@ -104,7 +149,7 @@ fn source() -> Result<PathBuf> {
         std::fs::write(dir.join("Cargo.toml"), manifest)?;
         std::fs::create_dir_all(dir.join("tests"))?;
         let tests = from.join("tests");
-        let files = TCP.iter().chain(RUNTIME).map(|f| format!("{f}.rs"));
+        let files = wanted.iter().map(|f| format!("{f}.rs"));
         for f in files.chain(["support".to_owned()]) {
             let (from, to) = (tests.join(&f), dir.join("tests").join(&f));
             debian::run(
@@ -130,7 +175,7 @@ fn source() -> Result<PathBuf> {
                 std::fs::copy(built, dir.join("bin").join(name))?;
             }
         }
-        for f in TCP.iter().chain(RUNTIME) {
+        for f in wanted {
             let built = dir.join("bin").join(f).exists();
             anyhow::ensure!(built, "{f} was not built: {}", out.status);
         }
@@ -139,8 +184,8 @@ fn source() -> Result<PathBuf> {
     })
 }
 
-fn run(files: &[&str], place: &Place, dir: &Path) -> Result<Results> {
-    let tree = source()?;
+fn run(suite: &str, files: &[&str], place: &Place, dir: &Path) -> Result<Results> {
+    let tree = source(suite, files)?;
     // Some tests read the crate's file where they run.
     let manifest = crate_of_tokio()?.1.join("Cargo.toml");
     std::fs::copy(manifest, dir.join("Cargo.toml"))?;

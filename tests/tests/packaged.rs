@@ -5,7 +5,7 @@ use anyhow::{ensure, Context, Result};
 use std::path::Path;
 use underpass_tests::harness::packaged::{Packaged, LIMIT};
 use underpass_tests::harness::{paths, until, Daemon, Place, Program, SOON};
-use underpass_tests::page::{line, Table, PAGE};
+use underpass_tests::page::{line, Table, NOT_RUN, PAGE};
 use underpassd::admin::Row;
 
 macro_rules! on_lanes {
@@ -90,6 +90,9 @@ fn lines_are_replaced_and_other_tables_stay() {
     let a = ["| new | 4 |", "| one | 1 |", "| two | 3 |"];
     assert_eq!(rows, [&head[..], &a, &head, &["| one | 9 |"]].concat());
     assert_eq!(table("b").put(&page, &[row("one", "9")]), page);
+    // What was not run this time is as it was.
+    let page = table("c").put(&page, &[row("one", "8")]);
+    assert_eq!(table("c").put(&page, &[row("one", NOT_RUN)]), page);
 }
 
 /// As root `underpass run` uses the node's daemon, which whoever it becomes can reach.

@@ -280,7 +280,7 @@ fn suites(tree: &Tree, names: &[String], full: bool) -> Step {
     if full {
         c.env("UNDERPASS_SUITES", "full");
     }
-    let budget = if full { 14_400 } else { 600 };
+    let budget = if full { 28_800 } else { 600 };
     Step::new("suites", Kind::Tests, budget, c)
 }
 
