@@ -19,6 +19,12 @@ fn what_came_first_is_listed_first() -> Result<()> {
     both_ways("order", &[], 90, 2_000)
 }
 
+/// Among the kernel's events, too, for who slept when they came.
+#[test]
+fn what_wakes_a_sleeper_is_listed_first() -> Result<()> {
+    both_ways("asleep_order", &[], 2, 500)
+}
+
 #[test]
 fn cancelled_threads_leave_nothing_behind() -> Result<()> {
     both_ways("cancelled", &[], 16, 100_000)

@@ -57,11 +57,11 @@ pub(super) fn inner(i: u32, s: &Set) {
     }
 }
 
-/// Removes the inner set's own entry from what the kernel returned. True if it was there.
+/// Removes the inner set's own entry from what the kernel returned. Where it was.
 ///
 /// # Safety
 /// `evs` holds `*n` events.
-pub(super) unsafe fn strip(evs: *mut epoll_event, n: &mut usize) -> bool {
+pub(super) unsafe fn strip(evs: *mut epoll_event, n: &mut usize) -> Option<usize> {
     for k in 0..*n {
         // SAFETY: `k < n`.
         let e = unsafe { evs.add(k).read_unaligned() };
@@ -69,10 +69,48 @@ pub(super) unsafe fn strip(evs: *mut epoll_event, n: &mut usize) -> bool {
             *n -= 1;
             // SAFETY: all indices are below the old `n`. The others keep the kernel's order.
             unsafe { core::ptr::copy(evs.add(k + 1), evs.add(k), *n - k) };
-            return true;
+            return Some(k);
         }
     }
-    false
+    None
+}
+
+/// What the kernel has told, without the inner set's own entry.
+struct Found {
+    n: usize,
+    /// Where that entry was: what came before it has woken nobody from the inner set.
+    at: Option<usize>,
+}
+
+/// Lists the lanes that are ready, behind the kernel's events; then they are put where the inner set's entry
+/// was, for the kernel lists in the order in which things came.
+///
+/// # Safety
+/// `evs` is the application's array of `max` events, with the kernel's in it.
+unsafe fn join(
+    s: &Set,
+    evs: *mut epoll_event,
+    max: usize,
+    k: &Found,
+    moves: u32,
+    patient: bool,
+) -> Harvest {
+    if k.n >= max {
+        return Harvest::default();
+    }
+    let alone = if k.n > 0 { Some(moves) } else { None };
+    // SAFETY: inside the array.
+    let h = harvest(s, unsafe { evs.add(k.n) }, max - k.n, alone, patient);
+    if let Some(at) = k.at.filter(|at| h.n > 0 && *at < k.n) {
+        const SIZE: usize = size_of::<epoll_event>();
+        // SAFETY: all of this has just been written to, and bytes need no alignment.
+        let from = unsafe {
+            let first = evs.add(at).cast::<u8>();
+            core::slice::from_raw_parts_mut(first, (k.n + h.n - at) * SIZE)
+        };
+        from.rotate_left((k.n - at) * SIZE);
+    }
+    h
 }
 
 /// `epoll_wait` and its relatives. `native(ep, evs, max, ms)` is the application's own call with
@@ -125,7 +163,7 @@ pub unsafe fn wait(
             told(s, n, max_n);
         }
         // SAFETY: the kernel wrote `n` events. (What it had no memory for may have been ours.)
-        let ours = r > 0 && unsafe { strip(evs, &mut n) } || faulted(s, r);
+        let ours = r > 0 && unsafe { strip(evs, &mut n) }.is_some() || faulted(s, r);
         if ours && n == 0 && s.inner.load(Relaxed) < 0 {
             // Only the parent's inner set is ready, for the parent: do not turn in a circle.
             let _ = sys::poll_ms(-1, 0, 1);
@@ -157,12 +195,12 @@ fn faulted(s: &Set, r: i32) -> bool {
     r < 0 && crate::errno() == libc::EFAULT && s.inner.load(Relaxed) >= 0
 }
 
-/// What the kernel has ready in the application's set, and in the inner one. Number of events; `None`: there
-/// is no memory for one.
+/// What the kernel has ready in the application's set, and in the inner one. `None`: there is no memory for
+/// an event.
 ///
 /// # Safety
 /// `evs` is the application's array of `max` events.
-unsafe fn look_at_kernel(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Option<usize> {
+unsafe fn look_at_kernel(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Option<Found> {
     s.looked.store(ticks(), Relaxed);
     let poll = || sys::epoll_poll(s.epfd.load(Relaxed), evs, max as i32);
     let mut n = match poll() {
@@ -177,10 +215,11 @@ unsafe fn look_at_kernel(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> 
     };
     told(s, n, max);
     // SAFETY: the kernel wrote `n` events.
-    if n > 0 && unsafe { strip(evs, &mut n) } {
+    let at = unsafe { strip(evs, &mut n) };
+    if at.is_some() {
         inner(i, s);
     }
-    Some(n)
+    Some(Found { n, at })
 }
 
 /// # Safety
@@ -212,33 +251,26 @@ unsafe fn wait_lanes(
         let first = match due {
             // SAFETY: the application's array of `max` events.
             true => unsafe { look_at_kernel(i, s, evs, max) },
-            false => Some(0),
+            false => Some(Found { n: 0, at: None }),
         };
-        let Some(mut n) = first else {
+        let Some(mut kernel) = first else {
             return fault();
         };
-        let mut h = Harvest::default();
-        let alone = if n > 0 { Some(moves) } else { None };
-        if n < max {
-            // SAFETY: behind the kernel's events, inside the array.
-            h = harvest(s, unsafe { evs.add(n) }, max - n, alone, patient);
-        }
-        if n + h.n == 0 && !due {
+        // SAFETY: passed on.
+        let mut h = unsafe { join(s, evs, max, &kernel, moves, patient) };
+        if kernel.n + h.n == 0 && !due {
             // SAFETY: as above; nothing was harvested.
             let Some(found) = (unsafe { look_at_kernel(i, s, evs, max) }) else {
                 return fault();
             };
-            n = found;
-            let alone = if n > 0 { Some(moves) } else { None };
-            if n < max {
-                // SAFETY: as above.
-                h = harvest(s, unsafe { evs.add(n) }, max - n, alone, patient);
-            }
+            kernel = found;
+            // SAFETY: passed on.
+            h = unsafe { join(s, evs, max, &kernel, moves, patient) };
         }
-        if n == max {
+        if kernel.n == max {
             s.filled.store(1, Relaxed); // the next wait begins with the lanes
         }
-        h.n += n;
+        h.n += kernel.n;
         if h.n > 0 {
             return h.n as i32;
         }
@@ -348,17 +380,19 @@ unsafe fn wait_lanes(
         let mut n = r as usize;
         told(s, n, max);
         // SAFETY: the kernel wrote `n` events.
-        if n > 0 && unsafe { strip(evs, &mut n) } {
+        let at = unsafe { strip(evs, &mut n) };
+        if at.is_some() {
             if n == 0 && s.inner.load(Relaxed) < 0 {
                 let _ = sys::poll_ms(-1, 0, 1); // as in `wait`: it is for the parent
             }
             inner(i, s);
         }
+        // (Who was woken for a lane alone lists it before what the kernel has by now.)
+        if n > 0 || at.is_some() {
+            // SAFETY: passed on.
+            n += unsafe { join(s, evs, max, &Found { n, at }, moves, patient) }.n;
+        }
         if n > 0 {
-            if n < max {
-                // SAFETY: behind the kernel's events, inside the array.
-                n += harvest(s, unsafe { evs.add(n) }, max - n, Some(moves), patient).n;
-            }
             return n as i32;
         }
         if r == 0 {
