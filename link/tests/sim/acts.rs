@@ -94,10 +94,10 @@ impl World {
                 // As the shim: what a revocation made plain has to be on TCP before the FIN.
                 if h.attached.get() {
                     let before = h.tx.mode.load(Relaxed);
-                    h.finishing.set(true);
+                    h.finishing.set(true); // until it is said below
                     done(h.tx.finish(&m, &port));
-                    h.finishing.set(false);
                     if h.tx.holds_fin(&m) {
+                        h.finishing.set(false);
                         // Across nodes the end may be on its way already: nothing is sent any more,
                         // and the FIN follows when the frame is out.
                         let drain = link::lane::tx::mode::DRAIN;
