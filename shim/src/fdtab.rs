@@ -100,8 +100,9 @@ fn wait_for_change(fd: i32, s: &AtomicU32) -> Option<u32> {
         if v == 0 || v & KIND != CHANGES || v == signals::tid() {
             break;
         }
-        // A thread that was cancelled there has left the descriptor as it was.
-        if round % 16 == 0 && lock::dead(v) {
+        // A thread that was cancelled there has left the descriptor as it was. One whose close lingers has
+        // not: the number is free, or something else has got it where we did not see that.
+        if round % 16 == 0 && (lock::dead(v) || !sys::is_tcp(fd)) {
             let _ = s.compare_exchange(v, 0, Relaxed, Relaxed);
         } else {
             sys::futex_wait(s, v, 1);
@@ -116,6 +117,17 @@ pub fn changes(fd: i32) {
     if let Some(s) = slot(fd) {
         s.store(signals::tid(), Relaxed);
         HIGH.fetch_max(fd, Relaxed);
+    }
+}
+
+/// Something new has got the number: whoever changed it is done with that, though its close may linger.
+#[inline(always)]
+pub fn is_new(fd: i32) {
+    if let Some(s) = slot(fd) {
+        let v = s.load(Relaxed);
+        if v != 0 && v & KIND == CHANGES {
+            let _ = s.compare_exchange(v, 0, Relaxed, Relaxed);
+        }
     }
 }
 

@@ -484,6 +484,12 @@ pub fn sockaddr(fd: i32, peer: bool) -> R<libc::sockaddr_storage> {
     Ok(ss)
 }
 
+/// Is the descriptor a TCP socket, over IPv4 or IPv6?
+pub fn is_tcp(fd: i32) -> bool {
+    let protocol = getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL);
+    protocol == Ok(libc::IPPROTO_TCP as u32)
+}
+
 /// (inode, uid) of a descriptor.
 pub fn inode(fd: i32) -> R<(u64, u32)> {
     // SAFETY: all-zero is a valid stat buffer.

@@ -20,3 +20,9 @@ fn a_shutdown_beside_a_way_down_is_no_reset() -> Result<()> {
 fn in_the_middle_of_calls() -> Result<()> {
     both_ways("racing", &["25"], 150, 50_000_000)
 }
+
+/// Its number is free, for whatever gets it meanwhile.
+#[test]
+fn a_close_that_lingers() -> Result<()> {
+    both_ways("lingering", &[], 2, 2)
+}

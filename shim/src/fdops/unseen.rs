@@ -19,6 +19,7 @@ pub fn replaced(fd: i32) {
     if fdtab::get(fd) != Fd::Other && !not_ours() {
         forgotten(fd);
     }
+    fdtab::is_new(fd);
 }
 
 #[cold]

@@ -154,7 +154,11 @@ pub unsafe extern "C" fn dup(fd: i32) -> i32 {
 }
 
 fn copied(old: i32, new: i32) {
-    if new < 0 || get(old) == Fd::Other && get(new) == Fd::Other {
+    if new < 0 {
+        return;
+    }
+    fdtab::is_new(new);
+    if get(old) == Fd::Other && get(new) == Fd::Other {
         return;
     }
     match not_ours() {

@@ -75,10 +75,7 @@ fn accepted(listener: i32, fd: i32, nonblock: bool) {
         let tcp = match get(listener) {
             Fd::Conn(_) => true,
             // An inherited listener: ask the kernel what it accepts.
-            _ => {
-                sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL)
-                    == Ok(libc::IPPROTO_TCP as u32)
-            }
+            _ => sys::is_tcp(fd),
         };
         if !tcp {
             fdops::replaced(fd);
