@@ -14,6 +14,7 @@ use crate::families::Families;
 use crate::family::Family;
 use crate::fds::Foreign;
 use crate::heirs::Heirs;
+use crate::holders::{Came, Holders};
 use crate::limits::{Groups, Member};
 use crate::links::{Links, Out, Violation};
 use crate::memfd::{self, Ident};
@@ -65,6 +66,8 @@ pub struct Core {
     pub relics: Vec<Relic>,
     /// Ends of processes that have ended, which others may hold.
     pub heirs: Heirs,
+    /// Ends that came from other processes, which may still hold them.
+    pub holders: Holders,
     /// There is a far lane: its socket is looked after (`unseen`).
     pub held: Rc<tokio::sync::Notify>,
     /// Has every process been looked at, that was there before us?
@@ -130,6 +133,7 @@ impl Core {
             families: Families::default(),
             relics: Vec::new(),
             heirs: Heirs::default(),
+            holders: Holders::default(),
             held: Rc::default(),
             scanned: false,
             scan_done: Rc::default(),
@@ -222,6 +226,7 @@ impl Core {
             version,
             features: feature::HANDOVER
                 | feature::MOVED
+                | feature::RECEIVED
                 | feature::with_probes(self.config.lanes.probe_s),
             party: id.0,
             daemon: self.instance,
@@ -324,16 +329,29 @@ impl Core {
                 rx_kpos,
                 flags,
             } => {
-                let mut fds = fds;
-                let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
-                    return Err(Violation("a registration without exactly one descriptor"));
-                };
                 let who = ConnRef {
                     party: id,
                     conn,
                     gen,
                 };
-                return core.register(shared, who, [tx_kpos, rx_kpos], flags, fd);
+                return core.register(shared, who, [tx_kpos, rx_kpos], flags, None, fds);
+            }
+            ToDaemon::RegisterReceived {
+                conn,
+                gen,
+                tx_kpos,
+                rx_kpos,
+                flags,
+                from,
+                copies,
+            } => {
+                let who = ConnRef {
+                    party: id,
+                    conn,
+                    gen,
+                };
+                let came = Some(Came { from, copies });
+                return core.register(shared, who, [tx_kpos, rx_kpos], flags, came, fds);
             }
             ToDaemon::Mapped { link, side, chunk } => {
                 core.links.mapped(id, link, side, chunk, &mut out)?

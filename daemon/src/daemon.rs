@@ -4,7 +4,7 @@ use crate::admin::{ADMIN_SOCK, CONTROL_SOCK};
 use crate::config::Config;
 use crate::core::{Core, Shared};
 use crate::{
-    admin_server, adopt, elsewhere, fds, heirs, peers, rail, seek, server, tenants, unseen,
+    admin_server, adopt, elsewhere, fds, heirs, holders, peers, rail, seek, server, tenants, unseen,
 };
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -129,6 +129,7 @@ async fn serve(options: &Options, public: bool, runtime: Option<OwnedFd>) -> Res
     core.borrow_mut().leaves = options.idle_exit.is_some();
     tokio::task::spawn_local(seek::serve(core.clone()));
     tokio::task::spawn_local(heirs::run(core.clone()));
+    tokio::task::spawn_local(holders::run(core.clone()));
     tokio::task::spawn_local(unseen::run(core.clone(), core.borrow().held.clone()));
     tokio::task::spawn_local(admin_server::serve(core.clone(), admin_sock));
     if !options.config.peer.is_empty() {

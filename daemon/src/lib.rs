@@ -20,6 +20,7 @@ pub mod families;
 pub mod family;
 pub mod fds;
 pub mod heirs;
+pub mod holders;
 pub mod limits;
 pub mod links;
 pub mod memfd;

@@ -252,7 +252,8 @@ fn proven(a: &End, b: &End) -> bool {
         // it seems, or nobody can tell.
         _ => false,
     };
-    same && a.cookie != b.cookie && consistent(&a.counts, &b.counts)
+    let sides = a.confirmed(Some(b)) && b.confirmed(Some(a));
+    same && sides && a.cookie != b.cookie && consistent(&a.counts, &b.counts)
 }
 
 #[cfg(test)]
@@ -270,6 +271,8 @@ mod tests {
             netns_cookie: netns,
             inode: 0,
             record: None,
+            client: None,
+            guess: None,
             counts: Counts {
                 from: t,
                 until: t,

@@ -114,11 +114,58 @@ pub fn now_ticks() -> u64 {
     t.tv_sec as u64 * hz + t.tv_nsec as u64 * hz / 1_000_000_000
 }
 
+/// Every process that we see.
+pub fn all() -> impl Iterator<Item = u32> {
+    let proc = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    proc.filter_map(|d| d.file_name().to_str()?.parse().ok())
+}
+
+/// Does it live, although `/proc` may not show it to us?
+pub fn is_hidden(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|p| rustix::process::test_kill_process(p) == Err(Errno::PERM))
+}
+
+/// Is there no process beyond those?
+pub fn in_first_pid_namespace() -> bool {
+    const PROC_PID_INIT_INO: u64 = 0xeffffffc;
+    rustix::fs::stat("/proc/self/ns/pid").is_ok_and(|s| s.st_ino == PROC_PID_INIT_INO)
+}
+
 /// Inodes of the sockets that a process holds. For helpers only: a process may have a million.
 pub fn sockets(pid: u32) -> Vec<u64> {
-    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter();
-    let all = fds.flatten().flatten();
-    all.filter_map(|e| socket(&e.path())).collect()
+    visible_sockets(pid).unwrap_or_default()
+}
+
+/// The same, one for each descriptor; `None`: we may not look.
+pub fn visible_sockets(pid: u32) -> Option<Vec<u64>> {
+    let (all, any) = sockets_in(&format!("/proc/{pid}/fd"))?;
+    if any {
+        return Some(all);
+    }
+    // The first thread may have ended before the others.
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter();
+    let mut of = threads
+        .flatten()
+        .flatten()
+        .map(|t| sockets_in(&t.path().join("fd").to_string_lossy()));
+    of.try_fold(Vec::new(), |all, these| match all.is_empty() {
+        true => Some(these?.0),
+        false => Some(all),
+    })
+}
+
+/// Sockets in a directory of descriptors, and whether there is any descriptor at all.
+fn sockets_in(dir: &str) -> Option<(Vec<u64>, bool)> {
+    let fds = match std::fs::read_dir(dir) {
+        Ok(fds) => fds,
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => return None,
+        Err(_) => return Some((Vec::new(), false)), // it has ended
+    };
+    let mut any = false;
+    let each = fds.flatten().inspect(|_| any = true);
+    let all = each.filter_map(|e| socket(&e.path())).collect();
+    Some((all, any))
 }
 
 /// Inode of the socket that a process has at this descriptor.

@@ -3,7 +3,7 @@
 //! Runs on the blocking pool: the socket's lock, which `TCP_INFO` takes, may be held for as long
 //! as its owner likes (a `send` whose buffer faults into a file system of its own).
 
-use crate::proof::{Proof, Record};
+use crate::proof::{Proof, Record, Role};
 use crate::sockopt::{self, tcp_position};
 use link::msg::register;
 use link::os::TcpInfo;
@@ -23,6 +23,11 @@ pub struct End {
     pub inode: u64,
     /// What the proof recorded when this connection was established.
     pub record: Option<Record>,
+    /// Which side of the handshake its shim says that it was on. `None`: it is not certain, and has to be confirmed
+    /// as below; or the shim is too old to say.
+    pub client: Option<bool>,
+    /// The shim's best guess, where it has one that has to be confirmed.
+    pub guess: Option<bool>,
     pub counts: Counts,
 }
 
@@ -116,6 +121,8 @@ pub fn read(
         netns_cookie: cookie(SO_NETNS_COOKIE)?,
         inode: rustix::fs::fstat(fd).map_err(|_| NotEstablished)?.st_ino,
         record: proof.record(fd),
+        client: (flags & register::CERTAIN != 0).then_some(flags & register::CLIENT != 0),
+        guess: Default::default(),
         counts: Counts {
             from,
             until,
@@ -124,6 +131,16 @@ pub fn read(
             received: info.received,
         },
     })
+}
+
+impl End {
+    /// Is what its shim guesses about its side true, as this record, or the other end, says?
+    pub fn confirmed(&self, other: Option<&End>) -> bool {
+        let recorded = || Some(self.record.as_ref()?.role == Role::Active);
+        let mirrored = || Some(!other?.client?);
+        self.guess
+            .is_none_or(|g| recorded().or_else(mirrored) == Some(g))
+    }
 }
 
 fn address(fd: BorrowedFd<'_>, local: bool) -> Result<SocketAddr, Reason> {

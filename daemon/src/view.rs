@@ -264,13 +264,7 @@ pub fn strangers(inodes: &HashSet<u64>) -> HashSet<u64> {
 /// Which processes hold these sockets, as far as we may look.
 pub fn holders_of(inodes: &HashSet<u64>) -> HashMap<u64, Vec<u32>> {
     let mut all: HashMap<u64, Vec<u32>> = HashMap::new();
-    let Ok(proc) = std::fs::read_dir("/proc") else {
-        return all;
-    };
-    for pid in proc
-        .flatten()
-        .filter_map(|d| d.file_name().to_str()?.parse::<u32>().ok())
-    {
+    for pid in process::all() {
         for socket in process::sockets(pid) {
             if inodes.contains(&socket) {
                 all.entry(socket).or_default().push(pid);

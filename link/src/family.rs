@@ -92,6 +92,13 @@ pub mod flag {
     /// SO_RCVTIMEO or SO_SNDTIMEO is negative: nothing waits (the kernel shows 0 for it, as for no limit).
     pub const RCV_AT_ONCE: u32 = 2048;
     pub const SND_AT_ONCE: u32 = 4096;
+    /// It came from another process, beside a message or by exec: whether that one still holds it, the daemon finds
+    /// out when it is registered.
+    pub const RECEIVED: u32 = 8192;
+    /// Beside `RECEIVED`: nothing is counted yet.
+    pub const NEW: u32 = 16_384;
+    /// Beside `RECEIVED`: `CLIENT` is as good as certain.
+    pub const UNSURE: u32 = 32_768;
 }
 
 /// An IPv4 or IPv6 endpoint. `family` is AF_INET, AF_INET6 or 0 (unknown); `port` in host order.

@@ -94,6 +94,8 @@ pub mod feature {
     pub const HANDOVER: u32 = 1;
     /// `Moved` is understood.
     pub const MOVED: u32 = 2;
+    /// `RegisterReceived` is understood.
+    pub const RECEIVED: u32 = 4;
 
     /// The upper half: `probe_s`, seconds for which TCP below a busy lane may be silent. 0: for ever.
     pub const fn with_probes(probe_s: u16) -> u32 {
@@ -142,6 +144,10 @@ messages! {
         /// A process that has left its family: its connections are at the same places in a table of its
         /// own from now on. Descriptor: that table. Needs `feature::MOVED`.
         13 Moved { table_bytes: u64 }
+        /// `Register` for a connection that came from another process: `from` (0: unknown), by exec or beside a
+        /// message. It is promoted if nobody holds it but this process, which has `copies` descriptors of it. Needs
+        /// `feature::RECEIVED`.
+        14 RegisterReceived { conn: u32, gen: u32, tx_kpos: u64, rx_kpos: u64, flags: u32, from: u32, copies: u32 }
     }
 }
 
@@ -204,6 +210,13 @@ pub mod register {
     pub const EAGER: u32 = 1;
     /// This shim serves `TCP_INQ` and `SO_ZEROCOPY` on lanes.
     pub const INQ_ZEROCOPY: u32 = 2;
+    /// This end has called connect: the kernel counts its SYN.
+    pub const CLIENT: u32 = 4;
+    /// That, or the opposite, is certain. (One that came from another process has it from the kernel's counters.)
+    pub const CERTAIN: u32 = 8;
+    /// Of one that came from another process: bytes were moved that no hooked call has moved. Only the reason for that
+    /// is wanted: is it held elsewhere?
+    pub const MISCOUNTED: u32 = 16;
 }
 
 #[cfg(all(test, not(loom)))]

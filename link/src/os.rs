@@ -9,6 +9,9 @@ pub struct TcpInfo {
     pub acked: u64,
     /// Stream bytes received in order; a FIN is one.
     pub received: u64,
+    /// Stream bytes sent, with those sent again and those that were dropped on the way to the device; sent again;
+    /// not sent yet. `None` on kernels that do not count them (before 4.19).
+    pub sent: Option<(u64, u64, u32)>,
 }
 
 impl TcpInfo {
@@ -28,12 +31,45 @@ impl TcpInfo {
             w.copy_from_slice(b);
             Some(u64::from_ne_bytes(w))
         };
+        let half = |at: usize| {
+            let b = b.get(at..at + 4)?;
+            let mut w = [0u8; 4];
+            w.copy_from_slice(b);
+            Some(u32::from_ne_bytes(w))
+        };
         Some(TcpInfo {
             state: *b.first()?,
             acked: word(120)?,
             received: word(128)?,
+            sent: word(200).and_then(|sent| Some((sent, word(208)?, half(144)?))),
         })
     }
+
+    /// Which side of the handshake this end was on. `outstanding`: SIOCOUTQ, asked while nothing else has changed.
+    /// `None`: the counters do not tell.
+    pub fn side(&self, outstanding: u64) -> Option<Side> {
+        // The one is exact, and has the SYN of a `connect`. The other has none, and is wrong by what was dropped
+        // before the device, or could not even be sent again.
+        let with_syn = self.acked + outstanding;
+        let (sent, again, unsent) = self.sent?;
+        let without = (sent + u64::from(unsent)).checked_sub(again)?;
+        Some(Side {
+            client: match with_syn.checked_sub(without)? {
+                0 => false,
+                1 => true,
+                _ => return None,
+            },
+            certain: sent == 0 && unsent == 0,
+        })
+    }
+}
+
+/// How an end came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Side {
+    /// It called connect, so that its SYN counts.
+    pub client: bool,
+    pub certain: bool,
 }
 
 /// Where the streams of a connected socket are.
@@ -118,6 +154,7 @@ mod tests {
                 state: 1,
                 acked: acked.get(),
                 received: 7,
+                sent: None,
             })
         };
         let outstanding = || {
@@ -141,6 +178,27 @@ mod tests {
             })
         };
         assert_eq!(position(info, || Some(0), || Some(0)), None);
+    }
+
+    #[test]
+    fn the_side_of_an_end() {
+        let end = |acked, sent, again, unsent| TcpInfo {
+            acked,
+            sent: Some((sent, again, unsent)),
+            ..TcpInfo::default()
+        };
+        let side = |client, certain| Some(Side { client, certain });
+        assert_eq!(end(0, 0, 0, 0).side(0), side(false, true));
+        assert_eq!(end(1, 0, 0, 0).side(0), side(true, true));
+        assert_eq!(end(1, 0, 0, 5).side(5), side(true, false));
+        assert_eq!(end(70, 120, 30, 10).side(30), side(false, false));
+        assert_eq!(end(71, 120, 30, 10).side(30), side(true, false));
+        assert_eq!(end(70, 125, 30, 10).side(30), None, "5 were dropped");
+        assert_eq!(
+            TcpInfo::default().side(0),
+            None,
+            "the kernel does not count"
+        );
     }
 
     #[test]

@@ -113,7 +113,7 @@ reasons! {
         "nothing to do";
     Idle = 0x0a00_001c, "idle", "nothing has moved since it was last considered; it is considered again with its next call",
         "nothing to do; use it more, or run with --eager";
-    Untracked = 0x0a00_001d, "untracked", "the shim did not see how this process got the socket (inherited by exec, received from another process, or made by a call that it does not see)",
+    Untracked = 0x0a00_001d, "untracked", "the shim did not see how this process got the socket (inherited by exec under a number above 15, or made by a call that it does not see)",
         "nothing; such connections stay on TCP";
     NotAccepted = 0x0a00_001e, "not-accepted", "the program at the other end has not accepted the connection yet",
         "look at the other program: it is busy or stuck";
@@ -121,6 +121,10 @@ reasons! {
         "for another node see `underpass peers`; else run underpassd as root";
     Unanswered = 0x0a00_0020, "unanswered", "a probe on the TCP connection below the lane was not answered; TCP carries the bytes until it is",
         "look at packet filters and the network between the ends";
+    HeldElsewhere = 0x0a00_0021, "held-elsewhere", "it came from another process (exec, SCM_RIGHTS), and there is another descriptor of it: that process's, a third one's, or one that this process got besides",
+        "nothing; it is promoted when only one process is left";
+    Unseen = 0x0a00_0022, "unseen-holders", "it came from another process (exec, SCM_RIGHTS), and the daemon may not see whether that one still has a descriptor of it",
+        "run underpassd as root";
 }
 
 impl Reason {

@@ -52,6 +52,11 @@ pub fn probe_s() -> u32 {
     feature::probe_s(FEATURES.load(Relaxed))
 }
 
+/// Does the daemon know of connections that came from other processes?
+pub fn knows_received() -> bool {
+    FEATURES.load(Relaxed) & feature::RECEIVED != 0
+}
+
 /// Grows with each connection made: descriptors come again with the same number.
 pub fn generation() -> u32 {
     GENERATION.load(Relaxed)

@@ -18,25 +18,34 @@ use shutdown::{flush, take_frame};
 
 /// A new TCP socket. `nonblock` as it was asked for.
 pub fn socket_made(fd: i32, nonblock: bool, open: bool, client: bool) {
+    let flags = if nonblock { flag::NONBLOCK } else { 0 } | if client { flag::CLIENT } else { 0 };
+    let entered = enter(fd, flags, open);
+    if let Some(i) = entered.filter(|_| open && crate::env::eager()) {
+        io::quietly(|| promote::consider(i, fd, table::conn(i)));
+    }
+}
+
+/// A TCP socket gets an entry with these flags.
+pub fn enter(fd: i32, flags: u32, open: bool) -> Option<u32> {
     // (The table of descriptors first: it has to know those that making the other takes.)
     if crate::env::off() || !fdtab::init() || !table::init() {
-        return;
+        return None;
     }
     replaced(fd);
-    let flags = if nonblock { flag::NONBLOCK } else { 0 } | if client { flag::CLIENT } else { 0 };
-    let Some(i) = table::alloc(fd, flags) else {
-        return;
-    };
+    let i = table::alloc(fd, flags)?;
+    let c = table::conn(i);
+    if flags & flag::NEW != 0 {
+        crate::received::begin_anew(c);
+    }
     if open {
-        table::conn(i).state.store(state::OPEN, Release);
+        c.state.store(state::OPEN, Release);
     }
     if !fdtab::set(fd, Fd::Conn(i)) {
         table::free(i);
         family::closed(false);
+        return None;
     }
-    if open && crate::env::eager() {
-        io::quietly(|| promote::consider(i, fd, table::conn(i)));
-    }
+    Some(i)
 }
 
 /// Is a stream socket of one of the internet families?

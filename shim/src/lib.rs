@@ -24,6 +24,7 @@ mod poll;
 mod probes;
 mod promote;
 mod real;
+mod received;
 mod signals;
 mod sys;
 mod table;
@@ -37,6 +38,7 @@ fn load() {
     env::init();
     table::set_pid(sys::getpid());
     wait::cycles_per_us();
+    received::by_exec();
 }
 
 /// This thread's errno.

@@ -11,7 +11,7 @@ pub use register::{daemon_lost, declined};
 
 use crate::links::{Link, Sock};
 use crate::table::{self, because, Local};
-use crate::{control, env, epoll, family, io, lock, probes, sys, wait};
+use crate::{control, env, epoll, family, io, lock, probes, received, sys, wait};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::lane::{rx, tx, Memory};
@@ -98,7 +98,10 @@ pub fn consider(i: u32, fd: i32, c: &Conn) {
     }
     let errno = crate::errno();
     table::name(i, fd);
-    register::try_register(i, fd, c);
+    let new = c.flags.load(Relaxed) & flag::NEW != 0;
+    if !new || received::begin(fd, c, table::local(i)) && env::eager() {
+        register::try_register(i, fd, c);
+    }
     crate::set_errno(errno);
 }
 
@@ -144,7 +147,7 @@ fn watched_now(i: u32, c: &Conn) {
     }
 }
 
-fn later(c: &Conn, r: Reason, ms: u64) {
+pub fn later(c: &Conn, r: Reason, ms: u64) {
     because(c, r);
     c.not_before_ms.store(sys::now_ms() + ms, Relaxed);
 }
@@ -213,6 +216,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     c.lane.store(lane_no, Relaxed);
     c.owner_pid.store(table::pid(), Relaxed);
     l.link.store(link as *const Link as *mut Link, Release);
+    l.verified.store(0, Relaxed);
     sync_nonblock(c, l.fd.load(Relaxed));
     io::sync_inq(c, l.fd.load(Relaxed));
     io::bufs::sync(c, &m, l.fd.load(Relaxed));
@@ -235,7 +239,7 @@ fn has(c: &Conn, l: &Local, link: &Link, lane_no: u32, gen: u32) -> bool {
         && core::ptr::eq(l.link.load(Relaxed), link)
 }
 
-fn sync_nonblock(c: &Conn, fd: i32) {
+pub fn sync_nonblock(c: &Conn, fd: i32) {
     if let Ok(f) = sys::fcntl(fd, libc::F_GETFL, 0) {
         if f & libc::O_NONBLOCK != 0 {
             c.flags.fetch_or(flag::NONBLOCK, Relaxed);
@@ -287,7 +291,9 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
                     io::recount(c, l);
                 }
                 let fd = l.fd.load(Relaxed);
-                c.rx.declare_ready(&m, &Sock { fd, link });
+                if received::is_still_counted(c, l) {
+                    c.rx.declare_ready(&m, &Sock { fd, link });
+                }
             }
         }
     }

@@ -546,13 +546,18 @@ pub fn tcp_state(fd: i32) -> Option<u8> {
 
 /// Where the streams of a TCP socket are.
 pub fn tcp_position(fd: i32) -> Option<TcpPos> {
-    let info = || {
-        let mut b = [0u8; TcpInfo::BYTES];
-        let n = getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut b).ok()?;
-        TcpInfo::parse(b.get(..n)?)
-    };
     let queued = |what| ioctl_i32(fd, what).ok().map(|n| n.max(0) as u64);
-    position(info, || queued(libc::TIOCOUTQ), || queued(libc::FIONREAD))
+    position(
+        || tcp_info(fd),
+        || queued(libc::TIOCOUTQ),
+        || queued(libc::FIONREAD),
+    )
+}
+
+pub fn tcp_info(fd: i32) -> Option<TcpInfo> {
+    let mut b = [0u8; TcpInfo::BYTES];
+    let n = getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut b).ok()?;
+    TcpInfo::parse(b.get(..n)?)
 }
 
 /// Adds one to an eventfd of ours.

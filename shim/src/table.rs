@@ -53,6 +53,13 @@ pub struct Local {
     pub unanswered: AtomicU32,
     /// Of each direction the last proof that a descriptor still is this connection: see `io::still`.
     pub proved: [AtomicU64; 2],
+    /// Of one that was received: the process that it came from (0: unknown), what both directions had moved when it
+    /// was first looked at, and whether it had a number of the standard streams: see `received`.
+    pub from: AtomicU32,
+    pub began: [AtomicU64; 2],
+    pub standard: AtomicU32,
+    /// Since it got a lane, the count was found to be still true.
+    pub verified: AtomicU32,
     /// The fork by which it came; 0: it was made here. See `family`.
     pub came: AtomicU32,
     /// The entry's generation when it was last taken here. A new table counts on from there: calls that began
@@ -336,6 +343,8 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         l.unanswered.store(0, Relaxed);
         l.came.store(0, Relaxed);
         l.fulls.store(0, Relaxed);
+        l.from.store(0, Relaxed);
+        l.standard.store(0, Relaxed);
         c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`
         return Some(i as u32);
     }

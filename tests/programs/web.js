@@ -1,11 +1,18 @@
 // HTTP with noise in both directions, every answer checked by its hash.
 //   web.js serve HOST [PORT]   prints "port N"
 //   web.js call HOST PORT SECONDS CONNECTIONS FILE   prints "result {...}", ends when FILE exists
+//   web.js cluster HOST [PORT] the same as serve, by two workers of the cluster module
 //   web.js load HOST PORT DIR  as packaged.sh
 const http = require('http'), crypto = require('crypto'), fs = require('fs');
 const digest = (b) => crypto.createHash('sha256').update(b).digest('hex');
 const [what, host, port, seconds, conns, file] = process.argv.slice(2);
-if (what === 'serve') {
+const cluster = what === 'cluster' && require('cluster');
+if (cluster && cluster.isPrimary) {
+  let ready = 0;
+  cluster.on('listening', (w, a) => { if (++ready === 2) console.log('port', a.port); });
+  cluster.fork();
+  cluster.fork();
+} else if (what === 'serve' || cluster) {
   const s = http.createServer((q, r) => {
     const parts = [];
     q.on('data', (d) => parts.push(d));
@@ -16,7 +23,7 @@ if (what === 'serve') {
     });
   });
   s.keepAliveTimeout = 60000;
-  s.listen(+port || 0, host, () => console.log('port', s.address().port));
+  s.listen(+port || 0, host, () => { if (!cluster) console.log('port', s.address().port); });
 } else {
   const connections = +conns || 8;
   const agent = new http.Agent({ keepAlive: true, maxSockets: connections });

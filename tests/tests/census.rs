@@ -152,8 +152,8 @@ fn rows_are_the_sockets_in_proc() -> Result<()> {
     ensure!(of(&rows, give.pid()).is_empty(), "given away");
     for (what, pid, wanted) in [
         ("idle", idle.pid(), one(Young, Young, server.pid())),
-        ("exec", exec.pid(), one(Untracked, Young, server.pid())),
-        ("taker", taker, one(Untracked, Young, server.pid())),
+        ("exec", exec.pid(), one(Young, Young, server.pid())),
+        ("taker", taker, one(Young, Young, server.pid())),
         ("parent", fork.pid(), one(Young, PeerNoShim, stranger.pid())),
         ("child", child, one(Young, PeerNoShim, stranger.pid())),
         ("off", off.pid(), one(Config, PeerNoShim, stranger.pid())),
@@ -218,7 +218,7 @@ fn programs_with_titles_have_rows() -> Result<()> {
     )?;
     let got = said(&rows, child);
     ensure!(
-        got == one(Untracked, Young, server.pid()),
+        got == one(Young, Young, server.pid()),
         "{got:?}\n{}",
         d.picture()
     );

@@ -128,14 +128,14 @@ pub fn rows(
         }
     }
     let mut all = Vec::new();
-    let (mut full, mut shown) = (HashSet::new(), HashSet::new());
+    let (mut full, mut shown) = (HashSet::new(), HashMap::new());
     for k in &kins {
         let room = k.tracked(&kernel, waiting, &mut shown, &mut all);
         if !room {
             full.extend(k.members.iter().map(|m| m.holder.pid));
         }
     }
-    for (inode, members) in held.iter().filter(|h| !shown.contains(h.0)) {
+    for (inode, members) in held.iter().filter(|h| !shown.contains_key(h.0)) {
         let member = members.iter().find(|m| m.mapped);
         if let (Some(s), Some(m)) = (kernel.socket(*inode), member) {
             all.push(untracked(s, m, full.contains(&m.holder.pid)));
@@ -211,7 +211,7 @@ impl Kin {
         &self,
         kernel: &Kernel,
         waiting: &HashSet<(PartyId, u32, u32)>,
-        shown: &mut HashSet<u64>,
+        shown: &mut HashMap<u64, usize>,
         all: &mut Vec<Entry>,
     ) -> bool {
         let Some(family) = &self.family else {
@@ -227,12 +227,21 @@ impl Kin {
                 continue;
             };
             let tcp = kernel.socket(v.inode);
-            if shown.insert(v.inode) {
+            // Who has handed it on, and kept a copy, says less than who has got it.
+            let left = Reason::Left.code();
+            let at = shown.get(&v.inode).copied();
+            if at.is_none_or(|at| all[at].row.reason == left && v.reason != left) {
                 let waits = waiting.contains(&(m.holder.party, v.index, v.gen));
                 v.reason = reason(v, m.connected, waits, tcp, now_ms);
                 let mut e = view::entry(v, &m.holder);
                 place(&mut e, tcp, m.sockets.is_some());
-                all.push(e);
+                match at {
+                    Some(at) => all[at] = e,
+                    None => {
+                        shown.insert(v.inode, all.len());
+                        all.push(e);
+                    }
+                }
             }
         }
         room
@@ -347,6 +356,8 @@ fn reason(v: &View, connected: bool, waits: bool, tcp: Option<&tcp::Socket>, now
         | Reason::PeerDeclined
         | Reason::PeerGone
         | Reason::RingFull
+        | Reason::HeldElsewhere
+        | Reason::Unseen
         | Reason::LinkLost => due,
         _ => false,
     };

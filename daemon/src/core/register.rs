@@ -4,13 +4,14 @@ use super::{alive, random, Core, Shared, RETRY_SOON_MS, RETRY_TROUBLE_MS, RETRY_
 use crate::control::Control;
 use crate::elsewhere::{Doubt, Seen};
 use crate::fds::{self, Foreign};
+use crate::holders::Came;
 use crate::links::{Out, Refused, Violation};
 use crate::pairing::{ConnRef, Verdict};
 use crate::party::PartyId;
 use crate::seek;
 use crate::socket::{self, End};
 use link::family::state;
-use link::msg::ToShim;
+use link::msg::{register, ToShim};
 use link::reason::Reason;
 use std::collections::HashSet;
 use std::os::fd::AsFd;
@@ -24,8 +25,12 @@ impl Core {
         who: ConnRef,
         kpos: [u64; 2],
         flags: u32,
-        fd: Foreign,
+        came: Option<Came>,
+        mut fds: Vec<Foreign>,
     ) -> Result<(), Violation> {
+        let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
+            return Err(Violation("a registration without exactly one descriptor"));
+        };
         let Some(p) = self.parties.get_mut(&who.party) else {
             return Ok(());
         };
@@ -48,11 +53,15 @@ impl Core {
                 }
             });
             if let Ok(r) = rx.await {
-                match r {
-                    Some(r) => shared.borrow_mut().registered(who, r),
-                    None => shared.borrow_mut().taken_back(who),
+                let eager = flags & register::EAGER != 0;
+                match (r, came) {
+                    (Some(Ok(end)), Some(came)) => {
+                        shared.borrow_mut().look_for_holders(who, end, came, flags)
+                    }
+                    (Some(r), _) => shared.borrow_mut().registered(who, r),
+                    (None, _) => shared.borrow_mut().taken_back(who),
                 }
-                if flags & link::msg::register::EAGER != 0 {
+                if eager {
                     seek::start(&shared, who);
                 }
             }
@@ -85,7 +94,7 @@ impl Core {
     }
 
     /// What the look at a registered socket brought.
-    fn registered(&mut self, who: ConnRef, read: Result<End, Reason>) {
+    pub(crate) fn registered(&mut self, who: ConnRef, read: Result<End, Reason>) {
         let Some(p) = self.parties.get_mut(&who.party) else {
             return;
         };

@@ -16,6 +16,11 @@ pub(super) fn leave_uncounted(natives: &AtomicU32) {
     natives.fetch_sub(1, SeqCst);
 }
 
+/// Bytes have moved before anybody counted.
+pub(super) fn begin_uncounted(natives: &AtomicU32) {
+    natives.fetch_or(UNCOUNTED, SeqCst);
+}
+
 /// Is there such a call?
 #[inline(always)]
 pub(super) fn uncounted(natives: &AtomicU32) -> bool {

@@ -209,6 +209,11 @@ impl TxState {
         natives::leave_uncounted(&self.natives);
     }
 
+    /// The connection has moved bytes before it came here: they count after [`Self::recount`].
+    pub fn begin_uncounted(&self) {
+        natives::begin_uncounted(&self.natives);
+    }
+
     /// Was one left so, and has [`Self::recount`] not mended it yet? Then this direction stays on TCP.
     #[inline(always)]
     pub fn uncounted(&self) -> bool {

@@ -151,6 +151,7 @@ impl Net {
             state: TcpInfo::ESTABLISHED,
             acked: self.pipe[e].delivered + u64::from(e == 0),
             received: self.pipe[1 - e].delivered,
+            sent: None,
         }
     }
 

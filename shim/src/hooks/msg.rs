@@ -2,7 +2,7 @@
 
 use super::rw::{is_address, on_lane, recv_on_lane, SEND_OK};
 use crate::fdtab::{get, settled as conn, Fd};
-use crate::{fdops, io, pages, real, sys, table};
+use crate::{fdops, io, pages, real, received, sys, table};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, timespec};
 use link::reason::Reason;
@@ -65,30 +65,37 @@ unsafe fn is_refused(m: *const msghdr) -> bool {
 pub(super) unsafe fn descriptors_leave(m: *const msghdr) {
     // SAFETY: by contract.
     unsafe {
-        each_descriptor(m, |fd| match get(fd) {
-            Fd::Conn(_) => fdops::give_up(fd, Reason::Left),
-            Fd::Set(s) => crate::epoll::nest(s),
-            _ => {}
+        if table::table().is_some() && has_control(m) {
+            each_descriptor(m, |fd| match get(fd) {
+                Fd::Conn(_) => fdops::give_up(fd, Reason::Left),
+                Fd::Set(s) => crate::epoll::nest(s),
+                _ => {}
+            });
+        }
+    }
+}
+
+/// Descriptors have come by `channel`. (A vfork child's are not ours.)
+///
+/// # Safety
+/// `m` is the application's message header, which the kernel has filled in.
+unsafe fn descriptors_came(channel: i32, m: *const msghdr) {
+    // SAFETY: by contract.
+    unsafe {
+        if (*m).msg_controllen == 0 {
+            return;
+        }
+        each_descriptor(m, |fd| {
+            if !fdops::not_ours() {
+                received::came(fd, channel);
+            }
         });
     }
 }
 
-/// Descriptors that have come have numbers of which nothing is known.
-///
 /// # Safety
-/// `m` is the application's message header, which the kernel has filled in.
-unsafe fn descriptors_came(m: *const msghdr) {
-    // SAFETY: by contract.
-    unsafe { each_descriptor(m, fdops::replaced) };
-}
-
-/// # Safety
-/// `m` is null or the application's message header.
+/// `m` is the application's message header: it and its control data can be read.
 unsafe fn each_descriptor(m: *const msghdr, f: impl Fn(i32)) {
-    // SAFETY: by contract.
-    if table::table().is_none() || !unsafe { has_control(m) } {
-        return;
-    }
     // SAFETY: by contract; the CMSG macros walk inside msg_controllen.
     unsafe {
         let mut c = libc::CMSG_FIRSTHDR(m);
@@ -144,7 +151,7 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
         let Some(i) = conn(fd) else {
             let r = native();
             if r >= 0 {
-                descriptors_came(m);
+                descriptors_came(fd, m);
             }
             return r;
         };
@@ -219,7 +226,11 @@ pub unsafe extern "C" fn recvmmsg(
     // SAFETY: see the module above.
     unsafe {
         let Some(i) = conn(fd) else {
-            return real::recvmmsg(fd, v, n, flags, t);
+            let done = real::recvmmsg(fd, v, n, flags, t);
+            for k in 0..done.max(0) as usize {
+                descriptors_came(fd, &raw const (*v.add(k)).msg_hdr);
+            }
+            return done;
         };
         if !t.is_null() && !pages::writable(t, size_of::<timespec>()) {
             crate::set_errno(libc::EFAULT);

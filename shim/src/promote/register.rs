@@ -2,10 +2,10 @@
 
 use super::{each, later, unwatched, CLOSED_DOORS};
 use crate::table::{self, because};
-use crate::{control, env, epoll, io, lock, sys};
+use crate::{control, env, epoll, io, lock, received, sys};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
-use link::msg::{register, ToDaemon};
+use link::msg::register;
 use link::os::TcpInfo;
 use link::reason::Reason;
 
@@ -33,11 +33,17 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     if unwatched(c) {
         return because(c, Reason::EpollShared); // until the first poll or registration
     }
+    if !received::is_served(c) {
+        return later(c, Reason::VersionMismatch, 10_000);
+    }
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
         return;
     };
     if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
         return;
+    }
+    if !received::is_evident(c, table::local(i)) {
+        return later(c, Reason::Young, 5);
     }
     if c.tx.uncounted() || c.rx.uncounted() {
         io::recount(c, table::local(i));
@@ -56,39 +62,44 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
             );
         }
         if k.sent.wrapping_sub(syn) == tx_kpos && k.taken == rx_kpos {
-            let m = ToDaemon::Register {
-                conn: i,
-                gen: c.gen.load(Relaxed),
-                tx_kpos,
-                rx_kpos,
-                flags: register::INQ_ZEROCOPY | if env::eager() { register::EAGER } else { 0 },
-            };
-            // Before the message: another thread may read the answer the next moment.
-            because(c, Reason::Waiting);
-            c.owner_pid.store(table::pid(), Relaxed);
-            c.flags.fetch_or(flag::REGISTERED, SeqCst);
-            let gen = c.gen.load(Relaxed);
-            table::local(i).hope_ms.store(sys::now_ms(), Relaxed);
-            if !control::register(&m, (i, gen), fd) {
-                c.flags.fetch_and(!flag::REGISTERED, SeqCst);
-                later(c, Reason::TimeoutDaemon, 20);
-            } else if table::local(i).refs.load(SeqCst) == 0 {
-                control::take_back(i, gen); // another thread has closed it, and not seen this
-            }
-            return;
+            return send((i, fd), c, [tx_kpos, rx_kpos], 0);
         }
     }
     // Other threads may be moving bytes natively this moment; otherwise somebody bypasses us. (Who was inside when
     // the kernel was asked still is, or has added to the count.)
-    let counted = c.tx.kpos.load(SeqCst);
+    let counted = [c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst)];
     let position = sys::tcp_position(fd);
     let quiet = c.tx.natives.load(SeqCst) == 0
         && c.rx.natives.load(SeqCst) == 0
-        && c.tx.kpos.load(SeqCst) == counted;
-    if quiet && position.is_some_and(|k| k.sent.wrapping_sub(syn) != counted) {
-        return table::bar(c, Reason::Bypassed);
+        && [c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst)] == counted;
+    let sent = position.is_some_and(|k| k.sent.wrapping_sub(syn) != counted[0]);
+    let taken = position.is_some_and(|k| k.taken != counted[1]);
+    match c.flags.load(Relaxed) & flag::RECEIVED {
+        0 if quiet && sent => table::bar(c, Reason::Bypassed),
+        // Who has handed it on may go on with it for a while.
+        flag::RECEIVED if quiet && (sent || taken) => {
+            received::begin_anew(c);
+            send((i, fd), c, counted, register::MISCOUNTED);
+        }
+        _ => later(c, Reason::Young, 5),
     }
-    later(c, Reason::Young, 5);
+}
+
+/// Asks the daemon. `flags`: beside the usual ones.
+fn send((i, fd): (u32, i32), c: &Conn, kpos: [u64; 2], flags: u32) {
+    let (me, l) = ((i, c.gen.load(Relaxed)), table::local(i));
+    let m = received::registration(c, l, me, kpos, flags);
+    // Before the message: another thread may read the answer the next moment.
+    because(c, Reason::Waiting);
+    c.owner_pid.store(table::pid(), Relaxed);
+    c.flags.fetch_or(flag::REGISTERED, SeqCst);
+    l.hope_ms.store(sys::now_ms(), Relaxed);
+    if !control::register(&m, me, fd) {
+        c.flags.fetch_and(!flag::REGISTERED, SeqCst);
+        later(c, Reason::TimeoutDaemon, 20);
+    } else if l.refs.load(SeqCst) == 0 {
+        control::take_back(i, me.1); // another thread has closed it, and not seen this
+    }
 }
 
 /// The registration is answered, with a lane that is not wanted now: it may be wanted later.

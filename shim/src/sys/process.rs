@@ -55,3 +55,15 @@ pub fn block_signals() -> u64 {
     );
     old
 }
+
+pub fn getppid() -> u32 {
+    sc!(libc::SYS_getppid).unwrap_or(0) as u32
+}
+
+/// The process that made the other end of this Unix socket; 0: unknown.
+pub fn peer_pid(fd: i32) -> u32 {
+    let mut cred = [0u8; 12]; // `struct ucred`
+    let n = super::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut cred);
+    let first = [cred[0], cred[1], cred[2], cred[3]];
+    n.map_or(0, |_| u32::from_ne_bytes(first))
+}

@@ -48,7 +48,7 @@ const fn tcp(name: &'static str, sign: &'static str, why: &'static str) -> Known
     }
 }
 
-const SSHD: &str = "sshd executes itself anew for each connection, which it inherits";
+const SSHD: &str = "its sandboxed child, which holds the connection while the user logs in, may not do what lanes need";
 
 pub const PROGRAMS: &[Known] = &[
     lanes("nginx", 16),
@@ -82,8 +82,8 @@ pub const PROGRAMS: &[Known] = &[
         "shared",
         "its client forks: one process reads the connection, and another one writes it",
     ),
-    tcp("ssh", "untracked", SSHD),
-    tcp("ssh-rsync", "untracked", SSHD),
+    tcp("ssh", "seccomp", SSHD),
+    tcp("ssh-rsync", "seccomp", SSHD),
 ];
 
 /// One program with a directory of its own.

@@ -181,6 +181,8 @@ fn end(local: &str, peer: &str, record: Option<(u32, u32, Role)>) -> End {
             role,
             at_ns: 999 * S,
         }),
+        client: None,
+        guess: None,
         counts: Counts {
             from: t,
             until: t,

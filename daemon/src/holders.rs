@@ -1,0 +1,327 @@
+//! Connections that came to their process from another one, by exec or beside a message: does anybody else still hold
+//! them? No shim can say so, for the other process need not have one. The kernel can: `/proc` is read for all who
+//! ask at once, and then rests for much longer.
+//!
+//! What is asked is whether the process is the only holder, with just as many descriptors as its shim counts. Not
+//! every process lets itself be looked at; then it suffices that the one from which the connection came does,
+//! or is gone. (A descriptor that lies in the queue of a Unix socket is nowhere to be seen: see ARCHITECTURE.md, Known
+//! limits.)
+
+use crate::core::{Core, Shared, RETRY_UNPROVEN_MS};
+use crate::pairing::ConnRef;
+use crate::party::PartyId;
+use crate::process;
+use crate::seek;
+use crate::socket::End;
+use link::msg::register;
+use link::reason::Reason;
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// A look rests so many times as long as it took; at most so long.
+const REST: u32 = 20;
+const REST_MAX: Duration = Duration::from_secs(5);
+/// Somebody else holds it: to be asked again after this.
+const RETRY_HELD_MS: u32 = 2000;
+/// Connections of which another holder is remembered.
+const REMEMBERED_MAX: usize = 4096;
+
+/// Where a connection came from, as its shim says.
+#[derive(Clone, Copy, Debug)]
+pub struct Came {
+    /// A process, by the number in the shim's pid namespace. 0: unknown.
+    pub from: u32,
+    /// Descriptors that the process has of it.
+    pub copies: u32,
+}
+
+struct Asked {
+    who: ConnRef,
+    end: End,
+    came: Came,
+    eager: bool,
+    miscounted: bool,
+    pid: u32,
+    /// The shim's process numbers are ours.
+    known_pids: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Alone,
+    /// That process has a descriptor that the shim does not count.
+    Held(u32),
+    /// Who else may have one is not to be seen.
+    Unseen,
+}
+
+#[derive(Default)]
+pub struct Holders {
+    /// One for each entry of a table: who asks for the same again has only changed the question.
+    asked: HashMap<(PartyId, u32), Asked>,
+    /// Who else was seen to hold a socket: the first to be looked at the next time.
+    others: HashMap<u64, u32>,
+    news: Rc<Notify>,
+}
+
+impl Core {
+    /// A registered end that came from another process.
+    pub(crate) fn look_for_holders(&mut self, who: ConnRef, mut end: End, came: Came, flags: u32) {
+        let Some(p) = self.parties.get(&who.party) else {
+            return;
+        };
+        if p.family.view(who.conn).is_none_or(|v| v.gen != who.gen) {
+            return self.registered(who, Ok(end)); // which declines it
+        }
+        let is = |bit| flags & bit != 0;
+        end.guess = (!is(register::CERTAIN)).then_some(is(register::CLIENT));
+        let (pid, known_pids) = (p.proc_id.pid, p.own_pid == p.proc_id.pid);
+        let asked = Asked {
+            who,
+            end,
+            came,
+            eager: is(register::EAGER),
+            miscounted: is(register::MISCOUNTED),
+            pid,
+            known_pids,
+        };
+        self.holders.asked.insert((who.party, who.conn), asked);
+        self.holders.news.notify_one();
+    }
+
+    fn looked_at(&mut self, asked: Asked, verdict: Verdict) {
+        let inode = asked.end.inode;
+        self.holders.others.remove(&inode);
+        let (reason, retry_ms) = match verdict {
+            Verdict::Alone if asked.miscounted => (Reason::Bypassed, RETRY_UNPROVEN_MS),
+            // (That one record suffices elsewhere, too: what is not confirmed here is not offered to other nodes.)
+            Verdict::Alone if asked.end.record.is_none() || asked.end.confirmed(None) => {
+                return self.registered(asked.who, Ok(asked.end));
+            }
+            Verdict::Alone => (Reason::Unproven, RETRY_UNPROVEN_MS),
+            Verdict::Held(by) => {
+                if self.holders.others.len() >= REMEMBERED_MAX {
+                    self.holders.others.clear();
+                }
+                self.holders.others.insert(inode, by);
+                (Reason::HeldElsewhere, RETRY_HELD_MS)
+            }
+            Verdict::Unseen => (Reason::Unseen, RETRY_UNPROVEN_MS),
+        };
+        let p = self.parties.get_mut(&asked.who.party);
+        if p.is_some_and(|p| p.under_way.remove(&(asked.who.conn, asked.who.gen))) {
+            self.decline(asked.who, reason, Reason::None, retry_ms);
+        }
+    }
+}
+
+/// Looks whenever somebody asks, for ever.
+pub async fn run(core: Shared) {
+    let news = core.borrow().holders.news.clone();
+    loop {
+        let (asked, others) = {
+            let h = &mut core.borrow_mut().holders;
+            let asked = std::mem::take(&mut h.asked).into_values();
+            (asked.collect::<Vec<_>>(), h.others.clone())
+        };
+        if asked.is_empty() {
+            news.notified().await;
+            continue;
+        }
+        let begin = Instant::now();
+        let looked = tokio::task::spawn_blocking(move || look(asked, &others)).await;
+        for (asked, verdict) in looked.unwrap_or_default() {
+            let (who, eager) = (asked.who, asked.eager);
+            core.borrow_mut().looked_at(asked, verdict);
+            if eager {
+                seek::start(&core, who);
+            }
+        }
+        tokio::time::sleep((begin.elapsed() * REST).min(REST_MAX)).await;
+    }
+}
+
+/// For a helper.
+fn look(all: Vec<Asked>, others: &HashMap<u64, u32>) -> Vec<(Asked, Verdict)> {
+    let mut seen = Seen::default();
+    let early: Vec<Option<Verdict>> = all.iter().map(|a| seen.at_once(a, others)).collect();
+    let rest: HashSet<u64> = all
+        .iter()
+        .zip(&early)
+        .filter_map(|(a, v)| v.is_none().then_some(a.end.inode))
+        .collect();
+    if !rest.is_empty() {
+        seen.everybody(&rest);
+    }
+    let verdict = |(a, v): (Asked, Option<Verdict>)| {
+        let v = v.unwrap_or_else(|| seen.judge(&a));
+        (a, v)
+    };
+    all.into_iter().zip(early).map(verdict).collect()
+}
+
+/// What was seen in `/proc`.
+#[derive(Default)]
+struct Seen {
+    /// Descriptors of each socket, by process. `None`: it may not be looked at.
+    of: HashMap<u32, Option<HashMap<u64, u32>>>,
+    holders: HashMap<u64, Vec<u32>>,
+    blind: HashSet<u32>,
+}
+
+impl Seen {
+    fn copies(&mut self, pid: u32, inode: u64) -> Option<u32> {
+        let all = self.of.entry(pid).or_insert_with(|| {
+            let mut all = HashMap::new();
+            for s in process::visible_sockets(pid)? {
+                *all.entry(s).or_insert(0) += 1;
+            }
+            Some(all)
+        });
+        Some(all.as_ref()?.get(&inode).copied().unwrap_or(0))
+    }
+
+    /// What needs no look at everybody.
+    fn at_once(&mut self, a: &Asked, others: &HashMap<u64, u32>) -> Option<Verdict> {
+        let inode = a.end.inode;
+        match self.copies(a.pid, inode) {
+            None => return Some(Verdict::Unseen),
+            Some(n) if n != a.came.copies => return Some(Verdict::Held(a.pid)),
+            Some(_) => {}
+        }
+        let other = *others.get(&inode).filter(|p| **p != a.pid)?;
+        let holds = self.copies(other, inode).is_some_and(|n| n > 0);
+        holds.then_some(Verdict::Held(other))
+    }
+
+    fn everybody(&mut self, inodes: &HashSet<u64>) {
+        let me = std::process::id();
+        for pid in process::all().filter(|p| *p != me) {
+            match process::visible_sockets(pid) {
+                None => {
+                    self.blind.insert(pid);
+                }
+                Some(all) => {
+                    for s in all.into_iter().filter(|s| inodes.contains(s)) {
+                        self.holders.entry(s).or_default().push(pid);
+                    }
+                }
+            }
+        }
+    }
+
+    fn judge(&self, a: &Asked) -> Verdict {
+        let mut all = self.holders.get(&a.end.inode).into_iter().flatten();
+        if let Some(other) = all.find(|p| **p != a.pid) {
+            return Verdict::Held(*other);
+        }
+        let known = a.known_pids && a.came.from != 0 && !self.blind.contains(&a.came.from);
+        match known && !process::is_hidden(a.came.from)
+            || self.blind.is_empty() && process::in_first_pid_namespace()
+        {
+            true => Verdict::Alone,
+            false => Verdict::Unseen,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::socket::Counts;
+    use std::os::fd::OwnedFd;
+    use std::process::{Command, Stdio};
+
+    fn asked(pid: u32, inode: u64, came: Came) -> Asked {
+        let (t, any) = (Instant::now(), ([127, 0, 0, 1], 1).into());
+        Asked {
+            who: ConnRef {
+                party: PartyId(1),
+                conn: 0,
+                gen: 0,
+            },
+            end: End {
+                local: any,
+                peer: any,
+                cookie: 1,
+                netns_cookie: 1,
+                inode,
+                record: None,
+                client: None,
+                guess: None,
+                counts: Counts {
+                    from: t,
+                    until: t,
+                    sent: 0,
+                    acked: 0,
+                    received: 0,
+                },
+            },
+            came,
+            eager: false,
+            miscounted: false,
+            pid,
+            known_pids: true,
+        }
+    }
+
+    fn verdict(a: Asked, others: &HashMap<u64, u32>) -> Verdict {
+        look(vec![a], others)[0].1
+    }
+
+    #[test]
+    fn who_else_holds_it() {
+        let (kept, given) = std::os::unix::net::UnixStream::pair().unwrap();
+        let inode = rustix::fs::fstat(&given).unwrap().st_ino;
+        let child = |given: &std::os::unix::net::UnixStream| {
+            Command::new("sleep")
+                .arg("1000")
+                .stdin(Stdio::from(OwnedFd::from(given.try_clone().unwrap())))
+                .spawn()
+                .unwrap()
+        };
+        let (mut a, mut b) = (child(&given), child(&given));
+        drop(given); // (what this process holds does not count: it stands for the daemon)
+        let came = |copies| Came {
+            from: std::process::id(),
+            copies,
+        };
+        let none = HashMap::new();
+        let ask = |copies| asked(a.id(), inode, came(copies));
+        assert_eq!(verdict(ask(1), &none), Verdict::Held(b.id()));
+        let known = HashMap::from([(inode, b.id())]);
+        assert_eq!(verdict(ask(1), &known), Verdict::Held(b.id()));
+        assert_eq!(verdict(ask(2), &none), Verdict::Held(a.id()));
+        b.kill().unwrap();
+        b.wait().unwrap();
+        assert_eq!(verdict(ask(1), &known), Verdict::Alone);
+        assert_eq!(
+            verdict(ask(2), &none),
+            Verdict::Held(a.id()),
+            "one that its shim does not have"
+        );
+        a.kill().unwrap();
+        a.wait().unwrap();
+        drop(kept);
+    }
+
+    #[test]
+    fn who_may_not_be_seen() {
+        let mut seen = Seen::default();
+        let me = std::process::id();
+        let from = |from| asked(7, 1, Came { from, copies: 1 });
+        seen.blind.insert(5);
+        assert_eq!(seen.judge(&from(5)), Verdict::Unseen);
+        assert_eq!(seen.judge(&from(0)), Verdict::Unseen);
+        assert_eq!(seen.judge(&from(me)), Verdict::Alone);
+        let elsewhere = Asked {
+            known_pids: false,
+            ..from(me)
+        };
+        assert_eq!(seen.judge(&elsewhere), Verdict::Unseen);
+        seen.holders.insert(1, vec![7, 9]);
+        assert_eq!(seen.judge(&from(me)), Verdict::Held(9));
+    }
+}

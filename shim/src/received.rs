@@ -1,0 +1,209 @@
+//! Connections that this process got from another one: beside a message (SCM_RIGHTS), or by exec.
+//!
+//! What they have moved before is not known here, nor who else holds them. So the first look at one takes both counts
+//! from the kernel; what moves from then on shows whether hooked calls move all of it; and the daemon promotes
+//! one only if it finds no other holder (`RegisterReceived`).
+
+use crate::table::{self, Local};
+use crate::{control, env, fdops, fdtab, io, lock, promote, signals, sys};
+use core::sync::atomic::Ordering::*;
+use link::family::{flag, Conn};
+use link::msg::{register, ToDaemon};
+use link::os::{Side, TcpInfo};
+use link::reason::Reason;
+
+/// A program that is executed looks for connections at the numbers below this.
+const BY_EXEC: i32 = 16;
+
+/// Is it a TCP socket that is, or was, connected?
+fn is_connection(fd: i32) -> bool {
+    let is = |name, v: i32| sys::getsockopt_u32(fd, libc::SOL_SOCKET, name) == Ok(v as u32);
+    is(libc::SO_PROTOCOL, libc::IPPROTO_TCP)
+        && is(libc::SO_TYPE, libc::SOCK_STREAM)
+        && sys::sockaddr(fd, true).is_ok()
+}
+
+/// A descriptor has come beside a message on `channel`.
+pub fn came(fd: i32, channel: i32) {
+    let _inside = signals::enter();
+    io::quietly(|| {
+        fdops::replaced(fd);
+        if env::off() || !is_connection(fd) {
+            return;
+        }
+        if let Some(i) = enter(fd, sys::peer_pid(channel)) {
+            if env::eager() {
+                promote::consider(i, fd, table::conn(i));
+            }
+        }
+    });
+}
+
+/// The program begins: what it was executed with.
+pub fn by_exec() {
+    if env::off() {
+        return;
+    }
+    for fd in (0..BY_EXEC).filter(|fd| is_connection(*fd)) {
+        let Ok((inode, _)) = sys::inode(fd) else {
+            continue;
+        };
+        let before = (0..fd).filter_map(fdtab::conn);
+        let mut same = before.filter(|i| table::conn(*i).inode.load(Relaxed) == inode);
+        let known = same.next();
+        let i = match known {
+            Some(i) => fdtab::set(fd, fdtab::Fd::Conn(i)).then(|| {
+                table::local(i).refs.fetch_add(1, Relaxed);
+                i
+            }),
+            None => enter(fd, sys::getppid()),
+        };
+        if let Some(i) = i {
+            table::conn(i).inode.store(inode, Relaxed);
+            if fd <= libc::STDERR_FILENO {
+                table::local(i).standard.store(1, Relaxed);
+            }
+        }
+    }
+}
+
+fn enter(fd: i32, from: u32) -> Option<u32> {
+    let i = fdops::enter(fd, flag::RECEIVED | flag::NEW, true)?;
+    table::local(i).from.store(from, Relaxed);
+    promote::sync_nonblock(table::conn(i), fd);
+    Some(i)
+}
+
+/// The first look at one that is worth it. False: it cannot be promoted, or not yet.
+pub fn begin(fd: i32, c: &Conn, l: &Local) -> bool {
+    let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
+        return false;
+    };
+    if c.flags.load(Relaxed) & flag::NEW == 0 {
+        return true;
+    }
+    if has_what_no_lane_carries(fd) {
+        table::bar(c, Reason::Option);
+        return false;
+    }
+    let Some(side) = side(fd) else {
+        promote::later(c, Reason::Young, 5);
+        return false;
+    };
+    for (bit, on) in [(flag::CLIENT, side.client), (flag::UNSURE, !side.certain)] {
+        match on {
+            true => c.flags.fetch_or(bit, Relaxed),
+            false => c.flags.fetch_and(!bit, Relaxed),
+        };
+    }
+    io::recount(c, l);
+    if c.tx.uncounted() || c.rx.uncounted() {
+        promote::later(c, Reason::Young, 5); // a thread is inside a call, or it is ending
+        return false;
+    }
+    let counts = [&c.tx.kpos, &c.rx.kpos];
+    for (began, count) in l.began.iter().zip(counts) {
+        began.store(count.load(Relaxed), Relaxed);
+    }
+    c.calls.store(0, Relaxed);
+    c.flags.fetch_and(!flag::NEW, Release);
+    true
+}
+
+/// Options that the process before may have set, and that nobody here has seen. (Others the daemon sees.)
+fn has_what_no_lane_carries(fd: i32) -> bool {
+    let set = |name| sys::getsockopt_u32(fd, libc::SOL_SOCKET, name) != Ok(0);
+    let filtered = || sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_GET_FILTER, &mut []) != Ok(0);
+    let signals = || sys::fcntl(fd, libc::F_GETFL, 0).map_or(true, |f| f & libc::O_ASYNC != 0);
+    set(libc::SO_ZEROCOPY) || filtered() || signals() // (notifications are numbered from the first on)
+}
+
+/// `None`: not established, or never quiet, or its counters do not tell.
+fn side(fd: i32) -> Option<Side> {
+    let info = || sys::tcp_info(fd).filter(|k| k.state == TcpInfo::ESTABLISHED);
+    let mut before = info()?;
+    for _ in 0..8 {
+        let outstanding = sys::ioctl_i32(fd, libc::TIOCOUTQ).ok()?;
+        let now = info()?;
+        if (now.acked, now.sent) == (before.acked, before.sent) {
+            return now.side(outstanding.max(0) as u64);
+        }
+        before = now;
+    }
+    None
+}
+
+/// Has it been used here so that the evidence is as good as for others? The C library's own streams, which no hook
+/// sees, may have the numbers 0, 1 and 2: then bytes of each direction must have been moved by hooked calls.
+pub fn is_evident(c: &Conn, l: &Local) -> bool {
+    let moved = |n: usize, count: u64| l.began[n].load(Relaxed) != count;
+    l.standard.load(Relaxed) == 0
+        || moved(0, c.tx.kpos.load(Relaxed)) && moved(1, c.rx.kpos.load(Relaxed))
+}
+
+/// It has moved bytes that nobody here has counted: the next look is the first again.
+pub fn begin_anew(c: &Conn) {
+    c.tx.begin_uncounted();
+    c.rx.begin_uncounted();
+    c.flags.fetch_or(flag::NEW, Relaxed);
+}
+
+/// Is what was taken from TCP still what was counted? Who handed the connection on may have read between our count
+/// and the daemon's look for it; after that nobody else can have. Asked before the first readiness on a lane; the lock of
+/// the receiving direction is held.
+pub fn is_still_counted(c: &Conn, l: &Local) -> bool {
+    if c.flags.load(Relaxed) & flag::RECEIVED == 0 || l.verified.load(Relaxed) != 0 {
+        return true;
+    }
+    let counted = c.rx.kpos.load(SeqCst);
+    let quiet = || c.rx.inside() == 0 && c.rx.kpos.load(SeqCst) == counted;
+    let taken = quiet().then(|| sys::tcp_position(l.fd.load(Relaxed)));
+    match taken.flatten().filter(|_| quiet()) {
+        Some(k) if k.taken == counted => l.verified.store(1, Relaxed),
+        Some(_) => table::bar(c, Reason::Bypassed),
+        None => {}
+    }
+    l.verified.load(Relaxed) != 0
+}
+
+/// What the daemon is told when connection `conn` is registered. `more`: flags beside the usual ones.
+pub fn registration(
+    c: &Conn,
+    l: &Local,
+    (conn, gen): (u32, u32),
+    kpos: [u64; 2],
+    more: u32,
+) -> ToDaemon {
+    let [tx_kpos, rx_kpos] = kpos;
+    let flags = c.flags.load(Relaxed);
+    let all = [
+        (register::INQ_ZEROCOPY, true),
+        (register::EAGER, env::eager()),
+        (register::CLIENT, flags & flag::CLIENT != 0),
+        (register::CERTAIN, flags & flag::UNSURE == 0),
+    ];
+    let said = all.iter().filter(|f| f.1).fold(more, |w, f| w | f.0);
+    match flags & flag::RECEIVED {
+        0 => ToDaemon::Register {
+            conn,
+            gen,
+            tx_kpos,
+            rx_kpos,
+            flags: said,
+        },
+        _ => ToDaemon::RegisterReceived {
+            conn,
+            gen,
+            tx_kpos,
+            rx_kpos,
+            flags: said,
+            from: l.from.load(Relaxed),
+            copies: l.refs.load(SeqCst),
+        },
+    }
+}
+
+/// Does the daemon look for other holders?
+pub fn is_served(c: &Conn) -> bool {
+    c.flags.load(Relaxed) & flag::RECEIVED == 0 || control::knows_received()
+}

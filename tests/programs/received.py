@@ -1,0 +1,194 @@
+"""An echo server, for the client of echo.py, whose connections go from one process to another.
+
+    received.py serve HOW     prints "port N"; serves until it is killed
+
+HOW: rights     a program that was there before gets each by SCM_RIGHTS; this one closes its own (blocking calls)
+     epoll      the same, with an event loop
+     family     the same, in a forked child
+     fork       the same, and the program forks a child that serves it
+     exec       a program is executed with it as 0 and 1, as inetd does
+     kept       as rights, but both go on with it, taking turns
+     twice      as rights, but it is received twice, by a peek and for good, and both descriptors are used
+     itself     this process sends it to itself, and uses both descriptors
+"""
+import array
+import hashlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+arguments = sys.argv
+HERE = os.path.abspath(arguments[0])
+
+
+def give(channel, conn):
+    channel.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [conn.fileno()]))])
+
+
+def take(channel, flags=0):
+    _, control, _, _ = channel.recvmsg(1, socket.CMSG_SPACE(4), flags)
+    if not control:
+        os._exit(0)
+    fds = array.array("i")
+    fds.frombytes(control[0][2][:4])
+    return socket.socket(fileno=fds[0])
+
+
+def echo(recv, send):
+    """Answers every byte, and at the end with the hash of all. `recv`, `send`: for each call others."""
+    h, n = hashlib.sha256(), 0
+    while True:
+        data = recv[n % len(recv)](65536)
+        if not data:
+            break
+        h.update(data)
+        view = memoryview(data)
+        while view:
+            view = view[send[n % len(send)](view):]
+        n += 1
+    end = memoryview(h.hexdigest().encode())
+    while end:
+        end = end[send[0](end):]
+
+
+def blocking(*conns):
+    echo([c.recv for c in conns], [c.send for c in conns])
+    for c in conns:
+        c.close()
+
+
+def in_thread(f, *args):
+    threading.Thread(target=f, args=args, daemon=True).start()
+
+
+def worker(how, channel):
+    if how == "epoll":
+        return events(channel)
+    while True:
+        if how == "twice":
+            peeked = take(channel, socket.MSG_PEEK)
+            in_thread(blocking, peeked, take(channel))
+            continue
+        conn = take(channel)
+        if how == "kept":
+            # One turn for each byte of the channel; what was read goes back, for the hash.
+            while channel.recv(1) == b"t":
+                data = conn.recv(65536)
+                conn.sendall(data)
+                channel.sendall(len(data).to_bytes(4, "big") + data)
+            conn.close()
+        elif how == "fork":
+            if os.fork() == 0:
+                blocking(conn)
+                os._exit(0)
+            conn.close()
+        else:
+            in_thread(blocking, conn)
+
+
+def events(channel):
+    sel = selectors.EpollSelector()
+    sel.register(channel, selectors.EVENT_READ, None)
+    while True:
+        for key, _ in sel.select():
+            if key.data is None:
+                conn = take(channel)
+                conn.setblocking(False)
+                sel.register(conn, selectors.EVENT_READ, [bytearray(), hashlib.sha256(), False])
+                continue
+            out, h, ended = key.data
+            if not ended:
+                try:
+                    data = key.fileobj.recv(65536)
+                    h.update(data)
+                    out += data or h.hexdigest().encode()
+                    key.data[2] = ended = not data
+                except BlockingIOError:
+                    pass
+            try:
+                del out[:key.fileobj.send(out)]
+            except BlockingIOError:
+                pass
+            if ended and not out:
+                sel.unregister(key.fileobj)
+                key.fileobj.close()
+            else:
+                what = (0 if ended else selectors.EVENT_READ) | (selectors.EVENT_WRITE if out else 0)
+                sel.modify(key.fileobj, what, key.data)
+
+
+def start(how):
+    ours, theirs = socket.socketpair()
+    if how == "family":
+        if os.fork() == 0:
+            ours.close()
+            worker(how, theirs)
+    else:
+        subprocess.Popen([sys.executable, HERE, "worker", how, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    theirs.close()
+    return ours
+
+
+def exactly(channel, n):
+    data = b""
+    while len(data) < n:
+        data += channel.recv(n - len(data))
+    return data
+
+
+def turns(channel, conn):
+    h = hashlib.sha256()
+    mine = True
+    while True:
+        if mine:
+            data = conn.recv(65536)
+            conn.sendall(data)
+        else:
+            channel.sendall(b"t")
+            data = exactly(channel, int.from_bytes(exactly(channel, 4), "big"))
+        if not data:
+            break
+        h.update(data)
+        mine = not mine
+    channel.sendall(b"e")
+    conn.sendall(h.hexdigest().encode())
+    conn.close()
+
+
+def serve(how):
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    channel = start(how) if how not in ("exec", "itself") else None
+    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+    print("port", listener.getsockname()[1], flush=True)
+    while True:
+        conn, _ = listener.accept()
+        if how == "exec":
+            if os.fork() == 0:
+                listener.close()
+                os.dup2(conn.fileno(), 0)
+                os.dup2(conn.fileno(), 1)
+                os.execv(sys.executable, [sys.executable, HERE, "standard"])
+        elif how == "itself":
+            ours, theirs = socket.socketpair()
+            give(ours, conn)
+            in_thread(blocking, conn, take(theirs))
+            continue
+        elif how == "kept":
+            give(channel, conn)
+            turns(channel, conn)
+            continue
+        else:
+            give(channel, conn)
+        conn.close()
+
+
+if arguments[1] == "serve":
+    serve(arguments[2])
+elif arguments[1] == "worker":
+    worker(arguments[2], socket.socket(fileno=int(arguments[3])))
+else:
+    echo([lambda n: os.read(0, n)], [lambda v: os.write(1, v)])

