@@ -11,8 +11,8 @@ use underpass_tests::harness::{Place, Program};
 const LIMIT: Duration = Duration::from_secs(900);
 const LIMIT_OWN: &str = "600";
 
-/// Some of its tests run again and again, as often as the lot has it, bare, too.
-const UNCOUNTED: &str = "integration/psync2-reg";
+/// Some of their tests run again and again, as often as the lot or the time has it, bare, too.
+const UNCOUNTED: &[&str] = &["integration/psync2", "integration/psync2-reg"];
 
 /// Name, is it run by `make suites`, files, tests and promoted ends at least.
 type Part = (&'static str, bool, &'static [&'static str], usize, Floors);
@@ -83,30 +83,35 @@ const PARTS: &[Part] = &[
             "integration/replication",
             "integration/replication-2",
             "integration/replication-3",
-            "integration/replication-psync",
+            "integration/replication-4",
+            "integration/replication-buffer",
             "integration/block-repl",
-            "integration/psync2",
-            "integration/failover",
-            "integration/redis-cli",
-            "integration/redis-benchmark",
+            "integration/shutdown",
             "unit/wait",
         ],
         80,
         Floors::new(25, 50, 50, 50),
     ),
     (
-        "redis replication 2",
+        "redis psync",
         false,
         &[
-            "integration/replication-4",
-            "integration/replication-buffer",
+            "integration/replication-psync",
+            "integration/psync2",
             "integration/psync2-reg",
             "integration/psync2-pingoff",
             "integration/psync2-master-restart",
-            "integration/shutdown",
+            "integration/failover",
         ],
-        50,
-        Floors::new(10, 20, 20, 20),
+        60,
+        Floors::new(25, 50, 50, 50),
+    ),
+    (
+        "redis tools",
+        false,
+        &["integration/redis-cli", "integration/redis-benchmark"],
+        30,
+        Floors::new(0, 10, 10, 10),
     ),
     (
         "redis persistence",
@@ -302,12 +307,12 @@ fn results(file: &str, said: &str) -> Results {
             _ => name.rsplit_once(" in tests/").map_or(name, |n| n.0),
         };
         // Numbers in names are measured, or drawn by lot.
-        let name: String = name
-            .chars()
-            .map(|c| if c.is_ascii_digit() { '0' } else { c })
-            .collect();
+        let words = name
+            .split(|c: char| c.is_ascii_digit())
+            .filter(|w| !w.is_empty());
+        let name = words.collect::<Vec<_>>().join("0");
         let mut n = 1;
-        while file != UNCOUNTED && all.contains_key(&format!("{file}: {name} #{n}")) {
+        while !UNCOUNTED.contains(&file) && all.contains_key(&format!("{file}: {name} #{n}")) {
             n += 1;
         }
         let result = all.entry(format!("{file}: {name} #{n}")).or_default();
