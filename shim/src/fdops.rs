@@ -352,7 +352,8 @@ pub fn before_split() {
     }
 }
 
-fn is_vfork_child() -> bool {
+/// One that shares our memory, but has the descriptors of when it was made.
+pub fn is_vfork_child() -> bool {
     table::table().is_some() && sys::getpid() != table::pid()
 }
 

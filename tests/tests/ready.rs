@@ -53,3 +53,9 @@ fn crowd_in_two_sets_and_by_copies() -> Result<()> {
 fn crowd_of_numbers_that_change() -> Result<()> {
     crowd("churn")
 }
+
+/// By a vfork child, which does not have the set that watches it.
+#[test]
+fn leaves_unseen_by_its_set() -> Result<()> {
+    both_ways("late_exec", &[], 10, 10)
+}

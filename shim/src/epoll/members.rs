@@ -297,6 +297,10 @@ pub(super) fn give_inherited(s: &Set, reg: &Reg) {
 /// The connection has left its lane for good. Where notifications of MSG_ZEROCOPY are ours to tell, its registrations
 /// stay in the inner sets, which can.
 pub fn left(conn: u32) {
+    if crate::fdops::is_vfork_child() {
+        // It does not have the sets that other threads have made since. The inner sets tell of TCP, too.
+        return stir(conn);
+    }
     if !io::zerocopy::ours(table::local(conn)) || unservable(conn) {
         deactivate(conn);
     }
