@@ -51,8 +51,10 @@ pub trait Port {
         false
     }
     /// Shuts both directions down here: the other end has died, and its kernel could not tell that it would
-    /// have sent a reset.
-    fn tcp_cut(&self) {}
+    /// have sent a reset. False: TCP was closed before.
+    fn tcp_cut(&self) -> bool {
+        true
+    }
     /// What was sent leaves now, whatever else is still to be acknowledged (Nagle's algorithm).
     fn tcp_push(&self) {}
     /// May the application's memory be read there?

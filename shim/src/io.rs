@@ -20,6 +20,7 @@ pub mod zerocopy;
 
 pub use errors::{
     check, cut, disconnect, error_now, recv_or_told, reset, reset_by_death, send_or_told,
+    tell_death, CLOSE,
 };
 use errors::{instead_of_end, peer_check};
 pub use identity::{is_other, proven, still};

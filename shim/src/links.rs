@@ -506,10 +506,8 @@ impl Port for Sock<'_> {
     fn tcp_at_mark(&self) -> bool {
         crate::io::at_mark(self.fd)
     }
-    fn tcp_cut(&self) {
-        if !crate::io::is_other(self.fd) {
-            crate::io::cut(self.fd);
-        }
+    fn tcp_cut(&self) -> bool {
+        crate::io::is_other(self.fd) || crate::io::cut(self.fd)
     }
     fn tcp_push(&self) {
         // (Who asks for it or sets it waits for our lock: `hooks::sock`.)

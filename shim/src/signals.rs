@@ -169,6 +169,17 @@ pub fn interrupted(any: bool) -> bool {
     }
 }
 
+/// A call that has moved nothing begins anew after a handler with SA_RESTART: is it so? Those that have run count no
+/// more.
+#[cold]
+pub fn begins_anew() -> bool {
+    let t = thread();
+    let ran = interrupted(true);
+    t.entry_ran.set(t.ran.get());
+    t.entry_cut.set(t.cut.get());
+    ran
+}
+
 /// Signals are delivered again.
 #[cold]
 fn deliver(t: &Thread) {

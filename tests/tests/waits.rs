@@ -147,6 +147,12 @@ fn watched_for_the_end() -> Result<()> {
     both_ways("watched", &[], 18, 1_000)
 }
 
+/// Time-outs that others set, handlers, ends and deaths: what a sleeping call is told, and once.
+#[test]
+fn told_in_their_sleep() -> Result<()> {
+    both_ways("told", &[], 80, 1_000)
+}
+
 /// Eager mode: nothing waits for a lane in the thread that is both ends.
 #[test]
 fn eager_in_the_thread_of_both_ends() -> Result<()> {

@@ -162,18 +162,29 @@ pub(super) fn instead_of_end(call: &Call, i: u32, c: &Conn, l: &Local) -> i32 {
 }
 
 /// The other end died with bytes of ours unread on the ring, of which its kernel does not know: as if its
-/// reset had come: behind a FIN that it sent before, it is EPIPE, for who sends.
+/// reset had come. A socket that is closed, though this end has not ended, has had one by TCP, too, of which the
+/// kernel tells, or has told.
 pub fn reset_by_death(c: &Conn, m: &Memory, fd: i32) {
+    if c.rx.has_ended(m) || sys::tcp_state(fd) != Some(CLOSE) {
+        tell_death(c, m, fd);
+    }
+    cut(fd);
+}
+
+/// State of a TCP socket whose connection is over.
+pub const CLOSE: u8 = 7;
+
+/// Behind a FIN that it sent before, such a reset is EPIPE, for who sends.
+pub fn tell_death(c: &Conn, m: &Memory, fd: i32) {
     let fin = || sys::poll1(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
     match c.rx.said(m) & marks::ENDED != 0 && fin() {
         true => c.tx.error.put(libc::EPIPE),
         false => c.rx.error.put(libc::ECONNRESET),
     }
-    cut(fd);
 }
 
 /// Leaves the socket as after a reset: EPIPE, POLLHUP, and the end after what lies in TCP's queue, which a
-/// `disconnect` would throw away.
-pub fn cut(fd: i32) {
-    let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+/// `disconnect` would throw away. False: it was closed before.
+pub fn cut(fd: i32) -> bool {
+    sys::shutdown(fd, libc::SHUT_RDWR) != Err(libc::ENOTCONN)
 }

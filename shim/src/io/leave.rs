@@ -1,6 +1,6 @@
 //! A connection that goes where no lane can follow: exec, SCM_RIGHTS, descriptors out of reach.
 
-use super::{reset, reset_by_death};
+use super::{cut, reset, reset_by_death, tell_death};
 use crate::links::{Link, Sock};
 use crate::table::{self, Local};
 use crate::{ends, lock, probes, promote, sys};
@@ -118,7 +118,8 @@ fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
         // Its end may have come between the two, or be about to come: that, too, is a reset.
         if unread && c.rx.shut.load(Relaxed) == 0 && died_meanwhile(c, m, port) {
             let _ = sys::getsockopt_u32(port.fd, libc::SOL_SOCKET, libc::SO_ERROR);
-            reset_by_death(c, m, port.fd);
+            tell_death(c, m, port.fd);
+            cut(port.fd);
         }
         if was {
             promote::went_down(c);

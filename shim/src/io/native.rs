@@ -2,7 +2,7 @@
 //! and the bytes that it moved are counted when it is over: positions stay exact.
 
 use super::call::Call;
-use super::{left_ms, recv_or_told, send_or_told};
+use super::{at_mark, left_ms, recv_or_told, send_or_told, CLOSE};
 use crate::table::{self, Local};
 use crate::{errno, lock, real, set_errno, signals, sys};
 use core::sync::atomic::Ordering::*;
@@ -74,10 +74,10 @@ impl Way {
     }
 
     /// Keeps the error that the kernel told a part of a call, for the application's next.
-    pub fn put_error(self, c: &Conn, e: i32) {
+    pub fn put_error(self, c: &Conn, fd: i32, e: i32) {
         match self {
-            // It says that again by itself.
-            Way::Send if e == libc::EPIPE => {}
+            // It says that again by itself. (But a reset behind a FIN, which closes the socket, is an error.)
+            Way::Send if e == libc::EPIPE && sys::tcp_state(fd) != Some(CLOSE) => {}
             Way::Send => c.tx.error.put(e),
             Way::Receive => c.rx.error.put(e),
         }
@@ -176,7 +176,9 @@ pub fn descriptor(call: &mut Call, (c, l): (&Conn, &Local), total: usize) -> Opt
 }
 
 /// What is left of a call of which `total` bytes are done, or which has slept, natively: the bytes that this
-/// moves, or an error if there are none at all. `sleeps`: it may block, until then.
+/// moves, or an error if there are none at all. `sleeps`: it may block, until then. (The kernel decides that when
+/// a call begins, whatever time-outs and flags the socket gets later. So here it does not block in the kernel,
+/// which would ask anew.)
 ///
 /// # Safety
 /// The buffers are the application's, as its own call demands.
@@ -193,6 +195,13 @@ pub unsafe fn rest(
     if way == Way::Send {
         flags &= !libc::MSG_ZEROCOPY; // we count this one: see `zerocopy`
     }
+    let all = way == Way::Send || flags & libc::MSG_WAITALL != 0;
+    // (What waits for more than it finds, and leaves it there, the kernel alone can wake.)
+    let peeks_all = all && flags & libc::MSG_PEEK != 0;
+    let mut sleeps = sleeps.filter(|_| flags & libc::MSG_DONTWAIT == 0);
+    if sleeps.is_some() && !peeks_all {
+        flags |= libc::MSG_DONTWAIT;
+    }
     let mut moved = 0;
     loop {
         let part = total + moved > 0;
@@ -203,41 +212,36 @@ pub unsafe fn rest(
         let (mut h, want) = header(&mut v, iov.clone(), usize::MAX);
         // SAFETY: by contract.
         let r = signals::outside(|| unsafe { way.block(fd, &mut h, flags) });
-        let may_wait = sleeps.filter(|_| r < 0 && flags & libc::MSG_DONTWAIT == 0);
-        if may_wait.is_some_and(|end| errno() == libc::EAGAIN && sleeps_on(way, fd, end, part)) {
+        let waits = sleeps.filter(|_| r < 0 && (!peeks_all || is_nonblocking(fd)));
+        if waits.is_some_and(|end| errno() == libc::EAGAIN && sleeps_on(way, fd, end, part)) {
             continue;
         }
         if r < 0 && !part {
             return r;
         }
         if r < 0 {
-            way.put_error(c, errno());
+            way.put_error(c, fd, errno());
         }
         let r = r.max(0) as usize;
         moved += r;
         iov.skip(r);
-        // (Short, since it was made non-blocking while the call slept: the rest is waited for.)
-        let all = way == Way::Send || flags & libc::MSG_WAITALL != 0;
-        let goes_on = || {
-            all && r > 0 && sleeps.is_some() && !signals::interrupted(true) && is_nonblocking(fd)
-        };
+        // (At an urgent mark the kernel's own call ends, too.)
+        let at_mark = || way == Way::Receive && at_mark(fd);
+        let goes_on =
+            || all && r > 0 && sleeps.is_some() && !signals::interrupted(true) && !at_mark();
         if iov.left() == 0 || flags & libc::MSG_PEEK != 0 || r < want && !goes_on() {
             return moved as isize;
         }
-        if way == Way::Receive && flags & libc::MSG_WAITALL == 0 {
-            flags |= libc::MSG_DONTWAIT; // these buffers are full: the rest is what there is
+        if !all {
+            (sleeps, flags) = (None, flags | libc::MSG_DONTWAIT); // full: the rest is what there is
         }
     }
 }
 
-/// The kernel has said EAGAIN to a call that may block. Because the description was made non-blocking while
-/// the call slept? Then it sleeps on, as in the kernel. False: its time is over, or a handler has run; errno
-/// says what the call ends with.
+/// The kernel has said EAGAIN to a call that may block: sleeps. False: its time is over, or a handler has run;
+/// errno says what the call ends with.
 #[cold]
 fn sleeps_on(way: Way, fd: i32, end: Option<u64>, part: bool) -> bool {
-    if !is_nonblocking(fd) {
-        return false;
-    }
     let events = match way {
         Way::Send => libc::POLLOUT,
         Way::Receive => libc::POLLIN,
@@ -250,13 +254,24 @@ fn sleeps_on(way: Way, fd: i32, end: Option<u64>, part: bool) -> bool {
     let ms = left_ms(end).min(i64::from(i32::MAX)) as i32;
     // SAFETY: a valid entry. A cancellation point, as the call itself.
     let n = signals::outside(|| unsafe { real::poll(&mut p, 1, ms) });
-    if n < 0 && !signals::interrupted(end.is_some() || part) && signals::interrupted(true) {
-        set_errno(libc::EAGAIN); // the kernel would begin it anew, and now it may not block
+    let anew = n < 0 && !ends(end.is_some() || part);
+    if anew {
+        signals::begins_anew();
     }
-    if n == 0 {
+    // (Begun anew, it may perhaps not block.)
+    if n == 0 || anew && is_nonblocking(fd) {
         set_errno(libc::EAGAIN);
+        return false;
     }
-    n > 0
+    n > 0 || anew
+}
+
+/// Does the signal that has interrupted a sleep end the call, which has a time-out or moved something (`any`)?
+fn ends(any: bool) -> bool {
+    match signals::interrupted(true) {
+        true => signals::interrupted(any),
+        false => any || signals::foreign_cut(),
+    }
 }
 
 /// Is the description non-blocking, whoever has made it so?

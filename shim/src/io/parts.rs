@@ -7,7 +7,7 @@
 //! ends it with that count, as in the kernel.
 
 use super::call::Call;
-use super::native::{self, header, native, Native, Way, NONE, VECS};
+use super::native::{self, header, native, rest, Native, Way, NONE, VECS};
 use super::{closed, deadline, left_ms, nonblocking, quietly};
 use crate::poll::few;
 use crate::table::{self, Local};
@@ -36,9 +36,16 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Is a call that still has to move `left` bytes made in parts? `option` has its time-out.
+    /// Is a call that still has to move `left` bytes made in parts? `option` has its time-out; a call that
+    /// has slept knows the end of that.
     #[cold]
-    pub fn begin(&mut self, i: u32, fd: i32, flags: i32, option: i32) -> bool {
+    pub fn begin(
+        &mut self,
+        (i, fd): (u32, i32),
+        flags: i32,
+        option: i32,
+        until: &mut Option<Option<u64>>,
+    ) -> bool {
         let (c, l) = (table::conn(i), table::local(i));
         if self.begun {
             return true;
@@ -63,7 +70,7 @@ impl Cut {
             return false;
         }
         self.begun = true;
-        self.until = deadline(c, fd, option);
+        self.until = *until.get_or_insert_with(|| deadline(c, fd, option));
         true
     }
 
@@ -93,7 +100,7 @@ impl Cut {
             return Break(closed(*total));
         };
         let sends = way == Way::Send;
-        let first = *total == 0;
+        let (first, slept, until) = (*total == 0, call.holds(), self.until);
         // The kernel does not read on behind an urgent mark.
         if !sends && !first && super::at_mark(fd) {
             return Break(*total as isize);
@@ -103,9 +110,14 @@ impl Cut {
         let (mut h, want) = header(&mut v, iov.clone(), PART);
         let made = native(call, (c, l), way, true, || {
             if first {
-                let h = &raw mut h;
+                let (p, one) = (&raw mut h, &v[..h.msg_iovlen]);
                 // SAFETY: the application's buffers, as the kernel would have them from the call itself.
-                return way.or_told(c, fd, flags, || unsafe { way.block(fd, h, flags) });
+                return way.or_told(c, fd, flags, || unsafe {
+                    match slept {
+                        true => rest(way, c, fd, Iov::new(one), flags, 0, Some(until)),
+                        false => way.block(fd, p, flags),
+                    }
+                });
             }
             if c.has_error() {
                 return 0; // the next call tells it
@@ -135,7 +147,7 @@ impl Cut {
             AGAIN if !first => !sends || self.wait(fd, libc::POLLOUT),
             r => {
                 if !first && r < 0 {
-                    way.put_error(c, -r as i32); // the kernel tells it once
+                    way.put_error(c, fd, -r as i32); // the kernel tells it once
                 }
                 false
             }

@@ -123,7 +123,9 @@ impl Receiving<'_> {
         // A call that waits for everything must not be caught by the switch half-way.
         if self.all
             && (self.cut.begun() || self.iov.left() > PART)
-            && self.cut.begin(i, fd, self.flags, libc::SO_RCVTIMEO)
+            && self
+                .cut
+                .begin((i, fd), self.flags, libc::SO_RCVTIMEO, &mut self.until)
         {
             let (iov, total) = (&mut self.iov, &mut self.total);
             // SAFETY: by contract.
@@ -142,7 +144,7 @@ impl Receiving<'_> {
         let dontwait = goes_on && self.nowait;
         let flags = self.flags | if dontwait { libc::MSG_DONTWAIT } else { 0 };
         let total = self.total;
-        let sleeps = (!self.nb).then(|| self.until.flatten());
+        let sleeps = (goes_on && !self.nb).then(|| self.until(fd));
         // SAFETY: by contract.
         let more = || unsafe {
             let iov = self.iov.clone();
@@ -303,9 +305,7 @@ impl Receiving<'_> {
             return Break(self.total as isize);
         }
         let fd = self.call.fd(l);
-        let end = *self
-            .until
-            .get_or_insert_with(|| deadline(c, fd, libc::SO_RCVTIMEO));
+        let end = self.until(fd);
         promote::attend(c, link, m, fd);
         signals::outside(real::test_cancel);
         self.peek_all = left_ms(end) != 0
@@ -405,6 +405,15 @@ impl Receiving<'_> {
         self.sleep()
     }
 
+    /// Until when it may sleep; `None`: for ever.
+    #[cold]
+    fn until(&mut self, fd: i32) -> Option<u64> {
+        let c = self.c;
+        *self
+            .until
+            .get_or_insert_with(|| deadline(c, fd, libc::SO_RCVTIMEO))
+    }
+
     fn sleep(&mut self) -> ControlFlow<isize> {
         let (i, c, l) = (self.i, self.c, self.l);
         if self.is_other() {
@@ -414,14 +423,14 @@ impl Receiving<'_> {
             return Break(closed(self.total));
         }
         let fd = self.call.fd(l);
-        let end = *self
-            .until
-            .get_or_insert_with(|| deadline(c, fd, libc::SO_RCVTIMEO));
+        let end = self.until(fd);
         let any = end.is_some() || self.total > 0;
         let ms = left_ms(end);
         let woke = wait::wait(i, c, l, For::Data, ms, any);
-        // A call that a handler has interrupted begins anew, as the kernel has it.
-        self.nb |= signals::interrupted(true) && nonblocking(c, self.flags);
+        // As the kernel has it.
+        if woke != Woke::Interrupted && signals::begins_anew() {
+            (self.nb, self.until) = (nonblocking(c, self.flags), None);
+        }
         if self.iov.left() == 0 && ms != 0 {
             return Break(0); // nothing was asked for: the kernel's call is over after its first sleep
         }

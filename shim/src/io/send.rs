@@ -145,7 +145,11 @@ impl Sending<'_> {
             return Continue(());
         }
         let large = self.cut.begun() || self.iov.left() > PART;
-        if large && self.cut.begin(i, fd, self.flags, libc::SO_SNDTIMEO) {
+        if large
+            && self
+                .cut
+                .begin((i, fd), self.flags, libc::SO_SNDTIMEO, &mut self.until)
+        {
             let (iov, total) = (&mut self.iov, &mut self.total);
             // SAFETY: by contract.
             return unsafe {
@@ -159,7 +163,7 @@ impl Sending<'_> {
         };
         short::begins(l, self.vecs);
         let (total, flags) = (self.total, self.flags);
-        let sleeps = (!self.nb).then(|| self.until.flatten());
+        let sleeps = (goes_on && !self.nb).then(|| self.until(fd));
         let made = native(self.call, (c, l), Way::Send, true, || match goes_on {
             false => send_or_told(c, own),
             true if total > 0 && c.has_error() => 0, // the next call tells it
@@ -324,13 +328,20 @@ impl Sending<'_> {
         Break(fail_or(self.total, libc::EAGAIN))
     }
 
+    /// Until when it may sleep; `None`: for ever.
+    #[cold]
+    fn until(&mut self, fd: i32) -> Option<u64> {
+        let c = self.c;
+        *self
+            .until
+            .get_or_insert_with(|| deadline(c, fd, libc::SO_SNDTIMEO))
+    }
+
     /// Sleeps until there may be room. It holds the connection.
     fn sleep(&mut self, full: bool, link: &Link, m: &Memory) -> ControlFlow<isize> {
         let (i, c, l) = (self.i, self.c, self.l);
         let fd = self.call.fd(l);
-        let end = *self
-            .until
-            .get_or_insert_with(|| deadline(c, fd, libc::SO_SNDTIMEO));
+        let end = self.until(fd);
         let ms = left_ms(end);
         let cap = if full { FULL_MS as i64 + 1 } else { -1 };
         let t = if cap < 0 || (0..=cap).contains(&ms) {
@@ -340,8 +351,10 @@ impl Sending<'_> {
         };
         let any = end.is_some() || self.total > 0;
         let woke = wait::wait(i, c, l, For::Space, t, any);
-        // A call that a handler has interrupted begins anew, as the kernel has it.
-        self.nb |= signals::interrupted(true) && nonblocking(c, self.flags);
+        // As the kernel has it.
+        if woke != Woke::Interrupted && signals::begins_anew() {
+            (self.nb, self.until) = (nonblocking(c, self.flags), None);
+        }
         match woke {
             Woke::Timeout if t == ms => {
                 if full && short::kernel_has_room(c, l, m, fd, self.total) {

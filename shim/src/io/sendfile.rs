@@ -51,7 +51,7 @@ pub unsafe fn sendfile(
             break;
         }
         let large = cut.begun() || count > PART;
-        let want = match large && cut.begin(i, out, 0, libc::SO_SNDTIMEO) {
+        let want = match large && cut.begin((i, out), 0, libc::SO_SNDTIMEO, &mut None) {
             true => PART.min(count - total),
             false => count - total,
         };
@@ -150,7 +150,7 @@ unsafe fn pieces(
         let r = unsafe { run(call, i, &v, 0, &|| real::send(fd, v[0].iov_base, n, 0)) };
         if r < 0 {
             if total > 0 {
-                Way::Send.put_error(table::conn(i), crate::errno()); // told by the next call
+                Way::Send.put_error(table::conn(i), fd, crate::errno()); // told by the next call
                 break;
             }
             return r;

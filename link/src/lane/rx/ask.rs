@@ -137,6 +137,11 @@ impl RxState {
         m.own_rx().marks.fetch_or(marks::SYN, Relaxed);
     }
 
+    /// Has this end shut its sending direction down?
+    pub fn has_ended(&self, m: &Memory) -> bool {
+        m.own_rx().marks.load(Relaxed) & marks::ENDED != 0
+    }
+
     /// Has this end shut both directions down?
     pub fn is_deaf(&self, m: &Memory) -> bool {
         let both = marks::ENDED | marks::DEAF;

@@ -106,8 +106,10 @@ impl RxState {
     pub(super) fn tcp_ended(&self, m: &Memory, port: &impl Port) -> Received {
         // (One that this end has made itself says nothing of the other.)
         if self.shut.load(Relaxed) == 0 && self.notice_death(m, false) {
-            port.tcp_cut();
-            return Received::Error(libc::ECONNRESET);
+            // (Closed, though this end has not ended: a reset has come by TCP as well, and was told.)
+            if port.tcp_cut() || self.has_ended(m) {
+                return Received::Error(libc::ECONNRESET);
+            }
         }
         Received::Eof
     }
