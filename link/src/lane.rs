@@ -46,6 +46,10 @@ pub trait Port {
     /// Sequence numbers that the kernel has taken from us (see [`crate::os::TcpPos`]); `None` if it cannot
     /// tell now.
     fn tcp_sent(&self) -> Option<u64>;
+    /// Stream bytes that the kernel has handed out; `None` if it cannot tell now.
+    fn tcp_taken(&self) -> Option<u64> {
+        None
+    }
     /// Is the next byte of the kernel's queue an urgent one (SIOCATMARK)?
     fn tcp_at_mark(&self) -> bool {
         false

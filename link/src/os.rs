@@ -91,6 +91,14 @@ impl TcpPos {
         matches!(self.state, TcpInfo::ESTABLISHED | TcpInfo::CLOSE_WAIT)
     }
 
+    /// Bytes handed out, without the FIN. `None`: it is not known whether there is one.
+    pub fn bytes_taken(&self) -> Option<u64> {
+        match self.state {
+            TcpInfo::CLOSE_WAIT => Some(self.taken.wrapping_sub(1)),
+            _ => self.may_receive().then_some(self.taken),
+        }
+    }
+
     /// Is the other end's? Then `taken` has no FIN.
     pub fn may_receive(&self) -> bool {
         let ended_here = matches!(self.state, TcpInfo::FIN_WAIT1 | TcpInfo::FIN_WAIT2);

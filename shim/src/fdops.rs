@@ -327,9 +327,18 @@ pub fn before_fork() {
         family::forks();
         each_fd(|_, _, c| {
             c.forks.fetch_add(1, SeqCst);
+            // A lane that another thread is attaching is attached, or is not: it looks at the holders under these.
+            if c.flags.load(Acquire) & flag::REGISTERED != 0 {
+                drop(lock::lock_within(&c.tx.lock, SETTLE_MS));
+                drop(lock::lock_within(&c.rx.lock, SETTLE_MS));
+            }
         });
+        crate::links::before_fork();
     }
 }
+
+/// Milliseconds that a fork waits for a lock of a connection, whose holder may be stopped.
+const SETTLE_MS: u32 = 50;
 
 /// Before a child is made that shares the descriptors, but not the memory: neither hears of what the
 /// other does to them, so that no number is certain any more.

@@ -208,6 +208,14 @@ pub fn create(id: u64, side: u8, bell: i32, chunk0: i32, bytes: usize, far: bool
 /// Is there a lane whose end the daemon has not been told?
 static OWED: AtomicU32 = AtomicU32::new(0);
 
+/// Who maps a further chunk of a peer, and who forks: see [`Link::map_further`].
+static MAPPING: AtomicU32 = AtomicU32::new(0);
+
+/// Before a fork that is counted in at every connection: what is being mapped is mapped, or comes later.
+pub fn before_fork() {
+    drop(lock::lock(&MAPPING));
+}
+
 /// In a forked child: the parent's debts are the parent's.
 pub fn after_fork() {
     OWED.store(0, Relaxed);
@@ -400,6 +408,21 @@ impl Link {
         true
     }
 
+    /// Maps a further chunk of the peer, for rings that grow. Not while other processes hold a connection on this
+    /// link, which they have inherited: they would not find its ring there. False: it comes again.
+    pub fn map_further(&self, chunk: u32, fd: i32, bytes: usize) -> bool {
+        // A fork is counted in at the connections, then waits for this lock.
+        let Some(_g) = lock::lock(&MAPPING) else {
+            return false;
+        };
+        let mut shared = false;
+        crate::promote::each(|i, c| {
+            let here = core::ptr::eq(crate::table::local(i).link.load(Relaxed), self);
+            shared |= here && crate::table::holders(c) > 1;
+        });
+        !shared && self.map_chunk(false, chunk, fd, bytes)
+    }
+
     /// The other party has mapped our chunk: rings may lie in it.
     pub fn chunk_ready(&self, chunk: u32) {
         if (chunk as usize) < CHUNKS {
@@ -502,6 +525,9 @@ impl Port for Sock<'_> {
     }
     fn tcp_sent(&self) -> Option<u64> {
         sys::tcp_position(self.fd).map(|p| p.sent)
+    }
+    fn tcp_taken(&self) -> Option<u64> {
+        sys::tcp_position(self.fd)?.bytes_taken()
     }
     fn tcp_at_mark(&self) -> bool {
         crate::io::at_mark(self.fd)

@@ -2,8 +2,8 @@
 //!
 //! A word of 0 is free, otherwise the holder's thread id, plus a bit when somebody waits. Holders
 //! never block and never call libc while they hold one, so that neither cancellation nor
-//! `siglongjmp` can strand it; a holder that died (a process of the family was killed) is noticed
-//! by its id. Signal handlers do not run meanwhile (`signals`); one that we do not stand before gets
+//! `siglongjmp` can strand it; a holder that died (a process of the family was killed, or it was a thread of
+//! the parent's when a child was made) is noticed by its id. Signal handlers do not run meanwhile (`signals`); one that we do not stand before gets
 //! `None` instead of a deadlock.
 
 use crate::signals::tid;
@@ -48,13 +48,27 @@ pub fn try_lock(word: &AtomicU32) -> Option<Guard<'_>> {
 pub fn try_or_inherit(word: &AtomicU32) -> Option<Guard<'_>> {
     let v = word.load(Relaxed);
     let holder = v & !WAITERS;
-    if v != 0 && (holder == tid() || !dead(holder)) {
+    if v != 0 && (holder == tid() || !holder_dead(word, holder)) {
         return None;
     }
-    // (A dead holder's waiters stay noted: see `slow` about what it guarded.)
-    word.compare_exchange(v, tid() | v & WAITERS, Acquire, Relaxed)
+    // (A dead holder's waiters stay noted.)
+    match v {
+        0 => try_lock(word),
+        _ => inherit(word, v, tid()),
+    }
+}
+
+/// Takes over the lock of a holder that died with it. Of a direction of a lane the processes that live have to make
+/// fit what it was in the middle of; everything else is private to a process, which died as a whole.
+#[cold]
+fn inherit(word: &AtomicU32, v: u32, me: u32) -> Option<Guard<'_>> {
+    // Acquire: what its process stored is seen, for it is gone.
+    let g = word
+        .compare_exchange(v, me | v & WAITERS, Acquire, Relaxed)
         .ok()
-        .map(|_| Guard(word))
+        .map(|_| Guard(word))?;
+    crate::promote::holder_died(word);
+    Some(g)
 }
 
 /// Takes the lock within so many milliseconds; `None`: its holder is stopped, or is this very thread.
@@ -71,6 +85,22 @@ pub fn lock_within(word: &AtomicU32, ms: u32) -> Option<Guard<'_>> {
 /// Is no such thread there, or only what is left of a process until its parent has asked for it?
 pub fn dead(tid: u32) -> bool {
     sys::kill0(tid) == Err(libc::ESRCH) || sys::is_zombie(tid)
+}
+
+/// Only the locks in the family table are those of other processes as well: in a forked child, what a thread of the
+/// parent's held when the child was made is held by nobody.
+fn holder_dead(word: &AtomicU32, tid: u32) -> bool {
+    match is_private(word) {
+        true => !sys::has_thread(crate::table::pid(), tid),
+        false => dead(tid),
+    }
+}
+
+fn is_private(word: &AtomicU32) -> bool {
+    crate::table::entry_of(word).is_none_or(|i| {
+        let c = crate::table::conn(i);
+        !core::ptr::eq(word, &c.tx.lock) && !core::ptr::eq(word, &c.rx.lock)
+    })
 }
 
 /// Milliseconds between two looks at a lock that somebody holds.
@@ -108,10 +138,11 @@ fn slow(word: &AtomicU32, me: u32, most: u32) -> Option<Guard<'_>> {
                 rounds += 1;
             }
             // Also by who gives up: it may come again and again, and be the only one who comes.
-            if (last || rounds % 16 == 0) && dead(v & !WAITERS) {
-                // The holder is dead. What it guarded is at worst in the middle of one update of
-                // its own counters; its peer checks what it sees.
-                let _ = word.compare_exchange(v | WAITERS, 0, Relaxed, Relaxed);
+            let ask = last || rounds % 16 == 0 || is_private(word);
+            if ask && holder_dead(word, v & !WAITERS) {
+                if let Some(g) = inherit(word, v | WAITERS, me) {
+                    return Some(g);
+                }
             } else if last {
                 return None;
             }

@@ -1,10 +1,12 @@
 //! Promotion: evidence, registration, the daemon's answers, and going down for reasons that come
 //! from outside a send or receive.
 
+mod died;
 mod far;
 mod orders;
 mod register;
 
+pub use died::holder_died;
 pub use far::{greeted, leave_far};
 pub use orders::command;
 pub use register::{daemon_lost, declined};
@@ -221,7 +223,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     io::sync_inq(c, l.fd.load(Relaxed));
     io::bufs::sync(c, &m, l.fd.load(Relaxed));
     because(c, Reason::None);
-    c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+    c.flags.fetch_and(!flag::REGISTERED, Release); // pairs with the Acquire in `fdops::before_fork`
     let far = if link.is_far() { flag::FAR } else { 0 };
     c.flags.fetch_or(flag::LANE | far, Release);
     epoll::activate(i, link);

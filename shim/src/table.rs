@@ -267,6 +267,13 @@ pub fn local_of(c: &Conn) -> &'static Local {
     local(((c as *const Conn as usize - first) / core::mem::size_of::<Conn>()) as u32)
 }
 
+/// The entry of the table in which a word lies.
+pub fn entry_of(word: &AtomicU32) -> Option<u32> {
+    let first = table()?.conns.as_ptr() as usize;
+    let at = (word as *const AtomicU32 as usize).checked_sub(first)? / core::mem::size_of::<Conn>();
+    (at < CONNS).then_some(at as u32)
+}
+
 /// Takes a free entry for a socket of this process, which holds it from now on.
 pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
     HELD.fetch_add(1, SeqCst); // SYNC clear

@@ -4,6 +4,7 @@
 //! read once, checked, and then used: an impossible value resets the connection.
 
 mod ask;
+mod died;
 mod look;
 mod peek;
 mod revoke;

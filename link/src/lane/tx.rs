@@ -4,6 +4,7 @@
 //! with the direction's lock held; none blocks.
 
 mod custody;
+mod died;
 mod down;
 mod up;
 

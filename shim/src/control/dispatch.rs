@@ -145,8 +145,13 @@ fn new_chunk((link, side): (u64, u8), own: bool, chunk: u32, bytes: u64, fds: &m
     let ok = known
         .and_then(|l| Some((l, fds.take(0)?)))
         .is_some_and(|(l, fd)| {
-            let ok =
-                (own || keeps_its_size(fd, bytes)) && l.map_chunk(own, chunk, fd, bytes as usize);
+            let bytes_here = bytes as usize;
+            let ok = match own {
+                true => l.map_chunk(true, chunk, fd, bytes_here),
+                false if !keeps_its_size(fd, bytes) => false,
+                false if chunk > 1 => l.map_further(chunk, fd, bytes_here),
+                false => l.map_chunk(false, chunk, fd, bytes_here),
+            };
             sys::close(fd);
             ok
         });

@@ -404,6 +404,7 @@ pub fn go_down_full(c: &Conn, l: &Local, link: &Link, m: &Memory, ours: impl Fn(
 }
 
 /// A lane that fills its ring gets a larger one, if the daemon allows and the reader has left the one before.
+/// (Not while another process holds the connection: what was mapped here since the fork it does not have.)
 /// `ours` as above.
 fn grow(c: &Conn, link: &Link, m: &Memory, ours: impl Fn() -> bool) -> bool {
     let Some(_g) = lock::lock(&c.tx.lock) else {
@@ -411,7 +412,7 @@ fn grow(c: &Conn, link: &Link, m: &Memory, ours: impl Fn() -> bool) -> bool {
     };
     let log2 = c.tx.ring_log2();
     let max = control::ring_sizes().1;
-    if !ours() || log2 == 0 || log2 >= max || !c.tx.can_move(m) {
+    if !ours() || log2 == 0 || log2 >= max || !c.tx.can_move(m) || table::holders(c) != 1 {
         return false;
     }
     let Some(loc) = link.alloc((log2 + 2).min(max)) else {

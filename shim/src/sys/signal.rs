@@ -32,3 +32,8 @@ pub unsafe fn queue_signal(sig: i32, info: *mut libc::siginfo_t) -> bool {
     let (pid, tid) = (getpid(), gettid());
     sc!(libc::SYS_rt_tgsigqueueinfo, pid, tid, sig, info).is_ok()
 }
+
+/// Has a process such a thread?
+pub fn has_thread(pid: u32, tid: u32) -> bool {
+    sc!(libc::SYS_tgkill, pid, tid, 0) != Err(libc::ESRCH)
+}

@@ -13,10 +13,7 @@ use core::sync::atomic::Ordering::*;
 impl RxState {
     /// The ring is empty: what does TCP say? `None`: look at the ring again.
     pub(super) fn look(&self, m: &Memory, port: &impl Port) -> Result<Option<Received>, Reason> {
-        let mut b = [0u8; LEN];
-        for (d, s) in b.chunks_exact_mut(8).zip(&self.got) {
-            d.copy_from_slice(&s.load(Relaxed).to_ne_bytes());
-        }
+        let mut b = self.got_bytes();
         let mut have = (self.got_len.load(Relaxed) as usize).min(LEN - 1);
         loop {
             match port.tcp_recv(b[have..].as_mut_ptr(), LEN - have, true) {
@@ -57,23 +54,7 @@ impl RxState {
                         have = n; // does something follow, or the end?
                         continue;
                     }
-                    let f = self.our_frame(&b).ok_or(Reason::Foreign)?;
-                    let cursor = self.cursor.load(Relaxed);
-                    if f.kind == Kind::Fin {
-                        if !m.far() || f.cursor < cursor || f.cursor - cursor > 2 << RING_LOG2_MAX {
-                            return Err(Reason::Hostile);
-                        }
-                        self.skip.store(f.cursor, Relaxed);
-                        self.mode.store(mode::FIN, Relaxed);
-                        return Ok(None);
-                    }
-                    if f.cursor > cursor || cursor - f.cursor > 2 << RING_LOG2_MAX {
-                        return Err(Reason::Hostile);
-                    }
-                    self.skip.store(f.cursor, Relaxed);
-                    self.rest.store(u64::from(f.rest), Relaxed);
-                    self.mode.store(mode::LAST, Relaxed);
-                    return Ok(None);
+                    return self.framed(m.far(), &b).map(|()| None);
                 }
                 Err(libc::EAGAIN) => return Ok(Some(Received::Empty)),
                 Err(e) => {
@@ -85,6 +66,36 @@ impl RxState {
                 }
             }
         }
+    }
+
+    /// What is there of a frame.
+    pub(super) fn got_bytes(&self) -> [u8; LEN] {
+        let mut b = [0u8; LEN];
+        for (d, s) in b.chunks_exact_mut(8).zip(&self.got) {
+            d.copy_from_slice(&s.load(Relaxed).to_ne_bytes());
+        }
+        b
+    }
+
+    /// A whole frame has come.
+    pub(super) fn framed(&self, far: bool, b: &[u8; LEN]) -> Result<(), Reason> {
+        let f = self.our_frame(b).ok_or(Reason::Foreign)?;
+        let cursor = self.cursor.load(Relaxed);
+        if f.kind == Kind::Fin {
+            if !far || f.cursor < cursor || f.cursor - cursor > 2 << RING_LOG2_MAX {
+                return Err(Reason::Hostile);
+            }
+            self.skip.store(f.cursor, Relaxed);
+            self.mode.store(mode::FIN, Relaxed);
+            return Ok(());
+        }
+        if f.cursor > cursor || cursor - f.cursor > 2 << RING_LOG2_MAX {
+            return Err(Reason::Hostile);
+        }
+        self.skip.store(f.cursor, Relaxed);
+        self.rest.store(u64::from(f.rest), Relaxed);
+        self.mode.store(mode::LAST, Relaxed);
+        Ok(())
     }
 
     /// On one node: has the sender gone back to TCP without a frame? It does that if the reader has taken all that

@@ -100,12 +100,12 @@ impl TxState {
         m.far() && self.custody_phase(m) == custody::DONE
     }
 
-    /// Whoever puts anything on TCP leaves word of it first, in its own area: end or daemon.
+    /// Whoever puts anything on TCP leaves word of it first, in its own area: end or daemon. (On one node it is for
+    /// who goes on when the process is gone: see [`TxState::holder_died`].)
     pub(super) fn record(&self, m: &Memory, cursor: u64, what: u64) {
         let w = match m.is_custodian() {
             true => m.peer_rx(),
-            false if m.far() => m.own_rx(),
-            false => return,
+            false => m.own_rx(),
         };
         w.custody_at.store(cursor, Relaxed);
         let word = pack(self.epoch.load(Relaxed), what);
@@ -216,7 +216,7 @@ impl TxState {
     }
 
     /// Goes on with what somebody who is gone had begun: so many bytes of it are on TCP.
-    fn resume_as(&self, what: u64, begun: u64, cursor: u64) -> Result<(), Reason> {
+    pub(super) fn resume_as(&self, what: u64, begun: u64, cursor: u64) -> Result<(), Reason> {
         match what {
             custody::DOWN => self.resume_frame(begun, Kind::Down, cursor),
             custody::FIN => self.resume_frame(begun, Kind::Fin, cursor),

@@ -1,0 +1,45 @@
+//! The process that held the lock of a receiving direction has died with it, perhaps in a system call that took
+//! bytes from TCP and that it could not count any more: see `TxState::holder_died`.
+
+use super::{mode, RxState};
+use crate::frame::LEN;
+use crate::lane::Port;
+use crate::reason::Reason;
+use core::sync::atomic::Ordering::*;
+
+impl RxState {
+    /// Called once, by who takes the lock over. After an error the connection is to be reset.
+    pub fn holder_died(&self, far: bool, port: &impl Port) -> Result<(), Reason> {
+        let mode = self.mode.load(Relaxed);
+        if mode == mode::TCP {
+            return Ok(()); // native calls count themselves
+        }
+        let kpos = self.kpos.load(Relaxed);
+        let taken = port.tcp_taken().map_or(0, |n| n.wrapping_sub(kpos));
+        if taken == 0 || taken > 1 << 32 {
+            return Ok(());
+        }
+        self.kpos.store(kpos + taken, Relaxed);
+        match mode {
+            mode::SKIP => {
+                let left = self.skip.load(Relaxed);
+                self.skip.store(left.saturating_sub(taken), Relaxed);
+                Ok(())
+            }
+            // It was recorded before it was consumed.
+            mode::RING => {
+                let have = u64::from(self.got_len.load(Relaxed)) + taken;
+                if have > LEN as u64 {
+                    return Err(Reason::Foreign);
+                }
+                self.got_len.store(have as u32 % LEN as u32, Relaxed);
+                match have == LEN as u64 {
+                    true => self.framed(far, &self.got_bytes()),
+                    false => Ok(()),
+                }
+            }
+            // What its call has taken is gone with it, as it is on TCP.
+            _ => Ok(()),
+        }
+    }
+}

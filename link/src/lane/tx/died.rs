@@ -1,0 +1,78 @@
+//! The process that held the lock of a sending direction has died with it, perhaps in a system call whose
+//! effect it could not note any more. Whoever gets the lock after it makes the state fit, by what was published and
+//! by what the kernel has counted, before anything else is done with the direction.
+
+use super::{mode, TxState};
+use crate::lane::mem::Memory;
+use crate::lane::Port;
+use crate::layout::{bits_of, custody, epoch_of, rx, tx};
+use crate::reason::Reason;
+use core::sync::atomic::Ordering::*;
+
+impl TxState {
+    /// Called once, by who takes the lock over. After an error the connection is to be reset.
+    pub fn holder_died(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
+        if self.in_custody(m) {
+            return Ok(()); // the daemon goes on with it
+        }
+        let state = m.own_tx().state.load(Relaxed);
+        let now = self.mode.load(Relaxed);
+        let ours = now == mode::ASK || epoch_of(state) == self.epoch.load(Relaxed);
+        match now {
+            mode::SWITCH => self.finish_switch(m, port),
+            // It has said that it is on TCP: see `settle`.
+            mode::RING | mode::DRAIN | mode::ASK if ours && bits_of(state) > tx::DOWNING => {
+                self.mode.store(mode::TCP, Release);
+            }
+            mode::RING | mode::DRAIN => {
+                self.find_drain(m, port)?;
+                if ours && bits_of(state) == tx::DOWNING {
+                    self.down(m, port)?; // it was about to, or at it
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// It was about to switch up: what counts is whether it has said so. See `try_up`.
+    fn finish_switch(&self, m: &Memory, port: &impl Port) {
+        let state = m.own_tx().state.load(Relaxed);
+        let epoch = epoch_of(state);
+        let own = self.epoch.load(Relaxed);
+        let said = bits_of(state) == tx::UP;
+        if said && m.far() && epoch != own {
+            self.mode.store(mode::ASK, Relaxed);
+        } else if said && !m.far() && epoch == own {
+            // SYNC retreat: it may have looked at the word, or not.
+            let word = m.peer_rx().word.load(SeqCst);
+            match epoch_of(word) == epoch && bits_of(word) & rx::REVOKED == 0 {
+                true => self.mode.store(mode::RING, Relaxed),
+                false => {
+                    self.settle(m, port, epoch, tx::RESUMED);
+                }
+            }
+        } else {
+            self.mode.store(mode::TCP, SeqCst);
+        }
+    }
+
+    /// How much of a way down is on TCP? Since the switch up nothing else is put there.
+    fn find_drain(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
+        let said = m.own_rx().custody.load(Relaxed);
+        let what = bits_of(said);
+        let begun = matches!(what, custody::DOWN | custody::PLAIN | custody::FIN);
+        if epoch_of(said) != self.epoch.load(Relaxed) || !begun {
+            return Ok(());
+        }
+        let Some(kernel) = Self::kernel_position(m, port) else {
+            return Ok(()); // TCP has ended, and tells it
+        };
+        let up = m.own_tx().up_kpos.load(Relaxed);
+        let sent = kernel.checked_sub(up).ok_or(Reason::Sync)?;
+        let known = self.kpos.load(Relaxed).wrapping_sub(up);
+        self.again.fetch_add(sent.saturating_sub(known), Relaxed);
+        self.kpos.store(up, Relaxed);
+        self.resume_as(what, sent, m.own_rx().custody_at.load(Relaxed))
+    }
+}

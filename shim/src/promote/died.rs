@@ -1,0 +1,29 @@
+//! A process of the family died with the lock of a direction.
+
+use crate::links::Sock;
+use crate::{io, sys, table};
+use core::sync::atomic::{AtomicU32, Ordering::*};
+
+/// `word`, a lock, is ours now, and was a dead process's: if it is a direction's, what that one did last is found out.
+#[cold]
+pub fn holder_died(word: &AtomicU32) {
+    let Some(i) = table::entry_of(word) else {
+        return;
+    };
+    let (c, l) = (table::conn(i), table::local(i));
+    let Some((link, m)) = super::lane(c, l) else {
+        return;
+    };
+    let fd = l.fd.load(Relaxed);
+    if !sys::inode(fd).is_ok_and(|(inode, _)| inode == c.inode.load(Relaxed)) {
+        return; // it is being closed, or an inlined system call has done that
+    }
+    let port = Sock { fd, link };
+    let found = match core::ptr::eq(word, &c.tx.lock) {
+        true => c.tx.holder_died(&m, &port),
+        false => c.rx.holder_died(m.far(), &port),
+    };
+    if let Err(r) = found {
+        io::quietly(|| io::reset(c, fd, r));
+    }
+}

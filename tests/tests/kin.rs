@@ -1,0 +1,35 @@
+//! Connections that a parent and its children use at the same time: what one of them does, also when it is killed in
+//! the middle of it, costs the others no byte, and nobody sleeps for ever. `tests/programs/kin.c` says what it expects.
+
+use anyhow::Result;
+use underpass_tests::harness::c::both_ways;
+
+/// Who is killed with the lock of a direction, or in the system call that moves its bytes, leaves what the others can
+/// go on with.
+#[test]
+fn children_that_send_are_killed() -> Result<()> {
+    both_ways("kin", &["writers", "40"], 60, 50_000)
+}
+
+#[test]
+fn a_child_goes_on_when_its_parent_is_killed() -> Result<()> {
+    both_ways("kin", &["heirs", "150"], 150, 50_000)
+}
+
+/// Each record is taken once, by who waits in whatever way.
+#[test]
+fn both_wait_and_take() -> Result<()> {
+    both_ways("kin", &["readers", "10000"], 2, 2_000)
+}
+
+/// Forks in a process whose other threads are anywhere in the shim.
+#[test]
+fn forks_while_lanes_are_attached() -> Result<()> {
+    both_ways("kin", &["promotion", "300"], 300, 100_000)
+}
+
+/// Rings of a connection that others have inherited stay where those have them mapped.
+#[test]
+fn rings_that_grow_are_found_by_children() -> Result<()> {
+    both_ways("kin", &["rings"], 60, 100 << 20)
+}
