@@ -17,6 +17,10 @@ pub const CONNS: usize = 65_536;
 /// Processes that are remembered as holders of one connection.
 pub const HOLDERS: usize = 8;
 
+/// Bits of a process or thread number in this table that say of which pid namespace it is (0: the one in which the
+/// table was made). Those below are enough for any number.
+pub const DOMAINS: u32 = 0x7fc0_0000;
+
 #[repr(C, align(64))]
 pub struct Header {
     pub magic: AtomicU64,
@@ -30,6 +34,8 @@ pub struct Header {
     /// Device and inode of the runtime directory in which a daemon was found last: that one may look
     /// for this table in `/proc` when it is started again. 0: none yet.
     pub home: [AtomicU64; 2],
+    /// Pid namespaces besides the first one, of those who have inherited the table. In bytes that were padding.
+    pub domains: AtomicU32,
 }
 
 /// Counters of the whole family, for `underpass stats`. Statistics only: they order nothing.
@@ -319,7 +325,7 @@ impl Conn {
             holders: self
                 .holders
                 .iter()
-                .map(|h| h.load(Relaxed))
+                .map(|h| h.load(Relaxed) & !DOMAINS)
                 .filter(|&p| p != 0)
                 .collect(),
         };
@@ -334,6 +340,7 @@ mod tests {
 
     #[test]
     fn entries_are_whole_lines() {
+        assert_eq!(core::mem::size_of::<Header>(), 128);
         assert_eq!(core::mem::size_of::<Conn>() % 64, 0);
         assert!(
             core::mem::size_of::<Conn>() <= 768,

@@ -70,7 +70,7 @@ pub fn lost() -> bool {
 
 /// The control descriptor, for waits to include; -1 if there is none.
 pub fn fd() -> i32 {
-    if OWNER.load(Relaxed) == table::pid() && !crate::env::off() {
+    if OWNER.load(Relaxed) == table::me() && !crate::env::off() {
         FD.load(Relaxed)
     } else {
         -1
@@ -139,7 +139,7 @@ pub fn ensure() -> bool {
     };
     BACKOFF_MS.store(0, Relaxed);
     let fd = fdtab::hide(fd);
-    OWNER.store(table::pid(), Relaxed);
+    OWNER.store(table::me(), Relaxed);
     GENERATION.fetch_add(1, Relaxed);
     FD.store(fd, Release);
     let hello = ToDaemon::Hello {
@@ -206,7 +206,7 @@ fn send(m: &ToDaemon, fd: Option<i32>) -> Result<(), i32> {
 /// Reads and does everything the daemon has said. Whoever finds the lock taken leaves it.
 #[cold]
 pub fn pump() {
-    if OWNER.load(Relaxed) != table::pid() || crate::env::off() {
+    if OWNER.load(Relaxed) != table::me() || crate::env::off() {
         return;
     }
     let Some(g) = lock::try_lock(&LOCK) else {

@@ -13,7 +13,7 @@
 use crate::table::{self, Local};
 use crate::{control, epoll, fdops, fdtab, links, lock, promote, sys};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-use link::family::{flag, state, Conn, Table, CONNS, TABLE_BYTES};
+use link::family::{flag, state, Conn, Table, CONNS, DOMAINS, TABLE_BYTES};
 use link::reason::Reason;
 
 /// Not 0: other processes may have our table.
@@ -155,7 +155,7 @@ fn move_out(cut: bool) {
 /// Is an entry held by this process?
 fn is_mine(c: &Conn) -> bool {
     !matches!(c.state.load(Acquire), state::FREE | state::BUSY)
-        && c.holders.iter().any(|h| h.load(Relaxed) == table::pid())
+        && c.holders.iter().any(|h| h.load(Relaxed) == table::me())
 }
 
 /// Entries held, by index.
@@ -190,7 +190,7 @@ impl Move {
             known &= flags & flag::FAR == 0 && (!tied || cut && !promote::engaged(c));
             known &= tied || !is_ending(c);
             let asked = flags & (flag::LANE | flag::REGISTERED) != 0;
-            served |= !tied && asked && c.owner_pid.load(Relaxed) == table::pid();
+            served |= !tied && asked && c.owner_pid.load(Relaxed) == table::me();
         }
         let tell = control::can_move();
         if !known || (served && !tell) {
@@ -311,15 +311,15 @@ impl Move {
 fn is_ending(c: &Conn) -> bool {
     let owner = c.owner_pid.load(Relaxed);
     c.flags.load(Relaxed) & (flag::LANE | flag::REGISTERED) != 0
-        && owner != table::pid()
+        && owner != table::me()
         && owner != 0
-        && sys::kill0(owner) != Err(libc::ESRCH)
-        && !sys::is_zombie(owner)
+        && !table::is_gone(owner)
+        && (table::is_foreign(owner) || !sys::is_zombie(owner & !DOMAINS))
 }
 
 /// Of a connection that stays on TCP for good, `was` being its former entry.
 fn give_lane_back(i: u32, was: &Conn) {
-    let mine = was.owner_pid.load(Relaxed) == table::pid();
+    let mine = was.owner_pid.load(Relaxed) == table::me();
     if mine && was.flags.load(Relaxed) & flag::REGISTERED != 0 {
         control::forget(i, was.gen.load(Relaxed));
     }
@@ -357,7 +357,7 @@ fn alone(c: &Conn) {
         h.store(0, Relaxed);
     }
     c.forks.store(0, Relaxed);
-    table::add_holder(c, table::pid());
+    table::add_holder(c, table::me());
     for w in [&c.tx.lock, &c.rx.lock] {
         w.store(0, Relaxed);
     }

@@ -237,7 +237,7 @@ pub fn finish_close(i: u32) {
 
 /// Does nobody but this process hold it?
 fn sole_holder(c: &Conn) -> bool {
-    let me = table::pid();
+    let me = table::me();
     table::holders(c) == c.holders.iter().filter(|h| h.load(Relaxed) == me).count()
 }
 
@@ -245,9 +245,9 @@ fn sole_holder(c: &Conn) -> bool {
 fn end(fd: i32, i: u32) {
     let c = table::conn(i);
     let l = table::local(i);
-    table::remove_holder(c, table::pid());
+    table::remove_holder(c, table::me());
     let alone = table::holders(c) == 0;
-    let mine = c.owner_pid.load(Relaxed) == table::pid();
+    let mine = c.owner_pid.load(Relaxed) == table::me();
     // The daemon may not have read it yet; its copy would hold back the FIN of the last to close. (Who that
     // is, is not known here, whatever `alone` says: so the socket is never shut down.)
     if c.flags.load(Relaxed) & flag::REGISTERED != 0 {
@@ -297,7 +297,7 @@ fn end(fd: i32, i: u32) {
 
 /// Is a registration of this connection under way, and ours?
 fn mine_registered(c: &Conn) -> bool {
-    c.flags.load(Relaxed) & flag::REGISTERED != 0 && c.owner_pid.load(Relaxed) == table::pid()
+    c.flags.load(Relaxed) & flag::REGISTERED != 0 && c.owner_pid.load(Relaxed) == table::me()
 }
 
 /// `struct linger` that makes a close reset the connection: on, for no time.
@@ -485,7 +485,7 @@ pub fn before_exec() {
         } else if kept {
             table::bar(c, Reason::Left);
         } else if !vfork_child {
-            table::remove_holder(c, table::pid());
+            table::remove_holder(c, table::me());
         }
         if kept && !vfork_child {
             epoll::deactivate(i); // what still is told from our inner sets ends with them
@@ -497,8 +497,8 @@ pub fn before_exec() {
 pub fn exec_failed() {
     if table::table().is_some() && !crate::env::off() && sys::getpid() == table::pid() {
         each_fd(|fd, _, c| {
-            if !c.holders.iter().any(|h| h.load(Relaxed) == table::pid()) {
-                table::add_holder(c, table::pid());
+            if !c.holders.iter().any(|h| h.load(Relaxed) == table::me()) {
+                table::add_holder(c, table::me());
             }
             epoll::tell_error(fd);
         });
@@ -534,7 +534,7 @@ pub fn disown(fd: i32) {
                 control::take_back(i, table::conn(i).gen.load(Relaxed));
                 epoll::disowned(i);
                 promote::end_lane(i);
-                table::remove_holder(table::conn(i), table::pid());
+                table::remove_holder(table::conn(i), table::me());
                 if table::holders(table::conn(i)) == 0 {
                     table::free(i);
                 }

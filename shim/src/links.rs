@@ -157,7 +157,7 @@ pub fn reap() {
 /// In a forked child: an inherited link is given up when none of the connections that the child still holds
 /// has a lane on it. With its last descriptor a process loses what is sent on it later, as it does with TCP.
 pub fn give_up_inherited() {
-    let me = crate::table::pid();
+    let me = crate::table::me();
     let inherited = |l: &&Link| l.state.load(Acquire) != 0 && l.maker.load(Relaxed) != me;
     if !seen().iter().any(|l| inherited(&l)) {
         return;
@@ -195,7 +195,7 @@ pub fn create(id: u64, side: u8, bell: i32, chunk0: i32, bytes: usize, far: bool
     };
     l.id.store(id, Relaxed);
     l.side.store(u32::from(side), Relaxed);
-    l.maker.store(crate::table::pid(), Relaxed);
+    l.maker.store(crate::table::me(), Relaxed);
     l.far.store(u32::from(far), Relaxed);
     l.bell.store(fdtab::hide(bell) + 1, Relaxed);
     // SAFETY: just mapped with at least CONTROL_BYTES; stays mapped while the link is in use.

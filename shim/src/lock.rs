@@ -1,16 +1,22 @@
 //! Locks that live in the family table or in process-private tables.
 //!
-//! A word of 0 is free, otherwise the holder's thread id, plus a bit when somebody waits. Holders
-//! never block and never call libc while they hold one, so that neither cancellation nor
+//! A word of 0 is free, otherwise the holder's thread id and the number of its pid namespace, plus a bit when
+//! somebody waits. Holders never block and never call libc while they hold one, so that neither cancellation nor
 //! `siglongjmp` can strand it; a holder that died (a process of the family was killed, or it was a thread of
-//! the parent's when a child was made) is noticed by its id. Signal handlers do not run meanwhile (`signals`); one that we do not stand before gets
-//! `None` instead of a deadlock.
+//! the parent's when a child was made) is noticed by its id. Signal handlers do not run meanwhile (`signals`);
+//! one that we do not stand before gets `None` instead of a deadlock.
 
-use crate::signals::tid;
-use crate::sys;
+use crate::{signals, sys, table};
 use core::sync::atomic::{AtomicU32, Ordering::*};
+use link::family::DOMAINS;
 
 const WAITERS: u32 = 1 << 31;
+
+/// This thread, as no other of the family is.
+#[inline(always)]
+fn tid() -> u32 {
+    signals::tid() | table::domain()
+}
 
 pub struct Guard<'a>(&'a AtomicU32);
 
@@ -91,14 +97,14 @@ pub fn dead(tid: u32) -> bool {
 /// parent's held when the child was made is held by nobody.
 fn holder_dead(word: &AtomicU32, tid: u32) -> bool {
     match is_private(word) {
-        true => !sys::has_thread(crate::table::pid(), tid),
-        false => dead(tid),
+        true => table::is_foreign(tid) || !sys::has_thread(table::pid(), tid & !DOMAINS),
+        false => !table::is_foreign(tid) && dead(tid & !DOMAINS),
     }
 }
 
 fn is_private(word: &AtomicU32) -> bool {
-    crate::table::entry_of(word).is_none_or(|i| {
-        let c = crate::table::conn(i);
+    table::entry_of(word).is_none_or(|i| {
+        let c = table::conn(i);
         !core::ptr::eq(word, &c.tx.lock) && !core::ptr::eq(word, &c.rx.lock)
     })
 }

@@ -102,7 +102,7 @@ fn look(c: &Conn, l: &Local, link: &Link, probe_s: u32) -> bool {
     let same = core::ptr::eq(now, link)
         && c.flags.load(Relaxed) & flag::LANE != 0
         && sys::inode(fd).is_ok_and(|(inode, _)| inode == c.inode.load(Relaxed));
-    if !same || !c.tx.is_up() || c.owner_pid.load(Relaxed) != table::pid() {
+    if !same || !c.tx.is_up() || c.owner_pid.load(Relaxed) != table::me() {
         return false;
     }
     if c.probes.load(Relaxed) == OFF {

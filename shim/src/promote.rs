@@ -216,7 +216,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     c.link.store(link.id.load(Relaxed), Relaxed);
     c.side.store(link.side.load(Relaxed), Relaxed);
     c.lane.store(lane_no, Relaxed);
-    c.owner_pid.store(table::pid(), Relaxed);
+    c.owner_pid.store(table::me(), Relaxed);
     l.link.store(link as *const Link as *mut Link, Release);
     l.verified.store(0, Relaxed);
     sync_nonblock(c, l.fd.load(Relaxed));
@@ -255,7 +255,7 @@ pub fn sync_nonblock(c: &Conn, fd: i32) {
 #[inline(always)]
 fn open(c: &Conn) -> bool {
     c.flags.load(Relaxed) & (flag::LANE | flag::HELD | flag::BARRED) == flag::LANE
-        && c.owner_pid.load(Relaxed) == table::pid()
+        && c.owner_pid.load(Relaxed) == table::me()
         && {
             let nb = c.not_before_ms.load(Relaxed);
             nb == 0 || sys::now_ms() >= nb
@@ -400,7 +400,7 @@ pub fn went_down(c: &Conn) {
 /// Every connection of this process, by index.
 pub fn each(mut f: impl FnMut(u32, &Conn)) {
     let Some(t) = table::table() else { return };
-    let me = table::pid();
+    let me = table::me();
     for i in 0..t.header.used.load(Acquire) {
         let c = table::conn(i);
         if c.state.load(Acquire) == state::OPEN && c.holders.iter().any(|h| h.load(Relaxed) == me) {
@@ -515,7 +515,7 @@ pub fn end_lane(i: u32) {
     }
     if let Some((link, _)) = lane(c, l) {
         // The newest ring is remembered for the slot's next use.
-        if link.state.load(Relaxed) != 0 && c.owner_pid.load(Relaxed) == table::pid() {
+        if link.state.load(Relaxed) != 0 && c.owner_pid.load(Relaxed) == table::me() {
             control::lane_done(link, c.lane.load(Relaxed));
         }
     }

@@ -1,5 +1,9 @@
 //! The family table of this process, and what the process itself adds to each entry.
 
+mod identity;
+
+pub use identity::{domain, is_foreign, is_gone, me};
+
 use crate::links::Link;
 use crate::{fdtab, sys};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -195,6 +199,7 @@ pub fn make(at: *mut u8) -> Option<(i32, *mut Table)> {
     h.version.store(u32::from(link::VERSION), Relaxed);
     h.conns.store(CONNS as u32, Relaxed);
     h.pid.store(pid(), Relaxed);
+    identity::found(h);
     h.magic.store(MAGIC, Release);
     Some((fd, t))
 }
@@ -207,7 +212,7 @@ pub fn address() -> *mut u8 {
 /// `fd`, hidden, is the file of the table now.
 pub fn moved_to(fd: i32) {
     MEMFD.store(fd, Relaxed);
-    PID_NS.store(sys::pid_namespace(), Relaxed);
+    PID_NS.store(identity::here(), Relaxed);
     FOREIGN.store(0, Relaxed);
 }
 
@@ -323,7 +328,7 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         l.gen.store(gen, Relaxed);
         c.flags.store(flags, Relaxed);
         c.reason.store(Reason::Young.code(), Relaxed);
-        c.holders[0].store(pid(), Relaxed);
+        c.holders[0].store(me(), Relaxed);
         c.fd.store(fd as u32 + 1, Relaxed);
         // Our number means something else to the family's other processes: nobody may judge by it.
         c.forks.store(FOREIGN.load(Relaxed), Relaxed);
@@ -395,7 +400,7 @@ fn sweep(t: &Table) {
         for h in &c.holders {
             let p = h.load(SeqCst);
             if p != 0 {
-                if p == pid() || sys::kill0(p) != Err(libc::ESRCH) {
+                if p == me() || !is_gone(p) {
                     return false;
                 }
                 dead += 1;
@@ -431,6 +436,7 @@ pub fn same_pid_namespace() -> bool {
     let (then, now) = (PID_NS.load(Relaxed), sys::pid_namespace());
     let same = then == 0 || now == 0 || then == now;
     FOREIGN.store(u32::from(!same), Relaxed);
+    identity::forked(now);
     same
 }
 
@@ -484,13 +490,13 @@ pub fn free(i: u32) {
 /// How many live processes hold the connection? Dead ones are forgotten on the way.
 pub fn holders(c: &Conn) -> usize {
     let mut n = c.forks.load(SeqCst) as usize;
-    let me = pid();
+    let me = me();
     for h in &c.holders {
         let p = h.load(SeqCst);
         if p == 0 {
             continue;
         }
-        if p != me && sys::kill0(p) == Err(libc::ESRCH) {
+        if p != me && is_gone(p) {
             let _ = h.compare_exchange(p, 0, SeqCst, Relaxed);
             continue;
         }

@@ -360,7 +360,7 @@ pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) 
 fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), any: bool) -> Woke {
     let (timeout_ms, end) = ms;
     // A forked child shares the parent's doorbell, which it must not drain: it naps.
-    let mine = c.owner_pid.load(Relaxed) == table::pid();
+    let mine = c.owner_pid.load(Relaxed) == table::me();
     let slot_no = if mine {
         take_slot(Some(i), bit(i))
     } else {

@@ -2,6 +2,7 @@
  *
  *     kin writers      both send; children are killed in the middle of it
  *     kin heirs        both send, and it is the parent who is killed
+ *     kin namespaces   both send, and each is process 1 of a pid namespace
  *     kin readers      both wait for records, in every way, and take them; no record is lost, or taken twice
  *     kin promotion    forks while the connection gets its lane; first the child uses it, then the parent
  *     kin rings        a child goes on with connections whose rings have grown since the fork
@@ -16,6 +17,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -218,6 +220,49 @@ static void heirs(int rounds) {
     waitpid(o, 0, 0);
 }
 
+/* Parent and child are process 1 each, in a pid namespace of their own; both send. */
+static pid_t first_of_a_namespace(void) {
+    need(!unshare(CLONE_NEWPID), "unshare (as root)");
+    pid_t p = fork();
+    need(p >= 0, "fork");
+    if (!p) need(getpid() == 1, "process 1");
+    return p;
+}
+
+static void namespaces(int records) {
+    pid_t o = other(take_writers), p = first_of_a_namespace();
+    int status;
+    if (!p) {
+        int fd = dial(), go[2];
+        char b;
+        uint32_t at = warm(fd, 0);
+        need(!pipe(go), "pipe");
+        p = first_of_a_namespace();
+        if (!p) {
+            for (int k = 0; k < records; k++) {
+                put(fd, 1, k);
+                if (any(30) == 0) usleep(any(200));
+            }
+            close(fd);
+            need(write(go[1], "x", 1) == 1, "write");
+            _exit(0);
+        }
+        for (int k = 0; k < records; k++) {
+            put(fd, 0, at++);
+            if (any(30) == 0) usleep(any(200));
+        }
+        need(read(go[0], &b, 1) == 1, "read");
+        for (int k = 0; k < 100; k++) put(fd, 0, at++);
+        need(waitpid(p, &status, 0) == p && !status, "the second process 1");
+        atomic_store(&all->sent, at);
+        answered(fd);
+        _exit(0);
+    }
+    need(waitpid(p, &status, 0) == p && !status, "the first process 1");
+    kill(o, SIGKILL);
+    waitpid(o, 0, 0);
+}
+
 /* ---- readers ---- */
 
 static void send_readers(int l) {
@@ -290,6 +335,11 @@ static void readers(long records, unsigned ways) {
     atomic_store(&all->want, records);
     pid_t o = other(send_readers);
     int fd = dial(), end = 0, status;
+    struct moved m;
+    do {
+        m = moved(fd);
+        end = take_some(fd, 150, 1); /* more than are under way */
+    } while (under_shim() && !end && !still(fd, m)); /* until it is on its lane */
     for (unsigned c = 0; !end; c++) {
         end = take_some(fd, 20 + any(50), ways);
         pid_t p = fork();
@@ -464,6 +514,7 @@ int main(int argc, char **argv) {
     alarm(60); /* a wait that nobody ends */
     if (!strcmp(how, "writers")) writers(n);
     if (!strcmp(how, "heirs")) heirs(n);
+    if (!strcmp(how, "namespaces")) namespaces(n);
     if (!strcmp(how, "readers")) readers(n, 3);
     if (!strcmp(how, "epoll")) readers(n, 6);
     if (!strcmp(how, "promotion")) promotion(n);

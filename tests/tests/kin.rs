@@ -16,6 +16,12 @@ fn a_child_goes_on_when_its_parent_is_killed() -> Result<()> {
     both_ways("kin", &["heirs", "150"], 150, 50_000)
 }
 
+/// Numbers of processes and threads are no identity where each has a namespace of its own.
+#[test]
+fn parent_and_child_are_process_1() -> Result<()> {
+    both_ways("kin", &["namespaces", "3000"], 2, 10_000)
+}
+
 /// Each record is taken once, by who waits in whatever way.
 #[test]
 fn both_wait_and_take() -> Result<()> {

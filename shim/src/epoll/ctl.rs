@@ -183,7 +183,7 @@ fn usable_lane(conn: u32) -> Option<&'static Link> {
     let still = || promote::engaged(c) || ours();
     let usable = flags == flag::LANE || flags & flag::LANE != 0 && still();
     let (link, _) = promote::lane(c, table::local(conn)).filter(|_| usable)?;
-    (c.owner_pid.load(Relaxed) == table::pid()).then_some(link)
+    (c.owner_pid.load(Relaxed) == table::me()).then_some(link)
 }
 
 /// The application has just armed a registration: it may move to the inner set.
@@ -193,7 +193,7 @@ fn armed(set: u32, conn: u32, r: u32) {
     if let Some(link) = usable_lane(conn) {
         activate_one(set, conn, r, link);
     } else if c.flags.load(Relaxed) & (flag::LANE | flag::BARRED | flag::HELD) == flag::LANE
-        && c.owner_pid.load(Relaxed) != table::pid()
+        && c.owner_pid.load(Relaxed) != table::me()
         && promote::engaged(c)
     {
         // Inherited: in a set of ours the link's doorbell would be heard by us, and no more by its

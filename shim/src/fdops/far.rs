@@ -14,7 +14,7 @@ use link::reason::Reason;
 
 /// Can the daemon be asked to finish this connection? It does so for the lane's owner only.
 fn served(c: &Conn, link: &Link) -> bool {
-    link.state.load(Relaxed) == USED && c.owner_pid.load(Relaxed) == table::pid() && !link.is_dead()
+    link.state.load(Relaxed) == USED && c.owner_pid.load(Relaxed) == table::me() && !link.is_dead()
 }
 
 /// Puts the ring back on TCP, now. False: the peer does not take it in time.

@@ -249,7 +249,7 @@ impl Receiving<'_> {
         }
         let fd = l.fd.load(Relaxed);
         let port = Sock { fd, link };
-        if c.owner_pid.load(Relaxed) != table::pid() {
+        if c.owner_pid.load(Relaxed) != table::me() {
             c.rx.want_down(m, &port); // a forked child reads along until the sender is on TCP
             link.ring();
         }

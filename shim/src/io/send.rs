@@ -196,7 +196,7 @@ impl Sending<'_> {
         let Some((link, m)) = promote::lane(c, l) else {
             return Break(self.ended());
         };
-        if c.owner_pid.load(Relaxed) != table::pid() {
+        if c.owner_pid.load(Relaxed) != table::me() {
             promote::take_down(self.i); // a forked child: back to TCP, where both may send
         }
         if c.tx.shut.load(Relaxed) != 0 {

@@ -144,7 +144,7 @@ impl Natives {
 /// Does the connection have a lane that this process works?
 fn ours(i: u32) -> Option<&'static Link> {
     let c = table::conn(i);
-    (c.owner_pid.load(Relaxed) == table::pid())
+    (c.owner_pid.load(Relaxed) == table::me())
         .then(|| promote::lane(c, table::local(i)).map(|(l, _)| l))?
 }
 
@@ -169,7 +169,7 @@ pub(super) fn sleep(
     // A forked child shares the parent's doorbells, which it must not drain: it naps.
     let foreign = conns().any(|i| {
         let c = table::conn(i);
-        promote::engaged(c) && c.owner_pid.load(Relaxed) != table::pid()
+        promote::engaged(c) && c.owner_pid.load(Relaxed) != table::me()
     });
     let end = conns().fold(-1, |ms, i| ends::sooner(ms, ends::left_ms_of(i)));
     if end == 0 {

@@ -67,7 +67,7 @@ pub(super) fn retire(i: u32, c: &Conn) {
     }
     // Only its owner knows which of his epoll sets watch it; an heir may when he is dead.
     let owner = c.owner_pid.load(Relaxed);
-    if owner != table::pid() && sys::kill0(owner) != Err(libc::ESRCH) {
+    if owner != table::me() && !table::is_gone(owner) {
         return;
     }
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {

@@ -91,7 +91,7 @@ fn send((i, fd): (u32, i32), c: &Conn, kpos: [u64; 2], flags: u32) {
     let m = received::registration(c, l, me, kpos, flags);
     // Before the message: another thread may read the answer the next moment.
     because(c, Reason::Waiting);
-    c.owner_pid.store(table::pid(), Relaxed);
+    c.owner_pid.store(table::me(), Relaxed);
     c.flags.fetch_or(flag::REGISTERED, SeqCst);
     l.hope_ms.store(sys::now_ms(), Relaxed);
     if !control::register(&m, me, fd) {
@@ -104,7 +104,7 @@ fn send((i, fd): (u32, i32), c: &Conn, kpos: [u64; 2], flags: u32) {
 
 /// The registration is answered, with a lane that is not wanted now: it may be wanted later.
 pub(super) fn unregister(c: &Conn, gen: u32) {
-    if c.gen.load(Relaxed) == gen && c.owner_pid.load(Relaxed) == table::pid() {
+    if c.gen.load(Relaxed) == gen && c.owner_pid.load(Relaxed) == table::me() {
         c.flags.fetch_and(!flag::REGISTERED, Relaxed);
     }
 }
@@ -113,9 +113,8 @@ pub(super) fn unregister(c: &Conn, gen: u32) {
 pub(super) fn disown(c: &Conn) {
     let owner = c.owner_pid.load(Relaxed);
     if c.flags.load(Relaxed) & (flag::REGISTERED | flag::LANE) == flag::REGISTERED
-        && owner != table::pid()
-        && table::same_pid_namespace()
-        && sys::kill0(owner) == Err(libc::ESRCH)
+        && owner != table::me()
+        && table::is_gone(owner)
     {
         c.flags.fetch_and(!flag::REGISTERED, Relaxed);
     }
@@ -128,7 +127,7 @@ pub fn declined(i: u32, gen: u32, local: u32, peer: u32, retry_ms: u32) {
     }
     let c = table::conn(i);
     // (A parent that has closed its copy does not decide for its child.)
-    let ours = c.owner_pid.load(Relaxed) == table::pid();
+    let ours = c.owner_pid.load(Relaxed) == table::me();
     if c.gen.load(Relaxed) != gen || c.state.load(Relaxed) != state::OPEN || !ours {
         return;
     }
@@ -146,7 +145,7 @@ pub fn declined(i: u32, gen: u32, local: u32, peer: u32, retry_ms: u32) {
 /// The daemon is gone: whoever waited for it may try the next one.
 pub fn daemon_lost() {
     each(|_, c| {
-        let ours = c.owner_pid.load(Relaxed) == table::pid();
+        let ours = c.owner_pid.load(Relaxed) == table::me();
         if ours && c.flags.fetch_and(!flag::REGISTERED, Relaxed) & flag::REGISTERED != 0 {
             because(c, control::absence());
         }
