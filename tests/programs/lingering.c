@@ -68,7 +68,10 @@ int main(void) {
         NEED(!setsockopt(a, SOL_SOCKET, SO_TIMESTAMP, &one, sizeof one)); /* keeps it on TCP */
         NEED(!setsockopt(a, SOL_SOCKET, SO_LINGER, &l, sizeof l));
         size_t sent = 0;
-        for (ssize_t n; (n = send(a, buffer, sizeof buffer, MSG_DONTWAIT)) > 0;) sent += n;
+        struct pollfd room = {a, POLLOUT, 0};
+        do { /* until the other side's buffer has grown as far as it does: the close would not linger */
+            for (ssize_t n; (n = send(a, buffer, sizeof buffer, MSG_DONTWAIT)) > 0;) sent += n;
+        } while (poll(&room, 1, 300) > 0);
         NEED(!pthread_create(&t, 0, closes, (void *)(long)a));
         while (raw(SYS_fcntl, a, F_GETFD, 0, 0, 0) >= 0) sleep_us(100);
         take(how, a, null);
