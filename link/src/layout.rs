@@ -60,6 +60,8 @@ pub mod tx {
     pub const RESUMED: u64 = 4;
     /// TCP did not take everything (it is shut or dead): what is not there is only on the ring.
     pub const BROKEN: u64 = 5;
+    /// `DOWN`, and nothing follows: TCP is shut. Everything is on the ring, too.
+    pub const ENDED: u64 = 6;
 }
 
 /// Flags of `RxWords::word`: `epoch << 8 | flags`.

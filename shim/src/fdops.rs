@@ -273,6 +273,14 @@ fn end(fd: i32, i: u32) {
         let _t = lock::lock(&c.tx.lock);
         let _r = lock::lock(&c.rx.lock);
         let whole = flush(c, &m, &port, fd);
+        let for_no_time = far::lingers_for_no_time(fd);
+        // (What a reset would throw away need not get there.)
+        let clean = whole && !for_no_time && c.rx.ring_unread(&m) == 0;
+        let repeated = if clean {
+            c.tx.repeat_unread(&m, &port)
+        } else {
+            None
+        };
         // First closed, then looked: a sender publishes, then looks whether we have closed.
         c.rx.close(&m, &port, c.tx.kpos.load(Relaxed));
         take_frame(c, &m, &port, true);
@@ -283,10 +291,10 @@ fn end(fd: i32, i: u32) {
             let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_AT_CLOSE);
         }
         let in_kernel = || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
-        if reset || far::lingers_for_no_time(fd) || in_kernel() {
+        if reset || for_no_time || in_kernel() {
             c.rx.announce_reset(&m, &port);
         }
-        c.tx.shut(&m, &port);
+        c.tx.shut(&m, &port, repeated);
     }
     // Before readers do not see the entry any more: telling the daemon takes its time.
     table::table().iter().for_each(|t| t.count_ended(c));

@@ -26,3 +26,9 @@ fn in_the_middle_of_calls() -> Result<()> {
 fn a_close_that_lingers() -> Result<()> {
     both_ways("lingering", &[], 2, 2)
 }
+
+/// By a shutdown or a close, of a connection that is handed on with everything unread: whoever gets it finds it all.
+#[test]
+fn what_is_unread_at_the_end_goes_along() -> Result<()> {
+    both_ways("handed", &[], 48, 1_000_000)
+}

@@ -316,7 +316,11 @@ impl RxState {
                         return self.peek_ring(m, port, iov, how);
                     }
                     if head != cursor {
-                        return self.take(m, port, iov, how, head);
+                        let r = self.take(m, port, iov, how, head);
+                        if self.cursor.load(Relaxed) == head && self.is_left(m) {
+                            self.take_repeat(m, port);
+                        }
+                        return r;
                     }
                     if self.mode.load(Relaxed) == mode::FIN {
                         return Ok(Received::Eof);

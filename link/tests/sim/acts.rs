@@ -91,6 +91,7 @@ impl World {
                 }
             }
             Act::ShutWr | Act::Close => {
+                let mut repeated = None;
                 // As the shim: what a revocation made plain has to be on TCP before the FIN.
                 if h.attached.get() {
                     let before = h.tx.mode.load(Relaxed);
@@ -108,17 +109,20 @@ impl World {
                         }
                         return;
                     }
+                    if self.far.is_none() {
+                        repeated = h.tx.repeat_unread(&m, &port);
+                    }
                     h.rx.announce_end(&m, &port, h.tx.kpos.load(Relaxed));
                 }
                 if *act == Act::ShutWr {
                     h.wr_shut.set(true);
                     self.net.borrow_mut().fin(e);
                     if h.attached.get() {
-                        h.tx.shut(&m, &port);
+                        h.tx.shut(&m, &port, repeated);
                     }
                 } else {
                     if h.attached.get() {
-                        h.tx.shut(&m, &port);
+                        h.tx.shut(&m, &port, repeated);
                         h.rx.close(&m, &port, h.tx.kpos.load(Relaxed));
                     }
                     let unread = h.attached.get() && h.rx.ring_unread(&m) > 0;

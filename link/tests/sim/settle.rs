@@ -138,7 +138,7 @@ impl World {
             let m = self.memory(e);
             if h.fin_due.get() && !h.tx.holds_fin(&m) {
                 h.fin_due.set(false);
-                h.tx.shut(&m, &Wire { w: self, e });
+                h.tx.shut(&m, &Wire { w: self, e }, None);
                 h.rx.announce_end(&m, &Wire { w: self, e }, h.tx.kpos.load(Relaxed));
                 self.net.borrow_mut().fin(e);
             }

@@ -87,12 +87,13 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
                 io::reset(c, fd, Reason::Stalled);
                 return Left::Kernel(how);
             }
+            let repeated = c.tx.repeat_unread(&m, &port);
             c.rx.announce_end(&m, &port, c.tx.kpos.load(Relaxed));
             deaf();
             // Everything sent is on the ring, and what another thread sends waits for our lock: on TCP before the FIN it
             // would be foreign bytes. Later sends get the kernel's EPIPE.
             let done = sys::shutdown(fd, how);
-            c.tx.shut(&m, &port);
+            c.tx.shut(&m, &port, repeated);
             return Left::Done(done);
         }
     }

@@ -1,9 +1,9 @@
 //! What TCP says while a direction is on its ring: a frame, an end, an error, or bytes that somebody
 //! else wrote. It must never hand any of them to the application.
 
-use super::{mode, Received, RxState};
+use super::{mode, How, Received, RxState};
 use crate::frame::{Frame, Kind, LEN};
-use crate::lane::mem::Memory;
+use crate::lane::mem::{Iov, Memory};
 use crate::lane::Port;
 use crate::layout::{bits_of, epoch_of, marks, rx, tx, EPOCHS, RING_LOG2_MAX};
 use crate::prim::fence;
@@ -105,6 +105,26 @@ impl RxState {
         !m.far() && self.phase(m) == tx::RESUMED && self.head(m) == Ok(self.cursor.load(Relaxed))
     }
 
+    /// On one node: has the sender gone down, or is it about to, by a frame?
+    #[inline(always)]
+    pub(super) fn is_left(&self, m: &Memory) -> bool {
+        !m.far() && matches!(self.phase(m), tx::DOWNING | tx::DOWN | tx::ENDED)
+    }
+
+    /// The ring is read, and will have no more: takes the frame, and what repeats the ring, off TCP as far as they are
+    /// there. Who has read all may end without another call, and the kernel would make a reset of what it has unread.
+    #[cold]
+    pub(super) fn take_repeat(&self, m: &Memory, port: &impl Port) {
+        let how = How {
+            look: true,
+            ..How::default()
+        };
+        // (What is wrong with the stream is met again by the next call.)
+        if let Ok(Received::Error(e)) = self.advance(m, port, &mut Iov::new(&[]), how) {
+            self.error.put(e);
+        }
+    }
+
     /// On one node, of an end that is about to take nothing any more, and has said so: is a frame, or what follows
     /// it, on its way? The kernel would answer it with a reset.
     pub fn awaits_frame(&self, m: &Memory) -> bool {
@@ -174,7 +194,7 @@ impl RxState {
         }
         // (BROKEN: it shut TCP, or could not use it, with everything on the ring.)
         let repeated = match (mode, self.phase(m)) {
-            (mode::RING, tx::UP | tx::BROKEN) => return true,
+            (mode::RING, tx::UP | tx::BROKEN | tx::ENDED) => return true,
             (mode::TCP | mode::RING, _) | (mode::READY, 0) => 0,
             // What has yet to come is what the ring had, and perhaps not all of it.
             (mode::LAST, _) => self.cursor.load(Relaxed) - self.skip.load(Relaxed),

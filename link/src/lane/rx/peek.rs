@@ -6,7 +6,6 @@ use super::{mode, How, Received, RxState};
 use crate::frame::{Frame, Kind, LEN};
 use crate::lane::mem::{Iov, Memory};
 use crate::lane::Port;
-use crate::layout::tx;
 use crate::prim::fence;
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
@@ -16,8 +15,7 @@ impl RxState {
     /// writes its frame.
     #[inline(always)]
     pub fn goes_down(&self, m: &Memory) -> bool {
-        self.mode.load(Relaxed) == mode::RING
-            && (m.far() || matches!(self.phase(m), tx::DOWNING | tx::DOWN))
+        self.mode.load(Relaxed) == mode::RING && (m.far() || self.is_left(m))
     }
 
     /// A peek at TCP; see [`Port::tcp_peek`].

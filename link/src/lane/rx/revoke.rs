@@ -26,7 +26,7 @@ impl RxState {
                     let cursor = self.cursor.load(Relaxed);
                     if self.head(m)? != cursor {
                         match self.phase(m) {
-                            tx::DOWN => {}
+                            tx::DOWN | tx::ENDED => {}
                             tx::BROKEN => return Ok(Revoked::Impossible),
                             _ => return Ok(Revoked::Pending),
                         }

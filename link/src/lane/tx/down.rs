@@ -5,7 +5,7 @@ use super::{mode, TxState, UNSEEN};
 use crate::frame::{Frame, Kind, LEN};
 use crate::lane::mem::{Memory, Ring};
 use crate::lane::{Port, Progress};
-use crate::layout::{bits_of, custody, epoch_of, marks, rx, tx, Loc};
+use crate::layout::{bits_of, custody, epoch_of, marks, pack, rx, tx, Loc};
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
@@ -145,13 +145,29 @@ impl TxState {
         }
     }
 
-    /// On one node: TCP is about to be shut for sending, by `shutdown` or `close`. What is on the ring stays
-    /// there for the receiver. A revocation cannot be answered from here on, and the receiver hears so
-    /// at once. Call [`TxState::look`] before, until [`TxState::must_flush`] is false.
-    pub fn shut(&self, m: &Memory, port: &impl Port) {
+    /// On one node: TCP is about to be shut for sending, by `shutdown` or `close`, after which nobody can answer a
+    /// revocation. So what is unread goes to TCP, as far as TCP takes it, for whoever has the connection next. Call
+    /// [`TxState::look`] before, until [`TxState::must_flush`] is false; what this says is for [`TxState::shut`].
+    pub fn repeat_unread(&self, m: &Memory, port: &impl Port) -> Option<u64> {
+        if !self.is_up() || self.unread(m).is_ok_and(|n| n == 0) {
+            return None;
+        }
+        let _ = self.down(m, port);
+        let whole = m.own_tx().state.load(Relaxed) == pack(self.epoch.load(Relaxed), tx::DOWN);
+        whole.then(|| self.kpos.load(Relaxed))
+    }
+
+    /// On one node: TCP is shut for sending, or will be next. What is not there is on the ring alone, and the
+    /// receiver hears so at once. `repeated`: TCP position up to which [`TxState::repeat_unread`] has brought everything.
+    pub fn shut(&self, m: &Memory, port: &impl Port, repeated: Option<u64>) {
+        let epoch = self.epoch.load(Relaxed);
         if self.is_up() {
             self.downs.fetch_add(1, Relaxed);
-            self.settle(m, port, self.epoch.load(Relaxed), tx::BROKEN);
+        }
+        if matches!(self.mode.load(Relaxed), mode::RING | mode::DRAIN) {
+            self.settle(m, port, epoch, tx::BROKEN);
+        } else if self.inside() == 0 && repeated == Some(self.kpos.load(Relaxed)) {
+            self.say(m, port, epoch, tx::ENDED); // (no other thread has sent something meanwhile)
         }
     }
 
