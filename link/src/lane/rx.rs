@@ -329,7 +329,9 @@ impl RxState {
                         self.begin_skip(cursor)?;
                         continue;
                     }
-                    if self.error.is_set() {
+                    // (A frame in TCP's queue, and what follows it, came before it.)
+                    let late = self.error.is_set();
+                    if late && !port.tcp_unread().is_ok_and(|n| n > 0) {
                         return Ok(Received::Error(self.error.take()));
                     }
                     // (Nothing was put there since we looked: the sender would not be so.)
@@ -337,7 +339,7 @@ impl RxState {
                         self.mode.store(mode::TCP, Relaxed);
                         continue;
                     }
-                    if !how.look || looked {
+                    if !(how.look || late) || looked {
                         return Ok(Received::Empty);
                     }
                     looked = true;
