@@ -339,9 +339,9 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
         match (get(ep), get(fd)) {
             (Fd::Set(s), Fd::Conn(i)) => {
                 let (c, l) = (table::conn(i), table::local(i));
-                let same = match op == libc::EPOLL_CTL_ADD {
-                    true => io::proven(fd) == Some(i),
-                    false => !promote::engaged(c) || io::still(fd, i, c, l, io::Way::Receive),
+                let same = match promote::engaged(c) {
+                    true => io::still(fd, i, c, l, io::Way::Receive),
+                    false => op != libc::EPOLL_CTL_ADD || io::proven(fd) == Some(i),
                 };
                 if !same {
                     return native();
