@@ -21,6 +21,16 @@ pub fn compile(name: &str, program: &Path) -> Result<()> {
 
 /// Compiles a program and runs it bare and promoted: at least so many ends, and bytes on lanes.
 pub fn both_ways(name: &str, args: &[&str], ends: u64, bytes: u64) -> Result<()> {
+    both_ways_in(&[], name, args, ends, bytes)
+}
+
+/// The same in rings of one page.
+pub fn in_small_rings(name: &str, args: &[&str], ends: u64, bytes: u64) -> Result<()> {
+    let small = ["--ring-log2", "12", "--ring-max-log2", "12"];
+    both_ways_in(&small, name, args, ends, bytes)
+}
+
+fn both_ways_in(daemon: &[&str], name: &str, args: &[&str], ends: u64, bytes: u64) -> Result<()> {
     let dir = tempfile::tempdir()?;
     let program = dir.path().join(name);
     compile(name, &program)?;
@@ -36,7 +46,7 @@ pub fn both_ways(name: &str, args: &[&str], ends: u64, bytes: u64) -> Result<()>
         Ok(())
     };
     run(&Place::bare()).context("bare")?;
-    let d = Daemon::start()?;
+    let d = Daemon::with(daemon)?;
     run(&d.eager()).with_context(|| d.picture())?;
     d.assert_promoted(ends, bytes)?;
     Ok(())
