@@ -67,6 +67,7 @@ const OTHERS: &[(i64, &str)] = {
         (SYS_shmdt, "is the application's own"),
         (SYS_pselect6, "is made where ppoll is refused, for a limit"),
         (SYS_getpid, "has no error"),
+        (SYS_getppid, "has no error"),
         (SYS_gettid, "has no error"),
         (
             SYS_kill,
