@@ -182,7 +182,7 @@ impl App {
         self.sent += sent;
         if self.sent == self.total && self.tx.is_up() && self.may_shut && rng.one_in(4) {
             // As `shutdown(SHUT_WR)`: what is on the ring stays there for the receiver.
-            self.tx.shut(m, port);
+            self.tx.shut(m, port, None);
             self.shut = true;
         }
         sent > 0
