@@ -17,10 +17,8 @@ const BY_EXEC: i32 = 16;
 
 /// Is it a TCP socket that is, or was, connected?
 fn is_connection(fd: i32) -> bool {
-    let is = |name, v: i32| sys::getsockopt_u32(fd, libc::SOL_SOCKET, name) == Ok(v as u32);
-    is(libc::SO_PROTOCOL, libc::IPPROTO_TCP)
-        && is(libc::SO_TYPE, libc::SOCK_STREAM)
-        && sys::sockaddr(fd, true).is_ok()
+    let kind = || sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_TYPE);
+    sys::is_tcp(fd) && kind() == Ok(libc::SOCK_STREAM as u32) && sys::sockaddr(fd, true).is_ok()
 }
 
 /// A descriptor has come beside a message on `channel`.
