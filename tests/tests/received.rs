@@ -126,23 +126,13 @@ fn node_cluster() -> Result<()> {
         .args(["cluster", "127.0.0.1"])
         .spawn()?;
     let port = server.line("port ", SOON)?;
-    let mut client = Program::new(&node, &d.place())
+    let client = Program::new(&node, &d.place())
         .arg(paths::script("web.js"))
         .args(["call", "127.0.0.1", &port, "3", "8"])
         .arg(dir.path().join("seen"))
         .spawn()?;
-    d.await_promoted(16)
-        .with_context(|| format!("{}\n{}", server.stderr(), client.stderr()))?;
-    until("the calls are made", LIMIT, || {
-        client.stdout().contains("result ") || client.has_ended()
-    })?;
-    let rows = d.ss()?;
-    std::fs::write(dir.path().join("seen"), b"")?;
-    let out = client.wait(LIMIT)?;
-    ensure!(out.status.success(), "{}\n{}", out.stdout, out.stderr);
-    let (lane, tcp) = rows.iter().fold((0, 0), |(lane, tcp), r| {
-        (lane + r.lane_tx_bytes, tcp + r.tcp_tx_bytes)
-    });
+    let seen = dir.path().join("seen");
+    let (_, lane, tcp) = d.calls((&server, client), 16, &seen, LIMIT)?;
     ensure!(lane > tcp, "{lane} on lanes, {tcp} on TCP\n{}", d.picture());
     d.assert_promoted(16, lane)?;
     Ok(())

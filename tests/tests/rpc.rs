@@ -3,7 +3,7 @@
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 use underpass_tests::harness::peers::result;
-use underpass_tests::harness::{until, Daemon, Program, SOON};
+use underpass_tests::harness::{Daemon, Program, SOON};
 
 const LIMIT: Duration = Duration::from_secs(90);
 
@@ -16,23 +16,13 @@ fn grpc_goes_over_lanes() -> Result<()> {
         .args(["serve", "127.0.0.1"])
         .spawn()?;
     let port = server.line("port ", SOON)?;
-    let mut client = Program::packaged_python("rpc.py", &d.place())
+    let client = Program::packaged_python("rpc.py", &d.place())
         .args(["call", "127.0.0.1", &port, "4"])
         .arg(dir.path().join("seen"))
         .spawn()?;
-    d.await_promoted(2)
-        .with_context(|| format!("{}\n{}", server.stderr(), client.stderr()))?;
-    until("the calls are made", LIMIT, || {
-        client.stdout().contains("result ") || client.has_ended()
-    })?;
-    let rows = d.ss()?;
-    std::fs::write(dir.path().join("seen"), b"")?;
-    let out = client.wait(LIMIT)?;
-    ensure!(out.status.success(), "{}\n{}", out.stdout, out.stderr);
+    let seen = dir.path().join("seen");
+    let (out, lane, tcp) = d.calls((&server, client), 2, &seen, LIMIT)?;
     let moved = result(&out.stdout)?["bytes"].as_u64().context("bytes")?;
-    let (lane, tcp) = rows.iter().fold((0, 0), |(lane, tcp), r| {
-        (lane + r.lane_tx_bytes, tcp + r.tcp_tx_bytes)
-    });
     ensure!(
         lane >= moved / 100 * 95 && lane / 95 * 5 >= tcp,
         "{moved} bytes of calls, {lane} on lanes, {tcp} on TCP\n{}",

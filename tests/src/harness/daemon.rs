@@ -1,8 +1,8 @@
 //! A daemon with a runtime directory of its own, and its admin socket.
 
-use super::program::{Place, Program, Running};
+use super::program::{Output, Place, Program, Running};
 use super::{paths, until, SOON};
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::Signal;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -205,6 +205,29 @@ impl Daemon {
     pub fn await_promoted(&self, ends: usize) -> Result<()> {
         until("ends are promoted", SOON, || self.promoted_now() >= ends)
             .with_context(|| self.picture())
+    }
+
+    /// Waits until a client whose calls have so many ends on lanes is done with them, looks how they went, and lets it
+    /// go by the file `seen`. Its output, and the bytes sent on lanes and by TCP.
+    pub fn calls(
+        &self,
+        (server, mut client): (&Running, Running),
+        ends: usize,
+        seen: &Path,
+        limit: Duration,
+    ) -> Result<(Output, u64, u64)> {
+        self.await_promoted(ends)
+            .with_context(|| format!("{}\n{}", server.stderr(), client.stderr()))?;
+        until("the calls are made", limit, || {
+            client.stdout().contains("result ") || client.has_ended()
+        })?;
+        let rows = self.ss()?;
+        std::fs::write(seen, b"")?;
+        let out = client.wait(limit)?;
+        ensure!(out.status.success(), "{}\n{}", out.stdout, out.stderr);
+        let lane = rows.iter().map(|r| r.lane_tx_bytes).sum();
+        let tcp = rows.iter().map(|r| r.tcp_tx_bytes).sum();
+        Ok((out, lane, tcp))
     }
 
     /// Waits until directions have switched up so many times altogether. For bulk transfers, which
