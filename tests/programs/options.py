@@ -213,7 +213,12 @@ def zerocopy_client(sock):
     equal((e.poll(0), edges.poll(0)), ([], []))
     for _ in range(30):
         equal(sock.send(b"y" * 900, MSG_ZEROCOPY), 900)
-    equal((e.poll(LIMIT / 2), e.poll(0)), ([(sock.fileno(), select.EPOLLERR)], []), "edge")
+    said = [(sock.fileno(), select.EPOLLERR)]
+    equal(e.poll(LIMIT / 2), said, "edge")
+    # A busy kernel completes them one by one, after the calls: an edge for each.
+    late = [e.poll(0) for _ in range(30)] if "LD_PRELOAD" not in os.environ else []
+    assert all(more in (said, []) for more in late), late
+    equal(e.poll(0), [], "edges")
     equal(edges.poll(LIMIT / 2), [(sock.fileno(), select.EPOLLERR)], "level")
     equal(select.select([sock], [], [], 0), ([sock], [], []))
     completions(sock, n, 30)
