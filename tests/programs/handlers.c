@@ -44,11 +44,12 @@ static atomic_int spares[SPARES];
 static atomic_int watch = -1; /* an epoll set that handlers register spares in */
 static const char *role = "main";
 
-static __thread int own = -1;          /* the connection that this thread is inside */
-static __thread int own_records;       /* handlers may send whole records on it */
-static __thread int own_busy;
-static __thread unsigned own_seq;      /* of those, sent */
-static __thread unsigned own_seen;     /* of those, come back */
+/* What a thread shares with its handlers, of which one may interrupt the other. */
+static __thread volatile int own = -1;      /* the connection that this thread is inside */
+static __thread volatile int own_records;   /* handlers may send whole records on it */
+static __thread volatile int own_busy;
+static __thread volatile unsigned own_seq;  /* of those, sent */
+static __thread volatile unsigned own_seen; /* of those, come back */
 static __thread unsigned long dice;
 
 static void fail(const char *what) {
@@ -130,15 +131,15 @@ static void record(unsigned char *b, int origin, unsigned seq) {
 
 /* Connections with unread bytes in one set, whose thread does nothing but ask that set. */
 #define CHURN 16
-static __thread int *churned; /* -1: closed by a handler */
+static __thread atomic_int *churned; /* -1: closed by a handler */
 
 static void handler(int sig) {
     int e = errno;
     atomic_fetch_add(&signals, 1);
     (void)sig;
     if (churned) {
-        int k = roll() % CHURN, fd = churned[k];
-        churned[k] = -1;
+        /* In one step: the other handler, which comes in between, may want to close the same one. */
+        int fd = atomic_exchange(&churned[roll() % CHURN], -1);
         if (fd >= 0) need(close(fd) == 0, "close in a handler");
         if (fd >= 0) atomic_fetch_add(&calls, 1);
         errno = e;
@@ -406,7 +407,8 @@ static void *bulk_in(void *arg) {
 
 static void *churn(void *arg) {
     (void)arg;
-    int fds[CHURN], ep = epoll_create1(0);
+    atomic_int fds[CHURN];
+    int ep = epoll_create1(0);
     struct epoll_event evs[CHURN * 2];
     for (int k = 0; k < CHURN; k++) fds[k] = -1;
     timers();
@@ -440,7 +442,7 @@ static void *churn(void *arg) {
         mask(SIG_UNBLOCK);
         for (int turns = 0; turns < 2000; turns++) {
             int was[CHURN];
-            memcpy(was, fds, sizeof was);
+            for (int k = 0; k < CHURN; k++) was[k] = fds[k];
             n = epoll_wait(ep, evs, CHURN * 2, 0);
             need(n >= 0 || errno == EINTR, "epoll_wait");
             for (int k = 0; k < n; k++) need(was[evs[k].data.u32] >= 0, "a closed one is reported");
