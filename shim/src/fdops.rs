@@ -348,18 +348,6 @@ pub fn before_fork() {
 /// Milliseconds that a fork waits for a lock of a connection, whose holder may be stopped.
 const SETTLE_MS: u32 = 50;
 
-/// Before a child is made that shares the descriptors, but not the memory: neither hears of what the
-/// other does to them, so that no number is certain any more.
-pub fn before_sharing() {
-    if table::table().is_some() {
-        io::quietly(|| {
-            each_fd(|fd, i, _| {
-                io::leave(i, fd, Reason::Shared);
-            })
-        });
-    }
-}
-
 /// Before a thread gets descriptors of its own: a number may mean one thing to it and another to the others, so
 /// that nothing can be carried for either of them any more.
 pub fn before_split() {

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use std::time::Duration;
-use underpass_tests::harness::{paths, peers::Pair, Daemon};
+use underpass_tests::harness::{c, paths, peers::Pair, Daemon};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -103,5 +103,20 @@ fn vfork() -> Result<()> {
     let p = Pair::promoted("numbers.py", "vfork", &d)?;
     p.finish(LIMIT).with_context(|| d.picture())?;
     d.assert_promoted(2, 1000)?;
+    Ok(())
+}
+
+/// Children that share only one of descriptors and memory, or both without being a thread.
+#[test]
+fn clones() -> Result<()> {
+    for (what, how) in [
+        ("files", "name"),
+        ("files", "number"),
+        ("files", "number3"),
+        ("memory", "name"),
+        ("both", "name"),
+    ] {
+        c::both_ways("clones", &[what, how], 18, 18).with_context(|| format!("{what} {how}"))?;
+    }
     Ok(())
 }

@@ -5,6 +5,7 @@ use super::{fd, make, memory, msg, number, proc, ready, rw, sock, uring, user};
 use crate::{fdops, pages, real, sys};
 use core::ffi::c_void;
 use libc::{epoll_event, fd_set, iovec, pollfd, sigset_t, timespec, timeval};
+use link::reason::Reason;
 
 include!("calls.rs");
 
@@ -369,8 +370,7 @@ pub unsafe extern "C" fn vfork() -> i32 {
     }
 }
 
-/// `clone` and `clone3` by number. A child with memory of its own is one of `fork`; what shares memory
-/// is a thread, or waits for an exec, and goes to the kernel as it is.
+/// `clone` and `clone3` by number. See [`made`].
 pub unsafe extern "C" fn clone(
     flags: usize,
     stack: usize,
@@ -417,14 +417,22 @@ fn private(flags: usize, same_stack: bool) -> usize {
     }
 }
 
+/// What shares neither memory nor descriptors is a child of `fork`; what shares both is a thread; a child of `vfork`
+/// waits for an exec and does not touch what it shares. Any other one and we would not hear of what each other does to
+/// descriptors, so that from then on no number is certain.
 fn made(flags: usize, native: impl FnOnce() -> i32) -> i32 {
-    if flags & libc::CLONE_VM as usize != 0 {
-        return native();
+    let has = |all: i32| flags & all as usize == all as usize;
+    let (memory, files) = (has(libc::CLONE_VM), has(libc::CLONE_FILES));
+    let thread = memory && files && has(libc::CLONE_THREAD);
+    let vfork = memory && !files && has(libc::CLONE_VFORK);
+    if (memory || files) && !thread && !vfork {
+        let _inside = crate::signals::enter();
+        fdops::step_out(Reason::Shared);
     }
-    if flags & libc::CLONE_FILES as usize != 0 {
-        fdops::before_sharing();
+    match memory {
+        true => native(),
+        false => proc::forked(native),
     }
-    proc::forked(native)
 }
 
 /// What the child of a `clone` begins with.
@@ -496,7 +504,9 @@ unsafe fn named(
                 unsafe { native(Some(begin), stack, flags, p, parent, tls, child) }
             })
         }
-        // SAFETY: as the caller's own call.
-        _ => unsafe { native(f, stack, flags, arg, parent, tls, child) },
+        _ => made(flags as usize, || {
+            // SAFETY: as the caller's own call.
+            unsafe { native(f, stack, flags, arg, parent, tls, child) }
+        }),
     }
 }
