@@ -120,3 +120,9 @@ fn clones() -> Result<()> {
     }
     Ok(())
 }
+
+/// What the kernel would refuse to read, the hooks of these numbers leave to it.
+#[test]
+fn pointers() -> Result<()> {
+    c::both_ways("pointers", &[], 2, 2)
+}

@@ -101,7 +101,10 @@ unsafe fn each_descriptor(m: *const msghdr, f: impl Fn(i32)) {
         let mut c = libc::CMSG_FIRSTHDR(m);
         while !c.is_null() {
             if (*c).cmsg_level == libc::SOL_SOCKET && (*c).cmsg_type == libc::SCM_RIGHTS {
-                let n = ((*c).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
+                // (A length that goes beyond the data is for the kernel to refuse.)
+                let end = (*m).msg_control as usize + (*m).msg_controllen;
+                let len = ((*c).cmsg_len as usize).min(end - c as usize);
+                let n = len.saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
                 let p = libc::CMSG_DATA(c).cast::<i32>();
                 for k in 0..n {
                     f(p.add(k).read_unaligned());

@@ -292,6 +292,9 @@ pub unsafe extern "C" fn rt_sigaction(
             return real::syscall(libc::SYS_rt_sigaction, sig as usize, new, old, size, 0, 0)
                 as i32;
         }
+        if !pages::readable_or_null(new) {
+            return fault();
+        }
         let new = new.as_ref().copied();
         let was = core::cell::Cell::new([0; 4]);
         let install = |n: *const libc::sigaction, o: *mut libc::sigaction| {
@@ -320,6 +323,9 @@ pub unsafe extern "C" fn rt_sigaction(
         };
         let r = super::signal::change(sig, n, &mut o, install);
         if r == 0 && !old.is_null() {
+            if !pages::writable(old, size_of::<Action>()) {
+                return fault(); // (what was asked for is done)
+            }
             let k = was.get();
             let flags = u64::from(o.sa_flags as u32);
             old.write([o.sa_sigaction as u64, flags, k[2], k[3]]);
@@ -397,11 +403,12 @@ pub unsafe extern "C" fn clone3(args: *mut u64, size: usize) -> i32 {
         real::syscall(libc::SYS_clone3, p as usize, size, 0, 0, 0, 0) as i32
     };
     let words = size / 8;
-    if args.is_null() || words < CLONE_ARGS[0] || words > CLONE_ARGS[1] {
+    let known = (CLONE_ARGS[0]..=CLONE_ARGS[1]).contains(&words);
+    if !known || !pages::readable(args, size) {
         return native(args);
     }
     let mut copy = [0u64; CLONE_ARGS[1]];
-    // SAFETY: the application promises `size` bytes.
+    // SAFETY: just proven.
     unsafe { core::ptr::copy_nonoverlapping(args, copy.as_mut_ptr(), words) };
     let flags = private(copy[FLAGS] as usize, copy[STACK] == 0);
     copy[FLAGS] = flags as u64;

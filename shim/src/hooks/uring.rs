@@ -95,24 +95,11 @@ pub unsafe extern "C" fn register(fd: i32, op: u32, arg: *mut c_void, n: u32) ->
         crate::set_errno(libc::EINVAL);
         return -1;
     }
-    if !arg.is_null() {
-        // struct io_uring_rsrc_register: nr u32, flags u32, resv2 u64, data u64; struct
-        // io_uring_files_update: offset u32, resv u32, data u64; struct io_uring_rsrc_update2: the same,
-        // then tags u64, nr u32.
-        // SAFETY: the application promises one of them, or a list of `n` descriptors.
-        unsafe {
-            let word = |k: usize| arg.cast::<u32>().add(k).read_unaligned();
-            let list = |k: usize| arg.cast::<u64>().add(k).read_unaligned() as *const i32;
-            let (files, n) = match op {
-                REGISTER_FILES => (arg.cast_const().cast(), n),
-                REGISTER_FILES2 => (list(2), word(0)),
-                REGISTER_FILES_UPDATE => (list(1), n),
-                REGISTER_FILES_UPDATE2 => (list(1), word(6)),
-                _ => (core::ptr::null(), 0),
-            };
-            io::quietly(|| unseen_files(files, n));
+    io::quietly(|| {
+        if let Some((files, n)) = listed(op, arg, n) {
+            unseen_files(files, n);
         }
-    }
+    });
     let (call, fd, op, n) = (
         libc::SYS_io_uring_register,
         fd as usize,
@@ -123,17 +110,37 @@ pub unsafe extern "C" fn register(fd: i32, op: u32, arg: *mut c_void, n: u32) ->
     unsafe { real::syscall(call, fd, op, arg as usize, n, 0, 0) as i32 }
 }
 
-/// Descriptors that requests will name by index only.
-///
-/// # Safety
-/// `list` is null or the application's list of `n` descriptors.
-unsafe fn unseen_files(list: *const i32, n: u32) {
-    if list.is_null() {
-        return;
+/// The list of descriptors that an operation registers. What cannot be read, the kernel refuses.
+fn listed(op: u32, arg: *const c_void, n: u32) -> Option<(*const i32, u32)> {
+    // struct io_uring_rsrc_register: nr u32, flags u32, resv2 u64, data u64; struct io_uring_files_update:
+    // offset u32, resv u32, data u64; struct io_uring_rsrc_update2: the same, then tags u64, nr u32.
+    let (list, count, words) = match op & !REGISTER_USE_REGISTERED_RING {
+        REGISTER_FILES => return Some((arg.cast(), n)),
+        REGISTER_FILES2 => (2, Some(0), 6),
+        REGISTER_FILES_UPDATE => (1, None, 4),
+        REGISTER_FILES_UPDATE2 => (1, Some(6), 7),
+        _ => return None,
+    };
+    if !pages::readable(arg, words * size_of::<u32>()) {
+        return None;
     }
+    // SAFETY: just proven.
+    unsafe {
+        let count = count.map_or(n, |k| arg.cast::<u32>().add(k).read_unaligned());
+        let list = arg.cast::<u64>().add(list).read_unaligned();
+        Some((list as *const i32, count))
+    }
+}
+
+/// Descriptors that requests will name by index only.
+fn unseen_files(list: *const i32, n: u32) {
     for k in 0..n.min(fdtab::MAX_FD as u32) as usize {
-        // SAFETY: by contract.
-        unseen(unsafe { list.add(k).read_unaligned() });
+        let at = list.wrapping_add(k);
+        if !pages::readable(at, size_of::<i32>()) {
+            return;
+        }
+        // SAFETY: just proven.
+        unseen(unsafe { at.read_unaligned() });
     }
 }
 
@@ -160,8 +167,7 @@ fn request(sqe: &mut Sqe, chained: bool) {
         OP_NOP | OP_POLL_REMOVE | OP_TIMEOUT | OP_TIMEOUT_REMOVE | OP_ACCEPT | OP_ASYNC_CANCEL
         | OP_LINK_TIMEOUT => {}
         OP_EPOLL_CTL => epoll_ctl(sqe, chained),
-        // SAFETY: the request's list, as the application promises the kernel.
-        OP_FILES_UPDATE => unsafe { unseen_files(sqe.addr as *const i32, sqe.len) },
+        OP_FILES_UPDATE => unseen_files(sqe.addr as *const i32, sqe.len),
         OP_SENDMSG | OP_SENDMSG_ZC => {
             // SAFETY: the request's message, as the application promises the kernel.
             unsafe { msg::descriptors_leave(sqe.addr as *const libc::msghdr) };
