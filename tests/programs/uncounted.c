@@ -14,9 +14,9 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
-#include <sys/time.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -76,6 +76,11 @@ static void *run(void *call) {
     return 0;
 }
 
+/* Waits until so many bytes lie unread at `a`. */
+static void until_unread(int bytes) {
+    for (int n = -1; n != bytes; nap(1)) NEED(!ioctl(a, FIONREAD, &n));
+}
+
 static sigjmp_buf out;
 
 static void away(int sig) {
@@ -89,32 +94,50 @@ static void *beside(void *none) {
     return none;
 }
 
+/* Ends a call that somebody else makes: a receive when it has what there is, a send when the buffers are full. */
+static struct end {
+    pthread_t who;
+    int call, jumps, ms;
+} ended;
+
+static void *end(void *arg) {
+    struct end *e = arg;
+    if (e->call >= SENDS) until_unread(0);
+    else nap(e->ms);
+    NEED(!(e->jumps ? pthread_kill(e->who, SIGALRM) : pthread_cancel(e->who)));
+    return 0;
+}
+
 /* Makes a call and leaves it. */
 static void leave(int call, int jumps, int ms) {
-    pthread_t t;
+    static pthread_t t;
     void *r;
+    ended = (struct end){pthread_self(), call, jumps, ms};
     if (!jumps) {
-        NEED(!pthread_create(&t, 0, run, &calls[call]));
-        nap(ms);
-        NEED(!pthread_cancel(t) && !pthread_join(t, &r) && r == PTHREAD_CANCELED);
+        NEED(!pthread_create(&ended.who, 0, run, &calls[call]));
+        end(&ended);
+        NEED(!pthread_join(ended.who, &r) && r == PTHREAD_CANCELED);
     } else if (!sigsetjmp(out, 1)) {
-        struct itimerval once = {{0, 0}, {ms / 1000, ms % 1000 * 1000}};
-        NEED(!setitimer(ITIMER_REAL, &once, 0));
+        NEED(!pthread_create(&t, 0, end, &ended));
         calls[call](a);
         NEED(!"came back");
+    } else {
+        NEED(!pthread_join(t, 0));
     }
 }
 
-static void *trailer(void *none) {
+/* When nobody else is inside any more. */
+static void *trailer(void *other) {
+    if (other) NEED(!pthread_join(*(pthread_t *)other, 0));
     NEED(send(a, "END!", 4, 0) == 4);
-    return none;
+    return 0;
 }
 
-/* All that `a` has sent, up to a mark behind it: x, and what was sent beside. */
-static void drain(void) {
+/* All that `a` has sent, up to a mark behind it: x, and what was sent beside, by a thread that ends with this. */
+static void drain(pthread_t *other) {
     pthread_t t;
     char end[5] = "....";
-    NEED(!pthread_create(&t, 0, trailer, 0));
+    NEED(!pthread_create(&t, 0, trailer, other));
     while (strcmp(end, "END!")) {
         ssize_t n = recv(b, in, sizeof in, 0);
         NEED(n > 0);
@@ -159,7 +182,10 @@ static void test(int call, int jumps, int lane, int company) {
     NEED(b >= 0);
     if (lane) until_on_lane();
     pthread_t t;
-    if (call >= SENDS) NEED(send(b, buf, 50, 0) == 50);
+    if (call >= SENDS) {
+        NEED(send(b, buf, 50, 0) == 50);
+        until_unread(50);
+    }
     leave(call, jumps, lane ? 120 : 60);
     if (company) { /* (The buffer is full: it waits.) */
         NEED(!pthread_create(&t, 0, beside, 0));
@@ -167,8 +193,7 @@ static void test(int call, int jumps, int lane, int company) {
         leave(call, jumps, 30);
     }
     NEED(!fcntl(b, F_SETFL, 0));
-    if (call < SENDS) drain();
-    if (company) NEED(!pthread_join(t, 0));
+    if (call < SENDS) drain(company ? &t : 0);
     until_on_lane();
     exchange(2000);
     close(a), close(b);
