@@ -63,6 +63,7 @@ const BLOCKED: u32 = 32; // waits for ring space
 const FRESH: u32 = 128; // the inner set has yet to say what any new member says first
 const PARKED: u32 = 64; // removed by the application; kept, for many remove and add in turn
 const INHERITED: u32 = 512; // active in the parent, and in no set of the kernel's: see `adopt`
+const KIN: u32 = 1024; // active, on a link of a process that this one descends from: see `sleep::look_at_kin`
 const ABSENT: u32 = 256; // one-shot, reported, and since then taken from the lane: in no set of the kernel's
 
 /// In `Set::asleep`: the set has lanes, and each of its links counts each thread asleep in it.
@@ -91,6 +92,8 @@ struct Set {
     /// Threads asleep in the kernel on this set, and [`HEARS`]: see `sleep::fall_asleep`.
     asleep: AtomicU32,
     lanes: AtomicU32,
+    /// Registrations that are [`KIN`].
+    kin: AtomicU32,
     /// Not 0: some connection has been registered here.
     tcp: AtomicU32,
     /// Nested, or watched in a way we do not serve.
@@ -183,6 +186,7 @@ pub fn created(fd: i32) {
             }
             for a in [
                 &s.lanes,
+                &s.kin,
                 &s.barred,
                 &s.stirred,
                 &s.head,
@@ -331,7 +335,7 @@ pub fn after_fork() {
         let s = set_at(i);
         if s.used.load(Relaxed) != 0 {
             for a in [
-                &s.lock, &s.waiters, &s.asleep, &s.lanes, &s.head, &s.tail, &s.queued,
+                &s.lock, &s.waiters, &s.asleep, &s.lanes, &s.kin, &s.head, &s.tail, &s.queued,
             ] {
                 a.store(0, Relaxed);
             }
@@ -425,6 +429,11 @@ pub fn nest(i: u32) {
     if let Some(_g) = lock::lock(&s.lock) {
         retire(s);
     }
+}
+
+/// Is its lane of a process that this one descends from?
+fn is_inherited(c: &Conn) -> bool {
+    c.owner_pid.load(Relaxed) != table::me()
 }
 
 /// Is the connection watched in a way that a lane cannot serve?

@@ -157,8 +157,7 @@ pub fn reap() {
 /// In a forked child: an inherited link is given up when none of the connections that the child still holds
 /// has a lane on it. With its last descriptor a process loses what is sent on it later, as it does with TCP.
 pub fn give_up_inherited() {
-    let me = crate::table::me();
-    let inherited = |l: &&Link| l.state.load(Acquire) != 0 && l.maker.load(Relaxed) != me;
+    let inherited = |l: &&Link| l.state.load(Acquire) != 0 && l.is_inherited();
     if !seen().iter().any(|l| inherited(&l)) {
         return;
     }
@@ -283,6 +282,11 @@ impl Link {
             w.fetch_or(1 << (lane % 64), Relaxed);
             OWED.store(1, Relaxed);
         }
+    }
+
+    /// Is it of a process that this one descends from? Its doorbell and its count of sleepers are that one's.
+    pub fn is_inherited(&self) -> bool {
+        self.maker.load(Relaxed) != crate::table::me()
     }
 
     #[inline(always)]

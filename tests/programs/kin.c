@@ -4,6 +4,7 @@
  *     kin heirs        both send, and it is the parent who is killed
  *     kin namespaces   both send, and each is process 1 of a pid namespace
  *     kin readers      both wait for records, in every way, and take them; no record is lost, or taken twice
+ *     kin epoll        the same, most often by epoll sets of their own
  *     kin promotion    forks while the connection gets its lane; first the child uses it, then the parent
  *     kin rings        a child goes on with connections whose rings have grown since the fork
  *
@@ -298,7 +299,8 @@ static int take_one(int fd, int flags) {
 /* Takes records until the end, or so many. True: the end. */
 static int take_some(int fd, long most, unsigned ways) {
     int ep = epoll_create1(0);
-    struct epoll_event ev = {EPOLLIN, {.fd = fd}}, got;
+    const uint32_t kinds[] = {EPOLLIN, EPOLLIN | EPOLLET, EPOLLIN | EPOLLONESHOT};
+    struct epoll_event ev = {kinds[any(3)], {.fd = fd}}, got;
     int added = 0, end = 0;
     for (long k = 0; !end && k < most; k++) {
         int r = -1;
@@ -321,8 +323,11 @@ static int take_some(int fd, long most, unsigned ways) {
             break;
         }
         default:
-            if (!added++) need(!epoll_ctl(ep, EPOLL_CTL_ADD, fd, &ev), "epoll_ctl");
-            need(epoll_wait(ep, &got, 1, -1) == 1, "epoll_wait");
+            if (!added || ev.events != EPOLLIN) {
+                need(!epoll_ctl(ep, added ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &ev), "epoll_ctl");
+            }
+            added = 1;
+            need(epoll_wait(ep, &got, 1, -1) == 1 && got.data.fd == fd, "epoll_wait");
             r = take_one(fd, MSG_DONTWAIT);
         }
         end = !r;

@@ -28,6 +28,12 @@ fn both_wait_and_take() -> Result<()> {
     both_ways("kin", &["readers", "10000"], 2, 2_000)
 }
 
+/// A child that watches the connection in an epoll set of its own is told of what lies on the ring, though nobody sends.
+#[test]
+fn both_wait_in_sets_of_their_own() -> Result<()> {
+    both_ways("kin", &["epoll", "10000"], 2, 2_000)
+}
+
 /// Forks in a process whose other threads are anywhere in the shim.
 #[test]
 fn forks_while_lanes_are_attached() -> Result<()> {

@@ -183,22 +183,20 @@ fn usable_lane(conn: u32) -> Option<&'static Link> {
     let still = || promote::engaged(c) || ours();
     let usable = flags == flag::LANE || flags & flag::LANE != 0 && still();
     let (link, _) = promote::lane(c, table::local(conn)).filter(|_| usable)?;
-    (c.owner_pid.load(Relaxed) == table::me()).then_some(link)
+    (!is_inherited(c) || promote::engaged(c)).then_some(link)
 }
 
 /// The application has just armed a registration: it may move to the inner set.
 fn armed(set: u32, conn: u32, r: u32) {
     let c = table::conn(conn);
     promote::expected(conn, reg_at(r).fd.load(Relaxed), c);
+    if c.flags.load(Relaxed) & flag::LANE != 0 && is_inherited(c) && promote::engaged(c) {
+        // What comes from now on comes on TCP. (In a set of ours the link's doorbell would be heard by us, and no
+        // more by its owner.) What is on the ring already is told from the inner set.
+        promote::take_down(conn);
+    }
     if let Some(link) = usable_lane(conn) {
         activate_one(set, conn, r, link);
-    } else if c.flags.load(Relaxed) & (flag::LANE | flag::BARRED | flag::HELD) == flag::LANE
-        && c.owner_pid.load(Relaxed) != table::me()
-        && promote::engaged(c)
-    {
-        // Inherited: in a set of ours the link's doorbell would be heard by us, and no more by its
-        // owner. What comes after the way down is told by the kernel.
-        promote::take_down(conn);
     }
 }
 

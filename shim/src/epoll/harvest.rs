@@ -247,7 +247,7 @@ pub(super) fn harvest(
 /// Does the kernel serve the connection from now on?
 fn is_leaving(conn: u32) -> bool {
     let c = table::conn(conn);
-    c.flags.load(Relaxed) & (flag::HELD | flag::BARRED) != 0
+    (c.flags.load(Relaxed) & (flag::HELD | flag::BARRED) != 0 || is_inherited(c))
         && !promote::engaged(c)
         && !c.has_error()
         && !io::zerocopy::ours(table::local(conn))
@@ -452,17 +452,24 @@ fn tell_ends(s: &Set) {
         return;
     }
     s.end_ms.store(0, SeqCst);
+    each_chained(s, |_, reg| {
+        let left = match reg.conn.load(Relaxed) {
+            0 => -1,
+            conn => ends::left_ms_of(conn - 1),
+        };
+        if left > 0 {
+            await_end(s, left);
+        }
+    });
+}
+
+/// Calls `f(number, registration)` for each that is active. Set lock held.
+pub(super) fn each_chained(s: &Set, mut f: impl FnMut(u32, &Reg)) {
     published(s, true, |k, g, _, _, _| {
         let mut r = s.chain[k][g].load(Relaxed);
         while r != 0 {
             let reg = reg_at(r);
-            let left = match reg.conn.load(Relaxed) {
-                0 => -1,
-                conn => ends::left_ms_of(conn - 1),
-            };
-            if left > 0 {
-                await_end(s, left);
-            }
+            f(r, reg);
             r = reg.next_group.load(Relaxed);
         }
     });

@@ -120,7 +120,10 @@ pub(super) fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -
         && s.told.load(SeqCst).wrapping_sub(reg.armed_at.load(Relaxed)) as i32 > 0
         && table::local(conn).starved.load(Relaxed) == 0;
     let out = if told { 0 } else { EDGE_OUT };
-    reg.flags.store(ACTIVE | fresh | EDGE_IN | out, Relaxed);
+    let kin = if link.is_inherited() { KIN } else { 0 };
+    s.kin.fetch_add(u32::from(kin != 0), Relaxed);
+    reg.flags
+        .store(ACTIVE | fresh | EDGE_IN | out | kin, Relaxed);
     // One that has nothing to say takes its place in the queue when it has.
     let (c, l) = (table::conn(conn), table::local(conn));
     let error = c.has_error() || io::zerocopy::pending(l);
@@ -202,15 +205,13 @@ pub(super) fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
     }
     let k = free?;
     let data = TAG_BELL | u64::from(want - 1);
-    match sys::epoll_ctl(
-        s.inner.load(Relaxed),
-        libc::EPOLL_CTL_ADD,
-        link.bell(),
-        IN,
-        data,
-    ) {
-        Ok(()) | Err(libc::EEXIST) => {}
-        Err(_) => return None,
+    let (inner, bell) = (s.inner.load(Relaxed), link.bell());
+    let heard = match link.is_inherited() {
+        true => Ok(()), // not by us
+        false => sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, bell, IN, data),
+    };
+    if !matches!(heard, Ok(()) | Err(libc::EEXIST)) {
+        return None;
     }
     s.muted.fetch_and(!(1 << k), Relaxed);
     link.sets[set as usize / 64].fetch_or(1 << (set % 64), SeqCst);
@@ -257,7 +258,9 @@ pub(super) fn detach(s: &Set, r: u32) {
             at = &reg_at(k).next_queue;
         }
     }
-    reg.flags.store(0, Relaxed);
+    if reg.flags.swap(0, Relaxed) & KIN != 0 {
+        s.kin.fetch_sub(1, Relaxed);
+    }
     if s.lanes.fetch_sub(1, SeqCst) == 1 {
         sleep::deafen(s);
         retire(s);

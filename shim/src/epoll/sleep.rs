@@ -327,7 +327,8 @@ unsafe fn wait_lanes(
             nap = if nap < 0 { full } else { nap.min(full) };
         }
         let muted = mute(s);
-        if (muted || patient) && !(0..wait::Patience::NAP_MS).contains(&nap) {
+        let kin = s.kin.load(Relaxed) != 0;
+        if (muted || patient || kin) && !(0..wait::Patience::NAP_MS).contains(&nap) {
             nap = wait::Patience::NAP_MS;
         }
         let moves = s.moves.load(Acquire);
@@ -396,11 +397,27 @@ unsafe fn wait_lanes(
             return n as i32;
         }
         if r == 0 {
+            if kin {
+                look_at_kin(s);
+            }
             if ctl < 0 {
                 control::ensure();
             }
             last = left >= 0 && nap >= left;
         }
+    }
+}
+
+/// A nap is over in which no doorbell was heard of what a process before us has made: each such registration is
+/// looked at. There may be a way down to go on with, and what is on TCP for good goes back to the kernel's set.
+#[cold]
+fn look_at_kin(s: &Set) {
+    if let Some(_g) = lock::lock(&s.lock) {
+        each_chained(s, |r, reg| {
+            if reg.flags.load(Relaxed) & KIN != 0 {
+                push(s, r);
+            }
+        });
     }
 }
 
@@ -446,7 +463,10 @@ fn each_link(s: &Set, f: impl FnMut(&Link)) {
 
 /// Counts so many threads more, or fewer, among the sleepers of a link.
 fn count(l: &Link, asleep: u32, more: bool) {
-    let Some(ctl) = l.own.control() else { return };
+    // (An inherited one's doorbell is not ours to hear.)
+    let Some(ctl) = l.own.control().filter(|_| !l.is_inherited()) else {
+        return;
+    };
     for _ in 0..asleep & !HEARS {
         match more {
             true => wake::doze(&ctl.sleepers.0),
