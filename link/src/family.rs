@@ -105,6 +105,10 @@ pub mod flag {
     pub const NEW: u32 = 16_384;
     /// Beside `RECEIVED`: `CLIENT` is as good as certain.
     pub const UNSURE: u32 = 32_768;
+    /// Beside `BARRED`: it was handed to another program, which no table knows to hold it. That goes on when it ends here.
+    pub const LEFT: u32 = 65_536;
+    /// Beside `LANE`: the other end has given the lane back, and this one does as soon as both directions are on TCP.
+    pub const FORSAKEN: u32 = 131_072;
 }
 
 /// An IPv4 or IPv6 endpoint. `family` is AF_INET, AF_INET6 or 0 (unknown); `port` in host order.

@@ -129,8 +129,8 @@ messages! {
         7 LinkFailed { link: u64, side: u8 }
         /// The connection closed before the daemon answered its `Register`.
         8 Forget { conn: u32, gen: u32 }
-        /// An offered lane is not taken (no memory, shared by now): as `LaneDone`, and the other end
-        /// is to give it up, too.
+        /// An offered lane is not taken (no memory, shared by now), or one is given back whose connection goes on in
+        /// other hands: as `LaneDone`, and the other end is to give it up, too.
         9 LaneRefused { link: u64, side: u8, lane: u32 }
         /// A lane to another node is taken. Descriptor: the connection's socket, of which the daemon
         /// keeps a copy until the lane is done, so that it can finish what we cannot.
@@ -183,7 +183,7 @@ messages! {
         10 PeerGone { link: u64, side: u8 }
         /// Operator: `op` is one of `op::*`; `conn` may be [`ALL`].
         11 Command { conn: u32, gen: u32, op: u32 }
-        /// The other end does not take this lane: give it back, register again later.
+        /// The other end does not take this lane, or has given it back: so do you, and register again later.
         12 LaneGone { link: u64, side: u8, lane: u32, conn: u32, gen: u32 }
     }
 }

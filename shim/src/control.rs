@@ -296,6 +296,18 @@ pub fn lane_done(link: &Link, lane: u32) {
     }
 }
 
+/// The same of a connection that goes on elsewhere: the daemon asks the other end to give its lane back as well.
+pub fn lane_left(link: &Link, lane: u32) {
+    let m = ToDaemon::LaneRefused {
+        link: link.id.load(Relaxed),
+        side: link.side.load(Relaxed) as u8,
+        lane,
+    };
+    if send(&m, None).is_err() {
+        link.owe(lane);
+    }
+}
+
 /// Tells the daemon what it could not be told before. False: it still cannot. It must know before it
 /// hears of the same connections again.
 pub fn settle() -> bool {

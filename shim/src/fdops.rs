@@ -259,15 +259,21 @@ fn end(fd: i32, i: u32) {
             control::forget(i, c.gen.load(Relaxed));
             c.flags.fetch_and(!flag::REGISTERED, Relaxed);
         }
-        // Others hold it: a lane that was ours alone goes down, so that they can use it.
-        if mine && c.flags.load(Relaxed) & flag::LANE != 0 {
-            io::leave(i, fd, Reason::Shared);
-            promote::end_lane(i);
+        // Others hold it: a lane that was ours alone goes down, so that they can use it, and get their own.
+        let flags = c.flags.load(Relaxed);
+        if mine && flags & flag::LANE != 0 {
+            let whole = io::leave(i, fd, Reason::Shared);
+            promote::end_lane(i, whole);
+            if whole && flags & flag::BARRED == 0 {
+                promote::may_come_back(c);
+            }
         }
         return;
     }
     if let Some((link, m)) = promote::lane(c, l).filter(|(k, _)| k.is_far()) {
         far::close(c, link, &m, fd);
+    } else if c.flags.load(Relaxed) & flag::LEFT != 0 && !promote::engaged(c) {
+        // It does not end: another program has it. The kernel tells what there is to tell.
     } else if let Some((link, m)) = promote::lane(c, l) {
         let port = Sock { fd, link };
         let _t = lock::lock(&c.tx.lock);
@@ -299,7 +305,7 @@ fn end(fd: i32, i: u32) {
     // Before readers do not see the entry any more: telling the daemon takes its time.
     table::table().iter().for_each(|t| t.count_ended(c));
     c.state.store(state::BUSY, Relaxed);
-    promote::end_lane(i);
+    promote::end_lane(i, false);
     table::free(i);
 }
 
@@ -529,7 +535,7 @@ pub fn disown(fd: i32) {
                 // As in `end`: nobody will say when it is closed.
                 control::take_back(i, table::conn(i).gen.load(Relaxed));
                 epoll::disowned(i);
-                promote::end_lane(i);
+                promote::end_lane(i, false);
                 table::remove_holder(table::conn(i), table::me());
                 if table::holders(table::conn(i)) == 0 {
                     table::free(i);

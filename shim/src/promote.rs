@@ -5,11 +5,13 @@ mod died;
 mod far;
 mod orders;
 mod register;
+mod retire;
 
 pub use died::holder_died;
-pub use far::{greeted, leave_far};
+pub use far::greeted;
 pub use orders::command;
 pub use register::{daemon_lost, declined};
+pub use retire::{end_lane, lane_gone, left, may_come_back};
 
 use crate::links::{Link, Sock};
 use crate::table::{self, because, Local};
@@ -42,8 +44,8 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
         family::used();
     }
     if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
-        if c.flags.load(Relaxed) & flag::FAR != 0 {
-            far::retire(i, c);
+        if c.flags.load(Relaxed) & (flag::FAR | flag::LEFT | flag::FORSAKEN) != 0 {
+            retire::retire(i, c);
         }
         watched(i, c);
         // Without lanes nobody polls the control connection: look now and then whether it is there.
@@ -57,6 +59,9 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
             find_daemon();
         }
         return;
+    }
+    if c.flags.load(Relaxed) & flag::PROMOTED != 0 && control::lost() {
+        find_daemon(); // it was on a lane in a process before this one, and is shown
     }
     let n = c.calls.fetch_add(1, Relaxed);
     let many =
@@ -254,7 +259,8 @@ pub fn sync_nonblock(c: &Conn, fd: i32) {
 /// May the lane be used in the upward direction now?
 #[inline(always)]
 fn open(c: &Conn) -> bool {
-    c.flags.load(Relaxed) & (flag::LANE | flag::HELD | flag::BARRED) == flag::LANE
+    let closed = flag::HELD | flag::BARRED | flag::FORSAKEN;
+    c.flags.load(Relaxed) & (flag::LANE | closed) == flag::LANE
         && c.owner_pid.load(Relaxed) == table::me()
         && {
             let nb = c.not_before_ms.load(Relaxed);
@@ -427,6 +433,9 @@ pub fn peer_gone(link: &Link) {
 fn peer_end_gone(i: u32, c: &Conn) {
     let l = table::local(i);
     let fd = l.fd.load(Relaxed);
+    if c.flags.load(Relaxed) & flag::FORSAKEN != 0 {
+        return retire::retire(i, c); // another program goes on with the other end
+    }
     l.peer_dead.store(1, Relaxed); // and if its FIN does not come: see `ends`
     let ended = || sys::poll1(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
     if let Some((_, m)) = lane(c, l).filter(|_| engaged_tx(c) && ended()) {
@@ -440,41 +449,6 @@ fn peer_end_gone(i: u32, c: &Conn) {
     }
     table::bar(c, Reason::PeerGone);
     epoll::stir(i);
-}
-
-/// The other end does not take its lane, so ours was never used: it goes back, and the connection
-/// may be registered again.
-pub fn lane_gone(link: &Link, lane_no: u32, i: u32, gen: u32) {
-    if i as usize >= link::family::CONNS {
-        return;
-    }
-    let c = table::conn(i);
-    let l = table::local(i);
-    let ours = || c.state.load(Relaxed) == state::OPEN && has(c, l, link, lane_no, gen);
-    let Some((_, m)) = lane(c, l).filter(|_| ours()) else {
-        return;
-    };
-    {
-        let (Some(_t), Some(_r)) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)) else {
-            return;
-        };
-        let port = Sock {
-            fd: l.fd.load(Relaxed),
-            link,
-        };
-        if !ours() || c.tx.mode.load(Relaxed) != tx::mode::TCP {
-            return;
-        }
-        if !matches!(c.rx.revoke(&m, &port), Ok(rx::Revoked::Clear)) {
-            return;
-        }
-        c.flags.fetch_and(!(flag::LANE | flag::FAR), Relaxed);
-        l.link.store(core::ptr::null_mut(), Release);
-        c.calls.store(0, Relaxed);
-        later(c, Reason::PeerDeclined, 200);
-    }
-    control::lane_done(link, lane_no);
-    epoll::deactivate(i);
 }
 
 /// May the daemon ask us to register this connection, on which nothing happens? Then whoever waits
@@ -501,31 +475,6 @@ pub fn full_down(c: &Conn, l: &Local) {
     l.fulls.store((fulls + 1).min(6), Relaxed);
     c.not_before_ms
         .store(now + (FULL_PAUSE_MS << fulls), Relaxed);
-}
-
-/// The connection ends in this family: tell the other side and give the lane back.
-pub fn end_lane(i: u32) {
-    let c = table::conn(i);
-    let l = table::local(i);
-    if c.flags.load(Relaxed) & flag::REGISTERED != 0 {
-        control::forget(i, c.gen.load(Relaxed));
-    }
-    if c.flags.fetch_and(!(flag::LANE | flag::FAR), Relaxed) & flag::LANE == 0 {
-        return;
-    }
-    if let Some((link, _)) = lane(c, l) {
-        // The newest ring is remembered for the slot's next use.
-        if link.state.load(Relaxed) != 0 && c.owner_pid.load(Relaxed) == table::me() {
-            control::lane_done(link, c.lane.load(Relaxed));
-        }
-    }
-    if let Some(t) = table::table() {
-        if c.flags.load(Relaxed) & flag::PROMOTED != 0 {
-            t.header.stats.ended_promoted.fetch_add(1, Relaxed);
-        }
-        t.count_ended(c);
-    }
-    l.link.store(core::ptr::null_mut(), Release);
 }
 
 /// Is either half off TCP?

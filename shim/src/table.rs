@@ -531,7 +531,8 @@ pub fn because(c: &Conn, r: Reason) {
 /// Never again.
 pub fn bar(c: &Conn, r: Reason) {
     because(c, r);
-    c.flags.fetch_or(flag::BARRED, Relaxed);
+    let left = if r == Reason::Left { flag::LEFT } else { 0 };
+    c.flags.fetch_or(flag::BARRED | left, Relaxed);
 }
 
 /// Fills in what `ss` shows: inode, owner, addresses. Three system calls, so only for connections

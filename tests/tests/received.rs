@@ -6,6 +6,7 @@ use link::reason::Reason;
 use std::time::Duration;
 use underpass_tests::harness::peers::result;
 use underpass_tests::harness::{paths, until, Daemon, Place, Program, Running, SOON};
+use underpassd::admin::Row;
 
 const LIMIT: Duration = Duration::from_secs(90);
 const CONNS: usize = 4;
@@ -42,16 +43,19 @@ fn bare(how: &str, conns: usize) -> Result<()> {
     Ok(())
 }
 
-/// Nobody else holds it: all of its ends go onto lanes.
+/// Nobody else holds it: all of its ends go onto lanes, in the process that it went to.
 fn promoted(how: &str, args: &[&str]) -> Result<()> {
     bare(how, CONNS)?;
     let d = Daemon::with(args)?;
     let dir = tempfile::tempdir()?;
     let end = dir.path().join("end");
-    let (_s, port) = serve(how, &d.place())?;
+    let (s, port) = serve(how, &d.place())?;
     let c = client(&port, CONNS, &d.place(), &end)?;
-    d.await_promoted(2 * CONNS)
-        .with_context(|| how.to_owned())?;
+    let up = |r: &&Row| r.up == "both" && !r.pids.contains(&s.pid());
+    until("they are on lanes in the other process", SOON, || {
+        d.ss().unwrap_or_default().iter().filter(up).count() == 2 * CONNS
+    })
+    .with_context(|| format!("{how}\n{}", d.picture()))?;
     let rows = d.ss()?;
     let mut inodes: Vec<u64> = rows.iter().map(|r| r.inode).collect();
     inodes.sort_unstable();
@@ -74,6 +78,21 @@ fn by_a_message() -> Result<()> {
 #[test]
 fn by_exec() -> Result<()> {
     promoted("exec", &[])
+}
+
+/// A connection that was on a lane in the process that hands it on is not cut, and gets another one.
+#[test]
+fn that_had_a_lane_before() -> Result<()> {
+    for how in [
+        "used-rights",
+        "used-exec",
+        "used-popen",
+        "used-spawn",
+        "used-fork",
+    ] {
+        promoted(how, &[])?;
+    }
+    Ok(())
 }
 
 /// Nothing is recorded of how a connection began: its own counters, and the other end, tell.

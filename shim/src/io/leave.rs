@@ -66,7 +66,7 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
             return false;
         }
         if tx_done && rx_done {
-            promote::leave_far(i);
+            promote::left(i);
             crate::epoll::left(i);
             return true;
         }

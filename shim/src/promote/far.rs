@@ -1,8 +1,8 @@
-//! Lanes to other nodes whose way is gone: back to TCP, and given back. Called with no lock held.
+//! Lanes to other nodes whose way is gone: back to TCP, and then given back (`retire`). Called with no lock held.
 
-use super::{because, engaged, lane, later, went_down};
+use super::{because, lane, went_down};
 use crate::links::{Link, Sock, GONE};
-use crate::{control, epoll, lock, sys, table};
+use crate::{control, lock, sys, table};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, Conn};
 use link::lane::tx;
@@ -55,47 +55,4 @@ pub fn greeted() {
             let _ = control::lane_shut(link, c.lane.load(Relaxed));
         }
     });
-}
-
-/// A lane whose link is gone is given back when both directions are on TCP.
-#[cold]
-pub(super) fn retire(i: u32, c: &Conn) {
-    let l = table::local(i);
-    let Some((link, _)) = lane(c, l) else { return };
-    if link.state.load(Relaxed) != GONE || engaged(c) {
-        return;
-    }
-    // Only its owner knows which of his epoll sets watch it; an heir may when he is dead.
-    let owner = c.owner_pid.load(Relaxed);
-    if owner != table::me() && !table::is_gone(owner) {
-        return;
-    }
-    let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
-        return;
-    };
-    if !engaged(c) && give_back(i, c, link) {
-        later(c, Reason::LinkLost, 200);
-        c.calls.store(0, Relaxed);
-    }
-}
-
-/// The connection, on TCP in both directions, no longer has its lane. Both locks held.
-fn give_back(i: u32, c: &Conn, link: &Link) -> bool {
-    if c.flags.fetch_and(!(flag::LANE | flag::FAR), Relaxed) & flag::LANE == 0 {
-        return false;
-    }
-    table::local(i).link.store(core::ptr::null_mut(), Release);
-    control::lane_done(link, c.lane.load(Relaxed));
-    epoll::deactivate(i);
-    true
-}
-
-/// A connection that leaves this process for good must not leave a copy with the daemon, which would
-/// hold back the end that its next owner makes.
-pub fn leave_far(i: u32) {
-    let c = table::conn(i);
-    if let Some((link, _)) = lane(c, table::local(i)).filter(|(k, _)| k.is_far()) {
-        let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
-        give_back(i, c, link);
-    }
 }

@@ -42,6 +42,8 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
         return;
     }
+    // (In a child, that of its parent, which has given the lane back.)
+    table::local(i).link.store(core::ptr::null_mut(), Release);
     if !received::is_evident(c, table::local(i)) {
         return later(c, Reason::Young, 5);
     }
