@@ -118,21 +118,10 @@ pub fn copied_for_another(old: i32, new: i32) {
     }
 }
 
-/// What [`before_close`] found.
-pub enum Close {
-    /// Go on and close.
-    Native,
-    /// Go on and close, and then [`closed`]: the connection lingers.
-    Linger(usize),
-    /// One of ours: the application has no such descriptor.
-    Refuse,
-}
-
-/// Before a descriptor is closed (or replaced by dup2).
-pub fn before_close(fd: i32) -> Close {
+/// Before a descriptor, which is none of ours, is closed (or replaced by dup2). What is returned is for [`closed`]:
+/// the connection lingers.
+pub fn before_close(fd: i32) -> Option<usize> {
     match fdtab::get(fd) {
-        Fd::Other => {}
-        Fd::Ours => return Close::Refuse,
         Fd::Set(s) => {
             fdtab::set(fd, Fd::Other);
             epoll::closed(s);
@@ -141,14 +130,11 @@ pub fn before_close(fd: i32) -> Close {
             fdtab::set(fd, Fd::Other);
             uring::closed(r);
         }
-        Fd::Conn(i) if io::proven(fd) == Some(i) => {
-            if let Some(what) = release(fd, i, fd) {
-                return Close::Linger(what);
-            }
-        }
-        Fd::Conn(_) => {} // something else by now
+        Fd::Conn(i) if io::proven(fd) == Some(i) => return release(fd, i, fd),
+        // (Something else by now.)
+        Fd::Conn(_) | Fd::Other | Fd::Ours => {}
     }
-    Close::Native
+    None
 }
 
 /// After a close that lingers: the number is free by now, as it is in the kernel meanwhile.

@@ -126,3 +126,10 @@ fn clones() -> Result<()> {
 fn pointers() -> Result<()> {
     c::both_ways("pointers", &[], 2, 2)
 }
+
+/// Who closes all that it finds, the shim's own among them, goes on as if these were not there.
+#[test]
+fn cleanup() -> Result<()> {
+    c::both_ways("cleanup", &["seen"], 8, 250)?;
+    c::both_ways("cleanup", &["unseen"], 4, 80)
+}

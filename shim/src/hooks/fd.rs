@@ -1,7 +1,7 @@
 //! Descriptors: closing, duplicating, flags.
 
 use super::sock::nonblock;
-use crate::fdops::{self, not_ours, Close};
+use crate::fdops::{self, not_ours};
 use crate::fdtab::{self, get, Fd};
 use crate::{io, real, signals, sys, table};
 use core::ffi::{c_char, c_void};
@@ -31,33 +31,34 @@ impl Drop for Linger {
     }
 }
 
-/// Before `fd` is closed. False: it is one of the shim's own, which the application does not have.
+/// Before `fd` is closed. False: it is one of the shim's own.
 fn closing(fd: i32, later: &mut Linger) -> bool {
-    let what = get(fd);
-    if what == Fd::Other {
+    if get(fd) == Fd::Other {
         return true;
     }
-    let found = if not_ours() {
-        // Without the doorbells of its lanes it could not take them down before it executes another
-        // program. (One that it has put in the place of ours is not closed on exec.)
-        let ours = || sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC != 0);
-        match what == Fd::Ours && ours() {
-            true => Close::Refuse,
-            false => Close::Native,
-        }
-    } else {
-        io::quietly(|| fdops::before_close(fd))
-    };
-    match found {
-        Close::Native => true,
-        Close::Linger(what) => {
+    if is_hidden(fd) {
+        crate::set_errno(libc::EBADF);
+        return false;
+    }
+    // (What a vfork child does to its descriptors is its own affair.)
+    if !not_ours() {
+        if let Some(what) = io::quietly(|| fdops::before_close(fd)) {
             later.add(what);
-            true
         }
-        Close::Refuse => {
-            crate::set_errno(libc::EBADF);
-            false
-        }
+    }
+    true
+}
+
+/// Is it one of the shim's own, which the application does not have?
+fn is_hidden(fd: i32) -> bool {
+    if get(fd) != Fd::Ours {
+        return false;
+    }
+    match not_ours() {
+        // Without the doorbells of its lanes a vfork child could not take them down before it executes another
+        // program. (What it has put in the place of one of ours is not closed on exec.)
+        true => sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC != 0),
+        false => io::quietly(|| fdtab::is_ours(fd)),
     }
 }
 
@@ -108,7 +109,7 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
                 end += 1;
             }
         }
-        if get(at as i32) == Fd::Ours && at <= high {
+        if at <= high && is_hidden(at as i32) {
             at += 1;
             continue;
         }
@@ -229,6 +230,10 @@ unsafe fn control(fd: i32, cmd: i32, arg: usize, native: unsafe fn(i32, i32, usi
     // (The others may wait for a lock on a file.)
     let duplicates = matches!(cmd, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC);
     let _inside = (duplicates || get(fd) != Fd::Other).then(signals::enter);
+    if is_hidden(fd) {
+        crate::set_errno(libc::EBADF); // as `close` says: who looks which there are closes them
+        return -1;
+    }
     if duplicates {
         fdtab::settled(fd);
     }
