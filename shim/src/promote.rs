@@ -53,6 +53,7 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
             crate::io::quietly(|| {
                 control::pump();
                 register::disown(c);
+                table::forget_zombies(c);
             });
         }
         if control::lost() {

@@ -7,7 +7,7 @@ pub use identity::{domain, is_foreign, is_gone, me};
 use crate::links::Link;
 use crate::{fdtab, sys};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use link::family::{flag, state, Conn, Table, CONNS, HOLDERS, MAGIC, TABLE_BYTES};
+use link::family::{flag, state, Conn, Table, CONNS, DOMAINS, HOLDERS, MAGIC, TABLE_BYTES};
 use link::reason::Reason;
 
 /// Process-private companion of a family entry.
@@ -503,6 +503,17 @@ pub fn holders(c: &Conn) -> usize {
         n += 1;
     }
     n
+}
+
+/// Forgets the holders that have ended and that their parents have not waited for: they have no descriptors any more.
+/// (The kernel knows their numbers yet, so that this takes more than [`holders`] does.)
+pub fn forget_zombies(c: &Conn) {
+    for h in &c.holders {
+        let p = h.load(SeqCst);
+        if p != 0 && p != me() && !is_foreign(p) && crate::lock::dead(p & !DOMAINS) {
+            let _ = h.compare_exchange(p, 0, SeqCst, Relaxed);
+        }
+    }
 }
 
 /// Enters a process as holder. If there is no room, the connection counts as shared for good.

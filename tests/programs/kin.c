@@ -6,6 +6,7 @@
  *     kin readers      both wait for records, in every way, and take them; no record is lost, or taken twice
  *     kin epoll        the same, most often by epoll sets of their own
  *     kin promotion    forks while the connection gets its lane; first the child uses it, then the parent
+ *     kin zombies      children that have ended, and that nobody has waited for, hold nothing
  *     kin rings        a child goes on with connections whose rings have grown since the fork
  *
  * The other end is a process of another family. How far it and they are is in memory that all share.
@@ -30,6 +31,7 @@
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define RECORD 64
@@ -426,6 +428,44 @@ static void promotion(int rounds) {
     waitpid(o, 0, 0);
 }
 
+/* ---- zombies ---- */
+
+/* Until it is on its lane. */
+static void promoted(int fd) {
+    struct timespec now, begin;
+    int quiet = 0;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    do {
+        struct moved m = moved(fd);
+        exchange(fd, 1);
+        quiet = still(fd, m) ? quiet + 1 : 0;
+        if (!quiet) usleep(500);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while (under_shim() && quiet < 5 && now.tv_sec - begin.tv_sec < 20);
+    need(!under_shim() || quiet == 5, "a lane");
+}
+
+static void zombies(int rounds) {
+    pid_t o = other(echoes), p;
+    siginfo_t ended;
+    for (int k = 0; k < rounds; k++) {
+        int fd = dial();
+        if (k % 2) promoted(fd); /* the child takes it down */
+        p = fork();
+        need(p >= 0, "fork");
+        if (!p) {
+            exchange(fd, k % 2 * 5);
+            _exit(0);
+        }
+        need(!waitid(P_PID, p, &ended, WEXITED | WNOWAIT), "waitid");
+        promoted(fd);
+        close(fd);
+        need(waitpid(p, 0, 0) == p, "waitpid");
+    }
+    kill(o, SIGKILL);
+    waitpid(o, 0, 0);
+}
+
 /* ---- rings ---- */
 
 #define MANY 40
@@ -523,6 +563,7 @@ int main(int argc, char **argv) {
     if (!strcmp(how, "readers")) readers(n, 3);
     if (!strcmp(how, "epoll")) readers(n, 6);
     if (!strcmp(how, "promotion")) promotion(n);
+    if (!strcmp(how, "zombies")) zombies(n);
     if (!strcmp(how, "rings")) rings();
     printf("result ok\n");
     return 0;

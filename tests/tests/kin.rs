@@ -34,6 +34,12 @@ fn both_wait_in_sets_of_their_own() -> Result<()> {
     both_ways("kin", &["epoll", "10000"], 2, 2_000)
 }
 
+/// A child that has ended has no descriptors, though its parent may never wait for it.
+#[test]
+fn zombies_hold_nothing() -> Result<()> {
+    both_ways("kin", &["zombies", "10"], 20, 5_000)
+}
+
 /// Forks in a process whose other threads are anywhere in the shim.
 #[test]
 fn forks_while_lanes_are_attached() -> Result<()> {

@@ -25,6 +25,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
         return later(c, Reason::TimeoutDaemon, 20);
     }
     if table::holders(c) != 1 {
+        table::forget_zombies(c);
         return later(c, Reason::Shared, 100);
     }
     if epoll::unservable(i) {
