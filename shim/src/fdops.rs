@@ -55,12 +55,19 @@ pub fn is_tcp(domain: i32, ty: i32, proto: i32) -> bool {
         && (proto == 0 || proto == libc::IPPROTO_TCP)
 }
 
+/// `connect(AF_UNSPEC)` comes: calls that sleep on the connection are over, and leave its error to others.
+pub fn disconnects(fd: i32, i: u32) {
+    table::local(i).disconnects.fetch_add(1, SeqCst);
+    give_up(fd, Reason::NotEstablished);
+}
+
 /// `connect` succeeded or is under way.
 pub fn connected(fd: i32, i: u32, unspec: bool) {
     let c = table::conn(i);
     if unspec {
         // The socket is another connection from now on, with counts that go on: stay out of it.
         table::bar(c, Reason::NotEstablished);
+        wait::look(i);
         return;
     }
     c.flags.fetch_or(flag::CLIENT, Relaxed);

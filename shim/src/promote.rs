@@ -430,6 +430,9 @@ pub fn peer_gone(link: &Link) {
     });
 }
 
+/// Milliseconds in which the FIN of a process that is gone comes, unless another one holds its end.
+const FIN_MS: u32 = 20;
+
 /// The same for one connection, whose lane is within the node.
 fn peer_end_gone(i: u32, c: &Conn) {
     let l = table::local(i);
@@ -438,9 +441,11 @@ fn peer_end_gone(i: u32, c: &Conn) {
         return retire::retire(i, c); // another program goes on with the other end
     }
     l.peer_dead.store(1, Relaxed); // and if its FIN does not come: see `ends`
-    let ended = || sys::poll1(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
-    if let Some((_, m)) = lane(c, l).filter(|_| engaged_tx(c) && ended()) {
-        if c.rx.notice_death(&m, true) {
+    let ended = |ms| sys::poll_ms(fd, libc::POLLRDHUP, ms).is_ok_and(|e| e & libc::POLLRDHUP != 0);
+    if let Some((_, m)) = lane(c, l).filter(|_| engaged_tx(c)) {
+        // The doorbell tells of it before its FIN, behind which what is sent would be answered otherwise.
+        let unread = c.rx.died_unread(&m, true);
+        if ended(if unread { FIN_MS } else { 0 }) && c.rx.notice_death(&m, true) {
             crate::io::reset_by_death(c, &m, fd);
         }
     }

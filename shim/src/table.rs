@@ -27,6 +27,9 @@ pub struct Local {
     pub fd: AtomicI32,
     /// Calls that hold the connection, and whether it is being closed: see `io::call`.
     pub calls: AtomicU32,
+    /// How often `shutdown` and `connect(AF_UNSPEC)` were called here, which wake whoever sleeps. Both only grow.
+    pub shuts: AtomicU32,
+    pub disconnects: AtomicU32,
     /// What the reader had consumed when the ring was last found full.
     pub full_at: AtomicU64,
     /// Times in a row that the ring was full for too long, at most 6: see `promote::full_down`.

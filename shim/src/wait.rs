@@ -56,6 +56,8 @@ pub enum Woke {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum For {
     Data,
+    /// The rest of what a call has begun to receive, which an urgent byte ends.
+    Rest,
     Space,
 }
 
@@ -377,7 +379,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
     let ready = match what {
         _ if !same => true,
         // The way down is not waited for here, only TCP's buffer: see `events`.
-        For::Data => c.rx.stirs(m) || work && !promote::is_attended(c),
+        For::Data | For::Rest => c.rx.stirs(m) || work && !promote::is_attended(c),
         For::Space if c.tx.awaits(m) => c.tx.has_work(m),
         For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock { fd, link }),
     };
@@ -386,10 +388,11 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
     if !ready {
         let tx_native = what == For::Space && !c.tx.is_up() && !c.tx.awaits(m);
         let events = match what {
-            For::Data if c.tx.mode.load(Relaxed) == link::lane::tx::mode::DRAIN => {
+            For::Data | For::Rest if c.tx.mode.load(Relaxed) == link::lane::tx::mode::DRAIN => {
                 libc::POLLIN | libc::POLLRDHUP | libc::POLLOUT
             }
             For::Data => libc::POLLIN | libc::POLLRDHUP,
+            For::Rest => libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI,
             For::Space if tx_native => libc::POLLOUT,
             For::Space => 0,
         };

@@ -114,6 +114,8 @@ pub struct How {
     pub discard: bool,
     /// If the ring is empty, ask TCP for frames, end of file and errors.
     pub look: bool,
+    /// It goes on with a call of which a part is done: nothing behind an urgent mark is for that.
+    pub part: bool,
 }
 
 /// Outcome of [`RxState::revoke`].
@@ -406,6 +408,9 @@ impl RxState {
                         continue;
                     }
                     if n == 0 {
+                        if how.part && port.tcp_at_mark() {
+                            return Ok(Received::Empty);
+                        }
                         let end = self.peek_end(port);
                         // A receive passes an urgent byte, which is received apart: left there, it would make
                         // a reset of a close. (Who sends one has left its lane for good.)

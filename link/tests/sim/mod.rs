@@ -492,6 +492,7 @@ impl World {
                             peek: *peek,
                             discard: *discard,
                             look: *look,
+                            ..How::default()
                         },
                     );
                     self.unlock(e, RECV);

@@ -104,6 +104,8 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
 /// After the kernel's `shutdown`: whoever sleeps must look.
 pub fn after_shutdown(i: u32, fd: i32) {
     let c = table::conn(i);
+    // (Before they are woken: those for whom any wake-up is one.)
+    table::local(i).shuts.fetch_add(1, SeqCst);
     if let Some((link, m)) = promote::lane(c, table::local(i)) {
         // Not before: the kernel would still take what the other end sends by TCP then.
         if c.rx.shut.load(Relaxed) != 0 && !link.is_far() {
@@ -112,6 +114,7 @@ pub fn after_shutdown(i: u32, fd: i32) {
             }
         }
         wait::forward(link, None, None);
+        wait::look(i);
         link.ring();
     }
 }

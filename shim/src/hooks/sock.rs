@@ -37,7 +37,7 @@ pub unsafe extern "C" fn connect(fd: i32, a: *const sockaddr, l: socklen_t) -> i
         let unspec =
             l >= 2 && pages::readable(a, 2) && i32::from((*a).sa_family) == libc::AF_UNSPEC;
         if unspec {
-            fdops::give_up(fd, Reason::NotEstablished);
+            fdops::disconnects(fd, i);
         }
         let gen = table::conn(i).gen.load(Relaxed);
         let r = real::connect(fd, a, l);

@@ -32,6 +32,9 @@ pub struct Call {
     i: u32,
     gen: u32,
     held: bool,
+    /// `Local::shuts` and `Local::disconnects` when it began to hold the connection.
+    shuts: u32,
+    disconnects: u32,
     /// Place in `HELD` + 1; 0: there was none.
     place: u32,
     /// `struct _pthread_cleanup_buffer`: a thread that is cancelled, or leaves by `longjmp`, lets go.
@@ -50,6 +53,8 @@ impl Call {
             i,
             gen,
             held: false,
+            shuts: 0,
+            disconnects: 0,
             place: 0,
             cleanup: MaybeUninit::uninit(),
         })
@@ -84,6 +89,21 @@ impl Call {
         self.held
     }
 
+    /// Has this process called `shutdown` since it holds the connection?
+    pub fn was_shut(&self, l: &Local) -> bool {
+        self.held && l.shuts.load(SeqCst) != self.shuts
+    }
+
+    /// What tells a sleep that goes on in the kernel of a [`disconnect`](super::disconnects).
+    pub fn disconnects(&self) -> u32 {
+        self.disconnects
+    }
+
+    /// Has this process called `connect(AF_UNSPEC)` since it holds the connection?
+    pub fn was_disconnected(&self, l: &Local) -> bool {
+        self.held && l.disconnects.load(SeqCst) != self.disconnects
+    }
+
     /// Is the entry still that of our connection? Under one of its locks, or counted in as native, the
     /// answer stays true: a last close takes both locks.
     #[inline(always)]
@@ -112,6 +132,8 @@ impl Call {
         }
         self.place = place(self.i);
         self.held = true;
+        self.shuts = l.shuts.load(SeqCst);
+        self.disconnects = l.disconnects.load(SeqCst);
         let what = what(self.place, self.i);
         // SAFETY: 32 bytes, as large as the C library's; taken back before this frame ends.
         unsafe { real::cleanup_push(self.cleanup.as_mut_ptr().cast(), let_go, what) };

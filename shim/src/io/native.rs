@@ -2,7 +2,7 @@
 //! and the bytes that it moved are counted when it is over: positions stay exact.
 
 use super::call::Call;
-use super::{at_mark, left_ms, recv_or_told, send_or_told, CLOSE};
+use super::{at_mark, broken, fail, left_ms, recv_or_told, send_or_told, CLOSE};
 use crate::table::{self, Local};
 use crate::{errno, lock, real, set_errno, signals, sys};
 use core::sync::atomic::Ordering::*;
@@ -70,6 +70,19 @@ impl Way {
         match self {
             Way::Send => send_or_told(c, call),
             Way::Receive => recv_or_told(c, fd, flags, call),
+        }
+    }
+
+    /// What a call says in whose sleep this process has called `connect(AF_UNSPEC)`, with `moved` bytes done.
+    #[cold]
+    fn disconnected(self, fd: i32, moved: usize, flags: i32) -> isize {
+        match (self, moved) {
+            (Way::Receive, 0) => fail(libc::EPIPE), // and the error is for the next one
+            (Way::Send, 0) => match sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_ERROR) {
+                Ok(e) if e != 0 => fail(e as i32),
+                _ => broken(flags),
+            },
+            _ => moved as isize,
         }
     }
 
@@ -166,6 +179,15 @@ pub fn recount(c: &Conn, l: &Local) {
     c.rx.recount(|| position(TcpPos::may_receive).map(|k| k.taken));
 }
 
+/// A call that goes on natively may sleep.
+#[derive(Clone, Copy)]
+pub struct Sleep {
+    /// Until then; `None`: for ever.
+    pub until: Option<u64>,
+    /// `Local::disconnects` when it began.
+    pub disconnects: u32,
+}
+
 /// The descriptor for a native call: one that goes on has one of its own. `None`: the connection was closed.
 #[inline]
 pub fn descriptor(call: &mut Call, (c, l): (&Conn, &Local), total: usize) -> Option<i32> {
@@ -176,7 +198,7 @@ pub fn descriptor(call: &mut Call, (c, l): (&Conn, &Local), total: usize) -> Opt
 }
 
 /// What is left of a call of which `total` bytes are done, or which has slept, natively: the bytes that this
-/// moves, or an error if there are none at all. `sleeps`: it may block, until then. (The kernel decides that when
+/// moves, or an error if there are none at all. `sleeps`: it may block. (The kernel decides that when
 /// a call begins, whatever time-outs and flags the socket gets later. So here it does not block in the kernel,
 /// which would ask anew.)
 ///
@@ -190,7 +212,7 @@ pub unsafe fn rest(
     mut iov: Iov<'_>,
     mut flags: i32,
     total: usize,
-    sleeps: Option<Option<u64>>,
+    sleeps: Option<Sleep>,
 ) -> isize {
     if way == Way::Send {
         flags &= !libc::MSG_ZEROCOPY; // we count this one: see `zerocopy`
@@ -205,6 +227,9 @@ pub unsafe fn rest(
     let mut moved = 0;
     loop {
         let part = total + moved > 0;
+        if way == Way::Receive && part && at_mark(fd) {
+            return moved as isize; // the kernel's own call ends there, too
+        }
         if way == Way::Send && part {
             flags |= libc::MSG_NOSIGNAL; // after a part of the bytes there is no SIGPIPE
         }
@@ -213,8 +238,14 @@ pub unsafe fn rest(
         // SAFETY: by contract.
         let r = signals::outside(|| unsafe { way.block(fd, &mut h, flags) });
         let waits = sleeps.filter(|_| r < 0 && (!peeks_all || is_nonblocking(fd)));
-        if waits.is_some_and(|end| errno() == libc::EAGAIN && sleeps_on(way, fd, end, part)) {
-            continue;
+        if let Some(sleep) = waits.filter(|_| errno() == libc::EAGAIN) {
+            let goes_on = sleeps_on(way, fd, sleep.until, part);
+            if table::local_of(c).disconnects.load(SeqCst) != sleep.disconnects {
+                return way.disconnected(fd, moved, flags);
+            }
+            if goes_on {
+                continue;
+            }
         }
         if r < 0 && !part {
             return r;
@@ -225,10 +256,7 @@ pub unsafe fn rest(
         let r = r.max(0) as usize;
         moved += r;
         iov.skip(r);
-        // (At an urgent mark the kernel's own call ends, too.)
-        let at_mark = || way == Way::Receive && at_mark(fd);
-        let goes_on =
-            || all && r > 0 && sleeps.is_some() && !signals::interrupted(true) && !at_mark();
+        let goes_on = || all && r > 0 && sleeps.is_some() && !signals::interrupted(true);
         if iov.left() == 0 || flags & libc::MSG_PEEK != 0 || r < want && !goes_on() {
             return moved as isize;
         }
@@ -244,6 +272,7 @@ pub unsafe fn rest(
 fn sleeps_on(way: Way, fd: i32, end: Option<u64>, part: bool) -> bool {
     let events = match way {
         Way::Send => libc::POLLOUT,
+        Way::Receive if part => libc::POLLIN | libc::POLLPRI, // which ends it
         Way::Receive => libc::POLLIN,
     };
     let mut p = libc::pollfd {

@@ -7,7 +7,7 @@
 //! ends it with that count, as in the kernel.
 
 use super::call::Call;
-use super::native::{self, header, native, rest, Native, Way, NONE, VECS};
+use super::native::{self, header, native, rest, Native, Sleep, Way, NONE, VECS};
 use super::{closed, deadline, left_ms, nonblocking, quietly};
 use crate::poll::few;
 use crate::table::{self, Local};
@@ -100,7 +100,11 @@ impl Cut {
             return Break(closed(*total));
         };
         let sends = way == Way::Send;
-        let (first, slept, until) = (*total == 0, call.holds(), self.until);
+        let (first, slept) = (*total == 0, call.holds());
+        let sleep = Sleep {
+            until: self.until,
+            disconnects: call.disconnects(),
+        };
         // The kernel does not read on behind an urgent mark.
         if !sends && !first && super::at_mark(fd) {
             return Break(*total as isize);
@@ -114,7 +118,7 @@ impl Cut {
                 // SAFETY: the application's buffers, as the kernel would have them from the call itself.
                 return way.or_told(c, fd, flags, || unsafe {
                     match slept {
-                        true => rest(way, c, fd, Iov::new(one), flags, 0, Some(until)),
+                        true => rest(way, c, fd, Iov::new(one), flags, 0, Some(sleep)),
                         false => way.block(fd, p, flags),
                     }
                 });

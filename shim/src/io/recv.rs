@@ -1,10 +1,10 @@
 //! Receiving: from the lane, natively, or both, as the direction switches while the call is under way.
 
-use super::native::{self, native, rest, Native, Way};
+use super::native::{self, native, rest, Native, Sleep, Way};
 use super::parts::{Cut, PART};
 use super::{
-    closed, deadline, error_now, fail, fail_or, instead_of_end, left_ms, lock_for, nonblocking,
-    proven, recv_or_told, reset, still, Call, LOOK_US,
+    at_mark, closed, deadline, error_now, fail, fail_or, instead_of_end, left_ms, lock_for,
+    nonblocking, proven, recv_or_told, reset, still, Call, LOOK_US,
 };
 use crate::links::{Link, Sock};
 use crate::table::{self, Local};
@@ -144,7 +144,10 @@ impl Receiving<'_> {
         let dontwait = goes_on && self.nowait;
         let flags = self.flags | if dontwait { libc::MSG_DONTWAIT } else { 0 };
         let total = self.total;
-        let sleeps = (goes_on && !self.nb).then(|| self.until(fd));
+        let sleeps = (goes_on && !self.nb).then(|| Sleep {
+            until: self.until(fd),
+            disconnects: self.call.disconnects(),
+        });
         // SAFETY: by contract.
         let more = || unsafe {
             let iov = self.iov.clone();
@@ -257,6 +260,7 @@ impl Receiving<'_> {
             peek: self.peeks(),
             discard: self.flags & libc::MSG_TRUNC != 0,
             look: self.look,
+            part: self.total > 0,
         };
         let got = c.rx.recv(m, &port, &mut self.iov, how);
         // It goes on: before a closer gets the lock.
@@ -308,6 +312,9 @@ impl Receiving<'_> {
         let end = self.until(fd);
         promote::attend(c, link, m, fd);
         signals::outside(real::test_cancel);
+        if self.call.was_disconnected(l) {
+            return Break(self.total as isize);
+        }
         self.peek_all = left_ms(end) != 0
             && more_may_come(fd)
             && !signals::waiting()
@@ -385,6 +392,9 @@ impl Receiving<'_> {
         if self.last_look {
             return Break(fail_or(self.total, libc::EINTR));
         }
+        if self.total > 0 && !c.rx.is_up() && at_mark(self.call.fd(l)) {
+            return Break(self.total as isize); // as the kernel's own call
+        }
         if self.nowait || self.nb {
             if self.total == 0 && ends::left_ms(c, l, link, m) == 0 {
                 self.look = true;
@@ -426,13 +436,23 @@ impl Receiving<'_> {
         let end = self.until(fd);
         let any = end.is_some() || self.total > 0;
         let ms = left_ms(end);
-        let woke = wait::wait(i, c, l, For::Data, ms, any);
+        let what = match self.total > 0 || self.iov.left() == 0 {
+            true => For::Rest,
+            false => For::Data,
+        };
+        let woke = wait::wait(i, c, l, what, ms, any);
         // As the kernel has it.
-        if woke != Woke::Interrupted && signals::begins_anew() {
+        let anew = woke != Woke::Interrupted && signals::begins_anew();
+        if anew {
             (self.nb, self.until) = (nonblocking(c, self.flags), None);
         }
-        if self.iov.left() == 0 && ms != 0 {
-            return Break(0); // nothing was asked for: the kernel's call is over after its first sleep
+        if self.call.was_disconnected(l) {
+            return Break(fail_or(self.total, libc::EPIPE)); // the error is for the next call
+        }
+        // Where nothing was asked for, whatever wakes it ends the kernel's call. (Our doorbell does not.)
+        let looks = matches!(woke, Woke::Look { .. }) && !anew;
+        if self.iov.left() == 0 && (!looks || self.call.was_shut(l) || stirs(fd)) && ms != 0 {
+            return Break(0);
         }
         match woke {
             Woke::Look { kernel } => self.look = kernel,
@@ -452,9 +472,14 @@ fn beyond(v: &iovec) -> bool {
     v.iov_base.addr() > isize::MAX as usize
 }
 
+/// Has TCP anything to tell?
+fn stirs(fd: i32) -> bool {
+    sys::poll1(fd, libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP) != 0
+}
+
 /// For a peek that waits for all it asks for, with a part of it there: naps a little, for nothing wakes
-/// who finds bytes. False: the end, an error, a signal.
+/// who finds bytes. False: the end, an error, a signal, an urgent byte.
 fn more_may_come(fd: i32) -> bool {
     let end = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
-    sys::poll_ms(fd, libc::POLLRDHUP, 1).is_ok_and(|e| e & end == 0)
+    sys::poll_ms(fd, libc::POLLRDHUP, 1).is_ok_and(|e| e & end == 0) && !at_mark(fd)
 }

@@ -1,6 +1,6 @@
 //! Sending: over the lane, natively, or both, as the direction switches while the call is under way.
 
-use super::native::{self, native, rest, Native, Way};
+use super::native::{self, native, rest, Native, Sleep, Way};
 use super::parts::{Cut, PART};
 use super::{
     broken, closed, deadline, error_now, fail, fail_or, left_ms, lock_for, nonblocking, peer_check,
@@ -163,7 +163,10 @@ impl Sending<'_> {
         };
         short::begins(l, self.vecs);
         let (total, flags) = (self.total, self.flags);
-        let sleeps = (goes_on && !self.nb).then(|| self.until(fd));
+        let sleeps = (goes_on && !self.nb).then(|| Sleep {
+            until: self.until(fd),
+            disconnects: self.call.disconnects(),
+        });
         let made = native(self.call, (c, l), Way::Send, true, || match goes_on {
             false => send_or_told(c, own),
             true if total > 0 && c.has_error() => 0, // the next call tells it
@@ -354,6 +357,9 @@ impl Sending<'_> {
         // As the kernel has it.
         if woke != Woke::Interrupted && signals::begins_anew() {
             (self.nb, self.until) = (nonblocking(c, self.flags), None);
+        }
+        if self.call.was_disconnected(l) {
+            return Break(self.ended());
         }
         match woke {
             Woke::Timeout if t == ms => {

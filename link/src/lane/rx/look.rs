@@ -155,7 +155,8 @@ impl RxState {
             && m.own_rx().marks.fetch_or(marks::CUT, Relaxed) & marks::CUT == 0
     }
 
-    fn died_unread(&self, m: &Memory, dead: bool) -> bool {
+    /// The same, without saying so.
+    pub fn died_unread(&self, m: &Memory, dead: bool) -> bool {
         let said = m.peer_rx().marks.load(SeqCst);
         if m.far() || said & marks::KEPT == 0 || said & marks::ENDED != 0 && !dead {
             return false; // it has shut down or closed, or would not have told us
