@@ -175,3 +175,9 @@ fn eager_in_the_thread_of_both_ends() -> Result<()> {
 fn taken_out_while_the_lane_comes() -> Result<()> {
     both_ways("unregister", &["400"], 760, 100_000)
 }
+
+/// What fills TCP's buffer between the moment in which a connection gets its lane and the first wait of its set.
+#[test]
+fn filled_before_the_first_wait() -> Result<()> {
+    both_ways("filled", &[], 60, 1_000_000)
+}

@@ -113,6 +113,8 @@ pub(super) fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -
     reg.last_head.store(u64::MAX, Relaxed);
     reg.tcp.store(0, Relaxed);
     // The inner set will say that TCP has space, if it has: no news. If it has not, that is.
+    let kpos = table::conn(conn).tx.kpos.load(Relaxed);
+    reg.kpos.store(kpos, Relaxed);
     let space = sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
     let fresh = if space { FRESH } else { 0 };
     // Has the application been told already that there is space, and not used it up since?
@@ -425,8 +427,9 @@ pub fn copy_closed(conn: u32, fd: i32) {
         };
         if let Some(copy) = copy {
             let inner = s.inner.load(Relaxed);
+            // (With the old entry goes what it had to tell. What the new one says first may be that.)
             let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, fd, 0, 0);
-            reg.flags.fetch_or(FRESH, Relaxed);
+            reg.flags.fetch_and(!FRESH, Relaxed);
             let _ = watch_tcp(inner, copy, r);
         }
         reg.fd.store(copy.unwrap_or(-1), Relaxed);
@@ -438,6 +441,14 @@ fn watch_tcp(inner: i32, fd: i32, r: u32) -> Result<(), i32> {
     let events = IN | OUT | RDHUP | PRI | ET;
     let data = TAG_REG | u64::from(r);
     sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, fd, events, data)
+}
+
+/// Of the first report that TCP has space, of a registration that found it so when it entered the inner set: is
+/// that all it says? Not if something was put on TCP since. Space that is gone when somebody looks is not
+/// reported at all, and this is about the next.
+pub(super) fn is_old(reg: &Reg, c: &Conn) -> bool {
+    // In this order, as who is inside no more has counted what it has put there: pairs with `link::lane::natives`.
+    c.tx.natives.load(Acquire) == 0 && c.tx.kpos.load(Relaxed) == reg.kpos.load(Relaxed)
 }
 
 /// A number is the connection no more: what has it now must not be taken out of any set.

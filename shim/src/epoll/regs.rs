@@ -21,6 +21,8 @@ pub struct Reg {
     /// Events of the TCP socket that nobody has looked into yet.
     pub tcp: AtomicU32,
     pub last_head: AtomicU64,
+    /// Position of TCP's sending direction when it entered the inner set: see `members::is_old`.
+    pub kpos: AtomicU64,
     pub slot: AtomicU32,
     pub next_conn: AtomicU32,
     pub next_group: AtomicU32,

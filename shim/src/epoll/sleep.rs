@@ -22,14 +22,15 @@ pub(super) fn inner(i: u32, s: &Set) {
                 if reg.set.load(Relaxed) == i + 1 && reg.flags.load(Relaxed) & ACTIVE != 0 {
                     reg.tcp
                         .fetch_or(events & (IN | PRI | RDHUP | HUP | ERR), Relaxed);
-                    let fresh = reg.flags.fetch_and(!FRESH, Relaxed) & FRESH != 0;
                     let mut edges = 0;
                     if events & (IN | PRI | RDHUP | HUP | ERR) != 0 {
                         edges |= EDGE_IN;
                     }
                     // TCP's buffer has space: news only to who sends there, and had none.
                     let sends = table::conn(reg.conn.load(Relaxed).wrapping_sub(1));
-                    if events & OUT != 0 && !fresh && !sends.tx.on_lane() {
+                    let fresh = reg.flags.fetch_and(!FRESH, Relaxed) & FRESH != 0;
+                    let news = !fresh || !is_old(reg, sends);
+                    if events & OUT != 0 && news && !sends.tx.on_lane() {
                         edges |= EDGE_OUT;
                     }
                     reg.flags.fetch_or(edges, Relaxed);
