@@ -60,6 +60,7 @@ pub unsafe fn recv(
         look: false,
         nowait: false,
         last_look: false,
+        slept: false,
         other: false,
         until: None,
         cut: Cut::default(),
@@ -100,6 +101,8 @@ struct Receiving<'a> {
     nowait: bool,
     /// It was interrupted: what has come meanwhile counts for more.
     last_look: bool,
+    /// It has slept.
+    slept: bool,
     /// The number means something else by now: the call is the kernel's.
     other: bool,
     /// End of the wait that SO_RCVTIMEO allows, once it was asked for: see [`deadline`].
@@ -451,7 +454,8 @@ impl Receiving<'_> {
         }
         // Where nothing was asked for, whatever wakes it ends the kernel's call. (Our doorbell does not.)
         let looks = matches!(woke, Woke::Look { .. }) && !anew;
-        if self.iov.left() == 0 && (!looks || self.call.was_shut(l) || stirs(fd)) && ms != 0 {
+        self.slept |= ms != 0;
+        if self.iov.left() == 0 && self.slept && (!looks || self.call.was_shut(l) || stirs(fd)) {
             return Break(0);
         }
         match woke {
