@@ -216,17 +216,18 @@ static long amount(int k) {
 
 static long send_flags(int k) {
     if (any(40) == 0 && may_leave(k) && info(ends[k].fd).tcpi_state != TCP_CLOSE)
-        return ONE_OF(MSG_OOB, MSG_FASTOPEN, 0x1000000, MSG_DONTROUTE, MSG_PROXY, MSG_TRUNC);
+        return ONE_OF(MSG_OOB, MSG_FASTOPEN, 0x1000000, MSG_PROXY);
     return ONE_OF(0, 0, 0, MSG_NOSIGNAL, MSG_NOSIGNAL, MSG_DONTWAIT, MSG_MORE, MSG_EOR, MSG_CONFIRM, MSG_ZEROCOPY,
-                  MSG_MORE | MSG_DONTWAIT | MSG_NOSIGNAL);
+                  MSG_MORE | MSG_DONTWAIT | MSG_NOSIGNAL, MSG_DONTROUTE, MSG_TRUNC | MSG_PEEK, MSG_WAITALL);
 }
 
 static long receive_flags(int k) {
     if (any(40) == 0 && may_leave(k))
-        return ONE_OF(MSG_OOB, 0x1000000, MSG_DONTROUTE, MSG_ERRQUEUE, MSG_OOB | MSG_PEEK, MSG_EOR);
+        return ONE_OF(MSG_OOB, 0x1000000, MSG_ERRQUEUE, MSG_OOB | MSG_PEEK);
     return ONE_OF(0, 0, 0, MSG_PEEK, MSG_PEEK, MSG_WAITALL, MSG_DONTWAIT, MSG_DONTWAIT, MSG_TRUNC, MSG_PEEK | MSG_TRUNC,
                   MSG_PEEK | MSG_DONTWAIT, MSG_WAITALL | MSG_DONTWAIT, MSG_NOSIGNAL, MSG_CMSG_CLOEXEC,
-                  MSG_PEEK | MSG_WAITALL | MSG_DONTWAIT, MSG_WAITALL | MSG_PEEK);
+                  MSG_PEEK | MSG_WAITALL | MSG_DONTWAIT, MSG_WAITALL | MSG_PEEK, MSG_CONFIRM, MSG_EOR | MSG_MORE,
+                  MSG_DONTROUTE | MSG_PEEK);
 }
 
 /* ---- a connection ---- */

@@ -173,6 +173,12 @@ fn receives_that_take_bytes_and_fail() -> Result<()> {
     both_ways("taken", &["60"], 20, 10_000)
 }
 
+/// Flags that mean nothing to TCP, and calls with an offset, take no connection from its lane.
+#[test]
+fn flags_that_tcp_ignores() -> Result<()> {
+    both_ways("ignored", &[], 2, 1000)
+}
+
 /// An urgent byte that was received is no unread byte: the close behind it makes no reset.
 #[test]
 fn an_urgent_byte_is_read() -> Result<()> {

@@ -1,6 +1,6 @@
 //! sendmsg, recvmsg and their multiple forms.
 
-use super::rw::{is_address, on_lane, recv_on_lane, SEND_OK};
+use super::rw::{is_address, on_lane, recv_on_lane, RECV_OK, SEND_OK};
 use crate::fdtab::{get, settled as conn, Fd};
 use crate::{fdops, io, pages, real, received, sys, table};
 use core::sync::atomic::Ordering::Relaxed;
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn sendmsg(fd: i32, m: *const msghdr, flags: i32) -> isize
             return counted_out(i, io::send_or_told(table::conn(i), native));
         }
         match iovs(m) {
-            Some(v) if on_lane(i, flags, SEND_OK, fd) => io::send(fd, i, v, flags, native),
+            Some(v) if on_lane(flags, fd) => io::send(fd, i, v, flags & SEND_OK, native),
             None => native(), // which refuses it
             _ => counted_out(i, io::send_or_told(table::conn(i), native)),
         }
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
         match iovs(m) {
             Some(v) if recv_on_lane(flags, fd) => {
                 let was_native = core::cell::Cell::new(false);
-                let r = io::recv(fd, i, v, flags, || {
+                let r = io::recv(fd, i, v, flags & RECV_OK, || {
                     was_native.set(true);
                     native()
                 });

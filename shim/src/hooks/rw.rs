@@ -35,7 +35,7 @@ pub unsafe extern "C" fn send(fd: i32, p: *const c_void, n: usize, flags: i32) -
     unsafe {
         let native = || real::send(fd, p, n, flags);
         match conn(fd) {
-            Some(i) if on_lane(i, flags, SEND_OK, fd) => io::send(fd, i, &vec(p, n), flags, native),
+            Some(i) if on_lane(flags, fd) => io::send(fd, i, &vec(p, n), flags & SEND_OK, native),
             Some(i) => io::send_or_told(conn_of(i), native),
             None => native(),
         }
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn sendto(
         match conn(fd) {
             Some(_) if !is_address(a, l) => native(), // which refuses it
             // On a connected stream the address is ignored, but for MSG_FASTOPEN.
-            Some(i) if on_lane(i, flags, SEND_OK, fd) => io::send(fd, i, &vec(p, n), flags, native),
+            Some(i) if on_lane(flags, fd) => io::send(fd, i, &vec(p, n), flags & SEND_OK, native),
             Some(i) => io::send_or_told(conn_of(i), native),
             None => native(),
         }
@@ -101,7 +101,9 @@ pub unsafe extern "C" fn recv(fd: i32, p: *mut c_void, n: usize, flags: i32) -> 
     unsafe {
         let native = || real::recv(fd, p, n, flags);
         match conn(fd) {
-            Some(i) if recv_on_lane(flags, fd) => io::recv(fd, i, &vec(p, n), flags, native),
+            Some(i) if recv_on_lane(flags, fd) => {
+                io::recv(fd, i, &vec(p, n), flags & RECV_OK, native)
+            }
             Some(i) if flags & libc::MSG_ERRQUEUE != 0 => {
                 io::zerocopy::receive(i, fd, flags, null_mut(), native)
             }
@@ -125,7 +127,7 @@ pub unsafe extern "C" fn recvfrom(
         let native = || real::recvfrom(fd, p, n, flags, a, l);
         match conn(fd) {
             Some(i) if recv_on_lane(flags, fd) => {
-                let r = io::recv(fd, i, &vec(p, n), flags, native);
+                let r = io::recv(fd, i, &vec(p, n), flags & RECV_OK, native);
                 if r < 0 || a.is_null() {
                     return r;
                 }
@@ -179,7 +181,11 @@ pub unsafe extern "C" fn readv(fd: i32, v: *const iovec, n: i32) -> isize {
 pub unsafe extern "C" fn preadv2(fd: i32, v: *const iovec, n: i32, o: off_t, f: i32) -> isize {
     // SAFETY: see the module.
     unsafe {
-        fdops::give_up(fd, Reason::Option);
+        match (o, f) {
+            (-1, 0) => return readv(fd, v, n),
+            (-1, _) => fdops::give_up(fd, Reason::Option),
+            _ => {} // refused: a socket has no offsets
+        }
         counted(fd, false, || real::preadv2(fd, v, n, o, f))
     }
 }
@@ -194,7 +200,11 @@ pub unsafe extern "C" fn preadv64v2(fd: i32, v: *const iovec, n: i32, o: off_t, 
 pub unsafe extern "C" fn pwritev2(fd: i32, v: *const iovec, n: i32, o: off_t, f: i32) -> isize {
     // SAFETY: see the module.
     unsafe {
-        fdops::give_up(fd, Reason::Option);
+        match (o, f) {
+            (-1, 0) => return writev(fd, v, n),
+            (-1, _) => fdops::give_up(fd, Reason::Option),
+            _ => {} // as above
+        }
         counted(fd, true, || real::pwritev2(fd, v, n, o, f))
     }
 }
@@ -310,10 +320,32 @@ pub const RECV_OK: i32 = libc::MSG_PEEK
     | libc::MSG_NOSIGNAL
     | libc::MSG_CMSG_CLOEXEC;
 
+/// Flags that have no name in the `libc` crate.
+const MSG_PROXY: i32 = 0x10;
+const MSG_BATCH: i32 = 0x4_0000;
+/// Flags that have no meaning for TCP, whichever way: it looks at none of them.
+const IGNORED: i32 = libc::MSG_DONTROUTE
+    | libc::MSG_CTRUNC
+    | libc::MSG_FIN
+    | libc::MSG_SYN
+    | libc::MSG_RST
+    | libc::MSG_WAITFORONE;
+/// Those of a send, and of a receive. (Whoever calls the engine takes them out.)
+const SEND_IGNORED: i32 =
+    IGNORED | libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_WAITALL | libc::MSG_ERRQUEUE;
+const RECV_IGNORED: i32 = IGNORED
+    | MSG_PROXY
+    | MSG_BATCH
+    | libc::MSG_EOR
+    | libc::MSG_CONFIRM
+    | libc::MSG_MORE
+    | libc::MSG_ZEROCOPY
+    | libc::MSG_FASTOPEN;
+
 /// May this receive go over the lane? Urgent data and the error queue are the kernel's own; other
 /// unknown flags bring the connection back to TCP first.
 pub fn recv_on_lane(flags: i32, fd: i32) -> bool {
-    if flags & !RECV_OK == 0 {
+    if flags & !(RECV_OK | RECV_IGNORED) == 0 {
         return true;
     }
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0 {
@@ -324,8 +356,8 @@ pub fn recv_on_lane(flags: i32, fd: i32) -> bool {
 
 /// May this send go over the lane? Flags that it cannot carry (urgent data, fast open)
 /// bring the connection back to TCP for good, first.
-pub fn on_lane(_i: u32, flags: i32, ok: i32, fd: i32) -> bool {
-    if flags & !ok == 0 {
+pub fn on_lane(flags: i32, fd: i32) -> bool {
+    if flags & !(SEND_OK | SEND_IGNORED) == 0 {
         return true;
     }
     fdops::give_up(fd, Reason::Option);
