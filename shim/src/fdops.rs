@@ -113,6 +113,20 @@ pub fn duplicated(old: i32, new: i32) {
     }
 }
 
+/// A descriptor that may be a copy of one of ours.
+pub fn taken(new: i32) {
+    if table::table().is_none() || not_ours() || !sys::is_tcp(new) {
+        return;
+    }
+    let Ok(identity) = sys::inode(new) else {
+        return;
+    };
+    let same = |f: &i32| fdtab::conn(*f).is_some() && sys::inode(*f) == Ok(identity);
+    if let Some(old) = (0..=fdtab::high()).find(same) {
+        duplicated(old, new);
+    }
+}
+
 /// A vfork child has made a copy, as a rule for the program that it is about to execute. No lane may come
 /// between; one that is there leaves when that program is executed.
 pub fn copied_for_another(old: i32, new: i32) {

@@ -28,7 +28,7 @@ LIMIT = 40
 
 NR = dict(read=0, write=1, close=3, dup2=33, dup3=292, socket=41, connect=42, accept=43, bind=49, listen=50, sendto=44,
           setsockopt=54, getsockopt=55, clone=56, fork=57, vfork=58, execve=59, exit=60, epoll_create=213,
-          epoll_wait=232, epoll_ctl=233, close_range=436, clone3=435, execveat=322, fcntl=72)
+          epoll_wait=232, epoll_ctl=233, close_range=436, clone3=435, execveat=322, fcntl=72, pidfd_getfd=438)
 
 # long raw(long n, ...): as the C library's `syscall`, but the result is the kernel's own.
 CODE = bytes.fromhex("4889f8 4889f7 4889d6 4889ca 4d89c2 4d89c8 4c8b4c2408 0f05 c3")
@@ -174,6 +174,23 @@ def other_client(sock):
         equal(call("dup2", file, fd), fd)
         second.close()
     reuse(sock, take)
+
+
+def pidfd_server(sock):
+    equal(exactly(sock, 8), b"the copy")
+    sock.sendall(b"answered")
+    equal(sock.recv(1), b"")
+
+
+def pidfd_client(sock):
+    """A process takes a copy of its own descriptor, and goes on with that alone."""
+    process = os.pidfd_open(os.getpid())
+    copy = call("pidfd_getfd", process, sock.fileno(), 0)
+    sock.close()
+    os.write(copy, b"the copy")
+    equal(os.read(copy, 8), b"answered")
+    os.close(copy)
+    os.close(process)
 
 
 # ---- processes ---------------------------------------------------------------------------------
@@ -455,7 +472,7 @@ def by_number(port):
 SERVERS = dict(duplicate=duplicate_server, other=other_server, fork=child_server, vfork=child_server,
                clone=child_server, clone3=child_server, named_clone=child_server, execve=program_server,
                execveat=program_server, option=option_server, full=full_server, mappings=mappings_server, lowered=lowered_server,
-               whole=whole_server)
+               whole=whole_server, pidfd=pidfd_server)
 
 
 def main():

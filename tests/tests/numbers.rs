@@ -93,7 +93,7 @@ macro_rules! by_number {
 by_number! {
     close_range close dup2 dup3 duplicate other
     inline_close inline_close_range inline_dup2 inline_dup3 inline_duplicate inline_other
-    fork clone clone3 named_clone execve execveat option whole full lowered mappings
+    fork clone clone3 named_clone execve execveat option whole full lowered mappings pidfd
 }
 
 /// Not bare: a child that comes back on its parent's stack ruins it. Here it has one of its own.

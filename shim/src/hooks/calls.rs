@@ -53,6 +53,8 @@ macro_rules! calls {
                 #[cfg(target_arch = "x86_64")] SYS_inotify_init c0 make::inotify_init [inotify_init];
                 SYS_inotify_init1 c1 make::inotify_init1 [inotify_init1];
                 SYS_memfd_create c2 make::memfd_create [memfd_create];
+                SYS_pidfd_open c2 make::pidfd_open [pidfd_open];
+                SYS_pidfd_getfd c3 make::pidfd_getfd [pidfd_getfd];
                 #[cfg(target_arch = "x86_64")] SYS_poll c3 ready::poll [poll __poll_chk];
                 SYS_ppoll c5 number::ppoll [ppoll __ppoll_chk];
                 #[cfg(target_arch = "x86_64")] SYS_select c5 number::select [select];
@@ -138,10 +140,7 @@ macro_rules! calls {
                 ];
                 "makes a descriptor that is no connection" [
                     SYS_eventfd SYS_fanotify_init SYS_memfd_secret SYS_userfaultfd SYS_mq_open SYS_fsopen
-                    SYS_pidfd_open SYS_landlock_create_ruleset
-                ];
-                "may make a descriptor of a connection that we do not know: native for good" [
-                    SYS_pidfd_getfd
+                    SYS_landlock_create_ruleset
                 ];
                 "no descriptor: what `io_submit` has begun" [
                     SYS_io_setup SYS_io_destroy SYS_io_getevents SYS_io_pgetevents SYS_io_cancel

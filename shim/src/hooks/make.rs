@@ -46,14 +46,42 @@ makes_one! {
     inotify_init1(flags: i32);
 }
 
-/// (As a call: older C libraries have no such function.)
+/// (As calls: older C libraries have no such functions.)
+macro_rules! makes_one_by_number {
+    ($($name:ident $n:ident($($a:ident: $t:ty),*);)*) => {$(
+        #[no_mangle]
+        pub unsafe extern "C" fn $name($($a: $t),*) -> i32 {
+            let mut words = [0; 6];
+            for (to, from) in words.iter_mut().zip([$($a as usize),*]) {
+                *to = from;
+            }
+            let [a, b, c, d, e, f] = words;
+            // SAFETY: see the module above (all calls in this file).
+            unsafe {
+                let r = real::syscall(libc::$n, a, b, c, d, e, f) as i32;
+                made(r, &r, 1)
+            }
+        }
+    )*};
+}
+
+makes_one_by_number! {
+    memfd_create SYS_memfd_create(name: *const c_char, flags: u32);
+    pidfd_open SYS_pidfd_open(pid: i32, flags: u32);
+}
+
+/// A copy of another process's descriptor, or of one of this process's.
 #[no_mangle]
-pub unsafe extern "C" fn memfd_create(name: *const c_char, flags: u32) -> i32 {
-    let (n, flags) = (libc::SYS_memfd_create, flags as usize);
-    // SAFETY: see the module above (all calls in this file).
+pub unsafe extern "C" fn pidfd_getfd(process: i32, fd: i32, flags: u32) -> i32 {
+    let (n, process, fd) = (libc::SYS_pidfd_getfd, process as usize, fd as usize);
+    // SAFETY: see above.
     unsafe {
-        let r = real::syscall(n, name as usize, flags, 0, 0, 0, 0) as i32;
-        made(r, &r, 1)
+        let r = real::syscall(n, process, fd, flags as usize, 0, 0, 0) as i32;
+        let r = made(r, &r, 1);
+        if r >= 0 {
+            io::quietly(|| fdops::taken(r));
+        }
+        r
     }
 }
 
