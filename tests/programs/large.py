@@ -78,10 +78,13 @@ def handler(restart):
     signal.siginterrupt(signal.SIGALRM, not restart)
 
 
-def alarm(restart):
-    """Again and again: the first may come before the call has moved anything."""
+def alarmed(restart, call):
+    """A call, and signals: not only one, which may come before the call has moved anything."""
     handler(restart)
     signal.setitimer(signal.ITIMER_REAL, SIGNAL_S, SIGNAL_S)
+    got = attempt(call)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return got
 
 
 # Each case: what the server does with the connection, and what the client does.
@@ -189,8 +192,7 @@ timeout_serve = stuck_serve
 
 def signal_connect(s):
     data = noise(32 * MB)
-    alarm(restart=False)
-    got = attempt(lambda: s.send(data))
+    got = alarmed(False, lambda: s.send(data))
     through()
     said(share(got, len(data)))
 
@@ -200,8 +202,7 @@ signal_serve = stuck_serve
 
 def restart_connect(s):
     data = noise(32 * MB)
-    alarm(restart=True)
-    got = attempt(lambda: s.send(data))
+    got = alarmed(True, lambda: s.send(data))
     through()
     said(share(got, len(data)))
 
