@@ -9,6 +9,7 @@
 //! Lock order: a set's lock may be taken while the locks of a connection are held, never the other
 //! way round: under the set's lock those are only tried.
 
+mod adopted;
 mod ctl;
 mod harvest;
 mod members;
@@ -26,6 +27,7 @@ pub use sleep::wait;
 use crate::links::{self, Link, Sock, SETS};
 use crate::table::{self, Local};
 use crate::{control, ends, fdtab, io, lock, pages, promote, signals, sys, wait};
+use adopted::{adopt_one, adopted};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use harvest::*;
 use libc::epoll_event;
@@ -64,6 +66,7 @@ const FRESH: u32 = 128; // the inner set has yet to say what any new member says
 const PARKED: u32 = 64; // removed by the application; kept, for many remove and add in turn
 const INHERITED: u32 = 512; // active in the parent, and in no set of the kernel's: see `adopt`
 const KIN: u32 = 1024; // active, on a link of a process that this one descends from: see `sleep::look_at_kin`
+const RINGED: u32 = 2048; // in the kernel's set, with news on a ring: see `adopted::tell`
 const ABSENT: u32 = 256; // one-shot, reported, and since then taken from the lane: in no set of the kernel's
 
 /// In `Set::asleep`: the set has lanes, and each of its links counts each thread asleep in it.
@@ -83,6 +86,8 @@ struct Set {
     theirs: [AtomicI32; 2],
     /// Not 0: in a forked child, which has not used the set yet.
     inherited: AtomicU32,
+    /// Not 0: registrations may be [`RINGED`].
+    ringed: AtomicU32,
     /// Not 0: there may be a child that uses it as well.
     shared: AtomicU32,
     /// Generation of the control connection that is in the inner set.
@@ -199,6 +204,7 @@ pub fn created(fd: i32) {
                 &s.ending,
                 &s.filled,
                 &s.inherited,
+                &s.ringed,
                 &s.shared,
             ] {
                 a.store(0, Relaxed);
@@ -348,6 +354,7 @@ pub fn after_fork() {
             }
             s.barred.store(1, Relaxed); // shared across fork: its sockets stay on TCP here
             s.inherited.store(1, Relaxed);
+            s.ringed.store(0, Relaxed);
             if s.ending.swap(0, Relaxed) != 0 {
                 close_copy(s);
                 s.used.store(0, Relaxed);
@@ -359,46 +366,6 @@ pub fn after_fork() {
         }
     }
     regs::inherit_all();
-}
-
-/// A forked child uses a set of its parent's, whose kernel set they share: what the parent watches in its inner set
-/// has to be in there for the child to be told. (Not in every child: the parent is told by it, too.)
-#[cold]
-fn adopt(i: u32, s: &Set) {
-    if s.inherited.swap(0, Relaxed) == 0 {
-        return;
-    }
-    for (r, reg) in regs::all() {
-        if let Some(conn) = reg.conn.load(Relaxed).checked_sub(1) {
-            adopt_one(i, s, r, conn);
-        }
-    }
-}
-
-/// The same of one registration, if it is this set's.
-fn adopt_one(i: u32, s: &Set, r: u32, conn: u32) {
-    let reg = reg_at(r);
-    if reg.set.load(Relaxed) != i + 1 || reg.flags.load(Relaxed) & INHERITED == 0 {
-        return;
-    }
-    // First: what the switch itself brings would look like data.
-    if promote::engaged(table::conn(conn)) {
-        let fd = reg.fd.load(Relaxed);
-        io::leave(conn, fd, link::reason::Reason::EpollShared);
-    }
-    if let Some(_g) = lock::lock(&s.lock) {
-        if is_of(r, i, conn) {
-            give_inherited(s, reg);
-        }
-    }
-}
-
-/// Does it now if the child waits in the set for the first time.
-#[inline(always)]
-fn adopted(i: u32, s: &Set) {
-    if s.inherited.load(Relaxed) != 0 {
-        io::quietly(|| adopt(i, s));
-    }
 }
 
 /// The set is polled or nested: its sockets stay on, or go back to, TCP.

@@ -7,6 +7,7 @@
  *     kin epoll        the same, most often by epoll sets of their own
  *     kin promotion    forks while the connection gets its lane; first the child uses it, then the parent
  *     kin zombies      children that have ended, and that nobody has waited for, hold nothing
+ *     kin adopted      a child waits in its parent's epoll set for what its sender, who waits for it, has sent before
  *     kin rings        a child goes on with connections whose rings have grown since the fork
  *
  * The other end is a process of another family. How far it and they are is in memory that all share.
@@ -466,6 +467,71 @@ static void zombies(int rounds) {
     waitpid(o, 0, 0);
 }
 
+/* ---- adopted ---- */
+
+#define BATCH 20
+
+/* Echoes until it is asked for a batch, and makes no call before that is taken. */
+static void send_batches(int l) {
+    for (long batches = 1;; batches++) {
+        int fd = taken(l);
+        struct record r;
+        do {
+            need(recv(fd, &r, RECORD, MSG_WAITALL) == RECORD, "recv");
+            if (!r.who) put(fd, r.who, r.at);
+        } while (!r.who);
+        for (uint32_t k = 0; k < BATCH; k++) put(fd, 2, k);
+        atomic_fetch_add(&all->sent, BATCH);
+        while (atomic_load(&all->taken) < batches * BATCH) pass();
+        close(fd);
+    }
+}
+
+static void wait_in(int ep, int op, int fd, uint32_t kind) {
+    struct epoll_event ev = {kind, {.fd = fd}}, got;
+    if (op) need(!epoll_ctl(ep, op, fd, &ev), "epoll_ctl");
+    need(epoll_wait(ep, &got, 1, -1) == 1 && got.data.fd == fd && got.events == EPOLLIN, "epoll_wait");
+}
+
+static void adopted(int rounds) {
+    const uint32_t kinds[] = {EPOLLIN, EPOLLIN | EPOLLET, EPOLLIN | EPOLLONESHOT};
+    pid_t o = other(send_batches), p;
+    for (int k = 0; k < rounds; k++) {
+        uint32_t kind = kinds[k % 3];
+        int fd = dial(), ep = epoll_create1(0), quiet = 0, status;
+        int again = kind == EPOLLIN ? 0 : EPOLL_CTL_MOD;
+        struct record r;
+        for (uint32_t n = 0; quiet < 5 && n < 5000 && (under_shim() || n < 20); n++) { /* until it is on its lane */
+            struct moved m = moved(fd);
+            put(fd, 0, n);
+            wait_in(ep, n ? again : EPOLL_CTL_ADD, fd, kind);
+            need(recv(fd, &r, RECORD, MSG_WAITALL) == RECORD, "recv");
+            quiet = still(fd, m) ? quiet + 1 : 0;
+            if (!quiet) usleep(500);
+        }
+        need(!under_shim() || quiet == 5, "a lane");
+        put(fd, 1, 0);
+        while (atomic_load(&all->sent) < (k + 1) * BATCH) pass();
+        p = fork();
+        need(p >= 0, "fork");
+        if (!p) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            for (uint32_t n = 0; n < BATCH; n++) {
+                wait_in(ep, again, fd, kind);
+                need(recv(fd, &r, RECORD, MSG_DONTWAIT) == RECORD && r.at == n, "recv");
+                check(&r);
+            }
+            atomic_fetch_add(&all->taken, BATCH);
+            _exit(0);
+        }
+        need(waitpid(p, &status, 0) == p && !status, "the child");
+        close(ep);
+        close(fd);
+    }
+    kill(o, SIGKILL);
+    waitpid(o, 0, 0);
+}
+
 /* ---- rings ---- */
 
 #define MANY 40
@@ -564,6 +630,7 @@ int main(int argc, char **argv) {
     if (!strcmp(how, "epoll")) readers(n, 6);
     if (!strcmp(how, "promotion")) promotion(n);
     if (!strcmp(how, "zombies")) zombies(n);
+    if (!strcmp(how, "adopted")) adopted(n);
     if (!strcmp(how, "rings")) rings();
     printf("result ok\n");
     return 0;

@@ -34,6 +34,12 @@ fn both_wait_in_sets_of_their_own() -> Result<()> {
     both_ways("kin", &["epoll", "10000"], 2, 2_000)
 }
 
+/// The same in the set that a child has inherited: nobody waits for the sender, and nothing is reset.
+#[test]
+fn a_child_waits_in_its_parents_set() -> Result<()> {
+    both_ways("kin", &["adopted", "12"], 24, 10_000)
+}
+
 /// A child that has ended has no descriptors, though its parent may never wait for it.
 #[test]
 fn zombies_hold_nothing() -> Result<()> {

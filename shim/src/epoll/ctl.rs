@@ -196,7 +196,9 @@ fn armed(set: u32, conn: u32, r: u32) {
         promote::take_down(conn);
     }
     if let Some(link) = usable_lane(conn) {
-        activate_one(set, conn, r, link);
+        if !activate_one(set, conn, r, link) && is_inherited(c) {
+            adopted::note(set, conn, r);
+        }
     }
 }
 

@@ -1,0 +1,139 @@
+//! Sets that a forked child has inherited, and uses: the kernel's set is its parent's as well.
+
+use super::sleep::strip;
+use super::*;
+use link::reason::Reason;
+
+/// Registrations of which one wait tells that there are bytes on a ring.
+const TOLD: usize = 16;
+
+/// A forked child uses a set of its parent's, whose kernel set they share: what the parent watches in its inner set
+/// has to be in there for the child to be told. (Not in every child: the parent is told by it, too.)
+#[cold]
+fn adopt(i: u32, s: &Set) {
+    if s.inherited.swap(0, Relaxed) == 0 {
+        return;
+    }
+    for (r, reg) in regs::all() {
+        if let Some(conn) = reg.conn.load(Relaxed).checked_sub(1) {
+            adopt_one(i, s, r, conn);
+        }
+    }
+}
+
+/// The same of one registration, if it is this set's.
+pub(super) fn adopt_one(i: u32, s: &Set, r: u32, conn: u32) {
+    let reg = reg_at(r);
+    if reg.set.load(Relaxed) != i + 1 || reg.flags.load(Relaxed) & INHERITED == 0 {
+        return;
+    }
+    let c = table::conn(conn);
+    // First: what the switch itself brings would look like data. With bytes on the ring there is data, and its
+    // sender may be asleep for long.
+    if is_unread(conn) {
+        table::bar(c, Reason::EpollShared);
+        promote::take_down(conn);
+    } else if promote::engaged(c) {
+        io::leave(conn, reg.fd.load(Relaxed), Reason::EpollShared);
+    }
+    if let Some(_g) = lock::lock(&s.lock) {
+        if is_of(r, i, conn) {
+            give_inherited(s, reg);
+        }
+    }
+    note(i, conn, r);
+}
+
+/// Are there bytes on the ring?
+fn is_unread(conn: u32) -> bool {
+    let (c, l) = (table::conn(conn), table::local(conn));
+    promote::lane(c, l).is_some_and(|(_, m)| c.rx.ready(&m) == Some(true))
+}
+
+/// A registration in the kernel's set may have bytes on a ring, where the kernel does not see them. (What comes later
+/// comes on TCP, for the sender is asked to go down.)
+pub(super) fn note(i: u32, conn: u32, r: u32) {
+    let s = set_at(i);
+    let Some(_g) = lock::lock(&s.lock) else {
+        return;
+    };
+    if is_of(r, i, conn) && is_unread(conn) {
+        reg_at(r).flags.fetch_or(RINGED, Relaxed);
+        s.ringed.store(1, Relaxed);
+    }
+}
+
+/// Does it now if the child waits in the set for the first time.
+#[inline(always)]
+pub(super) fn adopted(i: u32, s: &Set) {
+    if s.inherited.load(Relaxed) != 0 {
+        io::quietly(|| adopt(i, s));
+    }
+}
+
+/// Tells of bytes on rings, and of what the kernel has. `None`: there are none.
+///
+/// # Safety
+/// `evs` is the application's array of `max` events.
+#[cold]
+pub(super) unsafe fn tell(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Option<i32> {
+    let _g = lock::lock(&s.lock)?;
+    let (mut found, mut n) = ([0u32; TOLD], 0);
+    let mut more = false;
+    for (r, reg) in regs::all() {
+        let conn = reg.conn.load(Relaxed);
+        if reg.flags.load(Relaxed) & RINGED == 0 || conn == 0 || !is_of(r, i, conn - 1) {
+            continue;
+        }
+        if !is_unread(conn - 1) {
+            reg.flags.fetch_and(!RINGED, Relaxed);
+            continue;
+        }
+        more = true;
+        if n < TOLD && reg.mask.load(Relaxed) & (IN | RDNORM) != 0 {
+            found[n] = r;
+            n += 1;
+        }
+    }
+    s.ringed.store(u32::from(more), Relaxed);
+    if n == 0 {
+        return None;
+    }
+    let epfd = s.epfd.load(Relaxed);
+    let mut told = sys::epoll_poll(epfd, evs, max as i32).unwrap_or(0);
+    // SAFETY: the kernel wrote so many events. (The parent's inner set is nothing to the child.)
+    unsafe { strip(evs, &mut told) };
+    for r in &found[..n] {
+        let reg = reg_at(*r);
+        let (mask, data) = (reg.mask.load(Relaxed), reg.data.load(Relaxed));
+        let news = mask & (IN | RDNORM);
+        // SAFETY: of these, the kernel has just written each; bytes need no alignment.
+        let same = (0..told).find(|k| unsafe { evs.add(*k).read_unaligned() }.u64 == data);
+        let (at, before) = match same {
+            // SAFETY: as above.
+            Some(k) => (k, unsafe { evs.add(k).read_unaligned() }.events),
+            None => (told, 0),
+        };
+        // SAFETY: compared with the end before it is used.
+        let to = unsafe { evs.add(at) };
+        if at == max || !pages::writable(to, size_of::<epoll_event>()) {
+            break;
+        }
+        let event = epoll_event {
+            events: before | news,
+            u64: data,
+        };
+        // SAFETY: the application's, below `max`, and just proven.
+        unsafe { to.write_unaligned(event) };
+        told = told.max(at + 1);
+        if mask & (ET | ONESHOT) != 0 {
+            reg.flags.fetch_and(!RINGED, Relaxed);
+        }
+        if mask & ONESHOT != 0 {
+            // (The nearest that there is to one that was told of.)
+            let fd = reg.fd.load(Relaxed);
+            let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, ONESHOT, data);
+        }
+    }
+    (told > 0).then_some(told as i32)
+}
