@@ -39,6 +39,11 @@ pub fn init() -> bool {
     if !TABLE.load(Acquire).is_null() {
         return true;
     }
+    // (This is the first of our tables.)
+    if sys::is_cramped() {
+        crate::env::switch_off();
+        return false;
+    }
     let Ok(p) = sys::map_private(MAX_FD * 4) else {
         return false;
     };

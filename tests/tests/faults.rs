@@ -300,15 +300,20 @@ fn peer_without_a_shim_has_a_reason() -> Result<()> {
     Ok(())
 }
 
-/// A limit on the size of files, which would kill whoever makes our table (SIGXFSZ): such a program
-/// stays on TCP.
+/// A limit on the size of files, which would kill whoever makes our table (SIGXFSZ), or on address space, which the
+/// program would miss: it stays on TCP.
 #[test]
-fn a_limit_on_files() -> Result<()> {
+fn limits_on_files_and_memory() -> Result<()> {
     let d = Daemon::start()?;
     let echo = Echo::serve("threads", "127.0.0.1", &d.eager())?;
-    for (limit, parties) in [("unlimited", 2), ("1000", 1)] {
+    for (limit, parties) in [
+        ("-f unlimited", 2),
+        ("-f 1000", 1),
+        ("-v 1500000", 1),
+        ("-d 700000", 1),
+    ] {
         let script = format!(
-            "ulimit -f {limit}; exec bash -c \"exec 3<>/dev/tcp/127.0.0.1/{}; \
+            "ulimit {limit}; exec bash -c \"exec 3<>/dev/tcp/127.0.0.1/{}; \
              echo hello >&3; read x <&3; echo got \\$x; read x <&3\"",
             echo.port()?
         );

@@ -37,6 +37,14 @@ fn stat(path: &[u8]) -> R<libc::stat> {
     Ok(st)
 }
 
+/// Is so little address space allowed that the program would miss what our tables and links take?
+pub fn is_cramped() -> bool {
+    const SPACE: u64 = 2 << 30;
+    const DATA: u64 = 1 << 30;
+    let below = |what, least| super::rlimit(what, libc::RLIM_INFINITY) < least;
+    below(libc::RLIMIT_AS as i32, SPACE) || below(libc::RLIMIT_DATA as i32, DATA)
+}
+
 /// This thread's mask of blocked signals.
 pub fn set_signal_mask(mask: u64) {
     let how = libc::SIG_SETMASK;
