@@ -60,7 +60,7 @@ static void send_some(int k) {
     struct iovec v[VECS];
     fill(k, area, n);
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = 9};
-    int how = any(6);
+    int how = any(7);
     if (flags & MSG_OOB && (ends[!k].unread || ends[!k].closed)) flags = 0;
     foreign |= !!(flags & MSG_OOB);
     switch (how) {
@@ -77,6 +77,7 @@ static void send_some(int k) {
         BY(sendmsg, SYS_sendmsg, a->fd, &m, flags);
         break;
     }
+    case 4: DO(pwritev2(a->fd, v, pieces(v, area, n), -1, 0)), flags = 0; break;
     default: DO(by_number ? syscall(SYS_sendto, a->fd, area, n, flags, NULL, 0) : send(a->fd, area, n, flags));
     }
     rest(k, n, flags);
@@ -111,7 +112,7 @@ static void receive_some(int k) {
     struct iovec v[VECS];
     struct sockaddr_in who;
     socklen_t len = any(3) ? sizeof who : 0;
-    int how = any(6);
+    int how = any(7);
     memset(area, 0, AREA);
     switch (how) {
     case 0: BY(read, SYS_read, a->fd, area, n), flags = 0; break;
@@ -131,6 +132,7 @@ static void receive_some(int k) {
         note(" name %u control %zu flags %x iov %zu", m.msg_namelen, m.msg_controllen, m.msg_flags, m.msg_iovlen);
         break;
     }
+    case 4: DO(preadv2(a->fd, v, pieces(v, area, n), -1, 0)), flags = 0; break;
     default: DO(by_number ? syscall(SYS_recvfrom, a->fd, area, n, flags, NULL, NULL) : recv(a->fd, area, n, flags));
     }
     behind(k, n, flags);
@@ -474,7 +476,7 @@ static int ready_for(int k, int how) {
         events = (FD_ISSET(a->fd, &in) ? 1 : 0) | (mask == ~0 && FD_ISSET(a->fd, &outs) ? 2 : 0) | (FD_ISSET(a->fd, &ex) ? 4 : 0);
     } else {
         int which = how == 3 ? set : epoll_create1(0);
-        struct epoll_event ev = {(all & 0xffff) | (any(2) ? EPOLLET : 0), {.u64 = k}}, got[3];
+        struct epoll_event ev = {(all & 0xffff) | ONE_OF(0, EPOLLET, EPOLLONESHOT), {.u64 = k}}, got[3];
         if (how == 4) need(!epoll_ctl(which, EPOLL_CTL_ADD, a->fd, &ev), "ADD");
         if (how == 3) pause_us(25); /* since it was asked for the other end: as in `settle` */
         DO(epoll_wait(which, got, 3, 0));
