@@ -349,6 +349,11 @@ impl Receiving<'_> {
                 c.rx.error.put(e);
                 Break(fail(libc::EFAULT))
             }
+            // One that asks for nothing, and has slept, takes no error along.
+            Received::Error(e) if self.slept && self.iov.left() == 0 && self.total == 0 => {
+                c.rx.error.put(e);
+                Break(0)
+            }
             Received::Empty => self.empty(link, m),
             Received::Eof => {
                 c.rx.looked.store(0, Relaxed); // whoever comes again is told again
@@ -478,7 +483,7 @@ fn beyond(v: &iovec) -> bool {
 
 /// Has TCP anything to tell?
 fn stirs(fd: i32) -> bool {
-    sys::poll1(fd, libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP) != 0
+    sys::poll1(fd, native::ANY_NEWS) != 0
 }
 
 /// For a peek that waits for all it asks for, with a part of it there: naps a little, for nothing wakes
