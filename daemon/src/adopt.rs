@@ -12,14 +12,15 @@
 //! and a time limit.
 
 use crate::core::orders::Orders;
-use crate::core::{Core, Shared};
+use crate::core::{random, Core, Shared};
 use crate::family;
 use crate::fds::Foreign;
 use crate::limits::Member;
 use crate::memfd::{self, Ident};
 use crate::process::{self, ProcId};
-use link::family::TABLE_BYTES;
+use link::family::{Home, TABLE_BYTES};
 use rustix::fs::{Mode, OFlags};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -57,8 +58,9 @@ struct Found {
 }
 
 /// Looks at every process that may be looked at.
-pub async fn scan(shared: Shared, dir: std::path::PathBuf) {
-    if let Some(home) = identity(&dir) {
+pub async fn scan(shared: Shared) {
+    let home = shared.borrow().home;
+    if let Some(home) = home {
         let pids = tokio::task::spawn_blocking(pids).await.unwrap_or_default();
         let mut hanging = 0;
         for pid in pids {
@@ -81,10 +83,26 @@ pub async fn scan(shared: Shared, dir: std::path::PathBuf) {
     core.scan_done.notify_waiters();
 }
 
-/// Device and inode of the runtime directory: what shims write into their tables.
-pub fn identity(dir: &Path) -> Option<[u64; 2]> {
+/// What shims write into their tables of the runtime directory. Its number is kept in its file `lock`, once and for
+/// all daemons: when the directory is removed, the next one may get its inode.
+pub fn identity(dir: &Path, lock: &OwnedFd) -> Option<Home> {
     let m = std::fs::metadata(dir).ok()?;
-    Some([m.dev(), m.ino()])
+    let mut kept = [0u8; 4];
+    let number = match rustix::io::pread(lock, &mut kept, 0) {
+        Ok(4) if kept != [0; 4] => u32::from_ne_bytes(kept),
+        _ => {
+            let new = (random() as u32).max(1);
+            rustix::io::pwrite(lock, &new.to_ne_bytes(), 0).ok()?;
+            new
+        }
+    };
+    Some([m.dev(), m.ino(), number.into()])
+}
+
+/// Is it this directory that a table speaks of? One that was told no number (by an older daemon, or none yet) is believed
+/// without.
+pub fn is_home(home: Home, said: Home) -> bool {
+    said[..2] == home[..2] && (said[2] == home[2] || said[2] == 0)
 }
 
 /// Processes that may be ours: as root all, else those of this user.
@@ -99,7 +117,7 @@ fn pids() -> Vec<u32> {
     mine.collect()
 }
 
-fn look_into(pid: u32, home: [u64; 2]) -> Option<Found> {
+fn look_into(pid: u32, home: Home) -> Option<Found> {
     let start = process::start_time(pid)?;
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
     let uid = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
@@ -114,7 +132,7 @@ fn look_into(pid: u32, home: [u64; 2]) -> Option<Found> {
         cgroup: process::cgroup(pid).unwrap_or_default(),
         table,
     };
-    let ours = family::home(&found.table) == Some(home);
+    let ours = family::home(&found.table).is_some_and(|said| is_home(home, said));
     // All this was read by number: it must still be the same process.
     let same = process::start_time(pid) == Some(start);
     (ours && same).then_some(found)

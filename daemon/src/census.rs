@@ -20,6 +20,7 @@ use crate::fds::Foreign;
 use crate::memfd::Ident;
 use crate::process::{self, ProcId};
 use crate::tenants;
+use link::family::Home;
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -76,7 +77,7 @@ enum Look {
 /// Where this daemon is, and whom it knows: connected, or found when it started.
 struct Us {
     dir: PathBuf,
-    home: Option<[u64; 2]>,
+    home: Option<Home>,
     known: HashSet<u32>,
 }
 
@@ -92,7 +93,7 @@ pub async fn take(shared: &Shared) -> Census {
             .map(|p| p.proc_id)
             .chain(core.relics.iter().map(|r| r.id));
         let us = Us {
-            home: adopt::identity(&dir),
+            home: core.home,
             dir: dir.canonicalize().unwrap_or(dir),
             known: known.map(|p| p.pid).collect(),
         };
@@ -197,7 +198,7 @@ fn look(pid: u32, us: &Us) -> Look {
 /// where from. It has written over its environment.
 fn ours(us: &Us, table: Option<&Foreign>, env: &[u8], uid: u32) -> Option<bool> {
     match table.and_then(family::home) {
-        Some(home) if home != [0, 0] => Some(Some(home) == us.home),
+        Some(said) if said[..2] != [0, 0] => Some(us.home.is_some_and(|h| adopt::is_home(h, said))),
         _ if tenants::preloads(env) => Some(tenants::leads(env, Path::new(&us.dir), uid)),
         _ => None,
     }

@@ -90,6 +90,8 @@ pub struct Core {
     pub leaves: bool,
     /// The runtime directory; `None` in unit tests.
     pub dir: Option<std::path::PathBuf>,
+    /// What tables say of it.
+    pub home: Option<link::family::Home>,
     /// Held while processes are looked at for `ss`.
     pub census_turn: Rc<tokio::sync::Mutex<()>>,
     /// Processes that have, and live.
@@ -148,6 +150,7 @@ impl Core {
             connected: 0,
             leaves: false,
             dir: None,
+            home: None,
             census_turn: Rc::default(),
             kept: 0,
             idle_since: Some(Instant::now()),
@@ -227,9 +230,10 @@ impl Core {
             features: feature::HANDOVER
                 | feature::MOVED
                 | feature::RECEIVED
+                | feature::HOME
                 | feature::with_probes(self.config.lanes.probe_s),
             party: id.0,
-            daemon: self.instance,
+            home: self.home.map_or(0, |h| h[2]),
             credits: self.config.credits,
             ring_log2: self.config.ring_log2,
             ring_max_log2: self.config.ring_max_log2,

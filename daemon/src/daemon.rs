@@ -86,7 +86,7 @@ const LEAVING: Duration = Duration::from_secs(5);
 /// Runs the daemon until it is told to stop, or idle for long enough.
 pub fn run(options: Options) -> Result<(), Error> {
     let public = rustix::process::geteuid().is_root();
-    let _lock = take_dir(&options.dir, public)?;
+    let lock = take_dir(&options.dir, public)?;
     fds::raise_limit();
     let before = fds::epolls();
     let rt = tokio::runtime::Builder::new_current_thread()
@@ -95,14 +95,19 @@ pub fn run(options: Options) -> Result<(), Error> {
         .build()?;
     let runtime = fds::of_runtime(&before);
     let local = tokio::task::LocalSet::new();
-    let done = local.block_on(&rt, serve(&options, public, runtime));
+    let done = local.block_on(&rt, serve(&options, public, &lock, runtime));
     // The tasks hold descriptors that only helpers may close.
     rt.block_on(async { drop(local) });
     rt.shutdown_background(); // helpers that hang in a close are nobody's business any more
     done
 }
 
-async fn serve(options: &Options, public: bool, runtime: Option<OwnedFd>) -> Result<(), Error> {
+async fn serve(
+    options: &Options,
+    public: bool,
+    lock: &OwnedFd,
+    runtime: Option<OwnedFd>,
+) -> Result<(), Error> {
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
     let (control, admin) = (options.dir.join(CONTROL_SOCK), options.dir.join(ADMIN_SOCK));
@@ -124,8 +129,9 @@ async fn serve(options: &Options, public: bool, runtime: Option<OwnedFd>) -> Res
             "without"
         },
     );
-    tokio::task::spawn_local(adopt::scan(core.clone(), options.dir.clone()));
+    core.borrow_mut().home = adopt::identity(&options.dir, lock);
     core.borrow_mut().dir = Some(options.dir.clone());
+    tokio::task::spawn_local(adopt::scan(core.clone()));
     core.borrow_mut().leaves = options.idle_exit.is_some();
     tokio::task::spawn_local(seek::serve(core.clone()));
     tokio::task::spawn_local(heirs::run(core.clone()));

@@ -6,7 +6,7 @@
 
 use crate::fds::Foreign;
 use crate::memfd::Ident;
-use link::family::{Conn, Header, Stats, Table, View, CONNS};
+use link::family::{Conn, Header, Home, Stats, Table, View, CONNS};
 use std::mem::{offset_of, size_of, MaybeUninit};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -39,7 +39,7 @@ impl Family {
             return false;
         }
         let offset = offset_of!(Table, conns) + index as usize * size_of::<Conn>();
-        let c = self.copy::<Conn>(offset, 1).and_then(|mut c| c.pop());
+        let c = copy::<Conn>(&self.fd, offset, 1).and_then(|mut c| c.pop());
         c.is_some_and(|c| c.gen.load(Relaxed) == gen && c.tx.lock.load(Relaxed) != 0)
     }
 
@@ -84,13 +84,13 @@ impl Family {
     }
 
     fn header(&self) -> Option<Header> {
-        self.copy::<Header>(offset_of!(Table, header), 1)?.pop()
+        copy::<Header>(&self.fd, offset_of!(Table, header), 1)?.pop()
     }
 
     /// Entries `[at, at + n)`. Read twice: one whose generation changed in between may be torn.
     fn block(&self, at: usize, n: usize) -> Vec<View> {
         let offset = offset_of!(Table, conns) + at * size_of::<Conn>();
-        let read = || self.copy::<Conn>(offset, n);
+        let read = || copy::<Conn>(&self.fd, offset, n);
         let (Some(first), Some(second)) = (read(), read()) else {
             return Vec::new();
         };
@@ -105,39 +105,36 @@ impl Family {
         });
         views.flatten().collect()
     }
-
-    /// Copies `n` values of the table.
-    fn copy<T: Atomics>(&self, offset: usize, n: usize) -> Option<Vec<T>> {
-        let mut out = Vec::<T>::with_capacity(n);
-        let bytes = out.spare_capacity_mut().get_mut(..n)?;
-        // SAFETY: the same memory as bytes that need not be initialised, borrowed from `out`.
-        let bytes = unsafe {
-            std::slice::from_raw_parts_mut(
-                bytes.as_mut_ptr().cast::<MaybeUninit<u8>>(),
-                n * size_of::<T>(),
-            )
-        };
-        let want = bytes.len();
-        let got = rustix::io::pread(&self.fd, &mut *bytes, offset as u64)
-            .ok()?
-            .0
-            .len();
-        if got != want {
-            return None;
-        }
-        // SAFETY: all `n` values were just filled, and by `Atomics` any bytes are valid.
-        unsafe { out.set_len(n) };
-        Some(out)
-    }
 }
 
-/// The runtime directory (device, inode) whose daemon a table belongs to, as its shim says.
-pub fn home(table: &Foreign) -> Option<[u64; 2]> {
-    let mut b = [0u8; 16];
-    let at = offset_of!(Table, header) + offset_of!(Header, home);
-    let got = rustix::io::pread(table, &mut b[..], at as u64).ok()?;
-    let word = |h: &[u8]| Some(u64::from_ne_bytes(h.try_into().ok()?));
-    (got == b.len()).then_some([word(&b[..8])?, word(&b[8..])?])
+/// Copies `n` values of a table.
+fn copy<T: Atomics>(table: &Foreign, offset: usize, n: usize) -> Option<Vec<T>> {
+    let mut out = Vec::<T>::with_capacity(n);
+    let bytes = out.spare_capacity_mut().get_mut(..n)?;
+    // SAFETY: the same memory as bytes that need not be initialised, borrowed from `out`.
+    let bytes = unsafe {
+        std::slice::from_raw_parts_mut(
+            bytes.as_mut_ptr().cast::<MaybeUninit<u8>>(),
+            n * size_of::<T>(),
+        )
+    };
+    let want = bytes.len();
+    let got = rustix::io::pread(table, &mut *bytes, offset as u64)
+        .ok()?
+        .0
+        .len();
+    if got != want {
+        return None;
+    }
+    // SAFETY: all `n` values were just filled, and by `Atomics` any bytes are valid.
+    unsafe { out.set_len(n) };
+    Some(out)
+}
+
+/// The runtime directory whose daemon a table belongs to, as its shim says.
+pub fn home(table: &Foreign) -> Option<Home> {
+    let header = copy::<Header>(table, offset_of!(Table, header), 1)?.pop()?;
+    Some(header.home())
 }
 
 /// Types of the table, which consist of integers only.

@@ -74,6 +74,12 @@ fn shim_table(seals: SealFlags) -> OwnedFd {
     fd
 }
 
+/// The number of a runtime directory.
+fn number(dir: &Path) -> u32 {
+    let kept = std::fs::read(dir.join("lock")).unwrap();
+    u32::from_ne_bytes(kept.try_into().unwrap())
+}
+
 /// Not a test: what [`Sleeper`] runs.
 #[test]
 fn role() {
@@ -100,7 +106,12 @@ fn role() {
         dir.as_os_str()
     })
     .unwrap();
-    s.home([m.dev(), m.ino()]);
+    let number = match is("removed") {
+        true => u64::from(number(dir.as_ref()) ^ 1), // of a directory that had this inode before
+        false if is("told") => number(dir.as_ref()).into(),
+        false => 0,
+    };
+    s.home([m.dev(), m.ino(), number]);
     let l = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     if is("nobody") {
         rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65534)).unwrap();
@@ -201,19 +212,19 @@ fn their_sums_are_counted_once() {
 fn tables_of_others_and_broken_ones_are_not_taken() {
     let tmp = tempfile::tempdir().unwrap();
     let dir = started(&tmp);
-    let roles = ["stranger", "unsealed", "forger", ""];
+    let roles = ["stranger", "removed", "unsealed", "forger", "", "told"];
     let mut all = roles.map(|r| Sleeper::start(&dir, r));
     let conns: Vec<_> = all.iter_mut().map(Sleeper::connect).collect();
     // Another daemon has been shown a table: it has it open, but it is not its own.
     let other = Daemon::plain();
     let shown = Shim::with_table(&other.dir, shim_table(SEALS));
     let m = std::fs::metadata(&dir).unwrap();
-    shown.home([m.dev(), m.ino()]);
+    shown.home([m.dev(), m.ino(), 0]);
     say(&shown.sock, &hello(), &[&shown.table_fd]);
     hear(&shown.sock).unwrap();
     let d = Daemon::start_in(&dir, &["--no-bpf"]);
     let seen: Vec<_> = conns.iter().map(|c| mine(&d, c).len()).collect();
-    assert_eq!(seen, [0, 0, 0, 1], "{roles:?}");
+    assert_eq!(seen, [0, 0, 0, 0, 1, 1], "{roles:?}");
     assert!(d.rows().iter().all(|r| r.pid != other.pid()));
 }
 

@@ -36,6 +36,28 @@ pub struct Header {
     pub home: [AtomicU64; 2],
     /// Pid namespaces besides the first one, of those who have inherited the table. In bytes that were padding.
     pub domains: AtomicU32,
+    /// The number that the daemons of that directory have for it (a new directory may get the inode of one that was
+    /// removed). 0: not told. In bytes that were padding.
+    pub home_number: AtomicU32,
+}
+
+/// What a table says of its runtime directory: device, inode, and the directory's number.
+pub type Home = [u64; 3];
+
+impl Header {
+    pub fn home(&self) -> Home {
+        [
+            self.home[0].load(Relaxed),
+            self.home[1].load(Relaxed),
+            self.home_number.load(Relaxed).into(),
+        ]
+    }
+
+    pub fn set_home(&self, [dev, ino, number]: Home) {
+        self.home[0].store(dev, Relaxed);
+        self.home[1].store(ino, Relaxed);
+        self.home_number.store(number as u32, Relaxed);
+    }
 }
 
 /// Counters of the whole family, for `underpass stats`. Statistics only: they order nothing.

@@ -96,6 +96,8 @@ pub mod feature {
     pub const MOVED: u32 = 2;
     /// `RegisterReceived` is understood.
     pub const RECEIVED: u32 = 4;
+    /// `HelloAck::home` is told. (An older daemon has a number of its own life there.)
+    pub const HOME: u32 = 8;
 
     /// The upper half: `probe_s`, seconds for which TCP below a busy lane may be silent. 0: for ever.
     pub const fn with_probes(probe_s: u16) -> u32 {
@@ -156,8 +158,8 @@ messages! {
     ToShim {
         /// Answer to `Hello`. Descriptor: the notice page (read-only memfd of 4096 bytes; its first
         /// u32 grows with every message sent, so that a hook sees with one load that there is
-        /// something to read).
-        1 HelloAck { version: u16, features: u32, party: u64, daemon: u64, credits: u32,
+        /// something to read). `home`: see `family::Header::home_number` and `feature::HOME`.
+        1 HelloAck { version: u16, features: u32, party: u64, home: u64, credits: u32,
             /// log2 of the first ring of a lane and of the largest it may grow to.
             ring_log2: u8, ring_max_log2: u8 }
         /// The daemon will not serve this shim: a reason code.

@@ -261,9 +261,7 @@ impl Move {
         }
         new.header.used.store(used, Relaxed);
         self.keep_natives(new);
-        for (from, to) in self.old.header.home.iter().zip(&new.header.home) {
-            to.store(from.load(Relaxed), Relaxed);
-        }
+        new.header.set_home(self.old.header.home());
         true
     }
 

@@ -84,7 +84,7 @@ static GIVEN_UP: AtomicU32 = AtomicU32::new(0);
 /// Entries that this process holds.
 pub static HELD: AtomicU32 = AtomicU32::new(0);
 /// What a table that was given up said of its daemon: `Header::home`.
-static HOME: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+static HOME: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 static HINT: AtomicU32 = AtomicU32::new(0);
 static LOCK: AtomicU32 = AtomicU32::new(0);
 /// Entries (index + 1) that this process has lately given back. Only hints: whoever takes one checks
@@ -164,11 +164,9 @@ pub fn init() -> bool {
         return false;
     };
     moved_to(fdtab::hide(fd));
+    let home = HOME.each_ref().map(|n| n.load(Relaxed));
     // SAFETY: just made.
-    let home = unsafe { &(*t).header.home };
-    for (to, from) in home.iter().zip(&HOME) {
-        to.store(from.load(Relaxed), Relaxed);
-    }
+    unsafe { &(*t).header }.set_home(home);
     crate::family::founded();
     let first = FAMILY.swap(t, AcqRel).is_null();
     LIVE.store(1, SeqCst);
@@ -235,8 +233,8 @@ pub fn clear() -> bool {
         return false;
     }
     if let Some(t) = table() {
-        for (from, to) in t.header.home.iter().zip(&HOME) {
-            to.store(from.load(Relaxed), Relaxed);
+        for (to, n) in HOME.iter().zip(t.header.home()) {
+            to.store(n, Relaxed);
         }
     }
     fdtab::close_ours(MEMFD.swap(-1, Relaxed));

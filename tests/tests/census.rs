@@ -336,3 +336,35 @@ fn lanes_at_rest_are_ready() -> Result<()> {
     }
     Ok(())
 }
+
+/// Its inode is not all that tells a runtime directory: a later one may have the same. The daemons of a directory keep a
+/// number in it, and programs know it.
+#[test]
+fn a_directory_that_got_an_inode_is_another_one() -> Result<()> {
+    let mut d = Daemon::start()?;
+    let t = tempfile::tempdir()?;
+    let way = t.path().join("way");
+    std::os::unix::fs::symlink(d.dir(), &way)?;
+    let mut server = Program::python(PROGRAM, &d.place())
+        .env("UNDERPASS_DIR", &way)
+        .words("echo")
+        .spawn()?;
+    let port = server.line("port ", SOON)?;
+    // It hears the daemon when its connection is used.
+    let talk = start(&format!("talk {port} 1"), &Place::bare())?.ready()?;
+    d.kill();
+    // Its environment leads here no more.
+    std::fs::remove_file(&way)?;
+    d.restart()?;
+    same(&d, &[("server", server.pid())])?;
+    d.kill();
+    let lock = d.dir().join("lock");
+    let mut number = std::fs::read(&lock)?;
+    ensure!(number.len() == 4, "{number:?}");
+    number[0] ^= 1;
+    std::fs::write(&lock, number)?;
+    d.restart()?;
+    ensure!(of(&d.ss()?, server.pid()).is_empty(), "{}", d.picture());
+    drop(talk);
+    Ok(())
+}

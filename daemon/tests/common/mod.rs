@@ -272,10 +272,9 @@ impl Shim {
         &self.table.table().conns[i as usize]
     }
 
-    /// Says whose daemon the table belongs to: device and inode of its directory.
-    pub fn home(&self, of: [u64; 2]) {
-        let home = &self.table.table().header.home;
-        home.iter().zip(of).for_each(|(w, v)| w.store(v, Relaxed));
+    /// Says whose daemon the table belongs to.
+    pub fn home(&self, of: link::family::Home) {
+        self.table.table().header.set_home(of);
     }
 
     pub fn stats(&self) -> &link::family::Stats {

@@ -81,8 +81,7 @@ fn settle_in(dir: &[u8]) {
     }
     path[..dir.len()].copy_from_slice(dir);
     if let Ok((dev, ino)) = sys::identity(&path[..=dir.len()]) {
-        t.header.home[0].store(dev, Relaxed);
-        t.header.home[1].store(ino, Relaxed);
+        t.header.set_home([dev, ino, 0]); // (the number comes with the greeting)
     }
 }
 

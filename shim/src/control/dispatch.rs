@@ -6,9 +6,9 @@ use super::{
     RING_LOG2, RING_MAX_LOG2,
 };
 use crate::links::{self, Link};
-use crate::{promote, sys};
+use crate::{promote, sys, table};
 use core::sync::atomic::Ordering::*;
-use link::msg::{ToDaemon, ToShim};
+use link::msg::{feature, ToDaemon, ToShim};
 
 pub(super) fn handle(m: ToShim, fds: &mut Fds) {
     match m {
@@ -16,12 +16,12 @@ pub(super) fn handle(m: ToShim, fds: &mut Fds) {
             version: _,
             features,
             party: _,
-            daemon: _,
+            home,
             credits,
             ring_log2,
             ring_max_log2,
         } => greeted(
-            features,
+            (features, home),
             credits,
             (ring_log2.into(), ring_max_log2.into()),
             fds,
@@ -98,7 +98,7 @@ fn on<T>(link: u64, side: u8, f: impl FnOnce(&Link) -> T) -> Option<T> {
     links::find(link, side).map(f)
 }
 
-fn greeted(features: u32, credits: u32, (first, max): (u32, u32), fds: &mut Fds) {
+fn greeted((features, home): (u32, u64), credits: u32, (first, max): (u32, u32), fds: &mut Fds) {
     let Some(fd) = fds.take(0) else {
         return drop_connection();
     };
@@ -113,6 +113,9 @@ fn greeted(features: u32, credits: u32, (first, max): (u32, u32), fds: &mut Fds)
     CREDITS.store(credits.min(1024) as i32, Relaxed);
     REFUSED.store(0, Relaxed);
     FEATURES.store(features, Relaxed);
+    if let Some(t) = table::table().filter(|_| features & feature::HOME != 0) {
+        t.header.home_number.store(home as u32, Relaxed);
+    }
     READY.store(1, Release);
     promote::greeted();
 }
