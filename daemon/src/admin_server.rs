@@ -19,6 +19,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::rc::Rc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::{UnixListener, UnixStream};
@@ -157,15 +158,16 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
     match request {
         Request::Ping | Request::Keep => pong(shared),
         Request::Ss => {
-            let mut rows = entries(shared).await;
-            rows.retain(|e| caller.sees(e.row.netns));
-            let seen = |mut e: Entry| {
-                if e.row.peer_pid != 0 && !caller.sees(e.peer_netns) {
-                    (e.row.peer_pid, e.row.peer_comm) = (0, String::new());
+            let all = entries(shared).await;
+            let seen = |e: &Entry| {
+                let mut row = e.row.clone();
+                if row.peer_pid != 0 && !caller.sees(e.peer_netns) {
+                    (row.peer_pid, row.peer_comm) = (0, String::new());
                 }
-                e.row
+                row
             };
-            let mut rows: Vec<Row> = rows.into_iter().map(seen).collect();
+            let mine = all.iter().filter(|e| caller.sees(e.row.netns));
+            let mut rows: Vec<Row> = mine.map(seen).collect();
             if !caller.all {
                 rows.iter_mut().for_each(rail_view::hide_addresses);
             }
@@ -212,7 +214,12 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
 }
 
 /// Every row, those of programs that were there before this daemon included.
-async fn entries(shared: &Shared) -> Vec<Entry> {
+async fn entries(shared: &Shared) -> Rc<Vec<Entry>> {
+    let looks = shared.borrow().looks.clone();
+    looks.share(|| look(shared)).await
+}
+
+async fn look(shared: &Shared) -> Vec<Entry> {
     let done = shared.borrow().scan_done.clone();
     let done = done.notified();
     if !shared.borrow().scanned {

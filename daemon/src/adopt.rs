@@ -119,9 +119,10 @@ fn pids() -> Vec<u32> {
 
 fn look_into(pid: u32, home: Home) -> Option<Found> {
     let start = process::start_time(pid)?;
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    let uid = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
-    let (ident, table) = table(pid, &maps, uid)?;
+    let of = process::living(pid)?;
+    let maps = std::fs::read_to_string(of.join("maps")).ok()?;
+    let uid = std::fs::metadata(&of).ok()?.uid();
+    let (ident, table) = table(&of, &maps, uid)?;
     let found = Found {
         ident,
         id: ProcId { pid, start },
@@ -138,12 +139,12 @@ fn look_into(pid: u32, home: Home) -> Option<Found> {
     (ours && same).then_some(found)
 }
 
-/// The family table of a process of `uid`, which must have it mapped and open.
-pub fn table(pid: u32, maps: &str, uid: u32) -> Option<(Ident, Foreign)> {
+/// The family table of a process of `uid`, which must have it mapped and open. `of`: see `process::living`.
+pub fn table(of: &Path, maps: &str, uid: u32) -> Option<(Ident, Foreign)> {
     let mapped = maps.lines().find(|l| l.contains(NAME))?;
     // address, rights, offset, device, inode, name
     let inode: u64 = mapped.split_ascii_whitespace().nth(4)?.parse().ok()?;
-    let mut fds = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+    let mut fds = std::fs::read_dir(of.join("fd")).ok()?.flatten();
     let is = |e: &std::fs::DirEntry| {
         std::fs::read_link(e.path()).is_ok_and(|l| l.to_string_lossy().starts_with(NAME))
     };

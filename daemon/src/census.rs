@@ -8,22 +8,27 @@
 //! never acted on.
 //!
 //! The files read here may be made to hang by the process they belong to, so each process has a
-//! helper of its own, the whole has a time limit, and helpers that hang are counted.
+//! helper of its own, the whole has a time limit, and helpers that hang are counted. All who ask while
+//! somebody looks share the next look.
 
 pub mod ends;
 pub mod rows;
 
 use crate::adopt;
-use crate::core::Shared;
+use crate::core::{Core, Shared};
 use crate::family;
 use crate::fds::Foreign;
 use crate::memfd::Ident;
 use crate::process::{self, ProcId};
 use crate::tenants;
+use crate::view::Entry;
 use link::family::Home;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
+use std::future::Future;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,6 +58,8 @@ pub struct Carrier {
     pub mapped: bool,
     /// The shim was told to stay out of the way.
     pub off: bool,
+    /// It was connected, or found when the daemon started: its table was not looked for.
+    known: bool,
     /// Its family table, if it has one.
     pub table: Option<(Ident, Foreign)>,
     /// Descriptors that are sockets, with inodes.
@@ -74,43 +81,93 @@ enum Look {
     Unknown,
 }
 
-/// Where this daemon is, and whom it knows: connected, or found when it started.
+/// Where this daemon is, and whom it knows.
+#[derive(Clone)]
 struct Us {
     dir: PathBuf,
     home: Option<Home>,
     known: HashSet<u32>,
 }
 
+/// Looks around that several callers share.
+#[derive(Default)]
+pub struct Looks {
+    turn: tokio::sync::Mutex<()>,
+    /// How many have begun.
+    begun: Cell<u64>,
+    /// Callers whose turn it is not yet.
+    waiting: Cell<usize>,
+    /// The last one, as long as somebody waits: its number, and what it showed.
+    last: RefCell<Option<(u64, Rc<Vec<Entry>>)>>,
+}
+
+impl Looks {
+    /// What a look shows that begins after this call, whoever takes it.
+    pub async fn share<F: Future<Output = Vec<Entry>>>(
+        &self,
+        look: impl FnOnce() -> F,
+    ) -> Rc<Vec<Entry>> {
+        let wanted = self.begun.get() + 1;
+        self.waiting.set(self.waiting.get() + 1);
+        let _turn = self.turn.lock().await;
+        self.waiting.set(self.waiting.get() - 1);
+        let found = self.last.borrow().clone().filter(|l| l.0 >= wanted);
+        let (number, rows) = match found {
+            Some(l) => l,
+            None => {
+                self.begun.set(self.begun.get() + 1);
+                (self.begun.get(), Rc::new(look().await))
+            }
+        };
+        *self.last.borrow_mut() = (self.waiting.get() > 0).then(|| (number, rows.clone()));
+        rows
+    }
+}
+
+/// Processes that the daemon knows: connected, or found when it started.
+fn known(core: &Core) -> HashSet<u32> {
+    let connected = core.parties.values().filter(|p| p.control.is_some());
+    let relics = core.relics.iter().map(|r| r.id.pid);
+    connected.map(|p| p.proc_id.pid).chain(relics).collect()
+}
+
 /// Looks at every process that may be looked at.
 pub async fn take(shared: &Shared) -> Census {
-    let (turn, us) = {
+    let mut us = {
         let core = shared.borrow();
         let Some(dir) = core.dir.clone() else {
             return Census::default();
         };
-        let connected = core.parties.values().filter(|p| p.control.is_some());
-        let known = connected
-            .map(|p| p.proc_id)
-            .chain(core.relics.iter().map(|r| r.id));
-        let us = Us {
+        Us {
             home: core.home,
             dir: dir.canonicalize().unwrap_or(dir),
-            known: known.map(|p| p.pid).collect(),
-        };
-        (core.census_turn.clone(), Arc::new(us))
+            known: known(&core),
+        }
     };
-    // One at a time, whoever asks.
-    let _turn = turn.lock().await;
     let mut census = Census::default();
-    let all = take_all(us, &mut census);
+    let all = async {
+        let mut pids = tokio::task::spawn_blocking(pids).await.unwrap_or_default();
+        // If not all can be looked at in time, at least those.
+        pids.sort_by_key(|p| !us.known.contains(p));
+        while !pids.is_empty() {
+            take_all(Arc::new(us.clone()), pids, &mut census).await;
+            // Those who have left meanwhile end, or execute another program, and nobody would vouch for their tables.
+            us.known = known(&shared.borrow());
+            let left = |c: &Carrier| c.known && !us.known.contains(&c.id.pid);
+            pids = census
+                .carriers
+                .extract_if(.., |c| left(c))
+                .map(|c| c.id.pid)
+                .collect();
+        }
+    };
     if tokio::time::timeout(LIMIT, all).await.is_err() {
         tracing::warn!("some processes cannot be looked at: they hang");
     }
     census
 }
 
-async fn take_all(us: Arc<Us>, census: &mut Census) {
-    let pids = tokio::task::spawn_blocking(pids).await.unwrap_or_default();
+async fn take_all(us: Arc<Us>, pids: Vec<u32>, census: &mut Census) {
     let mut pids = pids.into_iter();
     let mut looks = JoinSet::new();
     loop {
@@ -154,7 +211,9 @@ fn look(pid: u32, us: &Us) -> Look {
     let Some(start) = process::start_time(pid) else {
         return Look::Unknown;
     };
-    let proc = PathBuf::from(format!("/proc/{pid}"));
+    let Some(proc) = process::living(pid) else {
+        return Look::Unknown;
+    };
     let known = us.known.contains(&pid);
     let maps = match std::fs::read(proc.join("maps")) {
         Ok(m) => String::from_utf8_lossy(&m).into_owned(),
@@ -168,15 +227,20 @@ fn look(pid: u32, us: &Us) -> Look {
     let Some(uid) = std::fs::metadata(&proc).ok().map(|m| m.uid()) else {
         return Look::Unknown;
     };
-    let table = (!known).then(|| adopt::table(pid, &maps, uid)).flatten();
+    let mut table = (!known).then(|| adopt::table(&proc, &maps, uid)).flatten();
     let env = tenants::environment(&proc).unwrap_or_default();
     let ours = || ours(us, table.as_ref().map(|t| &t.1), &env, uid);
     if !known && !ours().unwrap_or_else(|| inherited(us, pid)) {
         return Look::Stranger { carries: true };
     }
-    let Some(sockets) = descriptors(pid) else {
+    let Some(sockets) = process::descriptors(pid) else {
         return Look::Unknown;
     };
+    if table.is_none() && !known && !sockets.is_empty() {
+        // It may have made its table, and a socket, between the two looks.
+        let maps = std::fs::read(proc.join("maps")).unwrap_or_default();
+        table = adopt::table(&proc, &String::from_utf8_lossy(&maps), uid);
+    }
     let carrier = Carrier {
         id: ProcId { pid, start },
         own_pid: adopt::own_pid(pid).unwrap_or(pid),
@@ -184,6 +248,7 @@ fn look(pid: u32, us: &Us) -> Look {
         comm: process::comm(pid).unwrap_or_default(),
         mapped,
         off: !known && table.is_none() && tenants::off(&env),
+        known,
         table,
         sockets,
     };
@@ -215,7 +280,9 @@ fn inherited(us: &Us, pid: u32) -> bool {
         if us.known.contains(&parent) {
             return true;
         }
-        let proc = PathBuf::from(format!("/proc/{parent}"));
+        let Some(proc) = process::living(parent) else {
+            return false;
+        };
         let (Ok(maps), Ok(of)) = (std::fs::read(proc.join("maps")), std::fs::metadata(&proc))
         else {
             return false;
@@ -224,7 +291,7 @@ fn inherited(us: &Us, pid: u32) -> bool {
         if !maps.contains(tenants::LIBRARY) {
             return false;
         }
-        let table = adopt::table(parent, &maps, of.uid());
+        let table = adopt::table(&proc, &maps, of.uid());
         let env = tenants::environment(&proc).unwrap_or_default();
         match ours(us, table.as_ref().map(|t| &t.1), &env, of.uid()) {
             Some(yes) => return yes,
@@ -234,14 +301,26 @@ fn inherited(us: &Us, pid: u32) -> bool {
     false
 }
 
-/// Descriptors of a process that are sockets, with inodes. `None`: they may not be looked at.
-fn descriptors(pid: u32) -> Option<Vec<(u32, u64)>> {
-    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-    let socket = |e: std::fs::DirEntry| {
-        let fd = e.file_name().to_str()?.parse().ok()?;
-        let link = std::fs::read_link(e.path()).ok()?;
-        let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
-        Some((fd, inode.parse().ok()?))
-    };
-    Some(fds.flatten().filter_map(socket).collect())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever asks while somebody looks gets what the next look shows, and all of them the same one.
+    #[tokio::test(flavor = "current_thread")]
+    async fn callers_share_the_next_look() {
+        let (looks, taken) = (Looks::default(), Cell::new(0));
+        let ask = || {
+            looks.share(|| async {
+                taken.set(taken.get() + 1);
+                tokio::task::yield_now().await;
+                Vec::new()
+            })
+        };
+        let (a, b, c, d) = tokio::join!(ask(), ask(), ask(), ask());
+        assert_eq!(taken.get(), 2);
+        assert!(Rc::ptr_eq(&b, &c) && Rc::ptr_eq(&c, &d) && !Rc::ptr_eq(&a, &b));
+        let (_, again) = (ask().await, ask().await);
+        assert_eq!(taken.get(), 4, "nobody waited");
+        assert!(!Rc::ptr_eq(&again, &d) && looks.last.borrow().is_none());
+    }
 }

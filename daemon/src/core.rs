@@ -92,8 +92,8 @@ pub struct Core {
     pub dir: Option<std::path::PathBuf>,
     /// What tables say of it.
     pub home: Option<link::family::Home>,
-    /// Held while processes are looked at for `ss`.
-    pub census_turn: Rc<tokio::sync::Mutex<()>>,
+    /// Processes are looked at for `ss`.
+    pub looks: Rc<crate::census::Looks>,
     /// Processes that have, and live.
     kept: usize,
     /// Since when there is no shim, no lane, and nobody who asked us to stay.
@@ -151,7 +151,7 @@ impl Core {
             leaves: false,
             dir: None,
             home: None,
-            census_turn: Rc::default(),
+            looks: Rc::default(),
             kept: 0,
             idle_since: Some(Instant::now()),
         }

@@ -6,6 +6,7 @@ use crate::sockopt;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 /// A process, distinguishable from a later one with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,14 +98,46 @@ pub fn is_dead(pidfd: BorrowedFd<'_>) -> bool {
 
 /// Start time in clock ticks since boot.
 pub fn start_time(pid: u32) -> Option<u64> {
-    let s = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name stands in parentheses and may contain anything; field 3 follows the last one.
-    s.rsplit_once(')')?
-        .1
-        .split_ascii_whitespace()
-        .nth(19)?
-        .parse()
-        .ok()
+    stat(format!("/proc/{pid}").as_ref(), 19)?.parse().ok()
+}
+
+/// Has it ended, and only its parent has not heard of it yet?
+pub fn is_zombie(pid: u32) -> bool {
+    start_time(pid).is_some() && living(pid).is_none()
+}
+
+/// A thread of the kernel's: no program at all.
+pub fn is_kernels(pid: u32) -> bool {
+    const PF_KTHREAD: u64 = 0x0020_0000;
+    let flags = stat(format!("/proc/{pid}").as_ref(), 6).and_then(|f| f.parse::<u64>().ok());
+    flags.is_some_and(|f| f & PF_KTHREAD != 0)
+}
+
+/// The process that a number of a process or thread belongs to.
+pub fn of_thread(id: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("Tgid:"))?;
+    line.trim().parse().ok()
+}
+
+/// What `stat` of a process or thread has after its name, the `n`th field from there.
+pub fn stat(of: &Path, n: usize) -> Option<String> {
+    let s = std::fs::read_to_string(of.join("stat")).ok()?;
+    // The name stands in parentheses and may contain anything.
+    let field = s.rsplit_once(')')?.1.split_ascii_whitespace().nth(n)?;
+    Some(field.to_owned())
+}
+
+/// Where `/proc` shows what a process has: in its own directory, but in that of one of its threads where the first
+/// one has ended before the others. `None`: all have.
+pub fn living(pid: u32) -> Option<PathBuf> {
+    let lives = |of: &PathBuf| stat(of, 0).is_some_and(|s| !matches!(s.as_str(), "Z" | "X"));
+    let own = PathBuf::from(format!("/proc/{pid}"));
+    if lives(&own) {
+        return Some(own);
+    }
+    let threads = std::fs::read_dir(own.join("task")).ok()?.flatten();
+    threads.map(|t| t.path()).find(lives)
 }
 
 /// The present time in the unit of [`start_time`].
@@ -139,41 +172,33 @@ pub fn sockets(pid: u32) -> Vec<u64> {
 
 /// The same, one for each descriptor; `None`: we may not look.
 pub fn visible_sockets(pid: u32) -> Option<Vec<u64>> {
-    let (all, any) = sockets_in(&format!("/proc/{pid}/fd"))?;
-    if any {
-        return Some(all);
-    }
-    // The first thread may have ended before the others.
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter();
-    let mut of = threads
-        .flatten()
-        .flatten()
-        .map(|t| sockets_in(&t.path().join("fd").to_string_lossy()));
-    of.try_fold(Vec::new(), |all, these| match all.is_empty() {
-        true => Some(these?.0),
-        false => Some(all),
-    })
+    let all = descriptors(pid)?;
+    Some(all.into_iter().map(|(_, inode)| inode).collect())
 }
 
-/// Sockets in a directory of descriptors, and whether there is any descriptor at all.
-fn sockets_in(dir: &str) -> Option<(Vec<u64>, bool)> {
-    let fds = match std::fs::read_dir(dir) {
-        Ok(fds) => fds,
-        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => return None,
-        Err(_) => return Some((Vec::new(), false)), // it has ended
+/// The same, with the descriptors.
+pub fn descriptors(pid: u32) -> Option<Vec<(u32, u64)>> {
+    let Some(of) = living(pid) else {
+        return Some(Vec::new());
     };
-    let mut any = false;
-    let each = fds.flatten().inspect(|_| any = true);
-    let all = each.filter_map(|e| socket(&e.path())).collect();
-    Some((all, any))
+    let fds = match std::fs::read_dir(of.join("fd")) {
+        Ok(fds) => fds.flatten(),
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => return None,
+        Err(_) => return Some(Vec::new()), // it has ended
+    };
+    let one = |e: std::fs::DirEntry| {
+        let fd = e.file_name().to_str()?.parse().ok()?;
+        Some((fd, socket(&e.path())?))
+    };
+    Some(fds.filter_map(one).collect())
 }
 
 /// Inode of the socket that a process has at this descriptor.
 pub fn socket_at(pid: u32, fd: u32) -> Option<u64> {
-    socket(std::path::Path::new(&format!("/proc/{pid}/fd/{fd}")))
+    socket(&living(pid)?.join(format!("fd/{fd}")))
 }
 
-fn socket(entry: &std::path::Path) -> Option<u64> {
+fn socket(entry: &Path) -> Option<u64> {
     let link = std::fs::read_link(entry).ok()?;
     let s = link.to_str()?.strip_prefix("socket:[")?;
     s.strip_suffix(']')?.parse().ok()
@@ -181,15 +206,15 @@ fn socket(entry: &std::path::Path) -> Option<u64> {
 
 /// Inode of the network namespace.
 pub fn netns(pid: u32) -> Option<u64> {
-    netns_at(&format!("/proc/{pid}/ns/net"))
+    netns_at(&living(pid)?.join("ns/net"))
 }
 
 /// Inode of our own network namespace.
 pub fn own_netns() -> Option<u64> {
-    netns_at("/proc/self/ns/net")
+    netns_at("/proc/self/ns/net".as_ref())
 }
 
-fn netns_at(path: &str) -> Option<u64> {
+fn netns_at(path: &Path) -> Option<u64> {
     rustix::fs::stat(path).ok().map(|s| s.st_ino)
 }
 

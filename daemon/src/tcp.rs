@@ -25,8 +25,11 @@ pub struct Socket {
 /// Every one in the namespace of this process.
 pub fn sockets(pid: u32) -> Vec<Socket> {
     let mut all = Vec::new();
-    for file in ["tcp", "tcp6"] {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/net/{file}")).unwrap_or_default();
+    let Some(of) = crate::process::living(pid) else {
+        return all;
+    };
+    for file in ["net/tcp", "net/tcp6"] {
+        let text = std::fs::read_to_string(of.join(file)).unwrap_or_default();
         all.extend(text.lines().skip(1).filter_map(line));
     }
     all

@@ -8,6 +8,7 @@ use crate::party::PartyId;
 use crate::process;
 use crate::socket::normal;
 use link::family::{flag, state, Endpoint, View};
+use link::reason::Reason;
 use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, SocketAddrV6};
 use std::sync::Arc;
@@ -233,6 +234,20 @@ pub(crate) fn link_ends(all: &mut [Entry]) {
     let found: Vec<Option<usize>> = all.iter().map(find).collect();
     for (i, other) in found.into_iter().enumerate() {
         all[i].other = other.filter(|o| *o != i);
+    }
+    for i in 0..all.len() {
+        // One that has not been told yet, for it sleeps, that the other end has left its lane.
+        let left = |o: usize| all[o].lane.is_none() && !all[o].row.far;
+        if all[i].lane.is_some() && all[i].other.is_some_and(left) {
+            let e = &mut all[i];
+            e.lane = None;
+            e.row.up = "none".into();
+            if e.row.reason == 0 {
+                e.row.reason = Reason::Idle.code();
+            }
+        }
+    }
+    for i in 0..all.len() {
         if let Some(o) = all[i].other {
             all[i].row.peer_reason = all[o].row.reason;
         }

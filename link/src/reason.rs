@@ -69,7 +69,7 @@ reasons! {
         "nothing; such programs stay on TCP";
     Shared = 0x0a00_0006, "shared", "more than one process holds this connection",
         "nothing; it is promoted when only one process is left";
-    Left = 0x0a00_0007, "left", "the descriptor was handed to another program (exec, SCM_RIGHTS)",
+    Left = 0x0a00_0007, "left", "the descriptor was handed to another program (exec, spawn, SCM_RIGHTS)",
         "nothing";
     Operator = 0x0a00_0008, "operator", "sent down by `underpass down`",
         "`underpass up`";
@@ -79,7 +79,7 @@ reasons! {
         "raise the limit in the daemon's configuration";
     SelfConnected = 0x0a00_000b, "self-connected", "the socket is connected to itself",
         "nothing";
-    PeerGone = 0x0a00_000c, "peer-gone", "the process at the other end is gone",
+    PeerGone = 0x0a00_000c, "peer-gone", "the process at the other end with which it had a lane, or was to have one, is gone",
         "nothing";
     NotEstablished = 0x0a00_000d, "not-established", "the connection is not established, or already closing",
         "nothing";
@@ -125,6 +125,8 @@ reasons! {
         "nothing; it is promoted when only one process is left";
     Unseen = 0x0a00_0022, "unseen-holders", "it came from another process (exec, SCM_RIGHTS), and the daemon may not see whether that one still has a descriptor of it",
         "run underpassd as root";
+    Standard = 0x0a00_0023, "standard-stream", "it was made a standard stream (dup2 to 0, 1 or 2, as inetd and vsftpd do): calls of the C library's stdio on those are not seen",
+        "nothing; such connections stay on TCP";
 }
 
 impl Reason {

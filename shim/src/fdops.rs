@@ -98,7 +98,7 @@ pub fn duplicated(old: i32, new: i32) {
                 io::leave(i, old, Reason::Table);
             } else if new <= libc::STDERR_FILENO {
                 // The C library's own streams do not call its own `read` and `write` by name.
-                io::leave(i, old, Reason::Left);
+                io::leave(i, old, Reason::Standard);
             }
         }
         Fd::Set(s) => {

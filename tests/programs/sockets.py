@@ -11,9 +11,16 @@
   give PORT        makes a connection and gives it to another program by SCM_RIGHTS
   fork PORT        makes a connection, forks a child that has it too and makes one of its own
   split PORT       uses a connection with an `echo`; then it writes and a forked child reads, all the time
+  leader PORT      makes a connection; its first thread ends, another one sleeps
+  standard PORT    makes a connection, which becomes its standard input
+  sink             listens; accepts one connection after the other, and reads
+  pour PORT        makes a connection and writes all the time
+  part FILE        uses both ends of a connection; when the file exists, gives one to another program
+  churn            makes, accepts and closes connections all the time, also in short-lived children
   late PORT FILE   uses a connection; when the file exists, makes another one, and goes on using it
 """
 import array
+import collections
 import ctypes
 import os
 import socket
@@ -51,8 +58,8 @@ def listen():
 
 def talk(sock):
     for i in range(40):
-        if i == 20:
-            time.sleep(0.3)  # a daemon may take a moment for its greeting
+        # A daemon may take a moment for its greeting, and then for the lane.
+        time.sleep(0.3 if i == 20 else 0.01 if i > 20 else 0)
         sock.sendall(b"x" * 100)
         got = 0
         while got < 100:
@@ -78,15 +85,99 @@ def echo():
         threading.Thread(target=answer, args=(keep(s.accept()[0]),), daemon=True).start()
 
 
-def give(port):
+def taker():
     ours, theirs = socket.socketpair()
     taker = subprocess.Popen([sys.executable, __file__, "take", str(theirs.fileno())], pass_fds=[theirs.fileno()])
-    s = connect(port)
+    return ours, taker.pid
+
+
+def hand_over(s, ours, pid):
     ours.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [s.fileno()]))])
     s.close()
     assert ours.recv(1) == b"y"
-    print("child", taker.pid, flush=True)
+    print("child", pid, flush=True)
     ready()
+
+
+def give(port):
+    to = taker()
+    hand_over(connect(port), *to)
+
+
+def part(file):
+    to = taker()
+    listener = listen()
+    a = connect(listener.getsockname()[1])
+    b = listener.accept()[0]
+    while not os.path.exists(file):
+        for x, y in ((a, b), (b, a)):
+            x.sendall(b"x" * 100)
+            got = 0
+            while got < 100:
+                got += len(y.recv(100))
+        time.sleep(0.002)
+    hand_over(b, *to)
+
+
+def leader(port):
+    connect(port)
+    first = threading.main_thread().native_id
+
+    def wait():
+        while open(f"/proc/self/task/{first}/stat").read().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        ready()
+
+    threading.Thread(target=wait).start()
+    ctypes.CDLL(None).syscall(60, 0)  # of this thread alone
+
+
+def standard(port):
+    s = connect(port)
+    talk(s)
+    os.dup2(s.fileno(), 0)
+    ready()
+
+
+def sink():
+    s = listen()
+    while True:
+        c = keep(s.accept()[0])
+        while c.recv(65536):
+            pass
+
+
+def pour(port):
+    s = connect(port)
+    print("ready", flush=True)
+    while True:
+        s.sendall(b"x" * 100)
+        time.sleep(0.001)
+
+
+def churn():
+    listener = listen()
+
+    def pairs(n):
+        """Makes and closes them, the last `n` are open."""
+        held = collections.deque()
+        while True:
+            s = socket.socket()
+            s.connect(listener.getsockname())
+            s.sendall(b"x")
+            held.append((s, listener.accept()[0]))
+            if len(held) > n:
+                for s in held.popleft():
+                    s.close()
+
+    threading.Thread(target=pairs, args=[100], daemon=True).start()
+    print("ready", flush=True)
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            threading.Timer(0.05, os._exit, [0]).start()
+            pairs(20)
+        os.waitpid(pid, 0)
 
 
 def take(fd):

@@ -239,3 +239,82 @@ fn running_processes_are_looked_at() -> Result<()> {
     ensure!(out.status.code() == Some(2), "{out:?}");
     Ok(())
 }
+
+/// What is no program that could carry the library is called what it is.
+#[test]
+fn what_is_no_process_is_named() -> Result<()> {
+    let d = Daemon::start()?;
+    let check = |pid: &str| underpass(&d, &["check", "-j", "--pid", pid]).run(LIMIT);
+    let out = check(&std::process::id().to_string())?;
+    ensure!(out.status.code() == Some(1), "{out:?}");
+    // This test runs in a thread of its own.
+    let me = std::process::id();
+    let thread = nix::unistd::gettid().to_string();
+    ensure!(thread != me.to_string());
+    let out = check(&thread)?;
+    let said = format!("{thread} is no process, but a thread of process {me}");
+    ensure!(
+        out.status.code() == Some(2) && out.stderr.contains(&said),
+        "{out:?}"
+    );
+    let mut child = Command::new("true").spawn()?;
+    let pid = child.id();
+    until("it has ended", SOON, || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.contains(") Z ")
+    })?;
+    let out = check(&pid.to_string())?;
+    ensure!(
+        out.status.code() == Some(2) && out.stderr.contains("has ended"),
+        "{out:?}"
+    );
+    child.wait()?;
+    if std::fs::read_to_string("/proc/2/comm").is_ok_and(|c| c == "kthreadd\n") {
+        let out = check("2")?;
+        let rows: Vec<Value> = serde_json::from_str(&out.stdout)?;
+        let named = rows.iter().all(|r| r["cause"]["name"] == "kernel-thread");
+        ensure!(out.status.code() == Some(1) && named, "{out:?}");
+    }
+    Ok(())
+}
+
+/// Nothing is said to be fine that nobody has seen.
+#[test]
+fn what_ends_at_once_is_not_judged() -> Result<()> {
+    let d = Daemon::start()?;
+    until("it was too short for a look", SOON, || {
+        let found = verify(&d, &["true"]);
+        matches!(found, Ok((2, rows)) if rows.is_empty())
+    })
+}
+
+/// A program for 32 bits, with a loader of its own (the system may have none).
+#[test]
+fn another_architecture_is_named() -> Result<()> {
+    const SOURCE: &str = r#"
+static int call(int n, void *a) { int r; __asm__ volatile("int $0x80" : "=a"(r) : "a"(n), "b"(a), "c"(0) : "memory"); return r; }
+void _start(void) { int second[2] = {1, 0}; call(162, second); for (;;) call(1, 0); }
+"#;
+    let d = Daemon::start()?;
+    let t = tempfile::tempdir()?;
+    let plain = ["gcc", "-m32", "-nostdlib", "-fno-stack-protector"];
+    let loader = program(
+        t.path(),
+        "loader",
+        SOURCE,
+        &[&plain[..], &["-static-pie"]].concat(),
+    )?;
+    let named = format!("-Wl,--dynamic-linker={}", loader.display());
+    let small = program(
+        t.path(),
+        "small",
+        SOURCE,
+        &[&plain[..], &["-pie", &named]].concat(),
+    )?;
+    for (program, cause) in [(&small, "architecture"), (&loader, "static")] {
+        let name = program.file_name().and_then(|n| n.to_str());
+        let path = program.to_str().context("path")?;
+        says(&d, &[path], name.context("name")?, Some(cause), "-")?;
+    }
+    Ok(())
+}

@@ -137,7 +137,8 @@ Examples:
 
 Exit status: the program's; 127 if it was not found, 126 if it cannot be executed, 125 if Underpass
 itself failed (no library, or the daemon did not start), 2 for wrong usage. With --verify: 0 if the
-program and all that it started carry the library and reach a daemon, 1 if one does not.";
+program and all that it started carry the library and reach a daemon, 1 if one does not, 2 if none
+lived long enough to be looked at.";
 
 #[derive(Debug, Args)]
 pub struct Run {
@@ -201,7 +202,8 @@ Columns that -R adds (of the RDMA link that carries the connection now; it chang
   GID, Peer-GID  addresses of the two ends of the link; shown to root on the node only
 -j prints an array of objects with the keys state, uid, inode, local, peer, intf, mode; -d, -D and -R
 add their columns under the lower-case names shown above; -e adds reason and peer_reason (null, or
-an object with code, name, text and advice), rail (null, or an object with role, device, port, link,
+an object with code, name, text and advice; for an end with one direction on the ring those of the other
+direction), rail (null, or an object with role, device, port, link,
 gid and peer_gid) and what it tells about the process and its bytes.
 
 Examples:
@@ -399,11 +401,11 @@ Exit status: 0 if the connection is promoted or could be, 1 if it stays on TCP, 
 With --pid: why a process has no library (cause): static (linked statically), secure (set-user-id,
 set-group-id or file capabilities), no-preload (cleaned environment), preload-overwritten,
 library-absent (no such file in its root directory and mount namespace), architecture, loader, off
-(UNDERPASS=off), hidden (ask as root). Its daemon: connected, reachable (the library has had no reason to
+(UNDERPASS=off), kernel-thread, starting (or ending), hidden (ask as root). Its daemon: connected, reachable (the library has had no reason to
 speak to it yet), absent, silent, forbidden (permissions), seccomp. -j prints an array of objects with
 pid, comm, program, library (path or null), cause (null, or name and text), daemon, note, fine.
 Exit status: 0 if all carry the library and reach a daemon, 1 if one does not, 2 if there is no such
-process.";
+process, or it has ended (a zombie).";
 
 #[derive(Debug, Args)]
 pub struct Check {

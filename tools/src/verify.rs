@@ -33,7 +33,7 @@ pub fn check(pid: u32, json: bool, dir: PathBuf) -> Outcome {
         .filter_map(|p| Seen::look(p, &mut daemons))
         .collect();
     if all.first().is_none_or(|s| s.pid != pid) {
-        return Err(Failure::new(format_args!("there is no process {pid}")).with_code(FAILED));
+        return Err(Failure::new(absence(pid)).with_code(FAILED));
     }
     match json {
         true => out::print_json(&report::json(&all)).map_err(|f| f.with_code(FAILED))?,
@@ -42,8 +42,20 @@ pub fn check(pid: u32, json: bool, dir: PathBuf) -> Outcome {
     Ok(code(&all))
 }
 
+/// Why there is nothing to look at.
+fn absence(pid: u32) -> String {
+    match underpassd::process::of_thread(pid) {
+        Some(p) if p != pid => format!("{pid} is no process, but a thread of process {p}"),
+        _ if underpassd::process::is_zombie(pid) => {
+            format!("process {pid} has ended; its parent has not waited for it yet")
+        }
+        _ => format!("there is no process {pid}"),
+    }
+}
+
 fn code(all: &[Seen]) -> ExitCode {
     match all.iter().all(Seen::fine) {
+        _ if all.is_empty() => ExitCode::from(FAILED),
         true => ExitCode::SUCCESS,
         false => ExitCode::from(MISSING),
     }
@@ -118,8 +130,8 @@ fn connected(dir: &std::path::Path) -> Option<Vec<u32>> {
     }
 }
 
-/// The path of `inner` as process `pid` has it.
-fn within(pid: u32, inner: &std::path::Path) -> PathBuf {
+/// The path of `inner` as a process has it. `of`: its directory in `/proc`, or that of one of its threads.
+fn within(of: &std::path::Path, inner: &std::path::Path) -> PathBuf {
     let inner = inner.strip_prefix("/").unwrap_or(inner);
-    PathBuf::from(format!("/proc/{pid}/root")).join(inner)
+    of.join("root").join(inner)
 }

@@ -14,9 +14,13 @@ use link::reason::Reason;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A retry that has been due for so long shows that nothing has been called since.
 const DUE_MS: u64 = 1000;
+/// A new socket comes into the table a moment after it is made, and leaves it a moment before it is closed: after these
+/// times it is looked at anew before it is said to be in none. (A thread may lose its processor in that moment.)
+const CONFIRM_MS: [u64; 5] = [2, 4, 8, 16, 32];
 
 /// A process whose sockets are shown.
 struct Member {
@@ -46,9 +50,20 @@ impl Member {
         }
     }
 
+    /// Of its sockets.
+    fn inodes(&self) -> impl Iterator<Item = u64> + '_ {
+        self.sockets.iter().flat_map(|s| s.values().copied())
+    }
+
     fn holds(&self, inode: u64) -> bool {
-        let mut all = self.sockets.iter().flat_map(|s| s.values());
-        all.any(|i| *i == inode)
+        self.inodes().any(|i| i == inode)
+    }
+
+    /// Does it hold it now?
+    fn still_holds(&self, inode: u64) -> bool {
+        let all = self.sockets.iter().flatten();
+        let mut fds = all.filter(|s| *s.1 == inode).map(|s| *s.0);
+        fds.any(|fd| process::socket_at(self.holder.pid, fd) == Some(inode))
     }
 }
 
@@ -120,7 +135,7 @@ pub fn rows(
     );
     let mut held: BTreeMap<u64, Vec<&Member>> = BTreeMap::new();
     for m in members() {
-        let mut inodes: Vec<u64> = m.sockets.iter().flatten().map(|s| *s.1).collect();
+        let mut inodes: Vec<u64> = m.inodes().collect();
         inodes.sort_unstable();
         inodes.dedup(); // a socket may have several descriptors
         for i in inodes {
@@ -135,8 +150,18 @@ pub fn rows(
             full.extend(k.members.iter().map(|m| m.holder.pid));
         }
     }
+    for wait in CONFIRM_MS {
+        let late: Vec<&Kin> = kins.iter().filter(|k| k.misses(&kernel, &shown)).collect();
+        if late.is_empty() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(wait));
+        for k in late {
+            k.tracked(&kernel, waiting, &mut shown, &mut all);
+        }
+    }
     for (inode, members) in held.iter().filter(|h| !shown.contains_key(h.0)) {
-        let member = members.iter().find(|m| m.mapped);
+        let member = members.iter().find(|m| m.mapped && m.still_holds(*inode));
         if let (Some(s), Some(m)) = (kernel.socket(*inode), member) {
             all.push(untracked(s, m, full.contains(&m.holder.pid)));
         }
@@ -206,6 +231,15 @@ fn kins(families: Vec<Snapshot>, carriers: Vec<Carrier>) -> Vec<Kin> {
 }
 
 impl Kin {
+    /// Has it a table, and holds a socket that is not shown?
+    fn misses(&self, kernel: &Kernel, shown: &HashMap<u64, usize>) -> bool {
+        let missed = |m: &Member, i| {
+            !shown.contains_key(&i) && kernel.socket(i).is_some() && m.still_holds(i)
+        };
+        let mut mapped = self.members.iter().filter(|m| m.mapped);
+        self.family.is_some() && mapped.any(|m| m.inodes().any(|i| missed(m, i)))
+    }
+
     /// Rows of what is in the table. False: the table is full.
     fn tracked(
         &self,
@@ -333,17 +367,19 @@ fn reason(v: &View, connected: bool, waits: bool, tcp: Option<&tcp::Socket>, now
     let due = v.not_before_ms.saturating_add(DUE_MS) < now_ms;
     // What two processes use does not come up again, and the shim of neither says so.
     let shared = v.holders.len() as u64 + u64::from(v.forks) > 1;
+    let established = tcp.is_none_or(|s| s.state == tcp::state::ESTABLISHED);
     if v.flags & flag::LANE != 0 {
         let up = v.tx_up || v.rx_up;
         return match r {
-            Reason::None if shared && !(v.tx_up && v.rx_up) => Reason::Shared,
-            Reason::None if !up => Reason::Ready,
+            _ if v.tx_up && v.rx_up => Reason::None,
+            Reason::None if shared => Reason::Shared,
+            Reason::None if !established => Reason::NotEstablished,
+            Reason::None => Reason::Ready,
             Reason::RingFull if due && !up => Reason::Ready,
             r => r,
         }
         .code();
     }
-    let established = tcp.is_none_or(|s| s.state == tcp::state::ESTABLISHED);
     let registered = v.flags & flag::REGISTERED != 0;
     let passing = match r {
         Reason::None | Reason::Young => !established,
@@ -351,10 +387,11 @@ fn reason(v: &View, connected: bool, waits: bool, tcp: Option<&tcp::Socket>, now
         Reason::Waiting => !(registered && waits),
         Reason::NoDaemon | Reason::VersionMismatch => connected,
         Reason::Shared => due && !shared,
+        // (If it is gone indeed, the kernel has said so.)
+        Reason::PeerGone => true,
         Reason::TimeoutDaemon
         | Reason::NotEstablished
         | Reason::PeerDeclined
-        | Reason::PeerGone
         | Reason::RingFull
         | Reason::HeldElsewhere
         | Reason::Unseen

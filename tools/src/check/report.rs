@@ -24,7 +24,11 @@ impl End {
     fn new(row: Option<Row>) -> Self {
         match row {
             Some(r) => End {
-                reason: Some(r.reason),
+                // (Nothing is sent here, so that one direction or both may not have moved.)
+                reason: Some(match ss::promoted(&r) && r.reason == Reason::Ready.code() {
+                    true => 0,
+                    false => r.reason,
+                }),
                 pid: r.pid,
                 comm: r.comm.clone(),
                 note: "",

@@ -71,6 +71,11 @@ fn others(r: &Row) -> String {
     }
 }
 
+/// Is one direction on the ring, and the other one on TCP, for a reason?
+fn one_way(r: &Row) -> bool {
+    matches!(r.up.as_str(), "tx" | "rx") && r.reason != 0
+}
+
 /// The indented lines under a row.
 pub fn lines(r: &Row, text: &mut String) {
     text.push_str("    ");
@@ -108,7 +113,7 @@ pub fn lines(r: &Row, text: &mut String) {
         let peer = process(r.peer_pid, &r.peer_comm);
         text.push_str(&format!("    other end: {peer}\n"));
     }
-    if !r.mode.starts_with("TCP") {
+    if super::promoted(r) && !one_way(r) {
         return;
     }
     end("here", r.reason, text);
@@ -127,7 +132,7 @@ pub fn members(r: &Row, m: &mut Map<String, Value>) {
             Value::Null
         }
     };
-    let tcp = connected && !super::promoted(r);
+    let tcp = connected && (!super::promoted(r) || one_way(r));
     m.insert("reason".into(), reason(tcp, r.reason));
     m.insert(
         "peer_reason".into(),

@@ -37,6 +37,8 @@ pub enum Cause {
     Off,
     /// The loader is still at work, or the process is ending.
     Starting,
+    /// A thread of the kernel's.
+    Kernel,
     /// We may not look.
     Hidden,
 }
@@ -53,6 +55,7 @@ impl Cause {
             Cause::Loader(_) => "loader",
             Cause::Off => "off",
             Cause::Starting => "starting",
+            Cause::Kernel => "kernel-thread",
             Cause::Hidden => "hidden",
         }
     }
@@ -68,6 +71,7 @@ impl Cause {
             Cause::Loader(l) => format!("its loader ({l}) did not load the library; try LD_DEBUG=libs"),
             Cause::Off => "UNDERPASS=off in its environment".into(),
             Cause::Starting => "it is just starting or ending".into(),
+            Cause::Kernel => "a thread of the kernel's: there is no program".into(),
             Cause::Hidden => "may not be looked at; ask as root".into(),
         }
     }
@@ -170,8 +174,9 @@ pub struct Seen {
 
 impl Seen {
     pub fn look(pid: u32, daemons: &mut Daemons) -> Option<Seen> {
-        let at = |f: &str| PathBuf::from(format!("/proc/{pid}/{f}"));
         let start = underpassd::process::start_time(pid)?;
+        let of = underpassd::process::living(pid)?;
+        let at = |f: &str| of.join(f);
         let program = fs::read_link(at("exe"));
         let mut s = Seen {
             pid,
@@ -182,7 +187,11 @@ impl Seen {
             cause: None,
             daemon: Daemon::None,
         };
-        let uid = fs::metadata(at("")).ok()?.uid();
+        if underpassd::process::is_kernels(pid) {
+            s.cause = Some(Cause::Kernel);
+            return Some(s);
+        }
+        let uid = fs::metadata(&of).ok()?.uid();
         let maps = match fs::read(at("maps")) {
             Err(e) if e.kind() == ErrorKind::PermissionDenied => {
                 s.cause = Some(Cause::Hidden);
@@ -194,19 +203,19 @@ impl Seen {
             s.cause = Some(Cause::Starting); // or its end: it has no memory
             return Some(s);
         }
-        let env = tenants::environment(&at("")).unwrap_or_default();
+        let env = tenants::environment(&of).unwrap_or_default();
         let maps = String::from_utf8_lossy(&maps);
         s.library = maps.lines().find_map(|l| {
             let path = l.get(l.find('/')?..)?;
             path.contains(LIBRARY).then(|| path.to_owned())
         });
-        let secure = secure(pid);
+        let secure = secure(&of);
         s.cause = match &s.library {
             Some(_) => secure.or_else(|| tenants::off(&env).then_some(Cause::Off)),
-            None => Some(why_not(pid, &maps, &env, secure)),
+            None => Some(why_not(&of, &maps, &env, secure)),
         };
         if s.cause.is_none() {
-            s.daemon = daemon(pid, uid, &env, daemons);
+            s.daemon = daemon((pid, &of), uid, &env, daemons);
         }
         (underpassd::process::start_time(pid) == Some(start)).then_some(s)
     }
@@ -241,14 +250,14 @@ impl Seen {
 }
 
 /// Has it more rights than its caller, and what from?
-fn secure(pid: u32) -> Option<Cause> {
-    let words = fs::read(format!("/proc/{pid}/auxv")).ok()?;
+fn secure(of: &Path) -> Option<Cause> {
+    let words = fs::read(of.join("auxv")).ok()?;
     let word = |b: &[u8]| u64::from_ne_bytes(b.try_into().unwrap_or_default());
     let mut pairs = words
         .chunks_exact(16)
         .map(|p| (word(&p[..8]), word(&p[8..])));
     pairs.find(|p| *p == (AT_SECURE, 1))?;
-    let exe = PathBuf::from(format!("/proc/{pid}/exe"));
+    let exe = of.join("exe");
     let mode = fs::metadata(&exe).map_or(0, |m| m.mode());
     let mut value = [0u8; 64];
     let capable = rustix::fs::getxattr(&exe, "security.capability", &mut value[..]).is_ok();
@@ -261,8 +270,8 @@ fn secure(pid: u32) -> Option<Cause> {
 }
 
 /// Why the library is not mapped.
-fn why_not(pid: u32, maps: &str, env: &[u8], secure: Option<Cause>) -> Cause {
-    let exe = elf::read(Path::new(&format!("/proc/{pid}/exe")));
+fn why_not(of: &Path, maps: &str, env: &[u8], secure: Option<Cause>) -> Cause {
+    let exe = elf::read(&of.join("exe"));
     let Some(exe) = exe else {
         return Cause::Hidden;
     };
@@ -280,7 +289,7 @@ fn why_not(pid: u32, maps: &str, env: &[u8], secure: Option<Cause>) -> Cause {
     let Some(name) = names.find(|n| n.contains(LIBRARY)) else {
         return Cause::Overwritten(preload);
     };
-    let file = within(pid, Path::new(name));
+    let file = within(of, Path::new(name));
     if name.starts_with('/') && !file.exists() {
         return Cause::Absent(name.to_owned());
     }
@@ -307,19 +316,19 @@ fn started(maps: &str, loader: &str) -> bool {
     paths.iter().any(|p| library(p)) || loader.as_bytes().starts_with(b"ld-musl")
 }
 
-fn daemon(pid: u32, uid: u32, env: &[u8], daemons: &mut Daemons) -> Daemon {
+fn daemon((pid, of): (u32, &Path), uid: u32, env: &[u8], daemons: &mut Daemons) -> Daemon {
     let mut worst = Daemon::None;
     for dir in daemons.directories(env, uid) {
         let shown = dir.display().to_string();
-        let here = within(pid, &dir);
+        let here = within(of, &dir);
         let socket = here.join(CONTROL_SOCK);
         let there = fs::metadata(&socket).is_ok_and(|m| m.file_type().is_socket());
         let found = match daemons.ask(&here) {
             _ if !there => Daemon::Absent(shown),
-            _ if !may_connect(pid, &dir) => Daemon::Forbidden(shown),
+            _ if !may_connect(of, &dir) => Daemon::Forbidden(shown),
             None => Daemon::Silent(shown),
             Some(pids) if pids.contains(&pid) => return Daemon::Connected,
-            Some(_) if filtered(pid) && in_vain(&here, pid) => Daemon::Seccomp,
+            Some(_) if filtered(of) && in_vain(&here, pid) => Daemon::Seccomp,
             Some(_) => return Daemon::Reachable,
         };
         // The first directory in which there is anything says most.
@@ -331,8 +340,8 @@ fn daemon(pid: u32, uid: u32, env: &[u8], daemons: &mut Daemons) -> Daemon {
 }
 
 /// Effective user, groups and whether it may pass by permissions, from its status.
-fn may_connect(pid: u32, dir: &Path) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+fn may_connect(of: &Path, dir: &Path) -> bool {
+    let status = fs::read_to_string(of.join("status")).unwrap_or_default();
     let field = |name: &str| {
         status
             .lines()
@@ -358,13 +367,13 @@ fn may_connect(pid: u32, dir: &Path) -> bool {
         override_all || m.mode() >> shift & bit == bit
     };
     let mut above = dir.ancestors().filter(|a| *a != Path::new("/"));
-    let passes = above.all(|a| search_all || allowed(&within(pid, a), 1));
-    passes && allowed(&within(pid, dir).join(CONTROL_SOCK), 2)
+    let passes = above.all(|a| search_all || allowed(&within(of, a), 1));
+    passes && allowed(&within(of, dir).join(CONTROL_SOCK), 2)
 }
 
 /// Is a filter of system calls installed?
-fn filtered(pid: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+fn filtered(of: &Path) -> bool {
+    let status = fs::read_to_string(of.join("status")).unwrap_or_default();
     let mode = status.lines().find_map(|l| l.strip_prefix("Seccomp:"));
     mode.is_some_and(|m| m.trim() != "0")
 }

@@ -1,6 +1,6 @@
 //! The report on a program and its children.
 
-use super::process::Seen;
+use super::process::{Cause, Seen};
 use crate::out::clean;
 use serde_json::{json, Value};
 use std::process::ExitStatus;
@@ -11,7 +11,11 @@ pub fn text(all: &[Seen]) -> String {
         "Pid", "Name", "Library", "Daemon"
     );
     for s in all {
-        let carries = if s.library.is_some() { "yes" } else { "no" };
+        let carries = match (&s.library, &s.cause) {
+            (Some(_), _) => "yes",
+            (None, Some(Cause::Hidden | Cause::Starting)) => "?",
+            _ => "no",
+        };
         t.push_str(&format!(
             "{:<8} {:<16} {:<8} {:<10} {}\n",
             s.pid,
@@ -27,6 +31,10 @@ pub fn text(all: &[Seen]) -> String {
             let said = clean(&s.daemon.text());
             t.push_str(&format!("    {}: {said}\n", s.daemon.name()));
         }
+    }
+    if all.is_empty() {
+        t.push_str("no process lived long enough to be looked at: nothing can be said\n");
+        return t;
     }
     let fine = all.iter().filter(|s| s.fine()).count();
     t.push_str(&format!(

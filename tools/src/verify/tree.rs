@@ -6,6 +6,7 @@ use nix::sys::wait::{waitpid, WaitPidFlag};
 use nix::unistd::Pid;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
+use underpassd::process;
 
 /// Parent of each process.
 fn parents() -> HashMap<u32, u32> {
@@ -15,12 +16,9 @@ fn parents() -> HashMap<u32, u32> {
 }
 
 fn parent(pid: u32) -> Option<u32> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name stands in parentheses and may contain anything.
-    let mut rest = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     // A process that has ended and waits for its parent is none any more.
-    (rest.next()? != "Z").then_some(())?;
-    rest.next()?.parse().ok()
+    let of = process::living(pid)?;
+    process::stat(&of, 1)?.parse().ok()
 }
 
 /// A process and all below it, itself first.
