@@ -160,6 +160,11 @@ pub fn waiting() -> bool {
     thread().deferred.get() != 0
 }
 
+/// A number that every handler changes that runs in this thread.
+pub fn ran() -> u32 {
+    thread().ran.get()
+}
+
 /// Have handlers run since the hook was entered? `any`: does one with SA_RESTART count, too?
 pub fn interrupted(any: bool) -> bool {
     let t = thread();

@@ -192,9 +192,11 @@ impl Cut {
         if signals::waiting() {
             return false; // as one that comes during the sleep
         }
+        let ran = signals::ran();
         let n = quietly(|| signals::outside(poll));
         self.news = n > 0 && p[1].revents != 0;
-        n > 0
+        // (A handler may run when the daemon, of which the kernel's own call knows nothing, has ended the sleep.)
+        n > 0 && signals::ran() == ran
     }
 }
 
