@@ -419,22 +419,24 @@ pub fn each(mut f: impl FnMut(u32, &Conn)) {
 /// The process at the other end of a link is gone: what we send must meet TCP's errors; what it
 /// had published may still be read.
 pub fn peer_gone(link: &Link) {
+    let fins = sys::now_ms() + FIN_MS;
     each(|i, c| {
         if core::ptr::eq(table::local(i).link.load(Relaxed), link) {
             if link.is_far() {
                 far::gone(i, c, link);
                 return epoll::stir(i);
             }
-            peer_end_gone(i, c);
+            peer_end_gone(i, c, fins);
         }
     });
 }
 
-/// Milliseconds in which the FIN of a process that is gone comes, unless another one holds its end.
-const FIN_MS: u32 = 20;
+/// Milliseconds in which the FINs of a process that is gone come, unless another one holds its ends.
+const FIN_MS: u64 = 20;
 
-/// The same for one connection, whose lane is within the node.
-fn peer_end_gone(i: u32, c: &Conn) {
+/// The same for one connection, whose lane is within the node. Waits for a FIN until `fins` (of `now_ms`) at most: all
+/// connections of a process together.
+fn peer_end_gone(i: u32, c: &Conn, fins: u64) {
     let l = table::local(i);
     let fd = l.fd.load(Relaxed);
     if c.flags.load(Relaxed) & flag::FORSAKEN != 0 {
@@ -444,8 +446,11 @@ fn peer_end_gone(i: u32, c: &Conn) {
     let ended = |ms| sys::poll_ms(fd, libc::POLLRDHUP, ms).is_ok_and(|e| e & libc::POLLRDHUP != 0);
     if let Some((_, m)) = lane(c, l).filter(|_| engaged_tx(c)) {
         // The doorbell tells of it before its FIN, behind which what is sent would be answered otherwise.
-        let unread = c.rx.died_unread(&m, true);
-        if ended(if unread { FIN_MS } else { 0 }) && c.rx.notice_death(&m, true) {
+        let ms = match c.rx.died_unread(&m, true) {
+            true => fins.saturating_sub(sys::now_ms()),
+            false => 0,
+        };
+        if ended(ms as u32) && c.rx.notice_death(&m, true) {
             crate::io::reset_by_death(c, &m, fd);
         }
     }
