@@ -45,20 +45,18 @@ pub(super) fn set_link(s: &Set, k: usize) -> Option<&'static Link> {
 
 /// The connection got a lane on `link`: its registrations move to inner sets. Idempotent. False if
 /// one of them could not: then nobody may be told that this end is ready.
-///
-/// A one-shot registration moves only when the application arms it: whether the kernel has used it
-/// up already cannot be seen.
 pub fn activate(conn: u32, link: &Link) -> bool {
     let mut all = true;
     regs::each(conn, |r, set| {
-        let reg = reg_at(r);
-        if reg.flags.load(Relaxed) & ACTIVE == 0 {
-            all &= reg.mask.load(Relaxed) & ONESHOT == 0 && activate_one(set, conn, r, link);
+        if reg_at(r).flags.load(Relaxed) & ACTIVE == 0 {
+            all &= activate_one(set, conn, r, link);
         }
     });
     all
 }
 
+/// Moves one registration. A one-shot one stays where it is: whether the kernel has used it up already cannot be
+/// seen. It moves when the application arms it, before the kernel hears of that.
 pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     let s = set_at(set);
     let Some(_g) = lock::lock(&s.lock) else {
@@ -67,7 +65,9 @@ pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     if !is_of(r, set, conn) {
         return true; // it has ended meanwhile
     }
-    activate_held(s, set, conn, r, link)
+    let reg = reg_at(r);
+    let once = reg.mask.load(Relaxed) & ONESHOT != 0;
+    reg.flags.load(Relaxed) & ACTIVE != 0 || !once && activate_held(s, set, conn, r, link)
 }
 
 /// The same of one that has not ended. Set lock held.
