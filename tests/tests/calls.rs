@@ -176,7 +176,7 @@ fn receives_that_take_bytes_and_fail() -> Result<()> {
 /// Flags that mean nothing to TCP, and calls with an offset, take no connection from its lane.
 #[test]
 fn flags_that_tcp_ignores() -> Result<()> {
-    both_ways("ignored", &[], 2, 1000)
+    both_ways("ignored", &[], 2, 800)
 }
 
 /// An urgent byte that was received is no unread byte: the close behind it makes no reset.
