@@ -1,8 +1,9 @@
 """How a connection is closed, and what the kernel knows of it then.
 
     closes.py serve HOST                  prints "port N", serves one connection, prints "got BYTES eof|reset"
-    closes.py WAY HOST PORT GATE DONE     sends until the file GATE exists, then closes in this way; prints
-                                          "connected" and "result {json}"; ends when the file DONE exists
+    closes.py WAY HOST PORT GATE DONE     sends until the file GATE exists, then pauses until it is gone; sends once
+                                          more and closes in this way; prints "connected", "paused" and
+                                          "result {json}"; ends when the file DONE exists
 
 Nothing here knows about Underpass.
 """
@@ -85,13 +86,16 @@ def run(way, host, port, gate, done):
         sent += 3000
         time.sleep(0.02)
     own = sock.getsockname()[1]
+    print("paused", flush=True)
+    while os.path.exists(gate):
+        time.sleep(0.02)
+    sock.sendall(bytes(LAST))
+    sent += LAST
     handled = []
     if way == "signal":
         signal.signal(signal.SIGALRM, lambda *_: handled.append(1))
         signal.siginterrupt(signal.SIGALRM, False)
         signal.setitimer(signal.ITIMER_REAL, 0.5)
-    sock.sendall(bytes(LAST))
-    sent += LAST
     begin = time.monotonic()
     close(way, sock)
     took, now = time.monotonic() - begin, state(own, port)

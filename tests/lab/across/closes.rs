@@ -55,9 +55,15 @@ impl Pair {
         })
     }
 
-    /// Lets it close.
+    /// Nothing is under way until [`close`](Self::close): what it sends last is all that a loss can meet.
+    fn pause(&self, lab: &Lab) -> Result<()> {
+        lab.node(1).guest()?.touch(&self.gate)?;
+        self.client.line("paused").map(drop)
+    }
+
+    /// Lets it send its last, and close.
     fn close(&self, lab: &Lab) -> Result<()> {
-        lab.node(1).guest()?.touch(&self.gate)
+        lab.node(1).check(format!("rm {}", self.gate)).map(drop)
     }
 
     fn closed(&self) -> Result<Closed> {
@@ -104,6 +110,7 @@ fn both_ways(lab: &Lab, c: &Cluster, way: &str, f: impl Fn(&Pair) -> Result<()>)
         if shim {
             c.await_smcr_one_way(p.port, 1)?;
         }
+        p.pause(lab)?;
         f(&p).with_context(|| format!("{way}, {}", if shim { "on RDMA" } else { "bare" }))?;
         p.end(lab)?;
     }
