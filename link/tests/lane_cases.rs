@@ -64,6 +64,31 @@ fn end_of_file_behind_a_switch() {
     assert!(w.host[0].eof.get());
 }
 
+/// A sending thread takes the error that the receiver has just found kept: there is none to tell any more, and no
+/// errno 0.
+#[test]
+fn an_error_that_another_thread_takes() {
+    for start in [ready, up] {
+        let mut told = 0;
+        for at in 0..6 {
+            let mut w = start();
+            w.hostile.set(true); // (an error that no network has made)
+            w.host[0].rx.error.put(libc::ECONNRESET);
+            let inner = vec![(at, 0, Act::TakeError)];
+            w.run(&Op {
+                end: 0,
+                act: recv(100),
+                inner,
+            });
+            told += u32::from(w.host[0].failed.get());
+        }
+        assert!(
+            (1..5).contains(&told),
+            "taken before it is told, and after: {told}"
+        );
+    }
+}
+
 /// Bytes that arrive while the receiver looks at TCP are received like others: all that a segment
 /// brought, not its first byte. (CPython's `test_large_content_length` takes each `recv` for a
 /// request.)

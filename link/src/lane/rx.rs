@@ -301,6 +301,14 @@ impl RxState {
         }
     }
 
+    /// The error that was kept, to be told now. (Who sends, or asks, takes it without the lock of this direction.)
+    fn kept_error(&self) -> Option<Received> {
+        match self.error.take() {
+            0 => None,
+            e => Some(Received::Error(e)),
+        }
+    }
+
     fn advance(
         &self,
         m: &Memory,
@@ -334,7 +342,9 @@ impl RxState {
                     // (A frame in TCP's queue, and what follows it, came before it.)
                     let late = self.error.is_set();
                     if late && !port.tcp_unread().is_ok_and(|n| n > 0) {
-                        return Ok(Received::Error(self.error.take()));
+                        if let Some(r) = self.kept_error() {
+                            return Ok(r);
+                        }
                     }
                     // (Nothing was put there since we looked: the sender would not be so.)
                     if !m.far() && self.phase(m) == tx::RESUMED {
@@ -361,7 +371,10 @@ impl RxState {
                         self.past(m, port);
                         continue;
                     }
-                    return Ok(Received::Error(self.error.take()));
+                    match self.kept_error() {
+                        Some(r) => return Ok(r),
+                        None => continue,
+                    }
                 }
                 mode::SKIP => {
                     let n = self.skip.load(Relaxed);

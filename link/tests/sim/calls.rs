@@ -201,6 +201,7 @@ impl World {
                 h.eof.set(true);
             }
             Received::Error(x) => {
+                assert_ne!(x, 0);
                 assert!(
                     self.hostile.get() || self.net.borrow().reset || from.dead.get(), // with bytes unread, or lost on their way
                     "error {x} from nowhere"

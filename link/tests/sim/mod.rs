@@ -57,6 +57,8 @@ pub enum Act {
     Probe,
     /// FIONREAD; the answer is in `Host::unread`.
     Unread,
+    /// Another thread's send, or SO_ERROR, takes the error that was kept for the receiver.
+    TakeError,
     Move {
         log2: u32,
     },
@@ -449,6 +451,11 @@ impl World {
             Act::Buffers { snd, rcv, piece } => {
                 let p = &mut self.net.borrow_mut().pipe[e];
                 (p.snd_cap, p.rcv_cap, p.piece) = (*snd, *rcv, *piece);
+                return;
+            }
+            // (Without the lock.)
+            Act::TakeError => {
+                h.rx.error.take();
                 return;
             }
             Act::Keep { patient } => return self.keep(e, *patient),
