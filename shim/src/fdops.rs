@@ -252,8 +252,9 @@ fn sole_holder(c: &Conn) -> bool {
 fn end(fd: i32, i: u32) {
     let c = table::conn(i);
     let l = table::local(i);
-    table::remove_holder(c, table::me());
-    let alone = table::holders(c) == 0;
+    // (A holder until all is done: nobody takes the entry for his alone, or for free, before. Of two that close at once
+    // both may find the other, and neither has anything to announce: the kernel tells.)
+    let alone = sole_holder(c);
     let mine = c.owner_pid.load(Relaxed) == table::me();
     // The daemon may not have read it yet; its copy would hold back the FIN of the last to close. (Who that
     // is, is not known here, whatever `alone` says: so the socket is never shut down.)
@@ -267,15 +268,12 @@ fn end(fd: i32, i: u32) {
             c.flags.fetch_and(!flag::REGISTERED, Relaxed);
         }
         // Others hold it: a lane that was ours alone goes down, so that they can use it, and get their own.
-        let flags = c.flags.load(Relaxed);
-        if mine && flags & flag::LANE != 0 {
-            let whole = io::leave(i, fd, Reason::Shared);
+        if mine && c.flags.load(Relaxed) & flag::LANE != 0 {
+            let whole = io::yield_lane(i, fd);
             promote::end_lane(i, whole);
-            if whole && flags & flag::BARRED == 0 {
-                promote::may_come_back(c);
-            }
+            promote::yielded(c);
         }
-        return;
+        return table::give_up(i);
     }
     if let Some((link, m)) = promote::lane(c, l).filter(|(k, _)| k.is_far()) {
         far::close(c, link, &m, fd);
@@ -313,6 +311,7 @@ fn end(fd: i32, i: u32) {
     table::table().iter().for_each(|t| t.count_ended(c));
     c.state.store(state::BUSY, Relaxed);
     promote::end_lane(i, false);
+    table::remove_holder(c, table::me());
     table::free(i);
 }
 
@@ -543,10 +542,7 @@ pub fn disown(fd: i32) {
                 control::take_back(i, table::conn(i).gen.load(Relaxed));
                 epoll::disowned(i);
                 promote::end_lane(i, false);
-                table::remove_holder(table::conn(i), table::me());
-                if table::holders(table::conn(i)) == 0 {
-                    table::free(i);
-                }
+                table::give_up(i);
                 family::closed(inherited);
             }
         });

@@ -25,7 +25,7 @@ pub use errors::{
 use errors::{instead_of_end, peer_check};
 pub use identity::{is_other, proven, still};
 pub use inq::{put_inq, sync_inq};
-pub use leave::{leave, LEAVE_MS};
+pub use leave::{leave, yield_lane, LEAVE_MS};
 pub use native::{recount, Way};
 pub use peek::peek;
 pub use recv::recv;

@@ -11,7 +11,7 @@ pub use died::holder_died;
 pub use far::greeted;
 pub use orders::command;
 pub use register::{daemon_lost, declined};
-pub use retire::{end_lane, lane_gone, left, may_come_back};
+pub use retire::{end_lane, lane_gone, left, yielded};
 
 use crate::links::{Link, Sock};
 use crate::table::{self, because, Local};

@@ -1,13 +1,15 @@
 //! The family table of this process, and what the process itself adds to each entry.
 
+mod holders;
 mod identity;
 
+pub use holders::{add_holder, forget_zombies, give_up, holders, remove_holder};
 pub use identity::{domain, is_foreign, is_gone, me};
 
 use crate::links::Link;
 use crate::{fdtab, sys};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use link::family::{flag, state, Conn, Table, CONNS, DOMAINS, HOLDERS, MAGIC, TABLE_BYTES};
+use link::family::{flag, state, Conn, Table, CONNS, MAGIC, TABLE_BYTES};
 use link::reason::Reason;
 
 /// Process-private companion of a family entry.
@@ -486,53 +488,6 @@ pub fn free(i: u32) {
     c.gen.fetch_add(1, Release);
     c.state.store(state::FREE, Release);
     remember(i);
-}
-
-/// How many live processes hold the connection? Dead ones are forgotten on the way.
-pub fn holders(c: &Conn) -> usize {
-    let mut n = c.forks.load(SeqCst) as usize;
-    let me = me();
-    for h in &c.holders {
-        let p = h.load(SeqCst);
-        if p == 0 {
-            continue;
-        }
-        if p != me && is_gone(p) {
-            let _ = h.compare_exchange(p, 0, SeqCst, Relaxed);
-            continue;
-        }
-        n += 1;
-    }
-    n
-}
-
-/// Forgets the holders that have ended and that their parents have not waited for: they have no descriptors any more.
-/// (The kernel knows their numbers yet, so that this takes more than [`holders`] does.)
-pub fn forget_zombies(c: &Conn) {
-    for h in &c.holders {
-        let p = h.load(SeqCst);
-        if p != 0 && p != me() && !is_foreign(p) && crate::lock::dead(p & !DOMAINS) {
-            let _ = h.compare_exchange(p, 0, SeqCst, Relaxed);
-        }
-    }
-}
-
-/// Enters a process as holder. If there is no room, the connection counts as shared for good.
-pub fn add_holder(c: &Conn, p: u32) {
-    for h in c.holders.iter().take(HOLDERS) {
-        if h.compare_exchange(0, p, SeqCst, Relaxed).is_ok() {
-            return;
-        }
-    }
-    c.forks.fetch_add(1, SeqCst);
-}
-
-pub fn remove_holder(c: &Conn, p: u32) {
-    for h in &c.holders {
-        if h.compare_exchange(p, 0, SeqCst, Relaxed).is_ok() {
-            return;
-        }
-    }
 }
 
 /// Records why the connection is (or stays) on TCP.

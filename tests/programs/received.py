@@ -12,6 +12,8 @@ HOW: rights     a program that was there before gets each by SCM_RIGHTS; this on
      itself     this process sends it to itself, and uses both descriptors
      used-HOW   (rights exec popen spawn fork) it is served here first, until it is on a lane; then by the other program,
                 which takes its time
+     used-both  the same; but while this process closes it, a forked child sends it to the other program, uses it
+                for a while, and then takes turns with that
 """
 import array
 import hashlib
@@ -173,8 +175,8 @@ def exactly(channel, n):
     return data
 
 
-def turns(channel, conn):
-    h = hashlib.sha256()
+def turns(channel, conn, before=b""):
+    h = hashlib.sha256(before)
     mine = True
     while True:
         if mine:
@@ -196,6 +198,8 @@ giving = threading.Lock()
 
 
 def hand_on(how, channel, conn):
+    if how == "used-both":
+        return hand_on_and_close(start("kept"), conn)
     name = used(conn)
     program = [sys.executable, HERE, "standard", name]
     if how == "used-rights":
@@ -219,9 +223,40 @@ def hand_on(how, channel, conn):
     conn.close()
 
 
+ALONE = 100  # far more than before a lane, and for longer
+
+
+def hand_on_and_close(channel, conn):
+    name = used(conn)
+    closes, to_close = socket.socketpair()
+    if os.fork() == 0:
+        with open(name, "rb") as f:
+            before = f.read()
+        mine = (conn.fileno(), channel.fileno(), to_close.fileno())
+        for fd in set(range(3, 1024)) - set(mine):
+            try:
+                os.close(fd)  # (other connections)
+            except OSError:
+                pass
+        to_close.send(b"r")
+        to_close.recv(1)
+        give(channel, conn)
+        for _ in range(ALONE):
+            data = conn.recv(65536)
+            conn.sendall(data)
+            before += data
+            time.sleep(0.01)
+        turns(channel, conn, before)
+        os._exit(0)
+    closes.recv(1)
+    closes.send(b"c")
+    conn.close()
+    channel.close()
+
+
 def serve(how):
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    alone = ("exec", "itself", "used-exec", "used-popen", "used-spawn", "used-fork")
+    alone = ("exec", "itself", "used-exec", "used-popen", "used-spawn", "used-fork", "used-both")
     channel = start(how) if how not in alone else None
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
     print("port", listener.getsockname()[1], flush=True)

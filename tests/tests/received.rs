@@ -75,6 +75,44 @@ fn by_a_message() -> Result<()> {
     Ok(())
 }
 
+/// A process closes a connection that it had on a lane, while a forked child hands it on and goes on with it: no lane
+/// again for who does not have it alone.
+#[test]
+fn handed_on_while_it_is_closed() -> Result<()> {
+    const CONNS: usize = 6;
+    bare("used-both", CONNS)?;
+    let d = Daemon::start()?;
+    let dir = tempfile::tempdir()?;
+    let end = dir.path().join("end");
+    let (_s, port) = serve("used-both", &d.place())?;
+    let c = client(&port, CONNS, &d.place(), &end)?;
+    until("all have been handed on", SOON, || {
+        let why = [Reason::Left.code(), Reason::HeldElsewhere.code()];
+        let left = |r: &&Row| r.role == "server" && why.contains(&r.reason);
+        d.ss().unwrap_or_default().iter().filter(left).count() == CONNS
+    })
+    .with_context(|| d.picture())?;
+    let sent = || -> Result<u64> {
+        let rows = d.ss()?;
+        let clients = rows.iter().filter(|r| r.role == "client");
+        clients.map(|r| r.tcp_tx_bytes).min().context("clients")
+    };
+    let before = sent()?;
+    until("they go on", SOON, || {
+        sent().is_ok_and(|n| n > before + 1_000_000)
+    })
+    .with_context(|| d.picture())?;
+    std::fs::write(&end, b"")?;
+    right(c).with_context(|| d.picture())?;
+    let s = d.stats()?;
+    ensure!(
+        s.promoted >= CONNS as u64 && s.resets == 0,
+        "{}",
+        d.picture()
+    );
+    Ok(())
+}
+
 #[test]
 fn by_exec() -> Result<()> {
     promoted("exec", &[])

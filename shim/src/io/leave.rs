@@ -18,12 +18,22 @@ pub const LEAVE_MS: u64 = 2000;
 /// directions. False: the peer did not put its bytes back in time, and the connection was reset; or it is gone, and
 /// who only wants an option goes on.
 pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
-    let c = table::conn(i);
-    let l = table::local(i);
     if super::is_other(fd) {
         return true; // no frame of ours is for that
     }
-    table::bar(c, why);
+    table::bar(table::conn(i), why);
+    come_down(i, fd, why)
+}
+
+/// The same before this process closes a connection that others of the family go on with: not for good. (Nobody goes up
+/// while this process counts as a holder, and so does another.)
+pub fn yield_lane(i: u32, fd: i32) -> bool {
+    super::is_other(fd) || come_down(i, fd, Reason::Shared)
+}
+
+fn come_down(i: u32, fd: i32, why: Reason) -> bool {
+    let c = table::conn(i);
+    let l = table::local(i);
     let Some((link, m)) = promote::lane(c, l) else {
         return true;
     };

@@ -86,6 +86,9 @@ fn give_back(i: u32, c: &Conn, link: &Link) -> bool {
 /// Tells the daemon that we are done with a lane; and that the other end is to give its own back, if the connection
 /// goes on elsewhere.
 fn tell(c: &Conn, link: &Link, goes_on: bool) {
+    if !link.is_far() && c.owner_pid.load(Relaxed) != table::me() {
+        return; // an heir: the daemon finishes the lanes of the dead
+    }
     let slot = c.lane.load(Relaxed);
     let goes_on = goes_on || c.flags.load(Relaxed) & flag::LEFT != 0;
     match goes_on && !link.is_far() {
@@ -132,11 +135,13 @@ pub fn lane_gone(link: &Link, lane_no: u32, i: u32, gen: u32) {
     retire(i, c);
 }
 
-/// The connection, on TCP by now, is closed here, and goes on in other processes of the family, which may get a lane.
-pub fn may_come_back(c: &Conn) {
-    later(c, Reason::Shared, AGAIN_MS);
-    c.calls.store(0, Relaxed);
-    c.flags.fetch_and(!flag::BARRED, Relaxed);
+/// The connection is closed here, its lane given back, and it goes on in other processes of the family, which may get
+/// one (unless something bars it: it was reset, or one of them has handed it on, or set an option, meanwhile).
+pub fn yielded(c: &Conn) {
+    if c.flags.load(Relaxed) & flag::BARRED == 0 {
+        later(c, Reason::Shared, AGAIN_MS);
+        c.calls.store(0, Relaxed);
+    }
 }
 
 /// The connection ends in this process: the lane is given back. `goes_on`: others have the connection.
@@ -146,7 +151,8 @@ pub fn end_lane(i: u32, goes_on: bool) {
     if c.flags.load(Relaxed) & flag::REGISTERED != 0 {
         control::forget(i, c.gen.load(Relaxed));
     }
-    if c.flags.fetch_and(!(flag::LANE | flag::FAR), Relaxed) & flag::LANE == 0 {
+    let lane_flags = flag::LANE | flag::FAR | flag::FORSAKEN;
+    if c.flags.fetch_and(!lane_flags, Relaxed) & flag::LANE == 0 {
         return;
     }
     if let Some((link, _)) = lane(c, l) {

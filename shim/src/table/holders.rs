@@ -1,0 +1,73 @@
+//! Which processes hold a connection.
+
+use super::{conn, free, is_foreign, is_gone, me, table};
+use core::sync::atomic::Ordering::*;
+use link::family::{state, Conn, DOMAINS, HOLDERS};
+
+/// How many live processes hold the connection? Dead ones are forgotten on the way.
+pub fn holders(c: &Conn) -> usize {
+    let mut n = c.forks.load(SeqCst) as usize;
+    let me = me();
+    for h in &c.holders {
+        let p = h.load(SeqCst);
+        if p == 0 {
+            continue;
+        }
+        if p != me && is_gone(p) {
+            let _ = h.compare_exchange(p, 0, SeqCst, Relaxed);
+            continue;
+        }
+        n += 1;
+    }
+    n
+}
+
+/// Forgets the holders that have ended and that their parents have not waited for: they have no descriptors any more.
+/// (The kernel knows their numbers yet, so that this takes more than [`holders`] does.)
+pub fn forget_zombies(c: &Conn) {
+    for h in &c.holders {
+        let p = h.load(SeqCst);
+        if p != 0 && p != me() && !is_foreign(p) && crate::lock::dead(p & !DOMAINS) {
+            let _ = h.compare_exchange(p, 0, SeqCst, Relaxed);
+        }
+    }
+}
+
+/// Enters a process as holder. If there is no room, the connection counts as shared for good.
+pub fn add_holder(c: &Conn, p: u32) {
+    for h in c.holders.iter().take(HOLDERS) {
+        if h.compare_exchange(0, p, SeqCst, Relaxed).is_ok() {
+            return;
+        }
+    }
+    c.forks.fetch_add(1, SeqCst);
+}
+
+pub fn remove_holder(c: &Conn, p: u32) {
+    for h in &c.holders {
+        if h.compare_exchange(p, 0, SeqCst, Relaxed).is_ok() {
+            return;
+        }
+    }
+}
+
+/// This process holds the connection no more. If nobody does, the entry is given back: by one, where the last holders
+/// leave at once.
+pub fn give_up(i: u32) {
+    let c = conn(i);
+    // As long as we hold it, it is nobody else's.
+    let (gen, s) = (c.gen.load(Relaxed), c.state.load(Relaxed));
+    remove_holder(c, me());
+    let unheld = || c.gen.load(SeqCst) == gen && holders(c) == 0;
+    let take = |from, to| c.state.compare_exchange(from, to, AcqRel, Relaxed);
+    if !unheld() || s == state::BUSY || take(s, state::BUSY).is_err() {
+        return;
+    }
+    // Once more, now that nobody else takes it: it may have been given back, and be another connection's.
+    if !unheld() {
+        let _ = take(state::BUSY, s);
+        return;
+    }
+    table().iter().for_each(|t| t.count_ended(c));
+    free(i);
+}
