@@ -181,27 +181,38 @@ pub fn descriptors(pid: u32) -> Option<Vec<(u32, u64)>> {
     let Some(of) = living(pid) else {
         return Some(Vec::new());
     };
+    let denied = |e: &std::io::Error| e.kind() == std::io::ErrorKind::PermissionDenied;
     let fds = match std::fs::read_dir(of.join("fd")) {
         Ok(fds) => fds.flatten(),
-        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => return None,
+        Err(e) if denied(&e) => return None,
         Err(_) => return Some(Vec::new()), // it has ended
     };
-    let one = |e: std::fs::DirEntry| {
-        let fd = e.file_name().to_str()?.parse().ok()?;
-        Some((fd, socket(&e.path())?))
-    };
-    Some(fds.filter_map(one).collect())
+    let mut all = Vec::new();
+    for e in fds {
+        match socket(&e.path()) {
+            // (Root without SYS_PTRACE reads their numbers, and not what they are.)
+            Err(e) if denied(&e) => return None,
+            Err(_) | Ok(None) => {}
+            Ok(Some(inode)) => all.extend(number(&e).map(|fd| (fd, inode))),
+        }
+    }
+    Some(all)
+}
+
+fn number(e: &std::fs::DirEntry) -> Option<u32> {
+    e.file_name().to_str()?.parse().ok()
 }
 
 /// Inode of the socket that a process has at this descriptor.
 pub fn socket_at(pid: u32, fd: u32) -> Option<u64> {
-    socket(&living(pid)?.join(format!("fd/{fd}")))
+    socket(&living(pid)?.join(format!("fd/{fd}"))).ok()?
 }
 
-fn socket(entry: &Path) -> Option<u64> {
-    let link = std::fs::read_link(entry).ok()?;
-    let s = link.to_str()?.strip_prefix("socket:[")?;
-    s.strip_suffix(']')?.parse().ok()
+/// `None`: it is something else.
+fn socket(entry: &Path) -> std::io::Result<Option<u64>> {
+    let link = std::fs::read_link(entry)?;
+    let inode = |s: &str| s.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok();
+    Ok(link.to_str().and_then(inode))
 }
 
 /// Inode of the network namespace.
@@ -301,6 +312,32 @@ mod tests {
         assert_eq!(netns(me), own_netns());
         assert!(!comm(me).unwrap().is_empty());
         assert!(cgroup(me).unwrap().starts_with('/'));
+    }
+
+    /// Root may list another user's descriptors, but without SYS_PTRACE not see what they are.
+    #[test]
+    fn what_may_not_be_looked_at() {
+        use rustix::thread::{capabilities, set_capabilities, CapabilitySet};
+        use std::os::unix::process::CommandExt;
+        if !rustix::process::geteuid().is_root() {
+            return; // there is nobody else to be looked at
+        }
+        let mut child = std::process::Command::new("sleep")
+            .arg("1000")
+            .uid(65_534)
+            .spawn()
+            .unwrap();
+        let before = capabilities(None).unwrap();
+        let mut less = before;
+        less.effective.remove(CapabilitySet::SYS_PTRACE);
+        set_capabilities(None, less).unwrap(); // this thread's
+        let seen = descriptors(child.id());
+        set_capabilities(None, before).unwrap();
+        let with = descriptors(child.id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(seen, None);
+        assert!(with.is_some() || !before.effective.contains(CapabilitySet::SYS_PTRACE));
     }
 
     #[test]
