@@ -7,7 +7,7 @@
 //! or is gone. (A descriptor that lies in the queue of a Unix socket is nowhere to be seen: see ARCHITECTURE.md, Known
 //! limits.)
 
-use crate::core::{Core, Shared, RETRY_UNPROVEN_MS};
+use crate::core::{Core, Shared, RETRY_SOON_MS, RETRY_UNPROVEN_MS};
 use crate::pairing::ConnRef;
 use crate::party::PartyId;
 use crate::process;
@@ -33,7 +33,7 @@ const REMEMBERED_MAX: usize = 4096;
 pub struct Came {
     /// A process, by the number in the shim's pid namespace. 0: unknown.
     pub from: u32,
-    /// Descriptors that the process has of it.
+    /// Descriptors that the process has of it, those of the shim's own among them. (Of these some may be closed by now.)
     pub copies: u32,
 }
 
@@ -106,7 +106,10 @@ impl Core {
                     self.holders.others.clear();
                 }
                 self.holders.others.insert(inode, by);
-                (Reason::HeldElsewhere, RETRY_HELD_MS)
+                // (A call may have made one for itself since the shim has counted them.)
+                let itself = by == asked.pid;
+                let retry_ms = if itself { RETRY_SOON_MS } else { RETRY_HELD_MS };
+                (Reason::HeldElsewhere, retry_ms)
             }
             Verdict::Unseen => (Reason::Unseen, RETRY_UNPROVEN_MS),
         };
@@ -145,7 +148,10 @@ pub async fn run(core: Shared) {
 
 /// For a helper.
 fn look(all: Vec<Asked>, others: &HashMap<u64, u32>) -> Vec<(Asked, Verdict)> {
-    let mut seen = Seen::default();
+    let mut seen = Seen {
+        inodes: all.iter().map(|a| a.end.inode).collect(),
+        ..Seen::default()
+    };
     let early: Vec<Option<Verdict>> = all.iter().map(|a| seen.at_once(a, others)).collect();
     let rest: HashSet<u64> = all
         .iter()
@@ -165,7 +171,9 @@ fn look(all: Vec<Asked>, others: &HashMap<u64, u32>) -> Vec<(Asked, Verdict)> {
 /// What was seen in `/proc`.
 #[derive(Default)]
 struct Seen {
-    /// Descriptors of each socket, by process. `None`: it may not be looked at.
+    /// What is asked about. (Of all else nothing is kept: a process may have a million sockets.)
+    inodes: HashSet<u64>,
+    /// Descriptors of each of these, by process. `None`: it may not be looked at.
     of: HashMap<u32, Option<HashMap<u64, u32>>>,
     holders: HashMap<u64, Vec<u32>>,
     blind: HashSet<u32>,
@@ -173,9 +181,11 @@ struct Seen {
 
 impl Seen {
     fn copies(&mut self, pid: u32, inode: u64) -> Option<u32> {
+        let inodes = &self.inodes;
         let all = self.of.entry(pid).or_insert_with(|| {
             let mut all = HashMap::new();
-            for s in process::visible_sockets(pid)? {
+            let sockets = process::visible_sockets(pid)?.into_iter();
+            for s in sockets.filter(|s| inodes.contains(s)) {
                 *all.entry(s).or_insert(0) += 1;
             }
             Some(all)
@@ -188,7 +198,7 @@ impl Seen {
         let inode = a.end.inode;
         match self.copies(a.pid, inode) {
             None => return Some(Verdict::Unseen),
-            Some(n) if n != a.came.copies => return Some(Verdict::Held(a.pid)),
+            Some(n) if n > a.came.copies => return Some(Verdict::Held(a.pid)),
             Some(_) => {}
         }
         let other = *others.get(&inode).filter(|p| **p != a.pid)?;
@@ -217,7 +227,9 @@ impl Seen {
         if let Some(other) = all.find(|p| **p != a.pid) {
             return Verdict::Held(*other);
         }
-        let known = a.known_pids && a.came.from != 0 && !self.blind.contains(&a.came.from);
+        // (Who has sent it to a process by a socket that this one made is not known.)
+        let said = a.known_pids && a.came.from != 0 && a.came.from != a.pid;
+        let known = said && !self.blind.contains(&a.came.from);
         match known && !process::is_hidden(a.came.from)
             || self.blind.is_empty() && process::in_first_pid_namespace()
         {
@@ -293,14 +305,18 @@ mod tests {
         assert_eq!(verdict(ask(1), &none), Verdict::Held(b.id()));
         let known = HashMap::from([(inode, b.id())]);
         assert_eq!(verdict(ask(1), &known), Verdict::Held(b.id()));
-        assert_eq!(verdict(ask(2), &none), Verdict::Held(a.id()));
+        assert_eq!(
+            verdict(ask(0), &none),
+            Verdict::Held(a.id()),
+            "one that its shim does not have"
+        );
         b.kill().unwrap();
         b.wait().unwrap();
         assert_eq!(verdict(ask(1), &known), Verdict::Alone);
         assert_eq!(
             verdict(ask(2), &none),
-            Verdict::Held(a.id()),
-            "one that its shim does not have"
+            Verdict::Alone,
+            "one is closed by now"
         );
         a.kill().unwrap();
         a.wait().unwrap();
@@ -315,6 +331,7 @@ mod tests {
         seen.blind.insert(5);
         assert_eq!(seen.judge(&from(5)), Verdict::Unseen);
         assert_eq!(seen.judge(&from(0)), Verdict::Unseen);
+        assert_eq!(seen.judge(&from(7)), Verdict::Unseen, "from itself");
         assert_eq!(seen.judge(&from(me)), Verdict::Alone);
         let elsewhere = Asked {
             known_pids: false,

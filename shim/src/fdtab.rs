@@ -276,6 +276,16 @@ pub fn hidden_copy(fd: i32) -> Option<i32> {
     Some(high)
 }
 
+/// Descriptors of our own for this socket: calls and registrations keep some.
+pub fn hidden_copies(inode: u64) -> u32 {
+    let here = |fd: &i32| {
+        let v = slot(*fd).map_or(0, |s| s.load(Relaxed));
+        let ours = v & KIND == OURS && v & RING == 0 && v & IDENTITY == inode as u32 & IDENTITY;
+        ours && sys::inode(*fd).is_ok_and(|(n, _)| n == inode)
+    };
+    (0..=high_with_ours()).filter(here).count() as u32
+}
+
 /// Is this still our own descriptor? An inlined system call may have closed it, and its number be a file
 /// or a connection of the application's by now. (Descriptors without an inode of their own, such as
 /// eventfds, share one: they are told from files and sockets only.)

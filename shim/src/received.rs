@@ -29,12 +29,42 @@ pub fn came(fd: i32, channel: i32) {
         if env::off() || !is_connection(fd) {
             return;
         }
-        if let Some(i) = enter(fd, sys::peer_pid(channel)) {
+        let Ok((inode, _)) = sys::inode(fd) else {
+            return;
+        };
+        let from = sys::peer_pid(channel);
+        if let Some((old, i)) = another(inode, |i| !has_left(i)) {
+            // It lay in that queue besides, or was peeked at: one more descriptor of what we have.
+            if table::local(i).from.load(Relaxed) != from {
+                table::local(i).from.store(0, Relaxed);
+            }
+            return fdops::duplicated(old, fd);
+        }
+        if let Some(i) = enter(fd, from) {
+            table::conn(i).inode.store(inode, Relaxed);
             if env::eager() {
                 promote::consider(i, fd, table::conn(i));
             }
         }
     });
+}
+
+/// Has it been handed on, so that it is on TCP for good?
+fn has_left(i: u32) -> bool {
+    table::conn(i).flags.load(Relaxed) & flag::LEFT != 0
+}
+
+/// A descriptor of this process that the table has for this socket, and the entry.
+fn another(inode: u64, which: impl Fn(u32) -> bool) -> Option<(i32, u32)> {
+    let all = (0..=fdtab::high()).filter_map(|fd| Some((fd, fdtab::conn(fd)?)));
+    let same = |i: u32| table::conn(i).inode.load(Relaxed) == inode && which(i);
+    all.into_iter().find(|(_, i)| same(*i))
+}
+
+/// Has this process got back, beside the one that it has handed on and kept, a descriptor of the same socket?
+pub fn is_twice(i: u32, c: &Conn) -> bool {
+    let received = c.flags.load(Relaxed) & flag::RECEIVED != 0;
+    received && another(c.inode.load(Relaxed), |k| k != i).is_some()
 }
 
 /// The program begins: what it was executed with.
@@ -196,7 +226,7 @@ pub fn registration(
             rx_kpos,
             flags: said,
             from: l.from.load(Relaxed),
-            copies: l.refs.load(SeqCst),
+            copies: l.refs.load(SeqCst) + fdtab::hidden_copies(c.inode.load(Relaxed)),
         },
     }
 }

@@ -9,6 +9,8 @@ HOW: rights     a program that was there before gets each by SCM_RIGHTS; this on
      exec       a program is executed with it as 0 and 1, as inetd does
      kept       as rights, but both go on with it, taking turns
      twice      as rights, but it is received twice, by a peek and for good, and both descriptors are used
+     again      as rights, but the other program receives it by a peek, uses that until it is on a lane, then receives it
+                for good, and uses both descriptors
      itself     this process sends it to itself, and uses both descriptors
      used-HOW   (rights exec popen spawn fork) it is served here first, until it is on a lane; then by the other program,
                 which takes its time
@@ -104,6 +106,11 @@ def worker(how, channel):
         if how == "twice":
             peeked = take(channel, socket.MSG_PEEK)
             in_thread(blocking, peeked, take(channel))
+            continue
+        if how == "again":
+            peeked = take(channel, socket.MSG_PEEK)
+            name = used(peeked)
+            threading.Thread(target=blocking, args=(peeked, take(channel)), kwargs={"before": name}, daemon=True).start()
             continue
         conn = take(channel)
         if how == "kept":

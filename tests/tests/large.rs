@@ -45,6 +45,12 @@ fn one_send_that_sleeps_meanwhile() -> Result<()> {
     goes_up("late", BULK)
 }
 
+/// The call keeps a descriptor of its own meanwhile, which is nobody else's.
+#[test]
+fn one_send_on_a_connection_from_another_process() -> Result<()> {
+    goes_up("handed", BULK / 8)
+}
+
 #[test]
 fn one_vector() -> Result<()> {
     goes_up("vector", BULK)

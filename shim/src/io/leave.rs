@@ -21,7 +21,12 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
     if super::is_other(fd) {
         return true; // no frame of ours is for that
     }
-    table::bar(table::conn(i), why);
+    let c = table::conn(i);
+    table::bar(c, why);
+    if why == Reason::Left && c.inode.load(Relaxed) == 0 {
+        let inode = sys::inode(fd).map_or(0, |(inode, _)| inode);
+        c.inode.store(inode, Relaxed); // it may come back: see `received::is_twice`
+    }
     come_down(i, fd, why)
 }
 

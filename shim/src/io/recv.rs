@@ -120,6 +120,10 @@ impl Receiving<'_> {
     #[inline(never)]
     unsafe fn on_tcp(&mut self, own: &dyn Fn() -> isize) -> ControlFlow<isize> {
         let (i, c, l) = (self.i, self.c, self.l);
+        // (A copy that it goes on with is there, and counted, before it is registered.)
+        if self.total > 0 && self.call.native(c, l).is_none() {
+            return Break(closed(self.total));
+        }
         let fd = self.call.fd(l);
         promote::evidence(i, fd, c);
         promote::try_ready(i, c, l);

@@ -138,6 +138,10 @@ impl Sending<'_> {
     #[inline(never)]
     unsafe fn on_tcp(&mut self, own: &dyn Fn() -> isize) -> ControlFlow<isize> {
         let (i, c, l) = (self.i, self.c, self.l);
+        // (A copy that it goes on with is there, and counted, before it is registered.)
+        if self.total > 0 && self.call.native(c, l).is_none() {
+            return Break(closed(self.total));
+        }
         let fd = self.call.fd(l);
         promote::evidence(i, fd, c);
         let far = c.flags.load(Relaxed) & flag::FAR != 0;

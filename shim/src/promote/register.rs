@@ -34,6 +34,9 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     if unwatched(c) {
         return because(c, Reason::EpollShared); // until the first poll or registration
     }
+    if received::is_twice(i, c) {
+        return later(c, Reason::HeldElsewhere, 2000);
+    }
     if !received::is_served(c) {
         return later(c, Reason::VersionMismatch, 10_000);
     }
