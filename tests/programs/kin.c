@@ -7,6 +7,7 @@
  *     kin epoll        the same, most often by epoll sets of their own
  *     kin promotion    forks while the connection gets its lane; first the child uses it, then the parent
  *     kin zombies      children that have ended, and that nobody has waited for, hold nothing
+ *     kin many         so do more of them than are remembered, of which each has used the connection
  *     kin adopted      a child waits in its parent's epoll set for what its sender, who waits for it, has sent before
  *     kin rings        a child goes on with connections whose rings have grown since the fork
  *
@@ -467,6 +468,26 @@ static void zombies(int rounds) {
     waitpid(o, 0, 0);
 }
 
+static void many(int rounds) {
+    pid_t o = other(echoes), p;
+    for (int k = 0; k < rounds; k++) {
+        int fd = dial();
+        for (int n = 0; n < 20; n++) {
+            p = fork();
+            need(p >= 0, "fork");
+            if (!p) {
+                exchange(fd, 1);
+                _exit(0);
+            }
+            need(waitpid(p, 0, 0) == p, "waitpid");
+        }
+        promoted(fd);
+        close(fd);
+    }
+    kill(o, SIGKILL);
+    waitpid(o, 0, 0);
+}
+
 /* ---- adopted ---- */
 
 #define BATCH 20
@@ -630,6 +651,7 @@ int main(int argc, char **argv) {
     if (!strcmp(how, "epoll")) readers(n, 6);
     if (!strcmp(how, "promotion")) promotion(n);
     if (!strcmp(how, "zombies")) zombies(n);
+    if (!strcmp(how, "many")) many(n);
     if (!strcmp(how, "adopted")) adopted(n);
     if (!strcmp(how, "rings")) rings();
     printf("result ok\n");

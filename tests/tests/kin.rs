@@ -46,6 +46,12 @@ fn zombies_hold_nothing() -> Result<()> {
     both_ways("kin", &["zombies", "10"], 20, 5_000)
 }
 
+/// Nor have those that ended while nobody asked who holds the connection.
+#[test]
+fn children_that_have_ended_leave_room() -> Result<()> {
+    both_ways("kin", &["many", "5"], 10, 1_000)
+}
+
 /// Forks in a process whose other threads are anywhere in the shim.
 #[test]
 fn forks_while_lanes_are_attached() -> Result<()> {

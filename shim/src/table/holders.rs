@@ -1,7 +1,7 @@
 //! Which processes hold a connection.
 
 use super::{conn, free, is_foreign, is_gone, me, table};
-use core::sync::atomic::Ordering::*;
+use core::sync::atomic::{AtomicU32, Ordering::*};
 use link::family::{state, Conn, DOMAINS, HOLDERS};
 
 /// How many live processes hold the connection? Dead ones are forgotten on the way.
@@ -35,12 +35,17 @@ pub fn forget_zombies(c: &Conn) {
 
 /// Enters a process as holder. If there is no room, the connection counts as shared for good.
 pub fn add_holder(c: &Conn, p: u32) {
-    for h in c.holders.iter().take(HOLDERS) {
-        if h.compare_exchange(0, p, SeqCst, Relaxed).is_ok() {
-            return;
-        }
+    let enter = |h: &AtomicU32| h.compare_exchange(0, p, SeqCst, Relaxed).is_ok();
+    let enters = || c.holders.iter().take(HOLDERS).any(enter);
+    if enters() {
+        return;
     }
-    c.forks.fetch_add(1, SeqCst);
+    // (Nobody may have asked since the others have ended.)
+    holders(c);
+    forget_zombies(c);
+    if !enters() {
+        c.forks.fetch_add(1, SeqCst);
+    }
 }
 
 pub fn remove_holder(c: &Conn, p: u32) {
