@@ -272,7 +272,7 @@ static void *waiter(void *arg) {
     return 0;
 }
 
-/* A one-shot registration is told of once each time that it is armed, to one of two threads. */
+/* What is one-shot, or edge-triggered and nothing new, is told of once each time it is armed, to one of two threads. */
 static void once(void) {
     int fd = settled();
     pthread_t t[2];
@@ -284,7 +284,7 @@ static void once(void) {
         atomic_store(&told, 0);
         atomic_store(&set, ep);
         if (k & 1) NEED(!ctl(ep, EPOLL_CTL_ADD, fd, EPOLLONESHOT, 1));
-        NEED(!ctl(ep, k & 1 ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, EPOLLOUT | EPOLLONESHOT, 1));
+        NEED(!ctl(ep, k & 1 ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, EPOLLOUT | (k & 2 ? EPOLLET : EPOLLONESHOT), 1));
         while (!atomic_load(&told)) sched_yield();
         for (int j = 0; j < 3; j++) none(ep);
         atomic_store(&set, -1);

@@ -1,10 +1,12 @@
 /* Connections that are put into an epoll set and taken out of it again and again by one thread, while
  * others make the calls that give them their lanes.
  *
- *     unregister CONNECTIONS
+ *     unregister CONNECTIONS [once]
  *
  * Four threads dial, one after the other, their share of the connections to an echo server, and ask the same
  * set, in which each connection is left when it has its lane: it has to report it, with its echo, and no other.
+ *
+ * once: each registration is a new one, one-shot, in a set of its own, and is asked for one echo.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -46,14 +48,19 @@ static void exchange(int fd, int n) {
     atomic_fetch_add(&echoes, 1);
 }
 
+static int dial(void) {
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(port)};
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+    need(fd >= 0 && !connect(fd, (void *)&a, sizeof a), "connect");
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    return fd;
+}
+
 static void *worker(void *arg) {
     int id = (int)(long)arg;
     for (int n = 0; n < share; n++) {
-        struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(port)};
-        a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
-        need(fd >= 0 && !connect(fd, (void *)&a, sizeof a), "connect");
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        int fd = dial();
         struct epoll_event ev = {EPOLLIN, {.u64 = id}}, got[THREADS * 2];
         exchange(fd, n);
         struct moved before = {0};
@@ -78,6 +85,36 @@ static void *worker(void *arg) {
         need(!close(fd), "close");
     }
     return 0;
+}
+
+static void *once(void *arg) {
+    int set = epoll_create1(0);
+    for (int n = 0; n < share; n++) {
+        int fd = dial();
+        struct epoll_event ev = {EPOLLIN | EPOLLONESHOT, {.u64 = n}}, got;
+        struct moved before = {0};
+        for (int k = 0, there = !under_shim(); k < TURNS / 4 || !there; k++) {
+            if (k >= TURNS) usleep(1000); /* who gives the lane has to get its turn */
+            if (k % 16 == 0) before = moved(fd);
+            char b[64] = {0};
+            need(!epoll_ctl(set, EPOLL_CTL_ADD, fd, &ev), "ADD");
+            need(send(fd, b, sizeof b, MSG_NOSIGNAL) == sizeof b, "send");
+            need(epoll_wait(set, &got, 1, 10000) == 1 && got.data.u64 == (unsigned)n, "nothing is reported");
+            need(recv(fd, b, sizeof b, MSG_WAITALL) == sizeof b, "recv");
+            atomic_fetch_add(&echoes, 1);
+            if (k % 16 == 0) there |= still(fd, before);
+            need(!epoll_ctl(set, EPOLL_CTL_DEL, fd, &ev), "DEL");
+        }
+        need(!close(fd), "close");
+    }
+    return arg;
+}
+
+/* Hears the daemon, too. */
+static void *hears(void *arg) {
+    struct epoll_event got;
+    epoll_wait(ep, &got, 1, -1);
+    return arg;
 }
 
 static void *echo(void *arg) {
@@ -114,8 +151,16 @@ int main(int argc, char **argv) {
     }
     ep = epoll_create1(0);
     alarm(60); /* a thread that never ends */
-    pthread_t t[THREADS];
-    for (long k = 0; k < THREADS; k++) pthread_create(&t[k], 0, worker, (void *)k);
+    int one_shot = argc > 2 && !strcmp(argv[2], "once");
+    pthread_t t[THREADS], hearer;
+    if (one_shot) {
+        int idle = dial();
+        struct epoll_event ev = {EPOLLIN, {.u64 = 0}};
+        exchange(idle, 0);
+        need(!epoll_ctl(ep, EPOLL_CTL_ADD, idle, &ev), "ADD");
+        pthread_create(&hearer, 0, hears, 0);
+    }
+    for (long k = 0; k < THREADS; k++) pthread_create(&t[k], 0, one_shot ? once : worker, (void *)k);
     for (int k = 0; k < THREADS; k++) pthread_join(t[k], 0);
     kill(child, SIGKILL);
     waitpid(child, 0, 0);

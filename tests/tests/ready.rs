@@ -54,6 +54,12 @@ fn crowd_of_numbers_that_change() -> Result<()> {
     crowd("churn")
 }
 
+/// A set hears 64 links; a connection of one more is on its lane when it is added.
+#[test]
+fn more_processes_than_a_set_hears() -> Result<()> {
+    both_ways("heard", &["many"], 130, 10_000)
+}
+
 /// By a vfork child, which does not have the set that watches it.
 #[test]
 fn leaves_unseen_by_its_set() -> Result<()> {

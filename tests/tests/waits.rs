@@ -177,6 +177,12 @@ fn taken_out_while_the_lane_comes() -> Result<()> {
     both_ways("unregister", &["400"], 800, 100_000)
 }
 
+/// A one-shot registration is added while another thread gives the connection its lane.
+#[test]
+fn armed_while_the_lane_comes() -> Result<()> {
+    both_ways("unregister", &["400", "once"], 800, 100_000)
+}
+
 /// What fills TCP's buffer between the moment in which a connection gets its lane and the first wait of its set.
 #[test]
 fn filled_before_the_first_wait() -> Result<()> {

@@ -4,6 +4,8 @@
 //! registration, and others be told of it meanwhile.
 
 use super::*;
+use core::sync::atomic::fence;
+use link::reason::Reason;
 
 /// What may stand beside EPOLLEXCLUSIVE.
 const EXCLUSIVE_TOO: u32 = IN | OUT | ERR | HUP | ET | libc::EPOLLWAKEUP as u32;
@@ -35,21 +37,23 @@ pub fn ctl(
         found = None;
     }
     let Some(r) = found else {
-        let new = ev.filter(|_| op == libc::EPOLL_CTL_ADD);
-        let straight = new.and_then(|ev| io::quietly(|| enter_straight(s, set, (conn, fd), ev)));
-        if straight.is_none() {
+        let Some(ev) = ev.filter(|_| op == libc::EPOLL_CTL_ADD) else {
+            return native();
+        };
+        let r = io::quietly(|| enter(set, (conn, fd), ev));
+        let straight = |r: u32| io::quietly(|| enter_straight(s, set, (conn, fd), r));
+        if !r.is_some_and(straight) {
             let n = native();
             if n != 0 {
+                io::quietly(|| r.iter().for_each(|r| regs::end(*r, conn)));
                 return n;
             }
+            io::quietly(|| r.iter().for_each(|r| arm(s, reg_at(*r), conn, fd)));
         }
-        if let Some(ev) = new {
-            io::quietly(|| {
-                let r = straight.or_else(|| enter(s, set, (conn, fd), ev));
-                drop(g);
-                added(s, set, (conn, fd), r);
-            });
-        }
+        io::quietly(|| {
+            drop(g);
+            added(s, set, (conn, fd), r);
+        });
         return 0;
     };
     let n = known(s, set, op, (conn, fd), r, ev, native);
@@ -195,15 +199,26 @@ fn armed(set: u32, conn: u32, r: u32) {
         // more by its owner.) What is on the ring already is told from the inner set.
         promote::take_down(conn);
     }
-    if let Some(link) = usable_lane(conn) {
-        if !activate_one(set, conn, r, link) && is_inherited(c) {
-            adopted::note(set, conn, r);
-        }
+    let Some(link) = usable_lane(conn) else {
+        return;
+    };
+    if activate_one(set, conn, r, link) {
+        return;
+    }
+    if is_inherited(c) {
+        return adopted::note(set, conn, r);
+    }
+    // It stays in the kernel's set, and so its connection cannot stay on a lane. (Who has looked at the registrations
+    // before there was this one, and is about to switch, has the lock of that direction.)
+    drop((lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)));
+    if promote::engaged(c) {
+        io::leave(conn, reg_at(r).fd.load(Relaxed), Reason::EpollShared);
     }
 }
 
-/// A new registration. `None`: there is no room for it. Set lock held.
-fn enter(s: &Set, set: u32, (conn, fd): (u32, i32), ev: epoll_event) -> Option<u32> {
+/// A new registration, of which the kernel does not know yet: who gives its connection a lane from now on finds it,
+/// and comes for the lock. `None`: there is no room for it. Set lock held.
+fn enter(set: u32, (conn, fd): (u32, i32), ev: epoll_event) -> Option<u32> {
     let r = regs::alloc()?;
     let reg = reg_at(r);
     reg.fd.store(fd, Relaxed);
@@ -211,24 +226,35 @@ fn enter(s: &Set, set: u32, (conn, fd): (u32, i32), ev: epoll_event) -> Option<u
     reg.data.store(ev.u64, Relaxed);
     reg.flags.store(0, Relaxed);
     reg.tcp.store(0, Relaxed);
-    arm(s, reg, conn, fd);
     regs::begin(r, set, conn);
     Some(r)
 }
 
-/// A new one-shot registration of a connection with a lane never is in the kernel's set: another thread could
-/// be told of it there, and once more when it has moved. `None`: it goes the usual way. Set lock held.
-fn enter_straight(s: &Set, set: u32, (conn, fd): (u32, i32), ev: epoll_event) -> Option<u32> {
-    if ev.events & (ONESHOT | EXCLUSIVE) != ONESHOT {
-        return None;
+/// A new one-shot or edge-triggered registration of a connection with a lane never is in the kernel's set: another
+/// thread could be told of it there, and once more when it has moved. False: it goes the usual way. Set lock held.
+fn enter_straight(s: &Set, set: u32, (conn, fd): (u32, i32), r: u32) -> bool {
+    let reg = reg_at(r);
+    let mask = reg.mask.load(Relaxed);
+    if mask & (ONESHOT | ET) == 0 || mask & EXCLUSIVE != 0 {
+        return false;
     }
-    let link = usable_lane(conn)?;
-    let r = enter(s, set, (conn, fd), ev)?;
-    if activate_held(s, set, conn, r, link) {
-        return Some(r);
+    fence(SeqCst); // SYNC entered: it is in the list, then we look for a lane; see `activate`
+    let Some(link) = usable_lane(conn) else {
+        return false;
+    };
+    arm(s, reg, conn, fd);
+    move_straight(s, set, conn, r, link)
+}
+
+/// Moves a registration that the kernel has not heard of, or not as it is now, so that nobody was told of it. False:
+/// it goes the usual way, also where the lane was given back a moment ago. Set lock held.
+fn move_straight(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool {
+    let flags = &reg_at(r).flags;
+    let moved = activate_held(s, set, conn, r, link) && flags.load(Relaxed) & ACTIVE != 0;
+    if moved {
+        flags.fetch_or(EDGE_OUT, Relaxed);
     }
-    regs::end(r, conn);
-    None
+    moved
 }
 
 /// The same when one is armed again. False: it goes the usual way. Set lock held.
@@ -244,7 +270,7 @@ fn rearm_straight(s: &Set, set: u32, (conn, fd): (u32, i32), r: u32, ev: epoll_e
     reg.mask.store(ev.events, Relaxed);
     reg.data.store(ev.u64, Relaxed);
     arm(s, reg, conn, fd);
-    let moved = activate_held(s, set, conn, r, link);
+    let moved = move_straight(s, set, conn, r, link);
     if !moved {
         reg.mask.store(before.0, Relaxed);
         reg.data.store(before.1, Relaxed);
@@ -256,7 +282,7 @@ fn rearm_straight(s: &Set, set: u32, (conn, fd): (u32, i32), r: u32, ev: epoll_e
 fn added(s: &Set, set: u32, (conn, fd): (u32, i32), r: Option<u32>) {
     let c = table::conn(conn);
     let Some(r) = r else {
-        return table::bar(c, link::reason::Reason::EpollShared);
+        return table::bar(c, Reason::EpollShared);
     };
     c.flags.fetch_or(flag::WATCHED, Relaxed);
     s.tcp.store(1, Relaxed);
@@ -266,7 +292,7 @@ fn added(s: &Set, set: u32, (conn, fd): (u32, i32), r: Option<u32>) {
     promote::expected(conn, fd, c);
     if c.flags.load(Relaxed) & flag::LANE != 0 {
         if unservable(conn) {
-            io::leave(conn, fd, link::reason::Reason::EpollShared);
+            io::leave(conn, fd, Reason::EpollShared);
         } else {
             armed(set, conn, r);
             promote::watched(conn, c);

@@ -3,6 +3,7 @@
 //! Everything that changes membership runs under the set's lock.
 
 use super::*;
+use core::sync::atomic::fence;
 
 /// Slots to look at.
 #[inline(always)]
@@ -46,6 +47,8 @@ pub(super) fn set_link(s: &Set, k: usize) -> Option<&'static Link> {
 /// The connection got a lane on `link`: its registrations move to inner sets. Idempotent. False if
 /// one of them could not: then nobody may be told that this end is ready.
 pub fn activate(conn: u32, link: &Link) -> bool {
+    // SYNC entered: there is a lane, then we look for registrations; who adds one enters it, then looks for a lane.
+    fence(SeqCst);
     let mut all = true;
     regs::each(conn, |r, set| {
         if reg_at(r).flags.load(Relaxed) & ACTIVE == 0 {
