@@ -236,7 +236,7 @@ pub(super) fn harvest(
         h.pushes = s.pushes.load(SeqCst);
     }
     for conn in leaving.iter().take(nleaving) {
-        deactivate(conn - 1);
+        deactivate_if(conn - 1, || is_leaving(conn - 1)); // it may be held no more, or another connection's number
     }
     if h.stays && s.asleep.load(SeqCst) & !HEARS != 0 {
         sys::poke(s.kick.load(Relaxed)); // as the kernel wakes the next thread for what stays ready

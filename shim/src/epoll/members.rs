@@ -50,11 +50,7 @@ pub fn activate(conn: u32, link: &Link) -> bool {
     // SYNC entered: there is a lane, then we look for registrations; who adds one enters it, then looks for a lane.
     fence(SeqCst);
     let mut all = true;
-    regs::each(conn, |r, set| {
-        if reg_at(r).flags.load(Relaxed) & ACTIVE == 0 {
-            all &= activate_one(set, conn, r, link);
-        }
-    });
+    regs::each(conn, |r, set| all &= activate_one(set, conn, r, link));
     all
 }
 
@@ -316,13 +312,19 @@ pub fn left(conn: u32) {
 
 /// Both directions are on TCP for good: registrations go back to the application's own set.
 pub fn deactivate(conn: u32) {
+    deactivate_if(conn, || true);
+}
+
+/// The same of those for which `still` holds, under the lock of their set. (Whoever takes the connection up again
+/// asks for each of them, under that lock, whether it is active.)
+pub(super) fn deactivate_if(conn: u32, still: impl Fn() -> bool) {
     regs::each(conn, |r, set| {
         let (s, reg) = (set_at(set), reg_at(r));
         let Some(_g) = lock::lock(&s.lock) else {
             return;
         };
         let flags = reg.flags.load(Relaxed);
-        if !is_of(r, set, conn) || flags & ACTIVE == 0 {
+        if !is_of(r, set, conn) || flags & ACTIVE == 0 || !still() {
             return;
         }
         withdraw(s, r);
