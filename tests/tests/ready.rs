@@ -54,6 +54,12 @@ fn crowd_of_numbers_that_change() -> Result<()> {
     crowd("churn")
 }
 
+/// Two threads, of which one may be away, and what happens while a connection gets its lane.
+#[test]
+fn who_is_told_stays_away() -> Result<()> {
+    both_ways("heard", &["away"], 60, 10_000)
+}
+
 /// A set hears 64 links; a connection of one more is on its lane when it is added.
 #[test]
 fn more_processes_than_a_set_hears() -> Result<()> {

@@ -127,6 +127,7 @@ pub(super) fn harvest(
             return h;
         };
         if alone.is_some_and(|moves| moves != s.moves.load(Acquire)) {
+            sleep::pass_on(s);
             return h; // whoever comes next finds everything still queued
         }
         tell_ends(s);

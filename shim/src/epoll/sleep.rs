@@ -97,6 +97,7 @@ unsafe fn join(
     patient: bool,
 ) -> Harvest {
     if k.n >= max {
+        pass_on(s);
         return Harvest::default();
     }
     let alone = if k.n > 0 { Some(moves) } else { None };
@@ -110,6 +111,9 @@ unsafe fn join(
             core::slice::from_raw_parts_mut(first, (k.n + h.n - at) * SIZE)
         };
         from.rotate_left((k.n - at) * SIZE);
+    }
+    if h.busy && k.n + h.n > 0 {
+        pass_on(s);
     }
     h
 }
@@ -178,7 +182,10 @@ pub unsafe fn wait(
         }
         if !ours || n > 0 {
             if ours {
-                io::quietly(|| inner(i, s));
+                io::quietly(|| {
+                    inner(i, s);
+                    pass_on(s);
+                });
             }
             wait_over(i, s);
             return if r < 0 { r } else { n as i32 };
@@ -189,6 +196,16 @@ pub unsafe fn wait(
     let r = unsafe { wait_lanes((i, ep), s, evs, max_n, timeout_ms, start, native) };
     wait_over(i, s);
     r
+}
+
+/// A thread goes away, and has heard of lanes, or taken their doorbells' rings, without a look at them: one of those
+/// that sleep looks.
+pub(super) fn pass_on(s: &Set) {
+    // A sleeper counts itself, then asks for all of this (or, without lanes, whether there are some).
+    let left = s.queued.load(SeqCst) != 0 || s.stirred.load(SeqCst) != 0 || changed(s);
+    if left && s.asleep.load(SeqCst) & !HEARS != 0 {
+        sys::poke(s.kick.load(Relaxed));
+    }
 }
 
 /// The kernel has told the application `n` events of at most `max`: if it had no more, all.
@@ -289,10 +306,15 @@ unsafe fn wait_lanes(
             t if t < 0 => -1,
             t => (t - (sys::now_ns().saturating_sub(start) / 1_000_000) as i64).max(0),
         };
-        if left == 0 || last {
+        let over = left == 0 || last;
+        let cut = !over && signals::interrupted(true);
+        if (over || cut) && h.busy {
+            io::quietly(|| pass_on(s));
+        }
+        if over {
             return 0;
         }
-        if signals::interrupted(true) {
+        if cut {
             crate::set_errno(libc::EINTR);
             return -1;
         }
