@@ -6,6 +6,7 @@
 
 pub mod c;
 pub mod daemon;
+pub mod lines;
 pub mod node;
 pub mod packaged;
 pub mod paths;

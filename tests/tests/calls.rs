@@ -4,10 +4,10 @@
 //! compiled from `tests/programs/calls.c`) makes the same calls; in the mode down and up, `calls SEED 1 FILE tame`.
 
 use anyhow::{bail, ensure, Context, Result};
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 use underpass_tests::harness::c::{self, both_ways};
+use underpass_tests::harness::lines::{same_lines, Part};
 use underpass_tests::harness::{Daemon, Place, Program};
 
 const LIMIT: Duration = Duration::from_secs(200);
@@ -103,67 +103,21 @@ fn calls_as_bare() -> Result<()> {
     })
 }
 
-/// Lines of `sleepers`, by the number of the case that they begin with.
-type Lines = BTreeMap<String, String>;
-
-/// Runs `sleepers` at `place`, several at a time: with each of `parts`.
-fn slept(dir: &Path, place: &Place, name: &str, parts: &[String]) -> Result<Lines> {
-    let run = |k: usize| -> Result<Lines> {
-        let out = dir.join(format!("{name}.{k}"));
-        let said = Program::new(dir.join("sleepers"), place)
-            .arg(&out)
-            .words(&parts[k])
-            .run(LIMIT)?
-            .ok()?;
-        let text = std::fs::read_to_string(&out)?;
-        let lines: Lines = text
-            .lines()
-            .filter_map(|l| l.split_once(' '))
-            .map(|(case, says)| (case.into(), says.into()))
-            .collect();
-        let lanes = if place.has_shim() { lines.len() } else { 0 };
-        ensure!(said.trim_end().ends_with(&format!(" {lanes}")), "{said}");
-        Ok(lines)
-    };
-    std::thread::scope(|s| {
-        let all: Vec<_> = (0..parts.len()).map(|k| s.spawn(move || run(k))).collect();
-        let mut lines = Lines::new();
-        for part in all {
-            lines.extend(part.join().map_err(|e| anyhow::anyhow!("{e:?}"))??);
-        }
-        Ok(lines)
-    })
-}
-
 /// What happens to a connection while a call sleeps on it ends the call or does not, as bare, with what the kernel
-/// would say, and leaves what it would. (What differs is asked again, with more time: it may be the machine's load.)
+/// would say, and leaves what it would.
 #[test]
 fn calls_that_sleep() -> Result<()> {
     const PARTS: usize = 8;
     let calls = std::env::var("CALLS").unwrap_or_else(|_| "9".into());
-    let dir = &tempfile::tempdir()?;
-    c::compile("sleepers", &dir.path().join("sleepers"))?;
     let d = Daemon::start()?;
-    let mut parts: Vec<_> = (0..PARTS)
-        .map(|k| format!("30 {k} {PARTS} {calls}"))
-        .collect();
-    for turn in 0..4 {
-        let bare = slept(dir.path(), &Place::bare(), "bare", &parts)?;
-        let lanes = slept(dir.path(), &d.eager(), "lanes", &parts)?;
-        let differs: Vec<_> = bare
-            .iter()
-            .filter(|(case, says)| lanes.get(*case) != Some(says))
-            .map(|(case, says)| (case, says, lanes.get(case)))
-            .collect();
-        if differs.is_empty() {
-            let s = d.stats()?;
-            ensure!(s.promoted > 400 && s.lane_tx_bytes > 100_000, "{s:?}");
-            return Ok(());
-        }
-        ensure!(turn < 3 && differs.len() < 100, "{differs:#?}");
-        println!("once more: {differs:#?}");
-        parts = differs.iter().map(|d| format!("400 {}", d.0)).collect();
-    }
+    let parts = (0..PARTS).map(|k| Part {
+        place: d.eager(),
+        args: String::new(),
+        cases: format!("{k} {PARTS} {calls}"),
+    });
+    same_lines("sleepers", parts.collect())?;
+    let s = d.stats()?;
+    ensure!(s.promoted > 400 && s.lane_tx_bytes > 100_000, "{s:?}");
     Ok(())
 }
 
