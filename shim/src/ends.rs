@@ -10,7 +10,7 @@
 use crate::links::Link;
 use crate::table::{self, Local};
 use crate::{io, lock, promote, sys};
-use core::sync::atomic::Ordering::*;
+use core::sync::atomic::{AtomicU32, Ordering::*};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLRDHUP};
 use link::family::{flag, Conn};
 use link::lane::Memory;
@@ -91,20 +91,52 @@ fn pending_ms(c: &Conn, l: &Local, link: &Link, m: &Memory) -> i64 {
     ) else {
         return BUSY_MS as i64;
     };
-    // Asked for without the locks: it may be closed by now, and the entry another connection's.
-    let same = c.flags.load(Relaxed) & flag::LANE != 0
-        && core::ptr::eq(l.link.load(Relaxed), link)
-        && Memory::new(&link.own, &link.peer, c.lane.load(Relaxed))
-            .is_some_and(|now| core::ptr::eq(now.own_tx(), m.own_tx()));
-    let fd = l.fd.load(Relaxed);
-    if !same || !sys::inode(fd).is_ok_and(|(inode, _)| inode == c.inode.load(Relaxed)) {
+    let Some(fd) = current(c, l, link, m) else {
         return -1;
-    }
+    };
     let again = decide(c, l, link, m, fd);
     if again > 0 {
         l.end_due_ms.store(now + GRACE_MS, Relaxed);
     }
     again
+}
+
+/// The descriptor of a connection that was looked at without its locks, one of which is held now. `None`: it was closed,
+/// and the entry may be another connection's.
+fn current(c: &Conn, l: &Local, link: &Link, m: &Memory) -> Option<i32> {
+    let same = c.flags.load(Relaxed) & flag::LANE != 0
+        && core::ptr::eq(l.link.load(Relaxed), link)
+        && Memory::new(&link.own, &link.peer, c.lane.load(Relaxed))
+            .is_some_and(|now| core::ptr::eq(now.own_tx(), m.own_tx()));
+    let fd = l.fd.load(Relaxed);
+    let inode = || sys::inode(fd).is_ok_and(|(inode, _)| inode == c.inode.load(Relaxed));
+    (same && inode()).then_some(fd)
+}
+
+/// TCP says that nothing more comes, and no error. That is all that the kernel of a process says which has died with
+/// bytes of ours unread on a ring: then it is told here, before what came from it is read. True: just now. `None`:
+/// `take` did not get the lock. (Under the lock of an epoll set it may not wait for it.)
+#[cold]
+pub fn after_fin<'a, G>(
+    (c, l): (&'a Conn, &Local),
+    (link, m): (&Link, &Memory),
+    take: impl FnOnce(&'a AtomicU32) -> Option<G>,
+) -> Option<bool> {
+    if !c.rx.died_unread(m, true) {
+        return Some(false);
+    }
+    // Who has ended before it died has sent its FIN before, and what this end has shut down looks like one: there the
+    // doorbell tells.
+    let shut = c.rx.shut.load(Relaxed) != 0;
+    let dead = is_dead(l) || link.is_dead();
+    if !dead && (shut || !c.rx.died_unread(m, false)) {
+        return Some(false);
+    }
+    let _g = take(&c.tx.lock)?;
+    // (Behind its FIN, nothing of it is on its way any more.)
+    let fin = |fd: &i32| !shut || sys::tcp_state(*fd) == Some(io::CLOSE_WAIT);
+    let fd = current(c, l, link, m).filter(fin);
+    Some(fd.is_some_and(|fd| io::has_died(c, m, fd, dead)))
 }
 
 /// The time is over: has TCP told it, can we, or does it depend on TCP? Both locks held. As [`left_ms`].

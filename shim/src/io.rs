@@ -19,8 +19,8 @@ pub mod short;
 pub mod zerocopy;
 
 pub use errors::{
-    check, cut, disconnect, error_now, recv_or_told, reset, reset_by_death, send_or_told,
-    tell_death, CLOSE,
+    check, cut, disconnect, error_now, has_died, recv_or_told, reset, reset_by_death, send_or_told,
+    tell_death, CLOSE, CLOSE_WAIT,
 };
 use errors::{instead_of_end, peer_check};
 pub use identity::{is_other, proven, still};

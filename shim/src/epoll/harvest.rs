@@ -36,9 +36,14 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         c.rx.looked.store(0, Relaxed);
     }
     if *tcp & (RDHUP | HUP | ERR) != 0 {
-        let p = sys::poll1(fd, libc::POLLRDHUP) as u32;
-        ev |= p & (RDHUP | HUP | ERR);
-        *tcp = (*tcp & !(RDHUP | HUP | ERR)) | (p & (RDHUP | HUP | ERR));
+        let tells = || sys::poll1(fd, libc::POLLRDHUP) as u32 & (RDHUP | HUP | ERR);
+        let mut p = tells();
+        if p == RDHUP {
+            ends::after_fin((c, l), (link, &m), take)?;
+            p = tells();
+        }
+        ev |= p;
+        *tcp = (*tcp & !(RDHUP | HUP | ERR)) | p;
         if ev & (RDHUP | HUP | ERR) != 0 && want & IN != 0 && ev & IN == 0 && !c.rx.is_up() {
             ev |= sys::poll1(fd, libc::POLLIN) as u32 & IN;
         }
@@ -411,12 +416,16 @@ pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) -> bool {
         || c.rx.stirs(&m)
         || reg.flags.load(Relaxed) & BLOCKED != 0
     {
-        if moved || all {
+        // (An end that was told is no news: what may follow it is an error.)
+        let over = reg.tcp.load(Relaxed) & RDHUP != 0 && !c.has_error() && !link.is_far();
+        if moved || all && !over {
             reg.last_head.store(head, Relaxed);
             reg.flags.fetch_or(EDGE_IN, Relaxed);
         }
         if all {
-            reg.flags.fetch_or(EDGE_OUT, Relaxed);
+            if !over {
+                reg.flags.fetch_or(EDGE_OUT, Relaxed);
+            }
             reg.tcp.fetch_or(IN | RDHUP | HUP | ERR, Relaxed);
         }
         push(s, r);

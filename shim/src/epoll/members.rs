@@ -109,7 +109,6 @@ pub(super) fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -
         s.groups[k].fetch_or(1 << g, Relaxed);
     }
     s.chain[k][g].store(r, Relaxed);
-    reg.last_head.store(u64::MAX, Relaxed);
     reg.tcp.store(0, Relaxed);
     // The inner set will say that TCP has space, if it has: no news. If it has not, that is.
     let kpos = table::conn(conn).tx.kpos.load(Relaxed);
@@ -125,8 +124,10 @@ pub(super) fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -
     s.kin.fetch_add(u32::from(kin != 0), Relaxed);
     reg.flags
         .store(ACTIVE | fresh | EDGE_IN | out | kin, Relaxed);
-    // One that has nothing to say takes its place in the queue when it has.
+    // One that has nothing to say takes its place in the queue when it has. (What comes after the head is loaded is news.)
     let (c, l) = (table::conn(conn), table::local(conn));
+    let head = promote::lane(c, l).map_or(u64::MAX, |(_, m)| m.peer_head().load(Acquire));
+    reg.last_head.store(head, Relaxed);
     let error = c.has_error() || io::zerocopy::pending(l);
     let idle = !error
         && promote::lane(c, l).is_some_and(|(_, m)| c.rx.is_up() && c.rx.ready(&m) == Some(false));

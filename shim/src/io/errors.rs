@@ -118,8 +118,8 @@ fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool
     if gone {
         if let Some(_g) = lock::lock(&c.tx.lock) {
             if ours() {
-                if e & libc::POLLHUP == 0 && c.rx.notice_death(m, dead) {
-                    reset_by_death(c, m, fd);
+                if e & libc::POLLHUP == 0 {
+                    has_died(c, m, fd, dead);
                 }
                 c.tx.abandon();
             }
@@ -137,21 +137,14 @@ fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool
 /// end died with bytes of ours unread on the ring? Then it is reset.
 #[cold]
 pub(super) fn instead_of_end(call: &Call, i: u32, c: &Conn, l: &Local) -> i32 {
-    // (An end that this end has made itself says nothing of the other.)
-    if promote::engaged_tx(c) && c.rx.shut.load(Relaxed) == 0 {
-        let Some(_g) = lock::lock(&c.tx.lock) else {
-            return 0;
-        };
+    if let Some((link, m)) = promote::lane(c, l).filter(|_| promote::engaged_tx(c)) {
         let fd = call.fd(l);
-        let ended = || sys::poll1(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);
-        if call.current(c, l) && ended() == libc::POLLRDHUP {
-            if let Some((_, m)) = promote::lane(c, l) {
-                if c.rx.notice_death(&m, ends::is_dead(l)) {
-                    reset_by_death(c, &m, fd);
-                    c.tx.abandon();
-                    return error_now(i, fd);
-                }
-            }
+        let ended = sys::poll1(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);
+        if ended == libc::POLLRDHUP
+            && ends::after_fin((c, l), (link, &m), lock::lock) == Some(true)
+            && call.current(c, l)
+        {
+            return error_now(i, fd);
         }
     }
     // The end was made here, while the call slept.
@@ -170,6 +163,20 @@ pub fn reset_by_death(c: &Conn, m: &Memory, fd: i32) {
     }
     cut(fd);
 }
+
+/// The same, once, if the other end has died so. `dead` as in [`link::lane::RxState::notice_death`]. Under the lock of
+/// the sending half.
+pub fn has_died(c: &Conn, m: &Memory, fd: i32, dead: bool) -> bool {
+    let died = c.rx.notice_death(m, dead);
+    if died {
+        reset_by_death(c, m, fd);
+        c.tx.abandon();
+    }
+    died
+}
+
+/// State of a TCP socket whose other end has sent its FIN.
+pub const CLOSE_WAIT: u8 = 8;
 
 /// State of a TCP socket whose connection is over.
 pub const CLOSE: u8 = 7;

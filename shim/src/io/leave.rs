@@ -1,6 +1,6 @@
 //! A connection that goes where no lane can follow: exec, SCM_RIGHTS, descriptors out of reach.
 
-use super::{cut, reset, reset_by_death, tell_death};
+use super::{cut, has_died, reset, tell_death};
 use crate::links::{Link, Sock};
 use crate::table::{self, Local};
 use crate::{ends, lock, probes, promote, sys};
@@ -119,12 +119,8 @@ fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
         // One that died with bytes of ours unread would answer them with an end.
         let unread = c.tx.is_up() && c.tx.unread(m).is_ok_and(|n| n > 0);
         let ended = || sys::poll1(port.fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);
-        if c.rx.shut.load(Relaxed) == 0
-            && ended() == libc::POLLRDHUP
-            && c.rx.notice_death(m, ends::is_dead(l))
-        {
-            reset_by_death(c, m, port.fd);
-            c.tx.abandon();
+        if c.rx.shut.load(Relaxed) == 0 && ended() == libc::POLLRDHUP {
+            has_died(c, m, port.fd, ends::is_dead(l));
         }
         let was = c.tx.is_up();
         // A peer that has closed would answer a frame with a reset, where the next owner is to find an end.

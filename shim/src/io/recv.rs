@@ -9,7 +9,7 @@ use super::{
 use crate::links::{Link, Sock};
 use crate::table::{self, Local};
 use crate::wait::{self, For, Woke};
-use crate::{control, ends, promote, real, signals, sys};
+use crate::{control, ends, lock, promote, real, signals, sys};
 use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
@@ -363,6 +363,9 @@ impl Receiving<'_> {
                 c.rx.looked.store(0, Relaxed); // whoever comes again is told again
                 promote::attend(c, link, m, self.call.fd(l));
                 l.checked.store(0, Relaxed);
+                if c.rx.shut.load(Relaxed) != 0 {
+                    ends::after_fin((c, l), (link, m), lock::lock);
+                }
                 // Our sending half may have met the error that the kernel does not tell any more.
                 Break(match (self.total, c.has_error()) {
                     (0, true) => match c.take_error_at_end() {
@@ -399,6 +402,8 @@ impl Receiving<'_> {
         }
         promote::attend(c, link, m, self.call.fd(l));
         if c.rx.shut.load(Relaxed) != 0 {
+            // (The other end may have died since.)
+            ends::after_fin((c, l), (link, m), lock::lock);
             return Break(self.shut());
         }
         if self.last_look {

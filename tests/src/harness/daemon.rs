@@ -90,6 +90,10 @@ impl Daemon {
         self.running.as_ref().context("no daemon runs")?.signal(s)
     }
 
+    pub fn pid(&self) -> Result<u32> {
+        Ok(self.running.as_ref().context("no daemon runs")?.pid())
+    }
+
     /// Did it end by itself?
     pub fn has_died(&mut self) -> bool {
         self.running.as_mut().is_some_and(Running::has_ended)
