@@ -3,6 +3,7 @@
 //! A call comes with its buffers as an iovec and with a closure that makes the native call. Where
 //! the direction is on TCP the closure runs, counted; otherwise the lane is used.
 
+mod behind;
 pub mod bufs;
 pub mod call;
 mod errors;

@@ -38,6 +38,10 @@ pub struct Local {
     pub fulls: AtomicU32,
     /// When this was registered last, or large calls were first made (CLOCK_MONOTONIC, ms).
     pub hope_ms: AtomicU64,
+    /// Ways down of which a native send knows, and the position on TCP at which the last one has ended, until that is
+    /// acknowledged (0: it is): see `io::behind`.
+    pub downs: AtomicU32,
+    pub behind: AtomicU64,
     /// TCP's buffer has once not taken all of a send.
     pub starved: AtomicU32,
     /// The program goes on after a short count: see `io::short`.
@@ -343,6 +347,8 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         crate::io::call::reset(l);
         l.spin.store(4, Relaxed);
         l.hope_ms.store(0, Relaxed);
+        l.downs.store(c.tx.downs.load(Relaxed), Relaxed);
+        l.behind.store(0, Relaxed);
         l.starved.store(0, Relaxed);
         l.copes.store(0, Relaxed);
         l.rest.store(0, Relaxed);

@@ -2,7 +2,9 @@
  * directions and either of them on a lane, on TCP or in between: who survives is told all bytes that had
  * come, then ECONNRESET, then the end. Never an end at once, and never nothing.
  *
- *     resets SEED ROUNDS
+ *     resets SEED ROUNDS [behind]
+ *
+ * `behind`: it dies at once behind a send, of which nothing is acknowledged yet.
  *
  * Prints "result ok".
  */
@@ -10,6 +12,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -73,7 +76,7 @@ enum { LINGER, CLOSE, EXIT, KILL, WAYS };
 
 /* What both ends do in a round. */
 static struct {
-    unsigned warm, rounds, more, reads, sends, way, wait, by, leaves;
+    unsigned warm, rounds, more, reads, sends, way, wait, by, leaves, late;
 } plan;
 
 /* The end that resets. */
@@ -132,6 +135,11 @@ static void survivor(int fd, int go) {
         if (plan.warm != 1) get(fd, &in, 64);
         nap(1);
     }
+    if (plan.late) { /* it acknowledges late: its window cannot grow, and nothing is to be quick */
+        int no = 0, room = 16384;
+        NEED(!setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &room, sizeof room));
+        NEED(!setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &no, sizeof no));
+    }
     put(fd, &out, plan.more);
     if (plan.wait) nap(1 << plan.wait);
     NEED(write(go, "x", 1) == 1);
@@ -173,7 +181,7 @@ static void late(int sig) {
 }
 
 int main(int argc, char **argv) {
-    NEED(argc == 3);
+    NEED(argc == 3 || argc == 4);
     signal(SIGALRM, late);
     seed = (unsigned)atoi(argv[1]);
     struct sockaddr_in at = {.sin_family = AF_INET};
@@ -188,6 +196,10 @@ int main(int argc, char **argv) {
         plan.reads = any(2) ? any(plan.more) : 0;
         plan.sends = any(2) ? any(30000) : 0;
         plan.wait = any(6), plan.by = any(6), plan.leaves = any(3);
+        if ((plan.late = argc == 4)) {
+            plan.warm = 1 + any(2), plan.way = EXIT + any(2), plan.by = 4 + any(2), plan.wait = plan.leaves = 0;
+            plan.more = 20000 + any(100000), plan.reads = 1 + any(2000), plan.sends = 5000 + any(5000);
+        }
         snprintf(what, sizeof what, "round %d: warm %u more %u reads %u sends %u way %u wait %u by %u leaves %u", k, plan.warm,
                  plan.more, plan.reads, plan.sends, plan.way, plan.wait, plan.by, plan.leaves);
         int go[2];

@@ -17,6 +17,12 @@ fn in_small_rings_too() -> Result<()> {
     in_small_rings("resets", &["25", "10"], 10, 50_000)
 }
 
+/// What a send has put on TCP behind a way down is there, though nothing before it was acknowledged.
+#[test]
+fn sent_behind_a_way_down() -> Result<()> {
+    in_small_rings("resets", &["11", "60", "behind"], 60, 50_000)
+}
+
 /// Who dies or closes, with bytes unread there or here: polls, sets and calls say at once what they say bare, without
 /// the daemon's help. (With STEP=7, 17,776 of its 31,104 cases.)
 #[test]

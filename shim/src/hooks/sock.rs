@@ -178,10 +178,12 @@ pub unsafe extern "C" fn getsockopt(
     }
 }
 
-/// TCP_NODELAY is not what the application has set while a way down pushes its last bytes: see `Port::tcp_push`.
+/// TCP_NODELAY is not what the application has set while the last bytes of a way down, or what is sent behind them, are
+/// pushed: see `Port::tcp_push`.
 fn not_pushing(fd: i32, level: i32, name: i32) -> Option<lock::Guard<'static>> {
     let of = (level == libc::IPPROTO_TCP && name == libc::TCP_NODELAY).then(|| conn(fd))?;
-    let c = of.map(table::conn).filter(|c| promote::engaged_tx(c))?;
+    let c = of.map(table::conn)?;
+    (c.flags.load(Relaxed) & flag::LANE != 0).then_some(())?;
     lock::lock(&c.tx.lock)
 }
 

@@ -2,7 +2,7 @@
 //! and the bytes that it moved are counted when it is over: positions stay exact.
 
 use super::call::Call;
-use super::{at_mark, broken, fail, left_ms, recv_or_told, send_or_told, CLOSE};
+use super::{at_mark, behind, broken, fail, left_ms, recv_or_told, send_or_told, CLOSE};
 use crate::table::{self, Local};
 use crate::{errno, lock, real, set_errno, signals, sys};
 use core::sync::atomic::Ordering::*;
@@ -158,6 +158,9 @@ pub fn native(
             false => 0,
         };
         way.leave(c, moved, tables);
+        if way == Way::Send && moved > 0 && behind::may_wait(c, l) {
+            super::quietly(|| behind::push(c, l, moved));
+        }
     }
     Native::Made { says, ours }
 }
