@@ -52,6 +52,12 @@ fn children_that_have_ended_leave_room() -> Result<()> {
     both_ways("kin", &["many", "5"], 10, 1_000)
 }
 
+/// Both close what they share at the same moments, while other threads of the parent make and use new connections.
+#[test]
+fn parent_and_child_close_at_once() -> Result<()> {
+    both_ways("partings", &["40"], 20, 500)
+}
+
 /// Forks in a process whose other threads are anywhere in the shim.
 #[test]
 fn forks_while_lanes_are_attached() -> Result<()> {
