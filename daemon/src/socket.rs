@@ -8,6 +8,7 @@ use crate::sockopt::{self, tcp_position};
 use link::msg::register;
 use link::os::TcpInfo;
 use link::reason::Reason;
+use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -83,7 +84,10 @@ pub fn read(
         return Err(Option); // MPTCP: bytes may travel on other subflows
     }
     let from = Instant::now();
-    let info = tcp_position(fd).map_err(|_| NotEstablished)?;
+    let info = tcp_position(fd).map_err(|e| match e {
+        Errno::AGAIN => Young, // its counts never stood still: both ends are busy with it
+        _ => NotEstablished,
+    })?;
     let until = Instant::now();
     if info.state != TcpInfo::ESTABLISHED {
         return Err(NotEstablished);
@@ -224,6 +228,35 @@ mod tests {
         assert!(consistent(&ea.counts, &eb.counts) && consistent(&eb.counts, &ea.counts));
         assert_eq!(read(a.as_fd(), 7, 0, 0, &NoProof), Err(Reason::Bypassed));
         assert_eq!(read(b.as_fd(), 0, 6, 0, &NoProof), Err(Reason::Bypassed));
+    }
+
+    /// Both ends are busy with it all the time: that is no reason to refuse it for good.
+    #[test]
+    fn a_busy_connection_is_an_open_one() {
+        let (a, b) = pair();
+        let (from, to) = (a.try_clone().unwrap(), b.try_clone().unwrap());
+        let sender = std::thread::spawn(move || while (&from).write_all(&[7]).is_ok() {});
+        let receiver = std::thread::spawn(move || {
+            let mut some = [0; 1000];
+            while (&to).read(&mut some).is_ok_and(|n| n > 0) {}
+        });
+        let (mut read_well, mut busy) = (0, 0);
+        let end = Instant::now() + Duration::from_secs(10);
+        while (read_well == 0 || busy == 0) && Instant::now() < end {
+            for s in [&a, &b] {
+                match read(s.as_fd(), 0, 0, 0, &NoProof) {
+                    Ok(_) => read_well += 1,
+                    Err(e) => {
+                        assert_eq!(e, Reason::Young);
+                        busy += 1;
+                    }
+                }
+            }
+        }
+        println!("{read_well} times read, {busy} times busy");
+        a.shutdown(std::net::Shutdown::Both).unwrap();
+        sender.join().unwrap();
+        receiver.join().unwrap();
     }
 
     #[test]

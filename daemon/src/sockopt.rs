@@ -2,6 +2,7 @@
 
 use link::os::{position, TcpInfo, TcpPos};
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Values that the kernel may fill with any bytes.
@@ -63,19 +64,31 @@ pub fn peer_pidfd(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// Where the streams of a TCP socket are.
+/// Where the streams of a TCP socket are. AGAIN: they never stood still while it was asked.
 pub fn tcp_position(fd: BorrowedFd<'_>) -> Result<TcpPos, Errno> {
+    let failed = Cell::new(None);
+    let told = |e: Errno| failed.set(Some(e));
     let info = || {
-        let (b, len) = get::<[u8; TcpInfo::BYTES]>(fd, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
-        TcpInfo::parse(b.get(..len)?)
+        let read = get::<[u8; TcpInfo::BYTES]>(fd, libc::IPPROTO_TCP, libc::TCP_INFO);
+        let (b, len) = read.map_err(told).ok()?;
+        let parsed = b.get(..len).and_then(TcpInfo::parse);
+        if parsed.is_none() {
+            told(Errno::NOSYS); // a kernel that does not say enough
+        }
+        parsed
     };
     let queued = |what| {
         let mut n = 0i32;
         // SAFETY: both calls write one int.
-        let r = unsafe { libc::ioctl(fd.as_raw_fd(), what, &mut n) };
-        (r == 0).then_some(n.max(0) as u64)
+        if unsafe { libc::ioctl(fd.as_raw_fd(), what, &mut n) } == 0 {
+            return Some(n.max(0) as u64);
+        }
+        let e = std::io::Error::last_os_error();
+        told(Errno::from_io_error(&e).unwrap_or(Errno::INVAL));
+        None
     };
-    position(info, || queued(libc::TIOCOUTQ), || queued(libc::FIONREAD)).ok_or(Errno::AGAIN)
+    position(info, || queued(libc::TIOCOUTQ), || queued(libc::FIONREAD))
+        .ok_or_else(|| failed.get().unwrap_or(Errno::AGAIN))
 }
 
 #[cfg(test)]

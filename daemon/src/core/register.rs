@@ -103,6 +103,9 @@ impl Core {
         }
         let end = match read {
             Ok(end) => end,
+            Err(Reason::Young) => {
+                return self.decline(who, Reason::Young, Reason::None, RETRY_SOON_MS)
+            }
             Err(reason) => return self.decline(who, reason, Reason::PeerDeclined, 0),
         };
         let Some(view) = p.family.view(who.conn) else {
