@@ -25,9 +25,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// Between two looks, and how much longer than a look that is at least.
+/// Between two looks at least, and how much longer than a look that is.
 const LOOK: Duration = Duration::from_secs(1);
 const REST: u32 = 50;
+/// But no longer than that: an end is told when two looks have found nobody.
+const REST_MAX: Duration = Duration::from_secs(5);
 /// So many lanes of a dead process are asked for their holders at once; if any has others, the rest is
 /// taken for like it until the first look.
 const ASKED: u32 = 1024;
@@ -39,6 +41,8 @@ pub struct Inherited {
     far: bool,
     family: Arc<Family>,
     inode: u64,
+    /// The number that the ended process has in that table. `None`: in another pid namespace than ours.
+    ended: Option<u32>,
     /// Who held it at the last look.
     holder: Option<u32>,
     /// Nobody did: once more, and nobody does.
@@ -46,13 +50,14 @@ pub struct Inherited {
 }
 
 impl Inherited {
-    pub fn far(who: ConnRef, at: (u64, u32), family: Arc<Family>, inode: u64) -> Self {
+    pub fn far(who: ConnRef, at: (u64, u32), left: &Left<'_>, inode: u64) -> Self {
         Inherited {
             who,
             at,
             far: true,
-            family,
+            family: left.family.clone(),
             inode,
+            ended: left.ended,
             holder: None,
             missed: false,
         }
@@ -62,6 +67,18 @@ impl Inherited {
     fn has_left(&self) -> bool {
         let v = self.family.view(self.who.conn);
         self.far && v.is_none_or(|v| v.gen != self.who.gen || v.flags & flag::LANE == 0)
+    }
+
+    /// Who holds it, of those whose descriptors we may not see: as the table says.
+    fn unseen_holder(&self, unseen: &mut HashMap<u32, bool>) -> Option<u32> {
+        let ended = self.ended?;
+        let v = self.family.view(self.who.conn);
+        let holders = v.filter(|v| v.gen == self.who.gen)?.holders;
+        let mut others = holders.into_iter().filter(|h| *h != ended);
+        others.find(|pid| {
+            let hidden = || process::visible_sockets(*pid).is_none();
+            *unseen.entry(*pid).or_insert_with(hidden)
+        })
     }
 }
 
@@ -88,6 +105,13 @@ impl Drop for Counted {
     }
 }
 
+/// What a process that has ended has left: entries of a table, and lanes that are counted.
+pub struct Left<'a> {
+    pub family: &'a Arc<Family>,
+    pub group: &'a Rc<Group>,
+    ended: Option<u32>,
+}
+
 /// Who may hold the connections of a process that has just ended.
 pub struct Heirship<'a> {
     party: &'a Party,
@@ -104,8 +128,8 @@ impl<'a> Heirship<'a> {
         }
     }
 
-    /// The family, if another process may hold this connection.
-    pub fn family(&self, who: &ConnRef) -> Option<(&'a Arc<Family>, &'a Rc<Group>)> {
+    /// `None`: no other process holds this connection.
+    pub fn left(&self, who: &ConnRef) -> Option<Left<'a>> {
         let held = if self.asked.get() < ASKED {
             self.asked.set(self.asked.get() + 1);
             self.party.others_hold(who.conn, who.gen)
@@ -113,7 +137,12 @@ impl<'a> Heirship<'a> {
             self.any.get()
         };
         self.any.set(self.any.get() || held);
-        held.then(|| (&self.party.family, self.party.group()))
+        let p = self.party;
+        held.then(|| Left {
+            family: &p.family,
+            group: p.group(),
+            ended: (p.own_pid == p.proc_id.pid).then_some(p.own_pid),
+        })
     }
 }
 
@@ -130,12 +159,12 @@ impl Core {
         let heirship = Heirship::of(p);
         let (mut all, mut rest) = (Vec::new(), Vec::new());
         for (at, who, other) in self.links.near_lanes(p.id) {
-            let family = heirship.family(&who).map(|f| f.0);
-            let seen = family.and_then(|f| Some((f, f.view(who.conn)?.inode)));
+            let left = heirship.left(&who);
+            let seen = left.and_then(|l| Some((l.family.view(who.conn)?.inode, l)));
             match seen {
-                Some((family, inode)) => all.push(Inherited {
+                Some((inode, left)) => all.push(Inherited {
                     far: false,
-                    ..Inherited::far(who, at, family.clone(), inode)
+                    ..Inherited::far(who, at, &left, inode)
                 }),
                 None => rest.push((at.0, other)),
             }
@@ -202,7 +231,7 @@ pub async fn run(core: Shared) {
         if let Ok(holders) = looked {
             core.borrow_mut().looked(&holders);
         }
-        tokio::time::sleep(LOOK.max(begin.elapsed() * REST)).await;
+        tokio::time::sleep((begin.elapsed() * REST).clamp(LOOK, REST_MAX)).await;
     }
 }
 
@@ -222,8 +251,13 @@ fn look(all: &[Inherited]) -> Vec<Option<u32>> {
             holders.extend(pids.into_iter().find(|p| *p != me).map(|p| (socket, p)));
         }
     }
-    let holder = |i: &Inherited| holders.get(&i.inode).copied().filter(|_| !i.has_left());
-    all.iter().map(holder).collect()
+    let mut unseen = HashMap::new();
+    let mut holder = |i: &Inherited| {
+        let seen = holders.get(&i.inode).copied();
+        let said = seen.or_else(|| i.unseen_holder(&mut unseen));
+        said.filter(|_| !i.has_left())
+    };
+    all.iter().map(&mut holder).collect()
 }
 
 #[cfg(test)]
@@ -253,9 +287,15 @@ mod tests {
             (child.unwrap(), inode, kept)
         };
         let (mut a, mut b) = (heir(), heir());
+        let group = crate::limits::for_tests(1, 1);
+        let left = Left {
+            family: &family,
+            group: &group,
+            ended: None,
+        };
         let inherited = |inode, far| Inherited {
             far,
-            ..Inherited::far(who, (0, 0), family.clone(), inode)
+            ..Inherited::far(who, (0, 0), &left, inode)
         };
         // The last one has left its lane: its family's table knows no such connection.
         let mut all = [

@@ -1,10 +1,11 @@
 """An echo whose process forks and ends, and whose child goes on: what a program does that connects
 before it becomes a daemon.
 
-    heirs.py serve HOST FORK [idle|pidns]
+    heirs.py serve HOST FORK [idle|pidns|late]
                                       prints "port N", serves one connection; forks when the file FORK
                                       exists; idle: the child leaves the connection alone; pidns: it is in
-                                      a pid namespace of its own
+                                      a pid namespace of its own; late: nobody of its user
+                                      may look at it, and it does nothing for 5 s
     heirs.py connect HOST PORT UNTIL  sends until the file UNTIL exists, and compares what comes back;
                                       prints "result eof" or "result reset", and how many bytes came
 
@@ -29,6 +30,7 @@ def noise(at, n):
 
 
 CLONE_NEWPID = 0x20000000
+PR_SET_DUMPABLE = 4
 
 
 def serve(sock, fork, how):
@@ -43,6 +45,9 @@ def serve(sock, fork, how):
                 os._exit(0)
             if how == "idle":
                 time.sleep(3600)
+            if how == "late":
+                assert ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0
+                time.sleep(5)  # two looks of the daemon, which rests a second after each
     sock.close()
 
 

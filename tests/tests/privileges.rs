@@ -2,8 +2,13 @@
 //! connections, whose bytes stay on their lanes; what they keep goes on. As root, for the user changes.
 
 use anyhow::{ensure, Context, Result};
+use serde_json::Value;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
-use underpass_tests::harness::{c, peers::Pair, Daemon};
+use underpass_tests::harness::{
+    c, paths, peers::Pair, until, Daemon, Place, Program, Running, SOON,
+};
 
 const LIMIT: Duration = Duration::from_secs(90);
 const PROGRAM: &str = "privileges.py";
@@ -108,6 +113,71 @@ fn killed_on_the_way() -> Result<()> {
         d.assert_promoted(2, 50_000)?;
     }
     Ok(())
+}
+
+/// A user's own daemon may not look at the descriptors of a process that has made itself undumpable. One whose parent
+/// ends, and which goes on with the connection only when the daemon has looked for it twice: the table says that it
+/// has one.
+#[test]
+fn inherited_by_who_may_not_be_looked_at() -> Result<()> {
+    orphaned(&Place::bare(), || Ok(())).context("bare")?;
+
+    let dir = tempfile::tempdir()?;
+    std::os::unix::fs::chown(dir.path(), Some(NOBODY), Some(NOBODY))?;
+    let d = Program::new(paths::bin("underpassd"), &Place::bare()).user(NOBODY);
+    let _d = d.arg("--dir").arg(dir.path()).spawn()?;
+    let stats = || -> Result<Value> {
+        let p = Program::new(paths::bin("underpass"), &Place::bare()).user(NOBODY);
+        let p = p.env("UNDERPASS_DIR", dir.path()).words("stats -j");
+        Ok(serde_json::from_str(&p.check(SOON)?)?)
+    };
+    until("the daemon answers", SOON, || stats().is_ok())?;
+    let promoted = || {
+        until("promoted", SOON, || {
+            stats().is_ok_and(|s| s["promoted"] == 2)
+        })
+    };
+    orphaned(&Place::shim(dir.path()).eager(), promoted)?;
+    let s = stats()?;
+    ensure!(
+        s["resets"] == 0 && s["lane_rx_bytes"].as_u64() > Some(20_000),
+        "{s}"
+    );
+    Ok(())
+}
+
+const NOBODY: u32 = 65_534;
+
+fn orphaned(place: &Place, promoted: impl Fn() -> Result<()>) -> Result<()> {
+    let t = tempfile::tempdir()?;
+    std::fs::set_permissions(t.path(), Permissions::from_mode(0o755))?;
+    let [fork, enough] = ["fork", "enough"].map(|f| t.path().join(f));
+    let program = || Program::python("heirs.py", place).user(NOBODY);
+    let server = program().args(["serve", "127.0.0.1"]).arg(&fork);
+    let mut server = server.arg("late").spawn()?;
+    let port = server.line("port ", SOON)?;
+    let client = program().args(["connect", "127.0.0.1", &port]).arg(&enough);
+    let client = client.spawn()?;
+    until("bytes come back", SOON, || got(&client) > 20_000)?;
+    promoted()?;
+    File::create(&fork)?;
+    until("the parent has ended", SOON, || server.has_ended())?;
+    let before = got(&client);
+    until("the child goes on", SOON, || {
+        got(&client) > before + 200_000
+    })?;
+    File::create(&enough)?;
+    let out = client.wait(LIMIT)?;
+    ensure!(out.stdout.contains("result eof"), "{}", out.stdout);
+    Ok(())
+}
+
+/// Bytes that have come back.
+fn got(client: &Running) -> u64 {
+    let said = client.stdout();
+    let mut lines = said.lines().rev();
+    let n = lines.find_map(|l| l.strip_prefix("got ")?.parse().ok());
+    n.unwrap_or(0)
 }
 
 /// Children with threads that open and close connections, fork, and change their user, all at once.

@@ -8,13 +8,9 @@
 
 use super::lane::{Ending, Lane, Stage};
 use super::{Key, Rails};
-use crate::family::Family;
-use crate::heirs::{Counted, Inherited};
-use crate::limits::Group;
+use crate::heirs::{Counted, Inherited, Left};
 use link::lane::{is_left, Memory};
 use std::collections::HashSet;
-use std::rc::Rc;
-use std::sync::Arc;
 
 /// Between two looks at lanes that have heirs: what they do on a lane is not said to us.
 pub(super) const LOOK_NS: u64 = 1_000_000_000;
@@ -23,13 +19,12 @@ pub(super) const LOOK_NS: u64 = 1_000_000_000;
 const LINKS: usize = 64;
 
 impl Rails {
-    /// The process of this lane has ended; others of `family` may go on with the connection. `links`: as
+    /// The process of this lane has ended; others of its family may go on with the connection. `links`: as
     /// [`Rails::inherited_links`].
     pub(super) fn inherit(
         &mut self,
         at: Key,
-        family: &Arc<Family>,
-        group: &Rc<Group>,
+        left: &Left<'_>,
         links: &mut HashSet<u64>,
     ) -> Option<Inherited> {
         let l = self.lanes.get_mut(&at)?;
@@ -37,7 +32,8 @@ impl Rails {
         if links.len() >= LINKS && !links.contains(&at.0) {
             return None;
         }
-        l.heirs = Some((family.clone(), Counted::new(group)?));
+        let family = left.family;
+        l.heirs = Some((family.clone(), Counted::new(left.group)?));
         links.insert(at.0);
         if let (Some(id), Some(n)) = (l.engine, self.nodes.get_mut(&l.node)) {
             n.pair.refuse_switches(id);
@@ -46,7 +42,7 @@ impl Rails {
         if family.view(l.who.conn).is_some_and(|v| v.shut) {
             l.end(Ending::Shut, true);
         }
-        let inherited = Inherited::far(l.who, at, family.clone(), inode);
+        let inherited = Inherited::far(l.who, at, left, inode);
         self.stir();
         Some(inherited)
     }

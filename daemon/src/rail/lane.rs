@@ -393,12 +393,11 @@ impl Rails {
             match stage {
                 Stage::Making => self.undo(k, Reason::PeerGone),
                 Stage::Offered => {
-                    let heirs = heirship.family(&who);
-                    match heirs
-                        .and_then(|(family, group)| self.inherit(k, family, group, &mut links))
-                    {
+                    let left = heirship.left(&who);
+                    let held = left.is_some();
+                    match left.and_then(|l| self.inherit(k, &l, &mut links)) {
                         Some(i) => inherited.push(i),
-                        None => self.end(party, k, Ending::Over, heirs.is_none()),
+                        None => self.end(party, k, Ending::Over, !held),
                     }
                 }
                 Stage::Leaving => {}

@@ -129,6 +129,12 @@ impl Program {
             .arg(paths::script(script))
     }
 
+    /// As this user, without other groups.
+    pub fn user(mut self, uid: u32) -> Self {
+        self.command.uid(uid).gid(uid);
+        self
+    }
+
     pub fn arg(mut self, a: impl AsRef<OsStr>) -> Self {
         self.command.arg(a);
         self
