@@ -8,12 +8,14 @@
 //! the kernel would have kept: without a keepalive of its own the user time-out is set aside meanwhile.
 //!
 //! A probe that is not answered takes the direction down. What becomes of the connection is TCP's to decide then, by
-//! the application's options; up again it goes when TCP's bytes are acknowledged.
+//! the application's options; up again it goes when TCP's bytes are acknowledged. That is found out by who sends. Of
+//! directions on which nobody sends any more whoever sleeps looks after them: TCP would have nothing to send there, and
+//! never find out, so their probes are only taken back.
 
 use crate::links::{Link, Sock};
 use crate::table::{self, Local};
-use crate::{control, lock, promote, sys};
-use core::sync::atomic::Ordering::*;
+use crate::{control, io, lock, promote, sys};
+use core::sync::atomic::{AtomicU64, Ordering::*};
 use libc::{IPPROTO_TCP, SOL_SOCKET, SO_KEEPALIVE, TCP_INFO};
 use libc::{TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_USER_TIMEOUT};
 use link::family::{flag, Conn};
@@ -25,6 +27,12 @@ const LOOK_MS: u64 = 1000;
 const ANSWER_MS: u32 = 1000;
 /// Most probes that the kernel sends in vain (`MAX_TCP_KEEPCNT`).
 const COUNT: u32 = 127;
+
+/// Idle directions that are looked at in a row, for about a microsecond each.
+const IDLE: u32 = 64;
+/// When those are due (`now_ms`). 0: this process has not set any probes yet. Read and written alone: a thread that misses
+/// a value looks later.
+static IDLE_DUE_MS: AtomicU64 = AtomicU64::new(0);
 
 /// In the order in which they are stored; SO_KEEPALIVE is set last, and taken back first.
 const OPTIONS: [(i32, i32); 5] = [
@@ -99,9 +107,8 @@ fn look(c: &Conn, l: &Local, link: &Link, probe_s: u32) -> bool {
         return false;
     };
     let fd = l.fd.load(Relaxed);
-    let same = core::ptr::eq(now, link)
-        && c.flags.load(Relaxed) & flag::LANE != 0
-        && sys::inode(fd).is_ok_and(|(inode, _)| inode == c.inode.load(Relaxed));
+    let same =
+        core::ptr::eq(now, link) && c.flags.load(Relaxed) & flag::LANE != 0 && is_ours(c, fd);
     if !same || !c.tx.is_up() || c.owner_pid.load(Relaxed) != table::me() {
         return false;
     }
@@ -128,6 +135,8 @@ fn arm(c: &Conn, fd: i32, probe_s: u32) {
         at.store(value, Relaxed);
     }
     c.probes.store(OURS, Relaxed);
+    let due = sys::now_ms() + u64::from(probe_s) * 1000;
+    let _ = IDLE_DUE_MS.compare_exchange(0, due, Relaxed, Relaxed);
     for ((level, name), value) in OPTIONS.into_iter().zip(ours) {
         let _ = sys::setsockopt(fd, level, name, &value.to_ne_bytes());
     }
@@ -143,6 +152,60 @@ fn is_unanswered(c: &Conn, fd: i32) -> bool {
     let silent = u32::from_ne_bytes([info[56], info[57], info[58], info[59]]);
     let allowed = c.probe_idle_s.load(Relaxed).saturating_mul(1000);
     info[3] > 0 && silent > allowed.saturating_add(ANSWER_MS)
+}
+
+/// Milliseconds that a thread may sleep before idle directions are to be looked at. If they are now, it does.
+pub fn sleep_ms() -> i64 {
+    let due = IDLE_DUE_MS.load(Relaxed);
+    if due == 0 {
+        // (Another thread may set some meanwhile.)
+        return match control::probe_s() {
+            0 => i64::from(i32::MAX),
+            s => (i64::from(s) * 1000).min(i64::from(i32::MAX)),
+        };
+    }
+    let now = sys::now_ms();
+    if now >= due {
+        let next = now + LOOK_MS;
+        if IDLE_DUE_MS.compare_exchange(due, next, Relaxed, Relaxed) == Ok(due) {
+            io::quietly(|| look_at_idle(now));
+        }
+    }
+    let left = IDLE_DUE_MS.load(Relaxed).saturating_sub(now);
+    left.clamp(1, i32::MAX as u64) as i64
+}
+
+/// Those that nobody who sends has looked at for as long as they may be silent.
+#[cold]
+fn look_at_idle(now: u64) {
+    let most = u64::from(control::probe_s().max(1)) * 1000;
+    let mut left = IDLE;
+    promote::each(|i, c| {
+        let l = table::local(i);
+        let due = l.probe_due_ms.load(Relaxed) + most;
+        if c.probes.load(Relaxed) == OURS && now >= due && left > 0 {
+            l.probe_due_ms.store(now, Relaxed);
+            left -= 1;
+            if let Some(_g) = lock::try_lock(&c.tx.lock) {
+                let fd = l.fd.load(Relaxed);
+                // (Another process that works the lane looks by itself.)
+                if c.owner_pid.load(Relaxed) == table::me()
+                    && is_ours(c, fd)
+                    && is_unanswered(c, fd)
+                {
+                    restore(c, l);
+                }
+            }
+        }
+    });
+    if left > 0 {
+        IDLE_DUE_MS.store(now + most, Relaxed);
+    }
+}
+
+/// Is the number still this connection's?
+fn is_ours(c: &Conn, fd: i32) -> bool {
+    sys::inode(fd).is_ok_and(|(inode, _)| inode == c.inode.load(Relaxed))
 }
 
 /// May the direction go up, as far as TCP is concerned? Not before it has answered.

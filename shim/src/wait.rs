@@ -10,7 +10,7 @@ mod leader;
 use crate::links::{Link, Sock, WAITERS};
 use crate::poll::few;
 use crate::table::{self, Local};
-use crate::{control, ends, epoll, fdtab, promote, real, signals, sys};
+use crate::{control, ends, epoll, fdtab, probes, promote, real, signals, sys};
 use core::sync::atomic::{fence, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use link::family::Conn;
 use link::lane::Memory;
@@ -484,14 +484,14 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
 }
 
 /// A sleep is cut short where nobody would end it: without a place among the waiters, and without
-/// a daemon, which we try to find again every second.
+/// a daemon, which we try to find again every second. And idle connections have probes to be looked at.
 pub fn nap(timeout_ms: i64, placed: bool) -> i64 {
     let cap = if !placed {
         1
     } else if control::fd() < 0 {
-        1000
+        probes::sleep_ms().min(1000)
     } else {
-        i64::from(i32::MAX)
+        probes::sleep_ms()
     };
     if timeout_ms < 0 {
         if cap == i64::from(i32::MAX) {
