@@ -127,6 +127,13 @@ fn pointers() -> Result<()> {
     c::both_ways("pointers", &[], 2, 2)
 }
 
+/// The functions that the library exports may lead elsewhere: a program has written over them, and its way to what they
+/// did is their number.
+#[test]
+fn patched() -> Result<()> {
+    c::both_ways("patched", &[], 2, 400)
+}
+
 /// Who closes all that it finds, the shim's own among them, goes on as if these were not there.
 #[test]
 fn cleanup() -> Result<()> {

@@ -77,11 +77,11 @@ macro_rules! calls {
                     sigaction __sigaction signal bsd_signal ssignal sysv_signal __sysv_signal
                     siginterrupt sigset
                 ];
-                SYS_munmap c2 memory::munmap [munmap];
-                SYS_mprotect c3 memory::mprotect [mprotect];
-                SYS_mremap c5 memory::mremap [mremap];
-                SYS_pkey_mprotect c4 memory::pkey_mprotect [pkey_mprotect];
-                SYS_shmdt c1 memory::shmdt [shmdt];
+                SYS_munmap c2 memory::by_number::munmap [munmap];
+                SYS_mprotect c3 memory::by_number::mprotect [mprotect];
+                SYS_mremap c5 memory::by_number::mremap [mremap];
+                SYS_pkey_mprotect c4 memory::by_number::pkey_mprotect [pkey_mprotect];
+                SYS_shmdt c1 memory::by_number::shmdt [shmdt];
                 SYS_setuid c1 user::by_number::setuid [setuid seteuid];
                 SYS_setgid c1 user::by_number::setgid [setgid setegid];
                 SYS_setreuid c2 user::by_number::setreuid [setreuid];

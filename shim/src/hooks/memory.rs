@@ -1,5 +1,10 @@
 //! Calls that take memory away: what was proven of it ([`pages`]) is forgotten. They go to the kernel
 //! directly, for allocators call them before the C library can be asked for its own.
+//!
+//! Who keeps books on mappings (UCX, Open MPI) writes a jump to a function of its own over the first bytes of
+//! these functions, which it finds where the C library's would be, and does the call itself with `syscall`. So that
+//! must not come through the functions of these names: the calls are made in functions that nobody finds. (What is
+//! left of the others is shorter than such a jump, but functions begin at multiples of 16 bytes.)
 
 use crate::{pages, set_errno, sys};
 use core::ffi::c_void;
@@ -15,47 +20,69 @@ fn answer(r: sys::R<usize>) -> isize {
     }
 }
 
-#[no_mangle]
-pub unsafe extern "C" fn munmap(p: *mut c_void, n: usize) -> i32 {
-    pages::forget(p as usize, n);
-    answer(sys::memory(libc::SYS_munmap, [p as usize, n, 0, 0, 0])) as i32
+/// What the functions and the calls by number do.
+pub mod by_number {
+    use super::{answer, c_void, pages, sys};
+
+    #[inline(never)]
+    pub unsafe extern "C" fn munmap(p: *mut c_void, n: usize) -> i32 {
+        pages::forget(p as usize, n);
+        answer(sys::memory(libc::SYS_munmap, [p as usize, n, 0, 0, 0])) as i32
+    }
+
+    #[inline(never)]
+    pub unsafe extern "C" fn mprotect(p: *mut c_void, n: usize, prot: i32) -> i32 {
+        pages::forget(p as usize, n);
+        let r = sys::memory(libc::SYS_mprotect, [p as usize, n, prot as usize, 0, 0]);
+        pages::forget(p as usize, n); // a send of another thread may have proven it meanwhile
+        answer(r) as i32
+    }
+
+    #[inline(never)]
+    pub unsafe extern "C" fn pkey_mprotect(p: *mut c_void, n: usize, prot: i32, key: i32) -> i32 {
+        let words = [p as usize, n, prot as usize, key as usize, 0];
+        pages::forget(p as usize, n);
+        let r = sys::memory(libc::SYS_pkey_mprotect, words);
+        pages::forget(p as usize, n); // as above
+        answer(r) as i32
+    }
+
+    /// (How much it takes away, only the kernel knows.)
+    #[inline(never)]
+    pub unsafe extern "C" fn shmdt(p: *const c_void) -> i32 {
+        let r = sys::memory(libc::SYS_shmdt, [p as usize, 0, 0, 0, 0]);
+        pages::forget_all();
+        answer(r) as i32
+    }
+
+    /// (The last argument is there with MREMAP_FIXED only.)
+    #[inline(never)]
+    pub unsafe extern "C" fn mremap(
+        p: *mut c_void,
+        old: usize,
+        new: usize,
+        flags: i32,
+        to: usize,
+    ) -> *mut c_void {
+        pages::forget(p as usize, old);
+        let r = sys::memory(libc::SYS_mremap, [p as usize, old, new, flags as usize, to]);
+        answer(r) as *mut c_void
+    }
 }
 
-#[no_mangle]
-pub unsafe extern "C" fn mprotect(p: *mut c_void, n: usize, prot: i32) -> i32 {
-    pages::forget(p as usize, n);
-    let r = sys::memory(libc::SYS_mprotect, [p as usize, n, prot as usize, 0, 0]);
-    pages::forget(p as usize, n); // a send of another thread may have proven it meanwhile
-    answer(r) as i32
+macro_rules! by_name {
+    ($($name:ident($($arg:ident: $t:ty),*) -> $r:ty;)*) => {$(
+        #[no_mangle]
+        pub unsafe extern "C" fn $name($($arg: $t),*) -> $r {
+            // SAFETY: the caller's own call.
+            unsafe { by_number::$name($($arg),*) }
+        }
+    )*};
 }
-
-#[no_mangle]
-pub unsafe extern "C" fn pkey_mprotect(p: *mut c_void, n: usize, prot: i32, key: i32) -> i32 {
-    let words = [p as usize, n, prot as usize, key as usize, 0];
-    pages::forget(p as usize, n);
-    let r = sys::memory(libc::SYS_pkey_mprotect, words);
-    pages::forget(p as usize, n); // as above
-    answer(r) as i32
-}
-
-/// (How much it takes away, only the kernel knows.)
-#[no_mangle]
-pub unsafe extern "C" fn shmdt(p: *const c_void) -> i32 {
-    let r = sys::memory(libc::SYS_shmdt, [p as usize, 0, 0, 0, 0]);
-    pages::forget_all();
-    answer(r) as i32
-}
-
-/// (The last argument is there with MREMAP_FIXED only.)
-#[no_mangle]
-pub unsafe extern "C" fn mremap(
-    p: *mut c_void,
-    old: usize,
-    new: usize,
-    flags: i32,
-    to: usize,
-) -> *mut c_void {
-    pages::forget(p as usize, old);
-    let r = sys::memory(libc::SYS_mremap, [p as usize, old, new, flags as usize, to]);
-    answer(r) as *mut c_void
+by_name! {
+    munmap(p: *mut c_void, n: usize) -> i32;
+    mprotect(p: *mut c_void, n: usize, prot: i32) -> i32;
+    pkey_mprotect(p: *mut c_void, n: usize, prot: i32, key: i32) -> i32;
+    shmdt(p: *const c_void) -> i32;
+    mremap(p: *mut c_void, old: usize, new: usize, flags: i32, to: usize) -> *mut c_void;
 }
