@@ -48,3 +48,11 @@ fn a_death_is_told_before_the_last_bytes() -> Result<()> {
     }
     Ok(())
 }
+
+/// Who closes with unread bytes of a send that is still under way has had all of them: the send is whole, and the next one
+/// is told.
+#[test]
+fn a_send_that_a_close_cuts_off_is_whole() -> Result<()> {
+    both_ways("cut_off", &["400"], 100, 100_000)?;
+    in_small_rings("cut_off", &["400"], 100, 100_000)
+}

@@ -386,10 +386,12 @@ impl TxState {
         // After the publish (a full fence): did the receiver ask for something?
         let word = m.peer_rx().word.load(Acquire);
         if !self.calm(word) {
+            let whole = self.is_closed(word) && self.met_close(m, port, begin, word);
             if let Err(r) = self.answer(m, port, word) {
                 return Sent::Reset(r);
             }
             head = match self.is_closed(word) {
+                true if whole => head,
                 true => self.take_back_all(m, begin),
                 false => self.take_back(m, begin),
             };

@@ -159,6 +159,9 @@ impl Cut {
         match more && iov.left() > 0 {
             true => Continue(()),
             false if *total == 0 => Break(r),
+            false if sends && super::short::was_taken(fd, *total, *total + iov.left()) => {
+                Break((*total + iov.left()) as isize)
+            }
             false => Break(*total as isize),
         }
     }

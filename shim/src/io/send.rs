@@ -192,6 +192,9 @@ impl Sending<'_> {
         }
         let (whole, r) = (total + self.iov.left(), total as isize + r); // (after a part it is no error)
         if r < whole as isize {
+            if short::was_taken(fd, total, whole) {
+                return Break(whole as isize);
+            }
             short::told(l, self.vecs, r);
         }
         Break(r)
@@ -282,7 +285,15 @@ impl Sending<'_> {
                 0 => broken(self.flags),
                 e => fail(e),
             },
-            n => n as isize,
+            n => {
+                let whole = n + self.iov.left();
+                match self.call.current(self.c, self.l)
+                    && short::was_taken(self.call.fd(self.l), n, whole)
+                {
+                    true => whole as isize,
+                    false => n as isize,
+                }
+            }
         }
     }
 

@@ -134,6 +134,7 @@ unsafe fn pieces(
     buf: *mut u8,
 ) -> isize {
     let mut total = 0usize;
+    let mut over = false;
     while total < count {
         let want = PIECE.min(count - total);
         let n = match sys::pread(input, buf, want, *pos) {
@@ -146,14 +147,21 @@ unsafe fn pieces(
             iov_base: buf.cast(),
             iov_len: n,
         }];
-        // SAFETY: our own buffer, of which the kernel has written `n` bytes.
-        let r = unsafe { run(call, i, &v, 0, &|| real::send(fd, v[0].iov_base, n, 0)) };
+        let mut r = match over {
+            true => n as isize,
+            // SAFETY: our own buffer, of which the kernel has written `n` bytes.
+            false => unsafe { run(call, i, &v, 0, &|| real::send(fd, v[0].iov_base, n, 0)) },
+        };
         if r < 0 {
-            if total > 0 {
-                Way::Send.put_error(table::conn(i), fd, crate::errno()); // told by the next call
+            if total == 0 {
+                return r;
+            }
+            Way::Send.put_error(table::conn(i), fd, crate::errno()); // told by the next call
+            over = super::short::was_taken(fd, total, count);
+            if !over {
                 break;
             }
-            return r;
+            r = n as isize;
         }
         total += r as usize;
         *pos += r as i64;

@@ -8,6 +8,7 @@
 //! those that have sent the rest of a message.
 
 use super::call::Call;
+use super::errors::CLOSE;
 use crate::links::Link;
 use crate::table::Local;
 use crate::wait::{self, For};
@@ -106,4 +107,14 @@ pub fn make_room(
         }
         _ => super::go_down_full(c, l, link, m, || call.current(c, l)),
     }
+}
+
+/// A send of `whole` bytes has sent `total`, and TCP has ended. The kernel would have had all of them in its buffer before
+/// the other end could read the first one, and reset the connection: it says that they are sent, and its next call
+/// tells the error. (True: so do we. What may not have fitted into that buffer has a short count there, too.)
+#[cold]
+pub fn was_taken(fd: i32, total: usize, whole: usize) -> bool {
+    let room = || sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0) as usize;
+    // (Half of it: the kernel's own needs count in it.)
+    total > 0 && sys::tcp_state(fd) == Some(CLOSE) && whole <= room() / 2
 }

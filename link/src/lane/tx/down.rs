@@ -43,6 +43,36 @@ impl TxState {
         }
     }
 
+    /// A send that began at `begin` has met a receiver that has read a part of it, and then closed. (False: it has read
+    /// none.) So all of it had come before that, as far as anybody can tell, and is sent. It stays on the ring, where who
+    /// closes finds it unread, and resets the connection. TCP gets it, too: who has looked before the last of it was there
+    /// closes without a reset, and the kernel has to answer.
+    #[cold]
+    pub(super) fn met_close(&self, m: &Memory, port: &impl Port, begin: u64, word: u64) -> bool {
+        let head = self.head.load(Relaxed);
+        // The closed word was stored after the last cursor.
+        let read = self.refresh(m).unwrap_or(begin).min(head);
+        if m.far() || bits_of(word) & rx::REVOKED != 0 || read <= begin {
+            return false;
+        }
+        let mut at = read;
+        while let Some((ring, end)) = self.ring_at(m, at, head).filter(|_| at < head) {
+            let (p, n) = ring.run(at, end - at);
+            match port.tcp_send(p, n) {
+                Ok(n) => {
+                    self.kpos.fetch_add(n as u64, Relaxed);
+                    self.again.fetch_add(n as u64, Relaxed);
+                    at += n as u64;
+                }
+                Err(e) => {
+                    self.error.put(e); // the kernel has told us, and will not tell the application once more
+                    break;
+                }
+            }
+        }
+        true
+    }
+
     /// Does a revocation want a frame? Across nodes, if bytes of this epoch were taken from the ring
     /// (see `RxState::recall`).
     fn framed(&self, m: &Memory) -> bool {
