@@ -64,6 +64,7 @@ impl TxState {
                     self.again.fetch_add(n as u64, Relaxed);
                     at += n as u64;
                 }
+                Err(libc::EAGAIN) => break, // what TCP has is unread there, too
                 Err(e) => {
                     self.error.put(e); // the kernel has told us, and will not tell the application once more
                     break;
