@@ -3,7 +3,7 @@
 
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
-use underpass_tests::harness::{Daemon, Place, Program, SOON};
+use underpass_tests::harness::{c::both_ways, Daemon, Place, Program, SOON};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -103,4 +103,11 @@ fn ends_of_large_calls() -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// What the other end's kernel answers to the first part of a large send does not cut the rest off.
+#[test]
+fn a_send_to_who_has_closed() -> Result<()> {
+    both_ways("late_send", &["60", "0"], 0, 0)?;
+    both_ways("late_send", &["60", "12"], 120, 1_000)
 }

@@ -7,6 +7,7 @@
 //! ends it with that count, as in the kernel.
 
 use super::call::Call;
+use super::errors::CLOSE_WAIT;
 use super::native::{self, header, native, rest, Native, Sleep, Way, NONE, VECS};
 use super::{closed, deadline, left_ms, nonblocking, quietly};
 use crate::poll::few;
@@ -55,8 +56,12 @@ impl Cut {
         if whole || c.flags.load(Relaxed) & (flag::BARRED | flag::HELD) != 0 {
             return false;
         }
-        if sys::tcp_state(fd).is_none() {
-            return false; // something else by now, which may take no messages
+        match sys::tcp_state(fd) {
+            None => return false, // something else by now, which may take no messages
+            // Its other end has closed, perhaps: that answers the first part with a reset, which the kernel does not look
+            // at while one call of its own is under way.
+            Some(CLOSE_WAIT) if option == libc::SO_SNDTIMEO => return false,
+            Some(_) => {}
         }
         promote::consider_large(i, fd, c);
         let now = sys::now_ms();
