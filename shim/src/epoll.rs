@@ -101,6 +101,9 @@ struct Set {
     kin: AtomicU32,
     /// Not 0: some connection has been registered here.
     tcp: AtomicU32,
+    /// Not 0: a hooked call has waited on it. Whoever waits by calls that we do not see (with the instruction itself)
+    /// would be told of nothing that lies on a lane, and of what is the shim's.
+    waited: AtomicU32,
     /// Nested, or watched in a way we do not serve.
     barred: AtomicU32,
     stirred: AtomicU32,
@@ -201,6 +204,7 @@ pub fn created(fd: i32) {
                 &s.high,
                 &s.moves,
                 &s.tcp,
+                &s.waited,
                 &s.ending,
                 &s.filled,
                 &s.inherited,
@@ -413,6 +417,36 @@ pub fn unservable(i: u32) -> bool {
         any |= barred && reg.flags.load(Relaxed) & INHERITED == 0;
     });
     any
+}
+
+/// Is the connection in a set that nobody has waited on, as far as we see?
+pub fn unwaited(i: u32) -> bool {
+    let mut any = false;
+    regs::each(i, |r, set| {
+        let own = reg_at(r).flags.load(Relaxed) & INHERITED == 0;
+        any |= own && set_at(set).waited.load(Relaxed) == 0;
+    });
+    any
+}
+
+/// The first wait on a set begins: its connections may be registered, and their lanes used.
+#[cold]
+fn first_wait(i: u32, s: &Set) {
+    if s.waited.swap(1, Relaxed) != 0 || s.tcp.load(Relaxed) == 0 {
+        return;
+    }
+    promote::each(|k, c| {
+        let mut here = false;
+        regs::each(k, |_, set| here |= set == i);
+        if here {
+            let l = table::local(k);
+            promote::expected(k, l.fd.load(Relaxed), c);
+            if let Some((link, _)) = promote::lane(c, l) {
+                activate(k, link);
+                promote::try_ready(k, c, l);
+            }
+        }
+    });
 }
 
 /// A non-blocking sender found no space: its sets report when there is some, and see to it that a

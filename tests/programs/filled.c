@@ -1,5 +1,5 @@
-/* A connection whose buffers are filled between the moment in which it gets its lane and the first wait of the
- * set that it is in: that there is room again is told, once they are read.
+/* A connection with a lane whose buffers are filled between the moment in which it is added to a set and the first wait
+ * on that: that there is room again is told, once they are read.
  *
  *     filled
  *
@@ -39,9 +39,9 @@ static long drain(int b) {
 static void round_of(unsigned how, int again) {
     int a, b, ep = epoll_create1(EPOLL_CLOEXEC);
     dial(&a, &b);
+    warm(a, b);
     struct epoll_event ev = {EPOLLIN | how, {.u64 = 7}}, got;
     NEED(!epoll_ctl(ep, EPOLL_CTL_ADD, a, &ev));
-    warm(a, b);
     if (again) { /* the number that is in the set is closed, and a copy of it stays */
         int copy = dup(a);
         NEED(copy >= 0 && !close(a));

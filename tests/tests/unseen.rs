@@ -15,6 +15,12 @@ fn streams_of_the_c_library() -> Result<()> {
     both_ways("streams", &[], 8, 8)
 }
 
+/// A set that is waited on by calls that nobody sees holds connections that stay on TCP, until one is seen.
+#[test]
+fn waits_on_a_set() -> Result<()> {
+    both_ways("inlined_wait", &["3000"], 2, 2)
+}
+
 #[test]
 fn memory_that_was_good_before() -> Result<()> {
     both_ways("pages", &[], 2, 10_000)

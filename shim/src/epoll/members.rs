@@ -82,6 +82,10 @@ pub(super) fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -
     if s.barred.load(Relaxed) != 0 || reg.mask.load(Relaxed) & EXCLUSIVE != 0 {
         return false;
     }
+    // Nor does it move before somebody is seen to wait here, unless it is on its lane by now.
+    if s.waited.load(Relaxed) == 0 && !promote::engaged(table::conn(conn)) {
+        return false;
+    }
     let Some(k) = bind(s, set, link) else {
         s.barred.store(1, Relaxed); // too many links, or no descriptors: what is there stays
         return false;

@@ -31,8 +31,8 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     if epoll::unservable(i) {
         return later(c, Reason::EpollShared, 1000);
     }
-    if unwatched(c) {
-        return because(c, Reason::EpollShared); // until the first poll or registration
+    if unwatched(c) || epoll::unwaited(i) {
+        return because(c, Reason::EpollShared); // until the first poll, registration or wait
     }
     if received::is_twice(i, c) {
         return later(c, Reason::HeldElsewhere, 2000);
