@@ -23,6 +23,7 @@ use crate::process::{self, ProcId};
 use crate::tenants;
 use crate::view::Entry;
 use link::family::Home;
+use link::reason::Reason;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
@@ -56,8 +57,8 @@ pub struct Carrier {
     pub comm: String,
     /// Is the library mapped? If not, only what its table has is shown.
     pub mapped: bool,
-    /// The shim was told to stay out of the way.
-    pub off: bool,
+    /// Why the shim stays out of the way, if it does.
+    pub out: Option<Reason>,
     /// It was connected, or found when the daemon started: its table was not looked for.
     known: bool,
     /// Its family table, if it has one.
@@ -241,13 +242,17 @@ fn look(pid: u32, us: &Us) -> Look {
         let maps = std::fs::read(proc.join("maps")).unwrap_or_default();
         table = adopt::table(&proc, &String::from_utf8_lossy(&maps), uid);
     }
+    let out = || match tenants::off(&env) {
+        true => Some(Reason::Config),
+        false => process::is_cramped(pid).then_some(Reason::Cramped),
+    };
     let carrier = Carrier {
         id: ProcId { pid, start },
         own_pid: adopt::own_pid(pid).unwrap_or(pid),
         netns: process::netns(pid).unwrap_or(0),
         comm: process::comm(pid).unwrap_or_default(),
         mapped,
-        off: !known && table.is_none() && tenants::off(&env),
+        out: (!known && table.is_none()).then(out).flatten(),
         known,
         table,
         sockets,

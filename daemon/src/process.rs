@@ -140,6 +140,18 @@ pub fn living(pid: u32) -> Option<PathBuf> {
     threads.map(|t| t.path()).find(lives)
 }
 
+/// Do its limits leave no room for lanes?
+pub fn is_cramped(pid: u32) -> bool {
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
+    let soft = |name: &str| {
+        let mut lines = limits.lines();
+        let words = lines.find_map(|l| l.strip_prefix(name));
+        words?.split_whitespace().next()?.parse::<u64>().ok() // (or "unlimited")
+    };
+    let mut room = link::os::ROOM.into_iter();
+    room.any(|(_, name, least)| soft(name).is_some_and(|n| n < least))
+}
+
 /// The present time in the unit of [`start_time`].
 pub fn now_ticks() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

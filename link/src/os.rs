@@ -1,6 +1,18 @@
 //! What the kernel says about a TCP socket, read by shim and daemon alike. The system calls are the caller's:
 //! in the shim they must not be the C library's.
 
+/// Soft limits of a process, their lines in `/proc/PID/limits`, and the bytes below which the shim leaves it alone: the
+/// program would miss what tables and links take of its address space, or the table cannot be made (see setrlimit(2)).
+pub const ROOM: [(u32, &str, u64); 3] = [
+    (libc::RLIMIT_AS, "Max address space", 2 << 30),
+    (libc::RLIMIT_DATA, "Max data size", 1 << 30),
+    (
+        libc::RLIMIT_FSIZE,
+        "Max file size",
+        crate::family::TABLE_BYTES as u64,
+    ),
+];
+
 /// `struct tcp_info` (linux/tcp.h), as far as it is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpInfo {

@@ -127,6 +127,8 @@ reasons! {
         "run underpassd as root";
     Standard = 0x0a00_0023, "standard-stream", "it was made a standard stream (dup2 to 0, 1 or 2, as inetd and vsftpd do): calls of the C library's stdio on those are not seen",
         "nothing; such connections stay on TCP";
+    Cramped = 0x0a00_0024, "cramped", "the process is limited to less address space (2 GiB), data (1 GiB) or file size than leaves room for lanes",
+        "raise the limit: `ulimit -v`, `-d` or `-f`, LimitAS= and the like of its unit, default_vsz_limit of dovecot";
 }
 
 impl Reason {

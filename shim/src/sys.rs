@@ -525,11 +525,6 @@ pub fn set_nofile(soft: u64, hard: u64) -> bool {
     sc!(libc::SYS_prlimit64, 0, what, &r as *const libc::rlimit, 0).is_ok()
 }
 
-/// The soft limit on a file's size: who passes it is killed by SIGXFSZ.
-pub fn rlimit_fsize() -> u64 {
-    rlimit(libc::RLIMIT_FSIZE as i32, libc::RLIM_INFINITY)
-}
-
 /// `unknown`: if the kernel does not say.
 fn rlimit(what: i32, unknown: u64) -> u64 {
     let mut r = libc::rlimit {

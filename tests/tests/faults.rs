@@ -1,10 +1,11 @@
 //! The daemon absent, stopped, killed; operators at work; the shim told to stay away.
 
 use anyhow::{ensure, Context, Result};
+use link::reason::Reason;
 use std::time::Duration;
 use underpass_tests::harness::peers::{Echo, Transfer};
 use underpass_tests::harness::{paths, until, Daemon, Place, Program, SOON};
-use underpassd::admin::Target;
+use underpassd::admin::{Row, Target};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -325,6 +326,12 @@ fn limits_on_files_and_memory() -> Result<()> {
             d.stats().is_ok_and(|s| s.parties == parties)
         })
         .with_context(|| format!("limit {limit}: {}", d.picture()))?;
+        let cramped = |r: &Row| r.pid == p.pid() && r.reason == Reason::Cramped.code();
+        ensure!(
+            d.ss()?.iter().any(cramped) == (parties == 1),
+            "limit {limit}: {}",
+            d.picture()
+        );
         p.kill();
         until("it has ended", LIMIT, || {
             d.stats().is_ok_and(|s| s.parties == 1)

@@ -27,14 +27,15 @@ struct Member {
     holder: Holder,
     connected: bool,
     mapped: bool,
-    off: bool,
+    /// Why the shim stays out of the way, if it does.
+    out: Option<Reason>,
     /// `None`: its descriptors could not be read.
     sockets: Option<HashMap<u32, u64>>,
 }
 
 impl Member {
     fn new(holder: Holder, connected: bool, carrier: Option<Carrier>) -> Self {
-        let off = carrier.as_ref().is_some_and(|c| c.off);
+        let out = carrier.as_ref().and_then(|c| c.out);
         let mapped = carrier.as_ref().is_some_and(|c| c.mapped);
         Member {
             // The namespace may have changed since the hello; an unreadable one stays as it was.
@@ -45,7 +46,7 @@ impl Member {
             },
             connected,
             mapped,
-            off,
+            out,
             sockets: carrier.map(|c| c.sockets.into_iter().collect()),
         }
     }
@@ -332,10 +333,10 @@ fn place(e: &mut Entry, tcp: Option<&tcp::Socket>, looked: bool) {
 /// A socket that no table has.
 fn untracked(s: &tcp::Socket, m: &Member, full: bool) -> Entry {
     let listens = s.state == tcp::state::LISTEN;
-    let why = match (m.off, full) {
-        (true, _) => Reason::Config,
-        (_, true) => Reason::Table,
-        _ => Reason::Untracked,
+    let why = match (m.out, full) {
+        (Some(why), _) => why,
+        (None, true) => Reason::Table,
+        (None, false) => Reason::Untracked,
     };
     let peer = (!listens).then_some(s.peer);
     let row = Row {

@@ -37,12 +37,10 @@ fn stat(path: &[u8]) -> R<libc::stat> {
     Ok(st)
 }
 
-/// Is so little address space allowed that the program would miss what our tables and links take?
+/// Is so little memory allowed that the program would miss what our tables and links take?
 pub fn is_cramped() -> bool {
-    const SPACE: u64 = 2 << 30;
-    const DATA: u64 = 1 << 30;
-    let below = |what, least| super::rlimit(what, libc::RLIM_INFINITY) < least;
-    below(libc::RLIMIT_AS as i32, SPACE) || below(libc::RLIMIT_DATA as i32, DATA)
+    let below = |(what, _, least)| super::rlimit(what as i32, libc::RLIM_INFINITY) < least;
+    link::os::ROOM.into_iter().any(below)
 }
 
 /// This thread's mask of blocked signals.
