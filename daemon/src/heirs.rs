@@ -41,12 +41,34 @@ pub struct Inherited {
     far: bool,
     family: Arc<Family>,
     inode: u64,
-    /// The number that the ended process has in that table. `None`: in another pid namespace than ours.
-    ended: Option<u32>,
+    /// The process that has ended. `None`: in another pid namespace than ours.
+    ended: Option<Ended>,
     /// Who held it at the last look.
     holder: Option<u32>,
     /// Nobody did: once more, and nobody does.
     missed: bool,
+}
+
+/// A process that has ended, to tell its heirs from those that have got their numbers.
+#[derive(Clone, Copy)]
+struct Ended {
+    pid: u32,
+    uid: u32,
+    /// In the unit of [`process::start_time`].
+    at: u64,
+}
+
+/// Heirs begin before that one ends, or in the seconds after it (who becomes a daemon forks twice).
+const FORKS_S: u64 = 10;
+
+impl Ended {
+    /// May this process, whose descriptors we may not see, be an heir?
+    fn may_leave_to(&self, pid: u32) -> bool {
+        let late = self.at + FORKS_S * rustix::param::clock_ticks_per_second();
+        process::visible_sockets(pid).is_none()
+            && process::start_time(pid).is_some_and(|t| t <= late)
+            && process::uid(pid) == Some(self.uid)
+    }
 }
 
 impl Inherited {
@@ -74,9 +96,9 @@ impl Inherited {
         let ended = self.ended?;
         let v = self.family.view(self.who.conn);
         let holders = v.filter(|v| v.gen == self.who.gen)?.holders;
-        let mut others = holders.into_iter().filter(|h| *h != ended);
+        let mut others = holders.into_iter().filter(|h| *h != ended.pid);
         others.find(|pid| {
-            let hidden = || process::visible_sockets(*pid).is_none();
+            let hidden = || ended.may_leave_to(*pid);
             *unseen.entry(*pid).or_insert_with(hidden)
         })
     }
@@ -109,7 +131,7 @@ impl Drop for Counted {
 pub struct Left<'a> {
     pub family: &'a Arc<Family>,
     pub group: &'a Rc<Group>,
-    ended: Option<u32>,
+    ended: Option<Ended>,
 }
 
 /// Who may hold the connections of a process that has just ended.
@@ -141,7 +163,11 @@ impl<'a> Heirship<'a> {
         held.then(|| Left {
             family: &p.family,
             group: p.group(),
-            ended: (p.own_pid == p.proc_id.pid).then_some(p.own_pid),
+            ended: (p.own_pid == p.proc_id.pid).then(|| Ended {
+                pid: p.own_pid,
+                uid: p.uid,
+                at: process::now_ticks(),
+            }),
         })
     }
 }
@@ -244,14 +270,17 @@ fn look(all: &[Inherited]) -> Vec<Option<u32>> {
     for pid in known {
         holders.extend(process::sockets(pid).into_iter().map(|s| (s, pid)));
     }
-    let sockets = all.iter().map(|i| i.inode);
-    let rest: HashSet<u64> = sockets.filter(|s| !holders.contains_key(s)).collect();
+    // (Who was found by the table the last time, and still stands there, is not searched for again.)
+    let mut unseen = HashMap::new();
+    let mut same = |i: &Inherited| i.holder.is_some() && i.unseen_holder(&mut unseen) == i.holder;
+    let lost = |i: &&Inherited| !holders.contains_key(&i.inode);
+    let rest = all.iter().filter(lost).filter(|i| !same(i));
+    let rest: HashSet<u64> = rest.map(|i| i.inode).collect();
     if !rest.is_empty() {
         for (socket, pids) in view::holders_of(&rest) {
             holders.extend(pids.into_iter().find(|p| *p != me).map(|p| (socket, p)));
         }
     }
-    let mut unseen = HashMap::new();
     let mut holder = |i: &Inherited| {
         let seen = holders.get(&i.inode).copied();
         let said = seen.or_else(|| i.unseen_holder(&mut unseen));

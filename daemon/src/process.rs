@@ -248,6 +248,13 @@ pub fn parent(pid: u32) -> Option<u32> {
     line.trim().parse().ok().filter(|p| *p > 1)
 }
 
+/// Its real user.
+pub fn uid(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("Uid:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
 /// Name of the program.
 pub fn comm(pid: u32) -> Option<String> {
     let b = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
