@@ -6,12 +6,14 @@
 pub const ROOM: [(u32, &str, u64); 3] = [
     (libc::RLIMIT_AS, "Max address space", 2 << 30),
     (libc::RLIMIT_DATA, "Max data size", 1 << 30),
-    (
-        libc::RLIMIT_FSIZE,
-        "Max file size",
-        crate::family::TABLE_BYTES as u64,
-    ),
+    FILE_SIZE,
 ];
+/// That of a file, as which the table counts.
+pub const FILE_SIZE: (u32, &str, u64) = (
+    libc::RLIMIT_FSIZE,
+    "Max file size",
+    crate::family::TABLE_BYTES as u64,
+);
 
 /// `struct tcp_info` (linux/tcp.h), as far as it is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -164,7 +164,11 @@ impl Cut {
         match more && iov.left() > 0 {
             true => Continue(()),
             false if *total == 0 => Break(r),
-            false if sends && super::short::was_taken(fd, *total, *total + iov.left()) => {
+            false
+                if sends
+                    && iov.left() > 0
+                    && super::short::was_taken(fd, *total, *total + iov.left()) =>
+            {
                 Break((*total + iov.left()) as isize)
             }
             false => Break(*total as isize),

@@ -190,9 +190,10 @@ impl Sending<'_> {
             // The far node is asked while the application does something else.
             quietly(|| promote::try_up(i, c, l, fd));
         }
+        let bad = r < 0 && crate::errno() == libc::EFAULT;
         let (whole, r) = (total + self.iov.left(), total as isize + r); // (after a part it is no error)
         if r < whole as isize {
-            if short::was_taken(fd, total, whole) {
+            if !bad && short::was_taken(fd, total, whole) {
                 return Break(whole as isize);
             }
             short::told(l, self.vecs, r);

@@ -39,8 +39,12 @@ fn stat(path: &[u8]) -> R<libc::stat> {
 
 /// Is so little memory allowed that the program would miss what our tables and links take?
 pub fn is_cramped() -> bool {
-    let below = |(what, _, least)| super::rlimit(what as i32, libc::RLIM_INFINITY) < least;
-    link::os::ROOM.into_iter().any(below)
+    link::os::ROOM.into_iter().any(is_below)
+}
+
+/// Is one of these limits too low?
+pub fn is_below((what, _, least): (u32, &str, u64)) -> bool {
+    super::rlimit(what as i32, libc::RLIM_INFINITY) < least
 }
 
 /// This thread's mask of blocked signals.
