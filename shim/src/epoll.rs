@@ -104,6 +104,8 @@ struct Set {
     /// Not 0: a hooked call has waited on it. Whoever waits by calls that we do not see (with the instruction itself)
     /// would be told of nothing that lies on a lane, and of what is the shim's.
     waited: AtomicU32,
+    /// Not 0: something was refused because of that.
+    refused: AtomicU32,
     /// Nested, or watched in a way we do not serve.
     barred: AtomicU32,
     stirred: AtomicU32,
@@ -205,6 +207,7 @@ pub fn created(fd: i32) {
                 &s.moves,
                 &s.tcp,
                 &s.waited,
+                &s.refused,
                 &s.ending,
                 &s.filled,
                 &s.inherited,
@@ -424,26 +427,34 @@ pub fn unwaited(i: u32) -> bool {
     let mut any = false;
     regs::each(i, |r, set| {
         let own = reg_at(r).flags.load(Relaxed) & INHERITED == 0;
-        any |= own && set_at(set).waited.load(Relaxed) == 0;
+        any |= own && refuses(set_at(set));
     });
     any
+}
+
+/// Has nobody waited on it yet? Then the first who does makes up for what is refused.
+fn refuses(s: &Set) -> bool {
+    // SYNC waited: we say that something is refused, then look; who waits says so, then looks for that.
+    s.waited.load(Relaxed) == 0 && {
+        s.refused.store(1, SeqCst);
+        s.waited.load(SeqCst) == 0
+    }
 }
 
 /// The first wait on a set begins: its connections may be registered, and their lanes used.
 #[cold]
 fn first_wait(i: u32, s: &Set) {
-    if s.waited.swap(1, Relaxed) != 0 || s.tcp.load(Relaxed) == 0 {
-        return;
+    if s.waited.swap(1, SeqCst) != 0 || s.refused.load(SeqCst) == 0 {
+        return; // SYNC waited
     }
     promote::each(|k, c| {
         let mut here = false;
         regs::each(k, |_, set| here |= set == i);
         if here {
-            let l = table::local(k);
-            promote::expected(k, l.fd.load(Relaxed), c);
-            if let Some((link, _)) = promote::lane(c, l) {
+            promote::awaited(k, c);
+            if let Some(link) = ctl::usable_lane(k) {
                 activate(k, link);
-                promote::try_ready(k, c, l);
+                promote::try_ready(k, c, table::local(k));
             }
         }
     });

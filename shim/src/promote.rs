@@ -88,6 +88,18 @@ pub fn expected(i: u32, fd: i32, c: &Conn) {
     }
 }
 
+/// Somebody waits on a set of this connection at last: what was refused until then is done.
+pub fn awaited(i: u32, c: &Conn) {
+    if c.reason.load(Relaxed) != Reason::EpollShared.code() {
+        return;
+    }
+    watched_now(i, c);
+    let due = env::eager() || c.calls.load(Relaxed) >= CALLS;
+    if due && c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
+        consider(i, table::local(i).fd.load(Relaxed), c);
+    }
+}
+
 /// The daemon went away: look for the next one, now and then, so that it sees what we have.
 #[cold]
 pub fn find_daemon() {
@@ -144,6 +156,9 @@ pub fn watched(i: u32, c: &Conn) {
 fn watched_now(i: u32, c: &Conn) {
     if unwatched(c) || epoll::unservable(i) || c.flags.load(Relaxed) & flag::LANE == 0 {
         return;
+    }
+    if epoll::unwaited(i) {
+        return; // see `awaited`
     }
     let l = table::local(i);
     if let Some((link, m)) = lane(c, l) {
@@ -303,6 +318,8 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
                 if received::is_still_counted(c, l) {
                     c.rx.declare_ready(&m, &Sock { fd, link });
                 }
+            } else if epoll::unwaited(i) {
+                because(c, Reason::EpollShared);
             }
         }
     }

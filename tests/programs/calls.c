@@ -502,6 +502,8 @@ static void begin(uint64_t seed) {
     say("seed %lu\n", seed);
     foreign = wide = 0;
     set = epoll_create1(0);
+    struct epoll_event none;
+    need(epoll_wait(set, &none, 1, 0) == 0, "the first wait"); /* before which nothing in it gets a lane */
     join_ends();
     for (int k = 0; k < 2; k++) {
         int fd = ends[k].fd;

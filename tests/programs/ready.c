@@ -196,6 +196,7 @@ static void copy_watched(void) {
 static void set_moves(void) {
     for (int k = 0; k < 20; k++) {
         int first = epoll_create1(0), a = dial(), ep, p[2];
+        none(first); /* (before the first wait nothing in it gets a lane) */
         NEED(!pipe(p) && !ctl(first, EPOLL_CTL_ADD, a, EPOLLIN, 1));
         if (k & 1) settle(a);
         ep = dup(first);

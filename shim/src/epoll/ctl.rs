@@ -177,7 +177,7 @@ fn arm(s: &Set, reg: &Reg, conn: u32, fd: i32) {
 }
 
 /// The link of a connection whose registration may be in the inner set.
-fn usable_lane(conn: u32) -> Option<&'static Link> {
+pub(super) fn usable_lane(conn: u32) -> Option<&'static Link> {
     let c = table::conn(conn);
     let flags = c.flags.load(Relaxed) & (flag::LANE | flag::BARRED | flag::HELD);
     // (What still is on the lane of one that will not be promoted again, half closed for instance, is told from
@@ -211,7 +211,8 @@ fn armed(set: u32, conn: u32, r: u32) {
     // It stays in the kernel's set, and so its connection cannot stay on a lane. (Who has looked at the registrations
     // before there was this one, and is about to switch, has the lock of that direction.)
     drop((lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)));
-    if promote::engaged(c) {
+    // (In a set that nobody has waited on it moves now that it is on its lane.)
+    if promote::engaged(c) && !activate_one(set, conn, r, link) {
         io::leave(conn, reg_at(r).fd.load(Relaxed), Reason::EpollShared);
     }
 }

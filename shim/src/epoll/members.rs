@@ -82,8 +82,10 @@ pub(super) fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -
     if s.barred.load(Relaxed) != 0 || reg.mask.load(Relaxed) & EXCLUSIVE != 0 {
         return false;
     }
-    // Nor does it move before somebody is seen to wait here, unless it is on its lane by now.
-    if s.waited.load(Relaxed) == 0 && !promote::engaged(table::conn(conn)) {
+    // Nor does it move before somebody is seen to wait here, unless it is on its lane by now, or only we have its news.
+    let (c, l) = (table::conn(conn), table::local(conn));
+    let here = promote::engaged(c) || c.has_error() || io::zerocopy::ours(l);
+    if !here && refuses(s) {
         return false;
     }
     let Some(k) = bind(s, set, link) else {
