@@ -159,9 +159,7 @@ pub fn table(of: &Path, maps: &str, uid: u32) -> Option<(Ident, Foreign)> {
 
 /// The number of a process in its own pid namespace.
 pub fn own_pid(pid: u32) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("NSpid:"))?;
-    line.split_ascii_whitespace().last()?.parse().ok()
+    process::status(pid, "NSpid:")?.last().copied()
 }
 
 impl Core {

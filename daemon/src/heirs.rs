@@ -281,12 +281,12 @@ fn look(all: &[Inherited]) -> Vec<Option<u32>> {
             holders.extend(pids.into_iter().find(|p| *p != me).map(|p| (socket, p)));
         }
     }
-    let mut holder = |i: &Inherited| {
+    let holder = |i: &Inherited| {
         let seen = holders.get(&i.inode).copied();
         let said = seen.or_else(|| i.unseen_holder(&mut unseen));
         said.filter(|_| !i.has_left())
     };
-    all.iter().map(&mut holder).collect()
+    all.iter().map(holder).collect()
 }
 
 #[cfg(test)]

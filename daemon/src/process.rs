@@ -115,9 +115,15 @@ pub fn is_kernels(pid: u32) -> bool {
 
 /// The process that a number of a process or thread belongs to.
 pub fn of_thread(id: u32) -> Option<u32> {
+    status(id, "Tgid:")?.first().copied()
+}
+
+/// The numbers in a line of `status` of a process or thread.
+pub fn status(id: u32, name: &str) -> Option<Vec<u32>> {
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("Tgid:"))?;
-    line.trim().parse().ok()
+    let line = status.lines().find_map(|l| l.strip_prefix(name))?;
+    let numbers = line.split_ascii_whitespace().map(|n| n.parse().ok());
+    numbers.collect()
 }
 
 /// What `stat` of a process or thread has after its name, the `n`th field from there.
@@ -243,16 +249,12 @@ fn netns_at(path: &Path) -> Option<u64> {
 
 /// The process that started it, or took it over.
 pub fn parent(pid: u32) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("PPid:"))?;
-    line.trim().parse().ok().filter(|p| *p > 1)
+    status(pid, "PPid:")?.first().copied().filter(|p| *p > 1)
 }
 
 /// Its real user.
 pub fn uid(pid: u32) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("Uid:"))?;
-    line.split_whitespace().next()?.parse().ok()
+    status(pid, "Uid:")?.first().copied()
 }
 
 /// Name of the program.
