@@ -109,8 +109,7 @@ fn current(c: &Conn, l: &Local, link: &Link, m: &Memory) -> Option<i32> {
         && Memory::new(&link.own, &link.peer, c.lane.load(Relaxed))
             .is_some_and(|now| core::ptr::eq(now.own_tx(), m.own_tx()));
     let fd = l.fd.load(Relaxed);
-    let inode = || sys::inode(fd).is_ok_and(|(inode, _)| inode == c.inode.load(Relaxed));
-    (same && inode()).then_some(fd)
+    (same && table::is_at(c, fd)).then_some(fd)
 }
 
 /// TCP says that nothing more comes, and no error. That is all that the kernel of a process says which has died with

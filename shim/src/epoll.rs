@@ -441,7 +441,15 @@ fn refuses(s: &Set) -> bool {
     }
 }
 
-/// The first wait on a set begins: its connections may be registered, and their lanes used.
+/// A wait on a set begins.
+#[inline(always)]
+fn waited(i: u32, s: &Set) {
+    if s.waited.load(Relaxed) == 0 {
+        io::quietly(|| first_wait(i, s));
+    }
+}
+
+/// It is the first one: its connections may be registered, and their lanes used.
 #[cold]
 fn first_wait(i: u32, s: &Set) {
     if s.waited.swap(1, SeqCst) != 0 || s.refused.load(SeqCst) == 0 {

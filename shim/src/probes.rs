@@ -108,7 +108,7 @@ fn look(c: &Conn, l: &Local, link: &Link, probe_s: u32) -> bool {
     };
     let fd = l.fd.load(Relaxed);
     let same =
-        core::ptr::eq(now, link) && c.flags.load(Relaxed) & flag::LANE != 0 && is_ours(c, fd);
+        core::ptr::eq(now, link) && c.flags.load(Relaxed) & flag::LANE != 0 && table::is_at(c, fd);
     if !same || !c.tx.is_up() || c.owner_pid.load(Relaxed) != table::me() {
         return false;
     }
@@ -190,7 +190,7 @@ fn look_at_idle(now: u64) {
                 let fd = l.fd.load(Relaxed);
                 // (Another process that works the lane looks by itself.)
                 if c.owner_pid.load(Relaxed) == table::me()
-                    && is_ours(c, fd)
+                    && table::is_at(c, fd)
                     && is_unanswered(c, fd)
                 {
                     restore(c, l);
@@ -201,11 +201,6 @@ fn look_at_idle(now: u64) {
     if left > 0 {
         IDLE_DUE_MS.store(now + most, Relaxed);
     }
-}
-
-/// Is the number still this connection's?
-fn is_ours(c: &Conn, fd: i32) -> bool {
-    sys::inode(fd).is_ok_and(|(inode, _)| inode == c.inode.load(Relaxed))
 }
 
 /// May the direction go up, as far as TCP is concerned? Not before it has answered.

@@ -273,6 +273,11 @@ pub fn local(i: u32) -> &'static Local {
     unsafe { &*LOCALS.load(Relaxed).add(i as usize & (CONNS - 1)) }
 }
 
+/// Is this number the connection's (still)?
+pub fn is_at(c: &Conn, fd: i32) -> bool {
+    sys::inode(fd).is_ok_and(|(inode, _)| inode == c.inode.load(Relaxed))
+}
+
 /// The companion of an entry of the table.
 pub fn local_of(c: &Conn) -> &'static Local {
     let first = conn(0) as *const Conn as usize;

@@ -6,7 +6,6 @@
 #define _GNU_SOURCE
 #include "pairs.h"
 #include <signal.h>
-#include <sys/sendfile.h>
 
 enum { LARGE = 100000 };
 static char buf[LARGE];

@@ -142,9 +142,7 @@ pub unsafe fn wait(
         return signals::outside(|| native(ep, evs, max, timeout_ms));
     }
     adopted(i, s);
-    if s.waited.load(Relaxed) == 0 {
-        io::quietly(|| first_wait(i, s));
-    }
+    waited(i, s);
     let max_n = max as usize;
     if s.ringed.load(Relaxed) != 0 {
         // SAFETY: passed on.

@@ -9,7 +9,7 @@
 use super::call::Call;
 use super::errors::CLOSE_WAIT;
 use super::native::{self, header, native, rest, Native, Sleep, Way, NONE, VECS};
-use super::{closed, deadline, left_ms, nonblocking, quietly};
+use super::{closed, deadline, left_ms, nonblocking, quietly, short};
 use crate::poll::few;
 use crate::table::{self, Local};
 use crate::{control, errno, promote, real, signals, sys};
@@ -164,13 +164,7 @@ impl Cut {
         match more && iov.left() > 0 {
             true => Continue(()),
             false if *total == 0 => Break(r),
-            false
-                if sends
-                    && iov.left() > 0
-                    && super::short::was_taken(fd, *total, *total + iov.left()) =>
-            {
-                Break((*total + iov.left()) as isize)
-            }
+            false if sends => Break(short::counted(fd, *total, iov.left())),
             false => Break(*total as isize),
         }
     }

@@ -286,15 +286,10 @@ impl Sending<'_> {
                 0 => broken(self.flags),
                 e => fail(e),
             },
-            n => {
-                let whole = n + self.iov.left();
-                match self.call.current(self.c, self.l)
-                    && short::was_taken(self.call.fd(self.l), n, whole)
-                {
-                    true => whole as isize,
-                    false => n as isize,
-                }
+            n if self.call.current(self.c, self.l) => {
+                short::counted(self.call.fd(self.l), n, self.iov.left())
             }
+            n => n as isize,
         }
     }
 

@@ -109,6 +109,15 @@ pub fn make_room(
     }
 }
 
+/// The count of a send that ends after `total` bytes, with `left` to be sent.
+pub fn counted(fd: i32, total: usize, left: usize) -> isize {
+    let whole = total + left;
+    match left > 0 && was_taken(fd, total, whole) {
+        true => whole as isize,
+        false => total as isize,
+    }
+}
+
 /// A send of `whole` bytes has sent `total`, and TCP has ended. The kernel would have had all of them in its buffer before
 /// the other end could read the first one, and reset the connection: it says that they are sent, and its next call
 /// tells the error. (True: so do we. What may not have fitted into that buffer has a short count there, too.)

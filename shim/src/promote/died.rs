@@ -1,7 +1,7 @@
 //! A process of the family died with the lock of a direction.
 
 use crate::links::Sock;
-use crate::{io, sys, table};
+use crate::{io, table};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
 /// `word`, a lock, is ours now, and was a dead process's: if it is a direction's, what that one did last is found out.
@@ -15,7 +15,7 @@ pub fn holder_died(word: &AtomicU32) {
         return;
     };
     let fd = l.fd.load(Relaxed);
-    if !sys::inode(fd).is_ok_and(|(inode, _)| inode == c.inode.load(Relaxed)) {
+    if !table::is_at(c, fd) {
         return; // it is being closed, or an inlined system call has done that
     }
     let port = Sock { fd, link };
