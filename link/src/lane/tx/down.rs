@@ -58,20 +58,29 @@ impl TxState {
         let mut at = read;
         while let Some((ring, end)) = self.ring_at(m, at, head).filter(|_| at < head) {
             let (p, n) = ring.run(at, end - at);
-            match port.tcp_send(p, n) {
-                Ok(n) => {
-                    self.kpos.fetch_add(n as u64, Relaxed);
-                    self.again.fetch_add(n as u64, Relaxed);
-                    at += n as u64;
-                }
-                Err(libc::EAGAIN) => break, // what TCP has is unread there, too
-                Err(e) => {
-                    self.error.put(e); // the kernel has told us, and will not tell the application once more
-                    break;
-                }
+            match self.repeat(port, p, n) {
+                Ok(Some(n)) => at += n as u64,
+                _ => break, // what TCP has is unread there, too
             }
         }
         true
+    }
+
+    /// Puts on TCP what no send counts any more: a frame, or bytes that the ring has, too. None: TCP takes nothing now.
+    /// An error is the connection's end, kept for the application: the kernel will not tell it once more.
+    fn repeat(&self, port: &impl Port, p: *const u8, n: usize) -> Result<Option<usize>, i32> {
+        match port.tcp_send(p, n) {
+            Ok(n) => {
+                self.kpos.fetch_add(n as u64, Relaxed);
+                self.again.fetch_add(n as u64, Relaxed);
+                Ok(Some(n))
+            }
+            Err(libc::EAGAIN) => Ok(None),
+            Err(e) => {
+                self.error.put(e);
+                Err(e)
+            }
+        }
     }
 
     /// Does a revocation want a frame? Across nodes, if bytes of this epoch were taken from the ring
@@ -267,19 +276,11 @@ impl TxState {
                 tag: self.tag.load(Relaxed),
             }
             .encode();
-            match port.tcp_send(frame[done..].as_ptr(), LEN - done) {
-                Ok(n) => {
-                    self.kpos.fetch_add(n as u64, Relaxed);
-                    self.again.fetch_add(n as u64, Relaxed);
-                    self.frame_done.store((done + n) as u32, Relaxed);
-                }
-                Err(libc::EAGAIN) => return Ok(Progress::Blocked),
-                // Shut or dead. The kernel has told us, and will not tell the application once more.
-                // Everything is still on the ring.
-                Err(e) => {
-                    self.error.put(e);
-                    return Ok(self.settle(m, port, epoch, tx::BROKEN));
-                }
+            match self.repeat(port, frame[done..].as_ptr(), LEN - done) {
+                Ok(Some(n)) => self.frame_done.store((done + n) as u32, Relaxed),
+                Ok(None) => return Ok(Progress::Blocked),
+                // Shut or dead. Everything is still on the ring.
+                Err(_) => return Ok(self.settle(m, port, epoch, tx::BROKEN)),
             }
         }
         let head = self.head.load(Relaxed);
@@ -289,17 +290,10 @@ impl TxState {
                 return Err(Reason::Internal);
             };
             let (p, n) = ring.run(at, end - at);
-            match port.tcp_send(p, n) {
-                Ok(n) => {
-                    self.kpos.fetch_add(n as u64, Relaxed);
-                    self.again.fetch_add(n as u64, Relaxed);
-                    self.drain_at.store(at + n as u64, Relaxed);
-                }
-                Err(libc::EAGAIN) => return Ok(Progress::Blocked),
-                Err(e) => {
-                    self.error.put(e); // as above
-                    return Ok(self.settle(m, port, epoch, tx::BROKEN));
-                }
+            match self.repeat(port, p, n) {
+                Ok(Some(n)) => self.drain_at.store(at + n as u64, Relaxed),
+                Ok(None) => return Ok(Progress::Blocked),
+                Err(_) => return Ok(self.settle(m, port, epoch, tx::BROKEN)), // as above
             }
         }
         // Their sends are long over: what the ring has shown to the other end must not wait for an acknowledgement.
