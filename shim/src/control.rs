@@ -20,6 +20,9 @@ use link::msg::{feature, ToDaemon, ToShim, MAX};
 use link::reason::Reason;
 
 static FD: AtomicI32 = AtomicI32::new(-1);
+/// The connection before that, which is over. It keeps its number until there is a new one: an application that has
+/// come to the end of its numbers would get it, where without us it goes on hearing EMFILE.
+static FORMER: AtomicI32 = AtomicI32::new(-1);
 static LOCK: AtomicU32 = AtomicU32::new(0);
 static READY: AtomicU32 = AtomicU32::new(0);
 static NOTICE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
@@ -139,6 +142,7 @@ pub fn ensure() -> bool {
     };
     BACKOFF_MS.store(0, Relaxed);
     let fd = fdtab::hide(fd);
+    fdtab::close_ours(FORMER.swap(-1, Relaxed));
     OWNER.store(table::me(), Relaxed);
     GENERATION.fetch_add(1, Relaxed);
     FD.store(fd, Release);
@@ -175,7 +179,11 @@ pub fn absence() -> Reason {
 
 fn drop_connection() {
     READY.store(0, Release);
-    fdtab::close_ours(FD.swap(-1, Relaxed));
+    let fd = FD.swap(-1, Relaxed);
+    if fd >= 0 && fdtab::is_ours(fd) {
+        let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+        FORMER.store(fd, Relaxed);
+    }
     NOTICE.store(core::ptr::null_mut(), Release);
     NOTICE_SEEN.store(0, Relaxed);
     CREDITS.store(0, Relaxed);

@@ -63,12 +63,12 @@ def ping(sock, last=False):
     equal(exactly(sock, 64)[0], last, "echo")
 
 
-def warm_up(sock):
+def warm_up(sock, until="warm"):
     """Ping-pong until the test says that it is enough."""
     last = False
     while not last:
         if ROLE == "connect":
-            last = marked("warm")
+            last = marked(until)
             ping(sock, last)
         else:
             message = exactly(sock, 64)
@@ -361,6 +361,49 @@ def full_client(sock):
         equal(other.recv(1), b"")
 
 
+def hard_server(sock):
+    """The hard limit is reached, so that the shim's own descriptors count, while the daemon is started anew: nothing
+    that ends there gives the program a number."""
+    sock.setblocking(False)
+    while True:
+        try:
+            OTHER.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError as e:
+            equal(e.errno, errno.EMFILE)
+            break
+    os.close(OTHER.pop())
+    mark("full")
+    OTHER.append(os.open("/dev/null", os.O_RDONLY))
+    end = time.monotonic() + 4  # more than the shim's longest rest between two tries to reach a daemon
+    while time.monotonic() < end:
+        for ask in (lambda: sock.recv(1), OTHER[0].accept):
+            try:
+                raise AssertionError(ask())
+            except OSError as e:
+                equal(e.errno, errno.EAGAIN if ask != OTHER[0].accept else errno.EMFILE)
+        equal(select.select([sock], [], [], 0.01)[0], [])
+    for fd in OTHER[1:]:
+        os.close(fd)
+    OTHER[0].accept()[0].close()
+    mark("room")
+    sock.setblocking(True)
+    warm_up(sock, "enough")
+    equal(sock.recv(1), b"")
+
+
+def hard_client(sock):
+    with socket.create_connection((HOST, int(sys.argv[4]))) as other:
+        equal(other.recv(1), b"")
+        warm_up(sock, "enough")
+
+
+def without_capabilities():
+    """As any user: may not raise a hard limit."""
+    head = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    need = LIBC.capset(head, (ctypes.c_uint32 * 6)())
+    equal(need, 0, "capset")
+
+
 def lowered_server(sock):
     for what in b"123":
         await_mark(f"at{what - 48}")
@@ -471,7 +514,7 @@ def by_number(port):
 
 SERVERS = dict(duplicate=duplicate_server, other=other_server, fork=child_server, vfork=child_server,
                clone=child_server, clone3=child_server, named_clone=child_server, execve=program_server,
-               execveat=program_server, option=option_server, full=full_server, mappings=mappings_server, lowered=lowered_server,
+               execveat=program_server, option=option_server, full=full_server, hard=hard_server, mappings=mappings_server, lowered=lowered_server,
                whole=whole_server, pidfd=pidfd_server)
 
 
@@ -479,6 +522,9 @@ def main():
     signal.alarm(LIMIT)
     if CASE == "full":
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    if CASE == "hard" and ROLE == "serve":
+        without_capabilities()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     name = CASE.removeprefix("inline_")
     listener = None
     if ROLE == "serve":
@@ -489,7 +535,7 @@ def main():
             print("port", listener.getsockname()[1], flush=True)
             sock, _ = listener.accept()
         warm_up(sock)
-        if name == "full":
+        if name in ("full", "hard"):
             OTHER.append(listener)
         if name == "other":
             OTHER.append(listener.accept()[0])

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use std::time::Duration;
-use underpass_tests::harness::{c, paths, peers::Pair, Daemon};
+use underpass_tests::harness::{c, paths, peers::Pair, until, Daemon};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -94,6 +94,24 @@ by_number! {
     close_range close dup2 dup3 duplicate other
     inline_close inline_close_range inline_dup2 inline_dup3 inline_duplicate inline_other
     fork clone clone3 named_clone execve execveat option whole full lowered mappings pidfd
+}
+
+/// A program at its hard limit, where descriptors of the shim's count: a daemon's end gives it none of them.
+#[test]
+fn hard() -> Result<()> {
+    let p = Pair::bare("numbers.py", "hard")?;
+    p.mark("enough")?;
+    p.finish(LIMIT).context("bare")?;
+    let mut d = Daemon::start()?;
+    let mut p = Pair::promoted("numbers.py", "hard", &d)?;
+    p.await_mark("full")?;
+    d.restart()?;
+    p.await_mark("room")?;
+    until("both ends' lanes", LIMIT, || d.promoted_now() == 2)?;
+    p.mark("enough")?;
+    p.finish(LIMIT).with_context(|| d.picture())?;
+    d.assert_promoted(2, 1)?;
+    Ok(())
 }
 
 /// Not bare: a child that comes back on its parent's stack ruins it. Here it has one of its own.

@@ -9,6 +9,8 @@ use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
 
 /// Our end of the dialing socket pair; -1: none.
 static DIALING: AtomicI32 = AtomicI32::new(-1);
+/// The one before that, whose daemon is gone: see `FORMER` in `super`.
+static FORMER: AtomicI32 = AtomicI32::new(-1);
 /// What control connections are.
 const KIND: i32 = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
 /// Its inode: the number may be another file's by now, if it was closed unseen.
@@ -45,6 +47,7 @@ pub fn make() -> Option<i32> {
     };
     INODE.store(inode, Relaxed);
     DIALING.store(fdtab::hide(ours), Relaxed);
+    fdtab::close_ours(FORMER.swap(-1, Relaxed));
     Some(theirs)
 }
 
@@ -57,7 +60,7 @@ fn redial() -> Option<i32> {
     match sent {
         Ok(()) => return Some(ours),
         Err(libc::EAGAIN) => {} // it is busy, or stopped
-        Err(_) => fdtab::close_ours(DIALING.swap(-1, Relaxed)), // it is gone
+        Err(_) => FORMER.store(DIALING.swap(-1, Relaxed), Relaxed), // it is gone
     }
     sys::close(ours);
     None

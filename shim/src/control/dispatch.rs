@@ -100,7 +100,8 @@ fn on<T>(link: u64, side: u8, f: impl FnOnce(&Link) -> T) -> Option<T> {
 
 fn greeted((features, home): (u32, u64), credits: u32, (first, max): (u32, u32), fds: &mut Fds) {
     let Some(fd) = fds.take(0) else {
-        return drop_connection();
+        drop_connection(); // the process had no number for it
+        return NEXT_TRY_MS.store(sys::now_ms() + 1000, Relaxed);
     };
     if let Ok(p) = sys::map(fd, 4096, false) {
         NOTICE.store(p.cast(), Release);
