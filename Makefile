@@ -1,5 +1,5 @@
 # Every target does its own preparation; README.md has a table of what each contains.
-TASK = cargo run --quiet --release -p underpass --bin task --
+TASK = cargo run --quiet -p xtask --
 
 .PHONY: all deps build demo test lint symbols model unit engine loom integration soak suites suites-full programs lab full bench bench-quick bench-lab ci
 all: build

@@ -20,9 +20,9 @@ use serde::Serialize;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use underpass_admin::Row;
 use underpass_tests::harness::paths;
 use underpass_tests::lab::{quoted, Family, Lab, Running, Spec};
-use underpassd::admin::Row;
 
 /// The way that bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, ValueEnum)]

@@ -4,11 +4,10 @@
 //! namespace, root (and the daemon's own user) in the daemon's namespace sees all, and only they
 //! may act on processes of others.
 
-use crate::admin::{Request, Response, Row, Stats, Target};
 use crate::census;
 use crate::core::orders::Subject;
 use crate::core::Shared;
-use crate::process::{self, Process};
+use crate::process::Process;
 use crate::rail_view;
 use crate::socket::normal;
 use crate::sockopt;
@@ -23,6 +22,8 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::{UnixListener, UnixStream};
+use underpass_admin::proc;
+use underpass_admin::{Request, Response, Row, Stats, Target};
 
 /// How long a caller may take for its request, and to read the answer.
 const TIME: Duration = Duration::from_secs(10);
@@ -83,7 +84,7 @@ pub async fn serve(shared: Shared, listener: UnixListener) {
 }
 
 async fn talk(shared: Shared, mut stream: UnixStream) -> std::io::Result<()> {
-    let (caller, accepted) = (who(&stream), process::now_ticks());
+    let (caller, accepted) = (who(&stream), proc::now_ticks());
     let (r, mut w) = stream.split();
     let mut line = String::new();
     let mut r = BufReader::new(r.take(LONGEST));
@@ -114,13 +115,13 @@ async fn talk(shared: Shared, mut stream: UnixStream) -> std::io::Result<()> {
 
 fn who(stream: &UnixStream) -> Option<Caller> {
     let cred = sockopt::peer_cred(stream.as_fd()).ok()?;
-    let netns = process::netns(u32::try_from(cred.pid).ok()?)?;
+    let netns = proc::netns(u32::try_from(cred.pid).ok()?)?;
     let root = cred.uid == 0 || cred.uid == rustix::process::geteuid().as_raw();
     Some(Caller {
         uid: cred.uid,
         netns,
         root,
-        all: root && process::own_netns() == Some(netns),
+        all: root && proc::own_netns() == Some(netns),
     })
 }
 

@@ -17,13 +17,14 @@ use crate::family;
 use crate::fds::Foreign;
 use crate::limits::Member;
 use crate::memfd::{self, Ident};
-use crate::process::{self, ProcId};
+use crate::process::ProcId;
 use link::family::{Home, TABLE_BYTES};
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
+use underpass_admin::proc;
 
 /// Name under which shims make their tables, as `/proc` shows it.
 const NAME: &str = "/memfd:underpass-family";
@@ -118,8 +119,8 @@ fn pids() -> Vec<u32> {
 }
 
 fn look_into(pid: u32, home: Home) -> Option<Found> {
-    let start = process::start_time(pid)?;
-    let of = process::living(pid)?;
+    let start = proc::start_time(pid)?;
+    let of = proc::living(pid)?;
     let maps = std::fs::read_to_string(of.join("maps")).ok()?;
     let uid = std::fs::metadata(&of).ok()?.uid();
     let (ident, table) = table(&of, &maps, uid)?;
@@ -128,18 +129,18 @@ fn look_into(pid: u32, home: Home) -> Option<Found> {
         id: ProcId { pid, start },
         own_pid: own_pid(pid)?,
         uid,
-        netns: process::netns(pid).unwrap_or(0),
-        comm: process::comm(pid).unwrap_or_default(),
-        cgroup: process::cgroup(pid).unwrap_or_default(),
+        netns: proc::netns(pid).unwrap_or(0),
+        comm: proc::comm(pid).unwrap_or_default(),
+        cgroup: proc::cgroup(pid).unwrap_or_default(),
         table,
     };
     let ours = family::home(&found.table).is_some_and(|said| is_home(home, said));
     // All this was read by number: it must still be the same process.
-    let same = process::start_time(pid) == Some(start);
+    let same = proc::start_time(pid) == Some(start);
     (ours && same).then_some(found)
 }
 
-/// The family table of a process of `uid`, which must have it mapped and open. `of`: see `process::living`.
+/// The family table of a process of `uid`, which must have it mapped and open. `of`: see `proc::living`.
 pub fn table(of: &Path, maps: &str, uid: u32) -> Option<(Ident, Foreign)> {
     let mapped = maps.lines().find(|l| l.contains(NAME))?;
     // address, rights, offset, device, inode, name
@@ -159,7 +160,7 @@ pub fn table(of: &Path, maps: &str, uid: u32) -> Option<(Ident, Foreign)> {
 
 /// The number of a process in its own pid namespace.
 pub fn own_pid(pid: u32) -> Option<u32> {
-    process::status(pid, "NSpid:")?.last().copied()
+    proc::status(pid, "NSpid:")?.last().copied()
 }
 
 impl Core {
@@ -212,7 +213,7 @@ pub async fn prune(shared: &Shared) {
         return;
     }
     let look = move || {
-        let dead = |i: &ProcId| process::start_time(i.pid) != Some(i.start);
+        let dead = |i: &ProcId| proc::start_time(i.pid) != Some(i.start);
         ids.into_iter().filter(dead).collect::<Vec<_>>()
     };
     let dead = tokio::task::spawn_blocking(look).await.unwrap_or_default();

@@ -19,8 +19,7 @@ use crate::core::{Core, Shared};
 use crate::family;
 use crate::fds::Foreign;
 use crate::memfd::Ident;
-use crate::process::{self, ProcId};
-use crate::tenants;
+use crate::process::ProcId;
 use crate::view::Entry;
 use link::family::Home;
 use link::reason::Reason;
@@ -34,6 +33,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
+use underpass_admin::environ;
+use underpass_admin::proc;
 
 /// Longest time for all processes together; what has not been found by then is not shown.
 const LIMIT: Duration = Duration::from_secs(4);
@@ -209,10 +210,10 @@ fn pids() -> Vec<u32> {
 }
 
 fn look(pid: u32, us: &Us) -> Look {
-    let Some(start) = process::start_time(pid) else {
+    let Some(start) = proc::start_time(pid) else {
         return Look::Unknown;
     };
-    let Some(proc) = process::living(pid) else {
+    let Some(proc) = proc::living(pid) else {
         return Look::Unknown;
     };
     let known = us.known.contains(&pid);
@@ -221,7 +222,7 @@ fn look(pid: u32, us: &Us) -> Look {
         Err(_) if known => String::new(),
         Err(_) => return Look::Unknown,
     };
-    let mapped = maps.contains(tenants::LIBRARY);
+    let mapped = maps.contains(environ::LIBRARY);
     if !known && !mapped {
         return Look::Stranger { carries: false };
     }
@@ -229,12 +230,12 @@ fn look(pid: u32, us: &Us) -> Look {
         return Look::Unknown;
     };
     let mut table = (!known).then(|| adopt::table(&proc, &maps, uid)).flatten();
-    let env = tenants::environment(&proc).unwrap_or_default();
+    let env = environ::environment(&proc).unwrap_or_default();
     let ours = || ours(us, table.as_ref().map(|t| &t.1), &env, uid);
     if !known && !ours().unwrap_or_else(|| inherited(us, pid)) {
         return Look::Stranger { carries: true };
     }
-    let Some(sockets) = process::descriptors(pid) else {
+    let Some(sockets) = proc::descriptors(pid) else {
         return Look::Unknown;
     };
     if table.is_none() && !known && !sockets.is_empty() {
@@ -242,15 +243,15 @@ fn look(pid: u32, us: &Us) -> Look {
         let maps = std::fs::read(proc.join("maps")).unwrap_or_default();
         table = adopt::table(&proc, &String::from_utf8_lossy(&maps), uid);
     }
-    let out = || match tenants::off(&env) {
+    let out = || match environ::off(&env) {
         true => Some(Reason::Config),
-        false => process::is_cramped(pid).then_some(Reason::Cramped),
+        false => proc::is_cramped(pid).then_some(Reason::Cramped),
     };
     let carrier = Carrier {
         id: ProcId { pid, start },
         own_pid: adopt::own_pid(pid).unwrap_or(pid),
-        netns: process::netns(pid).unwrap_or(0),
-        comm: process::comm(pid).unwrap_or_default(),
+        netns: proc::netns(pid).unwrap_or(0),
+        comm: proc::comm(pid).unwrap_or_default(),
         mapped,
         out: (!known && table.is_none()).then(out).flatten(),
         known,
@@ -258,7 +259,7 @@ fn look(pid: u32, us: &Us) -> Look {
         sockets,
     };
     // All this was read by number: it must still be the same process.
-    match process::start_time(pid) == Some(start) {
+    match proc::start_time(pid) == Some(start) {
         true => Look::Ours(Box::new(carrier)),
         false => Look::Unknown,
     }
@@ -269,7 +270,7 @@ fn look(pid: u32, us: &Us) -> Look {
 fn ours(us: &Us, table: Option<&Foreign>, env: &[u8], uid: u32) -> Option<bool> {
     match table.and_then(family::home) {
         Some(said) if said[..2] != [0, 0] => Some(us.home.is_some_and(|h| adopt::is_home(h, said))),
-        _ if tenants::preloads(env) => Some(tenants::leads(env, Path::new(&us.dir), uid)),
+        _ if environ::preloads(env) => Some(environ::leads(env, Path::new(&us.dir), uid)),
         _ => None,
     }
 }
@@ -279,13 +280,13 @@ fn ours(us: &Us, table: Option<&Foreign>, env: &[u8], uid: u32) -> Option<bool> 
 fn inherited(us: &Us, pid: u32) -> bool {
     let mut pid = pid;
     for _ in 0..ANCESTORS_MAX {
-        let Some(parent) = process::parent(pid) else {
+        let Some(parent) = proc::parent(pid) else {
             return false;
         };
         if us.known.contains(&parent) {
             return true;
         }
-        let Some(proc) = process::living(parent) else {
+        let Some(proc) = proc::living(parent) else {
             return false;
         };
         let (Ok(maps), Ok(of)) = (std::fs::read(proc.join("maps")), std::fs::metadata(&proc))
@@ -293,11 +294,11 @@ fn inherited(us: &Us, pid: u32) -> bool {
             return false;
         };
         let maps = String::from_utf8_lossy(&maps);
-        if !maps.contains(tenants::LIBRARY) {
+        if !maps.contains(environ::LIBRARY) {
             return false;
         }
         let table = adopt::table(&proc, &maps, of.uid());
-        let env = tenants::environment(&proc).unwrap_or_default();
+        let env = environ::environment(&proc).unwrap_or_default();
         match ours(us, table.as_ref().map(|t| &t.1), &env, of.uid()) {
             Some(yes) => return yes,
             None => pid = parent,

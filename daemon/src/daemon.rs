@@ -1,10 +1,9 @@
 //! The daemon as a whole: its directory, its sockets, its end.
 
-use crate::admin::{ADMIN_SOCK, CONTROL_SOCK};
 use crate::config::Config;
 use crate::core::{Core, Shared};
 use crate::{
-    admin_server, adopt, elsewhere, fds, heirs, holders, peers, rail, seek, server, tenants, unseen,
+    admin_server, adopt, elsewhere, fds, heirs, holders, idle, peers, rail, seek, server, unseen,
 };
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -14,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{signal, SignalKind};
+use underpass_admin::{ADMIN_SOCK, CONTROL_SOCK};
 
 /// Helpers that look at and close other people's descriptors; each may hang for a while.
 const HELPERS: usize = 1024;
@@ -197,7 +197,7 @@ async fn idle(core: &Shared, options: &Options) {
         let idle = since.map_or(Duration::ZERO, |t| t.elapsed());
         if since.is_some() && idle >= limit {
             let dir = options.dir.clone();
-            let used = tokio::task::spawn_blocking(move || tenants::any(&dir)).await;
+            let used = tokio::task::spawn_blocking(move || idle::any(&dir)).await;
             if used.unwrap_or(false) {
                 core.borrow_mut().not_idle();
             } else if core.borrow().idle_since == since {

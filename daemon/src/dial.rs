@@ -10,10 +10,11 @@
 use crate::core::Shared;
 use crate::fds::{self, Foreign};
 use crate::limits::Seat;
-use crate::{process, server, sockopt, wire};
+use crate::{server, sockopt, wire};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
 use tokio::io::Interest;
+use underpass_admin::proc;
 
 /// Is this a Unix socket of the kind that control connections are? (A file of somebody's own making
 /// might block whoever asks it for more.)
@@ -58,7 +59,7 @@ pub fn serve(shared: &Shared, fd: Foreign, seat: Seat) {
 /// One end of a socket pair has come from process `sender`. False: its family does not keep to the
 /// rules, and loses this way to us.
 fn dialed(shared: &Shared, sender: i32, mut fds: Vec<Foreign>) -> bool {
-    let accepted = process::now_ticks();
+    let accepted = proc::now_ticks();
     let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
         return false;
     };

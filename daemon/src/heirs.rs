@@ -13,7 +13,6 @@ use crate::limits::Group;
 use crate::links::Out;
 use crate::pairing::ConnRef;
 use crate::party::Party;
-use crate::process;
 use crate::view;
 use link::family::flag;
 use link::msg::op;
@@ -24,6 +23,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
+use underpass_admin::proc;
 
 /// Between two looks at least, and how much longer than a look that is.
 const LOOK: Duration = Duration::from_secs(1);
@@ -54,7 +54,7 @@ pub struct Inherited {
 struct Ended {
     pid: u32,
     uid: u32,
-    /// In the unit of [`process::start_time`].
+    /// In the unit of [`proc::start_time`].
     at: u64,
 }
 
@@ -65,9 +65,9 @@ impl Ended {
     /// May this process, whose descriptors we may not see, be an heir?
     fn may_leave_to(&self, pid: u32) -> bool {
         let late = self.at + FORKS_S * rustix::param::clock_ticks_per_second();
-        process::visible_sockets(pid).is_none()
-            && process::start_time(pid).is_some_and(|t| t <= late)
-            && process::uid(pid) == Some(self.uid)
+        proc::visible_sockets(pid).is_none()
+            && proc::start_time(pid).is_some_and(|t| t <= late)
+            && proc::uid(pid) == Some(self.uid)
     }
 }
 
@@ -166,7 +166,7 @@ impl<'a> Heirship<'a> {
             ended: (p.own_pid == p.proc_id.pid).then(|| Ended {
                 pid: p.own_pid,
                 uid: p.uid,
-                at: process::now_ticks(),
+                at: proc::now_ticks(),
             }),
         })
     }
@@ -268,7 +268,7 @@ fn look(all: &[Inherited]) -> Vec<Option<u32>> {
     let known: HashSet<u32> = all.iter().filter_map(|i| i.holder).collect();
     let mut holders: HashMap<u64, u32> = HashMap::new();
     for pid in known {
-        holders.extend(process::sockets(pid).into_iter().map(|s| (s, pid)));
+        holders.extend(proc::sockets(pid).into_iter().map(|s| (s, pid)));
     }
     // (Who was found by the table the last time, and still stands there, is not searched for again.)
     let mut unseen = HashMap::new();

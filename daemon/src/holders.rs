@@ -10,7 +10,6 @@
 use crate::core::{Core, Shared, RETRY_SOON_MS, RETRY_UNPROVEN_MS};
 use crate::pairing::ConnRef;
 use crate::party::PartyId;
-use crate::process;
 use crate::seek;
 use crate::socket::End;
 use link::msg::register;
@@ -19,6 +18,7 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
+use underpass_admin::proc;
 
 /// A look rests so many times as long as it took; at most so long.
 const REST: u32 = 20;
@@ -184,7 +184,7 @@ impl Seen {
         let inodes = &self.inodes;
         let all = self.of.entry(pid).or_insert_with(|| {
             let mut all = HashMap::new();
-            let sockets = process::visible_sockets(pid)?.into_iter();
+            let sockets = proc::visible_sockets(pid)?.into_iter();
             for s in sockets.filter(|s| inodes.contains(s)) {
                 *all.entry(s).or_insert(0) += 1;
             }
@@ -208,8 +208,8 @@ impl Seen {
 
     fn everybody(&mut self, inodes: &HashSet<u64>) {
         let me = std::process::id();
-        for pid in process::all().filter(|p| *p != me) {
-            match process::visible_sockets(pid) {
+        for pid in proc::all().filter(|p| *p != me) {
+            match proc::visible_sockets(pid) {
                 None => {
                     self.blind.insert(pid);
                 }
@@ -230,8 +230,8 @@ impl Seen {
         // (Who has sent it to a process by a socket that this one made is not known.)
         let said = a.known_pids && a.came.from != 0 && a.came.from != a.pid;
         let known = said && !self.blind.contains(&a.came.from);
-        match known && !process::is_hidden(a.came.from)
-            || self.blind.is_empty() && process::in_first_pid_namespace()
+        match known && !proc::is_hidden(a.came.from)
+            || self.blind.is_empty() && proc::in_first_pid_namespace()
         {
             true => Verdict::Alone,
             false => Verdict::Unseen,

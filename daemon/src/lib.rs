@@ -4,7 +4,6 @@
 //! lanes between processes of one node work without it. Lanes to other nodes it carries (`rail`). It
 //! trusts no shim and no peer: everything that decides is read from the kernel.
 
-pub mod admin;
 pub mod admin_server;
 pub mod adopt;
 pub mod bpf;
@@ -21,6 +20,7 @@ pub mod family;
 pub mod fds;
 pub mod heirs;
 pub mod holders;
+pub mod idle;
 pub mod limits;
 pub mod links;
 pub mod memfd;
@@ -37,7 +37,6 @@ pub mod server;
 pub mod socket;
 pub mod sockopt;
 pub mod tcp;
-pub mod tenants;
 pub mod unseen;
 pub mod view;
 pub mod wire;

@@ -4,7 +4,7 @@ use clap::Parser;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use underpassd::admin::{DIR_ENV, SYSTEM_DIR};
+use underpass_admin::places::{user_dir, DIR_ENV, SYSTEM_DIR};
 use underpassd::config::Config;
 use underpassd::daemon::{run, Options};
 
@@ -41,10 +41,8 @@ fn default_dir() -> PathBuf {
     if uid.is_root() {
         return SYSTEM_DIR.into();
     }
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|d| !d.is_empty()) {
-        Some(d) => PathBuf::from(d).join("underpass"),
-        None => format!("/tmp/underpass-{}", uid.as_raw()).into(),
-    }
+    let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    user_dir(xdg, uid.as_raw())
 }
 
 fn options(args: Args) -> Result<Options, underpassd::config::Error> {

@@ -14,7 +14,6 @@ pub mod msg;
 pub mod pairing;
 pub mod tls;
 
-use crate::admin::{Across, NodeState, PeerState, RefusedState};
 use channel::Cut;
 use directory::{Directory, Name, Owner};
 use link::reason::Reason;
@@ -24,6 +23,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::rc::Rc;
 use tokio::sync::mpsc;
+use underpass_admin::{Across, NodeState, PeerState, RefusedState};
 
 /// Messages that may wait for a peer to read them.
 const QUEUE: usize = 4 * pairing::SEEKS;

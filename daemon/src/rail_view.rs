@@ -1,12 +1,12 @@
 //! What the tools show of RDMA links: which one carries a connection, what each rail has done, and
 //! what is between two nodes. The facts are `rail`'s; what callers may know of them is decided here.
 
-use crate::admin::{Across, RailLinks, RailStats, Row};
 use crate::core::Core;
 use crate::pairing::ConnRef;
 use crate::view::Entry;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use underpass_admin::{Across, RailLinks, RailStats, Row};
 
 impl Core {
     /// One for each rail, in order of names.
@@ -101,7 +101,7 @@ pub(crate) fn hide_node(a: &mut Across) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::RailRow;
+    use underpass_admin::RailRow;
 
     fn part(device: &str, node: &str, up: u64) -> RailStats {
         RailStats {

@@ -12,7 +12,6 @@ use crate::pairing::ConnRef;
 use crate::party::PartyId;
 use crate::peers::directory::Name;
 use crate::peers::pairing::Asked;
-use crate::process;
 use crate::tcp;
 use crate::view::{self, Entry, Snapshot};
 use link::msg::op;
@@ -22,6 +21,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
+use underpass_admin::proc;
 
 /// Most ends that are looked for at once; more wait without.
 const MOST: usize = 256;
@@ -340,7 +340,7 @@ impl<'a> Unnamed<'a> {
     fn find_far(&mut self, asked: &Asked) -> Option<(u64, Option<Found>)> {
         self.tables();
         let tables = self.tables.as_mut()?;
-        if let Some(ns) = process::own_netns() {
+        if let Some(ns) = proc::own_netns() {
             tables
                 .entry(ns)
                 .or_insert_with(|| tcp::established(std::process::id()));

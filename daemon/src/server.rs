@@ -18,6 +18,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::io::Interest;
+use underpass_admin::proc;
 
 /// How long a connection may take to say hello, and how many may be doing so.
 const HELLO_TIME: Duration = Duration::from_secs(10);
@@ -61,7 +62,7 @@ pub async fn serve(shared: Shared, sock: OwnedFd) -> std::io::Result<()> {
             }
         };
         drop(ready);
-        meet(&shared, Foreign::new(conn), process::now_ticks());
+        meet(&shared, Foreign::new(conn), proc::now_ticks());
     }
 }
 

@@ -25,7 +25,7 @@ pub struct Socket {
 /// Every one in the namespace of this process.
 pub fn sockets(pid: u32) -> Vec<Socket> {
     let mut all = Vec::new();
-    let Some(of) = crate::process::living(pid) else {
+    let Some(of) = underpass_admin::proc::living(pid) else {
         return all;
     };
     for file in ["net/tcp", "net/tcp6"] {

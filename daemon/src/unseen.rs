@@ -5,12 +5,13 @@
 use crate::core::{Core, Shared};
 use crate::family::Family;
 use crate::pairing::ConnRef;
-use crate::{process, view};
+use crate::view;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
+use underpass_admin::proc;
 
 /// Between two looks, and how much longer than a look that is at least.
 const LOOK: Duration = Duration::from_secs(1);
@@ -74,13 +75,13 @@ fn closed(all: Vec<Held>) -> Vec<Idle> {
     let mut of: HashMap<u32, Option<HashSet<u64>>> = HashMap::new();
     let mut held = |h: &Held| {
         let fd = h.family.view(h.idle.who.conn).map_or(0, |v| v.fd);
-        let hint = || process::socket_at(h.pid, fd.checked_sub(1)?);
+        let hint = || proc::socket_at(h.pid, fd.checked_sub(1)?);
         if hint() == Some(h.idle.inode) {
             return true;
         }
         // (None at all are those of a process whose first thread has ended before the others.)
         let sockets = of.entry(h.pid).or_insert_with(|| {
-            let all = process::sockets(h.pid);
+            let all = proc::sockets(h.pid);
             (!all.is_empty()).then(|| all.into_iter().collect())
         });
         sockets.as_ref().is_none_or(|s| s.contains(&h.idle.inode))

@@ -2,16 +2,16 @@
 //! end. Computed on the blocking pool from handles that the core gave away; reads tables and
 //! `/proc`, changes nothing.
 
-use crate::admin::Row;
 use crate::family::Family;
 use crate::party::PartyId;
-use crate::process;
 use crate::socket::normal;
 use link::family::{flag, state, Endpoint, View};
 use link::reason::Reason;
 use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, SocketAddrV6};
 use std::sync::Arc;
+use underpass_admin::proc;
+use underpass_admin::Row;
 
 /// A process of a family, as the core knows it.
 #[derive(Clone, Debug)]
@@ -81,11 +81,11 @@ impl Entry {
 pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
     let mut all = Vec::new();
     for f in families {
-        let lives = |r: &&(u64, Holder)| process::start_time(r.1.pid) == Some(r.0);
+        let lives = |r: &&(u64, Holder)| proc::start_time(r.1.pid) == Some(r.0);
         let relics = f.relics.iter().filter(lives).map(|r| &r.1);
         // A family that nobody has vouched for shows the sockets that its processes hold, no others.
         let held = f.holders.is_empty().then(|| {
-            let all = relics.clone().flat_map(|h| process::sockets(h.pid));
+            let all = relics.clone().flat_map(|h| proc::sockets(h.pid));
             all.collect::<HashSet<u64>>()
         });
         // The namespace may have changed since the hello; an unreadable one stays as it was.
@@ -94,8 +94,8 @@ pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
             .iter()
             .chain(relics)
             .map(|h| Holder {
-                netns: process::netns(h.pid).unwrap_or(h.netns),
-                comm: process::comm(h.pid).unwrap_or_else(|| h.comm.clone()),
+                netns: proc::netns(h.pid).unwrap_or(h.netns),
+                comm: proc::comm(h.pid).unwrap_or_else(|| h.comm.clone()),
                 ..h.clone()
             })
             .collect();
@@ -121,7 +121,7 @@ pub(crate) fn holder_of<'a>(holders: &'a [Holder], v: &View) -> Option<&'a Holde
         let any = holders.first()?;
         // Numbers in the table are those of the family's pid namespace: ours only if they agree.
         let ours = any.pid == any.own_pid && !v.holders.is_empty();
-        let lives = |p: &u32| process::start_time(*p).is_some();
+        let lives = |p: &u32| proc::start_time(*p).is_some();
         (!ours || v.holders.iter().any(lives)).then_some(any)
     })
 }
@@ -279,8 +279,8 @@ pub fn strangers(inodes: &HashSet<u64>) -> HashSet<u64> {
 /// Which processes hold these sockets, as far as we may look.
 pub fn holders_of(inodes: &HashSet<u64>) -> HashMap<u64, Vec<u32>> {
     let mut all: HashMap<u64, Vec<u32>> = HashMap::new();
-    for pid in process::all() {
-        for socket in process::sockets(pid) {
+    for pid in proc::all() {
+        for socket in proc::sockets(pid) {
             if inodes.contains(&socket) {
                 all.entry(socket).or_default().push(pid);
             }

@@ -8,7 +8,7 @@ use link::reason::Reason;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::Relaxed;
-use underpassd::admin::{Request, Response, Target};
+use underpass_admin::{Request, Response, Target};
 
 /// Marks a lane as the shims would when both directions are up.
 fn promoted(s: &Shim, l: Lane) {

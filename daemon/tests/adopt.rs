@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
-use underpassd::admin::{Request, Response, Row, Target};
+use underpass_admin::{Request, Response, Row, Target};
 
 /// A program under a shim that sleeps: its table exists, mapped, and nothing is said. A process of
 /// its own, which is this test program, run again with a role.

@@ -7,7 +7,7 @@ use link::msg::{op, register, ToDaemon, ToShim};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::Relaxed;
-use underpassd::admin::{Request, Target};
+use underpass_admin::{Request, Target};
 
 fn eagerly(a: &mut Shim, conn: u32, s: &TcpStream) {
     let gen = a.gen(conn);

@@ -6,7 +6,7 @@ use rustix::fs::FlockOperation;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use underpassd::admin::{Request, Response};
+use underpass_admin::{Request, Response};
 
 /// Longer than the daemons here stay idle.
 const IDLE: Duration = Duration::from_millis(2500);

@@ -7,7 +7,7 @@ use link::reason::Reason;
 use rustix::process::Signal;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use underpassd::admin::Request;
+use underpass_admin::Request;
 
 /// A shim in a process of its own: this test program, run again with a role. It pairs a connection
 /// with ours, and then does as it is told.

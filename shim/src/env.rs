@@ -4,6 +4,8 @@
 //!   connection is made, watched or used (tests, `underpass run --eager`).
 //! - `UNDERPASS_DIR`: the daemon's runtime directory; without it the system's, then the user's.
 
+use crate::sys;
+use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 
 static MODE: AtomicU32 = AtomicU32::new(0);
@@ -18,11 +20,11 @@ static DIRS: Dirs = Dirs(core::cell::UnsafeCell::new([[0; LEN]; 2]));
 static EXPLICIT: AtomicU32 = AtomicU32::new(0);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-fn var(name: &core::ffi::CStr) -> Option<&'static [u8]> {
+fn var(name: &CStr) -> Option<&'static CStr> {
     // SAFETY: getenv returns null or a NUL-terminated string that lives in the environment.
     unsafe {
         let p = libc::getenv(name.as_ptr());
-        (!p.is_null()).then(|| core::ffi::CStr::from_ptr(p).to_bytes())
+        (!p.is_null()).then(|| CStr::from_ptr(p))
     }
 }
 
@@ -31,7 +33,7 @@ pub fn init() {
     // SAFETY: getauxval has no preconditions.
     let secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
     MODE.store(
-        match var(c"UNDERPASS") {
+        match var(c"UNDERPASS").map(CStr::to_bytes) {
             _ if secure => OFF,
             Some(b"off") => OFF,
             Some(b"eager") => EAGER,
@@ -56,13 +58,15 @@ pub fn init() {
     };
     match var(c"UNDERPASS_DIR").filter(|d| !d.is_empty()) {
         Some(d) => {
-            add(&[d]);
+            add(&[d.to_bytes()]);
             EXPLICIT.store(1, Relaxed);
         }
         None => {
             add(&[b"/run/underpass"]);
-            if let Some(x) = var(c"XDG_RUNTIME_DIR").filter(|d| !d.is_empty()) {
-                add(&[x, b"/underpass"]);
+            // As `user_dir` in the crate `underpass-admin` has it.
+            let xdg = var(c"XDG_RUNTIME_DIR").filter(|d| d.to_bytes().starts_with(b"/"));
+            if let Some(x) = xdg.filter(|d| sys::is_directory(d)) {
+                add(&[x.to_bytes(), b"/underpass"]);
             } else {
                 let mut digits = [0u8; 10];
                 // SAFETY: getuid has no preconditions.

@@ -23,7 +23,7 @@ pub fn same_node_lanes(lab: &mut Lab) -> Result<()> {
     let client = node.sh(format!("{echo} client 127.0.0.1 {port} 2 0 /run/echo-stop"))?;
     let client = client.envs(d.eager()).spawn()?;
     d.await_ss("four ends are promoted", |rows| {
-        let up = |r: &&underpassd::admin::Row| r.mode == "SMCD" && r.up == "both";
+        let up = |r: &&underpass_admin::Row| r.mode == "SMCD" && r.up == "both";
         rows.iter().filter(up).count() == 4
     })?;
     let shown = d.tool("ss")?;

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use underpassd::admin::Target;
+use underpass_admin::Target;
 
 /// Pairs of programs at a time.
 const SLOTS: u64 = 3;

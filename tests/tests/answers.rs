@@ -4,8 +4,8 @@
 use anyhow::{bail, ensure, Context, Result};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+use underpass_admin::Target;
 use underpass_tests::harness::{until, Daemon, Place, Pods, Program, SOON};
-use underpassd::admin::Target;
 
 const PROGRAM: &str = "answers.py";
 /// For all cases of one mode.

@@ -7,8 +7,8 @@ use link::reason::Reason;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write as _;
 use std::time::Duration;
+use underpass_admin::Row;
 use underpass_tests::harness::{paths, until, Daemon, Place, Program, Running, SOON};
-use underpassd::admin::Row;
 
 const PROGRAM: &str = "sockets.py";
 

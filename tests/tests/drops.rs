@@ -40,9 +40,9 @@ fn promoted_under(rule: &str, dropped: impl Fn(&str) -> Result<bool>) -> Result<
     // On and off the lane, in both directions, with drops below.
     for _ in 0..5 {
         t.await_sent(5_000_000)?;
-        d.down(underpassd::admin::Target::All)?;
+        d.down(underpass_admin::Target::All)?;
         t.await_sent(5_000_000)?;
-        d.up(underpassd::admin::Target::All)?;
+        d.up(underpass_admin::Target::All)?;
     }
     d.await_ups(4)?;
     if !t.alive() {

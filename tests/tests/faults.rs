@@ -3,9 +3,9 @@
 use anyhow::{ensure, Context, Result};
 use link::reason::Reason;
 use std::time::Duration;
+use underpass_admin::{Row, Target};
 use underpass_tests::harness::peers::{Echo, Transfer};
 use underpass_tests::harness::{paths, until, Daemon, Place, Program, SOON};
-use underpassd::admin::{Row, Target};
 
 const LIMIT: Duration = Duration::from_secs(120);
 

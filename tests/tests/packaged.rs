@@ -3,10 +3,10 @@
 
 use anyhow::{ensure, Context, Result};
 use std::path::Path;
+use underpass_admin::Row;
 use underpass_tests::harness::packaged::{Packaged, LIMIT};
 use underpass_tests::harness::{paths, until, Daemon, Place, Program, SOON};
 use underpass_tests::page::{line, Table, NOT_RUN, PAGE};
-use underpassd::admin::Row;
 
 macro_rules! on_lanes {
     ($($test:ident $name:literal)*) => {$(

@@ -3,11 +3,11 @@
 
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
+use underpass_admin::{Request, Response};
 use underpass_tests::harness::peers::Echo;
 use underpass_tests::harness::redis::{Load, Redis};
 use underpass_tests::harness::web::Nginx;
 use underpass_tests::harness::{until, Daemon, Place, Pods, SOON};
-use underpassd::admin::{Request, Response};
 
 const LIMIT: Duration = Duration::from_secs(60);
 

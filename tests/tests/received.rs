@@ -4,9 +4,9 @@
 use anyhow::{ensure, Context, Result};
 use link::reason::Reason;
 use std::time::Duration;
+use underpass_admin::Row;
 use underpass_tests::harness::peers::result;
 use underpass_tests::harness::{paths, until, Daemon, Place, Program, Running, SOON};
-use underpassd::admin::Row;
 
 const LIMIT: Duration = Duration::from_secs(90);
 const CONNS: usize = 4;

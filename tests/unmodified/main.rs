@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::Mutex;
 use std::thread::sleep;
 use std::time::Duration;
+use underpass_admin::Row;
 use underpass_tests::harness::node::sh;
 use underpass_tests::harness::packaged::{Known, Packaged, LIMIT, PROGRAMS};
 use underpass_tests::harness::{paths, Daemon, Place, Program, Running};
 use underpass_tests::page::{self, Line, Table};
-use underpassd::admin::Row;
 
 const TABLE: Table = Table {
     name: "programs",

@@ -6,7 +6,7 @@ use crate::out::{self, bytes, clean, Failure, Outcome};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use underpassd::admin::{RailStats, Request, Response, Stats, Target};
+use underpass_admin::{RailStats, Request, Response, Stats, Target};
 
 pub fn stats(dir: Option<PathBuf>, o: &cli::Json) -> Outcome {
     match ask(dir, &Request::Stats)? {

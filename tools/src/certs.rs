@@ -17,8 +17,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use time::{Duration, OffsetDateTime};
-use underpassd::peers::directory::valid_name;
-use underpassd::peers::tls::{facts_of_pem, Facts};
+use underpass_admin::certificate::{facts_of_pem, valid_name, Facts};
 
 /// Certificates are valid a little before they are made: clocks differ.
 const EARLIER: Duration = Duration::hours(1);

@@ -9,7 +9,7 @@ pub mod probe;
 mod report;
 
 use crate::cli;
-use crate::client::{self, Places};
+use crate::client;
 use crate::out::{self, clean, Failure, Outcome};
 use crate::{run, shimlib, verify};
 use link::reason::Reason;
@@ -19,7 +19,8 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
-use underpassd::admin::{Request, Response};
+use underpass_admin::places::Places;
+use underpass_admin::{Request, Response};
 
 /// Exit status when the connection stays on TCP, and when the test itself failed.
 const ON_TCP: u8 = 1;
@@ -104,7 +105,7 @@ pub fn run(dir: Option<PathBuf>, o: &cli::Check) -> Outcome {
     let lib = shimlib::find().map_err(failed)?;
     let places = Places::here(dir);
     let dir = std::path::absolute(places.choose()).map_err(|e| failed(Failure::new(e)))?;
-    places.check_owner(&dir).map_err(failed)?;
+    places.check_owner(&dir).map_err(|e| failed(e.into()))?;
     let connection = Connection::open(to, &lib, &dir).map_err(failed)?;
     let mut found = watch(&connection, &dir, o.wait);
     found.local = connection.local.clone();

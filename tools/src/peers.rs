@@ -7,7 +7,7 @@ use crate::out::{self, clean, Outcome};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use underpassd::admin::{NodeState, PeerState, RefusedState, Request, Response};
+use underpass_admin::{NodeState, PeerState, RefusedState, Request, Response};
 
 pub fn run(dir: Option<PathBuf>, o: &cli::Json) -> Outcome {
     match ask(dir, &Request::Peers)? {

@@ -11,7 +11,7 @@ use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use underpassd::admin::DIR_ENV;
+use underpass_admin::places::DIR_ENV;
 
 /// Exit status for a failure of our own, as `env` and `nohup` have it.
 const OURS: u8 = 125;

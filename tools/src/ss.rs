@@ -16,7 +16,7 @@ use serde_json::{json, Map, Value};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use underpassd::admin::{Request, Response, Row};
+use underpass_admin::{Request, Response, Row};
 
 pub use explain::{end, Said};
 

@@ -7,7 +7,6 @@
 //! with its terminal. So a helper process ([`detach`]) leaves the session, closes what it
 //! inherited, starts the daemon, says its pid and ends.
 
-use crate::client::{hold, Places, Presence};
 use crate::out::{complain, Failure};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -18,7 +17,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use underpassd::admin::DIR_ENV;
+use underpass_admin::client::{hold, Presence};
+use underpass_admin::places::Places;
+use underpass_admin::places::DIR_ENV;
 
 const DAEMON: &str = "underpassd";
 /// Seconds without any program after which a daemon of ours ends.

@@ -44,9 +44,9 @@ pub fn check(pid: u32, json: bool, dir: PathBuf) -> Outcome {
 
 /// Why there is nothing to look at.
 fn absence(pid: u32) -> String {
-    match underpassd::process::of_thread(pid) {
+    match underpass_admin::proc::of_thread(pid) {
         Some(p) if p != pid => format!("{pid} is no process, but a thread of process {p}"),
-        _ if underpassd::process::is_zombie(pid) => {
+        _ if underpass_admin::proc::is_zombie(pid) => {
             format!("process {pid} has ended; its parent has not waited for it yet")
         }
         _ => format!("there is no process {pid}"),
@@ -122,11 +122,12 @@ fn look(child: u32, daemons: &mut Daemons, seen: &mut BTreeMap<process::Key, See
 
 /// Who is connected to the daemon in this directory; `None`: no daemon answers there.
 fn connected(dir: &std::path::Path) -> Option<Vec<u32>> {
-    use underpassd::admin::{Request, Response};
+    use underpass_admin::client::{presence, Presence};
+    use underpass_admin::{Request, Response};
     match client::ask_in(dir, &Request::Parties) {
         Ok(Response::Parties { pids }) => Some(pids),
         Ok(_) => Some(Vec::new()),
-        Err(_) => matches!(client::presence(dir), client::Presence::Answers).then(Vec::new),
+        Err(_) => matches!(presence(dir), Presence::Answers).then(Vec::new),
     }
 }
 

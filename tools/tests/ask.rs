@@ -6,7 +6,7 @@ use std::fs::OpenOptions;
 use std::io::Read;
 use std::process::Stdio;
 use support::{golden, rows, text, tool, FakeDaemon};
-use underpassd::admin::{RailLinks, RailStats, Request, Response, Row, Stats};
+use underpass_admin::{RailLinks, RailStats, Request, Response, Row, Stats};
 
 fn answering(r: Response) -> FakeDaemon {
     FakeDaemon::new(move |_| r.clone())

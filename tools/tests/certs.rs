@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Output;
 use support::{text, tool, FakeDaemon};
-use underpassd::admin::{NodeState, PeerState, RefusedState, Response};
+use underpass_admin::{NodeState, PeerState, RefusedState, Response};
 use underpassd::config::TlsConfig;
 use underpassd::peers::tls;
 

@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use support::{harmless_library, text, tool, FakeDaemon};
-use underpassd::admin::{Across, RailRow, Request, Response, Row};
+use underpass_admin::{Across, RailRow, Request, Response, Row};
 
 /// A service that says `greeting`, then reads until the end; returns what it was sent.
 fn service(greeting: &'static [u8], close: bool) -> (u16, JoinHandle<Vec<u8>>) {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use support::{harmless_library, text, tool, TOOL};
-use underpassd::admin::{Request, Response, ADMIN_SOCK};
+use underpass_admin::{Request, Response, ADMIN_SOCK};
 
 /// An installation of its own: the tool, a stand-in daemon beside it, a runtime directory.
 struct Install {

@@ -5,7 +5,7 @@ mod support;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use support::{golden, rows, text, FakeDaemon};
-use underpassd::admin::{Request, Response, Row};
+use underpass_admin::{Request, Response, Row};
 
 fn daemon() -> FakeDaemon {
     FakeDaemon::new(|r| match r {

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
+use underpass_admin::{Request, Response, Row};
 use underpass_tests::harness::{paths, until};
 use underpass_tests::lab::daemon::Daemon;
 use underpass_tests::lab::{Family, Lab};
-use underpassd::admin::{Request, Response, Row};
 
 /// Where daemons listen for each other.
 const PORT: u16 = 7471;

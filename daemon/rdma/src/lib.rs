@@ -2,12 +2,11 @@
 //!
 //! This crate exists so that everything which knows about verbs is apart from the daemon's control
 //! plane: it has no tokio, starts no threads and opens no sockets. The engine works over the traits
-//! in [`verbs`], so that it runs the same over real devices ([`ibv`]) and over a simulation. Nothing
-//! here may link libibverbs: the daemon starts on nodes that do not have it.
+//! in [`verbs`], so that it runs the same over real devices (the crate
+//! `underpass-ibv`) and over a simulation ([`sim`]).
 
 pub mod devices;
 pub mod engine;
-pub mod ibv;
 pub mod sim;
 pub mod verbs;
 pub mod wire;

@@ -1,11 +1,11 @@
 //! Who is at the other end of each row, as far as this node can tell.
 
 use super::rows::Kernel;
-use crate::process;
 use crate::tcp;
 use crate::view::{self, Entry};
 use link::reason::Reason;
 use std::collections::{HashMap, HashSet};
+use underpass_admin::proc;
 
 /// Names the other end of each connection, and why it is on TCP, from what can be seen now. What its
 /// shim was told earlier stays where nothing can be seen. `ours`: processes that have rows;
@@ -77,7 +77,7 @@ fn name_strangers(
         let row = &mut all[*i].row;
         if let Some(pid) = pids.first() {
             row.peer_pid = *pid;
-            row.peer_comm = process::comm(*pid).unwrap_or_default();
+            row.peer_comm = proc::comm(*pid).unwrap_or_default();
         }
         if pids.iter().any(|p| ours.contains(p)) {
             continue; // younger than our look at its process

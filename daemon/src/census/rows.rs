@@ -3,10 +3,8 @@
 //! kernel's word; the table only adds to it.
 
 use super::{ends, Carrier, Census};
-use crate::admin::Row;
 use crate::family::Family;
 use crate::party::PartyId;
-use crate::process;
 use crate::tcp;
 use crate::view::{self, Entry, Holder, Snapshot};
 use link::family::{flag, state, View, CONNS};
@@ -15,6 +13,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use underpass_admin::proc;
+use underpass_admin::Row;
 
 /// A retry that has been due for so long shows that nothing has been called since.
 const DUE_MS: u64 = 1000;
@@ -40,8 +40,8 @@ impl Member {
         Member {
             // The namespace may have changed since the hello; an unreadable one stays as it was.
             holder: Holder {
-                netns: process::netns(holder.pid).unwrap_or(holder.netns),
-                comm: process::comm(holder.pid).unwrap_or(holder.comm),
+                netns: proc::netns(holder.pid).unwrap_or(holder.netns),
+                comm: proc::comm(holder.pid).unwrap_or(holder.comm),
                 ..holder
             },
             connected,
@@ -64,7 +64,7 @@ impl Member {
     fn still_holds(&self, inode: u64) -> bool {
         let all = self.sockets.iter().flatten();
         let mut fds = all.filter(|s| *s.1 == inode).map(|s| *s.0);
-        fds.any(|fd| process::socket_at(self.holder.pid, fd) == Some(inode))
+        fds.any(|fd| proc::socket_at(self.holder.pid, fd) == Some(inode))
     }
 }
 
@@ -192,7 +192,7 @@ fn kins(families: Vec<Snapshot>, carriers: Vec<Carrier>) -> Vec<Kin> {
             members.push(Member::new(h, true, c));
         }
         for (start, h) in f.relics {
-            if process::start_time(h.pid) == Some(start) {
+            if proc::start_time(h.pid) == Some(start) {
                 let c = carriers.remove(&h.pid);
                 members.push(Member::new(h, false, c));
             }

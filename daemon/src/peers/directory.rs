@@ -9,6 +9,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use std::str::FromStr;
+use underpass_admin::certificate::valid_name;
 
 /// Name of a node: the DNS name in its certificate.
 pub type Name = Rc<str>;
@@ -148,19 +149,6 @@ impl fmt::Display for Range {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.ip, self.len)
     }
-}
-
-/// Is this a name that certificates can carry, in the one form that is compared?
-pub fn valid_name(s: &str) -> bool {
-    let label = |l: &str| {
-        (1..=63).contains(&l.len())
-            && !l.starts_with('-')
-            && !l.ends_with('-')
-            && l.bytes()
-                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-    };
-    // A name that reads as an address would be checked as one.
-    s.len() <= 253 && s.split('.').all(label) && s.parse::<IpAddr>().is_err()
 }
 
 /// Host and port of a control address.

@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+use underpass_admin::certificate;
 
 /// For all of it.
 pub const TIME: Duration = Duration::from_secs(10);
@@ -150,8 +151,10 @@ fn tune(tcp: &TcpStream) {
     let _ = rustix::net::sockopt::set_tcp_user_timeout(tcp, UNACKED.as_millis() as u32);
 }
 
-fn facts(chain: Option<&[CertificateDer<'_>]>) -> Option<tls::Facts> {
-    chain.and_then(|c| c.first()).and_then(|c| tls::facts(c))
+fn facts(chain: Option<&[CertificateDer<'_>]>) -> Option<certificate::Facts> {
+    chain
+        .and_then(|c| c.first())
+        .and_then(|c| certificate::facts(c))
 }
 
 pub async fn dial(ctx: &Context, peer: &Peer) -> Result<Ready, Failure> {
@@ -287,7 +290,13 @@ pub async fn accept(ctx: &Context, tcp: TcpStream, from: SocketAddr) -> Result<R
     })
 }
 
-fn met(g: Greeting, node: &Name, address: String, t: &tls::Facts, we_dialed: bool) -> (usize, Met) {
+fn met(
+    g: Greeting,
+    node: &Name,
+    address: String,
+    t: &certificate::Facts,
+    we_dialed: bool,
+) -> (usize, Met) {
     let met = Met {
         node: node.clone(),
         address,

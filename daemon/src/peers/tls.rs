@@ -15,8 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use x509_parser::extensions::GeneralName;
-use x509_parser::prelude::{FromDer, X509Certificate};
+use underpass_admin::certificate::{facts, Facts};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -36,50 +35,6 @@ pub enum Error {
         names: String,
         own: String,
     },
-}
-
-/// What a certificate says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
-    pub subject: String,
-    pub issuer: String,
-    /// May it sign others?
-    pub ca: bool,
-    /// The key alone, as the certificate has it.
-    pub public_key: Vec<u8>,
-    /// DNS names.
-    pub names: Vec<String>,
-    /// Seconds since 1970.
-    pub not_before: i64,
-    pub not_after: i64,
-}
-
-/// Reads names and times; `None` if this is no certificate. Says nothing about who signed it.
-pub fn facts(der: &[u8]) -> Option<Facts> {
-    let (_, cert) = X509Certificate::from_der(der).ok()?;
-    let mut names = Vec::new();
-    if let Ok(Some(san)) = cert.subject_alternative_name() {
-        for n in &san.value.general_names {
-            if let GeneralName::DNSName(n) = n {
-                names.push((*n).to_owned());
-            }
-        }
-    }
-    let v = cert.validity();
-    Some(Facts {
-        subject: cert.subject().to_string(),
-        issuer: cert.issuer().to_string(),
-        ca: cert.is_ca(),
-        public_key: cert.public_key().subject_public_key.data.to_vec(),
-        names,
-        not_before: v.not_before.timestamp(),
-        not_after: v.not_after.timestamp(),
-    })
-}
-
-/// The same of the first certificate in a text.
-pub fn facts_of_pem(text: &str) -> Option<Facts> {
-    facts(&CertificateDer::from_pem_slice(text.as_bytes()).ok()?)
 }
 
 /// Seconds since 1970.

@@ -9,9 +9,9 @@ use rustix::fd::RawFd;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use underpass_ibv::{Device, Ibv};
 use underpass_rdma::devices::{Change, Fabric, SysDevice};
 use underpass_rdma::engine::Rail;
-use underpass_rdma::ibv::{Device, Ibv};
 use underpass_rdma::verbs::{
     Device as _, DeviceEvent, DeviceId, Gid, GidKind, Mtu, PortState, Provider,
 };

@@ -8,8 +8,8 @@ use crate::peers::directory::Name;
 use crate::peers::msg::Msg;
 use link::reason::Reason;
 use std::collections::{BTreeMap, HashMap};
+use underpass_ibv::Ibv;
 use underpass_rdma::engine::{self, Config, Event, Fault, LaneId, Pair, RailId};
-use underpass_rdma::ibv::Ibv;
 use underpass_rdma::verbs::DeviceId;
 
 /// After a peer broke the rules: so long without rails, and longer each time.

@@ -2,8 +2,8 @@
 
 use super::life::Node;
 use super::{Key, Rails};
-use crate::admin::{RailLinks, RailRow, RailStats};
 use crate::pairing::ConnRef;
+use underpass_admin::{RailLinks, RailRow, RailStats};
 use underpass_rdma::engine::{LinkView, Stats};
 use underpass_rdma::verbs::Gid;
 

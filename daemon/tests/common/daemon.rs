@@ -1,12 +1,10 @@
 //! The daemon under test, in a directory of its own.
 
 use super::PATIENCE;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
-use underpassd::admin::{Request, Response, Row, Stats};
+use underpass_admin::{client, Request, Response, Row, Stats};
 
 pub struct Daemon {
     pub dir: PathBuf,
@@ -151,11 +149,9 @@ impl Drop for Daemon {
 }
 
 pub fn ask_at(dir: &Path, r: &Request) -> Option<Response> {
-    let mut s = UnixStream::connect(dir.join("admin.sock")).ok()?;
-    let mut line = serde_json::to_vec(r).unwrap();
-    line.push(b'\n');
-    s.write_all(&line).ok()?;
-    let mut text = String::new();
-    BufReader::new(s).read_line(&mut text).ok()?;
-    serde_json::from_str(&text).ok()
+    match client::ask(dir, r) {
+        Ok(r) => Some(r),
+        Err(client::Error::Refused(message)) => Some(Response::Error { message }),
+        Err(_) => None,
+    }
 }

@@ -12,6 +12,10 @@ pub fn identity(path: &[u8]) -> R<(u64, u64)> {
     stat(path).map(|st| (st.st_dev, st.st_ino))
 }
 
+pub fn is_directory(path: &core::ffi::CStr) -> bool {
+    stat(path.to_bytes_with_nul()).is_ok_and(|st| st.st_mode & libc::S_IFMT == libc::S_IFDIR)
+}
+
 /// Does this process have one thread only, whose memory nobody shares?
 pub fn is_single_threaded() -> bool {
     match stat(b"/proc/self/task\0") {

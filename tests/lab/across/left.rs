@@ -3,10 +3,10 @@
 use super::{new_ones_are_promoted, ON, RATE};
 use anyhow::{ensure, Result};
 use link::reason::Reason;
+use underpass_admin::Row;
 use underpass_tests::lab::cluster::Cluster;
 use underpass_tests::lab::streams::{Env, Plan, Streams};
 use underpass_tests::lab::Lab;
-use underpassd::admin::Row;
 
 const EACH: u32 = 4;
 

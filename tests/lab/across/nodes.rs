@@ -3,10 +3,10 @@
 use super::{new_ones_are_promoted, Load, ON, RATE};
 use anyhow::Result;
 use link::reason::Reason;
+use underpass_admin::Row;
 use underpass_tests::lab::cluster::{Cluster, PORT};
 use underpass_tests::lab::streams::{Plan, Streams, SERVER};
 use underpass_tests::lab::Lab;
-use underpassd::admin::Row;
 
 /// The plug of a node is pulled under load: TCP's own time-outs apply to its peers, nothing else of
 /// the surviving node suffers, and nothing of the dead one stays with it.

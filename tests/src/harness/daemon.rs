@@ -4,13 +4,11 @@ use super::program::{Output, Place, Program, Running};
 use super::{paths, until, SOON};
 use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::Signal;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
-use underpassd::admin::{Request, Response, Row, Stats, Target, ADMIN_SOCK};
+use underpass_admin::{client, Request, Response, Row, Stats, Target};
 
 pub struct Daemon {
     dir: TempDir,
@@ -108,18 +106,7 @@ impl Daemon {
 
     /// One question over the admin socket.
     pub fn ask(&self, request: &Request) -> Result<Response> {
-        let mut s = UnixStream::connect(self.dir.path().join(ADMIN_SOCK))?;
-        s.set_read_timeout(Some(Duration::from_secs(10)))?;
-        let mut line = serde_json::to_string(request)?;
-        line.push('\n');
-        s.write_all(line.as_bytes())?;
-        let mut answer = String::new();
-        BufReader::new(s).read_line(&mut answer)?;
-        let r = serde_json::from_str(&answer).with_context(|| format!("answer {answer:?}"))?;
-        if let Response::Error { message } = &r {
-            bail!("the daemon says: {message}");
-        }
-        Ok(r)
+        Ok(client::ask(self.dir.path(), request)?)
     }
 
     pub fn stats(&self) -> Result<Stats> {

@@ -8,7 +8,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 use tempfile::TempDir;
-use underpassd::admin::Row;
+use underpass_admin::Row;
 
 /// Longest that anything of it may take.
 pub const LIMIT: Duration = Duration::from_secs(120);

@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
-use underpassd::admin::{PeerState, Request, Response, Row};
+use underpass_admin::{PeerState, Request, Response, Row};
 
 /// Where daemons listen for each other.
 pub const PORT: u16 = 7471;
@@ -130,7 +130,7 @@ impl Cluster {
     pub fn await_links(&self) -> Result<()> {
         let linked = |d: &Daemon| {
             let all = d.stats().map(|s| s.rails).unwrap_or_default();
-            let up = |r: &underpassd::admin::RailStats| r.links.iter().any(|l| l.up > 0);
+            let up = |r: &underpass_admin::RailStats| r.links.iter().any(|l| l.up > 0);
             !all.is_empty() && all.iter().all(up)
         };
         until("the rails have links", PATIENCE, || {
@@ -167,7 +167,7 @@ impl Cluster {
             self.await_rows(n, port, &format!("{ends} ends on RDMA"), carried)?;
             let d = self.daemon(n)?;
             // An end that only receives is counted with its first bytes from the ring, after its row.
-            let counted = |s: underpassd::admin::Stats| {
+            let counted = |s: underpass_admin::Stats| {
                 s.promoted >= ends as u64 && s.lane_tx_bytes + s.lane_rx_bytes > 0
             };
             until("ends and bytes are counted", PATIENCE, || {

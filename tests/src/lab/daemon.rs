@@ -7,7 +7,7 @@ use crate::harness::{paths, until};
 use anyhow::{bail, Context, Result};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use underpassd::admin::{Request, Response, Row, Stats, ADMIN_SOCK};
+use underpass_admin::{Request, Response, Row, Stats, ADMIN_SOCK};
 
 /// A daemon runs as long as a test may need it.
 const LIFE: Duration = Duration::from_secs(3600);

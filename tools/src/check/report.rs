@@ -5,7 +5,7 @@ use crate::out::clean;
 use crate::ss;
 use link::reason::Reason;
 use serde_json::{json, Value};
-use underpassd::admin::{Across, Row};
+use underpass_admin::{Across, Row};
 
 /// One end of the connection.
 #[derive(Clone, Debug, Default, PartialEq)]

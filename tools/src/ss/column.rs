@@ -2,7 +2,7 @@
 
 use crate::out::clean;
 use std::collections::HashMap;
-use underpassd::admin::Row;
+use underpass_admin::Row;
 
 /// What a column needs beside its own row: the row of the other end, where the caller sees it, and
 /// what the kernel knows.

@@ -4,7 +4,7 @@
 use crate::out::{bytes, clean};
 use link::reason::Reason;
 use serde_json::{json, Map, Value};
-use underpassd::admin::Row;
+use underpass_admin::Row;
 
 /// A reason code in words.
 pub struct Said {

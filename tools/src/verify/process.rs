@@ -9,8 +9,8 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use underpassd::admin::{Request, Response, CONTROL_SOCK};
-use underpassd::tenants;
+use underpass_admin::environ;
+use underpass_admin::{Request, Response, CONTROL_SOCK};
 
 const LIBRARY: &str = "libunderpass";
 /// Type of the word of the auxiliary vector that says whether the loader must not trust the caller.
@@ -143,8 +143,8 @@ impl Daemons {
 
     /// Where a process with this environment looks for its daemon.
     fn directories(&self, env: &[u8], uid: u32) -> Vec<PathBuf> {
-        match tenants::preloads(env) {
-            true => tenants::directories(env, uid),
+        match environ::preloads(env) {
+            true => environ::directories(env, uid),
             // It has the library, and has written over its environment since (to show a title).
             false => vec![self.usual.clone()],
         }
@@ -174,20 +174,20 @@ pub struct Seen {
 
 impl Seen {
     pub fn look(pid: u32, daemons: &mut Daemons) -> Option<Seen> {
-        let start = underpassd::process::start_time(pid)?;
-        let of = underpassd::process::living(pid)?;
+        let start = underpass_admin::proc::start_time(pid)?;
+        let of = underpass_admin::proc::living(pid)?;
         let at = |f: &str| of.join(f);
         let program = fs::read_link(at("exe"));
         let mut s = Seen {
             pid,
             start,
-            comm: underpassd::process::comm(pid).unwrap_or_default(),
+            comm: underpass_admin::proc::comm(pid).unwrap_or_default(),
             program: program.map_or_else(|_| String::new(), |p| p.display().to_string()),
             library: None,
             cause: None,
             daemon: Daemon::None,
         };
-        if underpassd::process::is_kernels(pid) {
+        if underpass_admin::proc::is_kernels(pid) {
             s.cause = Some(Cause::Kernel);
             return Some(s);
         }
@@ -203,7 +203,7 @@ impl Seen {
             s.cause = Some(Cause::Starting); // or its end: it has no memory
             return Some(s);
         }
-        let env = tenants::environment(&of).unwrap_or_default();
+        let env = environ::environment(&of).unwrap_or_default();
         let maps = String::from_utf8_lossy(&maps);
         s.library = maps.lines().find_map(|l| {
             let path = l.get(l.find('/')?..)?;
@@ -211,13 +211,13 @@ impl Seen {
         });
         let secure = secure(&of);
         s.cause = match &s.library {
-            Some(_) => secure.or_else(|| tenants::off(&env).then_some(Cause::Off)),
+            Some(_) => secure.or_else(|| environ::off(&env).then_some(Cause::Off)),
             None => Some(why_not(&of, &maps, &env, secure)),
         };
         if s.cause.is_none() {
             s.daemon = daemon((pid, &of), uid, &env, daemons);
         }
-        (underpassd::process::start_time(pid) == Some(start)).then_some(s)
+        (underpass_admin::proc::start_time(pid) == Some(start)).then_some(s)
     }
 
     pub fn key(&self) -> Key {
@@ -281,7 +281,7 @@ fn why_not(of: &Path, maps: &str, env: &[u8], secure: Option<Cause>) -> Cause {
     if let Some(c) = secure {
         return c;
     }
-    let preload = match tenants::variable(env, "LD_PRELOAD") {
+    let preload = match environ::variable(env, "LD_PRELOAD") {
         None => return Cause::NoPreload,
         Some(v) => String::from_utf8_lossy(v).into_owned(),
     };

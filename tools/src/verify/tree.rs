@@ -6,7 +6,7 @@ use nix::sys::wait::{waitpid, WaitPidFlag};
 use nix::unistd::Pid;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
-use underpassd::process;
+use underpass_admin::proc;
 
 /// Parent of each process.
 fn parents() -> HashMap<u32, u32> {
@@ -17,8 +17,8 @@ fn parents() -> HashMap<u32, u32> {
 
 fn parent(pid: u32) -> Option<u32> {
     // A process that has ended and waits for its parent is none any more.
-    let of = process::living(pid)?;
-    process::stat(&of, 1)?.parse().ok()
+    let of = proc::living(pid)?;
+    proc::stat(&of, 1)?.parse().ok()
 }
 
 /// A process and all below it, itself first.

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
-use underpassd::admin::{RailRow, Request, Response, Row, ADMIN_SOCK};
+use underpass_admin::{RailRow, Request, Response, Row, ADMIN_SOCK};
 
 pub const TOOL: &str = env!("CARGO_BIN_EXE_underpass");
 

@@ -1,7 +1,7 @@
-//! Real devices, through libibverbs.
+//! Verbs of real RDMA devices, through libibverbs and librdmacm.
 //!
-//! This module and its parts are the only users of `rdma-sys`, so that replacing it is a local change.
-//! Of that crate only types, constants and layouts are used; functions come from [`library`], because
+//! This crate is the only user of `rdma-sys`, so that replacing it is a local change, and nothing else needs clang and
+//! the headers of libibverbs to build. Of that crate only types, constants and layouts are used; functions come from [`library`], because
 //! the daemon must start where libibverbs is not installed.
 //!
 //! Objects are wrapped so that each holds what it is made of (`Arc`): Rust's rules then free them in
@@ -32,13 +32,13 @@ mod library;
 mod memory;
 mod queue;
 
-use crate::devices::Tree;
-use crate::verbs::{self, DeviceId, Error, Live};
 use convert::last_errno;
 use library::Library;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::Arc;
+use underpass_rdma::devices::Tree;
+use underpass_rdma::verbs::{self, DeviceId, Error, Live};
 
 pub use device::Device;
 pub use memory::{Mr, Pd};

@@ -8,8 +8,8 @@ use std::net::{IpAddr, TcpStream};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use underpass_ibv::{Cq, Device, Ibv, Mr, Pd, Qp};
 use underpass_rdma::devices::{best_gid, Candidate, SysDevice, Tree};
-use underpass_rdma::ibv::{Cq, Device, Ibv, Mr, Pd, Qp};
 use underpass_rdma::verbs::{Device as _, *};
 
 /// Lines of text to and from the other end.

@@ -1,15 +1,15 @@
 //! Ids of librdmacm, and the channel of their events.
 
-use crate::ibv::convert::{self, check, last_errno};
-use crate::ibv::device::Context;
-use crate::ibv::library::Cm;
-use crate::ibv::never_wait;
-use crate::verbs::Error;
+use crate::convert::{self, check, last_errno};
+use crate::device::Context;
+use crate::library::Cm;
+use crate::never_wait;
 use rdma_sys::*;
 use std::ffi::{c_int, CStr};
 use std::mem::zeroed;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr::{null, null_mut, NonNull};
+use underpass_rdma::verbs::Error;
 
 /// For finding the address and the route, in milliseconds.
 const RESOLVE: c_int = 2000;
@@ -275,7 +275,7 @@ impl Drop for Id {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::Gid;
+    use underpass_rdma::verbs::Gid;
 
     #[test]
     fn addresses() {

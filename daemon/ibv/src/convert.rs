@@ -1,9 +1,9 @@
 //! Numbers of libibverbs to and from our own types. Values that are not known become `Other`:
 //! library and kernel may be newer than the headers.
 
-use crate::verbs::*;
 use rdma_sys::*;
 use std::ffi::c_int;
+use underpass_rdma::verbs::*;
 
 pub fn error(errno: i32) -> Error {
     match errno {

@@ -3,10 +3,10 @@
 //! The program must start where the libraries are not installed, so nothing here may refer to one of
 //! their functions by name: they are looked up, in the versions that the headers are about.
 
-use crate::verbs::Error;
 use rdma_sys::*;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use std::sync::OnceLock;
+use underpass_rdma::verbs::Error;
 
 fn open(file: &CStr) -> Option<*mut c_void> {
     // SAFETY: a C string; what the library's constructors do is the system's own business.

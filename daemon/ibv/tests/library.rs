@@ -1,7 +1,7 @@
 //! libibverbs is wanted only when it is used: a program with all of this crate starts without it.
 
+use underpass_ibv::Ibv;
 use underpass_rdma::devices::Tree;
-use underpass_rdma::ibv::Ibv;
 use underpass_rdma::verbs::{Live, Provider};
 
 fn loaded() -> bool {

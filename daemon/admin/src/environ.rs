@@ -1,37 +1,16 @@
-//! Programs that will look for this daemon although they have not spoken to it yet: started under
-//! the shim with its directory, and without a connection so far.
-//!
-//! Known by their environment as `/proc` shows it. A program that has written over its own (to
-//! change its title) is not recognised; the process that `underpass run` became has asked the daemon
-//! to stay, whatever it looks like. Runs on the blocking pool.
+//! Does a program carry the shim, and which daemon will it look for? As its environment says, which `/proc` shows. A
+//! program that has written over its own (to change its title) is not recognised.
 
-use crate::admin::{DIR_ENV, SYSTEM_DIR};
+use crate::places::{user_dir, DIR_ENV, SYSTEM_DIR};
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Name of the shim's library, up to where a version may follow.
 pub const LIBRARY: &str = "libunderpass";
 /// Longest environment that is read; the kernel allows 6 MiB with the arguments.
 const LONGEST: u64 = 8 << 20;
-
-/// Is there a process of this user that uses, or will use, the daemon in `dir`?
-pub fn any(dir: &Path) -> bool {
-    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-    let me = rustix::process::geteuid().as_raw();
-    let Ok(proc) = std::fs::read_dir("/proc") else {
-        return false;
-    };
-    let pids = proc.flatten().filter(|e| {
-        let name = e.file_name();
-        let pid = name.to_str().and_then(|n| n.parse::<u32>().ok());
-        pid.is_some_and(|p| p != std::process::id()) && e.metadata().is_ok_and(|m| m.uid() == me)
-    });
-    pids.filter_map(|e| environment(&e.path()))
-        .any(|env| uses(&env, &dir, me))
-}
 
 /// The environment with which a process was started, if it may be read.
 pub fn environment(process: &Path) -> Option<Vec<u8>> {
@@ -65,10 +44,7 @@ pub fn directories(env: &[u8], uid: u32) -> Vec<PathBuf> {
     match variable(env, DIR_ENV) {
         Some(d) => vec![path(d)],
         None => {
-            let own = match variable(env, "XDG_RUNTIME_DIR") {
-                Some(x) => path(x).join("underpass"),
-                None => format!("/tmp/underpass-{uid}").into(),
-            };
+            let own = user_dir(variable(env, "XDG_RUNTIME_DIR").map(path), uid);
             vec![SYSTEM_DIR.into(), own]
         }
     }
@@ -81,7 +57,7 @@ pub fn leads(env: &[u8], dir: &Path, uid: u32) -> bool {
 }
 
 /// Does a program with this environment, run by `uid`, use the daemon in `dir`?
-fn uses(env: &[u8], dir: &Path, uid: u32) -> bool {
+pub fn uses(env: &[u8], dir: &Path, uid: u32) -> bool {
     preloads(env) && !off(env) && leads(env, dir, uid)
 }
 
@@ -109,11 +85,8 @@ mod tests {
         let user = Path::new("/tmp/underpass-7");
         assert!(super::uses(&lib.replace(' ', "\0").into_bytes(), user, 7));
         assert!(!super::uses(&lib.replace(' ', "\0").into_bytes(), user, 8));
-        let xdg = format!("{lib} XDG_RUNTIME_DIR=/nowhere").replace(' ', "\0");
-        assert!(super::uses(
-            xdg.as_bytes(),
-            Path::new("/nowhere/underpass"),
-            7
-        ));
+        let t = tempfile::tempdir().unwrap();
+        let xdg = format!("{lib} XDG_RUNTIME_DIR={}", t.path().display()).replace(' ', "\0");
+        assert!(super::uses(xdg.as_bytes(), &t.path().join("underpass"), 7));
     }
 }

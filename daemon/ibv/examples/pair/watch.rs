@@ -3,8 +3,8 @@
 use crate::Result;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use underpass_ibv::{Device, Ibv};
 use underpass_rdma::devices::{Change, SysDevice, Tree, Watch};
-use underpass_rdma::ibv::{Device, Ibv};
 use underpass_rdma::verbs::{Device as _, DeviceEvent, DeviceId, Provider};
 
 fn describe(d: &SysDevice) -> String {

@@ -1,19 +1,21 @@
-//! What the `underpass` tool and the daemon say to each other: one JSON object per line over the
-//! Unix stream socket `admin.sock` in the runtime directory, one request and one response per
-//! connection. The daemon answers a tool in a network namespace with that namespace's connections
-//! only; root in the daemon's own namespace sees all.
+//! What the daemon shares with those who ask it: the `underpass` tool, tests and benchmarks.
+//!
+//! Requests and answers are one JSON object per line over the Unix stream socket `admin.sock` in the runtime directory,
+//! one request and one response per connection ([`client`]). The daemon answers a tool in a network namespace with that
+//! namespace's connections only; root in the daemon's own namespace sees all.
+
+pub mod certificate;
+pub mod client;
+pub mod environ;
+pub mod places;
+pub mod proc;
 
 use serde::{Deserialize, Serialize};
 
-/// The system daemon's runtime directory. A user's own daemon (started by `underpass run`) uses
-/// `$XDG_RUNTIME_DIR/underpass`, or `/tmp/underpass-<uid>` where that is not set.
-pub const SYSTEM_DIR: &str = "/run/underpass";
 /// Name of the SEQPACKET socket for shims in the runtime directory.
 pub const CONTROL_SOCK: &str = "control.sock";
 /// Name of the stream socket for the tool.
 pub const ADMIN_SOCK: &str = "admin.sock";
-/// Environment variable that names the runtime directory, for shim and tool.
-pub const DIR_ENV: &str = "UNDERPASS_DIR";
 
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(tag = "op", rename_all = "lowercase")]

@@ -6,13 +6,13 @@ use super::device::Context;
 use super::last::{free, Last};
 use super::memory::Domain;
 use super::never_wait;
-use crate::verbs::*;
 use rdma_sys::*;
 use std::mem::{zeroed, ManuallyDrop, MaybeUninit};
 use std::os::fd::RawFd;
 use std::ptr::{null_mut, NonNull};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
+use underpass_rdma::verbs::*;
 
 /// Requests per call of the library.
 const BATCH: usize = 16;

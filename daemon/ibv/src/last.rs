@@ -4,10 +4,10 @@ use super::cm::Connection;
 use super::convert::check;
 use super::memory::Domain;
 use super::queue::CqInner;
-use crate::verbs::Error;
 use rdma_sys::ibv_qp;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use underpass_rdma::verbs::Error;
 
 /// # Safety
 ///

@@ -5,7 +5,7 @@ use super::end::{Conn, Control, End, Wait, MESSAGE};
 use crate::Result;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use underpass_rdma::ibv::Mr;
+use underpass_ibv::Mr;
 use underpass_rdma::verbs::*;
 
 const MIB: usize = 1 << 20;

@@ -3,12 +3,12 @@
 use super::convert::{access, check, last_error};
 use super::device::Context;
 use super::{Cq, Ibv, Qp};
-use crate::verbs::{self, Access, Error, Memory, QpCaps};
 use rdma_sys::*;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
+use underpass_rdma::verbs::{self, Access, Error, Memory, QpCaps};
 
 pub(super) struct Domain {
     pub context: Arc<Context>,

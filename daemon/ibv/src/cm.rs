@@ -21,11 +21,11 @@ mod id;
 
 use super::device::Context;
 use super::library::Cm;
-use crate::verbs::{Endpoint, Error, Gid};
 use id::{Channel, Event, Id};
 use rdma_sys::rdma_cm_event_type;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use underpass_rdma::verbs::{Endpoint, Error, Gid};
 
 /// Ports to try.
 const PORTS: usize = 8;

@@ -5,16 +5,16 @@ use super::convert::{
 };
 use super::library::Library;
 use super::{never_wait, Counts, Cq, Ibv, Pd};
-use crate::devices::Tree;
-use crate::verbs::{
-    self, DeviceEvent, DeviceId, DeviceInfo, Error, Gid, GidEntry, Limits, LinkLayer, Mtu, PortInfo,
-};
 use rdma_sys::*;
 use std::mem::{size_of, MaybeUninit};
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
+use underpass_rdma::devices::Tree;
+use underpass_rdma::verbs::{
+    self, DeviceEvent, DeviceId, DeviceInfo, Error, Gid, GidEntry, Limits, LinkLayer, Mtu, PortInfo,
+};
 
 /// What everything made of a device holds.
 pub(super) struct Context {

@@ -23,7 +23,7 @@ pub struct Tree {
 impl Tree {
     fn find() -> Self {
         // The task runner runs from the workspace it was built in.
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let root = root.canonicalize().unwrap_or(root);
         let target = std::env::var_os("CARGO_TARGET_DIR")
             .map_or_else(|| root.join("target"), |t| root.join(t));
@@ -211,7 +211,7 @@ fn unit(tree: &Tree) -> Step {
     // Debug assertions and overflow checks are on here. The programs' own crates have no unit tests
     // of their own to run under the shim: those are integration tests.
     let c = tree
-        .cargo("test --no-fail-fast -p link -p underpass-rdma -p underpassd -p underpass --lib --bins --tests");
+        .cargo("test --no-fail-fast -p link -p underpass-rdma -p underpass-ibv -p underpass-admin -p underpassd -p underpass -p xtask --lib --bins --tests");
     Step::new("unit", Kind::Tests, 420, c)
 }
 
