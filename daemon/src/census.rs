@@ -12,6 +12,7 @@
 //! somebody looks share the next look.
 
 pub mod ends;
+mod kernel;
 pub mod rows;
 
 use crate::adopt;

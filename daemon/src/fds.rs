@@ -24,25 +24,6 @@ impl Foreign {
     }
 }
 
-/// The descriptor itself, or if it is a Unix socket the one that lies in its queue (see
-/// `link::msg::feature::HANDOVER`). `None`: it has been taken back. For the blocking pool.
-pub fn handed_over(fd: Foreign) -> Option<Foreign> {
-    let domain = crate::sockopt::get::<i32>(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN);
-    if domain.map(|d| d.0) != Ok(libc::AF_UNIX) {
-        return Some(fd);
-    }
-    let got = crate::wire::recv(fd.as_fd(), &mut [0u8; 1]);
-    fd.close();
-    match got {
-        Ok(crate::wire::Incoming::Message { mut fds, .. }) => {
-            let first = fds.pop();
-            fds.into_iter().for_each(Foreign::close);
-            first
-        }
-        _ => None,
-    }
-}
-
 impl AsFd for Foreign {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.0 {

@@ -6,6 +6,7 @@
 //! a peer does costs at most the connections with that peer their lanes, never an end its TCP.
 
 pub mod channel;
+mod context;
 pub mod digest;
 pub mod directory;
 pub mod door;

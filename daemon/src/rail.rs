@@ -15,9 +15,11 @@ mod area;
 mod custody;
 mod devices;
 mod heirs;
+mod kick;
 mod lane;
 mod life;
 mod show;
+mod sock;
 mod task;
 
 pub use devices::{Facts, Port};
@@ -194,7 +196,7 @@ impl Rails {
             banks: HashMap::new(),
             lanes: BTreeMap::new(),
             out: Vec::new(),
-            kick: task::new_kick(),
+            kick: kick::new_kick(),
             jobs: mpsc::channel(),
             dozing: false,
             set: None,
@@ -214,7 +216,7 @@ impl Rails {
             self.nodes.values().for_each(|n| n.pair.rouse());
         }
         self.tend_at = 0;
-        task::kick(self.kick.as_deref());
+        kick::kick(self.kick.as_deref());
     }
 
     pub fn take_effects(&mut self) -> Vec<Effect> {

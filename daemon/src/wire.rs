@@ -1,6 +1,7 @@
 //! One control message with its descriptors, to and from a SEQPACKET socket. Never blocks.
 
 use crate::fds::Foreign;
+use crate::sockopt;
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -51,8 +52,27 @@ pub fn recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Incoming, Errno> {
     })
 }
 
+/// The descriptor itself, or if it is a Unix socket the one that lies in its queue (see
+/// `link::msg::feature::HANDOVER`). `None`: it has been taken back. For the blocking pool.
+pub fn handed_over(fd: Foreign) -> Option<Foreign> {
+    let domain = sockopt::get::<i32>(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN);
+    if domain.map(|d| d.0) != Ok(libc::AF_UNIX) {
+        return Some(fd);
+    }
+    let got = recv(fd.as_fd(), &mut [0u8; 1]);
+    fd.close();
+    match got {
+        Ok(Incoming::Message { mut fds, .. }) => {
+            let first = fds.pop();
+            fds.into_iter().for_each(Foreign::close);
+            first
+        }
+        _ => None,
+    }
+}
+
 /// Descriptors of one message, and the process that sent it (0: not visible here), read from a socket
-/// with [`crate::sockopt::pass_credentials`]. `None`: the other side closed. Not by rustix, which
+/// with [`sockopt::pass_credentials`]. `None`: the other side closed. Not by rustix, which
 /// cannot represent a process 0.
 pub fn recv_from(fd: BorrowedFd<'_>) -> Result<Option<(i32, Vec<Foreign>)>, Errno> {
     #[repr(align(8))]

@@ -4,9 +4,13 @@
 //! other failed write is one. Text that came from other processes (program names, log lines) is
 //! printed without control characters, so that nobody can steer the reader's terminal.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
+
+const NOT_EXECUTABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
 
 /// What went wrong, in words for a person, and the exit status that says so to a script.
 #[derive(Debug)]
@@ -21,6 +25,19 @@ impl Failure {
         Failure {
             code: 1,
             message: message.to_string(),
+        }
+    }
+
+    /// A program that could not be executed; its status as shells have it.
+    pub fn cannot_run(command: &[OsString], e: &io::Error) -> Self {
+        let code = match e.kind() {
+            io::ErrorKind::NotFound => NOT_FOUND,
+            _ => NOT_EXECUTABLE,
+        };
+        let program = command.first().map(|p| p.to_string_lossy());
+        Failure {
+            code,
+            message: format!("cannot run `{}`: {e}", program.unwrap_or_default()),
         }
     }
 

@@ -6,8 +6,6 @@
 use crate::cli;
 use crate::out::{Failure, Outcome};
 use crate::{shimlib, start, verify};
-use std::ffi::OsString;
-use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,8 +13,6 @@ use underpass_admin::places::DIR_ENV;
 
 /// Exit status for a failure of our own, as `env` and `nohup` have it.
 const OURS: u8 = 125;
-const NOT_EXECUTABLE: u8 = 126;
-const NOT_FOUND: u8 = 127;
 
 /// Sets what makes a program run under the shim.
 pub fn prepare(command: &mut Command, lib: &Path, runtime_dir: &Path, eager: bool) {
@@ -49,19 +45,5 @@ pub fn run(dir: Option<PathBuf>, o: &cli::Run) -> Outcome {
         return verify::run(command, o, runtime_dir);
     }
     let e = command.exec(); // returns only when it failed
-    Err(cannot_run(&o.command, &e))
-}
-
-/// The program could not be executed.
-pub fn cannot_run(command: &[OsString], e: &std::io::Error) -> Failure {
-    let code = if e.kind() == ErrorKind::NotFound {
-        NOT_FOUND
-    } else {
-        NOT_EXECUTABLE
-    };
-    let program = command.first().map(|p| p.to_string_lossy());
-    Failure {
-        code,
-        message: format!("cannot run `{}`: {e}", program.unwrap_or_default()),
-    }
+    Err(Failure::cannot_run(&o.command, &e))
 }

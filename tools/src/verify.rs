@@ -68,7 +68,7 @@ pub fn run(mut command: Command, o: &cli::Run, dir: PathBuf) -> Outcome {
     let _ = nix::sys::prctl::set_child_subreaper(true);
     let mut child = match command.spawn() {
         Ok(c) => c,
-        Err(e) => return Err(crate::run::cannot_run(&o.command, &e)),
+        Err(e) => return Err(Failure::cannot_run(&o.command, &e)),
     };
     let end = Instant::now() + Duration::from_secs(o.wait);
     let mut daemons = Daemons::new(dir);

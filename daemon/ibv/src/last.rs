@@ -1,9 +1,9 @@
 //! The end of queue pairs.
 
 use super::cm::Connection;
+use super::completion::CqInner;
 use super::convert::check;
 use super::memory::Domain;
-use super::queue::CqInner;
 use rdma_sys::ibv_qp;
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -25,6 +25,7 @@
 //! that is dropped meanwhile is freed by a thread, later, and counts as living until then.
 
 mod cm;
+mod completion;
 mod convert;
 mod device;
 mod last;
@@ -40,9 +41,10 @@ use std::sync::Arc;
 use underpass_rdma::devices::Tree;
 use underpass_rdma::verbs::{self, DeviceId, Error, Live};
 
+pub use completion::Cq;
 pub use device::Device;
 pub use memory::{Mr, Pd};
-pub use queue::{Cq, Qp};
+pub use queue::Qp;
 
 /// Devices of this machine.
 pub struct Ibv {

@@ -14,6 +14,7 @@
 mod api;
 mod chunks;
 mod close;
+mod inn;
 mod inward;
 mod lane;
 mod link;

@@ -1,6 +1,6 @@
 //! Who is at the other end of each row, as far as this node can tell.
 
-use super::rows::Kernel;
+use super::kernel::Kernel;
 use crate::tcp;
 use crate::view::{self, Entry};
 use link::reason::Reason;

@@ -2,6 +2,7 @@
 //! tables say of it. Which sockets there are, where they lead and what state they are in is the
 //! kernel's word; the table only adds to it.
 
+use super::kernel::Kernel;
 use super::{ends, Carrier, Census};
 use crate::family::Family;
 use crate::party::PartyId;
@@ -10,7 +11,6 @@ use crate::view::{self, Entry, Holder, Snapshot};
 use link::family::{flag, state, View, CONNS};
 use link::reason::Reason;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use underpass_admin::proc;
@@ -72,48 +72,6 @@ impl Member {
 struct Kin {
     family: Option<Arc<Family>>,
     members: Vec<Member>,
-}
-
-/// The TCP sockets of all namespaces that matter.
-#[derive(Default)]
-pub struct Kernel {
-    by_inode: HashMap<u64, tcp::Socket>,
-    by_pair: HashMap<(SocketAddr, SocketAddr), Vec<(u64, tcp::Socket)>>,
-}
-
-impl Kernel {
-    /// One process of each namespace stands for it.
-    fn read(namespaces: HashMap<u64, u32>) -> Self {
-        let mut k = Kernel::default();
-        for (netns, pid) in namespaces {
-            for s in tcp::sockets(pid) {
-                if s.inode != 0 {
-                    k.by_inode.insert(s.inode, s.clone());
-                }
-                if !matches!(s.state, tcp::state::LISTEN | tcp::state::TIME_WAIT) {
-                    let all = k.by_pair.entry((s.local, s.peer)).or_default();
-                    all.push((netns, s));
-                }
-            }
-        }
-        k
-    }
-
-    pub fn socket(&self, inode: u64) -> Option<&tcp::Socket> {
-        self.by_inode.get(&inode)
-    }
-
-    /// The socket with these addresses: in this namespace, else where there is no doubt.
-    pub fn pair(
-        &self,
-        netns: u64,
-        local: SocketAddr,
-        peer: SocketAddr,
-    ) -> Option<&(u64, tcp::Socket)> {
-        let all = self.by_pair.get(&(local, peer))?;
-        let here = all.iter().find(|s| s.0 == netns);
-        here.or_else(|| all.first().filter(|_| all.len() == 1))
-    }
 }
 
 /// Every row. `waiting`: registrations that wait for their other end.

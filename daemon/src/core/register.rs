@@ -3,7 +3,7 @@
 use super::{alive, random, Core, Shared, RETRY_SOON_MS, RETRY_TROUBLE_MS, RETRY_UNPROVEN_MS};
 use crate::control::Control;
 use crate::elsewhere::{Doubt, Seen};
-use crate::fds::{self, Foreign};
+use crate::fds::Foreign;
 use crate::holders::Came;
 use crate::links::{Out, Refused, Violation};
 use crate::pairing::{ConnRef, Verdict};
@@ -45,7 +45,7 @@ impl Core {
         tokio::task::spawn_local(async move {
             let (tx, rx) = tokio::sync::oneshot::channel();
             let helper = tokio::task::spawn_blocking(move || {
-                let taken = fds::handed_over(fd);
+                let taken = crate::wire::handed_over(fd);
                 let read = |f: &Foreign| socket::read(f.as_fd(), kpos[0], kpos[1], flags, &*proof);
                 let _ = tx.send(taken.as_ref().map(read));
                 if let Some(f) = taken {

@@ -4,7 +4,8 @@
 //! Both nodes of a pair dial; which of two channels is kept, both decide alike (`Peers::admit`).
 //! Nothing here waits for a peer without a limit, and what waits for one is bounded.
 
-use super::directory::{Directory, Name, Peer, PORT};
+use super::context::Context;
+use super::directory::{Name, Peer, PORT};
 use super::handshake::{self, Failure, Ready};
 use super::msg::{Farewell, Msg};
 use super::{tls, QUEUE};
@@ -12,7 +13,6 @@ use crate::config::{NodeConfig, TlsConfig};
 use crate::core::{random, Shared};
 use link::reason::Reason;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -37,9 +37,6 @@ const STRANGERS_OF_ONE: usize = 16;
 const BETWEEN: Duration = Duration::from_millis(5);
 /// How often files are looked at, and deadlines.
 const TICK: Duration = Duration::from_secs(1);
-/// When to begin to complain about a certificate that will end.
-const SOON: Duration = Duration::from_secs(14 * 86_400);
-
 /// Tells a channel to end.
 #[derive(Default)]
 pub struct Cut {
@@ -62,62 +59,6 @@ impl Cut {
             }
             self.told.notified().await;
         }
-    }
-}
-
-/// What the tasks of this module share.
-pub struct Context {
-    pub shared: Shared,
-    pub directory: Rc<dyn Directory>,
-    pub own: Name,
-    /// Number of this daemon's life.
-    pub instance: u64,
-    files: TlsConfig,
-    identity: RefCell<Option<tls::Identity>>,
-    strangers: RefCell<HashMap<IpAddr, usize>>,
-}
-
-impl Context {
-    pub fn identity(&self) -> Option<tls::Identity> {
-        self.identity.borrow().clone()
-    }
-
-    /// Reads the certificate files; on failure what there was stays.
-    fn load(&self) -> bool {
-        let loaded = tls::load(&self.files, &self.own);
-        let mut core = self.shared.borrow_mut();
-        let Some(peers) = &mut core.peers else {
-            return false;
-        };
-        match loaded {
-            Ok(i) => {
-                if tls::exposed(&self.files) {
-                    tracing::warn!("{}: others can read this key", self.files.key.display());
-                }
-                let left = tls::left(i.own.not_after);
-                if left < SOON {
-                    let hours = left.as_secs() / 3600;
-                    tracing::warn!("the certificate of node {} ends in {hours} h", self.own);
-                }
-                peers.node.expires = Some(i.own.not_after);
-                peers.node.trouble.clear();
-                *self.identity.borrow_mut() = Some(i);
-                true
-            }
-            Err(e) => {
-                let text = e.to_string();
-                if peers.node.trouble != text {
-                    tracing::error!("certificate not usable: {text}");
-                }
-                peers.node.trouble = text;
-                false
-            }
-        }
-    }
-
-    fn up(&self, node: &Name) -> bool {
-        let core = self.shared.borrow();
-        core.peers.as_ref().is_some_and(|p| p.has_channel(node))
     }
 }
 

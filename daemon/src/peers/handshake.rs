@@ -3,7 +3,7 @@
 //! The one who dials says hello first. Whoever finds something wrong says so in a `Bye`, so that
 //! the reason can be seen on both ends; where TLS itself fails, its alert says it.
 
-use super::channel::Context;
+use super::context::Context;
 use super::digest::{Key, LABEL};
 use super::directory::{Name, Peer};
 use super::msg::{Farewell, Frames, Msg, MIN_VERSION, VERSION};

@@ -5,7 +5,7 @@
 //! says `LaneGo`, on which the taker does the same. So nothing is said on a lane that the other
 //! engine does not know yet.
 
-use super::custody::Custody;
+use super::sock::disconnect;
 use super::{now, Effect, Key, Rails};
 use crate::core::random;
 use crate::family::Family;
@@ -19,6 +19,7 @@ use crate::peers::msg::Msg;
 use crate::peers::pairing::{Paired, Part};
 use crate::sockopt;
 use crate::unseen::Idle;
+use link::lane::TxState;
 use link::layout::EPOCHS;
 use link::reason::Reason;
 use std::os::fd::AsFd;
@@ -49,6 +50,13 @@ pub(super) enum Ending {
     Shut,
     /// It is gone, or has no use for the lane.
     Over,
+}
+
+/// A direction in our hands.
+pub(super) struct Custody {
+    pub tx: Box<TxState>,
+    /// Kernel position when it last moved, and when that was.
+    pub moved: (u64, u64),
 }
 
 pub(super) struct Lane {
@@ -451,7 +459,7 @@ impl Rails {
             Stage::Offered => {
                 if let Some(s) = l.sock.clone() {
                     // May wait for the socket's lock.
-                    tokio::task::spawn_blocking(move || super::custody::disconnect(s.as_fd()));
+                    tokio::task::spawn_blocking(move || disconnect(s.as_fd()));
                 }
                 self.out.push(Effect::Reset { who: l.who, reason });
                 self.leave(at);

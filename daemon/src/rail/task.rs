@@ -14,7 +14,6 @@ use super::{now, Locked, Rails};
 use crate::core::Shared;
 use link::doorbell::Drained;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::EventfdFlags;
 use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
@@ -219,17 +218,6 @@ const DEVICE: u64 = 3 << 56;
 const RUNTIME: u64 = 4 << 56;
 const ALARM: u64 = 5 << 56;
 const KICK: u64 = 6 << 56;
-
-/// What wakes the task from anywhere: an eventfd in the set.
-pub(super) fn new_kick() -> Option<Arc<OwnedFd>> {
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    rustix::event::eventfd(0, flags).ok().map(Arc::new)
-}
-
-pub(super) fn kick(kick: Option<&OwnedFd>) {
-    // EAGAIN: kicked already.
-    kick.map(|fd| rustix::io::write(fd, &1u64.to_ne_bytes()));
-}
 
 fn drain(fd: Option<&OwnedFd>) {
     fd.map(|fd| rustix::io::read(fd, &mut [0u8; 8]));

@@ -1,7 +1,7 @@
 //! One lane: what both directions share, and the table of lanes.
 
 use super::api::Fault;
-use super::inward::In;
+use super::inn::In;
 use super::out::Out;
 use super::LaneId;
 

@@ -1,0 +1,103 @@
+//! The state of the incoming direction of a lane.
+
+use crate::wire::Place;
+use link::layout::Loc;
+use std::collections::VecDeque;
+
+/// A ring of ours, by the number that the peer gave it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InRing {
+    pub number: u32,
+    pub loc: Loc,
+    pub from: u64,
+    pub place: Place,
+}
+
+#[derive(Default)]
+pub(super) struct In {
+    /// The sender is on the ring, in this epoch.
+    pub up: bool,
+    pub epoch: u32,
+    pub tx_phase: u8,
+    /// No switch is taken any more.
+    pub refuses: bool,
+    /// The last switch that was answered: epoch, attempt, and whether it stands.
+    pub answered: Option<(u32, u32, bool)>,
+    /// Every byte before it is in our ring.
+    pub head: u64,
+    /// What the application has been told of it.
+    pub shown: u64,
+    /// Consumed by the application; told to the peer.
+    pub cursor: u64,
+    pub told: u64,
+    /// The application's cursor word before it noticed the switch.
+    pub stale: Option<u64>,
+    /// The peer waits for space.
+    pub wants: bool,
+    pub rings: VecDeque<InRing>,
+    pub number: u32,
+    /// What the peer is told of the application's readiness.
+    pub word: (u32, u8),
+    /// Epoch and flags of the application, as last seen.
+    pub seen: u32,
+    /// Answers that are due.
+    pub switch_reply: Option<(u32, u32, bool)>,
+    pub ring_reply: Option<(u32, Option<Place>)>,
+    /// The last answer about a ring that was sent.
+    pub ring_replied: Option<(u32, Option<Place>)>,
+    /// The head that the peer wants to hear has been shown here.
+    pub wants_landed: Option<u64>,
+    pub landed_reply: Option<(u32, u64)>,
+    pub landed_replied: Option<(u32, u64)>,
+}
+
+impl In {
+    /// The link that carried our answers is dead. The one that carried the question may be another,
+    /// whose owner will not ask again: what may be lost is answered once more.
+    pub fn moved(&mut self) {
+        self.switch_reply = self.switch_reply.or(self.answered);
+        self.ring_reply = self.ring_reply.take().or(self.ring_replied);
+        self.landed_reply = self.landed_reply.take().or(self.landed_replied);
+    }
+
+    /// The peer's daemon asks what became of a switch. If it never came, it will not be taken.
+    pub fn asked_about(&mut self, which: (u32, u32)) -> bool {
+        match self.answered {
+            Some((e, a, ok)) if (e, a) == which => ok,
+            Some((e, a, _)) if !newer(which, (e, a)) => false,
+            _ => {
+                self.answered = Some((which.0, which.1, false));
+                false
+            }
+        }
+    }
+
+    pub fn ring_numbered(&self, low: u8) -> Option<usize> {
+        self.rings.iter().position(|r| r.number as u8 == low)
+    }
+
+    /// May the application be shown heads up to here? Until its cursor word has moved off the value
+    /// that an earlier use of the slot left there, a head at or beyond that value would make the
+    /// two look the same.
+    pub fn ceiling(&self) -> u64 {
+        match self.stale {
+            Some(stale) if stale > self.cursor => self.head.min(stale - 1),
+            _ => self.head,
+        }
+    }
+
+    /// Was the ring used at any time?
+    pub fn used(&self) -> bool {
+        self.epoch != 0
+    }
+
+    pub fn unread(&self) -> bool {
+        self.up && self.cursor != self.head
+    }
+}
+
+/// Is this switch later than that one? Both are of one use of the lane.
+pub(super) fn newer(a: (u32, u32), b: (u32, u32)) -> bool {
+    let ahead = a.0.wrapping_sub(b.0);
+    ahead != 0 && ahead < u32::MAX / 2 || ahead == 0 && a.1 > b.1
+}
