@@ -1,5 +1,5 @@
 //! `make bench-lab`: one program over every way that bytes can go between two machines with RDMA,
-//! in one and the same pair of virtual machines (see the lab in ARCHITECTURE.md).
+//! in one and the same pair of virtual machines (see docs/lab.md).
 //!
 //! No figure is taken over a connection whose kind was not looked up: a layer that quietly fell
 //! back to TCP would be measured as TCP.

@@ -4,8 +4,7 @@
 //!
 //! What is asked is whether the process is the only holder, with just as many descriptors as its shim counts. Not
 //! every process lets itself be looked at; then it suffices that the one from which the connection came does,
-//! or is gone. (A descriptor that lies in the queue of a Unix socket is nowhere to be seen: see ARCHITECTURE.md, Known
-//! limits.)
+//! or is gone. (A descriptor that lies in the queue of a Unix socket is nowhere to be seen: see docs/limits.md.)
 
 use crate::core::{Core, Shared, RETRY_SOON_MS, RETRY_UNPROVEN_MS};
 use crate::pairing::ConnRef;

@@ -47,7 +47,7 @@ reasons! {
     NoDevice = 0x0303_0002, "no-rdma-device", "the peer is on another node, and this node has no usable RDMA device",
         "see `underpass devices`";
     Option = 0x0306_0000, "socket-option", "the socket uses an option or a call that a lane cannot carry",
-        "see ARCHITECTURE.md, table of calls";
+        "see docs/calls.md";
     VersionMismatch = 0x030c_0000, "version", "shim, daemon or peer speak no common version",
         "upgrade the older one; restart the program to load the new shim";
     Sync = 0x0400_0000, "sync", "the two ends disagree about the state of the connection",
@@ -84,7 +84,7 @@ reasons! {
     NotEstablished = 0x0a00_000d, "not-established", "the connection is not established, or already closing",
         "nothing";
     EpollShared = 0x0a00_000e, "epoll", "the socket is watched in a way that a lane cannot serve",
-        "see ARCHITECTURE.md, readiness";
+        "see docs/readiness.md";
     Seccomp = 0x0a00_000f, "seccomp", "a system call that a lane needs is refused (seccomp, limits)",
         "allow memfd_create, mmap and SCM_RIGHTS for this program";
     Foreign = 0x0a00_0010, "foreign-bytes", "someone wrote into the TCP stream behind our back; the connection was reset",

@@ -93,7 +93,7 @@ const STORE: &[&str] = &[
 
 /// Its number of tests is how often it saw a counter change, another one each time, bare, too. (More
 /// connections are refused where hidden descriptors have numbers below the limit that memcached lowers:
-/// limit 24 in ARCHITECTURE.md.)
+/// limit 24 in docs/limits.md.)
 const UNCOUNTED: &str = "maxconns";
 
 pub fn suites() -> Vec<Suite> {
