@@ -1,5 +1,5 @@
-//! How the tree is built: no circle of modules in a crate, no file over 600 lines. What still breaks a rule is listed with
-//! its measure, which may only become smaller.
+//! How the tree is built: no circle of modules in a crate, no file over 600 lines, what threads must agree on has a name in
+//! a table. What still breaks a rule is listed with its measure, which may only become smaller.
 
 use anyhow::{ensure, Context, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -244,5 +244,45 @@ fn short_files() -> Result<()> {
         }
     }
     ensure!(long.is_empty(), "{}", long.join("\n"));
+    Ok(())
+}
+
+/// Each named pair of stores and looks stands in the table of CONTRIBUTING.md, and at both its places in the code.
+#[test]
+fn named_synchronisations() -> Result<()> {
+    let root = paths::root();
+    let mut all = Vec::new();
+    for dir in ["link/src", "shim/src", "daemon/src"] {
+        files(&root.join(dir), &mut all)?;
+    }
+    let mut found: BTreeMap<String, usize> = BTreeMap::new();
+    for path in all {
+        let text = std::fs::read_to_string(&path)?;
+        for at in text.split("SYNC ").skip(1) {
+            let end = at.find(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+            let name = at[..end.unwrap_or(at.len())].trim_end_matches('-');
+            if name.starts_with(|c: char| c.is_ascii_lowercase()) {
+                *found.entry(name.to_string()).or_default() += 1;
+            }
+        }
+    }
+    let text = std::fs::read_to_string(root.join("CONTRIBUTING.md"))?;
+    let table = text
+        .split("## Synchronisations")
+        .nth(1)
+        .context("no table")?;
+    let rows = table
+        .lines()
+        .filter_map(|l| l.strip_prefix("| `")?.split(" |").next());
+    let told: BTreeSet<String> = rows
+        .flat_map(|names| names.split(", ").map(|n| n.trim_matches('`').to_string()))
+        .collect();
+    let named: BTreeSet<String> = found.keys().cloned().collect();
+    ensure!(named.len() > 10 && named == told, "{named:?}, not {told:?}");
+    let alone = found
+        .iter()
+        .filter(|(n, times)| **times < 2 && !n.starts_with("wake"));
+    let alone: Vec<_> = alone.collect();
+    ensure!(alone.is_empty(), "at one place only: {alone:?}");
     Ok(())
 }

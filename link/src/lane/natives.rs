@@ -12,7 +12,8 @@ const UNCOUNTED: u32 = 1 << 31;
 
 /// Leaves a call of which nobody knows what it has moved.
 pub(super) fn leave_uncounted(natives: &AtomicU32) {
-    natives.fetch_or(UNCOUNTED, SeqCst); // first: without anybody inside, and unmarked, it may switch
+    // The mark first: without anybody inside, and unmarked, it may switch. (SYNC recount)
+    natives.fetch_or(UNCOUNTED, SeqCst);
     natives.fetch_sub(1, SeqCst);
 }
 

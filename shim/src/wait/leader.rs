@@ -8,7 +8,7 @@ use link::lane::wake;
 
 /// Joins the sleepers of a link. Must be taken back with [`leave`].
 pub fn join(link: &Link, w: usize) -> bool {
-    link.waiters[w / 64].fetch_or(1 << (w % 64), SeqCst);
+    link.waiters[w / 64].fetch_or(1 << (w % 64), SeqCst); // SYNC leader: see `resign`
     if let Some(ctl) = link.own.control() {
         wake::doze(&ctl.sleepers.0);
     }
