@@ -346,7 +346,8 @@ pub fn poll_now(fds: &mut [libc::pollfd]) -> usize {
         8
     );
     match r {
-        Err(libc::EINVAL) => crate::poll::few::now(fds, 0).unwrap_or(0), // RLIMIT_NOFILE
+        // RLIMIT_NOFILE, or the kernel has no memory for its tables.
+        Err(libc::EINVAL | libc::ENOMEM) => crate::poll::few::now(fds, 0).unwrap_or(0),
         r => r.unwrap_or(0),
     }
 }

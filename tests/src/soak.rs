@@ -314,14 +314,20 @@ impl Pair {
             Fate::Killed(which) => {
                 std::thread::sleep(Duration::from_micros(random.below(400_000)));
                 ends[which].kill();
-                let taken = Progress::parse(&std::fs::read(&self.specs[which].progress)?);
+                let taken = match std::fs::read(&self.specs[which].progress) {
+                    // Killed before it has begun.
+                    Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+                    read => Progress::parse(&read?),
+                };
                 let other = &mut ends[1 - which];
                 until("the other program ends", LIMIT, || other.has_ended())
                     .with_context(|| other.stderr())?;
                 let told = report(&other.stdout());
                 // It may have been killed before all connections were made.
                 let told = match told {
-                    Err(_) if taken.iter().any(|t| t[1] == 0) => Report::default(),
+                    Err(_) if taken.is_empty() || taken.iter().any(|t| t[1] == 0) => {
+                        Report::default()
+                    }
                     told => told.with_context(|| other.stderr())?,
                 };
                 let mut cut = 0;

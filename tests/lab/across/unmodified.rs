@@ -81,7 +81,7 @@ pub fn iperf3_between_nodes(lab: &mut Lab) -> Result<()> {
         let host = lab.node(0).address(0, family);
         let before = c.carried()?;
         let server = serve(lab, &c, 5201, &format!("iperf3 -s -1 -p 5201 -B {host}"))?;
-        let run = format!("exec iperf3 -c {host} -p 5201 -J -t 4 {extra}");
+        let run = format!("exec iperf3 -c {host} -p 5201 -J -t 8 {extra}");
         let run = client(lab, &c, run)?;
         c.await_smcr_one_way(5201, streams)?;
         let text = run.wait()?.ok()?;
