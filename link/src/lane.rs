@@ -81,6 +81,10 @@ pub trait Port {
 #[derive(Default)]
 pub struct Pending(AtomicU32);
 
+/// What a look says where TCP has ended with an error: it is not taken, for the connection may be another program's
+/// next, or be in a set of the kernel's. (No errno, so that [`Pending`] does not keep it.)
+pub const KEPT: i32 = 4096;
+
 impl Pending {
     /// Keeps an error. The first one counts: what follows it is only its consequence. Those of a call (it was
     /// interrupted, had a bad argument, found no memory) are none of the socket's, which forgets them.

@@ -5,7 +5,7 @@
 
 use crate::{fdtab, lock, sys};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use link::lane::{Area, Iov, Port};
+use link::lane::{Area, Iov, Port, KEPT};
 use link::layout::{Loc, CHUNKS, LANES, RING_LOG2_MAX, RING_LOG2_MIN};
 
 /// Links per process.
@@ -495,6 +495,14 @@ pub struct Sock<'a> {
     pub link: &'a Link,
 }
 
+impl Sock<'_> {
+    /// Has TCP ended with an error that nobody was told of? (Notifications of MSG_ZEROCOPY are POLLERR, too.)
+    fn has_error(&self) -> bool {
+        sys::poll1(self.fd, 0) & libc::POLLERR != 0
+            && sys::tcp_state(self.fd) == Some(crate::io::CLOSE)
+    }
+}
+
 impl Port for Sock<'_> {
     #[inline(always)]
     fn readable(&self, p: *const u8, n: usize) -> bool {
@@ -507,10 +515,14 @@ impl Port for Sock<'_> {
     fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32> {
         match crate::io::is_other(self.fd) {
             true => Err(libc::EBADF),
+            false if self.has_error() => Err(KEPT),
             false => sys::send(self.fd, data, len),
         }
     }
     fn tcp_recv(&self, buf: *mut u8, len: usize, peek: bool) -> Result<usize, i32> {
+        if peek && self.has_error() && self.tcp_unread() == Ok(0) {
+            return Err(KEPT);
+        }
         let flags =
             if peek { libc::MSG_PEEK } else { 0 } | if buf.is_null() { libc::MSG_TRUNC } else { 0 };
         sys::recv(self.fd, buf, len, flags)
@@ -522,7 +534,10 @@ impl Port for Sock<'_> {
         gap: &mut [u8],
         rest: usize,
     ) -> Result<usize, i32> {
-        crate::io::peek(self.fd, iov, (first, gap, rest))
+        match self.has_error() && self.tcp_unread() == Ok(0) {
+            true => Err(KEPT),
+            false => crate::io::peek(self.fd, iov, (first, gap, rest)),
+        }
     }
     fn tcp_unread(&self) -> Result<usize, i32> {
         sys::ioctl_i32(self.fd, libc::FIONREAD).map(|n| n.max(0) as usize)

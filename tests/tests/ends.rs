@@ -32,3 +32,9 @@ fn a_close_that_lingers() -> Result<()> {
 fn what_is_unread_at_the_end_goes_along() -> Result<()> {
     both_ways("handed", &[], 48, 1_000_000)
 }
+
+/// A reset that nobody was told of goes along with the connection.
+#[test]
+fn resets_that_wait() -> Result<()> {
+    both_ways("kept", &[], 100, 200)
+}

@@ -15,7 +15,7 @@ use core::sync::atomic::Ordering::*;
 use libc::iovec;
 use link::family::Conn;
 use link::lane::rx::{mode, How};
-use link::lane::{Iov, Memory, Received};
+use link::lane::{Iov, Memory, Received, KEPT};
 use link::prim::ticks;
 
 /// Receives into `vecs`; `native` makes the application's own call.
@@ -376,6 +376,10 @@ impl Receiving<'_> {
                 })
             }
             Received::Error(libc::EFAULT) => Break(fail_or(self.total, libc::EFAULT)),
+            Received::Error(KEPT) if self.total == 0 => {
+                let told = take_kept(self.call.fd(l));
+                self.nothing(told, link, m)
+            }
             Received::Error(e) => {
                 l.checked.store(0, Relaxed); // the next send looks whether anybody is there
                 c.rx.looked.store(0, Relaxed);
@@ -418,6 +422,10 @@ impl Receiving<'_> {
                 return Continue(());
             }
             return Break(fail_or(self.total, libc::EAGAIN));
+        }
+        if self.iov.left() == 0 && !self.look && !self.slept {
+            self.look = true; // an error that waits is told before a sleep, and not after one
+            return Continue(());
         }
         // (A spin holds nothing until it yields: whoever is closed in it had not slept. Nor is the time-out
         // asked for.)
@@ -482,6 +490,18 @@ impl Receiving<'_> {
             Woke::Interrupted => (self.look, self.last_look) = (true, true),
         }
         Continue(())
+    }
+}
+
+/// The error that a look has left to the kernel: this call tells it.
+#[cold]
+fn take_kept(fd: i32) -> Received {
+    let mut b = 0u8;
+    match sys::recv(fd, &mut b, 1, libc::MSG_PEEK) {
+        Ok(0) => Received::Eof,
+        Ok(_) => Received::Tcp,
+        Err(libc::EAGAIN) => Received::Empty,
+        Err(e) => Received::Error(e),
     }
 }
 
