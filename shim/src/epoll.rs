@@ -22,7 +22,7 @@ pub use members::{
     activate, copy_closed, deactivate, disowned, forget, kick_if_waiting, left, lost, stir,
     tell_error, unbind,
 };
-pub use sleep::wait;
+pub use sleep::{wait, Until};
 
 use crate::links::{self, Link, Sock, SETS};
 use crate::table::{self, Local};
@@ -30,7 +30,7 @@ use crate::{control, ends, fdtab, io, lock, pages, promote, signals, sys, wait};
 use adopted::{adopt_one, adopted};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use harvest::*;
-use libc::epoll_event;
+use libc::{epoll_event, sigset_t};
 use link::family::{flag, state, Conn};
 use link::lane::{tx, wake, Memory};
 use link::layout::{Control, GROUP, GROUPS, LOG};

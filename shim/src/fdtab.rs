@@ -256,6 +256,16 @@ pub fn hide(fd: i32) -> i32 {
             return high;
         }
     }
+    // (Not one that the C library's streams would write to.)
+    let kept = match fd > libc::STDERR_FILENO {
+        true => Err(0),
+        false => sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, libc::STDERR_FILENO as usize + 1),
+    };
+    if let Ok(other) = kept {
+        sys::close(fd);
+        set(other, Fd::Ours);
+        return other;
+    }
     let _ = sys::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC as usize);
     set(fd, Fd::Ours);
     fd

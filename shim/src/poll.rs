@@ -162,9 +162,8 @@ fn run(
             t if t < 0 => -1,
             t => (t - (sys::now_ns().saturating_sub(start) / 1_000_000) as i64).max(0),
         };
-        if count == 0 && call.ms == 0 && !call.mask.is_null() {
-            // Handlers run whose signals only this call lets through.
-            return signals::outside(|| native(tmp.as_mut_ptr(), 0, 0)).min(0);
+        if count == 0 && call.ms == 0 && signals::let_in(call.mask) {
+            return -1;
         }
         if count > 0 || left == 0 || last {
             return count;
@@ -180,6 +179,9 @@ fn run(
         if control::pending() {
             control::pump();
             continue;
+        }
+        if signals::let_in(call.mask) {
+            return -1;
         }
         if !patient && spin(fds, tmp) {
             continue;
@@ -255,6 +257,8 @@ fn scan(fds: &mut [pollfd], tmp: &mut [pollfd], patient: bool) -> (i32, bool) {
                         }
                         if ev & OUT != 0 {
                             r |= p.events & WRNORM;
+                        } else if want & OUT != 0 && c.tx.on_lane() {
+                            io::short::refused(table::local(i));
                         }
                         p.revents = r | urgent;
                     }

@@ -295,13 +295,14 @@ pub fn try_ready(i: u32, c: &Conn, l: &Local) {
 }
 
 fn ready_locked(i: u32, c: &Conn, l: &Local) {
-    if !open(c)
-        || c.rx.shut.load(Relaxed) != 0
-        || epoll::unservable(i)
-        || unwatched(c)
-        || table::holders(c) != 1
-    {
+    if !open(c) || c.rx.shut.load(Relaxed) != 0 {
         return;
+    }
+    if epoll::unservable(i) || unwatched(c) {
+        return because(c, Reason::EpollShared);
+    }
+    if table::holders(c) != 1 {
+        return because(c, Reason::Shared);
     }
     if let Some((link, m)) = lane(c, l) {
         if c.rx.epoch.load(Relaxed).wrapping_sub(c.epoch.load(Relaxed)) >= link::layout::EPOCHS - 1

@@ -140,6 +140,23 @@ pub fn outside<T>(f: impl FnOnce() -> T) -> T {
     r
 }
 
+/// Lets those signals in that only the mask of the application's wait does, where the kernel would put it to sleep
+/// and we have other things to do first. True: there was one, and errno is EINTR.
+#[inline(always)]
+pub fn let_in(mask: *const libc::sigset_t) -> bool {
+    !mask.is_null() && let_in_masked(mask)
+}
+
+#[cold]
+fn let_in_masked(mask: *const libc::sigset_t) -> bool {
+    let now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: no entries; the mask was proven readable by the hook.
+    outside(|| unsafe { crate::real::ppoll(core::ptr::null_mut(), 0, &now, mask) }) < 0
+}
+
 /// The same for a sleep that `efd` ends: a handler that runs in the last moment before it writes there.
 /// `any`: every handler ends the sleep, as it does a poll; else only one without SA_RESTART. `place` among the
 /// sleepers: while a handler runs, others do what this one would.

@@ -46,6 +46,11 @@ pub struct Local {
     pub starved: AtomicU32,
     /// The program goes on after a short count: see `io::short`.
     pub copes: AtomicU32,
+    /// There was no room on the ring for a send, or for a wait that asks for it, and no wait has found some since: see
+    /// `io::short`.
+    pub refused: AtomicU32,
+    /// Has this process shut the connection down for sending?
+    pub sends_ended: AtomicU32,
     /// Address of what the last short send has left; 0: none.
     pub rest: AtomicUsize,
     /// Calls with MSG_ZEROCOPY, and who counts them: see `io::zerocopy`.
@@ -356,6 +361,8 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         l.behind.store(0, Relaxed);
         l.starved.store(0, Relaxed);
         l.copes.store(0, Relaxed);
+        l.refused.store(0, Relaxed);
+        l.sends_ended.store(0, Relaxed);
         l.rest.store(0, Relaxed);
         l.zerocopy.store(0, Relaxed);
         l.zerocopy_ours.store(0, Relaxed);

@@ -71,3 +71,9 @@ fn sizes_eager() -> Result<()> {
 fn a_message_after_connect_is_taken_whole() -> Result<()> {
     c::both_ways("whole", &[], 16, 50_000)
 }
+
+/// Who sends again after a refusal has a queue that may be full: it gets what the kernel would have had room for.
+#[test]
+fn queues_of_servers() -> Result<()> {
+    c::both_ways("queues", &[], 2, 200_000)
+}

@@ -47,3 +47,9 @@ fn hooks_need_little_stack() -> Result<()> {
 fn what_nobody_counted_keeps_no_connection_down() -> Result<()> {
     both_ways("uncounted", &[], 48, 5_000_000)
 }
+
+/// A wait that looks and spins before it sleeps lets in what its mask does when the kernel would.
+#[test]
+fn masks_of_waits() -> Result<()> {
+    both_ways("let_in", &["1000"], 2, 4_000)
+}

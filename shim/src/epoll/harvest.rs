@@ -81,6 +81,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         };
         if ok {
             ev |= OUT;
+            io::short::has_room(l);
         }
     }
     Some(ev)
@@ -212,6 +213,9 @@ pub(super) fn harvest(
             );
             if blocked {
                 h.blocked = true;
+                if mask & ET == 0 {
+                    io::short::refused(l);
+                }
             }
             if told != 0 {
                 // SAFETY: the application's, and just proven.

@@ -118,6 +118,15 @@ unsafe fn join(
     h
 }
 
+/// What the application's call waits for besides events.
+#[derive(Clone, Copy)]
+pub struct Until {
+    /// Its time-out in milliseconds; -1: none.
+    pub ms: i64,
+    /// The signal mask of its own, or null.
+    pub mask: *const sigset_t,
+}
+
 /// `epoll_wait` and its relatives. `native(ep, evs, max, ms)` is the application's own call with
 /// another time-out; it blocks and is a cancellation point.
 ///
@@ -127,9 +136,10 @@ pub unsafe fn wait(
     (i, ep): (u32, i32),
     evs: *mut epoll_event,
     max: i32,
-    timeout_ms: i64,
+    until: Until,
     native: impl Fn(i32, *mut epoll_event, i32, i64) -> i32,
 ) -> i32 {
+    let timeout_ms = until.ms;
     let _inside = signals::enter();
     if control::pending() {
         control::pump();
@@ -194,7 +204,7 @@ pub unsafe fn wait(
         io::quietly(|| inner(i, s));
     }
     // SAFETY: passed on.
-    let r = unsafe { wait_lanes((i, ep), s, evs, max_n, timeout_ms, start, native) };
+    let r = unsafe { wait_lanes((i, ep), s, evs, max_n, (until, start), native) };
     wait_over(i, s);
     r
 }
@@ -241,9 +251,15 @@ unsafe fn look_at_kernel(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> 
     };
     told(s, n, max);
     // SAFETY: the kernel wrote `n` events.
-    let at = unsafe { strip(evs, &mut n) };
+    let mut at = unsafe { strip(evs, &mut n) };
     if at.is_some() {
         inner(i, s);
+        if max == 1 {
+            // That was the application's only place. Behind it another entry may be ready, and is next now.
+            n = poll().unwrap_or(0);
+            // SAFETY: as above.
+            at = unsafe { strip(evs, &mut n) }.or(at);
+        }
     }
     Some(Found { n, at })
 }
@@ -255,8 +271,7 @@ unsafe fn wait_lanes(
     s: &Set,
     evs: *mut epoll_event,
     max: usize,
-    timeout_ms: i64,
-    start: u64,
+    (until, start): (Until, u64),
     native: impl Fn(i32, *mut epoll_event, i32, i64) -> i32,
 ) -> i32 {
     let mut last = false;
@@ -303,7 +318,7 @@ unsafe fn wait_lanes(
         if h.fault {
             return fault();
         }
-        let left = match timeout_ms {
+        let left = match until.ms {
             t if t < 0 => -1,
             t => (t - (sys::now_ns().saturating_sub(start) / 1_000_000) as i64).max(0),
         };
@@ -326,6 +341,9 @@ unsafe fn wait_lanes(
         if control::pending() {
             control::pump();
             continue;
+        }
+        if signals::let_in(until.mask) {
+            return -1;
         }
         if !h.blocked && !patient && wait::may_spin(&s.spin) {
             let mut turns = 0u32;

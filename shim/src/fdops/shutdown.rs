@@ -59,6 +59,7 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
         // Under the lock: a lane that is attached, or a switch that is made, after this finds the door
         // closed (`promote::attach`, `try_up`), so that nothing is sent behind the FIN.
         let _g = lock::lock(&c.tx.lock);
+        table::local(i).sends_ended.store(1, Relaxed);
         table::bar(c, Reason::NotEstablished);
     }
     let Some((link, m)) = promote::lane(c, table::local(i)) else {

@@ -255,8 +255,15 @@ pub unsafe extern "C" fn select(
             limited: false,
             ..limited(ms, null())
         };
-        let got = polls::select(n, [r, w, e], call, native, |p, n, ms| {
-            real::poll(p, n as u64, ms as i32)
+        // (Parts of a millisecond are slept as they are.)
+        let whole = t.as_ref().filter(|t| t.tv_sec < i64::MAX / 2);
+        let whole = whole.map(|t| timespec {
+            tv_sec: t.tv_sec + t.tv_usec / 1_000_000,
+            tv_nsec: t.tv_usec % 1_000_000 * 1000,
+        });
+        let got = polls::select(n, [r, w, e], call, native, |p, n, left| match &whole {
+            Some(whole) if left == ms => real::ppoll(p, n as u64, whole, null()),
+            _ => real::poll(p, n as u64, left as i32),
         });
         if !was_native.get() && !t.is_null() && pages::writable(t, size_of::<timeval>()) {
             // Linux leaves the time that was not slept.
@@ -297,6 +304,9 @@ pub unsafe extern "C" fn pselect(
             ..limited(whole, s)
         };
         polls::select(n, [r, w, e], call, native, |p, n, ms| {
+            if ms == whole {
+                return real::ppoll(p, n as u64, t, s);
+            }
             let ts = ts_of(ms);
             real::ppoll(p, n as u64, if ms < 0 { null() } else { &ts }, s)
         })
@@ -363,12 +373,20 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
     }
 }
 
+/// What a wait on a set waits for.
+fn until(ms: i64, mask: *const sigset_t) -> epoll::Until {
+    epoll::Until {
+        ms: ms.max(-1),
+        mask,
+    }
+}
+
 #[no_mangle]
 pub unsafe extern "C" fn epoll_wait(ep: i32, ev: *mut epoll_event, n: i32, t: i32) -> i32 {
     // SAFETY: see above.
     unsafe {
         match get(ep) {
-            Fd::Set(s) => epoll::wait((s, ep), ev, n, i64::from(t).max(-1), |ep, ev, n, ms| {
+            Fd::Set(s) => epoll::wait((s, ep), ev, n, until(t.into(), null()), |ep, ev, n, ms| {
                 real::epoll_wait(ep, ev, n, ms as i32)
             }),
             _ => real::epoll_wait(ep, ev, n, t),
@@ -388,7 +406,7 @@ pub unsafe extern "C" fn epoll_pwait(
     unsafe {
         match get(ep) {
             Fd::Set(i) if pages::readable_or_null(s.cast::<u64>()) => {
-                epoll::wait((i, ep), ev, n, i64::from(t).max(-1), |ep, ev, n, ms| {
+                epoll::wait((i, ep), ev, n, until(t.into(), s), |ep, ev, n, ms| {
                     real::epoll_pwait(ep, ev, n, ms as i32, s)
                 })
             }
@@ -412,7 +430,7 @@ pub unsafe extern "C" fn epoll_pwait2(
                 let Some(whole) = ms_of(t) else {
                     return real::epoll_pwait2(ep, ev, n, t, s);
                 };
-                epoll::wait((i, ep), ev, n, whole, |ep, ev, n, ms| {
+                epoll::wait((i, ep), ev, n, until(whole, s), |ep, ev, n, ms| {
                     if ms == whole {
                         real::epoll_pwait2(ep, ev, n, t, s)
                     } else {

@@ -164,7 +164,7 @@ impl Cut {
         match more && iov.left() > 0 {
             true => Continue(()),
             false if *total == 0 => Break(r),
-            false if sends => Break(short::counted(fd, *total, iov.left())),
+            false if sends => Break(short::counted((c, l), fd, *total, iov.left())),
             false => Break(*total as isize),
         }
     }

@@ -193,7 +193,7 @@ impl Sending<'_> {
         let bad = r < 0 && crate::errno() == libc::EFAULT;
         let (whole, r) = (total + self.iov.left(), total as isize + r); // (after a part it is no error)
         if r < whole as isize {
-            if !bad && short::was_taken(fd, total, whole) {
+            if !bad && short::was_taken((c, l), fd, total, whole) {
                 return Break(whole as isize);
             }
             short::told(l, self.vecs, r);
@@ -287,7 +287,7 @@ impl Sending<'_> {
                 e => fail(e),
             },
             n if self.call.current(self.c, self.l) => {
-                short::counted(self.call.fd(self.l), n, self.iov.left())
+                short::counted((self.c, self.l), self.call.fd(self.l), n, self.iov.left())
             }
             n => n as isize,
         }
@@ -338,6 +338,9 @@ impl Sending<'_> {
             return Continue(());
         }
         short::told(l, self.vecs, self.total as isize);
+        if full && self.total == 0 {
+            short::refused(l);
+        }
         crate::epoll::blocked(i);
         Break(fail_or(self.total, libc::EAGAIN))
     }

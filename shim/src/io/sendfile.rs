@@ -157,7 +157,7 @@ unsafe fn pieces(
                 return r;
             }
             Way::Send.put_error(table::conn(i), fd, crate::errno()); // told by the next call
-            over = super::short::was_taken(fd, total, count);
+            over = super::short::was_taken((table::conn(i), table::local(i)), fd, total, count);
             if !over {
                 break;
             }

@@ -5,7 +5,8 @@
 //!
 //! Programs that are known to go on after a short count get one, and stay on the lane: those that watch for
 //! room with epoll, or with poll or select among other descriptors (a loop; one alone may be a time-out's), and
-//! those that have sent the rest of a message.
+//! those that have sent the rest of a message. But one that is refused room, and sends before it was told of some, does not
+//! just wait for it: it has a queue of its own, and perhaps a limit for that (servers that throw out slow readers).
 
 use super::call::Call;
 use super::errors::CLOSE;
@@ -38,6 +39,21 @@ pub fn told(l: &Local, vecs: &[iovec], n: isize) {
     l.starved.store(1, Relaxed);
     let rest = if n > 0 { address(vecs, n as usize) } else { 0 };
     l.rest.store(rest, Relaxed);
+}
+
+/// A send has found the ring full, and says EAGAIN; or a wait for room (not for the edge at which there is some) has
+/// found none.
+#[inline(always)]
+pub fn refused(l: &Local) {
+    l.refused.store(1, Relaxed);
+}
+
+/// A wait has found room.
+#[inline(always)]
+pub fn has_room(l: &Local) {
+    if l.refused.load(Relaxed) != 0 {
+        l.refused.store(0, Relaxed);
+    }
 }
 
 /// A send begins: with what an earlier one has left?
@@ -76,7 +92,8 @@ pub fn polled(c: &Conn, l: &Local, events: i16, among: usize) {
 /// has sent.
 #[cold]
 pub fn kernel_has_room(c: &Conn, l: &Local, m: &Memory, fd: i32, total: usize) -> bool {
-    if l.copes.load(Relaxed) != 0 || c.tx.is_bounded(m) {
+    let waits = l.copes.load(Relaxed) != 0 && l.refused.load(Relaxed) == 0;
+    if waits || c.tx.is_bounded(m) {
         return false;
     }
     let unread = match lock::lock(&c.tx.lock) {
@@ -110,20 +127,25 @@ pub fn make_room(
 }
 
 /// The count of a send that ends after `total` bytes, with `left` to be sent.
-pub fn counted(fd: i32, total: usize, left: usize) -> isize {
+pub fn counted((c, l): (&Conn, &Local), fd: i32, total: usize, left: usize) -> isize {
     let whole = total + left;
-    match left > 0 && was_taken(fd, total, whole) {
+    match left > 0 && was_taken((c, l), fd, total, whole) {
         true => whole as isize,
         false => total as isize,
     }
 }
 
-/// A send of `whole` bytes has sent `total`, and TCP has ended. The kernel would have had all of them in its buffer before
+/// A send of `whole` bytes has sent `total`, and the connection was reset (not: shut down here, meanwhile). The kernel would have had all of them in its buffer before
 /// the other end could read the first one, and reset the connection: it says that they are sent, and its next call
 /// tells the error. (True: so do we. What may not have fitted into that buffer has a short count there, too.)
 #[cold]
-pub fn was_taken(fd: i32, total: usize, whole: usize) -> bool {
+pub fn was_taken((c, l): (&Conn, &Local), fd: i32, total: usize, whole: usize) -> bool {
+    // (Closed without an error: this end and the other one have ended.)
+    let reset = || {
+        let error = c.has_error() || sys::poll1(fd, 0) & libc::POLLERR != 0;
+        error && sys::tcp_state(fd) == Some(CLOSE) && l.sends_ended.load(Relaxed) == 0
+    };
     let room = || sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0) as usize;
     // (Half of it: the kernel's own needs count in it.)
-    total > 0 && sys::tcp_state(fd) == Some(CLOSE) && whole <= room() / 2
+    total > 0 && reset() && whole <= room() / 2
 }
