@@ -15,6 +15,7 @@ mod harvest;
 mod members;
 mod regs;
 mod sleep;
+mod sleepers;
 
 pub use ctl::ctl;
 pub use harvest::state;
@@ -297,7 +298,7 @@ fn ended(i: u32, s: &Set) {
                 l.sets[i as usize / 64].fetch_and(!(1 << (i % 64)), SeqCst);
             }
         }
-        sleep::deafen(s);
+        sleepers::deafen(s);
         for f in [&s.inner, &s.kick] {
             fdtab::close_ours(f.swap(-1, Relaxed));
         }

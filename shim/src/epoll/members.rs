@@ -29,7 +29,7 @@ pub fn unbind(link: &Link) {
             if s.links[k].load(Relaxed) == want {
                 let inner = s.inner.load(Relaxed);
                 let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, link.bell(), 0, 0);
-                sleep::unhear(s, link);
+                sleepers::unhear(s, link);
                 s.links[k].store(0, Release);
                 s.groups[k].store(0, Relaxed);
             }
@@ -146,7 +146,7 @@ pub(super) fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -
     }
     s.moves.fetch_add(1, Release); // pairs with the loads around a look at the kernel
     if s.lanes.fetch_add(1, SeqCst) == 0 {
-        sleep::listen(s);
+        sleepers::listen(s);
     }
     kick_if_waiting(set as usize);
     true
@@ -225,7 +225,7 @@ pub(super) fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
     link.sets[set as usize / 64].fetch_or(1 << (set % 64), SeqCst);
     s.groups[k].store(0, Relaxed);
     s.links[k].store(want, Release);
-    sleep::hear_too(s, link);
+    sleepers::hear_too(s, link);
     s.high.fetch_max(k as u32 + 1, Release);
     Some(k)
 }
@@ -270,7 +270,7 @@ pub(super) fn detach(s: &Set, r: u32) {
         s.kin.fetch_sub(1, Relaxed);
     }
     if s.lanes.fetch_sub(1, SeqCst) == 1 {
-        sleep::deafen(s);
+        sleepers::deafen(s);
         retire(s);
     }
 }

@@ -1,0 +1,93 @@
+//! Who sleeps in a set, and counts as a sleeper on its links.
+
+use super::*;
+
+/// The links of a set. Set lock held.
+fn each_link(s: &Set, f: impl FnMut(&Link)) {
+    (0..slots(s)).filter_map(|k| set_link(s, k)).for_each(f);
+}
+
+/// Counts so many threads more, or fewer, among the sleepers of a link.
+fn count(l: &Link, asleep: u32, more: bool) {
+    // (An inherited one's doorbell is not ours to hear.)
+    let Some(ctl) = l.own.control().filter(|_| !l.is_inherited()) else {
+        return;
+    };
+    for _ in 0..asleep & !HEARS {
+        match more {
+            true => wake::doze(&ctl.sleepers.0),
+            false => wake::rouse(&ctl.sleepers.0),
+        }
+    }
+}
+
+/// Counts the caller as asleep in the set. While the set has lanes, each of its links counts all
+/// threads asleep in it as sleepers: those, too, that fell asleep when it had none, or fewer links,
+/// for the thread that is woken to look at a new lane may stay away. `false`: not now (the lock is
+/// this thread's own, in a signal handler).
+///
+/// Whoever falls asleep looks for news after this, as after `wake::doze`.
+pub(super) fn fall_asleep(s: &Set) -> bool {
+    let mut v = s.asleep.load(SeqCst);
+    while v & HEARS == 0 {
+        match s.asleep.compare_exchange(v, v + 1, SeqCst, SeqCst) {
+            Ok(_) => return true,
+            Err(now) => v = now,
+        }
+    }
+    let Some(_g) = lock::lock(&s.lock) else {
+        return false;
+    };
+    if s.asleep.fetch_add(1, SeqCst) & HEARS != 0 {
+        each_link(s, |l| count(l, 1, true));
+    }
+    true
+}
+
+/// Takes [`fall_asleep`] back.
+pub(super) fn awake(s: &Set) {
+    let mut v = s.asleep.load(SeqCst);
+    while v & HEARS == 0 {
+        match s
+            .asleep
+            .compare_exchange(v, v.saturating_sub(1), SeqCst, SeqCst)
+        {
+            Ok(_) => return,
+            Err(now) => v = now,
+        }
+    }
+    let _g = lock::lock(&s.lock);
+    if s.asleep.fetch_sub(1, SeqCst) & HEARS != 0 {
+        each_link(s, |l| count(l, 1, false));
+    }
+}
+
+/// The set has its first lane: its links count whoever sleeps in it. Set lock held.
+pub(super) fn listen(s: &Set) {
+    let asleep = s.asleep.fetch_or(HEARS, SeqCst);
+    each_link(s, |l| count(l, asleep, true));
+}
+
+/// The set has no lanes any more. Set lock held.
+pub(super) fn deafen(s: &Set) {
+    let asleep = s.asleep.fetch_and(!HEARS, SeqCst);
+    if asleep & HEARS != 0 {
+        each_link(s, |l| count(l, asleep, false));
+    }
+}
+
+/// A link was added to the set. Set lock held.
+pub(super) fn hear_too(s: &Set, l: &Link) {
+    let asleep = s.asleep.load(SeqCst);
+    if asleep & HEARS != 0 {
+        count(l, asleep, true);
+    }
+}
+
+/// A link is about to be taken out of the set. Set lock held.
+pub(super) fn unhear(s: &Set, l: &Link) {
+    let asleep = s.asleep.load(SeqCst);
+    if asleep & HEARS != 0 {
+        count(l, asleep, false);
+    }
+}
