@@ -36,6 +36,7 @@ mod wait;
 #[ctor::ctor(unsafe)]
 fn load() {
     env::init();
+    real::find_early();
     table::set_pid(sys::getpid());
     wait::cycles_per_us();
     received::by_exec();

@@ -53,18 +53,24 @@ impl Sym {
 /// Declares `real::NAME(args) -> ret`, which calls the next definition of NAME, and fails with
 /// ENOSYS where there is none (a libc that lacks it).
 macro_rules! real {
-    ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {$(
-        #[allow(clippy::too_many_arguments, non_snake_case)]
-        #[inline(always)]
-        pub unsafe fn $name($($arg: $ty),*) -> $ret {
-            static SYM: Sym = {
+    ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
+        #[allow(non_upper_case_globals)]
+        mod sym {
+            use $crate::real::Sym;
+            use core::ffi::CStr;
+            $(pub static $name: Sym = {
                 const NAME: &str = concat!(stringify!($name), "\0");
                 match CStr::from_bytes_with_nul(NAME.as_bytes()) {
                     Ok(n) => Sym::new(n),
                     Err(_) => panic!("name"),
                 }
-            };
-            let p = SYM.get();
+            };)*
+        }
+        $(
+        #[allow(clippy::too_many_arguments, non_snake_case)]
+        #[inline(always)]
+        pub unsafe fn $name($($arg: $ty),*) -> $ret {
+            let p = sym::$name.get();
             if p.is_null() {
                 crate::set_errno(libc::ENOSYS);
                 // SAFETY: every return type used here is an integer or a pointer, for which all
@@ -76,9 +82,18 @@ macro_rules! real {
             // SAFETY: the caller passes on what the application passed.
             unsafe { f($($arg),*) }
         }
-    )*};
+        )*
+    };
 }
 pub(crate) use real;
+
+/// Finds what waits call deep in their frames, when the library is loaded: `dlsym` takes a kilobyte of stack,
+/// and `select` had called `ppoll` for the first time there.
+pub fn find_early() {
+    for s in [&sym::poll, &sym::ppoll] {
+        s.get();
+    }
+}
 
 /// Calls for which older C libraries, and musl, have no function, but which programs make by number.
 ///

@@ -170,8 +170,6 @@ pub unsafe extern "C" fn __poll_chk(p: *mut pollfd, n: u64, t: i32, len: usize) 
     unsafe {
         if (n as usize).saturating_mul(8) > len {
             crate::real::real! { __poll_chk(p: *mut pollfd, n: u64, t: i32, len: usize) -> i32; }
-            use crate::real::Sym;
-            use core::ffi::CStr;
             return __poll_chk(p, n, t, len);
         }
         poll(p, n, t)
@@ -190,8 +188,6 @@ pub unsafe extern "C" fn __ppoll_chk(
     unsafe {
         if (n as usize).saturating_mul(8) > len {
             crate::real::real! { __ppoll_chk(p: *mut pollfd, n: u64, t: *const timespec, s: *const sigset_t, len: usize) -> i32; }
-            use crate::real::Sym;
-            use core::ffi::CStr;
             return __ppoll_chk(p, n, t, s, len);
         }
         ppoll(p, n, t, s)

@@ -283,8 +283,6 @@ macro_rules! fortified {
         #[no_mangle]
         pub unsafe extern "C" fn $name($($all: $ta),*) -> isize {
             crate::real::real! { $name($($all: $ta),*) -> isize; }
-            use core::ffi::CStr;
-            use crate::real::Sym;
             // SAFETY: see the module.
             unsafe { if $n > $len { $name($($all),*) } else { $plain($($a),*) } }
         }
