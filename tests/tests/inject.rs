@@ -15,7 +15,9 @@ const SHORT: i32 = 0;
 
 /// Calls that the shim makes by itself, and what goes wrong with them: the errors that section ERRORS of their
 /// manual pages has, as far as a program that made the call itself would not see them as well (the latter are
-/// passed on), and EINTR, which seccomp's supervisors answer to any call. (epoll_ctl: only ADD needs memory.)
+/// passed on), and EINTR, which seccomp's supervisors answer to any call. (epoll_ctl: only ADD needs memory.
+/// recvmsg: the daemon's words. Of TCP, EAGAIN is an answer, not an error: "nothing is there" of a connection that
+/// has bytes costs a program that waits for edges that edge.)
 const CALLS: &[(&str, i64, &[i32])] = {
     use libc::*;
     &[

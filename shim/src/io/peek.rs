@@ -25,11 +25,17 @@ pub fn peek(fd: i32, iov: Iov<'_>, what: (usize, &mut [u8], usize)) -> Result<us
         None => &mut few,
     };
     let n = fill(vecs, iov, what);
-    // SAFETY: all-zero is a valid msghdr.
-    let mut h: libc::msghdr = unsafe { core::mem::zeroed() };
-    h.msg_iov = vecs.as_mut_ptr();
-    h.msg_iovlen = n;
-    let r = sys::recvmsg(fd, &mut h, libc::MSG_PEEK | libc::MSG_DONTWAIT);
+    let r = match vecs {
+        // (A look at one byte, as most are.)
+        [v, ..] if n == 1 => sys::recv(fd, v.iov_base.cast(), v.iov_len, libc::MSG_PEEK),
+        vecs => {
+            // SAFETY: all-zero is a valid msghdr.
+            let mut h: libc::msghdr = unsafe { core::mem::zeroed() };
+            h.msg_iov = vecs.as_mut_ptr();
+            h.msg_iovlen = n;
+            sys::recvmsg(fd, &mut h, libc::MSG_PEEK | libc::MSG_DONTWAIT)
+        }
+    };
     if let Some(p) = mapped {
         sys::unmap(p, bytes);
     }
