@@ -96,21 +96,29 @@ static long made(void) {
 /* ---- the events ---- */
 
 enum { SHUT_WR_, SHUT_RD_, SHUT_BOTH, PEER_WR, PEER_RD, PEER_BOTH, PEER_CLOSE, PEER_LINGER, PEER_UNSPEC, UNSPEC, ONE, MANY, OOB, ZERO,
-       NODELAY, NONBLOCK, TIMEO, SO_ERROR_, EXIT, KILL, EXIT_UNREAD, KILL_UNREAD, CLOSE_UNREAD, SEND_OWN, SIGNALLED, RESTARTED, ALL, EVENTS };
+       NODELAY, NONBLOCK, TIMEO, SO_ERROR_, EXIT, KILL, EXIT_UNREAD, KILL_UNREAD, CLOSE_UNREAD, SEND_OWN, SIGNALLED, RESTARTED, ALL, IN_HANDLER,
+       EVENTS = IN_HANDLER + 6 };
 static const char *const events[] = {"SHUT_WR", "SHUT_RD", "SHUT_RDWR", "peer SHUT_WR", "peer SHUT_RD", "peer SHUT_RDWR", "peer close",
                                      "peer linger 0", "peer AF_UNSPEC", "AF_UNSPEC", "1 byte", "1000 bytes", "urgent", "0 bytes", "NODELAY",
                                      "FIONBIO", "RCVTIMEO", "SO_ERROR", "peer exit", "peer killed", "exit unread", "kill unread",
-                                     "close unread", "send", "signal", "SA_RESTART", "peer reads all"};
+                                     "close unread", "send", "signal", "SA_RESTART", "peer reads all", "handler SHUT_WR", "SHUT_WR SA_RESTART",
+                                     "handler SHUT_RD", "SHUT_RD SA_RESTART", "handler SHUT_RDWR", "SHUT_RDWR SA_RESTART"};
+
+static int how; /* -1: the handler shuts nothing down */
 
 static void handler(int n) {
     (void)n;
+    if (how >= 0) shutdown(fd, how);
 }
 
 static void happens(int event, pthread_t t) {
     struct timeval tv = {0, 1000};
     int on = 1, e = 0;
     socklen_t n = sizeof e;
-    struct sigaction a = {.sa_handler = handler, .sa_flags = event == RESTARTED ? SA_RESTART : 0};
+    int handles = event >= IN_HANDLER, restarts = handles ? (event - IN_HANDLER) % 2 : event == RESTARTED;
+    static const int hows[] = {SHUT_WR, SHUT_RD, SHUT_RDWR};
+    struct sigaction a = {.sa_handler = handler, .sa_flags = restarts ? SA_RESTART : 0};
+    how = handles ? hows[(event - IN_HANDLER) / 2] : -1;
     if (event == EXIT_UNREAD || event == KILL_UNREAD || event == CLOSE_UNREAD) {
         if (!fills(call)) NEED(send(fd, large, 300, MSG_NOSIGNAL) == 300);
         NEED(tell('?'));
@@ -137,11 +145,10 @@ static void happens(int event, pthread_t t) {
     case EXIT: case EXIT_UNREAD: tell('x'); break;
     case KILL: case KILL_UNREAD: tell('k'); break;
     case SEND_OWN: if (!fills(call)) send(fd, "s", 1, MSG_NOSIGNAL); break;
-    case SIGNALLED: case RESTARTED:
+    case ALL: tell('a'); break;
+    default:
         sigaction(SIGUSR1, &a, NULL);
         pthread_kill(t, SIGUSR1);
-        break;
-    case ALL: tell('a');
     }
 }
 

@@ -337,6 +337,11 @@ impl Receiving<'_> {
         self.other
     }
 
+    /// Has the handler that interrupted this call shut the connection down? The kernel's call ends before it runs.
+    fn shut_in_handler(&self) -> bool {
+        self.last_look && self.total == 0 && self.call.was_shut(self.l)
+    }
+
     /// No bytes came from the lane.
     #[inline(never)]
     fn nothing(&mut self, got: Received, link: &Link, m: &Memory) -> ControlFlow<isize> {
@@ -359,6 +364,7 @@ impl Receiving<'_> {
                 Break(0)
             }
             Received::Empty => self.empty(link, m),
+            Received::Eof if self.shut_in_handler() => Break(fail(libc::EINTR)),
             Received::Eof => {
                 c.rx.looked.store(0, Relaxed); // whoever comes again is told again
                 promote::attend(c, link, m, self.call.fd(l));
@@ -405,7 +411,7 @@ impl Receiving<'_> {
             c.rx.looked.store(ticks(), Relaxed); // TCP was asked; with bytes on the ring it is not
         }
         promote::attend(c, link, m, self.call.fd(l));
-        if c.rx.shut.load(Relaxed) != 0 {
+        if c.rx.shut.load(Relaxed) != 0 && !self.shut_in_handler() {
             // (The other end may have died since.)
             ends::after_fin((c, l), (link, m), lock::lock);
             return Break(self.shut());
