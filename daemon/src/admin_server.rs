@@ -233,7 +233,7 @@ async fn look(shared: &Shared) -> Vec<Entry> {
     let alone = shared.borrow().peers.is_none();
     let work = move || {
         let mut all = census::rows::rows(families, census, &waiting, alone);
-        crate::peers::door::explain(&mut all, &across);
+        crate::core::across::explain(&mut all, &across);
         all
     };
     let mut all = tokio::task::spawn_blocking(work).await.unwrap_or_default();

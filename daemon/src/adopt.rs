@@ -11,26 +11,22 @@
 //! Everything here may be made to hang by whom it looks at: each process has a helper of its own,
 //! and a time limit.
 
-use crate::core::orders::Orders;
-use crate::core::{random, Core, Shared};
 use crate::family;
 use crate::fds::Foreign;
 use crate::limits::Member;
 use crate::memfd::{self, Ident};
+use crate::orders::Orders;
 use crate::process::ProcId;
+use crate::random::random;
 use link::family::{Home, TABLE_BYTES};
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
 use underpass_admin::proc;
 
 /// Name under which shims make their tables, as `/proc` shows it.
 const NAME: &str = "/memfd:underpass-family";
-/// How long the look at one process may take, and how many may be left hanging.
-const TIME: Duration = Duration::from_secs(2);
-const HANGING: u32 = 16;
 
 /// A process of a family that has not said hello to this daemon.
 #[derive(Debug)]
@@ -43,45 +39,19 @@ pub struct Relic {
     pub comm: String,
     pub orders: Orders,
     /// Counts it for its cgroup.
-    _member: Member,
+    pub member: Member,
 }
 
 /// What the look at one process found.
-struct Found {
-    ident: Ident,
-    table: Foreign,
-    id: ProcId,
-    own_pid: u32,
-    uid: u32,
-    netns: u64,
-    comm: String,
-    cgroup: String,
-}
-
-/// Looks at every process that may be looked at.
-pub async fn scan(shared: Shared) {
-    let home = shared.borrow().home;
-    if let Some(home) = home {
-        let pids = tokio::task::spawn_blocking(pids).await.unwrap_or_default();
-        let mut hanging = 0;
-        for pid in pids {
-            let look = tokio::task::spawn_blocking(move || look_into(pid, home));
-            match tokio::time::timeout(TIME, look).await {
-                Ok(Ok(Some(f))) => shared.borrow_mut().adopt(f),
-                Ok(_) => {}
-                Err(_) => {
-                    tracing::warn!("process {pid} cannot be looked at: it hangs");
-                    hanging += 1;
-                    if hanging == HANGING {
-                        break;
-                    }
-                }
-            }
-        }
-    }
-    let mut core = shared.borrow_mut();
-    core.scanned = true;
-    core.scan_done.notify_waiters();
+pub struct Found {
+    pub ident: Ident,
+    pub table: Foreign,
+    pub id: ProcId,
+    pub own_pid: u32,
+    pub uid: u32,
+    pub netns: u64,
+    pub comm: String,
+    pub cgroup: String,
 }
 
 /// What shims write into their tables of the runtime directory. Its number is kept in its file `lock`, once and for
@@ -107,7 +77,7 @@ pub fn is_home(home: Home, said: Home) -> bool {
 }
 
 /// Processes that may be ours: as root all, else those of this user.
-fn pids() -> Vec<u32> {
+pub fn pids() -> Vec<u32> {
     let me = rustix::process::geteuid();
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let mine = all.filter_map(|e| {
@@ -118,7 +88,8 @@ fn pids() -> Vec<u32> {
     mine.collect()
 }
 
-fn look_into(pid: u32, home: Home) -> Option<Found> {
+/// The look at one process. For a helper.
+pub fn look_into(pid: u32, home: Home) -> Option<Found> {
     let start = proc::start_time(pid)?;
     let of = proc::living(pid)?;
     let maps = std::fs::read_to_string(of.join("maps")).ok()?;
@@ -161,61 +132,4 @@ pub fn table(of: &Path, maps: &str, uid: u32) -> Option<(Ident, Foreign)> {
 /// The number of a process in its own pid namespace.
 pub fn own_pid(pid: u32) -> Option<u32> {
     proc::status(pid, "NSpid:")?.last().copied()
-}
-
-impl Core {
-    fn adopt(&mut self, f: Found) {
-        if self.parties.values().any(|p| p.proc_id == f.id) {
-            return; // it has said hello meanwhile
-        }
-        let Some(member) = self.groups.get(&f.cgroup).enter() else {
-            return;
-        };
-        self.families.join(f.ident, f.table);
-        self.relics.push(Relic {
-            ident: f.ident,
-            id: f.id,
-            own_pid: f.own_pid,
-            uid: f.uid,
-            netns: f.netns,
-            comm: f.comm,
-            orders: Orders::default(),
-            _member: member,
-        });
-    }
-
-    /// What a process that says hello has missed.
-    pub fn missed_by(&mut self, id: ProcId, ident: Ident) -> Orders {
-        let mut relics = self.relics.iter_mut();
-        let relic = relics.find(|r| r.id == id && r.ident == ident);
-        relic
-            .map(|r| std::mem::take(&mut r.orders))
-            .unwrap_or_default()
-    }
-
-    /// These processes have ended, or speak for themselves now.
-    pub fn forget_relics(&mut self, gone: impl Fn(&Relic) -> bool) {
-        let families = &mut self.families;
-        self.relics.retain(|r| {
-            let stays = !gone(r);
-            if !stays {
-                families.leave(r.ident);
-            }
-            stays
-        });
-    }
-}
-
-/// Drops those whose processes have ended.
-pub async fn prune(shared: &Shared) {
-    let ids: Vec<ProcId> = shared.borrow().relics.iter().map(|r| r.id).collect();
-    if ids.is_empty() {
-        return;
-    }
-    let look = move || {
-        let dead = |i: &ProcId| proc::start_time(i.pid) != Some(i.start);
-        ids.into_iter().filter(dead).collect::<Vec<_>>()
-    };
-    let dead = tokio::task::spawn_blocking(look).await.unwrap_or_default();
-    shared.borrow_mut().forget_relics(|r| dead.contains(&r.id));
 }

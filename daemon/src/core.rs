@@ -2,9 +2,14 @@
 //! may take time (looking at a registered socket, closing it) runs on the blocking pool and comes
 //! back as another event.
 
+pub mod across;
 mod far;
+mod heirs;
+mod holders;
 pub mod orders;
-mod register;
+pub mod register;
+mod relics;
+mod seek;
 
 use crate::adopt::Relic;
 use crate::config::Config;
@@ -15,19 +20,22 @@ use crate::family::Family;
 use crate::fds::Foreign;
 use crate::heirs::Heirs;
 use crate::holders::{Came, Holders};
-use crate::limits::{Groups, Member};
+use crate::ids::{ConnRef, PartyId};
+use crate::limits::{Groups, Member, Seat};
 use crate::links::{Links, Out, Violation};
 use crate::memfd::{self, Ident};
 use crate::notice::Notice;
-use crate::pairing::{ConnRef, Waiting};
-use crate::party::{Party, PartyId};
+use crate::pairing::Waiting;
+use crate::party::Party;
 use crate::process::{ProcId, Process};
 use crate::proof::Proof;
+use crate::random::random;
 use crate::seek::Seek;
 use crate::view::{Holder, Snapshot};
 use link::family::{state, TABLE_BYTES};
 use link::msg::{feature, ToDaemon, ToShim};
 use link::reason::Reason;
+use register::Registration;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -93,7 +101,7 @@ pub struct Core {
     /// What tables say of it.
     pub home: Option<link::family::Home>,
     /// Processes are looked at for `ss`.
-    pub looks: Rc<crate::census::Looks>,
+    pub looks: Rc<crate::looks::Looks>,
     /// Processes that have, and live.
     kept: usize,
     /// Since when there is no shim, no lane, and nobody who asked us to stay.
@@ -114,10 +122,18 @@ pub struct Hello {
     pub table: Foreign,
 }
 
+/// What a message wants done that the core cannot do itself: it takes time, or goes on.
+pub enum Job {
+    /// A dialing descriptor is to be served; the seat counts it.
+    Dial(Foreign, Seat),
+    /// A registered socket is to be read.
+    Read(Registration),
+}
+
 impl Core {
     pub fn new(config: Config, proof: Arc<dyn Proof>) -> Core {
         let instance = random();
-        let peers = crate::peers::door::peers(&config);
+        let peers = across::peers(&config);
         let rails = peers.as_ref().map(|p| {
             let all = p.directory.peers().into_iter().map(|p| p.name);
             crate::rail::Rails::new(&config.rail, p.directory.own(), all)
@@ -314,14 +330,13 @@ impl Core {
         Ok(())
     }
 
-    /// A message. `Err`: the connection must be cut.
+    /// A message, and what is to be done beside the core because of it. `Err`: the connection must be cut.
     pub fn message(
-        shared: &Shared,
+        &mut self,
         id: PartyId,
         msg: ToDaemon,
         fds: Vec<Foreign>,
-    ) -> Result<(), Violation> {
-        let mut core = shared.borrow_mut();
+    ) -> Result<Option<Job>, Violation> {
         let mut out = Out::default();
         let mut trouble = (Reason::PeerGone, RETRY_SOON_MS);
         match msg {
@@ -338,7 +353,7 @@ impl Core {
                     conn,
                     gen,
                 };
-                return core.register(shared, who, [tx_kpos, rx_kpos], flags, None, fds);
+                return self.register(who, [tx_kpos, rx_kpos], flags, None, fds);
             }
             ToDaemon::RegisterReceived {
                 conn,
@@ -355,36 +370,34 @@ impl Core {
                     gen,
                 };
                 let came = Some(Came { from, copies });
-                return core.register(shared, who, [tx_kpos, rx_kpos], flags, came, fds);
+                return self.register(who, [tx_kpos, rx_kpos], flags, came, fds);
             }
             ToDaemon::Mapped { link, side, chunk } => {
-                core.links.mapped(id, link, side, chunk, &mut out)?
+                self.links.mapped(id, link, side, chunk, &mut out)?
             }
             ToDaemon::PeerMapped { link, side, chunk } => {
-                core.links.peer_mapped(id, link, side, chunk, &mut out)?
+                self.links.peer_mapped(id, link, side, chunk, &mut out)?
             }
             ToDaemon::LaneDone { link, side, lane } => {
-                let owner = core.owner(id, link, side, lane);
-                core.links.lane_done(owner, link, side, lane)?;
-                core.rails(|r| r.done(owner, (link, lane)));
+                let owner = self.owner(id, link, side, lane);
+                self.links.lane_done(owner, link, side, lane)?;
+                self.rails(|r| r.done(owner, (link, lane)));
             }
             ToDaemon::LaneRefused { link, side, lane } => {
-                core.links.lane_refused(id, link, side, lane, &mut out)?;
-                core.rails(|r| r.done(id, (link, lane)));
+                self.links.lane_refused(id, link, side, lane, &mut out)?;
+                self.rails(|r| r.done(id, (link, lane)));
             }
-            ToDaemon::LaneHeld { link, lane, .. } => core.lane_held(id, (link, lane), fds)?,
+            ToDaemon::LaneHeld { link, lane, .. } => self.lane_held(id, (link, lane), fds)?,
             ToDaemon::LaneShut { link, lane, .. } => {
-                core.rails(|r| r.shut(id, (link, lane)));
+                self.rails(|r| r.shut(id, (link, lane)));
             }
             ToDaemon::Dial {} => {
                 let mut fds = fds;
                 let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
                     return Err(Violation("a dialing descriptor that is none, or not alone"));
                 };
-                let group = core.parties.get(&id).map(|p| p.group().clone());
-                if let Some(seat) = group.and_then(|g| g.seat()) {
-                    crate::dial::serve(shared, fd, seat);
-                }
+                let group = self.parties.get(&id).map(|p| p.group().clone());
+                return Ok(group.and_then(|g| g.seat()).map(|seat| Job::Dial(fd, seat)));
             }
             ToDaemon::Moved { table_bytes } => {
                 let mut fds = fds;
@@ -394,32 +407,32 @@ impl Core {
                 let fits = table_bytes == TABLE_BYTES as u64;
                 let ident = memfd::check_fixed(&table, TABLE_BYTES).filter(|_| fits);
                 let ident = ident.ok_or(Violation("a family table that is none"))?;
-                core.moved(id, ident, table)?;
+                self.moved(id, ident, table)?;
             }
             ToDaemon::WantChunk { link, side } => {
-                core.links.want_chunk(id, link, side, &mut out)?
+                self.links.want_chunk(id, link, side, &mut out)?
             }
             ToDaemon::LinkFailed { link, side } => {
-                core.event(id, &format!("cannot map link {link:#x}"));
+                self.event(id, &format!("cannot map link {link:#x}"));
                 trouble = (Reason::Memory, RETRY_TROUBLE_MS);
-                core.links.link_failed(id, link, side, &mut out)?
+                self.links.link_failed(id, link, side, &mut out)?
             }
             ToDaemon::Forget { conn, gen } => {
-                if let Some(p) = core.parties.get_mut(&id) {
+                if let Some(p) = self.parties.get_mut(&id) {
                     p.under_way.remove(&(conn, gen));
                 }
-                core.waiting.forget(ConnRef {
+                self.waiting.forget(ConnRef {
                     party: id,
                     conn,
                     gen,
                 });
-                core.forget_across(ConnRef {
+                self.forget_across(ConnRef {
                     party: id,
                     conn,
                     gen,
                 });
                 trouble = (Reason::PeerDeclined, RETRY_SOON_MS);
-                core.links.forget(
+                self.links.forget(
                     ConnRef {
                         party: id,
                         conn,
@@ -429,9 +442,9 @@ impl Core {
                 );
             }
         }
-        core.act(out, trouble.0, trouble.1);
-        core.busy_changed();
-        Ok(())
+        self.act(out, trouble.0, trouble.1);
+        self.busy_changed();
+        Ok(None)
     }
 
     /// Sends what the links want sent, and declines lanes that will not be.
@@ -562,19 +575,4 @@ pub(crate) fn alive(parties: &HashMap<PartyId, Party>, c: &ConnRef) -> bool {
     let party = parties.get(&c.party).filter(|p| p.control.is_some());
     let view = party.and_then(|p| p.family.view(c.conn));
     view.is_some_and(|v| v.gen == c.gen && v.state == state::OPEN)
-}
-
-/// 64 random bits that nobody can guess.
-pub(crate) fn random() -> u64 {
-    let mut b = [0u8; 8];
-    let mut at = 0;
-    while at < b.len() {
-        match rustix::rand::getrandom(&mut b[at..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(n) => at += n,
-            Err(rustix::io::Errno::INTR) => {}
-            // Linux has had it since 3.17; a filter that forbids it leaves nothing to go on with.
-            Err(e) => panic!("getrandom: {e}"),
-        }
-    }
-    u64::from_ne_bytes(b)
 }

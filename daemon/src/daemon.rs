@@ -2,9 +2,7 @@
 
 use crate::config::Config;
 use crate::core::{Core, Shared};
-use crate::{
-    admin_server, adopt, elsewhere, fds, heirs, holders, idle, peers, rail, seek, server, unseen,
-};
+use crate::{admin_server, adopt, channels, dataplane, fds, idle, peers, server, tasks};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::cell::RefCell;
@@ -131,12 +129,12 @@ async fn serve(
     );
     core.borrow_mut().home = adopt::identity(&options.dir, lock);
     core.borrow_mut().dir = Some(options.dir.clone());
-    tokio::task::spawn_local(adopt::scan(core.clone()));
+    tokio::task::spawn_local(tasks::adopt(core.clone()));
     core.borrow_mut().leaves = options.idle_exit.is_some();
-    tokio::task::spawn_local(seek::serve(core.clone()));
-    tokio::task::spawn_local(heirs::run(core.clone()));
-    tokio::task::spawn_local(holders::run(core.clone()));
-    tokio::task::spawn_local(unseen::run(core.clone(), core.borrow().held.clone()));
+    tokio::task::spawn_local(tasks::search(core.clone()));
+    tokio::task::spawn_local(tasks::look_for_heirs(core.clone()));
+    tokio::task::spawn_local(tasks::look_for_holders(core.clone()));
+    tokio::task::spawn_local(tasks::look_for_unseen_closes(core.clone()));
     tokio::task::spawn_local(admin_server::serve(core.clone(), admin_sock));
     if !options.config.peer.is_empty() {
         let node = &options.config.node;
@@ -144,12 +142,12 @@ async fn serve(
             "" => format!("port {}", peers::directory::PORT),
             a => a.into(),
         };
-        let sock = peers::channel::listen(node)
+        let sock = channels::listen(node)
             .await
             .map_err(|e| Error::Peers(at, e))?;
         let tls = options.config.tls.clone();
-        tokio::task::spawn_local(peers::channel::run(core.clone(), tls, sock));
-        tokio::task::spawn_local(rail::run(core.clone(), runtime));
+        tokio::task::spawn_local(channels::run(core.clone(), tls, sock));
+        tokio::task::spawn_local(dataplane::run(core.clone(), runtime));
     }
     tokio::select! {
         r = server::serve(core.clone(), control_sock) => r?,
@@ -158,7 +156,7 @@ async fn serve(
         _ = term.recv() => tracing::info!("told to stop"),
         _ = int.recv() => tracing::info!("told to stop"),
     }
-    peers::channel::stop(&core).await;
+    channels::stop(&core).await;
     // Lanes of this node do not need us: they go on. New shims find no socket.
     for p in [&control, &admin] {
         let _ = rustix::fs::unlink(p);
@@ -170,8 +168,8 @@ async fn sweep(core: &Shared) {
     loop {
         tokio::time::sleep(SWEEP).await;
         core.borrow_mut().sweep();
-        elsewhere::sweep(core).await;
-        adopt::prune(core).await;
+        tasks::look_elsewhere(core).await;
+        tasks::prune_relics(core).await;
         fade(core).await;
     }
 }

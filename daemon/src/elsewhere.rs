@@ -6,8 +6,7 @@
 //! A table is not one moment of time, so an end is given up only when two looks have missed its
 //! mirror and found itself. Runs on the blocking pool; each end is looked at twice at most.
 
-use crate::core::Shared;
-use crate::pairing::ConnRef;
+use crate::ids::ConnRef;
 use crate::tcp;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -38,24 +37,8 @@ pub enum Seen {
     Unknown,
 }
 
-/// One look at all ends in doubt.
-pub async fn sweep(shared: &Shared) {
-    let doubts = shared.borrow().doubts();
-    if doubts.is_empty() {
-        return;
-    }
-    let look = move || {
-        let seen = look(&doubts);
-        doubts.iter().map(|d| d.who).zip(seen).collect::<Vec<_>>()
-    };
-    let seen = tokio::task::spawn_blocking(look).await.unwrap_or_default();
-    let mut core = shared.borrow_mut();
-    for (who, s) in seen {
-        core.looked_for(who, s);
-    }
-}
-
-fn look(doubts: &[Doubt]) -> Vec<Seen> {
+/// One look at all of them. For a helper.
+pub fn look(doubts: &[Doubt]) -> Vec<Seen> {
     let mut tables = HashMap::new();
     let one = |d: &Doubt| {
         let t: &HashMap<_, _> = tables
@@ -76,7 +59,7 @@ fn look(doubts: &[Doubt]) -> Vec<Seen> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::party::PartyId;
+    use crate::ids::PartyId;
     use std::net::{TcpListener, TcpStream};
 
     #[test]

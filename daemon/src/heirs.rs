@@ -7,46 +7,36 @@
 //! is asked (`/proc`), for all together, and for most of them only whether the process that held the
 //! socket the last time still does.
 
-use crate::core::{Core, Shared, RETRY_SOON_MS};
 use crate::family::Family;
+use crate::ids::ConnRef;
 use crate::limits::Group;
-use crate::links::Out;
-use crate::pairing::ConnRef;
 use crate::party::Party;
 use crate::view;
 use link::family::flag;
-use link::msg::op;
-use link::reason::Reason;
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use underpass_admin::proc;
 
-/// Between two looks at least, and how much longer than a look that is.
-const LOOK: Duration = Duration::from_secs(1);
-const REST: u32 = 50;
-/// But no longer than that: an end is told when two looks have found nobody.
-const REST_MAX: Duration = Duration::from_secs(5);
 /// So many lanes of a dead process are asked for their holders at once; if any has others, the rest is
 /// taken for like it until the first look.
 const ASKED: u32 = 1024;
 
 /// An end whose process has ended, and which others may hold.
 pub struct Inherited {
-    who: ConnRef,
-    at: (u64, u32),
-    far: bool,
+    pub who: ConnRef,
+    pub at: (u64, u32),
+    pub far: bool,
     family: Arc<Family>,
     inode: u64,
     /// The process that has ended. `None`: in another pid namespace than ours.
     ended: Option<Ended>,
     /// Who held it at the last look.
-    holder: Option<u32>,
+    pub holder: Option<u32>,
     /// Nobody did: once more, and nobody does.
-    missed: bool,
+    pub missed: bool,
 }
 
 /// A process that has ended, to tell its heirs from those that have got their numbers.
@@ -85,6 +75,21 @@ impl Inherited {
         }
     }
 
+    pub fn near(who: ConnRef, at: (u64, u32), left: &Left<'_>, inode: u64) -> Self {
+        Inherited {
+            far: false,
+            ..Inherited::far(who, at, left, inode)
+        }
+    }
+
+    /// The same for a helper.
+    pub fn copy(&self) -> Self {
+        Inherited {
+            family: self.family.clone(),
+            ..*self
+        }
+    }
+
     /// A process has taken a far lane back to TCP for good: our copy of the socket is in its way.
     fn has_left(&self) -> bool {
         let v = self.family.view(self.who.conn);
@@ -107,8 +112,9 @@ impl Inherited {
 /// All of them.
 #[derive(Default)]
 pub struct Heirs {
-    all: Vec<Inherited>,
-    news: Rc<Notify>,
+    pub all: Vec<Inherited>,
+    /// There are more.
+    pub news: Rc<Notify>,
 }
 
 /// Counts a lane of the dead for its cgroup until dropped.
@@ -172,98 +178,9 @@ impl<'a> Heirship<'a> {
     }
 }
 
-impl Core {
-    pub(crate) fn inherit(&mut self, all: Vec<Inherited>) {
-        if !all.is_empty() {
-            self.heirs.all.extend(all);
-            self.heirs.news.notify_one();
-        }
-    }
-
-    /// Links within the node that live on after their party `p`, which has ended.
-    pub(crate) fn bequeath(&mut self, p: &Party) -> Vec<u64> {
-        let heirship = Heirship::of(p);
-        let (mut all, mut rest) = (Vec::new(), Vec::new());
-        for (at, who, other) in self.links.near_lanes(p.id) {
-            let left = heirship.left(&who);
-            let seen = left.and_then(|l| Some((l.family.view(who.conn)?.inode, l)));
-            match seen {
-                Some((inode, left)) => all.push(Inherited {
-                    far: false,
-                    ..Inherited::far(who, at, &left, inode)
-                }),
-                None => rest.push((at.0, other)),
-            }
-        }
-        let kept: Vec<u64> = all.iter().map(|i| i.at.0).collect();
-        for (_, other) in rest.into_iter().filter(|r| kept.contains(&r.0)) {
-            self.command(other.party, other.conn, other.gen, op::GONE);
-        }
-        self.inherit(all);
-        kept
-    }
-
-    /// After a look; `holders`: of the first ones, in order.
-    fn looked(&mut self, holders: &[Option<u32>]) {
-        let all = std::mem::take(&mut self.heirs.all);
-        let mut gone = Vec::new();
-        for (n, mut i) in all.into_iter().enumerate() {
-            let mut over = false;
-            if let Some(holder) = holders.get(n) {
-                i.holder = *holder;
-                over = i.missed && holder.is_none();
-                i.missed = holder.is_none();
-            }
-            let useful = match i.far {
-                true => self.rails.as_ref().is_some_and(|r| r.is_inherited(i.at)),
-                false => self.links.survivor(i.who).is_some(),
-            };
-            match over || !useful {
-                true => gone.push(i),
-                false => self.heirs.all.push(i),
-            }
-        }
-        let mut out = Out::default();
-        for i in gone {
-            let same = |o: &Inherited| !o.far && o.at.0 == i.at.0;
-            if i.far {
-                self.rails(|r| r.over(i.at));
-            } else if !self.heirs.all.iter().any(same) {
-                self.links.over(i.at.0, i.who.party, &mut out);
-            } else if let Some(other) = self.links.survivor(i.who) {
-                self.command(other.party, other.conn, other.gen, op::GONE);
-            }
-        }
-        self.act(out, Reason::PeerGone, RETRY_SOON_MS);
-        self.busy_changed();
-    }
-}
-
-/// Looks for heirs as long as there may be any.
-pub async fn run(core: Shared) {
-    let news = core.borrow().heirs.news.clone();
-    loop {
-        let of = |i: &Inherited| Inherited {
-            family: i.family.clone(),
-            ..*i
-        };
-        let all: Vec<Inherited> = core.borrow().heirs.all.iter().map(of).collect();
-        if all.is_empty() {
-            news.notified().await;
-            continue;
-        }
-        let begin = Instant::now();
-        let looked = tokio::task::spawn_blocking(move || look(&all)).await;
-        if let Ok(holders) = looked {
-            core.borrow_mut().looked(&holders);
-        }
-        tokio::time::sleep((begin.elapsed() * REST).clamp(LOOK, REST_MAX)).await;
-    }
-}
-
 /// A process other than this one that holds each of them and may still use it. For a helper: it may look
 /// at every process.
-fn look(all: &[Inherited]) -> Vec<Option<u32>> {
+pub fn look(all: &[Inherited]) -> Vec<Option<u32>> {
     let me = std::process::id();
     let known: HashSet<u32> = all.iter().filter_map(|i| i.holder).collect();
     let mut holders: HashMap<u64, u32> = HashMap::new();
@@ -302,7 +219,7 @@ mod tests {
         let ident = crate::memfd::Ident { dev: 1, ino: 1 };
         let family = Arc::new(Family::new(ident, crate::fds::Foreign::new(table)));
         let who = ConnRef {
-            party: crate::party::PartyId(1),
+            party: crate::ids::PartyId(1),
             conn: 0,
             gen: 0,
         };
@@ -322,9 +239,9 @@ mod tests {
             group: &group,
             ended: None,
         };
-        let inherited = |inode, far| Inherited {
-            far,
-            ..Inherited::far(who, (0, 0), &left, inode)
+        let inherited = |inode, far: bool| match far {
+            true => Inherited::far(who, (0, 0), &left, inode),
+            false => Inherited::near(who, (0, 0), &left, inode),
         };
         // The last one has left its lane: its family's table knows no such connection.
         let mut all = [

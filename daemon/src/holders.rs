@@ -6,26 +6,12 @@
 //! every process lets itself be looked at; then it suffices that the one from which the connection came does,
 //! or is gone. (A descriptor that lies in the queue of a Unix socket is nowhere to be seen: see docs/limits.md.)
 
-use crate::core::{Core, Shared, RETRY_SOON_MS, RETRY_UNPROVEN_MS};
-use crate::pairing::ConnRef;
-use crate::party::PartyId;
-use crate::seek;
+use crate::ids::{ConnRef, PartyId};
 use crate::socket::End;
-use link::msg::register;
-use link::reason::Reason;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use underpass_admin::proc;
-
-/// A look rests so many times as long as it took; at most so long.
-const REST: u32 = 20;
-const REST_MAX: Duration = Duration::from_secs(5);
-/// Somebody else holds it: to be asked again after this.
-const RETRY_HELD_MS: u32 = 2000;
-/// Connections of which another holder is remembered.
-const REMEMBERED_MAX: usize = 4096;
 
 /// Where a connection came from, as its shim says.
 #[derive(Clone, Copy, Debug)]
@@ -36,19 +22,20 @@ pub struct Came {
     pub copies: u32,
 }
 
-struct Asked {
-    who: ConnRef,
-    end: End,
-    came: Came,
-    eager: bool,
-    miscounted: bool,
-    pid: u32,
+/// One that somebody else may hold.
+pub struct Asked {
+    pub who: ConnRef,
+    pub end: End,
+    pub came: Came,
+    pub eager: bool,
+    pub miscounted: bool,
+    pub pid: u32,
     /// The shim's process numbers are ours.
-    known_pids: bool,
+    pub known_pids: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+pub enum Verdict {
     Alone,
     /// That process has a descriptor that the shim does not count.
     Held(u32),
@@ -59,94 +46,15 @@ enum Verdict {
 #[derive(Default)]
 pub struct Holders {
     /// One for each entry of a table: who asks for the same again has only changed the question.
-    asked: HashMap<(PartyId, u32), Asked>,
+    pub asked: HashMap<(PartyId, u32), Asked>,
     /// Who else was seen to hold a socket: the first to be looked at the next time.
-    others: HashMap<u64, u32>,
-    news: Rc<Notify>,
-}
-
-impl Core {
-    /// A registered end that came from another process.
-    pub(crate) fn look_for_holders(&mut self, who: ConnRef, mut end: End, came: Came, flags: u32) {
-        let Some(p) = self.parties.get(&who.party) else {
-            return;
-        };
-        if p.family.view(who.conn).is_none_or(|v| v.gen != who.gen) {
-            return self.registered(who, Ok(end)); // which declines it
-        }
-        let is = |bit| flags & bit != 0;
-        end.guess = (!is(register::CERTAIN)).then_some(is(register::CLIENT));
-        let (pid, known_pids) = (p.proc_id.pid, p.own_pid == p.proc_id.pid);
-        let asked = Asked {
-            who,
-            end,
-            came,
-            eager: is(register::EAGER),
-            miscounted: is(register::MISCOUNTED),
-            pid,
-            known_pids,
-        };
-        self.holders.asked.insert((who.party, who.conn), asked);
-        self.holders.news.notify_one();
-    }
-
-    fn looked_at(&mut self, asked: Asked, verdict: Verdict) {
-        let inode = asked.end.inode;
-        self.holders.others.remove(&inode);
-        let (reason, retry_ms) = match verdict {
-            Verdict::Alone if asked.miscounted => (Reason::Bypassed, RETRY_UNPROVEN_MS),
-            // (That one record suffices elsewhere, too: what is not confirmed here is not offered to other nodes.)
-            Verdict::Alone if asked.end.record.is_none() || asked.end.confirmed(None) => {
-                return self.registered(asked.who, Ok(asked.end));
-            }
-            Verdict::Alone => (Reason::Unproven, RETRY_UNPROVEN_MS),
-            Verdict::Held(by) => {
-                if self.holders.others.len() >= REMEMBERED_MAX {
-                    self.holders.others.clear();
-                }
-                self.holders.others.insert(inode, by);
-                // (A call may have made one for itself since the shim has counted them.)
-                let itself = by == asked.pid;
-                let retry_ms = if itself { RETRY_SOON_MS } else { RETRY_HELD_MS };
-                (Reason::HeldElsewhere, retry_ms)
-            }
-            Verdict::Unseen => (Reason::Unseen, RETRY_UNPROVEN_MS),
-        };
-        let p = self.parties.get_mut(&asked.who.party);
-        if p.is_some_and(|p| p.under_way.remove(&(asked.who.conn, asked.who.gen))) {
-            self.decline(asked.who, reason, Reason::None, retry_ms);
-        }
-    }
-}
-
-/// Looks whenever somebody asks, for ever.
-pub async fn run(core: Shared) {
-    let news = core.borrow().holders.news.clone();
-    loop {
-        let (asked, others) = {
-            let h = &mut core.borrow_mut().holders;
-            let asked = std::mem::take(&mut h.asked).into_values();
-            (asked.collect::<Vec<_>>(), h.others.clone())
-        };
-        if asked.is_empty() {
-            news.notified().await;
-            continue;
-        }
-        let begin = Instant::now();
-        let looked = tokio::task::spawn_blocking(move || look(asked, &others)).await;
-        for (asked, verdict) in looked.unwrap_or_default() {
-            let (who, eager) = (asked.who, asked.eager);
-            core.borrow_mut().looked_at(asked, verdict);
-            if eager {
-                seek::start(&core, who);
-            }
-        }
-        tokio::time::sleep((begin.elapsed() * REST).min(REST_MAX)).await;
-    }
+    pub others: HashMap<u64, u32>,
+    /// There are more.
+    pub news: Rc<Notify>,
 }
 
 /// For a helper.
-fn look(all: Vec<Asked>, others: &HashMap<u64, u32>) -> Vec<(Asked, Verdict)> {
+pub fn look(all: Vec<Asked>, others: &HashMap<u64, u32>) -> Vec<(Asked, Verdict)> {
     let mut seen = Seen {
         inodes: all.iter().map(|a| a.end.inode).collect(),
         ..Seen::default()
@@ -244,6 +152,7 @@ mod tests {
     use crate::socket::Counts;
     use std::os::fd::OwnedFd;
     use std::process::{Command, Stdio};
+    use std::time::Instant;
 
     fn asked(pid: u32, inode: u64, came: Came) -> Asked {
         let (t, any) = (Instant::now(), ([127, 0, 0, 1], 1).into());

@@ -12,10 +12,9 @@ mod lanes;
 
 use self::area::{chunk_bytes, make_areas, make_chunk, Chunk, Stage};
 use self::lanes::offer;
+use crate::ids::{ConnRef, PartyId};
 use crate::limits::Group;
 use crate::memfd;
-use crate::pairing::ConnRef;
-use crate::party::PartyId;
 use link::layout::{CHUNKS, CONTROL_BYTES, EPOCHS, LANES};
 use link::msg::ToShim;
 use std::collections::{HashMap, HashSet};

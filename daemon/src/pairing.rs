@@ -9,19 +9,11 @@
 //! meanwhile (`peers::pairing`).
 
 use crate::elsewhere::{Seen, LOOKS, MOST, PATIENCE};
-use crate::party::PartyId;
+use crate::ids::{ConnRef, PartyId};
 use crate::socket::{consistent, End};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Instant;
-
-/// A registered connection of a party: index and generation in its family table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ConnRef {
-    pub party: PartyId,
-    pub conn: u32,
-    pub gen: u32,
-}
 
 /// What became of a registration.
 #[derive(Debug, PartialEq, Eq)]

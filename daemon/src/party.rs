@@ -2,9 +2,10 @@
 //! connection; or this daemon itself, once per peer node, whose messages go to `rail`.
 
 use crate::control::Control;
-use crate::core::orders::Orders;
 use crate::family::Family;
+use crate::ids::PartyId;
 use crate::limits::{Group, Member};
+use crate::orders::Orders;
 use crate::process::ProcId;
 use link::msg::{op, ToShim};
 use std::collections::HashSet;
@@ -12,24 +13,6 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Number of a party, never given twice by one daemon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PartyId(pub u64);
-
-impl PartyId {
-    /// Of processes that are shown but have not said hello: never given to a party.
-    pub const NOBODY: PartyId = PartyId(0);
-
-    /// This daemon, as the other party of links to peer node number `n`.
-    pub fn far(n: u32) -> PartyId {
-        PartyId(1 << 63 | u64::from(n))
-    }
-
-    pub fn is_far(self) -> bool {
-        self.0 >> 63 == 1
-    }
-}
 
 /// A shim's process.
 pub struct Party {

@@ -5,17 +5,13 @@
 //! said on a channel is trusted no further than its certificate and the directory go, and whatever
 //! a peer does costs at most the connections with that peer their lanes, never an end its TCP.
 
-pub mod channel;
-mod context;
+pub mod cut;
 pub mod digest;
 pub mod directory;
-pub mod door;
-pub mod handshake;
 pub mod msg;
 pub mod pairing;
-pub mod tls;
 
-use channel::Cut;
+use cut::Cut;
 use directory::{Directory, Name, Owner};
 use link::reason::Reason;
 use msg::{Farewell, Msg};
@@ -23,13 +19,20 @@ use pairing::Pairing;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::rc::Rc;
+use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use underpass_admin::{Across, NodeState, PeerState, RefusedState};
 
 /// Messages that may wait for a peer to read them.
-const QUEUE: usize = 4 * pairing::SEEKS;
+pub const QUEUE: usize = 4 * pairing::SEEKS;
 /// Refused strangers that are remembered.
 const REFUSED: usize = 32;
+
+/// Seconds since 1970.
+pub fn now() -> i64 {
+    let t = SystemTime::now().duration_since(UNIX_EPOCH);
+    t.map_or(0, |d| d.as_secs() as i64)
+}
 
 /// A channel as the core knows it.
 struct Channel {
@@ -83,7 +86,7 @@ impl Peers {
                     Err(_) => format!("{host}:{port}"),
                 },
                 state: "down".into(),
-                since: tls::now(),
+                since: now(),
                 reason: "not tried yet".into(),
                 ..PeerState::default()
             };
@@ -109,7 +112,7 @@ impl Peers {
 
     /// May this channel be used? Of two, the one dialed by the smaller name is kept; a newer one
     /// of the same dialer, or of another life, shows that the older is dead.
-    fn admit(&mut self, met: &Met, queue: mpsc::Sender<Msg>, cut: Rc<Cut>) -> Option<u64> {
+    pub fn admit(&mut self, met: &Met, queue: mpsc::Sender<Msg>, cut: Rc<Cut>) -> Option<u64> {
         let own = self.directory.own().clone();
         let p = self.peers.get_mut(&met.node)?;
         if let Some(old) = &p.channel {
@@ -130,7 +133,7 @@ impl Peers {
             we_dialed: met.we_dialed,
         });
         p.state.state = "up".into();
-        p.state.since = tls::now();
+        p.state.since = now();
         p.state.reason.clear();
         p.state.release = met.release.clone();
         p.state.version = met.version;
@@ -140,7 +143,7 @@ impl Peers {
     }
 
     /// The channel that is used with `node` has ended; `false`: it was not this one.
-    fn ended(&mut self, node: &Name, id: u64, why: &str) -> bool {
+    pub fn ended(&mut self, node: &Name, id: u64, why: &str) -> bool {
         let Some(p) = self.peers.get_mut(node) else {
             return false;
         };
@@ -152,7 +155,7 @@ impl Peers {
             p.kick.notify_one(); // the dialer has been waiting
         }
         p.state.state = "down".into();
-        p.state.since = tls::now();
+        p.state.since = now();
         p.state.reason = why.into();
         tracing::info!("peer {node}: channel ended: {why}");
         true
@@ -176,7 +179,7 @@ impl Peers {
         let known = |r: &&mut RefusedState| r.address == text && r.reason == why;
         if let Some(r) = self.refused.iter_mut().find(known) {
             r.times += 1;
-            r.at = tls::now();
+            r.at = now();
             return;
         }
         tracing::warn!("refused {ip}: {why}");
@@ -187,7 +190,7 @@ impl Peers {
             address: text,
             reason: why.into(),
             times: 1,
-            at: tls::now(),
+            at: now(),
         });
     }
 
@@ -200,7 +203,7 @@ impl Peers {
         }
     }
 
-    fn is_current(&self, node: &Name, id: u64) -> bool {
+    pub fn is_current(&self, node: &Name, id: u64) -> bool {
         let c = self.peers.get(node).and_then(|p| p.channel.as_ref());
         c.is_some_and(|c| c.id == id)
     }

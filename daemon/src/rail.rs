@@ -20,14 +20,13 @@ mod lane;
 mod life;
 mod show;
 mod sock;
-mod task;
+pub mod waker;
 
 pub use devices::{Facts, Port};
-pub use task::{run, Polled};
+pub use waker::Polled;
 
 use crate::config::RailConfig;
-use crate::pairing::ConnRef;
-use crate::party::PartyId;
+use crate::ids::{ConnRef, PartyId};
 use crate::peers::directory::Name;
 use crate::peers::msg::Msg;
 use area::Shore;
@@ -139,7 +138,7 @@ pub struct Rails {
     busy_until: u64,
 }
 
-pub(super) fn now() -> u64 {
+pub fn now() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
@@ -284,7 +283,7 @@ impl Rails {
             return self.out.push(Effect::TearDown { link });
         };
         if let Some(set) = &self.set {
-            task::watch_bell(set, bell.as_fd(), link);
+            waker::watch_bell(set, bell.as_fd(), link);
         }
         let bank = Bank {
             node: name.clone(),
@@ -339,6 +338,11 @@ impl Rails {
         }
     }
 
+    /// Are there devices at all?
+    pub fn has_devices(&self) -> bool {
+        self.devices.is_some()
+    }
+
     /// Devices as the kernel shows them now.
     pub fn devices_changed(&mut self, changes: &[Change]) {
         let mut news = Vec::new();
@@ -350,7 +354,7 @@ impl Rails {
     }
 
     /// Takes in what open devices say by themselves; those that should be looked at again.
-    fn device_events(&mut self) -> Vec<DeviceId> {
+    pub fn device_events(&mut self) -> Vec<DeviceId> {
         let mut news = Vec::new();
         let stale = self.devices.as_mut().map(|d| d.events(&mut news));
         self.take_news(news);
@@ -386,7 +390,7 @@ impl Rails {
         }
     }
 
-    fn tell_refusals(&mut self) {
+    pub fn tell_refusals(&mut self) {
         let mut told = Vec::new();
         for (name, node) in &self.nodes {
             let now = self.refusal(node);

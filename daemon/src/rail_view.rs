@@ -2,7 +2,7 @@
 //! what is between two nodes. The facts are `rail`'s; what callers may know of them is decided here.
 
 use crate::core::Core;
-use crate::pairing::ConnRef;
+use crate::ids::ConnRef;
 use crate::view::Entry;
 use std::collections::BTreeMap;
 use std::net::IpAddr;

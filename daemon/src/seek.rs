@@ -7,9 +7,7 @@
 //! search reads tables and `/proc` on the blocking pool, one search at a time for all who wait, and
 //! rests ten times as long as it took.
 
-use crate::core::{Core, Shared};
-use crate::pairing::ConnRef;
-use crate::party::PartyId;
+use crate::ids::{ConnRef, PartyId};
 use crate::peers::directory::Name;
 use crate::peers::pairing::Asked;
 use crate::tcp;
@@ -19,87 +17,65 @@ use link::reason::Reason;
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use underpass_admin::proc;
 
 /// Most ends that are looked for at once; more wait without.
-const MOST: usize = 256;
+pub const ENDS_MAX: usize = 256;
 /// Most that are looked for at once for one node.
-const MOST_FAR: usize = 32;
+const FAR_MAX: usize = 32;
 /// Searches for one end; and how often its other end is asked.
-const TRIES: u32 = 20;
-const ASKS: u32 = 3;
+pub const TRIES: u32 = 20;
+pub const ASKS: u32 = 3;
 /// At which searches another node is told, so that a message that was lost with its channel is not
 /// all.
-const TELL: [u32; 3] = [1, 4, 12];
-/// Before the first search: two ends in a hurry usually find each other.
-const FIRST: Duration = Duration::from_millis(50);
-/// Longest rest between two searches.
-const REST: Duration = Duration::from_secs(5);
-
+pub const TELL: [u32; 3] = [1, 4, 12];
 /// Who is looked for.
 #[derive(Default)]
 pub struct Seek {
-    ends: Vec<Sought>,
-    far: Vec<Far>,
+    pub ends: Vec<Sought>,
+    pub far: Vec<Far>,
     /// Told when there is something to look for.
-    wake: Rc<Notify>,
+    pub wake: Rc<Notify>,
 }
 
 /// The other end of one of ours.
-struct Sought {
-    who: ConnRef,
-    tries: u32,
-    asked: u32,
+pub struct Sought {
+    pub who: ConnRef,
+    pub tries: u32,
+    pub asked: u32,
     /// How often other nodes were told.
-    told: usize,
+    pub told: usize,
 }
 
 /// An end that another node wants looked for. Asked once: the other node repeats itself.
-struct Far {
-    node: Name,
-    asked: Asked,
-    tries: u32,
+pub struct Far {
+    pub node: Name,
+    pub asked: Asked,
+    pub tries: u32,
 }
 
 /// Where the other end of one was found: which shim to ask, and how to name the connection to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Found {
-    party: PartyId,
-    conn: u32,
-    gen: u32,
-    op: u32,
+pub struct Found {
+    pub party: PartyId,
+    pub conn: u32,
+    pub gen: u32,
+    pub op: u32,
 }
 
 /// What was found of one that another node wants: why it is on TCP, and whom to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FoundFar {
-    reason: u32,
-    ask: Option<Found>,
-}
-
-/// Looks for the other end of a connection that has been registered eagerly, if it still waits.
-pub fn start(shared: &Shared, who: ConnRef) {
-    let mut core = shared.borrow_mut();
-    if core.waiting.end(&who).is_none() || core.seek.ends.len() >= MOST {
-        return;
-    }
-    core.seek.ends.retain(|s| s.who != who);
-    core.seek.ends.push(Sought {
-        who,
-        tries: 0,
-        asked: 0,
-        told: 0,
-    });
-    core.seek.wake.notify_one();
+pub struct FoundFar {
+    pub reason: u32,
+    pub ask: Option<Found>,
 }
 
 impl Seek {
     /// Looks for an end that another node asks about.
     pub fn far(&mut self, node: Name, asked: Asked) {
         let of_node = self.far.iter().filter(|f| f.node == node);
-        if of_node.count() >= MOST_FAR || self.far.iter().any(|f| f.asked == asked) {
+        if of_node.count() >= FAR_MAX || self.far.iter().any(|f| f.asked == asked) {
             return;
         }
         self.far.push(Far {
@@ -111,99 +87,25 @@ impl Seek {
     }
 }
 
-/// Searches whenever there is something to search for, for ever.
-pub async fn serve(shared: Shared) {
-    let wake = shared.borrow().seek.wake.clone();
-    loop {
-        wake.notified().await;
-        let mut rest = FIRST;
-        loop {
-            tokio::time::sleep(rest).await;
-            let Some(task) = task(&mut shared.borrow_mut()) else {
-                break;
-            };
-            let began = Instant::now();
-            let done = tokio::task::spawn_blocking(move || task.run()).await;
-            rest = (began.elapsed() * 10).clamp(FIRST, REST);
-            if let Ok(found) = done {
-                shared.borrow_mut().found(found);
-            }
-        }
-    }
-}
-
 /// Ends with their addresses (local, peer).
-type Ends = Vec<(ConnRef, SocketAddr, SocketAddr)>;
+pub type Ends = Vec<(ConnRef, SocketAddr, SocketAddr)>;
 
-struct Task {
-    ends: Ends,
-    far: Vec<Asked>,
-    families: Vec<Snapshot>,
+/// What is to be looked for now.
+pub struct Task {
+    pub ends: Ends,
+    pub far: Vec<Asked>,
+    pub families: Vec<Snapshot>,
 }
 
-struct Results {
-    ends: Vec<(ConnRef, Found)>,
-    far: Vec<(Asked, FoundFar)>,
-}
-
-/// What is to be looked for now; `None`: nothing any more.
-fn task(core: &mut Core) -> Option<Task> {
-    let mut ends = Vec::new();
-    let mut tell = Vec::new();
-    core.seek.ends.retain_mut(|s| {
-        s.tries += 1;
-        let end = core
-            .waiting
-            .end(&s.who)
-            .filter(|_| s.tries <= TRIES && s.asked < ASKS);
-        ends.extend(end.map(|e| (s.who, e.local, e.peer)));
-        if end.is_some() && TELL.get(s.told).is_some_and(|t| s.tries >= *t) {
-            tell.push(s.who);
-        }
-        end.is_some()
-    });
-    core.seek.far.retain_mut(|f| {
-        f.tries += 1;
-        f.tries <= TRIES
-    });
-    let far: Vec<Asked> = core.seek.far.iter().map(|f| f.asked).collect();
-    for who in tell {
-        if core.hurry_across(who) {
-            let s = core.seek.ends.iter_mut().find(|s| s.who == who);
-            s.into_iter().for_each(|s| s.told += 1);
-        }
-    }
-    (!ends.is_empty() || !far.is_empty()).then(|| Task {
-        ends,
-        far,
-        families: core.snapshot(),
-    })
-}
-
-impl Core {
-    /// Asks whom a search has found.
-    fn found(&mut self, found: Results) {
-        for (who, f) in found.ends {
-            if self.command(f.party, f.conn, f.gen, f.op) {
-                let s = self.seek.ends.iter_mut().find(|s| s.who == who);
-                s.into_iter().for_each(|s| s.asked += 1);
-            }
-        }
-        for (asked, f) in found.far {
-            if let Some(f) = f.ask {
-                self.command(f.party, f.conn, f.gen, f.op);
-            }
-            // The address of its peer belongs to one node, so only one asks.
-            let at = self.seek.far.iter().position(|s| s.asked == asked);
-            if let Some(s) = at.map(|i| self.seek.far.swap_remove(i)) {
-                self.seen_for(&s.node, asked, f.reason);
-            }
-        }
-    }
+/// What was found of it.
+pub struct Results {
+    pub ends: Vec<(ConnRef, Found)>,
+    pub far: Vec<(Asked, FoundFar)>,
 }
 
 impl Task {
-    fn run(self) -> Results {
+    /// For a helper.
+    pub fn run(self) -> Results {
         let all = view::entries(&self.families);
         let mut unnamed = Unnamed::new(&self.families);
         let ends = look(&self.ends, &all, &mut unnamed);
@@ -391,9 +293,9 @@ mod tests {
             s.far("a".into(), a(port));
             s.far("a".into(), a(port)); // repeats itself
         }
-        assert_eq!(s.far.len(), MOST_FAR);
+        assert_eq!(s.far.len(), FAR_MAX);
         s.far("b".into(), a(5000));
-        assert_eq!(s.far.len(), MOST_FAR + 1, "others are not kept waiting");
+        assert_eq!(s.far.len(), FAR_MAX + 1, "others are not kept waiting");
     }
 
     /// No program here has a shim; what can be said of this test is that it has none either.

@@ -1,12 +1,15 @@
 //! The control socket: accepting shims, their hello, and one task per connection.
 
+mod dial;
+
 use crate::control::Control;
-use crate::core::{Core, Hello, Shared};
+use crate::core::{Hello, Job, Shared};
 use crate::fds::{self, Foreign};
 use crate::limits::Group;
 use crate::links::Violation;
 use crate::memfd;
 use crate::process::{self, Process};
+use crate::tasks;
 use crate::wire::{self, Incoming};
 use link::family::TABLE_BYTES;
 use link::msg::{ToDaemon, ToShim, MAX};
@@ -98,7 +101,7 @@ async fn greet(
     shared: &Shared,
     control: &Rc<Control>,
     accepted: u64,
-) -> Option<(crate::party::PartyId, Rc<Group>)> {
+) -> Option<(crate::ids::PartyId, Rc<Group>)> {
     let mut buf = [0u8; MAX];
     let (len, fds) = loop {
         let mut ready = control.sock.readable().await.ok()?;
@@ -185,13 +188,13 @@ fn left_behind(shared: &Shared, control: &Rc<Control>) {
         };
         if let (Ok(ToDaemon::Dial {}), Some(fd)) = (ToDaemon::decode(&buf[..len]), fds.pop()) {
             let seat = shared.borrow().groups.get("").seat();
-            return seat.map_or((), |seat| crate::dial::serve(shared, fd, seat));
+            return seat.map_or((), |seat| dial::serve(shared, fd, seat));
         }
     }
 }
 
 /// Waits for the end of a party's process.
-fn watch(shared: &Shared, id: crate::party::PartyId, pidfd: OwnedFd) {
+fn watch(shared: &Shared, id: crate::ids::PartyId, pidfd: OwnedFd) {
     let shared = shared.clone();
     tokio::task::spawn_local(async move {
         match fds::watch(pidfd, Interest::READABLE) {
@@ -205,7 +208,7 @@ fn watch(shared: &Shared, id: crate::party::PartyId, pidfd: OwnedFd) {
 /// Serves a connection until it ends, by itself or by a mistake.
 async fn attend(
     shared: &Shared,
-    id: crate::party::PartyId,
+    id: crate::ids::PartyId,
     group: &Rc<Group>,
     control: &Rc<Control>,
 ) -> Result<(), Violation> {
@@ -260,7 +263,7 @@ async fn attend(
 }
 
 /// What a shim had said before its connection ended, or was replaced: it will not say it again.
-fn read_rest(shared: &Shared, id: crate::party::PartyId, control: &Rc<Control>) {
+fn read_rest(shared: &Shared, id: crate::ids::PartyId, control: &Rc<Control>) {
     let mut buf = [0u8; MAX];
     for _ in 0..REST {
         match wire::recv(control.sock.get_ref().as_fd(), &mut buf) {
@@ -282,12 +285,22 @@ fn read_rest(shared: &Shared, id: crate::party::PartyId, control: &Rc<Control>) 
 
 fn handle(
     shared: &Shared,
-    id: crate::party::PartyId,
+    id: crate::ids::PartyId,
     bytes: &[u8],
     fds: Vec<Foreign>,
 ) -> Result<(), Violation> {
     match ToDaemon::decode(bytes) {
-        Ok(m) => Core::message(shared, id, m, fds),
+        Ok(m) => {
+            let job = shared.borrow_mut().message(id, m, fds)?;
+            match job {
+                None => {}
+                Some(Job::Dial(fd, seat)) => dial::serve(shared, fd, seat),
+                Some(Job::Read(r)) => {
+                    tokio::task::spawn_local(tasks::read_registration(shared.clone(), r));
+                }
+            }
+            Ok(())
+        }
         // A newer shim may say more than we understand.
         Err(link::msg::Error::UnknownKind(_)) => Ok(()),
         Err(link::msg::Error::Short) => Err(Violation("a truncated message")),

@@ -2,20 +2,12 @@
 //! its last descriptor, of which we have one where the lane leads to another node. So lanes on which nothing happens
 //! are looked at: does a process still hold the socket? For most of them that is one link in `/proc` to be read.
 
-use crate::core::{Core, Shared};
 use crate::family::Family;
-use crate::pairing::ConnRef;
+use crate::ids::ConnRef;
 use crate::view;
 use std::collections::{HashMap, HashSet};
-use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use tokio::sync::Notify;
 use underpass_admin::proc;
-
-/// Between two looks, and how much longer than a look that is at least.
-const LOOK: Duration = Duration::from_secs(1);
-const REST: u32 = 50;
 
 /// An idle end on a lane to another node.
 pub struct Idle {
@@ -25,53 +17,14 @@ pub struct Idle {
 }
 
 /// The same for a helper.
-struct Held {
-    idle: Idle,
-    pid: u32,
-    family: Arc<Family>,
-}
-
-impl Core {
-    fn idle_ends(&mut self) -> Vec<Held> {
-        let idle = self.rails.as_mut().map(|r| r.idle_ends());
-        let parties = &self.parties;
-        let held = |idle: Idle| {
-            let p = parties.get(&idle.who.party)?;
-            Some(Held {
-                idle,
-                pid: p.proc_id.pid,
-                family: p.family.clone(),
-            })
-        };
-        idle.unwrap_or_default()
-            .into_iter()
-            .filter_map(held)
-            .collect()
-    }
-}
-
-/// Looks as long as there are lanes to other nodes. `news`: there is one.
-pub async fn run(core: Shared, news: Rc<Notify>) {
-    loop {
-        if core.borrow().rails.as_ref().is_none_or(|r| !r.has_held()) {
-            news.notified().await;
-        }
-        tokio::time::sleep(LOOK).await;
-        let all = core.borrow_mut().idle_ends();
-        if all.is_empty() {
-            continue;
-        }
-        let begin = Instant::now();
-        let looked = tokio::task::spawn_blocking(move || closed(all)).await;
-        for idle in looked.unwrap_or_default() {
-            core.borrow_mut().rails(|r| r.not_held(&idle));
-        }
-        tokio::time::sleep(begin.elapsed() * REST).await;
-    }
+pub struct Held {
+    pub idle: Idle,
+    pub pid: u32,
+    pub family: Arc<Family>,
 }
 
 /// Those that no process holds, as far as can be seen: one whose descriptors cannot be read may. For a helper.
-fn closed(all: Vec<Held>) -> Vec<Idle> {
+pub fn closed(all: Vec<Held>) -> Vec<Idle> {
     let mut of: HashMap<u32, Option<HashSet<u64>>> = HashMap::new();
     let mut held = |h: &Held| {
         let fd = h.family.view(h.idle.who.conn).map_or(0, |v| v.fd);

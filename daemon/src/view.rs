@@ -3,7 +3,7 @@
 //! `/proc`, changes nothing.
 
 use crate::family::Family;
-use crate::party::PartyId;
+use crate::ids::PartyId;
 use crate::socket::normal;
 use link::family::{flag, state, Endpoint, View};
 use link::reason::Reason;

@@ -5,7 +5,7 @@
 use super::kernel::Kernel;
 use super::{ends, Carrier, Census};
 use crate::family::Family;
-use crate::party::PartyId;
+use crate::ids::PartyId;
 use crate::tcp;
 use crate::view::{self, Entry, Holder, Snapshot};
 use link::family::{flag, state, View, CONNS};

@@ -4,11 +4,12 @@
 use super::{Core, RETRY_SOON_MS, RETRY_TROUBLE_MS};
 use crate::fds::Foreign;
 use crate::heirs::Heirship;
+use crate::ids::{ConnRef, PartyId};
 use crate::links::{Out, Refused, Violation};
-use crate::pairing::ConnRef;
-use crate::party::{Party, PartyId};
+use crate::party::Party;
 use crate::peers::pairing::Paired;
 use crate::rail::{Effect, Rails};
+use crate::unseen::{Held, Idle};
 use link::msg::ToShim;
 use link::reason::Reason;
 
@@ -141,9 +142,12 @@ impl Core {
         };
         let ends = [p.who, other];
         let mut out = Out::default();
-        let made = self
-            .links
-            .connect(ends, [&group, &self.far_group], super::random(), &mut out);
+        let made = self.links.connect(
+            ends,
+            [&group, &self.far_group],
+            crate::random::random(),
+            &mut out,
+        );
         match made {
             Ok((link, slot, uses)) => {
                 if let Some(r) = &mut self.rails {
@@ -209,7 +213,7 @@ impl Core {
         owner.unwrap_or(from)
     }
 
-    /// Polls the rails; see [`crate::rail::run`].
+    /// Polls the rails; see `dataplane`.
     pub(crate) fn poll_rails(&mut self, now: u64) -> Option<crate::rail::Polled> {
         let rails = self.rails.as_mut()?;
         let parties = &self.parties;
@@ -219,5 +223,23 @@ impl Core {
         });
         polled.told = self.effects();
         Some(polled)
+    }
+
+    /// Ends on idle lanes to other nodes, for a look at who holds them.
+    pub fn idle_ends(&mut self) -> Vec<Held> {
+        let idle = self.rails.as_mut().map(|r| r.idle_ends());
+        let parties = &self.parties;
+        let held = |idle: Idle| {
+            let p = parties.get(&idle.who.party)?;
+            Some(Held {
+                idle,
+                pid: p.proc_id.pid,
+                family: p.family.clone(),
+            })
+        };
+        idle.unwrap_or_default()
+            .into_iter()
+            .filter_map(held)
+            .collect()
     }
 }

@@ -1,30 +1,7 @@
-//! What operators want of programs (`down`, `up`), also of those that have no control connection at
-//! present: they hear it when they say hello.
+//! What operators want of programs (`down`, `up`), and to whom it is told.
 
 use super::Core;
-use crate::party::PartyId;
-use link::msg::{op, ToShim, ALL};
-
-/// The last words on connections of a process that cannot be told now. At most one for each entry
-/// of its table: others are not ordered about.
-#[derive(Debug, Default)]
-pub struct Orders(Vec<(u32, u32, u32)>);
-
-impl Orders {
-    /// Keeps it, if it is one that an operator has given: other commands are worth nothing later.
-    pub fn add(&mut self, conn: u32, gen: u32, what: u32) {
-        if what != op::DOWN && what != op::UP {
-            return;
-        }
-        self.0.retain(|o| conn != ALL && o.0 != conn);
-        self.0.push((conn, gen, what));
-    }
-
-    pub fn messages(self) -> impl Iterator<Item = ToShim> {
-        let message = |(conn, gen, op)| ToShim::Command { conn, gen, op };
-        self.0.into_iter().map(message)
-    }
-}
+use crate::ids::PartyId;
 
 /// A process that orders can be given to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,25 +39,5 @@ impl Core {
             r.orders.add(conn, gen, what);
         }
         false
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_last_word_on_a_connection_is_kept() {
-        let mut o = Orders::default();
-        o.add(1, 1, op::DOWN);
-        o.add(2, 1, op::DOWN);
-        o.add(1, 2, op::UP);
-        o.add(3, 1, op::EAGER);
-        assert_eq!(o.0, [(2, 1, op::DOWN), (1, 2, op::UP)]);
-        o.add(ALL, 0, op::DOWN);
-        o.add(2, 1, op::UP);
-        let said: Vec<_> = o.messages().collect();
-        let command = |conn, gen, op| ToShim::Command { conn, gen, op };
-        assert_eq!(said, [command(ALL, 0, op::DOWN), command(2, 1, op::UP)]);
     }
 }

@@ -1,38 +1,51 @@
 //! Registrations: what becomes of a socket that a shim has handed in.
 
-use super::{alive, random, Core, Shared, RETRY_SOON_MS, RETRY_TROUBLE_MS, RETRY_UNPROVEN_MS};
+use super::{alive, Core, RETRY_SOON_MS, RETRY_TROUBLE_MS, RETRY_UNPROVEN_MS};
 use crate::control::Control;
 use crate::elsewhere::{Doubt, Seen};
 use crate::fds::Foreign;
 use crate::holders::Came;
+use crate::ids::{ConnRef, PartyId};
+use crate::limits::Job;
 use crate::links::{Out, Refused, Violation};
-use crate::pairing::{ConnRef, Verdict};
-use crate::party::PartyId;
-use crate::seek;
-use crate::socket::{self, End};
+use crate::pairing::Verdict;
+use crate::proof::Proof;
+use crate::random::random;
+use crate::socket::End;
 use link::family::state;
 use link::msg::{register, ToShim};
 use link::reason::Reason;
 use std::collections::HashSet;
-use std::os::fd::AsFd;
 use std::rc::Rc;
+use std::sync::Arc;
+
+/// A socket that a shim has handed in, to be read. For as long as that takes, it counts as a job of its cgroup's.
+pub struct Registration {
+    pub who: ConnRef,
+    pub kpos: [u64; 2],
+    pub flags: u32,
+    pub came: Option<Came>,
+    pub fd: Foreign,
+    pub proof: Arc<dyn Proof>,
+    pub control: Option<Rc<Control>>,
+    pub job: Job,
+}
 
 impl Core {
-    /// A registration: the socket is looked at, and our copy closed, on the blocking pool.
+    /// A registration: the socket is to be read.
     pub(super) fn register(
         &mut self,
-        shared: &Shared,
         who: ConnRef,
         kpos: [u64; 2],
         flags: u32,
         came: Option<Came>,
         mut fds: Vec<Foreign>,
-    ) -> Result<(), Violation> {
+    ) -> Result<Option<super::Job>, Violation> {
         let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
             return Err(Violation("a registration without exactly one descriptor"));
         };
         let Some(p) = self.parties.get_mut(&who.party) else {
-            return Ok(());
+            return Ok(None);
         };
         if p.credits == 0 {
             return Err(Violation("a registration without a credit"));
@@ -40,39 +53,38 @@ impl Core {
         p.credits -= 1;
         p.under_way.insert((who.conn, who.gen));
         self.counters.registered += 1;
-        let (job, proof, shared) = (p.group().job(), self.proof.clone(), shared.clone());
-        let control = p.control.clone();
-        tokio::task::spawn_local(async move {
-            let (tx, rx) = tokio::sync::oneshot::channel();
-            let helper = tokio::task::spawn_blocking(move || {
-                let taken = crate::wire::handed_over(fd);
-                let read = |f: &Foreign| socket::read(f.as_fd(), kpos[0], kpos[1], flags, &*proof);
-                let _ = tx.send(taken.as_ref().map(read));
-                if let Some(f) = taken {
-                    f.close(); // may block
-                }
-            });
-            if let Ok(r) = rx.await {
-                let eager = flags & register::EAGER != 0;
-                match (r, came) {
-                    (Some(Ok(end)), Some(came)) => {
-                        shared.borrow_mut().look_for_holders(who, end, came, flags)
-                    }
-                    (Some(r), _) => shared.borrow_mut().registered(who, r),
-                    (None, _) => shared.borrow_mut().taken_back(who),
-                }
-                if eager {
-                    seek::start(&shared, who);
-                }
-            }
-            let _ = helper.await;
-            drop(job);
-            shared.borrow_mut().credit(who.party, control);
-        });
-        Ok(())
+        Ok(Some(super::Job::Read(Registration {
+            who,
+            kpos,
+            flags,
+            came,
+            fd,
+            proof: self.proof.clone(),
+            control: p.control.clone(),
+            job: p.group().job(),
+        })))
     }
 
-    fn credit(&mut self, id: PartyId, control: Option<Rc<Control>>) {
+    /// A registered socket was read. `None`: its shim had taken it back.
+    pub fn registration_read(
+        &mut self,
+        who: ConnRef,
+        read: Option<Result<End, Reason>>,
+        came: Option<Came>,
+        flags: u32,
+    ) {
+        match (read, came) {
+            (Some(Ok(end)), Some(came)) => self.look_for_holders(who, end, came, flags),
+            (Some(r), _) => self.registered(who, r),
+            (None, _) => self.taken_back(who),
+        }
+        if flags & register::EAGER != 0 {
+            self.start_seeking(who);
+        }
+    }
+
+    /// A registration is over: its shim may send another one.
+    pub fn credit(&mut self, id: PartyId, control: Option<Rc<Control>>) {
         let Some(p) = self.parties.get_mut(&id) else {
             return;
         };

@@ -3,9 +3,8 @@
 //! A slot is free for its next use only when both sides have said that they are done with it.
 
 use super::{Link, Links, Out, Refused, Slot, Use, Violation};
+use crate::ids::{ConnRef, PartyId};
 use crate::limits::Group;
-use crate::pairing::ConnRef;
-use crate::party::PartyId;
 use link::layout::EPOCHS;
 use link::msg::ToShim;
 use std::rc::Rc;

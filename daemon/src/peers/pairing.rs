@@ -19,8 +19,7 @@
 
 use super::directory::{Directory, Name, Owner};
 use super::msg::Msg;
-use crate::pairing::ConnRef;
-use crate::party::PartyId;
+use crate::ids::{ConnRef, PartyId};
 use crate::socket::End;
 use claim::{claim, hint, judge};
 pub use hurry::Asked;

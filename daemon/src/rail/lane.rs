@@ -7,16 +7,15 @@
 
 use super::sock::disconnect;
 use super::{now, Effect, Key, Rails};
-use crate::core::random;
 use crate::family::Family;
 use crate::fds::Foreign;
 use crate::heirs::{Counted, Heirship, Inherited};
+use crate::ids::{ConnRef, PartyId};
 use crate::memfd::Ident;
-use crate::pairing::ConnRef;
-use crate::party::PartyId;
 use crate::peers::directory::Name;
 use crate::peers::msg::Msg;
 use crate::peers::pairing::{Paired, Part};
+use crate::random::random;
 use crate::sockopt;
 use crate::unseen::Idle;
 use link::lane::TxState;

@@ -3,9 +3,9 @@
 use super::devices::{Devices, Port};
 use super::lane::Stage;
 use super::{now, Effect, Host, Key, Rails};
-use crate::core::random;
 use crate::peers::directory::Name;
 use crate::peers::msg::Msg;
+use crate::random::random;
 use link::reason::Reason;
 use std::collections::{BTreeMap, HashMap};
 use underpass_ibv::Ibv;

@@ -2,7 +2,7 @@
 
 use super::life::Node;
 use super::{Key, Rails};
-use crate::pairing::ConnRef;
+use crate::ids::ConnRef;
 use underpass_admin::{RailLinks, RailRow, RailStats};
 use underpass_rdma::engine::{LinkView, Stats};
 use underpass_rdma::verbs::Gid;

@@ -8,7 +8,7 @@
 //! of others'.
 
 use super::{Out, Pairing, Scope};
-use crate::pairing::ConnRef;
+use crate::ids::ConnRef;
 use crate::peers::directory::{Name, Owner};
 use crate::peers::msg::Msg;
 use crate::socket::normal;

@@ -1,14 +1,14 @@
 //! Where the core and other nodes meet: what the core tells of its ends, what it does when one is
 //! paired, what `ss` is told.
 
-use super::digest::Key;
-use super::directory::Name;
-use super::msg::Msg;
-use super::pairing::{Asked, Out, Paired, Pairing, Shown};
-use super::{Met, Peers};
-use crate::core::{alive, Core, RETRY_UNPROVEN_MS};
-use crate::pairing::ConnRef;
-use crate::party::PartyId;
+use super::{alive, Core, RETRY_UNPROVEN_MS};
+use crate::ids::{ConnRef, PartyId};
+use crate::peers::cut::Cut;
+use crate::peers::digest::Key;
+use crate::peers::directory::Name;
+use crate::peers::msg::Msg;
+use crate::peers::pairing::{Asked, Out, Paired, Pairing, Shown};
+use crate::peers::{Met, Peers};
 use crate::socket::End;
 use crate::view::{self, Entry};
 use link::reason::Reason;
@@ -89,18 +89,18 @@ impl Core {
         self.across(Box::new(|p, _, alive, out| p.drop_if(|w| !alive(w), out)));
     }
 
-    pub(super) fn tick_across(&mut self) {
+    pub fn tick_across(&mut self) {
         self.across(Box::new(|p, now, alive, out| p.tick(now, alive, out)));
     }
 
     /// A channel is ready for use: its number, or `None` if another is used.
-    pub(super) fn channel_up(
+    pub fn channel_up(
         &mut self,
         met: &Met,
         key: Key,
         room: usize,
         queue: mpsc::Sender<Msg>,
-        cut: Rc<super::Cut>,
+        cut: Rc<Cut>,
     ) -> Option<u64> {
         let peers = self.peers.as_mut()?;
         let before = peers.has_channel(&met.node);
@@ -116,7 +116,7 @@ impl Core {
         Some(id)
     }
 
-    pub(super) fn channel_down(&mut self, node: &Name, id: u64, why: &str, code: Reason) {
+    pub fn channel_down(&mut self, node: &Name, id: u64, why: &str, code: Reason) {
         if self.peers.as_mut().is_some_and(|p| p.ended(node, id, why)) {
             self.rails(|r| r.channel_down(node));
             let node = node.clone();
@@ -127,7 +127,7 @@ impl Core {
     }
 
     /// An attempt at a channel has failed.
-    pub(super) fn channel_failed(&mut self, node: &Name, why: &str, code: Reason) {
+    pub fn channel_failed(&mut self, node: &Name, why: &str, code: Reason) {
         let Some(p) = self.peers.as_mut().filter(|p| !p.has_channel(node)) else {
             return;
         };
@@ -138,12 +138,7 @@ impl Core {
         }));
     }
 
-    pub(super) fn peer_message(
-        &mut self,
-        node: &Name,
-        id: u64,
-        msg: Msg,
-    ) -> Result<(), &'static str> {
+    pub fn peer_message(&mut self, node: &Name, id: u64, msg: Msg) -> Result<(), &'static str> {
         // What still comes on a channel that was replaced is about another state.
         if !self.peers.as_ref().is_some_and(|p| p.is_current(node, id)) {
             return Ok(());

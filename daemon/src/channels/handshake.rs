@@ -4,10 +4,11 @@
 //! the reason can be seen on both ends; where TLS itself fails, its alert says it.
 
 use super::context::Context;
-use super::digest::{Key, LABEL};
-use super::directory::{Name, Peer};
-use super::msg::{Farewell, Frames, Msg, MIN_VERSION, VERSION};
-use super::{pairing, tls, Met};
+use super::tls;
+use crate::peers::digest::{Key, LABEL};
+use crate::peers::directory::{Name, Peer};
+use crate::peers::msg::{Farewell, Frames, Msg, MIN_VERSION, VERSION};
+use crate::peers::{pairing, Met};
 use link::reason::Reason;
 use rustls::pki_types::{CertificateDer, ServerName};
 use std::net::SocketAddr;
@@ -244,7 +245,7 @@ pub async fn accept(ctx: &Context, tcp: TcpStream, from: SocketAddr) -> Result<R
         .map_err(|e| fail(format!("TLS: {e}")))?;
     let key = Key::new(&secret);
     let theirs = facts(conn.peer_certificates()).ok_or_else(|| fail("no certificate".into()))?;
-    let peers = super::directory::peers_among(&*ctx.directory, &theirs.names);
+    let peers = crate::peers::directory::peers_among(&*ctx.directory, &theirs.names);
     if peers.is_empty() {
         let text = format!(
             "its certificate names [{}], which is no peer of node `{}`",

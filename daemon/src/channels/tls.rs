@@ -6,6 +6,7 @@
 //! every channel has key material of its own (see `digest`).
 
 use crate::config::TlsConfig;
+use crate::peers::now;
 use rustls::client::Resumption;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -14,7 +15,7 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use underpass_admin::certificate::{facts, Facts};
 
 #[derive(Debug, thiserror::Error)]
@@ -35,12 +36,6 @@ pub enum Error {
         names: String,
         own: String,
     },
-}
-
-/// Seconds since 1970.
-pub fn now() -> i64 {
-    let t = SystemTime::now().duration_since(UNIX_EPOCH);
-    t.map_or(0, |d| d.as_secs() as i64)
 }
 
 /// How long until `not_after`.

@@ -1,9 +1,9 @@
 //! What the tasks that make and serve channels share.
 
-use super::directory::{Directory, Name};
 use super::tls;
 use crate::config::TlsConfig;
 use crate::core::Shared;
+use crate::peers::directory::{Directory, Name};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -1,16 +1,22 @@
-//! The channels: dialing and accepting, reading and writing, noticing that a peer is dead,
+//! The channels to the daemons of other nodes: dialing and accepting, reading and writing, noticing that a peer is dead,
 //! replacing certificates.
 //!
 //! Both nodes of a pair dial; which of two channels is kept, both decide alike (`Peers::admit`).
 //! Nothing here waits for a peer without a limit, and what waits for one is bounded.
 
-use super::context::Context;
-use super::directory::{Name, Peer, PORT};
-use super::handshake::{self, Failure, Ready};
-use super::msg::{Farewell, Msg};
-use super::{tls, QUEUE};
+pub mod context;
+pub mod handshake;
+pub mod tls;
+
 use crate::config::{NodeConfig, TlsConfig};
-use crate::core::{random, Shared};
+use crate::core::Shared;
+use crate::peers::cut::Cut;
+use crate::peers::directory::{Name, Peer, PORT};
+use crate::peers::msg::{Farewell, Msg};
+use crate::peers::QUEUE;
+use crate::random::random;
+use context::Context;
+use handshake::{Failure, Ready};
 use link::reason::Reason;
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -19,7 +25,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{signal, SignalKind};
-use tokio::sync::{mpsc, Notify};
+use tokio::sync::mpsc;
 
 /// Between attempts: at first, at most, and in any case.
 const FIRST: Duration = Duration::from_millis(250);
@@ -37,31 +43,6 @@ const STRANGERS_OF_ONE: usize = 16;
 const BETWEEN: Duration = Duration::from_millis(5);
 /// How often files are looked at, and deadlines.
 const TICK: Duration = Duration::from_secs(1);
-/// Tells a channel to end.
-#[derive(Default)]
-pub struct Cut {
-    why: RefCell<Option<(Farewell, String)>>,
-    told: Notify,
-}
-
-impl Cut {
-    pub fn now(&self, code: Farewell, why: &str) {
-        self.why
-            .borrow_mut()
-            .get_or_insert_with(|| (code, why.into()));
-        self.told.notify_one();
-    }
-
-    async fn wait(&self) -> (Farewell, String) {
-        loop {
-            if let Some(w) = self.why.borrow().clone() {
-                return w;
-            }
-            self.told.notified().await;
-        }
-    }
-}
-
 /// Starts to listen for peers, as configured.
 pub async fn listen(node: &NodeConfig) -> std::io::Result<TcpListener> {
     if let Ok(a) = node.control.parse::<SocketAddr>() {
@@ -346,7 +327,7 @@ async fn read<R: AsyncReadExt + Unpin>(
     node: &Name,
     id: u64,
     r: &mut R,
-    frames: &mut super::msg::Frames,
+    frames: &mut crate::peers::msg::Frames,
     queue: &mpsc::Sender<Msg>,
 ) -> End {
     let mut buf = vec![0; 16 << 10];

@@ -1,4 +1,4 @@
-//! The task that polls the engines, and how it sleeps.
+//! The data plane: the task that polls the engines, and how it sleeps.
 //!
 //! While there is work, or was a moment ago, it polls, if there is more than one processor.
 //! Otherwise it asks the completion queues for a notification, counts itself asleep on every link,
@@ -10,19 +10,18 @@
 //! descriptor to a task and back takes longer than a poll, but in its own set of descriptors, in
 //! which the runtime's is one among others.
 
-use super::{now, Locked, Rails};
 use crate::core::Shared;
-use link::doorbell::Drained;
+use crate::rail::waker::{add, drain, ALARM, RUNTIME};
+use crate::rail::{now, Rails};
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::Interest;
 use underpass_rdma::devices::{Tree, Watch};
-use underpass_rdma::verbs::{CompletionQueue, DeviceId};
+use underpass_rdma::verbs::DeviceId;
 
 /// Polls on for so long after the last work, where there is more than one processor: longer than a
 /// wake-up costs (about 50 µs).
@@ -35,137 +34,8 @@ const TURN_NS: u64 = 1_000_000;
 const LATE_NS: u64 = 10_000_000;
 /// After so long without work, the task sleeps in the runtime.
 const WARM_NS: u64 = 20_000_000;
-/// Without work, engines are polled this often for what only time brings.
-const IDLE_NS: u64 = 100_000_000;
 /// Devices are looked at this often.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// What a poll brought.
-pub struct Polled {
-    pub worked: bool,
-    /// There is more to do at once.
-    pub more: bool,
-    /// The core was told something, and so perhaps other tasks.
-    pub told: bool,
-    /// When to poll again although nothing happens.
-    pub next: u64,
-}
-
-impl Rails {
-    /// Does what there is to do, in all engines and for all lanes.
-    pub fn poll(&mut self, now: u64, locked: Locked<'_>) -> Polled {
-        let names = self.names.clone();
-        let mut worked = false;
-        for name in &*names {
-            worked |= self.poll_node(name, now);
-        }
-        if worked {
-            self.busy_until = now + 1_000_000_000;
-            self.tend_at = self.tend_at.min(now + super::custody::LATE_NS);
-        }
-        let mut next = self.tend(now, locked).unwrap_or(u64::MAX);
-        let quiet = if now < self.busy_until { 0 } else { IDLE_NS };
-        let mut more = false;
-        for n in self.nodes.values() {
-            next = next.min(n.pair.next_timer_ns(quiet));
-            more |= n.pair.unfinished();
-        }
-        more |= next <= now;
-        Polled {
-            worked,
-            more,
-            told: false,
-            next,
-        }
-    }
-
-    /// Counts us asleep, and asks everything that may wake us to do so. Whether anything of this is
-    /// new: then poll once more.
-    fn doze(&mut self) -> bool {
-        let Some(set) = &self.set else { return false };
-        let mut news = false;
-        for n in self.nodes.values_mut() {
-            let node = u64::from(n.number);
-            news |= n.pair.arm(|link, cq| {
-                if let Some(fd) = cq.fd() {
-                    add(set, fd, QUEUE | node << 32 | u64::from(link));
-                }
-            });
-            if !self.dozing {
-                n.pair.doze();
-            }
-        }
-        !std::mem::replace(&mut self.dozing, true) || news
-    }
-
-    /// Devices may have been opened: their events wake us, too. (A descriptor leaves the set when its
-    /// device is closed.) Done once a second: a try may fail.
-    pub(super) fn watch_devices(&self) {
-        if let (Some(set), Some(d)) = (&self.set, &self.devices) {
-            d.event_fds().for_each(|fd| add(set, fd, DEVICE));
-        }
-    }
-
-    /// Takes [`Rails::doze`] back.
-    fn rouse(&mut self) {
-        if std::mem::take(&mut self.dozing) {
-            self.nodes.values().for_each(|n| n.pair.rouse());
-        }
-    }
-
-    /// Sleeps in the set until the alarm at the latest, or only looks, and takes in what has woken
-    /// us. `stay`: we stay counted as asleep.
-    fn wait(&mut self, sleep: bool, stay: bool) -> Woken {
-        let mut woken = Woken::default();
-        let Some(set) = self.set.clone() else {
-            return woken;
-        };
-        let mut ready = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
-        let look = rustix::event::Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let got = epoll::wait(&*set, &mut ready[..], (!sleep).then_some(&look));
-        if !stay {
-            self.rouse();
-        }
-        let Ok((ready, _)) = got else {
-            return woken;
-        };
-        for e in ready.iter() {
-            let data = e.data.u64();
-            let (node, low) = ((data >> 32) as u32 & 0xff_ffff, data as u32);
-            match data & KIND {
-                QUEUE => {
-                    let of = self.nodes.values_mut().find(|n| n.number == node);
-                    of.into_iter().for_each(|n| n.pair.notified(low, stay));
-                }
-                BELL => {
-                    // Numbers of links differ in their lower half.
-                    let of = self.banks.iter().find(|(link, _)| **link as u32 == low);
-                    let Some((_, b)) = of else { continue };
-                    if link::doorbell::drain(b.bell.as_fd()) == Drained::Gone {
-                        // It would wake us for ever; what follows comes by other ways.
-                        let _ = epoll::delete(&*set, &b.bell);
-                    }
-                }
-                RUNTIME => woken.runtime = true,
-                ALARM => woken.alarm = true,
-                KICK => drain(self.kick.as_deref()),
-                _ => woken.device = true,
-            }
-        }
-        woken
-    }
-}
-
-/// What has woken us, beyond what was taken in.
-#[derive(Default)]
-struct Woken {
-    device: bool,
-    runtime: bool,
-    alarm: bool,
-}
 
 /// A timer in the set. It is only ever set to an earlier time or when it is over: it wakes us too
 /// early now and then, which costs less than setting it before every sleep.
@@ -210,33 +80,6 @@ impl Alarm {
     }
 }
 
-/// What an entry of the set stands for: the highest byte of its data.
-const KIND: u64 = 0xff << 56;
-const QUEUE: u64 = 1 << 56;
-const BELL: u64 = 2 << 56;
-const DEVICE: u64 = 3 << 56;
-const RUNTIME: u64 = 4 << 56;
-const ALARM: u64 = 5 << 56;
-const KICK: u64 = 6 << 56;
-
-fn drain(fd: Option<&OwnedFd>) {
-    fd.map(|fd| rustix::io::read(fd, &mut [0u8; 8]));
-}
-
-fn add(set: &OwnedFd, fd: RawFd, data: u64) {
-    // SAFETY: of a link, queue or device that the caller holds; used for this call only.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    match epoll::add(set, fd, EventData::new_u64(data), EventFlags::IN) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(e) => tracing::warn!("cannot wait for a device or link: {e}"),
-    }
-}
-
-/// The doorbell of a link, from its making to its end.
-pub(super) fn watch_bell(set: &OwnedFd, bell: BorrowedFd<'_>, link: u64) {
-    add(set, bell.as_raw_fd(), BELL | u64::from(link as u32));
-}
-
 /// Looks at the devices, for ever. Reading a device's addresses takes a thousand files: not on the
 /// thread that serves everybody.
 async fn watch(shared: Shared, mut stale: tokio::sync::mpsc::UnboundedReceiver<DeviceId>) {
@@ -275,7 +118,7 @@ pub async fn run(shared: Shared, runtime: Option<OwnedFd>) {
         .borrow()
         .rails
         .as_ref()
-        .is_some_and(|r| r.devices.is_some());
+        .is_some_and(Rails::has_devices);
     if !has_devices {
         shared.borrow_mut().rails(Rails::tell_refusals);
         return;
@@ -291,9 +134,7 @@ pub async fn run(shared: Shared, runtime: Option<OwnedFd>) {
         Err(e) => return tracing::error!("rails cannot be served: {e}"),
     };
     if let Some(r) = &mut shared.borrow_mut().rails {
-        r.set = Some(set.clone());
-        r.kick.iter().for_each(|k| add(&set, k.as_raw_fd(), KICK));
-        r.watch_devices();
+        r.wait_in(&set);
     }
     let alone = std::thread::available_parallelism().map_or(1, usize::from) == 1;
     let turn_ns = if alone { TURN_NS } else { TURN_SPINNING_NS };

@@ -10,7 +10,7 @@
 use crate::core::Shared;
 use crate::fds::{self, Foreign};
 use crate::limits::Seat;
-use crate::{server, sockopt, wire};
+use crate::{sockopt, wire};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
 use tokio::io::Interest;
@@ -67,6 +67,6 @@ fn dialed(shared: &Shared, sender: i32, mut fds: Vec<Foreign>) -> bool {
     if !is_seqpacket(fd.as_fd()) || made_by != sender {
         return false;
     }
-    server::meet(shared, fd, accepted);
+    super::meet(shared, fd, accepted);
     true
 }

@@ -1,0 +1,72 @@
+//! Ends that processes which have ended leave to others.
+
+use super::{Core, RETRY_SOON_MS};
+use crate::heirs::{Heirship, Inherited};
+use crate::links::Out;
+use crate::party::Party;
+use link::msg::op;
+use link::reason::Reason;
+
+impl Core {
+    pub(crate) fn inherit(&mut self, all: Vec<Inherited>) {
+        if !all.is_empty() {
+            self.heirs.all.extend(all);
+            self.heirs.news.notify_one();
+        }
+    }
+
+    /// Links within the node that live on after their party `p`, which has ended.
+    pub(crate) fn bequeath(&mut self, p: &Party) -> Vec<u64> {
+        let heirship = Heirship::of(p);
+        let (mut all, mut rest) = (Vec::new(), Vec::new());
+        for (at, who, other) in self.links.near_lanes(p.id) {
+            let left = heirship.left(&who);
+            let seen = left.and_then(|l| Some((l.family.view(who.conn)?.inode, l)));
+            match seen {
+                Some((inode, left)) => all.push(Inherited::near(who, at, &left, inode)),
+                None => rest.push((at.0, other)),
+            }
+        }
+        let kept: Vec<u64> = all.iter().map(|i| i.at.0).collect();
+        for (_, other) in rest.into_iter().filter(|r| kept.contains(&r.0)) {
+            self.command(other.party, other.conn, other.gen, op::GONE);
+        }
+        self.inherit(all);
+        kept
+    }
+
+    /// After a look; `holders`: of the first ones, in order.
+    pub fn looked_for_heirs(&mut self, holders: &[Option<u32>]) {
+        let all = std::mem::take(&mut self.heirs.all);
+        let mut gone = Vec::new();
+        for (n, mut i) in all.into_iter().enumerate() {
+            let mut over = false;
+            if let Some(holder) = holders.get(n) {
+                i.holder = *holder;
+                over = i.missed && holder.is_none();
+                i.missed = holder.is_none();
+            }
+            let useful = match i.far {
+                true => self.rails.as_ref().is_some_and(|r| r.is_inherited(i.at)),
+                false => self.links.survivor(i.who).is_some(),
+            };
+            match over || !useful {
+                true => gone.push(i),
+                false => self.heirs.all.push(i),
+            }
+        }
+        let mut out = Out::default();
+        for i in gone {
+            let same = |o: &Inherited| !o.far && o.at.0 == i.at.0;
+            if i.far {
+                self.rails(|r| r.over(i.at));
+            } else if !self.heirs.all.iter().any(same) {
+                self.links.over(i.at.0, i.who.party, &mut out);
+            } else if let Some(other) = self.links.survivor(i.who) {
+                self.command(other.party, other.conn, other.gen, op::GONE);
+            }
+        }
+        self.act(out, Reason::PeerGone, RETRY_SOON_MS);
+        self.busy_changed();
+    }
+}

@@ -1,0 +1,76 @@
+//! Ends that came to their process from another one.
+
+use super::{Core, RETRY_SOON_MS, RETRY_UNPROVEN_MS};
+use crate::holders::{Asked, Came, Verdict};
+use crate::ids::ConnRef;
+use crate::socket::End;
+use link::msg::register;
+use link::reason::Reason;
+
+/// Somebody else holds it: to be asked again after this.
+const RETRY_HELD_MS: u32 = 2000;
+/// Connections of which another holder is remembered.
+const REMEMBERED_MAX: usize = 4096;
+
+impl Core {
+    /// A registered end that came from another process.
+    pub(crate) fn look_for_holders(&mut self, who: ConnRef, mut end: End, came: Came, flags: u32) {
+        let Some(p) = self.parties.get(&who.party) else {
+            return;
+        };
+        if p.family.view(who.conn).is_none_or(|v| v.gen != who.gen) {
+            return self.registered(who, Ok(end)); // which declines it
+        }
+        let is = |bit| flags & bit != 0;
+        end.guess = (!is(register::CERTAIN)).then_some(is(register::CLIENT));
+        let (pid, known_pids) = (p.proc_id.pid, p.own_pid == p.proc_id.pid);
+        let asked = Asked {
+            who,
+            end,
+            came,
+            eager: is(register::EAGER),
+            miscounted: is(register::MISCOUNTED),
+            pid,
+            known_pids,
+        };
+        self.holders.asked.insert((who.party, who.conn), asked);
+        self.holders.news.notify_one();
+    }
+
+    /// What the look at one has brought.
+    pub fn looked_at_holders(&mut self, asked: Asked, verdict: Verdict) {
+        let (who, eager) = (asked.who, asked.eager);
+        self.judged(asked, verdict);
+        if eager {
+            self.start_seeking(who);
+        }
+    }
+
+    fn judged(&mut self, asked: Asked, verdict: Verdict) {
+        let inode = asked.end.inode;
+        self.holders.others.remove(&inode);
+        let (reason, retry_ms) = match verdict {
+            Verdict::Alone if asked.miscounted => (Reason::Bypassed, RETRY_UNPROVEN_MS),
+            // (That one record suffices elsewhere, too: what is not confirmed here is not offered to other nodes.)
+            Verdict::Alone if asked.end.record.is_none() || asked.end.confirmed(None) => {
+                return self.registered(asked.who, Ok(asked.end));
+            }
+            Verdict::Alone => (Reason::Unproven, RETRY_UNPROVEN_MS),
+            Verdict::Held(by) => {
+                if self.holders.others.len() >= REMEMBERED_MAX {
+                    self.holders.others.clear();
+                }
+                self.holders.others.insert(inode, by);
+                // (A call may have made one for itself since the shim has counted them.)
+                let itself = by == asked.pid;
+                let retry_ms = if itself { RETRY_SOON_MS } else { RETRY_HELD_MS };
+                (Reason::HeldElsewhere, retry_ms)
+            }
+            Verdict::Unseen => (Reason::Unseen, RETRY_UNPROVEN_MS),
+        };
+        let p = self.parties.get_mut(&asked.who.party);
+        if p.is_some_and(|p| p.under_way.remove(&(asked.who.conn, asked.who.gen))) {
+            self.decline(asked.who, reason, Reason::None, retry_ms);
+        }
+    }
+}

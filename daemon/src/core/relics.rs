@@ -1,0 +1,50 @@
+//! Processes of families that were there before this daemon.
+
+use super::Core;
+use crate::adopt::{Found, Relic};
+use crate::memfd::Ident;
+use crate::orders::Orders;
+use crate::process::ProcId;
+
+impl Core {
+    pub fn adopt(&mut self, f: Found) {
+        if self.parties.values().any(|p| p.proc_id == f.id) {
+            return; // it has said hello meanwhile
+        }
+        let Some(member) = self.groups.get(&f.cgroup).enter() else {
+            return;
+        };
+        self.families.join(f.ident, f.table);
+        self.relics.push(Relic {
+            ident: f.ident,
+            id: f.id,
+            own_pid: f.own_pid,
+            uid: f.uid,
+            netns: f.netns,
+            comm: f.comm,
+            orders: Orders::default(),
+            member,
+        });
+    }
+
+    /// What a process that says hello has missed.
+    pub fn missed_by(&mut self, id: ProcId, ident: Ident) -> Orders {
+        let mut relics = self.relics.iter_mut();
+        let relic = relics.find(|r| r.id == id && r.ident == ident);
+        relic
+            .map(|r| std::mem::take(&mut r.orders))
+            .unwrap_or_default()
+    }
+
+    /// These processes have ended, or speak for themselves now.
+    pub fn forget_relics(&mut self, gone: impl Fn(&Relic) -> bool) {
+        let families = &mut self.families;
+        self.relics.retain(|r| {
+            let stays = !gone(r);
+            if !stays {
+                families.leave(r.ident);
+            }
+            stays
+        });
+    }
+}

@@ -1,0 +1,77 @@
+//! Ends in a hurry: whom to look for, and what is done when it is found.
+
+use super::Core;
+use crate::ids::ConnRef;
+use crate::peers::pairing::Asked;
+use crate::seek::{Results, Sought, Task, ASKS, ENDS_MAX, TELL, TRIES};
+
+impl Core {
+    /// Looks for the other end of a connection that has been registered eagerly, if it still waits.
+    pub fn start_seeking(&mut self, who: ConnRef) {
+        if self.waiting.end(&who).is_none() || self.seek.ends.len() >= ENDS_MAX {
+            return;
+        }
+        self.seek.ends.retain(|s| s.who != who);
+        self.seek.ends.push(Sought {
+            who,
+            tries: 0,
+            asked: 0,
+            told: 0,
+        });
+        self.seek.wake.notify_one();
+    }
+
+    /// What is to be looked for now; `None`: nothing any more.
+    pub fn next_search(&mut self) -> Option<Task> {
+        let mut ends = Vec::new();
+        let mut tell = Vec::new();
+        self.seek.ends.retain_mut(|s| {
+            s.tries += 1;
+            let end = self
+                .waiting
+                .end(&s.who)
+                .filter(|_| s.tries <= TRIES && s.asked < ASKS);
+            ends.extend(end.map(|e| (s.who, e.local, e.peer)));
+            if end.is_some() && TELL.get(s.told).is_some_and(|t| s.tries >= *t) {
+                tell.push(s.who);
+            }
+            end.is_some()
+        });
+        self.seek.far.retain_mut(|f| {
+            f.tries += 1;
+            f.tries <= TRIES
+        });
+        let far: Vec<Asked> = self.seek.far.iter().map(|f| f.asked).collect();
+        for who in tell {
+            if self.hurry_across(who) {
+                let s = self.seek.ends.iter_mut().find(|s| s.who == who);
+                s.into_iter().for_each(|s| s.told += 1);
+            }
+        }
+        (!ends.is_empty() || !far.is_empty()).then(|| Task {
+            ends,
+            far,
+            families: self.snapshot(),
+        })
+    }
+
+    /// Asks whom a search has found.
+    pub fn searched(&mut self, found: Results) {
+        for (who, f) in found.ends {
+            if self.command(f.party, f.conn, f.gen, f.op) {
+                let s = self.seek.ends.iter_mut().find(|s| s.who == who);
+                s.into_iter().for_each(|s| s.asked += 1);
+            }
+        }
+        for (asked, f) in found.far {
+            if let Some(f) = f.ask {
+                self.command(f.party, f.conn, f.gen, f.op);
+            }
+            // The address of its peer belongs to one node, so only one asks.
+            let at = self.seek.far.iter().position(|s| s.asked == asked);
+            if let Some(s) = at.map(|i| self.seek.far.swap_remove(i)) {
+                self.seen_for(&s.node, asked, f.reason);
+            }
+        }
+    }
+}

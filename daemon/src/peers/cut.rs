@@ -1,0 +1,30 @@
+//! How a channel is told to end, by whoever finds out that it must.
+
+use super::msg::Farewell;
+use std::cell::RefCell;
+use tokio::sync::Notify;
+
+/// Tells a channel to end.
+#[derive(Default)]
+pub struct Cut {
+    why: RefCell<Option<(Farewell, String)>>,
+    told: Notify,
+}
+
+impl Cut {
+    pub fn now(&self, code: Farewell, why: &str) {
+        self.why
+            .borrow_mut()
+            .get_or_insert_with(|| (code, why.into()));
+        self.told.notify_one();
+    }
+
+    pub async fn wait(&self) -> (Farewell, String) {
+        loop {
+            if let Some(w) = self.why.borrow().clone() {
+                return w;
+            }
+            self.told.notified().await;
+        }
+    }
+}

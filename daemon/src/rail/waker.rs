@@ -1,0 +1,173 @@
+//! The set of descriptors that wake the data plane: what is in it, and how it sleeps there.
+
+use super::{Locked, Rails};
+use link::doorbell::Drained;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use underpass_rdma::verbs::CompletionQueue;
+
+/// Without work, engines are polled this often for what only time brings.
+const IDLE_NS: u64 = 100_000_000;
+/// What a poll brought.
+pub struct Polled {
+    pub worked: bool,
+    /// There is more to do at once.
+    pub more: bool,
+    /// The core was told something, and so perhaps other tasks.
+    pub told: bool,
+    /// When to poll again although nothing happens.
+    pub next: u64,
+}
+
+impl Rails {
+    /// Does what there is to do, in all engines and for all lanes.
+    pub fn poll(&mut self, now: u64, locked: Locked<'_>) -> Polled {
+        let names = self.names.clone();
+        let mut worked = false;
+        for name in &*names {
+            worked |= self.poll_node(name, now);
+        }
+        if worked {
+            self.busy_until = now + 1_000_000_000;
+            self.tend_at = self.tend_at.min(now + super::custody::LATE_NS);
+        }
+        let mut next = self.tend(now, locked).unwrap_or(u64::MAX);
+        let quiet = if now < self.busy_until { 0 } else { IDLE_NS };
+        let mut more = false;
+        for n in self.nodes.values() {
+            next = next.min(n.pair.next_timer_ns(quiet));
+            more |= n.pair.unfinished();
+        }
+        more |= next <= now;
+        Polled {
+            worked,
+            more,
+            told: false,
+            next,
+        }
+    }
+
+    /// Begins to wait in this set.
+    pub fn wait_in(&mut self, set: &Arc<OwnedFd>) {
+        self.set = Some(set.clone());
+        self.kick.iter().for_each(|k| add(set, k.as_raw_fd(), KICK));
+        self.watch_devices();
+    }
+
+    /// Counts us asleep, and asks everything that may wake us to do so. Whether anything of this is
+    /// new: then poll once more.
+    pub fn doze(&mut self) -> bool {
+        let Some(set) = &self.set else { return false };
+        let mut news = false;
+        for n in self.nodes.values_mut() {
+            let node = u64::from(n.number);
+            news |= n.pair.arm(|link, cq| {
+                if let Some(fd) = cq.fd() {
+                    add(set, fd, QUEUE | node << 32 | u64::from(link));
+                }
+            });
+            if !self.dozing {
+                n.pair.doze();
+            }
+        }
+        !std::mem::replace(&mut self.dozing, true) || news
+    }
+
+    /// Devices may have been opened: their events wake us, too. (A descriptor leaves the set when its
+    /// device is closed.) Done once a second: a try may fail.
+    pub fn watch_devices(&self) {
+        if let (Some(set), Some(d)) = (&self.set, &self.devices) {
+            d.event_fds().for_each(|fd| add(set, fd, DEVICE));
+        }
+    }
+
+    /// Takes [`Rails::doze`] back.
+    pub fn rouse(&mut self) {
+        if std::mem::take(&mut self.dozing) {
+            self.nodes.values().for_each(|n| n.pair.rouse());
+        }
+    }
+
+    /// Sleeps in the set until the alarm at the latest, or only looks, and takes in what has woken
+    /// us. `stay`: we stay counted as asleep.
+    pub fn wait(&mut self, sleep: bool, stay: bool) -> Woken {
+        let mut woken = Woken::default();
+        let Some(set) = self.set.clone() else {
+            return woken;
+        };
+        let mut ready = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
+        let look = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let got = epoll::wait(&*set, &mut ready[..], (!sleep).then_some(&look));
+        if !stay {
+            self.rouse();
+        }
+        let Ok((ready, _)) = got else {
+            return woken;
+        };
+        for e in ready.iter() {
+            let data = e.data.u64();
+            let (node, low) = ((data >> 32) as u32 & 0xff_ffff, data as u32);
+            match data & KIND {
+                QUEUE => {
+                    let of = self.nodes.values_mut().find(|n| n.number == node);
+                    of.into_iter().for_each(|n| n.pair.notified(low, stay));
+                }
+                BELL => {
+                    // Numbers of links differ in their lower half.
+                    let of = self.banks.iter().find(|(link, _)| **link as u32 == low);
+                    let Some((_, b)) = of else { continue };
+                    if link::doorbell::drain(b.bell.as_fd()) == Drained::Gone {
+                        // It would wake us for ever; what follows comes by other ways.
+                        let _ = epoll::delete(&*set, &b.bell);
+                    }
+                }
+                RUNTIME => woken.runtime = true,
+                ALARM => woken.alarm = true,
+                KICK => drain(self.kick.as_deref()),
+                _ => woken.device = true,
+            }
+        }
+        woken
+    }
+}
+
+/// What has woken us, beyond what was taken in.
+#[derive(Default)]
+pub struct Woken {
+    pub device: bool,
+    pub runtime: bool,
+    pub alarm: bool,
+}
+
+/// What an entry of the set stands for: the highest byte of its data.
+const KIND: u64 = 0xff << 56;
+const QUEUE: u64 = 1 << 56;
+const BELL: u64 = 2 << 56;
+const DEVICE: u64 = 3 << 56;
+pub const RUNTIME: u64 = 4 << 56;
+pub const ALARM: u64 = 5 << 56;
+pub const KICK: u64 = 6 << 56;
+
+pub fn drain(fd: Option<&OwnedFd>) {
+    fd.map(|fd| rustix::io::read(fd, &mut [0u8; 8]));
+}
+
+pub fn add(set: &OwnedFd, fd: RawFd, data: u64) {
+    // SAFETY: of a link, queue or device that the caller holds; used for this call only.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    match epoll::add(set, fd, EventData::new_u64(data), EventFlags::IN) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(e) => tracing::warn!("cannot wait for a device or link: {e}"),
+    }
+}
+
+/// The doorbell of a link, from its making to its end.
+pub(super) fn watch_bell(set: &OwnedFd, bell: BorrowedFd<'_>, link: u64) {
+    add(set, bell.as_raw_fd(), BELL | u64::from(link as u32));
+}
