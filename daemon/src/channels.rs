@@ -15,9 +15,11 @@ use crate::peers::directory::{Name, Peer, PORT};
 use crate::peers::msg::{Farewell, Msg};
 use crate::peers::QUEUE;
 use crate::random::random;
+use bytes::BytesMut;
 use context::Context;
 use handshake::{Failure, Ready};
 use link::reason::Reason;
+use socket2::{Domain, Protocol, Socket, Type};
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
@@ -43,17 +45,32 @@ const STRANGERS_OF_ONE: usize = 16;
 const BETWEEN: Duration = Duration::from_millis(5);
 /// How often files are looked at, and deadlines.
 const TICK: Duration = Duration::from_secs(1);
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+
 /// Starts to listen for peers, as configured.
-pub async fn listen(node: &NodeConfig) -> std::io::Result<TcpListener> {
+pub fn listen(node: &NodeConfig) -> std::io::Result<TcpListener> {
     if let Ok(a) = node.control.parse::<SocketAddr>() {
-        return TcpListener::bind(a).await;
+        return listen_at(a);
     }
     // Both kinds of addresses, if this kernel has both.
-    match TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT)).await {
+    match listen_at((Ipv6Addr::UNSPECIFIED, PORT).into()) {
         Ok(l) => Ok(l),
         Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => Err(e),
-        Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await,
+        Err(_) => listen_at((Ipv4Addr::UNSPECIFIED, PORT).into()),
     }
+}
+
+fn listen_at(at: SocketAddr) -> std::io::Result<TcpListener> {
+    let s = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
+    if at.is_ipv6() {
+        s.set_only_v6(false)?; // whatever net.ipv6.bindv6only says
+    }
+    s.set_reuse_address(true)?; // its predecessor's connections do not keep it from the port
+    s.bind(&at.into())?;
+    s.listen(BACKLOG)?;
+    s.set_nonblocking(true)?;
+    TcpListener::from_std(s.into())
 }
 
 /// Runs all channels, for ever.
@@ -295,7 +312,7 @@ async fn serve(ctx: &Rc<Context>, ready: Ready) {
     };
     if !met.we_dialed {
         // Before anything that is queued.
-        if let Err(e) = stream.write_all(&handshake::hello(ctx).encode()).await {
+        if let Err(e) = handshake::say(&mut stream, &handshake::hello(ctx)).await {
             let text = tls::explain(&e);
             return down(ctx, &met.node, id, &End::silent(text));
         }
@@ -330,7 +347,6 @@ async fn read<R: AsyncReadExt + Unpin>(
     frames: &mut crate::peers::msg::Frames,
     queue: &mpsc::Sender<Msg>,
 ) -> End {
-    let mut buf = vec![0; 16 << 10];
     loop {
         loop {
             let msg = match frames.take() {
@@ -363,9 +379,9 @@ async fn read<R: AsyncReadExt + Unpin>(
         }
         // A peer that never pauses must not keep the others waiting.
         tokio::task::yield_now().await;
-        match tokio::time::timeout(SILENT, r.read(&mut buf)).await {
+        match tokio::time::timeout(SILENT, r.read_buf(frames.room())).await {
             Ok(Ok(0)) => return End::silent("the peer closed the channel"),
-            Ok(Ok(n)) => frames.push(&buf[..n]),
+            Ok(Ok(_)) => {}
             Ok(Err(e)) => return End::silent(tls::explain(&e)),
             Err(_) => return End::told(Farewell::Other, "nothing was heard for too long"),
         }
@@ -381,6 +397,7 @@ async fn write<W: AsyncWriteExt + Unpin>(
     const BATCH: usize = 64;
     let mut count = 0;
     let mut msgs = Vec::with_capacity(BATCH);
+    let mut bytes = BytesMut::new();
     loop {
         msgs.clear();
         match tokio::time::timeout(PING, waiting.recv_many(&mut msgs, BATCH)).await {
@@ -391,7 +408,8 @@ async fn write<W: AsyncWriteExt + Unpin>(
                 msgs.push(Msg::Ping { n: count });
             }
         }
-        let bytes: Vec<u8> = msgs.iter().flat_map(Msg::encode).collect();
+        bytes.clear();
+        msgs.iter().for_each(|m| m.encode(&mut bytes));
         busy.set(true);
         let put = async {
             w.write_all(&bytes).await?;

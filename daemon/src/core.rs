@@ -554,6 +554,14 @@ impl Core {
         }
     }
 
+    /// What is logged while a party is served says whose it is.
+    pub fn span(&self, id: PartyId) -> tracing::Span {
+        match self.parties.get(&id) {
+            Some(p) => tracing::info_span!("shim", pid = p.proc_id.pid, program = p.comm),
+            None => tracing::Span::none(),
+        }
+    }
+
     /// Notes an event about a party.
     pub(crate) fn event(&mut self, id: PartyId, what: &str) {
         let Some(p) = self.parties.get(&id) else {

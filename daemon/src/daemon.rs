@@ -142,9 +142,7 @@ async fn serve(
             "" => format!("port {}", peers::directory::PORT),
             a => a.into(),
         };
-        let sock = channels::listen(node)
-            .await
-            .map_err(|e| Error::Peers(at, e))?;
+        let sock = channels::listen(node).map_err(|e| Error::Peers(at, e))?;
         let tls = options.config.tls.clone();
         tokio::task::spawn_local(channels::run(core.clone(), tls, sock));
         tokio::task::spawn_local(dataplane::run(core.clone(), runtime));

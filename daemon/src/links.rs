@@ -206,7 +206,7 @@ impl Links {
         }
         match make_areas(id, far) {
             Err(e) => {
-                tracing::warn!("no memory for a link: {e}");
+                tracing::warn!(link = %format_args!("{id:#x}"), "no memory for a link: {e}");
                 payers.iter().for_each(|g| g.give_memory(area));
                 Err(Refused::Memory)
             }
@@ -390,7 +390,7 @@ impl Links {
         match make_chunk(id, side.into(), n, far) {
             Ok(c) => s.chunks.push(c),
             Err(e) => {
-                tracing::warn!("no memory for a chunk: {e}");
+                tracing::warn!(link = %format_args!("{id:#x}"), "no memory for a chunk: {e}");
                 s.payer.give_memory(bytes);
                 return Ok(());
             }

@@ -138,7 +138,7 @@ impl Peers {
         p.state.release = met.release.clone();
         p.state.version = met.version;
         p.state.expires = Some(met.expires);
-        tracing::info!("peer {}: channel with {}", met.node, met.address);
+        tracing::info!(node = %met.node, address = met.address, "channel up");
         Some(id)
     }
 
@@ -157,7 +157,7 @@ impl Peers {
         p.state.state = "down".into();
         p.state.since = now();
         p.state.reason = why.into();
-        tracing::info!("peer {node}: channel ended: {why}");
+        tracing::info!(%node, "channel down: {why}");
         true
     }
 
@@ -168,7 +168,7 @@ impl Peers {
         };
         if p.channel.is_none() && p.state.reason != why {
             // Not each of many attempts that fail alike.
-            tracing::warn!("peer {node}: {why}");
+            tracing::warn!(%node, "no channel: {why}");
             p.state.reason = why.into();
         }
     }
@@ -182,7 +182,7 @@ impl Peers {
             r.at = now();
             return;
         }
-        tracing::warn!("refused {ip}: {why}");
+        tracing::warn!(address = %ip, "refused: {why}");
         if self.refused.len() == REFUSED {
             self.refused.pop_front();
         }

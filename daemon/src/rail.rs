@@ -30,6 +30,7 @@ use crate::ids::{ConnRef, PartyId};
 use crate::peers::directory::Name;
 use crate::peers::msg::Msg;
 use area::Shore;
+use crossbeam::channel::{Receiver, Sender};
 use devices::{Devices, News};
 use lane::Lane;
 use life::Node;
@@ -38,7 +39,7 @@ use link::reason::Reason;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
-use std::sync::{mpsc, Arc};
+use std::sync::Arc;
 use underpass_rdma::devices::Change;
 use underpass_rdma::engine::{self, LaneId};
 use underpass_rdma::verbs::DeviceId;
@@ -127,7 +128,7 @@ pub struct Rails {
     /// Something happened that the task should look at.
     pub kick: Option<Arc<OwnedFd>>,
     /// What helpers have done to sockets.
-    jobs: (mpsc::Sender<custody::Done>, mpsc::Receiver<custody::Done>),
+    jobs: (Sender<custody::Done>, Receiver<custody::Done>),
     /// Counted as asleep on all links.
     dozing: bool,
     /// What wakes the task: links of engines, doorbells, devices.
@@ -196,7 +197,7 @@ impl Rails {
             lanes: BTreeMap::new(),
             out: Vec::new(),
             kick: kick::new_kick(),
-            jobs: mpsc::channel(),
+            jobs: crossbeam::channel::unbounded(),
             dozing: false,
             set: None,
             tend_at: 0,

@@ -21,6 +21,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::io::Interest;
+use tracing::Instrument;
 use underpass_admin::proc;
 
 /// How long a connection may take to say hello, and how many may be doing so.
@@ -88,7 +89,9 @@ pub fn meet(shared: &Shared, conn: Foreign, accepted: u64) {
         let met = tokio::time::timeout(HELLO_TIME, greet(&shared, &control, accepted)).await;
         strangers.set(strangers.get().saturating_sub(1));
         if let Ok(Some((id, group))) = met {
-            if attend(&shared, id, &group, &control).await.is_ok() {
+            let span = shared.borrow().span(id);
+            let attended = attend(&shared, id, &group, &control).instrument(span);
+            if attended.await.is_ok() {
                 read_rest(&shared, id, &control);
             }
             shared.borrow_mut().disconnect(id, Some(&control));

@@ -9,6 +9,7 @@ use crate::peers::digest::{Key, LABEL};
 use crate::peers::directory::{Name, Peer};
 use crate::peers::msg::{Farewell, Frames, Msg, MIN_VERSION, VERSION};
 use crate::peers::{pairing, Met};
+use bytes::BytesMut;
 use link::reason::Reason;
 use rustls::pki_types::{CertificateDer, ServerName};
 use std::net::SocketAddr;
@@ -89,7 +90,6 @@ async fn listen<S: AsyncReadExt + Unpin>(
     s: &mut S,
     f: &mut Frames,
 ) -> Result<Heard, std::io::Error> {
-    let mut buf = [0; 4096];
     loop {
         match f.take() {
             Ok(Some(Msg::Hello {
@@ -124,32 +124,35 @@ async fn listen<S: AsyncReadExt + Unpin>(
             Err(e) => return Ok(Heard::Wrong(format!("it sent {e}"))),
             Ok(None) => {}
         }
-        match s.read(&mut buf).await? {
-            0 => {
-                return Err(std::io::Error::other(
-                    "it closed the connection without a hello",
-                ))
-            }
-            n => f.push(&buf[..n]),
+        if s.read_buf(f.room()).await? == 0 {
+            return Err(std::io::Error::other(
+                "it closed the connection without a hello",
+            ));
         }
     }
 }
 
+/// Says this one thing.
+pub async fn say<S: AsyncWriteExt + Unpin>(s: &mut S, msg: &Msg) -> std::io::Result<()> {
+    let mut bytes = BytesMut::new();
+    msg.encode(&mut bytes);
+    s.write_all(&bytes).await
+}
+
 /// Says farewell, if that can be done at once.
 pub async fn part<S: AsyncWriteExt + Unpin>(s: &mut S, code: Farewell, text: &str) {
-    let bytes = Msg::bye(code, text).encode();
-    let say = async {
-        s.write_all(&bytes).await?;
+    let bye = async {
+        say(s, &Msg::bye(code, text)).await?;
         s.shutdown().await
     };
     // Best effort: the channel ends either way.
-    let _ = tokio::time::timeout(Duration::from_secs(1), say).await;
+    let _ = tokio::time::timeout(Duration::from_secs(1), bye).await;
 }
 
 fn tune(tcp: &TcpStream) {
     // Without these a dead peer is noticed later, no more.
     let _ = tcp.set_nodelay(true);
-    let _ = rustix::net::sockopt::set_tcp_user_timeout(tcp, UNACKED.as_millis() as u32);
+    let _ = socket2::SockRef::from(tcp).set_tcp_user_timeout(Some(UNACKED));
 }
 
 fn facts(chain: Option<&[CertificateDer<'_>]>) -> Option<certificate::Facts> {
@@ -187,7 +190,7 @@ pub async fn dial(ctx: &Context, peer: &Peer) -> Result<Ready, Failure> {
     let key = Key::new(&secret);
     let theirs = facts(conn.peer_certificates()).ok_or_else(|| fail("no certificate".into()))?;
     let io = |e: std::io::Error| fail(tls::explain(&e));
-    stream.write_all(&hello(ctx).encode()).await.map_err(io)?;
+    say(&mut stream, &hello(ctx)).await.map_err(io)?;
     let mut frames = Frames::default();
     let greeting = match listen(&mut stream, &mut frames).await.map_err(io)? {
         Heard::Hello(g) => g,

@@ -6,8 +6,10 @@
 //! one message of which we do not know what it meant, nothing can be relied upon. Nothing here
 //! allocates more than a message may be long.
 
+use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
+use tokio_util::codec::{Decoder, Encoder, LengthDelimitedCodec};
 
 /// Longest message, without its length.
 pub const MAX: usize = 64 << 10;
@@ -194,8 +196,8 @@ mod hex {
 
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Malformed {
-    #[error("a message of {0} bytes, {MAX} are allowed")]
-    Long(usize),
+    #[error("a message of more than {MAX} bytes")]
+    Long,
     #[error("an empty message")]
     Empty,
     #[error("a message that cannot be read: {0}")]
@@ -203,15 +205,12 @@ pub enum Malformed {
 }
 
 impl Msg {
-    /// The message with its length in front. Ours always fit: the longest text in them is cut by
-    /// `Bye`'s maker.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![0; 4];
+    /// Puts the message, with its length in front, behind what is there. Ours always fit: the longest text in them is
+    /// cut by `Bye`'s maker.
+    pub fn encode(&self, out: &mut BytesMut) {
         // Writing into a vector does not fail, and neither do these types.
-        let _ = serde_json::to_writer(&mut out, self);
-        let len = (out.len() - 4) as u32;
-        out[..4].copy_from_slice(&len.to_be_bytes());
-        out
+        let body = serde_json::to_vec(self).unwrap_or_default();
+        let _ = framing().encode(Bytes::from(body), out);
     }
 
     pub fn bye(code: Farewell, text: &str) -> Msg {
@@ -222,40 +221,50 @@ impl Msg {
     }
 }
 
+fn framing() -> LengthDelimitedCodec {
+    LengthDelimitedCodec::builder()
+        .max_frame_length(MAX)
+        .new_codec()
+}
+
+/// Room that is made for what arrives.
+const READ: usize = 16 << 10;
+
 /// Puts messages together from what arrives.
-#[derive(Default)]
 pub struct Frames {
-    buf: Vec<u8>,
-    at: usize,
+    buf: BytesMut,
+    framing: LengthDelimitedCodec,
+}
+
+impl Default for Frames {
+    fn default() -> Self {
+        Frames {
+            buf: BytesMut::new(),
+            framing: framing(),
+        }
+    }
 }
 
 impl Frames {
-    pub fn push(&mut self, bytes: &[u8]) {
-        if self.at > 0 {
-            self.buf.drain(..self.at);
-            self.at = 0;
-        }
-        self.buf.extend_from_slice(bytes);
+    /// Where to put what arrives.
+    pub fn room(&mut self) -> &mut BytesMut {
+        self.buf.reserve(READ);
+        &mut self.buf
     }
 
     /// The next whole message. After an error nothing more will come.
     pub fn take(&mut self) -> Result<Option<Msg>, Malformed> {
-        let rest = &self.buf[self.at..];
-        let Some((head, body)) = rest.split_first_chunk::<4>() else {
+        let Some(body) = self
+            .framing
+            .decode(&mut self.buf)
+            .map_err(|_| Malformed::Long)?
+        else {
             return Ok(None);
         };
-        let len = u32::from_be_bytes(*head) as usize;
-        if len > MAX {
-            return Err(Malformed::Long(len));
-        }
-        if len == 0 {
+        if body.is_empty() {
             return Err(Malformed::Empty);
         }
-        let Some(body) = body.get(..len) else {
-            return Ok(None);
-        };
-        let msg = serde_json::from_slice(body).map_err(|e| Malformed::Json(e.to_string()))?;
-        self.at += 4 + len;
+        let msg = serde_json::from_slice(&body).map_err(|e| Malformed::Json(e.to_string()))?;
         Ok(Some(msg))
     }
 }
@@ -353,11 +362,12 @@ mod tests {
         /// However the bytes are cut, the messages come out as they went in.
         #[test]
         fn round_trip(msgs in proptest::collection::vec(any_msg(), 1..6), cut in 1usize..50) {
-            let bytes: Vec<u8> = msgs.iter().flat_map(Msg::encode).collect();
+            let mut bytes = BytesMut::new();
+            msgs.iter().for_each(|m| m.encode(&mut bytes));
             let mut f = Frames::default();
             let mut got = Vec::new();
             for part in bytes.chunks(cut) {
-                f.push(part);
+                f.room().extend_from_slice(part);
                 while let Some(m) = f.take().unwrap() { got.push(m); }
             }
             prop_assert_eq!(got, msgs);
@@ -367,7 +377,7 @@ mod tests {
         fn noise_never_panics(parts in proptest::collection::vec(any::<Vec<u8>>(), 0..6)) {
             let mut f = Frames::default();
             for p in parts {
-                f.push(&p);
+                f.room().extend_from_slice(&p);
                 while let Ok(Some(_)) = f.take() {}
             }
         }
@@ -375,11 +385,12 @@ mod tests {
         /// Whatever one byte is changed to: a message, or an error; never more than was sent.
         #[test]
         fn a_changed_byte(m in any_msg(), at: proptest::sample::Index, to: u8) {
-            let mut b = m.encode();
+            let mut b = BytesMut::new();
+            m.encode(&mut b);
             let i = at.index(b.len());
             b[i] = to;
             let mut f = Frames::default();
-            f.push(&b);
+            f.room().extend_from_slice(&b);
             let mut n = 0;
             while let Ok(Some(_)) = f.take() { n += 1; }
             prop_assert!(n <= 1);
@@ -388,8 +399,9 @@ mod tests {
 
     fn one(text: &str) -> Result<Option<Msg>, Malformed> {
         let mut f = Frames::default();
-        f.push(&(text.len() as u32).to_be_bytes());
-        f.push(text.as_bytes());
+        f.room()
+            .extend_from_slice(&(text.len() as u32).to_be_bytes());
+        f.room().extend_from_slice(text.as_bytes());
         f.take()
     }
 
@@ -419,14 +431,10 @@ mod tests {
             assert!(matches!(one(bad), Err(Malformed::Json(_))), "{bad}");
         }
         let mut f = Frames::default();
-        f.push(&[0; 4]);
+        f.room().extend_from_slice(&[0; 4]);
         assert_eq!(f.take(), Err(Malformed::Empty));
         let mut f = Frames::default();
-        f.push(&(MAX as u32 + 1).to_be_bytes());
-        assert_eq!(
-            f.take(),
-            Err(Malformed::Long(MAX + 1)),
-            "before it has come"
-        );
+        f.room().extend_from_slice(&(MAX as u32 + 1).to_be_bytes());
+        assert_eq!(f.take(), Err(Malformed::Long), "before it has come");
     }
 }

@@ -105,7 +105,7 @@ impl Devices {
             news.push(News::Gone(p));
         }
         if self.open.remove(id).is_some() {
-            tracing::info!("rdma device {} is gone", id.name);
+            tracing::info!(device = id.name, "rdma device gone");
         }
     }
 
@@ -120,7 +120,7 @@ impl Devices {
                 Ok(dev) => {
                     self.open.insert(d.id.clone(), Arc::new(dev));
                 }
-                Err(e) => tracing::warn!("cannot open rdma device {}: {e}", d.id.name),
+                Err(e) => tracing::warn!(device = d.id.name, "cannot open rdma device: {e}"),
             }
         }
         let Some(open) = self.open.get(&d.id).cloned() else {
@@ -147,11 +147,11 @@ impl Devices {
                 news.push(News::Gone(key.clone()));
             }
             if let Some(f) = now {
-                tracing::info!("rail {} port {}: {} up", d.id.name, p.port, f.gid.ip());
+                tracing::info!(device = d.id.name, port = p.port, address = ?f.gid.ip(), "rail up");
                 self.up.insert(key.clone(), f);
                 news.push(News::Up(key));
             } else {
-                tracing::info!("rail {} port {}: down", d.id.name, p.port);
+                tracing::info!(device = d.id.name, port = p.port, "rail down");
             }
         }
     }

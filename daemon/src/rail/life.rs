@@ -209,7 +209,7 @@ impl Rails {
         };
         n.keep_counts();
         n.pair = new_pair(n.first);
-        tracing::info!("peer {name}: life {life} of the rails");
+        tracing::info!(node = %name, life, "a life of the rails begins");
         n.life = life;
         n.agreed = false;
         n.up = false;
@@ -298,14 +298,14 @@ impl Rails {
                     self.out.push(Effect::Say(name.clone(), msg));
                 }
             }
-            Event::LinkUp { link, .. } => tracing::info!("peer {name}: link {link} is up"),
+            Event::LinkUp { link, .. } => tracing::info!(node = %name, link, "link up"),
             Event::LinkDown { link, why, .. } => {
-                tracing::warn!("peer {name}: link {link} is down: {why}");
+                tracing::warn!(node = %name, link, "link down: {why}");
             }
             Event::NoRail => {
                 n.up = false;
                 self.tend_at = 0;
-                tracing::warn!("peer {name}: no link is left");
+                tracing::warn!(node = %name, "no link is left");
                 self.tell_refusals();
             }
             Event::RailBack => {
@@ -319,13 +319,13 @@ impl Rails {
                         Fault::InDoubt => Reason::InDoubt,
                         Fault::App(_) | Fault::Peer(_) => Reason::Hostile,
                     };
-                    tracing::warn!("peer {name}: lane {lane:#x}: {fault}");
+                    tracing::warn!(node = %name, lane = %format_args!("{lane:#x}"), "lane failed: {fault}");
                     self.fail(k, reason);
                 }
             }
             Event::Settled { lane, stands } => {
                 let what = if stands { "it stands" } else { "it never came" };
-                tracing::info!("peer {name}: lane {lane:#x}: a switch was in doubt: {what}");
+                tracing::info!(node = %name, lane = %format_args!("{lane:#x}"), "a switch was in doubt: {what}");
             }
             Event::Flushed { .. } => self.tend_at = 0,
             Event::PeerClosed { lane, used } => {
@@ -342,7 +342,7 @@ impl Rails {
                 n.parties.remove(&party);
             }
             Event::PairFailed(why) => {
-                tracing::error!("peer {name}: {why}");
+                tracing::error!(node = %name, "the rails fail: {why}");
                 n.faults = (n.faults + 1).min(PENANCE_MAX);
                 n.no_rails_before = now() + (PENANCE_NS << n.faults);
                 self.renew(name, life + 1);
