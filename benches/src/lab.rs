@@ -187,6 +187,7 @@ impl Bench {
     }
 
     /// One run.
+    #[expect(clippy::too_many_lines)]
     pub fn run(&mut self, way: Way, case: Case, nodes: Option<&Nodes>) -> Result<Outcome> {
         self.restore()?;
         let (n, seconds) = (connections(case), self.seconds);

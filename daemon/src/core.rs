@@ -314,7 +314,10 @@ impl Core {
     }
 
     /// A process goes on with a table of its own, in which its connections have the places that they had.
-    fn moved(&mut self, id: PartyId, ident: Ident, table: Foreign) -> Result<(), Violation> {
+    fn moved(&mut self, id: PartyId, table: Foreign, bytes: u64) -> Result<(), Violation> {
+        let ident = memfd::check_fixed(&table, TABLE_BYTES);
+        let ident = ident.filter(|_| bytes == TABLE_BYTES as u64);
+        let ident = ident.ok_or(Violation("a family table that is none"))?;
         let Some(p) = self.parties.get_mut(&id) else {
             return Ok(());
         };
@@ -337,6 +340,11 @@ impl Core {
         msg: ToDaemon,
         fds: Vec<Foreign>,
     ) -> Result<Option<Job>, Violation> {
+        let who = |conn, gen| ConnRef {
+            party: id,
+            conn,
+            gen,
+        };
         let mut out = Out::default();
         let mut trouble = (Reason::PeerGone, RETRY_SOON_MS);
         match msg {
@@ -348,12 +356,7 @@ impl Core {
                 rx_kpos,
                 flags,
             } => {
-                let who = ConnRef {
-                    party: id,
-                    conn,
-                    gen,
-                };
-                return self.register(who, [tx_kpos, rx_kpos], flags, None, fds);
+                return self.register(who(conn, gen), [tx_kpos, rx_kpos], flags, None, fds);
             }
             ToDaemon::RegisterReceived {
                 conn,
@@ -364,13 +367,8 @@ impl Core {
                 from,
                 copies,
             } => {
-                let who = ConnRef {
-                    party: id,
-                    conn,
-                    gen,
-                };
                 let came = Some(Came { from, copies });
-                return self.register(who, [tx_kpos, rx_kpos], flags, came, fds);
+                return self.register(who(conn, gen), [tx_kpos, rx_kpos], flags, came, fds);
             }
             ToDaemon::Mapped { link, side, chunk } => {
                 self.links.mapped(id, link, side, chunk, &mut out)?
@@ -392,22 +390,13 @@ impl Core {
                 self.rails(|r| r.shut(id, (link, lane)));
             }
             ToDaemon::Dial {} => {
-                let mut fds = fds;
-                let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
-                    return Err(Violation("a dialing descriptor that is none, or not alone"));
-                };
+                let fd = only(fds, "a dialing descriptor that is none, or not alone")?;
                 let group = self.parties.get(&id).map(|p| p.group().clone());
                 return Ok(group.and_then(|g| g.seat()).map(|seat| Job::Dial(fd, seat)));
             }
             ToDaemon::Moved { table_bytes } => {
-                let mut fds = fds;
-                let (Some(table), true) = (fds.pop(), fds.is_empty()) else {
-                    return Err(Violation("a table that is none, or not alone"));
-                };
-                let fits = table_bytes == TABLE_BYTES as u64;
-                let ident = memfd::check_fixed(&table, TABLE_BYTES).filter(|_| fits);
-                let ident = ident.ok_or(Violation("a family table that is none"))?;
-                self.moved(id, ident, table)?;
+                let table = only(fds, "a table that is none, or not alone")?;
+                self.moved(id, table, table_bytes)?;
             }
             ToDaemon::WantChunk { link, side } => {
                 self.links.want_chunk(id, link, side, &mut out)?
@@ -421,25 +410,10 @@ impl Core {
                 if let Some(p) = self.parties.get_mut(&id) {
                     p.under_way.remove(&(conn, gen));
                 }
-                self.waiting.forget(ConnRef {
-                    party: id,
-                    conn,
-                    gen,
-                });
-                self.forget_across(ConnRef {
-                    party: id,
-                    conn,
-                    gen,
-                });
+                self.waiting.forget(who(conn, gen));
+                self.forget_across(who(conn, gen));
                 trouble = (Reason::PeerDeclined, RETRY_SOON_MS);
-                self.links.forget(
-                    ConnRef {
-                        party: id,
-                        conn,
-                        gen,
-                    },
-                    &mut out,
-                );
+                self.links.forget(who(conn, gen), &mut out);
             }
         }
         self.act(out, trouble.0, trouble.1);
@@ -575,6 +549,14 @@ impl Core {
             },
             text,
         );
+    }
+}
+
+/// The one descriptor that came with a message. `what` is wrong if there is none, or more than one.
+fn only(mut fds: Vec<Foreign>, what: &'static str) -> Result<Foreign, Violation> {
+    match (fds.pop(), fds.is_empty()) {
+        (Some(fd), true) => Ok(fd),
+        _ => Err(Violation(what)),
     }
 }
 

@@ -113,6 +113,7 @@ async fn watch(shared: Shared, mut stale: tokio::sync::mpsc::UnboundedReceiver<D
 }
 
 /// Serves the rails, for ever. `runtime`: the descriptor on which the runtime of this thread waits.
+#[expect(clippy::too_many_lines)]
 pub async fn run(shared: Shared, runtime: Option<OwnedFd>) {
     let has_devices = shared
         .borrow()

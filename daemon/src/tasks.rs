@@ -15,7 +15,7 @@ use underpass_admin::proc;
 const LOOK_MAX: Duration = Duration::from_secs(2);
 const HANGING_MAX: u32 = 16;
 
-/// Looks once at every process that may be looked at: see [`adopt`].
+/// Looks once at every process that may be looked at: see [`mod@adopt`].
 pub async fn adopt(shared: Shared) {
     let home = shared.borrow().home;
     if let Some(home) = home {
@@ -57,7 +57,7 @@ pub async fn prune_relics(shared: &Shared) {
     shared.borrow_mut().forget_relics(|r| dead.contains(&r.id));
 }
 
-/// One look at all ends in doubt: see [`elsewhere`].
+/// One look at all ends in doubt: see [`mod@elsewhere`].
 pub async fn look_elsewhere(shared: &Shared) {
     let doubts = shared.borrow().doubts();
     if doubts.is_empty() {

@@ -88,6 +88,7 @@ fn registering_without_a_credit_ends_the_connection() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines)]
 fn violations_end_the_connection() {
     let d = Daemon::plain();
     let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));

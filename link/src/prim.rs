@@ -6,7 +6,7 @@ pub use core::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 #[cfg(loom)]
 pub use loom::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 
-/// The full fence that must follow a publish (see [`crate::lane::publish`]).
+/// The full fence that must follow a publish (see [`crate::lane::wake::publish`]).
 ///
 /// On x86-64 the read-modify-write just before it is already a full barrier (Intel SDM vol. 3,
 /// 9.2.3.9), so nothing is emitted; loom and weaker machines get the real fence.

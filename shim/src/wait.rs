@@ -359,6 +359,7 @@ pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) 
 }
 
 /// `ms`: the time-out, and until an end is to be told (see `ends`).
+#[expect(clippy::too_many_lines)]
 fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), any: bool) -> Woke {
     let (timeout_ms, end) = ms;
     // A forked child shares the parent's doorbell, which it must not drain: it naps.

@@ -252,6 +252,7 @@ fn hand_overs() {
 
 /// Every precaution is needed: without it, the checker finds the harm.
 #[test]
+#[expect(clippy::too_many_lines)]
 fn mutations_of_the_switch() {
     let c = |bug| Config {
         bug: Some(bug),

@@ -193,6 +193,7 @@ fn deaths() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines)]
 fn rails() {
     let fails = |fails, c: Config| Config { fails, ..c };
     let stays = Config {

@@ -1,6 +1,5 @@
-//! Daemons of several nodes: channels between them, and the two ends of connections across nodes
-//! finding each other. There are no lanes across nodes, so every connection here stays on TCP;
-//! what is tested is that both ends know why. All of it needs root.
+//! Daemons of several nodes: channels between them, and the two ends of connections across nodes finding each other. There
+//! are no lanes across nodes, so every connection here stays on TCP; what is tested is that both ends know why. Needs root.
 
 use anyhow::{ensure, Context, Result};
 use std::path::PathBuf;
@@ -232,9 +231,9 @@ fn expired(lan: &Lan, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Each bad certificate is refused with a reason that both ends show; a good one in its place is
-/// taken without a restart.
+/// Each bad certificate is refused with a reason that both ends show; a good one in its place is taken without a restart.
 #[test]
+#[expect(clippy::too_many_lines)]
 fn root_certificates() -> Result<()> {
     let lan = Lan::new()?;
     let (a, b) = pair(&lan)?;
@@ -423,6 +422,7 @@ impl Fake<'_> {
 
 /// Whatever comes to the port costs its own channel and nothing else.
 #[test]
+#[expect(clippy::too_many_lines)]
 fn root_bad_peers() -> Result<()> {
     let lan = Lan::new()?;
     let node = |n, peers| {

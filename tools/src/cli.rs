@@ -331,7 +331,7 @@ pub struct CertsCa {
 
 #[derive(Debug, Args)]
 pub struct CertsNode {
-    /// Name of the node, as in [node] and [[peer]] of the daemons' configuration
+    /// Name of the node, as in `[node]` and `[[peer]]` of the daemons' configuration
     pub name: String,
     /// Further names to put into it
     #[arg(long, value_name = "NAME")]

@@ -259,6 +259,7 @@ impl Message {
     }
 
     /// Decodes a whole message, and what comes behind it.
+    #[expect(clippy::too_many_lines)]
     pub fn decode(bytes: &[u8]) -> Result<(Message, &[u8]), Malformed> {
         let Some((b, data)) = bytes.split_first_chunk::<LEN>() else {
             return Err(Malformed::Length(bytes.len()));

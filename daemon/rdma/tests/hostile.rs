@@ -156,6 +156,7 @@ fn lies_about_one_lane() {
 
 /// The peer's daemon says anything.
 #[test]
+#[expect(clippy::too_many_lines)]
 fn lies_about_everything() {
     let mut failed = 0;
     let mut found = BTreeSet::new();

@@ -173,11 +173,9 @@ impl Core {
         &mut self,
         from: PartyId,
         at: (u64, u32),
-        mut fds: Vec<Foreign>,
+        fds: Vec<Foreign>,
     ) -> Result<(), Violation> {
-        let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
-            return Err(Violation("a lane's socket is exactly one descriptor"));
-        };
+        let fd = super::only(fds, "a lane's socket is exactly one descriptor")?;
         match self.rails(|r| r.held(from, at, fd)) {
             Some(false) => Err(Violation("a lane's socket is another connection's")),
             _ => {

@@ -39,11 +39,9 @@ impl Core {
         kpos: [u64; 2],
         flags: u32,
         came: Option<Came>,
-        mut fds: Vec<Foreign>,
+        fds: Vec<Foreign>,
     ) -> Result<Option<super::Job>, Violation> {
-        let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
-            return Err(Violation("a registration without exactly one descriptor"));
-        };
+        let fd = super::only(fds, "a registration without exactly one descriptor")?;
         let Some(p) = self.parties.get_mut(&who.party) else {
             return Ok(None);
         };

@@ -146,6 +146,7 @@ impl Rails {
     }
 
     /// One lane; whether something is under way.
+    #[expect(clippy::too_many_lines)]
     fn tend_one(&mut self, at: Key, now: u64, locked: Locked<'_>) -> bool {
         let Some(l) = self.lanes.get_mut(&at) else {
             return false;

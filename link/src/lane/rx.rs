@@ -309,6 +309,7 @@ impl RxState {
         }
     }
 
+    #[expect(clippy::too_many_lines)]
     fn advance(
         &self,
         m: &Memory,

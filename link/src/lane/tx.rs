@@ -320,6 +320,7 @@ impl TxState {
 
     /// Puts as much as fits on the ring.
     #[inline]
+    #[expect(clippy::too_many_lines)]
     pub fn send(&self, m: &Memory, port: &impl Port, iov: &mut Iov<'_>) -> Sent {
         if self.in_custody(m) {
             return Sent::Blocked;

@@ -11,14 +11,14 @@ use crate::prim::{fence_after_rmw, AtomicU32, Ordering};
 /// Makes everything stored before visible and says whether the doorbell must be rung.
 #[inline(always)]
 pub fn publish(own_seq: &AtomicU32, peer_sleepers: &AtomicU32) -> bool {
-    // SYNC wake-1: release for `changed`'s acquire; with the fence, the first half of the Dekker
+    // SYNC wake-1: release for the acquire of `counter`; with the fence, the first half of the Dekker
     // pair with `doze`. Several threads of this party may bump: hence a read-modify-write.
     own_seq.fetch_add(1, Ordering::SeqCst);
     fence_after_rmw();
     peer_sleepers.load(Ordering::SeqCst) != 0
 }
 
-/// Counts the caller as a sleeper. It must look with [`changed`] at every counter afterwards, and
+/// Counts the caller as a sleeper. It must look at every [`counter`] afterwards, and
 /// call [`rouse`] when it no longer sleeps.
 #[inline]
 pub fn doze(own_sleepers: &AtomicU32) {

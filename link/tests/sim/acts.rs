@@ -9,6 +9,7 @@ use link::reason::Reason;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl World {
+    #[expect(clippy::too_many_lines)]
     pub(super) fn locked(&self, e: usize, act: &Act) {
         let h = &self.host[e];
         let (m, port) = (self.memory(e), Wire { w: self, e });

@@ -107,6 +107,7 @@ impl World {
     }
 
     /// One receive call. `false`: nothing came.
+    #[expect(clippy::too_many_lines)]
     pub(super) fn recv(&self, e: usize, len: usize, how: How) -> bool {
         let (h, from) = (&self.host[e], &self.host[1 - e]);
         let (m, port) = (self.memory(e), Wire { w: self, e });

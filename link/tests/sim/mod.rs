@@ -421,6 +421,7 @@ impl World {
         panic!("end {e}: reset with {r:?} among honest ends");
     }
 
+    #[expect(clippy::too_many_lines)]
     pub fn act(&self, e: usize, act: &Act) {
         if self.trace.get() {
             let h = |e: usize| {

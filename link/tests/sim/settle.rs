@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 impl World {
     /// Lets both ends act as event loops do, each only when something wakes it, until nothing
     /// moves; each sends `todo` more bytes. Then everything must have arrived.
+    #[expect(clippy::too_many_lines)]
     pub fn settle(&self, mut todo: [usize; 2], promote: bool) {
         for p in &mut self.net.borrow_mut().pipe {
             (p.snd_cap, p.rcv_cap, p.piece) = (1 << 18, 1 << 18, usize::MAX);

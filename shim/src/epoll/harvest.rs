@@ -117,6 +117,7 @@ pub(super) struct Harvest {
 
 /// Lists ready lanes. `alone`: the kernel's events of this same wait stand before `evs`, and were
 /// asked for when `Set::moves` was that: if a registration has moved since, nothing is listed.
+#[expect(clippy::too_many_lines)]
 pub(super) fn harvest(
     s: &Set,
     evs: *mut epoll_event,

@@ -266,7 +266,8 @@ unsafe fn look_at_kernel(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> 
 }
 
 /// # Safety
-/// As [`wait`].
+/// As [`wait()`].
+#[expect(clippy::too_many_lines)]
 unsafe fn wait_lanes(
     (i, ep): (u32, i32),
     s: &Set,

@@ -94,7 +94,7 @@ impl Call {
         self.held && l.shuts.load(SeqCst) != self.shuts
     }
 
-    /// What tells a sleep that goes on in the kernel of a [`disconnect`](super::disconnects).
+    /// What tells a sleep that goes on in the kernel of a [`disconnect`](crate::fdops::disconnects).
     pub fn disconnects(&self) -> u32 {
         self.disconnects
     }

@@ -118,7 +118,7 @@ struct Sending<'a> {
     c: &'static Conn,
     l: &'static Local,
     flags: i32,
-    /// It may not block: see [`super::recv`].
+    /// It may not block: see [`super::recv()`].
     nb: bool,
     vecs: &'a [iovec],
     iov: Iov<'a>,

@@ -13,6 +13,7 @@ const PIECE: usize = 32 << 10;
 ///
 /// # Safety
 /// `off` is null or the application's valid pointer.
+#[expect(clippy::too_many_lines)]
 pub unsafe fn sendfile(
     fd: i32,
     i: u32,

@@ -151,6 +151,7 @@ fn ours(i: u32) -> Option<&'static Link> {
 /// Sleeps until something may have changed, in the application's own call, with nothing held that a
 /// cancelled thread would leave locked. `tmp` has room for all entries and ours. `patient`: somebody has
 /// been at work on one of them for long, and what it has news of says nothing.
+#[expect(clippy::too_many_lines)]
 pub(super) fn sleep(
     fds: &[pollfd],
     tmp: &mut [pollfd],

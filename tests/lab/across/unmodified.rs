@@ -83,7 +83,7 @@ pub fn iperf3_between_nodes(lab: &mut Lab) -> Result<()> {
         let server = serve(lab, &c, 5201, &format!("iperf3 -s -1 -p 5201 -B {host}"))?;
         let run = format!("exec iperf3 -c {host} -p 5201 -J -t 8 {extra}");
         let run = client(lab, &c, run)?;
-        c.await_smcr_one_way(5201, streams)?;
+        c.saw_smcr(5201, streams)?;
         let text = run.wait()?.ok()?;
         let v: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
         let bits = v["end"]["sum_received"]["bits_per_second"].as_f64();

@@ -20,7 +20,6 @@ use nix::sys::socket::{
 };
 use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut, Read, Write};
-use std::mem::size_of;
 use std::net::{TcpStream, UdpSocket};
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -485,6 +484,7 @@ fn episode(dir: &Path, addr: &str, seed: u64) -> Result<()> {
 }
 
 /// One lane's worth of harm.
+#[expect(clippy::too_many_lines)]
 fn attack(kind: u64, o: Offer, l: &Link, conn: &mut Conn, r: &mut Random) -> Option<()> {
     let control = l.control()?;
     let lane = (o.lane as usize).min(LANES - 1);

@@ -6,7 +6,7 @@ use super::node::Node;
 use super::{quoted, Family, Lab, PATIENCE};
 use crate::harness::{paths, until, Place, Program};
 use anyhow::{ensure, Context, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
@@ -156,6 +156,24 @@ impl Cluster {
     /// The same of connections on which only one end sends.
     pub fn await_smcr_one_way(&self, port: u16, ends: usize) -> Result<()> {
         self.await_carried(port, ends, "")
+    }
+
+    /// Waits until so many connections to this port were seen on RDMA, on both nodes: each at some moment, for those
+    /// of a program that sends more than the lab's processors carry go down and up again.
+    pub fn saw_smcr(&self, port: u16, ends: usize) -> Result<()> {
+        let mut seen = [HashSet::new(), HashSet::new()];
+        until(&format!("{ends} ends seen on RDMA"), PATIENCE, || {
+            for (n, seen) in seen.iter_mut().enumerate() {
+                let now = self.daemon(n).and_then(|d| rows(d, port));
+                let on = now
+                    .into_iter()
+                    .flatten()
+                    .filter(|r| r.mode.starts_with("SMCR"));
+                seen.extend(on.map(|r| (r.local, r.peer)));
+            }
+            seen.iter().all(|s| s.len() >= ends)
+        })
+        .with_context(|| self.picture())
     }
 
     fn await_carried(&self, port: u16, ends: usize, up: &str) -> Result<()> {

@@ -121,8 +121,7 @@ impl Receiver {
     }
 }
 
-/// What a revocation that waits has seen: it polls, and comes to another result only when one of
-/// these is different.
+/// What a revocation that waits has seen: it polls, and comes to another result only when one of these is different.
 fn view(n: &State) -> At {
     At::Pending(n.r.seen, n.tcp.unread(), n.tcp.readable())
 }
@@ -184,8 +183,7 @@ fn end(n: &mut State, error: bool) {
         n.r.failed = true;
         return;
     }
-    // What the application of a dead sender was told is sent must be here; a call that its death
-    // cut short may or may not have counted.
+    // What the application of a dead sender was told is sent must be here; a call that its death cut short may have counted.
     if n.got < n.sent {
         n.fault(Fault::Early);
     }
@@ -301,6 +299,7 @@ fn start_revoke(mode: Mode) -> At {
     }
 }
 
+#[expect(clippy::too_many_lines)]
 fn run(n: &mut State, c: &Config, at: At) {
     match at {
         At::Idle => {}
@@ -494,6 +493,7 @@ fn run(n: &mut State, c: &Config, at: At) {
     }
 }
 
+#[expect(clippy::too_many_lines)]
 fn revoke(n: &mut State, c: &Config, at: At) {
     match at {
         At::RevokeLook => {

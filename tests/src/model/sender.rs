@@ -217,6 +217,7 @@ fn refresh(n: &mut State) {
     n.s.peer_cursor = cursor;
 }
 
+#[expect(clippy::too_many_lines)]
 pub fn step(n: &mut State, c: &Config, act: Act) {
     let epoch = n.s.epoch;
     match act {

@@ -288,6 +288,7 @@ impl State {
         };
     }
 
+    #[expect(clippy::too_many_lines)]
     fn rx(&mut self, m: &Space) {
         self.rx = match self.rx {
             RxAt::Idle => RxAt::Idle,

@@ -132,6 +132,7 @@ pub fn golden(name: &str, got: &str) {
 }
 
 /// One row of each kind that `ss` knows.
+#[expect(clippy::too_many_lines)]
 pub fn rows() -> Vec<Row> {
     let base = Row {
         state: "ACTIVE".into(),

@@ -186,7 +186,20 @@ fn lint(tree: &Tree) -> Vec<Step> {
             240,
             tree.cargo("clippy --workspace --all-targets -- -D warnings"),
         ),
+        // (The shim's library and the tool's have one name.)
+        doc(tree, "doc", "--workspace --exclude underpass-shim"),
+        doc(tree, "doc shim", "-p underpass-shim"),
     ]
+}
+
+/// Links in comments lead somewhere, also to what is private.
+fn doc(tree: &Tree, name: &'static str, what: &str) -> Step {
+    let mut c = tree.cargo(&format!("doc --no-deps --document-private-items {what}"));
+    c.env(
+        "RUSTDOCFLAGS",
+        "-D warnings -A rustdoc::private_intra_doc_links",
+    );
+    Step::new(name, Kind::Check, 60, c)
 }
 
 fn build_step() -> Step {

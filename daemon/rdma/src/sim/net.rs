@@ -285,6 +285,7 @@ impl Inner {
     }
 
     /// A packet reaches a queue pair. `None`: there is none; `false`: it takes nothing now.
+    #[expect(clippy::too_many_lines)]
     fn arrive(&mut self, qpn: u32, packet: &Packet, ghost: bool) -> Option<bool> {
         use crate::verbs::QpState::*;
         let q = self.qps.get(&qpn)?;

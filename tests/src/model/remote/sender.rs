@@ -369,6 +369,7 @@ fn drain(n: &mut State, frame: Option<u8>, from: u8) -> Option<At> {
     Some(At::Send)
 }
 
+#[expect(clippy::too_many_lines)]
 fn run(n: &mut State, c: &Config, at: At) -> Option<At> {
     match at {
         At::Look => {
