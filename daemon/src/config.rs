@@ -13,7 +13,8 @@ const PROBE_MAX_S: u16 = 32767;
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// log2 of the first ring of a lane, and of the largest it may grow to.
+    /// log2 of the first ring of a lane, and of the largest it may grow to: 1 MiB (20) to be fast, beyond that to take of a
+    /// send that may not wait what the kernel's buffers would.
     pub ring_log2: u8,
     pub ring_max_log2: u8,
     /// Registrations that one shim may have under way.
@@ -127,7 +128,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             ring_log2: 16,
-            ring_max_log2: 20,
+            ring_max_log2: 22,
             credits: 16,
             lanes: LanesConfig::default(),
             limits: LimitsConfig::default(),
@@ -270,7 +271,7 @@ mod tests {
             "ring_log2 = 12\n[limits]\nlanes = 7\n[exclude]\nports = [22]\naddresses = ['10.0.0.1']",
         )
         .unwrap();
-        assert_eq!((c.ring_log2, c.ring_max_log2, c.limits.lanes), (12, 20, 7));
+        assert_eq!((c.ring_log2, c.ring_max_log2, c.limits.lanes), (12, 22, 7));
         assert!(toml::from_str::<Config>("ring_lgo2 = 12").is_err());
         let a = |s: &str| s.parse().unwrap();
         assert!(c.exclude.covers("x", [a("1.1.1.1:5"), a("1.1.1.2:22")]));
@@ -291,6 +292,7 @@ mod tests {
         assert!(Config::default().directory().unwrap().is_none());
         assert!(Config {
             ring_log2: 21,
+            ring_max_log2: 20,
             ..Config::default()
         }
         .check()

@@ -26,6 +26,8 @@ pub const FAR_CHUNK_BYTES: usize = 4 << 20;
 /// Smallest and largest ring, as powers of two of bytes.
 pub const RING_LOG2_MIN: u32 = if cfg!(loom) { 1 } else { 12 };
 pub const RING_LOG2_MAX: u32 = 22;
+/// So far rings grow to be fast; beyond, only to take of a send that may not wait what the kernel's buffers would.
+pub const RING_FAST_LOG2: u32 = 20;
 
 /// First bytes of chunk 0.
 pub const MAGIC: u64 = 0x314b_4e4c_5f50_5255; // "URP_LNK1"

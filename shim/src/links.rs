@@ -6,7 +6,7 @@
 use crate::{fdtab, lock, sys};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use link::lane::{Area, Iov, Port, KEPT};
-use link::layout::{Loc, CHUNKS, LANES, RING_LOG2_MAX, RING_LOG2_MIN};
+use link::layout::{Loc, CHUNKS, LANES, RING_FAST_LOG2, RING_LOG2_MAX, RING_LOG2_MIN};
 
 /// Links per process.
 pub const LINKS: usize = 1024;
@@ -448,9 +448,14 @@ impl Link {
             return Loc::unpack(a.free[class][n as usize - 1].load(Relaxed));
         }
         let pages = 1u32 << (log2 - 12);
+        // (The largest leave room for those of the other lanes.)
+        let chunks = match log2 > RING_FAST_LOG2 {
+            true => CHUNKS / 2,
+            false => CHUNKS,
+        };
         for _ in 0..CHUNKS {
             let chunk = a.chunk.load(Relaxed).max(1);
-            if chunk as usize >= CHUNKS {
+            if chunk as usize >= chunks {
                 return None;
             }
             a.chunk.store(chunk, Relaxed);

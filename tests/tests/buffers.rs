@@ -77,3 +77,10 @@ fn a_message_after_connect_is_taken_whole() -> Result<()> {
 fn queues_of_servers() -> Result<()> {
     c::both_ways("queues", &[], 2, 200_000)
 }
+
+/// What a send that may not wait takes beyond a ring of 1 MiB, it takes on the lane; and all of it leaves with the
+/// connection.
+#[test]
+fn sends_as_large_as_the_kernels_buffer() -> Result<()> {
+    c::both_ways("whole_sends", &[], 2, 2_000_000)
+}

@@ -6,6 +6,7 @@ use crate::table::{self, Local};
 use crate::{epoll, lock, promote, sys, wait};
 use link::family::Conn;
 use link::lane::Memory;
+use link::layout::RING_FAST_LOG2;
 
 /// Which sizes were asked for (Linux 5.15), and the bits of its answer.
 const SO_BUF_LOCK: i32 = 72;
@@ -46,9 +47,20 @@ pub fn sync(c: &Conn, m: &Memory, fd: i32) {
         (0, unsent) => unsent.max(SNDBUF_MIN),
         (size, unsent) => size.min(unsent.max(SNDBUF_MIN)),
     };
+    let sndbuf = match sndbuf {
+        0 if c.tx.ring_log2() > RING_FAST_LOG2 => option(libc::SOL_SOCKET, libc::SO_SNDBUF),
+        asked => asked,
+    };
     c.tx.set_sndbuf(m, sndbuf);
     // The kernel counts its own structures as well: half of it is for bytes.
     c.rx.set_room(m, asked(RCVBUF_LOCKED, libc::SO_RCVBUF) / 2);
+}
+
+/// The ring has grown beyond what makes it fast, to take what the kernel would: no more than that, which TCP takes should
+/// the connection leave its lane. The sending lock is held.
+pub fn as_kernel(c: &Conn, m: &Memory, fd: i32) {
+    let sndbuf = sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(SNDBUF_MIN);
+    c.tx.set_sndbuf(m, sndbuf);
 }
 
 /// The application has set such an option: who waits for room looks anew.

@@ -15,6 +15,7 @@ use core::sync::atomic::Ordering::*;
 use libc::iovec;
 use link::family::{flag, Conn};
 use link::lane::{tx, Iov, Memory, Sent};
+use link::layout::{RING_FAST_LOG2, RING_LOG2_MAX};
 use link::prim::cpu_and_ticks;
 
 /// Milliseconds without progress of a far reader after which a full ring goes down: word of it comes late.
@@ -307,7 +308,7 @@ impl Sending<'_> {
         };
         if full {
             let ours = || self.call.current(c, l);
-            if grow(c, link, m, ours) {
+            if grow(c, (link, m, self.call.fd(l)), RING_FAST_LOG2, ours) {
                 return Continue(());
             }
             if full_for_long(c, l, m) {
@@ -325,7 +326,11 @@ impl Sending<'_> {
             return self.sleep(full, link, m);
         }
         if full && short::kernel_has_room(c, l, m, self.call.fd(l), self.total) {
-            short::make_room(self.call, i, (c, l), (link, m), &mut self.moment);
+            if !grow(c, (link, m, self.call.fd(l)), RING_LOG2_MAX, || {
+                self.call.current(c, l)
+            }) {
+                short::make_room(self.call, i, (c, l), (link, m), &mut self.moment);
+            }
             return Continue(());
         }
         if !self.patient && !full && c.tx.awaits(m) {
@@ -378,7 +383,10 @@ impl Sending<'_> {
         match woke {
             Woke::Timeout if t == ms => {
                 if full && short::kernel_has_room(c, l, m, fd, self.total) {
-                    go_down_full(c, l, link, m, || self.call.current(c, l));
+                    let ours = || self.call.current(c, l);
+                    if !grow(c, (link, m, fd), RING_LOG2_MAX, ours) {
+                        go_down_full(c, l, link, m, ours);
+                    }
                     return Continue(());
                 }
                 Break(fail_or(self.total, libc::EAGAIN))
@@ -425,13 +433,20 @@ pub fn go_down_full(c: &Conn, l: &Local, link: &Link, m: &Memory, ours: impl Fn(
 
 /// A lane that fills its ring gets a larger one, if the daemon allows and the reader has left the one before.
 /// (Not while another process holds the connection: what was mapped here since the fork it does not have.)
-/// `ours` as above.
-fn grow(c: &Conn, link: &Link, m: &Memory, ours: impl Fn() -> bool) -> bool {
+/// `most`: log2 of its size at most. `ours` as above.
+fn grow(
+    c: &Conn,
+    (link, m, fd): (&Link, &Memory, i32),
+    most: u32,
+    ours: impl Fn() -> bool,
+) -> bool {
     let Some(_g) = lock::lock(&c.tx.lock) else {
         return false;
     };
     let log2 = c.tx.ring_log2();
-    let max = control::ring_sizes().1;
+    // (Across nodes the daemon pins it, and the bound is not known there.)
+    let most = if m.far() { RING_FAST_LOG2 } else { most };
+    let max = control::ring_sizes().1.min(most);
     if !ours() || log2 == 0 || log2 >= max || !c.tx.can_move(m) || table::holders(c) != 1 {
         return false;
     }
@@ -439,6 +454,9 @@ fn grow(c: &Conn, link: &Link, m: &Memory, ours: impl Fn() -> bool) -> bool {
         return false;
     };
     let freed = c.tx.move_to(m, loc);
+    if loc.log2 > RING_FAST_LOG2 {
+        super::bufs::as_kernel(c, m, fd);
+    }
     let slot = &link.rings[c.lane.load(Relaxed) as usize];
     slot[1].store(slot[0].swap(loc.pack(), Relaxed), Relaxed);
     if let Some(f) = freed {
