@@ -483,7 +483,7 @@ fn root_bad_peers() -> Result<()> {
     fake.refused(&a, &["{\"kind\":\"ping\",\"n\":1}"], "is no hello")?;
     fake.refused(&a, &["noise"], "cannot be read")?;
     fake.refused(&a, &[hello, "{\"kind\":\"seek\"}"], "cannot be read")?;
-    fake.refused(&a, &[hello, "raw:00010001"], "65537 bytes")?;
+    fake.refused(&a, &[hello, "raw:00010001"], "more than 65536 bytes")?;
     fake.refused(&a, &[hello, hello], "a second hello")?;
     fake.refused(
         &a,
