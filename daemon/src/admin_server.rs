@@ -5,6 +5,7 @@
 //! may act on processes of others.
 
 use crate::census;
+use crate::control::DATAGRAMS;
 use crate::core::orders::Subject;
 use crate::core::Shared;
 use crate::process::Process;
@@ -19,6 +20,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::{UnixListener, UnixStream};
@@ -256,6 +258,7 @@ async fn stats(shared: &Shared) -> Stats {
             paired: c.counters.paired,
             paired_across: c.counters.paired_across,
             declined: c.counters.declined,
+            datagrams: DATAGRAMS.load(Relaxed),
             rails: c.rail_stats(),
             ..Stats::default()
         };

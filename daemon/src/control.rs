@@ -5,12 +5,13 @@
 
 use crate::fds::Foreign;
 use crate::notice::Notice;
-use crate::wire;
+use crate::wire::{self, Incoming};
 use link::msg::{ToShim, MAX};
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::unix::AsyncFd;
@@ -20,6 +21,9 @@ use tokio::io::Interest;
 const QUEUE: usize = 4096;
 /// How long a shim may leave a full socket unread.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Datagrams of all control connections since the start, read and sent. Statistics only: it orders nothing.
+pub static DATAGRAMS: AtomicU64 = AtomicU64::new(0);
 
 /// A control connection, shared by the task that serves it and the core that sends on it.
 pub struct Control {
@@ -43,6 +47,15 @@ impl Control {
             cut: Cell::new(false),
             wake: tokio::sync::Notify::new(),
         })
+    }
+
+    /// Reads a message, if there is one.
+    pub fn recv(&self, buf: &mut [u8]) -> Result<Incoming, Errno> {
+        let got = wire::recv(self.sock.get_ref().as_fd(), buf)?;
+        if matches!(got, Incoming::Message { .. }) {
+            DATAGRAMS.fetch_add(1, Relaxed);
+        }
+        Ok(got)
     }
 
     pub fn set_notice(&self, notice: Notice) {
@@ -75,6 +88,7 @@ impl Control {
             match wire::send(self.sock.get_ref().as_fd(), &buf[..n], fds) {
                 Ok(()) => {
                     queue.pop_front();
+                    DATAGRAMS.fetch_add(1, Relaxed);
                     self.stuck_since.set(None);
                     if let Some(n) = &*self.notice.borrow() {
                         n.bump();

@@ -21,7 +21,7 @@ use crate::fds::Foreign;
 use crate::heirs::Heirs;
 use crate::holders::{Came, Holders};
 use crate::ids::{ConnRef, PartyId};
-use crate::limits::{Groups, Member, Seat};
+use crate::limits::{Groups, Member};
 use crate::links::{Links, Out, Violation};
 use crate::memfd::{self, Ident};
 use crate::notice::Notice;
@@ -33,7 +33,7 @@ use crate::random::random;
 use crate::seek::Seek;
 use crate::view::{Holder, Snapshot};
 use link::family::{state, TABLE_BYTES};
-use link::msg::{feature, ToDaemon, ToShim};
+use link::msg::{ToDaemon, ToShim};
 use link::reason::Reason;
 use register::Registration;
 use std::cell::{Cell, RefCell};
@@ -122,14 +122,6 @@ pub struct Hello {
     pub table: Foreign,
 }
 
-/// What a message wants done that the core cannot do itself: it takes time, or goes on.
-pub enum Job {
-    /// A dialing descriptor is to be served; the seat counts it.
-    Dial(Foreign, Seat),
-    /// A registered socket is to be read.
-    Read(Registration),
-}
-
 impl Core {
     pub fn new(config: Config, proof: Arc<dyn Proof>) -> Core {
         let instance = random();
@@ -207,6 +199,7 @@ impl Core {
                     family,
                     control: None,
                     credits: 0,
+                    untold: 0,
                     under_way: HashSet::new(),
                     missed: Vec::new(),
                     orders: self.missed_by(process.id, hello.ident),
@@ -241,18 +234,15 @@ impl Core {
         p.control = Some(control.clone());
         self.connected += 1;
         p.credits = self.config.credits;
+        p.untold = 0;
         let ack = ToShim::HelloAck {
             version,
-            features: feature::HANDOVER
-                | feature::MOVED
-                | feature::RECEIVED
-                | feature::HOME
-                | feature::with_probes(self.config.lanes.probe_s),
             party: id.0,
             home: self.home.map_or(0, |h| h[2]),
             credits: self.config.credits,
             ring_log2: self.config.ring_log2,
             ring_max_log2: self.config.ring_max_log2,
+            probe_s: self.config.lanes.probe_s,
         };
         p.send(ack, vec![Arc::new(page.1)]);
         for msg in std::mem::take(&mut p.missed) {
@@ -333,13 +323,13 @@ impl Core {
         Ok(())
     }
 
-    /// A message, and what is to be done beside the core because of it. `Err`: the connection must be cut.
+    /// A message, and the registered socket that is to be read because of it. `Err`: the connection must be cut.
     pub fn message(
         &mut self,
         id: PartyId,
         msg: ToDaemon,
         fds: Vec<Foreign>,
-    ) -> Result<Option<Job>, Violation> {
+    ) -> Result<Option<Registration>, Violation> {
         let who = |conn, gen| ConnRef {
             party: id,
             conn,
@@ -378,7 +368,7 @@ impl Core {
             }
             ToDaemon::LaneDone { link, side, lane } => {
                 let owner = self.owner(id, link, side, lane);
-                self.links.lane_done(owner, link, side, lane)?;
+                self.links.lane_done(owner, link, side, lane, &mut out)?;
                 self.rails(|r| r.done(owner, (link, lane)));
             }
             ToDaemon::LaneRefused { link, side, lane } => {
@@ -388,11 +378,6 @@ impl Core {
             ToDaemon::LaneHeld { link, lane, .. } => self.lane_held(id, (link, lane), fds)?,
             ToDaemon::LaneShut { link, lane, .. } => {
                 self.rails(|r| r.shut(id, (link, lane)));
-            }
-            ToDaemon::Dial {} => {
-                let fd = only(fds, "a dialing descriptor that is none, or not alone")?;
-                let group = self.parties.get(&id).map(|p| p.group().clone());
-                return Ok(group.and_then(|g| g.seat()).map(|seat| Job::Dial(fd, seat)));
             }
             ToDaemon::Moved { table_bytes } => {
                 let table = only(fds, "a table that is none, or not alone")?;

@@ -10,12 +10,12 @@
 mod area;
 mod lanes;
 
-use self::area::{chunk_bytes, make_areas, make_chunk, Chunk, Stage};
+use self::area::{chunk_bytes, first_bytes, make_areas, make_chunk, Chunk, Stage};
 use self::lanes::offer;
 use crate::ids::{ConnRef, PartyId};
 use crate::limits::Group;
 use crate::memfd;
-use link::layout::{CHUNKS, CONTROL_BYTES, EPOCHS, LANES};
+use link::layout::{CHUNKS, EPOCHS, LANES};
 use link::msg::ToShim;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -69,8 +69,27 @@ struct Side {
     group: Rc<Group>,
     /// Who pays for the memory: of a far link, the process at its near end.
     payer: Rc<Group>,
-    chunks: Vec<Chunk>,
+    /// Chunks 0 and 1, in one file.
+    first: Chunk,
+    /// The further ones, from chunk 2 on.
+    more: Vec<Chunk>,
 }
+
+impl Side {
+    fn chunk(&mut self, n: u32) -> Option<&mut Chunk> {
+        match n {
+            0 => Some(&mut self.first),
+            n => self.more.get_mut((n as usize).checked_sub(FURTHER)?),
+        }
+    }
+
+    fn chunks(&self) -> impl Iterator<Item = &Chunk> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
+}
+
+/// Number of the first chunk that is a file of its own.
+const FURTHER: usize = 2;
 
 /// One use of a slot. Ends are indexed by side.
 struct Use {
@@ -94,7 +113,10 @@ struct Slot {
 struct Link {
     sides: [Side; 2],
     slots: Vec<Slot>,
+    /// Both parties have mapped the first file of their own areas, and have been given the other's.
     ready: bool,
+    /// A party could not map that: no more lanes.
+    failed: bool,
 }
 
 impl Link {
@@ -103,13 +125,10 @@ impl Link {
         self.sides[1].party.is_far()
     }
 
-    fn is_set_up(&self) -> bool {
-        self.sides
-            .iter()
-            .all(|s| s.chunks.len() >= 2 && s.chunks[..2].iter().all(|c| c.stage == Stage::Shared))
-    }
-
     fn free_slot(&self) -> Option<usize> {
+        if self.failed {
+            return None;
+        }
         let free = self
             .slots
             .iter()
@@ -181,7 +200,7 @@ impl Links {
         self.links
             .values()
             .flat_map(|l| &l.sides)
-            .flat_map(|s| &s.chunks)
+            .flat_map(Side::chunks)
             .map(|c| c.fd.clone())
             .collect()
     }
@@ -195,7 +214,7 @@ impl Links {
         let id = u64::from(self.instance) << 32 | u64::from(self.next);
         let far = pair.1.is_far();
         let payers = [groups[0], groups[usize::from(!far)]];
-        let area = (CONTROL_BYTES + chunk_bytes(far)) as u64;
+        let area = first_bytes(far) as u64;
         for side in 0..2 {
             if !payers[side].take_memory(area) {
                 if side == 1 {
@@ -214,26 +233,26 @@ impl Links {
                 self.next = self.next.wrapping_add(1);
                 let parties = [pair.0, pair.1];
                 let mut side = 0;
-                let sides = areas.map(|chunks| {
+                let sides = areas.map(|first| {
                     let s = Side {
                         party: parties[side],
                         group: groups[side].clone(),
                         payer: payers[side].clone(),
-                        chunks,
+                        first,
+                        more: Vec::new(),
                     };
                     side += 1;
                     s
                 });
                 for ((side, s), bell) in sides.iter().enumerate().zip(bells) {
-                    let fds = vec![Arc::new(bell), s.chunks[0].fd.clone()];
+                    let fds = vec![Arc::new(bell), s.first.fd.clone()];
                     let msg = ToShim::LinkNew {
                         link: id,
                         side: side as u8,
-                        bytes: CONTROL_BYTES as u64,
+                        bytes: area,
                         far: u8::from(far),
                     };
                     out.send(s.party, msg, fds);
-                    give(id, side, s, 1, out);
                 }
                 for p in parties {
                     self.by_party.entry(p).or_default().insert(id);
@@ -245,6 +264,7 @@ impl Links {
                         sides,
                         slots: Vec::new(),
                         ready: false,
+                        failed: false,
                     },
                 );
                 Ok(id)
@@ -275,7 +295,9 @@ impl Links {
         l.sides.get(usize::from(side)).map(|s| s.party)
     }
 
-    /// The writer has mapped a chunk: seal it and give it to the other party.
+    /// The writer has mapped a chunk: seal it and give it to the other party. Lanes are offered behind the second of the
+    /// two first files: who cannot map what it was given refuses them, and until an end has taken its lane the other one
+    /// puts nothing on it (`rx::READY`).
     pub fn mapped(
         &mut self,
         from: PartyId,
@@ -288,12 +310,12 @@ impl Links {
             return Ok(());
         };
         let peer = link.sides[1 - usize::from(side)].party;
-        let Some(c) = link.sides[usize::from(side)].chunks.get_mut(n as usize) else {
+        let Some(c) = link.sides[usize::from(side)].chunk(n) else {
             return Err(Violation("mapped a chunk that does not exist"));
         };
         if c.stage != Stage::Given {
             return match n {
-                0 | 1 => Err(Violation("mapped a chunk twice")),
+                0 => Err(Violation("mapped a chunk twice")),
                 _ => Ok(()), // it was given twice; see `want_chunk`
             };
         }
@@ -304,11 +326,18 @@ impl Links {
         }
         c.stage = Stage::Sealed;
         c.sent = Instant::now();
-        share(id, 1 - side, peer, n as usize, c, out);
+        share(id, 1 - side, peer, n, c, out);
+        let given = |s: &Side| s.first.stage != Stage::Given;
+        if !link.ready && link.sides.iter().all(given) {
+            link.ready = true;
+            for slot in 0..link.slots.len() {
+                offer(id, link, slot, out);
+            }
+        }
         Ok(())
     }
 
-    /// The other party has mapped a chunk of the area opposite `side`.
+    /// The other party has mapped a further chunk of the area opposite `side`.
     pub fn peer_mapped(
         &mut self,
         from: PartyId,
@@ -322,33 +351,22 @@ impl Links {
         };
         let owner = 1 - usize::from(side);
         let party = link.sides[owner].party;
-        let Some(c) = link.sides[owner].chunks.get_mut(n as usize) else {
+        let Some(c) = link.sides[owner].chunk(n).filter(|_| n != 0) else {
             return Err(Violation("mapped a peer chunk that does not exist"));
         };
-        if c.stage == Stage::Shared && n > 1 {
+        if c.stage == Stage::Shared {
             return Ok(()); // it was given twice
         }
         if c.stage != Stage::Sealed {
             return Err(Violation("mapped a peer chunk it was not given"));
         }
         c.stage = Stage::Shared;
-        if n >= 1 {
-            out.send(
-                party,
-                ToShim::ChunkReady {
-                    link: id,
-                    side: owner as u8,
-                    chunk: n,
-                },
-                vec![],
-            );
-        }
-        if !link.ready && link.is_set_up() {
-            link.ready = true;
-            for slot in 0..link.slots.len() {
-                offer(id, link, slot, out);
-            }
-        }
+        let msg = ToShim::ChunkReady {
+            link: id,
+            side: owner as u8,
+            chunk: n,
+        };
+        out.send(party, msg, vec![]);
         Ok(())
     }
 
@@ -368,38 +386,38 @@ impl Links {
         let bytes = chunk_bytes(far) as u64;
         let peer = link.sides[1 - usize::from(side)].party;
         let s = &mut link.sides[usize::from(side)];
-        let n = s.chunks.len();
-        let growing = s.chunks.iter().position(|c| c.stage != Stage::Shared);
-        if let Some(n) = growing {
-            // (The link's first ones are mapped, or it goes; a far party maps what it is given.)
-            match s.chunks[n].stage {
-                _ if n < 2 => {}
-                _ if s.chunks[n].sent.elapsed() < AGAIN => return Ok(()),
-                Stage::Given if !s.party.is_far() => give(id, side.into(), s, n, out),
+        let number = |k: usize| (FURTHER + k) as u32;
+        let growing = s.more.iter().position(|c| c.stage != Stage::Shared);
+        if let Some(k) = growing {
+            // (A far party maps what it is given.)
+            match s.more[k].stage {
+                _ if s.more[k].sent.elapsed() < AGAIN => return Ok(()),
+                Stage::Given if !s.party.is_far() => give(id, side, s, number(k), out),
                 Stage::Sealed if !peer.is_far() => {
-                    share(id, 1 - side, peer, n, &s.chunks[n], out);
+                    share(id, 1 - side, peer, number(k), &s.more[k], out);
                 }
                 _ => {}
             }
-            s.chunks[n].sent = Instant::now();
+            s.more[k].sent = Instant::now();
             return Ok(());
         }
-        if n >= CHUNKS || !s.payer.take_memory(bytes) {
+        let n = number(s.more.len());
+        if n as usize >= CHUNKS || !s.payer.take_memory(bytes) {
             return Ok(());
         }
         match make_chunk(id, side.into(), n, far) {
-            Ok(c) => s.chunks.push(c),
+            Ok(c) => s.more.push(c),
             Err(e) => {
                 tracing::warn!(link = %format_args!("{id:#x}"), "no memory for a chunk: {e}");
                 s.payer.give_memory(bytes);
                 return Ok(());
             }
         }
-        give(id, side.into(), s, n, out);
+        give(id, side, s, n, out);
         Ok(())
     }
 
-    /// A shim could not map something: the link goes, its lanes with it.
+    /// A shim could not map something: the link goes, when the other end has given back the lanes that were offered.
     pub fn link_failed(
         &mut self,
         from: PartyId,
@@ -407,10 +425,28 @@ impl Links {
         side: u8,
         out: &mut Out,
     ) -> Result<(), Violation> {
-        if Self::find(&mut self.links, from, id, side)?.is_some() {
+        let Some(link) = Self::find(&mut self.links, from, id, side)? else {
+            return Ok(());
+        };
+        if link.is_far() {
+            self.tear_down(id, None, out);
+            return Ok(());
+        }
+        link.failed = true;
+        for slot in 0..link.slots.len() as u32 {
+            self.abandon(id, slot, out);
+            self.lane_refused(from, id, side, slot, out)?;
+        }
+        self.reap(id, out);
+        Ok(())
+    }
+
+    /// A link that failed goes with its last lane.
+    fn reap(&mut self, id: u64, out: &mut Out) {
+        let unused = |l: &Link| l.failed && l.slots.iter().all(|s| s.now.is_none());
+        if self.links.get(&id).is_some_and(unused) {
             self.tear_down(id, None, out);
         }
-        Ok(())
     }
 
     /// A party is gone for good: so are its links, but for those to `keep` until [`Links::over`].
@@ -503,7 +539,7 @@ impl Links {
             }
         }
         for (side, s) in link.sides.iter().enumerate() {
-            s.payer.give_memory(s.chunks.iter().map(|c| c.bytes).sum());
+            s.payer.give_memory(s.chunks().map(|c| c.bytes).sum());
             if let Some(set) = self.by_party.get_mut(&s.party) {
                 set.remove(&id);
                 if set.is_empty() {
@@ -525,26 +561,27 @@ impl Links {
 }
 
 /// Gives a sealed chunk to the party that reads it.
-fn share(id: u64, side: u8, to: PartyId, n: usize, c: &Chunk, out: &mut Out) {
+fn share(id: u64, side: u8, to: PartyId, n: u32, c: &Chunk, out: &mut Out) {
     let msg = ToShim::PeerChunk {
         link: id,
         side,
-        chunk: n as u32,
+        chunk: n,
         bytes: c.bytes,
     };
     out.send(to, msg, vec![c.fd.clone()]);
 }
 
-/// Gives a data chunk to its writer.
-fn give(id: u64, side: usize, s: &Side, n: usize, out: &mut Out) {
-    let c = &s.chunks[n];
+/// Gives a further chunk to its writer.
+fn give(id: u64, side: u8, s: &mut Side, n: u32, out: &mut Out) {
+    let party = s.party;
+    let Some(c) = s.chunk(n) else { return };
     let msg = ToShim::Chunk {
         link: id,
-        side: side as u8,
-        chunk: n as u32,
+        side,
+        chunk: n,
         bytes: c.bytes,
     };
-    out.send(s.party, msg, vec![c.fd.clone()]);
+    out.send(party, msg, vec![c.fd.clone()]);
 }
 
 #[cfg(test)]

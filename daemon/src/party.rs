@@ -29,6 +29,8 @@ pub struct Party {
     pub control: Option<Rc<Control>>,
     /// Registrations it may still send.
     pub credits: u32,
+    /// Those that are over and that it does not know of yet: it is told of several at once.
+    pub untold: u32,
     /// Registrations that are being looked at.
     pub under_way: HashSet<(u32, u32)>,
     /// Ends of links and lanes while there was no control connection: told when there is one again.

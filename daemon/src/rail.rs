@@ -237,21 +237,23 @@ impl Rails {
                 self.answer(ok, link, Effect::Mapped { link, chunk });
             }
             ToShim::PeerChunk {
+                link,
+                chunk: 0,
+                bytes,
+                ..
+            } => {
+                if self.peer_first(link, bytes, fds).is_none() {
+                    self.out.push(Effect::TearDown { link });
+                }
+            }
+            ToShim::PeerChunk {
                 link, chunk, bytes, ..
             } => {
                 let ok = self.peer_chunk(link, chunk, bytes, fds).is_some();
                 self.answer(ok, link, Effect::PeerMapped { link, chunk });
             }
             ToShim::ChunkReady { link, chunk, .. } => {
-                if let Some(b) = self.banks.get_mut(&link) {
-                    b.asked = None;
-                    b.shore.ready(chunk);
-                    let map = b.shore.own_chunk(chunk);
-                    let node = self.nodes.get_mut(&b.node).filter(|n| n.life == b.life);
-                    if let (Some(n), Some(p), Some(map)) = (node, b.party, map) {
-                        n.pair.add_own_chunk(p, chunk, map);
-                    }
-                }
+                self.own_ready(link, chunk);
             }
             ToShim::PeerGone { link, .. } => {
                 if let Some(b) = self.banks.get_mut(&link) {
@@ -275,11 +277,11 @@ impl Rails {
             .nodes
             .iter()
             .find(|(_, n)| PartyId::far(n.number) == to);
-        let (Some((name, node)), [bell, chunk0]) = (node, fds) else {
+        let (Some((name, node)), [bell, first]) = (node, fds) else {
             return self.out.push(Effect::TearDown { link });
         };
         let mut shore = Shore::default();
-        let entered = shore.enter(true, 0, chunk0, bytes);
+        let entered = shore.enter_first(true, first, bytes);
         let (Some(_), Ok(bell)) = (entered, rustix::io::fcntl_dupfd_cloexec(bell, 0)) else {
             return self.out.push(Effect::TearDown { link });
         };
@@ -299,6 +301,19 @@ impl Rails {
         self.out.push(Effect::Mapped { link, chunk: 0 });
     }
 
+    /// The process's control words and first data chunk. It has ours before it is offered a lane.
+    fn peer_first(&mut self, link: u64, bytes: u64, fds: &[Arc<OwnedFd>]) -> Option<()> {
+        let b = self.banks.get_mut(&link)?;
+        let map = b.shore.enter_first(false, fds.first()?, bytes)?;
+        let node = self.nodes.get_mut(&b.node).filter(|n| n.life == b.life)?;
+        let party = node.pair.add_party(b.shore.words()?);
+        b.party = Some(party);
+        node.parties.insert(party, link);
+        node.pair.add_app_chunk(party, 1, map);
+        self.own_ready(link, 1)
+    }
+
+    /// A further data chunk of the process.
     fn peer_chunk(
         &mut self,
         link: u64,
@@ -309,13 +324,18 @@ impl Rails {
         let b = self.banks.get_mut(&link)?;
         let map = b.shore.enter(false, chunk, fds.first()?, bytes)?;
         let node = self.nodes.get_mut(&b.node).filter(|n| n.life == b.life)?;
-        if chunk == 0 {
-            let party = node.pair.add_party(b.shore.words()?);
-            b.party = Some(party);
-            node.parties.insert(party, link);
-        } else {
-            node.pair.add_app_chunk(b.party?, chunk, map);
-        }
+        node.pair.add_app_chunk(b.party?, chunk, map);
+        Some(())
+    }
+
+    /// Rings may lie in this chunk of ours.
+    fn own_ready(&mut self, link: u64, chunk: u32) -> Option<()> {
+        let b = self.banks.get_mut(&link)?;
+        b.asked = None;
+        b.shore.ready(chunk);
+        let map = b.shore.own_chunk(chunk)?;
+        let node = self.nodes.get_mut(&b.node).filter(|n| n.life == b.life)?;
+        node.pair.add_own_chunk(b.party?, chunk, map);
         Some(())
     }
 

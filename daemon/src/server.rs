@@ -3,14 +3,14 @@
 mod dial;
 
 use crate::control::Control;
-use crate::core::{Hello, Job, Shared};
+use crate::core::{Hello, Shared};
 use crate::fds::{self, Foreign};
 use crate::limits::Group;
 use crate::links::Violation;
 use crate::memfd;
 use crate::process::{self, Process};
 use crate::tasks;
-use crate::wire::{self, Incoming};
+use crate::wire::Incoming;
 use link::family::TABLE_BYTES;
 use link::msg::{ToDaemon, ToShim, MAX};
 use link::reason::Reason;
@@ -108,7 +108,7 @@ async fn greet(
     let mut buf = [0u8; MAX];
     let (len, fds) = loop {
         let mut ready = control.sock.readable().await.ok()?;
-        match wire::recv(control.sock.get_ref().as_fd(), &mut buf) {
+        match control.recv(&mut buf) {
             Ok(Incoming::Message { len, fds }) => break (len, fds),
             Ok(Incoming::End) => return None,
             Err(Errno::AGAIN) => ready.clear_ready(),
@@ -141,8 +141,12 @@ async fn greet(
         return refuse(Reason::VersionMismatch, "no common version");
     }
     let mut fds = fds;
+    let dialing = (fds.len() == 2).then(|| fds.pop()).flatten();
     let (Some(table), true) = (fds.pop(), fds.is_empty()) else {
-        return refuse(Reason::Sync, "not exactly one descriptor with the hello");
+        return refuse(
+            Reason::Sync,
+            "neither one nor two descriptors with the hello",
+        );
     };
     let ident =
         memfd::check_fixed(&table, TABLE_BYTES).filter(|_| table_bytes == TABLE_BYTES as u64);
@@ -155,8 +159,8 @@ async fn greet(
     let mut process = match Process::of_peer(control.sock.get_ref().as_fd(), accepted) {
         Ok(p) => p,
         Err(e) => {
-            if matches!(e, process::Error::Gone) {
-                left_behind(shared, control);
+            if let (process::Error::Gone, Some(fd)) = (&e, dialing) {
+                left_behind(shared, fd);
             }
             return refuse(Reason::Internal, &e.to_string());
         }
@@ -177,22 +181,18 @@ async fn greet(
         watch(shared, id, pidfd);
     }
     let group = shared.borrow().parties.get(&id)?.group().clone();
+    if let Some((fd, seat)) = dialing.zip(group.seat()) {
+        dial::serve(shared, fd, seat);
+    }
     Some((id, group))
 }
 
 /// A process that ended before we met it (servers that go to the background do) may have left its children
 /// a dialing descriptor. Which cgroup it was in nobody can tell any more.
-fn left_behind(shared: &Shared, control: &Rc<Control>) {
-    let mut buf = [0u8; MAX];
-    for _ in 0..BATCH {
-        let said = wire::recv(control.sock.get_ref().as_fd(), &mut buf);
-        let Ok(Incoming::Message { len, mut fds }) = said else {
-            return;
-        };
-        if let (Ok(ToDaemon::Dial {}), Some(fd)) = (ToDaemon::decode(&buf[..len]), fds.pop()) {
-            let seat = shared.borrow().groups.get("").seat();
-            return seat.map_or((), |seat| dial::serve(shared, fd, seat));
-        }
+fn left_behind(shared: &Shared, dialing: Foreign) {
+    let seat = shared.borrow().groups.get("").seat();
+    if let Some(seat) = seat {
+        dial::serve(shared, dialing, seat);
     }
 }
 
@@ -243,7 +243,7 @@ async fn attend(
             r = control.sock.readable(), if !paused => {
                 let Ok(mut ready) = r else { return Ok(()) };
                 for _ in 0..BATCH {
-                    match wire::recv(control.sock.get_ref().as_fd(), &mut buf) {
+                    match control.recv(&mut buf) {
                         Ok(Incoming::Message { len, fds }) => {
                             if let Err(v) = handle(shared, id, &buf[..len], fds) {
                                 tracing::warn!("cut off a shim: {}", v.0);
@@ -269,7 +269,7 @@ async fn attend(
 fn read_rest(shared: &Shared, id: crate::ids::PartyId, control: &Rc<Control>) {
     let mut buf = [0u8; MAX];
     for _ in 0..REST {
-        match wire::recv(control.sock.get_ref().as_fd(), &mut buf) {
+        match control.recv(&mut buf) {
             Ok(Incoming::Message { len, fds }) => {
                 // The next connection has credits of its own, and asks anew.
                 if let Ok(ToDaemon::Register { .. }) = ToDaemon::decode(&buf[..len]) {
@@ -294,13 +294,9 @@ fn handle(
 ) -> Result<(), Violation> {
     match ToDaemon::decode(bytes) {
         Ok(m) => {
-            let job = shared.borrow_mut().message(id, m, fds)?;
-            match job {
-                None => {}
-                Some(Job::Dial(fd, seat)) => dial::serve(shared, fd, seat),
-                Some(Job::Read(r)) => {
-                    tokio::task::spawn_local(tasks::read_registration(shared.clone(), r));
-                }
+            let read = shared.borrow_mut().message(id, m, fds)?;
+            if let Some(r) = read {
+                tokio::task::spawn_local(tasks::read_registration(shared.clone(), r));
             }
             Ok(())
         }

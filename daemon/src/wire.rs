@@ -53,7 +53,7 @@ pub fn recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Incoming, Errno> {
 }
 
 /// The descriptor itself, or if it is a Unix socket the one that lies in its queue (see
-/// `link::msg::feature::HANDOVER`). `None`: it has been taken back. For the blocking pool.
+/// `link::msg::ToDaemon::Register`). `None`: it has been taken back. For the blocking pool.
 pub fn handed_over(fd: Foreign) -> Option<Foreign> {
     let domain = sockopt::get::<i32>(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN);
     if domain.map(|d| d.0) != Ok(libc::AF_UNIX) {

@@ -3,6 +3,7 @@
 mod common;
 use common::*;
 use link::family::flag;
+use link::layout::CONTROL_BYTES;
 use link::msg::{op, ToShim, ALL};
 use link::reason::Reason;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -299,9 +300,9 @@ fn ping_stats_log() {
         "{}",
         s.memory_bytes
     );
-    a.sides[&(x.link, x.side)].own[&1]
+    a.sides[&(x.link, x.side)].own[&0]
         .1
-        .byte(1 << 20)
+        .byte(CONTROL_BYTES + (1 << 20))
         .store(1, Relaxed);
     assert!(d.stats().memory_bytes > s.memory_bytes);
     let log = d.log();

@@ -3,6 +3,7 @@
 mod common;
 use common::*;
 use link::family::TABLE_BYTES;
+use link::layout::{CHUNK_BYTES, CONTROL_BYTES};
 use link::msg::{ToDaemon, ToShim};
 use link::reason::Reason;
 use rustix::fs::SealFlags;
@@ -28,7 +29,6 @@ fn hello_is_checked() {
     let with = |version, min_version| ToDaemon::Hello {
         version,
         min_version,
-        features: 0,
         pid: 1,
         table_bytes: TABLE_BYTES as u64,
     };
@@ -40,7 +40,8 @@ fn hello_is_checked() {
     );
     let sync = Reason::Sync.code();
     assert_eq!(refused(&d, hello(), &[]), sync, "no table");
-    assert_eq!(refused(&d, hello(), &[&good, &good]), sync, "two tables");
+    let three: [&dyn AsFdDyn; 3] = [&good; 3];
+    assert_eq!(refused(&d, hello(), &three), sync, "too many");
     assert_eq!(
         refused(&d, hello(), &[&table_fd(TABLE_BYTES - 4096, SEALS)]),
         sync,
@@ -105,7 +106,7 @@ fn two_ends_get_one_lane() {
 
     // Every message was announced.
     for s in [&mut a, &mut b] {
-        while s.credits < 16 {
+        while s.credits < CREDITS {
             s.credit();
         }
         // The word follows the message, by a moment.
@@ -145,11 +146,11 @@ fn areas_are_sealed_for_the_other_party() {
     let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
     let (x, y) = pair(&mut a, &mut b);
     let (sa, sb) = (&a.sides[&(x.link, x.side)], &b.sides[&(y.link, y.side)]);
-    for n in [0, 1] {
-        let (fd, map) = &sb.peer[&n];
-        let (_, own) = &sa.own[&n];
-        own.byte(4000).store(77, Relaxed);
-        assert_eq!(map.byte(4000).load(Relaxed), 77, "it is the same memory");
+    let (fd, map) = &sb.peer[&0];
+    let (_, own) = &sa.own[&0];
+    for at in [4000, CONTROL_BYTES + CHUNK_BYTES - 1] {
+        own.byte(at).store(77, Relaxed);
+        assert_eq!(map.byte(at).load(Relaxed), 77, "it is the same memory");
         assert_eq!(
             Map::new(fd, 4096, true).err(),
             Some(Errno::PERM),
@@ -180,8 +181,8 @@ fn areas_are_sealed_for_the_other_party() {
                 Err(Errno::PERM)
             );
         }
-        own.byte(4000).store(78, Relaxed);
-        assert_eq!(map.byte(4000).load(Relaxed), 78, "its writer still can");
+        own.byte(at).store(78, Relaxed);
+        assert_eq!(map.byte(at).load(Relaxed), 78, "its writer still can");
     }
     // The heads of both areas say what they are.
     for (s, lane) in [(sa, x), (sb, y)] {
@@ -193,11 +194,6 @@ fn areas_are_sealed_for_the_other_party() {
             (u32::from(lane.side), lane.link)
         );
         assert_eq!(h.lanes.load(Relaxed) as usize, link::layout::LANES);
-        assert_eq!(
-            s.ready,
-            [1],
-            "the first data chunk is ready, and was so before the offer"
-        );
     }
     // The doorbell ends belong together.
     link::doorbell::ring(sa.bell.as_ref().unwrap().as_fd());
@@ -236,26 +232,15 @@ fn nothing_is_offered_before_both_have_mapped() {
         }
     }
     let (link, side) = link.unwrap();
-    a.until("its own chunk", |m| {
-        matches!(m, ToShim::Chunk { .. }).then_some(())
+    a.until("its own area", |m| {
+        matches!(m, ToShim::LinkNew { .. }).then_some(())
     });
-    b.until("its own chunk", |m| {
-        matches!(m, ToShim::Chunk { .. }).then_some(())
+    b.until("the peer's area", |m| {
+        matches!(m, ToShim::PeerChunk { chunk: 0, .. }).then_some(())
     });
-    for n in [0, 1] {
-        b.until("a peer chunk", |m| {
-            matches!(m, ToShim::PeerChunk { chunk, .. } if *chunk == n).then_some(())
-        });
-        b.say(
-            ToDaemon::PeerMapped {
-                link,
-                side,
-                chunk: n,
-            },
-            &[],
-        );
-    }
     // Unsealed as long as its writer has not mapped it: nobody else has it.
+    let seals = |b: &Shim| rustix::fs::fcntl_get_seals(&b.sides[&(link, side)].own[&0].0).unwrap();
+    assert!(!seals(&b).contains(SealFlags::FUTURE_WRITE));
     b.say(
         ToDaemon::Mapped {
             link,
@@ -264,25 +249,10 @@ fn nothing_is_offered_before_both_have_mapped() {
         },
         &[],
     );
-    let own = &b.sides[&(link, side)].own[&0].0;
-    a.until("chunk 0", |m| {
+    a.until("the peer's area", |m| {
         matches!(m, ToShim::PeerChunk { chunk: 0, .. }).then_some(())
     });
-    assert!(rustix::fs::fcntl_get_seals(own)
-        .unwrap()
-        .contains(SealFlags::FUTURE_WRITE));
-    let own = &b.sides[&(link, side)].own[&1].0;
-    assert!(!rustix::fs::fcntl_get_seals(own)
-        .unwrap()
-        .contains(SealFlags::FUTURE_WRITE));
-    b.say(
-        ToDaemon::Mapped {
-            link,
-            side,
-            chunk: 1,
-        },
-        &[],
-    );
+    assert!(seals(&b).contains(SealFlags::FUTURE_WRITE));
     offers(&mut a, &mut b);
 }
 
@@ -298,7 +268,7 @@ fn both_ends_in_one_process() {
     assert_eq!((x.link, x.lane, x.tag), (y.link, y.lane, y.tag));
     assert_ne!(x.side, y.side);
     assert_ne!(x.conn, y.conn);
-    assert!(a.sides[&(x.link, x.side)].peer.contains_key(&1));
+    assert!(a.sides[&(x.link, x.side)].peer.contains_key(&0));
     a.say(
         ToDaemon::LaneDone {
             link: x.link,

@@ -16,17 +16,23 @@ fn pair() -> (OwnedFd, OwnedFd) {
     (a, b)
 }
 
-/// A dialing descriptor of a process that has said hello.
-fn dialing(s: &Shim) -> OwnedFd {
+/// A process that says hello, and its dialing descriptor.
+fn dialing(d: &Daemon) -> (Shim, OwnedFd) {
     let (ours, theirs) = pair();
-    s.say(ToDaemon::Dial {}, &[&theirs]);
-    ours
+    let mut s = Shim::silent(&d.dir);
+    s.greet_with(&[&theirs]);
+    (s, ours)
+}
+
+/// Sends these over a dialing descriptor. (Beside a message: what that says is not looked at.)
+fn over(by: &OwnedFd, fds: &[&dyn AsFdDyn]) {
+    say(by, &ToDaemon::Forget { conn: 0, gen: 0 }, fds);
 }
 
 /// Does the daemon answer a hello over this new pair, whose other end it gets by `by`?
 fn answered(by: &OwnedFd) -> Option<OwnedFd> {
     let (ours, theirs) = pair();
-    say(by, &ToDaemon::Dial {}, &[&theirs]);
+    over(by, &[&theirs]);
     drop(theirs);
     say(&ours, &hello(), &[&table_fd(TABLE_BYTES, SEALS)]);
     matches!(hear(&ours), Some((ToShim::HelloAck { .. }, _))).then_some(ours)
@@ -40,8 +46,7 @@ fn closed(dialing: &OwnedFd) -> bool {
 #[test]
 fn a_pair_is_a_connection() {
     let d = Daemon::plain();
-    let s = Shim::new(&d.dir);
-    let by = dialing(&s);
+    let (s, by) = dialing(&d);
     let first = answered(&by).unwrap();
     let second = answered(&by).unwrap();
     d.until("three parties", |s| s.parties == 3);
@@ -58,39 +63,45 @@ fn a_pair_is_a_connection() {
 #[test]
 fn only_who_made_a_pair_may_send_it() {
     let d = Daemon::plain();
-    let s = Shim::new(&d.dir);
     // The kernel says of this one that the daemon is at the other end: somebody else's name.
-    let by = dialing(&s);
-    say(&by, &ToDaemon::Dial {}, &[&dial(&d.dir)]);
+    let (one, by) = dialing(&d);
+    over(&by, &[&dial(&d.dir)]);
     assert!(closed(&by));
     for what in ["nothing", "two", "a file", "a stream"] {
-        let by = dialing(&s);
+        let (mut s, by) = dialing(&d);
         let (a, b) = pair();
         let file = std::fs::File::open("/").unwrap();
-        let (tcp, _peer) = tcp();
+        let (tcp, peer) = tcp();
         match what {
-            "nothing" => say(&by, &ToDaemon::Dial {}, &[]),
-            "two" => say(&by, &ToDaemon::Dial {}, &[&a, &b]),
-            "a file" => say(&by, &ToDaemon::Dial {}, &[&file]),
-            _ => say(&by, &ToDaemon::Dial {}, &[&tcp]),
+            "nothing" => over(&by, &[]),
+            "two" => over(&by, &[&a, &b]),
+            "a file" => over(&by, &[&file]),
+            _ => over(&by, &[&tcp]),
         }
         assert!(closed(&by), "{what}");
+        // The connection with which it came is none the worse.
+        let i = s.enter(&peer, false);
+        s.register(i, &peer);
+        s.credit();
     }
-    // The connection over which they came is none the worse, and another one works.
-    assert!(answered(&dialing(&s)).is_some());
+    drop(one);
+    assert!(answered(&dialing(&d).1).is_some());
 }
 
 #[test]
 fn what_is_no_dialing_descriptor_is_not_served() {
     let d = Daemon::plain();
-    let s = Shim::new(&d.dir);
     let (tcp, peer) = tcp();
-    s.say(ToDaemon::Dial {}, &[&tcp]);
+    let mut s = Shim::silent(&d.dir);
+    s.greet_with(&[&tcp]);
     drop(tcp);
     let mut end = [0];
     assert_eq!(std::io::Read::read(&mut &peer, &mut end).unwrap(), 0);
-    let mut two = Shim::new(&d.dir);
+    // More than a table and one of those is no hello.
+    let mut three = Shim::silent(&d.dir);
     let (a, b) = pair();
-    two.say(ToDaemon::Dial {}, &[&a, &b]);
-    two.hung_up();
+    say(&three.sock, &hello(), &[&three.table_fd, &a, &b]);
+    three.until("a refusal", |m| {
+        matches!(m, ToShim::Refused { .. }).then_some(())
+    });
 }

@@ -10,7 +10,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 fn configured(text: &str) -> (Daemon, tempfile::NamedTempFile) {
     let f = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(f.path(), format!("{text}\n[proof]\nbpf = false\n")).unwrap();
+    std::fs::write(
+        f.path(),
+        format!("credits = {CREDITS}\n{text}\n[proof]\nbpf = false\n"),
+    )
+    .unwrap();
     (Daemon::start(&["--config", f.path().to_str().unwrap()]), f)
 }
 
@@ -31,7 +35,7 @@ fn lingering(l: &TcpListener) -> (TcpStream, TcpStream) {
 
 #[test]
 fn closes_that_hang_hold_up_nobody() {
-    let d = Daemon::plain();
+    let d = Daemon::start(&["--no-bpf"]);
     let mut a = Shim::new(&d.dir);
     let l = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut peers = Vec::new();

@@ -73,7 +73,11 @@ impl Pins {
     fn new(tag: &str) -> Pins {
         let dir = format!("/sys/fs/bpf/underpass-test-{}-{tag}", std::process::id());
         let config = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(config.path(), format!("[proof]\npin = '{dir}'\n")).unwrap();
+        std::fs::write(
+            config.path(),
+            format!("credits = {CREDITS}\n[proof]\npin = '{dir}'\n"),
+        )
+        .unwrap();
         Pins { config, dir }
     }
 

@@ -51,7 +51,7 @@ fn what_is_no_open_connection_is_declined() {
     let i = a.enter(&own, true);
     a.register(i, &own);
     assert_eq!(a.declined(i).0, Reason::SelfConnected.code());
-    while a.credits < 16 {
+    while a.credits < CREDITS {
         a.credit(); // every credit comes back
     }
 }

@@ -18,9 +18,9 @@ pub mod os;
 pub mod prim;
 pub mod reason;
 
-/// Version of the memory layout, of the control messages and of the in-band frames. Parties whose
+/// Version of the memory layout and of the control messages. Parties whose
 /// ranges `[MIN_VERSION, VERSION]` overlap work together; others stay on TCP with
 /// [`reason::Reason::VersionMismatch`].
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Oldest version this build still speaks.
-pub const MIN_VERSION: u16 = 2;
+pub const MIN_VERSION: u16 = 3;

@@ -87,47 +87,28 @@ macro_rules! messages {
     };
 }
 
-/// Bits of `HelloAck::features`.
-pub mod feature {
-    /// The descriptor of `Register` may be a Unix socket with the connection's socket in its queue: the
-    /// shim keeps a descriptor of it, too, and so can take the socket back until the daemon reads it.
-    pub const HANDOVER: u32 = 1;
-    /// `Moved` is understood.
-    pub const MOVED: u32 = 2;
-    /// `RegisterReceived` is understood.
-    pub const RECEIVED: u32 = 4;
-    /// `HelloAck::home` is told. (An older daemon has a number of its own life there.)
-    pub const HOME: u32 = 8;
-
-    /// The upper half: `probe_s`, seconds for which TCP below a busy lane may be silent. 0: for ever.
-    pub const fn with_probes(probe_s: u16) -> u32 {
-        (probe_s as u32) << 16
-    }
-
-    pub const fn probe_s(features: u32) -> u32 {
-        features >> 16
-    }
-}
-
 messages! {
     /// What a shim says.
     ToDaemon {
-        /// First message. Descriptor: the family table (a memfd sealed SHRINK and GROW).
-        1 Hello { version: u16, min_version: u16, features: u32, pid: u32, table_bytes: u64 }
+        /// First message. Descriptors: the family table (a memfd sealed SHRINK and GROW); and one end of a socket pair
+        /// (SEQPACKET), unless this process dials over one that it has: our forked children have the other, and send
+        /// over it, beside one byte, one end of a pair of their own, as if they had connected.
+        1 Hello { version: u16, min_version: u16, pid: u32, table_bytes: u64 }
         /// Please promote connection `conn` (index and generation in the family table). Descriptor:
-        /// the socket, or see `feature::HANDOVER`. `tx_kpos` and `rx_kpos`: bytes that hooked calls moved, equal to the
-        /// kernel's own counts when this was sent. Needs a credit.
+        /// the socket, or a Unix socket with it in its queue: the shim keeps a descriptor of that, too, and so can take
+        /// the socket back until the daemon reads it. `tx_kpos` and `rx_kpos`: bytes that hooked calls moved, equal to
+        /// the kernel's own counts when this was sent. Needs a credit.
         2 Register { conn: u32, gen: u32, tx_kpos: u64, rx_kpos: u64, flags: u32 }
-        /// Chunk `chunk` of our own area `side` is mapped writable: it may be sealed and given to
-        /// the other party.
+        /// Chunk `chunk` of our own area `side` (0: the first file, chunks 0 and 1) is mapped writable: it may be sealed
+        /// and given to the other party.
         3 Mapped { link: u64, side: u8, chunk: u32 }
-        /// The other party's chunk is mapped read-only; `side` is ours.
+        /// A further chunk of the other party is mapped read-only; `side` is ours.
         4 PeerMapped { link: u64, side: u8, chunk: u32 }
         /// We no longer use this lane: its connection has ended here, or goes on without it.
         5 LaneDone { link: u64, side: u8, lane: u32 }
         /// Our area needs another data chunk.
         6 WantChunk { link: u64, side: u8 }
-        /// The mapping of something failed; the link cannot be used.
+        /// The first file, ours or the other party's, could not be mapped: the link cannot be used.
         7 LinkFailed { link: u64, side: u8 }
         /// The connection closed before the daemon answered its `Register`.
         8 Forget { conn: u32, gen: u32 }
@@ -140,15 +121,11 @@ messages! {
         /// The application has shut down this lane's sending direction: the daemon is to shut the
         /// socket down when everything has arrived. We touch the direction no more.
         11 LaneShut { link: u64, side: u8, lane: u32 }
-        /// Descriptor: one end of a socket pair (SEQPACKET). Our forked children have the other, and
-        /// send over it, beside one byte, one end of a pair of their own: as if they had connected.
-        12 Dial {}
         /// A process that has left its family: its connections are at the same places in a table of its
-        /// own from now on. Descriptor: that table. Needs `feature::MOVED`.
+        /// own from now on. Descriptor: that table.
         13 Moved { table_bytes: u64 }
         /// `Register` for a connection that came from another process: `from` (0: unknown), by exec or beside a
-        /// message. It is promoted if nobody holds it but this process, which has `copies` descriptors of it. Needs
-        /// `feature::RECEIVED`.
+        /// message. It is promoted if nobody holds it but this process, which has `copies` descriptors of it.
         14 RegisterReceived { conn: u32, gen: u32, tx_kpos: u64, rx_kpos: u64, flags: u32, from: u32, copies: u32 }
     }
 }
@@ -158,10 +135,12 @@ messages! {
     ToShim {
         /// Answer to `Hello`. Descriptor: the notice page (read-only memfd of 4096 bytes; its first
         /// u32 grows with every message sent, so that a hook sees with one load that there is
-        /// something to read). `home`: see `family::Header::home_number` and `feature::HOME`.
-        1 HelloAck { version: u16, features: u32, party: u64, home: u64, credits: u32,
+        /// something to read). `home`: see `family::Header::home_number`.
+        1 HelloAck { version: u16, party: u64, home: u64, credits: u32,
             /// log2 of the first ring of a lane and of the largest it may grow to.
-            ring_log2: u8, ring_max_log2: u8 }
+            ring_log2: u8, ring_max_log2: u8,
+            /// Seconds for which TCP below a busy lane may be silent; 0: for ever.
+            probe_s: u16 }
         /// The daemon will not serve this shim: a reason code.
         2 Refused { reason: u32 }
         /// One more `Register` may be sent.
@@ -169,17 +148,17 @@ messages! {
         /// The connection stays on TCP for now: `local` is the reason on this end, `peer` on the
         /// other. `retry` not 0: may be registered again after so many milliseconds.
         4 Decline { conn: u32, gen: u32, local: u32, peer: u32, retry_ms: u32 }
-        /// A link in the making. Descriptors: our end of the doorbell, our chunk 0 (writable).
+        /// A link in the making. Descriptors: our end of the doorbell, the first file of our area (writable, `bytes` long).
         /// `far` not 0: the other party is the daemon, and lanes lead to another node.
         5 LinkNew { link: u64, side: u8, bytes: u64, far: u8 }
-        /// A data chunk for our own area. Descriptor: the memfd (writable).
+        /// A further chunk for our own area. Descriptor: the memfd (writable).
         6 Chunk { link: u64, side: u8, chunk: u32, bytes: u64 }
-        /// A chunk of the other party's area, sealed. Descriptor: the memfd. `side` is ours.
+        /// A chunk of the other party's area (0: the first file), sealed. Descriptor: the memfd. `side` is ours.
         7 PeerChunk { link: u64, side: u8, chunk: u32, bytes: u64 }
-        /// The other party has mapped our data chunk: rings may be placed in it.
+        /// The other party has mapped our further chunk: rings may be placed in it.
         8 ChunkReady { link: u64, side: u8, chunk: u32 }
-        /// A lane for connection `conn`. Both parties have mapped chunk 0 and chunk 1 of both
-        /// areas. Epochs of this use of the lane are larger than `epoch`. `tag` marks frames.
+        /// A lane for connection `conn`. Both parties have been given the first files of both areas. Epochs of this use
+        /// of the lane are larger than `epoch`. `tag` marks frames.
         9 Offer { link: u64, side: u8, lane: u32, conn: u32, gen: u32, epoch: u32, tag: u64 }
         /// The other party of this link is gone: its lanes go down.
         10 PeerGone { link: u64, side: u8 }

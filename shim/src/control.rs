@@ -16,7 +16,7 @@ pub use moving::{can_move, moved, part};
 use crate::links::{self, Link};
 use crate::{fdtab, lock, promote, sys, table};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
-use link::msg::{feature, ToDaemon, ToShim, MAX};
+use link::msg::{ToDaemon, ToShim, MAX};
 use link::reason::Reason;
 
 static FD: AtomicI32 = AtomicI32::new(-1);
@@ -39,8 +39,7 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 static RING_LOG2: AtomicU32 = AtomicU32::new(16);
 static RING_MAX_LOG2: AtomicU32 = AtomicU32::new(20);
 
-/// What the daemon understands: bits of `link::msg::feature`.
-static FEATURES: AtomicU32 = AtomicU32::new(0);
+static PROBE_S: AtomicU32 = AtomicU32::new(0);
 /// Reason code with which the last daemon refused us; 0: it did not.
 static REFUSED: AtomicU32 = AtomicU32::new(0);
 static SILENT: AtomicU32 = AtomicU32::new(0);
@@ -52,12 +51,7 @@ pub fn ring_sizes() -> (u32, u32) {
 
 /// Seconds for which TCP below a busy lane may be silent; 0: for ever.
 pub fn probe_s() -> u32 {
-    feature::probe_s(FEATURES.load(Relaxed))
-}
-
-/// Does the daemon know of connections that came from other processes?
-pub fn knows_received() -> bool {
-    FEATURES.load(Relaxed) & feature::RECEIVED != 0
+    PROBE_S.load(Relaxed)
 }
 
 /// Grows with each connection made: descriptors come again with the same number.
@@ -149,15 +143,19 @@ pub fn ensure() -> bool {
     let hello = ToDaemon::Hello {
         version: link::VERSION,
         min_version: link::MIN_VERSION,
-        features: 0,
         pid: sys::getpid(),
         table_bytes: link::family::TABLE_BYTES as u64,
     };
-    if send(&hello, Some(table::memfd())).is_err() {
+    let theirs = dial::make();
+    let sent = match theirs {
+        Some(fd) => send(&hello, &[table::memfd(), fd]),
+        None => send(&hello, &[table::memfd()]),
+    };
+    if let Some(fd) = theirs {
+        sys::close(fd);
+    }
+    if sent.is_err() {
         drop_connection();
-    } else if let Some(theirs) = dial::make() {
-        let _ = send(&ToDaemon::Dial {}, Some(theirs));
-        sys::close(theirs);
     }
     false
 }
@@ -192,7 +190,7 @@ fn drop_connection() {
 }
 
 /// Sends a message; a daemon that does not take it is as good as none.
-fn send(m: &ToDaemon, fd: Option<i32>) -> Result<(), i32> {
+fn send(m: &ToDaemon, fds: &[i32]) -> Result<(), i32> {
     let sock = FD.load(Relaxed);
     if sock < 0 {
         return Err(libc::ENOTCONN);
@@ -200,7 +198,7 @@ fn send(m: &ToDaemon, fd: Option<i32>) -> Result<(), i32> {
     let mut buf = [0u8; MAX];
     let n = m.encode(&mut buf);
     let r = match fdtab::is_ours(sock) {
-        true => datagram::send(sock, &buf[..n], fd),
+        true => datagram::send(sock, &buf[..n], fds),
         false => Err(libc::ENOTCONN), // closed unseen
     };
     if r.is_err_and(|e| e != libc::EAGAIN) {
@@ -220,6 +218,7 @@ pub fn pump() {
     let Some(g) = lock::try_lock(&LOCK) else {
         return;
     };
+    let mut spoken = false;
     for _ in 0..1024 {
         NOTICE_SEEN.store(notice().load(Acquire), Relaxed);
         let sock = FD.load(Relaxed);
@@ -233,6 +232,7 @@ pub fn pump() {
         match datagram::receive(sock, &mut buf) {
             Ok((0, _)) => return drop_connection(),
             Ok((n, mut fds)) => {
+                spoken = true;
                 if let Ok(m) = ToShim::decode(&buf[..n]) {
                     dispatch::handle(m, &mut fds);
                 }
@@ -243,6 +243,9 @@ pub fn pump() {
             Err(_) => return drop_connection(),
         }
     }
+    if spoken {
+        handover::settle(false); // it has read what it answers
+    }
     settle();
     drop(g);
 }
@@ -250,7 +253,7 @@ pub fn pump() {
 /// An answer that the daemon waits for. If it cannot be sent, both begin anew. (A daemon that is gone may
 /// have said more: that is read first.)
 fn reply(m: &ToDaemon) {
-    match send(m, None) {
+    match send(m, &[]) {
         Ok(()) | Err(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN) => {}
         Err(_) => drop_connection(),
     }
@@ -267,18 +270,15 @@ pub fn has_credit() -> bool {
 }
 
 /// Sends a registration of connection `conn`, if there is a credit. The socket can be taken back until the
-/// daemon has read it; a daemon that does not know that, or a process without room for a pair, sends it as
-/// it is. (Then a daemon that is slow holds back the FIN.)
+/// daemon has read it; a process without room for a pair sends it as it is. (Then a daemon that is slow holds back the
+/// FIN.)
 pub fn register(m: &ToDaemon, (conn, gen): (u32, u32), fd: i32) -> bool {
     if CREDITS.fetch_sub(1, Relaxed) <= 0 {
         CREDITS.fetch_add(1, Relaxed);
         return false;
     }
-    let known = FEATURES.load(Relaxed) & feature::HANDOVER != 0;
-    let pair = known
-        .then(|| handover::Handover::new(conn, gen, fd))
-        .flatten();
-    let sent = send(m, Some(pair.as_ref().map_or(fd, |p| p.end()))).is_ok();
+    let pair = handover::Handover::new(conn, gen, fd);
+    let sent = send(m, &[pair.as_ref().map_or(fd, |p| p.end())]).is_ok();
     if let Some(p) = pair {
         match sent {
             true => p.sent(),
@@ -311,7 +311,7 @@ pub fn lane_left(link: &Link, lane: u32) {
         side: link.side.load(Relaxed) as u8,
         lane,
     };
-    if send(&m, None).is_err() {
+    if send(&m, &[]).is_err() {
         link.owe(lane);
     }
 }
@@ -328,7 +328,7 @@ fn tell_done(link: &Link, lane: u32) -> bool {
         side: link.side.load(Relaxed) as u8,
         lane,
     };
-    send(&m, None).is_ok()
+    send(&m, &[]).is_ok()
 }
 
 /// Gives the daemon a copy of the socket of a lane to another node.
@@ -338,7 +338,7 @@ pub fn lane_held(link: &Link, lane: u32, fd: i32) -> bool {
         side: link.side.load(Relaxed) as u8,
         lane,
     };
-    send(&m, Some(fd)).is_ok()
+    send(&m, &[fd]).is_ok()
 }
 
 /// The daemon is to shut this lane's socket down when everything has arrived. False: it cannot be
@@ -349,11 +349,11 @@ pub fn lane_shut(link: &Link, lane: u32) -> bool {
         side: link.side.load(Relaxed) as u8,
         lane,
     };
-    READY.load(Relaxed) != 0 && send(&m, None).is_ok()
+    READY.load(Relaxed) != 0 && send(&m, &[]).is_ok()
 }
 
 pub fn forget(conn: u32, gen: u32) {
-    let _ = send(&ToDaemon::Forget { conn, gen }, None);
+    let _ = send(&ToDaemon::Forget { conn, gen }, &[]);
 }
 
 pub fn want_chunk(link: &Link) {
@@ -361,7 +361,7 @@ pub fn want_chunk(link: &Link) {
         link: link.id.load(Relaxed),
         side: link.side.load(Relaxed) as u8,
     };
-    let _ = send(&m, None);
+    let _ = send(&m, &[]);
 }
 
 /// Eager mode: sleeps until our greeting is answered, but only once per connection, and not for long: a

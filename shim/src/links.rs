@@ -179,17 +179,14 @@ pub fn give_up_inherited() {
     }
 }
 
-/// Enters a new link with its doorbell and our control chunk. Takes over both descriptors.
-pub fn create(id: u64, side: u8, bell: i32, chunk0: i32, bytes: usize, far: bool) -> bool {
+/// Enters a new link with its doorbell, which it takes over, and the first file of our area.
+pub fn create(id: u64, side: u8, bell: i32, first: i32, bytes: usize, far: bool) -> bool {
     init();
     reap();
-    if bytes < link::layout::CONTROL_BYTES {
-        return false;
-    }
     let Some(l) = all().iter().find(|l| l.state.load(Relaxed) == 0) else {
         return false;
     };
-    let Ok(p) = sys::map(chunk0, bytes, true) else {
+    let Some(p) = map_first(first, bytes, true, far) else {
         return false;
     };
     l.id.store(id, Relaxed);
@@ -197,11 +194,32 @@ pub fn create(id: u64, side: u8, bell: i32, chunk0: i32, bytes: usize, far: bool
     l.maker.store(crate::table::me(), Relaxed);
     l.far.store(u32::from(far), Relaxed);
     l.bell.store(fdtab::hide(bell) + 1, Relaxed);
-    // SAFETY: just mapped with at least CONTROL_BYTES; stays mapped while the link is in use.
-    unsafe { l.own.set_control(p.cast()) };
+    // SAFETY: just mapped with more than CONTROL_BYTES; stays mapped while the link is in use.
+    unsafe { l.own.set_first(p, bytes) };
+    // The other party has it before any lane is offered there.
+    l.arena.ready.store(1 << 1, Release);
     HIGH.fetch_max(index(l) + 1, AcqRel);
     l.state.store(USED, Release);
     true
+}
+
+/// Maps the first file of an area: its control words, and its first data chunk.
+fn map_first(fd: i32, bytes: usize, own: bool, far: bool) -> Option<*mut u8> {
+    let data = bytes
+        .checked_sub(link::layout::CONTROL_BYTES)
+        .filter(|n| *n > 0)?;
+    let p = sys::map(fd, bytes, own).ok()?;
+    let ok = !own || !far || may_be_held(p.wrapping_add(bytes - data), data);
+    if !ok {
+        sys::unmap(p, bytes);
+    }
+    ok.then_some(p)
+}
+
+/// The daemon will have a device hold all of a chunk of ours for rings to another node: whoever sends is to pay for the
+/// pages. False: there are none.
+fn may_be_held(p: *mut u8, bytes: usize) -> bool {
+    sys::populate(p, bytes) != Err(libc::ENOMEM)
 }
 
 /// Is there a lane whose end the daemon has not been told?
@@ -378,37 +396,38 @@ impl Link {
         d
     }
 
-    /// Maps a chunk of our own area (writable) or of the peer's. `false`: it could not be mapped.
+    /// Maps the first file of the peer's area. False: it could not be mapped.
+    pub fn map_peer(&self, fd: i32, bytes: usize) -> bool {
+        if self.peer.control().is_some() {
+            return false;
+        }
+        let Some(p) = map_first(fd, bytes, false, self.is_far()) else {
+            return false;
+        };
+        // SAFETY: mapped for `bytes`, and kept so while the link is in use. The file is sealed, so it cannot shrink under
+        // the mapping.
+        unsafe { self.peer.set_first(p, bytes) };
+        true
+    }
+
+    /// Maps a further chunk of our own area (writable) or of the peer's. False: it could not be mapped.
     pub fn map_chunk(&self, own: bool, chunk: u32, fd: i32, bytes: usize) -> bool {
-        if chunk as usize >= CHUNKS || (chunk == 0 && bytes < link::layout::CONTROL_BYTES) {
+        if !(2..CHUNKS).contains(&(chunk as usize)) {
             return false;
         }
         let area = if own { &self.own } else { &self.peer };
-        let taken = if chunk == 0 {
-            area.control().is_some()
-        } else {
-            area.has_chunk(chunk as usize)
-        };
-        if taken {
-            return chunk > 1; // given twice, since our answer was late or lost
+        if area.has_chunk(chunk as usize) {
+            return true; // given twice, since our answer was late or lost
         }
         let Ok(p) = sys::map(fd, bytes, own) else {
             return false;
         };
-        // The daemon will have a device hold all of it: whoever sends is to pay for the pages.
-        if own && chunk > 0 && self.is_far() && sys::populate(p, bytes) == Err(libc::ENOMEM) {
+        if own && self.is_far() && !may_be_held(p, bytes) {
             sys::unmap(p, bytes);
             return false;
         }
-        // SAFETY: mapped for `bytes`, and kept so while the link is in use. The file is sealed (or
-        // made by the daemon, whose seals we wait for) so it cannot shrink under the mapping.
-        unsafe {
-            if chunk == 0 {
-                area.set_control(p.cast());
-            } else {
-                area.set_chunk(chunk as usize, p, bytes);
-            }
-        }
+        // SAFETY: as in `map_peer` (what is ours the daemon has made, which seals it when we say that it is mapped).
+        unsafe { area.set_chunk(chunk as usize, p, bytes) };
         true
     }
 

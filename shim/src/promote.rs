@@ -175,6 +175,9 @@ pub fn later(c: &Conn, r: Reason, ms: u64) {
     c.not_before_ms.store(sys::now_ms() + ms, Relaxed);
 }
 
+/// Milliseconds after which a link may be asked for again whose memory could not be mapped.
+const MAP_AGAIN_MS: u64 = 10_000;
+
 /// A lane is offered for connection `i`. False: not wanted any more.
 pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64) -> bool {
     if i as usize >= link::family::CONNS {
@@ -199,13 +202,21 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     let (Some(_t), Some(_r)) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)) else {
         return false;
     };
-    let Some(m) = Memory::new(&link.own, &link.peer, lane_no) else {
-        return false;
-    };
-    let m = m.across(link.is_far());
-    if !usable() || table::holders(c) != 1 {
+    if !usable() {
         c.flags.fetch_and(!flag::REGISTERED, Relaxed);
         return false;
+    }
+    let refuse = |why, ms| {
+        c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+        later(c, why, ms);
+        false
+    };
+    let Some(m) = Memory::new(&link.own, &link.peer, lane_no) else {
+        return refuse(Reason::Memory, MAP_AGAIN_MS);
+    };
+    let m = m.across(link.is_far());
+    if table::holders(c) != 1 {
+        return refuse(Reason::Shared, 100);
     }
     // Both ends are done with the slot's former use: its rings are free.
     let slot = &link.rings[lane_no as usize];
@@ -215,9 +226,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
         }
     }
     let Some(loc) = link.alloc(control::ring_sizes().0) else {
-        c.flags.fetch_and(!flag::REGISTERED, Relaxed);
-        later(c, Reason::Memory, 50);
-        return false;
+        return refuse(Reason::Memory, 50);
     };
     slot[0].store(loc.pack(), Relaxed);
     c.rx.attach(&m, epoch, tag);
@@ -228,9 +237,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     }
     // The daemon finishes what we cannot, and so has to have the socket before anything goes up.
     if link.is_far() && !control::lane_held(link, lane_no, l.fd.load(Relaxed)) {
-        c.flags.fetch_and(!flag::REGISTERED, Relaxed);
-        later(c, Reason::TimeoutDaemon, 50); // the ring is freed at the slot's next use
-        return false;
+        return refuse(Reason::TimeoutDaemon, 50); // the ring is freed at the slot's next use
     }
     c.tag.store(tag, Relaxed);
     c.epoch.store(epoch, Relaxed);

@@ -5,7 +5,7 @@
 //! one only if it finds no other holder (`RegisterReceived`).
 
 use crate::table::{self, Local};
-use crate::{control, env, fdops, fdtab, io, lock, promote, signals, sys};
+use crate::{env, fdops, fdtab, io, lock, promote, signals, sys};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, Conn};
 use link::msg::{register, ToDaemon};
@@ -229,9 +229,4 @@ pub fn registration(
             copies: l.refs.load(SeqCst) + fdtab::hidden_copies(c.inode.load(Relaxed)),
         },
     }
-}
-
-/// Does the daemon look for other holders?
-pub fn is_served(c: &Conn) -> bool {
-    c.flags.load(Relaxed) & flag::RECEIVED == 0 || control::knows_received()
 }

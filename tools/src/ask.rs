@@ -56,6 +56,7 @@ fn stats_table(s: &Stats) -> String {
             ("paired", s.paired.to_string()),
             ("paired with other nodes", s.paired_across.to_string()),
             ("declined", s.declined.to_string()),
+            ("control messages", s.datagrams.to_string()),
             ("promoted", s.promoted.to_string()),
             ("reset by the shim", s.resets.to_string()),
         ],

@@ -31,6 +31,7 @@ fn stats_as_table_and_json() {
         lanes: 50,
         memory_bytes: 3 << 20,
         registered: 100,
+        datagrams: 814,
         paired_across: 12,
         lane_tx_bytes: 123_456_789,
         rails: vec![

@@ -261,6 +261,9 @@ pub struct Stats {
     #[serde(default)]
     pub paired_across: u64,
     pub declined: u64,
+    /// Datagrams between shims and daemon, both ways.
+    #[serde(default)]
+    pub datagrams: u64,
     /// Sums over the shims' family tables, ended processes included.
     pub promoted: u64,
     pub ups: u64,

@@ -77,7 +77,9 @@ impl Core {
                 self.decline(who, local, peer, retry_ms);
                 Ok(())
             }
-            Effect::Done { at } => links.as_far(at.0, |l, p| l.lane_done(p, at.0, FAR, at.1)),
+            Effect::Done { at } => {
+                links.as_far(at.0, |l, p| l.lane_done(p, at.0, FAR, at.1, &mut out))
+            }
             Effect::Unused { at, who } => {
                 if let Some(p) = self.parties.get_mut(&who.party) {
                     let msg = ToShim::LaneGone {

@@ -40,7 +40,7 @@ impl Core {
         flags: u32,
         came: Option<Came>,
         fds: Vec<Foreign>,
-    ) -> Result<Option<super::Job>, Violation> {
+    ) -> Result<Option<Registration>, Violation> {
         let fd = super::only(fds, "a registration without exactly one descriptor")?;
         let Some(p) = self.parties.get_mut(&who.party) else {
             return Ok(None);
@@ -51,7 +51,7 @@ impl Core {
         p.credits -= 1;
         p.under_way.insert((who.conn, who.gen));
         self.counters.registered += 1;
-        Ok(Some(super::Job::Read(Registration {
+        Ok(Some(Registration {
             who,
             kpos,
             flags,
@@ -60,7 +60,7 @@ impl Core {
             proof: self.proof.clone(),
             control: p.control.clone(),
             job: p.group().job(),
-        })))
+        }))
     }
 
     /// A registered socket was read. `None`: its shim had taken it back.
@@ -81,7 +81,8 @@ impl Core {
         }
     }
 
-    /// A registration is over: its shim may send another one.
+    /// A registration is over: its shim may send another one. It is told so with half of its credits at once: a shim that
+    /// registers now and then needs no word of it.
     pub fn credit(&mut self, id: PartyId, control: Option<Rc<Control>>) {
         let Some(p) = self.parties.get_mut(&id) else {
             return;
@@ -90,7 +91,11 @@ impl Core {
         if let (Some(a), Some(b)) = (&p.control, &control) {
             if Rc::ptr_eq(a, b) {
                 p.credits += 1;
-                p.send(ToShim::Credit { n: 1 }, vec![]);
+                p.untold += 1;
+                if p.untold >= (self.config.credits / 2).max(1) {
+                    let n = std::mem::take(&mut p.untold);
+                    p.send(ToShim::Credit { n }, vec![]);
+                }
             }
         }
     }

@@ -28,8 +28,13 @@ pub struct Chunk {
     pub sent: Instant,
 }
 
-/// Both doorbell ends and the first two chunks of both areas.
-pub type Areas = ([OwnedFd; 2], [Vec<Chunk>; 2]);
+/// Both doorbell ends, and the first file of both areas.
+pub type Areas = ([OwnedFd; 2], [Chunk; 2]);
+
+/// Bytes of the first file of an area: chunks 0 and 1.
+pub fn first_bytes(far: bool) -> usize {
+    CONTROL_BYTES + chunk_bytes(far)
+}
 
 /// Bytes of a data chunk.
 pub fn chunk_bytes(far: bool) -> usize {
@@ -49,24 +54,22 @@ pub fn make_areas(id: u64, far: bool) -> Result<Areas, Errno> {
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )?;
-    let chunk = |side, n| make_chunk(id, side, n, far);
-    let area = |side| Ok::<_, Errno>(vec![chunk(side, 0)?, chunk(side, 1)?]);
-    Ok(([a, b], [area(0)?, area(1)?]))
+    let first = |side| make_chunk(id, side, 0, far);
+    Ok(([a, b], [first(0)?, first(1)?]))
 }
 
-/// Makes chunk `n` of an area; chunk 0 says in its head what it is.
-pub fn make_chunk(id: u64, side: usize, n: usize, far: bool) -> Result<Chunk, Errno> {
-    let bytes = if n == 0 {
-        CONTROL_BYTES
-    } else {
-        chunk_bytes(far)
+/// Makes chunk `n` of an area. Chunk 0 says in its head what it is, and chunk 1 lies behind it in the same file.
+pub fn make_chunk(id: u64, side: u8, n: u32, far: bool) -> Result<Chunk, Errno> {
+    let bytes = match n {
+        0 => first_bytes(far),
+        _ => chunk_bytes(far),
     };
     let fd = memfd::make(&format!("underpass-{id:x}-{side}-{n}"), bytes)?;
     if n == 0 {
         let mut h = Vec::with_capacity(28);
         h.extend_from_slice(&link::layout::MAGIC.to_ne_bytes());
         h.extend_from_slice(&u32::from(link::VERSION).to_ne_bytes());
-        h.extend_from_slice(&(side as u32).to_ne_bytes());
+        h.extend_from_slice(&u32::from(side).to_ne_bytes());
         h.extend_from_slice(&id.to_ne_bytes());
         h.extend_from_slice(&(LANES as u32).to_ne_bytes());
         rustix::io::pwrite(&fd, &h, 0)?;

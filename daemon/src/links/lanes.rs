@@ -122,6 +122,7 @@ impl Links {
         id: u64,
         side: u8,
         lane: u32,
+        out: &mut Out,
     ) -> Result<(), Violation> {
         let Some(link) = Self::find(&mut self.links, from, id, side)? else {
             return Ok(());
@@ -140,6 +141,7 @@ impl Links {
             slot.uses += 1;
             self.lanes -= 1;
             link.sides.iter().for_each(|s| s.group.give_lane());
+            self.reap(id, out);
         }
         Ok(())
     }
@@ -154,7 +156,7 @@ impl Links {
         lane: u32,
         out: &mut Out,
     ) -> Result<(), Violation> {
-        self.lane_done(from, id, side, lane)?;
+        self.lane_done(from, id, side, lane, out)?;
         // (An unknown link's side may be anything.)
         self.lane_gone(id, lane, 1u8.saturating_sub(side), out);
         Ok(())
@@ -173,7 +175,7 @@ impl Links {
             Some(false) => true,
             Some(true) if self.is_left(id, slot, side) => {
                 // The other end has given it back, and the word of that was lost.
-                let _ = self.lane_done(who.party, id, side, slot);
+                let _ = self.lane_done(who.party, id, side, slot, out);
                 false
             }
             Some(true) => {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::limits::for_tests;
-use link::layout::{CHUNK_BYTES, FAR_CHUNK_BYTES};
+use link::layout::{CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES};
 
 fn end(party: u64, conn: u32) -> ConnRef {
     ConnRef {
@@ -23,6 +23,7 @@ struct World {
 }
 
 const AREA: u64 = (CONTROL_BYTES + CHUNK_BYTES) as u64;
+const FAR_AREA: u64 = (CONTROL_BYTES + FAR_CHUNK_BYTES) as u64;
 
 impl World {
     fn new(lanes: u32, memory: u64) -> World {
@@ -46,8 +47,9 @@ impl World {
     }
 
     /// Time passes for a chunk that is on its way from side 0.
-    fn later(&mut self, link: u64, chunk: usize) {
-        let c = &mut self.links.links.get_mut(&link).unwrap().sides[0].chunks[chunk];
+    fn later(&mut self, link: u64, chunk: u32) {
+        let side = &mut self.links.links.get_mut(&link).unwrap().sides[0];
+        let c = side.chunk(chunk).unwrap();
         c.sent = c.sent.checked_sub(AGAIN).unwrap();
     }
 
@@ -64,6 +66,7 @@ impl World {
                     ToShim::Chunk {
                         link, side, chunk, ..
                     } => self.links.mapped(to, link, side, chunk, &mut next).unwrap(),
+                    ToShim::PeerChunk { chunk: 0, .. } => {}
                     ToShim::PeerChunk {
                         link, side, chunk, ..
                     } => self
@@ -83,8 +86,12 @@ impl World {
     }
 
     fn done(&mut self, link: u64, lane: u32) {
-        self.links.lane_done(PartyId(1), link, 0, lane).unwrap();
-        self.links.lane_done(PartyId(2), link, 1, lane).unwrap();
+        self.links
+            .lane_done(PartyId(1), link, 0, lane, &mut Out::default())
+            .unwrap();
+        self.links
+            .lane_done(PartyId(2), link, 1, lane, &mut Out::default())
+            .unwrap();
     }
 }
 
@@ -185,14 +192,14 @@ fn one_chunk_at_a_time_and_not_for_ever() {
         sends: late,
         ..Out::default()
     });
-    assert_eq!(w.links.links[&link].sides[0].chunks.len(), 3);
+    assert_eq!(w.links.links[&link].sides[0].more.len(), 1);
     for _ in 0..CHUNKS {
         let mut out = Out::default();
         w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
         w.help(out);
     }
-    assert_eq!(w.links.links[&link].sides[0].chunks.len(), CHUNKS);
-    assert_eq!(w.links.links[&link].sides[1].chunks.len(), 2);
+    assert_eq!(w.links.links[&link].sides[0].more.len(), CHUNKS - 2);
+    assert_eq!(w.links.links[&link].sides[1].more.len(), 0);
 }
 
 /// The reader cannot map a chunk of a link that is in use (it has no descriptor left): the link goes
@@ -213,7 +220,7 @@ fn a_chunk_that_could_not_be_mapped() {
     w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
     assert_eq!((out.sends[0].to, &out.sends[0].msg), (lost.to, &lost.msg));
     w.help(out);
-    assert_eq!(w.links.links[&link].sides[0].chunks[2].stage, Stage::Shared);
+    assert_eq!(w.links.links[&link].sides[0].more[0].stage, Stage::Shared);
     assert!(w.gone.is_empty());
 }
 
@@ -257,7 +264,9 @@ fn a_link_that_is_inherited() {
     assert_eq!(w.gone, [(PartyId(3), 1)], "of the other link");
     assert_eq!((w.links.len(), w.links.lanes()), (1, 1));
     // The survivor closes, the heirs end, in any order and more than once.
-    w.links.lane_done(PartyId(2), kept, 1, 0).unwrap();
+    w.links
+        .lane_done(PartyId(2), kept, 1, 0, &mut Out::default())
+        .unwrap();
     for _ in 0..2 {
         let mut out = Out::default();
         w.links.over(kept, PartyId(1), &mut out);
@@ -300,12 +309,66 @@ fn forgotten_before_the_offer() {
     assert!(matches!(told.msg, ToShim::LaneGone { conn: 1, .. }));
     assert_eq!(w.links.lanes(), 1);
     let mut out = Out::default();
-    w.links.lane_done(PartyId(1), link, 0, 0).unwrap();
+    w.links
+        .lane_done(PartyId(1), link, 0, 0, &mut Out::default())
+        .unwrap();
     w.links
         .lane_refused(PartyId(2), link, 1, 0, &mut out)
         .unwrap();
     assert!(out.sends.is_empty());
     assert_eq!(w.links.lanes(), 0);
+}
+
+/// A party that cannot map what it was given says so when lanes are offered there already: the other end gives them back,
+/// and neither it nor any other connection is offered one on that link again.
+#[test]
+fn a_link_that_fails_behind_its_offers() {
+    let mut w = World::new(10, u64::MAX);
+    w.connect([end(1, 0), end(2, 0)]).unwrap();
+    w.connect([end(1, 1), end(2, 1)]).unwrap();
+    let link = w.offers[0].1;
+    for again in [false, true] {
+        let mut out = Out::default();
+        w.links.link_failed(PartyId(2), link, 1, &mut out).unwrap();
+        let told: Vec<_> = out.sends.iter().map(|s| (s.to, s.msg)).collect();
+        let gone = |lane, conn| {
+            let (side, gen) = (0, 1);
+            let msg = ToShim::LaneGone {
+                link,
+                side,
+                lane,
+                conn,
+                gen,
+            };
+            (PartyId(1), msg)
+        };
+        match again {
+            false => assert_eq!(told, [gone(0, 0), gone(1, 1)]),
+            true => assert_eq!(told, [], "told once"),
+        }
+        assert!(out.failed.is_empty());
+    }
+    w.connect([end(1, 2), end(2, 2)]).unwrap();
+    assert_ne!(w.offers.last().unwrap().1, link, "it takes no more lanes");
+    assert_eq!((w.links.len(), w.links.lanes()), (2, 3));
+    for lane in [1, 0] {
+        let mut out = Out::default();
+        w.links
+            .lane_done(PartyId(1), link, 0, lane, &mut out)
+            .unwrap();
+        w.help(out);
+        assert_eq!(w.gone.len(), if lane == 0 { 2 } else { 0 });
+    }
+    assert_eq!((w.links.len(), w.links.lanes()), (1, 1));
+    // Before any offer: declined, and gone at once.
+    let mut out = Out::default();
+    let ends = [end(1, 3), end(5, 3)];
+    let groups = [&w.groups[0].clone(), &w.groups[1].clone()];
+    let (link, ..) = w.links.connect(ends, groups, 5, &mut out).unwrap();
+    let mut out = Out::default();
+    w.links.link_failed(PartyId(5), link, 1, &mut out).unwrap();
+    assert_eq!(out.failed, [ends]);
+    assert_eq!(w.links.len(), 1);
 }
 
 /// The other end has given its lane back, and the word of that was lost with a control connection.
@@ -314,7 +377,9 @@ fn not_offered_again_when_the_other_end_is_done() {
     let mut w = World::new(10, u64::MAX);
     w.connect([end(1, 0), end(2, 0)]).unwrap();
     let link = w.offers[0].1;
-    w.links.lane_done(PartyId(1), link, 0, 0).unwrap();
+    w.links
+        .lane_done(PartyId(1), link, 0, 0, &mut Out::default())
+        .unwrap();
     let mut out = Out::default();
     assert!(!w.links.offer_again(end(2, 0), &mut out));
     assert!(out.sends.is_empty());
@@ -405,8 +470,7 @@ fn a_refused_lane_is_given_back_by_the_other_end() {
 /// for both areas, and with the uses that both nodes count.
 #[test]
 fn a_far_lane_waits_for_the_other_node() {
-    let far_area = (CONTROL_BYTES + FAR_CHUNK_BYTES) as u64;
-    let mut w = World::new(10, 2 * far_area);
+    let mut w = World::new(10, 2 * FAR_AREA);
     let far = ConnRef {
         party: PartyId::far(3),
         ..end(1, 77)
@@ -432,7 +496,7 @@ fn a_far_lane_waits_for_the_other_node() {
     assert_eq!(offer.to, PartyId(1));
     let told = matches!(offer.msg, ToShim::Offer { epoch, tag: 1234, .. } if epoch == 9 * EPOCHS);
     assert!(told, "{:?}", offer.msg);
-    assert_eq!(w.groups[0].memory_taken(), 2 * far_area);
+    assert_eq!(w.groups[0].memory_taken(), 2 * FAR_AREA);
     // A second one that will not be is cancelled, and does not take the first along.
     let (id2, slot2, _) = connect(&mut w, end(1, 5)).unwrap();
     assert_eq!((id2, slot2), (id, 1));
@@ -440,7 +504,9 @@ fn a_far_lane_waits_for_the_other_node() {
     w.links.abandon(id, 0, &mut Out::default());
     assert_eq!(w.links.lanes(), 1);
     for (party, side) in [(PartyId(1), 0), (far.party, 1)] {
-        w.links.lane_done(party, id, side, 0).unwrap();
+        w.links
+            .lane_done(party, id, side, 0, &mut Out::default())
+            .unwrap();
     }
     assert_eq!(w.links.lanes(), 0);
     let (_, slot, uses) = connect(&mut w, end(1, 6)).unwrap();

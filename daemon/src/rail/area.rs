@@ -43,8 +43,26 @@ pub struct Shore {
 }
 
 impl Shore {
-    /// Enters a chunk, of our area or the process's. `None`: there is one, or it is none.
+    /// Enters the first file of our area or the process's: chunks 0 and 1. Gives chunk 1.
+    pub fn enter_first(&mut self, own: bool, fd: &OwnedFd, bytes: u64) -> Option<Arc<Mapping>> {
+        let control = CONTROL_BYTES as u64;
+        let data = bytes.checked_sub(control)?;
+        self.enter_part(own, 0, fd, (0, control))?;
+        self.enter_part(own, 1, fd, (control, data))
+    }
+
+    /// Enters a further chunk, of our area or the process's. `None`: there is one, or it is none.
     pub fn enter(&mut self, own: bool, n: u32, fd: &OwnedFd, bytes: u64) -> Option<Arc<Mapping>> {
+        self.enter_part(own, n, fd, (0, bytes))
+    }
+
+    fn enter_part(
+        &mut self,
+        own: bool,
+        n: u32,
+        fd: &OwnedFd,
+        (at, bytes): (u64, u64),
+    ) -> Option<Arc<Mapping>> {
         let area = match own {
             true => &self.areas.own,
             false => &self.areas.app,
@@ -59,7 +77,7 @@ impl Shore {
         if maps.len() != n || n >= CHUNKS || n == 0 && len < CONTROL_BYTES {
             return None; // they come in order
         }
-        let map = Arc::new(Mapping::of(fd, len, own).ok()?);
+        let map = Arc::new(Mapping::of(fd, at, len, own).ok()?);
         // SAFETY: mapped for `len` bytes, page-aligned, and kept in `maps` as long as the area.
         unsafe {
             match n {
@@ -180,16 +198,21 @@ mod tests {
     #[test]
     fn maps_are_shared() {
         use std::sync::atomic::Ordering::Relaxed;
-        let file = crate::memfd::make("t", CONTROL_BYTES).unwrap();
+        const BYTES: usize = CONTROL_BYTES + 8192;
+        let file = crate::memfd::make("t", BYTES).unwrap();
         let mut s = Shore::default();
-        assert!(s.enter(true, 1, &file, 4096).is_none(), "out of order");
-        assert!(s.enter(true, 0, &file, 4096).is_none(), "too small");
-        s.enter(true, 0, &file, CONTROL_BYTES as u64).unwrap();
+        assert!(s.enter(true, 2, &file, 4096).is_none(), "out of order");
+        let small = CONTROL_BYTES as u64;
+        assert!(s.enter_first(true, &file, small - 4096).is_none(), "small");
+        s.enter_first(true, &file, BYTES as u64).unwrap();
         assert!(s.words().is_none());
-        let other = crate::memfd::make("t", CONTROL_BYTES).unwrap();
-        s.enter(false, 0, &other, CONTROL_BYTES as u64).unwrap();
+        let other = crate::memfd::make("t", BYTES).unwrap();
+        rustix::io::pwrite(&other, b"ring", CONTROL_BYTES as u64 + 4096).unwrap();
+        let chunk = s.enter_first(false, &other, BYTES as u64).unwrap();
+        let mut first = [0; 4];
+        assert!(chunk.len() == 8192 && chunk.read(4096, &mut first) && &first == b"ring");
         assert!(s.words().is_some());
-        let app = Mapping::of(&other, CONTROL_BYTES, true).unwrap();
+        let app = Mapping::of(&other, 0, CONTROL_BYTES, true).unwrap();
         // SAFETY: mapped, of that size, all atomics.
         let words = unsafe { control(&app).unwrap().as_ref() };
         words.heads[7].store(42, Relaxed);

@@ -6,6 +6,9 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 use underpass_admin::{client, Request, Response, Row, Stats};
 
+/// What a shim gets of a plain daemon.
+pub const CREDITS: u32 = 3;
+
 pub struct Daemon {
     pub dir: PathBuf,
     child: Child,
@@ -21,9 +24,15 @@ impl Daemon {
         d
     }
 
-    /// Without BPF, whatever this machine can do.
+    /// Without BPF, whatever this machine can do, and so that each credit comes back alone.
     pub fn plain() -> Daemon {
-        Daemon::start(&["--no-bpf"])
+        let tmp = tempfile::tempdir().unwrap();
+        let config = tmp.path().join("config.toml");
+        std::fs::write(&config, format!("credits = {CREDITS}\n")).unwrap();
+        let args = ["--no-bpf", "--config", config.to_str().unwrap()];
+        let mut d = Daemon::start_in(&tmp.path().join("run"), &args);
+        d._tmp = Some(tmp);
+        d
     }
 
     pub fn start_in(dir: &Path, args: &[&str]) -> Daemon {

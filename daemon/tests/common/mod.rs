@@ -85,7 +85,6 @@ pub struct Side {
     pub bell: Option<OwnedFd>,
     pub own: HashMap<u32, (OwnedFd, Map)>,
     pub peer: HashMap<u32, (OwnedFd, Map)>,
-    pub ready: Vec<u32>,
 }
 
 /// A lane that was offered.
@@ -196,7 +195,6 @@ pub fn hello() -> ToDaemon {
     ToDaemon::Hello {
         version: link::VERSION,
         min_version: link::MIN_VERSION,
-        features: 0,
         pid: std::process::id(),
         table_bytes: TABLE_BYTES as u64,
     }
@@ -246,7 +244,14 @@ impl Shim {
     }
 
     pub fn greet(&mut self) {
-        say(&self.sock, &hello(), &[&self.table_fd]);
+        self.greet_with(&[]);
+    }
+
+    /// With these descriptors beside that of the table.
+    pub fn greet_with(&mut self, more: &[&dyn AsFdDyn]) {
+        let mut fds: Vec<&dyn AsFdDyn> = vec![&self.table_fd];
+        fds.extend(more);
+        say(&self.sock, &hello(), &fds);
         match hear(&self.sock).expect("an answer to hello") {
             (
                 ToShim::HelloAck {
@@ -337,12 +342,15 @@ impl Shim {
             ToShim::LinkNew {
                 link, side, bytes, ..
             } => {
-                assert_eq!((fds.len(), bytes), (2, CONTROL_BYTES as u64));
-                let ctl = fds.pop().unwrap();
-                let map = Map::new(&ctl, CONTROL_BYTES, true).unwrap();
+                assert_eq!(
+                    (fds.len(), bytes),
+                    (2, (CONTROL_BYTES + CHUNK_BYTES) as u64)
+                );
+                let first = fds.pop().unwrap();
+                let map = Map::new(&first, bytes as usize, true).unwrap();
                 let s = self.sides.entry((link, side)).or_default();
                 s.bell = fds.pop();
-                s.own.insert(0, (ctl, map));
+                s.own.insert(0, (first, map));
                 if self.helpful {
                     self.say(
                         ToDaemon::Mapped {
@@ -385,12 +393,9 @@ impl Shim {
                     .unwrap()
                     .peer
                     .insert(chunk, (fd, map));
-                if self.helpful {
+                if self.helpful && chunk > 0 {
                     self.say(ToDaemon::PeerMapped { link, side, chunk }, &[]);
                 }
-            }
-            ToShim::ChunkReady { link, side, chunk } => {
-                self.sides.get_mut(&(link, side)).unwrap().ready.push(chunk)
             }
             _ => assert!(fds.is_empty()),
         }

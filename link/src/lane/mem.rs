@@ -3,7 +3,7 @@
 //! The peer's memory may change under our hands at any time, so it is never a Rust reference to
 //! data: ring bytes are copied through raw pointers, control words are atomics read once.
 
-use crate::layout::{Control, Loc, RxWords, TxWords, CHUNKS, GROUP};
+use crate::layout::{Control, Loc, RxWords, TxWords, CHUNKS, CONTROL_BYTES, GROUP};
 use crate::prim::{AtomicU32, AtomicU64};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 
@@ -35,6 +35,19 @@ impl Area {
         self.control.store(p, Release);
     }
 
+    /// Enters the first file of an area: chunk 0, and chunk 1 behind it.
+    ///
+    /// # Safety
+    /// `p` must be mapped for `len` bytes, which are more than `CONTROL_BYTES`, page aligned, for as long as the area is
+    /// used.
+    pub unsafe fn set_first(&self, p: *mut u8, len: usize) {
+        // SAFETY: the mapping goes on behind chunk 0, by the contract.
+        unsafe {
+            self.set_chunk(1, p.add(CONTROL_BYTES), len - CONTROL_BYTES);
+            self.set_control(p.cast());
+        }
+    }
+
     /// Enters a data chunk.
     ///
     /// # Safety
@@ -50,7 +63,7 @@ impl Area {
     pub fn clear(&self, mut unmap: impl FnMut(*mut u8, usize)) {
         let c = self.control.swap(core::ptr::null_mut(), AcqRel);
         if !c.is_null() {
-            unmap(c.cast(), crate::layout::CONTROL_BYTES);
+            unmap(c.cast(), CONTROL_BYTES);
         }
         for (b, l) in self.base.iter().zip(&self.len) {
             let p = b.swap(core::ptr::null_mut(), AcqRel);

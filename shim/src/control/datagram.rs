@@ -8,13 +8,17 @@ use link::msg::MAX_FDS;
 struct Ctl([u8; 64]);
 
 impl Ctl {
-    fn put_fd(&mut self, fd: i32) -> usize {
+    /// Puts these, [`MAX_FDS`] at most, and gives the length.
+    fn put_fds(&mut self, fds: &[i32]) -> usize {
         // struct cmsghdr on 64-bit: len u64, level i32, type i32, data. musl agrees on little endian.
-        self.0[0..8].copy_from_slice(&20u64.to_ne_bytes());
+        let data = fds.len() * 4;
+        self.0[0..8].copy_from_slice(&(16 + data as u64).to_ne_bytes());
         self.0[8..12].copy_from_slice(&libc::SOL_SOCKET.to_ne_bytes());
         self.0[12..16].copy_from_slice(&libc::SCM_RIGHTS.to_ne_bytes());
-        self.0[16..20].copy_from_slice(&fd.to_ne_bytes());
-        24
+        for (at, fd) in self.0[16..].chunks_exact_mut(4).zip(fds) {
+            at.copy_from_slice(&fd.to_ne_bytes());
+        }
+        (16 + data).next_multiple_of(8)
     }
 
     fn fds(&self, len: usize) -> Fds {
@@ -63,14 +67,17 @@ fn header(iov: &mut libc::iovec, ctl: &mut Ctl) -> libc::msghdr {
     h
 }
 
-/// Sends one, with a descriptor or without, unless it would have to wait.
-pub fn send(sock: i32, bytes: &[u8], fd: Option<i32>) -> Result<(), i32> {
+/// Sends one, with descriptors or without, unless it would have to wait.
+pub fn send(sock: i32, bytes: &[u8], fds: &[i32]) -> Result<(), i32> {
     let mut iov = libc::iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
         iov_len: bytes.len(),
     };
     let mut ctl = Ctl([0; 64]);
-    let len = fd.map_or(0, |fd| ctl.put_fd(fd));
+    let len = match fds {
+        [] => 0,
+        fds => ctl.put_fds(&fds[..fds.len().min(MAX_FDS)]),
+    };
     let mut h = header(&mut iov, &mut ctl);
     h.msg_controllen = len as _;
     sys::sendmsg(sock, &h, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).map(drop)

@@ -55,7 +55,7 @@ pub fn make() -> Option<i32> {
 fn redial() -> Option<i32> {
     let by = dialing()?;
     let (ours, theirs) = sys::socketpair(libc::AF_UNIX, KIND).ok()?;
-    let sent = super::datagram::send(by, &[0], Some(theirs));
+    let sent = super::datagram::send(by, &[0], &[theirs]);
     sys::close(theirs);
     match sent {
         Ok(()) => return Some(ours),

@@ -2,30 +2,28 @@
 
 use super::datagram::Fds;
 use super::{
-    drop_connection, handover, reply, CREDITS, FEATURES, NEXT_TRY_MS, NOTICE, READY, REFUSED,
-    RING_LOG2, RING_MAX_LOG2,
+    drop_connection, reply, CREDITS, NEXT_TRY_MS, NOTICE, PROBE_S, READY, REFUSED, RING_LOG2,
+    RING_MAX_LOG2,
 };
 use crate::links::{self, Link};
 use crate::{promote, sys, table};
 use core::sync::atomic::Ordering::*;
-use link::msg::{feature, ToDaemon, ToShim};
+use link::msg::{ToDaemon, ToShim};
 
 pub(super) fn handle(m: ToShim, fds: &mut Fds) {
     match m {
         ToShim::HelloAck {
             version: _,
-            features,
             party: _,
             home,
             credits,
             ring_log2,
             ring_max_log2,
-        } => greeted(
-            (features, home),
-            credits,
-            (ring_log2.into(), ring_max_log2.into()),
-            fds,
-        ),
+            probe_s,
+        } => {
+            PROBE_S.store(probe_s.into(), Relaxed);
+            greeted(home, credits, (ring_log2.into(), ring_max_log2.into()), fds)
+        }
         ToShim::Refused { reason } => {
             REFUSED.store(reason, Relaxed);
             drop_connection();
@@ -33,7 +31,6 @@ pub(super) fn handle(m: ToShim, fds: &mut Fds) {
         }
         ToShim::Credit { n } => {
             CREDITS.fetch_add(n.min(1024) as i32, Relaxed);
-            handover::settle(false);
         }
         ToShim::Decline {
             conn,
@@ -57,6 +54,12 @@ pub(super) fn handle(m: ToShim, fds: &mut Fds) {
         ToShim::PeerChunk {
             link,
             side,
+            chunk: 0,
+            bytes,
+        } => peer_first((link, side), bytes, fds),
+        ToShim::PeerChunk {
+            link,
+            side,
             chunk,
             bytes,
         } => new_chunk((link, side), false, chunk, bytes, fds),
@@ -72,9 +75,17 @@ pub(super) fn handle(m: ToShim, fds: &mut Fds) {
             epoch,
             tag,
         } => {
-            let attach = |l: &Link| promote::attach(l, lane, conn, gen, epoch, tag);
-            if on(link, side, attach) != Some(true) {
-                reply(&ToDaemon::LaneRefused { link, side, lane });
+            let attach = |l: &Link| {
+                (
+                    promote::attach(l, lane, conn, gen, epoch, tag),
+                    l.peer.control().is_some(),
+                )
+            };
+            match on(link, side, attach) {
+                Some((true, _)) => {}
+                // The file was not mapped, or lost with a control connection.
+                Some((false, false)) => reply(&ToDaemon::LinkFailed { link, side }),
+                _ => reply(&ToDaemon::LaneRefused { link, side, lane }),
             }
         }
         ToShim::PeerGone { link, side } => {
@@ -98,7 +109,7 @@ fn on<T>(link: u64, side: u8, f: impl FnOnce(&Link) -> T) -> Option<T> {
     links::find(link, side).map(f)
 }
 
-fn greeted((features, home): (u32, u64), credits: u32, (first, max): (u32, u32), fds: &mut Fds) {
+fn greeted(home: u64, credits: u32, (first, max): (u32, u32), fds: &mut Fds) {
     let Some(fd) = fds.take(0) else {
         drop_connection(); // the process had no number for it
         return NEXT_TRY_MS.store(sys::now_ms() + 1000, Relaxed);
@@ -113,8 +124,7 @@ fn greeted((features, home): (u32, u64), credits: u32, (first, max): (u32, u32),
     RING_LOG2.store(first.clamp(least, max), Relaxed);
     CREDITS.store(credits.min(1024) as i32, Relaxed);
     REFUSED.store(0, Relaxed);
-    FEATURES.store(features, Relaxed);
-    if let Some(t) = table::table().filter(|_| features & feature::HOME != 0) {
+    if let Some(t) = table::table() {
         t.header.home_number.store(home as u32, Relaxed);
     }
     READY.store(1, Release);
@@ -123,13 +133,13 @@ fn greeted((features, home): (u32, u64), credits: u32, (first, max): (u32, u32),
 
 fn new_link((link, side): (u64, u8), bytes: usize, far: bool, fds: &mut Fds) {
     let ok = match (fds.take(0), fds.take(1)) {
-        (Some(bell), Some(chunk)) => {
-            let ok = links::create(link, side, bell, chunk, bytes, far);
-            sys::close(chunk);
+        (Some(bell), Some(first)) => {
+            let ok = links::create(link, side, bell, first, bytes, far);
+            sys::close(first);
             ok
         }
-        (bell, chunk) => {
-            bell.into_iter().chain(chunk).for_each(sys::close);
+        (bell, first) => {
+            bell.into_iter().chain(first).for_each(sys::close);
             false
         }
     };
@@ -143,32 +153,39 @@ fn new_link((link, side): (u64, u8), bytes: usize, far: bool, fds: &mut Fds) {
     });
 }
 
-/// A chunk of our own area, or of the peer's.
-fn new_chunk((link, side): (u64, u8), own: bool, chunk: u32, bytes: u64, fds: &mut Fds) {
-    let known = links::find(link, side);
-    let ok = known
-        .and_then(|l| Some((l, fds.take(0)?)))
-        .is_some_and(|(l, fd)| {
-            let bytes_here = bytes as usize;
-            let ok = match own {
-                true => l.map_chunk(true, chunk, fd, bytes_here),
-                false if !keeps_its_size(fd, bytes) => false,
-                false if chunk > 1 => l.map_further(chunk, fd, bytes_here),
-                false => l.map_chunk(false, chunk, fd, bytes_here),
-            };
-            sys::close(fd);
-            ok
-        });
-    if !ok && chunk > 1 && known.is_some() {
-        // Of our own: its lanes make do with what there is, and ask again. Of the peer's: it comes again, and
-        // nothing lies there until we say that we have it.
-        return;
-    }
-    reply(&match (ok, own) {
-        (true, true) => ToDaemon::Mapped { link, side, chunk },
-        (true, false) => ToDaemon::PeerMapped { link, side, chunk },
-        (false, _) => ToDaemon::LinkFailed { link, side },
+/// The first file of the peer's area. (The offers behind it say that we have it.)
+fn peer_first((link, side): (u64, u8), bytes: u64, fds: &mut Fds) {
+    let found = links::find(link, side).zip(fds.take(0));
+    let ok = found.is_some_and(|(l, fd)| {
+        let ok = keeps_its_size(fd, bytes) && l.map_peer(fd, bytes as usize);
+        sys::close(fd);
+        ok
     });
+    if !ok {
+        reply(&ToDaemon::LinkFailed { link, side });
+    }
+}
+
+/// A further chunk of our own area, or of the peer's.
+fn new_chunk((link, side): (u64, u8), own: bool, chunk: u32, bytes: u64, fds: &mut Fds) {
+    let Some(l) = links::find(link, side) else {
+        return reply(&ToDaemon::LinkFailed { link, side });
+    };
+    let ok = fds.take(0).is_some_and(|fd| {
+        let ok = match own {
+            true => l.map_chunk(true, chunk, fd, bytes as usize),
+            false => keeps_its_size(fd, bytes) && l.map_further(chunk, fd, bytes as usize),
+        };
+        sys::close(fd);
+        ok
+    });
+    // If not, of our own: its lanes make do with what there is, and ask again. Of the peer's: it comes again, and
+    // nothing lies there until we say that we have it.
+    match (ok, own) {
+        (true, true) => reply(&ToDaemon::Mapped { link, side, chunk }),
+        (true, false) => reply(&ToDaemon::PeerMapped { link, side, chunk }),
+        (false, _) => {}
+    }
 }
 
 /// Only a file that nobody can shrink may be mapped: a fault would kill us.

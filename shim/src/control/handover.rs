@@ -91,7 +91,7 @@ fn is_scarce(end: i32) -> bool {
 fn fill(fd: i32) -> Option<i32> {
     let flags = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     let (from, to) = sys::socketpair(libc::AF_UNIX, flags).ok()?;
-    let sent = datagram::send(from, &[0], Some(fd));
+    let sent = datagram::send(from, &[0], &[fd]);
     sys::close(from);
     if sent.is_err() {
         sys::close(to);
@@ -123,7 +123,7 @@ fn empty(end: i32) {
     fdtab::close_ours(end);
 }
 
-/// The daemon has said that it is through with a registration: which, its queue tells. `all`: gives up every
+/// The daemon has said something: it may be through with registrations. With which, their queues tell. `all`: gives up every
 /// one, for the daemon is gone, or this program about to be replaced. (A daemon that is still there declines
 /// what it does not find, and may be asked again.)
 pub fn settle(all: bool) {

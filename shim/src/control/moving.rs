@@ -1,10 +1,10 @@
 //! What the daemon is told when this process leaves its family: see `crate::family`.
 
-use super::{drop_connection, fd, send, settle, FEATURES, LOCK, READY};
+use super::{drop_connection, fd, send, settle, LOCK, NEXT_TRY_MS, READY};
 use crate::lock;
 use core::sync::atomic::Ordering::*;
 use link::family::TABLE_BYTES;
-use link::msg::{feature, ToDaemon};
+use link::msg::ToDaemon;
 
 /// Ends our connection, if there is one, and does `then` before there can be another. False: another thread is
 /// at work on it.
@@ -14,13 +14,14 @@ pub fn part(then: impl FnOnce() -> bool) -> bool {
     };
     if fd() >= 0 {
         drop_connection();
+        NEXT_TRY_MS.store(0, Relaxed); // nothing speaks against the next one
     }
     then()
 }
 
 /// Can the daemon be told that this process has another table from now on?
 pub fn can_move() -> bool {
-    fd() >= 0 && READY.load(Acquire) != 0 && FEATURES.load(Relaxed) & feature::MOVED != 0
+    fd() >= 0 && READY.load(Acquire) != 0
 }
 
 /// Tells it which. False: it does not take it now.
@@ -28,5 +29,5 @@ pub fn moved(table: i32) -> bool {
     let m = ToDaemon::Moved {
         table_bytes: TABLE_BYTES as u64,
     };
-    settle() && send(&m, Some(table)).is_ok()
+    settle() && send(&m, &[table]).is_ok()
 }

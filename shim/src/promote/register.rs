@@ -16,9 +16,10 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
             control::await_greeting();
         }
         if !control::ensure() {
-            // A daemon that has been greeted answers soon.
-            let soon = if control::fd() >= 0 { 2 } else { 50 };
-            return later(c, control::absence(), soon);
+            return match control::fd() >= 0 {
+                true => later(c, Reason::TimeoutDaemon, 2), // it has been greeted, and answers soon
+                false => later(c, control::absence(), 50),
+            };
         }
     }
     if !control::has_credit() || !control::settle() {
@@ -36,9 +37,6 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     }
     if received::is_twice(i, c) {
         return later(c, Reason::HeldElsewhere, 2000);
-    }
-    if !received::is_served(c) {
-        return later(c, Reason::VersionMismatch, 10_000);
     }
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
         return;

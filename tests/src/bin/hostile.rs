@@ -222,7 +222,6 @@ impl Fake {
         let hello = ToDaemon::Hello {
             version: link::VERSION,
             min_version: link::MIN_VERSION,
-            features: r.next() as u32,
             pid: if r.below(2) == 0 {
                 std::process::id()
             } else {
@@ -346,7 +345,9 @@ impl Fake {
                 if let Some(l) = self.links.get_mut(&(link, side)) {
                     l.peer.extend(Map::new(&fds[0], bytes as usize, false).ok());
                 }
-                let _ = self.say(&ToDaemon::PeerMapped { link, side, chunk }, &[]);
+                if chunk > 0 {
+                    let _ = self.say(&ToDaemon::PeerMapped { link, side, chunk }, &[]);
+                }
             }
             ToShim::Offer {
                 link,
@@ -539,11 +540,12 @@ fn attack(kind: u64, o: Offer, l: &Link, conn: &mut Conn, r: &mut Random) -> Opt
                 page: 64 * (o.lane % 32),
                 log2: 16,
             };
-            let data = l.data.first()?;
+            let first = l.own.as_ref()?;
             let fill = |r: &mut Random| {
                 for i in 0..2000 {
                     let at = loc.page as usize * 4096 + r.below(65536) as usize;
-                    data.byte(at.min(CHUNK_BYTES - 1))
+                    first
+                        .byte(CONTROL_BYTES + at.min(CHUNK_BYTES - 1))
                         .store(b"PING\r\n*3$"[i % 9], Relaxed);
                 }
             };

@@ -432,12 +432,12 @@ fn promoted(c: &TcpStream) -> &'static link::family::Conn {
 
 /// A shim's process that says all the time that there is news, and rings, but has none.
 fn storm(ms: u64, port: &str) {
-    use link::layout::{Control, CONTROL_BYTES, GROUPS};
+    use link::layout::{Control, CHUNK_BYTES, CONTROL_BYTES, GROUPS};
     let c = dial(port);
     promoted(&c);
     let areas: Vec<_> = shared()
         .into_iter()
-        .filter(|(_, n, name)| *n == CONTROL_BYTES && name.contains("memfd"))
+        .filter(|(_, n, name)| *n == CONTROL_BYTES + CHUNK_BYTES && name.contains("memfd"))
         .collect();
     assert_eq!(areas.len(), 1, "{areas:?}");
     // SAFETY: our area's chunk 0, mapped as long as the link is there; all its words are atomics.

@@ -17,7 +17,7 @@ impl Area {
     pub fn new(len: usize) -> Result<Area> {
         let fd = rustix::fs::memfd_create("area", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, len as u64)?;
-        let writable = Mapping::of(&fd, len, true)?;
+        let writable = Mapping::of(&fd, 0, len, true)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals)?;
         Ok(Area {
@@ -27,7 +27,7 @@ impl Area {
     }
 
     pub fn read_only(&self) -> Result<Mapping> {
-        Ok(Mapping::of(&self.fd, self.writable.len(), false)?)
+        Ok(Mapping::of(&self.fd, 0, self.writable.len(), false)?)
     }
 
     /// Memory in use, in KiB.
@@ -37,7 +37,7 @@ impl Area {
 
     /// What must fail once the area is sealed.
     pub fn another_writer(&self) -> Result<Mapping> {
-        Ok(Mapping::of(&self.fd, self.writable.len(), true)?)
+        Ok(Mapping::of(&self.fd, 0, self.writable.len(), true)?)
     }
 }
 

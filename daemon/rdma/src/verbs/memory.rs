@@ -132,15 +132,15 @@ impl Mapping {
         Self::new(addr, len, true)
     }
 
-    /// The first `len` bytes of a file that is that long and, being sealed or our own, stays so.
-    pub fn of(fd: impl AsFd, len: usize, writable: bool) -> rustix::io::Result<Self> {
+    /// `len` bytes from `at`, a multiple of the page size, of a file that has them and, being sealed or our own, keeps them.
+    pub fn of(fd: impl AsFd, at: u64, len: usize, writable: bool) -> rustix::io::Result<Self> {
         let prot = match writable {
             true => ProtFlags::READ | ProtFlags::WRITE,
             false => ProtFlags::READ,
         };
         // SAFETY: as above.
         let addr =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)? };
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, at)? };
         Self::new(addr, len, writable)
     }
 
