@@ -405,7 +405,7 @@ impl Links {
         if n as usize >= CHUNKS || !s.payer.take_memory(bytes) {
             return Ok(());
         }
-        match make_chunk(id, side.into(), n, far) {
+        match make_chunk(id, side, n, far) {
             Ok(c) => s.more.push(c),
             Err(e) => {
                 tracing::warn!(link = %format_args!("{id:#x}"), "no memory for a chunk: {e}");

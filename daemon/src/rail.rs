@@ -237,20 +237,16 @@ impl Rails {
                 self.answer(ok, link, Effect::Mapped { link, chunk });
             }
             ToShim::PeerChunk {
-                link,
-                chunk: 0,
-                bytes,
-                ..
-            } => {
-                if self.peer_first(link, bytes, fds).is_none() {
-                    self.out.push(Effect::TearDown { link });
-                }
-            }
-            ToShim::PeerChunk {
                 link, chunk, bytes, ..
             } => {
-                let ok = self.peer_chunk(link, chunk, bytes, fds).is_some();
-                self.answer(ok, link, Effect::PeerMapped { link, chunk });
+                let ok = match chunk {
+                    0 => self.peer_first(link, bytes, fds).is_some(),
+                    _ => self.peer_chunk(link, chunk, bytes, fds).is_some(),
+                };
+                match (ok, chunk) {
+                    (true, 0) => {}
+                    _ => self.answer(ok, link, Effect::PeerMapped { link, chunk }),
+                }
             }
             ToShim::ChunkReady { link, chunk, .. } => {
                 self.own_ready(link, chunk);

@@ -99,6 +99,20 @@ pub fn meet(shared: &Shared, conn: Foreign, accepted: u64) {
     });
 }
 
+/// Waits for what a new connection says first.
+async fn first_message(control: &Control, buf: &mut [u8]) -> Option<(usize, Vec<Foreign>)> {
+    loop {
+        let mut ready = control.sock.readable().await.ok()?;
+        match control.recv(buf) {
+            Ok(Incoming::Message { len, fds }) => return Some((len, fds)),
+            Ok(Incoming::End) => return None,
+            Err(Errno::AGAIN) => ready.clear_ready(),
+            Err(Errno::INTR) => {}
+            Err(_) => return None,
+        }
+    }
+}
+
 /// Reads the hello and lets the shim in, or not.
 async fn greet(
     shared: &Shared,
@@ -106,16 +120,7 @@ async fn greet(
     accepted: u64,
 ) -> Option<(crate::ids::PartyId, Rc<Group>)> {
     let mut buf = [0u8; MAX];
-    let (len, fds) = loop {
-        let mut ready = control.sock.readable().await.ok()?;
-        match control.recv(&mut buf) {
-            Ok(Incoming::Message { len, fds }) => break (len, fds),
-            Ok(Incoming::End) => return None,
-            Err(Errno::AGAIN) => ready.clear_ready(),
-            Err(Errno::INTR) => {}
-            Err(_) => return None,
-        }
-    };
+    let (len, fds) = first_message(control, &mut buf).await?;
     let refuse = |reason: Reason, why: &str| {
         tracing::info!("refused a shim: {why}");
         control.send(

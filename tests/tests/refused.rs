@@ -32,11 +32,11 @@ fn refusing(dir: &Path, reason: Reason) -> Result<mpsc::Receiver<Family>> {
         let conn = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(raw) };
         let mut buf = [0; MAX];
         wait(&conn);
-        let Ok(Incoming::Message { len, mut fds }) = wire::recv(conn.as_fd(), &mut buf) else {
+        let Ok(Incoming::Message { len, fds }) = wire::recv(conn.as_fd(), &mut buf) else {
             continue;
         };
         let hello = ToDaemon::decode(&buf[..len]);
-        if let (Ok(ToDaemon::Hello { .. }), Some(table)) = (hello, fds.pop()) {
+        if let (Ok(ToDaemon::Hello { .. }), Some(table)) = (hello, fds.into_iter().next()) {
             if let Some(ident) = underpassd::memfd::check_fixed(&table, TABLE_BYTES) {
                 let _ = tx.send(Family::new(ident, table));
             }

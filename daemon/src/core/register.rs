@@ -81,7 +81,7 @@ impl Core {
         }
     }
 
-    /// A registration is over: its shim may send another one. It is told so with half of its credits at once: a shim that
+    /// A registration is over: its shim may send another one. It is told so of a quarter of its credits at once: a shim that
     /// registers now and then needs no word of it.
     pub fn credit(&mut self, id: PartyId, control: Option<Rc<Control>>) {
         let Some(p) = self.parties.get_mut(&id) else {
@@ -92,7 +92,7 @@ impl Core {
             if Rc::ptr_eq(a, b) {
                 p.credits += 1;
                 p.untold += 1;
-                if p.untold >= (self.config.credits / 2).max(1) {
+                if p.untold >= (self.config.credits / 4).max(1) {
                     let n = std::mem::take(&mut p.untold);
                     p.send(ToShim::Credit { n }, vec![]);
                 }

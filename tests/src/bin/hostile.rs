@@ -145,7 +145,6 @@ impl Map {
 struct Link {
     bell: Option<OwnedFd>,
     own: Option<Map>,
-    data: Vec<Map>,
     peer: Vec<Map>,
 }
 
@@ -325,14 +324,8 @@ impl Fake {
                 );
             }
             ToShim::Chunk {
-                link,
-                side,
-                chunk,
-                bytes,
+                link, side, chunk, ..
             } if fds.len() == 1 => {
-                if let Some(l) = self.links.get_mut(&(link, side)) {
-                    l.data.extend(Map::new(&fds[0], bytes as usize, true).ok());
-                }
                 let _ = self.say(&ToDaemon::Mapped { link, side, chunk }, &[]);
             }
             ToShim::PeerChunk {
