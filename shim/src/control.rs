@@ -6,18 +6,36 @@
 
 mod datagram;
 mod dial;
-mod dispatch;
+mod greeting;
 mod handover;
 mod moving;
 
+pub use datagram::Fds;
 pub use handover::{settle as settle_registrations, take_back};
 pub use moving::{can_move, moved, part};
 
 use crate::links::{self, Link};
-use crate::{fdtab, lock, promote, sys, table};
+use crate::{fdtab, lock, process, sys, table};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use link::msg::{ToDaemon, ToShim, MAX};
 use link::reason::Reason;
+use std::sync::OnceLock;
+
+/// Who is told what. (Told itself when the library is loaded, so that this knows nobody who uses it.)
+pub struct Listener {
+    /// A message came.
+    pub said: fn(ToShim, &mut Fds),
+    /// The daemon has answered our hello.
+    pub greeted: fn(),
+    /// The connection is over.
+    pub lost: fn(),
+}
+
+static LISTENER: OnceLock<Listener> = OnceLock::new();
+
+pub fn listen(l: Listener) {
+    let _ = LISTENER.set(l);
+}
 
 static FD: AtomicI32 = AtomicI32::new(-1);
 /// The connection before that, which is over. It keeps its number until there is a new one: an application that has
@@ -67,7 +85,7 @@ pub fn lost() -> bool {
 
 /// The control descriptor, for waits to include; -1 if there is none.
 pub fn fd() -> i32 {
-    if OWNER.load(Relaxed) == table::me() && !crate::env::off() {
+    if OWNER.load(Relaxed) == process::me() && !crate::env::off() {
         FD.load(Relaxed)
     } else {
         -1
@@ -137,7 +155,7 @@ pub fn ensure() -> bool {
     BACKOFF_MS.store(0, Relaxed);
     let fd = fdtab::hide(fd);
     fdtab::close_ours(FORMER.swap(-1, Relaxed));
-    OWNER.store(table::me(), Relaxed);
+    OWNER.store(process::me(), Relaxed);
     GENERATION.fetch_add(1, Relaxed);
     FD.store(fd, Release);
     let hello = ToDaemon::Hello {
@@ -186,7 +204,9 @@ fn drop_connection() {
     NOTICE_SEEN.store(0, Relaxed);
     CREDITS.store(0, Relaxed);
     handover::settle(true);
-    promote::daemon_lost();
+    if let Some(l) = LISTENER.get() {
+        (l.lost)();
+    }
 }
 
 /// Sends a message; a daemon that does not take it is as good as none.
@@ -212,7 +232,7 @@ fn send(m: &ToDaemon, fds: &[i32]) -> Result<(), i32> {
 /// Reads and does everything the daemon has said. Whoever finds the lock taken leaves it.
 #[cold]
 pub fn pump() {
-    if OWNER.load(Relaxed) != table::me() || crate::env::off() {
+    if OWNER.load(Relaxed) != process::me() || crate::env::off() {
         return;
     }
     let Some(g) = lock::try_lock(&LOCK) else {
@@ -234,7 +254,10 @@ pub fn pump() {
             Ok((n, mut fds)) => {
                 spoken = true;
                 if let Ok(m) = ToShim::decode(&buf[..n]) {
-                    dispatch::handle(m, &mut fds);
+                    greeting::met(&m, &mut fds);
+                    if let Some(l) = LISTENER.get() {
+                        (l.said)(m, &mut fds);
+                    }
                 }
             }
             Err(libc::EAGAIN) => break,
@@ -252,7 +275,7 @@ pub fn pump() {
 
 /// An answer that the daemon waits for. If it cannot be sent, both begin anew. (A daemon that is gone may
 /// have said more: that is read first.)
-fn reply(m: &ToDaemon) {
+pub fn reply(m: &ToDaemon) {
     match send(m, &[]) {
         Ok(()) | Err(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN) => {}
         Err(_) => drop_connection(),

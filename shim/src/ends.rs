@@ -9,7 +9,7 @@
 
 use crate::links::Link;
 use crate::table::{self, Local};
-use crate::{io, lock, promote, sys};
+use crate::{lane, lock, port, sys};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLRDHUP};
 use link::family::{flag, Conn};
@@ -62,7 +62,7 @@ pub fn left_ms(c: &Conn, l: &Local, link: &Link, m: &Memory) -> i64 {
 /// The same by the connection's number.
 pub fn left_ms_of(i: u32) -> i64 {
     let (c, l) = (table::conn(i), table::local(i));
-    promote::lane(c, l).map_or(-1, |(link, m)| left_ms(c, l, link, &m))
+    lane::of(c, l).map_or(-1, |(link, m)| left_ms(c, l, link, &m))
 }
 
 /// The shorter of two waits, of which a negative one has no end.
@@ -133,9 +133,9 @@ pub fn after_fin<'a, G>(
     }
     let _g = take(&c.tx.lock)?;
     // (Behind its FIN, nothing of it is on its way any more.)
-    let fin = |fd: &i32| !shut || sys::tcp_state(*fd) == Some(io::CLOSE_WAIT);
+    let fin = |fd: &i32| !shut || sys::tcp_state(*fd) == Some(sys::CLOSE_WAIT);
     let fd = current(c, l, link, m).filter(fin);
-    Some(fd.is_some_and(|fd| io::has_died(c, m, fd, dead)))
+    Some(fd.is_some_and(|fd| has_died(c, m, fd, dead)))
 }
 
 /// The time is over: has TCP told it, can we, or does it depend on TCP? Both locks held. As [`left_ms`].
@@ -153,7 +153,7 @@ fn decide(c: &Conn, l: &Local, link: &Link, m: &Memory, fd: i32) -> i64 {
     let reset = c.rx.said(m) & marks::RESET != 0;
     if known == OVER && (reset || c.rx.notice_death(m, is_dead(l))) {
         told(OVER);
-        io::reset_by_death(c, m, fd);
+        reset_by_death(c, m, fd);
         c.tx.abandon();
         table::bar(c, Reason::PeerGone);
         return 0;
@@ -168,4 +168,34 @@ fn decide(c: &Conn, l: &Local, link: &Link, m: &Memory, fd: i32) -> i64 {
         return 0;
     }
     GRACE_MS as i64
+}
+
+/// The other end died with bytes of ours unread on the ring, of which its kernel does not know: as if its
+/// reset had come. A socket that is closed, though this end has not ended, has had one by TCP, too, of which the
+/// kernel tells, or has told.
+pub fn reset_by_death(c: &Conn, m: &Memory, fd: i32) {
+    if c.rx.has_ended(m) || sys::tcp_state(fd) != Some(sys::CLOSE) {
+        tell_death(c, m, fd);
+    }
+    port::cut(fd);
+}
+
+/// The same, once, if the other end has died so. `dead` as in [`link::lane::RxState::notice_death`]. Under the lock of
+/// the sending half.
+pub fn has_died(c: &Conn, m: &Memory, fd: i32, dead: bool) -> bool {
+    let died = c.rx.notice_death(m, dead);
+    if died {
+        reset_by_death(c, m, fd);
+        c.tx.abandon();
+    }
+    died
+}
+
+/// Behind a FIN that it sent before, such a reset is EPIPE, for who sends.
+pub fn tell_death(c: &Conn, m: &Memory, fd: i32) {
+    let fin = || sys::poll1(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
+    match c.rx.said(m) & marks::ENDED != 0 && fin() {
+        true => c.tx.error.put(libc::EPIPE),
+        false => c.rx.error.put(libc::ECONNRESET),
+    }
 }

@@ -25,9 +25,10 @@ pub use members::{
 };
 pub use sleep::{wait, Until};
 
-use crate::links::{self, Link, Sock, SETS};
+use crate::links::{Link, SETS};
+use crate::port::Sock;
 use crate::table::{self, Local};
-use crate::{control, ends, fdtab, io, lock, pages, promote, signals, sys, wait};
+use crate::{control, fdtab, io, lock, pages, process, promote, sys, wait};
 use adopted::{adopt_one, adopted};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use harvest::*;
@@ -392,7 +393,7 @@ pub fn nest(i: u32) {
         // Whoever watches the set from outside must not take the daemon's messages for events.
         let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, control::fd(), 0, 0);
     }
-    promote::each(|k, c| {
+    table::each(|k, c| {
         if unservable(k) && c.flags.load(Relaxed) & flag::LANE != 0 {
             io::leave(
                 k,
@@ -408,7 +409,7 @@ pub fn nest(i: u32) {
 
 /// Is its lane of a process that this one descends from?
 fn is_inherited(c: &Conn) -> bool {
-    c.owner_pid.load(Relaxed) != table::me()
+    c.owner_pid.load(Relaxed) != process::me()
 }
 
 /// Is the connection watched in a way that a lane cannot serve?
@@ -446,7 +447,7 @@ fn refuses(s: &Set) -> bool {
 #[inline(always)]
 fn waited(i: u32, s: &Set) {
     if s.waited.load(Relaxed) == 0 {
-        io::quietly(|| first_wait(i, s));
+        crate::quietly(|| first_wait(i, s));
     }
 }
 
@@ -456,7 +457,7 @@ fn first_wait(i: u32, s: &Set) {
     if s.waited.swap(1, SeqCst) != 0 || s.refused.load(SeqCst) == 0 {
         return; // SYNC waited
     }
-    promote::each(|k, c| {
+    table::each(|k, c| {
         let mut here = false;
         regs::each(k, |_, set| here |= set == i);
         if here {

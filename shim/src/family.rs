@@ -10,18 +10,13 @@
 //! TCP for good, and needs no word between them. (A child that only executes a program never comes there, and
 //! changes nothing for its parent.)
 
-use crate::table::{self, Local};
-use crate::{control, epoll, fdops, fdtab, links, lock, promote, sys};
+use crate::links::{self, Link};
+use crate::table::{self, Local, KIN};
+use crate::{control, epoll, fdtab, lane, lock, process, sys};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use link::family::{flag, state, Conn, Table, CONNS, DOMAINS, TABLE_BYTES};
 use link::reason::Reason;
 
-/// Not 0: other processes may have our table.
-static SHARED: AtomicU32 = AtomicU32::new(0);
-/// Not 0: it was another process's before.
-static GUEST: AtomicU32 = AtomicU32::new(0);
-/// Not 0: this process has changed its user and could not move out.
-static WANTED: AtomicU32 = AtomicU32::new(0);
 /// Connections held since the fork that has made this process.
 static INHERITED: AtomicU32 = AtomicU32::new(0);
 /// Forks in the line of this process: tells [`Local::came`] of one from those of others.
@@ -35,16 +30,9 @@ static TOLD_MS: AtomicU64 = AtomicU64::new(0);
 const TELL_MS: u64 = 200;
 static LOCK: AtomicU32 = AtomicU32::new(0);
 
-/// This process has a table of which nobody else knows.
-pub fn founded() {
-    for w in [&SHARED, &GUEST, &WANTED] {
-        w.store(0, Relaxed);
-    }
-}
-
 /// Before a fork: from now on the table is not ours alone.
 pub fn forks() {
-    SHARED.store(1, Relaxed);
+    KIN.shared.store(1, Relaxed);
 }
 
 /// In a forked child, before [`inherit`] is called for what it holds.
@@ -53,8 +41,8 @@ pub fn begin() {
     LINE.fetch_add(1, Relaxed);
     INHERITED.store(0, Relaxed);
     table::HELD.store(0, Relaxed);
-    SHARED.store(1, Relaxed);
-    GUEST.store(1, Relaxed);
+    KIN.shared.store(1, Relaxed);
+    KIN.guest.store(1, Relaxed);
 }
 
 /// In a forked child, for each of its descriptors: it holds this connection.
@@ -68,7 +56,7 @@ pub fn inherit(i: u32) {
 
 /// In a forked child that has entered itself everywhere: what it has no part in goes.
 pub fn begun() {
-    links::give_up_inherited();
+    give_up_inherited_links();
     if INHERITED.load(Relaxed) == 0 {
         move_out(false);
     }
@@ -86,8 +74,8 @@ pub fn closed(inherited: bool) {
     if inherited {
         INHERITED.fetch_sub(1, Relaxed);
     }
-    links::give_up_inherited();
-    let stranger = GUEST.load(Relaxed) != 0 && INHERITED.load(Relaxed) == 0;
+    give_up_inherited_links();
+    let stranger = KIN.guest.load(Relaxed) != 0 && INHERITED.load(Relaxed) == 0;
     if stranger || is_wanted() {
         move_out(false);
     }
@@ -96,23 +84,23 @@ pub fn closed(inherited: bool) {
 /// The user of this process is about to change. (Before, so that the new table is the old user's: what a
 /// process of root's was, and now is nobody's, the daemon finds in `/proc` as root's.)
 pub fn before_user_change() {
-    if SHARED.load(Relaxed) != 0 {
+    if KIN.shared.load(Relaxed) != 0 {
         move_out(false);
     }
 }
 
 /// It has changed.
 pub fn user_changed() {
-    if SHARED.load(Relaxed) != 0 {
+    if KIN.shared.load(Relaxed) != 0 {
         NEXT_MS.store(0, Relaxed);
-        WANTED.store(1, Relaxed);
+        KIN.wanted.store(1, Relaxed);
     }
 }
 
 /// Has this process changed its user, and is still in the family?
 #[inline(always)]
 pub fn is_wanted() -> bool {
-    WANTED.load(Relaxed) != 0
+    KIN.wanted.load(Relaxed) != 0
 }
 
 /// Such a process is about to use a connection on TCP.
@@ -121,7 +109,7 @@ pub fn used() {
     let now = sys::now_ms();
     if now >= NEXT_MS.load(Relaxed) {
         NEXT_MS.store(now + TRY_MS, Relaxed);
-        crate::io::quietly(|| move_out(true));
+        crate::quietly(|| move_out(true));
     }
 }
 
@@ -148,14 +136,14 @@ fn move_out(cut: bool) {
         }
     };
     if alone {
-        founded();
+        KIN.clear();
     }
 }
 
 /// Is an entry held by this process?
 fn is_mine(c: &Conn) -> bool {
     !matches!(c.state.load(Acquire), state::FREE | state::BUSY)
-        && c.holders.iter().any(|h| h.load(Relaxed) == table::me())
+        && c.holders.iter().any(|h| h.load(Relaxed) == process::me())
 }
 
 /// Entries held, by index.
@@ -181,16 +169,16 @@ impl Move {
     fn plan(cut: bool) -> Option<Move> {
         let old = table::table()?;
         let mut known = true;
-        fdops::each_fd(|_, _, c| known &= is_mine(c));
+        table::each_fd(|_, _, c| known &= is_mine(c));
         let mut served = false;
         for (_, c) in mine(old) {
             let flags = c.flags.load(Relaxed);
             let tied = is_tied(c);
             // (The daemon looks into the table while it has a direction of a far lane.)
-            known &= flags & flag::FAR == 0 && (!tied || cut && !promote::engaged(c));
+            known &= flags & flag::FAR == 0 && (!tied || cut && !lane::engaged(c));
             known &= tied || !is_ending(c);
             let asked = flags & (flag::LANE | flag::REGISTERED) != 0;
-            served |= !tied && asked && c.owner_pid.load(Relaxed) == table::me();
+            served |= !tied && asked && c.owner_pid.load(Relaxed) == process::me();
         }
         let tell = control::can_move();
         if !known || (served && !tell) {
@@ -300,7 +288,7 @@ impl Move {
                 was.rx.ring_bytes.store(0, Relaxed);
             }
         }
-        links::give_up_inherited();
+        give_up_inherited_links();
     }
 }
 
@@ -309,15 +297,15 @@ impl Move {
 fn is_ending(c: &Conn) -> bool {
     let owner = c.owner_pid.load(Relaxed);
     c.flags.load(Relaxed) & (flag::LANE | flag::REGISTERED) != 0
-        && owner != table::me()
+        && owner != process::me()
         && owner != 0
-        && !table::is_gone(owner)
-        && (table::is_foreign(owner) || !sys::is_zombie(owner & !DOMAINS))
+        && !process::is_gone(owner)
+        && (process::is_foreign(owner) || !sys::is_zombie(owner & !DOMAINS))
 }
 
 /// Of a connection that stays on TCP for good, `was` being its former entry.
 fn give_lane_back(i: u32, was: &Conn) {
-    let mine = was.owner_pid.load(Relaxed) == table::me();
+    let mine = was.owner_pid.load(Relaxed) == process::me();
     if mine && was.flags.load(Relaxed) & flag::REGISTERED != 0 {
         control::forget(i, was.gen.load(Relaxed));
     }
@@ -342,7 +330,7 @@ fn stays_on_tcp(c: &Conn) -> bool {
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
         return false;
     };
-    let still = !promote::engaged(c);
+    let still = !lane::engaged(c);
     if still {
         table::bar(c, Reason::Shared); // whoever goes up looks at this under the lock
     }
@@ -355,7 +343,7 @@ fn alone(c: &Conn) {
         h.store(0, Relaxed);
     }
     c.forks.store(0, Relaxed);
-    table::add_holder(c, table::me());
+    table::add_holder(c, process::me());
     for w in [&c.tx.lock, &c.rx.lock] {
         w.store(0, Relaxed);
     }
@@ -371,4 +359,56 @@ fn shared_for_good(c: &Conn) {
     let lane = flag::LANE | flag::FAR | flag::REGISTERED;
     c.flags.fetch_and(!lane, Relaxed);
     table::because(c, Reason::Shared);
+}
+
+/// Gives back links whose other party is gone and which no connection uses any more.
+pub fn reap_links() {
+    let gone = |l: &&Link| l.state.load(Acquire) == links::GONE && !l.is_waited_on();
+    for l in links::seen().iter().filter(gone) {
+        let mut used = false;
+        table::each(|i, _| used |= core::ptr::eq(table::local(i).link.load(Relaxed), l));
+        if !used {
+            give_up_link(l);
+        }
+    }
+}
+
+fn give_up_link(l: &Link) {
+    epoll::unbind(l);
+    l.give_up();
+}
+
+/// In a forked child: an inherited link is given up when none of the connections that the child still holds
+/// has a lane on it. With its last descriptor a process loses what is sent on it later, as it does with TCP.
+fn give_up_inherited_links() {
+    let inherited = |l: &&Link| l.state.load(Acquire) != 0 && l.is_inherited();
+    if !links::seen().iter().any(|l| inherited(&l)) {
+        return;
+    }
+    let mut used = [0u64; links::LINKS / 64];
+    let mut mark = |i: u32| {
+        // SAFETY: null, or a slot of the link table, which is never unmapped.
+        if let Some(l) = unsafe { table::local(i).link.load(Relaxed).as_ref() } {
+            let k = links::index(l);
+            used[k / 64] |= 1 << (k % 64);
+        }
+    };
+    // Those that calls hold after their last descriptor, and those that no holder was entered for.
+    table::each(|i, _| mark(i));
+    table::each_fd(|_, i, _| mark(i));
+    for (k, l) in links::seen().iter().enumerate() {
+        if inherited(&l) && used[k / 64] & 1 << (k % 64) == 0 {
+            give_up_link(l);
+        }
+    }
+}
+
+/// Is a connection that other processes hold, too, on this link?
+pub fn is_shared(link: &Link) -> bool {
+    let mut shared = false;
+    table::each(|i, c| {
+        let here = core::ptr::eq(table::local(i).link.load(Relaxed), link);
+        shared |= here && table::holders(c) > 1;
+    });
+    shared
 }

@@ -9,9 +9,11 @@ pub use shutdown::{after_shutdown, before_shutdown, Left};
 pub use unseen::{not_ours, replaced, vanished};
 
 use crate::fdtab::{self, Fd};
-use crate::links::Sock;
-use crate::{control, epoll, family, io, lock, promote, signals, sys, table, uring, wait};
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use crate::port::Sock;
+use crate::{
+    control, epoll, family, io, lane, lock, process, promote, sys, table, thread, uring, wait,
+};
+use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::reason::Reason;
 use shutdown::{flush, take_frame};
@@ -21,7 +23,7 @@ pub fn socket_made(fd: i32, nonblock: bool, open: bool, client: bool) {
     let flags = if nonblock { flag::NONBLOCK } else { 0 } | if client { flag::CLIENT } else { 0 };
     let entered = enter(fd, flags, open);
     if let Some(i) = entered.filter(|_| open && crate::env::eager()) {
-        io::quietly(|| promote::consider(i, fd, table::conn(i)));
+        crate::quietly(|| promote::consider(i, fd, table::conn(i)));
     }
 }
 
@@ -73,7 +75,7 @@ pub fn connected(fd: i32, i: u32, unspec: bool) {
     c.flags.fetch_or(flag::CLIENT, Relaxed);
     c.state.store(state::OPEN, Release);
     if crate::env::eager() {
-        io::quietly(|| promote::consider(i, fd, c));
+        crate::quietly(|| promote::consider(i, fd, c));
     }
 }
 
@@ -81,7 +83,7 @@ pub fn listening(fd: i32, i: u32) {
     let c = table::conn(i);
     c.state.store(state::LISTEN, Release);
     // The daemon gets to know servers before their first connection is busy: `ss -l`, `check`.
-    io::quietly(|| {
+    crate::quietly(|| {
         table::name(i, fd);
         control::ensure();
     });
@@ -160,7 +162,7 @@ pub fn before_close(fd: i32) -> Option<usize> {
 
 /// After a close that lingers: the number is free by now, as it is in the kernel meanwhile.
 pub fn closed(what: usize) {
-    io::quietly(|| io::call::closed(what));
+    crate::quietly(|| io::call::closed(what));
 }
 
 /// `fd` stands for the connection no more. `sock`: the descriptor itself, -1 if it is gone already. What is returned
@@ -244,7 +246,7 @@ pub fn finish_close(i: u32) {
 
 /// Does nobody but this process hold it?
 fn sole_holder(c: &Conn) -> bool {
-    let me = table::me();
+    let me = process::me();
     table::holders(c) == c.holders.iter().filter(|h| h.load(Relaxed) == me).count()
 }
 
@@ -255,7 +257,7 @@ fn end(fd: i32, i: u32) {
     // (A holder until all is done: nobody takes the entry for his alone, or for free, before. Of two that close at once
     // both may find the other, and neither has anything to announce: the kernel tells.)
     let alone = sole_holder(c);
-    let mine = c.owner_pid.load(Relaxed) == table::me();
+    let mine = c.owner_pid.load(Relaxed) == process::me();
     // The daemon may not have read it yet; its copy would hold back the FIN of the last to close. (Who that
     // is, is not known here, whatever `alone` says: so the socket is never shut down.)
     if c.flags.load(Relaxed) & flag::REGISTERED != 0 {
@@ -275,11 +277,11 @@ fn end(fd: i32, i: u32) {
         }
         return table::give_up(i);
     }
-    if let Some((link, m)) = promote::lane(c, l).filter(|(k, _)| k.is_far()) {
+    if let Some((link, m)) = lane::of(c, l).filter(|(k, _)| k.is_far()) {
         far::close(c, link, &m, fd);
-    } else if c.flags.load(Relaxed) & flag::LEFT != 0 && !promote::engaged(c) {
+    } else if c.flags.load(Relaxed) & flag::LEFT != 0 && !lane::engaged(c) {
         // It does not end: another program has it. The kernel tells what there is to tell.
-    } else if let Some((link, m)) = promote::lane(c, l) {
+    } else if let Some((link, m)) = lane::of(c, l) {
         let port = Sock { fd, link };
         let _t = lock::lock(&c.tx.lock);
         let _r = lock::lock(&c.rx.lock);
@@ -311,41 +313,25 @@ fn end(fd: i32, i: u32) {
     table::table().iter().for_each(|t| t.count_ended(c));
     c.state.store(state::BUSY, Relaxed);
     promote::end_lane(i, false);
-    table::remove_holder(c, table::me());
+    table::remove_holder(c, process::me());
     table::free(i);
 }
 
 /// Is a registration of this connection under way, and ours?
 fn mine_registered(c: &Conn) -> bool {
-    c.flags.load(Relaxed) & flag::REGISTERED != 0 && c.owner_pid.load(Relaxed) == table::me()
+    c.flags.load(Relaxed) & flag::REGISTERED != 0 && c.owner_pid.load(Relaxed) == process::me()
 }
 
 /// `struct linger` that makes a close reset the connection: on, for no time.
 const RESET_AT_CLOSE: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
 
-/// Every connection of this process by descriptor.
-pub fn each_fd(mut f: impl FnMut(i32, u32, &Conn)) {
-    for fd in 0..=fdtab::high() {
-        if let Some(i) = fdtab::conn(fd) {
-            f(fd, i, table::conn(i));
-        }
-    }
-}
-
-/// Forks under way in hooks: a child of one has been counted.
-static FORKING: AtomicU32 = AtomicU32::new(0);
-
-pub fn forking() -> bool {
-    FORKING.load(SeqCst) != 0
-}
-
 /// Before a fork: children in the making count as holders, so that nothing is promoted meanwhile.
 pub fn before_fork() {
-    FORKING.fetch_add(1, SeqCst);
+    process::fork_begins();
     fdtab::limit_settled();
     if table::table().is_some() {
         family::forks();
-        each_fd(|_, _, c| {
+        table::each_fd(|_, _, c| {
             c.forks.fetch_add(1, SeqCst);
             // A lane that another thread is attaching is attached, or is not: it looks at the holders under these.
             if c.flags.load(Acquire) & flag::REGISTERED != 0 {
@@ -364,24 +350,19 @@ const SETTLE_MS: u32 = 50;
 /// that nothing can be carried for either of them any more.
 pub fn before_split() {
     // (Who is alone splits from nobody; a vfork child has its own already.)
-    if !is_vfork_child() && !sys::is_single_threaded() {
+    if !table::is_vfork_child() && !sys::is_single_threaded() {
         step_out(Reason::Shared);
     }
 }
 
-/// One that shares our memory, but has the descriptors of when it was made.
-pub fn is_vfork_child() -> bool {
-    table::table().is_some() && sys::getpid() != table::pid()
-}
-
 /// Everything goes down for good, and from now on no descriptor of this process is any of our business.
 pub fn step_out(why: Reason) {
-    if crate::env::off() || is_vfork_child() {
+    if crate::env::off() || table::is_vfork_child() {
         return;
     }
-    io::quietly(|| {
+    crate::quietly(|| {
         let all = || {
-            each_fd(|fd, i, _| {
+            table::each_fd(|fd, i, _| {
                 io::leave(i, fd, why);
             })
         };
@@ -394,12 +375,12 @@ pub fn step_out(why: Reason) {
 
 /// After a fork, in the parent. The child has entered itself, or does so in a moment.
 pub fn after_fork_parent(failed: bool) {
-    FORKING.fetch_sub(1, SeqCst);
+    process::fork_ends();
     if !failed {
         epoll::after_fork_parent();
     }
     if failed && table::table().is_some() {
-        each_fd(|_, _, c| {
+        table::each_fd(|_, _, c| {
             c.forks.fetch_sub(1, SeqCst);
         });
     }
@@ -411,13 +392,13 @@ pub fn after_fork_parent(failed: bool) {
 /// Handlers of `pthread_atfork` run before `fork` returns, and may close what they have inherited: the
 /// first hook that notices comes here, and later ones find nothing to do.
 pub fn after_fork_child() {
-    if crate::env::off() || !table::enter_process() {
+    if crate::env::off() || !process::enter_process() {
         return;
     }
-    signals::forget_tid();
+    thread::forget_tid();
     let me = sys::getpid();
-    table::set_pid(me);
-    let counted = FORKING.swap(0, SeqCst) != 0; // not by who makes the system call itself
+    process::set_pid(me);
+    let counted = process::fork_ended();
     if table::table().is_none() {
         return;
     }
@@ -425,7 +406,7 @@ pub fn after_fork_child() {
     let mut last = u32::MAX;
     let known = table::same_pid_namespace();
     family::begin();
-    each_fd(|_, i, c| {
+    table::each_fd(|_, i, c| {
         family::inherit(i);
         table::local(i).regs_lock.store(0, Relaxed);
         if !known {
@@ -454,7 +435,7 @@ pub fn before_exec() {
     if table::table().is_none() || crate::env::off() {
         return;
     }
-    let vfork_child = sys::getpid() != table::pid();
+    let vfork_child = sys::getpid() != process::pid();
     if !vfork_child {
         // The end of a connection that this closes shall not wait until the daemon has read its copy.
         control::settle_registrations(true);
@@ -462,7 +443,7 @@ pub fn before_exec() {
     // By the kernel's own view: a vfork child has moved descriptors about without our tables, and
     // `dup2` clears close-on-exec.
     let mut lanes = false;
-    each_fd(|_, _, c| lanes |= c.flags.load(Relaxed) & flag::LANE != 0);
+    table::each_fd(|_, _, c| lanes |= c.flags.load(Relaxed) & flag::LANE != 0);
     if lanes {
         for fd in 0..=fdtab::high().max(1024) {
             if fdtab::get(fd) == Fd::Ours
@@ -473,19 +454,19 @@ pub fn before_exec() {
             let Ok((inode, _)) = sys::inode(fd) else {
                 continue;
             };
-            each_fd(|_, i, c| {
+            table::each_fd(|_, i, c| {
                 if c.flags.load(Relaxed) & flag::LANE != 0
                     && c.inode.load(Relaxed) == inode
-                    && (promote::engaged(c) || c.flags.load(Relaxed) & flag::BARRED == 0)
+                    && (lane::engaged(c) || c.flags.load(Relaxed) & flag::BARRED == 0)
                 {
                     io::leave(i, fd, Reason::Left);
                 }
             });
         }
     }
-    each_fd(|fd, i, c| {
+    table::each_fd(|fd, i, c| {
         let kept = sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0);
-        let lane = promote::lane(c, table::local(i));
+        let lane = lane::of(c, table::local(i));
         // (The daemon's copy of a far connection would outlive the descriptor that exec closes.)
         let far = lane.is_some_and(|(k, _)| k.is_far());
         if far || kept && lane.is_some() {
@@ -493,7 +474,7 @@ pub fn before_exec() {
         } else if kept {
             table::bar(c, Reason::Left);
         } else if !vfork_child {
-            table::remove_holder(c, table::me());
+            table::remove_holder(c, process::me());
         }
         if kept && !vfork_child {
             epoll::deactivate(i); // what still is told from our inner sets ends with them
@@ -503,10 +484,10 @@ pub fn before_exec() {
 
 /// The exec failed: we are still here.
 pub fn exec_failed() {
-    if table::table().is_some() && !crate::env::off() && sys::getpid() == table::pid() {
-        each_fd(|fd, _, c| {
-            if !c.holders.iter().any(|h| h.load(Relaxed) == table::me()) {
-                table::add_holder(c, table::me());
+    if table::table().is_some() && !crate::env::off() && sys::getpid() == process::pid() {
+        table::each_fd(|fd, _, c| {
+            if !c.holders.iter().any(|h| h.load(Relaxed) == process::me()) {
+                table::add_holder(c, process::me());
             }
             epoll::tell_error(fd);
         });
@@ -518,7 +499,7 @@ pub fn before_spawn() {
     if table::table().is_none() {
         return;
     }
-    each_fd(|fd, i, c| {
+    table::each_fd(|fd, i, c| {
         if c.state.load(Relaxed) != state::LISTEN
             && sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0)
         {
@@ -530,9 +511,9 @@ pub fn before_spawn() {
 /// The descriptor now belongs to code that we do not see (stdio): TCP for good, and forgotten, so
 /// that its number can come to mean something else unnoticed.
 pub fn disown(fd: i32) {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     if let Some(i) = io::proven(fd) {
-        io::quietly(|| {
+        crate::quietly(|| {
             io::leave(i, fd, Reason::Bypassed);
             fdtab::set(fd, Fd::Other);
             let l = table::local(i);
@@ -554,8 +535,8 @@ pub fn give_up(fd: i32, why: Reason) {
     if fdtab::conn(fd).is_none() {
         return;
     }
-    let _inside = signals::enter();
-    if let Some(i) = io::quietly(|| io::proven(fd)) {
-        io::quietly(|| io::leave(i, fd, why));
+    let _inside = thread::enter();
+    if let Some(i) = crate::quietly(|| io::proven(fd)) {
+        crate::quietly(|| io::leave(i, fd, why));
     }
 }

@@ -1,7 +1,7 @@
 //! What this process knows of each descriptor: one word per number, copied by fork as descriptors
 //! are. A look at this table is all that descriptors which are none of our business ever cost.
 
-use crate::{lock, signals, sys};
+use crate::{lock, process, sys, thread};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
 
 /// Descriptors above this number stay native.
@@ -102,12 +102,12 @@ fn wait_for_change(fd: i32, s: &AtomicU32) -> Option<u32> {
     for round in 1u32.. {
         let v = s.load(Relaxed);
         // (A handler that we do not stand before may have interrupted the very call.)
-        if v == 0 || v & KIND != CHANGES || v == signals::tid() {
+        if v == 0 || v & KIND != CHANGES || v == thread::tid() {
             break;
         }
         // A thread that was cancelled there has left the descriptor as it was. One whose close lingers has
         // not: the number is free, or something else has got it where we did not see that.
-        if round % 16 == 0 && (lock::dead(v) || !sys::is_tcp(fd)) {
+        if round % 16 == 0 && (process::dead(v) || !sys::is_tcp(fd)) {
             let _ = s.compare_exchange(v, 0, Relaxed, Relaxed);
         } else {
             sys::futex_wait(s, v, 1);
@@ -120,7 +120,7 @@ fn wait_for_change(fd: i32, s: &AtomicU32) -> Option<u32> {
 /// has no such thread: see [`forget_changes`].)
 pub fn changes(fd: i32) {
     if let Some(s) = slot(fd) {
-        s.store(signals::tid(), Relaxed);
+        s.store(thread::tid(), Relaxed);
         HIGH.fetch_max(fd, Relaxed);
     }
 }
@@ -141,7 +141,7 @@ pub fn is_new(fd: i32) {
 pub fn changed(fd: i32) {
     if let Some(s) = slot(fd) {
         let v = s.load(Relaxed);
-        if v != 0 && v & KIND == CHANGES && v == signals::tid() {
+        if v != 0 && v & KIND == CHANGES && v == thread::tid() {
             let _ = s.compare_exchange(v, 0, Relaxed, Relaxed);
         }
     }
@@ -217,7 +217,7 @@ static LIMIT: AtomicU32 = AtomicU32::new(0);
 fn beyond(fd: i32) -> Option<i32> {
     let _g = lock::lock(&LIMIT)?;
     let (soft, hard) = sys::nofile()?;
-    if soft >= ROOMY || crate::fdops::forking() {
+    if soft >= ROOMY || process::forking() {
         return None;
     }
     let from = soft.max(BEYOND);
@@ -318,5 +318,13 @@ pub fn close_ours(fd: i32) {
     if fd >= 0 && is_ours(fd) {
         set(fd, Fd::Other);
         sys::close(fd);
+    }
+}
+
+/// Adds one to an eventfd of ours.
+pub fn poke(efd: i32) {
+    if is_ours(efd) {
+        let one = 1u64;
+        let _ = sys::write1(efd, (&raw const one).cast(), 8);
     }
 }

@@ -12,30 +12,27 @@ mod inq;
 mod leave;
 mod native;
 mod parts;
-mod peek;
 mod recv;
 mod send;
 mod sendfile;
 pub mod short;
 pub mod zerocopy;
 
-pub use errors::{
-    check, cut, disconnect, error_now, has_died, recv_or_told, reset, reset_by_death, send_or_told,
-    tell_death, CLOSE, CLOSE_WAIT,
-};
+pub use crate::sys::{at_mark, SIOCATMARK};
+pub use crate::table::is_other;
+pub use errors::{check, disconnect, error_now, recv_or_told, reset, send_or_told, CLOSE};
 use errors::{instead_of_end, peer_check};
-pub use identity::{is_other, proven, still};
+pub use identity::{proven, still};
 pub use inq::{put_inq, sync_inq};
 pub use leave::{leave, yield_lane, LEAVE_MS};
 pub use native::{recount, Way};
-pub use peek::peek;
 pub use recv::recv;
 pub use send::{full_for_long, go_down_full, send};
 pub use sendfile::sendfile;
 
-use crate::links::Sock;
+use crate::port::Sock;
 use crate::table;
-use crate::{control, errno, lock, pages, promote, real, set_errno, signals, sys};
+use crate::{control, lane, lock, pages, real, set_errno, sys};
 use call::Call;
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
@@ -131,7 +128,7 @@ pub fn unread(i: u32, fd: i32) -> Option<i32> {
     if !c.rx.engaged() {
         return None;
     }
-    let (link, m) = promote::lane(c, table::local(i))?;
+    let (link, m) = lane::of(c, table::local(i))?;
     let _g = lock::lock(&c.rx.lock)?;
     let unread = c.rx.unread(&m, &Sock { fd, link })?;
     Some(unread.min(i32::MAX as u64) as i32)
@@ -142,29 +139,14 @@ pub fn unread(i: u32, fd: i32) -> Option<i32> {
 /// process and a close; counted is what that queue would not have taken yet.
 pub fn outstanding(i: u32) -> i32 {
     let c = table::conn(i);
-    if !promote::engaged_tx(c) {
+    if !lane::engaged_tx(c) {
         return 0;
     }
-    let Some((_, m)) = promote::lane(c, table::local(i)) else {
+    let Some((_, m)) = lane::of(c, table::local(i)) else {
         return 0;
     };
     let Some(_g) = lock::lock(&c.tx.lock) else {
         return 0;
     };
     c.tx.outstanding(&m).min(i32::MAX as u64) as i32
-}
-
-pub const SIOCATMARK: u64 = 0x8905;
-
-/// Is the next byte of a TCP socket's queue an urgent one?
-pub fn at_mark(fd: i32) -> bool {
-    sys::ioctl_i32(fd, SIOCATMARK) == Ok(1)
-}
-
-/// Keeps errno over something done on the side.
-pub fn quietly<T>(f: impl FnOnce() -> T) -> T {
-    let e = errno();
-    let r = f();
-    set_errno(e);
-    r
 }

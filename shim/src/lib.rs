@@ -8,26 +8,32 @@
 //! gets or loses its lane; [`control`] speaks to the daemon; [`signals`] keeps handlers out of the middle of it all.
 
 mod control;
+mod dispatch;
 mod ends;
 mod env;
 mod epoll;
 mod family;
 mod fdops;
 mod fdtab;
+mod few;
 mod filter;
 mod hooks;
 mod io;
+mod lane;
 mod links;
 mod lock;
 mod pages;
 mod poll;
+mod port;
 mod probes;
+mod process;
 mod promote;
 mod real;
 mod received;
 mod signals;
 mod sys;
 mod table;
+mod thread;
 mod uring;
 mod wait;
 
@@ -37,7 +43,16 @@ mod wait;
 fn load() {
     env::init();
     real::find_early();
-    table::set_pid(sys::getpid());
+    process::set_pid(sys::getpid());
+    lock::of_family(lock::Family {
+        is_direction: table::is_direction,
+        holder_died: promote::holder_died,
+    });
+    control::listen(control::Listener {
+        said: dispatch::said,
+        greeted: promote::greeted,
+        lost: promote::daemon_lost,
+    });
     wait::cycles_per_us();
     received::by_exec();
 }
@@ -53,4 +68,12 @@ pub(crate) fn errno() -> i32 {
 pub(crate) fn set_errno(e: i32) {
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = e }
+}
+
+/// Keeps errno over something done on the side.
+pub(crate) fn quietly<T>(f: impl FnOnce() -> T) -> T {
+    let e = errno();
+    let r = f();
+    set_errno(e);
+    r
 }

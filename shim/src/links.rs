@@ -3,9 +3,9 @@
 //! The table is process-private; after a fork the child's copy still shows the same mappings, which
 //! it uses only to take inherited lanes down.
 
-use crate::{fdtab, lock, sys};
+use crate::{fdtab, lock, process, sys};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use link::lane::{Area, Iov, Port, KEPT};
+use link::lane::Area;
 use link::layout::{Loc, CHUNKS, LANES, RING_FAST_LOG2, RING_LOG2_MAX, RING_LOG2_MIN};
 
 /// Links per process.
@@ -133,56 +133,9 @@ pub fn by_index(i: usize) -> Option<&'static Link> {
     all().get(i).filter(|l| l.state.load(Acquire) != 0)
 }
 
-/// Gives back links whose other party is gone and which no connection uses any more. Their memory
-/// is replaced by private zero pages instead of being unmapped: a thread that still has a pointer
-/// into it from before reads zeros and must not fault.
-pub fn reap() {
-    for l in seen().iter().filter(|l| l.state.load(Acquire) == GONE) {
-        // Whoever sleeps on it, in a wait of its own or in an epoll set, still has to take that back.
-        let mut used = l
-            .own
-            .control()
-            .is_some_and(|c| c.sleepers.0.load(SeqCst) != 0);
-        used |= l.waiters.iter().any(|w| w.load(SeqCst) != 0);
-        used |= l.owed.iter().any(|w| w.load(Relaxed) != 0);
-        crate::promote::each(|i, _| {
-            used |= core::ptr::eq(crate::table::local(i).link.load(Relaxed), l);
-        });
-        if !used {
-            l.give_up();
-        }
-    }
-}
-
-/// In a forked child: an inherited link is given up when none of the connections that the child still holds
-/// has a lane on it. With its last descriptor a process loses what is sent on it later, as it does with TCP.
-pub fn give_up_inherited() {
-    let inherited = |l: &&Link| l.state.load(Acquire) != 0 && l.is_inherited();
-    if !seen().iter().any(|l| inherited(&l)) {
-        return;
-    }
-    let mut used = [0u64; LINKS / 64];
-    let mut mark = |i: u32| {
-        // SAFETY: null, or a slot of the link table, which is never unmapped.
-        if let Some(l) = unsafe { crate::table::local(i).link.load(Relaxed).as_ref() } {
-            let k = index(l);
-            used[k / 64] |= 1 << (k % 64);
-        }
-    };
-    // Those that calls hold after their last descriptor, and those that no holder was entered for.
-    crate::promote::each(|i, _| mark(i));
-    crate::fdops::each_fd(|_, i, _| mark(i));
-    for (k, l) in seen().iter().enumerate() {
-        if inherited(&l) && used[k / 64] & 1 << (k % 64) == 0 {
-            l.give_up();
-        }
-    }
-}
-
 /// Enters a new link with its doorbell, which it takes over, and the first file of our area.
 pub fn create(id: u64, side: u8, bell: i32, first: i32, bytes: usize, far: bool) -> bool {
     init();
-    reap();
     let Some(l) = all().iter().find(|l| l.state.load(Relaxed) == 0) else {
         return false;
     };
@@ -191,7 +144,7 @@ pub fn create(id: u64, side: u8, bell: i32, first: i32, bytes: usize, far: bool)
     };
     l.id.store(id, Relaxed);
     l.side.store(u32::from(side), Relaxed);
-    l.maker.store(crate::table::me(), Relaxed);
+    l.maker.store(process::me(), Relaxed);
     l.far.store(u32::from(far), Relaxed);
     l.bell.store(fdtab::hide(bell) + 1, Relaxed);
     // SAFETY: just mapped with more than CONTROL_BYTES; stays mapped while the link is in use.
@@ -264,9 +217,19 @@ pub fn settle_owed(tell: impl Fn(&Link, u32) -> bool) -> bool {
 }
 
 impl Link {
-    /// Nobody here uses the link any more: its slot, its doorbell and its memory are free.
-    fn give_up(&self) {
-        crate::epoll::unbind(self);
+    /// Does anybody here still have to take back a sleep on it, in a wait of its own or in an epoll set, or to tell the
+    /// daemon of its lanes?
+    pub fn is_waited_on(&self) -> bool {
+        let sleeps = |c: &link::layout::Control| c.sleepers.0.load(SeqCst) != 0;
+        self.own.control().is_some_and(sleeps)
+            || self.waiters.iter().any(|w| w.load(SeqCst) != 0)
+            || self.owed.iter().any(|w| w.load(Relaxed) != 0)
+    }
+
+    /// Nobody here uses the link any more: its slot, its doorbell and its memory are free. The memory is replaced by
+    /// private zero pages instead of being unmapped: a thread that still has a pointer into it from before reads zeros
+    /// and must not fault.
+    pub fn give_up(&self) {
         fdtab::close_ours(self.bell.swap(0, Relaxed) - 1);
         for a in [&self.own, &self.peer] {
             a.clear(sys::blank);
@@ -304,7 +267,7 @@ impl Link {
 
     /// Is it of a process that this one descends from? Its doorbell and its count of sleepers are that one's.
     pub fn is_inherited(&self) -> bool {
-        self.maker.load(Relaxed) != crate::table::me()
+        self.maker.load(Relaxed) != process::me()
     }
 
     #[inline(always)]
@@ -340,14 +303,12 @@ impl Link {
         self.vain.load(Relaxed) >= VAIN_MAX && sys::now_ns() < self.muted_until.load(Relaxed)
     }
 
-    /// The other party is gone.
-    pub fn gone(&self) {
+    /// The other party is gone. True: that is news.
+    pub fn gone(&self) -> bool {
         let first = self.state.swap(GONE, AcqRel) != GONE;
         // A daemon that gave the link up may have directions of ours in its hands until it dies.
         let died = self.is_far() && self.is_dead() && self.dead.swap(1, AcqRel) == 0;
-        if first || died {
-            crate::promote::peer_gone(self);
-        }
+        first || died
     }
 
     /// Has the other party closed its end of the doorbell, which it does only when it dies or has
@@ -371,13 +332,10 @@ impl Link {
         self.bell.load(Relaxed) - 1
     }
 
-    /// Rings the other party.
+    /// Rings the other party. (Counted by `port::ring`.)
     pub fn ring(&self) {
         let fd = self.bell();
         if fd >= 0 && fdtab::is_ours(fd) {
-            if let Some(t) = crate::table::table() {
-                t.header.stats.rings.fetch_add(1, Relaxed);
-            }
             // SAFETY: a descriptor of ours, open while the link is in use.
             link::doorbell::ring(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) });
         }
@@ -433,17 +391,18 @@ impl Link {
 
     /// Maps a further chunk of the peer, for rings that grow. Not while other processes hold a connection on this
     /// link, which they have inherited: they would not find its ring there. False: it comes again.
-    pub fn map_further(&self, chunk: u32, fd: i32, bytes: usize) -> bool {
+    pub fn map_further(
+        &self,
+        chunk: u32,
+        fd: i32,
+        bytes: usize,
+        is_shared: impl FnOnce() -> bool,
+    ) -> bool {
         // A fork is counted in at the connections, then waits for this lock.
         let Some(_g) = lock::lock(&MAPPING) else {
             return false;
         };
-        let mut shared = false;
-        crate::promote::each(|i, c| {
-            let here = core::ptr::eq(crate::table::local(i).link.load(Relaxed), self);
-            shared |= here && crate::table::holders(c) > 1;
-        });
-        !shared && self.map_chunk(false, chunk, fd, bytes)
+        !is_shared() && self.map_chunk(false, chunk, fd, bytes)
     }
 
     /// The other party has mapped our chunk: rings may lie in it.
@@ -456,8 +415,8 @@ impl Link {
         }
     }
 
-    /// Ring memory of `1 << log2` bytes; `None`: not now (another chunk has been asked for).
-    pub fn alloc(&self, log2: u32) -> Option<Loc> {
+    /// Ring memory of `1 << log2` bytes; `None`: not now. `want` asks the daemon for another chunk.
+    pub fn alloc(&self, log2: u32, want: impl FnOnce(&Link)) -> Option<Loc> {
         let a = &self.arena;
         let class = log2.checked_sub(RING_LOG2_MIN)? as usize;
         let _g = lock::lock(&a.lock)?;
@@ -494,7 +453,7 @@ impl Link {
         let (now, asked) = (sys::now_ms() as u32 | 1, a.asked.load(Relaxed));
         if asked == 0 || now.wrapping_sub(asked) >= ASK_MS {
             a.asked.store(now, Relaxed);
-            crate::control::want_chunk(self);
+            want(self);
         }
         None
     }
@@ -510,84 +469,5 @@ impl Link {
             a.free[class][n].store(loc.pack(), Relaxed);
             a.count[class].store(n as u32 + 1, Relaxed);
         }
-    }
-}
-
-/// The TCP connection of an end, for its lane.
-pub struct Sock<'a> {
-    pub fd: i32,
-    pub link: &'a Link,
-}
-
-impl Sock<'_> {
-    /// Has TCP ended with an error that nobody was told of? (Notifications of MSG_ZEROCOPY are POLLERR, too.)
-    fn has_error(&self) -> bool {
-        sys::poll1(self.fd, 0) & libc::POLLERR != 0
-            && sys::tcp_state(self.fd) == Some(crate::io::CLOSE)
-    }
-}
-
-impl Port for Sock<'_> {
-    #[inline(always)]
-    fn readable(&self, p: *const u8, n: usize) -> bool {
-        crate::pages::readable(p, n)
-    }
-    #[inline(always)]
-    fn writable(&self, p: *mut u8, n: usize) -> bool {
-        crate::pages::writable(p, n)
-    }
-    fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32> {
-        match crate::io::is_other(self.fd) {
-            true => Err(libc::EBADF),
-            false if self.has_error() => Err(KEPT),
-            false => sys::send(self.fd, data, len),
-        }
-    }
-    fn tcp_recv(&self, buf: *mut u8, len: usize, peek: bool) -> Result<usize, i32> {
-        if peek && self.has_error() && self.tcp_unread() == Ok(0) {
-            return Err(KEPT);
-        }
-        let flags =
-            if peek { libc::MSG_PEEK } else { 0 } | if buf.is_null() { libc::MSG_TRUNC } else { 0 };
-        sys::recv(self.fd, buf, len, flags)
-    }
-    fn tcp_peek(
-        &self,
-        iov: Iov<'_>,
-        first: usize,
-        gap: &mut [u8],
-        rest: usize,
-    ) -> Result<usize, i32> {
-        match self.has_error() && self.tcp_unread() == Ok(0) {
-            true => Err(KEPT),
-            false => crate::io::peek(self.fd, iov, (first, gap, rest)),
-        }
-    }
-    fn tcp_unread(&self) -> Result<usize, i32> {
-        sys::ioctl_i32(self.fd, libc::FIONREAD).map(|n| n.max(0) as usize)
-    }
-    fn tcp_sent(&self) -> Option<u64> {
-        sys::tcp_position(self.fd).map(|p| p.sent)
-    }
-    fn tcp_taken(&self) -> Option<u64> {
-        sys::tcp_position(self.fd)?.bytes_taken()
-    }
-    fn tcp_at_mark(&self) -> bool {
-        crate::io::at_mark(self.fd)
-    }
-    fn tcp_cut(&self) -> bool {
-        crate::io::is_other(self.fd) || crate::io::cut(self.fd)
-    }
-    fn tcp_push(&self) {
-        // (Who asks for it or sets it waits for our lock: `hooks::sock`.)
-        let (tcp, name) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);
-        if sys::getsockopt_u32(self.fd, tcp, name) == Ok(0) {
-            for on in [1i32, 0] {
-                let _ = sys::setsockopt(self.fd, tcp, name, &on.to_ne_bytes());
-            }
-        }
-    }
-    fn ring(&self) {
-        self.link.ring();
     }
 }

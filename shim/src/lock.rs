@@ -6,16 +6,32 @@
 //! the parent's when a child was made) is noticed by its id. Signal handlers do not run meanwhile (`signals`);
 //! one that we do not stand before gets `None` instead of a deadlock.
 
-use crate::{signals, sys, table};
+use crate::{process, sys, thread};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use link::family::DOMAINS;
+use std::sync::OnceLock;
 
 const WAITERS: u32 = 1 << 31;
 
 /// This thread, as no other of the family is.
 #[inline(always)]
 fn tid() -> u32 {
-    signals::tid() | table::domain()
+    thread::tid() | process::domain()
+}
+
+/// The locks that are those of other processes as well.
+pub struct Family {
+    /// Is this the lock of a direction in the family table?
+    pub is_direction: fn(&AtomicU32) -> bool,
+    /// Its holder has died with it, and we have it now.
+    pub holder_died: fn(&AtomicU32),
+}
+
+static FAMILY: OnceLock<Family> = OnceLock::new();
+
+/// Tells which these are, when the library is loaded.
+pub fn of_family(f: Family) {
+    let _ = FAMILY.set(f);
 }
 
 pub struct Guard<'a>(&'a AtomicU32);
@@ -73,7 +89,9 @@ fn inherit(word: &AtomicU32, v: u32, me: u32) -> Option<Guard<'_>> {
         .compare_exchange(v, me | v & WAITERS, Acquire, Relaxed)
         .ok()
         .map(|_| Guard(word))?;
-    crate::promote::holder_died(word);
+    if let Some(f) = FAMILY.get() {
+        (f.holder_died)(word);
+    }
     Some(g)
 }
 
@@ -88,25 +106,17 @@ pub fn lock_within(word: &AtomicU32, ms: u32) -> Option<Guard<'_>> {
     slow(word, me, ms / NAP_MS)
 }
 
-/// Is no such thread there, or only what is left of a process until its parent has asked for it?
-pub fn dead(tid: u32) -> bool {
-    sys::kill0(tid) == Err(libc::ESRCH) || sys::is_zombie(tid)
-}
-
 /// Only the locks in the family table are those of other processes as well: in a forked child, what a thread of the
 /// parent's held when the child was made is held by nobody.
 fn holder_dead(word: &AtomicU32, tid: u32) -> bool {
     match is_private(word) {
-        true => table::is_foreign(tid) || !sys::has_thread(table::pid(), tid & !DOMAINS),
-        false => !table::is_foreign(tid) && dead(tid & !DOMAINS),
+        true => process::is_foreign(tid) || !sys::has_thread(process::pid(), tid & !DOMAINS),
+        false => !process::is_foreign(tid) && process::dead(tid & !DOMAINS),
     }
 }
 
 fn is_private(word: &AtomicU32) -> bool {
-    table::entry_of(word).is_none_or(|i| {
-        let c = table::conn(i);
-        !core::ptr::eq(word, &c.tx.lock) && !core::ptr::eq(word, &c.rx.lock)
-    })
+    FAMILY.get().is_none_or(|f| !(f.is_direction)(word))
 }
 
 /// Milliseconds between two looks at a lock that somebody holds.

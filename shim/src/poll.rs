@@ -1,6 +1,5 @@
 //! `poll`, `select` and their `p` forms over promoted connections.
 
-pub mod few;
 mod sets;
 mod sleep;
 
@@ -8,7 +7,7 @@ use crate::epoll::{self, IN, OUT};
 use crate::fdtab::{self, Fd};
 use crate::table;
 use crate::wait;
-use crate::{control, ends, io, promote, signals, sys};
+use crate::{control, ends, few, io, lane, promote, sys, thread};
 use core::sync::atomic::Ordering::*;
 use libc::{pollfd, sigset_t, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
 use link::family::flag;
@@ -40,7 +39,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                 if c.flags.load(Relaxed) & flag::LANE != 0 {
                     promote::try_ready(i, c, table::local(i));
                     let ending = ends::left_ms_of(i) >= 0;
-                    any |= (promote::engaged(c) || ending)
+                    any |= (lane::engaged(c) || ending)
                         && io::still(p.fd, i, c, table::local(i), io::Way::Receive);
                 }
                 // The kernel does not know of these.
@@ -76,13 +75,13 @@ pub unsafe fn poll(
     call: Call,
     native: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     if control::pending() {
         control::pump();
     }
     // More than the limit is refused, whatever is ready.
     if few::refuses(fds.len()) {
-        return signals::outside(|| native(fds.as_mut_ptr(), fds.len(), call.ms));
+        return thread::outside(|| native(fds.as_mut_ptr(), fds.len(), call.ms));
     }
     if !concerned(fds) {
         if let Some(r) = natively(fds, |fds| native(fds.as_mut_ptr(), fds.len(), call.ms)) {
@@ -98,8 +97,8 @@ pub unsafe fn poll(
 fn natively(fds: &mut [pollfd], native: impl FnOnce(&mut [pollfd]) -> i32) -> Option<i32> {
     let natives = sleep::Natives::enter(fds, |p, _| sleep::for_data(p))?;
     let undo = || natives.leave();
-    let r = signals::or_undo(&undo, || signals::outside(|| native(fds)));
-    crate::io::quietly(undo);
+    let r = thread::or_undo(&undo, || thread::outside(|| native(fds)));
+    crate::quietly(undo);
     Some(r)
 }
 
@@ -162,13 +161,13 @@ fn run(
             t if t < 0 => -1,
             t => (t - (sys::now_ns().saturating_sub(start) / 1_000_000) as i64).max(0),
         };
-        if count == 0 && call.ms == 0 && signals::let_in(call.mask) {
+        if count == 0 && call.ms == 0 && thread::let_in(call.mask) {
             return -1;
         }
         if count > 0 || left == 0 || last {
             return count;
         }
-        if signals::interrupted(true) {
+        if thread::interrupted(true) {
             crate::set_errno(libc::EINTR);
             return -1;
         }
@@ -180,7 +179,7 @@ fn run(
             control::pump();
             continue;
         }
-        if signals::let_in(call.mask) {
+        if thread::let_in(call.mask) {
             return -1;
         }
         if !patient && spin(fds, tmp) {
@@ -207,7 +206,7 @@ fn asked(p: &pollfd) -> pollfd {
         if waits_for_end(p) {
             events |= POLLRDHUP;
         }
-        if promote::engaged(c) {
+        if lane::engaged(c) {
             let data = POLLRDHUP | if sleep::for_bytes(p) { POLLIN } else { 0 };
             let tcp_out = if c.tx.on_lane() {
                 0
@@ -237,7 +236,7 @@ fn scan(fds: &mut [pollfd], tmp: &mut [pollfd], patient: bool) -> (i32, bool) {
         p.revents = t.revents & (p.events | POLLERR | POLLHUP | libc::POLLNVAL);
         if let Some(i) = fdtab::conn(p.fd) {
             let c = table::conn(i);
-            if promote::engaged(c) {
+            if lane::engaged(c) {
                 let want = if p.events & (POLLIN | RDNORM) != 0 {
                     IN
                 } else {
@@ -289,7 +288,7 @@ fn news(fds: &[pollfd]) -> bool {
     fds.iter().any(|p| {
         fdtab::conn(p.fd).is_some_and(|i| {
             let c = table::conn(i);
-            match promote::lane(c, table::local(i)) {
+            match lane::of(c, table::local(i)) {
                 Some((_, m)) => {
                     (sleep::for_bytes(p) && c.rx.stirs(&m))
                         || c.tx.on_lane() && c.tx.has_work(&m)
@@ -311,11 +310,11 @@ fn spin(fds: &[pollfd], tmp: &mut [pollfd]) -> bool {
     for p in fds {
         let Some(i) = fdtab::conn(p.fd) else { continue };
         let c = table::conn(i);
-        if promote::engaged(c) {
+        if lane::engaged(c) {
             if p.events & (POLLOUT | WRNORM) != 0 && c.tx.on_lane() {
                 return false; // waits for space, which comes slowly
             }
-            if let Some((l, _)) = promote::lane(c, table::local(i)) {
+            if let Some((l, _)) = lane::of(c, table::local(i)) {
                 links.add(l);
                 engaged = engaged.or(Some(i));
             }
@@ -326,7 +325,7 @@ fn spin(fds: &[pollfd], tmp: &mut [pollfd]) -> bool {
     };
     let mut turns = 0u32;
     let mut kernel = false;
-    let cpu = || match promote::lane(table::conn(i), table::local(i)) {
+    let cpu = || match lane::of(table::conn(i), table::local(i)) {
         Some((_, m)) if links.len() == 1 => m.peer_rx().cpu.load(Relaxed),
         _ => u32::MAX,
     };
@@ -357,7 +356,7 @@ pub unsafe fn select(
     native: impl Fn() -> i32,
     sleep: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     if nfds < 0 {
         return native();
     }
@@ -392,11 +391,11 @@ pub unsafe fn select(
             sys::unmap(p, bytes);
         }
     };
-    let r = signals::or_undo(&undo, || {
+    let r = thread::or_undo(&undo, || {
         // SAFETY: passed on.
         unsafe { select_in(fds, nfds, sets, call, native, sleep) }
     });
-    crate::io::quietly(undo);
+    crate::quietly(undo);
     r
 }
 

@@ -12,9 +12,10 @@
 //! directions on which nobody sends any more whoever sleeps looks after them: TCP would have nothing to send there, and
 //! never find out, so their probes are only taken back.
 
-use crate::links::{Link, Sock};
+use crate::links::Link;
+use crate::port::Sock;
 use crate::table::{self, Local};
-use crate::{control, io, lock, promote, sys};
+use crate::{control, lane, lock, process, sys};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use libc::{IPPROTO_TCP, SOL_SOCKET, SO_KEEPALIVE, TCP_INFO};
 use libc::{TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_USER_TIMEOUT};
@@ -103,13 +104,13 @@ fn look(c: &Conn, l: &Local, link: &Link, probe_s: u32) -> bool {
         return false;
     };
     // Asked for without the lock: it may be closed by now, and the entry another connection's.
-    let Some((now, m)) = promote::lane(c, l) else {
+    let Some((now, m)) = lane::of(c, l) else {
         return false;
     };
     let fd = l.fd.load(Relaxed);
     let same =
         core::ptr::eq(now, link) && c.flags.load(Relaxed) & flag::LANE != 0 && table::is_at(c, fd);
-    if !same || !c.tx.is_up() || c.owner_pid.load(Relaxed) != table::me() {
+    if !same || !c.tx.is_up() || c.owner_pid.load(Relaxed) != process::me() {
         return false;
     }
     if c.probes.load(Relaxed) == OFF {
@@ -120,7 +121,7 @@ fn look(c: &Conn, l: &Local, link: &Link, probe_s: u32) -> bool {
     }
     l.unanswered.store(1, Relaxed);
     let _ = c.tx.down(&m, &Sock { fd, link });
-    promote::went_down(c);
+    went_down(c);
     true
 }
 
@@ -168,7 +169,7 @@ pub fn sleep_ms() -> i64 {
     if now >= due {
         let next = now + LOOK_MS;
         if IDLE_DUE_MS.compare_exchange(due, next, Relaxed, Relaxed) == Ok(due) {
-            io::quietly(|| look_at_idle(now));
+            crate::quietly(|| look_at_idle(now));
         }
     }
     let left = IDLE_DUE_MS.load(Relaxed).saturating_sub(now);
@@ -180,7 +181,7 @@ pub fn sleep_ms() -> i64 {
 fn look_at_idle(now: u64) {
     let most = u64::from(control::probe_s().max(1)) * 1000;
     let mut left = IDLE;
-    promote::each(|i, c| {
+    table::each(|i, c| {
         let l = table::local(i);
         let due = l.probe_due_ms.load(Relaxed) + most;
         if c.probes.load(Relaxed) == OURS && now >= due && left > 0 {
@@ -189,7 +190,7 @@ fn look_at_idle(now: u64) {
             if let Some(_g) = lock::try_lock(&c.tx.lock) {
                 let fd = l.fd.load(Relaxed);
                 // (Another process that works the lane looks by itself.)
-                if c.owner_pid.load(Relaxed) == table::me()
+                if c.owner_pid.load(Relaxed) == process::me()
                     && table::is_at(c, fd)
                     && is_unanswered(c, fd)
                 {
@@ -243,5 +244,13 @@ pub fn before_option(i: u32, level: i32, name: i32) {
     if c.probes.load(Relaxed) == OURS && OPTIONS.contains(&(level, name)) {
         let _g = lock::lock(&c.tx.lock);
         restore(c, l);
+    }
+}
+
+/// A sending half has gone down. Its lock is held.
+pub fn went_down(c: &Conn) {
+    restore(c, table::local_of(c));
+    if let Some(t) = table::table() {
+        t.header.stats.downs.fetch_add(1, Relaxed);
     }
 }

@@ -13,12 +13,15 @@ pub use orders::command;
 pub use register::{daemon_lost, declined};
 pub use retire::{end_lane, lane_gone, left, yielded};
 
-use crate::links::{Link, Sock};
+use crate::links::Link;
+use crate::port::Sock;
 use crate::table::{self, because, Local};
-use crate::{control, env, epoll, family, io, lock, probes, received, sys, wait};
+use crate::{
+    control, ends, env, epoll, family, io, lane, lock, port, probes, process, received, sys, wait,
+};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
-use link::lane::{rx, tx, Memory};
+use link::lane::Memory;
 use link::layout::Loc;
 use link::reason::Reason;
 
@@ -27,15 +30,6 @@ const CALLS: u32 = 8;
 const BYTES: u64 = 64 << 10;
 
 const CLOSED_DOORS: u32 = flag::LANE | flag::REGISTERED | flag::BARRED | flag::HELD;
-
-/// The lane of a connection as this process has it mapped.
-#[inline(always)]
-pub fn lane<'a>(c: &'a Conn, l: &'a Local) -> Option<(&'a Link, Memory<'a>)> {
-    // SAFETY: null, or a slot of the link table, which is never unmapped.
-    let link = unsafe { l.link.load(Acquire).as_ref() }?;
-    Memory::new(&link.own, &link.peer, c.lane.load(Relaxed))
-        .map(|m| (link, m.across(link.is_far())))
-}
 
 /// Called with each native send or receive, before it: one more call of evidence.
 #[inline(always)]
@@ -50,7 +44,7 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
         watched(i, c);
         // Without lanes nobody polls the control connection: look now and then whether it is there.
         if c.calls.fetch_add(1, Relaxed) & 0xff == 0xff {
-            crate::io::quietly(|| {
+            crate::quietly(|| {
                 control::pump();
                 register::disown(c);
                 table::forget_zombies(c);
@@ -103,7 +97,7 @@ pub fn awaited(i: u32, c: &Conn) {
 /// The daemon went away: look for the next one, now and then, so that it sees what we have.
 #[cold]
 pub fn find_daemon() {
-    crate::io::quietly(control::ensure);
+    crate::quietly(control::ensure);
 }
 
 /// Registers the connection if nothing speaks against it.
@@ -161,18 +155,13 @@ fn watched_now(i: u32, c: &Conn) {
         return; // see `awaited`
     }
     let l = table::local(i);
-    if let Some((link, m)) = lane(c, l) {
+    if let Some((link, m)) = lane::of(c, l) {
         if let Some(_g) = lock::try_lock(&c.rx.lock) {
             let fd = l.fd.load(Relaxed);
             c.rx.unwant_down(&m, &Sock { fd, link });
             because(c, Reason::None);
         }
     }
-}
-
-pub fn later(c: &Conn, r: Reason, ms: u64) {
-    because(c, r);
-    c.not_before_ms.store(sys::now_ms() + ms, Relaxed);
 }
 
 /// Milliseconds after which a link may be asked for again whose memory could not be mapped.
@@ -208,7 +197,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     }
     let refuse = |why, ms| {
         c.flags.fetch_and(!flag::REGISTERED, Relaxed);
-        later(c, why, ms);
+        table::later(c, why, ms);
         false
     };
     let Some(m) = Memory::new(&link.own, &link.peer, lane_no) else {
@@ -225,7 +214,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
             link.free(loc);
         }
     }
-    let Some(loc) = link.alloc(control::ring_sizes().0) else {
+    let Some(loc) = link.alloc(control::ring_sizes().0, control::want_chunk) else {
         return refuse(Reason::Memory, 50);
     };
     slot[0].store(loc.pack(), Relaxed);
@@ -244,10 +233,10 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     c.link.store(link.id.load(Relaxed), Relaxed);
     c.side.store(link.side.load(Relaxed), Relaxed);
     c.lane.store(lane_no, Relaxed);
-    c.owner_pid.store(table::me(), Relaxed);
+    c.owner_pid.store(process::me(), Relaxed);
     l.link.store(link as *const Link as *mut Link, Release);
     l.verified.store(0, Relaxed);
-    sync_nonblock(c, l.fd.load(Relaxed));
+    table::sync_nonblock(c, l.fd.load(Relaxed));
     io::sync_inq(c, l.fd.load(Relaxed));
     io::bufs::sync(c, &m, l.fd.load(Relaxed));
     because(c, Reason::None);
@@ -269,22 +258,12 @@ fn has(c: &Conn, l: &Local, link: &Link, lane_no: u32, gen: u32) -> bool {
         && core::ptr::eq(l.link.load(Relaxed), link)
 }
 
-pub fn sync_nonblock(c: &Conn, fd: i32) {
-    if let Ok(f) = sys::fcntl(fd, libc::F_GETFL, 0) {
-        if f & libc::O_NONBLOCK != 0 {
-            c.flags.fetch_or(flag::NONBLOCK, Relaxed);
-        } else {
-            c.flags.fetch_and(!flag::NONBLOCK, Relaxed);
-        }
-    }
-}
-
 /// May the lane be used in the upward direction now?
 #[inline(always)]
 fn open(c: &Conn) -> bool {
     let closed = flag::HELD | flag::BARRED | flag::FORSAKEN;
     c.flags.load(Relaxed) & (flag::LANE | closed) == flag::LANE
-        && c.owner_pid.load(Relaxed) == table::me()
+        && c.owner_pid.load(Relaxed) == process::me()
         && {
             let nb = c.not_before_ms.load(Relaxed);
             nb == 0 || sys::now_ms() >= nb
@@ -311,7 +290,7 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
     if table::holders(c) != 1 {
         return because(c, Reason::Shared);
     }
-    if let Some((link, m)) = lane(c, l) {
+    if let Some((link, m)) = lane::of(c, l) {
         if c.rx.epoch.load(Relaxed).wrapping_sub(c.epoch.load(Relaxed)) >= link::layout::EPOCHS - 1
         {
             return table::bar(c, Reason::RingFull); // the next epochs are the slot's next user's
@@ -339,7 +318,7 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     if c.flags.load(Relaxed) & flag::LANE == 0 {
         return false;
     }
-    let Some((link, m)) = lane(c, l) else {
+    let Some((link, m)) = lane::of(c, l) else {
         return false;
     };
     if !c.tx.can_up(&m) || !open(c) || link.state.load(Relaxed) != crate::links::USED {
@@ -348,7 +327,7 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     let Some(_g) = lock::try_lock(&c.tx.lock) else {
         return false;
     };
-    let same = lane(c, l).is_some_and(|(now, _)| core::ptr::eq(now, link));
+    let same = lane::of(c, l).is_some_and(|(now, _)| core::ptr::eq(now, link));
     if !same || !open(c) || !epoll::activate(i, link) {
         return false; // it changed while we came for the lock
     }
@@ -364,7 +343,7 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     match c.tx.try_up(&m, &Sock { fd, link }) {
         Ok(up) => {
             if up {
-                counted_up(c);
+                lane::counted_up(c);
             }
             up
         }
@@ -376,33 +355,14 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     }
 }
 
-/// A sending half has gone up.
-pub fn counted_up(c: &Conn) {
-    if let Some(t) = table::table() {
-        t.header.stats.ups.fetch_add(1, Relaxed);
-    }
-    promoted(c);
-}
-
-/// The connection is on its lane in some direction: counted once.
-#[inline(always)]
-pub fn promoted(c: &Conn) {
-    if c.flags.load(Relaxed) & flag::PROMOTED != 0 {
-        return;
-    }
-    if let Some(t) = table::table() {
-        if c.flags.fetch_or(flag::PROMOTED, Relaxed) & flag::PROMOTED == 0 {
-            t.header.stats.promoted.fetch_add(1, Relaxed);
-        }
-    }
-}
-
 /// Takes both directions down as far as that is ours to do: the sending half now, the receiving
 /// half by asking the sender. Callable from any hook.
 pub fn take_down(i: u32) {
     let c = table::conn(i);
     let l = table::local(i);
-    let Some((link, m)) = lane(c, l) else { return };
+    let Some((link, m)) = lane::of(c, l) else {
+        return;
+    };
     crate::io::check(i, l.fd.load(Relaxed)); // no frame to who is dead: its kernel would answer
     let port = Sock {
         fd: l.fd.load(Relaxed),
@@ -412,40 +372,23 @@ pub fn take_down(i: u32) {
         let was = c.tx.is_up();
         let _ = c.tx.down(&m, &port);
         if was {
-            went_down(c);
+            probes::went_down(c);
         }
     }
     if let Some(_g) = lock::lock(&c.rx.lock) {
         c.rx.want_down(&m, &port);
     }
-    link.ring();
-}
-
-/// A sending half has gone down. Its lock is held.
-pub fn went_down(c: &Conn) {
-    probes::restore(c, table::local_of(c));
-    if let Some(t) = table::table() {
-        t.header.stats.downs.fetch_add(1, Relaxed);
-    }
-}
-
-/// Every connection of this process, by index.
-pub fn each(mut f: impl FnMut(u32, &Conn)) {
-    let Some(t) = table::table() else { return };
-    let me = table::me();
-    for i in 0..t.header.used.load(Acquire) {
-        let c = table::conn(i);
-        if c.state.load(Acquire) == state::OPEN && c.holders.iter().any(|h| h.load(Relaxed) == me) {
-            f(i, c);
-        }
-    }
+    port::ring(link);
 }
 
 /// The process at the other end of a link is gone: what we send must meet TCP's errors; what it
 /// had published may still be read.
-pub fn peer_gone(link: &Link) {
+pub fn link_gone(link: &Link) {
+    if !link.gone() {
+        return;
+    }
     let fins = sys::now_ms() + FIN_MS;
-    each(|i, c| {
+    table::each(|i, c| {
         if core::ptr::eq(table::local(i).link.load(Relaxed), link) {
             if link.is_far() {
                 far::gone(i, c, link);
@@ -469,14 +412,14 @@ fn peer_end_gone(i: u32, c: &Conn, fins: u64) {
     }
     l.peer_dead.store(1, Relaxed); // and if its FIN does not come: see `ends`
     let ended = |ms| sys::poll_ms(fd, libc::POLLRDHUP, ms).is_ok_and(|e| e & libc::POLLRDHUP != 0);
-    if let Some((_, m)) = lane(c, l).filter(|_| engaged_tx(c)) {
+    if let Some((_, m)) = lane::of(c, l).filter(|_| lane::engaged_tx(c)) {
         // The doorbell tells of it before its FIN, behind which what is sent would be answered otherwise.
         let ms = match c.rx.died_unread(&m, true) {
             true => fins.saturating_sub(sys::now_ms()),
             false => 0,
         };
         if ended(ms as u32) && c.rx.notice_death(&m, true) {
-            crate::io::reset_by_death(c, &m, fd);
+            ends::reset_by_death(c, &m, fd);
         }
     }
     if let Some(_g) = lock::lock(&c.tx.lock) {
@@ -513,22 +456,12 @@ pub fn full_down(c: &Conn, l: &Local) {
         .store(now + (FULL_PAUSE_MS << fulls), Relaxed);
 }
 
-/// Is either half off TCP?
-pub fn engaged(c: &Conn) -> bool {
-    c.tx.mode.load(Relaxed) != tx::mode::TCP || c.rx.mode.load(Relaxed) != rx::mode::TCP
-}
-
 /// Does for the sending half what its receiver asks. Called wherever a thread looks at the lane:
 /// the peer may be waiting for bytes to come back to TCP while we only read.
 /// False: somebody else has the direction's lock, and should do it.
 #[inline(always)]
 pub fn attend(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
     !c.tx.has_work(m) || attend_slow(c, link, m, fd)
-}
-
-/// Is another thread, which lives, at work on the sending half?
-pub fn is_attended(c: &Conn) -> bool {
-    c.tx.lock.load(Relaxed) != 0 && lock::try_or_inherit(&c.tx.lock).is_none()
 }
 
 #[cold]
@@ -546,19 +479,13 @@ fn attend_slow(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
         let was = c.tx.is_up();
         let _ = c.tx.look(m, &Sock { fd, link });
         if was && !c.tx.is_up() {
-            went_down(c);
+            probes::went_down(c);
         } else if !was && c.tx.is_up() {
-            counted_up(c);
+            lane::counted_up(c);
         }
         if c.tx.shut.load(Relaxed) != 0 && link.state.load(Relaxed) == crate::links::GONE {
             far::shut_late(c, fd);
         }
     }
     g.is_some()
-}
-
-/// Is the sending half off TCP?
-#[inline(always)]
-pub fn engaged_tx(c: &Conn) -> bool {
-    c.tx.mode.load(Relaxed) != tx::mode::TCP
 }

@@ -5,7 +5,7 @@
 //! one only if it finds no other holder (`RegisterReceived`).
 
 use crate::table::{self, Local};
-use crate::{env, fdops, fdtab, io, lock, promote, signals, sys};
+use crate::{env, fdops, fdtab, io, lock, promote, sys, thread};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, Conn};
 use link::msg::{register, ToDaemon};
@@ -23,8 +23,8 @@ fn is_connection(fd: i32) -> bool {
 
 /// A descriptor has come beside a message on `channel`.
 pub fn came(fd: i32, channel: i32) {
-    let _inside = signals::enter();
-    io::quietly(|| {
+    let _inside = thread::enter();
+    crate::quietly(|| {
         fdops::replaced(fd);
         if env::off() || !is_connection(fd) {
             return;
@@ -98,7 +98,7 @@ pub fn by_exec() {
 fn enter(fd: i32, from: u32) -> Option<u32> {
     let i = fdops::enter(fd, flag::RECEIVED | flag::NEW, true)?;
     table::local(i).from.store(from, Relaxed);
-    promote::sync_nonblock(table::conn(i), fd);
+    table::sync_nonblock(table::conn(i), fd);
     Some(i)
 }
 
@@ -115,7 +115,7 @@ pub fn begin(fd: i32, c: &Conn, l: &Local) -> bool {
         return false;
     }
     let Some(side) = side(fd) else {
-        promote::later(c, Reason::Young, 5);
+        table::later(c, Reason::Young, 5);
         return false;
     };
     for (bit, on) in [(flag::CLIENT, side.client), (flag::UNSURE, !side.certain)] {
@@ -126,7 +126,7 @@ pub fn begin(fd: i32, c: &Conn, l: &Local) -> bool {
     }
     io::recount(c, l);
     if c.tx.uncounted() || c.rx.uncounted() {
-        promote::later(c, Reason::Young, 5); // a thread is inside a call, or it is ending
+        table::later(c, Reason::Young, 5); // a thread is inside a call, or it is ending
         return false;
     }
     let counts = [&c.tx.kpos, &c.rx.kpos];

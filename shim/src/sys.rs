@@ -86,6 +86,7 @@ macro_rules! sc {
 pub type R<T> = Result<T, i32>;
 
 mod process;
+pub mod sets;
 mod signal;
 pub use process::*;
 pub use signal::*;
@@ -347,7 +348,7 @@ pub fn poll_now(fds: &mut [libc::pollfd]) -> usize {
     );
     match r {
         // RLIMIT_NOFILE, or the kernel has no memory for its tables.
-        Err(libc::EINVAL | libc::ENOMEM) => crate::poll::few::now(fds, 0).unwrap_or(0),
+        Err(libc::EINVAL | libc::ENOMEM) => sets::now(fds, 0).unwrap_or(0),
         r => r.unwrap_or(0),
     }
 }
@@ -559,14 +560,6 @@ pub fn tcp_info(fd: i32) -> Option<TcpInfo> {
     TcpInfo::parse(b.get(..n)?)
 }
 
-/// Adds one to an eventfd of ours.
-pub fn poke(efd: i32) {
-    if crate::fdtab::is_ours(efd) {
-        let one = 1u64;
-        let _ = write1(efd, (&one as *const u64).cast(), 8);
-    }
-}
-
 /// Waits for events on one descriptor for a few milliseconds at most; no cancellation point.
 pub fn poll_ms(fd: i32, events: i16, ms: u32) -> R<i16> {
     let mut p = libc::pollfd {
@@ -587,8 +580,21 @@ pub fn poll_ms(fd: i32, events: i16, ms: u32) -> R<i16> {
         8
     );
     match r {
-        Err(libc::EINVAL) => crate::poll::few::now(core::slice::from_mut(&mut p), ms)?,
+        Err(libc::EINVAL) => sets::now(core::slice::from_mut(&mut p), ms)?,
         r => r?,
     };
     Ok(p.revents)
+}
+
+/// State of a TCP socket whose other end has sent its FIN.
+pub const CLOSE_WAIT: u8 = 8;
+
+/// State of a TCP socket whose connection is over.
+pub const CLOSE: u8 = 7;
+
+pub const SIOCATMARK: u64 = 0x8905;
+
+/// Is the next byte of a TCP socket's queue an urgent one?
+pub fn at_mark(fd: i32) -> bool {
+    ioctl_i32(fd, SIOCATMARK) == Ok(1)
 }

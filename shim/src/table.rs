@@ -1,13 +1,13 @@
 //! The family table of this process, and what the process itself adds to each entry.
 
 mod holders;
-mod identity;
+mod kin;
 
 pub use holders::{add_holder, forget_zombies, give_up, holders, remove_holder};
-pub use identity::{domain, is_foreign, is_gone, me};
+pub use kin::KIN;
 
 use crate::links::Link;
-use crate::{fdtab, sys};
+use crate::{fdtab, process, sys};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use link::family::{flag, state, Conn, Table, CONNS, MAGIC, TABLE_BYTES};
 use link::reason::Reason;
@@ -85,6 +85,9 @@ pub struct Local {
     gen: AtomicU32,
 }
 
+/// The bits of [`Local::calls`] that count.
+pub const CALLS: u32 = (1 << 30) - 1;
+
 static FAMILY: AtomicPtr<Table> = AtomicPtr::new(core::ptr::null_mut());
 static LOCALS: AtomicPtr<Local> = AtomicPtr::new(core::ptr::null_mut());
 static MEMFD: AtomicI32 = AtomicI32::new(-1);
@@ -108,45 +111,6 @@ static SWEEP: AtomicU32 = AtomicU32::new(0);
 static PID_NS: AtomicU64 = AtomicU64::new(0);
 /// Not 0: this process is in another pid namespace than the table.
 static FOREIGN: AtomicU32 = AtomicU32::new(0);
-static PID: AtomicU32 = AtomicU32::new(0);
-
-/// This process, as of the last fork that we know of.
-#[inline(always)]
-pub fn pid() -> u32 {
-    PID.load(Relaxed)
-}
-
-pub fn set_pid(p: u32) {
-    PID.store(p, Relaxed);
-}
-
-/// A page that the kernel wipes in forked children: 1 where `set_pid` was told.
-static PROCESS: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
-
-fn mark_process() {
-    let Ok(p) = sys::map_private(4096) else {
-        return;
-    };
-    if !sys::wipe_on_fork(p, 4096) {
-        return sys::unmap(p, 4096);
-    }
-    PROCESS.store(p.cast(), Release);
-    enter_process();
-}
-
-/// In a forked child: true for the first who comes; for all, where the kernel does not tell.
-pub fn enter_process() -> bool {
-    // SAFETY: null, or a page that stays mapped.
-    unsafe { PROCESS.load(Acquire).as_ref() }.is_none_or(|w| w.swap(1, Relaxed) == 0)
-}
-
-/// Is this a forked child that `set_pid` has not been told of? (A vfork child is not, for its memory is
-/// its parent's.)
-pub fn is_new_process() -> bool {
-    // SAFETY: as above.
-    unsafe { PROCESS.load(Acquire).as_ref() }.is_some_and(|w| w.load(Relaxed) == 0)
-}
-
 pub fn memfd() -> i32 {
     MEMFD.load(Relaxed)
 }
@@ -178,11 +142,11 @@ pub fn init() -> bool {
     let home = HOME.each_ref().map(|n| n.load(Relaxed));
     // SAFETY: just made.
     unsafe { &(*t).header }.set_home(home);
-    crate::family::founded();
+    KIN.clear();
     let first = FAMILY.swap(t, AcqRel).is_null();
     LIVE.store(1, SeqCst);
     if first {
-        mark_process();
+        process::mark();
         crate::signals::take_over();
     }
     true
@@ -210,8 +174,8 @@ pub fn make(at: *mut u8) -> Option<(i32, *mut Table)> {
     let h = unsafe { &(*t).header };
     h.version.store(u32::from(link::VERSION), Relaxed);
     h.conns.store(CONNS as u32, Relaxed);
-    h.pid.store(pid(), Relaxed);
-    identity::found(h);
+    h.pid.store(process::pid(), Relaxed);
+    process::found(h);
     h.magic.store(MAGIC, Release);
     Some((fd, t))
 }
@@ -224,7 +188,7 @@ pub fn address() -> *mut u8 {
 /// `fd`, hidden, is the file of the table now.
 pub fn moved_to(fd: i32) {
     MEMFD.store(fd, Relaxed);
-    PID_NS.store(identity::here(), Relaxed);
+    PID_NS.store(process::here(), Relaxed);
     FOREIGN.store(0, Relaxed);
 }
 
@@ -283,6 +247,18 @@ pub fn is_at(c: &Conn, fd: i32) -> bool {
     sys::inode(fd).is_ok_and(|(inode, _)| inode == c.inode.load(Relaxed))
 }
 
+/// Does the kernel say that this number is the connection's? (What has no name yet has no lane either.)
+pub fn is_same(fd: i32, c: &Conn) -> bool {
+    let known = c.inode.load(Relaxed);
+    known == 0 || sys::inode(fd).is_ok_and(|(inode, _)| inode == known)
+}
+
+/// Has something else got a number that the table has for a connection? For what is done on its behalf in other
+/// calls, under its locks: nothing is forgotten here.
+pub fn is_other(fd: i32) -> bool {
+    fdtab::conn(fd).is_some_and(|i| !is_same(fd, conn(i)))
+}
+
 /// The companion of an entry of the table.
 pub fn local_of(c: &Conn) -> &'static Local {
     let first = conn(0) as *const Conn as usize;
@@ -294,6 +270,35 @@ pub fn entry_of(word: &AtomicU32) -> Option<u32> {
     let first = table()?.conns.as_ptr() as usize;
     let at = (word as *const AtomicU32 as usize).checked_sub(first)? / core::mem::size_of::<Conn>();
     (at < CONNS).then_some(at as u32)
+}
+
+/// Is this the lock of a direction?
+pub fn is_direction(word: &AtomicU32) -> bool {
+    entry_of(word).is_some_and(|i| {
+        let c = conn(i);
+        core::ptr::eq(word, &c.tx.lock) || core::ptr::eq(word, &c.rx.lock)
+    })
+}
+
+/// Every connection of this process, by index.
+pub fn each(mut f: impl FnMut(u32, &Conn)) {
+    let Some(t) = table() else { return };
+    let me = process::me();
+    for i in 0..t.header.used.load(Acquire) {
+        let c = conn(i);
+        if c.state.load(Acquire) == state::OPEN && c.holders.iter().any(|h| h.load(Relaxed) == me) {
+            f(i, c);
+        }
+    }
+}
+
+/// The same by descriptor.
+pub fn each_fd(mut f: impl FnMut(i32, u32, &Conn)) {
+    for fd in 0..=fdtab::high() {
+        if let Some(i) = fdtab::conn(fd) {
+            f(fd, i, conn(i));
+        }
+    }
 }
 
 /// Takes a free entry for a socket of this process, which holds it from now on.
@@ -345,7 +350,7 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         l.gen.store(gen, Relaxed);
         c.flags.store(flags, Relaxed);
         c.reason.store(Reason::Young.code(), Relaxed);
-        c.holders[0].store(me(), Relaxed);
+        c.holders[0].store(process::me(), Relaxed);
         c.fd.store(fd as u32 + 1, Relaxed);
         // Our number means something else to the family's other processes: nobody may judge by it.
         c.forks.store(FOREIGN.load(Relaxed), Relaxed);
@@ -354,7 +359,7 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         l.regs.store(0, Relaxed);
         l.tcp_events.store(0, Relaxed);
         l.fd.store(fd, Relaxed);
-        crate::io::call::reset(l);
+        l.calls.fetch_and(CALLS, SeqCst); // (those that still have to notice that theirs is gone stay counted)
         l.spin.store(4, Relaxed);
         l.hope_ms.store(0, Relaxed);
         l.downs.store(c.tx.downs.load(Relaxed), Relaxed);
@@ -421,7 +426,7 @@ fn sweep(t: &Table) {
         for h in &c.holders {
             let p = h.load(SeqCst);
             if p != 0 {
-                if p == me() || !is_gone(p) {
+                if p == process::me() || !process::is_gone(p) {
                     return false;
                 }
                 dead += 1;
@@ -457,7 +462,7 @@ pub fn same_pid_namespace() -> bool {
     let (then, now) = (PID_NS.load(Relaxed), sys::pid_namespace());
     let same = then == 0 || now == 0 || then == now;
     FOREIGN.store(u32::from(!same), Relaxed);
-    identity::forked(now);
+    process::forked(now, table());
     same
 }
 
@@ -513,6 +518,12 @@ pub fn because(c: &Conn, r: Reason) {
     c.reason.store(r.code(), Relaxed);
 }
 
+/// Not now: again after so many milliseconds.
+pub fn later(c: &Conn, r: Reason, ms: u64) {
+    because(c, r);
+    c.not_before_ms.store(sys::now_ms() + ms, Relaxed);
+}
+
 /// Never again.
 pub fn bar(c: &Conn, r: Reason) {
     because(c, r);
@@ -551,4 +562,20 @@ pub fn name(i: u32, fd: i32) {
         }
     }
     c.flags.fetch_or(flag::NAMED, Release);
+}
+
+/// Takes over from the kernel whether the application has made it non-blocking.
+pub fn sync_nonblock(c: &Conn, fd: i32) {
+    if let Ok(f) = sys::fcntl(fd, libc::F_GETFL, 0) {
+        if f & libc::O_NONBLOCK != 0 {
+            c.flags.fetch_or(flag::NONBLOCK, Relaxed);
+        } else {
+            c.flags.fetch_and(!flag::NONBLOCK, Relaxed);
+        }
+    }
+}
+
+/// Is this a process that shares our memory, but has the descriptors of when it was made?
+pub fn is_vfork_child() -> bool {
+    table().is_some() && sys::getpid() != process::pid()
 }

@@ -7,16 +7,20 @@
 
 mod leader;
 
-use crate::links::{Link, Sock, WAITERS};
-use crate::poll::few;
+use crate::few;
+use crate::links::{Link, WAITERS};
+use crate::port::Sock;
 use crate::table::{self, Local};
-use crate::{control, ends, epoll, fdtab, probes, promote, real, signals, sys};
+use crate::{
+    control, ends, epoll, fdtab, lane, probes, process, promote, real, signals, sys, thread,
+};
 use core::sync::atomic::{fence, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use link::family::Conn;
 use link::lane::Memory;
 use link::prim::{cpu, pause, ticks};
 
-pub use leader::{join, leave, step_down};
+use leader::step_down;
+pub use leader::{join, leave};
 
 /// Rounds of a wait in which it finds that others are at work on what it waits for.
 #[derive(Default)]
@@ -133,7 +137,7 @@ fn take_slot(conn: Option<u32>, mask: u64) -> Option<usize> {
                             }
                         }
                     }
-                    s.tid.store(signals::tid(), Relaxed);
+                    s.tid.store(thread::tid(), Relaxed);
                     s.conn.store(conn.map_or(0, |c| c + 1), SeqCst);
                     // SYNC lane: see `look`; the caller looks at the lanes after this.
                     s.mask.store(mask, SeqCst);
@@ -162,7 +166,7 @@ fn give_slot(i: usize, poked: bool) {
 
 fn poke(i: usize) {
     if let Some(s) = slot(i) {
-        sys::poke(s.efd.load(Relaxed) - 1);
+        fdtab::poke(s.efd.load(Relaxed) - 1);
     }
 }
 
@@ -232,7 +236,7 @@ pub fn forward(link: &Link, me: Option<usize>, set: Option<usize>) {
 
 fn has_news(i: u32) -> bool {
     let c = table::conn(i);
-    match promote::lane(c, table::local(i)) {
+    match lane::of(c, table::local(i)) {
         Some((link, m)) => {
             c.rx.stirs(&m)
                 || ends::is_pending(c, table::local(i), link, &m)
@@ -317,7 +321,7 @@ pub fn spin(
             }
             pause();
         }
-        if control::pending() || signals::waiting() || ticks().wrapping_sub(start) > budget {
+        if control::pending() || thread::waiting() || ticks().wrapping_sub(start) > budget {
             return done();
         }
         if peer_cpu() == cpu() {
@@ -337,7 +341,7 @@ pub fn spin(
 /// call as well, as it does where the application has set a time-out (SO_RCVTIMEO, SO_SNDTIMEO; signal(7))
 /// or a part is done. Spurious returns are fine: callers look and come again.
 pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) -> Woke {
-    let Some((link, m)) = promote::lane(c, l) else {
+    let Some((link, m)) = lane::of(c, l) else {
         return Woke::Look { kernel: true };
     };
     if control::pending() {
@@ -349,9 +353,9 @@ pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) 
         return Woke::Look { kernel: true };
     }
     // What goes on after it was interrupted leaves no errno.
-    crate::io::quietly(
+    crate::quietly(
         || match sleep(i, c, link, &m, what, (timeout_ms, end), any) {
-            _ if signals::interrupted(any) => Woke::Interrupted,
+            _ if thread::interrupted(any) => Woke::Interrupted,
             Woke::Interrupted if !foreign(any) => Woke::Look { kernel: true },
             woke => woke,
         },
@@ -363,7 +367,7 @@ pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) 
 fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), any: bool) -> Woke {
     let (timeout_ms, end) = ms;
     // A forked child shares the parent's doorbell, which it must not drain: it naps.
-    let mine = c.owner_pid.load(Relaxed) == table::me();
+    let mine = c.owner_pid.load(Relaxed) == process::me();
     let slot_no = if mine {
         take_slot(Some(i), bit(i))
     } else {
@@ -375,12 +379,12 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
     };
     let fd = table::local(i).fd.load(SeqCst); // SYNC moved
                                               // Another thread may have been told of another lane since the caller looked.
-    let same = promote::lane(c, table::local(i)).is_some_and(|(now, _)| core::ptr::eq(now, link));
+    let same = lane::of(c, table::local(i)).is_some_and(|(now, _)| core::ptr::eq(now, link));
     let work = c.tx.on_lane() && c.tx.has_work(m);
     let ready = match what {
         _ if !same => true,
         // The way down is not waited for here, only TCP's buffer: see `events`.
-        For::Data | For::Rest => c.rx.stirs(m) || work && !promote::is_attended(c),
+        For::Data | For::Rest => c.rx.stirs(m) || work && !lane::is_attended(c),
         For::Space if c.tx.awaits(m) => c.tx.has_work(m),
         For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock { fd, link }),
     };
@@ -442,15 +446,15 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
         };
         let efd = p[1].fd;
         let poll = |p: &mut [libc::pollfd], t: i64| {
-            signals::asleep(efd, any, slot_no, || {
+            thread::asleep(efd, any, place(slot_no), || {
                 // SAFETY: a valid array for the call. Nothing is held but the place among the waiters.
                 unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, t as i32) }
             })
         };
-        let n = signals::or_undo(&undo, || match poll(&mut p, t) {
+        let n = thread::or_undo(&undo, || match poll(&mut p, t) {
             // More entries than descriptors are allowed.
             -1 if crate::errno() == libc::EINVAL => {
-                let asleep = |f: &dyn Fn() -> i32| signals::asleep(efd, any, slot_no, f);
+                let asleep = |f: &dyn Fn() -> i32| thread::asleep(efd, any, place(slot_no), f);
                 few::poll(&mut p, &mut t, core::ptr::null(), asleep)
             }
             n => n,
@@ -466,7 +470,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
         poked = n > 0 && p[1].revents != 0;
         if n > 0 && p[2].revents != 0 {
             if link.drain_bell() == link::doorbell::Drained::Gone {
-                link.gone();
+                promote::link_gone(link);
             }
             forward(link, slot_no, None);
         }
@@ -516,6 +520,11 @@ pub struct Place {
     slot: Option<usize>,
 }
 
+/// The place of a sleeper, and what a handler does that runs there.
+fn place(slot: Option<usize>) -> Option<thread::Place> {
+    slot.map(|n| (n, step_down as fn(usize) -> bool))
+}
+
 impl Place {
     /// No place: the wait is a nap.
     pub fn none() -> Self {
@@ -529,6 +538,10 @@ impl Place {
     }
     pub fn index(&self) -> Option<usize> {
         self.slot
+    }
+    /// For `thread::asleep`.
+    pub fn in_sleep(&self) -> Option<thread::Place> {
+        place(self.slot)
     }
     pub fn efd(&self) -> i32 {
         self.slot

@@ -10,7 +10,7 @@ use underpass_tests::harness::paths;
 /// Crates, and how many modules their largest circle has.
 const CRATES: [(&str, usize); 10] = [
     ("link", 0),
-    ("shim", 20),
+    ("shim", 7),
     ("daemon", 0),
     ("daemon/admin", 0),
     ("daemon/ibv", 0),
@@ -26,7 +26,7 @@ const LINES_MAX: usize = 600;
 const LONGER: [(&str, usize); 6] = [
     ("daemon/rdma/src/engine/link.rs", 601),
     ("daemon/src/peers/pairing/tests.rs", 755),
-    ("tests/src/bin/hostile.rs", 666),
+    ("tests/src/bin/hostile.rs", 664),
     ("tests/src/bin/waits.rs", 604),
     ("tests/src/model/receiver.rs", 618),
     ("tests/tests/peers.rs", 634),

@@ -2,6 +2,7 @@
 
 use super::sleep::strip;
 use super::*;
+use crate::{lane, promote, sys, table};
 use link::reason::Reason;
 
 /// Registrations of which one wait tells that there are bytes on a ring.
@@ -33,7 +34,7 @@ pub(super) fn adopt_one(i: u32, s: &Set, r: u32, conn: u32) {
     if is_unread(conn) {
         table::bar(c, Reason::EpollShared);
         promote::take_down(conn);
-    } else if promote::engaged(c) {
+    } else if lane::engaged(c) {
         io::leave(conn, reg.fd.load(Relaxed), Reason::EpollShared);
     }
     if let Some(_g) = lock::lock(&s.lock) {
@@ -47,7 +48,7 @@ pub(super) fn adopt_one(i: u32, s: &Set, r: u32, conn: u32) {
 /// Are there bytes on the ring?
 fn is_unread(conn: u32) -> bool {
     let (c, l) = (table::conn(conn), table::local(conn));
-    promote::lane(c, l).is_some_and(|(_, m)| c.rx.ready(&m) == Some(true))
+    lane::of(c, l).is_some_and(|(_, m)| c.rx.ready(&m) == Some(true))
 }
 
 /// A registration in the kernel's set may have bytes on a ring, where the kernel does not see them. (What comes later
@@ -67,7 +68,7 @@ pub(super) fn note(i: u32, conn: u32, r: u32) {
 #[inline(always)]
 pub(super) fn adopted(i: u32, s: &Set) {
     if s.inherited.load(Relaxed) != 0 {
-        io::quietly(|| adopt(i, s));
+        crate::quietly(|| adopt(i, s));
     }
 }
 

@@ -4,6 +4,7 @@
 //! registration, and others be told of it meanwhile.
 
 use super::*;
+use crate::{fdtab, lane, promote, sys, table};
 use core::sync::atomic::fence;
 use link::reason::Reason;
 
@@ -22,7 +23,7 @@ pub fn ctl(
     let s = set_at(set);
     if s.inherited.load(Relaxed) != 0 && op != libc::EPOLL_CTL_DEL {
         if let Some(r) = regs::find(conn, set, fd) {
-            io::quietly(|| adopt_one(set, s, r, conn));
+            crate::quietly(|| adopt_one(set, s, r, conn));
         }
     }
     // Held until we know what the kernel knows: another thread may be at the same registration.
@@ -40,17 +41,17 @@ pub fn ctl(
         let Some(ev) = ev.filter(|_| op == libc::EPOLL_CTL_ADD) else {
             return native();
         };
-        let r = io::quietly(|| enter(set, (conn, fd), ev));
-        let straight = |r: u32| io::quietly(|| enter_straight(s, set, (conn, fd), r));
+        let r = crate::quietly(|| enter(set, (conn, fd), ev));
+        let straight = |r: u32| crate::quietly(|| enter_straight(s, set, (conn, fd), r));
         if !r.is_some_and(straight) {
             let n = native();
             if n != 0 {
-                io::quietly(|| r.iter().for_each(|r| regs::end(*r, conn)));
+                crate::quietly(|| r.iter().for_each(|r| regs::end(*r, conn)));
                 return n;
             }
-            io::quietly(|| r.iter().for_each(|r| arm(s, reg_at(*r), conn, fd)));
+            crate::quietly(|| r.iter().for_each(|r| arm(s, reg_at(*r), conn, fd)));
         }
-        io::quietly(|| {
+        crate::quietly(|| {
             drop(g);
             added(s, set, (conn, fd), r);
         });
@@ -59,7 +60,7 @@ pub fn ctl(
     let n = known(s, set, op, (conn, fd), r, ev, native);
     drop(g);
     if n == 0 && op == libc::EPOLL_CTL_MOD {
-        io::quietly(|| armed(set, conn, r));
+        crate::quietly(|| armed(set, conn, r));
     }
     n
 }
@@ -101,7 +102,7 @@ fn known(
             0
         }
         (libc::EPOLL_CTL_MOD, Some(ev)) => {
-            if !exclusive && io::quietly(|| rearm_straight(s, set, (conn, fd), r, ev)) {
+            if !exclusive && crate::quietly(|| rearm_straight(s, set, (conn, fd), r, ev)) {
                 return 0;
             }
             let n = match flags & ABSENT != 0 {
@@ -131,7 +132,7 @@ fn known(
                 _ => 0, // it is in no set of the kernel's
             };
             if n == 0 {
-                io::quietly(|| regs::end(r, conn));
+                crate::quietly(|| regs::end(r, conn));
             }
             n
         }
@@ -151,7 +152,7 @@ fn rearm(s: &Set, r: u32, ev: epoll_event) {
     }
     push(s, r);
     if s.waiters.load(SeqCst) > 0 {
-        sys::poke(s.kick.load(Relaxed)); // another thread sleeps on what may be ready already
+        fdtab::poke(s.kick.load(Relaxed)); // another thread sleeps on what may be ready already
     }
 }
 
@@ -184,17 +185,17 @@ pub(super) fn usable_lane(conn: u32) -> Option<&'static Link> {
     // the inner set, and so is an error that a call of ours has taken, or where notifications are ours: the kernel
     // does not have them.)
     let ours = || c.has_error() || io::zerocopy::ours(table::local(conn));
-    let still = || promote::engaged(c) || ours();
+    let still = || lane::engaged(c) || ours();
     let usable = flags == flag::LANE || flags & flag::LANE != 0 && still();
-    let (link, _) = promote::lane(c, table::local(conn)).filter(|_| usable)?;
-    (!is_inherited(c) || promote::engaged(c)).then_some(link)
+    let (link, _) = lane::of(c, table::local(conn)).filter(|_| usable)?;
+    (!is_inherited(c) || lane::engaged(c)).then_some(link)
 }
 
 /// The application has just armed a registration: it may move to the inner set.
 fn armed(set: u32, conn: u32, r: u32) {
     let c = table::conn(conn);
     promote::expected(conn, reg_at(r).fd.load(Relaxed), c);
-    if c.flags.load(Relaxed) & flag::LANE != 0 && is_inherited(c) && promote::engaged(c) {
+    if c.flags.load(Relaxed) & flag::LANE != 0 && is_inherited(c) && lane::engaged(c) {
         // What comes from now on comes on TCP. (In a set of ours the link's doorbell would be heard by us, and no
         // more by its owner.) What is on the ring already is told from the inner set.
         promote::take_down(conn);
@@ -212,7 +213,7 @@ fn armed(set: u32, conn: u32, r: u32) {
     // before there was this one, and is about to switch, has the lock of that direction.)
     drop((lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)));
     // (In a set that nobody has waited on it moves now that it is on its lane.)
-    if promote::engaged(c) && !activate_one(set, conn, r, link) {
+    if lane::engaged(c) && !activate_one(set, conn, r, link) {
         io::leave(conn, reg_at(r).fd.load(Relaxed), Reason::EpollShared);
     }
 }

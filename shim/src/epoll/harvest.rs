@@ -4,6 +4,7 @@
 //! "look again".
 
 use super::*;
+use crate::{ends, fdtab, lane, promote, sys, table};
 
 /// What a poll of a promoted connection says, now. `tcp`: events TCP has reported and that were
 /// not looked into yet; bits that turned out to be nothing are removed.
@@ -15,7 +16,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         true => lock::try_or_inherit(word),
         false => lock::try_lock(word),
     };
-    let (link, m) = promote::lane(c, l)?;
+    let (link, m) = lane::of(c, l)?;
     let port = Sock { fd, link };
     let mut ev = 0;
     match c.rx.ready(&m) {
@@ -95,7 +96,7 @@ pub(super) fn writable(c: &Conn, l: &Local, link: &Link, fd: i32, m: &Memory) ->
     if io::full_for_long(c, l, m) {
         // (Its registration ends under the lock of the set, before it is closed.)
         io::go_down_full(c, l, link, m, || true);
-        return !promote::engaged_tx(c) && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
+        return !lane::engaged_tx(c) && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
     }
     c.tx.want_space(m, &Sock { fd, link })
 }
@@ -144,7 +145,7 @@ pub(super) fn harvest(
             if h.n >= max {
                 // Somebody else may have time for the rest.
                 if s.waiters.load(SeqCst) > 1 {
-                    sys::poke(s.kick.load(Relaxed));
+                    fdtab::poke(s.kick.load(Relaxed));
                 }
                 break;
             }
@@ -227,7 +228,7 @@ pub(super) fn harvest(
                     })
                 };
                 h.n += 1;
-                if let Some((link, _)) = promote::lane(c, l) {
+                if let Some((link, _)) = lane::of(c, l) {
                     link.moved();
                 }
                 if mask & ONESHOT != 0 {
@@ -250,7 +251,7 @@ pub(super) fn harvest(
         deactivate_if(conn - 1, || is_leaving(conn - 1)); // it may be held no more, or another connection's number
     }
     if h.stays && s.asleep.load(SeqCst) & !HEARS != 0 {
-        sys::poke(s.kick.load(Relaxed)); // as the kernel wakes the next thread for what stays ready
+        fdtab::poke(s.kick.load(Relaxed)); // as the kernel wakes the next thread for what stays ready
     }
     h
 }
@@ -259,7 +260,7 @@ pub(super) fn harvest(
 fn is_leaving(conn: u32) -> bool {
     let c = table::conn(conn);
     (c.flags.load(Relaxed) & (flag::HELD | flag::BARRED) != 0 || is_inherited(c))
-        && !promote::engaged(c)
+        && !lane::engaged(c)
         && !c.has_error()
         && !io::zerocopy::ours(table::local(conn))
         && ends::left_ms_of(conn) < 0
@@ -405,7 +406,7 @@ pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) -> bool {
     }
     let c = table::conn(conn - 1);
     let l = table::local(conn - 1);
-    let Some((link, m)) = promote::lane(c, l) else {
+    let Some((link, m)) = lane::of(c, l) else {
         return false;
     };
     let ending = ends::left_ms(c, l, link, &m);
@@ -449,7 +450,7 @@ pub(super) fn await_end(s: &Set, ms: i64) {
     // SYNC end: the time is stored, then we look for sleepers; a sleeper counts itself, then asks for the time.
     s.end_ms.store(at, SeqCst);
     if s.asleep.load(SeqCst) & !HEARS != 0 {
-        sys::poke(s.kick.load(Relaxed));
+        fdtab::poke(s.kick.load(Relaxed));
     }
 }
 

@@ -3,6 +3,7 @@
 //! Everything that changes membership runs under the set's lock.
 
 use super::*;
+use crate::{ends, fdtab, lane, links, sys, table};
 use core::sync::atomic::fence;
 
 /// Slots to look at.
@@ -84,7 +85,7 @@ pub(super) fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -
     }
     // Nor does it move before somebody is seen to wait here, unless it is on its lane by now, or only we have its news.
     let (c, l) = (table::conn(conn), table::local(conn));
-    let here = promote::engaged(c) || c.has_error() || io::zerocopy::ours(l);
+    let here = lane::engaged(c) || c.has_error() || io::zerocopy::ours(l);
     if !here && refuses(s) {
         return false;
     }
@@ -132,11 +133,11 @@ pub(super) fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -
         .store(ACTIVE | fresh | EDGE_IN | out | kin, Relaxed);
     // One that has nothing to say takes its place in the queue when it has. (What comes after the head is loaded is news.)
     let (c, l) = (table::conn(conn), table::local(conn));
-    let head = promote::lane(c, l).map_or(u64::MAX, |(_, m)| m.peer_head().load(Acquire));
+    let head = lane::of(c, l).map_or(u64::MAX, |(_, m)| m.peer_head().load(Acquire));
     reg.last_head.store(head, Relaxed);
     let error = c.has_error() || io::zerocopy::pending(l);
     let idle = !error
-        && promote::lane(c, l).is_some_and(|(_, m)| c.rx.is_up() && c.rx.ready(&m) == Some(false));
+        && lane::of(c, l).is_some_and(|(_, m)| c.rx.is_up() && c.rx.ready(&m) == Some(false));
     let ending = ends::left_ms_of(conn);
     if ending >= 0 {
         await_end(s, ending);
@@ -186,7 +187,7 @@ pub(super) fn hear(s: &Set) {
     {
         return;
     }
-    io::quietly(|| {
+    crate::quietly(|| {
         let Some(_g) = lock::lock(&s.lock) else {
             return;
         };
@@ -308,7 +309,7 @@ pub(super) fn give_inherited(s: &Set, reg: &Reg) {
 /// The connection has left its lane for good. Where notifications of MSG_ZEROCOPY are ours to tell, its registrations
 /// stay in the inner sets, which can.
 pub fn left(conn: u32) {
-    if crate::fdops::is_vfork_child() {
+    if table::is_vfork_child() {
         // It does not have the sets that other threads have made since. The inner sets tell of TCP, too.
         return stir(conn);
     }
@@ -407,7 +408,7 @@ pub fn forget(conn: u32, alone: bool) {
 fn kept_by_native(conn: u32) -> bool {
     let (c, l) = (table::conn(conn), table::local(conn));
     let asleep = c.rx.natives.load(SeqCst) != 0 || c.tx.natives.load(SeqCst) != 0;
-    let far = || promote::lane(c, l).is_some_and(|(k, _)| k.is_far());
+    let far = || lane::of(c, l).is_some_and(|(k, _)| k.is_far());
     asleep && !far()
 }
 
@@ -486,7 +487,7 @@ pub fn tell_error(fd: i32) {
     let Some(i) = fdtab::conn(fd).filter(ours) else {
         return;
     };
-    if let Some((link, _)) = promote::lane(table::conn(i), table::local(i)) {
+    if let Some((link, _)) = lane::of(table::conn(i), table::local(i)) {
         activate(i, link);
     }
 }
@@ -497,7 +498,7 @@ pub fn kick_if_waiting(set: usize) {
     if s.waiters.load(SeqCst) > 0 {
         let k = s.kick.load(Relaxed);
         if k >= 0 {
-            sys::poke(k);
+            fdtab::poke(k);
         }
     }
 }

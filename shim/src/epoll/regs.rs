@@ -5,6 +5,7 @@
 //! another's by now.
 
 use super::*;
+use crate::{fdtab, table};
 
 const REGS: usize = 1 << 17;
 

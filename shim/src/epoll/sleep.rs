@@ -2,6 +2,7 @@
 
 use super::sleepers::{awake, fall_asleep};
 use super::*;
+use crate::{ends, fdtab, lane, links, promote, sys, table, thread};
 
 /// Takes what the inner set reports.
 pub(super) fn inner(i: u32, s: &Set) {
@@ -44,7 +45,7 @@ pub(super) fn inner(i: u32, s: &Set) {
                 if let Some(l) = links::by_index(low as usize) {
                     if l.drain_bell() == link::doorbell::Drained::Gone {
                         let _ = sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, l.bell(), 0, 0);
-                        l.gone();
+                        promote::link_gone(l);
                     }
                     wait::forward(l, None, Some(i as usize));
                 }
@@ -141,7 +142,7 @@ pub unsafe fn wait(
     native: impl Fn(i32, *mut epoll_event, i32, i64) -> i32,
 ) -> i32 {
     let timeout_ms = until.ms;
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     if control::pending() {
         control::pump();
     }
@@ -150,14 +151,14 @@ pub unsafe fn wait(
     }
     let s = set_at(i);
     if max <= 0 || max as usize > i32::MAX as usize / size_of::<epoll_event>() {
-        return signals::outside(|| native(ep, evs, max, timeout_ms));
+        return thread::outside(|| native(ep, evs, max, timeout_ms));
     }
     adopted(i, s);
     waited(i, s);
     let max_n = max as usize;
     if s.ringed.load(Relaxed) != 0 {
         // SAFETY: passed on.
-        let ringed = io::quietly(|| unsafe { adopted::tell(i, s, evs, max_n) });
+        let ringed = crate::quietly(|| unsafe { adopted::tell(i, s, evs, max_n) });
         if let Some(n) = ringed {
             return n;
         }
@@ -176,11 +177,11 @@ pub unsafe fn wait(
             }
             wait_over(i, s);
         };
-        let r = signals::or_undo(&undo, || {
-            signals::outside(|| native(ep, evs, max, timeout_ms))
+        let r = thread::or_undo(&undo, || {
+            thread::outside(|| native(ep, evs, max, timeout_ms))
         });
         if counted {
-            io::quietly(|| awake(s));
+            crate::quietly(|| awake(s));
         }
         let mut n = r.max(0) as usize;
         if r >= 0 {
@@ -194,7 +195,7 @@ pub unsafe fn wait(
         }
         if !ours || n > 0 {
             if ours {
-                io::quietly(|| {
+                crate::quietly(|| {
                     inner(i, s);
                     pass_on(s);
                 });
@@ -202,7 +203,7 @@ pub unsafe fn wait(
             wait_over(i, s);
             return if r < 0 { r } else { n as i32 };
         }
-        io::quietly(|| inner(i, s));
+        crate::quietly(|| inner(i, s));
     }
     // SAFETY: passed on.
     let r = unsafe { wait_lanes((i, ep), s, evs, max_n, (until, start), native) };
@@ -216,7 +217,7 @@ pub(super) fn pass_on(s: &Set) {
     // A sleeper counts itself, then asks for all of this (or, without lanes, whether there are some).
     let left = s.queued.load(SeqCst) != 0 || s.stirred.load(SeqCst) != 0 || changed(s);
     if left && s.asleep.load(SeqCst) & !HEARS != 0 {
-        sys::poke(s.kick.load(Relaxed));
+        fdtab::poke(s.kick.load(Relaxed));
     }
 }
 
@@ -325,9 +326,9 @@ unsafe fn wait_lanes(
             t => (t - (sys::now_ns().saturating_sub(start) / 1_000_000) as i64).max(0),
         };
         let over = left == 0 || last;
-        let cut = !over && signals::interrupted(true);
+        let cut = !over && thread::interrupted(true);
         if (over || cut) && h.busy {
-            io::quietly(|| pass_on(s));
+            crate::quietly(|| pass_on(s));
         }
         if over {
             return 0;
@@ -344,7 +345,7 @@ unsafe fn wait_lanes(
             control::pump();
             continue;
         }
-        if signals::let_in(until.mask) {
+        if thread::let_in(until.mask) {
             return -1;
         }
         if !h.blocked && !patient && wait::may_spin(&s.spin) {
@@ -410,8 +411,8 @@ unsafe fn wait_lanes(
                     _ => s.epfd.load(Relaxed),
                 };
                 let sleep = || native(fd, evs, max as i32, nap);
-                signals::or_undo(&undo, || {
-                    signals::asleep(s.kick.load(Relaxed), true, None, sleep)
+                thread::or_undo(&undo, || {
+                    thread::asleep(s.kick.load(Relaxed), true, None, sleep)
                 })
             }
         };
@@ -523,7 +524,7 @@ pub(super) fn producer_cpu(s: &Set) -> u32 {
     if conn == 0 {
         return u32::MAX;
     }
-    match promote::lane(table::conn(conn - 1), table::local(conn - 1)) {
+    match lane::of(table::conn(conn - 1), table::local(conn - 1)) {
         Some((_, m)) => m.peer_rx().cpu.load(Relaxed),
         None => u32::MAX,
     }

@@ -5,8 +5,9 @@
 //! left to the daemon, which says on TCP where it ends when everything has arrived, and only then
 //! shuts the socket down. Without a daemon the ring goes back to TCP first, here.
 
-use crate::links::{Link, Sock, USED};
-use crate::{control, io, lock, signals, sys, table};
+use crate::links::{Link, USED};
+use crate::port::Sock;
+use crate::{control, io, lock, process, sys, thread};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, Conn};
 use link::lane::{rx, tx::mode, Memory, Progress};
@@ -14,7 +15,9 @@ use link::reason::Reason;
 
 /// Can the daemon be asked to finish this connection? It does so for the lane's owner only.
 fn served(c: &Conn, link: &Link) -> bool {
-    link.state.load(Relaxed) == USED && c.owner_pid.load(Relaxed) == table::me() && !link.is_dead()
+    link.state.load(Relaxed) == USED
+        && c.owner_pid.load(Relaxed) == process::me()
+        && !link.is_dead()
 }
 
 /// Puts the ring back on TCP, now. False: the peer does not take it in time.
@@ -59,7 +62,7 @@ pub fn lingers(c: &Conn, fd: i32) -> bool {
 fn linger(c: &Conn, link: &Link, m: &Memory, fd: i32, ms: u64) {
     let end = sys::now_ms() + ms;
     let mut bell = link.bell();
-    while sys::now_ms() < end && outstanding(fd) && !signals::waiting() {
+    while sys::now_ms() < end && outstanding(fd) && !thread::waiting() {
         let left = end.saturating_sub(sys::now_ms());
         if bell >= 0 && link.is_dead() {
             bell = -1;

@@ -1,8 +1,8 @@
 //! `shutdown`, and what it has in common with a close: nothing that is on its way may turn the end into a reset.
 
 use super::far;
-use crate::links::Sock;
-use crate::{io, lock, promote, sys, table, wait};
+use crate::port::Sock;
+use crate::{io, lane, lock, port, sys, table, wait};
 use core::sync::atomic::Ordering::*;
 use link::family::{state, Conn};
 use link::lane::{Memory, Progress};
@@ -62,7 +62,7 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
         table::local(i).sends_ended.store(1, Relaxed);
         table::bar(c, Reason::NotEstablished);
     }
-    let Some((link, m)) = promote::lane(c, table::local(i)) else {
+    let Some((link, m)) = lane::of(c, table::local(i)) else {
         return Left::Kernel(how);
     };
     if link.is_far() {
@@ -107,7 +107,7 @@ pub fn after_shutdown(i: u32, fd: i32) {
     let c = table::conn(i);
     // (Before they are woken: those for whom any wake-up is one.)
     table::local(i).shuts.fetch_add(1, SeqCst);
-    if let Some((link, m)) = promote::lane(c, table::local(i)) {
+    if let Some((link, m)) = lane::of(c, table::local(i)) {
         // Not before: the kernel would still take what the other end sends by TCP then.
         if c.rx.shut.load(Relaxed) != 0 && !link.is_far() {
             if let Some(_g) = lock::lock(&c.rx.lock) {
@@ -116,6 +116,6 @@ pub fn after_shutdown(i: u32, fd: i32) {
         }
         wait::forward(link, None, None);
         wait::look(i);
-        link.ring();
+        port::ring(link);
     }
 }

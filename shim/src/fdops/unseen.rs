@@ -2,15 +2,15 @@
 
 use super::{after_fork_child, release};
 use crate::fdtab::{self, Fd};
-use crate::{epoll, io, signals, sys, table};
+use crate::{epoll, process, sys, table, thread};
 use core::sync::atomic::Ordering::*;
 
 /// A vfork child shares our memory but not our descriptors: what it does to them is its own affair.
 pub fn not_ours() -> bool {
-    if table::is_new_process() {
-        io::quietly(after_fork_child);
+    if process::is_new_process() {
+        crate::quietly(after_fork_child);
     }
-    sys::getpid() != table::pid()
+    sys::getpid() != process::pid()
 }
 
 /// A new descriptor has a number that the table still has something for: that was closed unseen.
@@ -24,7 +24,7 @@ pub fn replaced(fd: i32) {
 
 #[cold]
 fn forgotten(fd: i32) {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     match fdtab::get(fd) {
         Fd::Conn(i) => vanished(fd, i),
         Fd::Set(s) => {
@@ -39,7 +39,7 @@ fn forgotten(fd: i32) {
 /// put something else in its place. As `close`, but what has the number now is not touched.
 #[cold]
 pub fn vanished(fd: i32, i: u32) {
-    io::quietly(|| {
+    crate::quietly(|| {
         epoll::lost(i, fd);
         let l = table::local(i);
         let _ = l.fd.compare_exchange(fd, -1, Relaxed, Relaxed);

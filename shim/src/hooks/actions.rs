@@ -1,8 +1,8 @@
 //! What `posix_spawn` will do in the child: copies of descriptors, which are made inside libc, unseen.
 
-use crate::fdops;
 use crate::fdtab::MAX_FD;
 use crate::real;
+use crate::{fdops, table};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use link::reason::Reason;
@@ -50,7 +50,7 @@ pub fn before_spawn(list: *const c_void) {
     }
     of(list).for_each(|(_, fd)| fdops::give_up(fd, Reason::Left));
     if MORE.load(Relaxed) != 0 {
-        fdops::each_fd(|fd, _, _| fdops::give_up(fd, Reason::Left));
+        table::each_fd(|fd, _, _| fdops::give_up(fd, Reason::Left));
     }
 }
 

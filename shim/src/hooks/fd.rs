@@ -3,7 +3,7 @@
 use super::sock::nonblock;
 use crate::fdops::{self, not_ours};
 use crate::fdtab::{self, get, Fd};
-use crate::{io, real, signals, sys, table};
+use crate::{io, real, sys, table, thread};
 use core::ffi::{c_char, c_void};
 use link::reason::Reason;
 
@@ -42,7 +42,7 @@ fn closing(fd: i32, later: &mut Linger) -> bool {
     }
     // (What a vfork child does to its descriptors is its own affair.)
     if !not_ours() {
-        if let Some(what) = io::quietly(|| fdops::before_close(fd)) {
+        if let Some(what) = crate::quietly(|| fdops::before_close(fd)) {
             later.add(what);
         }
     }
@@ -58,13 +58,13 @@ fn is_hidden(fd: i32) -> bool {
         // Without the doorbells of its lanes a vfork child could not take them down before it executes another
         // program. (What it has put in the place of one of ours is not closed on exec.)
         true => sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC != 0),
-        false => io::quietly(|| fdtab::is_ours(fd)),
+        false => crate::quietly(|| fdtab::is_ours(fd)),
     }
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn close(fd: i32) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     let mut later = Linger::default();
     if !closing(fd, &mut later) {
         return -1;
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn close(fd: i32) -> i32 {
 pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
     const UNSHARE: i32 = 2;
     const CLOEXEC: i32 = 4;
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     if flags & UNSHARE != 0 {
         fdops::before_split();
     }
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn closefrom(first: i32) {
 
 #[no_mangle]
 pub unsafe extern "C" fn dup(fd: i32) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     fdtab::settled(fd);
     // SAFETY: see the module above.
     let new = unsafe { real::dup(fd) };
@@ -163,8 +163,8 @@ fn copied(old: i32, new: i32) {
         return;
     }
     match not_ours() {
-        false => io::quietly(|| fdops::duplicated(old, new)),
-        true => io::quietly(|| fdops::copied_for_another(old, new)),
+        false => crate::quietly(|| fdops::duplicated(old, new)),
+        true => crate::quietly(|| fdops::copied_for_another(old, new)),
     }
 }
 
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn dup3(a: i32, b: i32, f: i32) -> i32 {
 
 /// dup2 and dup3: `b` is closed on the way, if the kernel has nothing against it.
 fn onto(a: i32, b: i32, flags: i32, native: impl Fn() -> i32) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     fdtab::settled(a);
     if get(a) == Fd::Other && get(b) == Fd::Other {
         return native();
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn fcntl64(fd: i32, cmd: i32, arg: usize) -> i32 {
 unsafe fn control(fd: i32, cmd: i32, arg: usize, native: unsafe fn(i32, i32, usize) -> i32) -> i32 {
     // (The others may wait for a lock on a file.)
     let duplicates = matches!(cmd, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC);
-    let _inside = (duplicates || get(fd) != Fd::Other).then(signals::enter);
+    let _inside = (duplicates || get(fd) != Fd::Other).then(thread::enter);
     if is_hidden(fd) {
         crate::set_errno(libc::EBADF); // as `close` says: who looks which there are closes them
         return -1;

@@ -349,7 +349,7 @@ pub unsafe extern "C" fn seccomp(operation: usize, flags: usize, args: usize) ->
 
 /// The same.
 pub unsafe extern "C" fn pivot_root(new: usize, old: usize) -> i32 {
-    let _inside = crate::signals::enter();
+    let _inside = crate::thread::enter();
     proc::before_moving();
     // SAFETY: as the caller's own call.
     unsafe { real::syscall(libc::SYS_pivot_root, new, old, 0, 0, 0, 0) as i32 }
@@ -433,7 +433,7 @@ fn made(flags: usize, native: impl FnOnce() -> i32) -> i32 {
     let thread = memory && files && has(libc::CLONE_THREAD);
     let vfork = memory && !files && has(libc::CLONE_VFORK);
     if (memory || files) && !thread && !vfork {
-        let _inside = crate::signals::enter();
+        let _inside = crate::thread::enter();
         fdops::step_out(Reason::Shared);
     }
     match memory {
@@ -452,10 +452,10 @@ struct Start {
 unsafe extern "C" fn begin(start: *mut c_void) -> i32 {
     // SAFETY: `clone_named` passes its own variable, of which the child has a copy at the same place.
     let s = unsafe { start.cast::<Start>().read() };
-    crate::io::quietly(fdops::after_fork_child);
+    crate::quietly(fdops::after_fork_child);
     // (The child does not come back through the hook that its parent is in.)
     // SAFETY: what the application has passed for the child.
-    crate::signals::outside(|| unsafe { (s.f)(s.arg) })
+    crate::thread::outside(|| unsafe { (s.f)(s.arg) })
 }
 
 type Clone = unsafe fn(

@@ -1,7 +1,7 @@
 //! Processes: fork, exec, spawn.
 
 use super::actions;
-use crate::{control, env, fdops, filter, io, real, signals, sys};
+use crate::{control, env, fdops, filter, real, sys, thread};
 use core::ffi::{c_char, c_void, CStr};
 use link::reason::Reason;
 
@@ -10,13 +10,13 @@ pub fn forked(native: impl FnOnce() -> i32) -> i32 {
     if env::off() {
         return native();
     }
-    let _inside = signals::enter();
-    io::quietly(fdops::before_fork);
+    let _inside = thread::enter();
+    crate::quietly(fdops::before_fork);
     let r = native();
     if r == 0 {
-        io::quietly(fdops::after_fork_child);
+        crate::quietly(fdops::after_fork_child);
     } else {
-        io::quietly(|| fdops::after_fork_parent(r < 0));
+        crate::quietly(|| fdops::after_fork_parent(r < 0));
     }
     r
 }
@@ -52,22 +52,22 @@ pub unsafe extern "C" fn forkpty(
 
 #[no_mangle]
 pub unsafe extern "C" fn daemon(a: i32, b: i32) -> i32 {
-    let _inside = signals::enter();
-    io::quietly(fdops::before_fork);
+    let _inside = thread::enter();
+    crate::quietly(fdops::before_fork);
     let parent = sys::getpid();
     // SAFETY: see above. The parent exits inside; what returns is the child, or a failure.
     let r = unsafe { real::daemon(a, b) };
     if sys::getpid() != parent {
-        io::quietly(fdops::after_fork_child);
+        crate::quietly(fdops::after_fork_child);
     } else {
-        io::quietly(|| fdops::after_fork_parent(true));
+        crate::quietly(|| fdops::after_fork_parent(true));
     }
     r
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn unshare(flags: i32) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     if flags & libc::CLONE_FILES != 0 {
         fdops::before_split();
     }
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn unshare(flags: i32) -> i32 {
 pub unsafe fn before_filter(strict: bool, filter: *const c_void) {
     // SAFETY: by contract.
     if !env::off() && (strict || unsafe { filter::refuses(filter) }) {
-        let _inside = signals::enter();
+        let _inside = thread::enter();
         fdops::step_out(Reason::Seccomp);
     }
 }
@@ -107,13 +107,13 @@ pub unsafe extern "C" fn prctl(option: i32, a: usize, b: usize, c: usize, d: usi
 /// so far (its listeners came by exec, and its children will accept).
 pub fn before_moving() {
     if !fdops::not_ours() {
-        io::quietly(control::take_along);
+        crate::quietly(control::take_along);
     }
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn chroot(path: *const c_char) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     before_moving();
     // SAFETY: see above.
     unsafe { real::chroot(path) }
@@ -123,12 +123,12 @@ macro_rules! exec {
     ($($name:ident($($a:ident: $t:ty),*);)*) => {$(
         #[no_mangle]
         pub unsafe extern "C" fn $name($($a: $t),*) -> i32 {
-            let _inside = signals::enter();
-            io::quietly(fdops::before_exec);
+            let _inside = thread::enter();
+            crate::quietly(fdops::before_exec);
             // (The new program inherits the mask.)
             // SAFETY: see above.
-            let r = signals::outside(|| unsafe { real::$name($($a),*) });
-            io::quietly(fdops::exec_failed);
+            let r = thread::outside(|| unsafe { real::$name($($a),*) });
+            crate::quietly(fdops::exec_failed);
             r
         }
     )*};
@@ -158,14 +158,14 @@ macro_rules! spawn {
     ($($name:ident($($a:ident: $t:ty),*) -> $r:ty, $program:expr, $actions:expr;)*) => {$(
         #[no_mangle]
         pub unsafe extern "C" fn $name($($a: $t),*) -> $r {
-            let _inside = signals::enter();
+            let _inside = thread::enter();
             // SAFETY: the application's path.
             if !unsafe { keeps_nothing($program) } {
-                io::quietly(fdops::before_spawn);
+                crate::quietly(fdops::before_spawn);
                 actions::before_spawn($actions);
             }
             // SAFETY: see above.
-            signals::outside(|| unsafe { real::$name($($a),*) })
+            thread::outside(|| unsafe { real::$name($($a),*) })
         }
     )*};
 }

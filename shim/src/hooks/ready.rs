@@ -1,7 +1,7 @@
 //! poll, select and epoll.
 
 use crate::fdtab::{get, Fd};
-use crate::{epoll, fdtab, io, pages, poll as polls, promote, real, signals, sys, table};
+use crate::{epoll, fdtab, io, lane, pages, poll as polls, real, sys, table, thread};
 use core::ptr::{null, null_mut};
 use libc::{epoll_event, fd_set, pollfd, sigset_t, timespec, timeval};
 
@@ -69,8 +69,8 @@ unsafe fn with_copies<const N: usize>(
         }
     }
     let undo = || sys::unmap(at, N * bytes);
-    let r = signals::or_undo(&undo, || f(copies));
-    io::quietly(undo);
+    let r = thread::or_undo(&undo, || f(copies));
+    crate::quietly(undo);
     if r >= 0 || keeps != Some(crate::errno()) {
         crate::set_errno(libc::EFAULT);
     }
@@ -325,15 +325,15 @@ pub unsafe extern "C" fn epoll_create1(f: i32) -> i32 {
 
 fn new_set(fd: i32) -> i32 {
     if fd >= 0 && !crate::env::off() && fdtab::init() {
-        let _inside = signals::enter();
-        io::quietly(|| epoll::created(fd));
+        let _inside = thread::enter();
+        crate::quietly(|| epoll::created(fd));
     }
     fd
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_event) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     // SAFETY: see above.
     unsafe {
         let native = || real::epoll_ctl(ep, op, fd, ev);
@@ -345,7 +345,7 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
         match (get(ep), get(fd)) {
             (Fd::Set(s), Fd::Conn(i)) => {
                 let (c, l) = (table::conn(i), table::local(i));
-                let same = match promote::engaged(c) {
+                let same = match lane::engaged(c) {
                     true => io::still(fd, i, c, l, io::Way::Receive),
                     false => op != libc::EPOLL_CTL_ADD || io::proven(fd) == Some(i),
                 };
@@ -356,7 +356,7 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
                 epoll::ctl(s, op, fd, i, e, native)
             }
             (_, Fd::Set(inner)) => {
-                io::quietly(|| epoll::nest(inner));
+                crate::quietly(|| epoll::nest(inner));
                 native()
             }
             // A set that we do not know watches a connection: it stays on TCP.

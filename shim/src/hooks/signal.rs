@@ -1,7 +1,7 @@
 //! Installing signal handlers: see [`crate::signals`]. The C library's functions for it call its own
 //! `sigaction` unseen, so each has a hook that calls ours.
 
-use crate::{fdops, io, real, signals, table};
+use crate::{fdops, process, real, signals, sys, table, thread};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use libc::{sighandler_t, sigset_t};
 
@@ -23,12 +23,13 @@ pub(super) unsafe fn change(
     old: *mut libc::sigaction,
     install: impl Fn(*const libc::sigaction, *mut libc::sigaction) -> i32,
 ) -> i32 {
-    let _inside = signals::enter();
-    if table::is_new_process() {
-        io::quietly(fdops::after_fork_child);
+    let _inside = thread::enter();
+    if process::is_new_process() {
+        crate::quietly(fdops::after_fork_child);
     }
+    let tabled = table::table().is_some() && sys::getpid() == process::pid();
     // SAFETY: see above.
-    unsafe { signals::change(sig, new, old, install) }
+    unsafe { signals::change(tabled, sig, new, old, install) }
 }
 
 /// Another name of it in glibc.

@@ -3,10 +3,8 @@
 use crate::fdops::Left;
 use crate::fdtab::{self, conn, get, Fd};
 use crate::io::SIOCATMARK;
-use crate::links::Sock;
-use crate::{
-    control, env, epoll, fdops, io, lock, pages, probes, promote, real, signals, sys, table,
-};
+use crate::port::Sock;
+use crate::{control, env, epoll, fdops, io, lane, lock, pages, probes, real, sys, table, thread};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{sockaddr, socklen_t};
@@ -15,11 +13,11 @@ use link::reason::Reason;
 
 #[no_mangle]
 pub unsafe extern "C" fn socket(domain: i32, ty: i32, proto: i32) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     // SAFETY: see the module above.
     let fd = unsafe { real::socket(domain, ty, proto) };
     if fd >= 0 {
-        io::quietly(|| match fdops::is_tcp(domain, ty, proto) {
+        crate::quietly(|| match fdops::is_tcp(domain, ty, proto) {
             true => fdops::socket_made(fd, ty & libc::SOCK_NONBLOCK != 0, false, false),
             false => fdops::replaced(fd),
         });
@@ -45,7 +43,7 @@ pub unsafe extern "C" fn connect(fd: i32, a: *const sockaddr, l: socklen_t) -> i
             return r; // closed by another thread while it slept
         }
         if r == 0 || crate::errno() == libc::EINPROGRESS || crate::errno() == libc::EINTR {
-            let _inside = signals::enter();
+            let _inside = thread::enter();
             if conn(fd) == Some(i) {
                 fdops::connected(fd, i, unspec);
             }
@@ -56,7 +54,7 @@ pub unsafe extern "C" fn connect(fd: i32, a: *const sockaddr, l: socklen_t) -> i
 
 #[no_mangle]
 pub unsafe extern "C" fn listen(fd: i32, n: i32) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     // SAFETY: see the module above.
     let r = unsafe { real::listen(fd, n) };
     if r == 0 {
@@ -71,7 +69,7 @@ fn accepted(listener: i32, fd: i32, nonblock: bool) {
     if fd < 0 || env::off() {
         return;
     }
-    io::quietly(|| {
+    crate::quietly(|| {
         let tcp = match get(listener) {
             Fd::Conn(_) => true,
             // An inherited listener: ask the kernel what it accepts.
@@ -94,29 +92,29 @@ fn accepted(listener: i32, fd: i32, nonblock: bool) {
 
 #[no_mangle]
 pub unsafe extern "C" fn accept(fd: i32, a: *mut sockaddr, l: *mut socklen_t) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     // SAFETY: see the module above.
-    let r = signals::outside(|| unsafe { real::accept(fd, a, l) });
+    let r = thread::outside(|| unsafe { real::accept(fd, a, l) });
     accepted(fd, r, false);
     r
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn accept4(fd: i32, a: *mut sockaddr, l: *mut socklen_t, f: i32) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     // SAFETY: see the module above.
-    let r = signals::outside(|| unsafe { real::accept4(fd, a, l, f) });
+    let r = thread::outside(|| unsafe { real::accept4(fd, a, l, f) });
     accepted(fd, r, f & libc::SOCK_NONBLOCK != 0);
     r
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     fdtab::settled(fd);
-    let i = io::quietly(|| io::proven(fd));
+    let i = crate::quietly(|| io::proven(fd));
     let left = match i {
-        Some(i) => io::quietly(|| fdops::before_shutdown(fd, i, how)),
+        Some(i) => crate::quietly(|| fdops::before_shutdown(fd, i, how)),
         None => Left::Kernel(how),
     };
     let r = match left {
@@ -129,7 +127,7 @@ pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
         }
     };
     if let Some(i) = i {
-        io::quietly(|| {
+        crate::quietly(|| {
             fdops::after_shutdown(i, fd);
             epoll::stir(i);
         });
@@ -145,12 +143,12 @@ pub unsafe extern "C" fn getsockopt(
     v: *mut c_void,
     len: *mut socklen_t,
 ) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     if level == libc::IPPROTO_TCP && name == libc::TCP_ZEROCOPY_RECEIVE {
         fdops::give_up(fd, Reason::Option); // a receive: it takes bytes from the kernel's queue
     }
-    if let Some(i) = io::quietly(|| io::proven(fd)) {
-        io::quietly(|| probes::before_option(i, level, name));
+    if let Some(i) = crate::quietly(|| io::proven(fd)) {
+        crate::quietly(|| probes::before_option(i, level, name));
     }
     let _push = not_pushing(fd, level, name);
     // SAFETY: see the module above.
@@ -163,7 +161,7 @@ pub unsafe extern "C" fn getsockopt(
             && *len >= 4
         {
             if let Some(i) = conn(fd) {
-                io::quietly(|| io::check(i, fd));
+                crate::quietly(|| io::check(i, fd));
                 let p = v.cast::<i32>();
                 if p.read_unaligned() == 0 {
                     // An error that a call of ours took from the kernel before the application asked.
@@ -220,7 +218,7 @@ pub unsafe extern "C" fn setsockopt(
     v: *const c_void,
     len: socklen_t,
 ) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     if disqualifies(level, name) && conn(fd).is_some() {
         // SO_RCVLOWAT of 1 is the default, which lanes have; 0 means the same, less means "most".
         // SAFETY: the application promises `len` readable bytes.
@@ -233,8 +231,8 @@ pub unsafe extern "C" fn setsockopt(
             fdops::give_up(fd, Reason::Option);
         }
     }
-    if let Some(i) = io::quietly(|| io::proven(fd)) {
-        io::quietly(|| probes::before_option(i, level, name));
+    if let Some(i) = crate::quietly(|| io::proven(fd)) {
+        crate::quietly(|| probes::before_option(i, level, name));
     }
     let push = not_pushing(fd, level, name);
     // SAFETY: see the module above.
@@ -247,7 +245,7 @@ pub unsafe extern "C" fn setsockopt(
     }
     if r == 0 && io::bufs::is_size(level, name) {
         if let Some(i) = conn(fd) {
-            io::quietly(|| io::bufs::set(i));
+            crate::quietly(|| io::bufs::set(i));
         }
     }
     if r == 0 && level == libc::SOL_SOCKET {
@@ -291,7 +289,7 @@ fn ring_comes_first(i: u32, fd: i32) -> bool {
     if !c.rx.engaged() {
         return false;
     }
-    let Some((link, m)) = promote::lane(c, table::local(i)) else {
+    let Some((link, m)) = lane::of(c, table::local(i)) else {
         return false;
     };
     let Some(_g) = lock::lock(&c.rx.lock) else {
@@ -320,8 +318,8 @@ pub unsafe extern "C" fn ioctl(fd: i32, req: u64, arg: usize) -> i32 {
         let Some(i) = conn(fd) else {
             return real::ioctl(fd, req, arg);
         };
-        let _inside = signals::enter();
-        if io::quietly(|| io::proven(fd)) != Some(i) {
+        let _inside = thread::enter();
+        if crate::quietly(|| io::proven(fd)) != Some(i) {
             return real::ioctl(fd, req, arg);
         }
         if req == libc::FIONREAD && pages::writable(arg as *const i32, 4) {
@@ -356,7 +354,7 @@ pub fn nonblock(i: u32, on: bool) {
     let f = &table::conn(i).flags;
     if on {
         f.fetch_or(flag::NONBLOCK, Relaxed);
-        io::quietly(|| crate::promote::made_nonblocking(i));
+        crate::quietly(|| crate::promote::made_nonblocking(i));
     } else {
         f.fetch_and(!flag::NONBLOCK, Relaxed);
     }

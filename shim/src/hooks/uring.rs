@@ -5,7 +5,7 @@
 use super::{msg, ready};
 use crate::fdtab::{self, get, Fd};
 use crate::uring::{self, Params, Sqe};
-use crate::{env, epoll, fdops, io, pages, real, signals};
+use crate::{env, epoll, fdops, pages, real, thread};
 use core::ffi::c_void;
 use link::reason::Reason;
 
@@ -46,12 +46,12 @@ const ENTER_REGISTERED_RING: u32 = 1 << 4;
 /// # Safety
 /// As the system call.
 pub unsafe extern "C" fn setup(entries: u32, params: *mut c_void) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     let (n, p) = (libc::SYS_io_uring_setup, params as usize);
     // SAFETY: passed on.
     let fd = unsafe { real::syscall(n, entries as usize, p, 0, 0, 0, 0) } as i32;
     if fd >= 0 && !env::off() && fdtab::init() {
-        io::quietly(|| {
+        crate::quietly(|| {
             // SAFETY: the kernel has just filled them in; any bytes are a value.
             let p = unsafe { params.cast::<Params>().read_unaligned() };
             if let Some(r) = uring::made(fd, &p) {
@@ -76,8 +76,8 @@ pub unsafe extern "C" fn enter(
 ) -> i32 {
     if to_submit > 0 && flags & ENTER_REGISTERED_RING == 0 {
         if let Fd::Ring(r) = get(fd) {
-            let _inside = signals::enter();
-            io::quietly(|| submitting(r, to_submit));
+            let _inside = thread::enter();
+            crate::quietly(|| submitting(r, to_submit));
         }
     }
     let (n, ring, count) = (libc::SYS_io_uring_enter, fd as usize, to_submit as usize);
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn enter(
 /// # Safety
 /// As the system call.
 pub unsafe extern "C" fn register(fd: i32, op: u32, arg: *mut c_void, n: u32) -> i32 {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     // A ring that is entered by an index would not be known again, nor one whose memory is another. As kernels
     // before 5.18, and 6.13: programs go on with the descriptor, and its size.
     let what = op & !REGISTER_USE_REGISTERED_RING;
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn register(fd: i32, op: u32, arg: *mut c_void, n: u32) ->
         crate::set_errno(libc::EINVAL);
         return -1;
     }
-    io::quietly(|| {
+    crate::quietly(|| {
         if let Some((files, n)) = listed(op, arg, n) {
             unseen_files(files, n);
         }
@@ -245,8 +245,8 @@ const IOCB_CMD_POLL: u16 = 5;
 /// # Safety
 /// As the system call.
 pub unsafe extern "C" fn submit(context: usize, n: i64, list: *const *const Iocb) -> i32 {
-    let _inside = signals::enter();
-    io::quietly(|| {
+    let _inside = thread::enter();
+    crate::quietly(|| {
         for k in 0..usize::try_from(n).unwrap_or(0) {
             let at = list.wrapping_add(k);
             if !pages::readable(at, size_of::<*const Iocb>()) {

@@ -4,15 +4,15 @@
 //! family's is the same.
 
 use crate::fdops::not_ours;
-use crate::{env, family, io, real, signals};
+use crate::{env, family, real, thread};
 use core::ffi::{c_char, c_void};
 
 /// `succeeded`: what the call says when something has changed.
 fn changed(native: impl FnOnce() -> i32, succeeded: impl FnOnce(i32) -> bool) -> i32 {
-    let _inside = signals::enter();
-    let ours = !env::off() && io::quietly(|| !not_ours());
+    let _inside = thread::enter();
+    let ours = !env::off() && crate::quietly(|| !not_ours());
     if ours {
-        io::quietly(family::before_user_change);
+        crate::quietly(family::before_user_change);
     }
     let r = native();
     if ours && succeeded(r) {

@@ -2,9 +2,9 @@
 //! algorithm would hold back what is sent behind it, which goes out at once where there was no lane. Whoever is killed
 //! then, or closes with bytes unread, would lose it.
 
-use crate::links::Sock;
+use crate::port::Sock;
 use crate::table::Local;
-use crate::{lock, promote, sys};
+use crate::{lane, lock, sys};
 use core::sync::atomic::Ordering::*;
 use link::family::Conn;
 use link::lane::Port;
@@ -18,7 +18,7 @@ pub fn may_wait(c: &Conn, l: &Local) -> bool {
 /// A native send has moved so many bytes: they go out, unless what the way down has put there is acknowledged.
 #[cold]
 pub fn push(c: &Conn, l: &Local, moved: u64) {
-    let (Some(_g), Some((link, _))) = (lock::lock(&c.tx.lock), promote::lane(c, l)) else {
+    let (Some(_g), Some((link, _))) = (lock::lock(&c.tx.lock), lane::of(c, l)) else {
         return;
     };
     let fd = l.fd.load(Relaxed);

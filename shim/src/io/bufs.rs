@@ -3,7 +3,7 @@
 //! with use, and rings do so in their own way.
 
 use crate::table::{self, Local};
-use crate::{epoll, lock, promote, sys, wait};
+use crate::{epoll, lane, lock, sys, wait};
 use link::family::Conn;
 use link::lane::Memory;
 use link::layout::RING_FAST_LOG2;
@@ -72,7 +72,7 @@ pub fn set(i: u32) {
         let (Some(_t), Some(_r)) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)) else {
             return;
         };
-        let Some((_, m)) = promote::lane(c, l) else {
+        let Some((_, m)) = lane::of(c, l) else {
             return;
         };
         sync(c, &m, l.fd.load(core::sync::atomic::Ordering::Relaxed));

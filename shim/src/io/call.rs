@@ -4,14 +4,13 @@
 //! after a part of its bytes: the close that would have been the last then moves the socket to a hidden
 //! number, and is finished by the last call that leaves. Calls that neither sleep nor go on pay two loads.
 
-use crate::table::{self, Local};
-use crate::{fdops, fdtab, lock, real, signals};
+use crate::table::{self, Local, CALLS};
+use crate::{fdops, fdtab, lock, real, thread};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
 use link::family::Conn;
 
-/// Bits of `Local::calls`: how many calls hold the connection.
-const COUNT: u32 = (1 << 30) - 1;
+/// Bits of `Local::calls` beside [`CALLS`].
 /// Its last descriptor is being closed, or was: nobody may begin to hold it.
 const CLOSING: u32 = 1 << 31;
 /// That close is left to the last call that holds it.
@@ -179,14 +178,14 @@ impl Drop for Call {
         if self.held {
             // SAFETY: pushed by `hold`, in this frame; what came after it has been popped.
             unsafe { real::cleanup_pop(self.cleanup.as_mut_ptr().cast()) };
-            super::quietly(|| let_go(what(self.place, self.i)));
+            crate::quietly(|| let_go(what(self.place, self.i)));
         }
     }
 }
 
 /// Takes a place in `HELD`, plus 1; 0: there is none.
 fn place(i: u32) -> u32 {
-    let me = u64::from(i + 1) << 32 | u64::from(signals::tid());
+    let me = u64::from(i + 1) << 32 | u64::from(thread::tid());
     let free = |w: &AtomicU64| w.compare_exchange(0, me, Acquire, Relaxed).is_ok();
     HELD.iter().position(free).map_or(0, |p| p as u32 + 1)
 }
@@ -199,7 +198,7 @@ fn what(place: u32, i: u32) -> usize {
 /// The end of a call that held something: place in the upper half, connection in the lower.
 #[cold]
 extern "C" fn let_go(what: usize) {
-    let _inside = signals::enter(); // (a thread that is cancelled comes from outside)
+    let _inside = thread::enter(); // (a thread that is cancelled comes from outside)
     let place = (what >> 32).wrapping_sub(1);
     if let (Some(w), Some(k)) = (HELD.get(place), KEPT.get(place)) {
         k.iter()
@@ -212,7 +211,7 @@ extern "C" fn let_go(what: usize) {
 fn leave(i: u32) {
     let calls = &table::local(i).calls;
     // (In a forked child nothing is counted.)
-    let one_less = |v: u32| (v & COUNT != 0).then(|| v - 1);
+    let one_less = |v: u32| (v & CALLS != 0).then(|| v - 1);
     let _ = calls.fetch_update(SeqCst, SeqCst, one_less);
     // Several may find that they were the last: one of them finishes.
     if calls
@@ -226,13 +225,13 @@ fn leave(i: u32) {
 /// The last descriptor is about to be closed, with the locks of both directions held: no call may begin to
 /// hold the connection any more. True if others do.
 pub fn close(i: u32, l: &Local) -> bool {
-    let held = l.calls.fetch_or(CLOSING, SeqCst) & COUNT; // SYNC hold
+    let held = l.calls.fetch_or(CLOSING, SeqCst) & CALLS; // SYNC hold
     held > own(i)
 }
 
 /// Leaves the close to the last call that holds the connection. False: there is none any more.
 pub fn defer(l: &Local) -> bool {
-    let some = |v: u32| (v & COUNT != 0).then_some(v | DEFERRED);
+    let some = |v: u32| (v & CALLS != 0).then_some(v | DEFERRED);
     l.calls.fetch_update(SeqCst, SeqCst, some).is_ok()
 }
 
@@ -249,14 +248,9 @@ pub fn closed(what: usize) {
 
 /// Calls of this thread, which a handler has interrupted.
 fn own(i: u32) -> u32 {
-    let me = u64::from(i + 1) << 32 | u64::from(signals::tid());
+    let me = u64::from(i + 1) << 32 | u64::from(thread::tid());
     let mine = HELD.iter().filter(|w| w.load(Relaxed) == me);
     mine.count() as u32
-}
-
-/// A new connection in this entry. (Calls that still have to notice that theirs is gone stay counted.)
-pub fn reset(l: &Local) {
-    l.calls.fetch_and(COUNT, SeqCst);
 }
 
 /// In a forked child: no thread of the parent's is in a call here, and what was kept for one is closed.

@@ -3,13 +3,14 @@
 
 use super::call::Call;
 use super::fail;
-use crate::links::{Link, Sock};
+use crate::links::Link;
+use crate::port::Sock;
+pub use crate::sys::{CLOSE, CLOSE_WAIT};
 use crate::table::{self, Local};
-use crate::{control, ends, lock, probes, promote, signals, sys};
+use crate::{control, ends, lane, lock, probes, promote, sys, thread};
 use core::sync::atomic::Ordering::*;
 use link::family::Conn;
 use link::lane::Memory;
-use link::layout::marks;
 use link::reason::Reason;
 
 /// Resets the connection: RST to the peer, ECONNRESET here, once, and the reason in `ss`.
@@ -24,7 +25,7 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     table::bar(c, r);
     c.tx.abandon();
     // (A packet filter may eat it: see `ends`.)
-    if let Some((link, m)) = promote::lane(c, table::local_of(c)).filter(|(k, _)| !k.is_far()) {
+    if let Some((link, m)) = lane::of(c, table::local_of(c)).filter(|(k, _)| !k.is_far()) {
         c.rx.announce_reset(&m, &Sock { fd, link });
     }
     disconnect(fd);
@@ -60,10 +61,10 @@ pub fn send_or_told(c: &Conn, native: impl Fn() -> isize) -> isize {
     match c.has_error() {
         true => match c.take_error() {
             // A reset behind a FIN: the kernel says EPIPE for ever, with the signal.
-            0 | libc::EPIPE => signals::outside(native),
+            0 | libc::EPIPE => thread::outside(native),
             e => fail(e),
         },
-        false => signals::outside(native),
+        false => thread::outside(native),
     }
 }
 
@@ -79,7 +80,7 @@ pub fn recv_or_told(c: &Conn, fd: i32, flags: i32, native: impl Fn() -> isize) -
             e => return fail(e),
         }
     }
-    signals::outside(native)
+    thread::outside(native)
 }
 
 /// The peer's process may have died, or its socket: then bytes must meet TCP's own errors.
@@ -95,8 +96,8 @@ pub(super) fn peer_check(call: &Call, c: &Conn, l: &Local, link: &Link, m: &Memo
 #[cold]
 pub fn check(i: u32, fd: i32) {
     let (c, l) = (table::conn(i), table::local(i));
-    if promote::engaged_tx(c) {
-        if let Some((link, m)) = promote::lane(c, l) {
+    if lane::engaged_tx(c) {
+        if let Some((link, m)) = lane::of(c, l) {
             check_end(c, fd, link, &m, || l.fd.load(Relaxed) == fd);
         }
     }
@@ -112,21 +113,21 @@ fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool
     sys::poll_now(&mut p);
     let (e, dead) = (p[0].revents, p[1].revents & libc::POLLHUP != 0);
     if link.is_far() && dead {
-        return link.gone(); // the daemon is
+        return promote::link_gone(link); // the daemon is
     }
     let gone = e & (libc::POLLERR | libc::POLLHUP) != 0 || e & libc::POLLRDHUP != 0 && dead;
     if gone {
         if let Some(_g) = lock::lock(&c.tx.lock) {
             if ours() {
                 if e & libc::POLLHUP == 0 {
-                    has_died(c, m, fd, dead);
+                    ends::has_died(c, m, fd, dead);
                 }
                 c.tx.abandon();
             }
         }
     }
     if dead {
-        link.gone(); // the other connections with it shall hear, too
+        promote::link_gone(link); // the other connections with it shall hear, too
     }
     if control::fd() < 0 {
         control::ensure();
@@ -137,7 +138,7 @@ fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool
 /// end died with bytes of ours unread on the ring? Then it is reset.
 #[cold]
 pub(super) fn instead_of_end(call: &Call, i: u32, c: &Conn, l: &Local) -> i32 {
-    if let Some((link, m)) = promote::lane(c, l).filter(|_| promote::engaged_tx(c)) {
+    if let Some((link, m)) = lane::of(c, l).filter(|_| lane::engaged_tx(c)) {
         let fd = call.fd(l);
         let ended = sys::poll1(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);
         if ended == libc::POLLRDHUP
@@ -152,46 +153,4 @@ pub(super) fn instead_of_end(call: &Call, i: u32, c: &Conn, l: &Local) -> i32 {
         true => c.take_error_at_end(),
         false => 0,
     }
-}
-
-/// The other end died with bytes of ours unread on the ring, of which its kernel does not know: as if its
-/// reset had come. A socket that is closed, though this end has not ended, has had one by TCP, too, of which the
-/// kernel tells, or has told.
-pub fn reset_by_death(c: &Conn, m: &Memory, fd: i32) {
-    if c.rx.has_ended(m) || sys::tcp_state(fd) != Some(CLOSE) {
-        tell_death(c, m, fd);
-    }
-    cut(fd);
-}
-
-/// The same, once, if the other end has died so. `dead` as in [`link::lane::RxState::notice_death`]. Under the lock of
-/// the sending half.
-pub fn has_died(c: &Conn, m: &Memory, fd: i32, dead: bool) -> bool {
-    let died = c.rx.notice_death(m, dead);
-    if died {
-        reset_by_death(c, m, fd);
-        c.tx.abandon();
-    }
-    died
-}
-
-/// State of a TCP socket whose other end has sent its FIN.
-pub const CLOSE_WAIT: u8 = 8;
-
-/// State of a TCP socket whose connection is over.
-pub const CLOSE: u8 = 7;
-
-/// Behind a FIN that it sent before, such a reset is EPIPE, for who sends.
-pub fn tell_death(c: &Conn, m: &Memory, fd: i32) {
-    let fin = || sys::poll1(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
-    match c.rx.said(m) & marks::ENDED != 0 && fin() {
-        true => c.tx.error.put(libc::EPIPE),
-        false => c.rx.error.put(libc::ECONNRESET),
-    }
-}
-
-/// Leaves the socket as after a reset: EPIPE, POLLHUP, and the end after what lies in TCP's queue, which a
-/// `disconnect` would throw away. False: it was closed before.
-pub fn cut(fd: i32) -> bool {
-    sys::shutdown(fd, libc::SHUT_RDWR) != Err(libc::ENOTCONN)
 }

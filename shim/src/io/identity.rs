@@ -4,7 +4,7 @@
 
 use super::Way;
 use crate::table::{self, Local};
-use crate::{fdops, fdtab, pages, sys, wait};
+use crate::{fdops, fdtab, pages, wait};
 use core::sync::atomic::Ordering::Relaxed;
 use link::family::Conn;
 use link::prim::ticks;
@@ -50,22 +50,10 @@ pub fn proven(fd: i32) -> Option<u32> {
 
 /// Is `fd` connection `i`? If not, that number is forgotten.
 fn is(fd: i32, i: u32, c: &Conn) -> bool {
-    let same = is_same(fd, c);
+    let same = table::is_same(fd, c);
     // (A vfork child has descriptors of its own.)
     if !same && !fdops::not_ours() {
         fdops::vanished(fd, i);
     }
     same
-}
-
-/// Does the kernel say so? (What has no name yet has no lane either.)
-fn is_same(fd: i32, c: &Conn) -> bool {
-    let known = c.inode.load(Relaxed);
-    known == 0 || sys::inode(fd).is_ok_and(|(inode, _)| inode == known)
-}
-
-/// Has something else got a number that the table has for a connection? For what is done on its behalf in other
-/// calls, under its locks: nothing is forgotten here.
-pub fn is_other(fd: i32) -> bool {
-    fdtab::conn(fd).is_some_and(|i| !is_same(fd, table::conn(i)))
 }

@@ -1,6 +1,6 @@
 //! `TCP_INQ`: receives tell beside the bytes how many more there are to read.
 
-use crate::{lock, pages, promote, sys, table};
+use crate::{lane, lock, pages, sys, table};
 use core::sync::atomic::Ordering::*;
 use libc::{cmsghdr, msghdr};
 use link::family::{flag, Conn};
@@ -25,7 +25,7 @@ pub unsafe fn put_inq(i: u32, fd: i32, m: &mut msghdr) {
     if table::conn(i).flags.load(Relaxed) & flag::INQ == 0 {
         m.msg_controllen = 0;
     } else {
-        let hint = super::quietly(|| hint(i, fd)).to_ne_bytes();
+        let hint = crate::quietly(|| hint(i, fd)).to_ne_bytes();
         // SAFETY: passed on.
         unsafe { put_control(m, libc::IPPROTO_TCP, libc::TCP_CM_INQ, &hint) }
     }
@@ -87,7 +87,7 @@ fn hint(i: u32, fd: i32) -> i32 {
 
 /// Unread bytes of the ring, if TCP has none before them.
 fn on_ring(i: u32, c: &Conn) -> Option<i32> {
-    let (_, m) = promote::lane(c, table::local(i))?;
+    let (_, m) = lane::of(c, table::local(i))?;
     let _g = lock::lock(&c.rx.lock)?;
     let up = c.rx.mode.load(Relaxed) == rx::mode::RING;
     up.then(|| c.rx.ring_unread(&m).min(i32::MAX as u64) as i32)

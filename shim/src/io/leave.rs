@@ -1,9 +1,10 @@
 //! A connection that goes where no lane can follow: exec, SCM_RIGHTS, descriptors out of reach.
 
-use super::{cut, has_died, reset, tell_death};
-use crate::links::{Link, Sock};
+use super::reset;
+use crate::links::Link;
+use crate::port::Sock;
 use crate::table::{self, Local};
-use crate::{ends, lock, probes, promote, sys};
+use crate::{ends, lane, lock, port, probes, promote, sys};
 use core::sync::atomic::Ordering::*;
 use link::family::Conn;
 use link::lane::Memory;
@@ -39,7 +40,7 @@ pub fn yield_lane(i: u32, fd: i32) -> bool {
 fn come_down(i: u32, fd: i32, why: Reason) -> bool {
     let c = table::conn(i);
     let l = table::local(i);
-    let Some((link, m)) = promote::lane(c, l) else {
+    let Some((link, m)) = lane::of(c, l) else {
         return true;
     };
     let port = Sock { fd, link };
@@ -90,13 +91,13 @@ fn come_down(i: u32, fd: i32, why: Reason) -> bool {
             return false;
         }
         if !rx_done {
-            link.ring();
+            port::ring(link);
         }
         let _ = sys::poll_ms(fd, if tx_done { 0 } else { libc::POLLOUT }, 1);
         // The peer may be a lane of this same process: do its part, too.
-        promote::each(|k, other| {
+        table::each(|k, other| {
             if k != i {
-                if let Some((lk, mm)) = promote::lane(other, table::local(k)) {
+                if let Some((lk, mm)) = lane::of(other, table::local(k)) {
                     if let Some(_g) = lock::try_lock(&other.tx.lock) {
                         let _ = other.tx.look(
                             &mm,
@@ -120,7 +121,7 @@ fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
         let unread = c.tx.is_up() && c.tx.unread(m).is_ok_and(|n| n > 0);
         let ended = || sys::poll1(port.fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);
         if c.rx.shut.load(Relaxed) == 0 && ended() == libc::POLLRDHUP {
-            has_died(c, m, port.fd, ends::is_dead(l));
+            ends::has_died(c, m, port.fd, ends::is_dead(l));
         }
         let was = c.tx.is_up();
         // A peer that has closed would answer a frame with a reset, where the next owner is to find an end.
@@ -129,11 +130,11 @@ fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
         // Its end may have come between the two, or be about to come: that, too, is a reset.
         if unread && c.rx.shut.load(Relaxed) == 0 && died_meanwhile(c, m, port) {
             let _ = sys::getsockopt_u32(port.fd, libc::SOL_SOCKET, libc::SO_ERROR);
-            tell_death(c, m, port.fd);
-            cut(port.fd);
+            ends::tell_death(c, m, port.fd);
+            port::cut(port.fd);
         }
         if was {
-            promote::went_down(c);
+            probes::went_down(c);
         }
     }
 }

@@ -4,7 +4,7 @@
 use super::call::Call;
 use super::{at_mark, behind, broken, fail, left_ms, recv_or_told, send_or_told, CLOSE};
 use crate::table::{self, Local};
-use crate::{errno, lock, real, set_errno, signals, sys};
+use crate::{errno, lock, real, set_errno, signals, sys, thread};
 use core::sync::atomic::Ordering::*;
 use libc::{iovec, msghdr};
 use link::family::{flag, Conn};
@@ -147,11 +147,11 @@ pub fn native(
         true => way.lose((c, l), tables),
         false => way.leave(c, 0, tables),
     };
-    let says = signals::or_undo(&undo, make);
+    let says = thread::or_undo(&undo, make);
     // (What it moved on a connection that is closed is the kernel's affair.)
     let ours = call.counts(c);
     if says < 0 && matches!(errno(), libc::EFAULT | libc::EINVAL) {
-        super::quietly(undo); // it may have failed after it had taken bytes
+        crate::quietly(undo); // it may have failed after it had taken bytes
     } else {
         let moved = match ours && counts {
             true => says.max(0) as u64,
@@ -159,7 +159,7 @@ pub fn native(
         };
         way.leave(c, moved, tables);
         if way == Way::Send && moved > 0 && behind::may_wait(c, l) {
-            super::quietly(|| behind::push(c, l, moved));
+            crate::quietly(|| behind::push(c, l, moved));
         }
     }
     Native::Made { says, ours }
@@ -243,7 +243,7 @@ pub unsafe fn rest(
             return 0;
         }
         // SAFETY: by contract.
-        let r = signals::outside(|| unsafe { way.block(fd, &mut h, flags) });
+        let r = thread::outside(|| unsafe { way.block(fd, &mut h, flags) });
         let waits = sleeps.filter(|_| r < 0 && (!peeks_all || is_nonblocking(fd)));
         if let Some(sleep) = waits.filter(|_| errno() == libc::EAGAIN) {
             let goes_on = sleeps_on(way, fd, sleep.until, part);
@@ -266,7 +266,7 @@ pub unsafe fn rest(
         let r = r.max(0) as usize;
         moved += r;
         iov.skip(r);
-        let goes_on = || all && r > 0 && sleeps.is_some() && !signals::interrupted(true);
+        let goes_on = || all && r > 0 && sleeps.is_some() && !thread::interrupted(true);
         if iov.left() == 0 || flags & libc::MSG_PEEK != 0 || r < want && !goes_on() {
             return moved as isize;
         }
@@ -295,10 +295,10 @@ fn sleeps_on(way: Way, fd: i32, end: Option<u64>, part: bool) -> bool {
     };
     let ms = left_ms(end).min(i64::from(i32::MAX)) as i32;
     // SAFETY: a valid entry. A cancellation point, as the call itself.
-    let n = signals::outside(|| unsafe { real::poll(&mut p, 1, ms) });
+    let n = thread::outside(|| unsafe { real::poll(&mut p, 1, ms) });
     let anew = n < 0 && !ends(end.is_some() || part);
     if anew {
-        signals::begins_anew();
+        thread::begins_anew();
     }
     // (Begun anew, it may perhaps not block.)
     if n == 0 || anew && is_nonblocking(fd) {
@@ -310,8 +310,8 @@ fn sleeps_on(way: Way, fd: i32, end: Option<u64>, part: bool) -> bool {
 
 /// Does the signal that has interrupted a sleep end the call, which has a time-out or moved something (`any`)?
 fn ends(any: bool) -> bool {
-    match signals::interrupted(true) {
-        true => signals::interrupted(any),
+    match thread::interrupted(true) {
+        true => thread::interrupted(any),
         false => any || signals::foreign_cut(),
     }
 }

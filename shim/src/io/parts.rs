@@ -9,10 +9,10 @@
 use super::call::Call;
 use super::errors::CLOSE_WAIT;
 use super::native::{self, header, native, rest, Native, Sleep, Way, NONE, VECS};
-use super::{closed, deadline, left_ms, nonblocking, quietly, short};
-use crate::poll::few;
+use super::{closed, deadline, left_ms, nonblocking, short};
+use crate::few;
 use crate::table::{self, Local};
-use crate::{control, errno, promote, real, signals, sys};
+use crate::{control, errno, promote, real, sys, thread};
 use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::Ordering::*;
 use libc::pollfd;
@@ -195,14 +195,14 @@ impl Cut {
             }
             n => n,
         };
-        if signals::waiting() {
+        if thread::waiting() {
             return false; // as one that comes during the sleep
         }
-        let ran = signals::ran();
-        let n = quietly(|| signals::outside(poll));
+        let ran = thread::ran();
+        let n = crate::quietly(|| thread::outside(poll));
         self.news = n > 0 && p[1].revents != 0;
         // (A handler may run when the daemon, of which the kernel's own call knows nothing, has ended the sleep.)
-        n > 0 && signals::ran() == ran
+        n > 0 && thread::ran() == ran
     }
 }
 

@@ -6,10 +6,11 @@ use super::{
     at_mark, closed, deadline, error_now, fail, fail_or, instead_of_end, left_ms, lock_for,
     nonblocking, proven, recv_or_told, reset, still, Call, LOOK_US,
 };
-use crate::links::{Link, Sock};
+use crate::links::Link;
+use crate::port::Sock;
 use crate::table::{self, Local};
 use crate::wait::{self, For, Woke};
-use crate::{control, ends, lock, promote, real, signals, sys};
+use crate::{control, ends, lane, lock, port, process, promote, real, sys, thread};
 use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
@@ -33,16 +34,16 @@ pub unsafe fn recv(
     if table::conn(i).rx.engaged() {
         real::test_cancel();
     }
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     let Some((mut call, i)) = Call::of(fd, i) else {
-        return signals::outside(native);
+        return thread::outside(native);
     };
     let (c, l) = (table::conn(i), table::local(i));
     if control::pending() {
         control::pump();
     }
     if c.rx.engaged() && !still(fd, i, c, l, Way::Receive) {
-        return signals::outside(native);
+        return thread::outside(native);
     }
     let all = flags & (libc::MSG_WAITALL | libc::MSG_PEEK);
     let mut r = Receiving {
@@ -73,7 +74,7 @@ pub unsafe fn recv(
         };
         match step {
             Break(r) => return r,
-            Continue(()) if r.other => return signals::outside(native),
+            Continue(()) if r.other => return thread::outside(native),
             Continue(()) => {}
         }
     }
@@ -177,7 +178,7 @@ impl Receiving<'_> {
     /// TCP has ended, before anything was received: a reset, if the other end died with bytes of ours unread.
     fn tcp_ended(&self) -> isize {
         let (c, l) = (self.c, self.l);
-        if !promote::engaged_tx(c) && !c.has_error() {
+        if !lane::engaged_tx(c) && !c.has_error() {
             return 0;
         }
         match instead_of_end(self.call, self.i, c, l) {
@@ -220,7 +221,7 @@ impl Receiving<'_> {
     #[inline(always)]
     fn on_lane(&mut self) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
-        let Some((link, m)) = promote::lane(c, l) else {
+        let Some((link, m)) = lane::of(c, l) else {
             return Break(match self.call.current(c, l) {
                 true => fail_or(self.total, libc::ECONNRESET), // no clean end
                 false => closed(self.total),
@@ -235,7 +236,7 @@ impl Receiving<'_> {
         let got = self.take(link, &m)?;
         if let Received::Bytes(n) = got {
             if c.rx.is_up() {
-                promote::promoted(c);
+                lane::promoted(c);
             }
             self.total += n;
             link.moved();
@@ -259,9 +260,9 @@ impl Receiving<'_> {
         }
         let fd = l.fd.load(Relaxed);
         let port = Sock { fd, link };
-        if c.owner_pid.load(Relaxed) != table::me() {
+        if c.owner_pid.load(Relaxed) != process::me() {
             c.rx.want_down(m, &port); // a forked child reads along until the sender is on TCP
-            link.ring();
+            port::ring(link);
         }
         let how = How {
             peek: self.peeks(),
@@ -318,14 +319,14 @@ impl Receiving<'_> {
         let fd = self.call.fd(l);
         let end = self.until(fd);
         promote::attend(c, link, m, fd);
-        signals::outside(real::test_cancel);
+        thread::outside(real::test_cancel);
         if self.call.was_disconnected(l) {
             return Break(self.total as isize);
         }
         self.peek_all = left_ms(end) != 0
             && more_may_come(fd)
-            && !signals::waiting()
-            && !signals::interrupted(true);
+            && !thread::waiting()
+            && !thread::interrupted(true);
         (self.total, self.iov, self.look) = (0, Iov::new(self.vecs), true);
         Continue(()) // once more at the end, too: something may have come before it
     }
@@ -473,7 +474,7 @@ impl Receiving<'_> {
         };
         let woke = wait::wait(i, c, l, what, ms, any);
         // As the kernel has it.
-        let anew = woke != Woke::Interrupted && signals::begins_anew();
+        let anew = woke != Woke::Interrupted && thread::begins_anew();
         if anew {
             (self.nb, self.until) = (nonblocking(c, self.flags), None);
         }

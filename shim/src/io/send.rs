@@ -4,12 +4,13 @@ use super::native::{self, native, rest, Native, Sleep, Way};
 use super::parts::{Cut, PART};
 use super::{
     broken, closed, deadline, error_now, fail, fail_or, left_ms, lock_for, nonblocking, peer_check,
-    quietly, reset, send_or_told, short, still, zerocopy, Call, ASK_MS, CHECK_US, FULL_MS,
+    reset, send_or_told, short, still, zerocopy, Call, ASK_MS, CHECK_US, FULL_MS,
 };
-use crate::links::{Link, Sock};
+use crate::links::Link;
+use crate::port::Sock;
 use crate::table::{self, Local};
 use crate::wait::{self, For, Woke};
-use crate::{control, family, lock, promote, real, signals, sys};
+use crate::{control, family, lane, lock, probes, process, promote, real, sys, thread};
 use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
@@ -59,12 +60,12 @@ unsafe fn send_plain(
     if c.tx.on_lane() {
         real::test_cancel(); // the kernel's calls do it, and we may make none
     }
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     if c.tx.on_lane() && !still(fd, i, c, table::local(i), Way::Send) {
-        return signals::outside(native);
+        return thread::outside(native);
     }
     let Some((mut call, i)) = Call::of(fd, i) else {
-        return signals::outside(native);
+        return thread::outside(native);
     };
     // SAFETY: passed on.
     unsafe { run(&mut call, i, vecs, flags, &native) }
@@ -189,7 +190,7 @@ impl Sending<'_> {
         };
         if far {
             // The far node is asked while the application does something else.
-            quietly(|| promote::try_up(i, c, l, fd));
+            crate::quietly(|| promote::try_up(i, c, l, fd));
         }
         let bad = r < 0 && crate::errno() == libc::EFAULT;
         let (whole, r) = (total + self.iov.left(), total as isize + r); // (after a part it is no error)
@@ -205,10 +206,10 @@ impl Sending<'_> {
     #[inline(always)]
     fn on_lane(&mut self) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
-        let Some((link, m)) = promote::lane(c, l) else {
+        let Some((link, m)) = lane::of(c, l) else {
             return Break(self.ended());
         };
-        if c.owner_pid.load(Relaxed) != table::me() {
+        if c.owner_pid.load(Relaxed) != process::me() {
             promote::take_down(self.i); // a forked child: back to TCP, where both may send
         }
         if c.tx.shut.load(Relaxed) != 0 {
@@ -271,9 +272,9 @@ impl Sending<'_> {
             self.call.hold(c, l);
         }
         if was && !c.tx.is_up() {
-            promote::went_down(c);
+            probes::went_down(c);
         } else if !was && c.tx.is_up() {
-            promote::counted_up(c);
+            lane::counted_up(c);
         }
         Continue(s)
     }
@@ -374,7 +375,7 @@ impl Sending<'_> {
         let any = end.is_some() || self.total > 0;
         let woke = wait::wait(i, c, l, For::Space, t, any);
         // As the kernel has it.
-        if woke != Woke::Interrupted && signals::begins_anew() {
+        if woke != Woke::Interrupted && thread::begins_anew() {
             (self.nb, self.until) = (nonblocking(c, self.flags), None);
         }
         if self.call.was_disconnected(l) {
@@ -427,7 +428,7 @@ pub fn go_down_full(c: &Conn, l: &Local, link: &Link, m: &Memory, ours: impl Fn(
         promote::full_down(c, l);
         let fd = l.fd.load(Relaxed);
         let _ = c.tx.down(m, &Sock { fd, link });
-        promote::went_down(c);
+        probes::went_down(c);
     }
 }
 
@@ -450,7 +451,7 @@ fn grow(
     if !ours() || log2 == 0 || log2 >= max || !c.tx.can_move(m) || table::holders(c) != 1 {
         return false;
     }
-    let Some(loc) = link.alloc((log2 + 2).min(max)) else {
+    let Some(loc) = link.alloc((log2 + 2).min(max), control::want_chunk) else {
         return false;
     };
     let freed = c.tx.move_to(m, loc);

@@ -4,6 +4,7 @@ use super::native::{native, Native, Way};
 use super::parts::{Cut, PART};
 use super::send::run;
 use super::*;
+use crate::{lane, promote, sys, table, thread};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
 
 /// Bytes read and sent at a time.
@@ -26,12 +27,12 @@ pub unsafe fn sendfile(
     if c.tx.on_lane() {
         real::test_cancel();
     }
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     if c.tx.on_lane() && !still(fd, i, c, l, Way::Send) {
-        return signals::outside(|| own(fd, input, count));
+        return thread::outside(|| own(fd, input, count));
     }
     let Some((mut call, i)) = Call::of(fd, i) else {
-        return signals::outside(|| own(fd, input, count));
+        return thread::outside(|| own(fd, input, count));
     };
     let (c, l) = (table::conn(i), table::local(i));
     if control::pending() {
@@ -40,7 +41,7 @@ pub unsafe fn sendfile(
     let (mut out, mut input) = (fd, input);
     let mut cut = Cut::default();
     let mut total = 0usize;
-    while !promote::engaged_tx(c) {
+    while !lane::engaged_tx(c) {
         if total > 0 {
             let Some(copy) = call.native(c, l) else {
                 return total as isize;
@@ -100,11 +101,11 @@ pub unsafe fn sendfile(
         return fail_or(total, libc::ENOMEM);
     };
     let give = || buf.give();
-    let r = signals::or_undo(&give, || {
+    let r = thread::or_undo(&give, || {
         // SAFETY: passed on.
         unsafe { pieces(&mut call, (fd, i), input, &mut pos, count - total, buf.p) }
     });
-    quietly(give);
+    crate::quietly(give);
     if r < 0 {
         return match total {
             0 => r,

@@ -7,7 +7,7 @@
 
 use super::inq::put_control;
 use crate::table::{self, Local};
-use crate::{epoll, errno, fdtab, real, set_errno, signals, sys, wait};
+use crate::{epoll, errno, fdtab, real, set_errno, sys, thread, wait};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::*;
 use libc::{iovec, msghdr, sock_extended_err};
@@ -84,7 +84,7 @@ pub unsafe fn send(
         && fdtab::conn(fd) == Some(i)
         && table::conn(i).gen.load(Relaxed) == gen
     {
-        super::quietly(|| notify(i, l));
+        crate::quietly(|| notify(i, l));
     }
     r
 }
@@ -99,7 +99,7 @@ fn header(vecs: &[iovec]) -> msghdr {
 
 /// One more call is done, and whoever waits hears so.
 fn notify(i: u32, l: &Local) {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     l.zerocopy_ours.fetch_or(OURS, Relaxed);
     let one_more = |w| {
         let (first, next) = numbers(w);
@@ -117,7 +117,7 @@ fn notify(i: u32, l: &Local) {
 /// `m` is null or the application's message header.
 #[cold]
 pub unsafe fn told(i: u32, fd: i32, flags: i32, m: *mut msghdr) -> isize {
-    let _inside = signals::enter();
+    let _inside = thread::enter();
     let l = table::local(i);
     let mut word = l.zerocopy.load(Relaxed);
     loop {

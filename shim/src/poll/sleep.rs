@@ -6,11 +6,11 @@
 //! and whoever attaches a lane wakes the waits that have a place and watch that connection
 //! (`wait::look`), so that they decide anew.
 
-use super::{few, news, LINKS, RDNORM, STACK, WRNORM};
+use super::{news, LINKS, RDNORM, STACK, WRNORM};
 use crate::fdtab;
 use crate::links::{self, Link};
 use crate::wait::{self, Place};
-use crate::{control, ends, io, promote, signals, sys, table};
+use crate::{control, ends, few, io, lane, process, promote, sys, table, thread};
 use core::sync::atomic::Ordering::*;
 use libc::{pollfd, sigset_t, POLLIN, POLLOUT, POLLRDHUP};
 use link::lane::tx;
@@ -144,8 +144,8 @@ impl Natives {
 /// Does the connection have a lane that this process works?
 fn ours(i: u32) -> Option<&'static Link> {
     let c = table::conn(i);
-    (c.owner_pid.load(Relaxed) == table::me())
-        .then(|| promote::lane(c, table::local(i)).map(|(l, _)| l))?
+    (c.owner_pid.load(Relaxed) == process::me())
+        .then(|| lane::of(c, table::local(i)).map(|(l, _)| l))?
 }
 
 /// Sleeps until something may have changed, in the application's own call, with nothing held that a
@@ -162,7 +162,7 @@ pub(super) fn sleep(
     let n = fds.len();
     // A number that means something else by now is the kernel's.
     for p in fds {
-        if let Some(i) = fdtab::conn(p.fd).filter(|i| promote::engaged(table::conn(*i))) {
+        if let Some(i) = fdtab::conn(p.fd).filter(|i| lane::engaged(table::conn(*i))) {
             io::still(p.fd, i, table::conn(i), table::local(i), io::Way::Receive);
         }
     }
@@ -170,7 +170,7 @@ pub(super) fn sleep(
     // A forked child shares the parent's doorbells, which it must not drain: it naps.
     let foreign = conns().any(|i| {
         let c = table::conn(i);
-        promote::engaged(c) && c.owner_pid.load(Relaxed) != table::me()
+        lane::engaged(c) && c.owner_pid.load(Relaxed) != process::me()
     });
     let end = conns().fold(-1, |ms, i| ends::sooner(ms, ends::left_ms_of(i)));
     if end == 0 {
@@ -186,7 +186,7 @@ pub(super) fn sleep(
     let mut links = Links::new();
     conns().filter_map(ours).for_each(|l| links.add(l));
     let native_one = |p: &pollfd, i: u32| {
-        for_bytes(p) && ours(i).is_none() && !(foreign && promote::engaged(table::conn(i)))
+        for_bytes(p) && ours(i).is_none() && !(foreign && lane::engaged(table::conn(i)))
     };
     let natives = match alone && links.len() > 0 {
         true => None, // a lane came just now
@@ -262,9 +262,10 @@ pub(super) fn sleep(
                 }
                 place.give(true);
             };
-            let asleep = |f: &dyn Fn() -> i32| signals::asleep(place.efd(), true, place.index(), f);
+            let asleep =
+                |f: &dyn Fn() -> i32| thread::asleep(place.efd(), true, place.in_sleep(), f);
             let entries = tmp.as_mut_ptr();
-            Some(signals::or_undo(&undo, || {
+            Some(thread::or_undo(&undo, || {
                 match asleep(&|| native(entries, at, nap)) {
                     // More entries than descriptors are allowed.
                     -1 if crate::errno() == libc::EINVAL => {
@@ -281,7 +282,7 @@ pub(super) fn sleep(
     for (k, l) in links.iter() {
         if rung(&tmp[n + 2 + k]) {
             if l.drain_bell() == link::doorbell::Drained::Gone {
-                l.gone();
+                promote::link_gone(l);
             }
             wait::forward(l, place.index(), None);
         }

@@ -1,7 +1,7 @@
 //! A process of the family died with the lock of a direction.
 
-use crate::links::Sock;
-use crate::{io, table};
+use crate::port::Sock;
+use crate::{io, lane, table};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
 /// `word`, a lock, is ours now, and was a dead process's: if it is a direction's, what that one did last is found out.
@@ -11,7 +11,7 @@ pub fn holder_died(word: &AtomicU32) {
         return;
     };
     let (c, l) = (table::conn(i), table::local(i));
-    let Some((link, m)) = super::lane(c, l) else {
+    let Some((link, m)) = lane::of(c, l) else {
         return;
     };
     let fd = l.fd.load(Relaxed);
@@ -24,6 +24,6 @@ pub fn holder_died(word: &AtomicU32) {
         false => c.rx.holder_died(m.far(), &port),
     };
     if let Err(r) = found {
-        io::quietly(|| io::reset(c, fd, r));
+        crate::quietly(|| io::reset(c, fd, r));
     }
 }

@@ -1,8 +1,9 @@
 //! Lanes to other nodes whose way is gone: back to TCP, and then given back (`retire`). Called with no lock held.
 
-use super::{because, lane, went_down};
-use crate::links::{Link, Sock, GONE};
-use crate::{control, lock, sys, table};
+use super::because;
+use crate::links::{Link, GONE};
+use crate::port::Sock;
+use crate::{control, lane, lock, probes, sys, table};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, Conn};
 use link::lane::tx;
@@ -12,7 +13,7 @@ use link::reason::Reason;
 /// and the connection may be promoted anew.
 pub(super) fn gone(i: u32, c: &Conn, link: &Link) {
     let l = table::local(i);
-    let Some((_, m)) = lane(c, l) else { return };
+    let Some((_, m)) = lane::of(c, l) else { return };
     let fd = l.fd.load(Relaxed);
     let port = Sock { fd, link };
     let mut spoilt = None;
@@ -23,7 +24,7 @@ pub(super) fn gone(i: u32, c: &Conn, link: &Link) {
             false => c.tx.down(&m, &port).err(),
         };
         if was && !c.tx.is_up() {
-            went_down(c);
+            probes::went_down(c);
         }
         shut_late(c, fd);
     }
@@ -46,11 +47,11 @@ pub(super) fn shut_late(c: &Conn, fd: i32) {
 /// The daemon has greeted us, perhaps not for the first time: what it was told over an earlier connection
 /// may be lost.
 pub fn greeted() {
-    super::each(|i, c| {
+    table::each(|i, c| {
         if c.flags.load(Relaxed) & flag::FAR == 0 || c.tx.shut.load(Relaxed) == 0 {
             return;
         }
-        let of = lane(c, table::local(i)).filter(|(k, _)| k.state.load(Relaxed) != GONE);
+        let of = lane::of(c, table::local(i)).filter(|(k, _)| k.state.load(Relaxed) != GONE);
         if let Some((link, _)) = of.filter(|_| c.tx.mode.load(Relaxed) != tx::mode::TCP) {
             let _ = control::lane_shut(link, c.lane.load(Relaxed));
         }

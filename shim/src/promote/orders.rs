@@ -1,7 +1,7 @@
 //! What an operator, or the daemon in a hurry, wants of connections.
 
 use super::*;
-use crate::fdtab;
+use crate::{fdtab, lane, sys, table};
 use link::msg::{op, ALL};
 
 pub fn command(conn: u32, gen: u32, what: u32) {
@@ -14,7 +14,7 @@ pub fn command(conn: u32, gen: u32, what: u32) {
         }
         return;
     }
-    each(|i, c| {
+    table::each(|i, c| {
         if conn != ALL && (conn != i || c.gen.load(Relaxed) != gen) {
             return;
         }
@@ -35,7 +35,7 @@ pub fn command(conn: u32, gen: u32, what: u32) {
                 );
                 c.not_before_ms.store(0, Relaxed);
                 let fd = table::local(i).fd.load(Relaxed);
-                if let Some((link, m)) = lane(c, table::local(i)) {
+                if let Some((link, m)) = lane::of(c, table::local(i)) {
                     if let Some(_g) = lock::lock(&c.rx.lock) {
                         c.rx.unwant_down(&m, &Sock { fd, link }); // as long as the wish stands, nobody switches up
                     }

@@ -1,8 +1,8 @@
 //! Registration with the daemon: when, and what becomes of one that is not answered with a lane.
 
-use super::{each, later, unwatched, CLOSED_DOORS};
+use super::{unwatched, CLOSED_DOORS};
 use crate::table::{self, because};
-use crate::{control, env, epoll, io, lock, received, sys};
+use crate::{control, env, epoll, io, lock, process, received, sys};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::msg::register;
@@ -17,26 +17,26 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
         }
         if !control::ensure() {
             return match control::fd() >= 0 {
-                true => later(c, Reason::TimeoutDaemon, 2), // it has been greeted, and answers soon
-                false => later(c, control::absence(), 50),
+                true => table::later(c, Reason::TimeoutDaemon, 2), // it has been greeted, and answers soon
+                false => table::later(c, control::absence(), 50),
             };
         }
     }
     if !control::has_credit() || !control::settle() {
-        return later(c, Reason::TimeoutDaemon, 20);
+        return table::later(c, Reason::TimeoutDaemon, 20);
     }
     if table::holders(c) != 1 {
         table::forget_zombies(c);
-        return later(c, Reason::Shared, 100);
+        return table::later(c, Reason::Shared, 100);
     }
     if epoll::unservable(i) {
-        return later(c, Reason::EpollShared, 1000);
+        return table::later(c, Reason::EpollShared, 1000);
     }
     if unwatched(c) || epoll::unwaited(i) {
         return because(c, Reason::EpollShared); // until the first poll, registration or wait
     }
     if received::is_twice(i, c) {
-        return later(c, Reason::HeldElsewhere, 2000);
+        return table::later(c, Reason::HeldElsewhere, 2000);
     }
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
         return;
@@ -47,7 +47,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     // (In a child, that of its parent, which has given the lane back.)
     table::local(i).link.store(core::ptr::null_mut(), Release);
     if !received::is_evident(c, table::local(i)) {
-        return later(c, Reason::Young, 5);
+        return table::later(c, Reason::Young, 5);
     }
     if c.tx.uncounted() || c.rx.uncounted() {
         io::recount(c, table::local(i));
@@ -56,10 +56,10 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     let syn = u64::from(c.flags.load(Relaxed) & flag::CLIENT != 0);
     for _ in 0..3 {
         let Some(k) = sys::tcp_position(fd) else {
-            return later(c, Reason::Young, 5); // its counters never stood still
+            return table::later(c, Reason::Young, 5); // its counters never stood still
         };
         if k.state != TcpInfo::ESTABLISHED {
-            return later(
+            return table::later(
                 c,
                 Reason::NotEstablished,
                 if env::eager() { 1 } else { 100 },
@@ -85,7 +85,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
             received::begin_anew(c);
             send((i, fd), c, counted, register::MISCOUNTED);
         }
-        _ => later(c, Reason::Young, 5),
+        _ => table::later(c, Reason::Young, 5),
     }
 }
 
@@ -95,12 +95,12 @@ fn send((i, fd): (u32, i32), c: &Conn, kpos: [u64; 2], flags: u32) {
     let m = received::registration(c, l, me, kpos, flags);
     // Before the message: another thread may read the answer the next moment.
     because(c, Reason::Waiting);
-    c.owner_pid.store(table::me(), Relaxed);
+    c.owner_pid.store(process::me(), Relaxed);
     c.flags.fetch_or(flag::REGISTERED, SeqCst);
     l.hope_ms.store(sys::now_ms(), Relaxed);
     if !control::register(&m, me, fd) {
         c.flags.fetch_and(!flag::REGISTERED, SeqCst);
-        later(c, Reason::TimeoutDaemon, 20);
+        table::later(c, Reason::TimeoutDaemon, 20);
     } else if l.refs.load(SeqCst) == 0 {
         control::take_back(i, me.1); // another thread has closed it, and not seen this
     }
@@ -108,7 +108,7 @@ fn send((i, fd): (u32, i32), c: &Conn, kpos: [u64; 2], flags: u32) {
 
 /// The registration is answered, with a lane that is not wanted now: it may be wanted later.
 pub(super) fn unregister(c: &Conn, gen: u32) {
-    if c.gen.load(Relaxed) == gen && c.owner_pid.load(Relaxed) == table::me() {
+    if c.gen.load(Relaxed) == gen && c.owner_pid.load(Relaxed) == process::me() {
         c.flags.fetch_and(!flag::REGISTERED, Relaxed);
     }
 }
@@ -117,8 +117,8 @@ pub(super) fn unregister(c: &Conn, gen: u32) {
 pub(super) fn disown(c: &Conn) {
     let owner = c.owner_pid.load(Relaxed);
     if c.flags.load(Relaxed) & (flag::REGISTERED | flag::LANE) == flag::REGISTERED
-        && owner != table::me()
-        && table::is_gone(owner)
+        && owner != process::me()
+        && process::is_gone(owner)
     {
         c.flags.fetch_and(!flag::REGISTERED, Relaxed);
     }
@@ -131,7 +131,7 @@ pub fn declined(i: u32, gen: u32, local: u32, peer: u32, retry_ms: u32) {
     }
     let c = table::conn(i);
     // (A parent that has closed its copy does not decide for its child.)
-    let ours = c.owner_pid.load(Relaxed) == table::me();
+    let ours = c.owner_pid.load(Relaxed) == process::me();
     if c.gen.load(Relaxed) != gen || c.state.load(Relaxed) != state::OPEN || !ours {
         return;
     }
@@ -148,8 +148,8 @@ pub fn declined(i: u32, gen: u32, local: u32, peer: u32, retry_ms: u32) {
 
 /// The daemon is gone: whoever waited for it may try the next one.
 pub fn daemon_lost() {
-    each(|_, c| {
-        let ours = c.owner_pid.load(Relaxed) == table::me();
+    table::each(|_, c| {
+        let ours = c.owner_pid.load(Relaxed) == process::me();
         if ours && c.flags.fetch_and(!flag::REGISTERED, Relaxed) & flag::REGISTERED != 0 {
             because(c, control::absence());
         }

@@ -1,9 +1,10 @@
 //! Lanes that are given back: the way to another node is gone, the other end has no use for its own, the connection
 //! has gone to another program, or it ends. Called with no lock held.
 
-use super::{engaged, has, lane, later};
-use crate::links::{Link, Sock, GONE};
-use crate::{control, epoll, io, lock, table};
+use super::has;
+use crate::links::{Link, GONE};
+use crate::port::Sock;
+use crate::{control, epoll, io, lane, lock, probes, process, table};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::lane::{rx, tx};
@@ -16,7 +17,9 @@ const AGAIN_MS: u64 = 200;
 #[cold]
 pub(super) fn retire(i: u32, c: &Conn) {
     let l = table::local(i);
-    let Some((link, _)) = lane(c, l) else { return };
+    let Some((link, _)) = lane::of(c, l) else {
+        return;
+    };
     let flags = c.flags.load(Relaxed);
     let forsaken = flags & flag::FORSAKEN != 0;
     let left = flags & flag::LEFT != 0 && !link.is_far();
@@ -25,13 +28,13 @@ pub(super) fn retire(i: u32, c: &Conn) {
     }
     // Only its owner knows which of his epoll sets watch it; an heir may when he is dead.
     let owner = c.owner_pid.load(Relaxed);
-    if owner != table::me() && (left || !table::is_gone(owner)) {
+    if owner != process::me() && (left || !process::is_gone(owner)) {
         return;
     }
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
         return;
     };
-    if forsaken && !is_clear(i, c, link) || engaged(c) {
+    if forsaken && !is_clear(i, c, link) || lane::engaged(c) {
         return;
     }
     // (Who has something to tell that only the lane's registrations can tell keeps it.)
@@ -44,7 +47,7 @@ pub(super) fn retire(i: u32, c: &Conn) {
         Reason::LinkLost
     };
     if give_back(i, c, link) && !left {
-        later(c, why, AGAIN_MS);
+        table::later(c, why, AGAIN_MS);
         c.calls.store(0, Relaxed);
     }
 }
@@ -52,7 +55,7 @@ pub(super) fn retire(i: u32, c: &Conn) {
 /// The other end's lane is no more: nobody will go up, and what has come down is on TCP. Both locks held.
 fn is_clear(i: u32, c: &Conn, link: &Link) -> bool {
     let l = table::local(i);
-    let Some((_, m)) = lane(c, l) else {
+    let Some((_, m)) = lane::of(c, l) else {
         return false;
     };
     let port = Sock {
@@ -62,7 +65,7 @@ fn is_clear(i: u32, c: &Conn, link: &Link) -> bool {
     let was = c.tx.is_up();
     let _ = c.tx.look(&m, &port); // it may have asked for that before
     if was && !c.tx.is_up() {
-        super::went_down(c);
+        probes::went_down(c);
     }
     c.tx.mode.load(Relaxed) == tx::mode::TCP
         && matches!(c.rx.revoke(&m, &port), Ok(rx::Revoked::Clear))
@@ -86,7 +89,7 @@ fn give_back(i: u32, c: &Conn, link: &Link) -> bool {
 /// Tells the daemon that we are done with a lane; and that the other end is to give its own back, if the connection
 /// goes on elsewhere.
 fn tell(c: &Conn, link: &Link, goes_on: bool) {
-    if !link.is_far() && c.owner_pid.load(Relaxed) != table::me() {
+    if !link.is_far() && c.owner_pid.load(Relaxed) != process::me() {
         return; // an heir: the daemon finishes the lanes of the dead
     }
     let slot = c.lane.load(Relaxed);
@@ -101,11 +104,11 @@ fn tell(c: &Conn, link: &Link, goes_on: bool) {
 /// hold back the end that its next owner makes; and at the other end of one within the node there shall be place for the next.
 pub fn left(i: u32) {
     let c = table::conn(i);
-    let Some((link, _)) = lane(c, table::local(i)) else {
+    let Some((link, _)) = lane::of(c, table::local(i)) else {
         return;
     };
     if !link.is_far() {
-        if !crate::fdops::is_vfork_child() {
+        if !table::is_vfork_child() {
             retire(i, c); // (it has not the parent's epoll sets)
         }
         return;
@@ -139,7 +142,7 @@ pub fn lane_gone(link: &Link, lane_no: u32, i: u32, gen: u32) {
 /// one (unless something bars it: it was reset, or one of them has handed it on, or set an option, meanwhile).
 pub fn yielded(c: &Conn) {
     if c.flags.load(Relaxed) & flag::BARRED == 0 {
-        later(c, Reason::Shared, AGAIN_MS);
+        table::later(c, Reason::Shared, AGAIN_MS);
         c.calls.store(0, Relaxed);
     }
 }
@@ -155,9 +158,9 @@ pub fn end_lane(i: u32, goes_on: bool) {
     if c.flags.fetch_and(!lane_flags, Relaxed) & flag::LANE == 0 {
         return;
     }
-    if let Some((link, _)) = lane(c, l) {
+    if let Some((link, _)) = lane::of(c, l) {
         // The newest ring is remembered for the slot's next use.
-        if link.state.load(Relaxed) != 0 && c.owner_pid.load(Relaxed) == table::me() {
+        if link.state.load(Relaxed) != 0 && c.owner_pid.load(Relaxed) == process::me() {
             tell(c, link, goes_on);
         }
     }

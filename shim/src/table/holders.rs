@@ -1,6 +1,7 @@
 //! Which processes hold a connection.
 
-use super::{conn, free, is_foreign, is_gone, me, table};
+use super::{conn, free, table};
+use crate::process::{self, is_foreign, is_gone, me};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use link::family::{state, Conn, DOMAINS, HOLDERS};
 
@@ -27,7 +28,7 @@ pub fn holders(c: &Conn) -> usize {
 pub fn forget_zombies(c: &Conn) {
     for h in &c.holders {
         let p = h.load(SeqCst);
-        if p != 0 && p != me() && !is_foreign(p) && crate::lock::dead(p & !DOMAINS) {
+        if p != 0 && p != me() && !is_foreign(p) && process::dead(p & !DOMAINS) {
             let _ = h.compare_exchange(p, 0, SeqCst, Relaxed);
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{poke, slot};
 use crate::links::{self, Link};
-use crate::{signals, sys};
+use crate::{sys, thread};
 use core::sync::atomic::Ordering::*;
 use link::lane::wake;
 
@@ -23,7 +23,7 @@ fn lead(link: &Link, w: usize) -> bool {
         let tid = slot(now as usize - 1).map_or(0, |s| s.tid.load(Relaxed));
         // Nor can one that we have interrupted look: this is its thread, in a signal handler or after
         // a longjmp out of its sleep.
-        let dead = tid != 0 && (tid == signals::tid() || sys::kill0(tid) == Err(libc::ESRCH));
+        let dead = tid != 0 && (tid == thread::tid() || sys::kill0(tid) == Err(libc::ESRCH));
         return dead
             && link
                 .leader

@@ -1,37 +1,15 @@
-//! What the daemon says, and what is done about it.
+//! What the daemon says of connections and links, and what is done about it. (Of itself: `control`.)
 
-use super::datagram::Fds;
-use super::{
-    drop_connection, reply, CREDITS, NEXT_TRY_MS, NOTICE, PROBE_S, READY, REFUSED, RING_LOG2,
-    RING_MAX_LOG2,
-};
+use crate::control::{reply, Fds};
 use crate::links::{self, Link};
-use crate::{promote, sys, table};
-use core::sync::atomic::Ordering::*;
+use crate::{family, promote, sys};
 use link::msg::{ToDaemon, ToShim};
 
-pub(super) fn handle(m: ToShim, fds: &mut Fds) {
+/// Told to `control` when the library is loaded.
+pub fn said(m: ToShim, fds: &mut Fds) {
     match m {
-        ToShim::HelloAck {
-            version: _,
-            party: _,
-            home,
-            credits,
-            ring_log2,
-            ring_max_log2,
-            probe_s,
-        } => {
-            PROBE_S.store(probe_s.into(), Relaxed);
-            greeted(home, credits, (ring_log2.into(), ring_max_log2.into()), fds)
-        }
-        ToShim::Refused { reason } => {
-            REFUSED.store(reason, Relaxed);
-            drop_connection();
-            NEXT_TRY_MS.store(sys::now_ms() + 60_000, Relaxed);
-        }
-        ToShim::Credit { n } => {
-            CREDITS.fetch_add(n.min(1024) as i32, Relaxed);
-        }
+        // `control` has done these.
+        ToShim::HelloAck { .. } | ToShim::Refused { .. } | ToShim::Credit { .. } => {}
         ToShim::Decline {
             conn,
             gen,
@@ -89,7 +67,7 @@ pub(super) fn handle(m: ToShim, fds: &mut Fds) {
             }
         }
         ToShim::PeerGone { link, side } => {
-            on(link, side, Link::gone);
+            on(link, side, promote::link_gone);
         }
         ToShim::Command { conn, gen, op } => promote::command(conn, gen, op),
         ToShim::LaneGone {
@@ -109,31 +87,10 @@ fn on<T>(link: u64, side: u8, f: impl FnOnce(&Link) -> T) -> Option<T> {
     links::find(link, side).map(f)
 }
 
-fn greeted(home: u64, credits: u32, (first, max): (u32, u32), fds: &mut Fds) {
-    let Some(fd) = fds.take(0) else {
-        drop_connection(); // the process had no number for it
-        return NEXT_TRY_MS.store(sys::now_ms() + 1000, Relaxed);
-    };
-    if let Ok(p) = sys::map(fd, 4096, false) {
-        NOTICE.store(p.cast(), Release);
-    }
-    sys::close(fd);
-    let (least, most) = (link::layout::RING_LOG2_MIN, link::layout::RING_LOG2_MAX);
-    let max = max.clamp(least, most);
-    RING_MAX_LOG2.store(max, Relaxed);
-    RING_LOG2.store(first.clamp(least, max), Relaxed);
-    CREDITS.store(credits.min(1024) as i32, Relaxed);
-    REFUSED.store(0, Relaxed);
-    if let Some(t) = table::table() {
-        t.header.home_number.store(home as u32, Relaxed);
-    }
-    READY.store(1, Release);
-    promote::greeted();
-}
-
 fn new_link((link, side): (u64, u8), bytes: usize, far: bool, fds: &mut Fds) {
     let ok = match (fds.take(0), fds.take(1)) {
         (Some(bell), Some(first)) => {
+            family::reap_links();
             let ok = links::create(link, side, bell, first, bytes, far);
             sys::close(first);
             ok
@@ -174,7 +131,11 @@ fn new_chunk((link, side): (u64, u8), own: bool, chunk: u32, bytes: u64, fds: &m
     let ok = fds.take(0).is_some_and(|fd| {
         let ok = match own {
             true => l.map_chunk(true, chunk, fd, bytes as usize),
-            false => keeps_its_size(fd, bytes) && l.map_further(chunk, fd, bytes as usize),
+            false => {
+                keeps_its_size(fd, bytes) && {
+                    l.map_further(chunk, fd, bytes as usize, || family::is_shared(l))
+                }
+            }
         };
         sys::close(fd);
         ok

@@ -1,10 +1,17 @@
 //! A peek at TCP into the application's buffers, for [`link::lane::Port`]: all of it in one call, for the kernel peeks
 //! from the first byte on only.
 
-use super::native::{NONE, VECS};
 use crate::sys;
 use libc::iovec;
 use link::lane::Iov;
+
+/// Buffers without memory of their own.
+const VECS: usize = 16;
+
+const NONE: iovec = iovec {
+    iov_base: core::ptr::null_mut(),
+    iov_len: 0,
+};
 
 /// Buffers that the kernel takes in one call.
 const MOST: usize = 1024;

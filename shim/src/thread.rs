@@ -1,0 +1,270 @@
+//! This thread: its number, whether it is inside a hook, and what handlers that ran in it mean for the call that they have
+//! interrupted. See `signals`.
+
+use crate::{pages, real, sys};
+use core::cell::Cell;
+use core::sync::atomic::{compiler_fence, Ordering::*};
+use link::prim::ticks;
+
+/// A place among sleepers, and what a handler calls that runs there: others are to do what this thread would. True: it
+/// did something for them.
+pub type Place = (usize, fn(usize) -> bool);
+
+/// What a thread and the handlers that interrupt it tell each other. Only this thread uses it.
+struct Thread {
+    /// Not 0: inside a hook, handlers wait.
+    depth: Cell<u32>,
+    /// Not 0: a signal waits for the end of the hook, and `mask` is what to restore then.
+    deferred: Cell<u32>,
+    mask: Cell<u64>,
+    /// Handlers run in this thread, and those of them without SA_RESTART.
+    ran: Cell<u32>,
+    cut: Cell<u32>,
+    /// The same when the hook was entered.
+    entry_ran: Cell<u32>,
+    entry_cut: Cell<u32>,
+    /// Eventfd that ends the coming sleep, and whether only handlers without SA_RESTART do.
+    wake: Cell<i32>,
+    wake_cut_only: Cell<bool>,
+    /// Its place among the sleepers, and what gives up what it does for the others there.
+    place: Cell<Option<Place>>,
+    /// Its number; 0: not asked for yet. (Here, so that a hook looks this record up once.)
+    tid: Cell<u32>,
+}
+
+thread_local! {
+    // Const-initialised and without a destructor: plain thread-local storage, no allocation.
+    static THREAD: Thread = const {
+        Thread {
+            depth: Cell::new(0),
+            deferred: Cell::new(0),
+            mask: Cell::new(0),
+            ran: Cell::new(0),
+            cut: Cell::new(0),
+            entry_ran: Cell::new(0),
+            entry_cut: Cell::new(0),
+            wake: Cell::new(-1),
+            wake_cut_only: Cell::new(false),
+            place: Cell::new(None),
+            tid: Cell::new(0),
+        }
+    };
+}
+
+#[inline(always)]
+fn thread() -> &'static Thread {
+    THREAD.with(|t| {
+        let t: *const Thread = t;
+        // SAFETY: no destructor: it lives as long as the thread, whose code alone gets at it here.
+        unsafe { &*t }
+    })
+}
+
+/// This thread's id, cached.
+#[inline(always)]
+pub fn tid() -> u32 {
+    let t = &thread().tid;
+    match t.get() {
+        0 => {
+            t.set(sys::gettid());
+            t.get()
+        }
+        id => id,
+    }
+}
+
+/// In a forked child: its only thread has another id.
+pub fn forget_tid() {
+    thread().tid.set(0);
+}
+
+/// The thread is inside a hook as long as this lives.
+pub struct Inside(&'static Thread);
+
+/// Handlers wait from here on.
+#[inline(always)]
+pub fn enter() -> Inside {
+    let t = thread();
+    let depth = t.depth.get();
+    t.depth.set(depth + 1);
+    // The compiler must not move what follows before it; the processor shows a thread its own order.
+    compiler_fence(SeqCst);
+    if depth == 0 {
+        t.entry_ran.set(t.ran.get());
+        t.entry_cut.set(t.cut.get());
+        t.wake.set(-1);
+    }
+    Inside(t)
+}
+
+impl Drop for Inside {
+    #[inline(always)]
+    fn drop(&mut self) {
+        compiler_fence(SeqCst);
+        let depth = self.0.depth.get() - 1;
+        self.0.depth.set(depth);
+        compiler_fence(SeqCst);
+        if depth == 0 && self.0.deferred.get() != 0 {
+            deliver(self.0);
+        }
+    }
+}
+
+/// Runs `f`, which may block, as if outside of the hook: handlers run, what they call is served, and
+/// they may leave by `siglongjmp`. Nothing of ours may be locked or half done.
+#[inline(always)]
+pub fn outside<T>(f: impl FnOnce() -> T) -> T {
+    let t = thread();
+    let (depth, ran, cut) = (t.depth.get(), t.entry_ran.get(), t.entry_cut.get());
+    compiler_fence(SeqCst);
+    t.depth.set(0);
+    compiler_fence(SeqCst);
+    if t.deferred.get() != 0 {
+        deliver(t);
+    }
+    let r = f();
+    compiler_fence(SeqCst);
+    t.depth.set(depth);
+    compiler_fence(SeqCst);
+    // Hooks that handlers called have set these.
+    t.entry_ran.set(ran);
+    t.entry_cut.set(cut);
+    t.wake.set(-1);
+    r
+}
+
+/// Lets those signals in that only the mask of the application's wait does, where the kernel would put it to sleep
+/// and we have other things to do first. True: there was one, and errno is EINTR.
+#[inline(always)]
+pub fn let_in(mask: *const libc::sigset_t) -> bool {
+    !mask.is_null() && let_in_masked(mask)
+}
+
+#[cold]
+fn let_in_masked(mask: *const libc::sigset_t) -> bool {
+    let now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: no entries; the mask was proven readable by the hook.
+    outside(|| unsafe { real::ppoll(core::ptr::null_mut(), 0, &now, mask) }) < 0
+}
+
+/// The same for a sleep that `efd` ends: a handler that runs in the last moment before it writes there.
+/// `any`: every handler ends the sleep, as it does a poll; else only one without SA_RESTART. `place` among the
+/// sleepers: while a handler runs, others do what this one would.
+pub fn asleep<T>(efd: i32, any: bool, place: Option<Place>, f: impl FnOnce() -> T) -> T {
+    let t = thread();
+    t.wake_cut_only.set(!any);
+    t.wake.set(efd);
+    t.place.set(place);
+    let r = outside(f);
+    t.place.set(None);
+    pages::age(ticks());
+    r
+}
+
+/// Does a signal wait until this hook sleeps or ends? Then a spin is over.
+#[inline(always)]
+pub fn waiting() -> bool {
+    thread().deferred.get() != 0
+}
+
+/// A number that every handler changes that runs in this thread.
+pub fn ran() -> u32 {
+    thread().ran.get()
+}
+
+/// Have handlers run since the hook was entered? `any`: does one with SA_RESTART count, too?
+pub fn interrupted(any: bool) -> bool {
+    let t = thread();
+    match any {
+        true => t.ran.get() != t.entry_ran.get(),
+        false => t.cut.get() != t.entry_cut.get(),
+    }
+}
+
+/// A call that has moved nothing begins anew after a handler with SA_RESTART: is it so? Those that have run count no
+/// more.
+#[cold]
+pub fn begins_anew() -> bool {
+    let t = thread();
+    let ran = interrupted(true);
+    t.entry_ran.set(t.ran.get());
+    t.entry_cut.set(t.cut.get());
+    ran
+}
+
+/// Signals are delivered again.
+#[cold]
+fn deliver(t: &Thread) {
+    let e = crate::errno();
+    let mask = t.mask.get();
+    t.deferred.set(0);
+    compiler_fence(SeqCst);
+    sys::set_signal_mask(mask);
+    crate::set_errno(e);
+}
+
+/// Is this thread inside a hook?
+pub fn is_inside() -> bool {
+    thread().depth.get() != 0
+}
+
+/// A signal waits for the end of the hook; `mask` is the thread's.
+pub fn defer(mask: u64) {
+    let t = thread();
+    if t.deferred.replace(1) == 0 {
+        t.mask.set(mask);
+    }
+}
+
+/// A handler is about to run; `cut`: it ends the call that it interrupts. The eventfd to write to, for a sleep that has
+/// not begun.
+pub fn handler_runs(cut: bool) -> Option<i32> {
+    let t = thread();
+    t.ran.set(t.ran.get().wrapping_add(1));
+    if cut {
+        t.cut.set(t.cut.get().wrapping_add(1));
+    }
+    // (One that comes in the last moment before the sleep has to find that it is nobody's leader any more.)
+    let led = t.place.take().is_some_and(|(n, leave)| leave(n));
+    let wake = t.wake.get();
+    (wake >= 0 && (cut || led || !t.wake_cut_only.get())).then_some(wake)
+}
+
+/// Runs a handler of the application.
+pub fn handling(f: impl FnOnce()) {
+    let t = thread();
+    let (cut, wake, wake_cut_only) = (t.cut.get(), t.wake.get(), t.wake_cut_only.get());
+    // Handlers that interrupt this one decide nothing about the call that it has interrupted...
+    t.wake.set(-1);
+    f();
+    // ... and those that come between it and that call's sleep do, whatever hooks it has called.
+    t.cut.set(cut);
+    t.wake_cut_only.set(wake_cut_only);
+    t.wake.set(wake);
+}
+
+/// Runs `f`, which may block, and `undo` instead of the rest if the thread does not come back from it:
+/// it is cancelled, or a handler leaves by `siglongjmp`.
+///
+/// The C library does it: the cleanup buffers of its old binary interface run in both cases.
+pub fn or_undo<T>(undo: &dyn Fn(), f: impl FnOnce() -> T) -> T {
+    extern "C" fn run(what: usize) {
+        // SAFETY: `what` is the reference below, in a frame that still stands.
+        let undo = unsafe { *(what as *const &dyn Fn()) };
+        let _inside = enter();
+        undo();
+    }
+    let what = (&raw const undo) as usize;
+    let mut buffer = core::mem::MaybeUninit::<[usize; 4]>::uninit();
+    let b = buffer.as_mut_ptr().cast();
+    // SAFETY: 32 bytes, as large as the C library's buffer; it stays here until it is popped, or until
+    // the frame is unwound, which takes it from the list.
+    unsafe { real::cleanup_push(b, run, what) };
+    let r = f();
+    // SAFETY: pushed above; what came after it has been popped.
+    unsafe { real::cleanup_pop(b) };
+    r
+}
