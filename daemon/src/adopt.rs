@@ -30,7 +30,7 @@ const NAME: &str = "/memfd:underpass-family";
 
 /// A process of a family that has not said hello to this daemon.
 #[derive(Debug)]
-pub struct Relic {
+pub struct Recovered {
     pub ident: Ident,
     pub id: ProcId,
     pub own_pid: u32,

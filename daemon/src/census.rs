@@ -91,8 +91,8 @@ struct Us {
 /// Processes that the daemon knows: connected, or found when it started.
 fn known(core: &Core) -> HashSet<u32> {
     let connected = core.parties.values().filter(|p| p.control.is_some());
-    let relics = core.relics.iter().map(|r| r.id.pid);
-    connected.map(|p| p.proc_id.pid).chain(relics).collect()
+    let recovered = core.recovered.iter().map(|r| r.id.pid);
+    connected.map(|p| p.proc_id.pid).chain(recovered).collect()
 }
 
 /// Looks at every process that may be looked at.

@@ -12,7 +12,7 @@ use crate::config::{NodeConfig, TlsConfig};
 use crate::core::Shared;
 use crate::peers::cut::Cut;
 use crate::peers::directory::{Name, Peer, PORT};
-use crate::peers::msg::{Farewell, Msg};
+use crate::peers::msg::{CloseReason, Msg};
 use crate::peers::QUEUE;
 use crate::random::random;
 use bytes::BytesMut;
@@ -39,8 +39,8 @@ const GOOD: Duration = Duration::from_secs(10);
 const PING: Duration = Duration::from_secs(5);
 const SILENT: Duration = Duration::from_secs(16);
 /// Connections that have not said hello: all, and from one address.
-const STRANGERS: usize = 256;
-const STRANGERS_OF_ONE: usize = 16;
+const UNAUTHENTICATED: usize = 256;
+const UNAUTHENTICATED_OF_ONE: usize = 16;
 /// Between two that are accepted.
 const BETWEEN: Duration = Duration::from_millis(5);
 /// How often files are looked at, and deadlines.
@@ -91,7 +91,7 @@ pub async fn run(shared: Shared, files: TlsConfig, listener: TcpListener) {
         instance,
         files,
         identity: RefCell::default(),
-        strangers: RefCell::default(),
+        unauthenticated: RefCell::default(),
         shared,
     });
     let stamps = tls::stamps(&ctx.files);
@@ -106,7 +106,7 @@ pub async fn run(shared: Shared, files: TlsConfig, listener: TcpListener) {
 /// Says farewell to all, so that the reason is seen there; a moment is enough or nobody listens.
 pub async fn stop(shared: &Shared) {
     if let Some(p) = &shared.borrow().peers {
-        p.cut_all(Farewell::Stopping, "the daemon was told to stop");
+        p.cut_all(CloseReason::Stopping, "the daemon was told to stop");
     }
     let left = || shared.borrow().peers.as_ref().map_or(0, |p| p.channels());
     let end = Instant::now() + Duration::from_millis(500);
@@ -140,7 +140,7 @@ async fn watch(ctx: Rc<Context>, mut stamps: tls::Stamps) {
         if ctx.load() {
             tracing::info!("certificates read anew");
             if let Some(p) = &ctx.shared.borrow().peers {
-                p.cut_all(Farewell::Rotated, "certificates were replaced");
+                p.cut_all(CloseReason::Rotated, "certificates were replaced");
             }
         }
     }
@@ -201,10 +201,10 @@ struct Stranger<'a>(&'a Context, IpAddr);
 
 impl<'a> Stranger<'a> {
     fn enter(ctx: &'a Context, ip: IpAddr) -> Option<Stranger<'a>> {
-        let mut all = ctx.strangers.borrow_mut();
+        let mut all = ctx.unauthenticated.borrow_mut();
         let sum: usize = all.values().sum();
         let n = all.get(&ip).copied().unwrap_or(0);
-        if sum >= STRANGERS || n >= STRANGERS_OF_ONE {
+        if sum >= UNAUTHENTICATED || n >= UNAUTHENTICATED_OF_ONE {
             return None;
         }
         all.insert(ip, n + 1);
@@ -214,7 +214,7 @@ impl<'a> Stranger<'a> {
 
 impl Drop for Stranger<'_> {
     fn drop(&mut self) {
-        let mut all = self.0.strangers.borrow_mut();
+        let mut all = self.0.unauthenticated.borrow_mut();
         if let Some(n) = all.get_mut(&self.1) {
             *n -= 1;
             if *n == 0 {
@@ -270,7 +270,7 @@ fn stranger(ctx: &Context, ip: IpAddr, why: &str) {
 /// Why a channel ends, and whether the peer is told.
 struct End {
     text: String,
-    bye: Option<Farewell>,
+    close: Option<CloseReason>,
     reason: Reason,
 }
 
@@ -278,14 +278,14 @@ impl End {
     fn silent(text: impl Into<String>) -> End {
         End {
             text: text.into(),
-            bye: None,
+            close: None,
             reason: Reason::PeerDaemon,
         }
     }
 
-    fn told(code: Farewell, text: impl Into<String>) -> End {
+    fn told(code: CloseReason, text: impl Into<String>) -> End {
         End {
-            bye: Some(code),
+            close: Some(code),
             ..End::silent(text)
         }
     }
@@ -308,7 +308,7 @@ async fn serve(ctx: &Rc<Context>, ready: Ready) {
     };
     let Some(id) = up else {
         let text = "another channel is used";
-        return handshake::part(&mut stream, Farewell::Duplicate, text).await;
+        return handshake::part(&mut stream, CloseReason::Duplicate, text).await;
     };
     if !met.we_dialed {
         // Before anything that is queued.
@@ -326,9 +326,9 @@ async fn serve(ctx: &Rc<Context>, ready: Ready) {
         e = read(ctx, &met.node, id, &mut r, &mut frames, &queue) => e,
         e = write(&mut w, &mut waiting, &busy) => e,
         (code, text) = cut.wait() => End::told(code, text),
-        () = tokio::time::sleep(valid) => End::told(Farewell::Identity, "a certificate has expired"),
+        () = tokio::time::sleep(valid) => End::told(CloseReason::Identity, "a certificate has expired"),
     };
-    if let (Some(code), false) = (end.bye, busy.get()) {
+    if let (Some(code), false) = (end.close, busy.get()) {
         handshake::part(&mut w, code, &end.text).await;
     }
     down(ctx, &met.node, id, &end);
@@ -352,18 +352,18 @@ async fn read<R: AsyncReadExt + Unpin>(
             let msg = match frames.take() {
                 Ok(Some(m)) => m,
                 Ok(None) => break,
-                Err(e) => return End::told(Farewell::Malformed, format!("the peer sent {e}")),
+                Err(e) => return End::told(CloseReason::Malformed, format!("the peer sent {e}")),
             };
             match msg {
                 Msg::Ping { n } => {
                     if queue.try_send(Msg::Pong { n }).is_err() {
-                        return End::told(Farewell::Other, "too much is unread");
+                        return End::told(CloseReason::Other, "too much is unread");
                     }
                 }
-                Msg::Bye { code, text } => {
+                Msg::Close { code, text } => {
                     return End {
                         reason: match code {
-                            Farewell::Version => Reason::VersionMismatch,
+                            CloseReason::Version => Reason::VersionMismatch,
                             _ => Reason::PeerDaemon,
                         },
                         ..End::silent(format!("the peer says: {}", handshake::clean(&text)))
@@ -372,7 +372,7 @@ async fn read<R: AsyncReadExt + Unpin>(
                 msg => {
                     let done = ctx.shared.borrow_mut().peer_message(node, id, msg);
                     if let Err(e) = done {
-                        return End::told(Farewell::Malformed, format!("the peer sent {e}"));
+                        return End::told(CloseReason::Malformed, format!("the peer sent {e}"));
                     }
                 }
             }
@@ -383,7 +383,7 @@ async fn read<R: AsyncReadExt + Unpin>(
             Ok(Ok(0)) => return End::silent("the peer closed the channel"),
             Ok(Ok(_)) => {}
             Ok(Err(e)) => return End::silent(tls::explain(&e)),
-            Err(_) => return End::told(Farewell::Other, "nothing was heard for too long"),
+            Err(_) => return End::told(CloseReason::Other, "nothing was heard for too long"),
         }
     }
 }

@@ -7,11 +7,11 @@ mod far;
 mod heirs;
 mod holders;
 pub mod orders;
+mod recovered;
 pub mod register;
-mod relics;
 mod seek;
 
-use crate::adopt::Relic;
+use crate::adopt::Recovered;
 use crate::config::Config;
 use crate::control::Control;
 use crate::events::{About, Events};
@@ -71,7 +71,7 @@ pub struct Core {
     pub parties: HashMap<PartyId, Party>,
     pub families: Families,
     /// Processes of families that were there before us, and have not said hello.
-    pub relics: Vec<Relic>,
+    pub recovered: Vec<Recovered>,
     /// Ends of processes that have ended, which others may hold.
     pub heirs: Heirs,
     /// Ends that came from other processes, which may still hold them.
@@ -91,7 +91,7 @@ pub struct Core {
     pub counters: Counters,
     next_party: u64,
     /// Connections that have not said hello yet.
-    pub strangers: Rc<Cell<usize>>,
+    pub unauthenticated: Rc<Cell<usize>>,
     /// Parties with a control connection.
     connected: usize,
     /// Does this daemon leave when idle? Then processes may ask it to stay.
@@ -141,7 +141,7 @@ impl Core {
             started: Instant::now(),
             parties: HashMap::new(),
             families: Families::default(),
-            relics: Vec::new(),
+            recovered: Vec::new(),
             heirs: Heirs::default(),
             holders: Holders::default(),
             held: Rc::default(),
@@ -154,7 +154,7 @@ impl Core {
             events: Events::default(),
             counters: Counters::default(),
             next_party: 1,
-            strangers: Rc::default(),
+            unauthenticated: Rc::default(),
             connected: 0,
             leaves: false,
             dir: None,
@@ -207,7 +207,7 @@ impl Core {
                 };
                 self.parties.insert(id, party);
                 self.by_process.insert(key, id);
-                self.forget_relics(|r| r.id == process.id);
+                self.forget_recovered(|r| r.id == process.id);
                 self.event(id, "connected");
                 self.attach(id, hello.version, control, page);
                 return Ok((id, true));
@@ -429,10 +429,10 @@ impl Core {
             let s = all.entry(family.ident).or_insert_with(|| Snapshot {
                 family: family.clone(),
                 holders: Vec::new(),
-                relics: Vec::new(),
+                recovered: Vec::new(),
             });
             match holder {
-                (Some(start), h) => s.relics.push((start, h)),
+                (Some(start), h) => s.recovered.push((start, h)),
                 (None, h) => s.holders.push(h),
             }
         };
@@ -446,7 +446,7 @@ impl Core {
             };
             add(&p.family, (None, holder));
         }
-        for r in &self.relics {
+        for r in &self.recovered {
             let holder = Holder {
                 party: PartyId::NOBODY,
                 pid: r.id.pid,

@@ -167,7 +167,7 @@ async fn sweep(core: &Shared) {
         tokio::time::sleep(SWEEP).await;
         core.borrow_mut().sweep();
         tasks::look_elsewhere(core).await;
-        tasks::prune_relics(core).await;
+        tasks::prune_recovered(core).await;
         fade(core).await;
     }
 }

@@ -14,7 +14,7 @@ pub mod pairing;
 use cut::Cut;
 use directory::{Directory, Name, Owner};
 use link::reason::Reason;
-use msg::{Farewell, Msg};
+use msg::{CloseReason, Msg};
 use pairing::Pairing;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ use underpass_admin::{Across, NodeState, PeerState, RefusedState};
 
 /// Messages that may wait for a peer to read them.
 pub const QUEUE: usize = 4 * pairing::SEEKS;
-/// Refused strangers that are remembered.
+/// Refused unauthenticated that are remembered.
 const REFUSED: usize = 32;
 
 /// Seconds since 1970.
@@ -54,7 +54,7 @@ struct Peer {
 }
 
 /// What a new channel's handshake has brought.
-pub struct Met {
+pub struct Accepted {
     pub node: Name,
     pub address: String,
     pub instance: u64,
@@ -112,7 +112,7 @@ impl Peers {
 
     /// May this channel be used? Of two, the one dialed by the smaller name is kept; a newer one
     /// of the same dialer, or of another life, shows that the older is dead.
-    pub fn admit(&mut self, met: &Met, queue: mpsc::Sender<Msg>, cut: Rc<Cut>) -> Option<u64> {
+    pub fn admit(&mut self, met: &Accepted, queue: mpsc::Sender<Msg>, cut: Rc<Cut>) -> Option<u64> {
         let own = self.directory.own().clone();
         let p = self.peers.get_mut(&met.node)?;
         if let Some(old) = &p.channel {
@@ -121,7 +121,8 @@ impl Peers {
             if old.instance == met.instance && !same_dialer && !by_smaller {
                 return None;
             }
-            old.cut.now(Farewell::Duplicate, "another channel is used");
+            old.cut
+                .now(CloseReason::Duplicate, "another channel is used");
         }
         let id = self.next;
         self.next += 1;
@@ -198,7 +199,7 @@ impl Peers {
     pub(crate) fn send(&mut self, node: &Name, msg: Msg) {
         if let Some(c) = self.peers.get(node).and_then(|p| p.channel.as_ref()) {
             if c.queue.try_send(msg).is_err() {
-                c.cut.now(Farewell::Other, "too much is unread");
+                c.cut.now(CloseReason::Other, "too much is unread");
             }
         }
     }
@@ -217,7 +218,7 @@ impl Peers {
     }
 
     /// Ends every channel, and has every peer dialed at once.
-    pub fn cut_all(&self, code: Farewell, why: &str) {
+    pub fn cut_all(&self, code: CloseReason, why: &str) {
         for p in self.peers.values() {
             if let Some(c) = &p.channel {
                 c.cut.now(code, why);

@@ -12,7 +12,6 @@
 //! a process of another lane, or say that memory is free which a device may still write.
 
 mod area;
-mod custody;
 mod devices;
 mod heirs;
 mod kick;
@@ -20,6 +19,7 @@ mod lane;
 mod life;
 mod show;
 mod sock;
+mod takeover;
 pub mod waker;
 
 pub use devices::{Facts, Port};
@@ -29,7 +29,7 @@ use crate::config::RailConfig;
 use crate::ids::{ConnRef, PartyId};
 use crate::peers::directory::Name;
 use crate::peers::msg::Msg;
-use area::Shore;
+use area::DaemonArea;
 use crossbeam::channel::{Receiver, Sender};
 use devices::{Devices, News};
 use lane::Lane;
@@ -107,10 +107,10 @@ pub enum Effect {
 pub type Locked<'a> = &'a dyn Fn(&ConnRef) -> bool;
 
 /// Our side of a link between a process and this daemon.
-struct Bank {
+struct RemoteGroup {
     node: Name,
     life: u64,
-    shore: Shore,
+    area: DaemonArea,
     party: Option<engine::PartyId>,
     bell: OwnedFd,
     /// The core has given it up.
@@ -122,13 +122,13 @@ struct Bank {
 pub struct Rails {
     devices: Option<Devices>,
     nodes: BTreeMap<Name, Node>,
-    banks: HashMap<u64, Bank>,
+    groups: HashMap<u64, RemoteGroup>,
     lanes: BTreeMap<Key, Lane>,
     out: Vec<Effect>,
     /// Something happened that the task should look at.
     pub kick: Option<Arc<OwnedFd>>,
     /// What helpers have done to sockets.
-    jobs: (Sender<custody::Done>, Receiver<custody::Done>),
+    jobs: (Sender<takeover::Done>, Receiver<takeover::Done>),
     /// Counted as asleep on all links.
     dozing: bool,
     /// What wakes the task: links of engines, doorbells, devices.
@@ -146,7 +146,7 @@ pub fn now() -> u64 {
 
 /// What the engine asks for while it works.
 struct Host<'a> {
-    banks: &'a mut HashMap<u64, Bank>,
+    groups: &'a mut HashMap<u64, RemoteGroup>,
     parties: &'a HashMap<engine::PartyId, u64>,
     lanes: &'a HashMap<LaneId, Key>,
     out: &'a mut Vec<Effect>,
@@ -154,28 +154,31 @@ struct Host<'a> {
 
 impl engine::Host for Host<'_> {
     fn ring(&mut self, party: engine::PartyId) {
-        let bank = self.parties.get(&party).and_then(|l| self.banks.get(l));
-        if let Some(b) = bank {
+        let group = self.parties.get(&party).and_then(|l| self.groups.get(l));
+        if let Some(b) = group {
             link::doorbell::ring(b.bell.as_fd());
         }
     }
 
     fn place(&mut self, lane: LaneId, log2: u32) -> Option<link::layout::Loc> {
         let (link, _) = self.lanes.get(&lane)?;
-        let bank = self.banks.get_mut(link)?;
-        let placed = bank.shore.place(log2);
+        let group = self.groups.get_mut(link)?;
+        let placed = group.area.place(log2);
         let now = now();
-        if placed.is_none() && !bank.torn && bank.asked.is_none_or(|t| now >= t + ASK_NS) {
-            bank.asked = Some(now);
+        if placed.is_none() && !group.torn && group.asked.is_none_or(|t| now >= t + ASK_NS) {
+            group.asked = Some(now);
             self.out.push(Effect::WantChunk { link: *link });
         }
         placed
     }
 
     fn free(&mut self, lane: LaneId, at: link::layout::Loc) {
-        let bank = self.lanes.get(&lane).and_then(|k| self.banks.get_mut(&k.0));
-        if let Some(b) = bank {
-            b.shore.free(at);
+        let group = self
+            .lanes
+            .get(&lane)
+            .and_then(|k| self.groups.get_mut(&k.0));
+        if let Some(b) = group {
+            b.area.free(at);
         }
     }
 }
@@ -193,7 +196,7 @@ impl Rails {
             devices,
             names: nodes.keys().cloned().collect(),
             nodes,
-            banks: HashMap::new(),
+            groups: HashMap::new(),
             lanes: BTreeMap::new(),
             out: Vec::new(),
             kick: kick::new_kick(),
@@ -231,9 +234,9 @@ impl Rails {
             ToShim::Chunk {
                 link, chunk, bytes, ..
             } => {
-                let entered = self.banks.get_mut(&link).zip(fds.first());
+                let entered = self.groups.get_mut(&link).zip(fds.first());
                 let ok =
-                    entered.is_some_and(|(b, fd)| b.shore.enter(true, chunk, fd, bytes).is_some());
+                    entered.is_some_and(|(b, fd)| b.area.enter(true, chunk, fd, bytes).is_some());
                 self.answer(ok, link, Effect::Mapped { link, chunk });
             }
             ToShim::PeerChunk {
@@ -252,10 +255,10 @@ impl Rails {
                 self.own_ready(link, chunk);
             }
             ToShim::PeerGone { link, .. } => {
-                if let Some(b) = self.banks.get_mut(&link) {
+                if let Some(b) = self.groups.get_mut(&link) {
                     b.torn = true;
                 }
-                self.leave_bank(link);
+                self.leave_group(link);
             }
             _ => {}
         }
@@ -276,33 +279,33 @@ impl Rails {
         let (Some((name, node)), [bell, first]) = (node, fds) else {
             return self.out.push(Effect::TearDown { link });
         };
-        let mut shore = Shore::default();
-        let entered = shore.enter_first(true, first, bytes);
+        let mut area = DaemonArea::default();
+        let entered = area.enter_first(true, first, bytes);
         let (Some(_), Ok(bell)) = (entered, rustix::io::fcntl_dupfd_cloexec(bell, 0)) else {
             return self.out.push(Effect::TearDown { link });
         };
         if let Some(set) = &self.set {
             waker::watch_bell(set, bell.as_fd(), link);
         }
-        let bank = Bank {
+        let group = RemoteGroup {
             node: name.clone(),
             life: node.life,
-            shore,
+            area,
             party: None,
             bell,
             torn: false,
             asked: None,
         };
-        self.banks.insert(link, bank);
+        self.groups.insert(link, group);
         self.out.push(Effect::Mapped { link, chunk: 0 });
     }
 
     /// The process's control words and first data chunk. It has ours before it is offered a lane.
     fn peer_first(&mut self, link: u64, bytes: u64, fds: &[Arc<OwnedFd>]) -> Option<()> {
-        let b = self.banks.get_mut(&link)?;
-        let map = b.shore.enter_first(false, fds.first()?, bytes)?;
+        let b = self.groups.get_mut(&link)?;
+        let map = b.area.enter_first(false, fds.first()?, bytes)?;
         let node = self.nodes.get_mut(&b.node).filter(|n| n.life == b.life)?;
-        let party = node.pair.add_party(b.shore.words()?);
+        let party = node.pair.add_party(b.area.words()?);
         b.party = Some(party);
         node.parties.insert(party, link);
         node.pair.add_app_chunk(party, 1, map);
@@ -317,8 +320,8 @@ impl Rails {
         bytes: u64,
         fds: &[Arc<OwnedFd>],
     ) -> Option<()> {
-        let b = self.banks.get_mut(&link)?;
-        let map = b.shore.enter(false, chunk, fds.first()?, bytes)?;
+        let b = self.groups.get_mut(&link)?;
+        let map = b.area.enter(false, chunk, fds.first()?, bytes)?;
         let node = self.nodes.get_mut(&b.node).filter(|n| n.life == b.life)?;
         node.pair.add_app_chunk(b.party?, chunk, map);
         Some(())
@@ -326,26 +329,26 @@ impl Rails {
 
     /// Rings may lie in this chunk of ours.
     fn own_ready(&mut self, link: u64, chunk: u32) -> Option<()> {
-        let b = self.banks.get_mut(&link)?;
+        let b = self.groups.get_mut(&link)?;
         b.asked = None;
-        b.shore.ready(chunk);
-        let map = b.shore.own_chunk(chunk)?;
+        b.area.ready(chunk);
+        let map = b.area.own_chunk(chunk)?;
         let node = self.nodes.get_mut(&b.node).filter(|n| n.life == b.life)?;
         node.pair.add_own_chunk(b.party?, chunk, map);
         Some(())
     }
 
     /// Lets go of a link that the core has given up, when no lane of it is left.
-    fn leave_bank(&mut self, link: u64) {
+    fn leave_group(&mut self, link: u64) {
         let used = self
             .lanes
             .range((link, 0)..=(link, u32::MAX))
             .next()
             .is_some();
-        if used || self.banks.get(&link).is_none_or(|b| !b.torn) {
+        if used || self.groups.get(&link).is_none_or(|b| !b.torn) {
             return;
         }
-        let Some(b) = self.banks.remove(&link) else {
+        let Some(b) = self.groups.remove(&link) else {
             return;
         };
         // The engine keeps the memory as long as anything may be written to it.

@@ -26,7 +26,7 @@ use underpass_admin::proc;
 
 /// How long a connection may take to say hello, and how many may be doing so.
 const HELLO_TIME: Duration = Duration::from_secs(10);
-const STRANGERS: usize = 4096;
+const UNAUTHENTICATED: usize = 4096;
 /// More messages than a socket holds.
 const REST: usize = 1024;
 /// Messages handled for one shim before the others have their turn.
@@ -72,22 +72,22 @@ pub async fn serve(shared: Shared, sock: OwnedFd) -> std::io::Result<()> {
 
 /// Serves a connection that was made just now, at tick `accepted`.
 pub fn meet(shared: &Shared, conn: Foreign, accepted: u64) {
-    let strangers = shared.borrow().strangers.clone();
-    if strangers.get() >= STRANGERS {
+    let unauthenticated = shared.borrow().unauthenticated.clone();
+    if unauthenticated.get() >= UNAUTHENTICATED {
         return;
     }
-    strangers.set(strangers.get() + 1);
+    unauthenticated.set(unauthenticated.get() + 1);
     let shared = shared.clone();
     tokio::task::spawn_local(async move {
         let control = match Control::new(conn) {
             Ok(c) => Rc::new(c),
             Err(e) => {
-                strangers.set(strangers.get().saturating_sub(1));
+                unauthenticated.set(unauthenticated.get().saturating_sub(1));
                 return tracing::warn!("control connection: {e}");
             }
         };
         let met = tokio::time::timeout(HELLO_TIME, greet(&shared, &control, accepted)).await;
-        strangers.set(strangers.get().saturating_sub(1));
+        unauthenticated.set(unauthenticated.get().saturating_sub(1));
         if let Ok(Some((id, group))) = met {
             let span = shared.borrow().span(id);
             let attended = attend(&shared, id, &group, &control).instrument(span);

@@ -43,9 +43,9 @@ pub async fn adopt(shared: Shared) {
     core.scan_done.notify_waiters();
 }
 
-/// Drops relics whose processes have ended.
-pub async fn prune_relics(shared: &Shared) {
-    let ids: Vec<ProcId> = shared.borrow().relics.iter().map(|r| r.id).collect();
+/// Drops recovered processes that have ended.
+pub async fn prune_recovered(shared: &Shared) {
+    let ids: Vec<ProcId> = shared.borrow().recovered.iter().map(|r| r.id).collect();
     if ids.is_empty() {
         return;
     }
@@ -54,7 +54,9 @@ pub async fn prune_relics(shared: &Shared) {
         ids.into_iter().filter(dead).collect::<Vec<_>>()
     };
     let dead = tokio::task::spawn_blocking(look).await.unwrap_or_default();
-    shared.borrow_mut().forget_relics(|r| dead.contains(&r.id));
+    shared
+        .borrow_mut()
+        .forget_recovered(|r| dead.contains(&r.id));
 }
 
 /// One look at all ends in doubt: see [`mod@elsewhere`].

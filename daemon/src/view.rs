@@ -28,7 +28,7 @@ pub struct Holder {
 pub struct Snapshot {
     pub family: Arc<Family>,
     pub holders: Vec<Holder>,
-    pub relics: Vec<(u64, Holder)>,
+    pub recovered: Vec<(u64, Holder)>,
 }
 
 /// One row, and where it came from.
@@ -82,17 +82,17 @@ pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
     let mut all = Vec::new();
     for f in families {
         let lives = |r: &&(u64, Holder)| proc::start_time(r.1.pid) == Some(r.0);
-        let relics = f.relics.iter().filter(lives).map(|r| &r.1);
+        let recovered = f.recovered.iter().filter(lives).map(|r| &r.1);
         // A family that nobody has vouched for shows the sockets that its processes hold, no others.
         let held = f.holders.is_empty().then(|| {
-            let all = relics.clone().flat_map(|h| proc::sockets(h.pid));
+            let all = recovered.clone().flat_map(|h| proc::sockets(h.pid));
             all.collect::<HashSet<u64>>()
         });
         // The namespace may have changed since the hello; an unreadable one stays as it was.
         let holders: Vec<Holder> = f
             .holders
             .iter()
-            .chain(relics)
+            .chain(recovered)
             .map(|h| Holder {
                 netns: proc::netns(h.pid).unwrap_or(h.netns),
                 comm: proc::comm(h.pid).unwrap_or_else(|| h.comm.clone()),

@@ -85,17 +85,17 @@ pub mod rx {
     pub const PAST: u64 = 32;
 }
 
-/// Phases of `RxWords::custody`. The end itself stores only `DOWN`, `FIN` and `PLAIN`.
-pub mod custody {
+/// Phases of `RxWords::takeover`. The end itself stores only `DOWN`, `FIN` and `PLAIN`.
+pub mod takeover {
     /// The daemon has the sending direction: the end leaves it alone.
     pub const TAKEN: u64 = 1;
-    /// A `Down` frame with cursor `custody_at` is put on TCP, and what follows.
+    /// A `Down` frame with cursor `takeover_at` is put on TCP, and what follows.
     pub const DOWN: u64 = 2;
     /// A `Fin` frame with that cursor is put on TCP.
     pub const FIN: u64 = 3;
     /// After a revocation: the bytes from that cursor on are put on TCP, without a frame.
     pub const PLAIN: u64 = 4;
-    /// It is on TCP, at kernel position `custody_kpos`, and the end's again.
+    /// It is on TCP, at kernel position `takeover_kpos`, and the end's again.
     pub const DONE: u64 = 5;
 }
 
@@ -156,14 +156,14 @@ pub struct RxWords {
     /// bytes that it has put on TCP.
     pub landed: AtomicU64,
     /// Across nodes only, about the sending direction of an end: what the daemon beside it does with
-    /// it (`pack(epoch, custody::*)`, in the daemon's mirror), and what the end itself is putting on
+    /// it (`pack(epoch, takeover::*)`, in the daemon's mirror), and what the end itself is putting on
     /// TCP (in the end's own area). Whoever of the two goes on after the other finds there where.
-    pub custody: AtomicU64,
-    pub custody_at: AtomicU64,
-    pub custody_kpos: AtomicU64,
+    pub takeover: AtomicU64,
+    pub takeover_at: AtomicU64,
+    pub takeover_kpos: AtomicU64,
     /// Across nodes only, in the daemon's mirror: the errno that the daemon met on the socket while it had
-    /// the direction. Valid with `custody::DONE`.
-    pub custody_error: AtomicU32,
+    /// the direction. Valid with `takeover::DONE`.
+    pub takeover_error: AtomicU32,
     /// On one node: bytes that the receive buffer holds which this end's application asked for (0: it did not ask
     /// for a size).
     pub room: AtomicU32,

@@ -293,7 +293,7 @@ fn every_byte_arrives_once_and_in_order_across_nodes() {
 
 /// And with daemons that take over from ends that are asleep, have closed or are gone.
 #[test]
-fn every_byte_arrives_once_and_in_order_in_custody() {
+fn every_byte_arrives_once_and_in_order_through_takeovers() {
     every_byte(
         Between::Keepers,
         &[
@@ -332,7 +332,7 @@ fn every_byte(between: Between, events: &[&str]) {
         let mut w = match between {
             Between::Nothing => World::new(),
             Between::Daemons => World::across_nodes(),
-            Between::Keepers => World::with_custody(),
+            Between::Keepers => World::with_takeover(),
         };
         w.trace.set(std::env::var_os("LANE_TRACE").is_some());
         start(&mut w, how);

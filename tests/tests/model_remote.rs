@@ -444,7 +444,7 @@ fn mutations_of_the_end() {
 }
 
 #[test]
-fn mutations_of_custody() {
+fn mutations_of_takeover() {
     let sleeps = Config {
         away: true,
         end: End::Stays,
@@ -462,14 +462,14 @@ fn mutations_of_custody() {
         ..two()
     };
     try_(
-        Bug::NoCustody,
+        Bug::NoTakeover,
         Config {
             a_dies: true,
             ..two()
         },
         &[STUCK, RESET],
     );
-    try_(Bug::NoCustody, sleeps.clone(), &[STUCK, RESET]);
+    try_(Bug::NoTakeover, sleeps.clone(), &[STUCK, RESET]);
     try_(Bug::NoLock, sleeps, &[PARSED, STREAM]);
     try_(Bug::NoSteal, shuts, &[STUCK]);
     try_(Bug::ForgetDowning, dies.clone(), &[STUCK]);

@@ -413,7 +413,7 @@ impl Fake<'_> {
         p.line("end", SOON)?;
         let said = p.stdout();
         ensure!(
-            said.contains(r#""kind":"bye""#) && said.contains(part),
+            said.contains(r#""kind":"close""#) && said.contains(part),
             "no {part:?} in {said}"
         );
         Ok(())

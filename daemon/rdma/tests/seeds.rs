@@ -119,7 +119,7 @@ fn with_faults() {
 }
 
 /// The rails go and do not come back: everything arrives over TCP, with or without the control
-/// channel. (Nobody shuts a direction down here: what is left on a ring then needs custody.)
+/// channel. (Nobody shuts a direction down here: what is left on a ring then needs takeover.)
 #[test]
 fn without_rails_at_the_end() {
     let (mut ring, mut lost) = (0, 0);

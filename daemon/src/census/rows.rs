@@ -149,7 +149,7 @@ fn kins(families: Vec<Snapshot>, carriers: Vec<Carrier>) -> Vec<Kin> {
             let c = carriers.remove(&h.pid);
             members.push(Member::new(h, true, c));
         }
-        for (start, h) in f.relics {
+        for (start, h) in f.recovered {
             if proc::start_time(h.pid) == Some(start) {
                 let c = carriers.remove(&h.pid);
                 members.push(Member::new(h, false, c));

@@ -22,7 +22,7 @@ pub struct Context {
     pub instance: u64,
     pub(super) files: TlsConfig,
     pub(super) identity: RefCell<Option<tls::Identity>>,
-    pub(super) strangers: RefCell<HashMap<IpAddr, usize>>,
+    pub(super) unauthenticated: RefCell<HashMap<IpAddr, usize>>,
 }
 
 impl Context {

@@ -1,14 +1,14 @@
 //! From a TCP connection to a channel: TLS, whose certificate it is, and the two hellos.
 //!
-//! The one who dials says hello first. Whoever finds something wrong says so in a `Bye`, so that
+//! The one who dials says hello first. Whoever finds something wrong says so in a `Close`, so that
 //! the reason can be seen on both ends; where TLS itself fails, its alert says it.
 
 use super::context::Context;
 use super::tls;
 use crate::peers::digest::{Key, LABEL};
 use crate::peers::directory::{Name, Peer};
-use crate::peers::msg::{Farewell, Frames, Msg, MIN_VERSION, VERSION};
-use crate::peers::{pairing, Met};
+use crate::peers::msg::{CloseReason, Frames, Msg, MIN_VERSION, VERSION};
+use crate::peers::{pairing, Accepted};
 use bytes::BytesMut;
 use link::reason::Reason;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -28,7 +28,7 @@ const UNACKED: Duration = Duration::from_secs(20);
 pub struct Ready {
     pub stream: TlsStream<TcpStream>,
     pub frames: Frames,
-    pub met: Met,
+    pub met: Accepted,
     pub key: Key,
     /// Seeks that the peer keeps for us.
     pub room: usize,
@@ -67,7 +67,7 @@ struct Greeting {
 
 enum Heard {
     Hello(Greeting),
-    Bye(Farewell, String),
+    Close(CloseReason, String),
     /// Neither.
     Wrong(String),
     /// Versions that do not go with ours.
@@ -119,7 +119,7 @@ async fn listen<S: AsyncReadExt + Unpin>(
                     seeks: seeks as usize,
                 }));
             }
-            Ok(Some(Msg::Bye { code, text })) => return Ok(Heard::Bye(code, text)),
+            Ok(Some(Msg::Close { code, text })) => return Ok(Heard::Close(code, text)),
             Ok(Some(_)) => return Ok(Heard::Wrong("its first message is no hello".into())),
             Err(e) => return Ok(Heard::Wrong(format!("it sent {e}"))),
             Ok(None) => {}
@@ -140,13 +140,13 @@ pub async fn say<S: AsyncWriteExt + Unpin>(s: &mut S, msg: &Msg) -> std::io::Res
 }
 
 /// Says farewell, if that can be done at once.
-pub async fn part<S: AsyncWriteExt + Unpin>(s: &mut S, code: Farewell, text: &str) {
-    let bye = async {
-        say(s, &Msg::bye(code, text)).await?;
+pub async fn part<S: AsyncWriteExt + Unpin>(s: &mut S, code: CloseReason, text: &str) {
+    let close = async {
+        say(s, &Msg::close(code, text)).await?;
         s.shutdown().await
     };
     // Best effort: the channel ends either way.
-    let _ = tokio::time::timeout(Duration::from_secs(1), bye).await;
+    let _ = tokio::time::timeout(Duration::from_secs(1), close).await;
 }
 
 fn tune(tcp: &TcpStream) {
@@ -194,31 +194,31 @@ pub async fn dial(ctx: &Context, peer: &Peer) -> Result<Ready, Failure> {
     let mut frames = Frames::default();
     let greeting = match listen(&mut stream, &mut frames).await.map_err(io)? {
         Heard::Hello(g) => g,
-        Heard::Bye(code, text) => {
+        Heard::Close(code, text) => {
             return Err(Failure {
-                duplicate: code == Farewell::Duplicate,
+                duplicate: code == CloseReason::Duplicate,
                 reason: match code {
-                    Farewell::Version => Reason::VersionMismatch,
+                    CloseReason::Version => Reason::VersionMismatch,
                     _ => Reason::PeerDaemon,
                 },
                 ..fail(format!("the peer says: {}", clean(&text)))
             })
         }
         Heard::Version(_, text) => {
-            part(&mut stream, Farewell::Version, &text).await;
+            part(&mut stream, CloseReason::Version, &text).await;
             return Err(Failure {
                 reason: Reason::VersionMismatch,
                 ..fail(text)
             });
         }
         Heard::Wrong(text) => {
-            part(&mut stream, Farewell::Malformed, &text).await;
+            part(&mut stream, CloseReason::Malformed, &text).await;
             return Err(fail(text));
         }
     };
     if greeting.node != **node {
         let text = format!("it calls itself `{}`", clean(&greeting.node));
-        part(&mut stream, Farewell::Identity, &text).await;
+        part(&mut stream, CloseReason::Identity, &text).await;
         return Err(fail(text));
     }
     let met = met(greeting, node, address, &theirs, true);
@@ -255,23 +255,23 @@ pub async fn accept(ctx: &Context, tcp: TcpStream, from: SocketAddr) -> Result<R
             clean(&theirs.names.join(", ")),
             ctx.own
         );
-        part(&mut stream, Farewell::Identity, &text).await;
+        part(&mut stream, CloseReason::Identity, &text).await;
         return Err(fail(text));
     }
     let mut frames = Frames::default();
     let io = |e: std::io::Error| fail(tls::explain(&e));
     let greeting = match listen(&mut stream, &mut frames).await.map_err(io)? {
         Heard::Hello(g) => g,
-        Heard::Bye(_, text) => return Err(fail(format!("the peer says: {}", clean(&text)))),
+        Heard::Close(_, text) => return Err(fail(format!("the peer says: {}", clean(&text)))),
         Heard::Version(node, text) => {
-            part(&mut stream, Farewell::Version, &text).await;
+            part(&mut stream, CloseReason::Version, &text).await;
             return Err(Failure {
                 reason: Reason::VersionMismatch,
                 ..Failure::new(peers.get(&*node), text)
             });
         }
         Heard::Wrong(text) => {
-            part(&mut stream, Farewell::Malformed, &text).await;
+            part(&mut stream, CloseReason::Malformed, &text).await;
             return Err(fail(text));
         }
     };
@@ -281,7 +281,7 @@ pub async fn accept(ctx: &Context, tcp: TcpStream, from: SocketAddr) -> Result<R
             clean(&greeting.node),
             clean(&theirs.names.join(", "))
         );
-        part(&mut stream, Farewell::Identity, &text).await;
+        part(&mut stream, CloseReason::Identity, &text).await;
         return Err(fail(text));
     };
     let met = met(greeting, node, from.to_string(), &theirs, false);
@@ -300,8 +300,8 @@ fn met(
     address: String,
     t: &certificate::Facts,
     we_dialed: bool,
-) -> (usize, Met) {
-    let met = Met {
+) -> (usize, Accepted) {
+    let met = Accepted {
         node: node.clone(),
         address,
         instance: g.instance,

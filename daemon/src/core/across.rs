@@ -8,7 +8,7 @@ use crate::peers::digest::Key;
 use crate::peers::directory::Name;
 use crate::peers::msg::Msg;
 use crate::peers::pairing::{Asked, Out, Paired, Pairing, Shown};
-use crate::peers::{Met, Peers};
+use crate::peers::{Accepted, Peers};
 use crate::socket::End;
 use crate::view::{self, Entry};
 use link::reason::Reason;
@@ -96,7 +96,7 @@ impl Core {
     /// A channel is ready for use: its number, or `None` if another is used.
     pub fn channel_up(
         &mut self,
-        met: &Met,
+        met: &Accepted,
         key: Key,
         room: usize,
         queue: mpsc::Sender<Msg>,

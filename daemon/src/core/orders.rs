@@ -21,13 +21,13 @@ impl Core {
             uid: p.uid,
             netns: p.netns,
         });
-        let relics = self.relics.iter().map(|r| Subject {
+        let recovered = self.recovered.iter().map(|r| Subject {
             party: PartyId::NOBODY,
             pid: r.id.pid,
             uid: r.uid,
             netns: r.netns,
         });
-        parties.chain(relics).collect()
+        parties.chain(recovered).collect()
     }
 
     /// Gives an order. `false`: the process will hear it when it says hello.
@@ -35,7 +35,7 @@ impl Core {
         if to.party != PartyId::NOBODY {
             return self.command(to.party, conn, gen, what);
         }
-        if let Some(r) = self.relics.iter_mut().find(|r| r.id.pid == to.pid) {
+        if let Some(r) = self.recovered.iter_mut().find(|r| r.id.pid == to.pid) {
             r.orders.add(conn, gen, what);
         }
         false

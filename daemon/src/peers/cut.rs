@@ -1,25 +1,25 @@
 //! How a channel is told to end, by whoever finds out that it must.
 
-use super::msg::Farewell;
+use super::msg::CloseReason;
 use std::cell::RefCell;
 use tokio::sync::Notify;
 
 /// Tells a channel to end.
 #[derive(Default)]
 pub struct Cut {
-    why: RefCell<Option<(Farewell, String)>>,
+    why: RefCell<Option<(CloseReason, String)>>,
     told: Notify,
 }
 
 impl Cut {
-    pub fn now(&self, code: Farewell, why: &str) {
+    pub fn now(&self, code: CloseReason, why: &str) {
         self.why
             .borrow_mut()
             .get_or_insert_with(|| (code, why.into()));
         self.told.notify_one();
     }
 
-    pub async fn wait(&self) -> (Farewell, String) {
+    pub async fn wait(&self) -> (CloseReason, String) {
         loop {
             if let Some(w) = self.why.borrow().clone() {
                 return w;

@@ -35,8 +35,8 @@ pub enum Msg {
         seeks: u32,
     },
     /// The channel ends, because of this.
-    Bye {
-        code: Farewell,
+    Close {
+        code: CloseReason,
         text: String,
     },
     Ping {
@@ -102,7 +102,7 @@ pub enum Msg {
         control: underpass_rdma::engine::Control,
     },
     /// The sender has a lane for pairing `pair`: by which token to name it, how often its slot was
-    /// used before; `tag` is the maker's.
+    /// used before; `tag` is the initiator's.
     Lane {
         life: u64,
         pair: u64,
@@ -110,7 +110,7 @@ pub enum Msg {
         uses: u32,
         tag: u64,
     },
-    /// The maker has connected its end and the taker's: it may be used.
+    /// The initiator has connected its end and the responder's: it may be used.
     LaneGo {
         life: u64,
         pair: u64,
@@ -129,7 +129,7 @@ pub enum Msg {
 /// Why a channel ends.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-pub enum Farewell {
+pub enum CloseReason {
     /// The other channel of these two nodes is kept.
     Duplicate,
     /// No common version.
@@ -206,15 +206,15 @@ pub enum Malformed {
 
 impl Msg {
     /// Puts the message, with its length in front, behind what is there. Ours always fit: the longest text in them is
-    /// cut by `Bye`'s maker.
+    /// cut by `Close`'s initiator.
     pub fn encode(&self, out: &mut BytesMut) {
         // Writing into a vector does not fail, and neither do these types.
         let body = serde_json::to_vec(self).unwrap_or_default();
         let _ = framing().encode(Bytes::from(body), out);
     }
 
-    pub fn bye(code: Farewell, text: &str) -> Msg {
-        Msg::Bye {
+    pub fn close(code: CloseReason, text: &str) -> Msg {
+        Msg::Close {
             code,
             text: text.chars().take(300).collect(),
         }
@@ -314,7 +314,7 @@ mod tests {
                     seeks: n.3,
                 }
             }),
-            ".{0,400}".prop_map(|t| Msg::bye(Farewell::Version, &t)),
+            ".{0,400}".prop_map(|t| Msg::close(CloseReason::Version, &t)),
             any::<u64>().prop_map(|n| Msg::Ping { n }),
             any::<u64>().prop_map(|n| Msg::Pong { n }),
             (any::<u64>(), claim()).prop_map(|(id, claim)| Msg::Seek { id, claim }),
@@ -410,8 +410,8 @@ mod tests {
         assert_eq!(one(r#"{"kind":"dance","n":[1,2]}"#), Ok(Some(Msg::Unknown)));
         let more = r#"{"kind":"ping","n":7,"color":"red"}"#;
         assert_eq!(one(more), Ok(Some(Msg::Ping { n: 7 })));
-        let bye = r#"{"kind":"bye","code":"bored","text":""}"#;
-        let other = Msg::bye(Farewell::Other, "");
+        let bye = r#"{"kind":"close","code":"bored","text":""}"#;
+        let other = Msg::close(CloseReason::Other, "");
         assert_eq!(one(bye), Ok(Some(other)));
     }
 

@@ -1,8 +1,8 @@
 //! Which end on this node and which end on another are one connection: a state machine without
 //! I/O.
 //!
-//! Of two nodes, the one with the smaller name is the *maker*, the other the *taker*. The taker
-//! sends a `Seek` for each of its ends that may have its other end at the maker's node; the maker
+//! Of two nodes, the one with the smaller name is the *initiator*, the other the *responder*. The responder
+//! sends a `Seek` for each of its ends that may have its other end at the initiator's node; the initiator
 //! keeps them, knows by which digest the Seek for each of its own ends would come, and answers the
 //! one that comes with `Make`. Both check the proof and the other's claim; `Made` makes it a pair.
 //! It does not matter which end registers first, and a Seek that fits no end changes nothing.
@@ -49,8 +49,8 @@ pub type Alive<'a> = &'a dyn Fn(&ConnRef) -> bool;
 /// Which part a node has in making what joins the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    Maker,
-    Taker,
+    Initiator,
+    Responder,
 }
 
 /// Two ends are one connection, and both nodes know.
@@ -59,7 +59,7 @@ pub struct Paired {
     pub who: ConnRef,
     pub node: Name,
     pub part: Part,
-    /// Number of the pair on the channel, given by the maker.
+    /// Number of the pair on the channel, given by the initiator.
     pub pair: u64,
     /// Cookie of the end's socket.
     pub cookie: u64,
@@ -203,7 +203,7 @@ impl Pairing {
             return;
         };
         let Some(channel) = &t.channel else { return };
-        if t.part == Part::Taker {
+        if t.part == Part::Responder {
             // What cannot be proven is told only to whom it concerns.
             if s.end.record.is_none() && s.scope == Scope::All {
                 return;

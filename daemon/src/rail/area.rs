@@ -30,19 +30,19 @@ impl Areas {
     }
 
     /// A lane's sending direction as whoever takes it over sees it.
-    pub fn custodian(&self, slot: u32) -> Option<LaneMemory<'_>> {
-        LaneMemory::new(&self.app, &self.own, slot).map(LaneMemory::custodian)
+    pub fn for_takeover(&self, slot: u32) -> Option<LaneMemory<'_>> {
+        LaneMemory::new(&self.app, &self.own, slot).map(LaneMemory::for_takeover)
     }
 }
 
 /// The areas of a link, and what of ours is in use.
 #[derive(Default)]
-pub struct Shore {
+pub struct DaemonArea {
     areas: Arc<Areas>,
     rings: Rings,
 }
 
-impl Shore {
+impl DaemonArea {
     /// Enters the first file of our area or the process's: chunks 0 and 1. Gives chunk 1.
     pub fn enter_first(&mut self, own: bool, fd: &OwnedFd, bytes: u64) -> Option<Arc<Mapping>> {
         let control = CONTROL_BYTES as u64;
@@ -200,7 +200,7 @@ mod tests {
         use std::sync::atomic::Ordering::Relaxed;
         const BYTES: usize = CONTROL_BYTES + 8192;
         let file = crate::memfd::make("t", BYTES).unwrap();
-        let mut s = Shore::default();
+        let mut s = DaemonArea::default();
         assert!(s.enter(true, 2, &file, 4096).is_none(), "out of order");
         let small = CONTROL_BYTES as u64;
         assert!(s.enter_first(true, &file, small - 4096).is_none(), "small");
@@ -217,7 +217,10 @@ mod tests {
         let words = unsafe { control(&app).unwrap().as_ref() };
         words.heads[7].store(42, Relaxed);
         words.sleepers.0.store(1, Relaxed);
-        assert_eq!(s.areas().custodian(7).unwrap().own_head().load(Relaxed), 42);
+        assert_eq!(
+            s.areas().for_takeover(7).unwrap().own_head().load(Relaxed),
+            42
+        );
         assert!(s.publish(7), "it sleeps");
     }
 }

@@ -1,8 +1,8 @@
 //! One lane to another node, from the pairing of its ends to its last trace.
 //!
-//! Both daemons reserve a slot in a link of theirs; the maker of the pair names its end (`Lane`),
-//! the taker connects and names its own, the maker connects, offers the lane to its process and
-//! says `LaneGo`, on which the taker does the same. So nothing is said on a lane that the other
+//! Both daemons reserve a slot in a link of theirs; the initiator of the pair names its end (`Lane`),
+//! the responder connects and names its own, the initiator connects, offers the lane to its process and
+//! says `LaneGo`, on which the responder does the same. So nothing is said on a lane that the other
 //! engine does not know yet.
 
 use super::sock::disconnect;
@@ -52,7 +52,7 @@ pub(super) enum Ending {
 }
 
 /// A direction in our hands.
-pub(super) struct Custody {
+pub(super) struct Takeover {
     pub tx: Box<TxState>,
     /// Kernel position when it last moved, and when that was.
     pub moved: (u64, u64),
@@ -82,7 +82,7 @@ pub(super) struct Lane {
     pub ending_since: u64,
     /// When everything has arrived, the socket is to be shut down for sending.
     pub fin: bool,
-    pub custody: Option<Box<Custody>>,
+    pub takeover: Option<Box<Takeover>>,
     /// A helper is at it.
     pub working: bool,
     /// Since when the process should have gone down by itself.
@@ -132,7 +132,7 @@ impl Rails {
             heirs: None,
             ending_since: 0,
             fin: false,
-            custody: None,
+            takeover: None,
             working: false,
             late_since: None,
             idle: Default::default(),
@@ -185,12 +185,12 @@ impl Rails {
         let Some(l) = self.lanes.get_mut(&at).filter(|l| l.stage == Stage::Making) else {
             return;
         };
-        let bank = self.banks.get(&at.0);
+        let group = self.groups.get(&at.0);
         let node = self.nodes.get_mut(&l.node);
-        let (Some(b), Some(n), true) = (bank, node, l.ready) else {
+        let (Some(b), Some(n), true) = (group, node, l.ready) else {
             return;
         };
-        if l.part == Part::Taker && l.theirs.is_none() {
+        if l.part == Part::Responder && l.theirs.is_none() {
             return;
         }
         let mut named = false;
@@ -210,7 +210,7 @@ impl Rails {
         let Some(id) = l.engine else { return };
         let (life, pair) = (n.life, l.pair);
         if let Some((token, uses, tag)) = l.theirs {
-            if l.part == Part::Taker {
+            if l.part == Part::Responder {
                 l.tag = tag;
             }
             l.uses = l.uses.max(uses);
@@ -227,7 +227,7 @@ impl Rails {
             };
             self.out.push(Effect::Say(name.clone(), msg));
         }
-        if l.part == Part::Maker && l.theirs.is_some() {
+        if l.part == Part::Initiator && l.theirs.is_some() {
             self.offer(at);
             self.out.push(Effect::Say(name, Msg::LaneGo { life, pair }));
         }
@@ -237,7 +237,7 @@ impl Rails {
         let at = self.making(name, pair);
         let connected = |k: &Key| {
             let l = self.lanes.get(k);
-            l.is_some_and(|l| l.part == Part::Taker && l.theirs.is_some() && l.engine.is_some())
+            l.is_some_and(|l| l.part == Part::Responder && l.theirs.is_some() && l.engine.is_some())
         };
         if let Some(k) = at.filter(connected) {
             self.offer(k);
@@ -288,7 +288,7 @@ impl Rails {
                 n.pair.remove(id);
             }
         }
-        self.leave_bank(at.0);
+        self.leave_group(at.0);
     }
 
     /// Lanes that take too long to make.
@@ -346,8 +346,8 @@ impl Rails {
     pub fn idle_ends(&mut self) -> Vec<Idle> {
         let mut all = Vec::new();
         for (at, l) in self.lanes.iter_mut().filter(|(_, l)| l.is_worked()) {
-            let areas = self.banks.get(&at.0).map(|b| b.shore.areas());
-            let m = areas.as_ref().and_then(|a| a.custodian(at.1));
+            let areas = self.groups.get(&at.0).map(|b| b.area.areas());
+            let m = areas.as_ref().and_then(|a| a.for_takeover(at.1));
             let (Some(m), Some(sock)) = (m, &l.sock) else {
                 continue;
             };
@@ -419,7 +419,7 @@ impl Rails {
             return;
         };
         l.sock = None; // closed on the blocking pool
-        l.custody = None;
+        l.takeover = None;
         l.stage = Stage::Leaving;
         let engine = l.engine;
         match (engine, self.nodes.get_mut(&l.node)) {
@@ -434,7 +434,7 @@ impl Rails {
         if self.lanes.get(&at).is_some_and(leaving) {
             self.lanes.remove(&at);
             self.out.push(Effect::Done { at });
-            self.leave_bank(at.0);
+            self.leave_group(at.0);
         }
     }
 

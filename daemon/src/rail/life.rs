@@ -197,7 +197,7 @@ impl Rails {
             return;
         };
         let mut host = Host {
-            banks: &mut self.banks,
+            groups: &mut self.groups,
             parties: &n.parties,
             lanes: &n.lanes,
             out: &mut self.out,
@@ -224,7 +224,7 @@ impl Rails {
         for k in making {
             self.unmake(k, Reason::LinkLost, Reason::None);
         }
-        for (link, b) in &mut self.banks {
+        for (link, b) in &mut self.groups {
             if b.node == *name && b.life != life {
                 b.party = None;
                 if !b.torn {
@@ -270,7 +270,7 @@ impl Rails {
             }
         }
         let mut host = Host {
-            banks: &mut self.banks,
+            groups: &mut self.groups,
             parties: &n.parties,
             lanes: &n.lanes,
             out: &mut self.out,

@@ -32,7 +32,7 @@ impl Rails {
         }
         if worked {
             self.busy_until = now + 1_000_000_000;
-            self.tend_at = self.tend_at.min(now + super::custody::LATE_NS);
+            self.tend_at = self.tend_at.min(now + super::takeover::LATE_NS);
         }
         let mut next = self.tend(now, locked).unwrap_or(u64::MAX);
         let quiet = if now < self.busy_until { 0 } else { IDLE_NS };
@@ -120,7 +120,7 @@ impl Rails {
                 }
                 BELL => {
                     // Numbers of links differ in their lower half.
-                    let of = self.banks.iter().find(|(link, _)| **link as u32 == low);
+                    let of = self.groups.iter().find(|(link, _)| **link as u32 == low);
                     let Some((_, b)) = of else { continue };
                     if link::doorbell::drain(b.bell.as_fd()) == Drained::Gone {
                         // It would wake us for ever; what follows comes by other ways.

@@ -412,12 +412,12 @@ fn down_and_close() {
 }
 
 /// Across nodes: an end goes down of its own will while the daemon beside it takes the direction
-/// into custody. One of the two steps back, and the other's frame and bytes are on TCP once.
+/// over. One of the two steps back, and the other's frame and bytes are on TCP once.
 ///
 /// (The Acquire fence in `take` must stay although this passes without it: what a daemon then misses
 /// of the end's last doings the kernel's count tells it, but that is all that saves it.)
 #[test]
-fn custody() {
+fn takeover() {
     loom::model(|| {
         let w = World::new();
         let word = &w.control[1].rx[0].word;
@@ -434,7 +434,7 @@ fn custody() {
 
         let (d, theirs) = (w.clone(), lock.clone());
         let t = loom::thread::spawn(move || {
-            let (m, port) = (d.sender().custodian(), End(&d, 0));
+            let (m, port) = (d.sender().for_takeover(), End(&d, 0));
             // Relaxed: a daemon reads the lock in a file.
             let locked = || theirs.load(Relaxed) != 0;
             match TxState::take(&m, &port, TAG, locked).unwrap() {

@@ -124,7 +124,7 @@ pub struct Memory<'a> {
     lane: usize,
     /// The other party is a daemon that stands for an end on another node: see [`Memory::far`].
     far: bool,
-    custodian: bool,
+    takes_over: bool,
 }
 
 impl<'a> Memory<'a> {
@@ -142,7 +142,7 @@ impl<'a> Memory<'a> {
             peer_ctl: peer.control()?,
             lane,
             far: false,
-            custodian: false,
+            takes_over: false,
         })
     }
 
@@ -161,17 +161,17 @@ impl<'a> Memory<'a> {
 
     /// The same as the daemon sees it that has taken the end's sending direction over: `own` is the
     /// end's area, which is only read, `peer` the daemon's.
-    pub fn custodian(self) -> Self {
+    pub fn for_takeover(self) -> Self {
         Memory {
             far: true,
-            custodian: true,
+            takes_over: true,
             ..self
         }
     }
 
     #[inline(always)]
-    pub(super) fn is_custodian(&self) -> bool {
-        self.custodian
+    pub(super) fn takes_over(&self) -> bool {
+        self.takes_over
     }
 
     #[inline(always)]

@@ -3,12 +3,12 @@
 //! Life of a direction: TCP → (the receiver is ready) → ring → TCP → … Every method must be called
 //! with the direction's lock held; none blocks.
 
-mod custody;
 mod died;
 mod down;
+mod takeover;
 mod up;
 
-pub use custody::{Adopted, Taken};
+pub use takeover::{Adopted, Taken};
 
 use super::mem::{copy_in, Iov, Memory};
 use super::{natives, Pending, Port, Progress};
@@ -72,7 +72,7 @@ pub struct TxState {
     /// Bytes that the frame announces.
     frame_rest: AtomicU32,
     tag: AtomicU64,
-    /// Across nodes: the epoch whose custody ended with the daemon's life.
+    /// Across nodes: the epoch whose takeover ended with the daemon's life.
     reclaimed: AtomicU32,
     /// Not 0: the application shut this direction down.
     pub shut: AtomicU32,
@@ -238,7 +238,7 @@ impl TxState {
 
     /// Stores the state word and announces it.
     fn say(&self, m: &Memory, port: &impl Port, epoch: u32, phase: u64) {
-        if m.is_custodian() {
+        if m.takes_over() {
             return self.say_done(m, epoch, phase);
         }
         // Release: pairs with the Acquire loads of `state` in `rx`; the words before it are valid.
@@ -322,7 +322,7 @@ impl TxState {
     #[inline]
     #[expect(clippy::too_many_lines)]
     pub fn send(&self, m: &Memory, port: &impl Port, iov: &mut Iov<'_>) -> Sent {
-        if self.in_custody(m) {
+        if self.is_taken_over(m) {
             return Sent::Blocked;
         }
         match self.mode.load(Relaxed) {
@@ -511,7 +511,7 @@ impl TxState {
     /// Does what the receiver asked for, if anything. Call from hooks that find work to do, too:
     /// a revocation must not have to wait for the next send.
     pub fn look(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
-        if self.in_custody(m) {
+        if self.is_taken_over(m) {
             return Ok(Progress::Blocked);
         }
         match self.mode.load(Relaxed) {
@@ -541,7 +541,7 @@ impl TxState {
     /// May the lane move to a larger ring now? Only when the reader has left the one before, and where so much may be
     /// unread.
     pub fn can_move(&self, m: &Memory) -> bool {
-        !self.in_custody(m)
+        !self.is_taken_over(m)
             && self.is_up()
             && !self.is_bounded(m)
             && matches!(self.refresh(m), Ok(c) if c >= self.loc_from.load(Relaxed))

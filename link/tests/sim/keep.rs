@@ -1,4 +1,4 @@
-//! The daemon beside an end looks after its sending direction, as `daemon/src/rail/custody.rs` does:
+//! The daemon beside an end looks after its sending direction, as `daemon/src/rail/takeover.rs` does:
 //! takes it from an end that is late, has shut down or is gone, and says on TCP where it goes on or
 //! ends. And what an end does when it hears that its daemon is dead.
 
@@ -6,7 +6,7 @@ use super::memory::Party;
 use super::{Wire, World, LANE, RX, TAG, TX};
 use link::lane::tx::{mode, Taken};
 use link::lane::{Area, Memory, TxState};
-use link::layout::{bits_of, custody, epoch_of, pack, tx};
+use link::layout::{bits_of, epoch_of, pack, takeover, tx};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -52,7 +52,7 @@ impl Keeper {
 
     pub fn memory(&self) -> Memory<'_> {
         let m = Memory::new(&self.app, &self.mirror, LANE).unwrap();
-        m.custodian()
+        m.for_takeover()
     }
 }
 
@@ -84,7 +84,7 @@ impl World {
 
     /// Anything that changes when a daemon gets on.
     pub(super) fn kept(&self, e: usize) -> (u64, u64, Option<Ending>) {
-        let word = |k: &Keeper| k.memory().peer_rx().custody.load(Relaxed);
+        let word = |k: &Keeper| k.memory().peer_rx().takeover.load(Relaxed);
         (
             self.net.borrow().pipe[e].accepted,
             self.keeper(e).map_or(0, word),
@@ -122,8 +122,8 @@ impl World {
                     tx::UP => self.cut_off() && granted,
                     _ => false,
                 };
-                let before = m.peer_rx().custody.load(Relaxed);
-                let through = before == pack(epoch_of(state), custody::DONE);
+                let before = m.peer_rx().takeover.load(Relaxed);
+                let through = before == pack(epoch_of(state), takeover::DONE);
                 if ending.is_none() && (!late || through) {
                     return;
                 }
@@ -224,8 +224,8 @@ impl World {
         let (m, port) = (self.memory(e), Wire { w: self, e });
         let before = h.tx.kpos.load(Relaxed);
         let up = h.tx.mode.load(Relaxed) != mode::TCP;
-        let word = m.peer_rx().custody.load(Relaxed);
-        if up && self.net.borrow().pipe[e].accepted != before && bits_of(word) != custody::DONE {
+        let word = m.peer_rx().takeover.load(Relaxed);
+        if up && self.net.borrow().pipe[e].accepted != before && bits_of(word) != takeover::DONE {
             self.note("reclaimed in the middle");
         }
         if let Err(r) = h.tx.reclaim(&m, &port) {

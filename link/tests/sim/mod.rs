@@ -91,7 +91,7 @@ pub enum Act {
     /// Across nodes: nothing arrives any more; everything does again.
     Cut,
     Mend,
-    /// Across nodes, with custody: this end's daemon looks after its sending direction. `patient`:
+    /// Across nodes, with takeover: this end's daemon looks after its sending direction. `patient`:
     /// what an application left behind has time to arrive.
     Keep {
         patient: bool,
@@ -174,7 +174,7 @@ pub struct World {
     pub meddle: RefCell<Option<Meddle>>,
     /// The daemons between the ends, if these are on two nodes.
     pub far: Option<RefCell<far::Far>>,
-    /// Those who look after an end that does not; none: there is no custody.
+    /// Those who look after an end that does not; none: there is no takeover.
     pub keepers: Option<[Keeper; 2]>,
     /// One end is hostile: the checks of content do not apply.
     pub hostile: Cell<bool>,
@@ -277,7 +277,7 @@ impl World {
     }
 
     /// The same, and their daemons take directions over.
-    pub fn with_custody() -> World {
+    pub fn with_takeover() -> World {
         let mut w = World::across_nodes();
         let mirrors = MIRRORS.with(|p| *p);
         w.keepers = Some([0, 1].map(|e| Keeper::new(&w.parties[e], &mirrors[e])));

@@ -84,8 +84,8 @@ pub enum Bug {
     /// An end of TCP while a revocation waits is taken for the answer.
     EndWhileRevoking,
     /// Nobody takes over from an application that is gone or asleep.
-    NoCustody,
-    /// Custody is taken without the lock.
+    NoTakeover,
+    /// Takeover is taken without the lock.
     NoLock,
     /// A lock whose holder's daemon died is not taken over.
     NoSteal,

@@ -104,7 +104,7 @@ pub enum Event {
         rail: RailId,
         why: &'static str,
     },
-    /// No link is left: every lane has been asked to go down. Time for custody.
+    /// No link is left: every lane has been asked to go down. Time for takeover.
     NoRail,
     /// There is a link again.
     RailBack,

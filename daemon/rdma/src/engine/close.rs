@@ -23,7 +23,7 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// The caller takes the sending direction down itself (custody). If it is up: its epoch, and the
+    /// The caller takes the sending direction down itself (takeover). If it is up: its epoch, and the
     /// cursor up to which the peer's reader is known to have consumed. Nothing more is sent here.
     pub fn take_down(&mut self, id: LaneId) -> Option<(u32, u64)> {
         let lane = self.lanes.get_mut(id)?;
@@ -33,7 +33,7 @@ impl<P: Provider> Pair<P> {
         }
         o.phase = Phase::Left(false);
         o.tx_phase = link::layout::tx::DOWNING as u8;
-        o.custody = true;
+        o.takeover = true;
         lane.cdc = true;
         let found = (o.epoch, o.cursor);
         self.wake(id);
@@ -42,7 +42,7 @@ impl<P: Provider> Pair<P> {
 
     /// After [`Pair::take_down`]: the frame, and all that it promises, is on TCP.
     pub fn is_down(&mut self, id: LaneId) {
-        if let Some(lane) = self.lanes.get_mut(id).filter(|l| l.out.custody) {
+        if let Some(lane) = self.lanes.get_mut(id).filter(|l| l.out.takeover) {
             lane.out.tx_phase = link::layout::tx::DOWN as u8;
             lane.cdc = true;
         }

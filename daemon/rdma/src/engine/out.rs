@@ -93,7 +93,7 @@ pub(super) struct Out {
     pub flushed: bool,
     pub next_ring: u64,
     /// The caller takes the direction down in the application's stead.
-    pub custody: bool,
+    pub takeover: bool,
     /// The caller is not ready for it to go up.
     pub gated: bool,
 }

@@ -78,7 +78,7 @@ impl<P: Provider> Pair<P> {
     }
 
     fn leave_ring(&mut self, lane: &mut Lane, bits: u64) {
-        if lane.out.custody || bits <= u64::from(lane.out.tx_phase) || bits > tx::BROKEN {
+        if lane.out.takeover || bits <= u64::from(lane.out.tx_phase) || bits > tx::BROKEN {
             return; // said already, or nonsense
         }
         lane.out.tx_phase = bits as u8;
@@ -279,7 +279,7 @@ impl<P: Provider> Pair<P> {
         (o.cursor, o.high) = (a.start, a.start);
         o.landed = 0;
         o.flushed = false;
-        o.custody = false;
+        o.takeover = false;
         lane.cdc |= o.finish;
         if let Some(p) = self.parties.get(&lane.party) {
             // Release: pairs with the Acquire in `TxState::refresh`.

@@ -85,12 +85,14 @@ impl Pairing {
                 self.seen(node, local, peer, reason);
                 Ok(())
             }
-            (Part::Maker, Msg::Seek { id, claim }) => self.sought(node, id, claim, now, alive, out),
-            (Part::Maker, Msg::Unseek { id }) => {
+            (Part::Initiator, Msg::Seek { id, claim }) => {
+                self.sought(node, id, claim, now, alive, out)
+            }
+            (Part::Initiator, Msg::Unseek { id }) => {
                 t.unseek(id);
                 Ok(())
             }
-            (Part::Maker, Msg::Made { make, refusal }) => {
+            (Part::Initiator, Msg::Made { make, refusal }) => {
                 let Some(m) = t.makes.remove(&make) else {
                     // Too late: the other end must not rely on it.
                     let reason = Reason::TimeoutDaemon.code();
@@ -100,7 +102,7 @@ impl Pairing {
                 out.push(Out::Paired(Paired {
                     who: m.sought.who,
                     node: node.clone(),
-                    part: Part::Maker,
+                    part: Part::Initiator,
                     pair: make,
                     cookie: m.sought.end.cookie,
                     refusal,
@@ -108,7 +110,7 @@ impl Pairing {
                 }));
                 Ok(())
             }
-            (Part::Maker, Msg::Fail { make, reason }) => {
+            (Part::Initiator, Msg::Fail { make, reason }) => {
                 if let Some(mut m) = t.makes.remove(&make) {
                     m.sought.note.peer = reason;
                     self.place(m.sought, now, alive, out);
@@ -116,7 +118,7 @@ impl Pairing {
                 Ok(())
             }
             (
-                Part::Taker,
+                Part::Responder,
                 Msg::Make {
                     seek,
                     make,
@@ -127,7 +129,7 @@ impl Pairing {
                 self.make(node, (seek, make, refusal), &claim, now, alive, out);
                 Ok(())
             }
-            (Part::Taker, Msg::Hint { seek, reason }) => {
+            (Part::Responder, Msg::Hint { seek, reason }) => {
                 if let Some(s) = t.sent.get(&seek).and_then(|(k, _)| self.ends.get_mut(k)) {
                     s.note.peer = reason;
                     if reason == Reason::WrongNode.code() {
@@ -136,13 +138,13 @@ impl Pairing {
                 }
                 Ok(())
             }
-            // The maker did not wait for our answer.
-            (Part::Taker, Msg::Fail { .. }) => Ok(()),
-            (Part::Maker, Msg::Make { .. } | Msg::Hint { .. }) => {
-                Err("a maker's message to the maker")
+            // The initiator did not wait for our answer.
+            (Part::Responder, Msg::Fail { .. }) => Ok(()),
+            (Part::Initiator, Msg::Make { .. } | Msg::Hint { .. }) => {
+                Err("a initiator's message to the initiator")
             }
-            (Part::Taker, Msg::Seek { .. } | Msg::Unseek { .. } | Msg::Made { .. }) => {
-                Err("a taker's message to the taker")
+            (Part::Responder, Msg::Seek { .. } | Msg::Unseek { .. } | Msg::Made { .. }) => {
+                Err("a responder's message to the responder")
             }
             (_, Msg::Hello { .. }) => Err("a second hello"),
             (_, _) => Ok(()),
@@ -192,7 +194,7 @@ impl Pairing {
         Ok(())
     }
 
-    /// The maker has found the other end of our Seek.
+    /// The initiator has found the other end of our Seek.
     fn make(
         &mut self,
         node: &Name,
@@ -243,7 +245,7 @@ impl Pairing {
         out.push(Out::Paired(Paired {
             who,
             node: node.clone(),
-            part: Part::Taker,
+            part: Part::Responder,
             pair: make,
             cookie,
             refusal,

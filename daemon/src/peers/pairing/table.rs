@@ -24,14 +24,14 @@ pub struct Table {
     pub down: Reason,
     /// Seeks that the peer keeps for us.
     pub room: usize,
-    // As maker.
+    // As initiator.
     pub expected: HashMap<Digest, EndKey>,
     pub digests: HashMap<EndKey, Digest>,
     pub seeks: HashMap<u64, Seek>,
     pub by_proof: HashMap<Digest, u64>,
     pub by_tuple: HashMap<Tuple, u64>,
     pub makes: HashMap<u64, Making>,
-    // As taker. Numbers of Seeks only grow: the first is the oldest.
+    // As responder. Numbers of Seeks only grow: the first is the oldest.
     pub sent: BTreeMap<u64, (EndKey, u64)>,
     pub numbers: HashMap<EndKey, u64>,
     pub parked: VecDeque<EndKey>,
@@ -43,9 +43,9 @@ impl Table {
     pub fn new(own: &Name, name: Name) -> Table {
         Table {
             part: if *own < name {
-                Part::Maker
+                Part::Initiator
             } else {
-                Part::Taker
+                Part::Responder
             },
             name,
             channel: None,

@@ -210,7 +210,7 @@ fn both_paired(net: &Net) -> bool {
         matches!(&n.paired[..], [p] if p.node == net.nodes[j].name && p.part == part
             && p.refusal == Reason::NoDevice.code())
     };
-    one(0, 1, Part::Maker) && one(1, 0, Part::Taker)
+    one(0, 1, Part::Initiator) && one(1, 0, Part::Responder)
 }
 
 /// Addresses as the two ends have them: direct, DNAT, SNAT, both, masqueraded private addresses.
@@ -321,7 +321,7 @@ fn an_unlisted_address_needs_a_listed_peer() {
     assert_eq!(net.shown(1, who(1)).unwrap().0, Some(Reason::WrongNode));
 }
 
-/// A maker that lies is refused by the taker, too.
+/// A initiator that lies is refused by the responder, too.
 #[test]
 fn the_taker_judges_as_well() {
     let mut net = Net::new(3);
@@ -560,7 +560,7 @@ fn a_broken_channel_loses_nothing() {
         net.settle();
         match done {
             [false, false] => assert!(both_paired(&net), "{steps}"),
-            // The taker had agreed, the maker never heard of it and goes on waiting; the taker's
+            // The responder had agreed, the initiator never heard of it and goes on waiting; the responder's
             // end is declined and registers again.
             [false, true] => {
                 net.seek(1, who(1), server(B, A));
@@ -568,7 +568,7 @@ fn a_broken_channel_loses_nothing() {
                 assert_eq!(net.nodes[0].paired.len(), 1);
             }
             [true, true] => {}
-            [true, false] => panic!("the maker cannot know before the taker"),
+            [true, false] => panic!("the initiator cannot know before the responder"),
         }
         assert!(net.is_clean());
     }
@@ -737,7 +737,7 @@ proptest! {
         if net.up.is_empty() { net.join(0, 1); }
         net.settle();
         for p in &net.nodes[0].paired {
-            // The maker's number names the pair on both nodes.
+            // The initiator's number names the pair on both nodes.
             let other = net.nodes[1].paired.iter().find(|q| q.pair == p.pair);
             prop_assert_eq!(other.map(|q| q.who), Some(p.who));
         }

@@ -5,14 +5,14 @@
 use super::{mode, TxState};
 use crate::lane::mem::Memory;
 use crate::lane::Port;
-use crate::layout::{bits_of, custody, epoch_of, rx, tx};
+use crate::layout::{bits_of, epoch_of, rx, takeover, tx};
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
 impl TxState {
     /// Called once, by who takes the lock over. After an error the connection is to be reset.
     pub fn holder_died(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
-        if self.in_custody(m) {
+        if self.is_taken_over(m) {
             return Ok(()); // the daemon goes on with it
         }
         let state = m.own_tx().state.load(Relaxed);
@@ -59,9 +59,9 @@ impl TxState {
 
     /// How much of a way down is on TCP? Since the switch up nothing else is put there.
     fn find_drain(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
-        let said = m.own_rx().custody.load(Relaxed);
+        let said = m.own_rx().takeover.load(Relaxed);
         let what = bits_of(said);
-        let begun = matches!(what, custody::DOWN | custody::PLAIN | custody::FIN);
+        let begun = matches!(what, takeover::DOWN | takeover::PLAIN | takeover::FIN);
         if epoch_of(said) != self.epoch.load(Relaxed) || !begun {
             return Ok(());
         }
@@ -73,6 +73,6 @@ impl TxState {
         let known = self.kpos.load(Relaxed).wrapping_sub(up);
         self.again.fetch_add(sent.saturating_sub(known), Relaxed);
         self.kpos.store(up, Relaxed);
-        self.resume_as(what, sent, m.own_rx().custody_at.load(Relaxed))
+        self.resume_as(what, sent, m.own_rx().takeover_at.load(Relaxed))
     }
 }

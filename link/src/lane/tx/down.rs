@@ -5,7 +5,7 @@ use super::{mode, TxState, UNSEEN};
 use crate::frame::{Frame, Kind, LEN};
 use crate::lane::mem::{Memory, Ring};
 use crate::lane::{Port, Progress};
-use crate::layout::{bits_of, custody, epoch_of, marks, pack, rx, tx, Loc};
+use crate::layout::{bits_of, epoch_of, marks, pack, rx, takeover, tx, Loc};
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
@@ -29,7 +29,7 @@ impl TxState {
             // Nobody reads any more: let the kernel give the application TCP's own errors.
             self.downs.fetch_add(1, Relaxed);
             if m.far() {
-                // A daemon must hear that there is nothing to take into custody, or, if it is us who
+                // A daemon must hear that there is nothing to take over, or, if it is us who
                 // have it, the end that it is over.
                 let epoch = self.epoch.load(Relaxed);
                 return Ok(self.settle(m, port, epoch, tx::BROKEN));
@@ -106,7 +106,7 @@ impl TxState {
         self.frame_done.store(LEN as u32, Relaxed);
         self.drain_at.store(cursor, Relaxed);
         self.frame_cursor.store(u64::MAX, Relaxed);
-        self.record(m, cursor, custody::PLAIN);
+        self.record(m, cursor, takeover::PLAIN);
         self.mode.store(mode::DRAIN, Relaxed);
         self.downs.fetch_add(1, Relaxed);
         self.drain(m, port)
@@ -121,7 +121,7 @@ impl TxState {
     /// consumed, and the bytes from there follow on TCP. The ring keeps them, too: a reader that is
     /// quicker takes them there and skips as many on TCP, so that it never waits for our flush.
     pub fn down(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
-        if self.in_custody(m) {
+        if self.is_taken_over(m) {
             return Ok(Progress::Blocked);
         }
         match self.mode.load(Relaxed) {
@@ -162,7 +162,7 @@ impl TxState {
         self.frame_rest.store(rest as u32, Relaxed); // at most two rings
         self.frame_cursor.store(cursor, Relaxed);
         self.drain_at.store(cursor, Relaxed);
-        self.record(m, cursor, custody::DOWN);
+        self.record(m, cursor, takeover::DOWN);
         self.mode.store(mode::DRAIN, Relaxed);
         self.downs.fetch_add(1, Relaxed);
         self.drain(m, port)
@@ -216,7 +216,7 @@ impl TxState {
     /// everything has landed yet, or TCP's buffer is full; ask again, or give up and go
     /// [`TxState::down`]. Nothing may be sent after it.
     pub fn finish(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
-        if self.in_custody(m) {
+        if self.is_taken_over(m) {
             return Ok(Progress::Blocked);
         }
         match self.mode.load(Relaxed) {
@@ -242,7 +242,7 @@ impl TxState {
         self.frame_rest.store(0, Relaxed);
         self.frame_cursor.store(head, Relaxed);
         self.drain_at.store(head, Relaxed);
-        self.record(m, head, custody::FIN);
+        self.record(m, head, takeover::FIN);
         self.mode.store(mode::DRAIN, Relaxed);
         self.downs.fetch_add(1, Relaxed);
         self.drain(m, port)

@@ -169,7 +169,7 @@ pub struct State {
 pub enum Act {
     A(sender::Act),
     /// D1 acts for A: takes the lock, or makes a step under it.
-    Custody,
+    Takeover,
     Daemon(daemons::Act),
     Net(network::Act),
     B(receiver::Act),
@@ -341,7 +341,7 @@ impl Model for Lane {
         let mut n = last.clone();
         match act {
             Act::A(a) => sender::step(&mut n, c, a),
-            Act::Custody => sender::locked(&mut n, c, Who::D1),
+            Act::Takeover => sender::locked(&mut n, c, Who::D1),
             Act::Daemon(a) => daemons::step(&mut n, c, a),
             Act::Net(a) => network::step(&mut n, a),
             Act::B(a) => receiver::step(&mut n, c, a),

@@ -215,9 +215,9 @@ pub fn due(n: &State, c: &Config, out: &mut Vec<Any>) {
     let free = |who: Who| t.hands[1 - who as usize].is_none() || unlocked;
     let may = |who: Who| t.hands[who as usize].is_some() || task(n, c, who).is_some();
     // D1 acts for an application that is gone, that has shut, or that sleeps outside of every hook.
-    let custody = n.gone() || t.away || t.shut || t.hands[1].is_some();
-    if !n.d1.dead && custody && free(Who::D1) && may(Who::D1) && c.bug != Some(Bug::NoCustody) {
-        out.push(Any::Custody);
+    let takeover = n.gone() || t.away || t.shut || t.hands[1].is_some();
+    if !n.d1.dead && takeover && free(Who::D1) && may(Who::D1) && c.bug != Some(Bug::NoTakeover) {
+        out.push(Any::Takeover);
     }
     if n.gone() || t.away {
         return;

@@ -1,7 +1,7 @@
 //! Processes of families that were there before this daemon.
 
 use super::Core;
-use crate::adopt::{Found, Relic};
+use crate::adopt::{Found, Recovered};
 use crate::memfd::Ident;
 use crate::orders::Orders;
 use crate::process::ProcId;
@@ -15,7 +15,7 @@ impl Core {
             return;
         };
         self.families.join(f.ident, f.table);
-        self.relics.push(Relic {
+        self.recovered.push(Recovered {
             ident: f.ident,
             id: f.id,
             own_pid: f.own_pid,
@@ -29,17 +29,17 @@ impl Core {
 
     /// What a process that says hello has missed.
     pub fn missed_by(&mut self, id: ProcId, ident: Ident) -> Orders {
-        let mut relics = self.relics.iter_mut();
-        let relic = relics.find(|r| r.id == id && r.ident == ident);
-        relic
+        let mut recovered = self.recovered.iter_mut();
+        let recovered = recovered.find(|r| r.id == id && r.ident == ident);
+        recovered
             .map(|r| std::mem::take(&mut r.orders))
             .unwrap_or_default()
     }
 
     /// These processes have ended, or speak for themselves now.
-    pub fn forget_relics(&mut self, gone: impl Fn(&Relic) -> bool) {
+    pub fn forget_recovered(&mut self, gone: impl Fn(&Recovered) -> bool) {
         let families = &mut self.families;
-        self.relics.retain(|r| {
+        self.recovered.retain(|r| {
             let stays = !gone(r);
             if !stays {
                 families.leave(r.ident);

@@ -1,4 +1,4 @@
-//! What this daemon does for ends that cannot: see `link::lane::tx::custody`.
+//! What this daemon does for ends that cannot: see `link::lane::tx::takeover`.
 //!
 //! An end that has shut down, closed or died leaves its ring to us: when everything has arrived we
 //! say so on TCP (`Fin`), or put the ring back on TCP (`Down`), and only then shut the socket down.
@@ -7,13 +7,13 @@
 
 use super::area::Areas;
 use super::heirs::LOOK_NS;
-use super::lane::{Custody, Ending, Lane, Stage};
+use super::lane::{Ending, Lane, Stage, Takeover};
 use super::sock::{unread, Sock};
 use super::{now, Key, Locked, Rails};
 use crate::fds::Foreign;
 use link::lane::tx::{mode, Adopted};
 use link::lane::{Memory, TxState};
-use link::layout::{bits_of, custody, epoch_of, pack, tx};
+use link::layout::{bits_of, epoch_of, pack, takeover, tx};
 use link::reason::Reason;
 use std::os::fd::AsFd;
 use std::sync::atomic::{fence, Ordering::*};
@@ -94,7 +94,7 @@ impl Job {
 
     /// `None`: there is more to do.
     fn find(&self) -> Option<Found> {
-        let Some(m) = self.areas.custodian(self.at.1) else {
+        let Some(m) = self.areas.for_takeover(self.at.1) else {
             return Some(Found::Failed(Reason::Internal));
         };
         let port = Sock(self.sock.as_fd());
@@ -151,24 +151,24 @@ impl Rails {
         let Some(l) = self.lanes.get_mut(&at) else {
             return false;
         };
-        let (Stage::Offered, Some(bank)) = (l.stage, self.banks.get(&at.0)) else {
+        let (Stage::Offered, Some(group)) = (l.stage, self.groups.get(&at.0)) else {
             return false;
         };
         if l.working {
             return true; // its end kicks us
         }
-        let areas = bank.shore.areas();
-        let Some(m) = areas.custodian(at.1) else {
+        let areas = group.area.areas();
+        let Some(m) = areas.for_takeover(at.1) else {
             return false;
         };
-        let node = self.nodes.get_mut(&l.node).filter(|n| n.life == bank.life);
+        let node = self.nodes.get_mut(&l.node).filter(|n| n.life == group.life);
         let rail = node.as_ref().is_some_and(|n| n.up);
         let state = m.own_tx().state.load(Acquire); // pairs with the Release in `TxState::say`
         let phase = bits_of(state);
-        if l.ending.is_none() && l.custody.is_none() && l.is_left(&m) {
+        if l.ending.is_none() && l.takeover.is_none() && l.is_left(&m) {
             l.end(Ending::Over, false);
         }
-        if l.ending.is_none() && l.custody.is_none() {
+        if l.ending.is_none() && l.takeover.is_none() {
             let late = phase == tx::DOWNING || phase == tx::UP && !rail && accepted(&m, state);
             if !late || through(&m, state) || l.sock.is_none() {
                 l.late_since = None;
@@ -191,12 +191,12 @@ impl Rails {
         let (who, heirs) = (l.who, l.heirs.as_ref().map(|h| h.0.clone()));
         let busy = || locked(&who) || heirs.as_ref().is_some_and(|f| f.sending(who.conn, who.gen));
         let (mut tx, work) = (Box::<TxState>::default(), Work::Adopt);
-        let work = match &mut l.custody {
+        let work = match &mut l.takeover {
             None if through(&m, state) => Work::End,
             None if !take(&m, state, || !over && busy()) => {
                 // Who met our word in that moment is told that it is gone.
-                if bank.shore.publish(at.1) {
-                    link::doorbell::ring(bank.bell.as_fd());
+                if group.area.publish(at.1) {
+                    link::doorbell::ring(group.bell.as_fd());
                 }
                 return true;
             }
@@ -260,15 +260,15 @@ impl Rails {
             return; // it has left meanwhile
         };
         l.working = false;
-        let Some(bank) = self.banks.get(&at.0) else {
+        let Some(group) = self.groups.get(&at.0) else {
             return;
         };
-        let areas = bank.shore.areas();
-        let Some(m) = areas.custodian(at.1) else {
+        let areas = group.area.areas();
+        let Some(m) = areas.for_takeover(at.1) else {
             return;
         };
         let back = || {
-            let word = &m.peer_rx().custody;
+            let word = &m.peer_rx().takeover;
             word.store(pack(done.epoch, 0), SeqCst); // as in `take`
         };
         let engine = (self.nodes.get_mut(&l.node), l.engine);
@@ -281,15 +281,15 @@ impl Rails {
                         n.pair.take_down(id); // its frame is under way
                     }
                 }
-                let moved = l.custody.as_ref().map_or((0, now()), |c| c.moved);
-                l.custody = Some(Box::new(Custody { tx, moved }));
+                let moved = l.takeover.as_ref().map_or((0, now()), |c| c.moved);
+                l.takeover = Some(Box::new(Takeover { tx, moved }));
             }
             Found::Down => {
                 if done.work == Work::Adopt {
                     back();
                 }
-                if l.custody.take().is_some() && bank.shore.publish(at.1) {
-                    link::doorbell::ring(bank.bell.as_fd());
+                if l.takeover.take().is_some() && group.area.publish(at.1) {
+                    link::doorbell::ring(group.bell.as_fd());
                 }
                 if let (Some(n), Some(id)) = engine {
                     n.pair.take_down(id);
@@ -314,18 +314,18 @@ fn accepted(m: &Memory<'_>, state: u64) -> bool {
     epoch_of(word) == epoch_of(state) && bits_of(word) & link::layout::rx::ACCEPTED != 0
 }
 
-/// Was this epoch in custody before, and has its end not looked since?
+/// Was this epoch taken over before, and has its end not looked since?
 fn through(m: &Memory<'_>, state: u64) -> bool {
-    m.peer_rx().custody.load(Relaxed) == pack(epoch_of(state), custody::DONE)
+    m.peer_rx().takeover.load(Relaxed) == pack(epoch_of(state), takeover::DONE)
 }
 
 /// Takes a direction over, unless its end is at it.
 fn take(m: &Memory<'_>, state: u64, locked: impl Fn() -> bool) -> bool {
-    let word = &m.peer_rx().custody;
+    let word = &m.peer_rx().takeover;
     let epoch = epoch_of(state);
-    // SYNC custody: we store our word, then look at the lock; the end takes the lock, then looks at
+    // SYNC takeover: we store our word, then look at the lock; the end takes the lock, then looks at
     // our word.
-    word.store(pack(epoch, custody::TAKEN), SeqCst);
+    word.store(pack(epoch, takeover::TAKEN), SeqCst);
     fence(SeqCst);
     let busy = locked();
     // If the end has just let go of the lock, what it did before is seen below.

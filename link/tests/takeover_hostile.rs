@@ -1,4 +1,4 @@
-//! Custody over words that mean nothing: an end that writes anything where its daemon looks when it
+//! Takeover over words that mean nothing: an end that writes anything where its daemon looks when it
 //! takes the end's direction over, and what a daemon may leave behind for the end that takes it
 //! back. An error, never a panic; never more on TCP than a frame and two rings; never a byte from
 //! outside of the rings (guard pages and read-only mappings see to that).
@@ -10,7 +10,7 @@ mod sim;
 use link::frame::LEN;
 use link::lane::tx::{mode, Taken};
 use link::lane::{Memory, TxState};
-use link::layout::{custody, pack, rx, tx, Control, Loc};
+use link::layout::{pack, rx, takeover, tx, Control, Loc};
 use link::reason::Reason;
 use proptest::prelude::*;
 use sim::memory::{CHUNK, CHUNKS};
@@ -23,7 +23,7 @@ const SENT: u64 = 100;
 
 /// End 1 is on its ring.
 fn up() -> World {
-    let mut w = World::with_custody();
+    let mut w = World::with_takeover();
     for end in 0..2 {
         op(&mut w, end, Act::Attach { log2: 12 });
     }
@@ -116,25 +116,25 @@ fn words_of_an_end() {
     let begun = |n, what, at| {
         taken(move |w, c| {
             put(w, n);
-            c.rx[L].custody_at.store(at, Relaxed);
-            c.rx[L].custody.store(what, Relaxed);
+            c.rx[L].takeover_at.store(at, Relaxed);
+            c.rx[L].takeover.store(what, Relaxed);
         })
     };
-    let down = pack(1, custody::DOWN);
+    let down = pack(1, takeover::DOWN);
     assert_eq!(begun(1, 0, 0), (Err(Reason::Foreign), 0));
     assert_eq!(
-        begun(1, pack(2, custody::DOWN), 0),
+        begun(1, pack(2, takeover::DOWN), 0),
         (Err(Reason::Foreign), 0)
     );
     assert_eq!(
-        begun(1, pack(1, custody::TAKEN), 0),
+        begun(1, pack(1, takeover::TAKEN), 0),
         (Err(Reason::Foreign), 0)
     );
     assert_eq!(begun(1, pack(1, 77), 0), (Err(Reason::Foreign), 0));
     assert_eq!(begun(LEN + 101, down, 0), (Err(Reason::Foreign), 0));
     assert_eq!(begun(1, down, SENT + 1), (Err(Reason::Hostile), 0));
     assert_eq!(begun(1, down, u64::MAX), (Err(Reason::Hostile), 0));
-    let plain = pack(1, custody::PLAIN);
+    let plain = pack(1, takeover::PLAIN);
     assert_eq!(begun(101, plain, 0), (Err(Reason::Foreign), 0));
     assert_eq!(begun(1, plain, SENT + 1), (Err(Reason::Hostile), 0));
     // ... and what is in order, to see that these fail for what they say.
@@ -178,8 +178,8 @@ fn words_of_a_daemon() {
             put(&w, n);
         }
         let m = daemon(&w);
-        m.peer_rx().custody_at.store(at, Relaxed);
-        m.peer_rx().custody.store(what, Relaxed);
+        m.peer_rx().takeover_at.store(at, Relaxed);
+        m.peer_rx().takeover.store(what, Relaxed);
         let r = reclaim(&w);
         (r, on_tcp(&w) - before)
     };
@@ -202,11 +202,11 @@ fn words_of_a_daemon() {
         put(&w, more);
         daemon(&w)
             .peer_rx()
-            .custody
-            .store(pack(1, custody::TAKEN), Relaxed);
+            .takeover
+            .store(pack(1, takeover::TAKEN), Relaxed);
         assert_eq!(reclaim(&w), r, "{more}");
     }
-    let down = pack(1, custody::DOWN);
+    let down = pack(1, takeover::DOWN);
     assert_eq!(back(0, 0, 0), (Ok(true), LEN as u64 + SENT));
     assert_eq!(back(5, down, 0), (Ok(true), LEN as u64 + SENT));
     assert_eq!(back(5, down, 60), (Ok(true), LEN as u64 + 40));
@@ -214,12 +214,12 @@ fn words_of_a_daemon() {
     assert_eq!(back(5, down, u64::MAX), (Err(Reason::Hostile), 5));
     assert_eq!(back(200, down, 0), (Err(Reason::Foreign), 200));
     assert_eq!(
-        back(1, pack(1, custody::TAKEN), 0),
+        back(1, pack(1, takeover::TAKEN), 0),
         (Err(Reason::Foreign), 1)
     );
     assert_eq!(back(1, pack(1, 77), 0), (Err(Reason::Foreign), 1));
     assert_eq!(
-        back(101, pack(1, custody::PLAIN), 0),
+        back(101, pack(1, takeover::PLAIN), 0),
         (Err(Reason::Foreign), 101)
     );
 }
@@ -236,7 +236,7 @@ fn value() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Words of the end that a custody looks at.
+/// Words of the end that a takeover looks at.
 fn end_word(c: &Control, n: usize) -> &AtomicU64 {
     let (t, r) = (&c.tx[L], &c.rx[L]);
     [
@@ -247,8 +247,8 @@ fn end_word(c: &Control, n: usize) -> &AtomicU64 {
         &t.loc[1],
         &t.loc_from[0],
         &t.loc_from[1],
-        &r.custody,
-        &r.custody_at,
+        &r.takeover,
+        &r.takeover_at,
         &c.heads[L],
     ][n]
 }
@@ -260,9 +260,9 @@ fn daemon_word<'a>(m: &Memory<'a>, n: usize) -> &'a AtomicU64 {
         &r.word,
         &r.revoked,
         &r.landed,
-        &r.custody,
-        &r.custody_at,
-        &r.custody_kpos,
+        &r.takeover,
+        &r.takeover_at,
+        &r.takeover_kpos,
         m.peer_cursor(),
     ][n]
 }
@@ -294,8 +294,8 @@ proptest! {
         }
         let c = w.control(1);
         if let Some((what, at)) = began {
-            c.rx[L].custody_at.store(at, Relaxed);
-            c.rx[L].custody.store(pack(1, what), Relaxed);
+            c.rx[L].takeover_at.store(at, Relaxed);
+            c.rx[L].takeover.store(pack(1, what), Relaxed);
         }
         for (n, v) in words {
             end_word(c, n).store(v, Relaxed);

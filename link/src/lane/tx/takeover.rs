@@ -1,7 +1,7 @@
 //! Across nodes: a sending direction in the hands of the daemon beside it.
 //!
 //! An end that sleeps outside every hook, has shut down or is gone cannot put its ring back on TCP,
-//! or say there where the stream ends, so its daemon does. Custody is a word of the daemon's in its
+//! or say there where the stream ends, so its daemon does. Takeover is a word of the daemon's in its
 //! mirror. The end looks at it under the lock of the direction, before it touches anything; the
 //! daemon stores it and then looks at the lock: one of the two sees the other.
 //!
@@ -13,7 +13,7 @@ use super::{mode, TxState};
 use crate::frame::{Kind, LEN};
 use crate::lane::mem::Memory;
 use crate::lane::{Port, Progress};
-use crate::layout::{bits_of, custody, epoch_of, pack, rx, tx, Loc};
+use crate::layout::{bits_of, epoch_of, pack, rx, takeover, tx, Loc};
 use crate::prim::fence;
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
@@ -38,30 +38,30 @@ pub enum Adopted {
 }
 
 fn under_way(phase: u64) -> bool {
-    (custody::TAKEN..custody::DONE).contains(&phase)
+    (takeover::TAKEN..takeover::DONE).contains(&phase)
 }
 
 impl TxState {
-    /// The end's side, under the lock: is the direction in custody? Takes it back when it is through.
+    /// The end's side, under the lock: is the direction taken over? Takes it back when it is through.
     #[inline(always)]
-    pub(super) fn in_custody(&self, m: &Memory) -> bool {
-        m.far() && !m.is_custodian() && self.look_at_custody(m)
+    pub(super) fn is_taken_over(&self, m: &Memory) -> bool {
+        m.far() && !m.takes_over() && self.look_at_takeover(m)
     }
 
     #[cold]
-    fn look_at_custody(&self, m: &Memory) -> bool {
-        // SYNC custody: we have the lock, now we look; the daemon stores its word, then looks at
+    fn look_at_takeover(&self, m: &Memory) -> bool {
+        // SYNC takeover: we have the lock, now we look; the daemon stores its word, then looks at
         // the lock.
         fence(SeqCst);
         // Looked at once: it may end meanwhile, and would be neither under way nor over.
-        let phase = self.custody_phase(m);
-        if phase == custody::DONE {
-            let epoch = self.custody_epoch(m);
+        let phase = self.takeover_phase(m);
+        if phase == takeover::DONE {
+            let epoch = self.takeover_epoch(m);
             self.epoch.store(epoch, Relaxed);
-            let kpos = m.peer_rx().custody_kpos.load(Relaxed);
+            let kpos = m.peer_rx().takeover_kpos.load(Relaxed);
             self.kpos.store(kpos, Relaxed);
             self.error
-                .put(m.peer_rx().custody_error.load(Relaxed) as i32);
+                .put(m.peer_rx().takeover_error.load(Relaxed) as i32);
             self.downs.fetch_add(1, Relaxed);
             // The daemon knows; it is told all the same, so that this epoch is over for good.
             m.own_tx().state.store(pack(epoch, tx::DOWN), Release);
@@ -70,20 +70,20 @@ impl TxState {
         under_way(phase)
     }
 
-    /// Epoch that a custody of this direction would speak of.
-    fn custody_epoch(&self, m: &Memory) -> u32 {
+    /// Epoch that a takeover of this direction would speak of.
+    fn takeover_epoch(&self, m: &Memory) -> u32 {
         match self.mode.load(Relaxed) {
             mode::ASK => epoch_of(m.own_tx().state.load(Relaxed)),
             _ => self.epoch.load(Relaxed),
         }
     }
 
-    /// Phase of a custody of the present epoch; 0: there is none.
-    fn custody_phase(&self, m: &Memory) -> u64 {
+    /// Phase of a takeover of the present epoch; 0: there is none.
+    fn takeover_phase(&self, m: &Memory) -> u64 {
         let mode = self.mode.load(Relaxed);
-        let epoch = self.custody_epoch(m);
+        let epoch = self.takeover_epoch(m);
         // Acquire: pairs with the daemon's Release; cursor and position before it are valid.
-        let word = m.peer_rx().custody.load(Acquire);
+        let word = m.peer_rx().takeover.load(Acquire);
         let ours = epoch_of(word) == epoch && self.reclaimed.load(Relaxed) != epoch;
         match mode {
             mode::RING | mode::DRAIN | mode::ASK if ours => bits_of(word),
@@ -92,33 +92,33 @@ impl TxState {
     }
 
     pub(super) fn held(&self, m: &Memory) -> bool {
-        under_way(self.custody_phase(m))
+        under_way(self.takeover_phase(m))
     }
 
-    /// Has a custody of this epoch ended, and nobody here has taken it back yet?
+    /// Has a takeover of this epoch ended, and nobody here has taken it back yet?
     pub(super) fn is_through(&self, m: &Memory) -> bool {
-        m.far() && self.custody_phase(m) == custody::DONE
+        m.far() && self.takeover_phase(m) == takeover::DONE
     }
 
     /// Whoever puts anything on TCP leaves word of it first, in its own area: end or daemon. (On one node it is for
     /// who goes on when the process is gone: see [`TxState::holder_died`].)
     pub(super) fn record(&self, m: &Memory, cursor: u64, what: u64) {
-        let w = match m.is_custodian() {
+        let w = match m.takes_over() {
             true => m.peer_rx(),
             false => m.own_rx(),
         };
-        w.custody_at.store(cursor, Relaxed);
+        w.takeover_at.store(cursor, Relaxed);
         let word = pack(self.epoch.load(Relaxed), what);
-        w.custody.store(word, Release); // pairs with the Acquire in `custody_phase` and `adopt`
+        w.takeover.store(word, Release); // pairs with the Acquire in `takeover_phase` and `adopt`
     }
 
     /// As the daemon, at the end: the direction is on TCP and the end's again.
     pub(super) fn say_done(&self, m: &Memory, epoch: u32, phase: u64) {
         if phase > tx::DOWNING {
             let w = m.peer_rx();
-            w.custody_kpos.store(self.kpos.load(Relaxed), Relaxed);
-            w.custody_error.store(self.error.get() as u32, Relaxed);
-            w.custody.store(pack(epoch, custody::DONE), Release); // as in `record`
+            w.takeover_kpos.store(self.kpos.load(Relaxed), Relaxed);
+            w.takeover_error.store(self.error.get() as u32, Relaxed);
+            w.takeover.store(pack(epoch, takeover::DONE), Release); // as in `record`
         }
     }
 
@@ -134,12 +134,12 @@ impl TxState {
         // Acquire: pairs with the Release in `say`.
         let state = m.own_tx().state.load(Acquire);
         let epoch = epoch_of(state);
-        let word = &m.peer_rx().custody;
-        if word.load(Relaxed) == pack(epoch, custody::DONE) {
+        let word = &m.peer_rx().takeover;
+        if word.load(Relaxed) == pack(epoch, takeover::DONE) {
             return Ok(Taken::Tcp); // the end has only not looked since
         }
-        word.store(pack(epoch, custody::TAKEN), Release);
-        // SYNC custody: our word is stored, now we look at the lock.
+        word.store(pack(epoch, takeover::TAKEN), Release);
+        // SYNC takeover: our word is stored, now we look at the lock.
         fence(SeqCst);
         let busy = locked();
         // If the end has just let go of it, what it did before is seen below. (It may be in its next
@@ -205,8 +205,8 @@ impl TxState {
         let kernel = Self::kernel_position(m, port).ok_or(Reason::NotEstablished)?;
         let begun = kernel.checked_sub(kpos).ok_or(Reason::Sync)?;
         // Acquire: pairs with the Release in `record`.
-        let said = m.own_rx().custody.load(Acquire);
-        let at = m.own_rx().custody_at.load(Relaxed);
+        let said = m.own_rx().takeover.load(Acquire);
+        let at = m.own_rx().takeover_at.load(Relaxed);
         match (bits_of(said), begun) {
             (_, 0) => {}
             (what, _) if epoch_of(said) == epoch => self.resume_as(what, begun, at)?,
@@ -218,9 +218,9 @@ impl TxState {
     /// Goes on with what somebody who is gone had begun: so many bytes of it are on TCP.
     pub(super) fn resume_as(&self, what: u64, begun: u64, cursor: u64) -> Result<(), Reason> {
         match what {
-            custody::DOWN => self.resume_frame(begun, Kind::Down, cursor),
-            custody::FIN => self.resume_frame(begun, Kind::Fin, cursor),
-            custody::PLAIN => {
+            takeover::DOWN => self.resume_frame(begun, Kind::Down, cursor),
+            takeover::FIN => self.resume_frame(begun, Kind::Fin, cursor),
+            takeover::PLAIN => {
                 let rest = self.head.load(Relaxed).checked_sub(cursor);
                 let rest = rest.ok_or(Reason::Hostile)?;
                 if begun > rest || rest > self.backlog_max() {
@@ -273,22 +273,22 @@ impl TxState {
     /// stopped; in any case the direction is on its way to TCP afterwards. A switch that nobody will
     /// answer is `Err(Reason::InDoubt)`.
     pub fn reclaim(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
-        let phase = self.custody_phase(m);
-        if phase == custody::DONE {
-            self.look_at_custody(m);
+        let phase = self.takeover_phase(m);
+        if phase == takeover::DONE {
+            self.look_at_takeover(m);
         } else if phase != 0 {
-            let epoch = self.custody_epoch(m);
+            let epoch = self.takeover_epoch(m);
             let kernel = Self::kernel_position(m, port).ok_or(Reason::NotEstablished)?;
             let begun = kernel
                 .checked_sub(self.kpos.load(Relaxed))
                 .ok_or(Reason::Sync)?;
-            let at = m.peer_rx().custody_at.load(Relaxed);
+            let at = m.peer_rx().takeover_at.load(Relaxed);
             self.reclaimed.store(epoch, Relaxed);
             let was = self.mode.load(Relaxed);
             match phase {
                 _ if begun == 0 => {}
                 // It went on with what we had begun.
-                custody::TAKEN if was == mode::DRAIN => self.advance(begun)?,
+                takeover::TAKEN if was == mode::DRAIN => self.advance(begun)?,
                 what => {
                     self.epoch.store(epoch, Relaxed); // not ours yet if we were still asking
                     self.resume_as(what, begun, at)?;

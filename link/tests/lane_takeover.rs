@@ -1,4 +1,4 @@
-//! A sending direction in the hands of the daemon beside its end (`lane/tx/custody.rs`): one story
+//! A sending direction in the hands of the daemon beside its end (`lane/tx/takeover.rs`): one story
 //! for each way in which it gets there and comes back, at every byte where it can be interrupted.
 
 #![cfg(not(loom))]
@@ -7,7 +7,7 @@ mod sim;
 
 use link::frame::LEN;
 use link::lane::tx::mode;
-use link::layout::{bits_of, custody, epoch_of, tx};
+use link::layout::{bits_of, epoch_of, takeover, tx};
 use sim::{op, recv, send, Act, Op, World, ALL, LANE};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -27,7 +27,7 @@ fn room(snd: usize) -> Act {
 
 /// End 1 sends to end 0. `prefix` bytes are on TCP, unread; end 1 asks to go up.
 fn asking(prefix: usize) -> World {
-    let mut w = World::with_custody();
+    let mut w = World::with_takeover();
     for end in 0..2 {
         op(&mut w, end, Act::Attach { log2: 12 });
     }
@@ -84,7 +84,7 @@ fn mode_of(w: &World) -> u32 {
 /// Phase of the daemon's word about end 1.
 fn word(w: &World) -> u64 {
     let k = &w.keepers.as_ref().unwrap()[1];
-    bits_of(k.memory().peer_rx().custody.load(Relaxed))
+    bits_of(k.memory().peer_rx().takeover.load(Relaxed))
 }
 
 /// End 0 has so much and no more, after everything has come to rest; and the end, if there is one.
@@ -137,10 +137,10 @@ fn an_end_that_sleeps() {
     whole(&w, 1600, false);
 }
 
-/// Custody that is through, and an end that has not looked since: it is not taken again, whatever
+/// Takeover that is through, and an end that has not looked since: it is not taken again, whatever
 /// its own words still say; neither in its sleep nor when it ends.
 #[test]
-fn a_custody_that_is_through() {
+fn a_takeover_that_is_through() {
     for ends in [None, Some(Act::ShutWr), Some(Act::Close), Some(Act::Kill)] {
         let mut w = up();
         op(&mut w, 1, send(1000));
@@ -148,7 +148,7 @@ fn a_custody_that_is_through() {
         for _ in 0..3 {
             op(&mut w, 1, KEEP);
         }
-        assert_eq!(word(&w), custody::DONE);
+        assert_eq!(word(&w), takeover::DONE);
         let state = w.control(1).tx[L].state.load(Relaxed);
         assert_eq!(bits_of(state), tx::UP, "the end has not looked");
         let end = ends.is_some();
@@ -368,7 +368,7 @@ fn one_at_a_time() {
         });
         points += seen(&w, "not taken");
         assert_eq!(seen(&w, "taken"), 0, "point {at}");
-        assert!(matches!(word(&w), 0 | custody::DONE), "it has given way");
+        assert!(matches!(word(&w), 0 | takeover::DONE), "it has given way");
         assert_eq!(w.host[1].sent.get(), 200);
         whole(&w, 200, false);
     }
@@ -405,7 +405,7 @@ fn an_end_that_sleeps_while_it_asks() {
     answer(&mut w);
     op(&mut w, 1, Act::Cut);
     op(&mut w, 1, KEEP);
-    assert_eq!((mode_of(&w), word(&w)), (mode::ASK, custody::DONE));
+    assert_eq!((mode_of(&w), word(&w)), (mode::ASK, takeover::DONE));
     op(&mut w, 1, send(10));
     assert_eq!(
         (mode_of(&w), w.host[1].tx.epoch.load(Relaxed)),
@@ -428,16 +428,16 @@ fn an_end_is_announced_when_all_is_there() {
         for _ in 0..3 {
             op(&mut w, 1, KEEP);
         }
-        assert_eq!(word(&w), custody::TAKEN, "not landed");
+        assert_eq!(word(&w), takeover::TAKEN, "not landed");
         op(&mut w, 1, CARRY);
         op(&mut w, 0, CARRY);
         op(&mut w, 1, KEEP);
-        assert_eq!(word(&w), custody::TAKEN, "the prefix is unread");
+        assert_eq!(word(&w), takeover::TAKEN, "the prefix is unread");
         op(&mut w, 0, recv(10));
         op(&mut w, 0, CARRY);
         assert_eq!(on_tcp(&w), 10);
         op(&mut w, 1, KEEP);
-        assert_eq!(word(&w), custody::DONE);
+        assert_eq!(word(&w), takeover::DONE);
         assert_eq!(on_tcp(&w), 10 + LEN);
         op(&mut w, 1, ALL);
         whole(&w, 1010, true);
@@ -455,14 +455,14 @@ fn an_end_that_cannot_be_announced() {
             op(&mut w, 0, recv(1000));
             op(&mut w, 1, act.clone());
             op(&mut w, 1, KEEP);
-            assert_eq!(word(&w), custody::TAKEN);
+            assert_eq!(word(&w), takeover::TAKEN);
             if cut {
                 op(&mut w, 1, Act::Cut);
                 op(&mut w, 1, KEEP);
             } else {
                 op(&mut w, 1, HURRY);
             }
-            assert_eq!(word(&w), custody::DONE);
+            assert_eq!(word(&w), takeover::DONE);
             assert_eq!(on_tcp(&w), LEN + 3000);
             whole(&w, 3000, true);
         }
@@ -528,7 +528,7 @@ fn a_peer_that_has_closed() {
             op(&mut w, 1, send(10));
             op(&mut w, 1, Act::ShutWr);
             op(&mut w, 1, KEEP);
-            assert_eq!(word(&w), custody::TAKEN);
+            assert_eq!(word(&w), takeover::TAKEN);
         }
         op(&mut w, 0, Act::Close);
         op(&mut w, 0, CARRY);
