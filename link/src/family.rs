@@ -104,7 +104,7 @@ pub mod flag {
     /// Sent down by an operator: no promotion until `up`.
     pub const HELD: u32 = 8;
     /// Never (again) promoted: `reason` says why.
-    pub const BARRED: u32 = 16;
+    pub const DISQUALIFIED: u32 = 16;
     /// A `Register` is under way or waiting for its peer.
     pub const REGISTERED: u32 = 32;
     /// This end called connect (as opposed to accept).
@@ -127,7 +127,7 @@ pub mod flag {
     pub const NEW: u32 = 16_384;
     /// Beside `RECEIVED`: `CLIENT` is as good as certain.
     pub const UNSURE: u32 = 32_768;
-    /// Beside `BARRED`: it was handed to another program, which no table knows to hold it. That goes on when it ends here.
+    /// Beside `DISQUALIFIED`: it was handed to another program, which no table knows to hold it. That goes on when it ends here.
     pub const LEFT: u32 = 65_536;
     /// Beside `LANE`: the other end has given the lane back, and this one does as soon as both directions are on TCP.
     pub const FORSAKEN: u32 = 131_072;

@@ -155,7 +155,7 @@ fn decide(c: &Conn, l: &Local, link: &Link, m: &Memory, fd: i32) -> i64 {
         told(OVER);
         reset_by_death(c, m, fd);
         c.tx.abandon();
-        table::bar(c, Reason::PeerGone);
+        table::disqualify(c, Reason::PeerGone);
         return 0;
     }
     if tcp & POLLRDHUP != 0 {

@@ -109,7 +109,7 @@ struct Set {
     /// Not 0: something was refused because of that.
     refused: AtomicU32,
     /// Nested, or watched in a way we do not serve.
-    barred: AtomicU32,
+    disqualified: AtomicU32,
     stirred: AtomicU32,
     /// Counts registrations that moved to the inner set: see `sleep::wait_lanes`.
     moves: AtomicU32,
@@ -199,7 +199,7 @@ pub fn created(fd: i32) {
             for a in [
                 &s.lanes,
                 &s.kin,
-                &s.barred,
+                &s.disqualified,
                 &s.stirred,
                 &s.head,
                 &s.tail,
@@ -361,7 +361,7 @@ pub fn after_fork() {
                     theirs.store(fd + 1, Relaxed);
                 }
             }
-            s.barred.store(1, Relaxed); // shared across fork: its sockets stay on TCP here
+            s.disqualified.store(1, Relaxed); // shared across fork: its sockets stay on TCP here
             s.inherited.store(1, Relaxed);
             s.ringed.store(0, Relaxed);
             if s.ending.swap(0, Relaxed) != 0 {
@@ -381,12 +381,12 @@ pub fn after_fork() {
 pub fn nest(i: u32) {
     let s = set_at(i);
     adopted(i, s);
-    if s.barred.load(Relaxed) != 0 {
+    if s.disqualified.load(Relaxed) != 0 {
         return;
     }
     // Under the lock: whoever attaches a lane says so, then comes for the lock (`activate`) and does not find this.
     if let Some(_g) = lock::lock(&s.lock) {
-        s.barred.store(1, Relaxed);
+        s.disqualified.store(1, Relaxed);
     }
     let inner = s.inner.load(Relaxed);
     if inner >= 0 {
@@ -417,9 +417,9 @@ pub fn unservable(i: u32) -> bool {
     let mut any = false;
     regs::each(i, |r, set| {
         let reg = reg_at(r);
-        let barred =
-            set_at(set).barred.load(Relaxed) != 0 || reg.mask.load(Relaxed) & EXCLUSIVE != 0;
-        any |= barred && reg.flags.load(Relaxed) & INHERITED == 0;
+        let disqualified =
+            set_at(set).disqualified.load(Relaxed) != 0 || reg.mask.load(Relaxed) & EXCLUSIVE != 0;
+        any |= disqualified && reg.flags.load(Relaxed) & INHERITED == 0;
     });
     any
 }
@@ -447,7 +447,7 @@ fn refuses(s: &Set) -> bool {
 #[inline(always)]
 fn waited(i: u32, s: &Set) {
     if s.waited.load(Relaxed) == 0 {
-        crate::quietly(|| first_wait(i, s));
+        crate::preserving_errno(|| first_wait(i, s));
     }
 }
 

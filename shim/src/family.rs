@@ -109,7 +109,7 @@ pub fn used() {
     let now = sys::now_ms();
     if now >= NEXT_MS.load(Relaxed) {
         NEXT_MS.store(now + TRY_MS, Relaxed);
-        crate::quietly(|| move_out(true));
+        crate::preserving_errno(|| move_out(true));
     }
 }
 
@@ -278,7 +278,7 @@ impl Move {
             if c.forks.load(Relaxed) != 0 {
                 give_lane_back(i, was);
             } else if c.state.load(Relaxed) != state::LISTEN {
-                let before = was.flags.swap(flag::BARRED, Relaxed);
+                let before = was.flags.swap(flag::DISQUALIFIED, Relaxed);
                 if before & flag::PROMOTED != 0 {
                     there.header.stats.promoted.fetch_sub(1, Relaxed);
                 }
@@ -332,7 +332,7 @@ fn stays_on_tcp(c: &Conn) -> bool {
     };
     let still = !lane::engaged(c);
     if still {
-        table::bar(c, Reason::Shared); // whoever goes up looks at this under the lock
+        table::disqualify(c, Reason::Shared); // whoever goes up looks at this under the lock
     }
     still
 }
@@ -358,7 +358,7 @@ fn shared_for_good(c: &Conn) {
     c.link.store(0, Relaxed);
     let lane = flag::LANE | flag::FAR | flag::REGISTERED;
     c.flags.fetch_and(!lane, Relaxed);
-    table::because(c, Reason::Shared);
+    table::set_reason(c, Reason::Shared);
 }
 
 /// Gives back links whose other party is gone and which no connection uses any more.

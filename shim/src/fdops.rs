@@ -23,7 +23,7 @@ pub fn socket_made(fd: i32, nonblock: bool, open: bool, client: bool) {
     let flags = if nonblock { flag::NONBLOCK } else { 0 } | if client { flag::CLIENT } else { 0 };
     let entered = enter(fd, flags, open);
     if let Some(i) = entered.filter(|_| open && crate::env::eager()) {
-        crate::quietly(|| promote::consider(i, fd, table::conn(i)));
+        crate::preserving_errno(|| promote::consider(i, fd, table::conn(i)));
     }
 }
 
@@ -68,14 +68,14 @@ pub fn connected(fd: i32, i: u32, unspec: bool) {
     let c = table::conn(i);
     if unspec {
         // The socket is another connection from now on, with counts that go on: stay out of it.
-        table::bar(c, Reason::NotEstablished);
+        table::disqualify(c, Reason::NotEstablished);
         wait::look(i);
         return;
     }
     c.flags.fetch_or(flag::CLIENT, Relaxed);
     c.state.store(state::OPEN, Release);
     if crate::env::eager() {
-        crate::quietly(|| promote::consider(i, fd, c));
+        crate::preserving_errno(|| promote::consider(i, fd, c));
     }
 }
 
@@ -83,7 +83,7 @@ pub fn listening(fd: i32, i: u32) {
     let c = table::conn(i);
     c.state.store(state::LISTEN, Release);
     // The daemon gets to know servers before their first connection is busy: `ss -l`, `check`.
-    crate::quietly(|| {
+    crate::preserving_errno(|| {
         table::name(i, fd);
         control::ensure();
     });
@@ -136,7 +136,7 @@ pub fn copied_for_another(old: i32, new: i32) {
     if let Some(i) = fdtab::conn(old) {
         let c = table::conn(i);
         if c.flags.load(Relaxed) & flag::LANE == 0 {
-            table::bar(c, Reason::Left);
+            table::disqualify(c, Reason::Left);
         }
     }
 }
@@ -162,7 +162,7 @@ pub fn before_close(fd: i32) -> Option<usize> {
 
 /// After a close that lingers: the number is free by now, as it is in the kernel meanwhile.
 pub fn closed(what: usize) {
-    crate::quietly(|| io::call::closed(what));
+    crate::preserving_errno(|| io::call::closed(what));
 }
 
 /// `fd` stands for the connection no more. `sock`: the descriptor itself, -1 if it is gone already. What is returned
@@ -360,7 +360,7 @@ pub fn step_out(why: Reason) {
     if crate::env::off() || table::is_vfork_child() {
         return;
     }
-    crate::quietly(|| {
+    crate::preserving_errno(|| {
         let all = || {
             table::each_fd(|fd, i, _| {
                 io::leave(i, fd, why);
@@ -457,7 +457,7 @@ pub fn before_exec() {
             table::each_fd(|_, i, c| {
                 if c.flags.load(Relaxed) & flag::LANE != 0
                     && c.inode.load(Relaxed) == inode
-                    && (lane::engaged(c) || c.flags.load(Relaxed) & flag::BARRED == 0)
+                    && (lane::engaged(c) || c.flags.load(Relaxed) & flag::DISQUALIFIED == 0)
                 {
                     io::leave(i, fd, Reason::Left);
                 }
@@ -472,7 +472,7 @@ pub fn before_exec() {
         if far || kept && lane.is_some() {
             io::leave(i, fd, Reason::Left);
         } else if kept {
-            table::bar(c, Reason::Left);
+            table::disqualify(c, Reason::Left);
         } else if !vfork_child {
             table::remove_holder(c, process::me());
         }
@@ -513,7 +513,7 @@ pub fn before_spawn() {
 pub fn disown(fd: i32) {
     let _inside = thread::enter();
     if let Some(i) = io::proven(fd) {
-        crate::quietly(|| {
+        crate::preserving_errno(|| {
             io::leave(i, fd, Reason::Bypassed);
             fdtab::set(fd, Fd::Other);
             let l = table::local(i);
@@ -536,7 +536,7 @@ pub fn give_up(fd: i32, why: Reason) {
         return;
     }
     let _inside = thread::enter();
-    if let Some(i) = crate::quietly(|| io::proven(fd)) {
-        crate::quietly(|| io::leave(i, fd, why));
+    if let Some(i) = crate::preserving_errno(|| io::proven(fd)) {
+        crate::preserving_errno(|| io::leave(i, fd, why));
     }
 }

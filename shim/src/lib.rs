@@ -71,7 +71,7 @@ pub(crate) fn set_errno(e: i32) {
 }
 
 /// Keeps errno over something done on the side.
-pub(crate) fn quietly<T>(f: impl FnOnce() -> T) -> T {
+pub(crate) fn preserving_errno<T>(f: impl FnOnce() -> T) -> T {
     let e = errno();
     let r = f();
     set_errno(e);

@@ -45,7 +45,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                 // The kernel does not know of these.
                 any |= c.has_error() || io::zerocopy::pending(table::local(i));
                 any |= heard && fds.len() <= STACK / 2 && promote::on_call(c);
-                any |= waits_for_end(p) && c.flags.load(Relaxed) & flag::BARRED == 0;
+                any |= waits_for_end(p) && c.flags.load(Relaxed) & flag::DISQUALIFIED == 0;
             }
             Fd::Set(s) => epoll::nest(s),
             _ => {}
@@ -98,7 +98,7 @@ fn natively(fds: &mut [pollfd], native: impl FnOnce(&mut [pollfd]) -> i32) -> Op
     let natives = sleep::Natives::enter(fds, |p, _| sleep::for_data(p))?;
     let undo = || natives.leave();
     let r = thread::or_undo(&undo, || thread::outside(|| native(fds)));
-    crate::quietly(undo);
+    crate::preserving_errno(undo);
     Some(r)
 }
 
@@ -395,7 +395,7 @@ pub unsafe fn select(
         // SAFETY: passed on.
         unsafe { select_in(fds, nfds, sets, call, native, sleep) }
     });
-    crate::quietly(undo);
+    crate::preserving_errno(undo);
     r
 }
 

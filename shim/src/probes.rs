@@ -92,7 +92,7 @@ pub fn tick(c: &Conn, l: &Local, link: &Link) {
     }
     l.probe_due_ms.store(now + LOOK_MS, Relaxed);
     if due != 0 && look(c, l, link, probe_s) {
-        table::because(c, Reason::Unanswered);
+        table::set_reason(c, Reason::Unanswered);
         c.not_before_ms.store(now + LOOK_MS, Relaxed);
     }
 }
@@ -169,7 +169,7 @@ pub fn sleep_ms() -> i64 {
     if now >= due {
         let next = now + LOOK_MS;
         if IDLE_DUE_MS.compare_exchange(due, next, Relaxed, Relaxed) == Ok(due) {
-            crate::quietly(|| look_at_idle(now));
+            crate::preserving_errno(|| look_at_idle(now));
         }
     }
     let left = IDLE_DUE_MS.load(Relaxed).saturating_sub(now);

@@ -15,7 +15,7 @@ pub use retire::{end_lane, lane_gone, left, yielded};
 
 use crate::links::Link;
 use crate::port::Sock;
-use crate::table::{self, because, Local};
+use crate::table::{self, set_reason, Local};
 use crate::{
     control, ends, env, epoll, family, io, lane, lock, port, probes, process, received, sys, wait,
 };
@@ -29,7 +29,7 @@ use link::reason::Reason;
 const CALLS: u32 = 8;
 const BYTES: u64 = 64 << 10;
 
-const CLOSED_DOORS: u32 = flag::LANE | flag::REGISTERED | flag::BARRED | flag::HELD;
+const CLOSED_DOORS: u32 = flag::LANE | flag::REGISTERED | flag::DISQUALIFIED | flag::HELD;
 
 /// Called with each native send or receive, before it: one more call of evidence.
 #[inline(always)]
@@ -44,7 +44,7 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
         watched(i, c);
         // Without lanes nobody polls the control connection: look now and then whether it is there.
         if c.calls.fetch_add(1, Relaxed) & 0xff == 0xff {
-            crate::quietly(|| {
+            crate::preserving_errno(|| {
                 control::pump();
                 register::disown(c);
                 table::forget_zombies(c);
@@ -97,7 +97,7 @@ pub fn awaited(i: u32, c: &Conn) {
 /// The daemon went away: look for the next one, now and then, so that it sees what we have.
 #[cold]
 pub fn find_daemon() {
-    crate::quietly(control::ensure);
+    crate::preserving_errno(control::ensure);
 }
 
 /// Registers the connection if nothing speaks against it.
@@ -132,7 +132,7 @@ fn unwatched(c: &Conn) -> bool {
 pub fn made_nonblocking(i: u32) {
     let c = table::conn(i);
     if c.flags.load(Relaxed) & flag::LANE != 0 && unwatched(c) {
-        because(c, Reason::EpollShared);
+        set_reason(c, Reason::EpollShared);
         take_down(i);
     }
 }
@@ -159,7 +159,7 @@ fn watched_now(i: u32, c: &Conn) {
         if let Some(_g) = lock::try_lock(&c.rx.lock) {
             let fd = l.fd.load(Relaxed);
             c.rx.unwant_down(&m, &Sock { fd, link });
-            because(c, Reason::None);
+            set_reason(c, Reason::None);
         }
     }
 }
@@ -179,7 +179,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
             && c.state.load(Acquire) == state::OPEN
             && c.flags.load(Relaxed) & flag::REGISTERED != 0
             && l.refs.load(Acquire) > 0
-            && c.flags.load(Relaxed) & (flag::BARRED | flag::HELD | flag::LANE) == 0
+            && c.flags.load(Relaxed) & (flag::DISQUALIFIED | flag::HELD | flag::LANE) == 0
     };
     if has(c, l, link, lane_no, gen) {
         return true;
@@ -239,7 +239,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     table::sync_nonblock(c, l.fd.load(Relaxed));
     io::sync_inq(c, l.fd.load(Relaxed));
     io::bufs::sync(c, &m, l.fd.load(Relaxed));
-    because(c, Reason::None);
+    set_reason(c, Reason::None);
     c.flags.fetch_and(!flag::REGISTERED, Release); // pairs with the Acquire in `fdops::before_fork`
     let far = if link.is_far() { flag::FAR } else { 0 };
     c.flags.fetch_or(flag::LANE | far, Release);
@@ -261,7 +261,7 @@ fn has(c: &Conn, l: &Local, link: &Link, lane_no: u32, gen: u32) -> bool {
 /// May the lane be used in the upward direction now?
 #[inline(always)]
 fn open(c: &Conn) -> bool {
-    let closed = flag::HELD | flag::BARRED | flag::FORSAKEN;
+    let closed = flag::HELD | flag::DISQUALIFIED | flag::FORSAKEN;
     c.flags.load(Relaxed) & (flag::LANE | closed) == flag::LANE
         && c.owner_pid.load(Relaxed) == process::me()
         && {
@@ -285,15 +285,15 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
         return;
     }
     if epoll::unservable(i) || unwatched(c) {
-        return because(c, Reason::EpollShared);
+        return set_reason(c, Reason::EpollShared);
     }
     if table::holders(c) != 1 {
-        return because(c, Reason::Shared);
+        return set_reason(c, Reason::Shared);
     }
     if let Some((link, m)) = lane::of(c, l) {
         if c.rx.epoch.load(Relaxed).wrapping_sub(c.epoch.load(Relaxed)) >= link::layout::EPOCHS - 1
         {
-            return table::bar(c, Reason::RingFull); // the next epochs are the slot's next user's
+            return table::disqualify(c, Reason::RingFull); // the next epochs are the slot's next user's
         }
         if link.state.load(Relaxed) == crate::links::USED {
             // Every set that watches the connection must know of the lane first.
@@ -306,7 +306,7 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
                     c.rx.declare_ready(&m, &Sock { fd, link });
                 }
             } else if epoll::unwaited(i) {
-                because(c, Reason::EpollShared);
+                set_reason(c, Reason::EpollShared);
             }
         }
     }
@@ -349,7 +349,7 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
         }
         Err(r) => {
             // Somebody else wrote to the socket: this direction stays, and so does the other.
-            table::bar(c, r);
+            table::disqualify(c, r);
             false
         }
     }
@@ -426,7 +426,7 @@ fn peer_end_gone(i: u32, c: &Conn, fins: u64) {
         c.tx.abandon();
         probes::restore(c, l);
     }
-    table::bar(c, Reason::PeerGone);
+    table::disqualify(c, Reason::PeerGone);
     epoll::stir(i);
 }
 
@@ -435,7 +435,7 @@ fn peer_end_gone(i: u32, c: &Conn, fins: u64) {
 pub fn on_call(c: &Conn) -> bool {
     c.state.load(Relaxed) == state::OPEN
         && c.calls.load(Relaxed) <= CALLS
-        && c.flags.load(Relaxed) & (flag::CLIENT | flag::BARRED | flag::HELD) == 0
+        && c.flags.load(Relaxed) & (flag::CLIENT | flag::DISQUALIFIED | flag::HELD) == 0
 }
 
 /// Milliseconds for which a lane whose ring was full stays down, at first.
@@ -444,7 +444,7 @@ const FULL_PAUSE_MS: u64 = 10;
 /// A lane whose ring was full for too long was taken down; up again only after a while, which doubles each time
 /// up to 640 ms, unless the lane has then been of use for much longer than it was down.
 pub fn full_down(c: &Conn, l: &Local) {
-    because(c, Reason::RingFull);
+    set_reason(c, Reason::RingFull);
     let (now, before) = (sys::now_ms(), l.fulls.load(Relaxed));
     let up_since = c.not_before_ms.load(Relaxed);
     let fulls = match now.saturating_sub(up_since) > 8 * (FULL_PAUSE_MS << before) {

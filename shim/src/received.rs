@@ -24,7 +24,7 @@ fn is_connection(fd: i32) -> bool {
 /// A descriptor has come beside a message on `channel`.
 pub fn came(fd: i32, channel: i32) {
     let _inside = thread::enter();
-    crate::quietly(|| {
+    crate::preserving_errno(|| {
         fdops::replaced(fd);
         if env::off() || !is_connection(fd) {
             return;
@@ -111,7 +111,7 @@ pub fn begin(fd: i32, c: &Conn, l: &Local) -> bool {
         return true;
     }
     if has_what_no_lane_carries(fd) {
-        table::bar(c, Reason::Option);
+        table::disqualify(c, Reason::Option);
         return false;
     }
     let Some(side) = side(fd) else {
@@ -188,7 +188,7 @@ pub fn is_still_counted(c: &Conn, l: &Local) -> bool {
     let taken = quiet().then(|| sys::tcp_position(l.fd.load(Relaxed)));
     match taken.flatten().filter(|_| quiet()) {
         Some(k) if k.taken == counted => l.verified.store(1, Relaxed),
-        Some(_) => table::bar(c, Reason::Bypassed),
+        Some(_) => table::disqualify(c, Reason::Bypassed),
         None => {}
     }
     l.verified.load(Relaxed) != 0

@@ -514,21 +514,21 @@ pub fn free(i: u32) {
 }
 
 /// Records why the connection is (or stays) on TCP.
-pub fn because(c: &Conn, r: Reason) {
+pub fn set_reason(c: &Conn, r: Reason) {
     c.reason.store(r.code(), Relaxed);
 }
 
 /// Not now: again after so many milliseconds.
 pub fn later(c: &Conn, r: Reason, ms: u64) {
-    because(c, r);
+    set_reason(c, r);
     c.not_before_ms.store(sys::now_ms() + ms, Relaxed);
 }
 
 /// Never again.
-pub fn bar(c: &Conn, r: Reason) {
-    because(c, r);
+pub fn disqualify(c: &Conn, r: Reason) {
+    set_reason(c, r);
     let left = if r == Reason::Left { flag::LEFT } else { 0 };
-    c.flags.fetch_or(flag::BARRED | left, Relaxed);
+    c.flags.fetch_or(flag::DISQUALIFIED | left, Relaxed);
 }
 
 /// Fills in what `ss` shows: inode, owner, addresses. Three system calls, so only for connections

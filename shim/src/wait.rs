@@ -353,7 +353,7 @@ pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) 
         return Woke::Look { kernel: true };
     }
     // What goes on after it was interrupted leaves no errno.
-    crate::quietly(
+    crate::preserving_errno(
         || match sleep(i, c, link, &m, what, (timeout_ms, end), any) {
             _ if thread::interrupted(any) => Woke::Interrupted,
             Woke::Interrupted if !foreign(any) => Woke::Look { kernel: true },

@@ -320,7 +320,7 @@ fn reason(v: &View, connected: bool, waits: bool, tcp: Option<&tcp::Socket>, now
     let Some(r) = Reason::from_code(v.reason).filter(|_| v.state == state::OPEN) else {
         return v.reason;
     };
-    if v.flags & (flag::BARRED | flag::HELD) != 0 {
+    if v.flags & (flag::DISQUALIFIED | flag::HELD) != 0 {
         return v.reason;
     }
     let due = v.not_before_ms.saturating_add(DUE_MS) < now_ms;

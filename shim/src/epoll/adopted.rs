@@ -32,7 +32,7 @@ pub(super) fn adopt_one(i: u32, s: &Set, r: u32, conn: u32) {
     // First: what the switch itself brings would look like data. With bytes on the ring there is data, and its
     // sender may be asleep for long.
     if is_unread(conn) {
-        table::bar(c, Reason::EpollShared);
+        table::disqualify(c, Reason::EpollShared);
         promote::take_down(conn);
     } else if lane::engaged(c) {
         io::leave(conn, reg.fd.load(Relaxed), Reason::EpollShared);
@@ -68,7 +68,7 @@ pub(super) fn note(i: u32, conn: u32, r: u32) {
 #[inline(always)]
 pub(super) fn adopted(i: u32, s: &Set) {
     if s.inherited.load(Relaxed) != 0 {
-        crate::quietly(|| adopt(i, s));
+        crate::preserving_errno(|| adopt(i, s));
     }
 }
 

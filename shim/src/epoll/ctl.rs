@@ -23,7 +23,7 @@ pub fn ctl(
     let s = set_at(set);
     if s.inherited.load(Relaxed) != 0 && op != libc::EPOLL_CTL_DEL {
         if let Some(r) = regs::find(conn, set, fd) {
-            crate::quietly(|| adopt_one(set, s, r, conn));
+            crate::preserving_errno(|| adopt_one(set, s, r, conn));
         }
     }
     // Held until we know what the kernel knows: another thread may be at the same registration.
@@ -41,17 +41,17 @@ pub fn ctl(
         let Some(ev) = ev.filter(|_| op == libc::EPOLL_CTL_ADD) else {
             return native();
         };
-        let r = crate::quietly(|| enter(set, (conn, fd), ev));
-        let straight = |r: u32| crate::quietly(|| enter_straight(s, set, (conn, fd), r));
+        let r = crate::preserving_errno(|| enter(set, (conn, fd), ev));
+        let straight = |r: u32| crate::preserving_errno(|| enter_straight(s, set, (conn, fd), r));
         if !r.is_some_and(straight) {
             let n = native();
             if n != 0 {
-                crate::quietly(|| r.iter().for_each(|r| regs::end(*r, conn)));
+                crate::preserving_errno(|| r.iter().for_each(|r| regs::end(*r, conn)));
                 return n;
             }
-            crate::quietly(|| r.iter().for_each(|r| arm(s, reg_at(*r), conn, fd)));
+            crate::preserving_errno(|| r.iter().for_each(|r| arm(s, reg_at(*r), conn, fd)));
         }
-        crate::quietly(|| {
+        crate::preserving_errno(|| {
             drop(g);
             added(s, set, (conn, fd), r);
         });
@@ -60,7 +60,7 @@ pub fn ctl(
     let n = known(s, set, op, (conn, fd), r, ev, native);
     drop(g);
     if n == 0 && op == libc::EPOLL_CTL_MOD {
-        crate::quietly(|| armed(set, conn, r));
+        crate::preserving_errno(|| armed(set, conn, r));
     }
     n
 }
@@ -102,7 +102,7 @@ fn known(
             0
         }
         (libc::EPOLL_CTL_MOD, Some(ev)) => {
-            if !exclusive && crate::quietly(|| rearm_straight(s, set, (conn, fd), r, ev)) {
+            if !exclusive && crate::preserving_errno(|| rearm_straight(s, set, (conn, fd), r, ev)) {
                 return 0;
             }
             let n = match flags & ABSENT != 0 {
@@ -132,7 +132,7 @@ fn known(
                 _ => 0, // it is in no set of the kernel's
             };
             if n == 0 {
-                crate::quietly(|| regs::end(r, conn));
+                crate::preserving_errno(|| regs::end(r, conn));
             }
             n
         }
@@ -180,7 +180,7 @@ fn arm(s: &Set, reg: &Reg, conn: u32, fd: i32) {
 /// The link of a connection whose registration may be in the inner set.
 pub(super) fn usable_lane(conn: u32) -> Option<&'static Link> {
     let c = table::conn(conn);
-    let flags = c.flags.load(Relaxed) & (flag::LANE | flag::BARRED | flag::HELD);
+    let flags = c.flags.load(Relaxed) & (flag::LANE | flag::DISQUALIFIED | flag::HELD);
     // (What still is on the lane of one that will not be promoted again, half closed for instance, is told from
     // the inner set, and so is an error that a call of ours has taken, or where notifications are ours: the kernel
     // does not have them.)
@@ -284,7 +284,7 @@ fn rearm_straight(s: &Set, set: u32, (conn, fd): (u32, i32), r: u32, ev: epoll_e
 fn added(s: &Set, set: u32, (conn, fd): (u32, i32), r: Option<u32>) {
     let c = table::conn(conn);
     let Some(r) = r else {
-        return table::bar(c, Reason::EpollShared);
+        return table::disqualify(c, Reason::EpollShared);
     };
     c.flags.fetch_or(flag::WATCHED, Relaxed);
     s.tcp.store(1, Relaxed);

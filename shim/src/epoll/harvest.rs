@@ -259,7 +259,7 @@ pub(super) fn harvest(
 /// Does the kernel serve the connection from now on?
 fn is_leaving(conn: u32) -> bool {
     let c = table::conn(conn);
-    (c.flags.load(Relaxed) & (flag::HELD | flag::BARRED) != 0 || is_inherited(c))
+    (c.flags.load(Relaxed) & (flag::HELD | flag::DISQUALIFIED) != 0 || is_inherited(c))
         && !lane::engaged(c)
         && !c.has_error()
         && !io::zerocopy::ours(table::local(conn))

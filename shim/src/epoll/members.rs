@@ -80,7 +80,7 @@ pub(super) fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -
     }
     // What watches the set from outside, or is to wake one of several sets, asks the kernel: what is not
     // there already stays there.
-    if s.barred.load(Relaxed) != 0 || reg.mask.load(Relaxed) & EXCLUSIVE != 0 {
+    if s.disqualified.load(Relaxed) != 0 || reg.mask.load(Relaxed) & EXCLUSIVE != 0 {
         return false;
     }
     // Nor does it move before somebody is seen to wait here, unless it is on its lane by now, or only we have its news.
@@ -90,7 +90,7 @@ pub(super) fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -
         return false;
     }
     let Some(k) = bind(s, set, link) else {
-        s.barred.store(1, Relaxed); // too many links, or no descriptors: what is there stays
+        s.disqualified.store(1, Relaxed); // too many links, or no descriptors: what is there stays
         return false;
     };
     let (epfd, inner, fd) = (
@@ -183,11 +183,11 @@ pub(super) fn hear(s: &Set) {
     if ctl < 0
         || s.ctl.load(Relaxed) == gen
         || s.tcp.load(Relaxed) == 0
-        || s.barred.load(Relaxed) != 0
+        || s.disqualified.load(Relaxed) != 0
     {
         return;
     }
-    crate::quietly(|| {
+    crate::preserving_errno(|| {
         let Some(_g) = lock::lock(&s.lock) else {
             return;
         };
@@ -280,7 +280,7 @@ pub(super) fn detach(s: &Set, r: u32) {
 /// make it look ready. Set lock held.
 pub(super) fn retire(s: &Set) {
     let inner = s.inner.load(Relaxed);
-    if s.barred.load(Relaxed) != 0 && s.lanes.load(SeqCst) == 0 && inner >= 0 {
+    if s.disqualified.load(Relaxed) != 0 && s.lanes.load(SeqCst) == 0 && inner >= 0 {
         let _ = sys::epoll_ctl(s.epfd.load(Relaxed), libc::EPOLL_CTL_DEL, inner, 0, 0);
     }
 }

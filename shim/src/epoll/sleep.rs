@@ -158,7 +158,7 @@ pub unsafe fn wait(
     let max_n = max as usize;
     if s.ringed.load(Relaxed) != 0 {
         // SAFETY: passed on.
-        let ringed = crate::quietly(|| unsafe { adopted::tell(i, s, evs, max_n) });
+        let ringed = crate::preserving_errno(|| unsafe { adopted::tell(i, s, evs, max_n) });
         if let Some(n) = ringed {
             return n;
         }
@@ -181,7 +181,7 @@ pub unsafe fn wait(
             thread::outside(|| native(ep, evs, max, timeout_ms))
         });
         if counted {
-            crate::quietly(|| awake(s));
+            crate::preserving_errno(|| awake(s));
         }
         let mut n = r.max(0) as usize;
         if r >= 0 {
@@ -195,7 +195,7 @@ pub unsafe fn wait(
         }
         if !ours || n > 0 {
             if ours {
-                crate::quietly(|| {
+                crate::preserving_errno(|| {
                     inner(i, s);
                     pass_on(s);
                 });
@@ -203,7 +203,7 @@ pub unsafe fn wait(
             wait_over(i, s);
             return if r < 0 { r } else { n as i32 };
         }
-        crate::quietly(|| inner(i, s));
+        crate::preserving_errno(|| inner(i, s));
     }
     // SAFETY: passed on.
     let r = unsafe { wait_lanes((i, ep), s, evs, max_n, (until, start), native) };
@@ -328,7 +328,7 @@ unsafe fn wait_lanes(
         let over = left == 0 || last;
         let cut = !over && thread::interrupted(true);
         if (over || cut) && h.busy {
-            crate::quietly(|| pass_on(s));
+            crate::preserving_errno(|| pass_on(s));
         }
         if over {
             return 0;
@@ -369,7 +369,7 @@ unsafe fn wait_lanes(
         }
         let ctl = control::fd();
         let ctl_gen = control::generation() as i32;
-        let heard = ctl >= 0 && s.barred.load(Relaxed) == 0;
+        let heard = ctl >= 0 && s.disqualified.load(Relaxed) == 0;
         if heard && s.ctl.swap(ctl_gen, Relaxed) != ctl_gen {
             let _ = sys::epoll_ctl(s.inner.load(Relaxed), libc::EPOLL_CTL_ADD, ctl, IN, TAG_CTL);
         }

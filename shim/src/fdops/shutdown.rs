@@ -60,7 +60,7 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
         // closed (`promote::attach`, `try_up`), so that nothing is sent behind the FIN.
         let _g = lock::lock(&c.tx.lock);
         table::local(i).sends_ended.store(1, Relaxed);
-        table::bar(c, Reason::NotEstablished);
+        table::disqualify(c, Reason::NotEstablished);
     }
     let Some((link, m)) = lane::of(c, table::local(i)) else {
         return Left::Kernel(how);

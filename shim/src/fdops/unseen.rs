@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering::*;
 /// A vfork child shares our memory but not our descriptors: what it does to them is its own affair.
 pub fn not_ours() -> bool {
     if process::is_new_process() {
-        crate::quietly(after_fork_child);
+        crate::preserving_errno(after_fork_child);
     }
     sys::getpid() != process::pid()
 }
@@ -39,7 +39,7 @@ fn forgotten(fd: i32) {
 /// put something else in its place. As `close`, but what has the number now is not touched.
 #[cold]
 pub fn vanished(fd: i32, i: u32) {
-    crate::quietly(|| {
+    crate::preserving_errno(|| {
         epoll::lost(i, fd);
         let l = table::local(i);
         let _ = l.fd.compare_exchange(fd, -1, Relaxed, Relaxed);

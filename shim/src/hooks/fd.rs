@@ -42,7 +42,7 @@ fn closing(fd: i32, later: &mut Linger) -> bool {
     }
     // (What a vfork child does to its descriptors is its own affair.)
     if !not_ours() {
-        if let Some(what) = crate::quietly(|| fdops::before_close(fd)) {
+        if let Some(what) = crate::preserving_errno(|| fdops::before_close(fd)) {
             later.add(what);
         }
     }
@@ -58,7 +58,7 @@ fn is_hidden(fd: i32) -> bool {
         // Without the doorbells of its lanes a vfork child could not take them down before it executes another
         // program. (What it has put in the place of one of ours is not closed on exec.)
         true => sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC != 0),
-        false => crate::quietly(|| fdtab::is_ours(fd)),
+        false => crate::preserving_errno(|| fdtab::is_ours(fd)),
     }
 }
 
@@ -163,8 +163,8 @@ fn copied(old: i32, new: i32) {
         return;
     }
     match not_ours() {
-        false => crate::quietly(|| fdops::duplicated(old, new)),
-        true => crate::quietly(|| fdops::copied_for_another(old, new)),
+        false => crate::preserving_errno(|| fdops::duplicated(old, new)),
+        true => crate::preserving_errno(|| fdops::copied_for_another(old, new)),
     }
 }
 

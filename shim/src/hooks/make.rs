@@ -13,7 +13,7 @@ unsafe fn made(r: i32, fds: *const i32, n: usize) -> i32 {
         for k in 0..n {
             // SAFETY: by contract.
             let fd = unsafe { fds.add(k).read_unaligned() };
-            crate::quietly(|| fdops::replaced(fd));
+            crate::preserving_errno(|| fdops::replaced(fd));
         }
     }
     r
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn pidfd_getfd(process: i32, fd: i32, flags: u32) -> i32 {
         let r = real::syscall(n, process, fd, flags as usize, 0, 0, 0) as i32;
         let r = made(r, &r, 1);
         if r >= 0 {
-            crate::quietly(|| fdops::taken(r));
+            crate::preserving_errno(|| fdops::taken(r));
         }
         r
     }

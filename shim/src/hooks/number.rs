@@ -452,7 +452,7 @@ struct Start {
 unsafe extern "C" fn begin(start: *mut c_void) -> i32 {
     // SAFETY: `clone_named` passes its own variable, of which the child has a copy at the same place.
     let s = unsafe { start.cast::<Start>().read() };
-    crate::quietly(fdops::after_fork_child);
+    crate::preserving_errno(fdops::after_fork_child);
     // (The child does not come back through the hook that its parent is in.)
     // SAFETY: what the application has passed for the child.
     crate::thread::outside(|| unsafe { (s.f)(s.arg) })

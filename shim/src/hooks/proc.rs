@@ -11,12 +11,12 @@ pub fn forked(native: impl FnOnce() -> i32) -> i32 {
         return native();
     }
     let _inside = thread::enter();
-    crate::quietly(fdops::before_fork);
+    crate::preserving_errno(fdops::before_fork);
     let r = native();
     if r == 0 {
-        crate::quietly(fdops::after_fork_child);
+        crate::preserving_errno(fdops::after_fork_child);
     } else {
-        crate::quietly(|| fdops::after_fork_parent(r < 0));
+        crate::preserving_errno(|| fdops::after_fork_parent(r < 0));
     }
     r
 }
@@ -53,14 +53,14 @@ pub unsafe extern "C" fn forkpty(
 #[no_mangle]
 pub unsafe extern "C" fn daemon(a: i32, b: i32) -> i32 {
     let _inside = thread::enter();
-    crate::quietly(fdops::before_fork);
+    crate::preserving_errno(fdops::before_fork);
     let parent = sys::getpid();
     // SAFETY: see above. The parent exits inside; what returns is the child, or a failure.
     let r = unsafe { real::daemon(a, b) };
     if sys::getpid() != parent {
-        crate::quietly(fdops::after_fork_child);
+        crate::preserving_errno(fdops::after_fork_child);
     } else {
-        crate::quietly(|| fdops::after_fork_parent(true));
+        crate::preserving_errno(|| fdops::after_fork_parent(true));
     }
     r
 }
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn prctl(option: i32, a: usize, b: usize, c: usize, d: usi
 /// so far (its listeners came by exec, and its children will accept).
 pub fn before_moving() {
     if !fdops::not_ours() {
-        crate::quietly(control::take_along);
+        crate::preserving_errno(control::take_along);
     }
 }
 
@@ -124,11 +124,11 @@ macro_rules! exec {
         #[no_mangle]
         pub unsafe extern "C" fn $name($($a: $t),*) -> i32 {
             let _inside = thread::enter();
-            crate::quietly(fdops::before_exec);
+            crate::preserving_errno(fdops::before_exec);
             // (The new program inherits the mask.)
             // SAFETY: see above.
             let r = thread::outside(|| unsafe { real::$name($($a),*) });
-            crate::quietly(fdops::exec_failed);
+            crate::preserving_errno(fdops::exec_failed);
             r
         }
     )*};
@@ -161,7 +161,7 @@ macro_rules! spawn {
             let _inside = thread::enter();
             // SAFETY: the application's path.
             if !unsafe { keeps_nothing($program) } {
-                crate::quietly(fdops::before_spawn);
+                crate::preserving_errno(fdops::before_spawn);
                 actions::before_spawn($actions);
             }
             // SAFETY: see above.

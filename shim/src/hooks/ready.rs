@@ -70,7 +70,7 @@ unsafe fn with_copies<const N: usize>(
     }
     let undo = || sys::unmap(at, N * bytes);
     let r = thread::or_undo(&undo, || f(copies));
-    crate::quietly(undo);
+    crate::preserving_errno(undo);
     if r >= 0 || keeps != Some(crate::errno()) {
         crate::set_errno(libc::EFAULT);
     }
@@ -326,7 +326,7 @@ pub unsafe extern "C" fn epoll_create1(f: i32) -> i32 {
 fn new_set(fd: i32) -> i32 {
     if fd >= 0 && !crate::env::off() && fdtab::init() {
         let _inside = thread::enter();
-        crate::quietly(|| epoll::created(fd));
+        crate::preserving_errno(|| epoll::created(fd));
     }
     fd
 }
@@ -356,7 +356,7 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
                 epoll::ctl(s, op, fd, i, e, native)
             }
             (_, Fd::Set(inner)) => {
-                crate::quietly(|| epoll::nest(inner));
+                crate::preserving_errno(|| epoll::nest(inner));
                 native()
             }
             // A set that we do not know watches a connection: it stays on TCP.

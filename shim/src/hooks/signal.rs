@@ -25,7 +25,7 @@ pub(super) unsafe fn change(
 ) -> i32 {
     let _inside = thread::enter();
     if process::is_new_process() {
-        crate::quietly(fdops::after_fork_child);
+        crate::preserving_errno(fdops::after_fork_child);
     }
     let tabled = table::table().is_some() && sys::getpid() == process::pid();
     // SAFETY: see above.

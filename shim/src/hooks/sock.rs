@@ -17,7 +17,7 @@ pub unsafe extern "C" fn socket(domain: i32, ty: i32, proto: i32) -> i32 {
     // SAFETY: see the module above.
     let fd = unsafe { real::socket(domain, ty, proto) };
     if fd >= 0 {
-        crate::quietly(|| match fdops::is_tcp(domain, ty, proto) {
+        crate::preserving_errno(|| match fdops::is_tcp(domain, ty, proto) {
             true => fdops::socket_made(fd, ty & libc::SOCK_NONBLOCK != 0, false, false),
             false => fdops::replaced(fd),
         });
@@ -69,7 +69,7 @@ fn accepted(listener: i32, fd: i32, nonblock: bool) {
     if fd < 0 || env::off() {
         return;
     }
-    crate::quietly(|| {
+    crate::preserving_errno(|| {
         let tcp = match get(listener) {
             Fd::Conn(_) => true,
             // An inherited listener: ask the kernel what it accepts.
@@ -112,9 +112,9 @@ pub unsafe extern "C" fn accept4(fd: i32, a: *mut sockaddr, l: *mut socklen_t, f
 pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
     let _inside = thread::enter();
     fdtab::settled(fd);
-    let i = crate::quietly(|| io::proven(fd));
+    let i = crate::preserving_errno(|| io::proven(fd));
     let left = match i {
-        Some(i) => crate::quietly(|| fdops::before_shutdown(fd, i, how)),
+        Some(i) => crate::preserving_errno(|| fdops::before_shutdown(fd, i, how)),
         None => Left::Kernel(how),
     };
     let r = match left {
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
         }
     };
     if let Some(i) = i {
-        crate::quietly(|| {
+        crate::preserving_errno(|| {
             fdops::after_shutdown(i, fd);
             epoll::stir(i);
         });
@@ -147,8 +147,8 @@ pub unsafe extern "C" fn getsockopt(
     if level == libc::IPPROTO_TCP && name == libc::TCP_ZEROCOPY_RECEIVE {
         fdops::give_up(fd, Reason::Option); // a receive: it takes bytes from the kernel's queue
     }
-    if let Some(i) = crate::quietly(|| io::proven(fd)) {
-        crate::quietly(|| probes::before_option(i, level, name));
+    if let Some(i) = crate::preserving_errno(|| io::proven(fd)) {
+        crate::preserving_errno(|| probes::before_option(i, level, name));
     }
     let _push = not_pushing(fd, level, name);
     // SAFETY: see the module above.
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn getsockopt(
             && *len >= 4
         {
             if let Some(i) = conn(fd) {
-                crate::quietly(|| io::check(i, fd));
+                crate::preserving_errno(|| io::check(i, fd));
                 let p = v.cast::<i32>();
                 if p.read_unaligned() == 0 {
                     // An error that a call of ours took from the kernel before the application asked.
@@ -231,8 +231,8 @@ pub unsafe extern "C" fn setsockopt(
             fdops::give_up(fd, Reason::Option);
         }
     }
-    if let Some(i) = crate::quietly(|| io::proven(fd)) {
-        crate::quietly(|| probes::before_option(i, level, name));
+    if let Some(i) = crate::preserving_errno(|| io::proven(fd)) {
+        crate::preserving_errno(|| probes::before_option(i, level, name));
     }
     let push = not_pushing(fd, level, name);
     // SAFETY: see the module above.
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn setsockopt(
     }
     if r == 0 && io::bufs::is_size(level, name) {
         if let Some(i) = conn(fd) {
-            crate::quietly(|| io::bufs::set(i));
+            crate::preserving_errno(|| io::bufs::set(i));
         }
     }
     if r == 0 && level == libc::SOL_SOCKET {
@@ -319,7 +319,7 @@ pub unsafe extern "C" fn ioctl(fd: i32, req: u64, arg: usize) -> i32 {
             return real::ioctl(fd, req, arg);
         };
         let _inside = thread::enter();
-        if crate::quietly(|| io::proven(fd)) != Some(i) {
+        if crate::preserving_errno(|| io::proven(fd)) != Some(i) {
             return real::ioctl(fd, req, arg);
         }
         if req == libc::FIONREAD && pages::writable(arg as *const i32, 4) {
@@ -354,7 +354,7 @@ pub fn nonblock(i: u32, on: bool) {
     let f = &table::conn(i).flags;
     if on {
         f.fetch_or(flag::NONBLOCK, Relaxed);
-        crate::quietly(|| crate::promote::made_nonblocking(i));
+        crate::preserving_errno(|| crate::promote::made_nonblocking(i));
     } else {
         f.fetch_and(!flag::NONBLOCK, Relaxed);
     }

@@ -51,7 +51,7 @@ pub unsafe extern "C" fn setup(entries: u32, params: *mut c_void) -> i32 {
     // SAFETY: passed on.
     let fd = unsafe { real::syscall(n, entries as usize, p, 0, 0, 0, 0) } as i32;
     if fd >= 0 && !env::off() && fdtab::init() {
-        crate::quietly(|| {
+        crate::preserving_errno(|| {
             // SAFETY: the kernel has just filled them in; any bytes are a value.
             let p = unsafe { params.cast::<Params>().read_unaligned() };
             if let Some(r) = uring::made(fd, &p) {
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn enter(
     if to_submit > 0 && flags & ENTER_REGISTERED_RING == 0 {
         if let Fd::Ring(r) = get(fd) {
             let _inside = thread::enter();
-            crate::quietly(|| submitting(r, to_submit));
+            crate::preserving_errno(|| submitting(r, to_submit));
         }
     }
     let (n, ring, count) = (libc::SYS_io_uring_enter, fd as usize, to_submit as usize);
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn register(fd: i32, op: u32, arg: *mut c_void, n: u32) ->
         crate::set_errno(libc::EINVAL);
         return -1;
     }
-    crate::quietly(|| {
+    crate::preserving_errno(|| {
         if let Some((files, n)) = listed(op, arg, n) {
             unseen_files(files, n);
         }
@@ -246,7 +246,7 @@ const IOCB_CMD_POLL: u16 = 5;
 /// As the system call.
 pub unsafe extern "C" fn submit(context: usize, n: i64, list: *const *const Iocb) -> i32 {
     let _inside = thread::enter();
-    crate::quietly(|| {
+    crate::preserving_errno(|| {
         for k in 0..usize::try_from(n).unwrap_or(0) {
             let at = list.wrapping_add(k);
             if !pages::readable(at, size_of::<*const Iocb>()) {

@@ -10,9 +10,9 @@ use core::ffi::{c_char, c_void};
 /// `succeeded`: what the call says when something has changed.
 fn changed(native: impl FnOnce() -> i32, succeeded: impl FnOnce(i32) -> bool) -> i32 {
     let _inside = thread::enter();
-    let ours = !env::off() && crate::quietly(|| !not_ours());
+    let ours = !env::off() && crate::preserving_errno(|| !not_ours());
     if ours {
-        crate::quietly(family::before_user_change);
+        crate::preserving_errno(family::before_user_change);
     }
     let r = native();
     if ours && succeeded(r) {

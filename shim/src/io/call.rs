@@ -178,7 +178,7 @@ impl Drop for Call {
         if self.held {
             // SAFETY: pushed by `hold`, in this frame; what came after it has been popped.
             unsafe { real::cleanup_pop(self.cleanup.as_mut_ptr().cast()) };
-            crate::quietly(|| let_go(what(self.place, self.i)));
+            crate::preserving_errno(|| let_go(what(self.place, self.i)));
         }
     }
 }

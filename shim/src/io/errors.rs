@@ -22,7 +22,7 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     if let Some(t) = table::table() {
         t.header.stats.resets.fetch_add(1, Relaxed);
     }
-    table::bar(c, r);
+    table::disqualify(c, r);
     c.tx.abandon();
     // (A packet filter may eat it: see `ends`.)
     if let Some((link, m)) = lane::of(c, table::local_of(c)).filter(|(k, _)| !k.is_far()) {

@@ -25,7 +25,7 @@ pub unsafe fn put_inq(i: u32, fd: i32, m: &mut msghdr) {
     if table::conn(i).flags.load(Relaxed) & flag::INQ == 0 {
         m.msg_controllen = 0;
     } else {
-        let hint = crate::quietly(|| hint(i, fd)).to_ne_bytes();
+        let hint = crate::preserving_errno(|| hint(i, fd)).to_ne_bytes();
         // SAFETY: passed on.
         unsafe { put_control(m, libc::IPPROTO_TCP, libc::TCP_CM_INQ, &hint) }
     }

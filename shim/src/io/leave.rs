@@ -23,7 +23,7 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
         return true; // no frame of ours is for that
     }
     let c = table::conn(i);
-    table::bar(c, why);
+    table::disqualify(c, why);
     if why == Reason::Left && c.inode.load(Relaxed) == 0 {
         let inode = sys::inode(fd).map_or(0, |(inode, _)| inode);
         c.inode.store(inode, Relaxed); // it may come back: see `received::is_twice`

@@ -151,7 +151,7 @@ pub fn native(
     // (What it moved on a connection that is closed is the kernel's affair.)
     let ours = call.counts(c);
     if says < 0 && matches!(errno(), libc::EFAULT | libc::EINVAL) {
-        crate::quietly(undo); // it may have failed after it had taken bytes
+        crate::preserving_errno(undo); // it may have failed after it had taken bytes
     } else {
         let moved = match ours && counts {
             true => says.max(0) as u64,
@@ -159,7 +159,7 @@ pub fn native(
         };
         way.leave(c, moved, tables);
         if way == Way::Send && moved > 0 && behind::may_wait(c, l) {
-            crate::quietly(|| behind::push(c, l, moved));
+            crate::preserving_errno(|| behind::push(c, l, moved));
         }
     }
     Native::Made { says, ours }

@@ -53,7 +53,7 @@ impl Cut {
         }
         // (The kernel counts one call with MSG_ZEROCOPY, not its parts.)
         let whole = nonblocking(c, flags) || flags & libc::MSG_ZEROCOPY != 0;
-        if whole || c.flags.load(Relaxed) & (flag::BARRED | flag::HELD) != 0 {
+        if whole || c.flags.load(Relaxed) & (flag::DISQUALIFIED | flag::HELD) != 0 {
             return false;
         }
         match sys::tcp_state(fd) {
@@ -199,7 +199,7 @@ impl Cut {
             return false; // as one that comes during the sleep
         }
         let ran = thread::ran();
-        let n = crate::quietly(|| thread::outside(poll));
+        let n = crate::preserving_errno(|| thread::outside(poll));
         self.news = n > 0 && p[1].revents != 0;
         // (A handler may run when the daemon, of which the kernel's own call knows nothing, has ended the sleep.)
         n > 0 && thread::ran() == ran

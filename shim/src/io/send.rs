@@ -190,7 +190,7 @@ impl Sending<'_> {
         };
         if far {
             // The far node is asked while the application does something else.
-            crate::quietly(|| promote::try_up(i, c, l, fd));
+            crate::preserving_errno(|| promote::try_up(i, c, l, fd));
         }
         let bad = r < 0 && crate::errno() == libc::EFAULT;
         let (whole, r) = (total + self.iov.left(), total as isize + r); // (after a part it is no error)

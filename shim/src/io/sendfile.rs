@@ -105,7 +105,7 @@ pub unsafe fn sendfile(
         // SAFETY: passed on.
         unsafe { pieces(&mut call, (fd, i), input, &mut pos, count - total, buf.p) }
     });
-    crate::quietly(give);
+    crate::preserving_errno(give);
     if r < 0 {
         return match total {
             0 => r,

@@ -84,7 +84,7 @@ pub unsafe fn send(
         && fdtab::conn(fd) == Some(i)
         && table::conn(i).gen.load(Relaxed) == gen
     {
-        crate::quietly(|| notify(i, l));
+        crate::preserving_errno(|| notify(i, l));
     }
     r
 }

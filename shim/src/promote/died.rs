@@ -24,6 +24,6 @@ pub fn holder_died(word: &AtomicU32) {
         false => c.rx.holder_died(m.far(), &port),
     };
     if let Err(r) = found {
-        crate::quietly(|| io::reset(c, fd, r));
+        crate::preserving_errno(|| io::reset(c, fd, r));
     }
 }

@@ -1,6 +1,6 @@
 //! Lanes to other nodes whose way is gone: back to TCP, and then given back (`retire`). Called with no lock held.
 
-use super::because;
+use super::set_reason;
 use crate::links::{Link, GONE};
 use crate::port::Sock;
 use crate::{control, lane, lock, probes, sys, table};
@@ -33,7 +33,7 @@ pub(super) fn gone(i: u32, c: &Conn, link: &Link) {
     }
     match spoilt {
         Some(r) => crate::io::reset(c, fd, r),
-        None => because(c, Reason::LinkLost),
+        None => set_reason(c, Reason::LinkLost),
     }
 }
 

@@ -20,12 +20,12 @@ pub fn command(conn: u32, gen: u32, what: u32) {
         }
         match what {
             op::DOWN if c.flags.fetch_or(flag::HELD, Relaxed) & flag::HELD == 0 => {
-                because(c, Reason::Operator);
+                set_reason(c, Reason::Operator);
                 take_down(i);
                 epoll::stir(i);
             }
             op::UP if c.flags.fetch_and(!flag::HELD, Relaxed) & flag::HELD != 0 => {
-                because(
+                set_reason(
                     c,
                     if c.flags.load(Relaxed) & flag::LANE != 0 {
                         Reason::None

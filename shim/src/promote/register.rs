@@ -1,7 +1,7 @@
 //! Registration with the daemon: when, and what becomes of one that is not answered with a lane.
 
 use super::{unwatched, CLOSED_DOORS};
-use crate::table::{self, because};
+use crate::table::{self, set_reason};
 use crate::{control, env, epoll, io, lock, process, received, sys};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
@@ -33,7 +33,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
         return table::later(c, Reason::EpollShared, 1000);
     }
     if unwatched(c) || epoll::unwaited(i) {
-        return because(c, Reason::EpollShared); // until the first poll, registration or wait
+        return set_reason(c, Reason::EpollShared); // until the first poll, registration or wait
     }
     if received::is_twice(i, c) {
         return table::later(c, Reason::HeldElsewhere, 2000);
@@ -79,7 +79,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     let sent = position.is_some_and(|k| k.sent.wrapping_sub(syn) != counted[0]);
     let taken = position.is_some_and(|k| k.taken != counted[1]);
     match c.flags.load(Relaxed) & flag::RECEIVED {
-        0 if quiet && sent => table::bar(c, Reason::Bypassed),
+        0 if quiet && sent => table::disqualify(c, Reason::Bypassed),
         // Who has handed it on may go on with it for a while.
         flag::RECEIVED if quiet && (sent || taken) => {
             received::begin_anew(c);
@@ -94,7 +94,7 @@ fn send((i, fd): (u32, i32), c: &Conn, kpos: [u64; 2], flags: u32) {
     let (me, l) = ((i, c.gen.load(Relaxed)), table::local(i));
     let m = received::registration(c, l, me, kpos, flags);
     // Before the message: another thread may read the answer the next moment.
-    because(c, Reason::Waiting);
+    set_reason(c, Reason::Waiting);
     c.owner_pid.store(process::me(), Relaxed);
     c.flags.fetch_or(flag::REGISTERED, SeqCst);
     l.hope_ms.store(sys::now_ms(), Relaxed);
@@ -138,7 +138,7 @@ pub fn declined(i: u32, gen: u32, local: u32, peer: u32, retry_ms: u32) {
     c.reason.store(local, Relaxed);
     c.peer_reason.store(peer, Relaxed);
     if retry_ms == 0 {
-        c.flags.fetch_or(flag::BARRED, Relaxed);
+        c.flags.fetch_or(flag::DISQUALIFIED, Relaxed);
     } else {
         c.not_before_ms
             .store(sys::now_ms() + u64::from(retry_ms), Relaxed);
@@ -151,7 +151,7 @@ pub fn daemon_lost() {
     table::each(|_, c| {
         let ours = c.owner_pid.load(Relaxed) == process::me();
         if ours && c.flags.fetch_and(!flag::REGISTERED, Relaxed) & flag::REGISTERED != 0 {
-            because(c, control::absence());
+            set_reason(c, control::absence());
         }
     });
 }

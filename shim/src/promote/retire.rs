@@ -141,7 +141,7 @@ pub fn lane_gone(link: &Link, lane_no: u32, i: u32, gen: u32) {
 /// The connection is closed here, its lane given back, and it goes on in other processes of the family, which may get
 /// one (unless something bars it: it was reset, or one of them has handed it on, or set an option, meanwhile).
 pub fn yielded(c: &Conn) {
-    if c.flags.load(Relaxed) & flag::BARRED == 0 {
+    if c.flags.load(Relaxed) & flag::DISQUALIFIED == 0 {
         table::later(c, Reason::Shared, AGAIN_MS);
         c.calls.store(0, Relaxed);
     }
