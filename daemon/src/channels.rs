@@ -75,20 +75,20 @@ fn listen_at(at: SocketAddr) -> std::io::Result<TcpListener> {
 
 /// Runs all channels, for ever.
 pub async fn run(shared: Shared, files: TlsConfig, listener: TcpListener) {
-    let (directory, instance) = {
+    let (directory, incarnation) = {
         let mut core = shared.borrow_mut();
-        let instance = core.instance;
+        let incarnation = core.incarnation;
         let Some(peers) = &mut core.peers else { return };
         peers.node.listens = listener
             .local_addr()
             .map(|a| a.to_string())
             .unwrap_or_default();
-        (peers.directory.clone(), instance)
+        (peers.directory.clone(), incarnation)
     };
     let ctx = Rc::new(Context {
         own: directory.own().clone(),
         directory,
-        instance,
+        incarnation,
         files,
         identity: RefCell::default(),
         unauthenticated: RefCell::default(),

@@ -65,8 +65,8 @@ pub struct Counters {
 pub struct Core {
     pub config: Config,
     pub proof: Arc<dyn Proof>,
-    /// Number of this daemon's life.
-    pub instance: u64,
+    /// Number of this run of the daemon.
+    pub incarnation: u64,
     pub started: Instant,
     pub parties: HashMap<PartyId, Party>,
     pub families: Families,
@@ -124,7 +124,7 @@ pub struct Hello {
 
 impl Core {
     pub fn new(config: Config, proof: Arc<dyn Proof>) -> Core {
-        let instance = random();
+        let incarnation = random();
         let peers = across::peers(&config);
         let rails = peers.as_ref().map(|p| {
             let all = p.directory.peers().into_iter().map(|p| p.name);
@@ -137,7 +137,7 @@ impl Core {
             far_group: crate::limits::far(),
             config,
             proof,
-            instance,
+            incarnation,
             started: Instant::now(),
             parties: HashMap::new(),
             families: Families::default(),
@@ -150,7 +150,7 @@ impl Core {
             by_process: HashMap::new(),
             waiting: Waiting::default(),
             seek: Seek::default(),
-            links: Links::new((instance >> 32) as u32),
+            links: Links::new((incarnation >> 32) as u32),
             events: Events::default(),
             counters: Counters::default(),
             next_party: 1,

@@ -146,19 +146,19 @@ pub struct Links {
     by_conn: HashMap<(PartyId, u32, u32), (u64, u32, u8)>,
     /// Upper half of link numbers: unlike any other daemon's, so that lanes that outlived one are
     /// not mistaken for ours.
-    instance: u32,
+    incarnation: u32,
     next: u32,
     lanes: u64,
 }
 
 impl Links {
-    pub fn new(instance: u32) -> Self {
+    pub fn new(incarnation: u32) -> Self {
         Links {
             links: HashMap::new(),
             by_pair: HashMap::new(),
             by_party: HashMap::new(),
             by_conn: HashMap::new(),
-            instance,
+            incarnation,
             next: 1,
             lanes: 0,
         }
@@ -211,7 +211,7 @@ impl Links {
         groups: [&Rc<Group>; 2],
         out: &mut Out,
     ) -> Result<u64, Refused> {
-        let id = u64::from(self.instance) << 32 | u64::from(self.next);
+        let id = u64::from(self.incarnation) << 32 | u64::from(self.next);
         let far = pair.1.is_far();
         let payers = [groups[0], groups[usize::from(!far)]];
         let area = first_bytes(far) as u64;

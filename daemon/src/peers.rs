@@ -41,7 +41,7 @@ struct Channel {
     queue: mpsc::Sender<Msg>,
     cut: Rc<Cut>,
     /// Life of the daemon at the other end.
-    instance: u64,
+    incarnation: u64,
     we_dialed: bool,
 }
 
@@ -57,7 +57,7 @@ struct Peer {
 pub struct Accepted {
     pub node: Name,
     pub address: String,
-    pub instance: u64,
+    pub incarnation: u64,
     pub release: String,
     pub version: u32,
     pub expires: i64,
@@ -118,7 +118,7 @@ impl Peers {
         if let Some(old) = &p.channel {
             let by_smaller = met.we_dialed == (own < met.node);
             let same_dialer = old.we_dialed == met.we_dialed;
-            if old.instance == met.instance && !same_dialer && !by_smaller {
+            if old.incarnation == met.incarnation && !same_dialer && !by_smaller {
                 return None;
             }
             old.cut
@@ -130,7 +130,7 @@ impl Peers {
             id,
             queue,
             cut,
-            instance: met.instance,
+            incarnation: met.incarnation,
             we_dialed: met.we_dialed,
         });
         p.state.state = "up".into();

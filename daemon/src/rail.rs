@@ -4,9 +4,9 @@
 //! Everything here happens on the daemon's one thread, in short steps: `task` polls, the core calls
 //! in between. What comes of a step is a list of [`Effect`]s for the core.
 //!
-//! A pair of nodes has one engine *life* at a time, known to both by a number. A life ends when one
+//! A pair of nodes has one engine *incarnation* at a time, known to both by a number. A incarnation ends when one
 //! of the two daemons ends, or finds the other's behaviour impossible; its links to processes end
-//! with it (they go down to TCP), and lanes of the next life are new ones.
+//! with it (they go down to TCP), and lanes of the next incarnation are new ones.
 //!
 //! What it must never do: keep a connection's socket longer than its lane, let a peer's words reach
 //! a process of another lane, or say that memory is free which a device may still write.
@@ -14,9 +14,9 @@
 mod area;
 mod devices;
 mod heirs;
+mod incarnation;
 mod kick;
 mod lane;
-mod life;
 mod show;
 mod sock;
 mod takeover;
@@ -32,8 +32,8 @@ use crate::peers::msg::Msg;
 use area::DaemonArea;
 use crossbeam::channel::{Receiver, Sender};
 use devices::{Devices, News};
+use incarnation::Node;
 use lane::Lane;
-use life::Node;
 use link::msg::ToShim;
 use link::reason::Reason;
 use std::collections::{BTreeMap, HashMap};
@@ -109,7 +109,7 @@ pub type Locked<'a> = &'a dyn Fn(&ConnRef) -> bool;
 /// Our side of a link between a process and this daemon.
 struct RemoteGroup {
     node: Name,
-    life: u64,
+    incarnation: u64,
     area: DaemonArea,
     party: Option<engine::PartyId>,
     bell: OwnedFd,
@@ -289,7 +289,7 @@ impl Rails {
         }
         let group = RemoteGroup {
             node: name.clone(),
-            life: node.life,
+            incarnation: node.incarnation,
             area,
             party: None,
             bell,
@@ -304,7 +304,10 @@ impl Rails {
     fn peer_first(&mut self, link: u64, bytes: u64, fds: &[Arc<OwnedFd>]) -> Option<()> {
         let b = self.groups.get_mut(&link)?;
         let map = b.area.enter_first(false, fds.first()?, bytes)?;
-        let node = self.nodes.get_mut(&b.node).filter(|n| n.life == b.life)?;
+        let node = self
+            .nodes
+            .get_mut(&b.node)
+            .filter(|n| n.incarnation == b.incarnation)?;
         let party = node.pair.add_party(b.area.words()?);
         b.party = Some(party);
         node.parties.insert(party, link);
@@ -322,7 +325,10 @@ impl Rails {
     ) -> Option<()> {
         let b = self.groups.get_mut(&link)?;
         let map = b.area.enter(false, chunk, fds.first()?, bytes)?;
-        let node = self.nodes.get_mut(&b.node).filter(|n| n.life == b.life)?;
+        let node = self
+            .nodes
+            .get_mut(&b.node)
+            .filter(|n| n.incarnation == b.incarnation)?;
         node.pair.add_app_chunk(b.party?, chunk, map);
         Some(())
     }
@@ -333,7 +339,10 @@ impl Rails {
         b.asked = None;
         b.area.ready(chunk);
         let map = b.area.own_chunk(chunk)?;
-        let node = self.nodes.get_mut(&b.node).filter(|n| n.life == b.life)?;
+        let node = self
+            .nodes
+            .get_mut(&b.node)
+            .filter(|n| n.incarnation == b.incarnation)?;
         node.pair.add_own_chunk(b.party?, chunk, map);
         Some(())
     }
@@ -352,7 +361,10 @@ impl Rails {
             return;
         };
         // The engine keeps the memory as long as anything may be written to it.
-        let node = self.nodes.get_mut(&b.node).filter(|n| n.life == b.life);
+        let node = self
+            .nodes
+            .get_mut(&b.node)
+            .filter(|n| n.incarnation == b.incarnation);
         if let (Some(n), Some(p)) = (node, b.party) {
             n.pair.remove_party(p);
         }

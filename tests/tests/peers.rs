@@ -385,7 +385,7 @@ struct Fake<'a> {
 /// What the third node says first, with these versions.
 fn hello(version: u32, min: u32) -> String {
     format!(
-        r#"{{"kind":"hello","version":{version},"min_version":{min},"node":"n3","instance":7,"release":"fake","seeks":100}}"#
+        r#"{{"kind":"hello","version":{version},"min_version":{min},"node":"n3","incarnation":7,"release":"fake","seeks":100}}"#
     )
 }
 

@@ -18,8 +18,8 @@ pub struct Context {
     pub shared: Shared,
     pub directory: Rc<dyn Directory>,
     pub own: Name,
-    /// Number of this daemon's life.
-    pub instance: u64,
+    /// Number of this run of the daemon.
+    pub incarnation: u64,
     pub(super) files: TlsConfig,
     pub(super) identity: RefCell<Option<tls::Identity>>,
     pub(super) unauthenticated: RefCell<HashMap<IpAddr, usize>>,

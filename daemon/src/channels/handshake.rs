@@ -60,7 +60,7 @@ impl Failure {
 struct Greeting {
     node: String,
     version: u32,
-    instance: u64,
+    incarnation: u64,
     release: String,
     seeks: usize,
 }
@@ -79,7 +79,7 @@ pub fn hello(ctx: &Context) -> Msg {
         version: VERSION,
         min_version: MIN_VERSION,
         node: ctx.own.to_string(),
-        instance: ctx.instance,
+        incarnation: ctx.incarnation,
         release: env!("CARGO_PKG_VERSION").into(),
         seeks: pairing::SEEKS as u32,
     }
@@ -96,7 +96,7 @@ async fn listen<S: AsyncReadExt + Unpin>(
                 version,
                 min_version,
                 node,
-                instance,
+                incarnation,
                 release,
                 seeks,
             })) => {
@@ -110,7 +110,7 @@ async fn listen<S: AsyncReadExt + Unpin>(
                 return Ok(Heard::Hello(Greeting {
                     node,
                     version: common,
-                    instance,
+                    incarnation,
                     release: release
                         .chars()
                         .filter(|c| !c.is_control())
@@ -304,7 +304,7 @@ fn met(
     let met = Accepted {
         node: node.clone(),
         address,
-        instance: g.instance,
+        incarnation: g.incarnation,
         release: g.release,
         version: g.version,
         expires: t.not_after,

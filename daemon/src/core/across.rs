@@ -112,7 +112,7 @@ impl Core {
             }
             p.channel_up(&node, key, room, now, alive, out);
         }));
-        self.rails(|r| r.channel_up(&met.node, met.instance));
+        self.rails(|r| r.channel_up(&met.node, met.incarnation));
         Some(id)
     }
 

@@ -24,13 +24,13 @@ pub type Digest = [u8; 32];
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Msg {
-    /// First message of each side. `instance` is another one in each life of a daemon; `seeks`:
+    /// First message of each side. `incarnation` is another one in each run of a daemon; `seeks`:
     /// how many `Seek`s the sender keeps for the other at a time.
     Hello {
         version: u32,
         min_version: u32,
         node: String,
-        instance: u64,
+        incarnation: u64,
         release: String,
         seeks: u32,
     },
@@ -91,20 +91,20 @@ pub enum Msg {
         peer: SocketAddr,
         reason: u32,
     },
-    /// The life of the rails between these two nodes that the sender is in: see `rail`. The
+    /// The incarnation of the rails between these two nodes that the sender is in: see `rail`. The
     /// following messages are void in any other.
     Rails {
-        life: u64,
+        incarnation: u64,
     },
     /// From engine to engine.
     Engine {
-        life: u64,
+        incarnation: u64,
         control: underpass_rdma::engine::Control,
     },
     /// The sender has a lane for pairing `pair`: by which token to name it, how often its slot was
     /// used before; `tag` is the initiator's.
     Lane {
-        life: u64,
+        incarnation: u64,
         pair: u64,
         token: u32,
         uses: u32,
@@ -112,12 +112,12 @@ pub enum Msg {
     },
     /// The initiator has connected its end and the responder's: it may be used.
     LaneGo {
-        life: u64,
+        incarnation: u64,
         pair: u64,
     },
     /// There will be no lane for this pairing.
     NoLane {
-        life: u64,
+        incarnation: u64,
         pair: u64,
         reason: u32,
     },
@@ -309,7 +309,7 @@ mod tests {
                     version: n.0,
                     min_version: n.1,
                     node,
-                    instance: n.2,
+                    incarnation: n.2,
                     release,
                     seeks: n.3,
                 }
@@ -320,25 +320,25 @@ mod tests {
             (any::<u64>(), claim()).prop_map(|(id, claim)| Msg::Seek { id, claim }),
             any::<u64>().prop_map(|id| Msg::Unseek { id }),
             (any::<u64>(), reason()).prop_map(|(seek, reason)| Msg::Hint { seek, reason }),
-            any::<u64>().prop_map(|life| Msg::Rails { life }),
+            any::<u64>().prop_map(|incarnation| Msg::Rails { incarnation }),
             any::<(u64, u64, u32, u32, u64)>().prop_map(|n| Msg::Lane {
-                life: n.0,
+                incarnation: n.0,
                 pair: n.1,
                 token: n.2,
                 uses: n.3,
                 tag: n.4,
             }),
             any::<(u64, u64)>().prop_map(|n| Msg::LaneGo {
-                life: n.0,
+                incarnation: n.0,
                 pair: n.1
             }),
             any::<(u64, u64, u32)>().prop_map(|n| Msg::NoLane {
-                life: n.0,
+                incarnation: n.0,
                 pair: n.1,
                 reason: n.2,
             }),
             any::<(u64, u32)>().prop_map(|n| Msg::Engine {
-                life: n.0,
+                incarnation: n.0,
                 control: underpass_rdma::engine::Control::QpDead { link: n.1 },
             }),
             (any::<(u64, u64)>(), claim(), reason()).prop_map(|(n, claim, refusal)| Msg::Make {

@@ -148,7 +148,7 @@ impl Rails {
     fn say_no(&mut self, node: &Name, pair: u64, reason: Reason) {
         if let Some(n) = self.nodes.get(node) {
             let msg = Msg::NoLane {
-                life: n.life,
+                incarnation: n.incarnation,
                 pair,
                 reason: reason.code(),
             };
@@ -195,7 +195,7 @@ impl Rails {
         }
         let mut named = false;
         if l.engine.is_none() {
-            let party = b.party.filter(|_| b.life == n.life);
+            let party = b.party.filter(|_| b.incarnation == n.incarnation);
             let Some(id) = party.and_then(|p| n.pair.open(p, at.1)) else {
                 n.making.remove(&l.pair);
                 let (node, pair) = (l.node.clone(), l.pair);
@@ -208,7 +208,7 @@ impl Rails {
             named = true;
         }
         let Some(id) = l.engine else { return };
-        let (life, pair) = (n.life, l.pair);
+        let (incarnation, pair) = (n.incarnation, l.pair);
         if let Some((token, uses, tag)) = l.theirs {
             if l.part == Part::Responder {
                 l.tag = tag;
@@ -219,7 +219,7 @@ impl Rails {
         let name = l.node.clone();
         if named {
             let msg = Msg::Lane {
-                life,
+                incarnation,
                 pair,
                 token: id,
                 uses: l.uses,
@@ -229,7 +229,8 @@ impl Rails {
         }
         if l.part == Part::Initiator && l.theirs.is_some() {
             self.offer(at);
-            self.out.push(Effect::Say(name, Msg::LaneGo { life, pair }));
+            self.out
+                .push(Effect::Say(name, Msg::LaneGo { incarnation, pair }));
         }
     }
 

@@ -1,6 +1,6 @@
 //! What the tools are shown of the rails.
 
-use super::life::Node;
+use super::incarnation::Node;
 use super::{Key, Rails};
 use crate::ids::ConnRef;
 use underpass_admin::{RailLinks, RailRow, RailStats};

@@ -161,7 +161,10 @@ impl Rails {
         let Some(m) = areas.for_takeover(at.1) else {
             return false;
         };
-        let node = self.nodes.get_mut(&l.node).filter(|n| n.life == group.life);
+        let node = self
+            .nodes
+            .get_mut(&l.node)
+            .filter(|n| n.incarnation == group.incarnation);
         let rail = node.as_ref().is_some_and(|n| n.up);
         let state = m.own_tx().state.load(Acquire); // pairs with the Release in `TxState::say`
         let phase = bits_of(state);

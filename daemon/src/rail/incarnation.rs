@@ -1,4 +1,4 @@
-//! One peer node: its engine, and when a new life of it begins.
+//! One peer node: its engine, and when a new incarnation of it begins.
 
 use super::devices::{Devices, Port};
 use super::lane::Stage;
@@ -16,7 +16,7 @@ use underpass_rdma::verbs::DeviceId;
 const PENANCE_NS: u64 = 1_000_000_000;
 const PENANCE_MAX: u32 = 6;
 /// More lives there are not.
-const LIVES: u64 = 1 << 62;
+const INCARNATIONS_MAX: u64 = 1 << 62;
 /// A node that neither its daemon nor a rail answers for is given up after so long: what is kept
 /// for it would otherwise never be free.
 const LOST_NS: u64 = 20_000_000_000;
@@ -25,11 +25,11 @@ pub struct Node {
     pub number: u32,
     first: bool,
     pub pair: Pair<Ibv>,
-    pub life: u64,
-    /// Both ends are known to be in this life, and there is a channel.
+    pub incarnation: u64,
+    /// Both ends are known to be in this incarnation, and there is a channel.
     pub agreed: bool,
-    /// Life of the peer's daemon.
-    instance: Option<u64>,
+    /// Incarnation of the peer's daemon.
+    daemon: Option<u64>,
     pub rails: BTreeMap<Port, RailId>,
     /// Every rail that this engine was ever given; and what former engines have counted.
     pub ever: BTreeMap<RailId, Port>,
@@ -57,9 +57,9 @@ impl Node {
             number,
             first,
             pair: new_pair(first),
-            life: 1,
+            incarnation: 1,
             agreed: false,
-            instance: None,
+            daemon: None,
             rails: BTreeMap::new(),
             ever: BTreeMap::new(),
             past: BTreeMap::new(),
@@ -111,18 +111,18 @@ impl Node {
 }
 
 impl Rails {
-    /// There is a channel to the peer's daemon, which is in life `instance`.
-    pub fn channel_up(&mut self, name: &Name, instance: u64) {
+    /// There is a channel to the peer's daemon, which is `daemon`.
+    pub fn channel_up(&mut self, name: &Name, daemon: u64) {
         self.stir();
         let Some(n) = self.nodes.get_mut(name) else {
             return;
         };
-        let other = n.instance.replace(instance).is_some_and(|i| i != instance);
+        let other = n.daemon.replace(daemon).is_some_and(|d| d != daemon);
         n.agreed = false;
         n.alone_since = None;
-        let life = n.life;
+        let incarnation = n.incarnation;
         if other {
-            self.renew(name, life + 1);
+            self.renew(name, incarnation + 1);
         }
         self.say_life(name);
         self.tell_refusals();
@@ -144,8 +144,12 @@ impl Rails {
 
     fn say_life(&mut self, name: &Name) {
         if let Some(n) = self.nodes.get(name) {
-            self.out
-                .push(Effect::Say(name.clone(), Msg::Rails { life: n.life }));
+            self.out.push(Effect::Say(
+                name.clone(),
+                Msg::Rails {
+                    incarnation: n.incarnation,
+                },
+            ));
         }
     }
 
@@ -155,28 +159,39 @@ impl Rails {
             return;
         };
         match msg {
-            Msg::Rails { life } if life > n.life && life < LIVES => {
-                self.renew(name, life);
+            Msg::Rails { incarnation }
+                if incarnation > n.incarnation && incarnation < INCARNATIONS_MAX =>
+            {
+                self.renew(name, incarnation);
                 self.say_life(name);
                 self.agree(name);
             }
-            Msg::Rails { life } if life == n.life => self.agree(name),
-            Msg::Engine { life, control } if life == n.life && n.agreed => n.pair.control(control),
+            Msg::Rails { incarnation } if incarnation == n.incarnation => self.agree(name),
+            Msg::Engine {
+                incarnation,
+                control,
+            } if incarnation == n.incarnation && n.agreed => n.pair.control(control),
             Msg::Lane {
-                life,
+                incarnation,
                 pair,
                 token,
                 uses,
                 tag,
-            } if life == n.life => self.peer_lane(name, pair, (token, uses, tag)),
-            Msg::LaneGo { life, pair } if life == n.life => self.peer_go(name, pair),
-            Msg::NoLane { life, pair, reason } if life == n.life => {
+            } if incarnation == n.incarnation => self.peer_lane(name, pair, (token, uses, tag)),
+            Msg::LaneGo { incarnation, pair } if incarnation == n.incarnation => {
+                self.peer_go(name, pair)
+            }
+            Msg::NoLane {
+                incarnation,
+                pair,
+                reason,
+            } if incarnation == n.incarnation => {
                 if let Some(k) = n.making.remove(&pair) {
                     let peer = Reason::from_code(reason).unwrap_or(Reason::PeerDeclined);
                     self.unmake(k, Reason::PeerDeclined, peer);
                 }
             }
-            _ => {} // of another life
+            _ => {} // of another incarnation
         }
     }
 
@@ -191,8 +206,8 @@ impl Rails {
         }
     }
 
-    /// A new life with this node begins; everything of the one before goes down to TCP.
-    fn renew(&mut self, name: &Name, life: u64) {
+    /// A new incarnation with this node begins; everything of the one before goes down to TCP.
+    fn renew(&mut self, name: &Name, incarnation: u64) {
         let Some(n) = self.nodes.get_mut(name) else {
             return;
         };
@@ -209,8 +224,8 @@ impl Rails {
         };
         n.keep_counts();
         n.pair = new_pair(n.first);
-        tracing::info!(node = %name, life, "a life of the rails begins");
-        n.life = life;
+        tracing::info!(node = %name, incarnation, "a incarnation of the rails begins");
+        n.incarnation = incarnation;
         n.agreed = false;
         n.up = false;
         n.rails.clear();
@@ -225,7 +240,7 @@ impl Rails {
             self.unmake(k, Reason::LinkLost, Reason::None);
         }
         for (link, b) in &mut self.groups {
-            if b.node == *name && b.life != life {
+            if b.node == *name && b.incarnation != incarnation {
                 b.party = None;
                 if !b.torn {
                     self.out.push(Effect::TearDown { link: *link });
@@ -249,11 +264,11 @@ impl Rails {
             let long = n.alone_since.is_some_and(|s| t >= s + LOST_NS);
             long && !n.up && (!n.lanes.is_empty() || !n.parties.is_empty())
         };
-        let of = |(name, n): (&Name, &Node)| lost(n).then(|| (name.clone(), n.life));
+        let of = |(name, n): (&Name, &Node)| lost(n).then(|| (name.clone(), n.incarnation));
         let all: Vec<(Name, u64)> = self.nodes.iter().filter_map(of).collect();
-        for (name, life) in all {
+        for (name, incarnation) in all {
             self.stir();
-            self.renew(&name, life + 1);
+            self.renew(&name, incarnation + 1);
         }
     }
 
@@ -290,11 +305,14 @@ impl Rails {
         let Some(n) = self.nodes.get_mut(name) else {
             return;
         };
-        let life = n.life;
+        let incarnation = n.incarnation;
         match e {
             Event::Control(control) => {
                 if n.agreed {
-                    let msg = Msg::Engine { life, control };
+                    let msg = Msg::Engine {
+                        incarnation,
+                        control,
+                    };
                     self.out.push(Effect::Say(name.clone(), msg));
                 }
             }
@@ -345,7 +363,7 @@ impl Rails {
                 tracing::error!(node = %name, "the rails fail: {why}");
                 n.faults = (n.faults + 1).min(PENANCE_MAX);
                 n.no_rails_before = now() + (PENANCE_NS << n.faults);
-                self.renew(name, life + 1);
+                self.renew(name, incarnation + 1);
                 self.say_life(name);
                 self.tell_refusals();
             }
