@@ -37,13 +37,10 @@ mod thread;
 mod uring;
 mod wait;
 
-/// Loaded: hooks may have been called before this by other libraries' constructors; until then
-/// every table is empty and they pass through.
+/// Loaded: hooks may have been called before this by other libraries' constructors; until then no daemon is known,
+/// and everything stays on TCP.
 #[ctor::ctor(unsafe)]
 fn load() {
-    env::init();
-    real::find_early();
-    process::set_pid(sys::getpid());
     lock::of_family(lock::Family {
         is_direction: table::is_direction,
         holder_died: promote::holder_died,
@@ -53,6 +50,9 @@ fn load() {
         greeted: promote::greeted,
         lost: promote::daemon_lost,
     });
+    env::init();
+    real::find_early();
+    process::set_pid(sys::getpid());
     wait::cycles_per_us();
     received::by_exec();
 }

@@ -133,7 +133,8 @@ pub fn by_index(i: usize) -> Option<&'static Link> {
     all().get(i).filter(|l| l.state.load(Acquire) != 0)
 }
 
-/// Enters a new link with its doorbell, which it takes over, and the first file of our area.
+/// Enters a new link with its doorbell, which it takes over, and the first file of our area. (Slots of links that are
+/// gone come free by `family::reap_links`.)
 pub fn create(id: u64, side: u8, bell: i32, first: i32, bytes: usize, far: bool) -> bool {
     init();
     let Some(l) = all().iter().find(|l| l.state.load(Relaxed) == 0) else {
@@ -226,7 +227,7 @@ impl Link {
             || self.owed.iter().any(|w| w.load(Relaxed) != 0)
     }
 
-    /// Nobody here uses the link any more: its slot, its doorbell and its memory are free. The memory is replaced by
+    /// Nobody here uses the link any more, and no epoll set has its doorbell (`family::give_up_link`): its slot, its doorbell and its memory are free. The memory is replaced by
     /// private zero pages instead of being unmapped: a thread that still has a pointer into it from before reads zeros
     /// and must not fault.
     pub fn give_up(&self) {
@@ -303,7 +304,7 @@ impl Link {
         self.vain.load(Relaxed) >= VAIN_MAX && sys::now_ns() < self.muted_until.load(Relaxed)
     }
 
-    /// The other party is gone. True: that is news.
+    /// The other party is gone. True: that is news, and told once: `promote::link_gone` does what follows.
     pub fn gone(&self) -> bool {
         let first = self.state.swap(GONE, AcqRel) != GONE;
         // A daemon that gave the link up may have directions of ours in its hands until it dies.
@@ -332,13 +333,15 @@ impl Link {
         self.bell.load(Relaxed) - 1
     }
 
-    /// Rings the other party. (Counted by `port::ring`.)
-    pub fn ring(&self) {
+    /// Rings the other party. False: there is no bell any more. (Counted by `port::ring`.)
+    pub fn ring(&self) -> bool {
         let fd = self.bell();
-        if fd >= 0 && fdtab::is_ours(fd) {
+        let ours = fd >= 0 && fdtab::is_ours(fd);
+        if ours {
             // SAFETY: a descriptor of ours, open while the link is in use.
             link::doorbell::ring(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) });
         }
+        ours
     }
 
     pub fn drain_bell(&self) -> link::doorbell::Drained {

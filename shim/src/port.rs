@@ -9,10 +9,11 @@ use link::lane::{Iov, Port, KEPT};
 
 /// Rings the other party.
 pub fn ring(link: &Link) {
-    if let Some(t) = table::table() {
-        t.header.stats.rings.fetch_add(1, Relaxed);
+    if link.ring() {
+        if let Some(t) = table::table() {
+            t.header.stats.rings.fetch_add(1, Relaxed);
+        }
     }
-    link.ring();
 }
 
 /// Leaves the socket as after a reset: EPIPE, POLLHUP, and the end after what lies in TCP's queue, which a

@@ -111,6 +111,7 @@ static SWEEP: AtomicU32 = AtomicU32::new(0);
 static PID_NS: AtomicU64 = AtomicU64::new(0);
 /// Not 0: this process is in another pid namespace than the table.
 static FOREIGN: AtomicU32 = AtomicU32::new(0);
+
 pub fn memfd() -> i32 {
     MEMFD.load(Relaxed)
 }
@@ -292,7 +293,7 @@ pub fn each(mut f: impl FnMut(u32, &Conn)) {
     }
 }
 
-/// The same by descriptor.
+/// Every descriptor of this process that is a connection, also one that listens or is not connected yet.
 pub fn each_fd(mut f: impl FnMut(i32, u32, &Conn)) {
     for fd in 0..=fdtab::high() {
         if let Some(i) = fdtab::conn(fd) {

@@ -26,8 +26,10 @@ struct Thread {
     /// Eventfd that ends the coming sleep, and whether only handlers without SA_RESTART do.
     wake: Cell<i32>,
     wake_cut_only: Cell<bool>,
-    /// Its place among the sleepers, and what gives up what it does for the others there.
-    place: Cell<Option<Place>>,
+    /// Its place among the sleepers, plus 1; 0: none. (One word: handlers read it between any two of ours.)
+    place: Cell<u32>,
+    /// What gives up what it does for the others there.
+    leave: Cell<Option<fn(usize) -> bool>>,
     /// Its number; 0: not asked for yet. (Here, so that a hook looks this record up once.)
     tid: Cell<u32>,
 }
@@ -45,7 +47,8 @@ thread_local! {
             entry_cut: Cell::new(0),
             wake: Cell::new(-1),
             wake_cut_only: Cell::new(false),
-            place: Cell::new(None),
+            place: Cell::new(0),
+            leave: Cell::new(None),
             tid: Cell::new(0),
         }
     };
@@ -157,9 +160,12 @@ pub fn asleep<T>(efd: i32, any: bool, place: Option<Place>, f: impl FnOnce() -> 
     let t = thread();
     t.wake_cut_only.set(!any);
     t.wake.set(efd);
-    t.place.set(place);
+    if let Some((n, leave)) = place {
+        t.leave.set(Some(leave)); // as every place's is
+        t.place.set(n as u32 + 1);
+    }
     let r = outside(f);
-    t.place.set(None);
+    t.place.set(0);
     pages::age(ticks());
     r
 }
@@ -228,7 +234,10 @@ pub fn handler_runs(cut: bool) -> Option<i32> {
         t.cut.set(t.cut.get().wrapping_add(1));
     }
     // (One that comes in the last moment before the sleep has to find that it is nobody's leader any more.)
-    let led = t.place.take().is_some_and(|(n, leave)| leave(n));
+    let led = match (t.place.replace(0), t.leave.get()) {
+        (0, _) | (_, None) => false,
+        (n, Some(leave)) => leave(n as usize - 1),
+    };
     let wake = t.wake.get();
     (wake >= 0 && (cut || led || !t.wake_cut_only.get())).then_some(wake)
 }

@@ -10,7 +10,8 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
 use link::family::Conn;
 
-/// Bits of `Local::calls` beside [`CALLS`].
+// Bits of `Local::calls` beside `CALLS`.
+
 /// Its last descriptor is being closed, or was: nobody may begin to hold it.
 const CLOSING: u32 = 1 << 31;
 /// That close is left to the last call that holds it.
