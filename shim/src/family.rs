@@ -12,7 +12,7 @@
 
 use crate::links::{self, Link};
 use crate::table::{self, Local, KIN};
-use crate::{control, epoll, fdtab, lane, lock, process, sys};
+use crate::{control, fdtab, lane, lock, process, sets, sys};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use link::family::{flag, state, Conn, Table, CONNS, DOMAINS, TABLE_BYTES};
 use link::reason::Reason;
@@ -122,7 +122,7 @@ fn move_out(cut: bool) {
     let alone = match table::HELD.load(SeqCst) {
         // (Nobody is told: a process that has nothing says hello again when it has.)
         0 => {
-            epoll::give_up_inherited();
+            sets::give_up_inherited();
             control::part(table::clear)
         }
         // Another thread could be in the middle of anything.
@@ -320,7 +320,7 @@ fn give_lane_back(i: u32, was: &Conn) {
         if mine {
             control::lane_done(link, was.lane.load(Relaxed));
         }
-        epoll::deactivate(i);
+        sets::deactivate(i);
     }
 }
 
@@ -374,7 +374,7 @@ pub fn reap_links() {
 }
 
 fn give_up_link(l: &Link) {
-    epoll::unbind(l);
+    sets::unbind(l);
     l.give_up();
 }
 

@@ -11,7 +11,7 @@ pub use unseen::{not_ours, replaced, vanished};
 use crate::fdtab::{self, Fd};
 use crate::port::Sock;
 use crate::{
-    control, epoll, family, io, lane, lock, process, promote, sys, table, thread, uring, wait,
+    control, family, io, lane, lock, process, promote, sets, sys, table, thread, uring, wait,
 };
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
@@ -104,7 +104,7 @@ pub fn duplicated(old: i32, new: i32) {
             }
         }
         Fd::Set(s) => {
-            epoll::duplicated(s);
+            sets::duplicated(s);
             fdtab::set(new, Fd::Set(s));
         }
         Fd::Ring(r) => {
@@ -147,7 +147,7 @@ pub fn before_close(fd: i32) -> Option<usize> {
     match fdtab::get(fd) {
         Fd::Set(s) => {
             fdtab::set(fd, Fd::Other);
-            epoll::closed(s);
+            sets::closed(s);
         }
         Fd::Ring(r) => {
             fdtab::set(fd, Fd::Other);
@@ -177,7 +177,7 @@ fn release(fd: i32, i: u32, sock: i32) -> Option<usize> {
         return last_close(sock, i);
     }
     if sock >= 0 {
-        epoll::copy_closed(i, sock);
+        sets::copy_closed(i, sock);
     }
     if l.fd.load(Relaxed) == fd || sock < 0 {
         // Another descriptor stands for the connection now.
@@ -209,7 +209,7 @@ fn last_close(fd: i32, i: u32) -> Option<usize> {
     };
     let lingers = !held && far::lingers(c, fd);
     if lingers {
-        epoll::forget(i, sole_holder(c)); // as the kernel does, before it waits
+        sets::forget(i, sole_holder(c)); // as the kernel does, before it waits
     }
     if held || lingers {
         if let Some(hidden) = fdtab::hidden_copy(fd) {
@@ -218,14 +218,14 @@ fn last_close(fd: i32, i: u32) -> Option<usize> {
                 return Some(io::call::defer_to_self(i, l));
             }
             if io::call::defer(l) {
-                epoll::copy_closed(i, fd); // sets go on telling of it
+                sets::copy_closed(i, fd); // sets go on telling of it
                 return None;
             }
             fdtab::close_ours(hidden);
         }
     }
     // While the number is still its own: (a registration ends with the last descriptor of the socket).
-    epoll::forget(i, sole_holder(c));
+    sets::forget(i, sole_holder(c));
     finish(fd, i);
     None
 }
@@ -238,7 +238,7 @@ fn finish(fd: i32, i: u32) {
 
 /// The last call that slept on a connection is over, and its last descriptor closed.
 pub fn finish_close(i: u32) {
-    epoll::forget(i, sole_holder(table::conn(i)));
+    sets::forget(i, sole_holder(table::conn(i)));
     let hidden = table::local(i).fd.load(Relaxed);
     finish(hidden, i);
     fdtab::close_ours(hidden);
@@ -377,7 +377,7 @@ pub fn step_out(why: Reason) {
 pub fn after_fork_parent(failed: bool) {
     process::fork_ends();
     if !failed {
-        epoll::after_fork_parent();
+        sets::after_fork_parent();
     }
     if failed && table::table().is_some() {
         table::each_fd(|_, _, c| {
@@ -425,7 +425,7 @@ pub fn after_fork_child() {
     control::after_fork();
     crate::links::after_fork();
     wait::after_fork();
-    epoll::after_fork();
+    sets::after_fork();
     family::begun();
 }
 
@@ -477,7 +477,7 @@ pub fn before_exec() {
             table::remove_holder(c, process::me());
         }
         if kept && !vfork_child {
-            epoll::deactivate(i); // what still is told from our inner sets ends with them
+            sets::deactivate(i); // what still is told from our inner sets ends with them
         }
     });
 }
@@ -489,7 +489,7 @@ pub fn exec_failed() {
             if !c.holders.iter().any(|h| h.load(Relaxed) == process::me()) {
                 table::add_holder(c, process::me());
             }
-            epoll::tell_error(fd);
+            sets::tell_error(fd);
         });
     }
 }
@@ -521,7 +521,7 @@ pub fn disown(fd: i32) {
                 let inherited = family::closing(l);
                 // As in `end`: nobody will say when it is closed.
                 control::take_back(i, table::conn(i).gen.load(Relaxed));
-                epoll::disowned(i);
+                sets::disowned(i);
                 promote::end_lane(i, false);
                 table::give_up(i);
                 family::closed(inherited);

@@ -30,6 +30,7 @@ mod process;
 mod promote;
 mod real;
 mod received;
+mod sets;
 mod signals;
 mod sys;
 mod table;

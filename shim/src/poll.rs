@@ -3,8 +3,9 @@
 mod sets;
 mod sleep;
 
-use crate::epoll::{self, IN, OUT};
+use crate::epoll;
 use crate::fdtab::{self, Fd};
+use crate::sets::{IN, OUT};
 use crate::table;
 use crate::wait;
 use crate::{control, ends, few, io, lane, promote, sys, thread};
@@ -43,7 +44,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                         && io::still(p.fd, i, c, table::local(i), io::Way::Receive);
                 }
                 // The kernel does not know of these.
-                any |= c.has_error() || io::zerocopy::pending(table::local(i));
+                any |= c.has_error() || table::local(i).owes_notifications();
                 any |= heard && fds.len() <= STACK / 2 && promote::on_call(c);
                 any |= waits_for_end(p) && c.flags.load(Relaxed) & flag::DISQUALIFIED == 0;
             }
@@ -269,12 +270,12 @@ fn scan(fds: &mut [pollfd], tmp: &mut [pollfd], patient: bool) -> (i32, bool) {
                 }
             } else if c.has_error() {
                 p.revents |= POLLERR | p.events & (POLLIN | RDNORM);
-            } else if io::zerocopy::pending(table::local(i)) {
+            } else if table::local(i).owes_notifications() {
                 p.revents |= POLLERR;
             }
         }
         if p.revents & POLLERR != 0 {
-            epoll::tell_error(p.fd);
+            crate::sets::tell_error(p.fd);
         }
         if p.revents != 0 {
             count += 1;

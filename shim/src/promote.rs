@@ -17,7 +17,7 @@ use crate::links::Link;
 use crate::port::Sock;
 use crate::table::{self, set_reason, Local};
 use crate::{
-    control, ends, env, epoll, family, io, lane, lock, port, probes, process, received, sys, wait,
+    control, ends, env, family, io, lane, lock, port, probes, process, received, sets, sys, wait,
 };
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
@@ -148,10 +148,10 @@ pub fn watched(i: u32, c: &Conn) {
 /// A connection that [`made_nonblocking`] took down is watched by now: its lane is as good as any.
 #[cold]
 fn watched_now(i: u32, c: &Conn) {
-    if unwatched(c) || epoll::unservable(i) || c.flags.load(Relaxed) & flag::LANE == 0 {
+    if unwatched(c) || sets::unservable(i) || c.flags.load(Relaxed) & flag::LANE == 0 {
         return;
     }
-    if epoll::unwaited(i) {
+    if sets::unwaited(i) {
         return; // see `awaited`
     }
     let l = table::local(i);
@@ -243,7 +243,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     c.flags.fetch_and(!flag::REGISTERED, Release); // pairs with the Acquire in `fdops::before_fork`
     let far = if link.is_far() { flag::FAR } else { 0 };
     c.flags.fetch_or(flag::LANE | far, Release);
-    epoll::activate(i, link);
+    sets::activate(i, link);
     ready_locked(i, c, l);
     wait::look(i);
     true
@@ -284,7 +284,7 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
     if !open(c) || c.rx.shut.load(Relaxed) != 0 {
         return;
     }
-    if epoll::unservable(i) || unwatched(c) {
+    if sets::unservable(i) || unwatched(c) {
         return set_reason(c, Reason::EpollShared);
     }
     if table::holders(c) != 1 {
@@ -297,7 +297,7 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
         }
         if link.state.load(Relaxed) == crate::links::USED {
             // Every set that watches the connection must know of the lane first.
-            if epoll::activate(i, link) {
+            if sets::activate(i, link) {
                 if c.rx.uncounted() {
                     io::recount(c, l);
                 }
@@ -305,7 +305,7 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
                 if received::is_still_counted(c, l) {
                     c.rx.declare_ready(&m, &Sock { fd, link });
                 }
-            } else if epoll::unwaited(i) {
+            } else if sets::unwaited(i) {
                 set_reason(c, Reason::EpollShared);
             }
         }
@@ -328,7 +328,7 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
         return false;
     };
     let same = lane::of(c, l).is_some_and(|(now, _)| core::ptr::eq(now, link));
-    if !same || !open(c) || !epoll::activate(i, link) {
+    if !same || !open(c) || !sets::activate(i, link) {
         return false; // it changed while we came for the lock
     }
     if sys::inode(fd).map_or(0, |(inode, _)| inode) != c.inode.load(Relaxed) {
@@ -392,7 +392,7 @@ pub fn link_gone(link: &Link) {
         if core::ptr::eq(table::local(i).link.load(Relaxed), link) {
             if link.is_far() {
                 far::gone(i, c, link);
-                return epoll::stir(i);
+                return sets::stir(i);
             }
             peer_end_gone(i, c, fins);
         }
@@ -427,7 +427,7 @@ fn peer_end_gone(i: u32, c: &Conn, fins: u64) {
         probes::restore(c, l);
     }
     table::disqualify(c, Reason::PeerGone);
-    epoll::stir(i);
+    sets::stir(i);
 }
 
 /// May the daemon ask us to register this connection, on which nothing happens? Then whoever waits

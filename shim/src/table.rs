@@ -88,6 +88,23 @@ pub struct Local {
 /// The bits of [`Local::calls`] that count.
 pub const CALLS: u32 = (1 << 30) - 1;
 
+/// Bit of [`Local::zerocopy_ours`]: we count.
+pub const ZEROCOPY_OURS: u32 = 1;
+
+impl Local {
+    /// Has a notification of ours that a send with MSG_ZEROCOPY is done not been told yet?
+    #[inline(always)]
+    pub fn owes_notifications(&self) -> bool {
+        let word = self.zerocopy.load(Relaxed);
+        (word >> 32) as u32 != word as u32
+    }
+
+    /// Do we count, and so tell, those of this connection? The kernel has none to tell.
+    pub fn notifies(&self) -> bool {
+        self.zerocopy_ours.load(Relaxed) & ZEROCOPY_OURS != 0
+    }
+}
+
 static FAMILY: AtomicPtr<Table> = AtomicPtr::new(core::ptr::null_mut());
 static LOCALS: AtomicPtr<Local> = AtomicPtr::new(core::ptr::null_mut());
 static MEMFD: AtomicI32 = AtomicI32::new(-1);

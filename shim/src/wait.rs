@@ -12,7 +12,7 @@ use crate::links::{Link, WAITERS};
 use crate::port::Sock;
 use crate::table::{self, Local};
 use crate::{
-    control, ends, epoll, fdtab, lane, probes, process, promote, real, signals, sys, thread,
+    control, ends, fdtab, lane, probes, process, promote, real, sets, signals, sys, thread,
 };
 use core::sync::atomic::{fence, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use link::family::Conn;
@@ -228,7 +228,7 @@ pub fn forward(link: &Link, me: Option<usize>, set: Option<usize>) {
             let i = w * 64 + v.trailing_zeros() as usize;
             v &= v - 1;
             if Some(i) != set {
-                epoll::kick_if_waiting(i);
+                sets::kick_if_waiting(i);
             }
         }
     }

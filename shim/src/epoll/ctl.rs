@@ -184,7 +184,7 @@ pub(super) fn usable_lane(conn: u32) -> Option<&'static Link> {
     // (What still is on the lane of one that will not be promoted again, half closed for instance, is told from
     // the inner set, and so is an error that a call of ours has taken, or where notifications are ours: the kernel
     // does not have them.)
-    let ours = || c.has_error() || io::zerocopy::ours(table::local(conn));
+    let ours = || c.has_error() || table::local(conn).notifies();
     let still = || lane::engaged(c) || ours();
     let usable = flags == flag::LANE || flags & flag::LANE != 0 && still();
     let (link, _) = lane::of(c, table::local(conn)).filter(|_| usable)?;

@@ -54,7 +54,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         let _g = take(&c.tx.lock)?;
         ev |= IN | ERR | sys::poll1(fd, libc::POLLRDHUP) as u32 & (RDHUP | HUP);
     }
-    if io::zerocopy::pending(l) {
+    if l.owes_notifications() {
         ev |= ERR;
     }
     if ev & (HUP | ERR) != 0 {
@@ -262,7 +262,7 @@ fn is_leaving(conn: u32) -> bool {
     (c.flags.load(Relaxed) & (flag::HELD | flag::DISQUALIFIED) != 0 || is_inherited(c))
         && !lane::engaged(c)
         && !c.has_error()
-        && !io::zerocopy::ours(table::local(conn))
+        && !table::local(conn).notifies()
         && ends::left_ms_of(conn) < 0
 }
 
@@ -438,20 +438,6 @@ pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) -> bool {
         return true;
     }
     false
-}
-
-/// An end is to be told so many milliseconds from now: whoever sleeps in the set by then is woken. (When it is
-/// told the kernel has an event.) Set lock held.
-pub(super) fn await_end(s: &Set, ms: i64) {
-    let (before, at) = (s.end_ms.load(SeqCst), sys::now_ms() + ms as u64);
-    if before != 0 && before <= at {
-        return;
-    }
-    // SYNC end: the time is stored, then we look for sleepers; a sleeper counts itself, then asks for the time.
-    s.end_ms.store(at, SeqCst);
-    if s.asleep.load(SeqCst) & !HEARS != 0 {
-        fdtab::poke(s.kick.load(Relaxed));
-    }
 }
 
 /// Milliseconds until an end is to be told in this set; negative: there is none.

@@ -1,7 +1,7 @@
 //! Waiting on a set: harvest, look at the kernel, spin, sleep.
 
-use super::sleepers::{awake, fall_asleep};
 use super::*;
+use crate::sets::sleepers::{awake, fall_asleep};
 use crate::{ends, fdtab, lane, links, promote, sys, table, thread};
 
 /// Takes what the inner set reports.

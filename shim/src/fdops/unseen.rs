@@ -2,7 +2,7 @@
 
 use super::{after_fork_child, release};
 use crate::fdtab::{self, Fd};
-use crate::{epoll, process, sys, table, thread};
+use crate::{process, sets, sys, table, thread};
 use core::sync::atomic::Ordering::*;
 
 /// A vfork child shares our memory but not our descriptors: what it does to them is its own affair.
@@ -29,7 +29,7 @@ fn forgotten(fd: i32) {
         Fd::Conn(i) => vanished(fd, i),
         Fd::Set(s) => {
             fdtab::set(fd, Fd::Other);
-            epoll::closed(s);
+            sets::closed(s);
         }
         Fd::Other | Fd::Ours | Fd::Ring(_) => {}
     }
@@ -40,7 +40,7 @@ fn forgotten(fd: i32) {
 #[cold]
 pub fn vanished(fd: i32, i: u32) {
     crate::preserving_errno(|| {
-        epoll::lost(i, fd);
+        sets::lost(i, fd);
         let l = table::local(i);
         let _ = l.fd.compare_exchange(fd, -1, Relaxed, Relaxed);
         if fdtab::conn(fd) == Some(i) {

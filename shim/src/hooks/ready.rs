@@ -1,7 +1,7 @@
 //! poll, select and epoll.
 
 use crate::fdtab::{get, Fd};
-use crate::{epoll, fdtab, io, lane, pages, poll as polls, real, sys, table, thread};
+use crate::{epoll, fdtab, io, lane, pages, poll as polls, real, sets, sys, table, thread};
 use core::ptr::{null, null_mut};
 use libc::{epoll_event, fd_set, pollfd, sigset_t, timespec, timeval};
 
@@ -326,7 +326,7 @@ pub unsafe extern "C" fn epoll_create1(f: i32) -> i32 {
 fn new_set(fd: i32) -> i32 {
     if fd >= 0 && !crate::env::off() && fdtab::init() {
         let _inside = thread::enter();
-        crate::preserving_errno(|| epoll::created(fd));
+        crate::preserving_errno(|| sets::created(fd));
     }
     fd
 }

@@ -4,7 +4,7 @@ use crate::fdops::Left;
 use crate::fdtab::{self, conn, get, Fd};
 use crate::io::SIOCATMARK;
 use crate::port::Sock;
-use crate::{control, env, epoll, fdops, io, lane, lock, pages, probes, real, sys, table, thread};
+use crate::{control, env, fdops, io, lane, lock, pages, probes, real, sets, sys, table, thread};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{sockaddr, socklen_t};
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
     if let Some(i) = i {
         crate::preserving_errno(|| {
             fdops::after_shutdown(i, fd);
-            epoll::stir(i);
+            sets::stir(i);
         });
     }
     r

@@ -3,7 +3,7 @@
 //! with use, and rings do so in their own way.
 
 use crate::table::{self, Local};
-use crate::{epoll, lane, lock, sys, wait};
+use crate::{lane, lock, sets, sys, wait};
 use link::family::Conn;
 use link::lane::Memory;
 use link::layout::RING_FAST_LOG2;
@@ -77,6 +77,6 @@ pub fn set(i: u32) {
         };
         sync(c, &m, l.fd.load(core::sync::atomic::Ordering::Relaxed));
     }
-    epoll::stir(i);
+    sets::stir(i);
     wait::look(i);
 }

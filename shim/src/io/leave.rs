@@ -83,7 +83,7 @@ fn come_down(i: u32, fd: i32, why: Reason) -> bool {
         }
         if tx_done && rx_done {
             promote::left(i);
-            crate::epoll::left(i);
+            crate::sets::left(i);
             return true;
         }
         if sys::now_ms() > end {

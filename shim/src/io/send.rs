@@ -347,7 +347,7 @@ impl Sending<'_> {
         if full && self.total == 0 {
             short::refused(l);
         }
-        crate::epoll::blocked(i);
+        crate::sets::blocked(i);
         Break(fail_or(self.total, libc::EAGAIN))
     }
 

@@ -13,7 +13,7 @@ use super::errors::CLOSE;
 use crate::links::Link;
 use crate::table::Local;
 use crate::wait::{self, For};
-use crate::{epoll, lock, sys};
+use crate::{lock, sets, sys};
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
 use link::family::Conn;
@@ -71,7 +71,7 @@ pub fn begins(l: &Local, vecs: &[iovec]) {
 /// says nothing of later sends, unless it stays.)
 #[inline(always)]
 pub fn watched(c: &Conn, l: &Local, mask: u32) {
-    if l.copes.load(Relaxed) == 0 && mask & epoll::OUT != 0 {
+    if l.copes.load(Relaxed) == 0 && mask & sets::OUT != 0 {
         let stays = mask & libc::EPOLLET as u32 != 0;
         if stays || c.tx.kpos.load(Relaxed) > 0 || c.tx.ring_bytes.load(Relaxed) > 0 {
             l.copes.store(1, Relaxed);
@@ -83,7 +83,7 @@ pub fn watched(c: &Conn, l: &Local, mask: u32) {
 #[inline(always)]
 pub fn polled(c: &Conn, l: &Local, events: i16, among: usize) {
     if among > 1 && events & libc::POLLOUT != 0 {
-        watched(c, l, epoll::OUT);
+        watched(c, l, sets::OUT);
     }
 }
 

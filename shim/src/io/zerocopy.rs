@@ -6,17 +6,14 @@
 //! this connection again. So the numbers go on, and what the kernel still has to tell comes before ours.
 
 use super::inq::put_control;
-use crate::table::{self, Local};
-use crate::{epoll, errno, fdtab, real, set_errno, sys, thread, wait};
+use crate::table::{self, Local, ZEROCOPY_OURS};
+use crate::{errno, fdtab, real, set_errno, sets, sys, thread, wait};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::*;
 use libc::{iovec, msghdr, sock_extended_err};
 
 const SO_EE_ORIGIN_ZEROCOPY: u8 = 5;
 const SO_EE_CODE_ZEROCOPY_COPIED: u8 = 1;
-/// Bit of `Local::zerocopy_ours`: we count.
-const OURS: u32 = 1;
-
 /// First number that was not told yet, and the next to be given; the same where the kernel counts.
 fn numbers(word: u64) -> (u32, u32) {
     ((word >> 32) as u32, word as u32)
@@ -24,18 +21,6 @@ fn numbers(word: u64) -> (u32, u32) {
 
 fn pack(first: u32, next: u32) -> u64 {
     u64::from(first) << 32 | u64::from(next)
-}
-
-/// Has a notification of ours not been told yet?
-#[inline(always)]
-pub fn pending(l: &Local) -> bool {
-    let (first, next) = numbers(l.zerocopy.load(Relaxed));
-    first != next
-}
-
-/// Do we count, and so tell, those of this connection? The kernel has none to tell.
-pub fn ours(l: &Local) -> bool {
-    l.zerocopy_ours.load(Relaxed) & OURS != 0
 }
 
 /// A send with MSG_ZEROCOPY. `go_on` is the send itself, with the flags that it gets, and how it calls the
@@ -61,7 +46,7 @@ pub unsafe fn send(
     let gen = table::conn(i).gen.load(Relaxed);
     let counted = Cell::new(false);
     let by_kernel = || {
-        if ours(l) {
+        if l.notifies() {
             let h = header(vecs);
             // SAFETY: the application's buffers, by this function's contract.
             return unsafe { real::sendmsg(fd, &h, plain) };
@@ -100,13 +85,13 @@ fn header(vecs: &[iovec]) -> msghdr {
 /// One more call is done, and whoever waits hears so.
 fn notify(i: u32, l: &Local) {
     let _inside = thread::enter();
-    l.zerocopy_ours.fetch_or(OURS, Relaxed);
+    l.zerocopy_ours.fetch_or(ZEROCOPY_OURS, Relaxed);
     let one_more = |w| {
         let (first, next) = numbers(w);
         Some(pack(first, next.wrapping_add(1)))
     };
     let _ = l.zerocopy.fetch_update(SeqCst, Relaxed, one_more);
-    epoll::error_came(i);
+    sets::error_came(i);
     wait::look(i);
 }
 
@@ -189,7 +174,7 @@ pub unsafe fn receive(
     native: impl Fn() -> isize,
 ) -> isize {
     let r = native();
-    if r < 0 && errno() == libc::EAGAIN && pending(table::local(i)) {
+    if r < 0 && errno() == libc::EAGAIN && table::local(i).owes_notifications() {
         // SAFETY: passed on.
         return unsafe { told(i, fd, flags, m) };
     }

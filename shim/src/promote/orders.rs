@@ -1,7 +1,7 @@
 //! What an operator, or the daemon in a hurry, wants of connections.
 
 use super::*;
-use crate::{fdtab, lane, sys, table};
+use crate::{fdtab, lane, sets, sys, table};
 use link::msg::{op, ALL};
 
 pub fn command(conn: u32, gen: u32, what: u32) {
@@ -22,7 +22,7 @@ pub fn command(conn: u32, gen: u32, what: u32) {
             op::DOWN if c.flags.fetch_or(flag::HELD, Relaxed) & flag::HELD == 0 => {
                 set_reason(c, Reason::Operator);
                 take_down(i);
-                epoll::stir(i);
+                sets::stir(i);
             }
             op::UP if c.flags.fetch_and(!flag::HELD, Relaxed) & flag::HELD != 0 => {
                 set_reason(

@@ -2,7 +2,7 @@
 
 use super::{unwatched, CLOSED_DOORS};
 use crate::table::{self, set_reason};
-use crate::{control, env, epoll, io, lock, process, received, sys};
+use crate::{control, env, io, lock, process, received, sets, sys};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::msg::register;
@@ -29,10 +29,10 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
         table::forget_zombies(c);
         return table::later(c, Reason::Shared, 100);
     }
-    if epoll::unservable(i) {
+    if sets::unservable(i) {
         return table::later(c, Reason::EpollShared, 1000);
     }
-    if unwatched(c) || epoll::unwaited(i) {
+    if unwatched(c) || sets::unwaited(i) {
         return set_reason(c, Reason::EpollShared); // until the first poll, registration or wait
     }
     if received::is_twice(i, c) {

@@ -4,7 +4,7 @@
 use super::has;
 use crate::links::{Link, GONE};
 use crate::port::Sock;
-use crate::{control, epoll, io, lane, lock, probes, process, table};
+use crate::{control, lane, lock, probes, process, sets, table};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::lane::{rx, tx};
@@ -38,7 +38,7 @@ pub(super) fn retire(i: u32, c: &Conn) {
         return;
     }
     // (Who has something to tell that only the lane's registrations can tell keeps it.)
-    if left && (c.has_error() || io::zerocopy::ours(l)) {
+    if left && (c.has_error() || l.notifies()) {
         return;
     }
     let why = if forsaken {
@@ -82,7 +82,7 @@ fn give_back(i: u32, c: &Conn, link: &Link) -> bool {
     }
     table::local(i).link.store(core::ptr::null_mut(), Release);
     tell(c, link, false);
-    epoll::deactivate(i);
+    sets::deactivate(i);
     true
 }
 

@@ -8,7 +8,7 @@ use core::sync::atomic::fence;
 
 /// Slots to look at.
 #[inline(always)]
-pub(super) fn slots(s: &Set) -> usize {
+pub fn slots(s: &Set) -> usize {
     (s.high.load(Relaxed) as usize).min(LINKS)
 }
 
@@ -38,7 +38,7 @@ pub fn unbind(link: &Link) {
     }
 }
 
-pub(super) fn set_link(s: &Set, k: usize) -> Option<&'static Link> {
+pub fn set_link(s: &Set, k: usize) -> Option<&'static Link> {
     match s.links[k].load(Acquire) {
         0 => None,
         n => links::by_index(n as usize - 1),
@@ -57,7 +57,7 @@ pub fn activate(conn: u32, link: &Link) -> bool {
 
 /// Moves one registration. A one-shot one stays where it is: whether the kernel has used it up already cannot be
 /// seen. It moves when the application arms it, before the kernel hears of that.
-pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
+pub fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     let s = set_at(set);
     let Some(_g) = lock::lock(&s.lock) else {
         return false;
@@ -71,7 +71,7 @@ pub(super) fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
 }
 
 /// The same of one that has not ended. Set lock held.
-pub(super) fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool {
+pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool {
     let reg = reg_at(r);
     // So was the link: the lane may have been given back, and `deactivate` been here before us.
     let now = table::local(conn).link.load(Acquire);
@@ -85,7 +85,7 @@ pub(super) fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -
     }
     // Nor does it move before somebody is seen to wait here, unless it is on its lane by now, or only we have its news.
     let (c, l) = (table::conn(conn), table::local(conn));
-    let here = lane::engaged(c) || c.has_error() || io::zerocopy::ours(l);
+    let here = lane::engaged(c) || c.has_error() || l.notifies();
     if !here && refuses(s) {
         return false;
     }
@@ -135,7 +135,7 @@ pub(super) fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -
     let (c, l) = (table::conn(conn), table::local(conn));
     let head = lane::of(c, l).map_or(u64::MAX, |(_, m)| m.peer_head().load(Acquire));
     reg.last_head.store(head, Relaxed);
-    let error = c.has_error() || io::zerocopy::pending(l);
+    let error = c.has_error() || l.owes_notifications();
     let idle = !error
         && lane::of(c, l).is_some_and(|(_, m)| c.rx.is_up() && c.rx.ready(&m) == Some(false));
     let ending = ends::left_ms_of(conn);
@@ -154,7 +154,7 @@ pub(super) fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -
 }
 
 /// Makes sure that the set has its inner set. Set lock held.
-fn make_inner(s: &Set) -> Option<()> {
+pub fn make_inner(s: &Set) -> Option<()> {
     if s.inner.load(Relaxed) >= 0 {
         return Some(());
     }
@@ -178,7 +178,7 @@ fn make_inner(s: &Set) -> Option<()> {
 
 /// A set that watches connections listens to the daemon, too, which may ask for one that nothing
 /// happens on. Only sets that hooked calls wait on: others would see what they do not know.
-pub(super) fn hear(s: &Set) {
+pub fn hear(s: &Set) {
     let (ctl, gen) = (control::fd(), control::generation() as i32);
     if ctl < 0
         || s.ctl.load(Relaxed) == gen
@@ -201,7 +201,7 @@ pub(super) fn hear(s: &Set) {
 }
 
 /// Makes sure that the set has its inner set, and the link's doorbell in it. Slot of the link.
-pub(super) fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
+pub fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
     make_inner(s)?;
     let want = links::index(link) as u32 + 1;
     let mut free = None;
@@ -232,7 +232,7 @@ pub(super) fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
 }
 
 /// Takes an active registration out of chain, queue and count. Set lock held.
-pub(super) fn detach(s: &Set, r: u32) {
+pub fn detach(s: &Set, r: u32) {
     let reg = reg_at(r);
     let slot = reg.slot.load(Relaxed) as usize;
     let mut at = &s.chain[(slot / GROUPS).min(LINKS - 1)][slot % GROUPS];
@@ -278,7 +278,7 @@ pub(super) fn detach(s: &Set, r: u32) {
 
 /// A set that is watched from outside, and has no lanes any more, says what the kernel says: no doorbell shall
 /// make it look ready. Set lock held.
-pub(super) fn retire(s: &Set) {
+pub fn retire(s: &Set) {
     let inner = s.inner.load(Relaxed);
     if s.disqualified.load(Relaxed) != 0 && s.lanes.load(SeqCst) == 0 && inner >= 0 {
         let _ = sys::epoll_ctl(s.epfd.load(Relaxed), libc::EPOLL_CTL_DEL, inner, 0, 0);
@@ -286,10 +286,10 @@ pub(super) fn retire(s: &Set) {
 }
 
 /// Tries of [`give_back`]: what it needs has just been freed, so that one is enough unless others take it.
-const GIVE_BACK_TRIES: u32 = 64;
+pub const GIVE_BACK_TRIES: u32 = 64;
 
 /// Enters a descriptor in the application's own set again. Nobody would see its events otherwise.
-fn give_back(epfd: i32, fd: i32, mask: u32, data: u64) {
+pub fn give_back(epfd: i32, fd: i32, mask: u32, data: u64) {
     for _ in 0..GIVE_BACK_TRIES {
         match sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, mask, data) {
             Err(libc::ENOMEM | libc::ENOSPC) => sys::sched_yield(),
@@ -299,7 +299,7 @@ fn give_back(epfd: i32, fd: i32, mask: u32, data: u64) {
 }
 
 /// Enters a registration that was active in the parent in the kernel's set, once. Set lock held.
-pub(super) fn give_inherited(s: &Set, reg: &Reg) {
+pub fn give_inherited(s: &Set, reg: &Reg) {
     if reg.flags.fetch_and(!INHERITED, Relaxed) & INHERITED != 0 {
         let (fd, mask) = (reg.fd.load(Relaxed), reg.mask.load(Relaxed));
         give_back(s.epfd.load(Relaxed), fd, mask, reg.data.load(Relaxed));
@@ -313,7 +313,7 @@ pub fn left(conn: u32) {
         // It does not have the sets that other threads have made since. The inner sets tell of TCP, too.
         return stir(conn);
     }
-    if !io::zerocopy::ours(table::local(conn)) || unservable(conn) {
+    if !table::local(conn).notifies() || unservable(conn) {
         deactivate(conn);
     }
 }
@@ -325,7 +325,7 @@ pub fn deactivate(conn: u32) {
 
 /// The same of those for which `still` holds, under the lock of their set. (Whoever takes the connection up again
 /// asks for each of them, under that lock, whether it is active.)
-pub(super) fn deactivate_if(conn: u32, still: impl Fn() -> bool) {
+pub fn deactivate_if(conn: u32, still: impl Fn() -> bool) {
     regs::each(conn, |r, set| {
         let (s, reg) = (set_at(set), reg_at(r));
         let Some(_g) = lock::lock(&s.lock) else {
@@ -367,7 +367,7 @@ pub fn disowned(conn: u32) {
 }
 
 /// Takes an active registration out of the inner set, and out of ours. Set lock held.
-pub(super) fn withdraw(s: &Set, r: u32) {
+pub fn withdraw(s: &Set, r: u32) {
     let (inner, fd) = (s.inner.load(Relaxed), reg_at(r).fd.load(Relaxed));
     let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, fd, 0, 0);
     detach(s, r);
@@ -405,7 +405,7 @@ pub fn forget(conn: u32, alone: bool) {
 }
 
 /// Does a native call sleep on a connection of which the daemon keeps no copy?
-fn kept_by_native(conn: u32) -> bool {
+pub fn kept_by_native(conn: u32) -> bool {
     let (c, l) = (table::conn(conn), table::local(conn));
     let asleep = c.rx.natives.load(SeqCst) != 0 || c.tx.natives.load(SeqCst) != 0;
     let far = || lane::of(c, l).is_some_and(|(k, _)| k.is_far());
@@ -450,7 +450,7 @@ pub fn copy_closed(conn: u32, fd: i32) {
 }
 
 /// Enters a connection's descriptor in the inner set.
-fn watch_tcp(inner: i32, fd: i32, r: u32) -> Result<(), i32> {
+pub fn watch_tcp(inner: i32, fd: i32, r: u32) -> Result<(), i32> {
     let events = IN | OUT | RDHUP | PRI | ET;
     let data = TAG_REG | u64::from(r);
     sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, fd, events, data)
@@ -459,7 +459,7 @@ fn watch_tcp(inner: i32, fd: i32, r: u32) -> Result<(), i32> {
 /// Of the first report that TCP has space, of a registration that found it so when it entered the inner set: is
 /// that all it says? Not if something was put on TCP since. Space that is gone when somebody looks is not
 /// reported at all, and this is about the next.
-pub(super) fn is_old(reg: &Reg, c: &Conn) -> bool {
+pub fn is_old(reg: &Reg, c: &Conn) -> bool {
     // In this order, as who is inside no more has counted what it has put there: pairs with `link::lane::natives`.
     c.tx.natives.load(Acquire) == 0 && c.tx.kpos.load(Relaxed) == reg.kpos.load(Relaxed)
 }
@@ -483,7 +483,7 @@ pub fn stir(conn: u32) {
 /// until the application takes it: their registrations have to be in the inner set.
 #[cold]
 pub fn tell_error(fd: i32) {
-    let ours = |i: &u32| table::conn(*i).has_error() || io::zerocopy::pending(table::local(*i));
+    let ours = |i: &u32| table::conn(*i).has_error() || table::local(*i).owes_notifications();
     let Some(i) = fdtab::conn(fd).filter(ours) else {
         return;
     };
@@ -503,7 +503,7 @@ pub fn kick_if_waiting(set: usize) {
     }
 }
 
-pub(super) fn push(s: &Set, r: u32) {
+pub fn push(s: &Set, r: u32) {
     s.pushes.fetch_add(1, SeqCst);
     let reg = reg_at(r);
     if reg.flags.fetch_or(QUEUED, Relaxed) & QUEUED != 0 {
@@ -518,7 +518,7 @@ pub(super) fn push(s: &Set, r: u32) {
     s.queued.fetch_add(1, Relaxed);
 }
 
-pub(super) fn pop(s: &Set) -> u32 {
+pub fn pop(s: &Set) -> u32 {
     let r = s.head.load(Relaxed);
     if r != 0 {
         let reg = reg_at(r);

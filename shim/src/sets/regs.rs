@@ -7,7 +7,7 @@
 use super::*;
 use crate::{fdtab, table};
 
-const REGS: usize = 1 << 17;
+pub const REGS: usize = 1 << 17;
 
 /// A connection in a set.
 pub struct Reg {
@@ -31,9 +31,9 @@ pub struct Reg {
 }
 
 pub static REG_TABLE: AtomicPtr<Reg> = AtomicPtr::new(core::ptr::null_mut());
-static REG_LOCK: AtomicU32 = AtomicU32::new(0);
-static REG_FREE: AtomicU32 = AtomicU32::new(0);
-static REG_USED: AtomicU32 = AtomicU32::new(0);
+pub static REG_LOCK: AtomicU32 = AtomicU32::new(0);
+pub static REG_FREE: AtomicU32 = AtomicU32::new(0);
+pub static REG_USED: AtomicU32 = AtomicU32::new(0);
 
 pub const TABLE_BYTES: usize = REGS * core::mem::size_of::<Reg>();
 
@@ -73,7 +73,7 @@ pub fn alloc() -> Option<u32> {
     Some(n)
 }
 
-fn free(r: u32) {
+pub fn free(r: u32) {
     let fd = reg_at(r).fd.swap(-1, Relaxed);
     if fdtab::get(fd) == fdtab::Fd::Ours {
         fdtab::close_ours(fd); // see `copy_closed`

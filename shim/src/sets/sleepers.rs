@@ -3,12 +3,12 @@
 use super::*;
 
 /// The links of a set. Set lock held.
-fn each_link(s: &Set, f: impl FnMut(&Link)) {
+pub fn each_link(s: &Set, f: impl FnMut(&Link)) {
     (0..slots(s)).filter_map(|k| set_link(s, k)).for_each(f);
 }
 
 /// Counts so many threads more, or fewer, among the sleepers of a link.
-fn count(l: &Link, asleep: u32, more: bool) {
+pub fn count(l: &Link, asleep: u32, more: bool) {
     // (An inherited one's doorbell is not ours to hear.)
     let Some(ctl) = l.own.control().filter(|_| !l.is_inherited()) else {
         return;
@@ -27,7 +27,7 @@ fn count(l: &Link, asleep: u32, more: bool) {
 /// this thread's own, in a signal handler).
 ///
 /// Whoever falls asleep looks for news after this, as after `wake::doze`.
-pub(super) fn fall_asleep(s: &Set) -> bool {
+pub fn fall_asleep(s: &Set) -> bool {
     let mut v = s.asleep.load(SeqCst);
     while v & HEARS == 0 {
         match s.asleep.compare_exchange(v, v + 1, SeqCst, SeqCst) {
@@ -45,7 +45,7 @@ pub(super) fn fall_asleep(s: &Set) -> bool {
 }
 
 /// Takes [`fall_asleep`] back.
-pub(super) fn awake(s: &Set) {
+pub fn awake(s: &Set) {
     let mut v = s.asleep.load(SeqCst);
     while v & HEARS == 0 {
         match s
@@ -63,13 +63,13 @@ pub(super) fn awake(s: &Set) {
 }
 
 /// The set has its first lane: its links count whoever sleeps in it. Set lock held.
-pub(super) fn listen(s: &Set) {
+pub fn listen(s: &Set) {
     let asleep = s.asleep.fetch_or(HEARS, SeqCst);
     each_link(s, |l| count(l, asleep, true));
 }
 
 /// The set has no lanes any more. Set lock held.
-pub(super) fn deafen(s: &Set) {
+pub fn deafen(s: &Set) {
     let asleep = s.asleep.fetch_and(!HEARS, SeqCst);
     if asleep & HEARS != 0 {
         each_link(s, |l| count(l, asleep, false));
@@ -77,7 +77,7 @@ pub(super) fn deafen(s: &Set) {
 }
 
 /// A link was added to the set. Set lock held.
-pub(super) fn hear_too(s: &Set, l: &Link) {
+pub fn hear_too(s: &Set, l: &Link) {
     let asleep = s.asleep.load(SeqCst);
     if asleep & HEARS != 0 {
         count(l, asleep, true);
@@ -85,7 +85,7 @@ pub(super) fn hear_too(s: &Set, l: &Link) {
 }
 
 /// A link is about to be taken out of the set. Set lock held.
-pub(super) fn unhear(s: &Set, l: &Link) {
+pub fn unhear(s: &Set, l: &Link) {
     let asleep = s.asleep.load(SeqCst);
     if asleep & HEARS != 0 {
         count(l, asleep, false);

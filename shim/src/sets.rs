@@ -1,0 +1,432 @@
+//! What is registered in epoll sets, and where: see `epoll`.
+
+mod members;
+pub mod regs;
+pub mod sleepers;
+
+pub use members::*;
+pub use regs::*;
+
+use crate::links::{Link, SETS};
+use crate::{control, fdtab, lock, process, sys};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use link::family::Conn;
+use link::lane::wake;
+use link::layout::{GROUP, GROUPS};
+
+pub const IN: u32 = libc::EPOLLIN as u32;
+pub const OUT: u32 = libc::EPOLLOUT as u32;
+pub const ERR: u32 = libc::EPOLLERR as u32;
+pub const HUP: u32 = libc::EPOLLHUP as u32;
+pub const RDHUP: u32 = libc::EPOLLRDHUP as u32;
+pub const PRI: u32 = libc::EPOLLPRI as u32;
+pub const RDNORM: u32 = libc::EPOLLRDNORM as u32;
+pub const WRNORM: u32 = libc::EPOLLWRNORM as u32;
+pub const ET: u32 = libc::EPOLLET as u32;
+pub const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+pub const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+
+/// Links per set.
+pub const LINKS: usize = 64;
+/// Microseconds between two looks at the kernel while lanes are busy.
+pub const LOOK_US: u64 = 20;
+
+// Bits of `Reg::flags`.
+pub const ACTIVE: u32 = 1; // in the inner set
+pub const QUEUED: u32 = 2;
+pub const EDGE_IN: u32 = 4; // something new to read since the last report
+pub const EDGE_OUT: u32 = 8;
+pub const DISABLED: u32 = 16; // one-shot, reported
+pub const BLOCKED: u32 = 32; // waits for ring space
+pub const FRESH: u32 = 128; // the inner set has yet to say what any new member says first
+pub const PARKED: u32 = 64; // removed by the application; kept, for many remove and add in turn
+pub const INHERITED: u32 = 512; // active in the parent, and in no set of the kernel's: see `adopt`
+pub const KIN: u32 = 1024; // active, on a link of a process that this one descends from: see `sleep::look_at_kin`
+pub const RINGED: u32 = 2048; // in the kernel's set, with news on a ring: see `adopted::tell`
+pub const ABSENT: u32 = 256; // one-shot, reported, and since then taken from the lane: in no set of the kernel's
+
+/// In `Set::asleep`: the set has lanes, and each of its links counts each thread asleep in it.
+pub const HEARS: u32 = 1 << 31;
+
+pub struct Set {
+    pub used: AtomicU32,
+    pub lock: AtomicU32,
+    pub refs: AtomicU32,
+    /// A number of it; once it has been duplicated, and when it is closed under its waiters, one of ours.
+    pub epfd: AtomicI32,
+    /// Not 0: the application has closed it, and threads are inside a wait on it: the last of them ends it.
+    pub ending: AtomicU32,
+    pub inner: AtomicI32,
+    pub kick: AtomicI32,
+    /// In a forked child: those of the parent's, plus 1 (0: none).
+    pub theirs: [AtomicI32; 2],
+    /// Not 0: in a forked child, which has not used the set yet.
+    pub inherited: AtomicU32,
+    /// Not 0: registrations may be [`RINGED`].
+    pub ringed: AtomicU32,
+    /// Not 0: there may be a child that uses it as well.
+    pub shared: AtomicU32,
+    /// Generation of the control connection that is in the inner set.
+    pub ctl: AtomicI32,
+    /// Threads inside a wait on this set.
+    pub waiters: AtomicU32,
+    /// Threads asleep in the kernel on this set, and [`HEARS`]: see `sleep::fall_asleep`.
+    pub asleep: AtomicU32,
+    pub lanes: AtomicU32,
+    /// Registrations that are [`KIN`].
+    pub kin: AtomicU32,
+    /// Not 0: some connection has been registered here.
+    pub tcp: AtomicU32,
+    /// Not 0: a hooked call has waited on it. Whoever waits by calls that we do not see (with the instruction itself)
+    /// would be told of nothing that lies on a lane, and of what is the shim's.
+    pub waited: AtomicU32,
+    /// Not 0: something was refused because of that.
+    pub refused: AtomicU32,
+    /// Nested, or watched in a way we do not serve.
+    pub disqualified: AtomicU32,
+    pub stirred: AtomicU32,
+    /// Counts registrations that moved to the inner set: see `sleep::wait_lanes`.
+    pub moves: AtomicU32,
+    /// Counts the times that the kernel told the application all it had: see `Reg::armed_at`.
+    pub told: AtomicU32,
+    pub looked: AtomicU64,
+    /// Not 0: the kernel's events have filled a wait, and it is the lanes' turn.
+    pub filled: AtomicU32,
+    pub spin: AtomicI32,
+    pub head: AtomicU32,
+    pub tail: AtomicU32,
+    pub queued: AtomicU32,
+    /// Counts registrations put into the queue: see `Harvest::pushes`.
+    pub pushes: AtomicU32,
+    /// Slots of `links` that were ever used: the rest need not be looked at.
+    pub high: AtomicU32,
+    /// Slots of `links` whose doorbell is out of sight: see `sleep::mute`.
+    pub muted: AtomicU64,
+    /// When an end of one of its connections is to be told (CLOCK_MONOTONIC, ms), see `ends`; 0: none.
+    pub end_ms: AtomicU64,
+    pub links: [AtomicU32; LINKS],
+    pub groups: [AtomicU32; LINKS],
+    pub seen: [[AtomicU32; GROUPS]; LINKS],
+    pub chain: [[AtomicU32; GROUPS]; LINKS],
+}
+
+/// Sets that were ever used.
+pub static USED: AtomicU32 = AtomicU32::new(0);
+pub static SET_TABLE: AtomicPtr<Set> = AtomicPtr::new(core::ptr::null_mut());
+pub const TAG: u64 = 0xd00b_e11d << 32;
+pub const TAG_REG: u64 = 1 << 56;
+pub const TAG_BELL: u64 = 2 << 56;
+pub const TAG_KICK: u64 = 3 << 56;
+pub const TAG_CTL: u64 = 4 << 56;
+
+/// `data` of the inner set in the application's set: an address of ours plus a tag, which the
+/// application has no reason to use.
+pub fn mark() -> u64 {
+    regs::address() ^ TAG
+}
+
+pub fn set_at(i: u32) -> &'static Set {
+    // SAFETY: only reached with indices from `create`, after the table was made; masked in bounds.
+    unsafe { &*SET_TABLE.load(Acquire).add(i as usize & (SETS - 1)) }
+}
+
+pub fn init() -> bool {
+    for (t, bytes) in [
+        (
+            SET_TABLE.as_ptr() as *mut AtomicPtr<u8>,
+            SETS * core::mem::size_of::<Set>(),
+        ),
+        (REG_TABLE.as_ptr() as *mut AtomicPtr<u8>, regs::TABLE_BYTES),
+    ] {
+        // SAFETY: both statics are AtomicPtr; only the pointee type is recast.
+        let t = unsafe { &*t };
+        if t.load(Acquire).is_null() {
+            let Ok(p) = sys::map_private(bytes) else {
+                return false;
+            };
+            if t.compare_exchange(core::ptr::null_mut(), p, AcqRel, Acquire)
+                .is_err()
+            {
+                sys::unmap(p, bytes);
+            }
+        }
+    }
+    true
+}
+
+/// A new epoll descriptor of the application.
+pub fn created(fd: i32) {
+    if fd < 0 || !init() {
+        return;
+    }
+    for i in 0..SETS as u32 {
+        let s = set_at(i);
+        // (A thread may still be asleep in a set that was closed under it, and takes that back.)
+        let free = s.used.load(Relaxed) == 0 && s.waiters.load(SeqCst) == 0;
+        if free && s.used.compare_exchange(0, 1, AcqRel, Relaxed).is_ok() {
+            USED.fetch_max(i + 1, Relaxed);
+            s.epfd.store(fd, Relaxed);
+            s.refs.store(1, Relaxed);
+            for a in [&s.inner, &s.kick, &s.ctl] {
+                a.store(-1, Relaxed);
+            }
+            for a in [
+                &s.lanes,
+                &s.kin,
+                &s.disqualified,
+                &s.stirred,
+                &s.head,
+                &s.tail,
+                &s.queued,
+                &s.lock,
+                &s.high,
+                &s.moves,
+                &s.tcp,
+                &s.waited,
+                &s.refused,
+                &s.ending,
+                &s.filled,
+                &s.inherited,
+                &s.ringed,
+                &s.shared,
+            ] {
+                a.store(0, Relaxed);
+            }
+            s.spin.store(4, Relaxed);
+            s.muted.store(0, Relaxed);
+            s.end_ms.store(0, Relaxed);
+            for k in 0..LINKS {
+                s.links[k].store(0, Relaxed);
+                s.groups[k].store(0, Relaxed);
+            }
+            if !fdtab::set(fd, fdtab::Fd::Set(i)) {
+                s.used.store(0, Release);
+            }
+            return;
+        }
+    }
+}
+
+/// The set has another descriptor. From now on we use one of our own: whichever of them is closed first, its
+/// number may be another set's.
+pub fn duplicated(i: u32) {
+    let s = set_at(i);
+    s.refs.fetch_add(1, Relaxed);
+    if let Some(_g) = lock::lock(&s.lock) {
+        take_copy(s);
+    }
+}
+
+/// False: there is no descriptor for it. Set lock held.
+pub fn take_copy(s: &Set) -> bool {
+    let fd = s.epfd.load(Relaxed);
+    if fdtab::get(fd) != fdtab::Fd::Ours {
+        let Some(copy) = fdtab::hidden_copy(fd) else {
+            return false;
+        };
+        s.epfd.store(copy, Relaxed);
+    }
+    true
+}
+
+/// A descriptor of the set is about to be closed. Threads that wait in it keep it, as in the kernel.
+pub fn closed(i: u32) {
+    let s = set_at(i);
+    if s.refs.fetch_sub(1, AcqRel) != 1 {
+        return;
+    }
+    let waited = match lock::lock(&s.lock) {
+        Some(_g) => s.waiters.load(SeqCst) > 0 && take_copy(s),
+        None => false,
+    };
+    // SYNC ending: it is to be ended by the last waiter, then we look whether there is one; a waiter
+    // leaves, then looks whether it is to end the set.
+    s.ending.store(1, SeqCst);
+    if !waited || s.waiters.load(SeqCst) == 0 {
+        ended(i, s);
+    }
+}
+
+/// A thread is inside a wait on the set no more.
+pub fn wait_over(i: u32, s: &Set) {
+    if s.waiters.fetch_sub(1, SeqCst) == 1 && s.ending.load(SeqCst) != 0 {
+        ended(i, s); // SYNC ending
+    }
+}
+
+/// Nobody has or uses the set any more. (Of two who find that, one is here.)
+#[cold]
+pub fn ended(i: u32, s: &Set) {
+    if s.ending.swap(0, SeqCst) == 0 {
+        return;
+    }
+    if let Some(_g) = lock::lock(&s.lock) {
+        for (r, reg) in regs::all() {
+            if let Some(conn) = reg.conn.load(Relaxed).checked_sub(1) {
+                if is_of(r, i, conn) {
+                    regs::end(r, conn);
+                }
+            }
+        }
+        for k in 0..LINKS {
+            if let Some(l) = set_link(s, k) {
+                l.sets[i as usize / 64].fetch_and(!(1 << (i % 64)), SeqCst);
+            }
+        }
+        sleepers::deafen(s);
+        for f in [&s.inner, &s.kick] {
+            fdtab::close_ours(f.swap(-1, Relaxed));
+        }
+        close_theirs(s);
+        close_copy(s);
+        s.lanes.store(0, Relaxed);
+    }
+    s.used.store(0, Release);
+}
+
+pub fn close_copy(s: &Set) {
+    let fd = s.epfd.load(Relaxed);
+    if fdtab::get(fd) == fdtab::Fd::Ours {
+        fdtab::close_ours(fd);
+    }
+}
+
+/// In a forked child: our copies of the parent's descriptors go.
+pub fn close_theirs(s: &Set) {
+    for f in &s.theirs {
+        fdtab::close_ours(f.swap(0, Relaxed) - 1);
+    }
+}
+
+/// The same for all sets, by a process that holds no connection any more.
+pub fn give_up_inherited() {
+    if !SET_TABLE.load(Relaxed).is_null() {
+        (0..SETS as u32).for_each(|i| close_theirs(set_at(i)));
+    }
+}
+
+/// After a fork, in the parent.
+pub fn after_fork_parent() {
+    for i in 0..USED.load(Relaxed) {
+        let s = set_at(i);
+        if s.lanes.load(Relaxed) != 0 {
+            s.shared.store(1, Relaxed);
+        }
+    }
+}
+
+/// In a forked child: the kernel's sets are shared with the parent, whose lanes are not ours.
+pub fn after_fork() {
+    if SET_TABLE.load(Relaxed).is_null() {
+        return;
+    }
+    for i in 0..SETS as u32 {
+        let s = set_at(i);
+        if s.used.load(Relaxed) != 0 {
+            for a in [
+                &s.lock, &s.waiters, &s.asleep, &s.lanes, &s.kin, &s.head, &s.tail, &s.queued,
+            ] {
+                a.store(0, Relaxed);
+            }
+            // The kernel's inner set is the parent's: its doorbells are not ours to drain.
+            for (own, theirs) in [&s.inner, &s.kick].into_iter().zip(&s.theirs) {
+                let fd = own.swap(-1, Relaxed);
+                if fd >= 0 {
+                    theirs.store(fd + 1, Relaxed);
+                }
+            }
+            s.disqualified.store(1, Relaxed); // shared across fork: its sockets stay on TCP here
+            s.inherited.store(1, Relaxed);
+            s.ringed.store(0, Relaxed);
+            if s.ending.swap(0, Relaxed) != 0 {
+                close_copy(s);
+                s.used.store(0, Relaxed);
+            }
+            for k in 0..LINKS {
+                s.links[k].store(0, Relaxed);
+                s.groups[k].store(0, Relaxed);
+            }
+        }
+    }
+    regs::inherit_all();
+}
+
+/// Is its lane of a process that this one descends from?
+pub fn is_inherited(c: &Conn) -> bool {
+    c.owner_pid.load(Relaxed) != process::me()
+}
+
+/// Is the connection watched in a way that a lane cannot serve?
+pub fn unservable(i: u32) -> bool {
+    let mut any = false;
+    regs::each(i, |r, set| {
+        let reg = reg_at(r);
+        let disqualified =
+            set_at(set).disqualified.load(Relaxed) != 0 || reg.mask.load(Relaxed) & EXCLUSIVE != 0;
+        any |= disqualified && reg.flags.load(Relaxed) & INHERITED == 0;
+    });
+    any
+}
+
+/// Is the connection in a set that nobody has waited on, as far as we see?
+pub fn unwaited(i: u32) -> bool {
+    let mut any = false;
+    regs::each(i, |r, set| {
+        let own = reg_at(r).flags.load(Relaxed) & INHERITED == 0;
+        any |= own && refuses(set_at(set));
+    });
+    any
+}
+
+/// Has nobody waited on it yet? Then the first who does makes up for what is refused.
+pub fn refuses(s: &Set) -> bool {
+    // SYNC waited: we say that something is refused, then look; who waits says so, then looks for that.
+    s.waited.load(Relaxed) == 0 && {
+        s.refused.store(1, SeqCst);
+        s.waited.load(SeqCst) == 0
+    }
+}
+
+/// A non-blocking sender found no space: its sets report when there is some, and see to it that a
+/// ring does not stay full for long.
+#[cold]
+pub fn blocked(conn: u32) {
+    note(conn, OUT | WRNORM, BLOCKED | EDGE_OUT);
+}
+
+/// Something is on the connection's error queue: its sets report it, and with it, as the kernel does, all
+/// that there is.
+#[cold]
+pub fn error_came(conn: u32) {
+    note(conn, u32::MAX, EDGE_IN | EDGE_OUT);
+    regs::each(conn, |_, set| kick_if_waiting(set as usize));
+}
+
+/// Queues the connection's registrations that watch for one of `events`, with what is news to them.
+pub fn note(conn: u32, events: u32, news: u32) {
+    regs::each(conn, |r, set| {
+        let (s, reg) = (set_at(set), reg_at(r));
+        if events == u32::MAX || reg.mask.load(Relaxed) & events != 0 {
+            if let Some(_g) = lock::lock(&s.lock) {
+                if is_of(r, set, conn) && reg.flags.load(Relaxed) & ACTIVE != 0 {
+                    reg.flags.fetch_or(news, Relaxed);
+                    push(s, r);
+                }
+            }
+        }
+    });
+}
+
+/// An end is to be told so many milliseconds from now: whoever sleeps in the set by then is woken. (When it is
+/// told the kernel has an event.) Set lock held.
+pub fn await_end(s: &Set, ms: i64) {
+    let (before, at) = (s.end_ms.load(SeqCst), sys::now_ms() + ms as u64);
+    if before != 0 && before <= at {
+        return;
+    }
+    // SYNC end: the time is stored, then we look for sleepers; a sleeper counts itself, then asks for the time.
+    s.end_ms.store(at, SeqCst);
+    if s.asleep.load(SeqCst) & !HEARS != 0 {
+        fdtab::poke(s.kick.load(Relaxed));
+    }
+}
