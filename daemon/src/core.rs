@@ -245,6 +245,11 @@ impl Core {
             probe_s: self.config.lanes.probe_s,
         };
         p.send(ack, vec![Arc::new(page.1)]);
+        let mut out = Out::default();
+        self.links.resumed(id, &mut out);
+        for s in out.sends {
+            p.send(s.msg, s.fds);
+        }
         for msg in std::mem::take(&mut p.missed) {
             p.send(msg, vec![]);
         }
@@ -389,7 +394,8 @@ impl Core {
             ToDaemon::LinkFailed { link, side } => {
                 self.event(id, &format!("cannot map link {link:#x}"));
                 trouble = (Reason::Memory, RETRY_TROUBLE_MS);
-                self.links.link_failed(id, link, side, &mut out)?
+                self.links.link_failed(id, link, side, &mut out)?;
+                self.rails(|r| r.link_failed(id, link));
             }
             ToDaemon::Forget { conn, gen } => {
                 if let Some(p) = self.parties.get_mut(&id) {

@@ -32,6 +32,8 @@ pub struct Send {
 
 /// Between two times that the same chunk is sent.
 const AGAIN: Duration = Duration::from_millis(900);
+/// After a link has failed, until the next one between the same parties.
+const FAILED: Duration = Duration::from_secs(10);
 
 /// What a call wants done.
 #[derive(Default)]
@@ -144,6 +146,8 @@ pub struct Links {
     by_party: HashMap<PartyId, HashSet<u64>>,
     /// Lane of each connection end, by party and connection.
     by_conn: HashMap<(PartyId, u32, u32), (u64, u32, u8)>,
+    /// When a link of these two failed: they get no other one for a while.
+    failures: HashMap<(PartyId, PartyId), Instant>,
     /// Upper half of link numbers: unlike any other daemon's, so that lanes that outlived one are
     /// not mistaken for ours.
     incarnation: u32,
@@ -158,6 +162,7 @@ impl Links {
             by_pair: HashMap::new(),
             by_party: HashMap::new(),
             by_conn: HashMap::new(),
+            failures: HashMap::new(),
             incarnation,
             next: 1,
             lanes: 0,
@@ -361,12 +366,7 @@ impl Links {
             return Err(Violation("mapped a peer chunk it was not given"));
         }
         c.stage = Stage::Shared;
-        let msg = ToShim::ChunkReady {
-            link: id,
-            side: owner as u8,
-            chunk: n,
-        };
-        out.send(party, msg, vec![]);
+        ready(id, owner as u8, party, n, out);
         Ok(())
     }
 
@@ -401,6 +401,10 @@ impl Links {
             s.more[k].sent = Instant::now();
             return Ok(());
         }
+        if let Some(last) = s.more.len().checked_sub(1) {
+            // Again: the word of it may have been lost with a control connection, and then nothing lies there.
+            ready(id, side, s.party, number(last), out);
+        }
         let n = number(s.more.len());
         if n as usize >= CHUNKS || !s.payer.take_memory(bytes) {
             return Ok(());
@@ -432,13 +436,37 @@ impl Links {
             self.tear_down(id, None, out);
             return Ok(());
         }
+        let pair = (link.sides[0].party, link.sides[1].party);
         link.failed = true;
+        self.failures.insert(pair, Instant::now());
         for slot in 0..link.slots.len() as u32 {
             self.abandon(id, slot, out);
             self.lane_refused(from, id, side, slot, out)?;
         }
         self.reap(id, out);
         Ok(())
+    }
+
+    /// Did a link of these two fail a moment ago?
+    fn has_failed(&mut self, pair: (PartyId, PartyId)) -> bool {
+        let recent = self.failures.get(&pair).map(|t| t.elapsed() < FAILED);
+        if recent == Some(false) {
+            self.failures.remove(&pair);
+        }
+        recent == Some(true)
+    }
+
+    /// A party has a new control connection: what it was given over the one before may be lost. (What it has mapped
+    /// already it gets once more.)
+    pub fn resumed(&mut self, party: PartyId, out: &mut Out) {
+        for id in self.by_party.get(&party).into_iter().flatten() {
+            let Some(l) = self.links.get(id).filter(|l| l.ready && !l.failed) else {
+                continue;
+            };
+            for side in (0..2).filter(|s| l.sides[*s].party == party) {
+                share(*id, side as u8, party, 0, &l.sides[1 - side].first, out);
+            }
+        }
     }
 
     /// A link that failed goes with its last lane.
@@ -451,6 +479,7 @@ impl Links {
 
     /// A party is gone for good: so are its links, but for those to `keep` until [`Links::over`].
     pub fn party_dead(&mut self, party: PartyId, keep: &[u64], out: &mut Out) {
+        self.failures.retain(|(a, b), _| *a != party && *b != party);
         let all = self.by_party.get(&party).cloned().unwrap_or_default();
         for id in all.into_iter().filter(|id| !keep.contains(id)) {
             self.tear_down(id, Some(party), out);
@@ -569,6 +598,16 @@ fn share(id: u64, side: u8, to: PartyId, n: u32, c: &Chunk, out: &mut Out) {
         bytes: c.bytes,
     };
     out.send(to, msg, vec![c.fd.clone()]);
+}
+
+/// Tells a writer that the other party has its further chunk.
+fn ready(id: u64, side: u8, to: PartyId, n: u32, out: &mut Out) {
+    let msg = ToShim::ChunkReady {
+        link: id,
+        side,
+        chunk: n,
+    };
+    out.send(to, msg, vec![]);
 }
 
 /// Gives a further chunk to its writer.

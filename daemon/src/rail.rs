@@ -300,7 +300,7 @@ impl Rails {
         self.out.push(Effect::Mapped { link, chunk: 0 });
     }
 
-    /// The process's control words and first data chunk. It has ours before it is offered a lane.
+    /// The process's control words and first data chunk. It is given ours before it is offered a lane.
     fn peer_first(&mut self, link: u64, bytes: u64, fds: &[Arc<OwnedFd>]) -> Option<()> {
         let b = self.groups.get_mut(&link)?;
         let map = b.area.enter_first(false, fds.first()?, bytes)?;

@@ -277,7 +277,8 @@ fn read_rest(shared: &Shared, id: crate::ids::PartyId, control: &Rc<Control>) {
         match control.recv(&mut buf) {
             Ok(Incoming::Message { len, fds }) => {
                 // The next connection has credits of its own, and asks anew.
-                if let Ok(ToDaemon::Register { .. }) = ToDaemon::decode(&buf[..len]) {
+                let said = ToDaemon::decode(&buf[..len]);
+                if let Ok(ToDaemon::Register { .. } | ToDaemon::RegisterReceived { .. }) = said {
                     continue;
                 }
                 if handle(shared, id, &buf[..len], fds).is_err() {

@@ -173,6 +173,21 @@ fn another_program_in_the_same_process_has_no_links() {
     assert_eq!((s.links, s.lanes), (0, 0));
 }
 
+/// The other party's file may have been lost with a control connection: it comes with the next one.
+#[test]
+fn a_file_that_was_lost_comes_again() {
+    let d = Daemon::plain();
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    let (_, y) = pair(&mut a, &mut b);
+    b.reconnect(&d.dir);
+    b.until("the other's file", |m| match m {
+        ToShim::PeerChunk { link, chunk: 0, .. } => (*link == y.link).then_some(()),
+        _ => None,
+    });
+    pair(&mut a, &mut b);
+    assert_eq!(d.stats().links, 1);
+}
+
 #[test]
 fn an_end_that_waits_dies_with_its_connection() {
     let d = Daemon::plain();

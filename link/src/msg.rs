@@ -143,7 +143,7 @@ messages! {
             probe_s: u16 }
         /// The daemon will not serve this shim: a reason code.
         2 Refused { reason: u32 }
-        /// One more `Register` may be sent.
+        /// So many more `Register`s may be sent.
         3 Credit { n: u32 }
         /// The connection stays on TCP for now: `local` is the reason on this end, `peer` on the
         /// other. `retry` not 0: may be registered again after so many milliseconds.

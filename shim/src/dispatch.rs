@@ -61,7 +61,7 @@ pub fn said(m: ToShim, fds: &mut Fds) {
             };
             match on(link, side, attach) {
                 Some((true, _)) => {}
-                // The file was not mapped, or lost with a control connection.
+                // The peer's file was not mapped.
                 Some((false, false)) => reply(&ToDaemon::LinkFailed { link, side }),
                 _ => reply(&ToDaemon::LaneRefused { link, side, lane }),
             }

@@ -150,7 +150,7 @@ pub fn create(id: u64, side: u8, bell: i32, first: i32, bytes: usize, far: bool)
     l.bell.store(fdtab::hide(bell) + 1, Relaxed);
     // SAFETY: just mapped with more than CONTROL_BYTES; stays mapped while the link is in use.
     unsafe { l.own.set_first(p, bytes) };
-    // The other party has it before any lane is offered there.
+    // Before the other party has taken a lane, and so has mapped it, nothing is put on a ring.
     l.arena.ready.store(1 << 1, Release);
     HIGH.fetch_max(index(l) + 1, AcqRel);
     l.state.store(USED, Release);
@@ -360,7 +360,7 @@ impl Link {
     /// Maps the first file of the peer's area. False: it could not be mapped.
     pub fn map_peer(&self, fd: i32, bytes: usize) -> bool {
         if self.peer.control().is_some() {
-            return false;
+            return true; // given again: the control connection is a new one
         }
         let Some(p) = map_first(fd, bytes, false, self.is_far()) else {
             return false;

@@ -164,7 +164,7 @@ fn watched_now(i: u32, c: &Conn) {
     }
 }
 
-/// Milliseconds after which a link may be asked for again whose memory could not be mapped.
+/// Milliseconds after which a link may be asked for again whose memory could not be mapped. (So the daemon thinks, too.)
 const MAP_AGAIN_MS: u64 = 10_000;
 
 /// A lane is offered for connection `i`. False: not wanted any more.

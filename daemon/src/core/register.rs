@@ -31,6 +31,9 @@ pub struct Registration {
     pub job: Job,
 }
 
+/// Credits that come back at once at most. (Shims have room for 64 registrations that they could take back.)
+const CREDITS_TOLD_MAX: u32 = 16;
+
 impl Core {
     /// A registration: the socket is to be read.
     pub(super) fn register(
@@ -92,7 +95,7 @@ impl Core {
             if Rc::ptr_eq(a, b) {
                 p.credits += 1;
                 p.untold += 1;
-                if p.untold >= (self.config.credits / 4).max(1) {
+                if p.untold >= (self.config.credits / 4).clamp(1, CREDITS_TOLD_MAX) {
                     let n = std::mem::take(&mut p.untold);
                     p.send(ToShim::Credit { n }, vec![]);
                 }
@@ -137,8 +140,10 @@ impl Core {
             return self.decline(who, Reason::Config, Reason::None, 0);
         }
         let mut out = Out::default();
-        if self.links.offer_again(who, &mut out) {
-            return self.act(out, Reason::Internal, 0);
+        let offered = self.links.offer_again(who, &mut out);
+        self.act(out, Reason::Internal, 0);
+        if offered {
+            return;
         }
         let shown = format!("{} -> {}", end.local, end.peer);
         self.forget_across(who); // what it registered before

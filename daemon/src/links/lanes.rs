@@ -28,6 +28,10 @@ impl Links {
             (ends, groups)
         };
         let given = |side: usize| if swap { 1 - side } else { side };
+        let pair = (ends[0].party, ends[1].party);
+        if self.has_failed(pair) {
+            return Err(Refused::Memory);
+        }
         for side in 0..2 {
             if !groups[side].take_lane() {
                 if side == 1 {
@@ -36,7 +40,6 @@ impl Links {
                 return Err(Refused::Limit(given(side)));
             }
         }
-        let pair = (ends[0].party, ends[1].party);
         let found = self.by_pair.get(&pair).and_then(|ids| {
             ids.iter()
                 .find_map(|id| Some((*id, self.links.get(id)?.free_slot()?)))

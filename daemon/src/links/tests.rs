@@ -348,7 +348,12 @@ fn a_link_that_fails_behind_its_offers() {
         }
         assert!(out.failed.is_empty());
     }
-    w.connect([end(1, 2), end(2, 2)]).unwrap();
+    let third = [end(1, 2), end(2, 2)];
+    assert_eq!(w.connect(third), Err(Refused::Memory), "not again at once");
+    let pair = (PartyId(1), PartyId(2));
+    let failed = w.links.failures.get_mut(&pair).unwrap();
+    *failed = failed.checked_sub(FAILED).unwrap();
+    w.connect(third).unwrap();
     assert_ne!(w.offers.last().unwrap().1, link, "it takes no more lanes");
     assert_eq!((w.links.len(), w.links.lanes()), (2, 3));
     for lane in [1, 0] {

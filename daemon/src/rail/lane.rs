@@ -385,6 +385,14 @@ impl Rails {
         self.end(from, at, Ending::Over, false);
     }
 
+    /// The process cannot map our area: it takes no lane of this link.
+    pub fn link_failed(&mut self, from: PartyId, link: u64) {
+        let here = self.lanes.range((link, 0)..=(link, u32::MAX));
+        for at in here.map(|(k, _)| *k).collect::<Vec<_>>() {
+            self.done(from, at);
+        }
+    }
+
     fn end(&mut self, from: PartyId, at: Key, how: Ending, fin: bool) {
         if let Some(l) = self.offered(from, at) {
             l.end(how, fin);

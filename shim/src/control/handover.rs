@@ -9,7 +9,8 @@ use super::datagram;
 use crate::{fdtab, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
 
-/// Registrations that can be unread at once (the daemon gives fewer credits, as a rule).
+/// Registrations that can be unread at once, or read without a word from the daemon since (it gives fewer credits, as a
+/// rule).
 const MAX: usize = 64;
 /// `Slot::end` of a slot that is being filled or emptied.
 const BUSY: i32 = -1;
@@ -39,7 +40,10 @@ impl Handover {
     /// `None`: no place, no descriptors.
     pub fn new(conn: u32, gen: u32, fd: i32) -> Option<Self> {
         let free = |s: &&Slot| s.end.compare_exchange(0, BUSY, Acquire, Relaxed).is_ok();
-        let slot = SLOTS.iter().find(free)?;
+        let slot = SLOTS.iter().find(free).or_else(|| {
+            settle(false); // what the daemon has read since it last spoke
+            SLOTS.iter().find(free)
+        })?;
         let Some(end) = fill(fd) else {
             slot.end.store(0, Release);
             return None;

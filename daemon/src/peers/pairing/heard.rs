@@ -2,7 +2,7 @@
 
 use super::claim::{hint, judge};
 use super::table::{Seek, Table};
-use super::{Alive, EndKey, Out, Paired, Pairing, Part, Shown, SEEKS};
+use super::{Alive, EndKey, Making, Out, Paired, Pairing, Part, Shown, SEEKS};
 use crate::peers::digest::Key;
 use crate::peers::directory::{Name, Owner};
 use crate::peers::msg::{Claim, Msg};
@@ -111,10 +111,8 @@ impl Pairing {
                 Ok(())
             }
             (Part::Initiator, Msg::Fail { make, reason }) => {
-                if let Some(mut m) = t.makes.remove(&make) {
-                    m.sought.note.peer = reason;
-                    self.place(m.sought, now, alive, out);
-                }
+                let failed = t.makes.remove(&make);
+                self.failed(failed, reason, now, alive, out);
                 Ok(())
             }
             (
@@ -141,13 +139,28 @@ impl Pairing {
             // The initiator did not wait for our answer.
             (Part::Responder, Msg::Fail { .. }) => Ok(()),
             (Part::Initiator, Msg::Make { .. } | Msg::Hint { .. }) => {
-                Err("a initiator's message to the initiator")
+                Err("an initiator's message to the initiator")
             }
             (Part::Responder, Msg::Seek { .. } | Msg::Unseek { .. } | Msg::Made { .. }) => {
                 Err("a responder's message to the responder")
             }
             (_, Msg::Hello { .. }) => Err("a second hello"),
             (_, _) => Ok(()),
+        }
+    }
+
+    /// The responder has refused what we had found.
+    fn failed(
+        &mut self,
+        making: Option<Making>,
+        reason: u32,
+        now: u64,
+        alive: Alive,
+        out: &mut Vec<Out>,
+    ) {
+        if let Some(mut m) = making {
+            m.sought.note.peer = reason;
+            self.place(m.sought, now, alive, out);
         }
     }
 
