@@ -67,7 +67,7 @@ pub fn said(m: ToShim, fds: &mut Fds) {
             }
         }
         ToShim::PeerGone { link, side } => {
-            on(link, side, promote::link_gone);
+            on(link, side, Link::gone);
         }
         ToShim::Command { conn, gen, op } => promote::command(conn, gen, op),
         ToShim::LaneGone {

@@ -11,7 +11,7 @@ pub use unseen::{not_ours, replaced, vanished};
 use crate::fdtab::{self, Fd};
 use crate::port::Sock;
 use crate::{
-    control, family, io, lane, lock, process, promote, sets, sys, table, thread, uring, wait,
+    control, family, io, lane, lock, process, promote, sets, sys, table, tcp, thread, uring, wait,
 };
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
@@ -93,7 +93,7 @@ pub fn listening(fd: i32, i: u32) {
 pub fn duplicated(old: i32, new: i32) {
     replaced(new);
     match fdtab::get(old) {
-        Fd::Conn(i) if io::proven(old) == Some(i) => {
+        Fd::Conn(i) if tcp::proven(old) == Some(i) => {
             table::local(i).refs.fetch_add(1, Relaxed);
             if !fdtab::set(new, Fd::Conn(i)) {
                 // Out of the table's reach: used natively from now on.
@@ -153,7 +153,7 @@ pub fn before_close(fd: i32) -> Option<usize> {
             fdtab::set(fd, Fd::Other);
             uring::closed(r);
         }
-        Fd::Conn(i) if io::proven(fd) == Some(i) => return release(fd, i, fd),
+        Fd::Conn(i) if tcp::proven(fd) == Some(i) => return release(fd, i, fd),
         // (Something else by now.)
         Fd::Conn(_) | Fd::Other | Fd::Ours => {}
     }
@@ -162,7 +162,7 @@ pub fn before_close(fd: i32) -> Option<usize> {
 
 /// After a close that lingers: the number is free by now, as it is in the kernel meanwhile.
 pub fn closed(what: usize) {
-    crate::preserving_errno(|| io::call::closed(what));
+    crate::preserving_errno(|| tcp::call::closed(what));
 }
 
 /// `fd` stands for the connection no more. `sock`: the descriptor itself, -1 if it is gone already. What is returned
@@ -205,7 +205,7 @@ fn last_close(fd: i32, i: u32) -> Option<usize> {
     let (c, l) = (table::conn(i), table::local(i));
     let held = {
         let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
-        io::call::close(i, l)
+        tcp::call::close(i, l)
     };
     let lingers = !held && far::lingers(c, fd);
     if lingers {
@@ -215,9 +215,9 @@ fn last_close(fd: i32, i: u32) -> Option<usize> {
         if let Some(hidden) = fdtab::hidden_copy(fd) {
             moved(i, hidden);
             if lingers {
-                return Some(io::call::defer_to_self(i, l));
+                return Some(tcp::call::defer_to_self(i, l));
             }
-            if io::call::defer(l) {
+            if tcp::call::defer(l) {
                 sets::copy_closed(i, fd); // sets go on telling of it
                 return None;
             }
@@ -421,7 +421,7 @@ pub fn after_fork_child() {
             c.forks.fetch_sub(1, SeqCst);
         }
     });
-    io::call::after_fork();
+    tcp::call::after_fork();
     control::after_fork();
     crate::links::after_fork();
     wait::after_fork();
@@ -512,7 +512,7 @@ pub fn before_spawn() {
 /// that its number can come to mean something else unnoticed.
 pub fn disown(fd: i32) {
     let _inside = thread::enter();
-    if let Some(i) = io::proven(fd) {
+    if let Some(i) = tcp::proven(fd) {
         crate::preserving_errno(|| {
             io::leave(i, fd, Reason::Bypassed);
             fdtab::set(fd, Fd::Other);
@@ -536,7 +536,7 @@ pub fn give_up(fd: i32, why: Reason) {
         return;
     }
     let _inside = thread::enter();
-    if let Some(i) = crate::preserving_errno(|| io::proven(fd)) {
+    if let Some(i) = crate::preserving_errno(|| tcp::proven(fd)) {
         crate::preserving_errno(|| io::leave(i, fd, why));
     }
 }

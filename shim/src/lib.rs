@@ -6,7 +6,11 @@
 //! C side: one function per name, which looks the descriptor up and steps aside or calls on;
 //! [`io`], [`epoll`], [`poll`] and [`fdops`] hold the logic; [`promote`] decides when a connection
 //! gets or loses its lane; [`control`] speaks to the daemon; [`signals`] keeps handlers out of the middle of it all.
+//!
+//! Modules name only those below them. Where one below finds out what one above has to act upon, it has a
+//! listener, which [`load`] tells it.
 
+mod arrivals;
 mod control;
 mod dispatch;
 mod ends;
@@ -34,6 +38,7 @@ mod sets;
 mod signals;
 mod sys;
 mod table;
+mod tcp;
 mod thread;
 mod uring;
 mod wait;
@@ -51,11 +56,16 @@ fn load() {
         greeted: promote::greeted,
         lost: promote::daemon_lost,
     });
+    links::listen(promote::link_gone);
+    tcp::listen(tcp::Listener {
+        finish_close: fdops::finish_close,
+        vanished: fdops::vanished,
+    });
     env::init();
     real::find_early();
     process::set_pid(sys::getpid());
     wait::cycles_per_us();
-    received::by_exec();
+    arrivals::by_exec();
 }
 
 /// This thread's errno.

@@ -7,6 +7,7 @@ use crate::{fdtab, lock, process, sys};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use link::lane::Area;
 use link::layout::{Loc, CHUNKS, LANES, RING_FAST_LOG2, RING_LOG2_MAX, RING_LOG2_MIN};
+use std::sync::OnceLock;
 
 /// Links per process.
 pub const LINKS: usize = 1024;
@@ -71,6 +72,14 @@ pub struct Link {
     owed: [AtomicU64; LANES / 64],
     /// Rings of each lane slot (newest, and the one before), to be freed at the slot's next use.
     pub rings: [[AtomicU64; 2]; LANES],
+}
+
+/// What is done for the connections on a link whose other party is gone.
+static LISTENER: OnceLock<fn(&Link)> = OnceLock::new();
+
+/// Told when the library is loaded.
+pub fn listen(gone: fn(&Link)) {
+    let _ = LISTENER.set(gone);
 }
 
 pub const USED: u32 = 1;
@@ -304,12 +313,16 @@ impl Link {
         self.vain.load(Relaxed) >= VAIN_MAX && sys::now_ns() < self.muted_until.load(Relaxed)
     }
 
-    /// The other party is gone. True: that is news, and told once: `promote::link_gone` does what follows.
-    pub fn gone(&self) -> bool {
+    /// The other party is gone. The first who finds out tells the listener.
+    pub fn gone(&self) {
         let first = self.state.swap(GONE, AcqRel) != GONE;
         // A daemon that gave the link up may have directions of ours in its hands until it dies.
         let died = self.is_far() && self.is_dead() && self.dead.swap(1, AcqRel) == 0;
-        first || died
+        if first || died {
+            if let Some(told) = LISTENER.get() {
+                told(self);
+            }
+        }
     }
 
     /// Has the other party closed its end of the doorbell, which it does only when it dies or has

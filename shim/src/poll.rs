@@ -8,7 +8,7 @@ use crate::fdtab::{self, Fd};
 use crate::sets::{IN, OUT};
 use crate::table;
 use crate::wait;
-use crate::{control, ends, few, io, lane, promote, sys, thread};
+use crate::{control, ends, few, io, lane, promote, sys, tcp, thread};
 use core::sync::atomic::Ordering::*;
 use libc::{pollfd, sigset_t, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
 use link::family::flag;
@@ -41,7 +41,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                     promote::try_ready(i, c, table::local(i));
                     let ending = ends::left_ms_of(i) >= 0;
                     any |= (lane::engaged(c) || ending)
-                        && io::still(p.fd, i, c, table::local(i), io::Way::Receive);
+                        && tcp::still(p.fd, i, c, table::local(i), tcp::Way::Receive);
                 }
                 // The kernel does not know of these.
                 any |= c.has_error() || table::local(i).owes_notifications();

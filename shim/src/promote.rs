@@ -17,7 +17,7 @@ use crate::links::Link;
 use crate::port::Sock;
 use crate::table::{self, set_reason, Local};
 use crate::{
-    control, ends, env, family, io, lane, lock, port, probes, process, received, sets, sys, wait,
+    control, ends, env, family, lane, lock, port, probes, process, received, sets, sys, tcp, wait,
 };
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
@@ -237,8 +237,8 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64)
     l.link.store(link as *const Link as *mut Link, Release);
     l.verified.store(0, Relaxed);
     table::sync_nonblock(c, l.fd.load(Relaxed));
-    io::sync_inq(c, l.fd.load(Relaxed));
-    io::bufs::sync(c, &m, l.fd.load(Relaxed));
+    tcp::sync_inq(c, l.fd.load(Relaxed));
+    tcp::bufs::sync(c, &m, l.fd.load(Relaxed));
     set_reason(c, Reason::None);
     c.flags.fetch_and(!flag::REGISTERED, Release); // pairs with the Acquire in `fdops::before_fork`
     let far = if link.is_far() { flag::FAR } else { 0 };
@@ -299,7 +299,7 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
             // Every set that watches the connection must know of the lane first.
             if sets::activate(i, link) {
                 if c.rx.uncounted() {
-                    io::recount(c, l);
+                    tcp::recount(c, l);
                 }
                 let fd = l.fd.load(Relaxed);
                 if received::is_still_counted(c, l) {
@@ -332,13 +332,13 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
         return false; // it changed while we came for the lock
     }
     if sys::inode(fd).map_or(0, |(inode, _)| inode) != c.inode.load(Relaxed) {
-        return false; // no more the connection: see `io::still`
+        return false; // no more the connection: see `tcp::still`
     }
     if !probes::allow_up(l, fd) {
         return false;
     }
     if c.tx.uncounted() {
-        io::recount(c, l);
+        tcp::recount(c, l);
     }
     match c.tx.try_up(&m, &Sock { fd, link }) {
         Ok(up) => {
@@ -363,7 +363,7 @@ pub fn take_down(i: u32) {
     let Some((link, m)) = lane::of(c, l) else {
         return;
     };
-    crate::io::check(i, l.fd.load(Relaxed)); // no frame to who is dead: its kernel would answer
+    crate::tcp::check(i, l.fd.load(Relaxed)); // no frame to who is dead: its kernel would answer
     let port = Sock {
         fd: l.fd.load(Relaxed),
         link,
@@ -384,9 +384,6 @@ pub fn take_down(i: u32) {
 /// The process at the other end of a link is gone: what we send must meet TCP's errors; what it
 /// had published may still be read.
 pub fn link_gone(link: &Link) {
-    if !link.gone() {
-        return;
-    }
     let fins = sys::now_ms() + FIN_MS;
     table::each(|i, c| {
         if core::ptr::eq(table::local(i).link.load(Relaxed), link) {

@@ -5,57 +5,15 @@
 //! one only if it finds no other holder (`RegisterReceived`).
 
 use crate::table::{self, Local};
-use crate::{env, fdops, fdtab, io, lock, promote, sys, thread};
+use crate::{env, fdtab, lock, sys, tcp};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, Conn};
 use link::msg::{register, ToDaemon};
 use link::os::{Side, TcpInfo};
 use link::reason::Reason;
 
-/// A program that is executed looks for connections at the numbers below this.
-const BY_EXEC: i32 = 16;
-
-/// Is it a TCP socket that is, or was, connected?
-fn is_connection(fd: i32) -> bool {
-    let kind = || sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_TYPE);
-    sys::is_tcp(fd) && kind() == Ok(libc::SOCK_STREAM as u32) && sys::sockaddr(fd, true).is_ok()
-}
-
-/// A descriptor has come beside a message on `channel`.
-pub fn came(fd: i32, channel: i32) {
-    let _inside = thread::enter();
-    crate::preserving_errno(|| {
-        fdops::replaced(fd);
-        if env::off() || !is_connection(fd) {
-            return;
-        }
-        let Ok((inode, _)) = sys::inode(fd) else {
-            return;
-        };
-        let from = sys::peer_pid(channel);
-        if let Some((old, i)) = another(inode, |i| !has_left(i)) {
-            // It lay in that queue besides, or was peeked at: one more descriptor of what we have.
-            if table::local(i).from.load(Relaxed) != from {
-                table::local(i).from.store(0, Relaxed);
-            }
-            return fdops::duplicated(old, fd);
-        }
-        if let Some(i) = enter(fd, from) {
-            table::conn(i).inode.store(inode, Relaxed);
-            if env::eager() {
-                promote::consider(i, fd, table::conn(i));
-            }
-        }
-    });
-}
-
-/// Has it been handed on, so that it is on TCP for good?
-fn has_left(i: u32) -> bool {
-    table::conn(i).flags.load(Relaxed) & flag::LEFT != 0
-}
-
 /// A descriptor of this process that the table has for this socket, and the entry.
-fn another(inode: u64, which: impl Fn(u32) -> bool) -> Option<(i32, u32)> {
+pub fn another(inode: u64, which: impl Fn(u32) -> bool) -> Option<(i32, u32)> {
     let all = (0..=fdtab::high()).filter_map(|fd| Some((fd, fdtab::conn(fd)?)));
     let same = |i: u32| table::conn(i).inode.load(Relaxed) == inode && which(i);
     all.into_iter().find(|(_, i)| same(*i))
@@ -65,41 +23,6 @@ fn another(inode: u64, which: impl Fn(u32) -> bool) -> Option<(i32, u32)> {
 pub fn is_twice(i: u32, c: &Conn) -> bool {
     let received = c.flags.load(Relaxed) & flag::RECEIVED != 0;
     received && another(c.inode.load(Relaxed), |k| k != i).is_some()
-}
-
-/// The program begins: what it was executed with.
-pub fn by_exec() {
-    if env::off() {
-        return;
-    }
-    for fd in (0..BY_EXEC).filter(|fd| is_connection(*fd)) {
-        let Ok((inode, _)) = sys::inode(fd) else {
-            continue;
-        };
-        let before = (0..fd).filter_map(fdtab::conn);
-        let mut same = before.filter(|i| table::conn(*i).inode.load(Relaxed) == inode);
-        let known = same.next();
-        let i = match known {
-            Some(i) => fdtab::set(fd, fdtab::Fd::Conn(i)).then(|| {
-                table::local(i).refs.fetch_add(1, Relaxed);
-                i
-            }),
-            None => enter(fd, sys::getppid()),
-        };
-        if let Some(i) = i {
-            table::conn(i).inode.store(inode, Relaxed);
-            if fd <= libc::STDERR_FILENO {
-                table::local(i).standard.store(1, Relaxed);
-            }
-        }
-    }
-}
-
-fn enter(fd: i32, from: u32) -> Option<u32> {
-    let i = fdops::enter(fd, flag::RECEIVED | flag::NEW, true)?;
-    table::local(i).from.store(from, Relaxed);
-    table::sync_nonblock(table::conn(i), fd);
-    Some(i)
 }
 
 /// The first look at one that is worth it. False: it cannot be promoted, or not yet.
@@ -124,7 +47,7 @@ pub fn begin(fd: i32, c: &Conn, l: &Local) -> bool {
             false => c.flags.fetch_and(!bit, Relaxed),
         };
     }
-    io::recount(c, l);
+    tcp::recount(c, l);
     if c.tx.uncounted() || c.rx.uncounted() {
         table::later(c, Reason::Young, 5); // a thread is inside a call, or it is ending
         return false;

@@ -27,7 +27,7 @@ pub struct Local {
     /// A descriptor of the connection, for things done on its behalf from other calls. Changes under the
     /// locks of both directions.
     pub fd: AtomicI32,
-    /// Calls that hold the connection, and whether it is being closed: see `io::call`.
+    /// Calls that hold the connection, and whether it is being closed: see `tcp::call`.
     pub calls: AtomicU32,
     /// How often `shutdown` and `connect(AF_UNSPEC)` were called here, which wake whoever sleeps. Both only grow.
     pub shuts: AtomicU32,
@@ -69,7 +69,7 @@ pub struct Local {
     /// answered: see `probes`.
     pub probe_due_ms: AtomicU64,
     pub unanswered: AtomicU32,
-    /// Of each direction the last proof that a descriptor still is this connection: see `io::still`.
+    /// Of each direction the last proof that a descriptor still is this connection: see `tcp::still`.
     pub proved: [AtomicU64; 2],
     /// Of one that was received: the process that it came from (0: unknown), what both directions had moved when it
     /// was first looked at, and whether it had a number of the standard streams: see `received`.

@@ -8,7 +8,9 @@ use link::prim::ticks;
 
 /// A place among sleepers, and what a handler calls that runs there: others are to do what this thread would. True: it
 /// did something for them.
-pub type Place = (usize, fn(usize) -> bool);
+pub type Place = (usize, Leave);
+/// See [`Place`].
+pub type Leave = fn(usize) -> bool;
 
 /// What a thread and the handlers that interrupt it tell each other. Only this thread uses it.
 struct Thread {
@@ -29,7 +31,7 @@ struct Thread {
     /// Its place among the sleepers, plus 1; 0: none. (One word: handlers read it between any two of ours.)
     place: Cell<u32>,
     /// What gives up what it does for the others there.
-    leave: Cell<Option<fn(usize) -> bool>>,
+    leave: Cell<Option<Leave>>,
     /// Its number; 0: not asked for yet. (Here, so that a hook looks this record up once.)
     tid: Cell<u32>,
 }

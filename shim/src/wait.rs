@@ -11,9 +11,7 @@ use crate::few;
 use crate::links::{Link, WAITERS};
 use crate::port::Sock;
 use crate::table::{self, Local};
-use crate::{
-    control, ends, fdtab, lane, probes, process, promote, real, sets, signals, sys, thread,
-};
+use crate::{control, ends, fdtab, lane, probes, process, real, sets, signals, sys, thread};
 use core::sync::atomic::{fence, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use link::family::Conn;
 use link::lane::Memory;
@@ -470,7 +468,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
         poked = n > 0 && p[1].revents != 0;
         if n > 0 && p[2].revents != 0 {
             if link.drain_bell() == link::doorbell::Drained::Gone {
-                promote::link_gone(link);
+                link.gone();
             }
             forward(link, slot_no, None);
         }

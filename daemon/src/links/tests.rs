@@ -1,5 +1,7 @@
 //! Unit tests of the links' state machine, with parties that are numbers.
 
+use super::area::Stage;
+use super::growth::AGAIN;
 use super::*;
 use crate::limits::for_tests;
 use link::layout::{CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES};

@@ -2,7 +2,7 @@
 
 use super::sleep::strip;
 use super::*;
-use crate::{lane, promote, sys, table};
+use crate::{io, lane, promote, sys, table};
 use link::reason::Reason;
 
 /// Registrations of which one wait tells that there are bytes on a ring.

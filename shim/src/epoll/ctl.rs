@@ -4,7 +4,7 @@
 //! registration, and others be told of it meanwhile.
 
 use super::*;
-use crate::{fdtab, lane, promote, sys, table};
+use crate::{fdtab, io, lane, promote, sys, table};
 use core::sync::atomic::fence;
 use link::reason::Reason;
 

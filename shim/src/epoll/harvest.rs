@@ -4,7 +4,7 @@
 //! "look again".
 
 use super::*;
-use crate::{ends, fdtab, lane, promote, sys, table};
+use crate::{ends, fdtab, io, lane, promote, sys, table};
 
 /// What a poll of a promoted connection says, now. `tcp`: events TCP has reported and that were
 /// not looked into yet; bits that turned out to be nothing are removed.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::sets::sleepers::{awake, fall_asleep};
-use crate::{ends, fdtab, lane, links, promote, sys, table, thread};
+use crate::{ends, fdtab, io, lane, links, promote, sys, table, thread};
 
 /// Takes what the inner set reports.
 pub(super) fn inner(i: u32, s: &Set) {
@@ -45,7 +45,7 @@ pub(super) fn inner(i: u32, s: &Set) {
                 if let Some(l) = links::by_index(low as usize) {
                     if l.drain_bell() == link::doorbell::Drained::Gone {
                         let _ = sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, l.bell(), 0, 0);
-                        promote::link_gone(l);
+                        l.gone();
                     }
                     wait::forward(l, None, Some(i as usize));
                 }

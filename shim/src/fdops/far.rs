@@ -7,7 +7,7 @@
 
 use crate::links::{Link, USED};
 use crate::port::Sock;
-use crate::{control, io, lock, process, sys, thread};
+use crate::{control, io, lock, process, sys, tcp, thread};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, Conn};
 use link::lane::{rx, tx::mode, Memory, Progress};
@@ -92,7 +92,7 @@ pub fn close(c: &Conn, link: &Link, m: &Memory, fd: i32) {
     let ms = linger_ms(fd);
     match finish(c, link, m, fd) {
         true => linger(c, link, m, fd, ms.unwrap_or(0)),
-        false => io::disconnect(fd),
+        false => tcp::disconnect(fd),
     }
 }
 
@@ -135,7 +135,7 @@ fn end_here(c: &Conn, link: &Link, m: &Memory, fd: i32) {
     let _t = lock::lock(&c.tx.lock);
     let port = Sock { fd, link };
     if c.tx.mode.load(Relaxed) != mode::TCP && !back_on_tcp(c, m, &port, fd) {
-        return io::disconnect(fd);
+        return tcp::disconnect(fd);
     }
     let _ = sys::shutdown(fd, libc::SHUT_WR);
 }
@@ -159,6 +159,6 @@ pub fn shutdown(c: &Conn, link: &Link, m: &Memory, fd: i32, how: i32) -> Option<
         return Some(how);
     }
     drop(guard);
-    io::reset(c, fd, Reason::Stalled);
+    tcp::reset(c, fd, Reason::Stalled);
     Some(how)
 }

@@ -2,7 +2,7 @@
 
 use super::far;
 use crate::port::Sock;
-use crate::{io, lane, lock, port, sys, table, wait};
+use crate::{io, lane, lock, port, sys, table, tcp, wait};
 use core::sync::atomic::Ordering::*;
 use link::family::{state, Conn};
 use link::lane::{Memory, Progress};
@@ -85,7 +85,7 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
         if let Some(_g) = lock::lock(&c.tx.lock) {
             if !flush(c, &m, &port, fd) {
                 drop(_g);
-                io::reset(c, fd, Reason::Stalled);
+                tcp::reset(c, fd, Reason::Stalled);
                 return Left::Kernel(how);
             }
             let repeated = c.tx.repeat_unread(&m, &port);

@@ -36,9 +36,13 @@ fn forgotten(fd: i32) {
 }
 
 /// A number is no more the connection that the table says: an inlined system call has closed it, or has
-/// put something else in its place. As `close`, but what has the number now is not touched.
+/// put something else in its place. As `close`, but what has the number now is not touched. (A vfork child has
+/// descriptors of its own.)
 #[cold]
 pub fn vanished(fd: i32, i: u32) {
+    if not_ours() {
+        return;
+    }
     crate::preserving_errno(|| {
         sets::lost(i, fd);
         let l = table::local(i);

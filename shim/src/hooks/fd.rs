@@ -3,7 +3,7 @@
 use super::sock::nonblock;
 use crate::fdops::{self, not_ours};
 use crate::fdtab::{self, get, Fd};
-use crate::{io, real, sys, table, thread};
+use crate::{real, sys, table, tcp, thread};
 use core::ffi::{c_char, c_void};
 use link::reason::Reason;
 
@@ -249,7 +249,7 @@ unsafe fn control(fd: i32, cmd: i32, arg: usize, native: unsafe fn(i32, i32, usi
         _ if r < 0 => {}
         _ if duplicates => copied(fd, r),
         (libc::F_SETFL, Fd::Conn(_)) => {
-            if let Some(i) = io::proven(fd) {
+            if let Some(i) = tcp::proven(fd) {
                 nonblock(i, arg as i32 & libc::O_NONBLOCK != 0);
                 if arg as i32 & libc::O_ASYNC != 0 {
                     fdops::give_up(fd, Reason::Option); // SIGIO comes from the kernel's socket only

@@ -2,7 +2,7 @@
 
 use super::rw::{is_address, on_lane, recv_on_lane, RECV_OK, SEND_OK};
 use crate::fdtab::{get, settled as conn, Fd};
-use crate::{fdops, io, pages, real, received, sys, table};
+use crate::{arrivals, fdops, io, pages, real, sys, table, tcp};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, timespec};
 use link::reason::Reason;
@@ -87,7 +87,7 @@ unsafe fn descriptors_came(channel: i32, m: *const msghdr) {
         }
         each_descriptor(m, |fd| {
             if !fdops::not_ours() {
-                received::came(fd, channel);
+                arrivals::came(fd, channel);
             }
         });
     }
@@ -129,12 +129,12 @@ pub unsafe extern "C" fn sendmsg(fd: i32, m: *const msghdr, flags: i32) -> isize
         }
         if has_control(m) {
             fdops::give_up(fd, Reason::Option);
-            return counted_out(i, io::send_or_told(table::conn(i), native));
+            return counted_out(i, tcp::send_or_told(table::conn(i), native));
         }
         match iovs(m) {
             Some(v) if on_lane(flags, fd) => io::send(fd, i, v, flags & SEND_OK, native),
             None => native(), // which refuses it
-            _ => counted_out(i, io::send_or_told(table::conn(i), native)),
+            _ => counted_out(i, tcp::send_or_told(table::conn(i), native)),
         }
     }
 }
@@ -177,14 +177,14 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
                         (*m).msg_namelen = 0;
                     }
                     (*m).msg_flags = flags & libc::MSG_CMSG_CLOEXEC; // the kernel leaves this one in
-                    io::put_inq(i, fd, &mut *m);
+                    tcp::put_inq(i, fd, &mut *m);
                 }
                 r
             }
             _ if flags & libc::MSG_ERRQUEUE != 0 => io::zerocopy::receive(i, fd, flags, m, native),
             None => native(), // which refuses it
             _ => {
-                let r = io::recv_or_told(table::conn(i), fd, flags, native);
+                let r = tcp::recv_or_told(table::conn(i), fd, flags, native);
                 if r > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
                     table::conn(i).rx.kpos.fetch_add(r as u64, Relaxed);
                 }
@@ -246,7 +246,7 @@ pub unsafe extern "C" fn recvmmsg(
         };
         let mut f = flags & !libc::MSG_WAITFORONE;
         // The kernel's own looks for an error before it looks for bytes, and keeps one that comes after them.
-        let mut error = io::error_now(i, fd);
+        let mut error = tcp::error_now(i, fd);
         if error != 0 {
             crate::set_errno(error);
             return -1;

@@ -1,7 +1,7 @@
 //! poll, select and epoll.
 
 use crate::fdtab::{get, Fd};
-use crate::{epoll, fdtab, io, lane, pages, poll as polls, real, sets, sys, table, thread};
+use crate::{epoll, fdtab, lane, pages, poll as polls, real, sets, sys, table, tcp, thread};
 use core::ptr::{null, null_mut};
 use libc::{epoll_event, fd_set, pollfd, sigset_t, timespec, timeval};
 
@@ -346,8 +346,8 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
             (Fd::Set(s), Fd::Conn(i)) => {
                 let (c, l) = (table::conn(i), table::local(i));
                 let same = match lane::engaged(c) {
-                    true => io::still(fd, i, c, l, io::Way::Receive),
-                    false => op != libc::EPOLL_CTL_ADD || io::proven(fd) == Some(i),
+                    true => tcp::still(fd, i, c, l, tcp::Way::Receive),
+                    false => op != libc::EPOLL_CTL_ADD || tcp::proven(fd) == Some(i),
                 };
                 if !same {
                     return native();

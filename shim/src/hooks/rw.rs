@@ -2,7 +2,7 @@
 
 use crate::fdtab::settled as conn;
 use crate::table::conn as conn_of;
-use crate::{fdops, io, pages, real};
+use crate::{fdops, io, pages, real, tcp};
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use libc::{iovec, off_t, sockaddr, socklen_t};
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn send(fd: i32, p: *const c_void, n: usize, flags: i32) -
         let native = || real::send(fd, p, n, flags);
         match conn(fd) {
             Some(i) if on_lane(flags, fd) => io::send(fd, i, &vec(p, n), flags & SEND_OK, native),
-            Some(i) => io::send_or_told(conn_of(i), native),
+            Some(i) => tcp::send_or_told(conn_of(i), native),
             None => native(),
         }
     }
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn sendto(
             Some(_) if !is_address(a, l) => native(), // which refuses it
             // On a connected stream the address is ignored, but for MSG_FASTOPEN.
             Some(i) if on_lane(flags, fd) => io::send(fd, i, &vec(p, n), flags & SEND_OK, native),
-            Some(i) => io::send_or_told(conn_of(i), native),
+            Some(i) => tcp::send_or_told(conn_of(i), native),
             None => native(),
         }
     }
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn recv(fd: i32, p: *mut c_void, n: usize, flags: i32) -> 
             Some(i) if flags & libc::MSG_ERRQUEUE != 0 => {
                 io::zerocopy::receive(i, fd, flags, null_mut(), native)
             }
-            Some(i) => io::recv_or_told(conn_of(i), fd, flags, native),
+            Some(i) => tcp::recv_or_told(conn_of(i), fd, flags, native),
             None => native(),
         }
     }
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn recvfrom(
             Some(i) if flags & libc::MSG_ERRQUEUE != 0 => {
                 io::zerocopy::receive(i, fd, flags, null_mut(), native)
             }
-            Some(i) => io::recv_or_told(conn_of(i), fd, flags, native),
+            Some(i) => tcp::recv_or_told(conn_of(i), fd, flags, native),
             None => native(),
         }
     }

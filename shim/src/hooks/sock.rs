@@ -2,9 +2,11 @@
 
 use crate::fdops::Left;
 use crate::fdtab::{self, conn, get, Fd};
-use crate::io::SIOCATMARK;
 use crate::port::Sock;
-use crate::{control, env, fdops, io, lane, lock, pages, probes, real, sets, sys, table, thread};
+use crate::sys::SIOCATMARK;
+use crate::{
+    control, env, fdops, io, lane, lock, pages, probes, real, sets, sys, table, tcp, thread,
+};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{sockaddr, socklen_t};
@@ -29,7 +31,7 @@ pub unsafe extern "C" fn socket(domain: i32, ty: i32, proto: i32) -> i32 {
 pub unsafe extern "C" fn connect(fd: i32, a: *const sockaddr, l: socklen_t) -> i32 {
     // SAFETY: see the module above.
     unsafe {
-        let Some(i) = io::proven(fd) else {
+        let Some(i) = tcp::proven(fd) else {
             return real::connect(fd, a, l);
         };
         let unspec =
@@ -58,7 +60,7 @@ pub unsafe extern "C" fn listen(fd: i32, n: i32) -> i32 {
     // SAFETY: see the module above.
     let r = unsafe { real::listen(fd, n) };
     if r == 0 {
-        if let Some(i) = io::proven(fd) {
+        if let Some(i) = tcp::proven(fd) {
             fdops::listening(fd, i);
         }
     }
@@ -112,7 +114,7 @@ pub unsafe extern "C" fn accept4(fd: i32, a: *mut sockaddr, l: *mut socklen_t, f
 pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
     let _inside = thread::enter();
     fdtab::settled(fd);
-    let i = crate::preserving_errno(|| io::proven(fd));
+    let i = crate::preserving_errno(|| tcp::proven(fd));
     let left = match i {
         Some(i) => crate::preserving_errno(|| fdops::before_shutdown(fd, i, how)),
         None => Left::Kernel(how),
@@ -147,7 +149,7 @@ pub unsafe extern "C" fn getsockopt(
     if level == libc::IPPROTO_TCP && name == libc::TCP_ZEROCOPY_RECEIVE {
         fdops::give_up(fd, Reason::Option); // a receive: it takes bytes from the kernel's queue
     }
-    if let Some(i) = crate::preserving_errno(|| io::proven(fd)) {
+    if let Some(i) = crate::preserving_errno(|| tcp::proven(fd)) {
         crate::preserving_errno(|| probes::before_option(i, level, name));
     }
     let _push = not_pushing(fd, level, name);
@@ -161,7 +163,7 @@ pub unsafe extern "C" fn getsockopt(
             && *len >= 4
         {
             if let Some(i) = conn(fd) {
-                crate::preserving_errno(|| io::check(i, fd));
+                crate::preserving_errno(|| tcp::check(i, fd));
                 let p = v.cast::<i32>();
                 if p.read_unaligned() == 0 {
                     // An error that a call of ours took from the kernel before the application asked.
@@ -231,7 +233,7 @@ pub unsafe extern "C" fn setsockopt(
             fdops::give_up(fd, Reason::Option);
         }
     }
-    if let Some(i) = crate::preserving_errno(|| io::proven(fd)) {
+    if let Some(i) = crate::preserving_errno(|| tcp::proven(fd)) {
         crate::preserving_errno(|| probes::before_option(i, level, name));
     }
     let push = not_pushing(fd, level, name);
@@ -240,12 +242,12 @@ pub unsafe extern "C" fn setsockopt(
     drop(push);
     if r == 0 && level == libc::IPPROTO_TCP && name == libc::TCP_INQ {
         if let Some(i) = conn(fd) {
-            io::sync_inq(table::conn(i), fd);
+            tcp::sync_inq(table::conn(i), fd);
         }
     }
-    if r == 0 && io::bufs::is_size(level, name) {
+    if r == 0 && tcp::bufs::is_size(level, name) {
         if let Some(i) = conn(fd) {
-            crate::preserving_errno(|| io::bufs::set(i));
+            crate::preserving_errno(|| tcp::bufs::set(i));
         }
     }
     if r == 0 && level == libc::SOL_SOCKET {
@@ -319,11 +321,11 @@ pub unsafe extern "C" fn ioctl(fd: i32, req: u64, arg: usize) -> i32 {
             return real::ioctl(fd, req, arg);
         };
         let _inside = thread::enter();
-        if crate::preserving_errno(|| io::proven(fd)) != Some(i) {
+        if crate::preserving_errno(|| tcp::proven(fd)) != Some(i) {
             return real::ioctl(fd, req, arg);
         }
         if req == libc::FIONREAD && pages::writable(arg as *const i32, 4) {
-            if let Some(n) = io::unread(i, fd) {
+            if let Some(n) = tcp::unread(i, fd) {
                 (arg as *mut i32).write_unaligned(n);
                 return 0;
             }

@@ -6,12 +6,12 @@
 //! daemon is heard, too. What ends a call that has moved something (a signal, a time-out, an error)
 //! ends it with that count, as in the kernel.
 
-use super::call::Call;
-use super::errors::CLOSE_WAIT;
-use super::native::{self, header, native, rest, Native, Sleep, Way, NONE, VECS};
 use super::{closed, deadline, left_ms, nonblocking, short};
 use crate::few;
 use crate::table::{self, Local};
+use crate::tcp::call::Call;
+use crate::tcp::native::{self, header, native, rest, Native, Sleep, Way, NONE, VECS};
+use crate::tcp::CLOSE_WAIT;
 use crate::{control, errno, promote, real, sys, thread};
 use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::Ordering::*;

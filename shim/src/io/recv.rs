@@ -1,6 +1,5 @@
 //! Receiving: from the lane, natively, or both, as the direction switches while the call is under way.
 
-use super::native::{self, native, rest, Native, Sleep, Way};
 use super::parts::{Cut, PART};
 use super::{
     at_mark, closed, deadline, error_now, fail, fail_or, instead_of_end, left_ms, lock_for,
@@ -9,6 +8,7 @@ use super::{
 use crate::links::Link;
 use crate::port::Sock;
 use crate::table::{self, Local};
+use crate::tcp::native::{self, native, rest, Native, Sleep, Way};
 use crate::wait::{self, For, Woke};
 use crate::{control, ends, lane, lock, port, process, promote, real, sys, thread};
 use core::ops::ControlFlow::{self, Break, Continue};

@@ -1,6 +1,5 @@
 //! Sending: over the lane, natively, or both, as the direction switches while the call is under way.
 
-use super::native::{self, native, rest, Native, Sleep, Way};
 use super::parts::{Cut, PART};
 use super::{
     broken, closed, deadline, error_now, fail, fail_or, left_ms, lock_for, nonblocking, peer_check,
@@ -9,6 +8,7 @@ use super::{
 use crate::links::Link;
 use crate::port::Sock;
 use crate::table::{self, Local};
+use crate::tcp::native::{self, native, rest, Native, Sleep, Way};
 use crate::wait::{self, For, Woke};
 use crate::{control, family, lane, lock, probes, process, promote, real, sys, thread};
 use core::ops::ControlFlow::{self, Break, Continue};
@@ -456,7 +456,7 @@ fn grow(
     };
     let freed = c.tx.move_to(m, loc);
     if loc.log2 > RING_FAST_LOG2 {
-        super::bufs::as_kernel(c, m, fd);
+        crate::tcp::bufs::as_kernel(c, m, fd);
     }
     let slot = &link.rings[c.lane.load(Relaxed) as usize];
     slot[1].store(slot[0].swap(loc.pack(), Relaxed), Relaxed);

@@ -1,9 +1,9 @@
 //! `sendfile` onto a lane: read in pieces, and sent like any other bytes.
 
-use super::native::{native, Native, Way};
 use super::parts::{Cut, PART};
 use super::send::run;
 use super::*;
+use crate::tcp::native::{native, Native, Way};
 use crate::{lane, promote, sys, table, thread};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
 

@@ -8,10 +8,10 @@
 //! those that have sent the rest of a message. But one that is refused room, and sends before it was told of some, does not
 //! just wait for it: it has a queue of its own, and perhaps a limit for that (servers that throw out slow readers).
 
-use super::call::Call;
-use super::errors::CLOSE;
 use crate::links::Link;
 use crate::table::Local;
+use crate::tcp::call::Call;
+use crate::tcp::CLOSE;
 use crate::wait::{self, For};
 use crate::{lock, sets, sys};
 use core::sync::atomic::Ordering::*;

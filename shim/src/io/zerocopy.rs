@@ -5,8 +5,8 @@
 //! it has carried; from the first that a lane carries we count, and the kernel is not asked for zero copy on
 //! this connection again. So the numbers go on, and what the kernel still has to tell comes before ours.
 
-use super::inq::put_control;
 use crate::table::{self, Local, ZEROCOPY_OURS};
+use crate::tcp::put_control;
 use crate::{errno, fdtab, real, set_errno, sets, sys, thread, wait};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::*;

@@ -10,7 +10,7 @@ use super::{news, LINKS, RDNORM, STACK, WRNORM};
 use crate::fdtab;
 use crate::links::{self, Link};
 use crate::wait::{self, Place};
-use crate::{control, ends, few, io, lane, process, promote, sys, table, thread};
+use crate::{control, ends, few, io, lane, process, sys, table, tcp, thread};
 use core::sync::atomic::Ordering::*;
 use libc::{pollfd, sigset_t, POLLIN, POLLOUT, POLLRDHUP};
 use link::lane::tx;
@@ -163,7 +163,7 @@ pub(super) fn sleep(
     // A number that means something else by now is the kernel's.
     for p in fds {
         if let Some(i) = fdtab::conn(p.fd).filter(|i| lane::engaged(table::conn(*i))) {
-            io::still(p.fd, i, table::conn(i), table::local(i), io::Way::Receive);
+            tcp::still(p.fd, i, table::conn(i), table::local(i), tcp::Way::Receive);
         }
     }
     let conns = || fds.iter().filter_map(|p| fdtab::conn(p.fd));
@@ -282,7 +282,7 @@ pub(super) fn sleep(
     for (k, l) in links.iter() {
         if rung(&tmp[n + 2 + k]) {
             if l.drain_bell() == link::doorbell::Drained::Gone {
-                promote::link_gone(l);
+                l.gone();
             }
             wait::forward(l, place.index(), None);
         }

@@ -1,7 +1,7 @@
 //! A process of the family died with the lock of a direction.
 
 use crate::port::Sock;
-use crate::{io, lane, table};
+use crate::{lane, table, tcp};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
 /// `word`, a lock, is ours now, and was a dead process's: if it is a direction's, what that one did last is found out.
@@ -24,6 +24,6 @@ pub fn holder_died(word: &AtomicU32) {
         false => c.rx.holder_died(m.far(), &port),
     };
     if let Err(r) = found {
-        crate::preserving_errno(|| io::reset(c, fd, r));
+        crate::preserving_errno(|| tcp::reset(c, fd, r));
     }
 }

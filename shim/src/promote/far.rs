@@ -32,7 +32,7 @@ pub(super) fn gone(i: u32, c: &Conn, link: &Link) {
         spoilt = spoilt.or(c.rx.forsake(&m).err());
     }
     match spoilt {
-        Some(r) => crate::io::reset(c, fd, r),
+        Some(r) => crate::tcp::reset(c, fd, r),
         None => set_reason(c, Reason::LinkLost),
     }
 }

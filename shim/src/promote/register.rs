@@ -2,7 +2,7 @@
 
 use super::{unwatched, CLOSED_DOORS};
 use crate::table::{self, set_reason};
-use crate::{control, env, io, lock, process, received, sets, sys};
+use crate::{control, env, lock, process, received, sets, sys, tcp};
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::msg::register;
@@ -50,7 +50,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
         return table::later(c, Reason::Young, 5);
     }
     if c.tx.uncounted() || c.rx.uncounted() {
-        io::recount(c, table::local(i));
+        tcp::recount(c, table::local(i));
     }
     let (tx_kpos, rx_kpos) = (c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst));
     let syn = u64::from(c.flags.load(Relaxed) & flag::CLIENT != 0);

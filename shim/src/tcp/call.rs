@@ -5,7 +5,7 @@
 //! number, and is finished by the last call that leaves. Calls that neither sleep nor go on pay two loads.
 
 use crate::table::{self, Local, CALLS};
-use crate::{fdops, fdtab, lock, real, thread};
+use crate::{fdtab, lock, real, thread};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
 use link::family::Conn;
@@ -219,7 +219,9 @@ fn leave(i: u32) {
         .compare_exchange(CLOSING | DEFERRED, CLOSING, SeqCst, Relaxed)
         .is_ok()
     {
-        fdops::finish_close(i);
+        if let Some(l) = super::LISTENER.get() {
+            (l.finish_close)(i);
+        }
     }
 }
 

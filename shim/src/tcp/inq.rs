@@ -37,7 +37,7 @@ pub unsafe fn put_inq(i: u32, fd: i32, m: &mut msghdr) {
 /// # Safety
 /// As [`put_inq`].
 #[cold]
-pub(super) unsafe fn put_control(m: &mut msghdr, level: i32, kind: i32, data: &[u8]) {
+pub unsafe fn put_control(m: &mut msghdr, level: i32, kind: i32, data: &[u8]) {
     const HEADER: usize = core::mem::size_of::<cmsghdr>();
     let n = data.len() as u32;
     // SAFETY: plain arithmetic.

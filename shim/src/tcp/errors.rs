@@ -7,7 +7,7 @@ use crate::links::Link;
 use crate::port::Sock;
 pub use crate::sys::{CLOSE, CLOSE_WAIT};
 use crate::table::{self, Local};
-use crate::{control, ends, lane, lock, probes, promote, sys, thread};
+use crate::{control, ends, lane, lock, probes, sys, thread};
 use core::sync::atomic::Ordering::*;
 use link::family::Conn;
 use link::lane::Memory;
@@ -85,7 +85,7 @@ pub fn recv_or_told(c: &Conn, fd: i32, flags: i32, native: impl Fn() -> isize) -
 
 /// The peer's process may have died, or its socket: then bytes must meet TCP's own errors.
 #[cold]
-pub(super) fn peer_check(call: &Call, c: &Conn, l: &Local, link: &Link, m: &Memory) {
+pub fn peer_check(call: &Call, c: &Conn, l: &Local, link: &Link, m: &Memory) {
     let fd = call.fd(l);
     // Looked without the lock: was it our socket?
     check_end(c, fd, link, m, || call.current(c, l) && call.fd(l) == fd);
@@ -113,7 +113,7 @@ fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool
     sys::poll_now(&mut p);
     let (e, dead) = (p[0].revents, p[1].revents & libc::POLLHUP != 0);
     if link.is_far() && dead {
-        return promote::link_gone(link); // the daemon is
+        return link.gone(); // the daemon is
     }
     let gone = e & (libc::POLLERR | libc::POLLHUP) != 0 || e & libc::POLLRDHUP != 0 && dead;
     if gone {
@@ -127,7 +127,7 @@ fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool
         }
     }
     if dead {
-        promote::link_gone(link); // the other connections with it shall hear, too
+        link.gone(); // the other connections with it shall hear, too
     }
     if control::fd() < 0 {
         control::ensure();
@@ -137,7 +137,7 @@ fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool
 /// TCP has ended, natively: what is to be told instead of an end of file, 0 if that is right. Has the other
 /// end died with bytes of ours unread on the ring? Then it is reset.
 #[cold]
-pub(super) fn instead_of_end(call: &Call, i: u32, c: &Conn, l: &Local) -> i32 {
+pub fn instead_of_end(call: &Call, i: u32, c: &Conn, l: &Local) -> i32 {
     if let Some((link, m)) = lane::of(c, l).filter(|_| lane::engaged_tx(c)) {
         let fd = call.fd(l);
         let ended = sys::poll1(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);

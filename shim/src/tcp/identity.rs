@@ -4,7 +4,7 @@
 
 use super::Way;
 use crate::table::{self, Local};
-use crate::{fdops, fdtab, pages, wait};
+use crate::{fdtab, pages, wait};
 use core::sync::atomic::Ordering::Relaxed;
 use link::family::Conn;
 use link::prim::ticks;
@@ -51,9 +51,8 @@ pub fn proven(fd: i32) -> Option<u32> {
 /// Is `fd` connection `i`? If not, that number is forgotten.
 fn is(fd: i32, i: u32, c: &Conn) -> bool {
     let same = table::is_same(fd, c);
-    // (A vfork child has descriptors of its own.)
-    if !same && !fdops::not_ours() {
-        fdops::vanished(fd, i);
+    if let Some(l) = super::LISTENER.get().filter(|_| !same) {
+        (l.vanished)(fd, i);
     }
     same
 }

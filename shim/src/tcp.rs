@@ -1,0 +1,125 @@
+//! A call on a connection: what it holds meanwhile, and what the TCP socket below says and does for it.
+
+pub mod behind;
+pub mod bufs;
+pub mod call;
+mod errors;
+mod identity;
+mod inq;
+pub mod native;
+
+pub use crate::sys::at_mark;
+pub use crate::table::is_other;
+pub use errors::{
+    check, disconnect, error_now, instead_of_end, peer_check, recv_or_told, reset, send_or_told,
+    CLOSE, CLOSE_WAIT,
+};
+pub use identity::{proven, still};
+pub use inq::{put_control, put_inq, sync_inq};
+pub use native::{recount, Way};
+
+use crate::port::Sock;
+use crate::table;
+use crate::{lane, lock, set_errno, sys};
+use core::sync::atomic::Ordering::*;
+use link::family::{flag, Conn};
+use std::sync::OnceLock;
+
+/// Who closes what calls have kept open, and forgets numbers. (Told when the library is loaded, so that calls do not name
+/// what is done to descriptors.)
+pub struct Listener {
+    /// The last call that slept on a connection is over, and its last descriptor closed.
+    pub finish_close: fn(u32),
+    /// A number is not this connection any more.
+    pub vanished: fn(i32, u32),
+}
+
+static LISTENER: OnceLock<Listener> = OnceLock::new();
+
+pub fn listen(l: Listener) {
+    let _ = LISTENER.set(l);
+}
+
+/// A send after the end: EPIPE, and SIGPIPE unless the call does not want it.
+pub fn broken(flags: i32) -> isize {
+    if flags & libc::MSG_NOSIGNAL == 0 {
+        sys::raise(libc::SIGPIPE);
+    }
+    fail(libc::EPIPE)
+}
+
+pub fn fail(e: i32) -> isize {
+    set_errno(e);
+    -1
+}
+
+/// What ends a call of which `total` bytes are done: their number counts for more than an error.
+pub fn fail_or(total: usize, e: i32) -> isize {
+    match total {
+        0 => fail(e),
+        n => n as isize,
+    }
+}
+
+/// Is the call non-blocking?
+#[inline(always)]
+pub fn nonblocking(c: &Conn, flags: i32) -> bool {
+    flags & libc::MSG_DONTWAIT != 0 || c.flags.load(Relaxed) & flag::NONBLOCK != 0
+}
+
+/// The lock of a direction, for a call; one that may not block does not wait for long for a holder that
+/// is stopped.
+#[inline(always)]
+pub fn lock_for<'a>(word: &'a core::sync::atomic::AtomicU32, nb: bool) -> Option<lock::Guard<'a>> {
+    match nb {
+        true => lock::lock_within(word, 40),
+        false => lock::lock(word),
+    }
+}
+
+/// End of the wait that SO_RCVTIMEO or SO_SNDTIMEO allows, in CLOCK_MONOTONIC ns; `None`: for ever.
+pub fn deadline(c: &Conn, fd: i32, name: i32) -> Option<u64> {
+    let at_once = match name {
+        libc::SO_RCVTIMEO => flag::RCV_AT_ONCE,
+        _ => flag::SND_AT_ONCE,
+    };
+    if c.flags.load(Relaxed) & at_once != 0 {
+        return Some(0);
+    }
+    let mut b = [0u8; 16];
+    sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut b).ok()?;
+    let half = |o: usize| {
+        let mut w = [0u8; 8];
+        w.copy_from_slice(&b[o..o + 8]);
+        u64::from_ne_bytes(w)
+    };
+    let ns = half(0)
+        .saturating_mul(1_000_000_000)
+        .saturating_add(half(8).saturating_mul(1000));
+    (ns != 0).then(|| sys::now_ns().saturating_add(ns))
+}
+
+pub fn left_ms(deadline: Option<u64>) -> i64 {
+    match deadline {
+        None => -1,
+        Some(d) => (d.saturating_sub(sys::now_ns()).div_ceil(1_000_000)) as i64,
+    }
+}
+
+/// The connection was closed by another thread before the call slept: what it has done, or EBADF.
+#[cold]
+pub fn closed(total: usize) -> isize {
+    fail_or(total, libc::EBADF)
+}
+
+/// Bytes that a receive would find, for FIONREAD.
+pub fn unread(i: u32, fd: i32) -> Option<i32> {
+    let c = table::conn(i);
+    if !c.rx.engaged() {
+        return None;
+    }
+    let (link, m) = lane::of(c, table::local(i))?;
+    let _g = lock::lock(&c.rx.lock)?;
+    let unread = c.rx.unread(&m, &Sock { fd, link })?;
+    Some(unread.min(i32::MAX as u64) as i32)
+}
