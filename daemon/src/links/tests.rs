@@ -4,7 +4,7 @@ use super::area::Stage;
 use super::growth::AGAIN;
 use super::*;
 use crate::limits::for_tests;
-use link::layout::{CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES};
+use link::layout::{CHUNKS, CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES};
 
 fn end(party: u64, conn: u32) -> ConnRef {
     ConnRef {
