@@ -6,8 +6,9 @@
 mod model;
 
 use model::holders::Holders;
-use model::lane::{Config, Lane};
+use model::lane::Lane;
 use model::space::Space;
+use model::state::Config;
 use model::{circle, explore, Bug, Explored};
 
 fn holds(what: &str, e: Explored) {

@@ -5,7 +5,8 @@
 #[path = "../src/model/remote.rs"]
 mod remote;
 
-use remote::lane::{Config, End, Lane};
+use remote::lane::Lane;
+use remote::state::{Config, End};
 use remote::wake::Wake;
 use remote::{circle, explore, Bug, Due, Explored};
 use std::fmt::Debug;

@@ -19,6 +19,7 @@ pub mod lane;
 mod receiver;
 mod sender;
 pub mod space;
+pub mod state;
 pub mod tcp;
 
 use stateright::{Checker, Expectation, HasDiscoveries, Model};

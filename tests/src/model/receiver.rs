@@ -1,125 +1,9 @@
 //! The receiving half, step by step as in `link::lane::rx`.
 
-use super::lane::{Act as Any, Config, Fault, Phase, State, Word, UNSEEN};
+use super::state::receiver::*;
+use super::state::{Act as Any, Config, Fault, Phase, State, Word, UNSEEN};
 use super::tcp::{No, Unit};
 use super::Bug;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mode {
-    Tcp,
-    Ready,
-    Prefix,
-    Ring,
-    Last,
-    Skip,
-}
-
-/// What the receiver is about to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum At {
-    Idle,
-    /// Inside a native receive.
-    Native,
-    DeclareLook,
-    Declare,
-    /// A receive while ready.
-    ReadyLook,
-    ReadyCount,
-    ReadyAgain(u8),
-    ReadyTake,
-    ReadyPeek,
-    ReadyEnd(bool),
-    SeeUp,
-    Prefix,
-    RingHead,
-    Data,
-    Cursor,
-    WishLook,
-    Bell,
-    RingTcp,
-    RingEnd(bool),
-    Skip,
-    Doze,
-    DozeLook,
-    Asleep,
-    WantDown,
-    WantDownBell,
-    /// A revocation.
-    RevokeLook,
-    RevokeCell,
-    RevokeWord,
-    RevokeBell,
-    RevokePhase,
-    RevokeSeeUp,
-    RevokeHead,
-    RevokePeek,
-    RevokeTcp,
-    RevokeEnd,
-    RevokeLast,
-    RevokeLastPhase,
-    RevokeSkip,
-    /// Pending: comes again when one of these has changed.
-    Pending(Phase, u8, bool),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Receiver {
-    pub at: At,
-    pub mode: Mode,
-    pub attached: bool,
-    pub epoch: u8,
-    kpos: u8,
-    pub cursor: u8,
-    limit: u8,
-    /// Cursor named by a frame, or bytes to skip.
-    skip: u8,
-    half: bool,
-    /// The byte between its load and the store of the cursor.
-    byte: u8,
-    early: bool,
-    /// The phase that a revocation has seen last.
-    seen: Phase,
-    pub dead: bool,
-    pub eof: bool,
-    /// An error of TCP, or a hand-over whose deadline has passed.
-    pub failed: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
-    Step(At),
-    Recv,
-    Ready,
-    Revoke,
-    WantDown,
-    Signal,
-}
-
-impl Receiver {
-    pub fn new(attached: bool) -> Self {
-        Receiver {
-            at: At::Idle,
-            mode: Mode::Tcp,
-            attached,
-            epoch: 0,
-            kpos: 0,
-            cursor: 0,
-            limit: 0,
-            skip: 0,
-            half: false,
-            byte: 0,
-            early: false,
-            seen: Phase::None,
-            dead: false,
-            eof: false,
-            failed: false,
-        }
-    }
-
-    pub fn revoking(&self) -> bool {
-        matches!(self.at, At::Pending(..))
-    }
-}
 
 /// What a revocation that waits has seen: it polls, and comes to another result only when one of these is different.
 fn view(n: &State) -> At {
@@ -402,7 +286,7 @@ fn run(n: &mut State, c: &Config, at: At) {
             };
         }
         At::Data => {
-            n.r.byte = n.w.ring[(n.r.cursor % super::lane::RING) as usize];
+            n.r.byte = n.w.ring[(n.r.cursor % super::state::RING) as usize];
             n.r.early = n.w.sender_sleeps;
             n.r.at = At::Cursor;
         }

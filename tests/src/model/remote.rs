@@ -20,6 +20,8 @@ mod network;
 mod receiver;
 #[path = "remote/sender.rs"]
 mod sender;
+#[path = "remote/state.rs"]
+pub mod state;
 #[path = "remote/tcp.rs"]
 mod tcp;
 #[path = "remote/wake.rs"]

@@ -1,0 +1,115 @@
+//! The sending end.
+
+use super::*;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    Tcp,
+    Ring,
+    Drain,
+}
+
+/// What the sender is about to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum At {
+    /// Outside of every call.
+    Idle,
+    /// Inside a native send.
+    Native,
+    UpWords(u8),
+    UpState(u8),
+    UpBell(u8),
+    UpLook(u8),
+    /// A state word, its bell, and that was it: the direction is on TCP.
+    Settle(Phase),
+    SettleBell,
+    /// A send on the ring.
+    Room,
+    Data,
+    Head,
+    Bell,
+    Look,
+    /// A look without a send.
+    LookOnly,
+    Revoked,
+    Downing,
+    DowningBell,
+    DowningLook,
+    DowningCursor,
+    Drain,
+    /// The head goes back over a byte that was not sent after all.
+    TakeBack,
+    Wish,
+    WishLook,
+    Doze,
+    DozeLook,
+    Asleep,
+    CloseLook,
+    /// What is on the ring stays there.
+    CloseSay,
+    CloseBell,
+    Close,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Sender {
+    pub at: At,
+    pub mode: Mode,
+    pub attached: bool,
+    pub epoch: u8,
+    pub kpos: u8,
+    pub head: u8,
+    pub peer_cursor: u8,
+    pub drain_at: u8,
+    /// Halves of the frame on TCP; 2: nothing left to write.
+    pub frame_done: u8,
+    /// The cursor in the frame; none after a revocation.
+    pub framed: Option<u8>,
+    /// A byte of the call under way is on the ring.
+    pub in_call: bool,
+    /// The bug that looks for sleepers too early remembers what it saw.
+    pub early: bool,
+    pub dead: bool,
+    pub closed: bool,
+    pub failed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    Step(At),
+    Send,
+    GoOn,
+    Up,
+    Down,
+    Look,
+    Rest,
+    Close,
+    Signal,
+}
+
+impl Sender {
+    pub fn new(attached: bool) -> Self {
+        Sender {
+            at: At::Idle,
+            mode: Mode::Tcp,
+            attached,
+            epoch: 0,
+            kpos: 0,
+            head: 0,
+            peer_cursor: 0,
+            drain_at: 0,
+            frame_done: 2,
+            framed: None,
+            in_call: false,
+            early: false,
+            dead: false,
+            closed: false,
+            failed: false,
+        }
+    }
+
+    /// Bytes of a revoked ring that only we can still put on TCP.
+    pub fn must_flush(&self) -> bool {
+        self.mode == Mode::Drain && self.framed.is_none()
+    }
+}
