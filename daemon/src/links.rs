@@ -12,7 +12,7 @@ mod growth;
 mod lanes;
 
 use self::area::{first_bytes, make_areas, Chunk, Stage};
-use self::growth::share;
+use self::growth::{ready, share};
 use self::lanes::offer;
 use crate::ids::{ConnRef, PartyId};
 use crate::limits::Group;
@@ -386,6 +386,10 @@ impl Links {
             };
             for side in (0..2).filter(|s| l.sides[*s].party == party) {
                 share(*id, side as u8, party, 0, &l.sides[1 - side].first, out);
+                let more = (FURTHER as u32..).zip(&l.sides[side].more);
+                for (n, _) in more.filter(|(_, c)| c.stage == Stage::Shared) {
+                    ready(*id, side as u8, party, n, out);
+                }
             }
         }
     }
@@ -410,6 +414,7 @@ impl Links {
     /// A link of a dead party that was kept.
     pub fn over(&mut self, id: u64, dead: PartyId, out: &mut Out) {
         self.tear_down(id, Some(dead), out);
+        self.failures.retain(|(a, b), _| *a != dead && *b != dead);
     }
 
     /// A party's lanes within the node that it has been offered and uses: their places, its ends, and the

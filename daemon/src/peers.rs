@@ -25,7 +25,7 @@ use underpass_admin::{Across, NodeState, PeerState, RefusedState};
 
 /// Messages that may wait for a peer to read them.
 pub const QUEUE: usize = 4 * pairing::SEEKS;
-/// Refused unauthenticated that are remembered.
+/// Refused channels of which is remembered why.
 const REFUSED: usize = 32;
 
 /// Seconds since 1970.
@@ -40,7 +40,7 @@ struct Channel {
     id: u64,
     queue: mpsc::Sender<Msg>,
     cut: Rc<Cut>,
-    /// Life of the daemon at the other end.
+    /// Run of the daemon at the other end.
     incarnation: u64,
     we_dialed: bool,
 }
@@ -111,7 +111,7 @@ impl Peers {
     }
 
     /// May this channel be used? Of two, the one dialed by the smaller name is kept; a newer one
-    /// of the same dialer, or of another life, shows that the older is dead.
+    /// of the same dialer, or of another run, shows that the older is dead.
     pub fn admit(&mut self, met: &Accepted, queue: mpsc::Sender<Msg>, cut: Rc<Cut>) -> Option<u64> {
         let own = self.directory.own().clone();
         let p = self.peers.get_mut(&met.node)?;

@@ -4,7 +4,7 @@
 //! Everything here happens on the daemon's one thread, in short steps: `task` polls, the core calls
 //! in between. What comes of a step is a list of [`Effect`]s for the core.
 //!
-//! A pair of nodes has one engine *incarnation* at a time, known to both by a number. A incarnation ends when one
+//! A pair of nodes has one engine *incarnation* at a time, known to both by a number. An incarnation ends when one
 //! of the two daemons ends, or finds the other's behaviour impossible; its links to processes end
 //! with it (they go down to TCP), and lanes of the next incarnation are new ones.
 //!

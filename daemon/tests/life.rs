@@ -173,17 +173,31 @@ fn another_program_in_the_same_process_has_no_links() {
     assert_eq!((s.links, s.lanes), (0, 0));
 }
 
-/// The other party's file may have been lost with a control connection: it comes with the next one.
+/// What was lost with a control connection comes with the next one: the other party's file, and that it has ours.
 #[test]
-fn a_file_that_was_lost_comes_again() {
+fn what_was_lost_comes_again() {
     let d = Daemon::plain();
     let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
-    let (_, y) = pair(&mut a, &mut b);
+    let (x, y) = pair(&mut a, &mut b);
+    let want = ToDaemon::WantChunk {
+        link: y.link,
+        side: y.side,
+    };
+    b.say(want, &[]);
+    let ready = |m: &ToShim| matches!(m, ToShim::ChunkReady { chunk: 2, .. }).then_some(());
+    b.until("the chunk", |m| {
+        matches!(m, ToShim::Chunk { chunk: 2, .. }).then_some(())
+    });
+    a.until("the peer's chunk", |m| {
+        matches!(m, ToShim::PeerChunk { chunk: 2, .. }).then_some(())
+    });
+    b.until("ready", ready);
     b.reconnect(&d.dir);
     b.until("the other's file", |m| match m {
-        ToShim::PeerChunk { link, chunk: 0, .. } => (*link == y.link).then_some(()),
+        ToShim::PeerChunk { link, chunk: 0, .. } => (*link == x.link).then_some(()),
         _ => None,
     });
+    b.until("ready, again", ready);
     pair(&mut a, &mut b);
     assert_eq!(d.stats().links, 1);
 }

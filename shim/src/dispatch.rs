@@ -112,8 +112,11 @@ fn new_link((link, side): (u64, u8), bytes: usize, far: bool, fds: &mut Fds) {
 
 /// The first file of the peer's area. (The offers behind it say that we have it.)
 fn peer_first((link, side): (u64, u8), bytes: u64, fds: &mut Fds) {
-    let found = links::find(link, side).zip(fds.take(0));
-    let ok = found.is_some_and(|(l, fd)| {
+    let known = links::find(link, side);
+    if known.is_some_and(|l| l.peer.control().is_some()) {
+        return; // given again: the control connection is a new one
+    }
+    let ok = known.zip(fds.take(0)).is_some_and(|(l, fd)| {
         let ok = keeps_its_size(fd, bytes) && l.map_peer(fd, bytes as usize);
         sys::close(fd);
         ok

@@ -236,9 +236,9 @@ impl Link {
             || self.owed.iter().any(|w| w.load(Relaxed) != 0)
     }
 
-    /// Nobody here uses the link any more, and no epoll set has its doorbell (`family::give_up_link`): its slot, its doorbell and its memory are free. The memory is replaced by
-    /// private zero pages instead of being unmapped: a thread that still has a pointer into it from before reads zeros
-    /// and must not fault.
+    /// Nobody here uses the link any more, and no epoll set has its doorbell (`family::give_up_link`): its slot, its doorbell
+    /// and its memory are free. The memory is replaced by private zero pages instead of being unmapped: a thread that still
+    /// has a pointer into it from before reads zeros and must not fault.
     pub fn give_up(&self) {
         fdtab::close_ours(self.bell.swap(0, Relaxed) - 1);
         for a in [&self.own, &self.peer] {
@@ -372,9 +372,6 @@ impl Link {
 
     /// Maps the first file of the peer's area. False: it could not be mapped.
     pub fn map_peer(&self, fd: i32, bytes: usize) -> bool {
-        if self.peer.control().is_some() {
-            return true; // given again: the control connection is a new one
-        }
         let Some(p) = map_first(fd, bytes, false, self.is_far()) else {
             return false;
         };

@@ -40,9 +40,9 @@ pub const DISABLED: u32 = 16; // one-shot, reported
 pub const BLOCKED: u32 = 32; // waits for ring space
 pub const FRESH: u32 = 128; // the inner set has yet to say what any new member says first
 pub const PARKED: u32 = 64; // removed by the application; kept, for many remove and add in turn
-pub const INHERITED: u32 = 512; // active in the parent, and in no set of the kernel's: see `adopt`
-pub const KIN: u32 = 1024; // active, on a link of a process that this one descends from: see `sleep::look_at_kin`
-pub const RINGED: u32 = 2048; // in the kernel's set, with news on a ring: see `adopted::tell`
+pub const INHERITED: u32 = 512; // active in the parent, and in no set of the kernel's: see `epoll::adopted`
+pub const KIN: u32 = 1024; // active, on a link of a process that this one descends from: see `epoll::sleep`
+pub const RINGED: u32 = 2048; // in the kernel's set, with news on a ring: see `epoll::adopted`
 pub const ABSENT: u32 = 256; // one-shot, reported, and since then taken from the lane: in no set of the kernel's
 
 /// In `Set::asleep`: the set has lanes, and each of its links counts each thread asleep in it.
@@ -70,7 +70,7 @@ pub struct Set {
     pub ctl: AtomicI32,
     /// Threads inside a wait on this set.
     pub waiters: AtomicU32,
-    /// Threads asleep in the kernel on this set, and [`HEARS`]: see `sleep::fall_asleep`.
+    /// Threads asleep in the kernel on this set, and [`HEARS`]: see `sleepers::fall_asleep`.
     pub asleep: AtomicU32,
     pub lanes: AtomicU32,
     /// Registrations that are [`KIN`].
@@ -85,7 +85,7 @@ pub struct Set {
     /// Nested, or watched in a way we do not serve.
     pub disqualified: AtomicU32,
     pub stirred: AtomicU32,
-    /// Counts registrations that moved to the inner set: see `sleep::wait_lanes`.
+    /// Counts registrations that moved to the inner set: see `epoll::sleep`.
     pub moves: AtomicU32,
     /// Counts the times that the kernel told the application all it had: see `Reg::armed_at`.
     pub told: AtomicU32,
@@ -100,7 +100,7 @@ pub struct Set {
     pub pushes: AtomicU32,
     /// Slots of `links` that were ever used: the rest need not be looked at.
     pub high: AtomicU32,
-    /// Slots of `links` whose doorbell is out of sight: see `sleep::mute`.
+    /// Slots of `links` whose doorbell is out of sight: see `epoll::sleep`.
     pub muted: AtomicU64,
     /// When an end of one of its connections is to be told (CLOCK_MONOTONIC, ms), see `ends`; 0: none.
     pub end_ms: AtomicU64,

@@ -39,7 +39,7 @@ pub struct Local {
     /// When this was registered last, or large calls were first made (CLOCK_MONOTONIC, ms).
     pub hope_ms: AtomicU64,
     /// Ways down of which a native send knows, and the position on TCP at which the last one has ended, until that is
-    /// acknowledged (0: it is): see `io::behind`.
+    /// acknowledged (0: it is): see `tcp::behind`.
     pub downs: AtomicU32,
     pub behind: AtomicU64,
     /// TCP's buffer has once not taken all of a send.

@@ -44,7 +44,7 @@ fn root_an_idle_server_of_another_node_is_found() -> Result<()> {
     let lan = Lan::new()?;
     let (a, b) = pair(&lan)?;
     for mode in ["epoll", "select"] {
-        // Of two nodes one is the maker: both ways.
+        // Of two nodes one is the initiator: both ways.
         for (from, to) in [(&a, &b), (&b, &a)] {
             let echo = Echo::serve(mode, &to.addr(), &to.calm())?;
             // The second connection meets a program that its daemon knows.

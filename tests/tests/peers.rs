@@ -488,7 +488,7 @@ fn root_bad_peers() -> Result<()> {
     fake.refused(
         &a,
         &[hello, "{\"kind\":\"hint\",\"seek\":1,\"reason\":1}"],
-        "a maker's message",
+        "an initiator's message",
     )?;
     // What is unknown is ignored; an address that is not its own is remarked upon.
     let proof = "ab".repeat(32);

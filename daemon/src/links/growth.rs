@@ -70,10 +70,6 @@ impl Links {
             s.more[k].sent = Instant::now();
             return Ok(());
         }
-        if let Some(last) = s.more.len().checked_sub(1) {
-            // Again: the word of it may have been lost with a control connection, and then nothing lies there.
-            ready(id, side, s.party, number(last), out);
-        }
         let n = number(s.more.len());
         if n as usize >= CHUNKS || !s.payer.take_memory(bytes) {
             return Ok(());
@@ -103,7 +99,7 @@ pub(super) fn share(id: u64, side: u8, to: PartyId, n: u32, c: &Chunk, out: &mut
 }
 
 /// Tells a writer that the other party has its further chunk.
-fn ready(id: u64, side: u8, to: PartyId, n: u32, out: &mut Out) {
+pub(super) fn ready(id: u64, side: u8, to: PartyId, n: u32, out: &mut Out) {
     let msg = ToShim::ChunkReady {
         link: id,
         side,

@@ -29,9 +29,6 @@ impl Links {
         };
         let given = |side: usize| if swap { 1 - side } else { side };
         let pair = (ends[0].party, ends[1].party);
-        if self.has_failed(pair) {
-            return Err(Refused::Memory);
-        }
         for side in 0..2 {
             if !groups[side].take_lane() {
                 if side == 1 {
@@ -46,6 +43,10 @@ impl Links {
         });
         let (id, slot) = match found {
             Some(f) => f,
+            None if self.has_failed(pair) => {
+                groups.iter().for_each(|g| g.give_lane());
+                return Err(Refused::Memory);
+            }
             None => match self.create(pair, groups, out) {
                 Ok(id) => (id, 0),
                 Err(e) => {

@@ -206,7 +206,7 @@ pub enum Malformed {
 
 impl Msg {
     /// Puts the message, with its length in front, behind what is there. Ours always fit: the longest text in them is
-    /// cut by `Close`'s initiator.
+    /// cut by [`Msg::close`].
     pub fn encode(&self, out: &mut BytesMut) {
         // Writing into a vector does not fail, and neither do these types.
         let body = serde_json::to_vec(self).unwrap_or_default();
@@ -410,9 +410,9 @@ mod tests {
         assert_eq!(one(r#"{"kind":"dance","n":[1,2]}"#), Ok(Some(Msg::Unknown)));
         let more = r#"{"kind":"ping","n":7,"color":"red"}"#;
         assert_eq!(one(more), Ok(Some(Msg::Ping { n: 7 })));
-        let bye = r#"{"kind":"close","code":"bored","text":""}"#;
+        let close = r#"{"kind":"close","code":"bored","text":""}"#;
         let other = Msg::close(CloseReason::Other, "");
-        assert_eq!(one(bye), Ok(Some(other)));
+        assert_eq!(one(close), Ok(Some(other)));
     }
 
     #[test]

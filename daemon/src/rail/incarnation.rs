@@ -15,7 +15,7 @@ use underpass_rdma::verbs::DeviceId;
 /// After a peer broke the rules: so long without rails, and longer each time.
 const PENANCE_NS: u64 = 1_000_000_000;
 const PENANCE_MAX: u32 = 6;
-/// More lives there are not.
+/// Incarnations that there can be.
 const INCARNATIONS_MAX: u64 = 1 << 62;
 /// A node that neither its daemon nor a rail answers for is given up after so long: what is kept
 /// for it would otherwise never be free.
@@ -124,7 +124,7 @@ impl Rails {
         if other {
             self.renew(name, incarnation + 1);
         }
-        self.say_life(name);
+        self.say_incarnation(name);
         self.tell_refusals();
     }
 
@@ -142,7 +142,7 @@ impl Rails {
         }
     }
 
-    fn say_life(&mut self, name: &Name) {
+    fn say_incarnation(&mut self, name: &Name) {
         if let Some(n) = self.nodes.get(name) {
             self.out.push(Effect::Say(
                 name.clone(),
@@ -163,7 +163,7 @@ impl Rails {
                 if incarnation > n.incarnation && incarnation < INCARNATIONS_MAX =>
             {
                 self.renew(name, incarnation);
-                self.say_life(name);
+                self.say_incarnation(name);
                 self.agree(name);
             }
             Msg::Rails { incarnation } if incarnation == n.incarnation => self.agree(name),
@@ -224,7 +224,7 @@ impl Rails {
         };
         n.keep_counts();
         n.pair = new_pair(n.first);
-        tracing::info!(node = %name, incarnation, "a incarnation of the rails begins");
+        tracing::info!(node = %name, incarnation, "an incarnation of the rails begins");
         n.incarnation = incarnation;
         n.agreed = false;
         n.up = false;
@@ -364,7 +364,7 @@ impl Rails {
                 n.faults = (n.faults + 1).min(PENANCE_MAX);
                 n.no_rails_before = now() + (PENANCE_NS << n.faults);
                 self.renew(name, incarnation + 1);
-                self.say_life(name);
+                self.say_incarnation(name);
                 self.tell_refusals();
             }
         }

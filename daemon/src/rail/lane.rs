@@ -385,10 +385,11 @@ impl Rails {
         self.end(from, at, Ending::Over, false);
     }
 
-    /// The process cannot map our area: it takes no lane of this link.
+    /// The process cannot map our area: it takes none of the lanes of this link that it has not taken.
     pub fn link_failed(&mut self, from: PartyId, link: u64) {
         let here = self.lanes.range((link, 0)..=(link, u32::MAX));
-        for at in here.map(|(k, _)| *k).collect::<Vec<_>>() {
+        let untaken = here.filter(|(_, l)| l.sock.is_none());
+        for at in untaken.map(|(k, _)| *k).collect::<Vec<_>>() {
             self.done(from, at);
         }
     }

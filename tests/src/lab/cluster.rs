@@ -18,7 +18,7 @@ pub const PORT: u16 = 7471;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// What programs left behind may wait for a peer that takes nothing: 100 s in a daemon's takeover, about
+/// What programs left behind may wait for a peer that takes nothing: 100 s taken over by a daemon, about
 /// as long as in the kernel.
 const ORPHANS: Duration = Duration::from_secs(150);
 

@@ -87,7 +87,7 @@ pub enum Bug {
     EndWhileRevoking,
     /// Nobody takes over from an application that is gone or asleep.
     NoTakeover,
-    /// Takeover is taken without the lock.
+    /// A direction is taken over without the lock.
     NoLock,
     /// A lock whose holder's daemon died is not taken over.
     NoSteal,

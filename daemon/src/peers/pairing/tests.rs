@@ -321,9 +321,9 @@ fn an_unlisted_address_needs_a_listed_peer() {
     assert_eq!(net.shown(1, who(1)).unwrap().0, Some(Reason::WrongNode));
 }
 
-/// A initiator that lies is refused by the responder, too.
+/// An initiator that lies is refused by the responder, too.
 #[test]
-fn the_taker_judges_as_well() {
+fn the_responder_judges_as_well() {
     let mut net = Net::new(3);
     let mut own = server(B, A);
     own.counts.received = 5;
