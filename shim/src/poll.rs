@@ -258,7 +258,7 @@ fn scan(fds: &mut [pollfd], tmp: &mut [pollfd], patient: bool) -> (i32, bool) {
                         if ev & OUT != 0 {
                             r |= p.events & WRNORM;
                         } else if want & OUT != 0 && c.tx.on_lane() {
-                            io::short::refused(table::local(i));
+                            io::short::no_room(table::local(i));
                         }
                         p.revents = r | urgent;
                     }

@@ -46,8 +46,8 @@ pub struct Local {
     pub starved: AtomicU32,
     /// The program goes on after a short count: see `io::short`.
     pub copes: AtomicU32,
-    /// There was no room on the ring for a send, or for a wait that asks for it, and no wait has found some since: see
-    /// `io::short`.
+    /// There was no room on the ring for a send, or for a wait that asks for it (then 1), and no wait has found some
+    /// since: from when on (milliseconds) another send is no try that comes with the first. See `io::short`.
     pub refused: AtomicU32,
     /// Has this process shut the connection down for sending?
     pub sends_ended: AtomicU32,

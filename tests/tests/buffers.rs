@@ -78,6 +78,12 @@ fn queues_of_servers() -> Result<()> {
     c::both_ways("queues", &[], 2, 200_000)
 }
 
+/// Who only tries once more before it waits for room has none: it stays on its lane, as slow as the reader is.
+#[test]
+fn tries_before_a_wait() -> Result<()> {
+    c::in_small_rings("tries", &[], 2, 300_000)
+}
+
 /// What a send that may not wait takes beyond a ring of 1 MiB, it takes on the lane; and all of it leaves with the
 /// connection.
 #[test]

@@ -216,7 +216,7 @@ pub(super) fn harvest(
             if blocked {
                 h.blocked = true;
                 if mask & ET == 0 {
-                    io::short::refused(l);
+                    io::short::no_room(l);
                 }
             }
             if told != 0 {

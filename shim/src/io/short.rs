@@ -41,11 +41,29 @@ pub fn told(l: &Local, vecs: &[iovec], n: isize) {
     l.rest.store(rest, Relaxed);
 }
 
-/// A send has found the ring full, and says EAGAIN; or a wait for room (not for the edge at which there is some) has
-/// found none.
+/// A wait for room (not for the edge at which there is some) has found none: who sends now does not just wait.
 #[inline(always)]
-pub fn refused(l: &Local) {
+pub fn no_room(l: &Local) {
     l.refused.store(1, Relaxed);
+}
+
+/// A send has found the ring full, and says EAGAIN. Many a program tries until it is told that, and then waits: so
+/// another try counts only if it comes after a while.
+#[cold]
+pub fn refused(l: &Local) {
+    if l.refused.load(Relaxed) == 0 {
+        let from = (sys::now_ms() + READER_MS) as u32;
+        l.refused.store(from.max(2), Relaxed);
+    }
+}
+
+/// Has it been refused room, and been told of none since?
+fn sends_all_the_same(l: &Local) -> bool {
+    match l.refused.load(Relaxed) {
+        0 => false,
+        1 => true,
+        from => (sys::now_ms() as u32).wrapping_sub(from) <= u32::MAX / 2,
+    }
 }
 
 /// A wait has found room.
@@ -92,7 +110,7 @@ pub fn polled(c: &Conn, l: &Local, events: i16, among: usize) {
 /// has sent.
 #[cold]
 pub fn kernel_has_room(c: &Conn, l: &Local, m: &Memory, fd: i32, total: usize) -> bool {
-    let waits = l.copes.load(Relaxed) != 0 && l.refused.load(Relaxed) == 0;
+    let waits = l.copes.load(Relaxed) != 0 && !sends_all_the_same(l);
     if waits || c.tx.is_bounded(m) {
         return false;
     }

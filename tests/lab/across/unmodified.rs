@@ -89,7 +89,9 @@ pub fn iperf3_between_nodes(lab: &mut Lab) -> Result<()> {
         let bits = v["end"]["sum_received"]["bits_per_second"].as_f64();
         ensure!(bits.is_some_and(|b| b > 0.0), "{extra}: {text}");
         server.wait()?.ok()?;
-        c.has_carried(before, 1_000_000)?;
+        // Most of it, if the machine has a processor for it: a sender that goes down at once has a tenth.
+        let bytes = v["end"]["sum_received"]["bytes"].as_u64();
+        c.has_carried(before, bytes.context(text)? / 3)?;
     }
     c.no_resets()
 }
