@@ -193,7 +193,7 @@ pub struct Table {
 pub const TABLE_BYTES: usize = (core::mem::size_of::<Table>() + 4095) & !4095;
 
 /// A copy of what `ss` shows of one connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
     pub index: u32,
     pub gen: u32,
@@ -238,6 +238,16 @@ pub struct Endpoint {
     pub ip: std::net::Ipv6Addr,
     pub family: u32,
     pub port: u16,
+}
+
+impl Default for Endpoint {
+    fn default() -> Endpoint {
+        Endpoint {
+            ip: std::net::Ipv6Addr::UNSPECIFIED,
+            family: 0,
+            port: 0,
+        }
+    }
 }
 
 impl Addr {

@@ -133,7 +133,8 @@ fn under_the_shim(known: &Known) -> Result<(Seen, Result<()>)> {
         sleep(WINDOW / LOOKS);
         let mut now = d.ss()?;
         now.retain(|r| r.state == "ACTIVE");
-        if now.len() >= rows.len() {
+        // (Some of the program's connections last for a moment, and have a reason only at the end of it.)
+        if rank(known, &now) >= rank(known, &rows) {
             rows = now;
         }
     }
@@ -159,6 +160,19 @@ fn under_the_shim(known: &Known) -> Result<(Seen, Result<()>)> {
     Ok((seen, judged.with_context(|| picture)))
 }
 
+/// What a look is worth: rows, and of as many those that show why they are on TCP.
+fn rank(known: &Known, rows: &[Row]) -> (usize, bool) {
+    let shows = |sign| rows.iter().any(|r| name(r.reason) == sign);
+    (
+        rows.len(),
+        known.tcp.as_ref().is_some_and(|b| shows(b.sign)),
+    )
+}
+
+fn name(code: u32) -> &'static str {
+    link::reason::Reason::from_code(code).map_or("?", |r| r.info().name)
+}
+
 /// Name of each cause, and a program that has it.
 fn bars_of(d: &Daemon, pid: u32) -> Result<BTreeMap<String, String>> {
     let out = Program::new(paths::bin("underpass"), &Place::bare())
@@ -178,7 +192,6 @@ fn bars_of(d: &Daemon, pid: u32) -> Result<BTreeMap<String, String>> {
 impl Seen {
     /// Ends by mode, the most frequent first.
     fn modes(&self) -> String {
-        let name = |code| link::reason::Reason::from_code(code).map_or("?", |r| r.info().name);
         let mut all: BTreeMap<String, usize> = BTreeMap::new();
         for r in &self.rows {
             let mode = match &*r.mode {

@@ -348,8 +348,9 @@ fn reason(v: &View, connected: bool, waits: bool, tcp: Option<&tcp::Socket>, now
         Reason::Shared => due && !shared,
         // (If it is gone indeed, the kernel has said so.)
         Reason::PeerGone => true,
-        Reason::TimeoutDaemon
-        | Reason::NotEstablished
+        // (We answer now: its next call asks.)
+        Reason::TimeoutDaemon => due || connected,
+        Reason::NotEstablished
         | Reason::PeerDeclined
         | Reason::RingFull
         | Reason::HeldElsewhere
@@ -359,8 +360,9 @@ fn reason(v: &View, connected: bool, waits: bool, tcp: Option<&tcp::Socket>, now
     };
     match (passing, established) {
         (true, false) => Reason::NotEstablished.code(),
-        (_, true) if r == Reason::None && shared => Reason::Shared.code(),
+        (true, true) if shared => Reason::Shared.code(),
         (true, true) => Reason::Idle.code(),
+        (false, true) if r == Reason::None && shared => Reason::Shared.code(),
         (false, _) if r == Reason::None => Reason::Idle.code(),
         (false, _) => v.reason,
     }
@@ -370,4 +372,41 @@ fn reason(v: &View, connected: bool, waits: bool, tcp: Option<&tcp::Socket>, now
 fn now_ms() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     t.tv_sec as u64 * 1000 + t.tv_nsec as u64 / 1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Registered, and paired: the answer is on its way to a program that does not call.
+    fn answered(holders: &[u32]) -> View {
+        View {
+            state: state::OPEN,
+            flags: flag::REGISTERED,
+            reason: Reason::Waiting.code(),
+            holders: holders.to_vec(),
+            ..View::default()
+        }
+    }
+
+    fn said(v: &View) -> Option<Reason> {
+        Reason::from_code(reason(v, true, false, None, 0))
+    }
+
+    #[test]
+    fn what_two_processes_hold_is_not_idle() {
+        assert_eq!(said(&answered(&[7])), Some(Reason::Idle));
+        assert_eq!(said(&answered(&[7, 8])), Some(Reason::Shared));
+        let forking = View {
+            forks: 1,
+            ..answered(&[7])
+        };
+        assert_eq!(said(&forking), Some(Reason::Shared));
+        // The shim has looked: what it says stands.
+        let young = View {
+            reason: Reason::Young.code(),
+            ..answered(&[7, 8])
+        };
+        assert_eq!(said(&young), Some(Reason::Young));
+    }
 }
