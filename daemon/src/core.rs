@@ -111,7 +111,7 @@ pub struct Core {
     /// Lanes to them; `None` without peers.
     pub rails: Option<crate::rail::Rails>,
     /// Counts the lanes of this daemon as a party.
-    far_group: Rc<crate::limits::Group>,
+    far_group: Arc<crate::limits::Group>,
 }
 
 /// What a shim said in its hello, checked.

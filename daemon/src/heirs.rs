@@ -118,11 +118,11 @@ pub struct Heirs {
 }
 
 /// Counts a lane of the dead for its cgroup until dropped.
-pub struct Counted(Rc<Group>);
+pub struct Counted(Arc<Group>);
 
 impl Counted {
     /// `None`: at the limit.
-    pub fn new(group: &Rc<Group>) -> Option<Self> {
+    pub fn new(group: &Arc<Group>) -> Option<Self> {
         group.take_lane().then(|| Counted(group.clone()))
     }
 }
@@ -136,7 +136,7 @@ impl Drop for Counted {
 /// What a process that has ended has left: entries of a table, and lanes that are counted.
 pub struct Left<'a> {
     pub family: &'a Arc<Family>,
-    pub group: &'a Rc<Group>,
+    pub group: &'a Arc<Group>,
     ended: Option<Ended>,
 }
 

@@ -1,9 +1,10 @@
 //! What one cgroup (a pod) may have: lanes, reserved ring memory, parties. Not per uid: in
 //! containers everybody is root.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
-use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 
 /// Most helper jobs (reading and closing descriptors) that may be under way for one cgroup; while
 /// they are, its control connections are not read.
@@ -17,84 +18,84 @@ pub struct Limits {
     pub parties: u32,
 }
 
-/// What one cgroup uses now.
+/// What one cgroup uses now. What is taken on the core's thread may be given back on the data
+/// plane's; a counter orders nothing but itself, so all of it is `Relaxed`.
 #[derive(Debug)]
 pub struct Group {
     pub name: String,
     limits: Limits,
-    lanes: Cell<u32>,
-    memory: Cell<u64>,
-    parties: Cell<u32>,
-    dialing: Cell<u32>,
-    jobs: Cell<u32>,
+    lanes: AtomicU32,
+    memory: AtomicU64,
+    parties: AtomicU32,
+    dialing: AtomicU32,
+    jobs: AtomicU32,
     pub resume: tokio::sync::Notify,
+}
+
+/// Takes one more, up to `most`; `false` at the limit.
+fn take(count: &AtomicU32, most: u32) -> bool {
+    let more = |n: u32| (n < most).then(|| n + 1);
+    count.fetch_update(Relaxed, Relaxed, more).is_ok()
+}
+
+fn give(count: &AtomicU32) {
+    let less = |n: u32| Some(n.saturating_sub(1));
+    let _ = count.fetch_update(Relaxed, Relaxed, less); // it never refuses
 }
 
 impl Group {
     /// Takes one lane; `false` at the limit.
     pub fn take_lane(&self) -> bool {
-        let ok = self.lanes.get() < self.limits.lanes;
-        if ok {
-            self.lanes.set(self.lanes.get() + 1);
-        }
-        ok
+        take(&self.lanes, self.limits.lanes)
     }
 
     pub fn give_lane(&self) {
-        self.lanes.set(self.lanes.get().saturating_sub(1));
+        give(&self.lanes);
     }
 
     /// Reserves memory; `false` at the limit.
     pub fn take_memory(&self, bytes: u64) -> bool {
-        let sum = self.memory.get().saturating_add(bytes);
-        let ok = sum <= self.limits.memory;
-        if ok {
-            self.memory.set(sum);
-        }
-        ok
+        let most = self.limits.memory;
+        let sum = |n: u64| Some(n.saturating_add(bytes)).filter(|n| *n <= most);
+        self.memory.fetch_update(Relaxed, Relaxed, sum).is_ok()
     }
 
     pub fn give_memory(&self, bytes: u64) {
-        self.memory.set(self.memory.get().saturating_sub(bytes));
+        let less = |n: u64| Some(n.saturating_sub(bytes));
+        let _ = self.memory.fetch_update(Relaxed, Relaxed, less); // it never refuses
     }
 
     #[cfg(test)]
     pub fn memory_taken(&self) -> u64 {
-        self.memory.get()
+        self.memory.load(Relaxed)
     }
 
     /// May another party of this cgroup connect? Counted until the guard is dropped.
-    pub fn enter(self: &Rc<Self>) -> Option<Member> {
-        (self.parties.get() < self.limits.parties).then(|| {
-            self.parties.set(self.parties.get() + 1);
-            Member(self.clone())
-        })
+    pub fn enter(self: &Arc<Self>) -> Option<Member> {
+        take(&self.parties, self.limits.parties).then(|| Member(self.clone()))
     }
 
     /// May another dialing descriptor of this cgroup be served? As many as it may have parties.
     /// Counted until the guard is dropped.
-    pub fn seat(self: &Rc<Self>) -> Option<Seat> {
-        (self.dialing.get() < self.limits.parties).then(|| {
-            self.dialing.set(self.dialing.get() + 1);
-            Seat(self.clone())
-        })
+    pub fn seat(self: &Arc<Self>) -> Option<Seat> {
+        take(&self.dialing, self.limits.parties).then(|| Seat(self.clone()))
     }
 
     /// Counts a helper job until the guard is dropped.
-    pub fn job(self: &Rc<Self>) -> Job {
-        self.jobs.set(self.jobs.get() + 1);
+    pub fn job(self: &Arc<Self>) -> Job {
+        self.jobs.fetch_add(1, Relaxed);
         Job(self.clone())
     }
 
     /// Are so many jobs under way that no more may be started?
     pub fn saturated(&self) -> bool {
-        self.jobs.get() >= JOBS
+        self.jobs.load(Relaxed) >= JOBS
     }
 }
 
 /// The group of this daemon as a party of far lanes: each of them costs it a descriptor, and half of
 /// what it may have is for everything else.
-pub fn far() -> Rc<Group> {
+pub fn far() -> Arc<Group> {
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let lanes = files.map_or(u32::MAX, |n| u32::try_from(n / 2).unwrap_or(u32::MAX));
     let limits = Limits {
@@ -107,31 +108,31 @@ pub fn far() -> Rc<Group> {
 
 /// A party of a cgroup.
 #[derive(Debug)]
-pub struct Member(pub Rc<Group>);
+pub struct Member(pub Arc<Group>);
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.0.parties.set(self.0.parties.get().saturating_sub(1));
+        give(&self.0.parties);
     }
 }
 
 /// A dialing descriptor of a cgroup.
 #[derive(Debug)]
-pub struct Seat(Rc<Group>);
+pub struct Seat(Arc<Group>);
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.0.dialing.set(self.0.dialing.get().saturating_sub(1));
+        give(&self.0.dialing);
     }
 }
 
 /// A helper job of a cgroup.
 #[derive(Debug)]
-pub struct Job(Rc<Group>);
+pub struct Job(Arc<Group>);
 
 impl Drop for Job {
     fn drop(&mut self) {
-        self.0.jobs.set(self.0.jobs.get().saturating_sub(1));
+        give(&self.0.jobs);
         self.0.resume.notify_waiters();
     }
 }
@@ -150,29 +151,29 @@ impl Groups {
         }
     }
 
-    pub fn get(&self, name: &str) -> Rc<Group> {
+    pub fn get(&self, name: &str) -> Arc<Group> {
         let mut groups = self.groups.borrow_mut();
         if let Some(g) = groups.get(name).and_then(Weak::upgrade) {
             return g;
         }
         groups.retain(|_, g| g.strong_count() > 0);
-        let g = Rc::new(Group {
+        let g = Arc::new(Group {
             name: name.to_owned(),
             limits: self.limits,
-            lanes: Cell::new(0),
-            memory: Cell::new(0),
-            parties: Cell::new(0),
-            dialing: Cell::new(0),
-            jobs: Cell::new(0),
+            lanes: AtomicU32::new(0),
+            memory: AtomicU64::new(0),
+            parties: AtomicU32::new(0),
+            dialing: AtomicU32::new(0),
+            jobs: AtomicU32::new(0),
             resume: tokio::sync::Notify::new(),
         });
-        groups.insert(name.to_owned(), Rc::downgrade(&g));
+        groups.insert(name.to_owned(), Arc::downgrade(&g));
         g
     }
 }
 
 #[cfg(test)]
-pub fn for_tests(lanes: u32, memory: u64) -> Rc<Group> {
+pub fn for_tests(lanes: u32, memory: u64) -> Arc<Group> {
     Groups::new(Limits {
         lanes,
         memory,
@@ -203,7 +204,7 @@ mod tests {
         assert!(g.enter().is_none());
         drop(m);
         assert!(g.enter().is_some());
-        assert!(Rc::ptr_eq(&g, &all.get("/a")));
+        assert!(Arc::ptr_eq(&g, &all.get("/a")));
         assert!(all.get("/b").take_lane(), "another cgroup has its own");
     }
 

@@ -21,7 +21,6 @@ use link::layout::{EPOCHS, LANES};
 use link::msg::ToShim;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -68,9 +67,9 @@ pub enum Refused {
 struct Side {
     party: PartyId,
     /// Whose lanes are counted.
-    group: Rc<Group>,
+    group: Arc<Group>,
     /// Who pays for the memory: of a far link, the process at its near end.
-    payer: Rc<Group>,
+    payer: Arc<Group>,
     /// Chunks 0 and 1, in one file.
     first: Chunk,
     /// The further ones, from chunk 2 on.
@@ -213,7 +212,7 @@ impl Links {
     fn create(
         &mut self,
         pair: (PartyId, PartyId),
-        groups: [&Rc<Group>; 2],
+        groups: [&Arc<Group>; 2],
         out: &mut Out,
     ) -> Result<u64, Refused> {
         let id = u64::from(self.incarnation) << 32 | u64::from(self.next);

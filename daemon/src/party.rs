@@ -45,7 +45,7 @@ pub struct Party {
 const MOVES_MAX: u32 = 32;
 
 impl Party {
-    pub fn group(&self) -> &Rc<Group> {
+    pub fn group(&self) -> &Arc<Group> {
         &self.member.0
     }
 

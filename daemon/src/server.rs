@@ -19,6 +19,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::Interest;
 use tracing::Instrument;
@@ -118,7 +119,7 @@ async fn greet(
     shared: &Shared,
     control: &Rc<Control>,
     accepted: u64,
-) -> Option<(crate::ids::PartyId, Rc<Group>)> {
+) -> Option<(crate::ids::PartyId, Arc<Group>)> {
     let mut buf = [0u8; MAX];
     let (len, fds) = first_message(control, &mut buf).await?;
     let refuse = |reason: Reason, why: &str| {
@@ -217,7 +218,7 @@ fn watch(shared: &Shared, id: crate::ids::PartyId, pidfd: OwnedFd) {
 async fn attend(
     shared: &Shared,
     id: crate::ids::PartyId,
-    group: &Rc<Group>,
+    group: &Arc<Group>,
     control: &Rc<Control>,
 ) -> Result<(), Violation> {
     let mut buf = [0u8; MAX];

@@ -7,7 +7,7 @@ use crate::ids::{ConnRef, PartyId};
 use crate::limits::Group;
 use link::layout::EPOCHS;
 use link::msg::ToShim;
-use std::rc::Rc;
+use std::sync::Arc;
 
 impl Links {
     /// Makes a lane between two ends, and the link if there is none. `tag` must be random. A lane
@@ -16,7 +16,7 @@ impl Links {
     pub fn connect(
         &mut self,
         ends: [ConnRef; 2],
-        groups: [&Rc<Group>; 2],
+        groups: [&Arc<Group>; 2],
         tag: u64,
         out: &mut Out,
     ) -> Result<(u64, u32, u32), Refused> {

@@ -17,7 +17,7 @@ fn end(party: u64, conn: u32) -> ConnRef {
 /// Links, and shims that map whatever they are given.
 struct World {
     links: Links,
-    groups: [Rc<Group>; 2],
+    groups: [Arc<Group>; 2],
     offers: Vec<(PartyId, u64, u32, u32)>,
     gone: Vec<(PartyId, u8)>,
     failed: Vec<[ConnRef; 2]>,

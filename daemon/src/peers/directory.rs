@@ -7,12 +7,12 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::rc::Rc;
 use std::str::FromStr;
+use std::sync::Arc;
 use underpass_admin::certificate::valid_name;
 
 /// Name of a node: the DNS name in its certificate.
-pub type Name = Rc<str>;
+pub type Name = Arc<str>;
 
 /// Where daemons listen for each other unless the configuration says otherwise.
 pub const PORT: u16 = 7471;
