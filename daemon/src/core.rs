@@ -14,6 +14,7 @@ mod seek;
 use crate::adopt::Recovered;
 use crate::config::Config;
 use crate::control::Control;
+use crate::dataplane::DataPlane;
 use crate::events::{About, Events};
 use crate::families::Families;
 use crate::family::Family;
@@ -29,6 +30,7 @@ use crate::pairing::Waiting;
 use crate::party::Party;
 use crate::process::{ProcId, Process};
 use crate::proof::Proof;
+use crate::rail::Rails;
 use crate::random::random;
 use crate::seek::Seek;
 use crate::view::{Holder, Snapshot};
@@ -109,7 +111,8 @@ pub struct Core {
     /// The other nodes; `None`: this daemon works alone.
     pub peers: Option<crate::peers::Peers>,
     /// Lanes to them; `None` without peers.
-    pub rails: Option<crate::rail::Rails>,
+    pub rails: Option<Arc<DataPlane>>,
+    effects: far::Effects,
     /// Counts the lanes of this daemon as a party.
     far_group: Arc<crate::limits::Group>,
 }
@@ -128,12 +131,17 @@ impl Core {
         let peers = across::peers(&config);
         let rails = peers.as_ref().map(|p| {
             let all = p.directory.peers().into_iter().map(|p| p.name);
-            crate::rail::Rails::new(&config.rail, p.directory.own(), all)
+            Arc::new(DataPlane::new(Rails::new(
+                &config.rail,
+                p.directory.own(),
+                all,
+            )))
         });
         Core {
             groups: Groups::new(config.limits()),
             peers,
             rails,
+            effects: far::Effects::default(),
             far_group: crate::limits::far(),
             config,
             proof,
@@ -320,10 +328,11 @@ impl Core {
             return Err(Violation("it moves all the time")); // each table is kept for a while
         }
         let family = self.families.join(ident, table);
-        let before = std::mem::replace(&mut p.family, family).ident;
+        let before = std::mem::replace(&mut p.family, family.clone()).ident;
         self.by_process.remove(&(p.proc_id, before));
         self.by_process.insert((p.proc_id, ident), id);
         self.families.leave(before);
+        self.rails(|r| r.moved(id, &family));
         self.event(id, "moved to a table of its own");
         Ok(())
     }

@@ -2,7 +2,9 @@
 
 use crate::config::Config;
 use crate::core::{Core, Shared};
-use crate::{admin_server, adopt, channels, dataplane, fds, idle, peers, server, tasks};
+use crate::dataplane::Thread;
+use crate::rail::Rails;
+use crate::{admin_server, adopt, channels, fds, idle, peers, server, tasks};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::cell::RefCell;
@@ -27,6 +29,8 @@ pub enum Error {
     Insecure(PathBuf),
     #[error("cannot listen for peers at {0}: {1}")]
     Peers(String, std::io::Error),
+    #[error("cannot start the data plane: {0}")]
+    DataPlane(std::io::Error),
     #[error(transparent)]
     Io(#[from] std::io::Error),
 }
@@ -86,26 +90,19 @@ pub fn run(options: Options) -> Result<(), Error> {
     let public = rustix::process::geteuid().is_root();
     let lock = take_dir(&options.dir, public)?;
     fds::raise_limit();
-    let before = fds::epolls();
     let rt = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(HELPERS)
         .build()?;
-    let runtime = fds::of_runtime(&before);
     let local = tokio::task::LocalSet::new();
-    let done = local.block_on(&rt, serve(&options, public, &lock, runtime));
+    let done = local.block_on(&rt, serve(&options, public, &lock));
     // The tasks hold descriptors that only helpers may close.
     rt.block_on(async { drop(local) });
     rt.shutdown_background(); // helpers that hang in a close are nobody's business any more
     done
 }
 
-async fn serve(
-    options: &Options,
-    public: bool,
-    lock: &OwnedFd,
-    runtime: Option<OwnedFd>,
-) -> Result<(), Error> {
+async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Error> {
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
     let (control, admin) = (options.dir.join(CONTROL_SOCK), options.dir.join(ADMIN_SOCK));
@@ -145,8 +142,8 @@ async fn serve(
         let sock = channels::listen(node).map_err(|e| Error::Peers(at, e))?;
         let tls = options.config.tls.clone();
         tokio::task::spawn_local(channels::run(core.clone(), tls, sock));
-        tokio::task::spawn_local(dataplane::run(core.clone(), runtime));
     }
+    let _dataplane = serve_rails(&core)?;
     tokio::select! {
         r = server::serve(core.clone(), control_sock) => r?,
         () = sweep(&core) => {}
@@ -160,6 +157,22 @@ async fn serve(
         let _ = rustix::fs::unlink(p);
     }
     Ok(())
+}
+
+/// Starts the data plane, if there are devices for it.
+fn serve_rails(core: &Shared) -> Result<Option<Thread>, Error> {
+    let Some(plane) = core.borrow().rails.clone() else {
+        return Ok(None);
+    };
+    if !plane.lock().has_devices() {
+        core.borrow_mut().rails(Rails::tell_refusals);
+        return Ok(None);
+    }
+    let (tell, stale) = tokio::sync::mpsc::unbounded_channel();
+    tokio::task::spawn_local(tasks::watch_devices(core.clone(), stale));
+    tokio::task::spawn_local(tasks::take_in(core.clone(), plane.clone()));
+    let thread = Thread::start(&plane, tell).map_err(Error::DataPlane)?;
+    Ok(Some(thread))
 }
 
 async fn sweep(core: &Shared) {

@@ -1,41 +1,105 @@
-//! The data plane: the task that polls the engines, and how it sleeps.
+//! The data plane: the thread that polls the engines, and how it sleeps.
+//!
+//! It has an epoll set of its own and nothing of the runtime: nobody's requests, handshakes or
+//! messages have their turn before a lane's bytes. It shares the rails with the core, whose steps
+//! there are short; whoever waits for them gets them next (a fair lock), so that neither a core
+//! with much to do nor a data plane that polls all the time keeps the other out.
 //!
 //! While there is work, or was a moment ago, it polls, if there is more than one processor.
 //! Otherwise it asks the completion queues for a notification, counts itself asleep on every link,
 //! polls once more, and sleeps on all their descriptors until something comes or is due. Where there
 //! is one processor only it stays counted so: nobody else runs while it works, and so one poll for
 //! each wake-up is enough.
-//!
-//! As long as there was work a little while ago it does not sleep in the runtime, whose way from a
-//! descriptor to a task and back takes longer than a poll, but in its own set of descriptors, in
-//! which the runtime's is one among others.
 
-use crate::core::Shared;
-use crate::rail::waker::{add, drain, ALARM, RUNTIME};
+use crate::rail::waker::{drain, Woken, ALARM};
 use crate::rail::{now, Rails};
-use rustix::event::epoll::{self, EventData, EventFlags};
+use parking_lot::{FairMutex, FairMutexGuard};
+use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::io::Interest;
-use underpass_rdma::devices::{Tree, Watch};
+use std::thread::JoinHandle;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::Notify;
 use underpass_rdma::verbs::DeviceId;
 
 /// Polls on for so long after the last work, where there is more than one processor: longer than a
 /// wake-up costs (about 50 µs).
 const SPIN_NS: u64 = 60_000;
-/// The daemon's other tasks have their turn this often while there is work all the time, where
-/// polling on, and where not (there also as soon as a descriptor of theirs is ready).
-const TURN_SPINNING_NS: u64 = 50_000;
-const TURN_NS: u64 = 1_000_000;
-/// Timers of theirs may be so late.
-const LATE_NS: u64 = 10_000_000;
-/// After so long without work, the task sleeps in the runtime.
-const WARM_NS: u64 = 20_000_000;
-/// Devices are looked at this often.
-const LOOK: Duration = Duration::from_secs(1);
+/// Events taken from the set at once.
+const EVENTS: usize = 64;
+
+/// The rails, as the core and the data plane's thread share them.
+pub struct DataPlane {
+    rails: FairMutex<Rails>,
+    /// Something has come of the thread's steps: the core is to take it in.
+    pub news: Notify,
+    /// The thread is to end.
+    ends: AtomicBool,
+}
+
+impl DataPlane {
+    pub fn new(rails: Rails) -> Self {
+        DataPlane {
+            rails: FairMutex::new(rails),
+            news: Notify::new(),
+            ends: AtomicBool::new(false),
+        }
+    }
+
+    /// For a short step: bytes wait meanwhile. Not to be asked for by who has it.
+    pub fn lock(&self) -> FairMutexGuard<'_, Rails> {
+        self.rails.lock()
+    }
+}
+
+/// The thread, until dropped.
+pub struct Thread {
+    plane: Arc<DataPlane>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Thread {
+    /// Starts it, inside the runtime whose helpers do what may hang. `stale` is told of devices that
+    /// should be looked at again.
+    pub fn start(
+        plane: &Arc<DataPlane>,
+        stale: UnboundedSender<DeviceId>,
+    ) -> std::io::Result<Thread> {
+        let set = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let mut served = Loop {
+            alarm: Alarm::new(&set)?,
+            plane: plane.clone(),
+            stale,
+            alone: std::thread::available_parallelism().map_or(1, usize::from) == 1,
+            worked_at: 0,
+        };
+        plane.lock().wait_in(&set);
+        let runtime = tokio::runtime::Handle::current();
+        let run = move || {
+            let _inside = runtime.enter();
+            while served.turn(&set) {}
+        };
+        let thread = std::thread::Builder::new().name("dataplane".into());
+        Ok(Thread {
+            plane: plane.clone(),
+            thread: Some(thread.spawn(run)?),
+        })
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.plane.ends.store(true, Relaxed); // read under the lock, after it was taken here or after the kick
+        self.plane.lock().stir();
+        if let Some(t) = self.thread.take() {
+            let _ = t.join(); // it does not panic: that would have ended us
+        }
+    }
+}
 
 /// A timer in the set. It is only ever set to an earlier time or when it is over: it wakes us too
 /// early now and then, which costs less than setting it before every sleep.
@@ -80,146 +144,75 @@ impl Alarm {
     }
 }
 
-/// Looks at the devices, for ever. Reading a device's addresses takes a thousand files: not on the
-/// thread that serves everybody.
-async fn watch(shared: Shared, mut stale: tokio::sync::mpsc::UnboundedReceiver<DeviceId>) {
-    let mut watch = Some(Watch::new(Tree::system()));
-    loop {
-        let Some(mut w) = watch.take() else { return };
-        while let Ok(id) = stale.try_recv() {
-            w.stale(&id);
-        }
-        let looked = tokio::task::spawn_blocking(move || {
-            let changes = w.look();
-            (w, changes)
-        });
-        let Ok((w, changes)) = looked.await else {
-            return;
-        };
-        watch = Some(w);
-        shared.borrow_mut().rails(|r| match changes.is_empty() {
-            true => r.watch_devices(),
-            false => r.devices_changed(&changes),
-        });
-        tokio::select! {
-            () = tokio::time::sleep(LOOK) => {}
-            id = stale.recv() => {
-                if let (Some(w), Some(id)) = (&mut watch, id) {
-                    w.stale(&id);
-                }
-            }
-        }
-    }
+/// What a step of the rails leaves to be done next.
+enum Next {
+    End,
+    Poll,
+    /// Sleep until then at the latest.
+    Sleep(u64),
 }
 
-/// Serves the rails, for ever. `runtime`: the descriptor on which the runtime of this thread waits.
-#[expect(clippy::too_many_lines)]
-pub async fn run(shared: Shared, runtime: Option<OwnedFd>) {
-    let has_devices = shared
-        .borrow()
-        .rails
-        .as_ref()
-        .is_some_and(Rails::has_devices);
-    if !has_devices {
-        shared.borrow_mut().rails(Rails::tell_refusals);
-        return;
-    }
-    let (tell, stale) = tokio::sync::mpsc::unbounded_channel();
-    tokio::task::spawn_local(watch(shared.clone(), stale));
-    let set = match epoll::create(epoll::CreateFlags::CLOEXEC) {
-        Ok(s) => Arc::new(s),
-        Err(e) => return tracing::error!("rails cannot be served: {e}"),
-    };
-    let mut alarm = match Alarm::new(&set) {
-        Ok(a) => a,
-        Err(e) => return tracing::error!("rails cannot be served: {e}"),
-    };
-    if let Some(r) = &mut shared.borrow_mut().rails {
-        r.wait_in(&set);
-    }
-    let alone = std::thread::available_parallelism().map_or(1, usize::from) == 1;
-    let turn_ns = if alone { TURN_NS } else { TURN_SPINNING_NS };
-    let mut worked_at = 0;
-    let mut turn_at = 0;
-    // Is the runtime's descriptor in our set? (Otherwise ours is in the runtime's.)
-    let mut warm = false;
-    // May a task of this thread be ready? The runtime's descriptor does not tell.
-    let mut others = true;
-    loop {
-        let t = now();
-        let Some(p) = shared.borrow_mut().poll_rails(t) else {
-            return;
+/// What the thread has.
+struct Loop {
+    plane: Arc<DataPlane>,
+    alarm: Alarm,
+    stale: UnboundedSender<DeviceId>,
+    /// There is one processor only.
+    alone: bool,
+    worked_at: u64,
+}
+
+impl Loop {
+    /// Polls, and sleeps if there is nothing to do; `false`: it is over.
+    fn turn(&mut self, set: &OwnedFd) -> bool {
+        let until = match self.poll() {
+            Next::End => return false,
+            Next::Poll => return true,
+            Next::Sleep(until) => until,
         };
+        let sleeps = until == u64::MAX || self.alarm.by(until);
+        let mut ready = [const { MaybeUninit::<Event>::uninit() }; EVENTS];
+        let look = Timespec::default();
+        let got = epoll::wait(set, &mut ready[..], (!sleeps).then_some(&look));
+        self.take_in(got.map_or(&[], |(ready, _)| ready));
+        true
+    }
+
+    fn poll(&mut self) -> Next {
+        let t = now();
+        let mut rails = self.plane.lock();
+        if self.plane.ends.load(Relaxed) {
+            return Next::End;
+        }
+        let p = rails.poll(t);
+        if rails.has_effects() {
+            self.plane.news.notify_one();
+        }
         if p.worked {
-            worked_at = t;
+            self.worked_at = t;
         }
-        others |= p.told;
-        let spins = !alone && t < worked_at + SPIN_NS;
-        if spins {
-            shared.borrow_mut().rails(Rails::rouse);
+        if !self.alone && t < self.worked_at + SPIN_NS {
+            rails.rouse();
+            return Next::Poll;
         }
-        if spins || p.more {
-            if t >= turn_at + turn_ns {
-                turn_at = t;
-                tokio::task::yield_now().await;
-            }
-            continue;
+        match p.more || rails.doze() {
+            true => Next::Poll,
+            false => Next::Sleep(p.next),
         }
-        if shared.borrow_mut().rails(Rails::doze) == Some(true) {
-            continue;
-        }
-        if std::mem::take(&mut others) {
-            turn_at = t;
-            tokio::task::yield_now().await;
-            continue;
-        }
-        let is_warm = t < worked_at + WARM_NS;
-        if is_warm != warm {
-            warm = is_warm;
-            if let Some(fd) = &runtime {
-                match warm {
-                    true => add(&set, fd.as_raw_fd(), RUNTIME),
-                    false => drop(epoll::delete(&*set, fd)),
-                }
+    }
+
+    /// What has woken us.
+    fn take_in(&mut self, ready: &[Event]) {
+        let mut rails = self.plane.lock();
+        let Woken { device, alarm } = rails.woken(ready, self.alone);
+        if device {
+            for id in rails.device_events() {
+                let _ = self.stale.send(id); // nobody looks at devices any more
             }
         }
-        let mut sleeps = false;
-        if warm {
-            let turn = match runtime {
-                Some(_) => LATE_NS,
-                None => turn_ns,
-            };
-            sleeps = alarm.by(p.next.min(t + turn));
-        } else {
-            let left = Duration::from_nanos(p.next.saturating_sub(t));
-            match crate::fds::watch(set.clone(), Interest::READABLE) {
-                Ok(ours) => tokio::select! {
-                    _ = ours.readable() => {}
-                    () = tokio::time::sleep(left) => {}
-                },
-                Err(_) => tokio::time::sleep(left.min(Duration::from_nanos(LATE_NS))).await,
-            }
-        }
-        let mut stale = Vec::new();
-        let woken = shared.borrow_mut().rails(|r| {
-            let woken = r.wait(sleeps, alone);
-            if woken.device {
-                stale = r.device_events();
-            }
-            woken
-        });
-        let woken = woken.unwrap_or_default();
-        others |= woken.device;
-        for id in stale {
-            let _ = tell.send(id);
-        }
-        if woken.alarm {
-            alarm.over();
-        }
-        if woken.runtime || woken.alarm {
-            turn_at = now();
-            tokio::task::yield_now().await;
-            others = true; // what had its turn may have woken more
+        drop(rails);
+        if alarm {
+            self.alarm.over();
         }
     }
 }

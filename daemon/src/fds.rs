@@ -70,29 +70,6 @@ pub fn watch<T: Keeps>(fd: T, interest: Interest) -> std::io::Result<AsyncFd<T>>
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
 }
 
-/// Our epoll descriptors.
-pub fn epolls() -> Vec<RawFd> {
-    let all = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
-    let polls = |e: &std::fs::DirEntry| {
-        let what = std::fs::read_link(e.path());
-        what.is_ok_and(|p| p.as_os_str() == "anon_inode:[eventpoll]")
-    };
-    let found = all.flatten().filter(polls);
-    found
-        .filter_map(|e| e.file_name().to_str()?.parse().ok())
-        .collect()
-}
-
-/// A copy of the descriptor on which a runtime waits for all others: one of those that have come since
-/// `before`. `None`: it cannot be told.
-pub fn of_runtime(before: &[RawFd]) -> Option<OwnedFd> {
-    // It may have several for the same instance.
-    let fd = epolls().into_iter().find(|fd| !before.contains(fd))?;
-    // SAFETY: the runtime's, which lives; used for this call only.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    rustix::io::fcntl_dupfd_cloexec(fd, 0).ok()
-}
-
 /// Raises the soft limit of open files to the hard one: without room, a received descriptor is
 /// thrown away by the kernel, in our thread.
 pub fn raise_limit() {

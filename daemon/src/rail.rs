@@ -1,8 +1,8 @@
 //! Lanes to other nodes: this daemon as the other party of its processes' links, the devices, and one
 //! engine (`underpass_rdma::engine::Pair`) per peer node.
 //!
-//! Everything here happens on the daemon's one thread, in short steps: `task` polls, the core calls
-//! in between. What comes of a step is a list of [`Effect`]s for the core.
+//! Everything here happens in short steps, one at a time: the data plane's thread polls, the core
+//! calls in between (`dataplane`). What comes of a step is a list of [`Effect`]s for the core.
 //!
 //! A pair of nodes has one engine *incarnation* at a time, known to both by a number. An incarnation ends when one
 //! of the two daemons ends, or finds the other's behaviour impossible; its links to processes end
@@ -36,9 +36,8 @@ use incarnation::Node;
 use lane::Lane;
 use link::msg::ToShim;
 use link::reason::Reason;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
-use std::rc::Rc;
 use std::sync::Arc;
 use underpass_rdma::devices::Change;
 use underpass_rdma::engine::{self, LaneId};
@@ -74,6 +73,7 @@ pub enum Effect {
     /// Both nodes have the lane: offer it.
     Release {
         at: Key,
+        who: ConnRef,
         uses: u32,
         tag: u64,
     },
@@ -103,9 +103,6 @@ pub enum Effect {
     Refusal(Name, u32),
 }
 
-/// Does a thread of the process hold the lock of this connection's sending direction?
-pub type Locked<'a> = &'a dyn Fn(&ConnRef) -> bool;
-
 /// Our side of a link between a process and this daemon.
 struct RemoteGroup {
     node: Name,
@@ -125,15 +122,15 @@ pub struct Rails {
     groups: HashMap<u64, RemoteGroup>,
     lanes: BTreeMap<Key, Lane>,
     out: Vec<Effect>,
-    /// Something happened that the task should look at.
-    pub kick: Option<Arc<OwnedFd>>,
+    /// Something happened that the data plane should look at.
+    kick: Option<Arc<OwnedFd>>,
     /// What helpers have done to sockets.
     jobs: (Sender<takeover::Done>, Receiver<takeover::Done>),
     /// Counted as asleep on all links.
     dozing: bool,
-    /// What wakes the task: links of engines, doorbells, devices.
+    /// What wakes the data plane: links of engines, doorbells, devices.
     set: Option<Arc<OwnedFd>>,
-    names: Rc<[Name]>,
+    names: Arc<[Name]>,
     /// When lanes are to be looked after, and how long something has been going on.
     tend_at: u64,
     busy_until: u64,
@@ -214,7 +211,7 @@ impl Rails {
     }
 
     /// Something is about to change, or has: nobody may sleep through it.
-    fn stir(&mut self) {
+    pub fn stir(&mut self) {
         if std::mem::take(&mut self.dozing) {
             self.nodes.values().for_each(|n| n.pair.rouse());
         }
@@ -222,8 +219,13 @@ impl Rails {
         kick::kick(self.kick.as_deref());
     }
 
-    pub fn take_effects(&mut self) -> Vec<Effect> {
-        std::mem::take(&mut self.out)
+    /// Gives up what has come of the steps so far, in order.
+    pub fn take_effects(&mut self, all: &mut VecDeque<Effect>) {
+        all.extend(self.out.drain(..));
+    }
+
+    pub fn has_effects(&self) -> bool {
+        !self.out.is_empty()
     }
 
     /// A message of the links' state machine for us as a party.

@@ -11,7 +11,9 @@ use underpass_admin::{Across, RailLinks, RailStats, Row};
 impl Core {
     /// One for each rail, in order of names.
     pub(crate) fn rail_stats(&self) -> Vec<RailStats> {
-        self.rails.as_ref().map_or(Vec::new(), |r| sum(r.counts()))
+        self.rails
+            .as_ref()
+            .map_or(Vec::new(), |r| sum(r.lock().counts()))
     }
 
     /// What stands between us and the node of `peer`; `None`: it is not another one.
@@ -33,7 +35,7 @@ impl Core {
                 conn: e.conn,
                 gen: e.gen,
             };
-            e.row.rail = rails.row((e.row.link, e.row.lane), &who);
+            e.row.rail = rails.lock().row((e.row.link, e.row.lane), &who);
         }
     }
 }

@@ -3,17 +3,65 @@
 
 use crate::core::register::Registration;
 use crate::core::Shared;
+use crate::dataplane::DataPlane;
 use crate::fds::Foreign;
 use crate::heirs::Inherited;
 use crate::process::ProcId;
 use crate::{adopt, elsewhere, heirs, holders, socket, unseen, wire};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::mpsc::UnboundedReceiver;
 use underpass_admin::proc;
+use underpass_rdma::devices::{Tree, Watch};
+use underpass_rdma::verbs::DeviceId;
 
 /// How long the look at one process may take, and how many may be left hanging.
 const LOOK_MAX: Duration = Duration::from_secs(2);
 const HANGING_MAX: u32 = 16;
+
+/// Devices are looked at this often.
+const DEVICES_LOOK: Duration = Duration::from_secs(1);
+
+/// Looks at the RDMA devices, for ever, and whenever one is named in `stale`. Reading a device's
+/// addresses takes a thousand files: not on the thread that serves everybody.
+pub async fn watch_devices(shared: Shared, mut stale: UnboundedReceiver<DeviceId>) {
+    let mut watch = Some(Watch::new(Tree::system()));
+    loop {
+        let Some(mut w) = watch.take() else { return };
+        while let Ok(id) = stale.try_recv() {
+            w.stale(&id);
+        }
+        let looked = tokio::task::spawn_blocking(move || {
+            let changes = w.look();
+            (w, changes)
+        });
+        let Ok((w, changes)) = looked.await else {
+            return;
+        };
+        watch = Some(w);
+        shared.borrow_mut().rails(|r| match changes.is_empty() {
+            true => r.watch_devices(),
+            false => r.devices_changed(&changes),
+        });
+        tokio::select! {
+            () = tokio::time::sleep(DEVICES_LOOK) => {}
+            id = stale.recv() => {
+                if let (Some(w), Some(id)) = (&mut watch, id) {
+                    w.stale(&id);
+                }
+            }
+        }
+    }
+}
+
+/// Takes in what comes of the data plane's steps, for ever.
+pub async fn take_in(shared: Shared, plane: Arc<DataPlane>) {
+    loop {
+        plane.news.notified().await;
+        shared.borrow_mut().effects();
+    }
+}
 
 /// Looks once at every process that may be looked at: see [`mod@adopt`].
 pub async fn adopt(shared: Shared) {
@@ -140,7 +188,12 @@ const UNSEEN_REST: u32 = 50;
 pub async fn look_for_unseen_closes(core: Shared) {
     let news = core.borrow().held.clone();
     loop {
-        if core.borrow().rails.as_ref().is_none_or(|r| !r.has_held()) {
+        if core
+            .borrow()
+            .rails
+            .as_ref()
+            .is_none_or(|r| !r.lock().has_held())
+        {
             news.notified().await;
         }
         tokio::time::sleep(UNSEEN_LOOK).await;

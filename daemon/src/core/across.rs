@@ -102,6 +102,7 @@ impl Core {
         queue: mpsc::Sender<Msg>,
         cut: Rc<Cut>,
     ) -> Option<u64> {
+        self.effects(); // what is said to the former channel does not belong into this one
         let peers = self.peers.as_mut()?;
         let before = peers.has_channel(&met.node);
         let id = peers.admit(met, queue, cut)?;

@@ -12,31 +12,53 @@ use crate::rail::{Effect, Rails};
 use crate::unseen::{Held, Idle};
 use link::msg::ToShim;
 use link::reason::Reason;
+use std::collections::{HashMap, VecDeque};
+
+/// What has come of the rails' steps and is not done yet.
+#[derive(Default)]
+pub struct Effects {
+    waiting: VecDeque<Effect>,
+    under_way: bool,
+}
 
 /// Our side of every far link.
 const FAR: u8 = 1;
 
 impl Core {
-    /// Lets something happen to the rails, and does what comes of it.
+    /// Lets something happen to the rails, and does what comes of it. What has come of the data
+    /// plane's own steps is done before.
     pub(crate) fn rails<T>(&mut self, step: impl FnOnce(&mut Rails) -> T) -> Option<T> {
-        let r = step(self.rails.as_mut()?);
+        let plane = self.rails.clone()?;
+        let done = loop {
+            let mut rails = plane.lock();
+            rails.take_effects(&mut self.effects.waiting);
+            if self.effects.waiting.is_empty() || self.effects.under_way {
+                break step(&mut rails);
+            }
+            drop(rails);
+            self.effects();
+        };
         self.effects();
-        Some(r)
+        Some(done)
     }
 
-    /// Whether there were any.
-    pub(super) fn effects(&mut self) -> bool {
-        let mut any = false;
-        loop {
-            let all = self.rails.as_mut().map(Rails::take_effects);
-            let Some(all) = all.filter(|a| !a.is_empty()) else {
-                return any;
-            };
-            any = true;
-            for e in all {
-                self.effect(e);
-            }
+    /// Does what has come of the rails' steps, in their order: also what comes of that is done here,
+    /// after it, and not by whoever is called meanwhile.
+    pub fn effects(&mut self) {
+        let Some(plane) = self.rails.clone() else {
+            return;
+        };
+        if std::mem::replace(&mut self.effects.under_way, true) {
+            return;
         }
+        loop {
+            plane.lock().take_effects(&mut self.effects.waiting);
+            let Some(e) = self.effects.waiting.pop_front() else {
+                break;
+            };
+            self.effect(e);
+        }
+        self.effects.under_way = false;
     }
 
     fn effect(&mut self, e: Effect) {
@@ -62,8 +84,8 @@ impl Core {
             Effect::TearDown { link } => {
                 links.as_far(link, |l, p| l.link_failed(p, link, FAR, &mut out))
             }
-            Effect::Release { at, uses, tag } => {
-                links.release(at.0, at.1, uses, tag, &mut out);
+            Effect::Release { at, who, uses, tag } => {
+                links.release(at, who, (uses, tag), &mut out);
                 Ok(())
             }
             Effect::Abandon {
@@ -118,23 +140,30 @@ impl Core {
         out.sends = rest;
         let to_far: Vec<crate::links::Send> = to_far;
         let ready = std::mem::take(&mut out.ready);
-        let Some(rails) = &mut self.rails else { return };
-        for s in to_far {
-            rails.deliver(s.to, s.msg, &s.fds);
+        let ready: Vec<_> = ready
+            .into_iter()
+            .filter_map(|w| self.links.lane_of(w))
+            .collect();
+        let failed = out.failed.iter().filter(|e| e[1].party.is_far());
+        let undone: Vec<ConnRef> = failed.map(|e| e[0]).collect();
+        if to_far.is_empty() && ready.is_empty() && undone.is_empty() {
+            return;
         }
-        for at in ready.into_iter().filter_map(|w| self.links.lane_of(w)) {
-            rails.ready(at);
-        }
-        for ends in out.failed.iter().filter(|e| e[1].party.is_far()) {
-            rails.undone(ends[0]);
-        }
+        self.rails(|rails| {
+            for s in to_far {
+                rails.deliver(s.to, s.msg, &s.fds);
+            }
+            ready.into_iter().for_each(|at| rails.ready(at));
+            undone.into_iter().for_each(|who| rails.undone(who));
+        });
     }
 
     /// The ends of a connection are on two nodes that both have rails: a lane.
     pub(crate) fn lane_across(&mut self, p: &Paired) {
-        let far = self.rails.as_ref().and_then(|r| r.party_of(&p.node));
-        let group = self.parties.get(&p.who.party).map(|x| x.group().clone());
-        let (Some(far), Some(group)) = (far, group) else {
+        let far = self.rails.as_ref().and_then(|r| r.lock().party_of(&p.node));
+        let near = self.parties.get(&p.who.party);
+        let near = near.map(|x| (x.group().clone(), x.family.clone()));
+        let (Some(far), Some((group, family))) = (far, near) else {
             return;
         };
         let other = ConnRef {
@@ -152,9 +181,7 @@ impl Core {
         );
         match made {
             Ok((link, slot, uses)) => {
-                if let Some(r) = &mut self.rails {
-                    r.begin(p, (link, slot), uses);
-                }
+                self.rails(|r| r.begin(p, (link, slot), uses, family));
                 self.act(out, Reason::Memory, RETRY_TROUBLE_MS);
             }
             Err(e) => {
@@ -189,10 +216,13 @@ impl Core {
 
     /// A process has ended: its lanes to other nodes are finished by us.
     pub(super) fn dead_far(&mut self, p: &Party) {
-        let Some(rails) = &mut self.rails else { return };
-        let inherited = rails.party_dead(p.id, &Heirship::of(p));
-        self.inherit(inherited);
-        self.effects();
+        let Some(plane) = &self.rails else { return };
+        let all = plane.lock().lanes_of(p.id);
+        let heirship = Heirship::of(p); // asks the kernel: nobody waits for it
+        let left = |who: ConnRef| Some((who, heirship.left(&who)?));
+        let left: HashMap<_, _> = all.into_iter().filter_map(left).collect();
+        let inherited = self.rails(|r| r.party_dead(p.id, &left));
+        self.inherit(inherited.unwrap_or_default());
     }
 
     /// Whose lane it is that `from` speaks of. A forked child may have taken its parent's connection
@@ -209,25 +239,13 @@ impl Core {
         // (Within the node a child leaves the lane to its owner.)
         let living = self.links.far_owner(link, side).filter(kin);
         let rails = self.rails.as_ref();
-        let owner = living.or_else(|| rails?.inherited((link, lane), family));
+        let owner = living.or_else(|| rails?.lock().inherited((link, lane), family));
         owner.unwrap_or(from)
-    }
-
-    /// Polls the rails; see `dataplane`.
-    pub(crate) fn poll_rails(&mut self, now: u64) -> Option<crate::rail::Polled> {
-        let rails = self.rails.as_mut()?;
-        let parties = &self.parties;
-        let mut polled = rails.poll(now, &|who| {
-            let p = parties.get(&who.party);
-            p.is_some_and(|p| p.family.sending(who.conn, who.gen))
-        });
-        polled.told = self.effects();
-        Some(polled)
     }
 
     /// Ends on idle lanes to other nodes, for a look at who holds them.
     pub fn idle_ends(&mut self) -> Vec<Held> {
-        let idle = self.rails.as_mut().map(|r| r.idle_ends());
+        let idle = self.rails.as_ref().map(|r| r.lock().idle_ends());
         let parties = &self.parties;
         let held = |idle: Idle| {
             let p = parties.get(&idle.who.party)?;

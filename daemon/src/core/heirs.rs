@@ -47,7 +47,10 @@ impl Core {
                 i.missed = holder.is_none();
             }
             let useful = match i.far {
-                true => self.rails.as_ref().is_some_and(|r| r.is_inherited(i.at)),
+                true => self
+                    .rails
+                    .as_ref()
+                    .is_some_and(|r| r.lock().is_inherited(i.at)),
                 false => self.links.survivor(i.who).is_some(),
             };
             match over || !useful {

@@ -83,16 +83,22 @@ impl Links {
         Ok((id, slot as u32, link.slots[slot].uses))
     }
 
-    /// The far node has a lane for this one. Both count the uses of their slots alike from here on;
-    /// `tag` is the one that both have.
-    pub fn release(&mut self, id: u64, slot: u32, uses: u32, tag: u64, out: &mut Out) {
+    /// The far node has a lane for the one of `who`. Both count the uses of their slots alike from
+    /// here on; `tag` is the one that both have.
+    pub fn release(
+        &mut self,
+        (id, slot): (u64, u32),
+        who: ConnRef,
+        (uses, tag): (u32, u64),
+        out: &mut Out,
+    ) {
         let Some(link) = self.links.get_mut(&id) else {
             return;
         };
         let Some(s) = link.slots.get_mut(slot as usize) else {
             return;
         };
-        if let Some(u) = s.now.as_mut().filter(|u| u.held) {
+        if let Some(u) = s.now.as_mut().filter(|u| u.held && u.ends[0] == who) {
             u.held = false;
             u.tag = tag;
             s.uses = s.uses.max(uses);

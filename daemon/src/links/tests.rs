@@ -496,7 +496,9 @@ fn a_far_lane_waits_for_the_other_node() {
     assert_eq!(w.ready, [end(1, 4)], "set up, and held back");
     assert!(w.offers.is_empty());
     let mut out = Out::default();
-    w.links.release(id, slot, 9, 1234, &mut out);
+    w.links.release((id, slot), end(1, 3), (9, 1234), &mut out);
+    assert!(out.sends.is_empty(), "of another end, which had the slot");
+    w.links.release((id, slot), end(1, 4), (9, 1234), &mut out);
     let [offer] = &out.sends[..] else {
         panic!("one offer, not {}", out.sends.len())
     };

@@ -9,6 +9,7 @@
 use super::lane::{Ending, Lane, Stage};
 use super::{Key, Rails};
 use crate::heirs::{Counted, Inherited, Left};
+use link::family::View;
 use link::lane::{is_left, Memory};
 use std::collections::HashSet;
 
@@ -28,12 +29,12 @@ impl Rails {
         links: &mut HashSet<u64>,
     ) -> Option<Inherited> {
         let l = self.lanes.get_mut(&at)?;
-        let inode = rustix::fs::fstat(l.sock.as_ref()?).ok()?.st_ino; // none: never up
+        let inode = Some(l.inode).filter(|i| *i != 0)?; // 0: never up
         if links.len() >= LINKS && !links.contains(&at.0) {
             return None;
         }
         let family = left.family;
-        l.heirs = Some((family.clone(), Counted::new(left.group)?));
+        l.heirs = Some(Counted::new(left.group)?);
         links.insert(at.0);
         if let (Some(id), Some(n)) = (l.engine, self.nodes.get_mut(&l.node)) {
             n.pair.refuse_switches(id);
@@ -77,9 +78,7 @@ impl Rails {
 impl Lane {
     /// Is it of no more use to those who have inherited it?
     pub(super) fn is_left(&self, m: &Memory<'_>) -> bool {
-        self.heirs.as_ref().is_some_and(|(family, _)| {
-            let v = family.view(self.who.conn);
-            v.is_some_and(|v| v.gen == self.who.gen && is_left(m, v.rx_tcp))
-        })
+        let here = |v: &View| v.gen == self.who.gen && is_left(m, v.rx_tcp);
+        self.heirs.is_some() && self.family.view(self.who.conn).is_some_and(|v| here(&v))
     }
 }

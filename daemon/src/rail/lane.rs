@@ -9,7 +9,7 @@ use super::sock::disconnect;
 use super::{now, Effect, Key, Rails};
 use crate::family::Family;
 use crate::fds::Foreign;
-use crate::heirs::{Counted, Heirship, Inherited};
+use crate::heirs::{Counted, Inherited, Left};
 use crate::ids::{ConnRef, PartyId};
 use crate::memfd::Ident;
 use crate::peers::directory::Name;
@@ -21,6 +21,7 @@ use crate::unseen::Idle;
 use link::lane::TxState;
 use link::layout::EPOCHS;
 use link::reason::Reason;
+use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
@@ -61,6 +62,8 @@ pub(super) struct Takeover {
 pub(super) struct Lane {
     pub node: Name,
     pub who: ConnRef,
+    /// The table in which the connection stands; also after its process has ended.
+    pub family: Arc<Family>,
     /// Number of the pairing, and our part in it.
     pair: u64,
     part: Part,
@@ -76,9 +79,11 @@ pub(super) struct Lane {
     theirs: Option<(u32, u32, u64)>,
     /// Our copy of the connection's socket.
     pub sock: Option<Arc<Foreign>>,
+    /// That socket's; 0: there is none, or it cannot be told.
+    pub inode: u64,
     pub ending: Option<Ending>,
     /// The process is gone, but others of its family may hold the connection.
-    pub heirs: Option<(Arc<Family>, Counted)>,
+    pub heirs: Option<Counted>,
     pub ending_since: u64,
     /// When everything has arrived, the socket is to be shut down for sending.
     pub fin: bool,
@@ -98,6 +103,15 @@ impl Lane {
         self.stage == Stage::Offered && self.ending.is_none() && self.heirs.is_none()
     }
 
+    /// Has its process not had it yet?
+    fn is_untaken(&self) -> bool {
+        match self.stage {
+            Stage::Making => true,
+            Stage::Offered => self.sock.is_none() && self.ending.is_none(),
+            Stage::Leaving => false,
+        }
+    }
+
     /// Its process is so far.
     pub fn end(&mut self, how: Ending, fin: bool) {
         self.ending = self.ending.max(Some(how));
@@ -108,7 +122,7 @@ impl Lane {
 
 impl Rails {
     /// The ends of a connection are paired, and this one has a slot, used so often before.
-    pub fn begin(&mut self, p: &Paired, at: Key, uses: u32) {
+    pub fn begin(&mut self, p: &Paired, at: Key, uses: u32, family: Arc<Family>) {
         self.stir();
         let Some(n) = self.nodes.get_mut(&p.node) else {
             return;
@@ -117,6 +131,7 @@ impl Rails {
         let lane = Lane {
             node: p.node.clone(),
             who: p.who,
+            family,
             pair: p.pair,
             part: p.part,
             cookie: p.cookie,
@@ -128,6 +143,7 @@ impl Rails {
             engine: None,
             theirs: None,
             sock: None,
+            inode: 0,
             ending: None,
             heirs: None,
             ending_since: 0,
@@ -255,14 +271,16 @@ impl Rails {
         l.stage = Stage::Offered;
         self.out.push(Effect::Release {
             at,
+            who: l.who,
             uses: l.uses,
             tag: l.tag,
         });
     }
 
-    /// The core has given up a lane that was not offered.
+    /// The core has given up a lane that it had not offered yet. (Our word that it may be offered
+    /// may have crossed this one.)
     pub fn undone(&mut self, who: ConnRef) {
-        let mine = |(_, l): &(&Key, &Lane)| l.who == who && l.stage == Stage::Making;
+        let mine = |(_, l): &(&Key, &Lane)| l.who == who && l.is_untaken();
         if let Some(at) = self.lanes.iter().find(mine).map(|(k, _)| *k) {
             self.undo(at, Reason::PeerGone);
         }
@@ -314,9 +332,8 @@ impl Rails {
 
     /// The dead process whose lane this is, for one of its family.
     pub fn inherited(&self, at: Key, family: Ident) -> Option<PartyId> {
-        let l = self.lanes.get(&at)?;
-        let heirs = l.heirs.as_ref()?;
-        (heirs.0.ident == family).then_some(l.who.party)
+        let l = self.lanes.get(&at).filter(|l| l.heirs.is_some())?;
+        (l.family.ident == family).then_some(l.who.party)
     }
 
     /// The process has taken the lane and gives us a copy of its socket. `false`: it is another
@@ -329,6 +346,7 @@ impl Rails {
         if cookie.map(|c| c.0) != Ok(l.cookie) || l.sock.is_some() {
             return false;
         }
+        l.inode = rustix::fs::fstat(&sock).map_or(0, |s| s.st_ino);
         l.sock = Some(Arc::new(sock));
         let (engine, node) = (l.engine, l.node.clone());
         if let (Some(id), Some(n)) = (engine, self.nodes.get_mut(&node)) {
@@ -349,15 +367,15 @@ impl Rails {
         for (at, l) in self.lanes.iter_mut().filter(|(_, l)| l.is_worked()) {
             let areas = self.groups.get(&at.0).map(|b| b.area.areas());
             let m = areas.as_ref().and_then(|a| a.for_takeover(at.1));
-            let (Some(m), Some(sock)) = (m, &l.sock) else {
+            let Some(m) = m.filter(|_| l.inode != 0) else {
                 continue;
             };
             let now = [m.own_head(), m.own_cursor()].map(|w| w.load(Relaxed));
             if l.idle.0 != now {
                 l.idle = (now, [false; 2]);
-            } else if let Ok(s) = rustix::fs::fstat(sock.as_ref()) {
+            } else {
                 l.idle.1 = [false, l.idle.1[0]];
-                let (who, at, inode) = (l.who, *at, s.st_ino);
+                let (who, at, inode) = (l.who, *at, l.inode);
                 all.push(Idle { who, at, inode });
             }
         }
@@ -401,8 +419,25 @@ impl Rails {
         }
     }
 
+    /// A process shows another table than before.
+    pub fn moved(&mut self, party: PartyId, family: &Arc<Family>) {
+        let of = self.lanes.values_mut().filter(|l| l.who.party == party);
+        of.for_each(|l| l.family = family.clone());
+    }
+
+    /// Ends of this process that have been offered their lanes.
+    pub fn lanes_of(&self, party: PartyId) -> Vec<ConnRef> {
+        let of = |l: &&Lane| l.who.party == party && l.stage == Stage::Offered;
+        self.lanes.values().filter(of).map(|l| l.who).collect()
+    }
+
     /// A process has ended; the lanes that others may go on with.
-    pub fn party_dead(&mut self, party: PartyId, heirship: &Heirship<'_>) -> Vec<Inherited> {
+    /// `left`: what it leaves to others, of [`Rails::lanes_of`].
+    pub fn party_dead(
+        &mut self,
+        party: PartyId,
+        left: &HashMap<ConnRef, Left<'_>>,
+    ) -> Vec<Inherited> {
         let of = |(k, l): (&Key, &Lane)| (l.who.party == party).then_some((*k, l.who, l.stage));
         let all: Vec<(Key, ConnRef, Stage)> = self.lanes.iter().filter_map(of).collect();
         let (mut inherited, mut links) = (Vec::new(), self.inherited_links());
@@ -410,11 +445,10 @@ impl Rails {
             match stage {
                 Stage::Making => self.undo(k, Reason::PeerGone),
                 Stage::Offered => {
-                    let left = heirship.left(&who);
-                    let held = left.is_some();
-                    match left.and_then(|l| self.inherit(k, &l, &mut links)) {
+                    let left = left.get(&who);
+                    match left.and_then(|l| self.inherit(k, l, &mut links)) {
                         Some(i) => inherited.push(i),
-                        None => self.end(party, k, Ending::Over, !held),
+                        None => self.end(party, k, Ending::Over, left.is_none()),
                     }
                 }
                 Stage::Leaving => {}

@@ -9,7 +9,7 @@ use super::area::Areas;
 use super::heirs::LOOK_NS;
 use super::lane::{Ending, Lane, Stage, Takeover};
 use super::sock::{unread, Sock};
-use super::{now, Key, Locked, Rails};
+use super::{now, Key, Rails};
 use crate::fds::Foreign;
 use link::lane::tx::{mode, Adopted};
 use link::lane::{Memory, TxState};
@@ -123,7 +123,7 @@ impl Job {
 
 impl Rails {
     /// Looks after all lanes if it is time; when to look next, if anything is under way.
-    pub(super) fn tend(&mut self, now: u64, locked: Locked<'_>) -> Option<u64> {
+    pub(super) fn tend(&mut self, now: u64) -> Option<u64> {
         self.take_jobs();
         if now < self.tend_at {
             return Some(self.tend_at);
@@ -132,7 +132,7 @@ impl Rails {
         let all: Vec<Key> = self.lanes.keys().copied().collect();
         let mut more = false;
         for k in all {
-            more |= self.tend_one(k, now, locked);
+            more |= self.tend_one(k, now);
         }
         let making = self.lanes.values().any(|l| l.stage == Stage::Making);
         let dt = match (more, making || self.has_heirs()) {
@@ -147,7 +147,7 @@ impl Rails {
 
     /// One lane; whether something is under way.
     #[expect(clippy::too_many_lines)]
-    fn tend_one(&mut self, at: Key, now: u64, locked: Locked<'_>) -> bool {
+    fn tend_one(&mut self, at: Key, now: u64) -> bool {
         let Some(l) = self.lanes.get_mut(&at) else {
             return false;
         };
@@ -191,8 +191,8 @@ impl Rails {
             return false;
         };
         let over = l.ending == Some(Ending::Over);
-        let (who, heirs) = (l.who, l.heirs.as_ref().map(|h| h.0.clone()));
-        let busy = || locked(&who) || heirs.as_ref().is_some_and(|f| f.sending(who.conn, who.gen));
+        let (who, family) = (l.who, l.family.clone());
+        let busy = || family.sending(who.conn, who.gen);
         let (mut tx, work) = (Box::<TxState>::default(), Work::Adopt);
         let work = match &mut l.takeover {
             None if through(&m, state) => Work::End,

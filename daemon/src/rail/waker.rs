@@ -1,6 +1,6 @@
-//! The set of descriptors that wake the data plane: what is in it, and how it sleeps there.
+//! The set of descriptors that wake the data plane: what is in it, and what each of them says.
 
-use super::{Locked, Rails};
+use super::Rails;
 use link::doorbell::Drained;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
@@ -16,15 +16,13 @@ pub struct Polled {
     pub worked: bool,
     /// There is more to do at once.
     pub more: bool,
-    /// The core was told something, and so perhaps other tasks.
-    pub told: bool,
     /// When to poll again although nothing happens.
     pub next: u64,
 }
 
 impl Rails {
     /// Does what there is to do, in all engines and for all lanes.
-    pub fn poll(&mut self, now: u64, locked: Locked<'_>) -> Polled {
+    pub fn poll(&mut self, now: u64) -> Polled {
         let names = self.names.clone();
         let mut worked = false;
         for name in &*names {
@@ -34,7 +32,7 @@ impl Rails {
             self.busy_until = now + 1_000_000_000;
             self.tend_at = self.tend_at.min(now + super::takeover::LATE_NS);
         }
-        let mut next = self.tend(now, locked).unwrap_or(u64::MAX);
+        let mut next = self.tend(now).unwrap_or(u64::MAX);
         let quiet = if now < self.busy_until { 0 } else { IDLE_NS };
         let mut more = false;
         for n in self.nodes.values() {
@@ -42,12 +40,7 @@ impl Rails {
             more |= n.pair.unfinished();
         }
         more |= next <= now;
-        Polled {
-            worked,
-            more,
-            told: false,
-            next,
-        }
+        Polled { worked, more, next }
     }
 
     /// Begins to wait in this set.
@@ -91,26 +84,16 @@ impl Rails {
         }
     }
 
-    /// Sleeps in the set until the alarm at the latest, or only looks, and takes in what has woken
-    /// us. `stay`: we stay counted as asleep.
-    pub fn wait(&mut self, sleep: bool, stay: bool) -> Woken {
+    /// Takes in what has woken us. `stay`: we stay counted as asleep.
+    pub fn woken(&mut self, ready: &[epoll::Event], stay: bool) -> Woken {
         let mut woken = Woken::default();
-        let Some(set) = self.set.clone() else {
-            return woken;
-        };
-        let mut ready = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
-        let look = rustix::event::Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let got = epoll::wait(&*set, &mut ready[..], (!sleep).then_some(&look));
         if !stay {
             self.rouse();
         }
-        let Ok((ready, _)) = got else {
+        let Some(set) = self.set.clone() else {
             return woken;
         };
-        for e in ready.iter() {
+        for e in ready {
             let data = e.data.u64();
             let (node, low) = ((data >> 32) as u32 & 0xff_ffff, data as u32);
             match data & KIND {
@@ -127,7 +110,6 @@ impl Rails {
                         let _ = epoll::delete(&*set, &b.bell);
                     }
                 }
-                RUNTIME => woken.runtime = true,
                 ALARM => woken.alarm = true,
                 KICK => drain(self.kick.as_deref()),
                 _ => woken.device = true,
@@ -141,7 +123,6 @@ impl Rails {
 #[derive(Default)]
 pub struct Woken {
     pub device: bool,
-    pub runtime: bool,
     pub alarm: bool,
 }
 
@@ -150,9 +131,8 @@ const KIND: u64 = 0xff << 56;
 const QUEUE: u64 = 1 << 56;
 const BELL: u64 = 2 << 56;
 const DEVICE: u64 = 3 << 56;
-pub const RUNTIME: u64 = 4 << 56;
-pub const ALARM: u64 = 5 << 56;
-pub const KICK: u64 = 6 << 56;
+pub const ALARM: u64 = 4 << 56;
+const KICK: u64 = 5 << 56;
 
 pub fn drain(fd: Option<&OwnedFd>) {
     fd.map(|fd| rustix::io::read(fd, &mut [0u8; 8]));
