@@ -31,8 +31,8 @@ use crate::party::Party;
 use crate::process::{ProcId, Process};
 use crate::proof::Proof;
 use crate::rail::Rails;
-use crate::random::random;
 use crate::seek::Seek;
+use crate::system::System;
 use crate::view::{Holder, Snapshot};
 use link::family::{state, TABLE_BYTES};
 use link::msg::{ToDaemon, ToShim};
@@ -44,6 +44,8 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
+use underpass_ibv::Ibv;
+use underpass_rdma::verbs::Provider;
 
 /// The core, as the tasks hold it. Never borrowed across an await.
 pub type Shared = Rc<RefCell<Core>>;
@@ -64,7 +66,9 @@ pub struct Counters {
     pub paired_across: u64,
 }
 
-pub struct Core {
+/// `V`: the verbs of lanes to other nodes.
+pub struct Core<V: Provider = Ibv> {
+    system: Arc<dyn System>,
     pub config: Config,
     pub proof: Arc<dyn Proof>,
     /// Number of this run of the daemon.
@@ -111,7 +115,7 @@ pub struct Core {
     /// The other nodes; `None`: this daemon works alone.
     pub peers: Option<crate::peers::Peers>,
     /// Lanes to them; `None` without peers.
-    pub rails: Option<Arc<DataPlane>>,
+    pub rails: Option<Arc<DataPlane<V>>>,
     effects: far::Effects,
     /// Counts the lanes of this daemon as a party.
     far_group: Arc<crate::limits::Group>,
@@ -125,19 +129,24 @@ pub struct Hello {
     pub table: Foreign,
 }
 
-impl Core {
-    pub fn new(config: Config, proof: Arc<dyn Proof>) -> Core {
-        let incarnation = random();
+impl<V: Provider> Core<V> {
+    /// `verbs`: `None` where there are none.
+    pub fn new(
+        config: Config,
+        proof: Arc<dyn Proof>,
+        system: Arc<dyn System>,
+        verbs: Option<V>,
+    ) -> Core<V> {
+        let incarnation = system.random();
         let peers = across::peers(&config);
         let rails = peers.as_ref().map(|p| {
             let all = p.directory.peers().into_iter().map(|p| p.name);
-            Arc::new(DataPlane::new(Rails::new(
-                &config.rail,
-                p.directory.own(),
-                all,
-            )))
+            let own = p.directory.own();
+            let rails = Rails::new(system.clone(), verbs, &config.rail, own, all);
+            Arc::new(DataPlane::new(system.clone(), rails))
         });
         Core {
+            system,
             groups: Groups::new(config.limits()),
             peers,
             rails,
@@ -421,19 +430,21 @@ impl Core {
         Ok(None)
     }
 
-    /// Sends what the links want sent, and declines lanes that will not be.
-    pub(crate) fn act(&mut self, mut out: Out, reason: Reason, retry_ms: u32) {
-        self.act_far(&mut out);
-        for s in out.sends {
+    /// Sends what the links want sent, and declines lanes that will not be. The rails come last: what comes of their
+    /// steps belongs behind what is sent here.
+    pub(crate) fn act(&mut self, out: Out, reason: Reason, retry_ms: u32) {
+        let (far, near): (Vec<_>, _) = out.sends.into_iter().partition(|s| s.to.is_far());
+        for s in near {
             if let Some(p) = self.parties.get_mut(&s.to) {
                 p.send(s.msg, s.fds);
             }
         }
-        for e in out.failed.into_iter().flatten() {
-            if Some(e) != out.gave_up {
-                self.decline(e, reason, reason, retry_ms);
+        for e in out.failed.iter().flatten() {
+            if Some(*e) != out.gave_up {
+                self.decline(*e, reason, reason, retry_ms);
             }
         }
+        self.act_far(far, &out.ready, &out.failed);
         self.effects();
     }
 

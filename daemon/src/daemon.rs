@@ -4,6 +4,7 @@ use crate::config::Config;
 use crate::core::{Core, Shared};
 use crate::dataplane::Thread;
 use crate::rail::Rails;
+use crate::system::Machine;
 use crate::{admin_server, adopt, channels, fds, idle, peers, server, tasks};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -11,9 +12,11 @@ use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{signal, SignalKind};
 use underpass_admin::{ADMIN_SOCK, CONTROL_SOCK};
+use underpass_ibv::Ibv;
 
 /// Helpers that look at and close other people's descriptors; each may hang for a while.
 const HELPERS: usize = 1024;
@@ -113,7 +116,12 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
     for p in [&control, &admin] {
         rustix::fs::chmod(p, mode).map_err(at(p))?;
     }
-    let core: Shared = Rc::new(RefCell::new(Core::new(options.config.clone(), proof)));
+    let core: Shared = Rc::new(RefCell::new(Core::new(
+        options.config.clone(),
+        proof,
+        Arc::new(Machine),
+        Ibv::new().ok(),
+    )));
     tracing::info!(
         "underpassd {} serves {} ({} proof)",
         env!("CARGO_PKG_VERSION"),

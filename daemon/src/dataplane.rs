@@ -12,7 +12,8 @@
 //! each wake-up is enough.
 
 use crate::rail::waker::{drain, Woken, ALARM};
-use crate::rail::{now, Rails};
+use crate::rail::Rails;
+use crate::system::System;
 use parking_lot::{FairMutex, FairMutexGuard};
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
@@ -24,7 +25,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::Notify;
-use underpass_rdma::verbs::DeviceId;
+use underpass_ibv::Ibv;
+use underpass_rdma::verbs::{DeviceId, Provider};
 
 /// Polls on for so long after the last work, where there is more than one processor: longer than a
 /// wake-up costs (about 50 µs).
@@ -33,17 +35,19 @@ const SPIN_NS: u64 = 60_000;
 const EVENTS: usize = 64;
 
 /// The rails, as the core and the data plane's thread share them.
-pub struct DataPlane {
-    rails: FairMutex<Rails>,
+pub struct DataPlane<V: Provider> {
+    system: Arc<dyn System>,
+    rails: FairMutex<Rails<V>>,
     /// Something has come of the thread's steps: the core is to take it in.
     pub news: Notify,
     /// The thread is to end.
     ends: AtomicBool,
 }
 
-impl DataPlane {
-    pub fn new(rails: Rails) -> Self {
+impl<V: Provider> DataPlane<V> {
+    pub fn new(system: Arc<dyn System>, rails: Rails<V>) -> Self {
         DataPlane {
+            system,
             rails: FairMutex::new(rails),
             news: Notify::new(),
             ends: AtomicBool::new(false),
@@ -51,14 +55,14 @@ impl DataPlane {
     }
 
     /// For a short step: bytes wait meanwhile. Not to be asked for by who has it.
-    pub fn lock(&self) -> FairMutexGuard<'_, Rails> {
+    pub fn lock(&self) -> FairMutexGuard<'_, Rails<V>> {
         self.rails.lock()
     }
 }
 
 /// The thread, until dropped.
 pub struct Thread {
-    plane: Arc<DataPlane>,
+    plane: Arc<DataPlane<Ibv>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -66,22 +70,15 @@ impl Thread {
     /// Starts it, inside the runtime whose helpers do what may hang. `stale` is told of devices that
     /// should be looked at again.
     pub fn start(
-        plane: &Arc<DataPlane>,
+        plane: &Arc<DataPlane<Ibv>>,
         stale: UnboundedSender<DeviceId>,
     ) -> std::io::Result<Thread> {
-        let set = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
-        let mut served = Loop {
-            alarm: Alarm::new(&set)?,
-            plane: plane.clone(),
-            stale,
-            alone: std::thread::available_parallelism().map_or(1, usize::from) == 1,
-            worked_at: 0,
-        };
-        plane.lock().wait_in(&set);
+        let alone = std::thread::available_parallelism().map_or(1, usize::from) == 1;
+        let mut served = Loop::new(plane.clone(), stale, alone)?;
         let runtime = tokio::runtime::Handle::current();
         let run = move || {
             let _inside = runtime.enter();
-            while served.turn(&set) {}
+            while served.turn() {}
         };
         let thread = std::thread::Builder::new().name("dataplane".into());
         Ok(Thread {
@@ -144,17 +141,19 @@ impl Alarm {
     }
 }
 
-/// What a step of the rails leaves to be done next.
-enum Next {
+/// What a poll leaves to be done next.
+pub enum Next {
     End,
     Poll,
     /// Sleep until then at the latest.
     Sleep(u64),
 }
 
-/// What the thread has.
-struct Loop {
-    plane: Arc<DataPlane>,
+/// What the thread does, for ever; a test may do it step by step.
+pub struct Loop<V: Provider> {
+    plane: Arc<DataPlane<V>>,
+    /// What wakes it.
+    set: Arc<OwnedFd>,
     alarm: Alarm,
     stale: UnboundedSender<DeviceId>,
     /// There is one processor only.
@@ -162,24 +161,49 @@ struct Loop {
     worked_at: u64,
 }
 
-impl Loop {
+impl<V: Provider> Loop<V> {
+    /// `alone`: there is one processor only.
+    pub fn new(
+        plane: Arc<DataPlane<V>>,
+        stale: UnboundedSender<DeviceId>,
+        alone: bool,
+    ) -> std::io::Result<Loop<V>> {
+        let set = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        plane.lock().wait_in(&set);
+        Ok(Loop {
+            alarm: Alarm::new(&set)?,
+            set,
+            plane,
+            stale,
+            alone,
+            worked_at: 0,
+        })
+    }
+
     /// Polls, and sleeps if there is nothing to do; `false`: it is over.
-    fn turn(&mut self, set: &OwnedFd) -> bool {
+    fn turn(&mut self) -> bool {
         let until = match self.poll() {
             Next::End => return false,
             Next::Poll => return true,
             Next::Sleep(until) => until,
         };
         let sleeps = until == u64::MAX || self.alarm.by(until);
-        let mut ready = [const { MaybeUninit::<Event>::uninit() }; EVENTS];
-        let look = Timespec::default();
-        let got = epoll::wait(set, &mut ready[..], (!sleeps).then_some(&look));
-        self.take_in(got.map_or(&[], |(ready, _)| ready));
+        self.wait(sleeps);
         true
     }
 
-    fn poll(&mut self) -> Next {
-        let t = now();
+    /// Sleeps, or only looks, and takes in what has woken it. Whether anything has.
+    pub fn wait(&mut self, sleeps: bool) -> bool {
+        let mut ready = [const { MaybeUninit::<Event>::uninit() }; EVENTS];
+        let look = Timespec::default();
+        let got = epoll::wait(&*self.set, &mut ready[..], (!sleeps).then_some(&look));
+        let ready = got.map_or(&[][..], |(ready, _)| ready);
+        self.take_in(ready);
+        !ready.is_empty()
+    }
+
+    pub fn poll(&mut self) -> Next {
+        let t = self.plane.system.now();
         let mut rails = self.plane.lock();
         if self.plane.ends.load(Relaxed) {
             return Next::End;

@@ -41,6 +41,7 @@ pub mod seek;
 pub mod server;
 pub mod socket;
 pub mod sockopt;
+pub mod system;
 pub mod tasks;
 pub mod tcp;
 pub mod unseen;

@@ -29,6 +29,7 @@ use crate::config::RailConfig;
 use crate::ids::{ConnRef, PartyId};
 use crate::peers::directory::Name;
 use crate::peers::msg::Msg;
+use crate::system::System;
 use area::DaemonArea;
 use crossbeam::channel::{Receiver, Sender};
 use devices::{Devices, News};
@@ -41,7 +42,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use underpass_rdma::devices::Change;
 use underpass_rdma::engine::{self, LaneId};
-use underpass_rdma::verbs::DeviceId;
+use underpass_rdma::verbs::{DeviceId, Provider};
 
 /// A lane: its link and slot there.
 type Key = (u64, u32);
@@ -116,9 +117,10 @@ struct RemoteGroup {
     asked: Option<u64>,
 }
 
-pub struct Rails {
-    devices: Option<Devices>,
-    nodes: BTreeMap<Name, Node>,
+pub struct Rails<V: Provider> {
+    system: Arc<dyn System>,
+    devices: Option<Devices<V>>,
+    nodes: BTreeMap<Name, Node<V>>,
     groups: HashMap<u64, RemoteGroup>,
     lanes: BTreeMap<Key, Lane>,
     out: Vec<Effect>,
@@ -136,13 +138,9 @@ pub struct Rails {
     busy_until: u64,
 }
 
-pub fn now() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
-}
-
 /// What the engine asks for while it works.
 struct Host<'a> {
+    now: u64,
     groups: &'a mut HashMap<u64, RemoteGroup>,
     parties: &'a HashMap<engine::PartyId, u64>,
     lanes: &'a HashMap<LaneId, Key>,
@@ -161,7 +159,7 @@ impl engine::Host for Host<'_> {
         let (link, _) = self.lanes.get(&lane)?;
         let group = self.groups.get_mut(link)?;
         let placed = group.area.place(log2);
-        let now = now();
+        let now = self.now;
         if placed.is_none() && !group.torn && group.asked.is_none_or(|t| now >= t + ASK_NS) {
             group.asked = Some(now);
             self.out.push(Effect::WantChunk { link: *link });
@@ -180,17 +178,26 @@ impl engine::Host for Host<'_> {
     }
 }
 
-impl Rails {
-    /// `peers`: all there are, with whether they come after us by name.
-    pub fn new(config: &[RailConfig], own: &Name, peers: impl Iterator<Item = Name>) -> Rails {
-        let devices = Devices::new(config);
-        if devices.is_none() {
+impl<V: Provider> Rails<V> {
+    /// `verbs`: none here, if there are none; `peers`: all nodes but `own`.
+    pub fn new(
+        system: Arc<dyn System>,
+        verbs: Option<V>,
+        config: &[RailConfig],
+        own: &Name,
+        peers: impl Iterator<Item = Name>,
+    ) -> Rails<V> {
+        if verbs.is_none() {
             tracing::info!("no libibverbs: connections to other nodes stay on TCP");
         }
-        let node = |(n, name): (usize, Name)| (name.clone(), Node::new(n as u32, *own < name));
-        let nodes: BTreeMap<Name, Node> = peers.enumerate().map(node).collect();
+        let node = |(n, name): (usize, Name)| {
+            let node = Node::new(n as u32, *own < name, &system);
+            (name, node)
+        };
+        let nodes: BTreeMap<Name, Node<V>> = peers.enumerate().map(node).collect();
         Rails {
-            devices,
+            devices: verbs.map(|v| Devices::new(v, config)),
+            system,
             names: nodes.keys().cloned().collect(),
             nodes,
             groups: HashMap::new(),
@@ -400,11 +407,12 @@ impl Rails {
             return;
         }
         self.stir();
+        let now = self.system.now();
         let Some(devices) = &self.devices else { return };
         for n in news {
             for node in self.nodes.values_mut() {
                 match &n {
-                    News::Up(port) => node.add_rail(devices, port),
+                    News::Up(port) => node.add_rail(now, devices, port),
                     News::Gone(port) => node.remove_rail(port),
                     News::QpFailed(id, qpn) => node.qp_failed(id, *qpn),
                 }
@@ -414,7 +422,7 @@ impl Rails {
     }
 
     /// Why no lanes are made to a node now.
-    fn refusal(&self, node: &Node) -> Reason {
+    fn refusal(&self, node: &Node<V>) -> Reason {
         match &self.devices {
             Some(d) if !d.up().is_empty() => match node.up {
                 true => Reason::None,

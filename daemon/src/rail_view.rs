@@ -7,8 +7,9 @@ use crate::view::Entry;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use underpass_admin::{Across, RailLinks, RailStats, Row};
+use underpass_rdma::verbs::Provider;
 
-impl Core {
+impl<V: Provider> Core<V> {
     /// One for each rail, in order of names.
     pub(crate) fn rail_stats(&self) -> Vec<RailStats> {
         self.rails

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedReceiver;
 use underpass_admin::proc;
+use underpass_ibv::Ibv;
 use underpass_rdma::devices::{Tree, Watch};
 use underpass_rdma::verbs::DeviceId;
 
@@ -56,7 +57,7 @@ pub async fn watch_devices(shared: Shared, mut stale: UnboundedReceiver<DeviceId
 }
 
 /// Takes in what comes of the data plane's steps, for ever.
-pub async fn take_in(shared: Shared, plane: Arc<DataPlane>) {
+pub async fn take_in(shared: Shared, plane: Arc<DataPlane<Ibv>>) {
     loop {
         plane.news.notified().await;
         shared.borrow_mut().effects();

@@ -15,25 +15,25 @@ use link::reason::Reason;
 use std::collections::HashMap;
 use std::rc::Rc;
 use tokio::sync::mpsc;
+use underpass_rdma::verbs::Provider;
 
 /// Until ends that no rail could serve try again.
 const RETRY_RAIL_MS: u32 = 1000;
 
-/// The clock of the BPF records.
-fn now() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
-}
-
 type Step<'a> = dyn FnOnce(&mut Pairing, u64, &dyn Fn(&ConnRef) -> bool, &mut Vec<Out>) + 'a;
 
-impl Core {
+impl<V: Provider> Core<V> {
     /// Lets something happen to the pairing with other nodes, and does what comes of it.
     fn across(&mut self, step: Box<Step<'_>>) {
         let Some(peers) = &mut self.peers else { return };
         let mut out = Vec::new();
         let parties = &self.parties;
-        step(&mut peers.pairing, now(), &|c| alive(parties, c), &mut out);
+        step(
+            &mut peers.pairing,
+            self.system.now(),
+            &|c| alive(parties, c),
+            &mut out,
+        );
         for o in out {
             match o {
                 Out::Send(node, msg) => {

@@ -5,7 +5,7 @@ use super::{Core, RETRY_SOON_MS, RETRY_TROUBLE_MS};
 use crate::fds::Foreign;
 use crate::heirs::Heirship;
 use crate::ids::{ConnRef, PartyId};
-use crate::links::{Out, Refused, Violation};
+use crate::links::{Out, Refused, Send, Violation};
 use crate::party::Party;
 use crate::peers::pairing::Paired;
 use crate::rail::{Effect, Rails};
@@ -13,6 +13,7 @@ use crate::unseen::{Held, Idle};
 use link::msg::ToShim;
 use link::reason::Reason;
 use std::collections::{HashMap, VecDeque};
+use underpass_rdma::verbs::Provider;
 
 /// What has come of the rails' steps and is not done yet.
 #[derive(Default)]
@@ -24,10 +25,10 @@ pub struct Effects {
 /// Our side of every far link.
 const FAR: u8 = 1;
 
-impl Core {
+impl<V: Provider> Core<V> {
     /// Lets something happen to the rails, and does what comes of it. What has come of the data
     /// plane's own steps is done before.
-    pub(crate) fn rails<T>(&mut self, step: impl FnOnce(&mut Rails) -> T) -> Option<T> {
+    pub(crate) fn rails<T>(&mut self, step: impl FnOnce(&mut Rails<V>) -> T) -> Option<T> {
         let plane = self.rails.clone()?;
         let done = loop {
             let mut rails = plane.lock();
@@ -133,24 +134,19 @@ impl Core {
         self.busy_changed();
     }
 
-    /// A message of the links for a far party, or word of a lane there that failed.
-    pub(super) fn act_far(&mut self, out: &mut Out) {
-        let far = |s: &crate::links::Send| s.to.is_far();
-        let (to_far, rest) = std::mem::take(&mut out.sends).into_iter().partition(far);
-        out.sends = rest;
-        let to_far: Vec<crate::links::Send> = to_far;
-        let ready = std::mem::take(&mut out.ready);
+    /// Messages of the links for far parties, lanes whose link is set up, and lanes that failed.
+    pub(super) fn act_far(&mut self, sends: Vec<Send>, ready: &[ConnRef], failed: &[[ConnRef; 2]]) {
         let ready: Vec<_> = ready
-            .into_iter()
-            .filter_map(|w| self.links.lane_of(w))
+            .iter()
+            .filter_map(|w| self.links.lane_of(*w))
             .collect();
-        let failed = out.failed.iter().filter(|e| e[1].party.is_far());
-        let undone: Vec<ConnRef> = failed.map(|e| e[0]).collect();
-        if to_far.is_empty() && ready.is_empty() && undone.is_empty() {
+        let undone = failed.iter().filter(|e| e[1].party.is_far());
+        let undone: Vec<ConnRef> = undone.map(|e| e[0]).collect();
+        if sends.is_empty() && ready.is_empty() && undone.is_empty() {
             return;
         }
         self.rails(|rails| {
-            for s in to_far {
+            for s in sends {
                 rails.deliver(s.to, s.msg, &s.fds);
             }
             ready.into_iter().for_each(|at| rails.ready(at));
@@ -176,7 +172,7 @@ impl Core {
         let made = self.links.connect(
             ends,
             [&group, &self.far_group],
-            crate::random::random(),
+            self.system.random(),
             &mut out,
         );
         match made {

@@ -6,8 +6,9 @@ use crate::links::Out;
 use crate::party::Party;
 use link::msg::op;
 use link::reason::Reason;
+use underpass_rdma::verbs::Provider;
 
-impl Core {
+impl<V: Provider> Core<V> {
     pub(crate) fn inherit(&mut self, all: Vec<Inherited>) {
         if !all.is_empty() {
             self.heirs.all.extend(all);

@@ -6,13 +6,14 @@ use crate::ids::ConnRef;
 use crate::socket::End;
 use link::msg::register;
 use link::reason::Reason;
+use underpass_rdma::verbs::Provider;
 
 /// Somebody else holds it: to be asked again after this.
 const RETRY_HELD_MS: u32 = 2000;
 /// Connections of which another holder is remembered.
 const REMEMBERED_MAX: usize = 4096;
 
-impl Core {
+impl<V: Provider> Core<V> {
     /// A registered end that came from another process.
     pub(crate) fn look_for_holders(&mut self, who: ConnRef, mut end: End, came: Came, flags: u32) {
         let Some(p) = self.parties.get(&who.party) else {

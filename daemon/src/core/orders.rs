@@ -2,6 +2,7 @@
 
 use super::Core;
 use crate::ids::PartyId;
+use underpass_rdma::verbs::Provider;
 
 /// A process that orders can be given to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,7 +14,7 @@ pub struct Subject {
     pub netns: u64,
 }
 
-impl Core {
+impl<V: Provider> Core<V> {
     pub fn subjects(&self) -> Vec<Subject> {
         let parties = self.parties.values().map(|p| Subject {
             party: p.id,

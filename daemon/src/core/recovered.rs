@@ -5,8 +5,9 @@ use crate::adopt::{Found, Recovered};
 use crate::memfd::Ident;
 use crate::orders::Orders;
 use crate::process::ProcId;
+use underpass_rdma::verbs::Provider;
 
-impl Core {
+impl<V: Provider> Core<V> {
     pub fn adopt(&mut self, f: Found) {
         if self.parties.values().any(|p| p.proc_id == f.id) {
             return; // it has said hello meanwhile

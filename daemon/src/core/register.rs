@@ -10,7 +10,6 @@ use crate::limits::Job;
 use crate::links::{Out, Refused, Violation};
 use crate::pairing::Verdict;
 use crate::proof::Proof;
-use crate::random::random;
 use crate::socket::End;
 use link::family::state;
 use link::msg::{register, ToShim};
@@ -18,6 +17,7 @@ use link::reason::Reason;
 use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
+use underpass_rdma::verbs::Provider;
 
 /// A socket that a shim has handed in, to be read. For as long as that takes, it counts as a job of its cgroup's.
 pub struct Registration {
@@ -34,7 +34,7 @@ pub struct Registration {
 /// Credits that come back at once at most. (Shims have room for 64 registrations that they could take back.)
 const CREDITS_TOLD_MAX: u32 = 16;
 
-impl Core {
+impl<V: Provider> Core<V> {
     /// A registration: the socket is to be read.
     pub(super) fn register(
         &mut self,
@@ -211,7 +211,10 @@ impl Core {
             return;
         };
         let mut out = Out::default();
-        match self.links.connect(ends, [&a, &b], random(), &mut out) {
+        match self
+            .links
+            .connect(ends, [&a, &b], self.system.random(), &mut out)
+        {
             Ok(_) => {
                 self.counters.paired += 1;
                 self.act(out, Reason::Memory, RETRY_TROUBLE_MS);

@@ -4,8 +4,9 @@ use super::Core;
 use crate::ids::ConnRef;
 use crate::peers::pairing::Asked;
 use crate::seek::{Results, Sought, Task, ASKS, ENDS_MAX, TELL, TRIES};
+use underpass_rdma::verbs::Provider;
 
-impl Core {
+impl<V: Provider> Core<V> {
     /// Looks for the other end of a connection that has been registered eagerly, if it still waits.
     pub fn start_seeking(&mut self, who: ConnRef) {
         if self.waiting.end(&who).is_none() || self.seek.ends.len() >= ENDS_MAX {

@@ -9,7 +9,6 @@ use rustix::fd::RawFd;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use underpass_ibv::{Device, Ibv};
 use underpass_rdma::devices::{Change, Fabric, SysDevice};
 use underpass_rdma::engine::Rail;
 use underpass_rdma::verbs::{
@@ -42,22 +41,21 @@ pub enum News {
     QpFailed(DeviceId, u32),
 }
 
-pub struct Devices {
-    ibv: Ibv,
+pub struct Devices<V: Provider> {
+    verbs: V,
     config: Vec<RailConfig>,
-    open: BTreeMap<DeviceId, Arc<Device>>,
+    open: BTreeMap<DeviceId, Arc<V::Device>>,
     up: BTreeMap<Port, Facts>,
 }
 
-impl Devices {
-    /// `None`: no libibverbs here.
-    pub fn new(config: &[RailConfig]) -> Option<Devices> {
-        Some(Devices {
-            ibv: Ibv::new().ok()?,
+impl<V: Provider> Devices<V> {
+    pub fn new(verbs: V, config: &[RailConfig]) -> Devices<V> {
+        Devices {
+            verbs,
             config: config.to_vec(),
             open: BTreeMap::new(),
             up: BTreeMap::new(),
-        })
+        }
     }
 
     pub fn up(&self) -> &BTreeMap<Port, Facts> {
@@ -65,7 +63,7 @@ impl Devices {
     }
 
     /// A rail, for a pair.
-    pub fn rail(&self, port: &Port) -> Option<Rail<Device>> {
+    pub fn rail(&self, port: &Port) -> Option<Rail<V::Device>> {
         let (f, device) = (self.up.get(port)?, self.open.get(&port.device)?);
         Some(Rail {
             device: device.clone(),
@@ -116,7 +114,7 @@ impl Devices {
             .filter_map(|p| Some((p.port, self.facts(d, p.port)?)))
             .collect();
         if !wanted.is_empty() && !self.open.contains_key(&d.id) {
-            match self.ibv.open(&d.id) {
+            match self.verbs.open(&d.id) {
                 Ok(dev) => {
                     self.open.insert(d.id.clone(), Arc::new(dev));
                 }

@@ -12,6 +12,7 @@ use crate::heirs::{Counted, Inherited, Left};
 use link::family::View;
 use link::lane::{is_left, Memory};
 use std::collections::HashSet;
+use underpass_rdma::verbs::Provider;
 
 /// Between two looks at lanes that have heirs: what they do on a lane is not said to us.
 pub(super) const LOOK_NS: u64 = 1_000_000_000;
@@ -19,7 +20,7 @@ pub(super) const LOOK_NS: u64 = 1_000_000_000;
 /// More links of the dead are not kept: their memory is pinned, and no cgroup pays for it.
 const LINKS: usize = 64;
 
-impl Rails {
+impl<V: Provider> Rails<V> {
     /// The process of this lane has ended; others of its family may go on with the connection. `links`: as
     /// [`Rails::inherited_links`].
     pub(super) fn inherit(
@@ -28,6 +29,7 @@ impl Rails {
         left: &Left<'_>,
         links: &mut HashSet<u64>,
     ) -> Option<Inherited> {
+        let now = self.system.now();
         let l = self.lanes.get_mut(&at)?;
         let inode = Some(l.inode).filter(|i| *i != 0)?; // 0: never up
         if links.len() >= LINKS && !links.contains(&at.0) {
@@ -41,7 +43,7 @@ impl Rails {
         }
         // What it may have said last is lost.
         if family.view(l.who.conn).is_some_and(|v| v.shut) {
-            l.end(Ending::Shut, true);
+            l.end(now, Ending::Shut, true);
         }
         let inherited = Inherited::far(l.who, at, left, inode);
         self.stir();
@@ -62,8 +64,9 @@ impl Rails {
     /// Nobody has the connection any more, as far as we see; in other pid namespaces we may not. The
     /// kernel knows, and ends it with its last descriptor, of which we have one.
     pub fn over(&mut self, at: Key) {
+        let now = self.system.now();
         if let Some(l) = self.lanes.get_mut(&at) {
-            l.end(Ending::Over, false);
+            l.end(now, Ending::Over, false);
             self.stir();
         }
     }

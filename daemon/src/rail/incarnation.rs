@@ -2,15 +2,15 @@
 
 use super::devices::{Devices, Port};
 use super::lane::Stage;
-use super::{now, Effect, Host, Key, Rails};
+use super::{Effect, Host, Key, Rails};
 use crate::peers::directory::Name;
 use crate::peers::msg::Msg;
-use crate::random::random;
+use crate::system::System;
 use link::reason::Reason;
 use std::collections::{BTreeMap, HashMap};
-use underpass_ibv::Ibv;
+use std::sync::Arc;
 use underpass_rdma::engine::{self, Config, Event, Fault, LaneId, Pair, RailId};
-use underpass_rdma::verbs::DeviceId;
+use underpass_rdma::verbs::{DeviceId, Provider};
 
 /// After a peer broke the rules: so long without rails, and longer each time.
 const PENANCE_NS: u64 = 1_000_000_000;
@@ -21,10 +21,10 @@ const INCARNATIONS_MAX: u64 = 1 << 62;
 /// for it would otherwise never be free.
 const LOST_NS: u64 = 20_000_000_000;
 
-pub struct Node {
+pub struct Node<V: Provider> {
     pub number: u32,
     first: bool,
-    pub pair: Pair<Ibv>,
+    pub pair: Pair<V>,
     pub incarnation: u64,
     /// Both ends are known to be in this incarnation, and there is a channel.
     pub agreed: bool,
@@ -47,16 +47,17 @@ pub struct Node {
     alone_since: Option<u64>,
 }
 
-fn new_pair(first: bool) -> Pair<Ibv> {
-    Pair::new(Config::new(first), Box::new(|| random() as u32))
+fn new_pair<V: Provider>(first: bool, system: &Arc<dyn System>) -> Pair<V> {
+    let system = system.clone();
+    Pair::new(Config::new(first), Box::new(move || system.random() as u32))
 }
 
-impl Node {
-    pub fn new(number: u32, first: bool) -> Node {
+impl<V: Provider> Node<V> {
+    pub fn new(number: u32, first: bool, system: &Arc<dyn System>) -> Node<V> {
         Node {
             number,
             first,
-            pair: new_pair(first),
+            pair: new_pair(first, system),
             incarnation: 1,
             agreed: false,
             daemon: None,
@@ -79,8 +80,8 @@ impl Node {
         self.first
     }
 
-    pub fn add_rail(&mut self, devices: &Devices, port: &Port) {
-        if now() < self.no_rails_before || self.rails.contains_key(port) {
+    pub fn add_rail(&mut self, now: u64, devices: &Devices<V>, port: &Port) {
+        if now < self.no_rails_before || self.rails.contains_key(port) {
             return;
         }
         let Some(rail) = devices.rail(port) else {
@@ -110,7 +111,7 @@ impl Node {
     }
 }
 
-impl Rails {
+impl<V: Provider> Rails<V> {
     /// There is a channel to the peer's daemon, which is `daemon`.
     pub fn channel_up(&mut self, name: &Name, daemon: u64) {
         self.stir();
@@ -130,11 +131,12 @@ impl Rails {
 
     pub fn channel_down(&mut self, name: &Name) {
         self.stir();
+        let now = self.system.now();
         let Some(n) = self.nodes.get_mut(name) else {
             return;
         };
         n.agreed = false;
-        n.alone_since.get_or_insert(now());
+        n.alone_since.get_or_insert(now);
         n.pair.set_control(false);
         let making: Vec<Key> = n.making.drain().map(|(_, k)| k).collect();
         for k in making {
@@ -208,10 +210,12 @@ impl Rails {
 
     /// A new incarnation with this node begins; everything of the one before goes down to TCP.
     fn renew(&mut self, name: &Name, incarnation: u64) {
+        let now = self.system.now();
         let Some(n) = self.nodes.get_mut(name) else {
             return;
         };
         let mut host = Host {
+            now,
             groups: &mut self.groups,
             parties: &n.parties,
             lanes: &n.lanes,
@@ -223,7 +227,7 @@ impl Rails {
             return;
         };
         n.keep_counts();
-        n.pair = new_pair(n.first);
+        n.pair = new_pair(n.first, &self.system);
         tracing::info!(node = %name, incarnation, "an incarnation of the rails begins");
         n.incarnation = incarnation;
         n.agreed = false;
@@ -233,7 +237,7 @@ impl Rails {
         n.parties.clear();
         if let Some(d) = &self.devices {
             let ports: Vec<Port> = d.up().keys().cloned().collect();
-            ports.iter().for_each(|p| n.add_rail(d, p));
+            ports.iter().for_each(|p| n.add_rail(now, d, p));
         }
         let making: Vec<Key> = n.making.drain().map(|(_, k)| k).collect();
         for k in making {
@@ -259,12 +263,12 @@ impl Rails {
 
     /// Gives nodes up that have been out of reach for long.
     pub fn sweep(&mut self) {
-        let t = now();
-        let lost = |n: &Node| {
+        let t = self.system.now();
+        let lost = |n: &Node<V>| {
             let long = n.alone_since.is_some_and(|s| t >= s + LOST_NS);
             long && !n.up && (!n.lanes.is_empty() || !n.parties.is_empty())
         };
-        let of = |(name, n): (&Name, &Node)| lost(n).then(|| (name.clone(), n.incarnation));
+        let of = |(name, n): (&Name, &Node<V>)| lost(n).then(|| (name.clone(), n.incarnation));
         let all: Vec<(Name, u64)> = self.nodes.iter().filter_map(of).collect();
         for (name, incarnation) in all {
             self.stir();
@@ -281,10 +285,11 @@ impl Rails {
             n.no_rails_before = 0;
             if let Some(d) = &self.devices {
                 let ports: Vec<Port> = d.up().keys().cloned().collect();
-                ports.iter().for_each(|p| n.add_rail(d, p));
+                ports.iter().for_each(|p| n.add_rail(now, d, p));
             }
         }
         let mut host = Host {
+            now,
             groups: &mut self.groups,
             parties: &n.parties,
             lanes: &n.lanes,
@@ -302,6 +307,7 @@ impl Rails {
     }
 
     fn event(&mut self, name: &Name, e: Event) {
+        let now = self.system.now();
         let Some(n) = self.nodes.get_mut(name) else {
             return;
         };
@@ -362,7 +368,7 @@ impl Rails {
             Event::PairFailed(why) => {
                 tracing::error!(node = %name, "the rails fail: {why}");
                 n.faults = (n.faults + 1).min(PENANCE_MAX);
-                n.no_rails_before = now() + (PENANCE_NS << n.faults);
+                n.no_rails_before = now + (PENANCE_NS << n.faults);
                 self.renew(name, incarnation + 1);
                 self.say_incarnation(name);
                 self.tell_refusals();

@@ -6,7 +6,7 @@
 //! engine does not know yet.
 
 use super::sock::disconnect;
-use super::{now, Effect, Key, Rails};
+use super::{Effect, Key, Rails};
 use crate::family::Family;
 use crate::fds::Foreign;
 use crate::heirs::{Counted, Inherited, Left};
@@ -15,7 +15,6 @@ use crate::memfd::Ident;
 use crate::peers::directory::Name;
 use crate::peers::msg::Msg;
 use crate::peers::pairing::{Paired, Part};
-use crate::random::random;
 use crate::sockopt;
 use crate::unseen::Idle;
 use link::lane::TxState;
@@ -26,6 +25,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 use underpass_rdma::engine::LaneId;
+use underpass_rdma::verbs::Provider;
 
 /// A lane is made within this time, or not at all.
 const MAKING_NS: u64 = 5_000_000_000;
@@ -113,14 +113,14 @@ impl Lane {
     }
 
     /// Its process is so far.
-    pub fn end(&mut self, how: Ending, fin: bool) {
+    pub fn end(&mut self, now: u64, how: Ending, fin: bool) {
         self.ending = self.ending.max(Some(how));
         self.fin |= fin;
-        self.ending_since = now();
+        self.ending_since = now;
     }
 }
 
-impl Rails {
+impl<V: Provider> Rails<V> {
     /// The ends of a connection are paired, and this one has a slot, used so often before.
     pub fn begin(&mut self, p: &Paired, at: Key, uses: u32, family: Arc<Family>) {
         self.stir();
@@ -135,10 +135,10 @@ impl Rails {
             pair: p.pair,
             part: p.part,
             cookie: p.cookie,
-            tag: random(),
+            tag: self.system.random(),
             uses,
             stage: Stage::Making,
-            since: now(),
+            since: self.system.now(),
             ready: false,
             engine: None,
             theirs: None,
@@ -413,8 +413,9 @@ impl Rails {
     }
 
     fn end(&mut self, from: PartyId, at: Key, how: Ending, fin: bool) {
+        let now = self.system.now();
         if let Some(l) = self.offered(from, at) {
-            l.end(how, fin);
+            l.end(now, how, fin);
             self.stir();
         }
     }
@@ -502,7 +503,7 @@ impl Rails {
             Stage::Offered => {
                 if let Some(s) = l.sock.clone() {
                     // May wait for the socket's lock.
-                    tokio::task::spawn_blocking(move || disconnect(s.as_fd()));
+                    self.system.help(Box::new(move || disconnect(s.as_fd())));
                 }
                 self.out.push(Effect::Reset { who: l.who, reason });
                 self.leave(at);

@@ -5,7 +5,7 @@ use super::{Key, Rails};
 use crate::ids::ConnRef;
 use underpass_admin::{RailLinks, RailRow, RailStats};
 use underpass_rdma::engine::{LinkView, Stats};
-use underpass_rdma::verbs::Gid;
+use underpass_rdma::verbs::{Gid, Provider};
 
 /// Empty as long as the peer has not told its own.
 fn shown(gid: Gid) -> String {
@@ -15,7 +15,7 @@ fn shown(gid: Gid) -> String {
     }
 }
 
-impl Rails {
+impl<V: Provider> Rails<V> {
     /// The link that carries this connection's lane now.
     pub fn row(&self, at: Key, who: &ConnRef) -> Option<RailRow> {
         let lane = self.lanes.get(&at).filter(|l| l.who == *who)?;
@@ -76,7 +76,7 @@ fn part(s: Stats) -> RailStats {
     }
 }
 
-impl Node {
+impl<V: Provider> Node<V> {
     /// The engine is about to be replaced by another: what it has counted stays.
     pub(super) fn keep_counts(&mut self) {
         for (id, port) in std::mem::take(&mut self.ever) {

@@ -9,7 +9,7 @@ use super::area::Areas;
 use super::heirs::LOOK_NS;
 use super::lane::{Ending, Lane, Stage, Takeover};
 use super::sock::{unread, Sock};
-use super::{now, Key, Rails};
+use super::{Key, Rails};
 use crate::fds::Foreign;
 use link::lane::tx::{mode, Adopted};
 use link::lane::{Memory, TxState};
@@ -18,6 +18,7 @@ use link::reason::Reason;
 use std::os::fd::AsFd;
 use std::sync::atomic::{fence, Ordering::*};
 use std::sync::Arc;
+use underpass_rdma::verbs::Provider;
 
 /// An end gets so long to go down by itself.
 pub(super) const LATE_NS: u64 = 20_000_000;
@@ -121,7 +122,7 @@ impl Job {
     }
 }
 
-impl Rails {
+impl<V: Provider> Rails<V> {
     /// Looks after all lanes if it is time; when to look next, if anything is under way.
     pub(super) fn tend(&mut self, now: u64) -> Option<u64> {
         self.take_jobs();
@@ -169,7 +170,7 @@ impl Rails {
         let state = m.own_tx().state.load(Acquire); // pairs with the Release in `TxState::say`
         let phase = bits_of(state);
         if l.ending.is_none() && l.takeover.is_none() && l.is_left(&m) {
-            l.end(Ending::Over, false);
+            l.end(now, Ending::Over, false);
         }
         if l.ending.is_none() && l.takeover.is_none() {
             let late = phase == tx::DOWNING || phase == tx::UP && !rail && accepted(&m, state);
@@ -241,10 +242,10 @@ impl Rails {
             over,
         };
         let (tell, kick) = (self.jobs.0.clone(), self.kick.clone());
-        tokio::task::spawn_blocking(move || {
+        self.system.help(Box::new(move || {
             let _ = tell.send(job.run());
             super::kick::kick(kick.as_deref());
-        });
+        }));
         true
     }
 
@@ -257,7 +258,7 @@ impl Rails {
     }
 
     fn job_done(&mut self, done: Done) {
-        let at = done.at;
+        let (at, now) = (done.at, self.system.now());
         let awaited = |l: &&mut Lane| l.working && l.stage == Stage::Offered;
         let Some(l) = self.lanes.get_mut(&at).filter(awaited) else {
             return; // it has left meanwhile
@@ -284,7 +285,7 @@ impl Rails {
                         n.pair.take_down(id); // its frame is under way
                     }
                 }
-                let moved = l.takeover.as_ref().map_or((0, now()), |c| c.moved);
+                let moved = l.takeover.as_ref().map_or((0, now), |c| c.moved);
                 l.takeover = Some(Box::new(Takeover { tx, moved }));
             }
             Found::Down => {

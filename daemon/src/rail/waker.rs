@@ -7,7 +7,7 @@ use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
-use underpass_rdma::verbs::CompletionQueue;
+use underpass_rdma::verbs::{CompletionQueue, Provider};
 
 /// Without work, engines are polled this often for what only time brings.
 const IDLE_NS: u64 = 100_000_000;
@@ -20,7 +20,7 @@ pub struct Polled {
     pub next: u64,
 }
 
-impl Rails {
+impl<V: Provider> Rails<V> {
     /// Does what there is to do, in all engines and for all lanes.
     pub fn poll(&mut self, now: u64) -> Polled {
         let names = self.names.clone();
