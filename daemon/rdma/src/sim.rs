@@ -18,6 +18,7 @@ use net::{Event, QpState};
 use std::cell::{Ref, RefCell, RefMut};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -89,6 +90,8 @@ struct Inner {
     /// Address, length and order of the latest writes that landed.
     landed: VecDeque<(u64, u64, u64)>,
     lie: Option<Lie>,
+    /// Completion queues have descriptors.
+    descriptors: bool,
 }
 
 /// A device of a node: one port each, on the wire of the same rail.
@@ -117,6 +120,16 @@ struct CqState {
     /// A notification was asked for: of messages, or (true) of everything.
     armed: Option<bool>,
     notified: bool,
+    fd: Option<OwnedFd>,
+}
+
+impl CqState {
+    fn notify(&mut self) {
+        (self.armed, self.notified) = (None, true);
+        if let Some(fd) = &self.fd {
+            let _ = rustix::io::write(fd, &1u64.to_ne_bytes()); // EAGAIN: it is readable already
+        }
+    }
 }
 
 impl World {
@@ -152,6 +165,7 @@ impl World {
             violations: Vec::new(),
             landed: VecDeque::new(),
             lie: None,
+            descriptors: false,
         })))
     }
 
@@ -169,6 +183,11 @@ impl World {
             world: self.clone(),
             node,
         }
+    }
+
+    /// Completion queues that are made from now on have descriptors to sleep on.
+    pub fn with_descriptors(&self) {
+        self.get_mut().descriptors = true;
     }
 
     /// Lets time pass; everything due happens in order.

@@ -28,7 +28,7 @@ const FAR: u8 = 1;
 impl<V: Provider> Core<V> {
     /// Lets something happen to the rails, and does what comes of it. What has come of the data
     /// plane's own steps is done before.
-    pub(crate) fn rails<T>(&mut self, step: impl FnOnce(&mut Rails<V>) -> T) -> Option<T> {
+    pub fn rails<T>(&mut self, step: impl FnOnce(&mut Rails<V>) -> T) -> Option<T> {
         let plane = self.rails.clone()?;
         let done = loop {
             let mut rails = plane.lock();

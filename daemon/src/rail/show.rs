@@ -1,6 +1,7 @@
 //! What the tools are shown of the rails.
 
 use super::incarnation::Node;
+use super::lane::{Ending, Lane};
 use super::{Key, Rails};
 use crate::ids::ConnRef;
 use underpass_admin::{RailLinks, RailRow, RailStats};
@@ -62,6 +63,53 @@ impl<V: Provider> Rails<V> {
             }));
         }
         all
+    }
+}
+
+impl<V: Provider> Rails<V> {
+    /// Is there a lane that its process is done with, and we are not?
+    pub fn has_orphans(&self) -> bool {
+        let over = |l: &Lane| l.ending == Some(Ending::Over);
+        self.lanes.values().any(over)
+    }
+
+    /// Is there no lane, in the making, in use or on its way out?
+    pub fn is_empty(&self) -> bool {
+        let busy = |n: &Node<V>| !n.lanes.is_empty() || !n.making.is_empty();
+        self.lanes.is_empty() && self.out.is_empty() && !self.nodes.values().any(busy)
+    }
+}
+
+impl<V: Provider> std::fmt::Debug for Rails<V> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (name, n) in &self.nodes {
+            let (i, up, agreed) = (n.incarnation, n.up, n.agreed);
+            write!(
+                f,
+                "[{name}: incarnation {i}, up {up}, agreed {agreed}, rails {}",
+                n.rails.len()
+            )?;
+            write!(
+                f,
+                ", {} in the engine, {} in the making]",
+                n.lanes.len(),
+                n.making.len()
+            )?;
+        }
+        for (at, l) in &self.lanes {
+            write!(
+                f,
+                "[{at:x?}: {:?}, ends {:?}, fin {}",
+                l.stage, l.ending, l.fin
+            )?;
+            write!(
+                f,
+                ", working {}, taken over {}]",
+                l.working,
+                l.takeover.is_some()
+            )?;
+        }
+        Ok(())
     }
 }
 

@@ -277,7 +277,7 @@ impl Inner {
         // As little as a device may tell: nothing of what was sent, and no errors.
         let message = (c.opcode, c.status) == (Opcode::Recv, Status::Success);
         if q.armed.is_some_and(|all| all || message) {
-            (q.armed, q.notified) = (None, true);
+            q.notify();
         }
         if q.queue.len() > q.entries {
             self.violation("a completion queue overflows".into());

@@ -3,9 +3,10 @@
 use super::net::{Posted, QpState, Work};
 use super::{CqState, Inner, MrState, World};
 use crate::verbs::*;
+use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 /// One node's verbs.
@@ -198,12 +199,15 @@ impl crate::verbs::Device<Node> for Device {
         let mut w = self.world.get_mut();
         w.present(self.node, self.rail)?;
         let id = w.id();
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let fd = w.descriptors.then(|| rustix::event::eventfd(0, flags).ok());
         let state = CqState {
             node: self.node,
             entries: entries as usize,
             queue: VecDeque::new(),
             armed: None,
             notified: false,
+            fd: fd.flatten(),
         };
         w.cqs.insert(id, state);
         w.count(self.node).cqs += 1;
@@ -328,11 +332,15 @@ impl CompletionQueue for Cq {
     fn take_notification(&self) -> Result<bool, Error> {
         let mut w = self.world.get_mut();
         let q = w.cqs.get_mut(&self.id).ok_or(Error::Invalid)?;
+        if let Some(fd) = &q.fd {
+            let _ = rustix::io::read(fd, &mut [0u8; 8]);
+        }
         Ok(std::mem::take(&mut q.notified))
     }
 
     fn fd(&self) -> Option<RawFd> {
-        None
+        let w = self.world.get();
+        Some(w.cqs.get(&self.id)?.fd.as_ref()?.as_raw_fd())
     }
 }
 

@@ -1,10 +1,8 @@
 //! An application's end of a lane: the real halves of the lane code over shared memory.
 
-use super::tcp::{End as Tcp, Pipe};
 use link::lane::rx::How;
 use link::lane::{rx, tx, Area, Iov, Memory, Port, Received, RxState, Sent, TxState};
 use link::layout::Loc;
-use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering::*;
 use underpass_rdma::sim::Rng;
 
@@ -22,22 +20,26 @@ pub struct App {
     pub expected: u64,
     pub shut: bool,
     pub may_shut: bool,
+    /// Whether it goes up, and says that it can read a ring.
+    pub may_up: bool,
     pub moves: u64,
     /// Chance, one in so many, of each whim.
     pub whims: u64,
     /// Somebody lies about this lane: errors end it instead of the test.
     pub lied: bool,
     pub broken: bool,
+    /// The stream may end.
+    pub may_end: bool,
+    pub ended: bool,
+    /// What TCP has said of its end otherwise.
+    pub error: Option<i32>,
 }
 
 /// What an end works with.
-pub struct World<'a> {
+pub struct World<'a, P> {
     pub app: &'a Area,
     pub mirror: &'a Area,
-    pub out: &'a RefCell<Pipe>,
-    pub inn: &'a RefCell<Pipe>,
-    pub arrives: u64,
-    pub rang: &'a Cell<bool>,
+    pub port: &'a P,
 }
 
 fn byte(salt: u64, at: u64) -> u8 {
@@ -70,23 +72,33 @@ impl App {
             expected: totals.1,
             shut: false,
             may_shut: true,
+            may_up: true,
             moves: 0,
             whims: 40,
             lied: false,
             broken: false,
+            may_end: false,
+            ended: false,
+            error: None,
         }
     }
 
-    pub fn attach(&mut self, w: &World<'_>, base: u32, rng: &mut Rng) {
+    pub fn attach<P>(&mut self, w: &World<'_, P>, base: u32, tag: u64, rng: &mut Rng) {
         let m = memory(w, self.slot);
         let loc = self
             .places
             .swap_remove(rng.below(self.places.len() as u64) as usize);
         self.tx.attach(&m, base, loc);
-        self.tx.set_tag(7);
-        self.rx.attach(&m, base, 7);
+        self.tx.set_tag(tag);
+        self.rx.attach(&m, base, tag);
     }
 
+    /// Places for its rings, from the next [`App::attach`] on.
+    pub fn set_places(&mut self, places: Vec<Loc>) {
+        self.places = places;
+    }
+
+    #[allow(dead_code)] // the world of two daemons asks for more
     pub fn done(&self) -> bool {
         self.broken || self.sent == self.total && self.received == self.expected
     }
@@ -102,35 +114,82 @@ impl App {
 
     /// Something random, as a program might do; says whether anything moved.
     /// With `all`, everything that can be done now is: for the look before going to sleep.
-    pub fn step(&mut self, w: &World<'_>, rng: &mut Rng, all: bool) -> bool {
+    pub fn step<P: Port>(&mut self, w: &World<'_, P>, rng: &mut Rng, all: bool) -> bool {
         let m = memory(w, self.slot);
-        let port = Tcp {
-            out: w.out,
-            inn: w.inn,
-            arrives: w.arrives,
-            rang: w.rang,
-        };
+        let port = w.port;
         if self.broken {
             return false;
         }
-        let mut moved = self.receive(&m, &port, rng);
-        moved |= !self.broken && self.send(&m, &port, rng, all);
-        let ok = self.tx.look(&m, &port).is_ok();
+        let mut moved = self.receive(&m, port, rng);
+        moved |= !self.broken && self.send(&m, port, rng, all);
+        let ok = self.tx.look(&m, port).is_ok();
         if !self.check(ok, || "the sender was told nonsense".into()) {
             return true;
         }
         if !all && rng.one_in(self.whims) {
-            self.whim(&m, &port, rng);
+            self.whim(&m, port, rng);
         }
-        if (all || rng.one_in(3)) && self.rx.declare_ready(&m, &port) {
+        if self.may_up && (all || rng.one_in(3)) && self.rx.declare_ready(&m, port) {
             moved = true;
         }
         moved
     }
 
-    fn send(&mut self, m: &Memory, port: &Tcp<'_>, rng: &mut Rng, all: bool) -> bool {
+    /// The same while there is no lane.
+    pub fn step_native<P: Port>(&mut self, port: &P, rng: &mut Rng) -> bool {
+        let mut b = vec![0; 1 + rng.below(6000) as usize];
+        let got = self.receive_native(port, &mut b);
+        self.take(&b[..got]);
+        if self.shut {
+            return got > 0;
+        }
+        let mut b = self.next(rng);
+        let sent = self.send_native(port, &mut b);
+        self.sent += sent;
+        got > 0 || sent > 0
+    }
+
+    /// Bytes to send.
+    fn next(&self, rng: &mut Rng) -> Vec<u8> {
+        let most = [200, 5000][rng.below(2) as usize];
+        let n = (1 + rng.below(most)).min(self.total - self.sent);
+        let all = self.sent..self.sent + n;
+        all.map(|at| byte(self.salt, at)).collect()
+    }
+
+    fn send_native<P: Port>(&mut self, port: &P, b: &mut [u8]) -> u64 {
+        if b.is_empty() || !self.tx.enter_native() {
+            return 0;
+        }
+        let sent = port.tcp_send(b.as_ptr(), b.len());
+        if let Err(e) = sent {
+            if e != libc::EAGAIN {
+                self.error = Some(e);
+            }
+        }
+        let k = sent.unwrap_or(0) as u64;
+        self.tx.leave_native(k);
+        k
+    }
+
+    fn receive_native<P: Port>(&mut self, port: &P, b: &mut [u8]) -> usize {
+        if !self.rx.enter_native() {
+            return 0;
+        }
+        let got = port.tcp_recv(b.as_mut_ptr(), b.len(), false);
+        self.rx.leave_native(got.unwrap_or(0) as u64);
+        match got {
+            Ok(0) => self.ended = true,
+            Err(e) if e != libc::EAGAIN => self.error = Some(e),
+            _ => {}
+        }
+        got.unwrap_or(0)
+    }
+
+    fn send<P: Port>(&mut self, m: &Memory, port: &P, rng: &mut Rng, all: bool) -> bool {
         let before = self.tx.mode.load(Relaxed);
-        if before == tx::mode::TCP && !self.shut && self.tx.can_up(m) && (all || rng.one_in(2)) {
+        let up = before == tx::mode::TCP && self.may_up && !self.shut;
+        if up && self.tx.can_up(m) && (all || rng.one_in(2)) {
             let up = self.tx.try_up(m, port);
             assert!(up.is_ok(), "{up:?}: a byte was counted wrongly");
             if self.tx.mode.load(Relaxed) != tx::mode::TCP {
@@ -140,11 +199,7 @@ impl App {
         if self.shut {
             return false;
         }
-        let most = [200, 5000][rng.below(2) as usize];
-        let n = (1 + rng.below(most)).min(self.total - self.sent);
-        let mut b: Vec<u8> = (self.sent..self.sent + n)
-            .map(|at| byte(self.salt, at))
-            .collect();
+        let mut b = self.next(rng);
         let v = iov(&mut b);
         let sent = match self.tx.send(m, port, &mut Iov::new(&v)) {
             Sent::Bytes(k) => k as u64,
@@ -166,12 +221,7 @@ impl App {
                 }
                 0
             }
-            Sent::Tcp => {
-                assert!(self.tx.enter_native());
-                let k = port.tcp_send(b.as_ptr(), b.len()).unwrap_or(0) as u64;
-                self.tx.leave_native(k);
-                k
-            }
+            Sent::Tcp => self.send_native(port, &mut b),
             Sent::Blocked => 0,
             Sent::Fault => unreachable!("memory of the test's"),
             Sent::Reset(r) => {
@@ -188,7 +238,7 @@ impl App {
         sent > 0
     }
 
-    fn receive(&mut self, m: &Memory, port: &Tcp<'_>, rng: &mut Rng) -> bool {
+    fn receive<P: Port>(&mut self, m: &Memory, port: &P, rng: &mut Rng) -> bool {
         let mut b = vec![0xee; 1 + rng.below(6000) as usize];
         let v = iov(&mut b);
         let how = How {
@@ -198,11 +248,14 @@ impl App {
         let n = match self.rx.recv(m, port, &mut Iov::new(&v), how) {
             Received::Bytes(n) => n,
             Received::Empty => 0,
-            Received::Tcp => {
-                assert!(self.rx.enter_native());
-                let n = port.tcp_recv(b.as_mut_ptr(), b.len(), false).unwrap_or(0);
-                self.rx.leave_native(n as u64);
-                n
+            Received::Tcp => self.receive_native(port, &mut b),
+            Received::Eof if self.may_end => {
+                self.ended = true;
+                0
+            }
+            Received::Error(e) if self.may_end => {
+                self.error = Some(e);
+                0
             }
             other => {
                 let at = self.received;
@@ -210,19 +263,24 @@ impl App {
                 return true;
             }
         };
-        for (i, b) in b[..n].iter().enumerate() {
-            let at = self.received + i as u64;
-            if !self.check(*b == byte(self.peer_salt, at), || format!("byte {at}")) {
-                return true;
-            }
-        }
-        self.received += n as u64;
-        let more = self.received > self.expected;
-        self.check(!more, || "more bytes than were sent".into());
+        self.take(&b[..n]);
         n > 0
     }
 
-    fn whim(&mut self, m: &Memory, port: &Tcp<'_>, rng: &mut Rng) {
+    /// Bytes that have come.
+    fn take(&mut self, all: &[u8]) {
+        for (i, b) in all.iter().enumerate() {
+            let at = self.received + i as u64;
+            if !self.check(*b == byte(self.peer_salt, at), || format!("byte {at}")) {
+                return;
+            }
+        }
+        self.received += all.len() as u64;
+        let more = self.received > self.expected;
+        self.check(!more, || "more bytes than were sent".into());
+    }
+
+    fn whim<P: Port>(&mut self, m: &Memory, port: &P, rng: &mut Rng) {
         match rng.below(3) {
             0 => self.rx.want_down(m, port),
             1 if !self.shut => {
@@ -234,7 +292,7 @@ impl App {
     }
 
     /// Readiness that was not used is taken back.
-    fn take_back(&mut self, m: &Memory, port: &Tcp<'_>) {
+    fn take_back<P: Port>(&mut self, m: &Memory, port: &P) {
         if self.rx.mode.load(Relaxed) == rx::mode::READY {
             let ok = self.rx.revoke(m, port).is_ok();
             self.check(ok, || "no way back".into());
@@ -242,7 +300,7 @@ impl App {
     }
 }
 
-fn memory<'a>(w: &World<'a>, slot: u32) -> Memory<'a> {
+pub fn memory<'a, P>(w: &World<'a, P>, slot: u32) -> Memory<'a> {
     let m = Memory::new(w.app, w.mirror, slot).expect("mapped");
     m.across(true)
 }

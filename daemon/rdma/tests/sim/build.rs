@@ -5,7 +5,7 @@ use super::tcp::Pipe;
 use super::{Lane, Node, Party, RAILS};
 use link::lane::Area;
 use link::layout::{Control as Words, Loc, CONTROL_BYTES};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
@@ -231,12 +231,9 @@ pub fn lane(nodes: &mut [Node], l: usize, party: usize, rng: &mut Rng) -> Lane {
             let w = app::World {
                 app: &nodes[n].parties[party].app,
                 mirror: &nodes[n].parties[party].mirror,
-                out: &pipes[n],
-                inn: &pipes[1 - n],
-                arrives: 0,
-                rang: &Cell::new(false),
+                port: &(),
             };
-            end.attach(&w, BASE, rng);
+            end.attach(&w, BASE, 7, rng);
             end
         })
         .collect();

@@ -308,17 +308,20 @@ impl Sim {
         let node = &mut self.nodes[side];
         let party = &node.parties[lane.party];
         let rang = Cell::new(false);
-        let w = app::World {
-            app: &party.app,
-            mirror: &party.mirror,
+        let port = tcp::End {
             out: &lane.pipes[side],
             inn: &lane.pipes[1 - side],
             arrives: self.now + 1_000 + self.rng.below(50_000),
             rang: &rang,
         };
-        let held = w.inn.borrow().held();
+        let w = app::World {
+            app: &party.app,
+            mirror: &party.mirror,
+            port: &port,
+        };
+        let held = port.inn.borrow().held();
         let moved = lane.ends[side].step(&w, &mut self.rng, all);
-        let room = w.inn.borrow().held() < held;
+        let room = port.inn.borrow().held() < held;
         if rang.get() && node.asleep {
             node.wake(Vec::new());
         }
