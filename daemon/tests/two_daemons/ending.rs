@@ -83,12 +83,13 @@ impl Process {
 
     /// As `shutdown(SHUT_WR)`; `close`: and then `close`, of which that is the first half.
     pub fn shutdown(&mut self, i: usize) {
-        tell!("{}[{i}] shuts down", self.name);
+        self.rouse();
         let e = &mut self.ends[i];
         if e.life != Life::Open {
             return;
         }
         let Some(sock) = &e.sock else { return };
+        tell!("{}[{i}] shuts down", self.name);
         e.app.shut = true;
         e.life = Life::Shutting;
         let lane = e.lane.and_then(|k| Some((k, self.links.get(&k.0)?)));
@@ -145,7 +146,7 @@ impl Process {
 
     /// As `close`, of an end that has read everything and has shut down.
     pub fn close(&mut self, i: usize) {
-        tell!("{}[{i}] closes", self.name);
+        self.rouse();
         let e = &mut self.ends[i];
         if e.life != Life::Shut {
             return;

@@ -404,7 +404,7 @@ impl Process {
         }
     }
 
-    fn rouse(&mut self) {
+    pub fn rouse(&mut self) {
         if std::mem::take(&mut self.asleep) {
             for l in self.links.values().filter(|l| !l.gone) {
                 wake::rouse(&l.own.control().unwrap().sleepers.0);

@@ -1,5 +1,6 @@
 //! Two whole daemons, many seeds, each another course of events: see [`mod@world`].
 
+#[path = "two_daemons/mod.rs"]
 mod world;
 
 use underpass_rdma::sim::{Faults, Rng};
@@ -51,7 +52,7 @@ fn seeds(name: &str, from: u64, n: u64, calm: bool) -> Counts {
         match std::panic::catch_unwind(|| one(seed, calm)) {
             Ok(c) => sum.add(&c),
             Err(e) => {
-                eprintln!("SEED={seed} cargo test -p underpassd --test seeds {name}");
+                eprintln!("SEED={seed} cargo test -p underpassd --test two_daemons {name}");
                 std::panic::resume_unwind(e);
             }
         }
