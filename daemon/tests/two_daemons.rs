@@ -61,7 +61,8 @@ fn seeds(name: &str, from: u64, n: u64, calm: bool) -> Counts {
     sum
 }
 
-const MANY: u64 = if cfg!(debug_assertions) { 100 } else { 1_000 };
+/// Of each kind.
+const MANY: u64 = if cfg!(debug_assertions) { 100 } else { 5_000 };
 
 #[test]
 fn undisturbed() {

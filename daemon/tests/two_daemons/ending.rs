@@ -64,7 +64,10 @@ impl Process {
                 return;
             }
         }
-        if e.app.tx.on_lane() || e.app.rx.engaged() || e.life == Life::Shutting {
+        if e.app.tx.mode.load(Relaxed) != tx::mode::TCP
+            || e.app.rx.engaged()
+            || e.life == Life::Shutting
+        {
             return;
         }
         tell!("{}[{i}] gives back {at:x?}", self.name);

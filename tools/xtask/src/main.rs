@@ -52,7 +52,7 @@ task TARGET [arguments]
   ci            lint, then everything of test, suites, lab
   model         the switch protocol's state space
   unit          unit and property tests
-  engine        the RDMA data engine over simulated verbs
+  engine        the RDMA data engine, and two whole daemons, over simulated verbs
   loom          ring, doorbell and lane under every interleaving
   integration   real programs under the shim (arguments: names of tests)
   lab           virtual machines with RDMA rails (arguments: names of tests)
@@ -93,7 +93,7 @@ fn main() -> ExitCode {
         "lint" => steps::run(&tree, lint(&tree)),
         "model" => steps::run(&tree, vec![model(&tree)]),
         "unit" => steps::run(&tree, vec![unit(&tree)]),
-        "engine" => steps::run(&tree, vec![engine(&tree)]),
+        "engine" => steps::run(&tree, vec![engine(&tree), daemons(&tree)]),
         "loom" => steps::run(&tree, vec![loom(&tree)]),
         "symbols" => steps::run(&tree, vec![build_step(), symbols(&tree)]),
         "integration" => steps::run(&tree, vec![build_step(), integration(&tree, &rest)]),
@@ -162,6 +162,7 @@ fn test(tree: &Tree) -> Vec<Step> {
         model(tree),
         unit(tree),
         engine(tree),
+        daemons(tree),
         loom(tree),
         symbols(tree),
         integration(tree, &[]),
@@ -235,6 +236,16 @@ fn engine(tree: &Tree) -> Step {
         Kind::Tests,
         120,
         tree.cargo("test --release -p underpass-rdma --tests"),
+    )
+}
+
+/// Two whole daemons over them, ten thousand seeds.
+fn daemons(tree: &Tree) -> Step {
+    Step::new(
+        "daemons",
+        Kind::Tests,
+        420,
+        tree.cargo("test --release -p underpassd --test two_daemons"),
     )
 }
 
