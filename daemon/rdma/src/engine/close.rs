@@ -9,6 +9,7 @@ use super::lane::{Closing, Lane};
 use super::out::Phase;
 use super::{Host, LaneId, Pair};
 use crate::verbs::Provider;
+use link::layout::rx;
 
 impl<P: Provider> Pair<P> {
     /// The application will send no more (it has shut down, closed or ended): goes on until
@@ -77,8 +78,8 @@ impl<P: Provider> Pair<P> {
     }
 
     /// Gives everything up: the caller is about to drop the pair. Every application is asked to go
-    /// down, who waits for a switch is refused, and a switch that the peer may have taken fails its
-    /// lane. Events are left to be taken.
+    /// down, who waits for a switch is refused, and so is who might begin one now, since nobody would
+    /// answer it; a switch that the peer may have taken fails its lane. Events are left to be taken.
     pub fn abandon(&mut self, host: &mut dyn Host) {
         self.rail = false;
         let mut all = Vec::new();
@@ -87,12 +88,17 @@ impl<P: Provider> Pair<P> {
             let Some(mut lane) = self.lanes.take(id) else {
                 continue;
             };
-            if let Phase::Asking(a) = lane.out.phase {
-                if a.doubt {
+            let (told, flags) = lane.out.told;
+            match lane.out.phase {
+                Phase::Asking(a) if a.doubt => {
                     self.fail_lane(id, &mut lane, super::Fault::InDoubt);
-                } else {
-                    self.refuse(&mut lane, a.epoch);
                 }
+                Phase::Asking(a) => self.refuse(&mut lane, a.epoch),
+                Phase::Up => {}
+                _ if u64::from(flags) & rx::READY != 0 && told != lane.out.epoch => {
+                    self.refuse(&mut lane, told);
+                }
+                _ => {}
             }
             lane.out.want_down = true;
             self.show(&mut lane);
