@@ -317,10 +317,10 @@ fn a_lane_is_used_again_with_later_epochs() {
     assert_eq!(x3.lane, x.lane);
     assert_eq!(x3.epoch, y3.epoch);
     assert!(
-        x3.epoch >= x.epoch + 65_536,
+        x3.epoch.get() >= x.epoch.get() + 65_536,
         "{} after {}",
-        x3.epoch,
-        x.epoch
+        x3.epoch.get(),
+        x.epoch.get()
     );
     assert_ne!(x3.tag, x.tag);
 }

@@ -6,6 +6,7 @@
 //! The shim trusts this memory; the daemon does not: it copies words out and checks them.
 
 use crate::lane::{RxState, TxState};
+use crate::layout::{AtomicEpoch, Epoch};
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{AcqRel, Relaxed},
@@ -168,7 +169,7 @@ pub struct Conn {
     /// The process that registered it: only that one works its lane.
     pub owner_pid: AtomicU32,
     /// Base epoch of the lane's present use.
-    pub epoch: AtomicU32,
+    pub epoch: AtomicEpoch,
     /// Clock (CLOCK_MONOTONIC, ms) before which no registration or readiness is tried again.
     pub not_before_ms: AtomicU64,
     /// A descriptor of the connection plus one, in a process that holds it; 0: unknown. Where the entry
@@ -216,8 +217,8 @@ pub struct View {
     pub rx_up: bool,
     /// Does it receive from TCP alone?
     pub rx_tcp: bool,
-    pub tx_epoch: u32,
-    pub rx_epoch: u32,
+    pub tx_epoch: Epoch,
+    pub rx_epoch: Epoch,
     /// log2 of the outgoing ring in bytes; 0: there is none.
     pub ring_log2: u32,
     pub lane_tx: u64,

@@ -5,6 +5,8 @@
 //! lane; a byte on TCP that does not belong to a frame with this tag was written by somebody
 //! else, and ends the connection.
 
+use crate::layout::Epoch;
+
 /// Bytes of one frame on the wire.
 pub const LEN: usize = 32;
 const MAGIC: u32 = 0x5055_4446; // "FDUP"
@@ -23,7 +25,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
     pub kind: Kind,
-    pub epoch: u32,
+    pub epoch: Epoch,
     /// Bytes that follow at once, from `cursor` on. A FIN before they have come is no clean end.
     pub rest: u32,
     pub cursor: u64,
@@ -39,7 +41,7 @@ impl Frame {
             Kind::Down => 1,
             Kind::Fin => 2,
         };
-        b[8..12].copy_from_slice(&self.epoch.to_le_bytes());
+        b[8..12].copy_from_slice(&self.epoch.get().to_le_bytes());
         b[12..16].copy_from_slice(&self.rest.to_le_bytes());
         b[16..24].copy_from_slice(&self.cursor.to_le_bytes());
         b[24..32].copy_from_slice(&self.tag.to_le_bytes());
@@ -63,7 +65,7 @@ impl Frame {
         };
         Some(Frame {
             kind,
-            epoch: word(8..12) as u32,
+            epoch: Epoch::new(word(8..12) as u32),
             rest: word(12..16) as u32,
             cursor: word(16..24),
             tag: word(24..32),
@@ -87,7 +89,7 @@ mod tests {
         #[test]
         fn round_trip(fin: bool, epoch: u32, rest: u32, cursor: u64, tag: u64) {
             let kind = if fin { Kind::Fin } else { Kind::Down };
-            let f = Frame { kind, epoch, rest, cursor, tag };
+            let f = Frame { kind, epoch: Epoch::new(epoch), rest, cursor, tag };
             let b = f.encode();
             prop_assert_eq!(Frame::decode(&b), Some(f));
             for n in 0..LEN { prop_assert!(Frame::could_start(&b[..n])); }

@@ -16,7 +16,7 @@ pub mod rx;
 pub mod tx;
 pub mod wake;
 
-use crate::layout::{bits_of, epoch_of, rx as word, tx as phase};
+use crate::layout::{rx as word, tx as phase};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 pub use mem::{Area, Iov, Memory};
 pub use rx::{Received, RxState};
@@ -132,8 +132,8 @@ pub fn is_left(m: &Memory<'_>, on_tcp: bool) -> bool {
     let ours = m.own_tx().state.load(Acquire);
     let theirs = m.peer_tx().state.load(Acquire);
     let own = m.own_rx().word.load(Acquire);
-    let receives = on_tcp || epoch_of(theirs) != epoch_of(own) || bits_of(own) & word::CLOSED != 0;
-    receives && !matches!(bits_of(ours), phase::UP | phase::DOWNING)
+    let receives = on_tcp || theirs.epoch() != own.epoch() || own.has(word::CLOSED);
+    receives && !matches!(ours.phase(), phase::UP | phase::DOWNING)
 }
 
 /// Outcome of something that may have to wait for TCP's buffer.

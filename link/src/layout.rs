@@ -7,6 +7,12 @@
 
 use crate::prim::{AtomicU32, AtomicU64};
 
+mod words;
+pub use words::{
+    rx, takeover, tx, AtomicEpoch, Epoch, RxFlags, RxWord, Shared, TakeoverPhase, TakeoverWord,
+    TxPhase, TxWord, Word,
+};
+
 /// Lanes per link. A pair of parties that needs more gets another link.
 pub const LANES: usize = if cfg!(loom) { 1 } else { 1024 };
 /// Epochs of one use of a lane slot: the daemon gives the next use a base that lies so much higher.
@@ -49,80 +55,12 @@ pub struct Header {
     pub lanes: AtomicU32,
 }
 
-/// Phases of `TxWords::state`, which is an epoch and a phase: `epoch << 8 | phase`.
-pub mod tx {
-    /// The sender's bytes are on the ring: TCP ended at `up_kpos`, the ring starts at `up_start`.
-    pub const UP: u64 = 1;
-    /// The sender is about to put a `Down` frame on TCP.
-    pub const DOWNING: u64 = 2;
-    /// The `Down` frame, and every byte it promised, is on TCP.
-    pub const DOWN: u64 = 3;
-    /// After a revocation, or with all bytes of the ring consumed: every byte from the revoked, or consumed, cursor
-    /// on is on TCP, without a frame.
-    pub const RESUMED: u64 = 4;
-    /// TCP did not take everything (it is shut or dead): what is not there is only on the ring.
-    pub const BROKEN: u64 = 5;
-    /// `DOWN`, and nothing follows: TCP is shut. Everything is on the ring, too.
-    pub const ENDED: u64 = 6;
-}
-
-/// Flags of `RxWords::word`: `epoch << 8 | flags`.
-pub mod rx {
-    /// The receiver will look for the switch before it reads TCP.
-    pub const READY: u64 = 1;
-    /// Please go down when convenient (a second process, an operator).
-    pub const WANT_DOWN: u64 = 2;
-    /// The cursor is frozen at `revoked`; continue on TCP from there, without a frame.
-    pub const REVOKED: u64 = 4;
-    /// This end has closed: nobody will read any more.
-    pub const CLOSED: u64 = 8;
-    /// Across nodes only, and only a daemon sets it, in its mirror of the far receiver's word: the
-    /// switch of this epoch stands in the far node's memory. (A switch that came too late is answered
-    /// by `REVOKED`.)
-    pub const ACCEPTED: u64 = 16;
-    /// Across nodes only: nothing of the time before this epoch's switch is unread on TCP any more, so
-    /// that a `Fin` frame would not lie behind bytes which nobody may want to read.
-    pub const PAST: u64 = 32;
-}
-
-/// Phases of `RxWords::takeover`. The end itself stores only `DOWN`, `FIN` and `PLAIN`.
-pub mod takeover {
-    /// The daemon has the sending direction: the end leaves it alone.
-    pub const TAKEN: u64 = 1;
-    /// A `Down` frame with cursor `takeover_at` is put on TCP, and what follows.
-    pub const DOWN: u64 = 2;
-    /// A `Fin` frame with that cursor is put on TCP.
-    pub const FIN: u64 = 3;
-    /// After a revocation: the bytes from that cursor on are put on TCP, without a frame.
-    pub const PLAIN: u64 = 4;
-    /// It is on TCP, at kernel position `takeover_kpos`, and the end's again.
-    pub const DONE: u64 = 5;
-}
-
-/// Packs an epoch and flags or phase.
-#[inline(always)]
-pub const fn pack(epoch: u32, bits: u64) -> u64 {
-    (epoch as u64) << 8 | bits
-}
-
-/// Epoch of a packed word. Bits above 40 are ignored.
-#[inline(always)]
-pub const fn epoch_of(word: u64) -> u32 {
-    (word >> 8) as u32
-}
-
-/// Flags or phase of a packed word.
-#[inline(always)]
-pub const fn bits_of(word: u64) -> u64 {
-    word & 0xff
-}
-
 /// Words of one lane that its *sending* half writes. One line.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct TxWords {
-    /// `pack(epoch, tx::*)`. Stored with Release after the words below; loaded with Acquire.
-    pub state: AtomicU64,
+    /// An epoch and `tx::*`. Stored with Release after the words below; loaded with Acquire.
+    pub state: Shared<TxWord>,
     /// Kernel byte position at which TCP ended for this epoch.
     pub up_kpos: AtomicU64,
     /// Ring cursor of the first byte of this epoch.
@@ -142,8 +80,8 @@ pub struct TxWords {
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct RxWords {
-    /// `pack(epoch, rx::*)`, with Release; the sender looks at it after every publish.
-    pub word: AtomicU64,
+    /// An epoch and `rx::*`, with Release; the sender looks at it after every publish.
+    pub word: Shared<RxWord>,
     /// The frozen cursor of a revocation.
     pub revoked: AtomicU64,
     /// Processor that last consumed or published here: hint for spinners on the other side.
@@ -156,9 +94,9 @@ pub struct RxWords {
     /// bytes that it has put on TCP.
     pub landed: AtomicU64,
     /// Across nodes only, about the sending direction of an end: what the daemon beside it does with
-    /// it (`pack(epoch, takeover::*)`, in the daemon's mirror), and what the end itself is putting on
+    /// it (`takeover::*`, in the daemon's mirror), and what the end itself is putting on
     /// TCP (in the end's own area). Whoever of the two goes on after the other finds there where.
-    pub takeover: AtomicU64,
+    pub takeover: Shared<TakeoverWord>,
     pub takeover_at: AtomicU64,
     pub takeover_kpos: AtomicU64,
     /// Across nodes only, in the daemon's mirror: the errno that the daemon met on the socket while it had

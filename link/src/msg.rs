@@ -5,6 +5,8 @@
 //! are ignored (a newer minor sender may append fields), unknown kinds are reported as such, and
 //! nothing here allocates: the shim decodes on its stack.
 
+use crate::layout::Epoch;
+
 /// Longest message in bytes.
 pub const MAX: usize = 256;
 /// Most descriptors beside one message.
@@ -51,6 +53,15 @@ macro_rules! int_field {
     )*};
 }
 int_field!(u8, u16, u32, u64);
+
+impl Field for Epoch {
+    fn put(&self, out: &mut Writer<'_>) {
+        self.get().put(out);
+    }
+    fn take(r: &mut Reader<'_>) -> Result<Self, Error> {
+        u32::take(r).map(Epoch::new)
+    }
+}
 
 macro_rules! messages {
     ($(#[$em:meta])* $name:ident { $($(#[$m:meta])* $kind:literal $var:ident { $($(#[$fm:meta])* $f:ident: $t:ty),* $(,)? })* }) => {
@@ -159,7 +170,7 @@ messages! {
         8 ChunkReady { link: u64, side: u8, chunk: u32 }
         /// A lane for connection `conn`. Both parties have been given the first files of both areas. Epochs of this use
         /// of the lane are larger than `epoch`. `tag` marks frames.
-        9 Offer { link: u64, side: u8, lane: u32, conn: u32, gen: u32, epoch: u32, tag: u64 }
+        9 Offer { link: u64, side: u8, lane: u32, conn: u32, gen: u32, epoch: Epoch, tag: u64 }
         /// The other party of this link is gone: its lanes go down.
         10 PeerGone { link: u64, side: u8 }
         /// Operator: `op` is one of `op::*`; `conn` may be [`ALL`].

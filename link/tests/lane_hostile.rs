@@ -8,8 +8,9 @@
 mod sim;
 
 use link::frame::{Frame, Kind};
-use link::layout::{pack, Control, Loc, CONTROL_BYTES};
+use link::layout::{Control, Epoch, Loc, CONTROL_BYTES};
 use proptest::prelude::*;
+use sim::memory::{packed, raw};
 use sim::{Act, Op, World, LANE, TAG};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
@@ -34,7 +35,7 @@ fn value() -> impl Strategy<Value = u64> {
         0u64..70_000,
         (0u64..6).prop_map(|n| u64::MAX - n),
         (0u64..64, -3i64..4).prop_map(|(bit, d)| (1u64 << bit).wrapping_add_signed(d)),
-        (0u32..6, 0u64..32).prop_map(|(epoch, bits)| pack(epoch, bits)),
+        (0u32..6, 0u8..32).prop_map(packed),
         (0u32..70, any::<u32>(), 0u32..70).prop_map(|(chunk, page, log2)| Loc {
             chunk,
             page,
@@ -83,20 +84,20 @@ fn word(c: &Control, n: usize) -> &AtomicU64 {
     let lane = LANE as usize;
     let (tx, rx) = (&c.tx[lane], &c.rx[lane]);
     [
-        &tx.state,
+        raw(&tx.state),
         &tx.up_kpos,
         &tx.up_start,
         &tx.loc[0],
         &tx.loc[1],
         &tx.loc_from[0],
         &tx.loc_from[1],
-        &rx.word,
+        raw(&rx.word),
         &rx.revoked,
         &c.heads[lane],
         &c.cursors[lane],
         // Twice: it matters most.
         &c.heads[lane],
-        &tx.state,
+        raw(&tx.state),
     ][n]
 }
 
@@ -119,7 +120,7 @@ fn apply(w: &World, s: &Scribble) {
         Scribble::Frame(epoch, cursor) => {
             let f = Frame {
                 kind: Kind::Down,
-                epoch: *epoch,
+                epoch: Epoch::new(*epoch),
                 rest: 0,
                 cursor: *cursor,
                 tag: TAG ^ BAD as u64,
@@ -214,7 +215,7 @@ fn while_a_thread_scribbles() {
                     let (n, r) = ((x >> 33) as usize % WORDS, x >> 40);
                     let v = match r % 4 {
                         0 => word(c, n).load(Relaxed).wrapping_add(r % 9000),
-                        1 => pack(r as u32 % 4, r >> 5 & 15),
+                        1 => packed((r as u32 % 4, (r >> 5) as u8 & 15)),
                         2 => x,
                         _ => word(c, n).load(Relaxed) ^ 1 << (r % 64),
                     };

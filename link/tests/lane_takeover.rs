@@ -7,7 +7,7 @@ mod sim;
 
 use link::frame::LEN;
 use link::lane::tx::mode;
-use link::layout::{bits_of, epoch_of, takeover, tx};
+use link::layout::{takeover, tx, Epoch, TakeoverPhase, TxWord};
 use sim::{op, recv, send, Act, Op, World, ALL, LANE};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -82,9 +82,9 @@ fn mode_of(w: &World) -> u32 {
 }
 
 /// Phase of the daemon's word about end 1.
-fn word(w: &World) -> u64 {
+fn word(w: &World) -> TakeoverPhase {
     let k = &w.keepers.as_ref().unwrap()[1];
-    bits_of(k.memory().peer_rx().takeover.load(Relaxed))
+    k.memory().peer_rx().takeover.load(Relaxed).phase()
 }
 
 /// End 0 has so much and no more, after everything has come to rest; and the end, if there is one.
@@ -119,7 +119,7 @@ fn an_end_that_sleeps() {
     op(&mut w, 1, send(500));
     assert_eq!(mode_of(&w), mode::TCP);
     let state = w.control(1).tx[L].state.load(Relaxed);
-    assert_eq!((epoch_of(state), bits_of(state)), (1, tx::DOWN));
+    assert_eq!(state, TxWord::new(Epoch::new(1), tx::DOWN));
     assert_eq!(on_tcp(&w), LEN + 1500);
     assert_eq!(w.host[1].tx.kpos.load(Relaxed) as usize, on_tcp(&w));
     op(&mut w, 1, Act::Mend);
@@ -131,7 +131,7 @@ fn an_end_that_sleeps() {
     answer(&mut w);
     op(&mut w, 1, send(100));
     assert!(w.host[1].tx.is_up());
-    assert_eq!(w.host[1].tx.epoch.load(Relaxed), 2);
+    assert_eq!(w.host[1].tx.epoch.load(Relaxed), Epoch::new(2));
     arrive(&mut w);
     assert_eq!(on_tcp(&w), LEN + 1500);
     whole(&w, 1600, false);
@@ -150,7 +150,7 @@ fn a_takeover_that_is_through() {
         }
         assert_eq!(word(&w), takeover::DONE);
         let state = w.control(1).tx[L].state.load(Relaxed);
-        assert_eq!(bits_of(state), tx::UP, "the end has not looked");
+        assert_eq!(state.phase(), tx::UP, "the end has not looked");
         let end = ends.is_some();
         match ends {
             Some(act) => op(&mut w, 1, act),
@@ -368,7 +368,10 @@ fn one_at_a_time() {
         });
         points += seen(&w, "not taken");
         assert_eq!(seen(&w, "taken"), 0, "point {at}");
-        assert!(matches!(word(&w), 0 | takeover::DONE), "it has given way");
+        assert!(
+            matches!(word(&w), takeover::NONE | takeover::DONE),
+            "it has given way"
+        );
         assert_eq!(w.host[1].sent.get(), 200);
         whole(&w, 200, false);
     }
@@ -409,7 +412,7 @@ fn an_end_that_sleeps_while_it_asks() {
     op(&mut w, 1, send(10));
     assert_eq!(
         (mode_of(&w), w.host[1].tx.epoch.load(Relaxed)),
-        (mode::TCP, 1)
+        (mode::TCP, Epoch::new(1))
     );
     assert_eq!(on_tcp(&w), 5 + LEN + 10);
     whole(&w, 15, false);
@@ -478,7 +481,7 @@ fn killed_while_asking() {
             op(&mut w, 1, Act::Kill);
             op(&mut w, 1, KEEP);
             assert_eq!(seen(&w, "not taken"), 1, "nobody knows yet");
-            assert_eq!(word(&w), 0);
+            assert_eq!(word(&w), takeover::NONE);
             if !granted {
                 op(&mut w, 0, Act::Revoke);
                 assert!(!w.host[0].rx.engaged(), "it has not heard of the switch");
@@ -536,7 +539,7 @@ fn a_peer_that_has_closed() {
         op(&mut w, 1, Act::Look);
         assert_eq!(mode_of(&w), mode::TCP);
         let state = w.control(1).tx[L].state.load(Relaxed);
-        assert!(bits_of(state) > tx::DOWNING, "a daemon would take it");
+        assert!(state.phase() > tx::DOWNING, "a daemon would take it");
         op(&mut w, 1, Act::Cut);
         op(&mut w, 1, KEEP);
         assert_eq!(seen(&w, "taken"), u64::from(ends));
@@ -572,7 +575,7 @@ fn a_slot_that_is_used_again() {
         op(&mut w, end, Act::Attach { log2: 12 });
     }
     let state = w.control(1).tx[L].state.load(Relaxed);
-    assert_eq!((epoch_of(state), bits_of(state)), (1, 0));
+    assert_eq!(state, TxWord::new(Epoch::new(1), tx::NONE));
     op(&mut w, 1, send(50));
     for _ in 0..3 {
         op(&mut w, 1, KEEP);

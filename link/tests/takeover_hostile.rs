@@ -10,16 +10,22 @@ mod sim;
 use link::frame::LEN;
 use link::lane::tx::{mode, Taken};
 use link::lane::{Memory, TxState};
-use link::layout::{pack, rx, takeover, tx, Control, Loc};
+use link::layout::{
+    rx, takeover, tx, Control, Epoch, Loc, RxWord, TakeoverPhase, TakeoverWord, TxPhase, TxWord,
+    Word,
+};
 use link::reason::Reason;
 use proptest::prelude::*;
-use sim::memory::{CHUNK, CHUNKS};
+use sim::memory::{packed, raw, CHUNK, CHUNKS};
 use sim::{op, send, Act, Wire, World, LANE, TAG};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const L: usize = LANE as usize;
 /// What is on the ring of end 1.
 const SENT: u64 = 100;
+/// The epoch that it is on its ring in, and the next one.
+const FIRST: Epoch = Epoch::new(1);
+const SECOND: Epoch = Epoch::new(2);
 
 /// End 1 is on its ring.
 fn up() -> World {
@@ -120,21 +126,25 @@ fn words_of_an_end() {
             c.rx[L].takeover.store(what, Relaxed);
         })
     };
-    let down = pack(1, takeover::DOWN);
-    assert_eq!(begun(1, 0, 0), (Err(Reason::Foreign), 0));
+    let down = TakeoverWord::new(FIRST, takeover::DOWN);
+    let odd = TakeoverWord::new(FIRST, TakeoverPhase::from_raw(77));
     assert_eq!(
-        begun(1, pack(2, takeover::DOWN), 0),
+        begun(1, TakeoverWord::default(), 0),
         (Err(Reason::Foreign), 0)
     );
     assert_eq!(
-        begun(1, pack(1, takeover::TAKEN), 0),
+        begun(1, TakeoverWord::new(SECOND, takeover::DOWN), 0),
         (Err(Reason::Foreign), 0)
     );
-    assert_eq!(begun(1, pack(1, 77), 0), (Err(Reason::Foreign), 0));
+    assert_eq!(
+        begun(1, TakeoverWord::new(FIRST, takeover::TAKEN), 0),
+        (Err(Reason::Foreign), 0)
+    );
+    assert_eq!(begun(1, odd, 0), (Err(Reason::Foreign), 0));
     assert_eq!(begun(LEN + 101, down, 0), (Err(Reason::Foreign), 0));
     assert_eq!(begun(1, down, SENT + 1), (Err(Reason::Hostile), 0));
     assert_eq!(begun(1, down, u64::MAX), (Err(Reason::Hostile), 0));
-    let plain = pack(1, takeover::PLAIN);
+    let plain = TakeoverWord::new(FIRST, takeover::PLAIN);
     assert_eq!(begun(101, plain, 0), (Err(Reason::Foreign), 0));
     assert_eq!(begun(1, plain, SENT + 1), (Err(Reason::Hostile), 0));
     // ... and what is in order, to see that these fail for what they say.
@@ -162,7 +172,13 @@ fn words_of_an_end() {
     });
     assert_eq!(r, (Err(Reason::Internal), LEN as u64));
     // Phases that are no phases, and epochs that nobody has granted.
-    for state in [0, pack(1, tx::DOWN), pack(1, 77), pack(2, tx::UP), u64::MAX] {
+    for state in [
+        TxWord::default(),
+        TxWord::new(FIRST, tx::DOWN),
+        TxWord::new(FIRST, TxPhase::from_raw(77)),
+        TxWord::new(SECOND, tx::UP),
+        TxWord::from_raw(u64::MAX),
+    ] {
         let (r, n) = taken(|_, c| c.tx[L].state.store(state, Relaxed));
         assert_eq!((r, n), (Ok(false), 0));
     }
@@ -203,23 +219,27 @@ fn words_of_a_daemon() {
         daemon(&w)
             .peer_rx()
             .takeover
-            .store(pack(1, takeover::TAKEN), Relaxed);
+            .store(TakeoverWord::new(FIRST, takeover::TAKEN), Relaxed);
         assert_eq!(reclaim(&w), r, "{more}");
     }
-    let down = pack(1, takeover::DOWN);
-    assert_eq!(back(0, 0, 0), (Ok(true), LEN as u64 + SENT));
+    let down = TakeoverWord::new(FIRST, takeover::DOWN);
+    let odd = TakeoverWord::new(FIRST, TakeoverPhase::from_raw(77));
+    assert_eq!(
+        back(0, TakeoverWord::default(), 0),
+        (Ok(true), LEN as u64 + SENT)
+    );
     assert_eq!(back(5, down, 0), (Ok(true), LEN as u64 + SENT));
     assert_eq!(back(5, down, 60), (Ok(true), LEN as u64 + 40));
     assert_eq!(back(5, down, 101), (Err(Reason::Hostile), 5));
     assert_eq!(back(5, down, u64::MAX), (Err(Reason::Hostile), 5));
     assert_eq!(back(200, down, 0), (Err(Reason::Foreign), 200));
     assert_eq!(
-        back(1, pack(1, takeover::TAKEN), 0),
+        back(1, TakeoverWord::new(FIRST, takeover::TAKEN), 0),
         (Err(Reason::Foreign), 1)
     );
-    assert_eq!(back(1, pack(1, 77), 0), (Err(Reason::Foreign), 1));
+    assert_eq!(back(1, odd, 0), (Err(Reason::Foreign), 1));
     assert_eq!(
-        back(101, pack(1, takeover::PLAIN), 0),
+        back(101, TakeoverWord::new(FIRST, takeover::PLAIN), 0),
         (Err(Reason::Foreign), 101)
     );
 }
@@ -230,7 +250,7 @@ fn value() -> impl Strategy<Value = u64> {
         0u64..20_000,
         (0u64..6).prop_map(|n| u64::MAX - n),
         (0u64..64, -3i64..4).prop_map(|(bit, d)| (1u64 << bit).wrapping_add_signed(d)),
-        (0u32..3, 0u64..80).prop_map(|(epoch, bits)| pack(epoch, bits)),
+        (0u32..3, 0u8..80).prop_map(packed),
         (1u32..4, 0u32..70, 10u32..24)
             .prop_map(|(chunk, page, log2)| Loc { chunk, page, log2 }.pack()),
     ]
@@ -240,14 +260,14 @@ fn value() -> impl Strategy<Value = u64> {
 fn end_word(c: &Control, n: usize) -> &AtomicU64 {
     let (t, r) = (&c.tx[L], &c.rx[L]);
     [
-        &t.state,
+        raw(&t.state),
         &t.up_kpos,
         &t.up_start,
         &t.loc[0],
         &t.loc[1],
         &t.loc_from[0],
         &t.loc_from[1],
-        &r.takeover,
+        raw(&r.takeover),
         &r.takeover_at,
         &c.heads[L],
     ][n]
@@ -257,10 +277,10 @@ fn end_word(c: &Control, n: usize) -> &AtomicU64 {
 fn daemon_word<'a>(m: &Memory<'a>, n: usize) -> &'a AtomicU64 {
     let r = m.peer_rx();
     [
-        &r.word,
+        raw(&r.word),
         &r.revoked,
         &r.landed,
-        &r.takeover,
+        raw(&r.takeover),
         &r.takeover_at,
         &r.takeover_kpos,
         m.peer_cursor(),
@@ -285,7 +305,7 @@ proptest! {
         words in proptest::collection::vec((0usize..10, value()), 1..4),
         moves in 0u32..3,
         begun in prop_oneof![Just(0usize), 1usize..200],
-        began in proptest::option::of((1u64..6, 0u64..120)),
+        began in proptest::option::of((1u8..6, 0u64..120)),
     ) {
         let w = up();
         w.hostile.set(true);
@@ -295,7 +315,8 @@ proptest! {
         let c = w.control(1);
         if let Some((what, at)) = began {
             c.rx[L].takeover_at.store(at, Relaxed);
-            c.rx[L].takeover.store(pack(1, what), Relaxed);
+            let what = TakeoverPhase::from_raw(what);
+            c.rx[L].takeover.store(TakeoverWord::new(FIRST, what), Relaxed);
         }
         for (n, v) in words {
             end_word(c, n).store(v, Relaxed);
@@ -341,13 +362,13 @@ proptest! {
 #[test]
 fn a_granted_epoch_and_no_other() {
     for (word, yes) in [
-        (pack(1, rx::READY | rx::ACCEPTED), true),
-        (pack(1, rx::READY), false),
-        (pack(2, rx::READY), false),
-        (0, false),
+        (RxWord::new(FIRST, rx::READY | rx::ACCEPTED), true),
+        (RxWord::new(FIRST, rx::READY), false),
+        (RxWord::new(SECOND, rx::READY), false),
+        (RxWord::default(), false),
     ] {
         let w = up();
         daemon(&w).peer_rx().word.store(word, Relaxed);
-        assert_eq!(take(&w), Ok(yes), "{word:#x}");
+        assert_eq!(take(&w), Ok(yes), "{word:?}");
     }
 }

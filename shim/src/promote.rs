@@ -22,7 +22,7 @@ use crate::{
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, state, Conn};
 use link::lane::Memory;
-use link::layout::Loc;
+use link::layout::{Epoch, Loc, EPOCHS};
 use link::reason::Reason;
 
 /// Hooked calls after which a connection is worth promoting, and bytes that suffice as well.
@@ -168,7 +168,7 @@ fn watched_now(i: u32, c: &Conn) {
 const MAP_AGAIN_MS: u64 = 10_000;
 
 /// A lane is offered for connection `i`. False: not wanted any more.
-pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: u32, tag: u64) -> bool {
+pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: Epoch, tag: u64) -> bool {
     if i as usize >= link::family::CONNS {
         return false;
     }
@@ -291,8 +291,7 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
         return set_reason(c, Reason::Shared);
     }
     if let Some((link, m)) = lane::of(c, l) {
-        if c.rx.epoch.load(Relaxed).wrapping_sub(c.epoch.load(Relaxed)) >= link::layout::EPOCHS - 1
-        {
+        if c.rx.epoch.load(Relaxed).since(c.epoch.load(Relaxed)) >= EPOCHS - 1 {
             return table::disqualify(c, Reason::RingFull); // the next epochs are the slot's next user's
         }
         if link.state.load(Relaxed) == crate::links::USED {

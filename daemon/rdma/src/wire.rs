@@ -11,6 +11,7 @@
 //! token names a lane, a link or a region, by the number its receiver gave out; `credits` counts the
 //! receive buffers that the sender of the message has ever posted on this queue pair.
 
+use link::layout::{tx, Epoch, RxFlags, TxPhase};
 use thiserror::Error;
 
 /// Bytes of every message, without data.
@@ -40,12 +41,12 @@ pub struct Cdc {
     pub head: u64,
     /// Bytes that our reader has consumed.
     pub cursor: u64,
-    /// Epoch and phase of our sender (`layout::tx`).
-    pub tx_epoch: u32,
-    pub tx_phase: u8,
-    /// Epoch and flags of our reader (`layout::rx`).
-    pub rx_epoch: u32,
-    pub rx_flags: u8,
+    /// Epoch and phase of our sender.
+    pub tx_epoch: Epoch,
+    pub tx_phase: TxPhase,
+    /// Epoch and flags of our reader.
+    pub rx_epoch: Epoch,
+    pub rx_flags: RxFlags,
     pub flags: u8,
     /// Low byte of the number of ring moves that `head` counts with.
     pub moves: u8,
@@ -103,17 +104,21 @@ pub enum Body {
     Cdc(Cdc),
     /// 0x81, token = lane: the sender wants to switch up.
     Switch {
-        epoch: u32,
+        epoch: Epoch,
         attempt: u32,
         kpos: u64,
         start: u64,
     },
     /// 0x82, token = lane.
-    SwitchReply { epoch: u32, attempt: u32, ok: bool },
+    SwitchReply {
+        epoch: Epoch,
+        attempt: u32,
+        ok: bool,
+    },
     /// 0x83, token = lane: from cursor `from` on the sender's ring is another one.
     Ring { moves: u32, log2: u8, from: u64 },
     /// 0x85, token = lane: the receiving end has been shown everything up to `head`.
-    Landed { epoch: u32, head: u64 },
+    Landed { epoch: Epoch, head: u64 },
     /// 0x84, token = lane: where its counterpart lies; none if there is no memory.
     RingReply { moves: u32, place: Option<Place> },
 }
@@ -213,10 +218,10 @@ impl Message {
             Body::Cdc(c) => {
                 w.put(8, c.head.to_be_bytes());
                 w.put(16, c.cursor.to_be_bytes());
-                w.put(24, c.tx_epoch.to_be_bytes());
-                w.put(28, c.rx_epoch.to_be_bytes());
-                w.0[32] = c.tx_phase;
-                w.0[33] = c.rx_flags;
+                w.put(24, c.tx_epoch.get().to_be_bytes());
+                w.put(28, c.rx_epoch.get().to_be_bytes());
+                w.0[32] = c.tx_phase.raw();
+                w.0[33] = c.rx_flags.raw();
                 w.0[34] = c.flags;
                 w.0[35] = c.moves;
                 w.put(36, c.acked_moves.to_be_bytes());
@@ -227,13 +232,13 @@ impl Message {
                 kpos,
                 start,
             } => {
-                w.put(8, epoch.to_be_bytes());
+                w.put(8, epoch.get().to_be_bytes());
                 w.put(12, attempt.to_be_bytes());
                 w.put(16, kpos.to_be_bytes());
                 w.put(24, start.to_be_bytes());
             }
             Body::SwitchReply { epoch, attempt, ok } => {
-                w.put(8, epoch.to_be_bytes());
+                w.put(8, epoch.get().to_be_bytes());
                 w.put(12, attempt.to_be_bytes());
                 w.0[16] = u8::from(ok);
             }
@@ -243,7 +248,7 @@ impl Message {
                 w.put(16, from.to_be_bytes());
             }
             Body::Landed { epoch, head } => {
-                w.put(8, epoch.to_be_bytes());
+                w.put(8, epoch.get().to_be_bytes());
                 w.put(16, head.to_be_bytes());
             }
             Body::RingReply { moves, place } => {
@@ -296,27 +301,27 @@ impl Message {
             0xfe => Body::Cdc(Cdc {
                 head: r.u64(8),
                 cursor: r.u64(16),
-                tx_epoch: r.u32(24),
-                rx_epoch: r.u32(28),
-                tx_phase: b[32],
-                rx_flags: b[33],
+                tx_epoch: Epoch::new(r.u32(24)),
+                rx_epoch: Epoch::new(r.u32(28)),
+                tx_phase: TxPhase::from_raw(b[32]),
+                rx_flags: RxFlags::from_raw(b[33]),
                 flags: b[34],
                 moves: b[35],
                 acked_moves: r.u32(36),
             }),
             0x81 => Body::Switch {
-                epoch: r.u32(8),
+                epoch: Epoch::new(r.u32(8)),
                 attempt: r.u32(12),
                 kpos: r.u64(16),
                 start: r.u64(24),
             },
             0x82 => Body::SwitchReply {
-                epoch: r.u32(8),
+                epoch: Epoch::new(r.u32(8)),
                 attempt: r.u32(12),
                 ok: b[16] == 1,
             },
             0x85 => Body::Landed {
-                epoch: r.u32(8),
+                epoch: Epoch::new(r.u32(8)),
                 head: r.u64(16),
             },
             0x83 => Body::Ring {
@@ -377,7 +382,7 @@ impl Body {
         match self {
             Body::AddLink { end: Some(e), .. } => e.possible(),
             Body::ConfirmRkey(Some(k)) => k.addr.checked_add(k.len).is_some(),
-            Body::Cdc(c) => c.flags < 16 && c.tx_phase <= 5,
+            Body::Cdc(c) => c.flags < 16 && c.tx_phase <= tx::BROKEN,
             _ => true,
         }
     }
@@ -421,10 +426,10 @@ mod tests {
                 Body::Cdc(Cdc {
                     head,
                     cursor,
-                    tx_epoch,
-                    tx_phase,
-                    rx_epoch,
-                    rx_flags,
+                    tx_epoch: Epoch::new(tx_epoch),
+                    tx_phase: TxPhase::from_raw(tx_phase),
+                    rx_epoch: Epoch::new(rx_epoch),
+                    rx_flags: RxFlags::from_raw(rx_flags),
                     flags,
                     moves: head as u8,
                     acked_moves: cursor as u32,
@@ -442,14 +447,14 @@ mod tests {
             cdc,
             any::<(u32, u32, u64, u64)>().prop_map(|(epoch, attempt, kpos, start)| {
                 Body::Switch {
-                    epoch,
+                    epoch: Epoch::new(epoch),
                     attempt,
                     kpos,
                     start,
                 }
             }),
             any::<(u32, u32, bool)>().prop_map(|(epoch, attempt, ok)| Body::SwitchReply {
-                epoch,
+                epoch: Epoch::new(epoch),
                 attempt,
                 ok
             }),
@@ -458,7 +463,10 @@ mod tests {
                 log2,
                 from
             }),
-            any::<(u32, u64)>().prop_map(|(epoch, head)| Body::Landed { epoch, head }),
+            any::<(u32, u64)>().prop_map(|(epoch, head)| Body::Landed {
+                epoch: Epoch::new(epoch),
+                head
+            }),
             any::<(u32, Option<(u32, u64)>)>().prop_map(|(moves, p)| Body::RingReply {
                 moves,
                 place: p.map(|(region, offset)| Place { region, offset }),
@@ -516,10 +524,10 @@ mod tests {
             body: Body::Cdc(Cdc {
                 head: 1,
                 cursor: 2,
-                tx_epoch: 3,
-                tx_phase: 4,
-                rx_epoch: 5,
-                rx_flags: 6,
+                tx_epoch: Epoch::new(3),
+                tx_phase: TxPhase::from_raw(4),
+                rx_epoch: Epoch::new(5),
+                rx_flags: RxFlags::from_raw(6),
                 flags: 7,
                 moves: 8,
                 acked_moves: 9,

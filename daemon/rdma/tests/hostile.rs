@@ -3,6 +3,7 @@
 
 mod sim;
 
+use link::layout::{Epoch, RxFlags, Shared, TxPhase, Word};
 use sim::Sim;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
@@ -50,10 +51,10 @@ fn lie_about(body: &mut Body, rng: &mut Rng) {
         Body::Cdc(c) => match pick % 8 {
             0 => c.head = l(c.head),
             1 => c.cursor = l(c.cursor),
-            2 => c.tx_epoch = l(c.tx_epoch.into()) as u32,
-            3 => c.rx_epoch = l(c.rx_epoch.into()) as u32,
-            4 => c.tx_phase = (l(c.tx_phase.into()) % 6) as u8,
-            5 => c.rx_flags = l(c.rx_flags.into()) as u8,
+            2 => c.tx_epoch = Epoch::new(l(c.tx_epoch.get().into()) as u32),
+            3 => c.rx_epoch = Epoch::new(l(c.rx_epoch.get().into()) as u32),
+            4 => c.tx_phase = TxPhase::from_raw((l(c.tx_phase.raw().into()) % 6) as u8),
+            5 => c.rx_flags = RxFlags::from_raw(l(c.rx_flags.raw().into()) as u8),
             6 => c.flags = (l(c.flags.into()) % 8) as u8,
             _ => c.moves = l(c.moves.into()) as u8,
         },
@@ -63,13 +64,13 @@ fn lie_about(body: &mut Body, rng: &mut Rng) {
             kpos,
             start,
         } => match pick % 4 {
-            0 => *epoch = l((*epoch).into()) as u32,
+            0 => *epoch = Epoch::new(l(epoch.get().into()) as u32),
             1 => *attempt = l((*attempt).into()) as u32,
             2 => *kpos = l(*kpos),
             _ => *start = l(*start),
         },
         Body::SwitchReply { epoch, attempt, ok } => match pick % 3 {
-            0 => *epoch = l((*epoch).into()) as u32,
+            0 => *epoch = Epoch::new(l(epoch.get().into()) as u32),
             1 => *attempt = l((*attempt).into()) as u32,
             _ => *ok = !*ok,
         },
@@ -248,6 +249,11 @@ fn lies_about_everything() {
     );
 }
 
+fn scribble<W: Word>(word: &Shared<W>, rng: &mut Rng) {
+    let new = lie(word.load(Relaxed).raw(), rng);
+    word.store(W::from_raw(new), Relaxed);
+}
+
 /// An application writes anything into its words for one lane: its other lanes, and all others, do
 /// not notice.
 #[test]
@@ -265,21 +271,25 @@ fn an_application_scribbles() {
             if rng.one_in(20) {
                 let words = sim.nodes[0].parties[0].app.control().expect("mapped");
                 let (t, r) = (&words.tx[slot], &words.rx[slot]);
-                let word = [
+                let plain = [
                     &words.heads[slot],
                     &words.cursors[slot],
-                    &t.state,
                     &t.up_kpos,
                     &t.up_start,
                     &t.loc[0],
                     &t.loc[1],
                     &t.loc_from[0],
                     &t.loc_from[1],
-                    &r.word,
                     &r.revoked,
-                ][rng.below(11) as usize];
-                let new = lie(word.load(Relaxed), &mut rng);
-                word.store(new, Relaxed);
+                ];
+                match rng.below(11) as usize {
+                    9 => scribble(&t.state, &mut rng),
+                    10 => scribble(&r.word, &mut rng),
+                    n => {
+                        let new = lie(plain[n].load(Relaxed), &mut rng);
+                        plain[n].store(new, Relaxed);
+                    }
+                }
                 if rng.one_in(6) {
                     t.loc_seq.store(rng.next_u64() as u32, Relaxed);
                 }

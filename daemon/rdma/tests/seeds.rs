@@ -2,6 +2,7 @@
 
 mod sim;
 
+use link::layout::Epoch;
 use sim::{Counts, Sim};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -224,7 +225,7 @@ fn no_switch_for_who_only_inherited() {
         let epoch = sim.refuse_switches(1, 0);
         sim.finish_alone();
         assert_eq!(sim.switched(1, 0), epoch, "seed {seed}");
-        later += u64::from(sim.switched(1, 1) != 0);
+        later += u64::from(sim.switched(1, 1) != Epoch::NONE);
         for n in &sim.nodes {
             assert_eq!(
                 (n.pair_failed, &n.faults[..]),

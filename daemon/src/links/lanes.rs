@@ -5,7 +5,7 @@
 use super::{Link, Links, Out, Refused, Slot, Use, Violation};
 use crate::ids::{ConnRef, PartyId};
 use crate::limits::Group;
-use link::layout::EPOCHS;
+use link::layout::Epoch;
 use link::msg::ToShim;
 use std::sync::Arc;
 
@@ -289,7 +289,7 @@ fn offer_msg(id: u64, link: &Link, slot: usize, side: usize) -> Option<ToShim> {
         lane: slot as u32,
         conn: u.ends[side].conn,
         gen: u.ends[side].gen,
-        epoch: s.uses * EPOCHS,
+        epoch: Epoch::base(s.uses),
         tag: u.tag,
     })
 }

@@ -4,7 +4,7 @@ use super::area::Stage;
 use super::growth::AGAIN;
 use super::*;
 use crate::limits::for_tests;
-use link::layout::{CHUNKS, CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES};
+use link::layout::{Epoch, CHUNKS, CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES};
 
 fn end(party: u64, conn: u32) -> ConnRef {
     ConnRef {
@@ -77,7 +77,7 @@ impl World {
                         .unwrap(),
                     ToShim::Offer {
                         link, lane, epoch, ..
-                    } => self.offers.push((to, link, lane, epoch)),
+                    } => self.offers.push((to, link, lane, epoch.get())),
                     ToShim::PeerGone { side, .. } => self.gone.push((to, side)),
                     _ => {}
                 }
@@ -503,7 +503,8 @@ fn a_far_lane_waits_for_the_other_node() {
         panic!("one offer, not {}", out.sends.len())
     };
     assert_eq!(offer.to, PartyId(1));
-    let told = matches!(offer.msg, ToShim::Offer { epoch, tag: 1234, .. } if epoch == 9 * EPOCHS);
+    let told =
+        matches!(offer.msg, ToShim::Offer { epoch, tag: 1234, .. } if epoch == Epoch::base(9));
     assert!(told, "{:?}", offer.msg);
     assert_eq!(w.groups[0].memory_taken(), 2 * FAR_AREA);
     // A second one that will not be is cancelled, and does not take the first along.

@@ -18,7 +18,7 @@ use crate::peers::pairing::{Paired, Part};
 use crate::sockopt;
 use crate::unseen::Idle;
 use link::lane::TxState;
-use link::layout::EPOCHS;
+use link::layout::{Epoch, EPOCHS};
 use link::reason::Reason;
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -230,7 +230,7 @@ impl<V: Provider> Rails<V> {
                 l.tag = tag;
             }
             l.uses = l.uses.max(uses);
-            n.pair.connect(id, token, l.uses.wrapping_mul(EPOCHS));
+            n.pair.connect(id, token, Epoch::base(l.uses));
         }
         let name = l.node.clone();
         if named {

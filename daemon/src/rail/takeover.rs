@@ -13,7 +13,7 @@ use super::{Key, Rails};
 use crate::fds::Foreign;
 use link::lane::tx::{mode, Adopted};
 use link::lane::{Memory, TxState};
-use link::layout::{bits_of, epoch_of, pack, takeover, tx};
+use link::layout::{takeover, tx, Epoch, TakeoverWord, TxWord};
 use link::reason::Reason;
 use std::os::fd::AsFd;
 use std::sync::atomic::{fence, Ordering::*};
@@ -50,7 +50,7 @@ pub(super) struct Job {
     areas: Arc<Areas>,
     sock: Arc<Foreign>,
     tag: u64,
-    epoch: u32,
+    epoch: Epoch,
     tx: Box<TxState>,
     /// Afterwards the socket is shut down for sending; `over`: and closed.
     fin: bool,
@@ -71,7 +71,7 @@ pub(super) enum Found {
 pub(super) struct Done {
     at: Key,
     work: Work,
-    epoch: u32,
+    epoch: Epoch,
     fin: bool,
     found: Found,
 }
@@ -168,7 +168,7 @@ impl<V: Provider> Rails<V> {
             .filter(|n| n.incarnation == group.incarnation);
         let rail = node.as_ref().is_some_and(|n| n.up);
         let state = m.own_tx().state.load(Acquire); // pairs with the Release in `TxState::say`
-        let phase = bits_of(state);
+        let phase = state.phase();
         if l.ending.is_none() && l.takeover.is_none() && l.is_left(&m) {
             l.end(now, Ending::Over, false);
         }
@@ -236,7 +236,7 @@ impl<V: Provider> Rails<V> {
             areas,
             sock,
             tag: l.tag,
-            epoch: epoch_of(state),
+            epoch: state.epoch(),
             tx,
             fin: l.fin,
             over,
@@ -273,7 +273,7 @@ impl<V: Provider> Rails<V> {
         };
         let back = || {
             let word = &m.peer_rx().takeover;
-            word.store(pack(done.epoch, 0), SeqCst); // as in `take`
+            word.store(TakeoverWord::new(done.epoch, takeover::NONE), SeqCst); // as in `take`
         };
         let engine = (self.nodes.get_mut(&l.node), l.engine);
         match done.found {
@@ -313,30 +313,30 @@ impl<V: Provider> Rails<V> {
 }
 
 /// Has the far node taken the switch to this state's epoch?
-fn accepted(m: &Memory<'_>, state: u64) -> bool {
+fn accepted(m: &Memory<'_>, state: TxWord) -> bool {
     let word = m.peer_rx().word.load(Relaxed); // our own word
-    epoch_of(word) == epoch_of(state) && bits_of(word) & link::layout::rx::ACCEPTED != 0
+    word.epoch() == state.epoch() && word.has(link::layout::rx::ACCEPTED)
 }
 
 /// Was this epoch taken over before, and has its end not looked since?
-fn through(m: &Memory<'_>, state: u64) -> bool {
-    m.peer_rx().takeover.load(Relaxed) == pack(epoch_of(state), takeover::DONE)
+fn through(m: &Memory<'_>, state: TxWord) -> bool {
+    m.peer_rx().takeover.load(Relaxed) == TakeoverWord::new(state.epoch(), takeover::DONE)
 }
 
 /// Takes a direction over, unless its end is at it.
-fn take(m: &Memory<'_>, state: u64, locked: impl Fn() -> bool) -> bool {
+fn take(m: &Memory<'_>, state: TxWord, locked: impl Fn() -> bool) -> bool {
     let word = &m.peer_rx().takeover;
-    let epoch = epoch_of(state);
+    let epoch = state.epoch();
     // SYNC takeover: we store our word, then look at the lock; the end takes the lock, then looks at
     // our word.
-    word.store(pack(epoch, takeover::TAKEN), SeqCst);
+    word.store(TakeoverWord::new(epoch, takeover::TAKEN), SeqCst);
     fence(SeqCst);
     let busy = locked();
     // If the end has just let go of the lock, what it did before is seen below.
     fence(Acquire);
     let ours = !busy && m.own_tx().state.load(Acquire) == state;
     if !ours {
-        word.store(pack(epoch, 0), SeqCst);
+        word.store(TakeoverWord::new(epoch, takeover::NONE), SeqCst);
     }
     ours
 }

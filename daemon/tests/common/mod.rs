@@ -7,7 +7,7 @@ mod daemon;
 pub use daemon::*;
 
 use link::family::{flag, state, Conn, Table, TABLE_BYTES};
-use link::layout::{Control, CHUNK_BYTES, CONTROL_BYTES};
+use link::layout::{Control, Epoch, CHUNK_BYTES, CONTROL_BYTES};
 use link::msg::{ToDaemon, ToShim, MAX};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -94,7 +94,7 @@ pub struct Lane {
     pub side: u8,
     pub lane: u32,
     pub conn: u32,
-    pub epoch: u32,
+    pub epoch: Epoch,
     pub tag: u64,
 }
 

@@ -6,7 +6,7 @@ use super::app::{self, App};
 use super::sock::Sock;
 use link::family::{flag, state, Conn, Table, TABLE_BYTES};
 use link::lane::{wake, Area};
-use link::layout::{Loc, CONTROL_BYTES};
+use link::layout::{Epoch, Loc, CONTROL_BYTES};
 use link::msg::{ToDaemon, ToShim, MAX};
 use link::reason::Reason;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -307,7 +307,7 @@ impl Process {
         &mut self,
         at: (u64, u32),
         (conn, gen): (u32, u32),
-        (epoch, tag): (u32, u64),
+        (epoch, tag): (Epoch, u64),
         rng: &mut Rng,
     ) -> bool {
         let (Some(l), Some(e)) = (self.links.get(&at.0), self.ends.get_mut(conn as usize)) else {

@@ -9,7 +9,7 @@
 use super::rx::{How, Revoked};
 use super::tx::Taken;
 use super::{Area, Iov, Memory, Port, Received, RxState, Sent, TxState};
-use crate::layout::{pack, rx, Control, Loc};
+use crate::layout::{rx, Control, Epoch, Loc, RxWord};
 use crate::prim::{AtomicU32, Ordering::*};
 use loom::sync::atomic::AtomicU8;
 use loom::sync::{Arc, Mutex};
@@ -103,9 +103,9 @@ impl World {
             // SAFETY: under loom a ring is an array of its atomics, of this many "bytes".
             unsafe { w.area[0].set_chunk(i + 1, p, RING) };
         }
-        w.tx.attach(&w.sender(), 0, loc(0));
+        w.tx.attach(&w.sender(), Epoch::NONE, loc(0));
         w.tx.set_tag(TAG);
-        w.rx.attach(&w.receiver(), 0, TAG);
+        w.rx.attach(&w.receiver(), Epoch::NONE, TAG);
         assert!(w.rx.declare_ready(&w.receiver(), &End(&w, 1)));
         w
     }
@@ -424,7 +424,10 @@ fn takeover() {
         let (m, port) = (w.sender().across(true), End(&w, 0));
         assert_eq!(w.tx.try_up(&m, &port), Ok(false));
         // The daemon's part in the switch: it is granted.
-        word.store(pack(1, rx::READY | rx::ACCEPTED), Release);
+        word.store(
+            RxWord::new(Epoch::new(1), rx::READY | rx::ACCEPTED),
+            Release,
+        );
         w.tx.look(&m, &port).unwrap();
         let mut b = [0, 1];
         let v = iov(&mut b);

@@ -13,7 +13,7 @@ mod take;
 use super::mem::{Iov, Memory};
 use super::{natives, Pending, Port};
 use crate::frame::LEN;
-use crate::layout::{bits_of, epoch_of, marks, pack, rx, tx, RING_LOG2_MAX};
+use crate::layout::{marks, rx, tx, AtomicEpoch, Epoch, RxWord, TxPhase, RING_LOG2_MAX};
 use crate::prim::{self, fence, fence_after_rmw};
 use crate::reason::Reason;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -54,7 +54,7 @@ pub struct RxState {
     /// 0 or the holder's thread id.
     pub lock: AtomicU32,
     pub mode: prim::AtomicU32,
-    pub epoch: AtomicU32,
+    pub epoch: AtomicEpoch,
     /// Threads that may be asleep in the kernel on this socket without a look at the lane.
     pub natives: prim::AtomicU32,
     /// Bytes that hooked calls took from TCP, frames and skipped bytes included.
@@ -141,7 +141,7 @@ impl RxState {
     }
 
     /// Starts a new use of a lane slot: epochs above `base` belong to it.
-    pub fn attach(&self, m: &Memory, base: u32, tag: u64) {
+    pub fn attach(&self, m: &Memory, base: Epoch, tag: u64) {
         self.cursor.store(m.own_cursor().load(Relaxed), Relaxed);
         self.epoch.store(base, Relaxed);
         self.mode.store(mode::TCP, Relaxed);
@@ -149,7 +149,7 @@ impl RxState {
         self.got_len.store(0, Relaxed);
         m.own_rx().marks.store(marks::KEPT, Relaxed);
         m.own_rx().room.store(0, Relaxed);
-        m.own_rx().word.store(0, Release);
+        m.own_rx().word.store(RxWord::default(), Release);
     }
 
     /// What a receive buffer holds that the application has asked for; 0: it did not.
@@ -167,7 +167,7 @@ impl RxState {
         // before the word says something else. (One that was not on the ring need not: see SYNC
         // retreat in `TxState::try_up`.)
         let word = m.own_rx().word.load(Relaxed);
-        if bits_of(word) & rx::REVOKED != 0 && matches!(self.phase(m), tx::UP | tx::DOWNING) {
+        if word.has(rx::REVOKED) && matches!(self.phase(m), tx::UP | tx::DOWNING) {
             return false;
         }
         // SYNC natives: we close the door, then look who is inside; `enter_native` counts itself
@@ -178,10 +178,12 @@ impl RxState {
             self.mode.store(mode::TCP, SeqCst);
             return false;
         }
-        let epoch = self.epoch.load(Relaxed).wrapping_add(1);
+        let epoch = self.epoch.load(Relaxed).next();
         self.epoch.store(epoch, Relaxed);
         // Release: pairs with the Acquire in `TxState::can_up`.
-        m.own_rx().word.store(pack(epoch, rx::READY), Release);
+        m.own_rx()
+            .word
+            .store(RxWord::new(epoch, rx::READY), Release);
         if m.far() {
             m.publish(port); // a daemon has to carry it
         }
@@ -256,20 +258,20 @@ impl RxState {
         Ok(h)
     }
 
-    /// How far the sender says it is in our epoch; 0: not switched up yet.
-    fn phase(&self, m: &Memory) -> u64 {
+    /// How far the sender says it is in our epoch.
+    fn phase(&self, m: &Memory) -> TxPhase {
         // Acquire: pairs with the Release in `TxState::say`.
         let state = m.peer_tx().state.load(Acquire);
-        if epoch_of(state) == self.epoch.load(Relaxed) {
-            bits_of(state)
+        if state.epoch() == self.epoch.load(Relaxed) {
+            state.phase()
         } else {
-            0
+            tx::NONE
         }
     }
 
     /// Notices a switch that the sender has made. Returns false while it has not.
     fn see_up(&self, m: &Memory) -> Result<bool, Reason> {
-        if self.phase(m) == 0 {
+        if self.phase(m) == tx::NONE {
             return Ok(false);
         }
         let limit = m.peer_tx().up_kpos.load(Relaxed);

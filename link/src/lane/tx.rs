@@ -13,7 +13,9 @@ pub use takeover::{Adopted, Taken};
 use super::mem::{copy_in, Iov, Memory};
 use super::{natives, Pending, Port, Progress};
 use crate::frame::LEN;
-use crate::layout::{bits_of, epoch_of, marks, pack, rx, unread_max, window, Loc};
+use crate::layout::{
+    marks, rx, tx, unread_max, window, AtomicEpoch, Epoch, Loc, RxWord, TxPhase, TxWord,
+};
 use crate::prim::{self, fence, fence_after_rmw};
 use crate::reason::Reason;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -47,7 +49,7 @@ pub struct TxState {
     /// 0 or the holder's thread id (see the shim's `lock`).
     pub lock: AtomicU32,
     pub mode: prim::AtomicU32,
-    pub epoch: AtomicU32,
+    pub epoch: AtomicEpoch,
     /// Threads and processes inside a native send: no switch meanwhile.
     pub natives: prim::AtomicU32,
     /// Bytes that hooked calls put on TCP, frames included.
@@ -73,7 +75,7 @@ pub struct TxState {
     frame_rest: AtomicU32,
     tag: AtomicU64,
     /// Across nodes: the epoch whose takeover ended with the daemon's life.
-    reclaimed: AtomicU32,
+    reclaimed: AtomicEpoch,
     /// Not 0: the application shut this direction down.
     pub shut: AtomicU32,
     /// Clock (ms) since when the ring has been full; 0: it is not.
@@ -140,7 +142,7 @@ impl TxState {
 
     /// Starts a new use of a lane slot: epochs above `base` belong to it. Forgets the old ring and
     /// returns the locations that may be freed.
-    pub fn attach(&self, m: &Memory, base: u32, loc: Loc) -> [Option<Loc>; 2] {
+    pub fn attach(&self, m: &Memory, base: Epoch, loc: Loc) -> [Option<Loc>; 2] {
         let old = [
             Loc::unpack(self.loc.swap(loc.pack(), Relaxed)),
             Loc::unpack(self.retired.swap(0, Relaxed)),
@@ -153,11 +155,11 @@ impl TxState {
         self.mode.store(mode::TCP, Relaxed);
         self.frame_done.store(LEN as u32, Relaxed);
         self.full_since_ms.store(0, Relaxed);
-        self.reclaimed.store(0, Relaxed);
+        self.reclaimed.store(Epoch::NONE, Relaxed);
         let w = m.own_tx();
         // What the last use of the slot said of itself must not be taken for ours: a daemon would
         // go on with its way down, on another connection.
-        w.state.store(pack(base, 0), Release);
+        w.state.store(TxWord::new(base, tx::NONE), Release);
         w.want_space.store(0, Relaxed);
         let seq = w.loc_seq.load(Relaxed);
         self.loc_seq.store(seq, Relaxed);
@@ -176,12 +178,11 @@ impl TxState {
     /// Epoch for which the receiver is ready. It may be several ahead of ours: a receiver that takes
     /// its readiness back before it was used does not use that epoch again.
     #[inline(always)]
-    fn ready_epoch(&self, m: &Memory) -> Option<u32> {
+    fn ready_epoch(&self, m: &Memory) -> Option<Epoch> {
         // Acquire: pairs with the Release in `RxState::declare_ready`.
         let word = m.peer_rx().word.load(Acquire);
-        let ahead = epoch_of(word).wrapping_sub(self.epoch.load(Relaxed));
-        (bits_of(word) == rx::READY && ahead != 0 && ahead <= u32::MAX / 2)
-            .then_some(epoch_of(word))
+        let ahead = word.epoch().since(self.epoch.load(Relaxed));
+        (word.flags() == rx::READY && ahead != 0 && ahead <= u32::MAX / 2).then_some(word.epoch())
     }
 
     /// Enters a native send without the lock. `false`: this direction is not on TCP. Every `true`
@@ -237,12 +238,12 @@ impl TxState {
     }
 
     /// Stores the state word and announces it.
-    fn say(&self, m: &Memory, port: &impl Port, epoch: u32, phase: u64) {
+    fn say(&self, m: &Memory, port: &impl Port, epoch: Epoch, phase: TxPhase) {
         if m.takes_over() {
             return self.say_done(m, epoch, phase);
         }
         // Release: pairs with the Acquire loads of `state` in `rx`; the words before it are valid.
-        m.own_tx().state.store(pack(epoch, phase), Release);
+        m.own_tx().state.store(TxWord::new(epoch, phase), Release);
         m.publish(port);
     }
 
@@ -430,8 +431,8 @@ impl TxState {
     }
 
     /// Is this the word of a receiver that has closed, in our epoch?
-    pub(super) fn is_closed(&self, word: u64) -> bool {
-        epoch_of(word) == self.epoch.load(Relaxed) && bits_of(word) & rx::CLOSED != 0
+    pub(super) fn is_closed(&self, word: RxWord) -> bool {
+        word.epoch() == self.epoch.load(Relaxed) && word.has(rx::CLOSED)
     }
 
     /// After a send that began at `begin` met a closed receiver: TCP has to take the bytes that it has not read,
@@ -485,14 +486,14 @@ impl TxState {
 
     /// Is this the word of a receiver that asks for nothing?
     #[inline(always)]
-    fn calm(&self, word: u64) -> bool {
-        word & !(rx::ACCEPTED | rx::PAST) == pack(self.epoch.load(Relaxed), rx::READY)
+    fn calm(&self, word: RxWord) -> bool {
+        word.without(rx::ACCEPTED | rx::PAST) == RxWord::new(self.epoch.load(Relaxed), rx::READY)
     }
 
     /// Does this word of the receiver ask for something in our epoch?
-    fn asked(&self, word: u64) -> bool {
-        epoch_of(word) == self.epoch.load(Relaxed)
-            && bits_of(word) & (rx::REVOKED | rx::CLOSED | rx::WANT_DOWN) != 0
+    fn asked(&self, word: RxWord) -> bool {
+        word.epoch() == self.epoch.load(Relaxed)
+            && word.has(rx::REVOKED | rx::CLOSED | rx::WANT_DOWN)
     }
 
     /// Has the receiver asked for something, or is the way down unfinished? Then [`TxState::look`]

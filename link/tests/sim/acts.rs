@@ -23,11 +23,11 @@ impl World {
             Act::Ready | Act::TryUp if h.lost.get() => {}
             Act::ShutWr | Act::Close if self.keepers.is_some() => self.end(e, *act == Act::Close),
             Act::Attach { log2 } => {
-                let loc = self.parties[e].alloc(*log2);
+                let (loc, base) = (self.parties[e].alloc(*log2), self.base.get());
                 h.locs.borrow_mut().push(loc);
-                assert_eq!(h.tx.attach(&m, self.base.get(), loc), [None, None]);
+                assert_eq!(h.tx.attach(&m, base, loc), [None, None]);
                 h.tx.set_tag(TAG ^ e as u64);
-                h.rx.attach(&m, self.base.get(), TAG ^ (1 - e) as u64);
+                h.rx.attach(&m, base, TAG ^ (1 - e) as u64);
                 if e == 0 {
                     h.rx.mark_client(&m);
                 }

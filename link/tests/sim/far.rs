@@ -9,7 +9,7 @@ use super::memory::Party;
 use super::LANE;
 use link::lane::tx::UNSEEN;
 use link::lane::Area;
-use link::layout::{bits_of, epoch_of, pack, rx, tx, Control, Loc, RxWords, TxWords, GROUP};
+use link::layout::{rx, tx, Control, Epoch, Loc, RxWord, RxWords, TxPhase, TxWord, TxWords, GROUP};
 use std::collections::VecDeque;
 use std::sync::atomic::{fence, Ordering::*};
 
@@ -24,12 +24,12 @@ enum Msg {
         from: u64,
     },
     Switch {
-        epoch: u32,
+        epoch: Epoch,
         kpos: u64,
         start: u64,
     },
     Answer {
-        epoch: u32,
+        epoch: Epoch,
         yes: bool,
     },
     Data {
@@ -44,8 +44,8 @@ enum Msg {
 struct Words {
     head: u64,
     cursor: u64,
-    state: u64,
-    word: u64,
+    state: TxWord,
+    word: RxWord,
     revoked: u64,
     want_space: u32,
 }
@@ -57,16 +57,16 @@ struct Dir {
     sent: Words,
     ring: Option<(u32, u64)>,
     ring_there: Option<(u32, u64)>,
-    up_epoch: u32,
+    up_epoch: Epoch,
     sent_head: u64,
     /// The last word of the far receiver, and the answer to our end's last switch.
-    raw: u64,
+    raw: RxWord,
     revoked: u64,
-    answer: Option<(u32, bool)>,
+    answer: Option<(Epoch, bool)>,
     /// Rings of the mirror that the far daemon writes.
     locs: [Option<Loc>; 2],
     /// The daemon has taken the direction down in its end's stead: epoch and last phase.
-    left: Option<(u32, u64)>,
+    left: Option<(Epoch, TxPhase)>,
 }
 
 pub struct Far {
@@ -137,8 +137,8 @@ impl Far {
                 });
             }
         }
-        if bits_of(state) == tx::UP && epoch_of(state) != d.up_epoch {
-            d.up_epoch = epoch_of(state);
+        if state.phase() == tx::UP && state.epoch() != d.up_epoch {
+            d.up_epoch = state.epoch();
             d.sent_head = w.up_start.load(Relaxed);
             out.push(Msg::Switch {
                 epoch: d.up_epoch,
@@ -163,8 +163,8 @@ impl Far {
             d.sent_head += n as u64;
         }
         let state = match d.left {
-            Some((epoch, phase)) if epoch_of(state) == epoch && bits_of(state) < phase => {
-                pack(epoch, phase)
+            Some((epoch, phase)) if state.epoch() == epoch && state.phase() < phase => {
+                TxWord::new(epoch, phase)
             }
             _ => state,
         };
@@ -187,9 +187,9 @@ impl Far {
     /// The wire will never be back: no switch is passed on any more.
     fn refuse(&mut self, e: usize) {
         let state = self.app(e).tx[L].state.load(Acquire);
-        if bits_of(state) == tx::UP && epoch_of(state) != self.dirs[e].up_epoch {
-            self.dirs[e].up_epoch = epoch_of(state);
-            self.dirs[e].answer = Some((epoch_of(state), false));
+        if state.phase() == tx::UP && state.epoch() != self.dirs[e].up_epoch {
+            self.dirs[e].up_epoch = state.epoch();
+            self.dirs[e].answer = Some((state.epoch(), false));
             self.show(e);
             self.publish(e);
         }
@@ -253,7 +253,7 @@ impl Far {
                 c.cursors[L].store(w.cursor, Release);
                 t.want_space.store(w.want_space, SeqCst);
                 let known = t.state.load(Relaxed);
-                if bits_of(w.state) > tx::UP && epoch_of(w.state) == epoch_of(known) {
+                if w.state.phase() > tx::UP && w.state.epoch() == known.epoch() {
                     t.state.store(w.state, Release);
                 }
                 self.dirs[d].raw = w.word;
@@ -267,20 +267,20 @@ impl Far {
 
     /// A switch of the far sender arrives at end `d`'s daemon: stored, then looked whether it is in
     /// time.
-    fn switch(&self, d: usize, epoch: u32, kpos: u64, start: u64) -> bool {
+    fn switch(&self, d: usize, epoch: Epoch, kpos: u64, start: u64) -> bool {
         let (c, t, _) = self.mirror(d);
         // What the ring held before went over TCP: the receiver begins here.
         c.heads[L].fetch_max(start, Release);
         t.up_kpos.store(kpos, Relaxed);
         t.up_start.store(start, Relaxed);
-        t.state.store(pack(epoch, tx::UP), Release);
+        t.state.store(TxWord::new(epoch, tx::UP), Release);
         fence(SeqCst);
         // As the sender itself does on one node: only a revocation stands in the way, or a word about
         // another epoch. A receiver that has not revoked would take `RESUMED` for a switch.
         let word = self.app(d).rx[L].word.load(SeqCst);
-        let yes = epoch_of(word) == epoch && bits_of(word) & rx::REVOKED == 0;
+        let yes = word.epoch() == epoch && !word.has(rx::REVOKED);
         if !yes {
-            t.state.store(pack(epoch, tx::RESUMED), Release);
+            t.state.store(TxWord::new(epoch, tx::RESUMED), Release);
         }
         self.publish(d);
         yes
@@ -292,15 +292,15 @@ impl Far {
         let mut word = d.raw;
         let mut revoked = d.revoked;
         match d.answer {
-            Some((epoch, true)) if epoch == epoch_of(word) => word |= rx::ACCEPTED,
-            Some((epoch, false)) if epoch == epoch_of(word) => {
-                word |= rx::REVOKED;
+            Some((epoch, true)) if epoch == word.epoch() => word = word.with(rx::ACCEPTED),
+            Some((epoch, false)) if epoch == word.epoch() => {
+                word = word.with(rx::REVOKED);
                 revoked = UNSEEN;
             }
             _ => {}
         }
         if self.cut {
-            word |= rx::WANT_DOWN;
+            word = word.with(rx::WANT_DOWN);
         }
         if self.dead[e] {
             return;
@@ -320,9 +320,9 @@ impl Far {
             let d = &mut self.dirs[e];
             d.queue.clear();
             let epoch = d.up_epoch;
-            if epoch != 0 && d.answer.map(|a| a.0) != Some(epoch) {
+            if epoch != Epoch::NONE && d.answer.map(|a| a.0) != Some(epoch) {
                 let stored = self.mirror(1 - e).1.state.load(Relaxed);
-                let yes = stored == pack(epoch, tx::UP);
+                let yes = stored == TxWord::new(epoch, tx::UP);
                 self.dirs[e].answer = Some((epoch, yes));
             }
         }
@@ -333,7 +333,7 @@ impl Far {
     }
 
     /// The daemon of end `e` has put a direction on TCP in its end's stead.
-    pub fn left(&mut self, e: usize, epoch: u32, phase: u64) {
+    pub fn left(&mut self, e: usize, epoch: Epoch, phase: TxPhase) {
         self.dirs[e].left = Some((epoch, phase));
     }
 
@@ -342,9 +342,9 @@ impl Far {
     pub fn die(&mut self, e: usize) -> bool {
         self.dead[e] = true;
         let d = &self.dirs[1 - e];
-        let asked = d.up_epoch != 0 && d.answer.map(|a| a.0) != Some(d.up_epoch);
+        let asked = d.up_epoch != Epoch::NONE && d.answer.map(|a| a.0) != Some(d.up_epoch);
         let stored = self.mirror(e).1.state.load(Relaxed);
-        let in_doubt = asked && !self.cut && stored == pack(d.up_epoch, tx::UP);
+        let in_doubt = asked && !self.cut && stored == TxWord::new(d.up_epoch, tx::UP);
         self.cut();
         in_doubt
     }
@@ -373,7 +373,7 @@ impl Far {
             }
             self.dirs[e] = Dir {
                 sent_head: head,
-                up_epoch: epoch_of(self.app(e).tx[L].state.load(Relaxed)),
+                up_epoch: self.app(e).tx[L].state.load(Relaxed).epoch(),
                 ..Dir::default()
             };
             self.mirror(1 - e).0.heads[L].store(head, Release);

@@ -6,7 +6,7 @@ use super::memory::Party;
 use super::{Wire, World, LANE, RX, TAG, TX};
 use link::lane::tx::{mode, Taken};
 use link::lane::{Area, Memory, TxState};
-use link::layout::{bits_of, epoch_of, pack, takeover, tx};
+use link::layout::{takeover, tx, TakeoverWord};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -83,11 +83,11 @@ impl World {
     }
 
     /// Anything that changes when a daemon gets on.
-    pub(super) fn kept(&self, e: usize) -> (u64, u64, Option<Ending>) {
+    pub(super) fn kept(&self, e: usize) -> (u64, TakeoverWord, Option<Ending>) {
         let word = |k: &Keeper| k.memory().peer_rx().takeover.load(Relaxed);
         (
             self.net.borrow().pipe[e].accepted,
-            self.keeper(e).map_or(0, word),
+            self.keeper(e).map_or(TakeoverWord::default(), word),
             self.keeper(e).and_then(|k| k.ending.get()),
         )
     }
@@ -115,15 +115,14 @@ impl World {
             None => {
                 let state = m.own_tx().state.load(Acquire);
                 let word = m.peer_rx().word.load(Relaxed);
-                let granted = epoch_of(word) == epoch_of(state)
-                    && bits_of(word) & link::layout::rx::ACCEPTED != 0;
-                let late = match bits_of(state) {
+                let granted = word.epoch() == state.epoch() && word.has(link::layout::rx::ACCEPTED);
+                let late = match state.phase() {
                     tx::DOWNING => true,
                     tx::UP => self.cut_off() && granted,
                     _ => false,
                 };
                 let before = m.peer_rx().takeover.load(Relaxed);
-                let through = before == pack(epoch_of(state), takeover::DONE);
+                let through = before == TakeoverWord::new(state.epoch(), takeover::DONE);
                 if ending.is_none() && (!late || through) {
                     return;
                 }
@@ -159,7 +158,7 @@ impl World {
                     _ => "kept",
                 });
                 if let Some(f) = &self.far {
-                    let epoch = epoch_of(m.own_tx().state.load(Relaxed));
+                    let epoch = m.own_tx().state.load(Relaxed).epoch();
                     f.borrow_mut().left(e, epoch, t.phase());
                 }
                 k.tx.take();
@@ -225,7 +224,7 @@ impl World {
         let before = h.tx.kpos.load(Relaxed);
         let up = h.tx.mode.load(Relaxed) != mode::TCP;
         let word = m.peer_rx().takeover.load(Relaxed);
-        if up && self.net.borrow().pipe[e].accepted != before && bits_of(word) != takeover::DONE {
+        if up && self.net.borrow().pipe[e].accepted != before && word.phase() != takeover::DONE {
             self.note("reclaimed in the middle");
         }
         if let Err(r) = h.tx.reclaim(&m, &port) {

@@ -3,7 +3,8 @@
 //! access out of bounds kills the test.
 
 use link::lane::Area;
-use link::layout::{Loc, CONTROL_BYTES};
+use link::layout::{Epoch, Loc, Shared, TxPhase, TxWord, Word, CONTROL_BYTES};
+use std::sync::atomic::AtomicU64;
 
 pub const CHUNK: usize = 256 << 10;
 pub const CHUNKS: usize = 2;
@@ -129,4 +130,15 @@ impl Party {
         // SAFETY: `at + n <= len`, the length of the mapping.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.add(at), n) };
     }
+}
+
+/// A word without its type: a hostile party stores anything there.
+pub fn raw<W: Word>(word: &Shared<W>) -> &AtomicU64 {
+    // SAFETY: `Shared` is transparent over such an atomic, and any bits are a value of every kind of word.
+    unsafe { &*std::ptr::from_ref(word).cast() }
+}
+
+/// What a hostile party stores if it knows how a word of any kind is packed: an epoch and a byte.
+pub fn packed((epoch, byte): (u32, u8)) -> u64 {
+    TxWord::new(Epoch::new(epoch), TxPhase::from_raw(byte)).raw()
 }

@@ -19,7 +19,7 @@ use keep::Keeper;
 use link::frame::{Frame, Kind};
 use link::lane::rx::How;
 use link::lane::{Area, Memory, RxState, TxState};
-use link::layout::Loc;
+use link::layout::{Epoch, Loc};
 use link::reason::Reason;
 use memory::Party;
 use net::Net;
@@ -163,7 +163,7 @@ pub struct World {
     /// The one who acts is the daemon beside that end.
     keeping: Cell<bool>,
     steps: Cell<u64>,
-    base: Cell<u32>,
+    base: Cell<Epoch>,
     use_no: Cell<u64>,
     /// System calls of the operation under way: none may loop for ever.
     calls: Cell<u32>,
@@ -193,7 +193,7 @@ fn content(n: u64, e: usize, at: u64, buf: &mut [u8]) {
             if h % 8 == 0 {
                 let f = Frame {
                     kind: Kind::Down,
-                    epoch: 1 + (h >> 8) as u32 % 8,
+                    epoch: Epoch::new(1 + (h >> 8) as u32 % 8),
                     rest: 0,
                     cursor: block * 32,
                     tag: !TAG,
@@ -245,7 +245,7 @@ impl World {
             acting: Cell::new(0),
             keeping: Cell::new(false),
             steps: Cell::new(0),
-            base: Cell::new(0),
+            base: Cell::default(),
             use_no: Cell::new(0),
             calls: Cell::new(0),
             trace: Cell::new(false),
@@ -375,9 +375,9 @@ impl World {
             .host
             .iter()
             .flat_map(|h| [&h.tx.epoch, &h.rx.epoch])
-            .map(|e| e.load(Relaxed));
-        self.base
-            .set(epochs.max().unwrap_or(0).max(self.base.get()) + gap);
+            .map(|e| e.load(Relaxed).get());
+        let last = epochs.fold(self.base.get().get(), u32::max);
+        self.base.set(Epoch::new(last + gap));
         for (h, p) in self.host.iter_mut().zip(self.parties) {
             h.locs.borrow_mut().drain(..).for_each(|l| p.release(l));
             *h = Host::default();

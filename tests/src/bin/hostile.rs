@@ -9,7 +9,10 @@
 
 use anyhow::{bail, Context, Result};
 use link::family::{state, Header, Table, TABLE_BYTES};
-use link::layout::{pack, rx, tx, Control, Loc, CHUNK_BYTES, CONTROL_BYTES, LANES};
+use link::layout::{
+    rx, tx, Control, Epoch, Loc, RxFlags, RxWord, TxPhase, TxWord, Word, CHUNK_BYTES,
+    CONTROL_BYTES, LANES,
+};
 use link::msg::{ToDaemon, ToShim, MAX};
 use nix::cmsg_space;
 use nix::sys::memfd::{memfd_create, MFdFlags};
@@ -86,7 +89,10 @@ impl Random {
             2 => self.below(64),
             3 => 1 << self.below(64),
             4 => (1u64 << self.below(64)).wrapping_sub(1),
-            5 => pack(self.below(4) as u32, self.below(16)),
+            5 => {
+                let epoch = Epoch::new(self.below(4) as u32);
+                RxWord::new(epoch, RxFlags::from_raw(self.below(16) as u8)).raw()
+            }
             6 => Loc {
                 chunk: self.below(70) as u32,
                 page: self.below(5000) as u32,
@@ -161,7 +167,7 @@ struct Offer {
     key: (u64, u8),
     lane: u32,
     conn: u32,
-    epoch: u32,
+    epoch: Epoch,
 }
 
 /// A shim that is none.
@@ -504,8 +510,9 @@ fn attack(kind: u64, o: Offer, l: &Link, conn: &mut Conn, r: &mut Random) -> Opt
         // The lane's own words, one after the other, with values near the right ones.
         1 | 2 => {
             for step in 0..3000u64 {
-                let epoch = o.epoch.wrapping_add(r.below(4) as u32);
-                rxw.word.store(pack(epoch, r.below(16)), Release);
+                let epoch = Epoch::new(o.epoch.get().wrapping_add(r.below(4) as u32));
+                let flags = RxFlags::from_raw(r.below(16) as u8);
+                rxw.word.store(RxWord::new(epoch, flags), Release);
                 rxw.revoked.store(r.nasty(), Relaxed);
                 txw.up_kpos.store(
                     conn.sent.wrapping_add(r.below(20)).wrapping_sub(10),
@@ -517,7 +524,8 @@ fn attack(kind: u64, o: Offer, l: &Link, conn: &mut Conn, r: &mut Random) -> Opt
                 txw.loc_from[n].store(r.nasty(), Relaxed);
                 txw.loc_seq.store(r.below(4) as u32, Relaxed);
                 txw.want_space.store(r.next() as u32, Relaxed);
-                txw.state.store(pack(epoch, r.below(6)), Release);
+                let phase = TxPhase::from_raw(r.below(6) as u8);
+                txw.state.store(TxWord::new(epoch, phase), Release);
                 control.heads[lane].store(if kind == 1 { step * 7 } else { r.nasty() }, Release);
                 control.cursors[lane].store(r.nasty(), Release);
                 control.seq[lane / 64].0.fetch_add(1, Release);
@@ -542,13 +550,15 @@ fn attack(kind: u64, o: Offer, l: &Link, conn: &mut Conn, r: &mut Random) -> Opt
                         .store(b"PING\r\n*3$"[i % 9], Relaxed);
                 }
             };
-            rxw.word.store(pack(o.epoch + 1, rx::READY), Release);
+            rxw.word
+                .store(RxWord::new(o.epoch.next(), rx::READY), Release);
             txw.loc[1].store(loc.pack(), Relaxed);
             txw.loc_from[1].store(0, Relaxed);
             txw.loc_seq.store(1, Relaxed);
             txw.up_kpos.store(conn.sent, Relaxed);
             txw.up_start.store(0, Relaxed);
-            txw.state.store(pack(o.epoch + 1, tx::UP), Release);
+            txw.state
+                .store(TxWord::new(o.epoch.next(), tx::UP), Release);
             let mut head = 0u64;
             for _ in 0..2000 {
                 fill(r);
@@ -565,7 +575,8 @@ fn attack(kind: u64, o: Offer, l: &Link, conn: &mut Conn, r: &mut Random) -> Opt
         // A full doorbell that nobody reads, sleepers that are none, and a hang-up.
         5 => {
             control.sleepers.0.store(u32::MAX, Release);
-            rxw.word.store(pack(o.epoch + 1, rx::READY), Release);
+            rxw.word
+                .store(RxWord::new(o.epoch.next(), rx::READY), Release);
             for _ in 0..5000 {
                 ring_bell();
                 conn.nudge(b"PING\r\n");
@@ -577,8 +588,10 @@ fn attack(kind: u64, o: Offer, l: &Link, conn: &mut Conn, r: &mut Random) -> Opt
         }
         // Ready, and then bytes on TCP that are no frame.
         _ => {
-            rxw.word.store(pack(o.epoch + 1, rx::READY), Release);
-            txw.state.store(pack(o.epoch + 1, tx::UP), Release);
+            rxw.word
+                .store(RxWord::new(o.epoch.next(), rx::READY), Release);
+            txw.state
+                .store(TxWord::new(o.epoch.next(), tx::UP), Release);
             txw.up_kpos.store(conn.sent, Release);
             control.seq[lane / 64].0.fetch_add(1, Release);
             for _ in 0..200 {

@@ -9,7 +9,7 @@ use super::lane::{Closing, Lane};
 use super::out::Phase;
 use super::{Host, LaneId, Pair};
 use crate::verbs::Provider;
-use link::layout::rx;
+use link::layout::{rx, Epoch};
 
 impl<P: Provider> Pair<P> {
     /// The application will send no more (it has shut down, closed or ended): goes on until
@@ -26,14 +26,14 @@ impl<P: Provider> Pair<P> {
 
     /// The caller takes the sending direction down itself (takeover). If it is up: its epoch, and the
     /// cursor up to which the peer's reader is known to have consumed. Nothing more is sent here.
-    pub fn take_down(&mut self, id: LaneId) -> Option<(u32, u64)> {
+    pub fn take_down(&mut self, id: LaneId) -> Option<(Epoch, u64)> {
         let lane = self.lanes.get_mut(id)?;
         let o = &mut lane.out;
         if !matches!(o.phase, Phase::Up | Phase::Left(true)) {
             return None;
         }
         o.phase = Phase::Left(false);
-        o.tx_phase = link::layout::tx::DOWNING as u8;
+        o.tx_phase = link::layout::tx::DOWNING;
         o.takeover = true;
         lane.cdc = true;
         let found = (o.epoch, o.cursor);
@@ -44,7 +44,7 @@ impl<P: Provider> Pair<P> {
     /// After [`Pair::take_down`]: the frame, and all that it promises, is on TCP.
     pub fn is_down(&mut self, id: LaneId) {
         if let Some(lane) = self.lanes.get_mut(id).filter(|l| l.out.takeover) {
-            lane.out.tx_phase = link::layout::tx::DOWN as u8;
+            lane.out.tx_phase = link::layout::tx::DOWN;
             lane.cdc = true;
         }
         self.wake(id);
@@ -88,14 +88,14 @@ impl<P: Provider> Pair<P> {
             let Some(mut lane) = self.lanes.take(id) else {
                 continue;
             };
-            let (told, flags) = lane.out.told;
+            let (told, flags) = (lane.out.told.epoch(), lane.out.told.flags());
             match lane.out.phase {
                 Phase::Asking(a) if a.doubt => {
                     self.fail_lane(id, &mut lane, super::Fault::InDoubt);
                 }
                 Phase::Asking(a) => self.refuse(&mut lane, a.epoch),
                 Phase::Up => {}
-                _ if u64::from(flags) & rx::READY != 0 && told != lane.out.epoch => {
+                _ if flags.has(rx::READY) && told != lane.out.epoch => {
                     self.refuse(&mut lane, told);
                 }
                 _ => {}

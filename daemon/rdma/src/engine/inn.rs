@@ -1,7 +1,7 @@
 //! The state of the incoming direction of a lane.
 
 use crate::wire::Place;
-use link::layout::Loc;
+use link::layout::{Epoch, Loc, RxWord, TxPhase};
 use std::collections::VecDeque;
 
 /// A ring of ours, by the number that the peer gave it.
@@ -17,12 +17,12 @@ pub(super) struct InRing {
 pub(super) struct In {
     /// The sender is on the ring, in this epoch.
     pub up: bool,
-    pub epoch: u32,
-    pub tx_phase: u8,
+    pub epoch: Epoch,
+    pub tx_phase: TxPhase,
     /// No switch is taken any more.
     pub refuses: bool,
     /// The last switch that was answered: epoch, attempt, and whether it stands.
-    pub answered: Option<(u32, u32, bool)>,
+    pub answered: Option<(Epoch, u32, bool)>,
     /// Every byte before it is in our ring.
     pub head: u64,
     /// What the application has been told of it.
@@ -37,18 +37,18 @@ pub(super) struct In {
     pub rings: VecDeque<InRing>,
     pub number: u32,
     /// What the peer is told of the application's readiness.
-    pub word: (u32, u8),
-    /// Epoch and flags of the application, as last seen.
-    pub seen: u32,
+    pub word: RxWord,
+    /// Epoch of the application, as last seen.
+    pub seen: Epoch,
     /// Answers that are due.
-    pub switch_reply: Option<(u32, u32, bool)>,
+    pub switch_reply: Option<(Epoch, u32, bool)>,
     pub ring_reply: Option<(u32, Option<Place>)>,
     /// The last answer about a ring that was sent.
     pub ring_replied: Option<(u32, Option<Place>)>,
     /// The head that the peer wants to hear has been shown here.
     pub wants_landed: Option<u64>,
-    pub landed_reply: Option<(u32, u64)>,
-    pub landed_replied: Option<(u32, u64)>,
+    pub landed_reply: Option<(Epoch, u64)>,
+    pub landed_replied: Option<(Epoch, u64)>,
 }
 
 impl In {
@@ -61,7 +61,7 @@ impl In {
     }
 
     /// The peer's daemon asks what became of a switch. If it never came, it will not be taken.
-    pub fn asked_about(&mut self, which: (u32, u32)) -> bool {
+    pub fn asked_about(&mut self, which: (Epoch, u32)) -> bool {
         match self.answered {
             Some((e, a, ok)) if (e, a) == which => ok,
             Some((e, a, _)) if !newer(which, (e, a)) => false,
@@ -88,7 +88,7 @@ impl In {
 
     /// Was the ring used at any time?
     pub fn used(&self) -> bool {
-        self.epoch != 0
+        self.epoch != Epoch::NONE
     }
 
     pub fn unread(&self) -> bool {
@@ -97,7 +97,7 @@ impl In {
 }
 
 /// Is this switch later than that one? Both are of one use of the lane.
-pub(super) fn newer(a: (u32, u32), b: (u32, u32)) -> bool {
-    let ahead = a.0.wrapping_sub(b.0);
+pub(super) fn newer(a: (Epoch, u32), b: (Epoch, u32)) -> bool {
+    let ahead = a.0.since(b.0);
     ahead != 0 && ahead < u32::MAX / 2 || ahead == 0 && a.1 > b.1
 }

@@ -10,7 +10,7 @@ use super::lane::Lane;
 use super::{Host, LaneId, Pair};
 use crate::verbs::Provider;
 use crate::wire::{flag, Cdc, Place};
-use link::layout::{bits_of, epoch_of, pack, rx, tx, Loc, RING_LOG2_MAX, RING_LOG2_MIN};
+use link::layout::{rx, tx, Epoch, Loc, RxWord, TxWord, RING_LOG2_MAX, RING_LOG2_MIN};
 use std::sync::atomic::{fence, Ordering::*};
 
 impl<P: Provider> Pair<P> {
@@ -23,10 +23,10 @@ impl<P: Provider> Pair<P> {
         let app = memory.app();
         // Acquire: pairs with the Release in `RxState::declare_ready`.
         let word = app.rx[lane.slot].word.load(Acquire);
-        let (epoch, bits) = (epoch_of(word), bits_of(word) as u8);
+        let epoch = word.epoch();
         let known = lane.inn.seen;
         if lane.ours(epoch) {
-            if known != 0 && epoch.wrapping_sub(known) > u32::MAX / 2 {
+            if known != Epoch::NONE && epoch.since(known) > u32::MAX / 2 {
                 return Err(Fault::App("a readiness that goes back"));
             }
             lane.inn.seen = epoch;
@@ -34,18 +34,19 @@ impl<P: Provider> Pair<P> {
                 lane.inn.up = false; // it has met the frame and is ready anew
             }
             let flags = rx::READY | rx::WANT_DOWN | rx::REVOKED | rx::CLOSED | rx::PAST;
-            let bits = u64::from(bits) & flags;
-            let bits = if lane.inn.up && bits & rx::REVOKED != 0 {
+            let flags = word.flags().only(flags);
+            let flags = if lane.inn.up && flags.has(rx::REVOKED) {
                 // Too late for a revocation, the switch stands: only a request.
-                bits & !rx::REVOKED | rx::WANT_DOWN
+                flags.without(rx::REVOKED) | rx::WANT_DOWN
             } else {
-                bits
+                flags
             };
-            if lane.inn.word != (epoch, bits as u8) {
-                lane.inn.word = (epoch, bits as u8);
+            let word = RxWord::new(epoch, flags);
+            if lane.inn.word != word {
+                lane.inn.word = word;
                 lane.cdc = true;
             }
-        } else if known != 0 {
+        } else if known != Epoch::NONE {
             return Err(Fault::App("a readiness of another use of the lane"));
         }
         if lane.inn.up {
@@ -100,7 +101,7 @@ impl<P: Provider> Pair<P> {
     pub(super) fn on_switch(
         &mut self,
         lane: &mut Lane,
-        which: (u32, u32),
+        which: (Epoch, u32),
         kpos: u64,
         start: u64,
     ) -> Result<(), Fault> {
@@ -132,14 +133,15 @@ impl<P: Provider> Pair<P> {
         Ok(())
     }
 
-    fn store_switch(&mut self, lane: &mut Lane, epoch: u32, kpos: u64, start: u64) -> bool {
+    fn store_switch(&mut self, lane: &mut Lane, epoch: Epoch, kpos: u64, start: u64) -> bool {
         let Some(p) = self.parties.get(&lane.party) else {
             return false;
         };
         let memory = p.memory.clone();
         let (app, words) = (memory.app(), &memory.mirror().tx[lane.slot]);
         // A wish to go down is no refusal: a reader that has not revoked would take it for a switch.
-        let ready = |w| epoch_of(w) == epoch && bits_of(w) & (rx::READY | rx::REVOKED) == rx::READY;
+        let ready =
+            |w: RxWord| w.epoch() == epoch && w.flags().only(rx::READY | rx::REVOKED) == rx::READY;
         let word = &app.rx[lane.slot].word;
         if lane.inn.refuses || !ready(word.load(Acquire)) {
             return false; // it never hears of it
@@ -149,20 +151,20 @@ impl<P: Provider> Pair<P> {
         words.up_kpos.store(kpos, Relaxed);
         words.up_start.store(start, Relaxed);
         // Release: pairs with the Acquire in `RxState::phase`.
-        words.state.store(pack(epoch, tx::UP), Release);
+        words.state.store(TxWord::new(epoch, tx::UP), Release);
         self.publish(lane);
         // SYNC retreat: we have switched, now we look; the receiver revokes, then looks for our
         // switch. One of the two sees the other, and the answer goes out only after this.
         fence(SeqCst);
         if !ready(word.load(SeqCst)) {
-            words.state.store(pack(epoch, tx::RESUMED), Release);
+            words.state.store(TxWord::new(epoch, tx::RESUMED), Release);
             return false;
         }
         let i = &mut lane.inn;
         let at = app.cursors[lane.slot].load(Relaxed);
         i.up = true;
         i.epoch = epoch;
-        i.tx_phase = tx::UP as u8;
+        i.tx_phase = tx::UP;
         (i.head, i.shown, i.cursor, i.told) = (start, start, start, start);
         i.stale = (at != start).then_some(at);
         i.wants = false;
@@ -173,13 +175,15 @@ impl<P: Provider> Pair<P> {
     pub(super) fn on_sender(&mut self, lane: &mut Lane, c: &Cdc, data: &[u8]) -> Result<(), Fault> {
         let i = &mut lane.inn;
         if c.tx_epoch != i.epoch || !i.up {
-            let known = i.answered.map_or(0, |a| a.0);
-            if c.tx_epoch != 0 && (!lane.ours(c.tx_epoch) || newer((c.tx_epoch, 0), (known, 0))) {
+            let known = i.answered.map_or(Epoch::NONE, |a| a.0);
+            if c.tx_epoch != Epoch::NONE
+                && (!lane.ours(c.tx_epoch) || newer((c.tx_epoch, 0), (known, 0)))
+            {
                 return Err(Fault::Peer("a sender in an epoch that was not agreed"));
             }
             return Ok(());
         }
-        if c.tx_phase < i.tx_phase || c.tx_phase == 0 {
+        if c.tx_phase < i.tx_phase || c.tx_phase == tx::NONE {
             return Err(Fault::Peer("a sender that goes back"));
         }
         let wants = c.flags & flag::WANT_SPACE != 0;
@@ -224,7 +228,7 @@ impl<P: Provider> Pair<P> {
             i.tx_phase = c.tx_phase;
             if let Some(p) = self.parties.get(&lane.party) {
                 // Release: pairs with the Acquire in `RxState::phase`; the head is stored.
-                let state = pack(lane.inn.epoch, u64::from(c.tx_phase));
+                let state = TxWord::new(lane.inn.epoch, c.tx_phase);
                 p.memory.mirror().tx[lane.slot].state.store(state, Release);
             }
             self.publish(lane);

@@ -4,6 +4,7 @@ use super::api::Fault;
 use super::inn::In;
 use super::out::Out;
 use super::LaneId;
+use link::layout::Epoch;
 
 /// Epochs of one use of a lane slot: `base + 1` to `base + EPOCHS`.
 pub(super) const EPOCHS: u32 = 0xffff;
@@ -11,7 +12,7 @@ pub(super) const EPOCHS: u32 = 0xffff;
 pub(super) struct Lane {
     pub party: u32,
     pub slot: usize,
-    pub base: u32,
+    pub base: Epoch,
     /// How the peer wants it named; none until it has told.
     pub peer: Option<u32>,
     /// Link over which we speak of it. Stays the same after its death until the burial.
@@ -48,7 +49,7 @@ impl Lane {
         Lane {
             party,
             slot,
-            base: 0,
+            base: Epoch::NONE,
             peer: None,
             link: None,
             under_way: 0,
@@ -90,8 +91,8 @@ impl Lane {
     }
 
     /// Does this epoch belong to the present use of the slot?
-    pub fn ours(&self, epoch: u32) -> bool {
-        (1..=EPOCHS).contains(&epoch.wrapping_sub(self.base))
+    pub fn ours(&self, epoch: Epoch) -> bool {
+        (1..=EPOCHS).contains(&epoch.since(self.base))
     }
 
     /// The link is buried: nothing of ours is under way. Everything is said again on another one.

@@ -41,7 +41,7 @@ pub(super) enum What {
     Cdc {
         lane: u32,
         head: u64,
-        epoch: u32,
+        epoch: link::layout::Epoch,
         behind: u32,
     },
     Lane {

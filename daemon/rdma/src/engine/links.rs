@@ -9,6 +9,7 @@ use super::link::{Link, Outcome, State, What, COMPLETIONS};
 use super::{Host, LinkId, Pair, RailId};
 use crate::verbs::{Device, Gid, Provider};
 use crate::wire::{Body, LinkEnd};
+use link::layout::Epoch;
 use litemap::LiteMap;
 
 pub(super) struct RailState<P: Provider> {
@@ -193,7 +194,7 @@ impl<P: Provider> Pair<P> {
     }
 
     /// One request of a lane is done; of a snapshot, everything up to its head.
-    fn lane_done(&mut self, id: u32, head: Option<(u64, u32)>) {
+    fn lane_done(&mut self, id: u32, head: Option<(u64, Epoch)>) {
         if let Some(lane) = self.lanes.get_mut(id) {
             lane.under_way = lane.under_way.saturating_sub(1);
             if let Some((head, epoch)) = head {

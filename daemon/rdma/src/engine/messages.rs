@@ -8,6 +8,7 @@ use super::link::State;
 use super::{Host, LaneId, LinkId, Pair};
 use crate::verbs::Provider;
 use crate::wire::{Body, Message};
+use link::layout::Epoch;
 
 impl<P: Provider> Pair<P> {
     pub(super) fn on_message(&mut self, no: LinkId, m: Message, data: &[u8], host: &mut dyn Host) {
@@ -136,7 +137,7 @@ impl<P: Provider> Pair<P> {
                 let stands = self
                     .lanes
                     .get_mut(token)
-                    .is_some_and(|l| l.inn.asked_about((epoch, attempt)));
+                    .is_some_and(|l| l.inn.asked_about((Epoch::new(epoch), attempt)));
                 self.event(Event::Control(Control::SwitchAnswer {
                     token: from,
                     epoch,
@@ -153,14 +154,15 @@ impl<P: Provider> Pair<P> {
                 let Some(mut lane) = self.lanes.take(token) else {
                     return;
                 };
+                let which = (Epoch::new(epoch), attempt);
                 if lane.works() {
-                    if lane.out.asks((epoch, attempt)) {
+                    if lane.out.asks(which) {
                         self.event(Event::Settled {
                             lane: token,
                             stands,
                         });
                     }
-                    let r = self.on_switch_answer(&mut lane, (epoch, attempt), stands);
+                    let r = self.on_switch_answer(&mut lane, which, stands);
                     if let Err(fault) = r {
                         self.fail_lane(token, &mut lane, fault);
                     }

@@ -3,7 +3,7 @@
 
 use super::api::Fault;
 use crate::wire::Place;
-use link::layout::{rx, Loc};
+use link::layout::{rx, Epoch, Loc, RxWord, TxPhase};
 use std::collections::VecDeque;
 
 /// Where the direction is. Epochs and attempts name one request of the application to switch up.
@@ -15,7 +15,7 @@ pub(super) enum Phase {
     /// The application waits for an answer.
     Asking(Ask),
     /// The answer is no; until the application has seen it.
-    Refused(u32),
+    Refused(Epoch),
     Up,
     /// It has left the ring. `true`: what it left there still has to be sent (`BROKEN`).
     Left(bool),
@@ -23,7 +23,7 @@ pub(super) enum Phase {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ask {
-    pub epoch: u32,
+    pub epoch: Epoch,
     pub attempt: u32,
     pub kpos: u64,
     pub start: u64,
@@ -55,11 +55,11 @@ impl OutRing {
 pub(super) struct Out {
     pub phase: Phase,
     /// Last epoch that the peer has accepted.
-    pub epoch: u32,
+    pub epoch: Epoch,
     /// What the application says of that epoch (`layout::tx`).
-    pub tx_phase: u8,
+    pub tx_phase: TxPhase,
     /// Epoch and flags of the peer's reader, as it told last.
-    pub told: (u32, u8),
+    pub told: RxWord,
     pub attempt: u32,
     /// Consumed by the peer's reader; posted; in the peer's ring for good.
     pub cursor: u64,
@@ -85,7 +85,7 @@ pub(super) struct Out {
     /// No readiness is shown before.
     pub not_before: u64,
     /// Last word we stored.
-    pub shown: Option<u64>,
+    pub shown: Option<RxWord>,
     /// The peer's end is known to have been shown everything up to here.
     pub landed: u64,
     /// Final head to tell when it has arrived.
@@ -100,7 +100,7 @@ pub(super) struct Out {
 
 impl Out {
     /// A snapshot with this head is completed.
-    pub fn reached(&mut self, head: u64, epoch: u32) {
+    pub fn reached(&mut self, head: u64, epoch: Epoch) {
         if epoch == self.epoch && head <= self.posted {
             self.done = self.done.max(head);
             self.settle();
@@ -169,7 +169,7 @@ impl Out {
     }
 
     /// Is this the switch that waits for an answer?
-    pub fn asks(&self, which: (u32, u32)) -> bool {
+    pub fn asks(&self, which: (Epoch, u32)) -> bool {
         matches!(&self.phase, Phase::Asking(a) if (a.epoch, a.attempt) == which)
     }
 
@@ -191,13 +191,13 @@ impl Out {
 
     /// Reached the ring at any time?
     pub fn used(&self) -> bool {
-        self.epoch != 0
+        self.epoch != Epoch::NONE
     }
 
     /// The peer's reader is gone: the application is to meet TCP's own errors.
     pub fn reader_closed(&mut self) {
         if self.phase == Phase::Up {
-            self.told.1 |= rx::CLOSED as u8;
+            self.told = self.told.with(rx::CLOSED);
         }
     }
 

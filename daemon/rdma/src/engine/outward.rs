@@ -11,7 +11,7 @@ use super::Pair;
 use crate::verbs::Provider;
 use crate::wire::{Cdc, Place};
 use link::lane::tx::UNSEEN;
-use link::layout::{bits_of, epoch_of, pack, rx, tx, Loc, TxWords};
+use link::layout::{rx, tx, Epoch, Loc, RxWord, TxPhase, TxWords};
 use std::sync::atomic::{fence, Ordering::*};
 
 impl<P: Provider> Pair<P> {
@@ -25,20 +25,24 @@ impl<P: Provider> Pair<P> {
         let words = &app.tx[lane.slot];
         // Acquire: pairs with the Release in `TxState::say`; the words before it are valid.
         let state = words.state.load(Acquire);
-        let (epoch, bits) = (epoch_of(state), bits_of(state));
+        let (epoch, phase) = (state.epoch(), state.phase());
         if matches!(lane.out.phase, Phase::Up) && epoch != lane.out.epoch {
             // It has left our epoch and said so, but we were slow to look.
             lane.out.phase = Phase::Left(false);
-            lane.out.tx_phase = tx::DOWN as u8;
+            lane.out.tx_phase = tx::DOWN;
             lane.cdc = true;
         }
         match lane.out.phase {
             Phase::Idle | Phase::Left(_) => {
-                let newer = epoch.wrapping_sub(lane.out.epoch) < u32::MAX / 2;
-                if bits == tx::UP && epoch == lane.out.told.0 && epoch != lane.out.epoch && newer {
+                let newer = epoch.since(lane.out.epoch) < u32::MAX / 2;
+                if phase == tx::UP
+                    && epoch == lane.out.told.epoch()
+                    && epoch != lane.out.epoch
+                    && newer
+                {
                     self.begin_ask(lane, words, epoch)?;
                 } else if matches!(lane.out.phase, Phase::Left(_)) && epoch == lane.out.epoch {
-                    self.leave_ring(lane, bits);
+                    self.leave_ring(lane, phase);
                 }
             }
             Phase::Asking(a) => {
@@ -51,13 +55,13 @@ impl<P: Provider> Pair<P> {
                 }
             }
             Phase::Refused(e) => {
-                if epoch != e || bits != tx::UP {
+                if epoch != e || phase != tx::UP {
                     lane.out.phase = Phase::Idle;
                 }
             }
             Phase::Up => {
-                if bits != tx::UP {
-                    self.leave_ring(lane, bits);
+                if phase != tx::UP {
+                    self.leave_ring(lane, phase);
                 }
             }
         }
@@ -77,18 +81,18 @@ impl<P: Provider> Pair<P> {
         Ok(())
     }
 
-    fn leave_ring(&mut self, lane: &mut Lane, bits: u64) {
-        if lane.out.takeover || bits <= u64::from(lane.out.tx_phase) || bits > tx::BROKEN {
+    fn leave_ring(&mut self, lane: &mut Lane, phase: TxPhase) {
+        if lane.out.takeover || phase <= lane.out.tx_phase || phase > tx::BROKEN {
             return; // said already, or nonsense
         }
-        lane.out.tx_phase = bits as u8;
-        lane.out.phase = Phase::Left(bits == tx::BROKEN);
+        lane.out.tx_phase = phase;
+        lane.out.phase = Phase::Left(phase == tx::BROKEN);
         lane.cdc = true;
     }
 
     /// The application has switched up and waits.
-    fn begin_ask(&mut self, lane: &mut Lane, words: &TxWords, epoch: u32) -> Result<(), Fault> {
-        if lane.out.told.1 != rx::READY as u8 {
+    fn begin_ask(&mut self, lane: &mut Lane, words: &TxWords, epoch: Epoch) -> Result<(), Fault> {
+        if lane.out.told.flags() != rx::READY {
             // The peer's reader has changed its mind, and our word says so: the application will
             // see it, or is waiting for a refusal.
             self.refuse(lane, epoch);
@@ -121,7 +125,7 @@ impl<P: Provider> Pair<P> {
     }
 
     /// Tells the application that it stays on TCP for now.
-    pub(super) fn refuse(&mut self, lane: &mut Lane, epoch: u32) {
+    pub(super) fn refuse(&mut self, lane: &mut Lane, epoch: Epoch) {
         lane.out.phase = Phase::Refused(epoch);
         self.show(lane);
     }
@@ -216,26 +220,25 @@ impl<P: Provider> Pair<P> {
     /// What our word says to the application now.
     pub(super) fn show(&mut self, lane: &mut Lane) {
         let o = &lane.out;
-        let (told, flags) = o.told;
-        let flags = u64::from(flags);
-        let down = if o.want_down { rx::WANT_DOWN } else { 0 };
+        let (told, flags) = (o.told.epoch(), o.told.flags());
+        let down = if o.want_down { rx::WANT_DOWN } else { rx::NONE };
         let word = match o.phase {
-            Phase::Asking(a) => pack(a.epoch, rx::READY),
-            Phase::Refused(e) => pack(e, rx::READY | rx::REVOKED),
+            Phase::Asking(a) => RxWord::new(a.epoch, rx::READY),
+            Phase::Refused(e) => RxWord::new(e, rx::READY | rx::REVOKED),
             Phase::Up if told == o.epoch => {
-                let asks = flags & (rx::WANT_DOWN | rx::CLOSED | rx::PAST);
-                pack(o.epoch, rx::READY | rx::ACCEPTED | asks | down)
+                let asks = flags.only(rx::WANT_DOWN | rx::CLOSED | rx::PAST);
+                RxWord::new(o.epoch, rx::READY | rx::ACCEPTED | asks | down)
             }
-            Phase::Up => pack(o.epoch, rx::READY | rx::ACCEPTED | down),
+            Phase::Up => RxWord::new(o.epoch, rx::READY | rx::ACCEPTED | down),
             // What the peer's reader says of an epoch that was used is told above only.
-            Phase::Left(_) if told == o.epoch => pack(told, rx::READY | rx::ACCEPTED | down),
+            Phase::Left(_) if told == o.epoch => RxWord::new(told, rx::READY | rx::ACCEPTED | down),
             // Not an invitation without rails or rings.
             _ if flags == rx::READY
                 && (!self.rail || self.now < o.not_before || o.gated || lane.peer_closed) =>
             {
-                pack(told, rx::READY | rx::WANT_DOWN)
+                RxWord::new(told, rx::READY | rx::WANT_DOWN)
             }
-            _ => pack(told, flags),
+            _ => o.told,
         };
         if lane.out.shown == Some(word) {
             return;
@@ -254,7 +257,7 @@ impl<P: Provider> Pair<P> {
     pub(super) fn on_switch_answer(
         &mut self,
         lane: &mut Lane,
-        which: (u32, u32),
+        which: (Epoch, u32),
         ok: bool,
     ) -> Result<(), Fault> {
         let Phase::Asking(a) = lane.out.phase else {
@@ -273,7 +276,7 @@ impl<P: Provider> Pair<P> {
         let o = &mut lane.out;
         o.phase = Phase::Up;
         o.epoch = a.epoch;
-        o.tx_phase = tx::UP as u8;
+        o.tx_phase = tx::UP;
         o.want_down = !self.rail;
         o.rest_at(a.start);
         (o.cursor, o.high) = (a.start, a.start);
@@ -291,18 +294,18 @@ impl<P: Provider> Pair<P> {
 
     /// The part of a snapshot that is about our sender: what the peer's reader says.
     pub(super) fn on_reader(&mut self, lane: &mut Lane, c: &Cdc) -> Result<(), Fault> {
-        let told = (c.rx_epoch, c.rx_flags);
-        let known = lane.out.told.0;
-        if told.0 != 0 && !lane.ours(told.0) {
+        let told = RxWord::new(c.rx_epoch, c.rx_flags);
+        let known = lane.out.told.epoch();
+        if told.epoch() != Epoch::NONE && !lane.ours(told.epoch()) {
             return Err(Fault::Peer("readiness of another use of the lane"));
         }
         let flags = rx::READY | rx::WANT_DOWN | rx::REVOKED | rx::CLOSED | rx::PAST;
-        if u64::from(told.1) & !flags != 0
-            || known != 0 && told.0.wrapping_sub(known) > u32::MAX / 2
+        if told.flags().without(flags) != rx::NONE
+            || known != Epoch::NONE && told.epoch().since(known) > u32::MAX / 2
         {
             return Err(Fault::Peer("an impossible readiness"));
         }
-        if lane.out.phase == Phase::Up && told.0 != lane.out.epoch {
+        if lane.out.phase == Phase::Up && told.epoch() != lane.out.epoch {
             // A reader is ready anew only after our frame: then the application says that it left.
             self.look_out(lane)?;
             if lane.out.phase == Phase::Up {
@@ -331,7 +334,7 @@ impl<P: Provider> Pair<P> {
     pub(super) fn on_landed(
         &mut self,
         lane: &mut Lane,
-        epoch: u32,
+        epoch: Epoch,
         head: u64,
     ) -> Result<(), Fault> {
         let o = &mut lane.out;

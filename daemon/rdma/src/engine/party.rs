@@ -7,7 +7,7 @@ use super::lane::Lane;
 use super::{Host, LaneId, Pair, PartyId};
 use crate::verbs::Provider;
 use link::lane::wake;
-use link::layout::{Control, GROUP, GROUPS, LANES};
+use link::layout::{Control, Epoch, RxWord, GROUP, GROUPS, LANES};
 use litemap::LiteMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -109,7 +109,7 @@ impl<P: Provider> Pair<P> {
         // As an end does when it is attached: nobody is ready. Cursors stay; they never go back.
         words.rx[slot]
             .word
-            .store(0, std::sync::atomic::Ordering::Release);
+            .store(RxWord::default(), std::sync::atomic::Ordering::Release);
         let id = self.lanes.add(Lane::new(party, slot))?;
         p.groups[slot / GROUP].lanes.push(id);
         self.wake(id);
@@ -118,7 +118,7 @@ impl<P: Provider> Pair<P> {
 
     /// The peer has told by which token it wants the lane named. Epochs above `base` belong to this
     /// use of the slots; both ends must have been given the same.
-    pub fn connect(&mut self, id: LaneId, peer: u32, base: u32) {
+    pub fn connect(&mut self, id: LaneId, peer: u32, base: Epoch) {
         if let Some(lane) = self.lanes.get_mut(id) {
             if lane.peer.is_none() {
                 lane.base = base;

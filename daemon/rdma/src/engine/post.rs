@@ -78,7 +78,7 @@ impl<P: Provider> Pair<P> {
             let query = Control::SwitchQuery {
                 token: peer,
                 from: id,
-                epoch: a.epoch,
+                epoch: a.epoch.get(),
                 attempt: a.attempt,
             };
             self.event(Event::Control(query));
@@ -394,8 +394,8 @@ impl<P: Provider> Pair<P> {
             cursor: i.cursor,
             tx_epoch: o.epoch,
             tx_phase: o.tx_phase,
-            rx_epoch: i.word.0,
-            rx_flags: i.word.1,
+            rx_epoch: i.word.epoch(),
+            rx_flags: i.word.flags(),
             flags,
             moves: o.ring_of(o.announced) as u8,
             acked_moves: i.number,

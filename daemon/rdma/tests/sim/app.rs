@@ -2,7 +2,7 @@
 
 use link::lane::rx::How;
 use link::lane::{rx, tx, Area, Iov, Memory, Port, Received, RxState, Sent, TxState};
-use link::layout::Loc;
+use link::layout::{Epoch, Loc};
 use std::sync::atomic::Ordering::*;
 use underpass_rdma::sim::Rng;
 
@@ -83,7 +83,7 @@ impl App {
         }
     }
 
-    pub fn attach<P>(&mut self, w: &World<'_, P>, base: u32, tag: u64, rng: &mut Rng) {
+    pub fn attach<P>(&mut self, w: &World<'_, P>, base: Epoch, tag: u64, rng: &mut Rng) {
         let m = memory(w, self.slot);
         let loc = self
             .places

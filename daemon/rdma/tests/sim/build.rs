@@ -4,7 +4,7 @@ use super::app::{self, App};
 use super::tcp::Pipe;
 use super::{Lane, Node, Party, RAILS};
 use link::lane::Area;
-use link::layout::{Control as Words, Loc, CONTROL_BYTES};
+use link::layout::{Control as Words, Epoch, Loc, CONTROL_BYTES};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,7 +14,7 @@ use underpass_rdma::sim::{self, Rng};
 use underpass_rdma::verbs::{Mapping, Memory as _, Mtu, Provider};
 
 const CHUNK: usize = 1 << 20;
-const BASE: u32 = 3 << 16;
+const BASE: Epoch = Epoch::base(3);
 
 /// Memory for incoming rings of one party.
 pub struct Rings {

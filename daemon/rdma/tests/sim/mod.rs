@@ -11,7 +11,7 @@ pub mod tcp;
 use app::App;
 use build::{add_rail, lane, node, Host};
 use link::lane::{wake, Area};
-use link::layout::epoch_of;
+use link::layout::Epoch;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;
@@ -186,18 +186,18 @@ impl Sim {
     }
 
     /// Node `n` takes no switch of this lane's sender any more; the epoch of the last one that it took.
-    pub fn refuse_switches(&mut self, n: usize, l: usize) -> u32 {
+    pub fn refuse_switches(&mut self, n: usize, l: usize) -> Epoch {
         let id = self.lanes[l].ids[n];
         self.nodes[n].pair.refuse_switches(id);
         self.switched(n, l)
     }
 
     /// Epoch of the last switch that this end has been told of.
-    pub fn switched(&self, n: usize, l: usize) -> u32 {
+    pub fn switched(&self, n: usize, l: usize) -> Epoch {
         let lane = &self.lanes[l];
         let words = self.nodes[n].parties[lane.party].mirror.control();
         let slot = lane.ends[n].slot as usize;
-        epoch_of(words.expect("mapped").tx[slot].state.load(Relaxed))
+        words.expect("mapped").tx[slot].state.load(Relaxed).epoch()
     }
 
     fn poll_node(&mut self, n: usize) {

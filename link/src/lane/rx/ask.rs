@@ -4,7 +4,7 @@
 use super::{mode, How, Received, RxState};
 use crate::lane::mem::{Iov, Memory};
 use crate::lane::Port;
-use crate::layout::{bits_of, epoch_of, marks, rx, tx};
+use crate::layout::{marks, rx, tx, RxFlags};
 use core::sync::atomic::Ordering::*;
 
 impl RxState {
@@ -54,7 +54,7 @@ impl RxState {
             mode::LAST | mode::FIN => self.has_ring_bytes(m),
             mode::READY => {
                 let s = m.peer_tx().state.load(Acquire);
-                epoch_of(s) == self.epoch.load(Relaxed) && bits_of(s) != 0
+                s.epoch() == self.epoch.load(Relaxed) && s.phase() != tx::NONE
             }
             mode::REVOKING => self.phase(m) > tx::DOWNING,
             _ => false,
@@ -94,16 +94,16 @@ impl RxState {
     pub fn unwant_down(&self, m: &Memory, port: &impl Port) {
         let w = &m.own_rx().word;
         if self.engaged() {
-            w.store(w.load(Relaxed) & !rx::WANT_DOWN, SeqCst);
+            w.store(w.load(Relaxed).without(rx::WANT_DOWN), SeqCst);
             if m.far() {
                 m.publish(port); // a daemon has to carry it
             }
         }
     }
 
-    pub(super) fn flag(&self, m: &Memory, bit: u64) {
+    pub(super) fn flag(&self, m: &Memory, flag: RxFlags) {
         let w = &m.own_rx().word;
-        w.store(w.load(Relaxed) | bit, SeqCst);
+        w.store(w.load(Relaxed).with(flag), SeqCst);
     }
 
     /// The application shuts its sending direction down, or closes: a FIN that follows is no sign of death,

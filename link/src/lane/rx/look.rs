@@ -5,7 +5,7 @@ use super::{mode, How, Received, RxState};
 use crate::frame::{Frame, Kind, LEN};
 use crate::lane::mem::{Iov, Memory};
 use crate::lane::Port;
-use crate::layout::{bits_of, epoch_of, marks, rx, tx, EPOCHS, RING_LOG2_MAX};
+use crate::layout::{marks, rx, tx, RING_LOG2_MAX};
 use crate::prim::fence;
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
@@ -163,9 +163,9 @@ impl RxState {
         }
         let (own, word) = (m.own_tx(), m.peer_rx().word.load(Acquire));
         let state = own.state.load(Relaxed);
-        if bits_of(state) != tx::UP
-            || epoch_of(state) != epoch_of(word)
-            || bits_of(word) & (rx::CLOSED | rx::REVOKED) != 0
+        if state.phase() != tx::UP
+            || state.epoch() != word.epoch()
+            || word.has(rx::CLOSED | rx::REVOKED)
         {
             return false;
         }
@@ -180,8 +180,8 @@ impl RxState {
     /// On one node: the other end's `marks` of this use of the lane.
     pub fn said(&self, m: &Memory) -> u32 {
         // Acquire: it attaches its receiving half, which resets the marks, and then says the epoch.
-        let epoch = epoch_of(m.peer_tx().state.load(Acquire));
-        match !m.far() && epoch / EPOCHS == self.epoch.load(Relaxed) / EPOCHS {
+        let epoch = m.peer_tx().state.load(Acquire).epoch();
+        match !m.far() && epoch.same_use(self.epoch.load(Relaxed)) {
             true => m.peer_rx().marks.load(SeqCst),
             false => 0,
         }
@@ -196,7 +196,7 @@ impl RxState {
         // (BROKEN: it shut TCP, or could not use it, with everything on the ring.)
         let repeated = match (mode, self.phase(m)) {
             (mode::RING, tx::UP | tx::BROKEN | tx::ENDED) => return true,
-            (mode::TCP | mode::RING, _) | (mode::READY, 0) => 0,
+            (mode::TCP | mode::RING, _) | (mode::READY, tx::NONE) => 0,
             // What has yet to come is what the ring had, and perhaps not all of it.
             (mode::LAST, _) => self.cursor.load(Relaxed) - self.skip.load(Relaxed),
             (mode::SKIP, _) => self.skip.load(Relaxed),

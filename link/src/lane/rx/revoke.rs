@@ -7,7 +7,7 @@ use crate::frame::LEN;
 use crate::lane::mem::{Iov, Memory};
 use crate::lane::tx::UNSEEN;
 use crate::lane::Port;
-use crate::layout::{bits_of, pack, rx, tx};
+use crate::layout::{rx, tx, RxWord};
 use crate::prim::fence;
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
@@ -89,7 +89,7 @@ impl RxState {
                         self.cursor.load(Relaxed)
                     };
                     m.own_rx().revoked.store(at, Relaxed);
-                    let word = pack(self.epoch.load(Relaxed), rx::READY | rx::REVOKED);
+                    let word = RxWord::new(self.epoch.load(Relaxed), rx::READY | rx::REVOKED);
                     m.own_rx().word.store(word, SeqCst); // releases `revoked`
                     self.skip.store(u64::from(now), Relaxed);
                     self.mode.store(mode::REVOKING, Relaxed);
@@ -103,7 +103,7 @@ impl RxState {
     /// unread is on the ring alone.
     pub fn go_on(&self, m: &Memory) {
         if self.mode.load(Relaxed) == mode::REVOKING {
-            let word = pack(self.epoch.load(Relaxed), rx::READY);
+            let word = RxWord::new(self.epoch.load(Relaxed), rx::READY);
             self.mode.store(self.skip.load(Relaxed) as u32, Relaxed);
             m.own_rx().word.store(word, SeqCst);
         }
@@ -135,10 +135,10 @@ impl RxState {
     /// only a receive may take.) Both ends tell the two cases apart by the cursor of the revocation.
     fn recall(&self, m: &Memory, port: &impl Port) -> Result<Option<Revoked>, Reason> {
         let word = m.own_rx().word.load(Relaxed);
-        if bits_of(word) & rx::REVOKED == 0 {
+        if !word.has(rx::REVOKED) {
             let cursor = self.cursor.load(Relaxed);
             m.own_rx().revoked.store(cursor, Relaxed);
-            m.own_rx().word.store(word | rx::REVOKED, SeqCst); // releases `revoked`
+            m.own_rx().word.store(word.with(rx::REVOKED), SeqCst); // releases `revoked`
             m.publish(port);
         }
         match self.look(m, port)? {
@@ -160,7 +160,7 @@ impl RxState {
         fence(SeqCst);
         let phase = self.phase(m);
         let was = self.skip.load(Relaxed) as u32;
-        if was == mode::READY && !matches!(phase, 0 | tx::RESUMED) {
+        if was == mode::READY && !matches!(phase, tx::NONE | tx::RESUMED) {
             // It did switch, just before: from here on we have seen it. Nothing is consumed, so
             // UNSEEN, the start and our cursor mean the same.
             if !self.see_up(m)? {
@@ -182,11 +182,11 @@ impl RxState {
             self.mode.store(was, Relaxed);
             m.own_rx()
                 .word
-                .store(pack(self.epoch.load(Relaxed), rx::READY), SeqCst);
+                .store(RxWord::new(self.epoch.load(Relaxed), rx::READY), SeqCst);
             Ok(Some(Revoked::Impossible))
         };
         match phase {
-            0 | tx::RESUMED => return clear(),
+            tx::NONE | tx::RESUMED => return clear(),
             // (Across nodes its head and its answer take their time.)
             tx::UP if !m.far() && self.head(m)? == self.cursor.load(Relaxed) => return clear(),
             // Across nodes its word may never come, and only a frame tell: see below.

@@ -5,7 +5,7 @@
 use super::{mode, TxState};
 use crate::lane::mem::Memory;
 use crate::lane::Port;
-use crate::layout::{bits_of, epoch_of, rx, takeover, tx};
+use crate::layout::{rx, takeover, tx};
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
@@ -17,16 +17,16 @@ impl TxState {
         }
         let state = m.own_tx().state.load(Relaxed);
         let now = self.mode.load(Relaxed);
-        let ours = now == mode::ASK || epoch_of(state) == self.epoch.load(Relaxed);
+        let ours = now == mode::ASK || state.epoch() == self.epoch.load(Relaxed);
         match now {
             mode::SWITCH => self.finish_switch(m, port),
             // It has said that it is on TCP: see `settle`.
-            mode::RING | mode::DRAIN | mode::ASK if ours && bits_of(state) > tx::DOWNING => {
+            mode::RING | mode::DRAIN | mode::ASK if ours && state.phase() > tx::DOWNING => {
                 self.mode.store(mode::TCP, Release);
             }
             mode::RING | mode::DRAIN => {
                 self.find_drain(m, port)?;
-                if ours && bits_of(state) == tx::DOWNING {
+                if ours && state.phase() == tx::DOWNING {
                     self.down(m, port)?; // it was about to, or at it
                 }
             }
@@ -38,15 +38,15 @@ impl TxState {
     /// It was about to switch up: what counts is whether it has said so. See `try_up`.
     fn finish_switch(&self, m: &Memory, port: &impl Port) {
         let state = m.own_tx().state.load(Relaxed);
-        let epoch = epoch_of(state);
+        let epoch = state.epoch();
         let own = self.epoch.load(Relaxed);
-        let said = bits_of(state) == tx::UP;
+        let said = state.phase() == tx::UP;
         if said && m.far() && epoch != own {
             self.mode.store(mode::ASK, Relaxed);
         } else if said && !m.far() && epoch == own {
             // SYNC retreat: it may have looked at the word, or not.
             let word = m.peer_rx().word.load(SeqCst);
-            match epoch_of(word) == epoch && bits_of(word) & rx::REVOKED == 0 {
+            match word.epoch() == epoch && !word.has(rx::REVOKED) {
                 true => self.mode.store(mode::RING, Relaxed),
                 false => {
                     self.settle(m, port, epoch, tx::RESUMED);
@@ -60,9 +60,9 @@ impl TxState {
     /// How much of a way down is on TCP? Since the switch up nothing else is put there.
     fn find_drain(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
         let said = m.own_rx().takeover.load(Relaxed);
-        let what = bits_of(said);
+        let what = said.phase();
         let begun = matches!(what, takeover::DOWN | takeover::PLAIN | takeover::FIN);
-        if epoch_of(said) != self.epoch.load(Relaxed) || !begun {
+        if said.epoch() != self.epoch.load(Relaxed) || !begun {
             return Ok(());
         }
         let Some(kernel) = Self::kernel_position(m, port) else {

@@ -5,7 +5,7 @@ use super::{mode, TxState, UNSEEN};
 use crate::frame::{Frame, Kind, LEN};
 use crate::lane::mem::{Memory, Ring};
 use crate::lane::{Port, Progress};
-use crate::layout::{bits_of, epoch_of, marks, pack, rx, takeover, tx, Loc};
+use crate::layout::{marks, rx, takeover, tx, Epoch, Loc, RxWord, TxPhase, TxWord};
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
@@ -14,18 +14,17 @@ impl TxState {
         &self,
         m: &Memory,
         port: &impl Port,
-        word: u64,
+        word: RxWord,
     ) -> Result<Progress, Reason> {
-        if epoch_of(word) != self.epoch.load(Relaxed) {
+        if word.epoch() != self.epoch.load(Relaxed) {
             return Ok(Progress::Done); // not about this epoch: noise
         }
-        let bits = bits_of(word);
-        if bits & rx::REVOKED != 0 && self.framed(m) {
+        if word.has(rx::REVOKED) && self.framed(m) {
             self.down(m, port)
-        } else if bits & rx::REVOKED != 0 {
+        } else if word.has(rx::REVOKED) {
             // The word was stored after the cursor it speaks of.
             self.resume(m, port, m.peer_rx().revoked.load(Relaxed))
-        } else if bits & rx::CLOSED != 0 {
+        } else if word.has(rx::CLOSED) {
             // Nobody reads any more: let the kernel give the application TCP's own errors.
             self.downs.fetch_add(1, Relaxed);
             if m.far() {
@@ -36,7 +35,7 @@ impl TxState {
             }
             self.mode.store(mode::TCP, Relaxed);
             Ok(Progress::Done)
-        } else if bits & rx::WANT_DOWN != 0 {
+        } else if word.has(rx::WANT_DOWN) {
             self.down(m, port)
         } else {
             Ok(Progress::Done)
@@ -48,11 +47,11 @@ impl TxState {
     /// closes finds it unread, and resets the connection. TCP gets it, too: who has looked before the last of it was there
     /// closes without a reset, and the kernel has to answer.
     #[cold]
-    pub(super) fn met_close(&self, m: &Memory, port: &impl Port, begin: u64, word: u64) -> bool {
+    pub(super) fn met_close(&self, m: &Memory, port: &impl Port, begin: u64, word: RxWord) -> bool {
         let head = self.head.load(Relaxed);
         // The closed word was stored after the last cursor.
         let read = self.refresh(m).unwrap_or(begin).min(head);
-        if m.far() || bits_of(word) & rx::REVOKED != 0 || read <= begin {
+        if m.far() || word.has(rx::REVOKED) || read <= begin {
             return false;
         }
         let mut at = read;
@@ -146,7 +145,7 @@ impl TxState {
             self.downs.fetch_add(1, Relaxed);
             return Ok(self.settle(m, port, epoch, tx::BROKEN));
         }
-        if epoch_of(word) == epoch && bits_of(word) & rx::REVOKED != 0 && !self.framed(m) {
+        if word.epoch() == epoch && word.has(rx::REVOKED) && !self.framed(m) {
             return self.resume(m, port, m.peer_rx().revoked.load(Relaxed));
         }
         let cursor = self.refresh(m)?;
@@ -193,7 +192,8 @@ impl TxState {
             return None;
         }
         let _ = self.down(m, port);
-        let whole = m.own_tx().state.load(Relaxed) == pack(self.epoch.load(Relaxed), tx::DOWN);
+        let whole =
+            m.own_tx().state.load(Relaxed) == TxWord::new(self.epoch.load(Relaxed), tx::DOWN);
         whole.then(|| self.kpos.load(Relaxed))
     }
 
@@ -231,7 +231,7 @@ impl TxState {
         // Acquire: pairs with the daemon's Release, after the far daemon has confirmed the bytes.
         let landed = m.peer_rx().landed.load(Acquire) == head;
         let word = m.peer_rx().word.load(Acquire);
-        if !landed || bits_of(word) & rx::PAST == 0 {
+        if !landed || !word.has(rx::PAST) {
             return match self.calm(word) {
                 true => Ok(Progress::Blocked),
                 false => self.answer(m, port, word),
@@ -303,14 +303,20 @@ impl TxState {
 
     /// After a way down: how it ended, as the far end is to be told. For a daemon that took the
     /// direction down in its end's stead.
-    pub fn phase(&self) -> u64 {
+    pub fn phase(&self) -> TxPhase {
         match self.frame_cursor.load(Relaxed) {
             u64::MAX => tx::RESUMED,
             _ => tx::DOWN,
         }
     }
 
-    pub(super) fn settle(&self, m: &Memory, port: &impl Port, epoch: u32, phase: u64) -> Progress {
+    pub(super) fn settle(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        epoch: Epoch,
+        phase: TxPhase,
+    ) -> Progress {
         // The word first: whoever finds the mode TCP after our death need not say it for us.
         self.say(m, port, epoch, phase);
         self.mode.store(mode::TCP, Release);

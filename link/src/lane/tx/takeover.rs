@@ -13,7 +13,7 @@ use super::{mode, TxState};
 use crate::frame::{Kind, LEN};
 use crate::lane::mem::Memory;
 use crate::lane::{Port, Progress};
-use crate::layout::{bits_of, epoch_of, pack, rx, takeover, tx, Loc};
+use crate::layout::{rx, takeover, tx, Epoch, Loc, TakeoverPhase, TakeoverWord, TxPhase, TxWord};
 use crate::prim::fence;
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
@@ -37,7 +37,7 @@ pub enum Adopted {
     Ring,
 }
 
-fn under_way(phase: u64) -> bool {
+fn under_way(phase: TakeoverPhase) -> bool {
     (takeover::TAKEN..takeover::DONE).contains(&phase)
 }
 
@@ -64,30 +64,32 @@ impl TxState {
                 .put(m.peer_rx().takeover_error.load(Relaxed) as i32);
             self.downs.fetch_add(1, Relaxed);
             // The daemon knows; it is told all the same, so that this epoch is over for good.
-            m.own_tx().state.store(pack(epoch, tx::DOWN), Release);
+            m.own_tx()
+                .state
+                .store(TxWord::new(epoch, tx::DOWN), Release);
             self.mode.store(mode::TCP, Release);
         }
         under_way(phase)
     }
 
     /// Epoch that a takeover of this direction would speak of.
-    fn takeover_epoch(&self, m: &Memory) -> u32 {
+    fn takeover_epoch(&self, m: &Memory) -> Epoch {
         match self.mode.load(Relaxed) {
-            mode::ASK => epoch_of(m.own_tx().state.load(Relaxed)),
+            mode::ASK => m.own_tx().state.load(Relaxed).epoch(),
             _ => self.epoch.load(Relaxed),
         }
     }
 
-    /// Phase of a takeover of the present epoch; 0: there is none.
-    fn takeover_phase(&self, m: &Memory) -> u64 {
+    /// Phase of a takeover of the present epoch.
+    fn takeover_phase(&self, m: &Memory) -> TakeoverPhase {
         let mode = self.mode.load(Relaxed);
         let epoch = self.takeover_epoch(m);
         // Acquire: pairs with the daemon's Release; cursor and position before it are valid.
         let word = m.peer_rx().takeover.load(Acquire);
-        let ours = epoch_of(word) == epoch && self.reclaimed.load(Relaxed) != epoch;
+        let ours = word.epoch() == epoch && self.reclaimed.load(Relaxed) != epoch;
         match mode {
-            mode::RING | mode::DRAIN | mode::ASK if ours => bits_of(word),
-            _ => 0,
+            mode::RING | mode::DRAIN | mode::ASK if ours => word.phase(),
+            _ => takeover::NONE,
         }
     }
 
@@ -102,23 +104,24 @@ impl TxState {
 
     /// Whoever puts anything on TCP leaves word of it first, in its own area: end or daemon. (On one node it is for
     /// who goes on when the process is gone: see [`TxState::holder_died`].)
-    pub(super) fn record(&self, m: &Memory, cursor: u64, what: u64) {
+    pub(super) fn record(&self, m: &Memory, cursor: u64, what: TakeoverPhase) {
         let w = match m.takes_over() {
             true => m.peer_rx(),
             false => m.own_rx(),
         };
         w.takeover_at.store(cursor, Relaxed);
-        let word = pack(self.epoch.load(Relaxed), what);
+        let word = TakeoverWord::new(self.epoch.load(Relaxed), what);
         w.takeover.store(word, Release); // pairs with the Acquire in `takeover_phase` and `adopt`
     }
 
     /// As the daemon, at the end: the direction is on TCP and the end's again.
-    pub(super) fn say_done(&self, m: &Memory, epoch: u32, phase: u64) {
+    pub(super) fn say_done(&self, m: &Memory, epoch: Epoch, phase: TxPhase) {
         if phase > tx::DOWNING {
             let w = m.peer_rx();
             w.takeover_kpos.store(self.kpos.load(Relaxed), Relaxed);
             w.takeover_error.store(self.error.get() as u32, Relaxed);
-            w.takeover.store(pack(epoch, takeover::DONE), Release); // as in `record`
+            w.takeover
+                .store(TakeoverWord::new(epoch, takeover::DONE), Release); // as in `record`
         }
     }
 
@@ -133,19 +136,19 @@ impl TxState {
     ) -> Result<Taken, Reason> {
         // Acquire: pairs with the Release in `say`.
         let state = m.own_tx().state.load(Acquire);
-        let epoch = epoch_of(state);
+        let epoch = state.epoch();
         let word = &m.peer_rx().takeover;
-        if word.load(Relaxed) == pack(epoch, takeover::DONE) {
+        if word.load(Relaxed) == TakeoverWord::new(epoch, takeover::DONE) {
             return Ok(Taken::Tcp); // the end has only not looked since
         }
-        word.store(pack(epoch, takeover::TAKEN), Release);
+        word.store(TakeoverWord::new(epoch, takeover::TAKEN), Release);
         // SYNC takeover: our word is stored, now we look at the lock.
         fence(SeqCst);
         let busy = locked();
         // If the end has just let go of it, what it did before is seen below. (It may be in its next
         // epoch by now, of which our word says nothing.)
         fence(Acquire);
-        let back = || word.store(pack(epoch, 0), Release);
+        let back = || word.store(TakeoverWord::new(epoch, takeover::NONE), Release);
         if busy || m.own_tx().state.load(Acquire) != state {
             back();
             return Ok(Taken::Later);
@@ -170,14 +173,14 @@ impl TxState {
         let w = m.own_tx();
         // Acquire: pairs with the Release in `say`.
         let state = w.state.load(Acquire);
-        let (epoch, phase) = (epoch_of(state), bits_of(state));
+        let (epoch, phase) = (state.epoch(), state.phase());
         if !matches!(phase, tx::UP | tx::DOWNING) {
             return Ok(Adopted::Tcp);
         }
         let word = m.peer_rx().word.load(Acquire);
-        let ours = epoch_of(word) == epoch;
-        if phase == tx::UP && !(ours && bits_of(word) & rx::ACCEPTED != 0) {
-            let asks = ours && bits_of(word) & rx::REVOKED == 0;
+        let ours = word.epoch() == epoch;
+        if phase == tx::UP && !(ours && word.has(rx::ACCEPTED)) {
+            let asks = ours && !word.has(rx::REVOKED);
             return Ok(if asks { Adopted::Asking } else { Adopted::Tcp });
         }
         let start = w.up_start.load(Acquire);
@@ -207,16 +210,21 @@ impl TxState {
         // Acquire: pairs with the Release in `record`.
         let said = m.own_rx().takeover.load(Acquire);
         let at = m.own_rx().takeover_at.load(Relaxed);
-        match (bits_of(said), begun) {
+        match (said.phase(), begun) {
             (_, 0) => {}
-            (what, _) if epoch_of(said) == epoch => self.resume_as(what, begun, at)?,
+            (what, _) if said.epoch() == epoch => self.resume_as(what, begun, at)?,
             _ => return Err(Reason::Foreign), // nobody wrote anything, and yet there are bytes
         }
         Ok(Adopted::Ring)
     }
 
     /// Goes on with what somebody who is gone had begun: so many bytes of it are on TCP.
-    pub(super) fn resume_as(&self, what: u64, begun: u64, cursor: u64) -> Result<(), Reason> {
+    pub(super) fn resume_as(
+        &self,
+        what: TakeoverPhase,
+        begun: u64,
+        cursor: u64,
+    ) -> Result<(), Reason> {
         match what {
             takeover::DOWN => self.resume_frame(begun, Kind::Down, cursor),
             takeover::FIN => self.resume_frame(begun, Kind::Fin, cursor),
@@ -276,7 +284,7 @@ impl TxState {
         let phase = self.takeover_phase(m);
         if phase == takeover::DONE {
             self.look_at_takeover(m);
-        } else if phase != 0 {
+        } else if phase != takeover::NONE {
             let epoch = self.takeover_epoch(m);
             let kernel = Self::kernel_position(m, port).ok_or(Reason::NotEstablished)?;
             let begun = kernel

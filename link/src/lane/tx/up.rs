@@ -4,7 +4,7 @@
 use super::{mode, TxState};
 use crate::lane::mem::Memory;
 use crate::lane::Port;
-use crate::layout::{bits_of, epoch_of, rx, tx, Loc};
+use crate::layout::{rx, tx, Epoch, Loc};
 use crate::prim::fence_after_rmw;
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
@@ -47,7 +47,7 @@ impl TxState {
         // revokes, then looks for our switch. If it did not see it, it may already be reading TCP
         // without limit, or be ready for a later epoch: then nothing may go to the ring.
         let word = m.peer_rx().word.load(SeqCst);
-        if epoch_of(word) != epoch || bits_of(word) & rx::REVOKED != 0 {
+        if word.epoch() != epoch || word.has(rx::REVOKED) {
             self.settle(m, port, epoch, tx::RESUMED);
             return Ok(false);
         }
@@ -63,12 +63,12 @@ impl TxState {
         let epoch = self.asked_epoch(m);
         // Acquire: pairs with the daemon's Release; it comes after `ACCEPTED` was earned.
         let word = m.peer_rx().word.load(Acquire);
-        if epoch_of(word) != epoch || bits_of(word) & rx::REVOKED != 0 {
+        if word.epoch() != epoch || word.has(rx::REVOKED) {
             // The epoch is not used up: it may be offered once more.
             self.settle(m, port, epoch, tx::RESUMED);
             return false;
         }
-        if bits_of(word) & rx::ACCEPTED == 0 {
+        if !word.has(rx::ACCEPTED) {
             return false;
         }
         self.epoch.store(epoch, Relaxed);
@@ -78,14 +78,14 @@ impl TxState {
     }
 
     /// The epoch of the switch that we have asked for: it becomes ours when it is granted.
-    fn asked_epoch(&self, m: &Memory) -> u32 {
-        epoch_of(m.own_tx().state.load(Relaxed))
+    fn asked_epoch(&self, m: &Memory) -> Epoch {
+        m.own_tx().state.load(Relaxed).epoch()
     }
 
     /// Is the answer there that [`mode::ASK`] waits for?
     pub(super) fn has_answer(&self, m: &Memory) -> bool {
         let word = m.peer_rx().word.load(Acquire);
-        epoch_of(word) != self.asked_epoch(m) || bits_of(word) & (rx::ACCEPTED | rx::REVOKED) != 0
+        word.epoch() != self.asked_epoch(m) || word.has(rx::ACCEPTED | rx::REVOKED)
     }
 
     fn up_checks(&self, m: &Memory, port: &impl Port) -> Result<bool, Reason> {
