@@ -11,12 +11,12 @@ use super::lane::{Ending, Lane, Stage, Takeover};
 use super::sock::{unread, Sock};
 use super::{Key, Rails};
 use crate::fds::Foreign;
-use link::lane::tx::{mode, Adopted};
+use link::lane::tx::{claim, is_done, mode, release, Adopted};
 use link::lane::{Memory, TxState};
-use link::layout::{takeover, tx, Epoch, TakeoverWord, TxWord};
+use link::layout::{tx, Epoch, TxWord};
 use link::reason::Reason;
 use std::os::fd::AsFd;
-use std::sync::atomic::{fence, Ordering::*};
+use std::sync::atomic::Ordering::*;
 use std::sync::Arc;
 use underpass_rdma::verbs::Provider;
 
@@ -174,7 +174,7 @@ impl<V: Provider> Rails<V> {
         }
         if l.ending.is_none() && l.takeover.is_none() {
             let late = phase == tx::DOWNING || phase == tx::UP && !rail && accepted(&m, state);
-            if !late || through(&m, state) || l.sock.is_none() {
+            if !late || is_done(&m, state) || l.sock.is_none() {
                 l.late_since = None;
                 return false;
             }
@@ -196,8 +196,8 @@ impl<V: Provider> Rails<V> {
         let busy = || family.sending(who.conn, who.gen);
         let (mut tx, work) = (Box::<TxState>::default(), Work::Adopt);
         let work = match &mut l.takeover {
-            None if through(&m, state) => Work::End,
-            None if !take(&m, state, || !over && busy()) => {
+            None if is_done(&m, state) => Work::End,
+            None if !claim(&m, state, || !over && busy()) => {
                 // Who met our word in that moment is told that it is gone.
                 if group.area.publish(at.1) {
                     link::doorbell::ring(group.bell.as_fd());
@@ -271,13 +271,9 @@ impl<V: Provider> Rails<V> {
         let Some(m) = areas.for_takeover(at.1) else {
             return;
         };
-        let back = || {
-            let word = &m.peer_rx().takeover;
-            word.store(TakeoverWord::new(done.epoch, takeover::NONE), SeqCst); // as in `take`
-        };
         let engine = (self.nodes.get_mut(&l.node), l.engine);
         match done.found {
-            Found::Asking => back(),
+            Found::Asking => release(&m, done.epoch),
             Found::Failed(r) => self.fail(at, r),
             Found::Held(tx) => {
                 if let ((Some(n), Some(id)), Work::Fin) = (engine, done.work) {
@@ -290,7 +286,7 @@ impl<V: Provider> Rails<V> {
             }
             Found::Down => {
                 if done.work == Work::Adopt {
-                    back();
+                    release(&m, done.epoch);
                 }
                 if l.takeover.take().is_some() && group.area.publish(at.1) {
                     link::doorbell::ring(group.bell.as_fd());
@@ -316,27 +312,4 @@ impl<V: Provider> Rails<V> {
 fn accepted(m: &Memory<'_>, state: TxWord) -> bool {
     let word = m.peer_rx().word.load(Relaxed); // our own word
     word.epoch() == state.epoch() && word.has(link::layout::rx::ACCEPTED)
-}
-
-/// Was this epoch taken over before, and has its end not looked since?
-fn through(m: &Memory<'_>, state: TxWord) -> bool {
-    m.peer_rx().takeover.load(Relaxed) == TakeoverWord::new(state.epoch(), takeover::DONE)
-}
-
-/// Takes a direction over, unless its end is at it.
-fn take(m: &Memory<'_>, state: TxWord, locked: impl Fn() -> bool) -> bool {
-    let word = &m.peer_rx().takeover;
-    let epoch = state.epoch();
-    // SYNC takeover: we store our word, then look at the lock; the end takes the lock, then looks at
-    // our word.
-    word.store(TakeoverWord::new(epoch, takeover::TAKEN), SeqCst);
-    fence(SeqCst);
-    let busy = locked();
-    // If the end has just let go of the lock, what it did before is seen below.
-    fence(Acquire);
-    let ours = !busy && m.own_tx().state.load(Acquire) == state;
-    if !ours {
-        word.store(TakeoverWord::new(epoch, takeover::NONE), SeqCst);
-    }
-    ours
 }

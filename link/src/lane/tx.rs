@@ -8,7 +8,7 @@ mod down;
 mod takeover;
 mod up;
 
-pub use takeover::{Adopted, Taken};
+pub use takeover::{claim, is_done, release, Adopted, Taken};
 
 use super::mem::{copy_in, Iov, Memory};
 use super::{natives, Pending, Port, Progress};

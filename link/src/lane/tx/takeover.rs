@@ -37,6 +37,37 @@ pub enum Adopted {
     Ring,
 }
 
+/// Was the epoch of this state taken over before, and has its end only not looked since?
+pub fn is_done(m: &Memory, state: TxWord) -> bool {
+    m.peer_rx().takeover.load(Relaxed) == TakeoverWord::new(state.epoch(), takeover::DONE)
+}
+
+/// As the daemon: claims a direction that is in this state, unless its end is at it. `locked`: does
+/// anybody hold the lock of the direction? (Not asked of an end that is gone.) Who has claimed it
+/// makes of it what it must be ([`TxState::adopt`]), or gives it back ([`release`]).
+pub fn claim(m: &Memory, state: TxWord, locked: impl FnOnce() -> bool) -> bool {
+    let word = TakeoverWord::new(state.epoch(), takeover::TAKEN);
+    m.peer_rx().takeover.store(word, Release); // pairs with the Acquire in `takeover_phase`
+                                               // SYNC takeover: our word is stored, now we look at the lock; the end takes the lock, then looks
+                                               // at our word.
+    fence(SeqCst);
+    let busy = locked();
+    // If the end has just let go of it, what it did before is seen below. (It may be in its next
+    // epoch by now, of which our word says nothing.)
+    fence(Acquire);
+    let ours = !busy && m.own_tx().state.load(Acquire) == state;
+    if !ours {
+        release(m, state.epoch());
+    }
+    ours
+}
+
+/// As the daemon: the direction, claimed in this epoch and not touched, is its end's again.
+pub fn release(m: &Memory, epoch: Epoch) {
+    let word = TakeoverWord::new(epoch, takeover::NONE);
+    m.peer_rx().takeover.store(word, Release); // as in `claim`
+}
+
 fn under_way(phase: TakeoverPhase) -> bool {
     (takeover::TAKEN..takeover::DONE).contains(&phase)
 }
@@ -125,9 +156,8 @@ impl TxState {
         }
     }
 
-    /// As the daemon: takes the direction over, unless its end is at it. `locked`: does anybody hold
-    /// the lock of the direction? (Not asked of an end that is gone.) After an error the connection
-    /// is to be reset; the end stays shut out.
+    /// As the daemon: [`claim`] and [`TxState::adopt`] at once, for who need not wait for the socket in
+    /// between. After an error the connection is to be reset; the end stays shut out.
     pub fn take(
         m: &Memory,
         port: &impl Port,
@@ -136,32 +166,21 @@ impl TxState {
     ) -> Result<Taken, Reason> {
         // Acquire: pairs with the Release in `say`.
         let state = m.own_tx().state.load(Acquire);
-        let epoch = state.epoch();
-        let word = &m.peer_rx().takeover;
-        if word.load(Relaxed) == TakeoverWord::new(epoch, takeover::DONE) {
-            return Ok(Taken::Tcp); // the end has only not looked since
+        if is_done(m, state) {
+            return Ok(Taken::Tcp);
         }
-        word.store(TakeoverWord::new(epoch, takeover::TAKEN), Release);
-        // SYNC takeover: our word is stored, now we look at the lock.
-        fence(SeqCst);
-        let busy = locked();
-        // If the end has just let go of it, what it did before is seen below. (It may be in its next
-        // epoch by now, of which our word says nothing.)
-        fence(Acquire);
-        let back = || word.store(TakeoverWord::new(epoch, takeover::NONE), Release);
-        if busy || m.own_tx().state.load(Acquire) != state {
-            back();
+        if !claim(m, state, locked) {
             return Ok(Taken::Later);
         }
         let tx = TxState::default();
         match tx.adopt(m, port, tag)? {
             Adopted::Ring => Ok(Taken::Yes(tx)),
             Adopted::Asking => {
-                back();
+                release(m, state.epoch());
                 Ok(Taken::Later)
             }
             Adopted::Tcp => {
-                back();
+                release(m, state.epoch());
                 Ok(Taken::Tcp)
             }
         }
