@@ -6,7 +6,7 @@
 
 use crate::census;
 use crate::control::DATAGRAMS;
-use crate::core::orders::Subject;
+use crate::core::commands::CommandTarget;
 use crate::core::Shared;
 use crate::process::Process;
 use crate::rail_view;
@@ -294,8 +294,8 @@ async fn stats(shared: &Shared) -> Stats {
 async fn tell(shared: &Shared, caller: Caller, target: &Target, op: u32) -> Response {
     let all = entries(shared).await;
     let mut core = shared.borrow_mut();
-    let mut subjects = core.subjects();
-    let owners: HashMap<_, _> = subjects.iter().map(|s| ((s.party, s.pid), *s)).collect();
+    let mut targets = core.command_targets();
+    let owners: HashMap<_, _> = targets.iter().map(|s| ((s.party, s.pid), *s)).collect();
     let owner = |e: &Entry| {
         let s = owners.get(&(e.party, e.row.pid))?;
         caller.may_act(s.uid, e.row.netns).then_some(*s)
@@ -306,11 +306,11 @@ async fn tell(shared: &Shared, caller: Caller, target: &Target, op: u32) -> Resp
     let named: Vec<&Entry> = match target {
         // The processes themselves are told, so that connections to come are covered, too.
         Target::All | Target::Pid(_) => {
-            let is = |s: &Subject| !matches!(target, Target::Pid(p) if *p != s.pid);
-            subjects.retain(|s| is(s) && caller.may_act(s.uid, s.netns));
-            let told: HashMap<_, _> = subjects
+            let is = |s: &CommandTarget| !matches!(target, Target::Pid(p) if *p != s.pid);
+            targets.retain(|s| is(s) && caller.may_act(s.uid, s.netns));
+            let told: HashMap<_, _> = targets
                 .iter()
-                .map(|s| (*s, core.order(*s, ALL, 0, op)))
+                .map(|s| (*s, core.command_to(*s, ALL, 0, op)))
                 .collect();
             let of = |e: &Entry| told.get(&owner(e)?).copied();
             all.iter().filter(open).filter_map(of).for_each(count);
@@ -338,7 +338,7 @@ async fn tell(shared: &Shared, caller: Caller, target: &Target, op: u32) -> Resp
     named.sort_by_key(|e| (e.party, e.row.pid, e.conn));
     named.dedup_by_key(|e| (e.party, e.row.pid, e.conn));
     for (e, to) in named.iter().filter_map(|e| Some((e, owner(e)?))) {
-        count(core.order(to, e.conn, e.gen, op));
+        count(core.command_to(to, e.conn, e.gen, op));
     }
     Response::Told { ends, later }
 }

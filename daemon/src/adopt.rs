@@ -11,11 +11,11 @@
 //! Everything here may be made to hang by whom it looks at: each process has a helper of its own,
 //! and a time limit.
 
+use crate::commands::PendingCommands;
 use crate::family;
 use crate::fds::Foreign;
 use crate::limits::Member;
 use crate::memfd::{self, Ident};
-use crate::orders::Orders;
 use crate::process::ProcId;
 use crate::random::random;
 use link::family::{Home, TABLE_BYTES};
@@ -37,7 +37,7 @@ pub struct Recovered {
     pub uid: u32,
     pub netns: u64,
     pub comm: String,
-    pub orders: Orders,
+    pub commands: PendingCommands,
     /// Counts it for its cgroup.
     pub member: Member,
 }

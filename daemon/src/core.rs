@@ -3,10 +3,10 @@
 //! back as another event.
 
 pub mod across;
+pub mod commands;
 mod far;
-mod heirs;
 mod holders;
-pub mod orders;
+mod inherited;
 mod recovered;
 pub mod register;
 mod seek;
@@ -19,9 +19,9 @@ use crate::events::{About, Events};
 use crate::families::Families;
 use crate::family::Family;
 use crate::fds::Foreign;
-use crate::heirs::Heirs;
 use crate::holders::{Came, Holders};
 use crate::ids::{ConnRef, PartyId};
+use crate::inherited::InheritedEnds;
 use crate::limits::{Groups, Member};
 use crate::links::{Links, Out, Violation};
 use crate::memfd::{self, Ident};
@@ -79,7 +79,7 @@ pub struct Core<V: Provider = Ibv> {
     /// Processes of families that were there before us, and have not said hello.
     pub recovered: Vec<Recovered>,
     /// Ends of processes that have ended, which others may hold.
-    pub heirs: Heirs,
+    pub inherited: InheritedEnds,
     /// Ends that came from other processes, which may still hold them.
     pub holders: Holders,
     /// There is a far lane: its socket is looked after (`unseen`).
@@ -159,7 +159,7 @@ impl<V: Provider> Core<V> {
             parties: HashMap::new(),
             families: Families::default(),
             recovered: Vec::new(),
-            heirs: Heirs::default(),
+            inherited: InheritedEnds::default(),
             holders: Holders::default(),
             held: Rc::default(),
             scanned: false,
@@ -219,7 +219,7 @@ impl<V: Provider> Core<V> {
                     untold: 0,
                     under_way: HashSet::new(),
                     missed: Vec::new(),
-                    orders: self.missed_by(process.id, hello.ident),
+                    commands: self.missed_by(process.id, hello.ident),
                     moves: (Instant::now(), 0),
                 };
                 self.parties.insert(id, party);
@@ -270,8 +270,8 @@ impl<V: Provider> Core<V> {
         for msg in std::mem::take(&mut p.missed) {
             p.send(msg, vec![]);
         }
-        for order in std::mem::take(&mut p.orders).messages() {
-            p.send(order, vec![]);
+        for command in std::mem::take(&mut p.commands).messages() {
+            p.send(command, vec![]);
         }
         self.busy_changed();
     }
@@ -316,7 +316,7 @@ impl<V: Provider> Core<V> {
             return;
         };
         self.dead_far(&p);
-        let kept = self.bequeath(&p);
+        let kept = self.hand_down(&p);
         self.by_process.remove(&(p.proc_id, p.family.ident));
         let mut out = Out::default();
         self.links.party_dead(id, &kept, &mut out);

@@ -137,7 +137,7 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
     tokio::task::spawn_local(tasks::adopt(core.clone()));
     core.borrow_mut().leaves = options.idle_exit.is_some();
     tokio::task::spawn_local(tasks::search(core.clone()));
-    tokio::task::spawn_local(tasks::look_for_heirs(core.clone()));
+    tokio::task::spawn_local(tasks::look_at_inherited(core.clone()));
     tokio::task::spawn_local(tasks::look_for_holders(core.clone()));
     tokio::task::spawn_local(tasks::look_for_unseen_closes(core.clone()));
     tokio::task::spawn_local(admin_server::serve(core.clone(), admin_sock));

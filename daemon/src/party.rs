@@ -1,11 +1,11 @@
 //! Parties: who can be at an end of a link. A shim's process on this node, known by its control
 //! connection; or this daemon itself, once per peer node, whose messages go to `rail`.
 
+use crate::commands::PendingCommands;
 use crate::control::Control;
 use crate::family::Family;
 use crate::ids::PartyId;
 use crate::limits::{Group, Member};
-use crate::orders::Orders;
 use crate::process::ProcId;
 use link::msg::{op, ToShim};
 use std::collections::HashSet;
@@ -36,7 +36,7 @@ pub struct Party {
     /// Ends of links and lanes while there was no control connection: told when there is one again.
     pub missed: Vec<ToShim>,
     /// What operators have said meanwhile.
-    pub orders: Orders,
+    pub commands: PendingCommands,
     /// How often it has shown another table in the second that began then.
     pub moves: (Instant, u32),
 }
@@ -62,7 +62,7 @@ impl Party {
             ToShim::PeerGone { .. }
             | ToShim::LaneGone { .. }
             | ToShim::Command { op: op::GONE, .. } => self.missed.push(msg),
-            ToShim::Command { conn, gen, op } => self.orders.add(conn, gen, op),
+            ToShim::Command { conn, gen, op } => self.commands.add(conn, gen, op),
             _ => {}
         }
     }

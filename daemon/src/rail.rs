@@ -13,8 +13,8 @@
 
 mod area;
 mod devices;
-mod heirs;
 mod incarnation;
+mod inherited;
 mod kick;
 mod lane;
 mod show;

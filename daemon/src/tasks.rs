@@ -5,9 +5,9 @@ use crate::core::register::Registration;
 use crate::core::Shared;
 use crate::dataplane::DataPlane;
 use crate::fds::Foreign;
-use crate::heirs::Inherited;
+use crate::inherited::Inherited;
 use crate::process::ProcId;
-use crate::{adopt, elsewhere, heirs, holders, socket, unseen, wire};
+use crate::{adopt, elsewhere, holders, inherited, socket, unseen, wire};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -126,18 +126,18 @@ pub async fn look_elsewhere(shared: &Shared) {
 }
 
 /// Between two looks at least, and how much longer than a look that is.
-const HEIRS_LOOK: Duration = Duration::from_secs(1);
-const HEIRS_REST: u32 = 50;
+const INHERITED_LOOK: Duration = Duration::from_secs(1);
+const INHERITED_REST: u32 = 50;
 /// But no longer than that: an end is told when two looks have found nobody.
-const HEIRS_REST_MAX: Duration = Duration::from_secs(5);
+const INHERITED_REST_MAX: Duration = Duration::from_secs(5);
 
-/// Looks for heirs as long as there may be any.
-pub async fn look_for_heirs(core: Shared) {
-    let news = core.borrow().heirs.news.clone();
+/// Looks at inherited ends as long as there are any.
+pub async fn look_at_inherited(core: Shared) {
+    let news = core.borrow().inherited.news.clone();
     loop {
         let all: Vec<Inherited> = core
             .borrow()
-            .heirs
+            .inherited
             .all
             .iter()
             .map(Inherited::copy)
@@ -147,11 +147,14 @@ pub async fn look_for_heirs(core: Shared) {
             continue;
         }
         let begin = Instant::now();
-        let looked = tokio::task::spawn_blocking(move || heirs::look(&all)).await;
+        let looked = tokio::task::spawn_blocking(move || inherited::look(&all)).await;
         if let Ok(holders) = looked {
-            core.borrow_mut().looked_for_heirs(&holders);
+            core.borrow_mut().inherited_looked_at(&holders);
         }
-        tokio::time::sleep((begin.elapsed() * HEIRS_REST).clamp(HEIRS_LOOK, HEIRS_REST_MAX)).await;
+        tokio::time::sleep(
+            (begin.elapsed() * INHERITED_REST).clamp(INHERITED_LOOK, INHERITED_REST_MAX),
+        )
+        .await;
     }
 }
 

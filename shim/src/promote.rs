@@ -1,15 +1,15 @@
 //! Promotion: evidence, registration, the daemon's answers, and going down for reasons that come
 //! from outside a send or receive.
 
+mod commands;
 mod died;
 mod far;
-mod orders;
 mod register;
 mod retire;
 
+pub use commands::command;
 pub use died::holder_died;
 pub use far::greeted;
-pub use orders::command;
 pub use register::{daemon_lost, declined};
 pub use retire::{end_lane, lane_gone, left, yielded};
 

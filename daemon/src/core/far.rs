@@ -3,8 +3,8 @@
 
 use super::{Core, RETRY_SOON_MS, RETRY_TROUBLE_MS};
 use crate::fds::Foreign;
-use crate::heirs::Heirship;
 use crate::ids::{ConnRef, PartyId};
+use crate::inherited::Inheritance;
 use crate::links::{Out, Refused, Send, Violation};
 use crate::party::Party;
 use crate::peers::pairing::Paired;
@@ -214,8 +214,8 @@ impl<V: Provider> Core<V> {
     pub(super) fn dead_far(&mut self, p: &Party) {
         let Some(plane) = &self.rails else { return };
         let all = plane.lock().lanes_of(p.id);
-        let heirship = Heirship::of(p); // asks the kernel: nobody waits for it
-        let left = |who: ConnRef| Some((who, heirship.left(&who)?));
+        let inheritance = Inheritance::of(p); // asks the kernel: nobody waits for it
+        let left = |who: ConnRef| Some((who, inheritance.left(&who)?));
         let left: HashMap<_, _> = all.into_iter().filter_map(left).collect();
         let inherited = self.rails(|r| r.party_dead(p.id, &left));
         self.inherit(inherited.unwrap_or_default());

@@ -2,8 +2,8 @@
 
 use super::Core;
 use crate::adopt::{Found, Recovered};
+use crate::commands::PendingCommands;
 use crate::memfd::Ident;
-use crate::orders::Orders;
 use crate::process::ProcId;
 use underpass_rdma::verbs::Provider;
 
@@ -23,17 +23,17 @@ impl<V: Provider> Core<V> {
             uid: f.uid,
             netns: f.netns,
             comm: f.comm,
-            orders: Orders::default(),
+            commands: PendingCommands::default(),
             member,
         });
     }
 
     /// What a process that says hello has missed.
-    pub fn missed_by(&mut self, id: ProcId, ident: Ident) -> Orders {
+    pub fn missed_by(&mut self, id: ProcId, ident: Ident) -> PendingCommands {
         let mut recovered = self.recovered.iter_mut();
         let recovered = recovered.find(|r| r.id == id && r.ident == ident);
         recovered
-            .map(|r| std::mem::take(&mut r.orders))
+            .map(|r| std::mem::take(&mut r.commands))
             .unwrap_or_default()
     }
 

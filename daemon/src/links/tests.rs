@@ -265,7 +265,7 @@ fn a_link_that_is_inherited() {
     w.help(out);
     assert_eq!(w.gone, [(PartyId(3), 1)], "of the other link");
     assert_eq!((w.links.len(), w.links.lanes()), (1, 1));
-    // The survivor closes, the heirs end, in any order and more than once.
+    // The survivor closes, those who have inherited end, in any order and more than once.
     w.links
         .lane_done(PartyId(2), kept, 1, 0, &mut Out::default())
         .unwrap();

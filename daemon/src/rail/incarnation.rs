@@ -12,9 +12,9 @@ use std::sync::Arc;
 use underpass_rdma::engine::{self, Config, Event, Fault, LaneId, Pair, RailId};
 use underpass_rdma::verbs::{DeviceId, Provider};
 
-/// After a peer broke the rules: so long without rails, and longer each time.
-const PENANCE_NS: u64 = 1_000_000_000;
-const PENANCE_MAX: u32 = 6;
+/// Base of the exponential backoff after a protocol violation, in ns, and how often it doubles at most.
+const VIOLATION_BACKOFF_NS: u64 = 1_000_000_000;
+const VIOLATION_BACKOFF_DOUBLINGS: u32 = 6;
 /// Incarnations that there can be.
 const INCARNATIONS_MAX: u64 = 1 << 62;
 /// A node that neither its daemon nor a rail answers for is given up after so long: what is kept
@@ -367,8 +367,8 @@ impl<V: Provider> Rails<V> {
             }
             Event::PairFailed(why) => {
                 tracing::error!(node = %name, "the rails fail: {why}");
-                n.faults = (n.faults + 1).min(PENANCE_MAX);
-                n.no_rails_before = now + (PENANCE_NS << n.faults);
+                n.faults = (n.faults + 1).min(VIOLATION_BACKOFF_DOUBLINGS);
+                n.no_rails_before = now + (VIOLATION_BACKOFF_NS << n.faults);
                 self.renew(name, incarnation + 1);
                 self.say_incarnation(name);
                 self.tell_refusals();

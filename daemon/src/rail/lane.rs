@@ -9,8 +9,8 @@ use super::sock::disconnect;
 use super::{Effect, Key, Rails};
 use crate::family::Family;
 use crate::fds::Foreign;
-use crate::heirs::{Counted, Inherited, Left};
 use crate::ids::{ConnRef, PartyId};
+use crate::inherited::{Counted, Inherited, Left};
 use crate::memfd::Ident;
 use crate::peers::directory::Name;
 use crate::peers::msg::Msg;
@@ -83,7 +83,7 @@ pub(super) struct Lane {
     pub inode: u64,
     pub ending: Option<Ending>,
     /// The process is gone, but others of its family may hold the connection.
-    pub heirs: Option<Counted>,
+    pub orphaned: Option<Counted>,
     pub ending_since: u64,
     /// When everything has arrived, the socket is to be shut down for sending.
     pub fin: bool,
@@ -100,7 +100,7 @@ pub(super) struct Lane {
 impl Lane {
     /// Is it with a process that lives and has not said that it ends?
     fn is_worked(&self) -> bool {
-        self.stage == Stage::Offered && self.ending.is_none() && self.heirs.is_none()
+        self.stage == Stage::Offered && self.ending.is_none() && self.orphaned.is_none()
     }
 
     /// Has its process not had it yet?
@@ -145,7 +145,7 @@ impl<V: Provider> Rails<V> {
             sock: None,
             inode: 0,
             ending: None,
-            heirs: None,
+            orphaned: None,
             ending_since: 0,
             fin: false,
             takeover: None,
@@ -332,7 +332,7 @@ impl<V: Provider> Rails<V> {
 
     /// The dead process whose lane this is, for one of its family.
     pub fn inherited(&self, at: Key, family: Ident) -> Option<PartyId> {
-        let l = self.lanes.get(&at).filter(|l| l.heirs.is_some())?;
+        let l = self.lanes.get(&at).filter(|l| l.orphaned.is_some())?;
         (l.family.ident == family).then_some(l.who.party)
     }
 

@@ -6,7 +6,7 @@
 //! to go down; after a moment we do it for it.
 
 use super::area::Areas;
-use super::heirs::LOOK_NS;
+use super::inherited::LOOK_NS;
 use super::lane::{Ending, Lane, Stage, Takeover};
 use super::sock::{unread, Sock};
 use super::{Key, Rails};
@@ -136,7 +136,7 @@ impl<V: Provider> Rails<V> {
             more |= self.tend_one(k, now);
         }
         let making = self.lanes.values().any(|l| l.stage == Stage::Making);
-        let dt = match (more, making || self.has_heirs()) {
+        let dt = match (more, making || self.has_orphaned()) {
             (true, _) => TICK_NS,
             (false, _) if now < self.busy_until => LATE_NS,
             (false, true) => LOOK_NS,

@@ -4,9 +4,9 @@ use super::Core;
 use crate::ids::PartyId;
 use underpass_rdma::verbs::Provider;
 
-/// A process that orders can be given to.
+/// A process that operators can command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Subject {
+pub struct CommandTarget {
     /// [`PartyId::NOBODY`]: it has not said hello to this daemon.
     pub party: PartyId,
     pub pid: u32,
@@ -15,14 +15,14 @@ pub struct Subject {
 }
 
 impl<V: Provider> Core<V> {
-    pub fn subjects(&self) -> Vec<Subject> {
-        let parties = self.parties.values().map(|p| Subject {
+    pub fn command_targets(&self) -> Vec<CommandTarget> {
+        let parties = self.parties.values().map(|p| CommandTarget {
             party: p.id,
             pid: p.proc_id.pid,
             uid: p.uid,
             netns: p.netns,
         });
-        let recovered = self.recovered.iter().map(|r| Subject {
+        let recovered = self.recovered.iter().map(|r| CommandTarget {
             party: PartyId::NOBODY,
             pid: r.id.pid,
             uid: r.uid,
@@ -31,13 +31,13 @@ impl<V: Provider> Core<V> {
         parties.chain(recovered).collect()
     }
 
-    /// Gives an order. `false`: the process will hear it when it says hello.
-    pub fn order(&mut self, to: Subject, conn: u32, gen: u32, what: u32) -> bool {
+    /// Tells it what an operator wants of a connection. `false`: the process will hear it when it says hello.
+    pub fn command_to(&mut self, to: CommandTarget, conn: u32, gen: u32, what: u32) -> bool {
         if to.party != PartyId::NOBODY {
             return self.command(to.party, conn, gen, what);
         }
         if let Some(r) = self.recovered.iter_mut().find(|r| r.id.pid == to.pid) {
-            r.orders.add(conn, gen, what);
+            r.commands.add(conn, gen, what);
         }
         false
     }

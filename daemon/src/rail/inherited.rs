@@ -8,13 +8,13 @@
 
 use super::lane::{Ending, Lane, Stage};
 use super::{Key, Rails};
-use crate::heirs::{Counted, Inherited, Left};
+use crate::inherited::{Counted, Inherited, Left};
 use link::family::View;
 use link::lane::{is_left, Memory};
 use std::collections::HashSet;
 use underpass_rdma::verbs::Provider;
 
-/// Between two looks at lanes that have heirs: what they do on a lane is not said to us.
+/// Between two looks at orphaned lanes: what those who have inherited them do is not said to us.
 pub(super) const LOOK_NS: u64 = 1_000_000_000;
 
 /// More links of the dead are not kept: their memory is pinned, and no cgroup pays for it.
@@ -36,7 +36,7 @@ impl<V: Provider> Rails<V> {
             return None;
         }
         let family = left.family;
-        l.heirs = Some(Counted::new(left.group)?);
+        l.orphaned = Some(Counted::new(left.group)?);
         links.insert(at.0);
         if let (Some(id), Some(n)) = (l.engine, self.nodes.get_mut(&l.node)) {
             n.pair.refuse_switches(id);
@@ -52,13 +52,13 @@ impl<V: Provider> Rails<V> {
 
     /// Links with lanes of the dead.
     pub(super) fn inherited_links(&self) -> HashSet<u64> {
-        let heired = |(k, l): (&Key, &Lane)| l.heirs.is_some().then_some(k.0);
-        self.lanes.iter().filter_map(heired).collect()
+        let has = |(k, l): (&Key, &Lane)| l.orphaned.is_some().then_some(k.0);
+        self.lanes.iter().filter_map(has).collect()
     }
 
     pub fn is_inherited(&self, at: Key) -> bool {
         let l = self.lanes.get(&at);
-        l.is_some_and(|l| l.heirs.is_some() && l.stage == Stage::Offered)
+        l.is_some_and(|l| l.orphaned.is_some() && l.stage == Stage::Offered)
     }
 
     /// Nobody has the connection any more, as far as we see; in other pid namespaces we may not. The
@@ -71,9 +71,9 @@ impl<V: Provider> Rails<V> {
         }
     }
 
-    /// Does a lane wait for what heirs do?
-    pub(super) fn has_heirs(&self) -> bool {
-        let waits = |l: &Lane| l.heirs.is_some() && l.ending.is_none();
+    /// Is there an orphaned lane?
+    pub(super) fn has_orphaned(&self) -> bool {
+        let waits = |l: &Lane| l.orphaned.is_some() && l.ending.is_none();
         self.lanes.values().any(waits)
     }
 }
@@ -82,6 +82,6 @@ impl Lane {
     /// Is it of no more use to those who have inherited it?
     pub(super) fn is_left(&self, m: &Memory<'_>) -> bool {
         let here = |v: &View| v.gen == self.who.gen && is_left(m, v.rx_tcp);
-        self.heirs.is_some() && self.family.view(self.who.conn).is_some_and(|v| here(&v))
+        self.orphaned.is_some() && self.family.view(self.who.conn).is_some_and(|v| here(&v))
     }
 }

@@ -4,11 +4,11 @@
 use link::msg::{op, ToShim, ALL};
 
 /// The last words on connections of a process that cannot be told now. At most one for each entry
-/// of its table: others are not ordered about.
+/// of its table: of others nothing is wanted.
 #[derive(Debug, Default)]
-pub struct Orders(Vec<(u32, u32, u32)>);
+pub struct PendingCommands(Vec<(u32, u32, u32)>);
 
-impl Orders {
+impl PendingCommands {
     /// Keeps it, if it is one that an operator has given: other commands are worth nothing later.
     pub fn add(&mut self, conn: u32, gen: u32, what: u32) {
         if what != op::DOWN && what != op::UP {
@@ -30,7 +30,7 @@ mod tests {
 
     #[test]
     fn the_last_word_on_a_connection_is_kept() {
-        let mut o = Orders::default();
+        let mut o = PendingCommands::default();
         o.add(1, 1, op::DOWN);
         o.add(2, 1, op::DOWN);
         o.add(1, 2, op::UP);

@@ -1,7 +1,7 @@
 //! Ends that processes which have ended leave to others.
 
 use super::{Core, RETRY_SOON_MS};
-use crate::heirs::{Heirship, Inherited};
+use crate::inherited::{Inheritance, Inherited};
 use crate::links::Out;
 use crate::party::Party;
 use link::msg::op;
@@ -11,17 +11,17 @@ use underpass_rdma::verbs::Provider;
 impl<V: Provider> Core<V> {
     pub(crate) fn inherit(&mut self, all: Vec<Inherited>) {
         if !all.is_empty() {
-            self.heirs.all.extend(all);
-            self.heirs.news.notify_one();
+            self.inherited.all.extend(all);
+            self.inherited.news.notify_one();
         }
     }
 
     /// Links within the node that live on after their party `p`, which has ended.
-    pub(crate) fn bequeath(&mut self, p: &Party) -> Vec<u64> {
-        let heirship = Heirship::of(p);
+    pub(crate) fn hand_down(&mut self, p: &Party) -> Vec<u64> {
+        let inheritance = Inheritance::of(p);
         let (mut all, mut rest) = (Vec::new(), Vec::new());
         for (at, who, other) in self.links.near_lanes(p.id) {
-            let left = heirship.left(&who);
+            let left = inheritance.left(&who);
             let seen = left.and_then(|l| Some((l.family.view(who.conn)?.inode, l)));
             match seen {
                 Some((inode, left)) => all.push(Inherited::near(who, at, &left, inode)),
@@ -37,8 +37,8 @@ impl<V: Provider> Core<V> {
     }
 
     /// After a look; `holders`: of the first ones, in order.
-    pub fn looked_for_heirs(&mut self, holders: &[Option<u32>]) {
-        let all = std::mem::take(&mut self.heirs.all);
+    pub fn inherited_looked_at(&mut self, holders: &[Option<u32>]) {
+        let all = std::mem::take(&mut self.inherited.all);
         let mut gone = Vec::new();
         for (n, mut i) in all.into_iter().enumerate() {
             let mut over = false;
@@ -56,7 +56,7 @@ impl<V: Provider> Core<V> {
             };
             match over || !useful {
                 true => gone.push(i),
-                false => self.heirs.all.push(i),
+                false => self.inherited.all.push(i),
             }
         }
         let mut out = Out::default();
@@ -64,7 +64,7 @@ impl<V: Provider> Core<V> {
             let same = |o: &Inherited| !o.far && o.at.0 == i.at.0;
             if i.far {
                 self.rails(|r| r.over(i.at));
-            } else if !self.heirs.all.iter().any(same) {
+            } else if !self.inherited.all.iter().any(same) {
                 self.links.over(i.at.0, i.who.party, &mut out);
             } else if let Some(other) = self.links.survivor(i.who) {
                 self.command(other.party, other.conn, other.gen, op::GONE);

@@ -3,7 +3,7 @@
 //!
 //! The child takes such a lane down to TCP when it uses the connection, as any second process does; for
 //! that the other end must not take it for dead, nor the lane go. So links stay until nobody
-//! holds their sockets any more. The family's table tells who may be an heir; from then on the kernel
+//! holds their sockets any more. The family's table tells who may have inherited them; from then on the kernel
 //! is asked (`/proc`), for all together, and for most of them only whether the process that held the
 //! socket the last time still does.
 
@@ -39,7 +39,7 @@ pub struct Inherited {
     pub missed: bool,
 }
 
-/// A process that has ended, to tell its heirs from those that have got their numbers.
+/// A process that has ended, to tell those who have inherited from it from those that have got their numbers.
 #[derive(Clone, Copy)]
 struct Ended {
     pid: u32,
@@ -48,11 +48,11 @@ struct Ended {
     at: u64,
 }
 
-/// Heirs begin before that one ends, or in the seconds after it (who becomes a daemon forks twice).
+/// InheritedEnds begin before that one ends, or in the seconds after it (who becomes a daemon forks twice).
 const FORKS_S: u64 = 10;
 
 impl Ended {
-    /// May this process, whose descriptors we may not see, be an heir?
+    /// May this process, whose descriptors we may not see, have inherited from it?
     fn may_leave_to(&self, pid: u32) -> bool {
         let late = self.at + FORKS_S * rustix::param::clock_ticks_per_second();
         proc::visible_sockets(pid).is_none()
@@ -111,7 +111,7 @@ impl Inherited {
 
 /// All of them.
 #[derive(Default)]
-pub struct Heirs {
+pub struct InheritedEnds {
     pub all: Vec<Inherited>,
     /// There are more.
     pub news: Rc<Notify>,
@@ -141,15 +141,15 @@ pub struct Left<'a> {
 }
 
 /// Who may hold the connections of a process that has just ended.
-pub struct Heirship<'a> {
+pub struct Inheritance<'a> {
     party: &'a Party,
     asked: Cell<u32>,
     any: Cell<bool>,
 }
 
-impl<'a> Heirship<'a> {
+impl<'a> Inheritance<'a> {
     pub fn of(party: &'a Party) -> Self {
-        Heirship {
+        Inheritance {
             party,
             asked: Cell::new(0),
             any: Cell::new(false),
@@ -223,7 +223,7 @@ mod tests {
             conn: 0,
             gen: 0,
         };
-        let heir = || {
+        let holder = || {
             let (kept, given) = std::os::unix::net::UnixStream::pair().unwrap();
             let inode = rustix::fs::fstat(&given).unwrap().st_ino;
             let child = Command::new("sleep")
@@ -232,7 +232,7 @@ mod tests {
                 .spawn();
             (child.unwrap(), inode, kept)
         };
-        let (mut a, mut b) = (heir(), heir());
+        let (mut a, mut b) = (holder(), holder());
         let group = crate::limits::for_tests(1, 1);
         let left = Left {
             family: &family,
