@@ -38,6 +38,10 @@ fn seeds(name: &str, from: u64, n: u64, calm: bool) -> Option<Counts> {
             .and_then(|s: String| s.parse::<u64>().ok())
     };
     let only = number("SEED");
+    let (first, n) = match only {
+        Some(seed) => (seed, 1),
+        None => (from, number("SEEDS").unwrap_or(n)),
+    };
     if std::env::var_os("WHY").is_some() {
         tracing_subscriber::fmt()
             .with_writer(std::io::stderr)
@@ -45,14 +49,13 @@ fn seeds(name: &str, from: u64, n: u64, calm: bool) -> Option<Counts> {
             .init();
     }
     let mut sum = Counts::default();
-    for seed in from..from + number("SEEDS").unwrap_or(n) {
-        if only.is_some_and(|o| o != seed) {
-            continue;
-        }
+    for seed in first..first + n {
         match std::panic::catch_unwind(|| one(seed, calm)) {
             Ok(c) => sum.add(&c),
             Err(e) => {
-                eprintln!("SEED={seed} cargo test -p underpassd --test two_daemons {name}");
+                eprintln!(
+                    "SEED={seed} cargo test -p underpassd --test two_daemons {name} -- --exact"
+                );
                 std::panic::resume_unwind(e);
             }
         }

@@ -19,6 +19,7 @@ impl Process {
             return;
         };
         l.gone = true;
+        l.dead |= dead;
         for e in self
             .ends
             .iter_mut()

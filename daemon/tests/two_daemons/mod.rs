@@ -272,15 +272,16 @@ impl World {
     }
 
     /// A process is killed. Where TCP would have kept what it had sent, nothing of it may be lost: where it had
-    /// read everything, and nothing comes after it.
+    /// read everything, and nothing comes after it. (Not if its daemon died before it: then its peer is reset.)
     fn kill(&mut self, n: usize, p: usize) {
         if self.nodes[n].processes[p].killed {
             return;
         }
         for ends in self.conns.iter().filter(|e| e[n].0 == p) {
-            let own = &self.nodes[n].processes[p].ends[ends[n].1];
+            let process = &self.nodes[n].processes[p];
+            let own = &process.ends[ends[n].1];
             let (sent, all) = (own.app.sent, own.app.received == own.app.expected);
-            let lied = own.app.lied;
+            let lied = own.app.lied || process.has_nobody(ends[n].1);
             if own.life == Life::Closed {
                 continue;
             }

@@ -5,7 +5,7 @@
 use super::app::{self, App};
 use super::sock::Sock;
 use link::family::{flag, state, Conn, Table, TABLE_BYTES};
-use link::lane::{wake, Area};
+use link::lane::{tx, wake, Area};
 use link::layout::{Epoch, Loc, CONTROL_BYTES};
 use link::msg::{ToDaemon, ToShim, MAX};
 use link::reason::Reason;
@@ -41,6 +41,8 @@ pub struct Link {
     pub bell: OwnedFd,
     maps: Vec<Arc<Mapping>>,
     pub gone: bool,
+    /// The daemon that made it has died.
+    pub dead: bool,
 }
 
 /// How far an end is from its close.
@@ -150,6 +152,13 @@ impl Process {
     pub fn says_done(&self) -> bool {
         let done = |(m, _): &Said| matches!(m, ToDaemon::LaneDone { .. });
         self.said.iter().any(done)
+    }
+
+    /// Is an end not on TCP yet that no daemon would bring there, if its process were killed now?
+    pub fn has_nobody(&self, i: usize) -> bool {
+        let e = &self.ends[i];
+        let dead = e.lane.is_some_and(|k| self.links[&k.0].dead);
+        dead && e.app.tx.mode.load(Relaxed) != tx::mode::TCP
     }
 
     pub fn conn(&self, i: usize) -> &Conn {
@@ -503,6 +512,7 @@ impl Link {
             bell,
             maps: Vec::new(),
             gone: false,
+            dead: false,
         }
     }
 
