@@ -14,6 +14,7 @@ pub mod peers;
 pub mod pod;
 pub mod program;
 pub mod redis;
+pub mod talk;
 pub mod tools;
 pub mod web;
 

@@ -23,13 +23,6 @@ const CRATES: [(&str, usize); 10] = [
 
 /// Lines of a file.
 const LINES_MAX: usize = 600;
-const LONGER: [(&str, usize); 5] = [
-    ("daemon/rdma/src/engine/link.rs", 601),
-    ("daemon/src/peers/pairing/tests.rs", 755),
-    ("tests/src/bin/hostile.rs", 664),
-    ("tests/src/bin/waits.rs", 604),
-    ("tests/tests/peers.rs", 634),
-];
 
 type Module = Vec<String>;
 
@@ -237,9 +230,8 @@ fn short_files() -> Result<()> {
     for path in all {
         let lines = std::fs::read_to_string(&path)?.lines().count();
         let name = path.strip_prefix(&root)?.to_string_lossy().into_owned();
-        let known = LONGER.iter().find(|(n, _)| *n == name).map(|(_, n)| *n);
-        if lines > known.unwrap_or(LINES_MAX) || known.is_some_and(|_| lines <= LINES_MAX) {
-            long.push(format!("{name}: {lines} lines, {known:?}"));
+        if lines > LINES_MAX {
+            long.push(format!("{name}: {lines} lines"));
         }
     }
     ensure!(long.is_empty(), "{}", long.join("\n"));

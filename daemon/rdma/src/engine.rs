@@ -24,6 +24,7 @@ mod out;
 mod outward;
 mod party;
 mod post;
+mod request;
 
 pub use api::{Config, Control, Event, Fault, Host, LinkView, Rail, Stats};
 pub use party::PartyMemory;

@@ -6,8 +6,9 @@
 //! on which it had the key is destroyed here.
 
 use super::api::Event;
-use super::link::{Link, State, What};
+use super::link::{Link, State};
 use super::links::an_active;
+use super::request::What;
 use super::{Pair, PartyId, RailId};
 use crate::verbs::{Access, Memory, MemoryRegion, ProtectionDomain, Provider};
 use crate::wire::{Body, Key};

@@ -6,6 +6,7 @@
 //! is kept for the message that returns credits, so that two ends cannot starve each other.
 
 use super::api::{Config, Rail};
+use super::request::{Load, What};
 use crate::verbs::*;
 use crate::wire::{Body, Key, LinkEnd, Malformed, Message, DATA_MAX, LEN};
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -27,48 +28,6 @@ pub(super) enum State {
     /// Both queue pairs are connected, as far as we know; the first message has not come.
     Confirming,
     Active,
-}
-
-/// What a request was for.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum What {
-    Write {
-        lane: u32,
-        region: u32,
-        bytes: u32,
-    },
-    /// Snapshot that announced the head, with so many bytes behind it.
-    Cdc {
-        lane: u32,
-        head: u64,
-        epoch: link::layout::Epoch,
-        behind: u32,
-    },
-    Lane {
-        lane: u32,
-    },
-    Llc,
-}
-
-pub(super) struct Write {
-    pub local: Sge,
-    pub remote: u64,
-    pub rkey: u32,
-    pub region: u32,
-}
-
-/// Bytes that a message announces: written before it, or behind it.
-#[derive(Default)]
-pub(super) struct Load {
-    pub writes: Vec<Write>,
-    pub data: Vec<u8>,
-}
-
-impl Load {
-    pub fn bytes(&self) -> u64 {
-        let written: u64 = self.writes.iter().map(|w| u64::from(w.local.len)).sum();
-        written + self.data.len() as u64
-    }
 }
 
 /// What a completion meant.

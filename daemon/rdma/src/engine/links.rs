@@ -5,7 +5,8 @@
 //! another link: no late write can be left. Link numbers are never used twice in a pair.
 
 use super::api::{Control, Event, LinkView, Rail, Stats};
-use super::link::{Link, Outcome, State, What, COMPLETIONS};
+use super::link::{Link, Outcome, State, COMPLETIONS};
+use super::request::What;
 use super::{Host, LinkId, Pair, RailId};
 use crate::verbs::{Device, Gid, Provider};
 use crate::wire::{Body, LinkEnd};

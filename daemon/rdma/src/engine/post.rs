@@ -6,8 +6,9 @@
 
 use super::api::{Control, Event};
 use super::lane::Lane;
-use super::link::{Link, Load, State, What, Write};
+use super::link::{Link, State};
 use super::out::{OutRing, Phase};
+use super::request::{Load, What, Write};
 use super::{Host, LaneId, LinkId, Pair};
 use crate::verbs::{MemoryRegion, Provider};
 use crate::wire::{flag, Body, Cdc};

@@ -13,6 +13,9 @@
 //!
 //! Prints `result {…}`; a wait that nothing ends within 20 s ends the program with status 3.
 
+mod lane;
+
+use lane::{entry, ping, promoted, shared};
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -375,59 +378,6 @@ fn idle(how: &str) {
     println!(
         "result {{\"cpu_ms\":{cpu},\"sleeps\":{switches},\"wall_ms\":{wall},\"vain\":{turns}}}"
     );
-}
-
-/// Sends one message and takes its echo.
-fn ping(mut c: &TcpStream, first: u8) {
-    let mut b = [first; SIZE];
-    c.write_all(&b).expect("send");
-    c.read_exact(&mut b).expect("echo");
-    assert_eq!(b, [first; SIZE]);
-}
-
-/// Mappings that this process shares and writes: address, bytes, name.
-fn shared() -> Vec<(usize, usize, String)> {
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
-    maps.lines()
-        .filter_map(|l| {
-            let (range, rest) = l.split_once(' ')?;
-            let (a, b) = range.split_once('-')?;
-            let at = usize::from_str_radix(a, 16).ok()?;
-            let bytes = usize::from_str_radix(b, 16).ok()? - at;
-            rest.starts_with("rw-s").then(|| (at, bytes, rest.into()))
-        })
-        .collect()
-}
-
-/// The family table of this process.
-fn family() -> &'static link::family::Table {
-    let t = shared()
-        .into_iter()
-        .find(|(_, n, name)| *n >= link::family::TABLE_BYTES && name.contains("family"))
-        .expect("a family table");
-    // SAFETY: the shim's own mapping, as long as its table, never unmapped; it consists of atomics.
-    unsafe { &*(t.0 as *const link::family::Table) }
-}
-
-/// The entry of a connection, if it is on its lane in both directions.
-fn entry(c: &TcpStream) -> Option<&'static link::family::Conn> {
-    let port = c.local_addr().expect("address").port();
-    family()
-        .conns
-        .iter()
-        .take(1024)
-        .find(|k| k.local.load().port == port && k.tx.is_up() && k.rx.is_up())
-}
-
-/// The same, waiting for that.
-fn promoted(c: &TcpStream) -> &'static link::family::Conn {
-    let mut found = None;
-    await_or_die("a lane", || {
-        ping(c, 1);
-        found = entry(c);
-        found.is_some()
-    });
-    found.expect("found")
 }
 
 /// A shim's process that says all the time that there is news, and rings, but has none.

@@ -1,0 +1,116 @@
+//! Ends in a hurry: a search on the other node.
+
+use super::*;
+
+fn hurry(net: &mut Net, i: usize, who: ConnRef) -> usize {
+    let told = net.at(i, |p, _, _, out| p.hurry(&who, out));
+    net.settle();
+    told
+}
+
+#[test]
+fn an_end_in_a_hurry_is_told_where_its_other_end_may_be() {
+    let mut net = Net::new(3);
+    net.seek(0, who(1), client("10.1.0.5:1000", "10.2.0.7:80"));
+    assert_eq!(
+        hurry(&mut net, 0, who(1)),
+        1,
+        "the node that has the address"
+    );
+    let asked = |local: &str, certain| -> (Name, Asked) {
+        let (local, peer) = (local.parse().unwrap(), "10.1.0.5:1000".parse().unwrap());
+        let asked = Asked {
+            local,
+            peer,
+            certain,
+        };
+        ("a".into(), asked)
+    };
+    assert_eq!(net.nodes[1].asked, [asked("10.2.0.7:80", true)]);
+    assert_eq!(net.nodes[2].asked, []);
+    // To a service's address, which is translated on the way.
+    net.seek(0, who(1), client("10.1.0.5:1000", "192.0.2.9:80"));
+    assert_eq!(hurry(&mut net, 0, who(1)), 2);
+    for n in [1, 2] {
+        assert_eq!(
+            net.nodes[n].asked.last(),
+            Some(&asked("192.0.2.9:80", false))
+        );
+    }
+    // Nobody is told of what does not wait, nor whom there is no channel to.
+    let none = ConnRef { gen: 7, ..who(1) };
+    assert_eq!(hurry(&mut net, 0, none), 0);
+    net.part(0, 1);
+    net.part(0, 2);
+    assert_eq!(hurry(&mut net, 0, who(1)), 0);
+}
+
+#[test]
+fn a_node_may_ask_about_connections_to_itself_only() {
+    let mut net = Net::new(3);
+    let ask = |net: &mut Net, local: &str, peer: &str| {
+        let msg = Msg::Hurry {
+            local: local.parse().unwrap(),
+            peer: peer.parse().unwrap(),
+        };
+        let b = net.nodes[1].name.clone();
+        net.at(0, |p, now, alive, out| p.message(&b, msg, now, alive, out))
+            .unwrap();
+        (net.nodes[0].asked.len(), net.nodes[0].p.counts("b").1)
+    };
+    assert_eq!(ask(&mut net, "10.1.0.5:80", "10.3.0.1:9"), (0, 1), "c's");
+    assert_eq!(ask(&mut net, "10.1.0.5:80", "10.1.0.1:9"), (0, 2), "ours");
+    assert_eq!(
+        ask(&mut net, "10.1.0.5:80", "192.0.2.1:9"),
+        (0, 2),
+        "nobody's"
+    );
+    assert_eq!(
+        ask(&mut net, "10.3.0.5:80", "10.2.0.1:9"),
+        (0, 2),
+        "not here"
+    );
+    assert_eq!(ask(&mut net, "[::ffff:10.1.0.5]:80", "10.2.0.1:9"), (1, 2));
+    assert_eq!(
+        net.nodes[0].asked[0].1.local,
+        "10.1.0.5:80".parse().unwrap()
+    );
+}
+
+#[test]
+fn what_was_seen_is_shown_until_more_is_known() {
+    let mut net = Net::new(3);
+    let ours = client("10.1.0.5:1000", "10.2.0.7:80");
+    net.seek(0, who(1), ours.clone());
+    let seen = |net: &mut Net, from: usize, peer: &str| {
+        let msg = Msg::Seen {
+            local: "10.2.0.7:80".parse().unwrap(),
+            peer: peer.parse().unwrap(),
+            reason: Reason::PeerNoShim.code(),
+        };
+        let from = net.nodes[from].name.clone();
+        net.at(0, |p, now, alive, out| {
+            p.message(&from, msg, now, alive, out)
+        })
+        .unwrap();
+        net.shown(0, who(1)).unwrap()
+    };
+    let nothing = (Some(Reason::None), Some(Reason::None));
+    assert_eq!(seen(&mut net, 1, "10.1.0.5:1001"), nothing, "another one");
+    assert_eq!(
+        seen(&mut net, 2, "10.1.0.5:1000"),
+        nothing,
+        "not c's to say"
+    );
+    let known = (Some(Reason::None), Some(Reason::PeerNoShim));
+    assert_eq!(seen(&mut net, 1, "10.1.0.5:1000"), known);
+    // Another connection in its place begins anew.
+    net.seek(0, who(1), ours);
+    assert_eq!(net.shown(0, who(1)), Some(nothing));
+    assert_eq!(seen(&mut net, 1, "10.1.0.5:1000"), known);
+    // The other end registers, but has no record: that is about the connection itself.
+    net.seek(1, who(2), end("10.2.0.7:80", "10.1.0.5:1000", None));
+    net.settle();
+    let (_, peer) = net.shown(0, who(1)).unwrap();
+    assert_eq!(peer, Some(Reason::Unproven));
+}
