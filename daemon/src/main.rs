@@ -4,7 +4,7 @@ use clap::Parser;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use underpass_admin::places::{user_dir, DIR_ENV, SYSTEM_DIR};
+use underpass_admin::places::{user_dir, DIR_ENV, SYSTEM_DIR, XDG_ENV};
 use underpassd::config::Config;
 use underpassd::daemon::{run, Options};
 
@@ -41,8 +41,7 @@ fn default_dir() -> PathBuf {
     if uid.is_root() {
         return SYSTEM_DIR.into();
     }
-    let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    user_dir(xdg, uid.as_raw())
+    user_dir(std::env::var_os(XDG_ENV).as_deref(), uid.as_raw())
 }
 
 fn options(args: Args) -> Result<Options, underpassd::config::Error> {

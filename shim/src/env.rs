@@ -7,6 +7,7 @@
 use crate::sys;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
+use link::dirs;
 
 static MODE: AtomicU32 = AtomicU32::new(0);
 const OFF: u32 = 1;
@@ -62,26 +63,14 @@ pub fn init() {
             EXPLICIT.store(1, Relaxed);
         }
         None => {
-            add(&[b"/run/underpass"]);
-            // As `user_dir` in the crate `underpass-admin` has it.
-            let xdg = var(c"XDG_RUNTIME_DIR").filter(|d| d.to_bytes().starts_with(b"/"));
-            if let Some(x) = xdg.filter(|d| sys::is_directory(d)) {
-                add(&[x.to_bytes(), b"/underpass"]);
-            } else {
-                let mut digits = [0u8; 10];
-                // SAFETY: getuid has no preconditions.
-                let mut uid = unsafe { libc::getuid() };
-                let mut at = digits.len();
-                loop {
-                    at -= 1;
-                    digits[at] = b'0' + (uid % 10) as u8;
-                    uid /= 10;
-                    if uid == 0 || at == 0 {
-                        break;
-                    }
-                }
-                add(&[b"/tmp/underpass-", &digits[at..]]);
-            }
+            add(&[dirs::SYSTEM_DIR.as_bytes()]);
+            let xdg = var(c"XDG_RUNTIME_DIR");
+            let there = |_| xdg.is_some_and(sys::is_directory);
+            // SAFETY: getuid has no preconditions.
+            let uid = unsafe { libc::getuid() };
+            let mut digits = [0u8; 10];
+            let xdg = xdg.map(CStr::to_bytes);
+            add(&dirs::user_dir(xdg, there, uid, &mut digits));
         }
     }
     COUNT.store(n, Release);

@@ -1,7 +1,7 @@
 //! Does a program carry the shim, and which daemon will it look for? As its environment says, which `/proc` shows. A
 //! program that has written over its own (to change its title) is not recognised.
 
-use crate::places::{user_dir, DIR_ENV, SYSTEM_DIR};
+use crate::places::{user_dir, DIR_ENV, SYSTEM_DIR, XDG_ENV};
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -44,7 +44,7 @@ pub fn directories(env: &[u8], uid: u32) -> Vec<PathBuf> {
     match variable(env, DIR_ENV) {
         Some(d) => vec![path(d)],
         None => {
-            let own = user_dir(variable(env, "XDG_RUNTIME_DIR").map(path), uid);
+            let own = user_dir(variable(env, XDG_ENV).map(OsStr::from_bytes), uid);
             vec![SYSTEM_DIR.into(), own]
         }
     }

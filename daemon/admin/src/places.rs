@@ -7,14 +7,13 @@
 
 use crate::client::{presence, Presence};
 use nix::unistd::{access, AccessFlags, Uid};
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The system daemon's runtime directory.
-pub const SYSTEM_DIR: &str = "/run/underpass";
-/// Environment variable that names the runtime directory, for shim and tool.
-pub const DIR_ENV: &str = "UNDERPASS_DIR";
+pub use link::dirs::{DIR_ENV, SYSTEM_DIR, XDG_ENV};
 
 /// A directory that is not to be believed, or cannot be looked at.
 #[derive(Debug, thiserror::Error)]
@@ -44,17 +43,13 @@ pub struct Places {
 impl Places {
     /// As this process's arguments and environment have it.
     pub fn here(dir: Option<PathBuf>) -> Self {
-        let env = |name| {
-            std::env::var_os(name)
-                .filter(|v| !v.is_empty())
-                .map(PathBuf::from)
-        };
+        let env = |name| std::env::var_os(name).filter(|v| !v.is_empty());
         Places {
-            named: dir.or_else(|| env(DIR_ENV)),
+            named: dir.or_else(|| env(DIR_ENV).map(PathBuf::from)),
             system: SYSTEM_DIR.into(),
             user: match Uid::effective() {
                 root if root.is_root() && may_make(SYSTEM_DIR.as_ref()) => SYSTEM_DIR.into(),
-                user => user_dir(env("XDG_RUNTIME_DIR"), user.as_raw()),
+                user => user_dir(env(XDG_ENV).as_deref(), user.as_raw()),
             },
         }
     }
@@ -97,12 +92,13 @@ fn may_make(dir: &Path) -> bool {
     at.is_some_and(|d| access(d, AccessFlags::W_OK).is_ok())
 }
 
-/// The directory of the daemon of user `uid`. (The shim's `env` has the same rule: it makes no allocation.)
-pub fn user_dir(xdg: Option<PathBuf>, uid: u32) -> PathBuf {
-    match xdg {
-        Some(d) if d.is_absolute() && d.is_dir() => d.join("underpass"),
-        _ => PathBuf::from(format!("/tmp/underpass-{uid}")),
-    }
+/// The directory of the daemon of user `uid`.
+pub fn user_dir(xdg: Option<&OsStr>, uid: u32) -> PathBuf {
+    let is_dir = |d: &[u8]| Path::new(OsStr::from_bytes(d)).is_dir();
+    let mut digits = [0; 10];
+    let xdg = xdg.map(OsStr::as_bytes);
+    let parts = link::dirs::user_dir(xdg, is_dir, uid, &mut digits);
+    OsString::from_vec(parts.concat()).into()
 }
 
 #[cfg(test)]
@@ -170,18 +166,9 @@ mod tests {
     #[test]
     fn the_users_directory_follows_xdg_if_it_exists() {
         let t = tempfile::tempdir().unwrap();
-        assert_eq!(
-            user_dir(Some(t.path().into()), 7),
-            t.path().join("underpass")
-        );
-        assert_eq!(
-            user_dir(Some(t.path().join("none")), 7),
-            Path::new("/tmp/underpass-7")
-        );
-        assert_eq!(
-            user_dir(Some("relative".into()), 7),
-            Path::new("/tmp/underpass-7")
-        );
+        let of = |p: &Path| user_dir(Some(p.as_os_str()), 7);
+        assert_eq!(of(t.path()), t.path().join("underpass"));
+        assert_eq!(of(&t.path().join("none")), Path::new("/tmp/underpass-7"));
         assert_eq!(user_dir(None, 0), Path::new("/tmp/underpass-0"));
     }
 }
