@@ -6,7 +6,7 @@
 
 use crate::fds::Foreign;
 use crate::memfd::Ident;
-use link::family::{Conn, Header, Home, Stats, Table, View, CONNS};
+use link::family::{Conn, Header, Home, Stats, Table, View, CONNS, MAGIC};
 use std::mem::{offset_of, size_of, MaybeUninit};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -131,10 +131,13 @@ fn copy<T: Atomics>(table: &Foreign, offset: usize, n: usize) -> Option<Vec<T>> 
     Some(out)
 }
 
-/// The runtime directory whose daemon a table belongs to, as its shim says.
+/// The runtime directory whose daemon a table belongs to, as its shim says. `None`: also a table of another layout.
 pub fn home(table: &Foreign) -> Option<Home> {
     let header = copy::<Header>(table, offset_of!(Table, header), 1)?.pop()?;
-    Some(header.home())
+    let version = header.version.load(Relaxed);
+    let known = u32::from(link::MIN_VERSION)..=u32::from(link::VERSION);
+    let ours = header.magic.load(Relaxed) == MAGIC && known.contains(&version);
+    ours.then(|| header.home())
 }
 
 /// Types of the table, which consist of integers only.

@@ -12,6 +12,7 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Relaxed},
 };
 
+/// [`Header::magic`]: the bytes `URP_FTB1`.
 pub const MAGIC: u64 = 0x3142_5446_5f50_5255; // "URP_FTB1"
 /// Connections per family.
 pub const CONNS: usize = 65_536;
@@ -22,15 +23,20 @@ pub const HOLDERS: usize = 8;
 /// table was made). Those below are enough for any number.
 pub const DOMAINS: u32 = 0x7fc0_0000;
 
+/// The first 128 bytes of a table. The family's processes write it; they, and the daemon by `pread`, read it.
 #[repr(C, align(64))]
 pub struct Header {
+    /// [`MAGIC`]; stored last when the table is made.
     pub magic: AtomicU64,
+    /// [`crate::VERSION`] of the shim that made the table.
     pub version: AtomicU32,
+    /// [`CONNS`] of that shim.
     pub conns: AtomicU32,
     /// Process that loaded the shim.
     pub pid: AtomicU32,
     /// Highest index ever used plus one: readers need not look further.
     pub used: AtomicU32,
+    /// What the family has done so far.
     pub stats: Stats,
     /// Device and inode of the runtime directory in which a daemon was found last: that one may look
     /// for this table in `/proc` when it is started again. 0: none yet.
@@ -46,6 +52,7 @@ pub struct Header {
 pub type Home = [u64; 3];
 
 impl Header {
+    /// The runtime directory that was entered last. Its words are read one by one.
     pub fn home(&self) -> Home {
         [
             self.home[0].load(Relaxed),
@@ -54,6 +61,7 @@ impl Header {
         ]
     }
 
+    /// Enters a runtime directory in which a daemon was found; 32 bits of its number are kept.
     pub fn set_home(&self, [dev, ino, number]: Home) {
         self.home[0].store(dev, Relaxed);
         self.home[1].store(ino, Relaxed);
@@ -66,14 +74,17 @@ impl Header {
 pub struct Stats {
     /// Connections that reached a lane in at least one direction.
     pub promoted: AtomicU64,
-    /// Switches up and down, per direction.
+    /// Switches up of sending directions.
     pub ups: AtomicU64,
+    /// Switches down of sending directions.
     pub downs: AtomicU64,
-    /// Bytes sent and received over lanes.
+    /// Bytes sent over lanes that have ended; those of the others are in their entries.
     pub lane_tx: AtomicU64,
+    /// Bytes received over them.
     pub lane_rx: AtomicU64,
-    /// Doorbells rung, sleeps taken.
+    /// Doorbells rung.
     pub rings: AtomicU64,
+    /// Sleeps of threads that a lane has to wake.
     pub sleeps: AtomicU64,
     /// Connections reset by the shim itself.
     pub resets: AtomicU64,
@@ -85,12 +96,15 @@ pub struct Stats {
 
 /// Values of `Conn::state`.
 pub mod state {
+    /// The entry is nobody's.
     pub const FREE: u32 = 0;
     /// Being set up or torn down; readers skip it.
     pub const BUSY: u32 = 1;
     /// A TCP socket, not connected.
     pub const EMBRYO: u32 = 2;
+    /// `listen` has succeeded.
     pub const LISTEN: u32 = 3;
+    /// It was accepted, or `connect` has succeeded or is under way.
     pub const OPEN: u32 = 4;
 }
 
@@ -118,15 +132,16 @@ pub mod flag {
     pub const FAR: u32 = 512;
     /// TCP_INQ is set on the socket: receives with control data tell what is left to read.
     pub const INQ: u32 = 1024;
-    /// SO_RCVTIMEO or SO_SNDTIMEO is negative: nothing waits (the kernel shows 0 for it, as for no limit).
+    /// SO_RCVTIMEO is negative: no receive waits (the kernel shows 0 for it, as for no limit).
     pub const RCV_AT_ONCE: u32 = 2048;
+    /// The same of SO_SNDTIMEO and sends.
     pub const SND_AT_ONCE: u32 = 4096;
     /// It came from another process, beside a message or by exec: whether that one still holds it, the daemon finds
     /// out when it is registered.
     pub const RECEIVED: u32 = 8192;
     /// Beside `RECEIVED`: nothing is counted yet.
     pub const NEW: u32 = 16_384;
-    /// Beside `RECEIVED`: `CLIENT` is as good as certain.
+    /// Beside `RECEIVED`: whether `CLIENT` is right is not quite certain.
     pub const UNSURE: u32 = 32_768;
     /// Beside `DISQUALIFIED`: it was handed to another program, which no table knows to hold it. That goes on when it ends here.
     pub const LEFT: u32 = 65_536;
@@ -138,39 +153,56 @@ pub mod flag {
 #[repr(C)]
 #[derive(Default)]
 pub struct Addr {
+    /// Sixteen bytes in network order, IPv4 ones mapped; each word has eight of them as they lie in memory.
     pub ip: [AtomicU64; 2],
+    /// AF_INET, AF_INET6, or 0: unknown.
     pub family: AtomicU32,
+    /// In host order.
     pub port: AtomicU32,
 }
 
+/// A socket of the family. Those who hold it write; the daemon reads copies ([`Conn::view`]).
 #[repr(C, align(64))]
 pub struct Conn {
+    /// One of [`state`]'s. Stored with Release when the entry is opened.
     pub state: AtomicU32,
     /// Grows each time the entry is used for another socket.
     pub gen: AtomicU32,
+    /// Bits of [`flag`].
     pub flags: AtomicU32,
-    /// Reason code of this end, and the peer's as far as the daemon told us.
+    /// Reason code of this end ([`crate::reason`]).
     pub reason: AtomicU32,
+    /// The other end's, as far as the daemon told us; 0: none.
     pub peer_reason: AtomicU32,
+    /// Owner of the socket (`fstat`), valid with `NAMED`.
     pub uid: AtomicU32,
+    /// Inode of the socket, valid with `NAMED`.
     pub inode: AtomicU64,
-    /// Processes that hold the connection (0: slot unused); `forks` counts children that have
+    /// Processes that hold the connection, with [`DOMAINS`] (0: slot unused); `forks` counts children that have
     /// not yet entered themselves.
     pub holders: [AtomicU32; HOLDERS],
+    /// Such children; and holders for which there was no room, or whose number is of a pid namespace that nobody else
+    /// knows.
     pub forks: AtomicU32,
     /// Hooked calls so far (saturating use only): evidence for promotion.
     pub calls: AtomicU32,
+    /// Address of this end, valid with `NAMED`.
     pub local: Addr,
+    /// Address of the other end, valid with `NAMED`.
     pub peer: Addr,
+    /// Number of the link that the lane is on, valid with `LANE`.
     pub link: AtomicU64,
+    /// The lane's secret for frames, valid with `LANE`.
     pub tag: AtomicU64,
+    /// The lane's slot on the link, valid with `LANE`.
     pub lane: AtomicU32,
+    /// Our side of the link, 0 or 1, valid with `LANE`.
     pub side: AtomicU32,
     /// The process that registered it: only that one works its lane.
     pub owner_pid: AtomicU32,
     /// Base epoch of the lane's present use.
     pub epoch: AtomicEpoch,
-    /// Clock (CLOCK_MONOTONIC, ms) before which no registration or readiness is tried again.
+    /// Clock (CLOCK_MONOTONIC, ms) before which no registration, switch up or readiness is tried again.
     pub not_before_ms: AtomicU64,
     /// A descriptor of the connection plus one, in a process that holds it; 0: unknown. Where the entry
     /// has no inode yet, the daemon looks there which socket it is about. In bytes that were padding.
@@ -178,15 +210,23 @@ pub struct Conn {
     /// Probes on TCP below the lane, under the sending direction's lock: their state, the seconds after which one is
     /// due, and the application's own options. The socket has them for all who hold it. In bytes that were padding.
     pub probes: AtomicU32,
+    /// Seconds of silence after which a probe is due.
     pub probe_idle_s: AtomicU32,
+    /// What the application has set: TCP_USER_TIMEOUT (ms), TCP_KEEPCNT, TCP_KEEPINTVL (s), TCP_KEEPIDLE (s) and
+    /// SO_KEEPALIVE, in this order.
     pub options: [AtomicU32; 5],
+    /// The sending half, whose lock is in it.
     pub tx: TxState,
+    /// The receiving half, whose lock is in it.
     pub rx: RxState,
 }
 
+/// The whole file. Zeroed memory is an empty table.
 #[repr(C)]
 pub struct Table {
+    /// What is about all entries.
     pub header: Header,
+    /// One for each socket; places of closed ones are used again.
     pub conns: [Conn; CONNS],
 }
 
@@ -196,37 +236,59 @@ pub const TABLE_BYTES: usize = (core::mem::size_of::<Table>() + 4095) & !4095;
 /// A copy of what `ss` shows of one connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
+    /// Place of the entry in the table.
     pub index: u32,
+    /// [`Conn::gen`]: which socket of that place this is.
     pub gen: u32,
+    /// One of [`state`]'s, never `FREE` or `BUSY`.
     pub state: u32,
+    /// Bits of [`flag`].
     pub flags: u32,
+    /// Reason code of this end.
     pub reason: u32,
+    /// The other end's; 0: none was told.
     pub peer_reason: u32,
+    /// Owner of the socket, valid with `NAMED`.
     pub uid: u32,
+    /// Inode of the socket, valid with `NAMED`.
     pub inode: u64,
     /// A descriptor plus one, if it is known.
     pub fd: u32,
+    /// [`Conn::not_before_ms`]; 0: at any time.
     pub not_before_ms: u64,
+    /// Address of this end.
     pub local: Endpoint,
+    /// Address of the other end.
     pub peer: Endpoint,
+    /// Number of the link, valid with `LANE`.
     pub link: u64,
+    /// This end's side of it, 0 or 1, valid with `LANE`.
     pub side: u32,
+    /// The lane's slot on it, valid with `LANE`.
     pub lane: u32,
-    /// Is each direction on the ring right now?
+    /// Does it send to the ring?
     pub tx_up: bool,
+    /// Does it receive from the ring?
     pub rx_up: bool,
     /// Does it receive from TCP alone?
     pub rx_tcp: bool,
+    /// Epoch of the last switch up of the sending half.
     pub tx_epoch: Epoch,
+    /// Epoch of the receiving half's last readiness.
     pub rx_epoch: Epoch,
     /// log2 of the outgoing ring in bytes; 0: there is none.
     pub ring_log2: u32,
+    /// Bytes sent over this lane; those of lanes that have ended are in [`Stats`].
     pub lane_tx: u64,
+    /// Bytes received over it.
     pub lane_rx: u64,
+    /// Bytes that hooked calls and lanes put on TCP, frames included.
     pub tcp_tx: u64,
+    /// Bytes that they took from TCP, frames included.
     pub tcp_rx: u64,
     /// The application has shut down sending while it was on a lane to another node.
     pub shut: bool,
+    /// Numbers of the processes that hold it, each as its own pid namespace has it.
     pub holders: Vec<u32>,
     /// Children that may hold it and have not entered themselves.
     pub forks: u32,
@@ -237,7 +299,9 @@ pub struct View {
 pub struct Endpoint {
     /// IPv6 form; IPv4 as a mapped address.
     pub ip: std::net::Ipv6Addr,
+    /// AF_INET, AF_INET6, or 0: unknown.
     pub family: u32,
+    /// In host order.
     pub port: u16,
 }
 
@@ -252,6 +316,7 @@ impl Default for Endpoint {
 }
 
 impl Addr {
+    /// A copy. The words are read one by one: they change only before the entry is `NAMED`.
     pub fn load(&self) -> Endpoint {
         let mut b = [0u8; 16];
         b[..8].copy_from_slice(&self.ip[0].load(Relaxed).to_ne_bytes());

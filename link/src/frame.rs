@@ -13,6 +13,7 @@ const MAGIC: u32 = 0x5055_4446; // "FDUP"
 /// Of the frames alone: the shims at the two ends of a connection between nodes may be of different releases.
 const VERSION: u8 = 2;
 
+/// What a frame says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The ring ends at `cursor`; plain stream bytes follow on TCP from there.
@@ -22,17 +23,23 @@ pub enum Kind {
     Fin,
 }
 
+/// A frame. Nothing but its form is checked here: whether tag, epoch and cursor fit is the receiver's to find out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
+    /// What it says.
     pub kind: Kind,
+    /// The epoch that ends with it.
     pub epoch: Epoch,
     /// Bytes that follow at once, from `cursor` on. A FIN before they have come is no clean end.
     pub rest: u32,
+    /// Ring cursor: bytes since the slot's first use.
     pub cursor: u64,
+    /// The lane's secret: 64 random bits that its two ends were given.
     pub tag: u64,
 }
 
 impl Frame {
+    /// Its bytes for TCP.
     pub fn encode(&self) -> [u8; LEN] {
         let mut b = [0u8; LEN];
         b[0..4].copy_from_slice(&MAGIC.to_le_bytes());

@@ -111,6 +111,7 @@ impl Pending {
         self.0.load(Relaxed) as i32
     }
 
+    /// Is there one that was not told yet?
     #[inline(always)]
     pub fn is_set(&self) -> bool {
         self.get() != 0
@@ -139,6 +140,8 @@ pub fn is_left(m: &Memory<'_>, on_tcp: bool) -> bool {
 /// Outcome of something that may have to wait for TCP's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
+    /// Nothing is left to do.
     Done,
+    /// TCP takes nothing now, or somebody else has to act first: ask again.
     Blocked,
 }

@@ -29,8 +29,9 @@ pub const CHUNKS: usize = 64;
 pub const CHUNK_BYTES: usize = 16 << 20;
 /// The same for links to other nodes, where a device holds every page of a chunk.
 pub const FAR_CHUNK_BYTES: usize = 4 << 20;
-/// Smallest and largest ring, as powers of two of bytes.
+/// Smallest ring: log2 of its bytes.
 pub const RING_LOG2_MIN: u32 = if cfg!(loom) { 1 } else { 12 };
+/// Largest ring: log2 of its bytes.
 pub const RING_LOG2_MAX: u32 = 22;
 /// So far rings grow to be fast; beyond, only to take of a send that may not wait what the kernel's buffers would.
 pub const RING_FAST_LOG2: u32 = 20;
@@ -47,11 +48,15 @@ pub struct Line<T>(pub T);
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct Header {
+    /// [`MAGIC`].
     pub magic: AtomicU64,
+    /// [`crate::VERSION`] of the daemon that made the area.
     pub version: AtomicU32,
     /// Which side of the link (0 or 1) this area belongs to.
     pub side: AtomicU32,
+    /// Number of the link, as messages have it.
     pub link: AtomicU64,
+    /// [`LANES`] of that daemon.
     pub lanes: AtomicU32,
 }
 
@@ -97,7 +102,9 @@ pub struct RxWords {
     /// it (`takeover::*`, in the daemon's mirror), and what the end itself is putting on
     /// TCP (in the end's own area). Whoever of the two goes on after the other finds there where.
     pub takeover: Shared<TakeoverWord>,
+    /// Cursor from which on a frame, or plain bytes, are put on TCP. Valid with `DOWN`, `FIN` and `PLAIN`.
     pub takeover_at: AtomicU64,
+    /// Kernel position of the direction when the daemon has brought it to TCP. Valid with `takeover::DONE`.
     pub takeover_kpos: AtomicU64,
     /// Across nodes only, in the daemon's mirror: the errno that the daemon met on the socket while it had
     /// the direction. Valid with `takeover::DONE`.
@@ -141,7 +148,7 @@ pub mod marks {
 
 /// An entry of `Control::log`: ticks, and the lane's number in its group.
 #[inline(always)]
-pub const fn log_entry(ticks: u64, lane: usize) -> u64 {
+pub(crate) const fn log_entry(ticks: u64, lane: usize) -> u64 {
     ticks << 6 | (lane % 64) as u64
 }
 
@@ -149,6 +156,7 @@ pub const fn log_entry(ticks: u64, lane: usize) -> u64 {
 #[cfg_attr(loom, derive(Default))]
 #[repr(C)]
 pub struct Control {
+    /// Which area of which link this is. Written once by the daemon; nothing reads it yet.
     pub header: Header,
     /// Threads and sets of this party that sleep on this link.
     pub sleepers: Line<AtomicU32>,
@@ -158,9 +166,11 @@ pub struct Control {
     pub heads: [AtomicU64; LANES],
     /// Own read cursors for the incoming rings: bytes ever consumed, per lane.
     pub cursors: [AtomicU64; LANES],
+    /// What the sending half of each lane says.
     pub tx: [TxWords; LANES],
+    /// What the receiving half of each lane says.
     pub rx: [RxWords; LANES],
-    /// When each publish of a group was, and about which of its lanes ([`log_entry`]), at the counter's
+    /// When each publish of a group was, and about which of its lanes (`log_entry`), at the counter's
     /// value before it. Only a hint: in which order a reader lists what it finds.
     pub log: [[AtomicU64; LOG]; GROUPS],
 }
@@ -180,6 +190,7 @@ pub struct Loc {
 }
 
 impl Loc {
+    /// As it stands in `TxWords::loc`: `page << 32 | chunk << 8 | log2`.
     pub const fn pack(self) -> u64 {
         (self.page as u64) << 32 | (self.chunk as u64 & 0xffff) << 8 | (self.log2 as u64 & 0xff)
     }
@@ -198,6 +209,7 @@ impl Loc {
         ok.then_some(l)
     }
 
+    /// Size of the ring in bytes.
     pub const fn bytes(self) -> usize {
         1 << self.log2
     }

@@ -8,6 +8,8 @@
 //! What this crate must never do: allocate, block, panic on what the other side wrote, or take a
 //! word from the other side's memory twice. Everything read from a peer is read once and checked.
 
+#![warn(missing_docs, unreachable_pub)]
+
 pub mod dirs;
 pub mod doorbell;
 pub mod family;

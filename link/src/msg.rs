@@ -17,7 +17,9 @@ pub const ALL: u32 = u32::MAX;
 /// Why a message could not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
+    /// It ends before its length says, or before its last field.
     Short,
+    /// This build knows no message of this kind: a newer sender's, to be ignored.
     UnknownKind(u16),
 }
 
@@ -63,11 +65,46 @@ impl Field for Epoch {
     }
 }
 
+/// What a field says, in every message that has it.
+macro_rules! meaning {
+    (version) => { "Highest [version](crate::VERSION) that the shim speaks; in the answer, the one that both use." };
+    (min_version) => { "Lowest version that the shim speaks." };
+    (pid) => { "The process, as its own pid namespace numbers it." };
+    (table_bytes) => { "Length of the family table's file." };
+    (conn) => { "Place of the connection's entry in the family table." };
+    (gen) => { "Generation of that entry: for another one the message is void." };
+    (tx_kpos) => { "Bytes of the stream that hooked calls have sent." };
+    (rx_kpos) => { "Bytes of the stream that hooked calls have received." };
+    (flags) => { "Bits of [`register`]." };
+    (from) => { "Process from which the connection came; 0: not known." };
+    (copies) => { "Descriptors of it that this process has." };
+    (link) => { "Number of the link." };
+    (side) => { "Side of the link, 0 or 1, that the shim is on which sends or gets this." };
+    (chunk) => { "Number of the chunk in its area; 0: the first file, with chunks 0 and 1." };
+    (lane) => { "The lane's slot on the link." };
+    (bytes) => { "Length of the file." };
+    (far) => { "1: the other party is the daemon, and lanes lead to another node; 0: it is a process." };
+    (party) => { "Number that the daemon has given to this process." };
+    (home) => { "The runtime directory's number, see [`crate::family::Header::home_number`]." };
+    (credits) => { "So many `Register`s may be sent at first." };
+    (ring_log2) => { "log2 of the bytes of a lane's first ring." };
+    (ring_max_log2) => { "log2 of the bytes of the largest ring that it may grow to." };
+    (probe_s) => { "Seconds for which TCP below a busy lane may be silent; 0: for ever." };
+    (reason) => { "Reason code, see [`crate::reason`]." };
+    (n) => { "How many more." };
+    (local) => { "Reason code of the end that gets this." };
+    (peer) => { "Reason code of the other end; 0: none is known." };
+    (retry_ms) => { "It may be registered again after so many milliseconds; 0: it stays on TCP for good." };
+    (epoch) => { "Epochs of this use of the lane are larger." };
+    (tag) => { "Secret that marks this lane's frames." };
+    (op) => { "One of [`op`]'s." };
+}
+
 macro_rules! messages {
     ($(#[$em:meta])* $name:ident { $($(#[$m:meta])* $kind:literal $var:ident { $($(#[$fm:meta])* $f:ident: $t:ty),* $(,)? })* }) => {
         $(#[$em])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name { $($(#[$m])* $var { $($(#[$fm])* $f: $t),* }),* }
+        pub enum $name { $($(#[$m])* $var { $($(#[$fm])* #[doc = meaning!($f)] $f: $t),* }),* }
 
         impl $name {
             /// Encodes into `buf` and returns the length.
@@ -147,11 +184,7 @@ messages! {
         /// Answer to `Hello`. Descriptor: the notice page (read-only memfd of 4096 bytes; its first
         /// u32 grows with every message sent, so that a hook sees with one load that there is
         /// something to read). `home`: see `family::Header::home_number`.
-        1 HelloAck { version: u16, party: u64, home: u64, credits: u32,
-            /// log2 of the first ring of a lane and of the largest it may grow to.
-            ring_log2: u8, ring_max_log2: u8,
-            /// Seconds for which TCP below a busy lane may be silent; 0: for ever.
-            probe_s: u16 }
+        1 HelloAck { version: u16, party: u64, home: u64, credits: u32, ring_log2: u8, ring_max_log2: u8, probe_s: u16 }
         /// The daemon will not serve this shim: a reason code.
         2 Refused { reason: u32 }
         /// So many more `Register`s may be sent.

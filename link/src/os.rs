@@ -18,6 +18,7 @@ pub const FILE_SIZE: (u32, &str, u64) = (
 /// `struct tcp_info` (linux/tcp.h), as far as it is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpInfo {
+    /// The kernel's number of the connection's state (`TCP_ESTABLISHED` 1 to `TCP_NEW_SYN_RECV` 12).
     pub state: u8,
     /// Sequence numbers acknowledged by the other end. A SYN that this end sent by `connect` is one.
     pub acked: u64,
@@ -83,12 +84,14 @@ impl TcpInfo {
 pub struct Side {
     /// It called connect, so that its SYN counts.
     pub client: bool,
+    /// Nothing was sent yet, so that no dropped packet can have falsified the counters.
     pub certain: bool,
 }
 
 /// Where the streams of a connected socket are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpPos {
+    /// The kernel's number of the connection's state.
     pub state: u8,
     /// Sequence numbers ever taken from the application: with the SYN of a `connect`, and a FIN.
     pub sent: u64,
@@ -96,6 +99,7 @@ pub struct TcpPos {
     pub taken: u64,
     /// As in [`TcpInfo`].
     pub acked: u64,
+    /// As in [`TcpInfo`].
     pub received: u64,
 }
 

@@ -11,7 +11,7 @@ pub use loom::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 /// On x86-64 the read-modify-write just before it is already a full barrier (Intel SDM vol. 3,
 /// 9.2.3.9), so nothing is emitted; loom and weaker machines get the real fence.
 #[inline(always)]
-pub fn fence_after_rmw() {
+pub(crate) fn fence_after_rmw() {
     #[cfg(any(loom, not(target_arch = "x86_64")))]
     fence(Ordering::SeqCst);
     #[cfg(all(not(loom), target_arch = "x86_64"))]

@@ -7,9 +7,13 @@
 
 /// One row of the table: code, short name, explanation, what to do about it.
 pub struct Info {
+    /// The code.
     pub reason: Reason,
+    /// Short name, in lower case with hyphens.
     pub name: &'static str,
+    /// When it is used, in a phrase for people.
     pub text: &'static str,
+    /// What they can do about it.
     pub advice: &'static str,
 }
 
@@ -18,9 +22,9 @@ macro_rules! reasons {
         /// A reason code. `0` means "no reason": the connection is promoted or may yet be.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u32)]
-        pub enum Reason { $($(#[$doc])* $id = $code,)* }
+        pub enum Reason { $($(#[$doc])* #[doc = $text] $id = $code,)* }
 
-        /// Every reason, in order of code: the table behind `underpass reasons`.
+        /// Every reason: the table behind `underpass reasons`.
         pub const TABLE: &[Info] = &[$(Info { reason: Reason::$id, name: $name, text: $text, advice: $advice },)*];
 
         impl Reason {

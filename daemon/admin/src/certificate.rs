@@ -8,7 +8,9 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 /// What a certificate says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
+    /// Distinguished name of whom it is about (RFC 5280, section 4.1.2.6).
     pub subject: String,
+    /// Distinguished name of who signed it.
     pub issuer: String,
     /// May it sign others?
     pub ca: bool,
@@ -18,6 +20,7 @@ pub struct Facts {
     pub names: Vec<String>,
     /// Seconds since 1970.
     pub not_before: i64,
+    /// Seconds since 1970, the last at which it holds.
     pub not_after: i64,
 }
 

@@ -14,16 +14,21 @@ const PING_PATIENCE: Duration = Duration::from_secs(2);
 /// Why there is no answer. Texts of the daemon's may hold control characters.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The socket is there, and this user may not connect to it.
     #[error("{0}: {1}")]
     Denied(PathBuf, io::Error),
     #[error(
         "no underpassd is running ({0}: {1}); start one, or start a program with `underpass run`"
     )]
+    /// Nobody can be connected to at the socket.
     Absent(PathBuf, io::Error),
+    /// Connected, but no answer came in 10 s.
     #[error("underpassd at {0} does not answer within {s} s; is it stopped?", s = PATIENCE.as_secs())]
     Silent(PathBuf),
+    /// The connection broke, or what came is no answer.
     #[error("no sensible answer from underpassd at {0}: {1}")]
     Talk(PathBuf, io::Error),
+    /// The daemon's answer is an error: its text.
     #[error("underpassd says: {0}")]
     Refused(String),
     /// The name of an answer that does not fit the question.
@@ -34,9 +39,11 @@ pub enum Error {
 /// Is a daemon there?
 #[derive(Debug)]
 pub enum Presence {
+    /// A daemon, which has answered.
     Answers,
     /// Something took the connection but did not answer in time: stopped or overloaded.
     Silent,
+    /// Nobody, or somebody who does not speak like a daemon.
     Absent,
 }
 

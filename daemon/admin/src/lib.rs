@@ -4,6 +4,8 @@
 //! one request and one response per connection ([`client`]). The daemon answers a tool in a network namespace with that
 //! namespace's connections only; root in the daemon's own namespace sees all.
 
+#![warn(missing_docs, unreachable_pub)]
+
 pub mod certificate;
 pub mod client;
 pub mod environ;
@@ -17,6 +19,7 @@ pub const CONTROL_SOCK: &str = "control.sock";
 /// Name of the stream socket for the tool.
 pub const ADMIN_SOCK: &str = "admin.sock";
 
+/// What a tool asks. In JSON the member `op` is the name in lower case.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(tag = "op", rename_all = "lowercase")]
 pub enum Request {
@@ -25,12 +28,23 @@ pub enum Request {
     /// Counters.
     Stats,
     /// Send matching connections down and keep them there.
-    Down { target: Target },
+    Down {
+        /// Whose ends are sent down.
+        target: Target,
+    },
     /// Let matching connections be promoted again.
-    Up { target: Target },
+    Up {
+        /// Whose ends may go up.
+        target: Target,
+    },
     /// What would, or did, become of the connection with these endpoints, seen from both ends?
     /// Addresses as `ip:port` or `[ip]:port`, as the caller's own socket has them.
-    Check { local: String, peer: String },
+    Check {
+        /// The caller's end.
+        local: String,
+        /// The other one.
+        peer: String,
+    },
     /// The shims' events, newest last.
     Log,
     /// Version, pid, uptime.
@@ -44,41 +58,57 @@ pub enum Request {
     Peers,
 }
 
+/// Which connections `down` and `up` are about; of those, the ones that the caller may act on.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(rename_all = "lowercase")]
 pub enum Target {
+    /// All, and those to come of the processes that are connected now.
     All,
+    /// Those of a process, and those to come.
     Pid(u32),
     /// By socket inode (the column of `ss`).
     Inode(u64),
     /// By endpoints, either end's view.
     Pair {
+        /// `ip:port` or `[ip]:port` of one end.
         local: String,
+        /// That of the other.
         peer: String,
     },
 }
 
+/// What the daemon answers. In JSON an object whose only member has the name in lower case.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(rename_all = "lowercase")]
 // One value per connection, soon gone: its size does not matter.
 #[allow(clippy::large_enum_variant)]
 pub enum Response {
+    /// To `Ss`.
     Ss {
+        /// Connections and listening sockets, in no order.
         rows: Vec<Row>,
     },
+    /// To `Stats`.
     Stats {
+        /// The counters.
         stats: Box<Stats>,
     },
     /// `Down` and `Up`: how many connection ends were told, and how many will be as soon as their
     /// programs speak to the daemon.
     Told {
+        /// Told now.
         ends: u64,
+        /// Told when their programs next speak to the daemon.
         #[serde(default)]
         later: u64,
     },
+    /// To `Check`.
     Check {
+        /// The caller's end, if it is under Underpass.
         local: Option<Row>,
+        /// The other end, if it is on this node and known.
         peer: Option<Row>,
+        /// In words for people: what carries the connection, or why TCP does.
         verdict: String,
         /// If the other end is on another node.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -86,24 +116,37 @@ pub enum Response {
     },
     /// By process id, as the daemon sees it.
     Parties {
+        /// Process ids.
         pids: Vec<u32>,
     },
+    /// To `Log`.
     Log {
+        /// Events of processes that the caller may act on, oldest first.
         lines: Vec<String>,
     },
+    /// To `Ping` and `Keep`.
     Pong {
+        /// Version of the daemon's program.
         version: String,
+        /// Process id of the daemon, in its own pid namespace.
         pid: u32,
+        /// Seconds since it was started.
         uptime_s: u64,
+        /// Is the BPF proof of connection identity active?
         proof: bool,
     },
     /// `node` without a name: the daemon works alone.
     Peers {
+        /// This node.
         node: NodeState,
+        /// The nodes that the directory lists.
         peers: Vec<PeerState>,
+        /// Who was refused lately; who began it last comes first.
         refused: Vec<RefusedState>,
     },
+    /// To any request: it was refused, or could not be read.
     Error {
+        /// Why, for people. It may hold control characters.
         message: String,
     },
 }
@@ -112,6 +155,7 @@ pub enum Response {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct NodeState {
+    /// As the directory and its certificate have it.
     pub name: String,
     /// Where its daemon listens.
     pub listens: String,
@@ -127,16 +171,19 @@ pub struct NodeState {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct PeerState {
+    /// As the directory has it.
     pub name: String,
     /// Where its daemon is looked for.
     pub address: String,
     /// `up` or `down`, and since when.
     pub state: String,
+    /// Seconds since 1970.
     pub since: i64,
     /// Why there is no channel; empty: there is one.
     pub reason: String,
     /// Program version, and version of the protocol, of the peer; 0: not known.
     pub release: String,
+    /// Of the protocol: the newest that both speak.
     pub version: u32,
     /// When the certificate that it showed ends.
     pub expires: Option<i64>,
@@ -153,12 +200,14 @@ pub struct PeerState {
 pub struct Across {
     /// This node.
     pub own: String,
+    /// The node that the directory gives the peer's address to; empty: none.
     pub node: String,
     /// Does the directory give the peer's address to a node at all? If not, it is outside, or was
     /// translated on the way.
     pub listed: bool,
     /// The channel to that node's daemon: `up` or `down`, and why; both empty if not `listed`.
     pub channel: String,
+    /// Why there is no channel.
     pub trouble: String,
     /// Why this node makes no lanes to others; 0: it does.
     pub refusal: u32,
@@ -170,21 +219,28 @@ pub struct Across {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct RefusedState {
+    /// Its address.
     pub address: String,
+    /// Why, in words for people.
     pub reason: String,
+    /// How often, for this reason.
     pub times: u64,
+    /// When it was refused last: seconds since 1970.
     pub at: i64,
 }
 
 /// One end of a connection, or a listening socket.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Row {
-    /// `ACTIVE`, `LISTEN`, `INIT`, as smcss says it.
+    /// `ACTIVE`, `LISTEN`, `INIT` (not connected), `CLOSED`, as smcss says it.
     pub state: String,
+    /// User id of the socket's owner.
     pub uid: u32,
+    /// Inode of the socket.
     pub inode: u64,
     /// `ip:port`, IPv6 in brackets; IPv4-mapped addresses as IPv4.
     pub local: String,
+    /// Address of the other end, in the same form; empty for listening sockets.
     pub peer: String,
     /// Interface index column of smcss; 0 for lanes of this node.
     pub intf: String,
@@ -192,6 +248,7 @@ pub struct Row {
     pub mode: String,
     /// Reason codes behind a `TCP` mode.
     pub reason: u32,
+    /// The other end's; 0: none is known.
     pub peer_reason: u32,
     /// Which directions are on the ring now: `both`, `tx`, `rx` or `none`.
     pub up: String,
@@ -201,7 +258,9 @@ pub struct Row {
     /// What carries the lane to the other node now, if that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rail: Option<RailRow>,
+    /// The process that the row is shown under, as the daemon sees it.
     pub pid: u32,
+    /// Its name in `/proc`; it may hold control characters.
     pub comm: String,
     /// Every process under the shim that holds the socket, `pid` among them.
     #[serde(default)]
@@ -209,22 +268,31 @@ pub struct Row {
     /// The process at the other end, where it is on this node; 0: not known.
     #[serde(default)]
     pub peer_pid: u32,
+    /// Its name; empty: not known.
     #[serde(default)]
     pub peer_comm: String,
     /// Network namespace inode of the process.
     pub netns: u64,
     /// `client` or `server`.
     pub role: String,
+    /// Number of the link that its lane is on; 0: it has none.
     pub link: u64,
+    /// The lane's slot on it.
     pub lane: u32,
+    /// Epoch of the last switch up of sending.
     pub tx_epoch: u32,
+    /// Epoch for which it last was ready to receive from its ring.
     pub rx_epoch: u32,
     /// Size of the outgoing ring; 0: none, or told by a daemon that does not say.
     #[serde(default)]
     pub tx_ring_bytes: u64,
+    /// Bytes sent over its lane.
     pub lane_tx_bytes: u64,
+    /// Bytes received over its lane.
     pub lane_rx_bytes: u64,
+    /// Bytes sent over TCP, frames included.
     pub tcp_tx_bytes: u64,
+    /// Bytes received over TCP, frames included.
     pub tcp_rx_bytes: u64,
 }
 
@@ -234,44 +302,64 @@ pub struct Row {
 pub struct RailRow {
     /// Part of this node among the two: `server` (it adds links) or `client`.
     pub role: String,
+    /// Name of this node's device.
     pub device: String,
+    /// Port of the device, from 1.
     pub port: u8,
     /// Number of the link between the two nodes.
     pub link: u32,
     /// Eight groups of four digits; empty where the caller may not know the nodes' addresses.
     pub gid: String,
+    /// That of the other node's port, in the same form.
     pub peer_gid: String,
 }
 
 /// Counters of the daemon and of all shims together.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Stats {
+    /// Version of the daemon's program.
     pub version: String,
+    /// Process id of the daemon, in its own pid namespace.
     pub pid: u32,
+    /// Seconds since it was started.
     pub uptime_s: u64,
     /// Is the BPF proof of connection identity active?
     pub proof: bool,
+    /// Processes that are connected now.
     pub parties: u64,
+    /// Links between parties.
     pub links: u64,
+    /// Lanes that are in use on them.
     pub lanes: u64,
+    /// Bytes of links' memory that somebody has written to.
     pub memory_bytes: u64,
+    /// Registrations that came from shims.
     pub registered: u64,
+    /// Connections both of whose ends are here, and were found to belong together.
     pub paired: u64,
     /// Ends whose other end another node has.
     #[serde(default)]
     pub paired_across: u64,
+    /// Times that an end was told to stay on TCP for now, or for good.
     pub declined: u64,
     /// Datagrams between shims and daemon, both ways.
     #[serde(default)]
     pub datagrams: u64,
     /// Sums over the shims' family tables, ended processes included.
     pub promoted: u64,
+    /// Switches up of sending directions.
     pub ups: u64,
+    /// Switches down of sending directions.
     pub downs: u64,
+    /// Bytes sent over lanes.
     pub lane_tx_bytes: u64,
+    /// Bytes received over lanes.
     pub lane_rx_bytes: u64,
+    /// Doorbells that shims rang.
     pub rings: u64,
+    /// Sleeps from which a lane could wake.
     pub sleeps: u64,
+    /// Connections that shims have reset.
     pub resets: u64,
     /// Ports of RDMA devices that carry lanes, or have.
     #[serde(default)]
@@ -282,7 +370,9 @@ pub struct Stats {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct RailStats {
+    /// Name of the device.
     pub device: String,
+    /// Port of the device, from 1.
     pub port: u8,
     /// Links that work now, by peer node.
     pub links: Vec<RailLinks>,
@@ -290,8 +380,11 @@ pub struct RailStats {
     pub writes: u64,
     /// Bytes of lanes that were acknowledged: written, or behind messages.
     pub bytes: u64,
+    /// Messages of 44 bytes and more that were acknowledged.
     pub messages_sent: u64,
+    /// Messages that came from the peers.
     pub messages_received: u64,
+    /// Links that failed, those that never worked among them.
     pub links_failed: u64,
 }
 
@@ -301,6 +394,7 @@ pub struct RailStats {
 pub struct RailLinks {
     /// Empty where the caller may not know the nodes: then the sum over all.
     pub node: String,
+    /// Links that work now.
     pub up: u64,
     /// Lanes that use them.
     pub lanes: u64,

@@ -18,15 +18,21 @@ pub use link::dirs::{DIR_ENV, SYSTEM_DIR, XDG_ENV};
 /// A directory that is not to be believed, or cannot be looked at.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// It cannot be looked at.
     #[error("{0}: {1}")]
     Io(PathBuf, io::Error),
     #[error(
         "{dir} is not a directory that only uid {me} can write to (owner {owner}, mode {mode:o}): not using the daemon in it"
     )]
+    /// Another user owns it, or others can write to it.
     Foreign {
+        /// The directory.
         dir: PathBuf,
+        /// User id that wants to use it.
         me: u32,
+        /// User id of its owner.
         owner: u32,
+        /// Its permission bits.
         mode: u32,
     },
 }
@@ -36,7 +42,9 @@ pub enum Error {
 pub struct Places {
     /// Named by `--dir` or `UNDERPASS_DIR`: then no other is considered.
     pub named: Option<PathBuf>,
+    /// The system daemon's: [`SYSTEM_DIR`].
     pub system: PathBuf,
+    /// That of this user's own daemon.
     pub user: PathBuf,
 }
 

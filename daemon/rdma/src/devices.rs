@@ -19,14 +19,18 @@ use std::fmt;
 /// What carries a device's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fabric {
+    /// InfiniBand's transport over Ethernet.
     Roce,
+    /// InfiniBand's transport over its own wires.
     InfiniBand,
+    /// RDMA over TCP (RFC 5040).
     Iwarp,
+    /// Anything else: it carries no lanes.
     Other,
 }
 
 impl Fabric {
-    pub fn of(transport: Transport, link_layer: LinkLayer) -> Self {
+    fn of(transport: Transport, link_layer: LinkLayer) -> Self {
         match (transport, link_layer) {
             (Transport::InfiniBand, LinkLayer::Ethernet) => Fabric::Roce,
             (Transport::InfiniBand, LinkLayer::InfiniBand) => Fabric::InfiniBand,
@@ -74,6 +78,7 @@ impl fmt::Display for GidKind {
 /// Why a port carries no lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
+    /// Its state is not [`PortState::Active`].
     #[error("port-down")]
     PortDown,
     /// Its GIDs are RoCE v1's, which no router forwards, or there are none yet. With iWARP: its
@@ -83,15 +88,18 @@ pub enum Unusable {
     /// It is being removed, or the kernel's `ib_uverbs` is not loaded.
     #[error("no-uverbs")]
     NoVerbs,
+    /// It is neither RoCE, nor InfiniBand, nor iWARP.
     #[error("unknown-transport")]
     Transport,
 }
 
 impl SysDevice {
+    /// What carries the packets of this port of the device.
     pub fn fabric(&self, port: &SysPort) -> Fabric {
         Fabric::of(self.transport, port.link_layer)
     }
 
+    /// Could this port of the device carry lanes now, and if not, why?
     pub fn usable(&self, port: &SysPort) -> Result<(), Unusable> {
         let wanted = match self.fabric(port) {
             Fabric::Roce => GidKind::RoceV2,

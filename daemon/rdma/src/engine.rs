@@ -34,9 +34,11 @@ use lane::Lanes;
 use litemap::LiteMap;
 use std::collections::VecDeque;
 
-/// Numbers of the rails, links, parties, chunks of a pair, each from its own series.
+/// Number of a rail of a pair, from 1; never used again.
 pub type RailId = u32;
+/// Number of a link, the same at both ends; never used again.
 pub type LinkId = u32;
+/// Number of a party of a pair, from 1; never used again.
 pub type PartyId = u32;
 /// The token of a lane: how the peer names it.
 pub type LaneId = u32;
@@ -179,6 +181,7 @@ impl<P: Provider> Pair<P> {
         }
     }
 
+    /// The oldest event that was not taken yet. Take all after each poll.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -196,7 +199,7 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// Why this pair is of no use any more, if so, has been told by [`Event::PairFailed`].
+    /// Is this pair of no use any more? Why, [`Event::PairFailed`] has told.
     pub fn failed(&self) -> bool {
         self.failed
     }

@@ -5,6 +5,8 @@
 //! in [`verbs`], so that it runs the same over real devices (the crate
 //! `underpass-ibv`) and over a simulation ([`sim`]).
 
+#![warn(missing_docs, unreachable_pub)]
+
 pub mod devices;
 pub mod engine;
 pub mod sim;

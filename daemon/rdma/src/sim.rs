@@ -27,6 +27,7 @@ use std::sync::Arc;
 pub struct Rng(pub u64);
 
 impl Rng {
+    /// The next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -195,6 +196,7 @@ impl World {
         self.get_mut().run_until(now);
     }
 
+    /// How unkind the world is from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.get_mut().faults = faults;
     }
@@ -219,6 +221,7 @@ impl World {
         }
     }
 
+    /// Takes [`World::unplug`] back.
     pub fn plug(&self, node: usize, rail: usize) {
         let mut w = self.get_mut();
         let index = w.ports.iter().map(|p| p.index).max().unwrap_or(0) + 1;

@@ -39,16 +39,22 @@ use std::sync::Arc;
 
 /// A family of implementations of the traits below.
 pub trait Provider: Sized + 'static {
+    /// An open device.
     type Device: Device<Self>;
+    /// What regions and queue pairs are made in.
     type Pd: ProtectionDomain<Self>;
+    /// Memory that devices may reach.
     type Mr: MemoryRegion;
+    /// Where they tell what is done.
     type Cq: CompletionQueue;
+    /// An end of a connection.
     type Qp: QueuePair;
 
     /// The devices that are there now. Called again and again: this is how devices that come later
     /// are found. A device that left and came back under the same name has another `index`.
     fn scan(&self) -> Result<Vec<DeviceId>, Error>;
 
+    /// Opens a device; [`Error::NoDevice`] where this appearance of it is gone.
     fn open(&self, device: &DeviceId) -> Result<Self::Device, Error>;
 
     /// How many objects exist now, those included that could not be freed.
@@ -57,6 +63,7 @@ pub trait Provider: Sized + 'static {
 
 /// An open device. Clones of the handle are not needed: what is made of it keeps it alive.
 pub trait Device<P: Provider> {
+    /// Which one this is.
     fn id(&self) -> &DeviceId;
 
     /// What the device says about itself now; asked again after each event.
@@ -68,6 +75,7 @@ pub trait Device<P: Provider> {
     /// Becomes readable when there are events.
     fn event_fd(&self) -> Option<RawFd>;
 
+    /// An empty protection domain.
     fn alloc_pd(&self) -> Result<P::Pd, Error>;
 
     /// A queue for at least `entries` completions. One that overflows is lost with all its queue
@@ -75,6 +83,7 @@ pub trait Device<P: Provider> {
     fn create_cq(&self, entries: u32) -> Result<P::Cq, Error>;
 }
 
+/// Queue pairs and regions of different domains do not work together: a peer reaches what is in that of its queue pair.
 pub trait ProtectionDomain<P: Provider> {
     /// Lets the device reach this memory. The region keeps `memory` (hence its mapping) alive.
     /// With [`Access::LocalRead`] the mapping may be read-only.
@@ -89,11 +98,14 @@ pub trait ProtectionDomain<P: Provider> {
 pub trait MemoryRegion {
     /// Address of the first byte, as it stands in requests, local and remote.
     fn addr(&self) -> u64;
+    /// Length in bytes.
     fn len(&self) -> u64;
+    /// Key for requests of our own.
     fn lkey(&self) -> u32;
     /// 0 unless registered with [`Access::RemoteWrite`].
     fn rkey(&self) -> u32;
 
+    /// Is its length 0?
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -109,6 +121,7 @@ pub trait MemoryRegion {
     }
 }
 
+/// Tells what became of requests and receive buffers, for the queue pairs that were made with it.
 pub trait CompletionQueue {
     /// Appends at most `max` completions to `out` and says how many.
     fn poll(&self, out: &mut Vec<Completion>, max: usize) -> Result<usize, Error>;
@@ -127,7 +140,9 @@ pub trait CompletionQueue {
     fn fd(&self) -> Option<RawFd>;
 }
 
+/// One end of a reliable connection. Requests are done in the order in which they are posted.
 pub trait QueuePair {
+    /// Its number on the device, 24 bits.
     fn qpn(&self) -> u32;
 
     /// What the device granted; at least what was asked for.
@@ -165,6 +180,7 @@ pub trait QueuePair {
         true
     }
 
+    /// What the device says of it now.
     fn state(&self) -> Result<QpState, Error>;
 
     /// Posts requests in order, with one doorbell. [`Error::Full`] when the send queue has no place.

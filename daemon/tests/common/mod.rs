@@ -279,7 +279,10 @@ impl Shim {
 
     /// Says whose daemon the table belongs to.
     pub fn home(&self, of: link::family::Home) {
-        self.table.table().header.set_home(of);
+        let header = &self.table.table().header;
+        header.set_home(of);
+        header.version.store(u32::from(link::VERSION), Relaxed);
+        header.magic.store(link::family::MAGIC, Relaxed);
     }
 
     pub fn stats(&self) -> &link::family::Stats {

@@ -18,6 +18,7 @@ pub struct Area {
 }
 
 impl Area {
+    /// An empty area.
     pub const fn new() -> Self {
         Area {
             control: AtomicPtr::new(core::ptr::null_mut()),
@@ -81,6 +82,7 @@ impl Area {
         unsafe { self.control.load(Acquire).as_ref() }
     }
 
+    /// Is data chunk `n` (1 or more) mapped here?
     pub fn has_chunk(&self, n: usize) -> bool {
         self.base.get(n).is_some_and(|b| !b.load(Acquire).is_null())
     }
@@ -117,7 +119,9 @@ impl Default for Area {
 /// An end's view of its lane: own words, the peer's words, both areas. Cheap to make.
 #[derive(Clone, Copy)]
 pub struct Memory<'a> {
+    /// The area of the end whose lane this is: ours to write, but for a takeover.
     pub own: &'a Area,
+    /// The other party's, mapped read-only; for a takeover the daemon's, which it writes.
     pub peer: &'a Area,
     own_ctl: &'a Control,
     peer_ctl: &'a Control,
@@ -174,44 +178,54 @@ impl<'a> Memory<'a> {
         self.takes_over
     }
 
+    /// What our sending half says.
     #[inline(always)]
     pub fn own_tx(&self) -> &'a TxWords {
         &self.own_ctl.tx[self.lane]
     }
+    /// What our receiving half says.
     #[inline(always)]
     pub fn own_rx(&self) -> &'a RxWords {
         &self.own_ctl.rx[self.lane]
     }
+    /// What the other end's sending half says.
     #[inline(always)]
-    pub fn peer_tx(&self) -> &'a TxWords {
+    pub(super) fn peer_tx(&self) -> &'a TxWords {
         &self.peer_ctl.tx[self.lane]
     }
+    /// What the other end's receiving half says.
     #[inline(always)]
     pub fn peer_rx(&self) -> &'a RxWords {
         &self.peer_ctl.rx[self.lane]
     }
+    /// Bytes that we ever published on this slot.
     #[inline(always)]
     pub fn own_head(&self) -> &'a AtomicU64 {
         &self.own_ctl.heads[self.lane]
     }
+    /// Bytes that we ever consumed of the incoming ring.
     #[inline(always)]
     pub fn own_cursor(&self) -> &'a AtomicU64 {
         &self.own_ctl.cursors[self.lane]
     }
+    /// Bytes that the other end ever published; any value is possible.
     #[inline(always)]
     pub fn peer_head(&self) -> &'a AtomicU64 {
         &self.peer_ctl.heads[self.lane]
     }
+    /// Bytes that the other end says it has consumed of ours; any value is possible.
     #[inline(always)]
     pub fn peer_cursor(&self) -> &'a AtomicU64 {
         &self.peer_ctl.cursors[self.lane]
     }
+    /// Publish counter of our area for the lane's group.
     #[inline(always)]
-    pub fn own_seq(&self) -> &'a AtomicU32 {
+    pub(super) fn own_seq(&self) -> &'a AtomicU32 {
         &self.own_ctl.seq[self.lane / GROUP].0
     }
+    /// How many of the other party sleep on the link.
     #[inline(always)]
-    pub fn peer_sleepers(&self) -> &'a AtomicU32 {
+    pub(super) fn peer_sleepers(&self) -> &'a AtomicU32 {
         &self.peer_ctl.sleepers.0
     }
 
@@ -252,6 +266,7 @@ pub struct Iov<'a> {
 }
 
 impl<'a> Iov<'a> {
+    /// At the beginning of the first buffer.
     pub fn new(vecs: &'a [libc::iovec]) -> Self {
         Iov { vecs, offset: 0 }
     }

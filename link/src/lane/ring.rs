@@ -19,6 +19,7 @@ impl Ring {
         }
     }
 
+    /// Bytes of the ring, a power of two.
     #[inline(always)]
     pub fn size(self) -> u64 {
         self.mask + 1

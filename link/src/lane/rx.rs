@@ -53,7 +53,9 @@ const PIECE: u64 = 16 << 10;
 pub struct RxState {
     /// 0 or the holder's thread id.
     pub lock: AtomicU32,
+    /// One of [`mode`]'s, stored under the lock. Native calls look at it without.
     pub mode: prim::AtomicU32,
+    /// Epoch of the last readiness. (Taken back or not: none is used twice.)
     pub epoch: AtomicEpoch,
     /// Threads that may be asleep in the kernel on this socket without a look at the lane.
     pub natives: prim::AtomicU32,
@@ -92,6 +94,7 @@ pub struct RxState {
 /// What became of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
+    /// So many bytes; with [`How::peek`] they are still there.
     Bytes(usize),
     /// Nothing now.
     Empty,
@@ -130,6 +133,7 @@ pub enum Revoked {
 }
 
 impl RxState {
+    /// Does it receive from the ring?
     pub fn is_up(&self) -> bool {
         matches!(self.mode.load(Relaxed), mode::RING | mode::LAST | mode::FIN)
     }

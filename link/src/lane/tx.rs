@@ -48,7 +48,9 @@ pub const UNSEEN: u64 = u64::MAX;
 pub struct TxState {
     /// 0 or the holder's thread id (see the shim's `lock`).
     pub lock: AtomicU32,
+    /// One of [`mode`]'s, stored under the lock. Native calls look at it without.
     pub mode: prim::AtomicU32,
+    /// Epoch of the last switch up.
     pub epoch: AtomicEpoch,
     /// Threads and processes inside a native send: no switch meanwhile.
     pub natives: prim::AtomicU32,
@@ -82,7 +84,9 @@ pub struct TxState {
     pub full_since_ms: AtomicU64,
     /// Bytes sent over rings, for statistics.
     pub ring_bytes: AtomicU64,
+    /// Switches up of this socket.
     pub ups: AtomicU32,
+    /// Switches down of this socket. The shim sees by it that one came in between.
     pub downs: AtomicU32,
     /// An errno that a send of ours took from the socket, and that the application was not told yet.
     pub error: Pending,
@@ -109,6 +113,7 @@ pub enum Sent {
 }
 
 impl TxState {
+    /// Do sends go to the ring?
     pub fn is_up(&self) -> bool {
         self.mode.load(Relaxed) == mode::RING
     }

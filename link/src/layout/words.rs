@@ -50,7 +50,7 @@ impl Epoch {
 
     /// Do both belong to one use of the slot?
     #[inline(always)]
-    pub const fn same_use(self, other: Epoch) -> bool {
+    pub(crate) const fn same_use(self, other: Epoch) -> bool {
         self.0 / EPOCHS == other.0 / EPOCHS
     }
 }

@@ -7,10 +7,13 @@ use std::net::IpAddr;
 /// A GID that could be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
+    /// Name of the device.
     pub device: String,
+    /// From 1.
     pub port: u8,
     /// Good until the table changes; look again at each connection.
     pub index: u32,
+    /// The GID itself.
     pub gid: Gid,
 }
 

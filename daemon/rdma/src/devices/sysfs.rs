@@ -9,24 +9,33 @@ use std::path::{Path, PathBuf};
 /// One device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SysDevice {
+    /// Its name, and which appearance of it this is.
     pub id: DeviceId,
+    /// The device's own number, EUI-64; 0: not readable.
     pub node_guid: u64,
+    /// What its queue pairs speak.
     pub transport: Transport,
     /// Address on the PCI bus; `None` for devices made of software.
     pub pci: Option<String>,
+    /// NUMA node of the device, or of the interface that a software device lies on.
     pub numa_node: Option<u32>,
     /// The device by which programs reach it, `uverbs0`. It goes first when a device is removed, while
     /// the kernel waits for everybody to close it. (rxe says nothing else to those who have it open.)
     pub verbs: Option<String>,
+    /// In order of numbers.
     pub ports: Vec<SysPort>,
 }
 
+/// A port of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SysPort {
     /// From 1.
     pub port: u8,
+    /// As the device reports it.
     pub state: PortState,
+    /// What its packets travel on.
     pub link_layer: LinkLayer,
+    /// Local identifier, given by InfiniBand's subnet manager; else 0.
     pub lid: u16,
     /// As the driver claims; software devices make it up.
     pub speed_mbps: Option<u32>,
@@ -47,6 +56,7 @@ pub struct Tree {
 }
 
 impl Tree {
+    /// That of this machine.
     pub fn system() -> Self {
         Tree {
             addresses: of_interface,
@@ -54,7 +64,7 @@ impl Tree {
         }
     }
 
-    pub fn at(sys: &Path) -> Self {
+    pub(super) fn at(sys: &Path) -> Self {
         Tree {
             class: sys.join("class/infiniband"),
             verbs: sys.join("class/infiniband_verbs"),
@@ -68,6 +78,7 @@ impl Tree {
         self.names().iter().filter_map(|n| self.device(n)).collect()
     }
 
+    /// Which appearance of a device has this name now.
     pub fn id(&self, name: &str) -> Option<DeviceId> {
         // The folder's inode number is made when the device appears and not used again.
         let index = fs::metadata(self.class.join(name)).ok()?.ino();
@@ -78,19 +89,19 @@ impl Tree {
     }
 
     /// The `uverbs` device of a device.
-    pub fn verbs(&self, name: &str) -> Option<String> {
+    fn verbs(&self, name: &str) -> Option<String> {
         let of = |v: &String| text(&self.verbs.join(v).join("ibdev"));
         names(&self.verbs)
             .into_iter()
             .find(|v| of(v).as_deref() == Some(name))
     }
 
-    pub fn names(&self) -> Vec<String> {
+    pub(super) fn names(&self) -> Vec<String> {
         names(&self.class)
     }
 
     /// A device with its GIDs.
-    pub fn device(&self, name: &str) -> Option<SysDevice> {
+    pub(super) fn device(&self, name: &str) -> Option<SysDevice> {
         let mut seen = self.glance(name)?;
         for p in &mut seen.ports {
             if seen.transport == Transport::Iwarp {

@@ -7,8 +7,10 @@ use super::{SysDevice, Tree};
 use crate::verbs::{DeviceId, Transport};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// What [`Watch::look`] has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
+    /// It is there and can be opened.
     Added(SysDevice),
     /// Another state, GID, or anything else.
     Changed(SysDevice),
@@ -25,6 +27,7 @@ pub struct Watch {
 }
 
 impl Watch {
+    /// Knows no device: to the first look all are new.
     pub fn new(tree: Tree) -> Self {
         Watch {
             tree,

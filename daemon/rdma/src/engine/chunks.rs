@@ -37,7 +37,7 @@ struct Leaving {
 
 impl<P: Provider> Chunk<P> {
     /// A device may still write: the registration, and with it the memory, stays for ever.
-    pub fn leak(&mut self) {
+    pub(super) fn leak(&mut self) {
         for (_, mr) in std::mem::take(&mut self.mrs) {
             std::mem::forget(mr);
         }

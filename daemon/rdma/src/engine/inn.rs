@@ -54,14 +54,14 @@ pub(super) struct In {
 impl In {
     /// The link that carried our answers is dead. The one that carried the question may be another,
     /// whose owner will not ask again: what may be lost is answered once more.
-    pub fn moved(&mut self) {
+    pub(super) fn moved(&mut self) {
         self.switch_reply = self.switch_reply.or(self.answered);
         self.ring_reply = self.ring_reply.take().or(self.ring_replied);
         self.landed_reply = self.landed_reply.take().or(self.landed_replied);
     }
 
     /// The peer's daemon asks what became of a switch. If it never came, it will not be taken.
-    pub fn asked_about(&mut self, which: (Epoch, u32)) -> bool {
+    pub(super) fn asked_about(&mut self, which: (Epoch, u32)) -> bool {
         match self.answered {
             Some((e, a, ok)) if (e, a) == which => ok,
             Some((e, a, _)) if !newer(which, (e, a)) => false,
@@ -72,14 +72,14 @@ impl In {
         }
     }
 
-    pub fn ring_numbered(&self, low: u8) -> Option<usize> {
+    pub(super) fn ring_numbered(&self, low: u8) -> Option<usize> {
         self.rings.iter().position(|r| r.number as u8 == low)
     }
 
     /// May the application be shown heads up to here? Until its cursor word has moved off the value
     /// that an earlier use of the slot left there, a head at or beyond that value would make the
     /// two look the same.
-    pub fn ceiling(&self) -> u64 {
+    pub(super) fn ceiling(&self) -> u64 {
         match self.stale {
             Some(stale) if stale > self.cursor => self.head.min(stale - 1),
             _ => self.head,
@@ -87,11 +87,11 @@ impl In {
     }
 
     /// Was the ring used at any time?
-    pub fn used(&self) -> bool {
+    pub(super) fn used(&self) -> bool {
         self.epoch != Epoch::NONE
     }
 
-    pub fn unread(&self) -> bool {
+    pub(super) fn unread(&self) -> bool {
         self.up && self.cursor != self.head
     }
 }

@@ -45,7 +45,7 @@ pub(super) struct Closing {
 }
 
 impl Lane {
-    pub fn new(party: u32, slot: usize) -> Self {
+    pub(super) fn new(party: u32, slot: usize) -> Self {
         Lane {
             party,
             slot,
@@ -69,18 +69,18 @@ impl Lane {
     }
 
     /// Neither failed nor removed.
-    pub fn works(&self) -> bool {
+    pub(super) fn works(&self) -> bool {
         self.fault.is_none() && self.closing.is_none()
     }
 
-    pub fn next_seq(&mut self) -> u16 {
+    pub(super) fn next_seq(&mut self) -> u16 {
         self.seq_out = self.seq_out.wrapping_add(1);
         self.seq_out
     }
 
     /// Is this message newer than all before? Those on one link come in order; a lane that moves
     /// from one healthy link to another may be spoken of by both for a moment.
-    pub fn news(&mut self, seq: u16) -> bool {
+    pub(super) fn news(&mut self, seq: u16) -> bool {
         let newer = self
             .seq_in
             .is_none_or(|last| seq.wrapping_sub(last).wrapping_sub(1) < u16::MAX / 2);
@@ -91,12 +91,12 @@ impl Lane {
     }
 
     /// Does this epoch belong to the present use of the slot?
-    pub fn ours(&self, epoch: Epoch) -> bool {
+    pub(super) fn ours(&self, epoch: Epoch) -> bool {
         (1..=EPOCHS).contains(&epoch.since(self.base))
     }
 
     /// The link is buried: nothing of ours is under way. Everything is said again on another one.
-    pub fn moved(&mut self) {
+    pub(super) fn moved(&mut self) {
         self.link = None;
         self.under_way = 0;
         self.validate = true;
@@ -106,7 +106,7 @@ impl Lane {
     }
 
     /// What went over the control channel may be lost.
-    pub fn say_again(&mut self) {
+    pub(super) fn say_again(&mut self) {
         if let Some(c) = &mut self.closing {
             c.next_try = 0;
         }
@@ -132,7 +132,7 @@ const INDEX_BITS: u32 = 20;
 const USES: u32 = (1 << (32 - INDEX_BITS)) - 1;
 
 impl Lanes {
-    pub fn add(&mut self, lane: Lane) -> Option<LaneId> {
+    pub(super) fn add(&mut self, lane: Lane) -> Option<LaneId> {
         let i = match self.free.pop() {
             Some(i) => i,
             None if self.places.len() < 1 << INDEX_BITS => {
@@ -156,7 +156,7 @@ impl Lanes {
         (place.uses == id >> INDEX_BITS).then_some(place)
     }
 
-    pub fn get(&self, id: LaneId) -> Option<&Lane> {
+    pub(super) fn get(&self, id: LaneId) -> Option<&Lane> {
         let place = self.places.get(id as usize & ((1 << INDEX_BITS) - 1))?;
         place
             .lane
@@ -164,18 +164,18 @@ impl Lanes {
             .filter(|_| place.uses == id >> INDEX_BITS)
     }
 
-    pub fn get_mut(&mut self, id: LaneId) -> Option<&mut Lane> {
+    pub(super) fn get_mut(&mut self, id: LaneId) -> Option<&mut Lane> {
         self.place(id)?.lane.as_deref_mut()
     }
 
     /// Takes a lane out to work on it beside the rest of the pair.
-    pub fn take(&mut self, id: LaneId) -> Option<Box<Lane>> {
+    pub(super) fn take(&mut self, id: LaneId) -> Option<Box<Lane>> {
         let place = self.place(id)?;
         place.taken = place.lane.is_some();
         place.lane.take()
     }
 
-    pub fn put_back(&mut self, id: LaneId, lane: Box<Lane>) {
+    pub(super) fn put_back(&mut self, id: LaneId, lane: Box<Lane>) {
         if let Some(place) = self.place(id) {
             if place.taken {
                 place.taken = false;
@@ -184,7 +184,7 @@ impl Lanes {
         }
     }
 
-    pub fn remove(&mut self, id: LaneId) {
+    pub(super) fn remove(&mut self, id: LaneId) {
         if let Some(place) = self.place(id) {
             place.lane = None;
             place.taken = false;
@@ -192,7 +192,7 @@ impl Lanes {
         }
     }
 
-    pub fn each(&mut self, mut f: impl FnMut(LaneId, &mut Lane)) {
+    pub(super) fn each(&mut self, mut f: impl FnMut(LaneId, &mut Lane)) {
         for (i, p) in self.places.iter_mut().enumerate() {
             if let Some(lane) = p.lane.as_deref_mut() {
                 f(p.uses << INDEX_BITS | i as u32, lane);

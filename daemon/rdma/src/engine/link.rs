@@ -105,7 +105,7 @@ pub(super) struct Link<P: Provider> {
 
 impl<P: Provider> Link<P> {
     /// A queue pair that can receive, not connected.
-    pub fn new(
+    pub(super) fn new(
         no: u32,
         rail_no: u32,
         rail: &Rail<P::Device>,
@@ -195,7 +195,7 @@ impl<P: Provider> Link<P> {
     }
 
     /// Connects to the peer's end.
-    pub fn connect(
+    pub(super) fn connect(
         &mut self,
         peer: LinkEnd,
         rail: &Rail<P::Device>,
@@ -248,12 +248,12 @@ impl<P: Provider> Link<P> {
     }
 
     /// Completions; as many as [`COMPLETIONS`] when there may be more.
-    pub fn poll(&self, out: &mut Vec<Completion>) -> Result<usize, Error> {
+    pub(super) fn poll(&self, out: &mut Vec<Completion>) -> Result<usize, Error> {
         self.cq.poll(out, COMPLETIONS)
     }
 
     /// Asks for a notification, unless that was done and none has come.
-    pub fn arm(&mut self) -> bool {
+    pub(super) fn arm(&mut self) -> bool {
         // What was sent is polled for in passing, unless somebody waits for room.
         // (siw counts no message as one that asks for it; and where credits tell what is done, our own
         // device may be the last to know.)
@@ -266,7 +266,7 @@ impl<P: Provider> Link<P> {
     }
 
     /// Takes one completion in.
-    pub fn completed(&mut self, c: &Completion, now: u64) -> Outcome {
+    pub(super) fn completed(&mut self, c: &Completion, now: u64) -> Outcome {
         match c.status {
             Status::Success => {}
             Status::RetryExceeded => return Outcome::Dead("no acknowledgement"),
@@ -319,7 +319,7 @@ impl<P: Provider> Link<P> {
     }
 
     /// How many requests are done, as the peer's credits tell, where our device does not.
-    pub fn confirmed(&mut self) -> usize {
+    pub(super) fn confirmed(&mut self) -> usize {
         if !self.weak {
             return 0;
         }
@@ -344,7 +344,7 @@ impl<P: Provider> Link<P> {
     }
 
     /// The peer has told its credits because we asked.
-    pub fn answered(&mut self) {
+    pub(super) fn answered(&mut self) {
         self.probing = false;
     }
 
@@ -380,7 +380,7 @@ impl<P: Provider> Link<P> {
     }
 
     /// What was sent a while ago should be known to be done, too.
-    pub fn tick(&mut self) {
+    pub(super) fn tick(&mut self) {
         if self.weak && self.of_lanes > 0 && self.oldest == self.first_wr {
             self.await_sent();
         }
@@ -388,7 +388,7 @@ impl<P: Provider> Link<P> {
     }
 
     /// The oldest request, now done.
-    pub fn pop_done(&mut self) -> Option<What> {
+    pub(super) fn pop_done(&mut self) -> Option<What> {
         let w = self.sent.pop_front()?;
         self.first_wr += 1;
         self.of_lanes -= usize::from(!matches!(w, What::Llc));
@@ -399,11 +399,11 @@ impl<P: Provider> Link<P> {
     }
 
     /// Is it being connected?
-    pub fn shakes_hands(&self) -> bool {
+    pub(super) fn shakes_hands(&self) -> bool {
         self.state == State::Confirming && !self.linked
     }
 
-    pub fn under_way(&self) -> impl Iterator<Item = &What> {
+    pub(super) fn under_way(&self) -> impl Iterator<Item = &What> {
         self.sent.iter()
     }
 
@@ -412,17 +412,17 @@ impl<P: Provider> Link<P> {
     }
 
     /// May a lane post two writes and a message now?
-    pub fn open(&self) -> bool {
+    pub(super) fn open(&self) -> bool {
         self.state == State::Active && self.llc.is_empty() && self.spare()
     }
 
     /// Whoever calls waits for everything that was posted to be done.
-    pub fn await_sent(&mut self) {
+    pub(super) fn await_sent(&mut self) {
         self.awaited = self.first_wr + self.sent.len() as u64;
     }
 
     /// Does anything wait for requests to be done?
-    pub fn is_tight(&self) -> bool {
+    pub(super) fn is_tight(&self) -> bool {
         self.first_wr < self.awaited
             || !self.waiters.is_empty()
             || self.bytes * 2 > self.window
@@ -430,35 +430,35 @@ impl<P: Provider> Link<P> {
     }
 
     /// May a lane post bytes now?
-    pub fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         self.open() && self.window() > 0
     }
 
     /// Bytes that a message takes along.
-    pub fn data_max(&self) -> u64 {
+    pub(super) fn data_max(&self) -> u64 {
         u64::from(self.qp.caps().inline_bytes)
             .saturating_sub(LEN as u64)
             .min(DATA_MAX as u64)
     }
 
     /// Bytes that may be added to what is under way.
-    pub fn window(&self) -> u64 {
+    pub(super) fn window(&self) -> u64 {
         self.window.saturating_sub(self.bytes)
     }
 
     /// Queues a message about the link or a region.
-    pub fn say(&mut self, token: u32, body: Body) {
+    pub(super) fn say(&mut self, token: u32, body: Body) {
         if self.llc.len() < LLC_MAX {
             self.llc.push_back((token, body));
         }
     }
 
-    pub fn flooded(&self) -> bool {
+    pub(super) fn flooded(&self) -> bool {
         self.llc.len() >= LLC_MAX
     }
 
     /// Posts the queued messages as far as credits go, and returns credits if it is time.
-    pub fn flush(&mut self) -> Result<(), Error> {
+    pub(super) fn flush(&mut self) -> Result<(), Error> {
         if self.state == State::Offered {
             return Ok(());
         }
@@ -487,7 +487,7 @@ impl<P: Provider> Link<P> {
     }
 
     /// Posts writes and the message after them. The caller has made sure that there is room.
-    pub fn post(
+    pub(super) fn post(
         &mut self,
         load: &Load,
         token: u32,
@@ -543,7 +543,7 @@ impl<P: Provider> Link<P> {
     }
 
     /// After success no write of the peer can land through this link.
-    pub fn destroy(self) -> Result<(), Error> {
+    pub(super) fn destroy(self) -> Result<(), Error> {
         let Link {
             qp, cq, recv_mr, ..
         } = self;

@@ -88,6 +88,7 @@ impl<P: Provider> Pair<P> {
         }
     }
 
+    /// The links that are not dead.
     pub fn links(&self) -> Vec<LinkView> {
         let view = |(no, l): (&u32, &Link<P>)| LinkView {
             link: *no,
@@ -102,6 +103,7 @@ impl<P: Provider> Pair<P> {
         self.links.iter().map(view).collect()
     }
 
+    /// What this rail has done since it was added.
     pub fn stats(&self, rail: RailId) -> Stats {
         self.stats.get(&rail).copied().unwrap_or_default()
     }

@@ -46,7 +46,7 @@ pub(super) struct OutRing {
 }
 
 impl OutRing {
-    pub fn size(&self) -> u64 {
+    pub(super) fn size(&self) -> u64 {
         self.loc.bytes() as u64
     }
 }
@@ -100,7 +100,7 @@ pub(super) struct Out {
 
 impl Out {
     /// A snapshot with this head is completed.
-    pub fn reached(&mut self, head: u64, epoch: Epoch) {
+    pub(super) fn reached(&mut self, head: u64, epoch: Epoch) {
         if epoch == self.epoch && head <= self.posted {
             self.done = self.done.max(head);
             self.settle();
@@ -108,13 +108,13 @@ impl Out {
     }
 
     /// So many bytes from here on go behind a message.
-    pub fn behind(&mut self, at: u64, bytes: u64) {
+    pub(super) fn behind(&mut self, at: u64, bytes: u64) {
         let first = self.soft.map_or(at, |(first, _)| first);
         self.soft = Some((first, at + bytes));
     }
 
     /// The peer's daemon has put everything up to here into the ring.
-    pub fn took(&mut self, at: u64) {
+    pub(super) fn took(&mut self, at: u64) {
         if let Some((first, end)) = self.soft {
             self.soft = (at < end).then_some((first.max(at), end));
         }
@@ -129,7 +129,7 @@ impl Out {
     }
 
     /// Nothing is under way: goes on after the last byte that is surely there.
-    pub fn moved(&mut self) {
+    pub(super) fn moved(&mut self) {
         // What the peer's reader has consumed was there, completion or not; the application may have
         // put other bytes in its place already.
         self.acked = self.acked.max(self.cursor);
@@ -144,7 +144,7 @@ impl Out {
     }
 
     /// Everything up to here is posted, and the next snapshot says so.
-    pub fn announce(&mut self, posted: u64) {
+    pub(super) fn announce(&mut self, posted: u64) {
         self.posted = posted;
         self.announced = posted;
         self.high = self.high.max(posted);
@@ -152,7 +152,7 @@ impl Out {
 
     /// The peer's reader has consumed so much; after a move to another link that may be more than
     /// we would write again.
-    pub fn read_to(&mut self, cursor: u64) {
+    pub(super) fn read_to(&mut self, cursor: u64) {
         self.cursor = cursor;
         self.took(cursor);
         if cursor > self.posted {
@@ -163,57 +163,57 @@ impl Out {
     }
 
     /// Nothing beyond this is posted.
-    pub fn rest_at(&mut self, at: u64) {
+    pub(super) fn rest_at(&mut self, at: u64) {
         (self.acked, self.done, self.posted, self.announced) = (at, at, at, at);
         self.soft = None;
     }
 
     /// Is this the switch that waits for an answer?
-    pub fn asks(&self, which: (Epoch, u32)) -> bool {
+    pub(super) fn asks(&self, which: (Epoch, u32)) -> bool {
         matches!(&self.phase, Phase::Asking(a) if (a.epoch, a.attempt) == which)
     }
 
     /// Is what we write now perhaps in the peer's ring already?
-    pub fn repeats(&self) -> bool {
+    pub(super) fn repeats(&self) -> bool {
         self.announced < self.high
     }
 
-    pub fn query_again(&mut self) {
+    pub(super) fn query_again(&mut self) {
         if let Phase::Asking(a) = &mut self.phase {
             a.next_query = 0;
         }
     }
 
     /// Has everything arrived, and has the peer's end been shown it?
-    pub fn is_there(&self) -> bool {
+    pub(super) fn is_there(&self) -> bool {
         self.announced == self.head && self.landed == self.head
     }
 
     /// Reached the ring at any time?
-    pub fn used(&self) -> bool {
+    pub(super) fn used(&self) -> bool {
         self.epoch != Epoch::NONE
     }
 
     /// The peer's reader is gone: the application is to meet TCP's own errors.
-    pub fn reader_closed(&mut self) {
+    pub(super) fn reader_closed(&mut self) {
         if self.phase == Phase::Up {
             self.told = self.told.with(rx::CLOSED);
         }
     }
 
     /// May bytes be sent?
-    pub fn sends(&self) -> bool {
+    pub(super) fn sends(&self) -> bool {
         matches!(self.phase, Phase::Up | Phase::Left(true))
     }
 
     /// Number of the ring that holds the first byte not announced.
-    pub fn ring_of(&self, at: u64) -> u32 {
+    pub(super) fn ring_of(&self, at: u64) -> u32 {
         let known = |r: &&OutRing| r.remote.is_some() && r.from <= at;
         self.rings.iter().rev().find(known).map_or(0, |r| r.number)
     }
 
     /// Gives up rings that no byte needs any more.
-    pub fn prune(&mut self) {
+    pub(super) fn prune(&mut self) {
         while self.rings.len() > 1
             && self.rings[1].remote.is_some()
             && self.acked >= self.rings[1].from
@@ -224,14 +224,14 @@ impl Out {
 
     /// May the peer be told of this ring? When it is, it gives up the one before the one before:
     /// so nothing may be under way there, and nothing will be.
-    pub fn may_ring(&self, i: usize) -> bool {
+    pub(super) fn may_ring(&self, i: usize) -> bool {
         self.rings
             .get(i.wrapping_sub(1))
             .is_none_or(|r| self.acked >= r.from)
     }
 
     /// Takes a new head in.
-    pub fn believe(&mut self, head: u64) -> Result<(), Fault> {
+    pub(super) fn believe(&mut self, head: u64) -> Result<(), Fault> {
         if head < self.head {
             return Err(Fault::App("a head that goes back"));
         }

@@ -73,16 +73,17 @@ struct Group {
 }
 
 impl Party {
-    pub fn lanes(&self) -> usize {
+    pub(super) fn lanes(&self) -> usize {
         self.groups.iter().map(|g| g.lanes.len()).sum()
     }
 
-    pub fn leave(&mut self, id: LaneId, slot: usize) {
+    pub(super) fn leave(&mut self, id: LaneId, slot: usize) {
         self.groups[slot / GROUP].lanes.retain(|l| *l != id);
     }
 }
 
 impl<P: Provider> Pair<P> {
+    /// A process has got a far link for this pair. Its chunks are added next, then lanes can be opened.
     pub fn add_party(&mut self, memory: PartyMemory) -> PartyId {
         let id = self.next.party;
         self.next.party += 1;

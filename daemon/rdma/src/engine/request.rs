@@ -38,7 +38,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    pub fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         let written: u64 = self.writes.iter().map(|w| u64::from(w.local.len)).sum();
         written + self.data.len() as u64
     }

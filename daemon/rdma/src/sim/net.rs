@@ -77,7 +77,7 @@ pub(super) struct QpState {
 }
 
 impl Inner {
-    pub fn run_until(&mut self, now: u64) {
+    pub(super) fn run_until(&mut self, now: u64) {
         while let Some(Reverse((at, _, _))) = self.events.peek() {
             if *at > now {
                 break;
@@ -103,7 +103,7 @@ impl Inner {
         self.events.push(Reverse((time, self.order, event)));
     }
 
-    pub fn violation(&mut self, what: String) {
+    pub(super) fn violation(&mut self, what: String) {
         self.violations.push(format!("{}: {what}", self.now));
     }
 
@@ -117,7 +117,7 @@ impl Inner {
     }
 
     /// Schedules a stage of the next request of a queue pair.
-    pub fn stage(&mut self, qpn: u32, stage: usize) {
+    pub(super) fn stage(&mut self, qpn: u32, stage: usize) {
         let delay = self.delay();
         let now = self.now;
         let Some(q) = self.qps.get_mut(&qpn) else {
@@ -269,7 +269,7 @@ impl Inner {
         self.complete(cq, c);
     }
 
-    pub fn complete(&mut self, cq: u32, c: Completion) {
+    pub(super) fn complete(&mut self, cq: u32, c: Completion) {
         let Some(q) = self.cqs.get_mut(&cq) else {
             return;
         };
@@ -384,7 +384,7 @@ impl Inner {
     }
 
     /// A queue pair fails: what it has posted is flushed, and may land later, in order.
-    pub fn fail(&mut self, qpn: u32, status: Status) {
+    pub(super) fn fail(&mut self, qpn: u32, status: Status) {
         use crate::verbs::QpState::Error;
         let Some(q) = self.qps.get_mut(&qpn) else {
             return;
@@ -409,7 +409,7 @@ impl Inner {
     }
 
     /// What is on its way when a queue pair fails or goes: some of it arrives.
-    pub fn ghosts(&mut self, qpn: u32) {
+    pub(super) fn ghosts(&mut self, qpn: u32) {
         let Some(q) = self.qps.get_mut(&qpn) else {
             return;
         };

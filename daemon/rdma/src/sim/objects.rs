@@ -16,6 +16,7 @@ pub struct Node {
     pub(super) node: usize,
 }
 
+/// An open device of a node.
 pub struct Device {
     world: World,
     node: usize,
@@ -23,6 +24,7 @@ pub struct Device {
     id: DeviceId,
 }
 
+/// A protection domain: what is made in it works only together.
 pub struct Pd {
     world: World,
     node: usize,
@@ -30,6 +32,7 @@ pub struct Pd {
     id: u32,
 }
 
+/// Registered memory, which devices reach until this is dropped.
 pub struct Mr {
     world: World,
     node: usize,
@@ -39,12 +42,14 @@ pub struct Mr {
     remote: bool,
 }
 
+/// A completion queue.
 pub struct Cq {
     world: World,
     node: usize,
     id: u32,
 }
 
+/// A queue pair. What it has sent may land after it is dropped.
 pub struct Qp {
     world: World,
     node: usize,

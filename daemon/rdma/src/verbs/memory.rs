@@ -13,10 +13,14 @@ use std::sync::Arc;
 /// [`Memory::writable`], writable; and nobody in this process holds a Rust reference into it: devices,
 /// and other processes, write there at any time.
 pub unsafe trait Memory: Send + Sync {
+    /// Address of the first byte.
     fn addr(&self) -> NonNull<u8>;
+    /// Length in bytes.
     fn len(&self) -> usize;
+    /// May it be written?
     fn writable(&self) -> bool;
 
+    /// Is its length 0?
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -6,32 +6,46 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Why a verb failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
+    /// `libibverbs.so.1` cannot be loaded.
     #[error("libibverbs is not installed")]
     NoLibrary,
+    /// `librdmacm.so.1` cannot be loaded.
     #[error("librdmacm is not installed, which connects iWARP queue pairs")]
     NoCmLibrary,
+    /// It is too old, or no such library.
     #[error("the library lacks {0}")]
     NoSymbol(&'static str),
+    /// ENODEV, ENXIO or EIO; or the name is another device's by now.
     #[error("no such device, or it was removed")]
     NoDevice,
+    /// EOPNOTSUPP or ENOSYS; or the driver has no such function.
     #[error("the device or its driver cannot do this")]
     Unsupported,
+    /// `/dev/infiniband/rdma_cm` cannot be used; with iWARP only.
     #[error("the kernel's connection manager is not there (module rdma_ucm)")]
     NoConnectionManager,
+    /// With iWARP only.
     #[error("this address belongs to no port of this device")]
     NotOurAddress,
+    /// No answer to iWARP's handshake in time, or no route.
     #[error("the peer's device was not reached")]
     Unreachable,
+    /// Nobody listens there, or the connection was ended during the handshake.
     #[error("the peer refused the connection, or ended it")]
     Refused,
+    /// EINVAL; or the object is not in a state for it.
     #[error("refused as invalid")]
     Invalid,
+    /// EPERM or EACCES: capabilities, limits of locked memory.
     #[error("not permitted")]
     Permission,
+    /// ENOMEM or ENOSPC.
     #[error("out of memory or device resources")]
     NoMemory,
+    /// Of a queue pair: something posted has to be done first.
     #[error("the queue is full")]
     Full,
+    /// Another errno.
     #[error("system error {0}")]
     Os(i32),
 }
@@ -40,17 +54,24 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{accepted} requests posted, then: {error}")]
 pub struct PostError {
+    /// So many of the list are in the queue.
     pub accepted: usize,
+    /// Why the next one is not.
     pub error: Error,
 }
 
 /// Numbers of objects that exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Live {
+    /// Open devices.
     pub devices: usize,
+    /// Protection domains.
     pub pds: usize,
+    /// Memory regions.
     pub mrs: usize,
+    /// Completion queues.
     pub cqs: usize,
+    /// Queue pairs.
     pub qps: usize,
     /// Objects that the library refused to free; still counted above.
     pub stuck: usize,
@@ -65,36 +86,51 @@ pub struct DeviceId {
     pub index: u64,
 }
 
+/// What a device's queue pairs speak (`node_type` in sysfs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// InfiniBand's transport, over InfiniBand or RoCE: queue pairs are connected by attributes.
     InfiniBand,
     /// Queue pairs exist only as ends of RDMA-CM connections.
     Iwarp,
+    /// Something else, which cannot be used.
     Other,
 }
 
+/// What a port's packets travel on (`link_layer` in sysfs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LinkLayer {
+    /// InfiniBand's own wires.
     InfiniBand,
     /// RoCE, when the transport is InfiniBand's.
     Ethernet,
+    /// Not known.
     Other,
 }
 
+/// State of a port (`state` in sysfs; PortState in the InfiniBand specification).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PortState {
+    /// No link.
     Down,
+    /// A link, which the subnet manager has not configured yet.
     Init,
+    /// Configured, but no data yet.
     Armed,
+    /// It carries data.
     Active,
+    /// Not known.
     Other,
 }
 
+/// What a GID is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GidKind {
+    /// Prefix of the subnet and number of the port.
     InfiniBand,
+    /// Packets go by Ethernet address; no router forwards them.
     RoceV1,
+    /// Packets go over UDP between the IP addresses that GIDs stand for.
     RoceV2,
     /// Not from the device's table: an IP address of its interface, by which iWARP connects.
     Address,
@@ -107,6 +143,7 @@ pub enum GidKind {
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
+    /// Is the place in the table empty?
     pub fn is_zero(&self) -> bool {
         self.0 == [0; 16]
     }
@@ -157,11 +194,14 @@ impl std::str::FromStr for Gid {
     }
 }
 
+/// A place in a port's table of GIDs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidEntry {
     /// Place in the port's table. Only good until the next GID event.
     pub index: u32,
+    /// The address.
     pub gid: Gid,
+    /// What the packets are that go by it.
     pub kind: GidKind,
     /// Network interface it belongs to.
     pub netdev: Option<String>,
@@ -170,65 +210,96 @@ pub struct GidEntry {
 /// Path MTU of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Mtu {
+    /// 256 bytes.
     B256,
+    /// 512 bytes.
     B512,
+    /// 1024 bytes.
     B1024,
+    /// 2048 bytes.
     B2048,
+    /// 4096 bytes.
     B4096,
 }
 
 impl Mtu {
+    /// In order of size. The place is the code in messages ([`crate::wire::LinkEnd::mtu`]).
     pub const ALL: [Mtu; 5] = [Mtu::B256, Mtu::B512, Mtu::B1024, Mtu::B2048, Mtu::B4096];
 
+    /// Bytes of payload in a packet.
     pub fn bytes(self) -> u32 {
         256 << self as u32
     }
 
+    /// `None`: there is none of this size.
     pub fn from_bytes(bytes: u32) -> Option<Mtu> {
         Mtu::ALL.into_iter().find(|m| m.bytes() == bytes)
     }
 }
 
+/// What a device says of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortInfo {
     /// From 1.
     pub port: u8,
+    /// Only in [`PortState::Active`] it carries data.
     pub state: PortState,
+    /// What its packets travel on.
     pub link_layer: LinkLayer,
+    /// The one in use, of its link or its interface.
     pub active_mtu: Mtu,
+    /// The largest that the port can do.
     pub max_mtu: Mtu,
     /// 0 but on InfiniBand.
     pub lid: u16,
     /// Megabits per second, as the driver claims.
     pub speed_mbps: Option<u32>,
+    /// Those that are set, by index.
     pub gids: Vec<GidEntry>,
 }
 
+/// The most that a device can have (`ibv_query_device(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
+    /// Queue pairs.
     pub qps: u32,
+    /// Requests in a queue of a queue pair.
     pub qp_requests: u32,
+    /// Completion queues.
     pub cqs: u32,
+    /// Completions in a queue.
     pub cq_entries: u32,
+    /// Memory regions.
     pub mrs: u32,
+    /// Bytes of a region.
     pub mr_bytes: u64,
 }
 
+/// What a device says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
+    /// Which one this is.
     pub id: DeviceId,
+    /// The device's own number, EUI-64.
     pub node_guid: u64,
+    /// What its queue pairs speak.
     pub transport: Transport,
+    /// The NUMA node that it is at, if there is such a thing.
     pub numa_node: Option<u32>,
     /// Address on the bus; none for software devices.
     pub pci: Option<String>,
+    /// The most that it can have.
     pub limits: Limits,
+    /// In order of numbers.
     pub ports: Vec<PortInfo>,
 }
 
+/// What a device tells unasked (`ibv_get_async_event(3)`). Numbers are those of ports, or of queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceEvent {
+    /// The port carries data.
     PortUp(u8),
+    /// The port carries none any more.
     PortDown(u8),
     /// The port's GID table changed: indexes known so far are worth nothing.
     GidChange(u8),
@@ -245,6 +316,7 @@ pub enum DeviceEvent {
     Other,
 }
 
+/// Who may reach a region, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// The device reads it for our own requests; nobody can write to it over this region.
@@ -258,54 +330,71 @@ pub enum Access {
 /// Sizes of a queue pair. Requests have one piece of memory each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpCaps {
+    /// Places in the send queue.
     pub send_requests: u32,
+    /// Places in the receive queue.
     pub recv_buffers: u32,
     /// Bytes that a request may carry in itself.
     pub inline_bytes: u32,
 }
 
+/// How far a queue pair is (`ibv_modify_qp(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpState {
+    /// New: nothing can be posted.
     Reset,
+    /// It has a port: receive buffers can be posted.
     Init,
+    /// Ready to receive.
     Rtr,
+    /// Ready to send, too.
     Rts,
     /// Being drained, or its send queue has failed.
     Draining,
+    /// Whatever is posted is flushed.
     Error,
 }
 
 /// What a peer has to know of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
+    /// Number of the queue pair, 24 bits.
     pub qpn: u32,
     /// First packet number, 24 random bits.
     pub psn: u32,
+    /// Address of its port.
     pub gid: Gid,
-    /// Or, with iWARP, the port that it listens at; 0: it does not.
+    /// Local identifier of its port; or, with iWARP, the TCP port that it listens at, 0: it does not.
     pub lid: u16,
 }
 
+/// What [`super::QueuePair::to_rtr`] has to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RtrAttr {
+    /// The peer's end.
     pub remote: Endpoint,
     /// Address that the peer knows us by.
     pub local: Gid,
     /// The smaller of both ends' active MTUs.
     pub mtu: Mtu,
-    /// Our own port and the index of our own GID on it.
+    /// Our own port, from 1.
     pub port: u8,
+    /// Index of `local` in our port's table.
     pub gid_index: u32,
     /// Whether packets carry GIDs: always on RoCE, on InfiniBand only beyond the subnet.
     pub global: bool,
     /// What a sender waits when we have no receive buffer, coded as in the specification (12: 0.64 ms).
     pub min_rnr_timer: u8,
+    /// Routers that packets with GIDs may pass.
     pub hop_limit: u8,
+    /// Traffic class of packets with GIDs (with RoCE v2 that of IP).
     pub traffic_class: u8,
+    /// Of InfiniBand's packets, 0 to 15.
     pub service_level: u8,
 }
 
 impl RtrAttr {
+    /// The usual values; packets carry GIDs if the peer has one.
     pub fn new(remote: Endpoint, local: Gid, mtu: Mtu, port: u8, gid_index: u32) -> Self {
         RtrAttr {
             remote,
@@ -322,6 +411,7 @@ impl RtrAttr {
     }
 }
 
+/// What [`super::QueuePair::to_rts`] has to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RtsAttr {
     /// Our own first packet number: the one that the peer was told.
@@ -338,20 +428,35 @@ pub struct RtsAttr {
 /// A piece of registered memory of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sge {
+    /// Address of its first byte, from [`super::MemoryRegion::addr`] on.
     pub addr: u64,
+    /// Bytes.
     pub len: u32,
+    /// Key of the region.
     pub lkey: u32,
 }
 
+/// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op<'a> {
     /// Write into the peer's memory.
-    Write { local: Sge, remote: u64, rkey: u32 },
+    Write {
+        /// The bytes.
+        local: Sge,
+        /// Address of the first byte in the peer's memory.
+        remote: u64,
+        /// Key of the peer's region.
+        rkey: u32,
+    },
     /// Write, and use up one of the peer's receive buffers to tell it `imm`.
     WriteImm {
+        /// The bytes.
         local: Sge,
+        /// Address of the first byte in the peer's memory.
         remote: u64,
+        /// Key of the peer's region.
         rkey: u32,
+        /// What the peer's completion has in [`Completion::imm`].
         imm: u32,
     },
     /// A message out of registered memory, which must not change until it is completed.
@@ -360,9 +465,12 @@ pub enum Op<'a> {
     Inline(&'a [u8]),
 }
 
+/// A request to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
+    /// Comes back with its completion.
     pub wr_id: u64,
+    /// What is to be done.
     pub op: Op<'a>,
     /// Whether its success is told.
     pub signaled: bool,
@@ -371,12 +479,16 @@ pub struct Request<'a> {
 /// A buffer for one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvBuffer {
+    /// Comes back with its completion.
     pub wr_id: u64,
+    /// Where the message goes.
     pub buffer: Sge,
 }
 
+/// What became of a request or a receive buffer (`ibv_poll_cq(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
+    /// Done.
     Success,
     /// The queue pair was in error already.
     Flushed,
@@ -386,27 +498,39 @@ pub enum Status {
     RnrRetryExceeded,
     /// Our own key, bounds or length are wrong.
     LocalProtection,
+    /// A message is longer than the buffer for it, or than a port can send.
     LocalLength,
     /// The peer's device refused key, bounds or rights.
     RemoteAccess,
+    /// The peer's device could make nothing of it; a message is longer than the peer's buffer.
     RemoteInvalid,
     /// The peer's device failed.
     RemoteOperation,
+    /// Anything else, see [`Completion::vendor`].
     Other,
 }
 
+/// What a completion is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Opcode {
+    /// A message of ours.
     Send,
+    /// A write of ours, with or without a number for the peer.
     Write,
+    /// A message has come.
     Recv,
+    /// A write with a number ([`Op::WriteImm`]) has come.
     RecvWriteImm,
+    /// Not known, or there was an error.
     Other,
 }
 
+/// What a completion queue tells of one request or receive buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
+    /// The one that was posted with it.
     pub wr_id: u64,
+    /// What became of it.
     pub status: Status,
     /// The driver's own code beside an error.
     pub vendor: u32,
@@ -414,7 +538,9 @@ pub struct Completion {
     pub opcode: Opcode,
     /// Length of what was received.
     pub bytes: u32,
+    /// The number that came with it.
     pub imm: Option<u32>,
+    /// The queue pair.
     pub qpn: u32,
 }
 

@@ -24,6 +24,7 @@ pub enum Taken {
     Later,
     /// It is on TCP: there is nothing to take.
     Tcp,
+    /// The direction, to be worked on with a [`Memory::for_takeover`].
     Yes(TxState),
 }
 

@@ -1,0 +1,251 @@
+//! Messages to bytes, and foreign bytes to messages.
+
+use super::{Body, Cdc, Key, LinkEnd, Malformed, Message, Place, DATA_MAX, LEN};
+use link::layout::{tx, Epoch, RxFlags, TxPhase};
+
+const REPLY: u8 = 1;
+const NONE: u8 = 2;
+
+struct Writer([u8; LEN]);
+
+impl Writer {
+    fn put<const N: usize>(&mut self, at: usize, bytes: [u8; N]) {
+        self.0[at..at + N].copy_from_slice(&bytes);
+    }
+}
+
+struct Reader<'a>(&'a [u8; LEN]);
+
+impl Reader<'_> {
+    fn get<const N: usize>(&self, at: usize) -> [u8; N] {
+        let mut b = [0; N];
+        b.copy_from_slice(&self.0[at..at + N]);
+        b
+    }
+    fn u16(&self, at: usize) -> u16 {
+        u16::from_be_bytes(self.get(at))
+    }
+    fn u32(&self, at: usize) -> u32 {
+        u32::from_be_bytes(self.get(at))
+    }
+    fn u64(&self, at: usize) -> u64 {
+        u64::from_be_bytes(self.get(at))
+    }
+}
+
+fn bits(reply: bool, none: bool) -> u8 {
+    if reply {
+        REPLY | if none { NONE } else { 0 }
+    } else if none {
+        NONE
+    } else {
+        0
+    }
+}
+
+impl Message {
+    /// Its bytes. Data may follow a [`Body::Cdc`].
+    pub fn encode(&self) -> [u8; LEN] {
+        let mut w = Writer([0; LEN]);
+        w.0[0] = self.body.kind();
+        w.0[1] = LEN as u8;
+        w.put(2, self.seq.to_be_bytes());
+        w.put(4, self.token.to_be_bytes());
+        w.put(40, self.credits.to_be_bytes());
+        match self.body {
+            Body::ConfirmLink { reply }
+            | Body::DeleteLink { reply }
+            | Body::TestLink { reply }
+            | Body::DeleteRkey { reply } => w.0[8] = bits(reply, false),
+            Body::AddLink { reply, end } => {
+                w.0[8] = bits(reply, end.is_none());
+                if let Some(e) = end {
+                    w.0[9] = e.mtu;
+                    w.put(10, e.lid.to_be_bytes());
+                    w.put(12, e.gid);
+                    w.put(28, e.qpn.to_be_bytes());
+                    w.put(32, e.psn.to_be_bytes());
+                    w.put(36, e.fabric.to_be_bytes());
+                    w.put(42, e.depth.to_be_bytes());
+                }
+            }
+            Body::ConfirmRkey(key) => {
+                w.0[8] = bits(false, key.is_none());
+                if let Some(k) = key {
+                    w.put(12, k.rkey.to_be_bytes());
+                    w.put(16, k.addr.to_be_bytes());
+                    w.put(24, k.len.to_be_bytes());
+                }
+            }
+            Body::Cdc(c) => {
+                w.put(8, c.head.to_be_bytes());
+                w.put(16, c.cursor.to_be_bytes());
+                w.put(24, c.tx_epoch.get().to_be_bytes());
+                w.put(28, c.rx_epoch.get().to_be_bytes());
+                w.0[32] = c.tx_phase.raw();
+                w.0[33] = c.rx_flags.raw();
+                w.0[34] = c.flags;
+                w.0[35] = c.moves;
+                w.put(36, c.acked_moves.to_be_bytes());
+            }
+            Body::Switch {
+                epoch,
+                attempt,
+                kpos,
+                start,
+            } => {
+                w.put(8, epoch.get().to_be_bytes());
+                w.put(12, attempt.to_be_bytes());
+                w.put(16, kpos.to_be_bytes());
+                w.put(24, start.to_be_bytes());
+            }
+            Body::SwitchReply { epoch, attempt, ok } => {
+                w.put(8, epoch.get().to_be_bytes());
+                w.put(12, attempt.to_be_bytes());
+                w.0[16] = u8::from(ok);
+            }
+            Body::Ring { moves, log2, from } => {
+                w.put(8, moves.to_be_bytes());
+                w.0[12] = log2;
+                w.put(16, from.to_be_bytes());
+            }
+            Body::Landed { epoch, head } => {
+                w.put(8, epoch.get().to_be_bytes());
+                w.put(16, head.to_be_bytes());
+            }
+            Body::RingReply { moves, place } => {
+                w.put(8, moves.to_be_bytes());
+                w.0[12] = bits(false, place.is_none());
+                if let Some(p) = place {
+                    w.put(16, p.region.to_be_bytes());
+                    w.put(24, p.offset.to_be_bytes());
+                }
+            }
+        }
+        w.0
+    }
+
+    /// Decodes a whole message, and what comes behind it.
+    #[expect(clippy::too_many_lines)]
+    pub fn decode(bytes: &[u8]) -> Result<(Message, &[u8]), Malformed> {
+        let Some((b, data)) = bytes.split_first_chunk::<LEN>() else {
+            return Err(Malformed::Length(bytes.len()));
+        };
+        if usize::from(b[1]) != LEN {
+            return Err(Malformed::Length(usize::from(b[1])));
+        }
+        let r = Reader(b);
+        let kind = b[0];
+        let (reply, none) = (b[8] & REPLY != 0, b[8] & NONE != 0);
+        let body = match kind {
+            1 => Body::ConfirmLink { reply },
+            2 => Body::AddLink {
+                reply,
+                end: (!none).then(|| LinkEnd {
+                    link: r.u32(4),
+                    mtu: b[9],
+                    lid: r.u16(10),
+                    gid: r.get(12),
+                    qpn: r.u32(28),
+                    psn: r.u32(32),
+                    fabric: r.u32(36),
+                    depth: r.u16(42),
+                }),
+            },
+            4 => Body::DeleteLink { reply },
+            6 => Body::ConfirmRkey((!none).then(|| Key {
+                rkey: r.u32(12),
+                addr: r.u64(16),
+                len: r.u64(24),
+            })),
+            7 => Body::TestLink { reply },
+            9 => Body::DeleteRkey { reply },
+            0xfe => Body::Cdc(Cdc {
+                head: r.u64(8),
+                cursor: r.u64(16),
+                tx_epoch: Epoch::new(r.u32(24)),
+                rx_epoch: Epoch::new(r.u32(28)),
+                tx_phase: TxPhase::from_raw(b[32]),
+                rx_flags: RxFlags::from_raw(b[33]),
+                flags: b[34],
+                moves: b[35],
+                acked_moves: r.u32(36),
+            }),
+            0x81 => Body::Switch {
+                epoch: Epoch::new(r.u32(8)),
+                attempt: r.u32(12),
+                kpos: r.u64(16),
+                start: r.u64(24),
+            },
+            0x82 => Body::SwitchReply {
+                epoch: Epoch::new(r.u32(8)),
+                attempt: r.u32(12),
+                ok: b[16] == 1,
+            },
+            0x85 => Body::Landed {
+                epoch: Epoch::new(r.u32(8)),
+                head: r.u64(16),
+            },
+            0x83 => Body::Ring {
+                moves: r.u32(8),
+                log2: b[12],
+                from: r.u64(16),
+            },
+            0x84 => Body::RingReply {
+                moves: r.u32(8),
+                place: (b[12] & NONE == 0).then(|| Place {
+                    region: r.u32(16),
+                    offset: r.u64(24),
+                }),
+            },
+            other => return Err(Malformed::Type(other)),
+        };
+        let m = Message {
+            seq: r.u16(2),
+            token: r.u32(4),
+            credits: r.u16(40),
+            body,
+        };
+        // One form per message: whatever the fields above do not cover has to be zero.
+        if m.encode() != *b || !m.body.possible() {
+            return Err(Malformed::Field(kind));
+        }
+        let most = match m.body {
+            Body::Cdc(_) => DATA_MAX,
+            _ => 0,
+        };
+        if data.len() > most {
+            return Err(Malformed::Length(bytes.len()));
+        }
+        Ok((m, data))
+    }
+}
+
+impl Body {
+    fn kind(&self) -> u8 {
+        match self {
+            Body::ConfirmLink { .. } => 1,
+            Body::AddLink { .. } => 2,
+            Body::DeleteLink { .. } => 4,
+            Body::ConfirmRkey(_) => 6,
+            Body::TestLink { .. } => 7,
+            Body::DeleteRkey { .. } => 9,
+            Body::Cdc(_) => 0xfe,
+            Body::Switch { .. } => 0x81,
+            Body::SwitchReply { .. } => 0x82,
+            Body::Ring { .. } => 0x83,
+            Body::RingReply { .. } => 0x84,
+            Body::Landed { .. } => 0x85,
+        }
+    }
+
+    /// Whether the values could mean something, whatever the state of the two daemons.
+    fn possible(&self) -> bool {
+        match self {
+            Body::AddLink { end: Some(e), .. } => e.possible(),
+            Body::ConfirmRkey(Some(k)) => k.addr.checked_add(k.len).is_some(),
+            Body::Cdc(c) => c.flags < 16 && c.tx_phase <= tx::BROKEN,
+            _ => true,
+        }
+    }
+}
