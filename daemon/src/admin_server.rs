@@ -1,8 +1,7 @@
 //! The admin socket: one request and one answer per connection, as `admin` defines them.
 //!
-//! Who asks is known from the socket, not from what is said: a caller sees its own network
-//! namespace, root (and the daemon's own user) in the daemon's namespace sees all, and only they
-//! may act on processes of others.
+//! The caller is identified by its socket, not by what it says: a caller sees its own network namespace; root (and
+//! the daemon's own user) in the daemon's namespace sees all; and only they may act on processes of other users.
 
 use crate::census;
 use crate::control::DATAGRAMS;
@@ -29,10 +28,11 @@ use underpass_admin::{Request, Response, Row, Stats, Target};
 
 /// How long a caller may take for its request, and to read the answer.
 const TIME: Duration = Duration::from_secs(10);
-/// How long a caller waits for the daemon's first look around.
+/// How long a caller waits for the scan of `/proc` that the daemon makes at its start.
 const SCAN: Duration = Duration::from_secs(3);
+/// Longest request, in bytes.
 const LONGEST: u64 = 64 << 10;
-/// So much of an answer at once must be read in [`TIME`].
+/// An answer is written in parts of this size, each of which the caller must read within [`TIME`].
 const CHUNK: usize = 256 << 10;
 
 /// Who asks.
@@ -107,7 +107,7 @@ async fn talk(shared: Shared, mut stream: UnixStream) -> std::io::Result<()> {
         }
         (Some(caller), Ok(request)) => answer(&shared, caller, request).await,
     };
-    // Tens of thousands of rows take their time.
+    // Serializing tens of thousands of rows takes long, so it is done on a helper thread.
     let text = tokio::task::spawn_blocking(move || serde_json::to_vec(&response)).await??;
     for part in text.chunks(CHUNK).chain([&b"\n"[..]]) {
         tokio::time::timeout(TIME, w.write_all(part)).await??;
@@ -186,7 +186,7 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
         Request::Down { target } => tell(shared, caller, &target, op::DOWN).await,
         Request::Up { target } => tell(shared, caller, &target, op::UP).await,
         Request::Check { local, peer } => check(shared, caller, &local, &peer).await,
-        // Names and addresses of nodes are nobody's business in a container.
+        // Processes in containers must not learn the names and addresses of nodes.
         Request::Peers if !caller.all => Response::Error {
             message: "the nodes are shown to root on the node only".into(),
         },
@@ -216,7 +216,7 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
     }
 }
 
-/// Every row, those of programs that were there before this daemon included.
+/// All rows of `ss`, including those of programs that are older than this daemon.
 async fn entries(shared: &Shared) -> Rc<Vec<Entry>> {
     let looks = shared.borrow().looks.clone();
     looks.share(|| look(shared)).await
@@ -304,7 +304,7 @@ async fn tell(shared: &Shared, caller: Caller, target: &Target, op: u32) -> Resp
     let (mut ends, mut later) = (0, 0);
     let mut count = |now: bool| *(if now { &mut ends } else { &mut later }) += 1;
     let named: Vec<&Entry> = match target {
-        // The processes themselves are told, so that connections to come are covered, too.
+        // The command goes to the processes, so that it also applies to their later connections.
         Target::All | Target::Pid(_) => {
             let is = |s: &CommandTarget| !matches!(target, Target::Pid(p) if *p != s.pid);
             targets.retain(|s| is(s) && caller.may_act(s.uid, s.netns));
@@ -356,7 +356,7 @@ async fn check(shared: &Shared, caller: Caller, local: &str, peer: &str) -> Resp
     let (from, to) = (a.ip(), b.ip());
     let (a, b) = (a.to_string(), b.to_string());
     let all = entries(shared).await;
-    // The caller's own namespace first: addresses repeat elsewhere.
+    // The caller's own namespace first: other namespaces may have the same addresses.
     let mut mine: Vec<&Entry> = all
         .iter()
         .filter(|e| caller.sees(e.row.netns) && e.row.local == a && e.row.peer == b)

@@ -1,15 +1,14 @@
-//! Families that were there before this daemon: found in `/proc` when it starts, so that its view is
-//! complete at once. A program that is inside no hooked call says nothing for as long as it sleeps.
+//! Families that are older than this daemon: found in `/proc` when it starts, so that its view is complete at
+//! once. A program that makes no hooked call for a long time sends no hello.
 //!
-//! Nobody is believed more than in a hello: the table is checked in the same way and its content is
-//! anybody's. Beyond that a process counts only if it has the table mapped, as a shim does (a daemon
-//! that has been shown it only has it open), if the table says that its daemon was one of this
-//! directory, and if the memory belongs to the process's user, or to root. What is found is shown,
-//! never acted on; what an operator wants of it is kept until
-//! its hello, with which it ends, as it does with its processes.
+//! A table found here is trusted no more than one in a hello: it is checked in the same way, and its content may
+//! be forged. In addition, a process counts only if it has the table mapped, as a shim does (a daemon that was
+//! handed a table only has it open), if the table names a daemon of this runtime directory, and if the memory
+//! belongs to the process's user, or to root. What is found is shown, but nothing acts on it. Operator commands
+//! for such a process are kept until its hello, which replaces the entry; the entry also ends with the process.
 //!
-//! Everything here may be made to hang by whom it looks at: each process has a helper of its own,
-//! and a time limit.
+//! Any file read here may hang, depending on the process that it belongs to; so each process gets a helper thread
+//! of its own, and a time limit.
 
 use crate::commands::PendingCommands;
 use crate::family;
@@ -28,7 +27,7 @@ use underpass_admin::proc;
 /// Name under which shims make their tables, as `/proc` shows it.
 const NAME: &str = "/memfd:underpass-family";
 
-/// A process of a family that has not said hello to this daemon.
+/// A process of such a family that has sent no hello to this daemon yet.
 #[derive(Debug)]
 pub struct Recovered {
     pub ident: Ident,
@@ -38,11 +37,11 @@ pub struct Recovered {
     pub netns: u64,
     pub comm: String,
     pub commands: PendingCommands,
-    /// Counts it for its cgroup.
+    /// Counts the process against its cgroup's limits.
     pub member: Member,
 }
 
-/// What the look at one process found.
+/// Result of the look at one process.
 pub struct Found {
     pub ident: Ident,
     pub table: Foreign,
@@ -54,8 +53,9 @@ pub struct Found {
     pub cgroup: String,
 }
 
-/// What shims write into their tables of the runtime directory. Its number is kept in its file `lock`, once and for
-/// all daemons: when the directory is removed, the next one may get its inode.
+/// Identity of the runtime directory, as shims write it into their tables. The third number is kept in the file
+/// `lock` and is the same for all daemons of the directory: if the directory is removed, a later one may get its
+/// inode.
 pub fn identity(dir: &Path, lock: &OwnedFd) -> Option<Home> {
     let m = std::fs::metadata(dir).ok()?;
     let mut kept = [0u8; 4];
@@ -70,13 +70,13 @@ pub fn identity(dir: &Path, lock: &OwnedFd) -> Option<Home> {
     Some([m.dev(), m.ino(), number.into()])
 }
 
-/// Is it this directory that a table speaks of? One that was told no number (by an older daemon, or none yet) is believed
-/// without.
+/// Does this table name our runtime directory? A table without a number (from an older daemon, or not told yet) is
+/// accepted by device and inode.
 pub fn is_home(home: Home, said: Home) -> bool {
     said[..2] == home[..2] && (said[2] == home[2] || said[2] == 0)
 }
 
-/// Processes that may be ours: as root all, else those of this user.
+/// Processes that may be ours: for root all, otherwise those of the daemon's user.
 pub fn pids() -> Vec<u32> {
     let me = rustix::process::geteuid();
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -88,7 +88,7 @@ pub fn pids() -> Vec<u32> {
     mine.collect()
 }
 
-/// The look at one process. For a helper.
+/// Looks at one process. Runs on a helper thread.
 pub fn look_into(pid: u32, home: Home) -> Option<Found> {
     let start = proc::start_time(pid)?;
     let of = proc::living(pid)?;
@@ -106,7 +106,7 @@ pub fn look_into(pid: u32, home: Home) -> Option<Found> {
         table,
     };
     let ours = family::home(&found.table).is_some_and(|said| is_home(home, said));
-    // All this was read by number: it must still be the same process.
+    // All this was read by pid: check that it is still the same process.
     let same = proc::start_time(pid) == Some(start);
     (ours && same).then_some(found)
 }
@@ -121,7 +121,7 @@ pub fn table(of: &Path, maps: &str, uid: u32) -> Option<(Ident, Foreign)> {
         std::fs::read_link(e.path()).is_ok_and(|l| l.to_string_lossy().starts_with(NAME))
     };
     let path = fds.find(is)?.path();
-    // Not to be blocked by what may have taken the number meanwhile.
+    // The number may mean another file by now, whose open must not block.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let table = Foreign::new(rustix::fs::open(path, flags, Mode::empty()).ok()?);
     let ident = memfd::check_fixed(&table, TABLE_BYTES).filter(|i| i.ino == inode)?;
@@ -129,7 +129,7 @@ pub fn table(of: &Path, maps: &str, uid: u32) -> Option<(Ident, Foreign)> {
     (owner == uid || owner == 0).then_some((ident, table))
 }
 
-/// The number of a process in its own pid namespace.
+/// The pid of a process in its own pid namespace.
 pub fn own_pid(pid: u32) -> Option<u32> {
     proc::status(pid, "NSpid:")?.last().copied()
 }

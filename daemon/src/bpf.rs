@@ -1,5 +1,5 @@
-//! The BPF proof: loading the sockops program, keeping it beyond the daemon's life, reading its
-//! records. Whatever fails here costs the proof, never the daemon.
+//! The BPF proof: loads the sockops program, keeps it beyond the daemon's life, and reads its records. If anything
+//! fails here, the daemon runs without this proof.
 //!
 //! Program and map are pinned, so that connections made while no daemon runs are recorded, too.
 //! Several daemons of one node share them.
@@ -57,7 +57,7 @@ struct Bpf {
     _link: FdLink,
 }
 
-/// Starts or takes over the recording; without privileges there is none.
+/// Starts recording, or takes over what an earlier daemon pinned; without privileges there is no recording.
 pub fn open(config: &ProofConfig) -> Arc<dyn Proof> {
     if !config.bpf {
         return Arc::new(NoProof);
@@ -123,9 +123,10 @@ fn start(config: &ProofConfig) -> Result<Bpf, Error> {
     })
 }
 
-/// Pins the map, then the link; a link without a map would record for nobody.
+/// Pins the map, then the link: the records of a pinned link without a pinned map could be read by nobody.
 fn pin(dir: &Path, map: &MapData, link: &mut Option<FdLink>) -> Result<(), String> {
-    let _ = std::fs::remove_file(dir.join("records")); // its link is missing, or we would use both
+    // A map without its link, otherwise `reuse` would have taken both.
+    let _ = std::fs::remove_file(dir.join("records"));
     map.pin(dir.join("records")).map_err(|e| causes(&e))?;
     let free = link.take().ok_or("no link")?;
     let pinned = free.pin(dir.join("link")).map_err(|e| causes(&e))?;
@@ -133,7 +134,7 @@ fn pin(dir: &Path, map: &MapData, link: &mut Option<FdLink>) -> Result<(), Strin
     Ok(())
 }
 
-/// What an earlier daemon left recording.
+/// Opens the map and the link that an earlier daemon has pinned.
 fn reuse(dir: &Path) -> Option<Bpf> {
     let link = PinnedLink::from_pin(dir.join("link")).ok()?;
     let map = MapData::from_pin(dir.join("records")).ok()?;
@@ -144,7 +145,7 @@ fn reuse(dir: &Path) -> Option<Bpf> {
     })
 }
 
-/// The directory for the pins, on a BPF file system; mounts one where there is none.
+/// The directory for the pins, on a BPF file system; mounts one if there is none.
 fn pin_dir(path: &Path) -> Option<PathBuf> {
     const BPF_FS: i64 = 0xcafe_4a11;
     let parent = path.parent()?;
@@ -174,8 +175,8 @@ fn pin_dir(path: &Path) -> Option<PathBuf> {
     Some(dir)
 }
 
-/// The root of the cgroup v2 hierarchy, where every socket of the node passes. Where it is not
-/// mounted, it is opened without showing it to anybody.
+/// The root of the cgroup v2 hierarchy, which covers every socket of the node. If it is not mounted, it is mounted
+/// detached, where no other process sees it.
 fn cgroup_root(configured: Option<&Path>) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let found = configured.map(Path::to_owned).or_else(|| {

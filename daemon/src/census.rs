@@ -1,15 +1,14 @@
-//! The sockets of every process that carries the shim, as the kernel has them: what `underpass ss`
-//! shows must not depend on what shims have entered into their tables. A process may hold sockets that
-//! its shim never saw made, and may have had no reason to speak to the daemon yet.
+//! The sockets of every process that has the shim loaded, as the kernel lists them: what `underpass ss` shows must
+//! not depend on what shims have entered into their tables. A process may hold sockets whose creation its shim has
+//! not seen, and may have had no reason to contact the daemon yet.
 //!
-//! A process belongs here if it is connected to this daemon, or if it has the library mapped and
-//! either its table names this runtime directory or its environment leads here; one that has written
-//! over its environment, to show a title, if the process that started it does. What is found is shown,
-//! never acted on.
+//! A process belongs here if it is connected to this daemon, or if it has the library mapped and either its table
+//! names this runtime directory or its environment leads to this daemon. A process that has overwritten its
+//! environment (to show a title) belongs here if its parent does. What is found is shown, but nothing acts on it.
 //!
-//! The files read here may be made to hang by the process they belong to, so each process has a
-//! helper of its own, the whole has a time limit, and helpers that hang are counted. All who ask while
-//! somebody looks share the next look.
+//! Files in `/proc` may hang, depending on the process they belong to. So each process gets a helper thread of its
+//! own, there is a time limit for all, and helpers that hang are counted. All who ask during a census share the
+//! next one.
 
 pub mod ends;
 mod kernel;
@@ -35,16 +34,16 @@ use underpass_admin::proc;
 
 /// Longest time for all processes together; what has not been found by then is not shown.
 const LIMIT: Duration = Duration::from_secs(4);
-/// Longest time that one process is waited for.
+/// Longest wait for one process.
 const LIMIT_ONE: Duration = Duration::from_secs(1);
-/// Processes looked at at the same time.
+/// Processes that are looked at concurrently.
 const AT_ONCE: usize = 4;
-/// Generations that are asked for what a process does not say itself.
+/// Most ancestors that are asked about a process that has no usable environment (`inherited`).
 const ANCESTORS_MAX: usize = 16;
-/// Helpers that may hang in all; with so many nobody is looked at any more.
+/// Most helpers in progress, hanging ones included; at this number no further process is looked at.
 const HANGING_MAX: usize = 32;
 
-/// Looks that have begun and not ended.
+/// Helpers that have begun and not ended.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
 /// A process that carries the shim.
@@ -53,11 +52,11 @@ pub struct Carrier {
     pub own_pid: u32,
     pub netns: u64,
     pub comm: String,
-    /// Is the library mapped? If not, only what its table has is shown.
+    /// Is the library mapped? If not, only the sockets in its table are shown.
     pub mapped: bool,
-    /// Why the shim stays out of the way, if it does.
+    /// Why the shim is inactive in this process, if it is.
     pub out: Option<Reason>,
-    /// It was connected, or found when the daemon started: its table was not looked for.
+    /// Connected, or found when the daemon started: its table was not looked for.
     known: bool,
     /// Its family table, if it has one.
     pub table: Option<(Ident, Foreign)>,
@@ -69,7 +68,7 @@ pub struct Carrier {
 #[derive(Default)]
 pub struct Census {
     pub carriers: Vec<Carrier>,
-    /// Does this process, which is none of ours, have the library mapped? (It may use another daemon.)
+    /// Processes that do not use this daemon; true if they have the library mapped (and may use another daemon).
     pub strangers: HashMap<u32, bool>,
 }
 
@@ -80,7 +79,7 @@ enum Look {
     Unknown,
 }
 
-/// Where this daemon is, and whom it knows.
+/// What a look needs to know of this daemon: its directory, and the processes that it knows.
 #[derive(Clone)]
 struct Us {
     dir: PathBuf,
@@ -95,7 +94,7 @@ fn known(core: &Core) -> HashSet<u32> {
     connected.map(|p| p.proc_id.pid).chain(recovered).collect()
 }
 
-/// Looks at every process that may be looked at.
+/// Looks at every process that the daemon may inspect.
 pub async fn take(shared: &Shared) -> Census {
     let mut us = {
         let core = shared.borrow();
@@ -111,11 +110,12 @@ pub async fn take(shared: &Shared) -> Census {
     let mut census = Census::default();
     let all = async {
         let mut pids = tokio::task::spawn_blocking(pids).await.unwrap_or_default();
-        // If not all can be looked at in time, at least those.
+        // Known processes first, in case the time is too short for all.
         pids.sort_by_key(|p| !us.known.contains(p));
         while !pids.is_empty() {
             take_all(Arc::new(us.clone()), pids, &mut census).await;
-            // Those who have left meanwhile end, or execute another program, and nobody would vouch for their tables.
+            // Processes that have disconnected meanwhile are ending, or have executed another program: no
+            // connected process confirms their tables any more, so they are looked at again.
             us.known = known(&shared.borrow());
             let left = |c: &Carrier| c.known && !us.known.contains(&c.id.pid);
             pids = census
@@ -163,7 +163,7 @@ async fn take_all(us: Arc<Us>, pids: Vec<u32>, census: &mut Census) {
     }
 }
 
-/// All processes but ourselves. Those of others show nothing to a daemon that is not root.
+/// All processes but this daemon. Unless it is root, it can read nothing of other users' processes.
 fn pids() -> Vec<u32> {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     all.filter_map(|e| e.file_name().to_str()?.parse().ok())
@@ -201,7 +201,7 @@ fn look(pid: u32, us: &Us) -> Look {
         return Look::Unknown;
     };
     if table.is_none() && !known && !sockets.is_empty() {
-        // It may have made its table, and a socket, between the two looks.
+        // The process may have made its table and a socket after `maps` was read.
         let maps = std::fs::read(proc.join("maps")).unwrap_or_default();
         table = adopt::table(&proc, &String::from_utf8_lossy(&maps), uid);
     }
@@ -220,15 +220,15 @@ fn look(pid: u32, us: &Us) -> Look {
         table,
         sockets,
     };
-    // All this was read by number: it must still be the same process.
+    // All this was read by pid: check that it is still the same process.
     match proc::start_time(pid) == Some(start) {
         true => Look::Ours(Box::new(carrier)),
         false => Look::Unknown,
     }
 }
 
-/// Does this process use our daemon, or would it? `None`: it has the library, and nothing that says
-/// where from. It has written over its environment.
+/// Does this process use our daemon, or would it? `None`: it has the library, but neither a table nor an
+/// environment that names a daemon, because it has overwritten its environment.
 fn ours(us: &Us, table: Option<&Foreign>, env: &[u8], uid: u32) -> Option<bool> {
     match table.and_then(family::home) {
         Some(said) if said[..2] != [0, 0] => Some(us.home.is_some_and(|h| adopt::is_home(h, said))),
@@ -237,8 +237,8 @@ fn ours(us: &Us, table: Option<&Foreign>, env: &[u8], uid: u32) -> Option<bool> 
     }
 }
 
-/// The same of one that is as silent as its parents may be (sshd executes itself anew for each
-/// connection, and all of them show titles).
+/// The same question for a process without an answer of its own: asks its ancestors, which may have none either
+/// (sshd executes itself again for each connection, and all of them show titles).
 fn inherited(us: &Us, pid: u32) -> bool {
     let mut pid = pid;
     for _ in 0..ANCESTORS_MAX {

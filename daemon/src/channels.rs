@@ -1,8 +1,8 @@
-//! The channels to the daemons of other nodes: dialing and accepting, reading and writing, noticing that a peer is dead,
-//! replacing certificates.
+//! The channels to the daemons of other nodes: dialing and accepting, reading and writing, noticing that a peer is
+//! dead, replacing certificates.
 //!
-//! Both nodes of a pair dial; which of two channels is kept, both decide alike (`Peers::admit`).
-//! Nothing here waits for a peer without a limit, and what waits for one is bounded.
+//! Both nodes of a pair dial. If that makes two channels, both nodes decide in the same way which one is kept
+//! (`Peers::admit`). Every wait for a peer has a time-out, and what is queued for it has a limit.
 
 pub mod context;
 pub mod handshake;
@@ -29,21 +29,21 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{signal, SignalKind};
 use tokio::sync::mpsc;
 
-/// Between attempts: at first, at most, and in any case.
+/// Pause between attempts to connect: at first, the longest, and the shortest even if something asks for a retry.
 const FIRST: Duration = Duration::from_millis(250);
 const MOST: Duration = Duration::from_secs(15);
 const LEAST: Duration = Duration::from_millis(100);
-/// A channel that lasted so long was a good one.
+/// A channel that lasted longer than this resets the pause to `FIRST`.
 const GOOD: Duration = Duration::from_secs(10);
-/// Something is sent at least so often; a peer that is silent for so long is dead.
+/// A side with nothing to send sends a ping after `PING`; a peer that is silent for `SILENT` is dead.
 const PING: Duration = Duration::from_secs(5);
 const SILENT: Duration = Duration::from_secs(16);
-/// Connections that have not said hello: all, and from one address.
+/// Limits for connections that have not said hello: in all, and from one address.
 const UNAUTHENTICATED: usize = 256;
 const UNAUTHENTICATED_OF_ONE: usize = 16;
-/// Between two that are accepted.
+/// Pause between two accepted connections.
 const BETWEEN: Duration = Duration::from_millis(5);
-/// How often files are looked at, and deadlines.
+/// How often the certificate files and the deadlines are checked.
 const TICK: Duration = Duration::from_secs(1);
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -66,7 +66,7 @@ fn listen_at(at: SocketAddr) -> std::io::Result<TcpListener> {
     if at.is_ipv6() {
         s.set_only_v6(false)?; // whatever net.ipv6.bindv6only says
     }
-    s.set_reuse_address(true)?; // its predecessor's connections do not keep it from the port
+    s.set_reuse_address(true)?; // connections of the previous daemon must not block the port
     s.bind(&at.into())?;
     s.listen(BACKLOG)?;
     s.set_nonblocking(true)?;
@@ -103,7 +103,8 @@ pub async fn run(shared: Shared, files: TlsConfig, listener: TcpListener) {
     accept(ctx, listener).await
 }
 
-/// Says farewell to all, so that the reason is seen there; a moment is enough or nobody listens.
+/// Tells all peers that the daemon stops, so that they can show the reason. Waits 500 ms at most: a peer that has
+/// not read it by then does not listen.
 pub async fn stop(shared: &Shared) {
     if let Some(p) = &shared.borrow().peers {
         p.cut_all(CloseReason::Stopping, "the daemon was told to stop");
@@ -115,7 +116,7 @@ pub async fn stop(shared: &Shared) {
     }
 }
 
-/// Deadlines, and changes of the certificate files.
+/// Handles deadlines of the pairing, and loads certificate files that have changed (or at SIGHUP).
 async fn watch(ctx: Rc<Context>, mut stamps: tls::Stamps) {
     let mut hup = signal(SignalKind::hangup()).ok();
     let mut timer = tokio::time::interval(TICK);
@@ -135,7 +136,7 @@ async fn watch(ctx: Rc<Context>, mut stamps: tls::Stamps) {
         if !told && seen == stamps {
             continue;
         }
-        // What changes while we read shows at the next look.
+        // Stored before the files are read, so that a change during the read is seen at the next tick.
         stamps = seen;
         if ctx.load() {
             tracing::info!("certificates read anew");
@@ -146,7 +147,7 @@ async fn watch(ctx: Rc<Context>, mut stamps: tls::Stamps) {
     }
 }
 
-/// Not everybody at the same moment: between half and all of it.
+/// A random time between half of `d` and all of it, so that nodes do not connect at the same moment.
 fn jitter(d: Duration) -> Duration {
     let half = d.as_millis() as u64 / 2;
     Duration::from_millis(half + random() % (half + 1))
@@ -196,7 +197,7 @@ async fn dialer(ctx: Rc<Context>, peer: Peer) {
     }
 }
 
-/// Counts a connection that has not said hello.
+/// Counts a connection that has not said hello, until dropped.
 struct Stranger<'a>(&'a Context, IpAddr);
 
 impl<'a> Stranger<'a> {
@@ -229,7 +230,7 @@ async fn accept(ctx: Rc<Context>, listener: TcpListener) {
         match listener.accept().await {
             Ok((tcp, from)) => {
                 tokio::task::spawn_local(greet(ctx.clone(), tcp, from));
-                // Handshakes cost time on the thread that serves everybody.
+                // Handshakes take time on the thread that serves everybody, so their rate is limited.
                 tokio::time::sleep(BETWEEN).await;
             }
             Err(e) => {
@@ -311,7 +312,7 @@ async fn serve(ctx: &Rc<Context>, ready: Ready) {
         return handshake::part(&mut stream, CloseReason::Duplicate, text).await;
     };
     if !met.we_dialed {
-        // Before anything that is queued.
+        // The hello must precede everything that is queued.
         if let Err(e) = handshake::say(&mut stream, &handshake::hello(ctx)).await {
             let text = tls::explain(&e);
             return down(ctx, &met.node, id, &End::silent(text));
@@ -319,7 +320,7 @@ async fn serve(ctx: &Rc<Context>, ready: Ready) {
     }
     let (mut r, mut w) = tokio::io::split(stream);
     let busy = Cell::new(false);
-    // A certificate that ends takes the channel with it: who renewed it connects again.
+    // The channel ends when a certificate expires; a node that has renewed its certificate connects again.
     let own = ctx.identity().map_or(met.expires, |i| i.own.not_after);
     let valid = tls::left(met.expires.min(own));
     let end = tokio::select! {

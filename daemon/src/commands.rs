@@ -1,15 +1,15 @@
-//! What operators want of programs (`down`, `up`) that have no control connection at present: they hear it when they
-//! say hello.
+//! Operator commands (`down`, `up`) for programs that have no control connection at present: they are sent when
+//! the program says hello.
 
 use link::msg::{op, ToShim, ALL};
 
-/// The last words on connections of a process that cannot be told now. At most one for each entry
-/// of its table: of others nothing is wanted.
+/// The last command on each connection of a process that cannot be told now. At most one for each entry of its
+/// table, because nothing is asked of other numbers.
 #[derive(Debug, Default)]
 pub struct PendingCommands(Vec<(u32, u32, u32)>);
 
 impl PendingCommands {
-    /// Keeps it, if it is one that an operator has given: other commands are worth nothing later.
+    /// Keeps it if it is an operator's command; other commands would be useless later.
     pub fn add(&mut self, conn: u32, gen: u32, what: u32) {
         if what != op::DOWN && what != op::UP {
             return;

@@ -13,8 +13,8 @@ const PROBE_MAX_S: u16 = 32767;
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// log2 of the first ring of a lane, and of the largest it may grow to: 1 MiB (20) to be fast, beyond that to take of a
-    /// send that may not wait what the kernel's buffers would.
+    /// log2 of the size of a lane's first ring, and of the largest that it may grow to. 1 MiB (20) is enough for
+    /// speed; larger rings take as much of a non-blocking send as the kernel's buffers would.
     pub ring_log2: u8,
     pub ring_max_log2: u8,
     /// Registrations that one shim may have under way.
@@ -27,7 +27,7 @@ pub struct Config {
     /// The other nodes; none: this daemon works alone and listens to nobody.
     pub peer: Vec<PeerConfig>,
     pub tls: TlsConfig,
-    /// RDMA ports that need to be told something about; others are used as they are found.
+    /// RDMA ports with settings of their own; other ports are used as they are found.
     pub rail: Vec<RailConfig>,
 }
 
@@ -36,10 +36,10 @@ pub struct Config {
 #[serde(deny_unknown_fields)]
 pub struct RailConfig {
     pub device: String,
-    /// All of the device's, if not given.
+    /// All ports of the device, if absent.
     pub port: Option<u8>,
-    /// Ports of two nodes with the same number reach each other. Found by the subnet of the port's
-    /// address if not given.
+    /// Ports of two nodes with the same number reach each other. If absent, derived from the subnet of the port's
+    /// address.
     pub fabric: Option<u32>,
     /// Not to be used.
     #[serde(default)]
@@ -85,7 +85,7 @@ pub struct TlsConfig {
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(default, deny_unknown_fields)]
 pub struct LanesConfig {
-    /// TCP below a busy lane is never silent for longer than so many seconds; 0: nothing is sent there.
+    /// Interval of probes on the TCP connection below a busy lane, in seconds; 0: no probes.
     pub probe_s: u16,
 }
 
@@ -106,7 +106,7 @@ pub struct ProofConfig {
     /// Record initial sequence numbers by BPF. Needs privileges; without, ends are paired inside
     /// one network namespace only.
     pub bpf: bool,
-    /// Where the records are kept beyond the daemon's life.
+    /// Where program and records are pinned, so that they outlive the daemon.
     pub pin: PathBuf,
     /// Root of the cgroup v2 hierarchy; found by itself where not set.
     pub cgroup: Option<PathBuf>,
@@ -200,7 +200,7 @@ impl Config {
         toml::from_str(&text).map_err(|e| Error::Parse(path.into(), e))
     }
 
-    /// Checks what has been put together.
+    /// Checks the values after the file and the command line were merged.
     pub fn check(&self) -> Result<(), Error> {
         let (first, most) = (u32::from(self.ring_log2), u32::from(self.ring_max_log2));
         if first < RING_LOG2_MIN || most > RING_LOG2_MAX || first > most {

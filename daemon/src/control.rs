@@ -22,7 +22,7 @@ const QUEUE: usize = 4096;
 /// How long a shim may leave a full socket unread.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Datagrams of all control connections since the start, read and sent. Statistics only: it orders nothing.
+/// Datagrams of all control connections since the start, read and sent. Used for statistics only, hence `Relaxed`.
 pub static DATAGRAMS: AtomicU64 = AtomicU64::new(0);
 
 /// A control connection, shared by the task that serves it and the core that sends on it.
@@ -69,7 +69,7 @@ impl Control {
         let (waits, full) = (queue.len() > 1, queue.len() > QUEUE);
         drop(queue);
         if full || self.is_cut() {
-            return self.cut(); // what must not be lost is taken from the queue
+            return self.cut(); // `Party::disconnect` keeps what must not be lost
         }
         if !waits {
             self.flush();
@@ -118,7 +118,7 @@ impl Control {
         !self.queue.borrow().is_empty()
     }
 
-    /// When patience with an unread socket ends.
+    /// When the connection will be cut, because the shim leaves a full socket unread.
     pub fn deadline(&self) -> Option<Instant> {
         self.stuck_since.get().map(|t| t + PATIENCE)
     }

@@ -50,10 +50,10 @@ use underpass_rdma::verbs::Provider;
 /// The core, as the tasks hold it. Never borrowed across an await.
 pub type Shared = Rc<RefCell<Core>>;
 
-/// After this many milliseconds an end that could not be proven may try again: the mirror that
-/// stood in its way may have been forged.
+/// After this many milliseconds an end that could not be proven may try again: the end that it did not fit may
+/// have been forged.
 pub(crate) const RETRY_UNPROVEN_MS: u32 = 30_000;
-/// After passing trouble: no memory, a limit, a peer that came and went.
+/// Retry after a temporary failure: no memory, a limit, a peer that came and went.
 const RETRY_TROUBLE_MS: u32 = 10_000;
 pub(crate) const RETRY_SOON_MS: u32 = 500;
 
@@ -62,7 +62,7 @@ pub struct Counters {
     pub registered: u64,
     pub paired: u64,
     pub declined: u64,
-    /// Ends whose other end another node has.
+    /// Ends that were paired with an end on another node.
     pub paired_across: u64,
 }
 
@@ -78,13 +78,13 @@ pub struct Core<V: Provider = Ibv> {
     pub families: Families,
     /// Processes of families that were there before us, and have not said hello.
     pub recovered: Vec<Recovered>,
-    /// Ends of processes that have ended, which others may hold.
+    /// Ends of processes that have ended, which other processes may still hold.
     pub inherited: InheritedEnds,
     /// Ends that came from other processes, which may still hold them.
     pub holders: Holders,
-    /// There is a far lane: its socket is looked after (`unseen`).
+    /// Notified when there is a far lane, so that the holders of its socket are looked up (`unseen`).
     pub held: Rc<tokio::sync::Notify>,
-    /// Has every process been looked at, that was there before us?
+    /// Have all processes been looked at that are older than this daemon?
     pub scanned: bool,
     pub scan_done: Rc<tokio::sync::Notify>,
     by_process: HashMap<(ProcId, Ident), PartyId>,
@@ -104,11 +104,11 @@ pub struct Core<V: Provider = Ibv> {
     pub leaves: bool,
     /// The runtime directory; `None` in unit tests.
     pub dir: Option<std::path::PathBuf>,
-    /// What tables say of it.
+    /// Identity of that directory, as shims write it into their tables.
     pub home: Option<link::family::Home>,
-    /// Processes are looked at for `ss`.
+    /// Shares one census among all who ask for `ss` at the same time.
     pub looks: Rc<crate::looks::Looks>,
-    /// Processes that have, and live.
+    /// Number of living processes that asked the daemon to stay.
     kept: usize,
     /// Since when there is no shim, no lane, and nobody who asked us to stay.
     pub idle_since: Option<Instant>,
@@ -117,7 +117,7 @@ pub struct Core<V: Provider = Ibv> {
     /// Lanes to them; `None` without peers.
     pub rails: Option<Arc<DataPlane<V>>>,
     effects: far::Effects,
-    /// Counts the lanes of this daemon as a party.
+    /// What the daemon's lanes count against, as a party of far links.
     far_group: Arc<crate::limits::Group>,
 }
 
@@ -130,7 +130,7 @@ pub struct Hello {
 }
 
 impl<V: Provider> Core<V> {
-    /// `verbs`: `None` where there are none.
+    /// `verbs`: `None` if the node has no RDMA.
     pub fn new(
         config: Config,
         proof: Arc<dyn Proof>,
@@ -276,8 +276,8 @@ impl<V: Provider> Core<V> {
         self.busy_changed();
     }
 
-    /// A process that shows another table than before, and has closed the old connection, has
-    /// executed another program: what it had mapped is gone.
+    /// A process that has closed its old connection and now shows another table has executed another program: what
+    /// the old program had mapped is gone, so its party is removed.
     fn bury_predecessors(&mut self, proc_id: ProcId) {
         let old = self
             .parties
@@ -288,7 +288,7 @@ impl<V: Provider> Core<V> {
         }
     }
 
-    /// A control connection ended. `control`: only if it is still this one.
+    /// A control connection ended. `control`: does nothing if the party has another connection by now.
     pub fn disconnect(&mut self, id: PartyId, control: Option<&Rc<Control>>) {
         let Some(p) = self.parties.get_mut(&id) else {
             return;
@@ -325,7 +325,7 @@ impl<V: Provider> Core<V> {
         self.busy_changed();
     }
 
-    /// A process goes on with a table of its own, in which its connections have the places that they had.
+    /// A process moves to a family table of its own, in which its connections keep their indices.
     fn moved(&mut self, id: PartyId, table: Foreign, bytes: u64) -> Result<(), Violation> {
         let ident = memfd::check_fixed(&table, TABLE_BYTES);
         let ident = ident.filter(|_| bytes == TABLE_BYTES as u64);
@@ -334,7 +334,7 @@ impl<V: Provider> Core<V> {
             return Ok(());
         };
         if !p.may_move() {
-            return Err(Violation("it moves all the time")); // each table is kept for a while
+            return Err(Violation("it moves all the time")); // the daemon keeps each table for a while
         }
         let family = self.families.join(ident, table);
         let before = std::mem::replace(&mut p.family, family.clone()).ident;
@@ -346,7 +346,8 @@ impl<V: Provider> Core<V> {
         Ok(())
     }
 
-    /// A message, and the registered socket that is to be read because of it. `Err`: the connection must be cut.
+    /// Handles a message. Returns the registered socket that is to be read because of it. `Err`: the connection
+    /// must be cut.
     pub fn message(
         &mut self,
         id: PartyId,
@@ -430,8 +431,8 @@ impl<V: Provider> Core<V> {
         Ok(None)
     }
 
-    /// Sends what the links want sent, and declines lanes that will not be. The rails come last: what comes of their
-    /// steps belongs behind what is sent here.
+    /// Sends what the links want sent, and declines the ends of lanes that will not be made. The rails are told
+    /// last, because messages that result from their steps must follow those sent here.
     pub(crate) fn act(&mut self, out: Out, reason: Reason, retry_ms: u32) {
         let (far, near): (Vec<_>, _) = out.sends.into_iter().partition(|s| s.to.is_far());
         for s in near {
@@ -501,8 +502,8 @@ impl<V: Provider> Core<V> {
         p.control.is_some()
     }
 
-    /// A process asked us to stay: until [`Core::unkeep`]. The guard counts it for its cgroup;
-    /// `None`: at the limit.
+    /// A process asked the daemon to stay, until [`Core::unkeep`]. The guard counts it against its cgroup; `None`:
+    /// the limit is reached.
     pub fn keep(&mut self, process: &Process) -> Option<Member> {
         let member = self.groups.get(&process.cgroup).enter()?;
         self.kept += 1;
@@ -515,14 +516,14 @@ impl<V: Provider> Core<V> {
         self.busy_changed();
     }
 
-    /// Programs of ours live, although none is connected.
+    /// Programs that will need the daemon are alive, although none is connected: the idle time begins anew.
     pub fn not_idle(&mut self) {
         if self.idle_since.is_some() {
             self.idle_since = Some(Instant::now());
         }
     }
 
-    /// Drops what ended without a word.
+    /// Drops what belongs to connections and lanes that ended without a message.
     pub fn sweep(&mut self) {
         let parties = &self.parties;
         self.waiting.sweep(|c| alive(parties, c));
@@ -539,7 +540,7 @@ impl<V: Provider> Core<V> {
         }
     }
 
-    /// What is logged while a party is served says whose it is.
+    /// A span that adds the party's process to what is logged while it is served.
     pub fn span(&self, id: PartyId) -> tracing::Span {
         match self.parties.get(&id) {
             Some(p) => tracing::info_span!("shim", pid = p.proc_id.pid, program = p.comm),

@@ -42,7 +42,7 @@ fn at(path: &Path) -> impl Fn(Errno) -> Error + '_ {
     |e| Error::Path(path.to_owned(), e.into())
 }
 
-/// Makes the runtime directory if need be, and takes it for this process.
+/// Makes the runtime directory if need be, and locks it for this process.
 fn take_dir(dir: &Path, public: bool) -> Result<OwnedFd, Error> {
     let mode = Mode::from_raw_mode(if public { 0o755 } else { 0o700 });
     if let Some(parent) = dir.parent() {
@@ -70,7 +70,7 @@ fn take_dir(dir: &Path, public: bool) -> Result<OwnedFd, Error> {
             Err(Errno::WOULDBLOCK) if dir.join(ADMIN_SOCK).exists() || Instant::now() > end => {
                 return Err(Error::Running(dir.to_owned()))
             }
-            // Its predecessor is about to be gone, or another one about to serve.
+            // The holder of the lock is about to exit, or is a new daemon that has not made its sockets yet.
             Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LEAVING / 500),
             Err(e) => return Err(at(&path)(e)),
         }
@@ -81,7 +81,7 @@ fn take_dir(dir: &Path, public: bool) -> Result<OwnedFd, Error> {
 pub struct Options {
     pub dir: PathBuf,
     pub config: Config,
-    /// Leave after so long without shims and lanes.
+    /// Exit after this time without shims and lanes.
     pub idle_exit: Option<Duration>,
 }
 
@@ -101,7 +101,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     let done = local.block_on(&rt, serve(&options, public, &lock));
     // The tasks hold descriptors that only helpers may close.
     rt.block_on(async { drop(local) });
-    rt.shutdown_background(); // helpers that hang in a close are nobody's business any more
+    rt.shutdown_background(); // does not wait for helpers that hang in a close
     done
 }
 
@@ -160,7 +160,7 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
         _ = int.recv() => tracing::info!("told to stop"),
     }
     channels::stop(&core).await;
-    // Lanes of this node do not need us: they go on. New shims find no socket.
+    // Lanes within this node go on without the daemon. New shims find no socket.
     for p in [&control, &admin] {
         let _ = rustix::fs::unlink(p);
     }

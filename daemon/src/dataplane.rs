@@ -1,15 +1,13 @@
 //! The data plane: the thread that polls the engines, and how it sleeps.
 //!
-//! It has an epoll set of its own and nothing of the runtime: nobody's requests, handshakes or
-//! messages have their turn before a lane's bytes. It shares the rails with the core, whose steps
-//! there are short; whoever waits for them gets them next (a fair lock), so that neither a core
-//! with much to do nor a data plane that polls all the time keeps the other out.
+//! It has an epoll set of its own and does not run in the async runtime: no requests, handshakes or messages come
+//! before a lane's bytes. It shares the rails with the core, whose steps on them are short. The lock is fair, so
+//! neither a core with much to do nor a data plane that polls all the time keeps the other out.
 //!
-//! While there is work, or was a moment ago, it polls, if there is more than one processor.
-//! Otherwise it asks the completion queues for a notification, counts itself asleep on every link,
-//! polls once more, and sleeps on all their descriptors until something comes or is due. Where there
-//! is one processor only it stays counted so: nobody else runs while it works, and so one poll for
-//! each wake-up is enough.
+//! While there is work, or was a moment ago, it polls, if there is more than one processor. Otherwise it arms the
+//! completion queues, counts itself asleep on every link, polls once more, and sleeps on all their descriptors
+//! until something arrives or is due. With a single processor it stays counted as asleep: nobody else runs while
+//! it works, so one poll per wake-up is enough.
 
 use crate::rail::waker::{drain, Woken, ALARM};
 use crate::rail::Rails;
@@ -28,8 +26,8 @@ use tokio::sync::Notify;
 use underpass_ibv::Ibv;
 use underpass_rdma::verbs::{DeviceId, Provider};
 
-/// Polls on for so long after the last work, where there is more than one processor: longer than a
-/// wake-up costs (about 50 µs).
+/// With more than one processor it goes on polling for this long after the last work: longer than a wake-up takes
+/// (about 50 µs).
 const SPIN_NS: u64 = 60_000;
 /// Events taken from the set at once.
 const EVENTS: usize = 64;
@@ -38,9 +36,9 @@ const EVENTS: usize = 64;
 pub struct DataPlane<V: Provider> {
     system: Arc<dyn System>,
     rails: FairMutex<Rails<V>>,
-    /// Something has come of the thread's steps: the core is to take it in.
+    /// Notified when the thread's steps have left effects for the core.
     pub news: Notify,
-    /// The thread is to end.
+    /// Tells the thread to end.
     ends: AtomicBool,
 }
 
@@ -54,21 +52,21 @@ impl<V: Provider> DataPlane<V> {
         }
     }
 
-    /// For a short step: bytes wait meanwhile. Not to be asked for by who has it.
+    /// Locks the rails for a short step, because no bytes move meanwhile. Not reentrant.
     pub fn lock(&self) -> FairMutexGuard<'_, Rails<V>> {
         self.rails.lock()
     }
 }
 
-/// The thread, until dropped.
+/// The running thread; ends when this is dropped.
 pub struct Thread {
     plane: Arc<DataPlane<Ibv>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Thread {
-    /// Starts it, inside the runtime whose helpers do what may hang. `stale` is told of devices that
-    /// should be looked at again.
+    /// Starts the thread. It enters the runtime, whose blocking pool does what may hang. `stale` is told of
+    /// devices that should be looked at again.
     pub fn start(
         plane: &Arc<DataPlane<Ibv>>,
         stale: UnboundedSender<DeviceId>,
@@ -90,19 +88,20 @@ impl Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        self.plane.ends.store(true, Relaxed); // read under the lock, after it was taken here or after the kick
+        // Relaxed: the thread reads it under the lock, after we have held that here or after the kick
+        self.plane.ends.store(true, Relaxed);
         self.plane.lock().stir();
         if let Some(t) = self.thread.take() {
-            let _ = t.join(); // it does not panic: that would have ended us
+            let _ = t.join(); // it has not panicked: a panic aborts the process
         }
     }
 }
 
-/// A timer in the set. It is only ever set to an earlier time or when it is over: it wakes us too
-/// early now and then, which costs less than setting it before every sleep.
+/// A timer in the set. It is set only to an earlier time or after it has expired. That causes a wake-up too early
+/// now and then, which costs less than setting it before every sleep.
 struct Alarm {
     fd: OwnedFd,
-    /// When it goes off; 0: it is over.
+    /// When it expires; 0: not set.
     at: u64,
 }
 
@@ -114,7 +113,7 @@ impl Alarm {
         Ok(Alarm { fd, at: 0 })
     }
 
-    /// Goes off at this time at the latest; whether it does.
+    /// Makes it expire at this time or earlier; false if it cannot be set.
     fn by(&mut self, at: u64) -> bool {
         if self.at != 0 && self.at <= at {
             return true;
@@ -141,7 +140,7 @@ impl Alarm {
     }
 }
 
-/// What a poll leaves to be done next.
+/// What to do after a poll.
 pub enum Next {
     End,
     Poll,
@@ -149,7 +148,7 @@ pub enum Next {
     Sleep(u64),
 }
 
-/// What the thread does, for ever; a test may do it step by step.
+/// The thread's loop, which tests run step by step.
 pub struct Loop<V: Provider> {
     plane: Arc<DataPlane<V>>,
     /// What wakes it.
@@ -192,7 +191,7 @@ impl<V: Provider> Loop<V> {
         true
     }
 
-    /// Sleeps, or only looks, and takes in what has woken it. Whether anything has.
+    /// Sleeps, or only looks at the set, and handles the events. Returns whether there were any.
     pub fn wait(&mut self, sleeps: bool) -> bool {
         let mut ready = [const { MaybeUninit::<Event>::uninit() }; EVENTS];
         let look = Timespec::default();
@@ -225,13 +224,13 @@ impl<V: Provider> Loop<V> {
         }
     }
 
-    /// What has woken us.
+    /// Handles the events that have woken the thread.
     fn take_in(&mut self, ready: &[Event]) {
         let mut rails = self.plane.lock();
         let Woken { device, alarm } = rails.woken(ready, self.alone);
         if device {
             for id in rails.device_events() {
-                let _ = self.stale.send(id); // nobody looks at devices any more
+                let _ = self.stale.send(id); // fails only if nobody looks at devices any more
             }
         }
         drop(rails);

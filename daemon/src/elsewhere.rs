@@ -1,10 +1,10 @@
-//! Ends that wait in vain: without a record of their handshake they can only be paired inside their
-//! own network namespace, and there the other end's socket stands in the kernel's table under the
-//! mirrored addresses. If it does not (its addresses were translated, or it is in another namespace
-//! or on another node), nobody will ever be able to prove anything: `unproven`, not `waiting`.
+//! Ends that wait in vain. Without a record of its handshake, an end can only be paired within its own network
+//! namespace, where the kernel's table lists the other end's socket under the mirrored addresses. If it does not
+//! (the addresses were translated, or the socket is in another namespace or on another node), nothing can ever be
+//! proven, so the reason is `unproven`, not `waiting`.
 //!
-//! A table is not one moment of time, so an end is given up only when two looks have missed its
-//! mirror and found itself. Runs on the blocking pool; each end is looked at twice at most.
+//! Reading a table is not atomic, so an end is given up only when two looks have found itself, but not its mirror.
+//! Runs on the blocking pool; each end is looked at twice at most.
 
 use crate::ids::ConnRef;
 use crate::tcp;
@@ -12,11 +12,11 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// An end is left in peace for so long: most find their other end at once.
+/// An end waits this long before its mirror is looked for: most find their other end at once.
 pub const PATIENCE: Duration = Duration::from_secs(3);
-/// Ends looked at in one go.
+/// Most ends in one look.
 pub const MOST: usize = 4096;
-/// Looks that must agree.
+/// Looks that must agree before an end is given up.
 pub const LOOKS: u8 = 2;
 
 /// An end to look for: the process that registered it, its network namespace, local and peer.

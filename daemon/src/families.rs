@@ -1,8 +1,8 @@
 //! All family tables that the daemon knows, and the sums of those that have ended.
 //!
-//! A family ends for us when its last known process does, but it may come back: a parent that never
-//! spoke forks a child that does. What ended is therefore remembered by the identity of its memory
-//! file and taken out of the sums again, so that nothing is counted twice.
+//! For the daemon a family ends when its last known process does, but it may come back: a parent that never said
+//! hello forks a child that does. So the totals of ended families are remembered by the identity of their memory
+//! file, and taken out of the sums when a family comes back, so that nothing is counted twice.
 
 use crate::family::{Family, Totals};
 use crate::fds::Foreign;
@@ -10,7 +10,7 @@ use crate::memfd::Ident;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-/// Ended families that are remembered one by one; older ones only in the sum.
+/// Most ended families that are remembered one by one; older ones are only in the sum.
 const REMEMBERED: usize = 4096;
 
 struct Kin {
@@ -69,7 +69,7 @@ impl Families {
         known.chain(self.fading.values()).cloned().collect()
     }
 
-    /// What families said last that are not [`Families::readable`] any more.
+    /// The last totals of families that are not [`Families::readable`] any more.
     pub fn ended(&self) -> Totals {
         let mut sum = self.older;
         self.gone.values().for_each(|t| sum.add(t));

@@ -1,8 +1,8 @@
 //! Family tables, as the daemon reads them.
 //!
-//! Read with `pread`, not through a mapping: a mapping of memory that somebody else made can
-//! fault, and touching a hole in it would make the daemon pay for a page of his. Every entry is a
-//! copy, and every value in it hostile until checked.
+//! Read with `pread`, not through a mapping: a mapping of memory that another process made can fault, and touching
+//! a hole in it would charge the page to the daemon. Every entry is a copy, and every value in it is hostile until
+//! checked.
 
 use crate::fds::Foreign;
 use crate::memfd::Ident;
@@ -66,8 +66,8 @@ impl Family {
         };
         let mut ended = header();
         let mut last = ended;
-        // The header has the bytes of connections that have ended; the others have their own. One
-        // that ends meanwhile would be missed, or counted twice.
+        // The header has the bytes of connections that have ended; the others have their own. A connection that
+        // ends in between would be missed, or counted twice, so the header must not have changed.
         for _ in 0..4 {
             let mut t = ended;
             for v in self.views() {
@@ -87,7 +87,7 @@ impl Family {
         copy::<Header>(&self.fd, offset_of!(Table, header), 1)?.pop()
     }
 
-    /// Entries `[at, at + n)`. Read twice: one whose generation changed in between may be torn.
+    /// Entries `[at, at + n)`. Read twice, because an entry whose generation changed in between may be torn.
     fn block(&self, at: usize, n: usize) -> Vec<View> {
         let offset = offset_of!(Table, conns) + at * size_of::<Conn>();
         let read = || copy::<Conn>(&self.fd, offset, n);
@@ -177,7 +177,7 @@ impl Totals {
         }
     }
 
-    /// Adds; wraps rather than panics, the numbers are anybody's.
+    /// Adds. Wraps instead of panicking, since any process may have written the numbers.
     pub fn add(&mut self, o: &Totals) {
         let put = |a: &mut u64, b: u64| *a = a.wrapping_add(b);
         put(&mut self.promoted, o.promoted);

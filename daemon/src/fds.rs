@@ -1,9 +1,9 @@
 //! Descriptors that came from outside, and where they are closed.
 //!
-//! A descriptor that another process sent may make `close` block for as long as that process
-//! likes: a socket with SO_LINGER, a file of a FUSE server that does not answer. So whatever was
-//! received is closed on the blocking pool, never on the thread that serves everybody. The same
-//! holds for a control socket: closing it closes what lies unread in its queue.
+//! A descriptor that another process sent may make `close` block for as long as that process likes: a socket with
+//! SO_LINGER, or a file of a FUSE server that does not answer. So received descriptors are closed on the blocking
+//! pool, never on the thread that serves everybody. The same holds for a control socket, because closing it also
+//! closes the descriptors that lie unread in its queue.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use tokio::io::unix::AsyncFd;
@@ -18,7 +18,7 @@ impl Foreign {
         Foreign(Some(fd))
     }
 
-    /// Closes here and now; for the blocking pool.
+    /// Closes at once, in this thread, which must be one of the blocking pool.
     pub fn close(mut self) {
         drop(self.0.take());
     }
@@ -46,7 +46,7 @@ impl Drop for Foreign {
             Ok(rt) => {
                 rt.spawn_blocking(move || drop(fd));
             }
-            // Outside the runtime (end of the program, unit tests) nobody is kept waiting.
+            // Outside the runtime (end of the program, unit tests) nothing else waits for this thread.
             Err(_) => drop(fd),
         }
     }
@@ -70,8 +70,8 @@ pub fn watch<T: Keeps>(fd: T, interest: Interest) -> std::io::Result<AsyncFd<T>>
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
 }
 
-/// Raises the soft limit of open files to the hard one: without room, a received descriptor is
-/// thrown away by the kernel, in our thread.
+/// Raises the soft limit of open files to the hard one: if there is no room for a received descriptor, the kernel
+/// drops it, which may block our thread.
 pub fn raise_limit() {
     use rustix::process::{getrlimit, setrlimit, Resource};
     let mut l = getrlimit(Resource::Nofile);

@@ -1,10 +1,10 @@
-//! Connections that came to their process from another one, by exec or beside a message: does anybody else still hold
-//! them? No shim can say so, for the other process need not have one. The kernel can: `/proc` is read for all who
-//! ask at once, and then rests for much longer.
+//! Connections that came to their process from another one, by exec or in a message: does another process still
+//! hold them? No shim can tell, because the other process need not have one. The kernel can: `/proc` is read for
+//! all ends that ask at the same time, and then the search rests for much longer than it took.
 //!
-//! What is asked is whether the process is the only holder, with just as many descriptors as its shim counts. Not
-//! every process lets itself be looked at; then it suffices that the one from which the connection came does,
-//! or is gone. (A descriptor that lies in the queue of a Unix socket is nowhere to be seen: see docs/limits.md.)
+//! The question is whether the process is the only holder, with no more descriptors than its shim counts. Not
+//! every process may be inspected; then it is sufficient that the process from which the connection came may be,
+//! or is gone. (A descriptor in the queue of a Unix socket is visible nowhere: see docs/limits.md.)
 
 use crate::ids::{ConnRef, PartyId};
 use crate::socket::End;
@@ -16,13 +16,13 @@ use underpass_admin::proc;
 /// Where a connection came from, as its shim says.
 #[derive(Clone, Copy, Debug)]
 pub struct Came {
-    /// A process, by the number in the shim's pid namespace. 0: unknown.
+    /// Pid of the source, in the shim's pid namespace. 0: unknown.
     pub from: u32,
-    /// Descriptors that the process has of it, those of the shim's own among them. (Of these some may be closed by now.)
+    /// How many descriptors of it the process has, including those of the shim. (Some may be closed by now.)
     pub copies: u32,
 }
 
-/// One that somebody else may hold.
+/// An end that another process may hold, too.
 pub struct Asked {
     pub who: ConnRef,
     pub end: End,
@@ -30,7 +30,7 @@ pub struct Asked {
     pub eager: bool,
     pub miscounted: bool,
     pub pid: u32,
-    /// The shim's process numbers are ours.
+    /// The shim is in the daemon's pid namespace, so its pids can be used.
     pub known_pids: bool,
 }
 
@@ -39,21 +39,21 @@ pub enum Verdict {
     Alone,
     /// That process has a descriptor that the shim does not count.
     Held(u32),
-    /// Who else may have one is not to be seen.
+    /// It cannot be seen who else may hold one.
     Unseen,
 }
 
 #[derive(Default)]
 pub struct Holders {
-    /// One for each entry of a table: who asks for the same again has only changed the question.
+    /// One for each table entry: registering the same entry again replaces the question.
     pub asked: HashMap<(PartyId, u32), Asked>,
-    /// Who else was seen to hold a socket: the first to be looked at the next time.
+    /// By inode, the other process that was seen to hold the socket; it is looked at first the next time.
     pub others: HashMap<u64, u32>,
-    /// There are more.
+    /// Notified when ends were added.
     pub news: Rc<Notify>,
 }
 
-/// For a helper.
+/// Looks for the holders of all these ends. Runs on a helper thread.
 pub fn look(all: Vec<Asked>, others: &HashMap<u64, u32>) -> Vec<(Asked, Verdict)> {
     let mut seen = Seen {
         inodes: all.iter().map(|a| a.end.inode).collect(),
@@ -78,11 +78,12 @@ pub fn look(all: Vec<Asked>, others: &HashMap<u64, u32>) -> Vec<(Asked, Verdict)
 /// What was seen in `/proc`.
 #[derive(Default)]
 struct Seen {
-    /// What is asked about. (Of all else nothing is kept: a process may have a million sockets.)
+    /// Sockets in question. Others are not stored, because a process may have a million of them.
     inodes: HashSet<u64>,
-    /// Descriptors of each of these, by process. `None`: it may not be looked at.
+    /// Per process, the number of its descriptors of each of these. `None`: it may not be inspected.
     of: HashMap<u32, Option<HashMap<u64, u32>>>,
     holders: HashMap<u64, Vec<u32>>,
+    /// Processes that may not be inspected.
     blind: HashSet<u32>,
 }
 
@@ -100,7 +101,7 @@ impl Seen {
         Some(all.as_ref()?.get(&inode).copied().unwrap_or(0))
     }
 
-    /// What needs no look at everybody.
+    /// The verdict, if it can be given without looking at all processes.
     fn at_once(&mut self, a: &Asked, others: &HashMap<u64, u32>) -> Option<Verdict> {
         let inode = a.end.inode;
         match self.copies(a.pid, inode) {
@@ -134,7 +135,7 @@ impl Seen {
         if let Some(other) = all.find(|p| **p != a.pid) {
             return Verdict::Held(*other);
         }
-        // (Who has sent it to a process by a socket that this one made is not known.)
+        // (If the connection came over a socket pair that the process itself made, the real sender is unknown.)
         let said = a.known_pids && a.came.from != 0 && a.came.from != a.pid;
         let known = said && !self.blind.contains(&a.came.from);
         match known && !proc::is_hidden(a.came.from)
@@ -203,7 +204,7 @@ mod tests {
                 .unwrap()
         };
         let (mut a, mut b) = (child(&given), child(&given));
-        drop(given); // (what this process holds does not count: it stands for the daemon)
+        drop(given); // (this process's own copies do not count: it plays the daemon)
         let came = |copies| Came {
             from: std::process::id(),
             copies,

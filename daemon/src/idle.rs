@@ -1,8 +1,8 @@
-//! Programs that will look for this daemon although they have not spoken to it yet: started under
-//! the shim with its directory, and without a connection so far.
+//! Programs that will look for this daemon although they have sent no hello yet: started under the shim with the
+//! daemon's directory, and without a connection so far.
 //!
-//! Known by their environment; the process that `underpass run` became has asked the daemon to stay, whatever it looks
-//! like. Runs on the blocking pool.
+//! They are recognized by their environment. The process that `underpass run` became has asked the daemon to stay,
+//! whatever its environment looks like. Runs on the blocking pool.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

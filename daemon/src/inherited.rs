@@ -1,11 +1,10 @@
-//! What a process that has ended leaves to others: a program that connects, forks and exits to become
-//! a daemon goes on in its child, with the same connections.
+//! What an ended process leaves to others: a program that connects, forks and exits to become a daemon goes on in
+//! its child, with the same connections.
 //!
-//! The child takes such a lane down to TCP when it uses the connection, as any second process does; for
-//! that the other end must not take it for dead, nor the lane go. So links stay until nobody
-//! holds their sockets any more. The family's table tells who may have inherited them; from then on the kernel
-//! is asked (`/proc`), for all together, and for most of them only whether the process that held the
-//! socket the last time still does.
+//! When the child uses such a connection, it takes the lane down to TCP, as any second process does. Until then
+//! the other end must not consider its peer dead, and the lane must stay. So links stay until nobody holds their
+//! sockets any more. At first the family's table tells who may have inherited them; from then on `/proc` is read,
+//! for all of them together, and for most only to see whether the holder of the last look still has the socket.
 
 use crate::family::Family;
 use crate::ids::ConnRef;
@@ -20,26 +19,26 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 use underpass_admin::proc;
 
-/// So many lanes of a dead process are asked for their holders at once; if any has others, the rest is
-/// taken for like it until the first look.
+/// Other holders are looked up for at most this many lanes of an ended process. If any of them has other holders,
+/// the remaining lanes count as held until the first look.
 const ASKED: u32 = 1024;
 
-/// An end whose process has ended, and which others may hold.
+/// An end whose process has ended, and which other processes may hold.
 pub struct Inherited {
     pub who: ConnRef,
     pub at: (u64, u32),
     pub far: bool,
     family: Arc<Family>,
     inode: u64,
-    /// The process that has ended. `None`: in another pid namespace than ours.
+    /// The process that has ended. `None`: it was in another pid namespace than the daemon's.
     ended: Option<Ended>,
-    /// Who held it at the last look.
+    /// The holder that the last look found.
     pub holder: Option<u32>,
-    /// Nobody did: once more, and nobody does.
+    /// The last look found no holder; if the next one finds none either, the end is given up.
     pub missed: bool,
 }
 
-/// A process that has ended, to tell those who have inherited from it from those that have got their numbers.
+/// A process that has ended: what tells its heirs from later processes that got the same pid.
 #[derive(Clone, Copy)]
 struct Ended {
     pid: u32,
@@ -48,11 +47,12 @@ struct Ended {
     at: u64,
 }
 
-/// InheritedEnds begin before that one ends, or in the seconds after it (who becomes a daemon forks twice).
+/// Heirs were started before their process ended, or within this time after it (a program forks twice to become a
+/// daemon).
 const FORKS_S: u64 = 10;
 
 impl Ended {
-    /// May this process, whose descriptors we may not see, have inherited from it?
+    /// May this process, whose descriptors we cannot read, have inherited from the ended one?
     fn may_leave_to(&self, pid: u32) -> bool {
         let late = self.at + FORKS_S * rustix::param::clock_ticks_per_second();
         proc::visible_sockets(pid).is_none()
@@ -82,7 +82,7 @@ impl Inherited {
         }
     }
 
-    /// The same for a helper.
+    /// A copy for a helper thread.
     pub fn copy(&self) -> Self {
         Inherited {
             family: self.family.clone(),
@@ -90,13 +90,14 @@ impl Inherited {
         }
     }
 
-    /// A process has taken a far lane back to TCP for good: our copy of the socket is in its way.
+    /// Has a process taken this far lane back to TCP for good? Then the daemon must no longer keep its copy of the
+    /// socket.
     fn has_left(&self) -> bool {
         let v = self.family.view(self.who.conn);
         self.far && v.is_none_or(|v| v.gen != self.who.gen || v.flags & flag::LANE == 0)
     }
 
-    /// Who holds it, of those whose descriptors we may not see: as the table says.
+    /// A holder according to the table, among the processes whose descriptors we cannot read.
     fn unseen_holder(&self, unseen: &mut HashMap<u32, bool>) -> Option<u32> {
         let ended = self.ended?;
         let v = self.family.view(self.who.conn);
@@ -109,15 +110,15 @@ impl Inherited {
     }
 }
 
-/// All of them.
+/// All inherited ends.
 #[derive(Default)]
 pub struct InheritedEnds {
     pub all: Vec<Inherited>,
-    /// There are more.
+    /// Notified when ends were added.
     pub news: Rc<Notify>,
 }
 
-/// Counts a lane of the dead for its cgroup until dropped.
+/// Counts a lane of an ended process against its cgroup until dropped.
 pub struct Counted(Arc<Group>);
 
 impl Counted {
@@ -133,7 +134,7 @@ impl Drop for Counted {
     }
 }
 
-/// What a process that has ended has left: entries of a table, and lanes that are counted.
+/// What an ended process leaves: entries of its family's table, and lanes that still count against its cgroup.
 pub struct Left<'a> {
     pub family: &'a Arc<Family>,
     pub group: &'a Arc<Group>,
@@ -178,8 +179,8 @@ impl<'a> Inheritance<'a> {
     }
 }
 
-/// A process other than this one that holds each of them and may still use it. For a helper: it may look
-/// at every process.
+/// For each end, a process other than this daemon that holds the socket and may still use it. Runs on a helper
+/// thread, because it may have to look at every process.
 pub fn look(all: &[Inherited]) -> Vec<Option<u32>> {
     let me = std::process::id();
     let known: HashSet<u32> = all.iter().filter_map(|i| i.holder).collect();
@@ -187,7 +188,7 @@ pub fn look(all: &[Inherited]) -> Vec<Option<u32>> {
     for pid in known {
         holders.extend(proc::sockets(pid).into_iter().map(|s| (s, pid)));
     }
-    // (Who was found by the table the last time, and still stands there, is not searched for again.)
+    // A holder that the last look found by the table, and that is still there, is not searched for again.
     let mut unseen = HashMap::new();
     let mut same = |i: &Inherited| i.holder.is_some() && i.unseen_holder(&mut unseen) == i.holder;
     let lost = |i: &&Inherited| !holders.contains_key(&i.inode);

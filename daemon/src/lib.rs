@@ -1,8 +1,8 @@
 //! underpassd: the per-node daemon.
 //!
-//! It pairs the two ends of TCP connections, makes the links they use, and gets out of the way:
-//! lanes between processes of one node work without it. Lanes to other nodes it carries (`rail`). It
-//! trusts no shim and no peer: everything that decides is read from the kernel.
+//! It pairs the two ends of TCP connections, makes the links they use, and then is not needed any more: lanes
+//! between processes of one node work without it. Lanes to other nodes are carried by the daemon itself (`rail`).
+//! It trusts no shim and no peer: every decision is based on what it reads from the kernel.
 
 pub mod admin_server;
 pub mod adopt;

@@ -18,8 +18,8 @@ pub struct Limits {
     pub parties: u32,
 }
 
-/// What one cgroup uses now. What is taken on the core's thread may be given back on the data
-/// plane's; a counter orders nothing but itself, so all of it is `Relaxed`.
+/// What one cgroup uses now. Taken on the core's thread, and possibly given back on the data plane's. The counters
+/// order no other memory, so all of them are `Relaxed`.
 #[derive(Debug)]
 pub struct Group {
     pub name: String,
@@ -40,7 +40,7 @@ fn take(count: &AtomicU32, most: u32) -> bool {
 
 fn give(count: &AtomicU32) {
     let less = |n: u32| Some(n.saturating_sub(1));
-    let _ = count.fetch_update(Relaxed, Relaxed, less); // it never refuses
+    let _ = count.fetch_update(Relaxed, Relaxed, less); // `less` never returns `None`
 }
 
 impl Group {
@@ -62,7 +62,7 @@ impl Group {
 
     pub fn give_memory(&self, bytes: u64) {
         let less = |n: u64| Some(n.saturating_sub(bytes));
-        let _ = self.memory.fetch_update(Relaxed, Relaxed, less); // it never refuses
+        let _ = self.memory.fetch_update(Relaxed, Relaxed, less); // `less` never returns `None`
     }
 
     #[cfg(test)]
@@ -93,8 +93,8 @@ impl Group {
     }
 }
 
-/// The group of this daemon as a party of far lanes: each of them costs it a descriptor, and half of
-/// what it may have is for everything else.
+/// What this daemon may have as a party of far lanes. Each of them takes one of its descriptors, and half of its
+/// descriptors are reserved for everything else.
 pub fn far() -> Arc<Group> {
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let lanes = files.map_or(u32::MAX, |n| u32::try_from(n / 2).unwrap_or(u32::MAX));

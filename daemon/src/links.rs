@@ -1,8 +1,8 @@
 //! Links: what two parties share, from the first memory file to the last lane.
 //!
-//! A state machine without I/O: every call appends the messages to be sent to [`Out`]. It knows
-//! parties by number only: that the other party of a *far* link is this daemon itself matters for
-//! sizes, for who pays, and because a lane there is offered only when the far node has one, too.
+//! A state machine without I/O: every call appends the messages to be sent to [`Out`]. It knows parties by number
+//! only. That the other party of a *far* link is this daemon matters in three ways: for sizes, for who pays, and
+//! because a lane there is offered only when the far node has one, too.
 //!
 //! What it must never do: give a chunk to the other party before it is sealed, or use a lane slot
 //! twice with the same epochs.
@@ -31,16 +31,16 @@ pub struct Send {
     pub fds: Vec<Arc<OwnedFd>>,
 }
 
-/// After a link has failed, until the next one between the same parties.
+/// Shortest time from the failure of a link to the next link between the same parties.
 const FAILED: Duration = Duration::from_secs(10);
 
 /// What a call wants done.
 #[derive(Default)]
 pub struct Out {
     pub sends: Vec<Send>,
-    /// Lanes that will not come to be: their two ends.
+    /// Lanes that will not be made: their two ends.
     pub failed: Vec<[ConnRef; 2]>,
-    /// The end that gave one of these up itself.
+    /// The end that gave up one of these itself, and need not be told.
     pub gave_up: Option<ConnRef>,
     /// Ends whose lane to another node could be offered now.
     pub ready: Vec<ConnRef>,
@@ -56,7 +56,7 @@ impl Out {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Violation(pub &'static str);
 
-/// Why a lane could not be had.
+/// Why no lane was made.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refused {
     /// The limit of the cgroup of this end (0 or 1 of the two given) is reached.
@@ -66,9 +66,9 @@ pub enum Refused {
 
 struct Side {
     party: PartyId,
-    /// Whose lanes are counted.
+    /// The cgroup that the lanes count against.
     group: Arc<Group>,
-    /// Who pays for the memory: of a far link, the process at its near end.
+    /// The cgroup that the memory counts against: on a far link, that of the process for both sides.
     payer: Arc<Group>,
     /// Chunks 0 and 1, in one file.
     first: Chunk,
@@ -114,9 +114,9 @@ struct Slot {
 struct Link {
     sides: [Side; 2],
     slots: Vec<Slot>,
-    /// Both parties have mapped the first file of their own areas, and have been given the other's.
+    /// Both parties have mapped the first file of their own areas, and have been sent the other's.
     ready: bool,
-    /// A party could not map that: no more lanes.
+    /// A party could not map what it was sent: the link takes no more lanes.
     failed: bool,
 }
 
@@ -147,8 +147,8 @@ pub struct Links {
     by_conn: HashMap<(PartyId, u32, u32), (u64, u32, u8)>,
     /// When a link of these two failed: they get no other one for a while.
     failures: HashMap<(PartyId, PartyId), Instant>,
-    /// Upper half of link numbers: unlike any other daemon's, so that lanes that outlived one are
-    /// not mistaken for ours.
+    /// Upper half of link numbers, random for each run of the daemon: links that outlive their daemon are not
+    /// mistaken for its successor's.
     incarnation: u32,
     next: u32,
     lanes: u64,
@@ -182,7 +182,7 @@ impl Links {
         party.is_far().then_some(party)
     }
 
-    /// Does something as that party. For a link that is gone: nothing.
+    /// Acts as that party. Does nothing if the link is gone.
     pub fn as_far(
         &mut self,
         id: u64,
@@ -276,8 +276,8 @@ impl Links {
         }
     }
 
-    /// Looks up a link for a message of `from` about `side`. `Ok(None)`: the link is gone already,
-    /// or was another daemon's; such messages cross on the way and mean nothing.
+    /// Looks up a link for a message of `from` about `side`. `Ok(None)`: the link is gone already, or was made by
+    /// another daemon; such messages cross ours and are ignored.
     fn find(
         links: &mut HashMap<u64, Link>,
         from: PartyId,
@@ -299,9 +299,9 @@ impl Links {
         l.sides.get(usize::from(side)).map(|s| s.party)
     }
 
-    /// The writer has mapped a chunk: seal it and give it to the other party. Lanes are offered behind the second of the
-    /// two first files: who cannot map what it was given refuses them, and until an end has taken its lane the other one
-    /// puts nothing on it (`rx::READY`).
+    /// The writer has mapped a chunk: seals it and gives it to the other party. When the first files of both areas
+    /// are sealed, lanes are offered behind them: a party that cannot map what it was sent refuses them, and until
+    /// an end has taken its lane the other end puts nothing on it (`rx::READY`).
     pub fn mapped(
         &mut self,
         from: PartyId,
@@ -341,7 +341,8 @@ impl Links {
         Ok(())
     }
 
-    /// A shim could not map something: the link goes, when the other end has given back the lanes that were offered.
+    /// A shim could not map something: the link is removed when the other end has given back the lanes that were
+    /// offered on it (a far link: at once).
     pub fn link_failed(
         &mut self,
         from: PartyId,
@@ -376,8 +377,8 @@ impl Links {
         recent == Some(true)
     }
 
-    /// A party has a new control connection: what it was given over the one before may be lost. (What it has mapped
-    /// already it gets once more.)
+    /// A party has a new control connection. What was sent over the previous one may be lost, so it is sent again.
+    /// (It may include files that the party has mapped already.)
     pub fn resumed(&mut self, party: PartyId, out: &mut Out) {
         for id in self.by_party.get(&party).into_iter().flatten() {
             let Some(l) = self.links.get(id).filter(|l| l.ready && !l.failed) else {
@@ -393,7 +394,7 @@ impl Links {
         }
     }
 
-    /// A link that failed goes with its last lane.
+    /// Removes a link that has failed, once its last lane is given back.
     fn reap(&mut self, id: u64, out: &mut Out) {
         let unused = |l: &Link| l.failed && l.slots.iter().all(|s| s.now.is_none());
         if self.links.get(&id).is_some_and(unused) {
@@ -401,7 +402,7 @@ impl Links {
         }
     }
 
-    /// A party is gone for good: so are its links, but for those to `keep` until [`Links::over`].
+    /// A party is gone for good: removes its links, except those to `keep` until [`Links::over`].
     pub fn party_dead(&mut self, party: PartyId, keep: &[u64], out: &mut Out) {
         self.failures.retain(|(a, b), _| *a != party && *b != party);
         let all = self.by_party.get(&party).cloned().unwrap_or_default();
@@ -410,14 +411,14 @@ impl Links {
         }
     }
 
-    /// A link of a dead party that was kept.
+    /// Removes a link of a dead party that was kept.
     pub fn over(&mut self, id: u64, dead: PartyId, out: &mut Out) {
         self.tear_down(id, Some(dead), out);
         self.failures.retain(|(a, b), _| *a != dead && *b != dead);
     }
 
-    /// A party's lanes within the node that it has been offered and uses: their places, its ends, and the
-    /// others.
+    /// The lanes within the node that a party has been offered and uses: link and slot, its own end, and the other
+    /// end.
     pub fn near_lanes(&self, party: PartyId) -> Vec<((u64, u32), ConnRef, ConnRef)> {
         let mut all = Vec::new();
         for id in self.by_party.get(&party).into_iter().flatten() {
@@ -453,8 +454,8 @@ impl Links {
         (!u.done[other]).then_some(u.ends[other])
     }
 
-    /// A party's control connection is gone, its process lives. Links in use stay as they are;
-    /// those in the making cannot be finished.
+    /// A party's control connection is gone, but its process lives. Links in use stay as they are; links that are
+    /// being made cannot be finished.
     pub fn party_silent(&mut self, party: PartyId, out: &mut Out) {
         let unready: Vec<u64> = self
             .by_party

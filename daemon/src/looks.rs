@@ -1,4 +1,4 @@
-//! Looks around that several callers share: all who ask while somebody looks share the next look.
+//! Looks that several callers share: all who ask while one is in progress share the next one.
 
 use crate::view::Entry;
 use std::cell::{Cell, RefCell};
@@ -11,14 +11,14 @@ pub struct Looks {
     turn: tokio::sync::Mutex<()>,
     /// How many have begun.
     begun: Cell<u64>,
-    /// Callers whose turn it is not yet.
+    /// Callers that wait for their turn.
     waiting: Cell<usize>,
-    /// The last one, as long as somebody waits: its number, and what it showed.
+    /// Number and result of the last look; kept only while somebody waits.
     last: RefCell<Option<(u64, Rc<Vec<Entry>>)>>,
 }
 
 impl Looks {
-    /// What a look shows that begins after this call, whoever takes it.
+    /// The result of a look that begins after this call, made by this caller or by another one.
     pub async fn share<F: Future<Output = Vec<Entry>>>(
         &self,
         look: impl FnOnce() -> F,

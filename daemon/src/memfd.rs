@@ -17,7 +17,7 @@ pub fn make(name: &str, bytes: usize) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// What every area has when it is given to the other party.
+/// Seals of every chunk that is given to the other party.
 const FINAL: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::FUTURE_WRITE)
@@ -35,7 +35,7 @@ pub fn seal(fd: &OwnedFd) -> Result<(), Errno> {
     }
 }
 
-/// Bytes that are really in use.
+/// Bytes of memory that are really in use.
 pub fn touched(fd: &OwnedFd) -> u64 {
     rustix::fs::fstat(fd).map_or(0, |s| s.st_blocks.max(0) as u64 * 512)
 }
@@ -49,8 +49,8 @@ pub struct Ident {
 
 /// Is this a memory file of exactly `bytes` bytes that can no longer shrink or grow?
 pub fn check_fixed(fd: impl AsFd, bytes: usize) -> Option<Ident> {
-    // Seals first: on anything but a memory file this fails without asking a file system that may
-    // never answer.
+    // Seals first: on anything but a memory file this fails without asking the file system, which may never
+    // answer.
     let seals = rustix::fs::fcntl_get_seals(&fd).ok()?;
     if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
         return None;

@@ -35,7 +35,7 @@ impl Notice {
         Ok((notice, fd))
     }
 
-    /// There is something to read.
+    /// Announces a message to the shim.
     pub fn bump(&self) {
         // SAFETY: `at` is mapped for BYTES bytes, page aligned, until drop; only atomics touch it.
         let word = unsafe { &*self.at.cast::<AtomicU32>() };

@@ -1,12 +1,12 @@
 //! Which two registered ends are one connection.
 //!
-//! The ends that wait here were read by the daemon itself from sockets it was handed; nothing a
-//! shim says decides. The first end waits for the second. An end is given up only together with
-//! the one it does not fit, and may always try again: otherwise a forged mirror of somebody's
-//! addresses could keep the real peer away.
+//! The daemon itself has read these ends from sockets that it was handed; nothing that a shim says decides. The
+//! first end waits for the second. An end that does not fit is given up together with the one it was compared
+//! with, and both may always try again: otherwise a forged mirror of an end's addresses could keep the real peer
+//! away.
 //!
-//! Only ends of this node are here. One whose other end may be on another node is sought there
-//! meanwhile (`peers::pairing`).
+//! Only ends of this node are here. Those whose other end may be on another node are at the same time sought there
+//! (`peers::pairing`).
 
 use crate::elsewhere::{Seen, LOOKS, MOST, PATIENCE};
 use crate::ids::{ConnRef, PartyId};
@@ -19,10 +19,10 @@ use std::time::Instant;
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     Wait,
-    /// These are the two ends: the one that waited.
+    /// The other end of this connection, which had waited.
     Pair(ConnRef),
-    /// The addresses belong together, but it cannot be proven that the connection does: neither
-    /// end goes on waiting. The one that waited.
+    /// The addresses fit, but nothing proves that it is one connection: neither end goes on waiting. The other
+    /// end, which had waited.
     Unproven(ConnRef),
     /// Another process has registered the same socket.
     Shared,
@@ -70,7 +70,7 @@ impl Waiting {
                 continue;
             };
             if !alive(&other) {
-                continue; // forgotten without a word: look again
+                continue; // its connection is gone: look for another end
             }
             return if proven(&end, &peer) {
                 Verdict::Pair(other)
@@ -194,7 +194,7 @@ impl Waiting {
         }
     }
 
-    /// Drops ends whose connections have changed hands or ended without a word.
+    /// Drops ends whose connections were passed on, or ended without a message.
     pub fn sweep(&mut self, alive: impl Fn(&ConnRef) -> bool) {
         let gone: Vec<_> = self
             .ends
@@ -207,7 +207,7 @@ impl Waiting {
         }
     }
 
-    /// Whoever waits.
+    /// All ends that wait.
     pub fn ends(&self) -> impl Iterator<Item = ConnRef> + '_ {
         self.ends.values().map(|(w, _)| *w)
     }
@@ -240,8 +240,8 @@ fn proven(a: &End, b: &End) -> bool {
         (Some(x), Some(y)) => x.proves(y),
         // Inside one network namespace an established 4-tuple exists once.
         (None, None) => a.netns_cookie == b.netns_cookie && a.local == b.peer && a.peer == b.local,
-        // Established on both sides of the moment when recording began: one of them is not what
-        // it seems, or nobody can tell.
+        // Only one has a record: either recording began between the two, or one of them is not what it seems.
+        // Nobody can tell which.
         _ => false,
     };
     let sides = a.confirmed(Some(b)) && b.confirmed(Some(a));
@@ -342,7 +342,7 @@ mod tests {
         assert!(!w.looked_for(&c, Seen::Missing), "once is not enough");
         assert!(w.looked_for(&c, Seen::Missing));
         assert!(w.is_empty() && w.doubts.is_empty());
-        // Seen once: never looked for again.
+        // Once a mirror has been seen, it is never looked for again.
         w.register(c, end(A, B, 1, 7), |_| true);
         assert!(!w.looked_for(&c, Seen::Missing));
         assert!(!w.looked_for(&c, Seen::Here));

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 pub struct Party {
     pub id: PartyId,
     pub proc_id: ProcId,
-    /// Its number in its own pid namespace, as it says itself: what stands in its table.
+    /// Its pid in its own pid namespace, as the process says; the number that its table uses.
     pub own_pid: u32,
     pub uid: u32,
     pub comm: String,
@@ -29,19 +29,20 @@ pub struct Party {
     pub control: Option<Rc<Control>>,
     /// Registrations it may still send.
     pub credits: u32,
-    /// Those that are over and that it does not know of yet: it is told of several at once.
+    /// Credits that are free again, but not returned to the shim yet: several are returned at once.
     pub untold: u32,
     /// Registrations that are being looked at.
     pub under_way: HashSet<(u32, u32)>,
-    /// Ends of links and lanes while there was no control connection: told when there is one again.
+    /// Messages about links and lanes that ended while there was no control connection; sent when there is one
+    /// again.
     pub missed: Vec<ToShim>,
-    /// What operators have said meanwhile.
+    /// Operator commands of that time.
     pub commands: PendingCommands,
-    /// How often it has shown another table in the second that began then.
+    /// When the present second began, and how often the process has moved to another table in it.
     pub moves: (Instant, u32),
 }
 
-/// Most such moves in a second; shims keep to five.
+/// Most moves to another table in a second; shims make at most five.
 const MOVES_MAX: u32 = 32;
 
 impl Party {
@@ -56,7 +57,7 @@ impl Party {
         }
     }
 
-    /// Nobody hears this now; some of it must not be lost.
+    /// There is no control connection: keeps the messages that must not be lost.
     fn keep(&mut self, msg: ToShim) {
         match msg {
             ToShim::PeerGone { .. }
@@ -67,9 +68,9 @@ impl Party {
         }
     }
 
-    /// May another process than this one hold a connection? (A child may not have run yet.)
+    /// May another process than this one hold a connection? (A child that has not run yet is counted in `forks`.)
     pub fn others_hold(&self, conn: u32, gen: u32) -> bool {
-        // Numbers in the process's own pid namespace: elsewhere we cannot tell who lives.
+        // The holders are pids of the process's own namespace: in another one we cannot tell who lives.
         let here = self.own_pid == self.proc_id.pid;
         let lives = |pid: &u32| !here || std::path::Path::new(&format!("/proc/{pid}")).exists();
         let held = || {
@@ -78,11 +79,11 @@ impl Party {
                 v.forks > 0 || v.holders.iter().any(|h| *h != self.own_pid && lives(h))
             })
         };
-        // A child that enters itself, and then is no fork any more, may be missed in one look.
+        // A child that changes from a fork to a holder during one look may be missed by it, so look twice.
         held() || held()
     }
 
-    /// Another table is shown: is it time for that?
+    /// A process moves to another table: is that within the limit?
     pub fn may_move(&mut self) -> bool {
         if self.moves.0.elapsed() > Duration::from_secs(1) {
             self.moves = (Instant::now(), 0);

@@ -1,9 +1,9 @@
 //! The other nodes: who they are, the channels to their daemons, and which of our ends have their
 //! other end there.
 //!
-//! Without peers in the configuration nothing here exists at run time: no socket, no task. What is
-//! said on a channel is trusted no further than its certificate and the directory go, and whatever
-//! a peer does costs at most the connections with that peer their lanes, never an end its TCP.
+//! Without peers in the configuration nothing here exists at run time: no socket, no task. A peer is trusted only
+//! as far as its certificate and the directory go. The worst that it can do is to take the lanes from connections
+//! with itself; their TCP goes on.
 
 pub mod cut;
 pub mod digest;
@@ -25,7 +25,7 @@ use underpass_admin::{Across, NodeState, PeerState, RefusedState};
 
 /// Messages that may wait for a peer to read them.
 pub const QUEUE: usize = 4 * pairing::SEEKS;
-/// Refused channels of which is remembered why.
+/// Most refused connections that are remembered with their reason.
 const REFUSED: usize = 32;
 
 /// Seconds since 1970.
@@ -36,11 +36,11 @@ pub fn now() -> i64 {
 
 /// A channel as the core knows it.
 struct Channel {
-    /// Never given twice.
+    /// Unique among all channels of this daemon.
     id: u64,
     queue: mpsc::Sender<Msg>,
     cut: Rc<Cut>,
-    /// Run of the daemon at the other end.
+    /// Which run of the daemon at the other end it is.
     incarnation: u64,
     we_dialed: bool,
 }
@@ -49,11 +49,11 @@ struct Channel {
 struct Peer {
     state: PeerState,
     channel: Option<Channel>,
-    /// Told when the dialer should try at once.
+    /// Wakes the dialer, so that it tries at once.
     kick: Rc<tokio::sync::Notify>,
 }
 
-/// What a new channel's handshake has brought.
+/// What the handshake of a new channel has established.
 pub struct Accepted {
     pub node: Name,
     pub address: String,
@@ -153,7 +153,7 @@ impl Peers {
         }
         let was = p.channel.take();
         if was.is_some_and(|c| !c.we_dialed) {
-            p.kick.notify_one(); // the dialer has been waiting
+            p.kick.notify_one(); // our dialer waits while there is a channel
         }
         p.state.state = "down".into();
         p.state.since = now();
@@ -168,13 +168,13 @@ impl Peers {
             return;
         };
         if p.channel.is_none() && p.state.reason != why {
-            // Not each of many attempts that fail alike.
+            // Log a new reason only, not every attempt.
             tracing::warn!(%node, "no channel: {why}");
             p.state.reason = why.into();
         }
     }
 
-    /// Somebody who connected was refused before it was certain who it is.
+    /// A connection was refused before it was certain which node it came from.
     pub fn refused(&mut self, ip: IpAddr, why: &str) {
         let text = ip.to_string();
         let known = |r: &&mut RefusedState| r.address == text && r.reason == why;
@@ -231,7 +231,7 @@ impl Peers {
         self.peers.values().filter(|p| p.channel.is_some()).count()
     }
 
-    /// Is the other end of a connection with these addresses on another node, and what is with it?
+    /// Is the other end of a connection with these addresses on another node, and what is the state of that node?
     pub fn across(&self, local: IpAddr, peer: IpAddr) -> Option<Across> {
         let mut a = Across {
             own: self.node.name.clone(),
@@ -240,7 +240,7 @@ impl Peers {
         match self.directory.owner(peer) {
             Owner::Own => return None,
             Owner::Nobody if local == peer => return None,
-            // Whichever node it turns out to be.
+            // The node is not known: a refusal is shown only if it is that of all nodes.
             Owner::Nobody => {
                 let mut all = self.peers.keys().map(|n| self.pairing.refusal(n));
                 let none = Reason::NoDevice.code();

@@ -42,12 +42,12 @@ impl Process {
     /// accepted: see below.
     pub fn of_peer(sock: BorrowedFd<'_>, accepted: u64) -> Result<Process, Error> {
         let cred = sockopt::peer_cred(sock)?;
-        // In a pid namespace that we cannot see the number is 0.
+        // For a process in a pid namespace that is not visible here, the pid is 0.
         let pid = Pid::from_raw(cred.pid).ok_or(Error::Invisible)?;
         let pidfd = match sockopt::peer_pidfd(sock) {
             Ok(fd) => fd,
-            // Before Linux 6.5: by number. If the number was given away meanwhile, its new bearer
-            // started after the connection was made.
+            // Before Linux 6.5: by pid. If the pid was reused meanwhile, its new process started after the
+            // connection was accepted.
             Err(_) => {
                 let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
                     .map_err(|_| Error::Gone)?;
@@ -69,7 +69,7 @@ impl Process {
             comm: proc::comm(pid).unwrap_or_default(),
             pidfd: None,
         };
-        // Everything above was read by number: true only if the process still lives.
+        // Everything above was read by pid: it is valid only if the process is still alive.
         if is_dead(pidfd.as_fd()) {
             return Err(Error::Gone);
         }

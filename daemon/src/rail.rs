@@ -1,15 +1,15 @@
 //! Lanes to other nodes: this daemon as the other party of its processes' links, the devices, and one
 //! engine (`underpass_rdma::engine::Pair`) per peer node.
 //!
-//! Everything here happens in short steps, one at a time: the data plane's thread polls, the core
-//! calls in between (`dataplane`). What comes of a step is a list of [`Effect`]s for the core.
+//! Everything here happens in short steps, one at a time: the data plane's thread polls, and the core calls in
+//! between (`dataplane`). A step leaves a list of [`Effect`]s for the core.
 //!
 //! A pair of nodes has one engine *incarnation* at a time, known to both by a number. An incarnation ends when one
-//! of the two daemons ends, or finds the other's behaviour impossible; its links to processes end
-//! with it (they go down to TCP), and lanes of the next incarnation are new ones.
+//! of the two daemons ends, or finds that the other breaks the protocol. Its links to processes end with it (their
+//! lanes go down to TCP), and lanes of the next incarnation are new ones.
 //!
-//! What it must never do: keep a connection's socket longer than its lane, let a peer's words reach
-//! a process of another lane, or say that memory is free which a device may still write.
+//! What it must never do: keep a connection's socket longer than its lane, show a peer's words to a process that
+//! they are not meant for, or call memory free that a device may still write.
 
 mod area;
 mod devices;
@@ -44,18 +44,18 @@ use underpass_rdma::devices::Change;
 use underpass_rdma::engine::{self, LaneId};
 use underpass_rdma::verbs::{DeviceId, Provider};
 
-/// A lane: its link and slot there.
+/// Names a lane: its link, and its slot on the link.
 type Key = (u64, u32);
 
-/// Between two wishes for more memory of a link: there may be none.
+/// Shortest time between two requests for another chunk of a link: there may be none to get.
 const ASK_NS: u64 = 1_000_000_000;
 
-/// What the core is to do.
+/// What the core has to do.
 #[derive(Debug)]
 pub enum Effect {
-    /// To a peer's daemon.
+    /// A message to a peer's daemon.
     Say(Name, Msg),
-    /// Our answers about chunks of a link, as a shim gives them.
+    /// The daemon's messages about chunks of a link, as a shim sends them.
     Mapped {
         link: u64,
         chunk: u32,
@@ -78,7 +78,7 @@ pub enum Effect {
         uses: u32,
         tag: u64,
     },
-    /// The lane will not be: decline the connection, for these reasons of both ends.
+    /// The lane will not be made: decline the connection, for these reasons of both ends.
     Abandon {
         at: Key,
         who: ConnRef,
@@ -100,20 +100,20 @@ pub enum Effect {
         who: ConnRef,
         reason: Reason,
     },
-    /// Why no lanes are made to this node; 0: they are.
+    /// Why lanes to this node are refused from now on; 0: they are made.
     Refusal(Name, u32),
 }
 
-/// Our side of a link between a process and this daemon.
+/// The daemon's side of a link between a process and itself.
 struct RemoteGroup {
     node: Name,
     incarnation: u64,
     area: DaemonArea,
     party: Option<engine::PartyId>,
     bell: OwnedFd,
-    /// The core has given it up.
+    /// The core has given the link up.
     torn: bool,
-    /// When a chunk was asked for, in vain so far.
+    /// When another chunk was asked for that has not come yet.
     asked: Option<u64>,
 }
 
@@ -124,21 +124,21 @@ pub struct Rails<V: Provider> {
     groups: HashMap<u64, RemoteGroup>,
     lanes: BTreeMap<Key, Lane>,
     out: Vec<Effect>,
-    /// Something happened that the data plane should look at.
+    /// An eventfd that wakes the data plane.
     kick: Option<Arc<OwnedFd>>,
-    /// What helpers have done to sockets.
+    /// Results of helpers that have worked on sockets.
     jobs: (Sender<takeover::Done>, Receiver<takeover::Done>),
-    /// Counted as asleep on all links.
+    /// The daemon is counted as asleep on all links.
     dozing: bool,
-    /// What wakes the data plane: links of engines, doorbells, devices.
+    /// The epoll set of the data plane: links of engines, doorbells, devices.
     set: Option<Arc<OwnedFd>>,
     names: Arc<[Name]>,
-    /// When lanes are to be looked after, and how long something has been going on.
+    /// When [`Rails::tend`] is due, and until when the rails count as busy.
     tend_at: u64,
     busy_until: u64,
 }
 
-/// What the engine asks for while it works.
+/// What the engine calls while it works.
 struct Host<'a> {
     now: u64,
     groups: &'a mut HashMap<u64, RemoteGroup>,
@@ -179,7 +179,7 @@ impl engine::Host for Host<'_> {
 }
 
 impl<V: Provider> Rails<V> {
-    /// `verbs`: none here, if there are none; `peers`: all nodes but `own`.
+    /// `verbs`: `None` if there is no RDMA; `peers`: all nodes but `own`.
     pub fn new(
         system: Arc<dyn System>,
         verbs: Option<V>,
@@ -217,7 +217,7 @@ impl<V: Provider> Rails<V> {
         self.nodes.get(node).map(|n| PartyId::far(n.number))
     }
 
-    /// Something is about to change, or has: nobody may sleep through it.
+    /// Something has changed or is about to: takes [`Rails::doze`] back, and wakes the data plane.
     pub fn stir(&mut self) {
         if std::mem::take(&mut self.dozing) {
             self.nodes.values().for_each(|n| n.pair.rouse());
@@ -226,7 +226,7 @@ impl<V: Provider> Rails<V> {
         kick::kick(self.kick.as_deref());
     }
 
-    /// Gives up what has come of the steps so far, in order.
+    /// Moves the effects of the steps so far to `all`, in their order.
     pub fn take_effects(&mut self, all: &mut VecDeque<Effect>) {
         all.extend(self.out.drain(..));
     }
@@ -235,7 +235,7 @@ impl<V: Provider> Rails<V> {
         !self.out.is_empty()
     }
 
-    /// A message of the links' state machine for us as a party.
+    /// A message of the links' state machine to the daemon as a party.
     pub fn deliver(&mut self, to: PartyId, msg: ToShim, fds: &[Arc<OwnedFd>]) {
         self.stir();
         match msg {
@@ -342,7 +342,7 @@ impl<V: Provider> Rails<V> {
         Some(())
     }
 
-    /// Rings may lie in this chunk of ours.
+    /// The process has mapped this chunk of our area: rings may be placed there.
     fn own_ready(&mut self, link: u64, chunk: u32) -> Option<()> {
         let b = self.groups.get_mut(&link)?;
         b.asked = None;
@@ -356,7 +356,7 @@ impl<V: Provider> Rails<V> {
         Some(())
     }
 
-    /// Lets go of a link that the core has given up, when no lane of it is left.
+    /// Removes a link that the core has given up, if no lane of it is left.
     fn leave_group(&mut self, link: u64) {
         let used = self
             .lanes
@@ -384,7 +384,7 @@ impl<V: Provider> Rails<V> {
         self.devices.is_some()
     }
 
-    /// Devices as the kernel shows them now.
+    /// Handles changes of the devices that the kernel lists.
     pub fn devices_changed(&mut self, changes: &[Change]) {
         let mut news = Vec::new();
         if let Some(d) = &mut self.devices {
@@ -394,7 +394,7 @@ impl<V: Provider> Rails<V> {
         self.take_news(news);
     }
 
-    /// Takes in what open devices say by themselves; those that should be looked at again.
+    /// Handles events of open devices. Returns the devices that should be looked at again.
     pub fn device_events(&mut self) -> Vec<DeviceId> {
         let mut news = Vec::new();
         let stale = self.devices.as_mut().map(|d| d.events(&mut news));

@@ -1,5 +1,5 @@
-//! What the tools show of RDMA links: which one carries a connection, what each rail has done, and
-//! what is between two nodes. The facts are `rail`'s; what callers may know of them is decided here.
+//! What the tools show of RDMA links: which one carries a connection, what each rail has done, and what connects
+//! two nodes. `rail` has the facts; what a caller may know of them is decided here.
 
 use crate::core::Core;
 use crate::ids::ConnRef;
@@ -10,14 +10,14 @@ use underpass_admin::{Across, RailLinks, RailStats, Row};
 use underpass_rdma::verbs::Provider;
 
 impl<V: Provider> Core<V> {
-    /// One for each rail, in order of names.
+    /// Counters of all rails, in order of their names.
     pub(crate) fn rail_stats(&self) -> Vec<RailStats> {
         self.rails
             .as_ref()
             .map_or(Vec::new(), |r| sum(r.lock().counts()))
     }
 
-    /// What stands between us and the node of `peer`; `None`: it is not another one.
+    /// Links, channel and refusals between this node and that of `peer`; `None`: `peer` is not on another node.
     pub(crate) fn between(&self, local: IpAddr, peer: IpAddr) -> Option<Across> {
         let mut a = self.peers.as_ref()?.across(local, peer)?;
         let stats = self.rail_stats();
@@ -26,8 +26,8 @@ impl<V: Provider> Core<V> {
         Some(a)
     }
 
-    /// Puts the rails into the rows of connections that use one. Link and lane of a row are what its
-    /// shim says; who it is, is not.
+    /// Adds the rail to the rows of connections that use one. A row's link and lane are what its shim says, so
+    /// `Rails::row` checks that the lane is that connection's.
     pub(crate) fn fill_rails(&self, rows: &mut [Entry]) {
         let Some(rails) = &self.rails else { return };
         for e in rows.iter_mut().filter(|e| e.row.mode == "SMCR") {
@@ -74,7 +74,7 @@ fn sum(parts: Vec<RailStats>) -> Vec<RailStats> {
     all.into_values().collect()
 }
 
-/// Addresses of nodes are nobody's business in a container.
+/// Processes in containers must not learn the addresses of nodes.
 pub(crate) fn hide_addresses(row: &mut Row) {
     if let Some(r) = &mut row.rail {
         r.gid.clear();
@@ -82,7 +82,7 @@ pub(crate) fn hide_addresses(row: &mut Row) {
     }
 }
 
-/// Nor are their names.
+/// They must not learn the names of nodes either, only sums over all nodes.
 pub(crate) fn hide_nodes(rail: &mut RailStats) {
     if rail.links.is_empty() {
         return;

@@ -1,4 +1,4 @@
-//! Numbers that nobody can guess.
+//! Random numbers that nobody can guess.
 
 /// 64 random bits that nobody can guess.
 pub(crate) fn random() -> u64 {

@@ -1,11 +1,11 @@
-//! Ends in a hurry: a shim that registers a connection eagerly (`underpass check` does) wants an
-//! answer now, and the other end may be idle. Its shim is looked for and asked to register, too;
-//! where the other end may be on another node, that node's daemon is asked to do the same (see
+//! Ends in a hurry: a shim that registers a connection eagerly (`underpass check` does) wants an answer now, while
+//! the program at the other end may make no calls. So that program's shim is looked for, and asked to register,
+//! too. If the other end may be on another node, that node's daemon is asked to do the same (see
 //! `peers::pairing::hurry`), and does it here.
 //!
-//! Only asked: whether both are one connection is decided as ever, when both have registered. The
-//! search reads tables and `/proc` on the blocking pool, one search at a time for all who wait, and
-//! rests ten times as long as it took.
+//! Pairing does not depend on it: both ends must register, and the proof is the usual one. The search reads tables
+//! and `/proc` on the blocking pool, one search at a time for all ends that wait, and then rests ten times as long
+//! as it took.
 
 use crate::ids::{ConnRef, PartyId};
 use crate::peers::directory::Name;
@@ -20,26 +20,25 @@ use std::rc::Rc;
 use tokio::sync::Notify;
 use underpass_admin::proc;
 
-/// Most ends that are looked for at once; more wait without.
+/// Most ends that are looked for at once; others wait without a search.
 pub const ENDS_MAX: usize = 256;
-/// Most that are looked for at once for one node.
+/// Most ends that are looked for at once on behalf of one other node.
 const FAR_MAX: usize = 32;
-/// Searches for one end; and how often its other end is asked.
+/// Most searches for one end, and how often its other end is asked.
 pub const TRIES: u32 = 20;
 pub const ASKS: u32 = 3;
-/// At which searches another node is told, so that a message that was lost with its channel is not
-/// all.
+/// The searches at which other nodes are asked: more than once, because a message may be lost with its channel.
 pub const TELL: [u32; 3] = [1, 4, 12];
-/// Who is looked for.
+/// The ends that are looked for.
 #[derive(Default)]
 pub struct Seek {
     pub ends: Vec<Sought>,
     pub far: Vec<Far>,
-    /// Told when there is something to look for.
+    /// Notified when there is something to look for.
     pub wake: Rc<Notify>,
 }
 
-/// The other end of one of ours.
+/// One of our ends, whose other end is looked for.
 pub struct Sought {
     pub who: ConnRef,
     pub tries: u32,
@@ -55,7 +54,7 @@ pub struct Far {
     pub tries: u32,
 }
 
-/// Where the other end of one was found: which shim to ask, and how to name the connection to it.
+/// Where the other end of an end was found: which shim to ask, and how to name the connection to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     pub party: PartyId,
@@ -64,7 +63,7 @@ pub struct Found {
     pub op: u32,
 }
 
-/// What was found of one that another node wants: why it is on TCP, and whom to ask.
+/// What was found for another node: why the connection is on TCP, and which shim to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FoundFar {
     pub reason: u32,
@@ -97,14 +96,14 @@ pub struct Task {
     pub families: Vec<Snapshot>,
 }
 
-/// What was found of it.
+/// What a search has found.
 pub struct Results {
     pub ends: Vec<(ConnRef, Found)>,
     pub far: Vec<(Asked, FoundFar)>,
 }
 
 impl Task {
-    /// For a helper.
+    /// Runs on a helper thread.
     pub fn run(self) -> Results {
         let all = view::entries(&self.families);
         let mut unnamed = Unnamed::new(&self.families);
@@ -217,7 +216,7 @@ impl<'a> Unnamed<'a> {
         let home = holders.find(|h| h.party == seeker)?.netns;
         let tables = self.tables();
         let in_ns = |ns: &u64| tables.get(ns)?.get(&(peer, local)).copied();
-        // At home an address pair means one socket; elsewhere only if there is no doubt.
+        // In the end's own namespace an address pair means one socket; in others it must be the only one.
         let inode = in_ns(&home).or_else(|| {
             let mut hits = tables.keys().filter_map(in_ns);
             hits.next().filter(|_| hits.next().is_none())
@@ -237,8 +236,8 @@ impl<'a> Unnamed<'a> {
         })
     }
 
-    /// The socket of the connection that another node asks about, and the shim that holds it. Also
-    /// where no program has a shim, in our own namespace: that is an answer, too.
+    /// The socket of the connection that another node asks about, and the shim that holds it. Our own namespace is
+    /// searched even if no program there has a shim, since that is an answer, too.
     fn find_far(&mut self, asked: &Asked) -> Option<(u64, Option<Found>)> {
         self.tables();
         let tables = self.tables.as_mut()?;
@@ -298,7 +297,7 @@ mod tests {
         assert_eq!(s.far.len(), FAR_MAX + 1, "others are not kept waiting");
     }
 
-    /// No program here has a shim; what can be said of this test is that it has none either.
+    /// No program here has a shim, and this test, which holds the socket, has none either: that is the answer.
     #[test]
     fn a_program_without_a_shim_is_told_of_by_its_socket() {
         let l = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -320,7 +319,7 @@ mod tests {
         assert_eq!(look(&[translated]), [(translated, bare)]);
         assert_eq!(look(&[asked(elsewhere, from, true)]), []);
         assert_eq!(look(&[asked(here, elsewhere, true)]), []);
-        // Two connections come from that address: nobody knows which is meant.
+        // Two connections come from that address: the translated one is ambiguous.
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
         let second = connect_from(from, other.local_addr().unwrap());
         let _accepted = other.accept().unwrap();

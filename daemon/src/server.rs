@@ -28,9 +28,9 @@ use underpass_admin::proc;
 /// How long a connection may take to say hello, and how many may be doing so.
 const HELLO_TIME: Duration = Duration::from_secs(10);
 const UNAUTHENTICATED: usize = 4096;
-/// More messages than a socket holds.
+/// Most messages that are read from an ended connection: more than its queue can hold.
 const REST: usize = 1024;
-/// Messages handled for one shim before the others have their turn.
+/// Messages that are handled for one shim before it is the others' turn.
 const BATCH: usize = 32;
 
 /// Makes the listening socket. A socket file that is left over is replaced: the caller holds the
@@ -100,7 +100,7 @@ pub fn meet(shared: &Shared, conn: Foreign, accepted: u64) {
     });
 }
 
-/// Waits for what a new connection says first.
+/// Waits for the first message of a new connection.
 async fn first_message(control: &Control, buf: &mut [u8]) -> Option<(usize, Vec<Foreign>)> {
     loop {
         let mut ready = control.sock.readable().await.ok()?;
@@ -114,7 +114,7 @@ async fn first_message(control: &Control, buf: &mut [u8]) -> Option<(usize, Vec<
     }
 }
 
-/// Reads the hello and lets the shim in, or not.
+/// Reads the hello, and admits or refuses the shim.
 async fn greet(
     shared: &Shared,
     control: &Rc<Control>,
@@ -193,8 +193,8 @@ async fn greet(
     Some((id, group))
 }
 
-/// A process that ended before we met it (servers that go to the background do) may have left its children
-/// a dialing descriptor. Which cgroup it was in nobody can tell any more.
+/// A process that ended before its hello was read (as servers do that go to the background) may have left its
+/// children a dialing descriptor. It is not known any more which cgroup the process was in.
 fn left_behind(shared: &Shared, dialing: Foreign) {
     let seat = shared.borrow().groups.get("").seat();
     if let Some(seat) = seat {
@@ -214,7 +214,7 @@ fn watch(shared: &Shared, id: crate::ids::PartyId, pidfd: OwnedFd) {
     });
 }
 
-/// Serves a connection until it ends, by itself or by a mistake.
+/// Serves a connection until it ends, or until its shim breaks the protocol.
 async fn attend(
     shared: &Shared,
     id: crate::ids::PartyId,
@@ -226,7 +226,7 @@ async fn attend(
         if control.is_cut() {
             return Ok(());
         }
-        // A cgroup whose descriptors keep our helpers busy waits until they are through.
+        // Connections of a cgroup that keeps too many helpers busy are not read until some of them are done.
         let resumed = group.resume.notified();
         let paused = group.saturated();
         let patience = async {
@@ -271,13 +271,13 @@ async fn attend(
     }
 }
 
-/// What a shim had said before its connection ended, or was replaced: it will not say it again.
+/// Reads what a shim sent before its connection ended or was replaced: it will not send that again.
 fn read_rest(shared: &Shared, id: crate::ids::PartyId, control: &Rc<Control>) {
     let mut buf = [0u8; MAX];
     for _ in 0..REST {
         match control.recv(&mut buf) {
             Ok(Incoming::Message { len, fds }) => {
-                // The next connection has credits of its own, and asks anew.
+                // The shim registers again over its next connection, which has credits of its own.
                 let said = ToDaemon::decode(&buf[..len]);
                 if let Ok(ToDaemon::Register { .. } | ToDaemon::RegisterReceived { .. }) = said {
                     continue;
@@ -286,7 +286,7 @@ fn read_rest(shared: &Shared, id: crate::ids::PartyId, control: &Rc<Control>) {
                     return;
                 }
             }
-            // (CONNRESET: it has left words of ours unread; its own come after that.)
+            // CONNRESET: the shim has left messages of ours unread; its own messages can still be read.
             Err(Errno::INTR | Errno::CONNRESET) => {}
             Ok(Incoming::End) | Err(_) => return,
         }

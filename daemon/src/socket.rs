@@ -24,10 +24,10 @@ pub struct End {
     pub inode: u64,
     /// What the proof recorded when this connection was established.
     pub record: Option<Record>,
-    /// Which side of the handshake its shim says that it was on. `None`: it is not certain, and has to be confirmed
-    /// as below; or the shim is too old to say.
+    /// On which side of the handshake the socket was, as its shim says. `None`: the shim is not certain, and has a
+    /// guess at most; or it is too old to say.
     pub client: Option<bool>,
-    /// The shim's best guess, where it has one that has to be confirmed.
+    /// The shim's guess about the same, if it has one: to be confirmed ([`End::confirmed`]).
     pub guess: Option<bool>,
     pub counts: Counts,
 }
@@ -55,7 +55,7 @@ const INHERITED: &[(i32, i32, i32)] = &[
     (libc::SOL_SOCKET, SO_TIMESTAMPNS_NEW, 0),
     (libc::SOL_SOCKET, libc::SO_PEEK_OFF, -1),
 ];
-/// The same, but for shims that say that theirs do ([`register::INQ_ZEROCOPY`]).
+/// The same, except for shims which say that their lanes carry them ([`register::INQ_ZEROCOPY`]).
 const INHERITED_BY_OLD: &[(i32, i32, i32)] = &[
     (libc::SOL_SOCKET, libc::SO_ZEROCOPY, 0),
     (libc::IPPROTO_TCP, libc::TCP_INQ, 0),
@@ -85,7 +85,7 @@ pub fn read(
     }
     let from = Instant::now();
     let info = tcp_position(fd).map_err(|e| match e {
-        Errno::AGAIN => Young, // its counts never stood still: both ends are busy with it
+        Errno::AGAIN => Young, // the counts changed during each read: both ends are busy
         _ => NotEstablished,
     })?;
     let until = Instant::now();
@@ -97,7 +97,7 @@ pub fn read(
     {
         return Err(Option);
     }
-    // What an older kernel does not know is not set.
+    // An option that an older kernel does not know is not set.
     let set = |&(level, name, usual)| int(level, name).is_ok_and(|v| v != usual);
     let old = flags & register::INQ_ZEROCOPY == 0;
     if INHERITED.iter().any(set) || old && INHERITED_BY_OLD.iter().any(set) {
@@ -107,8 +107,8 @@ pub fn read(
     if local == peer {
         return Err(SelfConnected);
     }
-    // The application goes on meanwhile, so the counts may have grown since the shim compared them
-    // with its own; what it says it moved cannot be more than the kernel has seen (a SYN included).
+    // The application goes on meanwhile, so the counts may have grown since the shim compared them with its own.
+    // But the shim cannot have moved more bytes than the kernel has counted (a SYN included).
     if info.sent < tx_kpos || info.received < rx_kpos {
         return Err(Bypassed);
     }
@@ -138,7 +138,7 @@ pub fn read(
 }
 
 impl End {
-    /// Is what its shim guesses about its side true, as this record, or the other end, says?
+    /// Is the shim's guess about its side right, according to its record or to the other end?
     pub fn confirmed(&self, other: Option<&End>) -> bool {
         let recorded = || Some(self.record.as_ref()?.role == Role::Active);
         let mirrored = || Some(!other?.client?);
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(read(b.as_fd(), 0, 6, 0, &NoProof), Err(Reason::Bypassed));
     }
 
-    /// Both ends are busy with it all the time: that is no reason to refuse it for good.
+    /// Both ends are busy all the time, which is no reason to refuse the connection for good.
     #[test]
     fn a_busy_connection_is_an_open_one() {
         let (a, b) = pair();

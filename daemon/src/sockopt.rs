@@ -33,8 +33,7 @@ pub fn get<T: Plain>(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<(T, us
     Ok((v, len as usize))
 }
 
-/// `struct ucred`. Not rustix's: there a process of a foreign pid namespace, number 0, cannot be
-/// represented.
+/// `struct ucred`. Rustix's own type cannot represent a process of a foreign pid namespace, whose pid is 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cred {
@@ -43,12 +42,12 @@ pub struct Cred {
     pub gid: u32,
 }
 
-/// Every message read from this Unix socket says who sent it.
+/// From now on every message read from this Unix socket tells who sent it.
 pub fn pass_credentials(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::net::sockopt::set_socket_passcred(fd, true)
 }
 
-/// Who connected.
+/// The credentials of the process that connected.
 pub fn peer_cred(fd: BorrowedFd<'_>) -> Result<Cred, Errno> {
     Ok(get::<Cred>(fd, libc::SOL_SOCKET, libc::SO_PEERCRED)?.0)
 }
@@ -64,7 +63,7 @@ pub fn peer_pidfd(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// Where the streams of a TCP socket are. AGAIN: they never stood still while it was asked.
+/// Byte positions of a TCP socket. AGAIN: they changed during each read.
 pub fn tcp_position(fd: BorrowedFd<'_>) -> Result<TcpPos, Errno> {
     let failed = Cell::new(None);
     let told = |e: Errno| failed.set(Some(e));

@@ -1,12 +1,12 @@
-//! What the daemon's logic needs of the machine besides verbs and descriptors: the time, helpers for
-//! what may wait, numbers that nobody can guess. Tests have a machine of their own.
+//! What the daemon's logic needs of the machine besides verbs and descriptors: the time, helper threads for what
+//! may wait, and random numbers that nobody can guess. Tests have an implementation of their own.
 
 use crate::random;
 
 pub trait System: Send + Sync {
     /// Monotonic time, in ns: CLOCK_MONOTONIC, by which proofs are recorded.
     fn now(&self) -> u64;
-    /// Has somebody else do what may wait for a lock or a file.
+    /// Runs on another thread what may wait for a lock or a file.
     fn help(&self, job: Box<dyn FnOnce() + Send>);
     fn random(&self) -> u64;
 }

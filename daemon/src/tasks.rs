@@ -1,5 +1,5 @@
-//! What the daemon looks up beside its core: in `/proc` and in the kernel's tables, which takes time and may hang. Each
-//! look is a helper's; the core is told what it has brought.
+//! What the daemon looks up for its core, in `/proc` and in the kernel's tables. That takes time and may hang, so
+//! a helper thread makes each look, and the core gets the result.
 
 use crate::core::register::Registration;
 use crate::core::Shared;
@@ -17,7 +17,7 @@ use underpass_ibv::Ibv;
 use underpass_rdma::devices::{Tree, Watch};
 use underpass_rdma::verbs::DeviceId;
 
-/// How long the look at one process may take, and how many may be left hanging.
+/// How long the look at one process may take, and after how many that hang the scan is given up.
 const LOOK_MAX: Duration = Duration::from_secs(2);
 const HANGING_MAX: u32 = 16;
 
@@ -56,7 +56,7 @@ pub async fn watch_devices(shared: Shared, mut stale: UnboundedReceiver<DeviceId
     }
 }
 
-/// Takes in what comes of the data plane's steps, for ever.
+/// Carries out the effects of the data plane's steps, for ever.
 pub async fn take_in(shared: Shared, plane: Arc<DataPlane<Ibv>>) {
     loop {
         plane.news.notified().await;
@@ -125,10 +125,10 @@ pub async fn look_elsewhere(shared: &Shared) {
     }
 }
 
-/// Between two looks at least, and how much longer than a look that is.
+/// Rest between two looks: at least this, and this many times as long as a look takes.
 const INHERITED_LOOK: Duration = Duration::from_secs(1);
 const INHERITED_REST: u32 = 50;
-/// But no longer than that: an end is told when two looks have found nobody.
+/// But no longer than this: the other end is told only when two looks have found nobody.
 const INHERITED_REST_MAX: Duration = Duration::from_secs(5);
 
 /// Looks at inherited ends as long as there are any.
@@ -158,11 +158,11 @@ pub async fn look_at_inherited(core: Shared) {
     }
 }
 
-/// A look rests so many times as long as it took; at most so long.
+/// Rest after a look: this many times as long as it took, with this limit.
 const HOLDERS_REST: u32 = 20;
 const HOLDERS_REST_MAX: Duration = Duration::from_secs(5);
 
-/// Looks whenever somebody asks, for ever.
+/// Looks for holders whenever an end asks, for ever.
 pub async fn look_for_holders(core: Shared) {
     let news = core.borrow().holders.news.clone();
     loop {
@@ -184,11 +184,11 @@ pub async fn look_for_holders(core: Shared) {
     }
 }
 
-/// Between two looks, and how much longer than a look that is at least.
+/// Wait before each look, and rest after it: this many times as long as it took.
 const UNSEEN_LOOK: Duration = Duration::from_secs(1);
 const UNSEEN_REST: u32 = 50;
 
-/// Looks as long as there are lanes to other nodes.
+/// Looks for closes that no hook sees, as long as there are lanes to other nodes.
 pub async fn look_for_unseen_closes(core: Shared) {
     let news = core.borrow().held.clone();
     loop {
@@ -214,7 +214,7 @@ pub async fn look_for_unseen_closes(core: Shared) {
     }
 }
 
-/// Before the first search: two ends in a hurry usually find each other.
+/// Wait before the first search: two ends in a hurry usually find each other without one.
 const SEARCH_FIRST: Duration = Duration::from_millis(50);
 /// Longest rest between two searches.
 const SEARCH_REST_MAX: Duration = Duration::from_secs(5);

@@ -18,11 +18,11 @@ pub struct Socket {
     pub peer: SocketAddr,
     pub state: u8,
     pub uid: u32,
-    /// 0: not accepted yet, or closed by its program while the kernel goes on.
+    /// 0: not accepted yet, or closed by its program while the kernel still ends the connection.
     pub inode: u64,
 }
 
-/// Every one in the namespace of this process.
+/// All TCP sockets in the network namespace of this process.
 pub fn sockets(pid: u32) -> Vec<Socket> {
     let mut all = Vec::new();
     let Some(of) = underpass_admin::proc::living(pid) else {
@@ -40,7 +40,7 @@ pub fn established(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
     by_addresses(pid, |s| s == state::ESTABLISHED)
 }
 
-/// The same with connections that are being made or closed.
+/// The same, including connections that are being made or closed.
 pub fn connections(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
     by_addresses(pid, |s| s != state::LISTEN)
 }
@@ -62,7 +62,7 @@ fn line(line: &str) -> Option<Socket> {
     })
 }
 
-/// `0100007F:1F90`: words in the processor's byte order, the port plain.
+/// `0100007F:1F90`: 32-bit words in the processor's byte order; the port is a plain hexadecimal number.
 fn hex_address(s: &str) -> Option<SocketAddr> {
     let (ip, port) = s.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;

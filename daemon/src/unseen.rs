@@ -1,6 +1,7 @@
-//! Closes that no hook sees. A process may close a connection by an inlined system call; the kernel ends it with
-//! its last descriptor, of which we have one where the lane leads to another node. So lanes on which nothing happens
-//! are looked at: does a process still hold the socket? For most of them that is one link in `/proc` to be read.
+//! Closes that no hook sees. A process may close a connection by an inlined system call. The kernel ends the
+//! connection with its last descriptor; of a lane to another node, the daemon has one. So it looks at lanes on
+//! which nothing happens: does a process still hold the socket? For most of them this takes reading one link in
+//! `/proc`.
 
 use crate::family::Family;
 use crate::ids::ConnRef;
@@ -16,14 +17,15 @@ pub struct Idle {
     pub inode: u64,
 }
 
-/// The same for a helper.
+/// An idle end, and what a helper needs to look for its holders.
 pub struct Held {
     pub idle: Idle,
     pub pid: u32,
     pub family: Arc<Family>,
 }
 
-/// Those that no process holds, as far as can be seen: one whose descriptors cannot be read may. For a helper.
+/// Ends whose socket no process is seen to hold. (A process whose descriptors cannot be read may hold it.) Runs on
+/// a helper thread.
 pub fn closed(all: Vec<Held>) -> Vec<Idle> {
     let mut of: HashMap<u32, Option<HashSet<u64>>> = HashMap::new();
     let mut held = |h: &Held| {
@@ -32,7 +34,7 @@ pub fn closed(all: Vec<Held>) -> Vec<Idle> {
         if hint() == Some(h.idle.inode) {
             return true;
         }
-        // (None at all are those of a process whose first thread has ended before the others.)
+        // No sockets at all: the descriptors cannot be read, or the process is ending. Then it counts as a holder.
         let sockets = of.entry(h.pid).or_insert_with(|| {
             let all = proc::sockets(h.pid);
             (!all.is_empty()).then(|| all.into_iter().collect())

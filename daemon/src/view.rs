@@ -1,6 +1,5 @@
-//! What `underpass ss` shows: the rows of all family tables, each with what is known of its other
-//! end. Computed on the blocking pool from handles that the core gave away; reads tables and
-//! `/proc`, changes nothing.
+//! What `underpass ss` shows: the rows of all family tables, each with what is known of its other end. Runs on the
+//! blocking pool with handles from the core; reads tables and `/proc`, changes nothing.
 
 use crate::family::Family;
 use crate::ids::PartyId;
@@ -83,7 +82,8 @@ pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
     for f in families {
         let lives = |r: &&(u64, Holder)| proc::start_time(r.1.pid) == Some(r.0);
         let recovered = f.recovered.iter().filter(lives).map(|r| &r.1);
-        // A family that nobody has vouched for shows the sockets that its processes hold, no others.
+        // A family without a connected process shows only sockets that its processes hold: nobody has confirmed
+        // its table.
         let held = f.holders.is_empty().then(|| {
             let all = recovered.clone().flat_map(|h| proc::sockets(h.pid));
             all.collect::<HashSet<u64>>()
@@ -100,7 +100,7 @@ pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
             })
             .collect();
         for v in f.family.views() {
-            // Not yet named: younger than the shim's first look at it.
+            // Without the flag, the entry is newer than the shim's first look at its socket.
             let shown = held.as_ref().is_none_or(|s| s.contains(&v.inode));
             if v.flags & flag::NAMED != 0 && shown {
                 if let Some(h) = holder_of(&holders, &v) {
@@ -188,7 +188,7 @@ pub(crate) fn entry(v: &View, h: &Holder) -> Entry {
         peer_netns: 0,
         local,
         peer: peer.filter(|_| !listening),
-        // The other end of one that leads to another node is not on its link.
+        // The other end of a far lane is not on the same link.
         lane: (attached && v.flags & flag::FAR == 0).then_some((v.link, v.lane, v.side)),
     }
 }
@@ -217,7 +217,7 @@ pub(crate) fn link_ends(all: &mut [Entry]) {
         }
         if let (Some(a), Some(b)) = (e.local, e.peer) {
             near.insert((e.row.netns, a, b), i);
-            // In another namespace: only if there is no doubt which.
+            // The end in another namespace, if there is only one.
             far.entry((a, b))
                 .and_modify(|v| *v = None)
                 .or_insert(Some(i));
@@ -236,7 +236,7 @@ pub(crate) fn link_ends(all: &mut [Entry]) {
         all[i].other = other.filter(|o| *o != i);
     }
     for i in 0..all.len() {
-        // One that has not been told yet, for it sleeps, that the other end has left its lane.
+        // The other end has left the lane, and this one does not know it yet, because its program makes no call.
         let left = |o: usize| all[o].lane.is_none() && !all[o].row.far;
         if all[i].lane.is_some() && all[i].other.is_some_and(left) {
             let e = &mut all[i];
@@ -268,7 +268,7 @@ pub fn set_mode(row: &mut Row) {
     };
 }
 
-/// Those of these sockets that processes without a shim hold, and nobody else, as far as we may look.
+/// Those of these sockets that are held by processes without a shim only, as far as we may look.
 pub fn strangers(inodes: &HashSet<u64>) -> HashSet<u64> {
     let mut shims: HashMap<u32, bool> = HashMap::new();
     let mut shim = |p: &u32| *shims.entry(*p).or_insert_with(|| may_have_shim(*p));

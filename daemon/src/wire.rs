@@ -12,8 +12,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// The kernel never puts more descriptors beside one message. Room for all of them, although we
-/// accept few: what does not fit, the kernel would release in our thread, and that may block.
+/// The most descriptors that the kernel puts beside one message. There is room for all of them, although we accept
+/// few: the kernel would close those that do not fit in our thread, and that may block.
 const SCM_MAX_FD: usize = 253;
 
 /// What was read.
@@ -52,8 +52,8 @@ pub fn recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Incoming, Errno> {
     })
 }
 
-/// The descriptor itself, or if it is a Unix socket the one that lies in its queue (see
-/// `link::msg::ToDaemon::Register`). `None`: it has been taken back. For the blocking pool.
+/// The descriptor itself, or, if it is a Unix socket, the descriptor in its queue (see
+/// `link::msg::ToDaemon::Register`). `None`: the shim has taken it back. Runs on the blocking pool.
 pub fn handed_over(fd: Foreign) -> Option<Foreign> {
     let domain = sockopt::get::<i32>(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN);
     if domain.map(|d| d.0) != Ok(libc::AF_UNIX) {
@@ -71,9 +71,9 @@ pub fn handed_over(fd: Foreign) -> Option<Foreign> {
     }
 }
 
-/// Descriptors of one message, and the process that sent it (0: not visible here), read from a socket
-/// with [`sockopt::pass_credentials`]. `None`: the other side closed. Not by rustix, which
-/// cannot represent a process 0.
+/// Descriptors of one message, and the process that sent it (0: not visible here), read from a socket with
+/// [`sockopt::pass_credentials`]. `None`: the other side closed. Does not use rustix, which cannot represent a pid
+/// of 0.
 pub fn recv_from(fd: BorrowedFd<'_>) -> Result<Option<(i32, Vec<Foreign>)>, Errno> {
     #[repr(align(8))]
     struct Space([u8; 2048]); // for SCM_MAX_FD descriptors and the sender

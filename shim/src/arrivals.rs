@@ -1,12 +1,12 @@
-//! Descriptors of connections that come from another process: beside a message (SCM_RIGHTS), or by exec. What becomes of
-//! them: `received`.
+//! Descriptors of connections that come from another process, with a message (SCM_RIGHTS) or by exec. For what
+//! happens to them then, see `received`.
 
 use crate::received::another;
 use crate::{env, fdops, fdtab, promote, sys, table, thread};
 use core::sync::atomic::Ordering::*;
 use link::family::flag;
 
-/// A program that is executed looks for connections at the numbers below this.
+/// A program that is executed looks for connections at the descriptor numbers below this.
 const BY_EXEC: i32 = 16;
 
 /// Is it a TCP socket that is, or was, connected?
@@ -15,7 +15,7 @@ fn is_connection(fd: i32) -> bool {
     sys::is_tcp(fd) && kind() == Ok(libc::SOCK_STREAM as u32) && sys::sockaddr(fd, true).is_ok()
 }
 
-/// A descriptor has come beside a message on `channel`.
+/// A descriptor has arrived with a message on `channel`.
 pub fn came(fd: i32, channel: i32) {
     let _inside = thread::enter();
     crate::preserving_errno(|| {
@@ -28,7 +28,7 @@ pub fn came(fd: i32, channel: i32) {
         };
         let from = sys::peer_pid(channel);
         if let Some((old, i)) = another(inode, |i| !has_left(i)) {
-            // It lay in that queue besides, or was peeked at: one more descriptor of what we have.
+            // The connection was sent twice, or peeked at: this is one more descriptor of one that we have.
             if table::local(i).from.load(Relaxed) != from {
                 table::local(i).from.store(0, Relaxed);
             }
@@ -43,12 +43,12 @@ pub fn came(fd: i32, channel: i32) {
     });
 }
 
-/// Has it been handed on, so that it is on TCP for good?
+/// Has it been handed on to another process, so that it is on TCP for good?
 fn has_left(i: u32) -> bool {
     table::conn(i).flags.load(Relaxed) & flag::LEFT != 0
 }
 
-/// The program begins: what it was executed with.
+/// The program begins: enters the connections that it has inherited by exec.
 pub fn by_exec() {
     if env::off() {
         return;

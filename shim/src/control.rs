@@ -1,8 +1,8 @@
-//! The control connection to the daemon, worked off from inside hooks: the shim has no thread.
+//! The control connection to the daemon. The shim has no thread, so its messages are processed inside hooks.
 //!
-//! A page that the daemon writes tells with one load whether there is a message; whoever sees it
-//! first, and gets the lock, reads them all. Nothing here blocks, and without a daemon everything
-//! just stays where it is.
+//! A page that the daemon writes shows with one load whether there is a message; the first thread that sees this,
+//! and gets the lock, reads all messages. Nothing here blocks, and without a daemon every connection just stays
+//! where it is.
 
 mod datagram;
 mod dial;
@@ -21,13 +21,14 @@ use link::msg::{ToDaemon, ToShim, MAX};
 use link::reason::Reason;
 use std::sync::OnceLock;
 
-/// Who is told what. (Told itself when the library is loaded, so that this knows nobody who uses it.)
+/// Functions that are called for messages and events. (They are set when the library is loaded, so that this
+/// module need not name its users.)
 pub struct Listener {
-    /// A message came.
+    /// A message has come.
     pub said: fn(ToShim, &mut Fds),
     /// The daemon has answered our hello.
     pub greeted: fn(),
-    /// The connection is over.
+    /// The connection has ended.
     pub lost: fn(),
 }
 
@@ -38,8 +39,9 @@ pub fn listen(l: Listener) {
 }
 
 static FD: AtomicI32 = AtomicI32::new(-1);
-/// The connection before that, which is over. It keeps its number until there is a new one: an application that has
-/// come to the end of its numbers would get it, where without us it goes on hearing EMFILE.
+/// The previous connection, which has ended. Its descriptor stays open until there is a new one: otherwise an
+/// application that has used up its descriptor numbers would get this one, although without us it would go on
+/// getting EMFILE.
 static FORMER: AtomicI32 = AtomicI32::new(-1);
 static LOCK: AtomicU32 = AtomicU32::new(0);
 static READY: AtomicU32 = AtomicU32::new(0);
@@ -48,42 +50,42 @@ static NOTICE_SEEN: AtomicU32 = AtomicU32::new(0);
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static CREDITS: AtomicI32 = AtomicI32::new(0);
 static NEXT_TRY_MS: AtomicU64 = AtomicU64::new(0);
-/// Milliseconds to the next try to dial, after one in vain; 0: the least.
+/// Milliseconds until the next attempt to connect after a failed one; 0: the minimum.
 static BACKOFF_MS: AtomicU64 = AtomicU64::new(0);
 const DIAL_BACKOFF_MIN_MS: u64 = 100;
 const DIAL_BACKOFF_MAX_MS: u64 = 1000;
-/// The process the connection belongs to; a forked child makes its own.
+/// The process that the connection belongs to; a forked child makes its own.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 static RING_LOG2: AtomicU32 = AtomicU32::new(16);
 static RING_MAX_LOG2: AtomicU32 = AtomicU32::new(20);
 
 static PROBE_S: AtomicU32 = AtomicU32::new(0);
-/// Reason code with which the last daemon refused us; 0: it did not.
+/// Reason code with which the last daemon refused us; 0: it did not refuse us.
 static REFUSED: AtomicU32 = AtomicU32::new(0);
 static SILENT: AtomicU32 = AtomicU32::new(0);
 
-/// First and largest ring size, log2 of bytes.
+/// Initial and largest ring size, as log2 of bytes.
 pub fn ring_sizes() -> (u32, u32) {
     (RING_LOG2.load(Relaxed), RING_MAX_LOG2.load(Relaxed))
 }
 
-/// Seconds for which TCP below a busy lane may be silent; 0: for ever.
+/// Seconds for which TCP below a busy lane may be silent; 0: without limit.
 pub fn probe_s() -> u32 {
     PROBE_S.load(Relaxed)
 }
 
-/// Grows with each connection made: descriptors come again with the same number.
+/// Grows with each connection that is made, because descriptor numbers are used again.
 pub fn generation() -> u32 {
     GENERATION.load(Relaxed)
 }
 
-/// Was there a connection, and is there none now that has been greeted?
+/// Has there been a connection, and is there no greeted one now?
 #[inline(always)]
 pub fn lost() -> bool {
     READY.load(Relaxed) == 0 && GENERATION.load(Relaxed) != 0
 }
 
-/// The control descriptor, for waits to include; -1 if there is none.
+/// The control descriptor, which waits listen to; -1 if there is none.
 pub fn fd() -> i32 {
     if OWNER.load(Relaxed) == process::me() && !crate::env::off() {
         FD.load(Relaxed)
@@ -97,7 +99,7 @@ fn notice() -> &'static AtomicU32 {
     unsafe { NOTICE.load(Acquire).as_ref() }.unwrap_or(&SILENT)
 }
 
-/// Is there a message? One load of a page nobody here writes.
+/// Is there a message? One load of a page that only the daemon writes.
 #[inline(always)]
 pub fn pending() -> bool {
     notice().load(Relaxed) != NOTICE_SEEN.load(Relaxed)
@@ -108,7 +110,8 @@ pub fn after_fork() {
     let fd = FD.swap(-1, Relaxed);
     fdtab::close_ours(fd);
     READY.store(0, Relaxed);
-    // (Not unmapped: a handler that we do not stand before may have forked between two of our loads.)
+    // (Not unmapped: the fork may have been made by a handler that is not behind our trampoline, between two of
+    // our loads.)
     let notice = NOTICE.swap(core::ptr::null_mut(), Relaxed);
     if !notice.is_null() {
         sys::blank(notice.cast(), 4096);
@@ -120,7 +123,7 @@ pub fn after_fork() {
     handover::after_fork();
 }
 
-/// Connects if there is no connection, at most every so often. True if a daemon is there.
+/// Connects if there is no connection, but not too often. True if there is a daemon that has greeted us.
 pub fn ensure() -> bool {
     if READY.load(Acquire) != 0 {
         return true;
@@ -137,7 +140,7 @@ pub fn ensure() -> bool {
         return false;
     }
     if !fdtab::is_ours(table::memfd()) {
-        return false; // closed unseen: there is nothing to show to a daemon
+        return false; // closed unseen: there is no table to show to a daemon
     }
     let Some(_g) = lock::try_lock(&LOCK) else {
         return false;
@@ -149,7 +152,7 @@ pub fn ensure() -> bool {
     }
     let Some(fd) = dial::connect() else {
         BACKOFF_MS.store((2 * backoff).min(DIAL_BACKOFF_MAX_MS), Relaxed);
-        REFUSED.store(0, Relaxed); // that daemon is gone, too
+        REFUSED.store(0, Relaxed); // the daemon that refused us is gone
         return false;
     };
     BACKOFF_MS.store(0, Relaxed);
@@ -178,8 +181,8 @@ pub fn ensure() -> bool {
     false
 }
 
-/// Makes a connection while the daemon can be reached, whether or not this process has a TCP socket: its
-/// listeners may have come by exec, and its children may do the accepting.
+/// Connects while the daemon can still be reached, even if this process has no TCP socket: its listeners may have
+/// come by exec, and its children may do the accepting.
 pub fn take_along() {
     if !crate::env::off() && dial::dialing().is_none() && fdtab::init() && table::init() {
         ensure();
@@ -209,7 +212,7 @@ fn drop_connection() {
     }
 }
 
-/// Sends a message; a daemon that does not take it is as good as none.
+/// Sends a message. If the daemon does not take it, callers act as if there were none.
 fn send(m: &ToDaemon, fds: &[i32]) -> Result<(), i32> {
     let sock = FD.load(Relaxed);
     if sock < 0 {
@@ -222,14 +225,14 @@ fn send(m: &ToDaemon, fds: &[i32]) -> Result<(), i32> {
         false => Err(libc::ENOTCONN), // closed unseen
     };
     if r.is_err_and(|e| e != libc::EAGAIN) {
-        // The daemon is gone: as good as a message, whoever comes next shall look. (Not we: the
+        // The daemon is gone: treat that like a message, so that the next thread looks. (Not this one, because the
         // caller may hold locks.)
         NOTICE_SEEN.store(notice().load(Relaxed).wrapping_sub(1), Relaxed);
     }
     r
 }
 
-/// Reads and does everything the daemon has said. Whoever finds the lock taken leaves it.
+/// Reads and processes all messages of the daemon. A thread that finds the lock taken leaves them to its holder.
 #[cold]
 pub fn pump() {
     if OWNER.load(Relaxed) != process::me() || crate::env::off() {
@@ -261,20 +264,20 @@ pub fn pump() {
                 }
             }
             Err(libc::EAGAIN) => break,
-            // (ECONNRESET: the daemon died with words of ours unread; its own come after that.)
+            // (ECONNRESET: the daemon died with messages of ours unread. Its own messages can be read after that.)
             Err(libc::EINTR | libc::ECONNRESET) => {}
             Err(_) => return drop_connection(),
         }
     }
     if spoken {
-        handover::settle(false); // it has read what it answers
+        handover::settle(false); // it has read the registrations that it answers
     }
     settle();
     drop(g);
 }
 
-/// An answer that the daemon waits for. If it cannot be sent, both begin anew. (A daemon that is gone may
-/// have said more: that is read first.)
+/// Sends an answer that the daemon waits for. If it cannot be sent, the connection is dropped, and both sides
+/// start again. (If the daemon is gone, it may have sent more, which is read first.)
 pub fn reply(m: &ToDaemon) {
     match send(m, &[]) {
         Ok(()) | Err(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN) => {}
@@ -282,8 +285,8 @@ pub fn reply(m: &ToDaemon) {
     }
 }
 
-/// Is there a credit? Without one it is time to look whether the daemon is still there: one that is
-/// dead gives none, and where nothing is sent nothing else tells.
+/// Is there a credit? If not, checks whether the daemon is still there: a dead one gives no credits, and while
+/// nothing is sent, nothing else shows that it is dead.
 pub fn has_credit() -> bool {
     if CREDITS.load(Relaxed) > 0 {
         return true;
@@ -292,9 +295,9 @@ pub fn has_credit() -> bool {
     READY.load(Acquire) != 0 && CREDITS.load(Relaxed) > 0
 }
 
-/// Sends a registration of connection `conn`, if there is a credit. The socket can be taken back until the
-/// daemon has read it; a process without room for a pair sends it as it is. (Then a daemon that is slow holds back the
-/// FIN.)
+/// Sends a registration of connection `conn`, if there is a credit. The socket can be taken back until the daemon
+/// has read it. A process that has no descriptors left for a socket pair sends the socket itself. (Then a slow
+/// daemon holds back the FIN.)
 pub fn register(m: &ToDaemon, (conn, gen): (u32, u32), fd: i32) -> bool {
     if CREDITS.fetch_sub(1, Relaxed) <= 0 {
         CREDITS.fetch_add(1, Relaxed);
@@ -318,8 +321,8 @@ pub fn register(m: &ToDaemon, (conn, gen): (u32, u32), fd: i32) -> bool {
     true
 }
 
-/// A daemon that is stopped for a while, or has cut the connection, must still get to know: what cannot
-/// be sent now is sent later.
+/// Tells the daemon that we have finished with a lane. It must learn that even if it is stopped for a while or has
+/// cut the connection: what cannot be sent now is sent later.
 pub fn lane_done(link: &Link, lane: u32) {
     match tell_done(link, lane) {
         true => drop(settle()),
@@ -327,7 +330,8 @@ pub fn lane_done(link: &Link, lane: u32) {
     }
 }
 
-/// The same of a connection that goes on elsewhere: the daemon asks the other end to give its lane back as well.
+/// The same for a connection that continues elsewhere: the daemon asks the other end to give its lane back as
+/// well.
 pub fn lane_left(link: &Link, lane: u32) {
     let m = ToDaemon::LaneRefused {
         link: link.id.load(Relaxed),
@@ -339,7 +343,7 @@ pub fn lane_left(link: &Link, lane: u32) {
     }
 }
 
-/// Tells the daemon what it could not be told before. False: it still cannot. It must know before it
+/// Tells the daemon what it could not be told before. False: it still cannot be told. It must know this before it
 /// hears of the same connections again.
 pub fn settle() -> bool {
     links::settle_owed(tell_done)
@@ -354,7 +358,7 @@ fn tell_done(link: &Link, lane: u32) -> bool {
     send(&m, &[]).is_ok()
 }
 
-/// Gives the daemon a copy of the socket of a lane to another node.
+/// Gives the daemon a copy of the socket of a far lane.
 pub fn lane_held(link: &Link, lane: u32, fd: i32) -> bool {
     let m = ToDaemon::LaneHeld {
         link: link.id.load(Relaxed),
@@ -364,8 +368,7 @@ pub fn lane_held(link: &Link, lane: u32, fd: i32) -> bool {
     send(&m, &[fd]).is_ok()
 }
 
-/// The daemon is to shut this lane's socket down when everything has arrived. False: it cannot be
-/// told.
+/// Asks the daemon to shut this lane's socket down when everything has arrived. False: the daemon cannot be told.
 pub fn lane_shut(link: &Link, lane: u32) -> bool {
     let m = ToDaemon::LaneShut {
         link: link.id.load(Relaxed),
@@ -387,8 +390,8 @@ pub fn want_chunk(link: &Link) {
     let _ = send(&m, &[]);
 }
 
-/// Eager mode: sleeps until our greeting is answered, but only once per connection, and not for long: a
-/// daemon that is stopped must not slow every call down.
+/// Eager mode: sleeps until our greeting is answered, but only once per connection, and for 20 ms at most, because
+/// a stopped daemon must not slow every call down.
 pub fn await_greeting() {
     static WAITED: AtomicU32 = AtomicU32::new(0);
     let generation = GENERATION.load(Relaxed);

@@ -1,14 +1,15 @@
-//! What the daemon says of connections and links, and what is done about it. (Of itself: `control`.)
+//! What the daemon says about connections and links, and what is done then. (For what it says about itself, see
+//! `control`.)
 
 use crate::control::{reply, Fds};
 use crate::links::{self, Link};
 use crate::{family, promote, sys};
 use link::msg::{ToDaemon, ToShim};
 
-/// Told to `control` when the library is loaded.
+/// The function that `control` calls for each message; it is set when the library is loaded.
 pub fn said(m: ToShim, fds: &mut Fds) {
     match m {
-        // `control` has done these.
+        // `control` has handled these already.
         ToShim::HelloAck { .. } | ToShim::Refused { .. } | ToShim::Credit { .. } => {}
         ToShim::Decline {
             conn,
@@ -61,7 +62,7 @@ pub fn said(m: ToShim, fds: &mut Fds) {
             };
             match on(link, side, attach) {
                 Some((true, _)) => {}
-                // The peer's file was not mapped.
+                // The first file of the peer's area was not mapped.
                 Some((false, false)) => reply(&ToDaemon::LinkFailed { link, side }),
                 _ => reply(&ToDaemon::LaneRefused { link, side, lane }),
             }
@@ -82,7 +83,7 @@ pub fn said(m: ToShim, fds: &mut Fds) {
     }
 }
 
-/// Calls `f` with a link, if there is such a one.
+/// Calls `f` with a link, if that link exists.
 fn on<T>(link: u64, side: u8, f: impl FnOnce(&Link) -> T) -> Option<T> {
     links::find(link, side).map(f)
 }
@@ -110,11 +111,12 @@ fn new_link((link, side): (u64, u8), bytes: usize, far: bool, fds: &mut Fds) {
     });
 }
 
-/// The first file of the peer's area. (The offers behind it say that we have it.)
+/// The first file of the peer's area. (There is no reply: the answers to the offers that follow tell that we have
+/// it.)
 fn peer_first((link, side): (u64, u8), bytes: u64, fds: &mut Fds) {
     let known = links::find(link, side);
     if known.is_some_and(|l| l.peer.control().is_some()) {
-        return; // given again: the control connection is a new one
+        return; // it is sent again over each new control connection
     }
     let ok = known.zip(fds.take(0)).is_some_and(|(l, fd)| {
         let ok = keeps_its_size(fd, bytes) && l.map_peer(fd, bytes as usize);
@@ -143,8 +145,8 @@ fn new_chunk((link, side): (u64, u8), own: bool, chunk: u32, bytes: u64, fds: &m
         sys::close(fd);
         ok
     });
-    // If not, of our own: its lanes make do with what there is, and ask again. Of the peer's: it comes again, and
-    // nothing lies there until we say that we have it.
+    // If an own chunk fails, its lanes use the chunks there are, and ask again. If a peer's chunk fails, it is
+    // sent again, and nothing lies there until we confirm it.
     match (ok, own) {
         (true, true) => reply(&ToDaemon::Mapped { link, side, chunk }),
         (true, false) => reply(&ToDaemon::PeerMapped { link, side, chunk }),
@@ -152,7 +154,7 @@ fn new_chunk((link, side): (u64, u8), own: bool, chunk: u32, bytes: u64, fds: &m
     }
 }
 
-/// Only a file that nobody can shrink may be mapped: a fault would kill us.
+/// Map a file only if nobody can shrink it: a fault would kill this process.
 fn keeps_its_size(fd: i32, bytes: u64) -> bool {
     let seals = sys::fcntl(fd, libc::F_GET_SEALS, 0).unwrap_or(0);
     seals & libc::F_SEAL_SHRINK != 0

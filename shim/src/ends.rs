@@ -1,11 +1,11 @@
-//! Ends within the node that TCP does not tell: a packet filter or a forgotten entry of conntrack eats the FIN or
-//! the reset. What came over the lane is complete all the same, and its end known: the other end has said that
-//! it ends, or its process is gone. TCP gets a second to tell it; then the socket is brought into the state in
-//! which that packet would have left it, and the kernel wakes whoever waits for it, in whatever way. Nothing
+//! Ends within the node that TCP does not report, because a packet filter or an expired entry of conntrack drops
+//! the FIN or the reset. What came over the lane is complete all the same, and the end is known: the other end has
+//! announced it, or its process is gone. TCP gets one second to report it. After that, the socket is brought into
+//! the state in which the packet would have left it, and the kernel wakes all waiters, however they wait. Nothing
 //! is decided about bytes that only TCP carries.
 //!
-//! No thread of ours keeps the time, so each wait that finds such an end pending sleeps no longer than
-//! [`left_ms`] says, and looks again.
+//! The shim has no thread that could keep the time. So each wait that finds such an end pending sleeps for no
+//! longer than [`left_ms`], and looks again.
 
 use crate::links::Link;
 use crate::table::{self, Local};
@@ -17,12 +17,12 @@ use link::lane::Memory;
 use link::layout::marks;
 use link::reason::Reason;
 
-/// Milliseconds in which TCP may tell an end by itself.
+/// Milliseconds in which TCP may report an end by itself.
 const GRACE_MS: u64 = 1000;
-/// Milliseconds until the next look at what another thread is at work on.
+/// Milliseconds until the next look if another thread holds a lock.
 const BUSY_MS: u64 = 10;
 
-// What is known of the other end, in the order in which it may follow: it sends no more; nothing of it is left.
+// What is known of the other end, in increasing order: it sends no more; it is gone.
 const ENDED: u32 = 1;
 const OVER: u32 = 2;
 
@@ -43,14 +43,15 @@ pub fn is_dead(l: &Local) -> bool {
     l.peer_dead.load(Relaxed) != 0
 }
 
-/// Is there an end of which TCP has not told yet, as far as we know?
+/// Is an end known that TCP has not reported yet?
 #[inline(always)]
 pub fn is_pending(c: &Conn, l: &Local, link: &Link, m: &Memory) -> bool {
     known(c, l, link, m) > l.end_told.load(Relaxed)
 }
 
-/// Milliseconds until an end is to be told in TCP's place; negative: there is none. 0: it was told just now, ask
-/// the kernel. May be called under the lock of an epoll set, and of connections that are being closed.
+/// Milliseconds until an end is to be reported in TCP's place. Negative: there is none. 0: it was reported just
+/// now, so ask the kernel. May be called under the lock of an epoll set, and for connections that are being
+/// closed.
 #[inline(always)]
 pub fn left_ms(c: &Conn, l: &Local, link: &Link, m: &Memory) -> i64 {
     match is_pending(c, l, link, m) {
@@ -65,7 +66,7 @@ pub fn left_ms_of(i: u32) -> i64 {
     lane::of(c, l).map_or(-1, |(link, m)| left_ms(c, l, link, &m))
 }
 
-/// The shorter of two waits, of which a negative one has no end.
+/// The shorter of two waits; a negative one is unlimited.
 pub fn sooner(a: i64, b: i64) -> i64 {
     match (a < 0, b < 0) {
         (true, _) => b,
@@ -78,7 +79,7 @@ pub fn sooner(a: i64, b: i64) -> i64 {
 fn pending_ms(c: &Conn, l: &Local, link: &Link, m: &Memory) -> i64 {
     let (now, due) = (sys::now_ms(), l.end_due_ms.load(Relaxed));
     if due == 0 {
-        // Of several who are first one counts; they differ by nothing.
+        // Several threads may be first; their values are about equal, so any of them will do.
         l.end_due_ms.store(now + GRACE_MS, Relaxed);
         return GRACE_MS as i64;
     }
@@ -101,8 +102,8 @@ fn pending_ms(c: &Conn, l: &Local, link: &Link, m: &Memory) -> i64 {
     again
 }
 
-/// The descriptor of a connection that was looked at without its locks, one of which is held now. `None`: it was closed,
-/// and the entry may be another connection's.
+/// The descriptor of a connection that was looked at without its locks, one of which is held now. `None`: the
+/// connection was closed, and the entry may be another one's.
 fn current(c: &Conn, l: &Local, link: &Link, m: &Memory) -> Option<i32> {
     let same = c.flags.load(Relaxed) & flag::LANE != 0
         && core::ptr::eq(l.link.load(Relaxed), link)
@@ -112,9 +113,10 @@ fn current(c: &Conn, l: &Local, link: &Link, m: &Memory) -> Option<i32> {
     (same && table::is_at(c, fd)).then_some(fd)
 }
 
-/// TCP says that nothing more comes, and no error. That is all that the kernel of a process says which has died with
-/// bytes of ours unread on a ring: then it is told here, before what came from it is read. True: just now. `None`:
-/// `take` did not get the lock. (Under the lock of an epoll set it may not wait for it.)
+/// TCP reports that nothing more comes, and no error. If a process has died with bytes of ours unread on a ring,
+/// its kernel reports no more than that. In that case the death is reported here, before the bytes that came from
+/// the process are read. True: it was reported just now. `None`: `take` did not get the lock. (Under the lock of
+/// an epoll set, it must not wait for it.)
 #[cold]
 pub fn after_fin<'a, G>(
     (c, l): (&'a Conn, &Local),
@@ -124,21 +126,22 @@ pub fn after_fin<'a, G>(
     if !c.rx.died_unread(m, true) {
         return Some(false);
     }
-    // Who has ended before it died has sent its FIN before, and what this end has shut down looks like one: there the
-    // doorbell tells.
+    // A FIN proves no death if the peer had ended its sending before, or if this end has shut down its receiving,
+    // which looks like a FIN. In these cases only the doorbell or the daemon tells.
     let shut = c.rx.shut.load(Relaxed) != 0;
     let dead = is_dead(l) || link.is_dead();
     if !dead && (shut || !c.rx.died_unread(m, false)) {
         return Some(false);
     }
     let _g = take(&c.tx.lock)?;
-    // (Behind its FIN, nothing of it is on its way any more.)
+    // (After the peer's FIN, nothing of it is in flight any more.)
     let fin = |fd: &i32| !shut || sys::tcp_state(*fd) == Some(sys::CLOSE_WAIT);
     let fd = current(c, l, link, m).filter(fin);
     Some(fd.is_some_and(|fd| has_died(c, m, fd, dead)))
 }
 
-/// The time is over: has TCP told it, can we, or does it depend on TCP? Both locks held. As [`left_ms`].
+/// The time is over: has TCP reported the end, can we report it, or does it depend on TCP? Both locks are held.
+/// Returns the same as [`left_ms`].
 fn decide(c: &Conn, l: &Local, link: &Link, m: &Memory, fd: i32) -> i64 {
     let known = known(c, l, link, m);
     let tcp = sys::poll1(fd, POLLIN | POLLRDHUP);
@@ -170,9 +173,9 @@ fn decide(c: &Conn, l: &Local, link: &Link, m: &Memory, fd: i32) -> i64 {
     GRACE_MS as i64
 }
 
-/// The other end died with bytes of ours unread on the ring, of which its kernel does not know: as if its
-/// reset had come. A socket that is closed, though this end has not ended, has had one by TCP, too, of which the
-/// kernel tells, or has told.
+/// The other end died with bytes of ours unread on the ring, of which its kernel does not know: leaves the socket
+/// as if its reset had come. If the socket is closed although this end has not ended, TCP has had a reset as well,
+/// which the kernel reports or has reported.
 pub fn reset_by_death(c: &Conn, m: &Memory, fd: i32) {
     if c.rx.has_ended(m) || sys::tcp_state(fd) != Some(sys::CLOSE) {
         tell_death(c, m, fd);
@@ -180,8 +183,8 @@ pub fn reset_by_death(c: &Conn, m: &Memory, fd: i32) {
     port::cut(fd);
 }
 
-/// The same, once, if the other end has died so. `dead` as in [`link::lane::RxState::notice_death`]. Under the lock of
-/// the sending half.
+/// Does the same if the other end has died that way and it was not noticed before. `dead` as in
+/// [`link::lane::RxState::notice_death`]. The lock of the sending half is held.
 pub fn has_died(c: &Conn, m: &Memory, fd: i32, dead: bool) -> bool {
     let died = c.rx.notice_death(m, dead);
     if died {
@@ -191,7 +194,7 @@ pub fn has_died(c: &Conn, m: &Memory, fd: i32, dead: bool) -> bool {
     died
 }
 
-/// Behind a FIN that it sent before, such a reset is EPIPE, for who sends.
+/// After a FIN that the peer sent earlier, such a reset is EPIPE for senders.
 pub fn tell_death(c: &Conn, m: &Memory, fd: i32) {
     let fin = || sys::poll1(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
     match c.rx.said(m) & marks::ENDED != 0 && fin() {

@@ -2,7 +2,8 @@
 //!
 //! - `UNDERPASS=off`: every hook passes through. `UNDERPASS=eager`: register at once, when the
 //!   connection is made, watched or used (tests, `underpass run --eager`).
-//! - `UNDERPASS_DIR`: the daemon's runtime directory; without it the system's, then the user's.
+//! - `UNDERPASS_DIR`: the daemon's runtime directory. Without it the system's is tried, then the user's, which is in
+//!   `XDG_RUNTIME_DIR` if that names a directory.
 
 use crate::sys;
 use core::ffi::CStr;
@@ -30,7 +31,7 @@ fn var(name: &CStr) -> Option<&'static CStr> {
 }
 
 pub fn init() {
-    // A program with more rights than its caller takes no orders from the caller's environment.
+    // A program with more rights than its caller (AT_SECURE) must ignore the caller's environment.
     // SAFETY: getauxval has no preconditions.
     let secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
     MODE.store(
@@ -81,7 +82,7 @@ pub fn off() -> bool {
     MODE.load(Relaxed) == OFF
 }
 
-/// No connection is considered from now on.
+/// From now on, no connection is considered.
 pub fn switch_off() {
     MODE.store(OFF, Relaxed);
 }
@@ -91,7 +92,7 @@ pub fn eager() -> bool {
     MODE.load(Relaxed) == EAGER
 }
 
-/// Was the directory named by the environment, which is as trusted as `LD_PRELOAD` itself?
+/// Was the directory set in the environment? That is as trustworthy as `LD_PRELOAD` itself.
 pub fn dir_is_explicit() -> bool {
     EXPLICIT.load(Relaxed) != 0
 }

@@ -1,13 +1,14 @@
 //! epoll sets that watch promoted connections.
 //!
-//! A registration goes to the kernel untouched and is remembered. When its connection gets a lane,
-//! the descriptor moves from the application's set into an *inner* set, together with the doorbells
-//! of its links, the control connection, and an eventfd to kick sleepers out; the inner set itself
-//! is a member of the application's. `epoll_wait` then harvests ready lanes in user space, looks at
-//! the kernel, spins, and finally sleeps in the kernel, counted as a sleeper on every link.
+//! A registration is passed to the kernel unchanged and remembered. When its connection gets a lane, the descriptor
+//! moves from the application's set into an *inner* set, which also has the doorbells of its links, the control
+//! connection, and an eventfd to wake sleepers; the inner set itself is a member of the application's set.
+//! `epoll_wait` then harvests ready lanes in user space, asks the kernel, spins, and finally sleeps in the kernel,
+//! counted as a sleeper on every link.
 //!
-//! Lock order: a set's lock may be taken while the locks of a connection are held, never the other
-//! way round: under the set's lock those are only tried.
+//!
+//! Lock order: a set's lock may be taken while the locks of a connection are held. The reverse is forbidden: under
+//! the set's lock, the locks of connections are only tried.
 
 mod adopted;
 mod ctl;
@@ -32,20 +33,21 @@ use link::lane::{tx, wake, Memory};
 use link::layout::{Control, GROUP, GROUPS, LOG};
 use link::prim::ticks;
 
-/// The set is polled or nested: its sockets stay on, or go back to, TCP.
+/// The set is polled itself, or nested in another set: its sockets stay on, or go back to, TCP.
 pub fn nest(i: u32) {
     let s = set_at(i);
     adopted(i, s);
     if s.disqualified.load(Relaxed) != 0 {
         return;
     }
-    // Under the lock: whoever attaches a lane says so, then comes for the lock (`activate`) and does not find this.
+    // Under the lock: a thread that attaches a lane stores the lane first, then takes this lock (`activate`) and sees
+    // `disqualified`.
     if let Some(_g) = lock::lock(&s.lock) {
         s.disqualified.store(1, Relaxed);
     }
     let inner = s.inner.load(Relaxed);
     if inner >= 0 {
-        // Whoever watches the set from outside must not take the daemon's messages for events.
+        // A program that watches the set from outside must not take the daemon's messages for events.
         let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, control::fd(), 0, 0);
     }
     table::each(|k, c| {
@@ -70,7 +72,7 @@ fn waited(i: u32, s: &Set) {
     }
 }
 
-/// It is the first one: its connections may be registered, and their lanes used.
+/// This is the first hooked wait on the set: from now on its connections may be registered and their lanes used.
 #[cold]
 fn first_wait(i: u32, s: &Set) {
     if s.waited.swap(1, SeqCst) != 0 || s.refused.load(SeqCst) == 0 {

@@ -1,13 +1,13 @@
-//! What this process shares with its family, and how it ceases to.
+//! What this process shares with its family, and how it stops sharing.
 //!
-//! A forked child inherits the family's table, and the links of its parent, as it inherits descriptors. It
-//! loses them as it loses those: a link with its last descriptor of a connection on it, the table with the
-//! last descriptor that it has inherited, or when its user changes. Then it *moves out*: the entries that it
-//! holds alone go on at the same place in a table of its own, of which nobody else knows.
+//! A forked child inherits the family's table and its parent's links, as it inherits descriptors, and it loses
+//! them in the same way: a link with its last descriptor of a connection on that link; the table with the last
+//! descriptor that it has inherited, or when its user changes. Then it *moves out*: the entries that it alone
+//! holds continue at the same place in a table of its own, which the rest of the family does not know.
 //!
-//! It does not while it holds a connection together with others of the family: what one of them does with
-//! it the others have to see. After a change of user that ends with the first use: what is shared stays on
-//! TCP for good, and needs no word between them. (A child that only executes a program never comes there, and
+//! It does not move out while it holds a connection together with others of the family, because each of them must
+//! see what the others do with it. After a change of user, the first use of such a connection ends that: it stays
+//! on TCP for good, which needs no coordination. (A child that only executes a program never gets there, and
 //! changes nothing for its parent.)
 
 use crate::links::{self, Link};
@@ -17,25 +17,26 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use link::family::{flag, state, Conn, Table, CONNS, DOMAINS, TABLE_BYTES};
 use link::reason::Reason;
 
-/// Connections held since the fork that has made this process.
+/// Number of connections that this process has held since the fork that made it.
 static INHERITED: AtomicU32 = AtomicU32::new(0);
-/// Forks in the line of this process: tells [`Local::came`] of one from those of others.
+/// Number of forks in this process's line of ancestors, by which [`Local::came`] tells this process's fork from
+/// others.
 static LINE: AtomicU32 = AtomicU32::new(0);
-/// When a use of a connection tries the next time (CLOCK_MONOTONIC, ms).
+/// When the next use of a connection tries to move out again (CLOCK_MONOTONIC, ms).
 static NEXT_MS: AtomicU64 = AtomicU64::new(0);
-/// Between two such tries.
+/// Milliseconds between two such tries.
 const TRY_MS: u64 = 10;
-/// When the daemon was last told of a move (CLOCK_MONOTONIC, ms), and how often that may be.
+/// When the daemon was last told of a move (CLOCK_MONOTONIC, ms), and the shortest time between two such messages.
 static TOLD_MS: AtomicU64 = AtomicU64::new(0);
 const TELL_MS: u64 = 200;
 static LOCK: AtomicU32 = AtomicU32::new(0);
 
-/// Before a fork: from now on the table is not ours alone.
+/// Called before a fork: from now on, the table is shared.
 pub fn forks() {
     KIN.shared.store(1, Relaxed);
 }
 
-/// In a forked child, before [`inherit`] is called for what it holds.
+/// In a forked child, before [`inherit`] is called for its connections.
 pub fn begin() {
     LOCK.store(0, Relaxed); // its holder was a thread of the parent
     LINE.fetch_add(1, Relaxed);
@@ -45,7 +46,7 @@ pub fn begin() {
     KIN.guest.store(1, Relaxed);
 }
 
-/// In a forked child, for each of its descriptors: it holds this connection.
+/// In a forked child, for each of its descriptors: counts the connection as inherited.
 pub fn inherit(i: u32) {
     let line = LINE.load(Relaxed);
     if table::local(i).came.swap(line, Relaxed) != line {
@@ -54,7 +55,7 @@ pub fn inherit(i: u32) {
     }
 }
 
-/// In a forked child that has entered itself everywhere: what it has no part in goes.
+/// In a forked child that has entered itself as a holder everywhere: gives up what it has no part in.
 pub fn begun() {
     give_up_inherited_links();
     if INHERITED.load(Relaxed) == 0 {
@@ -62,13 +63,13 @@ pub fn begun() {
     }
 }
 
-/// The connection is about to be closed here for good: what [`closed`] is to be told.
+/// The connection is about to be closed in this process for good. The result is the argument of [`closed`].
 pub fn closing(l: &Local) -> bool {
     let came = l.came.swap(0, Relaxed);
     came != 0 && came == LINE.load(Relaxed)
 }
 
-/// It was.
+/// The connection was closed.
 pub fn closed(inherited: bool) {
     table::HELD.fetch_sub(1, SeqCst);
     if inherited {
@@ -81,15 +82,16 @@ pub fn closed(inherited: bool) {
     }
 }
 
-/// The user of this process is about to change. (Before, so that the new table is the old user's: what a
-/// process of root's was, and now is nobody's, the daemon finds in `/proc` as root's.)
+/// The user of this process is about to change. (Called before the change, so that the new table belongs to the
+/// old user: a process that was root's and becomes nobody's is still root's in `/proc`, where the daemon finds
+/// it.)
 pub fn before_user_change() {
     if KIN.shared.load(Relaxed) != 0 {
         move_out(false);
     }
 }
 
-/// It has changed.
+/// The user has changed.
 pub fn user_changed() {
     if KIN.shared.load(Relaxed) != 0 {
         NEXT_MS.store(0, Relaxed);
@@ -97,13 +99,13 @@ pub fn user_changed() {
     }
 }
 
-/// Has this process changed its user, and is still in the family?
+/// Has this process changed its user while it still shares the family's table?
 #[inline(always)]
 pub fn is_wanted() -> bool {
     KIN.wanted.load(Relaxed) != 0
 }
 
-/// Such a process is about to use a connection on TCP.
+/// Such a process is about to use a connection on TCP: tries to move out.
 #[cold]
 pub fn used() {
     let now = sys::now_ms();
@@ -113,22 +115,23 @@ pub fn used() {
     }
 }
 
-/// To a table of our own, if it can be now. `cut`: what is shared, and on TCP, stays there for good.
+/// Moves to a table of our own, if that is possible now. `cut`: shared connections that are on TCP stay there for
+/// good.
 #[cold]
 fn move_out(cut: bool) {
     let Some(_g) = lock::try_lock(&LOCK) else {
         return;
     };
     let alone = match table::HELD.load(SeqCst) {
-        // (Nobody is told: a process that has nothing says hello again when it has.)
+        // (The daemon is not told: a process that holds nothing says hello again when it holds something.)
         0 => {
             sets::give_up_inherited();
             control::part(table::clear)
         }
-        // Another thread could be in the middle of anything.
+        // Another thread could be in the middle of changing an entry.
         _ if !sys::is_single_threaded() => false,
         _ => {
-            // Handlers that we do not stand before would be, too.
+            // So could a handler that is not behind our trampoline.
             let mask = sys::block_signals();
             let moved = Move::plan(cut).is_some_and(|m| m.carry_out().is_some());
             sys::set_signal_mask(mask);
@@ -146,22 +149,22 @@ fn is_mine(c: &Conn) -> bool {
         && c.holders.iter().any(|h| h.load(Relaxed) == process::me())
 }
 
-/// Entries held, by index.
+/// The entries that this process holds, by index.
 fn mine(t: &'static Table) -> impl Iterator<Item = (u32, &'static Conn)> {
     let used = t.header.used.load(Acquire).min(CONNS as u32);
     let all = (0..used).map(|i| (i, table::conn(i)));
     all.filter(|(_, c)| is_mine(c))
 }
 
-/// A connection that another process holds as well, so that each has to know what the other does.
+/// Is this a connection that other processes hold, too, so that each must see what the others do?
 fn is_tied(c: &Conn) -> bool {
     c.state.load(Relaxed) != state::LISTEN && table::holders(c) > 1
 }
 
-/// A way out that nothing is known to stand in.
+/// A move that nothing we know of prevents.
 struct Move {
     old: &'static Table,
-    /// Has the daemon to be told?
+    /// Must the daemon be told?
     tell: bool,
 }
 
@@ -174,7 +177,7 @@ impl Move {
         for (_, c) in mine(old) {
             let flags = c.flags.load(Relaxed);
             let tied = is_tied(c);
-            // (The daemon looks into the table while it has a direction of a far lane.)
+            // (The daemon reads the table while it has taken over a direction of a far lane.)
             known &= flags & flag::FAR == 0 && (!tied || cut && !lane::engaged(c));
             known &= tied || !is_ending(c);
             let asked = flags & (flag::LANE | flag::REGISTERED) != 0;
@@ -184,7 +187,7 @@ impl Move {
         if !known || (served && !tell) {
             return None;
         }
-        // (A server that forks all the time, and changes its user as often, does so now and then.)
+        // (A server that forks and changes its user all the time tells the daemon only now and then.)
         let (now, last) = (sys::now_ms(), TOLD_MS.load(Relaxed));
         if tell {
             if last != 0 && now < last + TELL_MS {
@@ -195,7 +198,7 @@ impl Move {
         (tell || control::part(|| true)).then_some(Move { old, tell })
     }
 
-    /// `None`: something was missing, and nothing has changed.
+    /// Moves. `None`: something was missing, and nothing has changed.
     fn carry_out(self) -> Option<()> {
         let before = table::memfd();
         let old = fdtab::is_ours(before).then(|| sys::map(before, TABLE_BYTES, true).ok())??;
@@ -215,7 +218,7 @@ impl Move {
         } else {
             fdtab::close_ours(fd);
             if told {
-                control::part(|| true); // it would look in vain
+                control::part(|| true); // the daemon would read a table that nobody uses
             }
         }
         sys::unmap(old, TABLE_BYTES);
@@ -223,7 +226,7 @@ impl Move {
         done.then_some(())
     }
 
-    /// Copies what we hold. False: a connection that is shared has gone onto a lane, or is about to.
+    /// Copies the entries that we hold. False: a shared connection has gone onto a lane, or is about to.
     fn fill(&self, new: &Table) -> bool {
         let mut used = 0;
         for (i, c) in mine(self.old) {
@@ -253,8 +256,9 @@ impl Move {
         true
     }
 
-    /// A handler may move while a native call of this thread waits below it, on a connection that is closed by
-    /// now. Its entry stays unused until that call has left. (Those of other processes never do.)
+    /// A handler may move out while a native call of this thread waits below it, on a connection that is closed by
+    /// now. Its entry stays unused until that call has returned. (Entries with calls of other processes stay
+    /// unused for good.)
     fn keep_natives(&self, new: &Table) {
         let used = self.old.header.used.load(Relaxed) as usize;
         let all = self.old.conns.iter().zip(&new.conns).take(used);
@@ -270,8 +274,9 @@ impl Move {
         }
     }
 
-    /// The entries in the family's table, `there`, after ours have replaced them. We stay noted as a holder,
-    /// until we end: nobody takes one for free, or for his alone, that somebody else is about to give up.
+    /// Updates the entries in the family's table, `there`, after ours have replaced them. This process stays noted
+    /// as a holder there until it ends, so that no other process considers an entry free, or itself the only
+    /// holder, while another one is about to give it up.
     fn leave_behind(&self, there: &Table) {
         for (i, c) in mine(self.old) {
             let was = &there.conns[i as usize & (CONNS - 1)];
@@ -282,7 +287,7 @@ impl Move {
                 if before & flag::PROMOTED != 0 {
                     there.header.stats.promoted.fetch_sub(1, Relaxed);
                 }
-                // Counted and shown where it is now.
+                // The connection is counted and shown in the new table now.
                 was.fd.store(0, Relaxed);
                 was.tx.ring_bytes.store(0, Relaxed);
                 was.rx.ring_bytes.store(0, Relaxed);
@@ -292,8 +297,8 @@ impl Move {
     }
 }
 
-/// Nobody else is a holder any more, but the process whose lane or registration it was is still at work on
-/// its end there.
+/// The process whose lane or registration it was is not a holder any more, but is still busy ending the connection
+/// on its side.
 fn is_ending(c: &Conn) -> bool {
     let owner = c.owner_pid.load(Relaxed);
     c.flags.load(Relaxed) & (flag::LANE | flag::REGISTERED) != 0
@@ -303,7 +308,7 @@ fn is_ending(c: &Conn) -> bool {
         && (process::is_foreign(owner) || !sys::is_zombie(owner & !DOMAINS))
 }
 
-/// Of a connection that stays on TCP for good, `was` being its former entry.
+/// Gives back the lane of a connection that stays on TCP for good; `was` is its former entry.
 fn give_lane_back(i: u32, was: &Conn) {
     let mine = was.owner_pid.load(Relaxed) == process::me();
     if mine && was.flags.load(Relaxed) & flag::REGISTERED != 0 {
@@ -324,20 +329,20 @@ fn give_lane_back(i: u32, was: &Conn) {
     }
 }
 
-/// A connection that is shared and has a lane, on which it is not: never again. False: it is, or is about
-/// to be.
+/// Keeps a shared connection that has a lane, but is on TCP, there for good. False: it is on the lane, or about to
+/// be.
 fn stays_on_tcp(c: &Conn) -> bool {
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
         return false;
     };
     let still = !lane::engaged(c);
     if still {
-        table::disqualify(c, Reason::Shared); // whoever goes up looks at this under the lock
+        table::disqualify(c, Reason::Shared); // a thread that goes up looks at this under the lock
     }
     still
 }
 
-/// Nobody else's in this table.
+/// Makes this process the only holder of an entry of the new table.
 fn alone(c: &Conn) {
     for h in &c.holders {
         h.store(0, Relaxed);
@@ -351,7 +356,7 @@ fn alone(c: &Conn) {
     c.rx.natives.store(0, Relaxed);
 }
 
-/// Held by processes of which this table does not know.
+/// Marks a connection as held by processes that this table does not know.
 fn shared_for_good(c: &Conn) {
     c.forks.store(1, Relaxed);
     c.owner_pid.store(0, Relaxed);
@@ -361,7 +366,7 @@ fn shared_for_good(c: &Conn) {
     table::set_reason(c, Reason::Shared);
 }
 
-/// Gives back links whose other party is gone and which no connection uses any more.
+/// Gives up links whose other party is gone and that no connection uses any more.
 pub fn reap_links() {
     let gone = |l: &&Link| l.state.load(Acquire) == links::GONE && !l.is_waited_on();
     for l in links::seen().iter().filter(gone) {
@@ -378,8 +383,8 @@ fn give_up_link(l: &Link) {
     l.give_up();
 }
 
-/// In a forked child: an inherited link is given up when none of the connections that the child still holds
-/// has a lane on it. With its last descriptor a process loses what is sent on it later, as it does with TCP.
+/// In a forked child: gives up the inherited links on which none of its connections has a lane any more. With its
+/// last descriptor, a process loses what is sent on the link later, as with TCP.
 fn give_up_inherited_links() {
     let inherited = |l: &&Link| l.state.load(Acquire) != 0 && l.is_inherited();
     if !links::seen().iter().any(|l| inherited(&l)) {
@@ -393,7 +398,7 @@ fn give_up_inherited_links() {
             used[k / 64] |= 1 << (k % 64);
         }
     };
-    // Those that calls hold after their last descriptor, and those that no holder was entered for.
+    // Also connections that calls hold after their last descriptor, and those for which no holder was entered.
     table::each(|i, _| mark(i));
     table::each_fd(|_, i, _| mark(i));
     for (k, l) in links::seen().iter().enumerate() {
@@ -403,7 +408,7 @@ fn give_up_inherited_links() {
     }
 }
 
-/// Is a connection that other processes hold, too, on this link?
+/// Is there a connection on this link that other processes hold, too?
 pub fn is_shared(link: &Link) -> bool {
     let mut shared = false;
     table::each(|i, c| {

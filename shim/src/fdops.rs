@@ -1,5 +1,4 @@
-//! Descriptors coming and going: what close, dup, connect, accept, fork and exec mean for the
-//! tables.
+//! Descriptors that come and go: what close, dup, connect, accept, fork and exec mean for the tables.
 
 mod far;
 mod shutdown;
@@ -18,7 +17,7 @@ use link::family::{flag, state, Conn};
 use link::reason::Reason;
 use shutdown::{flush, take_frame};
 
-/// A new TCP socket. `nonblock` as it was asked for.
+/// A new TCP socket. `nonblock`: as the application asked for it.
 pub fn socket_made(fd: i32, nonblock: bool, open: bool, client: bool) {
     let flags = if nonblock { flag::NONBLOCK } else { 0 } | if client { flag::CLIENT } else { 0 };
     let entered = enter(fd, flags, open);
@@ -29,7 +28,7 @@ pub fn socket_made(fd: i32, nonblock: bool, open: bool, client: bool) {
 
 /// A TCP socket gets an entry with these flags.
 pub fn enter(fd: i32, flags: u32, open: bool) -> Option<u32> {
-    // (The table of descriptors first: it has to know those that making the other takes.)
+    // (The descriptor table comes first: it must know the descriptors that are made for the other table.)
     if crate::env::off() || !fdtab::init() || !table::init() {
         return None;
     }
@@ -57,7 +56,8 @@ pub fn is_tcp(domain: i32, ty: i32, proto: i32) -> bool {
         && (proto == 0 || proto == libc::IPPROTO_TCP)
 }
 
-/// `connect(AF_UNSPEC)` comes: calls that sleep on the connection are over, and leave its error to others.
+/// `connect(AF_UNSPEC)` is about to be made: calls that sleep on the connection end, and leave its error to
+/// others.
 pub fn disconnects(fd: i32, i: u32) {
     table::local(i).disconnects.fetch_add(1, SeqCst);
     give_up(fd, Reason::NotEstablished);
@@ -67,7 +67,7 @@ pub fn disconnects(fd: i32, i: u32) {
 pub fn connected(fd: i32, i: u32, unspec: bool) {
     let c = table::conn(i);
     if unspec {
-        // The socket is another connection from now on, with counts that go on: stay out of it.
+        // From now on, the socket is another connection, whose counts continue: it stays on TCP.
         table::disqualify(c, Reason::NotEstablished);
         wait::look(i);
         return;
@@ -82,7 +82,7 @@ pub fn connected(fd: i32, i: u32, unspec: bool) {
 pub fn listening(fd: i32, i: u32) {
     let c = table::conn(i);
     c.state.store(state::LISTEN, Release);
-    // The daemon gets to know servers before their first connection is busy: `ss -l`, `check`.
+    // So the daemon learns of servers before their first connection is busy: `ss -l`, `check`.
     crate::preserving_errno(|| {
         table::name(i, fd);
         control::ensure();
@@ -96,10 +96,10 @@ pub fn duplicated(old: i32, new: i32) {
         Fd::Conn(i) if tcp::proven(old) == Some(i) => {
             table::local(i).refs.fetch_add(1, Relaxed);
             if !fdtab::set(new, Fd::Conn(i)) {
-                // Out of the table's reach: used natively from now on.
+                // The number is beyond the table: it is used natively from now on.
                 io::leave(i, old, Reason::Table);
             } else if new <= libc::STDERR_FILENO {
-                // The C library's own streams do not call its own `read` and `write` by name.
+                // The hooks do not see the reads and writes of the C library's own streams.
                 io::leave(i, old, Reason::Standard);
             }
         }
@@ -115,7 +115,7 @@ pub fn duplicated(old: i32, new: i32) {
     }
 }
 
-/// A descriptor that may be a copy of one of ours.
+/// A new descriptor, which may be a copy of one of ours.
 pub fn taken(new: i32) {
     if table::table().is_none() || not_ours() || !sys::is_tcp(new) {
         return;
@@ -129,10 +129,10 @@ pub fn taken(new: i32) {
     }
 }
 
-/// A vfork child has made a copy, as a rule for the program that it is about to execute. No lane may come
-/// between; one that is there leaves when that program is executed.
+/// A vfork child has made a copy, usually for the program that it is about to execute. The connection must not get
+/// a lane any more; a lane that it has leaves when that program is executed.
 pub fn copied_for_another(old: i32, new: i32) {
-    fdtab::reach(new); // it is looked for among the numbers that survive the exec
+    fdtab::reach(new); // `before_exec` looks for it among the numbers that survive
     if let Some(i) = fdtab::conn(old) {
         let c = table::conn(i);
         if c.flags.load(Relaxed) & flag::LANE == 0 {
@@ -141,8 +141,8 @@ pub fn copied_for_another(old: i32, new: i32) {
     }
 }
 
-/// Before a descriptor, which is none of ours, is closed (or replaced by dup2). What is returned is for [`closed`]:
-/// the connection lingers.
+/// Called before a descriptor of the application is closed (or replaced by dup2). If the connection lingers,
+/// returns the argument for [`closed`].
 pub fn before_close(fd: i32) -> Option<usize> {
     match fdtab::get(fd) {
         Fd::Set(s) => {
@@ -154,19 +154,19 @@ pub fn before_close(fd: i32) -> Option<usize> {
             uring::closed(r);
         }
         Fd::Conn(i) if tcp::proven(fd) == Some(i) => return release(fd, i, fd),
-        // (Something else by now.)
+        // (It is another file by now.)
         Fd::Conn(_) | Fd::Other | Fd::Ours => {}
     }
     None
 }
 
-/// After a close that lingers: the number is free by now, as it is in the kernel meanwhile.
+/// After a close that lingers: the number is free already, as it is in the kernel during the wait.
 pub fn closed(what: usize) {
     crate::preserving_errno(|| tcp::call::closed(what));
 }
 
-/// `fd` stands for the connection no more. `sock`: the descriptor itself, -1 if it is gone already. What is returned
-/// is for [`closed`].
+/// `fd` does not stand for the connection any more. `sock`: the descriptor itself, or -1 if it is gone already. If
+/// the connection lingers, returns the argument for [`closed`].
 fn release(fd: i32, i: u32, sock: i32) -> Option<usize> {
     match sock >= 0 {
         true => fdtab::changes(fd), // until the caller has closed it
@@ -188,7 +188,7 @@ fn release(fd: i32, i: u32, sock: i32) -> Option<usize> {
     None
 }
 
-/// From now on `fd` stands for the connection: whoever sleeps with another descriptor of it looks again.
+/// From now on, `fd` is the connection's descriptor: threads that sleep with another descriptor of it look again.
 fn moved(i: u32, fd: i32) {
     let (c, l) = (table::conn(i), table::local(i));
     {
@@ -199,8 +199,8 @@ fn moved(i: u32, fd: i32) {
     wait::look_again(i);
 }
 
-/// The last descriptor of this process. Where calls of other threads sleep on the connection, they keep it,
-/// as in the kernel, and the last of them finishes; one that lingers is for [`closed`] to finish.
+/// The last descriptor of this process is closed. If calls of other threads sleep on the connection, they keep it,
+/// as in the kernel, and the last of them finishes the close. A close that lingers is finished by [`closed`].
 fn last_close(fd: i32, i: u32) -> Option<usize> {
     let (c, l) = (table::conn(i), table::local(i));
     let held = {
@@ -209,7 +209,7 @@ fn last_close(fd: i32, i: u32) -> Option<usize> {
     };
     let lingers = !held && far::lingers(c, fd);
     if lingers {
-        sets::forget(i, sole_holder(c)); // as the kernel does, before it waits
+        sets::forget(i, sole_holder(c)); // as the kernel does before it waits
     }
     if held || lingers {
         if let Some(hidden) = fdtab::hidden_copy(fd) {
@@ -218,13 +218,13 @@ fn last_close(fd: i32, i: u32) -> Option<usize> {
                 return Some(tcp::call::defer_to_self(i, l));
             }
             if tcp::call::defer(l) {
-                sets::copy_closed(i, fd); // sets go on telling of it
+                sets::copy_closed(i, fd); // sets continue to report it
                 return None;
             }
             fdtab::close_ours(hidden);
         }
     }
-    // While the number is still its own: (a registration ends with the last descriptor of the socket).
+    // While the number is still the connection's. (A registration ends with the last descriptor of the socket.)
     sets::forget(i, sole_holder(c));
     finish(fd, i);
     None
@@ -236,7 +236,7 @@ fn finish(fd: i32, i: u32) {
     family::closed(inherited);
 }
 
-/// The last call that slept on a connection is over, and its last descriptor closed.
+/// The last call that slept on a connection has ended, and the connection's last descriptor is closed.
 pub fn finish_close(i: u32) {
     sets::forget(i, sole_holder(table::conn(i)));
     let hidden = table::local(i).fd.load(Relaxed);
@@ -244,7 +244,7 @@ pub fn finish_close(i: u32) {
     fdtab::close_ours(hidden);
 }
 
-/// Does nobody but this process hold it?
+/// Is this process the only holder?
 fn sole_holder(c: &Conn) -> bool {
     let me = process::me();
     table::holders(c) == c.holders.iter().filter(|h| h.load(Relaxed) == me).count()
@@ -254,22 +254,24 @@ fn sole_holder(c: &Conn) -> bool {
 fn end(fd: i32, i: u32) {
     let c = table::conn(i);
     let l = table::local(i);
-    // (A holder until all is done: nobody takes the entry for his alone, or for free, before. Of two that close at once
-    // both may find the other, and neither has anything to announce: the kernel tells.)
+    // (This process stays a holder until the end, so that no other process considers itself the only one, or the
+    // entry free, too early. If two processes close at once, each may see the other, and neither has anything to
+    // announce: the kernel reports the end.)
     let alone = sole_holder(c);
     let mine = c.owner_pid.load(Relaxed) == process::me();
-    // The daemon may not have read it yet; its copy would hold back the FIN of the last to close. (Who that
-    // is, is not known here, whatever `alone` says: so the socket is never shut down.)
+    // The daemon may not have read the registration yet, and its copy would hold back the FIN of the last close.
+    // (Which close is the last is not known here, whatever `alone` says; so the socket is never shut down.)
     if c.flags.load(Relaxed) & flag::REGISTERED != 0 {
         control::take_back(i, c.gen.load(Relaxed));
     }
     if !alone {
         if mine_registered(c) {
-            // The offer would come to us; who holds the connection now asks for itself.
+            // The offer would come to this process; the remaining holders register the connection themselves.
             control::forget(i, c.gen.load(Relaxed));
             c.flags.fetch_and(!flag::REGISTERED, Relaxed);
         }
-        // Others hold it: a lane that was ours alone goes down, so that they can use it, and get their own.
+        // Other processes hold it: a lane that only this process used goes down, so that they can use the
+        // connection and get a lane of their own.
         if mine && c.flags.load(Relaxed) & flag::LANE != 0 {
             let whole = io::yield_lane(i, fd);
             promote::end_lane(i, whole);
@@ -280,27 +282,27 @@ fn end(fd: i32, i: u32) {
     if let Some((link, m)) = lane::of(c, l).filter(|(k, _)| k.is_far()) {
         far::close(c, link, &m, fd);
     } else if c.flags.load(Relaxed) & flag::LEFT != 0 && !lane::engaged(c) {
-        // It does not end: another program has it. The kernel tells what there is to tell.
+        // The connection does not end: another program has it. The kernel reports what there is to report.
     } else if let Some((link, m)) = lane::of(c, l) {
         let port = Sock { fd, link };
         let _t = lock::lock(&c.tx.lock);
         let _r = lock::lock(&c.rx.lock);
         let whole = flush(c, &m, &port, fd);
         let for_no_time = far::lingers_for_no_time(fd);
-        // (What a reset would throw away need not get there.)
+        // (Bytes that a reset would discard need not be sent.)
         let clean = whole && !for_no_time && c.rx.ring_unread(&m) == 0;
         let repeated = if clean {
             c.tx.repeat_unread(&m, &port)
         } else {
             None
         };
-        // First closed, then looked: a sender publishes, then looks whether we have closed.
+        // Close first, then look: a sender publishes first, then looks whether we have closed.
         c.rx.close(&m, &port, c.tx.kpos.load(Relaxed));
         take_frame(c, &m, &port, true);
         let reset = !whole || c.rx.ring_unread(&m) > 0;
         if reset {
-            // Unread bytes at close are a reset, as in TCP (RFC 1122, 4.2.2.13), after a SHUT_RD as well.
-            // So are sent bytes that did not find their way: the peer must not take the end for a clean one.
+            // Unread bytes at close make it a reset, as in TCP (RFC 1122, 4.2.2.13), also after a SHUT_RD. So do
+            // sent bytes that did not get onto TCP: the peer must not take the end for a clean one.
             let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_AT_CLOSE);
         }
         let in_kernel = || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
@@ -309,7 +311,7 @@ fn end(fd: i32, i: u32) {
         }
         c.tx.shut(&m, &port, repeated);
     }
-    // Before readers do not see the entry any more: telling the daemon takes its time.
+    // Count before the entry disappears from readers' view, because telling the daemon takes time.
     table::table().iter().for_each(|t| t.count_ended(c));
     c.state.store(state::BUSY, Relaxed);
     promote::end_lane(i, false);
@@ -317,15 +319,15 @@ fn end(fd: i32, i: u32) {
     table::free(i);
 }
 
-/// Is a registration of this connection under way, and ours?
+/// Is a registration of this connection in progress, made by this process?
 fn mine_registered(c: &Conn) -> bool {
     c.flags.load(Relaxed) & flag::REGISTERED != 0 && c.owner_pid.load(Relaxed) == process::me()
 }
 
-/// `struct linger` that makes a close reset the connection: on, for no time.
+/// `struct linger` that makes a close reset the connection: on, with a time of 0.
 const RESET_AT_CLOSE: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
 
-/// Before a fork: children in the making count as holders, so that nothing is promoted meanwhile.
+/// Called before a fork: children count as holders before they exist, so that nothing is promoted meanwhile.
 pub fn before_fork() {
     process::fork_begins();
     fdtab::limit_settled();
@@ -333,7 +335,7 @@ pub fn before_fork() {
         family::forks();
         table::each_fd(|_, _, c| {
             c.forks.fetch_add(1, SeqCst);
-            // A lane that another thread is attaching is attached, or is not: it looks at the holders under these.
+            // If another thread is attaching a lane, wait until it has: it looks at the holders under these locks.
             if c.flags.load(Acquire) & flag::REGISTERED != 0 {
                 drop(lock::lock_within(&c.tx.lock, SETTLE_MS));
                 drop(lock::lock_within(&c.rx.lock, SETTLE_MS));
@@ -346,16 +348,16 @@ pub fn before_fork() {
 /// Milliseconds that a fork waits for a lock of a connection, whose holder may be stopped.
 const SETTLE_MS: u32 = 50;
 
-/// Before a thread gets descriptors of its own: a number may mean one thing to it and another to the others, so
-/// that nothing can be carried for either of them any more.
+/// Called before a thread gets a descriptor table of its own: a number may then mean one thing to it and another
+/// to the other threads, so no connection can be carried any more.
 pub fn before_split() {
-    // (Who is alone splits from nobody; a vfork child has its own already.)
+    // (A single thread splits from nobody; a vfork child has its own descriptors already.)
     if !table::is_vfork_child() && !sys::is_single_threaded() {
         step_out(Reason::Shared);
     }
 }
 
-/// Everything goes down for good, and from now on no descriptor of this process is any of our business.
+/// All connections leave their lanes for good, and from now on the shim ignores all descriptors of this process.
 pub fn step_out(why: Reason) {
     if crate::env::off() || table::is_vfork_child() {
         return;
@@ -368,12 +370,12 @@ pub fn step_out(why: Reason) {
         };
         all();
         crate::env::switch_off();
-        all(); // (what another thread has made meanwhile)
+        all(); // once more, for what another thread has made meanwhile
         fdtab::forget_all();
     });
 }
 
-/// After a fork, in the parent. The child has entered itself, or does so in a moment.
+/// After a fork, in the parent. The child has entered itself as a holder, or does so soon.
 pub fn after_fork_parent(failed: bool) {
     process::fork_ends();
     if !failed {
@@ -386,11 +388,11 @@ pub fn after_fork_parent(failed: bool) {
     }
 }
 
-/// After a fork, in the child: own control connection (when it is needed), own sleepers; lanes are
-/// the parent's until somebody touches them.
+/// After a fork, in the child: it gets a control connection of its own (when needed) and its own list of sleepers.
+/// Lanes are the parent's until the child uses them.
 ///
-/// Handlers of `pthread_atfork` run before `fork` returns, and may close what they have inherited: the
-/// first hook that notices comes here, and later ones find nothing to do.
+/// Handlers of `pthread_atfork` run before `fork` returns, and may close what they have inherited: the first hook
+/// that notices the fork calls this, and later calls find nothing to do.
 pub fn after_fork_child() {
     if crate::env::off() || !process::enter_process() {
         return;
@@ -429,19 +431,19 @@ pub fn after_fork_child() {
     family::begun();
 }
 
-/// Before the program is replaced: every lane on a descriptor that survives goes down. Returns
-/// whether anything failed; the new program then meets a reset connection, not a silent loss.
+/// Before the program is replaced: every lane on a descriptor that survives leaves. If one cannot in time, its
+/// connection is reset, so that the new program does not lose bytes silently.
 pub fn before_exec() {
     if table::table().is_none() || crate::env::off() {
         return;
     }
     let vfork_child = sys::getpid() != process::pid();
     if !vfork_child {
-        // The end of a connection that this closes shall not wait until the daemon has read its copy.
+        // The FIN of a connection that the exec closes must not wait until the daemon has read its copy.
         control::settle_registrations(true);
     }
-    // By the kernel's own view: a vfork child has moved descriptors about without our tables, and
-    // `dup2` clears close-on-exec.
+    // By the kernel's own view: a vfork child has moved descriptors without changing our tables, and `dup2` clears
+    // close-on-exec.
     let mut lanes = false;
     table::each_fd(|_, _, c| lanes |= c.flags.load(Relaxed) & flag::LANE != 0);
     if lanes {
@@ -467,7 +469,7 @@ pub fn before_exec() {
     table::each_fd(|fd, i, c| {
         let kept = sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0);
         let lane = lane::of(c, table::local(i));
-        // (The daemon's copy of a far connection would outlive the descriptor that exec closes.)
+        // (The daemon's copy of a far connection's socket would outlive the descriptor that exec closes.)
         let far = lane.is_some_and(|(k, _)| k.is_far());
         if far || kept && lane.is_some() {
             io::leave(i, fd, Reason::Left);
@@ -477,7 +479,7 @@ pub fn before_exec() {
             table::remove_holder(c, process::me());
         }
         if kept && !vfork_child {
-            sets::deactivate(i); // what still is told from our inner sets ends with them
+            sets::deactivate(i); // our inner sets, and what they report, end at the exec
         }
     });
 }
@@ -508,8 +510,8 @@ pub fn before_spawn() {
     });
 }
 
-/// The descriptor now belongs to code that we do not see (stdio): TCP for good, and forgotten, so
-/// that its number can come to mean something else unnoticed.
+/// The descriptor now belongs to code that the hooks do not see (stdio): TCP for good. It is forgotten, because
+/// its number may get another meaning unnoticed.
 pub fn disown(fd: i32) {
     let _inside = thread::enter();
     if let Some(i) = tcp::proven(fd) {
@@ -519,7 +521,7 @@ pub fn disown(fd: i32) {
             let l = table::local(i);
             if l.refs.fetch_sub(1, AcqRel) == 1 {
                 let inherited = family::closing(l);
-                // As in `end`: nobody will say when it is closed.
+                // As in `end`; we shall not notice its close.
                 control::take_back(i, table::conn(i).gen.load(Relaxed));
                 sets::disowned(i);
                 promote::end_lane(i, false);
@@ -530,7 +532,7 @@ pub fn disown(fd: i32) {
     }
 }
 
-/// A descriptor is used in a way that no lane can serve: back to TCP for good.
+/// A descriptor is used in a way that no lane can serve: the connection goes back to TCP for good.
 pub fn give_up(fd: i32, why: Reason) {
     if fdtab::conn(fd).is_none() {
         return;

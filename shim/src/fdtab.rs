@@ -1,5 +1,5 @@
-//! What this process knows of each descriptor: one word per number, copied by fork as descriptors
-//! are. A look at this table is all that descriptors which are none of our business ever cost.
+//! What this process knows about each descriptor: one word per number, copied by fork as descriptors are. For
+//! descriptors that do not concern the shim, a look at this table is the only cost.
 
 use crate::{lock, process, sys, thread};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
@@ -13,12 +13,12 @@ const KIND: u32 = 3 << 30;
 const CONN: u32 = 1 << 30;
 const SET: u32 = 2 << 30;
 const OURS: u32 = 3 << 30;
-/// Beside `OURS`: not ours, an io_uring.
+/// Together with `OURS`: an io_uring of the application, not one of the shim's descriptors.
 const RING: u32 = 1 << 29;
-/// Beside `OURS`, without `RING`: these bits of its inode.
+/// Together with `OURS`, without `RING`: these bits of the descriptor's inode number.
 const IDENTITY: u32 = RING - 1;
-/// None of these, and not 0: the thread that closes the number, or gives it another meaning. Calls wait for it: the
-/// kernel would carry out what comes in between on a connection of which the rest goes another way.
+/// With none of these bits, and not 0: the id of the thread that is closing the number or giving it another meaning.
+/// Calls wait for that; otherwise the kernel could carry them out on a connection whose other bytes go another way.
 const CHANGES: u32 = 0;
 
 /// What a descriptor is.
@@ -29,7 +29,7 @@ pub enum Fd {
     Conn(u32),
     /// An epoll set: index in the set table.
     Set(u32),
-    /// One of the shim's own.
+    /// A descriptor of the shim's own.
     Ours,
     /// An io_uring: index in the ring table.
     Ring(u32),
@@ -39,7 +39,7 @@ pub fn init() -> bool {
     if !TABLE.load(Acquire).is_null() {
         return true;
     }
-    // (This is the first of our tables.)
+    // (This table is the first of ours to be made.)
     if sys::is_cramped() {
         crate::env::switch_off();
         return false;
@@ -85,7 +85,7 @@ pub fn conn(fd: i32) -> Option<u32> {
     (v & KIND == CONN).then_some(v & !KIND)
 }
 
-/// The same for calls that move bytes, or copy the number: waits for a thread that gives it another meaning.
+/// The same for calls that move bytes or duplicate the number: waits for a thread that is changing its meaning.
 #[inline(always)]
 pub fn settled(fd: i32) -> Option<u32> {
     let s = slot(fd)?;
@@ -101,12 +101,12 @@ pub fn settled(fd: i32) -> Option<u32> {
 fn wait_for_change(fd: i32, s: &AtomicU32) -> Option<u32> {
     for round in 1u32.. {
         let v = s.load(Relaxed);
-        // (A handler that we do not stand before may have interrupted the very call.)
+        // (A handler that is not behind our trampoline may have interrupted the very call that changes the number.)
         if v == 0 || v & KIND != CHANGES || v == thread::tid() {
             break;
         }
-        // A thread that was cancelled there has left the descriptor as it was. One whose close lingers has
-        // not: the number is free, or something else has got it where we did not see that.
+        // A thread that was cancelled before its close has left the descriptor as it was. If its close lingers
+        // instead, the number is already free, or has been reused unseen.
         if round % 16 == 0 && (process::dead(v) || !sys::is_tcp(fd)) {
             let _ = s.compare_exchange(v, 0, Relaxed, Relaxed);
         } else {
@@ -116,7 +116,7 @@ fn wait_for_change(fd: i32, s: &AtomicU32) -> Option<u32> {
     conn(fd)
 }
 
-/// This thread gives the number another meaning, or closes it, until [`changed`]. (Where fork copies this, the child
+/// The calling thread is closing the number or giving it another meaning, until [`changed`]. (After a fork the child
 /// has no such thread: see [`forget_changes`].)
 pub fn changes(fd: i32) {
     if let Some(s) = slot(fd) {
@@ -125,7 +125,7 @@ pub fn changes(fd: i32) {
     }
 }
 
-/// Something new has got the number: whoever changed it is done with that, though its close may linger.
+/// Something new has got the number, so the thread that closed it has done so, even if its close lingers.
 #[inline(always)]
 pub fn is_new(fd: i32) {
     if let Some(s) = slot(fd) {
@@ -136,7 +136,7 @@ pub fn is_new(fd: i32) {
     }
 }
 
-/// It is done, in the kernel. What has got the number since stays entered.
+/// The kernel has done the change. If something was entered for the number since then, it stays.
 #[inline(always)]
 pub fn changed(fd: i32) {
     if let Some(s) = slot(fd) {
@@ -147,7 +147,7 @@ pub fn changed(fd: i32) {
     }
 }
 
-/// In a forked child.
+/// In a forked child, where the changing threads do not exist.
 pub fn forget_changes() {
     for s in (0..=high()).filter_map(slot) {
         if s.load(Relaxed) & KIND == CHANGES {
@@ -164,7 +164,7 @@ pub fn set(fd: i32, what: Fd) -> bool {
             Fd::Other => 0,
             Fd::Conn(i) => CONN | i,
             Fd::Set(i) => SET | i,
-            // With the identity of what it stands for: see `is_ours`.
+            // With the inode of the descriptor: see `is_ours`.
             Fd::Ours => OURS | sys::inode(fd).map_or(0, |(i, _)| i as u32 & IDENTITY),
             Fd::Ring(i) => OURS | RING | i,
         },
@@ -181,12 +181,12 @@ static HIGH: AtomicI32 = AtomicI32::new(-1);
 
 static HIGH_OURS: AtomicI32 = AtomicI32::new(-1);
 
-/// Highest descriptor number of the application's that was ever entered.
+/// Highest descriptor number of the application that was ever entered.
 pub fn high() -> i32 {
     HIGH.load(Relaxed)
 }
 
-/// No descriptor but ours is known from now on.
+/// Forgets all descriptors except the shim's own.
 pub fn forget_all() {
     for fd in 0..=high() {
         if !matches!(get(fd), Fd::Other | Fd::Ours) {
@@ -195,25 +195,25 @@ pub fn forget_all() {
     }
 }
 
-/// A number that is in use, though no entry says for what.
+/// Notes a number that is in use although it has no entry.
 pub fn reach(fd: i32) {
     HIGH.fetch_max(fd.min(MAX_FD as i32 - 1), Relaxed);
 }
 
-/// The same, our own included.
+/// The same including the shim's own descriptors.
 pub fn high_with_ours() -> i32 {
     HIGH_OURS.load(Relaxed)
 }
 
-/// From this number on the application's soft limit is so high that nobody runs into it for a few of ours.
+/// From this soft limit on, an application does not run into it because of a few descriptors of ours.
 const ROOMY: u64 = 16_384;
-/// Least number of ours above a soft limit, and how many there is room for.
+/// Lowest number of ours above a soft limit, and how many numbers are added above it.
 const BEYOND: u64 = 1024;
 static LIMIT: AtomicU32 = AtomicU32::new(0);
 
-/// A copy above the application's soft limit, so that ours take no number that it may have: EMFILE comes
-/// when it would come without us. The limit is raised for that moment, and put back. (Not while a child is
-/// made, which would keep it.)
+/// A copy above the application's soft limit, so that our descriptors take none of its numbers and EMFILE comes when
+/// it would come without the shim. The limit is raised for that moment and then restored. (Not while a child is being
+/// made, which would inherit the raised limit.)
 fn beyond(fd: i32) -> Option<i32> {
     let _g = lock::lock(&LIMIT)?;
     let (soft, hard) = sys::nofile()?;
@@ -231,13 +231,13 @@ fn beyond(fd: i32) -> Option<i32> {
     copy.ok()
 }
 
-/// Before a child is made: nobody is raising the limit, or begins to.
+/// Before a child is made: waits until no thread has the limit raised; no thread begins to raise it meanwhile.
 pub fn limit_settled() {
     drop(lock::lock(&LIMIT));
 }
 
-/// Moves one of our own descriptors out of the application's sight: to a high number, closed on
-/// exec, entered as ours. Takes the number given if there is no room above.
+/// Moves one of our own descriptors to a high number, where it does not disturb the application, sets it
+/// close-on-exec, and enters it as ours. Keeps the given number if there is no room above.
 pub fn hide(fd: i32) -> i32 {
     if let Some(high) = beyond(fd) {
         sys::close(fd);
@@ -256,7 +256,7 @@ pub fn hide(fd: i32) -> i32 {
             return high;
         }
     }
-    // (Not one that the C library's streams would write to.)
+    // (Not a number that the C library's standard streams would write to.)
     let kept = match fd > libc::STDERR_FILENO {
         true => Err(0),
         false => sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, libc::STDERR_FILENO as usize + 1),
@@ -271,7 +271,7 @@ pub fn hide(fd: i32) -> i32 {
     fd
 }
 
-/// A copy of the application's descriptor at a number of our own.
+/// A copy of the application's descriptor under a hidden number.
 pub fn hidden_copy(fd: i32) -> Option<i32> {
     if let Some(high) = beyond(fd) {
         set(high, Fd::Ours);
@@ -286,7 +286,7 @@ pub fn hidden_copy(fd: i32) -> Option<i32> {
     Some(high)
 }
 
-/// Descriptors of our own for this socket: calls and registrations keep some.
+/// Number of hidden descriptors that the shim has for this socket: calls and registrations keep some.
 pub fn hidden_copies(inode: u64) -> u32 {
     let here = |fd: &i32| {
         let v = slot(*fd).map_or(0, |s| s.load(Relaxed));
@@ -296,9 +296,9 @@ pub fn hidden_copies(inode: u64) -> u32 {
     (0..=high_with_ours()).filter(here).count() as u32
 }
 
-/// Is this still our own descriptor? An inlined system call may have closed it, and its number be a file
-/// or a connection of the application's by now. (Descriptors without an inode of their own, such as
-/// eventfds, share one: they are told from files and sockets only.)
+/// Is this still our own descriptor? An inlined system call may have closed it, and its number may be a file or a
+/// connection of the application by now. (Descriptors such as eventfds share one inode, so they can only be told from
+/// files and sockets.)
 pub fn is_ours(fd: i32) -> bool {
     let Some(s) = slot(fd) else { return false };
     let v = s.load(Relaxed);

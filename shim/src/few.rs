@@ -1,23 +1,23 @@
-//! Waits under a limit of descriptors (RLIMIT_NOFILE) below the number of their entries. A program may lower it
-//! when it has opened what it needs; `poll` then refuses what has too many entries for it, ours among them.
-//! `select` looks at no limit, only at how far the table of descriptors reaches.
+//! Waits for more entries than the limit on descriptors (RLIMIT_NOFILE) allows. A program may lower the limit
+//! after it has opened what it needs. `poll` then refuses calls with more entries than the limit, which may be so
+//! because of ours. `select` ignores the limit, and only needs descriptors within the process's descriptor table.
 
 use crate::sys::sets::{refused_once, Sets, EVENTS};
 use crate::{real, sys, thread};
 use libc::{pollfd, sigset_t, timespec};
 
-/// A poll of more entries asks first whether the limit allows it.
+/// Polls with more entries than this first check whether the limit allows them.
 const MANY: usize = 32;
-/// Milliseconds of a wait for events of which no set tells (an error alone).
+/// Milliseconds of a wait for events that no set of `select` reports (errors alone).
 const UNHEARD_MS: i64 = 5;
 
-/// Does the limit refuse a poll of so many entries to the application?
+/// Would the application's poll of `n` entries be refused because of the limit?
 pub fn refuses(n: usize) -> bool {
     (n > MANY || refused_once(false)) && n as u64 > sys::rlimit_nofile()
 }
 
-/// As `ppoll` of the C library, which was refused, and as what it says. `asleep` makes the call. `ms` becomes
-/// shorter where something could not be heard.
+/// Does the work of a `ppoll` of the C library that was refused, and returns the same. `asleep` makes the call.
+/// `ms` is shortened if some events cannot be waited for.
 #[cold]
 pub fn poll(
     fds: &mut [pollfd],

@@ -1,7 +1,7 @@
-//! Seccomp filters that the application is about to install: do they allow what lanes need?
+//! Does a seccomp filter that the application is about to install allow the calls that lanes need?
 //!
-//! A filter may kill for a call that it does not know, and after that nothing can be undone. So it is tried out
-//! before, as the kernel would run it.
+//! A filter may kill the process for a call that it does not know, and then nothing can be undone. So the filter is
+//! evaluated beforehand, as the kernel would run it.
 
 use crate::pages;
 use core::ffi::c_void;
@@ -24,7 +24,7 @@ struct Program {
     ops: *const Op,
 }
 
-/// Most that the kernel takes (BPF_MAXINSNS).
+/// Maximum number of instructions that the kernel accepts (BPF_MAXINSNS).
 const MAX_OPS: usize = 4096;
 #[cfg(target_arch = "x86_64")]
 const ARCH: u32 = 0xc000_003e;
@@ -48,7 +48,7 @@ fn call(number: i64, args: [u64; 6]) -> Call {
     c
 }
 
-/// Calls of ours, with words that filters look at.
+/// System calls that the shim makes, with the arguments that filters usually check.
 const CALLS: &[(i64, [u64; 6])] = {
     const fn plain(n: i64) -> (i64, [u64; 6]) {
         (n, [0; 6])
@@ -112,7 +112,8 @@ const CALLS: &[(i64, [u64; 6])] = {
     ]
 };
 
-/// Would this filter refuse, or answer for, a call of ours? What the kernel does not take refuses nothing.
+/// Would this filter refuse a call of ours, or answer for it? A filter that the kernel does not accept refuses
+/// nothing.
 ///
 /// # Safety
 /// `program` is the application's pointer to a `struct sock_fprog`.
@@ -135,14 +136,14 @@ pub unsafe fn refuses(program: *const c_void) -> bool {
         .any(|(n, args)| !run(op, &call(*n, *args)).is_some_and(|r| PASSES.contains(&(r & ACTION))))
 }
 
-/// What a filter says of a call; `None`: the kernel would not take the filter.
+/// The filter's result for a call; `None`: the kernel would not accept the filter.
 fn run(op: impl Fn(usize) -> Option<Op>, call: &Call) -> Option<u32> {
     let (mut a, mut x, mut memory, mut at) = (0u32, 0u32, [0u32; 16], 0);
     loop {
         let Op { code, yes, no, k } = op(at)?;
         at += 1;
         let cell = memory.get_mut(k as usize);
-        // For what has an operand: the constant, or the index register (BPF_X).
+        // The operand: the constant, or the index register (BPF_X).
         let v = if code & 8 != 0 { x } else { k };
         let to = |cond: bool| usize::from(if cond { yes } else { no });
         match code {

@@ -1,7 +1,7 @@
 //! Sending and receiving: one engine for all the calls of that family.
 //!
-//! A call comes with its buffers as an iovec and with a closure that makes the native call. Where
-//! the direction is on TCP the closure runs, counted; otherwise the lane is used.
+//! Each call passes its buffers as an iovec, and a closure that makes the native call. If the direction is on TCP,
+//! the closure runs and its bytes are counted; otherwise the lane is used.
 
 mod leave;
 mod parts;
@@ -23,21 +23,22 @@ use call::Call;
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
 
-/// Milliseconds without any progress of the reader after which a full ring goes down: kernel buffers
-/// hold megabytes, and programs that write before they read rely on it. Longer than a reader that
-/// is merely not scheduled takes.
+/// If the reader takes nothing from a full ring for so many milliseconds, the direction goes down: the kernel's
+/// buffers hold megabytes, and programs that write before they read rely on that. The time is longer than the
+/// delay of a reader that is merely not scheduled.
 pub const FULL_MS: u64 = 20;
-/// Microseconds between two looks at TCP by whoever finds the ring empty.
+/// Minimal microseconds between two looks at TCP by threads that find the ring empty.
 const LOOK_US: u64 = 20;
-/// Microseconds between two looks whether the peer's TCP end is still there, by a sender.
+/// Microseconds after which a sender checks again whether the peer's TCP end is still there.
 const CHECK_US: u64 = 2000;
 
 /// Milliseconds that a non-blocking send waits for the far node's answer to a switch.
 const ASK_MS: i64 = 2;
 
-/// Bytes that the application has sent and the peer's node does not have yet, besides what the kernel counts:
-/// for SIOCOUTQ. On one node what is on the ring is there already, as in the peer's receive queue, and outlives this
-/// process and a close; counted is what that queue would not have taken yet.
+/// What SIOCOUTQ reports for the lane, in addition to the kernel's count: bytes that the application has sent and
+/// that the peer's node does not have yet. On one node, the bytes of the ring are at the peer's node already, as
+/// if in its receive queue, and they outlive this process and a close. So only those bytes count that the queue
+/// would not have taken yet.
 pub fn outstanding(i: u32) -> i32 {
     let c = table::conn(i);
     if !lane::engaged_tx(c) {

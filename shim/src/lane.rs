@@ -1,4 +1,4 @@
-//! The lane of a connection as this process has it, and what is counted of it.
+//! The lane of a connection as this process has it mapped, and its statistics.
 
 use crate::links::Link;
 use crate::lock;
@@ -27,7 +27,7 @@ pub fn engaged_tx(c: &Conn) -> bool {
     c.tx.mode.load(Relaxed) != tx::mode::TCP
 }
 
-/// Is another thread, which lives, at work on the sending half?
+/// Is another thread, which is alive, working on the sending half?
 pub fn is_attended(c: &Conn) -> bool {
     c.tx.lock.load(Relaxed) != 0 && lock::try_or_inherit(&c.tx.lock).is_none()
 }
@@ -40,7 +40,7 @@ pub fn counted_up(c: &Conn) {
     promoted(c);
 }
 
-/// The connection is on its lane in some direction: counted once.
+/// The connection is on its lane in at least one direction: counted once.
 #[inline(always)]
 pub fn promoted(c: &Conn) {
     if c.flags.load(Relaxed) & flag::PROMOTED != 0 {

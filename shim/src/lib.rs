@@ -1,14 +1,15 @@
-//! `libunderpass.so`: stands between unmodified programs and the socket calls of their C library,
-//! and moves their TCP connections onto lanes where that is possible.
+//! `libunderpass.so` stands between unmodified programs and the socket calls of their C library, and moves their
+//! TCP connections onto lanes if possible.
 //!
-//! The shim is a guest. It starts no thread, handles no signal of its own, prints nothing, never
-//! panics or unwinds into the application, and what it cannot do, it does on TCP. [`hooks`] is the
-//! C side: one function per name, which looks the descriptor up and steps aside or calls on;
-//! [`io`], [`epoll`], [`poll`] and [`fdops`] hold the logic; [`promote`] decides when a connection
-//! gets or loses its lane; [`control`] speaks to the daemon; [`signals`] keeps handlers out of the middle of it all.
+//! The shim is a guest. It starts no thread, handles no signal of its own, prints nothing, and never panics or
+//! unwinds into the application; what it cannot do on a lane, it does on TCP. [`hooks`] is the C side: one
+//! function per name, which looks the descriptor up, and then makes the native call or calls the modules below.
+//! [`io`], [`epoll`], [`poll`] and [`fdops`] hold the logic; [`promote`] decides when a connection gets or loses
+//! its lane; [`control`] talks to the daemon; [`signals`] keeps signal handlers from running in the middle of a
+//! hook.
 //!
-//! Modules name only those below them. Where one below finds out what one above has to act upon, it has a
-//! listener, which [`load`] tells it.
+//! Modules name only those below them. If a lower module notices something that a higher one must act upon, it
+//! calls a listener, which [`load`] has set.
 
 mod arrivals;
 mod control;
@@ -43,8 +44,8 @@ mod thread;
 mod uring;
 mod wait;
 
-/// Loaded: hooks may have been called before this by other libraries' constructors; until then no daemon is known,
-/// and everything stays on TCP.
+/// Runs when the library is loaded. Other libraries' constructors may have called hooks before; until then, no
+/// daemon is known, and everything stays on TCP.
 #[ctor::ctor(unsafe)]
 fn load() {
     lock::of_family(lock::Family {
@@ -81,7 +82,7 @@ pub(crate) fn set_errno(e: i32) {
     unsafe { *libc::__errno_location() = e }
 }
 
-/// Keeps errno over something done on the side.
+/// Runs `f` without changing errno.
 pub(crate) fn preserving_errno<T>(f: impl FnOnce() -> T) -> T {
     let e = errno();
     let r = f();

@@ -1,7 +1,7 @@
-//! Links as this process has them mapped, and the memory for rings in our own areas.
+//! Links as this process has them mapped, and the ring memory in our own areas.
 //!
-//! The table is process-private; after a fork the child's copy still shows the same mappings, which
-//! it uses only to take inherited lanes down.
+//! The table is private to the process. After a fork, the child's copy still shows the same mappings, which the
+//! child uses only to take inherited lanes down.
 
 use crate::{fdtab, lock, process, sys};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 /// Links per process.
 pub const LINKS: usize = 1024;
-/// Threads that can sleep at once on lanes with a wake-up of their own.
+/// Threads that can sleep on lanes at the same time, each with a wake-up of its own.
 pub const WAITERS: usize = 4096;
 /// Epoll sets per process that may carry lanes.
 pub const SETS: usize = 1024;
@@ -19,23 +19,23 @@ pub const SETS: usize = 1024;
 const CLASSES: usize = (RING_LOG2_MAX - RING_LOG2_MIN + 1) as usize;
 const FREE_PER_CLASS: usize = LANES;
 
-/// Ring memory in the data chunks of one area.
+/// Ring memory in the data chunks of our own area.
 struct Arena {
     lock: AtomicU32,
     /// Chunks that the other party has mapped.
     ready: AtomicU64,
-    /// Chunk being carved, and its next free page.
+    /// The chunk from which rings are cut now, and its next free page.
     chunk: AtomicU32,
     page: AtomicU32,
-    /// When another one was asked for (ms, odd); 0: it was not, or is there.
+    /// When another chunk was asked for (ms, with the lowest bit set); 0: none is asked for.
     asked: AtomicU32,
     count: [AtomicU32; CLASSES],
     free: [[AtomicU64; FREE_PER_CLASS]; CLASSES],
 }
 
-/// Rings in vain after which a link is muted for a while.
+/// Number of vain rings after which a link is muted for a while.
 const VAIN_MAX: u32 = 64;
-/// Longest time for which it is, ms.
+/// Longest time for which a link is muted, in ms.
 const MUTE_MAX_MS: u64 = 8;
 
 /// Milliseconds between two requests for the same chunk.
@@ -49,35 +49,35 @@ pub struct Link {
     maker: AtomicU32,
     /// 0 free, 1 in use, 2 the other party is gone.
     pub state: AtomicU32,
-    /// Not 0: the other party is the daemon, and lanes lead to another node.
+    /// Not 0: the other party is the daemon, and the link's lanes lead to another node.
     pub far: AtomicU32,
     /// Not 0: that daemon is dead.
     dead: AtomicU32,
-    /// Times since the last byte or event that the other party rang, or told of news, for nothing.
+    /// How often the other party rang, or announced news, for nothing since the last byte or event.
     vain: AtomicU32,
-    /// Until when (ns) its doorbell and counters are not looked at, for that reason.
+    /// Until when (ns) its doorbell and counters are ignored because of that.
     muted_until: AtomicU64,
     pub own: Area,
     pub peer: Area,
     /// Our end of the doorbell + 1 (0: none).
     bell: AtomicI32,
-    /// Waiter (index + 1) that polls the doorbell on behalf of all threads.
+    /// The waiter (index + 1) that polls the doorbell for all threads.
     pub leader: AtomicU32,
     /// Threads of this process asleep on the link.
     pub waiters: [AtomicU64; WAITERS / 64],
     /// Epoll sets of this process that have lanes on the link.
     pub sets: [AtomicU64; SETS / 64],
     arena: Arena,
-    /// Lanes that we are done with and the daemon does not know so yet: its queue was full.
+    /// Lanes that we have finished with, which the daemon could not be told because its queue was full.
     owed: [AtomicU64; LANES / 64],
     /// Rings of each lane slot (newest, and the one before), to be freed at the slot's next use.
     pub rings: [[AtomicU64; 2]; LANES],
 }
 
-/// What is done for the connections on a link whose other party is gone.
+/// What is done for a link's connections when its other party is gone.
 static LISTENER: OnceLock<fn(&Link)> = OnceLock::new();
 
-/// Told when the library is loaded.
+/// Sets that function when the library is loaded.
 pub fn listen(gone: fn(&Link)) {
     let _ = LISTENER.set(gone);
 }
@@ -112,7 +112,7 @@ pub fn init() -> bool {
     true
 }
 
-/// Slots that were ever used: the rest need not be touched.
+/// Slots that were ever used; the others need not be touched.
 pub fn seen() -> &'static [Link] {
     let n = HIGH.load(Acquire);
     all().get(..n).unwrap_or(&[])
@@ -133,7 +133,7 @@ pub fn index(l: &Link) -> usize {
     (l as *const Link as usize - TABLE.load(Relaxed) as usize) / core::mem::size_of::<Link>()
 }
 
-/// A slot, whatever is in it now.
+/// A slot, whether it is used or not.
 pub fn slot(i: usize) -> Option<&'static Link> {
     all().get(i)
 }
@@ -142,8 +142,8 @@ pub fn by_index(i: usize) -> Option<&'static Link> {
     all().get(i).filter(|l| l.state.load(Acquire) != 0)
 }
 
-/// Enters a new link with its doorbell, which it takes over, and the first file of our area. (Slots of links that are
-/// gone come free by `family::reap_links`.)
+/// Enters a new link with the first file of our area and with its doorbell, which it takes over.
+/// (`family::reap_links` frees the slots of links that are gone.)
 pub fn create(id: u64, side: u8, bell: i32, first: i32, bytes: usize, far: bool) -> bool {
     init();
     let Some(l) = all().iter().find(|l| l.state.load(Relaxed) == 0) else {
@@ -159,7 +159,8 @@ pub fn create(id: u64, side: u8, bell: i32, first: i32, bytes: usize, far: bool)
     l.bell.store(fdtab::hide(bell) + 1, Relaxed);
     // SAFETY: just mapped with more than CONTROL_BYTES; stays mapped while the link is in use.
     unsafe { l.own.set_first(p, bytes) };
-    // Before the other party has taken a lane, and so has mapped it, nothing is put on a ring.
+    // Chunk 1 counts as mapped by the other party: it has the file mapped when it takes a lane, and before that
+    // nothing is put on a ring.
     l.arena.ready.store(1 << 1, Release);
     HIGH.fetch_max(index(l) + 1, AcqRel);
     l.state.store(USED, Release);
@@ -179,31 +180,32 @@ fn map_first(fd: i32, bytes: usize, own: bool, far: bool) -> Option<*mut u8> {
     ok.then_some(p)
 }
 
-/// The daemon will have a device hold all of a chunk of ours for rings to another node: whoever sends is to pay for the
-/// pages. False: there are none.
+/// For rings to another node, the daemon will register the whole chunk with a device, which pins its pages. They
+/// are touched here, so that the sender's cgroup is charged. False: there is no memory for them.
 fn may_be_held(p: *mut u8, bytes: usize) -> bool {
     sys::populate(p, bytes) != Err(libc::ENOMEM)
 }
 
-/// Is there a lane whose end the daemon has not been told?
+/// Is there a lane whose end the daemon must still be told?
 static OWED: AtomicU32 = AtomicU32::new(0);
 
-/// Who maps a further chunk of a peer, and who forks: see [`Link::map_further`].
+/// Lock between mapping a further chunk of a peer and forking: see [`Link::map_further`].
 static MAPPING: AtomicU32 = AtomicU32::new(0);
 
-/// Before a fork that is counted in at every connection: what is being mapped is mapped, or comes later.
+/// Called before a fork, when all connections have counted the child: a mapping in progress finishes first, and a
+/// later one sees the count.
 pub fn before_fork() {
     drop(lock::lock(&MAPPING));
 }
 
-/// In a forked child: the parent's debts are the parent's.
+/// In a forked child: what the parent owes the daemon is the parent's to send.
 pub fn after_fork() {
     OWED.store(0, Relaxed);
     let all = seen().iter().flat_map(|l| &l.owed);
     all.for_each(|w| w.store(0, Relaxed));
 }
 
-/// Tells again what could not be told. `tell` returns false if it still cannot, and so does this.
+/// Sends what could not be sent before. `tell` returns false if it still cannot be sent; then this does, too.
 pub fn settle_owed(tell: impl Fn(&Link, u32) -> bool) -> bool {
     if OWED.load(Relaxed) == 0 || OWED.swap(0, Relaxed) == 0 {
         return true;
@@ -227,8 +229,8 @@ pub fn settle_owed(tell: impl Fn(&Link, u32) -> bool) -> bool {
 }
 
 impl Link {
-    /// Does anybody here still have to take back a sleep on it, in a wait of its own or in an epoll set, or to tell the
-    /// daemon of its lanes?
+    /// Does a thread or epoll set of this process still count as sleeper on the link, or must the daemon still be
+    /// told of one of its lanes?
     pub fn is_waited_on(&self) -> bool {
         let sleeps = |c: &link::layout::Control| c.sleepers.0.load(SeqCst) != 0;
         self.own.control().is_some_and(sleeps)
@@ -236,9 +238,9 @@ impl Link {
             || self.owed.iter().any(|w| w.load(Relaxed) != 0)
     }
 
-    /// Nobody here uses the link any more, and no epoll set has its doorbell (`family::give_up_link`): its slot, its doorbell
-    /// and its memory are free. The memory is replaced by private zero pages instead of being unmapped: a thread that still
-    /// has a pointer into it from before reads zeros and must not fault.
+    /// No connection here uses the link any more, and no epoll set has its doorbell (`family::give_up_link`):
+    /// frees its slot, doorbell and memory. The memory is replaced by private zero pages instead of being
+    /// unmapped: a thread that still has an old pointer into it must read zeros and not fault.
     pub fn give_up(&self) {
         fdtab::close_ours(self.bell.swap(0, Relaxed) - 1);
         for a in [&self.own, &self.peer] {
@@ -267,7 +269,7 @@ impl Link {
         self.state.store(0, Release);
     }
 
-    /// Remembers that the daemon is still to be told that `lane` is done.
+    /// Notes that the daemon must still be told that `lane` is done.
     pub fn owe(&self, lane: u32) {
         if let Some(w) = self.owed.get(lane as usize / 64) {
             w.fetch_or(1 << (lane % 64), Relaxed);
@@ -275,7 +277,8 @@ impl Link {
         }
     }
 
-    /// Is it of a process that this one descends from? Its doorbell and its count of sleepers are that one's.
+    /// Was the link made by an ancestor of this process? Then its doorbell and its count of sleepers are that
+    /// one's.
     pub fn is_inherited(&self) -> bool {
         self.maker.load(Relaxed) != process::me()
     }
@@ -285,9 +288,9 @@ impl Link {
         self.far.load(Relaxed) != 0
     }
 
-    /// The other party has rung, or bumped a counter. Honest ones do so for something: bytes, space that
-    /// is used then, an end. One that does nothing else is looked at less and less often, so that it
-    /// cannot keep a thread busy that waits for it; what does come is found some milliseconds later.
+    /// The other party has rung, or incremented a counter. An honest party does so for a reason: bytes, space that
+    /// is used afterwards, an end. If it does nothing else, it is looked at less and less often, so that it cannot
+    /// keep a waiting thread busy; real news are then found some milliseconds later.
     #[cold]
     pub fn rung(&self) {
         let vain = self.vain.load(Relaxed).saturating_add(1);
@@ -299,7 +302,7 @@ impl Link {
         }
     }
 
-    /// Something came of the link: bytes, or an event for the application.
+    /// The link has brought something: bytes, or an event for the application.
     #[inline(always)]
     pub fn moved(&self) {
         if self.vain.load(Relaxed) != 0 {
@@ -307,16 +310,16 @@ impl Link {
         }
     }
 
-    /// Is the link to be left alone for the next milliseconds (see [`Link::rung`])?
+    /// Is the link to be ignored for the next milliseconds (see [`Link::rung`])?
     #[inline(always)]
     pub fn is_muted(&self) -> bool {
         self.vain.load(Relaxed) >= VAIN_MAX && sys::now_ns() < self.muted_until.load(Relaxed)
     }
 
-    /// The other party is gone. The first who finds out tells the listener.
+    /// The other party is gone. The first thread that notices it calls the listener.
     pub fn gone(&self) {
         let first = self.state.swap(GONE, AcqRel) != GONE;
-        // A daemon that gave the link up may have directions of ours in its hands until it dies.
+        // A daemon that gave the link up may have taken over directions of ours until it dies.
         let died = self.is_far() && self.is_dead() && self.dead.swap(1, AcqRel) == 0;
         if first || died {
             if let Some(told) = LISTENER.get() {
@@ -331,8 +334,8 @@ impl Link {
         sys::poll1(self.bell(), 0) & libc::POLLHUP != 0
     }
 
-    /// The doorbell, for who sleeps; -1: it is not to be listened to. That of a party that is gone for good would
-    /// end every sleep at once.
+    /// The doorbell for a sleep to poll; -1 if it must not be polled. The doorbell of a party that is gone for
+    /// good would end every sleep at once.
     pub fn audible(&self) -> i32 {
         let gone = self.state.load(Acquire) == GONE;
         let over = gone && (!self.is_far() || self.dead.load(Acquire) != 0);
@@ -388,7 +391,7 @@ impl Link {
         }
         let area = if own { &self.own } else { &self.peer };
         if area.has_chunk(chunk as usize) {
-            return true; // given twice, since our answer was late or lost
+            return true; // it is sent twice if our answer was late or lost
         }
         let Ok(p) = sys::map(fd, bytes, own) else {
             return false;
@@ -397,13 +400,14 @@ impl Link {
             sys::unmap(p, bytes);
             return false;
         }
-        // SAFETY: as in `map_peer` (what is ours the daemon has made, which seals it when we say that it is mapped).
+        // SAFETY: as in `map_peer` (the daemon has made our own files, and seals them when we say that they are
+        // mapped).
         unsafe { area.set_chunk(chunk as usize, p, bytes) };
         true
     }
 
-    /// Maps a further chunk of the peer, for rings that grow. Not while other processes hold a connection on this
-    /// link, which they have inherited: they would not find its ring there. False: it comes again.
+    /// Maps a further chunk of the peer, for rings that grow. Refused while other processes hold an inherited
+    /// connection on this link, because they would not have the ring mapped. False: it is sent again.
     pub fn map_further(
         &self,
         chunk: u32,
@@ -411,14 +415,14 @@ impl Link {
         bytes: usize,
         is_shared: impl FnOnce() -> bool,
     ) -> bool {
-        // A fork is counted in at the connections, then waits for this lock.
+        // A fork first counts its child at the connections, then waits for this lock.
         let Some(_g) = lock::lock(&MAPPING) else {
             return false;
         };
         !is_shared() && self.map_chunk(false, chunk, fd, bytes)
     }
 
-    /// The other party has mapped our chunk: rings may lie in it.
+    /// The other party has mapped our chunk: rings may be placed in it.
     pub fn chunk_ready(&self, chunk: u32) {
         if (chunk as usize) < CHUNKS {
             let old = self.arena.ready.fetch_or(1 << chunk, Release);
@@ -428,7 +432,7 @@ impl Link {
         }
     }
 
-    /// Ring memory of `1 << log2` bytes; `None`: not now. `want` asks the daemon for another chunk.
+    /// Ring memory of `1 << log2` bytes; `None`: there is none now. `want` asks the daemon for another chunk.
     pub fn alloc(&self, log2: u32, want: impl FnOnce(&Link)) -> Option<Loc> {
         let a = &self.arena;
         let class = log2.checked_sub(RING_LOG2_MIN)? as usize;
@@ -439,7 +443,7 @@ impl Link {
             return Loc::unpack(a.free[class][n as usize - 1].load(Relaxed));
         }
         let pages = 1u32 << (log2 - 12);
-        // (The largest leave room for those of the other lanes.)
+        // (The largest rings leave room for those of the other lanes.)
         let chunks = match log2 > RING_FAST_LOG2 {
             true => CHUNKS / 2,
             false => CHUNKS,
@@ -462,7 +466,7 @@ impl Link {
             a.chunk.store(chunk + 1, Relaxed);
             a.page.store(0, Relaxed);
         }
-        // Again after a while: the daemon may have refused, or the answer may be lost.
+        // Ask again after a while: the daemon may have refused, or the answer may be lost.
         let (now, asked) = (sys::now_ms() as u32 | 1, a.asked.load(Relaxed));
         if asked == 0 || now.wrapping_sub(asked) >= ASK_MS {
             a.asked.store(now, Relaxed);

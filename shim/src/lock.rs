@@ -1,10 +1,10 @@
 //! Locks that live in the family table or in process-private tables.
 //!
-//! A word of 0 is free, otherwise the holder's thread id and the number of its pid namespace, plus a bit when
-//! somebody waits. Holders never block and never call libc while they hold one, so that neither cancellation nor
-//! `siglongjmp` can strand it; a holder that died (a process of the family was killed, or it was a thread of
-//! the parent's when a child was made) is noticed by its id. Signal handlers do not run meanwhile (`signals`);
-//! one that we do not stand before gets `None` instead of a deadlock.
+//! A word is 0 if the lock is free. Otherwise it is the holder's thread id and the number of its pid namespace,
+//! plus a bit if a thread waits. Holders never block or call libc while they hold a lock, so neither cancellation
+//! nor `siglongjmp` can leave it locked. A dead holder (a process of the family was killed, or the holder was
+//! another thread of the parent when a child was made) is noticed by its id. Signal handlers are delayed meanwhile
+//! (`signals`); a handler that is not behind our trampoline gets `None` instead of a deadlock.
 
 use crate::{process, sys, thread};
 use core::sync::atomic::{AtomicU32, Ordering::*};
@@ -13,23 +13,23 @@ use std::sync::OnceLock;
 
 const WAITERS: u32 = 1 << 31;
 
-/// This thread, as no other of the family is.
+/// This thread's id, unique in the family.
 #[inline(always)]
 fn tid() -> u32 {
     thread::tid() | process::domain()
 }
 
-/// The locks that are those of other processes as well.
+/// What tells apart the locks that other processes use as well.
 pub struct Family {
     /// Is this the lock of a direction in the family table?
     pub is_direction: fn(&AtomicU32) -> bool,
-    /// Its holder has died with it, and we have it now.
+    /// The holder of such a lock has died while it held the lock, which the caller has now.
     pub holder_died: fn(&AtomicU32),
 }
 
 static FAMILY: OnceLock<Family> = OnceLock::new();
 
-/// Tells which these are, when the library is loaded.
+/// Sets these functions when the library is loaded.
 pub fn of_family(f: Family) {
     let _ = FAMILY.set(f);
 }
@@ -64,8 +64,8 @@ pub fn try_lock(word: &AtomicU32) -> Option<Guard<'_>> {
         .map(|_| Guard(word))
 }
 
-/// Takes the lock if it is free, or if its holder is dead. Does not wait: for waits that look at many
-/// connections, where a failure has to mean that somebody lives who goes on.
+/// Takes the lock if it is free, or if its holder is dead. Does not wait: for waits that look at many connections,
+/// where a failure must mean that a living thread goes on with the work.
 #[cold]
 pub fn try_or_inherit(word: &AtomicU32) -> Option<Guard<'_>> {
     let v = word.load(Relaxed);
@@ -73,18 +73,18 @@ pub fn try_or_inherit(word: &AtomicU32) -> Option<Guard<'_>> {
     if v != 0 && (holder == tid() || !holder_dead(word, holder)) {
         return None;
     }
-    // (A dead holder's waiters stay noted.)
+    // (The bit for waiters of the dead holder stays set.)
     match v {
         0 => try_lock(word),
         _ => inherit(word, v, tid()),
     }
 }
 
-/// Takes over the lock of a holder that died with it. Of a direction of a lane the processes that live have to make
-/// fit what it was in the middle of; everything else is private to a process, which died as a whole.
+/// Takes over the lock of a dead holder. If it is the lock of a lane's direction, the living processes must repair
+/// what the holder was in the middle of. All other locks are private to a process, which died as a whole.
 #[cold]
 fn inherit(word: &AtomicU32, v: u32, me: u32) -> Option<Guard<'_>> {
-    // Acquire: what its process stored is seen, for it is gone.
+    // Acquire: the stores of the holder's process are visible, because it is gone.
     let g = word
         .compare_exchange(v, me | v & WAITERS, Acquire, Relaxed)
         .ok()
@@ -95,7 +95,7 @@ fn inherit(word: &AtomicU32, v: u32, me: u32) -> Option<Guard<'_>> {
     Some(g)
 }
 
-/// Takes the lock within so many milliseconds; `None`: its holder is stopped, or is this very thread.
+/// Takes the lock within `ms` milliseconds; `None`: its holder is stopped, or is this very thread.
 #[inline(always)]
 pub fn lock_within(word: &AtomicU32, ms: u32) -> Option<Guard<'_>> {
     let me = tid();
@@ -106,8 +106,8 @@ pub fn lock_within(word: &AtomicU32, ms: u32) -> Option<Guard<'_>> {
     slow(word, me, ms / NAP_MS)
 }
 
-/// Only the locks in the family table are those of other processes as well: in a forked child, what a thread of the
-/// parent's held when the child was made is held by nobody.
+/// Only the locks in the family table are shared with other processes. In a forked child, a private lock that
+/// another thread of the parent held at the fork has no holder.
 fn holder_dead(word: &AtomicU32, tid: u32) -> bool {
     match is_private(word) {
         true => process::is_foreign(tid) || !sys::has_thread(process::pid(), tid & !DOMAINS),
@@ -119,7 +119,7 @@ fn is_private(word: &AtomicU32) -> bool {
     FAMILY.get().is_none_or(|f| !(f.is_direction)(word))
 }
 
-/// Milliseconds between two looks at a lock that somebody holds.
+/// Milliseconds between two looks at a lock that is held.
 const NAP_MS: u32 = 10;
 
 #[cold]
@@ -153,7 +153,7 @@ fn slow(word: &AtomicU32, me: u32, most: u32) -> Option<Guard<'_>> {
                 sys::futex_wait(word, v | WAITERS, NAP_MS);
                 rounds += 1;
             }
-            // Also by who gives up: it may come again and again, and be the only one who comes.
+            // A caller that gives up also asks: it may come again and again, and be the only one.
             let ask = last || rounds % 16 == 0 || is_private(word);
             if ask && holder_dead(word, v & !WAITERS) {
                 if let Some(g) = inherit(word, v | WAITERS, me) {

@@ -1,10 +1,10 @@
-//! Bad pointers. The kernel says EFAULT where a copy of ours would end the program, so memory of the
-//! application's is proven before it is touched: a system call that does nothing asks the kernel, and the page
-//! is remembered. Buffers that are used again cost one load; a page that is new about 0.1 µs.
+//! Bad pointers. The kernel returns EFAULT where a copy of ours would end the program. So the application's memory
+//! is proven before it is touched: a system call that changes nothing asks the kernel, and the page is remembered.
+//! Buffers that are used again cost one load, a new page about 0.1 µs.
 //!
-//! What is unmapped or protected through the C library is forgotten (`hooks::memory`). What nobody tells us of
-//! (an inlined call, `free` of a large block, a file that another process truncates) is found out when the
-//! proof is too old, after some milliseconds ([`age`]): in these a bad pointer is SIGSEGV or SIGBUS.
+//! Pages that are unmapped or protected through the C library are forgotten (`hooks::memory`). Other changes (an
+//! inlined call, `free` of a large block, a file that another process truncates) are noticed when the proof has
+//! expired, after some milliseconds ([`age`]); until then, a bad pointer is SIGSEGV or SIGBUS.
 
 use crate::sys;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
@@ -13,22 +13,22 @@ const PAGE: usize = 4096;
 const ENTRIES: usize = 2048;
 const WRITE: usize = 1;
 const READ: usize = 2;
-/// Bits of a page's number, with five levels of page tables. (A pointer beyond them is never good.)
+/// Bits of a page's number, with five levels of page tables. (A pointer beyond them is always bad.)
 const NUMBER: u32 = 44;
-/// Where an entry has its period.
+/// Position of the period in an entry.
 const PERIOD: u32 = NUMBER + 2;
-/// Ticks of a period, as a power of two: 5 to 17 ms.
+/// Length of a period in ticks, as a power of two: 5 to 17 ms.
 const PERIOD_LOG2: u32 = 24;
 
-/// Proven pages, each at its number modulo the size: period, number × 4, READ, and WRITE where it may be
-/// written. An entry is a fact of its own; nothing is published with it.
+/// Proven pages, each at its number modulo the table's size: period, number × 4, READ, and WRITE if the page may
+/// be written. Each entry stands for itself; no other data is published with it.
 static PROVEN: [AtomicUsize; ENTRIES] = [const { AtomicUsize::new(0) }; ENTRIES];
 
-/// The present period, at its place in an entry. Proofs of others hold no more.
+/// The present period, shifted to its position in an entry. Proofs of other periods are not valid.
 static NOW: AtomicUsize = AtomicUsize::new(0);
 
-/// The time. Told by whoever looks at the clock anyway: each call asks for a few pages, and a look costs more
-/// than all of them.
+/// Sets the present period. Called by code that reads the clock anyway: each call asks for a few pages, and
+/// reading the clock costs more than all of them.
 #[inline(always)]
 pub fn age(ticks: u64) {
     let now = ((ticks >> PERIOD_LOG2) as usize) << PERIOD;
@@ -80,7 +80,8 @@ fn prove(at: usize, n: usize, how: usize) -> bool {
     };
     let last = end / PAGE;
     let now = NOW.load(Relaxed); // before it is asked
-                                 // Many at once, where the kernel can (it is too old, or one of them is special or bad: each by itself).
+                                 // Many pages at once, if the kernel can; page by page if it is too old, or a page
+                                 // is special or bad.
     let from = (first * PAGE) as *mut u8;
     let whole =
         last > first && sys::populate_for(from, (last - first + 1) * PAGE, how & WRITE != 0);
@@ -102,7 +103,7 @@ fn probe(at: usize, how: usize) -> bool {
     }
 }
 
-/// Memory of the application's has changed.
+/// The application has changed the mapping of some memory.
 pub fn forget(at: usize, n: usize) {
     let (first, pages) = (at / PAGE, n.div_ceil(PAGE) + 1);
     if pages >= ENTRIES {
@@ -116,7 +117,7 @@ pub fn forget(at: usize, n: usize) {
     }
 }
 
-/// The same, where nobody knows how much of it.
+/// The same, if nobody knows how much has changed.
 pub fn forget_all() {
     PROVEN.iter().for_each(|e| e.store(0, Relaxed));
 }

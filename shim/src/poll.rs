@@ -17,13 +17,13 @@ pub use sets::{is_set, reach};
 
 const RDNORM: i16 = libc::POLLRDNORM;
 const WRNORM: i16 = libc::POLLWRNORM;
-/// Entries kept on the stack; more take a mapping.
+/// Number of entries kept on the stack; more are kept in a mapping.
 const STACK: usize = 64;
-/// Links one wait can sleep on; with more it naps.
+/// Number of links that one wait can listen to; with more it sleeps in short naps.
 const LINKS: usize = 64;
 
-/// Does any entry concern a lane, or (in small sets) a connection that the daemon may ask for? Also
-/// the place where watched epoll sets are noticed.
+/// Does any entry concern a lane, or (in small sets) a connection that the daemon may ask for? Epoll sets among the
+/// entries are marked as nested here, too.
 fn concerned(fds: &[pollfd]) -> bool {
     let mut any = false;
     let heard = control::fd() >= 0;
@@ -43,7 +43,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                     any |= (lane::engaged(c) || ending)
                         && tcp::still(p.fd, i, c, table::local(i), tcp::Way::Receive);
                 }
-                // The kernel does not know of these.
+                // The kernel does not know about these.
                 any |= c.has_error() || table::local(i).owes_notifications();
                 any |= heard && fds.len() <= STACK / 2 && promote::on_call(c);
                 any |= waits_for_end(p) && c.flags.load(Relaxed) & flag::DISQUALIFIED == 0;
@@ -55,14 +55,14 @@ fn concerned(fds: &[pollfd]) -> bool {
     any
 }
 
-/// What the application's call waits for besides events.
+/// What the application's call passes besides its entries.
 #[derive(Clone, Copy)]
 pub struct Call {
     /// Its time-out in milliseconds; -1: none.
     pub ms: i64,
-    /// The signal mask of its own, or null.
+    /// The signal mask that it passes, or null.
     pub mask: *const sigset_t,
-    /// It is a poll, which RLIMIT_NOFILE refuses if there are too many entries.
+    /// It is a poll: the kernel refuses more entries than RLIMIT_NOFILE.
     pub limited: bool,
 }
 
@@ -80,7 +80,7 @@ pub unsafe fn poll(
     if control::pending() {
         control::pump();
     }
-    // More than the limit is refused, whatever is ready.
+    // The kernel refuses more entries than the limit, whatever is ready.
     if few::refuses(fds.len()) {
         return thread::outside(|| native(fds.as_mut_ptr(), fds.len(), call.ms));
     }
@@ -93,8 +93,8 @@ pub unsafe fn poll(
     unsafe { poll_lanes(fds, call, native) }
 }
 
-/// Runs a native wait during which none of the connections watched for data may switch. `None`:
-/// one of them is switching already.
+/// Makes a native wait during which none of the connections watched for data may switch. `None`: one of them is
+/// switching already.
 fn natively(fds: &mut [pollfd], native: impl FnOnce(&mut [pollfd]) -> i32) -> Option<i32> {
     let natives = sleep::Natives::enter(fds, |p, _| sleep::for_data(p))?;
     let undo = || natives.leave();
@@ -155,7 +155,7 @@ fn run(
     loop {
         let (count, busy) = scan(fds, tmp, patient);
         if call.limited && few::refuses(fds.len()) {
-            crate::set_errno(libc::EINVAL); // found out just now
+            crate::set_errno(libc::EINVAL); // the limit was lowered during this call
             return -1;
         }
         let left = match call.ms {
@@ -194,13 +194,14 @@ fn run(
     }
 }
 
-/// Is an entry watched for nothing but the end of its connection (or urgent data)? A lane may come while it is.
+/// Is an entry watched only for the end of its connection (or urgent data)? A lane may be attached during such a
+/// wait.
 fn waits_for_end(p: &pollfd) -> bool {
     p.events & (POLLIN | RDNORM | POLLOUT | WRNORM) == 0
 }
 
-/// What the kernel is asked about an entry: what the lane answers, it is not asked for. A FIN always is, for it
-/// may be all that the kernel says of a death with bytes unread on a ring.
+/// What the kernel is asked about an entry: only what the lane cannot answer. It is always asked for a FIN, since
+/// that may be all that the kernel reports when the peer died with bytes unread on a ring.
 fn asked(p: &pollfd) -> pollfd {
     let mut events = p.events;
     if let Some(c) = fdtab::conn(p.fd).map(table::conn) {
@@ -224,8 +225,8 @@ fn asked(p: &pollfd) -> pollfd {
     }
 }
 
-/// What kernel and lanes say about everything, now: entries with events, and whether somebody was at
-/// work on a connection.
+/// Asks the kernel and the lanes about every entry, without waiting. Returns the number of entries with events, and
+/// whether a connection was locked by another thread.
 fn scan(fds: &mut [pollfd], tmp: &mut [pollfd], patient: bool) -> (i32, bool) {
     for (p, t) in fds.iter().zip(tmp.iter_mut()) {
         *t = asked(p);
@@ -284,7 +285,7 @@ fn scan(fds: &mut [pollfd], tmp: &mut [pollfd], patient: bool) -> (i32, bool) {
     (count, busy)
 }
 
-/// Has any lane among the entries news for this wait? Reads only.
+/// Does any lane among the entries have news for this wait? Only reads.
 fn news(fds: &[pollfd]) -> bool {
     fds.iter().any(|p| {
         fdtab::conn(p.fd).is_some_and(|i| {
@@ -313,7 +314,7 @@ fn spin(fds: &[pollfd], tmp: &mut [pollfd]) -> bool {
         let c = table::conn(i);
         if lane::engaged(c) {
             if p.events & (POLLOUT | WRNORM) != 0 && c.tx.on_lane() {
-                return false; // waits for space, which comes slowly
+                return false; // waits for space, for which spinning is too short
             }
             if let Some((l, _)) = lane::of(c, table::local(i)) {
                 links.add(l);
@@ -345,8 +346,8 @@ fn spin(fds: &[pollfd], tmp: &mut [pollfd]) -> bool {
     found
 }
 
-/// `select` over lanes: as `poll`, then back. `None`: no lane is concerned, call the kernel; the
-/// closure then runs with the connections marked as natively waited for.
+/// `select` over lanes: converted to `poll`, and its result converted back. If no lane is concerned, `native` runs,
+/// with the connections counted as natively waited for.
 ///
 /// # Safety
 /// The sets are null or the application's, with at least `nfds` bits.
@@ -402,7 +403,7 @@ pub unsafe fn select(
 
 const BITS: [i16; 3] = [POLLIN, POLLOUT, libc::POLLPRI];
 
-/// `fds`: room for the descriptors that are in some set.
+/// `fds` has room for all descriptors that are in any set.
 ///
 /// # Safety
 /// As [`select`].
@@ -449,7 +450,7 @@ unsafe fn select_in(
         if r == 0 || left == 0 || fds.iter_mut().any(|p| told(&p)) {
             break;
         }
-        // (Who is in the exceptional set alone is told of no end.)
+        // (A descriptor that is only in the exceptional set is not reported for the end of its connection.)
         fds.iter_mut()
             .filter(|p| p.revents != 0)
             .for_each(|p| p.fd = !p.fd);
@@ -475,10 +476,10 @@ unsafe fn select_in(
     count
 }
 
-/// What `select` answers in each set.
+/// The poll events that `select` reports in each set.
 const SAYS: [i16; 3] = [POLLIN | POLLHUP | POLLERR, POLLOUT | POLLERR, libc::POLLPRI];
 
-/// The events of which `select` tells for an entry.
+/// The poll events for which `select` reports an entry.
 fn answers(p: &pollfd) -> i16 {
     let asked = BITS.iter().zip(SAYS).filter(|(b, _)| p.events & **b != 0);
     asked.fold(0, |all, (_, y)| all | y)

@@ -16,8 +16,8 @@ pub fn ring(link: &Link) {
     }
 }
 
-/// Leaves the socket as after a reset: EPIPE, POLLHUP, and the end after what lies in TCP's queue, which a
-/// `disconnect` would throw away. False: it was closed before.
+/// Leaves the socket in the state after a reset: EPIPE, POLLHUP, and end of file after the bytes in TCP's queue,
+/// which a `disconnect` would discard. False: it was closed before.
 pub fn cut(fd: i32) -> bool {
     sys::shutdown(fd, libc::SHUT_RDWR) != Err(libc::ENOTCONN)
 }
@@ -29,7 +29,8 @@ pub struct Sock<'a> {
 }
 
 impl Sock<'_> {
-    /// Has TCP ended with an error that nobody was told of? (Notifications of MSG_ZEROCOPY are POLLERR, too.)
+    /// Has TCP ended with an error that has not been reported yet? (Notifications of MSG_ZEROCOPY set POLLERR,
+    /// too.)
     fn has_error(&self) -> bool {
         sys::poll1(self.fd, 0) & libc::POLLERR != 0 && sys::tcp_state(self.fd) == Some(sys::CLOSE)
     }
@@ -87,7 +88,7 @@ impl Port for Sock<'_> {
         table::is_other(self.fd) || cut(self.fd)
     }
     fn tcp_push(&self) {
-        // (Who asks for it or sets it waits for our lock: `hooks::sock`.)
+        // (A thread that reads or sets this option waits for the lock that we hold: `hooks::sock`.)
         let (tcp, name) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);
         if sys::getsockopt_u32(self.fd, tcp, name) == Ok(0) {
             for on in [1i32, 0] {

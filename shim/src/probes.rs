@@ -1,16 +1,17 @@
-//! Probes on the TCP connection below a busy lane, which would otherwise look idle to conntrack, address translation
-//! and load balancers for as long as the lane carries the bytes. The kernel sends them: keepalive, at the daemon's
-//! `lanes.probe_s`, from about a second after the sending direction went up until it goes down.
+//! Probes on the TCP connection below a busy lane, which would otherwise look idle to conntrack, address
+//! translation and load balancers while the lane carries the bytes. The kernel sends them: keepalive with the
+//! daemon's `lanes.probe_s`, from about a second after the sending direction went up until it goes down.
 //!
-//! The application's options are in place whenever it, or whoever gets the socket after it, can see them: before it
-//! asks for one or sets one, and before the connection leaves its lane or its process, what was there is
-//! restored. Where its own keepalive is frequent enough, nothing is changed. Ours must not end a connection that
-//! the kernel would have kept: without a keepalive of its own the user time-out is set aside meanwhile.
+//! The application's options must be in place whenever the application, or the next owner of the socket, can see
+//! them. So its values are restored before it reads or sets one of them, and before the connection leaves its lane
+//! or its process. If its own keepalive is frequent enough, nothing is changed. Our probes must not end a
+//! connection that the kernel would have kept: if the application has no keepalive, the user time-out is switched
+//! off meanwhile.
 //!
-//! A probe that is not answered takes the direction down. What becomes of the connection is TCP's to decide then, by
-//! the application's options; up again it goes when TCP's bytes are acknowledged. That is found out by who sends. Of
-//! directions on which nobody sends any more whoever sleeps looks after them: TCP would have nothing to send there, and
-//! never find out, so their probes are only taken back.
+//! An unanswered probe takes the direction down. TCP then decides about the connection by the application's
+//! options, and the direction goes up again when TCP's bytes are acknowledged. Senders check that themselves.
+//! Directions on which nobody sends any more are checked by any thread that sleeps: their unanswered probes are
+//! only switched off, because TCP has nothing to send there and would never find out.
 
 use crate::links::Link;
 use crate::port::Sock;
@@ -22,20 +23,20 @@ use libc::{TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_USER_TIMEOUT};
 use link::family::{flag, Conn};
 use link::reason::Reason;
 
-/// Milliseconds between two looks at a direction.
+/// Milliseconds between two checks of a direction.
 const LOOK_MS: u64 = 1000;
-/// Milliseconds that an answer may take.
+/// Milliseconds within which a probe must be answered.
 const ANSWER_MS: u32 = 1000;
-/// Most probes that the kernel sends in vain (`MAX_TCP_KEEPCNT`).
+/// Number of unanswered probes after which the kernel gives up (`MAX_TCP_KEEPCNT`).
 const COUNT: u32 = 127;
 
-/// Idle directions that are looked at in a row, for about a microsecond each.
+/// Idle directions that are checked in one pass, for about a microsecond each.
 const IDLE: u32 = 64;
-/// When those are due (`now_ms`). 0: this process has not set any probes yet. Read and written alone: a thread that misses
-/// a value looks later.
+/// When the next pass is due (`now_ms`). 0: this process has not set any probes yet. No other data depends on it:
+/// a thread that misses a value checks later.
 static IDLE_DUE_MS: AtomicU64 = AtomicU64::new(0);
 
-/// In the order in which they are stored; SO_KEEPALIVE is set last, and taken back first.
+/// In the order in which they are stored. SO_KEEPALIVE is set last, and restored first.
 const OPTIONS: [(i32, i32); 5] = [
     (IPPROTO_TCP, TCP_USER_TIMEOUT),
     (IPPROTO_TCP, TCP_KEEPCNT),
@@ -46,9 +47,9 @@ const OPTIONS: [(i32, i32); 5] = [
 
 // Values of `Conn::probes`.
 const OFF: u32 = 0;
-/// Ours are set, and the application's in `Conn::options`.
+/// Our values are set, and the application's are in `Conn::options`.
 const OURS: u32 = 1;
-/// Its own are frequent enough.
+/// The application's own keepalive is frequent enough.
 const ITS_OWN: u32 = 2;
 
 fn get(fd: i32) -> Option<[u32; OPTIONS.len()]> {
@@ -59,12 +60,13 @@ fn get(fd: i32) -> Option<[u32; OPTIONS.len()]> {
     Some(all)
 }
 
-/// What the connection needs, and how many seconds of silence that allows; `None`: what it has will do.
+/// The values to set, or `None` if the socket's own will do; and after how many seconds of silence a probe is
+/// sent.
 fn wanted(
     [timeout, count, gap, idle, on]: [u32; OPTIONS.len()],
     probe_s: u32,
 ) -> (Option<[u32; OPTIONS.len()]>, u32) {
-    // (The user time-out is in ms. Found out in half of it, the rest is enough for TCP.)
+    // (The user time-out is in ms. If half of it is used to notice, the other half is enough for TCP.)
     let most = match timeout {
         0 => probe_s,
         ms => probe_s.min((ms / 2000).max(1)),
@@ -75,7 +77,8 @@ fn wanted(
     if idle <= most {
         return (None, idle);
     }
-    // It ends when it would have ended: with the last of as many probes, the rest of the time between them.
+    // The connection must end when it would have ended: with the last of as many probes, spread over the remaining
+    // time.
     let rest = (idle - most) / count.max(1);
     (
         Some([timeout, count, gap.saturating_add(rest).min(32767), most, 1]),
@@ -83,7 +86,7 @@ fn wanted(
     )
 }
 
-/// Called now and then by who sends: one more look at the direction is due, or not.
+/// Called by senders now and then: checks the direction if that is due.
 pub fn tick(c: &Conn, l: &Local, link: &Link) {
     let (now, due) = (sys::now_ms(), l.probe_due_ms.load(Relaxed));
     let probe_s = control::probe_s();
@@ -97,13 +100,13 @@ pub fn tick(c: &Conn, l: &Local, link: &Link) {
     }
 }
 
-/// False: all is well.
+/// True: a probe was unanswered, and the direction went down.
 #[cold]
 fn look(c: &Conn, l: &Local, link: &Link, probe_s: u32) -> bool {
     let Some(_g) = lock::try_lock(&c.tx.lock) else {
         return false;
     };
-    // Asked for without the lock: it may be closed by now, and the entry another connection's.
+    // The connection was looked up without the lock: it may be closed by now, and the entry may be another one's.
     let Some((now, m)) = lane::of(c, l) else {
         return false;
     };
@@ -143,7 +146,7 @@ fn arm(c: &Conn, fd: i32, probe_s: u32) {
     }
 }
 
-/// Has a probe been out for too long?
+/// Has a probe been unanswered for too long?
 fn is_unanswered(c: &Conn, fd: i32) -> bool {
     let mut info = [0u8; 60];
     if sys::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &mut info) != Ok(info.len()) {
@@ -155,11 +158,11 @@ fn is_unanswered(c: &Conn, fd: i32) -> bool {
     info[3] > 0 && silent > allowed.saturating_add(ANSWER_MS)
 }
 
-/// Milliseconds that a thread may sleep before idle directions are to be looked at. If they are now, it does.
+/// Milliseconds that a thread may sleep before idle directions must be checked. If that is due now, checks them.
 pub fn sleep_ms() -> i64 {
     let due = IDLE_DUE_MS.load(Relaxed);
     if due == 0 {
-        // (Another thread may set some meanwhile.)
+        // (Another thread may set probes meanwhile.)
         return match control::probe_s() {
             0 => i64::from(i32::MAX),
             s => (i64::from(s) * 1000).min(i64::from(i32::MAX)),
@@ -176,7 +179,7 @@ pub fn sleep_ms() -> i64 {
     left.clamp(1, i32::MAX as u64) as i64
 }
 
-/// Those that nobody who sends has looked at for as long as they may be silent.
+/// Checks the directions that no sender has checked for as long as they may be silent.
 #[cold]
 fn look_at_idle(now: u64) {
     let most = u64::from(control::probe_s().max(1)) * 1000;
@@ -189,7 +192,7 @@ fn look_at_idle(now: u64) {
             left -= 1;
             if let Some(_g) = lock::try_lock(&c.tx.lock) {
                 let fd = l.fd.load(Relaxed);
-                // (Another process that works the lane looks by itself.)
+                // (Another process that owns the lane checks it itself.)
                 if c.owner_pid.load(Relaxed) == process::me()
                     && table::is_at(c, fd)
                     && is_unanswered(c, fd)
@@ -204,7 +207,8 @@ fn look_at_idle(now: u64) {
     }
 }
 
-/// May the direction go up, as far as TCP is concerned? Not before it has answered.
+/// May the direction go up as far as TCP is concerned? After an unanswered probe, only when everything is
+/// acknowledged.
 pub fn allow_up(l: &Local, fd: i32) -> bool {
     if l.unanswered.load(Relaxed) != 0 {
         if sys::ioctl_i32(fd, libc::TIOCOUTQ) != Ok(0) {
@@ -215,7 +219,7 @@ pub fn allow_up(l: &Local, fd: i32) -> bool {
     true
 }
 
-/// Puts the application's options back in place. The direction's lock is held.
+/// Restores the application's options. The direction's lock is held.
 #[inline(always)]
 pub fn restore(c: &Conn, l: &Local) {
     l.probe_due_ms.store(0, Relaxed);
@@ -227,7 +231,7 @@ pub fn restore(c: &Conn, l: &Local) {
 #[cold]
 fn put_back(c: &Conn, l: &Local) {
     let fd = l.fd.load(Relaxed);
-    // Another process that holds the socket may have put them back, and set others.
+    // Another process that holds the socket may have restored them, and set others.
     let (level, name) = OPTIONS[3];
     let ours = sys::getsockopt_u32(fd, level, name) == Ok(c.probe_idle_s.load(Relaxed));
     if ours {
@@ -238,7 +242,7 @@ fn put_back(c: &Conn, l: &Local) {
     }
 }
 
-/// The application asks for an option, or sets one: it finds its own.
+/// Before the application reads or sets an option: restores its own values.
 pub fn before_option(i: u32, level: i32, name: i32) {
     let (c, l) = (table::conn(i), table::local(i));
     if c.probes.load(Relaxed) == OURS && OPTIONS.contains(&(level, name)) {

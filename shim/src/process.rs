@@ -1,17 +1,17 @@
-//! Which process this is, and which process of the family is which, where their numbers are of several pid namespaces.
+//! The identity of this process, and of the others of its family, also if their pids belong to several pid
+//! namespaces.
 
 use crate::sys;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use link::family::{Header, Table, DOMAINS};
 
-/// The pid namespace of this process among those of the family, above the bits of a process or thread number: each child
-/// in a namespace of its own gets a new one. What numbers of other namespaces mean nobody can tell.
+/// The number of this process's pid namespace within the family, in the bits above a process or thread id. Each
+/// child in a namespace of its own gets a new number. Ids of other namespaces cannot be interpreted.
 static DOMAIN: AtomicU32 = AtomicU32::new(0);
-/// That namespace; 0: it has not been asked for, or /proc does not tell.
+/// The namespace itself; 0: not read yet, or /proc does not tell.
 static HERE: AtomicU64 = AtomicU64::new(0);
 
-/// What tells a process of the family from all others, also from one in another pid namespace that has the same
-/// number there.
+/// Identifies a process of the family uniquely, even if one in another pid namespace has the same pid there.
 #[inline(always)]
 pub fn me() -> u32 {
     pid() | domain()
@@ -22,36 +22,36 @@ pub fn domain() -> u32 {
     DOMAIN.load(Relaxed)
 }
 
-/// Is that process, or thread, of another pid namespace?
+/// Is that process or thread in another pid namespace?
 pub fn is_foreign(id: u32) -> bool {
     id & DOMAINS ^ domain() != 0
 }
 
-/// Is there no such process any more? Of other namespaces it cannot be told.
+/// Has that process ended? False for other namespaces, where we cannot know.
 pub fn is_gone(id: u32) -> bool {
     !is_foreign(id) && sys::kill0(id & !DOMAINS) == Err(libc::ESRCH)
 }
 
-/// The namespace that a new table is of.
+/// The namespace of a new table.
 pub fn here() -> u64 {
     HERE.store(sys::pid_namespace(), Relaxed);
     HERE.load(Relaxed)
 }
 
-/// A new table: our number is taken.
+/// A new table: our namespace's number is in use.
 pub fn found(h: &Header) {
     let n = domain() >> DOMAINS.trailing_zeros();
     h.domains.store(n, Relaxed);
 }
 
-/// In a forked child, which finds itself in this namespace.
+/// In a forked child whose namespace is `now`.
 pub fn forked(now: u64, table: Option<&Table>) {
     let parents = HERE.load(Relaxed);
     if now == 0 || parents == 0 || now == parents {
         return;
     }
     HERE.store(now, Relaxed);
-    // (After some hundred they have one in common.)
+    // (After some hundred namespaces, all further ones share the last number.)
     let n = table.map_or(0, |t| t.header.domains.fetch_add(1, Relaxed));
     let first = DOMAINS.trailing_zeros();
     DOMAIN.store((n + 1).min(DOMAINS >> first) << first, Relaxed);
@@ -69,10 +69,10 @@ pub fn set_pid(p: u32) {
     PID.store(p, Relaxed);
 }
 
-/// A page that the kernel wipes in forked children: 1 where `set_pid` was told.
+/// A page that the kernel wipes in forked children: 1 once `set_pid` was called in this process.
 static PROCESS: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
 
-/// A table is made: see [`is_new_process`].
+/// Called when a table is made: see [`is_new_process`].
 pub fn mark() {
     let Ok(p) = sys::map_private(4096) else {
         return;
@@ -84,32 +84,32 @@ pub fn mark() {
     enter_process();
 }
 
-/// In a forked child: true for the first who comes; for all, where the kernel does not tell.
+/// In a forked child: true for the first caller; for all callers if the kernel cannot wipe pages.
 pub fn enter_process() -> bool {
     // SAFETY: null, or a page that stays mapped.
     unsafe { PROCESS.load(Acquire).as_ref() }.is_none_or(|w| w.swap(1, Relaxed) == 0)
 }
 
-/// Is this a forked child that `set_pid` has not been told of? (A vfork child is not, for its memory is
-/// its parent's.)
+/// Is this a forked child in which `set_pid` has not been called yet? (A vfork child shares its parent's memory,
+/// and does not count.)
 pub fn is_new_process() -> bool {
     // SAFETY: as above.
     unsafe { PROCESS.load(Acquire).as_ref() }.is_some_and(|w| w.load(Relaxed) == 0)
 }
 
-/// Is no such thread there, or only what is left of a process until its parent has asked for it?
+/// Is there no such thread, or is it a zombie?
 pub fn dead(tid: u32) -> bool {
     sys::kill0(tid) == Err(libc::ESRCH) || sys::is_zombie(tid)
 }
 
-/// Forks under way in hooks: a child of one has been counted.
+/// Number of forks under way in hooks; their children are counted as holders already.
 static FORKING: AtomicU32 = AtomicU32::new(0);
 
 pub fn forking() -> bool {
     FORKING.load(SeqCst) != 0
 }
 
-/// A hook makes a child, until [`fork_ends`].
+/// A hook begins to make a child, until [`fork_ends`].
 pub fn fork_begins() {
     FORKING.fetch_add(1, SeqCst);
 }
@@ -118,7 +118,7 @@ pub fn fork_ends() {
     FORKING.fetch_sub(1, SeqCst);
 }
 
-/// In the child: was it a hook that made it? (Not by who makes the system call itself.)
+/// In the child: did a hook make it? (False if the application made the system call itself.)
 pub fn fork_ended() -> bool {
     FORKING.swap(0, SeqCst) != 0
 }

@@ -1,5 +1,5 @@
-//! Promotion: evidence, registration, the daemon's answers, and going down for reasons that come
-//! from outside a send or receive.
+//! Promotion: evidence, registration, the daemon's answers, and going down for reasons outside of a send or
+//! receive.
 
 mod commands;
 mod died;
@@ -25,13 +25,15 @@ use link::lane::Memory;
 use link::layout::{Epoch, Loc, EPOCHS};
 use link::reason::Reason;
 
-/// Hooked calls after which a connection is worth promoting, and bytes that suffice as well.
+/// Number of hooked calls after which a connection is worth promoting; and a number of bytes that suffices as
+/// well.
 const CALLS: u32 = 8;
 const BYTES: u64 = 64 << 10;
 
+/// Flags with any of which a connection is not registered.
 const CLOSED_DOORS: u32 = flag::LANE | flag::REGISTERED | flag::DISQUALIFIED | flag::HELD;
 
-/// Called with each native send or receive, before it: one more call of evidence.
+/// Called before each native send or receive: counts one more call as evidence.
 #[inline(always)]
 pub fn evidence(i: u32, fd: i32, c: &Conn) {
     if family::is_wanted() {
@@ -42,7 +44,7 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
             retire::retire(i, c);
         }
         watched(i, c);
-        // Without lanes nobody polls the control connection: look now and then whether it is there.
+        // Without lanes, nothing reads the control connection: look at it now and then.
         if c.calls.fetch_add(1, Relaxed) & 0xff == 0xff {
             crate::preserving_errno(|| {
                 control::pump();
@@ -56,7 +58,7 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
         return;
     }
     if c.flags.load(Relaxed) & flag::PROMOTED != 0 && control::lost() {
-        find_daemon(); // it was on a lane in a process before this one, and is shown
+        find_daemon(); // it was on a lane in another process before, and must be shown
     }
     let n = c.calls.fetch_add(1, Relaxed);
     let many =
@@ -66,15 +68,15 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
     }
 }
 
-/// Called before a large transfer, which is evidence enough.
+/// Called before a large transfer, which is sufficient evidence by itself.
 pub fn consider_large(i: u32, fd: i32, c: &Conn) {
     if c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
         consider(i, fd, c);
     }
 }
 
-/// Eager mode registers a connection as soon as somebody means to wait for it. It never waits for the
-/// lane: this thread may be the one that serves the other end.
+/// Eager mode registers a connection as soon as a thread is about to wait for it. No call waits for the lane,
+/// because this thread may be the one that serves the other end.
 #[inline(always)]
 pub fn expected(i: u32, fd: i32, c: &Conn) {
     if env::eager() && c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
@@ -82,7 +84,7 @@ pub fn expected(i: u32, fd: i32, c: &Conn) {
     }
 }
 
-/// Somebody waits on a set of this connection at last: what was refused until then is done.
+/// A thread waits for the first time in a set that watches this connection: does now what was refused until then.
 pub fn awaited(i: u32, c: &Conn) {
     if c.reason.load(Relaxed) != Reason::EpollShared.code() {
         return;
@@ -94,13 +96,13 @@ pub fn awaited(i: u32, c: &Conn) {
     }
 }
 
-/// The daemon went away: look for the next one, now and then, so that it sees what we have.
+/// The daemon is gone: looks for the next one now and then, so that it learns what connections we have.
 #[cold]
 pub fn find_daemon() {
     crate::preserving_errno(control::ensure);
 }
 
-/// Registers the connection if nothing speaks against it.
+/// Registers the connection if nothing forbids it.
 #[cold]
 pub fn consider(i: u32, fd: i32, c: &Conn) {
     if c.state.load(Relaxed) != state::OPEN || env::off() {
@@ -119,16 +121,16 @@ pub fn consider(i: u32, fd: i32, c: &Conn) {
     crate::set_errno(errno);
 }
 
-/// A non-blocking connection whose readiness no hook has ever been asked for: somebody waits for it
-/// in a way we do not see (an inlined system call), and would sleep through what comes on a ring.
+/// Is this a non-blocking connection whose readiness no hook was ever asked for? Then the application waits for it
+/// in a way that we do not see (an inlined system call), and would not notice what comes on a ring.
 ///
 /// It need not be watched now: servers take a connection out of their set while a worker has it.
 fn unwatched(c: &Conn) -> bool {
     c.flags.load(Relaxed) & (flag::NONBLOCK | flag::WATCHED) == flag::NONBLOCK
 }
 
-/// A connection that has just been made non-blocking while nobody we know of watches it: its
-/// waiting will be unseen, so that it must happen on TCP.
+/// The connection has just been made non-blocking while no hook watches it: the application's waiting will be
+/// unseen, so it must happen on TCP.
 pub fn made_nonblocking(i: u32) {
     let c = table::conn(i);
     if c.flags.load(Relaxed) & flag::LANE != 0 && unwatched(c) {
@@ -137,7 +139,7 @@ pub fn made_nonblocking(i: u32) {
     }
 }
 
-/// Somebody we know of may watch this connection from now on.
+/// From now on, a hook may watch this connection.
 #[inline(always)]
 pub fn watched(i: u32, c: &Conn) {
     if c.reason.load(Relaxed) == Reason::EpollShared.code() {
@@ -145,7 +147,7 @@ pub fn watched(i: u32, c: &Conn) {
     }
 }
 
-/// A connection that [`made_nonblocking`] took down is watched by now: its lane is as good as any.
+/// A connection that [`made_nonblocking`] took down is watched now, and may use its lane again.
 #[cold]
 fn watched_now(i: u32, c: &Conn) {
     if unwatched(c) || sets::unservable(i) || c.flags.load(Relaxed) & flag::LANE == 0 {
@@ -164,10 +166,11 @@ fn watched_now(i: u32, c: &Conn) {
     }
 }
 
-/// Milliseconds after which a link may be asked for again whose memory could not be mapped. (So the daemon thinks, too.)
+/// Milliseconds after which a link whose memory could not be mapped may be asked for again. (The daemon waits as
+/// long.)
 const MAP_AGAIN_MS: u64 = 10_000;
 
-/// A lane is offered for connection `i`. False: not wanted any more.
+/// A lane is offered for connection `i`. False: it is not taken.
 pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: Epoch, tag: u64) -> bool {
     if i as usize >= link::family::CONNS {
         return false;
@@ -207,7 +210,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: Epoch, tag: u6
     if table::holders(c) != 1 {
         return refuse(Reason::Shared, 100);
     }
-    // Both ends are done with the slot's former use: its rings are free.
+    // Both ends have finished with the previous use of the slot: its rings are free.
     let slot = &link.rings[lane_no as usize];
     for r in slot {
         if let Some(loc) = Loc::unpack(r.swap(0, Relaxed)) {
@@ -219,12 +222,13 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: Epoch, tag: u6
     };
     slot[0].store(loc.pack(), Relaxed);
     c.rx.attach(&m, epoch, tag);
-    c.tx.attach(&m, epoch, loc); // says that all words are of this use: see `RxState::said`
+    c.tx.attach(&m, epoch, loc); // marks all words as those of this use: see `RxState::said`
     c.tx.set_tag(tag);
     if c.flags.load(Relaxed) & flag::CLIENT != 0 {
         c.rx.mark_client(&m);
     }
-    // The daemon finishes what we cannot, and so has to have the socket before anything goes up.
+    // The daemon completes what this process cannot (takeover), so it must have the socket before anything goes
+    // up.
     if link.is_far() && !control::lane_held(link, lane_no, l.fd.load(Relaxed)) {
         return refuse(Reason::TimeoutDaemon, 50); // the ring is freed at the slot's next use
     }
@@ -249,8 +253,8 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: Epoch, tag: u6
     true
 }
 
-/// Was this lane offered, and taken, before? (A registration may be answered twice, around the end of a
-/// control connection.)
+/// Was this lane offered and taken before? (A registration may be answered twice around the end of a control
+/// connection.)
 fn has(c: &Conn, l: &Local, link: &Link, lane_no: u32, gen: u32) -> bool {
     c.gen.load(Relaxed) == gen
         && c.flags.load(Relaxed) & flag::LANE != 0
@@ -258,7 +262,7 @@ fn has(c: &Conn, l: &Local, link: &Link, lane_no: u32, gen: u32) -> bool {
         && core::ptr::eq(l.link.load(Relaxed), link)
 }
 
-/// May the lane be used in the upward direction now?
+/// May the connection's directions go up now?
 #[inline(always)]
 fn open(c: &Conn) -> bool {
     let closed = flag::HELD | flag::DISQUALIFIED | flag::FORSAKEN;
@@ -292,10 +296,10 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
     }
     if let Some((link, m)) = lane::of(c, l) {
         if c.rx.epoch.load(Relaxed).since(c.epoch.load(Relaxed)) >= EPOCHS - 1 {
-            return table::disqualify(c, Reason::RingFull); // the next epochs are the slot's next user's
+            return table::disqualify(c, Reason::RingFull); // further epochs belong to the slot's next use
         }
         if link.state.load(Relaxed) == crate::links::USED {
-            // Every set that watches the connection must know of the lane first.
+            // Every set that watches the connection must know the lane first.
             if sets::activate(i, link) {
                 if c.rx.uncounted() {
                     tcp::recount(c, l);
@@ -328,10 +332,10 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     };
     let same = lane::of(c, l).is_some_and(|(now, _)| core::ptr::eq(now, link));
     if !same || !open(c) || !sets::activate(i, link) {
-        return false; // it changed while we came for the lock
+        return false; // it changed before we got the lock
     }
     if sys::inode(fd).map_or(0, |(inode, _)| inode) != c.inode.load(Relaxed) {
-        return false; // no more the connection: see `tcp::still`
+        return false; // `fd` is another file now: see `tcp::still`
     }
     if !probes::allow_up(l, fd) {
         return false;
@@ -347,22 +351,22 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
             up
         }
         Err(r) => {
-            // Somebody else wrote to the socket: this direction stays, and so does the other.
+            // Somebody wrote to the socket without our hooks: both directions stay on TCP.
             table::disqualify(c, r);
             false
         }
     }
 }
 
-/// Takes both directions down as far as that is ours to do: the sending half now, the receiving
-/// half by asking the sender. Callable from any hook.
+/// Takes both directions down as far as this end can: the sending half now, the receiving half by a request to the
+/// sender. May be called from any hook.
 pub fn take_down(i: u32) {
     let c = table::conn(i);
     let l = table::local(i);
     let Some((link, m)) = lane::of(c, l) else {
         return;
     };
-    crate::tcp::check(i, l.fd.load(Relaxed)); // no frame to who is dead: its kernel would answer
+    crate::tcp::check(i, l.fd.load(Relaxed)); // no frame to a dead peer: its kernel would send a reset
     let port = Sock {
         fd: l.fd.load(Relaxed),
         link,
@@ -380,8 +384,8 @@ pub fn take_down(i: u32) {
     port::ring(link);
 }
 
-/// The process at the other end of a link is gone: what we send must meet TCP's errors; what it
-/// had published may still be read.
+/// The process at the other end of a link is gone: what we send must meet TCP's errors, and what it had published
+/// stays readable.
 pub fn link_gone(link: &Link) {
     let fins = sys::now_ms() + FIN_MS;
     table::each(|i, c| {
@@ -395,21 +399,22 @@ pub fn link_gone(link: &Link) {
     });
 }
 
-/// Milliseconds in which the FINs of a process that is gone come, unless another one holds its ends.
+/// Milliseconds within which the FINs of a process that is gone arrive, unless another process holds its ends.
 const FIN_MS: u64 = 20;
 
-/// The same for one connection, whose lane is within the node. Waits for a FIN until `fins` (of `now_ms`) at most: all
-/// connections of a process together.
+/// The same for one connection, whose lane is within the node. Waits for a FIN until `fins` (of `now_ms`) at most,
+/// which is the limit for all connections of that process together.
 fn peer_end_gone(i: u32, c: &Conn, fins: u64) {
     let l = table::local(i);
     let fd = l.fd.load(Relaxed);
     if c.flags.load(Relaxed) & flag::FORSAKEN != 0 {
-        return retire::retire(i, c); // another program goes on with the other end
+        return retire::retire(i, c); // another program continues with the other end
     }
-    l.peer_dead.store(1, Relaxed); // and if its FIN does not come: see `ends`
+    l.peer_dead.store(1, Relaxed); // if its FIN does not arrive: see `ends`
     let ended = |ms| sys::poll_ms(fd, libc::POLLRDHUP, ms).is_ok_and(|e| e & libc::POLLRDHUP != 0);
     if let Some((_, m)) = lane::of(c, l).filter(|_| lane::engaged_tx(c)) {
-        // The doorbell tells of it before its FIN, behind which what is sent would be answered otherwise.
+        // The doorbell reports the death before the FIN arrives. Wait for it: bytes sent after it would get
+        // another answer.
         let ms = match c.rx.died_unread(&m, true) {
             true => fins.saturating_sub(sys::now_ms()),
             false => 0,
@@ -426,19 +431,19 @@ fn peer_end_gone(i: u32, c: &Conn, fins: u64) {
     sets::stir(i);
 }
 
-/// May the daemon ask us to register this connection, on which nothing happens? Then whoever waits
-/// for it listens to the daemon, too.
+/// May the daemon ask us to register this connection although it is idle? Then threads that wait for it also
+/// listen to the daemon.
 pub fn on_call(c: &Conn) -> bool {
     c.state.load(Relaxed) == state::OPEN
         && c.calls.load(Relaxed) <= CALLS
         && c.flags.load(Relaxed) & (flag::CLIENT | flag::DISQUALIFIED | flag::HELD) == 0
 }
 
-/// Milliseconds for which a lane whose ring was full stays down, at first.
+/// Milliseconds for which a lane whose ring was full stays down the first time.
 const FULL_PAUSE_MS: u64 = 10;
 
-/// A lane whose ring was full for too long was taken down; up again only after a while, which doubles each time
-/// up to 640 ms, unless the lane has then been of use for much longer than it was down.
+/// A lane was taken down because its ring was full for too long. It goes up again after a pause that doubles each
+/// time up to 640 ms, unless the lane has been of use for much longer than it was down.
 pub fn full_down(c: &Conn, l: &Local) {
     set_reason(c, Reason::RingFull);
     let (now, before) = (sys::now_ms(), l.fulls.load(Relaxed));
@@ -452,9 +457,9 @@ pub fn full_down(c: &Conn, l: &Local) {
         .store(now + (FULL_PAUSE_MS << fulls), Relaxed);
 }
 
-/// Does for the sending half what its receiver asks. Called wherever a thread looks at the lane:
-/// the peer may be waiting for bytes to come back to TCP while we only read.
-/// False: somebody else has the direction's lock, and should do it.
+/// Does for the sending half what its receiver requests. Called wherever a thread looks at the lane, because the
+/// peer may wait for bytes to come back to TCP while we only read. False: another thread has the direction's lock
+/// and should do it.
 #[inline(always)]
 pub fn attend(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
     !c.tx.has_work(m) || attend_slow(c, link, m, fd)
@@ -464,7 +469,8 @@ pub fn attend(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
 fn attend_slow(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
     let g = lock::try_or_inherit(&c.tx.lock);
     if g.is_some() {
-        // Asked for without the lock: it may be closed by now, and the entry another connection's.
+        // The connection was looked up without the lock: it may be closed by now, and the entry may be another
+        // one's.
         let same = c.flags.load(Relaxed) & flag::LANE != 0
             && c.link.load(Relaxed) == link.id.load(Relaxed)
             && Memory::new(&link.own, &link.peer, c.lane.load(Relaxed))

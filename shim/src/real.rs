@@ -1,7 +1,7 @@
-//! The functions that ours stand in front of, found with `dlsym(RTLD_NEXT)` at their first use.
+//! The functions that our hooks replace, looked up with `dlsym(RTLD_NEXT)` at their first use.
 //!
-//! Calls that may block go through these pointers and hold nothing: they are cancellation points,
-//! and a cancelled thread runs no destructor of ours.
+//! Calls that may block go through these pointers with no lock held: they are cancellation points, and a cancelled
+//! thread runs no Rust destructors.
 
 use core::ffi::{c_char, c_void, CStr};
 use core::sync::atomic::{AtomicPtr, Ordering::*};
@@ -50,8 +50,8 @@ impl Sym {
     }
 }
 
-/// Declares `real::NAME(args) -> ret`, which calls the next definition of NAME, and fails with
-/// ENOSYS where there is none (a libc that lacks it).
+/// Declares `real::NAME(args) -> ret`, which calls the next definition of NAME, and fails with ENOSYS if the libc has
+/// none.
 macro_rules! real {
     ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
         #[allow(non_upper_case_globals)]
@@ -87,15 +87,15 @@ macro_rules! real {
 }
 pub(crate) use real;
 
-/// Finds what waits call deep in their frames, when the library is loaded: `dlsym` takes a kilobyte of stack,
-/// and `select` had called `ppoll` for the first time there.
+/// Looks up, when the library is loaded, what waits call deep in their stack frames: `dlsym` takes a kilobyte of
+/// stack, and `select` used to call `ppoll` for the first time there.
 pub fn find_early() {
     for s in [&sym::poll, &sym::ppoll] {
         s.get();
     }
 }
 
-/// Calls for which older C libraries, and musl, have no function, but which programs make by number.
+/// Calls that programs make by number, because older C libraries, and musl, have no function for them.
 ///
 /// # Safety
 /// As the system call.
@@ -120,7 +120,7 @@ pub unsafe fn execveat(
     unsafe { syscall(n, dir as usize, path, argv, envp, flags as usize, 0) as i32 }
 }
 
-/// Acts on a pending cancellation, as every call that may block does at its entry. Nothing may be held.
+/// Acts on a pending cancellation, as every call that may block does at its entry. No lock may be held.
 #[inline(always)]
 pub fn test_cancel() {
     static SYM: Sym = Sym::new(c"pthread_testcancel");
@@ -149,7 +149,7 @@ pub unsafe fn cleanup_push(buf: *mut c_void, f: extern "C" fn(usize), what: usiz
     }
 }
 
-/// Takes it back, without calling it.
+/// Removes the buffer without calling its function.
 ///
 /// # Safety
 /// `buf` was given to [`cleanup_push`], and all pushed after it has been popped.

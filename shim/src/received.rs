@@ -1,8 +1,8 @@
-//! Connections that this process got from another one: beside a message (SCM_RIGHTS), or by exec.
+//! Connections that this process got from another one, with a message (SCM_RIGHTS) or by exec.
 //!
-//! What they have moved before is not known here, nor who else holds them. So the first look at one takes both counts
-//! from the kernel; what moves from then on shows whether hooked calls move all of it; and the daemon promotes
-//! one only if it finds no other holder (`RegisterReceived`).
+//! We know neither how many bytes such a connection has moved before, nor who else holds it. So the first look
+//! takes both counts from the kernel; from then on, the counts show whether hooked calls move all bytes. The
+//! daemon promotes the connection only if it finds no other holder (`RegisterReceived`).
 
 use crate::table::{self, Local};
 use crate::{env, fdtab, lock, sys, tcp};
@@ -12,20 +12,20 @@ use link::msg::{register, ToDaemon};
 use link::os::{Side, TcpInfo};
 use link::reason::Reason;
 
-/// A descriptor of this process that the table has for this socket, and the entry.
+/// A descriptor of this process that the table has for this socket, and its entry, which satisfies `which`.
 pub fn another(inode: u64, which: impl Fn(u32) -> bool) -> Option<(i32, u32)> {
     let all = (0..=fdtab::high()).filter_map(|fd| Some((fd, fdtab::conn(fd)?)));
     let same = |i: u32| table::conn(i).inode.load(Relaxed) == inode && which(i);
     all.into_iter().find(|(_, i)| same(*i))
 }
 
-/// Has this process got back, beside the one that it has handed on and kept, a descriptor of the same socket?
+/// Has this process handed the socket on and kept it, and received another descriptor of the same socket?
 pub fn is_twice(i: u32, c: &Conn) -> bool {
     let received = c.flags.load(Relaxed) & flag::RECEIVED != 0;
     received && another(c.inode.load(Relaxed), |k| k != i).is_some()
 }
 
-/// The first look at one that is worth it. False: it cannot be promoted, or not yet.
+/// The first look at a connection, once it has been used enough. False: it cannot be promoted, or not yet.
 pub fn begin(fd: i32, c: &Conn, l: &Local) -> bool {
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
         return false;
@@ -49,7 +49,7 @@ pub fn begin(fd: i32, c: &Conn, l: &Local) -> bool {
     }
     tcp::recount(c, l);
     if c.tx.uncounted() || c.rx.uncounted() {
-        table::later(c, Reason::Young, 5); // a thread is inside a call, or it is ending
+        table::later(c, Reason::Young, 5); // a call is in progress, or the connection is ending
         return false;
     }
     let counts = [&c.tx.kpos, &c.rx.kpos];
@@ -61,15 +61,16 @@ pub fn begin(fd: i32, c: &Conn, l: &Local) -> bool {
     true
 }
 
-/// Options that the process before may have set, and that nobody here has seen. (Others the daemon sees.)
+/// Options that no lane carries, and that the previous process may have set unseen. (The daemon checks the
+/// others.)
 fn has_what_no_lane_carries(fd: i32) -> bool {
     let set = |name| sys::getsockopt_u32(fd, libc::SOL_SOCKET, name) != Ok(0);
     let filtered = || sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_GET_FILTER, &mut []) != Ok(0);
     let signals = || sys::fcntl(fd, libc::F_GETFL, 0).map_or(true, |f| f & libc::O_ASYNC != 0);
-    set(libc::SO_ZEROCOPY) || filtered() || signals() // (notifications are numbered from the first on)
+    set(libc::SO_ZEROCOPY) || filtered() || signals() // (the kernel has numbered earlier zero-copy calls)
 }
 
-/// `None`: not established, or never quiet, or its counters do not tell.
+/// `None`: not established, or never quiet, or its counters are inconclusive.
 fn side(fd: i32) -> Option<Side> {
     let info = || sys::tcp_info(fd).filter(|k| k.state == TcpInfo::ESTABLISHED);
     let mut before = info()?;
@@ -84,24 +85,24 @@ fn side(fd: i32) -> Option<Side> {
     None
 }
 
-/// Has it been used here so that the evidence is as good as for others? The C library's own streams, which no hook
-/// sees, may have the numbers 0, 1 and 2: then bytes of each direction must have been moved by hooked calls.
+/// Has it been used here enough for the usual evidence? The C library's own streams, which the hooks do not see,
+/// may have the numbers 0, 1 and 2: for these, hooked calls must have moved bytes in both directions.
 pub fn is_evident(c: &Conn, l: &Local) -> bool {
     let moved = |n: usize, count: u64| l.began[n].load(Relaxed) != count;
     l.standard.load(Relaxed) == 0
         || moved(0, c.tx.kpos.load(Relaxed)) && moved(1, c.rx.kpos.load(Relaxed))
 }
 
-/// It has moved bytes that nobody here has counted: the next look is the first again.
+/// The connection has moved bytes that nobody here has counted: it is looked at again from the start.
 pub fn begin_anew(c: &Conn) {
     c.tx.begin_uncounted();
     c.rx.begin_uncounted();
     c.flags.fetch_or(flag::NEW, Relaxed);
 }
 
-/// Is what was taken from TCP still what was counted? Who handed the connection on may have read between our count
-/// and the daemon's look for it; after that nobody else can have. Asked before the first readiness on a lane; the lock of
-/// the receiving direction is held.
+/// Is the count of bytes taken from TCP still right? The process that handed the connection on may have read
+/// between our count and the daemon's search for other holders; after that search, nobody else can. Checked before
+/// the receiver first declares itself ready on a lane. The lock of the receiving direction is held.
 pub fn is_still_counted(c: &Conn, l: &Local) -> bool {
     if c.flags.load(Relaxed) & flag::RECEIVED == 0 || l.verified.load(Relaxed) != 0 {
         return true;
@@ -117,7 +118,7 @@ pub fn is_still_counted(c: &Conn, l: &Local) -> bool {
     l.verified.load(Relaxed) != 0
 }
 
-/// What the daemon is told when connection `conn` is registered. `more`: flags beside the usual ones.
+/// The message that registers connection `conn` with the daemon. `more`: flags in addition to the usual ones.
 pub fn registration(
     c: &Conn,
     l: &Local,

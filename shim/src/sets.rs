@@ -1,4 +1,4 @@
-//! What is registered in epoll sets, and where: see `epoll`.
+//! Which connections are registered in which epoll sets: see `epoll`.
 
 mod members;
 pub mod regs;
@@ -26,9 +26,9 @@ pub const ET: u32 = libc::EPOLLET as u32;
 pub const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 pub const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
-/// Links per set.
+/// Maximum number of links per set.
 pub const LINKS: usize = 64;
-/// Microseconds between two looks at the kernel while lanes are busy.
+/// Microseconds between two system calls that ask the kernel while lanes are busy.
 pub const LOOK_US: u64 = 20;
 
 // Bits of `Reg::flags`.
@@ -36,81 +36,90 @@ pub const ACTIVE: u32 = 1; // in the inner set
 pub const QUEUED: u32 = 2;
 pub const EDGE_IN: u32 = 4; // something new to read since the last report
 pub const EDGE_OUT: u32 = 8;
-pub const DISABLED: u32 = 16; // one-shot, reported
+pub const DISABLED: u32 = 16; // one-shot, and has been reported
 pub const BLOCKED: u32 = 32; // waits for ring space
-pub const FRESH: u32 = 128; // the inner set has yet to say what any new member says first
-pub const PARKED: u32 = 64; // removed by the application; kept, for many remove and add in turn
-pub const INHERITED: u32 = 512; // active in the parent, and in no set of the kernel's: see `epoll::adopted`
-pub const KIN: u32 = 1024; // active, on a link of a process that this one descends from: see `epoll::sleep`
-pub const RINGED: u32 = 2048; // in the kernel's set, with news on a ring: see `epoll::adopted`
-pub const ABSENT: u32 = 256; // one-shot, reported, and since then taken from the lane: in no set of the kernel's
+pub const FRESH: u32 = 128; // the inner set has not yet made the first report that it makes about every new member
+pub const PARKED: u32 = 64; // removed by the application, but kept: many programs remove and add in turn
+pub const INHERITED: u32 = 512; // was active in the parent, and is in none of the kernel's sets: see `epoll::adopted`
+pub const KIN: u32 = 1024; // active, on a link of an ancestor process: see `epoll::sleep`
+pub const RINGED: u32 = 2048; // in the kernel's set, while a ring has news: see `epoll::adopted`
+pub const ABSENT: u32 = 256; // one-shot, reported, and then taken off the lane: in none of the kernel's sets
 
-/// In `Set::asleep`: the set has lanes, and each of its links counts each thread asleep in it.
+/// In `Set::asleep`: the set has lanes, and each of its links counts every thread asleep in the set.
 pub const HEARS: u32 = 1 << 31;
 
 pub struct Set {
     pub used: AtomicU32,
     pub lock: AtomicU32,
     pub refs: AtomicU32,
-    /// A number of it; once it has been duplicated, and when it is closed under its waiters, one of ours.
+    /// A descriptor of the set: the application's, or a hidden one once the set was duplicated, or closed while
+    /// threads wait in it.
     pub epfd: AtomicI32,
-    /// Not 0: the application has closed it, and threads are inside a wait on it: the last of them ends it.
+    /// Not 0: the application has closed the set while threads wait in it; the last of them ends it.
     pub ending: AtomicU32,
+    /// The inner set; -1: none.
     pub inner: AtomicI32,
+    /// Eventfd in the inner set that wakes sleepers; -1: none.
     pub kick: AtomicI32,
-    /// In a forked child: those of the parent's, plus 1 (0: none).
+    /// In a forked child: the parent's `inner` and `kick`, plus 1 (0: none).
     pub theirs: [AtomicI32; 2],
-    /// Not 0: in a forked child, which has not used the set yet.
+    /// Not 0: this is a forked child that has not used the set yet.
     pub inherited: AtomicU32,
     /// Not 0: registrations may be [`RINGED`].
     pub ringed: AtomicU32,
-    /// Not 0: there may be a child that uses it as well.
+    /// Not 0: a child may use the set as well.
     pub shared: AtomicU32,
-    /// Generation of the control connection that is in the inner set.
+    /// Generation of the control connection that the inner set contains.
     pub ctl: AtomicI32,
     /// Threads inside a wait on this set.
     pub waiters: AtomicU32,
     /// Threads asleep in the kernel on this set, and [`HEARS`]: see `sleepers::fall_asleep`.
     pub asleep: AtomicU32,
+    /// Number of active registrations.
     pub lanes: AtomicU32,
     /// Registrations that are [`KIN`].
     pub kin: AtomicU32,
     /// Not 0: some connection has been registered here.
     pub tcp: AtomicU32,
-    /// Not 0: a hooked call has waited on it. Whoever waits by calls that we do not see (with the instruction itself)
-    /// would be told of nothing that lies on a lane, and of what is the shim's.
+    /// Not 0: a hooked call has waited on the set. A program that waits only by calls without hooks (inlined system
+    /// calls) would not be told of events on lanes, but would be told of the shim's own.
     pub waited: AtomicU32,
-    /// Not 0: something was refused because of that.
+    /// Not 0: a move or a registration with the daemon was refused because of that.
     pub refused: AtomicU32,
-    /// Nested, or watched in a way we do not serve.
+    /// The set is nested, or watched in a way that lanes do not serve.
     pub disqualified: AtomicU32,
+    /// Not 0: all lanes have to be looked at again (see `stir`).
     pub stirred: AtomicU32,
-    /// Counts registrations that moved to the inner set: see `epoll::sleep`.
+    /// Counts registrations that have moved to the inner set: see `epoll::sleep`.
     pub moves: AtomicU32,
-    /// Counts the times that the kernel told the application all it had: see `Reg::armed_at`.
+    /// Counts the times that the kernel reported everything that it had to the application: see `Reg::armed_at`.
     pub told: AtomicU32,
+    /// Time (ticks) when the kernel was last asked.
     pub looked: AtomicU64,
-    /// Not 0: the kernel's events have filled a wait, and it is the lanes' turn.
+    /// Not 0: the kernel's events have filled the array of a wait, so the lanes come first in the next one.
     pub filled: AtomicU32,
     pub spin: AtomicI32,
+    /// Queue of the registrations to be looked at: the first and the last (index + 1), and their number.
     pub head: AtomicU32,
     pub tail: AtomicU32,
     pub queued: AtomicU32,
-    /// Counts registrations put into the queue: see `Harvest::pushes`.
+    /// Counts registrations that were put into the queue: see `Harvest::pushes`.
     pub pushes: AtomicU32,
-    /// Slots of `links` that were ever used: the rest need not be looked at.
+    /// Number of slots of `links` that were ever used; the others need not be looked at.
     pub high: AtomicU32,
-    /// Slots of `links` whose doorbell is out of sight: see `epoll::sleep`.
+    /// Slots of `links` whose doorbell is masked in the inner set: see `epoll::sleep`.
     pub muted: AtomicU64,
-    /// When an end of one of its connections is to be told (CLOCK_MONOTONIC, ms), see `ends`; 0: none.
+    /// When the end of one of its connections has to be reported (CLOCK_MONOTONIC, ms), see `ends`; 0: none.
     pub end_ms: AtomicU64,
+    /// Links by slot (index + 1; 0: free). For each: a bit per group with registrations, and for each group the
+    /// counter last seen and the first registration.
     pub links: [AtomicU32; LINKS],
     pub groups: [AtomicU32; LINKS],
     pub seen: [[AtomicU32; GROUPS]; LINKS],
     pub chain: [[AtomicU32; GROUPS]; LINKS],
 }
 
-/// Sets that were ever used.
+/// Number of sets that were ever used.
 pub static USED: AtomicU32 = AtomicU32::new(0);
 pub static SET_TABLE: AtomicPtr<Set> = AtomicPtr::new(core::ptr::null_mut());
 pub const TAG: u64 = 0xd00b_e11d << 32;
@@ -119,8 +128,8 @@ pub const TAG_BELL: u64 = 2 << 56;
 pub const TAG_KICK: u64 = 3 << 56;
 pub const TAG_CTL: u64 = 4 << 56;
 
-/// `data` of the inner set in the application's set: an address of ours plus a tag, which the
-/// application has no reason to use.
+/// `data` of the inner set's entry in the application's set: an address of ours plus a tag, which the application has
+/// no reason to use.
 pub fn mark() -> u64 {
     regs::address() ^ TAG
 }
@@ -161,7 +170,7 @@ pub fn created(fd: i32) {
     }
     for i in 0..SETS as u32 {
         let s = set_at(i);
-        // (A thread may still be asleep in a set that was closed under it, and takes that back.)
+        // (A thread may still be asleep in a set that was closed under it, and decrements `waiters` later.)
         let free = s.used.load(Relaxed) == 0 && s.waiters.load(SeqCst) == 0;
         if free && s.used.compare_exchange(0, 1, AcqRel, Relaxed).is_ok() {
             USED.fetch_max(i + 1, Relaxed);
@@ -207,8 +216,8 @@ pub fn created(fd: i32) {
     }
 }
 
-/// The set has another descriptor. From now on we use one of our own: whichever of them is closed first, its
-/// number may be another set's.
+/// The set has got another descriptor. From now on the shim uses a hidden one: whichever the application closes
+/// first, its number may then stand for another set.
 pub fn duplicated(i: u32) {
     let s = set_at(i);
     s.refs.fetch_add(1, Relaxed);
@@ -217,7 +226,7 @@ pub fn duplicated(i: u32) {
     }
 }
 
-/// False: there is no descriptor for it. Set lock held.
+/// Makes a hidden descriptor of the set. False: no descriptor is available. Set lock held.
 pub fn take_copy(s: &Set) -> bool {
     let fd = s.epfd.load(Relaxed);
     if fdtab::get(fd) != fdtab::Fd::Ours {
@@ -229,7 +238,7 @@ pub fn take_copy(s: &Set) -> bool {
     true
 }
 
-/// A descriptor of the set is about to be closed. Threads that wait in it keep it, as in the kernel.
+/// A descriptor of the set is about to be closed. As in the kernel, threads that wait in the set keep it.
 pub fn closed(i: u32) {
     let s = set_at(i);
     if s.refs.fetch_sub(1, AcqRel) != 1 {
@@ -239,22 +248,22 @@ pub fn closed(i: u32) {
         Some(_g) => s.waiters.load(SeqCst) > 0 && take_copy(s),
         None => false,
     };
-    // SYNC ending: it is to be ended by the last waiter, then we look whether there is one; a waiter
-    // leaves, then looks whether it is to end the set.
+    // SYNC ending: the set is marked to be ended by its last waiter, then we look whether there is one; a waiter
+    // leaves, then looks whether it has to end the set.
     s.ending.store(1, SeqCst);
     if !waited || s.waiters.load(SeqCst) == 0 {
         ended(i, s);
     }
 }
 
-/// A thread is inside a wait on the set no more.
+/// A thread has left its wait on the set.
 pub fn wait_over(i: u32, s: &Set) {
     if s.waiters.fetch_sub(1, SeqCst) == 1 && s.ending.load(SeqCst) != 0 {
         ended(i, s); // SYNC ending
     }
 }
 
-/// Nobody has or uses the set any more. (Of two who find that, one is here.)
+/// Nobody has or uses the set any more. (If two threads find that, only one continues here.)
 #[cold]
 pub fn ended(i: u32, s: &Set) {
     if s.ending.swap(0, SeqCst) == 0 {
@@ -291,14 +300,14 @@ pub fn close_copy(s: &Set) {
     }
 }
 
-/// In a forked child: our copies of the parent's descriptors go.
+/// In a forked child: closes its copies of the parent's descriptors.
 pub fn close_theirs(s: &Set) {
     for f in &s.theirs {
         fdtab::close_ours(f.swap(0, Relaxed) - 1);
     }
 }
 
-/// The same for all sets, by a process that holds no connection any more.
+/// The same for all sets, in a process that no longer holds any connection.
 pub fn give_up_inherited() {
     if !SET_TABLE.load(Relaxed).is_null() {
         (0..SETS as u32).for_each(|i| close_theirs(set_at(i)));
@@ -315,7 +324,7 @@ pub fn after_fork_parent() {
     }
 }
 
-/// In a forked child: the kernel's sets are shared with the parent, whose lanes are not ours.
+/// In a forked child: the kernel's sets are shared with the parent, but the parent's lanes are not.
 pub fn after_fork() {
     if SET_TABLE.load(Relaxed).is_null() {
         return;
@@ -328,7 +337,7 @@ pub fn after_fork() {
             ] {
                 a.store(0, Relaxed);
             }
-            // The kernel's inner set is the parent's: its doorbells are not ours to drain.
+            // The kernel's inner set belongs to the parent: this process must not drain its doorbells.
             for (own, theirs) in [&s.inner, &s.kick].into_iter().zip(&s.theirs) {
                 let fd = own.swap(-1, Relaxed);
                 if fd >= 0 {
@@ -351,7 +360,7 @@ pub fn after_fork() {
     regs::inherit_all();
 }
 
-/// Is its lane of a process that this one descends from?
+/// Does the connection's lane belong to an ancestor of this process?
 pub fn is_inherited(c: &Conn) -> bool {
     c.owner_pid.load(Relaxed) != process::me()
 }
@@ -368,7 +377,7 @@ pub fn unservable(i: u32) -> bool {
     any
 }
 
-/// Is the connection in a set that nobody has waited on, as far as we see?
+/// Is the connection in a set on which no hooked call has waited yet?
 pub fn unwaited(i: u32) -> bool {
     let mut any = false;
     regs::each(i, |r, set| {
@@ -378,31 +387,31 @@ pub fn unwaited(i: u32) -> bool {
     any
 }
 
-/// Has nobody waited on it yet? Then the first who does makes up for what is refused.
+/// Has no hooked call waited on the set yet? Then the first one makes up for what is refused now.
 pub fn refuses(s: &Set) -> bool {
-    // SYNC waited: we say that something is refused, then look; who waits says so, then looks for that.
+    // SYNC waited: we store that something is refused, then look; a waiter stores that it waits, then looks for that.
     s.waited.load(Relaxed) == 0 && {
         s.refused.store(1, SeqCst);
         s.waited.load(SeqCst) == 0
     }
 }
 
-/// A non-blocking sender found no space: its sets report when there is some, and see to it that a
-/// ring does not stay full for long.
+/// A non-blocking sender found no space: its sets report when there is some, and take care that a ring does not stay
+/// full for long.
 #[cold]
 pub fn blocked(conn: u32) {
     note(conn, OUT | WRNORM, BLOCKED | EDGE_OUT);
 }
 
-/// Something is on the connection's error queue: its sets report it, and with it, as the kernel does, all
-/// that there is.
+/// Something is on the connection's error queue: its sets report that and, as the kernel does, everything else that
+/// is ready.
 #[cold]
 pub fn error_came(conn: u32) {
     note(conn, u32::MAX, EDGE_IN | EDGE_OUT);
     regs::each(conn, |_, set| kick_if_waiting(set as usize));
 }
 
-/// Queues the connection's registrations that watch for one of `events`, with what is news to them.
+/// Queues the connection's registrations that watch for one of `events`, and marks `news` in them.
 pub fn note(conn: u32, events: u32, news: u32) {
     regs::each(conn, |r, set| {
         let (s, reg) = (set_at(set), reg_at(r));
@@ -417,14 +426,14 @@ pub fn note(conn: u32, events: u32, news: u32) {
     });
 }
 
-/// An end is to be told so many milliseconds from now: whoever sleeps in the set by then is woken. (When it is
-/// told the kernel has an event.) Set lock held.
+/// An end of connection has to be reported `ms` milliseconds from now: threads that sleep in the set are woken now,
+/// and sleep no longer than until then. (By then the kernel has an event.) Set lock held.
 pub fn await_end(s: &Set, ms: i64) {
     let (before, at) = (s.end_ms.load(SeqCst), sys::now_ms() + ms as u64);
     if before != 0 && before <= at {
         return;
     }
-    // SYNC end: the time is stored, then we look for sleepers; a sleeper counts itself, then asks for the time.
+    // SYNC end: the time is stored, then we look for sleepers; a sleeper counts itself, then reads the time.
     s.end_ms.store(at, SeqCst);
     if s.asleep.load(SeqCst) & !HEARS != 0 {
         fdtab::poke(s.kick.load(Relaxed));

@@ -1,15 +1,15 @@
-//! Signals: hooks are to handlers what system calls are.
+//! Signals: to handlers, hooks behave like system calls.
 //!
-//! A handler of the application runs before a hook, after it, or while it sleeps, and never in its
-//! middle: there it would meet our locks held by its own thread, and lists half changed. So handlers
-//! are installed behind [`trampoline`]. Where it finds the thread inside a hook ([`thread::enter`]) it queues
-//! the signal once more for this thread, blocks signals until the hook is left or sleeps ([`thread::outside`]),
-//! and returns; then the kernel delivers the signal anew. Blocking signals around each hook instead
-//! would cost two system calls, which is more than a send on a lane.
+//! A handler of the application runs before a hook, after it, or while it sleeps, and never in its middle: there it
+//! would meet locks that its own thread holds, and half-changed lists. So handlers are installed behind
+//! [`trampoline`]. If the trampoline finds the thread inside a hook ([`thread::enter`]), it queues the signal for
+//! this thread once more, blocks signals until the hook is left or sleeps ([`thread::outside`]), and returns; then
+//! the kernel delivers the signal anew. Blocking signals around each hook instead would cost two system calls, which
+//! is more than a send on a lane.
 //!
-//! The application sees its own handlers: `sigaction` returns them, the kernel has their flags and
-//! masks. A process without TCP sockets keeps its handlers as they are. Handlers installed by inlined
-//! system calls run anywhere: they find locks taken (`lock`) and get EAGAIN.
+//! The application sees its own handlers: `sigaction` returns them, and the kernel has their flags and masks. A
+//! process without TCP sockets keeps its handlers as they are. Handlers installed by inlined system calls may run
+//! anywhere: for them, locks of their own thread count as taken (`lock`), and they get EAGAIN.
 
 use crate::{fdtab, sys, thread};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
@@ -19,17 +19,17 @@ const fn bit(sig: i32) -> u64 {
     1 << (sig - 1)
 }
 
-/// Signals by which the kernel reports what the thread itself has just done.
+/// Signals by which the kernel reports a fault of the thread itself.
 const FAULTS: u64 = bit(libc::SIGSEGV)
     | bit(libc::SIGBUS)
     | bit(libc::SIGFPE)
     | bit(libc::SIGILL)
     | bit(libc::SIGTRAP)
     | bit(libc::SIGSYS);
-/// What is blocked while a signal waits. 32 and 33 are the C library's own, whose handlers call no hook.
+/// Blocked while a signal is deferred. 32 and 33 are the C library's own signals, whose handlers call no hook.
 const BLOCKED: u64 = !(FAULTS | bit(32) | bit(33));
 
-/// A handler of the application, and its flags. It stays here while the kernel has another one.
+/// A handler of the application and its flags, while the kernel's entry has the trampoline.
 struct Action {
     handler: AtomicUsize,
     flags: AtomicU32,
@@ -42,8 +42,8 @@ static ACTIONS: [Action; 65] = [const {
     }
 }; 65];
 
-/// Flags that the kernel's entry does not have as the application has set them: the trampoline always
-/// wants to be told, and resets by itself.
+/// Flags that the trampoline's entry in the kernel has differently: it always needs siginfo, and resets the handler
+/// itself.
 const CHANGED: u32 = (libc::SA_SIGINFO | libc::SA_RESETHAND) as u32;
 
 type Handler = unsafe extern "C" fn(i32, *mut siginfo_t, *mut c_void);
@@ -53,7 +53,7 @@ fn ours() -> usize {
     f as usize
 }
 
-/// Stands in the kernel's table for every handler of the application.
+/// The kernel's entry for every handler of the application.
 unsafe extern "C" fn trampoline(sig: i32, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel's arguments, passed on.
     let handler = unsafe { prepare(sig, info, context) };
@@ -88,7 +88,7 @@ unsafe fn prepare(sig: i32, info: *mut siginfo_t, context: *mut c_void) -> usize
     handler
 }
 
-/// The signal comes again when the hook is left. False: it cannot be queued (a limit, a filter).
+/// Defers the signal until the hook is left. False: it cannot be queued (a limit, a seccomp filter).
 ///
 /// # Safety
 /// The arguments are the kernel's.
@@ -96,7 +96,8 @@ unsafe fn defer(sig: i32, info: *mut siginfo_t, context: *mut libc::ucontext_t) 
     // SAFETY: the kernel's frame; its signal set has 64 bits.
     let mask = unsafe { &mut *(&raw mut (*context).uc_sigmask).cast::<u64>() };
     let all = BLOCKED | bit(sig) | *mask;
-    // Before it is queued: the handler may have been installed with SA_NODEFER.
+    // Before the signal is queued: if its handler was installed with SA_NODEFER, it would interrupt the trampoline at
+    // once.
     sys::set_signal_mask(all);
     // SAFETY: the kernel's record.
     if !unsafe { sys::queue_signal(sig, info) } {
@@ -108,8 +109,8 @@ unsafe fn defer(sig: i32, info: *mut siginfo_t, context: *mut libc::ucontext_t) 
     true
 }
 
-/// Puts a new action of the application in place of the old one. `install(new, old)` is the C library's
-/// function. `tabled`: the process has a TCP socket, and is no vfork child (which has signal actions of its own, but our
+/// Replaces the old action by a new one of the application. `install(new, old)` is the C library's function.
+/// `tabled`: the process has a TCP socket and is no vfork child (which has signal actions of its own, but shares our
 /// memory).
 ///
 /// # Safety
@@ -134,7 +135,7 @@ pub unsafe fn change(
     let wrapped = mine.as_mut().filter(|n| tabled && n.sa_sigaction > 1);
     let entered = wrapped.is_some();
     if let Some(n) = wrapped {
-        // First: a signal may come as soon as the kernel knows.
+        // Stored first: a signal may come as soon as the kernel has the entry.
         a.flags.store(n.sa_flags as u32, Relaxed);
         a.handler.store(n.sa_sigaction, Release);
         n.sa_sigaction = ours();
@@ -158,7 +159,7 @@ pub unsafe fn change(
     r
 }
 
-/// The process gets its first TCP socket: handlers that it has installed so far go behind the trampoline.
+/// The process gets its first TCP socket: handlers that it has installed so far are put behind the trampoline.
 pub fn take_over() {
     for sig in (1..=31).chain(34..=64) {
         let Some(mut k) = sys::kernel_action(sig, None).filter(|k| k[0] as usize > 1) else {
@@ -176,7 +177,7 @@ pub fn take_over() {
     }
 }
 
-/// Does a handler that we do not stand before let interrupted calls end?
+/// Is there a handler without SA_RESTART that is not behind the trampoline?
 pub fn foreign_cut() -> bool {
     // 32 and 33 are the C library's own (cancellation, setxid).
     (1..=31).chain(34..=64).any(|sig| {

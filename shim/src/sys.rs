@@ -1,8 +1,8 @@
 //! Raw system calls, for everything that never blocks.
 //!
-//! The shim exports `read`, `close`, even `syscall`: calling libc for its own needs would call
-//! itself. Raw calls are also no cancellation points, so they may be made under a lock. What may
-//! block goes through [`crate::real`] instead, with nothing held. Results are `Result<_, errno>`.
+//! The shim exports `read`, `close`, even `syscall`: calling libc for its own needs would call its own hooks. Raw
+//! calls are also no cancellation points, so they may be made under a lock. What may block goes through
+//! [`crate::real`] instead, with no lock held. Results are `Result<_, errno>`.
 
 use core::arch::asm;
 use link::os::{position, TcpInfo, TcpPos};
@@ -57,7 +57,7 @@ pub unsafe fn syscall6(
     r
 }
 
-/// One call, whatever it says.
+/// One system call, whatever it returns.
 macro_rules! sc_once {
     ($n:expr $(, $a:expr)*) => {{
         let args = [$($a as usize),*];
@@ -69,9 +69,9 @@ macro_rules! sc_once {
     }};
 }
 
-/// One call, made again while a signal (or a supervisor that answers for the kernel, seccomp_unotify(2))
-/// interrupts it: nothing here waits, so that no caller has a use for EINTR, and bytes that a look
-/// missed would be missed by whoever waits for an edge.
+/// One system call, repeated while a signal interrupts it (or a supervisor that answers for the kernel,
+/// seccomp_unotify(2)). Nothing here waits, so no caller has a use for EINTR; and bytes that a look missed would also
+/// be missed by a thread that waits for an edge.
 macro_rules! sc {
     ($($a:expr),*) => {
         loop {
@@ -100,7 +100,7 @@ pub fn getpid() -> u32 {
 }
 
 pub fn close(fd: i32) {
-    let _ = sc_once!(libc::SYS_close, fd); // closed, whatever it says
+    let _ = sc_once!(libc::SYS_close, fd); // the descriptor is closed, whatever the result
 }
 
 pub fn memfd(name: &core::ffi::CStr) -> R<i32> {
@@ -136,13 +136,13 @@ pub fn map(fd: i32, len: usize, write: bool) -> R<*mut u8> {
     .map(|p| p as *mut u8)
 }
 
-/// Maps what a descriptor has at `offset` for reading and writing, shared.
+/// Maps what a descriptor has at `offset`, shared, for reading and writing.
 pub fn map_at(fd: i32, len: usize, offset: usize) -> R<*mut u8> {
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     sc!(libc::SYS_mmap, 0, len, prot, libc::MAP_SHARED, fd, offset).map(|p| p as *mut u8)
 }
 
-/// Private zeroed memory; pages cost nothing until touched.
+/// Private zeroed memory; its pages cost nothing until they are touched.
 pub fn map_private(len: usize) -> R<*mut u8> {
     let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_ANONYMOUS;
     sc!(
@@ -157,14 +157,14 @@ pub fn map_private(len: usize) -> R<*mut u8> {
     .map(|p| p as *mut u8)
 }
 
-/// Makes all pages of a mapping now, at our cost; fails where they cannot be had.
+/// Populates all pages of a mapping now, charged to this process; fails if the memory is not available.
 pub fn populate(p: *mut u8, bytes: usize) -> R<()> {
     const MADV_POPULATE_WRITE: i32 = 23; // Linux 5.14
     sc!(libc::SYS_madvise, p, bytes, MADV_POPULATE_WRITE).map(drop)
 }
 
-/// Makes all pages of the application's memory that are about to be read, or written. False: some of them
-/// cannot be had, or the kernel does not know.
+/// Populates pages of the application's memory that are about to be read, or written. False: some are not available,
+/// or the kernel does not know the call.
 pub fn populate_for(p: *mut u8, bytes: usize, write: bool) -> bool {
     const MADV_POPULATE_READ: i32 = 22; // Linux 5.14
     sc!(
@@ -176,15 +176,15 @@ pub fn populate_for(p: *mut u8, bytes: usize, write: bool) -> bool {
     .is_ok()
 }
 
-/// May the eight bytes around `at` be read? A call that fails after it has read its argument.
+/// Can the eight bytes around `at` be read? Makes a call that fails after the kernel has read its argument.
 pub fn is_readable(at: usize) -> bool {
     const NO_HOW: usize = 77;
-    let set = (at & !7).max(8); // (null is no argument)
+    let set = (at & !7).max(8); // (a null pointer means "no argument" here)
     sc!(libc::SYS_rt_sigprocmask, NO_HOW, set, 0, 8) != Err(libc::EFAULT)
 }
 
-/// May the four bytes around `at` be written? A futex operation that leaves them as they are (`|= 0`), and
-/// wakes nobody.
+/// Can the four bytes around `at` be written? Makes a futex operation that leaves them unchanged (`|= 0`) and wakes
+/// nobody.
 pub fn is_writable(at: usize) -> bool {
     const OR: usize = 2 << 28;
     const LESS_THAN_LEAST: usize = 2 << 24 | 0x800;
@@ -194,13 +194,13 @@ pub fn is_writable(at: usize) -> bool {
     sc!(libc::SYS_futex, NOBODY.as_ptr(), op, 0, 0, at & !3, how) != Err(libc::EFAULT)
 }
 
-/// A call of the application's on its own memory.
+/// A call that the application makes on its own memory.
 pub fn memory(n: i64, a: [usize; 5]) -> R<usize> {
     sc_once!(n, a[0], a[1], a[2], a[3], a[4])
 }
 
-/// The mapping is zero in a forked child, and what it was in one that shares our memory. False: the
-/// kernel is too old.
+/// Makes the mapping zero in forked children; a child that shares our memory sees it unchanged. False: the kernel is
+/// too old.
 pub fn wipe_on_fork(p: *mut u8, len: usize) -> bool {
     const MADV_WIPEONFORK: i32 = 18; // Linux 4.14
     sc!(libc::SYS_madvise, p, len, MADV_WIPEONFORK).is_ok()
@@ -267,7 +267,7 @@ pub fn kill0(pid: u32) -> R<()> {
     sc!(libc::SYS_kill, pid, 0).map(drop)
 }
 
-/// Has this process (not thread) ended, and not been waited for yet? False, too, if it cannot be found out.
+/// Is this process (not thread) a zombie: ended, and not waited for yet? False also if that cannot be found out.
 pub fn is_zombie(pid: u32) -> bool {
     let Ok(fd) = sc!(libc::SYS_pidfd_open, pid, 0) else {
         return false;
@@ -316,12 +316,12 @@ pub fn epoll_ctl(ep: i32, op: i32, fd: i32, events: u32, data: u64) -> R<()> {
     .map(drop)
 }
 
-/// Does not block: timeout 0.
+/// Does not block (time-out 0).
 pub fn epoll_poll(ep: i32, evs: *mut libc::epoll_event, max: i32) -> R<usize> {
     sc!(libc::SYS_epoll_pwait, ep, evs, max, 0, 0, 8)
 }
 
-/// `revents` of one descriptor, now.
+/// The `revents` of one descriptor now.
 pub fn poll1(fd: i32, events: i16) -> i16 {
     let mut p = libc::pollfd {
         fd,
@@ -332,7 +332,7 @@ pub fn poll1(fd: i32, events: i16) -> i16 {
     p.revents
 }
 
-/// Fills in `revents`, without waiting.
+/// Fills in `revents` without waiting.
 pub fn poll_now(fds: &mut [libc::pollfd]) -> usize {
     let ts = libc::timespec {
         tv_sec: 0,
@@ -347,13 +347,13 @@ pub fn poll_now(fds: &mut [libc::pollfd]) -> usize {
         8
     );
     match r {
-        // RLIMIT_NOFILE, or the kernel has no memory for its tables.
+        // There are more entries than RLIMIT_NOFILE, or the kernel has no memory for them.
         Err(libc::EINVAL | libc::ENOMEM) => sets::now(fds, 0).unwrap_or(0),
         r => r.unwrap_or(0),
     }
 }
 
-/// `select` for so many milliseconds at most.
+/// `select` with a time-out of `ms` milliseconds.
 pub fn select(n: i32, sets: [*mut libc::fd_set; 3], ms: u32) -> R<usize> {
     let ts = libc::timespec {
         tv_sec: (ms / 1000).into(),
@@ -497,7 +497,7 @@ pub fn inode(fd: i32) -> R<(u64, u32)> {
     // SAFETY: all-zero is a valid stat buffer.
     let mut st: libc::stat = unsafe { core::mem::zeroed() };
     let mut ask = || sc!(libc::SYS_fstat, fd, &mut st as *mut libc::stat);
-    // (That there was no memory in an instant does not say that it is another.)
+    // (A temporary lack of memory does not mean that the descriptor has changed.)
     let answer = (0..8).map(|_| ask()).find(|r| *r != Err(libc::ENOMEM));
     answer.unwrap_or(Err(libc::ENOMEM))?;
     Ok((st.st_ino, st.st_uid))
@@ -527,7 +527,7 @@ pub fn set_nofile(soft: u64, hard: u64) -> bool {
     sc!(libc::SYS_prlimit64, 0, what, &r as *const libc::rlimit, 0).is_ok()
 }
 
-/// `unknown`: if the kernel does not say.
+/// The soft limit; `unknown` if the kernel does not return it.
 fn rlimit(what: i32, unknown: u64) -> u64 {
     let mut r = libc::rlimit {
         rlim_cur: unknown,
@@ -544,7 +544,7 @@ pub fn tcp_state(fd: i32) -> Option<u8> {
     Some(b[0])
 }
 
-/// Where the streams of a TCP socket are.
+/// The byte positions of a TCP socket's streams.
 pub fn tcp_position(fd: i32) -> Option<TcpPos> {
     let queued = |what| ioctl_i32(fd, what).ok().map(|n| n.max(0) as u64);
     position(
@@ -560,7 +560,7 @@ pub fn tcp_info(fd: i32) -> Option<TcpInfo> {
     TcpInfo::parse(b.get(..n)?)
 }
 
-/// Waits for events on one descriptor for a few milliseconds at most; no cancellation point.
+/// Waits for events on one descriptor for at most `ms` milliseconds; no cancellation point.
 pub fn poll_ms(fd: i32, events: i16, ms: u32) -> R<i16> {
     let mut p = libc::pollfd {
         fd,
@@ -586,15 +586,15 @@ pub fn poll_ms(fd: i32, events: i16, ms: u32) -> R<i16> {
     Ok(p.revents)
 }
 
-/// State of a TCP socket whose other end has sent its FIN.
+/// TCP state of a socket whose peer has sent its FIN.
 pub const CLOSE_WAIT: u8 = 8;
 
-/// State of a TCP socket whose connection is over.
+/// TCP state of a socket whose connection is over.
 pub const CLOSE: u8 = 7;
 
 pub const SIOCATMARK: u64 = 0x8905;
 
-/// Is the next byte of a TCP socket's queue an urgent one?
+/// Is the next byte in a TCP socket's receive queue an urgent one?
 pub fn at_mark(fd: i32) -> bool {
     ioctl_i32(fd, SIOCATMARK) == Ok(1)
 }

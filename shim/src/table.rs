@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize
 use link::family::{flag, state, Conn, Table, CONNS, MAGIC, TABLE_BYTES};
 use link::reason::Reason;
 
-/// Process-private companion of a family entry.
+/// Process-private counterpart of an entry of the family table.
 #[repr(C, align(64))]
 pub struct Local {
     /// Link of the attached lane, mapped here.
@@ -22,84 +22,84 @@ pub struct Local {
     /// First registration in an epoll set (index + 1).
     pub regs: AtomicU32,
     pub regs_lock: AtomicU32,
-    /// Events TCP reported through an inner epoll set and nobody has looked into yet.
+    /// Events that TCP reported through an inner epoll set and that nobody has checked yet.
     pub tcp_events: AtomicU32,
-    /// A descriptor of the connection, for things done on its behalf from other calls. Changes under the
-    /// locks of both directions.
+    /// A descriptor of the connection, for actions on its behalf in other calls. Changes only under the locks of both
+    /// directions.
     pub fd: AtomicI32,
     /// Calls that hold the connection, and whether it is being closed: see `tcp::call`.
     pub calls: AtomicU32,
-    /// How often `shutdown` and `connect(AF_UNSPEC)` were called here, which wake whoever sleeps. Both only grow.
+    /// How often `shutdown` and `connect(AF_UNSPEC)` were called here; both wake sleepers. The counts only grow.
     pub shuts: AtomicU32,
     pub disconnects: AtomicU32,
-    /// What the reader had consumed when the ring was last found full.
+    /// The reader's cursor when the ring was last found full.
     pub full_at: AtomicU64,
-    /// Times in a row that the ring was full for too long, at most 6: see `promote::full_down`.
+    /// How many times in a row the ring was full for too long, at most 6: see `promote::full_down`.
     pub fulls: AtomicU32,
-    /// When this was registered last, or large calls were first made (CLOCK_MONOTONIC, ms).
+    /// When the connection was last registered, or first made large calls (CLOCK_MONOTONIC, ms).
     pub hope_ms: AtomicU64,
-    /// Ways down of which a native send knows, and the position on TCP at which the last one has ended, until that is
-    /// acknowledged (0: it is): see `tcp::behind`.
+    /// Number of ways down that native sends know of, and the position on TCP at which the last one ended, until that
+    /// is acknowledged (0: it is): see `tcp::behind`.
     pub downs: AtomicU32,
     pub behind: AtomicU64,
-    /// TCP's buffer has once not taken all of a send.
+    /// Not 0: TCP's send buffer has once taken only a part of a send.
     pub starved: AtomicU32,
-    /// The program goes on after a short count: see `io::short`.
+    /// The program continues after a short count: see `io::short`.
     pub copes: AtomicU32,
-    /// There was no room on the ring for a send, or for a wait that asks for it (then 1), and no wait has found some
-    /// since: from when on (milliseconds) another send is no try that comes with the first. See `io::short`.
+    /// Not 0: a send found no room on the ring, or a wait for room found none (then 1), and no wait has found room
+    /// since. Other values: the time (ms) after which a send is no mere retry of the first. See `io::short`.
     pub refused: AtomicU32,
     /// Has this process shut the connection down for sending?
     pub sends_ended: AtomicU32,
-    /// Address of what the last short send has left; 0: none.
+    /// Address of the bytes that the last short send did not take; 0: none.
     pub rest: AtomicUsize,
-    /// Calls with MSG_ZEROCOPY, and who counts them: see `io::zerocopy`.
+    /// Numbers of the MSG_ZEROCOPY calls, and who counts them: see `io::zerocopy`.
     pub zerocopy: AtomicU64,
     pub zerocopy_ours: AtomicU32,
-    /// Success of recent spins.
+    /// How successful recent spins were.
     pub spin: AtomicI32,
-    /// Ticks of the last look whether the peer's TCP end is still there, by the sending half.
+    /// Time (ticks) when the sending half last checked whether the peer's TCP end is still there.
     pub checked: AtomicU64,
-    /// Ends that TCP has told, those that it has until then to tell (CLOCK_MONOTONIC, ms), and whether nobody
-    /// holds the other end any more: see `ends`.
+    /// The ends of connection that were reported; the time until which TCP may still report one (CLOCK_MONOTONIC,
+    /// ms); and whether no process holds the other end any more: see `ends`.
     pub end_told: AtomicU32,
     pub end_due_ms: AtomicU64,
     pub peer_dead: AtomicU32,
-    /// When the probes on TCP below the lane are looked at next (CLOCK_MONOTONIC, ms), and whether the last one was not
-    /// answered: see `probes`.
+    /// When the probes on TCP below the lane are checked next (CLOCK_MONOTONIC, ms), and whether the last one was
+    /// unanswered: see `probes`.
     pub probe_due_ms: AtomicU64,
     pub unanswered: AtomicU32,
-    /// Of each direction the last proof that a descriptor still is this connection: see `tcp::still`.
+    /// For each direction, the last proof that a descriptor still is this connection: see `tcp::still`.
     pub proved: [AtomicU64; 2],
-    /// Of one that was received: the process that it came from (0: unknown), what both directions had moved when it
-    /// was first looked at, and whether it had a number of the standard streams: see `received`.
+    /// For a connection that was received: the process that it came from (0: unknown), the counts of both directions
+    /// when it was first looked at, and whether it had a number of the standard streams: see `received`.
     pub from: AtomicU32,
     pub began: [AtomicU64; 2],
     pub standard: AtomicU32,
-    /// Since it got a lane, the count was found to be still true.
+    /// Not 0: since the connection got its lane, its byte counts were once found to be still true.
     pub verified: AtomicU32,
-    /// The fork by which it came; 0: it was made here. See `family`.
+    /// The fork by which the connection came; 0: it was made in this process. See `family`.
     pub came: AtomicU32,
-    /// The entry's generation when it was last taken here. A new table counts on from there: calls that began
-    /// on a connection of the table before are told from those on its own.
+    /// The entry's generation when this process last took it. A new table counts on from there, so that calls on
+    /// connections of the former table can be told from those on its own.
     gen: AtomicU32,
 }
 
-/// The bits of [`Local::calls`] that count.
+/// The bits of [`Local::calls`] that are a count.
 pub const CALLS: u32 = (1 << 30) - 1;
 
-/// Bit of [`Local::zerocopy_ours`]: we count.
+/// Bit of [`Local::zerocopy_ours`]: the shim counts the notifications, not the kernel.
 pub const ZEROCOPY_OURS: u32 = 1;
 
 impl Local {
-    /// Has a notification of ours that a send with MSG_ZEROCOPY is done not been told yet?
+    /// Is there a MSG_ZEROCOPY notification of the shim's that was not delivered yet?
     #[inline(always)]
     pub fn owes_notifications(&self) -> bool {
         let word = self.zerocopy.load(Relaxed);
         (word >> 32) as u32 != word as u32
     }
 
-    /// Do we count, and so tell, those of this connection? The kernel has none to tell.
+    /// Does the shim count and deliver the notifications of this connection? Then the kernel has none.
     pub fn notifies(&self) -> bool {
         self.zerocopy_ours.load(Relaxed) & ZEROCOPY_OURS != 0
     }
@@ -110,19 +110,18 @@ static LOCALS: AtomicPtr<Local> = AtomicPtr::new(core::ptr::null_mut());
 static MEMFD: AtomicI32 = AtomicI32::new(-1);
 /// Not 0: there is a table. (One that was given up leaves blank memory in its place: see [`clear`].)
 static LIVE: AtomicU32 = AtomicU32::new(0);
-/// Counts the tables that were given up.
+/// Number of tables that were given up.
 static GIVEN_UP: AtomicU32 = AtomicU32::new(0);
-/// Entries that this process holds.
+/// Number of entries that this process holds.
 pub static HELD: AtomicU32 = AtomicU32::new(0);
-/// What a table that was given up said of its daemon: `Header::home`.
+/// What the header of a table that was given up said about its daemon: `Header::home`.
 static HOME: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 static HINT: AtomicU32 = AtomicU32::new(0);
 static LOCK: AtomicU32 = AtomicU32::new(0);
-/// Entries (index + 1) that this process has lately given back. Only hints: whoever takes one checks
-/// that it is free.
+/// Entries (index + 1) that this process has recently freed. Only hints: whoever takes one checks that it is free.
 static RECENT: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
 static RECENT_N: AtomicU32 = AtomicU32::new(0);
-/// Entry that the next [`sweep`] looks at.
+/// The entry that the next [`sweep`] looks at.
 static SWEEP: AtomicU32 = AtomicU32::new(0);
 /// Inode of the pid namespace in which the table was made; 0: unknown.
 static PID_NS: AtomicU64 = AtomicU64::new(0);
@@ -133,7 +132,7 @@ pub fn memfd() -> i32 {
     MEMFD.load(Relaxed)
 }
 
-/// Makes the tables. False: no memory, no memfd (seccomp): the shim stays out of the way.
+/// Makes the tables. False: no memory, or no memfd (seccomp); then everything stays on TCP.
 pub fn init() -> bool {
     if LIVE.load(Acquire) != 0 {
         return true;
@@ -145,7 +144,7 @@ pub fn init() -> bool {
         return true;
     }
     if !fdtab::init() {
-        return false; // what is hidden here has to be entered there
+        return false; // hidden descriptors have to be entered there
     }
     if LOCALS.load(Relaxed).is_null() {
         let Ok(locals) = sys::map_private(CONNS * core::mem::size_of::<Local>()) else {
@@ -170,7 +169,7 @@ pub fn init() -> bool {
     true
 }
 
-/// A new table: its file, and where it is mapped: at `at` in place of what is there, unless that is null.
+/// A new table: its file and its address. If `at` is not null, the table replaces what is mapped there.
 pub fn make(at: *mut u8) -> Option<(i32, *mut Table)> {
     if sys::is_below(link::os::FILE_SIZE) {
         return None; // a memfd counts as a file
@@ -198,26 +197,26 @@ pub fn make(at: *mut u8) -> Option<(i32, *mut Table)> {
     Some((fd, t))
 }
 
-/// Where the table is, or was; null: there never was one.
+/// Address of the table, or of the last one; null: there never was one.
 pub fn address() -> *mut u8 {
     FAMILY.load(Acquire).cast()
 }
 
-/// `fd`, hidden, is the file of the table now.
+/// From now on `fd`, which is hidden, is the file of the table.
 pub fn moved_to(fd: i32) {
     MEMFD.store(fd, Relaxed);
     PID_NS.store(process::here(), Relaxed);
     FOREIGN.store(0, Relaxed);
 }
 
-/// Gives the table up, of which this process holds nothing. Its memory becomes private zero pages: threads
-/// may still look there. False: somebody has taken an entry meanwhile.
+/// Gives up the table, in which this process holds nothing. Its memory becomes private zero pages, because threads
+/// may still read it. False: a thread has taken an entry meanwhile.
 pub fn clear() -> bool {
     let Some(_g) = crate::lock::lock(&LOCK) else {
         return false;
     };
-    // SYNC clear: the table is gone, then we look whether anything is held; who takes an entry counts it,
-    // then looks whether there is a table (`alloc`).
+    // SYNC clear: the table is gone, then we look whether anything is held; who takes an entry counts it, then looks
+    // whether there is a table (`alloc`).
     if LIVE.swap(0, SeqCst) == 0 {
         return false;
     }
@@ -236,7 +235,7 @@ pub fn clear() -> bool {
     true
 }
 
-/// Changes when a table is given up, and with it what was counted in its entries.
+/// Changes when a table is given up, because the counts in its entries are lost with it.
 #[inline(always)]
 pub fn given_up() -> u32 {
     GIVEN_UP.load(SeqCst)
@@ -260,30 +259,30 @@ pub fn local(i: u32) -> &'static Local {
     unsafe { &*LOCALS.load(Relaxed).add(i as usize & (CONNS - 1)) }
 }
 
-/// Is this number the connection's (still)?
+/// Does this descriptor (still) refer to the connection?
 pub fn is_at(c: &Conn, fd: i32) -> bool {
     sys::inode(fd).is_ok_and(|(inode, _)| inode == c.inode.load(Relaxed))
 }
 
-/// Does the kernel say that this number is the connection's? (What has no name yet has no lane either.)
+/// Does this descriptor refer to the connection, as the kernel has it? (Without an inode here it has no lane.)
 pub fn is_same(fd: i32, c: &Conn) -> bool {
     let known = c.inode.load(Relaxed);
     known == 0 || sys::inode(fd).is_ok_and(|(inode, _)| inode == known)
 }
 
-/// Has something else got a number that the table has for a connection? For what is done on its behalf in other
-/// calls, under its locks: nothing is forgotten here.
+/// Does a descriptor that the table has for a connection refer to something else by now? For actions on the
+/// connection's behalf in other calls, under its locks: nothing is removed from the table here.
 pub fn is_other(fd: i32) -> bool {
     fdtab::conn(fd).is_some_and(|i| !is_same(fd, conn(i)))
 }
 
-/// The companion of an entry of the table.
+/// The private counterpart of an entry of the table.
 pub fn local_of(c: &Conn) -> &'static Local {
     let first = conn(0) as *const Conn as usize;
     local(((c as *const Conn as usize - first) / core::mem::size_of::<Conn>()) as u32)
 }
 
-/// The entry of the table in which a word lies.
+/// The entry of the table that contains this word.
 pub fn entry_of(word: &AtomicU32) -> Option<u32> {
     let first = table()?.conns.as_ptr() as usize;
     let at = (word as *const AtomicU32 as usize).checked_sub(first)? / core::mem::size_of::<Conn>();
@@ -310,7 +309,7 @@ pub fn each(mut f: impl FnMut(u32, &Conn)) {
     }
 }
 
-/// Every descriptor of this process that is a connection, also one that listens or is not connected yet.
+/// Calls `f` for every TCP socket among this process's descriptors, also if it listens or is not connected yet.
 pub fn each_fd(mut f: impl FnMut(i32, u32, &Conn)) {
     for fd in 0..=fdtab::high() {
         if let Some(i) = fdtab::conn(fd) {
@@ -338,14 +337,14 @@ pub fn alloc(fd: i32, flags: u32) -> Option<u32> {
 
 fn take(fd: i32, flags: u32) -> Option<u32> {
     let t = table()?;
-    // Two for one, so that what dies is found faster than new entries are needed.
+    // Two entries for one that is taken, so that entries of dead processes are found faster than new ones are needed.
     sweep(t);
     sweep(t);
     let start = HINT.load(Relaxed) as usize;
     let fresh = (0..CONNS).map(|k| (start + k) % CONNS);
     for i in core::iter::from_fn(recent).chain(fresh) {
         let c = &t.conns[i];
-        // A native call on the connection before may go on for long, and is counted here until it ends.
+        // A native call on the entry's former connection may take long, and is counted here until it ends.
         let left = c.tx.inside() == 0 && c.rx.inside() == 0;
         if !left
             || c.state.load(Relaxed) != state::FREE
@@ -370,14 +369,14 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         c.reason.store(Reason::Young.code(), Relaxed);
         c.holders[0].store(process::me(), Relaxed);
         c.fd.store(fd as u32 + 1, Relaxed);
-        // Our number means something else to the family's other processes: nobody may judge by it.
+        // In another pid namespace, our number means something else to the rest of the family: none may judge by it.
         c.forks.store(FOREIGN.load(Relaxed), Relaxed);
         l.link.store(core::ptr::null_mut(), Relaxed);
         l.refs.store(1, Relaxed);
         l.regs.store(0, Relaxed);
         l.tcp_events.store(0, Relaxed);
         l.fd.store(fd, Relaxed);
-        l.calls.fetch_and(CALLS, SeqCst); // (those that still have to notice that theirs is gone stay counted)
+        l.calls.fetch_and(CALLS, SeqCst); // (calls that have not noticed yet that their connection is gone stay counted)
         l.spin.store(4, Relaxed);
         l.hope_ms.store(0, Relaxed);
         l.downs.store(c.tx.downs.load(Relaxed), Relaxed);
@@ -407,7 +406,7 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
     None
 }
 
-/// An entry given back lately: old ones first used again keep the table short and warm.
+/// An entry that was freed recently: using these first keeps the table short and its pages warm.
 fn recent() -> Option<usize> {
     let n = RECENT_N.load(Relaxed) as usize;
     let last = n.checked_sub(1)?;
@@ -424,9 +423,9 @@ fn remember(i: u32) {
     }
 }
 
-/// Looks at one entry more: if every process that held it is dead, it is free again. A child that
-/// exits without closing leaves its entries behind; forking servers have one such per connection.
-/// Costs a system call only for an entry that another process holds.
+/// Looks at the next entry: frees it if every process that held it is dead. A child that exits without closing leaves
+/// its entries behind (forking servers: one per connection). Costs a system call only for an entry that another
+/// process holds.
 fn sweep(t: &Table) {
     let used = t.header.used.load(Relaxed);
     if used == 0 || FOREIGN.load(Relaxed) != 0 {
@@ -438,7 +437,7 @@ fn sweep(t: &Table) {
     if matches!(s, state::FREE | state::BUSY) || c.forks.load(SeqCst) != 0 {
         return;
     }
-    // Without any holder it is between two of them (an exec that may fail, a close under way).
+    // An entry without any holder is between two of them (an exec that may fail, a close in progress).
     let abandoned = || {
         let mut dead = 0;
         for h in &c.holders {
@@ -457,12 +456,12 @@ fn sweep(t: &Table) {
             .compare_exchange(s, state::BUSY, AcqRel, Relaxed)
             .is_ok()
     {
-        // Once more, now that nobody else takes it: it may have changed hands meanwhile.
+        // Check again now that no other process can take it: it may have changed hands meanwhile.
         if !abandoned() {
             let _ = c.state.compare_exchange(state::BUSY, s, AcqRel, Relaxed);
             return;
         }
-        // Whoever was inside a call died there.
+        // Threads that were inside a call died there.
         for w in [&c.tx.lock, &c.rx.lock] {
             w.store(0, Relaxed);
         }
@@ -473,9 +472,9 @@ fn sweep(t: &Table) {
     }
 }
 
-/// Is this process where the table's process numbers mean the same? If not, nobody can tell which
-/// holders live, and what it inherits counts as shared for good.
-/// Where /proc does not tell, it is taken to be the same. Asked after each fork, in the child.
+/// Is this process in the pid namespace of the table's process numbers? If not, nobody can tell which holders are
+/// alive, and what it inherits counts as shared for good. If /proc does not tell, the namespace is assumed to be the
+/// same. Asked after each fork, in the child.
 pub fn same_pid_namespace() -> bool {
     let (then, now) = (PID_NS.load(Relaxed), sys::pid_namespace());
     let same = then == 0 || now == 0 || then == now;
@@ -484,7 +483,7 @@ pub fn same_pid_namespace() -> bool {
     same
 }
 
-/// Copies an entry of which no other thread makes use.
+/// Copies an entry that no other thread uses.
 pub fn copy(from: &Conn, to: &Conn) {
     let (from, to) = (from as *const Conn, to as *const Conn);
     for w in 0..core::mem::size_of::<Conn>() / 4 {
@@ -500,7 +499,7 @@ pub fn copy(from: &Conn, to: &Conn) {
 }
 
 fn reset(c: &Conn) {
-    // Locks and counts of threads inside survive: who holds them has not noticed the change yet.
+    // Locks and counts of threads inside are kept: these have not noticed yet that the entry has changed hands.
     let skip = [
         &c.state,
         &c.gen,
@@ -536,21 +535,21 @@ pub fn set_reason(c: &Conn, r: Reason) {
     c.reason.store(r.code(), Relaxed);
 }
 
-/// Not now: again after so many milliseconds.
+/// No promotion now: the next attempt comes after `ms` milliseconds.
 pub fn later(c: &Conn, r: Reason, ms: u64) {
     set_reason(c, r);
     c.not_before_ms.store(sys::now_ms() + ms, Relaxed);
 }
 
-/// Never again.
+/// The connection is never promoted again.
 pub fn disqualify(c: &Conn, r: Reason) {
     set_reason(c, r);
     let left = if r == Reason::Left { flag::LEFT } else { 0 };
     c.flags.fetch_or(flag::DISQUALIFIED | left, Relaxed);
 }
 
-/// Fills in what `ss` shows: inode, owner, addresses. Three system calls, so only for connections
-/// that live long enough to be considered.
+/// Fills in what `ss` shows: inode, owner, addresses. This takes three system calls, so it is done only for
+/// connections that live long enough to be considered.
 pub fn name(i: u32, fd: i32) {
     let c = conn(i);
     if c.flags.load(Relaxed) & flag::NAMED != 0 {
@@ -582,7 +581,7 @@ pub fn name(i: u32, fd: i32) {
     c.flags.fetch_or(flag::NAMED, Release);
 }
 
-/// Takes over from the kernel whether the application has made it non-blocking.
+/// Reads from the kernel whether the application has made the socket non-blocking.
 pub fn sync_nonblock(c: &Conn, fd: i32) {
     if let Ok(f) = sys::fcntl(fd, libc::F_GETFL, 0) {
         if f & libc::O_NONBLOCK != 0 {
@@ -593,7 +592,7 @@ pub fn sync_nonblock(c: &Conn, fd: i32) {
     }
 }
 
-/// Is this a process that shares our memory, but has the descriptors of when it was made?
+/// Is this a vfork child, which shares our memory but has a descriptor table of its own?
 pub fn is_vfork_child() -> bool {
     table().is_some() && sys::getpid() != process::pid()
 }

@@ -1,4 +1,4 @@
-//! A call on a connection: what it holds meanwhile, and what the TCP socket below says and does for it.
+//! A call on a connection: what it holds while it runs, and what the TCP socket below reports and does for it.
 
 pub mod behind;
 pub mod bufs;
@@ -25,12 +25,12 @@ use core::sync::atomic::Ordering::*;
 use link::family::{flag, Conn};
 use std::sync::OnceLock;
 
-/// Who closes what calls have kept open, and forgets numbers. (Told when the library is loaded, so that calls do not name
-/// what is done to descriptors.)
+/// Functions of higher modules that close what calls have kept open and forget descriptor numbers. (They are set
+/// when the library is loaded, because this module must not name higher ones.)
 pub struct Listener {
-    /// The last call that slept on a connection is over, and its last descriptor closed.
+    /// The last call that slept on a connection has ended, and the connection's last descriptor is closed.
     pub finish_close: fn(u32),
-    /// A number is not this connection any more.
+    /// A descriptor number does not stand for this connection any more.
     pub vanished: fn(i32, u32),
 }
 
@@ -40,7 +40,7 @@ pub fn listen(l: Listener) {
     let _ = LISTENER.set(l);
 }
 
-/// A send after the end: EPIPE, and SIGPIPE unless the call does not want it.
+/// A send after the end of the stream: EPIPE, and SIGPIPE unless the call does not want it.
 pub fn broken(flags: i32) -> isize {
     if flags & libc::MSG_NOSIGNAL == 0 {
         sys::raise(libc::SIGPIPE);
@@ -53,7 +53,7 @@ pub fn fail(e: i32) -> isize {
     -1
 }
 
-/// What ends a call of which `total` bytes are done: their number counts for more than an error.
+/// The result of a call that ends with error `e` after `total` bytes: the count, if there is one, or the error.
 pub fn fail_or(total: usize, e: i32) -> isize {
     match total {
         0 => fail(e),
@@ -67,8 +67,7 @@ pub fn nonblocking(c: &Conn, flags: i32) -> bool {
     flags & libc::MSG_DONTWAIT != 0 || c.flags.load(Relaxed) & flag::NONBLOCK != 0
 }
 
-/// The lock of a direction, for a call; one that may not block does not wait for long for a holder that
-/// is stopped.
+/// Takes the lock of a direction for a call. A call that may not block gives up soon if the holder is stopped.
 #[inline(always)]
 pub fn lock_for<'a>(word: &'a core::sync::atomic::AtomicU32, nb: bool) -> Option<lock::Guard<'a>> {
     match nb {
@@ -106,7 +105,7 @@ pub fn left_ms(deadline: Option<u64>) -> i64 {
     }
 }
 
-/// The connection was closed by another thread before the call slept: what it has done, or EBADF.
+/// The connection was closed by another thread before the call slept: returns the bytes done, or EBADF.
 #[cold]
 pub fn closed(total: usize) -> isize {
     fail_or(total, libc::EBADF)

@@ -1,38 +1,39 @@
-//! This thread: its number, whether it is inside a hook, and what handlers that ran in it mean for the call that they have
-//! interrupted. See `signals`.
+//! The calling thread: its id, whether it is inside a hook, and what handlers that ran in it mean for the call that
+//! they interrupted. See `signals`.
 
 use crate::{pages, real, sys};
 use core::cell::Cell;
 use core::sync::atomic::{compiler_fence, Ordering::*};
 use link::prim::ticks;
 
-/// A place among sleepers, and what a handler calls that runs there: others are to do what this thread would. True: it
-/// did something for them.
+/// A place among the sleepers, and a function that a handler calls when it runs there: other threads have to do what
+/// this thread would do. The function returns true if it did something for them.
 pub type Place = (usize, Leave);
 /// See [`Place`].
 pub type Leave = fn(usize) -> bool;
 
-/// What a thread and the handlers that interrupt it tell each other. Only this thread uses it.
+/// State that a thread shares with the handlers that interrupt it. Only this thread uses it.
 struct Thread {
-    /// Not 0: inside a hook, handlers wait.
+    /// Not 0: the thread is inside a hook, and handlers are deferred.
     depth: Cell<u32>,
-    /// Not 0: a signal waits for the end of the hook, and `mask` is what to restore then.
+    /// Not 0: a signal is deferred to the end of the hook, and `mask` is the mask to restore then.
     deferred: Cell<u32>,
     mask: Cell<u64>,
-    /// Handlers run in this thread, and those of them without SA_RESTART.
+    /// Number of handlers that ran in this thread, and of those without SA_RESTART.
     ran: Cell<u32>,
     cut: Cell<u32>,
-    /// The same when the hook was entered.
+    /// The same counts when the hook was entered.
     entry_ran: Cell<u32>,
     entry_cut: Cell<u32>,
-    /// Eventfd that ends the coming sleep, and whether only handlers without SA_RESTART do.
+    /// Eventfd that ends the coming sleep, and whether only handlers without SA_RESTART write to it.
     wake: Cell<i32>,
     wake_cut_only: Cell<bool>,
-    /// Its place among the sleepers, plus 1; 0: none. (One word: handlers read it between any two of ours.)
+    /// Its place among the sleepers, plus 1; 0: none. (One word, because a handler may run between any two
+    /// instructions.)
     place: Cell<u32>,
-    /// What gives up what it does for the others there.
+    /// Gives up what the thread does for the others at that place.
     leave: Cell<Option<Leave>>,
-    /// Its number; 0: not asked for yet. (Here, so that a hook looks this record up once.)
+    /// The thread's id; 0: not known yet. (Here, so that a hook looks up only this one thread-local record.)
     tid: Cell<u32>,
 }
 
@@ -86,13 +87,14 @@ pub fn forget_tid() {
 /// The thread is inside a hook as long as this lives.
 pub struct Inside(&'static Thread);
 
-/// Handlers wait from here on.
+/// From here on, handlers are deferred.
 #[inline(always)]
 pub fn enter() -> Inside {
     let t = thread();
     let depth = t.depth.get();
     t.depth.set(depth + 1);
-    // The compiler must not move what follows before it; the processor shows a thread its own order.
+    // The compiler must not move later accesses before this store. The processor shows a thread its own program
+    // order.
     compiler_fence(SeqCst);
     if depth == 0 {
         t.entry_ran.set(t.ran.get());
@@ -115,8 +117,8 @@ impl Drop for Inside {
     }
 }
 
-/// Runs `f`, which may block, as if outside of the hook: handlers run, what they call is served, and
-/// they may leave by `siglongjmp`. Nothing of ours may be locked or half done.
+/// Runs `f`, which may block, as if outside of the hook: handlers run, hooks that they call work, and they may leave
+/// by `siglongjmp`. Nothing of ours may be locked or half done.
 #[inline(always)]
 pub fn outside<T>(f: impl FnOnce() -> T) -> T {
     let t = thread();
@@ -131,15 +133,15 @@ pub fn outside<T>(f: impl FnOnce() -> T) -> T {
     compiler_fence(SeqCst);
     t.depth.set(depth);
     compiler_fence(SeqCst);
-    // Hooks that handlers called have set these.
+    // Hooks that handlers called have changed these.
     t.entry_ran.set(ran);
     t.entry_cut.set(cut);
     t.wake.set(-1);
     r
 }
 
-/// Lets those signals in that only the mask of the application's wait does, where the kernel would put it to sleep
-/// and we have other things to do first. True: there was one, and errno is EINTR.
+/// Delivers signals that only the mask of the application's wait lets in, where the kernel would deliver them during
+/// its sleep but the shim has other things to do first. True: there was one, and errno is EINTR.
 #[inline(always)]
 pub fn let_in(mask: *const libc::sigset_t) -> bool {
     !mask.is_null() && let_in_masked(mask)
@@ -155,15 +157,15 @@ fn let_in_masked(mask: *const libc::sigset_t) -> bool {
     outside(|| unsafe { real::ppoll(core::ptr::null_mut(), 0, &now, mask) }) < 0
 }
 
-/// The same for a sleep that `efd` ends: a handler that runs in the last moment before it writes there.
-/// `any`: every handler ends the sleep, as it does a poll; else only one without SA_RESTART. `place` among the
-/// sleepers: while a handler runs, others do what this one would.
+/// The same as [`outside`] for a sleep on `efd`: a handler that runs in the last moment before the sleep writes to
+/// it. `any`: every handler ends the sleep, as in poll; otherwise only one without SA_RESTART. `place` among the
+/// sleepers: while a handler runs, other threads do what this one would do.
 pub fn asleep<T>(efd: i32, any: bool, place: Option<Place>, f: impl FnOnce() -> T) -> T {
     let t = thread();
     t.wake_cut_only.set(!any);
     t.wake.set(efd);
     if let Some((n, leave)) = place {
-        t.leave.set(Some(leave)); // as every place's is
+        t.leave.set(Some(leave)); // (the same function for every place)
         t.place.set(n as u32 + 1);
     }
     let r = outside(f);
@@ -172,18 +174,18 @@ pub fn asleep<T>(efd: i32, any: bool, place: Option<Place>, f: impl FnOnce() -> 
     r
 }
 
-/// Does a signal wait until this hook sleeps or ends? Then a spin is over.
+/// Is a signal deferred until this hook sleeps or ends? Then a spin has to end.
 #[inline(always)]
 pub fn waiting() -> bool {
     thread().deferred.get() != 0
 }
 
-/// A number that every handler changes that runs in this thread.
+/// A number that changes whenever a handler runs in this thread.
 pub fn ran() -> u32 {
     thread().ran.get()
 }
 
-/// Have handlers run since the hook was entered? `any`: does one with SA_RESTART count, too?
+/// Have handlers run since the hook was entered? `any`: handlers with SA_RESTART count, too.
 pub fn interrupted(any: bool) -> bool {
     let t = thread();
     match any {
@@ -192,8 +194,8 @@ pub fn interrupted(any: bool) -> bool {
     }
 }
 
-/// A call that has moved nothing begins anew after a handler with SA_RESTART: is it so? Those that have run count no
-/// more.
+/// Has a handler with SA_RESTART run, so that a call that has moved nothing begins anew? Handlers that ran before
+/// that are no longer counted.
 #[cold]
 pub fn begins_anew() -> bool {
     let t = thread();
@@ -203,7 +205,7 @@ pub fn begins_anew() -> bool {
     ran
 }
 
-/// Signals are delivered again.
+/// Restores the signal mask, so that deferred signals are delivered.
 #[cold]
 fn deliver(t: &Thread) {
     let e = crate::errno();
@@ -219,7 +221,7 @@ pub fn is_inside() -> bool {
     thread().depth.get() != 0
 }
 
-/// A signal waits for the end of the hook; `mask` is the thread's.
+/// Notes that a signal is deferred to the end of the hook; `mask` is the thread's mask.
 pub fn defer(mask: u64) {
     let t = thread();
     if t.deferred.replace(1) == 0 {
@@ -227,15 +229,15 @@ pub fn defer(mask: u64) {
     }
 }
 
-/// A handler is about to run; `cut`: it ends the call that it interrupts. The eventfd to write to, for a sleep that has
-/// not begun.
+/// A handler is about to run; `cut`: it ends the call that it interrupts. Returns the eventfd to write to, if the
+/// thread was about to sleep.
 pub fn handler_runs(cut: bool) -> Option<i32> {
     let t = thread();
     t.ran.set(t.ran.get().wrapping_add(1));
     if cut {
         t.cut.set(t.cut.get().wrapping_add(1));
     }
-    // (One that comes in the last moment before the sleep has to find that it is nobody's leader any more.)
+    // (A leader that is interrupted in the last moment before its sleep has to find that it leads no longer.)
     let led = match (t.place.replace(0), t.leave.get()) {
         (0, _) | (_, None) => false,
         (n, Some(leave)) => leave(n as usize - 1),
@@ -248,19 +250,19 @@ pub fn handler_runs(cut: bool) -> Option<i32> {
 pub fn handling(f: impl FnOnce()) {
     let t = thread();
     let (cut, wake, wake_cut_only) = (t.cut.get(), t.wake.get(), t.wake_cut_only.get());
-    // Handlers that interrupt this one decide nothing about the call that it has interrupted...
+    // Handlers that interrupt this handler do not affect the call that it has interrupted...
     t.wake.set(-1);
     f();
-    // ... and those that come between it and that call's sleep do, whatever hooks it has called.
+    // ... but handlers that run between this one and that call's sleep do, whatever hooks this one has called.
     t.cut.set(cut);
     t.wake_cut_only.set(wake_cut_only);
     t.wake.set(wake);
 }
 
-/// Runs `f`, which may block, and `undo` instead of the rest if the thread does not come back from it:
-/// it is cancelled, or a handler leaves by `siglongjmp`.
+/// Runs `f`, which may block. If the thread does not come back from it (it is cancelled, or a handler leaves by
+/// `siglongjmp`), runs `undo` instead of what follows.
 ///
-/// The C library does it: the cleanup buffers of its old binary interface run in both cases.
+/// The C library calls `undo`: the cleanup buffers of its old binary interface run in both cases.
 pub fn or_undo<T>(undo: &dyn Fn(), f: impl FnOnce() -> T) -> T {
     extern "C" fn run(what: usize) {
         // SAFETY: `what` is the reference below, in a frame that still stands.

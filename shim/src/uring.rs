@@ -1,8 +1,8 @@
-//! io_uring: the rings of the application, as far as they are seen (through libc's `syscall`).
+//! io_uring: the application's rings, as far as they are made with libc's `syscall`.
 //!
-//! A ring stays what it is for everything that is no connection of ours. What is about to be submitted
-//! is looked at in the ring's own memory, which is mapped a second time here, until the application
-//! closes the ring. Not seen: rings that a kernel thread empties (SQPOLL).
+//! For descriptors that do not concern the shim a ring works unchanged. Requests that are about to be submitted are
+//! inspected in the ring's own memory, which is mapped here a second time until the application closes the ring.
+//! Rings that a kernel thread polls for requests (SQPOLL) are not inspected.
 
 use crate::{fdtab, lock, sys};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
@@ -14,8 +14,8 @@ const SETUP_SQE128: u32 = 1 << 10;
 const SETUP_NO_MMAP: u32 = 1 << 14;
 const SETUP_REGISTERED_FD_ONLY: u32 = 1 << 15;
 const SETUP_NO_SQARRAY: u32 = 1 << 16;
-/// Up to the last of those above, and one about completions (CQE_MIXED). Others may change how requests
-/// lie in memory, as SQE_MIXED and SQ_REWIND do.
+/// All flags up to the last one above, and one about completions (CQE_MIXED). Unknown flags may change the layout of
+/// requests, as SQE_MIXED and SQ_REWIND do.
 const SETUP_KNOWN: u32 = ((1 << 17) - 1) | (1 << 18);
 const OFF_SQES: usize = 0x1000_0000;
 
@@ -62,20 +62,20 @@ pub struct Sqe {
     rest: [u64; 2],
 }
 
-/// One ring. Zero is a free entry.
+/// One ring. All-zero is a free entry.
 struct Ring {
     refs: AtomicU32,
-    /// What is mapped here: the ring (0 bytes: memory of the application's own) and the requests.
+    /// What is mapped here: the ring (0 bytes: the memory is the application's own) and the requests.
     ring: AtomicPtr<u8>,
     ring_bytes: AtomicUsize,
     sqes: AtomicPtr<u8>,
     sqes_bytes: AtomicUsize,
     entries: AtomicU32,
-    /// Bytes from one request to the next.
+    /// Distance in bytes from one request to the next.
     stride: AtomicU32,
     head: AtomicU32,
     tail: AtomicU32,
-    /// Where the ring has the indices of its requests; 0: it has none.
+    /// Offset of the ring's index array; 0: it has none.
     array: AtomicU32,
     /// Position up to which requests have been looked at.
     seen: AtomicU32,
@@ -95,7 +95,7 @@ fn init() -> bool {
         let Ok(p) = sys::map_private(bytes) else {
             return false;
         };
-        // Release: the table is there before who finds it.
+        // Release: the table is initialised before other threads find it.
         let won = TABLE.compare_exchange(core::ptr::null_mut(), p.cast(), AcqRel, Acquire);
         if won.is_err() {
             sys::unmap(p, bytes);
@@ -104,10 +104,10 @@ fn init() -> bool {
     true
 }
 
-/// A ring was made. Its number here; `None`: it stays unseen.
+/// A ring was made. Returns its index in the table; `None`: it is not inspected.
 pub fn made(fd: i32, p: &Params) -> Option<u32> {
-    // Without a descriptor of its own, or emptied by a kernel thread: nothing to look at. One that is
-    // polled has no requests that concern us.
+    // Rings without a descriptor of their own, or emptied by a kernel thread, cannot be inspected. IOPOLL rings take
+    // no requests that concern the shim.
     let unseen = SETUP_SQPOLL | SETUP_IOPOLL | SETUP_REGISTERED_FD_ONLY | !SETUP_KNOWN;
     if p.flags & unseen != 0 || !init() {
         return None;
@@ -158,7 +158,7 @@ pub fn duplicated(i: u32) {
     }
 }
 
-/// A descriptor of the ring is about to be closed: our mapping must not keep it.
+/// A descriptor of the ring is about to be closed: our mapping must not keep the ring alive.
 pub fn closed(i: u32) {
     let Some(r) = at(i) else { return };
     // The entry is free only when the mapping is gone.
@@ -175,8 +175,8 @@ pub fn closed(i: u32) {
     r.refs.store(0, Release);
 }
 
-/// Calls `f` with each request that the next `to_submit` submissions begin with and that nobody has
-/// looked at yet, in order: also those of a submission that stopped short, once.
+/// Calls `f`, in order, with each of the next `to_submit` requests that was not inspected yet. A request that is
+/// submitted again because a submission stopped short is inspected only once.
 pub fn each_new(i: u32, to_submit: u32, mut f: impl FnMut(&mut Sqe)) {
     let Some(r) = at(i) else { return };
     let (ring, sqes) = (r.ring.load(Relaxed), r.sqes.load(Relaxed));
@@ -194,7 +194,7 @@ pub fn each_new(i: u32, to_submit: u32, mut f: impl FnMut(&mut Sqe)) {
         let to = head.wrapping_add(n);
         let seen = r.seen.load(Relaxed);
         let from = match seen.wrapping_sub(head) {
-            ahead if ahead > entries => head, // behind: submitted in a way that we did not see
+            ahead if ahead > entries => head, // requests were submitted in a way that we did not see
             ahead if ahead >= n => return,
             _ => seen,
         };
@@ -222,7 +222,7 @@ static EXAMPLE_LOCK: AtomicU32 = AtomicU32::new(0);
 static EXAMPLE: AtomicI32 = AtomicI32::new(-1);
 static MEMBER: AtomicI32 = AtomicI32::new(-1);
 
-/// An epoll set that has one member, and this one: for answers that the kernel is to give.
+/// An epoll set that has one member, and that member: for requests that the kernel is to answer with a known error.
 pub fn example() -> Option<(i32, i32)> {
     let _g = lock::lock(&EXAMPLE_LOCK)?;
     if EXAMPLE.load(Relaxed) < 0 {

@@ -1,9 +1,9 @@
-//! Waiting on lanes: a bounded spin, then a sleep in the kernel that both the doorbell and TCP end.
+//! Waiting on lanes: a bounded spin, then a sleep in the kernel that the doorbell and TCP can end.
 //!
-//! Of the threads asleep on one link only the *leader* polls the doorbell; it wakes those whose
-//! lane has news through an eventfd of theirs, so that one ring does not wake five hundred threads.
-//! Epoll sets have the doorbell inside their inner set and take part as drainers: whoever drains the
-//! doorbell forwards to everybody else on the link.
+//! Of the threads asleep on one link, only the *leader* polls the doorbell. It wakes the threads whose lane has
+//! news through their eventfds, so that one ring does not wake five hundred threads. Epoll sets have the doorbell
+//! in their inner set, and a thread that drains it there forwards the news to all other sleepers of the link as
+//! well.
 
 mod leader;
 
@@ -20,16 +20,16 @@ use link::prim::{cpu, pause, ticks};
 use leader::step_down;
 pub use leader::{join, leave};
 
-/// Rounds of a wait in which it finds that others are at work on what it waits for.
+/// Counts the rounds of a wait in which other threads work on what it waits for.
 #[derive(Default)]
 pub struct Patience(u32);
 
 impl Patience {
-    /// Milliseconds between two looks, when many were in vain.
+    /// Milliseconds between two looks after many vain rounds.
     pub const NAP_MS: i64 = 10;
 
-    /// One more such round, or not. True: it has been so for long, as where the holder of a lock is
-    /// stopped: sleep for a while, and look whether it is dead.
+    /// Notes one round. `busy`: others were at work in it. True: that has been so for long, as when the holder of
+    /// a lock is stopped: sleep for a while, then look whether it is dead.
     pub fn is_over(&mut self, busy: bool) -> bool {
         self.0 = if busy { self.0.saturating_add(1) } else { 0 };
         if (1..16).contains(&self.0) {
@@ -51,14 +51,15 @@ pub enum Woke {
         kernel: bool,
     },
     Timeout,
-    /// A signal, and the call must end with EINTR.
+    /// A signal has come, and the call must end with EINTR.
     Interrupted,
 }
 
+/// What a call waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum For {
     Data,
-    /// The rest of what a call has begun to receive, which an urgent byte ends.
+    /// The rest of the bytes that a receive has begun to take; an urgent byte ends the wait.
     Rest,
     Space,
 }
@@ -66,7 +67,7 @@ pub enum For {
 /// A thread that sleeps. Slots are process-private and keep their eventfd.
 struct Waiter {
     efd: AtomicI32,
-    /// Connection waited for + 1 (0: several).
+    /// The connection waited for, plus 1 (0: several).
     conn: AtomicU32,
     /// Which connections are waited for, a bit each, see [`bit`]; 0: nobody sleeps.
     mask: AtomicU64,
@@ -94,16 +95,16 @@ fn slot(i: usize) -> Option<&'static Waiter> {
     (i < WAITERS).then(|| unsafe { &*p.add(i) })
 }
 
-/// The bit of a connection in the mask of those who wait for it; it shares it with others.
+/// The bit of a connection in the masks of waiters; several connections share it.
 pub fn bit(conn: u32) -> u64 {
     1 << (conn % 64)
 }
 
-/// Whoever sleeps on the connection looks again: a lane was attached, and is to be listened to, or there is
-/// something that neither doorbell nor TCP tells.
+/// Wakes the threads that sleep on the connection: a lane was attached whose doorbell they must listen to, or
+/// there is news that neither the doorbell nor TCP reports.
 pub fn look(conn: u32) {
-    // SYNC lane: the lane is stored, then we look for sleepers; a sleeper enters itself (its mask),
-    // then looks which lane there is (`take_slot`).
+    // SYNC lane: the lane is stored, then we look for sleepers; a sleeper enters itself (its mask), then looks
+    // which lane there is (`take_slot`).
     fence(SeqCst);
     for (w, word) in TAKEN.iter().enumerate() {
         let mut v = word.load(SeqCst);
@@ -149,8 +150,8 @@ fn take_slot(conn: Option<u32>, mask: u64) -> Option<usize> {
     None
 }
 
-/// `poked`: its eventfd was readable. (One that is poked later is so for the next sleeper, who
-/// looks in vain once.)
+/// `poked`: its eventfd was readable, and is read empty. (If it is poked later, the next sleeper in this slot
+/// wakes once in vain.)
 fn give_slot(i: usize, poked: bool) {
     if let Some(s) = slot(i) {
         if poked {
@@ -168,15 +169,15 @@ fn poke(i: usize) {
     }
 }
 
-/// The threads that sleep on connection `i` look again: it has another descriptor.
+/// Wakes the threads that sleep on connection `i`, because its descriptor has changed.
 pub fn look_again(i: u32) {
     for (w, word) in TAKEN.iter().enumerate() {
         let mut v = word.load(SeqCst);
         while v != 0 {
             let s = w * 64 + v.trailing_zeros() as usize;
             v &= v - 1;
-            // SYNC moved: the descriptor has changed, then we look who sleeps; a sleeper takes its
-            // slot, then asks for the descriptor (`sleep`).
+            // SYNC moved: the descriptor has changed, then we look who sleeps; a sleeper takes its slot, then
+            // reads the descriptor (`sleep`).
             if slot(s).is_some_and(|s| s.conn.load(SeqCst) == i + 1) {
                 poke(s);
             }
@@ -184,7 +185,7 @@ pub fn look_again(i: u32) {
     }
 }
 
-/// In a forked child: nobody sleeps yet, and the eventfds are shared with the parent.
+/// In a forked child: nobody sleeps yet, and the eventfds are still shared with the parent.
 pub fn after_fork() {
     for t in &TAKEN {
         t.store(0, Relaxed);
@@ -201,7 +202,7 @@ pub fn after_fork() {
     }
 }
 
-/// The doorbell of `link` was drained: tell everybody else in this process who may be meant.
+/// The doorbell of `link` was drained: wakes all others in this process for whom it may have been.
 pub fn forward(link: &Link, me: Option<usize>, set: Option<usize>) {
     for (w, word) in link.waiters.iter().enumerate() {
         let mut v = word.load(SeqCst);
@@ -273,17 +274,17 @@ pub fn cycles_per_us() -> u64 {
     rate
 }
 
-/// Microseconds a waiter spins at most: longer than a wake-up takes (about 50 µs), for a shorter
-/// spin falls into a cycle of mutual misses.
+/// Microseconds that a waiter spins at most. That is longer than a wake-up takes (about 50 µs), because with
+/// shorter spins both sides keep missing each other.
 pub const SPIN_US: u64 = 80;
 
-/// May `l`'s waiters spin, judging by how recent spins went?
+/// May this connection's waiters spin, judging by how recent spins went?
 pub fn may_spin(score: &AtomicI32) -> bool {
     let s = score.load(Relaxed);
     if s > 0 {
         return true;
     }
-    // Now and then again: the world may have changed.
+    // Try again now and then, because conditions may have changed.
     score.store(if s <= -16 { 1 } else { s - 1 }, Relaxed);
     false
 }
@@ -300,9 +301,9 @@ pub fn spun(score: &AtomicI32, found: bool) {
     }
 }
 
-/// Spins until `done` or the budget is over. `peer_cpu` says where the producer was last: on our
-/// own processor it cannot run while we spin, so we yield, and then give up. That may take long, so `sleepy`
-/// comes before; it says whether to go on.
+/// Spins until `done` or until the budget is used up. `peer_cpu` is where the producer ran last: if that is our
+/// own processor, it cannot run while we spin, so we yield a few times, and then give up. A yield may take long,
+/// so `sleepy` is called before; it says whether to go on.
 #[inline(always)]
 pub fn spin(
     peer_cpu: impl Fn() -> u32,
@@ -332,12 +333,12 @@ pub fn spin(
     }
 }
 
-/// Waits until connection `i` may have data or space. Blocks in libc's `poll`, a cancellation
-/// point, with no lock held.
+/// Waits until connection `i` may have data or space. Blocks in libc's `poll`, a cancellation point, with no lock
+/// held.
 ///
-/// The caller holds the connection. `timeout_ms`: -1 for ever. `any`: a handler with SA_RESTART ends the
-/// call as well, as it does where the application has set a time-out (SO_RCVTIMEO, SO_SNDTIMEO; signal(7))
-/// or a part is done. Spurious returns are fine: callers look and come again.
+/// The caller holds the connection. `timeout_ms`: -1 for ever. `any`: a handler with SA_RESTART ends the call,
+/// too, as it does if the application has set a time-out (SO_RCVTIMEO, SO_SNDTIMEO; signal(7)) or a part is done.
+/// Spurious returns are fine: callers look and come again.
 pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) -> Woke {
     let Some((link, m)) = lane::of(c, l) else {
         return Woke::Look { kernel: true };
@@ -350,7 +351,7 @@ pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) 
     if end == 0 {
         return Woke::Look { kernel: true };
     }
-    // What goes on after it was interrupted leaves no errno.
+    // A call that continues after an interruption must not change errno.
     crate::preserving_errno(
         || match sleep(i, c, link, &m, what, (timeout_ms, end), any) {
             _ if thread::interrupted(any) => Woke::Interrupted,
@@ -360,7 +361,7 @@ pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) 
     )
 }
 
-/// `ms`: the time-out, and until an end is to be told (see `ends`).
+/// `ms`: the time-out, and the time until an end is to be reported (see `ends`).
 #[expect(clippy::too_many_lines)]
 fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), any: bool) -> Woke {
     let (timeout_ms, end) = ms;
@@ -376,12 +377,12 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
         None => false,
     };
     let fd = table::local(i).fd.load(SeqCst); // SYNC moved
-                                              // Another thread may have been told of another lane since the caller looked.
+                                              // Another lane may have been attached since the caller looked.
     let same = lane::of(c, table::local(i)).is_some_and(|(now, _)| core::ptr::eq(now, link));
     let work = c.tx.on_lane() && c.tx.has_work(m);
     let ready = match what {
         _ if !same => true,
-        // The way down is not waited for here, only TCP's buffer: see `events`.
+        // A drain is no work for this wait, which only listens to TCP's buffer: see `events`.
         For::Data | For::Rest => c.rx.stirs(m) || work && !lane::is_attended(c),
         For::Space if c.tx.awaits(m) => c.tx.has_work(m),
         For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock { fd, link }),
@@ -427,11 +428,11 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
         ];
         let mut t = ends::sooner(nap(timeout_ms, slot_no.is_some()), end);
         if !leader && !(0..1000).contains(&t) {
-            t = 1000; // a follower sees to it now and then that there is a leader
+            t = 1000; // a follower checks now and then that there is a leader
         }
         let wary = work || leader && link.is_muted();
         if wary && !(0..Patience::NAP_MS).contains(&t) {
-            t = Patience::NAP_MS; // for another thread's work, or a doorbell that rings in vain
+            t = Patience::NAP_MS; // for another thread's work, or a muted doorbell
         }
         if let Some(tab) = table::table() {
             tab.header.stats.sleeps.fetch_add(1, Relaxed);
@@ -450,7 +451,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
             })
         };
         let n = thread::or_undo(&undo, || match poll(&mut p, t) {
-            // More entries than descriptors are allowed.
+            // There are more entries than descriptors are allowed.
             -1 if crate::errno() == libc::EINVAL => {
                 let asleep = |f: &dyn Fn() -> i32| thread::asleep(efd, any, place(slot_no), f);
                 few::poll(&mut p, &mut t, core::ptr::null(), asleep)
@@ -460,7 +461,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
         woke = match n {
             0 if timeout_ms >= 0 && t >= timeout_ms => Woke::Timeout,
             0 => Woke::Look { kernel: true },
-            n if n < 0 => Woke::Interrupted, // perhaps; errno is as it was
+            n if n < 0 => Woke::Interrupted, // perhaps: the caller decides by errno
             _ => Woke::Look {
                 kernel: p[0].revents != 0,
             },
@@ -486,8 +487,8 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
     woke
 }
 
-/// A sleep is cut short where nobody would end it: without a place among the waiters, and without
-/// a daemon, which we try to find again every second. And idle connections have probes to be looked at.
+/// A sleep is cut short if nothing else would end it: without a place among the waiters, and without a daemon,
+/// which is looked for every second. The probes of idle connections must be checked in time, too.
 pub fn nap(timeout_ms: i64, placed: bool) -> i64 {
     let cap = if !placed {
         1
@@ -507,8 +508,8 @@ pub fn nap(timeout_ms: i64, placed: bool) -> i64 {
     }
 }
 
-/// A sleep was interrupted, and no handler of which we know has run: does the call end with EINTR?
-/// Which handler it was cannot be seen, so it goes on only if every one wants that.
+/// A sleep was interrupted, and no handler that we know of has run: does the call end with EINTR? We cannot see
+/// which handler it was, so the call continues only if all of them have SA_RESTART.
 fn foreign(any: bool) -> bool {
     crate::errno() == libc::EINTR && (any || signals::foreign_cut())
 }
@@ -518,13 +519,13 @@ pub struct Place {
     slot: Option<usize>,
 }
 
-/// The place of a sleeper, and what a handler does that runs there.
+/// The place of a sleeper, and what is done when a handler runs during the sleep.
 fn place(slot: Option<usize>) -> Option<thread::Place> {
     slot.map(|n| (n, step_down as fn(usize) -> bool))
 }
 
 impl Place {
-    /// No place: the wait is a nap.
+    /// Without a place, the wait is a short nap.
     pub fn none() -> Self {
         Place { slot: None }
     }

@@ -1,8 +1,8 @@
-//! Endpoints as people type and read them.
+//! Endpoints as people write and read them.
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Reads `ip:port`. IPv6 may stand in brackets or, as `smcss` prints it, without.
+/// Parses `ip:port`. IPv6 may be in brackets or, as `smcss` prints it, without.
 pub fn parse(s: &str) -> Result<SocketAddr, String> {
     if s.contains("..:") {
         return Err(format!(
@@ -25,13 +25,13 @@ pub fn parse(s: &str) -> Result<SocketAddr, String> {
     Ok(SocketAddr::new(ip.to_canonical(), port))
 }
 
-/// Checks what [`parse`] reads and gives it back in the daemon's notation.
+/// Checks an endpoint with [`parse`] and returns it in the daemon's notation.
 pub fn argument(s: &str) -> Result<String, String> {
     parse(s).map(|a| a.to_string())
 }
 
-/// The form and width of `smcss`: no brackets, and longer than `short` only if `wide`. What does
-/// not look like an endpoint is returned as it is.
+/// The form and width of `smcss`: no brackets, and not longer than `short` unless `wide` is set. Text that is not an
+/// endpoint is returned as it is.
 pub fn smcss(s: &str, short: usize, wide: bool) -> String {
     let Ok(a) = parse(s) else { return s.to_owned() };
     let (ip, port) = (a.ip().to_string(), a.port().to_string());

@@ -1,4 +1,4 @@
-//! `underpass stats`, `reasons`, `log`, `down` and `up`: one question, one answer.
+//! `underpass stats`, `reasons`, `log`, `down` and `up`: each asks the daemon one question and prints the answer.
 
 use crate::cli;
 use crate::client::{ask, unexpected};
@@ -109,7 +109,7 @@ fn rail(r: &RailStats, section: &mut impl FnMut(&str, &[(&str, String)])) {
     section(&title, &lines);
 }
 
-/// Seconds as people say them.
+/// Seconds as a duration for people to read.
 fn duration(s: u64) -> String {
     match (s / 86_400, s / 3600 % 24, s / 60 % 60, s % 60) {
         (0, 0, 0, s) => format!("{s} s"),

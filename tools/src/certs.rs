@@ -1,7 +1,7 @@
-//! `underpass certs`: a private CA and node certificates, for those who have none.
+//! `underpass certs`: a private CA and node certificates, for sites without a CA of their own.
 //!
-//! Keys are readable by their owner only from the moment they exist, files appear whole or not at
-//! all, and nothing is overwritten without `--force`. No daemon is asked.
+//! From the moment they exist, keys are readable only by their owner; files appear completely or not at all; and
+//! nothing is overwritten without `--force`. No daemon is needed.
 
 use crate::cli;
 use crate::out::{self, clean, Failure, Outcome};
@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use time::{Duration, OffsetDateTime};
 use underpass_admin::certificate::{facts_of_pem, valid_name, Facts};
 
-/// Certificates are valid a little before they are made: clocks differ.
+/// Certificates become valid a little before they are made, because clocks differ.
 const EARLIER: Duration = Duration::hours(1);
 
 pub fn run(o: &cli::Certs) -> Outcome {
@@ -38,7 +38,7 @@ fn making(e: rcgen::Error) -> Failure {
     Failure::new(format_args!("cannot make a certificate: {e}"))
 }
 
-/// A file that is not there yet under its own name.
+/// A file under a temporary name.
 struct Draft {
     tmp: PathBuf,
     to: PathBuf,
@@ -58,7 +58,7 @@ impl Draft {
         Ok(draft)
     }
 
-    /// Gives it its name. A link, unlike a rename, replaces nothing.
+    /// Gives the file its name. Unlike a rename, a hard link replaces nothing.
     fn publish(&self, force: bool) -> Result<(), Failure> {
         let done = match force {
             true => fs::rename(&self.tmp, &self.to),
@@ -100,7 +100,7 @@ fn save(dir: &Path, name: &str, key: &str, cert: &str, force: bool) -> Result<()
     k.publish(force)?;
     c.publish(force).inspect_err(|_| {
         if !force {
-            let _ = fs::remove_file(&k.to); // half of a pair is of no use
+            let _ = fs::remove_file(&k.to); // a key without its certificate is of no use
         }
     })?;
     out::print(&format!(
@@ -185,7 +185,7 @@ fn node(o: &cli::CertsNode) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A time as people read it.
+/// A time for people to read.
 pub fn date(t: i64) -> String {
     match OffsetDateTime::from_unix_timestamp(t) {
         Ok(d) => format!("{} {:02}:{:02} UTC", d.date(), d.hour(), d.minute()),

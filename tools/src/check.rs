@@ -1,8 +1,8 @@
-//! `underpass check HOST PORT`: which mode does a connection from here to there get?
+//! `underpass check HOST PORT`: which mode does a connection from here to that service get?
 //!
-//! Not a guess from tables: a real connection is opened under the shim (by [`probe`], this program
-//! again, with the library preloaded), and the daemon is asked about both its ends until they are
-//! promoted or it is clear that they will not be. Nothing is ever sent to the service.
+//! This is no guess from tables: a real connection is opened under the shim (by [`probe`], which is this program
+//! again, with the library preloaded), and the daemon is asked about both its ends until they are promoted or it is
+//! clear that they will not be. Nothing is ever sent to the service.
 
 mod peer;
 pub mod probe;
@@ -22,17 +22,17 @@ use std::time::{Duration, Instant};
 use underpass_admin::places::Places;
 use underpass_admin::{Request, Response};
 
-/// Exit status when the connection stays on TCP, and when the test itself failed.
+/// Exit status if the connection stays on TCP, and if the test itself failed.
 const ON_TCP: u8 = 1;
 const FAILED: u8 = 2;
-/// Between two questions to the daemon.
+/// Interval between two questions to the daemon.
 const STEP: Duration = Duration::from_millis(50);
-/// So many equal answers make a lasting reason final.
+/// Number of equal answers that make a lasting reason final.
 const FINAL: u32 = 4;
-/// So many questions from one look around to the next.
+/// Number of questions between two searches for the other end's process.
 const LOOK: u32 = 10;
 
-/// The open connection: lives as long as this value.
+/// The open connection, which lives as long as this value.
 struct Connection {
     child: Child,
     events: BufReader<ChildStdout>,
@@ -78,7 +78,7 @@ impl Connection {
         serde_json::from_str(&line).ok()
     }
 
-    /// Closes the connection; says whether the service had closed it before.
+    /// Closes the connection; returns whether the service had closed it before.
     fn close(mut self) -> bool {
         drop(self.child.stdin.take());
         matches!(self.next(), Some(Event::Closed))
@@ -100,7 +100,7 @@ pub fn run(dir: Option<PathBuf>, o: &cli::Check) -> Outcome {
             return verify::check(pid, o.json, dir);
         }
         (_, Some(host), Some(port)) => (host.as_str(), port),
-        _ => return Err(failed(Failure::new("no service"))), // refused by the parser
+        _ => return Err(failed(Failure::new("no service"))), // the parser refuses this
     };
     let lib = shimlib::find().map_err(failed)?;
     let places = Places::here(dir);
@@ -155,7 +155,7 @@ fn watch(c: &Connection, dir: &Path, wait_s: u64) -> Finding {
         }
         same = if now == last { same + 1 } else { 0 };
         let time_up = Instant::now() >= deadline;
-        // Looking around is dear; it is done when the daemon has nothing new to say.
+        // The search is expensive, so it is done only when the daemon reports nothing new.
         if time_up || same % LOOK == FINAL {
             let mut now = now.clone();
             if now.there.row.is_none() && now.across.is_none() {
@@ -170,7 +170,7 @@ fn watch(c: &Connection, dir: &Path, wait_s: u64) -> Finding {
     }
 }
 
-/// What can be said without a daemon.
+/// The finding if no daemon can be asked.
 fn alone(c: &Connection, why: Failure) -> Finding {
     Finding {
         here: End {

@@ -1,4 +1,4 @@
-//! Asking the daemon that arguments and environment select.
+//! Asks the daemon that arguments and environment select.
 
 use crate::out::{clean, Failure};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! `underpass devices`: this node's RDMA devices, and why one of them carries no lanes. Reads what the
-//! kernel shows; needs no daemon, no RDMA library and no privilege.
+//! `underpass devices`: this node's RDMA devices, and why one of them carries no lanes. Reads what the kernel shows;
+//! needs no daemon, no RDMA library and no privilege.
 
 use crate::cli;
 use crate::out::{self, clean, Outcome};

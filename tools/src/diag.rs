@@ -1,8 +1,7 @@
 //! TCP sockets as the kernel knows them: of the caller's network namespace, by sock_diag.
 //!
-//! The daemon's rows come from the shims; this is where the tool learns what no shim says: the
-//! shutdown state (a lane's connection is a TCP connection all its life), and who is at the other
-//! end of a connection that only one shim knows.
+//! The daemon's rows come from the shims. The tool uses sock_diag for what no shim knows: the shutdown state (a
+//! lane's connection stays a TCP connection), and the other end of a connection that only one shim knows.
 
 use netlink_packet_core::{
     NetlinkHeader, NetlinkMessage, NetlinkPayload, NLM_F_DUMP, NLM_F_REQUEST,
@@ -22,13 +21,13 @@ use std::net;
 pub struct TcpSocket {
     pub local: net::SocketAddr,
     pub peer: net::SocketAddr,
-    /// 0: not accepted yet, or no longer any process's.
+    /// 0: not accepted yet, or no process holds it any more.
     pub inode: u64,
     /// 1: cannot receive, 2: cannot send.
     pub shut: Option<u8>,
 }
 
-/// All of them; none where the kernel does not tell.
+/// All TCP sockets; none if the kernel does not return them.
 pub fn sockets() -> Vec<TcpSocket> {
     let mut all = Vec::new();
     for family in [AF_INET, AF_INET6] {
@@ -111,7 +110,7 @@ mod tests {
             .unwrap()
     }
 
-    /// The socket with this one's addresses.
+    /// Finds the kernel's entry for this socket.
     fn find(s: &TcpStream) -> TcpSocket {
         let (local, peer) = (s.local_addr().unwrap(), s.peer_addr().unwrap());
         let is = |t: &TcpSocket| t.local == local && t.peer == peer;
@@ -133,7 +132,7 @@ mod tests {
                 "{address}"
             );
             a.shutdown(Shutdown::Write).unwrap();
-            assert_eq!(b.read(&mut [0]).unwrap(), 0); // the FIN is there
+            assert_eq!(b.read(&mut [0]).unwrap(), 0); // the FIN has arrived
             assert_eq!(
                 (find(&a).shut, find(&b).shut),
                 (Some(2), Some(1)),

@@ -1,8 +1,7 @@
-//! The `underpass` command: starts programs under the shim, shows their connections, steers them.
+//! The `underpass` command: starts programs under the shim, shows their connections, and controls them.
 //!
-//! It is a client of the daemon and holds no state. It must never crash on what a daemon, a
-//! terminal or a closed pipe does to it, and `run` must leave nothing behind in the program that
-//! it becomes.
+//! It is a client of the daemon and keeps no state. It must never crash because of a daemon, a terminal or a closed
+//! pipe, and `run` must leave nothing behind in the program that it becomes.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! Standard output and failures.
 //!
-//! The tool is made for pipes: a reader that went away (`underpass ss | head`) is no error, every
-//! other failed write is one. Text that came from other processes (program names, log lines) is
-//! printed without control characters, so that nobody can steer the reader's terminal.
+//! The tool is made for pipes: a reader that has gone away (`underpass ss | head`) is no error, every other failed
+//! write is one. Text from other processes (program names, log lines) is printed without control characters, so that
+//! nobody can control the reader's terminal.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -12,7 +12,7 @@ use std::process::ExitCode;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// What went wrong, in words for a person, and the exit status that says so to a script.
+/// A failure: a message for people, and an exit status for scripts.
 #[derive(Debug)]
 pub struct Failure {
     pub code: u8,
@@ -28,7 +28,7 @@ impl Failure {
         }
     }
 
-    /// A program that could not be executed; its status as shells have it.
+    /// A program could not be executed; the exit status is the one that shells use.
     pub fn cannot_run(command: &[OsString], e: &io::Error) -> Self {
         let code = match e.kind() {
             io::ErrorKind::NotFound => NOT_FOUND,
@@ -46,7 +46,7 @@ impl Failure {
     }
 }
 
-/// How every subcommand ends.
+/// Result of every subcommand.
 pub type Outcome = Result<ExitCode, Failure>;
 
 /// Writes `text` to standard output.
@@ -67,7 +67,7 @@ pub fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Failure> {
     print(&s)
 }
 
-/// Writes a line to standard error; a closed standard error is nobody's business.
+/// Writes a line to standard error. That standard error may be closed is ignored.
 pub fn complain(message: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "underpass: {message}");
 }
@@ -100,7 +100,7 @@ impl Iterator for Shown {
     }
 }
 
-/// A number of bytes for people: three digits and a unit.
+/// A number of bytes for people to read: three digits and a unit.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if n < 1024 {

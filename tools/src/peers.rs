@@ -1,4 +1,4 @@
-//! `underpass peers`: the other nodes, and why there is no channel to those without one.
+//! `underpass peers`: the other nodes, and, for those without a channel, the reason.
 
 use crate::certs::date;
 use crate::cli;

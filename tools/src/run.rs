@@ -1,7 +1,7 @@
-//! `underpass run`: becomes the program, with the shim preloaded and a daemon at hand.
+//! `underpass run`: becomes the program, with the shim preloaded and a daemon running.
 //!
-//! It must leave the program alone: same pid, same descriptors, same exit status, no process of
-//! ours as its child.
+//! The program must find nothing changed: the same pid, descriptors and exit status, and no process of ours as its
+//! child.
 
 use crate::cli;
 use crate::out::{Failure, Outcome};
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use underpass_admin::places::DIR_ENV;
 
-/// Exit status for a failure of our own, as `env` and `nohup` have it.
+/// Exit status for a failure of our own, as with `env` and `nohup`.
 const OURS: u8 = 125;
 
-/// Sets what makes a program run under the shim.
+/// Sets the environment that makes a program run under the shim.
 pub fn prepare(command: &mut Command, lib: &Path, runtime_dir: &Path, eager: bool) {
     command.env(
         "LD_PRELOAD",
@@ -44,6 +44,6 @@ pub fn run(dir: Option<PathBuf>, o: &cli::Run) -> Outcome {
     if o.verify {
         return verify::run(command, o, runtime_dir);
     }
-    let e = command.exec(); // returns only when it failed
+    let e = command.exec(); // returns only if it failed
     Err(Failure::cannot_run(&o.command, &e))
 }

@@ -6,9 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 const NAME: &str = "libunderpass.so";
-/// Names the library itself.
+/// Environment variable with the path of the library.
 const LIB_ENV: &str = "UNDERPASS_LIB";
-/// Where packages put it.
+/// The directory in which packages install it.
 const SYSTEM: &str = "/usr/lib/underpass";
 
 /// The library to preload.
@@ -24,7 +24,7 @@ pub fn find() -> Result<PathBuf, Failure> {
         .iter()
         .any(|b| b" :\t\n".contains(b))
     {
-        // The dynamic linker splits LD_PRELOAD there and has no way to quote.
+        // The dynamic linker splits LD_PRELOAD at these characters and has no way to quote them.
         return Err(Failure::new(format_args!(
             "{}: a path with a space or a colon cannot be preloaded; move it, or name a link to it in {LIB_ENV}",
             lib.display()
@@ -35,7 +35,7 @@ pub fn find() -> Result<PathBuf, Failure> {
 
 fn search(named: Option<PathBuf>, exe: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(p) = named {
-        // Programs change directory: only an absolute path means the same to all of them.
+        // Programs change their directory: only an absolute path means the same to all of them.
         return match std::path::absolute(&p) {
             Ok(abs) if abs.is_file() => Ok(abs),
             _ => Err(Failure::new(format_args!(
@@ -64,7 +64,7 @@ fn candidates(dir: Option<&Path>) -> Vec<PathBuf> {
     let mut v = Vec::new();
     if let Some(d) = dir {
         v.push(d.join(NAME)); // a package in one directory, or cargo's target directory
-        v.push(d.join("deps").join(NAME)); // cargo build, before it is copied up
+        v.push(d.join("deps").join(NAME)); // cargo build, before the library is copied up
         if let Some(up) = d.parent() {
             v.push(up.join("lib").join(NAME));
             v.push(up.join("lib/underpass").join(NAME));
@@ -78,9 +78,8 @@ fn candidates(dir: Option<&Path>) -> Vec<PathBuf> {
     v
 }
 
-/// A value for LD_PRELOAD that puts `lib` behind what was there, once: some of what programs preload
-/// wants to come first (the runtimes of GCC's sanitizers abort otherwise), and nothing needs to come
-/// last.
+/// A value for LD_PRELOAD that puts `lib` once, behind what was there: some preloaded libraries have to come first
+/// (the runtimes of GCC's sanitizers abort otherwise), and none has to come last.
 pub fn preload(lib: &Path, old: Option<&OsStr>) -> OsString {
     let mut new = OsString::new();
     let old = old.map(OsStrExt::as_bytes).unwrap_or_default();
@@ -94,8 +93,8 @@ pub fn preload(lib: &Path, old: Option<&OsStr>) -> OsString {
     new
 }
 
-/// A value for ASAN_OPTIONS with which a program that was linked with GCC's AddressSanitizer accepts a
-/// preloaded library before its runtime, which does not mind. What the user has set about that stays.
+/// A value for ASAN_OPTIONS with which a program linked with GCC's AddressSanitizer accepts a library that is
+/// preloaded before its runtime; the runtime works nevertheless. A setting of the user's for that stays.
 pub fn asan_options(old: Option<&OsStr>) -> OsString {
     const ORDER: &[u8] = b"verify_asan_link_order";
     let old = old.unwrap_or_default();

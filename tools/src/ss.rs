@@ -1,8 +1,8 @@
 //! `underpass ss`: the daemon's rows in the form of `smcss`.
 //!
-//! The columns, their widths and what the options select are those of smc-tools, so that scripts
-//! written for it work. What `smcss` reads from the kernel's SMC sockets has its counterpart in a
-//! lane; where there is none, the column shows dashes, never an invented value.
+//! The columns, their widths and what the options select are those of smc-tools, so that scripts written for it work.
+//! Values that `smcss` reads from the kernel's SMC sockets come from the lane; if a lane has no such value, the
+//! column shows dashes, never an invented value.
 
 mod column;
 mod explain;
@@ -32,7 +32,7 @@ pub fn run(dir: Option<PathBuf>, o: &cli::Ss) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Does this connection run through memory or RDMA?
+/// Does this connection run over shared memory or RDMA?
 pub fn promoted(r: &Row) -> bool {
     matches!(r.mode.as_str(), "SMCD" | "SMCR")
 }
@@ -60,7 +60,7 @@ fn intf(r: &Row) -> String {
     }
 }
 
-/// Inode to shutdown mask, if wanted.
+/// Shutdown mask by inode, if wanted.
 fn masks(o: &cli::Ss) -> HashMap<u64, u8> {
     if !o.debug {
         return HashMap::new();

@@ -1,11 +1,9 @@
-//! Makes sure that a daemon runs: the system's if it answers, else one of this user's (root's is the
-//! system's), which is started when there is none, and which stays as long as the program that is
-//! started.
+//! Makes sure that a daemon runs: the system's if it answers, otherwise one of this user's (root's is the system's),
+//! which is started if there is none. The daemon stays as long as the program that is started.
 //!
-//! The daemon must not be a child of the program that `underpass run` becomes (the program would
-//! find a child it does not know when it waits), nor hold any of its descriptors open, nor die
-//! with its terminal. So a helper process ([`detach`]) leaves the session, closes what it
-//! inherited, starts the daemon, says its pid and ends.
+//! The daemon must not be a child of the program that `underpass run` becomes (the program would find an unknown
+//! child when it waits), must not hold any of its descriptors open, and must not die with its terminal. So a helper
+//! process ([`detach`]) leaves the session, closes what it inherited, starts the daemon, prints its pid and ends.
 
 use crate::out::{complain, Failure};
 use nix::errno::Errno;
@@ -22,23 +20,23 @@ use underpass_admin::places::Places;
 use underpass_admin::places::DIR_ENV;
 
 const DAEMON: &str = "underpassd";
-/// Seconds without any program after which a daemon of ours ends.
+/// Seconds without any program after which a daemon that we started ends.
 const IDLE_EXIT: &str = "30";
-/// Held while a daemon is being started, so that two of us do not start two.
+/// Locked while a daemon is being started, so that two `run` processes do not start two.
 const LOCK: &str = "start.lock";
-/// Longest path of a runtime directory, for shims too: an address has 108 bytes, the socket's name
-/// and its end included.
+/// Maximum length of a runtime directory's path, also for shims: a socket address has 108 bytes, which include the
+/// socket's name and the terminating NUL.
 const LONGEST: usize = 94;
 const LOG: &str = "underpassd.log";
-/// How long a daemon may take to come up, and another `run` to start it.
+/// Time that a daemon may take to start, or another `run` process to start it.
 const PATIENCE: Duration = Duration::from_secs(15);
 const STEP: Duration = Duration::from_millis(10);
 
-/// Returns the absolute runtime directory of a running daemon, which was started if need be, and
-/// which stays as long as this process lives.
+/// Returns the absolute runtime directory of a running daemon. Starts one if necessary; it stays as long as this
+/// process lives.
 pub fn ensure(dir: Option<PathBuf>) -> Result<PathBuf, Failure> {
     let places = Places::here(dir);
-    // Programs change directory, and sockets are looked up later: only an absolute path will do.
+    // Programs change their directory, and the socket is looked up later, so the path must be absolute.
     let dir = std::path::absolute(places.choose()).map_err(Failure::new)?;
     places.check_owner(&dir)?;
     if dir.as_os_str().len() > LONGEST {
@@ -58,10 +56,10 @@ pub fn ensure(dir: Option<PathBuf>) -> Result<PathBuf, Failure> {
         .create(&dir)
         .map_err(cannot)?;
     if fresh && dir == places.system {
-        // The node's daemon serves every user, whatever root's umask.
+        // The node's daemon serves every user, whatever umask root has.
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).map_err(cannot)?;
     }
-    places.check_owner(&dir)?; // someone may have been quicker, with a directory of his own
+    places.check_owner(&dir)?; // another user may have been faster and made the directory
     let _lock = lock(&dir)?;
     if !running(&dir) {
         start(&dir)?;
@@ -69,8 +67,8 @@ pub fn ensure(dir: Option<PathBuf>) -> Result<PathBuf, Failure> {
     Ok(dir)
 }
 
-/// Is a daemon there? One that is there but silent (stopped, overloaded) counts: the shim copes
-/// with it, and a second one could only do harm.
+/// Is a daemon there? One that is there but does not answer (stopped, overloaded) counts: the shim copes with it, and
+/// a second one could only do harm.
 fn running(dir: &Path) -> bool {
     match hold(dir) {
         Presence::Answers => true,
@@ -111,7 +109,7 @@ fn lock(dir: &Path) -> Result<Flock<File>, Failure> {
     }
 }
 
-/// The daemon's program: beside this one, or in PATH.
+/// The daemon's executable: beside this one, or in PATH.
 fn program() -> Result<PathBuf, Failure> {
     let beside = std::env::current_exe()
         .ok()
@@ -135,7 +133,7 @@ fn start(dir: &Path) -> Result<(), Failure> {
     let daemon = program()?;
     let log_path = dir.join(LOG);
     let fail = |what: &str, e: io::Error| Failure::new(format_args!("cannot {what}: {e}"));
-    // A new file each time: what a failed start has to say is then all that is in it.
+    // A new file each time, so that it contains only the messages of this start.
     let _ = fs::remove_file(&log_path);
     let log = OpenOptions::new()
         .create(true)
@@ -183,7 +181,7 @@ fn start(dir: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Has this process ended? Where nobody reaps orphans it stays as a zombie.
+/// Has this process ended? Without a reaper of orphans it stays as a zombie.
 fn ended(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(s) => s
@@ -194,8 +192,8 @@ fn ended(pid: u32) -> bool {
     }
 }
 
-/// The helper process. Standard input is empty, standard error the log, standard output a pipe
-/// to the waiting `run`.
+/// The helper process. Standard input is empty, standard error is the log, standard output a pipe to the waiting
+/// `run`.
 pub fn detach(program: &Path, dir: &Path) -> Result<(), Failure> {
     let fail = |what: &str, e: &dyn std::fmt::Display| Failure::new(format_args!("{what}: {e}"));
     nix::unistd::setsid().map_err(|e| fail("setsid", &e))?;
@@ -220,8 +218,7 @@ pub fn detach(program: &Path, dir: &Path) -> Result<(), Failure> {
     crate::out::print(&format!("{}\n", child.id()))
 }
 
-/// Closes every descriptor but the standard three: the daemon must not keep pipes and sockets of
-/// the program open that it knows nothing of.
+/// Closes every descriptor except the standard three: the daemon must not keep pipes and sockets of the program open.
 fn close_inherited() {
     let Ok(entries) = fs::read_dir("/proc/self/fd") else {
         return;

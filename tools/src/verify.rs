@@ -1,7 +1,7 @@
-//! `underpass run --verify` and `underpass check --pid`: does a program, and what it starts, carry the
-//! library and reach a daemon, and if not, why?
+//! `underpass run --verify` and `underpass check --pid`: do a program and its children carry the library and reach a
+//! daemon, and if not, why?
 //!
-//! Everything is read from `/proc` and asked of the daemon; nothing is changed in the processes.
+//! Everything is read from `/proc` or asked from the daemon; the processes are not changed.
 
 mod elf;
 mod process;
@@ -17,12 +17,12 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-/// Exit status when something is missing, and when that could not be found out.
+/// Exit status if something is missing, and if that could not be found out.
 const MISSING: u8 = 1;
 const FAILED: u8 = 2;
-/// Between two looks at the processes of a program.
+/// Interval between two looks at the processes of a program.
 const STEP: Duration = Duration::from_millis(20);
-/// What a program may take to end after it was told to.
+/// Time that a program may take to end after it was told to.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// `check --pid`: a running process and its descendants.
@@ -42,7 +42,7 @@ pub fn check(pid: u32, json: bool, dir: PathBuf) -> Outcome {
     Ok(code(&all))
 }
 
-/// Why there is nothing to look at.
+/// Why there is no process to look at.
 fn absence(pid: u32) -> String {
     match underpass_admin::proc::of_thread(pid) {
         Some(p) if p != pid => format!("{pid} is no process, but a thread of process {p}"),
@@ -61,10 +61,10 @@ fn code(all: &[Seen]) -> ExitCode {
     }
 }
 
-/// `run --verify`: runs the program as a child and watches it and its descendants, until it ends or
-/// time is up. The report goes to standard error, for standard output is the program's.
+/// `run --verify`: runs the program as a child and watches it and its descendants until they end or time is up. The
+/// report goes to standard error, because standard output belongs to the program.
 pub fn run(mut command: Command, o: &cli::Run, dir: PathBuf) -> Outcome {
-    // Descendants whose parents end stay ours.
+    // Descendants whose parents end become our children (subreaper), so that we still see them.
     let _ = nix::sys::prctl::set_child_subreaper(true);
     let mut child = match command.spawn() {
         Ok(c) => c,
@@ -79,7 +79,7 @@ pub fn run(mut command: Command, o: &cli::Run, dir: PathBuf) -> Outcome {
         if status.is_none() {
             status = child.try_wait().map_err(Failure::new)?;
         }
-        // Those that it left running are watched to the end, too.
+        // Processes that the program left running are watched until they end, too.
         if Instant::now() >= end || (status.is_some() && tree::children().is_empty()) {
             break;
         }
@@ -100,8 +100,8 @@ pub fn run(mut command: Command, o: &cli::Run, dir: PathBuf) -> Outcome {
     Ok(code(&all))
 }
 
-/// Looks at every process below us; what was found last about each program that a process executed is
-/// kept, and that it had the library once is enough.
+/// Looks at all descendants. The latest finding is kept for each program that a process executed; if it ever had the
+/// library, that suffices.
 fn look(child: u32, daemons: &mut Daemons, seen: &mut BTreeMap<process::Key, Seen>) {
     daemons.forget();
     let ours = tree::descendants(child);
@@ -120,7 +120,7 @@ fn look(child: u32, daemons: &mut Daemons, seen: &mut BTreeMap<process::Key, See
     }
 }
 
-/// Who is connected to the daemon in this directory; `None`: no daemon answers there.
+/// The processes connected to the daemon in this directory; `None`: no daemon answers there.
 fn connected(dir: &std::path::Path) -> Option<Vec<u32>> {
     use underpass_admin::client::{presence, Presence};
     use underpass_admin::{Request, Response};
@@ -131,7 +131,7 @@ fn connected(dir: &std::path::Path) -> Option<Vec<u32>> {
     }
 }
 
-/// The path of `inner` as a process has it. `of`: its directory in `/proc`, or that of one of its threads.
+/// The path `inner` as seen by a process (its root). `of`: its directory in `/proc`, or that of one of its threads.
 fn within(of: &std::path::Path, inner: &std::path::Path) -> PathBuf {
     let inner = inner.strip_prefix("/").unwrap_or(inner);
     of.join("root").join(inner)

@@ -1,9 +1,9 @@
 //! The RDMA devices of this machine, as the kernel shows them in sysfs.
 //!
-//! Finding devices, watching them and choosing addresses needs no library and opens no device, so it
-//! works everywhere, and is what `underpass devices` shows. Software devices and their GIDs come and
-//! go, and on shared devices a GID's index grows with every container, so nothing here is ever
-//! configured by index: a GID is chosen by type and address, for the addresses at hand.
+//! Finding devices, watching them and choosing addresses needs no library and opens no device, so it works
+//! everywhere; it is what `underpass devices` shows. Software devices and their GIDs come and go, and on shared
+//! devices a GID's index grows with every container, so nothing is configured by index: a GID is chosen by type and
+//! address.
 
 mod choose;
 mod sysfs;
@@ -16,7 +16,7 @@ pub use watch::{Change, Watch};
 use crate::verbs::{GidKind, LinkLayer, PortState, Transport};
 use std::fmt;
 
-/// What carries a device's packets.
+/// The transport of a device's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fabric {
     /// InfiniBand's transport over Ethernet.
@@ -25,7 +25,7 @@ pub enum Fabric {
     InfiniBand,
     /// RDMA over TCP (RFC 5040).
     Iwarp,
-    /// Anything else: it carries no lanes.
+    /// Anything else, which carries no lanes.
     Other,
 }
 
@@ -81,11 +81,11 @@ pub enum Unusable {
     /// Its state is not [`PortState::Active`].
     #[error("port-down")]
     PortDown,
-    /// Its GIDs are RoCE v1's, which no router forwards, or there are none yet. With iWARP: its
-    /// interface has no address, or is not known.
+    /// It has no GIDs yet, or only RoCE v1's, which no router forwards. With iWARP: its interface has no address, or
+    /// is not known.
     #[error("no-gid")]
     NoGid,
-    /// It is being removed, or the kernel's `ib_uverbs` is not loaded.
+    /// The device is being removed, or the kernel's `ib_uverbs` is not loaded.
     #[error("no-uverbs")]
     NoVerbs,
     /// It is neither RoCE, nor InfiniBand, nor iWARP.
@@ -94,7 +94,7 @@ pub enum Unusable {
 }
 
 impl SysDevice {
-    /// What carries the packets of this port of the device.
+    /// The transport of this port of the device.
     pub fn fabric(&self, port: &SysPort) -> Fabric {
         Fabric::of(self.transport, port.link_layer)
     }

@@ -1,15 +1,16 @@
 //! The data engine: moves the bytes of lanes between this node and one other.
 //!
-//! A [`Pair`] is all that two daemons share: links (queue pairs) over several rails, the memory that
-//! each lets the other write, and the lanes. It is a state machine without threads, clocks or
-//! sockets: the caller polls it with the time, hands in what came over the control channel, and
-//! takes events out. The same code so runs over devices and over the simulation, step by step.
+//! A [`Pair`] is everything that two daemons share: links (queue pairs) over several rails, the memory that each lets
+//! the other write, and the lanes. It is a state machine without threads, clocks or sockets: the caller polls it with
+//! the time, passes in what came over the control channel, and takes events out. So the same code runs step by step
+//! over devices and over the simulation.
 //!
-//! What it must never do:
-//! - trust a number from the peer or from an application's memory (each is read once and checked);
-//! - let memory be used again while a write may still land in it;
-//! - answer for bytes that are not in the peer's ring, or post over bytes that may not be there yet;
-//! - let one lane's fault, or hunger, touch another.
+//! Rules that must never be broken:
+//! - no number from the peer or from an application's memory is trusted (each is read once and checked);
+//! - memory is not used again while a write may still land in it;
+//! - bytes are not acknowledged before they are in the peer's ring, and no bytes are posted over bytes that may not be
+//!   there yet;
+//! - a failure of one lane, or its load, does not affect another lane.
 
 mod api;
 mod chunks;
@@ -40,7 +41,7 @@ pub type RailId = u32;
 pub type LinkId = u32;
 /// Number of a party of a pair, from 1; never used again.
 pub type PartyId = u32;
-/// The token of a lane: how the peer names it.
+/// Token of a lane: the number by which the peer names it.
 pub type LaneId = u32;
 
 /// Everything between this daemon and the daemon of one other node.
@@ -49,27 +50,27 @@ pub struct Pair<P: Provider> {
     links: LiteMap<LinkId, link::Link<P>>,
     chunks: LiteMap<u32, chunks::Chunk<P>>,
     rails: LiteMap<RailId, links::RailState<P>>,
-    /// Links that are destroyed here, until both ends know that both are.
+    /// Links whose queue pair is destroyed here, until each end knows that both are destroyed.
     dead: LiteMap<LinkId, links::Dead>,
     parties: LiteMap<PartyId, party::Party>,
     lanes: Lanes,
     config: Config,
     random: Box<dyn FnMut() -> u32 + Send>,
     now: u64,
-    /// Lanes to look at, in turn.
+    /// Lanes to be looked at, in the order of their turns.
     queue: VecDeque<LaneId>,
     inbox: VecDeque<Control>,
     events: VecDeque<Event>,
     next: Numbers,
     control: bool,
-    /// Whether a link carries lanes now.
+    /// Does a link carry lanes now?
     rail: bool,
     failed: bool,
-    /// A queue pair could not be destroyed: nothing may be said or done that counts on it.
+    /// A queue pair could not be destroyed: nothing that relies on its destruction may be done or reported.
     stuck: bool,
-    /// A completion queue may hold more than the last poll took.
+    /// A completion queue may hold more completions than the last poll took.
     full: bool,
-    /// Regions of the peer that it takes back, until nothing of ours is under way to them.
+    /// Regions that the peer takes back, until none of our writes to them is in progress.
     leaving: Vec<u32>,
     lane_timer: u64,
     link_timer: u64,
@@ -85,17 +86,17 @@ struct Numbers {
     chunk: u32,
 }
 
-/// Between two looks at every lane, for what only time brings.
+/// Interval between two looks at every lane, for what depends only on time.
 const LANE_TIMER_NS: u64 = 20_000_000;
-/// The same for links; what else happens to a link sets its timer to now.
+/// The same for links. Any other event of a link sets the timer to now.
 const LINK_TIMER_NS: u64 = 1_000_000;
-/// Between two looks at a handshake of queue pairs.
+/// Interval between two looks at a handshake of queue pairs.
 const HANDSHAKE_NS: u64 = 2_000_000;
-/// Lanes looked at in one poll, so that control messages and completions are never far away.
+/// Maximum number of lanes per poll, so that control messages and completions are handled soon.
 const TURNS: usize = 256;
 
 impl<P: Provider> Pair<P> {
-    /// `random` gives packet numbers; it should be hard to guess.
+    /// `random` supplies packet sequence numbers; they should be hard to guess.
     pub fn new(config: Config, random: Box<dyn FnMut() -> u32 + Send>) -> Self {
         Pair {
             links: LiteMap::new(),
@@ -130,10 +131,10 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// Does what there is to do; says whether there was anything. Nothing is done elsewhere: the
-    /// other methods only note what they are told. A caller that sleeps polls until nothing is
-    /// [unfinished](Pair::unfinished), arms the completion queues and counts itself asleep
-    /// ([`Pair::doze`]), and polls once more, if they were not armed or it was not asleep before.
+    /// Does all work that is due; returns whether there was any. No other method works: they only record what they
+    /// are told. A caller that sleeps polls until nothing is [unfinished](Pair::unfinished), arms the completion
+    /// queues and counts itself asleep ([`Pair::doze`]), and polls once more if the queues were not armed, or it was
+    /// not asleep, before.
     pub fn poll(&mut self, now_ns: u64, host: &mut dyn Host) -> bool {
         self.now = now_ns;
         let mut worked = false;
@@ -166,13 +167,12 @@ impl<P: Provider> Pair<P> {
         worked || self.unfinished()
     }
 
-    /// Did the last poll leave anything for the next one?
+    /// Did the last poll leave work for the next one?
     pub fn unfinished(&self) -> bool {
         !self.queue.is_empty() || !self.inbox.is_empty() || self.full || self.link_timer == 0
     }
 
-    /// When the next poll is due although nothing happens; `quiet`: so much later while nothing is
-    /// under way.
+    /// When the next poll is due if nothing happens; `quiet` is added while no handshake is in progress.
     pub fn next_timer_ns(&self, quiet: u64) -> u64 {
         let next = self.lane_timer + quiet;
         match self.links.values().any(link::Link::shakes_hands) {
@@ -181,7 +181,7 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// The oldest event that was not taken yet. Take all after each poll.
+    /// The oldest event that was not taken yet. Take all events after each poll.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -191,7 +191,7 @@ impl<P: Provider> Pair<P> {
         self.inbox.push_back(message);
     }
 
-    /// The control channel is there again, or gone. What was said over an earlier one may be lost.
+    /// The control channel is connected again, or gone. Messages sent over an earlier one may be lost.
     pub fn set_control(&mut self, up: bool) {
         self.control = up;
         if up {
@@ -199,14 +199,13 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// Is this pair of no use any more? Why, [`Event::PairFailed`] has told.
+    /// Has this pair failed? [`Event::PairFailed`] has reported why.
     pub fn failed(&self) -> bool {
         self.failed
     }
 
-    /// Asks the completion queues for a notification; says whether any was not armed for it already.
-    /// `fresh` is called once with each: the caller is to sleep on its descriptor, and to say
-    /// [`Pair::notified`] when that is readable.
+    /// Arms the completion queues; returns whether any was not armed before. `fresh` is called once for each queue:
+    /// the caller has to sleep on its descriptor, and to call [`Pair::notified`] when that is readable.
     pub fn arm(&mut self, mut fresh: impl FnMut(LinkId, &P::Cq)) -> bool {
         let mut news = false;
         for (no, link) in &mut self.links {
@@ -218,8 +217,7 @@ impl<P: Provider> Pair<P> {
         news
     }
 
-    /// There may be a notification of this link's queue. `rearm`: the caller sleeps again after the
-    /// next poll.
+    /// There may be a notification of this link's queue. `rearm`: the caller will sleep again after the next poll.
     pub fn notified(&mut self, no: LinkId, rearm: bool) {
         if let Some(link) = self.links.get_mut(&no) {
             let _ = link.cq.take_notification();
@@ -234,7 +232,7 @@ impl<P: Provider> Pair<P> {
         self.events.push_back(event);
     }
 
-    /// The peer breaks the rules of the links themselves: nothing of it can be trusted.
+    /// The peer violates the protocol of the links themselves: nothing from it can be trusted.
     fn fail_pair(&mut self, why: &'static str) {
         if self.failed {
             return;
@@ -247,7 +245,7 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// Puts lanes into the queue.
+    /// Puts the lanes for which `which` holds into the queue.
     fn wake_lanes(&mut self, which: impl Fn(&lane::Lane) -> bool) {
         let queue = &mut self.queue;
         self.lanes.each(|id, lane| {

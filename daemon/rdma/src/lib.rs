@@ -1,9 +1,8 @@
 //! RDMA for the daemon.
 //!
-//! This crate exists so that everything which knows about verbs is apart from the daemon's control
-//! plane: it has no tokio, starts no threads and opens no sockets. The engine works over the traits
-//! in [`verbs`], so that it runs the same over real devices (the crate
-//! `underpass-ibv`) and over a simulation ([`sim`]).
+//! This crate keeps everything that knows verbs apart from the daemon's control plane: it has no tokio, starts no
+//! threads and opens no sockets. The engine works over the traits in [`verbs`], so it runs the same over real devices
+//! (the crate `underpass-ibv`) and over a simulation ([`sim`]).
 
 #![warn(missing_docs, unreachable_pub)]
 

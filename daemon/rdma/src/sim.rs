@@ -1,12 +1,12 @@
 //! A simulation of verbs: nodes, devices and wires in one process, driven by a seed.
 //!
-//! It exists to be unkind to the engine in every way that hardware may be, and repeatably: work is
-//! read late, lands late, is acknowledged late; acknowledgements get lost, and what had landed then
-//! looks failed; queue pairs fail at any step; a write may land long after its sender has seen the
-//! error, as long as the receiver's queue pair exists; registrations fail; devices go. Memory is
-//! real: writes are copies, into whatever is registered when they land.
+//! It treats the engine as badly as hardware may, and repeatably: requests are read late, land late and are
+//! acknowledged late; acknowledgements get lost, so that what has landed looks failed; queue pairs fail at any step;
+//! a write may land long after its sender has seen the error, as long as the receiver's queue pair exists;
+//! registrations fail; devices disappear. Memory is real: writes are copies into whatever is registered when they
+//! land.
 //!
-//! It also watches: see [`World::violations`]. Nothing here is for production.
+//! It also checks the engine: see [`World::violations`]. Not for production.
 
 mod net;
 mod objects;
@@ -22,7 +22,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A small generator (splitmix64): the same everywhere for the same seed.
+/// A small random number generator (splitmix64): the same sequence everywhere for the same seed.
 #[derive(Clone, Debug)]
 pub struct Rng(pub u64);
 
@@ -36,38 +36,38 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// 0 to `n - 1`.
+    /// A number from 0 to `n - 1`.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next_u64() % n.max(1)
     }
 
-    /// One time out of `n`; never for 0.
+    /// True one time out of `n`; never if `n` is 0.
     pub fn one_in(&mut self, n: u64) -> bool {
         n != 0 && self.below(n) == 0
     }
 }
 
-/// How unkind. Each `x_in` is "one in so many", 0 for never.
+/// Rates and sizes of the simulated faults. Each `x_in` means "one in so many"; 0 means never.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// Longest usual delay of each stage.
+    /// Maximum usual delay of each stage.
     pub delay_ns: u64,
     /// Stages that take 50 times as long.
     pub slow_in: u64,
     /// Requests at which the queue pair fails.
     pub error_in: u64,
-    /// Registrations and queue pairs that fail for want of memory.
+    /// Registrations and queue pairs that fail for lack of memory.
     pub no_memory_in: u64,
-    /// How long after the sender's error a write may still land.
+    /// Maximum time after the sender's error at which a write may still land.
     pub late_ns: u64,
-    /// Bits of the rails that are like iWARP's: connected by a handshake, and a success says only that
-    /// the device has taken the bytes over.
+    /// A bit for each rail that behaves like iWARP: queue pairs are connected by a handshake, and a success means
+    /// only that the sender's device has taken the bytes.
     pub iwarp: u8,
 }
 
 type Lie = Box<dyn FnMut(usize, &mut Vec<u8>)>;
 
-/// Everything simulated. Handles of one world refer to it.
+/// The whole simulated world. Handles of one world refer to it.
 #[derive(Clone)]
 pub struct World(Rc<RefCell<Inner>>);
 
@@ -78,7 +78,7 @@ struct Inner {
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     order: u64,
     ports: Vec<Port>,
-    /// Per rail: whether packets pass.
+    /// Per rail: do packets pass?
     wires: Vec<bool>,
     mrs: BTreeMap<u32, MrState>,
     cqs: BTreeMap<u32, CqState>,
@@ -91,11 +91,11 @@ struct Inner {
     /// Address, length and order of the latest writes that landed.
     landed: VecDeque<(u64, u64, u64)>,
     lie: Option<Lie>,
-    /// Completion queues have descriptors.
+    /// Do completion queues have descriptors?
     descriptors: bool,
 }
 
-/// A device of a node: one port each, on the wire of the same rail.
+/// A device of a node: each has one port, on the wire of its rail.
 struct Port {
     node: usize,
     rail: usize,
@@ -110,7 +110,7 @@ struct MrState {
     len: u64,
     local_write: bool,
     remote_write: bool,
-    /// Keeps what devices may reach mapped.
+    /// Keeps the memory that devices may access mapped.
     _memory: Arc<dyn Memory>,
 }
 
@@ -118,7 +118,7 @@ struct CqState {
     node: usize,
     entries: usize,
     queue: VecDeque<Completion>,
-    /// A notification was asked for: of messages, or (true) of everything.
+    /// A notification was requested: for messages, or (true) for all completions.
     armed: Option<bool>,
     notified: bool,
     fd: Option<OwnedFd>,
@@ -134,7 +134,7 @@ impl CqState {
 }
 
 impl World {
-    /// `nodes` nodes with `rails` devices each.
+    /// A world of `nodes` nodes with `rails` devices each.
     pub fn new(seed: u64, nodes: usize, rails: usize, faults: Faults) -> World {
         let mut ports = Vec::new();
         for node in 0..nodes {
@@ -186,17 +186,17 @@ impl World {
         }
     }
 
-    /// Completion queues that are made from now on have descriptors to sleep on.
+    /// Completion queues that are created from now on have descriptors to sleep on.
     pub fn with_descriptors(&self) {
         self.get_mut().descriptors = true;
     }
 
-    /// Lets time pass; everything due happens in order.
+    /// Advances the time; everything that is due happens in order.
     pub fn run_until(&self, now: u64) {
         self.get_mut().run_until(now);
     }
 
-    /// How unkind the world is from now on.
+    /// Sets the faults from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.get_mut().faults = faults;
     }
@@ -206,7 +206,7 @@ impl World {
         self.get_mut().wires[rail] = up;
     }
 
-    /// Takes a node's device away. [`World::plug`] gives it back, as another appearance.
+    /// Removes a node's device. [`World::plug`] brings it back with another index.
     pub fn unplug(&self, node: usize, rail: usize) {
         let mut w = self.get_mut();
         for p in &mut w.ports {
@@ -221,7 +221,7 @@ impl World {
         }
     }
 
-    /// Takes [`World::unplug`] back.
+    /// Undoes [`World::unplug`].
     pub fn plug(&self, node: usize, rail: usize) {
         let mut w = self.get_mut();
         let index = w.ports.iter().map(|p| p.index).max().unwrap_or(0) + 1;
@@ -233,35 +233,35 @@ impl World {
         }
     }
 
-    /// A write that lands in `[addr, addr + len)` from now on is a violation: nobody uses it.
+    /// From now on, a write that lands in `[addr, addr + len)` is a violation: that memory is not in use.
     pub fn forbid(&self, addr: u64, len: u64) {
         self.get_mut().forbidden.push((addr, len));
     }
 
-    /// Takes [`World::forbid`] back.
+    /// Undoes [`World::forbid`].
     pub fn permit(&self, addr: u64, len: u64) {
         self.get_mut().forbidden.retain(|f| *f != (addr, len));
     }
 
-    /// What may not happen, and has: a message without a receive buffer, a full queue, a request or
-    /// a late write that meets memory which is not registered any more or is forbidden.
+    /// Forbidden things that have happened: a message without a receive buffer, a full queue, and a request or late
+    /// write to memory that is no longer registered or is forbidden.
     pub fn violations(&self) -> Vec<String> {
         self.get().violations.clone()
     }
 
-    /// Completion queues of this node with a notification that was not taken.
+    /// Completion queues of this node with a notification that was not taken yet.
     pub fn notified(&self, node: usize) -> Vec<u32> {
         let w = self.get();
         let of = |(id, c): (&u32, &CqState)| (c.node == node && c.notified).then_some(*id);
         w.cqs.iter().filter_map(of).collect()
     }
 
-    /// Changes messages before they are sent; gets the sending node.
+    /// Sets a function that changes messages before they are sent; it gets the sending node's number.
     pub fn set_lie(&self, lie: impl FnMut(usize, &mut Vec<u8>) + 'static) {
         self.get_mut().lie = Some(Box::new(lie));
     }
 
-    /// Objects of all nodes.
+    /// Numbers of live objects of all nodes.
     pub fn live(&self) -> Live {
         let w = self.get();
         let mut sum = Live::default();

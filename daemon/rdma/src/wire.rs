@@ -1,61 +1,60 @@
 //! The 44-byte messages that two daemons send each other on a queue pair.
 //!
-//! Types, sizes and meanings follow RFC 7609 (CDC and LLC messages of SMC-R); the layouts are our
-//! own. All numbers are big endian. This module exists so that nothing else touches foreign bytes:
-//! decoding never panics, refuses what it does not know, and refuses bytes that should be zero, so
-//! that every message has exactly one form.
+//! Types, sizes and meanings follow RFC 7609 (CDC and LLC messages of SMC-R); the layouts are our own. All numbers
+//! are big endian. No other module touches foreign bytes: decoding never panics, and refuses unknown values and
+//! nonzero padding, so every message has exactly one form.
 //!
-//! Only a snapshot may be longer: data of the lane follows it.
+//! Only a snapshot may be longer than 44 bytes: data of its lane follows it.
 //!
-//! Common to all: `0 type u8 | 1 length u8 = 44 | 2 seq u16 | 4 token u32 | … | 40 credits u16`. The
-//! token names a lane, a link or a region, by the number its receiver gave out; `credits` counts the
-//! receive buffers that the sender of the message has ever posted on this queue pair.
+//! Common to all: `0 type u8 | 1 length u8 = 44 | 2 seq u16 | 4 token u32 | … | 40 credits u16`. The token names a
+//! lane, a link or a region by the number that the receiver of the message gave out; `credits` counts the receive
+//! buffers that the sender of the message has ever posted on this queue pair.
 
 mod codec;
 
 use link::layout::{Epoch, RxFlags, TxPhase};
 use thiserror::Error;
 
-/// Bytes of every message, without data.
+/// Length of every message in bytes, without data.
 pub const LEN: usize = 44;
-/// Bytes of a ring that may come right behind a snapshot, instead of by a write before it.
+/// Maximum number of ring bytes that may follow a snapshot, instead of being written before it.
 pub const DATA_MAX: usize = 212;
 
 /// Flags of [`Cdc::flags`].
 pub mod flag {
-    /// Tell me the cursor as soon as it moves.
+    /// Tell me your reader's cursor as soon as it moves.
     pub const WANT_SPACE: u8 = 1;
-    /// The first message about this lane after it moved to another link, and all that follow while
-    /// `head` is below one that was announced before: the reader may know more already.
+    /// Set in the first message about this lane after it moved to another link, and in all that follow while `head`
+    /// is below one that was announced before: the reader may already know more.
     pub const VALIDATE: u8 = 2;
     /// This lane has failed here; nothing about it will follow.
     pub const ABORT: u8 = 4;
-    /// Tell me (`Landed`) when your end has been shown everything up to `head`.
+    /// Tell me (`Landed`) when your end can see everything up to `head`.
     pub const WANT_LANDED: u8 = 8;
 }
 
-/// State of a lane, both directions: a snapshot, never an event. Only this message may have data: the
+/// State of a lane in both directions: a snapshot, never an event. Only this message may have data behind it: the
 /// last bytes before `head`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cdc {
-    /// Bytes that are in the peer's ring: every write of them precedes this message, or they come with
+    /// Cursor before which all bytes are in the peer's ring: their writes precede this message, or the bytes follow
     /// it.
     pub head: u64,
-    /// Bytes that our reader has consumed.
+    /// Cursor up to which our reader has consumed.
     pub cursor: u64,
     /// Epoch of our sender.
     pub tx_epoch: Epoch,
-    /// How far it is in that epoch.
+    /// How far our sender is in that epoch.
     pub tx_phase: TxPhase,
     /// Epoch of our reader.
     pub rx_epoch: Epoch,
-    /// What it says in that epoch.
+    /// What our reader says about that epoch.
     pub rx_flags: RxFlags,
     /// Bits of [`flag`].
     pub flags: u8,
-    /// Low byte of the number of ring moves that `head` counts with.
+    /// Low byte of the number of the ring to which `head` refers.
     pub moves: u8,
-    /// Ring moves of the peer that we have answered.
+    /// Number of the last ring of the peer that we have answered.
     pub acked_moves: u32,
 }
 
@@ -64,11 +63,11 @@ pub struct Cdc {
 pub struct LinkEnd {
     /// Number of the link, given by the end that offers it.
     pub link: u32,
-    /// Rails with the same number reach each other.
+    /// Rails with the same fabric number reach each other.
     pub fabric: u32,
     /// Address of the port.
     pub gid: [u8; 16],
-    /// Local identifier on InfiniBand; in iWARP's answers the TCP port to connect to.
+    /// Local identifier on InfiniBand; with iWARP, in answers, the TCP port to connect to.
     pub lid: u16,
     /// Number of the queue pair, 24 bits.
     pub qpn: u32,
@@ -76,20 +75,20 @@ pub struct LinkEnd {
     pub psn: u32,
     /// Code of the path MTU: 0 (256) to 4 (4096).
     pub mtu: u8,
-    /// Receive buffers that are posted.
+    /// Number of receive buffers that are posted.
     pub depth: u16,
 }
 
-/// Where a ring lies in a region of its receiver.
+/// The place of a ring in a region of its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Token of the region.
     pub region: u32,
-    /// Bytes from its beginning.
+    /// Offset in bytes from the beginning of the region.
     pub offset: u64,
 }
 
-/// How to reach a region over the link that the message came on.
+/// How to access a region over the link on which the message came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     /// Address of its first byte, as its owner's device knows it.
@@ -100,10 +99,10 @@ pub struct Key {
     pub rkey: u32,
 }
 
-/// What a message says: its type on the wire, and what its token is.
+/// Kinds of messages: the type on the wire, and the meaning of the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// 1, token = link: the queue pair works. The end that offered asks, the other replies.
+    /// 1, token = link: the queue pair works. The offering end sends it, the other replies.
     ConfirmLink {
         /// Is it the reply?
         reply: bool,
@@ -112,22 +111,22 @@ pub enum Body {
     AddLink {
         /// Is it the answer?
         reply: bool,
-        /// The queue pair of who says so; none: a refusal.
+        /// The queue pair of the sender of this message; none: a refusal.
         end: Option<LinkEnd>,
     },
-    /// 4, token = link: my end is destroyed. The reply says the same of the other end.
+    /// 4, token = link: our end is destroyed. The reply reports the same of the other end.
     DeleteLink {
         /// Is it the reply?
         reply: bool,
     },
     /// 6, token = region: its key on this link; none if it could not be registered.
     ConfirmRkey(Option<Key>),
-    /// 7, token = link: are you there; or yes. A reply nobody asked for only carries credits.
+    /// 7, token = link: are you there? The reply: yes. An unrequested reply only carries credits.
     TestLink {
         /// Is it the reply?
         reply: bool,
     },
-    /// 9, token = region: it goes. The reply says that no write to it is or will be under way.
+    /// 9, token = region: it is withdrawn. The reply says that no write to it is in flight, or will be.
     DeleteRkey {
         /// Is it the reply?
         reply: bool,
@@ -138,70 +137,70 @@ pub enum Body {
     Switch {
         /// Epoch for which the reader is ready.
         epoch: Epoch,
-        /// Grows with each wish; a repeat has the same.
+        /// Grows with each request; a repeated request has the same number.
         attempt: u32,
-        /// Kernel position at which TCP ends, in bytes.
+        /// Kernel position, in bytes, at which the TCP bytes end.
         kpos: u64,
-        /// Ring cursor of the first byte.
+        /// Ring cursor of the first byte on the ring.
         start: u64,
     },
-    /// 0x82, token = lane: what became of the switch.
+    /// 0x82, token = lane: the answer to a switch.
     SwitchReply {
-        /// Of which switch: its epoch.
+        /// Epoch of the switch.
         epoch: Epoch,
-        /// And its attempt.
+        /// Attempt number of the switch.
         attempt: u32,
-        /// It stands; or it never will.
+        /// Does the switch stand? If not, it never will.
         ok: bool,
     },
-    /// 0x83, token = lane: from cursor `from` on the sender's ring is another one.
+    /// 0x83, token = lane: from cursor `from` on, the sender's bytes are on another ring.
     Ring {
         /// Number of the ring on this lane, from 1.
         moves: u32,
-        /// log2 of its bytes.
+        /// log2 of the ring's size in bytes.
         log2: u8,
-        /// Cursor from which on it holds the bytes.
+        /// Cursor of the first byte on this ring.
         from: u64,
     },
-    /// 0x85, token = lane: the receiving end has been shown everything up to `head`.
+    /// 0x85, token = lane: the receiving end can see everything up to `head`.
     Landed {
         /// Epoch of the sender.
         epoch: Epoch,
         /// Ring cursor, in bytes.
         head: u64,
     },
-    /// 0x84, token = lane: where its counterpart lies; none if there is no memory.
+    /// 0x84, token = lane: where the receiver has placed the ring; none if there is no memory.
     RingReply {
-        /// Number of the ring, as RING has it.
+        /// Number of the ring, as in RING ([`Body::Ring`]).
         moves: u32,
-        /// Where the sender is to write.
+        /// Where the sender has to write.
         place: Option<Place>,
     },
 }
 
-/// What goes over a queue pair in one piece, but for the data behind a [`Body::Cdc`].
+/// One message on a queue pair, without the data behind a [`Body::Cdc`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Counts the messages about one lane; 0 for the others.
+    /// Counts the messages about one lane; 0 in other messages.
     pub seq: u16,
-    /// A lane, link or region, by the number that the receiver gave out.
+    /// Number of a lane, link or region, given out by the receiver of the message.
     pub token: u32,
-    /// Receive buffers that the sender has ever posted on this queue pair, modulo 2^16.
+    /// Number of receive buffers that the sender has ever posted on this queue pair, modulo 2^16.
     pub credits: u16,
-    /// What it says.
+    /// The kind of the message, and its fields.
     pub body: Body,
 }
 
-/// Why bytes are no message: the pair fails.
+/// Why bytes are no valid message; the pair then fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Malformed {
     /// Too short, too long, or the length in it is wrong.
     #[error("a message of {0} bytes")]
     Length(usize),
-    /// No type of this build.
+    /// A type that this build does not know.
     #[error("unknown message type {0:#04x}")]
     Type(u8),
-    /// A value that no sender could mean, or bytes that should be zero are not.
+    /// A value that no sender can mean, or bytes that should be zero are not.
     #[error("a field of message type {0:#04x} holds an impossible value")]
     Field(u8),
 }
@@ -303,7 +302,7 @@ mod tests {
             prop_assert_eq!(Message::decode(&b), Ok((m, &[][..])));
         }
 
-        /// Any bytes: no panic, and what is accepted has one form.
+        /// Any bytes: decoding does not panic, and accepted messages have only one form.
         #[test]
         fn noise(mut b: [u8; LEN], kind in 0..13u8, lucky: bool) {
             if lucky {
@@ -320,7 +319,7 @@ mod tests {
             prop_assert_eq!(Message::decode(&b), Err(Malformed::Length(b.len())));
         }
 
-        /// Data comes behind a snapshot only, and no more than there is room for.
+        /// Data may follow only a snapshot, and no more than there is room for.
         #[test]
         fn data(m in body(), data in proptest::collection::vec(any::<u8>(), 1..300)) {
             let m = Message { seq: 1, token: 0, credits: 2, body: m };

@@ -7,10 +7,10 @@ use link::reason::Reason;
 use std::collections::{HashMap, HashSet};
 use underpass_admin::proc;
 
-/// Names the other end of each connection, and why it is on TCP, from what can be seen now. What its
-/// shim was told earlier stays where nothing can be seen. `ours`: processes that have rows;
-/// `strangers`: others, and whether they have the library mapped; `alone`: there are no other nodes, which
-/// would tell of their ends themselves.
+/// Enters the other end of each connection, and why it is on TCP, from what is visible now. Where nothing is
+/// visible, the reason that its shim was told earlier stays. `ours`: processes that have rows; `strangers`: other
+/// processes, and whether they have the library mapped; `alone`: there are no other nodes, whose daemons would
+/// report their ends themselves.
 pub fn name(
     all: &mut [Entry],
     kernel: &Kernel,
@@ -40,7 +40,7 @@ pub fn name(
             Some((_, s)) if s.state == tcp::state::ESTABLISHED => {
                 e.row.peer_reason = Reason::NotAccepted.code();
             }
-            // Closed by its program; the kernel finishes.
+            // Closed by its program; the kernel is still ending the connection.
             Some(_) => {}
             None => {
                 let own = kernel.socket(e.row.inode);
@@ -62,7 +62,7 @@ pub fn name(
     }
 }
 
-/// Rows whose other end is a socket of this node that has no row.
+/// Handles rows whose other end is a socket of this node without a row of its own.
 fn name_strangers(
     all: &mut [Entry],
     open: &[(usize, u64)],
@@ -80,12 +80,12 @@ fn name_strangers(
             row.peer_comm = proc::comm(*pid).unwrap_or_default();
         }
         if pids.iter().any(|p| ours.contains(p)) {
-            continue; // younger than our look at its process
+            continue; // the socket is newer than our look at its process
         }
         let bare = |p: &u32| strangers.get(p) == Some(&false);
         let reason = match pids.iter().all(bare) {
             true => Reason::PeerNoShim,
-            // The library is there, and belongs to another daemon.
+            // The library is loaded, but uses another daemon.
             false if pids.iter().any(|p| strangers.get(p) == Some(&true)) => Reason::Unreachable,
             false => continue,
         };

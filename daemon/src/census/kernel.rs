@@ -1,10 +1,10 @@
-//! The sockets that the kernel knows, of some network namespaces.
+//! The TCP sockets that the kernel lists in some network namespaces.
 
 use crate::tcp;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-/// The TCP sockets of all namespaces that matter.
+/// The TCP sockets of all namespaces that have processes with rows.
 #[derive(Default)]
 pub struct Kernel {
     by_inode: HashMap<u64, tcp::Socket>,
@@ -12,7 +12,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// One process of each namespace stands for it.
+    /// `namespaces`: for each namespace a process in it, through whose `/proc` the tables are read.
     pub fn read(namespaces: HashMap<u64, u32>) -> Self {
         let mut k = Kernel::default();
         for (netns, pid) in namespaces {
@@ -33,7 +33,7 @@ impl Kernel {
         self.by_inode.get(&inode)
     }
 
-    /// The socket with these addresses: in this namespace, else where there is no doubt.
+    /// The socket with these addresses: the one in this namespace, otherwise the only one in all namespaces.
     pub fn pair(
         &self,
         netns: u64,

@@ -1,6 +1,5 @@
-//! The rows of `ss`: every TCP socket that a process under the shim holds, joined with what the family
-//! tables say of it. Which sockets there are, where they lead and what state they are in is the
-//! kernel's word; the table only adds to it.
+//! The rows of `ss`: every TCP socket that a process under the shim holds, joined with what the family tables say
+//! of it. Existence, addresses and state of a socket are the kernel's; the table only adds to them.
 
 use super::kernel::Kernel;
 use super::{ends, Carrier, Census};
@@ -16,10 +15,11 @@ use std::time::Duration;
 use underpass_admin::proc;
 use underpass_admin::Row;
 
-/// A retry that has been due for so long shows that nothing has been called since.
+/// If a retry has been due for this long, the program has made no call since: shims act only in calls.
 const DUE_MS: u64 = 1000;
-/// A new socket comes into the table a moment after it is made, and leaves it a moment before it is closed: after these
-/// times it is looked at anew before it is said to be in none. (A thread may lose its processor in that moment.)
+/// A new socket enters the table a moment after it is made, and leaves it a moment before it is closed. So a
+/// socket that is in no table is looked at again after these times before it is shown as untracked. (A thread may
+/// be preempted in that moment.)
 const CONFIRM_MS: [u64; 5] = [2, 4, 8, 16, 32];
 
 /// A process whose sockets are shown.
@@ -27,7 +27,7 @@ struct Member {
     holder: Holder,
     connected: bool,
     mapped: bool,
-    /// Why the shim stays out of the way, if it does.
+    /// Why the shim is inactive in this process, if it is.
     out: Option<Reason>,
     /// `None`: its descriptors could not be read.
     sockets: Option<HashMap<u32, u64>>,
@@ -51,7 +51,7 @@ impl Member {
         }
     }
 
-    /// Of its sockets.
+    /// Inodes of its sockets, one per descriptor.
     fn inodes(&self) -> impl Iterator<Item = u64> + '_ {
         self.sockets.iter().flat_map(|s| s.values().copied())
     }
@@ -60,7 +60,7 @@ impl Member {
         self.inodes().any(|i| i == inode)
     }
 
-    /// Does it hold it now?
+    /// Does it hold this socket now? Reads `/proc` again.
     fn still_holds(&self, inode: u64) -> bool {
         let all = self.sockets.iter().flatten();
         let mut fds = all.filter(|s| *s.1 == inode).map(|s| *s.0);
@@ -68,13 +68,13 @@ impl Member {
     }
 }
 
-/// A family with the processes that use its table. Without a table: processes that have none.
+/// A family with the processes that use its table; or a process that has no table.
 struct Kin {
     family: Option<Arc<Family>>,
     members: Vec<Member>,
 }
 
-/// Every row. `waiting`: registrations that wait for their other end.
+/// Makes all rows. `waiting`: registrations that wait for their other end.
 pub fn rows(
     families: Vec<Snapshot>,
     census: Census,
@@ -190,7 +190,7 @@ fn kins(families: Vec<Snapshot>, carriers: Vec<Carrier>) -> Vec<Kin> {
 }
 
 impl Kin {
-    /// Has it a table, and holds a socket that is not shown?
+    /// Does the family have a table, and a member hold a TCP socket that is not shown?
     fn misses(&self, kernel: &Kernel, shown: &HashMap<u64, usize>) -> bool {
         let missed = |m: &Member, i| {
             !shown.contains_key(&i) && kernel.socket(i).is_some() && m.still_holds(i)
@@ -199,7 +199,7 @@ impl Kin {
         self.family.is_some() && mapped.any(|m| m.inodes().any(|i| missed(m, i)))
     }
 
-    /// Rows of what is in the table. False: the table is full.
+    /// Adds the rows of the table's entries. False: the table is full.
     fn tracked(
         &self,
         kernel: &Kernel,
@@ -212,7 +212,7 @@ impl Kin {
         };
         let mut views = family.views();
         let room = views.len() < CONNS;
-        // What the shim has looked at itself comes before what is found by a descriptor's number.
+        // Entries whose inode the shim has noted come before those found by their descriptor's number.
         views.sort_by_key(|v| v.flags & flag::NAMED == 0);
         let now_ms = now_ms();
         for v in &mut views {
@@ -220,7 +220,8 @@ impl Kin {
                 continue;
             };
             let tcp = kernel.socket(v.inode);
-            // Who has handed it on, and kept a copy, says less than who has got it.
+            // Of two entries for one socket, that of a process that passed it on and kept a copy (`Left`) gives
+            // way to that of the process that received it.
             let left = Reason::Left.code();
             let at = shown.get(&v.inode).copied();
             if at.is_none_or(|at| all[at].row.reason == left && v.reason != left) {
@@ -240,8 +241,7 @@ impl Kin {
         room
     }
 
-    /// Finds out which socket an entry is about, and which process to show it under. `None`: nobody
-    /// holds it.
+    /// Finds the socket that an entry is about, and the process to show it under. `None`: nobody holds it.
     fn name(&self, v: &mut View, kernel: &Kernel) -> Option<&Member> {
         let own = |m: &&Member| v.holders.contains(&m.holder.own_pid);
         if v.flags & flag::NAMED == 0 {
@@ -256,7 +256,8 @@ impl Kin {
         if holder.is_some() || self.members.iter().all(|m| m.sockets.is_some()) {
             return holder;
         }
-        // Of those that we may not look at only the table can tell, if somebody has vouched for it.
+        // For members whose descriptors cannot be read only the table tells what they hold. It is trusted only if
+        // a connected process uses it.
         let vouched = self.members.iter().any(|m| m.connected);
         let hidden = |m: &&Member| vouched && m.sockets.is_none();
         let mut hidden = self.members.iter().filter(hidden);
@@ -268,11 +269,11 @@ impl Kin {
     }
 }
 
-/// State and addresses as the kernel has them. `looked`: its holder's descriptors were read.
+/// Sets state and addresses as the kernel has them. `looked`: the holder's descriptors were read.
 fn place(e: &mut Entry, tcp: Option<&tcp::Socket>, looked: bool) {
     let Some(s) = tcp else {
-        // Held, and in no table of the kernel: reset, or not connected. (A lane proves the opposite:
-        // then it is another namespace's.)
+        // Held, but in no table of the kernel: reset, or not connected. (With a lane it must be connected; then it
+        // is in a namespace that was not read.)
         if looked && e.row.state != "INIT" && e.row.up == "none" {
             let listener = e.row.state == "LISTEN";
             e.row.state = if listener { "INIT" } else { "CLOSED" }.into();
@@ -288,7 +289,7 @@ fn place(e: &mut Entry, tcp: Option<&tcp::Socket>, looked: bool) {
     e.row.peer = e.peer.map(|a| a.to_string()).unwrap_or_default();
 }
 
-/// A socket that no table has.
+/// The row of a socket that is in no family table.
 fn untracked(s: &tcp::Socket, m: &Member, full: bool) -> Entry {
     let listens = s.state == tcp::state::LISTEN;
     let why = match (m.out, full) {
@@ -314,8 +315,8 @@ fn untracked(s: &tcp::Socket, m: &Member, full: bool) -> Entry {
     Entry::untracked(row, s.local, peer)
 }
 
-/// Why an entry is on TCP, now: what its shim wrote down last may have stopped being true, for a shim
-/// only looks when the program calls.
+/// Why an entry is on TCP now. What its shim wrote last may be outdated, because a shim looks only when the
+/// program makes a call.
 fn reason(v: &View, connected: bool, waits: bool, tcp: Option<&tcp::Socket>, now_ms: u64) -> u32 {
     let Some(r) = Reason::from_code(v.reason).filter(|_| v.state == state::OPEN) else {
         return v.reason;
@@ -324,7 +325,7 @@ fn reason(v: &View, connected: bool, waits: bool, tcp: Option<&tcp::Socket>, now
         return v.reason;
     }
     let due = v.not_before_ms.saturating_add(DUE_MS) < now_ms;
-    // What two processes use does not come up again, and the shim of neither says so.
+    // A connection that two processes hold is not promoted, and neither shim writes that into the table.
     let shared = v.holders.len() as u64 + u64::from(v.forks) > 1;
     let established = tcp.is_none_or(|s| s.state == tcp::state::ESTABLISHED);
     if v.flags & flag::LANE != 0 {
@@ -342,13 +343,13 @@ fn reason(v: &View, connected: bool, waits: bool, tcp: Option<&tcp::Socket>, now
     let registered = v.flags & flag::REGISTERED != 0;
     let passing = match r {
         Reason::None | Reason::Young => !established,
-        // An answer may be on its way to a program that does not call.
+        // If it does not wait here any more, the answer is on its way to a program that makes no call.
         Reason::Waiting => !(registered && waits),
         Reason::NoDaemon | Reason::VersionMismatch => connected,
         Reason::Shared => due && !shared,
-        // (If it is gone indeed, the kernel has said so.)
+        // If the peer is really gone, the kernel's state says so.
         Reason::PeerGone => true,
-        // (We answer now: its next call asks.)
+        // If it is connected now, its next call asks again.
         Reason::TimeoutDaemon => due || connected,
         Reason::NotEstablished
         | Reason::PeerDeclined
@@ -378,7 +379,7 @@ fn now_ms() -> u64 {
 mod tests {
     use super::*;
 
-    /// Registered, and paired: the answer is on its way to a program that does not call.
+    /// A registration that is not waiting any more; its answer is not read, because the program makes no call.
     fn answered(holders: &[u32]) -> View {
         View {
             state: state::OPEN,
@@ -402,7 +403,7 @@ mod tests {
             ..answered(&[7])
         };
         assert_eq!(said(&forking), Some(Reason::Shared));
-        // The shim has looked: what it says stands.
+        // `Young` was written by a shim that has looked at the connection, so it stays.
         let young = View {
             reason: Reason::Young.code(),
             ..answered(&[7, 8])

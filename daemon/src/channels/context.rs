@@ -10,10 +10,10 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// When to begin to complain about a certificate that will end.
+/// Remaining validity of a certificate below which the log warns.
 const SOON: Duration = Duration::from_secs(14 * 86_400);
 
-/// What they share.
+/// State that these tasks share.
 pub struct Context {
     pub shared: Shared,
     pub directory: Rc<dyn Directory>,
@@ -30,7 +30,7 @@ impl Context {
         self.identity.borrow().clone()
     }
 
-    /// Reads the certificate files; on failure what there was stays.
+    /// Reads the certificate files; if that fails, the previous certificates stay in use.
     pub(super) fn load(&self) -> bool {
         let loaded = tls::load(&self.files, &self.own);
         let mut core = self.shared.borrow_mut();

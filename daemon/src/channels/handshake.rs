@@ -1,7 +1,7 @@
-//! From a TCP connection to a channel: TLS, whose certificate it is, and the two hellos.
+//! From a TCP connection to a channel: TLS, the check which node the certificate belongs to, and the two hellos.
 //!
-//! The one who dials says hello first. Whoever finds something wrong says so in a `Close`, so that
-//! the reason can be seen on both ends; where TLS itself fails, its alert says it.
+//! The side that dials says hello first. A side that finds something wrong says so in a `Close`, so that both ends
+//! can show the reason; if TLS itself fails, its alert says so.
 
 use super::context::Context;
 use super::tls;
@@ -19,29 +19,29 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use underpass_admin::certificate;
 
-/// For all of it.
+/// Time limit for an accepted handshake, and for connecting; the dialer has twice as long in all.
 pub const TIME: Duration = Duration::from_secs(10);
-/// What TCP may leave unacknowledged on a channel before it gives up.
+/// How long data on a channel may stay unacknowledged before TCP gives up (TCP_USER_TIMEOUT).
 const UNACKED: Duration = Duration::from_secs(20);
 
-/// A channel that is ready, but for the acceptor's hello.
+/// A channel that is ready, except that the acceptor has not sent its hello yet.
 pub struct Ready {
     pub stream: TlsStream<TcpStream>,
     pub frames: Frames,
     pub met: Accepted,
     pub key: Key,
-    /// Seeks that the peer keeps for us.
+    /// How many seeks the peer keeps for us, from its hello.
     pub room: usize,
 }
 
 /// Why there is no channel.
 #[derive(Debug)]
 pub struct Failure {
-    /// Whose, if that is certain.
+    /// The peer node, if that is certain.
     pub node: Option<Name>,
     pub text: String,
     pub reason: Reason,
-    /// Nothing is wrong: another channel is used.
+    /// Not an error: another channel of the two nodes is used.
     pub duplicate: bool,
 }
 
@@ -68,9 +68,9 @@ struct Greeting {
 enum Heard {
     Hello(Greeting),
     Close(CloseReason, String),
-    /// Neither.
+    /// Another message, or a malformed one.
     Wrong(String),
-    /// Versions that do not go with ours.
+    /// The versions have none in common: the peer's name, and the text.
     Version(String, String),
 }
 
@@ -85,7 +85,7 @@ pub fn hello(ctx: &Context) -> Msg {
     }
 }
 
-/// The first message.
+/// Reads the peer's first message.
 async fn listen<S: AsyncReadExt + Unpin>(
     s: &mut S,
     f: &mut Frames,
@@ -132,14 +132,14 @@ async fn listen<S: AsyncReadExt + Unpin>(
     }
 }
 
-/// Says this one thing.
+/// Sends one message.
 pub async fn say<S: AsyncWriteExt + Unpin>(s: &mut S, msg: &Msg) -> std::io::Result<()> {
     let mut bytes = BytesMut::new();
     msg.encode(&mut bytes);
     s.write_all(&bytes).await
 }
 
-/// Says farewell, if that can be done at once.
+/// Sends `Close` and shuts the stream down, if that takes at most a second.
 pub async fn part<S: AsyncWriteExt + Unpin>(s: &mut S, code: CloseReason, text: &str) {
     let close = async {
         say(s, &Msg::close(code, text)).await?;
@@ -150,7 +150,7 @@ pub async fn part<S: AsyncWriteExt + Unpin>(s: &mut S, code: CloseReason, text: 
 }
 
 fn tune(tcp: &TcpStream) {
-    // Without these a dead peer is noticed later, no more.
+    // Errors are ignored: without these options a dead peer is only noticed later.
     let _ = tcp.set_nodelay(true);
     let _ = socket2::SockRef::from(tcp).set_tcp_user_timeout(Some(UNACKED));
 }
@@ -313,7 +313,7 @@ fn met(
     (g.seeks, met)
 }
 
-/// Text of a peer, fit for a log.
+/// A peer's text without control characters and of limited length, fit for a log.
 pub fn clean(s: &str) -> String {
     s.chars().filter(|c| !c.is_control()).take(300).collect()
 }

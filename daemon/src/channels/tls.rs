@@ -1,9 +1,9 @@
 //! Who a peer daemon is: certificates of a private CA, TLS 1.3 with both sides authenticated.
 //!
-//! The files are read anew when they change, so that certificates rotate without a restart; a
-//! change that cannot be used (half of it written, say) leaves the old ones in place. Sessions are
-//! never resumed: every channel proves both identities with certificates that are valid now, and
-//! every channel has key material of its own (see `digest`).
+//! The files are read again when they change, so that certificates rotate without a restart; a change that cannot
+//! be used (a file half written, say) leaves the old ones in place. Sessions are never resumed: every channel
+//! proves both identities with certificates that are valid now, and every channel has key material of its own (see
+//! `digest`).
 
 use crate::config::TlsConfig;
 use crate::peers::now;
@@ -108,16 +108,16 @@ pub fn load(files: &TlsConfig, own: &str) -> Result<Identity, Error> {
     })
 }
 
-/// Does anyone but the owner get at the key?
+/// May anyone but its owner access the key file?
 pub fn exposed(files: &TlsConfig) -> bool {
     std::fs::metadata(&files.key).is_ok_and(|m| m.mode() & 0o077 != 0)
 }
 
-/// What tells one state of a file from another.
+/// Device, inode, modification time and size: what differs between two states of a file.
 type Stamp = Option<(u64, u64, i64, i64, u64)>;
 
-/// The state of the files; compared to notice a change. Rename, rewrite and replaced links (as
-/// mounted Kubernetes secrets have) all show.
+/// The state of the files, compared to notice a change. Renames, rewrites and replaced links (as in mounted
+/// Kubernetes secrets) are all noticed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stamps([Stamp; 3]);
 

@@ -1,5 +1,5 @@
-//! Where the core and other nodes meet: what the core tells of its ends, what it does when one is
-//! paired, what `ss` is told.
+//! The core's part of pairing with other nodes: what it says about its ends, what it does when one is paired, what
+//! it tells `ss`.
 
 use super::{alive, Core, RETRY_UNPROVEN_MS};
 use crate::ids::{ConnRef, PartyId};
@@ -17,13 +17,13 @@ use std::rc::Rc;
 use tokio::sync::mpsc;
 use underpass_rdma::verbs::Provider;
 
-/// Until ends that no rail could serve try again.
+/// When ends that no rail could serve may try again.
 const RETRY_RAIL_MS: u32 = 1000;
 
 type Step<'a> = dyn FnOnce(&mut Pairing, u64, &dyn Fn(&ConnRef) -> bool, &mut Vec<Out>) + 'a;
 
 impl<V: Provider> Core<V> {
-    /// Lets something happen to the pairing with other nodes, and does what comes of it.
+    /// Makes a step of the pairing with other nodes, and carries out the results.
     fn across(&mut self, step: Box<Step<'_>>) {
         let Some(peers) = &mut self.peers else { return };
         let mut out = Vec::new();
@@ -47,15 +47,15 @@ impl<V: Provider> Core<V> {
         }
     }
 
-    /// An end waits, on this node so far in vain.
+    /// An end waits and its other end was not found on this node: look for it on other nodes.
     pub(crate) fn seek_across(&mut self, who: ConnRef, end: End) {
         self.across(Box::new(|p, now, alive, out| {
             p.seek(who, end, now, alive, out)
         }));
     }
 
-    /// An end in a hurry waits: the nodes that may have its other end shall look for that. `false`:
-    /// none could be told.
+    /// An end in a hurry waits: asks the nodes that may have its other end to look for it. `false`: none could be
+    /// asked.
     pub(crate) fn hurry_across(&mut self, who: ConnRef) -> bool {
         let mut told = 0;
         let n = &mut told;
@@ -63,7 +63,7 @@ impl<V: Provider> Core<V> {
         told > 0
     }
 
-    /// What was found of a connection that a node wanted looked for.
+    /// Reports to a node what was found of a connection that it asked about.
     pub(crate) fn seen_for(&mut self, node: &Name, asked: Asked, reason: u32) {
         if let Some(p) = &mut self.peers {
             let Asked { local, peer, .. } = asked;
@@ -93,7 +93,7 @@ impl<V: Provider> Core<V> {
         self.across(Box::new(|p, now, alive, out| p.tick(now, alive, out)));
     }
 
-    /// A channel is ready for use: its number, or `None` if another is used.
+    /// A channel is ready for use. Returns its number, or `None` if another channel is used.
     pub fn channel_up(
         &mut self,
         met: &Accepted,
@@ -102,7 +102,7 @@ impl<V: Provider> Core<V> {
         queue: mpsc::Sender<Msg>,
         cut: Rc<Cut>,
     ) -> Option<u64> {
-        self.effects(); // what is said to the former channel does not belong into this one
+        self.effects(); // messages that belong to the former channel must not go to the new one
         let peers = self.peers.as_mut()?;
         let before = peers.has_channel(&met.node);
         let id = peers.admit(met, queue, cut)?;
@@ -140,7 +140,7 @@ impl<V: Provider> Core<V> {
     }
 
     pub fn peer_message(&mut self, node: &Name, id: u64, msg: Msg) -> Result<(), &'static str> {
-        // What still comes on a channel that was replaced is about another state.
+        // Messages that still arrive on a replaced channel refer to an outdated state.
         if !self.peers.as_ref().is_some_and(|p| p.is_current(node, id)) {
             return Ok(());
         }
@@ -163,7 +163,8 @@ impl<V: Provider> Core<V> {
         done
     }
 
-    /// One connection, two nodes: a lane if both can, else both say why not.
+    /// Two ends on two nodes are one connection: makes a lane if both nodes can, otherwise both ends are told why
+    /// not.
     fn paired_across(&mut self, p: Paired) {
         self.waiting.forget(p.who);
         self.counters.paired_across += 1;
@@ -184,7 +185,7 @@ impl<V: Provider> Core<V> {
             (Reason::None, p) => (Reason::PeerDeclined, p),
             (l, p) => (l, p),
         };
-        // Rails come back; devices hardly.
+        // A rail that is down may soon be up again; a missing device rarely appears.
         let soon = [local, peer].contains(&Reason::RailDown);
         let retry_ms = if soon {
             RETRY_RAIL_MS
@@ -194,7 +195,7 @@ impl<V: Provider> Core<V> {
         self.decline(p.who, local, peer, retry_ms);
     }
 
-    /// Why the ends that wait for other nodes do.
+    /// Why ends that wait for other nodes still wait.
     pub(crate) fn waiting_across(&self) -> HashMap<(PartyId, u32, u32), Shown> {
         let Some(peers) = &self.peers else {
             return HashMap::new();
@@ -205,8 +206,7 @@ impl<V: Provider> Core<V> {
     }
 }
 
-/// Puts what other nodes have to do with it into rows whose own reason says no more than that they
-/// wait.
+/// Where a row's own reason is only that it waits, enters what is known of other nodes.
 pub fn explain(rows: &mut [Entry], shown: &HashMap<(PartyId, u32, u32), Shown>) {
     for e in rows
         .iter_mut()

@@ -1,4 +1,4 @@
-//! What operators want of programs (`down`, `up`), and to whom it is told.
+//! Operator commands (`down`, `up`), and the processes that they go to.
 
 use super::Core;
 use crate::ids::PartyId;
@@ -31,7 +31,7 @@ impl<V: Provider> Core<V> {
         parties.chain(recovered).collect()
     }
 
-    /// Tells it what an operator wants of a connection. `false`: the process will hear it when it says hello.
+    /// Passes on an operator's command for a connection. `false`: the process gets it when it says hello.
     pub fn command_to(&mut self, to: CommandTarget, conn: u32, gen: u32, what: u32) -> bool {
         if to.party != PartyId::NOBODY {
             return self.command(to.party, conn, gen, what);

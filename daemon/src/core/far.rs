@@ -1,5 +1,4 @@
-//! The core and the rails: lanes to other nodes, as far as parties, links and peers have to do with
-//! them.
+//! The core's part of lanes to other nodes: it connects the rails with parties, links and peers.
 
 use super::{Core, RETRY_SOON_MS, RETRY_TROUBLE_MS};
 use crate::fds::Foreign;
@@ -15,19 +14,19 @@ use link::reason::Reason;
 use std::collections::{HashMap, VecDeque};
 use underpass_rdma::verbs::Provider;
 
-/// What has come of the rails' steps and is not done yet.
+/// Results of the rails' steps that are not carried out yet.
 #[derive(Default)]
 pub struct Effects {
     waiting: VecDeque<Effect>,
     under_way: bool,
 }
 
-/// Our side of every far link.
+/// The daemon's side of every far link.
 const FAR: u8 = 1;
 
 impl<V: Provider> Core<V> {
-    /// Lets something happen to the rails, and does what comes of it. What has come of the data
-    /// plane's own steps is done before.
+    /// Makes a step of the rails, and carries out its effects. Effects of the data plane's own steps are carried
+    /// out first.
     pub fn rails<T>(&mut self, step: impl FnOnce(&mut Rails<V>) -> T) -> Option<T> {
         let plane = self.rails.clone()?;
         let done = loop {
@@ -43,8 +42,8 @@ impl<V: Provider> Core<V> {
         Some(done)
     }
 
-    /// Does what has come of the rails' steps, in their order: also what comes of that is done here,
-    /// after it, and not by whoever is called meanwhile.
+    /// Carries out the effects of the rails' steps in their order. Effects that arise meanwhile are appended, and
+    /// also carried out by this loop, not by a nested call.
     pub fn effects(&mut self) {
         let Some(plane) = self.rails.clone() else {
             return;
@@ -65,7 +64,7 @@ impl<V: Provider> Core<V> {
     fn effect(&mut self, e: Effect) {
         let mut out = Out::default();
         let links = &mut self.links;
-        // A link that is gone is no news here: its last messages cross on the way.
+        // A link may be gone already, because its last messages crossed ours: then `as_far` does nothing.
         let done = match e {
             Effect::Say(node, msg) => {
                 if let Some(p) = &mut self.peers {
@@ -134,7 +133,8 @@ impl<V: Provider> Core<V> {
         self.busy_changed();
     }
 
-    /// Messages of the links for far parties, lanes whose link is set up, and lanes that failed.
+    /// Passes on to the rails: messages of links for far parties, lanes whose link is set up, and lanes that
+    /// failed.
     pub(super) fn act_far(&mut self, sends: Vec<Send>, ready: &[ConnRef], failed: &[[ConnRef; 2]]) {
         let ready: Vec<_> = ready
             .iter()
@@ -154,7 +154,7 @@ impl<V: Provider> Core<V> {
         });
     }
 
-    /// The ends of a connection are on two nodes that both have rails: a lane.
+    /// The ends of a connection are on two nodes that both have rails: makes a lane.
     pub(crate) fn lane_across(&mut self, p: &Paired) {
         let far = self.rails.as_ref().and_then(|r| r.lock().party_of(&p.node));
         let near = self.parties.get(&p.who.party);
@@ -210,19 +210,19 @@ impl<V: Provider> Core<V> {
         }
     }
 
-    /// A process has ended: its lanes to other nodes are finished by us.
+    /// A process has ended: the daemon finishes its lanes to other nodes.
     pub(super) fn dead_far(&mut self, p: &Party) {
         let Some(plane) = &self.rails else { return };
         let all = plane.lock().lanes_of(p.id);
-        let inheritance = Inheritance::of(p); // asks the kernel: nobody waits for it
+        let inheritance = Inheritance::of(p); // reads `/proc`, so the rails are not locked meanwhile
         let left = |who: ConnRef| Some((who, inheritance.left(&who)?));
         let left: HashMap<_, _> = all.into_iter().filter_map(left).collect();
         let inherited = self.rails(|r| r.party_dead(p.id, &left));
         self.inherit(inherited.unwrap_or_default());
     }
 
-    /// Whose lane it is that `from` speaks of. A forked child may have taken its parent's connection
-    /// back to TCP, dead or not: of this lane it speaks for the parent.
+    /// The owner of the lane that a message of `from` is about. A forked child may take its parent's connection
+    /// back to TCP, whether the parent lives or not; its messages about that lane then count as the parent's.
     pub(super) fn owner(&self, from: PartyId, link: u64, side: u8, lane: u32) -> PartyId {
         let Some(family) = self.parties.get(&from).map(|p| p.family.ident) else {
             return from;
@@ -232,14 +232,14 @@ impl<V: Provider> Core<V> {
                 .get(p)
                 .is_some_and(|p| p.family.ident == family)
         };
-        // (Within the node a child leaves the lane to its owner.)
+        // Within the node there is no such case: a child leaves the lane to its owner.
         let living = self.links.far_owner(link, side).filter(kin);
         let rails = self.rails.as_ref();
         let owner = living.or_else(|| rails?.lock().inherited((link, lane), family));
         owner.unwrap_or(from)
     }
 
-    /// Ends on idle lanes to other nodes, for a look at who holds them.
+    /// Ends of idle lanes to other nodes, whose holders are to be looked up.
     pub fn idle_ends(&mut self) -> Vec<Held> {
         let idle = self.rails.as_ref().map(|r| r.lock().idle_ends());
         let parties = &self.parties;

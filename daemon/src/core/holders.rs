@@ -8,13 +8,13 @@ use link::msg::register;
 use link::reason::Reason;
 use underpass_rdma::verbs::Provider;
 
-/// Somebody else holds it: to be asked again after this.
+/// Retry time if another process holds the connection.
 const RETRY_HELD_MS: u32 = 2000;
-/// Connections of which another holder is remembered.
+/// Number of connections whose other holder is remembered.
 const REMEMBERED_MAX: usize = 4096;
 
 impl<V: Provider> Core<V> {
-    /// A registered end that came from another process.
+    /// A registered end came from another process: asks for its holders.
     pub(crate) fn look_for_holders(&mut self, who: ConnRef, mut end: End, came: Came, flags: u32) {
         let Some(p) = self.parties.get(&who.party) else {
             return;
@@ -38,7 +38,7 @@ impl<V: Provider> Core<V> {
         self.holders.news.notify_one();
     }
 
-    /// What the look at one has brought.
+    /// The holders of an end were looked up.
     pub fn looked_at_holders(&mut self, asked: Asked, verdict: Verdict) {
         let (who, eager) = (asked.who, asked.eager);
         self.judged(asked, verdict);
@@ -52,7 +52,8 @@ impl<V: Provider> Core<V> {
         self.holders.others.remove(&inode);
         let (reason, retry_ms) = match verdict {
             Verdict::Alone if asked.miscounted => (Reason::Bypassed, RETRY_UNPROVEN_MS),
-            // (That one record suffices elsewhere, too: what is not confirmed here is not offered to other nodes.)
+            // A record allows pairing with other nodes, so it must confirm the shim's guess here. An end without a
+            // record can only be paired on this node, where its other end confirms the guess.
             Verdict::Alone if asked.end.record.is_none() || asked.end.confirmed(None) => {
                 return self.registered(asked.who, Ok(asked.end));
             }
@@ -62,7 +63,8 @@ impl<V: Provider> Core<V> {
                     self.holders.others.clear();
                 }
                 self.holders.others.insert(inode, by);
-                // (A call may have made one for itself since the shim has counted them.)
+                // The extra descriptor may be the process's own: a call may have made it after the shim had
+                // counted.
                 let itself = by == asked.pid;
                 let retry_ms = if itself { RETRY_SOON_MS } else { RETRY_HELD_MS };
                 (Reason::HeldElsewhere, retry_ms)

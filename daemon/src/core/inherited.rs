@@ -1,4 +1,4 @@
-//! Ends that processes which have ended leave to others.
+//! Ends that processes which have ended leave to other processes.
 
 use super::{Core, RETRY_SOON_MS};
 use crate::inherited::{Inheritance, Inherited};
@@ -16,7 +16,7 @@ impl<V: Provider> Core<V> {
         }
     }
 
-    /// Links within the node that live on after their party `p`, which has ended.
+    /// Decides which links within the node stay after the end of their party `p`, and returns them.
     pub(crate) fn hand_down(&mut self, p: &Party) -> Vec<u64> {
         let inheritance = Inheritance::of(p);
         let (mut all, mut rest) = (Vec::new(), Vec::new());
@@ -36,7 +36,7 @@ impl<V: Provider> Core<V> {
         kept
     }
 
-    /// After a look; `holders`: of the first ones, in order.
+    /// Holders were looked up. `holders`: those of the first ends in the list, in its order.
     pub fn inherited_looked_at(&mut self, holders: &[Option<u32>]) {
         let all = std::mem::take(&mut self.inherited.all);
         let mut gone = Vec::new();

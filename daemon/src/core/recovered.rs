@@ -1,4 +1,4 @@
-//! Processes of families that were there before this daemon.
+//! Processes of families that are older than this daemon.
 
 use super::Core;
 use crate::adopt::{Found, Recovered};
@@ -28,7 +28,7 @@ impl<V: Provider> Core<V> {
         });
     }
 
-    /// What a process that says hello has missed.
+    /// Operator commands that were given before the process said hello.
     pub fn missed_by(&mut self, id: ProcId, ident: Ident) -> PendingCommands {
         let mut recovered = self.recovered.iter_mut();
         let recovered = recovered.find(|r| r.id == id && r.ident == ident);
@@ -37,7 +37,7 @@ impl<V: Provider> Core<V> {
             .unwrap_or_default()
     }
 
-    /// These processes have ended, or speak for themselves now.
+    /// Forgets processes that have ended, or that have said hello by now.
     pub fn forget_recovered(&mut self, gone: impl Fn(&Recovered) -> bool) {
         let families = &mut self.families;
         self.recovered.retain(|r| {

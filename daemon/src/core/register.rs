@@ -19,7 +19,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use underpass_rdma::verbs::Provider;
 
-/// A socket that a shim has handed in, to be read. For as long as that takes, it counts as a job of its cgroup's.
+/// A socket that a shim has handed in, to be read. Until it is read, it counts as a helper job of its cgroup.
 pub struct Registration {
     pub who: ConnRef,
     pub kpos: [u64; 2],
@@ -31,7 +31,7 @@ pub struct Registration {
     pub job: Job,
 }
 
-/// Credits that come back at once at most. (Shims have room for 64 registrations that they could take back.)
+/// Most credits that are returned in one message. (Shims remember 64 registrations that they could take back.)
 const CREDITS_TOLD_MAX: u32 = 16;
 
 impl<V: Provider> Core<V> {
@@ -84,13 +84,13 @@ impl<V: Provider> Core<V> {
         }
     }
 
-    /// A registration is over: its shim may send another one. It is told so of a quarter of its credits at once: a shim that
-    /// registers now and then needs no word of it.
+    /// A registration is over: its credit goes back to the shim. Credits are reported a quarter of the total at a
+    /// time, so that a shim that registers rarely gets no messages about them.
     pub fn credit(&mut self, id: PartyId, control: Option<Rc<Control>>) {
         let Some(p) = self.parties.get_mut(&id) else {
             return;
         };
-        // A new connection has begun with a full account.
+        // A new control connection has begun with all its credits.
         if let (Some(a), Some(b)) = (&p.control, &control) {
             if Rc::ptr_eq(a, b) {
                 p.credits += 1;
@@ -103,7 +103,7 @@ impl<V: Provider> Core<V> {
         }
     }
 
-    /// The shim has taken the socket back before we could read it: closed, or asked for anew.
+    /// The shim has taken the socket back before it was read: closed, or to be registered again.
     fn taken_back(&mut self, who: ConnRef) {
         let p = self.parties.get_mut(&who.party);
         if p.is_some_and(|p| p.under_way.remove(&(who.conn, who.gen))) {
@@ -111,7 +111,7 @@ impl<V: Provider> Core<V> {
         }
     }
 
-    /// What the look at a registered socket brought.
+    /// A registered socket was read.
     pub(crate) fn registered(&mut self, who: ConnRef, read: Result<End, Reason>) {
         let Some(p) = self.parties.get_mut(&who.party) else {
             return;
@@ -181,7 +181,7 @@ impl<V: Provider> Core<V> {
         waiting.chain(new).collect()
     }
 
-    /// Ends that may wait in vain.
+    /// Ends whose other end may never register (`elsewhere`).
     pub fn doubts(&self) -> Vec<Doubt> {
         let doubt = |(who, end): (&ConnRef, &End)| {
             let p = self.parties.get(&who.party)?;
@@ -196,7 +196,7 @@ impl<V: Provider> Core<V> {
         self.waiting.doubts().filter_map(doubt).collect()
     }
 
-    /// The other end of one of these was looked for.
+    /// The other end of one of [`Core::doubts`] was looked for.
     pub fn looked_for(&mut self, who: ConnRef, seen: Seen) {
         if self.waiting.looked_for(&who, seen) {
             self.forget_across(who);

@@ -1,4 +1,5 @@
-//! Ends in a hurry: whom to look for, and what is done when it is found.
+//! Ends in a hurry (registered EAGER): which other ends are looked for, and what is done with those that are
+//! found.
 
 use super::Core;
 use crate::ids::ConnRef;
@@ -22,7 +23,7 @@ impl<V: Provider> Core<V> {
         self.seek.wake.notify_one();
     }
 
-    /// What is to be looked for now; `None`: nothing any more.
+    /// What is to be looked for now; `None`: nothing is left.
     pub fn next_search(&mut self) -> Option<Task> {
         let mut ends = Vec::new();
         let mut tell = Vec::new();
@@ -56,7 +57,7 @@ impl<V: Provider> Core<V> {
         })
     }
 
-    /// Asks whom a search has found.
+    /// Sends commands to the shims of the ends that a search has found.
     pub fn searched(&mut self, found: Results) {
         for (who, f) in found.ends {
             if self.command(f.party, f.conn, f.gen, f.op) {
@@ -68,7 +69,7 @@ impl<V: Provider> Core<V> {
             if let Some(f) = f.ask {
                 self.command(f.party, f.conn, f.gen, f.op);
             }
-            // The address of its peer belongs to one node, so only one asks.
+            // Only one node asks about a connection, the one that the address of its peer belongs to.
             let at = self.seek.far.iter().position(|s| s.asked == asked);
             if let Some(s) = at.map(|i| self.seek.far.swap_remove(i)) {
                 self.seen_for(&s.node, asked, f.reason);

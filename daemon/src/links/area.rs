@@ -1,5 +1,5 @@
-//! The memory and the doorbell of a link, as they are made. What may be done with a chunk follows
-//! from its stage: given to its writer, mapped by him, sealed, given to the other.
+//! The memory and the doorbell of a link, and how they are made. A chunk's stage decides what may be done with it:
+//! given to its writer, mapped by the writer, sealed, given to the other party.
 
 use crate::memfd;
 use link::layout::{CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES, LANES};
@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How far a chunk has come.
+/// Stage of a chunk on its way to both parties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// With its writer, who has not mapped it yet.
@@ -45,7 +45,7 @@ pub fn chunk_bytes(far: bool) -> usize {
     }
 }
 
-/// Makes what a new link needs.
+/// Makes the doorbell and the first files of a new link.
 pub fn make_areas(id: u64, far: bool) -> Result<Areas, Errno> {
     use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
     let (a, b) = socketpair(
@@ -58,7 +58,8 @@ pub fn make_areas(id: u64, far: bool) -> Result<Areas, Errno> {
     Ok(([a, b], [first(0)?, first(1)?]))
 }
 
-/// Makes chunk `n` of an area. Chunk 0 says in its head what it is, and chunk 1 lies behind it in the same file.
+/// Makes chunk `n` of an area. Chunk 0 begins with a header that identifies it; chunk 1 follows it in the same
+/// file.
 pub fn make_chunk(id: u64, side: u8, n: u32, far: bool) -> Result<Chunk, Errno> {
     let bytes = match n {
         0 => first_bytes(far),

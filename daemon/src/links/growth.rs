@@ -1,4 +1,4 @@
-//! Areas grow: further chunks, made when the writer wants one, mapped by both before rings lie there.
+//! How areas grow: the writer asks for a further chunk, and both parties map it before rings are placed there.
 
 use super::area::{chunk_bytes, make_chunk, Chunk, Stage};
 use super::{Links, Out, Side, Violation, FURTHER};
@@ -7,7 +7,7 @@ use link::layout::CHUNKS;
 use link::msg::ToShim;
 use std::time::{Duration, Instant};
 
-/// Between two times that the same chunk is sent.
+/// Shortest time between two times that the same chunk is sent.
 pub(super) const AGAIN: Duration = Duration::from_millis(900);
 
 impl Links {
@@ -39,8 +39,8 @@ impl Links {
         Ok(())
     }
 
-    /// The writer wants another data chunk. It gets one if it may; otherwise it makes do, and asks again.
-    /// One that is on its way is sent again: who could not map it may be able to now.
+    /// The writer wants another data chunk. If a limit forbids it, the writer goes on without, and asks again. A
+    /// chunk that is on its way already is sent again: a party that could not map it may be able to now.
     pub fn want_chunk(
         &mut self,
         from: PartyId,
@@ -58,7 +58,7 @@ impl Links {
         let number = |k: usize| (FURTHER + k) as u32;
         let growing = s.more.iter().position(|c| c.stage != Stage::Shared);
         if let Some(k) = growing {
-            // (A far party maps what it is given.)
+            // A far party is this daemon, which maps what it is given: it is sent nothing again.
             match s.more[k].stage {
                 _ if s.more[k].sent.elapsed() < AGAIN => return Ok(()),
                 Stage::Given if !s.party.is_far() => give(id, side, s, number(k), out),

@@ -83,8 +83,8 @@ impl Links {
         Ok((id, slot as u32, link.slots[slot].uses))
     }
 
-    /// The far node has a lane for the one of `who`. Both count the uses of their slots alike from
-    /// here on; `tag` is the one that both have.
+    /// The far node has a lane for the connection of `who`, too. From here on both nodes count the uses of their
+    /// slots alike, and both use this `tag`.
     pub fn release(
         &mut self,
         (id, slot): (u64, u32),
@@ -156,8 +156,8 @@ impl Links {
         Ok(())
     }
 
-    /// One end does not take the lane it was offered: as [`Links::lane_done`], and the other end is
-    /// asked to give it back.
+    /// One end does not take the lane that it was offered: as [`Links::lane_done`], and the other end is asked to
+    /// give its lane back.
     pub fn lane_refused(
         &mut self,
         from: PartyId,
@@ -167,7 +167,7 @@ impl Links {
         out: &mut Out,
     ) -> Result<(), Violation> {
         self.lane_done(from, id, side, lane, out)?;
-        // (An unknown link's side may be anything.)
+        // (The side of an unknown link was not checked.)
         self.lane_gone(id, lane, 1u8.saturating_sub(side), out);
         Ok(())
     }
@@ -181,10 +181,10 @@ impl Links {
         let now = |l: &Link| Some(l.slots.get(slot as usize)?.now.as_ref()?.offered);
         match self.links.get(&id).and_then(now) {
             None => false,
-            // It will be offered when both ends have it.
+            // It will be offered when both ends can have it.
             Some(false) => true,
             Some(true) if self.is_left(id, slot, side) => {
-                // The other end has given it back, and the word of that was lost.
+                // The other end has given it back, and the message about that was lost.
                 let _ = self.lane_done(who.party, id, side, slot, out);
                 false
             }
@@ -205,15 +205,15 @@ impl Links {
         done.is_some_and(|d| d[1 - usize::from(side)])
     }
 
-    /// A connection is no longer its process's, which has not taken its lane yet: the other end gets to
-    /// know.
+    /// A process has given up a connection whose lane it has not taken yet: the other end is told.
     pub fn forget(&mut self, who: ConnRef, out: &mut Out) {
         let Some(&(id, slot, side)) = self.by_conn.get(&(who.party, who.conn, who.gen)) else {
             return;
         };
         out.gave_up = Some(who);
         self.abandon(id, slot, out);
-        // Offered: the process will refuse it when it reads that, which may be in an hour.
+        // Already offered: the process refuses it when it reads the offer, which may take an hour, so tell the
+        // other end now.
         if self.by_conn.contains_key(&(who.party, who.conn, who.gen)) {
             self.lane_gone(id, slot, 1 - side, out);
         }

@@ -48,7 +48,7 @@ impl World {
         r.map(drop)
     }
 
-    /// Time passes for a chunk that is on its way from side 0.
+    /// Makes a chunk of side 0 look as if it had been sent a while ago.
     fn later(&mut self, link: u64, chunk: u32) {
         let side = &mut self.links.links.get_mut(&link).unwrap().sides[0];
         let c = side.chunk(chunk).unwrap();
@@ -188,7 +188,7 @@ fn one_chunk_at_a_time_and_not_for_ever() {
     let again = out.sends.pop().unwrap();
     assert_eq!(again.msg, out.sends[0].msg, "the first is not ready yet");
     w.help(out);
-    // What was only late is mapped once more, and nothing comes of it.
+    // The copy that was only late is mapped once more, without any effect.
     let late = vec![again];
     w.help(Out {
         sends: late,
@@ -246,7 +246,7 @@ fn a_party_with_itself() {
     assert!(g.take_memory(u64::MAX), "all is given back");
 }
 
-/// Somebody else goes on with the dead party's connection: the other end is told only in the end.
+/// Another process goes on with the dead party's connection: the other end is told only when the link is over.
 #[test]
 fn a_link_that_is_inherited() {
     let mut w = World::new(10, u64::MAX);
@@ -321,8 +321,8 @@ fn forgotten_before_the_offer() {
     assert_eq!(w.links.lanes(), 0);
 }
 
-/// A party that cannot map what it was given says so when lanes are offered there already: the other end gives them back,
-/// and neither it nor any other connection is offered one on that link again.
+/// A party reports that it cannot map what it was given after lanes were offered on the link: the other end gives
+/// them back, and nobody is offered a lane on that link again.
 #[test]
 fn a_link_that_fails_behind_its_offers() {
     let mut w = World::new(10, u64::MAX);
@@ -367,7 +367,7 @@ fn a_link_that_fails_behind_its_offers() {
         assert_eq!(w.gone.len(), if lane == 0 { 2 } else { 0 });
     }
     assert_eq!((w.links.len(), w.links.lanes()), (1, 1));
-    // Before any offer: declined, and gone at once.
+    // A failure before any offer: the lane is declined, and the link is removed at once.
     let mut out = Out::default();
     let ends = [end(1, 3), end(5, 3)];
     let groups = [&w.groups[0].clone(), &w.groups[1].clone()];
@@ -378,7 +378,7 @@ fn a_link_that_fails_behind_its_offers() {
     assert_eq!(w.links.len(), 1);
 }
 
-/// The other end has given its lane back, and the word of that was lost with a control connection.
+/// The other end has given its lane back, and the message about that was lost with a control connection.
 #[test]
 fn not_offered_again_when_the_other_end_is_done() {
     let mut w = World::new(10, u64::MAX);
@@ -466,7 +466,7 @@ fn a_refused_lane_is_given_back_by_the_other_end() {
         .unwrap();
     assert!(out.sends.is_empty());
     assert_eq!(w.links.lanes(), 0);
-    // A link that is gone, and a side that never was.
+    // A link that is gone, and a side that cannot exist.
     w.links
         .lane_refused(PartyId(1), link + 1, 9, lane, &mut out)
         .unwrap();
@@ -507,7 +507,7 @@ fn a_far_lane_waits_for_the_other_node() {
         matches!(offer.msg, ToShim::Offer { epoch, tag: 1234, .. } if epoch == Epoch::base(9));
     assert!(told, "{:?}", offer.msg);
     assert_eq!(w.groups[0].memory_taken(), 2 * FAR_AREA);
-    // A second one that will not be is cancelled, and does not take the first along.
+    // Abandoning a second lane that will not be made leaves the first one alone.
     let (id2, slot2, _) = connect(&mut w, end(1, 5)).unwrap();
     assert_eq!((id2, slot2), (id, 1));
     w.links.abandon(id, 1, &mut Out::default());

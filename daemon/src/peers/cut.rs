@@ -1,4 +1,4 @@
-//! How a channel is told to end, by whoever finds out that it must.
+//! How a channel is told to end, by any code that finds a reason for it.
 
 use super::msg::CloseReason;
 use std::cell::RefCell;

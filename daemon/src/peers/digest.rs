@@ -1,12 +1,11 @@
 //! How a daemon shows that it knows both initial sequence numbers of a connection, without telling
 //! them.
 //!
-//! An end behind address translation is looked for at every node. Whoever knows a connection's
-//! sequence numbers can write into it from anywhere, and could pose as its other end; so what is
-//! sent is a keyed digest of them, under a key that only the two ends of one TLS channel have (its
-//! exporter). It tells nothing to a node that does not hold the other end already, and cannot be
-//! passed on to a third. The seeker's name in it keeps a digest from being sent back as the
-//! answer.
+//! An end behind address translation is looked for at every node. Anyone who knows a connection's sequence numbers
+//! can inject data from anywhere, and could pose as its other end. So what is sent is a digest of them, under a
+//! key that only the two ends of one TLS channel have (its exporter). It tells nothing to a node that does not
+//! hold the other end, and cannot be passed on to a third node. It includes the seeker's name, so that it cannot
+//! be sent back as the answer.
 
 use super::msg::Digest;
 use ring::hmac;

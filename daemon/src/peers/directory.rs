@@ -20,10 +20,10 @@ pub const PORT: u16 = 7471;
 /// Who holds an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// This node, or no node in particular (loopback): never looked for elsewhere.
+    /// This node, or no node in particular (loopback): never looked for on other nodes.
     Own,
     Peer(Name),
-    /// Not listed: outside, or translated on the way.
+    /// Not listed: outside these nodes, or translated on the way.
     Nobody,
 }
 
@@ -179,7 +179,7 @@ pub struct Listed<'a> {
 pub struct FileDirectory {
     own: Name,
     peers: HashMap<Name, Peer>,
-    /// `None`: this node.
+    /// `None` as the owner: this node.
     ranges: Vec<(Range, Option<Name>)>,
 }
 
@@ -195,7 +195,7 @@ fn ranges(node: &str, list: &[String]) -> Result<Vec<Range>, Error> {
 }
 
 impl FileDirectory {
-    /// Checks everything: what is accepted here is without contradiction.
+    /// Checks all entries: what is accepted has no contradictions.
     pub fn new(own: &str, own_addresses: &[String], listed: &[Listed<'_>]) -> Result<Self, Error> {
         if own.is_empty() {
             return Err(Error::NoName);

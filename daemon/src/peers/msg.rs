@@ -1,10 +1,9 @@
 //! What daemons of two nodes say to each other, and how it is framed: `length u32 (big endian) |
 //! JSON object`, at most 64 KiB, the object's `kind` naming the message.
 //!
-//! A message of a kind that this version does not know is ignored, and so are members it does not
-//! know: a newer daemon may say more. Anything else that cannot be read ends the channel: after
-//! one message of which we do not know what it meant, nothing can be relied upon. Nothing here
-//! allocates more than a message may be long.
+//! Unknown kinds and unknown members are ignored, because a newer daemon may send more. Anything else that cannot
+//! be parsed ends the channel: after a message whose meaning is unknown, the state of the two nodes may differ.
+//! Nothing here allocates more than a message may be long.
 
 use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
@@ -54,13 +53,13 @@ pub enum Msg {
     Unseek {
         id: u64,
     },
-    /// Your end `seek` will not find its other end here for now, for this reason (shown to the
-    /// user; the seek stays).
+    /// The receiver's end `seek` will not find its other end here for now, for this reason (shown to the user; the
+    /// seek stays).
     Hint {
         seek: u64,
         reason: u32,
     },
-    /// The other end of `seek` is here: this is it. `refusal` not 0: the sender cannot make a lane
+    /// The other end of `seek` is here, as `claim` says. If `refusal` is not 0, the sender cannot make a lane
     /// across nodes, for this reason.
     Make {
         seek: u64,
@@ -73,7 +72,7 @@ pub enum Msg {
         make: u64,
         refusal: u32,
     },
-    /// No: `reason`.
+    /// The ends do not make a pair, for this reason.
     Fail {
         make: u64,
         reason: u32,
@@ -101,8 +100,8 @@ pub enum Msg {
         incarnation: u64,
         control: underpass_rdma::engine::Control,
     },
-    /// The sender has a lane for pairing `pair`: by which token to name it, how often its slot was
-    /// used before; `tag` is the initiator's.
+    /// The sender has a lane for pairing `pair`: the token that names it, and how often its slot was used before.
+    /// Only the initiator's `tag` counts.
     Lane {
         incarnation: u64,
         pair: u64,
@@ -110,7 +109,7 @@ pub enum Msg {
         uses: u32,
         tag: u64,
     },
-    /// The initiator has connected its end and the responder's: it may be used.
+    /// The initiator has connected its end and the responder's: the lane may be used.
     LaneGo {
         incarnation: u64,
         pair: u64,
@@ -121,7 +120,7 @@ pub enum Msg {
         pair: u64,
         reason: u32,
     },
-    /// Of a newer version.
+    /// A kind of a newer version.
     #[serde(other)]
     Unknown,
 }
@@ -134,7 +133,7 @@ pub enum CloseReason {
     Duplicate,
     /// No common version.
     Version,
-    /// The certificate is none of the expected node.
+    /// The certificate is not one of the expected node.
     Identity,
     /// A message that makes no sense.
     Malformed,
@@ -227,7 +226,7 @@ fn framing() -> LengthDelimitedCodec {
         .new_codec()
 }
 
-/// Room that is made for what arrives.
+/// Free space that is made for each read.
 const READ: usize = 16 << 10;
 
 /// Puts messages together from what arrives.
@@ -246,13 +245,13 @@ impl Default for Frames {
 }
 
 impl Frames {
-    /// Where to put what arrives.
+    /// The buffer to read into.
     pub fn room(&mut self) -> &mut BytesMut {
         self.buf.reserve(READ);
         &mut self.buf
     }
 
-    /// The next whole message. After an error nothing more will come.
+    /// The next complete message. After an error there are no more.
     pub fn take(&mut self) -> Result<Option<Msg>, Malformed> {
         let Some(body) = self
             .framing
@@ -282,7 +281,7 @@ mod tests {
         )
             .prop_map(|(proof, (local, peer), n)| Claim {
                 proof,
-                // The scope of an address has no place in its text.
+                // The textual form of an address has no scope.
                 local: crate::socket::normal(strip(local)),
                 peer: crate::socket::normal(strip(peer)),
                 age_ms: n.0,

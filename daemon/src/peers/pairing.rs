@@ -1,19 +1,19 @@
 //! Which end on this node and which end on another are one connection: a state machine without
 //! I/O.
 //!
-//! Of two nodes, the one with the smaller name is the *initiator*, the other the *responder*. The responder
-//! sends a `Seek` for each of its ends that may have its other end at the initiator's node; the initiator
-//! keeps them, knows by which digest the Seek for each of its own ends would come, and answers the
-//! one that comes with `Make`. Both check the proof and the other's claim; `Made` makes it a pair.
-//! It does not matter which end registers first, and a Seek that fits no end changes nothing.
+//! Of two nodes, the one with the smaller name is the *initiator*, the other the *responder*. The responder sends
+//! a `Seek` for each of its ends that may have its other end at the initiator's node. The initiator stores the
+//! Seeks. For each of its own ends it knows the digest that the fitting Seek would have, and answers that Seek
+//! with `Make`. Both nodes check the proof and the other's claim; `Made` makes it a pair. It does not matter which
+//! end registers first, and a Seek that fits no end changes nothing.
 //!
-//! Where an end is looked for: at the node that the directory gives its peer's address to; if it
-//! gives it to none (translated on the way, or outside), at all; if to this node, at none.
+//! Where an end is looked for: at the node to which the directory assigns its peer's address; at all nodes if it
+//! assigns it to none (translated on the way, or outside); at none if it is this node's.
 //!
-//! For whom a node may speak: the claimed local address of its end must be one of the node's. Where
-//! an end's own address is nobody's (a private one behind translation), the peer address that our
-//! own kernel has for our end must be one of the node's. An address of another node is a lie, or
-//! two directories that disagree: never a pair.
+//! What a node may claim: the claimed local address of its end must be one of the node's. If the directory assigns
+//! that address to no node (a private one behind translation), the peer address that our own kernel has for our
+//! end must be one of the node's. If the address belongs to another node, the claim is a lie, or two directories
+//! disagree: such ends never become a pair.
 //!
 //! Everything that a peer can make us keep is bounded per peer.
 
@@ -34,11 +34,11 @@ mod heard;
 mod hurry;
 mod table;
 
-/// Seeks that are kept for one peer, and sent to one.
+/// Most Seeks that are kept for one peer, or sent to one.
 pub const SEEKS: usize = 16_384;
-/// A `Make` is answered in this time, or is void.
+/// A `Make` without an answer is void after this time.
 const MAKE_NS: u64 = 5_000_000_000;
-/// Where more ends wait than may be sought at a time, they take turns of at least this long.
+/// If more ends wait than may be sought at a time, they take turns of at least this length.
 const TURN_NS: u64 = 10_000_000_000;
 /// Both ends see the handshake end within this time; see `proof`.
 const APART_NS: u64 = 60_000_000_000;
@@ -46,7 +46,7 @@ const APART_NS: u64 = 60_000_000_000;
 /// Is an end still the connection that was registered?
 pub type Alive<'a> = &'a dyn Fn(&ConnRef) -> bool;
 
-/// Which part a node has in making what joins the two ends.
+/// A node's role in making the pair and its lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     Initiator,
@@ -72,7 +72,7 @@ pub struct Paired {
 pub enum Out {
     Send(Name, Msg),
     Paired(Paired),
-    /// A node looks for a program of ours.
+    /// A node asks us to look for a program on this node.
     Hurry(Name, Asked),
 }
 
@@ -115,7 +115,7 @@ struct Sought {
 struct Making {
     sought: Sought,
     until_ns: u64,
-    /// What the other node was told of us.
+    /// The refusal that the other node was told.
     refusal: u32,
 }
 
@@ -123,7 +123,7 @@ pub struct Pairing {
     directory: Rc<dyn Directory>,
     /// Why this node makes no lanes to another; 0: it does.
     refusals: HashMap<Name, u32>,
-    /// The same for all that are not listed.
+    /// The refusal for all nodes that are not in `refusals`.
     refusal: u32,
     ends: HashMap<EndKey, Sought>,
     /// By local and peer address, for hints only.
@@ -169,7 +169,7 @@ impl Pairing {
         let scope = match self.directory.owner(end.peer.ip()) {
             Owner::Own => return,
             Owner::Peer(n) => Scope::Node(n),
-            // A container's own address, say, on a node that lists none.
+            // Connected to its own address, as within a container: this node's, even if nobody lists it.
             Owner::Nobody if end.local.ip() == end.peer.ip() => return,
             Owner::Nobody => Scope::All,
         };
@@ -204,7 +204,7 @@ impl Pairing {
         };
         let Some(channel) = &t.channel else { return };
         if t.part == Part::Responder {
-            // What cannot be proven is told only to whom it concerns.
+            // An end without a record cannot be proven: tell only the node that has the peer's address.
             if s.end.record.is_none() && s.scope == Scope::All {
                 return;
             }
@@ -227,7 +227,7 @@ impl Pairing {
             }
             return;
         };
-        // The numbers of the end that would fit, as its node would show them.
+        // The digest that the node of a fitting end would send: its numbers are ours, swapped.
         let digest = channel.digest(node, r.rcv, r.snd);
         t.expected.insert(digest, key);
         t.digests.insert(key, digest);
@@ -295,7 +295,7 @@ impl Pairing {
         );
     }
 
-    /// Takes an end out of everything.
+    /// Removes an end from all tables.
     fn take(&mut self, key: EndKey, out: &mut Vec<Out>) -> Option<Sought> {
         let s = self.ends.remove(&key)?;
         let t = (s.end.local, s.end.peer);
@@ -357,7 +357,7 @@ impl Pairing {
         self.ends.get(&key).or_else(making)
     }
 
-    /// What time brings: answers that did not come, and turns.
+    /// Handles what is due: Makes without an answer, and turns.
     pub fn tick(&mut self, now: u64, alive: Alive, out: &mut Vec<Out>) {
         let nodes: Vec<Name> = self.tables.keys().cloned().collect();
         for node in nodes {
@@ -373,7 +373,7 @@ impl Pairing {
                     back.push(m.sought);
                 }
             }
-            // Who was sought long enough makes room for who waits for a turn.
+            // Ends that were sought for a whole turn make room for those that wait for one.
             let wanted = t.parked.len();
             while t.room.saturating_sub(t.sent.len()) < wanted {
                 let oldest = t.sent.first_key_value().map(|(id, v)| (*id, *v));
@@ -417,7 +417,7 @@ impl Pairing {
         } else {
             0
         };
-        // What was said about a claim is about this very connection, what was seen came before it.
+        // A hint is about this very connection; what a search has seen is older.
         let peer = match s.note.peer {
             0 => s.seen,
             p => p,
@@ -430,7 +430,7 @@ impl Pairing {
         self.ends.len()
     }
 
-    /// Seeks that `node` has with us or we have with it, and its claims about others' addresses.
+    /// Number of Seeks that `node` has with us or we have with it, and of its claims about other nodes' addresses.
     pub fn counts(&self, node: &str) -> (usize, u64) {
         let t = self.tables.get(node);
         t.map_or((0, 0), |t| (t.seeks.len() + t.sent.len(), t.lies))

@@ -1,5 +1,5 @@
-//! Our side of a link to another node: the process's area, read here, and ours, which its device
-//! peers write; and the memory for incoming rings in it.
+//! The daemon's side of a far link: the process's area, which is only read here; the daemon's own area, which
+//! peers' devices write; and the memory for incoming rings in the latter.
 
 use link::lane::{wake, Area, Memory as LaneMemory};
 use link::layout::{Control, Loc, CHUNKS, CONTROL_BYTES, GROUP, RING_LOG2_MAX, RING_LOG2_MIN};
@@ -29,13 +29,13 @@ impl Areas {
         maps[usize::from(own)].get(n).cloned()
     }
 
-    /// A lane's sending direction as whoever takes it over sees it.
+    /// Memory of a lane as a takeover of its sending direction uses it.
     pub fn for_takeover(&self, slot: u32) -> Option<LaneMemory<'_>> {
         LaneMemory::new(&self.app, &self.own, slot).map(LaneMemory::for_takeover)
     }
 }
 
-/// The areas of a link, and what of ours is in use.
+/// The areas of a link, and which memory of ours is in use.
 #[derive(Default)]
 pub struct DaemonArea {
     areas: Arc<Areas>,
@@ -43,7 +43,7 @@ pub struct DaemonArea {
 }
 
 impl DaemonArea {
-    /// Enters the first file of our area or the process's: chunks 0 and 1. Gives chunk 1.
+    /// Maps the first file of our area or the process's: chunks 0 and 1. Returns chunk 1.
     pub fn enter_first(&mut self, own: bool, fd: &OwnedFd, bytes: u64) -> Option<Arc<Mapping>> {
         let control = CONTROL_BYTES as u64;
         let data = bytes.checked_sub(control)?;
@@ -51,7 +51,7 @@ impl DaemonArea {
         self.enter_part(own, 1, fd, (control, data))
     }
 
-    /// Enters a further chunk, of our area or the process's. `None`: there is one, or it is none.
+    /// Maps a further chunk of our area or the process's. `None`: it is there already, or cannot be one.
     pub fn enter(&mut self, own: bool, n: u32, fd: &OwnedFd, bytes: u64) -> Option<Arc<Mapping>> {
         self.enter_part(own, n, fd, (0, bytes))
     }
@@ -119,7 +119,7 @@ impl DaemonArea {
         self.rings.free(at);
     }
 
-    /// Announces what was stored in our words of a lane; whether the process has to be rung.
+    /// Announces what was stored in our words of a lane. Returns whether the doorbell must be rung.
     pub fn publish(&self, slot: u32) -> bool {
         match (self.areas.own.control(), self.areas.app.control()) {
             (Some(o), Some(a)) => wake::publish(&o.seq[slot as usize / GROUP].0, &a.sleepers.0),
@@ -128,11 +128,11 @@ impl DaemonArea {
     }
 }
 
-/// Memory for rings: chunks are carved from the front, rings that come back are used again for the
-/// same size.
+/// Memory for rings: new rings are taken from a chunk's front; a ring that is given back is used again for a ring
+/// of the same size.
 #[derive(Default)]
 pub struct Rings {
-    /// Chunk, its pages, and the next free one.
+    /// Chunk number, its pages, and its next free page.
     chunks: Vec<(u32, u32, u32)>,
     free: [Vec<Loc>; (RING_LOG2_MAX - RING_LOG2_MIN + 1) as usize],
 }

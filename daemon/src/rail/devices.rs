@@ -1,8 +1,8 @@
 //! The rails of this node: ports of devices that are open here and can carry links.
 //!
-//! Two rails of two nodes belong together if their addresses lie in the same subnet: that is all a
-//! daemon can know of the wiring. Where it is wrong, because a router leads from one subnet to the
-//! other, the configuration names the fabric.
+//! Two rails of two nodes are taken to be connected if their addresses are in the same subnet: a daemon can know
+//! no more about the wiring. Where this is wrong, because a router connects two subnets, the configuration names
+//! the fabric.
 
 use crate::config::RailConfig;
 use rustix::fd::RawFd;
@@ -22,7 +22,7 @@ pub struct Port {
     pub port: u8,
 }
 
-/// What a link over a port is made of.
+/// The properties of a port that a link over it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     pub gid: Gid,
@@ -35,9 +35,9 @@ pub struct Facts {
 /// What happened to a rail.
 pub enum News {
     Up(Port),
-    /// Down, or another address: everything made of it must go.
+    /// Down, or its address has changed: everything made of it must go.
     Gone(Port),
-    /// A queue pair failed, as its device says.
+    /// A device reports that a queue pair has failed.
     QpFailed(DeviceId, u32),
 }
 
@@ -62,7 +62,7 @@ impl<V: Provider> Devices<V> {
         &self.up
     }
 
-    /// A rail, for a pair.
+    /// A rail, for the engine of a pair of nodes.
     pub fn rail(&self, port: &Port) -> Option<Rail<V::Device>> {
         let (f, device) = (self.up.get(port)?, self.open.get(&port.device)?);
         Some(Rail {
@@ -76,12 +76,12 @@ impl<V: Provider> Devices<V> {
         })
     }
 
-    /// Descriptors that tell of events.
+    /// Descriptors that become readable when there are events.
     pub fn event_fds(&self) -> impl Iterator<Item = RawFd> + '_ {
         self.open.values().filter_map(|d| d.event_fd())
     }
 
-    /// Takes in what the kernel shows now.
+    /// Handles changes that the kernel shows.
     pub fn changed(&mut self, changes: &[Change], news: &mut Vec<News>) {
         for c in changes {
             match c {
@@ -154,7 +154,7 @@ impl<V: Provider> Devices<V> {
         }
     }
 
-    /// Events of open devices; the devices at which the kernel should be asked again.
+    /// Handles events of open devices. Returns the devices that should be looked at again.
     pub fn events(&mut self, news: &mut Vec<News>) -> Vec<DeviceId> {
         let mut stale = Vec::new();
         let mut gone = Vec::new();
@@ -184,7 +184,7 @@ impl<V: Provider> Devices<V> {
         stale
     }
 
-    /// What a usable port offers. The address of the rail is an IPv4 one if there is any.
+    /// The properties of a port, if it is usable. Prefers an IPv4 address.
     fn facts(&self, d: &SysDevice, port: u8) -> Option<Facts> {
         let p = d.ports.iter().find(|p| p.port == port)?;
         d.usable(p).ok()?;
@@ -210,11 +210,11 @@ impl<V: Provider> Devices<V> {
         Some(Facts {
             gid: gid.gid,
             gid_index: match kind {
-                GidKind::Address => 0, // the order of addresses means nothing
+                GidKind::Address => 0, // the order of addresses has no meaning
                 _ => gid.index,
             },
             lid: p.lid,
-            mtu: Mtu::B1024, // until the device has said
+            mtu: Mtu::B1024, // until the device reports it
             fabric: match kind {
                 // RoCE over the same wires is another fabric.
                 GidKind::Address => number(&[&of.to_be_bytes()[..], b"iWARP"].concat()),
@@ -224,7 +224,7 @@ impl<V: Provider> Devices<V> {
     }
 }
 
-/// A number for the subnet that an address lies in; `None` where there is no telling.
+/// A number for the subnet that an address is in; `None` if it cannot be told.
 fn subnet(gid: &Gid, infiniband: bool) -> Option<u32> {
     if infiniband {
         return Some(number(&gid.0[..8]));

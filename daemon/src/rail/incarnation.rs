@@ -15,10 +15,10 @@ use underpass_rdma::verbs::{DeviceId, Provider};
 /// Base of the exponential backoff after a protocol violation, in ns, and how often it doubles at most.
 const VIOLATION_BACKOFF_NS: u64 = 1_000_000_000;
 const VIOLATION_BACKOFF_DOUBLINGS: u32 = 6;
-/// Incarnations that there can be.
+/// Incarnation numbers are below this.
 const INCARNATIONS_MAX: u64 = 1 << 62;
-/// A node that neither its daemon nor a rail answers for is given up after so long: what is kept
-/// for it would otherwise never be free.
+/// A node with neither a channel nor a working link is given up after this time: otherwise what is kept for it
+/// would never be freed.
 const LOST_NS: u64 = 20_000_000_000;
 
 pub struct Node<V: Provider> {
@@ -26,19 +26,19 @@ pub struct Node<V: Provider> {
     first: bool,
     pub pair: Pair<V>,
     pub incarnation: u64,
-    /// Both ends are known to be in this incarnation, and there is a channel.
+    /// Both nodes are known to be in this incarnation, and there is a channel.
     pub agreed: bool,
-    /// Incarnation of the peer's daemon.
+    /// Which run of the peer's daemon it is.
     daemon: Option<u64>,
     pub rails: BTreeMap<Port, RailId>,
-    /// Every rail that this engine was ever given; and what former engines have counted.
+    /// All rails that this engine was ever given, and the counters of former engines.
     pub ever: BTreeMap<RailId, Port>,
     pub past: BTreeMap<Port, engine::Stats>,
     pub lanes: HashMap<LaneId, Key>,
     pub parties: HashMap<engine::PartyId, u64>,
     /// Lanes in the making, by the number of their pairing.
     pub making: HashMap<u64, Key>,
-    /// A link carries lanes.
+    /// There is a link that carries lanes.
     pub up: bool,
     pub refusal: Option<Reason>,
     faults: u32,
@@ -75,7 +75,7 @@ impl<V: Provider> Node<V> {
         }
     }
 
-    /// Do we offer the links?
+    /// Does this node offer the links? (The one with the smaller name does.)
     pub fn is_first(&self) -> bool {
         self.first
     }
@@ -112,7 +112,7 @@ impl<V: Provider> Node<V> {
 }
 
 impl<V: Provider> Rails<V> {
-    /// There is a channel to the peer's daemon, which is `daemon`.
+    /// A channel to the peer's daemon is up; `daemon` tells which run of it.
     pub fn channel_up(&mut self, name: &Name, daemon: u64) {
         self.stir();
         let Some(n) = self.nodes.get_mut(name) else {
@@ -193,13 +193,13 @@ impl<V: Provider> Rails<V> {
                     self.unmake(k, Reason::PeerDeclined, peer);
                 }
             }
-            _ => {} // of another incarnation
+            _ => {} // they belong to another incarnation
         }
     }
 
     fn agree(&mut self, name: &Name) {
         if self.devices.is_none() {
-            return; // nobody polls
+            return; // without devices nobody polls the engine
         }
         if let Some(n) = self.nodes.get_mut(name) {
             if !std::mem::replace(&mut n.agreed, true) {
@@ -208,7 +208,7 @@ impl<V: Provider> Rails<V> {
         }
     }
 
-    /// A new incarnation with this node begins; everything of the one before goes down to TCP.
+    /// Begins a new incarnation with this node; everything of the previous one goes down to TCP.
     fn renew(&mut self, name: &Name, incarnation: u64) {
         let now = self.system.now();
         let Some(n) = self.nodes.get_mut(name) else {
@@ -261,7 +261,7 @@ impl<V: Provider> Rails<V> {
         leaving.into_iter().for_each(|k| self.removed(k));
     }
 
-    /// Gives nodes up that have been out of reach for long.
+    /// Gives up nodes that have been out of reach for long.
     pub fn sweep(&mut self) {
         let t = self.system.now();
         let lost = |n: &Node<V>| {
@@ -276,7 +276,7 @@ impl<V: Provider> Rails<V> {
         }
     }
 
-    /// Polls the engine of one node; whether there was anything to do.
+    /// Polls the engine of one node. Returns whether there was anything to do.
     pub(super) fn poll_node(&mut self, name: &Name, now: u64) -> bool {
         let Some(n) = self.nodes.get_mut(name) else {
             return false;
@@ -376,7 +376,7 @@ impl<V: Provider> Rails<V> {
         }
     }
 
-    /// A lane that was not offered yet will not be.
+    /// Gives up a lane that was not offered yet.
     pub(super) fn unmake(&mut self, at: Key, local: Reason, peer: Reason) {
         let Some(l) = self.lanes.get(&at).filter(|l| l.stage == Stage::Making) else {
             return;

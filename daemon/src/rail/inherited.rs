@@ -1,10 +1,9 @@
 //! Lanes whose process has ended while another one of its family holds the connection: a program
 //! that connects, forks and exits to become a daemon.
 //!
-//! The child has the rings mapped, too. It takes both directions down to TCP when it first uses the
-//! connection (a second process cannot use a lane), reads what is left, and for that the lane must
-//! live on. It ends here when both directions are on TCP, or when nobody holds the connection any
-//! more.
+//! The child has the rings mapped, too. When it first uses the connection, it takes both directions down to TCP (a
+//! second process cannot use a lane) and reads what is left, so the lane must stay until then. It ends here when
+//! both directions are on TCP, or when nobody holds the connection any more.
 
 use super::lane::{Ending, Lane, Stage};
 use super::{Key, Rails};
@@ -14,15 +13,15 @@ use link::lane::{is_left, Memory};
 use std::collections::HashSet;
 use underpass_rdma::verbs::Provider;
 
-/// Between two looks at orphaned lanes: what those who have inherited them do is not said to us.
+/// Time between two looks at orphaned lanes, whose heirs do not report to the daemon.
 pub(super) const LOOK_NS: u64 = 1_000_000_000;
 
-/// More links of the dead are not kept: their memory is pinned, and no cgroup pays for it.
+/// Most links of ended processes that are kept: their memory is pinned, and no cgroup pays for it.
 const LINKS: usize = 64;
 
 impl<V: Provider> Rails<V> {
-    /// The process of this lane has ended; others of its family may go on with the connection. `links`: as
-    /// [`Rails::inherited_links`].
+    /// The process of this lane has ended; others of its family may go on with the connection. `links`: the links
+    /// of all orphaned lanes, as from [`Rails::inherited_links`].
     pub(super) fn inherit(
         &mut self,
         at: Key,
@@ -41,7 +40,7 @@ impl<V: Provider> Rails<V> {
         if let (Some(id), Some(n)) = (l.engine, self.nodes.get_mut(&l.node)) {
             n.pair.refuse_switches(id);
         }
-        // What it may have said last is lost.
+        // The process's last message (`LaneShut`) may be lost, but the table tells the same.
         if family.view(l.who.conn).is_some_and(|v| v.shut) {
             l.end(now, Ending::Shut, true);
         }
@@ -50,7 +49,7 @@ impl<V: Provider> Rails<V> {
         Some(inherited)
     }
 
-    /// Links with lanes of the dead.
+    /// Links with orphaned lanes.
     pub(super) fn inherited_links(&self) -> HashSet<u64> {
         let has = |(k, l): (&Key, &Lane)| l.orphaned.is_some().then_some(k.0);
         self.lanes.iter().filter_map(has).collect()
@@ -61,8 +60,8 @@ impl<V: Provider> Rails<V> {
         l.is_some_and(|l| l.orphaned.is_some() && l.stage == Stage::Offered)
     }
 
-    /// Nobody has the connection any more, as far as we see; in other pid namespaces we may not. The
-    /// kernel knows, and ends it with its last descriptor, of which we have one.
+    /// As far as the daemon sees, nobody holds the connection any more; it cannot see all pid namespaces. So it
+    /// only closes its copy of the socket, and the kernel ends the connection with the last descriptor.
     pub fn over(&mut self, at: Key) {
         let now = self.system.now();
         if let Some(l) = self.lanes.get_mut(&at) {
@@ -79,7 +78,7 @@ impl<V: Provider> Rails<V> {
 }
 
 impl Lane {
-    /// Is it of no more use to those who have inherited it?
+    /// Have the heirs of this orphaned lane left it?
     pub(super) fn is_left(&self, m: &Memory<'_>) -> bool {
         let here = |v: &View| v.gen == self.who.gen && is_left(m, v.rx_tcp);
         self.orphaned.is_some() && self.family.view(self.who.conn).is_some_and(|v| here(&v))

@@ -1,9 +1,9 @@
 //! One lane to another node, from the pairing of its ends to its last trace.
 //!
-//! Both daemons reserve a slot in a link of theirs; the initiator of the pair names its end (`Lane`),
-//! the responder connects and names its own, the initiator connects, offers the lane to its process and
-//! says `LaneGo`, on which the responder does the same. So nothing is said on a lane that the other
-//! engine does not know yet.
+//! Both daemons reserve a slot in a link of theirs. The initiator of the pair names its end (`Lane`); the
+//! responder connects, and names its own; the initiator connects, offers the lane to its process, and sends
+//! `LaneGo`, on which the responder offers it, too. So nothing is sent on a lane that the other engine does not
+//! know yet.
 
 use super::sock::disconnect;
 use super::{Effect, Key, Rails};
@@ -29,33 +29,33 @@ use underpass_rdma::verbs::Provider;
 
 /// A lane is made within this time, or not at all.
 const MAKING_NS: u64 = 5_000_000_000;
-/// More uses of a slot there cannot be: epochs are 32 bits.
+/// Most uses of a slot, because epochs have 32 bits.
 const USES: u32 = u32::MAX / EPOCHS;
-/// After one that was not made.
+/// Retry time after a lane that was not made.
 pub(super) const RETRY_MS: u32 = 1000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Making,
-    /// With the process.
+    /// Offered to the process.
     Offered,
     /// The engine is closing it.
     Leaving,
 }
 
-/// How far the process is from having nothing to do with the lane any more.
+/// How far the process has finished with the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Ending {
-    /// It sends no more.
+    /// It sends no more bytes.
     Shut,
     /// It is gone, or has no use for the lane.
     Over,
 }
 
-/// A direction in our hands.
+/// A sending direction that the daemon has taken over.
 pub(super) struct Takeover {
     pub tx: Box<TxState>,
-    /// Kernel position when it last moved, and when that was.
+    /// Kernel position at the last progress, and the time of that.
     pub moved: (u64, u64),
 }
 
@@ -79,7 +79,7 @@ pub(super) struct Lane {
     theirs: Option<(u32, u32, u64)>,
     /// Our copy of the connection's socket.
     pub sock: Option<Arc<Foreign>>,
-    /// That socket's; 0: there is none, or it cannot be told.
+    /// The inode of that socket; 0: there is no copy, or it has no known inode.
     pub inode: u64,
     pub ending: Option<Ending>,
     /// The process is gone, but others of its family may hold the connection.
@@ -88,22 +88,22 @@ pub(super) struct Lane {
     /// When everything has arrived, the socket is to be shut down for sending.
     pub fin: bool,
     pub takeover: Option<Box<Takeover>>,
-    /// A helper is at it.
+    /// A helper is working on the socket.
     pub working: bool,
     /// Since when the process should have gone down by itself.
     pub late_since: Option<u64>,
-    /// At the last look for closes that no hook sees: head and cursor, and whether nobody held the socket (then,
-    /// and the time before).
+    /// For closes that no hook sees: head and cursor at the last look, and whether nobody held the socket at that
+    /// look and at the one before.
     idle: ([u64; 2], [bool; 2]),
 }
 
 impl Lane {
-    /// Is it with a process that lives and has not said that it ends?
+    /// Is it with a living process that has not announced an end?
     fn is_worked(&self) -> bool {
         self.stage == Stage::Offered && self.ending.is_none() && self.orphaned.is_none()
     }
 
-    /// Has its process not had it yet?
+    /// Has its process not taken it yet?
     fn is_untaken(&self) -> bool {
         match self.stage {
             Stage::Making => true,
@@ -112,7 +112,7 @@ impl Lane {
         }
     }
 
-    /// Its process is so far.
+    /// The process has finished with the lane so far.
     pub fn end(&mut self, now: u64, how: Ending, fin: bool) {
         self.ending = self.ending.max(Some(how));
         self.fin |= fin;
@@ -121,7 +121,7 @@ impl Lane {
 }
 
 impl<V: Provider> Rails<V> {
-    /// The ends of a connection are paired, and this one has a slot, used so often before.
+    /// The ends of a connection are paired, and this one has a slot; `uses`: how often it was used before.
     pub fn begin(&mut self, p: &Paired, at: Key, uses: u32, family: Arc<Family>) {
         self.stir();
         let Some(n) = self.nodes.get_mut(&p.node) else {
@@ -156,7 +156,7 @@ impl<V: Provider> Rails<V> {
         self.lanes.insert(at, lane);
     }
 
-    /// No slot could be had for this pair of ends.
+    /// There is no slot for this pair of ends.
     pub fn no_slot(&mut self, p: &Paired, reason: Reason) {
         self.say_no(&p.node.clone(), p.pair, reason);
     }
@@ -277,8 +277,8 @@ impl<V: Provider> Rails<V> {
         });
     }
 
-    /// The core has given up a lane that it had not offered yet. (Our word that it may be offered
-    /// may have crossed this one.)
+    /// The core has given up a lane that it had not offered yet. (Our [`Effect::Release`] may have crossed this
+    /// call.)
     pub fn undone(&mut self, who: ConnRef) {
         let mine = |(_, l): &(&Key, &Lane)| l.who == who && l.is_untaken();
         if let Some(at) = self.lanes.iter().find(mine).map(|(k, _)| *k) {
@@ -295,7 +295,7 @@ impl<V: Provider> Rails<V> {
         }
     }
 
-    /// The record goes; what the engine has of it follows by itself.
+    /// Removes the record of a lane; the engine removes its part by itself.
     pub(super) fn forget_lane(&mut self, at: Key) {
         let Some(l) = self.lanes.remove(&at) else {
             return;
@@ -310,7 +310,7 @@ impl<V: Provider> Rails<V> {
         self.leave_group(at.0);
     }
 
-    /// Lanes that take too long to make.
+    /// Gives up lanes that take too long to make.
     pub(super) fn sweep_making(&mut self, now: u64) {
         let late = |l: &Lane| l.stage == Stage::Making && now >= l.since + MAKING_NS;
         let late: Vec<(Key, Name, u64)> = self
@@ -330,17 +330,17 @@ impl<V: Provider> Rails<V> {
         (l.who.party == from && l.stage == Stage::Offered).then_some(l)
     }
 
-    /// The dead process whose lane this is, for one of its family.
+    /// The ended process that had this orphaned lane, for a process of its family.
     pub fn inherited(&self, at: Key, family: Ident) -> Option<PartyId> {
         let l = self.lanes.get(&at).filter(|l| l.orphaned.is_some())?;
         (l.family.ident == family).then_some(l.who.party)
     }
 
-    /// The process has taken the lane and gives us a copy of its socket. `false`: it is another
-    /// one's.
+    /// The process has taken the lane and gives us a copy of its socket. `false`: the socket is another
+    /// connection's, or there is a copy already.
     pub fn held(&mut self, from: PartyId, at: Key, sock: Foreign) -> bool {
         let Some(l) = self.offered(from, at) else {
-            return true; // it crossed the lane's end
+            return true; // the message crossed the end of the lane
         };
         let cookie = sockopt::get::<u64>(sock.as_fd(), libc::SOL_SOCKET, libc::SO_COOKIE);
         if cookie.map(|c| c.0) != Ok(l.cookie) || l.sock.is_some() {
@@ -356,12 +356,12 @@ impl<V: Provider> Rails<V> {
         true
     }
 
-    /// Is there a copy of a socket here?
+    /// Does the daemon have a copy of any socket?
     pub fn has_held(&self) -> bool {
         self.lanes.values().any(|l| l.sock.is_some())
     }
 
-    /// Ends on whose lane their process has done nothing since the last time.
+    /// Ends whose process has moved nothing on the lane since the last call.
     pub fn idle_ends(&mut self) -> Vec<Idle> {
         let mut all = Vec::new();
         for (at, l) in self.lanes.iter_mut().filter(|(_, l)| l.is_worked()) {
@@ -382,7 +382,8 @@ impl<V: Provider> Rails<V> {
         all
     }
 
-    /// No process holds this one's socket: if it was so the time before, the kernel shall end it.
+    /// No process holds this end's socket. If that was so the last time, too, the daemon closes its copy, so that
+    /// the kernel ends the connection.
     pub fn not_held(&mut self, i: &Idle) {
         let l = self.lanes.get_mut(&i.at);
         if let Some(l) = l.filter(|l| l.who == i.who && l.is_worked()) {
@@ -403,7 +404,7 @@ impl<V: Provider> Rails<V> {
         self.end(from, at, Ending::Over, false);
     }
 
-    /// The process cannot map our area: it takes none of the lanes of this link that it has not taken.
+    /// The process cannot map our area: it will not take the lanes of this link that it has not taken yet.
     pub fn link_failed(&mut self, from: PartyId, link: u64) {
         let here = self.lanes.range((link, 0)..=(link, u32::MAX));
         let untaken = here.filter(|(_, l)| l.sock.is_none());
@@ -420,7 +421,7 @@ impl<V: Provider> Rails<V> {
         }
     }
 
-    /// A process shows another table than before.
+    /// A process has moved to another family table.
     pub fn moved(&mut self, party: PartyId, family: &Arc<Family>) {
         let of = self.lanes.values_mut().filter(|l| l.who.party == party);
         of.for_each(|l| l.family = family.clone());
@@ -432,8 +433,8 @@ impl<V: Provider> Rails<V> {
         self.lanes.values().filter(of).map(|l| l.who).collect()
     }
 
-    /// A process has ended; the lanes that others may go on with.
-    /// `left`: what it leaves to others, of [`Rails::lanes_of`].
+    /// A process has ended. Returns the ends whose lanes other processes may go on with. `left`: what the process
+    /// leaves to others, of [`Rails::lanes_of`].
     pub fn party_dead(
         &mut self,
         party: PartyId,
@@ -458,7 +459,7 @@ impl<V: Provider> Rails<V> {
         inherited
     }
 
-    /// The connection's own affairs are over: the copy of its socket goes, and the lane.
+    /// Nothing is left to do for the connection: gives up the copy of its socket, and the lane.
     pub(super) fn leave(&mut self, at: Key) {
         let Some(l) = self.lanes.get_mut(&at) else {
             return;
@@ -493,7 +494,7 @@ impl<V: Provider> Rails<V> {
         }
     }
 
-    /// The lane is spoilt: its connection is reset.
+    /// The lane cannot go on: its connection is reset.
     pub(super) fn fail(&mut self, at: Key, reason: Reason) {
         let Some(l) = self.lanes.get_mut(&at) else {
             return;
@@ -502,7 +503,7 @@ impl<V: Provider> Rails<V> {
             Stage::Making => self.unmake(at, reason, Reason::None),
             Stage::Offered => {
                 if let Some(s) = l.sock.clone() {
-                    // May wait for the socket's lock.
+                    // On a helper thread, since it may wait for the socket's lock.
                     self.system.help(Box::new(move || disconnect(s.as_fd())));
                 }
                 self.out.push(Effect::Reset { who: l.who, reason });

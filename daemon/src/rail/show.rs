@@ -8,7 +8,7 @@ use underpass_admin::{RailLinks, RailRow, RailStats};
 use underpass_rdma::engine::{LinkView, Stats};
 use underpass_rdma::verbs::{Gid, Provider};
 
-/// Empty as long as the peer has not told its own.
+/// A GID as text; empty until the peer has told its own.
 fn shown(gid: Gid) -> String {
     match gid.is_zero() {
         true => String::new(),
@@ -24,7 +24,7 @@ impl<V: Provider> Rails<V> {
         let link = node.pair.link_of(lane.engine?)?;
         let view = node.pair.links().into_iter().find(|v| v.link == link)?;
         let port = node.ever.get(&view.rail)?;
-        // In SMC the server adds links to the group; here the end that comes first does.
+        // In SMC-R the server adds links to the group; here the node with the smaller name does.
         let role = if node.is_first() { "server" } else { "client" };
         Some(RailRow {
             role: role.into(),
@@ -36,7 +36,7 @@ impl<V: Provider> Rails<V> {
         })
     }
 
-    /// Counters, in parts: one for each peer node, and each time a rail was added.
+    /// Counters, in parts: one for each peer node and each time that a rail was added to it.
     pub fn counts(&self) -> Vec<RailStats> {
         let mut all = Vec::new();
         for (name, node) in &self.nodes {
@@ -67,13 +67,13 @@ impl<V: Provider> Rails<V> {
 }
 
 impl<V: Provider> Rails<V> {
-    /// Is there a lane that its process is done with, and we are not?
+    /// Is there a lane that its process has finished with, but the daemon has not?
     pub fn has_orphans(&self) -> bool {
         let over = |l: &Lane| l.ending == Some(Ending::Over);
         self.lanes.values().any(over)
     }
 
-    /// Is there no lane, in the making, in use or on its way out?
+    /// Is there no lane: none being made, in use, or being closed?
     pub fn is_empty(&self) -> bool {
         let busy = |n: &Node<V>| !n.lanes.is_empty() || !n.making.is_empty();
         self.lanes.is_empty() && self.out.is_empty() && !self.nodes.values().any(busy)
@@ -125,7 +125,7 @@ fn part(s: Stats) -> RailStats {
 }
 
 impl<V: Provider> Node<V> {
-    /// The engine is about to be replaced by another: what it has counted stays.
+    /// The engine is about to be replaced: its counters are kept.
     pub(super) fn keep_counts(&mut self) {
         for (id, port) in std::mem::take(&mut self.ever) {
             let s = self.pair.stats(id);

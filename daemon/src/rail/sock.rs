@@ -1,4 +1,4 @@
-//! The TCP socket of a far connection's end, of which the daemon has a copy.
+//! The TCP socket of a far connection's end, which the daemon has a copy of.
 
 use crate::sockopt::tcp_position;
 use link::frame::{Frame, LEN};
@@ -6,7 +6,7 @@ use link::lane::Port;
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// The socket, for the lane's code; for helpers.
+/// The socket as the lane's code uses it, on helper threads.
 pub(super) struct Sock<'a>(pub BorrowedFd<'a>);
 
 impl Port for Sock<'_> {
@@ -40,8 +40,8 @@ pub(super) fn disconnect(sock: BorrowedFd<'_>) {
     let _ = unsafe { libc::connect(sock.as_raw_fd(), unspec.as_ptr().cast(), 16) };
 }
 
-/// Are there bytes that the application has not read and never will? TCP answers them with a reset. A
-/// frame of the lane is none of them, and is taken away, or the kernel would count it.
+/// Are there bytes that the application will never read? TCP answers them with a reset at the close. A frame of
+/// the lane is not such data; it is read here, because the kernel would count it.
 pub(super) fn unread(sock: BorrowedFd<'_>, tag: u64) -> bool {
     let mut b = [0u8; LEN + 1];
     let flags = RecvFlags::DONTWAIT;

@@ -1,9 +1,9 @@
-//! What this daemon does for ends that cannot: see `link::lane::tx::takeover`.
+//! What the daemon does for ends that cannot do it themselves: see `link::lane::tx::takeover`.
 //!
-//! An end that has shut down, closed or died leaves its ring to us: when everything has arrived we
-//! say so on TCP (`Fin`), or put the ring back on TCP (`Down`), and only then shut the socket down.
-//! An end that is asleep outside every hook when its rails are gone does not see that it is asked
-//! to go down; after a moment we do it for it.
+//! An end that has shut down, closed or died leaves its ring to the daemon. When everything has arrived, the
+//! daemon says so on TCP (`Fin`); otherwise it puts the ring back on TCP (`Down`). Only then does it shut the
+//! socket down. An end that is asleep outside every hook when its rails fail does not see that it is asked to go
+//! down; after a moment the daemon does it instead.
 
 use super::area::Areas;
 use super::inherited::LOOK_NS;
@@ -20,27 +20,27 @@ use std::sync::atomic::Ordering::*;
 use std::sync::Arc;
 use underpass_rdma::verbs::Provider;
 
-/// An end gets so long to go down by itself.
+/// How long an end may take to go down by itself.
 pub(super) const LATE_NS: u64 = 20_000_000;
-/// While there is something to do, between two looks.
+/// Time between two looks while something is in progress.
 const TICK_NS: u64 = 5_000_000;
-/// For what is in the ring to arrive over the rails, before it is put on TCP after all.
+/// How long bytes on the ring may take to arrive over the rails, before they are put on TCP after all.
 const FLUSH_NS: u64 = 2_000_000_000;
-/// A peer that takes nothing from TCP for so long does not get the rest, as with any orphan
-/// (tcp(7), tcp_orphan_retries).
+/// If the peer takes nothing from TCP for this long, it does not get the rest, as with any orphan (tcp(7),
+/// tcp_orphan_retries).
 const ORPHAN_NS: u64 = 100_000_000_000;
 
-/// What a helper is to do to a socket. Its lock may be held for as long as its owner likes (a send whose
-/// buffer faults into a file system of its own), so nothing is done to it on the daemon's thread.
+/// What a helper has to do to a socket. The socket's lock may be held for as long as its owner likes (a send whose
+/// buffer faults into a file system of its own), so the daemon's own threads do nothing to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
-    /// Find out how far the process has come.
+    /// Find out how far the process has got.
     Adopt,
     /// Say where the stream ends, if everything has arrived.
     Fin,
     /// Put the ring back on TCP.
     Down,
-    /// Nothing but what comes after it: the direction is on TCP.
+    /// Only shut the socket down, if that is due: the direction is on TCP.
     End,
 }
 
@@ -52,17 +52,17 @@ pub(super) struct Job {
     tag: u64,
     epoch: Epoch,
     tx: Box<TxState>,
-    /// Afterwards the socket is shut down for sending; `over`: and closed.
+    /// `fin`: then shut the socket down for sending; `over`: it is closed after that.
     fin: bool,
     over: bool,
 }
 
-/// What came of it.
+/// Result of a job.
 pub(super) enum Found {
-    /// The far node has not answered yet.
+    /// The far node has not answered the switch yet.
     Asking,
     Held(Box<TxState>),
-    /// The direction is on TCP, and the socket shut down if it was to be.
+    /// The direction is on TCP, and the socket was shut down if that was due.
     Down,
     Failed(Reason),
 }
@@ -93,7 +93,7 @@ impl Job {
         }
     }
 
-    /// `None`: there is more to do.
+    /// `None`: the direction is not on TCP yet.
     fn find(&self) -> Option<Found> {
         let Some(m) = self.areas.for_takeover(self.at.1) else {
             return Some(Found::Failed(Reason::Internal));
@@ -103,7 +103,7 @@ impl Job {
             Work::End => Ok(()),
             Work::Adopt => match self.tx.adopt(&m, &port, self.tag) {
                 Ok(Adopted::Asking) => return Some(Found::Asking),
-                Ok(_) => Ok(()), // what is on TCP has no mode of its own
+                Ok(_) => Ok(()), // if it is on TCP already, `mode` is `TCP` below
                 Err(r) => Err(r),
             },
             Work::Fin => self.tx.finish(&m, &port).map(drop),
@@ -123,7 +123,7 @@ impl Job {
 }
 
 impl<V: Provider> Rails<V> {
-    /// Looks after all lanes if it is time; when to look next, if anything is under way.
+    /// Looks after all lanes if that is due. Returns when to look next, if anything is in progress.
     pub(super) fn tend(&mut self, now: u64) -> Option<u64> {
         self.take_jobs();
         if now < self.tend_at {
@@ -146,7 +146,7 @@ impl<V: Provider> Rails<V> {
         (dt < u64::MAX - now).then_some(self.tend_at)
     }
 
-    /// One lane; whether something is under way.
+    /// Looks after one lane. Returns whether something is in progress.
     #[expect(clippy::too_many_lines)]
     fn tend_one(&mut self, at: Key, now: u64) -> bool {
         let Some(l) = self.lanes.get_mut(&at) else {
@@ -156,7 +156,7 @@ impl<V: Provider> Rails<V> {
             return false;
         };
         if l.working {
-            return true; // its end kicks us
+            return true; // the helper wakes us when it is done
         }
         let areas = group.area.areas();
         let Some(m) = areas.for_takeover(at.1) else {
@@ -184,7 +184,7 @@ impl<V: Provider> Rails<V> {
             }
         }
         let Some(sock) = l.sock.clone() else {
-            // It never came, and without it the lane was never invited to go up.
+            // The process never gave us its socket; without that the lane was never invited to go up.
             match l.ending {
                 Some(Ending::Over) => self.leave(at),
                 _ => l.ending = None,
@@ -198,7 +198,7 @@ impl<V: Provider> Rails<V> {
         let work = match &mut l.takeover {
             None if is_done(&m, state) => Work::End,
             None if !claim(&m, state, || !over && busy()) => {
-                // Who met our word in that moment is told that it is gone.
+                // An end that has seen our claim in that moment must learn that it is withdrawn.
                 if group.area.publish(at.1) {
                     link::doorbell::ring(group.bell.as_fd());
                 }
@@ -249,7 +249,7 @@ impl<V: Provider> Rails<V> {
         true
     }
 
-    /// Takes in what helpers have done.
+    /// Handles the jobs that helpers have finished.
     fn take_jobs(&mut self) {
         while let Ok(done) = self.jobs.1.try_recv() {
             self.tend_at = 0;
@@ -261,7 +261,7 @@ impl<V: Provider> Rails<V> {
         let (at, now) = (done.at, self.system.now());
         let awaited = |l: &&mut Lane| l.working && l.stage == Stage::Offered;
         let Some(l) = self.lanes.get_mut(&at).filter(awaited) else {
-            return; // it has left meanwhile
+            return; // the lane has left meanwhile
         };
         l.working = false;
         let Some(group) = self.groups.get(&at.0) else {
@@ -297,7 +297,7 @@ impl<V: Provider> Rails<V> {
                 }
                 l.late_since = None;
                 l.fin &= !done.fin;
-                // It may have ended further meanwhile: then there is another look.
+                // The process may have ended further since the job began: then there is another look.
                 match l.ending {
                     _ if l.fin => {}
                     Some(Ending::Over) => self.leave(at),

@@ -1,4 +1,4 @@
-//! The set of descriptors that wake the data plane: what is in it, and what each of them says.
+//! The set of descriptors that wake the data plane: what is in it, and what each of them means.
 
 use super::Rails;
 use link::doorbell::Drained;
@@ -9,19 +9,19 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use underpass_rdma::verbs::{CompletionQueue, Provider};
 
-/// Without work, engines are polled this often for what only time brings.
+/// How often engines are polled without work, for what depends on time only.
 const IDLE_NS: u64 = 100_000_000;
-/// What a poll brought.
+/// Result of a poll.
 pub struct Polled {
     pub worked: bool,
     /// There is more to do at once.
     pub more: bool,
-    /// When to poll again although nothing happens.
+    /// When to poll again if nothing happens until then.
     pub next: u64,
 }
 
 impl<V: Provider> Rails<V> {
-    /// Does what there is to do, in all engines and for all lanes.
+    /// Does what is due in all engines and for all lanes.
     pub fn poll(&mut self, now: u64) -> Polled {
         let names = self.names.clone();
         let mut worked = false;
@@ -43,15 +43,15 @@ impl<V: Provider> Rails<V> {
         Polled { worked, more, next }
     }
 
-    /// Begins to wait in this set.
+    /// From now on this set wakes the data plane.
     pub fn wait_in(&mut self, set: &Arc<OwnedFd>) {
         self.set = Some(set.clone());
         self.kick.iter().for_each(|k| add(set, k.as_raw_fd(), KICK));
         self.watch_devices();
     }
 
-    /// Counts us asleep, and asks everything that may wake us to do so. Whether anything of this is
-    /// new: then poll once more.
+    /// Counts the data plane asleep, and arms everything that may wake it. True if any of this is new: then it
+    /// must poll once more before it sleeps.
     pub fn doze(&mut self) -> bool {
         let Some(set) = &self.set else { return false };
         let mut news = false;
@@ -69,8 +69,8 @@ impl<V: Provider> Rails<V> {
         !std::mem::replace(&mut self.dozing, true) || news
     }
 
-    /// Devices may have been opened: their events wake us, too. (A descriptor leaves the set when its
-    /// device is closed.) Done once a second: a try may fail.
+    /// Adds the events of devices that may have been opened. (A descriptor leaves the set when its device is
+    /// closed.) Called once a second, because it may fail.
     pub fn watch_devices(&self) {
         if let (Some(set), Some(d)) = (&self.set, &self.devices) {
             d.event_fds().for_each(|fd| add(set, fd, DEVICE));
@@ -84,7 +84,7 @@ impl<V: Provider> Rails<V> {
         }
     }
 
-    /// Takes in what has woken us. `stay`: we stay counted as asleep.
+    /// Handles the events that have woken the data plane. `stay`: it stays counted as asleep.
     pub fn woken(&mut self, ready: &[epoll::Event], stay: bool) -> Woken {
         let mut woken = Woken::default();
         if !stay {
@@ -102,11 +102,12 @@ impl<V: Provider> Rails<V> {
                     of.into_iter().for_each(|n| n.pair.notified(low, stay));
                 }
                 BELL => {
-                    // Numbers of links differ in their lower half.
+                    // Numbers of this daemon's links differ in their lower half.
                     let of = self.groups.iter().find(|(link, _)| **link as u32 == low);
                     let Some((_, b)) = of else { continue };
                     if link::doorbell::drain(b.bell.as_fd()) == Drained::Gone {
-                        // It would wake us for ever; what follows comes by other ways.
+                        // The hung-up doorbell would wake us for ever; what happens to the link is learned in
+                        // other ways.
                         let _ = epoll::delete(&*set, &b.bell);
                     }
                 }
@@ -119,7 +120,7 @@ impl<V: Provider> Rails<V> {
     }
 }
 
-/// What has woken us, beyond what was taken in.
+/// Events that are left to the caller.
 #[derive(Default)]
 pub struct Woken {
     pub device: bool,
@@ -147,7 +148,7 @@ pub fn add(set: &OwnedFd, fd: RawFd, data: u64) {
     }
 }
 
-/// The doorbell of a link, from its making to its end.
+/// Adds the doorbell of a link, which stays in the set as long as the link.
 pub(super) fn watch_bell(set: &OwnedFd, bell: BorrowedFd<'_>, link: u64) {
     add(set, bell.as_raw_fd(), BELL | u64::from(link as u32));
 }

@@ -1,11 +1,11 @@
-//! Dialing descriptors: the way to the daemon of processes that cannot reach its socket by name, or
-//! no more: after a change of user or root directory, in a sandbox, in another mount namespace.
+//! Dialing descriptors: how processes reach the daemon that cannot reach its socket by name, or not any more
+//! (after a change of user or root directory, in a sandbox, in another mount namespace).
 //!
-//! A shim that has connected makes a socket pair, keeps one end, which its forked children inherit,
-//! and gives us the other. A child that needs a connection of its own makes a socket pair as well and
-//! sends one end of that over the first: it is to us as if it had been accepted. Who made that pair
-//! the kernel says, as it says who connected; and only he may have sent it: a pair that somebody else
-//! has made, and given away, would speak in his name.
+//! A shim that has connected makes a socket pair, keeps one end, which its forked children inherit, and gives us
+//! the other. A child that needs a connection of its own makes another socket pair, and sends one end of it over
+//! the first. We treat that end like an accepted connection. The kernel tells which process made the pair, as it
+//! tells who connected. Only that process may have sent it: otherwise a process could use a pair that another one
+//! has made, and be taken for that one.
 
 use crate::core::Shared;
 use crate::fds::{self, Foreign};
@@ -16,15 +16,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use tokio::io::Interest;
 use underpass_admin::proc;
 
-/// Is this a Unix socket of the kind that control connections are? (A file of somebody's own making
-/// might block whoever asks it for more.)
+/// Is this a Unix socket of the kind that control connections are? (Nothing else is used: a call on a file that
+/// its owner implements might block.)
 fn is_seqpacket(fd: BorrowedFd<'_>) -> bool {
     let option = |name| sockopt::get::<i32>(fd, libc::SOL_SOCKET, name).map(|v| v.0);
     option(libc::SO_DOMAIN) == Ok(libc::AF_UNIX)
         && option(libc::SO_TYPE) == Ok(libc::SOCK_SEQPACKET)
 }
 
-/// Serves a dialing descriptor for as long as anybody has its other end. `seat` counts it.
+/// Serves a dialing descriptor for as long as any process has its other end. `seat` counts it.
 pub fn serve(shared: &Shared, fd: Foreign, seat: Seat) {
     if !is_seqpacket(fd.as_fd()) || sockopt::pass_credentials(fd.as_fd()).is_err() {
         return;
@@ -56,8 +56,8 @@ pub fn serve(shared: &Shared, fd: Foreign, seat: Seat) {
     });
 }
 
-/// One end of a socket pair has come from process `sender`. False: its family does not keep to the
-/// rules, and loses this way to us.
+/// Process `sender` has sent one end of a socket pair. False: the message breaks the rules, and this dialing
+/// descriptor is not served any more.
 fn dialed(shared: &Shared, sender: i32, mut fds: Vec<Foreign>) -> bool {
     let accepted = proc::now_ticks();
     let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {

@@ -1,10 +1,10 @@
-//! The real sending and receiving halves under loom: every interleaving, and every value that weak
-//! memory lets a load see, for the words on which the two ends meet. What an end keeps to itself
-//! under its lock is ordinary memory here.
+//! The real sending and receiving halves under loom: every interleaving, and every value that a weak memory model
+//! lets a load see, for the words that both ends use. What an end keeps to itself under its lock is ordinary memory
+//! here.
 //!
-//! One thing loom cannot show: a load that is late, past a store that follows it. The cursor's
-//! Release and its Acquire in `refresh` forbid that (a copy out of the ring after the space was
-//! given away), and must stay although no test here fails without them.
+//! One thing loom cannot show: a load that is delayed past a later store. The cursor's Release and its Acquire in
+//! `refresh` forbid that (it would be a copy out of the ring after the space was given away), and must stay although
+//! no test here fails without them.
 
 use super::rx::{How, Revoked};
 use super::tx::Taken;
@@ -84,7 +84,7 @@ fn iov(b: &mut [u8]) -> [libc::iovec; 1] {
 }
 
 impl World {
-    /// Attached at both ends, the receiver ready.
+    /// A world with both ends attached and the receiver ready.
     fn new() -> Arc<World> {
         let w = Arc::new(World {
             control: Default::default(),
@@ -110,7 +110,7 @@ impl World {
         w
     }
 
-    /// The same, and switched up.
+    /// The same, switched up.
     fn up() -> Arc<World> {
         let w = World::new();
         assert_eq!(w.tx.try_up(&w.sender(), &End(&w, 0)), Ok(true));
@@ -125,7 +125,7 @@ impl World {
         Memory::new(&self.area[1], &self.area[0], 0).unwrap()
     }
 
-    /// Sends bytes `from..to` by whatever way; how many were sent.
+    /// Sends bytes `from..to` on the ring or TCP; returns how many were sent.
     fn send(&self, from: u8, to: u8) -> u8 {
         let (m, port) = (self.sender(), End(self, 0));
         let mut b: Vec<u8> = (from..to).collect();
@@ -143,7 +143,7 @@ impl World {
         }
     }
 
-    /// One receive, whatever the way.
+    /// One receive, from the ring or TCP.
     fn recv(&self, into: &mut Vec<u8>) {
         let (m, port) = (self.receiver(), End(self, 1));
         let mut b = [0xee; 8];
@@ -164,7 +164,7 @@ impl World {
         }
     }
 
-    /// Both ends go on alone until everything is there.
+    /// Lets both ends run alone until all bytes have arrived.
     fn settle(&self, mut got: Vec<u8>, sent: u8) {
         for _ in 0..6 {
             self.tx.look(&self.sender(), &End(self, 0)).unwrap();
@@ -183,7 +183,7 @@ fn loc(ring: u32) -> Loc {
     }
 }
 
-/// Head after data, cursor after the copy: no byte is read early or overwritten early.
+/// Head after data, cursor after the copy: no byte is read too early or overwritten too early.
 #[test]
 fn head_and_cursor() {
     loom::model(|| {
@@ -225,7 +225,7 @@ fn a_wish_for_space() {
     });
 }
 
-/// The switch up against the withdrawal of the readiness.
+/// A switch up against the withdrawal of the readiness.
 #[test]
 fn up_and_revocation() {
     loom::model(|| {
@@ -266,7 +266,7 @@ fn send_and_revocation() {
         let clear = w.rx.revoke(&w.receiver(), &End(&w, 1)).unwrap() == Revoked::Clear;
         let sent = t.join().unwrap();
         if clear {
-            // The socket may have left, and the sender may die now: nothing is on the ring alone.
+            // The socket may have left, and the sender may die now: no byte may be only on the ring.
             let on_tcp = w.wire.lock().unwrap().stream.len();
             assert_eq!(got.len() + on_tcp, usize::from(sent));
         }
@@ -274,7 +274,7 @@ fn send_and_revocation() {
     });
 }
 
-/// The way down against a revocation: a frame, or plain bytes, and both agree which.
+/// The way down against a revocation: by a frame, or by plain bytes, and both ends agree which.
 fn down_and_revocation(unread: bool) {
     loom::model(move || {
         let w = World::up();
@@ -305,7 +305,7 @@ fn down_and_revocation_with_nothing_unread() {
     down_and_revocation(false);
 }
 
-/// A ready receiver reads while the sender switches up and down: no byte of the frame gets out.
+/// A ready receiver reads while the sender switches up and down: no byte of the frame reaches the application.
 #[test]
 fn ready_and_frame() {
     loom::model(|| {
@@ -344,7 +344,7 @@ fn moves() {
     });
 }
 
-/// Native calls and the switch shut each other out.
+/// Native calls and the switch exclude each other.
 #[test]
 fn the_door() {
     loom::model(|| {
@@ -364,8 +364,7 @@ fn the_door() {
     });
 }
 
-/// A call whose thread never came back, another one, and the count that is taken afresh: the switch never finds
-/// a wrong one.
+/// A call whose thread never came back, another call, and the recount: the switch never sees a wrong count.
 #[test]
 fn a_call_that_nobody_counted() {
     loom::model(|| {
@@ -392,7 +391,7 @@ fn a_call_that_nobody_counted() {
     });
 }
 
-/// The way down against a close: whoever closes knows that a frame is on its way, or none comes any more.
+/// The way down against a close: the closing end knows that a frame is on its way, or no frame comes any more.
 #[test]
 fn down_and_close() {
     loom::model(|| {
@@ -411,11 +410,11 @@ fn down_and_close() {
     });
 }
 
-/// Across nodes: an end goes down of its own will while the daemon beside it takes the direction
-/// over. One of the two steps back, and the other's frame and bytes are on TCP once.
+/// Across nodes: an end goes down by its own decision while the daemon on its node takes the direction over. One of
+/// the two steps back, and the frame and bytes of the other are on TCP once.
 ///
-/// (The Acquire fence in `take` must stay although this passes without it: what a daemon then misses
-/// of the end's last doings the kernel's count tells it, but that is all that saves it.)
+/// (The Acquire fence in `take` must stay although this test passes without it: the kernel's count tells the daemon
+/// what it then misses of the end's last actions, but nothing else does.)
 #[test]
 fn takeover() {
     loom::model(|| {
@@ -457,7 +456,7 @@ fn takeover() {
             lock.store(0, Release);
         }
         let taken = t.join().unwrap();
-        // Whoever it was: the end is on TCP when it has looked, and knows how far.
+        // Whichever of them it was: when the end has looked, it is on TCP and knows the position.
         w.tx.down(&m, &port).unwrap();
         assert_eq!(w.tx.mode.load(Relaxed), super::tx::mode::TCP);
         let wire = w.wire.lock().unwrap();

@@ -1,7 +1,7 @@
-//! The memory of a link as one process sees it: its own area, the peer's, and copies in and out.
+//! The memory of a link as one process sees it: its own area, the peer's area, and copies in and out.
 //!
-//! The peer's memory may change under our hands at any time, so it is never a Rust reference to
-//! data: ring bytes are copied through raw pointers, control words are atomics read once.
+//! The peer's memory may change at any time, so there is never a Rust reference to its data: ring bytes are copied
+//! through raw pointers, and control words are atomics that are read once.
 
 use crate::layout::{Control, Loc, RxWords, TxWords, CHUNKS, CONTROL_BYTES, GROUP};
 use crate::prim::{AtomicU32, AtomicU64};
@@ -27,7 +27,7 @@ impl Area {
         }
     }
 
-    /// Enters chunk 0.
+    /// Sets the mapping of chunk 0.
     ///
     /// # Safety
     /// `p` must be mapped for at least `CONTROL_BYTES` bytes, page aligned, for as long as the area
@@ -36,11 +36,11 @@ impl Area {
         self.control.store(p, Release);
     }
 
-    /// Enters the first file of an area: chunk 0, and chunk 1 behind it.
+    /// Sets the mapping of the first file of an area: chunk 0, and chunk 1 behind it.
     ///
     /// # Safety
-    /// `p` must be mapped for `len` bytes, which are more than `CONTROL_BYTES`, page aligned, for as long as the area is
-    /// used.
+    /// `p` must be mapped for `len` bytes, which are more than `CONTROL_BYTES`, page aligned, for as long as the area
+    /// is used.
     pub unsafe fn set_first(&self, p: *mut u8, len: usize) {
         // SAFETY: the mapping goes on behind chunk 0, by the contract.
         unsafe {
@@ -49,7 +49,7 @@ impl Area {
         }
     }
 
-    /// Enters a data chunk.
+    /// Sets the mapping of a data chunk.
     ///
     /// # Safety
     /// `p` must be mapped for `len` bytes for as long as the area is used.
@@ -60,7 +60,7 @@ impl Area {
         }
     }
 
-    /// Removes everything and reports each mapping, so that the caller can unmap it.
+    /// Removes all mappings and passes each one to `unmap`.
     pub fn clear(&self, mut unmap: impl FnMut(*mut u8, usize)) {
         let c = self.control.swap(core::ptr::null_mut(), AcqRel);
         if !c.is_null() {
@@ -87,7 +87,7 @@ impl Area {
         self.base.get(n).is_some_and(|b| !b.load(Acquire).is_null())
     }
 
-    /// Bytes of a chunk that is mapped here, else 0.
+    /// Size in bytes of a chunk that is mapped here, otherwise 0.
     pub fn chunk_len(&self, n: usize) -> usize {
         if self.has_chunk(n) {
             self.len[n].load(Relaxed)
@@ -119,14 +119,14 @@ impl Default for Area {
 /// An end's view of its lane: own words, the peer's words, both areas. Cheap to make.
 #[derive(Clone, Copy)]
 pub struct Memory<'a> {
-    /// The area of the end whose lane this is: ours to write, but for a takeover.
+    /// The area of the end to which this lane belongs. This party writes it, except in a takeover.
     pub own: &'a Area,
-    /// The other party's, mapped read-only; for a takeover the daemon's, which it writes.
+    /// The other party's area, mapped read-only. In a takeover it is the daemon's, which writes it.
     pub peer: &'a Area,
     own_ctl: &'a Control,
     peer_ctl: &'a Control,
     lane: usize,
-    /// The other party is a daemon that stands for an end on another node: see [`Memory::far`].
+    /// The other party is a daemon that represents an end on another node: see [`Memory::far`].
     far: bool,
     takes_over: bool,
 }
@@ -150,8 +150,8 @@ impl<'a> Memory<'a> {
         })
     }
 
-    /// The same for a lane across nodes: what the other side stores comes late here, and what we
-    /// store is late there.
+    /// The same for a lane across nodes: words that the other side stores arrive here with a delay, and ours arrive
+    /// there with a delay.
     #[inline(always)]
     pub fn across(self, far: bool) -> Self {
         Memory { far, ..self }
@@ -163,8 +163,8 @@ impl<'a> Memory<'a> {
         self.far
     }
 
-    /// The same as the daemon sees it that has taken the end's sending direction over: `own` is the
-    /// end's area, which is only read, `peer` the daemon's.
+    /// The same as seen by a daemon that has taken over the end's sending direction: `own` is the end's area, which
+    /// the daemon only reads, `peer` the daemon's own.
     pub fn for_takeover(self) -> Self {
         Memory {
             far: true,
@@ -178,42 +178,42 @@ impl<'a> Memory<'a> {
         self.takes_over
     }
 
-    /// What our sending half says.
+    /// Words of our sending half.
     #[inline(always)]
     pub fn own_tx(&self) -> &'a TxWords {
         &self.own_ctl.tx[self.lane]
     }
-    /// What our receiving half says.
+    /// Words of our receiving half.
     #[inline(always)]
     pub fn own_rx(&self) -> &'a RxWords {
         &self.own_ctl.rx[self.lane]
     }
-    /// What the other end's sending half says.
+    /// Words of the other end's sending half.
     #[inline(always)]
     pub(super) fn peer_tx(&self) -> &'a TxWords {
         &self.peer_ctl.tx[self.lane]
     }
-    /// What the other end's receiving half says.
+    /// Words of the other end's receiving half.
     #[inline(always)]
     pub fn peer_rx(&self) -> &'a RxWords {
         &self.peer_ctl.rx[self.lane]
     }
-    /// Bytes that we ever published on this slot.
+    /// Number of bytes ever published by us on this slot.
     #[inline(always)]
     pub fn own_head(&self) -> &'a AtomicU64 {
         &self.own_ctl.heads[self.lane]
     }
-    /// Bytes that we ever consumed of the incoming ring.
+    /// Number of bytes ever consumed by us from the incoming ring.
     #[inline(always)]
     pub fn own_cursor(&self) -> &'a AtomicU64 {
         &self.own_ctl.cursors[self.lane]
     }
-    /// Bytes that the other end ever published; any value is possible.
+    /// Number of bytes ever published by the other end; any value is possible.
     #[inline(always)]
     pub fn peer_head(&self) -> &'a AtomicU64 {
         &self.peer_ctl.heads[self.lane]
     }
-    /// Bytes that the other end says it has consumed of ours; any value is possible.
+    /// Number of our bytes that the other end says it has consumed; any value is possible.
     #[inline(always)]
     pub fn peer_cursor(&self) -> &'a AtomicU64 {
         &self.peer_ctl.cursors[self.lane]
@@ -223,13 +223,13 @@ impl<'a> Memory<'a> {
     pub(super) fn own_seq(&self) -> &'a AtomicU32 {
         &self.own_ctl.seq[self.lane / GROUP].0
     }
-    /// How many of the other party sleep on the link.
+    /// Number of threads of the other party that sleep on the link.
     #[inline(always)]
     pub(super) fn peer_sleepers(&self) -> &'a AtomicU32 {
         &self.peer_ctl.sleepers.0
     }
 
-    /// Enters the coming publish in the log.
+    /// Enters the coming publish in the group's log.
     #[cfg(not(loom))]
     #[inline(always)]
     fn note(&self) {
@@ -238,13 +238,12 @@ impl<'a> Memory<'a> {
             prim::ticks,
         };
         let (group, lane) = (self.lane / GROUP, self.lane % GROUP);
-        // Relaxed: only a hint. Two threads that publish at once may leave one entry.
+        // Relaxed: the log is only a hint. Two threads that publish at the same time may leave only one entry.
         let at = self.own_seq().load(Relaxed) as usize % LOG;
         self.own_ctl.log[group][at].store(log_entry(ticks(), lane), Relaxed);
     }
 
-    /// Announces what was just stored; rings when the other side counts sleepers. Returns whether
-    /// it rang.
+    /// Announces what was just stored; rings the doorbell if the other side counts sleepers. Returns whether it rang.
     #[inline(always)]
     pub fn publish(&self, port: &impl super::Port) -> bool {
         #[cfg(not(loom))]
@@ -271,7 +270,7 @@ impl<'a> Iov<'a> {
         Iov { vecs, offset: 0 }
     }
 
-    /// Buffers left, empty ones included.
+    /// Number of buffers left, including empty ones.
     pub fn runs(&self) -> usize {
         self.vecs.len()
     }
@@ -312,7 +311,7 @@ impl<'a> Iov<'a> {
         }
     }
 
-    /// So many bytes from here, `most` at most, if all runs are `good`.
+    /// Number of bytes from here on, at most `most`, if `good` holds for every run of them; otherwise `None`.
     #[inline(always)]
     pub fn proven(&self, most: usize, good: impl Fn(*mut u8, usize) -> bool) -> Option<usize> {
         if let [v] = self.vecs {

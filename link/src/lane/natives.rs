@@ -1,51 +1,51 @@
-//! Native calls of one direction: who is inside, and what they have moved.
+//! Native calls of one direction: how many are in progress, and what they have moved.
 //!
-//! A thread may never come back from one (it is cancelled, or a handler jumps out of it), and then nobody knows
-//! what it has moved. The direction is marked, which keeps it from switching, until its count has been taken
-//! afresh from the kernel's, at a moment in which nobody else is inside.
+//! A thread may never return from a native call (it is cancelled, or a handler leaves by `siglongjmp`), and then
+//! nobody knows how many bytes it has moved. The direction is marked, which keeps it from switching, until its count
+//! has been read again from the kernel's position at a moment when no native call is running.
 
 use crate::prim::{AtomicU32, AtomicU64};
 use core::sync::atomic::Ordering::*;
 
-/// Beside the number of those inside: a call was left that is not counted.
+/// Bit beside the number of running calls: a call was left whose bytes were not counted.
 const UNCOUNTED: u32 = 1 << 31;
 
-/// Leaves a call of which nobody knows what it has moved.
+/// Leaves a call whose moved bytes nobody knows.
 pub(super) fn leave_uncounted(natives: &AtomicU32) {
-    // The mark first: without anybody inside, and unmarked, it may switch. (SYNC recount)
+    // The mark comes first: a direction without running calls and without the mark may switch. (SYNC recount)
     natives.fetch_or(UNCOUNTED, SeqCst);
     natives.fetch_sub(1, SeqCst);
 }
 
-/// Bytes have moved before anybody counted.
+/// Marks a direction that has moved bytes before the shim began to count.
 pub(super) fn begin_uncounted(natives: &AtomicU32) {
     natives.fetch_or(UNCOUNTED, SeqCst);
 }
 
-/// Is there such a call?
+/// Is the direction marked?
 #[inline(always)]
 pub(super) fn uncounted(natives: &AtomicU32) -> bool {
     natives.load(Relaxed) & UNCOUNTED != 0
 }
 
-/// How many are inside now?
+/// How many native calls are running now?
 pub(super) fn inside(natives: &AtomicU32) -> u32 {
     natives.load(Relaxed) & !UNCOUNTED
 }
 
-/// Another connection begins: the mark was about the one before. Nobody is inside.
+/// The entry gets another connection: the mark was about the former one. No call is running.
 pub(super) fn forget(natives: &AtomicU32) {
     natives.fetch_and(!UNCOUNTED, Relaxed);
 }
 
-/// Takes the count afresh, if nobody is inside. `position`: the kernel's, in the same bytes; `None`: it cannot
-/// tell.
+/// Reads the count again if no native call is running. `position`: the kernel's, as a count of the same bytes;
+/// `None`: not available now.
 pub(super) fn recount(
     natives: &AtomicU32,
     kpos: &AtomicU64,
     position: impl FnOnce() -> Option<u64>,
 ) {
-    // We are inside ourselves meanwhile, so that nobody switches, and nobody else does this.
+    // This counts as a running call meanwhile, so that nobody switches and no other thread recounts.
     if natives
         .compare_exchange(UNCOUNTED, 1, SeqCst, Relaxed)
         .is_err()
@@ -54,12 +54,12 @@ pub(super) fn recount(
     }
     let before = kpos.load(Relaxed);
     let now = position();
-    // SYNC recount: who moves something counts itself in, moves, adds it to `kpos` and counts itself out, or
-    // sets the mark; we ask the kernel, then look who is inside, and at the count. (In this order: whoever is
-    // not inside any more has added.)
+    // SYNC recount: a native call counts itself in, moves bytes, adds them to `kpos` and counts itself out, or sets
+    // the mark; we ask the kernel, then look at the running calls, then at the count. (In this order: a call that has
+    // counted itself out has added its bytes.)
     let alone = natives.load(SeqCst) == 1 && kpos.load(Relaxed) == before;
     match now.filter(|_| alone) {
-        // Added, as all do: calls that came after our look may be at it.
+        // Added, as native calls do: calls that began after our look may be adding, too.
         Some(now) => {
             kpos.fetch_add(now.wrapping_sub(before), Relaxed);
         }

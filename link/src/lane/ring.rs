@@ -1,5 +1,5 @@
-//! The bytes of a ring. Under loom they are atomics of its own, read and written with no order, so
-//! that it notices when a byte can be seen too early or too late.
+//! The bytes of a ring. Under loom they are loom atomics, read and written Relaxed, so that loom notices when a byte
+//! can be seen too early or too late.
 
 /// A ring in mapped memory. `mask + 1` bytes at `base` are mapped.
 #[derive(Clone, Copy, Debug)]
@@ -19,13 +19,13 @@ impl Ring {
         }
     }
 
-    /// Bytes of the ring, a power of two.
+    /// Size of the ring in bytes, a power of two.
     #[inline(always)]
     pub fn size(self) -> u64 {
         self.mask + 1
     }
 
-    /// The contiguous run that starts at cursor `at`: pointer and length, at most `want`.
+    /// The contiguous run of at most `want` bytes that starts at cursor `at`: pointer and length.
     #[cfg(not(loom))]
     #[inline(always)]
     pub fn run(self, at: u64, want: u64) -> (*mut u8, usize) {
@@ -56,8 +56,8 @@ pub unsafe fn copy_in(ring: Ring, at: u64, src: *const u8, len: usize) {
     }
 }
 
-/// Copies out of a ring. The peer may scribble meanwhile: then the application gets the scribble,
-/// which spoils only that peer's own stream.
+/// Copies out of a ring. The peer may overwrite the bytes meanwhile: then the application gets what it wrote, which
+/// spoils only that peer's own stream.
 ///
 /// # Safety
 /// `dst` is writable for `len` bytes (the application's promise); `len <= ring.size()`.
@@ -89,7 +89,7 @@ mod checked {
             unsafe { &*self.base.cast::<AtomicU8>().add((at & self.mask) as usize) }
         }
 
-        /// One byte, copied: nobody can point into loom's atomics. Gone with the next call.
+        /// A copy of one byte, since nobody can point into loom's atomics. Valid until the next call.
         pub fn run(self, at: u64, want: u64) -> (*mut u8, usize) {
             thread_local!(static BYTE: core::cell::Cell<u8> = const { core::cell::Cell::new(0) });
             let b = self.cell(at).load(Relaxed);

@@ -1,7 +1,7 @@
 //! The receiving half of a lane.
 //!
-//! Every method must be called with the direction's lock held; none blocks. What the peer wrote is
-//! read once, checked, and then used: an impossible value resets the connection.
+//! Every method must be called with the direction's lock held; none blocks. Each word of the peer is read once,
+//! checked, and then used: an impossible value resets the connection.
 
 mod ask;
 mod died;
@@ -18,83 +18,84 @@ use crate::prim::{self, fence, fence_after_rmw};
 use crate::reason::Reason;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// Where a receiving half is.
+/// States of a receiving half.
 pub mod mode {
-    /// Native receives; `kpos` counts them.
+    /// Receives are native; `kpos` counts their bytes.
     pub const TCP: u32 = 0;
-    /// Declared ready; the sender may switch at any moment. TCP is read with care.
+    /// This end has declared itself ready, and the sender may switch at any moment. TCP reads are limited.
     pub const READY: u32 = 1;
-    /// The sender has switched; TCP still holds bytes up to `limit`.
+    /// The sender has switched; TCP still has bytes of the stream up to `limit`.
     pub const PREFIX: u32 = 2;
     /// On the ring.
     pub const RING: u32 = 3;
-    /// A `Down` frame was seen: the ring up to its final head, then skip, then TCP.
+    /// A `Down` frame was seen: read the ring up to its final head, then skip, then TCP.
     pub const LAST: u32 = 4;
-    /// Bytes that were taken from the ring still come on TCP: `skip` of them.
+    /// TCP repeats bytes that were already taken from the ring: `skip` of them.
     pub const SKIP: u32 = 5;
-    /// Revoked: the cursor is frozen until the sender has answered. `skip` holds the mode before.
+    /// This end has revoked: the cursor is frozen until the sender has answered. `skip` holds the former mode.
     pub const REVOKING: u32 = 6;
-    /// Across nodes: a `Fin` frame was seen; the ring up to `skip`, then the end.
+    /// Across nodes: a `Fin` frame was seen: read the ring up to `skip`, then report the end of file.
     pub const FIN: u32 = 7;
-    /// Across nodes: after SKIP, the bytes that a `Down` frame announced: up to `limit` TCP is read,
-    /// and may not end before.
+    /// Across nodes, after SKIP: the bytes that a `Down` frame announced. TCP is read up to `limit` and may not end
+    /// before that.
     pub const REST: u32 = 8;
 }
 
-/// More bytes than a socket has.
+/// More bytes than any socket's queue has.
 const MANY: usize = 1 << 30;
 
-/// Most bytes copied before the cursor is published.
+/// Maximum number of bytes copied before the cursor is published.
 const PIECE: u64 = 16 << 10;
 
 /// Private state, in the family table. Zero is a fresh socket.
 #[repr(C, align(64))]
 #[derive(Default)]
 pub struct RxState {
-    /// 0 or the holder's thread id.
+    /// 0 or the thread id of the holder.
     pub lock: AtomicU32,
-    /// One of [`mode`]'s, stored under the lock. Native calls look at it without.
+    /// One of the constants in [`mode`], stored under the lock. Native calls read it without the lock.
     pub mode: prim::AtomicU32,
-    /// Epoch of the last readiness. (Taken back or not: none is used twice.)
+    /// Epoch of the last readiness. (No epoch is used twice, even if the readiness was withdrawn.)
     pub epoch: AtomicEpoch,
-    /// Threads that may be asleep in the kernel on this socket without a look at the lane.
+    /// Number of native receives, and of threads that may sleep in the kernel on this socket without watching the
+    /// lane.
     pub natives: prim::AtomicU32,
     /// Bytes that hooked calls took from TCP, frames and skipped bytes included.
     pub kpos: prim::AtomicU64,
     /// Ring cursor: bytes ever consumed.
     cursor: AtomicU64,
-    /// Ring in use, and the number of moves it corresponds to.
+    /// Location of the ring in use, and the `loc_seq` of the sender that belongs to it.
     loc: AtomicU64,
     loc_seq: AtomicU32,
-    /// An errno that a look of ours took from the socket, and that the application was not told yet: it
-    /// is, after all bytes that came before it.
+    /// An errno that a call of the shim received from the socket, and that the application was not told yet. It is
+    /// told after all bytes that came before it.
     pub error: Pending,
-    /// Kernel position at which TCP ends (PREFIX), or what a frame announced does (REST).
+    /// Kernel position at which the TCP bytes end: of the prefix (PREFIX), or of what a frame announced (REST).
     limit: AtomicU64,
-    /// Cursor named by a `Down` frame (LAST) or a `Fin` (FIN), bytes to skip (SKIP), or a mode
+    /// The cursor in a `Down` frame (LAST) or a `Fin` frame (FIN), the number of bytes to skip (SKIP), or a mode
     /// (REVOKING).
     skip: AtomicU64,
-    /// Cursor last announced to a daemon, which tells the far sender.
+    /// The last cursor announced to a daemon, which tells it to the far sender.
     told: AtomicU64,
-    /// Bytes that follow a `Down` frame, from the cursor it names.
+    /// Number of bytes that follow a `Down` frame, counted from the cursor that it names.
     rest: AtomicU64,
     tag: AtomicU64,
-    /// Ticks of the last look at TCP, so that empty rings ask the kernel only now and then.
+    /// Time (ticks) of the last look at TCP: while the ring is empty, the kernel is asked only now and then.
     pub looked: AtomicU64,
     /// Bytes received over rings, for statistics.
     pub ring_bytes: AtomicU64,
-    /// Not 0: the application shut this direction down.
+    /// Not 0: the application has shut this direction down.
     pub shut: AtomicU32,
-    /// A frame that has arrived in part, and how much of it. It does not stay in the kernel, which
-    /// would report the socket readable until the rest comes, and hide a FIN if it never does.
+    /// A partly received frame, and its length. It is taken out of the kernel's queue: otherwise the kernel would
+    /// report the socket as readable until the rest comes, and hide a FIN if it never comes.
     got_len: AtomicU32,
     got: [AtomicU64; LEN / 8],
 }
 
-/// What became of a receive.
+/// Result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// So many bytes; with [`How::peek`] they are still there.
+    /// That many bytes; with [`How::peek`] they are still there.
     Bytes(usize),
     /// Nothing now.
     Empty,
@@ -115,25 +116,25 @@ pub struct How {
     pub peek: bool,
     /// Throw the bytes away (MSG_TRUNC on a stream); `Iov` pointers are not written.
     pub discard: bool,
-    /// If the ring is empty, ask TCP for frames, end of file and errors.
+    /// If the ring is empty, ask TCP for frames, an end of file and errors.
     pub look: bool,
-    /// It goes on with a call of which a part is done: nothing behind an urgent mark is for that.
+    /// The call continues and a part of it is done: it must not take bytes behind an urgent mark.
     pub part: bool,
 }
 
-/// Outcome of [`RxState::revoke`].
+/// Result of [`RxState::revoke`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Revoked {
-    /// Everything still to come is on TCP.
+    /// All bytes still to come will come on TCP.
     Clear,
-    /// The sender has to put something on TCP first: ring its doorbell, ask again.
+    /// The sender has to put something on TCP first: ring its doorbell and call again.
     Pending,
-    /// It cannot be done without losing bytes.
+    /// Not possible without losing bytes.
     Impossible,
 }
 
 impl RxState {
-    /// Does it receive from the ring?
+    /// Does this direction receive from the ring?
     pub fn is_up(&self) -> bool {
         matches!(self.mode.load(Relaxed), mode::RING | mode::LAST | mode::FIN)
     }
@@ -156,26 +157,26 @@ impl RxState {
         m.own_rx().word.store(RxWord::default(), Release);
     }
 
-    /// What a receive buffer holds that the application has asked for; 0: it did not.
+    /// Sets the receive buffer's size if the application has asked for one; 0: it has not.
     pub fn set_room(&self, m: &Memory, bytes: u32) {
         m.own_rx().room.store(bytes, Relaxed);
     }
 
-    /// Declares this end ready for the next epoch. The caller has made sure that nobody can be
-    /// caught asleep in the kernel on this socket (`natives` is 0, epoll sets are in place).
+    /// Declares this end ready for the next epoch. The caller has made sure that no thread can be asleep in the
+    /// kernel on this socket unnoticed (`natives` is 0, epoll registrations have moved).
     pub fn declare_ready(&self, m: &Memory, port: &impl Port) -> bool {
         if self.mode.load(Relaxed) != mode::TCP {
             return false;
         }
-        // A sender that we have revoked and that was on the ring must have read the revocation
-        // before the word says something else. (One that was not on the ring need not: see SYNC
+        // A sender that was on the ring when we revoked must have read the revocation before the word says something
+        // else. (One that was not on the ring need not: see SYNC
         // retreat in `TxState::try_up`.)
         let word = m.own_rx().word.load(Relaxed);
         if word.has(rx::REVOKED) && matches!(self.phase(m), tx::UP | tx::DOWNING) {
             return false;
         }
-        // SYNC natives: we close the door, then look who is inside; `enter_native` counts itself
-        // in, then looks at the door.
+        // SYNC natives: we change the mode, then look whether native calls are running; `enter_native` counts itself
+        // in, then looks at the mode.
         self.mode.swap(mode::READY, SeqCst);
         fence_after_rmw();
         if self.natives.load(SeqCst) != 0 {
@@ -189,13 +190,13 @@ impl RxState {
             .word
             .store(RxWord::new(epoch, rx::READY), Release);
         if m.far() {
-            m.publish(port); // a daemon has to carry it
+            m.publish(port); // a daemon has to forward it
         }
         true
     }
 
-    /// Enters a native receive, or a native wait for one, without the lock. `false`: this direction
-    /// is not on TCP. Every `true` is followed by [`RxState::leave_native`].
+    /// Counts a native receive, or a native wait for one, without the lock. `false`: this direction is not on TCP.
+    /// Every `true` is followed by [`RxState::leave_native`].
     #[inline(always)]
     pub fn enter_native(&self) -> bool {
         // SYNC natives: see `declare_ready`.
@@ -208,40 +209,40 @@ impl RxState {
         false
     }
 
-    /// Leaves a native receive that took `received` bytes from TCP.
+    /// Ends a native receive that took `received` bytes from TCP.
     #[inline(always)]
     pub fn leave_native(&self, received: u64) {
         self.kpos.fetch_add(received, Relaxed);
         self.natives.fetch_sub(1, SeqCst); // releases `kpos`
     }
 
-    /// Leaves a native receive of which nobody knows what it has moved: see [`natives`].
+    /// Ends a native receive whose moved bytes nobody knows: see [`natives`].
     pub fn leave_uncounted(&self) {
         natives::leave_uncounted(&self.natives);
     }
 
-    /// The connection has moved bytes before it came here: they count after [`Self::recount`].
+    /// The connection has moved bytes before it came to this process: they are counted by [`Self::recount`].
     pub fn begin_uncounted(&self) {
         natives::begin_uncounted(&self.natives);
     }
 
-    /// Was one left so, and has [`Self::recount`] not mended it yet? Then this direction stays on TCP.
+    /// Is there such a call that [`Self::recount`] has not corrected yet? Then this direction stays on TCP.
     #[inline(always)]
     pub fn uncounted(&self) -> bool {
         natives::uncounted(&self.natives)
     }
 
-    /// Takes the count afresh from the kernel's, if nobody is inside a native receive. Needs no lock.
+    /// Reads the count again from the kernel if no native receive is running. Needs no lock.
     pub fn recount(&self, position: impl FnOnce() -> Option<u64>) {
         natives::recount(&self.natives, &self.kpos, position);
     }
 
-    /// How many are inside a native receive now?
+    /// How many native receives are running now?
     pub fn inside(&self) -> u32 {
         natives::inside(&self.natives)
     }
 
-    /// Another connection begins in this entry, with nobody inside.
+    /// The entry gets another connection; no native call is running.
     pub fn forget_uncounted(&self) {
         natives::forget(&self.natives);
     }
@@ -250,10 +251,10 @@ impl RxState {
     #[inline(always)]
     fn head(&self, m: &Memory) -> Result<u64, Reason> {
         if self.mode.load(Relaxed) == mode::FIN {
-            // The sender saw these bytes land before it said so, whatever our daemon has told us yet.
+            // The sender saw these bytes land before it sent the frame, whatever our daemon has shown us so far.
             return Ok(self.skip.load(Relaxed));
         }
-        // Acquire: pairs with the Release in `TxState::send`; the bytes before it are there.
+        // Acquire: pairs with the Release in `TxState::send`; the bytes before the head are in the ring.
         let h = m.peer_head().load(Acquire);
         let c = self.cursor.load(Relaxed);
         if h < c || h - c > 2 << RING_LOG2_MAX {
@@ -273,32 +274,32 @@ impl RxState {
         }
     }
 
-    /// Notices a switch that the sender has made. Returns false while it has not.
+    /// Processes a switch that the sender has made. Returns false if it has made none.
     fn see_up(&self, m: &Memory) -> Result<bool, Reason> {
         if self.phase(m) == tx::NONE {
             return Ok(false);
         }
         let limit = m.peer_tx().up_kpos.load(Relaxed);
         let kpos = self.kpos.load(Relaxed);
-        // The kernel cannot have handed out more than the sender had sent when it switched; and a
-        // sender cannot be further ahead than kernel buffers hold.
+        // We cannot have received more bytes on TCP than the sender had sent when it switched; and it cannot have
+        // sent more ahead of us than kernel buffers hold.
         if limit < kpos || limit - kpos > 1 << 32 {
             return Err(Reason::Sync);
         }
         let start = m.peer_tx().up_start.load(Relaxed);
         self.limit.store(limit, Relaxed);
-        self.loc.store(0, Relaxed); // `source` asks afresh
+        self.loc.store(0, Relaxed); // `source` reads it again
         self.cursor.store(start, Relaxed);
         self.told.store(start, Relaxed);
         m.own_cursor().store(start, Release);
-        // Across nodes the far sender is told when the prefix is past, even if there is none.
+        // Across nodes the far sender is told when the prefix is read, even if there is none.
         let past = limit == kpos && !m.far();
         self.mode
             .store(if past { mode::RING } else { mode::PREFIX }, Relaxed);
         Ok(true)
     }
 
-    /// Receives. Loops over the modes until there is something to say.
+    /// Receives: goes through the modes until there is a result.
     #[inline]
     pub fn recv(&self, m: &Memory, port: &impl Port, iov: &mut Iov<'_>, how: How) -> Received {
         match self.advance(m, port, iov, how) {
@@ -307,7 +308,8 @@ impl RxState {
         }
     }
 
-    /// The error that was kept, to be told now. (Who sends, or asks, takes it without the lock of this direction.)
+    /// The error that was kept, if it has to be reported now. (A send, or SO_ERROR, takes it without the lock of this
+    /// direction.)
     fn kept_error(&self) -> Option<Received> {
         match self.error.take() {
             0 => None,
@@ -346,14 +348,14 @@ impl RxState {
                         self.begin_skip(cursor)?;
                         continue;
                     }
-                    // (A frame in TCP's queue, and what follows it, came before it.)
+                    // (A frame in TCP's queue, and the bytes behind it, came before the error.)
                     let late = self.error.is_set();
                     if late && !port.tcp_unread().is_ok_and(|n| n > 0) {
                         if let Some(r) = self.kept_error() {
                             return Ok(r);
                         }
                     }
-                    // (Nothing was put there since we looked: the sender would not be so.)
+                    // (The ring is still empty: with bytes unread, the sender would not have stored RESUMED.)
                     if !m.far() && self.phase(m) == tx::RESUMED {
                         self.mode.store(mode::TCP, Relaxed);
                         continue;
@@ -366,7 +368,8 @@ impl RxState {
                         return Ok(r);
                     }
                 }
-                // (What lies in TCP's queue came before it, and so did what is on a ring that was not seen yet.)
+                // (Bytes in TCP's queue came before the error, and so did those on a ring whose switch was not seen
+                // yet.)
                 now if now != mode::TCP
                     && self.error.is_set()
                     && !port.tcp_unread().is_ok_and(|n| n > 0) =>
@@ -390,10 +393,10 @@ impl RxState {
                         continue;
                     }
                     match port.tcp_recv(core::ptr::null_mut(), n as usize, false) {
-                        // Ours: the kernel still takes, and hands out, what comes.
+                        // This end shut the direction down itself: the kernel still accepts and delivers what comes.
                         Ok(0) if self.shut.load(Relaxed) != 0 => return Ok(Received::Eof),
-                        // The sender shut TCP or died before it had repeated what we have: nothing
-                        // is missing, and nothing more will come.
+                        // The sender shut TCP down or died before it had repeated the bytes that we have: nothing is
+                        // missing, and nothing more will come.
                         Ok(0) => {
                             let cut = m.far() && self.rest.load(Relaxed) > 0;
                             self.mode.store(mode::TCP, Relaxed);
@@ -421,8 +424,8 @@ impl RxState {
                         Ok(n) => n,
                         Err(e) => return Ok(Received::Error(e)),
                     };
-                    // SYNC limit: what was in the queue before a switch we now do not see was sent
-                    // before it; more we must not take.
+                    // SYNC limit: bytes that were in the queue before a switch that we do not see yet were sent
+                    // before that switch; we must not take more than those.
                     fence(SeqCst);
                     if self.see_up(m)? {
                         continue;
@@ -432,8 +435,8 @@ impl RxState {
                             return Ok(Received::Empty);
                         }
                         let end = self.peek_end(port);
-                        // A receive passes an urgent byte, which is received apart: left there, it would make
-                        // a reset of a close. (Who sends one has left its lane for good.)
+                        // A receive skips an urgent byte, which is received separately: left in the queue, it would
+                        // turn a close into a reset. (An end that sends urgent data has left its lane for good.)
                         if matches!(end, Received::Empty | Received::Eof)
                             && !how.peek
                             && iov.left() > 0
@@ -441,8 +444,8 @@ impl RxState {
                         {
                             return Ok(self.take_tcp(port, iov, how, 1));
                         }
-                        // An end that we only see now may have come after a switch, and behind
-                        // bytes on the ring.
+                        // An end or error that we see only now may have come after a switch, and behind bytes on the
+                        // ring.
                         let urgent = end == Received::Bytes(1);
                         if end != Received::Empty && self.see_up(m)? {
                             if let Received::Error(e) = end {
@@ -452,8 +455,8 @@ impl RxState {
                         }
                         if urgent {
                             match port.tcp_unread() {
-                                // SIOCINQ stops at an urgent mark, a count by a peek does not. What is there
-                                // was sent before a switch that we still do not see.
+                                // SIOCINQ stops at an urgent mark; the count returned by a peek does not. These bytes
+                                // were sent before a switch that we still do not see.
                                 Ok(0) => {
                                     let n = port.tcp_recv(core::ptr::null_mut(), MANY, true);
                                     fence(SeqCst); // SYNC limit
@@ -462,7 +465,7 @@ impl RxState {
                                     }
                                     return Ok(self.take_tcp(port, iov, how, n.unwrap_or(1)));
                                 }
-                                // It came just now: all of it is wanted.
+                                // Bytes have come just now: go through the loop again to take all of them.
                                 Ok(_) => continue,
                                 Err(e) => return Ok(Received::Error(e)),
                             }
@@ -474,7 +477,7 @@ impl RxState {
                     }
                     return Ok(self.take_tcp(port, iov, how, n));
                 }
-                // It has gone up and down meanwhile, and all of the stream is on TCP.
+                // The sender has gone up and down meanwhile, and the whole stream is on TCP.
                 mode::PREFIX if self.resumed(m) => self.mode.store(mode::TCP, Relaxed),
                 mode::PREFIX => {
                     let left = self.limit.load(Relaxed) - self.kpos.load(Relaxed);
@@ -486,7 +489,7 @@ impl RxState {
                         return Ok(self.peek_prefix(m, port, iov, how, left as usize));
                     }
                     let r = self.take_tcp(port, iov, how, left as usize);
-                    // Whoever asks `ready` or `stirs` next must hear about the ring.
+                    // A caller that asks `ready` or `stirs` next must see the ring.
                     if self.kpos.load(Relaxed) == self.limit.load(Relaxed) {
                         self.past(m, port);
                     }
@@ -503,14 +506,14 @@ impl RxState {
                         self.mode.store(mode::TCP, Relaxed);
                         continue;
                     }
-                    // (Behind it are plain bytes, at which a peek may look.)
+                    // (Plain bytes follow them on TCP, so a peek may read further.)
                     let most = if how.peek { usize::MAX } else { left as usize };
                     let r = self.take_tcp(port, iov, how, most);
                     if self.kpos.load(Relaxed) == self.limit.load(Relaxed) {
                         self.mode.store(mode::TCP, Relaxed);
                     }
                     return Ok(match r {
-                        // Its sender died in the middle of what it had announced.
+                        // The sender died before it had put everything on TCP that it had announced.
                         Received::Eof if self.shut.load(Relaxed) == 0 => {
                             Received::Error(libc::ECONNRESET)
                         }
@@ -518,7 +521,7 @@ impl RxState {
                     });
                 }
                 mode::REVOKING => {
-                    // Nothing may be consumed beyond the frozen cursor.
+                    // Nothing beyond the frozen cursor may be consumed.
                     if self.revoke(m, port)? == Revoked::Pending
                         && self.mode.load(Relaxed) == mode::REVOKING
                     {
@@ -530,12 +533,12 @@ impl RxState {
         }
     }
 
-    /// Bytes of the prefix, or of what a frame announced, that are still to be read from TCP.
+    /// Number of bytes of the prefix, or of what a frame announced, that are still to be read from TCP.
     fn prefix_left(&self) -> u64 {
         self.limit.load(Relaxed) - self.kpos.load(Relaxed)
     }
 
-    /// The prefix is read: on to the ring. The far sender may say where the stream ends from now on.
+    /// The prefix is read: go on with the ring. From now on the far sender may send a `Fin` frame.
     pub(super) fn past(&self, m: &Memory, port: &impl Port) {
         self.mode.store(mode::RING, Relaxed);
         if m.far() {
@@ -544,8 +547,7 @@ impl RxState {
         }
     }
 
-    /// The ring is read up to `cursor`: what a frame announced from its own cursor up to there comes
-    /// again on TCP.
+    /// The ring is read up to `cursor`: TCP repeats the bytes from the cursor in the frame up to there.
     fn begin_skip(&self, cursor: u64) -> Result<(), Reason> {
         let again = cursor - self.skip.load(Relaxed);
         let rest = self.rest.load(Relaxed);
@@ -556,7 +558,7 @@ impl RxState {
         Ok(())
     }
 
-    /// All that the ring had already told is skipped on TCP.
+    /// All bytes that were already read from the ring are skipped on TCP.
     fn skipped(&self, m: &Memory) {
         let rest = self.rest.swap(0, Relaxed);
         if m.far() && rest > 0 {

@@ -1,7 +1,7 @@
 //! The sending half of a lane.
 //!
-//! Life of a direction: TCP → (the receiver is ready) → ring → TCP → … Every method must be called
-//! with the direction's lock held; none blocks.
+//! Life of a direction: TCP → (the receiver is ready) → ring → TCP → … Every method must be called with the
+//! direction's lock held; none blocks.
 
 mod died;
 mod down;
@@ -20,23 +20,24 @@ use crate::prim::{self, fence, fence_after_rmw};
 use crate::reason::Reason;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// Where a sending half is.
+/// States of a sending half.
 pub mod mode {
-    /// Native sends; `kpos` counts them.
+    /// Sends are native; `kpos` counts their bytes.
     pub const TCP: u32 = 0;
     /// On the ring.
     pub const RING: u32 = 1;
-    /// On the way down: frame or ring bytes still have to enter TCP, before anything else.
+    /// On the way down: a frame or ring bytes have to enter TCP before anything else.
     pub const DRAIN: u32 = 2;
-    /// Making sure that nobody is inside a native send; nobody may enter one.
+    /// Checking that no native send is running; none may begin.
     pub const SWITCH: u32 = 3;
-    /// Across nodes: the switch is on its way, and nothing may be sent until the far node has it.
+    /// Across nodes: the switch is on its way; nothing may be sent until the far node has it.
     pub const ASK: u32 = 4;
 }
 
-/// Most bytes copied before they are published: lets both copies of a large write overlap.
+/// Maximum number of bytes copied before they are published, so that the two copies of a large write overlap.
 const PIECE: u64 = 16 << 10;
-/// Bytes that the kernel takes at a time: a send whose buffer is bad behind so many has sent them.
+/// Number of bytes that the kernel takes at a time: if the buffer becomes unreadable behind that many, they count as
+/// sent.
 const CHUNK: usize = 32 << 10;
 
 /// `RxWords::revoked` of a receiver that had not yet seen the switch.
@@ -46,56 +47,56 @@ pub const UNSEEN: u64 = u64::MAX;
 #[repr(C, align(64))]
 #[derive(Default)]
 pub struct TxState {
-    /// 0 or the holder's thread id (see the shim's `lock`).
+    /// 0 or the thread id of the holder (see the shim's `lock`).
     pub lock: AtomicU32,
-    /// One of [`mode`]'s, stored under the lock. Native calls look at it without.
+    /// One of the constants in [`mode`], stored under the lock. Native calls read it without the lock.
     pub mode: prim::AtomicU32,
     /// Epoch of the last switch up.
     pub epoch: AtomicEpoch,
-    /// Threads and processes inside a native send: no switch meanwhile.
+    /// Number of native sends in progress: while there are any, the direction does not switch.
     pub natives: prim::AtomicU32,
     /// Bytes that hooked calls put on TCP, frames included.
     pub kpos: prim::AtomicU64,
     /// Ring cursor: bytes ever put into rings of this lane slot.
     head: AtomicU64,
-    /// Last cursor of the peer that was believed.
+    /// The last cursor of the peer that passed the checks.
     peer_cursor: AtomicU64,
     loc: AtomicU64,
     loc_from: AtomicU64,
-    /// Location given up by the last move, until the reader has left it (0: none).
+    /// The ring that the last move gave up, until the reader has left it (0: none).
     retired: AtomicU64,
     loc_seq: AtomicU32,
-    /// Bytes of the frame already on TCP, or `LEN` when there is none to write.
+    /// Number of bytes of the frame that are on TCP, or `LEN` if there is no frame to write.
     frame_done: AtomicU32,
-    /// Next ring byte that has to go to TCP, while in DRAIN.
+    /// The next ring byte that has to go to TCP, in mode DRAIN.
     drain_at: AtomicU64,
-    /// Cursor named in the frame that is being written.
+    /// The cursor in the frame that is being written; u64::MAX if the way down writes no frame.
     frame_cursor: AtomicU64,
-    /// 0: that frame is a `Down`; 1: a `Fin`.
+    /// 0: the frame is a `Down`; 1: a `Fin`.
     frame_kind: AtomicU32,
-    /// Bytes that the frame announces.
+    /// Number of bytes that the frame announces.
     frame_rest: AtomicU32,
     tag: AtomicU64,
-    /// Across nodes: the epoch whose takeover ended with the daemon's life.
+    /// Across nodes: the epoch whose takeover ended because the daemon died.
     reclaimed: AtomicEpoch,
-    /// Not 0: the application shut this direction down.
+    /// Not 0: the application has shut this direction down.
     pub shut: AtomicU32,
-    /// Clock (ms) since when the ring has been full; 0: it is not.
+    /// Time (ms) since when the ring has been full; 0: it is not full.
     pub full_since_ms: AtomicU64,
     /// Bytes sent over rings, for statistics.
     pub ring_bytes: AtomicU64,
-    /// Switches up of this socket.
+    /// Number of switches up of this socket.
     pub ups: AtomicU32,
-    /// Switches down of this socket. The shim sees by it that one came in between.
+    /// Number of switches down of this socket. The shim sees by it that one came in between.
     pub downs: AtomicU32,
-    /// An errno that a send of ours took from the socket, and that the application was not told yet.
+    /// An errno that a send of the shim received from the socket, and that the application was not told yet.
     pub error: Pending,
-    /// Bytes on TCP that are not the application's, or not for the first time: frames, and what a way
-    /// down repeats of the ring.
+    /// Number of bytes on TCP that are not the application's, or a repetition: frames, and the ring bytes that a way
+    /// down repeats.
     pub again: AtomicU64,
 }
 
-/// What became of a send.
+/// Result of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
     /// That many bytes are on the ring.
@@ -106,25 +107,25 @@ pub enum Sent {
     Fault,
     /// This direction is on TCP: send natively.
     Tcp,
-    /// The way down waits for TCP's buffer: as if the socket's buffer were full.
+    /// The way down waits for space in TCP's buffer: to be treated as a full socket buffer.
     Blocked,
     /// The stream is spoilt; reset the connection.
     Reset(Reason),
 }
 
 impl TxState {
-    /// Do sends go to the ring?
+    /// Does this direction send to the ring?
     pub fn is_up(&self) -> bool {
         self.mode.load(Relaxed) == mode::RING
     }
 
-    /// Does sending depend on the lane's words rather than on TCP's buffer? On the ring, or asking
-    /// whether it may go there.
+    /// Does sending depend on the lane's words rather than on TCP's buffer? That is so on the ring, and while the far
+    /// node is asked whether it may go there.
     pub fn on_lane(&self) -> bool {
         matches!(self.mode.load(Relaxed), mode::RING | mode::ASK)
     }
 
-    /// Waits for the far node's answer to a switch, or for the daemon that has the direction.
+    /// Is this direction waiting for the far node's answer to a switch, or for a daemon that has taken it over?
     pub fn awaits(&self, m: &Memory) -> bool {
         m.far() && (self.mode.load(Relaxed) == mode::ASK || self.held(m))
     }
@@ -133,26 +134,26 @@ impl TxState {
         Loc::unpack(self.loc.load(Relaxed)).map_or(0, |l| l.bytes() as u64)
     }
 
-    /// Bytes published and, as far as known, not yet consumed.
+    /// Number of bytes published and, as far as known, not yet consumed.
     pub fn unread(&self, m: &Memory) -> Result<u64, Reason> {
         Ok(self.head.load(Relaxed) - self.refresh(m)?)
     }
 
-    /// Stream bytes that the kernel has taken from this end: exact. Everybody who compares with `kpos` asks
-    /// here. `None`: it cannot tell now.
+    /// Number of stream bytes that the kernel has taken from this end, exactly: the value to compare with `kpos`.
+    /// `None`: not available now.
     fn kernel_position(m: &Memory, port: &impl Port) -> Option<u64> {
         let syn = m.own_rx().marks.load(Relaxed) & marks::SYN != 0;
         port.tcp_sent().map(|n| n.wrapping_sub(u64::from(syn)))
     }
 
-    /// Starts a new use of a lane slot: epochs above `base` belong to it. Forgets the old ring and
-    /// returns the locations that may be freed.
+    /// Starts a new use of a lane slot: epochs above `base` belong to it. Forgets the old rings and returns those
+    /// that may be freed.
     pub fn attach(&self, m: &Memory, base: Epoch, loc: Loc) -> [Option<Loc>; 2] {
         let old = [
             Loc::unpack(self.loc.swap(loc.pack(), Relaxed)),
             Loc::unpack(self.retired.swap(0, Relaxed)),
         ];
-        // The slot's head goes on from its last use, so that cursors never run backwards.
+        // The slot's head continues from its last use, so that cursors never decrease.
         let head = m.own_head().load(Relaxed);
         self.head.store(head, Relaxed);
         self.peer_cursor.store(head, Relaxed);
@@ -162,8 +163,8 @@ impl TxState {
         self.full_since_ms.store(0, Relaxed);
         self.reclaimed.store(Epoch::NONE, Relaxed);
         let w = m.own_tx();
-        // What the last use of the slot said of itself must not be taken for ours: a daemon would
-        // go on with its way down, on another connection.
+        // The last use's state word must not be taken for ours: a daemon would continue that way down, on another
+        // connection.
         w.state.store(TxWord::new(base, tx::NONE), Release);
         w.want_space.store(0, Relaxed);
         let seq = w.loc_seq.load(Relaxed);
@@ -174,14 +175,14 @@ impl TxState {
         old
     }
 
-    /// Is the receiver waiting for the switch?
+    /// Is the receiver ready for a switch?
     #[inline(always)]
     pub fn can_up(&self, m: &Memory) -> bool {
         self.ready_epoch(m).is_some()
     }
 
-    /// Epoch for which the receiver is ready. It may be several ahead of ours: a receiver that takes
-    /// its readiness back before it was used does not use that epoch again.
+    /// The epoch for which the receiver is ready. It may be several ahead of ours, because a receiver that withdraws
+    /// an unused readiness does not use that epoch again.
     #[inline(always)]
     fn ready_epoch(&self, m: &Memory) -> Option<Epoch> {
         // Acquire: pairs with the Release in `RxState::declare_ready`.
@@ -190,8 +191,8 @@ impl TxState {
         (word.flags() == rx::READY && ahead != 0 && ahead <= u32::MAX / 2).then_some(word.epoch())
     }
 
-    /// Enters a native send without the lock. `false`: this direction is not on TCP. Every `true`
-    /// is followed by [`TxState::leave_native`].
+    /// Counts a native send without the lock. `false`: this direction is not on TCP. Every `true` is followed by
+    /// [`TxState::leave_native`].
     #[inline(always)]
     pub fn enter_native(&self) -> bool {
         // SYNC natives: see `try_up`.
@@ -204,62 +205,62 @@ impl TxState {
         false
     }
 
-    /// Leaves a native send that put `sent` bytes on TCP.
+    /// Ends a native send that put `sent` bytes on TCP.
     #[inline(always)]
     pub fn leave_native(&self, sent: u64) {
         self.kpos.fetch_add(sent, Relaxed);
         self.natives.fetch_sub(1, SeqCst); // releases `kpos`
     }
 
-    /// Leaves a native send of which nobody knows what it has moved: see [`natives`].
+    /// Ends a native send whose moved bytes nobody knows: see [`natives`].
     pub fn leave_uncounted(&self) {
         natives::leave_uncounted(&self.natives);
     }
 
-    /// The connection has moved bytes before it came here: they count after [`Self::recount`].
+    /// The connection has moved bytes before it came to this process: they are counted by [`Self::recount`].
     pub fn begin_uncounted(&self) {
         natives::begin_uncounted(&self.natives);
     }
 
-    /// Was one left so, and has [`Self::recount`] not mended it yet? Then this direction stays on TCP.
+    /// Is there such a call that [`Self::recount`] has not corrected yet? Then this direction stays on TCP.
     #[inline(always)]
     pub fn uncounted(&self) -> bool {
         natives::uncounted(&self.natives)
     }
 
-    /// Takes the count afresh from the kernel's, if nobody is inside a native send. Needs no lock.
+    /// Reads the count again from the kernel if no native send is running. Needs no lock.
     pub fn recount(&self, position: impl FnOnce() -> Option<u64>) {
         natives::recount(&self.natives, &self.kpos, position);
     }
 
-    /// How many are inside a native send now?
+    /// How many native sends are running now?
     pub fn inside(&self) -> u32 {
         natives::inside(&self.natives)
     }
 
-    /// Another connection begins in this entry, with nobody inside.
+    /// The entry gets another connection; no native call is running.
     pub fn forget_uncounted(&self) {
         natives::forget(&self.natives);
     }
 
-    /// Stores the state word and announces it.
+    /// Stores the state word and publishes it.
     fn say(&self, m: &Memory, port: &impl Port, epoch: Epoch, phase: TxPhase) {
         if m.takes_over() {
             return self.say_done(m, epoch, phase);
         }
-        // Release: pairs with the Acquire loads of `state` in `rx`; the words before it are valid.
+        // Release: pairs with the Acquire loads of `state` in `rx`; the words that were stored before it are valid.
         m.own_tx().state.store(TxWord::new(epoch, phase), Release);
         m.publish(port);
     }
 
-    /// The peer's cursor, checked: between what it was and what we sent.
+    /// The peer's cursor, checked: not below the last one, and not above what we sent.
     #[inline(always)]
     fn refresh(&self, m: &Memory) -> Result<u64, Reason> {
         let head = self.head.load(Relaxed);
         let known = self.peer_cursor.load(Relaxed);
-        // Acquire: the reader's copies are done before we overwrite what it consumed.
+        // Acquire: the reader has finished its copies before we overwrite what it consumed.
         let c = m.peer_cursor().load(Acquire);
-        // Until the reader has seen the switch, its word still holds an older use's cursor.
+        // Until the reader has seen the switch, its cursor word is still that of a former use of the slot.
         let c = if c.wrapping_sub(known) > u64::MAX / 2 {
             known
         } else {
@@ -272,8 +273,8 @@ impl TxState {
         Ok(c)
     }
 
-    /// Most bytes that may be unread, whatever the ring holds: more than any does, unless the application has asked
-    /// for a send buffer of some size.
+    /// Maximum number of bytes that may be unread, whatever the ring holds. Unlimited unless the application has set
+    /// the size of its send buffer.
     #[inline(always)]
     fn unread_max(&self, m: &Memory) -> u64 {
         match m.own_tx().want_space.load(Relaxed) >> 1 {
@@ -282,8 +283,8 @@ impl TxState {
         }
     }
 
-    /// What the application has asked for: 0, or the size of its send buffer. (Across nodes the wish is not known to
-    /// those who tell of space.)
+    /// Sets the size of the send buffer if the application has set one; 0: it has not. (Not across nodes, where those
+    /// who report space do not know that size.)
     pub fn set_sndbuf(&self, m: &Memory, bytes: u32) {
         if m.far() {
             return;
@@ -293,12 +294,12 @@ impl TxState {
         let _ = m.own_tx().want_space.fetch_update(SeqCst, Relaxed, set);
     }
 
-    /// Does the ring hold as much as may be unread? When it is full TCP would take no more, either.
+    /// Can the ring hold as many bytes as may be unread? Then, when it is full, TCP would take no more either.
     pub fn is_bounded(&self, m: &Memory) -> bool {
         self.unread_max(m) <= self.ring_size()
     }
 
-    /// Free bytes of the current ring, from the cached cursor.
+    /// Free bytes of the current ring, computed from `cursor`.
     #[inline(always)]
     fn free(&self, size: u64, most: u64, cursor: u64) -> u64 {
         let head = self.head.load(Relaxed);
@@ -307,8 +308,8 @@ impl TxState {
         size.saturating_sub(head.wrapping_sub(start)).min(room)
     }
 
-    /// Is there enough space that a poll should say so? A quarter of the ring, as the kernel asks
-    /// for a third of the send buffer (`sk_stream_is_writeable`).
+    /// Is there enough space for poll to report it? The limit is a quarter of the ring; the kernel's is a third of
+    /// the send buffer (`sk_stream_is_writeable`).
     pub fn writable(&self, m: &Memory) -> bool {
         if m.far() && self.held(m) {
             return false; // the daemon rings when it is done
@@ -324,7 +325,7 @@ impl TxState {
         }
     }
 
-    /// Puts as much as fits on the ring.
+    /// Puts as many bytes on the ring as fit.
     #[inline]
     #[expect(clippy::too_many_lines)]
     pub fn send(&self, m: &Memory, port: &impl Port, iov: &mut Iov<'_>) -> Sent {
@@ -390,7 +391,7 @@ impl TxState {
             m.own_head().store(head, Release); // as above
             m.publish(port);
         }
-        // After the publish (a full fence): did the receiver ask for something?
+        // After the publish, which is a full fence: has the receiver asked for something?
         let word = m.peer_rx().word.load(Acquire);
         if !self.calm(word) {
             let whole = self.is_closed(word) && self.met_close(m, port, begin, word);
@@ -418,12 +419,12 @@ impl TxState {
         }
     }
 
-    /// After a revocation met a send that began at `begin`: bytes of that send which TCP did not
-    /// take are not sent at all. The receiver has left the ring and may have left this node's
-    /// reach; had we said that they are sent, our death would lose them without an error.
+    /// A revocation met a send that began at `begin`: the bytes of that send that TCP did not take are not sent at
+    /// all. The receiver has left the ring and may have left this node's reach; if we reported them as sent, our
+    /// death would lose them without an error.
     fn take_back(&self, m: &Memory, begin: u64) -> u64 {
         let head = self.head.load(Relaxed);
-        // (Across nodes a daemon may have sent them on: they stay published, and go to TCP.)
+        // (Across nodes a daemon may already have forwarded them: they stay published, and go to TCP.)
         if !self.must_flush() || m.far() {
             return head;
         }
@@ -435,28 +436,27 @@ impl TxState {
         kept
     }
 
-    /// Is this the word of a receiver that has closed, in our epoch?
+    /// Is this, in our epoch, the word of a receiver that has closed?
     pub(super) fn is_closed(&self, word: RxWord) -> bool {
         word.epoch() == self.epoch.load(Relaxed) && word.has(rx::CLOSED)
     }
 
-    /// After a send that began at `begin` met a closed receiver: TCP has to take the bytes that it has not read,
-    /// so that the kernel at the other end answers them with a reset, as it would have. (One that was quick
-    /// has read them, and has closed after that.)
+    /// A send that began at `begin` met a closed receiver: the bytes that it has not read have to go to TCP, so that
+    /// the other kernel answers them with a reset. (A quick receiver may have read some of them before it closed.)
     fn take_back_all(&self, m: &Memory, begin: u64) -> u64 {
         let head = self.head.load(Relaxed);
         if m.far() || self.mode.load(Relaxed) != mode::TCP {
             return head;
         }
-        // The closed word was stored after the last cursor.
+        // The closed word was stored after the last cursor, so the cursor is final.
         let read = self.refresh(m).unwrap_or(begin).clamp(begin, head);
         self.head.store(read, Relaxed);
         m.own_head().store(read, Release);
         read
     }
 
-    /// Bytes that were sent and of which the peer's node knows nothing yet, besides those on TCP. On one node, what
-    /// the reader's kernel would not have taken yet.
+    /// Number of bytes sent that the peer's node does not have yet, besides those on TCP. On one node: what the
+    /// reader's kernel would not have taken yet.
     pub fn outstanding(&self, m: &Memory) -> u64 {
         let head = self.head.load(Relaxed);
         match self.mode.load(Relaxed) {
@@ -465,7 +465,7 @@ impl TxState {
                 let taken = window(m.peer_rx().room.load(Relaxed));
                 self.unread(m).unwrap_or(0).saturating_sub(taken)
             }
-            // (After a frame the reader still finds them on the ring.)
+            // (After a frame the reader still finds these bytes on the ring.)
             mode::DRAIN if m.far() || self.must_flush() => {
                 head.saturating_sub(self.drain_at.load(Relaxed))
             }
@@ -473,18 +473,17 @@ impl TxState {
         }
     }
 
-    /// Asks the reader to ring when there is space again. `true`: there is some already, or the
-    /// reader has asked for something that the next send must answer first.
+    /// Asks the reader to ring when there is space again. `true`: there is some already, or the reader has asked for
+    /// something that the next send must answer first.
     ///
-    /// The wish stays until the slot is used anew: several threads may wait, and one that finds
-    /// space must not take back the wish of another. The reader answers at most once per quarter
-    /// of a ring, so that costs little.
+    /// The request stays until the slot is used anew: several threads may wait, and one that finds space must not
+    /// withdraw the request of another. The reader answers at most once per quarter of a ring, so that costs little.
     pub fn want_space(&self, m: &Memory, port: &impl Port) -> bool {
         if m.own_tx().want_space.fetch_or(1, SeqCst) & 1 == 0 && m.far() {
-            m.publish(port); // the wish has a way to go
+            m.publish(port); // a daemon has to forward the request
         }
-        // SYNC space: full fence between our wish and the look at the cursor; pairs with the fence
-        // between the cursor and the look at the wish in `RxState::consumed`.
+        // SYNC space: full fence between our request and the look at the cursor; pairs with the fence between the
+        // cursor and the look at the request in `RxState::consumed`.
         fence(SeqCst);
         !self.is_up() || self.asked(m.peer_rx().word.load(Acquire)) || self.writable(m)
     }
@@ -495,14 +494,13 @@ impl TxState {
         word.without(rx::ACCEPTED | rx::PAST) == RxWord::new(self.epoch.load(Relaxed), rx::READY)
     }
 
-    /// Does this word of the receiver ask for something in our epoch?
+    /// Does the receiver's word ask for something in our epoch?
     fn asked(&self, word: RxWord) -> bool {
         word.epoch() == self.epoch.load(Relaxed)
             && word.has(rx::REVOKED | rx::CLOSED | rx::WANT_DOWN)
     }
 
-    /// Has the receiver asked for something, or is the way down unfinished? Then [`TxState::look`]
-    /// has work.
+    /// Has the receiver asked for something, or is the way down unfinished? Then [`TxState::look`] has work.
     #[inline(always)]
     pub fn has_work(&self, m: &Memory) -> bool {
         match self.mode.load(Relaxed) {
@@ -514,8 +512,8 @@ impl TxState {
         }
     }
 
-    /// Does what the receiver asked for, if anything. Call from hooks that find work to do, too:
-    /// a revocation must not have to wait for the next send.
+    /// Does what the receiver has asked for, if anything. Other hooks that notice such work call it, too: a
+    /// revocation must not have to wait for the next send.
     pub fn look(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
         if self.is_taken_over(m) {
             return Ok(Progress::Blocked);
@@ -530,7 +528,7 @@ impl TxState {
             }
             mode::DRAIN => self.drain(m, port),
             mode::ASK => Ok(match self.answered(m, port) {
-                // Whoever waits for us to go down must wait for the answer first.
+                // A caller that waits for us to go down must wait for the answer first.
                 true => self.look(m, port)?,
                 false if self.mode.load(Relaxed) == mode::ASK => Progress::Blocked,
                 false => Progress::Done,
@@ -539,13 +537,13 @@ impl TxState {
         }
     }
 
-    /// Bytes of this lane that the reader is known to have consumed.
+    /// Number of bytes of this lane that the reader is known to have consumed.
     pub fn consumed(&self) -> u64 {
         self.peer_cursor.load(Relaxed)
     }
 
-    /// May the lane move to a larger ring now? Only when the reader has left the one before, and where so much may be
-    /// unread.
+    /// May the lane move to a larger ring now? Only if the reader has left the former ring, and if more bytes may be
+    /// unread than the current one holds.
     pub fn can_move(&self, m: &Memory) -> bool {
         !self.is_taken_over(m)
             && self.is_up()
@@ -553,8 +551,8 @@ impl TxState {
             && matches!(self.refresh(m), Ok(c) if c >= self.loc_from.load(Relaxed))
     }
 
-    /// Moves to another (larger) ring from the present head on. Returns a location that the reader
-    /// has left and that may be freed. Call only when [`TxState::can_move`].
+    /// Moves to another (larger) ring from the present head on. Returns a ring that the reader has left and that may
+    /// be freed. Call only if [`TxState::can_move`].
     pub fn move_to(&self, m: &Memory, loc: Loc) -> Option<Loc> {
         let freed = Loc::unpack(
             self.retired
@@ -565,8 +563,8 @@ impl TxState {
         let seq = self.loc_seq.load(Relaxed).wrapping_add(1);
         self.loc_seq.store(seq, Relaxed);
         let w = m.own_tx();
-        // Two places each: the reader may still need the location before this one. The one that is
-        // overwritten here it has left, or we could not move (`can_move`).
+        // Two places each: the reader may still need the former location. It has left the location that is
+        // overwritten here; otherwise we could not move (`can_move`).
         w.loc[(seq & 1) as usize].store(loc.pack(), Relaxed);
         w.loc_from[(seq & 1) as usize].store(head, Relaxed);
         w.loc_seq.store(seq, Release); // pairs with the Acquire in `RxState::source`

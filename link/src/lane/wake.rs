@@ -1,14 +1,13 @@
-//! Publish and sleep: how work in shared memory wakes a sleeper without a lost wake-up and without
-//! a locked operation on a line that both sides write.
+//! Publish and sleep: work in shared memory wakes a sleeper without a lost wake-up, and without an atomic
+//! read-modify-write on a cache line that both sides write.
 //!
-//! Publisher: store the data and its head or cursor; bump the counter of its group; full fence;
-//! look at the other side's sleepers. Sleeper: raise the sleepers; full fence; look at every
-//! counter once more; sleep. One of the two sees the other (Dekker); the model and the loom test
-//! below check it.
+//! Publisher: store the data and its head or cursor; increment the counter of its group; full fence; look at the
+//! other side's sleepers. Sleeper: increment the sleepers; full fence; look at every counter once more; sleep. One of
+//! the two sees the other (Dekker). The model and the loom test below check this.
 
 use crate::prim::{fence_after_rmw, AtomicU32, Ordering};
 
-/// Makes everything stored before visible and says whether the doorbell must be rung.
+/// Makes all earlier stores visible and returns whether the doorbell must be rung.
 #[inline(always)]
 pub fn publish(own_seq: &AtomicU32, peer_sleepers: &AtomicU32) -> bool {
     // SYNC wake-1: release for the acquire of `counter`; with the fence, the first half of the Dekker
@@ -27,13 +26,13 @@ pub fn doze(own_sleepers: &AtomicU32) {
     fence_after_rmw();
 }
 
-/// Takes back [`doze`].
+/// Undoes [`doze`].
 #[inline]
 pub fn rouse(own_sleepers: &AtomicU32) {
     own_sleepers.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// The peer's counter: different from the private copy means that something was published.
+/// The peer's counter. If it differs from the private copy, something was published.
 #[inline(always)]
 pub fn counter(peer_seq: &AtomicU32) -> u32 {
     // Acquire: pairs with the bump in `publish`; heads and data stored before it are visible.

@@ -1,21 +1,21 @@
-//! The words of a lane that say where it stands: an epoch, and what its writer says of it.
+//! The words that say in which state a lane is: an epoch, and what the writer says about that epoch.
 //!
-//! In memory a word is `epoch << 8 | phase`, or flags in the place of the phase. Only this module knows. Each kind of
-//! word is a type of its own, so that none is stored where another belongs. Any 64 bits are a value of every kind: a
-//! peer may have stored anything, and whoever reads it decides what it believes. The bits above 40 mean nothing, but
-//! words that differ there are not equal.
+//! In memory a word is `epoch << 8 | phase`, or `epoch << 8 | flags`; only this module knows that. Each kind of word
+//! is a type of its own, so that none is stored in the place of another. Any 64 bits are a valid value of every kind:
+//! a peer may have stored anything, and the reader decides what it believes. The bits above 40 mean nothing, but
+//! words that differ in them are not equal.
 
 use super::EPOCHS;
 use crate::prim::{AtomicU64, Ordering};
 use core::marker::PhantomData;
 
-/// Number of a switch up on one lane slot. It only grows, by wrapping steps of one; 0 is before the first.
+/// Number of a switch up on one lane slot. It only grows, in steps of one, and wraps; 0 is before the first switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Epoch(u32);
 
 impl Epoch {
-    /// Nothing was switched up yet.
+    /// The direction was not switched up yet.
     pub const NONE: Epoch = Epoch(0);
 
     /// The epoch with this number.
@@ -24,133 +24,135 @@ impl Epoch {
         Epoch(number)
     }
 
-    /// Its number: for messages, frames and people.
+    /// The number, for messages, frames and output.
     #[inline(always)]
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// Base of a slot's use number `n`, counted from 0: the epochs of the use are the [`EPOCHS`] above it.
+    /// Base of use number `n` (from 0) of a slot: the epochs of that use are the [`EPOCHS`] numbers above the base.
     #[inline(always)]
     pub const fn base(n: u32) -> Epoch {
         Epoch(n.wrapping_mul(EPOCHS))
     }
 
-    /// The one after it.
+    /// The next epoch.
     #[inline(always)]
     pub const fn next(self) -> Epoch {
         Epoch(self.0.wrapping_add(1))
     }
 
-    /// Epochs from `other` up to this one, wrapping: more than half of all if this one is older.
+    /// Number of epochs from `other` up to this one, wrapping: more than half of all numbers if this epoch is older.
     #[inline(always)]
     pub const fn since(self, other: Epoch) -> u32 {
         self.0.wrapping_sub(other.0)
     }
 
-    /// Do both belong to one use of the slot?
+    /// Do both epochs belong to the same use of the slot?
     #[inline(always)]
     pub(crate) const fn same_use(self, other: Epoch) -> bool {
         self.0 / EPOCHS == other.0 / EPOCHS
     }
 }
 
-/// An [`Epoch`] in memory that one process, or family, writes. Not loom's: it changes only under a lock.
+/// An [`Epoch`] in memory that one process, or family, writes. Not a loom atomic, because it changes only under a
+/// lock.
 #[derive(Default)]
 #[repr(transparent)]
 pub struct AtomicEpoch(core::sync::atomic::AtomicU32);
 
 impl AtomicEpoch {
-    /// The epoch that is there.
+    /// Reads the epoch.
     #[inline(always)]
     pub fn load(&self, order: Ordering) -> Epoch {
         Epoch(self.0.load(order))
     }
 
-    /// Puts another one there.
+    /// Stores another epoch.
     #[inline(always)]
     pub fn store(&self, epoch: Epoch, order: Ordering) {
         self.0.store(epoch.0, order);
     }
 }
 
-/// What one word of shared memory can hold.
+/// A value that one word of shared memory can hold.
 pub trait Word: Copy {
-    /// The value of these bits, whatever they are.
+    /// The value with these bits; every value is accepted.
     fn from_raw(raw: u64) -> Self;
-    /// Its bits.
+    /// The bits of the value.
     fn raw(self) -> u64;
 }
 
-/// A word of shared memory that holds a `W`. What an order pairs with is said where the word is used.
+/// A word of shared memory that holds a `W`. Where it is used, comments say what its memory orders pair with.
 #[derive(Default)]
 #[repr(transparent)]
 pub struct Shared<W>(AtomicU64, PhantomData<W>);
 
 impl<W: Word> Shared<W> {
-    /// What is there, from whomever.
+    /// Reads the value, whoever has stored it.
     #[inline(always)]
     pub fn load(&self, order: Ordering) -> W {
         W::from_raw(self.0.load(order))
     }
 
-    /// Puts another value there.
+    /// Stores another value.
     #[inline(always)]
     pub fn store(&self, word: W, order: Ordering) {
         self.0.store(word.raw(), order);
     }
 }
 
-/// How far a sender is in an epoch, one of [`tx`]'s; or, from a peer, any byte. In the order in which they follow.
+/// How far a sender is in an epoch: one of the phases in [`tx`], or, from a peer, any byte. The order is the order in
+/// time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct TxPhase(u8);
 
 impl TxPhase {
-    /// As a message has it.
+    /// From the byte of a message.
     #[inline(always)]
     pub const fn from_raw(byte: u8) -> TxPhase {
         TxPhase(byte)
     }
 
-    /// For a message.
+    /// The byte for a message.
     #[inline(always)]
     pub const fn raw(self) -> u8 {
         self.0
     }
 }
 
-/// What a receiver says in an epoch, a set of [`rx`]'s flags; or, from a peer, any byte.
+/// What a receiver says about an epoch: a set of the flags in [`rx`], or, from a peer, any byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct RxFlags(u8);
 
 impl RxFlags {
-    /// As a message has them.
+    /// From the byte of a message.
     #[inline(always)]
     pub const fn from_raw(byte: u8) -> RxFlags {
         RxFlags(byte)
     }
 
-    /// For a message.
+    /// The byte for a message.
     #[inline(always)]
     pub const fn raw(self) -> u8 {
         self.0
     }
 
-    /// Is any of these among them?
+    /// Is any of the flags `any` set?
     #[inline(always)]
     pub const fn has(self, any: RxFlags) -> bool {
         self.0 & any.0 != 0
     }
 
-    /// Those that are among `mask`.
+    /// The flags that are also in `mask`.
     #[inline(always)]
     pub const fn only(self, mask: RxFlags) -> RxFlags {
         RxFlags(self.0 & mask.0)
     }
 
-    /// Those that are not among `mask`.
+    /// The flags that are not in `mask`.
     #[inline(always)]
     pub const fn without(self, mask: RxFlags) -> RxFlags {
         RxFlags(self.0 & !mask.0)
@@ -165,20 +167,21 @@ impl core::ops::BitOr for RxFlags {
     }
 }
 
-/// How far a takeover is, one of [`takeover`]'s; or, from a peer, any byte. In the order in which they follow.
+/// How far a takeover is: one of the phases in [`takeover`], or, from a peer, any byte. The order is the order in
+/// time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct TakeoverPhase(u8);
 
 impl TakeoverPhase {
-    /// Of this number: for those who try what is none.
+    /// The phase with this number: for tests with invalid phases.
     #[inline(always)]
     pub const fn from_raw(byte: u8) -> TakeoverPhase {
         TakeoverPhase(byte)
     }
 }
 
-/// A word of an epoch and `$said`.
+/// A word that consists of an epoch and a `$said`.
 macro_rules! word_of {
     ($(#[$doc:meta])* $name:ident: $said:ident $reads:ident) => {
         $(#[$doc])*
@@ -187,19 +190,19 @@ macro_rules! word_of {
         pub struct $name(u64);
 
         impl $name {
-            /// What its writer says in this epoch.
+            /// The word that says this about the epoch.
             #[inline(always)]
             pub const fn new(epoch: Epoch, $reads: $said) -> $name {
                 $name((epoch.0 as u64) << 8 | $reads.0 as u64)
             }
 
-            /// The epoch that it is about.
+            /// The epoch of the word.
             #[inline(always)]
             pub const fn epoch(self) -> Epoch {
                 Epoch((self.0 >> 8) as u32)
             }
 
-            /// What it says of that epoch.
+            /// What the word says about its epoch.
             #[inline(always)]
             pub const fn $reads(self) -> $said {
                 $said(self.0 as u8)
@@ -228,7 +231,7 @@ word_of! {
     RxWord: RxFlags flags
 }
 word_of! {
-    /// `RxWords::takeover`: an epoch, and how far it is taken over.
+    /// `RxWords::takeover`: an epoch, and how far its takeover is.
     TakeoverWord: TakeoverPhase phase
 }
 
@@ -261,14 +264,14 @@ pub mod tx {
     pub const UP: TxPhase = TxPhase(1);
     /// The sender is about to put a `Down` frame on TCP.
     pub const DOWNING: TxPhase = TxPhase(2);
-    /// The `Down` frame, and every byte it promised, is on TCP.
+    /// The sender has put the `Down` frame, and every byte that it announces, on TCP.
     pub const DOWN: TxPhase = TxPhase(3);
-    /// After a revocation, or with all bytes of the ring consumed: every byte from the revoked, or consumed, cursor
-    /// on is on TCP, without a frame.
+    /// After a revocation, or when all bytes of the ring are consumed: all bytes from the revoked, or consumed,
+    /// cursor on are on TCP, without a frame.
     pub const RESUMED: TxPhase = TxPhase(4);
-    /// TCP did not take everything (it is shut or dead): what is not there is only on the ring.
+    /// TCP did not take everything (it is shut down or dead): the missing bytes are only on the ring.
     pub const BROKEN: TxPhase = TxPhase(5);
-    /// `DOWN`, and nothing follows: TCP is shut. Everything is on the ring, too.
+    /// As `DOWN`, but nothing follows, because TCP is shut down. All bytes are on the ring, too.
     pub const ENDED: TxPhase = TxPhase(6);
 }
 
@@ -279,35 +282,34 @@ pub mod rx {
     pub const NONE: RxFlags = RxFlags(0);
     /// The receiver will look for the switch before it reads TCP.
     pub const READY: RxFlags = RxFlags(1);
-    /// Please go down when convenient (a second process, an operator).
+    /// The receiver asks the sender to go down when convenient (a second process, an operator).
     pub const WANT_DOWN: RxFlags = RxFlags(2);
-    /// The cursor is frozen at `revoked`; continue on TCP from there, without a frame.
+    /// The cursor is frozen at `revoked`; the sender has to continue on TCP from there, without a frame.
     pub const REVOKED: RxFlags = RxFlags(4);
     /// This end has closed: nobody will read any more.
     pub const CLOSED: RxFlags = RxFlags(8);
-    /// Across nodes only, and only a daemon sets it, in its mirror of the far receiver's word: the
-    /// switch of this epoch stands in the far node's memory. (A switch that came too late is answered
-    /// by `REVOKED`.)
+    /// Across nodes only. A daemon sets it in its mirror of the far receiver's word: the switch of this epoch is
+    /// stored in the far node's memory. (A switch that came too late is answered by `REVOKED`.)
     pub const ACCEPTED: RxFlags = RxFlags(16);
-    /// Across nodes only: nothing of the time before this epoch's switch is unread on TCP any more, so
-    /// that a `Fin` frame would not lie behind bytes which nobody may want to read.
+    /// Across nodes only: the receiver has read all TCP bytes from before this epoch's switch. A `Fin` frame sent now
+    /// cannot end up behind bytes that perhaps nobody will read.
     pub const PAST: RxFlags = RxFlags(32);
 }
 
 /// Phases of `RxWords::takeover`. The end itself stores only `DOWN`, `FIN` and `PLAIN`.
 pub mod takeover {
     use super::TakeoverPhase;
-    /// The direction is the end's alone.
+    /// Only the end uses the direction.
     pub const NONE: TakeoverPhase = TakeoverPhase(0);
-    /// The daemon has the sending direction: the end leaves it alone.
+    /// The daemon has taken over the sending direction: the end does not touch it.
     pub const TAKEN: TakeoverPhase = TakeoverPhase(1);
-    /// A `Down` frame with cursor `takeover_at` is put on TCP, and what follows.
+    /// A `Down` frame with cursor `takeover_at`, and what follows it, is being put on TCP.
     pub const DOWN: TakeoverPhase = TakeoverPhase(2);
-    /// A `Fin` frame with that cursor is put on TCP.
+    /// A `Fin` frame with that cursor is being put on TCP.
     pub const FIN: TakeoverPhase = TakeoverPhase(3);
-    /// After a revocation: the bytes from that cursor on are put on TCP, without a frame.
+    /// After a revocation: the bytes from that cursor on are being put on TCP, without a frame.
     pub const PLAIN: TakeoverPhase = TakeoverPhase(4);
-    /// It is on TCP, at kernel position `takeover_kpos`, and the end's again.
+    /// The direction is on TCP, at kernel position `takeover_kpos`, and belongs to the end again.
     pub const DONE: TakeoverPhase = TakeoverPhase(5);
 }
 
@@ -316,7 +318,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Two parties of different builds share these words: the numbers are for ever.
+    /// Parties of different builds share these words, so the numbers must never change.
     #[test]
     fn the_bits_in_memory() {
         let e = Epoch::new(0x89ab_cdef);
@@ -362,7 +364,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a peer stores: a reader has the same bits, an epoch and a byte of it, and no more.
+        /// Whatever a peer stores: the reader sees the same bits, and an epoch and a byte of them, and nothing else.
         #[test]
         fn any_bits_are_a_word(raw: u64) {
             let (epoch, byte) = (Epoch::new((raw >> 8) as u32), raw as u8);

@@ -1,14 +1,14 @@
-//! One datagram of a Unix socket, with descriptors beside it.
+//! One datagram of a Unix socket, with the descriptors that it carries.
 
 use crate::sys;
 use link::msg::MAX_FDS;
 
-/// Room for control messages, aligned as cmsghdr wants it.
+/// Buffer for control data, aligned as cmsghdr requires.
 #[repr(C, align(8))]
 struct Ctl([u8; 64]);
 
 impl Ctl {
-    /// Puts these, [`MAX_FDS`] at most, and gives the length.
+    /// Writes these descriptors, [`MAX_FDS`] at most, and returns the length.
     fn put_fds(&mut self, fds: &[i32]) -> usize {
         // struct cmsghdr on 64-bit: len u64, level i32, type i32, data. musl agrees on little endian.
         let data = fds.len() * 4;
@@ -38,7 +38,7 @@ impl Ctl {
     }
 }
 
-/// Descriptors that came with a datagram; -1: none. Those that nobody takes are closed.
+/// Descriptors that came with a datagram; -1: none. Those that are not taken are closed.
 pub struct Fds([i32; MAX_FDS]);
 
 impl Fds {
@@ -67,7 +67,7 @@ fn header(iov: &mut libc::iovec, ctl: &mut Ctl) -> libc::msghdr {
     h
 }
 
-/// Sends one, with descriptors or without, unless it would have to wait.
+/// Sends a datagram, with or without descriptors, unless it would have to wait.
 pub fn send(sock: i32, bytes: &[u8], fds: &[i32]) -> Result<(), i32> {
     let mut iov = libc::iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
@@ -83,7 +83,7 @@ pub fn send(sock: i32, bytes: &[u8], fds: &[i32]) -> Result<(), i32> {
     sys::sendmsg(sock, &h, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).map(drop)
 }
 
-/// Receives one, if it is there: its length (0: the end), and what came with it.
+/// Receives a datagram if there is one: its length (0: the connection has ended), and its descriptors.
 pub fn receive(sock: i32, buf: &mut [u8]) -> Result<(usize, Fds), i32> {
     let mut iov = libc::iovec {
         iov_base: buf.as_mut_ptr().cast(),

@@ -1,19 +1,19 @@
-//! Where the daemon is, and whether it may be believed.
+//! Where the daemon is, and whether it may be trusted.
 //!
-//! Beside its connection a process makes a *dialing descriptor*: one end of a socket pair of which the
-//! daemon has the other. Children inherit it, and make their own connections over it, whatever became
-//! of their user, root directory or namespaces.
+//! In addition to its connection, a process makes a *dialing descriptor*: one end of a socket pair whose other end
+//! the daemon has. Children inherit it, and make their own connections over it, whatever has become of their user,
+//! root directory or namespaces.
 
 use crate::{fdtab, sys, table};
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
 
 /// Our end of the dialing socket pair; -1: none.
 static DIALING: AtomicI32 = AtomicI32::new(-1);
-/// The one before that, whose daemon is gone: see `FORMER` in `super`.
+/// The previous one, whose daemon is gone: see `FORMER` in `super`.
 static FORMER: AtomicI32 = AtomicI32::new(-1);
-/// What control connections are.
+/// Type and flags of control sockets.
 const KIND: i32 = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-/// Its inode: the number may be another file's by now, if it was closed unseen.
+/// The inode of `DIALING`: if that was closed unseen, its number may stand for another file now.
 static INODE: AtomicU64 = AtomicU64::new(0);
 
 /// The dialing descriptor, if there is one.
@@ -30,13 +30,13 @@ pub fn dialing() -> Option<i32> {
     None
 }
 
-/// Makes a dialing descriptor, if there is none. The daemon's end, which the caller closes.
+/// Makes a dialing descriptor if there is none. Returns the daemon's end, which the caller closes.
 pub fn make() -> Option<i32> {
     if dialing().is_some() {
         return None;
     }
     let (ours, theirs) = sys::socketpair(libc::AF_UNIX, KIND).ok()?;
-    // The daemon asks who sends; it may not have set this when the first message comes.
+    // The daemon asks who sends, and may not have set this option yet when the first message comes.
     for fd in [ours, theirs] {
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PASSCRED, &[1, 0, 0, 0]);
     }
@@ -51,7 +51,7 @@ pub fn make() -> Option<i32> {
     Some(theirs)
 }
 
-/// A connection to the daemon that this process, or one before it, has spoken to.
+/// Connects to the daemon that this process, or one before it, has talked to.
 fn redial() -> Option<i32> {
     let by = dialing()?;
     let (ours, theirs) = sys::socketpair(libc::AF_UNIX, KIND).ok()?;
@@ -59,8 +59,8 @@ fn redial() -> Option<i32> {
     sys::close(theirs);
     match sent {
         Ok(()) => return Some(ours),
-        Err(libc::EAGAIN) => {} // it is busy, or stopped
-        Err(_) => FORMER.store(DIALING.swap(-1, Relaxed), Relaxed), // it is gone
+        Err(libc::EAGAIN) => {} // the daemon is busy, or stopped
+        Err(_) => FORMER.store(DIALING.swap(-1, Relaxed), Relaxed), // the daemon is gone
     }
     sys::close(ours);
     None
@@ -75,7 +75,7 @@ pub fn connect() -> Option<i32> {
     })
 }
 
-/// Says in the table where the daemon was found, so that it finds the table after a restart.
+/// Writes into the table where the daemon was found, so that it finds the table after a restart.
 fn settle_in(dir: &[u8]) {
     let mut path = [0u8; 128];
     let Some(t) = table::table() else { return };
@@ -88,7 +88,7 @@ fn settle_in(dir: &[u8]) {
     }
 }
 
-/// A connection to the daemon of this directory.
+/// Connects to the daemon of this directory.
 fn dial(dir: &[u8]) -> Option<i32> {
     // SAFETY: all-zero is a valid sockaddr_un.
     let mut a: libc::sockaddr_un = unsafe { core::mem::zeroed() };
@@ -114,7 +114,7 @@ fn dial(dir: &[u8]) -> Option<i32> {
     }
 }
 
-/// Sockets in well-known places may be anybody's: only root's or our own daemon is believed.
+/// Anybody may have made a socket in a well-known place: only root's or our own user's daemon is trusted.
 fn trusted(fd: i32) -> bool {
     if crate::env::dir_is_explicit() {
         return true;

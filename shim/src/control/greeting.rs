@@ -9,7 +9,7 @@ use crate::{sys, table};
 use core::sync::atomic::Ordering::*;
 use link::msg::ToShim;
 
-/// What the daemon says of itself.
+/// Processes what the daemon says about itself.
 pub(super) fn met(m: &ToShim, fds: &mut Fds) {
     match *m {
         ToShim::HelloAck {
@@ -38,7 +38,7 @@ pub(super) fn met(m: &ToShim, fds: &mut Fds) {
 
 fn greeted(home: u64, credits: u32, (first, max): (u32, u32), fds: &mut Fds) {
     let Some(fd) = fds.take(0) else {
-        drop_connection(); // the process had no number for it
+        drop_connection(); // there was no free number for the descriptor
         return NEXT_TRY_MS.store(sys::now_ms() + 1000, Relaxed);
     };
     if let Ok(p) = sys::map(fd, 4096, false) {

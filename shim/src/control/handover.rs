@@ -1,20 +1,21 @@
-//! Sockets on their way to the daemon, which can be taken back until it has read them.
+//! Sockets on their way to the daemon, which can be taken back until the daemon has read them.
 //!
-//! A copy of a socket in the queue of a daemon that is slow, or stopped, would hold back the FIN when the
-//! application closes; and `shutdown` is no substitute, for it ends the connection for every process that
-//! holds it, and nobody here knows them all. So a registration carries one end of a socket pair in whose
-//! queue the socket lies, and we keep a descriptor of that end, too: whoever reads it first has it.
+//! A copy of a socket in the queue of a slow or stopped daemon would hold back the FIN when the application
+//! closes. `shutdown` cannot replace the close, because it ends the connection for all processes that hold it, and
+//! nobody here knows them all. So a registration carries one end of a socket pair in whose queue the socket lies,
+//! and we keep a descriptor of that end, too: whoever reads it first gets the socket.
 
 use super::datagram;
 use crate::{fdtab, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
 
-/// Registrations that can be unread at once, or read without a word from the daemon since (it gives fewer credits, as a
-/// rule).
+/// Number of registrations that may be unread, or read but without a message from the daemon since then. (It
+/// usually gives fewer credits.)
 const MAX: usize = 64;
-/// `Slot::end` of a slot that is being filled or emptied.
+/// Value of `Slot::end` while the slot is being filled or emptied.
 const BUSY: i32 = -1;
 
+/// A registration whose socket can still be taken back.
 struct Slot {
     /// 0: free; [`BUSY`]; else our descriptor of the receiving end, plus 1.
     end: AtomicI32,
@@ -30,18 +31,18 @@ static SLOTS: [Slot; MAX] = [const {
     }
 }; MAX];
 
-/// A socket in the queue of a pair, and the place where our receiving end is kept.
+/// A socket in the queue of a pair, and the slot in which our descriptor of the receiving end is kept.
 pub struct Handover {
     slot: &'static Slot,
     end: i32,
 }
 
 impl Handover {
-    /// `None`: no place, no descriptors.
+    /// `None`: no slot or no descriptor is free.
     pub fn new(conn: u32, gen: u32, fd: i32) -> Option<Self> {
         let free = |s: &&Slot| s.end.compare_exchange(0, BUSY, Acquire, Relaxed).is_ok();
         let slot = SLOTS.iter().find(free).or_else(|| {
-            settle(false); // what the daemon has read since it last spoke
+            settle(false); // frees what the daemon has read since its last message
             SLOTS.iter().find(free)
         })?;
         let Some(end) = fill(fd) else {
@@ -58,24 +59,25 @@ impl Handover {
         self.end
     }
 
-    /// The daemon has it in its queue: from now on it can be taken back.
+    /// The daemon has the end in its queue: from now on the socket can be taken back.
     pub fn sent(self) {
-        // Opens the slot, with what it says. SeqCst: the caller looks next whether the connection was
-        // closed meanwhile, and a closer, who has said so, looks here.
+        // Publishes the slot with its contents. SeqCst: the caller looks next whether the connection was closed
+        // meanwhile, and a closer first marks it as closed, then looks here.
         self.slot.end.swap(self.end + 1, SeqCst);
     }
 
-    /// It could not be sent.
+    /// The registration could not be sent.
     pub fn drop_it(self) {
         fdtab::close_ours(self.end);
         self.slot.end.store(0, Release);
     }
 }
 
-/// Numbers below the limit that must be free where ours count against it.
+/// Numbers below the limit that must be free if our descriptors count against it.
 const SPARE: usize = 64;
 
-/// Does our descriptor take one of the last that the application may have? It gives EMFILE its place.
+/// Does our descriptor take one of the last numbers that the application may have? Then it is given up, so that
+/// the application gets EMFILE only where it would without us.
 fn is_scarce(end: i32) -> bool {
     let limit = sys::rlimit_nofile().min(i32::MAX as u64) as usize;
     if end as usize >= limit {
@@ -91,7 +93,7 @@ fn is_scarce(end: i32) -> bool {
     }
 }
 
-/// A pair with `fd` in its queue: the receiving end, out of the application's sight.
+/// Makes a socket pair with `fd` in its queue; returns the receiving end, as a hidden descriptor.
 fn fill(fd: i32) -> Option<i32> {
     let flags = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     let (from, to) = sys::socketpair(libc::AF_UNIX, flags).ok()?;
@@ -103,13 +105,13 @@ fn fill(fd: i32) -> Option<i32> {
     }
     let end = fdtab::hide(to);
     if is_scarce(end) {
-        fdtab::close_ours(end); // with what lies in its queue
+        fdtab::close_ours(end); // with the socket in its queue
         return None;
     }
     Some(end)
 }
 
-/// The connection is about to be closed here: the daemon shall not hold it back.
+/// The connection is about to be closed here, and the daemon must not hold it back: takes its socket back.
 pub fn take_back(conn: u32, gen: u32) {
     for s in &SLOTS {
         let end = s.end.load(SeqCst); // pairs with `sent`
@@ -121,15 +123,15 @@ pub fn take_back(conn: u32, gen: u32) {
     }
 }
 
-/// Takes the socket out of the queue, unless the daemon was faster, and gives the end up.
+/// Takes the socket out of the queue, unless the daemon was faster, and closes our descriptor of the end.
 fn empty(end: i32) {
     drop(datagram::receive(end, &mut [0]));
     fdtab::close_ours(end);
 }
 
-/// The daemon has said something: it may be through with registrations. With which, their queues tell. `all`: gives up every
-/// one, for the daemon is gone, or this program about to be replaced. (A daemon that is still there declines
-/// what it does not find, and may be asked again.)
+/// The daemon has sent something, and may have read registrations; their queues show which. `all`: gives up all of
+/// them, because the daemon is gone or this program is about to be replaced. (A daemon that is still there
+/// declines a registration without a socket, and may be asked again.)
 pub fn settle(all: bool) {
     for s in &SLOTS {
         let end = s.end.load(Acquire); // pairs with `sent`

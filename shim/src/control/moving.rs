@@ -6,15 +6,15 @@ use core::sync::atomic::Ordering::*;
 use link::family::TABLE_BYTES;
 use link::msg::ToDaemon;
 
-/// Ends our connection, if there is one, and does `then` before there can be another. False: another thread is
-/// at work on it.
+/// Ends our connection, if there is one, and calls `then` before a new one can be made. False: another thread is
+/// using the connection.
 pub fn part(then: impl FnOnce() -> bool) -> bool {
     let Some(_g) = lock::try_lock(&LOCK) else {
         return false;
     };
     if fd() >= 0 {
         drop_connection();
-        NEXT_TRY_MS.store(0, Relaxed); // nothing speaks against the next one
+        NEXT_TRY_MS.store(0, Relaxed); // the next connection may be made at once
     }
     then()
 }
@@ -24,7 +24,7 @@ pub fn can_move() -> bool {
     fd() >= 0 && READY.load(Acquire) != 0
 }
 
-/// Tells it which. False: it does not take it now.
+/// Tells the daemon which table that is. False: the daemon does not take the message now.
 pub fn moved(table: i32) -> bool {
     let m = ToDaemon::Moved {
         table_bytes: TABLE_BYTES as u64,

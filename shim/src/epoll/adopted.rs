@@ -1,15 +1,16 @@
-//! Sets that a forked child has inherited, and uses: the kernel's set is its parent's as well.
+//! Sets that a forked child inherits and uses: the child shares the kernel's set with its parent.
 
 use super::sleep::strip;
 use super::*;
 use crate::{io, lane, promote, sys, table};
 use link::reason::Reason;
 
-/// Registrations of which one wait tells that there are bytes on a ring.
+/// Maximum number of registrations with bytes on a ring that one wait reports.
 const TOLD: usize = 16;
 
-/// A forked child uses a set of its parent's, whose kernel set they share: what the parent watches in its inner set
-/// has to be in there for the child to be told. (Not in every child: the parent is told by it, too.)
+/// A forked child uses a set of its parent, and both share the kernel's set. What the parent watches through its
+/// inner set has to be entered in the kernel's set, so that the child is told of it. (Only if the child does use the
+/// set, since the parent would be told of such events, too.)
 #[cold]
 fn adopt(i: u32, s: &Set) {
     if s.inherited.swap(0, Relaxed) == 0 {
@@ -22,15 +23,15 @@ fn adopt(i: u32, s: &Set) {
     }
 }
 
-/// The same of one registration, if it is this set's.
+/// The same for one registration, if it belongs to this set.
 pub(super) fn adopt_one(i: u32, s: &Set, r: u32, conn: u32) {
     let reg = reg_at(r);
     if reg.set.load(Relaxed) != i + 1 || reg.flags.load(Relaxed) & INHERITED == 0 {
         return;
     }
     let c = table::conn(conn);
-    // First: what the switch itself brings would look like data. With bytes on the ring there is data, and its
-    // sender may be asleep for long.
+    // This comes first, because the bytes that the switch itself puts on TCP would look like data. Bytes on the ring
+    // are data, and their sender may be asleep for long.
     if is_unread(conn) {
         table::disqualify(c, Reason::EpollShared);
         promote::take_down(conn);
@@ -51,8 +52,8 @@ fn is_unread(conn: u32) -> bool {
     lane::of(c, l).is_some_and(|(_, m)| c.rx.ready(&m) == Some(true))
 }
 
-/// A registration in the kernel's set may have bytes on a ring, where the kernel does not see them. (What comes later
-/// comes on TCP, for the sender is asked to go down.)
+/// A registration in the kernel's set may have bytes on a ring, where the kernel does not see them. (Later bytes come
+/// on TCP, because the sender is asked to go down.)
 pub(super) fn note(i: u32, conn: u32, r: u32) {
     let s = set_at(i);
     let Some(_g) = lock::lock(&s.lock) else {
@@ -64,7 +65,7 @@ pub(super) fn note(i: u32, conn: u32, r: u32) {
     }
 }
 
-/// Does it now if the child waits in the set for the first time.
+/// Calls [`adopt`] if the child waits in the set for the first time.
 #[inline(always)]
 pub(super) fn adopted(i: u32, s: &Set) {
     if s.inherited.load(Relaxed) != 0 {
@@ -72,7 +73,7 @@ pub(super) fn adopted(i: u32, s: &Set) {
     }
 }
 
-/// Tells of bytes on rings, and of what the kernel has. `None`: there are none.
+/// Reports bytes on rings together with the kernel's events. `None`: no ring has bytes.
 ///
 /// # Safety
 /// `evs` is the application's array of `max` events.
@@ -131,7 +132,7 @@ pub(super) unsafe fn tell(i: u32, s: &Set, evs: *mut epoll_event, max: usize) ->
             reg.flags.fetch_and(!RINGED, Relaxed);
         }
         if mask & ONESHOT != 0 {
-            // (The nearest that there is to one that was told of.)
+            // (A one-shot registration that was reported stays in the set, disarmed; this comes nearest to that.)
             let fd = reg.fd.load(Relaxed);
             let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, ONESHOT, data);
         }

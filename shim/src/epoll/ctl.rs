@@ -1,14 +1,14 @@
-//! What the application does to registrations: `epoll_ctl`.
+//! `epoll_ctl`: the application adds, changes and removes registrations.
 //!
-//! A call looks, asks the kernel and notes the outcome under the set's lock: several threads may be at the same
-//! registration, and others be told of it meanwhile.
+//! Each call looks, asks the kernel and notes the result under the set's lock, because several threads may change the
+//! same registration, and others may receive its events meanwhile.
 
 use super::*;
 use crate::{fdtab, io, lane, promote, sys, table};
 use core::sync::atomic::fence;
 use link::reason::Reason;
 
-/// What may stand beside EPOLLEXCLUSIVE.
+/// Flags that the kernel allows together with EPOLLEXCLUSIVE.
 const EXCLUSIVE_TOO: u32 = IN | OUT | ERR | HUP | ET | libc::EPOLLWAKEUP as u32;
 
 /// `epoll_ctl` on a connection. `native` makes the application's own call.
@@ -26,14 +26,14 @@ pub fn ctl(
             crate::preserving_errno(|| adopt_one(set, s, r, conn));
         }
     }
-    // Held until we know what the kernel knows: another thread may be at the same registration.
+    // Held until the kernel's result is known: another thread may change the same registration.
     let Some(g) = lock::lock(&s.lock) else {
         return native();
     };
     let exclusive = ev.is_some_and(|ev| ev.events & EXCLUSIVE != 0);
     let mut found = regs::find(conn, set, fd);
     if let Some(r) = found.filter(|r| exclusive && reg_at(*r).flags.load(Relaxed) & PARKED != 0) {
-        withdraw(s, r); // the kernel is to judge, and to serve, what comes now
+        withdraw(s, r); // whatever comes now is for the kernel to accept and to serve
         regs::end(r, conn);
         found = None;
     }
@@ -65,7 +65,7 @@ pub fn ctl(
     n
 }
 
-/// The same of a registration that we have. Set lock held.
+/// The same for a registration that the shim already has. Set lock held.
 fn known(
     s: &Set,
     set: u32,
@@ -84,7 +84,7 @@ fn known(
         -1
     };
     match (op, ev) {
-        // What is active is answered here: programs toggle EPOLLOUT on every request.
+        // An active registration is changed here without a system call: programs toggle EPOLLOUT on every request.
         (libc::EPOLL_CTL_ADD, Some(ev)) if flags & PARKED != 0 => {
             rearm(s, r, ev);
             0
@@ -129,7 +129,7 @@ fn known(
         (libc::EPOLL_CTL_DEL, _) => {
             let n = match flags & (ABSENT | INHERITED) {
                 0 => native(),
-                _ => 0, // it is in no set of the kernel's
+                _ => 0, // it is in none of the kernel's sets
             };
             if n == 0 {
                 crate::preserving_errno(|| regs::end(r, conn));
@@ -140,7 +140,7 @@ fn known(
     }
 }
 
-/// A new mask for an active registration: everything counts as news again. Set lock held.
+/// A new mask for an active registration: any current state is reported again. Set lock held.
 fn rearm(s: &Set, r: u32, ev: epoll_event) {
     let reg = reg_at(r);
     reg.mask.store(ev.events, Relaxed);
@@ -152,12 +152,12 @@ fn rearm(s: &Set, r: u32, ev: epoll_event) {
     }
     push(s, r);
     if s.waiters.load(SeqCst) > 0 {
-        fdtab::poke(s.kick.load(Relaxed)); // another thread sleeps on what may be ready already
+        fdtab::poke(s.kick.load(Relaxed)); // another thread sleeps in the set, and the registration may be ready already
     }
 }
 
-/// Notes from when on the kernel's answers are about this registration. Waits that are under way may
-/// still bring one from before. A socket that has no space yet will have news when it gets some.
+/// Notes from which report of the kernel on its events are about this registration; waits that are in progress may
+/// still bring older ones. A socket without space in its send buffer counts as starved, since space is news to it.
 fn arm(s: &Set, reg: &Reg, conn: u32, fd: i32) {
     let pending = s.waiters.load(SeqCst);
     reg.armed_at
@@ -181,9 +181,9 @@ fn arm(s: &Set, reg: &Reg, conn: u32, fd: i32) {
 pub(super) fn usable_lane(conn: u32) -> Option<&'static Link> {
     let c = table::conn(conn);
     let flags = c.flags.load(Relaxed) & (flag::LANE | flag::DISQUALIFIED | flag::HELD);
-    // (What still is on the lane of one that will not be promoted again, half closed for instance, is told from
-    // the inner set, and so is an error that a call of ours has taken, or where notifications are ours: the kernel
-    // does not have them.)
+    // (A connection that will not be promoted again, for instance one that is half closed, is reported from the inner
+    // set as long as a direction is still on the lane. So are an error that a call of the shim has taken from the
+    // kernel, and MSG_ZEROCOPY notifications that the shim counts: the kernel has neither.)
     let ours = || c.has_error() || table::local(conn).notifies();
     let still = || lane::engaged(c) || ours();
     let usable = flags == flag::LANE || flags & flag::LANE != 0 && still();
@@ -191,13 +191,13 @@ pub(super) fn usable_lane(conn: u32) -> Option<&'static Link> {
     (!is_inherited(c) || lane::engaged(c)).then_some(link)
 }
 
-/// The application has just armed a registration: it may move to the inner set.
+/// The application has just armed a registration: it may move to the inner set now.
 fn armed(set: u32, conn: u32, r: u32) {
     let c = table::conn(conn);
     promote::expected(conn, reg_at(r).fd.load(Relaxed), c);
     if c.flags.load(Relaxed) & flag::LANE != 0 && is_inherited(c) && lane::engaged(c) {
-        // What comes from now on comes on TCP. (In a set of ours the link's doorbell would be heard by us, and no
-        // more by its owner.) What is on the ring already is told from the inner set.
+        // What comes from now on comes on TCP. (If the link's doorbell were in a set of this process, its owner would
+        // no longer hear it.) Bytes already on the ring are reported from the inner set.
         promote::take_down(conn);
     }
     let Some(link) = usable_lane(conn) else {
@@ -209,17 +209,18 @@ fn armed(set: u32, conn: u32, r: u32) {
     if is_inherited(c) {
         return adopted::note(set, conn, r);
     }
-    // It stays in the kernel's set, and so its connection cannot stay on a lane. (Who has looked at the registrations
-    // before there was this one, and is about to switch, has the lock of that direction.)
+    // The registration stays in the kernel's set, so its connection cannot stay on a lane. (A thread that looked
+    // through the registrations before this one was entered, and is about to switch a direction, holds the lock of
+    // that direction.)
     drop((lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)));
-    // (In a set that nobody has waited on it moves now that it is on its lane.)
+    // (A registration in a set that nobody has waited on can move now if its connection is on its lane by now.)
     if lane::engaged(c) && !activate_one(set, conn, r, link) {
         io::leave(conn, reg_at(r).fd.load(Relaxed), Reason::EpollShared);
     }
 }
 
-/// A new registration, of which the kernel does not know yet: who gives its connection a lane from now on finds it,
-/// and comes for the lock. `None`: there is no room for it. Set lock held.
+/// Enters a new registration that the kernel does not know yet. A thread that gives its connection a lane from now on
+/// finds it, and takes the set's lock. `None`: the table is full. Set lock held.
 fn enter(set: u32, (conn, fd): (u32, i32), ev: epoll_event) -> Option<u32> {
     let r = regs::alloc()?;
     let reg = reg_at(r);
@@ -232,8 +233,9 @@ fn enter(set: u32, (conn, fd): (u32, i32), ev: epoll_event) -> Option<u32> {
     Some(r)
 }
 
-/// A new one-shot or edge-triggered registration of a connection with a lane never is in the kernel's set: another
-/// thread could be told of it there, and once more when it has moved. False: it goes the usual way. Set lock held.
+/// A new one-shot or edge-triggered registration of a connection with a lane never enters the kernel's set: another
+/// thread could receive its event there, and again after it has moved. False: it is added the usual way. Set lock
+/// held.
 fn enter_straight(s: &Set, set: u32, (conn, fd): (u32, i32), r: u32) -> bool {
     let reg = reg_at(r);
     let mask = reg.mask.load(Relaxed);
@@ -248,8 +250,8 @@ fn enter_straight(s: &Set, set: u32, (conn, fd): (u32, i32), r: u32) -> bool {
     move_straight(s, set, conn, r, link)
 }
 
-/// Moves a registration that the kernel has not heard of, or not as it is now, so that nobody was told of it. False:
-/// it goes the usual way, also where the lane was given back a moment ago. Set lock held.
+/// Moves a registration that the kernel does not know, or not in its present form, so that no thread has been told of
+/// it. False: it is added the usual way; also if the lane was given back a moment ago. Set lock held.
 fn move_straight(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool {
     let flags = &reg_at(r).flags;
     let moved = activate_held(s, set, conn, r, link) && flags.load(Relaxed) & ACTIVE != 0;
@@ -259,7 +261,7 @@ fn move_straight(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool {
     moved
 }
 
-/// The same when one is armed again. False: it goes the usual way. Set lock held.
+/// The same when a registration is armed again. False: it is changed the usual way. Set lock held.
 fn rearm_straight(s: &Set, set: u32, (conn, fd): (u32, i32), r: u32, ev: epoll_event) -> bool {
     let reg = reg_at(r);
     let before = (reg.mask.load(Relaxed), reg.data.load(Relaxed));
@@ -298,7 +300,7 @@ fn added(s: &Set, set: u32, (conn, fd): (u32, i32), r: Option<u32>) {
         } else {
             armed(set, conn, r);
             promote::watched(conn, c);
-            s.looked.store(0, Relaxed); // what TCP says of it is asked for first
+            s.looked.store(0, Relaxed); // the next wait asks the kernel first, for what TCP has to report about this connection
         }
     }
 }

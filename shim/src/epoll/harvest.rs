@@ -1,16 +1,15 @@
 //! Which lanes of a set are ready: found in the peers' memory, without a system call.
 //!
-//! Runs under the set's lock; locks of connections are only tried, and a busy one counts as
-//! "look again".
+//! Runs under the set's lock. The locks of connections are only tried; if one is taken, the lane is looked at again
+//! later.
 
 use super::*;
 use crate::{ends, fdtab, io, lane, promote, sys, table};
 
-/// What a poll of a promoted connection says, now. `tcp`: events TCP has reported and that were
-/// not looked into yet; bits that turned out to be nothing are removed.
-/// `None`: somebody else is at work on it this moment.
+/// The events of a promoted connection at this moment. `tcp`: events that TCP has reported and that nobody has
+/// checked yet; bits that turn out to be over are cleared. `None`: another thread holds a lock of the connection.
 ///
-/// `patient`: it has been so for some time, and whoever it is may be dead.
+/// `patient`: that has been so for some time, and the holder may be dead.
 pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bool) -> Option<u32> {
     let take = |word| match patient {
         true => lock::try_or_inherit(word),
@@ -33,7 +32,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         _ => {}
     }
     if *tcp & (IN | RDHUP | HUP | ERR) != 0 {
-        // The reader who comes for this must ask TCP, however shortly ago it did.
+        // The reader who comes for this event must ask TCP, however recently it did.
         c.rx.looked.store(0, Relaxed);
     }
     if *tcp & (RDHUP | HUP | ERR) != 0 {
@@ -50,7 +49,8 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         }
     }
     if c.has_error() {
-        // A call of ours has taken it from the kernel. After a death the socket is shut under this lock.
+        // A call of the shim has received the error from the kernel. After the peer's death the socket is shut down
+        // under this lock.
         let _g = take(&c.tx.lock)?;
         ev |= IN | ERR | sys::poll1(fd, libc::POLLRDHUP) as u32 & (RDHUP | HUP);
     }
@@ -58,7 +58,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         ev |= ERR;
     }
     if ev & (HUP | ERR) != 0 {
-        l.checked.store(0, Relaxed); // the next send looks whether anybody is there
+        l.checked.store(0, Relaxed); // the next send checks whether the peer is still there
     }
     if *tcp & PRI != 0 {
         let p = sys::poll1(fd, libc::POLLPRI) as u32 & PRI;
@@ -88,36 +88,36 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
     Some(ev)
 }
 
-/// Ring space, or after too long without: down to TCP, which has larger buffers.
+/// Is there space on the ring? If there has been none for too long, goes down to TCP, which has larger buffers.
 pub(super) fn writable(c: &Conn, l: &Local, link: &Link, fd: i32, m: &Memory) -> bool {
     if c.tx.writable(m) {
         return true;
     }
     if io::full_for_long(c, l, m) {
-        // (Its registration ends under the lock of the set, before it is closed.)
+        // (The registration ends under the set's lock before the descriptor is closed.)
         io::go_down_full(c, l, link, m, || true);
         return !lane::engaged_tx(c) && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
     }
     c.tx.want_space(m, &Sock { fd, link })
 }
 
-/// Outcome of a harvest: events written, and whether somebody was in the way.
+/// Result of a harvest: how many events were written, and whether a lane was locked by another thread.
 #[derive(Default)]
 pub(super) struct Harvest {
     pub(super) n: usize,
     pub(super) busy: bool,
     pub(super) blocked: bool,
-    /// There is an event for which the application's array has no memory.
+    /// The application's array has no memory for an event.
     pub(super) fault: bool,
-    /// `Set::pushes` when this harvest was over: whoever finds it changed before it sleeps looks again,
-    /// for what woke it may have been taken by another thread, with the event left for it.
+    /// `Set::pushes` at the end of this harvest. A thread that finds it changed before it sleeps looks again: another
+    /// thread may have received its wake-up, and left the event for it.
     pub(super) pushes: u32,
-    /// Something listed stays ready for whoever waits next (level-triggered).
+    /// A listed event stays ready for the next wait (level-triggered).
     stays: bool,
 }
 
-/// Lists ready lanes. `alone`: the kernel's events of this same wait stand before `evs`, and were
-/// asked for when `Set::moves` was that: if a registration has moved since, nothing is listed.
+/// Lists ready lanes. `alone`: kernel events of the same wait stand before `evs`, and `Set::moves` had this value
+/// when they were asked for. If a registration has moved since, nothing is listed.
 #[expect(clippy::too_many_lines)]
 pub(super) fn harvest(
     s: &Set,
@@ -131,19 +131,19 @@ pub(super) fn harvest(
     let mut nleaving = 0;
     {
         let Some(_g) = lock::lock(&s.lock) else {
-            h.pushes = s.pushes.load(SeqCst); // ours, in a signal handler
+            h.pushes = s.pushes.load(SeqCst); // this thread holds the lock itself: we are in a signal handler
             return h;
         };
         if alone.is_some_and(|moves| moves != s.moves.load(Acquire)) {
             sleep::pass_on(s);
-            return h; // whoever comes next finds everything still queued
+            return h; // the next wait finds everything still queued
         }
         tell_ends(s);
         gather(s, s.stirred.swap(0, SeqCst) != 0);
         let rounds = s.queued.load(Relaxed);
         for _ in 0..rounds {
             if h.n >= max {
-                // Somebody else may have time for the rest.
+                // Another thread may have time for the rest.
                 if s.waiters.load(SeqCst) > 1 {
                     fdtab::poke(s.kick.load(Relaxed));
                 }
@@ -164,7 +164,7 @@ pub(super) fn harvest(
                 continue;
             }
             if s.shared.load(Relaxed) != 0 && nleaving < leaving.len() && is_leaving(conn - 1) {
-                leaving[nleaving] = conn; // a child may have entered it in the kernel's set, which tells of it
+                leaving[nleaving] = conn; // a child may have entered it in the kernel's set, which reports it
                 nleaving += 1;
                 continue;
             }
@@ -199,7 +199,7 @@ pub(super) fn harvest(
             let at = unsafe { evs.add(h.n) };
             if told != 0 && !pages::writable(at, size_of::<epoll_event>()) {
                 h.fault = true;
-                push(s, r); // not told
+                push(s, r); // it was not reported, so it stays queued
                 break;
             }
             let keep_flags = reg.flags.load(Relaxed) & !(EDGE_IN | EDGE_OUT | BLOCKED);
@@ -248,15 +248,15 @@ pub(super) fn harvest(
         h.pushes = s.pushes.load(SeqCst);
     }
     for conn in leaving.iter().take(nleaving) {
-        deactivate_if(conn - 1, || is_leaving(conn - 1)); // it may be held no more, or another connection's number
+        deactivate_if(conn - 1, || is_leaving(conn - 1)); // it may no longer be held, or the entry may be another connection's
     }
     if h.stays && s.asleep.load(SeqCst) & !HEARS != 0 {
-        fdtab::poke(s.kick.load(Relaxed)); // as the kernel wakes the next thread for what stays ready
+        fdtab::poke(s.kick.load(Relaxed)); // the kernel, too, wakes the next thread for what stays ready
     }
     h
 }
 
-/// Does the kernel serve the connection from now on?
+/// Is the connection served by the kernel from now on?
 fn is_leaving(conn: u32) -> bool {
     let c = table::conn(conn);
     (c.flags.load(Relaxed) & (flag::HELD | flag::DISQUALIFIED) != 0 || is_inherited(c))
@@ -266,7 +266,8 @@ fn is_leaving(conn: u32) -> bool {
         && ends::left_ms_of(conn) < 0
 }
 
-/// Calls `f(slot, group, peer's words, seen, now)` for each group that has published. Set lock held.
+/// Calls `f(slot, group, peer's words, seen, now)` (`seen` and `now` are counters) for each group that has published.
+/// Set lock held.
 #[inline(always)]
 fn published(s: &Set, all: bool, mut f: impl FnMut(usize, usize, &Control, u32, u32)) {
     for k in 0..slots(s) {
@@ -285,8 +286,8 @@ fn published(s: &Set, all: bool, mut f: impl FnMut(usize, usize, &Control, u32, 
     }
 }
 
-/// Queues every registration with news in the peers' memory, in the order in which it came as far as the
-/// peers' logs tell. Set lock held.
+/// Queues every registration with news in the peers' memory, in the order in which the news came as far as the peers'
+/// logs tell. Set lock held.
 pub(super) fn gather(s: &Set, all: bool) {
     let mut several = 0;
     published(s, false, |k, g, _, seen, now| {
@@ -314,8 +315,8 @@ pub(super) fn gather(s: &Set, all: bool) {
     });
 }
 
-/// Queues what several lanes have published. (What the logs do not tell is left to the caller.) The slots
-/// of links that had news.
+/// Queues what several lanes have published, in the order of the logs. (The caller queues what the logs do not have.)
+/// Returns a bit for each slot whose link had news.
 #[cold]
 fn in_order(s: &Set) -> u64 {
     let mut early = Early {
@@ -330,7 +331,7 @@ fn in_order(s: &Set) -> u64 {
     early.told
 }
 
-/// Registrations whose lanes have published, with the ticks of the first time.
+/// Registrations whose lanes have published, with the time (ticks) of their first publication.
 struct Early {
     n: usize,
     told: u64,
@@ -340,7 +341,7 @@ struct Early {
 const EARLY: usize = 64;
 
 impl Early {
-    /// Reads a group's log. (Of a lane with several registrations one is found here.)
+    /// Reads a group's log. (If a lane has several registrations, only one of them is found here.)
     fn read(
         &mut self,
         s: &Set,
@@ -350,7 +351,7 @@ impl Early {
         published: core::ops::Range<u32>,
     ) {
         if published.end.wrapping_sub(published.start) > LOG as u32 {
-            return; // it has been overwritten
+            return; // the log has wrapped around
         }
         let mut of = [0u32; GROUP];
         let mut r = chain;
@@ -364,7 +365,8 @@ impl Early {
         }
         let mut at = published.start;
         while at != published.end {
-            // The peer's word: it can spoil the order of its own lanes among others, no more.
+            // The peer writes this word: a wrong one can only spoil the order of the peer's own lanes among the
+            // others.
             let entry = ctl.log[g][at as usize % LOG].load(Relaxed);
             let r = core::mem::take(&mut of[(entry % 64) as usize % GROUP]);
             if r != 0 {
@@ -380,7 +382,7 @@ impl Early {
 
     fn queue(&mut self, s: &Set) {
         let found = &mut self.found[..self.n];
-        // Insertion: nearly in order as a rule, and equal ones stay as they are.
+        // Insertion sort: entries are usually nearly sorted, and it is stable.
         for k in 1..found.len() {
             let mut j = k;
             while j > 0 && found[j - 1].0 > found[j].0 {
@@ -422,7 +424,7 @@ pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) -> bool {
         || c.rx.stirs(&m)
         || reg.flags.load(Relaxed) & BLOCKED != 0
     {
-        // (An end that was told is no news: what may follow it is an error.)
+        // (An end of file that was reported is not news again. Only an error may follow it.)
         let over = reg.tcp.load(Relaxed) & RDHUP != 0 && !c.has_error() && !link.is_far();
         if moved || all && !over {
             reg.last_head.store(head, Relaxed);
@@ -440,7 +442,7 @@ pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) -> bool {
     false
 }
 
-/// Milliseconds until an end is to be told in this set; negative: there is none.
+/// Milliseconds until an end of connection has to be reported in this set; negative: none is pending.
 pub(super) fn end_left_ms(s: &Set) -> i64 {
     match s.end_ms.load(SeqCst) {
         0 => -1,
@@ -448,7 +450,7 @@ pub(super) fn end_left_ms(s: &Set) -> i64 {
     }
 }
 
-/// Tells the ends whose time has come. Set lock held.
+/// Reports the ends whose time has come. Set lock held.
 fn tell_ends(s: &Set) {
     if end_left_ms(s) != 0 {
         return;
@@ -465,7 +467,7 @@ fn tell_ends(s: &Set) {
     });
 }
 
-/// Calls `f(number, registration)` for each that is active. Set lock held.
+/// Calls `f(number, registration)` for each active registration. Set lock held.
 pub(super) fn each_chained(s: &Set, mut f: impl FnMut(u32, &Reg)) {
     published(s, true, |k, g, _, _, _| {
         let mut r = s.chain[k][g].load(Relaxed);
@@ -477,7 +479,7 @@ pub(super) fn each_chained(s: &Set, mut f: impl FnMut(u32, &Reg)) {
     });
 }
 
-/// Has any group that this set watches changed? Reads only; no lock.
+/// Has any group that this set watches published? Only reads, and takes no lock.
 pub(super) fn changed(s: &Set) -> bool {
     for k in 0..slots(s) {
         let Some(l) = set_link(s, k).filter(|l| !l.is_muted()) else {

@@ -1,10 +1,10 @@
-//! Waiting on a set: harvest, look at the kernel, spin, sleep.
+//! Waiting on a set: harvest, ask the kernel, spin, sleep.
 
 use super::*;
 use crate::sets::sleepers::{awake, fall_asleep};
 use crate::{ends, fdtab, io, lane, links, promote, sys, table, thread};
 
-/// Takes what the inner set reports.
+/// Processes the events that the inner set reports.
 pub(super) fn inner(i: u32, s: &Set) {
     let mut evs = [epoll_event { events: 0, u64: 0 }; 64];
     let fd = s.inner.load(Acquire);
@@ -28,7 +28,8 @@ pub(super) fn inner(i: u32, s: &Set) {
                     if events & (IN | PRI | RDHUP | HUP | ERR) != 0 {
                         edges |= EDGE_IN;
                     }
-                    // TCP's buffer has space: news only to who sends there, and had none.
+                    // TCP's buffer has space: that is news only if the direction sends on TCP and had no space
+                    // before.
                     let sends = table::conn(reg.conn.load(Relaxed).wrapping_sub(1));
                     let fresh = reg.flags.fetch_and(!FRESH, Relaxed) & FRESH != 0;
                     let news = !fresh || !is_old(reg, sends);
@@ -60,7 +61,7 @@ pub(super) fn inner(i: u32, s: &Set) {
     }
 }
 
-/// Removes the inner set's own entry from what the kernel returned. Where it was.
+/// Removes the inner set's own entry from what the kernel returned. Returns the place where it was.
 ///
 /// # Safety
 /// `evs` holds `*n` events.
@@ -78,15 +79,15 @@ pub(super) unsafe fn strip(evs: *mut epoll_event, n: &mut usize) -> Option<usize
     None
 }
 
-/// What the kernel has told, without the inner set's own entry.
+/// The kernel's events, without the inner set's own entry.
 struct Found {
     n: usize,
-    /// Where that entry was: what came before it has woken nobody from the inner set.
+    /// The place of that entry: the events before it came earlier, and not from the inner set.
     at: Option<usize>,
 }
 
-/// Lists the lanes that are ready, behind the kernel's events; then they are put where the inner set's entry
-/// was, for the kernel lists in the order in which things came.
+/// Appends the lanes that are ready to the kernel's events, then moves them to the place where the inner set's entry
+/// was, because the kernel lists events in the order in which they came.
 ///
 /// # Safety
 /// `evs` is the application's array of `max` events, with the kernel's in it.
@@ -120,17 +121,17 @@ unsafe fn join(
     h
 }
 
-/// What the application's call waits for besides events.
+/// Time-out and signal mask of the application's call.
 #[derive(Clone, Copy)]
 pub struct Until {
     /// Its time-out in milliseconds; -1: none.
     pub ms: i64,
-    /// The signal mask of its own, or null.
+    /// The signal mask that it passes, or null.
     pub mask: *const sigset_t,
 }
 
-/// `epoll_wait` and its relatives. `native(ep, evs, max, ms)` is the application's own call with
-/// another time-out; it blocks and is a cancellation point.
+/// `epoll_wait` and its variants. `native(ep, evs, max, ms)` is the application's own call with another time-out; it
+/// blocks and is a cancellation point.
 ///
 /// # Safety
 /// `evs` is the application's array of `max` events.
@@ -187,10 +188,11 @@ pub unsafe fn wait(
         if r >= 0 {
             told(s, n, max_n);
         }
-        // SAFETY: the kernel wrote `n` events. (What it had no memory for may have been ours.)
+        // SAFETY: the kernel wrote `n` events. (The event that it had no memory for may have been the inner set's.)
         let ours = r > 0 && unsafe { strip(evs, &mut n) }.is_some() || faulted(s, r);
         if ours && n == 0 && s.inner.load(Relaxed) < 0 {
-            // Only the parent's inner set is ready, for the parent: do not turn in a circle.
+            // Only the parent's inner set is ready, which concerns only the parent: sleep 1 ms instead of looping at
+            // full speed.
             let _ = sys::poll_ms(-1, 0, 1);
         }
         if !ours || n > 0 {
@@ -211,30 +213,31 @@ pub unsafe fn wait(
     r
 }
 
-/// A thread goes away, and has heard of lanes, or taken their doorbells' rings, without a look at them: one of those
-/// that sleep looks.
+/// A thread leaves the wait after it was told of lanes, or has drained their doorbells, without looking at them: a
+/// sleeper has to look instead.
 pub(super) fn pass_on(s: &Set) {
-    // A sleeper counts itself, then asks for all of this (or, without lanes, whether there are some).
+    // A sleeper counts itself first and then checks all of these (or, if there were no lanes, whether there are some
+    // now).
     let left = s.queued.load(SeqCst) != 0 || s.stirred.load(SeqCst) != 0 || changed(s);
     if left && s.asleep.load(SeqCst) & !HEARS != 0 {
         fdtab::poke(s.kick.load(Relaxed));
     }
 }
 
-/// The kernel has told the application `n` events of at most `max`: if it had no more, all.
+/// The kernel has returned `n` events to the application. If that is fewer than `max`, it had no more.
 fn told(s: &Set, n: usize, max: usize) {
     if n < max {
         s.told.fetch_add(1, SeqCst);
     }
 }
 
-/// Has a wait in the kernel found no memory for its event, which may be that of our inner set?
+/// Did a wait in the kernel fail because it had no memory for its event? That may be the event of our inner set.
 fn faulted(s: &Set, r: i32) -> bool {
     r < 0 && crate::errno() == libc::EFAULT && s.inner.load(Relaxed) >= 0
 }
 
-/// What the kernel has ready in the application's set, and in the inner one. `None`: there is no memory for
-/// an event.
+/// What the kernel has ready in the application's set, and in the inner one. `None`: the array has no memory for an
+/// event.
 ///
 /// # Safety
 /// `evs` is the application's array of `max` events.
@@ -243,7 +246,7 @@ unsafe fn look_at_kernel(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> 
     let poll = || sys::epoll_poll(s.epfd.load(Relaxed), evs, max as i32);
     let mut n = match poll() {
         Err(libc::EFAULT) => {
-            inner(i, s); // was it that?
+            inner(i, s); // was it the inner set's event that faulted?
             match poll() {
                 Err(libc::EFAULT) => return None,
                 r => r.unwrap_or(0),
@@ -257,7 +260,8 @@ unsafe fn look_at_kernel(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> 
     if at.is_some() {
         inner(i, s);
         if max == 1 {
-            // That was the application's only place. Behind it another entry may be ready, and is next now.
+            // The inner set's entry took the only place of the array. Another entry may be ready behind it, and comes
+            // first now.
             n = poll().unwrap_or(0);
             // SAFETY: as above.
             at = unsafe { strip(evs, &mut n) }.or(at);
@@ -281,10 +285,10 @@ unsafe fn wait_lanes(
     let mut patience = wait::Patience::default();
     let mut patient = false;
     loop {
-        // A connection that the kernel has just reported may move to the inner set before the lanes
-        // are harvested, and must not be listed a second time.
+        // A connection that the kernel has just reported may move to the inner set before the lanes are harvested; it
+        // must not be listed a second time.
         let moves = s.moves.load(Acquire);
-        // The kernel first when its turn has come, so that busy lanes starve nobody; then the lanes,
+        // The kernel comes first when it is due, so that busy lanes starve nothing; then the lanes are harvested
         // once, so that none is listed twice.
         let turn = s.filled.load(Relaxed) != 0;
         if turn {
@@ -312,7 +316,7 @@ unsafe fn wait_lanes(
             h = unsafe { join(s, evs, max, &kernel, moves, patient) };
         }
         if kernel.n == max {
-            s.filled.store(1, Relaxed); // the next wait begins with the lanes
+            s.filled.store(1, Relaxed); // so the next wait begins with the lanes
         }
         h.n += kernel.n;
         if h.n > 0 {
@@ -405,7 +409,7 @@ unsafe fn wait_lanes(
                     }
                     wait_over(i, s);
                 };
-                // (The number may be another's when the set was closed.)
+                // (When the set was closed, its number may have got another meaning.)
                 let fd = match s.ending.load(SeqCst) {
                     0 => ep,
                     _ => s.epfd.load(Relaxed),
@@ -426,7 +430,7 @@ unsafe fn wait_lanes(
         if r < 0 {
             crate::set_errno(e);
             if faulted(s, r) {
-                continue; // that is found out, and told, above
+                continue; // the next round finds that out, and reports it
             }
             return r;
         }
@@ -436,11 +440,11 @@ unsafe fn wait_lanes(
         let at = unsafe { strip(evs, &mut n) };
         if at.is_some() {
             if n == 0 && s.inner.load(Relaxed) < 0 {
-                let _ = sys::poll_ms(-1, 0, 1); // as in `wait`: it is for the parent
+                let _ = sys::poll_ms(-1, 0, 1); // as in `wait`: only the parent is concerned
             }
             inner(i, s);
         }
-        // (Who was woken for a lane alone lists it before what the kernel has by now.)
+        // (A thread that was woken only for a lane lists that before the events that the kernel has by now.)
         if n > 0 || at.is_some() {
             // SAFETY: passed on.
             n += unsafe { join(s, evs, max, &Found { n, at }, moves, patient) }.n;
@@ -460,8 +464,8 @@ unsafe fn wait_lanes(
     }
 }
 
-/// A nap is over in which no doorbell was heard of what a process before us has made: each such registration is
-/// looked at. There may be a way down to go on with, and what is on TCP for good goes back to the kernel's set.
+/// A nap has ended. During it, no doorbell was heard of links that this process has inherited, so each registration
+/// on them is looked at: a way down may have to go on, and what is on TCP for good returns to the kernel's set.
 #[cold]
 fn look_at_kin(s: &Set) {
     if let Some(_g) = lock::lock(&s.lock) {
@@ -478,8 +482,8 @@ fn fault() -> i32 {
     -1
 }
 
-/// Takes the doorbells of muted links out of the inner set's sight, and those of others back in. True:
-/// there are muted ones, and the sleep has to be short.
+/// Takes the doorbells of muted links out of the inner set, and puts those of links no longer muted back in. True:
+/// some are muted, and the sleep has to be short.
 fn mute(s: &Set) -> bool {
     let mut muted = 0u64;
     for k in 0..slots(s) {
@@ -508,7 +512,7 @@ fn mute(s: &Set) -> bool {
     muted != 0
 }
 
-/// Processor of the producer, where the set has only one link; with several nobody in particular.
+/// CPU that the producer last ran on, if the set has only one link; otherwise none.
 pub(super) fn producer_cpu(s: &Set) -> u32 {
     if s.links[1].load(Relaxed) != 0 {
         return u32::MAX;

@@ -1,4 +1,4 @@
-//! `shutdown`, and what it has in common with a close: nothing that is on its way may turn the end into a reset.
+//! `shutdown`, and what it shares with a close: no frame or byte in flight may turn the end into a reset.
 
 use super::far;
 use crate::port::Sock;
@@ -8,7 +8,7 @@ use link::family::{state, Conn};
 use link::lane::{Memory, Progress};
 use link::reason::Reason;
 
-/// What is on its way down must be on TCP before the FIN. False: the peer does not take it.
+/// Finishes a drain, whose bytes must be on TCP before the FIN. False: the peer does not take them.
 pub(super) fn flush(c: &Conn, m: &Memory, port: &Sock, fd: i32) -> bool {
     let end = sys::now_ms() + io::LEAVE_MS;
     while matches!(c.tx.look(m, port), Ok(Progress::Blocked)) && c.tx.must_flush() {
@@ -20,11 +20,12 @@ pub(super) fn flush(c: &Conn, m: &Memory, port: &Sock, fd: i32) -> bool {
     true
 }
 
-/// Milliseconds that an end which takes nothing any more gives a frame that is on its way.
+/// Milliseconds for which an end that reads nothing any more waits for a frame in flight.
 const FRAME_MS: u64 = 50;
 
-/// This end takes nothing any more, and has said so. A frame that TCP holds, or that its sender is about to write,
-/// would turn the end into a reset: it is taken in. (So would bytes unread, if this is a close: they are one.)
+/// This end reads nothing any more, and has announced it. A frame that is on TCP already, or that its sender is
+/// about to write, would turn the end into a reset, so it is read here. (If this is a close, unread bytes make it
+/// a reset anyway.)
 pub(super) fn take_frame(c: &Conn, m: &Memory, port: &Sock, closes: bool) {
     let end = sys::now_ms() + FRAME_MS;
     loop {
@@ -39,14 +40,14 @@ pub(super) fn take_frame(c: &Conn, m: &Memory, port: &Sock, closes: bool) {
     }
 }
 
-/// What is left of a `shutdown` for the kernel to do.
+/// What the kernel still has to do for a `shutdown`.
 pub enum Left {
     Kernel(i32),
-    /// It is done or under way, and this is what it says.
+    /// It is done or under way, with this result.
     Done(Result<(), i32>),
 }
 
-/// `shutdown`, before the kernel's own.
+/// Called before the kernel's `shutdown`.
 pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
     let c = table::conn(i);
     if c.state.load(Relaxed) != state::OPEN {
@@ -56,8 +57,8 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
         c.rx.shut.store(1, Relaxed);
     }
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
-        // Under the lock: a lane that is attached, or a switch that is made, after this finds the door
-        // closed (`promote::attach`, `try_up`), so that nothing is sent behind the FIN.
+        // Under the lock: if a lane is attached or a switch is made after this, it finds the connection
+        // disqualified (`promote::attach`, `try_up`), so that nothing is sent after the FIN.
         let _g = lock::lock(&c.tx.lock);
         table::local(i).sends_ended.store(1, Relaxed);
         table::disqualify(c, Reason::NotEstablished);
@@ -91,8 +92,9 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
             let repeated = c.tx.repeat_unread(&m, &port);
             c.rx.announce_end(&m, &port, c.tx.kpos.load(Relaxed));
             deaf();
-            // Everything sent is on the ring, and what another thread sends waits for our lock: on TCP before the FIN it
-            // would be foreign bytes. Later sends get the kernel's EPIPE.
+            // Everything sent is on the ring, and other threads' sends wait for our lock: if their bytes reached
+            // TCP before the FIN, the reader, which is on the ring, would not expect them there. Later sends get
+            // the kernel's EPIPE.
             let done = sys::shutdown(fd, how);
             c.tx.shut(&m, &port, repeated);
             return Left::Done(done);
@@ -102,13 +104,13 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
     Left::Kernel(how)
 }
 
-/// After the kernel's `shutdown`: whoever sleeps must look.
+/// Called after the kernel's `shutdown`: sleeping threads must look.
 pub fn after_shutdown(i: u32, fd: i32) {
     let c = table::conn(i);
-    // (Before they are woken: those for whom any wake-up is one.)
+    // (Counted before the sleepers are woken, because some calls end with any wake-up if this has changed.)
     table::local(i).shuts.fetch_add(1, SeqCst);
     if let Some((link, m)) = lane::of(c, table::local(i)) {
-        // Not before: the kernel would still take what the other end sends by TCP then.
+        // Not before the kernel's shutdown, since until then the kernel takes what the other end sends by TCP.
         if c.rx.shut.load(Relaxed) != 0 && !link.is_far() {
             if let Some(_g) = lock::lock(&c.rx.lock) {
                 c.rx.shut(&m, &Sock { fd, link });

@@ -1,11 +1,12 @@
-//! Numbers that inlined calls, or another process, have given another meaning.
+//! Numbers whose meaning was changed by inlined system calls or by another process.
 
 use super::{after_fork_child, release};
 use crate::fdtab::{self, Fd};
 use crate::{process, sets, sys, table, thread};
 use core::sync::atomic::Ordering::*;
 
-/// A vfork child shares our memory but not our descriptors: what it does to them is its own affair.
+/// Is this a vfork child? It shares our memory but not our descriptors, so what it does to them must not change
+/// our tables.
 pub fn not_ours() -> bool {
     if process::is_new_process() {
         crate::preserving_errno(after_fork_child);
@@ -13,7 +14,7 @@ pub fn not_ours() -> bool {
     sys::getpid() != process::pid()
 }
 
-/// A new descriptor has a number that the table still has something for: that was closed unseen.
+/// A new descriptor has a number for which the table has an entry: the old descriptor was closed unseen.
 #[inline(always)]
 pub fn replaced(fd: i32) {
     if fdtab::get(fd) != Fd::Other && !not_ours() {
@@ -35,9 +36,9 @@ fn forgotten(fd: i32) {
     }
 }
 
-/// A number is no more the connection that the table says: an inlined system call has closed it, or has
-/// put something else in its place. As `close`, but what has the number now is not touched. (A vfork child has
-/// descriptors of its own.)
+/// A number does not stand for the connection in the table any more: an inlined system call has closed it, or put
+/// something else in its place. Does the same as `close`, but does not touch what has the number now. (A vfork
+/// child has descriptors of its own.)
 #[cold]
 pub fn vanished(fd: i32, i: u32) {
     if not_ours() {

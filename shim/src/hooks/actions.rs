@@ -1,4 +1,4 @@
-//! What `posix_spawn` will do in the child: copies of descriptors, which are made inside libc, unseen.
+//! What `posix_spawn` will do in the child: it duplicates descriptors inside libc, where there are no hooks.
 
 use crate::fdtab::MAX_FD;
 use crate::real;
@@ -7,15 +7,16 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use link::reason::Reason;
 
-/// Numbers that lists of actions copy: the list, and the number plus one. (A list may be made long before the
-/// connection has that number.) Whoever uses a list from two threads orders that himself.
+/// Descriptors that lists of file actions duplicate: the key of the list, and the number plus one. A list may be made
+/// long before its number belongs to a connection. (An application that uses one list in two threads must synchronize
+/// itself.)
 static COPIES: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
-/// Not 0: there were more than there is room for, and nobody knows which.
+/// Not 0 if there was no room for an entry; then any descriptor may be in a list.
 static MORE: AtomicU32 = AtomicU32::new(0);
 
 const FD_MASK: u64 = MAX_FD as u64 - 1;
 
-/// Of an aligned address of 47 bits, what leaves room for a descriptor.
+/// The key of a list: its aligned 47-bit address, shifted to leave room for a descriptor.
 fn key(list: *const c_void) -> u64 {
     (list as u64) >> 3 << MAX_FD.trailing_zeros()
 }
@@ -43,7 +44,7 @@ fn forget(list: *const c_void) {
     of(list).for_each(|(c, _)| c.store(0, Relaxed));
 }
 
-/// What a spawned program will get as one of its descriptors leaves its lane.
+/// Connections that a spawned program will get as its descriptors leave their lanes.
 pub fn before_spawn(list: *const c_void) {
     if list.is_null() {
         return;

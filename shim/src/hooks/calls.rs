@@ -1,12 +1,12 @@
-// Every call of the kernel, and what this library does with it: the one list from which the hooks
-// of `syscall()` are made (`number.rs`), and which `tests/tests/numbers.rs` compares with the symbols
-// that the library exports and with the kernel's own list of numbers.
+// Every system call of the kernel, and what this library does with it. The hooks of `syscall()` are generated from
+// this list (`number.rs`), and `tests/tests/numbers.rs` compares it with the symbols that the library exports and
+// with the kernel's own list of numbers.
 //
-// Included as text by both, so that neither can be forgotten.
+// Both include this file as text, so that they cannot diverge.
 //
-// `hooks`: number, count of words, function, and the exported symbols that end in this call.
+// `hooks`: number, count of words, function, and the exported symbols that make this call.
 // `symbols`: exported functions of the C library that have no number of their own.
-// `passes`: numbers that go to the kernel as they are, with the reason why that is right.
+// `passes`: numbers that are passed to the kernel unchanged, with the reason why that is right.
 macro_rules! calls {
     ($with:ident) => {
         $with! {

@@ -7,7 +7,7 @@ use crate::{real, sys, table, tcp, thread};
 use core::ffi::{c_char, c_void};
 use link::reason::Reason;
 
-/// Connections that linger once their descriptors are closed.
+/// Connections whose close has to linger (SO_LINGER); the waiting is done after the descriptors are closed.
 #[derive(Default)]
 struct Linger {
     all: [usize; 16],
@@ -15,7 +15,7 @@ struct Linger {
 }
 
 impl Linger {
-    /// (More of them than have a place here wait before they are closed.)
+    /// If there are more than fit here, the waiting for the others is done before their descriptors are closed.
     fn add(&mut self, what: usize) {
         match self.all.get_mut(self.n) {
             Some(place) => (*place, self.n) = (what, self.n + 1),
@@ -31,7 +31,7 @@ impl Drop for Linger {
     }
 }
 
-/// Before `fd` is closed. False: it is one of the shim's own.
+/// Work to be done before `fd` is closed. False if it is one of the shim's own descriptors, which stays open.
 fn closing(fd: i32, later: &mut Linger) -> bool {
     if get(fd) == Fd::Other {
         return true;
@@ -40,7 +40,7 @@ fn closing(fd: i32, later: &mut Linger) -> bool {
         crate::set_errno(libc::EBADF);
         return false;
     }
-    // (What a vfork child does to its descriptors is its own affair.)
+    // (A vfork child has a descriptor table of its own: what it closes does not concern its parent.)
     if !not_ours() {
         if let Some(what) = crate::preserving_errno(|| fdops::before_close(fd)) {
             later.add(what);
@@ -49,14 +49,14 @@ fn closing(fd: i32, later: &mut Linger) -> bool {
     true
 }
 
-/// Is it one of the shim's own, which the application does not have?
+/// Is it one of the shim's own descriptors, which the application must not see?
 fn is_hidden(fd: i32) -> bool {
     if get(fd) != Fd::Ours {
         return false;
     }
     match not_ours() {
-        // Without the doorbells of its lanes a vfork child could not take them down before it executes another
-        // program. (What it has put in the place of one of ours is not closed on exec.)
+        // A vfork child needs the doorbells of its lanes to take them down before its exec, so ours stay hidden in
+        // it. (A descriptor that the child itself put at one of our numbers is not close-on-exec.)
         true => sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC != 0),
         false => crate::preserving_errno(|| fdtab::is_ours(fd)),
     }
@@ -87,13 +87,13 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
         // SAFETY: see the module above.
         return unsafe { real::close_range(first, last, flags) };
     }
-    // Before anything is given up: would the kernel do it? (No descriptor has this number.)
+    // Before anything is given up, ask whether the kernel accepts the call. (No descriptor has this number.)
     // SAFETY: as above.
     let r = unsafe { real::close_range(u32::MAX, u32::MAX, flags) };
     if r != 0 {
         return r;
     }
-    // Around our own descriptors, which stay.
+    // Close the ranges between our own descriptors, which stay open.
     let high = fdtab::high_with_ours().max(0) as u32;
     let mut later = Linger::default();
     let mut at = first;
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn closefrom(first: i32) {
     if unsafe { close_range(first as u32, u32::MAX, 0) } == 0 {
         return;
     }
-    // A filter or a kernel without that call: one by one, as the C library does it.
+    // A seccomp filter refuses close_range, or the kernel lacks it: close one by one, as the C library does.
     let limit = sys::rlimit_nofile().min(fdtab::MAX_FD as u64) as i32;
     for fd in first..limit.max(fdtab::high() + 1) {
         // SAFETY: as above.
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn dup3(a: i32, b: i32, f: i32) -> i32 {
     unsafe { onto(a, b, f, || real::dup3(a, b, f)) }
 }
 
-/// dup2 and dup3: `b` is closed on the way, if the kernel has nothing against it.
+/// dup2 and dup3, which also close `b` unless the kernel refuses the call.
 fn onto(a: i32, b: i32, flags: i32, native: impl Fn() -> i32) -> i32 {
     let _inside = thread::enter();
     fdtab::settled(a);
@@ -202,9 +202,9 @@ fn onto(a: i32, b: i32, flags: i32, native: impl Fn() -> i32) -> i32 {
     }
     let mut later = Linger::default();
     if !closing(b, &mut later) {
-        return -1; // onto one of ours: as if the table were full
+        return -1; // `b` is one of ours: fail as if the descriptor table were full
     }
-    fdtab::changes(b); // (whatever it was)
+    fdtab::changes(b); // (whatever kind of descriptor it was)
     let new = native();
     copied(a, new);
     fdtab::changed(b);
@@ -227,11 +227,11 @@ pub unsafe extern "C" fn fcntl64(fd: i32, cmd: i32, arg: usize) -> i32 {
 /// # Safety
 /// As `fcntl`.
 unsafe fn control(fd: i32, cmd: i32, arg: usize, native: unsafe fn(i32, i32, usize) -> i32) -> i32 {
-    // (The others may wait for a lock on a file.)
+    // (Other commands on other descriptors may block on a file lock, so they run outside.)
     let duplicates = matches!(cmd, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC);
     let _inside = (duplicates || get(fd) != Fd::Other).then(thread::enter);
     if is_hidden(fd) {
-        crate::set_errno(libc::EBADF); // as `close` says: who looks which there are closes them
+        crate::set_errno(libc::EBADF); // as `close` does: programs that probe for open descriptors close those they find
         return -1;
     }
     if duplicates {
@@ -263,7 +263,7 @@ unsafe fn control(fd: i32, cmd: i32, arg: usize, native: unsafe fn(i32, i32, usi
 
 #[no_mangle]
 pub unsafe extern "C" fn fdopen(fd: i32, mode: *const c_char) -> *mut c_void {
-    // stdio reads, writes and closes inside libc, unseen.
+    // stdio reads, writes and closes inside libc, where there are no hooks.
     fdops::disown(fd);
     // SAFETY: see the module above.
     unsafe { real::fdopen(fd, mode) }

@@ -1,10 +1,10 @@
-//! Calls that make descriptors of no concern of ours. Their numbers may be those of connections that inlined
-//! calls have closed, which nobody has found out yet: from here on they are not.
+//! Calls that create descriptors other than connections. The new number may be that of a connection that an inlined
+//! system call closed unnoticed; from here on the number no longer stands for that connection.
 
 use crate::{fdops, real};
 use core::ffi::c_char;
 
-/// The new descriptors, if the call has succeeded.
+/// Notes the new descriptors if the call has succeeded.
 ///
 /// # Safety
 /// `fds` has `n` numbers then.
@@ -32,7 +32,7 @@ macro_rules! makes_one {
     )*};
 }
 
-// (Variable arguments are passed like fixed ones.)
+// (Variable arguments are passed in registers like fixed ones.)
 makes_one! {
     open(path: *const c_char, flags: i32, mode: u32);
     open64(path: *const c_char, flags: i32, mode: u32);
@@ -46,7 +46,7 @@ makes_one! {
     inotify_init1(flags: i32);
 }
 
-/// (As calls: older C libraries have no such functions.)
+/// (Made by number, because older C libraries do not have these functions.)
 macro_rules! makes_one_by_number {
     ($($name:ident $n:ident($($a:ident: $t:ty),*);)*) => {$(
         #[no_mangle]
@@ -70,7 +70,7 @@ makes_one_by_number! {
     pidfd_open SYS_pidfd_open(pid: i32, flags: u32);
 }
 
-/// A copy of another process's descriptor, or of one of this process's.
+/// A copy of a descriptor of another process, or of this one.
 #[no_mangle]
 pub unsafe extern "C" fn pidfd_getfd(process: i32, fd: i32, flags: u32) -> i32 {
     let (n, process, fd) = (libc::SYS_pidfd_getfd, process as usize, fd as usize);

@@ -1,15 +1,15 @@
-//! Calls that take memory away: what was proven of it ([`pages`]) is forgotten. They go to the kernel
-//! directly, for allocators call them before the C library can be asked for its own.
+//! Calls that unmap or protect memory: what was known about its accessibility ([`pages`]) is forgotten. They go to
+//! the kernel directly, because allocators call them before symbols of the C library can be looked up.
 //!
-//! Who keeps books on mappings (UCX, Open MPI) writes a jump to a function of its own over the first bytes of
-//! these functions, which it finds where the C library's would be, and does the call itself with `syscall`. So that
-//! must not come through the functions of these names: the calls are made in functions that nobody finds. (What is
-//! left of the others is shorter than such a jump, but functions begin at multiples of 16 bytes.)
+//! Libraries that track mappings (UCX, Open MPI) overwrite the first bytes of the exported functions with a jump to a
+//! function of their own, which makes the call with `syscall`. The hook of `syscall` therefore must not run the
+//! patched functions: the calls are made in functions that are not exported. (What is left of the exported ones is
+//! shorter than such a jump, but functions are aligned to 16 bytes.)
 
 use crate::{pages, set_errno, sys};
 use core::ffi::c_void;
 
-/// The result of a raw call, as the C library gives it.
+/// Converts the result of a raw call to that of the C function.
 fn answer(r: sys::R<usize>) -> isize {
     match r {
         Ok(v) => v as isize,
@@ -20,7 +20,7 @@ fn answer(r: sys::R<usize>) -> isize {
     }
 }
 
-/// What the functions and the calls by number do.
+/// The implementations, which the exported functions and the calls by number share.
 pub mod by_number {
     use super::{answer, c_void, pages, sys};
 
@@ -34,7 +34,7 @@ pub mod by_number {
     pub unsafe extern "C" fn mprotect(p: *mut c_void, n: usize, prot: i32) -> i32 {
         pages::forget(p as usize, n);
         let r = sys::memory(libc::SYS_mprotect, [p as usize, n, prot as usize, 0, 0]);
-        pages::forget(p as usize, n); // a send of another thread may have proven it meanwhile
+        pages::forget(p as usize, n); // a send in another thread may have found it accessible meanwhile
         answer(r) as i32
     }
 
@@ -47,7 +47,7 @@ pub mod by_number {
         answer(r) as i32
     }
 
-    /// (How much it takes away, only the kernel knows.)
+    /// (Only the kernel knows how much memory it unmaps.)
     #[inline(never)]
     pub unsafe extern "C" fn shmdt(p: *const c_void) -> i32 {
         let r = sys::memory(libc::SYS_shmdt, [p as usize, 0, 0, 0, 0]);
@@ -55,7 +55,7 @@ pub mod by_number {
         answer(r) as i32
     }
 
-    /// (The last argument is there with MREMAP_FIXED only.)
+    /// (The last argument is present only with MREMAP_FIXED.)
     #[inline(never)]
     pub unsafe extern "C" fn mremap(
         p: *mut c_void,

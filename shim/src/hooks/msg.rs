@@ -26,7 +26,7 @@ unsafe fn iovs<'a>(m: *const msghdr) -> Option<&'a [iovec]> {
         .map(|_| s)
 }
 
-/// Does the message come with control data?
+/// Does the message have control data that can be read?
 ///
 /// # Safety
 /// `m` is null or the application's message header.
@@ -39,7 +39,7 @@ unsafe fn has_control(m: *const msghdr) -> bool {
         })
 }
 
-/// Does the kernel refuse a message for its address, or for control data that cannot be read?
+/// Will the kernel refuse the message, for its address or for control data that cannot be read?
 ///
 /// # Safety
 /// `m` is null or the application's message header.
@@ -58,7 +58,7 @@ unsafe fn is_refused(m: *const msghdr) -> bool {
             && (negative || !is_address(h.msg_name.cast(), h.msg_namelen.min(most)))
 }
 
-/// Descriptors that travel to somebody else leave their lanes first.
+/// Connections whose descriptors are sent to another process leave their lanes first.
 ///
 /// # Safety
 /// `m` is null or the application's message header.
@@ -75,7 +75,7 @@ pub(super) unsafe fn descriptors_leave(m: *const msghdr) {
     }
 }
 
-/// Descriptors have come by `channel`. (A vfork child's are not ours.)
+/// Descriptors have arrived on `channel`. (Those of a vfork child are not in our table.)
 ///
 /// # Safety
 /// `m` is the application's message header, which the kernel has filled in.
@@ -101,7 +101,7 @@ unsafe fn each_descriptor(m: *const msghdr, f: impl Fn(i32)) {
         let mut c = libc::CMSG_FIRSTHDR(m);
         while !c.is_null() {
             if (*c).cmsg_level == libc::SOL_SOCKET && (*c).cmsg_type == libc::SCM_RIGHTS {
-                // (A length that goes beyond the data is for the kernel to refuse.)
+                // (The kernel refuses a length that goes beyond the control data.)
                 let end = (*m).msg_control as usize + (*m).msg_controllen;
                 let len = ((*c).cmsg_len as usize).min(end - c as usize);
                 let n = len.saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn sendmsg(fd: i32, m: *const msghdr, flags: i32) -> isize
         }
         match iovs(m) {
             Some(v) if on_lane(flags, fd) => io::send(fd, i, v, flags & SEND_OK, native),
-            None => native(), // which refuses it
+            None => native(), // the kernel refuses it
             _ => counted_out(i, tcp::send_or_told(table::conn(i), native)),
         }
     }
@@ -176,13 +176,13 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
                     if !(*m).msg_name.is_null() {
                         (*m).msg_namelen = 0;
                     }
-                    (*m).msg_flags = flags & libc::MSG_CMSG_CLOEXEC; // the kernel leaves this one in
+                    (*m).msg_flags = flags & libc::MSG_CMSG_CLOEXEC; // the kernel leaves this flag set
                     tcp::put_inq(i, fd, &mut *m);
                 }
                 r
             }
             _ if flags & libc::MSG_ERRQUEUE != 0 => io::zerocopy::receive(i, fd, flags, m, native),
-            None => native(), // which refuses it
+            None => native(), // the kernel refuses it
             _ => {
                 let r = tcp::recv_or_told(table::conn(i), fd, flags, native);
                 if r > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
     }
 }
 
-/// Messages of one `sendmmsg` at most; the kernel leaves the rest to the next call.
+/// Maximum number of messages of one `sendmmsg`; the kernel leaves the rest to the next call.
 const MOST: u32 = 1024;
 
 #[no_mangle]
@@ -204,7 +204,7 @@ pub unsafe extern "C" fn sendmmsg(fd: i32, v: *mut mmsghdr, n: u32, flags: i32) 
         match conn(fd) {
             Some(i) => each(fd, i, v, n.min(MOST), |h| {
                 let r = sendmsg(fd, h, flags);
-                // After a part of a message the next one would leave a gap in the stream.
+                // If a message was sent only in part, sending the next one would leave a gap in the stream.
                 (r, whole(h, r))
             }),
             None => {
@@ -245,7 +245,8 @@ pub unsafe extern "C" fn recvmmsg(
             Some(None) => return real::recvmmsg(fd, v, n, flags, t), // EINVAL
         };
         let mut f = flags & !libc::MSG_WAITFORONE;
-        // The kernel's own looks for an error before it looks for bytes, and keeps one that comes after them.
+        // The kernel's recvmmsg checks for a pending error before it takes bytes, and keeps an error that comes after
+        // them.
         let mut error = tcp::error_now(i, fd);
         if error != 0 {
             crate::set_errno(error);
@@ -259,7 +260,8 @@ pub unsafe extern "C" fn recvmmsg(
             if flags & libc::MSG_WAITFORONE != 0 {
                 f |= libc::MSG_DONTWAIT;
             }
-            // The kernel looks at the clock only here, so that a message may be awaited for longer.
+            // As in the kernel, the clock is checked only here, so waiting for one message may take longer than the
+            // time-out.
             let left = end.map(|e| e.saturating_sub(sys::now_ns()));
             if let Some(left) = left.filter(|_| r >= 0) {
                 t.write(timespec {
@@ -285,7 +287,7 @@ fn ns_of(t: &timespec) -> Option<u64> {
     Some(sec.saturating_mul(SECOND).saturating_add(ns))
 }
 
-/// Was all of a message sent?
+/// Was the message sent completely?
 ///
 /// # Safety
 /// `m` is the application's message header.
@@ -295,8 +297,8 @@ unsafe fn whole(m: *const msghdr, sent: isize) -> bool {
     sent >= 0 && sent as usize >= all
 }
 
-/// One message after the other, as the kernel does: an error counts only if it is the first. `f`
-/// also says whether to go on.
+/// Processes one message after the other, as the kernel does: an error is returned only if it is the first result.
+/// `f` also says whether to go on.
 ///
 /// # Safety
 /// `v` is the application's array of `n` entries.
@@ -310,7 +312,7 @@ unsafe fn each(
     let gen = table::conn(i).gen.load(Relaxed);
     let mut done = 0;
     for k in 0..n as usize {
-        // The number may have come to mean something else meanwhile: what follows is not for that.
+        // The descriptor may stand for another connection by now; the remaining messages are not for that one.
         if done > 0 && (conn(fd) != Some(i) || table::conn(i).gen.load(Relaxed) != gen) {
             break;
         }

@@ -1,5 +1,5 @@
-//! `syscall(2)` of the C library: a call by number does what the same call by name does. All numbers
-//! are in `calls.rs`; here is how words become arguments, and the calls whose raw form differs.
+//! `syscall(2)` of the C library: a call by number does what the call by name does. `calls.rs` lists all numbers;
+//! this file converts words to arguments, and has the calls whose raw form differs from the C function.
 
 use super::{fd, make, memory, msg, number, proc, ready, rw, sock, uring, user};
 use crate::{fdops, pages, real, sys};
@@ -9,7 +9,7 @@ use link::reason::Reason;
 
 include!("calls.rs");
 
-/// A word of a system call as an argument.
+/// Converts a word of a system call to an argument.
 trait Word {
     fn of(w: usize) -> Self;
 }
@@ -35,7 +35,7 @@ impl<T> Word for *mut T {
     }
 }
 
-/// What a hook returns, as `syscall` returns it: -1, and errno, or the result.
+/// Converts the result of a hook to what `syscall` returns: the result, or -1 with errno set.
 trait Answer {
     fn raw(self) -> i64;
 }
@@ -62,7 +62,7 @@ type Words = [usize; 6];
 
 macro_rules! arities {
     ($($name:ident($($t:ident $k:literal),*);)*) => {$(
-        /// Calls a hook of so many arguments.
+        /// Calls a hook with this number of arguments.
         ///
         /// # Safety
         /// As the hook; the words are what its call by number takes.
@@ -108,10 +108,10 @@ macro_rules! by_number {
 }
 calls!(by_number);
 
-/// Bytes of the kernel's signal set. Other sizes are EINVAL, and so for the kernel to judge.
+/// Size in bytes of the kernel's signal set. The kernel returns EINVAL for any other size.
 const SET: usize = 8;
 
-/// The offset comes in two words, of which a 64-bit kernel takes the first.
+/// The raw call passes the offset in two words; a 64-bit kernel uses only the first.
 pub unsafe extern "C" fn preadv2(
     fd: i32,
     v: *const iovec,
@@ -136,13 +136,13 @@ pub unsafe extern "C" fn pwritev2(
     unsafe { rw::pwritev2(fd, v, n, low, f) }
 }
 
-/// EFAULT, where the C library's function would read what the kernel is to read.
+/// Returns EFAULT where the C library's function would access memory that in a raw call only the kernel accesses.
 fn fault() -> i32 {
     crate::set_errno(libc::EFAULT);
     -1
 }
 
-/// The C library's `select` reads and writes the time-out itself.
+/// The C library's `select` itself reads and writes the time-out, so it gets a copy that is certainly accessible.
 pub unsafe extern "C" fn select(
     n: i32,
     r: *mut fd_set,
@@ -167,8 +167,8 @@ pub unsafe extern "C" fn select(
     }
 }
 
-/// Runs `f` with a copy of a time-out, and leaves there the time that was not waited, as the kernel
-/// does and the C library's functions do not.
+/// Runs `f` with a copy of a time-out and stores the time that is left in the original. The raw system calls do that;
+/// the C library's functions do not.
 ///
 /// # Safety
 /// `t` is null or the application's time-out.
@@ -324,7 +324,7 @@ pub unsafe extern "C" fn rt_sigaction(
         let r = super::signal::change(sig, n, &mut o, install);
         if r == 0 && !old.is_null() {
             if !pages::writable(old, size_of::<Action>()) {
-                return fault(); // (what was asked for is done)
+                return fault(); // (the action has been changed nevertheless)
             }
             let k = was.get();
             let flags = u64::from(o.sa_flags as u32);
@@ -334,7 +334,7 @@ pub unsafe extern "C" fn rt_sigaction(
     }
 }
 
-/// By number only: the C library has no function for it.
+/// By number only: the C library has no such function.
 pub unsafe extern "C" fn seccomp(operation: usize, flags: usize, args: usize) -> i32 {
     const STRICT: usize = 0;
     const FILTER: usize = 1;
@@ -347,7 +347,7 @@ pub unsafe extern "C" fn seccomp(operation: usize, flags: usize, args: usize) ->
     }
 }
 
-/// The same.
+/// By number only, too.
 pub unsafe extern "C" fn pivot_root(new: usize, old: usize) -> i32 {
     let _inside = crate::thread::enter();
     proc::before_moving();
@@ -355,14 +355,14 @@ pub unsafe extern "C" fn pivot_root(new: usize, old: usize) -> i32 {
     unsafe { real::syscall(libc::SYS_pivot_root, new, old, 0, 0, 0, 0) as i32 }
 }
 
-/// A fork by number: without libc's handlers, as the caller wishes.
+/// A fork by number runs none of libc's atfork handlers, which is what the caller asked for.
 pub unsafe extern "C" fn fork() -> i32 {
     // SAFETY: as the call by name.
     unsafe { clone(libc::SIGCHLD as usize, 0, 0, 0, 0) }
 }
 
-/// The parent sleeps until the child has executed a program or ended, but the child has memory of its
-/// own: one that came back through these frames would overwrite its parent's.
+/// The parent sleeps until the child has executed a program or ended, but the child gets a copy of the memory: it
+/// returns through these stack frames, and in shared memory would overwrite those of its parent.
 pub unsafe extern "C" fn vfork() -> i32 {
     // SAFETY: as the call by name.
     unsafe {
@@ -394,7 +394,7 @@ pub unsafe extern "C" fn clone(
 /// Words of `struct clone_args`: flags, stack (linux/sched.h).
 const FLAGS: usize = 0;
 const STACK: usize = 5;
-/// Words of its first version, and most that are known.
+/// Words of the first version of the struct, and of the longest known version.
 const CLONE_ARGS: [usize; 2] = [8, 11];
 
 pub unsafe extern "C" fn clone3(args: *mut u64, size: usize) -> i32 {
@@ -415,7 +415,7 @@ pub unsafe extern "C" fn clone3(args: *mut u64, size: usize) -> i32 {
     made(flags, || native(copy.as_mut_ptr()))
 }
 
-/// The flags with which a child that is to come back on its parent's stack does no harm: see [`vfork`].
+/// Removes CLONE_VM if the child would return on its parent's stack: see [`vfork`].
 fn private(flags: usize, same_stack: bool) -> usize {
     let vfork = (libc::CLONE_VM | libc::CLONE_VFORK) as usize;
     match same_stack && flags & vfork == vfork {
@@ -424,9 +424,10 @@ fn private(flags: usize, same_stack: bool) -> usize {
     }
 }
 
-/// What shares neither memory nor descriptors is a child of `fork`; what shares both is a thread; a child of `vfork`
-/// waits for an exec and does not touch what it shares. Any other one and we would not hear of what each other does to
-/// descriptors, so that from then on no number is certain.
+/// A child that shares neither memory nor descriptors is like a child of `fork`; one that shares both is a thread; a
+/// child of `vfork` waits for its exec and leaves alone what it shares. With any other combination, parent and child
+/// would not learn of each other's changes to descriptors, and the shim could no longer trust any number: it steps
+/// out.
 fn made(flags: usize, native: impl FnOnce() -> i32) -> i32 {
     let has = |all: i32| flags & all as usize == all as usize;
     let (memory, files) = (has(libc::CLONE_VM), has(libc::CLONE_FILES));
@@ -442,7 +443,7 @@ fn made(flags: usize, native: impl FnOnce() -> i32) -> i32 {
     }
 }
 
-/// What the child of a `clone` begins with.
+/// Start function of the child of a `clone`, and its argument.
 #[repr(C)]
 struct Start {
     f: unsafe extern "C" fn(*mut c_void) -> i32,
@@ -450,10 +451,10 @@ struct Start {
 }
 
 unsafe extern "C" fn begin(start: *mut c_void) -> i32 {
-    // SAFETY: `clone_named` passes its own variable, of which the child has a copy at the same place.
+    // SAFETY: `named` passes its own variable, of which the child has a copy at the same place.
     let s = unsafe { start.cast::<Start>().read() };
     crate::preserving_errno(fdops::after_fork_child);
-    // (The child does not come back through the hook that its parent is in.)
+    // (The child never returns through the hook that its parent is in.)
     // SAFETY: what the application has passed for the child.
     crate::thread::outside(|| unsafe { (s.f)(s.arg) })
 }
@@ -470,7 +471,8 @@ type Clone = unsafe fn(
 
 macro_rules! clones {
     ($($name:ident)*) => {$(
-        /// The C function of this name: its variable arguments are passed like fixed ones.
+        /// The C function of this name. Its variable arguments are passed in registers and on the stack like fixed
+        /// ones.
         #[no_mangle]
         pub unsafe extern "C" fn $name(
             f: Option<unsafe extern "C" fn(*mut c_void) -> i32>,

@@ -5,7 +5,7 @@ use crate::{control, env, fdops, filter, real, sys, thread};
 use core::ffi::{c_char, c_void, CStr};
 use link::reason::Reason;
 
-/// A call that makes a child with memory of its own.
+/// Makes `native`, a call that creates a child with its own copy of the memory.
 pub fn forked(native: impl FnOnce() -> i32) -> i32 {
     if env::off() {
         return native();
@@ -78,8 +78,8 @@ pub unsafe extern "C" fn unshare(flags: i32) -> i32 {
     unsafe { real::unshare(flags) }
 }
 
-/// Before a filter comes into force, after which a call of ours might kill: where lanes could not go on, this
-/// process has none from now on.
+/// To be called before a seccomp filter comes into force that might kill the process for a call of the shim's. If
+/// lanes could not work under the filter, this process has no lanes from now on.
 ///
 /// # Safety
 /// `filter` is the application's `struct sock_fprog`.
@@ -103,8 +103,8 @@ pub unsafe extern "C" fn prctl(option: i32, a: usize, b: usize, c: usize, d: usi
     unsafe { real::prctl(option, a, b, c, d) }
 }
 
-/// Before this process sees other files: it takes a way to its daemon along, of which it may have had no need
-/// so far (its listeners came by exec, and its children will accept).
+/// To be called before this process sees another file tree. It takes along a way to reach its daemon, even if it has
+/// not needed the daemon so far: its listeners may have come by exec, and its children will accept connections.
 pub fn before_moving() {
     if !fdops::not_ours() {
         crate::preserving_errno(control::take_along);
@@ -125,7 +125,7 @@ macro_rules! exec {
         pub unsafe extern "C" fn $name($($a: $t),*) -> i32 {
             let _inside = thread::enter();
             crate::preserving_errno(fdops::before_exec);
-            // (The new program inherits the mask.)
+            // (The new program inherits the signal mask, so the mask is restored first.)
             // SAFETY: see above.
             let r = thread::outside(|| unsafe { real::$name($($a),*) });
             crate::preserving_errno(fdops::exec_failed);
@@ -143,8 +143,8 @@ exec! {
     fexecve(fd: i32, a: *const *const c_char, e: *const *const c_char);
 }
 
-/// Java's helper: the first that it does is to close every descriptor but its own pipes; then it executes
-/// the program. What it inherits (no socket of Java's is closed on exec) nobody will use.
+/// Is this the helper that Java spawns programs with? It first closes every descriptor except its own pipes, then
+/// executes the program. So nobody uses the sockets that it inherits (Java's sockets are not close-on-exec).
 ///
 /// # Safety
 /// `path` is null or a C string.

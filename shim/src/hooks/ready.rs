@@ -5,7 +5,7 @@ use crate::{epoll, fdtab, lane, pages, poll as polls, real, sets, sys, table, tc
 use core::ptr::{null, null_mut};
 use libc::{epoll_event, fd_set, pollfd, sigset_t, timespec, timeval};
 
-/// Milliseconds of a time-out, -1: for ever. `None`: the kernel refuses it (EINVAL), at once.
+/// Milliseconds of a time-out; -1 means for ever. `None`: the kernel refuses it at once (EINVAL).
 fn ms_of(t: *const timespec) -> Option<i64> {
     if !pages::readable_or_null(t) {
         return None;
@@ -19,7 +19,7 @@ fn ms_of(t: *const timespec) -> Option<i64> {
     }
 }
 
-/// The same of a `select`, which takes a million microseconds and more.
+/// The same for `select`, which accepts a tv_usec of a million and more.
 fn ms_of_select(t: *const timeval) -> Option<i64> {
     // SAFETY: null, or the application's valid pointer.
     match unsafe { t.as_ref() } {
@@ -39,17 +39,18 @@ fn ts_of(ms: i64) -> timespec {
     }
 }
 
-/// What a wait is to us.
+/// Who handles a wait.
 enum Whose<T> {
-    /// Nothing: only the kernel is asked.
+    /// No connection or set of ours is concerned: only the kernel is asked.
     Kernel,
     Ours(T),
-    /// Its arrays may not be written: the kernel waits, and finds out when it has an answer.
+    /// Ours, but the arrays are read-only: the kernel reports EFAULT only after the wait, when it has a result to
+    /// write.
     Constant,
 }
 
-/// Runs `f`, a wait, with a copy of arrays that may not be written: whatever it says, they are EFAULT then.
-/// (An interrupted select has nothing to write.)
+/// Runs `f`, a wait, with copies of arrays that are read-only. Any result becomes EFAULT, as in the kernel, except
+/// the error `keeps` (an interrupted select writes no result).
 unsafe fn with_copies<const N: usize>(
     arrays: [*const u8; N],
     bytes: usize,
@@ -77,14 +78,14 @@ unsafe fn with_copies<const N: usize>(
     -1
 }
 
-/// A `poll` of entries that may not be written.
+/// A `poll` whose entries are read-only.
 unsafe fn poll_constant(p: *mut pollfd, n: u64, f: impl FnOnce(*mut pollfd) -> i32) -> i32 {
     let bytes = n as usize * size_of::<pollfd>();
     // SAFETY: `entries` has proven them.
     unsafe { with_copies([p.cast_const().cast()], bytes, None, |[p]| f(p.cast())) }
 }
 
-/// A `select` of sets that may not be written.
+/// A `select` whose sets are read-only.
 unsafe fn select_constant(
     n: i32,
     sets: [*mut fd_set; 3],
@@ -96,7 +97,7 @@ unsafe fn select_constant(
     unsafe { with_copies(from, bytes, Some(libc::EINTR), |s| f(s.map(|s| s.cast()))) }
 }
 
-/// Do any of these descriptors concern us?
+/// Are any of these descriptors connections or sets of ours?
 unsafe fn entries<'a>(p: *mut pollfd, n: u64) -> Whose<&'a mut [pollfd]> {
     let bytes = (n as usize).wrapping_mul(size_of::<pollfd>());
     if n == 0 || n > 1 << 20 || !pages::readable(p, bytes) {
@@ -155,7 +156,7 @@ pub unsafe extern "C" fn ppoll(
     }
 }
 
-/// What a poll waits for.
+/// The time-out and signal mask of a poll.
 fn limited(ms: i64, mask: *const sigset_t) -> polls::Call {
     polls::Call {
         ms: ms.max(-1),
@@ -194,7 +195,7 @@ pub unsafe extern "C" fn __ppoll_chk(
     }
 }
 
-/// Does a select of so many descriptors concern us at all?
+/// Are any of the descriptors that this select watches connections or sets of ours?
 unsafe fn watches(n: i32, sets: [*mut fd_set; 3]) -> Whose<()> {
     let good = |n: i32, may: fn(*const u64, usize) -> bool| {
         let bytes = (n as usize).div_ceil(64) * 8; // whole words
@@ -251,7 +252,7 @@ pub unsafe extern "C" fn select(
             limited: false,
             ..limited(ms, null())
         };
-        // (Parts of a millisecond are slept as they are.)
+        // (Fractions of a millisecond are kept.)
         let whole = t.as_ref().filter(|t| t.tv_sec < i64::MAX / 2);
         let whole = whole.map(|t| timespec {
             tv_sec: t.tv_sec + t.tv_usec / 1_000_000,
@@ -262,7 +263,7 @@ pub unsafe extern "C" fn select(
             _ => real::poll(p, n as u64, left as i32),
         });
         if !was_native.get() && !t.is_null() && pages::writable(t, size_of::<timeval>()) {
-            // Linux leaves the time that was not slept.
+            // Linux stores the time that is left.
             let spent = (crate::sys::now_ns() - start) as i64 / 1000;
             let left = (ms.saturating_mul(1000) - spent).max(0);
             (*t).tv_sec = left / 1_000_000;
@@ -337,10 +338,10 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
     // SAFETY: see above.
     unsafe {
         let native = || real::epoll_ctl(ep, op, fd, ev);
-        // (Of what is removed the kernel reads no event.)
+        // (For EPOLL_CTL_DEL the kernel reads no event.)
         let has_event = op != libc::EPOLL_CTL_DEL && !ev.is_null();
         if has_event && !pages::readable(ev, size_of::<epoll_event>()) {
-            return native(); // it says EFAULT
+            return native(); // the kernel returns EFAULT
         }
         match (get(ep), get(fd)) {
             (Fd::Set(s), Fd::Conn(i)) => {
@@ -359,7 +360,7 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
                 crate::preserving_errno(|| epoll::nest(inner));
                 native()
             }
-            // A set that we do not know watches a connection: it stays on TCP.
+            // An epoll set that the shim does not know watches a connection: the connection stays on TCP.
             (Fd::Other, Fd::Conn(_)) => {
                 crate::fdops::give_up(fd, link::reason::Reason::EpollShared);
                 native()
@@ -369,7 +370,7 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
     }
 }
 
-/// What a wait on a set waits for.
+/// The time-out and signal mask of a wait on an epoll set.
 fn until(ms: i64, mask: *const sigset_t) -> epoll::Until {
     epoll::Until {
         ms: ms.max(-1),

@@ -15,7 +15,7 @@ fn vec(p: *const c_void, n: usize) -> [iovec; 1] {
     }]
 }
 
-/// The application's iovec array as a slice; `None` where the kernel has to judge it.
+/// The application's iovec array as a slice; `None` if it has to be left to the kernel, which may refuse it.
 ///
 /// # Safety
 /// `v` and `n` as in `readv`.
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn send(fd: i32, p: *const c_void, n: usize, flags: i32) -
     }
 }
 
-/// Would the kernel take this for an address? (It looks only whether it can be read.)
+/// Would the kernel accept this address? It checks only the length, and that the memory can be read.
 pub fn is_address(a: *const sockaddr, l: socklen_t) -> bool {
     a.is_null()
         || l as usize <= size_of::<libc::sockaddr_storage>() && pages::readable(a, l as usize)
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn sendto(
         let native = || real::sendto(fd, p, n, flags, a, l);
         match conn(fd) {
             Some(_) if !is_address(a, l) => native(), // which refuses it
-            // On a connected stream the address is ignored, but for MSG_FASTOPEN.
+            // On a connected stream socket the address is ignored, except with MSG_FASTOPEN.
             Some(i) if on_lane(flags, fd) => io::send(fd, i, &vec(p, n), flags & SEND_OK, native),
             Some(i) => tcp::send_or_told(conn_of(i), native),
             None => native(),
@@ -86,7 +86,8 @@ pub unsafe extern "C" fn writev(fd: i32, v: *const iovec, n: i32) -> isize {
     // SAFETY: see the module.
     unsafe {
         match (conn(fd), vecs(v, n)) {
-            // Of no length at all it says 0 at once, whatever the connection is in. (`write` does not.)
+            // With a total length of 0, `writev` returns 0 at once in every state of the connection. (`write` does
+            // not.)
             (Some(i), Some(s)) if s.iter().any(|v| v.iov_len > 0) => {
                 io::send(fd, i, s, 0, || real::writev(fd, v, n))
             }
@@ -168,7 +169,7 @@ pub unsafe extern "C" fn readv(fd: i32, v: *const iovec, n: i32) -> isize {
     // SAFETY: see the module.
     unsafe {
         match (conn(fd), vecs(v, n)) {
-            // Of no length at all it says 0 at once, as `read` does.
+            // With a total length of 0, `readv` returns 0 at once, as `read` does.
             (Some(i), Some(s)) if s.iter().any(|v| v.iov_len > 0) => {
                 io::recv(fd, i, s, 0, || real::readv(fd, v, n))
             }
@@ -184,7 +185,7 @@ pub unsafe extern "C" fn preadv2(fd: i32, v: *const iovec, n: i32, o: off_t, f: 
         match (o, f) {
             (-1, 0) => return readv(fd, v, n),
             (-1, _) => fdops::give_up(fd, Reason::Option),
-            _ => {} // refused: a socket has no offsets
+            _ => {} // the kernel refuses it: a socket has no offsets
         }
         counted(fd, false, || real::preadv2(fd, v, n, o, f))
     }
@@ -265,7 +266,7 @@ pub unsafe extern "C" fn vmsplice(fd: i32, v: *const iovec, n: usize, f: u32) ->
     unsafe { real::vmsplice(fd, v, n, f) }
 }
 
-/// A native call whose bytes are counted although the connection never gets a lane again.
+/// Makes a native call and counts its bytes in `kpos`, although the connection never gets a lane again.
 fn counted(fd: i32, out: bool, native: impl Fn() -> isize) -> isize {
     let r = native();
     if let Some(i) = conn(fd).filter(|_| r > 0) {
@@ -276,8 +277,8 @@ fn counted(fd: i32, out: bool, native: impl Fn() -> isize) -> isize {
     r
 }
 
-// Fortified forms (glibc's _FORTIFY_SOURCE): the length of the buffer comes along. A call that
-// would overflow goes to libc's own, which reports it.
+// Fortified forms (glibc's _FORTIFY_SOURCE): the size of the buffer is an additional argument. A call that would
+// overflow the buffer goes to libc's own function, which reports it.
 macro_rules! fortified {
     ($($name:ident => $plain:ident($($a:ident: $t:ty),*) checks $n:ident <= $len:ident, args($($all:ident: $ta:ty),*);)*) => {$(
         #[no_mangle]
@@ -303,7 +304,7 @@ mod fortify {
     }
 }
 
-/// Flags of a send that a lane can serve. MSG_MORE is a hint about packets.
+/// Flags of a send that a lane can serve. (MSG_MORE is only a hint about packet sizes.)
 pub const SEND_OK: i32 = libc::MSG_DONTWAIT
     | libc::MSG_NOSIGNAL
     | libc::MSG_MORE
@@ -321,14 +322,14 @@ pub const RECV_OK: i32 = libc::MSG_PEEK
 /// Flags that have no name in the `libc` crate.
 const MSG_PROXY: i32 = 0x10;
 const MSG_BATCH: i32 = 0x4_0000;
-/// Flags that have no meaning for TCP, whichever way: it looks at none of them.
+/// Flags that TCP ignores, in sends and in receives.
 const IGNORED: i32 = libc::MSG_DONTROUTE
     | libc::MSG_CTRUNC
     | libc::MSG_FIN
     | libc::MSG_SYN
     | libc::MSG_RST
     | libc::MSG_WAITFORONE;
-/// Those of a send, and of a receive. (Whoever calls the engine takes them out.)
+/// Ignored flags of a send, and of a receive. Callers of `io` mask them out (`SEND_OK`, `RECV_OK`).
 const SEND_IGNORED: i32 =
     IGNORED | libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_WAITALL | libc::MSG_ERRQUEUE;
 const RECV_IGNORED: i32 = IGNORED
@@ -340,8 +341,8 @@ const RECV_IGNORED: i32 = IGNORED
     | libc::MSG_ZEROCOPY
     | libc::MSG_FASTOPEN;
 
-/// May this receive go over the lane? Urgent data and the error queue are the kernel's own; other
-/// unknown flags bring the connection back to TCP first.
+/// May this receive use the lane? Urgent data and the error queue are left to the kernel; any other unknown flag
+/// brings the connection back to TCP first.
 pub fn recv_on_lane(flags: i32, fd: i32) -> bool {
     if flags & !(RECV_OK | RECV_IGNORED) == 0 {
         return true;
@@ -352,8 +353,8 @@ pub fn recv_on_lane(flags: i32, fd: i32) -> bool {
     false
 }
 
-/// May this send go over the lane? Flags that it cannot carry (urgent data, fast open)
-/// bring the connection back to TCP for good, first.
+/// May this send use the lane? Flags that a lane cannot carry (urgent data, fast open) first bring the connection
+/// back to TCP for good.
 pub fn on_lane(flags: i32, fd: i32) -> bool {
     if flags & !(SEND_OK | SEND_IGNORED) == 0 {
         return true;

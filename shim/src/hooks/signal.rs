@@ -1,5 +1,5 @@
-//! Installing signal handlers: see [`crate::signals`]. The C library's functions for it call its own
-//! `sigaction` unseen, so each has a hook that calls ours.
+//! Installing signal handlers: see [`crate::signals`]. The C library's other functions for that call its internal
+//! `sigaction`, which has no hook, so each of them has a hook here that calls ours.
 
 use crate::{fdops, process, real, signals, sys, table, thread};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -32,7 +32,7 @@ pub(super) unsafe fn change(
     unsafe { signals::change(tabled, sig, new, old, install) }
 }
 
-/// Another name of it in glibc.
+/// Another name that glibc exports for it.
 #[no_mangle]
 pub unsafe extern "C" fn __sigaction(
     sig: i32,
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn __sigaction(
     unsafe { sigaction(sig, new, old) }
 }
 
-/// Signals for which `siginterrupt` was asked: `signal` leaves SA_RESTART away.
+/// Signals for which the application called `siginterrupt`: for them, `signal` does not set SA_RESTART.
 static INTERRUPT: AtomicU64 = AtomicU64::new(0);
 
 fn bit(sig: i32) -> u64 {

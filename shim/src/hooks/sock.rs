@@ -74,7 +74,7 @@ fn accepted(listener: i32, fd: i32, nonblock: bool) {
     crate::preserving_errno(|| {
         let tcp = match get(listener) {
             Fd::Conn(_) => true,
-            // An inherited listener: ask the kernel what it accepts.
+            // An inherited listener has no entry in the table: ask the kernel whether it accepted a TCP connection.
             _ => sys::is_tcp(fd),
         };
         if !tcp {
@@ -86,7 +86,7 @@ fn accepted(listener: i32, fd: i32, nonblock: bool) {
                 let bits = table::conn(from).flags.load(Relaxed) & inherited;
                 table::conn(to).flags.fetch_or(bits, Relaxed);
             }
-            // A child of a server has a listener from its parent, but no daemon yet.
+            // A forked child that inherited its listener has no connection to the daemon yet.
             control::ensure();
         }
     });
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn getsockopt(
 ) -> i32 {
     let _inside = thread::enter();
     if level == libc::IPPROTO_TCP && name == libc::TCP_ZEROCOPY_RECEIVE {
-        fdops::give_up(fd, Reason::Option); // a receive: it takes bytes from the kernel's queue
+        fdops::give_up(fd, Reason::Option); // it is a receive: it takes bytes from the kernel's queue
     }
     if let Some(i) = crate::preserving_errno(|| tcp::proven(fd)) {
         crate::preserving_errno(|| probes::before_option(i, level, name));
@@ -166,10 +166,11 @@ pub unsafe extern "C" fn getsockopt(
                 crate::preserving_errno(|| tcp::check(i, fd));
                 let p = v.cast::<i32>();
                 if p.read_unaligned() == 0 {
-                    // An error that a call of ours took from the kernel before the application asked.
+                    // The kernel returns an error once, and one of the shim's own calls has already received this
+                    // one.
                     p.write_unaligned(table::conn(i).take_error());
                 } else {
-                    table::conn(i).take_error(); // the same trouble
+                    table::conn(i).take_error(); // it reports the same failure
                 }
                 table::local(i).checked.store(0, Relaxed);
             }
@@ -178,8 +179,8 @@ pub unsafe extern "C" fn getsockopt(
     }
 }
 
-/// TCP_NODELAY is not what the application has set while the last bytes of a way down, or what is sent behind them, are
-/// pushed: see `Port::tcp_push`.
+/// While the last bytes of a way down, or the native sends behind them, are pushed, TCP_NODELAY does not have the
+/// value that the application set (`Port::tcp_push`). Holding the lock of the sending direction excludes that.
 fn not_pushing(fd: i32, level: i32, name: i32) -> Option<lock::Guard<'static>> {
     let of = (level == libc::IPPROTO_TCP && name == libc::TCP_NODELAY).then(|| conn(fd))?;
     let c = of.map(table::conn)?;
@@ -187,8 +188,8 @@ fn not_pushing(fd: i32, level: i32, name: i32) -> Option<lock::Guard<'static>> {
     lock::lock(&c.tx.lock)
 }
 
-/// Options that a lane cannot honour: the connection stays on, or goes back to, TCP. Those that an
-/// accepted socket has from its listener are known to the daemon as well (`socket::INHERITED`).
+/// Options that a lane cannot honour: the connection stays on TCP, or goes back to it. The daemon also knows the ones
+/// that an accepted socket inherits from its listener (`socket::INHERITED`).
 fn disqualifies(level: i32, name: i32) -> bool {
     const SO_TIMESTAMP_NEW: i32 = 63;
     const SO_TIMESTAMPING_NEW: i32 = 65;
@@ -222,7 +223,8 @@ pub unsafe extern "C" fn setsockopt(
 ) -> i32 {
     let _inside = thread::enter();
     if disqualifies(level, name) && conn(fd).is_some() {
-        // SO_RCVLOWAT of 1 is the default, which lanes have; 0 means the same, less means "most".
+        // SO_RCVLOWAT of 1 is the default, which lanes implement; 0 means the same, and a negative value means "the
+        // maximum".
         // SAFETY: the application promises `len` readable bytes.
         let harmless = level == libc::SOL_SOCKET
             && name == libc::SO_RCVLOWAT
@@ -259,8 +261,8 @@ pub unsafe extern "C" fn setsockopt(
     r
 }
 
-/// SO_RCVTIMEO or SO_SNDTIMEO was set: a negative time means that nothing waits, which the kernel does not
-/// tell apart from no limit afterwards.
+/// SO_RCVTIMEO or SO_SNDTIMEO was set. A negative time means that calls do not wait at all; getsockopt cannot tell
+/// that from "no time-out" afterwards, so it is noted in a flag here.
 ///
 /// # Safety
 /// `v` has `len` readable bytes.
@@ -272,7 +274,7 @@ unsafe fn limit_set(i: u32, name: i32, v: *const c_void, len: socklen_t) {
         libc::SO_SNDTIMEO | SO_SNDTIMEO_NEW => flag::SND_AT_ONCE,
         _ => return,
     };
-    // Both forms begin with 64 bits of seconds on the processors that we run on.
+    // Both struct layouts (old and _NEW) begin with 64 bits of seconds on the supported processors.
     // SAFETY: by contract; the kernel refuses less than 16 bytes.
     let negative = len >= 8 && unsafe { v.cast::<i64>().read_unaligned() } < 0;
     let flags = &table::conn(i).flags;
@@ -284,8 +286,8 @@ unsafe fn limit_set(i: u32, name: i32, v: *const c_void, len: socklen_t) {
 
 const SIOCOUTQNSD: u64 = 0x894b;
 
-/// Does a receive still find bytes of the ring, which lie before all that the kernel knows? Looks for
-/// news first, as a receive does: a frame that is not taken in yet lies before an urgent mark.
+/// Does a receive still find bytes on the ring, which come before everything that the kernel has? It looks for news
+/// first, as a receive does: a frame that has not been taken in yet comes before an urgent mark.
 fn ring_comes_first(i: u32, fd: i32) -> bool {
     let c = table::conn(i);
     if !c.rx.engaged() {
@@ -351,7 +353,7 @@ pub unsafe extern "C" fn ioctl(fd: i32, req: u64, arg: usize) -> i32 {
     }
 }
 
-/// O_NONBLOCK changed on the description.
+/// O_NONBLOCK was changed on the open file description.
 pub fn nonblock(i: u32, on: bool) {
     let f = &table::conn(i).flags;
     if on {

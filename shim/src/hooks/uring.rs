@@ -1,6 +1,6 @@
-//! `io_uring_setup`, `io_uring_enter` and `io_uring_register`, by number: there are no functions of these
-//! names in libc. What the kernel would do to a connection or an epoll set of ours behind our back is
-//! done by us, or on TCP.
+//! `io_uring_setup`, `io_uring_enter` and `io_uring_register`, by number: libc has no functions of these names. What
+//! the kernel would do to a connection or an epoll set unseen by the shim is done by the shim instead, or the
+//! connection goes back to TCP first.
 
 use super::{msg, ready};
 use crate::fdtab::{self, get, Fd};
@@ -24,7 +24,7 @@ const OP_EPOLL_CTL: u8 = 29;
 const OP_SPLICE: u8 = 30;
 const OP_TEE: u8 = 33;
 const OP_SENDMSG_ZC: u8 = 48;
-/// `splice_fd_in` is an index.
+/// `splice_fd_in` is an index of a registered file.
 const SPLICE_FD_IN_FIXED: u32 = 1 << 31;
 
 const FIXED_FILE: u8 = 1;
@@ -39,7 +39,7 @@ const REGISTER_FILES2: u32 = 13;
 const REGISTER_FILES_UPDATE2: u32 = 14;
 const REGISTER_RING_FDS: u32 = 20;
 const REGISTER_RESIZE_RINGS: u32 = 33;
-/// The ring itself is a registered one: `fd` is an index.
+/// The ring itself is registered: `fd` is its index.
 const REGISTER_USE_REGISTERED_RING: u32 = 1 << 31;
 const ENTER_REGISTERED_RING: u32 = 1 << 4;
 
@@ -90,8 +90,9 @@ pub unsafe extern "C" fn enter(
 /// As the system call.
 pub unsafe extern "C" fn register(fd: i32, op: u32, arg: *mut c_void, n: u32) -> i32 {
     let _inside = thread::enter();
-    // A ring that is entered by an index would not be known again, nor one whose memory is another. As kernels
-    // before 5.18, and 6.13: programs go on with the descriptor, and its size.
+    // A ring that is entered by its registered index could not be recognized, nor one whose memory was replaced by a
+    // resize. EINVAL is what kernels before 5.18 and 6.13 return; programs then go on with the descriptor, and with
+    // the old size.
     let what = op & !REGISTER_USE_REGISTERED_RING;
     let is_lost = matches!(what, REGISTER_RING_FDS | REGISTER_RESIZE_RINGS);
     if is_lost && matches!(get(fd), Fd::Ring(_)) {
@@ -113,7 +114,7 @@ pub unsafe extern "C" fn register(fd: i32, op: u32, arg: *mut c_void, n: u32) ->
     unsafe { real::syscall(call, fd, op, arg as usize, n, 0, 0) as i32 }
 }
 
-/// The list of descriptors that an operation registers. What cannot be read, the kernel refuses.
+/// The list of descriptors that an operation registers. `None` also if it cannot be read: the kernel will refuse it.
 fn listed(op: u32, arg: *const c_void, n: u32) -> Option<(*const i32, u32)> {
     // struct io_uring_rsrc_register: nr u32, flags u32, resv2 u64, data u64; struct io_uring_files_update:
     // offset u32, resv u32, data u64; struct io_uring_rsrc_update2: the same, then tags u64, nr u32.
@@ -135,7 +136,7 @@ fn listed(op: u32, arg: *const c_void, n: u32) -> Option<(*const i32, u32)> {
     }
 }
 
-/// Descriptors that requests will name by index only.
+/// Descriptors that later requests will name only by an index.
 fn unseen_files(list: *const i32, n: u32) {
     for k in 0..n.min(fdtab::MAX_FD as u32) as usize {
         let at = list.wrapping_add(k);
@@ -147,7 +148,7 @@ fn unseen_files(list: *const i32, n: u32) {
     }
 }
 
-/// The kernel is about to do something to this descriptor that goes past us.
+/// The kernel is about to use this descriptor in a way that the hooks do not see.
 fn unseen(fd: i32) {
     match get(fd) {
         Fd::Conn(_) => fdops::give_up(fd, Reason::Bypassed),
@@ -187,7 +188,7 @@ fn request(sqe: &mut Sqe, chained: bool) {
             }
         }
         _ if fixed => {}
-        // Whatever comes of it, nobody of ours watches it any more.
+        // Whatever the result of the close, the shim no longer watches the descriptor.
         OP_CLOSE => fdops::disown(fd),
         OP_POLL_ADD => match get(fd) {
             Fd::Conn(_) => fdops::give_up(fd, Reason::EpollShared),
@@ -197,11 +198,11 @@ fn request(sqe: &mut Sqe, chained: bool) {
     }
 }
 
-/// A registration that libc's `epoll_ctl` would have made is made by ours, and the request becomes one
-/// that the kernel answers in the same way.
+/// A registration that libc's `epoll_ctl` would have made is made by the shim's hook, and the request is changed into
+/// one that the kernel completes with the same result.
 fn epoll_ctl(sqe: &mut Sqe, chained: bool) {
     let (ep, op, fd) = (sqe.fd, sqe.len as i32, sqe.off as i32);
-    // In a chain its turn comes later; what the kernel refuses is for the kernel to refuse.
+    // A request in a chain takes effect only later; a malformed one is left for the kernel to refuse.
     let late = chained || sqe.flags & (IO_LINK | IO_HARDLINK | IO_DRAIN) != 0;
     let odd = sqe.flags & (FIXED_FILE | BUFFER_SELECT) != 0
         || (sqe.ioprio, sqe.buf_index, sqe.splice_fd_in) != (0, 0, 0);
@@ -216,8 +217,9 @@ fn epoll_ctl(sqe: &mut Sqe, chained: bool) {
             } else if let (libc::EEXIST | libc::ENOENT, Some((set, member))) =
                 (error, uring::example())
             {
-                // Which registrations there are may be known to us only, and requests that follow have
-                // changed it when the kernel comes to this one. Other errors it says by itself.
+                // Only the shim may know which registrations exist, and later requests may have changed that when the
+                // kernel comes to this one. So the request is replaced by one that certainly gets this error. The
+                // kernel finds other errors by itself.
                 let known = error == libc::EEXIST;
                 (sqe.fd, sqe.off) = (set, if known { member } else { ep } as u64);
             }
@@ -240,7 +242,7 @@ pub struct Iocb {
 
 const IOCB_CMD_POLL: u16 = 5;
 
-/// `io_submit`: the kernel receives, sends or waits by itself, so connections go back to TCP.
+/// `io_submit`: the kernel itself receives, sends or polls, unseen by the shim, so connections go back to TCP.
 ///
 /// # Safety
 /// As the system call.
@@ -250,7 +252,7 @@ pub unsafe extern "C" fn submit(context: usize, n: i64, list: *const *const Iocb
         for k in 0..usize::try_from(n).unwrap_or(0) {
             let at = list.wrapping_add(k);
             if !pages::readable(at, size_of::<*const Iocb>()) {
-                break; // for the kernel to refuse
+                break; // the kernel will refuse it
             }
             // SAFETY: just proven.
             let b = unsafe { at.read_unaligned() };

@@ -1,13 +1,14 @@
-//! Users and rights: whoever changes them leaves what it shares with others (`crate::family`).
+//! User and group ids and capabilities: a process that changes them leaves what it shares with its family
+//! (`crate::family`).
 //!
-//! The C library changes all threads of a process, a call by number its own only; what they share of the
-//! family's is the same.
+//! The C library's functions change all threads of a process, a call by number only the calling thread. Both matter
+//! alike here, because all threads share what the process has of its family.
 
 use crate::fdops::not_ours;
 use crate::{env, family, real, thread};
 use core::ffi::{c_char, c_void};
 
-/// `succeeded`: what the call says when something has changed.
+/// `succeeded` says whether a result means that something has changed.
 fn changed(native: impl FnOnce() -> i32, succeeded: impl FnOnce(i32) -> bool) -> i32 {
     let _inside = thread::enter();
     let ours = !env::off() && crate::preserving_errno(|| !not_ours());
@@ -47,7 +48,7 @@ changes! {
     capset(header: *mut c_void, data: *const c_void);
 }
 
-// These two return what was before, whatever they do; this one asks.
+// The next two return the previous id whether they succeed or not; this argument only queries it.
 const ASK: u32 = u32::MAX;
 
 #[no_mangle]
@@ -68,7 +69,7 @@ pub unsafe extern "C" fn setfsgid(g: u32) -> i32 {
     )
 }
 
-/// The calls themselves, of one thread.
+/// The calls by number, which change only the calling thread.
 pub mod by_number {
     use super::{changed, real};
 

@@ -39,8 +39,8 @@ exec_entry!(execl => execl_args);
 exec_entry!(execlp => execlp_args);
 exec_entry!(execle => execle_args);
 
-// `dprintf(fd, ...)` and its fortified form: everything is saved, the connection goes back to TCP,
-// and the real function is entered as if we had not been there.
+// `dprintf(fd, ...)` and its fortified form: save all argument registers, take the connection back to TCP, restore
+// the registers, and jump to the real function.
 macro_rules! printf_entry {
     ($name:ident => $target:path) => {
         /// The C function of this name.
@@ -96,7 +96,7 @@ macro_rules! printf_entry {
 printf_entry!(dprintf => dprintf_prepare);
 printf_entry!(__dprintf_chk => dprintf_chk_prepare);
 
-/// Most arguments of an `execl`; more are refused with E2BIG.
+/// Maximum number of arguments of an `execl`; more are refused with E2BIG.
 const ARGS: usize = 1024;
 
 /// Argument `k` after the path.
@@ -136,7 +136,7 @@ unsafe fn gather(
     }
 }
 
-/// The same with room for so many; the null is at `n`. (Not inlined: only who needs it pays the stack.)
+/// The same for at most ROOM - 1 arguments; the null is at `n`. (Not inlined, so that short calls use little stack.)
 ///
 /// # Safety
 /// As `arg`.

@@ -1,4 +1,4 @@
-//! A connection that goes where no lane can follow: exec, SCM_RIGHTS, descriptors out of reach.
+//! A connection leaves its lane for good, because no lane can follow: exec, SCM_RIGHTS, descriptors out of reach.
 
 use super::reset;
 use crate::links::Link;
@@ -11,28 +11,29 @@ use link::lane::Memory;
 use link::layout::marks;
 use link::reason::Reason;
 
-/// Milliseconds that a peer gets to put bytes back on TCP, or to take them from there, before a
-/// descriptor leaves; then the connection is reset.
+/// Milliseconds that a peer gets to put bytes back on TCP, or to take them from there, before a descriptor leaves.
+/// After that, the connection is reset.
 pub const LEAVE_MS: u64 = 2000;
 
-/// Gives a connection back to the kernel for good, before something that a lane cannot carry: both
-/// directions. False: the peer did not put its bytes back in time, and the connection was reset; or it is gone, and
-/// who only wants an option goes on.
+/// Gives both directions of a connection back to the kernel for good, before an operation that a lane cannot
+/// carry. False: the peer did not put its bytes back in time, and the connection was reset; or the peer is gone,
+/// nothing was reset, and a caller that only sets an option goes on.
 pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
     if super::is_other(fd) {
-        return true; // no frame of ours is for that
+        return true; // the number is another file now: no frame may go there
     }
     let c = table::conn(i);
     table::disqualify(c, why);
     if why == Reason::Left && c.inode.load(Relaxed) == 0 {
         let inode = sys::inode(fd).map_or(0, |(inode, _)| inode);
-        c.inode.store(inode, Relaxed); // it may come back: see `received::is_twice`
+        c.inode.store(inode, Relaxed); // it may come back to this process: see `received::is_twice`
     }
     come_down(i, fd, why)
 }
 
-/// The same before this process closes a connection that others of the family go on with: not for good. (Nobody goes up
-/// while this process counts as a holder, and so does another.)
+/// The same, but not for good: before this process closes a connection that other processes of the family go on
+/// using. (Neither direction goes up again before that close, because the connection has several holders until
+/// then.)
 pub fn yield_lane(i: u32, fd: i32) -> bool {
     super::is_other(fd) || come_down(i, fd, Reason::Shared)
 }
@@ -72,7 +73,8 @@ fn come_down(i: u32, fd: i32, why: Reason) -> bool {
             }
         };
         if why == Reason::Option && (stuck.is_some() || !rx_done) && is_over(c, l, link, fd) {
-            // What it has left is on the ring alone, and is read there; then its end is told.
+            // The bytes that the peer has left are only on the ring: they are read there, and then the end is
+            // reported.
             let _g = lock::lock(&c.rx.lock);
             c.rx.go_on(&m);
             return false;
@@ -94,7 +96,7 @@ fn come_down(i: u32, fd: i32, why: Reason) -> bool {
             port::ring(link);
         }
         let _ = sys::poll_ms(fd, if tx_done { 0 } else { libc::POLLOUT }, 1);
-        // The peer may be a lane of this same process: do its part, too.
+        // The peer's end may be a lane of this same process: do that end's part, too.
         table::each(|k, other| {
             if k != i {
                 if let Some((lk, mm)) = lane::of(other, table::local(k)) {
@@ -113,21 +115,24 @@ fn come_down(i: u32, fd: i32, why: Reason) -> bool {
     }
 }
 
-/// The sending half goes down, as far as TCP takes it now.
+/// Takes the sending half down, as far as TCP accepts the bytes now.
 fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
     if let Some(_g) = lock::lock(&c.tx.lock) {
         probes::restore(c, l);
-        // One that died with bytes of ours unread would answer them with an end.
+        // If the peer process died with bytes of ours unread, TCP shows a FIN where kernel TCP would have sent a
+        // reset.
         let unread = c.tx.is_up() && c.tx.unread(m).is_ok_and(|n| n > 0);
         let ended = || sys::poll1(port.fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);
         if c.rx.shut.load(Relaxed) == 0 && ended() == libc::POLLRDHUP {
             ends::has_died(c, m, port.fd, ends::is_dead(l));
         }
         let was = c.tx.is_up();
-        // A peer that has closed would answer a frame with a reset, where the next owner is to find an end.
+        // First look whether the peer has closed: its kernel would answer a frame with a reset, but the next owner
+        // of the socket must find a clean end of file.
         let _ = c.tx.look(m, port);
         let _ = c.tx.down(m, port);
-        // Its end may have come between the two, or be about to come: that, too, is a reset.
+        // The peer's FIN may have arrived between these two calls, or be about to arrive: that counts as a reset,
+        // too.
         if unread && c.rx.shut.load(Relaxed) == 0 && died_meanwhile(c, m, port) {
             let _ = sys::getsockopt_u32(port.fd, libc::SOL_SOCKET, libc::SO_ERROR);
             ends::tell_death(c, m, port.fd);
@@ -139,22 +144,22 @@ fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
     }
 }
 
-/// Milliseconds in which the end of a process that is dying comes.
+/// Milliseconds within which the FIN of a dying process arrives.
 const DYING_MS: u32 = 2;
 
-/// Bytes that the other end had not read on the ring are on TCP now: has it died without them?
+/// Bytes that the peer had not read from the ring are on TCP now: has it died without reading them?
 fn died_meanwhile(c: &Conn, m: &Memory, port: &Sock) -> bool {
     let there = || sys::tcp_position(port.fd).is_some_and(|k| k.acked == k.sent);
     let ms = if there() { 0 } else { DYING_MS };
     let ended = sys::poll_ms(port.fd, libc::POLLRDHUP, ms)
         .is_ok_and(|e| e & (libc::POLLRDHUP | libc::POLLHUP) != 0);
-    // (Who is quick has read them meanwhile; who ends by itself has said so.)
+    // (A quick peer has read them meanwhile. A peer that ends by itself has stored ENDED or RESET.)
     ended
         && c.tx.unread(m).is_ok_and(|n| n > 0)
         && c.rx.said(m) & (marks::ENDED | marks::RESET | marks::KEPT) == marks::KEPT
 }
 
-/// On one node: is the other end gone, or the connection reset?
+/// On one node: is the other end gone, or has the connection been reset?
 fn is_over(c: &Conn, l: &Local, link: &Link, fd: i32) -> bool {
     let reset = || c.has_error() || sys::poll1(fd, 0) & (libc::POLLHUP | libc::POLLERR) != 0;
     !link.is_far() && (ends::is_dead(l) || link.is_dead() || reset())

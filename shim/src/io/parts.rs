@@ -1,10 +1,9 @@
-//! Large blocking sends and receives on TCP, of connections that may get a lane: in parts, with the
-//! daemon's messages worked off in between, so that the switch can come in the middle of a call.
+//! Large blocking sends and receives on TCP, of connections that may get a lane, are made in parts. The daemon's
+//! messages are processed between the parts, so that the switch can happen in the middle of a call.
 //!
-//! The first part is the kernel's own blocking call: what it says of errors, signals and time-outs is
-//! what the application sees. The others never block in the kernel; we sleep in `poll`, where the
-//! daemon is heard, too. What ends a call that has moved something (a signal, a time-out, an error)
-//! ends it with that count, as in the kernel.
+//! The first part is the kernel's own blocking call: the application sees its errors, signals and time-outs. The
+//! later parts never block in the kernel; we sleep in `poll` instead, where the daemon's messages arrive, too. A
+//! signal, a time-out or an error after a part ends the call with its count, as in the kernel.
 
 use super::{closed, deadline, left_ms, nonblocking, short};
 use crate::few;
@@ -19,26 +18,27 @@ use libc::pollfd;
 use link::family::{flag, Conn};
 use link::lane::Iov;
 
-/// Bytes of one part. Calls that move no more are made whole.
+/// Bytes of one part. Calls that move no more than that are made whole.
 pub const PART: usize = 64 << 10;
-/// Milliseconds after a registration, or the first large call, during which calls are cut although there
-/// is no lane: an end whose peer is not under Underpass waits for one for ever.
+/// Milliseconds after a registration, or after the first large call, during which calls are cut into parts
+/// although there is no lane. Without this limit, an end whose peer is not under Underpass would wait for a lane
+/// for ever.
 const HOPE_MS: u64 = 2000;
 const AGAIN: isize = -(libc::EAGAIN as isize);
 
-/// A call that is cut.
+/// A call that may be made in parts.
 #[derive(Default)]
 pub struct Cut {
     begun: bool,
-    /// End of the wait that the socket's time-out allows: see [`deadline`].
+    /// End of the wait that the socket's time-out option allows: see [`deadline`].
     until: Option<u64>,
     /// The daemon had something to say, or is gone.
     news: bool,
 }
 
 impl Cut {
-    /// Is a call that still has to move `left` bytes made in parts? `option` has its time-out; a call that
-    /// has slept knows the end of that.
+    /// Is a call made in parts? `option` is the socket option with its time-out; `until` is the end of its wait,
+    /// if it has slept already.
     #[cold]
     pub fn begin(
         &mut self,
@@ -57,9 +57,9 @@ impl Cut {
             return false;
         }
         match sys::tcp_state(fd) {
-            None => return false, // something else by now, which may take no messages
-            // Its other end has closed, perhaps: that answers the first part with a reset, which the kernel does not look
-            // at while one call of its own is under way.
+            None => return false, // the number is another file now, which may take no messages
+            // The other end may have closed, and then answers the first part with a reset. The kernel would not
+            // look at that reset during one call of its own, so the call stays whole.
             Some(CLOSE_WAIT) if option == libc::SO_SNDTIMEO => return false,
             Some(_) => {}
         }
@@ -67,7 +67,7 @@ impl Cut {
         let now = sys::now_ms();
         let _ = l.hope_ms.compare_exchange(0, now, Relaxed, Relaxed);
         let hope = now < l.hope_ms.load(Relaxed).saturating_add(HOPE_MS);
-        // (Somebody may have made it non-blocking where we did not see it.)
+        // (Another process, or an inlined system call, may have made the socket non-blocking.)
         if control::fd() < 0
             || !hope && c.flags.load(Relaxed) & flag::LANE == 0
             || native::is_nonblocking(fd)
@@ -79,13 +79,13 @@ impl Cut {
         true
     }
 
-    /// Has a call of this connection begun to be made in parts?
+    /// Is this call being made in parts?
     pub fn begun(&self) -> bool {
         self.begun
     }
 
-    /// Makes one part of a call, natively, with what is next in `iov`, and counts it in `total`. A receive waits
-    /// for all of it. Goes on, or ends the call with its result.
+    /// Makes one part of a call natively, with the next buffers of `iov`, and adds its bytes to `total`. A receive
+    /// waits for all bytes it asked for. Goes on (`Continue`), or ends the call with its result.
     ///
     /// # Safety
     /// The buffers are the application's, as its own call demands.
@@ -99,7 +99,7 @@ impl Cut {
         total: &mut usize,
     ) -> ControlFlow<isize> {
         if self.heard() {
-            return Continue(()); // perhaps onto the lane
+            return Continue(()); // the messages may have brought the lane
         }
         let Some(fd) = native::descriptor(call, (c, l), *total) else {
             return Break(closed(*total));
@@ -110,7 +110,7 @@ impl Cut {
             until: self.until,
             disconnects: call.disconnects(),
         };
-        // The kernel does not read on behind an urgent mark.
+        // As in the kernel, a receive does not continue past an urgent mark.
         if !sends && !first && super::at_mark(fd) {
             return Break(*total as isize);
         }
@@ -129,11 +129,12 @@ impl Cut {
                 });
             }
             if c.has_error() {
-                return 0; // the next call tells it
+                return 0; // the next call reports it
             }
             // SAFETY: as above.
             match unsafe { way.now(fd, &mut h, flags) } {
-                // Counted until the end of the wait: who is asleep on TCP does not hear the ring.
+                // It stays counted as native during the wait: a thread that sleeps on TCP does not notice the
+                // ring.
                 AGAIN if !sends && !self.wait(fd, libc::POLLIN) => 0,
                 r => r,
             }
@@ -151,12 +152,13 @@ impl Cut {
             l.starved.store(1, Relaxed);
         }
         let more = match r {
-            // (A first send that falls short: a signal, a time-out, an error. The kernel has decided.)
+            // (A first send that falls short was ended by a signal, a time-out or an error, as the kernel
+            // decided.)
             r if r > 0 => !(sends && first) || r == want as isize,
             AGAIN if !first => !sends || self.wait(fd, libc::POLLOUT),
             r => {
                 if !first && r < 0 {
-                    way.put_error(c, fd, -r as i32); // the kernel tells it once
+                    way.put_error(c, fd, -r as i32); // the kernel reports it only once
                 }
                 false
             }
@@ -169,7 +171,7 @@ impl Cut {
         }
     }
 
-    /// Works off what the daemon has said. Never while this thread is counted as a native caller.
+    /// Processes the daemon's messages. Must not be called while this thread is counted as native.
     fn heard(&mut self) -> bool {
         let news = core::mem::take(&mut self.news) || control::pending();
         if news {
@@ -178,7 +180,7 @@ impl Cut {
         news
     }
 
-    /// Sleeps until TCP or the daemon has something. False: the call ends with what it has.
+    /// Sleeps until TCP is ready or the daemon has a message. False: the call ends with what it has.
     fn wait(&mut self, fd: i32, events: i16) -> bool {
         let look = |fd, events| pollfd {
             fd,
@@ -196,26 +198,27 @@ impl Cut {
             n => n,
         };
         if thread::waiting() {
-            return false; // as one that comes during the sleep
+            return false; // a pending signal counts like one that arrives during the sleep
         }
         let ran = thread::ran();
         let n = crate::preserving_errno(|| thread::outside(poll));
         self.news = n > 0 && p[1].revents != 0;
-        // (A handler may run when the daemon, of which the kernel's own call knows nothing, has ended the sleep.)
+        // (If the daemon's message ended the poll, n > 0 although a handler may have run. The kernel's own call
+        // does not know the daemon: the signal would have ended it.)
         n > 0 && thread::ran() == ran
     }
 }
 
-/// A `sendfile` that is cut: it has no flag that keeps it from blocking.
+/// A `sendfile` that is made in parts. It has no flag that would keep it from blocking.
 impl Cut {
-    /// Before a further part: waits until TCP takes something. False: the call ends with what was sent.
+    /// Before a further part: waits until TCP takes something. False: the call ends with what it has sent.
     pub fn may_send(&mut self, fd: i32) -> bool {
         self.heard();
         match sys::poll1(fd, libc::POLLOUT) {
             libc::POLLOUT => true,
-            // (The kernel asks before each of its own parts.)
+            // (The kernel, too, looks at the blocking mode before each of its own parts.)
             0 => !native::is_nonblocking(fd) && self.wait(fd, libc::POLLOUT),
-            _ => false, // an error, which the next call tells
+            _ => false, // an error, which the next call reports
         }
     }
 }

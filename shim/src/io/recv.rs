@@ -87,26 +87,28 @@ struct Receiving<'a> {
     c: &'static Conn,
     l: &'static Local,
     flags: i32,
-    /// It may not block. Decided when it begins: who makes the description non-blocking later does not
-    /// end a call that sleeps.
+    /// The call may not block. Decided when it begins: making the description non-blocking later does not end a
+    /// call that sleeps.
     nb: bool,
-    /// It waits for all it asks for, as one that takes the bytes, or as one that leaves them.
+    /// It waits for all the bytes that it asks for: `all` takes them (MSG_WAITALL), `peek_all` leaves them (with
+    /// MSG_PEEK).
     all: bool,
     peek_all: bool,
     vecs: &'a [iovec],
     iov: Iov<'a>,
     total: usize,
-    /// TCP is asked, too, if the ring is empty.
+    /// Ask TCP, too, if the ring is empty.
     look: bool,
-    /// It only goes on with what is there.
+    /// Only continue with what is there, without waiting.
     nowait: bool,
-    /// It was interrupted: what has come meanwhile counts for more.
+    /// It was interrupted by a signal, and looks once more: bytes that have come meanwhile are returned instead of
+    /// EINTR.
     last_look: bool,
     /// It has slept.
     slept: bool,
-    /// The number means something else by now: the call is the kernel's.
+    /// The number means another file by now: the call is made natively.
     other: bool,
-    /// End of the wait that SO_RCVTIMEO allows, once it was asked for: see [`deadline`].
+    /// End of the wait that SO_RCVTIMEO allows, once it has been read: see [`deadline`].
     until: Option<Option<u64>>,
     cut: Cut,
 }
@@ -121,14 +123,16 @@ impl Receiving<'_> {
     #[inline(never)]
     unsafe fn on_tcp(&mut self, own: &dyn Fn() -> isize) -> ControlFlow<isize> {
         let (i, c, l) = (self.i, self.c, self.l);
-        // (A copy that it goes on with is there, and counted, before it is registered.)
+        // (The descriptor copy for the rest of the call must exist and be counted before the connection is
+        // registered.)
         if self.total > 0 && self.call.native(c, l).is_none() {
             return Break(closed(self.total));
         }
         let fd = self.call.fd(l);
         promote::evidence(i, fd, c);
         promote::try_ready(i, c, l);
-        // A call that waits for everything must not be caught by the switch half-way.
+        // A MSG_WAITALL call that slept in the kernel would not notice bytes that go onto the ring: make it in
+        // parts.
         if self.all
             && (self.cut.begun() || self.iov.left() > PART)
             && self
@@ -169,13 +173,14 @@ impl Receiving<'_> {
         });
         match made {
             Native::Made { says: 0, .. } if total == 0 => Break(self.tcp_ended()),
-            Native::Made { says, .. } => Break(total as isize + says), // (after a part it is no error)
+            Native::Made { says, .. } => Break(total as isize + says), // after a part, `says` is no error
             Native::Closed => Break(closed(total)),
             Native::Lane => Continue(()),
         }
     }
 
-    /// TCP has ended, before anything was received: a reset, if the other end died with bytes of ours unread.
+    /// TCP has ended before anything was received: reports a reset if the other end died with bytes of ours
+    /// unread.
     fn tcp_ended(&self) -> isize {
         let (c, l) = (self.c, self.l);
         if !lane::engaged_tx(c) && !c.has_error() {
@@ -187,21 +192,21 @@ impl Receiving<'_> {
         }
     }
 
-    /// The lane, or the connection, has ended.
+    /// What the call returns when the lane or the connection has ended.
     #[cold]
     fn ended(&self) -> isize {
         match self.total {
             0 if !self.call.current(self.c, self.l) => fail(libc::EBADF),
             0 => match error_now(self.i, self.call.fd(self.l)) {
-                0 => 0, // somebody was told: it is the end from now on
+                0 => 0, // the error was reported to another call: from now on it is end of file
                 e => fail(e),
             },
             n => n as isize,
         }
     }
 
-    /// This direction is shut down here: the end, or what the kernel has to tell. (EPIPE is a reset behind a FIN:
-    /// to who receives it is the end.)
+    /// This direction was shut down by this process: returns the end of file, or the kernel's error. (EPIPE stands
+    /// for a reset after a FIN; for a receive that is end of file.)
     #[cold]
     fn shut(&self) -> isize {
         let (c, l) = (self.c, self.l);
@@ -223,7 +228,7 @@ impl Receiving<'_> {
         let (c, l) = (self.c, self.l);
         let Some((link, m)) = lane::of(c, l) else {
             return Break(match self.call.current(c, l) {
-                true => fail_or(self.total, libc::ECONNRESET), // no clean end
+                true => fail_or(self.total, libc::ECONNRESET), // not a clean end of file
                 false => closed(self.total),
             });
         };
@@ -248,7 +253,7 @@ impl Receiving<'_> {
         self.nothing(got, link, &m)
     }
 
-    /// Takes from the lane what is there.
+    /// Takes what the lane has.
     #[inline(always)]
     fn take(&mut self, link: &Link, m: &Memory) -> ControlFlow<isize, Received> {
         let (c, l) = (self.c, self.l);
@@ -261,7 +266,7 @@ impl Receiving<'_> {
         let fd = l.fd.load(Relaxed);
         let port = Sock { fd, link };
         if c.owner_pid.load(Relaxed) != process::me() {
-            c.rx.want_down(m, &port); // a forked child reads along until the sender is on TCP
+            c.rx.want_down(m, &port); // a forked child also reads until the sender is on TCP
             port::ring(link);
         }
         let how = How {
@@ -271,7 +276,7 @@ impl Receiving<'_> {
             part: self.total > 0,
         };
         let got = c.rx.recv(m, &port, &mut self.iov, how);
-        // It goes on: before a closer gets the lock.
+        // If the call goes on, it takes hold before a closing thread gets the lock.
         if (self.all || self.peek_all)
             && self.iov.left() > 0
             && matches!(got, Received::Bytes(n) if n > 0)
@@ -281,7 +286,7 @@ impl Receiving<'_> {
         Continue(got)
     }
 
-    /// Some bytes were there, and there is room for more. The direction was in mode `before`.
+    /// Some bytes were there, and the buffer has room for more. The direction was in mode `before`.
     #[inline(always)]
     fn part(&mut self, before: u32, link: &Link, m: &Memory) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
@@ -293,11 +298,11 @@ impl Receiving<'_> {
             return self.peek_on(link, m);
         }
         let now = c.rx.mode.load(Relaxed);
-        // What lies behind the ring, on TCP, may have been told already (`looked` is 0 then), or counted: who takes
-        // a short count for "nothing more" waits for other news.
+        // The bytes after the ring, on TCP, may have been reported already (`looked` is 0 then) or counted: a
+        // program that takes a short count for "nothing more" would wait for further events.
         let told = c.rx.is_up() && c.rx.looked.load(Relaxed) == 0;
         let behind = told || now == mode::LAST || !m.far() && c.rx.goes_down(m);
-        // The same where the switch lay inside this read. (A peek has found all that there is.)
+        // The same holds if the switch happened within this read. (A peek has already found everything.)
         if self.peeks() || !behind && now == before {
             return Break(self.total as isize);
         }
@@ -309,7 +314,7 @@ impl Receiving<'_> {
         Continue(())
     }
 
-    /// A peek that waits for all it asks for has found a part of it: it naps, and looks anew.
+    /// A peek that waits for all it asks for has found a part: it naps, and looks again from the start.
     #[cold]
     fn peek_on(&mut self, link: &Link, m: &Memory) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
@@ -328,22 +333,24 @@ impl Receiving<'_> {
             && !thread::waiting()
             && !thread::interrupted(true);
         (self.total, self.iov, self.look) = (0, Iov::new(self.vecs), true);
-        Continue(()) // once more at the end, too: something may have come before it
+        Continue(()) // look once more at the end, too: bytes may have come before it
     }
 
-    /// Before it sleeps, or tells what TCP has said: is the number still the connection's?
+    /// Called before sleeping, or before reporting what TCP returned: does the number still stand for the
+    /// connection?
     fn is_other(&mut self) -> bool {
         let fd = self.call.fd(self.l);
         self.other = self.total == 0 && !self.call.holds() && proven(fd) != Some(self.i);
         self.other
     }
 
-    /// Has the handler that interrupted this call shut the connection down? The kernel's call ends before it runs.
+    /// Has the handler that interrupted this call shut the connection down? In the kernel, the call ends before
+    /// the handler runs.
     fn shut_in_handler(&self) -> bool {
         self.last_look && self.total == 0 && self.call.was_shut(self.l)
     }
 
-    /// No bytes came from the lane.
+    /// The lane returned no bytes.
     #[inline(never)]
     fn nothing(&mut self, got: Received, link: &Link, m: &Memory) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
@@ -359,7 +366,7 @@ impl Receiving<'_> {
                 c.rx.error.put(e);
                 Break(fail(libc::EFAULT))
             }
-            // One that asks for nothing, and has slept, takes no error along.
+            // As in the kernel, a zero-length receive that has slept leaves the error for the next call.
             Received::Error(e) if self.slept && self.iov.left() == 0 && self.total == 0 => {
                 c.rx.error.put(e);
                 Break(0)
@@ -367,13 +374,13 @@ impl Receiving<'_> {
             Received::Empty => self.empty(link, m),
             Received::Eof if self.shut_in_handler() => Break(fail(libc::EINTR)),
             Received::Eof => {
-                c.rx.looked.store(0, Relaxed); // whoever comes again is told again
+                c.rx.looked.store(0, Relaxed); // the next call must ask TCP again, and see the end
                 promote::attend(c, link, m, self.call.fd(l));
                 l.checked.store(0, Relaxed);
                 if c.rx.shut.load(Relaxed) != 0 {
                     ends::after_fin((c, l), (link, m), lock::lock);
                 }
-                // Our sending half may have met the error that the kernel does not tell any more.
+                // Our sending half may have received the error, which the kernel does not report again.
                 Break(match (self.total, c.has_error()) {
                     (0, true) => match c.take_error_at_end() {
                         0 => 0,
@@ -388,13 +395,13 @@ impl Receiving<'_> {
                 self.nothing(told, link, m)
             }
             Received::Error(e) => {
-                l.checked.store(0, Relaxed); // the next send looks whether anybody is there
+                l.checked.store(0, Relaxed); // the next send checks whether the peer is still there
                 c.rx.looked.store(0, Relaxed);
                 if self.total > 0 {
                     c.rx.error.put(e);
                     return Break(self.total as isize);
                 }
-                c.tx.error.take(); // the same trouble
+                c.tx.error.take(); // it is the same error
                 Break(fail(e))
             }
             Received::Reset(r) => {
@@ -404,12 +411,12 @@ impl Receiving<'_> {
         }
     }
 
-    /// The ring is empty, and TCP, as far as it was asked.
+    /// The ring is empty, and so is TCP, if it was asked.
     #[inline(always)]
     fn empty(&mut self, link: &Link, m: &Memory) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
         if self.look {
-            c.rx.looked.store(ticks(), Relaxed); // TCP was asked; with bytes on the ring it is not
+            c.rx.looked.store(ticks(), Relaxed); // TCP was asked just now (it is not while the ring has bytes)
         }
         promote::attend(c, link, m, self.call.fd(l));
         if c.rx.shut.load(Relaxed) != 0 && !self.shut_in_handler() {
@@ -421,7 +428,7 @@ impl Receiving<'_> {
             return Break(fail_or(self.total, libc::EINTR));
         }
         if self.total > 0 && !c.rx.is_up() && at_mark(self.call.fd(l)) {
-            return Break(self.total as isize); // as the kernel's own call
+            return Break(self.total as isize); // as the kernel's own call does
         }
         if self.nowait || self.nb {
             if self.total == 0 && ends::left_ms(c, l, link, m) == 0 {
@@ -431,11 +438,11 @@ impl Receiving<'_> {
             return Break(fail_or(self.total, libc::EAGAIN));
         }
         if self.iov.left() == 0 && !self.look && !self.slept {
-            self.look = true; // an error that waits is told before a sleep, and not after one
+            self.look = true; // a pending error is reported before a sleep, and not after one
             return Continue(());
         }
-        // (A spin holds nothing until it yields: whoever is closed in it had not slept. Nor is the time-out
-        // asked for.)
+        // (A spin holds the connection only from its first yield on: a close during it meets a call that has not
+        // slept. The time-out is not read yet, either.)
         if c.rx.is_up() && !self.look && wait::may_spin(&l.spin) {
             let cpu = || m.peer_rx().cpu.load(Relaxed);
             let found = wait::spin(cpu, || self.call.hold(c, l), || c.rx.stirs(m));
@@ -447,7 +454,7 @@ impl Receiving<'_> {
         self.sleep()
     }
 
-    /// Until when it may sleep; `None`: for ever.
+    /// End of its wait; `None`: it may sleep for ever.
     #[cold]
     fn until(&mut self, fd: i32) -> Option<u64> {
         let c = self.c;
@@ -473,7 +480,7 @@ impl Receiving<'_> {
             false => For::Data,
         };
         let woke = wait::wait(i, c, l, what, ms, any);
-        // As the kernel has it.
+        // As in the kernel, a call that restarts after a handler reads its blocking mode and time-out again.
         let anew = woke != Woke::Interrupted && thread::begins_anew();
         if anew {
             (self.nb, self.until) = (nonblocking(c, self.flags), None);
@@ -481,7 +488,7 @@ impl Receiving<'_> {
         if self.call.was_disconnected(l) {
             return Break(fail_or(self.total, libc::EPIPE)); // the error is for the next call
         }
-        // Where nothing was asked for, whatever wakes it ends the kernel's call. (Our doorbell does not.)
+        // In the kernel, a zero-length receive ends with any wake-up. (Our doorbell does not count as one.)
         let looks = matches!(woke, Woke::Look { .. }) && !anew;
         self.slept |= ms != 0;
         if self.iov.left() == 0 && self.slept && (!looks || self.call.was_shut(l) || stirs(fd)) {
@@ -490,7 +497,7 @@ impl Receiving<'_> {
         match woke {
             Woke::Look { kernel } => self.look = kernel,
             Woke::Timeout => return Break(fail_or(self.total, libc::EAGAIN)),
-            // The handler has closed it.
+            // The handler has closed the connection.
             Woke::Interrupted if self.total == 0 && !self.call.current(c, l) => {
                 return Break(fail(libc::EINTR))
             }
@@ -500,7 +507,7 @@ impl Receiving<'_> {
     }
 }
 
-/// The error that a look has left to the kernel: this call tells it.
+/// Fetches the error that an earlier look has left in the kernel, so that this call reports it.
 #[cold]
 fn take_kept(fd: i32) -> Received {
     let mut b = 0u8;
@@ -512,18 +519,18 @@ fn take_kept(fd: i32) -> Received {
     }
 }
 
-/// Does the buffer begin where no program has memory? The kernel refuses that before it looks for bytes.
+/// Does the buffer begin beyond user space? The kernel refuses that before it looks for bytes.
 fn beyond(v: &iovec) -> bool {
     v.iov_base.addr() > isize::MAX as usize
 }
 
-/// Has TCP anything to tell?
+/// Has TCP anything to report?
 fn stirs(fd: i32) -> bool {
     sys::poll1(fd, native::ANY_NEWS) != 0
 }
 
-/// For a peek that waits for all it asks for, with a part of it there: naps a little, for nothing wakes
-/// who finds bytes. False: the end, an error, a signal, an urgent byte.
+/// For a peek that waits for all it asks for and has found a part: naps for 1 ms, because nothing wakes a thread
+/// while bytes are readable anyway. False: end of file, an error, a signal or an urgent byte has come.
 fn more_may_come(fd: i32) -> bool {
     let end = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
     sys::poll_ms(fd, libc::POLLRDHUP, 1).is_ok_and(|e| e & end == 0) && !at_mark(fd)

@@ -19,7 +19,7 @@ use link::lane::{tx, Iov, Memory, Sent};
 use link::layout::{RING_FAST_LOG2, RING_LOG2_MAX};
 use link::prim::cpu_and_ticks;
 
-/// Milliseconds without progress of a far reader after which a full ring goes down: word of it comes late.
+/// The same limit as [`FULL_MS`] for a far reader, whose progress is reported late.
 const FULL_FAR_MS: u64 = 200;
 
 /// Sends `vecs`. `native` makes the application's own call.
@@ -58,7 +58,7 @@ unsafe fn send_plain(
 ) -> isize {
     let c = table::conn(i);
     if c.tx.on_lane() {
-        real::test_cancel(); // the kernel's calls do it, and we may make none
+        real::test_cancel(); // as the kernel's calls do; on a lane we may make none
     }
     let _inside = thread::enter();
     if c.tx.on_lane() && !still(fd, i, c, table::local(i), Way::Send) {
@@ -125,11 +125,11 @@ struct Sending<'a> {
     vecs: &'a [iovec],
     iov: Iov<'a>,
     total: usize,
-    /// End of the wait that SO_SNDTIMEO allows, once it was asked for: see [`deadline`].
+    /// End of the wait that SO_SNDTIMEO allows, once it has been read: see [`deadline`].
     until: Option<Option<u64>>,
-    /// It has waited for an answer although it may not block.
+    /// It has waited once for the far node's answer although it may not block.
     patient: bool,
-    /// End of the moment that it gives the reader: see [`short`].
+    /// End of the time that it gives the reader to make room: see [`short`].
     moment: u64,
     cut: Cut,
 }
@@ -140,7 +140,8 @@ impl Sending<'_> {
     #[inline(never)]
     unsafe fn on_tcp(&mut self, own: &dyn Fn() -> isize) -> ControlFlow<isize> {
         let (i, c, l) = (self.i, self.c, self.l);
-        // (A copy that it goes on with is there, and counted, before it is registered.)
+        // (The descriptor copy for the rest of the call must exist and be counted before the connection is
+        // registered.)
         if self.total > 0 && self.call.native(c, l).is_none() {
             return Break(closed(self.total));
         }
@@ -175,7 +176,7 @@ impl Sending<'_> {
         });
         let made = native(self.call, (c, l), Way::Send, true, || match goes_on {
             false => send_or_told(c, own),
-            true if total > 0 && c.has_error() => 0, // the next call tells it
+            true if total > 0 && c.has_error() => 0, // the next call reports it
             // SAFETY: by contract.
             true => send_or_told(c, || unsafe {
                 rest(Way::Send, c, fd, self.iov.clone(), flags, total, sleeps)
@@ -183,17 +184,17 @@ impl Sending<'_> {
         });
         let r = match made {
             Native::Made { says, ours: true } => says,
-            // Closed while it was under way: the kernel has finished it.
+            // The connection was closed during the call, which the kernel has finished.
             Native::Made { says, ours: false } => return Break(total as isize + says),
             Native::Closed => return Break(closed(total)),
             Native::Lane => return Continue(()),
         };
         if far {
-            // The far node is asked while the application does something else.
+            // The far node is asked for the switch while the application does something else.
             crate::preserving_errno(|| promote::try_up(i, c, l, fd));
         }
         let bad = r < 0 && crate::errno() == libc::EFAULT;
-        let (whole, r) = (total + self.iov.left(), total as isize + r); // (after a part it is no error)
+        let (whole, r) = (total + self.iov.left(), total as isize + r); // after a part, `r` is no error
         if r < whole as isize {
             if !bad && short::was_taken((c, l), fd, total, whole) {
                 return Break(whole as isize);
@@ -210,12 +211,12 @@ impl Sending<'_> {
             return Break(self.ended());
         };
         if c.owner_pid.load(Relaxed) != process::me() {
-            promote::take_down(self.i); // a forked child: back to TCP, where both may send
+            promote::take_down(self.i); // a forked child: back to TCP, where both processes may send
         }
         if c.tx.shut.load(Relaxed) != 0 {
-            return Break(self.ended()); // though the kernel may not know yet
+            return Break(self.ended()); // the kernel may not have been told yet
         }
-        // Before, not after: what meets nobody must meet TCP, which answers.
+        // Check before publishing, not after: if the peer is gone, the bytes must go to TCP, which reports that.
         let (me, now) = cpu_and_ticks();
         if now.wrapping_sub(l.checked.load(Relaxed)) > CHECK_US * wait::cycles_per_us() {
             l.checked.store(now, Relaxed);
@@ -229,7 +230,7 @@ impl Sending<'_> {
             self.total += n;
             link.moved();
             if m.own_rx().cpu.load(Relaxed) != me {
-                m.own_rx().cpu.store(me, Relaxed); // a hint for the other side's spin
+                m.own_rx().cpu.store(me, Relaxed); // a hint for the peer's spin
             }
             return match self.iov.left() {
                 0 if self.total == 0 => Break(self.nothing()),
@@ -240,7 +241,7 @@ impl Sending<'_> {
         self.no_room(link, &m, sent)
     }
 
-    /// Of no bytes the kernel says what it would of some.
+    /// As in the kernel, a zero-length send returns the error that a send of bytes would.
     #[cold]
     fn nothing(&self) -> isize {
         let told = match self.c.take_error() {
@@ -254,7 +255,7 @@ impl Sending<'_> {
         }
     }
 
-    /// Puts on the ring what there is room for.
+    /// Puts as many bytes on the ring as there is room for.
     #[inline(always)]
     fn put(&mut self, link: &Link, m: &Memory) -> ControlFlow<isize, Sent> {
         let (c, l) = (self.c, self.l);
@@ -267,7 +268,7 @@ impl Sending<'_> {
         let fd = l.fd.load(Relaxed);
         let was = c.tx.is_up();
         let s = c.tx.send(m, &Sock { fd, link }, &mut self.iov);
-        // It goes on, or sleeps: before a closer gets the lock.
+        // If the call goes on, or sleeps, it takes hold before a closing thread gets the lock.
         if self.iov.left() > 0 && !self.nb && !matches!(s, Sent::Reset(_)) {
             self.call.hold(c, l);
         }
@@ -279,7 +280,7 @@ impl Sending<'_> {
         Continue(s)
     }
 
-    /// Nobody can send any more: the lane, the connection or this direction has ended.
+    /// Nothing can be sent any more: the lane, the connection or this direction has ended.
     #[cold]
     fn ended(&self) -> isize {
         match self.total {
@@ -335,7 +336,8 @@ impl Sending<'_> {
             return Continue(());
         }
         if !self.patient && !full && c.tx.awaits(m) {
-            // One answer, once per switch: worth more than an EAGAIN that TCP would not give.
+            // Wait for the far node's answer, once per switch, rather than return an EAGAIN that TCP would not
+            // give.
             self.patient = true;
             if !self.call.hold(c, l) {
                 return Break(closed(self.total));
@@ -351,7 +353,7 @@ impl Sending<'_> {
         Break(fail_or(self.total, libc::EAGAIN))
     }
 
-    /// Until when it may sleep; `None`: for ever.
+    /// End of its wait; `None`: it may sleep for ever.
     #[cold]
     fn until(&mut self, fd: i32) -> Option<u64> {
         let c = self.c;
@@ -360,7 +362,7 @@ impl Sending<'_> {
             .get_or_insert_with(|| deadline(c, fd, libc::SO_SNDTIMEO))
     }
 
-    /// Sleeps until there may be room. It holds the connection.
+    /// Sleeps until there may be room. The call holds the connection.
     fn sleep(&mut self, full: bool, link: &Link, m: &Memory) -> ControlFlow<isize> {
         let (i, c, l) = (self.i, self.c, self.l);
         let fd = self.call.fd(l);
@@ -374,7 +376,7 @@ impl Sending<'_> {
         };
         let any = end.is_some() || self.total > 0;
         let woke = wait::wait(i, c, l, For::Space, t, any);
-        // As the kernel has it.
+        // As in the kernel, a call that restarts after a handler reads its blocking mode and time-out again.
         if woke != Woke::Interrupted && thread::begins_anew() {
             (self.nb, self.until) = (nonblocking(c, self.flags), None);
         }
@@ -398,7 +400,7 @@ impl Sending<'_> {
     }
 }
 
-/// The ring is full: has it been so for long, without the reader taking anything, and would TCP take more?
+/// The ring is full: has it been full for long without the reader taking anything, and would TCP take more?
 pub fn full_for_long(c: &Conn, l: &Local, m: &Memory) -> bool {
     if c.tx.is_bounded(m) {
         return false;
@@ -417,10 +419,10 @@ pub fn full_for_long(c: &Conn, l: &Local, m: &Memory) -> bool {
     now.saturating_sub(since) > most
 }
 
-/// Ring full for long: down, and up again only later. `ours`, asked under the lock: is this still the
-/// connection that was looked at?
+/// A ring that was full for long: the direction goes down, and up again only later. `ours`, asked under the lock:
+/// is this still the connection that was looked at?
 pub fn go_down_full(c: &Conn, l: &Local, link: &Link, m: &Memory, ours: impl Fn() -> bool) {
-    // Tried only: this may run under the lock of an epoll set.
+    // Only try the lock: this may run under the lock of an epoll set, which is later in the order of locks.
     let Some(_g) = lock::try_lock(&c.tx.lock) else {
         return;
     };
@@ -432,9 +434,9 @@ pub fn go_down_full(c: &Conn, l: &Local, link: &Link, m: &Memory, ours: impl Fn(
     }
 }
 
-/// A lane that fills its ring gets a larger one, if the daemon allows and the reader has left the one before.
-/// (Not while another process holds the connection: what was mapped here since the fork it does not have.)
-/// `most`: log2 of its size at most. `ours` as above.
+/// A lane that fills its ring gets a larger one, if the daemon allows it and the reader has left the previous
+/// ring. (Not while another process holds the connection: it does not have mapped what was mapped here since the
+/// fork.) `most`: log2 of the largest size. `ours`: as above.
 fn grow(
     c: &Conn,
     (link, m, fd): (&Link, &Memory, i32),
@@ -445,7 +447,7 @@ fn grow(
         return false;
     };
     let log2 = c.tx.ring_log2();
-    // (Across nodes the daemon pins it, and the bound is not known there.)
+    // (Across nodes the daemon pins the ring, and the bound is not known there.)
     let most = if m.far() { RING_FAST_LOG2 } else { most };
     let max = control::ring_sizes().1.min(most);
     if !ours() || log2 == 0 || log2 >= max || !c.tx.can_move(m) || table::holders(c) != 1 {

@@ -1,4 +1,4 @@
-//! `sendfile` onto a lane: read in pieces, and sent like any other bytes.
+//! `sendfile` onto a lane: the file is read in pieces, which are sent like any other bytes.
 
 use super::parts::{Cut, PART};
 use super::send::run;
@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32};
 /// Bytes read and sent at a time.
 const PIECE: usize = 32 << 10;
 
-/// `sendfile` onto a lane: read and send in pieces, moving the file's position by what was sent.
+/// `sendfile` onto a lane: reads and sends in pieces, and advances the file's position by what was sent.
 ///
 /// # Safety
 /// `off` is null or the application's valid pointer.
@@ -76,11 +76,11 @@ pub unsafe fn sendfile(
             return if total > 0 { total as isize } else { r };
         }
     }
-    // Before the buffer is taken, for what is to be undone is undone in turn.
+    // Hold before taking the buffer: clean-up handlers run in reverse order.
     if !call.hold(c, l) {
         return closed(total);
     }
-    // More than one piece: neither socket nor file may become another's in between.
+    // With several pieces, the file's number could stand for another file in between: use a copy.
     if count > PIECE {
         input = call.file(input);
     }
@@ -115,7 +115,7 @@ pub unsafe fn sendfile(
     if off.is_null() {
         let _ = sys::lseek(input, pos, libc::SEEK_SET);
     } else if !pages::writable(off, 8) {
-        return fail(libc::EFAULT); // after all, as the kernel
+        return fail(libc::EFAULT); // after the bytes were sent, as in the kernel
     } else {
         // SAFETY: as above.
         unsafe { *off = pos };
@@ -123,7 +123,7 @@ pub unsafe fn sendfile(
     total as isize + r
 }
 
-/// Reads and sends up to `count` bytes, and moves `pos` behind them.
+/// Reads and sends up to `count` bytes, and advances `pos` past them.
 ///
 /// # Safety
 /// `buf` has room for a piece.
@@ -158,7 +158,7 @@ unsafe fn pieces(
             if total == 0 {
                 return r;
             }
-            Way::Send.put_error(table::conn(i), fd, crate::errno()); // told by the next call
+            Way::Send.put_error(table::conn(i), fd, crate::errno()); // the next call reports it
             over = super::short::was_taken((table::conn(i), table::local(i)), fd, total, count);
             if !over {
                 break;
@@ -174,7 +174,7 @@ unsafe fn pieces(
     total as isize
 }
 
-/// Memory for a piece: on the stack there may be no room for it. A few are kept.
+/// Memory for a piece, because the stack may have no room for it. A few buffers are kept for reuse.
 struct Buffer {
     p: *mut u8,
     kept: Option<u32>,
@@ -198,7 +198,7 @@ impl Buffer {
             }
         }
         for k in 0..KEPT as u32 {
-            // Acquire: whoever gave it is done with it.
+            // Acquire: the thread that gave the buffer back has finished with it.
             if TAKEN.fetch_or(1 << k, Acquire) & 1 << k == 0 {
                 return Some(Buffer {
                     p: p.wrapping_add(k as usize * PIECE),

@@ -1,12 +1,13 @@
-//! Short counts. A ring is smaller than the kernel's send buffer, and programs rely on that buffer: a message
-//! sent with MSG_DONTWAIT, or on a socket with a time-out, is taken whole there, and nobody looks at the
-//! count. So where the kernel would have taken more than the ring has room for, a send that may not wait
-//! gives the reader a moment, and then goes down, where TCP takes what it takes.
+//! Short counts. A ring is smaller than the kernel's send buffer, and programs rely on that buffer: it takes a
+//! message sent with MSG_DONTWAIT, or on a socket with a time-out, as a whole, and nobody looks at the count. So
+//! if the kernel would have taken more than the ring has room for, a send that may not wait gives the reader a
+//! moment, and then goes down to TCP, whose buffer takes the usual amount.
 //!
-//! Programs that are known to go on after a short count get one, and stay on the lane: those that watch for
-//! room with epoll, or with poll or select among other descriptors (a loop; one alone may be a time-out's), and
-//! those that have sent the rest of a message. But one that is refused room, and sends before it was told of some, does not
-//! just wait for it: it has a queue of its own, and perhaps a limit for that (servers that throw out slow readers).
+//! Programs that are known to continue after a short count get one, and stay on the lane: those that watch for
+//! room with epoll, or with poll or select among other descriptors (an event loop; a single descriptor may just
+//! implement a time-out), and those that have sent the rest of a message. But a program that is refused room, and
+//! sends again before it was told of some, does not simply wait for room: it has a queue of its own, perhaps with
+//! a limit (servers that disconnect slow readers).
 
 use crate::links::Link;
 use crate::table::Local;
@@ -19,10 +20,10 @@ use libc::iovec;
 use link::family::Conn;
 use link::lane::Memory;
 
-/// Milliseconds that the reader gets, once per call.
+/// Milliseconds that the reader gets to make room, once per call.
 const READER_MS: u64 = 3;
 
-/// The address of byte `n` of a message; 0: there is none.
+/// The address of byte `n` of a message; 0 if there is no such byte.
 fn address(vecs: &[iovec], mut n: usize) -> usize {
     for v in vecs {
         if n < v.iov_len {
@@ -33,7 +34,7 @@ fn address(vecs: &[iovec], mut n: usize) -> usize {
     0
 }
 
-/// A send has taken `n` bytes of these, and not all.
+/// Notes that a send has taken `n` bytes of these buffers, and not all.
 #[cold]
 pub fn told(l: &Local, vecs: &[iovec], n: isize) {
     l.starved.store(1, Relaxed);
@@ -41,14 +42,15 @@ pub fn told(l: &Local, vecs: &[iovec], n: isize) {
     l.rest.store(rest, Relaxed);
 }
 
-/// A wait for room (not for the edge at which there is some) has found none: who sends now does not just wait.
+/// A level-triggered wait has found no room: a program that sends now does not simply wait for room. (Waits for
+/// the edge do not count.)
 #[inline(always)]
 pub fn no_room(l: &Local) {
     l.refused.store(1, Relaxed);
 }
 
-/// A send has found the ring full, and says EAGAIN. Many a program tries until it is told that, and then waits: so
-/// another try counts only if it comes after a while.
+/// A send has found the ring full and returns EAGAIN. Many programs send until they get that, and then wait; so
+/// another attempt counts only if it comes after a while.
 #[cold]
 pub fn refused(l: &Local) {
     if l.refused.load(Relaxed) == 0 {
@@ -57,7 +59,7 @@ pub fn refused(l: &Local) {
     }
 }
 
-/// Has it been refused room, and been told of none since?
+/// Was the program refused room, and has it sent again before it was told of some?
 fn sends_all_the_same(l: &Local) -> bool {
     match l.refused.load(Relaxed) {
         0 => false,
@@ -74,7 +76,7 @@ pub fn has_room(l: &Local) {
     }
 }
 
-/// A send begins: with what an earlier one has left?
+/// A send begins: does it start with the rest of an earlier one?
 #[inline(always)]
 pub fn begins(l: &Local, vecs: &[iovec]) {
     if l.rest.load(Relaxed) != 0 {
@@ -85,8 +87,8 @@ pub fn begins(l: &Local, vecs: &[iovec]) {
     }
 }
 
-/// A registration with epoll waits for room. (Before anything was sent it waits for the end of a `connect`, which
-/// says nothing of later sends, unless it stays.)
+/// A registration with epoll waits for room. (Before anything was sent, it waits for `connect` to finish, which
+/// says nothing about later sends, unless it is edge-triggered and so stays registered.)
 #[inline(always)]
 pub fn watched(c: &Conn, l: &Local, mask: u32) {
     if l.copes.load(Relaxed) == 0 && mask & sets::OUT != 0 {
@@ -97,7 +99,7 @@ pub fn watched(c: &Conn, l: &Local, mask: u32) {
     }
 }
 
-/// `poll` or `select` looks for room on this connection, among so many descriptors.
+/// `poll` or `select` watches this connection for room, among `among` descriptors.
 #[inline(always)]
 pub fn polled(c: &Conn, l: &Local, events: i16, among: usize) {
     if among > 1 && events & libc::POLLOUT != 0 {
@@ -105,9 +107,9 @@ pub fn polled(c: &Conn, l: &Local, events: i16, among: usize) {
     }
 }
 
-/// Would the kernel have taken more of a send that finds the ring full and may not wait, or not any longer?
-/// Not if its buffer, too, would be full by now, or is as small as the application wanted it. `total`: what this call
-/// has sent.
+/// Would the kernel have taken more of a send that finds the ring full and may not wait (any longer)? It would not
+/// if its buffer would be full by now, too, or is as small as the application has set it. `total`: bytes that this
+/// call has sent.
 #[cold]
 pub fn kernel_has_room(c: &Conn, l: &Local, m: &Memory, fd: i32, total: usize) -> bool {
     let waits = l.copes.load(Relaxed) != 0 && !sends_all_the_same(l);
@@ -122,7 +124,7 @@ pub fn kernel_has_room(c: &Conn, l: &Local, m: &Memory, fd: i32, total: usize) -
     unread.max(total as u64) < u64::from(room)
 }
 
-/// What such a send does: gives the reader a moment, then goes down. `until`: the end of that moment.
+/// In that case, the send gives the reader a moment, and then goes down. `until`: the end of that moment.
 #[cold]
 pub fn make_room(
     call: &mut Call,
@@ -136,7 +138,7 @@ pub fn make_room(
         *until = now + READER_MS;
     }
     match until.saturating_sub(now) {
-        // (Closed meanwhile: the caller finds out.)
+        // (If the connection was closed meanwhile, the caller finds out.)
         left if left > 0 && call.hold(c, l) => {
             wait::wait(i, c, l, For::Space, left as i64, false);
         }
@@ -144,7 +146,7 @@ pub fn make_room(
     }
 }
 
-/// The count of a send that ends after `total` bytes, with `left` to be sent.
+/// The return value of a send that ends after `total` bytes, with `left` not sent.
 pub fn counted((c, l): (&Conn, &Local), fd: i32, total: usize, left: usize) -> isize {
     let whole = total + left;
     match left > 0 && was_taken((c, l), fd, total, whole) {
@@ -153,17 +155,18 @@ pub fn counted((c, l): (&Conn, &Local), fd: i32, total: usize, left: usize) -> i
     }
 }
 
-/// A send of `whole` bytes has sent `total`, and the connection was reset (not: shut down here, meanwhile). The kernel would have had all of them in its buffer before
-/// the other end could read the first one, and reset the connection: it says that they are sent, and its next call
-/// tells the error. (True: so do we. What may not have fitted into that buffer has a short count there, too.)
+/// A send of `whole` bytes has sent `total`, and the connection was reset meanwhile (not shut down by this
+/// process). With kernel TCP, all bytes would have been in the buffer before the other end could read the first
+/// one and reset the connection; the call would return `whole`, and the next one the error. True: return the same.
+/// (Sends that may not have fitted into that buffer get a short count from the kernel, too.)
 #[cold]
 pub fn was_taken((c, l): (&Conn, &Local), fd: i32, total: usize, whole: usize) -> bool {
-    // (Closed without an error: this end and the other one have ended.)
+    // (A socket that is closed without an error was ended by both ends.)
     let reset = || {
         let error = c.has_error() || sys::poll1(fd, 0) & libc::POLLERR != 0;
         error && sys::tcp_state(fd) == Some(CLOSE) && l.sends_ended.load(Relaxed) == 0
     };
     let room = || sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0) as usize;
-    // (Half of it: the kernel's own needs count in it.)
+    // (Half of the buffer, because the kernel's own structures count in its size.)
     total > 0 && reset() && whole <= room() / 2
 }

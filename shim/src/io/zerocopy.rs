@@ -1,9 +1,9 @@
-//! `MSG_ZEROCOPY` on a lane. The bytes are copied before the call returns, so its notification is due at
-//! once, and says so (SO_EE_CODE_ZEROCOPY_COPIED, as the kernel's own does over loopback).
+//! `MSG_ZEROCOPY` on a lane. The bytes are copied before the call returns, so its notification is due at once. It
+//! says that they were copied (SO_EE_CODE_ZEROCOPY_COPIED, as the kernel's notifications do over loopback).
 //!
-//! Each such call that sends something has a number, from 0 on for a socket. The kernel counts those that
-//! it has carried; from the first that a lane carries we count, and the kernel is not asked for zero copy on
-//! this connection again. So the numbers go on, and what the kernel still has to tell comes before ours.
+//! On each socket, the calls that send something are numbered from 0. The kernel numbers the calls that it
+//! carries. From the first call on a lane on, we number them, and the kernel is not asked for zero copy on this
+//! connection again. So the numbers are contiguous, and the kernel's outstanding notifications come before ours.
 
 use crate::table::{self, Local, ZEROCOPY_OURS};
 use crate::tcp::put_control;
@@ -14,7 +14,7 @@ use libc::{iovec, msghdr, sock_extended_err};
 
 const SO_EE_ORIGIN_ZEROCOPY: u8 = 5;
 const SO_EE_CODE_ZEROCOPY_COPIED: u8 = 1;
-/// First number that was not told yet, and the next to be given; the same where the kernel counts.
+/// The first number not notified yet, and the next number to give. They are equal while the kernel counts.
 fn numbers(word: u64) -> (u32, u32) {
     ((word >> 32) as u32, word as u32)
 }
@@ -23,7 +23,7 @@ fn pack(first: u32, next: u32) -> u64 {
     u64::from(first) << 32 | u64::from(next)
 }
 
-/// A send with MSG_ZEROCOPY. `go_on` is the send itself, with the flags that it gets, and how it calls the
+/// A send with MSG_ZEROCOPY. `go_on` is the send itself; its parameters are the flags to use and how to call the
 /// kernel.
 ///
 /// # Safety
@@ -54,7 +54,8 @@ pub unsafe fn send(
         let r = native();
         if r > 0 {
             counted.set(true);
-            // Before this caller leaves the gate: who goes up next goes on with the number.
+            // While this thread is still counted as native: whoever switches afterwards continues with the right
+            // number.
             let one_more = |w| {
                 let (first, next) = numbers(w);
                 Some(pack(first.wrapping_add(1), next.wrapping_add(1)))
@@ -82,7 +83,7 @@ fn header(vecs: &[iovec]) -> msghdr {
     h
 }
 
-/// One more call is done, and whoever waits hears so.
+/// Counts one more finished call, and wakes those who wait for its notification.
 fn notify(i: u32, l: &Local) {
     let _inside = thread::enter();
     l.zerocopy_ours.fetch_or(ZEROCOPY_OURS, Relaxed);
@@ -95,8 +96,8 @@ fn notify(i: u32, l: &Local) {
     wait::look(i);
 }
 
-/// A receive from the error queue of which the kernel has said that there is nothing: our notification, all
-/// calls in one range as the kernel joins them. `m`: where the call takes control data.
+/// A receive from the error queue, after the kernel had nothing there: returns our notification, with all finished
+/// calls in one range, as the kernel merges them. `m`: where the call takes control data.
 ///
 /// # Safety
 /// `m` is null or the application's message header.
@@ -135,7 +136,7 @@ pub unsafe fn told(i: u32, fd: i32, flags: i32, m: *mut msghdr) -> isize {
         ee_info: first,
         ee_data: next.wrapping_sub(1),
     };
-    // Behind it the kernel has room for an address, which stays empty.
+    // The kernel's message has room for an address after the error; it stays empty.
     const ERROR: usize = core::mem::size_of::<sock_extended_err>();
     let mut data = [0u8; ERROR + core::mem::size_of::<libc::sockaddr_in6>()];
     // SAFETY: plain words, and room for them.

@@ -1,10 +1,10 @@
-//! The sets of a `select`: arrays of bits, as long as the application says, or shorter.
+//! The sets of a `select`: bit arrays, which may be shorter than the application says.
 
 use crate::fdtab::{self, Fd};
 use crate::{pages, sys};
 use libc::fd_set;
 
-/// Is `fd` in a set, which has no end of its own?
+/// Is `fd` in the set? (A set does not know its own length.)
 ///
 /// # Safety
 /// The set is null, or has more than `fd` bits.
@@ -13,9 +13,10 @@ pub unsafe fn is_set(set: *const fd_set, fd: i32) -> bool {
     !set.is_null() && unsafe { *set.cast::<u8>().add(fd as usize / 8) } >> (fd % 8) & 1 != 0
 }
 
-/// How far the kernel would look into sets of `n` descriptors. Programs say more than their sets have
-/// (`getdtablesize`), since it looks no further than the process's table reaches; our own descriptors, at high
-/// numbers, make that larger. So the first stray bit above the application's own is the end.
+/// How far the kernel would look into sets of `n` descriptors. It looks no further than the size of the process's
+/// descriptor table, and programs rely on that: they pass an `n` larger than their sets (`getdtablesize`). Our own
+/// descriptors, at high numbers, make the table larger. So a set ends at the first bit above the application's
+/// numbers that is none of the application's descriptors.
 pub fn reach(n: i32, sets: [*mut fd_set; 3]) -> i32 {
     let own = table_with(fdtab::high()).max(libc::FD_SETSIZE as i32);
     if n <= own {
@@ -45,7 +46,7 @@ pub fn reach(n: i32, sets: [*mut fd_set; 3]) -> i32 {
     found.unwrap_or(end)
 }
 
-/// Entries of a descriptor table with this one in it.
+/// Size of a descriptor table that holds this number.
 fn table_with(fd: i32) -> i32 {
     (fd.max(63) as u32 + 1).next_power_of_two() as i32
 }

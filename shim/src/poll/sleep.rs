@@ -1,10 +1,10 @@
 //! The sleep of a `poll` or `select` on connections, and what may end it.
 //!
-//! What is listened to is found here, when the wait has decided to sleep, and nowhere before. A
-//! connection with a lane of ours is heard through the doorbell of its link, whatever mode it is in;
-//! one without is counted in as natively waited for, so that nobody can declare it ready meanwhile;
-//! and whoever attaches a lane wakes the waits that have a place and watch that connection
-//! (`wait::look`), so that they decide anew.
+//! What the sleep listens to is decided here, after the wait has decided to sleep, and nowhere before. A connection
+//! with a lane of this process is heard through the doorbell of its link, whatever mode it is in. A connection
+//! without one is counted as natively waited for, so that nobody can declare it ready meanwhile. A thread that
+//! attaches a lane wakes the waits that have a place and watch that connection (`wait::look`), so that they decide
+//! again.
 
 use super::{news, LINKS, RDNORM, STACK, WRNORM};
 use crate::fdtab;
@@ -21,11 +21,11 @@ pub(super) enum Slept {
     Again,
     /// The application's call failed; errno is set.
     Failed,
-    /// The application's time is over: look once more.
+    /// The application's time-out is over: look once more.
     Over,
 }
 
-/// `revents` of an entry that somebody else is at work on.
+/// `revents` of an entry whose connection is locked by another thread.
 pub(super) const STUCK: i16 = -1;
 
 /// Is the entry watched for data?
@@ -38,11 +38,11 @@ pub(super) fn for_bytes(p: &pollfd) -> bool {
     p.events & (POLLIN | RDNORM) != 0
 }
 
-/// Links of a wait, each once, by their slots. (References would take four times the stack.)
+/// The links of a wait without duplicates, by slot numbers. (References would take four times the stack.)
 pub(super) struct Links {
     all: [u16; LINKS],
     n: usize,
-    /// There are more than one wait can listen to.
+    /// There are more links than one wait can listen to.
     many: bool,
 }
 
@@ -79,18 +79,18 @@ impl Links {
     }
 }
 
-/// Connections that are counted in as natively waited for. Which they are is remembered:
-/// descriptors may change hands meanwhile.
+/// Connections that are counted as natively waited for. They are remembered by index, because descriptors may get
+/// another meaning meanwhile.
 pub(super) struct Natives {
     stack: [u32; STACK],
     mapped: Option<(*mut u8, usize)>,
     n: usize,
-    /// Of which table: see [`table::given_up`].
+    /// `table::given_up` when they were counted: a table given up since then has lost the counts.
     tables: u32,
 }
 
 impl Natives {
-    /// Enters the connections of `which`. `None`: one of them is not on TCP.
+    /// Counts the connections for which `which` holds. `None`: one of them is not on TCP.
     pub(super) fn enter(fds: &[pollfd], which: impl Fn(&pollfd, u32) -> bool) -> Option<Self> {
         let mut new = Natives {
             stack: [0; STACK],
@@ -141,16 +141,16 @@ impl Natives {
     }
 }
 
-/// Does the connection have a lane that this process works?
+/// The link of the connection's lane, if this process owns the lane.
 fn ours(i: u32) -> Option<&'static Link> {
     let c = table::conn(i);
     (c.owner_pid.load(Relaxed) == process::me())
         .then(|| lane::of(c, table::local(i)).map(|(l, _)| l))?
 }
 
-/// Sleeps until something may have changed, in the application's own call, with nothing held that a
-/// cancelled thread would leave locked. `tmp` has room for all entries and ours. `patient`: somebody has
-/// been at work on one of them for long, and what it has news of says nothing.
+/// Sleeps in the application's own call until something may have changed. Nothing is held that a cancelled thread
+/// would leave locked. `tmp` has room for all entries and for ours. `patient`: an entry has been locked by another
+/// thread for long, so its news must not keep this one awake.
 #[expect(clippy::too_many_lines)]
 pub(super) fn sleep(
     fds: &[pollfd],
@@ -160,14 +160,14 @@ pub(super) fn sleep(
     native: &impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> Slept {
     let n = fds.len();
-    // A number that means something else by now is the kernel's.
+    // (A number that means something else by now is left to the kernel.)
     for p in fds {
         if let Some(i) = fdtab::conn(p.fd).filter(|i| lane::engaged(table::conn(*i))) {
             tcp::still(p.fd, i, table::conn(i), table::local(i), tcp::Way::Receive);
         }
     }
     let conns = || fds.iter().filter_map(|p| fdtab::conn(p.fd));
-    // A forked child shares the parent's doorbells, which it must not drain: it naps.
+    // A forked child shares its parent's doorbells and must not drain them, so it sleeps in naps.
     let foreign = conns().any(|i| {
         let c = table::conn(i);
         lane::engaged(c) && c.owner_pid.load(Relaxed) != process::me()
@@ -176,11 +176,11 @@ pub(super) fn sleep(
     if end == 0 {
         return Slept::Again;
     }
-    // Without a lane there is nobody but kernel and daemon to be woken by.
+    // If no entry has a lane, only the kernel and the daemon can wake this thread.
     let alone = !foreign && !conns().any(|i| ours(i).is_some());
     let place = match foreign || alone {
         true => Place::none(),
-        // From here on, whoever attaches a lane to one of these wakes us.
+        // From here on, a thread that attaches a lane to one of these connections wakes this one.
         false => Place::take(conns().fold(0, |mask, i| mask | wait::bit(i))),
     };
     let mut links = Links::new();
@@ -189,7 +189,7 @@ pub(super) fn sleep(
         for_bytes(p) && ours(i).is_none() && !(foreign && lane::engaged(table::conn(i)))
     };
     let natives = match alone && links.len() > 0 {
-        true => None, // a lane came just now
+        true => None, // a lane was attached just now
         false => Natives::enter(fds, native_one),
     };
     let Some(natives) = natives else {
@@ -200,14 +200,14 @@ pub(super) fn sleep(
     let mut full = false;
     for (p, t) in fds.iter().zip(tmp.iter_mut()) {
         let stuck = patient && t.revents == STUCK;
-        // A FIN that is no event of this wait, and was looked at, does not end its sleep.
+        // A FIN that has been looked at and is no event of this wait must not end the sleep again.
         let ended = t.revents != STUCK && t.revents & POLLRDHUP != 0;
         *t = super::asked(p);
         if ended && p.events & POLLRDHUP == 0 && !for_bytes(p) {
             t.events &= !POLLRDHUP;
         }
         if stuck {
-            t.fd = -1; // what the kernel says of it, nobody can look into
+            t.fd = -1; // nobody can look into what the kernel reports about it
         }
         if let Some(c) = fdtab::conn(p.fd).map(table::conn) {
             full |= p.events & (POLLOUT | WRNORM) != 0 && c.tx.on_lane();
@@ -222,13 +222,13 @@ pub(super) fn sleep(
         let most = io::FULL_MS as i64 + 1;
         nap = if nap < 0 { most } else { nap.min(most) };
     }
-    let mut leads = 0u64; // a bit for each link
+    let mut leads = 0u64; // one bit for each link that this thread leads
     let leads_now = |leads: u64, k: usize| leads >> k & 1 != 0;
     if let Some(w) = place.index() {
         for (k, l) in links.iter() {
             leads |= u64::from(wait::join(l, w)) << k;
             if !leads_now(leads, k) && !(0..1000).contains(&nap) {
-                nap = 1000; // a follower sees to it now and then that there is a leader
+                nap = 1000; // a follower checks from time to time that there is still a leader
             }
         }
     }
@@ -267,7 +267,7 @@ pub(super) fn sleep(
             let entries = tmp.as_mut_ptr();
             Some(thread::or_undo(&undo, || {
                 match asleep(&|| native(entries, at, nap)) {
-                    // More entries than descriptors are allowed.
+                    // RLIMIT_NOFILE refuses the additional entries.
                     -1 if crate::errno() == libc::EINVAL => {
                         few::poll(&mut tmp[..at], &mut nap, mask, asleep)
                     }

@@ -1,11 +1,11 @@
-//! A peek at TCP into the application's buffers, for [`link::lane::Port`]: all of it in one call, for the kernel peeks
-//! from the first byte on only.
+//! A peek at TCP into the application's buffers, for [`link::lane::Port`]. All bytes are peeked in one call,
+//! because the kernel peeks only from the first unread byte on.
 
 use crate::sys;
 use libc::iovec;
 use link::lane::Iov;
 
-/// Buffers without memory of their own.
+/// Entries on the stack, for which no memory is mapped.
 const VECS: usize = 16;
 
 const NONE: iovec = iovec {
@@ -13,17 +13,17 @@ const NONE: iovec = iovec {
     iov_len: 0,
 };
 
-/// Buffers that the kernel takes in one call.
+/// Most entries that the kernel takes in one call.
 const MOST: usize = 1024;
 
 /// See [`link::lane::Port::tcp_peek`].
 pub fn peek(fd: i32, iov: Iov<'_>, what: (usize, &mut [u8], usize)) -> Result<usize, i32> {
     let mut few = [NONE; VECS];
-    // The gap, and a buffer that it cuts in two.
+    // One entry for the gap, and one for a buffer that the gap splits.
     let most = (iov.runs() + 2).min(MOST);
     let bytes = most * size_of::<iovec>();
     let mapped = match most > VECS {
-        true => sys::map_private(bytes).ok(), // without memory: as far as these go
+        true => sys::map_private(bytes).ok(), // without memory, peek only as far as these reach
         false => None,
     };
     let vecs: &mut [iovec] = match mapped {
@@ -33,7 +33,7 @@ pub fn peek(fd: i32, iov: Iov<'_>, what: (usize, &mut [u8], usize)) -> Result<us
     };
     let n = fill(vecs, iov, what);
     let r = match vecs {
-        // (A look at one byte, as most are.)
+        // (A peek at one byte, as most are.)
         [v, ..] if n == 1 => sys::recv(fd, v.iov_base.cast(), v.iov_len, libc::MSG_PEEK),
         vecs => {
             // SAFETY: all-zero is a valid msghdr.
@@ -49,7 +49,7 @@ pub fn peek(fd: i32, iov: Iov<'_>, what: (usize, &mut [u8], usize)) -> Result<us
     r
 }
 
-/// The buffers for the first bytes, the gap, and those for the rest. How many entries they take.
+/// Fills in the buffers for the first bytes, the gap, and the buffers for the rest; returns the number of entries.
 fn fill(
     vecs: &mut [iovec],
     mut iov: Iov<'_>,

@@ -1,4 +1,4 @@
-//! What an operator, or the daemon in a hurry, wants of connections.
+//! Commands for connections: from an operator, or from the daemon for an end in a hurry.
 
 use super::*;
 use crate::{fdtab, lane, sets, sys, table};
@@ -37,7 +37,7 @@ pub fn command(conn: u32, gen: u32, what: u32) {
                 let fd = table::local(i).fd.load(Relaxed);
                 if let Some((link, m)) = lane::of(c, table::local(i)) {
                     if let Some(_g) = lock::lock(&c.rx.lock) {
-                        c.rx.unwant_down(&m, &Sock { fd, link }); // as long as the wish stands, nobody switches up
+                        c.rx.unwant_down(&m, &Sock { fd, link }); // the peer does not go up while this stands
                     }
                 }
                 try_ready(i, c, table::local(i));

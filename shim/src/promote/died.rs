@@ -1,10 +1,11 @@
-//! A process of the family died with the lock of a direction.
+//! A process of the family has died while it held the lock of a direction.
 
 use crate::port::Sock;
 use crate::{lane, table, tcp};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
-/// `word`, a lock, is ours now, and was a dead process's: if it is a direction's, what that one did last is found out.
+/// We have taken over the lock `word` from a dead process. If it is a direction's lock, the direction's state is
+/// repaired by what the kernel says about the holder's last step.
 #[cold]
 pub fn holder_died(word: &AtomicU32) {
     let Some(i) = table::entry_of(word) else {
@@ -16,7 +17,7 @@ pub fn holder_died(word: &AtomicU32) {
     };
     let fd = l.fd.load(Relaxed);
     if !table::is_at(c, fd) {
-        return; // it is being closed, or an inlined system call has done that
+        return; // it is being closed, or an inlined system call has closed it
     }
     let port = Sock { fd, link };
     let found = match core::ptr::eq(word, &c.tx.lock) {

@@ -1,4 +1,4 @@
-//! Lanes to other nodes whose way is gone: back to TCP, and then given back (`retire`). Called with no lock held.
+//! Far lanes whose link is gone: back to TCP, and then given back (`retire`). Called with no lock held.
 
 use super::set_reason;
 use crate::links::{Link, GONE};
@@ -9,8 +9,8 @@ use link::family::{flag, Conn};
 use link::lane::tx;
 use link::reason::Reason;
 
-/// The way to the other node is gone, or the daemon that knows it: everything goes on over TCP,
-/// and the connection may be promoted anew.
+/// The link to the other node is gone, or the daemon that serves it: the connection continues on TCP, and may be
+/// promoted again.
 pub(super) fn gone(i: u32, c: &Conn, link: &Link) {
     let l = table::local(i);
     let Some((_, m)) = lane::of(c, l) else { return };
@@ -37,15 +37,15 @@ pub(super) fn gone(i: u32, c: &Conn, link: &Link) {
     }
 }
 
-/// A direction that was shut down while it was on the ring is on TCP now.
+/// A direction that was shut down while it was on the ring is on TCP now: makes the kernel's shutdown.
 pub(super) fn shut_late(c: &Conn, fd: i32) {
     if c.tx.shut.load(Relaxed) != 0 && c.tx.mode.load(Relaxed) == tx::mode::TCP {
         let _ = sys::shutdown(fd, libc::SHUT_WR);
     }
 }
 
-/// The daemon has greeted us, perhaps not for the first time: what it was told over an earlier connection
-/// may be lost.
+/// The daemon has greeted us, perhaps not for the first time. Shutdowns that it was told of over an earlier
+/// control connection may be lost: tells it again.
 pub fn greeted() {
     table::each(|i, c| {
         if c.flags.load(Relaxed) & flag::FAR == 0 || c.tx.shut.load(Relaxed) == 0 {

@@ -1,4 +1,4 @@
-//! Registration with the daemon: when, and what becomes of one that is not answered with a lane.
+//! Registration with the daemon: when it is made, and what happens if it is not answered with a lane.
 
 use super::{unwatched, CLOSED_DOORS};
 use crate::table::{self, set_reason};
@@ -9,7 +9,7 @@ use link::msg::register;
 use link::os::TcpInfo;
 use link::reason::Reason;
 
-/// Registers the connection if nothing speaks against it now.
+/// Registers the connection if nothing forbids it now.
 pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     if !control::ensure() {
         if env::eager() {
@@ -17,7 +17,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
         }
         if !control::ensure() {
             return match control::fd() >= 0 {
-                true => table::later(c, Reason::TimeoutDaemon, 2), // it has been greeted, and answers soon
+                true => table::later(c, Reason::TimeoutDaemon, 2), // a greeting was sent, and the answer comes soon
                 false => table::later(c, control::absence(), 50),
             };
         }
@@ -44,7 +44,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
         return;
     }
-    // (In a child, that of its parent, which has given the lane back.)
+    // (In a child, this may be the link of its parent, which has given the lane back.)
     table::local(i).link.store(core::ptr::null_mut(), Release);
     if !received::is_evident(c, table::local(i)) {
         return table::later(c, Reason::Young, 5);
@@ -69,8 +69,8 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
             return send((i, fd), c, [tx_kpos, rx_kpos], 0);
         }
     }
-    // Other threads may be moving bytes natively this moment; otherwise somebody bypasses us. (Who was inside when
-    // the kernel was asked still is, or has added to the count.)
+    // Other threads may be moving bytes natively right now; if not, the hooks were bypassed. (A call that was in
+    // progress when the kernel was asked still is, or has added its bytes to the count.)
     let counted = [c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst)];
     let position = sys::tcp_position(fd);
     let quiet = c.tx.natives.load(SeqCst) == 0
@@ -80,7 +80,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     let taken = position.is_some_and(|k| k.taken != counted[1]);
     match c.flags.load(Relaxed) & flag::RECEIVED {
         0 if quiet && sent => table::disqualify(c, Reason::Bypassed),
-        // Who has handed it on may go on with it for a while.
+        // The process that handed the connection on may continue to use it for a while.
         flag::RECEIVED if quiet && (sent || taken) => {
             received::begin_anew(c);
             send((i, fd), c, counted, register::MISCOUNTED);
@@ -89,7 +89,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     }
 }
 
-/// Asks the daemon. `flags`: beside the usual ones.
+/// Sends the registration to the daemon. `flags`: in addition to the usual ones.
 fn send((i, fd): (u32, i32), c: &Conn, kpos: [u64; 2], flags: u32) {
     let (me, l) = ((i, c.gen.load(Relaxed)), table::local(i));
     let m = received::registration(c, l, me, kpos, flags);
@@ -102,18 +102,18 @@ fn send((i, fd): (u32, i32), c: &Conn, kpos: [u64; 2], flags: u32) {
         c.flags.fetch_and(!flag::REGISTERED, SeqCst);
         table::later(c, Reason::TimeoutDaemon, 20);
     } else if l.refs.load(SeqCst) == 0 {
-        control::take_back(i, me.1); // another thread has closed it, and not seen this
+        control::take_back(i, me.1); // another thread has closed it without seeing the flag
     }
 }
 
-/// The registration is answered, with a lane that is not wanted now: it may be wanted later.
+/// The registration was answered with a lane that is not wanted now. The connection may register again later.
 pub(super) fn unregister(c: &Conn, gen: u32) {
     if c.gen.load(Relaxed) == gen && c.owner_pid.load(Relaxed) == process::me() {
         c.flags.fetch_and(!flag::REGISTERED, Relaxed);
     }
 }
 
-/// Whoever registered an inherited connection has ended without an answer: nobody waits for one.
+/// The process that registered an inherited connection has ended without an answer: the registration is void.
 pub(super) fn disown(c: &Conn) {
     let owner = c.owner_pid.load(Relaxed);
     if c.flags.load(Relaxed) & (flag::REGISTERED | flag::LANE) == flag::REGISTERED
@@ -146,7 +146,7 @@ pub fn declined(i: u32, gen: u32, local: u32, peer: u32, retry_ms: u32) {
     c.flags.fetch_and(!flag::REGISTERED, Relaxed);
 }
 
-/// The daemon is gone: whoever waited for it may try the next one.
+/// The daemon is gone: connections that waited for its answer may ask the next one.
 pub fn daemon_lost() {
     table::each(|_, c| {
         let ours = c.owner_pid.load(Relaxed) == process::me();

@@ -1,5 +1,5 @@
-//! Lanes that are given back: the way to another node is gone, the other end has no use for its own, the connection
-//! has gone to another program, or it ends. Called with no lock held.
+//! Lanes that are given back: the link to another node is gone, the other end does not use its own lane, the
+//! connection has gone to another program, or it ends. Called with no lock held.
 
 use super::has;
 use crate::links::{Link, GONE};
@@ -13,7 +13,7 @@ use link::reason::Reason;
 /// Milliseconds after which a connection whose lane was given back may be registered again.
 const AGAIN_MS: u64 = 200;
 
-/// A lane that is of no use any more is given back when both directions are on TCP.
+/// Gives back a lane that has become useless, once both directions are on TCP.
 #[cold]
 pub(super) fn retire(i: u32, c: &Conn) {
     let l = table::local(i);
@@ -26,7 +26,8 @@ pub(super) fn retire(i: u32, c: &Conn) {
     if !(forsaken || left || link.is_far() && link.state.load(Relaxed) == GONE) {
         return;
     }
-    // Only its owner knows which of his epoll sets watch it; an heir may when he is dead.
+    // Only the owner knows which of its epoll sets watch the connection; another process may do this when the
+    // owner is dead.
     let owner = c.owner_pid.load(Relaxed);
     if owner != process::me() && (left || !process::is_gone(owner)) {
         return;
@@ -37,7 +38,7 @@ pub(super) fn retire(i: u32, c: &Conn) {
     if forsaken && !is_clear(i, c, link) || lane::engaged(c) {
         return;
     }
-    // (Who has something to tell that only the lane's registrations can tell keeps it.)
+    // (If there is something left to report that only the lane's registrations can report, the lane stays.)
     if left && (c.has_error() || l.notifies()) {
         return;
     }
@@ -52,7 +53,8 @@ pub(super) fn retire(i: u32, c: &Conn) {
     }
 }
 
-/// The other end's lane is no more: nobody will go up, and what has come down is on TCP. Both locks held.
+/// The other end has no lane any more: will nothing go up, and is everything that came down on TCP? Both locks are
+/// held.
 fn is_clear(i: u32, c: &Conn, link: &Link) -> bool {
     let l = table::local(i);
     let Some((_, m)) = lane::of(c, l) else {
@@ -63,7 +65,7 @@ fn is_clear(i: u32, c: &Conn, link: &Link) -> bool {
         link,
     };
     let was = c.tx.is_up();
-    let _ = c.tx.look(&m, &port); // it may have asked for that before
+    let _ = c.tx.look(&m, &port); // the peer may have requested to go down before
     if was && !c.tx.is_up() {
         probes::went_down(c);
     }
@@ -71,7 +73,7 @@ fn is_clear(i: u32, c: &Conn, link: &Link) -> bool {
         && matches!(c.rx.revoke(&m, &port), Ok(rx::Revoked::Clear))
 }
 
-/// The connection, on TCP in both directions, no longer has its lane. Both locks held.
+/// Takes the lane from a connection that is on TCP in both directions. Both locks are held.
 fn give_back(i: u32, c: &Conn, link: &Link) -> bool {
     if c.flags
         .fetch_and(!(flag::LANE | flag::FAR | flag::FORSAKEN), Relaxed)
@@ -86,11 +88,11 @@ fn give_back(i: u32, c: &Conn, link: &Link) -> bool {
     true
 }
 
-/// Tells the daemon that we are done with a lane; and that the other end is to give its own back, if the connection
-/// goes on elsewhere.
+/// Tells the daemon that we have finished with a lane, and, if the connection continues elsewhere, that the other
+/// end must give its own lane back.
 fn tell(c: &Conn, link: &Link, goes_on: bool) {
     if !link.is_far() && c.owner_pid.load(Relaxed) != process::me() {
-        return; // an heir: the daemon finishes the lanes of the dead
+        return; // not the owner: the daemon ends the lanes of dead processes
     }
     let slot = c.lane.load(Relaxed);
     let goes_on = goes_on || c.flags.load(Relaxed) & flag::LEFT != 0;
@@ -100,8 +102,9 @@ fn tell(c: &Conn, link: &Link, goes_on: bool) {
     }
 }
 
-/// The connection has left for good. A lane to another node must not leave a copy with the daemon, which would
-/// hold back the end that its next owner makes; and at the other end of one within the node there shall be place for the next.
+/// The connection has left for good. For a lane to another node, the daemon must not keep a copy of the socket,
+/// which would hold back the FIN of its next owner. Within the node, the other end must become free for its next
+/// lane.
 pub fn left(i: u32) {
     let c = table::conn(i);
     let Some((link, _)) = lane::of(c, table::local(i)) else {
@@ -109,7 +112,7 @@ pub fn left(i: u32) {
     };
     if !link.is_far() {
         if !table::is_vfork_child() {
-            retire(i, c); // (it has not the parent's epoll sets)
+            retire(i, c); // (a vfork child does not have the parent's epoll sets)
         }
         return;
     }
@@ -117,8 +120,8 @@ pub fn left(i: u32) {
     give_back(i, c, link);
 }
 
-/// The other end does not take its lane, or has given it back: so does ours, and the connection may be registered
-/// again.
+/// The other end has refused its lane or given it back: gives back this end's lane, too; then the connection may
+/// be registered again.
 pub fn lane_gone(link: &Link, lane_no: u32, i: u32, gen: u32) {
     if i as usize >= link::family::CONNS {
         return;
@@ -138,8 +141,9 @@ pub fn lane_gone(link: &Link, lane_no: u32, i: u32, gen: u32) {
     retire(i, c);
 }
 
-/// The connection is closed here, its lane given back, and it goes on in other processes of the family, which may get
-/// one (unless something bars it: it was reset, or one of them has handed it on, or set an option, meanwhile).
+/// The connection is closed here, its lane is given back, and other processes of the family continue with it. They
+/// may get a lane, unless something forbids it: it was reset, or one of them has handed it on or set an option
+/// meanwhile.
 pub fn yielded(c: &Conn) {
     if c.flags.load(Relaxed) & flag::DISQUALIFIED == 0 {
         table::later(c, Reason::Shared, AGAIN_MS);
@@ -147,7 +151,8 @@ pub fn yielded(c: &Conn) {
     }
 }
 
-/// The connection ends in this process: the lane is given back. `goes_on`: others have the connection.
+/// The connection ends in this process, and its lane is given back. `goes_on`: other processes hold the
+/// connection.
 pub fn end_lane(i: u32, goes_on: bool) {
     let c = table::conn(i);
     let l = table::local(i);
@@ -159,7 +164,7 @@ pub fn end_lane(i: u32, goes_on: bool) {
         return;
     }
     if let Some((link, _)) = lane::of(c, l) {
-        // The newest ring is remembered for the slot's next use.
+        // The newest ring stays noted in the slot until its next use.
         if link.state.load(Relaxed) != 0 && c.owner_pid.load(Relaxed) == process::me() {
             tell(c, link, goes_on);
         }

@@ -1,18 +1,18 @@
-//! Which connections of a set are in its inner set, and which of those are queued for a look.
+//! Which connections of a set are in its inner set, and which of those are queued to be looked at.
 //!
-//! Everything that changes membership runs under the set's lock.
+//! All changes of membership are made under the set's lock.
 
 use super::*;
 use crate::{ends, fdtab, lane, links, sys, table};
 use core::sync::atomic::fence;
 
-/// Slots to look at.
+/// Number of slots that have to be looked at.
 #[inline(always)]
 pub fn slots(s: &Set) -> usize {
     (s.high.load(Relaxed) as usize).min(LINKS)
 }
 
-/// The link is about to be given back: no set watches it any more.
+/// The link is about to be given back: removes it from all sets.
 pub fn unbind(link: &Link) {
     if SET_TABLE.load(Relaxed).is_null() {
         return;
@@ -45,8 +45,8 @@ pub fn set_link(s: &Set, k: usize) -> Option<&'static Link> {
     }
 }
 
-/// The connection got a lane on `link`: its registrations move to inner sets. Idempotent. False if
-/// one of them could not: then nobody may be told that this end is ready.
+/// The connection has got a lane on `link`: its registrations move to inner sets. Idempotent. False if one of them
+/// cannot move: then this end must not be declared ready.
 pub fn activate(conn: u32, link: &Link) -> bool {
     // SYNC entered: there is a lane, then we look for registrations; who adds one enters it, then looks for a lane.
     fence(SeqCst);
@@ -55,8 +55,8 @@ pub fn activate(conn: u32, link: &Link) -> bool {
     all
 }
 
-/// Moves one registration. A one-shot one stays where it is: whether the kernel has used it up already cannot be
-/// seen. It moves when the application arms it, before the kernel hears of that.
+/// Moves one registration. A one-shot registration stays where it is, because we cannot see whether the kernel has
+/// already reported it. It moves when the application arms it again, before the kernel hears of that.
 pub fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     let s = set_at(set);
     let Some(_g) = lock::lock(&s.lock) else {
@@ -70,27 +70,28 @@ pub fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     reg.flags.load(Relaxed) & ACTIVE != 0 || !once && activate_held(s, set, conn, r, link)
 }
 
-/// The same of one that has not ended. Set lock held.
+/// The same for a registration that has not ended. Set lock held.
 pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool {
     let reg = reg_at(r);
-    // So was the link: the lane may have been given back, and `deactivate` been here before us.
+    // The link may be outdated: the lane may have been given back, and `deactivate` may have run before us.
     let now = table::local(conn).link.load(Acquire);
     if reg.flags.load(Relaxed) & ACTIVE != 0 || !core::ptr::eq(now, link) {
         return true;
     }
-    // What watches the set from outside, or is to wake one of several sets, asks the kernel: what is not
-    // there already stays there.
+    // If the set is watched from outside, or the registration is to wake only one of several sets, the program relies
+    // on the kernel: a registration that has not moved yet stays with it.
     if s.disqualified.load(Relaxed) != 0 || reg.mask.load(Relaxed) & EXCLUSIVE != 0 {
         return false;
     }
-    // Nor does it move before somebody is seen to wait here, unless it is on its lane by now, or only we have its news.
+    // Nor does it move before a hooked wait on the set, unless its connection is on the lane by now, or only the shim
+    // has its news.
     let (c, l) = (table::conn(conn), table::local(conn));
     let here = lane::engaged(c) || c.has_error() || l.notifies();
     if !here && refuses(s) {
         return false;
     }
     let Some(k) = bind(s, set, link) else {
-        s.disqualified.store(1, Relaxed); // too many links, or no descriptors: what is there stays
+        s.disqualified.store(1, Relaxed); // too many links, or no descriptors: what is in the kernel's set stays there
         return false;
     };
     let (epfd, inner, fd) = (
@@ -109,7 +110,7 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool 
     if s.groups[k].load(Relaxed) & (1 << g) == 0 {
         s.chain[k][g].store(0, Relaxed);
         reg.next_group.store(0, Relaxed);
-        // What was published so far is looked at below.
+        // What was published up to now is looked at below.
         if let Some(ctl) = link.peer.control() {
             s.seen[k][g].store(wake::counter(&ctl.seq[g].0), Relaxed);
         }
@@ -117,12 +118,12 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool 
     }
     s.chain[k][g].store(r, Relaxed);
     reg.tcp.store(0, Relaxed);
-    // The inner set will say that TCP has space, if it has: no news. If it has not, that is.
+    // If TCP has space now, the inner set's first report says so and is no news. If not, later space is news.
     let kpos = table::conn(conn).tx.kpos.load(Relaxed);
     reg.kpos.store(kpos, Relaxed);
     let space = sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
     let fresh = if space { FRESH } else { 0 };
-    // Has the application been told already that there is space, and not used it up since?
+    // Was the application already told that there is space, and has it not used that up since?
     let told = space
         && s.told.load(SeqCst).wrapping_sub(reg.armed_at.load(Relaxed)) as i32 > 0
         && table::local(conn).starved.load(Relaxed) == 0;
@@ -131,7 +132,8 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool 
     s.kin.fetch_add(u32::from(kin != 0), Relaxed);
     reg.flags
         .store(ACTIVE | fresh | EDGE_IN | out | kin, Relaxed);
-    // One that has nothing to say takes its place in the queue when it has. (What comes after the head is loaded is news.)
+    // An idle registration is queued only when it has news. (Whatever is published after the head is loaded counts as
+    // news.)
     let (c, l) = (table::conn(conn), table::local(conn));
     let head = lane::of(c, l).map_or(u64::MAX, |(_, m)| m.peer_head().load(Acquire));
     reg.last_head.store(head, Relaxed);
@@ -176,8 +178,8 @@ pub fn make_inner(s: &Set) -> Option<()> {
     Some(())
 }
 
-/// A set that watches connections listens to the daemon, too, which may ask for one that nothing
-/// happens on. Only sets that hooked calls wait on: others would see what they do not know.
+/// Lets a set that watches connections listen to the daemon, too, which may ask for an idle connection. Only for sets
+/// on which hooked calls wait: others would see an event that they do not know.
 pub fn hear(s: &Set) {
     let (ctl, gen) = (control::fd(), control::generation() as i32);
     if ctl < 0
@@ -191,7 +193,7 @@ pub fn hear(s: &Set) {
         let Some(_g) = lock::lock(&s.lock) else {
             return;
         };
-        // Without descriptors to spare: not again before the next connection to the daemon.
+        // If no descriptors are available, the next attempt is made at the next connection to the daemon.
         let made = make_inner(s).is_some();
         if s.ctl.swap(gen, Relaxed) != gen && made {
             let inner = s.inner.load(Relaxed);
@@ -200,7 +202,7 @@ pub fn hear(s: &Set) {
     });
 }
 
-/// Makes sure that the set has its inner set, and the link's doorbell in it. Slot of the link.
+/// Makes sure that the set has its inner set, and the inner set the link's doorbell. Returns the slot of the link.
 pub fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
     make_inner(s)?;
     let want = links::index(link) as u32 + 1;
@@ -216,7 +218,7 @@ pub fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
     let data = TAG_BELL | u64::from(want - 1);
     let (inner, bell) = (s.inner.load(Relaxed), link.bell());
     let heard = match link.is_inherited() {
-        true => Ok(()), // not by us
+        true => Ok(()), // this process must not listen to it
         false => sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, bell, IN, data),
     };
     if !matches!(heard, Ok(()) | Err(libc::EEXIST)) {
@@ -231,7 +233,7 @@ pub fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
     Some(k)
 }
 
-/// Takes an active registration out of chain, queue and count. Set lock held.
+/// Removes an active registration from chain and queue, and from the count of lanes. Set lock held.
 pub fn detach(s: &Set, r: u32) {
     let reg = reg_at(r);
     let slot = reg.slot.load(Relaxed) as usize;
@@ -276,8 +278,8 @@ pub fn detach(s: &Set, r: u32) {
     }
 }
 
-/// A set that is watched from outside, and has no lanes any more, says what the kernel says: no doorbell shall
-/// make it look ready. Set lock held.
+/// A set that is watched from outside, and has no lanes any more, must report only what the kernel reports: no
+/// doorbell may make it look ready, so its inner set is removed. Set lock held.
 pub fn retire(s: &Set) {
     let inner = s.inner.load(Relaxed);
     if s.disqualified.load(Relaxed) != 0 && s.lanes.load(SeqCst) == 0 && inner >= 0 {
@@ -285,10 +287,11 @@ pub fn retire(s: &Set) {
     }
 }
 
-/// Tries of [`give_back`]: what it needs has just been freed, so that one is enough unless others take it.
+/// Number of tries of [`give_back`]. What it needs has just been freed, so one is enough unless another thread takes
+/// it.
 pub const GIVE_BACK_TRIES: u32 = 64;
 
-/// Enters a descriptor in the application's own set again. Nobody would see its events otherwise.
+/// Enters a descriptor in the application's own set again. If that failed, nobody would see its events.
 pub fn give_back(epfd: i32, fd: i32, mask: u32, data: u64) {
     for _ in 0..GIVE_BACK_TRIES {
         match sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, mask, data) {
@@ -298,7 +301,7 @@ pub fn give_back(epfd: i32, fd: i32, mask: u32, data: u64) {
     }
 }
 
-/// Enters a registration that was active in the parent in the kernel's set, once. Set lock held.
+/// Enters a registration that was active in the parent in the kernel's set, if that was not done yet. Set lock held.
 pub fn give_inherited(s: &Set, reg: &Reg) {
     if reg.flags.fetch_and(!INHERITED, Relaxed) & INHERITED != 0 {
         let (fd, mask) = (reg.fd.load(Relaxed), reg.mask.load(Relaxed));
@@ -306,11 +309,12 @@ pub fn give_inherited(s: &Set, reg: &Reg) {
     }
 }
 
-/// The connection has left its lane for good. Where notifications of MSG_ZEROCOPY are ours to tell, its registrations
-/// stay in the inner sets, which can.
+/// The connection has left its lane for good. If the shim counts its MSG_ZEROCOPY notifications, its registrations
+/// stay in the inner sets, since only these can report them.
 pub fn left(conn: u32) {
     if table::is_vfork_child() {
-        // It does not have the sets that other threads have made since. The inner sets tell of TCP, too.
+        // A vfork child does not have the sets that other threads have made since it began. The inner sets report TCP
+        // events, too.
         return stir(conn);
     }
     if !table::local(conn).notifies() || unservable(conn) {
@@ -323,8 +327,8 @@ pub fn deactivate(conn: u32) {
     deactivate_if(conn, || true);
 }
 
-/// The same of those for which `still` holds, under the lock of their set. (Whoever takes the connection up again
-/// asks for each of them, under that lock, whether it is active.)
+/// The same for those registrations for which `still` holds under the lock of their set. (A thread that promotes the
+/// connection again checks under that lock whether each of them is active.)
 pub fn deactivate_if(conn: u32, still: impl Fn() -> bool) {
     regs::each(conn, |r, set| {
         let (s, reg) = (set_at(set), reg_at(r));
@@ -340,7 +344,7 @@ pub fn deactivate_if(conn: u32, still: impl Fn() -> bool) {
             return regs::end(r, conn);
         }
         if flags & DISABLED != 0 {
-            // The kernel would tell of a reset even if it is asked for nothing.
+            // (In the kernel's set, a reset would be reported even with an empty event mask.)
             return reg.flags.store(ABSENT, Relaxed);
         }
         let (fd, mask) = (reg.fd.load(Relaxed), reg.mask.load(Relaxed));
@@ -348,7 +352,7 @@ pub fn deactivate_if(conn: u32, still: impl Fn() -> bool) {
     });
 }
 
-/// The connection's registrations are the kernel's alone from now on.
+/// From now on only the kernel serves the connection's registrations.
 pub fn disowned(conn: u32) {
     deactivate(conn);
     regs::each(conn, |r, set| {
@@ -357,7 +361,7 @@ pub fn disowned(conn: u32) {
             return;
         };
         if is_of(r, set, conn) && reg.flags.load(Relaxed) & ABSENT != 0 {
-            // (The nearest that there is to one that was told of.)
+            // (A one-shot registration that was reported stays in the set, disarmed; this comes nearest to that.)
             let (epfd, fd) = (s.epfd.load(Relaxed), reg.fd.load(Relaxed));
             give_back(epfd, fd, ONESHOT, reg.data.load(Relaxed));
             reg.flags.store(0, Relaxed);
@@ -366,20 +370,20 @@ pub fn disowned(conn: u32) {
     forget(conn, false);
 }
 
-/// Takes an active registration out of the inner set, and out of ours. Set lock held.
+/// Removes an active registration from the inner set, and from our lists. Set lock held.
 pub fn withdraw(s: &Set, r: u32) {
     let (inner, fd) = (s.inner.load(Relaxed), reg_at(r).fd.load(Relaxed));
     let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, fd, 0, 0);
     detach(s, r);
 }
 
-/// The last descriptor of the connection in this process is about to be closed. `alone`: nobody else
-/// has one, and so its registrations end; the daemon may have a copy, which would keep them. (A native call that
-/// sleeps on it keeps them, too, and to that they are left.)
+/// The last descriptor of the connection in this process is about to be closed. `alone`: no other process has one, so
+/// its registrations end, although a copy of the daemon's would keep them in the kernel. (A native call that sleeps
+/// on the connection keeps them, too; then they are left to it.)
 pub fn forget(conn: u32, alone: bool) {
     let kept = alone && kept_by_native(conn);
     if kept {
-        control::take_back(conn, table::conn(conn).gen.load(Relaxed)); // (a copy that is unread)
+        control::take_back(conn, table::conn(conn).gen.load(Relaxed)); // (a copy that the daemon has not read yet)
     }
     regs::each(conn, |r, set| {
         let (s, reg) = (set_at(set), reg_at(r));
@@ -404,7 +408,7 @@ pub fn forget(conn: u32, alone: bool) {
     });
 }
 
-/// Does a native call sleep on a connection of which the daemon keeps no copy?
+/// Is a native call sleeping on a connection of which the daemon keeps no copy?
 pub fn kept_by_native(conn: u32) -> bool {
     let (c, l) = (table::conn(conn), table::local(conn));
     let asleep = c.rx.natives.load(SeqCst) != 0 || c.tx.natives.load(SeqCst) != 0;
@@ -412,9 +416,9 @@ pub fn kept_by_native(conn: u32) -> bool {
     asleep && !far()
 }
 
-/// One of a connection's descriptors is about to be closed, and others stay. As in the kernel, a registration
-/// by that number stays as well (epoll(7)); the number may be another connection's the next moment, so that one
-/// that is active goes on under a number of ours, and none is told by it to the kernel any more.
+/// One of a connection's descriptors is about to be closed, and others stay. As in the kernel, a registration by that
+/// number stays as well (epoll(7)). But the number may stand for another connection a moment later. So an active
+/// registration goes on under a hidden number, and no registration is passed to the kernel by the old one any more.
 pub fn copy_closed(conn: u32, fd: i32) {
     regs::each(conn, |r, set| {
         let (s, reg) = (set_at(set), reg_at(r));
@@ -436,11 +440,12 @@ pub fn copy_closed(conn: u32, fd: i32) {
         }
         let copy = match flags & ACTIVE != 0 {
             true => fdtab::hidden_copy(fd),
-            false => None, // it is in the kernel's set, and stays there: no lane for this connection
+            false => None, // it is in the kernel's set and stays there, so this connection gets no lane
         };
         if let Some(copy) = copy {
             let inner = s.inner.load(Relaxed);
-            // (With the old entry goes what it had to tell. What the new one says first may be that.)
+            // (Pending events of the old entry are lost with it. The first report of the new one may repeat them, so
+            // it counts as news.)
             let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, fd, 0, 0);
             reg.flags.fetch_and(!FRESH, Relaxed);
             let _ = watch_tcp(inner, copy, r);
@@ -456,22 +461,22 @@ pub fn watch_tcp(inner: i32, fd: i32, r: u32) -> Result<(), i32> {
     sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, fd, events, data)
 }
 
-/// Of the first report that TCP has space, of a registration that found it so when it entered the inner set: is
-/// that all it says? Not if something was put on TCP since. Space that is gone when somebody looks is not
-/// reported at all, and this is about the next.
+/// The first report that TCP has space, about a registration that already had space when it entered the inner set:
+/// does it say nothing new? It does if bytes were put on TCP since then. Space that is gone again when the event is
+/// fetched is not reported at all, so the report is then about later space.
 pub fn is_old(reg: &Reg, c: &Conn) -> bool {
-    // In this order, as who is inside no more has counted what it has put there: pairs with `link::lane::natives`.
+    // In this order: a native call counts its bytes before it leaves; pairs with `link::lane::natives`.
     c.tx.natives.load(Acquire) == 0 && c.tx.kpos.load(Relaxed) == reg.kpos.load(Relaxed)
 }
 
-/// A number is the connection no more: what has it now must not be taken out of any set.
+/// The number no longer stands for the connection: whatever has it now must not be removed from any set.
 pub fn lost(conn: u32, fd: i32) {
     regs::each(conn, |r, _| {
         let _ = reg_at(r).fd.compare_exchange(fd, -1, Relaxed, Relaxed);
     });
 }
 
-/// Something about the connection changed from outside: its sets look at it again.
+/// Something about the connection was changed from outside: its sets look at it again.
 pub fn stir(conn: u32) {
     regs::each(conn, |_, set| {
         set_at(set).stirred.store(1, SeqCst);
@@ -479,8 +484,8 @@ pub fn stir(conn: u32) {
     });
 }
 
-/// An error that a call of ours may have taken from the kernel, or a notification of ours, is told by sets as well,
-/// until the application takes it: their registrations have to be in the inner set.
+/// An error that a call of the shim may have taken from the kernel, or a notification that the shim counts, has to be
+/// reported by sets as well until the application takes it, so the registrations have to be in the inner set.
 #[cold]
 pub fn tell_error(fd: i32) {
     let ours = |i: &u32| table::conn(*i).has_error() || table::local(*i).owes_notifications();
@@ -492,7 +497,7 @@ pub fn tell_error(fd: i32) {
     }
 }
 
-/// Wakes whoever sleeps in the kernel on this set.
+/// Wakes the threads that sleep in the kernel on this set.
 pub fn kick_if_waiting(set: usize) {
     let s = set_at(set as u32);
     if s.waiters.load(SeqCst) > 0 {

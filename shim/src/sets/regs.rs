@@ -1,29 +1,31 @@
 //! Registrations: connections in sets.
 //!
-//! Each is in a list of its connection, which has a lock of its own. It begins and ends under the lock of its
-//! set; who finds it in the list without that lock asks again under it ([`is_of`]): it may have ended, or be
-//! another's by now.
+//! Each registration is in a list of its connection; the list has a lock of its own. A registration begins and ends
+//! under the lock of its set. A thread that finds it in the list without that lock checks it again under the lock
+//! ([`is_of`]): it may have ended, or belong to another connection by now.
 
 use super::*;
 use crate::{fdtab, table};
 
 pub const REGS: usize = 1 << 17;
 
-/// A connection in a set.
+/// The registration of a connection in a set.
 pub struct Reg {
     pub set: AtomicU32,
     pub conn: AtomicU32,
     pub fd: AtomicI32,
     pub mask: AtomicU32,
     pub data: AtomicU64,
-    /// `Set::told` when the application armed it last: has it been told since that TCP had space?
+    /// Value of `Set::told` when the application last armed it: has it been told since then that TCP has space?
     pub armed_at: AtomicU32,
     pub flags: AtomicU32,
-    /// Events of the TCP socket that nobody has looked into yet.
+    /// Events of the TCP socket that nobody has checked yet.
     pub tcp: AtomicU32,
+    /// The peer's head when the registration last had news.
     pub last_head: AtomicU64,
-    /// Position of TCP's sending direction when it entered the inner set: see `members::is_old`.
+    /// Position of TCP's sending direction when the registration entered the inner set: see `members::is_old`.
     pub kpos: AtomicU64,
+    /// Slot of the link in the set × `GROUPS` + group of the lane.
     pub slot: AtomicU32,
     pub next_conn: AtomicU32,
     pub next_group: AtomicU32,
@@ -37,7 +39,7 @@ pub static REG_USED: AtomicU32 = AtomicU32::new(0);
 
 pub const TABLE_BYTES: usize = REGS * core::mem::size_of::<Reg>();
 
-/// An address of ours.
+/// An address in this library, as a value that the application does not use.
 pub fn address() -> u64 {
     &REG_FREE as *const AtomicU32 as u64
 }
@@ -53,7 +55,7 @@ pub fn reg_at(i: u32) -> &'static Reg {
     }
 }
 
-/// Those that were ever used.
+/// All registrations that were ever used.
 pub fn all() -> impl Iterator<Item = (u32, &'static Reg)> {
     (1..=REG_USED.load(Relaxed)).map(|r| (r, reg_at(r)))
 }
@@ -83,19 +85,20 @@ pub fn free(r: u32) {
         reg.conn.store(0, Relaxed);
         reg.set.store(0, Relaxed);
         reg.flags.store(0, Relaxed);
-        // Release: who follows this one out of its list sees that it has no connection (`each`).
+        // Release: a thread that follows this link out of its list sees that the registration has no connection
+        // (`each`).
         reg.next_conn.store(REG_FREE.load(Relaxed), Release);
         REG_FREE.store(r, Relaxed);
     }
 }
 
-/// Is it still the connection's, in this set? Set lock held.
+/// Does the registration still belong to this set and connection? Set lock held.
 pub fn is_of(r: u32, set: u32, conn: u32) -> bool {
     let reg = reg_at(r);
     reg.set.load(Relaxed) == set + 1 && reg.conn.load(Relaxed) == conn + 1
 }
 
-/// Enters one, whose other fields are filled in, in its connection's list. Set lock held.
+/// Enters a registration, whose other fields are filled in, in its connection's list. Set lock held.
 pub fn begin(r: u32, set: u32, conn: u32) {
     let (reg, l) = (reg_at(r), table::local(conn));
     reg.set.store(set + 1, Relaxed);
@@ -106,8 +109,8 @@ pub fn begin(r: u32, set: u32, conn: u32) {
     }
 }
 
-/// It is a registration no more: out of its connection's list, and free. Set lock held, not active, seen to be
-/// this connection's under the lock.
+/// Ends a registration: takes it out of its connection's list and frees it. Set lock held; it is not active, and was
+/// found under the lock to be this connection's.
 pub fn end(r: u32, conn: u32) {
     let l = table::local(conn);
     if let Some(_g) = lock::lock(&l.regs_lock) {
@@ -127,8 +130,9 @@ pub fn end(r: u32, conn: u32) {
     free(r);
 }
 
-/// In a forked child, in which no other thread is: those that the kernel's sets have end, the child may ask the
-/// kernel of them. The parent's active ones are noted, for a child that goes on with a set.
+/// In a forked child, which has no other thread: registrations that the kernel's sets contain are forgotten here,
+/// since the kernel reports them to the child. The parent's active ones are kept as INHERITED, in case the child uses
+/// the set.
 pub fn inherit_all() {
     REG_LOCK.store(0, Relaxed);
     for (_, reg) in all() {
@@ -155,9 +159,9 @@ pub fn inherit_all() {
     }
 }
 
-/// Calls `f(registration, its set)` for each of a connection; the set's lock is for `f` to take. One that ends
-/// meanwhile, here or in another thread, leads elsewhere: then it goes from the start again, so that `f` may
-/// see one twice. (It comes to an end also where a bug has spoiled the list.)
+/// Calls `f(registration, its set)` for each registration of a connection; `f` has to take the set's lock itself. If
+/// one ends meanwhile, here or in another thread, its link leads elsewhere: then the walk starts again, so `f` may
+/// see one twice. (The walk is bounded, in case a bug has spoiled the list.)
 pub fn each(conn: u32, mut f: impl FnMut(u32, u32)) {
     'walk: for _ in 0..REGS {
         let mut r = table::local(conn).regs.load(Acquire);

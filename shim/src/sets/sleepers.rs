@@ -1,4 +1,4 @@
-//! Who sleeps in a set, and counts as a sleeper on its links.
+//! Which threads sleep in a set, and are counted as sleepers on its links.
 
 use super::*;
 
@@ -7,9 +7,9 @@ pub fn each_link(s: &Set, f: impl FnMut(&Link)) {
     (0..slots(s)).filter_map(|k| set_link(s, k)).for_each(f);
 }
 
-/// Counts so many threads more, or fewer, among the sleepers of a link.
+/// Adds that many threads to the sleepers of a link, or removes them.
 pub fn count(l: &Link, asleep: u32, more: bool) {
-    // (An inherited one's doorbell is not ours to hear.)
+    // (This process must not listen to the doorbell of an inherited link.)
     let Some(ctl) = l.own.control().filter(|_| !l.is_inherited()) else {
         return;
     };
@@ -21,12 +21,12 @@ pub fn count(l: &Link, asleep: u32, more: bool) {
     }
 }
 
-/// Counts the caller as asleep in the set. While the set has lanes, each of its links counts all
-/// threads asleep in it as sleepers: those, too, that fell asleep when it had none, or fewer links,
-/// for the thread that is woken to look at a new lane may stay away. `false`: not now (the lock is
-/// this thread's own, in a signal handler).
+/// Counts the caller as asleep in the set. While the set has lanes, each of its links counts all threads asleep in it
+/// as sleepers. That includes those that fell asleep when the set had no lanes, or fewer links, because the thread
+/// that is woken to look at a new lane may not come back. `false`: not possible now (this thread holds the lock; we
+/// are in a signal handler).
 ///
-/// Whoever falls asleep looks for news after this, as after `wake::doze`.
+/// A thread that falls asleep looks for news after this, as after `wake::doze`.
 pub fn fall_asleep(s: &Set) -> bool {
     let mut v = s.asleep.load(SeqCst);
     while v & HEARS == 0 {
@@ -62,13 +62,13 @@ pub fn awake(s: &Set) {
     }
 }
 
-/// The set has its first lane: its links count whoever sleeps in it. Set lock held.
+/// The set has got its first lane: from now on its links count the threads that sleep in it. Set lock held.
 pub fn listen(s: &Set) {
     let asleep = s.asleep.fetch_or(HEARS, SeqCst);
     each_link(s, |l| count(l, asleep, true));
 }
 
-/// The set has no lanes any more. Set lock held.
+/// The set has no lanes any more: its links no longer count its sleepers. Set lock held.
 pub fn deafen(s: &Set) {
     let asleep = s.asleep.fetch_and(!HEARS, SeqCst);
     if asleep & HEARS != 0 {
@@ -76,7 +76,7 @@ pub fn deafen(s: &Set) {
     }
 }
 
-/// A link was added to the set. Set lock held.
+/// A link was added to the set: it counts the set's sleepers from now on. Set lock held.
 pub fn hear_too(s: &Set, l: &Link) {
     let asleep = s.asleep.load(SeqCst);
     if asleep & HEARS != 0 {
@@ -84,7 +84,7 @@ pub fn hear_too(s: &Set, l: &Link) {
     }
 }
 
-/// A link is about to be taken out of the set. Set lock held.
+/// A link is about to be removed from the set: it no longer counts the set's sleepers. Set lock held.
 pub fn unhear(s: &Set, l: &Link) {
     let asleep = s.asleep.load(SeqCst);
     if asleep & HEARS != 0 {

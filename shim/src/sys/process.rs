@@ -1,4 +1,4 @@
-//! What the kernel knows of this process and its threads.
+//! What the kernel knows about this process and its threads.
 
 use super::{syscall6, R};
 
@@ -16,11 +16,11 @@ pub fn is_directory(path: &core::ffi::CStr) -> bool {
     stat(path.to_bytes_with_nul()).is_ok_and(|st| st.st_mode & libc::S_IFMT == libc::S_IFDIR)
 }
 
-/// Does this process have one thread only, whose memory nobody shares?
+/// Is this process single-threaded, with memory that no other process shares?
 pub fn is_single_threaded() -> bool {
     match stat(b"/proc/self/task\0") {
-        Ok(st) => st.st_nlink == 3, // a directory for each thread
-        // Without /proc: the kernel refuses this to a thread that is not alone, and else does nothing.
+        Ok(st) => st.st_nlink == 3, // /proc/self/task has one directory per thread
+        // Without /proc: the kernel refuses this call unless the thread is the only one; otherwise it does nothing.
         Err(_) => sc!(libc::SYS_unshare, libc::CLONE_VM).is_ok(),
     }
 }
@@ -41,7 +41,7 @@ fn stat(path: &[u8]) -> R<libc::stat> {
     Ok(st)
 }
 
-/// Is so little memory allowed that the program would miss what our tables and links take?
+/// Is a memory limit so low that the program would miss what our tables and links take?
 pub fn is_cramped() -> bool {
     link::os::ROOM.into_iter().any(is_below)
 }
@@ -74,7 +74,7 @@ pub fn getppid() -> u32 {
     sc!(libc::SYS_getppid).unwrap_or(0) as u32
 }
 
-/// The process that made the other end of this Unix socket; 0: unknown.
+/// The process that created the other end of this Unix socket; 0: unknown.
 pub fn peer_pid(fd: i32) -> u32 {
     let mut cred = [0u8; 12]; // `struct ucred`
     let n = super::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut cred);

@@ -1,14 +1,14 @@
-//! `select` in place of a `poll` that a limit refuses: see `few`.
+//! `select` instead of a `poll` that a limit refuses: see `few`.
 
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::{fd_set, pollfd, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP};
 
 const READ: i16 = POLLIN | POLLRDHUP | libc::POLLRDNORM;
 const WRITE: i16 = POLLOUT | libc::POLLWRNORM;
-/// What each of the three sets stands for.
+/// The poll events that each of the three sets stands for.
 pub const EVENTS: [i16; 3] = [READ, WRITE, POLLPRI];
 
-/// Was a poll refused (`now`: this one is)? Then a later one may be, too.
+/// Has a poll been refused? (`now`: this one was.) Then a later one may be refused, too.
 pub fn refused_once(now: bool) -> bool {
     static SEEN: AtomicBool = AtomicBool::new(false);
     if now {
@@ -20,7 +20,7 @@ pub fn refused_once(now: bool) -> bool {
 /// Three sets of descriptors, in a mapping of their own.
 pub struct Sets {
     at: *mut u8,
-    /// Bytes of one.
+    /// Bytes of one set.
     bytes: usize,
     pub end: i32,
 }
@@ -53,7 +53,7 @@ impl Sets {
         self.at.wrapping_add(k * self.bytes).cast()
     }
 
-    /// Puts what a select has said, `r`, into the entries, and gives the memory back.
+    /// Stores the result `r` of a select in the entries, and frees the sets.
     pub fn told(self, fds: &mut [pollfd], r: Result<usize, i32>) -> Result<usize, i32> {
         let mut n = 0;
         for p in fds.iter_mut() {
@@ -64,7 +64,7 @@ impl Sets {
                     let has = unsafe { *byte } & bit != 0;
                     found | if has { p.events & EVENTS[k] } else { 0 }
                 }),
-                // Of one it does not say which.
+                // EBADF does not say which descriptor is meant.
                 Err(libc::EBADF) if p.fd >= 0 && super::fcntl(p.fd, libc::F_GETFD, 0).is_err() => {
                     POLLNVAL
                 }
@@ -84,7 +84,7 @@ impl Sets {
     }
 }
 
-/// As `super::poll_now`, which was refused, and for at most so many milliseconds.
+/// As `super::poll_now`, after that was refused, with a time-out of `ms` milliseconds.
 #[cold]
 pub fn now(fds: &mut [pollfd], ms: u32) -> Result<usize, i32> {
     refused_once(true);

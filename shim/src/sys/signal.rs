@@ -1,14 +1,14 @@
-//! Signals, as the kernel has them.
+//! Signals, by raw system calls.
 
 use super::{getpid, gettid, syscall6};
 
-/// Sends a signal to this very thread.
+/// Sends a signal to the calling thread.
 pub fn raise(sig: i32) {
     let _ = sc!(libc::SYS_tgkill, getpid(), gettid(), sig);
 }
 
-/// The kernel's entry of a signal (handler, flags, restorer, mask), after which `new` takes its
-/// place. `None`: no such signal.
+/// Reads the kernel's entry of a signal (handler, flags, restorer, mask), and replaces it by `new` if given. `None`:
+/// there is no such signal.
 pub fn kernel_action(sig: i32, new: Option<&[u64; 4]>) -> Option<[u64; 4]> {
     let mut sa = [0u64; 4];
     let new = new.map_or(core::ptr::null(), |n| n.as_ptr());
@@ -24,7 +24,7 @@ pub fn reset_handler(sig: i32, handler: usize) {
     }
 }
 
-/// Queues a signal for this very thread as it came before.
+/// Queues a signal for the calling thread with the siginfo with which it came.
 ///
 /// # Safety
 /// `info` is the kernel's record of it.
@@ -33,7 +33,7 @@ pub unsafe fn queue_signal(sig: i32, info: *mut libc::siginfo_t) -> bool {
     sc!(libc::SYS_rt_tgsigqueueinfo, pid, tid, sig, info).is_ok()
 }
 
-/// Has a process such a thread?
+/// Does the process have such a thread?
 pub fn has_thread(pid: u32, tid: u32) -> bool {
     sc!(libc::SYS_tgkill, pid, tid, 0) != Err(libc::ESRCH)
 }

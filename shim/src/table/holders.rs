@@ -5,7 +5,7 @@ use crate::process::{self, is_foreign, is_gone, me};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use link::family::{state, Conn, DOMAINS, HOLDERS};
 
-/// How many live processes hold the connection? Dead ones are forgotten on the way.
+/// How many live processes hold the connection? Dead ones are removed on the way.
 pub fn holders(c: &Conn) -> usize {
     let mut n = c.forks.load(SeqCst) as usize;
     let me = me();
@@ -23,8 +23,8 @@ pub fn holders(c: &Conn) -> usize {
     n
 }
 
-/// Forgets the holders that have ended and that their parents have not waited for: they have no descriptors any more.
-/// (The kernel knows their numbers yet, so that this takes more than [`holders`] does.)
+/// Removes holders that are zombies (ended, but not waited for by their parents): they have no descriptors any more.
+/// (The kernel still knows their process numbers, so this costs more than [`holders`].)
 pub fn forget_zombies(c: &Conn) {
     for h in &c.holders {
         let p = h.load(SeqCst);
@@ -34,14 +34,14 @@ pub fn forget_zombies(c: &Conn) {
     }
 }
 
-/// Enters a process as holder. If there is no room, the connection counts as shared for good.
+/// Enters a process as a holder. If there is no room, the connection counts as shared for good.
 pub fn add_holder(c: &Conn, p: u32) {
     let enter = |h: &AtomicU32| h.compare_exchange(0, p, SeqCst, Relaxed).is_ok();
     let enters = || c.holders.iter().take(HOLDERS).any(enter);
     if enters() {
         return;
     }
-    // (Nobody may have asked since the others have ended.)
+    // (Holders may have ended since anybody last checked.)
     holders(c);
     forget_zombies(c);
     if !enters() {
@@ -57,11 +57,11 @@ pub fn remove_holder(c: &Conn, p: u32) {
     }
 }
 
-/// This process holds the connection no more. If nobody does, the entry is given back: by one, where the last holders
-/// leave at once.
+/// This process no longer holds the connection. If nobody does, the entry is freed; if the last holders leave at the
+/// same time, only one of them frees it.
 pub fn give_up(i: u32) {
     let c = conn(i);
-    // As long as we hold it, it is nobody else's.
+    // As long as this process holds the connection, the entry cannot be given to another one.
     let (gen, s) = (c.gen.load(Relaxed), c.state.load(Relaxed));
     remove_holder(c, me());
     let unheld = || c.gen.load(SeqCst) == gen && holders(c) == 0;
@@ -69,7 +69,8 @@ pub fn give_up(i: u32) {
     if !unheld() || s == state::BUSY || take(s, state::BUSY).is_err() {
         return;
     }
-    // Once more, now that nobody else takes it: it may have been given back, and be another connection's.
+    // Check again now that no other process can free it: it may have been freed before, and belong to another
+    // connection.
     if !unheld() {
         let _ = take(state::BUSY, s);
         return;

@@ -1,14 +1,14 @@
-//! Who else has the table.
+//! Which other processes have the family table.
 
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
-/// What other processes have to do with our table.
+/// How other processes are related to our table.
 pub struct Kin {
-    /// Not 0: others may have it.
+    /// Not 0: other processes may have the table.
     pub shared: AtomicU32,
-    /// Not 0: it was another process's before.
+    /// Not 0: the table was another process's before.
     pub guest: AtomicU32,
-    /// Not 0: this process has changed its user and could not move out.
+    /// Not 0: this process has changed its user, but could not move out of the table yet.
     pub wanted: AtomicU32,
 }
 
@@ -19,7 +19,7 @@ pub static KIN: Kin = Kin {
 };
 
 impl Kin {
-    /// This process has a table of which nobody else knows.
+    /// This process has got a table that no other process knows.
     pub fn clear(&self) {
         for w in [&self.shared, &self.guest, &self.wanted] {
             w.store(0, Relaxed);

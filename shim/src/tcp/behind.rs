@@ -1,6 +1,6 @@
-//! Native sends behind a way down. What that has put on TCP may stay without an acknowledgement for 40 ms, and Nagle's
-//! algorithm would hold back what is sent behind it, which goes out at once where there was no lane. Whoever is killed
-//! then, or closes with bytes unread, would lose it.
+//! Native sends after a direction went down. The bytes that it put on TCP when it went down (`DRAIN`) may stay
+//! unacknowledged for 40 ms, and Nagle's algorithm would hold back what is sent after them, which would go out at
+//! once without a lane. If the process were killed then, or closed with bytes unread, those bytes would be lost.
 
 use crate::port::Sock;
 use crate::table::Local;
@@ -9,13 +9,13 @@ use core::sync::atomic::Ordering::*;
 use link::family::Conn;
 use link::lane::Port;
 
-/// May a native send be held back?
+/// Might Nagle's algorithm hold a native send back?
 #[inline(always)]
 pub fn may_wait(c: &Conn, l: &Local) -> bool {
     l.behind.load(Relaxed) != 0 || l.downs.load(Relaxed) != c.tx.downs.load(Relaxed)
 }
 
-/// A native send has moved so many bytes: they go out, unless what the way down has put there is acknowledged.
+/// A native send has moved `moved` bytes: pushes them out, unless the bytes of the way down are acknowledged.
 #[cold]
 pub fn push(c: &Conn, l: &Local, moved: u64) {
     let (Some(_g), Some((link, _))) = (lock::lock(&c.tx.lock), lane::of(c, l)) else {

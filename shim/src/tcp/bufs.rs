@@ -1,6 +1,6 @@
-//! Sizes of buffers. What an application has asked for (SO_SNDBUF, SO_RCVBUF, TCP_NOTSENT_LOWAT) bounds what a lane
-//! takes unread about as it bounds TCP: `link::layout::unread_max`. Buffers of which nobody has asked anything grow
-//! with use, and rings do so in their own way.
+//! Sizes of buffers. What an application has set (SO_SNDBUF, SO_RCVBUF, TCP_NOTSENT_LOWAT) limits the unread bytes
+//! on a lane to about what TCP would take: `link::layout::unread_max`. Buffers whose size nobody has set grow with
+//! use, and rings grow by rules of their own.
 
 use crate::table::{self, Local};
 use crate::{lane, lock, sets, sys, wait};
@@ -8,7 +8,7 @@ use link::family::Conn;
 use link::lane::Memory;
 use link::layout::RING_FAST_LOG2;
 
-/// Which sizes were asked for (Linux 5.15), and the bits of its answer.
+/// Tells which sizes were set by the application (Linux 5.15), and the bits of its value.
 const SO_BUF_LOCK: i32 = 72;
 const SNDBUF_LOCKED: u32 = 1;
 const RCVBUF_LOCKED: u32 = 2;
@@ -32,8 +32,8 @@ pub fn is_size(level: i32, name: i32) -> bool {
     }
 }
 
-/// Tells both halves what the kernel says of socket `fd`: when a lane is attached, for a socket may have it from its
-/// listener. The locks of both are held.
+/// Passes the socket's sizes to both halves. Also called when a lane is attached, because an accepted socket
+/// inherits sizes from its listener. The locks of both directions are held.
 pub fn sync(c: &Conn, m: &Memory, fd: i32) {
     let option = |level, name| sys::getsockopt_u32(fd, level, name).unwrap_or(0);
     let locked = option(libc::SOL_SOCKET, SO_BUF_LOCK);
@@ -52,23 +52,25 @@ pub fn sync(c: &Conn, m: &Memory, fd: i32) {
         asked => asked,
     };
     c.tx.set_sndbuf(m, sndbuf);
-    // The kernel counts its own structures as well: half of it is for bytes.
+    // The kernel counts its own structures, too: half of the size is for bytes.
     c.rx.set_room(m, asked(RCVBUF_LOCKED, libc::SO_RCVBUF) / 2);
 }
 
-/// The ring has grown beyond what makes it fast, to take what the kernel would: no more than that, which TCP takes should
-/// the connection leave its lane. The sending lock is held.
+/// After the ring has grown beyond the size that makes it fast, so as to hold what the kernel would: limits its
+/// unread bytes to the kernel's send buffer, because TCP must take them if the connection leaves its lane. The
+/// sending lock is held.
 pub fn as_kernel(c: &Conn, m: &Memory, fd: i32) {
     let sndbuf = sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(SNDBUF_MIN);
     c.tx.set_sndbuf(m, sndbuf);
 }
 
-/// The application has set such an option: who waits for room looks anew.
+/// The application has set such an option: threads that wait for room look again.
 #[cold]
 pub fn set(i: u32) {
     let (c, l): (&Conn, &Local) = (table::conn(i), table::local(i));
     {
-        // What attaches a lane meanwhile has asked the kernel before, or does so later.
+        // Under both locks: a lane that is attached already is updated here, and a later one reads the new sizes
+        // itself.
         let (Some(_t), Some(_r)) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)) else {
             return;
         };

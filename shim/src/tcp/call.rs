@@ -1,8 +1,8 @@
-//! One call of the application on a connection. A descriptor number is not an identity: another thread may
-//! close it while the call sleeps, and the number may come to mean something else. In the kernel such a call
-//! keeps its file. Here it *holds* its connection from before its first sleep, and from before it goes on
-//! after a part of its bytes: the close that would have been the last then moves the socket to a hidden
-//! number, and is finished by the last call that leaves. Calls that neither sleep nor go on pay two loads.
+//! One call of the application on a connection. A descriptor number is not an identity: another thread may close
+//! it while the call sleeps, and it may then stand for something else. In the kernel, a sleeping call keeps its
+//! file. Here it *holds* its connection from before its first sleep, and from before it continues after a part of
+//! its bytes. A last close then moves the socket to a hidden number, and the last call that lets go finishes that
+//! close. Calls that neither sleep nor continue pay two loads.
 
 use crate::table::{self, Local, CALLS};
 use crate::{fdtab, lock, real, thread};
@@ -12,41 +12,44 @@ use link::family::Conn;
 
 // Bits of `Local::calls` beside `CALLS`.
 
-/// Its last descriptor is being closed, or was: nobody may begin to hold it.
+/// The last descriptor of the connection is being closed, or was: no call may begin to hold the connection.
 const CLOSING: u32 = 1 << 31;
-/// That close is left to the last call that holds it.
+/// That close is left to the last call that holds the connection.
 const DEFERRED: u32 = 1 << 30;
 
-/// Who holds what: connection + 1 in the upper half, thread in the lower; 0: free. A thread whose call was
-/// interrupted by a handler holds nothing in the kernel, which leaves the call for that time.
+/// Who holds what: connection + 1 in the upper half, thread in the lower; 0: free. In the kernel, a call that a
+/// handler has interrupted holds nothing, since the thread has left it; so a close in a handler does not count its
+/// own thread (`own`).
 static HELD: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
 
-/// Descriptors of ours that such a call keeps, plus 1; 0: none.
+/// Hidden descriptors that a call keeps, plus 1; 0: none.
 static KEPT: [[AtomicI32; 2]; 256] = [const { [const { AtomicI32::new(0) }; 2] }; 256];
 const FILE: usize = 0;
 const SOCKET: usize = 1;
 
+/// A call of the application on connection `i`, and what it holds.
 pub struct Call {
     /// The number that the application gave.
     given: i32,
     i: u32,
     gen: u32,
     held: bool,
-    /// `Local::shuts` and `Local::disconnects` when it began to hold the connection.
+    /// `Local::shuts` and `Local::disconnects` at the time when it began to hold the connection.
     shuts: u32,
     disconnects: u32,
-    /// Place in `HELD` + 1; 0: there was none.
+    /// Its place in `HELD`, plus 1; 0: no place was free.
     place: u32,
-    /// `struct _pthread_cleanup_buffer`: a thread that is cancelled, or leaves by `longjmp`, lets go.
+    /// `struct _pthread_cleanup_buffer`: a thread that is cancelled, or leaves by `longjmp`, lets the connection
+    /// go.
     cleanup: MaybeUninit<[usize; 4]>,
 }
 
 impl Call {
-    /// `None`: the number means something else by now. Must not be moved once it holds.
+    /// `None`: the number stands for something else by now. The value must not be moved once it holds.
     #[inline(always)]
     pub fn begin(given: i32, i: u32) -> Option<Call> {
         let gen = table::conn(i).gen.load(Relaxed);
-        // In this order: the generation is that of a connection which the number stood for.
+        // Read in this order, so that the generation is that of a connection for which the number stood.
         core::sync::atomic::compiler_fence(SeqCst);
         (fdtab::conn(given) == Some(i)).then_some(Call {
             given,
@@ -60,8 +63,8 @@ impl Call {
         })
     }
 
-    /// A handler may have closed it since it was looked up, and the number mean another connection. `None`: it
-    /// is none of ours any more.
+    /// A handler may have closed the number since it was looked up, and the number may stand for another
+    /// connection now. `None`: it is no connection of ours any more.
     #[inline(always)]
     pub fn of(given: i32, i: u32) -> Option<(Call, u32)> {
         let mut i = i;
@@ -73,8 +76,8 @@ impl Call {
         }
     }
 
-    /// A descriptor of the connection. While nothing is held it may be closed and mean something else at
-    /// any time, but not under a lock of the connection.
+    /// A descriptor of the connection. Unless the call holds the connection, or has one of its locks, the
+    /// descriptor may be closed and stand for something else at any time.
     #[inline(always)]
     pub fn fd(&self, l: &Local) -> i32 {
         match self.held {
@@ -83,7 +86,7 @@ impl Call {
         }
     }
 
-    /// Has it slept, or gone on? Then native calls go on with a descriptor of their own.
+    /// Has it slept, or continued after a part? Then its native calls use a descriptor copy of their own.
     #[inline(always)]
     pub fn holds(&self) -> bool {
         self.held
@@ -94,7 +97,7 @@ impl Call {
         self.held && l.shuts.load(SeqCst) != self.shuts
     }
 
-    /// What tells a sleep that goes on in the kernel of a [`disconnect`](crate::fdops::disconnects).
+    /// The count by which a sleep in the kernel notices a [`disconnect`](crate::fdops::disconnects).
     pub fn disconnects(&self) -> u32 {
         self.disconnects
     }
@@ -104,8 +107,8 @@ impl Call {
         self.held && l.disconnects.load(SeqCst) != self.disconnects
     }
 
-    /// Is the entry still that of our connection? Under one of its locks, or counted in as native, the
-    /// answer stays true: a last close takes both locks.
+    /// Is the entry still that of our connection? Under one of its locks, or counted as native, the answer stays
+    /// true, because a last close takes both locks.
     #[inline(always)]
     pub fn current(&self, c: &Conn, l: &Local) -> bool {
         c.gen.load(Relaxed) == self.gen && (self.held || l.calls.load(Relaxed) & CLOSING == 0)
@@ -123,8 +126,8 @@ impl Call {
         if self.held {
             return self.counts(c);
         }
-        // SYNC hold: we count ourselves in, then look whether it is closed; a closer says so, then looks
-        // who is in (`close`).
+        // SYNC hold: we count ourselves in, then look whether it is closed; a closer marks it as closed, then
+        // looks at the count (`close`).
         let before = l.calls.fetch_add(1, SeqCst);
         if before & CLOSING != 0 || c.gen.load(SeqCst) != self.gen {
             leave(self.i);
@@ -140,25 +143,26 @@ impl Call {
         true
     }
 
-    /// A descriptor for native calls that go on where the call has been: a copy of our own, since between
-    /// asking for a number and using it another thread may close it. `None`: the connection was closed.
+    /// A descriptor for native calls of a call that has slept or continues: a copy of our own, because another
+    /// thread may close the original between the lookup of the number and its use. `None`: the connection was
+    /// closed.
     #[cold]
     pub fn native(&mut self, c: &Conn, l: &Local) -> Option<i32> {
         if !self.hold(c, l) {
             return None;
         }
-        let _g = lock::lock(&c.tx.lock); // the number stays what it is
+        let _g = lock::lock(&c.tx.lock); // the number stays valid
         Some(self.keep(SOCKET, l.fd.load(Relaxed)))
     }
 
-    /// A copy of the file that a call in several parts reads, for the same reason.
+    /// A copy of the file that a call in several parts reads from, for the same reason.
     pub fn file(&self, fd: i32) -> i32 {
         self.keep(FILE, fd)
     }
 
     fn keep(&self, which: usize, fd: i32) -> i32 {
         let Some(kept) = KEPT.get((self.place as usize).wrapping_sub(1)) else {
-            return fd; // no place
+            return fd; // there was no place in `HELD`
         };
         match kept[which].load(Relaxed) {
             0 => match fdtab::hidden_copy(fd) {
@@ -166,7 +170,7 @@ impl Call {
                     kept[which].store(copy + 1, Relaxed);
                     copy
                 }
-                None => fd, // no descriptors
+                None => fd, // there are no more descriptors
             },
             copy => copy - 1,
         }
@@ -184,22 +188,22 @@ impl Drop for Call {
     }
 }
 
-/// Takes a place in `HELD`, plus 1; 0: there is none.
+/// Takes a place in `HELD` and returns it plus 1; 0: none is free.
 fn place(i: u32) -> u32 {
     let me = u64::from(i + 1) << 32 | u64::from(thread::tid());
     let free = |w: &AtomicU64| w.compare_exchange(0, me, Acquire, Relaxed).is_ok();
     HELD.iter().position(free).map_or(0, |p| p as u32 + 1)
 }
 
-/// For [`let_go`].
+/// The argument of [`let_go`].
 fn what(place: u32, i: u32) -> usize {
     (u64::from(place) << 32 | u64::from(i)) as usize
 }
 
-/// The end of a call that held something: place in the upper half, connection in the lower.
+/// The end of a call that held a connection: place in the upper half, connection in the lower.
 #[cold]
 extern "C" fn let_go(what: usize) {
-    let _inside = thread::enter(); // (a thread that is cancelled comes from outside)
+    let _inside = thread::enter(); // (a cancelled thread is not inside)
     let place = (what >> 32).wrapping_sub(1);
     if let (Some(w), Some(k)) = (HELD.get(place), KEPT.get(place)) {
         k.iter()
@@ -211,10 +215,10 @@ extern "C" fn let_go(what: usize) {
 
 fn leave(i: u32) {
     let calls = &table::local(i).calls;
-    // (In a forked child nothing is counted.)
+    // (In a forked child, the count is 0.)
     let one_less = |v: u32| (v & CALLS != 0).then(|| v - 1);
     let _ = calls.fetch_update(SeqCst, SeqCst, one_less);
-    // Several may find that they were the last: one of them finishes.
+    // Several threads may find that they were the last: one of them finishes the close.
     if calls
         .compare_exchange(CLOSING | DEFERRED, CLOSING, SeqCst, Relaxed)
         .is_ok()
@@ -225,14 +229,14 @@ fn leave(i: u32) {
     }
 }
 
-/// The last descriptor is about to be closed, with the locks of both directions held: no call may begin to
-/// hold the connection any more. True if others do.
+/// The last descriptor is about to be closed, with the locks of both directions held: from now on no call may
+/// begin to hold the connection. True if other calls hold it.
 pub fn close(i: u32, l: &Local) -> bool {
     let held = l.calls.fetch_or(CLOSING, SeqCst) & CALLS; // SYNC hold
     held > own(i)
 }
 
-/// Leaves the close to the last call that holds the connection. False: there is none any more.
+/// Leaves the close to the last call that holds the connection. False: no call holds it any more.
 pub fn defer(l: &Local) -> bool {
     let some = |v: u32| (v & CALLS != 0).then_some(v | DEFERRED);
     l.calls.fetch_update(SeqCst, SeqCst, some).is_ok()
@@ -249,14 +253,14 @@ pub fn closed(what: usize) {
     let_go(what);
 }
 
-/// Calls of this thread, which a handler has interrupted.
+/// The number of calls of this thread on the connection, which the handler that now runs has interrupted.
 fn own(i: u32) -> u32 {
     let me = u64::from(i + 1) << 32 | u64::from(thread::tid());
     let mine = HELD.iter().filter(|w| w.load(Relaxed) == me);
     mine.count() as u32
 }
 
-/// In a forked child: no thread of the parent's is in a call here, and what was kept for one is closed.
+/// In a forked child: none of the parent's calls runs here, so what was kept for them is closed.
 pub fn after_fork() {
     for k in KEPT.iter().flatten() {
         fdtab::close_ours(k.swap(0, Relaxed) - 1);

@@ -1,5 +1,5 @@
-//! Errors that the kernel tells once, and whoever must not swallow them: what a call of ours took from the
-//! socket is told to the application when, and as, the kernel would have (see [`link::lane::Pending`]).
+//! Errors that the kernel reports only once, and that must not get lost: if a call of ours took one from the
+//! socket, the application gets it when, and as, the kernel would have reported it (see [`link::lane::Pending`]).
 
 use super::call::Call;
 use super::fail;
@@ -13,38 +13,38 @@ use link::family::Conn;
 use link::lane::Memory;
 use link::reason::Reason;
 
-/// Resets the connection: RST to the peer, ECONNRESET here, once, and the reason in `ss`.
+/// Resets the connection: RST to the peer, ECONNRESET here once, and the reason in `ss`.
 #[cold]
 pub fn reset(c: &Conn, fd: i32, r: Reason) {
     if super::is_other(fd) {
-        return; // whoever has the number now is not to be reset
+        return; // the number stands for another file, which must not be reset
     }
     if let Some(t) = table::table() {
         t.header.stats.resets.fetch_add(1, Relaxed);
     }
     table::disqualify(c, r);
     c.tx.abandon();
-    // (A packet filter may eat it: see `ends`.)
+    // (A packet filter may drop the RST: see `ends`.)
     if let Some((link, m)) = lane::of(c, table::local_of(c)).filter(|(k, _)| !k.is_far()) {
         c.rx.announce_reset(&m, &Sock { fd, link });
     }
     disconnect(fd);
     c.rx.abandon();
     if !c.has_error() && sys::poll1(fd, 0) & libc::POLLERR == 0 {
-        c.rx.error.put(libc::ECONNRESET); // it was over before, and its own error is told already
+        c.rx.error.put(libc::ECONNRESET); // it had ended before, and its own error was reported already
     }
 }
 
-/// Sends a reset now, whoever else holds the socket: connect(AF_UNSPEC) (`tcp_disconnect`). The socket is
-/// then as after a reset that came: ECONNRESET once, then the end, EPIPE and POLLHUP.
+/// Sends a reset now, even if others hold the socket: connect(AF_UNSPEC) (`tcp_disconnect`). The socket is then in
+/// the same state as after a reset from the peer: ECONNRESET once, then end of file, EPIPE and POLLHUP.
 pub fn disconnect(fd: i32) {
     let unspec = [0u8; 16];
     let _ = sys::connect(fd, unspec.as_ptr(), unspec.len());
-    // Says ENOTCONN, and shuts the socket down all the same (`inet_shutdown`).
+    // Fails with ENOTCONN, and shuts the socket down all the same (`inet_shutdown`).
     let _ = sys::shutdown(fd, libc::SHUT_RDWR);
 }
 
-/// The error that the socket has now, if any; it is told by this.
+/// The socket's pending error, if any, which is thereby reported.
 pub fn error_now(i: u32, fd: i32) -> i32 {
     let kernel = sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0);
     let ours = table::conn(i).take_error();
@@ -54,13 +54,13 @@ pub fn error_now(i: u32, fd: i32) -> i32 {
     }
 }
 
-/// The native send, unless a call of ours has taken an error from the kernel, which would now raise SIGPIPE:
-/// then that error.
+/// The native send; but if a call of ours has taken an error from the kernel, which would now raise SIGPIPE
+/// instead, that error.
 #[inline(always)]
 pub fn send_or_told(c: &Conn, native: impl Fn() -> isize) -> isize {
     match c.has_error() {
         true => match c.take_error() {
-            // A reset behind a FIN: the kernel says EPIPE for ever, with the signal.
+            // A reset after a FIN: the kernel returns EPIPE every time, with the signal.
             0 | libc::EPIPE => thread::outside(native),
             e => fail(e),
         },
@@ -68,11 +68,11 @@ pub fn send_or_told(c: &Conn, native: impl Fn() -> isize) -> isize {
     }
 }
 
-/// The native receive, unless a call of ours has taken an error from the kernel, which would now say an end
-/// of file: then that error, after the bytes that came before it.
+/// The native receive; but if a call of ours has taken an error from the kernel, which would now report end of
+/// file instead, that error, after the bytes that came before it.
 #[inline(always)]
 pub fn recv_or_told(c: &Conn, fd: i32, flags: i32, native: impl Fn() -> isize) -> isize {
-    // (These two do not ask for it.)
+    // (Receives with these two flags do not report it.)
     let asks = flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0;
     if asks && c.has_error() && !sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0) {
         match c.take_error_at_end() {
@@ -83,16 +83,16 @@ pub fn recv_or_told(c: &Conn, fd: i32, flags: i32, native: impl Fn() -> isize) -
     thread::outside(native)
 }
 
-/// The peer's process may have died, or its socket: then bytes must meet TCP's own errors.
+/// Checks whether the peer's process or socket is gone: bytes must then go to TCP and meet its errors.
 #[cold]
 pub fn peer_check(call: &Call, c: &Conn, l: &Local, link: &Link, m: &Memory) {
     let fd = call.fd(l);
-    // Looked without the lock: was it our socket?
+    // The poll runs without the lock: was `fd` still our socket?
     check_end(c, fd, link, m, || call.current(c, l) && call.fd(l) == fd);
     probes::tick(c, l, link);
 }
 
-/// The same for a call that may be the first to find out.
+/// The same, by the connection's number, for a call that may be the first to notice it.
 #[cold]
 pub fn check(i: u32, fd: i32) {
     let (c, l) = (table::conn(i), table::local(i));
@@ -113,7 +113,7 @@ fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool
     sys::poll_now(&mut p);
     let (e, dead) = (p[0].revents, p[1].revents & libc::POLLHUP != 0);
     if link.is_far() && dead {
-        return link.gone(); // the daemon is
+        return link.gone(); // the daemon is gone
     }
     let gone = e & (libc::POLLERR | libc::POLLHUP) != 0 || e & libc::POLLRDHUP != 0 && dead;
     if gone {
@@ -127,15 +127,15 @@ fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool
         }
     }
     if dead {
-        link.gone(); // the other connections with it shall hear, too
+        link.gone(); // the link's other connections must learn it, too
     }
     if control::fd() < 0 {
         control::ensure();
     }
 }
 
-/// TCP has ended, natively: what is to be told instead of an end of file, 0 if that is right. Has the other
-/// end died with bytes of ours unread on the ring? Then it is reset.
+/// A native receive has found TCP's end: the error to report instead of end of file, or 0. If the other end died
+/// with bytes of ours unread on the ring, the connection is reset.
 #[cold]
 pub fn instead_of_end(call: &Call, i: u32, c: &Conn, l: &Local) -> i32 {
     if let Some((link, m)) = lane::of(c, l).filter(|_| lane::engaged_tx(c)) {
@@ -148,7 +148,7 @@ pub fn instead_of_end(call: &Call, i: u32, c: &Conn, l: &Local) -> i32 {
             return error_now(i, fd);
         }
     }
-    // The end was made here, while the call slept.
+    // This process has ended the connection while the call slept.
     match c.has_error() && call.current(c, l) {
         true => c.take_error_at_end(),
         false => 0,

@@ -1,5 +1,5 @@
-//! Is a descriptor number still the connection that the table says? An inlined system call may have closed it,
-//! and the number be a file, or another program's pipe, by now. The kernel is asked (fstat), and what has
+//! Does a descriptor number still stand for the connection in the table? An inlined system call may have closed
+//! it, and it may be a file by now, or a pipe to another program. The kernel is asked (fstat), and a number with
 //! another identity is forgotten.
 
 use super::Way;
@@ -9,15 +9,16 @@ use core::sync::atomic::Ordering::Relaxed;
 use link::family::Conn;
 use link::prim::ticks;
 
-/// Microseconds for which a proof holds. (An event loop comes back to each of its connections after tens of
+/// Microseconds for which a proof is valid. (An event loop returns to each of its connections after tens of
 /// microseconds: with 20, Redis with 50 clients spends a quarter of its time on proofs.)
 const PROOF_US: u64 = 50;
 
-/// Bits of a number in `Local::proved`; above them are the ticks of its proof.
+/// Low bits of a word of `Local::proved`, which hold the number; the bits above are the time of its proof, in
+/// ticks.
 const NUMBER: u32 = fdtab::MAX_FD.trailing_zeros();
 
-/// The same for a send or receive: a proof of this number, for whatever direction, holds for a while. (Another
-/// number of the connection says nothing of this one.)
+/// Does `fd` still stand for connection `i`, for a send or receive? A proof of this number, for either direction,
+/// is valid for a while. (It says nothing about the connection's other numbers.)
 #[inline(always)]
 pub fn still(fd: i32, i: u32, c: &Conn, l: &Local, way: Way) -> bool {
     let now = ticks();
@@ -42,13 +43,13 @@ fn prove(fd: i32, i: u32, c: &Conn, l: &Local, way: Way, mark: u64) -> bool {
     same
 }
 
-/// The connection behind a number, for a call that does something to it.
+/// The connection for which a number stands, proven, for a call that acts on it.
 pub fn proven(fd: i32) -> Option<u32> {
     let i = fdtab::conn(fd)?;
     is(fd, i, table::conn(i)).then_some(i)
 }
 
-/// Is `fd` connection `i`? If not, that number is forgotten.
+/// Does `fd` stand for connection `i`? If not, the number is forgotten.
 fn is(fd: i32, i: u32, c: &Conn) -> bool {
     let same = table::is_same(fd, c);
     if let Some(l) = super::LISTENER.get().filter(|_| !same) {

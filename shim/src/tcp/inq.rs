@@ -1,4 +1,4 @@
-//! `TCP_INQ`: receives tell beside the bytes how many more there are to read.
+//! `TCP_INQ`: receives also report how many more bytes there are to read.
 
 use crate::{lane, lock, pages, sys, table};
 use core::sync::atomic::Ordering::*;
@@ -6,8 +6,8 @@ use libc::{cmsghdr, msghdr};
 use link::family::{flag, Conn};
 use link::lane::rx;
 
-/// Notes whether the option is set: asked for when it is, and when a lane is attached, for an accepted
-/// socket has it from its listener.
+/// Notes whether the option is set. Called when it is set, and when a lane is attached, because an accepted socket
+/// inherits it from its listener.
 pub fn sync_inq(c: &Conn, fd: i32) {
     if sys::getsockopt_u32(fd, libc::IPPROTO_TCP, libc::TCP_INQ).is_ok_and(|v| v != 0) {
         c.flags.fetch_or(flag::INQ, Relaxed);
@@ -16,7 +16,7 @@ pub fn sync_inq(c: &Conn, fd: i32) {
     }
 }
 
-/// Ends the control data of a receive that a lane has served: empty, or with the kernel's hint.
+/// Finishes the control data of a receive from a lane: empty, or the kernel's hint.
 ///
 /// # Safety
 /// `m` is the application's message header.
@@ -31,8 +31,7 @@ pub unsafe fn put_inq(i: u32, fd: i32, m: &mut msghdr) {
     }
 }
 
-/// The control data of a message, as the kernel's `put_cmsg`: what there is no room for is cut off, and a
-/// flag says so.
+/// Writes control data like the kernel's `put_cmsg`: what does not fit is cut off, and MSG_CTRUNC is set.
 ///
 /// # Safety
 /// As [`put_inq`].
@@ -69,7 +68,7 @@ pub unsafe fn put_control(m: &mut msghdr, level: i32, kind: i32, data: &[u8]) {
     m.msg_controllen = space.min(room);
 }
 
-/// Bytes that are left to read, and one for the end of the stream: `tcp_inq_hint` of the kernel.
+/// Bytes that are left to read, plus one for the end of the stream: `tcp_inq_hint` of the kernel.
 fn hint(i: u32, fd: i32) -> i32 {
     let c = table::conn(i);
     let tcp = sys::poll1(fd, libc::POLLIN | libc::POLLRDHUP);
@@ -85,7 +84,7 @@ fn hint(i: u32, fd: i32) -> i32 {
     unread.saturating_add(i32::from(end))
 }
 
-/// Unread bytes of the ring, if TCP has none before them.
+/// Unread bytes of the ring, if no bytes of TCP come before them.
 fn on_ring(i: u32, c: &Conn) -> Option<i32> {
     let (_, m) = lane::of(c, table::local(i))?;
     let _g = lock::lock(&c.rx.lock)?;
@@ -93,7 +92,7 @@ fn on_ring(i: u32, c: &Conn) -> Option<i32> {
     up.then(|| c.rx.ring_unread(&m).min(i32::MAX as u64) as i32)
 }
 
-/// Has the peer's FIN come? (POLLRDHUP also comes of one's own `shutdown`.)
+/// Has the peer's FIN arrived? (POLLRDHUP is also set by a `shutdown` of this end.)
 fn end_received(fd: i32) -> bool {
     // CLOSE_WAIT, LAST_ACK, CLOSING, TIME_WAIT, CLOSE.
     matches!(sys::tcp_state(fd), Some(8 | 9 | 11 | 6 | 7))

@@ -1,5 +1,5 @@
-//! Native calls on connections that may have a lane. While one is under way its direction does not switch,
-//! and the bytes that it moved are counted when it is over: positions stay exact.
+//! Native calls on connections that may have a lane. While such a call runs, its direction does not switch, and
+//! the bytes that it moved are counted when it returns, so that positions stay exact.
 
 use super::call::Call;
 use super::{at_mark, behind, broken, fail, left_ms, recv_or_told, send_or_told, CLOSE};
@@ -18,13 +18,13 @@ pub enum Way {
     Receive,
 }
 
-/// What became of a native call.
+/// The outcome of a native call.
 pub enum Native {
-    /// It was made, and says this. `ours`: the connection was not closed meanwhile.
+    /// It was made and returned `says`. `ours`: the connection was not closed meanwhile.
     Made { says: isize, ours: bool },
-    /// It was not: this direction is not on TCP.
+    /// It was not made: this direction is not on TCP.
     Lane,
-    /// It was not: the connection was closed.
+    /// It was not made: the connection was closed.
     Closed,
 }
 
@@ -37,11 +37,11 @@ impl Way {
         }
     }
 
-    /// `tables`: see [`table::given_up`], from before it was entered.
+    /// `tables`: [`table::given_up`], as read before entering.
     #[inline(always)]
     fn leave(self, c: &Conn, moved: u64, tables: u32) {
         if tables != table::given_up() {
-            return; // nobody is counted in here
+            return; // the new table does not count this call
         }
         match self {
             Way::Send => c.tx.leave_native(moved),
@@ -49,7 +49,7 @@ impl Way {
         }
     }
 
-    /// Leaves a call from which the thread does not come back.
+    /// Leaves a call that the thread never returns from.
     #[cold]
     fn lose(self, (c, l): (&Conn, &Local), tables: u32) {
         if tables != table::given_up() {
@@ -59,13 +59,14 @@ impl Way {
             Way::Send => c.tx.leave_uncounted(),
             Way::Receive => c.rx.leave_uncounted(),
         }
-        // Now, unless somebody is inside; else whoever means to promote it next does it.
+        // Recount now, unless another call is in progress; otherwise the next attempt to promote the connection
+        // does it.
         if let Some(_g) = lock::try_lock(&c.tx.lock) {
             recount(c, l);
         }
     }
 
-    /// Makes `call`, a native one, unless the application has an error to be told before.
+    /// Makes the native call `call`, unless an error must be reported to the application first.
     pub fn or_told(self, c: &Conn, fd: i32, flags: i32, call: impl Fn() -> isize) -> isize {
         match self {
             Way::Send => send_or_told(c, call),
@@ -73,11 +74,12 @@ impl Way {
         }
     }
 
-    /// What a call says in whose sleep this process has called `connect(AF_UNSPEC)`, with `moved` bytes done.
+    /// The result of a call during whose sleep this process has called `connect(AF_UNSPEC)`, with `moved` bytes
+    /// done.
     #[cold]
     fn disconnected(self, fd: i32, moved: usize, flags: i32) -> isize {
         match (self, moved) {
-            (Way::Receive, 0) => fail(libc::EPIPE), // and the error is for the next one
+            (Way::Receive, 0) => fail(libc::EPIPE), // the error is for the next call
             (Way::Send, 0) => match sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_ERROR) {
                 Ok(e) if e != 0 => fail(e as i32),
                 _ => broken(flags),
@@ -86,10 +88,11 @@ impl Way {
         }
     }
 
-    /// Keeps the error that the kernel told a part of a call, for the application's next.
+    /// Keeps the error that the kernel returned for a part of a call, for the application's next call.
     pub fn put_error(self, c: &Conn, fd: i32, e: i32) {
         match self {
-            // It says that again by itself. (But a reset behind a FIN, which closes the socket, is an error.)
+            // The kernel returns EPIPE again by itself. (But EPIPE for a reset after a FIN, which closes the
+            // socket, is an error.)
             Way::Send if e == libc::EPIPE && sys::tcp_state(fd) != Some(CLOSE) => {}
             Way::Send => c.tx.error.put(e),
             Way::Receive => c.rx.error.put(e),
@@ -124,9 +127,9 @@ impl Way {
     }
 }
 
-/// Makes a native call, and counts what it says. If the thread does not come back from it (it is cancelled,
-/// or a handler jumps out of it), nobody knows what it moved: see [`recount`]. `counts`: it does not leave
-/// the bytes where they are.
+/// Makes a native call, and counts the bytes that it returns. If the thread never returns from it (it is
+/// cancelled, or a handler jumps out of it), nobody knows how many bytes it moved: see [`recount`]. `counts`: the
+/// call consumes or sends bytes, and does not merely peek.
 #[inline]
 pub fn native(
     call: &Call,
@@ -148,7 +151,7 @@ pub fn native(
         false => way.leave(c, 0, tables),
     };
     let says = thread::or_undo(&undo, make);
-    // (What it moved on a connection that is closed is the kernel's affair.)
+    // (If the connection was closed meanwhile, the bytes need no counting.)
     let ours = call.counts(c);
     if says < 0 && matches!(errno(), libc::EFAULT | libc::EINVAL) {
         crate::preserving_errno(undo); // it may have failed after it had taken bytes
@@ -165,33 +168,34 @@ pub fn native(
     Native::Made { says, ours }
 }
 
-/// Takes counts that a thread has left behind afresh from the kernel, once nobody is inside a call of that
-/// direction. (So has a receive that could not say whose bytes it took: they are gone, and it fails.) A lock of the
-/// connection is held: its descriptor is what it is.
+/// Reads from the kernel the counts that a thread has left unknown, once no call of that direction runs. (A
+/// receive that fails with EFAULT or EINVAL also leaves its count unknown: bytes that it took are lost.) A lock of
+/// the connection is held, so that its descriptor stays valid.
 #[cold]
 pub fn recount(c: &Conn, l: &Local) {
     let fd = l.fd.load(Relaxed);
     let known = c.inode.load(Relaxed);
     if known != 0 && !sys::inode(fd).is_ok_and(|(inode, _)| inode == known) {
-        return; // an inlined system call has closed it
+        return; // an inlined system call has closed the socket
     }
     let syn = u64::from(c.flags.load(Relaxed) & flag::CLIENT != 0);
-    // (Behind a FIN the kernel's count of that direction is one more.)
+    // (After a FIN, the kernel's count of that direction is higher by one.)
     let position = |open: fn(&TcpPos) -> bool| sys::tcp_position(fd).filter(open);
     c.tx.recount(|| position(TcpPos::may_send).map(|k| k.sent.wrapping_sub(syn)));
     c.rx.recount(|| position(TcpPos::may_receive).map(|k| k.taken));
 }
 
-/// A call that goes on natively may sleep.
+/// A call that continues natively may sleep.
 #[derive(Clone, Copy)]
 pub struct Sleep {
-    /// Until then; `None`: for ever.
+    /// End of the wait; `None`: for ever.
     pub until: Option<u64>,
-    /// `Local::disconnects` when it began.
+    /// `Local::disconnects` when the call began.
     pub disconnects: u32,
 }
 
-/// The descriptor for a native call: one that goes on has one of its own. `None`: the connection was closed.
+/// The descriptor for a native call; a call that continues has a copy of its own. `None`: the connection was
+/// closed.
 #[inline]
 pub fn descriptor(call: &mut Call, (c, l): (&Conn, &Local), total: usize) -> Option<i32> {
     match total > 0 || call.holds() {
@@ -200,10 +204,10 @@ pub fn descriptor(call: &mut Call, (c, l): (&Conn, &Local), total: usize) -> Opt
     }
 }
 
-/// What is left of a call of which `total` bytes are done, or which has slept, natively: the bytes that this
-/// moves, or an error if there are none at all. `sleeps`: it may block. (The kernel decides that when
-/// a call begins, whatever time-outs and flags the socket gets later. So here it does not block in the kernel,
-/// which would ask anew.)
+/// Makes natively what is left of a call of which `total` bytes are done, or which has slept. Returns the bytes
+/// that this moves, or an error if the call has moved none at all. `sleeps`: it may block. (The kernel decides
+/// about blocking and the time-out when a call begins, and ignores later changes of the socket. So this does not
+/// block in the kernel, which would read them again.)
 ///
 /// # Safety
 /// The buffers are the application's, as its own call demands.
@@ -218,10 +222,10 @@ pub unsafe fn rest(
     sleeps: Option<Sleep>,
 ) -> isize {
     if way == Way::Send {
-        flags &= !libc::MSG_ZEROCOPY; // we count this one: see `zerocopy`
+        flags &= !libc::MSG_ZEROCOPY; // this call is counted by us: see `zerocopy`
     }
     let all = way == Way::Send || flags & libc::MSG_WAITALL != 0;
-    // (What waits for more than it finds, and leaves it there, the kernel alone can wake.)
+    // (Only the kernel can wake a peek that waits for more bytes than there are.)
     let peeks_all = all && flags & libc::MSG_PEEK != 0;
     let mut sleeps = sleeps.filter(|_| flags & libc::MSG_DONTWAIT == 0);
     if sleeps.is_some() && !peeks_all {
@@ -238,7 +242,7 @@ pub unsafe fn rest(
         }
         let mut v = [NONE; VECS];
         let (mut h, want) = header(&mut v, iov.clone(), usize::MAX);
-        // One that asks for nothing, and has slept, takes no error along.
+        // As in the kernel, a zero-length receive that has slept leaves the error for the next call.
         if way == Way::Receive && want == 0 && sleeps.is_some() && sys::poll1(fd, ANY_NEWS) != 0 {
             return 0;
         }
@@ -254,7 +258,7 @@ pub unsafe fn rest(
                 continue;
             }
             if way == Way::Receive && want == 0 {
-                return 0; // of a call that asks for nothing the kernel does not say why it has woken
+                return 0; // the kernel gives no reason when a zero-length receive wakes
             }
         }
         if r < 0 && !part {
@@ -271,21 +275,21 @@ pub unsafe fn rest(
             return moved as isize;
         }
         if !all {
-            (sleeps, flags) = (None, flags | libc::MSG_DONTWAIT); // full: the rest is what there is
+            (sleeps, flags) = (None, flags | libc::MSG_DONTWAIT); // buffers full: take only what is there
         }
     }
 }
 
-/// What wakes a call that receives.
+/// Events that wake a receive.
 pub const ANY_NEWS: i16 = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
 
-/// The kernel has said EAGAIN to a call that may block: sleeps. False: its time is over, or a handler has run;
-/// errno says what the call ends with.
+/// The kernel has returned EAGAIN to a call that may block: sleeps. False: the time is over, or a handler has run,
+/// and errno is what the call ends with.
 #[cold]
 fn sleeps_on(way: Way, fd: i32, end: Option<u64>, part: bool) -> bool {
     let events = match way {
         Way::Send => libc::POLLOUT,
-        Way::Receive if part => libc::POLLIN | libc::POLLPRI, // which ends it
+        Way::Receive if part => libc::POLLIN | libc::POLLPRI, // an urgent byte ends it
         Way::Receive => libc::POLLIN,
     };
     let mut p = libc::pollfd {
@@ -300,7 +304,7 @@ fn sleeps_on(way: Way, fd: i32, end: Option<u64>, part: bool) -> bool {
     if anew {
         thread::begins_anew();
     }
-    // (Begun anew, it may perhaps not block.)
+    // (A call that restarts reads the blocking mode again, and may not block now.)
     if n == 0 || anew && is_nonblocking(fd) {
         set_errno(libc::EAGAIN);
         return false;
@@ -308,7 +312,8 @@ fn sleeps_on(way: Way, fd: i32, end: Option<u64>, part: bool) -> bool {
     n > 0 || anew
 }
 
-/// Does the signal that has interrupted a sleep end the call, which has a time-out or moved something (`any`)?
+/// Does the signal that has interrupted a sleep end the call? `any`: the call has a time-out or has moved
+/// something.
 fn ends(any: bool) -> bool {
     match thread::interrupted(true) {
         true => thread::interrupted(any),
@@ -329,7 +334,7 @@ pub const NONE: iovec = iovec {
     iov_len: 0,
 };
 
-/// A message of the next bytes of `iov`, at most so many, and how many they are.
+/// A message header for the next bytes of `iov`, at most `most`, and how many bytes these are.
 pub fn header(v: &mut [iovec; VECS], mut iov: Iov<'_>, most: usize) -> (msghdr, usize) {
     let (mut n, mut bytes) = (0, 0);
     while n < VECS && bytes < most {

@@ -1,4 +1,4 @@
-//! The leader of a link: of the threads asleep on it, the one that polls the doorbell for all.
+//! The leader of a link: the one of the threads asleep on it that polls the doorbell for all of them.
 
 use super::{poke, slot};
 use crate::links::{self, Link};
@@ -6,7 +6,7 @@ use crate::{sys, thread};
 use core::sync::atomic::Ordering::*;
 use link::lane::wake;
 
-/// Joins the sleepers of a link. Must be taken back with [`leave`].
+/// Joins the sleepers of a link; [`leave`] must undo it. True: this thread is the leader.
 pub fn join(link: &Link, w: usize) -> bool {
     link.waiters[w / 64].fetch_or(1 << (w % 64), SeqCst); // SYNC leader: see `resign`
     if let Some(ctl) = link.own.control() {
@@ -15,14 +15,14 @@ pub fn join(link: &Link, w: usize) -> bool {
     lead(link, w)
 }
 
-/// Tries to become the one who polls the doorbell.
+/// Tries to become the leader.
 fn lead(link: &Link, w: usize) -> bool {
     let now = link.leader.load(SeqCst);
     if now != 0 {
-        // A leader that was cancelled in its sleep has left the post without a word.
+        // A leader that was cancelled in its sleep has not given up the post.
         let tid = slot(now as usize - 1).map_or(0, |s| s.tid.load(Relaxed));
-        // Nor can one that we have interrupted look: this is its thread, in a signal handler or after
-        // a longjmp out of its sleep.
+        // Nor can a leader poll if it is this same thread: we are in its signal handler, or it has left its sleep
+        // by a longjmp.
         let dead = tid != 0 && (tid == thread::tid() || sys::kill0(tid) == Err(libc::ESRCH));
         return dead
             && link
@@ -43,22 +43,22 @@ pub fn leave(link: &Link, w: usize, leader: bool) {
     if leader {
         resign(link, w);
     }
-    // Whoever leaves while the post is free passes the news on: it may have been told itself, and
-    // has not taken the post.
+    // A thread that leaves while the post is free wakes another one: it may have been woken as a successor itself,
+    // and has not taken the post.
     if link.leader.load(SeqCst) == 0 {
         call_for_leader(link, w);
     }
 }
 
-/// Gives the post up, unless that has been done. True: it was ours.
+/// Gives the post up, unless that has happened already. True: it was ours.
 fn resign(link: &Link, w: usize) -> bool {
-    // SYNC leader: the post is free, then we look for a successor; a newcomer enters itself,
-    // then tries for the post.
+    // SYNC leader: the post is free, then we look for a successor; a newcomer enters itself, then tries for the
+    // post.
     let me = w as u32 + 1;
     link.leader.compare_exchange(me, 0, SeqCst, Relaxed).is_ok()
 }
 
-/// Nobody polls the doorbell: another of those asleep shall.
+/// Nobody polls the doorbell: wakes another sleeper, which will.
 fn call_for_leader(link: &Link, me: usize) {
     for (k, word) in link.waiters.iter().enumerate() {
         let own = if me / 64 == k { 1 << (me % 64) } else { 0 };
@@ -69,8 +69,8 @@ fn call_for_leader(link: &Link, me: usize) {
     }
 }
 
-/// A handler runs in the sleep of a thread: it may take its time, and polls no doorbell meanwhile. True: it was
-/// the leader of a link.
+/// A handler runs in the sleep of a thread. It may take long, and the thread does not poll the doorbell meanwhile,
+/// so it gives up the leader's post. True: it was the leader of a link.
 pub fn step_down(w: usize) -> bool {
     let mut led = false;
     for link in links::seen() {

@@ -1,7 +1,7 @@
-//! Who is at the other end, as far as this node can tell without the daemon.
+//! Which process is at the other end, as far as this node can tell without the daemon.
 //!
-//! A service that has only listened so far may not have told the daemon that it is there. Whether
-//! its process has the shim loaded can be seen from outside.
+//! The daemon may not know a service yet that has only listened so far. But it can be seen from outside whether its
+//! process has loaded the shim.
 
 use crate::diag;
 use std::fs;
@@ -13,26 +13,26 @@ use std::path::Path;
 pub struct Process {
     pub pid: u32,
     pub comm: String,
-    /// Is the library loaded? `None`: that may not be looked at.
+    /// Is the library loaded? `None`: we have no permission to look.
     pub shim: Option<Shim>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Shim {
     Loaded,
-    /// Loaded and told to keep out: `UNDERPASS=off`.
+    /// Loaded, but switched off: `UNDERPASS=off`.
     Off,
     Absent,
 }
 
-/// What is known of the other end.
+/// What is known about the other end.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Peer {
-    /// No such socket here: on another node, or in another network namespace.
+    /// No such socket here: it is on another node, or in another network namespace.
     Elsewhere,
-    /// The kernel has the connection; the program has not accepted it.
+    /// The kernel has the connection, but the program has not accepted it.
     Unaccepted,
-    /// A process that the caller may not look at.
+    /// A process at which the caller may not look.
     Hidden,
     Here(Process),
 }
@@ -50,7 +50,7 @@ pub fn look(local: &str, peer: &str) -> Peer {
     }
 }
 
-/// A process that holds the socket.
+/// A process that holds the socket, if there is one.
 fn holder(inode: u64) -> Option<u32> {
     let name = format!("socket:[{inode}]");
     let pids = fs::read_dir("/proc").ok()?.flatten();
@@ -71,8 +71,8 @@ fn process(pid: u32) -> Process {
     let off = |maps: &str| {
         let env = read("environ").unwrap_or_default();
         let has = |v: &[u8]| env.split(|b| *b == 0).any(|e| e.starts_with(v));
-        // A program that shows a title of its own has written over its environment. A shim that is
-        // on makes its table at the first TCP socket, and this process has one.
+        // A program that shows a title of its own has overwritten its environment. But an active shim makes its table
+        // at the first TCP socket, and this process has such a socket.
         has(b"UNDERPASS=off") || (!has(b"LD_PRELOAD=") && !maps.contains("/memfd:underpass-family"))
     };
     let shim = read("maps").ok().map(|maps| {

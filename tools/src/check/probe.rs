@@ -1,9 +1,8 @@
-//! The connection of `check`: run with the shim preloaded, so that connecting, reading and closing
-//! go through its hooks like any program's.
+//! The connection of `check`. This runs with the shim preloaded, so that connecting, reading and closing go through
+//! its hooks as in any program.
 //!
-//! It sends nothing: writes have length zero, which TCP does not carry. It reads what the service
-//! says by itself and drops it, because a connection with unread bytes cannot be promoted, and
-//! would be reset when it is closed.
+//! It sends nothing: its writes have length zero, which TCP does not carry. It reads and drops what the service sends
+//! by itself, because a connection with unread bytes cannot be promoted, and would be reset when it is closed.
 
 use crate::out::{self, Outcome};
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
@@ -15,12 +14,12 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
-/// How long the service may take to close after we did.
+/// Time that the service may take to close after we did.
 const LEAVE_PATIENCE: Duration = Duration::from_millis(500);
-/// Between two calls on the socket, in milliseconds.
+/// Interval between two calls on the socket, in milliseconds.
 const STEP_MS: u16 = 20;
 
-/// What the probe says on standard output, one JSON object per line.
+/// What the probe prints on standard output, one JSON object per line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Event {
@@ -32,11 +31,11 @@ pub enum Event {
 fn say(e: &Event) {
     if let Ok(mut s) = serde_json::to_string(e) {
         s.push('\n');
-        let _ = out::print(&s); // nobody listens any more: standard input will say so too
+        let _ = out::print(&s); // if nobody reads any more, standard input will end, too
     }
 }
 
-/// Connects, and keeps calling into the socket until standard input ends.
+/// Connects, and makes calls on the socket until standard input ends.
 pub fn run(host: &str, port: u16) -> Outcome {
     let opened = connect(host, port).and_then(|s| Ok((s.local_addr()?, s.peer_addr()?, s)));
     let (local, peer, mut stream) = match opened {
@@ -63,7 +62,7 @@ pub fn run(host: &str, port: u16) -> Outcome {
         if open {
             let _ = stream.write(&[]);
             match stream.read(&mut buffer) {
-                Ok(n) if n > 0 => wait = 0, // there may be more; but look whether to end
+                Ok(n) if n > 0 => wait = 0, // there may be more; but first look whether to end
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
                 _ => {
                     open = false;
@@ -71,7 +70,7 @@ pub fn run(host: &str, port: u16) -> Outcome {
                 }
             }
         }
-        // The other side of this pipe never writes: anything but a timeout is its end.
+        // The other side of this pipe never writes: anything but a time-out means its end.
         let mut fds = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, PollTimeout::from(wait)) {
             Ok(0) | Err(nix::errno::Errno::EINTR) => {}
@@ -84,8 +83,8 @@ pub fn run(host: &str, port: u16) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Closes in order: says that nothing will come, then reads the service's last words, for a while.
-/// Closing with something unread would be a reset, which services log as an error.
+/// Closes in order: shuts down sending, then reads the service's last bytes for a while. Closing with bytes unread
+/// would send a reset, which services log as an error.
 fn leave(mut stream: &TcpStream) {
     let deadline = Instant::now() + LEAVE_PATIENCE;
     let _ = stream.shutdown(Shutdown::Write);

@@ -1,4 +1,4 @@
-//! What `check` found out, and how it says so.
+//! What `check` has found out, and the text and JSON for it.
 
 use super::peer::{Peer, Process, Shim};
 use crate::out::clean;
@@ -10,13 +10,13 @@ use underpass_admin::{Across, Row};
 /// One end of the connection.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct End {
-    /// As the daemon shows it, if it does.
+    /// The daemon's row for it, if there is one.
     pub row: Option<Row>,
-    /// Why it is on TCP, if that is known.
+    /// Why it is on TCP, if known.
     pub reason: Option<u32>,
     pub pid: u32,
     pub comm: String,
-    /// What else there is to say.
+    /// Anything else to be said.
     pub note: &'static str,
 }
 
@@ -24,7 +24,7 @@ impl End {
     fn new(row: Option<Row>) -> Self {
         match row {
             Some(r) => End {
-                // (Nothing is sent here, so that one direction or both may not have moved.)
+                // (Nothing is sent here, so one direction or both may not have switched.)
                 reason: Some(match ss::promoted(&r) && r.reason == Reason::Ready.code() {
                     true => 0,
                     false => r.reason,
@@ -38,7 +38,7 @@ impl End {
         }
     }
 
-    /// The test's own end. The shim may not have spoken to the daemon yet.
+    /// The test's own end. The shim may not have contacted the daemon yet.
     pub fn here(row: Option<Row>) -> Self {
         let note = if row.is_none() {
             "the daemon does not know it (yet); does the shim load?"
@@ -51,7 +51,7 @@ impl End {
         }
     }
 
-    /// The service's end as the daemon knows it; `told` is what it says of an end without a row.
+    /// The service's end as the daemon knows it; `told` is the daemon's reason for an end without a row.
     pub fn there(row: Option<Row>, told: u32) -> Self {
         match row {
             Some(_) => End::new(row),
@@ -62,7 +62,7 @@ impl End {
         }
     }
 
-    /// The service's end, on another node: `told` is what our daemon has heard from there.
+    /// The service's end, on another node: `told` is the reason that our daemon has heard from there.
     pub fn far(told: u32) -> Self {
         End {
             note: "on another node, from where nothing was heard about it",
@@ -76,7 +76,7 @@ impl End {
         End { note, ..self }
     }
 
-    /// The service's end, of which the daemon does not know more than `told`.
+    /// The service's end, about which the daemon knows no more than `told`.
     pub fn seen(peer: Peer, told: u32) -> Self {
         let known = End::there(None, told);
         match peer {
@@ -94,7 +94,7 @@ impl End {
             },
             Peer::Here(Process { pid, comm, shim }) => {
                 let (reason, note) = match shim {
-                    // The daemon cannot know that better: the process is younger than its view.
+                    // The daemon cannot know this any better: its view is older than the process.
                     Some(Shim::Loaded) => (
                         Some(Reason::Young.code()),
                         "under Underpass, and has not used the connection yet",
@@ -156,7 +156,7 @@ pub struct Finding {
     pub peer: String,
     pub here: End,
     pub there: End,
-    /// What is between, if the service is on another node.
+    /// What lies between, if the service is on another node.
     pub across: Option<Across>,
     /// Why there is no daemon to ask.
     pub no_daemon: Option<String>,
@@ -165,13 +165,13 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Have both ends taken the lane? The direction that one of them switched is news to the other
-    /// until it looks, and an end on another node is seen by its daemon only.
+    /// Have both ends switched to the lane? An end learns of a direction that the other one has switched only when it
+    /// looks; and an end on another node is seen only by its own daemon.
     pub fn promoted(&self) -> bool {
         self.here.promoted() && (self.across.is_some() || self.there.promoted())
     }
 
-    /// Not promoted yet, but nothing stands against it.
+    /// Not promoted yet, but nothing prevents it.
     pub fn promotable(&self) -> bool {
         let passes = |e: &End| e.reason.is_some_and(passes);
         let road = |a: &Across| a.refusal == 0 && a.channel == "up";
@@ -192,7 +192,7 @@ impl Finding {
     /// The mode that the connection has now.
     fn now(&self) -> String {
         match &self.here.row {
-            // A lane that one end alone has taken moves nothing yet.
+            // A lane that only one end has taken moves no bytes yet.
             Some(r) if !r.mode.is_empty() && self.here.promoted() == self.promoted() => {
                 clean(&r.mode)
             }
@@ -268,7 +268,7 @@ impl Finding {
     }
 }
 
-/// What is between the two nodes, from here to there.
+/// What lies between the two nodes, from here to there.
 fn across(a: &Across, here: Option<&Row>, t: &mut String) {
     let or = |s: &str, other: &str| match s.is_empty() {
         true => other.to_owned(),
@@ -307,7 +307,7 @@ fn across(a: &Across, here: Option<&Row>, t: &mut String) {
     }
 }
 
-/// Reasons with which a connection is merely not promoted yet.
+/// Reasons that only mean that a connection is not promoted yet.
 fn passes(code: u32) -> bool {
     matches!(
         Reason::from_code(code),
@@ -315,7 +315,7 @@ fn passes(code: u32) -> bool {
     )
 }
 
-/// All reasons but those that may go away within seconds, as that of a busy daemon.
+/// All reasons except those that may disappear within seconds, such as that of a busy daemon.
 fn lasts(code: u32) -> bool {
     !matches!(
         Reason::from_code(code),
@@ -369,7 +369,7 @@ mod tests {
         assert!(!f.promoted(), "nobody has said so of the other end");
         f.across = Some(Across::default());
         assert!(f.promoted(), "only its daemon sees it");
-        // One end has switched, and the other has not looked yet: in either order.
+        // One end has switched, and the other has not looked yet; either of the two.
         let tcp_row = row("TCP", Reason::Ready);
         for (here, there) in [(smcd(), tcp_row.clone()), (tcp_row, smcd())] {
             let f = ends(End::here(here), End::there(there, 0));

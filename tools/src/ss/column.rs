@@ -1,13 +1,13 @@
-//! The columns that `-d`, `-D` and `-R` add: those of `smcss`, filled from what a lane has.
+//! The columns that `-d`, `-D` and `-R` add: those of `smcss`, with values from the lane.
 
 use crate::out::clean;
 use std::collections::HashMap;
 use underpass_admin::Row;
 
-/// What a column needs beside its own row: the row of the other end, where the caller sees it, and
-/// what the kernel knows.
+/// What a column needs besides its own row: the row of the other end, if the caller sees it, and what the kernel
+/// knows.
 pub struct Ctx<'a> {
-    /// Inode to shutdown mask.
+    /// Shutdown mask by inode.
     shut: HashMap<u64, u8>,
     by_lane: HashMap<(u64, u32), Vec<&'a Row>>,
 }
@@ -15,7 +15,7 @@ pub struct Ctx<'a> {
 impl<'a> Ctx<'a> {
     pub fn new(rows: &'a [Row], shut: HashMap<u64, u8>) -> Self {
         let mut by_lane: HashMap<_, Vec<_>> = HashMap::new();
-        // The other end of a lane to another node is not on this one.
+        // The other end of a lane to another node has no row on this node.
         let near = |r: &&Row| super::promoted(r) && !r.far && r.link != 0;
         for r in rows.iter().filter(near) {
             by_lane.entry((r.link, r.lane)).or_default().push(r);
@@ -48,7 +48,7 @@ const fn column(
     Column { head, width, value }
 }
 
-/// A cursor: the epoch stands where SMC has its count of wraps.
+/// A cursor. The epoch takes the place of SMC's wrap count.
 fn cursor(epoch: u32, bytes: u64) -> Option<String> {
     Some(format!(
         "{:04x}:{:08x}",
@@ -65,7 +65,7 @@ fn tx_taken(r: &Row, c: &Ctx<'_>) -> Option<String> {
     cursor(r.tx_epoch, c.peer(r)?.lane_rx_bytes)
 }
 
-/// Size of the ring that `r` sends through.
+/// Size of the ring in which `r` sends.
 fn ring(r: &Row) -> Option<String> {
     (r.tx_ring_bytes != 0).then(|| format!("{:08x}", r.tx_ring_bytes))
 }
@@ -81,7 +81,7 @@ fn flags(r: &Row, direction: &str) -> Option<String> {
     )
 }
 
-/// Which directions are shut down, as `smcss` writes it.
+/// The directions that are shut down, as `smcss` writes them.
 fn shutdown(mask: u8) -> String {
     let (r, w) = (mask & 1 != 0, mask & 2 != 0);
     format!(
@@ -91,12 +91,12 @@ fn shutdown(mask: u8) -> String {
     )
 }
 
-/// Names one direction of a lane: the receiving end's token.
+/// Identifies one direction of a lane, like the receiving end's token in SMC.
 fn token(r: &Row, epoch: u32) -> Option<String> {
     Some(format!("{:08x}{epoch:08x}", r.lane))
 }
 
-/// Names the process at an end.
+/// Identifies the process at an end.
 fn gid(r: &Row) -> String {
     format!("{:08x}{:08x}", r.netns & 0xffff_ffff, r.pid)
 }

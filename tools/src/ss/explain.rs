@@ -1,4 +1,4 @@
-//! `ss -e`: a row in words. The reasons come from the contract's table, so that the tool says
+//! `ss -e`: a row in words. The texts of the reasons come from the table in the contract crate, so that the tool says
 //! about a code exactly what shim and daemon mean by it.
 
 use crate::out::{bytes, clean};
@@ -15,7 +15,7 @@ pub struct Said {
 }
 
 impl Said {
-    /// What `code` means; also for codes that this build does not know.
+    /// The meaning of `code`; also for codes that this build does not know.
     pub fn of(code: u32) -> Self {
         match Reason::from_code(code) {
             Some(r) => {
@@ -41,7 +41,7 @@ impl Said {
     }
 }
 
-/// One end's reason as two lines of text.
+/// One end's reason, as two lines of text.
 pub fn end(label: &str, code: u32, text: &mut String) {
     let s = Said::of(code);
     text.push_str(&format!(
@@ -71,12 +71,12 @@ fn others(r: &Row) -> String {
     }
 }
 
-/// Is one direction on the ring, and the other one on TCP, for a reason?
+/// Is only one direction on the ring, with a reason why the other is on TCP?
 fn one_way(r: &Row) -> bool {
     matches!(r.up.as_str(), "tx" | "rx") && r.reason != 0
 }
 
-/// The indented lines under a row.
+/// The indented lines below a row.
 pub fn lines(r: &Row, text: &mut String) {
     text.push_str("    ");
     text.push_str(&process(r.pid, &r.comm));
@@ -157,7 +157,7 @@ pub fn members(r: &Row, m: &mut Map<String, Value>) {
         ("tcp_tx_bytes", json!(r.tcp_tx_bytes)),
         ("tcp_rx_bytes", json!(r.tcp_rx_bytes)),
     ] {
-        // `-R` has a `role` of its own; the two say the same, the column in smcss's words.
+        // `-R` has a `role` of its own. Both say the same; the column uses the words of smcss.
         m.entry(key).or_insert(value);
     }
 }

@@ -1,24 +1,24 @@
-//! What decides whether a loader can load a library into a program: the heads of both files.
+//! Whether a loader can load a library into a program depends on the ELF headers of both files.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// The head of an ELF file.
+/// The header of an ELF file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elf {
     /// 1: 32 bits, 2: 64 bits.
     pub class: u8,
     pub machine: u16,
-    /// The loader that it names; `None`: it is linked statically, or is a library.
+    /// Path of the loader; `None`: a statically linked program, or a library.
     pub interpreter: Option<String>,
 }
 
 const PT_INTERP: u32 = 3;
-/// Program headers that are looked at, and the longest name of a loader.
+/// Maximum number of program headers that are read, and maximum length of the loader's path.
 const HEADERS_MAX: u16 = 512;
 const NAME_MAX: u64 = 4096;
 
-/// Reads it; `None`: it cannot be read, or is not such a file of this byte order.
+/// Reads the header; `None`: the file cannot be read, or is no ELF file of this byte order.
 pub fn read(path: &Path) -> Option<Elf> {
     let mut f = std::fs::File::open(path).ok()?;
     let mut head = [0u8; 64];

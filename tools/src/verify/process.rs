@@ -1,4 +1,4 @@
-//! What one process tells about the library and the daemon.
+//! What can be found out about one process, its library and its daemon.
 
 use super::elf::{self, Elf};
 use super::{connected, within};
@@ -13,33 +13,33 @@ use underpass_admin::environ;
 use underpass_admin::{Request, Response, CONTROL_SOCK};
 
 const LIBRARY: &str = "libunderpass";
-/// Type of the word of the auxiliary vector that says whether the loader must not trust the caller.
+/// Type of the entry of the auxiliary vector that tells the loader not to trust the caller (secure execution).
 const AT_SECURE: u64 = 23;
 
-/// Why the library is not there, or does nothing.
+/// Why the library is not loaded, or does nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// No loader runs in a program that is linked statically.
+    /// The program is statically linked, so no loader runs.
     Static,
-    /// The program has more rights than its caller.
+    /// The program has more privileges than its caller.
     Secure(&'static str),
-    /// Whoever started it took LD_PRELOAD out of the environment, or never had it.
+    /// The process that started it removed LD_PRELOAD from the environment, or never had it.
     NoPreload,
     /// LD_PRELOAD names other libraries only.
     Overwritten(String),
-    /// The library's file is not where LD_PRELOAD says, as this process sees files.
+    /// The library's file is not where LD_PRELOAD says, in this process's file system.
     Absent(String),
-    /// The program is for another kind of processor, or for another word size.
+    /// The program is for another architecture, or another word size.
     Architecture,
-    /// The loader had all it needs, and did not load it.
+    /// The loader had everything it needs, but did not load the library.
     Loader(String),
     /// `UNDERPASS=off`.
     Off,
-    /// The loader is still at work, or the process is ending.
+    /// The loader is still working, or the process is ending.
     Starting,
-    /// A thread of the kernel's.
+    /// It is a kernel thread.
     Kernel,
-    /// We may not look.
+    /// We have no permission to look.
     Hidden,
 }
 
@@ -77,22 +77,21 @@ impl Cause {
     }
 }
 
-/// How it stands with the daemon.
+/// State of the connection to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Daemon {
     Connected,
-    /// A daemon answers there; nothing has made the library speak to it yet.
+    /// A daemon answers there, but nothing has made the library connect to it yet.
     Reachable,
-    /// There is no socket where the library looks, as this process sees files.
+    /// There is no socket where the library looks, in this process's file system.
     Absent(String),
-    /// Nobody answers there.
+    /// The socket is there, but no daemon answers.
     Silent(String),
-    /// The socket, or a directory above it, is closed to this process's user.
+    /// This process's user has no permission for the socket, or for a directory above it.
     Forbidden(String),
-    /// The library looked for a daemon in vain, although one answers; a filter of system calls is
-    /// installed.
+    /// The library found no daemon although one answers, and a seccomp filter is installed.
     Seccomp,
-    /// No library, no daemon.
+    /// Without the library there is no daemon.
     None,
 }
 
@@ -122,10 +121,10 @@ impl Daemon {
     }
 }
 
-/// Daemons that answered, with their processes: asked once per look at all processes.
+/// Daemons that answered, with their processes; asked once per look at all processes.
 pub struct Daemons {
     answers: HashMap<PathBuf, Option<Vec<u32>>>,
-    /// The runtime directory of whoever asks: that of processes whose environment says none.
+    /// The runtime directory of this command: used for processes whose environment names none.
     usual: PathBuf,
 }
 
@@ -141,11 +140,11 @@ impl Daemons {
         self.answers.clear();
     }
 
-    /// Where a process with this environment looks for its daemon.
+    /// The directories in which a process with this environment looks for its daemon.
     fn directories(&self, env: &[u8], uid: u32) -> Vec<PathBuf> {
         match environ::preloads(env) {
             true => environ::directories(env, uid),
-            // It has the library, and has written over its environment since (to show a title).
+            // The process has the library, so it has overwritten its environment since (to show a title).
             false => vec![self.usual.clone()],
         }
     }
@@ -156,7 +155,7 @@ impl Daemons {
     }
 }
 
-/// Process, and the program that it executes.
+/// A process, and the program that it executes.
 pub type Key = (u32, u64, String);
 
 /// One process.
@@ -166,7 +165,7 @@ pub struct Seen {
     pub comm: String,
     pub program: String,
     start: u64,
-    /// Where the library was loaded from.
+    /// The path from which the library was loaded.
     pub library: Option<String>,
     pub cause: Option<Cause>,
     pub daemon: Daemon,
@@ -200,7 +199,7 @@ impl Seen {
             m => m.unwrap_or_default(),
         };
         if maps.is_empty() || s.program.is_empty() {
-            s.cause = Some(Cause::Starting); // or its end: it has no memory
+            s.cause = Some(Cause::Starting); // or it is ending: it has no memory
             return Some(s);
         }
         let env = environ::environment(&of).unwrap_or_default();
@@ -224,18 +223,18 @@ impl Seen {
         (self.pid, self.start, self.program.clone())
     }
 
-    /// Does it carry the library, and reach a daemon?
+    /// Does the process carry the library, and reach a daemon?
     pub fn fine(&self) -> bool {
         self.cause.is_none() && matches!(self.daemon, Daemon::Connected | Daemon::Reachable)
     }
 
-    /// Was it there long enough to be judged?
+    /// Was the process there long enough to be judged?
     pub fn settled(&self) -> bool {
         self.cause != Some(Cause::Starting)
     }
 
-    /// Does this look at a process say more than an earlier one? (At its end a process loses its
-    /// memory, and then its daemon, before it is gone.)
+    /// Does this look at a process say more than an earlier one? (When a process ends, it loses its memory, and then
+    /// its daemon, before it disappears.)
     pub fn better_than(&self, old: &Seen) -> bool {
         let rank = |s: &Seen| match (&s.cause, &s.daemon) {
             (Some(Cause::Starting | Cause::Hidden), _) => 0,
@@ -249,7 +248,7 @@ impl Seen {
     }
 }
 
-/// Has it more rights than its caller, and what from?
+/// Does the process have more privileges than its caller, and why?
 fn secure(of: &Path) -> Option<Cause> {
     let words = fs::read(of.join("auxv")).ok()?;
     let word = |b: &[u8]| u64::from_ne_bytes(b.try_into().unwrap_or_default());
@@ -297,7 +296,7 @@ fn why_not(of: &Path, maps: &str, env: &[u8], secure: Option<Cause>) -> Cause {
     if elf::read(&file).as_ref().is_some_and(other) {
         return Cause::Architecture;
     }
-    // What is preloaded comes before the C library.
+    // Preloaded libraries are mapped before the C library.
     match started(maps, loader) {
         true => Cause::Loader(loader.clone()),
         false => Cause::Starting,
@@ -311,7 +310,8 @@ fn started(maps: &str, loader: &str) -> bool {
         let name = Path::new(path).file_name().unwrap_or_default();
         name != loader && name.as_bytes().windows(3).any(|w| w == b".so")
     };
-    // musl's C library is its loader; then the name of a link to it says nothing.
+    // With musl, the C library is the loader, and the interpreter's name may be that of a link to it, which tells
+    // nothing.
     let paths: Vec<&str> = maps.lines().filter_map(|l| l.get(l.find('/')?..)).collect();
     paths.iter().any(|p| library(p)) || loader.as_bytes().starts_with(b"ld-musl")
 }
@@ -331,7 +331,7 @@ fn daemon((pid, of): (u32, &Path), uid: u32, env: &[u8], daemons: &mut Daemons) 
             Some(_) if filtered(of) && in_vain(&here, pid) => Daemon::Seccomp,
             Some(_) => return Daemon::Reachable,
         };
-        // The first directory in which there is anything says most.
+        // The first directory that has anything is the most informative.
         if matches!(worst, Daemon::None | Daemon::Absent(_)) {
             worst = found;
         }
@@ -339,7 +339,7 @@ fn daemon((pid, of): (u32, &Path), uid: u32, env: &[u8], daemons: &mut Daemons) 
     worst
 }
 
-/// Effective user, groups and whether it may pass by permissions, from its status.
+/// Effective user and groups, and capabilities that override permissions, from the process's status.
 fn may_connect(of: &Path, dir: &Path) -> bool {
     let status = fs::read_to_string(of.join("status")).unwrap_or_default();
     let field = |name: &str| {
@@ -349,7 +349,7 @@ fn may_connect(of: &Path, dir: &Path) -> bool {
             .unwrap_or("")
     };
     let numbers = |s: &str| -> Vec<u32> { s.split_whitespace().flat_map(str::parse).collect() };
-    // Real, effective, saved, file system.
+    // The fields are: real, effective, saved, file system.
     let (uids, mut groups) = (numbers(field("Uid:")), numbers(field("Groups:")));
     groups.extend(numbers(field("Gid:")).last());
     let capabilities = u64::from_str_radix(field("CapEff:").trim(), 16).unwrap_or(0);
@@ -371,14 +371,14 @@ fn may_connect(of: &Path, dir: &Path) -> bool {
     passes && allowed(&within(of, dir).join(CONTROL_SOCK), 2)
 }
 
-/// Is a filter of system calls installed?
+/// Is a seccomp filter installed?
 fn filtered(of: &Path) -> bool {
     let status = fs::read_to_string(of.join("status")).unwrap_or_default();
     let mode = status.lines().find_map(|l| l.strip_prefix("Seccomp:"));
     mode.is_some_and(|m| m.trim() != "0")
 }
 
-/// Has its library looked for a daemon, and found none, although there is this one?
+/// Has the process's library looked for a daemon and found none, although this one is there?
 fn in_vain(dir: &Path, pid: u32) -> bool {
     let none = Reason::NoDaemon.code();
     match crate::client::ask_in(dir, &Request::Ss) {

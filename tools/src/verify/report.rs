@@ -44,7 +44,7 @@ pub fn text(all: &[Seen]) -> String {
     t
 }
 
-/// What became of a program that was run for this.
+/// How the program that was run ended.
 pub fn ending(status: Option<ExitStatus>, by_itself: bool, wait_s: u64) -> String {
     match (status, by_itself) {
         (Some(s), true) => format!("the program ended with {s}\n"),

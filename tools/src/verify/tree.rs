@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use underpass_admin::proc;
 
-/// Parent of each process.
+/// The parent of each process.
 fn parents() -> HashMap<u32, u32> {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
@@ -16,12 +16,12 @@ fn parents() -> HashMap<u32, u32> {
 }
 
 fn parent(pid: u32) -> Option<u32> {
-    // A process that has ended and waits for its parent is none any more.
+    // A zombie that waits for its parent does not count.
     let of = proc::living(pid)?;
     proc::stat(&of, 1)?.parse().ok()
 }
 
-/// A process and all below it, itself first.
+/// A process and all its descendants, itself first.
 pub fn descendants(pid: u32) -> Vec<u32> {
     let parents = parents();
     let mut all = match parents.contains_key(&pid) {
@@ -39,7 +39,7 @@ pub fn descendants(pid: u32) -> Vec<u32> {
     all
 }
 
-/// Our own children that live.
+/// Our own children that are alive.
 pub fn children() -> Vec<u32> {
     let me = std::process::id();
     let parents = parents();
@@ -50,7 +50,7 @@ pub fn children() -> Vec<u32> {
         .collect()
 }
 
-/// Tells all below us to end, and kills who has not after a while.
+/// Tells all descendants to end, and kills those that have not ended after `grace`.
 pub fn end_all(grace: Duration) {
     let limit = Instant::now() + grace;
     let mut told = std::collections::HashSet::new();
@@ -70,13 +70,13 @@ pub fn end_all(grace: Duration) {
             }
         }
         if Instant::now() >= limit + grace {
-            return; // in the kernel, where no signal reaches
+            return; // it is inside the kernel, where no signal reaches it
         }
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Collects those who have ended and became our children.
+/// Reaps processes that have become our children and ended.
 fn reap() {
     loop {
         match waitpid(None, Some(WaitPidFlag::WNOHANG)) {

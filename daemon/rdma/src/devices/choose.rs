@@ -1,4 +1,4 @@
-//! Which of our GIDs talks to a given peer.
+//! Choosing the GID of ours from which to reach a given peer.
 
 use super::{Fabric, SysDevice};
 use crate::verbs::{Gid, GidKind, PortState};
@@ -11,18 +11,18 @@ pub struct Candidate {
     pub device: String,
     /// From 1.
     pub port: u8,
-    /// Good until the table changes; look again at each connection.
+    /// Valid until the table changes; to be looked up again for each connection.
     pub index: u32,
     /// The GID itself.
     pub gid: Gid,
 }
 
-/// The GID to reach `peer` from, on any active port of these devices.
+/// The GID from which to reach `peer`, on any active port of these devices.
 ///
-/// On RoCE and iWARP, `peer` is the address that the peer's GID stands for, and ours must be of the same kind:
-/// IPv4, link-local or other IPv6. With `local` only that address will do. Otherwise the one that has
-/// most leading bits in common with the peer's wins, which on a rail with its own subnet is the rail's
-/// own; among equals the first. On InfiniBand both GIDs need the same subnet prefix.
+/// On RoCE and iWARP, `peer` is the address that the peer's GID represents, and ours must be of the same kind: IPv4,
+/// link-local or other IPv6. If `local` is given, only that address is accepted. Otherwise the address wins that has
+/// the most leading bits in common with the peer's, which on a rail with its own subnet is the rail's own; among
+/// equals the first. On InfiniBand both GIDs need the same subnet prefix.
 pub fn best_gid<'a>(
     devices: impl IntoIterator<Item = &'a SysDevice>,
     local: Option<IpAddr>,

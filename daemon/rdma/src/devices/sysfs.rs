@@ -13,14 +13,15 @@ pub struct SysDevice {
     pub id: DeviceId,
     /// The device's own number, EUI-64; 0: not readable.
     pub node_guid: u64,
-    /// What its queue pairs speak.
+    /// The transport of its queue pairs.
     pub transport: Transport,
-    /// Address on the PCI bus; `None` for devices made of software.
+    /// Address on the PCI bus; `None` for software devices.
     pub pci: Option<String>,
-    /// NUMA node of the device, or of the interface that a software device lies on.
+    /// NUMA node of the device, or of the interface on which a software device is based.
     pub numa_node: Option<u32>,
-    /// The device by which programs reach it, `uverbs0`. It goes first when a device is removed, while
-    /// the kernel waits for everybody to close it. (rxe says nothing else to those who have it open.)
+    /// The character device through which programs use it, such as `uverbs0`. When a device is removed, it disappears
+    /// first, while the kernel waits for all programs to close it. (rxe tells programs that have it open in no other
+    /// way.)
     pub verbs: Option<String>,
     /// In order of numbers.
     pub ports: Vec<SysPort>,
@@ -33,19 +34,19 @@ pub struct SysPort {
     pub port: u8,
     /// As the device reports it.
     pub state: PortState,
-    /// What its packets travel on.
+    /// The port's link layer.
     pub link_layer: LinkLayer,
-    /// Local identifier, given by InfiniBand's subnet manager; else 0.
+    /// Local identifier, assigned by InfiniBand's subnet manager; otherwise 0.
     pub lid: u16,
-    /// As the driver claims; software devices make it up.
+    /// As the driver reports; software devices invent it.
     pub speed_mbps: Option<u32>,
-    /// Network interface of its first GID, or what a software device lies on.
+    /// Network interface of its first GID, or the one on which a software device is based.
     pub netdev: Option<String>,
-    /// Those that are set, by index.
+    /// The entries that are set, by index.
     pub gids: Vec<GidEntry>,
 }
 
-/// Where sysfs is.
+/// The directories of sysfs.
 #[derive(Clone, Debug)]
 pub struct Tree {
     class: PathBuf,
@@ -56,7 +57,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// That of this machine.
+    /// The sysfs of this machine.
     pub fn system() -> Self {
         Tree {
             addresses: of_interface,
@@ -78,9 +79,9 @@ impl Tree {
         self.names().iter().filter_map(|n| self.device(n)).collect()
     }
 
-    /// Which appearance of a device has this name now.
+    /// The appearance of the device that has this name now.
     pub fn id(&self, name: &str) -> Option<DeviceId> {
-        // The folder's inode number is made when the device appears and not used again.
+        // The inode number of the directory is assigned when the device appears, and not reused.
         let index = fs::metadata(self.class.join(name)).ok()?.ino();
         Some(DeviceId {
             name: name.to_owned(),
@@ -105,18 +106,18 @@ impl Tree {
         let mut seen = self.glance(name)?;
         for p in &mut seen.ports {
             if seen.transport == Transport::Iwarp {
-                break; // seen at a glance
+                break; // `glance` has read them already
             }
             let dir = self.class.join(format!("{name}/ports/{}", p.port));
             p.gids = read_gids(&dir, p.link_layer);
             let of_gid = p.gids.iter().find_map(|g| g.netdev.clone());
             p.netdev = of_gid.or_else(|| p.netdev.take());
         }
-        // Read again, lest another device has taken the name while we looked.
+        // Read again, in case another device has got the name while we looked.
         (self.id(name)? == seen.id).then_some(seen)
     }
 
-    /// A device without its GIDs, which are most of the files: rxe has 1,024 places for them.
+    /// A device without its GIDs, which make up most of the files: rxe has a table of 1,024.
     pub fn glance(&self, name: &str) -> Option<SysDevice> {
         let id = self.id(name)?;
         let dir = self.class.join(name);
@@ -127,7 +128,7 @@ impl Tree {
             .collect();
         ports.sort_by_key(|p| p.port);
         let bus = fs::canonicalize(dir.join("device")).ok();
-        // What rxe lies on.
+        // The interface on which rxe is based.
         let parent = text(&dir.join("parent"));
         let transport = transport(&text(&dir.join("node_type")).unwrap_or_default());
         for p in &mut ports {
@@ -148,7 +149,7 @@ impl Tree {
                 .unwrap_or(0),
             transport,
             pci: bus.as_deref().and_then(pci),
-            // -1 where the machine has no such thing.
+            // -1 if the machine has no NUMA nodes.
             numa_node: numa.and_then(|t| t.parse().ok()),
             verbs: self.verbs(name),
             ports,
@@ -206,7 +207,7 @@ fn read_gid(index: u32, port: &Path, link_layer: LinkLayer) -> Option<GidEntry> 
     })
 }
 
-/// The network interface of an iWARP card's port.
+/// The network interface of an iWARP adapter's port.
 fn interface(device: &Path, port: u8) -> Option<String> {
     let dir = device.join("device/net");
     let all = names(&dir);
@@ -218,7 +219,7 @@ fn interface(device: &Path, port: u8) -> Option<String> {
     all.iter().find(of_port).or_else(only).cloned()
 }
 
-/// IP addresses as a table of GIDs.
+/// IP addresses in the form of a GID table.
 fn addresses(all: Vec<IpAddr>, netdev: Option<&str>) -> Vec<GidEntry> {
     let entry = |(i, ip): (usize, IpAddr)| GidEntry {
         index: i as u32,
@@ -229,7 +230,7 @@ fn addresses(all: Vec<IpAddr>, netdev: Option<&str>) -> Vec<GidEntry> {
     all.into_iter().enumerate().map(entry).collect()
 }
 
-/// Addresses of an interface that mean something beyond its own wire.
+/// Addresses of an interface that are valid beyond its own link.
 fn of_interface(name: &str) -> Vec<IpAddr> {
     let all = nix::ifaddrs::getifaddrs().into_iter().flatten();
     let ip = |a: nix::ifaddrs::InterfaceAddress| {
@@ -241,7 +242,7 @@ fn of_interface(name: &str) -> Vec<IpAddr> {
     all.filter_map(ip).collect()
 }
 
-/// Names in a folder, sorted; none if it is not there.
+/// Names in a directory, sorted; none if it does not exist.
 fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut all: Vec<String> = entries
@@ -259,7 +260,7 @@ fn guid(text: &str) -> Option<u64> {
     u64::from_str_radix(&text.replace(':', ""), 16).ok()
 }
 
-/// `1: CA`
+/// The number in text such as `1: CA`.
 fn leading_number(text: &str) -> Option<u32> {
     text.split(':').next()?.trim().parse().ok()
 }
@@ -282,13 +283,13 @@ fn state(text: &str) -> PortState {
     }
 }
 
-/// `2.5 Gb/sec (1X SDR)` in megabits.
+/// `2.5 Gb/sec (1X SDR)` as megabits per second.
 fn rate(text: &str) -> Option<u32> {
     let gigabits: f64 = text.split(' ').next()?.parse().ok()?;
     (gigabits > 0.0 && gigabits < 1e6).then_some((gigabits * 1000.0) as u32)
 }
 
-/// The last part of a device's path, if it is a PCI address.
+/// The last component of a device's path, if it is a PCI address.
 fn pci(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?;
     let parts: Vec<&str> = name.split([':', '.']).collect();
@@ -436,7 +437,7 @@ pub(crate) mod tests {
         let gids: Vec<_> = d.ports[0].gids.iter().map(|g| g.gid.ip()).collect();
         assert_eq!(gids[0], "10.9.0.1".parse::<IpAddr>().unwrap());
         assert_eq!(gids.len(), 2);
-        // A card with its interfaces beside it.
+        // An adapter that has its interfaces in its directory.
         for file in ["parent", "ports/1/gid_attrs/ndevs/0"] {
             fs::remove_file(root.path().join("class/infiniband/siw0").join(file)).unwrap();
         }

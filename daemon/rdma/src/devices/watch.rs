@@ -1,7 +1,7 @@
 //! What changed since the last look.
 //!
-//! Devices that we have open tell of themselves by events; devices that come, and ports of devices
-//! that we do not use, are found by looking again.
+//! Devices that we have open report changes by events. New devices, and changes of ports that we do not use, are
+//! found by looking again.
 
 use super::{SysDevice, Tree};
 use crate::verbs::{DeviceId, Transport};
@@ -10,11 +10,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What [`Watch::look`] has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It is there and can be opened.
+    /// The device exists and can be opened.
     Added(SysDevice),
-    /// Another state, GID, or anything else.
+    /// The state, the GIDs, or anything else has changed.
     Changed(SysDevice),
-    /// Gone or going: whoever has it open must close it now, `rdma link del` waits for that.
+    /// The device is gone, or is being removed: it must be closed now, because `rdma link del` waits for that.
     Removed(DeviceId),
 }
 
@@ -22,12 +22,12 @@ pub enum Change {
 pub struct Watch {
     tree: Tree,
     known: BTreeMap<DeviceId, SysDevice>,
-    /// Devices whose GIDs are to be read again.
+    /// Devices whose GIDs have to be read again.
     stale: BTreeSet<DeviceId>,
 }
 
 impl Watch {
-    /// Knows no device: to the first look all are new.
+    /// Knows no device yet: at the first look, all are new.
     pub fn new(tree: Tree) -> Self {
         Watch {
             tree,
@@ -36,19 +36,19 @@ impl Watch {
         }
     }
 
-    /// As of the last [`Watch::look`].
+    /// The devices as of the last [`Watch::look`].
     pub fn devices(&self) -> impl Iterator<Item = &SysDevice> {
         self.known.values()
     }
 
-    /// The device's GIDs may have changed: it said so by an event, or its interface's addresses did.
+    /// The device's GIDs may have changed: an event said so, or its interface's addresses changed.
     pub fn stale(&mut self, id: &DeviceId) {
         self.stale.insert(id.clone());
     }
 
-    /// Looks again. Removals come first, so that a device that came back under its name is first
-    /// removed, then added. GIDs, which take a thousand files, are read only of devices that are new,
-    /// have changed otherwise, or are stale.
+    /// Looks again. Removals come first, so that a device that came back under its name is first removed, then added.
+    /// GIDs, for which a thousand files have to be read, are read only if a device is new, has changed otherwise, or
+    /// is stale.
     pub fn look(&mut self) -> Vec<Change> {
         let names = self.tree.names();
         let now: BTreeMap<DeviceId, SysDevice> = names
@@ -78,7 +78,7 @@ impl Watch {
         let mut seen = self.tree.glance(name).filter(|d| d.verbs.is_some())?;
         let old = self.known.get(&seen.id);
         if let Some(old) = old.filter(|d| !self.stale.contains(&d.id)) {
-            // (The addresses of iWARP's interfaces are seen at a glance.)
+            // (For iWARP, `glance` reads the addresses of the interfaces.)
             let kept = seen.transport != Transport::Iwarp;
             for (p, o) in seen.ports.iter_mut().zip(&old.ports).filter(|_| kept) {
                 p.gids.clone_from(&o.gids);
@@ -123,14 +123,14 @@ mod tests {
         assert_eq!(d.ports[0].state, PortState::Down);
         assert_eq!(d.id, first.id);
 
-        // The first thing that goes, and for long the only one.
+        // It disappears first, and for a long time nothing else does.
         let verbs = r.join("class/infiniband_verbs/u-rxe0");
         fs::rename(&verbs, r.join("away")).unwrap();
         assert_eq!(watch.look(), [Change::Removed(first.id.clone())]);
         fs::rename(r.join("away"), &verbs).unwrap();
         assert!(matches!(&watch.look()[..], [Change::Added(d)] if d.id == first.id));
 
-        // Another GID is seen when somebody says so.
+        // Another GID is noticed only after a call of `stale`.
         let other = "0000:0000:0000:0000:0000:ffff:0a09:0002";
         put(r, "class/infiniband/rxe0/ports/1/gids/0", other);
         assert_eq!(watch.look(), []);
@@ -142,8 +142,8 @@ mod tests {
         assert_eq!(d.ports[0].gids[0].gid.to_string(), other);
         assert_eq!(watch.look(), []);
 
-        // The same name and content, but another appearance; the old folder is kept aside, for a
-        // real file system may give its inode number away again at once.
+        // The same name and content, but another appearance. The old directory is kept aside, because a real file
+        // system may reuse its inode number at once.
         let dir = r.join("class/infiniband/rxe0");
         fs::rename(&dir, r.join("aside")).unwrap();
         rxe(r, "rxe0", "eth0", &[GID]);

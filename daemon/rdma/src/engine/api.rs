@@ -1,4 +1,4 @@
-//! What goes in and comes out of a [`super::Pair`], besides memory.
+//! The interface of a [`super::Pair`], except for memory.
 
 use super::{LaneId, LinkId, PartyId, RailId};
 use crate::verbs::Gid;
@@ -6,34 +6,35 @@ use crate::wire::LinkEnd;
 use link::layout::Loc;
 use std::sync::Arc;
 
-/// Sizes and times. Both ends may differ in all of them but `first`.
+/// Sizes and times. All of them may differ between the two ends; `first` must differ.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Exactly one of the two ends offers links.
     pub first: bool,
-    /// Links that the end which is `first` makes over each rail.
+    /// Number of links that the end with `first` makes over each rail.
     pub links_per_rail: usize,
-    /// Links at the most, whatever the peer offers.
+    /// Maximum number of links, whatever the peer offers.
     pub max_links: usize,
-    /// Receive buffers per link, and so messages that the peer may have under way; 4 or more.
+    /// Receive buffers per link, which is also the number of messages that the peer may have in flight; 4 or more.
     pub depth: u16,
-    /// Requests per link, 8 or more.
+    /// Send requests per link, 8 or more.
     pub sends: u32,
-    /// Bytes that a lane posts before the next one has its turn; more if none waits.
+    /// Maximum number of bytes that a lane posts per turn; more if no other lane waits.
     pub budget: u32,
-    /// Bytes under way per link.
+    /// Maximum number of bytes in flight per link.
     pub window: u64,
-    /// Between repeats of what was not answered.
+    /// Interval for repeating what was not answered.
     pub retry_ns: u64,
-    /// Until a link that was offered has to work.
+    /// Time within which a link that was offered has to work.
     pub setup_ns: u64,
-    /// Without a message for so long: ask whether the peer is there. As long again: it is not.
+    /// After this time without a message, the peer is asked whether it is there; after as much again, it is
+    /// considered gone.
     pub quiet_ns: u64,
-    /// Until a switch that is in doubt resets its connection.
+    /// Time after which a switch that is in doubt resets its connection.
     pub doubt_ns: u64,
-    /// Wait for an acknowledgement, see [`crate::verbs::RtsAttr::timeout`].
+    /// Time-out for an acknowledgement, see [`crate::verbs::RtsAttr::timeout`].
     pub ack_timeout: u8,
-    /// Repeats without one, see [`crate::verbs::RtsAttr::retry_count`].
+    /// Number of repeats without an acknowledgement, see [`crate::verbs::RtsAttr::retry_count`].
     pub ack_retries: u8,
 }
 
@@ -52,15 +53,15 @@ impl Config {
             setup_ns: 5_000_000_000,
             quiet_ns: 1_000_000_000,
             doubt_ns: 5_000_000_000,
-            // Half a second, three times. Repeating because a busy peer was late costs more than the
-            // wait: soft-RoCE then refuses good writes, and may deliver a message wrongly.
+            // Half a second, three times. Repeating because a busy peer was late costs more than the wait: soft-RoCE
+            // then refuses good writes, and may deliver a message wrongly.
             ack_timeout: 17,
             ack_retries: 2,
         }
     }
 }
 
-/// A port of an open device, as far as links over it need to know.
+/// A port of an open device, as far as links over it need it.
 pub struct Rail<D> {
     /// The open device.
     pub device: Arc<D>,
@@ -68,9 +69,9 @@ pub struct Rail<D> {
     pub port: u8,
     /// Index of `gid` in the port's table; 0 with iWARP.
     pub gid_index: u32,
-    /// Address that the peer is told.
+    /// Address that is told to the peer.
     pub gid: Gid,
-    /// Local identifier; 0 but on InfiniBand.
+    /// Local identifier; 0 except on InfiniBand.
     pub lid: u16,
     /// Code of the port's active MTU, see [`crate::verbs::Mtu`].
     pub mtu: crate::verbs::Mtu,
@@ -78,17 +79,17 @@ pub struct Rail<D> {
     pub fabric: u32,
 }
 
-/// What the caller does for the engine in the middle of a poll.
+/// What the caller does for the engine during a poll.
 pub trait Host {
     /// Rings the doorbell of this party; may not block.
     fn ring(&mut self, party: PartyId);
-    /// Memory for an incoming ring of this lane, in a chunk of ours that was added to its party.
+    /// Memory for an incoming ring of this lane, in a chunk of ours that was added for its party.
     fn place(&mut self, lane: LaneId, log2: u32) -> Option<Loc>;
-    /// A ring that nothing can be written to any more.
+    /// Frees a ring to which nothing can be written any more.
     fn free(&mut self, lane: LaneId, at: Loc);
 }
 
-/// Whose fault it is that a lane failed, and what it is.
+/// Who has caused a lane's failure, and what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// The process has written something impossible into its area.
@@ -102,10 +103,10 @@ pub enum Fault {
     InDoubt,
 }
 
-/// What [`super::Pair::next_event`] tells.
+/// What [`super::Pair::next_event`] returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// To be sent to the peer's daemon, if the control channel is there; what is lost is repeated.
+    /// To be sent to the peer's daemon if the control channel is connected; what is lost is repeated.
     Control(Control),
     /// A link works: both ends have confirmed it.
     LinkUp {
@@ -123,62 +124,61 @@ pub enum Event {
         /// Why, for the log.
         why: &'static str,
     },
-    /// No link is left: every lane has been asked to go down. Time for takeover.
+    /// No link is left: every lane has been asked to go down. The caller may take over directions now.
     NoRail,
     /// There is a link again.
     RailBack,
-    /// This lane is finished: reset its connection, then [`super::Pair::remove`] it.
+    /// This lane has failed: reset its connection, then [`super::Pair::remove`] it.
     LaneFailed {
         /// The lane.
         lane: LaneId,
         /// What was wrong.
         fault: Fault,
     },
-    /// A switch of this lane was in doubt when the last link broke, and the peer's daemon has said
-    /// what became of it: it stands, or it never came.
+    /// A switch of this lane was in doubt when the last link broke, and the peer's daemon has now answered whether it
+    /// stands or never came.
     Settled {
         /// The lane.
         lane: LaneId,
         /// The peer's node has taken it.
         stands: bool,
     },
-    /// After [`super::Pair::finish`]: everything up to `head` is in the peer's ring, and its reader has
-    /// been shown it.
+    /// After [`super::Pair::finish`]: everything up to `head` is in the peer's ring and visible to its reader.
     Flushed {
         /// The lane.
         lane: LaneId,
-        /// Ring cursor of its sending direction, in bytes.
+        /// Ring cursor of the lane's sending direction, in bytes.
         head: u64,
     },
-    /// The peer has removed this lane. `used`: bytes have gone over it.
+    /// The peer has removed this lane. `used`: it has carried bytes.
     PeerClosed {
         /// The lane.
         lane: LaneId,
         /// In either direction.
         used: bool,
     },
-    /// A lane that was removed is gone, and nothing can be written to its rings.
+    /// A lane that was removed is gone, and nothing can be written to its rings any more.
     Removed {
         /// The lane.
         lane: LaneId,
     },
-    /// Nothing can be written to this party's chunks any more; they are not registered.
+    /// Nothing can be written to this party's chunks any more; they are not registered any more.
     PartyRemoved {
         /// The party.
         party: PartyId,
     },
-    /// The peer broke the protocol of the links, or a device kept a queue pair. Drop the pair.
+    /// The peer violated the protocol of the links, or a device could not destroy a queue pair. Drop the pair.
     PairFailed(&'static str),
 }
 
-/// What two engines say over the control channel, when no link can or will carry it.
+/// Messages of two engines over the control channel, where no link can or should carry them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Control {
-    /// Here is my end of another link.
+    /// This is my end of another link.
     QpOffer(LinkEnd),
-    /// Here is mine, to an offer.
+    /// My end, in answer to an offer.
     QpAnswer(LinkEnd),
-    /// There will be none, to an offer.
+    /// There will be no such link, in answer to an offer.
     QpRefuse {
         /// The link.
         link: u32,
@@ -188,43 +188,43 @@ pub enum Control {
         /// The link.
         link: u32,
     },
-    /// The answer: ours is, too.
+    /// The answer: our end is destroyed, too.
     QpDeadAck {
         /// The link.
         link: u32,
     },
-    /// Did this switch of ours reach you? `from` is our own token.
+    /// Has this switch of ours reached you? `from` is our own token.
     SwitchQuery {
-        /// The lane, as its receiver names it.
+        /// Token of the lane, given by the receiver of this message.
         token: u32,
-        /// The lane, as the answer is to name it.
+        /// Token of the lane for the answer.
         from: u32,
-        /// Of which switch: its epoch.
+        /// Epoch of the switch.
         epoch: u32,
-        /// And its attempt.
+        /// Attempt number of the switch.
         attempt: u32,
     },
-    /// It stands; or it never came, and will not be taken any more.
+    /// The switch stands; or it never arrived, and will not be accepted any more.
     SwitchAnswer {
-        /// The lane, as its receiver names it.
+        /// Token of the lane, given by the receiver of this message.
         token: u32,
-        /// Of which switch: its epoch.
+        /// Epoch of the switch.
         epoch: u32,
-        /// And its attempt.
+        /// Attempt number of the switch.
         attempt: u32,
-        /// It stands.
+        /// Does the switch stand?
         stands: bool,
     },
-    /// We write no more to the rings of this lane, ever.
+    /// We will never again write to the rings of this lane.
     Close {
-        /// The lane, as its receiver names it.
+        /// Token of the lane, given by the receiver of this message.
         token: u32,
-        /// The lane, as the answer is to name it.
+        /// Token of the lane for the answer.
         from: u32,
     },
-    /// The peer's `Close` has come; it need not be repeated.
+    /// The peer's `Close` has arrived; it need not be repeated.
     CloseAck {
-        /// The lane, as its receiver names it.
+        /// Token of the lane, given by the receiver of this message.
         token: u32,
     },
 }
@@ -236,17 +236,17 @@ pub struct LinkView {
     pub link: LinkId,
     /// The rail that it goes over.
     pub rail: RailId,
-    /// It is confirmed, and may carry lanes.
+    /// Is it confirmed, so that it may carry lanes?
     pub active: bool,
     /// Number of our queue pair.
     pub qpn: u32,
-    /// Number of the peer's; 0: not told yet.
+    /// Number of the peer's queue pair; 0: not known yet.
     pub peer_qpn: u32,
     /// Address of our port.
     pub gid: Gid,
-    /// Address of the peer's; zero: not told yet.
+    /// Address of the peer's port; zero: not known yet.
     pub peer_gid: Gid,
-    /// Lanes that are bound to it.
+    /// Number of lanes that are bound to it.
     pub lanes: usize,
 }
 
@@ -255,14 +255,14 @@ pub struct LinkView {
 pub struct Stats {
     /// RDMA writes that were acknowledged.
     pub writes: u64,
-    /// Bytes of lanes that were acknowledged: written, or behind messages.
+    /// Bytes of lanes that were acknowledged: written, or sent behind messages.
     pub bytes: u64,
-    /// Those behind messages.
+    /// Those that were sent behind messages.
     pub behind: u64,
     /// Messages that were acknowledged.
     pub messages_sent: u64,
-    /// Messages that came.
+    /// Messages that were received.
     pub messages_received: u64,
-    /// Links that failed, those that never worked among them.
+    /// Links that failed, including those that never worked.
     pub links_failed: u64,
 }

@@ -1,9 +1,9 @@
-//! Memory that devices reach: the applications' outgoing rings, for local reads only, and our
-//! chunks with their incoming rings, which the peer may write.
+//! Memory that devices access: the applications' outgoing rings, for local reads only, and our chunks with their
+//! incoming rings, which the peer may write.
 //!
-//! A chunk of ours is a *region*: its number and, per link, its key are told to the peer. It is
-//! deregistered only after the peer has answered that it writes there no more, or after every link
-//! on which it had the key is destroyed here.
+//! A chunk of ours is a *region*: the peer is told its number and its key for each link. It is deregistered only
+//! after the peer has answered that it no longer writes there, or after every link on which the peer had the key is
+//! destroyed here.
 
 use super::api::Event;
 use super::link::{Link, State};
@@ -16,7 +16,7 @@ use litemap::LiteMap;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Regions that a peer may tell us of per link: 64 processes with all their chunks.
+/// Maximum number of regions that a peer may tell us per link: 64 processes with all their chunks.
 pub(super) const REGIONS_MAX: usize = 4096;
 
 pub(super) struct Chunk<P: Provider> {
@@ -25,7 +25,7 @@ pub(super) struct Chunk<P: Provider> {
     own: bool,
     pub memory: Arc<dyn Memory>,
     pub mrs: LiteMap<RailId, P::Mr>,
-    /// Links that know the key and have not been destroyed.
+    /// Links whose peer was told the key, and that are not destroyed.
     told: BTreeSet<u32>,
     leaving: Option<Leaving>,
 }
@@ -36,7 +36,7 @@ struct Leaving {
 }
 
 impl<P: Provider> Chunk<P> {
-    /// A device may still write: the registration, and with it the memory, stays for ever.
+    /// A device may still write here: the registration, and with it the memory, is kept for ever.
     pub(super) fn leak(&mut self) {
         for (_, mr) in std::mem::take(&mut self.mrs) {
             std::mem::forget(mr);
@@ -46,12 +46,12 @@ impl<P: Provider> Chunk<P> {
 }
 
 impl<P: Provider> Pair<P> {
-    /// The process's chunk with rings that we send from. It may be mapped read-only.
+    /// Adds a chunk of the process, with rings that we send from. It may be mapped read-only.
     pub fn add_app_chunk(&mut self, party: PartyId, number: u32, memory: Arc<dyn Memory>) -> bool {
         self.add_chunk(party, number, memory, false)
     }
 
-    /// A chunk of our area, for rings that the process receives from.
+    /// Adds a chunk of our area, for rings that the process receives from.
     pub fn add_own_chunk(&mut self, party: PartyId, number: u32, memory: Arc<dyn Memory>) -> bool {
         self.add_chunk(party, number, memory, true)
     }
@@ -85,7 +85,7 @@ impl<P: Provider> Pair<P> {
         true
     }
 
-    /// Registers what is not registered yet; devices may have been out of resources.
+    /// Registers chunks that are not registered yet; devices may have been out of resources.
     pub(super) fn retry_chunks(&mut self) {
         let rails: Vec<_> = self.rails.keys().copied().collect();
         for rail in rails {
@@ -124,7 +124,7 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// Only after all links of the rail are destroyed.
+    /// To be called only after all links of the rail are destroyed.
     pub(super) fn deregister_all(&mut self, rail: RailId) {
         for (_, c) in self.chunks.iter_mut() {
             if !self.stuck {
@@ -133,7 +133,7 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// Tells the keys that this link does not know.
+    /// Tells the peer the keys that it does not have yet for this link.
     pub(super) fn tell_keys(&mut self, no: u32) {
         let Some(link) = self.links.get_mut(&no) else {
             return;
@@ -150,14 +150,14 @@ impl<P: Provider> Pair<P> {
             if key.is_some() {
                 c.told.insert(no);
             } else if !link.refused_keys.insert(*id) {
-                continue; // told already that there is none
+                continue; // the peer was told already that there is none
             }
             link.say(*id, Body::ConfirmRkey(key));
         }
     }
 
-    /// The process is gone or has no more lanes to this node: takes its memory back. All its lanes
-    /// must have been removed. [`Event::PartyRemoved`] follows.
+    /// The process is gone or has no more lanes to the peer's node: withdraws its memory. All its lanes must have
+    /// been removed. [`Event::PartyRemoved`] follows.
     pub fn remove_party(&mut self, id: PartyId) {
         if let Some(p) = self.parties.get_mut(&id) {
             p.removing = true;
@@ -165,7 +165,7 @@ impl<P: Provider> Pair<P> {
         self.lane_timer = 0;
     }
 
-    /// Goes on with removing parties.
+    /// Continues the removal of parties.
     fn leave_chunks(&mut self) {
         let idle = |p: &super::party::Party| p.removing && p.lanes() == 0;
         let parties: Vec<_> = self.parties.iter().filter(|(_, p)| idle(p)).collect();
@@ -188,7 +188,7 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// Whether the chunk can be deregistered; if not, asks the peer (again).
+    /// Can the chunk be deregistered? If not, asks the peer (again) to stop writing.
     fn leave_chunk(&mut self, id: u32) -> bool {
         let Some(c) = self.chunks.get_mut(&id) else {
             return true;
@@ -216,7 +216,7 @@ impl<P: Provider> Pair<P> {
         false
     }
 
-    /// The peer takes a region back: no lane writes there from now on.
+    /// The peer withdraws a region: from now on no lane writes there.
     pub(super) fn region_leaves(&mut self, region: u32) {
         for (_, l) in self.links.iter_mut() {
             l.keys.remove(&region);
@@ -226,9 +226,9 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// Answers for regions to which nothing is under way any more.
+    /// Confirms the withdrawal of regions for which no write is in flight any more.
     pub(super) fn finish_leaving(&mut self) {
-        // What was under way on a link that is only dead here may still land.
+        // Writes in flight on a link that is destroyed only at our end may still land.
         if self.leaving.is_empty() || self.dead.values().any(|d| !d.peer) {
             return;
         }
@@ -240,13 +240,13 @@ impl<P: Provider> Pair<P> {
             }
             match an_active(links) {
                 Some(l) => l.say(*region, Body::DeleteRkey { reply: true }),
-                None => return false, // the links with the key are gone, and the peer knows
+                None => return false, // the links with the key are gone, and the peer knows that
             }
             false
         });
     }
 
-    /// The peer writes no more to this region of ours.
+    /// The peer no longer writes to this region of ours.
     pub(super) fn region_left(&mut self, region: u32) {
         if let Some(l) = self
             .chunks

@@ -1,8 +1,8 @@
 //! How a lane ends.
 //!
-//! Each end says over the control channel that it writes no more to the other's rings, when
-//! nothing is under way any more, and repeats it until it is answered. A lane is gone, and its rings
-//! are free, when both have said so; until then their memory is not used again.
+//! Each end tells the other over the control channel that it no longer writes to the other's rings, once it has
+//! nothing in flight, and repeats that until it is answered. When both have done so, the lane is gone and its rings
+//! are free; until then their memory is not reused.
 
 use super::api::{Control, Event};
 use super::lane::{Closing, Lane};
@@ -12,20 +12,20 @@ use crate::verbs::Provider;
 use link::layout::{rx, Epoch};
 
 impl<P: Provider> Pair<P> {
-    /// The application will send no more (it has shut down, closed or ended): goes on until
-    /// everything is in the peer's ring, then tells [`Event::Flushed`].
+    /// The application will send no more (it has shut down, closed or ended): continues until everything is in the
+    /// peer's ring, then reports [`Event::Flushed`].
     pub fn finish(&mut self, id: LaneId) {
         let Some(lane) = self.lanes.get_mut(id) else {
             return;
         };
         if !std::mem::replace(&mut lane.out.finish, true) {
-            lane.cdc = true; // the wish to hear of it
+            lane.cdc = true; // the snapshot asks the peer to report it
             self.wake(id);
         }
     }
 
-    /// The caller takes the sending direction down itself (takeover). If it is up: its epoch, and the
-    /// cursor up to which the peer's reader is known to have consumed. Nothing more is sent here.
+    /// The caller takes the sending direction down itself (takeover). If it is up, returns its epoch and the cursor
+    /// up to which the peer's reader is known to have consumed. The engine sends no more bytes of it.
     pub fn take_down(&mut self, id: LaneId) -> Option<(Epoch, u64)> {
         let lane = self.lanes.get_mut(id)?;
         let o = &mut lane.out;
@@ -41,7 +41,7 @@ impl<P: Provider> Pair<P> {
         Some(found)
     }
 
-    /// After [`Pair::take_down`]: the frame, and all that it promises, is on TCP.
+    /// After [`Pair::take_down`]: the frame, and all bytes that it announces, are on TCP.
     pub fn is_down(&mut self, id: LaneId) {
         if let Some(lane) = self.lanes.get_mut(id).filter(|l| l.out.takeover) {
             lane.out.tx_phase = link::layout::tx::DOWN;
@@ -50,7 +50,7 @@ impl<P: Provider> Pair<P> {
         self.wake(id);
     }
 
-    /// While a gate is shut the application is not invited to switch up.
+    /// While `shut` is set, the application is not invited to switch up.
     pub fn gate(&mut self, id: LaneId, shut: bool) {
         if let Some(lane) = self.lanes.get_mut(id) {
             lane.out.gated = shut;
@@ -58,7 +58,7 @@ impl<P: Provider> Pair<P> {
         self.wake(id);
     }
 
-    /// From now on the application is not asked whether it takes a switch: none stands that was not there before.
+    /// From now on switches to this lane are refused without asking the application; those already accepted stand.
     pub fn refuse_switches(&mut self, id: LaneId) {
         if let Some(lane) = self.lanes.get_mut(id) {
             lane.inn.refuses = true;
@@ -72,14 +72,14 @@ impl<P: Provider> Pair<P> {
             .is_some_and(|l| matches!(l.out.phase, Phase::Up | Phase::Left(true)))
     }
 
-    /// Over which link the lane goes, if any.
+    /// The link over which the lane goes, if any.
     pub fn link_of(&self, id: LaneId) -> Option<super::LinkId> {
         self.lanes.get(id)?.link
     }
 
-    /// Gives everything up: the caller is about to drop the pair. Every application is asked to go
-    /// down, who waits for a switch is refused, and so is who might begin one now, since nobody would
-    /// answer it; a switch that the peer may have taken fails its lane. Events are left to be taken.
+    /// The caller is about to drop the pair. Every application is asked to go down. Those that wait for a switch are
+    /// refused, and so are those that might ask for one now, since nobody would answer. If the peer may have accepted
+    /// a switch, its lane fails. Events can still be taken.
     pub fn abandon(&mut self, host: &mut dyn Host) {
         self.rail = false;
         let mut all = Vec::new();
@@ -107,7 +107,7 @@ impl<P: Provider> Pair<P> {
         self.publish_all(host);
     }
 
-    /// The connection is over. [`Event::Removed`] follows when the peer has done the same.
+    /// The connection is over. [`Event::Removed`] follows when the peer has removed the lane, too.
     pub fn remove(&mut self, id: LaneId) {
         if let Some(lane) = self.lanes.get_mut(id) {
             lane.closing.get_or_insert_with(Closing::default);
@@ -115,7 +115,7 @@ impl<P: Provider> Pair<P> {
         self.wake(id);
     }
 
-    /// Goes on with a removal; `true`: the lane is gone.
+    /// Continues a removal; `true`: the lane is gone.
     pub(super) fn close_step(&mut self, id: LaneId, lane: &mut Lane, host: &mut dyn Host) -> bool {
         let Some(closing) = &mut lane.closing else {
             return false;
@@ -123,7 +123,7 @@ impl<P: Provider> Pair<P> {
         if self.stuck {
             return false;
         }
-        // A pair that failed has no queue pairs any more through which anything could be written.
+        // A failed pair has no queue pairs through which anything could be written.
         if let (Some(peer), false) = (lane.peer, self.failed) {
             if lane.under_way > 0 {
                 self.await_done(lane);
@@ -153,7 +153,7 @@ impl<P: Provider> Pair<P> {
         true
     }
 
-    /// The peer writes no more to the rings of a lane.
+    /// The peer no longer writes to the rings of this lane.
     pub(super) fn on_close(&mut self, token: LaneId, from: u32) {
         if let Some(lane) = self.lanes.get_mut(token) {
             if lane.peer.is_some_and(|p| p != from) {

@@ -4,7 +4,7 @@ use crate::wire::Place;
 use link::layout::{Epoch, Loc, RxWord, TxPhase};
 use std::collections::VecDeque;
 
-/// A ring of ours, by the number that the peer gave it.
+/// A ring in our memory, with the number that the peer gave it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InRing {
     pub number: u32,
@@ -15,52 +15,52 @@ pub(super) struct InRing {
 
 #[derive(Default)]
 pub(super) struct In {
-    /// The sender is on the ring, in this epoch.
+    /// The peer's sender is on the ring, in this epoch.
     pub up: bool,
     pub epoch: Epoch,
     pub tx_phase: TxPhase,
-    /// No switch is taken any more.
+    /// No switch is accepted any more.
     pub refuses: bool,
     /// The last switch that was answered: epoch, attempt, and whether it stands.
     pub answered: Option<(Epoch, u32, bool)>,
-    /// Every byte before it is in our ring.
+    /// All bytes before it are in our ring.
     pub head: u64,
-    /// What the application has been told of it.
+    /// The head that the application has been shown.
     pub shown: u64,
-    /// Consumed by the application; told to the peer.
+    /// Cursors: consumed by the application; told to the peer.
     pub cursor: u64,
     pub told: u64,
-    /// The application's cursor word before it noticed the switch.
+    /// Value of the application's cursor word before it noticed the switch.
     pub stale: Option<u64>,
     /// The peer waits for space.
     pub wants: bool,
     pub rings: VecDeque<InRing>,
     pub number: u32,
-    /// What the peer is told of the application's readiness.
+    /// The word about the application's readiness that the peer is told.
     pub word: RxWord,
-    /// Epoch of the application, as last seen.
+    /// Epoch of the application's word when it was last read.
     pub seen: Epoch,
     /// Answers that are due.
     pub switch_reply: Option<(Epoch, u32, bool)>,
     pub ring_reply: Option<(u32, Option<Place>)>,
     /// The last answer about a ring that was sent.
     pub ring_replied: Option<(u32, Option<Place>)>,
-    /// The head that the peer wants to hear has been shown here.
+    /// The peer wants to be told when this head has been shown here.
     pub wants_landed: Option<u64>,
     pub landed_reply: Option<(Epoch, u64)>,
     pub landed_replied: Option<(Epoch, u64)>,
 }
 
 impl In {
-    /// The link that carried our answers is dead. The one that carried the question may be another,
-    /// whose owner will not ask again: what may be lost is answered once more.
+    /// The link that carried our answers is dead. The questions may have come over another link that works, so the
+    /// peer may not ask again: answers that may be lost are sent once more.
     pub(super) fn moved(&mut self) {
         self.switch_reply = self.switch_reply.or(self.answered);
         self.ring_reply = self.ring_reply.take().or(self.ring_replied);
         self.landed_reply = self.landed_reply.take().or(self.landed_replied);
     }
 
-    /// The peer's daemon asks what became of a switch. If it never came, it will not be taken.
+    /// The peer's daemon asks what became of a switch. If it never arrived, it will not be accepted any more.
     pub(super) fn asked_about(&mut self, which: (Epoch, u32)) -> bool {
         match self.answered {
             Some((e, a, ok)) if (e, a) == which => ok,
@@ -76,9 +76,9 @@ impl In {
         self.rings.iter().position(|r| r.number as u8 == low)
     }
 
-    /// May the application be shown heads up to here? Until its cursor word has moved off the value
-    /// that an earlier use of the slot left there, a head at or beyond that value would make the
-    /// two look the same.
+    /// Up to which head may the application be shown? Until it has changed its cursor word from the value of an
+    /// earlier use of the slot, the head must stay below that value: otherwise the old value could not be told from a
+    /// real cursor.
     pub(super) fn ceiling(&self) -> u64 {
         match self.stale {
             Some(stale) if stale > self.cursor => self.head.min(stale - 1),
@@ -86,7 +86,7 @@ impl In {
         }
     }
 
-    /// Was the ring used at any time?
+    /// Was the direction ever on the ring?
     pub(super) fn used(&self) -> bool {
         self.epoch != Epoch::NONE
     }
@@ -96,7 +96,7 @@ impl In {
     }
 }
 
-/// Is this switch later than that one? Both are of one use of the lane.
+/// Is switch `a` later than `b`? Both are of one use of the lane.
 pub(super) fn newer(a: (Epoch, u32), b: (Epoch, u32)) -> bool {
     let ahead = a.0.since(b.0);
     ahead != 0 && ahead < u32::MAX / 2 || ahead == 0 && a.1 > b.1

@@ -1,8 +1,8 @@
-//! The incoming direction of a lane: the peer writes our ring, we tell the application.
+//! The incoming direction of a lane: the peer writes our ring, and we tell the application.
 //!
-//! Here we play the sender's part towards the application: our words say that the sender has
-//! switched, how far it is, where the ring lies. The store of a switch and the look at the
-//! application's readiness after it are one half of a Dekker pair with its revocation.
+//! Towards the application, the daemon acts as the sender: our words tell that the sender has switched, how far it
+//! is, and where the ring lies. Storing a switch and then looking at the application's readiness is one half of a
+//! Dekker pair; the other half is the application's revocation.
 
 use super::api::Fault;
 use super::inn::{newer, InRing};
@@ -14,7 +14,7 @@ use link::layout::{rx, tx, Epoch, Loc, RxWord, TxWord, RING_LOG2_MAX, RING_LOG2_
 use std::sync::atomic::{fence, Ordering::*};
 
 impl<P: Provider> Pair<P> {
-    /// Looks at the application's reading words.
+    /// Reads the application's receiving words.
     pub(super) fn look_in(&mut self, lane: &mut Lane) -> Result<(), Fault> {
         let Some(p) = self.parties.get(&lane.party) else {
             return Ok(());
@@ -31,12 +31,12 @@ impl<P: Provider> Pair<P> {
             }
             lane.inn.seen = epoch;
             if lane.inn.up && epoch != lane.inn.epoch {
-                lane.inn.up = false; // it has met the frame and is ready anew
+                lane.inn.up = false; // it has taken the frame and is ready again
             }
             let flags = rx::READY | rx::WANT_DOWN | rx::REVOKED | rx::CLOSED | rx::PAST;
             let flags = word.flags().only(flags);
             let flags = if lane.inn.up && flags.has(rx::REVOKED) {
-                // Too late for a revocation, the switch stands: only a request.
+                // The switch stands, so it is too late for a revocation: it becomes a request to go down.
                 flags.without(rx::REVOKED) | rx::WANT_DOWN
             } else {
                 flags
@@ -50,7 +50,7 @@ impl<P: Provider> Pair<P> {
             return Err(Fault::App("a readiness of another use of the lane"));
         }
         if lane.inn.up {
-            // Acquire: pairs with the Release in `RxState::take`; it has its copies.
+            // Acquire: pairs with the Release in `RxState::take`; the application's copies are done.
             let at = app.cursors[lane.slot].load(Acquire);
             self.look_cursor(lane, at)?;
         }
@@ -78,14 +78,14 @@ impl<P: Provider> Pair<P> {
         Ok(())
     }
 
-    /// Stores the head for the application.
+    /// Shows the application the head.
     fn show_head(&mut self, lane: &mut Lane) {
         let head = lane.inn.ceiling();
         if head > lane.inn.shown {
             lane.inn.shown = head;
             if let Some(p) = self.parties.get(&lane.party) {
-                // Release: pairs with the Acquire in `RxState::head`; the bytes are there, since the
-                // completion of the message after them has been seen.
+                // Release: pairs with the Acquire in `RxState::head`; the bytes have arrived, because the completion
+                // of the message after them has been seen.
                 p.memory.mirror().heads[lane.slot].store(head, Release);
             }
             self.publish(lane);
@@ -115,7 +115,7 @@ impl<P: Provider> Pair<P> {
                 return Ok(());
             }
             if !newer(which, (e, a)) {
-                return Ok(()); // overtaken
+                return Ok(()); // a later one has arrived already
             }
             if ok && e == epoch {
                 return Err(Fault::Peer("a switch that was made already"));
@@ -139,22 +139,22 @@ impl<P: Provider> Pair<P> {
         };
         let memory = p.memory.clone();
         let (app, words) = (memory.app(), &memory.mirror().tx[lane.slot]);
-        // A wish to go down is no refusal: a reader that has not revoked would take it for a switch.
+        // WANT_DOWN is no reason to refuse: a reader that has not revoked would take the refusal for a switch.
         let ready =
             |w: RxWord| w.epoch() == epoch && w.flags().only(rx::READY | rx::REVOKED) == rx::READY;
         let word = &app.rx[lane.slot].word;
         if lane.inn.refuses || !ready(word.load(Acquire)) {
-            return false; // it never hears of it
+            return false; // the application never learns of it
         }
-        // Not read before the state below says so.
+        // The application reads this only after `state`, below, says so.
         memory.mirror().heads[lane.slot].store(start, Relaxed);
         words.up_kpos.store(kpos, Relaxed);
         words.up_start.store(start, Relaxed);
         // Release: pairs with the Acquire in `RxState::phase`.
         words.state.store(TxWord::new(epoch, tx::UP), Release);
         self.publish(lane);
-        // SYNC retreat: we have switched, now we look; the receiver revokes, then looks for our
-        // switch. One of the two sees the other, and the answer goes out only after this.
+        // SYNC retreat: we have switched, now we look; the receiver revokes, then looks for our switch. One of the
+        // two sees the other, and the answer is sent only after this.
         fence(SeqCst);
         if !ready(word.load(SeqCst)) {
             words.state.store(TxWord::new(epoch, tx::RESUMED), Release);
@@ -171,7 +171,7 @@ impl<P: Provider> Pair<P> {
         true
     }
 
-    /// The part of a snapshot that is about our reader: what the peer's sender says.
+    /// The part of a snapshot that concerns our reader: the state of the peer's sender.
     pub(super) fn on_sender(&mut self, lane: &mut Lane, c: &Cdc, data: &[u8]) -> Result<(), Fault> {
         let i = &mut lane.inn;
         if c.tx_epoch != i.epoch || !i.up {
@@ -219,7 +219,7 @@ impl<P: Provider> Pair<P> {
             }
             lane.inn.head = c.head;
         } else if c.head < i.head && c.flags & flag::VALIDATE == 0 {
-            // After a move to another link the sender knows less than we do; else never.
+            // After a move to another link the sender may know less than we do; otherwise a head never decreases.
             return Err(Fault::Peer("a head that goes back"));
         }
         self.show_head(lane);
@@ -236,8 +236,7 @@ impl<P: Provider> Pair<P> {
         Ok(())
     }
 
-    /// Puts bytes that came with a message into the ring, from cursor `at` on. They lie where the peer
-    /// may write them anyway.
+    /// Puts bytes that came behind a message into the ring, from cursor `at` on. The peer may write there anyway.
     fn put(&self, lane: &Lane, loc: Loc, at: u64, data: &[u8]) -> bool {
         if data.is_empty() {
             return true;
@@ -257,7 +256,7 @@ impl<P: Provider> Pair<P> {
         if c.flags & flag::ABORT != 0 {
             return Err(Fault::Peer("it has failed the lane"));
         }
-        // Our reader's own words first: it may have left the epoch that the peer speaks of.
+        // Read our reader's own words first: it may have left the epoch to which the peer refers.
         self.look_in(lane)?;
         self.on_sender(lane, c, data)?;
         self.on_reader(lane, c)?;
@@ -266,7 +265,7 @@ impl<P: Provider> Pair<P> {
         self.look_in(lane)
     }
 
-    /// The peer's ring is another one from `from` on.
+    /// From cursor `from` on, the peer's bytes are on another ring.
     pub(super) fn on_ring(
         &mut self,
         id: LaneId,
@@ -280,7 +279,7 @@ impl<P: Provider> Pair<P> {
             return Ok(()); // the answer was lost
         }
         let last = lane.inn.rings.back();
-        // Not always the next number: a ring that a sender left before it was placed is skipped.
+        // Not always the next number: a ring that the sender left before it was placed is skipped.
         let ahead = number.wrapping_sub(lane.inn.number);
         if ahead == 0
             || ahead > u32::MAX / 2
@@ -312,8 +311,8 @@ impl<P: Provider> Pair<P> {
             from,
             place,
         });
-        // That it moves to this one means that nothing is or will be under way to the ring before
-        // the last one. The reader has left it, too.
+        // A move to this ring means that no write to the ring before the former one is in flight, or will follow. The
+        // reader has left that ring, too.
         while lane.inn.rings.len() > 2 {
             if let Some(r) = lane.inn.rings.pop_front() {
                 host.free(id, r.loc);
@@ -321,7 +320,7 @@ impl<P: Provider> Pair<P> {
         }
         if let Some(p) = self.parties.get(&lane.party) {
             let w = &p.memory.mirror().tx[lane.slot];
-            // As `TxState::move_to` does. `from` is in place before the count says so.
+            // As `TxState::move_to` does: `from` is stored before the count.
             let seq = w.loc_seq.load(Relaxed).wrapping_add(1);
             w.loc[(seq & 1) as usize].store(loc.pack(), Relaxed);
             w.loc_from[(seq & 1) as usize].store(from, Relaxed);

@@ -6,16 +6,17 @@ use super::out::Out;
 use super::LaneId;
 use link::layout::Epoch;
 
-/// Epochs of one use of a lane slot: `base + 1` to `base + EPOCHS`.
+/// Number of epochs in one use of a lane slot: `base + 1` to `base + EPOCHS`.
 pub(super) const EPOCHS: u32 = 0xffff;
 
 pub(super) struct Lane {
     pub party: u32,
     pub slot: usize,
     pub base: Epoch,
-    /// How the peer wants it named; none until it has told.
+    /// Token by which the peer names the lane; none until it has told.
     pub peer: Option<u32>,
-    /// Link over which we speak of it. Stays the same after its death until the burial.
+    /// The link over which we send messages about the lane. It stays set after the link's death until both ends are
+    /// destroyed.
     pub link: Option<u32>,
     /// Requests posted and not completed.
     pub under_way: u32,
@@ -24,16 +25,16 @@ pub(super) struct Lane {
     pub out: Out,
     pub inn: In,
     pub queued: bool,
-    /// A snapshot is due.
+    /// A snapshot has to be sent.
     pub cdc: bool,
     /// The next snapshot is the first after a move to another link.
     pub validate: bool,
     pub abort: bool,
     pub fault: Option<Fault>,
     pub closing: Option<Closing>,
-    /// The peer writes no more to our rings, and has forgotten the lane but for our own closing.
+    /// The peer no longer writes to our rings, and has forgotten the lane except for our own closing.
     pub peer_closed: bool,
-    /// Since when no link could carry it although there are some.
+    /// Since when no link could carry the lane although there are some.
     pub starved: Option<u64>,
 }
 
@@ -78,8 +79,8 @@ impl Lane {
         self.seq_out
     }
 
-    /// Is this message newer than all before? Those on one link come in order; a lane that moves
-    /// from one healthy link to another may be spoken of by both for a moment.
+    /// Is this message newer than all before? Messages on one link come in order, but a lane that moves from one
+    /// working link to another may get messages over both for a moment.
     pub(super) fn news(&mut self, seq: u16) -> bool {
         let newer = self
             .seq_in
@@ -95,7 +96,7 @@ impl Lane {
         (1..=EPOCHS).contains(&epoch.since(self.base))
     }
 
-    /// The link is buried: nothing of ours is under way. Everything is said again on another one.
+    /// The link is destroyed at both ends: nothing of ours is in flight. Everything is sent again over another link.
     pub(super) fn moved(&mut self) {
         self.link = None;
         self.under_way = 0;
@@ -105,7 +106,7 @@ impl Lane {
         self.inn.moved();
     }
 
-    /// What went over the control channel may be lost.
+    /// Messages sent over the former control channel may be lost.
     pub(super) fn say_again(&mut self) {
         if let Some(c) = &mut self.closing {
             c.next_try = 0;
@@ -114,8 +115,8 @@ impl Lane {
     }
 }
 
-/// Lanes by token. A token is an index and the count of uses of its place, so that a late message
-/// for a lane that is gone does not reach its successor.
+/// Lanes by token. A token consists of an index and the number of uses of its place, so that a late message for a
+/// lane that is gone does not reach its successor.
 #[derive(Default)]
 pub(super) struct Lanes {
     places: Vec<Slot>,
@@ -168,7 +169,7 @@ impl Lanes {
         self.place(id)?.lane.as_deref_mut()
     }
 
-    /// Takes a lane out to work on it beside the rest of the pair.
+    /// Takes a lane out of the table, so that it can be worked on together with the rest of the pair.
     pub(super) fn take(&mut self, id: LaneId) -> Option<Box<Lane>> {
         let place = self.place(id)?;
         place.taken = place.lane.is_some();

@@ -1,9 +1,9 @@
 //! One link: a queue pair with its completion queue, its receive buffers and its credits.
 //!
-//! Each end has a fixed number of receive buffers posted and puts each back as soon as the message
-//! is copied out; every message tells how many it has ever posted. A sender never has more messages
-//! under way than that, so the peer's device never meets an empty receive queue. The last credit
-//! is kept for the message that returns credits, so that two ends cannot starve each other.
+//! Each end has a fixed number of receive buffers posted and reposts each as soon as its message is copied out; every
+//! message tells how many buffers its sender has ever posted. A sender never has more messages in flight than that,
+//! so the peer's device never meets an empty receive queue. The last credit is reserved for the message that returns
+//! credits, so that two ends cannot starve each other.
 
 use super::api::{Config, Rail};
 use super::request::{Load, What};
@@ -12,34 +12,34 @@ use crate::wire::{Body, Key, LinkEnd, Malformed, Message, DATA_MAX, LEN};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-/// Distance of receive buffers.
+/// Distance in bytes between receive buffers.
 const SLOT: usize = LEN + DATA_MAX;
-/// Most that are taken at once.
+/// Maximum number of completions taken in one poll.
 pub(super) const COMPLETIONS: usize = 64;
-/// Marks receive requests; send requests are counted from 0.
+/// Marks the ids of receive requests; send requests are counted from 0.
 const RECV: u64 = 1 << 63;
-/// Messages of a link that may wait for credits: more than honest peers can cause.
+/// Maximum number of messages that may wait for credits on a link: more than honest peers can cause.
 const LLC_MAX: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Our offer is out.
+    /// Our offer was sent.
     Offered,
-    /// Both queue pairs are connected, as far as we know; the first message has not come.
+    /// Both queue pairs are connected, as far as we know; the first message has not arrived.
     Confirming,
     Active,
 }
 
-/// What a completion meant.
+/// What a completion means.
 pub(super) enum Outcome {
-    /// With what came behind it.
+    /// A message, and the bytes that came behind it.
     Message(Message, Box<[u8]>),
-    /// That many requests from the front of the queue are done.
+    /// That many requests at the front of the queue are done.
     Done(usize),
     Nothing,
     /// The link is dead.
     Dead(&'static str),
-    /// The peer broke the rules.
+    /// The peer violated the protocol.
     Broken(&'static str),
 }
 
@@ -52,53 +52,60 @@ pub(super) struct Link<P: Provider> {
     pub state: State,
     pub ours: LinkEnd,
     pub peer: Option<LinkEnd>,
-    /// Keys of the peer's regions over this link; none for those it could not register.
+    /// Keys of the peer's regions over this link; none for those that the peer could not register.
     pub keys: HashMap<u32, Option<Key>>,
-    /// Regions of ours that the peer knows to have no key here.
+    /// Regions of ours for which the peer was told that there is no key here.
     pub refused_keys: BTreeSet<u32>,
+    /// Messages about links and regions that wait for credits.
     llc: VecDeque<(u32, Body)>,
+    /// Requests that were posted and are not known to be done.
     sent: VecDeque<What>,
-    /// How many of them are lanes'.
+    /// Number of requests in `sent` that belong to lanes.
     of_lanes: usize,
+    /// Id of the oldest request in `sent`.
     first_wr: u64,
+    /// Length of the send queue.
     room: usize,
+    /// Maximum number of bytes in flight, and the number of those that are.
     window: u64,
     bytes: u64,
     depth: u16,
+    /// Receive buffers that we have ever posted, and that number as last told to the peer, modulo 2^16.
     recv_posted: u16,
     recv_told: u16,
+    /// Receive buffers that the peer has ever posted, and messages that we have sent, modulo 2^16.
     granted: u16,
     used: u16,
     pub heard: u64,
-    /// When we asked whether the peer is there, and have heard nothing since.
+    /// When we asked whether the peer is there; set while nothing has been heard since.
     pub asked: Option<u64>,
     pub deadline: u64,
     pub next_try: u64,
-    /// Lanes that are bound to it.
+    /// Number of lanes that are bound to it.
     pub lanes: usize,
-    /// Lanes that wait for room, in turn.
+    /// Lanes that wait for room, in order.
     pub waiters: VecDeque<u32>,
-    /// Somebody waits for the requests before this one to be done.
+    /// A lane waits for the requests before this number to be done.
     awaited: u64,
-    /// Whether our device's successes say nothing of the peer's (iWARP): then requests are done when
-    /// the peer's credits tell that it has taken the message after them.
+    /// Do our device's successes tell nothing about the peer's device (iWARP)? Then requests are done when the peer's
+    /// credits tell that it has taken the message after them.
     weak: bool,
-    /// Messages that the peer has taken, modulo 2^16, and how many of them are still in `sent`.
+    /// Number of messages that the peer has taken, modulo 2^16, and how many of them are still in `sent`.
     taken: u16,
     settled: usize,
-    /// Our device is done with the requests before this one.
+    /// Our device is done with the requests before this number.
     local_wr: u64,
-    /// We have asked the peer for its credits; it has asked us whether we are there.
+    /// `probing`: we have asked the peer for its credits. `answer`: it has asked us whether we are there.
     probing: bool,
     pub answer: bool,
-    /// Our first message may lie unseen in the peer's device until another one comes.
+    /// Our first message may stay unnoticed in the peer's device until another one arrives.
     pub poke: bool,
-    /// The oldest request at the last look at the timers.
+    /// The oldest request when the timers last ran.
     oldest: u64,
-    /// Requests may be posted: queue pairs that are connected by a handshake are through with it.
+    /// Requests may be posted: a handshake, if the queue pair needs one, is finished.
     linked: bool,
-    /// The completion queue will notify: of messages, or (true) of everything. Whoever sleeps on it knows
-    /// it.
+    /// `armed`: the completion queue will notify, of messages, or (true) of all completions. `known`: the caller that
+    /// sleeps knows the queue.
     pub armed: Option<bool>,
     pub known: bool,
 }
@@ -121,7 +128,7 @@ impl<P: Provider> Link<P> {
             recv_buffers: u32::from(depth),
             inline_bytes: inline as u32,
         };
-        // A device that takes no more has small pieces written, as all others are.
+        // Devices that accept no larger inline messages get small pieces as writes, like all others.
         let qp = pd
             .create_qp(&cq, &cq, caps(LEN + DATA_MAX))
             .or_else(|_| pd.create_qp(&cq, &cq, caps(LEN)))?;
@@ -247,16 +254,16 @@ impl<P: Provider> Link<P> {
         Ok(())
     }
 
-    /// Completions; as many as [`COMPLETIONS`] when there may be more.
+    /// Takes completions; if it returns [`COMPLETIONS`], there may be more.
     pub(super) fn poll(&self, out: &mut Vec<Completion>) -> Result<usize, Error> {
         self.cq.poll(out, COMPLETIONS)
     }
 
-    /// Asks for a notification, unless that was done and none has come.
+    /// Requests a notification, unless one was requested already and has not come.
     pub(super) fn arm(&mut self) -> bool {
-        // What was sent is polled for in passing, unless somebody waits for room.
-        // (siw counts no message as one that asks for it; and where credits tell what is done, our own
-        // device may be the last to know.)
+        // Completions of sent requests are polled for in passing, unless a lane waits for room. (siw does not count a
+        // message as one that requests a notification; and where the peer's credits tell what is done, our own device
+        // may be the last to complete.)
         let all = self.weak || self.is_tight();
         if self.armed == Some(all) || self.armed == Some(true) {
             return false;
@@ -265,7 +272,7 @@ impl<P: Provider> Link<P> {
         self.armed.is_some()
     }
 
-    /// Takes one completion in.
+    /// Processes one completion.
     pub(super) fn completed(&mut self, c: &Completion, now: u64) -> Outcome {
         match c.status {
             Status::Success => {}
@@ -318,7 +325,7 @@ impl<P: Provider> Link<P> {
         Outcome::Message(m, data)
     }
 
-    /// How many requests are done, as the peer's credits tell, where our device does not.
+    /// Number of requests that are done according to the peer's credits, if our device does not tell.
     pub(super) fn confirmed(&mut self) -> usize {
         if !self.weak {
             return 0;
@@ -330,7 +337,7 @@ impl<P: Provider> Link<P> {
         self.settle()
     }
 
-    /// Requests at the front that both devices are done with.
+    /// Number of requests at the front that both devices are done with.
     fn settle(&mut self) -> usize {
         let local = self.local_wr.saturating_sub(self.first_wr) as usize;
         let message = |(_, w): &(usize, &What)| !matches!(w, What::Write { .. });
@@ -343,13 +350,13 @@ impl<P: Provider> Link<P> {
         n
     }
 
-    /// The peer has told its credits because we asked.
+    /// The peer has sent its credits because we asked.
     pub(super) fn answered(&mut self) {
         self.probing = false;
     }
 
-    /// Asks for them if somebody waits for requests to be done; answers the peer. Everything else
-    /// leaves credits and places for these two, lest both ends wait for each other's.
+    /// Asks the peer for its credits if a lane waits for requests to be done, and answers the peer's question. All
+    /// other messages leave credits and queue places for these two; otherwise both ends could wait for each other's.
     fn probe(&mut self) -> Result<(), Error> {
         let tight = self.is_tight() || !self.llc.is_empty();
         let waits = self.weak && (self.of_lanes > 0 || !self.has_places()) && tight;
@@ -370,7 +377,7 @@ impl<P: Provider> Link<P> {
         self.post(&Load::default(), self.ours.link, 0, body, What::Llc, 0)
     }
 
-    /// Are there credits and places for two writes and a message?
+    /// Are there credits and queue places for two writes and a message?
     fn spare(&self) -> bool {
         self.credits() > 1 + u16::from(self.weak) && self.has_places()
     }
@@ -379,7 +386,7 @@ impl<P: Provider> Link<P> {
         self.sent.len() + if self.weak { 5 } else { 3 } <= self.room
     }
 
-    /// What was sent a while ago should be known to be done, too.
+    /// Makes sure that requests sent a while ago become known as done, too.
     pub(super) fn tick(&mut self) {
         if self.weak && self.of_lanes > 0 && self.oldest == self.first_wr {
             self.await_sent();
@@ -387,7 +394,7 @@ impl<P: Provider> Link<P> {
         self.oldest = self.first_wr;
     }
 
-    /// The oldest request, now done.
+    /// Removes the oldest request, which is done.
     pub(super) fn pop_done(&mut self) -> Option<What> {
         let w = self.sent.pop_front()?;
         self.first_wr += 1;
@@ -398,7 +405,7 @@ impl<P: Provider> Link<P> {
         Some(w)
     }
 
-    /// Is it being connected?
+    /// Is its queue pair being connected?
     pub(super) fn shakes_hands(&self) -> bool {
         self.state == State::Confirming && !self.linked
     }
@@ -416,7 +423,7 @@ impl<P: Provider> Link<P> {
         self.state == State::Active && self.llc.is_empty() && self.spare()
     }
 
-    /// Whoever calls waits for everything that was posted to be done.
+    /// The caller waits for everything that was posted to be done.
     pub(super) fn await_sent(&mut self) {
         self.awaited = self.first_wr + self.sent.len() as u64;
     }
@@ -434,14 +441,14 @@ impl<P: Provider> Link<P> {
         self.open() && self.window() > 0
     }
 
-    /// Bytes that a message takes along.
+    /// Maximum number of bytes that can be sent behind a message.
     pub(super) fn data_max(&self) -> u64 {
         u64::from(self.qp.caps().inline_bytes)
             .saturating_sub(LEN as u64)
             .min(DATA_MAX as u64)
     }
 
-    /// Bytes that may be added to what is under way.
+    /// Number of bytes that may still be put in flight.
     pub(super) fn window(&self) -> u64 {
         self.window.saturating_sub(self.bytes)
     }
@@ -457,7 +464,7 @@ impl<P: Provider> Link<P> {
         self.llc.len() >= LLC_MAX
     }
 
-    /// Posts the queued messages as far as credits go, and returns credits if it is time.
+    /// Posts the queued messages as far as credits allow, and returns credits if it is time.
     pub(super) fn flush(&mut self) -> Result<(), Error> {
         if self.state == State::Offered {
             return Ok(());
@@ -486,7 +493,7 @@ impl<P: Provider> Link<P> {
         Ok(())
     }
 
-    /// Posts writes and the message after them. The caller has made sure that there is room.
+    /// Posts writes and the message after them. The caller has checked that there is room.
     pub(super) fn post(
         &mut self,
         load: &Load,
@@ -542,12 +549,12 @@ impl<P: Provider> Link<P> {
         Ok(())
     }
 
-    /// After success no write of the peer can land through this link.
+    /// After success, no write of the peer can land through this link.
     pub(super) fn destroy(self) -> Result<(), Error> {
         let Link {
             qp, cq, recv_mr, ..
         } = self;
-        // Whether the state changes does not matter: destroying is what counts.
+        // It does not matter whether the state changes: only destroying counts.
         let _ = qp.to_error();
         let r = qp.destroy();
         if r.is_err() {

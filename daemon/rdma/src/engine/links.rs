@@ -1,8 +1,8 @@
-//! Rails and links: how links come to be, fail and are buried.
+//! Rails and links: how links are made, fail and are buried (known to be destroyed at both ends).
 //!
-//! A link that fails is destroyed here first, and then the peer is told so, again and again, until
-//! it has said the same of its end. Only then may anything that was under way be written again over
-//! another link: no late write can be left. Link numbers are never used twice in a pair.
+//! When a link fails, our end is destroyed first; then the peer is told so, repeatedly, until it has reported the
+//! same of its end. Only then may anything that was in flight be written again over another link: no late write can
+//! land any more. Link numbers are never used twice in a pair.
 
 use super::api::{Control, Event, LinkView, Rail, Stats};
 use super::link::{Link, Outcome, State, COMPLETIONS};
@@ -20,23 +20,23 @@ pub(super) struct RailState<P: Provider> {
     next_offer: u64,
 }
 
-/// A link that is destroyed here.
+/// A link whose end here is destroyed.
 pub(super) struct Dead {
-    /// The peer has said that its end is destroyed, too.
+    /// The peer has reported that its end is destroyed, too.
     pub peer: bool,
-    /// The peer has answered our saying so.
+    /// The peer has acknowledged our report.
     told: bool,
     next_try: u64,
 }
 
-/// A link that works, to speak over.
+/// A link that works, for sending messages.
 pub(super) fn an_active<P: Provider>(links: &mut LiteMap<LinkId, Link<P>>) -> Option<&mut Link<P>> {
     let active = |l: &&mut Link<P>| l.state == State::Active;
     links.iter_mut().map(|(_, l)| l).find(active)
 }
 
 impl<P: Provider> Pair<P> {
-    /// Adds a port; links over it are made as soon as the peer has one of the same fabric.
+    /// Adds a port; links over it are made as soon as the peer has a port of the same fabric.
     pub fn add_rail(&mut self, rail: Rail<P::Device>) -> Result<RailId, crate::verbs::Error> {
         let pd = rail.device.alloc_pd()?;
         let id = self.next.rail;
@@ -53,7 +53,7 @@ impl<P: Provider> Pair<P> {
         Ok(id)
     }
 
-    /// The port is up or down, as its device says. Down: its links are given up at once.
+    /// The device reports its port as up or down. If it is down, its links are destroyed at once.
     pub fn set_rail(&mut self, id: RailId, up: bool) {
         if let Some(r) = self.rails.get_mut(&id) {
             r.up = up;
@@ -65,14 +65,14 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// The device is gone, or its port has another address: forgets everything made of it.
+    /// The device is gone, or its port has another address: drops everything that was made of it.
     pub fn remove_rail(&mut self, id: RailId) {
         self.fail_rail(id, "the device is gone");
         self.deregister_all(id);
         self.rails.remove(&id);
     }
 
-    /// A queue pair failed, as its device says.
+    /// The device reports that a queue pair has failed.
     pub fn qp_failed(&mut self, rail: RailId, qpn: u32) {
         let of = |(no, l): (&u32, &Link<P>)| (l.rail == rail && l.ours.qpn == qpn).then_some(*no);
         if let Some(no) = self.links.iter().find_map(of) {
@@ -88,7 +88,7 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// The links that are not dead.
+    /// The links that are not destroyed.
     pub fn links(&self) -> Vec<LinkView> {
         let view = |(no, l): (&u32, &Link<P>)| LinkView {
             link: *no,
@@ -103,7 +103,7 @@ impl<P: Provider> Pair<P> {
         self.links.iter().map(view).collect()
     }
 
-    /// What this rail has done since it was added.
+    /// Counters of this rail since it was added.
     pub fn stats(&self, rail: RailId) -> Stats {
         self.stats.get(&rail).copied().unwrap_or_default()
     }
@@ -112,7 +112,7 @@ impl<P: Provider> Pair<P> {
         self.links.values().any(|l| l.state == State::Active)
     }
 
-    /// Takes completions in.
+    /// Processes completions.
     pub(super) fn poll_links(&mut self, host: &mut dyn Host) -> bool {
         let mut worked = false;
         self.full = false;
@@ -133,7 +133,7 @@ impl<P: Provider> Pair<P> {
             self.full |= got.len() == COMPLETIONS;
             for c in &got {
                 let Some(link) = self.links.get_mut(&no) else {
-                    break; // failed by what came before
+                    break; // a completion before this one has failed the link
                 };
                 let rail = link.rail;
                 match link.completed(c, self.now) {
@@ -156,7 +156,7 @@ impl<P: Provider> Pair<P> {
         self.completions = got;
         self.numbers = all;
         for (_, link) in self.links.iter_mut() {
-            // They keep their turn.
+            // They keep their order.
             if link.has_room() {
                 self.queue.extend(link.waiters.drain(..));
             }
@@ -196,7 +196,7 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// One request of a lane is done; of a snapshot, everything up to its head.
+    /// One request of a lane is done; if it was a snapshot, so is everything up to its head.
     fn lane_done(&mut self, id: u32, head: Option<(u64, Epoch)>) {
         if let Some(lane) = self.lanes.get_mut(id) {
             lane.under_way = lane.under_way.saturating_sub(1);
@@ -207,14 +207,14 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// Destroys our end and begins to tell the peer.
+    /// Destroys our end and begins to report that to the peer.
     pub(super) fn fail_link(&mut self, no: LinkId, why: &'static str) {
         let Some(link) = self.links.remove(&no) else {
             return;
         };
         let rail = link.rail;
         let was = link.state;
-        // A handshake that nobody answers goes on for minutes behind our back: not too many at a time.
+        // A handshake that nobody answers goes on for minutes in the kernel: do not start too many at a time.
         let pause = match link.shakes_hands() {
             true => 2 * self.config.setup_ns,
             false => self.config.retry_ns,
@@ -223,7 +223,7 @@ impl<P: Provider> Pair<P> {
         self.queue.extend(link.waiters.iter());
         let offered_to_nobody = was == State::Offered && !self.config.first;
         if link.destroy().is_err() {
-            // Writes may still land: the peer must never hear that they cannot.
+            // Writes may still land here, so the peer must not be told that this end is destroyed.
             self.stuck(no);
             return;
         }
@@ -247,7 +247,7 @@ impl<P: Provider> Pair<P> {
             });
         }
         for (_, d) in self.dead.iter_mut() {
-            d.next_try = self.now; // what was said may have been said over this link
+            d.next_try = self.now; // earlier reports may have been sent over this link
         }
         if self.rail && !self.any_active() {
             self.rail = false;
@@ -256,7 +256,7 @@ impl<P: Provider> Pair<P> {
         self.wake_lanes(|_| true);
     }
 
-    /// A queue pair that could not be destroyed. What it can write to must stay as it is.
+    /// A queue pair could not be destroyed. The memory that it can write to must stay as it is.
     fn stuck(&mut self, no: LinkId) {
         self.stuck = true;
         for (_, c) in self.chunks.iter_mut() {
@@ -270,7 +270,7 @@ impl<P: Provider> Pair<P> {
         self.fail_pair("a queue pair could not be destroyed");
     }
 
-    /// Both ends of a link are destroyed: nothing that was under way on it will land any more.
+    /// Both ends of a link are destroyed: nothing that was in flight on it will land any more.
     fn buried(&mut self, no: LinkId) {
         self.lanes.each(|_, lane| {
             if lane.link == Some(no) {
@@ -280,7 +280,7 @@ impl<P: Provider> Pair<P> {
         self.wake_lanes(|_| true);
     }
 
-    /// The peer says that its end is destroyed.
+    /// The peer reports that its end is destroyed.
     pub(super) fn peer_dead(&mut self, no: LinkId, answer: bool) {
         if self.links.contains_key(&no) {
             self.fail_link(no, "the peer gave the link up");
@@ -298,7 +298,7 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// Timers of links: offers, confirmations, silence, burials.
+    /// Timers of links: offers, confirmations, silence, and reports of destroyed ends.
     pub(super) fn link_timers(&mut self) {
         if self.failed {
             return;
@@ -356,10 +356,10 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// Says something about a link over another one, or else over the control channel.
+    /// Sends a message about a link over another link; otherwise over the control channel.
     fn tell(&mut self, no: LinkId, body: Body, otherwise: Control) {
         match an_active(&mut self.links) {
-            // Both, if we can: neither needs an answer of its own, and one of them may hang.
+            // Over both, if possible: the message needs no second answer, and one of the two ways may hang.
             Some(link) => {
                 link.say(no, body);
                 if self.control {
@@ -383,7 +383,7 @@ impl<P: Provider> Pair<P> {
         }
         for id in wanted {
             if self.links.len() + self.dead.len() >= 2 * self.config.max_links {
-                return; // the peer buries nothing
+                return; // the peer does not confirm destroyed links
             }
             let no = self.next.link;
             self.next.link += 1;
@@ -425,7 +425,7 @@ impl<P: Provider> Pair<P> {
         if self.dead.contains_key(&no) {
             return;
         }
-        // Numbers only grow; a lower one is an offer that was repeated after its link had died.
+        // Numbers only grow; a lower one is a repeated offer of a link that has died since.
         let refuse = no < self.next.link || self.links.len() >= self.config.max_links;
         let fit = |(id, r): (&u32, &RailState<P>)| {
             let have = self.links.values().filter(|l| l.rail == *id).count();
@@ -476,7 +476,7 @@ impl<P: Provider> Pair<P> {
             return self.fail_pair("an impossible answer to an offer");
         }
         let Some(link) = self.links.get_mut(&no) else {
-            // We have given it up; the peer hears so by its burial, also if that is over.
+            // We have given this link up; the peer is told so again, even if it had already confirmed that.
             self.dead.entry(no).or_insert(Dead {
                 peer: false,
                 told: false,
@@ -514,7 +514,7 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// A message on the link itself says that it works.
+    /// A message on the link itself shows that it works.
     pub(super) fn on_confirm(&mut self, no: LinkId, reply: bool) {
         let Some(link) = self.links.get_mut(&no) else {
             return;
@@ -548,7 +548,7 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// The control channel is new: repeats what may have been lost.
+    /// The control channel is new: repeats messages that may have been lost.
     pub(super) fn say_again(&mut self) {
         for (_, l) in self.links.iter_mut() {
             l.next_try = 0;

@@ -1,6 +1,5 @@
-//! Who gets which message. A message about a lane that is not there is ignored (it may just have
-//! been removed); one that breaks the rules of a lane fails the lane; one that breaks those of the
-//! links fails the pair.
+//! Dispatch of messages. A message about a lane that does not exist is ignored (the lane may just have been removed);
+//! a message that breaks the rules of a lane fails the lane; one that breaks the rules of the links fails the pair.
 
 use super::api::{Control, Event, Fault};
 use super::lane::Lane;
@@ -17,7 +16,7 @@ impl<P: Provider> Pair<P> {
         };
         let early = matches!(m.body, Body::ConfirmLink { .. } | Body::TestLink { .. });
         if link.state != State::Active && !early {
-            // The offering end is active once the reply has come; nothing else overtakes it on one link.
+            // The offering end is active once the reply has come; on one link nothing else can overtake the reply.
             return self.fail_pair("a message on a link that is not confirmed");
         }
         match m.body {
@@ -77,7 +76,7 @@ impl<P: Provider> Pair<P> {
         let news = lane.news(m.seq);
         if lane.works() && lane.peer.is_some() {
             let r = match m.body {
-                Body::Cdc(_) if !news => Ok(()), // overtaken on another link
+                Body::Cdc(_) if !news => Ok(()), // a newer one came over another link
                 Body::Cdc(c) => self.on_cdc(&mut lane, &c, data),
                 Body::Switch {
                     epoch,
@@ -124,7 +123,7 @@ impl<P: Provider> Pair<P> {
             }
             Control::QpDeadAck { link } => {
                 if self.links.contains_key(&link) {
-                    return; // we have not said that it is dead
+                    return; // we have not reported it as dead
                 }
                 self.peer_dead(link, true);
             }

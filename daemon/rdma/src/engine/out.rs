@@ -1,12 +1,12 @@
-//! What is known of the outgoing direction of a lane: how far the application's ring is posted, and
-//! how far it is surely in the peer's.
+//! State of the outgoing direction of a lane: how far the application's ring is posted, and how far it has certainly
+//! arrived in the peer's ring.
 
 use super::api::Fault;
 use crate::wire::Place;
 use link::layout::{rx, Epoch, Loc, RxWord, TxPhase};
 use std::collections::VecDeque;
 
-/// Where the direction is. Epochs and attempts name one request of the application to switch up.
+/// The phase of the direction. An epoch and an attempt identify one request of the application to switch up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Phase {
     /// On TCP.
@@ -14,10 +14,10 @@ pub(super) enum Phase {
     Idle,
     /// The application waits for an answer.
     Asking(Ask),
-    /// The answer is no; until the application has seen it.
+    /// The answer was no; until the application has seen it.
     Refused(Epoch),
     Up,
-    /// It has left the ring. `true`: what it left there still has to be sent (`BROKEN`).
+    /// The application has left the ring. `true`: the bytes that it left there still have to be sent (`BROKEN`).
     Left(bool),
 }
 
@@ -28,9 +28,9 @@ pub(super) struct Ask {
     pub kpos: u64,
     pub start: u64,
     pub deadline: u64,
-    /// Said on the link that the lane is bound to.
+    /// Sent over the link to which the lane is bound.
     pub said: bool,
-    /// Said on any link: the peer may have taken it.
+    /// Sent over any link: the peer may have accepted it.
     pub doubt: bool,
     pub next_query: u64,
 }
@@ -54,52 +54,52 @@ impl OutRing {
 #[derive(Default)]
 pub(super) struct Out {
     pub phase: Phase,
-    /// Last epoch that the peer has accepted.
+    /// The last epoch that the peer has accepted.
     pub epoch: Epoch,
-    /// What the application says of that epoch (`layout::tx`).
+    /// How far the application says it is in that epoch (`layout::tx`).
     pub tx_phase: TxPhase,
-    /// Epoch and flags of the peer's reader, as it told last.
+    /// Epoch and flags of the peer's reader, as last received.
     pub told: RxWord,
     pub attempt: u32,
-    /// Consumed by the peer's reader; posted; in the peer's ring for good.
+    /// Cursors: consumed by the peer's reader; posted; certainly in the peer's ring.
     pub cursor: u64,
     pub posted: u64,
     pub acked: u64,
-    /// Up to here, requests are completed.
+    /// Requests for the bytes up to here are completed.
     done: u64,
-    /// Bytes that went behind messages, first to last: the peer's device has them, but whether its
-    /// daemon has put them into the ring only its words tell.
+    /// Bytes that were sent behind messages, first to last: the peer's device has them, but only the peer daemon's
+    /// messages tell whether it has put them into the ring.
     soft: Option<(u64, u64)>,
-    /// Head that the last snapshot announced: every byte before it was posted on the same link.
+    /// The head that the last snapshot announced: every byte before it was posted on the same link.
     pub announced: u64,
-    /// Highest head ever announced in this epoch, on whatever link: the reader may be there.
+    /// The highest head ever announced in this epoch, on any link: the reader may have got that far.
     pub high: u64,
-    /// The application's head, as last believed.
+    /// The application's head, as last read and checked.
     pub head: u64,
     pub rings: VecDeque<OutRing>,
     pub numbers: u32,
-    /// The application's count of moves.
+    /// The application's count of ring moves.
     pub moves: u32,
-    /// The application shall go down: rings or rails are missing.
+    /// The application has to go down, because rings or rails are missing.
     pub want_down: bool,
-    /// No readiness is shown before.
+    /// No readiness is shown before this time.
     pub not_before: u64,
-    /// Last word we stored.
+    /// The last word that we stored.
     pub shown: Option<RxWord>,
-    /// The peer's end is known to have been shown everything up to here.
+    /// The peer's end is known to see everything up to here.
     pub landed: u64,
-    /// Final head to tell when it has arrived.
+    /// The application will send no more: report when everything has arrived.
     pub finish: bool,
     pub flushed: bool,
     pub next_ring: u64,
-    /// The caller takes the direction down in the application's stead.
+    /// The caller takes the direction down for the application.
     pub takeover: bool,
-    /// The caller is not ready for it to go up.
+    /// The caller does not want the direction to go up yet.
     pub gated: bool,
 }
 
 impl Out {
-    /// A snapshot with this head is completed.
+    /// The snapshot with this head is completed.
     pub(super) fn reached(&mut self, head: u64, epoch: Epoch) {
         if epoch == self.epoch && head <= self.posted {
             self.done = self.done.max(head);
@@ -107,13 +107,13 @@ impl Out {
         }
     }
 
-    /// So many bytes from here on go behind a message.
+    /// `bytes` bytes from `at` on are sent behind a message.
     pub(super) fn behind(&mut self, at: u64, bytes: u64) {
         let first = self.soft.map_or(at, |(first, _)| first);
         self.soft = Some((first, at + bytes));
     }
 
-    /// The peer's daemon has put everything up to here into the ring.
+    /// The peer's daemon has put all bytes up to `at` into the ring.
     pub(super) fn took(&mut self, at: u64) {
         if let Some((first, end)) = self.soft {
             self.soft = (at < end).then_some((first.max(at), end));
@@ -128,10 +128,10 @@ impl Out {
         self.acked = self.acked.max(sure);
     }
 
-    /// Nothing is under way: goes on after the last byte that is surely there.
+    /// Nothing is in flight: continues after the last byte that has certainly arrived.
     pub(super) fn moved(&mut self) {
-        // What the peer's reader has consumed was there, completion or not; the application may have
-        // put other bytes in its place already.
+        // Bytes that the peer's reader has consumed had arrived, with or without a completion; the application may
+        // have put other bytes in their place already.
         self.acked = self.acked.max(self.cursor);
         self.rest_at(self.acked);
         if let Phase::Asking(a) = &mut self.phase {
@@ -143,15 +143,15 @@ impl Out {
         self.next_ring = 0;
     }
 
-    /// Everything up to here is posted, and the next snapshot says so.
+    /// All bytes up to here are posted, and the next snapshot announces them.
     pub(super) fn announce(&mut self, posted: u64) {
         self.posted = posted;
         self.announced = posted;
         self.high = self.high.max(posted);
     }
 
-    /// The peer's reader has consumed so much; after a move to another link that may be more than
-    /// we would write again.
+    /// The peer's reader has consumed all bytes up to `cursor`; after a move to another link that may be more than we
+    /// were going to repeat.
     pub(super) fn read_to(&mut self, cursor: u64) {
         self.cursor = cursor;
         self.took(cursor);
@@ -162,7 +162,7 @@ impl Out {
         }
     }
 
-    /// Nothing beyond this is posted.
+    /// Sets all positions to `at`: nothing beyond it is posted.
     pub(super) fn rest_at(&mut self, at: u64) {
         (self.acked, self.done, self.posted, self.announced) = (at, at, at, at);
         self.soft = None;
@@ -173,7 +173,7 @@ impl Out {
         matches!(&self.phase, Phase::Asking(a) if (a.epoch, a.attempt) == which)
     }
 
-    /// Is what we write now perhaps in the peer's ring already?
+    /// May the bytes that are written now be in the peer's ring already?
     pub(super) fn repeats(&self) -> bool {
         self.announced < self.high
     }
@@ -184,35 +184,35 @@ impl Out {
         }
     }
 
-    /// Has everything arrived, and has the peer's end been shown it?
+    /// Has everything arrived, and can the peer's end see it?
     pub(super) fn is_there(&self) -> bool {
         self.announced == self.head && self.landed == self.head
     }
 
-    /// Reached the ring at any time?
+    /// Was the direction ever on the ring?
     pub(super) fn used(&self) -> bool {
         self.epoch != Epoch::NONE
     }
 
-    /// The peer's reader is gone: the application is to meet TCP's own errors.
+    /// The peer's reader is gone: the application has to get TCP's own errors.
     pub(super) fn reader_closed(&mut self) {
         if self.phase == Phase::Up {
             self.told = self.told.with(rx::CLOSED);
         }
     }
 
-    /// May bytes be sent?
+    /// May bytes be sent on the ring?
     pub(super) fn sends(&self) -> bool {
         matches!(self.phase, Phase::Up | Phase::Left(true))
     }
 
-    /// Number of the ring that holds the first byte not announced.
+    /// Number of the ring that holds the first byte that was not announced.
     pub(super) fn ring_of(&self, at: u64) -> u32 {
         let known = |r: &&OutRing| r.remote.is_some() && r.from <= at;
         self.rings.iter().rev().find(known).map_or(0, |r| r.number)
     }
 
-    /// Gives up rings that no byte needs any more.
+    /// Drops rings whose bytes have all arrived.
     pub(super) fn prune(&mut self) {
         while self.rings.len() > 1
             && self.rings[1].remote.is_some()
@@ -222,20 +222,20 @@ impl Out {
         }
     }
 
-    /// May the peer be told of this ring? When it is, it gives up the one before the one before:
-    /// so nothing may be under way there, and nothing will be.
+    /// May the peer be told about this ring? When it is told, it frees the ring before the former one, so no write to
+    /// that one may be in flight, or follow.
     pub(super) fn may_ring(&self, i: usize) -> bool {
         self.rings
             .get(i.wrapping_sub(1))
             .is_none_or(|r| self.acked >= r.from)
     }
 
-    /// Takes a new head in.
+    /// Takes over a new head after checking it.
     pub(super) fn believe(&mut self, head: u64) -> Result<(), Fault> {
         if head < self.head {
             return Err(Fault::App("a head that goes back"));
         }
-        // Each ring holds no more than its size of what is not consumed.
+        // Each ring holds at most its size of bytes that are not consumed.
         let mut end = head;
         for r in self.rings.iter().rev() {
             let begin = r.from.max(self.cursor);

@@ -1,8 +1,8 @@
-//! The outgoing direction of a lane: from the application's ring to the peer's.
+//! The outgoing direction of a lane: from the application's ring to the peer's ring.
 //!
-//! Here we play the receiver's part towards the application: it asks to switch up, and our word
-//! says `ACCEPTED` only when the peer's daemon has said so. Nothing the application writes is
-//! believed: heads, moves and ring locations are checked against what it was told.
+//! Towards the application, the daemon acts as the receiver: the application asks to switch up, and our word says
+//! `ACCEPTED` only when the peer's daemon has accepted. Nothing that the application writes is trusted: heads, moves
+//! and ring locations are checked against what it was told.
 
 use super::api::Fault;
 use super::lane::Lane;
@@ -15,7 +15,7 @@ use link::layout::{rx, tx, Epoch, Loc, RxWord, TxPhase, TxWords};
 use std::sync::atomic::{fence, Ordering::*};
 
 impl<P: Provider> Pair<P> {
-    /// Looks at the application's sending words.
+    /// Reads the application's sending words.
     pub(super) fn look_out(&mut self, lane: &mut Lane) -> Result<(), Fault> {
         let Some(p) = self.parties.get(&lane.party) else {
             return Ok(());
@@ -23,11 +23,11 @@ impl<P: Provider> Pair<P> {
         let memory = p.memory.clone();
         let app = memory.app();
         let words = &app.tx[lane.slot];
-        // Acquire: pairs with the Release in `TxState::say`; the words before it are valid.
+        // Acquire: pairs with the Release in `TxState::say`; the words stored before it are valid.
         let state = words.state.load(Acquire);
         let (epoch, phase) = (state.epoch(), state.phase());
         if matches!(lane.out.phase, Phase::Up) && epoch != lane.out.epoch {
-            // It has left our epoch and said so, but we were slow to look.
+            // The application has left our epoch and announced it, but we did not look in time.
             lane.out.phase = Phase::Left(false);
             lane.out.tx_phase = tx::DOWN;
             lane.cdc = true;
@@ -66,8 +66,8 @@ impl<P: Provider> Pair<P> {
             }
         }
         if lane.out.sends() && epoch == lane.out.epoch {
-            // Acquire: pairs with the Release in `TxState::send`. Before the moves: a head that lies
-            // beyond a move comes with the move.
+            // Acquire: pairs with the Release in `TxState::send`. Read before the moves: a head beyond a move makes
+            // the move visible, too.
             let head = app.heads[lane.slot].load(Acquire);
             if self.see_rings(lane, words)? {
                 lane.out.believe(head)?;
@@ -83,18 +83,18 @@ impl<P: Provider> Pair<P> {
 
     fn leave_ring(&mut self, lane: &mut Lane, phase: TxPhase) {
         if lane.out.takeover || phase <= lane.out.tx_phase || phase > tx::BROKEN {
-            return; // said already, or nonsense
+            return; // known already, or nonsense
         }
         lane.out.tx_phase = phase;
         lane.out.phase = Phase::Left(phase == tx::BROKEN);
         lane.cdc = true;
     }
 
-    /// The application has switched up and waits.
+    /// The application has switched up and waits for the answer.
     fn begin_ask(&mut self, lane: &mut Lane, words: &TxWords, epoch: Epoch) -> Result<(), Fault> {
         if lane.out.told.flags() != rx::READY {
-            // The peer's reader has changed its mind, and our word says so: the application will
-            // see it, or is waiting for a refusal.
+            // The peer's reader is no longer ready, and our word says so: the application will see that, or is
+            // waiting for a refusal.
             self.refuse(lane, epoch);
             return Ok(());
         }
@@ -107,7 +107,7 @@ impl<P: Provider> Pair<P> {
         if start < lane.out.posted || start > u64::MAX / 2 {
             return Err(Fault::App("a switch to an impossible place"));
         }
-        // The direction was idle: nothing that is left on older rings matters.
+        // The direction was idle: whatever is left on older rings does not matter.
         lane.out.attempt += 1;
         lane.out.head = start;
         self.restart_rings(lane, words, start)?;
@@ -130,7 +130,7 @@ impl<P: Provider> Pair<P> {
         self.show(lane);
     }
 
-    /// For a new epoch only the newest ring counts.
+    /// For a new epoch, only the newest ring matters.
     fn restart_rings(&mut self, lane: &mut Lane, w: &TxWords, start: u64) -> Result<(), Fault> {
         let (moves, i) = newest(w);
         let ring = self.ring_at(lane, w, i)?;
@@ -175,7 +175,7 @@ impl<P: Provider> Pair<P> {
         })
     }
 
-    /// Notices moves of the application's ring. `false`: they change just now, look again.
+    /// Processes moves of the application's ring. `false`: they are changing right now, look again.
     fn see_rings(&mut self, lane: &mut Lane, w: &TxWords) -> Result<bool, Fault> {
         let (moves, i) = newest(w);
         let jump = moves.wrapping_sub(lane.out.moves);
@@ -188,8 +188,8 @@ impl<P: Provider> Pair<P> {
         if newest(w).0 != moves {
             return Ok(false);
         }
-        // It moves only when the reader has left the ring before, and we tell it the reader's cursor:
-        // so at most the two newest rings can hold bytes that we have not seen yet.
+        // The application moves only when the reader has left the former ring, and it learns the reader's cursor from
+        // us: so only the two newest rings can hold bytes that we have not seen yet.
         let new = new?;
         let last = lane.out.rings.back().map_or(0, |r| r.from);
         let mut left = last;
@@ -217,7 +217,7 @@ impl<P: Provider> Pair<P> {
         Ok(true)
     }
 
-    /// What our word says to the application now.
+    /// Stores the word that the application has to see now.
     pub(super) fn show(&mut self, lane: &mut Lane) {
         let o = &lane.out;
         let (told, flags) = (o.told.epoch(), o.told.flags());
@@ -230,9 +230,9 @@ impl<P: Provider> Pair<P> {
                 RxWord::new(o.epoch, rx::READY | rx::ACCEPTED | asks | down)
             }
             Phase::Up => RxWord::new(o.epoch, rx::READY | rx::ACCEPTED | down),
-            // What the peer's reader says of an epoch that was used is told above only.
+            // For an epoch that was used, the peer's reader's flags are shown only in phase Up, above.
             Phase::Left(_) if told == o.epoch => RxWord::new(told, rx::READY | rx::ACCEPTED | down),
-            // Not an invitation without rails or rings.
+            // Without rails or rings, the readiness must not invite the application to switch up.
             _ if flags == rx::READY
                 && (!self.rail || self.now < o.not_before || o.gated || lane.peer_closed) =>
             {
@@ -261,7 +261,7 @@ impl<P: Provider> Pair<P> {
         ok: bool,
     ) -> Result<(), Fault> {
         let Phase::Asking(a) = lane.out.phase else {
-            return Ok(()); // answered twice, by link and by control channel
+            return Ok(()); // answered twice, over a link and over the control channel
         };
         if !lane.out.asks(which) {
             return Ok(());
@@ -292,7 +292,7 @@ impl<P: Provider> Pair<P> {
         Ok(())
     }
 
-    /// The part of a snapshot that is about our sender: what the peer's reader says.
+    /// The part of a snapshot that concerns our sender: the state of the peer's reader.
     pub(super) fn on_reader(&mut self, lane: &mut Lane, c: &Cdc) -> Result<(), Fault> {
         let told = RxWord::new(c.rx_epoch, c.rx_flags);
         let known = lane.out.told.epoch();
@@ -306,7 +306,7 @@ impl<P: Provider> Pair<P> {
             return Err(Fault::Peer("an impossible readiness"));
         }
         if lane.out.phase == Phase::Up && told.epoch() != lane.out.epoch {
-            // A reader is ready anew only after our frame: then the application says that it left.
+            // A reader becomes ready again only after our frame, so the application must have announced that it left.
             self.look_out(lane)?;
             if lane.out.phase == Phase::Up {
                 return Err(Fault::Peer("ready anew in the middle of a ring"));
@@ -320,7 +320,7 @@ impl<P: Provider> Pair<P> {
             if c.cursor != lane.out.cursor {
                 lane.out.read_to(c.cursor);
                 if let Some(p) = self.parties.get(&lane.party) {
-                    // Release: pairs with the Acquire in `TxState::refresh`; the reader has its copy.
+                    // Release: pairs with the Acquire in `TxState::refresh`; the reader's copy is done.
                     p.memory.mirror().cursors[lane.slot].store(c.cursor, Release);
                 }
                 self.publish(lane);
@@ -330,7 +330,7 @@ impl<P: Provider> Pair<P> {
         Ok(())
     }
 
-    /// The peer's end has been shown everything up to here.
+    /// The peer's end can see everything up to `head`.
     pub(super) fn on_landed(
         &mut self,
         lane: &mut Lane,
@@ -339,7 +339,7 @@ impl<P: Provider> Pair<P> {
     ) -> Result<(), Fault> {
         let o = &mut lane.out;
         if epoch != o.epoch {
-            return Ok(()); // of an epoch before
+            return Ok(()); // about a former epoch
         }
         if head > o.high {
             return Err(Fault::Peer("it has been shown more than was sent"));
@@ -355,7 +355,7 @@ impl<P: Provider> Pair<P> {
         Ok(())
     }
 
-    /// The peer has placed a ring of ours, or has no memory for it.
+    /// The peer has placed a ring for us, or has no memory for it.
     pub(super) fn on_place(
         &mut self,
         lane: &mut Lane,
@@ -391,7 +391,7 @@ impl<P: Provider> Pair<P> {
     }
 }
 
-/// Count of moves, and index of the newest location.
+/// The count of moves, and the index of the newest location.
 fn newest(w: &TxWords) -> (u32, usize) {
     // Acquire: pairs with the Release in `TxState::move_to`.
     let moves = w.loc_seq.load(Acquire);

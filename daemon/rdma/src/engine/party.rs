@@ -1,7 +1,7 @@
-//! Parties: processes of this node whose lanes end at the other one.
+//! Parties: processes of this node whose lanes end at the peer's node.
 //!
-//! We are the other party of their link: their area is read here, with every word taken as hostile;
-//! ours is the mirror of the peer's half, and its words and publish counter have no other writer.
+//! We are the other party of their links. A process's area is read here, and every word in it is treated as hostile.
+//! Our area mirrors the words of the peer's ends; its words and publish counters have no other writer.
 
 use super::lane::Lane;
 use super::{Host, LaneId, Pair, PartyId};
@@ -40,7 +40,7 @@ impl PartyMemory {
         }
     }
 
-    /// The process's own words.
+    /// The process's words.
     pub(super) fn app(&self) -> &Control {
         // SAFETY: mapped by the contract of `new`; `Control` is all atomics, for which any bytes are
         // valid and foreign writes allowed.
@@ -56,7 +56,7 @@ impl PartyMemory {
 
 pub(super) struct Party {
     pub memory: PartyMemory,
-    /// Its chunks and ours, by chunk number.
+    /// The process's chunks and ours, by chunk number.
     pub app_chunks: LiteMap<u32, u32>,
     pub own_chunks: LiteMap<u32, u32>,
     groups: Vec<Group>,
@@ -65,10 +65,10 @@ pub(super) struct Party {
 
 #[derive(Clone, Default)]
 struct Group {
-    /// The process's publish counter, as last seen.
+    /// The process's publish counter when it was last read.
     seen: u32,
     lanes: Vec<LaneId>,
-    /// We have stored something in our words of this group.
+    /// Words of this group were stored, and have to be published.
     publish: bool,
 }
 
@@ -83,7 +83,7 @@ impl Party {
 }
 
 impl<P: Provider> Pair<P> {
-    /// A process has got a far link for this pair. Its chunks are added next, then lanes can be opened.
+    /// A process has got a far link for this pair. Its chunks have to be added next; then lanes can be opened.
     pub fn add_party(&mut self, memory: PartyMemory) -> PartyId {
         let id = self.next.party;
         self.next.party += 1;
@@ -98,8 +98,8 @@ impl<P: Provider> Pair<P> {
         id
     }
 
-    /// A lane slot of a party is in use for a connection to the peer's node. `None`: no such party,
-    /// or no lane is left. Nothing is done for it before [`Pair::connect`].
+    /// A lane slot of a party is used for a connection to the peer's node. `None`: there is no such party, or no lane
+    /// is left. The lane stays idle until [`Pair::connect`].
     pub fn open(&mut self, party: PartyId, slot: u32) -> Option<LaneId> {
         let slot = slot as usize;
         if slot >= LANES {
@@ -107,7 +107,8 @@ impl<P: Provider> Pair<P> {
         }
         let p = self.parties.get_mut(&party)?;
         let words = p.memory.mirror();
-        // As an end does when it is attached: nobody is ready. Cursors stay; they never go back.
+        // As an end does when it attaches a lane: it is not ready. Cursors stay as they are, because they never
+        // decrease.
         words.rx[slot]
             .word
             .store(RxWord::default(), std::sync::atomic::Ordering::Release);
@@ -117,8 +118,8 @@ impl<P: Provider> Pair<P> {
         Some(id)
     }
 
-    /// The peer has told by which token it wants the lane named. Epochs above `base` belong to this
-    /// use of the slots; both ends must have been given the same.
+    /// The peer has told the token by which it names the lane. Epochs above `base` belong to this use of the slots;
+    /// both ends must have been given the same base.
     pub fn connect(&mut self, id: LaneId, peer: u32, base: Epoch) {
         if let Some(lane) = self.lanes.get_mut(id) {
             if lane.peer.is_none() {
@@ -129,7 +130,7 @@ impl<P: Provider> Pair<P> {
         self.wake(id);
     }
 
-    /// Looks which groups were published to.
+    /// Queues the lanes of all groups that were published to.
     pub(super) fn scan(&mut self) -> bool {
         let mut found = false;
         let queue = &mut self.queue;
@@ -181,14 +182,14 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// Counts this daemon as asleep on all links to processes. Poll once more afterwards.
+    /// Counts this daemon as asleep on all links to processes. The caller has to poll once more afterwards.
     pub fn doze(&self) {
         for p in self.parties.values() {
             wake::doze(&p.memory.mirror().sleepers.0);
         }
     }
 
-    /// Takes [`Pair::doze`] back. No party may have come or gone meanwhile.
+    /// Undoes [`Pair::doze`]. No party may have been added or removed meanwhile.
     pub fn rouse(&self) {
         for p in self.parties.values() {
             wake::rouse(&p.memory.mirror().sleepers.0);

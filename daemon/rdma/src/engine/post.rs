@@ -1,8 +1,8 @@
-//! A lane's turn: look at its words, bind it to a link, post what is due.
+//! A lane's turn: reads its words, binds it to a link, and posts what is due.
 //!
-//! A turn posts at most one piece of data and what has to be said before it; a lane with more goes
-//! to the end of the queue. Writes and the snapshot that announces them go to one link in this
-//! order, so that the peer hears of bytes only when they are there.
+//! A turn posts at most one piece of data and the messages that have to precede it; a lane with more data goes to the
+//! end of the queue. Writes and the snapshot that announces them go to one link in this order, so that the peer
+//! learns of bytes only when they have arrived.
 
 use super::api::{Control, Event};
 use super::lane::Lane;
@@ -13,11 +13,11 @@ use super::{Host, LaneId, LinkId, Pair};
 use crate::verbs::{MemoryRegion, Provider};
 use crate::wire::{flag, Body, Cdc};
 
-/// So many times its budget a lane posts while no other waits for its turn.
+/// A lane may post this many times its budget while no other lane waits for its turn.
 const ALONE: u64 = 4;
 
 impl<P: Provider> Pair<P> {
-    /// Looks after one lane; says whether anything was posted.
+    /// Handles one lane; returns whether anything was posted.
     pub(super) fn turn(&mut self, id: LaneId, host: &mut dyn Host) -> bool {
         let Some(mut lane) = self.lanes.take(id) else {
             return false;
@@ -42,17 +42,17 @@ impl<P: Provider> Pair<P> {
             return true;
         }
         let unread = lane.inn.unread() && lane.works();
-        // A turn ends with one piece of data; whatever else is due goes before it.
+        // A turn ends with one piece of data; everything else that is due precedes it.
         let more = sent && lane.out.sends() && lane.out.posted < lane.out.head;
         self.lanes.put_back(id, lane);
-        // The application tells its cursor only now and then; while it reads we ask.
+        // The application announces its cursor only now and then, so while it reads, we look at it ourselves.
         if more || unread && self.busy_look(id) {
             self.wake(id);
         }
         sent
     }
 
-    /// Whether the application's cursor has moved since it was looked at.
+    /// Has the application's cursor moved since the last look?
     fn busy_look(&mut self, id: LaneId) -> bool {
         let Some(lane) = self.lanes.get_mut(id) else {
             return false;
@@ -64,7 +64,8 @@ impl<P: Provider> Pair<P> {
         })
     }
 
-    /// A switch may have reached the peer, and no link is left to ask again.
+    /// A switch may have reached the peer, and no link is left over which to ask again: asks over the control
+    /// channel.
     fn query(&mut self, id: LaneId, lane: &mut Lane) {
         let Phase::Asking(a) = &mut lane.out.phase else {
             return;
@@ -72,7 +73,7 @@ impl<P: Provider> Pair<P> {
         let Some(peer) = lane.peer else {
             return;
         };
-        // (A lane that the peer is removing takes no switch any more.)
+        // (A lane that the peer is removing accepts no switch any more.)
         let unheard = !self.rail || lane.peer_closed;
         if a.doubt && unheard && self.control && self.now >= a.next_query {
             a.next_query = self.now + self.config.retry_ns;
@@ -91,7 +92,7 @@ impl<P: Provider> Pair<P> {
         let active = |l: &&Link<P>| l.state == State::Active;
         if let Some(no) = lane.link {
             let Some(now) = self.links.get(&no) else {
-                return None; // dead, not yet buried
+                return None; // the link is dead, but the peer has not confirmed that yet
             };
             let usable = self.usable(now, lane);
             let better = |(n, l): &(&LinkId, &Link<P>)| {
@@ -105,10 +106,10 @@ impl<P: Provider> Pair<P> {
             }
             if lane.under_way > 0 {
                 self.await_done(lane);
-                return None; // nothing new here; we move when this is done
+                return None; // post nothing new here; the lane moves when its requests are done
             }
             self.unbind(lane);
-            // Requests are repeated on the new link: each is answered once or twice the same.
+            // Requests to the peer are repeated on the new link; it answers a repeated one in the same way.
             let validate = lane.validate;
             lane.moved();
             lane.validate = validate;
@@ -149,7 +150,7 @@ impl<P: Provider> Pair<P> {
         self.chunks.get(party.app_chunks.get(&ring.loc.chunk)?)
     }
 
-    /// Posts what is due on the lane's link. Says whether it was anything.
+    /// Posts what is due on the lane's link. Returns whether anything was posted.
     fn speak(&mut self, id: LaneId, lane: &mut Lane) -> bool {
         let Some(peer) = lane.peer else {
             return false;
@@ -191,8 +192,8 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// A lane with bytes that its link has no room for has its turn when there is some. What waits for
-    /// its own requests to be done is to hear of that.
+    /// A lane with bytes for which its link has no room gets its turn when there is room. If it waits for its own
+    /// requests to be done, it has to be notified of that.
     fn await_room(&mut self, id: LaneId, lane: &mut Lane, no: LinkId) {
         let Some(link) = self.links.get_mut(&no) else {
             return;
@@ -208,14 +209,14 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// A lane waits for its own requests to be done, and is to hear of it.
+    /// A lane waits for its own requests to be done, and has to be notified.
     pub(super) fn await_done(&mut self, lane: &Lane) {
         if let Some(link) = lane.link.and_then(|no| self.links.get_mut(&no)) {
             link.await_sent();
         }
     }
 
-    /// The next message of a lane, with the writes before it.
+    /// The next message of a lane, and the writes that precede it.
     fn due(&mut self, id: LaneId, lane: &mut Lane, no: LinkId) -> Option<(Body, What, Load)> {
         let lane_message = What::Lane { lane: id };
         if lane.abort {
@@ -281,7 +282,7 @@ impl<P: Provider> Pair<P> {
         let needed = matches!(o.phase, Phase::Asking(_)) || o.sends();
         let i = o.rings.iter().position(|r| r.remote.is_none())?;
         let r = &o.rings[i];
-        // The first ring of an epoch follows whatever was there before: nothing may be under way.
+        // The first ring of an epoch replaces all former ones, so none of the lane's requests may be in flight.
         let first = i == 0 && lane.under_way > 0;
         if !needed || r.said || first || !o.may_ring(i) || self.now < o.next_ring {
             return None;
@@ -293,7 +294,7 @@ impl<P: Provider> Pair<P> {
         })
     }
 
-    /// What is left of the ring, if it is little enough to go with the snapshot.
+    /// The rest of the ring's bytes, if they are few enough to be sent behind the snapshot.
     fn data(&self, lane: &Lane, no: LinkId) -> Option<Vec<u8>> {
         let (o, link) = (&lane.out, self.links.get(&no)?);
         let (at, n) = (o.posted, o.head - o.posted.min(o.head));
@@ -312,7 +313,7 @@ impl<P: Provider> Pair<P> {
         read.then_some(data)
     }
 
-    /// The next piece of the ring, as one or two writes.
+    /// The next piece of the ring's bytes, as one or two writes.
     fn writes(&mut self, lane: &mut Lane, no: LinkId) -> Vec<Write> {
         let mut writes = Vec::new();
         let Some(link) = self.links.get(&no) else {
@@ -322,7 +323,7 @@ impl<P: Provider> Pair<P> {
             return writes;
         }
         let mut at = lane.out.posted;
-        // Alone it has larger pieces: each costs both ends a message and a wake-up.
+        // A lane that is alone gets larger pieces: each piece costs both ends a message and a wake-up.
         let share = match self.queue.is_empty() {
             true => ALONE * u64::from(self.config.budget),
             false => u64::from(self.config.budget),
@@ -365,7 +366,8 @@ impl<P: Provider> Pair<P> {
         inside.then_some((write, n))
     }
 
-    /// There are bytes, and a key or a registration is missing on every link: not for ever.
+    /// There are bytes to send, but no link has both a key and a registration for them: after a while the lane has to
+    /// go down.
     fn starve(&mut self, lane: &mut Lane) {
         let since = *lane.starved.get_or_insert(self.now);
         if self.now >= since + self.config.quiet_ns && !lane.out.want_down {
@@ -403,7 +405,7 @@ impl<P: Provider> Pair<P> {
         })
     }
 
-    /// Notes what was just posted.
+    /// Updates the lane for a message that was just posted.
     fn posted(&mut self, lane: &mut Lane, body: &Body) {
         match body {
             Body::RingReply { .. } => {
@@ -433,7 +435,7 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// Tells once that everything has arrived.
+    /// Reports once that everything has arrived.
     fn flushed(&mut self, id: LaneId, lane: &mut Lane) {
         let o = &mut lane.out;
         let there = match o.phase {

@@ -1,4 +1,4 @@
-//! What is posted to a link: writes and messages, and what each was for.
+//! Requests that are posted to a link (writes and messages), and what each was for.
 
 use crate::verbs::Sge;
 
@@ -10,7 +10,7 @@ pub(super) enum What {
         region: u32,
         bytes: u32,
     },
-    /// Snapshot that announced the head, with so many bytes behind it.
+    /// Snapshot that announced the head, with `behind` bytes behind it.
     Cdc {
         lane: u32,
         head: u64,
@@ -30,7 +30,7 @@ pub(super) struct Write {
     pub region: u32,
 }
 
-/// Bytes that a message announces: written before it, or behind it.
+/// The bytes that a message announces: written before it, or behind it in the message.
 #[derive(Default)]
 pub(super) struct Load {
     pub writes: Vec<Write>,

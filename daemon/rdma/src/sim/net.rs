@@ -1,14 +1,14 @@
-//! What happens to requests: fetched, landed, acknowledged, each after a while; or lost.
+//! What happens to requests: they are fetched, land and are acknowledged, each with a delay; or they are lost.
 
 use super::Inner;
 use crate::verbs::{Completion, Opcode, QpCaps, RecvBuffer, Sge, Status};
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 
-/// Repeats of a packet before the queue pair gives up, and the time between.
+/// How often a packet is repeated before the queue pair fails, and the interval.
 const REPEATS: u32 = 5;
 const REPEAT_NS: u64 = 200_000;
-/// Writes that are remembered to find late ones that land over newer ones.
+/// Number of writes that are remembered, to find late writes that land over newer ones.
 const LANDED: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,7 +29,7 @@ pub(super) enum Packet {
         remote: u64,
         rkey: u32,
         data: Vec<u8>,
-        /// When it was posted, among all requests.
+        /// Number of the request in the order in which all requests were posted.
         order: u64,
     },
     Message(Vec<u8>),
@@ -61,18 +61,18 @@ pub(super) struct QpState {
     pub state: crate::verbs::QpState,
     pub remote: u32,
     pub sends: VecDeque<Posted>,
-    /// Completed without a completion, until a signaled one follows.
+    /// Requests that are done without a completion, until a signaled one follows.
     pub unretired: usize,
     pub recvs: VecDeque<RecvBuffer>,
-    /// Not before: keeps each stage in order.
+    /// Earliest times for the next event of each stage; keeps each stage in order.
     pub times: [u64; 3],
     pub repeats: u32,
     pub iwarp: bool,
-    /// Steps of iWARP's handshake: waits for the peer; is through; the peer has sent something.
+    /// Steps of iWARP's handshake: it listens for the peer; the handshake is finished; the peer has sent something.
     pub listens: bool,
     pub linked: bool,
     pub heard: bool,
-    /// The first thing that came, not looked at before something else comes (`siw_accept` does so).
+    /// The first packet that arrived, if it stays unnoticed until another one arrives (as with `siw_accept`).
     pub overlooked: Option<Packet>,
 }
 
@@ -149,7 +149,7 @@ impl Inner {
             return;
         };
         let order = q.sends[i].order;
-        // Sometimes the device is the last to know.
+        // With iWARP, at random: the request completes before it has landed, or only with its acknowledgement.
         let soon = self.rng.one_in(2);
         let packet = match &q.sends[i].work {
             Work::Message(data) => Packet::Message(data.clone()),
@@ -235,7 +235,7 @@ impl Inner {
             return;
         }
         if self.rng.one_in(self.faults.error_in) {
-            // The acknowledgement is lost: it has landed, and looks as if it had not.
+            // The acknowledgement is lost: the request has landed, but looks as if it had not.
             return self.fail(qpn, Status::RetryExceeded);
         }
         let Some(q) = self.qps.get_mut(&qpn) else {
@@ -250,7 +250,7 @@ impl Inner {
         }
     }
 
-    /// A request has succeeded, as far as the sender's device is concerned.
+    /// A request has succeeded as far as the sender's device knows.
     fn done(&mut self, qpn: u32, (wr_id, signaled, message): (u64, bool, bool)) {
         let Some(q) = self.qps.get_mut(&qpn) else {
             return;
@@ -274,7 +274,7 @@ impl Inner {
             return;
         };
         q.queue.push_back(c);
-        // As little as a device may tell: nothing of what was sent, and no errors.
+        // Notifies as rarely as a device may: not of sent requests, and not of errors.
         let message = (c.opcode, c.status) == (Opcode::Recv, Status::Success);
         if q.armed.is_some_and(|all| all || message) {
             q.notify();
@@ -284,7 +284,7 @@ impl Inner {
         }
     }
 
-    /// A packet reaches a queue pair. `None`: there is none; `false`: it takes nothing now.
+    /// A packet reaches a queue pair. `None`: there is no such queue pair; `false`: it accepts nothing now.
     #[expect(clippy::too_many_lines)]
     fn arrive(&mut self, qpn: u32, packet: &Packet, ghost: bool) -> Option<bool> {
         use crate::verbs::QpState::*;
@@ -294,7 +294,7 @@ impl Inner {
         if self.ports.iter().any(gone) {
             return Some(false);
         }
-        // A write that is inside the device already lands also when the state has just changed.
+        // A write that is inside the device lands even if the state has just changed.
         let takes = matches!(state, Rtr | Rts) || ghost && matches!(packet, Packet::Write { .. });
         if !takes || q.iwarp && !q.linked {
             return Some(false);
@@ -383,7 +383,7 @@ impl Inner {
         Some(true)
     }
 
-    /// A queue pair fails: what it has posted is flushed, and may land later, in order.
+    /// A queue pair fails: its posted requests are flushed, and may land later, in order.
     pub(super) fn fail(&mut self, qpn: u32, status: Status) {
         use crate::verbs::QpState::Error;
         let Some(q) = self.qps.get_mut(&qpn) else {
@@ -408,7 +408,7 @@ impl Inner {
         }
     }
 
-    /// What is on its way when a queue pair fails or goes: some of it arrives.
+    /// Packets in flight when a queue pair fails or is dropped: some of them arrive.
     pub(super) fn ghosts(&mut self, qpn: u32) {
         let Some(q) = self.qps.get_mut(&qpn) else {
             return;

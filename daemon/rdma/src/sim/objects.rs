@@ -1,4 +1,4 @@
-//! The handles: what the verbs traits ask for, over the simulated world.
+//! The handles: they implement the verbs traits over the simulated world.
 
 use super::net::{Posted, QpState, Work};
 use super::{CqState, Inner, MrState, World};
@@ -24,7 +24,7 @@ pub struct Device {
     id: DeviceId,
 }
 
-/// A protection domain: what is made in it works only together.
+/// A protection domain: only objects of the same domain can be used together.
 pub struct Pd {
     world: World,
     node: usize,
@@ -32,7 +32,7 @@ pub struct Pd {
     id: u32,
 }
 
-/// Registered memory, which devices reach until this is dropped.
+/// Registered memory, which devices can access until this is dropped.
 pub struct Mr {
     world: World,
     node: usize,
@@ -312,7 +312,7 @@ impl MemoryRegion for Mr {
 }
 
 impl Cq {
-    /// As [`super::World::notified`] names it.
+    /// Number of the queue, as returned by [`super::World::notified`].
     pub fn id(&self) -> u32 {
         self.id
     }
@@ -363,7 +363,7 @@ impl Qp {
 
 use crate::verbs::QpState as QpStateName;
 
-/// Where a queue pair listens.
+/// The port on which a queue pair listens.
 fn port(qpn: u32) -> u16 {
     qpn as u16 | 1
 }
@@ -407,7 +407,7 @@ impl QueuePair for Qp {
         }
         let peer = w.qps.get(&q.remote).ok_or(Error::Invalid)?;
         let begun = peer.state == QpStateName::Rts && peer.listens != q.listens;
-        // The end that listens is through first.
+        // The end that listens finishes first.
         let turn = begun && (q.listens || peer.linked) && w.rng.one_in(3);
         if let Some(q) = w.qps.get_mut(&self.qpn).filter(|_| turn) {
             q.linked = true;

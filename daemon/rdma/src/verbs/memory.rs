@@ -9,15 +9,15 @@ use std::sync::Arc;
 ///
 /// # Safety
 ///
-/// As long as the value lives, `[addr, addr + len)` stays mapped where it is, readable and, if
-/// [`Memory::writable`], writable; and nobody in this process holds a Rust reference into it: devices,
-/// and other processes, write there at any time.
+/// As long as the value lives, `[addr, addr + len)` stays mapped at the same place, readable and, if
+/// [`Memory::writable`], writable; and no Rust reference into it exists in this process, because devices and other
+/// processes write there at any time.
 pub unsafe trait Memory: Send + Sync {
     /// Address of the first byte.
     fn addr(&self) -> NonNull<u8>;
     /// Length in bytes.
     fn len(&self) -> usize;
-    /// May it be written?
+    /// Is it writable?
     fn writable(&self) -> bool;
 
     /// Is its length 0?
@@ -25,7 +25,7 @@ pub unsafe trait Memory: Send + Sync {
         self.len() == 0
     }
 
-    /// Copies out of it; false, and nothing is copied, if that is not all inside.
+    /// Copies bytes out of it. If the range is not completely inside, returns false and copies nothing.
     #[must_use]
     fn read(&self, offset: usize, out: &mut [u8]) -> bool {
         let inside = offset
@@ -44,7 +44,8 @@ pub unsafe trait Memory: Send + Sync {
         inside
     }
 
-    /// Copies into it; false, and nothing is copied, if that is not all inside, or not writable.
+    /// Copies bytes into it. If the range is not completely inside, or not writable, returns false and copies
+    /// nothing.
     #[must_use]
     fn write(&self, offset: usize, bytes: &[u8]) -> bool {
         let inside = offset
@@ -65,8 +66,8 @@ pub unsafe trait Memory: Send + Sync {
     }
 }
 
-/// A part of a mapping. Registering a mapping makes and pins all its pages, whoever is to pay for them;
-/// so what is registered is best no more than what is in use.
+/// A part of a mapping. Registering memory populates and pins all its pages, whoever is charged for them, so no more
+/// should be registered than is in use.
 pub struct Part {
     whole: Arc<dyn Memory>,
     offset: usize,
@@ -74,7 +75,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// `None` if that is not all inside.
+    /// `None` if the range is not completely inside.
     pub fn new(whole: Arc<dyn Memory>, offset: usize, len: usize) -> Option<Part> {
         let end = offset.checked_add(len)?;
         (end <= whole.len()).then_some(Part { whole, offset, len })
@@ -97,7 +98,7 @@ unsafe impl Memory for Part {
     }
 }
 
-/// A mapping of our own, read and written by devices, by raw copies and through atomics.
+/// A mapping of this process, accessed by devices, by raw copies and through atomics.
 pub struct Mapping {
     addr: NonNull<u8>,
     len: usize,
@@ -125,8 +126,8 @@ unsafe impl Memory for Mapping {
 }
 
 impl Mapping {
-    /// Zeroed memory, for messages. Mapped shared, so that a fork of the process cannot move the pages
-    /// away from the device.
+    /// Zeroed memory for messages. It is mapped shared, so that a fork of the process cannot move the pages away from
+    /// the device (by copy-on-write).
     pub fn anonymous(len: usize) -> rustix::io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
@@ -136,7 +137,8 @@ impl Mapping {
         Self::new(addr, len, true)
     }
 
-    /// `len` bytes from `at`, a multiple of the page size, of a file that has them and, being sealed or our own, keeps them.
+    /// Maps `len` bytes from `at` (a multiple of the page size) of a file that has them and, sealed or our own, keeps
+    /// them.
     pub fn of(fd: impl AsFd, at: u64, len: usize, writable: bool) -> rustix::io::Result<Self> {
         let prot = match writable {
             true => ProtFlags::READ | ProtFlags::WRITE,

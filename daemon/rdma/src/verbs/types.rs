@@ -12,10 +12,10 @@ pub enum Error {
     /// `librdmacm.so.1` cannot be loaded.
     #[error("librdmacm is not installed, which connects iWARP queue pairs")]
     NoCmLibrary,
-    /// It is too old, or no such library.
+    /// The library is too old, or a different one.
     #[error("the library lacks {0}")]
     NoSymbol(&'static str),
-    /// ENODEV, ENXIO or EIO; or the name is another device's by now.
+    /// ENODEV, ENXIO or EIO; or the name belongs to another device by now.
     #[error("no such device, or it was removed")]
     NoDevice,
     /// EOPNOTSUPP or ENOSYS; or the driver has no such function.
@@ -42,7 +42,7 @@ pub enum Error {
     /// ENOMEM or ENOSPC.
     #[error("out of memory or device resources")]
     NoMemory,
-    /// Of a queue pair: something posted has to be done first.
+    /// For a queue pair: posted requests have to complete first.
     #[error("the queue is full")]
     Full,
     /// Another errno.
@@ -50,11 +50,11 @@ pub enum Error {
     Os(i32),
 }
 
-/// Posting stopped: `accepted` requests from the front of the list are in the queue, the rest are not.
+/// Posting stopped: the first `accepted` requests of the list are in the queue, the rest are not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{accepted} requests posted, then: {error}")]
 pub struct PostError {
-    /// So many of the list are in the queue.
+    /// That many requests of the list are in the queue.
     pub accepted: usize,
     /// Why the next one is not.
     pub error: Error,
@@ -77,16 +77,16 @@ pub struct Live {
     pub stuck: usize,
 }
 
-/// Names one appearance of a device.
+/// Identifies one appearance of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId {
-    /// `rxe0`, `mlx5_0`.
+    /// Such as `rxe0` or `mlx5_0`.
     pub name: String,
-    /// Kernel's number of this appearance (of its folder in sysfs); not used again while the node runs.
+    /// The kernel's number of this appearance (of its directory in sysfs); not reused while the node runs.
     pub index: u64,
 }
 
-/// What a device's queue pairs speak (`node_type` in sysfs).
+/// The transport of a device's queue pairs (`node_type` in sysfs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// InfiniBand's transport, over InfiniBand or RoCE: queue pairs are connected by attributes.
@@ -97,7 +97,7 @@ pub enum Transport {
     Other,
 }
 
-/// What a port's packets travel on (`link_layer` in sysfs).
+/// The link layer of a port (`link_layer` in sysfs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LinkLayer {
     /// InfiniBand's own wires.
@@ -113,7 +113,7 @@ pub enum LinkLayer {
 pub enum PortState {
     /// No link.
     Down,
-    /// A link, which the subnet manager has not configured yet.
+    /// There is a link, but the subnet manager has not configured it yet.
     Init,
     /// Configured, but no data yet.
     Armed,
@@ -123,32 +123,32 @@ pub enum PortState {
     Other,
 }
 
-/// What a GID is.
+/// The type of a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GidKind {
-    /// Prefix of the subnet and number of the port.
+    /// Subnet prefix and number of the port.
     InfiniBand,
     /// Packets go by Ethernet address; no router forwards them.
     RoceV1,
-    /// Packets go over UDP between the IP addresses that GIDs stand for.
+    /// Packets go over UDP between the IP addresses that the GIDs represent.
     RoceV2,
-    /// Not from the device's table: an IP address of its interface, by which iWARP connects.
+    /// Not from the device's table: an IP address of its interface, which iWARP connects to.
     Address,
-    /// The driver gives no type (iWARP's own is the port's hardware address).
+    /// The driver reports no type (iWARP's own GID is the port's hardware address).
     Other,
 }
 
-/// A port's address: an IPv6 address in form, IPv4 ones mapped.
+/// A port's address, in the form of an IPv6 address; IPv4 addresses are mapped.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// Is the place in the table empty?
+    /// Is this an empty entry of the table?
     pub fn is_zero(&self) -> bool {
         self.0 == [0; 16]
     }
 
-    /// The address that a RoCE v2 GID stands for.
+    /// The IP address that a RoCE v2 GID represents.
     pub fn ip(&self) -> IpAddr {
         Ipv6Addr::from(self.0).to_canonical()
     }
@@ -170,7 +170,7 @@ impl From<IpAddr> for Gid {
 }
 
 impl fmt::Display for Gid {
-    /// Full length as the `rdma` and `ibv_devinfo` tools show it.
+    /// The full form, as the `rdma` and `ibv_devinfo` tools show it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, pair) in self.0.chunks_exact(2).enumerate() {
             let colon = if i == 0 { "" } else { ":" };
@@ -194,16 +194,16 @@ impl std::str::FromStr for Gid {
     }
 }
 
-/// A place in a port's table of GIDs.
+/// An entry of a port's GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Place in the port's table. Only good until the next GID event.
+    /// Index in the port's table. Valid only until the next GID event.
     pub index: u32,
     /// The address.
     pub gid: Gid,
-    /// What the packets are that go by it.
+    /// The type of the GID, and so of the packets that use it.
     pub kind: GidKind,
-    /// Network interface it belongs to.
+    /// The network interface to which it belongs.
     pub netdev: Option<String>,
 }
 
@@ -223,7 +223,7 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    /// In order of size. The place is the code in messages ([`crate::wire::LinkEnd::mtu`]).
+    /// In order of size. The index is the code in messages ([`crate::wire::LinkEnd::mtu`]).
     pub const ALL: [Mtu; 5] = [Mtu::B256, Mtu::B512, Mtu::B1024, Mtu::B2048, Mtu::B4096];
 
     /// Bytes of payload in a packet.
@@ -231,34 +231,34 @@ impl Mtu {
         256 << self as u32
     }
 
-    /// `None`: there is none of this size.
+    /// `None`: no path MTU has this size.
     pub fn from_bytes(bytes: u32) -> Option<Mtu> {
         Mtu::ALL.into_iter().find(|m| m.bytes() == bytes)
     }
 }
 
-/// What a device says of a port.
+/// What a device reports about a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortInfo {
     /// From 1.
     pub port: u8,
-    /// Only in [`PortState::Active`] it carries data.
+    /// The port carries data only in [`PortState::Active`].
     pub state: PortState,
-    /// What its packets travel on.
+    /// The port's link layer.
     pub link_layer: LinkLayer,
-    /// The one in use, of its link or its interface.
+    /// The MTU in use, of its link or its interface.
     pub active_mtu: Mtu,
-    /// The largest that the port can do.
+    /// The largest MTU that the port supports.
     pub max_mtu: Mtu,
-    /// 0 but on InfiniBand.
+    /// Local identifier; 0 except on InfiniBand.
     pub lid: u16,
-    /// Megabits per second, as the driver claims.
+    /// Megabits per second, as the driver reports.
     pub speed_mbps: Option<u32>,
-    /// Those that are set, by index.
+    /// The entries that are set, by index.
     pub gids: Vec<GidEntry>,
 }
 
-/// The most that a device can have (`ibv_query_device(3)`).
+/// Maximum numbers and sizes of a device (`ibv_query_device(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Queue pairs.
@@ -267,78 +267,78 @@ pub struct Limits {
     pub qp_requests: u32,
     /// Completion queues.
     pub cqs: u32,
-    /// Completions in a queue.
+    /// Completions in a completion queue.
     pub cq_entries: u32,
     /// Memory regions.
     pub mrs: u32,
-    /// Bytes of a region.
+    /// Size of a region in bytes.
     pub mr_bytes: u64,
 }
 
-/// What a device says of itself.
+/// What a device reports about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Which one this is.
     pub id: DeviceId,
     /// The device's own number, EUI-64.
     pub node_guid: u64,
-    /// What its queue pairs speak.
+    /// The transport of its queue pairs.
     pub transport: Transport,
-    /// The NUMA node that it is at, if there is such a thing.
+    /// The NUMA node of the device, if there is one.
     pub numa_node: Option<u32>,
-    /// Address on the bus; none for software devices.
+    /// Address on the PCI bus; none for software devices.
     pub pci: Option<String>,
-    /// The most that it can have.
+    /// Its maximum numbers and sizes.
     pub limits: Limits,
     /// In order of numbers.
     pub ports: Vec<PortInfo>,
 }
 
-/// What a device tells unasked (`ibv_get_async_event(3)`). Numbers are those of ports, or of queue pairs.
+/// What a device reports unasked (`ibv_get_async_event(3)`). The numbers are those of ports, or of queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceEvent {
     /// The port carries data.
     PortUp(u8),
     /// The port carries none any more.
     PortDown(u8),
-    /// The port's GID table changed: indexes known so far are worth nothing.
+    /// The port's GID table changed: indexes read before are invalid.
     GidChange(u8),
     /// LID, key table or subnet manager changed: look at the port again.
     PortChange(u8),
-    /// The device is gone or must be reset. Nothing but dropping its objects works from now on. Not all
-    /// devices say this: rxe works on and its removal waits until it is closed. See `devices::Watch`.
+    /// The device is gone or must be reset. Its objects can only be dropped from now on. Not all devices report this:
+    /// rxe continues to work, and its removal waits until it is closed. See `devices::Watch`.
     Removed,
     /// A queue pair went into the error state without a request of ours.
     QpError(u32),
     /// A completion queue overflowed; its queue pairs are lost.
     CqError,
-    /// Something without consequences for us.
+    /// Something that does not matter to us.
     Other,
 }
 
-/// Who may reach a region, and how.
+/// Who may access a region, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The device reads it for our own requests; nobody can write to it over this region.
+    /// The device reads it for our own requests; nobody can write to it through this region.
     LocalRead,
-    /// The device also writes what we receive into it.
+    /// The device also writes received messages into it.
     LocalWrite,
     /// Peers with the key and a queue pair of the same protection domain may write.
     RemoteWrite,
 }
 
-/// Sizes of a queue pair. Requests have one piece of memory each.
+/// Sizes of a queue pair. Each request has one memory range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpCaps {
-    /// Places in the send queue.
+    /// Length of the send queue.
     pub send_requests: u32,
-    /// Places in the receive queue.
+    /// Length of the receive queue.
     pub recv_buffers: u32,
-    /// Bytes that a request may carry in itself.
+    /// Maximum number of bytes that a request may contain itself (inline).
     pub inline_bytes: u32,
 }
 
-/// How far a queue pair is (`ibv_modify_qp(3)`).
+/// State of a queue pair (`ibv_modify_qp(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpState {
     /// New: nothing can be posted.
@@ -355,7 +355,7 @@ pub enum QpState {
     Error,
 }
 
-/// What a peer has to know of a queue pair.
+/// What a peer has to know about a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// Number of the queue pair, 24 bits.
@@ -364,16 +364,16 @@ pub struct Endpoint {
     pub psn: u32,
     /// Address of its port.
     pub gid: Gid,
-    /// Local identifier of its port; or, with iWARP, the TCP port that it listens at, 0: it does not.
+    /// Local identifier of its port; or, with iWARP, the TCP port on which it listens; 0: it does not listen.
     pub lid: u16,
 }
 
-/// What [`super::QueuePair::to_rtr`] has to know.
+/// Arguments of [`super::QueuePair::to_rtr`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RtrAttr {
     /// The peer's end.
     pub remote: Endpoint,
-    /// Address that the peer knows us by.
+    /// The address by which the peer knows us.
     pub local: Gid,
     /// The smaller of both ends' active MTUs.
     pub mtu: Mtu,
@@ -381,15 +381,15 @@ pub struct RtrAttr {
     pub port: u8,
     /// Index of `local` in our port's table.
     pub gid_index: u32,
-    /// Whether packets carry GIDs: always on RoCE, on InfiniBand only beyond the subnet.
+    /// Do packets carry GIDs? Always on RoCE; on InfiniBand only beyond the subnet.
     pub global: bool,
-    /// What a sender waits when we have no receive buffer, coded as in the specification (12: 0.64 ms).
+    /// How long a sender waits when we have no receive buffer, coded as in the specification (12: 0.64 ms).
     pub min_rnr_timer: u8,
-    /// Routers that packets with GIDs may pass.
+    /// Hop limit of packets with GIDs.
     pub hop_limit: u8,
-    /// Traffic class of packets with GIDs (with RoCE v2 that of IP).
+    /// Traffic class of packets with GIDs (with RoCE v2, the one in the IP header).
     pub traffic_class: u8,
-    /// Of InfiniBand's packets, 0 to 15.
+    /// Service level of InfiniBand packets, 0 to 15.
     pub service_level: u8,
 }
 
@@ -411,32 +411,32 @@ impl RtrAttr {
     }
 }
 
-/// What [`super::QueuePair::to_rts`] has to know.
+/// Arguments of [`super::QueuePair::to_rts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RtsAttr {
-    /// Our own first packet number: the one that the peer was told.
+    /// Our first packet number, which the peer was told.
     pub psn: u32,
-    /// Wait for an acknowledgement: 4.096 µs × 2^timeout, 1 to 31. (0 would be for ever.)
+    /// Time-out for an acknowledgement: 4.096 µs × 2^timeout, 1 to 31. (0 would mean for ever.)
     pub timeout: u8,
-    /// Repeats until the queue pair fails, 0 to 6. (7 is the most that the field takes, but for rxe it
-    /// means for ever: a dead peer would never be noticed.)
+    /// Number of repeats until the queue pair fails, 0 to 6. (7 is the maximum of the field, but for rxe it means for
+    /// ever: a dead peer would never be noticed.)
     pub retry_count: u8,
-    /// Repeats when the peer has no receive buffer, 0 to 7; 7 is for ever.
+    /// Number of repeats when the peer has no receive buffer, 0 to 7; 7 means for ever.
     pub rnr_retry: u8,
 }
 
-/// A piece of registered memory of ours.
+/// A range of our registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sge {
-    /// Address of its first byte, from [`super::MemoryRegion::addr`] on.
+    /// Address of the first byte, at or above [`super::MemoryRegion::addr`].
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
     /// Key of the region.
     pub lkey: u32,
 }
 
-/// What is to be done.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op<'a> {
     /// Write into the peer's memory.
@@ -448,7 +448,7 @@ pub enum Op<'a> {
         /// Key of the peer's region.
         rkey: u32,
     },
-    /// Write, and use up one of the peer's receive buffers to tell it `imm`.
+    /// Write, and use one of the peer's receive buffers to tell it `imm`.
     WriteImm {
         /// The bytes.
         local: Sge,
@@ -456,41 +456,41 @@ pub enum Op<'a> {
         remote: u64,
         /// Key of the peer's region.
         rkey: u32,
-        /// What the peer's completion has in [`Completion::imm`].
+        /// The value that the peer's completion has in [`Completion::imm`].
         imm: u32,
     },
-    /// A message out of registered memory, which must not change until it is completed.
+    /// A message from registered memory, which must not change until it is completed.
     Message(Sge),
-    /// A message of at most [`QpCaps::inline_bytes`]; copied when posted.
+    /// A message of at most [`QpCaps::inline_bytes`]; it is copied when posted.
     Inline(&'a [u8]),
 }
 
 /// A request to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// Comes back with its completion.
+    /// Returned in its completion.
     pub wr_id: u64,
-    /// What is to be done.
+    /// The operation.
     pub op: Op<'a>,
-    /// Whether its success is told.
+    /// Does a success cause a completion?
     pub signaled: bool,
 }
 
 /// A buffer for one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvBuffer {
-    /// Comes back with its completion.
+    /// Returned in its completion.
     pub wr_id: u64,
-    /// Where the message goes.
+    /// Where the message is stored.
     pub buffer: Sge,
 }
 
-/// What became of a request or a receive buffer (`ibv_poll_cq(3)`).
+/// Result of a request or a receive buffer (`ibv_poll_cq(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
     /// Done.
     Success,
-    /// The queue pair was in error already.
+    /// The queue pair was already in the error state.
     Flushed,
     /// No acknowledgement after all repeats: peer, cable or port gone.
     RetryExceeded,
@@ -498,11 +498,11 @@ pub enum Status {
     RnrRetryExceeded,
     /// Our own key, bounds or length are wrong.
     LocalProtection,
-    /// A message is longer than the buffer for it, or than a port can send.
+    /// A message is longer than its buffer, or than a port can send.
     LocalLength,
-    /// The peer's device refused key, bounds or rights.
+    /// The peer's device refused the key, the bounds or the access.
     RemoteAccess,
-    /// The peer's device could make nothing of it; a message is longer than the peer's buffer.
+    /// The peer's device could not process it; a message is longer than the peer's buffer.
     RemoteInvalid,
     /// The peer's device failed.
     RemoteOperation,
@@ -510,35 +510,35 @@ pub enum Status {
     Other,
 }
 
-/// What a completion is about.
+/// The operation to which a completion refers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Opcode {
-    /// A message of ours.
+    /// A message that we sent.
     Send,
-    /// A write of ours, with or without a number for the peer.
+    /// A write of ours, with or without immediate data.
     Write,
-    /// A message has come.
+    /// A message that we received.
     Recv,
-    /// A write with a number ([`Op::WriteImm`]) has come.
+    /// A write with immediate data ([`Op::WriteImm`]) that we received.
     RecvWriteImm,
-    /// Not known, or there was an error.
+    /// Unknown, or there was an error.
     Other,
 }
 
-/// What a completion queue tells of one request or receive buffer.
+/// A completion of one request or receive buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The one that was posted with it.
+    /// The id that was posted with it.
     pub wr_id: u64,
-    /// What became of it.
+    /// The result.
     pub status: Status,
-    /// The driver's own code beside an error.
+    /// The driver's own error code.
     pub vendor: u32,
-    /// Only with success, as all below but `qpn`.
+    /// Valid only after a success, like all fields below except `qpn`.
     pub opcode: Opcode,
     /// Length of what was received.
     pub bytes: u32,
-    /// The number that came with it.
+    /// The immediate data that came with it.
     pub imm: Option<u32>,
     /// The queue pair.
     pub qpn: u32,

@@ -1,4 +1,4 @@
-//! Messages to bytes, and foreign bytes to messages.
+//! Encodes messages, and decodes foreign bytes.
 
 use super::{Body, Cdc, Key, LinkEnd, Malformed, Message, Place, DATA_MAX, LEN};
 use link::layout::{tx, Epoch, RxFlags, TxPhase};
@@ -44,7 +44,7 @@ fn bits(reply: bool, none: bool) -> u8 {
 }
 
 impl Message {
-    /// Its bytes. Data may follow a [`Body::Cdc`].
+    /// The bytes of the message. Data may follow a [`Body::Cdc`].
     pub fn encode(&self) -> [u8; LEN] {
         let mut w = Writer([0; LEN]);
         w.0[0] = self.body.kind();
@@ -125,7 +125,7 @@ impl Message {
         w.0
     }
 
-    /// Decodes a whole message, and what comes behind it.
+    /// Decodes a complete message; returns the data behind it, too.
     #[expect(clippy::too_many_lines)]
     pub fn decode(bytes: &[u8]) -> Result<(Message, &[u8]), Malformed> {
         let Some((b, data)) = bytes.split_first_chunk::<LEN>() else {
@@ -206,7 +206,7 @@ impl Message {
             credits: r.u16(40),
             body,
         };
-        // One form per message: whatever the fields above do not cover has to be zero.
+        // Every message has exactly one form: bytes that the fields do not cover have to be zero.
         if m.encode() != *b || !m.body.possible() {
             return Err(Malformed::Field(kind));
         }
@@ -239,7 +239,7 @@ impl Body {
         }
     }
 
-    /// Whether the values could mean something, whatever the state of the two daemons.
+    /// Can these values mean anything, whatever the state of the two daemons?
     fn possible(&self) -> bool {
         match self {
             Body::AddLink { end: Some(e), .. } => e.possible(),

@@ -1,4 +1,4 @@
-//! What is said about an end to another node, and what is believed of it.
+//! What is claimed about an end to another node, and how another node's claim is checked.
 
 use super::table::Table;
 use super::{Out, Shown, APART_NS};
@@ -10,7 +10,7 @@ use crate::socket::{consistent, Counts, End};
 use link::reason::Reason;
 use std::net::SocketAddr;
 
-/// What node `own` says about an end.
+/// The claim of node `own` about an end.
 pub fn claim(own: &Name, key: &Key, end: &End, now_ns: u64) -> Claim {
     let r = end.record.as_ref();
     Claim {
@@ -25,7 +25,7 @@ pub fn claim(own: &Name, key: &Key, end: &End, now_ns: u64) -> Claim {
     }
 }
 
-/// May `node` say this, and does it go with our end? The digests are equal already.
+/// Checks a claim whose digest fits: may `node` make it, and is it consistent with our end?
 pub fn judge(
     directory: &dyn Directory,
     node: &Name,
@@ -41,7 +41,7 @@ pub fn judge(
     if !speaks {
         return Err(Reason::WrongNode);
     }
-    // The clocks of two nodes have nothing in common; ages do.
+    // The clocks of two nodes cannot be compared, but the connection's age can.
     let waited = now_ns.saturating_sub(at_ns);
     let age = claim
         .age_ms
@@ -51,9 +51,9 @@ pub fn judge(
         return Err(Reason::Unproven);
     }
     if claim.active && record.role == Role::Active {
-        return Err(Reason::Unproven); // numbers set by hand
+        return Err(Reason::Unproven); // numbers that were set by hand, see `Record::proves`
     }
-    // Nobody knows which of the two was read first: either order will do.
+    // It is not known which of the two was read first: either order is accepted.
     let counts = |from, until| Counts {
         from,
         until,
@@ -71,10 +71,9 @@ pub fn judge(
     }
 }
 
-/// The addresses of an end of ours and of a Seek mirror each other, their proofs do not. If both
-/// have one, they are two connections (or one is a forgery), and nobody is told. If not, nobody can
-/// tell, which is what both shall know; neither stops waiting, or a forgery could keep the real end
-/// away.
+/// The addresses of our end and of a Seek mirror each other, but their proofs do not. If both have a proof, they
+/// are two connections (or one is forged), and nobody is told. Otherwise nothing can be proven, and both are told
+/// so. Neither stops waiting, because then a forgery could keep the real end away.
 pub fn hint(t: &Table, seek: u64, end: &End, out: &mut Vec<Out>) -> Shown {
     let theirs = t.seeks.get(&seek).is_some_and(|s| s.claim.proof.is_some());
     let code = Reason::Unproven.code();

@@ -1,4 +1,4 @@
-//! What comes from other nodes: their channels, and what they say over them.
+//! What comes from other nodes: their channels, and the messages on them.
 
 use super::claim::{hint, judge};
 use super::table::{Seek, Table};
@@ -9,7 +9,7 @@ use crate::peers::msg::{Claim, Msg};
 use link::reason::Reason;
 
 impl Pairing {
-    /// There is a channel to `node` now, which keeps `room` Seeks for us.
+    /// A channel to `node` is up; the node keeps `room` Seeks for us.
     pub fn channel_up(
         &mut self,
         node: &Name,
@@ -29,14 +29,14 @@ impl Pairing {
         mine.sort_unstable();
         for k in mine {
             if let Some(s) = self.ends.get_mut(&k) {
-                s.note = Shown::default(); // it was about what the former channel brought
+                s.note = Shown::default(); // it referred to the former channel
                 s.seen = 0;
             }
             self.enter(k, node, now, alive, out);
         }
     }
 
-    /// There is none any more: what it was asked, and what it asked, is void.
+    /// The channel is gone: Seeks and Makes of both sides are void.
     pub fn channel_down(
         &mut self,
         node: &Name,
@@ -57,7 +57,7 @@ impl Pairing {
         }
     }
 
-    /// A message of `node`. `Err`: it makes no sense; the channel must end.
+    /// Handles a message of `node`. `Err`: it makes no sense; the channel must end.
     pub fn message(
         &mut self,
         node: &Name,
@@ -94,7 +94,7 @@ impl Pairing {
             }
             (Part::Initiator, Msg::Made { make, refusal }) => {
                 let Some(m) = t.makes.remove(&make) else {
-                    // Too late: the other end must not rely on it.
+                    // Too late: the responder must be told that there is no pair.
                     let reason = Reason::TimeoutDaemon.code();
                     t.send(Msg::Fail { make, reason }, out);
                     return Ok(());
@@ -136,7 +136,7 @@ impl Pairing {
                 }
                 Ok(())
             }
-            // The initiator did not wait for our answer.
+            // The initiator has not waited for our answer.
             (Part::Responder, Msg::Fail { .. }) => Ok(()),
             (Part::Initiator, Msg::Make { .. } | Msg::Hint { .. }) => {
                 Err("an initiator's message to the initiator")
@@ -149,7 +149,7 @@ impl Pairing {
         }
     }
 
-    /// The responder has refused what we had found.
+    /// The responder has refused our `Make`.
     fn failed(
         &mut self,
         making: Option<Making>,
@@ -187,7 +187,7 @@ impl Pairing {
         if owner != Owner::Nobody && owner != Owner::Peer(node.clone()) {
             t.lies += 1;
             let reason = Reason::WrongNode.code();
-            // Kept, so that its number stays taken; it never fits.
+            // Stored nevertheless, so that its number stays used; it never becomes a pair.
             t.send(Msg::Hint { seek: id, reason }, out);
         }
         let tuple = (claim.local, claim.peer);
@@ -227,7 +227,7 @@ impl Pairing {
         let sent = t.sent.get(&seek).copied();
         let found = sent.and_then(|(key, _)| Some((key, self.ends.get_mut(&key)?)));
         let Some((key, s)) = found else {
-            return t.send(fail(Reason::NotEstablished), out); // our Unseek is on its way
+            return t.send(fail(Reason::NotEstablished), out); // our Unseek is on its way to the initiator
         };
         let (Some(k), Some(record)) = (&t.channel, &s.end.record) else {
             return t.send(fail(Reason::Unproven), out);

@@ -1,11 +1,10 @@
-//! Ends in a hurry, across nodes: `underpass check` opens a connection and wants to know at once what
-//! becomes of it, while the program at the other end has nothing to do and will not register by
-//! itself. The node that may have it is told which connection it is, and looks for it as it looks for
-//! those of its own (see `seek`).
+//! Ends in a hurry, across nodes: `underpass check` opens a connection and wants to know at once what becomes of
+//! it, while the program at the other end makes no calls and will not register by itself. The node that may have
+//! that program is told which connection it is, and looks for it as it does for connections of its own (see
+//! `seek`).
 //!
-//! Nothing follows from it: whether two ends are one connection is proven as ever, when both have
-//! registered. A node may ask only about connections to an address of its own, so it learns nothing
-//! of others'.
+//! Pairing does not depend on it: both ends must register, and the proof is the usual one. A node may ask only
+//! about connections to an address of its own, so it learns nothing about other nodes' connections.
 
 use super::{Out, Pairing, Scope};
 use crate::ids::ConnRef;
@@ -17,15 +16,15 @@ use std::net::SocketAddr;
 /// A connection that another node wants looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// As the program's socket has them; `local` only if it is `certain`: else it was translated on
-    /// the way, and the peer's address is all there is.
+    /// Addresses as the program's socket has them. If not `certain`, `local` was translated on the way, and only
+    /// `peer` can be used.
     pub local: SocketAddr,
     pub peer: SocketAddr,
     pub certain: bool,
 }
 
 impl Pairing {
-    /// Tells the nodes that may have the other end of one of ours; how many.
+    /// Tells the nodes that may have the other end of one of ours; returns how many were told.
     pub fn hurry(&mut self, who: &ConnRef, out: &mut Vec<Out>) -> usize {
         let Some(s) = self.ends.get(&(who.party, who.conn)) else {
             return 0;
@@ -47,7 +46,7 @@ impl Pairing {
         told
     }
 
-    /// A node wants a connection of ours looked for.
+    /// A node wants a connection of this node looked for.
     pub(super) fn hurried(
         &mut self,
         node: &Name,
@@ -57,7 +56,7 @@ impl Pairing {
     ) {
         match self.directory.owner(peer.ip()) {
             Owner::Peer(n) if n == *node => {}
-            // Behind translation: the address that our program sees is another one.
+            // The asking end is behind translation, so our program sees another address as its peer.
             Owner::Nobody => return,
             _ => {
                 if let Some(t) = self.tables.get_mut(node) {
@@ -79,7 +78,7 @@ impl Pairing {
         out.push(Out::Hurry(node.clone(), asked));
     }
 
-    /// A node has found the program that we wanted looked for.
+    /// A node has found the program that we asked for.
     pub(super) fn seen(&mut self, node: &Name, local: SocketAddr, peer: SocketAddr, reason: u32) {
         let key = self.tuples.get(&(normal(peer), normal(local)));
         let end = key.and_then(|k| self.ends.get_mut(k));

@@ -1,5 +1,6 @@
-//! What there is with one peer: its Seeks and what fits them, or ours and who waits for a turn.
-//! Every map here is bounded by `SEEKS` or by our own ends.
+//! The state of pairing with one peer. As initiator: the peer's Seeks, and our ends that may fit them. As
+//! responder: our Seeks, and ends that wait for a turn. Every map here is bounded by `SEEKS` or by the number of
+//! our own ends.
 
 use super::{EndKey, Making, Out, Part, Tuple};
 use crate::peers::digest::Key;
@@ -14,7 +15,7 @@ pub struct Seek {
     pub at_ns: u64,
 }
 
-/// What there is with one peer.
+/// The state of pairing with one peer.
 pub struct Table {
     pub name: Name,
     pub part: Part,
@@ -22,7 +23,7 @@ pub struct Table {
     pub channel: Option<Key>,
     /// Why there is none.
     pub down: Reason,
-    /// Seeks that the peer keeps for us.
+    /// How many Seeks the peer keeps for us.
     pub room: usize,
     // As initiator.
     pub expected: HashMap<Digest, EndKey>,
@@ -82,7 +83,7 @@ impl Table {
         Some(s)
     }
 
-    /// An end no longer waits, or no longer here.
+    /// An end no longer waits, or no longer for this peer.
     pub fn withdraw(&mut self, key: EndKey, out: &mut Vec<Out>) {
         if let Some(d) = self.digests.remove(&key) {
             self.expected.remove(&d);

@@ -71,7 +71,7 @@ impl Net {
         net
     }
 
-    /// Lets something happen at node `i`.
+    /// Makes a step of the pairing of node `i`, and carries out the results.
     fn at<T>(
         &mut self,
         i: usize,
@@ -143,7 +143,7 @@ impl Net {
         Some((Reason::from_code(s.local), Reason::from_code(s.peer)))
     }
 
-    /// Does nobody keep anything?
+    /// Are all tables of all nodes empty?
     fn is_clean(&self) -> bool {
         self.nodes.iter().all(|n| {
             n.p.ends.is_empty()

@@ -1,5 +1,5 @@
-//! What others ask of a receiver: is there anything to read, and would it please tell the sender
-//! this or that. It must never take a byte.
+//! What other code asks of a receiver: whether there is anything to read, and to tell the sender something. Nothing
+//! here may take a byte.
 
 use super::{mode, How, Received, RxState};
 use crate::lane::mem::{Iov, Memory};
@@ -8,8 +8,8 @@ use crate::layout::{marks, rx, tx, RxFlags};
 use core::sync::atomic::Ordering::*;
 
 impl RxState {
-    /// Would a receive find something right now? Asks the ring first, then TCP. Errors found on the
-    /// way are kept for the receive. `None`: this direction is on TCP, ask the kernel.
+    /// Would a receive find something right now? Asks the ring first, then TCP. Errors found on the way are kept for
+    /// the receive. `None`: this direction is on TCP, ask the kernel.
     pub fn probe(&self, m: &Memory, port: &impl Port) -> Option<bool> {
         if self.error.is_set() {
             return Some(true);
@@ -35,8 +35,8 @@ impl RxState {
         }
     }
 
-    /// Are there bytes on the ring? Cheap: one load of the peer's memory. Says yes as well when
-    /// there is something wrong, so that the receive tells it.
+    /// Are there bytes on the ring? Cheap: one load of the peer's memory. Also true if the peer's word is wrong, so
+    /// that the receive reports that.
     #[inline(always)]
     pub fn has_ring_bytes(&self, m: &Memory) -> bool {
         match self.mode.load(Relaxed) {
@@ -46,7 +46,7 @@ impl RxState {
         }
     }
 
-    /// Did something happen in the peer's memory that a waiting receive must look at?
+    /// Has something happened in the peer's memory that a waiting receive must look at?
     #[inline(always)]
     pub fn stirs(&self, m: &Memory) -> bool {
         match self.mode.load(Relaxed) {
@@ -61,7 +61,7 @@ impl RxState {
         }
     }
 
-    /// Bytes on the ring: for close, and [`RxState::unread`].
+    /// Number of bytes on the ring: for close, and [`RxState::unread`].
     pub fn ring_unread(&self, m: &Memory) -> u64 {
         if self.is_up() {
             self.head(m).map_or(0, |h| h - self.cursor.load(Relaxed))
@@ -70,13 +70,12 @@ impl RxState {
         }
     }
 
-    /// Would a receive find something right now, without asking the kernel? For epoll: `None` means
-    /// "only the kernel knows" (TCP bytes come first), unless it [`RxState::stirs`]. Changes nothing,
-    /// so it may be asked without the lock.
+    /// Would a receive find something right now? Does not ask the kernel. For epoll: `None` means "only the kernel
+    /// knows" (TCP bytes come first), unless the lane [`RxState::stirs`]. Changes nothing, so it needs no lock.
     pub fn ready(&self, m: &Memory) -> Option<bool> {
         match self.mode.load(Relaxed) {
             mode::RING => Some(self.has_ring_bytes(m) || self.error.is_set()),
-            mode::FIN => Some(true), // bytes, or the end
+            mode::FIN => Some(true), // bytes, or the end of file
             mode::LAST if self.has_ring_bytes(m) => Some(true),
             _ => None,
         }
@@ -90,13 +89,13 @@ impl RxState {
         }
     }
 
-    /// Takes [`RxState::want_down`] back if the sender has not acted on it.
+    /// Withdraws [`RxState::want_down`] if the sender has not acted on it.
     pub fn unwant_down(&self, m: &Memory, port: &impl Port) {
         let w = &m.own_rx().word;
         if self.engaged() {
             w.store(w.load(Relaxed).without(rx::WANT_DOWN), SeqCst);
             if m.far() {
-                m.publish(port); // a daemon has to carry it
+                m.publish(port); // a daemon has to forward it
             }
         }
     }
@@ -106,20 +105,20 @@ impl RxState {
         w.store(w.load(Relaxed).with(flag), SeqCst);
     }
 
-    /// The application shuts its sending direction down, or closes: a FIN that follows is no sign of death,
-    /// and one that does not follow is missed. `sent`: bytes that this end has put on TCP.
+    /// The application shuts its sending direction down, or closes: a FIN that follows is then no sign of death, and
+    /// one that does not arrive is missed. `sent`: number of bytes that this end has put on TCP.
     pub fn announce_end(&self, m: &Memory, port: &impl Port, sent: u64) {
         if !m.far() {
             m.own_rx().landed.store(sent, Relaxed);
         }
-        // SeqCst: before the system call that makes the FIN, and after what the other end looks up then.
+        // SeqCst: before the system call that sends the FIN, and after the words that the other end then reads.
         m.own_rx().marks.fetch_or(marks::ENDED, SeqCst);
         if !m.far() {
             m.publish(port);
         }
     }
 
-    /// This end resets the connection next.
+    /// This end is about to reset the connection.
     pub fn announce_reset(&self, m: &Memory, port: &impl Port) {
         m.own_rx().marks.fetch_or(marks::RESET, SeqCst); // as above
         if !m.far() {
@@ -132,7 +131,7 @@ impl RxState {
         m.own_rx().marks.fetch_or(marks::DEAF, SeqCst); // as above
     }
 
-    /// This end called `connect`: for a daemon, which reads the kernel's counters in its place.
+    /// This end called `connect`. A daemon needs to know that, because it reads the kernel's counters for this end.
     pub fn mark_client(&self, m: &Memory) {
         m.own_rx().marks.fetch_or(marks::SYN, Relaxed);
     }
@@ -148,8 +147,8 @@ impl RxState {
         m.own_rx().marks.load(Relaxed) & both == both
     }
 
-    /// After a shutdown of which the kernel knows. If it was of both directions, the kernel answers whatever comes
-    /// from now on with a reset, and to it the sender has to send.
+    /// After a shutdown that the kernel has done. If both directions are shut, the kernel answers with a reset
+    /// whatever comes from now on, so the sender has to send to the kernel.
     pub fn shut(&self, m: &Memory, port: &impl Port) {
         if self.engaged() && self.is_deaf(m) {
             self.flag(m, rx::CLOSED);

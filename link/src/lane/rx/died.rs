@@ -1,5 +1,5 @@
-//! The process that held the lock of a receiving direction has died with it, perhaps in a system call that took
-//! bytes from TCP and that it could not count any more: see `TxState::holder_died`.
+//! A process died while it held the lock of a receiving direction, perhaps in a system call that took bytes from TCP
+//! and that it could not count any more: see `TxState::holder_died`.
 
 use super::{mode, RxState};
 use crate::frame::LEN;
@@ -8,7 +8,7 @@ use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
 impl RxState {
-    /// Called once, by who takes the lock over. After an error the connection is to be reset.
+    /// Called once, by the thread that takes over the lock. After an error the connection has to be reset.
     pub fn holder_died(&self, far: bool, port: &impl Port) -> Result<(), Reason> {
         let mode = self.mode.load(Relaxed);
         if mode == mode::TCP {
@@ -26,7 +26,7 @@ impl RxState {
                 self.skip.store(left.saturating_sub(taken), Relaxed);
                 Ok(())
             }
-            // It was recorded before it was consumed.
+            // A part of a frame is recorded before it is consumed.
             mode::RING => {
                 let have = u64::from(self.got_len.load(Relaxed)) + taken;
                 if have > LEN as u64 {
@@ -38,7 +38,7 @@ impl RxState {
                     false => Ok(()),
                 }
             }
-            // What its call has taken is gone with it, as it is on TCP.
+            // As on TCP: what its call has taken is gone with it.
             _ => Ok(()),
         }
     }

@@ -1,5 +1,5 @@
-//! What TCP says while a direction is on its ring: a frame, an end, an error, or bytes that somebody
-//! else wrote. It must never hand any of them to the application.
+//! What TCP has while a direction is on its ring: a frame, an end, an error, or bytes that bypassed the lane. None of
+//! these bytes may reach the application.
 
 use super::{mode, How, Received, RxState};
 use crate::frame::{Frame, Kind, LEN};
@@ -11,26 +11,26 @@ use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
 impl RxState {
-    /// The ring is empty: what does TCP say? `None`: look at the ring again.
+    /// The ring is empty: what does TCP report? `None`: look at the ring again.
     pub(super) fn look(&self, m: &Memory, port: &impl Port) -> Result<Option<Received>, Reason> {
         let mut b = self.got_bytes();
         let mut have = (self.got_len.load(Relaxed) as usize).min(LEN - 1);
         loop {
             match port.tcp_recv(b[have..].as_mut_ptr(), LEN - have, true) {
                 Ok(0) => {
-                    // Everything published before the FIN is visible now: look at the ring once more.
+                    // Everything that was published before the FIN is visible now: look at the ring once more.
                     if self.head(m)? != self.cursor.load(Relaxed) {
                         return Ok(None);
                     }
-                    // (If it is ours, the kernel says so whenever its queue is empty.)
+                    // (After our own SHUT_RD, the kernel reports an end of file whenever its queue is empty.)
                     if m.far() && self.shut.load(Relaxed) == 0 {
-                        // An end that nobody announced: what was on its way is lost.
+                        // An end that no `Fin` frame announced: the bytes that were on their way are lost.
                         return Ok(Some(Received::Error(libc::ECONNRESET)));
                     }
                     return Ok(Some(self.tcp_ended(m, port)));
                 }
                 Ok(n) => {
-                    // Said before these bytes were sent.
+                    // RESUMED was stored before these bytes were sent.
                     if have == 0 && self.resumed(m) {
                         self.mode.store(mode::TCP, Relaxed);
                         return Ok(None);
@@ -39,7 +39,7 @@ impl RxState {
                     if !Frame::could_start(&b[..n]) {
                         return Err(Reason::Foreign);
                     }
-                    // Recorded, then consumed.
+                    // Recorded first, then consumed.
                     for (d, s) in self.got.iter().zip(b.chunks_exact(8)) {
                         let mut w = [0u8; 8];
                         w.copy_from_slice(s);
@@ -51,7 +51,7 @@ impl RxState {
                     self.kpos.fetch_add((n - have) as u64, Relaxed);
                     self.got_len.store(n as u32 % LEN as u32, Relaxed);
                     if n < LEN {
-                        have = n; // does something follow, or the end?
+                        have = n; // does more follow, or the end of file?
                         continue;
                     }
                     return self.framed(m.far(), &b).map(|()| None);
@@ -68,7 +68,7 @@ impl RxState {
         }
     }
 
-    /// What is there of a frame.
+    /// The recorded bytes of a frame.
     pub(super) fn got_bytes(&self) -> [u8; LEN] {
         let mut b = [0u8; LEN];
         for (d, s) in b.chunks_exact_mut(8).zip(&self.got) {
@@ -77,7 +77,7 @@ impl RxState {
         b
     }
 
-    /// A whole frame has come.
+    /// A complete frame has arrived.
     pub(super) fn framed(&self, far: bool, b: &[u8; LEN]) -> Result<(), Reason> {
         let f = self.our_frame(b).ok_or(Reason::Foreign)?;
         let cursor = self.cursor.load(Relaxed);
@@ -98,46 +98,48 @@ impl RxState {
         Ok(())
     }
 
-    /// On one node: has the sender gone back to TCP without a frame? It does that if the reader has taken all that
-    /// it has put on the ring, which stays empty.
+    /// On one node: has the sender gone back to TCP without a frame? It does so if the reader has taken everything
+    /// from the ring, which then stays empty.
     #[inline(always)]
     pub(super) fn resumed(&self, m: &Memory) -> bool {
         !m.far() && self.phase(m) == tx::RESUMED && self.head(m) == Ok(self.cursor.load(Relaxed))
     }
 
-    /// On one node: has the sender gone down, or is it about to, by a frame?
+    /// On one node: has the sender gone down by a frame, or is it about to?
     #[inline(always)]
     pub(super) fn is_left(&self, m: &Memory) -> bool {
         !m.far() && matches!(self.phase(m), tx::DOWNING | tx::DOWN | tx::ENDED)
     }
 
-    /// The ring is read, and will have no more: takes the frame, and what repeats the ring, off TCP as far as they are
-    /// there. Who has read all may end without another call, and the kernel would make a reset of what it has unread.
+    /// The ring is read to its end: takes the frame, and the bytes that repeat the ring, off TCP as far as they have
+    /// arrived. A reader that has everything may close without another call, and if they are unread the kernel turns
+    /// that close into a reset.
     #[cold]
     pub(super) fn take_repeat(&self, m: &Memory, port: &impl Port) {
         let how = How {
             look: true,
             ..How::default()
         };
-        // (What is wrong with the stream is met again by the next call.)
+        // (If the stream is wrong, the next call meets that again.)
         if let Ok(Received::Error(e)) = self.advance(m, port, &mut Iov::new(&[]), how) {
             self.error.put(e);
         }
     }
 
-    /// On one node, of an end that is about to take nothing any more, and has said so: is a frame, or what follows
-    /// it, on its way? The kernel would answer it with a reset.
+    /// On one node, for an end that will take no more bytes and has announced that: is a frame, or what follows it,
+    /// on its way? The kernel would answer it with a reset.
     pub fn awaits_frame(&self, m: &Memory) -> bool {
         fence(SeqCst); // SYNC deaf: see `TxState::down`
         !m.far() && self.phase(m) == tx::DOWNING
     }
 
-    /// TCP has ended, after everything that came before it: a clean end, unless the other end has died with
-    /// bytes of ours unread.
+    /// TCP has ended, after everything that came before: a clean end of file, unless the other end has died with
+    /// bytes that we sent unread.
     pub(super) fn tcp_ended(&self, m: &Memory, port: &impl Port) -> Received {
-        // (One that this end has made itself says nothing of the other.)
+        // (An end of file caused by our own shutdown says nothing about the other end.)
         if self.shut.load(Relaxed) == 0 && self.notice_death(m, false) {
-            // (Closed, though this end has not ended: a reset has come by TCP as well, and was told.)
+            // (If the socket is closed although this end has not ended, TCP has received a reset of its own, which
+            // was reported.)
             if port.tcp_cut() || self.has_ended(m) {
                 return Received::Error(libc::ECONNRESET);
             }
@@ -145,21 +147,21 @@ impl RxState {
         Received::Eof
     }
 
-    /// TCP has ended, on one node: did the other end die, with bytes of ours unread on the ring? Its
-    /// kernel, which does not know of them, sends a FIN where it would have sent a reset. Says so once.
-    /// `dead`: its process is known to be gone; a FIN alone may be that of an earlier shutdown, and what looks like
-    /// one is nobody's after our own SHUT_RD.
+    /// TCP has ended, on one node: did the other end die while bytes that we sent were unread on the ring? Its
+    /// kernel, which does not know these bytes, sends a FIN where it would have sent a reset. Returns true only once.
+    /// `dead`: its process is known to be gone. A FIN alone may come from an earlier shutdown, and after our own
+    /// SHUT_RD an end of file is no FIN at all.
     pub fn notice_death(&self, m: &Memory, dead: bool) -> bool {
         (dead || self.shut.load(Relaxed) == 0)
             && self.died_unread(m, dead)
             && m.own_rx().marks.fetch_or(marks::CUT, Relaxed) & marks::CUT == 0
     }
 
-    /// The same, without saying so.
+    /// The same, without noting that it was reported.
     pub fn died_unread(&self, m: &Memory, dead: bool) -> bool {
         let said = m.peer_rx().marks.load(SeqCst);
         if m.far() || said & marks::KEPT == 0 || said & marks::ENDED != 0 && !dead {
-            return false; // it has shut down or closed, or would not have told us
+            return false; // it has shut down or closed, or is of a version without these marks
         }
         let (own, word) = (m.own_tx(), m.peer_rx().word.load(Acquire));
         let state = own.state.load(Relaxed);
@@ -171,15 +173,15 @@ impl RxState {
         }
         let (start, head) = (own.up_start.load(Relaxed), m.own_head().load(Relaxed));
         let cursor = m.peer_cursor().load(Acquire);
-        // Until it has seen the switch, its word still holds an older use's cursor.
+        // Until the peer has seen the switch, its cursor word is still that of a former use of the slot.
         let taken = cursor.wrapping_sub(start).min(head.wrapping_sub(start));
         let taken = if cursor < start { 0 } else { taken };
         head.wrapping_sub(start) > taken
     }
 
-    /// On one node: the other end's `marks` of this use of the lane.
+    /// On one node: the other end's `marks`, if they are of this use of the lane.
     pub fn said(&self, m: &Memory) -> u32 {
-        // Acquire: it attaches its receiving half, which resets the marks, and then says the epoch.
+        // Acquire: the other end attaches its receiving half, which resets the marks, before it stores the epoch.
         let epoch = m.peer_tx().state.load(Acquire).epoch();
         match !m.far() && epoch.same_use(self.epoch.load(Relaxed)) {
             true => m.peer_rx().marks.load(SeqCst),
@@ -187,17 +189,17 @@ impl RxState {
         }
     }
 
-    /// On one node, of a peer that has ended: do we have all that it has sent, whatever TCP still says?
+    /// On one node, if the peer has ended: do we have everything that it sent, whatever TCP still has to report?
     pub fn has_all(&self, m: &Memory) -> bool {
         let mode = self.mode.load(Relaxed);
         if m.far() || self.got_len.load(Relaxed) != 0 || self.is_up() && self.ring_unread(m) > 0 {
             return false;
         }
-        // (BROKEN: it shut TCP, or could not use it, with everything on the ring.)
+        // (BROKEN: the peer shut TCP down, or could not use it, with everything on the ring.)
         let repeated = match (mode, self.phase(m)) {
             (mode::RING, tx::UP | tx::BROKEN | tx::ENDED) => return true,
             (mode::TCP | mode::RING, _) | (mode::READY, tx::NONE) => 0,
-            // What has yet to come is what the ring had, and perhaps not all of it.
+            // What has yet to come repeats the ring, and perhaps not all of it.
             (mode::LAST, _) => self.cursor.load(Relaxed) - self.skip.load(Relaxed),
             (mode::SKIP, _) => self.skip.load(Relaxed),
             _ => return false,
@@ -207,7 +209,7 @@ impl RxState {
         self.said(m) & marks::ENDED != 0 && (taken == sent || taken > sent && repeated > 0)
     }
 
-    /// The queue is empty: end of file or an error, or just nothing.
+    /// The queue is empty: is that the end of file, an error, or just nothing?
     pub(super) fn peek_end(&self, port: &impl Port) -> Received {
         let mut b = 0u8;
         match port.tcp_recv(&mut b, 1, true) {
@@ -218,7 +220,7 @@ impl RxState {
         }
     }
 
-    /// A frame with our tag, for our epoch?
+    /// Decodes a frame that has our tag and our epoch.
     pub(super) fn our_frame(&self, b: &[u8; LEN]) -> Option<Frame> {
         let f = Frame::decode(b)?;
         (f.tag == self.tag.load(Relaxed) && f.epoch == self.epoch.load(Relaxed)).then_some(f)

@@ -1,6 +1,6 @@
-//! What is there to read, in the order of the stream: what TCP has from before the switch, the ring, and what TCP
-//! has behind the frame of a way down. The last begins with what the ring had, or has, from the frame's cursor on.
-//! Peeks and FIONREAD go by that; they never count a frame, nor a byte twice.
+//! What there is to read, in the order of the stream: the bytes from before the switch on TCP, the ring, and the
+//! bytes that TCP has behind the frame of a way down. That last part begins with what the ring has, or had, from the
+//! frame's cursor on. Peeks and FIONREAD follow this order; they never count a frame, nor a byte twice.
 
 use super::{mode, How, Received, RxState};
 use crate::frame::{Frame, Kind, LEN};
@@ -11,8 +11,8 @@ use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
 impl RxState {
-    /// May more bytes be on TCP, behind the ring's last one? Cheap on one node, where the sender says so before it
-    /// writes its frame.
+    /// May more bytes be on TCP, behind the last one of the ring? Cheap on one node, where the sender announces that
+    /// before it writes its frame.
     #[inline(always)]
     pub fn goes_down(&self, m: &Memory) -> bool {
         self.mode.load(Relaxed) == mode::RING && (m.far() || self.is_left(m))
@@ -33,7 +33,7 @@ impl RxState {
         port.tcp_recv(core::ptr::null_mut(), most.saturating_add(gap.len()), true)
     }
 
-    /// A peek at TCP, which hands out `most` bytes at most.
+    /// A peek at TCP that returns at most `most` bytes.
     pub(super) fn peek_tcp(
         &self,
         port: &impl Port,
@@ -72,7 +72,8 @@ impl RxState {
             Err(libc::EAGAIN) => return Received::Empty,
             Err(e) => return Received::Error(e),
         };
-        // Nothing of the ring is consumed: the frame repeats all of it. (What is no frame must not be seen.)
+        // Nothing of the ring was consumed, so the frame repeats all of it. (Bytes that are no frame must not be
+        // shown.)
         let again = |f: Frame| f.kind == Kind::Down && f.cursor == self.cursor.load(Relaxed);
         let found = match found == left + LEN && self.our_frame(&frame).is_some_and(again) {
             true => self.peek_port(port, iov, how, (left, &mut frame, usize::MAX)),
@@ -112,7 +113,7 @@ impl RxState {
         let behind = match self.peek_port(port, &all, how, (usize::MAX, &mut [], 0)) {
             Ok(n) => n,
             Err(e) => {
-                self.error.put(e); // after what the ring has
+                self.error.put(e); // reported after the bytes of the ring
                 0
             }
         };
@@ -120,7 +121,8 @@ impl RxState {
         Ok(Received::Bytes(ring.max(behind)))
     }
 
-    /// With bytes on the ring: takes a frame in that lies behind them. What else TCP says is told after them.
+    /// With bytes on the ring: takes a frame off TCP that lies behind them. Anything else that TCP reports is kept
+    /// until after them.
     fn look_behind(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
         if let Some(Received::Error(e)) = self.look(m, port)? {
             self.error.put(e);
@@ -128,8 +130,8 @@ impl RxState {
         Ok(())
     }
 
-    /// In LAST: takes from TCP what the application has had from the ring, so that what TCP has begins where the ring
-    /// does. False: not all of it is there yet.
+    /// In mode LAST: takes from TCP the bytes that were already read from the ring, so that TCP's bytes begin where
+    /// the ring's do. False: not all of them have arrived yet.
     fn catch_up(&self, port: &impl Port) -> bool {
         loop {
             let (at, rest) = (self.skip.load(Relaxed), self.rest.load(Relaxed));
@@ -138,7 +140,7 @@ impl RxState {
                 return true;
             }
             if again > rest {
-                return false; // which no honest sender says: for the receive to tell
+                return false; // no honest sender says this; the receive reports it
             }
             match port.tcp_recv(core::ptr::null_mut(), again as usize, false) {
                 Ok(0) | Err(libc::EAGAIN) => return false,
@@ -156,16 +158,16 @@ impl RxState {
         }
     }
 
-    /// Bytes that receives would find now, and never one more: for FIONREAD. Looks for news first, as
-    /// a receive does. `None`: this direction is on TCP, ask the kernel.
+    /// Number of bytes that receives would find now, and never more: for FIONREAD. Looks for news first, as a receive
+    /// does. `None`: this direction is on TCP, ask the kernel.
     pub fn unread(&self, m: &Memory, port: &impl Port) -> Option<u64> {
         let queued = || port.tcp_unread().map_or(0, |n| n as u64);
         if !self.has_ring_bytes(m) {
-            // A switch or a frame is noticed only by who looks, and a program may do nothing but this.
+            // A switch or a frame is noticed only by a look, and a program may make no other calls than this one.
             let _ = self.probe(m, port);
         }
         if self.has_ring_bytes(m) && self.goes_down(m) && queued() > 0 {
-            let _ = self.look_behind(m, port); // what is wrong is for the receive to tell
+            let _ = self.look_behind(m, port); // the receive reports anything wrong
         }
         let n = match self.mode.load(Relaxed) {
             mode::TCP => return None,
@@ -176,7 +178,7 @@ impl RxState {
                 match self.see_up(m) {
                     Ok(true) => return self.unread(m, port),
                     Ok(false) => n,
-                    Err(_) => 0, // for the receive to tell
+                    Err(_) => 0, // the receive reports it
                 }
             }
             mode::PREFIX => match (queued(), self.prefix_left()) {
@@ -187,7 +189,7 @@ impl RxState {
                     left + ring.max((n - left).saturating_sub(LEN as u64))
                 }
             },
-            // What a frame announced is there for the first time, and so is all that follows it.
+            // What a frame announced is no repetition any more, nor is anything that follows it.
             mode::REST => queued(),
             mode::LAST => {
                 let had = self.cursor.load(Relaxed) - self.skip.load(Relaxed);

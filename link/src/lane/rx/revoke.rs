@@ -1,6 +1,6 @@
-//! How a receiver gives its direction back to TCP on its own account, before the socket leaves the
-//! process. It must never let the socket go while bytes are on the ring alone, and never take a
-//! byte beyond the cursor that it has named.
+//! How a receiver gives its direction back to TCP by its own decision, before the socket leaves the process. The
+//! socket must not leave while bytes are only on the ring, and no byte beyond the cursor that was announced may be
+//! taken.
 
 use super::{mode, How, Received, Revoked, RxState};
 use crate::frame::LEN;
@@ -13,16 +13,16 @@ use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
 impl RxState {
-    /// Gives the direction back to TCP before the socket leaves this process. Freezes the cursor;
-    /// call again while `Pending` (the caller has a deadline), and the connection may leave only
-    /// after `Clear`. After `Impossible` the direction goes on as it was.
+    /// Gives the direction back to TCP before the socket leaves this process. Freezes the cursor. Call again while
+    /// `Pending` (the caller has a deadline); the connection may leave only after `Clear`. After `Impossible` the
+    /// direction continues as before.
     pub fn revoke(&self, m: &Memory, port: &impl Port) -> Result<Revoked, Reason> {
         loop {
             match self.mode.load(Relaxed) {
                 mode::TCP => return Ok(Revoked::Clear),
                 mode::LAST => {
-                    // The frame is behind us. What we have not taken from the ring comes again on
-                    // TCP, but only `DOWN` promises that all of it does.
+                    // We have taken the frame. The bytes that we have not taken from the ring come again on TCP, but
+                    // only `DOWN` promises that all of them do.
                     let cursor = self.cursor.load(Relaxed);
                     if self.head(m)? != cursor {
                         match self.phase(m) {
@@ -34,7 +34,8 @@ impl RxState {
                     self.begin_skip(cursor)?;
                 }
                 mode::PREFIX if m.far() && self.prefix_left() == 0 => self.past(m, port),
-                // What was announced must all be on TCP: the next owner could not tell that it is not.
+                // All announced bytes must be on TCP: the next owner of the socket could not tell that some are
+                // missing.
                 mode::REST => {
                     let left = self.prefix_left();
                     let there = || port.tcp_unread().is_ok_and(|n| n as u64 >= left);
@@ -48,14 +49,14 @@ impl RxState {
                         match self.advance(m, port, &mut Iov::new(&[]), How::default())? {
                             _ if self.mode.load(Relaxed) == mode::REST => continue,
                             Received::Error(e) if m.far() => {
-                                // Told by a receive, after which nothing may look like an end.
+                                // A later receive reports it, and the stream must not look ended then.
                                 self.error.put(e);
                                 self.mode.store(mode::SKIP, Relaxed);
                                 Revoked::Impossible
                             }
                             Received::Empty => Revoked::Pending,
                             Received::Error(e) => {
-                                // (One that was kept leaves the mode as it is.)
+                                // (If the error is one that was kept, the mode is unchanged.)
                                 self.error.put(e);
                                 self.mode.store(mode::TCP, Relaxed);
                                 Revoked::Clear
@@ -64,7 +65,7 @@ impl RxState {
                         },
                     );
                 }
-                // The end is here, and nothing follows it on TCP: the ring is all there is.
+                // The `Fin` frame is here, and nothing follows it on TCP: all that remains is on the ring.
                 mode::FIN if self.head(m)? == self.cursor.load(Relaxed) => {
                     self.mode.store(mode::TCP, Relaxed);
                 }
@@ -99,8 +100,8 @@ impl RxState {
         }
     }
 
-    /// On one node, of a sender that is gone and answers no more: takes the revocation back, since what is
-    /// unread is on the ring alone.
+    /// On one node, if the sender is gone and will not answer: withdraws the revocation, because what is unread is
+    /// only on the ring.
     pub fn go_on(&self, m: &Memory) {
         if self.mode.load(Relaxed) == mode::REVOKING {
             let word = RxWord::new(self.epoch.load(Relaxed), rx::READY);
@@ -109,14 +110,14 @@ impl RxState {
         }
     }
 
-    /// The connection is reset: TCP says all there is to say.
+    /// The connection is reset: TCP reports everything that remains to be reported.
     pub fn abandon(&self) {
         self.mode.store(mode::TCP, SeqCst);
     }
 
-    /// Across nodes: the daemon is gone, so nobody will switch up to us any more. A switch that it has
-    /// shown stands, though: its sender comes down by a frame, and what lies before that on TCP is
-    /// still to be read. (A revocation would wait for words that nobody stores.)
+    /// Across nodes: the daemon is gone, so no switch up can come any more. But a switch that it has already shown
+    /// stands: its sender comes down by a frame, and the bytes before that on TCP have to be read. (A revocation
+    /// would wait for words that nobody stores.)
     pub fn forsake(&self, m: &Memory) -> Result<(), Reason> {
         if self.mode.load(Relaxed) == mode::READY && !self.see_up(m)? {
             self.mode.store(mode::TCP, SeqCst);
@@ -124,15 +125,15 @@ impl RxState {
         Ok(())
     }
 
-    /// Has anything of this epoch been taken from the ring?
+    /// Were any bytes of this epoch taken from the ring?
     fn has_consumed(&self, m: &Memory) -> bool {
         self.cursor.load(Relaxed) != m.peer_tx().up_start.load(Relaxed)
     }
 
-    /// Across nodes, with bytes of this epoch taken from the ring: the sender is asked to go down,
-    /// and its frame is waited for, which says where TCP goes on whatever becomes of the link. (With
-    /// nothing taken it goes on where it began, without a frame: one could lie behind a prefix that
-    /// only a receive may take.) Both ends tell the two cases apart by the cursor of the revocation.
+    /// Across nodes, if bytes of this epoch were taken from the ring: asks the sender to go down and waits for its
+    /// frame, which says where TCP continues whatever becomes of the link. (If none were taken, the stream continues
+    /// where the epoch began, without a frame: a frame could end up behind prefix bytes that only a receive may
+    /// take.) Both ends tell the two cases apart by the cursor of the revocation.
     fn recall(&self, m: &Memory, port: &impl Port) -> Result<Option<Revoked>, Reason> {
         let word = m.own_rx().word.load(Relaxed);
         if !word.has(rx::REVOKED) {
@@ -153,18 +154,18 @@ impl RxState {
         }
     }
 
-    /// We have revoked: what does the sender say? `None`: the mode has changed, look again.
+    /// We have revoked: what has the sender stored? `None`: the mode has changed, look again.
     fn revoking(&self, m: &Memory, port: &impl Port) -> Result<Option<Revoked>, Reason> {
-        // SYNC revoke, SYNC retreat: we have revoked, now we look; the sender speaks, then looks at
-        // our word (`TxState::down`, `try_up`, `send`). One of the two sees the other.
+        // SYNC revoke, SYNC retreat: we have revoked, now we look; the sender speaks, then looks at our word
+        // (`TxState::down`, `try_up`, `send`). One of the two sees the other.
         fence(SeqCst);
         let phase = self.phase(m);
         let was = self.skip.load(Relaxed) as u32;
         if was == mode::READY && !matches!(phase, tx::NONE | tx::RESUMED) {
-            // It did switch, just before: from here on we have seen it. Nothing is consumed, so
-            // UNSEEN, the start and our cursor mean the same.
+            // The sender did switch just before the revocation: from here on we have seen it. Nothing was consumed,
+            // so UNSEEN, the start and our cursor mean the same.
             if !self.see_up(m)? {
-                return Err(Reason::Hostile); // a state does not go back
+                return Err(Reason::Hostile); // a state never goes back
             }
             if m.far() && self.prefix_left() == 0 {
                 self.past(m, port);
@@ -178,7 +179,7 @@ impl RxState {
             Ok(Some(Revoked::Clear))
         };
         let impossible = || {
-            // The sender has left this epoch in another way; so the word means nothing any more.
+            // The sender has left this epoch in another way, so the revocation means nothing any more.
             self.mode.store(was, Relaxed);
             m.own_rx()
                 .word
@@ -187,18 +188,19 @@ impl RxState {
         };
         match phase {
             tx::NONE | tx::RESUMED => return clear(),
-            // (Across nodes its head and its answer take their time.)
+            // (Across nodes the sender's head and its answer arrive with a delay.)
             tx::UP if !m.far() && self.head(m)? == self.cursor.load(Relaxed) => return clear(),
-            // Across nodes its word may never come, and only a frame tell: see below.
+            // Across nodes the sender's word may never arrive, and only a frame may tell: see below.
             tx::UP if !m.far() || was == mode::PREFIX => return Ok(Some(Revoked::Pending)),
             // A frame may lie behind the prefix, where we cannot take it out.
             tx::DOWNING if was == mode::PREFIX => return Ok(Some(Revoked::Pending)),
             _ if was == mode::PREFIX => return impossible(),
-            // It may see our revocation yet and send plain bytes: only a whole frame is proof.
+            // The sender may still see our revocation and send plain bytes: only a complete frame proves the
+            // opposite.
             tx::UP | tx::DOWNING if self.got_len.load(Relaxed) == 0 => {
                 let mut b = [0u8; LEN];
                 match port.tcp_recv(b.as_mut_ptr(), LEN, true) {
-                    // Across nodes the word that explains the end may come after it.
+                    // Across nodes the word that explains the end may arrive after it.
                     Ok(0) if m.far() => return Ok(Some(Revoked::Pending)),
                     Ok(0) => {}
                     Ok(LEN) if self.our_frame(&b).is_some() => {}
@@ -208,7 +210,7 @@ impl RxState {
             }
             _ => {}
         }
-        // A frame is on TCP, or nothing will ever be.
+        // A frame is on TCP, or nothing more will come there.
         match self.look(m, port)? {
             None if matches!(self.mode.load(Relaxed), mode::LAST | mode::FIN) => Ok(None),
             None => impossible(), // TCP has ended, and the ring has not

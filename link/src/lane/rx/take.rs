@@ -1,4 +1,4 @@
-//! Taking bytes: from TCP up to where it ends, and off the ring.
+//! Takes bytes from TCP, up to where its bytes end, and off the ring.
 
 use super::{How, Received, RxState, PIECE};
 use crate::lane::mem::{copy_out, Iov, Memory, Ring};
@@ -9,7 +9,7 @@ use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
 impl RxState {
-    /// At most `limit` bytes from TCP.
+    /// Takes at most `limit` bytes from TCP.
     pub(super) fn take_tcp(
         &self,
         port: &impl Port,
@@ -25,7 +25,7 @@ impl RxState {
             let Some((p, n)) = iov.take(limit - total) else {
                 break;
             };
-            // (Null means to the port that the bytes are discarded.)
+            // (For the port, a null pointer means that the bytes are discarded.)
             let got = match how.discard {
                 true => port.tcp_recv(core::ptr::null_mut(), n, false),
                 false if p.is_null() && n > 0 => Err(libc::EFAULT),
@@ -35,7 +35,7 @@ impl RxState {
                 Ok(k) => {
                     self.kpos.fetch_add(k as u64, Relaxed);
                     total += k;
-                    iov.untake(n - k); // the caller may go on with what is left
+                    iov.untake(n - k); // the caller may continue with the rest of the buffer
                     if k == 0 && total == 0 && n > 0 {
                         return Received::Eof;
                     }
@@ -47,7 +47,7 @@ impl RxState {
                     iov.untake(n);
                     match e {
                         _ if total > 0 => {
-                            self.error.put(e); // the kernel tells it once
+                            self.error.put(e); // the kernel reports it only once
                             break;
                         }
                         libc::EAGAIN => return Received::Empty,
@@ -59,8 +59,8 @@ impl RxState {
         Received::Bytes(total)
     }
 
-    /// After the last bytes of the prefix: what the ring has for the same receive. The kernel does not
-    /// stop there, either. (What is wrong is told by the next one.)
+    /// After the last bytes of the prefix: takes what the ring has for the same receive, because the kernel would not
+    /// stop there either. (The next receive reports anything wrong.)
     pub(super) fn take_more(
         &self,
         m: &Memory,
@@ -115,7 +115,7 @@ impl RxState {
                 self.cursor.store(cursor, Relaxed);
                 if cursor - published >= PIECE {
                     published = cursor;
-                    // Release: pairs with the Acquire in `TxState::refresh`; we have our copy.
+                    // Release: pairs with the Acquire in `TxState::refresh`; our copy is done.
                     m.own_cursor().store(cursor, Release);
                 }
             }
@@ -124,16 +124,16 @@ impl RxState {
         if !how.peek {
             m.own_cursor().store(cursor, Release); // as above
             self.ring_bytes.fetch_add(n, Relaxed);
-            // A sender that waits has filled three quarters of the ring, or of what it may. The take that
-            // brings it to one half therefore begins above one half, or is one of more than a quarter (if
-            // `head` was loaded before the ring was filled). The others need not ask.
+            // A sender that waits has filled three quarters of the ring, or of what may be unread. The take that
+            // brings this down to one half therefore begins above one half, or takes more than a quarter (if `head`
+            // was loaded before the ring was filled). Other takes need not look.
             if m.far() {
-                // The far side learns of it through two daemons: in few steps while there is more to
-                // read, and at once when there is not, if it waits; else when it next hears from us.
+                // The far side learns of it through two daemons: in few steps while there is more to read; when the
+                // ring is empty, at once if the far side waits, otherwise with our next message.
                 let told = self.told.load(Relaxed);
                 if cursor == head || cursor.wrapping_sub(told) >= size / 4 {
-                    // SYNC space: the cursor is stored, now we look; the daemon stores the wish, then
-                    // looks at the cursor.
+                    // SYNC space: the cursor is stored, now we look; the daemon stores the request, then looks at the
+                    // cursor.
                     fence(SeqCst);
                     if m.peer_tx().want_space.load(Relaxed) != 0 {
                         self.told.store(cursor, Relaxed);
@@ -160,7 +160,7 @@ impl RxState {
         }
     }
 
-    /// Most bytes that the sender may leave unread, as it computes them itself.
+    /// Maximum number of bytes that the sender leaves unread; the sender computes the same value.
     #[inline(always)]
     fn unread_max(m: &Memory) -> u64 {
         match m.peer_tx().want_space.load(Relaxed) >> 1 {
@@ -169,8 +169,8 @@ impl RxState {
         }
     }
 
-    /// The ring that holds byte `cursor`, and the cursor up to which it does. `keep`: `cursor` is
-    /// ours, not one that only a peek has reached.
+    /// The ring that holds byte `cursor`, and the cursor up to which it does. `keep`: `cursor` is our real one, not
+    /// one that only a peek has reached.
     #[inline(always)]
     fn source(
         &self,
@@ -181,9 +181,9 @@ impl RxState {
     ) -> Result<(Ring, u64), Reason> {
         let w = m.peer_tx();
         let mut end = head;
-        // Acquire: pairs with the Release in `TxState::move_to`. Loaded after the head: a head that
-        // lies beyond a move comes with the move. The sender moves again only when our cursor has
-        // reached the last move, so neither of the two locations changes while we need it.
+        // Acquire: pairs with the Release in `TxState::move_to`. Loaded after the head: a head beyond a move makes
+        // the move visible, too. The sender moves again only when our cursor has reached the last move, so neither
+        // location changes while we need it.
         let seq = w.loc_seq.load(Acquire);
         let mut loc = self.loc.load(Relaxed);
         if seq != self.loc_seq.load(Relaxed) || loc == 0 {

@@ -1,6 +1,6 @@
-//! The process that held the lock of a sending direction has died with it, perhaps in a system call whose
-//! effect it could not note any more. Whoever gets the lock after it makes the state fit, by what was published and
-//! by what the kernel has counted, before anything else is done with the direction.
+//! A process died while it held the lock of a sending direction, perhaps in a system call whose effect it could not
+//! record any more. The next holder of the lock first repairs the state, from what was published and what the kernel
+//! has counted.
 
 use super::{mode, TxState};
 use crate::lane::mem::Memory;
@@ -10,24 +10,24 @@ use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
 impl TxState {
-    /// Called once, by who takes the lock over. After an error the connection is to be reset.
+    /// Called once, by the thread that takes over the lock. After an error the connection has to be reset.
     pub fn holder_died(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
         if self.is_taken_over(m) {
-            return Ok(()); // the daemon goes on with it
+            return Ok(()); // the daemon continues with it
         }
         let state = m.own_tx().state.load(Relaxed);
         let now = self.mode.load(Relaxed);
         let ours = now == mode::ASK || state.epoch() == self.epoch.load(Relaxed);
         match now {
             mode::SWITCH => self.finish_switch(m, port),
-            // It has said that it is on TCP: see `settle`.
+            // It had already announced that it is on TCP: see `settle`.
             mode::RING | mode::DRAIN | mode::ASK if ours && state.phase() > tx::DOWNING => {
                 self.mode.store(mode::TCP, Release);
             }
             mode::RING | mode::DRAIN => {
                 self.find_drain(m, port)?;
                 if ours && state.phase() == tx::DOWNING {
-                    self.down(m, port)?; // it was about to, or at it
+                    self.down(m, port)?; // it was about to go down, or going down
                 }
             }
             _ => {}
@@ -35,7 +35,7 @@ impl TxState {
         Ok(())
     }
 
-    /// It was about to switch up: what counts is whether it has said so. See `try_up`.
+    /// It was about to switch up: what counts is whether it has announced that. See `try_up`.
     fn finish_switch(&self, m: &Memory, port: &impl Port) {
         let state = m.own_tx().state.load(Relaxed);
         let epoch = state.epoch();
@@ -57,7 +57,7 @@ impl TxState {
         }
     }
 
-    /// How much of a way down is on TCP? Since the switch up nothing else is put there.
+    /// How much of a way down is on TCP? Since the switch up, nothing else was put there.
     fn find_drain(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
         let said = m.own_rx().takeover.load(Relaxed);
         let what = said.phase();
@@ -66,7 +66,7 @@ impl TxState {
             return Ok(());
         }
         let Some(kernel) = Self::kernel_position(m, port) else {
-            return Ok(()); // TCP has ended, and tells it
+            return Ok(()); // TCP has ended, and reports that itself
         };
         let up = m.own_tx().up_kpos.load(Relaxed);
         let sent = kernel.checked_sub(up).ok_or(Reason::Sync)?;

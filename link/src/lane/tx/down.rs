@@ -1,5 +1,5 @@
-//! The sender's ways off the ring: by its own will, at the receiver's wish, at the end of the stream.
-//! It must never lose a byte that an application was told is sent, nor repeat one unannounced.
+//! The sender's ways off the ring: by its own decision, at the receiver's request, or at the end of the stream. No
+//! byte that an application was told is sent may be lost, and none may be repeated without a frame that says so.
 
 use super::{mode, TxState, UNSEEN};
 use crate::frame::{Frame, Kind, LEN};
@@ -17,19 +17,19 @@ impl TxState {
         word: RxWord,
     ) -> Result<Progress, Reason> {
         if word.epoch() != self.epoch.load(Relaxed) {
-            return Ok(Progress::Done); // not about this epoch: noise
+            return Ok(Progress::Done); // not about this epoch: ignored
         }
         if word.has(rx::REVOKED) && self.framed(m) {
             self.down(m, port)
         } else if word.has(rx::REVOKED) {
-            // The word was stored after the cursor it speaks of.
+            // The word was stored after the cursor to which it refers.
             self.resume(m, port, m.peer_rx().revoked.load(Relaxed))
         } else if word.has(rx::CLOSED) {
-            // Nobody reads any more: let the kernel give the application TCP's own errors.
+            // Nobody reads any more: the kernel gives the application TCP's own errors.
             self.downs.fetch_add(1, Relaxed);
             if m.far() {
-                // A daemon must hear that there is nothing to take over, or, if it is us who
-                // have it, the end that it is over.
+                // A daemon must learn that there is nothing to take over; or, if we are the daemon and have taken the
+                // direction over, the end must learn that this is finished.
                 let epoch = self.epoch.load(Relaxed);
                 return Ok(self.settle(m, port, epoch, tx::BROKEN));
             }
@@ -42,14 +42,15 @@ impl TxState {
         }
     }
 
-    /// A send that began at `begin` has met a receiver that has read a part of it, and then closed. (False: it has read
-    /// none.) So all of it had come before that, as far as anybody can tell, and is sent. It stays on the ring, where who
-    /// closes finds it unread, and resets the connection. TCP gets it, too: who has looked before the last of it was there
-    /// closes without a reset, and the kernel has to answer.
+    /// A send that began at `begin` has met a receiver that read a part of it and then closed. (False: it has read
+    /// nothing of it.) As far as anybody can tell, the whole send came before the close, and counts as sent. It stays
+    /// on the ring, where the closing end finds it unread and resets the connection. The bytes go to TCP as well: an
+    /// end that looked at the ring before the last of them was there closes without a reset, and then its kernel has
+    /// to answer with one.
     #[cold]
     pub(super) fn met_close(&self, m: &Memory, port: &impl Port, begin: u64, word: RxWord) -> bool {
         let head = self.head.load(Relaxed);
-        // The closed word was stored after the last cursor.
+        // The closed word was stored after the last cursor, so the cursor is final.
         let read = self.refresh(m).unwrap_or(begin).min(head);
         if m.far() || word.has(rx::REVOKED) || read <= begin {
             return false;
@@ -59,14 +60,15 @@ impl TxState {
             let (p, n) = ring.run(at, end - at);
             match self.repeat(port, p, n) {
                 Ok(Some(n)) => at += n as u64,
-                _ => break, // what TCP has is unread there, too
+                _ => break, // what TCP has is unread at the other end, too
             }
         }
         true
     }
 
-    /// Puts on TCP what no send counts any more: a frame, or bytes that the ring has, too. None: TCP takes nothing now.
-    /// An error is the connection's end, kept for the application: the kernel will not tell it once more.
+    /// Puts bytes on TCP that no send counts: a frame, or bytes that the ring has as well. None: TCP takes nothing
+    /// now. An error means the end of the connection; it is kept for the application, because the kernel reports it
+    /// only once.
     fn repeat(&self, port: &impl Port, p: *const u8, n: usize) -> Result<Option<usize>, i32> {
         match port.tcp_send(p, n) {
             Ok(n) => {
@@ -82,8 +84,8 @@ impl TxState {
         }
     }
 
-    /// Does a revocation want a frame? Across nodes, if bytes of this epoch were taken from the ring
-    /// (see `RxState::recall`).
+    /// Does a revocation require a frame? Across nodes it does if bytes of this epoch were taken from the ring (see
+    /// `RxState::recall`).
     fn framed(&self, m: &Memory) -> bool {
         let at = m.peer_rx().revoked.load(Relaxed);
         m.far() && at != UNSEEN && at != m.own_tx().up_start.load(Relaxed)
@@ -111,14 +113,14 @@ impl TxState {
         self.drain(m, port)
     }
 
-    /// Most bytes that can be unread: the present ring and the one before it.
+    /// Maximum number of bytes that can be unread: the present ring and the former one.
     pub(super) fn backlog_max(&self) -> u64 {
         self.ring_size() + Loc::unpack(self.retired.load(Relaxed)).map_or(0, |l| l.bytes() as u64)
     }
 
-    /// Switches down by our own will: a frame names the last cursor that the reader is known to have
-    /// consumed, and the bytes from there follow on TCP. The ring keeps them, too: a reader that is
-    /// quicker takes them there and skips as many on TCP, so that it never waits for our flush.
+    /// Switches down by the sender's own decision: a frame names the last cursor that the reader is known to have
+    /// consumed, and the bytes from there on follow on TCP. They stay on the ring, too: a faster reader takes them
+    /// there and skips as many on TCP, so it never waits for our flush.
     pub fn down(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
         if self.is_taken_over(m) {
             return Ok(Progress::Blocked);
@@ -132,16 +134,16 @@ impl TxState {
         }
         let epoch = self.epoch.load(Relaxed);
         self.say(m, port, epoch, tx::DOWNING);
-        // SYNC revoke: we announce, then look; the receiver revokes, then looks at our word. One of
-        // the two sees the other; if we see a revocation we give in and write no frame.
+        // SYNC revoke: we announce, then look; the receiver revokes, then looks at our word. One of the two sees the
+        // other; if we see a revocation, we write no frame.
         let word = m.peer_rx().word.load(SeqCst);
-        // SYNC deaf: the same of a receiver that closes or shuts the last direction: it waits for our frame, or
-        // we see that it does not: see `RxState::awaits_frame`.
+        // SYNC deaf: the same for a receiver that closes or shuts the last direction: it waits for our frame, or we
+        // see that it does not: see `RxState::awaits_frame`.
         let shut = marks::ENDED | marks::DEAF;
         let deaf = || m.peer_rx().marks.load(SeqCst) & shut == shut;
         if !m.far() && (self.is_closed(word) || deaf()) {
-            // What arrives at a socket that is closed, or shut both ways, is answered with a reset, a frame
-            // as well. The ring keeps what is unread.
+            // What arrives at a socket that is closed, or shut both ways, is answered with a reset, and so would be a
+            // frame. What is unread stays on the ring.
             self.downs.fetch_add(1, Relaxed);
             return Ok(self.settle(m, port, epoch, tx::BROKEN));
         }
@@ -151,8 +153,8 @@ impl TxState {
         let cursor = self.refresh(m)?;
         let rest = self.head.load(Relaxed) - cursor;
         if rest == 0 && !m.far() {
-            // The ring says it all: see `RxState::resumed`. A frame would lie in the kernel of a reader who has
-            // all bytes, and turn its end into a reset.
+            // The words on the ring suffice: see `RxState::resumed`. A frame would stay in the kernel of a reader
+            // that has all bytes, and turn its close into a reset.
             self.downs.fetch_add(1, Relaxed);
             return Ok(self.settle(m, port, epoch, tx::RESUMED));
         }
@@ -167,14 +169,14 @@ impl TxState {
         self.drain(m, port)
     }
 
-    /// Are there bytes of a revoked ring that only this process can still put on TCP? They must be
-    /// there before a FIN is. (After a `Down` frame the reader finds them on the ring as well.)
+    /// Are there bytes of a revoked ring that only this process can still put on TCP? They must be there before a
+    /// FIN. (After a `Down` frame the reader finds them on the ring as well.)
     pub fn must_flush(&self) -> bool {
         self.mode.load(Relaxed) == mode::DRAIN && self.frame_cursor.load(Relaxed) == u64::MAX
     }
 
-    /// Is there something that must be on TCP before a FIN is? Across nodes that is every frame with
-    /// what follows it: the receiver cannot count on the ring once our node does not serve it.
+    /// Is there something that must be on TCP before a FIN? Across nodes that is every frame with what follows it:
+    /// the receiver cannot count on the ring once our node no longer serves it.
     pub fn holds_fin(&self, m: &Memory) -> bool {
         match self.mode.load(Relaxed) {
             mode::DRAIN => m.far() || self.must_flush(),
@@ -184,9 +186,9 @@ impl TxState {
         }
     }
 
-    /// On one node: TCP is about to be shut for sending, by `shutdown` or `close`, after which nobody can answer a
-    /// revocation. So what is unread goes to TCP, as far as TCP takes it, for whoever has the connection next. Call
-    /// [`TxState::look`] before, until [`TxState::must_flush`] is false; what this says is for [`TxState::shut`].
+    /// On one node, before TCP is shut down for sending by `shutdown` or `close`: afterwards nobody can answer a
+    /// revocation. So the unread bytes go to TCP, as far as TCP takes them, for whoever has the connection next. Call
+    /// [`TxState::look`] before, until [`TxState::must_flush`] is false; the result is for [`TxState::shut`].
     pub fn repeat_unread(&self, m: &Memory, port: &impl Port) -> Option<u64> {
         if !self.is_up() || self.unread(m).is_ok_and(|n| n == 0) {
             return None;
@@ -197,8 +199,9 @@ impl TxState {
         whole.then(|| self.kpos.load(Relaxed))
     }
 
-    /// On one node: TCP is shut for sending, or will be next. What is not there is on the ring alone, and the
-    /// receiver hears so at once. `repeated`: TCP position up to which [`TxState::repeat_unread`] has brought everything.
+    /// On one node: TCP is shut down for sending, or will be next. What is not on TCP is only on the ring, and the
+    /// receiver is told so at once. `repeated`: the TCP position up to which [`TxState::repeat_unread`] has put
+    /// everything on TCP.
     pub fn shut(&self, m: &Memory, port: &impl Port, repeated: Option<u64>) {
         let epoch = self.epoch.load(Relaxed);
         if self.is_up() {
@@ -207,14 +210,14 @@ impl TxState {
         if matches!(self.mode.load(Relaxed), mode::RING | mode::DRAIN) {
             self.settle(m, port, epoch, tx::BROKEN);
         } else if self.inside() == 0 && repeated == Some(self.kpos.load(Relaxed)) {
-            self.say(m, port, epoch, tx::ENDED); // (no other thread has sent something meanwhile)
+            self.say(m, port, epoch, tx::ENDED); // (and no other thread has sent anything meanwhile)
         }
     }
 
-    /// Across nodes, before TCP is shut for sending: says on TCP where the stream ends, so that the
-    /// receiver does not take the FIN for the end while bytes are on their way. `Blocked`: not
-    /// everything has landed yet, or TCP's buffer is full; ask again, or give up and go
-    /// [`TxState::down`]. Nothing may be sent after it.
+    /// Across nodes, before TCP is shut down for sending: puts on TCP a frame that says where the stream ends, so
+    /// that the receiver does not take the FIN for the end while bytes are on their way. `Blocked`: not all bytes
+    /// have landed yet, or TCP's buffer is full; call again, or give up and go [`TxState::down`]. Nothing may be sent
+    /// afterwards.
     pub fn finish(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
         if self.is_taken_over(m) {
             return Ok(Progress::Blocked);
@@ -228,7 +231,7 @@ impl TxState {
             _ => return self.look(m, port),
         }
         let head = self.head.load(Relaxed);
-        // Acquire: pairs with the daemon's Release, after the far daemon has confirmed the bytes.
+        // Acquire: pairs with the daemon's Release, which follows the far daemon's confirmation of the bytes.
         let landed = m.peer_rx().landed.load(Acquire) == head;
         let word = m.peer_rx().word.load(Acquire);
         if !landed || !word.has(rx::PAST) {
@@ -248,7 +251,7 @@ impl TxState {
         self.drain(m, port)
     }
 
-    /// The peer's process is gone: what is sent from now on goes to TCP, whose errors tell.
+    /// The peer's process is gone: what is sent from now on goes to TCP, which returns the errors.
     pub fn abandon(&self) {
         if self.mode.load(Relaxed) != mode::TCP {
             self.mode.store(mode::TCP, SeqCst);
@@ -256,7 +259,7 @@ impl TxState {
         }
     }
 
-    /// Goes on with the way down as far as TCP's buffer takes it.
+    /// Continues the way down as far as TCP's buffer takes it.
     pub fn drain(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
         if self.mode.load(Relaxed) != mode::DRAIN {
             return Ok(Progress::Done);
@@ -279,7 +282,7 @@ impl TxState {
             match self.repeat(port, frame[done..].as_ptr(), LEN - done) {
                 Ok(Some(n)) => self.frame_done.store((done + n) as u32, Relaxed),
                 Ok(None) => return Ok(Progress::Blocked),
-                // Shut or dead. Everything is still on the ring.
+                // Shut down or dead. Everything is still on the ring.
                 Err(_) => return Ok(self.settle(m, port, epoch, tx::BROKEN)),
             }
         }
@@ -296,13 +299,14 @@ impl TxState {
                 Err(_) => return Ok(self.settle(m, port, epoch, tx::BROKEN)), // as above
             }
         }
-        // Their sends are long over: what the ring has shown to the other end must not wait for an acknowledgement.
+        // These sends were reported as done long ago: bytes that the peer saw on the ring must not wait for an
+        // acknowledgement.
         port.tcp_push();
         Ok(self.settle(m, port, epoch, if framed { tx::DOWN } else { tx::RESUMED }))
     }
 
-    /// After a way down: how it ended, as the far end is to be told. For a daemon that took the
-    /// direction down in its end's stead.
+    /// After a way down: how it ended, as the far end has to be told. For a daemon that took the direction down for
+    /// its end.
     pub fn phase(&self) -> TxPhase {
         match self.frame_cursor.load(Relaxed) {
             u64::MAX => tx::RESUMED,
@@ -317,14 +321,14 @@ impl TxState {
         epoch: Epoch,
         phase: TxPhase,
     ) -> Progress {
-        // The word first: whoever finds the mode TCP after our death need not say it for us.
+        // The word is stored first: if we die in between, whoever finds mode TCP need not store the word for us.
         self.say(m, port, epoch, phase);
         self.mode.store(mode::TCP, Release);
         Progress::Done
     }
 
-    /// Ring that holds byte `at`, and the cursor up to which it does. (More than a ring can hold is
-    /// what a daemon may read in the words of an end that it has taken over.)
+    /// The ring that holds byte `at`, and the cursor up to which it does. (A daemon that reads the words of an end
+    /// that it has taken over may find more bytes than a ring can hold: `None`.)
     fn ring_at(&self, m: &Memory, at: u64, head: u64) -> Option<(Ring, u64)> {
         let from = self.loc_from.load(Relaxed);
         let (loc, end) = match at >= from {

@@ -1,13 +1,13 @@
-//! Across nodes: a sending direction in the hands of the daemon beside it.
+//! Across nodes: a sending direction that is operated by the daemon on its node.
 //!
-//! An end that sleeps outside every hook, has shut down or is gone cannot put its ring back on TCP,
-//! or say there where the stream ends, so its daemon does. Takeover is a word of the daemon's in its
-//! mirror. The end looks at it under the lock of the direction, before it touches anything; the
-//! daemon stores it and then looks at the lock: one of the two sees the other.
+//! An end that sleeps outside every hook, has shut down or is gone cannot put its ring back on TCP, or send a frame
+//! that says where the stream ends, so its daemon does. The takeover word is the daemon's, in its mirror. The end
+//! reads it under the direction's lock before it touches anything; the daemon stores it and then looks at the lock:
+//! one of the two sees the other.
 //!
-//! What must never happen: that both put bytes on TCP, or that what one has begun is not finished by
-//! the other. So whoever puts anything there first leaves word of what it is, and from which cursor
-//! on, where the other finds it; how much of it is there is what the kernel has counted since.
+//! Two things must never happen: that both put bytes on TCP, or that what one has begun is not completed by the
+//! other. So whoever puts anything on TCP first records what it is, and from which cursor on, where the other finds
+//! it. How much of it is on TCP follows from what the kernel has counted since then.
 
 use super::{mode, TxState};
 use crate::frame::{Kind, LEN};
@@ -18,9 +18,9 @@ use crate::prim::fence;
 use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
-/// What came of a daemon's wish to take a direction over.
+/// Result of a daemon's attempt to take a direction over.
 pub enum Taken {
-    /// Its end is at it, or the far node has not answered its switch yet.
+    /// The end is working on it, or the far node has not answered its switch yet.
     Later,
     /// It is on TCP: there is nothing to take.
     Tcp,
@@ -28,7 +28,7 @@ pub enum Taken {
     Yes(TxState),
 }
 
-/// What a daemon finds of a direction that it takes over.
+/// The state in which a daemon finds a direction that it takes over.
 pub enum Adopted {
     /// On TCP: nothing is left to do.
     Tcp,
@@ -38,23 +38,23 @@ pub enum Adopted {
     Ring,
 }
 
-/// Was the epoch of this state taken over before, and has its end only not looked since?
+/// Has the epoch of this state already been taken over and finished, and the end only not looked since then?
 pub fn is_done(m: &Memory, state: TxWord) -> bool {
     m.peer_rx().takeover.load(Relaxed) == TakeoverWord::new(state.epoch(), takeover::DONE)
 }
 
-/// As the daemon: claims a direction that is in this state, unless its end is at it. `locked`: does
-/// anybody hold the lock of the direction? (Not asked of an end that is gone.) Who has claimed it
-/// makes of it what it must be ([`TxState::adopt`]), or gives it back ([`release`]).
+/// For the daemon: claims a direction that is in this state, unless its end is working on it. `locked`: does a thread
+/// hold the direction's lock? (Not asked about an end that is gone.) The claimant then restores the end's state
+/// ([`TxState::adopt`]), or gives the direction back ([`release`]).
 pub fn claim(m: &Memory, state: TxWord, locked: impl FnOnce() -> bool) -> bool {
     let word = TakeoverWord::new(state.epoch(), takeover::TAKEN);
-    m.peer_rx().takeover.store(word, Release); // pairs with the Acquire in `takeover_phase`
-                                               // SYNC takeover: our word is stored, now we look at the lock; the end takes the lock, then looks
-                                               // at our word.
+    // Release: pairs with the Acquire in `takeover_phase`.
+    m.peer_rx().takeover.store(word, Release);
+    // SYNC takeover: our word is stored, now we look at the lock; the end takes the lock, then looks at our word.
     fence(SeqCst);
     let busy = locked();
-    // If the end has just let go of it, what it did before is seen below. (It may be in its next
-    // epoch by now, of which our word says nothing.)
+    // If the end has just released the lock, what it did before that is seen below. (It may be in its next epoch by
+    // now, to which our word does not apply.)
     fence(Acquire);
     let ours = !busy && m.own_tx().state.load(Acquire) == state;
     if !ours {
@@ -63,7 +63,7 @@ pub fn claim(m: &Memory, state: TxWord, locked: impl FnOnce() -> bool) -> bool {
     ours
 }
 
-/// As the daemon: the direction, claimed in this epoch and not touched, is its end's again.
+/// For the daemon: the direction, claimed in this epoch and not touched, belongs to its end again.
 pub fn release(m: &Memory, epoch: Epoch) {
     let word = TakeoverWord::new(epoch, takeover::NONE);
     m.peer_rx().takeover.store(word, Release); // as in `claim`
@@ -74,7 +74,8 @@ fn under_way(phase: TakeoverPhase) -> bool {
 }
 
 impl TxState {
-    /// The end's side, under the lock: is the direction taken over? Takes it back when it is through.
+    /// For the end, under the lock: is the direction taken over? If the takeover is finished, the end takes the
+    /// direction back here.
     #[inline(always)]
     pub(super) fn is_taken_over(&self, m: &Memory) -> bool {
         m.far() && !m.takes_over() && self.look_at_takeover(m)
@@ -82,10 +83,9 @@ impl TxState {
 
     #[cold]
     fn look_at_takeover(&self, m: &Memory) -> bool {
-        // SYNC takeover: we have the lock, now we look; the daemon stores its word, then looks at
-        // the lock.
+        // SYNC takeover: we have the lock, now we look; the daemon stores its word, then looks at the lock.
         fence(SeqCst);
-        // Looked at once: it may end meanwhile, and would be neither under way nor over.
+        // Read only once: the takeover may end between two reads, and would then look neither under way nor finished.
         let phase = self.takeover_phase(m);
         if phase == takeover::DONE {
             let epoch = self.takeover_epoch(m);
@@ -95,7 +95,7 @@ impl TxState {
             self.error
                 .put(m.peer_rx().takeover_error.load(Relaxed) as i32);
             self.downs.fetch_add(1, Relaxed);
-            // The daemon knows; it is told all the same, so that this epoch is over for good.
+            // The daemon knows this; the word is stored all the same, so that this epoch is over for good.
             m.own_tx()
                 .state
                 .store(TxWord::new(epoch, tx::DOWN), Release);
@@ -104,7 +104,7 @@ impl TxState {
         under_way(phase)
     }
 
-    /// Epoch that a takeover of this direction would speak of.
+    /// The epoch to which a takeover of this direction would apply.
     fn takeover_epoch(&self, m: &Memory) -> Epoch {
         match self.mode.load(Relaxed) {
             mode::ASK => m.own_tx().state.load(Relaxed).epoch(),
@@ -112,11 +112,11 @@ impl TxState {
         }
     }
 
-    /// Phase of a takeover of the present epoch.
+    /// The phase of a takeover of the present epoch.
     fn takeover_phase(&self, m: &Memory) -> TakeoverPhase {
         let mode = self.mode.load(Relaxed);
         let epoch = self.takeover_epoch(m);
-        // Acquire: pairs with the daemon's Release; cursor and position before it are valid.
+        // Acquire: pairs with the daemon's Release; the cursor and position stored before it are valid.
         let word = m.peer_rx().takeover.load(Acquire);
         let ours = word.epoch() == epoch && self.reclaimed.load(Relaxed) != epoch;
         match mode {
@@ -129,13 +129,13 @@ impl TxState {
         under_way(self.takeover_phase(m))
     }
 
-    /// Has a takeover of this epoch ended, and nobody here has taken it back yet?
+    /// Has a takeover of this epoch finished, without the end having taken the direction back yet?
     pub(super) fn is_through(&self, m: &Memory) -> bool {
         m.far() && self.takeover_phase(m) == takeover::DONE
     }
 
-    /// Whoever puts anything on TCP leaves word of it first, in its own area: end or daemon. (On one node it is for
-    /// who goes on when the process is gone: see [`TxState::holder_died`].)
+    /// End or daemon: whoever puts anything on TCP first records that in its own area. (On one node the record is for
+    /// whoever continues when the process is gone: see [`TxState::holder_died`].)
     pub(super) fn record(&self, m: &Memory, cursor: u64, what: TakeoverPhase) {
         let w = match m.takes_over() {
             true => m.peer_rx(),
@@ -146,7 +146,7 @@ impl TxState {
         w.takeover.store(word, Release); // pairs with the Acquire in `takeover_phase` and `adopt`
     }
 
-    /// As the daemon, at the end: the direction is on TCP and the end's again.
+    /// For the daemon, at the end: the direction is on TCP and belongs to the end again.
     pub(super) fn say_done(&self, m: &Memory, epoch: Epoch, phase: TxPhase) {
         if phase > tx::DOWNING {
             let w = m.peer_rx();
@@ -157,8 +157,8 @@ impl TxState {
         }
     }
 
-    /// As the daemon: [`claim`] and [`TxState::adopt`] at once, for who need not wait for the socket in
-    /// between. After an error the connection is to be reset; the end stays shut out.
+    /// For the daemon: [`claim`] and [`TxState::adopt`] in one step, for callers that need not wait for the socket in
+    /// between. After an error the connection has to be reset; the end must not use the direction any more.
     pub fn take(
         m: &Memory,
         port: &impl Port,
@@ -187,8 +187,8 @@ impl TxState {
         }
     }
 
-    /// As the daemon: makes of this fresh state what the end's must be, by what it has published
-    /// and by what the kernel has counted. Nothing of it is believed further than the ring it lies in.
+    /// For the daemon: turns this fresh state into what the end's must be, from what the end has published and what
+    /// the kernel has counted. What the end has published is believed only within the limits of its rings.
     pub fn adopt(&self, m: &Memory, port: &impl Port, tag: u64) -> Result<Adopted, Reason> {
         let w = m.own_tx();
         // Acquire: pairs with the Release in `say`.
@@ -233,12 +233,12 @@ impl TxState {
         match (said.phase(), begun) {
             (_, 0) => {}
             (what, _) if said.epoch() == epoch => self.resume_as(what, begun, at)?,
-            _ => return Err(Reason::Foreign), // nobody wrote anything, and yet there are bytes
+            _ => return Err(Reason::Foreign), // no frame was recorded, and yet there are bytes
         }
         Ok(Adopted::Ring)
     }
 
-    /// Goes on with what somebody who is gone had begun: so many bytes of it are on TCP.
+    /// Continues what a process that is gone had begun: `begun` bytes of it are on TCP.
     pub(super) fn resume_as(
         &self,
         what: TakeoverPhase,
@@ -265,7 +265,7 @@ impl TxState {
         }
     }
 
-    /// A frame with what follows it was begun: so much of it is on TCP.
+    /// A frame and what follows it were begun: `begun` bytes of them are on TCP.
     fn resume_frame(&self, begun: u64, kind: Kind, cursor: u64) -> Result<(), Reason> {
         let head = self.head.load(Relaxed);
         let rest = head.checked_sub(cursor).ok_or(Reason::Hostile)?;
@@ -283,7 +283,7 @@ impl TxState {
         Ok(())
     }
 
-    /// So many more bytes of what is in work are on TCP: of a frame, and of what follows it.
+    /// `more` bytes of what is in progress (a frame, and what follows it) are on TCP.
     fn advance(&self, more: u64) -> Result<(), Reason> {
         let done = u64::from(self.frame_done.load(Relaxed));
         let frame = more.min(LEN as u64 - done);
@@ -297,9 +297,9 @@ impl TxState {
         Ok(())
     }
 
-    /// The end's side, under the lock: the daemon is gone. If it had the direction, goes on where it
-    /// stopped; in any case the direction is on its way to TCP afterwards. A switch that nobody will
-    /// answer is `Err(Reason::InDoubt)`.
+    /// For the end, under the lock, when the daemon is gone: if the daemon had the direction, continues where it
+    /// stopped. In any case the direction is on its way to TCP afterwards. `Err(Reason::InDoubt)`: nobody will answer
+    /// the switch that was asked for.
     pub fn reclaim(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
         let phase = self.takeover_phase(m);
         if phase == takeover::DONE {
@@ -315,10 +315,10 @@ impl TxState {
             let was = self.mode.load(Relaxed);
             match phase {
                 _ if begun == 0 => {}
-                // It went on with what we had begun.
+                // The daemon continued what we had begun.
                 takeover::TAKEN if was == mode::DRAIN => self.advance(begun)?,
                 what => {
-                    self.epoch.store(epoch, Relaxed); // not ours yet if we were still asking
+                    self.epoch.store(epoch, Relaxed); // not set yet if we were still asking
                     self.resume_as(what, begun, at)?;
                     self.downs.fetch_add(u32::from(was != mode::DRAIN), Relaxed);
                 }

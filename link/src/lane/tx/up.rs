@@ -1,5 +1,5 @@
-//! The sender's way up: from TCP to the ring. It must never put a byte on the ring that the receiver
-//! does not know to look for there.
+//! The sender's way up, from TCP to the ring. No byte may be put on the ring if the receiver does not know that it
+//! has to look for it there.
 
 use super::{mode, TxState};
 use crate::lane::mem::Memory;
@@ -10,7 +10,7 @@ use crate::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
 impl TxState {
-    /// Switches up. `false`: not now. `Err`: bytes went by that no hook moved; never promote.
+    /// Switches up. `false`: not now. `Err`: bytes were sent without a hook; never promote this connection.
     pub fn try_up(&self, m: &Memory, port: &impl Port) -> Result<bool, Reason> {
         if self.mode.load(Relaxed) != mode::TCP {
             return Ok(false);
@@ -18,8 +18,8 @@ impl TxState {
         let Some(epoch) = self.ready_epoch(m) else {
             return Ok(false);
         };
-        // SYNC natives: we close the door, then look who is inside; `enter_native` counts itself
-        // in, then looks at the door.
+        // SYNC natives: we change the mode, then look whether native calls are running; `enter_native` counts itself
+        // in, then looks at the mode.
         self.mode.swap(mode::SWITCH, SeqCst);
         fence_after_rmw();
         let up = self.up_checks(m, port);
@@ -39,13 +39,13 @@ impl TxState {
         w.up_start.store(head, Relaxed);
         self.say(m, port, epoch, tx::UP);
         if m.far() {
-            // The far daemon does in its node what follows here: see `answered`.
+            // The far daemon does on its node what the rest of this function does: see `answered`.
             self.mode.store(mode::ASK, Relaxed);
             return Ok(self.answered(m, port));
         }
-        // SYNC retreat: we have switched (a full fence is in `say`), now we look; the receiver
-        // revokes, then looks for our switch. If it did not see it, it may already be reading TCP
-        // without limit, or be ready for a later epoch: then nothing may go to the ring.
+        // SYNC retreat: we have switched (a full fence is in `say`), now we look; the receiver revokes, then looks
+        // for our switch. If it did not see the switch, it may already be reading TCP without limit, or be ready for
+        // a later epoch: then nothing may go to the ring.
         let word = m.peer_rx().word.load(SeqCst);
         if word.epoch() != epoch || word.has(rx::REVOKED) {
             self.settle(m, port, epoch, tx::RESUMED);
@@ -56,15 +56,15 @@ impl TxState {
         Ok(true)
     }
 
-    /// Across nodes: has the switch that we asked for been answered, and was it yes? Anything but a
-    /// readiness of this very epoch is a no: the far daemon looks at its receiver after it has
-    /// stored the switch (SYNC retreat), and tells what it found.
+    /// Across nodes: was the switch that we asked for granted? Any word other than a readiness of this epoch means
+    /// no: the far daemon looks at its receiver after it has stored the switch (SYNC retreat), and reports what it
+    /// found.
     pub(super) fn answered(&self, m: &Memory, port: &impl Port) -> bool {
         let epoch = self.asked_epoch(m);
-        // Acquire: pairs with the daemon's Release; it comes after `ACCEPTED` was earned.
+        // Acquire: pairs with the daemon's Release, which follows the far node's acceptance (`ACCEPTED`).
         let word = m.peer_rx().word.load(Acquire);
         if word.epoch() != epoch || word.has(rx::REVOKED) {
-            // The epoch is not used up: it may be offered once more.
+            // The epoch is not used up: the receiver may offer it again.
             self.settle(m, port, epoch, tx::RESUMED);
             return false;
         }
@@ -77,12 +77,12 @@ impl TxState {
         true
     }
 
-    /// The epoch of the switch that we have asked for: it becomes ours when it is granted.
+    /// The epoch of the switch that we have asked for; it becomes ours when it is granted.
     fn asked_epoch(&self, m: &Memory) -> Epoch {
         m.own_tx().state.load(Relaxed).epoch()
     }
 
-    /// Is the answer there that [`mode::ASK`] waits for?
+    /// Has the answer arrived that [`mode::ASK`] waits for?
     pub(super) fn has_answer(&self, m: &Memory) -> bool {
         let word = m.peer_rx().word.load(Acquire);
         word.epoch() != self.asked_epoch(m) || word.has(rx::ACCEPTED | rx::REVOKED)

@@ -43,7 +43,7 @@ fn a_make_without_answer_is_void() {
     net.at(0, |p, now, alive, out| p.tick(now, alive, out));
     let t = Some(Reason::TimeoutDaemon);
     assert_eq!(net.shown(0, who(0)).unwrap().0, t);
-    // The answer comes after all: it is told that nothing came of it.
+    // The answer comes after all: the responder is told that there is no pair.
     net.deliver(0, 1);
     net.deliver(1, 0);
     assert!(net.nodes[0].paired.is_empty());
@@ -115,7 +115,7 @@ fn what_a_peer_may_make_us_keep_is_bounded() {
         ] {
             assert!(p.message(&b, wrong, now, alive, out).is_err());
         }
-        // About what there is not: nothing happens.
+        // Messages about unknown numbers have no effect.
         for m in [
             Msg::Unseek { id: 99 },
             Msg::Fail {
@@ -200,7 +200,7 @@ proptest! {
             let other = net.nodes[1].paired.iter().find(|q| q.pair == p.pair);
             prop_assert_eq!(other.map(|q| q.who), Some(p.who));
         }
-        // Whoever still waits on both nodes has no other end there.
+        // If both ends of a connection still waited, a pair would have been missed.
         for n in 0..4 {
             let waits = |i: usize| net.nodes[i].p.ends.contains_key(&(PartyId(1), n));
             prop_assert!(!(waits(0) && waits(1)), "connection {} was not found", n);

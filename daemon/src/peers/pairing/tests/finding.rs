@@ -56,7 +56,7 @@ fn ends_of_this_node_are_nobodys_business() {
     assert!(net.is_clean() && net.wire.is_empty());
 }
 
-/// The wrong numbers, at the right addresses: the real one comes later and is found.
+/// A Seek with the wrong numbers, at the right addresses: the real end comes later and is found.
 #[test]
 fn a_forged_seek_disturbs_nobody() {
     for forger in [0, 1] {
@@ -172,7 +172,7 @@ fn what_does_not_go_together_is_no_pair() {
     };
     let unproven = Some(Reason::Unproven);
     let waiting = Some(Reason::None);
-    // Both active; a wrap of the clock apart; counts that cannot be.
+    // Both active; a whole wrap of the sequence number clock apart; impossible counts.
     let (none, a, b) = t(|e| e.record.as_mut().unwrap().role = Role::Active);
     assert!(none && a.unwrap().0 == unproven && b.unwrap().1 == unproven);
     let (none, ..) = t(|e| e.record.as_mut().unwrap().at_ns -= 275 * S);
@@ -182,7 +182,7 @@ fn what_does_not_go_together_is_no_pair() {
     assert!(none);
     let (none, ..) = t(|_| ());
     assert!(!none, "nothing is wrong");
-    // Without a record on one end: each end says which.
+    // Without a record on one end: both are told which end lacks it.
     let (none, a, b) = t(|e| e.record = None);
     assert!(none);
     assert_eq!(a, Some((waiting, unproven)));

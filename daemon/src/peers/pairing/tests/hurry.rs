@@ -37,7 +37,7 @@ fn an_end_in_a_hurry_is_told_where_its_other_end_may_be() {
             Some(&asked("192.0.2.9:80", false))
         );
     }
-    // Nobody is told of what does not wait, nor whom there is no channel to.
+    // Nobody is asked about an end that does not wait, or over a channel that is down.
     let none = ConnRef { gen: 7, ..who(1) };
     assert_eq!(hurry(&mut net, 0, none), 0);
     net.part(0, 1);
@@ -108,7 +108,7 @@ fn what_was_seen_is_shown_until_more_is_known() {
     net.seek(0, who(1), ours);
     assert_eq!(net.shown(0, who(1)), Some(nothing));
     assert_eq!(seen(&mut net, 1, "10.1.0.5:1000"), known);
-    // The other end registers, but has no record: that is about the connection itself.
+    // The other end registers, but has no record: that is about this very connection, so it is shown instead.
     net.seek(1, who(2), end("10.2.0.7:80", "10.1.0.5:1000", None));
     net.settle();
     let (_, peer) = net.shown(0, who(1)).unwrap();
