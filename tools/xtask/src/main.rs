@@ -53,6 +53,7 @@ task TARGET [arguments]
   model         the switch protocol's state space
   unit          unit and property tests
   engine        the RDMA data engine, and two whole daemons, over simulated verbs
+  mutants       changes of single places of the switch, each of which must fail a test (see tests/mutants)
   loom          ring, doorbell and lane under every interleaving
   integration   real programs under the shim (arguments: names of tests)
   lab           virtual machines with RDMA rails (arguments: names of tests)
@@ -94,6 +95,7 @@ fn main() -> ExitCode {
         "model" => steps::run(&tree, vec![model(&tree)]),
         "unit" => steps::run(&tree, vec![unit(&tree)]),
         "engine" => steps::run(&tree, vec![engine(&tree), daemons(&tree)]),
+        "mutants" => code(mutants(&tree, &rest)),
         "loom" => steps::run(&tree, vec![loom(&tree)]),
         "symbols" => steps::run(&tree, vec![build_step(), symbols(&tree)]),
         "integration" => steps::run(&tree, vec![build_step(), integration(&tree, &rest)]),
@@ -138,6 +140,12 @@ fn agent(tree: &Tree) -> bool {
             false
         }
     }
+}
+
+/// Runs the mutants; what they print is the result.
+fn mutants(tree: &Tree, args: &[String]) -> bool {
+    let mut c = tree.cargo("test -p underpass-tests --test mutants --");
+    c.args(args).status().is_ok_and(|s| s.success())
 }
 
 /// Runs one of the programs of `benches/`.

@@ -1,0 +1,427 @@
+//! Mutants of the switch, takeover and what daemons do across nodes: each must fail a test that needs no virtual machine.
+//!
+//! All mutants of the files below are built at once, each behind a test of its number, in a copy of the tree under
+//! `target/mutants`; a run of the test programs with `MUTANT=n` then has that one. A seeded sample is run.
+//!
+//! ```text
+//! make mutants ARGS="[SAMPLE [SEED]]"          300 and 1
+//! make mutants ARGS="only N..."                these, and says what the test programs print
+//! make mutants ARGS="in PART [SAMPLE [SEED]]"  those of files whose name has PART
+//! ```
+
+mod rewrite;
+
+use anyhow::{bail, ensure, Context, Result};
+use rewrite::{Mutant, Rewriter};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+use underpass_tests::harness::paths;
+
+/// What is mutated.
+const PLACES: [&str; 12] = [
+    "link/src/frame.rs",
+    "link/src/lane/ring.rs",
+    "link/src/lane/rx.rs",
+    "link/src/lane/rx/",
+    "link/src/lane/tx.rs",
+    "link/src/lane/tx/",
+    "daemon/src/core/far.rs",
+    "daemon/src/dataplane.rs",
+    "daemon/src/rail.rs",
+    "daemon/src/rail/",
+    "daemon/rdma/src/engine.rs",
+    "daemon/rdma/src/engine/",
+];
+
+/// Environment variables.
+type Told = &'static [(&'static str, &'static str)];
+
+/// Test programs, the quick ones first: package, target, what they are told.
+const PROGRAMS: [(&str, &str, Told); 9] = [
+    ("link", "lib", &[]),
+    ("link", "lane_cases", &[]),
+    ("link", "lane_far", &[]),
+    ("link", "lane_takeover", &[]),
+    ("link", "lane_random", &[("PROPTEST_CASES", "2000")]),
+    ("link", "lane_hostile", &[]),
+    ("link", "takeover_hostile", &[]),
+    ("underpass-rdma", "seeds", &[("SEEDS", "300")]),
+    ("underpassd", "two_daemons", &[("SEEDS", "400")]),
+];
+
+/// A test program that runs so many times longer than without a mutant hangs.
+const SLOWER: u32 = 20;
+
+/// The root of the contract crate, and what is added to it.
+const LIB: &str = "link/src/lib.rs";
+const IS: &str = "
+#[doc(hidden)]
+pub mod mutant {
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    static ON: AtomicU32 = AtomicU32::new(u32::MAX);
+    #[inline(always)]
+    pub fn is(n: u32) -> bool {
+        let on = ON.load(Relaxed);
+        on == n || on == u32::MAX && first(n)
+    }
+    #[cold]
+    fn first(n: u32) -> bool {
+        let on = std::env::var(\"MUTANT\").ok().and_then(|v| v.parse().ok());
+        ON.store(on.unwrap_or(u32::MAX - 1), Relaxed);
+        on == Some(n)
+    }
+}
+";
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let bench = Bench::build()?;
+    let all = 0..bench.mutants.len();
+    let (sample, loud): (Vec<usize>, bool) = match words.as_slice() {
+        ["only", which @ ..] => (
+            which.iter().map(|n| n.parse()).collect::<Result<_, _>>()?,
+            true,
+        ),
+        ["in", part, rest @ ..] => {
+            let of: Vec<usize> = all
+                .filter(|n| bench.mutants[*n].file.contains(part))
+                .collect();
+            (choose(of, rest)?, false)
+        }
+        rest => (choose(all.collect(), rest)?, false),
+    };
+    bench.run(&sample, loud)
+}
+
+/// A sample of so many, by a seed.
+fn choose(mut all: Vec<usize>, words: &[&str]) -> Result<Vec<usize>> {
+    let n = words.first().map_or(Ok(300), |w| w.parse())?;
+    let mut x: u64 = words.get(1).map_or(Ok(1), |w| w.parse())?;
+    let mut out = Vec::new();
+    while out.len() < n && !all.is_empty() {
+        // splitmix64
+        x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = x;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        out.push(all.swap_remove((z ^ (z >> 31)) as usize % all.len()));
+    }
+    out.sort_unstable();
+    Ok(out)
+}
+
+/// The tree with all mutants, built.
+struct Bench {
+    mutants: Vec<Mutant>,
+    without: BTreeSet<usize>,
+    programs: Vec<Program>,
+}
+
+struct Program {
+    name: String,
+    path: PathBuf,
+    env: Vec<(String, String)>,
+    limit: Duration,
+}
+
+impl Program {
+    /// Whether it passes; None: it takes too long.
+    fn passes(&self, mutant: Option<usize>, loud: bool) -> Result<Option<bool>> {
+        let mut c = Command::new(&self.path);
+        c.envs(self.env.iter().map(|(k, v)| (k, v)));
+        c.env("RUST_BACKTRACE", "0").stdin(Stdio::null());
+        if let Some(n) = mutant {
+            c.env("MUTANT", n.to_string());
+        }
+        if !loud {
+            c.stdout(Stdio::null()).stderr(Stdio::null());
+        }
+        let mut child = c.spawn().with_context(|| self.name.clone())?;
+        let end = Instant::now() + self.limit;
+        loop {
+            if let Some(status) = child.try_wait()? {
+                return Ok(Some(status.success()));
+            }
+            if Instant::now() > end {
+                child.kill()?;
+                child.wait()?;
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Bench {
+    fn build() -> Result<Bench> {
+        let to = paths::target().join("mutants");
+        // As it is now, whatever is edited meanwhile.
+        let (from, tree) = (to.join("from"), to.join("tree"));
+        copy(&paths::root(), &from, &["target", ".git", "docs"], &|_| {
+            true
+        })?;
+        copy(&from, &tree, &[], &|n| n != LIB && !is_mutated(n))?;
+        let mut without = BTreeSet::new();
+        for _ in 0..20 {
+            let mutants = write(&from, &tree, &without)?;
+            let out = Command::new(env!("CARGO"))
+                .current_dir(&tree)
+                .args(["test", "--release", "--no-run", "--message-format=json"])
+                .args(["--config", "profile.release.lto=false"])
+                .args(["--config", "profile.release.codegen-units=16"])
+                .args([
+                    "-p",
+                    "link",
+                    "-p",
+                    "underpass-rdma",
+                    "-p",
+                    "underpassd",
+                    "--lib",
+                ])
+                .args(
+                    PROGRAMS
+                        .iter()
+                        .filter(|p| p.1 != "lib")
+                        .flat_map(|p| ["--test", p.1]),
+                )
+                .env("CARGO_TARGET_DIR", to.join("build"))
+                .env("RUSTFLAGS", "-Awarnings")
+                .stderr(Stdio::inherit())
+                .output()?;
+            let said = String::from_utf8_lossy(&out.stdout);
+            if !out.status.success() {
+                let bad = wrong(&tree, &said)?;
+                if bad.is_empty() {
+                    errors(&said).for_each(|v| eprintln!("{}", v["message"]["rendered"]));
+                    bail!("the tree with mutants does not build");
+                }
+                without.extend(bad);
+                continue;
+            }
+            let mut b = Bench {
+                mutants,
+                without,
+                programs: Vec::new(),
+            };
+            b.find(&said)?;
+            return Ok(b);
+        }
+        bail!("too many mutants do not compile")
+    }
+
+    /// Finds the test programs, and how long each takes without a mutant.
+    fn find(&mut self, said: &str) -> Result<()> {
+        for (package, target, env) in PROGRAMS {
+            let path = messages(said)
+                .filter(|v| v["reason"] == "compiler-artifact" && v["profile"]["test"] == true)
+                .find(|v| {
+                    let name = match target {
+                        "lib" => package,
+                        t => t,
+                    };
+                    v["target"]["name"] == name.replace('-', "_") || v["target"]["name"] == name
+                })
+                .and_then(|v| Some(PathBuf::from(v["executable"].as_str()?)));
+            let mut p = Program {
+                name: format!("{package} {target}"),
+                path: path.with_context(|| format!("{package} {target} was not built"))?,
+                env: env
+                    .iter()
+                    .map(|(k, v)| (k.to_string(), v.to_string()))
+                    .collect(),
+                limit: Duration::from_secs(600),
+            };
+            let begin = Instant::now();
+            ensure!(
+                p.passes(None, true)? == Some(true),
+                "{} fails without a mutant",
+                p.name
+            );
+            let took = begin.elapsed();
+            println!("{}: {:.1} s", p.name, took.as_secs_f64());
+            p.limit = Duration::from_secs(5) + took * SLOWER;
+            self.programs.push(p);
+        }
+        Ok(())
+    }
+
+    fn run(&self, sample: &[usize], loud: bool) -> Result<()> {
+        let next = Mutex::new(sample.iter());
+        let left = Mutex::new(Vec::new());
+        let begin = Instant::now();
+        let work = || -> Result<()> {
+            loop {
+                let Some(n) = next.lock().expect("lock").next() else {
+                    return Ok(());
+                };
+                if self.without.contains(n) {
+                    continue;
+                }
+                let mut killer = None;
+                for p in &self.programs {
+                    if p.passes(Some(*n), loud)? != Some(true) {
+                        killer = Some(&p.name);
+                        break;
+                    }
+                }
+                let m = &self.mutants[*n];
+                match killer {
+                    Some(k) => println!("{n} {}:{} {}: {k}", m.file, m.line, m.what),
+                    None => {
+                        println!("{n} {}:{} {}: SURVIVES", m.file, m.line, m.what);
+                        left.lock().expect("lock").push(*n);
+                    }
+                }
+            }
+        };
+        std::thread::scope(|s| {
+            let all: Vec<_> = (0..cores()).map(|_| s.spawn(work)).collect();
+            all.into_iter()
+                .try_for_each(|t| t.join().expect("a thread of ours"))
+        })?;
+        let mut left = left.into_inner()?;
+        left.sort_unstable();
+        println!("\nsurvivors");
+        for n in &left {
+            let m = &self.mutants[*n];
+            println!("{n} {}:{} {}", m.file, m.line, m.what);
+        }
+        let none = sample.iter().filter(|n| self.without.contains(n)).count();
+        println!(
+            "{} mutants in all, {} tried, {} caught, {} survive ({none} did not compile), in {:.0} s",
+            self.mutants.len(),
+            sample.len() - none,
+            sample.len() - none - left.len(),
+            left.len(),
+            begin.elapsed().as_secs_f64()
+        );
+        Ok(())
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+/// Copies what differs, so that cargo builds nothing twice.
+fn copy(from: &Path, to: &Path, but: &[&str], take: &dyn Fn(&str) -> bool) -> Result<()> {
+    copy_below(from, to, Path::new(""), but, take)
+}
+
+fn copy_below(
+    from: &Path,
+    to: &Path,
+    at: &Path,
+    but: &[&str],
+    take: &dyn Fn(&str) -> bool,
+) -> Result<()> {
+    std::fs::create_dir_all(to.join(at))?;
+    for e in std::fs::read_dir(from.join(at))? {
+        let e = e?;
+        let name = e.file_name();
+        if but.iter().any(|b| name == *b) {
+            continue;
+        }
+        let own = at.join(&name);
+        match e.file_type()? {
+            t if t.is_dir() => copy_below(from, to, &own, &[], take)?,
+            t if t.is_file() && take(&own.to_string_lossy()) => {
+                put(&to.join(&own), &std::fs::read(e.path())?)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn put(path: &Path, text: &[u8]) -> Result<()> {
+    if std::fs::read(path).ok().as_deref() != Some(text) {
+        std::fs::write(path, text)?;
+    }
+    Ok(())
+}
+
+fn is_mutated(name: &str) -> bool {
+    PLACES
+        .iter()
+        .any(|p| name == *p || p.ends_with('/') && name.starts_with(p) && name.ends_with(".rs"))
+}
+
+/// Writes the mutated files.
+fn write(from: &Path, tree: &Path, without: &BTreeSet<usize>) -> Result<Vec<Mutant>> {
+    let mut r = Rewriter::default();
+    r.without = without.clone();
+    let lib = std::fs::read_to_string(from.join(LIB))? + IS;
+    put(&tree.join(LIB), lib.as_bytes())?;
+    let mut all = Vec::new();
+    files(from, from, &mut all)?;
+    all.sort();
+    for name in all {
+        let text = std::fs::read_to_string(from.join(&name))?;
+        let is = match name.starts_with("link/") {
+            true => "crate::mutant::is",
+            false => "::link::mutant::is",
+        };
+        let text = r.file(&name, &text, is).with_context(|| name.clone())?;
+        // A number is looked for by lines.
+        let text = text.replace("mutant :: is", "mutant\n:: is");
+        put(&tree.join(&name), text.as_bytes())?;
+    }
+    Ok(r.mutants)
+}
+
+fn files(root: &Path, dir: &Path, all: &mut Vec<String>) -> Result<()> {
+    for e in std::fs::read_dir(dir)? {
+        let e = e?;
+        let path = e.path();
+        let name = path.strip_prefix(root)?.to_string_lossy().into_owned();
+        let hidden = name.starts_with("target") || name.starts_with('.');
+        if e.file_type()?.is_dir() && !hidden {
+            files(root, &path, all)?;
+        } else if is_mutated(&name) {
+            all.push(name);
+        }
+    }
+    Ok(())
+}
+
+fn messages(said: &str) -> impl Iterator<Item = Value> + '_ {
+    said.lines().filter_map(|l| serde_json::from_str(l).ok())
+}
+
+fn errors(said: &str) -> impl Iterator<Item = Value> + '_ {
+    messages(said).filter(|v| v["message"]["level"] == "error")
+}
+
+/// Numbers of the mutants that the compiler complained of: each error's nearest number before it, or in it.
+fn wrong(tree: &Path, said: &str) -> Result<BTreeSet<usize>> {
+    let mut bad = BTreeSet::new();
+    for v in errors(said) {
+        for s in v["message"]["spans"].as_array().into_iter().flatten() {
+            let (Some(file), Some(at), Some(end)) = (
+                s["file_name"].as_str(),
+                s["byte_start"].as_u64(),
+                s["byte_end"].as_u64(),
+            ) else {
+                continue;
+            };
+            let Ok(text) = std::fs::read_to_string(tree.join(file)) else {
+                continue;
+            };
+            let number = |at: usize| -> Option<usize> {
+                let t = text[at..].split_once('(')?.1;
+                t.split_once("u32")?.0.trim().parse().ok()
+            };
+            let (at, end) = (at as usize, end as usize);
+            let inside = text[at..end].find("mutant\n:: is").map(|i| at + i);
+            let before = text[..at].rfind("mutant\n:: is");
+            bad.extend(inside.or(before).and_then(number));
+        }
+    }
+    Ok(bad)
+}
