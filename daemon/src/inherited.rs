@@ -38,7 +38,7 @@ pub struct Inherited {
     pub missed: bool,
 }
 
-/// A process that has ended: what tells its heirs from later processes that got the same pid.
+/// A process that has ended: what tells processes that inherited from it from later ones that got the same pid.
 #[derive(Clone, Copy)]
 struct Ended {
     pid: u32,
@@ -47,7 +47,7 @@ struct Ended {
     at: u64,
 }
 
-/// Heirs were started before their process ended, or within this time after it (a program forks twice to become a
+/// Who inherits was started before the process ended, or within this time after it (a program forks twice to become a
 /// daemon).
 const FORKS_S: u64 = 10;
 

@@ -13,7 +13,7 @@ use link::lane::{is_left, Memory};
 use std::collections::HashSet;
 use underpass_rdma::verbs::Provider;
 
-/// Time between two looks at orphaned lanes, whose heirs do not report to the daemon.
+/// Time between two looks at orphaned lanes, whose inheritors do not report to the daemon.
 pub(super) const LOOK_NS: u64 = 1_000_000_000;
 
 /// Most links of ended processes that are kept: their memory is pinned, and no cgroup pays for it.
@@ -78,7 +78,7 @@ impl<V: Provider> Rails<V> {
 }
 
 impl Lane {
-    /// Have the heirs of this orphaned lane left it?
+    /// Have those who inherited this orphaned lane left it?
     pub(super) fn is_left(&self, m: &Memory<'_>) -> bool {
         let here = |v: &View| v.gen == self.who.gen && is_left(m, v.rx_tcp);
         self.orphaned.is_some() && self.family.view(self.who.conn).is_some_and(|v| here(&v))
