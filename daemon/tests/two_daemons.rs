@@ -4,34 +4,55 @@
 mod world;
 
 use underpass_rdma::sim::{Faults, Rng};
-use world::{Counts, World};
+use world::{Counts, How, World};
 
-fn one(seed: u64, calm: bool) -> Counts {
+/// What a test lets happen.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// Nothing.
+    Calm,
+    /// Processes sleep, and connections leave their lanes.
+    Leaving,
+    /// Everything.
+    Rough,
+}
+
+fn one(seed: u64, kind: Kind) -> Counts {
     let mut rng = Rng(seed);
+    let rough = kind == Kind::Rough;
+    let mut pick = |when, from: &[u64]| match when {
+        true => from[rng.below(from.len() as u64) as usize],
+        false => 0,
+    };
+    let delay_ns = pick(true, &[500, 1_000, 2_000, 4_000, 8_000, 16_000]);
+    let slow_in = pick(true, &[0, 200]);
+    let error_in = pick(rough, &[0, 2_000]);
+    let chaos_in = pick(kind != Kind::Calm, &[30, 100, 400]);
+    let leave_in = match kind {
+        Kind::Calm => 0,
+        Kind::Leaving => pick(true, &[30, 100]),
+        Kind::Rough => pick(true, &[0, 30, 100]),
+    };
     let faults = Faults {
-        delay_ns: 500 << rng.below(6),
-        slow_in: [0, 200][rng.below(2) as usize],
-        error_in: if calm {
-            0
-        } else {
-            [0, 2_000][rng.below(2) as usize]
-        },
+        delay_ns,
+        slow_in,
+        error_in,
         late_ns: 1 << (10 + rng.below(13)),
         ..Faults::default()
     };
-    let chaos_in = if calm {
-        0
-    } else {
-        [30, 100, 400][rng.below(3) as usize]
-    };
     let ticks = 200 + rng.below(2_000);
-    let mut w = World::new(seed, faults, !calm && rng.one_in(2));
-    w.run(ticks, chaos_in);
+    let how = match kind {
+        Kind::Rough if rng.one_in(2) => How::Deaths,
+        Kind::Rough => How::NoDeaths,
+        _ => How::Naps,
+    };
+    let mut w = World::new(seed, faults, how);
+    w.run(ticks, chaos_in, leave_in);
     w.end()
 }
 
 /// `SEED=n` runs one, to look at it (`WHY=1`: and tells what happens); `SEEDS=n` so many.
-fn seeds(name: &str, from: u64, n: u64, calm: bool) -> Option<Counts> {
+fn seeds(name: &str, from: u64, n: u64, kind: Kind) -> Option<Counts> {
     let number = |v| {
         std::env::var(v)
             .ok()
@@ -50,7 +71,7 @@ fn seeds(name: &str, from: u64, n: u64, calm: bool) -> Option<Counts> {
     }
     let mut sum = Counts::default();
     for seed in first..first + n {
-        match std::panic::catch_unwind(|| one(seed, calm)) {
+        match std::panic::catch_unwind(|| one(seed, kind)) {
             Ok(c) => sum.add(&c),
             Err(e) => {
                 eprintln!(
@@ -69,7 +90,7 @@ const MANY: u64 = if cfg!(debug_assertions) { 100 } else { 5_000 };
 
 #[test]
 fn undisturbed() {
-    if let Some(c) = seeds("undisturbed", 0, MANY, true) {
+    if let Some(c) = seeds("undisturbed", 0, MANY, Kind::Calm) {
         assert!(c.ups > 0 && c.ring_bytes > 0);
         assert_eq!(c.doubts, 0);
     }
@@ -77,8 +98,18 @@ fn undisturbed() {
 
 #[test]
 fn disturbed() {
-    if let Some(c) = seeds("disturbed", 10_000, MANY, false) {
+    if let Some(c) = seeds("disturbed", 10_000, MANY, Kind::Rough) {
         assert!(c.ups > 0 && c.ring_bytes > 0);
         assert!(c.wires > 0 && c.naps > 0 && c.kills > 0 && c.restarts > 0);
+    }
+}
+
+#[test]
+fn leaving() {
+    if let Some(c) = seeds("leaving", 20_000, MANY, Kind::Leaving) {
+        assert!(c.ups > 0 && c.leaves > 0 && c.naps > 0);
+        // Whatever the program at the other end does.
+        assert_eq!((c.late, c.doubts), (0, 0));
+        assert!(c.stalled * 10 < c.leaves);
     }
 }

@@ -351,7 +351,7 @@ impl<V: Provider> Rails<V> {
                 let what = if stands { "it stands" } else { "it never came" };
                 tracing::info!(node = %name, lane = %format_args!("{lane:#x}"), "a switch was in doubt: {what}");
             }
-            Event::Flushed { .. } => self.tend_at = 0,
+            Event::Flushed { .. } | Event::Asked => self.tend_at = 0,
             Event::PeerClosed { lane, used } => {
                 if let Some(k) = n.lanes.get(&lane).copied() {
                     self.peer_closed(k, used);

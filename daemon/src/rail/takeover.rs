@@ -13,7 +13,7 @@ use super::{Key, Rails};
 use crate::fds::Foreign;
 use link::lane::tx::{claim, is_done, mode, release, Adopted};
 use link::lane::{Memory, TxState};
-use link::layout::{tx, Epoch, TxWord};
+use link::layout::{rx, tx, Epoch, TxPhase, TxWord};
 use link::reason::Reason;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::*;
@@ -62,8 +62,8 @@ pub(super) enum Found {
     /// The far node has not answered the switch yet.
     Asking,
     Held(Box<TxState>),
-    /// The direction is on TCP, and the socket was shut down if that was due.
-    Down,
+    /// The direction is on TCP, and the socket was shut down if that was due. How the sender came down.
+    Down(TxPhase),
     Failed(Reason),
 }
 
@@ -116,7 +116,12 @@ impl Job {
                 if self.fin && !(self.over && unread(port.0, self.tag)) {
                     let _ = rustix::net::shutdown(port.0, rustix::net::Shutdown::Write);
                 }
-                Some(Found::Down)
+                // Pairs with the Release in `TxState::say`: its end may have been quicker.
+                let said = m.own_tx().state.load(Acquire).phase();
+                Some(Found::Down(match self.work {
+                    Work::Adopt | Work::End if said > tx::DOWNING => said,
+                    _ => self.tx.phase(),
+                }))
             }
         }
     }
@@ -173,7 +178,7 @@ impl<V: Provider> Rails<V> {
             l.end(now, Ending::Over, false);
         }
         if l.ending.is_none() && l.takeover.is_none() {
-            let late = phase == tx::DOWNING || phase == tx::UP && !rail && accepted(&m, state);
+            let late = phase == tx::DOWNING || phase == tx::UP && is_asked(&m, state, rail);
             if !late || is_done(&m, state) || l.sock.is_none() {
                 l.late_since = None;
                 return false;
@@ -284,7 +289,7 @@ impl<V: Provider> Rails<V> {
                 let moved = l.takeover.as_ref().map_or((0, now), |c| c.moved);
                 l.takeover = Some(Box::new(Takeover { tx, moved }));
             }
-            Found::Down => {
+            Found::Down(phase) => {
                 if done.work == Work::Adopt {
                     release(&m, done.epoch);
                 }
@@ -293,7 +298,7 @@ impl<V: Provider> Rails<V> {
                 }
                 if let (Some(n), Some(id)) = engine {
                     n.pair.take_down(id);
-                    n.pair.is_down(id);
+                    n.pair.is_down(id, phase);
                 }
                 l.late_since = None;
                 l.fin &= !done.fin;
@@ -308,8 +313,9 @@ impl<V: Provider> Rails<V> {
     }
 }
 
-/// Has the far node taken the switch to this state's epoch?
-fn accepted(m: &Memory<'_>, state: TxWord) -> bool {
+/// Is an end that is on its ring in this state's epoch to come down?
+fn is_asked(m: &Memory<'_>, state: TxWord, rail: bool) -> bool {
     let word = m.peer_rx().word.load(Relaxed); // our own word
-    word.epoch() == state.epoch() && word.has(link::layout::rx::ACCEPTED)
+    let up = word.epoch() == state.epoch() && word.has(rx::ACCEPTED);
+    up && (!rail || word.has(rx::WANT_DOWN | rx::REVOKED))
 }

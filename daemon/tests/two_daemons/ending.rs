@@ -222,6 +222,7 @@ impl Process {
     pub fn kill(&mut self) {
         tell!("{} is killed", self.name);
         self.killed = true;
+        self.leaving = None;
         self.control = None;
         self.said.clear();
         for e in &mut self.ends {

@@ -8,11 +8,13 @@
 #[path = "../../rdma/tests/sim/app.rs"]
 mod app;
 mod ending;
+mod leaving;
 mod node;
 mod process;
 mod sock;
 
 use app::App;
+use leaving::Left;
 use node::{cookie, Node, Records, RAILS};
 use process::{End, Life};
 use std::net::{TcpListener, TcpStream};
@@ -42,6 +44,10 @@ pub struct Counts {
     pub restarts: u64,
     pub doubts: u64,
     pub declined: u64,
+    pub leaves: u64,
+    /// Of these, how many had to reset their connection; and because nobody helped them in time.
+    pub stalled: u64,
+    pub late: u64,
 }
 
 impl Counts {
@@ -57,7 +63,21 @@ impl Counts {
         self.restarts += o.restarts;
         self.doubts += o.doubts;
         self.declined += o.declined;
+        self.leaves += o.leaves;
+        self.stalled += o.stalled;
+        self.late += o.late;
     }
+}
+
+/// What may happen to the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// Processes sleep or compute for up to three seconds.
+    Naps,
+    /// Wires are cut, and channels, too.
+    NoDeaths,
+    /// Daemons and processes are killed, too.
+    Deaths,
 }
 
 /// Where a connection's two ends are: process and index, by node.
@@ -73,15 +93,14 @@ pub struct World {
     records: Arc<Records>,
     wires: [bool; RAILS],
     channel: bool,
-    /// May a node's daemon be killed, and processes?
-    deadly: bool,
+    how: How,
     pub counts: Counts,
     /// Looks at errors of which nobody has said the cause.
     errors: u64,
 }
 
 impl World {
-    pub fn new(seed: u64, faults: Faults, deadly: bool) -> World {
+    pub fn new(seed: u64, faults: Faults, how: How) -> World {
         let mut rng = Rng(seed ^ 0xda_e3_05);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -104,7 +123,7 @@ impl World {
             records,
             wires: [true; RAILS],
             channel: false,
-            deadly,
+            how,
             counts: Counts::default(),
             errors: 0,
         };
@@ -138,8 +157,8 @@ impl World {
                 .lock()
                 .unwrap()
                 .insert(cookie(s.as_fd()), record);
-            if self.rng.one_in(3) {
-                // Buffers that are soon full.
+            if self.how != How::Naps && self.rng.one_in(3) {
+                // Buffers that are soon full. (Who leaves while TCP has no room must wait for it.)
                 socket2::SockRef::from(s)
                     .set_send_buffer_size(4096)
                     .unwrap();
@@ -216,8 +235,14 @@ impl World {
             let all = self.nodes[n].said();
             self.nodes[1 - n].deliver(all, &mut self.rng);
             for p in self.nodes[n].processes.iter_mut().filter(|p| !p.killed) {
-                if p.busy_until <= self.now {
-                    moved |= p.step(self.now, &mut self.rng, calm);
+                if p.busy_until > self.now {
+                    continue;
+                }
+                match p.go_on_leaving(self.now) {
+                    Left::Waits => {}
+                    Left::Done => moved |= p.step(self.now, &mut self.rng, calm),
+                    Left::Stalled => self.counts.stalled += 1,
+                    Left::Late => self.counts.late += 1,
                 }
             }
         }
@@ -232,20 +257,26 @@ impl World {
         let n = self.rng.below(2) as usize;
         let rail = self.rng.below(RAILS as u64) as usize;
         let p = self.rng.below(self.nodes[n].processes.len() as u64) as usize;
-        match self.rng.below(12) {
+        let what = match self.how {
+            How::Naps => 8,
+            How::NoDeaths => self.rng.below(10),
+            How::Deaths => self.rng.below(12),
+        };
+        match what {
             0 | 1 => self.set_wire(rail, false),
             2..=4 => self.set_wire(rail, true),
             5 => self.set_channel(false),
             6 | 7 => self.set_channel(true),
+            // (Who leaves its lane does nothing else.)
+            8 | 9 if self.nodes[n].processes[p].leaving.is_some() => {}
             8 | 9 => {
                 process::tell!("{} n{n}p{p} naps", self.now);
                 let ns = [1_000_000, 100_000_000, 3_000_000_000][self.rng.below(3) as usize];
                 self.nodes[n].processes[p].busy_until = self.now + self.rng.below(ns);
                 self.counts.naps += 1;
             }
-            10 if self.deadly => self.restart(n),
-            11 if self.deadly => self.kill(n, p),
-            _ => {}
+            10 => self.restart(n),
+            _ => self.kill(n, p),
         }
     }
 
@@ -302,10 +333,13 @@ impl World {
             let end = |n: usize| &self.nodes[n].processes[ends[n].0].ends[ends[n].1];
             let error = [0, 1].map(|n| end(n).app.error.filter(|_| end(n).sock.is_some()));
             let lied = end(0).app.lied || end(1).app.lied;
-            if lied || !end(0).doubt && !end(1).doubt {
-                if lied {
-                    continue;
+            if lied {
+                for (n, (p, i)) in ends.iter().enumerate() {
+                    self.nodes[n].processes[*p].ends[*i].app.lied = true;
                 }
+                continue;
+            }
+            if !end(0).doubt && !end(1).doubt {
                 // (Who is in doubt may not have heard of it yet.)
                 self.errors += u64::from(error != [None; 2]);
                 assert!(self.errors < 1_000, "{ends:?}: {error:?}{}", self.state());
@@ -327,7 +361,7 @@ impl World {
         let mut all = true;
         for n in 0..2 {
             for p in &mut self.nodes[n].processes {
-                if p.busy_until > self.now {
+                if p.busy_until > self.now || p.leaving.is_some() {
                     all = false;
                     continue;
                 }
@@ -356,11 +390,27 @@ impl World {
         all
     }
 
-    pub fn run(&mut self, ticks: u64, chaos_in: u64) {
+    /// An end leaves its lane.
+    fn leave(&mut self) {
+        let n = self.rng.below(2) as usize;
+        let p = self.rng.below(self.nodes[n].processes.len() as u64) as usize;
+        let process = &mut self.nodes[n].processes[p];
+        let i = self.rng.below(process.ends.len().max(1) as u64) as usize;
+        let awake = process.busy_until <= self.now && !process.killed;
+        if awake && i < process.ends.len() && process.may_leave(i) {
+            process.leave(i, self.now);
+            self.counts.leaves += 1;
+        }
+    }
+
+    pub fn run(&mut self, ticks: u64, chaos_in: u64, leave_in: u64) {
         for _ in 0..ticks {
             self.tick(false);
             if self.rng.one_in(chaos_in) {
                 self.chaos();
+            }
+            if self.rng.one_in(leave_in) {
+                self.leave();
             }
             if self.rng.one_in(200) && self.conns.len() < 8 {
                 self.open();

@@ -74,6 +74,8 @@ pub struct End {
     pub ups: u64,
     pub lanes: u64,
     was_up: bool,
+    /// Its connection has left its lane, and never gets one again.
+    pub left: bool,
 }
 
 impl End {
@@ -94,6 +96,7 @@ impl End {
             ups: 0,
             lanes: 0,
             was_up: false,
+            left: false,
         }
     }
 
@@ -120,6 +123,8 @@ pub struct Process {
     /// Counted as a sleeper on its links.
     asleep: bool,
     pub killed: bool,
+    /// Its thread makes this end leave its lane, until then.
+    pub leaving: Option<(usize, u64)>,
     pub declined: HashMap<u32, u64>,
 }
 
@@ -140,6 +145,7 @@ impl Process {
             busy_until: 0,
             asleep: false,
             killed: false,
+            leaving: None,
             declined: HashMap::new(),
         }
     }
@@ -481,7 +487,7 @@ impl Process {
 
     fn register(&mut self, i: usize, now: u64, rng: &mut Rng) {
         let e = &self.ends[i];
-        let wanted = e.life == Life::Open && e.lane.is_none() && !e.registered;
+        let wanted = e.life == Life::Open && e.lane.is_none() && !e.registered && !e.left;
         if !wanted || self.control.is_none() || now < e.not_before || !rng.one_in(4) {
             return;
         }

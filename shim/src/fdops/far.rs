@@ -32,7 +32,7 @@ fn back_on_tcp(c: &Conn, m: &Memory, port: &Sock, fd: i32) -> bool {
             return false;
         }
         let _ = sys::poll_ms(fd, libc::POLLOUT, 5);
-        step = c.tx.look(m, port);
+        step = c.tx.come_down(m, port);
     }
     step.is_ok()
 }

@@ -53,7 +53,7 @@ fn come_down(i: u32, fd: i32, why: Reason) -> bool {
             let Some(_g) = lock::lock(&c.tx.lock) else {
                 return false;
             };
-            !matches!(c.tx.look(&m, &port), Ok(link::lane::Progress::Blocked))
+            !matches!(c.tx.come_down(&m, &port), Ok(link::lane::Progress::Blocked))
         };
         let rx_done = {
             let Some(_g) = lock::lock(&c.rx.lock) else {
@@ -127,12 +127,10 @@ fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
             ends::has_died(c, m, port.fd, ends::is_dead(l));
         }
         let was = c.tx.is_up();
-        // First look whether the peer has closed: its kernel would answer a frame with a reset, but the next owner
-        // of the socket must find a clean end of file.
-        let _ = c.tx.look(m, port);
-        let _ = c.tx.down(m, port);
-        // The peer's FIN may have arrived between these two calls, or be about to arrive: that counts as a reset,
-        // too.
+        // `come_down` first looks whether the peer has closed: its kernel would answer a frame with a reset, but the next
+        // owner of the socket must find a clean end of file.
+        let _ = c.tx.come_down(m, port);
+        // The peer's FIN may have arrived meanwhile, or be about to arrive: that counts as a reset, too.
         if unread && c.rx.shut.load(Relaxed) == 0 && died_meanwhile(c, m, port) {
             let _ = sys::getsockopt_u32(port.fd, libc::SOL_SOCKET, libc::SO_ERROR);
             ends::tell_death(c, m, port.fd);

@@ -128,6 +128,8 @@ pub enum Event {
     NoRail,
     /// There is a link again.
     RailBack,
+    /// The application has been asked to take a lane's sending direction down. Time for takeover if it does not.
+    Asked,
     /// This lane has failed: reset its connection, then [`super::Pair::remove`] it.
     LaneFailed {
         /// The lane.

@@ -9,7 +9,7 @@ use super::lane::{Closing, Lane};
 use super::out::Phase;
 use super::{Host, LaneId, Pair};
 use crate::verbs::Provider;
-use link::layout::{rx, Epoch};
+use link::layout::{rx, tx, Epoch, TxPhase};
 
 impl<P: Provider> Pair<P> {
     /// The application will send no more (it has shut down, closed or ended): continues until everything is in the
@@ -33,7 +33,7 @@ impl<P: Provider> Pair<P> {
             return None;
         }
         o.phase = Phase::Left(false);
-        o.tx_phase = link::layout::tx::DOWNING;
+        o.tx_phase = tx::DOWNING;
         o.takeover = true;
         lane.cdc = true;
         let found = (o.epoch, o.cursor);
@@ -41,10 +41,14 @@ impl<P: Provider> Pair<P> {
         Some(found)
     }
 
-    /// After [`Pair::take_down`]: the frame, and all bytes that it announces, are on TCP.
-    pub fn is_down(&mut self, id: LaneId) {
-        if let Some(lane) = self.lanes.get_mut(id).filter(|l| l.out.takeover) {
-            lane.out.tx_phase = link::layout::tx::DOWN;
+    /// After [`Pair::take_down`]: what was on the ring is on TCP, with a frame (`DOWN`) or without (`RESUMED`).
+    pub fn is_down(&mut self, id: LaneId, phase: TxPhase) {
+        if let Some(lane) = self
+            .lanes
+            .get_mut(id)
+            .filter(|l| l.out.takeover && l.out.tx_phase <= tx::DOWNING)
+        {
+            lane.out.tx_phase = phase;
             lane.cdc = true;
         }
         self.wake(id);

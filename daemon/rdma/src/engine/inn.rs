@@ -23,6 +23,8 @@ pub(super) struct In {
     pub refuses: bool,
     /// The last switch that was answered: epoch, attempt, and whether it stands.
     pub answered: Option<(Epoch, u32, bool)>,
+    /// Ring cursor at which this epoch begins.
+    pub start: u64,
     /// All bytes before it are in our ring.
     pub head: u64,
     /// The head that the application has been shown.

@@ -10,6 +10,7 @@ use super::lane::Lane;
 use super::{Host, LaneId, Pair};
 use crate::verbs::Provider;
 use crate::wire::{flag, Cdc, Place};
+use link::lane::tx::UNSEEN;
 use link::layout::{rx, tx, Epoch, Loc, RxWord, TxWord, RING_LOG2_MAX, RING_LOG2_MIN};
 use std::sync::atomic::{fence, Ordering::*};
 
@@ -35,8 +36,12 @@ impl<P: Provider> Pair<P> {
             }
             let flags = rx::READY | rx::WANT_DOWN | rx::REVOKED | rx::CLOSED | rx::PAST;
             let flags = word.flags().only(flags);
-            let flags = if lane.inn.up && flags.has(rx::REVOKED) {
-                // The switch stands, so it is too late for a revocation: it becomes a request to go down.
+            // Stored before the word. Has the reader taken nothing from the ring, and will it never?
+            let at = app.rx[lane.slot].revoked.load(Relaxed);
+            let untouched = at == UNSEEN || at == lane.inn.start;
+            let flags = if lane.inn.up && flags.has(rx::REVOKED) && !untouched {
+                // Part of the ring is read, so the sender must say in a frame from which cursor TCP goes on: the
+                // revocation becomes a request to go down.
                 flags.without(rx::REVOKED) | rx::WANT_DOWN
             } else {
                 flags
@@ -165,7 +170,7 @@ impl<P: Provider> Pair<P> {
         i.up = true;
         i.epoch = epoch;
         i.tx_phase = tx::UP;
-        (i.head, i.shown, i.cursor, i.told) = (start, start, start, start);
+        (i.start, i.head, i.shown, i.cursor, i.told) = (start, start, start, start, start);
         i.stale = (at != start).then_some(at);
         i.wants = false;
         true

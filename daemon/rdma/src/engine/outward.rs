@@ -4,7 +4,7 @@
 //! `ACCEPTED` only when the peer's daemon has accepted. Nothing that the application writes is trusted: heads, moves
 //! and ring locations are checked against what it was told.
 
-use super::api::Fault;
+use super::api::{Event, Fault};
 use super::lane::Lane;
 use super::out::{Ask, OutRing, Phase};
 use super::Pair;
@@ -226,12 +226,24 @@ impl<P: Provider> Pair<P> {
             Phase::Asking(a) => RxWord::new(a.epoch, rx::READY),
             Phase::Refused(e) => RxWord::new(e, rx::READY | rx::REVOKED),
             Phase::Up if told == o.epoch => {
-                let asks = flags.only(rx::WANT_DOWN | rx::CLOSED | rx::PAST);
+                let asks = flags.only(rx::WANT_DOWN | rx::REVOKED | rx::CLOSED | rx::PAST);
+                // Who comes down without a frame says so over a link.
+                let asks = match self.rail {
+                    true => asks,
+                    false => asks.without(rx::REVOKED),
+                };
                 RxWord::new(o.epoch, rx::READY | rx::ACCEPTED | asks | down)
             }
             Phase::Up => RxWord::new(o.epoch, rx::READY | rx::ACCEPTED | down),
-            // For an epoch that was used, the peer's reader's flags are shown only in phase Up, above.
-            Phase::Left(_) if told == o.epoch => RxWord::new(told, rx::READY | rx::ACCEPTED | down),
+            // For an epoch that was used, the peer's reader's flags are shown only in phase Up, above,
+            // but for a revocation: a takeover comes down as the application would have.
+            Phase::Left(_) if told == o.epoch => {
+                let revoked = lane
+                    .out
+                    .shown
+                    .map_or(rx::NONE, |w| w.flags().only(rx::REVOKED));
+                RxWord::new(told, rx::READY | rx::ACCEPTED | revoked | down)
+            }
             // Without rails or rings, the readiness must not invite the application to switch up.
             _ if flags == rx::READY
                 && (!self.rail || self.now < o.not_before || o.gated || lane.peer_closed) =>
@@ -242,6 +254,10 @@ impl<P: Provider> Pair<P> {
         };
         if lane.out.shown == Some(word) {
             return;
+        }
+        let asks = |w: RxWord| w.has(rx::ACCEPTED) && w.has(rx::WANT_DOWN | rx::REVOKED);
+        if asks(word) && !lane.out.shown.is_some_and(asks) {
+            self.event(Event::Asked);
         }
         lane.out.shown = Some(word);
         if let Some(p) = self.parties.get(&lane.party) {

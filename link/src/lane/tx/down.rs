@@ -169,6 +169,15 @@ impl TxState {
         self.drain(m, port)
     }
 
+    /// For an end that must be on TCP before it goes on: call it until it says `Done`, which it says on TCP only. (A look
+    /// is not enough: a switch whose answer was awaited is on the ring after it.)
+    pub fn come_down(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        match self.look(m, port)? {
+            Progress::Done if self.mode.load(Relaxed) != mode::TCP => self.down(m, port),
+            step => Ok(step),
+        }
+    }
+
     /// Are there bytes of a revoked ring that only this process can still put on TCP? They must be there before a
     /// FIN. (After a `Down` frame the reader finds them on the ring as well.)
     pub fn must_flush(&self) -> bool {

@@ -63,7 +63,8 @@ impl TxState {
         let epoch = self.asked_epoch(m);
         // Acquire: pairs with the daemon's Release, which follows the far node's acceptance (`ACCEPTED`).
         let word = m.peer_rx().word.load(Acquire);
-        if word.epoch() != epoch || word.has(rx::REVOKED) {
+        let ours = word.epoch() == epoch;
+        if !ours || word.has(rx::REVOKED) && !word.has(rx::ACCEPTED) {
             // The epoch is not used up: the receiver may offer it again.
             self.settle(m, port, epoch, tx::RESUMED);
             return false;

@@ -29,9 +29,11 @@ pub fn show(n: &mut State, c: &Config) {
     let here = r.tx.0 == r.word.epoch && r.tx.1 != 0;
     let accepted = here && r.tx.1 < RESUMED;
     let refused = here && r.tx.1 == RESUMED;
-    // A revocation of a switch that stands is passed on while the answer can be: it has no frame.
+    // A revocation of a switch that stands is passed on while the answer can be, which has no frame, and if nothing was
+    // taken from the ring. Else the sender is asked to go down by a frame, which needs no path.
     let path = n.path() || c.bug == Some(Bug::RevokeWithoutPath);
-    let by_frame = c.bug == Some(Bug::RevokeByFrame) && accepted;
+    let untouched = r.revoked == UNSEEN || r.revoked == n.a.w.start;
+    let by_frame = accepted && (!untouched || c.bug == Some(Bug::RevokeByFrame));
     let revoked = r.word.revoked && (!accepted || path) && !by_frame;
     let lost = accepted && !rails && c.bug != Some(Bug::NoWantDown);
     let m = &mut n.mirror;
