@@ -32,7 +32,7 @@ use crate::process::{ProcId, Process};
 use crate::proof::Proof;
 use crate::rail::Rails;
 use crate::seek::Seek;
-use crate::system::System;
+use crate::system::{Clock, System};
 use crate::view::{Holder, Snapshot};
 use link::family::{state, TABLE_BYTES};
 use link::msg::{ToDaemon, ToShim};
@@ -43,7 +43,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 use underpass_ibv::Ibv;
 use underpass_rdma::verbs::Provider;
 
@@ -69,11 +69,12 @@ pub struct Counters {
 /// `V`: the verbs of lanes to other nodes.
 pub struct Core<V: Provider = Ibv> {
     system: Arc<dyn System>,
+    pub clock: Clock,
     pub config: Config,
     pub proof: Arc<dyn Proof>,
     /// Number of this run of the daemon.
     pub incarnation: u64,
-    pub started: Instant,
+    pub started: Duration,
     pub parties: HashMap<PartyId, Party>,
     pub families: Families,
     /// Processes of families that were there before us, and have not said hello.
@@ -111,7 +112,7 @@ pub struct Core<V: Provider = Ibv> {
     /// Number of living processes that asked the daemon to stay.
     kept: usize,
     /// Since when there is no shim, no lane, and nobody who asked us to stay.
-    pub idle_since: Option<Instant>,
+    pub idle_since: Option<Duration>,
     /// The other nodes; `None`: this daemon works alone.
     pub peers: Option<crate::peers::Peers>,
     /// Lanes to them; `None` without peers.
@@ -138,6 +139,7 @@ impl<V: Provider> Core<V> {
         verbs: Option<V>,
     ) -> Core<V> {
         let incarnation = system.random();
+        let clock = Clock::of(&system);
         let peers = across::peers(&config);
         let rails = peers.as_ref().map(|p| {
             let all = p.directory.peers().into_iter().map(|p| p.name);
@@ -155,7 +157,7 @@ impl<V: Provider> Core<V> {
             config,
             proof,
             incarnation,
-            started: Instant::now(),
+            started: clock.now(),
             parties: HashMap::new(),
             families: Families::default(),
             recovered: Vec::new(),
@@ -165,9 +167,9 @@ impl<V: Provider> Core<V> {
             scanned: false,
             scan_done: Rc::default(),
             by_process: HashMap::new(),
-            waiting: Waiting::default(),
+            waiting: Waiting::new(clock.clone()),
             seek: Seek::default(),
-            links: Links::new((incarnation >> 32) as u32),
+            links: Links::new((incarnation >> 32) as u32, clock.clone()),
             events: Events::default(),
             counters: Counters::default(),
             next_party: 1,
@@ -178,7 +180,8 @@ impl<V: Provider> Core<V> {
             home: None,
             looks: Rc::default(),
             kept: 0,
-            idle_since: Some(Instant::now()),
+            idle_since: Some(clock.now()),
+            clock,
         }
     }
 
@@ -220,7 +223,7 @@ impl<V: Provider> Core<V> {
                     under_way: HashSet::new(),
                     missed: Vec::new(),
                     commands: self.missed_by(process.id, hello.ident),
-                    moves: (Instant::now(), 0),
+                    moves: (self.clock.now(), 0),
                 };
                 self.parties.insert(id, party);
                 self.by_process.insert(key, id);
@@ -327,13 +330,14 @@ impl<V: Provider> Core<V> {
 
     /// A process moves to a family table of its own, in which its connections keep their indices.
     fn moved(&mut self, id: PartyId, table: Foreign, bytes: u64) -> Result<(), Violation> {
+        let now = self.clock.now();
         let ident = memfd::check_fixed(&table, TABLE_BYTES);
         let ident = ident.filter(|_| bytes == TABLE_BYTES as u64);
         let ident = ident.ok_or(Violation("a family table that is none"))?;
         let Some(p) = self.parties.get_mut(&id) else {
             return Ok(());
         };
-        if !p.may_move() {
+        if !p.may_move(now) {
             return Err(Violation("it moves all the time")); // the daemon keeps each table for a while
         }
         let family = self.families.join(ident, table);
@@ -519,7 +523,7 @@ impl<V: Provider> Core<V> {
     /// Programs that will need the daemon are alive, although none is connected: the idle time begins anew.
     pub fn not_idle(&mut self) {
         if self.idle_since.is_some() {
-            self.idle_since = Some(Instant::now());
+            self.idle_since = Some(self.clock.now());
         }
     }
 
@@ -534,7 +538,7 @@ impl<V: Provider> Core<V> {
     pub(crate) fn busy_changed(&mut self) {
         let idle = self.connected == 0 && self.links.lanes() == 0 && self.kept == 0;
         match (idle, self.idle_since) {
-            (true, None) => self.idle_since = Some(Instant::now()),
+            (true, None) => self.idle_since = Some(self.clock.now()),
             (false, Some(_)) => self.idle_since = None,
             _ => {}
         }

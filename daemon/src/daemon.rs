@@ -210,8 +210,11 @@ async fn idle(core: &Shared, options: &Options) {
         return std::future::pending().await;
     };
     loop {
-        let since = core.borrow().idle_since;
-        let idle = since.map_or(Duration::ZERO, |t| t.elapsed());
+        let (since, clock) = {
+            let c = core.borrow();
+            (c.idle_since, c.clock.clone())
+        };
+        let idle = since.map_or(Duration::ZERO, |t| clock.since(t));
         if since.is_some() && idle >= limit {
             let dir = options.dir.clone();
             let used = tokio::task::spawn_blocking(move || idle::any(&dir)).await;

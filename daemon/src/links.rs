@@ -17,12 +17,13 @@ use self::lanes::offer;
 use crate::ids::{ConnRef, PartyId};
 use crate::limits::Group;
 use crate::memfd;
+use crate::system::Clock;
 use link::layout::{EPOCHS, LANES};
 use link::msg::ToShim;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A message for a party, with its descriptors.
 pub struct Send {
@@ -146,7 +147,8 @@ pub struct Links {
     /// Lane of each connection end, by party and connection.
     by_conn: HashMap<(PartyId, u32, u32), (u64, u32, u8)>,
     /// When a link of these two failed: they get no other one for a while.
-    failures: HashMap<(PartyId, PartyId), Instant>,
+    failures: HashMap<(PartyId, PartyId), Duration>,
+    clock: Clock,
     /// Upper half of link numbers, random for each run of the daemon: links that outlive their daemon are not
     /// mistaken for its successor's.
     incarnation: u32,
@@ -155,13 +157,14 @@ pub struct Links {
 }
 
 impl Links {
-    pub fn new(incarnation: u32) -> Self {
+    pub fn new(incarnation: u32, clock: Clock) -> Self {
         Links {
             links: HashMap::new(),
             by_pair: HashMap::new(),
             by_party: HashMap::new(),
             by_conn: HashMap::new(),
             failures: HashMap::new(),
+            clock,
             incarnation,
             next: 1,
             lanes: 0,
@@ -227,7 +230,7 @@ impl Links {
                 return Err(Refused::Limit(if far { 0 } else { side }));
             }
         }
-        match make_areas(id, far) {
+        match make_areas(id, far, self.clock.now()) {
             Err(e) => {
                 tracing::warn!(link = %format_args!("{id:#x}"), "no memory for a link: {e}");
                 payers.iter().for_each(|g| g.give_memory(area));
@@ -329,7 +332,7 @@ impl Links {
             ));
         }
         c.stage = Stage::Sealed;
-        c.sent = Instant::now();
+        c.sent = self.clock.now();
         share(id, 1 - side, peer, n, c, out);
         let given = |s: &Side| s.first.stage != Stage::Given;
         if !link.ready && link.sides.iter().all(given) {
@@ -359,7 +362,7 @@ impl Links {
         }
         let pair = (link.sides[0].party, link.sides[1].party);
         link.failed = true;
-        self.failures.insert(pair, Instant::now());
+        self.failures.insert(pair, self.clock.now());
         for slot in 0..link.slots.len() as u32 {
             self.abandon(id, slot, out);
             self.lane_refused(from, id, side, slot, out)?;
@@ -370,7 +373,10 @@ impl Links {
 
     /// Did a link of these two fail a moment ago?
     fn has_failed(&mut self, pair: (PartyId, PartyId)) -> bool {
-        let recent = self.failures.get(&pair).map(|t| t.elapsed() < FAILED);
+        let recent = self
+            .failures
+            .get(&pair)
+            .map(|t| self.clock.since(*t) < FAILED);
         if recent == Some(false) {
             self.failures.remove(&pair);
         }

@@ -11,9 +11,10 @@
 use crate::elsewhere::{Seen, LOOKS, MOST, PATIENCE};
 use crate::ids::{ConnRef, PartyId};
 use crate::socket::{consistent, End};
+use crate::system::Clock;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::Duration;
 
 /// What became of a registration.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,7 +36,8 @@ type TupleKey = (u64, SocketAddr, SocketAddr);
 pub struct Waiting {
     ends: HashMap<(PartyId, u32), (ConnRef, End)>,
     /// Ends without a record whose mirror has not been seen: since when, and how often it was missed.
-    doubts: HashMap<(PartyId, u32), (Instant, u8)>,
+    doubts: HashMap<(PartyId, u32), (Duration, u8)>,
+    clock: Clock,
     /// By network namespace, local and peer address.
     tuples: HashMap<TupleKey, Vec<(PartyId, u32)>>,
     /// By local and peer address alone.
@@ -46,6 +48,13 @@ pub struct Waiting {
 }
 
 impl Waiting {
+    pub fn new(clock: Clock) -> Waiting {
+        Waiting {
+            clock,
+            ..Waiting::default()
+        }
+    }
+
     /// Takes a registration and says what to do. `alive` tells whether an end that waits is still
     /// the connection that was registered. On `Pair` and `Unproven` neither end waits any more.
     pub fn register(
@@ -116,7 +125,7 @@ impl Waiting {
         }
         self.cookies.insert(end.cookie, k);
         if end.record.is_none() {
-            self.doubts.insert(k, (Instant::now(), 0));
+            self.doubts.insert(k, (self.clock.now(), 0));
         }
         self.ends.insert(k, (who, end));
     }
@@ -147,7 +156,8 @@ impl Waiting {
 
     /// Ends that may wait in vain, see `elsewhere`.
     pub fn doubts(&self) -> impl Iterator<Item = (&ConnRef, &End)> {
-        let old = self.doubts.iter().filter(|d| d.1 .0.elapsed() >= PATIENCE);
+        let old = self.doubts.iter();
+        let old = old.filter(|d| self.clock.since(d.1 .0) >= PATIENCE);
         let ends = old.filter_map(|(k, _)| self.ends.get(k));
         ends.map(|(w, e)| (w, e)).take(MOST)
     }
@@ -253,6 +263,7 @@ mod tests {
     use super::*;
     use crate::proof::{Record, Role};
     use crate::socket::Counts;
+    use std::time::Instant;
 
     fn end(local: &str, peer: &str, cookie: u64, netns: u64) -> End {
         let t = Instant::now();

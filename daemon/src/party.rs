@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A shim's process.
 pub struct Party {
@@ -39,7 +39,7 @@ pub struct Party {
     /// Operator commands of that time.
     pub commands: PendingCommands,
     /// When the present second began, and how often the process has moved to another table in it.
-    pub moves: (Instant, u32),
+    pub moves: (Duration, u32),
 }
 
 /// Most moves to another table in a second; shims make at most five.
@@ -84,9 +84,9 @@ impl Party {
     }
 
     /// A process moves to another table: is that within the limit?
-    pub fn may_move(&mut self) -> bool {
-        if self.moves.0.elapsed() > Duration::from_secs(1) {
-            self.moves = (Instant::now(), 0);
+    pub fn may_move(&mut self, now: Duration) -> bool {
+        if now.saturating_sub(self.moves.0) > Duration::from_secs(1) {
+            self.moves = (now, 0);
         }
         self.moves.1 += 1;
         self.moves.1 <= MOVES_MAX

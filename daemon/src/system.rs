@@ -2,6 +2,8 @@
 //! may wait, and random numbers that nobody can guess. Tests have an implementation of their own.
 
 use crate::random;
+use std::sync::Arc;
+use std::time::Duration;
 
 pub trait System: Send + Sync {
     /// Monotonic time, in ns: CLOCK_MONOTONIC, by which proofs are recorded.
@@ -27,5 +29,31 @@ impl System for Machine {
 
     fn random(&self) -> u64 {
         random::random()
+    }
+}
+
+/// The time, for parts that need nothing else of the machine. By default this machine's.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn System>);
+
+impl Clock {
+    pub fn of(system: &Arc<dyn System>) -> Clock {
+        Clock(system.clone())
+    }
+
+    /// Monotonic, since some moment in the past.
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.0.now())
+    }
+
+    /// Time since `at`, which this clock has said.
+    pub fn since(&self, at: Duration) -> Duration {
+        self.now().saturating_sub(at)
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Clock {
+        Clock(Arc::new(Machine))
     }
 }

@@ -6,7 +6,7 @@ use link::layout::{CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES, LANES};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 /// Stage of a chunk on its way to both parties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct Chunk {
     pub bytes: u64,
     pub stage: Stage,
     /// When it was last given to somebody.
-    pub sent: Instant,
+    pub sent: Duration,
 }
 
 /// Both doorbell ends, and the first file of both areas.
@@ -46,7 +46,7 @@ pub fn chunk_bytes(far: bool) -> usize {
 }
 
 /// Makes the doorbell and the first files of a new link.
-pub fn make_areas(id: u64, far: bool) -> Result<Areas, Errno> {
+pub fn make_areas(id: u64, far: bool, now: Duration) -> Result<Areas, Errno> {
     use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
     let (a, b) = socketpair(
         AddressFamily::UNIX,
@@ -54,13 +54,13 @@ pub fn make_areas(id: u64, far: bool) -> Result<Areas, Errno> {
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )?;
-    let first = |side| make_chunk(id, side, 0, far);
+    let first = |side| make_chunk(id, side, 0, far, now);
     Ok(([a, b], [first(0)?, first(1)?]))
 }
 
 /// Makes chunk `n` of an area. Chunk 0 begins with a header that identifies it; chunk 1 follows it in the same
 /// file.
-pub fn make_chunk(id: u64, side: u8, n: u32, far: bool) -> Result<Chunk, Errno> {
+pub fn make_chunk(id: u64, side: u8, n: u32, far: bool, now: Duration) -> Result<Chunk, Errno> {
     let bytes = match n {
         0 => first_bytes(far),
         _ => chunk_bytes(far),
@@ -79,6 +79,6 @@ pub fn make_chunk(id: u64, side: u8, n: u32, far: bool) -> Result<Chunk, Errno> 
         fd: Arc::new(fd),
         bytes: bytes as u64,
         stage: Stage::Given,
-        sent: Instant::now(),
+        sent: now,
     })
 }

@@ -5,7 +5,7 @@ use super::{Links, Out, Side, Violation, FURTHER};
 use crate::ids::PartyId;
 use link::layout::CHUNKS;
 use link::msg::ToShim;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Shortest time between two times that the same chunk is sent.
 pub(super) const AGAIN: Duration = Duration::from_millis(900);
@@ -60,21 +60,21 @@ impl Links {
         if let Some(k) = growing {
             // A far party is this daemon, which maps what it is given: it is sent nothing again.
             match s.more[k].stage {
-                _ if s.more[k].sent.elapsed() < AGAIN => return Ok(()),
+                _ if self.clock.since(s.more[k].sent) < AGAIN => return Ok(()),
                 Stage::Given if !s.party.is_far() => give(id, side, s, number(k), out),
                 Stage::Sealed if !peer.is_far() => {
                     share(id, 1 - side, peer, number(k), &s.more[k], out);
                 }
                 _ => {}
             }
-            s.more[k].sent = Instant::now();
+            s.more[k].sent = self.clock.now();
             return Ok(());
         }
         let n = number(s.more.len());
         if n as usize >= CHUNKS || !s.payer.take_memory(bytes) {
             return Ok(());
         }
-        match make_chunk(id, side, n, far) {
+        match make_chunk(id, side, n, far, self.clock.now()) {
             Ok(c) => s.more.push(c),
             Err(e) => {
                 tracing::warn!(link = %format_args!("{id:#x}"), "no memory for a chunk: {e}");

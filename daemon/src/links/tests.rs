@@ -4,6 +4,7 @@ use super::area::Stage;
 use super::growth::AGAIN;
 use super::*;
 use crate::limits::for_tests;
+use crate::system::Clock;
 use link::layout::{Epoch, CHUNKS, CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES};
 
 fn end(party: u64, conn: u32) -> ConnRef {
@@ -30,7 +31,7 @@ const FAR_AREA: u64 = (CONTROL_BYTES + FAR_CHUNK_BYTES) as u64;
 impl World {
     fn new(lanes: u32, memory: u64) -> World {
         World {
-            links: Links::new(0xabcd),
+            links: Links::new(0xabcd, Clock::default()),
             groups: [for_tests(lanes, memory), for_tests(lanes, memory)],
             offers: vec![],
             gone: vec![],
