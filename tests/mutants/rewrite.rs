@@ -1,6 +1,5 @@
 //! Puts every mutant of a source file into it at once: each behind a test of its number, so that one build has them all.
 
-use proc_macro2::Span;
 use quote::ToTokens;
 use std::collections::BTreeSet;
 use syn::spanned::Spanned;
@@ -43,11 +42,11 @@ impl Rewriter {
     }
 
     /// The test of a new number, if it is to be there.
-    fn number(&mut self, at: Span, what: String) -> Option<Expr> {
+    fn number(&mut self, line: usize, what: String) -> Option<Expr> {
         let n = self.mutants.len();
         self.mutants.push(Mutant {
             file: self.file.clone(),
-            line: at.start().line,
+            line,
             what,
         });
         let number = n as u32;
@@ -56,38 +55,36 @@ impl Rewriter {
     }
 
     /// A condition that is always true, or always false.
-    fn condition(&mut self, e: &mut Expr, text: &str, may_be_true: bool) {
+    fn condition(&mut self, e: &mut Expr, (line, text): &(usize, String), may_be_true: bool) {
         if has_let(e) {
             return;
         }
-        let at = e.span();
         if may_be_true {
-            if let Some(is) = self.number(at, format!("`{text}` is true")) {
+            if let Some(is) = self.number(*line, format!("`{text}` is true")) {
                 *e = parse_quote!((#is || (#e)));
             }
         }
-        if let Some(is) = self.number(at, format!("`{text}` is false")) {
+        if let Some(is) = self.number(*line, format!("`{text}` is false")) {
             *e = parse_quote!((!#is && (#e)));
         }
     }
 
-    fn binary(&mut self, e: &mut Expr, text: &str) {
+    fn binary(&mut self, e: &mut Expr, (line, text): &(usize, String)) {
         let Expr::Binary(b) = e else { return };
         let Some(op) = other(&b.op) else { return };
         if has_let(&b.left) || has_let(&b.right) {
             return;
         }
-        let at = b.op.span();
         let what = format!("`{}` for `{}` in `{text}`", short(&op), short(&b.op));
         let mut changed = b.clone();
         changed.op = op;
-        if let Some(is) = self.number(at, what) {
+        if let Some(is) = self.number(*line, what) {
             *e = parse_quote!((if #is { #changed } else { #b }));
         }
     }
 
     fn body(&mut self, f: &syn::Signature, block: &mut syn::Block) {
-        let at = f.ident.span();
+        let line = line_of(&f.ident);
         for (of, value, text) in [
             (Returns::Unit, parse_quote!(return), "does nothing"),
             (Returns::Bool, parse_quote!(return true), "says true"),
@@ -95,7 +92,7 @@ impl Rewriter {
         ] {
             let value: Expr = value;
             if returns(f) == of {
-                if let Some(is) = self.number(at, format!("`{}` {text}", f.ident)) {
+                if let Some(is) = self.number(line, format!("`{}` {text}", f.ident)) {
                     block.stmts.insert(0, parse_quote!(if #is { #value; }));
                 }
             }
@@ -140,7 +137,7 @@ impl VisitMut for Rewriter {
     }
 
     fn visit_stmt_mut(&mut self, s: &mut Stmt) {
-        let text = short(s);
+        let (line, text) = (line_of(s), short(s));
         visit_mut::visit_stmt_mut(self, s);
         let leaves = match s {
             Stmt::Expr(e, Some(_)) => match e {
@@ -153,15 +150,14 @@ impl VisitMut for Rewriter {
             _ => false,
         };
         if leaves {
-            let at = s.span();
-            if let Some(is) = self.number(at, format!("without `{text}`")) {
+            if let Some(is) = self.number(line, format!("without `{text}`")) {
                 *s = parse_quote!(if !#is { #s });
             }
         }
     }
 
     fn visit_arm_mut(&mut self, a: &mut syn::Arm) {
-        let text = a.guard.as_ref().map(|(_, g)| short(g));
+        let text = a.guard.as_ref().map(|(_, g)| (line_of(g), short(g)));
         visit_mut::visit_arm_mut(self, a);
         if let (Some((_, guard)), Some(text)) = (&mut a.guard, text) {
             self.condition(guard, &text, true);
@@ -170,10 +166,11 @@ impl VisitMut for Rewriter {
 
     fn visit_expr_mut(&mut self, e: &mut Expr) {
         let text = match e {
-            Expr::Binary(_) | Expr::Unary(_) => short(e),
-            Expr::If(i) => short(&i.cond),
-            Expr::While(w) => short(&w.cond),
-            _ => String::new(),
+            Expr::Binary(b) => (line_of(&b.op), short(e)),
+            Expr::Unary(_) => (line_of(e), short(e)),
+            Expr::If(i) => (line_of(&i.cond), short(&i.cond)),
+            Expr::While(w) => (line_of(&w.cond), short(&w.cond)),
+            _ => (0, String::new()),
         };
         visit_mut::visit_expr_mut(self, e);
         match e {
@@ -181,8 +178,9 @@ impl VisitMut for Rewriter {
             Expr::If(i) => self.condition(&mut i.cond, &text, true),
             Expr::While(w) => self.condition(&mut w.cond, &text, false),
             Expr::Unary(u) if matches!(u.op, syn::UnOp::Not(_)) => {
-                let (at, inner) = (u.span(), u.expr.clone());
-                if let Some(is) = self.number(at, format!("`{text}` without `!`")) {
+                let inner = u.expr.clone();
+                let (line, text) = &text;
+                if let Some(is) = self.number(*line, format!("`{text}` without `!`")) {
                     *e = parse_quote!((if #is { #inner } else { #e }));
                 }
             }
@@ -192,8 +190,8 @@ impl VisitMut for Rewriter {
                 let n = m.arms.len() - usize::from(all);
                 let arms = m.arms.iter_mut().take(if all { n } else { 0 });
                 for a in arms.filter(|a| a.guard.is_none()) {
-                    let (at, text) = (a.span(), short(&a.pat));
-                    if let Some(is) = self.number(at, format!("without the arm `{text}`")) {
+                    let (line, text) = (line_of(&a.pat), short(&a.pat));
+                    if let Some(is) = self.number(line, format!("without the arm `{text}`")) {
                         a.guard = Some((Default::default(), Box::new(parse_quote!(!#is))));
                     }
                 }
@@ -201,6 +199,11 @@ impl VisitMut for Rewriter {
             _ => {}
         }
     }
+}
+
+/// Before it is rewritten: what is put there has no place in the file.
+fn line_of(t: &impl Spanned) -> usize {
+    t.span().start().line
 }
 
 fn returns(f: &syn::Signature) -> Returns {
