@@ -86,7 +86,7 @@ fn seeds(name: &str, from: u64, n: u64, kind: Kind) -> Option<Counts> {
 }
 
 /// Of each kind.
-const MANY: u64 = if cfg!(debug_assertions) { 100 } else { 4_000 };
+const MANY: u64 = if cfg!(debug_assertions) { 100 } else { 3_500 };
 
 #[test]
 fn undisturbed() {
