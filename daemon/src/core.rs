@@ -69,7 +69,6 @@ pub struct Counters {
 /// `V`: the verbs of lanes to other nodes.
 pub struct Core<V: Provider = Ibv> {
     system: Arc<dyn System>,
-    pub clock: Clock,
     pub config: Config,
     pub proof: Arc<dyn Proof>,
     /// Number of this run of the daemon.
@@ -140,6 +139,7 @@ impl<V: Provider> Core<V> {
     ) -> Core<V> {
         let incarnation = system.random();
         let clock = Clock::of(&system);
+        let now = clock.now();
         let peers = across::peers(&config);
         let rails = peers.as_ref().map(|p| {
             let all = p.directory.peers().into_iter().map(|p| p.name);
@@ -157,7 +157,7 @@ impl<V: Provider> Core<V> {
             config,
             proof,
             incarnation,
-            started: clock.now(),
+            started: now,
             parties: HashMap::new(),
             families: Families::default(),
             recovered: Vec::new(),
@@ -169,7 +169,7 @@ impl<V: Provider> Core<V> {
             by_process: HashMap::new(),
             waiting: Waiting::new(clock.clone()),
             seek: Seek::default(),
-            links: Links::new((incarnation >> 32) as u32, clock.clone()),
+            links: Links::new((incarnation >> 32) as u32, clock),
             events: Events::default(),
             counters: Counters::default(),
             next_party: 1,
@@ -180,9 +180,13 @@ impl<V: Provider> Core<V> {
             home: None,
             looks: Rc::default(),
             kept: 0,
-            idle_since: Some(clock.now()),
-            clock,
+            idle_since: Some(now),
         }
+    }
+
+    /// The time by which `started` and `idle_since` are counted.
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.system.now())
     }
 
     /// A shim has connected and said hello. `Ok((id, true))`: a new party, whose death must be
@@ -223,7 +227,7 @@ impl<V: Provider> Core<V> {
                     under_way: HashSet::new(),
                     missed: Vec::new(),
                     commands: self.missed_by(process.id, hello.ident),
-                    moves: (self.clock.now(), 0),
+                    moves: (self.now(), 0),
                 };
                 self.parties.insert(id, party);
                 self.by_process.insert(key, id);
@@ -330,7 +334,7 @@ impl<V: Provider> Core<V> {
 
     /// A process moves to a family table of its own, in which its connections keep their indices.
     fn moved(&mut self, id: PartyId, table: Foreign, bytes: u64) -> Result<(), Violation> {
-        let now = self.clock.now();
+        let now = self.now();
         let ident = memfd::check_fixed(&table, TABLE_BYTES);
         let ident = ident.filter(|_| bytes == TABLE_BYTES as u64);
         let ident = ident.ok_or(Violation("a family table that is none"))?;
@@ -523,7 +527,7 @@ impl<V: Provider> Core<V> {
     /// Programs that will need the daemon are alive, although none is connected: the idle time begins anew.
     pub fn not_idle(&mut self) {
         if self.idle_since.is_some() {
-            self.idle_since = Some(self.clock.now());
+            self.idle_since = Some(self.now());
         }
     }
 
@@ -538,7 +542,7 @@ impl<V: Provider> Core<V> {
     pub(crate) fn busy_changed(&mut self) {
         let idle = self.connected == 0 && self.links.lanes() == 0 && self.kept == 0;
         match (idle, self.idle_since) {
-            (true, None) => self.idle_since = Some(self.clock.now()),
+            (true, None) => self.idle_since = Some(self.now()),
             (false, Some(_)) => self.idle_since = None,
             _ => {}
         }

@@ -210,11 +210,11 @@ async fn idle(core: &Shared, options: &Options) {
         return std::future::pending().await;
     };
     loop {
-        let (since, clock) = {
+        let (since, now) = {
             let c = core.borrow();
-            (c.idle_since, c.clock.clone())
+            (c.idle_since, c.now())
         };
-        let idle = since.map_or(Duration::ZERO, |t| clock.since(t));
+        let idle = since.map_or(Duration::ZERO, |t| now.saturating_sub(t));
         if since.is_some() && idle >= limit {
             let dir = options.dir.clone();
             let used = tokio::task::spawn_blocking(move || idle::any(&dir)).await;

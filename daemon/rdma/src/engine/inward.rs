@@ -37,9 +37,11 @@ impl<P: Provider> Pair<P> {
             let flags = rx::READY | rx::WANT_DOWN | rx::REVOKED | rx::CLOSED | rx::PAST;
             let flags = word.flags().only(flags);
             // Stored before the word. Has the reader taken nothing from the ring, and will it never?
-            let at = app.rx[lane.slot].revoked.load(Relaxed);
-            let untouched = at == UNSEEN || at == lane.inn.start;
-            let flags = if lane.inn.up && flags.has(rx::REVOKED) && !untouched {
+            let untouched = || {
+                let at = app.rx[lane.slot].revoked.load(Relaxed);
+                at == UNSEEN || at == lane.inn.start
+            };
+            let flags = if lane.inn.up && flags.has(rx::REVOKED) && !untouched() {
                 // Part of the ring is read, so the sender must say in a frame from which cursor TCP goes on: the
                 // revocation becomes a request to go down.
                 flags.without(rx::REVOKED) | rx::WANT_DOWN
