@@ -1,7 +1,8 @@
 //! The daemon's configuration: a TOML file, over it the command line.
 
-use crate::limits::Limits;
-use crate::peers::directory::{self, FileDirectory, Listed};
+use crate::clients::limits::Limits;
+use crate::nodes::peers::directory::{self, FileDirectory, Listed};
+use crate::pairing::bpf::ProofConfig;
 use link::layout::{RING_LOG2_MAX, RING_LOG2_MIN};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -100,18 +101,6 @@ pub struct LimitsConfig {
     pub processes: u32,
 }
 
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(default, deny_unknown_fields)]
-pub struct ProofConfig {
-    /// Record initial sequence numbers by BPF. Needs privileges; without, ends are paired inside
-    /// one network namespace only.
-    pub bpf: bool,
-    /// Where program and records are pinned, so that they outlive the daemon.
-    pub pin: PathBuf,
-    /// Root of the cgroup v2 hierarchy; found by itself where not set.
-    pub cgroup: Option<PathBuf>,
-}
-
 /// Connections that stay on TCP.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, deny_unknown_fields)]
@@ -164,16 +153,6 @@ impl Default for LimitsConfig {
             lanes: 262_144,
             memory_mib: 1 << 20,
             processes: 16_384,
-        }
-    }
-}
-
-impl Default for ProofConfig {
-    fn default() -> Self {
-        ProofConfig {
-            bpf: true,
-            pin: "/sys/fs/bpf/underpass".into(),
-            cgroup: None,
         }
     }
 }

@@ -4,36 +4,38 @@
 
 pub mod across;
 pub mod commands;
+pub mod events;
 mod far;
 mod holders;
 mod inherited;
+pub mod looks;
 mod recovered;
 pub mod register;
 mod seek;
 
-use crate::adopt::Recovered;
+use crate::clients::adopt::Recovered;
+use crate::clients::control::Control;
+use crate::clients::families::Families;
+use crate::clients::family::Family;
+use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::limits::{Groups, Member};
+use crate::clients::notice::Notice;
+use crate::clients::party::Party;
+use crate::clients::view::{Holder, Snapshot};
 use crate::config::Config;
-use crate::control::Control;
-use crate::dataplane::DataPlane;
-use crate::events::{About, Events};
-use crate::families::Families;
-use crate::family::Family;
-use crate::fds::Foreign;
-use crate::holders::{Came, Holders};
-use crate::ids::{ConnRef, PartyId};
-use crate::inherited::InheritedEnds;
-use crate::limits::{Groups, Member};
-use crate::links::{Links, Out, Violation};
-use crate::memfd::{self, Ident};
-use crate::notice::Notice;
-use crate::pairing::Waiting;
-use crate::party::Party;
-use crate::process::{ProcId, Process};
-use crate::proof::Proof;
-use crate::rail::Rails;
-use crate::seek::Seek;
-use crate::system::{Clock, System};
-use crate::view::{Holder, Snapshot};
+use crate::core::events::{About, Events};
+use crate::dataplane::rail::Rails;
+use crate::dataplane::thread::DataPlane;
+use crate::lanes::holders::{Came, Holders};
+use crate::lanes::inherited::InheritedEnds;
+use crate::lanes::links::{Links, Out, Violation};
+use crate::nodes::seek::Seek;
+use crate::os::fds::Foreign;
+use crate::os::memfd::{self, Ident};
+use crate::os::process::{ProcId, Process};
+use crate::os::system::{Clock, System};
+use crate::pairing::local::Waiting;
+use crate::pairing::proof::Proof;
 use link::family::{state, TABLE_BYTES};
 use link::msg::{ToDaemon, ToShim};
 use link::reason::Reason;
@@ -107,18 +109,18 @@ pub struct Core<V: Provider = Ibv> {
     /// Identity of that directory, as shims write it into their tables.
     pub home: Option<link::family::Home>,
     /// Shares one census among all who ask for `ss` at the same time.
-    pub looks: Rc<crate::looks::Looks>,
+    pub looks: Rc<crate::core::looks::Looks>,
     /// Number of living processes that asked the daemon to stay.
     kept: usize,
     /// Since when there is no shim, no lane, and nobody who asked us to stay.
     pub idle_since: Option<Duration>,
     /// The other nodes; `None`: this daemon works alone.
-    pub peers: Option<crate::peers::Peers>,
+    pub peers: Option<crate::nodes::peers::Peers>,
     /// Lanes to them; `None` without peers.
     pub rails: Option<Arc<DataPlane<V>>>,
     effects: far::Effects,
     /// What the daemon's lanes count against, as a party of far links.
-    far_group: Arc<crate::limits::Group>,
+    far_group: Arc<crate::clients::limits::Group>,
 }
 
 /// What a shim said in its hello, checked.
@@ -153,7 +155,7 @@ impl<V: Provider> Core<V> {
             peers,
             rails,
             effects: far::Effects::default(),
-            far_group: crate::limits::far(),
+            far_group: crate::clients::limits::far(),
             config,
             proof,
             incarnation,

@@ -1,11 +1,18 @@
 //! The daemon as a whole: its directory, its sockets, its end.
 
+use crate::admin;
+use crate::clients::adopt;
+use crate::clients::idle;
 use crate::config::Config;
 use crate::core::{Core, Shared};
-use crate::dataplane::Thread;
-use crate::rail::Rails;
-use crate::system::Machine;
-use crate::{admin_server, adopt, channels, fds, idle, peers, server, tasks};
+use crate::dataplane::rail::Rails;
+use crate::dataplane::thread::Thread;
+use crate::nodes::peers;
+use crate::os::fds;
+use crate::os::system::Machine;
+use crate::tasks::channels;
+use crate::tasks::lookups;
+use crate::tasks::server;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::cell::RefCell;
@@ -109,9 +116,9 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
     let (control, admin) = (options.dir.join(CONTROL_SOCK), options.dir.join(ADMIN_SOCK));
-    let proof = crate::bpf::open(&options.config.proof);
+    let proof = crate::pairing::bpf::open(&options.config.proof);
     let control_sock = server::listen(&control).map_err(at(&control))?;
-    let admin_sock = admin_server::listen(&admin).map_err(|e| Error::Path(admin.clone(), e))?;
+    let admin_sock = admin::server::listen(&admin).map_err(|e| Error::Path(admin.clone(), e))?;
     let mode = Mode::from_raw_mode(if public { 0o666 } else { 0o600 });
     for p in [&control, &admin] {
         rustix::fs::chmod(p, mode).map_err(at(p))?;
@@ -134,13 +141,13 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
     );
     core.borrow_mut().home = adopt::identity(&options.dir, lock);
     core.borrow_mut().dir = Some(options.dir.clone());
-    tokio::task::spawn_local(tasks::adopt(core.clone()));
+    tokio::task::spawn_local(lookups::adopt(core.clone()));
     core.borrow_mut().leaves = options.idle_exit.is_some();
-    tokio::task::spawn_local(tasks::search(core.clone()));
-    tokio::task::spawn_local(tasks::look_at_inherited(core.clone()));
-    tokio::task::spawn_local(tasks::look_for_holders(core.clone()));
-    tokio::task::spawn_local(tasks::look_for_unseen_closes(core.clone()));
-    tokio::task::spawn_local(admin_server::serve(core.clone(), admin_sock));
+    tokio::task::spawn_local(lookups::search(core.clone()));
+    tokio::task::spawn_local(lookups::look_at_inherited(core.clone()));
+    tokio::task::spawn_local(lookups::look_for_holders(core.clone()));
+    tokio::task::spawn_local(lookups::look_for_unseen_closes(core.clone()));
+    tokio::task::spawn_local(admin::server::serve(core.clone(), admin_sock));
     if !options.config.peer.is_empty() {
         let node = &options.config.node;
         let at = match node.control.as_str() {
@@ -177,8 +184,8 @@ fn serve_rails(core: &Shared) -> Result<Option<Thread>, Error> {
         return Ok(None);
     }
     let (tell, stale) = tokio::sync::mpsc::unbounded_channel();
-    tokio::task::spawn_local(tasks::watch_devices(core.clone(), stale));
-    tokio::task::spawn_local(tasks::take_in(core.clone(), plane.clone()));
+    tokio::task::spawn_local(lookups::watch_devices(core.clone(), stale));
+    tokio::task::spawn_local(lookups::take_in(core.clone(), plane.clone()));
     let thread = Thread::start(&plane, tell).map_err(Error::DataPlane)?;
     Ok(Some(thread))
 }
@@ -187,8 +194,8 @@ async fn sweep(core: &Shared) {
     loop {
         tokio::time::sleep(SWEEP).await;
         core.borrow_mut().sweep();
-        tasks::look_elsewhere(core).await;
-        tasks::prune_recovered(core).await;
+        lookups::look_elsewhere(core).await;
+        lookups::prune_recovered(core).await;
         fade(core).await;
     }
 }

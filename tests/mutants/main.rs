@@ -30,9 +30,9 @@ const PLACES: [&str; 12] = [
     "link/src/lane/tx.rs",
     "link/src/lane/tx/",
     "daemon/src/core/far.rs",
-    "daemon/src/dataplane.rs",
-    "daemon/src/rail.rs",
-    "daemon/src/rail/",
+    "daemon/src/dataplane/thread.rs",
+    "daemon/src/dataplane/rail.rs",
+    "daemon/src/dataplane/rail/",
     "daemon/rdma/src/engine.rs",
     "daemon/rdma/src/engine/",
 ];

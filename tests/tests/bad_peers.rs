@@ -4,7 +4,7 @@ use anyhow::{ensure, Context, Result};
 use underpass_tests::harness::node::{Lan, Node, Setup};
 use underpass_tests::harness::talk::{check_pair, Talk};
 use underpass_tests::harness::{until, Program, Running, SOON};
-use underpassd::peers::msg::{MIN_VERSION, VERSION};
+use underpassd::nodes::peers::msg::{MIN_VERSION, VERSION};
 
 /// `peer.py` as node n3, which n1 knows.
 struct Fake<'a> {

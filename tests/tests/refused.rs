@@ -10,12 +10,12 @@ use std::sync::mpsc;
 use std::time::Duration;
 use underpass_tests::harness::peers::Echo;
 use underpass_tests::harness::{until, Daemon, Place, SOON};
-use underpassd::family::Family;
-use underpassd::wire::{self, Incoming};
+use underpassd::clients::family::Family;
+use underpassd::os::wire::{self, Incoming};
 
 /// Refuses everybody, and hands out the tables that it is shown.
 fn refusing(dir: &Path, reason: Reason) -> Result<mpsc::Receiver<Family>> {
-    let sock = underpassd::server::listen(&dir.join("control.sock"))?;
+    let sock = underpassd::tasks::server::listen(&dir.join("control.sock"))?;
     let (tx, rx) = mpsc::channel();
     std::thread::spawn(move || loop {
         use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
@@ -37,7 +37,7 @@ fn refusing(dir: &Path, reason: Reason) -> Result<mpsc::Receiver<Family>> {
         };
         let hello = ToDaemon::decode(&buf[..len]);
         if let (Ok(ToDaemon::Hello { .. }), Some(table)) = (hello, fds.into_iter().next()) {
-            if let Some(ident) = underpassd::memfd::check_fixed(&table, TABLE_BYTES) {
+            if let Some(ident) = underpassd::os::memfd::check_fixed(&table, TABLE_BYTES) {
                 let _ = tx.send(Family::new(ident, table));
             }
         }

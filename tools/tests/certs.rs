@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::Output;
 use support::{text, tool, FakeDaemon};
 use underpass_admin::{NodeState, PeerState, RefusedState, Response};
-use underpassd::channels::tls;
 use underpassd::config::TlsConfig;
+use underpassd::tasks::channels::tls;
 
 fn certs(dir: &Path, args: &str) -> Output {
     let mut c = tool(&["certs"]);
@@ -46,7 +46,7 @@ fn a_ca_and_nodes_that_the_daemon_can_use() {
     ok(d, "node n1.example --also alias");
     let id = tls::load(&files(d, "n1.example"), "n1.example").unwrap();
     assert_eq!(id.own.names, ["n1.example", "alias"]);
-    let year = id.own.not_after - underpassd::peers::now();
+    let year = id.own.not_after - underpassd::nodes::peers::now();
     assert!((364 * 86_400..=365 * 86_400).contains(&year));
     assert!(tls::load(&files(d, "n1.example"), "n2")
         .err()

@@ -2,15 +2,15 @@
 //! it tells `ss`.
 
 use super::{alive, Core, RETRY_UNPROVEN_MS};
-use crate::ids::{ConnRef, PartyId};
-use crate::peers::cut::Cut;
-use crate::peers::digest::Key;
-use crate::peers::directory::Name;
-use crate::peers::msg::Msg;
-use crate::peers::pairing::{Asked, Out, Paired, Pairing, Shown};
-use crate::peers::{Accepted, Peers};
-use crate::socket::End;
-use crate::view::{self, Entry};
+use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::view::{self, Entry};
+use crate::nodes::peers::cut::Cut;
+use crate::nodes::peers::digest::Key;
+use crate::nodes::peers::directory::Name;
+use crate::nodes::peers::msg::Msg;
+use crate::nodes::peers::pairing::{Asked, Out, Paired, Pairing, Shown};
+use crate::nodes::peers::{Accepted, Peers};
+use crate::pairing::socket::End;
 use link::reason::Reason;
 use std::collections::HashMap;
 use std::rc::Rc;

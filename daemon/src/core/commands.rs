@@ -1,7 +1,7 @@
 //! Operator commands (`down`, `up`), and the processes that they go to.
 
 use super::Core;
-use crate::ids::PartyId;
+use crate::clients::ids::PartyId;
 use underpass_rdma::verbs::Provider;
 
 /// A process that operators can command.

@@ -1,14 +1,14 @@
 //! The core's part of lanes to other nodes: it connects the rails with parties, links and peers.
 
 use super::{Core, RETRY_SOON_MS, RETRY_TROUBLE_MS};
-use crate::fds::Foreign;
-use crate::ids::{ConnRef, PartyId};
-use crate::inherited::Inheritance;
-use crate::links::{Out, Refused, Send, Violation};
-use crate::party::Party;
-use crate::peers::pairing::Paired;
-use crate::rail::{Effect, Rails};
-use crate::unseen::{Held, Idle};
+use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::party::Party;
+use crate::dataplane::rail::{Effect, Rails};
+use crate::lanes::inherited::Inheritance;
+use crate::lanes::links::{Out, Refused, Send, Violation};
+use crate::lanes::unseen::{Held, Idle};
+use crate::nodes::peers::pairing::Paired;
+use crate::os::fds::Foreign;
 use link::msg::ToShim;
 use link::reason::Reason;
 use std::collections::{HashMap, VecDeque};

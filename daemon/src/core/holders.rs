@@ -1,9 +1,9 @@
 //! Ends that came to their process from another one.
 
 use super::{Core, RETRY_SOON_MS, RETRY_UNPROVEN_MS};
-use crate::holders::{Asked, Came, Verdict};
-use crate::ids::ConnRef;
-use crate::socket::End;
+use crate::clients::ids::ConnRef;
+use crate::lanes::holders::{Asked, Came, Verdict};
+use crate::pairing::socket::End;
 use link::msg::register;
 use link::reason::Reason;
 use underpass_rdma::verbs::Provider;

@@ -1,9 +1,9 @@
 //! Ends that processes which have ended leave to other processes.
 
 use super::{Core, RETRY_SOON_MS};
-use crate::inherited::{Inheritance, Inherited};
-use crate::links::Out;
-use crate::party::Party;
+use crate::clients::party::Party;
+use crate::lanes::inherited::{Inheritance, Inherited};
+use crate::lanes::links::Out;
 use link::msg::op;
 use link::reason::Reason;
 use underpass_rdma::verbs::Provider;

@@ -1,10 +1,10 @@
 //! Processes of families that are older than this daemon.
 
 use super::Core;
-use crate::adopt::{Found, Recovered};
-use crate::commands::PendingCommands;
-use crate::memfd::Ident;
-use crate::process::ProcId;
+use crate::clients::adopt::{Found, Recovered};
+use crate::clients::commands::PendingCommands;
+use crate::os::memfd::Ident;
+use crate::os::process::ProcId;
 use underpass_rdma::verbs::Provider;
 
 impl<V: Provider> Core<V> {

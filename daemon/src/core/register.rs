@@ -1,16 +1,16 @@
 //! Registrations: what becomes of a socket that a shim has handed in.
 
 use super::{alive, Core, RETRY_SOON_MS, RETRY_TROUBLE_MS, RETRY_UNPROVEN_MS};
-use crate::control::Control;
-use crate::elsewhere::{Doubt, Seen};
-use crate::fds::Foreign;
-use crate::holders::Came;
-use crate::ids::{ConnRef, PartyId};
-use crate::limits::Job;
-use crate::links::{Out, Refused, Violation};
-use crate::pairing::Verdict;
-use crate::proof::Proof;
-use crate::socket::End;
+use crate::clients::control::Control;
+use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::limits::Job;
+use crate::lanes::holders::Came;
+use crate::lanes::links::{Out, Refused, Violation};
+use crate::os::fds::Foreign;
+use crate::pairing::elsewhere::{Doubt, Seen};
+use crate::pairing::local::Verdict;
+use crate::pairing::proof::Proof;
+use crate::pairing::socket::End;
 use link::family::state;
 use link::msg::{register, ToShim};
 use link::reason::Reason;
@@ -181,7 +181,7 @@ impl<V: Provider> Core<V> {
         waiting.chain(new).collect()
     }
 
-    /// Ends whose other end may never register (`elsewhere`).
+    /// Ends whose other end may never register (`pairing::elsewhere`).
     pub fn doubts(&self) -> Vec<Doubt> {
         let doubt = |(who, end): (&ConnRef, &End)| {
             let p = self.parties.get(&who.party)?;

@@ -2,9 +2,9 @@
 //! found.
 
 use super::Core;
-use crate::ids::ConnRef;
-use crate::peers::pairing::Asked;
-use crate::seek::{Results, Sought, Task, ASKS, ENDS_MAX, TELL, TRIES};
+use crate::clients::ids::ConnRef;
+use crate::nodes::peers::pairing::Asked;
+use crate::nodes::seek::{Results, Sought, Task, ASKS, ENDS_MAX, TELL, TRIES};
 use underpass_rdma::verbs::Provider;
 
 impl<V: Provider> Core<V> {

@@ -22,8 +22,8 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 use underpass_rdma::sim::{self, Faults, Rng};
-use underpassd::peers::digest::Key;
-use underpassd::proof::{Record, Role};
+use underpassd::nodes::peers::digest::Key;
+use underpassd::pairing::proof::{Record, Role};
 
 /// When it begins, in ns: 0 is never for some.
 const START_NS: u64 = 1_000_000_000;

@@ -11,23 +11,23 @@ use tokio::sync::mpsc;
 use underpass_rdma::devices::{Change, SysDevice, SysPort};
 use underpass_rdma::sim::{self, Rng};
 use underpass_rdma::verbs::*;
+use underpassd::clients::control::Control;
+use underpassd::clients::ids::PartyId;
 use underpassd::config::{Config, NodeConfig, PeerConfig, RailConfig};
-use underpassd::control::Control;
 use underpassd::core::register::Registration;
 use underpassd::core::{Core, Hello};
-use underpassd::dataplane::{Loop, Next};
-use underpassd::fds::Foreign;
-use underpassd::ids::PartyId;
-use underpassd::memfd;
-use underpassd::peers::cut::Cut;
-use underpassd::peers::digest::Key;
-use underpassd::peers::directory::Name;
-use underpassd::peers::msg::Msg;
-use underpassd::peers::Accepted;
-use underpassd::process::Process as Peer;
-use underpassd::proof::{Proof, Record};
-use underpassd::socket;
-use underpassd::system::System;
+use underpassd::dataplane::thread::{Loop, Next};
+use underpassd::nodes::peers::cut::Cut;
+use underpassd::nodes::peers::digest::Key;
+use underpassd::nodes::peers::directory::Name;
+use underpassd::nodes::peers::msg::Msg;
+use underpassd::nodes::peers::Accepted;
+use underpassd::os::fds::Foreign;
+use underpassd::os::memfd;
+use underpassd::os::process::Process as Peer;
+use underpassd::os::system::System;
+use underpassd::pairing::proof::{Proof, Record};
+use underpassd::pairing::socket;
 
 pub const RAILS: usize = 2;
 
@@ -69,7 +69,7 @@ impl Proof for Records {
 }
 
 pub fn cookie(socket: BorrowedFd<'_>) -> u64 {
-    let got = underpassd::sockopt::get(socket, libc::SOL_SOCKET, libc::SO_COOKIE);
+    let got = underpassd::os::sockopt::get(socket, libc::SOL_SOCKET, libc::SO_COOKIE);
     got.expect("a socket").0
 }
 
@@ -398,7 +398,7 @@ impl Node {
             address: String::new(),
             incarnation,
             release: String::new(),
-            version: underpassd::peers::msg::VERSION,
+            version: underpassd::nodes::peers::msg::VERSION,
             expires: 0,
             we_dialed: self.n == 0,
         };

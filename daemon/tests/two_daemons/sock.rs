@@ -32,7 +32,7 @@ impl Port for Sock<'_> {
     }
 
     fn tcp_sent(&self) -> Option<u64> {
-        underpassd::sockopt::tcp_position(self.fd)
+        underpassd::os::sockopt::tcp_position(self.fd)
             .ok()
             .map(|p| p.sent)
     }

@@ -1,4 +1,4 @@
-//! The daemon beside an end looks after its sending direction, as `daemon/src/rail/takeover.rs` does:
+//! The daemon beside an end looks after its sending direction, as `daemon/src/dataplane/rail/takeover.rs` does:
 //! takes it from an end that is late, has shut down or is gone, and says on TCP where it goes on or
 //! ends. And what an end does when it hears that its daemon is dead.
 

@@ -1,0 +1,8 @@
+//! What the command-line tool is told: rows of sockets, counters, devices, events; and what it may order.
+//!
+//! Reads the core's state and the kernel's tables. It shows a caller only what that caller may see, and changes
+//! nothing but by the core's commands.
+
+pub mod census;
+pub mod rail_view;
+pub mod server;

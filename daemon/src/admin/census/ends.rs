@@ -1,0 +1,94 @@
+//! Who is at the other end of each row, as far as this node can tell.
+
+use super::kernel::Kernel;
+use crate::clients::view::{self, Entry};
+use crate::os::tcp;
+use link::reason::Reason;
+use std::collections::{HashMap, HashSet};
+use underpass_admin::proc;
+
+/// Enters the other end of each connection, and why it is on TCP, from what is visible now. Where nothing is
+/// visible, the reason that its shim was told earlier stays. `ours`: processes that have rows; `strangers`: other
+/// processes, and whether they have the library mapped; `alone`: there are no other nodes, whose daemons would
+/// report their ends themselves.
+pub fn name(
+    all: &mut [Entry],
+    kernel: &Kernel,
+    ours: &HashSet<u32>,
+    strangers: &HashMap<u32, bool>,
+    alone: bool,
+) {
+    let mut open: Vec<(usize, u64)> = Vec::new();
+    for i in 0..all.len() {
+        if let Some(o) = all[i].other {
+            let o = &all[o].row;
+            let (pid, comm, netns) = (o.pid, o.comm.clone(), o.netns);
+            let e = &mut all[i];
+            (e.row.peer_pid, e.row.peer_comm, e.peer_netns) = (pid, comm, netns);
+            continue;
+        }
+        let e = &mut all[i];
+        // A far lane has its other end on another node.
+        let Some((local, peer)) = e.addresses().filter(|_| !e.row.far) else {
+            continue;
+        };
+        match kernel.pair(e.row.netns, peer, local) {
+            Some((netns, s)) if s.inode != 0 => {
+                e.peer_netns = *netns;
+                open.push((i, s.inode));
+            }
+            Some((_, s)) if s.state == tcp::state::ESTABLISHED => {
+                e.row.peer_reason = Reason::NotAccepted.code();
+            }
+            // Closed by its program; the kernel is still ending the connection.
+            Some(_) => {}
+            None => {
+                let own = kernel.socket(e.row.inode);
+                if alone
+                    && e.row.peer_reason == 0
+                    && e.row.up == "none"
+                    && own.is_some_and(|s| s.state == tcp::state::ESTABLISHED)
+                {
+                    e.row.peer_reason = Reason::Unreachable.code();
+                }
+            }
+        }
+    }
+    if !open.is_empty() {
+        name_strangers(all, &open, ours, strangers);
+    }
+    for e in all {
+        view::set_mode(&mut e.row);
+    }
+}
+
+/// Handles rows whose other end is a socket of this node without a row of its own.
+fn name_strangers(
+    all: &mut [Entry],
+    open: &[(usize, u64)],
+    ours: &HashSet<u32>,
+    strangers: &HashMap<u32, bool>,
+) {
+    let holders = view::holders_of(&open.iter().map(|o| o.1).collect());
+    for (i, inode) in open {
+        let Some(pids) = holders.get(inode) else {
+            continue; // a process that we may not look at
+        };
+        let row = &mut all[*i].row;
+        if let Some(pid) = pids.first() {
+            row.peer_pid = *pid;
+            row.peer_comm = proc::comm(*pid).unwrap_or_default();
+        }
+        if pids.iter().any(|p| ours.contains(p)) {
+            continue; // the socket is newer than our look at its process
+        }
+        let bare = |p: &u32| strangers.get(p) == Some(&false);
+        let reason = match pids.iter().all(bare) {
+            true => Reason::PeerNoShim,
+            // The library is loaded, but uses another daemon.
+            false if pids.iter().any(|p| strangers.get(p) == Some(&true)) => Reason::Unreachable,
+            false => continue,
+        };
+        row.peer_reason = reason.code();
+    }
+}

@@ -1,0 +1,412 @@
+//! The admin socket: one request and one answer per connection, as `admin` defines them.
+//!
+//! The caller is identified by its socket, not by what it says: a caller sees its own network namespace; root (and
+//! the daemon's own user) in the daemon's namespace sees all; and only they may act on processes of other users.
+
+use crate::admin::census;
+use crate::admin::rail_view;
+use crate::clients::control::DATAGRAMS;
+use crate::clients::view::Entry;
+use crate::core::commands::CommandTarget;
+use crate::core::Shared;
+use crate::os::address::normal;
+use crate::os::process::Process;
+use crate::os::sockopt;
+use link::msg::{op, ALL};
+use link::reason::Reason;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
+use tokio::net::{UnixListener, UnixStream};
+use underpass_admin::proc;
+use underpass_admin::{Request, Response, Row, Stats, Target};
+
+/// How long a caller may take for its request, and to read the answer.
+const TIME: Duration = Duration::from_secs(10);
+/// How long a caller waits for the scan of `/proc` that the daemon makes at its start.
+const SCAN: Duration = Duration::from_secs(3);
+/// Longest request, in bytes.
+const LONGEST: u64 = 64 << 10;
+/// An answer is written in parts of this size, each of which the caller must read within [`TIME`].
+const CHUNK: usize = 256 << 10;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+struct Caller {
+    uid: u32,
+    netns: u64,
+    /// May see every namespace and act on everybody's processes.
+    all: bool,
+    /// May act on everybody's processes in its namespace.
+    root: bool,
+}
+
+impl Caller {
+    fn sees(&self, netns: u64) -> bool {
+        self.all || netns == self.netns
+    }
+
+    fn may_act(&self, uid: u32, netns: u64) -> bool {
+        self.sees(netns) && (self.all || self.root || uid == self.uid)
+    }
+}
+
+/// Makes the listening socket; a file that is left over is replaced.
+pub fn listen(path: &Path) -> std::io::Result<UnixListener> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    UnixListener::bind(path)
+}
+
+/// Accepts for ever.
+pub async fn serve(shared: Shared, listener: UnixListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let shared = shared.clone();
+                tokio::task::spawn_local(async move {
+                    if let Err(e) = talk(shared, stream).await {
+                        tracing::debug!("admin connection: {e}");
+                    }
+                });
+            }
+            Err(e) => {
+                tracing::warn!("accept: {e}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn talk(shared: Shared, mut stream: UnixStream) -> std::io::Result<()> {
+    let (caller, accepted) = (who(&stream), proc::now_ticks());
+    let (r, mut w) = stream.split();
+    let mut line = String::new();
+    let mut r = BufReader::new(r.take(LONGEST));
+    tokio::time::timeout(TIME, r.read_line(&mut line)).await??;
+    let response = match (caller, serde_json::from_str::<Request>(&line)) {
+        (None, _) => Response::Error {
+            message: "cannot tell who is asking".into(),
+        },
+        (_, Err(e)) => Response::Error {
+            message: format!("bad request: {e}"),
+        },
+        (Some(_), Ok(Request::Keep)) => {
+            let sock: &UnixStream = r.get_ref().get_ref().as_ref();
+            match keep(&shared, sock, accepted) {
+                Ok(()) => pong(&shared),
+                Err(message) => Response::Error { message },
+            }
+        }
+        (Some(caller), Ok(request)) => answer(&shared, caller, request).await,
+    };
+    // Serializing tens of thousands of rows takes long, so it is done on a helper thread.
+    let text = tokio::task::spawn_blocking(move || serde_json::to_vec(&response)).await??;
+    for part in text.chunks(CHUNK).chain([&b"\n"[..]]) {
+        tokio::time::timeout(TIME, w.write_all(part)).await??;
+    }
+    Ok(())
+}
+
+fn who(stream: &UnixStream) -> Option<Caller> {
+    let cred = sockopt::peer_cred(stream.as_fd()).ok()?;
+    let netns = proc::netns(u32::try_from(cred.pid).ok()?)?;
+    let root = cred.uid == 0 || cred.uid == rustix::process::geteuid().as_raw();
+    Some(Caller {
+        uid: cred.uid,
+        netns,
+        root,
+        all: root && proc::own_netns() == Some(netns),
+    })
+}
+
+fn pong(shared: &Shared) -> Response {
+    let c = shared.borrow();
+    Response::Pong {
+        version: env!("CARGO_PKG_VERSION").into(),
+        pid: std::process::id(),
+        uptime_s: c.now().saturating_sub(c.started).as_secs(),
+        proof: c.proof.active(),
+    }
+}
+
+/// The process at the other end wants the daemon to stay as long as it lives.
+fn keep(shared: &Shared, sock: impl AsFd, accepted: u64) -> Result<(), String> {
+    if !shared.borrow().leaves {
+        return Ok(());
+    }
+    let mut process =
+        Process::of_peer(sock.as_fd(), accepted).map_err(|e| format!("cannot stay for it: {e}"))?;
+    let pidfd = process.take_pidfd().ok_or("no pidfd")?;
+    let pidfd = crate::os::fds::watch(pidfd, Interest::READABLE).map_err(|e| e.to_string())?;
+    let member = shared.borrow_mut().keep(&process);
+    let member = member.ok_or_else(|| Reason::Limit.info().text.to_owned())?;
+    let shared = shared.clone();
+    tokio::task::spawn_local(async move {
+        drop(pidfd.readable().await);
+        drop(member);
+        shared.borrow_mut().unkeep();
+    });
+    Ok(())
+}
+
+async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
+    match request {
+        Request::Ping | Request::Keep => pong(shared),
+        Request::Ss => {
+            let all = entries(shared).await;
+            let seen = |e: &Entry| {
+                let mut row = e.row.clone();
+                if row.peer_pid != 0 && !caller.sees(e.peer_netns) {
+                    (row.peer_pid, row.peer_comm) = (0, String::new());
+                }
+                row
+            };
+            let mine = all.iter().filter(|e| caller.sees(e.row.netns));
+            let mut rows: Vec<Row> = mine.map(seen).collect();
+            if !caller.all {
+                rows.iter_mut().for_each(rail_view::hide_addresses);
+            }
+            Response::Ss { rows }
+        }
+        Request::Stats => {
+            let mut stats = Box::new(stats(shared).await);
+            if !caller.all {
+                stats.rails.iter_mut().for_each(rail_view::hide_nodes);
+            }
+            Response::Stats { stats }
+        }
+        Request::Down { target } => tell(shared, caller, &target, op::DOWN).await,
+        Request::Up { target } => tell(shared, caller, &target, op::UP).await,
+        Request::Check { local, peer } => check(shared, caller, &local, &peer).await,
+        // Processes in containers must not learn the names and addresses of nodes.
+        Request::Peers if !caller.all => Response::Error {
+            message: "the nodes are shown to root on the node only".into(),
+        },
+        Request::Peers => {
+            let states = shared.borrow().peers.as_ref().map(|p| p.states());
+            let (node, peers, refused) = states.unwrap_or_default();
+            Response::Peers {
+                node,
+                peers,
+                refused,
+            }
+        }
+        Request::Parties => {
+            let core = shared.borrow();
+            let all = core.parties.values().filter(|p| p.control.is_some());
+            let mine = all.filter(|p| caller.sees(p.netns));
+            let pids = mine.map(|p| p.proc_id.pid).collect();
+            Response::Parties { pids }
+        }
+        Request::Log => {
+            let lines = shared
+                .borrow()
+                .events
+                .lines(|a| caller.may_act(a.uid, a.netns));
+            Response::Log { lines }
+        }
+    }
+}
+
+/// All rows of `ss`, including those of programs that are older than this daemon.
+async fn entries(shared: &Shared) -> Rc<Vec<Entry>> {
+    let looks = shared.borrow().looks.clone();
+    looks.share(|| look(shared)).await
+}
+
+async fn look(shared: &Shared) -> Vec<Entry> {
+    let done = shared.borrow().scan_done.clone();
+    let done = done.notified();
+    if !shared.borrow().scanned {
+        let _ = tokio::time::timeout(SCAN, done).await;
+    }
+    let census = census::take(shared).await;
+    let families = shared.borrow().snapshot();
+    let across = shared.borrow().waiting_across();
+    let waiting = shared.borrow().waiting_here();
+    let alone = shared.borrow().peers.is_none();
+    let work = move || {
+        let mut all = census::rows::rows(families, census, &waiting, alone);
+        crate::core::across::explain(&mut all, &across);
+        all
+    };
+    let mut all = tokio::task::spawn_blocking(work).await.unwrap_or_default();
+    shared.borrow().fill_rails(&mut all);
+    all
+}
+
+async fn stats(shared: &Shared) -> Stats {
+    let (mut stats, mut sum, families, chunks) = {
+        let c = shared.borrow();
+        let stats = Stats {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            uptime_s: c.now().saturating_sub(c.started).as_secs(),
+            proof: c.proof.active(),
+            parties: c.parties.values().filter(|p| p.control.is_some()).count() as u64,
+            links: c.links.len() as u64,
+            lanes: c.links.lanes(),
+            registered: c.counters.registered,
+            paired: c.counters.paired,
+            paired_across: c.counters.paired_across,
+            declined: c.counters.declined,
+            datagrams: DATAGRAMS.load(Relaxed),
+            rails: c.rail_stats(),
+            ..Stats::default()
+        };
+        (
+            stats,
+            c.families.ended(),
+            c.families.readable(),
+            c.links.memory(),
+        )
+    };
+    let work = move || {
+        families.iter().for_each(|f| sum.add(&f.stats()));
+        (
+            sum,
+            chunks
+                .iter()
+                .map(|c| crate::os::memfd::touched(c))
+                .sum::<u64>(),
+        )
+    };
+    if let Ok((sum, bytes)) = tokio::task::spawn_blocking(work).await {
+        stats.memory_bytes = bytes;
+        stats.promoted = sum.promoted;
+        stats.ups = sum.ups;
+        stats.downs = sum.downs;
+        stats.lane_tx_bytes = sum.lane_tx;
+        stats.lane_rx_bytes = sum.lane_rx;
+        stats.rings = sum.rings;
+        stats.sleeps = sum.sleeps;
+        stats.resets = sum.resets;
+    }
+    stats
+}
+
+/// `down` and `up`.
+async fn tell(shared: &Shared, caller: Caller, target: &Target, op: u32) -> Response {
+    let all = entries(shared).await;
+    let mut core = shared.borrow_mut();
+    let mut targets = core.command_targets();
+    let owners: HashMap<_, _> = targets.iter().map(|s| ((s.party, s.pid), *s)).collect();
+    let owner = |e: &Entry| {
+        let s = owners.get(&(e.party, e.row.pid))?;
+        caller.may_act(s.uid, e.row.netns).then_some(*s)
+    };
+    let open = |e: &&Entry| e.row.state != "LISTEN" && e.tracked();
+    let (mut ends, mut later) = (0, 0);
+    let mut count = |now: bool| *(if now { &mut ends } else { &mut later }) += 1;
+    let named: Vec<&Entry> = match target {
+        // The command goes to the processes, so that it also applies to their later connections.
+        Target::All | Target::Pid(_) => {
+            let is = |s: &CommandTarget| !matches!(target, Target::Pid(p) if *p != s.pid);
+            targets.retain(|s| is(s) && caller.may_act(s.uid, s.netns));
+            let told: HashMap<_, _> = targets
+                .iter()
+                .map(|s| (*s, core.command_to(*s, ALL, 0, op)))
+                .collect();
+            let of = |e: &Entry| told.get(&owner(e)?).copied();
+            all.iter().filter(open).filter_map(of).for_each(count);
+            return Response::Told { ends, later };
+        }
+        Target::Inode(i) => all.iter().filter(|e| e.row.inode == *i).collect(),
+        Target::Pair { local, peer } => {
+            let (Some(a), Some(b)) = (parse(local), parse(peer)) else {
+                return Response::Error {
+                    message: "an address is not `ip:port`".into(),
+                };
+            };
+            let (a, b) = (a.to_string(), b.to_string());
+            let is = |e: &&Entry| {
+                (e.row.local == a && e.row.peer == b) || (e.row.local == b && e.row.peer == a)
+            };
+            all.iter().filter(is).collect()
+        }
+    };
+    let mine = |e: &&Entry| owner(e).is_some();
+    let mut named: Vec<&Entry> = named.into_iter().filter(open).filter(mine).collect();
+    let others = named.iter().filter_map(|e| all.get(e.other?));
+    let others: Vec<&Entry> = others.filter(mine).collect();
+    named.extend(others);
+    named.sort_by_key(|e| (e.party, e.row.pid, e.conn));
+    named.dedup_by_key(|e| (e.party, e.row.pid, e.conn));
+    for (e, to) in named.iter().filter_map(|e| Some((e, owner(e)?))) {
+        count(core.command_to(to, e.conn, e.gen, op));
+    }
+    Response::Told { ends, later }
+}
+
+fn parse(s: &str) -> Option<SocketAddr> {
+    s.parse().ok().map(normal)
+}
+
+async fn check(shared: &Shared, caller: Caller, local: &str, peer: &str) -> Response {
+    let (Some(a), Some(b)) = (parse(local), parse(peer)) else {
+        return Response::Error {
+            message: "an address is not `ip:port`".into(),
+        };
+    };
+    let (from, to) = (a.ip(), b.ip());
+    let (a, b) = (a.to_string(), b.to_string());
+    let all = entries(shared).await;
+    // The caller's own namespace first: other namespaces may have the same addresses.
+    let mut mine: Vec<&Entry> = all
+        .iter()
+        .filter(|e| caller.sees(e.row.netns) && e.row.local == a && e.row.peer == b)
+        .collect();
+    mine.sort_by_key(|e| e.row.netns != caller.netns);
+    let local = mine.first();
+    let mut peer = local.and_then(|e| all.get(e.other?)).map(|e| e.row.clone());
+    let mut local = local.map(|e| e.row.clone());
+    if !caller.all {
+        let rows = local.iter_mut().chain(&mut peer);
+        rows.for_each(rail_view::hide_addresses);
+    }
+    let verdict = verdict(local.as_ref(), peer.as_ref());
+    let across = peer.is_none().then(|| shared.borrow().between(from, to));
+    let mut across = across.flatten();
+    if let Some(a) = across.as_mut().filter(|_| !caller.all) {
+        rail_view::hide_node(a);
+    }
+    Response::Check {
+        local,
+        peer,
+        verdict,
+        across,
+    }
+}
+
+fn verdict(local: Option<&Row>, peer: Option<&Row>) -> String {
+    let Some(l) = local else {
+        return "this end is not under Underpass: start it with `underpass run`".into();
+    };
+    match l.mode.as_str() {
+        "SMCD" => return "accelerated through shared memory".into(),
+        "SMCR" => return "accelerated through RDMA".into(),
+        _ => {}
+    }
+    let say = |code: u32| match Reason::from_code(code) {
+        Some(r) => format!("{} ({})", r.info().text, r.info().name),
+        None => format!("reason 0x{code:08x}, unknown to this daemon"),
+    };
+    let here = if l.reason == 0 {
+        "about to be promoted".into()
+    } else {
+        say(l.reason)
+    };
+    match (peer, l.peer_reason) {
+        (None, 0) => format!("on TCP; this end: {here}; the other end is not known"),
+        (_, 0) => format!("on TCP; this end: {here}"),
+        (_, code) => format!("on TCP; this end: {here}; the other end: {}", say(code)),
+    }
+}

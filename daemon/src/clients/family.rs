@@ -1,0 +1,192 @@
+//! Family tables, as the daemon reads them.
+//!
+//! Read with `pread`, not through a mapping: a mapping of memory that another process made can fault, and touching
+//! a hole in it would charge the page to the daemon. Every entry is a copy, and every value in it is hostile until
+//! checked.
+
+use crate::os::fds::Foreign;
+use crate::os::memfd::Ident;
+use link::family::{Conn, Header, Home, Stats, Table, View, CONNS, MAGIC};
+use std::mem::{offset_of, size_of, MaybeUninit};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The table of one family of processes.
+pub struct Family {
+    pub ident: Ident,
+    fd: Foreign,
+}
+
+/// Entries read at once.
+const BLOCK: usize = 64;
+
+impl Family {
+    /// `fd` has been checked to have the size of a table, for good.
+    pub fn new(ident: Ident, fd: Foreign) -> Self {
+        Family { ident, fd }
+    }
+
+    /// A copy of one entry, if it is in use.
+    pub fn view(&self, index: u32) -> Option<View> {
+        if index as usize >= CONNS {
+            return None;
+        }
+        self.block(index as usize, 1).pop()
+    }
+
+    /// Does a thread hold the lock of this connection's sending direction?
+    pub fn sending(&self, index: u32, gen: u32) -> bool {
+        if index as usize >= CONNS {
+            return false;
+        }
+        let offset = offset_of!(Table, conns) + index as usize * size_of::<Conn>();
+        let c = copy::<Conn>(&self.fd, offset, 1).and_then(|mut c| c.pop());
+        c.is_some_and(|c| c.gen.load(Relaxed) == gen && c.tx.lock.load(Relaxed) != 0)
+    }
+
+    /// Copies of all entries in use.
+    pub fn views(&self) -> Vec<View> {
+        let used = self
+            .header()
+            .map_or(0, |h| h.used.load(Relaxed) as usize)
+            .min(CONNS);
+        let mut all = Vec::new();
+        let mut at = 0;
+        while at < used {
+            let n = BLOCK.min(used - at);
+            all.append(&mut self.block(at, n));
+            at += n;
+        }
+        all
+    }
+
+    pub fn stats(&self) -> Totals {
+        let header = || {
+            self.header()
+                .map_or_else(Totals::default, |h| Totals::of(&h.stats))
+        };
+        let mut ended = header();
+        let mut last = ended;
+        // The header has the bytes of connections that have ended; the others have their own. A connection that
+        // ends in between would be missed, or counted twice, so the header must not have changed.
+        for _ in 0..4 {
+            let mut t = ended;
+            for v in self.views() {
+                t.lane_tx = t.lane_tx.wrapping_add(v.lane_tx);
+                t.lane_rx = t.lane_rx.wrapping_add(v.lane_rx);
+            }
+            let again = header();
+            if (again.lane_tx, again.lane_rx) == (ended.lane_tx, ended.lane_rx) {
+                return t;
+            }
+            (ended, last) = (again, t);
+        }
+        last
+    }
+
+    fn header(&self) -> Option<Header> {
+        copy::<Header>(&self.fd, offset_of!(Table, header), 1)?.pop()
+    }
+
+    /// Entries `[at, at + n)`. Read twice, because an entry whose generation changed in between may be torn.
+    fn block(&self, at: usize, n: usize) -> Vec<View> {
+        let offset = offset_of!(Table, conns) + at * size_of::<Conn>();
+        let read = || copy::<Conn>(&self.fd, offset, n);
+        let (Some(first), Some(second)) = (read(), read()) else {
+            return Vec::new();
+        };
+        let same = |a: &Conn, b: &Conn| {
+            a.gen.load(Relaxed) == b.gen.load(Relaxed)
+                && a.state.load(Relaxed) == b.state.load(Relaxed)
+        };
+        let views = first.iter().zip(&second).enumerate().map(|(i, (a, b))| {
+            // The second copy began after the first had ended: if the generation is the same in
+            // both, everything in the first belongs to it.
+            same(a, b).then(|| a.view((at + i) as u32)).flatten()
+        });
+        views.flatten().collect()
+    }
+}
+
+/// Copies `n` values of a table.
+fn copy<T: Atomics>(table: &Foreign, offset: usize, n: usize) -> Option<Vec<T>> {
+    let mut out = Vec::<T>::with_capacity(n);
+    let bytes = out.spare_capacity_mut().get_mut(..n)?;
+    // SAFETY: the same memory as bytes that need not be initialised, borrowed from `out`.
+    let bytes = unsafe {
+        std::slice::from_raw_parts_mut(
+            bytes.as_mut_ptr().cast::<MaybeUninit<u8>>(),
+            n * size_of::<T>(),
+        )
+    };
+    let want = bytes.len();
+    let got = rustix::io::pread(table, &mut *bytes, offset as u64)
+        .ok()?
+        .0
+        .len();
+    if got != want {
+        return None;
+    }
+    // SAFETY: all `n` values were just filled, and by `Atomics` any bytes are valid.
+    unsafe { out.set_len(n) };
+    Some(out)
+}
+
+/// The runtime directory whose daemon a table belongs to, as its shim says. `None`: also a table of another layout.
+pub fn home(table: &Foreign) -> Option<Home> {
+    let header = copy::<Header>(table, offset_of!(Table, header), 1)?.pop()?;
+    let version = header.version.load(Relaxed);
+    let known = u32::from(link::MIN_VERSION)..=u32::from(link::VERSION);
+    let ours = header.magic.load(Relaxed) == MAGIC && known.contains(&version);
+    ours.then(|| header.home())
+}
+
+/// Types of the table, which consist of integers only.
+///
+/// # Safety
+/// Any bytes must be a valid value.
+unsafe trait Atomics {}
+// SAFETY: atomic integers and arrays of them.
+unsafe impl Atomics for Header {}
+// SAFETY: atomic integers and arrays of them.
+unsafe impl Atomics for Conn {}
+
+/// Sums over tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub promoted: u64,
+    pub ups: u64,
+    pub downs: u64,
+    pub lane_tx: u64,
+    pub lane_rx: u64,
+    pub rings: u64,
+    pub sleeps: u64,
+    pub resets: u64,
+}
+
+impl Totals {
+    fn of(s: &Stats) -> Self {
+        Totals {
+            promoted: s.promoted.load(Relaxed),
+            ups: s.ups.load(Relaxed),
+            downs: s.downs.load(Relaxed),
+            lane_tx: s.lane_tx.load(Relaxed),
+            lane_rx: s.lane_rx.load(Relaxed),
+            rings: s.rings.load(Relaxed),
+            sleeps: s.sleeps.load(Relaxed),
+            resets: s.resets.load(Relaxed),
+        }
+    }
+
+    /// Adds. Wraps instead of panicking, since any process may have written the numbers.
+    pub fn add(&mut self, o: &Totals) {
+        let put = |a: &mut u64, b: u64| *a = a.wrapping_add(b);
+        put(&mut self.promoted, o.promoted);
+        put(&mut self.ups, o.ups);
+        put(&mut self.downs, o.downs);
+        put(&mut self.lane_tx, o.lane_tx);
+        put(&mut self.lane_rx, o.lane_rx);
+        put(&mut self.rings, o.rings);
+        put(&mut self.sleeps, o.sleeps);
+        put(&mut self.resets, o.resets);
+    }
+}

@@ -1,0 +1,104 @@
+//! Parties: who can be at an end of a link. A shim's process on this node, known by its control
+//! connection; or this daemon itself, once per peer node, whose messages go to `dataplane::rail`.
+
+use crate::clients::commands::PendingCommands;
+use crate::clients::control::Control;
+use crate::clients::family::Family;
+use crate::clients::ids::PartyId;
+use crate::clients::limits::{Group, Member};
+use crate::os::process::ProcId;
+use link::msg::{op, ToShim};
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A shim's process.
+pub struct Party {
+    pub id: PartyId,
+    pub proc_id: ProcId,
+    /// Its pid in its own pid namespace, as the process says; the number that its table uses.
+    pub own_pid: u32,
+    pub uid: u32,
+    pub comm: String,
+    pub netns: u64,
+    pub member: Member,
+    pub family: Arc<Family>,
+    /// `None` while the process lives without a control connection.
+    pub control: Option<Rc<Control>>,
+    /// Registrations it may still send.
+    pub credits: u32,
+    /// Credits that are free again, but not returned to the shim yet: several are returned at once.
+    pub untold: u32,
+    /// Registrations that are being looked at.
+    pub under_way: HashSet<(u32, u32)>,
+    /// Messages about links and lanes that ended while there was no control connection; sent when there is one
+    /// again.
+    pub missed: Vec<ToShim>,
+    /// Operator commands of that time.
+    pub commands: PendingCommands,
+    /// When the present second began, and how often the process has moved to another table in it.
+    pub moves: (Duration, u32),
+}
+
+/// Most moves to another table in a second; shims make at most five.
+const MOVES_MAX: u32 = 32;
+
+impl Party {
+    pub fn group(&self) -> &Arc<Group> {
+        &self.member.0
+    }
+
+    pub fn send(&mut self, msg: ToShim, fds: Vec<Arc<OwnedFd>>) {
+        match &self.control {
+            Some(c) => c.send(msg, fds),
+            None => self.keep(msg),
+        }
+    }
+
+    /// There is no control connection: keeps the messages that must not be lost.
+    fn keep(&mut self, msg: ToShim) {
+        match msg {
+            ToShim::PeerGone { .. }
+            | ToShim::LaneGone { .. }
+            | ToShim::Command { op: op::GONE, .. } => self.missed.push(msg),
+            ToShim::Command { conn, gen, op } => self.commands.add(conn, gen, op),
+            _ => {}
+        }
+    }
+
+    /// May another process than this one hold a connection? (A child that has not run yet is counted in `forks`.)
+    pub fn others_hold(&self, conn: u32, gen: u32) -> bool {
+        // The holders are pids of the process's own namespace: in another one we cannot tell who lives.
+        let here = self.own_pid == self.proc_id.pid;
+        let lives = |pid: &u32| !here || std::path::Path::new(&format!("/proc/{pid}")).exists();
+        let held = || {
+            let v = self.family.view(conn).filter(|v| v.gen == gen);
+            v.is_some_and(|v| {
+                v.forks > 0 || v.holders.iter().any(|h| *h != self.own_pid && lives(h))
+            })
+        };
+        // A child that changes from a fork to a holder during one look may be missed by it, so look twice.
+        held() || held()
+    }
+
+    /// A process moves to another table: is that within the limit?
+    pub fn may_move(&mut self, now: Duration) -> bool {
+        if now.saturating_sub(self.moves.0) > Duration::from_secs(1) {
+            self.moves = (now, 0);
+        }
+        self.moves.1 += 1;
+        self.moves.1 <= MOVES_MAX
+    }
+
+    /// The control connection is gone.
+    pub fn disconnect(&mut self) {
+        let Some(c) = self.control.take() else { return };
+        c.cut();
+        for m in c.take_unsent() {
+            self.keep(m);
+        }
+        self.under_way.clear();
+    }
+}

@@ -1,0 +1,296 @@
+//! What `underpass ss` shows: the rows of all family tables, each with what is known of its other end. Runs on the
+//! blocking pool with handles from the core; reads tables and `/proc`, changes nothing.
+
+use crate::clients::family::Family;
+use crate::clients::ids::PartyId;
+use crate::os::address::normal;
+use link::family::{flag, state, Endpoint, View};
+use link::reason::Reason;
+use std::collections::{HashMap, HashSet};
+use std::net::{SocketAddr, SocketAddrV6};
+use std::sync::Arc;
+use underpass_admin::proc;
+use underpass_admin::Row;
+
+/// A process of a family, as the core knows it.
+#[derive(Clone, Debug)]
+pub struct Holder {
+    pub party: PartyId,
+    pub pid: u32,
+    pub own_pid: u32,
+    pub netns: u64,
+    pub comm: String,
+}
+
+/// A family with its processes that are connected now, and others that were found in `/proc`, with
+/// their start times.
+pub struct Snapshot {
+    pub family: Arc<Family>,
+    pub holders: Vec<Holder>,
+    pub recovered: Vec<(u64, Holder)>,
+}
+
+/// One row, and where it came from.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    pub row: Row,
+    pub party: PartyId,
+    pub conn: u32,
+    pub gen: u32,
+    /// Index of the other end's row, if that is among them.
+    pub other: Option<usize>,
+    /// Network namespace of the process at the other end, if that is known.
+    pub peer_netns: u64,
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) peer: Option<SocketAddr>,
+    lane: Option<(u64, u32, u32)>,
+}
+
+/// `Entry::conn` of a socket that is in no table.
+pub const UNTRACKED: u32 = u32::MAX;
+
+impl Entry {
+    /// Is it in a table, so that its shim can be told something about it?
+    pub fn tracked(&self) -> bool {
+        self.conn != UNTRACKED
+    }
+
+    /// A socket that is in no table.
+    pub fn untracked(row: Row, local: SocketAddr, peer: Option<SocketAddr>) -> Entry {
+        Entry {
+            row,
+            party: PartyId::NOBODY,
+            conn: UNTRACKED,
+            gen: 0,
+            other: None,
+            peer_netns: 0,
+            local: Some(local),
+            peer,
+            lane: None,
+        }
+    }
+
+    /// Local and peer address of a connection.
+    pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        Some((self.local?, self.peer?))
+    }
+}
+
+/// All rows.
+pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
+    let mut all = Vec::new();
+    for f in families {
+        let lives = |r: &&(u64, Holder)| proc::start_time(r.1.pid) == Some(r.0);
+        let recovered = f.recovered.iter().filter(lives).map(|r| &r.1);
+        // A family without a connected process shows only sockets that its processes hold: nobody has confirmed
+        // its table.
+        let held = f.holders.is_empty().then(|| {
+            let all = recovered.clone().flat_map(|h| proc::sockets(h.pid));
+            all.collect::<HashSet<u64>>()
+        });
+        // The namespace may have changed since the hello; an unreadable one stays as it was.
+        let holders: Vec<Holder> = f
+            .holders
+            .iter()
+            .chain(recovered)
+            .map(|h| Holder {
+                netns: proc::netns(h.pid).unwrap_or(h.netns),
+                comm: proc::comm(h.pid).unwrap_or_else(|| h.comm.clone()),
+                ..h.clone()
+            })
+            .collect();
+        for v in f.family.views() {
+            // Without the flag, the entry is newer than the shim's first look at its socket.
+            let shown = held.as_ref().is_none_or(|s| s.contains(&v.inode));
+            if v.flags & flag::NAMED != 0 && shown {
+                if let Some(h) = holder_of(&holders, &v) {
+                    all.push(entry(&v, h));
+                }
+            }
+        }
+    }
+    link_ends(&mut all);
+    all
+}
+
+/// The process that a row is shown under: one that holds the connection, else any of the family.
+/// `None` where nobody holds it any more: a child that ended without closing leaves its entry.
+pub(crate) fn holder_of<'a>(holders: &'a [Holder], v: &View) -> Option<&'a Holder> {
+    let here = holders.iter().find(|h| v.holders.contains(&h.own_pid));
+    here.or_else(|| {
+        let any = holders.first()?;
+        // Numbers in the table are those of the family's pid namespace: ours only if they agree.
+        let ours = any.pid == any.own_pid && !v.holders.is_empty();
+        let lives = |p: &u32| proc::start_time(*p).is_some();
+        (!ours || v.holders.iter().any(lives)).then_some(any)
+    })
+}
+
+pub(crate) fn entry(v: &View, h: &Holder) -> Entry {
+    let attached = v.flags & flag::LANE != 0;
+    let up = match (attached && v.tx_up, attached && v.rx_up) {
+        (true, true) => "both",
+        (true, false) => "tx",
+        (false, true) => "rx",
+        (false, false) => "none",
+    };
+    let (local, peer) = (address(&v.local), address(&v.peer));
+    let listening = v.state == state::LISTEN;
+    let row = Row {
+        state: match v.state {
+            state::LISTEN => "LISTEN",
+            state::OPEN => "ACTIVE",
+            _ => "INIT",
+        }
+        .into(),
+        uid: v.uid,
+        inode: v.inode,
+        local: local.map(|a| a.to_string()).unwrap_or_default(),
+        peer: peer
+            .filter(|_| !listening)
+            .map(|a| a.to_string())
+            .unwrap_or_default(),
+        intf: "0000".into(),
+        mode: String::new(),
+        reason: v.reason,
+        peer_reason: v.peer_reason,
+        up: up.into(),
+        far: attached && v.flags & flag::FAR != 0,
+        rail: None,
+        pid: h.pid,
+        comm: h.comm.clone(),
+        pids: vec![h.pid],
+        peer_pid: 0,
+        peer_comm: String::new(),
+        netns: h.netns,
+        role: if v.flags & flag::CLIENT != 0 {
+            "client"
+        } else {
+            "server"
+        }
+        .into(),
+        link: if attached { v.link } else { 0 },
+        lane: if attached { v.lane } else { 0 },
+        tx_epoch: v.tx_epoch.get(),
+        rx_epoch: v.rx_epoch.get(),
+        tx_ring_bytes: if attached { ring_bytes(v.ring_log2) } else { 0 },
+        lane_tx_bytes: v.lane_tx,
+        lane_rx_bytes: v.lane_rx,
+        tcp_tx_bytes: v.tcp_tx,
+        tcp_rx_bytes: v.tcp_rx,
+    };
+    Entry {
+        row,
+        party: h.party,
+        conn: v.index,
+        gen: v.gen,
+        other: None,
+        peer_netns: 0,
+        local,
+        peer: peer.filter(|_| !listening),
+        // The other end of a far lane is not on the same link.
+        lane: (attached && v.flags & flag::FAR == 0).then_some((v.link, v.lane, v.side)),
+    }
+}
+
+/// The table may say anything: only sizes that a ring can have are shown.
+fn ring_bytes(log2: u32) -> u64 {
+    use link::layout::{RING_LOG2_MAX, RING_LOG2_MIN};
+    match log2 {
+        RING_LOG2_MIN..=RING_LOG2_MAX => 1 << log2,
+        _ => 0,
+    }
+}
+
+fn address(e: &Endpoint) -> Option<SocketAddr> {
+    (e.family != 0).then(|| normal(SocketAddr::V6(SocketAddrV6::new(e.ip, e.port, 0, 0))))
+}
+
+/// Finds each row's other end, and from it the peer's reason and the mode.
+pub(crate) fn link_ends(all: &mut [Entry]) {
+    let mut lanes = HashMap::new();
+    let mut near = HashMap::new();
+    let mut far: HashMap<_, Option<usize>> = HashMap::new();
+    for (i, e) in all.iter().enumerate() {
+        if let Some(l) = e.lane {
+            lanes.insert(l, i);
+        }
+        if let (Some(a), Some(b)) = (e.local, e.peer) {
+            near.insert((e.row.netns, a, b), i);
+            // The end in another namespace, if there is only one.
+            far.entry((a, b))
+                .and_modify(|v| *v = None)
+                .or_insert(Some(i));
+        }
+    }
+    let find = |e: &Entry| {
+        let lane = e
+            .lane
+            .and_then(|(link, lane, side)| lanes.get(&(link, lane, 1 ^ side)).copied());
+        let (a, b) = (e.local?, e.peer?);
+        lane.or_else(|| near.get(&(e.row.netns, b, a)).copied())
+            .or_else(|| far.get(&(b, a)).copied().flatten())
+    };
+    let found: Vec<Option<usize>> = all.iter().map(find).collect();
+    for (i, other) in found.into_iter().enumerate() {
+        all[i].other = other.filter(|o| *o != i);
+    }
+    for i in 0..all.len() {
+        // The other end has left the lane, and this one does not know it yet, because its program makes no call.
+        let left = |o: usize| all[o].lane.is_none() && !all[o].row.far;
+        if all[i].lane.is_some() && all[i].other.is_some_and(left) {
+            let e = &mut all[i];
+            e.lane = None;
+            e.row.up = "none".into();
+            if e.row.reason == 0 {
+                e.row.reason = Reason::Idle.code();
+            }
+        }
+    }
+    for i in 0..all.len() {
+        if let Some(o) = all[i].other {
+            all[i].row.peer_reason = all[o].row.reason;
+        }
+    }
+    for e in all {
+        set_mode(&mut e.row);
+    }
+}
+
+/// The `Mode` column.
+pub fn set_mode(row: &mut Row) {
+    row.mode = if row.up == "none" {
+        format!("TCP 0x{:08x}/0x{:08x}", row.reason, row.peer_reason)
+    } else if row.far {
+        "SMCR".into()
+    } else {
+        "SMCD".into()
+    };
+}
+
+/// Those of these sockets that are held by processes without a shim only, as far as we may look.
+pub fn strangers(inodes: &HashSet<u64>) -> HashSet<u64> {
+    let mut shims: HashMap<u32, bool> = HashMap::new();
+    let mut shim = |p: &u32| *shims.entry(*p).or_insert_with(|| may_have_shim(*p));
+    let strange = |(i, pids): (u64, Vec<u32>)| (!pids.iter().any(&mut shim)).then_some(i);
+    holders_of(inodes).into_iter().filter_map(strange).collect()
+}
+
+/// Which processes hold these sockets, as far as we may look.
+pub fn holders_of(inodes: &HashSet<u64>) -> HashMap<u64, Vec<u32>> {
+    let mut all: HashMap<u64, Vec<u32>> = HashMap::new();
+    for pid in proc::all() {
+        for socket in proc::sockets(pid) {
+            if inodes.contains(&socket) {
+                all.entry(socket).or_default().push(pid);
+            }
+        }
+    }
+    all
+}
+
+/// Is the shim's library mapped in this process? If we cannot tell, it may be.
+pub(crate) fn may_have_shim(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/maps"))
+        .map_or(true, |m| m.contains("libunderpass"))
+}

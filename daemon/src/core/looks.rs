@@ -1,0 +1,65 @@
+//! Looks that several callers share: all who ask while one is in progress share the next one.
+
+use crate::clients::view::Entry;
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+
+/// What the callers share.
+#[derive(Default)]
+pub struct Looks {
+    turn: tokio::sync::Mutex<()>,
+    /// How many have begun.
+    begun: Cell<u64>,
+    /// Callers that wait for their turn.
+    waiting: Cell<usize>,
+    /// Number and result of the last look; kept only while somebody waits.
+    last: RefCell<Option<(u64, Rc<Vec<Entry>>)>>,
+}
+
+impl Looks {
+    /// The result of a look that begins after this call, made by this caller or by another one.
+    pub async fn share<F: Future<Output = Vec<Entry>>>(
+        &self,
+        look: impl FnOnce() -> F,
+    ) -> Rc<Vec<Entry>> {
+        let wanted = self.begun.get() + 1;
+        self.waiting.set(self.waiting.get() + 1);
+        let _turn = self.turn.lock().await;
+        self.waiting.set(self.waiting.get() - 1);
+        let found = self.last.borrow().clone().filter(|l| l.0 >= wanted);
+        let (number, rows) = match found {
+            Some(l) => l,
+            None => {
+                self.begun.set(self.begun.get() + 1);
+                (self.begun.get(), Rc::new(look().await))
+            }
+        };
+        *self.last.borrow_mut() = (self.waiting.get() > 0).then(|| (number, rows.clone()));
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever asks while somebody looks gets what the next look shows, and all of them the same one.
+    #[tokio::test(flavor = "current_thread")]
+    async fn callers_share_the_next_look() {
+        let (looks, taken) = (Looks::default(), Cell::new(0));
+        let ask = || {
+            looks.share(|| async {
+                taken.set(taken.get() + 1);
+                tokio::task::yield_now().await;
+                Vec::new()
+            })
+        };
+        let (a, b, c, d) = tokio::join!(ask(), ask(), ask(), ask());
+        assert_eq!(taken.get(), 2);
+        assert!(Rc::ptr_eq(&b, &c) && Rc::ptr_eq(&c, &d) && !Rc::ptr_eq(&a, &b));
+        let (_, again) = (ask().await, ask().await);
+        assert_eq!(taken.get(), 4, "nobody waited");
+        assert!(!Rc::ptr_eq(&again, &d) && looks.last.borrow().is_none());
+    }
+}

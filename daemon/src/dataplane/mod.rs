@@ -1,0 +1,7 @@
+//! What moves bytes between nodes: rails, the lanes on them, and the thread that polls them.
+//!
+//! Nothing here may wait for a client, a tool or a peer's daemon: their work must not delay a lane's bytes. What
+//! happens leaves as effects, which the core carries out.
+
+pub mod rail;
+pub mod thread;

@@ -1,0 +1,450 @@
+//! Lanes to other nodes: this daemon as the other party of its processes' links, the devices, and one
+//! engine (`underpass_rdma::engine::Pair`) per peer node.
+//!
+//! Everything here happens in short steps, one at a time: the data plane's thread polls, and the core calls in
+//! between (`dataplane::thread`). A step leaves a list of [`Effect`]s for the core.
+//!
+//! A pair of nodes has one engine *incarnation* at a time, known to both by a number. An incarnation ends when one
+//! of the two daemons ends, or finds that the other breaks the protocol. Its links to processes end with it (their
+//! lanes go down to TCP), and lanes of the next incarnation are new ones.
+//!
+//! What it must never do: keep a connection's socket longer than its lane, show a peer's words to a process that
+//! they are not meant for, or call memory free that a device may still write.
+
+mod area;
+mod devices;
+mod incarnation;
+mod inherited;
+mod kick;
+mod lane;
+mod show;
+mod sock;
+mod takeover;
+pub mod waker;
+
+pub use devices::{Facts, Port};
+pub use waker::Polled;
+
+use crate::clients::ids::{ConnRef, PartyId};
+use crate::config::RailConfig;
+use crate::nodes::peers::directory::Name;
+use crate::nodes::peers::msg::Msg;
+use crate::os::system::System;
+use area::DaemonArea;
+use crossbeam::channel::{Receiver, Sender};
+use devices::{Devices, News};
+use incarnation::Node;
+use lane::Lane;
+use link::msg::ToShim;
+use link::reason::Reason;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use underpass_rdma::devices::Change;
+use underpass_rdma::engine::{self, LaneId};
+use underpass_rdma::verbs::{DeviceId, Provider};
+
+/// Names a lane: its link, and its slot on the link.
+type Key = (u64, u32);
+
+/// Shortest time between two requests for another chunk of a link: there may be none to get.
+const ASK_NS: u64 = 1_000_000_000;
+
+/// What the core has to do.
+#[derive(Debug)]
+pub enum Effect {
+    /// A message to a peer's daemon.
+    Say(Name, Msg),
+    /// The daemon's messages about chunks of a link, as a shim sends them.
+    Mapped {
+        link: u64,
+        chunk: u32,
+    },
+    PeerMapped {
+        link: u64,
+        chunk: u32,
+    },
+    WantChunk {
+        link: u64,
+    },
+    /// The link cannot be used, or not any more.
+    TearDown {
+        link: u64,
+    },
+    /// Both nodes have the lane: offer it.
+    Release {
+        at: Key,
+        who: ConnRef,
+        uses: u32,
+        tag: u64,
+    },
+    /// The lane will not be made: decline the connection, for these reasons of both ends.
+    Abandon {
+        at: Key,
+        who: ConnRef,
+        local: Reason,
+        peer: Reason,
+        retry_ms: u32,
+    },
+    /// Nothing of the lane is left here.
+    Done {
+        at: Key,
+    },
+    /// The far end does not use the lane.
+    Unused {
+        at: Key,
+        who: ConnRef,
+    },
+    /// The connection was reset, for this reason.
+    Reset {
+        who: ConnRef,
+        reason: Reason,
+    },
+    /// Why lanes to this node are refused from now on; 0: they are made.
+    Refusal(Name, u32),
+}
+
+/// The daemon's side of a link between a process and itself.
+struct RemoteGroup {
+    node: Name,
+    incarnation: u64,
+    area: DaemonArea,
+    party: Option<engine::PartyId>,
+    bell: OwnedFd,
+    /// The core has given the link up.
+    torn: bool,
+    /// When another chunk was asked for that has not come yet.
+    asked: Option<u64>,
+}
+
+pub struct Rails<V: Provider> {
+    system: Arc<dyn System>,
+    devices: Option<Devices<V>>,
+    nodes: BTreeMap<Name, Node<V>>,
+    groups: HashMap<u64, RemoteGroup>,
+    lanes: BTreeMap<Key, Lane>,
+    out: Vec<Effect>,
+    /// An eventfd that wakes the data plane.
+    kick: Option<Arc<OwnedFd>>,
+    /// Results of helpers that have worked on sockets.
+    jobs: (Sender<takeover::Done>, Receiver<takeover::Done>),
+    /// The daemon is counted as asleep on all links.
+    dozing: bool,
+    /// The epoll set of the data plane: links of engines, doorbells, devices.
+    set: Option<Arc<OwnedFd>>,
+    names: Arc<[Name]>,
+    /// When [`Rails::tend`] is due, and until when the rails count as busy.
+    tend_at: u64,
+    busy_until: u64,
+}
+
+/// What the engine calls while it works.
+struct Host<'a> {
+    now: u64,
+    groups: &'a mut HashMap<u64, RemoteGroup>,
+    parties: &'a HashMap<engine::PartyId, u64>,
+    lanes: &'a HashMap<LaneId, Key>,
+    out: &'a mut Vec<Effect>,
+}
+
+impl engine::Host for Host<'_> {
+    fn ring(&mut self, party: engine::PartyId) {
+        let group = self.parties.get(&party).and_then(|l| self.groups.get(l));
+        if let Some(b) = group {
+            link::doorbell::ring(b.bell.as_fd());
+        }
+    }
+
+    fn place(&mut self, lane: LaneId, log2: u32) -> Option<link::layout::Loc> {
+        let (link, _) = self.lanes.get(&lane)?;
+        let group = self.groups.get_mut(link)?;
+        let placed = group.area.place(log2);
+        let now = self.now;
+        if placed.is_none() && !group.torn && group.asked.is_none_or(|t| now >= t + ASK_NS) {
+            group.asked = Some(now);
+            self.out.push(Effect::WantChunk { link: *link });
+        }
+        placed
+    }
+
+    fn free(&mut self, lane: LaneId, at: link::layout::Loc) {
+        let group = self
+            .lanes
+            .get(&lane)
+            .and_then(|k| self.groups.get_mut(&k.0));
+        if let Some(b) = group {
+            b.area.free(at);
+        }
+    }
+}
+
+impl<V: Provider> Rails<V> {
+    /// `verbs`: `None` if there is no RDMA; `peers`: all nodes but `own`.
+    pub fn new(
+        system: Arc<dyn System>,
+        verbs: Option<V>,
+        config: &[RailConfig],
+        own: &Name,
+        peers: impl Iterator<Item = Name>,
+    ) -> Rails<V> {
+        if verbs.is_none() {
+            tracing::info!("no libibverbs: connections to other nodes stay on TCP");
+        }
+        let node = |(n, name): (usize, Name)| {
+            let node = Node::new(n as u32, *own < name, &system);
+            (name, node)
+        };
+        let nodes: BTreeMap<Name, Node<V>> = peers.enumerate().map(node).collect();
+        Rails {
+            devices: verbs.map(|v| Devices::new(v, config)),
+            system,
+            names: nodes.keys().cloned().collect(),
+            nodes,
+            groups: HashMap::new(),
+            lanes: BTreeMap::new(),
+            out: Vec::new(),
+            kick: kick::new_kick(),
+            jobs: crossbeam::channel::unbounded(),
+            dozing: false,
+            set: None,
+            tend_at: 0,
+            busy_until: 0,
+        }
+    }
+
+    /// The party that stands for this node.
+    pub fn party_of(&self, node: &Name) -> Option<PartyId> {
+        self.nodes.get(node).map(|n| PartyId::far(n.number))
+    }
+
+    /// Something has changed or is about to: takes [`Rails::doze`] back, and wakes the data plane.
+    pub fn stir(&mut self) {
+        if std::mem::take(&mut self.dozing) {
+            self.nodes.values().for_each(|n| n.pair.rouse());
+        }
+        self.tend_at = 0;
+        kick::kick(self.kick.as_deref());
+    }
+
+    /// Moves the effects of the steps so far to `all`, in their order.
+    pub fn take_effects(&mut self, all: &mut VecDeque<Effect>) {
+        all.extend(self.out.drain(..));
+    }
+
+    pub fn has_effects(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    /// A message of the links' state machine to the daemon as a party.
+    pub fn deliver(&mut self, to: PartyId, msg: ToShim, fds: &[Arc<OwnedFd>]) {
+        self.stir();
+        match msg {
+            ToShim::LinkNew { link, bytes, .. } => self.link_new(to, link, bytes, fds),
+            ToShim::Chunk {
+                link, chunk, bytes, ..
+            } => {
+                let entered = self.groups.get_mut(&link).zip(fds.first());
+                let ok =
+                    entered.is_some_and(|(b, fd)| b.area.enter(true, chunk, fd, bytes).is_some());
+                self.answer(ok, link, Effect::Mapped { link, chunk });
+            }
+            ToShim::PeerChunk {
+                link, chunk, bytes, ..
+            } => {
+                let ok = match chunk {
+                    0 => self.peer_first(link, bytes, fds).is_some(),
+                    _ => self.peer_chunk(link, chunk, bytes, fds).is_some(),
+                };
+                match (ok, chunk) {
+                    (true, 0) => {}
+                    _ => self.answer(ok, link, Effect::PeerMapped { link, chunk }),
+                }
+            }
+            ToShim::ChunkReady { link, chunk, .. } => {
+                self.own_ready(link, chunk);
+            }
+            ToShim::PeerGone { link, .. } => {
+                if let Some(b) = self.groups.get_mut(&link) {
+                    b.torn = true;
+                }
+                self.leave_group(link);
+            }
+            _ => {}
+        }
+    }
+
+    fn answer(&mut self, ok: bool, link: u64, yes: Effect) {
+        self.out.push(match ok {
+            true => yes,
+            false => Effect::TearDown { link },
+        });
+    }
+
+    fn link_new(&mut self, to: PartyId, link: u64, bytes: u64, fds: &[Arc<OwnedFd>]) {
+        let node = self
+            .nodes
+            .iter()
+            .find(|(_, n)| PartyId::far(n.number) == to);
+        let (Some((name, node)), [bell, first]) = (node, fds) else {
+            return self.out.push(Effect::TearDown { link });
+        };
+        let mut area = DaemonArea::default();
+        let entered = area.enter_first(true, first, bytes);
+        let (Some(_), Ok(bell)) = (entered, rustix::io::fcntl_dupfd_cloexec(bell, 0)) else {
+            return self.out.push(Effect::TearDown { link });
+        };
+        if let Some(set) = &self.set {
+            waker::watch_bell(set, bell.as_fd(), link);
+        }
+        let group = RemoteGroup {
+            node: name.clone(),
+            incarnation: node.incarnation,
+            area,
+            party: None,
+            bell,
+            torn: false,
+            asked: None,
+        };
+        self.groups.insert(link, group);
+        self.out.push(Effect::Mapped { link, chunk: 0 });
+    }
+
+    /// The process's control words and first data chunk. It is given ours before it is offered a lane.
+    fn peer_first(&mut self, link: u64, bytes: u64, fds: &[Arc<OwnedFd>]) -> Option<()> {
+        let b = self.groups.get_mut(&link)?;
+        let map = b.area.enter_first(false, fds.first()?, bytes)?;
+        let node = self
+            .nodes
+            .get_mut(&b.node)
+            .filter(|n| n.incarnation == b.incarnation)?;
+        let party = node.pair.add_party(b.area.words()?);
+        b.party = Some(party);
+        node.parties.insert(party, link);
+        node.pair.add_app_chunk(party, 1, map);
+        self.own_ready(link, 1)
+    }
+
+    /// A further data chunk of the process.
+    fn peer_chunk(
+        &mut self,
+        link: u64,
+        chunk: u32,
+        bytes: u64,
+        fds: &[Arc<OwnedFd>],
+    ) -> Option<()> {
+        let b = self.groups.get_mut(&link)?;
+        let map = b.area.enter(false, chunk, fds.first()?, bytes)?;
+        let node = self
+            .nodes
+            .get_mut(&b.node)
+            .filter(|n| n.incarnation == b.incarnation)?;
+        node.pair.add_app_chunk(b.party?, chunk, map);
+        Some(())
+    }
+
+    /// The process has mapped this chunk of our area: rings may be placed there.
+    fn own_ready(&mut self, link: u64, chunk: u32) -> Option<()> {
+        let b = self.groups.get_mut(&link)?;
+        b.asked = None;
+        b.area.ready(chunk);
+        let map = b.area.own_chunk(chunk)?;
+        let node = self
+            .nodes
+            .get_mut(&b.node)
+            .filter(|n| n.incarnation == b.incarnation)?;
+        node.pair.add_own_chunk(b.party?, chunk, map);
+        Some(())
+    }
+
+    /// Removes a link that the core has given up, if no lane of it is left.
+    fn leave_group(&mut self, link: u64) {
+        let used = self
+            .lanes
+            .range((link, 0)..=(link, u32::MAX))
+            .next()
+            .is_some();
+        if used || self.groups.get(&link).is_none_or(|b| !b.torn) {
+            return;
+        }
+        let Some(b) = self.groups.remove(&link) else {
+            return;
+        };
+        // The engine keeps the memory as long as anything may be written to it.
+        let node = self
+            .nodes
+            .get_mut(&b.node)
+            .filter(|n| n.incarnation == b.incarnation);
+        if let (Some(n), Some(p)) = (node, b.party) {
+            n.pair.remove_party(p);
+        }
+    }
+
+    /// Are there devices at all?
+    pub fn has_devices(&self) -> bool {
+        self.devices.is_some()
+    }
+
+    /// Handles changes of the devices that the kernel lists.
+    pub fn devices_changed(&mut self, changes: &[Change]) {
+        let mut news = Vec::new();
+        if let Some(d) = &mut self.devices {
+            d.changed(changes, &mut news);
+        }
+        self.watch_devices();
+        self.take_news(news);
+    }
+
+    /// Handles events of open devices. Returns the devices that should be looked at again.
+    pub fn device_events(&mut self) -> Vec<DeviceId> {
+        let mut news = Vec::new();
+        let stale = self.devices.as_mut().map(|d| d.events(&mut news));
+        self.take_news(news);
+        stale.unwrap_or_default()
+    }
+
+    fn take_news(&mut self, news: Vec<News>) {
+        if news.is_empty() {
+            return;
+        }
+        self.stir();
+        let now = self.system.now();
+        let Some(devices) = &self.devices else { return };
+        for n in news {
+            for node in self.nodes.values_mut() {
+                match &n {
+                    News::Up(port) => node.add_rail(now, devices, port),
+                    News::Gone(port) => node.remove_rail(port),
+                    News::QpFailed(id, qpn) => node.qp_failed(id, *qpn),
+                }
+            }
+        }
+        self.tell_refusals();
+    }
+
+    /// Why no lanes are made to a node now.
+    fn refusal(&self, node: &Node<V>) -> Reason {
+        match &self.devices {
+            Some(d) if !d.up().is_empty() => match node.up {
+                true => Reason::None,
+                false => Reason::RailDown,
+            },
+            _ => Reason::NoDevice,
+        }
+    }
+
+    pub fn tell_refusals(&mut self) {
+        let mut told = Vec::new();
+        for (name, node) in &self.nodes {
+            let now = self.refusal(node);
+            if node.refusal != Some(now) {
+                told.push((name.clone(), now));
+            }
+        }
+        for (name, now) in told {
+            if let Some(n) = self.nodes.get_mut(&name) {
+                n.refusal = Some(now);
+            }
+            self.out.push(Effect::Refusal(name, now.code()));
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Lanes whose process has ended while another one of its family holds the connection: a program
+//! that connects, forks and exits to become a daemon.
+//!
+//! The child has the rings mapped, too. When it first uses the connection, it takes both directions down to TCP (a
+//! second process cannot use a lane) and reads what is left, so the lane must stay until then. It ends here when
+//! both directions are on TCP, or when nobody holds the connection any more.
+
+use super::lane::{Ending, Lane, Stage};
+use super::{Key, Rails};
+use crate::lanes::inherited::{Counted, Inherited, Left};
+use link::family::View;
+use link::lane::{is_left, Memory};
+use std::collections::HashSet;
+use underpass_rdma::verbs::Provider;
+
+/// Time between two looks at orphaned lanes, whose inheritors do not report to the daemon.
+pub(super) const LOOK_NS: u64 = 1_000_000_000;
+
+/// Most links of ended processes that are kept: their memory is pinned, and no cgroup pays for it.
+const LINKS: usize = 64;
+
+impl<V: Provider> Rails<V> {
+    /// The process of this lane has ended; others of its family may go on with the connection. `links`: the links
+    /// of all orphaned lanes, as from [`Rails::inherited_links`].
+    pub(super) fn inherit(
+        &mut self,
+        at: Key,
+        left: &Left<'_>,
+        links: &mut HashSet<u64>,
+    ) -> Option<Inherited> {
+        let now = self.system.now();
+        let l = self.lanes.get_mut(&at)?;
+        let inode = Some(l.inode).filter(|i| *i != 0)?; // 0: never up
+        if links.len() >= LINKS && !links.contains(&at.0) {
+            return None;
+        }
+        let family = left.family;
+        l.orphaned = Some(Counted::new(left.group)?);
+        links.insert(at.0);
+        if let (Some(id), Some(n)) = (l.engine, self.nodes.get_mut(&l.node)) {
+            n.pair.refuse_switches(id);
+        }
+        // The process's last message (`LaneShut`) may be lost, but the table tells the same.
+        if family.view(l.who.conn).is_some_and(|v| v.shut) {
+            l.end(now, Ending::Shut, true);
+        }
+        let inherited = Inherited::far(l.who, at, left, inode);
+        self.stir();
+        Some(inherited)
+    }
+
+    /// Links with orphaned lanes.
+    pub(super) fn inherited_links(&self) -> HashSet<u64> {
+        let has = |(k, l): (&Key, &Lane)| l.orphaned.is_some().then_some(k.0);
+        self.lanes.iter().filter_map(has).collect()
+    }
+
+    pub fn is_inherited(&self, at: Key) -> bool {
+        let l = self.lanes.get(&at);
+        l.is_some_and(|l| l.orphaned.is_some() && l.stage == Stage::Offered)
+    }
+
+    /// As far as the daemon sees, nobody holds the connection any more; it cannot see all pid namespaces. So it
+    /// only closes its copy of the socket, and the kernel ends the connection with the last descriptor.
+    pub fn over(&mut self, at: Key) {
+        let now = self.system.now();
+        if let Some(l) = self.lanes.get_mut(&at) {
+            l.end(now, Ending::Over, false);
+            self.stir();
+        }
+    }
+
+    /// Is there an orphaned lane?
+    pub(super) fn has_orphaned(&self) -> bool {
+        let waits = |l: &Lane| l.orphaned.is_some() && l.ending.is_none();
+        self.lanes.values().any(waits)
+    }
+}
+
+impl Lane {
+    /// Have those who inherited this orphaned lane left it?
+    pub(super) fn is_left(&self, m: &Memory<'_>) -> bool {
+        let here = |v: &View| v.gen == self.who.gen && is_left(m, v.rx_tcp);
+        self.orphaned.is_some() && self.family.view(self.who.conn).is_some_and(|v| here(&v))
+    }
+}

@@ -1,0 +1,141 @@
+//! What the tools are shown of the rails.
+
+use super::incarnation::Node;
+use super::lane::{Ending, Lane};
+use super::{Key, Rails};
+use crate::clients::ids::ConnRef;
+use underpass_admin::{RailLinks, RailRow, RailStats};
+use underpass_rdma::engine::{LinkView, Stats};
+use underpass_rdma::verbs::{Gid, Provider};
+
+/// A GID as text; empty until the peer has told its own.
+fn shown(gid: Gid) -> String {
+    match gid.is_zero() {
+        true => String::new(),
+        false => gid.to_string(),
+    }
+}
+
+impl<V: Provider> Rails<V> {
+    /// The link that carries this connection's lane now.
+    pub fn row(&self, at: Key, who: &ConnRef) -> Option<RailRow> {
+        let lane = self.lanes.get(&at).filter(|l| l.who == *who)?;
+        let node = self.nodes.get(&lane.node)?;
+        let link = node.pair.link_of(lane.engine?)?;
+        let view = node.pair.links().into_iter().find(|v| v.link == link)?;
+        let port = node.ever.get(&view.rail)?;
+        // In SMC-R the server adds links to the group; here the node with the smaller name does.
+        let role = if node.is_first() { "server" } else { "client" };
+        Some(RailRow {
+            role: role.into(),
+            device: port.device.name.clone(),
+            port: port.port,
+            link: view.link,
+            gid: shown(view.gid),
+            peer_gid: shown(view.peer_gid),
+        })
+    }
+
+    /// Counters, in parts: one for each peer node and each time that a rail was added to it.
+    pub fn counts(&self) -> Vec<RailStats> {
+        let mut all = Vec::new();
+        for (name, node) in &self.nodes {
+            let links = node.pair.links();
+            for (id, port) in &node.ever {
+                let of: Vec<&LinkView> = links.iter().filter(|v| v.rail == *id).collect();
+                let links = RailLinks {
+                    node: name.to_string(),
+                    up: of.iter().filter(|v| v.active).count() as u64,
+                    lanes: of.iter().map(|v| v.lanes as u64).sum(),
+                };
+                let present = node.rails.get(port) == Some(id);
+                all.push(RailStats {
+                    device: port.device.name.clone(),
+                    port: port.port,
+                    links: if present { vec![links] } else { Vec::new() },
+                    ..part(node.pair.stats(*id))
+                });
+            }
+            all.extend(node.past.iter().map(|(port, stats)| RailStats {
+                device: port.device.name.clone(),
+                port: port.port,
+                ..part(*stats)
+            }));
+        }
+        all
+    }
+}
+
+impl<V: Provider> Rails<V> {
+    /// Is there a lane that its process has finished with, but the daemon has not?
+    pub fn has_orphans(&self) -> bool {
+        let over = |l: &Lane| l.ending == Some(Ending::Over);
+        self.lanes.values().any(over)
+    }
+
+    /// Is there no lane: none being made, in use, or being closed?
+    pub fn is_empty(&self) -> bool {
+        let busy = |n: &Node<V>| !n.lanes.is_empty() || !n.making.is_empty();
+        self.lanes.is_empty() && self.out.is_empty() && !self.nodes.values().any(busy)
+    }
+}
+
+impl<V: Provider> std::fmt::Debug for Rails<V> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (name, n) in &self.nodes {
+            let (i, up, agreed) = (n.incarnation, n.up, n.agreed);
+            write!(
+                f,
+                "[{name}: incarnation {i}, up {up}, agreed {agreed}, rails {}",
+                n.rails.len()
+            )?;
+            write!(
+                f,
+                ", {} in the engine, {} in the making]",
+                n.lanes.len(),
+                n.making.len()
+            )?;
+        }
+        for (at, l) in &self.lanes {
+            write!(
+                f,
+                "[{at:x?}: {:?}, ends {:?}, fin {}",
+                l.stage, l.ending, l.fin
+            )?;
+            write!(
+                f,
+                ", working {}, taken over {}]",
+                l.working,
+                l.takeover.is_some()
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn part(s: Stats) -> RailStats {
+    RailStats {
+        writes: s.writes,
+        bytes: s.bytes,
+        messages_sent: s.messages_sent,
+        messages_received: s.messages_received,
+        links_failed: s.links_failed,
+        ..RailStats::default()
+    }
+}
+
+impl<V: Provider> Node<V> {
+    /// The engine is about to be replaced: its counters are kept.
+    pub(super) fn keep_counts(&mut self) {
+        for (id, port) in std::mem::take(&mut self.ever) {
+            let s = self.pair.stats(id);
+            let sum = self.past.entry(port).or_default();
+            sum.writes += s.writes;
+            sum.bytes += s.bytes;
+            sum.behind += s.behind;
+            sum.messages_sent += s.messages_sent;
+            sum.messages_received += s.messages_received;
+            sum.links_failed += s.links_failed;
+        }
+    }
+}

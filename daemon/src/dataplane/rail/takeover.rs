@@ -1,0 +1,321 @@
+//! What the daemon does for ends that cannot do it themselves: see `link::lane::tx::takeover`.
+//!
+//! An end that has shut down, closed or died leaves its ring to the daemon. When everything has arrived, the
+//! daemon says so on TCP (`Fin`); otherwise it puts the ring back on TCP (`Down`). Only then does it shut the
+//! socket down. An end that is asleep outside every hook when its rails fail does not see that it is asked to go
+//! down; after a moment the daemon does it instead.
+
+use super::area::Areas;
+use super::inherited::LOOK_NS;
+use super::lane::{Ending, Lane, Stage, Takeover};
+use super::sock::{unread, Sock};
+use super::{Key, Rails};
+use crate::os::fds::Foreign;
+use link::lane::tx::{claim, is_done, mode, release, Adopted};
+use link::lane::{Memory, TxState};
+use link::layout::{rx, tx, Epoch, TxPhase, TxWord};
+use link::reason::Reason;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering::*;
+use std::sync::Arc;
+use underpass_rdma::verbs::Provider;
+
+/// How long an end may take to go down by itself.
+pub(super) const LATE_NS: u64 = 20_000_000;
+/// Time between two looks while something is in progress.
+const TICK_NS: u64 = 5_000_000;
+/// How long bytes on the ring may take to arrive over the rails, before they are put on TCP after all.
+const FLUSH_NS: u64 = 2_000_000_000;
+/// If the peer takes nothing from TCP for this long, it does not get the rest, as with any orphan (tcp(7),
+/// tcp_orphan_retries).
+const ORPHAN_NS: u64 = 100_000_000_000;
+
+/// What a helper has to do to a socket. The socket's lock may be held for as long as its owner likes (a send whose
+/// buffer faults into a file system of its own), so the daemon's own threads do nothing to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    /// Find out how far the process has got.
+    Adopt,
+    /// Say where the stream ends, if everything has arrived.
+    Fin,
+    /// Put the ring back on TCP.
+    Down,
+    /// Only shut the socket down, if that is due: the direction is on TCP.
+    End,
+}
+
+pub(super) struct Job {
+    at: Key,
+    work: Work,
+    areas: Arc<Areas>,
+    sock: Arc<Foreign>,
+    tag: u64,
+    epoch: Epoch,
+    tx: Box<TxState>,
+    /// `fin`: then shut the socket down for sending; `over`: it is closed after that.
+    fin: bool,
+    over: bool,
+}
+
+/// Result of a job.
+pub(super) enum Found {
+    /// The far node has not answered the switch yet.
+    Asking,
+    Held(Box<TxState>),
+    /// The direction is on TCP, and the socket was shut down if that was due. How the sender came down.
+    Down(TxPhase),
+    Failed(Reason),
+}
+
+/// A finished job.
+pub(super) struct Done {
+    at: Key,
+    work: Work,
+    epoch: Epoch,
+    fin: bool,
+    found: Found,
+}
+
+impl Job {
+    fn run(self) -> Done {
+        let (at, work, epoch) = (self.at, self.work, self.epoch);
+        let fin = self.fin;
+        let found = match self.find() {
+            Some(f) => f,
+            None => Found::Held(self.tx),
+        };
+        Done {
+            at,
+            work,
+            epoch,
+            fin,
+            found,
+        }
+    }
+
+    /// `None`: the direction is not on TCP yet.
+    fn find(&self) -> Option<Found> {
+        let Some(m) = self.areas.for_takeover(self.at.1) else {
+            return Some(Found::Failed(Reason::Internal));
+        };
+        let port = Sock(self.sock.as_fd());
+        let done = match self.work {
+            Work::End => Ok(()),
+            Work::Adopt => match self.tx.adopt(&m, &port, self.tag) {
+                Ok(Adopted::Asking) => return Some(Found::Asking),
+                Ok(_) => Ok(()), // if it is on TCP already, `mode` is `TCP` below
+                Err(r) => Err(r),
+            },
+            Work::Fin => self.tx.finish(&m, &port).map(drop),
+            Work::Down => self.tx.down(&m, &port).map(drop),
+        };
+        match done {
+            Err(r) => Some(Found::Failed(r)),
+            Ok(()) if self.tx.mode.load(Relaxed) != mode::TCP => None,
+            Ok(()) => {
+                if self.fin && !(self.over && unread(port.0, self.tag)) {
+                    let _ = rustix::net::shutdown(port.0, rustix::net::Shutdown::Write);
+                }
+                // Pairs with the Release in `TxState::say`: its end may have been quicker.
+                let said = m.own_tx().state.load(Acquire).phase();
+                Some(Found::Down(match self.work {
+                    Work::Adopt | Work::End if said > tx::DOWNING => said,
+                    _ => self.tx.phase(),
+                }))
+            }
+        }
+    }
+}
+
+impl<V: Provider> Rails<V> {
+    /// Looks after all lanes if that is due. Returns when to look next, if anything is in progress.
+    pub(super) fn tend(&mut self, now: u64) -> Option<u64> {
+        self.take_jobs();
+        if now < self.tend_at {
+            return Some(self.tend_at);
+        }
+        self.sweep_making(now);
+        let all: Vec<Key> = self.lanes.keys().copied().collect();
+        let mut more = false;
+        for k in all {
+            more |= self.tend_one(k, now);
+        }
+        let making = self.lanes.values().any(|l| l.stage == Stage::Making);
+        let dt = match (more, making || self.has_orphaned()) {
+            (true, _) => TICK_NS,
+            (false, _) if now < self.busy_until => LATE_NS,
+            (false, true) => LOOK_NS,
+            _ => u64::MAX - now,
+        };
+        self.tend_at = now + dt;
+        (dt < u64::MAX - now).then_some(self.tend_at)
+    }
+
+    /// Looks after one lane. Returns whether something is in progress.
+    #[expect(clippy::too_many_lines)]
+    fn tend_one(&mut self, at: Key, now: u64) -> bool {
+        let Some(l) = self.lanes.get_mut(&at) else {
+            return false;
+        };
+        let (Stage::Offered, Some(group)) = (l.stage, self.groups.get(&at.0)) else {
+            return false;
+        };
+        if l.working {
+            return true; // the helper wakes us when it is done
+        }
+        let areas = group.area.areas();
+        let Some(m) = areas.for_takeover(at.1) else {
+            return false;
+        };
+        let node = self
+            .nodes
+            .get_mut(&l.node)
+            .filter(|n| n.incarnation == group.incarnation);
+        let rail = node.as_ref().is_some_and(|n| n.up);
+        let state = m.own_tx().state.load(Acquire); // pairs with the Release in `TxState::say`
+        let phase = state.phase();
+        if l.ending.is_none() && l.takeover.is_none() && l.is_left(&m) {
+            l.end(now, Ending::Over, false);
+        }
+        if l.ending.is_none() && l.takeover.is_none() {
+            let late = phase == tx::DOWNING || phase == tx::UP && is_asked(&m, state, rail);
+            if !late || is_done(&m, state) || l.sock.is_none() {
+                l.late_since = None;
+                return false;
+            }
+            let since = *l.late_since.get_or_insert(now);
+            if now < since + LATE_NS {
+                return true;
+            }
+        }
+        let Some(sock) = l.sock.clone() else {
+            // The process never gave us its socket; without that the lane was never invited to go up.
+            match l.ending {
+                Some(Ending::Over) => self.leave(at),
+                _ => l.ending = None,
+            }
+            return false;
+        };
+        let over = l.ending == Some(Ending::Over);
+        let (who, family) = (l.who, l.family.clone());
+        let busy = || family.sending(who.conn, who.gen);
+        let (mut tx, work) = (Box::<TxState>::default(), Work::Adopt);
+        let work = match &mut l.takeover {
+            None if is_done(&m, state) => Work::End,
+            None if !claim(&m, state, || !over && busy()) => {
+                // An end that has seen our claim in that moment must learn that it is withdrawn.
+                if group.area.publish(at.1) {
+                    link::doorbell::ring(group.bell.as_fd());
+                }
+                return true;
+            }
+            None => work,
+            Some(c) => {
+                let at_kernel = c.tx.kpos.load(Relaxed);
+                if c.moved.0 != at_kernel {
+                    c.moved = (at_kernel, now);
+                }
+                if over && now >= c.moved.1 + ORPHAN_NS {
+                    self.fail(at, Reason::Stalled);
+                    return false;
+                }
+                tx = std::mem::take(&mut c.tx);
+                let fin = l.fin && rail && now < l.ending_since + FLUSH_NS;
+                match fin && tx.is_up() {
+                    true => Work::Fin,
+                    false => Work::Down,
+                }
+            }
+        };
+        if let (Some(n), Some(id)) = (self.nodes.get_mut(&l.node), l.engine) {
+            if work == Work::Down {
+                n.pair.take_down(id);
+            } else if l.ending.is_some() {
+                n.pair.finish(id); // nothing will follow
+            }
+        }
+        l.working = true;
+        let job = Job {
+            at,
+            work,
+            areas,
+            sock,
+            tag: l.tag,
+            epoch: state.epoch(),
+            tx,
+            fin: l.fin,
+            over,
+        };
+        let (tell, kick) = (self.jobs.0.clone(), self.kick.clone());
+        self.system.help(Box::new(move || {
+            let _ = tell.send(job.run());
+            super::kick::kick(kick.as_deref());
+        }));
+        true
+    }
+
+    /// Handles the jobs that helpers have finished.
+    fn take_jobs(&mut self) {
+        while let Ok(done) = self.jobs.1.try_recv() {
+            self.tend_at = 0;
+            self.job_done(done);
+        }
+    }
+
+    fn job_done(&mut self, done: Done) {
+        let (at, now) = (done.at, self.system.now());
+        let awaited = |l: &&mut Lane| l.working && l.stage == Stage::Offered;
+        let Some(l) = self.lanes.get_mut(&at).filter(awaited) else {
+            return; // the lane has left meanwhile
+        };
+        l.working = false;
+        let Some(group) = self.groups.get(&at.0) else {
+            return;
+        };
+        let areas = group.area.areas();
+        let Some(m) = areas.for_takeover(at.1) else {
+            return;
+        };
+        let engine = (self.nodes.get_mut(&l.node), l.engine);
+        match done.found {
+            Found::Asking => release(&m, done.epoch),
+            Found::Failed(r) => self.fail(at, r),
+            Found::Held(tx) => {
+                if let ((Some(n), Some(id)), Work::Fin) = (engine, done.work) {
+                    if !tx.is_up() {
+                        n.pair.take_down(id); // its frame is under way
+                    }
+                }
+                let moved = l.takeover.as_ref().map_or((0, now), |c| c.moved);
+                l.takeover = Some(Box::new(Takeover { tx, moved }));
+            }
+            Found::Down(phase) => {
+                if done.work == Work::Adopt {
+                    release(&m, done.epoch);
+                }
+                if l.takeover.take().is_some() && group.area.publish(at.1) {
+                    link::doorbell::ring(group.bell.as_fd());
+                }
+                if let (Some(n), Some(id)) = engine {
+                    n.pair.take_down(id);
+                    n.pair.is_down(id, phase);
+                }
+                l.late_since = None;
+                l.fin &= !done.fin;
+                // The process may have ended further since the job began: then there is another look.
+                match l.ending {
+                    _ if l.fin => {}
+                    Some(Ending::Over) => self.leave(at),
+                    _ => l.ending = None,
+                }
+            }
+        }
+    }
+}
+
+/// Is an end that is on its ring in this state's epoch to come down?
+fn is_asked(m: &Memory<'_>, state: TxWord, rail: bool) -> bool {
+    let word = m.peer_rx().word.load(Relaxed); // our own word
+    let up = word.epoch() == state.epoch() && word.has(rx::ACCEPTED);
+    up && (!rail || word.has(rx::WANT_DOWN | rx::REVOKED))
+}

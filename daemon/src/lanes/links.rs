@@ -1,0 +1,525 @@
+//! Links: what two parties share, from the first memory file to the last lane.
+//!
+//! A state machine without I/O: every call appends the messages to be sent to [`Out`]. It knows parties by number
+//! only. That the other party of a *far* link is this daemon matters in three ways: for sizes, for who pays, and
+//! because a lane there is offered only when the far node has one, too.
+//!
+//! What it must never do: give a chunk to the other party before it is sealed, or use a lane slot
+//! twice with the same epochs.
+
+mod area;
+mod growth;
+mod lanes;
+
+use self::area::{first_bytes, make_areas, Chunk, Stage};
+use self::growth::{ready, share};
+use self::lanes::offer;
+use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::limits::Group;
+use crate::os::memfd;
+use crate::os::system::Clock;
+use link::layout::{EPOCHS, LANES};
+use link::msg::ToShim;
+use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A message for a party, with its descriptors.
+pub struct Send {
+    pub to: PartyId,
+    pub msg: ToShim,
+    pub fds: Vec<Arc<OwnedFd>>,
+}
+
+/// Shortest time from the failure of a link to the next link between the same parties.
+const FAILED: Duration = Duration::from_secs(10);
+
+/// What a call wants done.
+#[derive(Default)]
+pub struct Out {
+    pub sends: Vec<Send>,
+    /// Lanes that will not be made: their two ends.
+    pub failed: Vec<[ConnRef; 2]>,
+    /// The end that gave up one of these itself, and need not be told.
+    pub gave_up: Option<ConnRef>,
+    /// Ends whose lane to another node could be offered now.
+    pub ready: Vec<ConnRef>,
+}
+
+impl Out {
+    fn send(&mut self, to: PartyId, msg: ToShim, fds: Vec<Arc<OwnedFd>>) {
+        self.sends.push(Send { to, msg, fds });
+    }
+}
+
+/// A message that a correct shim would not have sent.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Violation(pub &'static str);
+
+/// Why no lane was made.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The limit of the cgroup of this end (0 or 1 of the two given) is reached.
+    Limit(usize),
+    Memory,
+}
+
+struct Side {
+    party: PartyId,
+    /// The cgroup that the lanes count against.
+    group: Arc<Group>,
+    /// The cgroup that the memory counts against: on a far link, that of the process for both sides.
+    payer: Arc<Group>,
+    /// Chunks 0 and 1, in one file.
+    first: Chunk,
+    /// The further ones, from chunk 2 on.
+    more: Vec<Chunk>,
+}
+
+impl Side {
+    fn chunk(&mut self, n: u32) -> Option<&mut Chunk> {
+        match n {
+            0 => Some(&mut self.first),
+            n => self.more.get_mut((n as usize).checked_sub(FURTHER)?),
+        }
+    }
+
+    fn chunks(&self) -> impl Iterator<Item = &Chunk> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
+}
+
+/// Number of the first chunk that is a file of its own.
+const FURTHER: usize = 2;
+
+/// One use of a slot. Ends are indexed by side.
+struct Use {
+    ends: [ConnRef; 2],
+    done: [bool; 2],
+    tag: u64,
+    offered: bool,
+    /// Not to be offered before [`Links::release`].
+    held: bool,
+    /// Was this end asked to give it back?
+    told: [bool; 2],
+}
+
+#[derive(Default)]
+struct Slot {
+    /// How often it has been used before.
+    uses: u32,
+    now: Option<Use>,
+}
+
+struct Link {
+    sides: [Side; 2],
+    slots: Vec<Slot>,
+    /// Both parties have mapped the first file of their own areas, and have been sent the other's.
+    ready: bool,
+    /// A party could not map what it was sent: the link takes no more lanes.
+    failed: bool,
+}
+
+impl Link {
+    /// Is the other party this daemon?
+    fn is_far(&self) -> bool {
+        self.sides[1].party.is_far()
+    }
+
+    fn free_slot(&self) -> Option<usize> {
+        if self.failed {
+            return None;
+        }
+        let free = self
+            .slots
+            .iter()
+            .position(|s| s.now.is_none() && s.uses < u32::MAX / EPOCHS);
+        free.or((self.slots.len() < LANES).then_some(self.slots.len()))
+    }
+}
+
+/// All links.
+pub struct Links {
+    links: HashMap<u64, Link>,
+    by_pair: HashMap<(PartyId, PartyId), Vec<u64>>,
+    by_party: HashMap<PartyId, HashSet<u64>>,
+    /// Lane of each connection end, by party and connection.
+    by_conn: HashMap<(PartyId, u32, u32), (u64, u32, u8)>,
+    /// When a link of these two failed: they get no other one for a while.
+    failures: HashMap<(PartyId, PartyId), Duration>,
+    clock: Clock,
+    /// Upper half of link numbers, random for each run of the daemon: links that outlive their daemon are not
+    /// mistaken for its successor's.
+    incarnation: u32,
+    next: u32,
+    lanes: u64,
+}
+
+impl Links {
+    pub fn new(incarnation: u32, clock: Clock) -> Self {
+        Links {
+            links: HashMap::new(),
+            by_pair: HashMap::new(),
+            by_party: HashMap::new(),
+            by_conn: HashMap::new(),
+            failures: HashMap::new(),
+            clock,
+            incarnation,
+            next: 1,
+            lanes: 0,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.links.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.links.is_empty()
+    }
+
+    /// The party that stands for another node in a far link.
+    pub fn far_party(&self, id: u64) -> Option<PartyId> {
+        let party = self.links.get(&id)?.sides[1].party;
+        party.is_far().then_some(party)
+    }
+
+    /// Acts as that party. Does nothing if the link is gone.
+    pub fn as_far(
+        &mut self,
+        id: u64,
+        step: impl FnOnce(&mut Links, PartyId) -> Result<(), Violation>,
+    ) -> Result<(), Violation> {
+        match self.far_party(id) {
+            Some(p) => step(self, p),
+            None => Ok(()),
+        }
+    }
+
+    /// Lanes in use.
+    pub fn lanes(&self) -> u64 {
+        self.lanes
+    }
+
+    /// All memory of all links.
+    pub fn memory(&self) -> Vec<Arc<OwnedFd>> {
+        self.links
+            .values()
+            .flat_map(|l| &l.sides)
+            .flat_map(Side::chunks)
+            .map(|c| c.fd.clone())
+            .collect()
+    }
+
+    fn create(
+        &mut self,
+        pair: (PartyId, PartyId),
+        groups: [&Arc<Group>; 2],
+        out: &mut Out,
+    ) -> Result<u64, Refused> {
+        let id = u64::from(self.incarnation) << 32 | u64::from(self.next);
+        let far = pair.1.is_far();
+        let payers = [groups[0], groups[usize::from(!far)]];
+        let area = first_bytes(far) as u64;
+        for side in 0..2 {
+            if !payers[side].take_memory(area) {
+                if side == 1 {
+                    payers[0].give_memory(area);
+                }
+                return Err(Refused::Limit(if far { 0 } else { side }));
+            }
+        }
+        match make_areas(id, far, self.clock.now()) {
+            Err(e) => {
+                tracing::warn!(link = %format_args!("{id:#x}"), "no memory for a link: {e}");
+                payers.iter().for_each(|g| g.give_memory(area));
+                Err(Refused::Memory)
+            }
+            Ok((bells, areas)) => {
+                self.next = self.next.wrapping_add(1);
+                let parties = [pair.0, pair.1];
+                let mut side = 0;
+                let sides = areas.map(|first| {
+                    let s = Side {
+                        party: parties[side],
+                        group: groups[side].clone(),
+                        payer: payers[side].clone(),
+                        first,
+                        more: Vec::new(),
+                    };
+                    side += 1;
+                    s
+                });
+                for ((side, s), bell) in sides.iter().enumerate().zip(bells) {
+                    let fds = vec![Arc::new(bell), s.first.fd.clone()];
+                    let msg = ToShim::LinkNew {
+                        link: id,
+                        side: side as u8,
+                        bytes: area,
+                        far: u8::from(far),
+                    };
+                    out.send(s.party, msg, fds);
+                }
+                for p in parties {
+                    self.by_party.entry(p).or_default().insert(id);
+                }
+                self.by_pair.entry(pair).or_default().push(id);
+                self.links.insert(
+                    id,
+                    Link {
+                        sides,
+                        slots: Vec::new(),
+                        ready: false,
+                        failed: false,
+                    },
+                );
+                Ok(id)
+            }
+        }
+    }
+
+    /// Looks up a link for a message of `from` about `side`. `Ok(None)`: the link is gone already, or was made by
+    /// another daemon; such messages cross ours and are ignored.
+    fn find(
+        links: &mut HashMap<u64, Link>,
+        from: PartyId,
+        id: u64,
+        side: u8,
+    ) -> Result<Option<&mut Link>, Violation> {
+        let Some(l) = links.get_mut(&id) else {
+            return Ok(None);
+        };
+        match l.sides.get(usize::from(side)) {
+            Some(s) if s.party == from => Ok(Some(l)),
+            _ => Err(Violation("a link or side of somebody else")),
+        }
+    }
+
+    /// The party at one side of a link to another node.
+    pub fn far_owner(&self, id: u64, side: u8) -> Option<PartyId> {
+        let l = self.links.get(&id).filter(|l| l.is_far())?;
+        l.sides.get(usize::from(side)).map(|s| s.party)
+    }
+
+    /// The writer has mapped a chunk: seals it and gives it to the other party. When the first files of both areas
+    /// are sealed, lanes are offered behind them: a party that cannot map what it was sent refuses them, and until
+    /// an end has taken its lane the other end puts nothing on it (`rx::READY`).
+    pub fn mapped(
+        &mut self,
+        from: PartyId,
+        id: u64,
+        side: u8,
+        n: u32,
+        out: &mut Out,
+    ) -> Result<(), Violation> {
+        let Some(link) = Self::find(&mut self.links, from, id, side)? else {
+            return Ok(());
+        };
+        let peer = link.sides[1 - usize::from(side)].party;
+        let Some(c) = link.sides[usize::from(side)].chunk(n) else {
+            return Err(Violation("mapped a chunk that does not exist"));
+        };
+        if c.stage != Stage::Given {
+            return match n {
+                0 => Err(Violation("mapped a chunk twice")),
+                _ => Ok(()), // it was given twice; see `want_chunk`
+            };
+        }
+        if memfd::seal(&c.fd).is_err() {
+            return Err(Violation(
+                "a chunk could not be sealed: its writer sealed it otherwise",
+            ));
+        }
+        c.stage = Stage::Sealed;
+        c.sent = self.clock.now();
+        share(id, 1 - side, peer, n, c, out);
+        let given = |s: &Side| s.first.stage != Stage::Given;
+        if !link.ready && link.sides.iter().all(given) {
+            link.ready = true;
+            for slot in 0..link.slots.len() {
+                offer(id, link, slot, out);
+            }
+        }
+        Ok(())
+    }
+
+    /// A shim could not map something: the link is removed when the other end has given back the lanes that were
+    /// offered on it (a far link: at once).
+    pub fn link_failed(
+        &mut self,
+        from: PartyId,
+        id: u64,
+        side: u8,
+        out: &mut Out,
+    ) -> Result<(), Violation> {
+        let Some(link) = Self::find(&mut self.links, from, id, side)? else {
+            return Ok(());
+        };
+        if link.is_far() {
+            self.tear_down(id, None, out);
+            return Ok(());
+        }
+        let pair = (link.sides[0].party, link.sides[1].party);
+        link.failed = true;
+        self.failures.insert(pair, self.clock.now());
+        for slot in 0..link.slots.len() as u32 {
+            self.abandon(id, slot, out);
+            self.lane_refused(from, id, side, slot, out)?;
+        }
+        self.reap(id, out);
+        Ok(())
+    }
+
+    /// Did a link of these two fail a moment ago?
+    fn has_failed(&mut self, pair: (PartyId, PartyId)) -> bool {
+        let recent = self
+            .failures
+            .get(&pair)
+            .map(|t| self.clock.since(*t) < FAILED);
+        if recent == Some(false) {
+            self.failures.remove(&pair);
+        }
+        recent == Some(true)
+    }
+
+    /// A party has a new control connection. What was sent over the previous one may be lost, so it is sent again.
+    /// (It may include files that the party has mapped already.)
+    pub fn resumed(&mut self, party: PartyId, out: &mut Out) {
+        for id in self.by_party.get(&party).into_iter().flatten() {
+            let Some(l) = self.links.get(id).filter(|l| l.ready && !l.failed) else {
+                continue;
+            };
+            for side in (0..2).filter(|s| l.sides[*s].party == party) {
+                share(*id, side as u8, party, 0, &l.sides[1 - side].first, out);
+                let more = (FURTHER as u32..).zip(&l.sides[side].more);
+                for (n, _) in more.filter(|(_, c)| c.stage == Stage::Shared) {
+                    ready(*id, side as u8, party, n, out);
+                }
+            }
+        }
+    }
+
+    /// Removes a link that has failed, once its last lane is given back.
+    fn reap(&mut self, id: u64, out: &mut Out) {
+        let unused = |l: &Link| l.failed && l.slots.iter().all(|s| s.now.is_none());
+        if self.links.get(&id).is_some_and(unused) {
+            self.tear_down(id, None, out);
+        }
+    }
+
+    /// A party is gone for good: removes its links, except those to `keep` until [`Links::over`].
+    pub fn party_dead(&mut self, party: PartyId, keep: &[u64], out: &mut Out) {
+        self.failures.retain(|(a, b), _| *a != party && *b != party);
+        let all = self.by_party.get(&party).cloned().unwrap_or_default();
+        for id in all.into_iter().filter(|id| !keep.contains(id)) {
+            self.tear_down(id, Some(party), out);
+        }
+    }
+
+    /// Removes a link of a dead party that was kept.
+    pub fn over(&mut self, id: u64, dead: PartyId, out: &mut Out) {
+        self.tear_down(id, Some(dead), out);
+        self.failures.retain(|(a, b), _| *a != dead && *b != dead);
+    }
+
+    /// The lanes within the node that a party has been offered and uses: link and slot, its own end, and the other
+    /// end.
+    pub fn near_lanes(&self, party: PartyId) -> Vec<((u64, u32), ConnRef, ConnRef)> {
+        let mut all = Vec::new();
+        for id in self.by_party.get(&party).into_iter().flatten() {
+            let Some(l) = self.links.get(id).filter(|l| !l.is_far()) else {
+                continue;
+            };
+            for (n, slot) in (0..).zip(&l.slots) {
+                let Some(u) = slot.now.as_ref().filter(|u| u.offered) else {
+                    continue;
+                };
+                let mine = |&side: &usize| u.ends[side].party == party && !u.done[side];
+                all.extend(
+                    (0..2)
+                        .filter(mine)
+                        .map(|s| ((*id, n), u.ends[s], u.ends[1 - s])),
+                );
+            }
+        }
+        all
+    }
+
+    /// The other end of a lane, if it still uses it.
+    pub fn survivor(&self, who: ConnRef) -> Option<ConnRef> {
+        let (id, slot, side) = self.by_conn.get(&(who.party, who.conn, who.gen))?;
+        let u = self
+            .links
+            .get(id)?
+            .slots
+            .get(*slot as usize)?
+            .now
+            .as_ref()?;
+        let other = 1 - usize::from(*side);
+        (!u.done[other]).then_some(u.ends[other])
+    }
+
+    /// A party's control connection is gone, but its process lives. Links in use stay as they are; links that are
+    /// being made cannot be finished.
+    pub fn party_silent(&mut self, party: PartyId, out: &mut Out) {
+        let unready: Vec<u64> = self
+            .by_party
+            .get(&party)
+            .into_iter()
+            .flatten()
+            .filter(|id| self.links.get(id).is_some_and(|l| !l.ready))
+            .copied()
+            .collect();
+        for id in unready {
+            self.tear_down(id, None, out);
+        }
+    }
+
+    /// Removes a link and tells both sides, except a party that is `dead`.
+    fn tear_down(&mut self, id: u64, dead: Option<PartyId>, out: &mut Out) {
+        let slots = self.links.get(&id).map_or(0, |l| l.slots.len());
+        for slot in 0..slots {
+            self.abandon(id, slot as u32, out);
+        }
+        let Some(link) = self.links.remove(&id) else {
+            return;
+        };
+        for u in link.slots.into_iter().filter_map(|s| s.now) {
+            self.lanes -= 1;
+            link.sides.iter().for_each(|s| s.group.give_lane());
+            for e in u.ends {
+                self.by_conn.remove(&(e.party, e.conn, e.gen));
+            }
+        }
+        let pair = (link.sides[0].party, link.sides[1].party);
+        if let Some(v) = self.by_pair.get_mut(&pair) {
+            v.retain(|l| *l != id);
+            if v.is_empty() {
+                self.by_pair.remove(&pair);
+            }
+        }
+        for (side, s) in link.sides.iter().enumerate() {
+            s.payer.give_memory(s.chunks().map(|c| c.bytes).sum());
+            if let Some(set) = self.by_party.get_mut(&s.party) {
+                set.remove(&id);
+                if set.is_empty() {
+                    self.by_party.remove(&s.party);
+                }
+            }
+            if dead != Some(s.party) {
+                out.send(
+                    s.party,
+                    ToShim::PeerGone {
+                        link: id,
+                        side: side as u8,
+                    },
+                    vec![],
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,84 @@
+//! The memory and the doorbell of a link, and how they are made. A chunk's stage decides what may be done with it:
+//! given to its writer, mapped by the writer, sealed, given to the other party.
+
+use crate::os::memfd;
+use link::layout::{CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES, LANES};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Stage of a chunk on its way to both parties.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// With its writer, who has not mapped it yet.
+    Given,
+    /// Sealed, with the other party.
+    Sealed,
+    /// Mapped by both.
+    Shared,
+}
+
+/// One memory file of an area.
+pub struct Chunk {
+    pub fd: Arc<OwnedFd>,
+    pub bytes: u64,
+    pub stage: Stage,
+    /// When it was last given to somebody.
+    pub sent: Duration,
+}
+
+/// Both doorbell ends, and the first file of both areas.
+pub type Areas = ([OwnedFd; 2], [Chunk; 2]);
+
+/// Bytes of the first file of an area: chunks 0 and 1.
+pub fn first_bytes(far: bool) -> usize {
+    CONTROL_BYTES + chunk_bytes(far)
+}
+
+/// Bytes of a data chunk.
+pub fn chunk_bytes(far: bool) -> usize {
+    if far {
+        FAR_CHUNK_BYTES
+    } else {
+        CHUNK_BYTES
+    }
+}
+
+/// Makes the doorbell and the first files of a new link.
+pub fn make_areas(id: u64, far: bool, now: Duration) -> Result<Areas, Errno> {
+    use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
+    let (a, b) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?;
+    let first = |side| make_chunk(id, side, 0, far, now);
+    Ok(([a, b], [first(0)?, first(1)?]))
+}
+
+/// Makes chunk `n` of an area. Chunk 0 begins with a header that identifies it; chunk 1 follows it in the same
+/// file.
+pub fn make_chunk(id: u64, side: u8, n: u32, far: bool, now: Duration) -> Result<Chunk, Errno> {
+    let bytes = match n {
+        0 => first_bytes(far),
+        _ => chunk_bytes(far),
+    };
+    let fd = memfd::make(&format!("underpass-{id:x}-{side}-{n}"), bytes)?;
+    if n == 0 {
+        let mut h = Vec::with_capacity(28);
+        h.extend_from_slice(&link::layout::MAGIC.to_ne_bytes());
+        h.extend_from_slice(&u32::from(link::VERSION).to_ne_bytes());
+        h.extend_from_slice(&u32::from(side).to_ne_bytes());
+        h.extend_from_slice(&id.to_ne_bytes());
+        h.extend_from_slice(&(LANES as u32).to_ne_bytes());
+        rustix::io::pwrite(&fd, &h, 0)?;
+    }
+    Ok(Chunk {
+        fd: Arc::new(fd),
+        bytes: bytes as u64,
+        stage: Stage::Given,
+        sent: now,
+    })
+}

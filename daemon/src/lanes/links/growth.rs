@@ -1,0 +1,122 @@
+//! How areas grow: the writer asks for a further chunk, and both parties map it before rings are placed there.
+
+use super::area::{chunk_bytes, make_chunk, Chunk, Stage};
+use super::{Links, Out, Side, Violation, FURTHER};
+use crate::clients::ids::PartyId;
+use link::layout::CHUNKS;
+use link::msg::ToShim;
+use std::time::Duration;
+
+/// Shortest time between two times that the same chunk is sent.
+pub(super) const AGAIN: Duration = Duration::from_millis(900);
+
+impl Links {
+    /// The other party has mapped a further chunk of the area opposite `side`.
+    pub fn peer_mapped(
+        &mut self,
+        from: PartyId,
+        id: u64,
+        side: u8,
+        n: u32,
+        out: &mut Out,
+    ) -> Result<(), Violation> {
+        let Some(link) = Self::find(&mut self.links, from, id, side)? else {
+            return Ok(());
+        };
+        let owner = 1 - usize::from(side);
+        let party = link.sides[owner].party;
+        let Some(c) = link.sides[owner].chunk(n).filter(|_| n != 0) else {
+            return Err(Violation("mapped a peer chunk that does not exist"));
+        };
+        if c.stage == Stage::Shared {
+            return Ok(()); // it was given twice
+        }
+        if c.stage != Stage::Sealed {
+            return Err(Violation("mapped a peer chunk it was not given"));
+        }
+        c.stage = Stage::Shared;
+        ready(id, owner as u8, party, n, out);
+        Ok(())
+    }
+
+    /// The writer wants another data chunk. If a limit forbids it, the writer goes on without, and asks again. A
+    /// chunk that is on its way already is sent again: a party that could not map it may be able to now.
+    pub fn want_chunk(
+        &mut self,
+        from: PartyId,
+        id: u64,
+        side: u8,
+        out: &mut Out,
+    ) -> Result<(), Violation> {
+        let Some(link) = Self::find(&mut self.links, from, id, side)? else {
+            return Ok(());
+        };
+        let far = link.is_far();
+        let bytes = chunk_bytes(far) as u64;
+        let peer = link.sides[1 - usize::from(side)].party;
+        let s = &mut link.sides[usize::from(side)];
+        let number = |k: usize| (FURTHER + k) as u32;
+        let growing = s.more.iter().position(|c| c.stage != Stage::Shared);
+        if let Some(k) = growing {
+            // A far party is this daemon, which maps what it is given: it is sent nothing again.
+            match s.more[k].stage {
+                _ if self.clock.since(s.more[k].sent) < AGAIN => return Ok(()),
+                Stage::Given if !s.party.is_far() => give(id, side, s, number(k), out),
+                Stage::Sealed if !peer.is_far() => {
+                    share(id, 1 - side, peer, number(k), &s.more[k], out);
+                }
+                _ => {}
+            }
+            s.more[k].sent = self.clock.now();
+            return Ok(());
+        }
+        let n = number(s.more.len());
+        if n as usize >= CHUNKS || !s.payer.take_memory(bytes) {
+            return Ok(());
+        }
+        match make_chunk(id, side, n, far, self.clock.now()) {
+            Ok(c) => s.more.push(c),
+            Err(e) => {
+                tracing::warn!(link = %format_args!("{id:#x}"), "no memory for a chunk: {e}");
+                s.payer.give_memory(bytes);
+                return Ok(());
+            }
+        }
+        give(id, side, s, n, out);
+        Ok(())
+    }
+}
+
+/// Gives a sealed chunk to the party that reads it.
+pub(super) fn share(id: u64, side: u8, to: PartyId, n: u32, c: &Chunk, out: &mut Out) {
+    let msg = ToShim::PeerChunk {
+        link: id,
+        side,
+        chunk: n,
+        bytes: c.bytes,
+    };
+    out.send(to, msg, vec![c.fd.clone()]);
+}
+
+/// Tells a writer that the other party has its further chunk.
+pub(super) fn ready(id: u64, side: u8, to: PartyId, n: u32, out: &mut Out) {
+    let msg = ToShim::ChunkReady {
+        link: id,
+        side,
+        chunk: n,
+    };
+    out.send(to, msg, vec![]);
+}
+
+/// Gives a further chunk to its writer.
+fn give(id: u64, side: u8, s: &mut Side, n: u32, out: &mut Out) {
+    let party = s.party;
+    let Some(c) = s.chunk(n) else { return };
+    let msg = ToShim::Chunk {
+        link: id,
+        side,
+        chunk: n,
+        bytes: c.bytes,
+    };
+    out.send(party, msg, vec![c.fd.clone()]);
+}

@@ -1,0 +1,295 @@
+//! Lanes of a link: places for connections, offered to both ends once the link is set up.
+//!
+//! A slot is free for its next use only when both sides have said that they are done with it.
+
+use super::{Link, Links, Out, Refused, Slot, Use, Violation};
+use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::limits::Group;
+use link::layout::Epoch;
+use link::msg::ToShim;
+use std::sync::Arc;
+
+impl Links {
+    /// Makes a lane between two ends, and the link if there is none. `tag` must be random. A lane
+    /// to another node (the second end is a far party's) waits for [`Links::release`]; its link and
+    /// slot are returned, and how often the slot has been used.
+    pub fn connect(
+        &mut self,
+        ends: [ConnRef; 2],
+        groups: [&Arc<Group>; 2],
+        tag: u64,
+        out: &mut Out,
+    ) -> Result<(u64, u32, u32), Refused> {
+        // The lower party is side 0, in every link of these two.
+        let swap = ends[0].party > ends[1].party;
+        let (ends, groups) = if swap {
+            ([ends[1], ends[0]], [groups[1], groups[0]])
+        } else {
+            (ends, groups)
+        };
+        let given = |side: usize| if swap { 1 - side } else { side };
+        let pair = (ends[0].party, ends[1].party);
+        for side in 0..2 {
+            if !groups[side].take_lane() {
+                if side == 1 {
+                    groups[0].give_lane();
+                }
+                return Err(Refused::Limit(given(side)));
+            }
+        }
+        let found = self.by_pair.get(&pair).and_then(|ids| {
+            ids.iter()
+                .find_map(|id| Some((*id, self.links.get(id)?.free_slot()?)))
+        });
+        let (id, slot) = match found {
+            Some(f) => f,
+            None if self.has_failed(pair) => {
+                groups.iter().for_each(|g| g.give_lane());
+                return Err(Refused::Memory);
+            }
+            None => match self.create(pair, groups, out) {
+                Ok(id) => (id, 0),
+                Err(e) => {
+                    groups.iter().for_each(|g| g.give_lane());
+                    return Err(match e {
+                        Refused::Limit(side) => Refused::Limit(given(side)),
+                        e => e,
+                    });
+                }
+            },
+        };
+        let Some(link) = self.links.get_mut(&id) else {
+            return Err(Refused::Memory);
+        };
+        if slot == link.slots.len() {
+            link.slots.push(Slot::default());
+        }
+        link.slots[slot].now = Some(Use {
+            ends,
+            done: [false; 2],
+            tag,
+            offered: false,
+            held: pair.1.is_far(),
+            told: [false; 2],
+        });
+        for (side, e) in ends.iter().enumerate() {
+            self.by_conn
+                .insert((e.party, e.conn, e.gen), (id, slot as u32, side as u8));
+        }
+        self.lanes += 1;
+        if link.ready {
+            offer(id, link, slot, out);
+        }
+        Ok((id, slot as u32, link.slots[slot].uses))
+    }
+
+    /// The far node has a lane for the connection of `who`, too. From here on both nodes count the uses of their
+    /// slots alike, and both use this `tag`.
+    pub fn release(
+        &mut self,
+        (id, slot): (u64, u32),
+        who: ConnRef,
+        (uses, tag): (u32, u64),
+        out: &mut Out,
+    ) {
+        let Some(link) = self.links.get_mut(&id) else {
+            return;
+        };
+        let Some(s) = link.slots.get_mut(slot as usize) else {
+            return;
+        };
+        if let Some(u) = s.now.as_mut().filter(|u| u.held && u.ends[0] == who) {
+            u.held = false;
+            u.tag = tag;
+            s.uses = s.uses.max(uses);
+            if link.ready {
+                offer(id, link, slot as usize, out);
+            }
+        }
+    }
+
+    /// Takes a lane back if it was not offered yet.
+    pub fn abandon(&mut self, id: u64, slot: u32, out: &mut Out) {
+        let unoffered = |l: &Link| {
+            let now = l.slots.get(slot as usize).and_then(|s| s.now.as_ref());
+            now.is_some_and(|u| !u.offered)
+        };
+        if self.links.get(&id).is_some_and(unoffered) {
+            self.cancel(id, slot as usize, out);
+        }
+    }
+
+    /// Which lane of which link an end has.
+    pub fn lane_of(&self, who: ConnRef) -> Option<(u64, u32)> {
+        let (id, slot, _) = self.by_conn.get(&(who.party, who.conn, who.gen))?;
+        Some((*id, *slot))
+    }
+
+    /// A shim no longer uses a lane.
+    pub fn lane_done(
+        &mut self,
+        from: PartyId,
+        id: u64,
+        side: u8,
+        lane: u32,
+        out: &mut Out,
+    ) -> Result<(), Violation> {
+        let Some(link) = Self::find(&mut self.links, from, id, side)? else {
+            return Ok(());
+        };
+        let Some(slot) = link.slots.get_mut(lane as usize) else {
+            return Err(Violation("done with a lane that does not exist"));
+        };
+        let Some(u) = slot.now.as_mut().filter(|u| u.offered) else {
+            return Ok(());
+        };
+        u.done[usize::from(side)] = true;
+        let end = u.ends[usize::from(side)];
+        self.by_conn.remove(&(end.party, end.conn, end.gen));
+        if u.done == [true; 2] {
+            slot.now = None;
+            slot.uses += 1;
+            self.lanes -= 1;
+            link.sides.iter().for_each(|s| s.group.give_lane());
+            self.reap(id, out);
+        }
+        Ok(())
+    }
+
+    /// One end does not take the lane that it was offered: as [`Links::lane_done`], and the other end is asked to
+    /// give its lane back.
+    pub fn lane_refused(
+        &mut self,
+        from: PartyId,
+        id: u64,
+        side: u8,
+        lane: u32,
+        out: &mut Out,
+    ) -> Result<(), Violation> {
+        self.lane_done(from, id, side, lane, out)?;
+        // (The side of an unknown link was not checked.)
+        self.lane_gone(id, lane, 1u8.saturating_sub(side), out);
+        Ok(())
+    }
+
+    /// A connection was registered that has a lane already: offers it again (the offer may have
+    /// been lost with a control connection). `false`: it has none.
+    pub fn offer_again(&mut self, who: ConnRef, out: &mut Out) -> bool {
+        let Some(&(id, slot, side)) = self.by_conn.get(&(who.party, who.conn, who.gen)) else {
+            return false;
+        };
+        let now = |l: &Link| Some(l.slots.get(slot as usize)?.now.as_ref()?.offered);
+        match self.links.get(&id).and_then(now) {
+            None => false,
+            // It will be offered when both ends can have it.
+            Some(false) => true,
+            Some(true) if self.is_left(id, slot, side) => {
+                // The other end has given it back, and the message about that was lost.
+                let _ = self.lane_done(who.party, id, side, slot, out);
+                false
+            }
+            Some(true) => {
+                let l = self.links.get(&id);
+                if let Some(m) = l.and_then(|l| offer_msg(id, l, slot as usize, side.into())) {
+                    out.send(who.party, m, vec![]);
+                }
+                true
+            }
+        }
+    }
+
+    /// Has the other end of this lane given it back?
+    fn is_left(&self, id: u64, slot: u32, side: u8) -> bool {
+        let slot = |l: &Link| Some(l.slots.get(slot as usize)?.now.as_ref()?.done);
+        let done = self.links.get(&id).and_then(slot);
+        done.is_some_and(|d| d[1 - usize::from(side)])
+    }
+
+    /// A process has given up a connection whose lane it has not taken yet: the other end is told.
+    pub fn forget(&mut self, who: ConnRef, out: &mut Out) {
+        let Some(&(id, slot, side)) = self.by_conn.get(&(who.party, who.conn, who.gen)) else {
+            return;
+        };
+        out.gave_up = Some(who);
+        self.abandon(id, slot, out);
+        // Already offered: the process refuses it when it reads the offer, which may take an hour, so tell the
+        // other end now.
+        if self.by_conn.contains_key(&(who.party, who.conn, who.gen)) {
+            self.lane_gone(id, slot, 1 - side, out);
+        }
+    }
+
+    /// Asks an end within the node to give its lane back, once.
+    fn lane_gone(&mut self, id: u64, slot: u32, side: u8, out: &mut Out) {
+        let at = usize::from(side);
+        let now = |l| Self::slot(l, slot);
+        let Some(u) = self.links.get_mut(&id).and_then(now) else {
+            return;
+        };
+        let e = u.ends[at];
+        if u.done[at] || e.party.is_far() || std::mem::replace(&mut u.told[at], true) {
+            return;
+        }
+        let msg = ToShim::LaneGone {
+            link: id,
+            side,
+            lane: slot,
+            conn: e.conn,
+            gen: e.gen,
+        };
+        out.send(e.party, msg, vec![]);
+    }
+
+    /// The present use of a slot.
+    fn slot(l: &mut Link, slot: u32) -> Option<&mut Use> {
+        l.slots.get_mut(slot as usize)?.now.as_mut()
+    }
+
+    /// Takes back a lane that was not offered yet.
+    pub(super) fn cancel(&mut self, id: u64, slot: usize, out: &mut Out) {
+        let Some(link) = self.links.get_mut(&id) else {
+            return;
+        };
+        let Some(u) = link.slots.get_mut(slot).and_then(|s| s.now.take()) else {
+            return;
+        };
+        link.sides.iter().for_each(|s| s.group.give_lane());
+        self.lanes -= 1;
+        for e in u.ends {
+            self.by_conn.remove(&(e.party, e.conn, e.gen));
+        }
+        out.failed.push(u.ends);
+    }
+}
+
+pub(super) fn offer(id: u64, link: &mut Link, slot: usize, out: &mut Out) {
+    let Some(u) = link.slots.get_mut(slot).and_then(|s| s.now.as_mut()) else {
+        return;
+    };
+    if u.held {
+        return out.ready.push(u.ends[0]);
+    }
+    u.offered = true;
+    for side in 0..2 {
+        if link.sides[side].party.is_far() {
+            continue; // it knows
+        }
+        if let Some(msg) = offer_msg(id, link, slot, side) {
+            out.send(link.sides[side].party, msg, vec![]);
+        }
+    }
+}
+
+fn offer_msg(id: u64, link: &Link, slot: usize, side: usize) -> Option<ToShim> {
+    let s = link.slots.get(slot)?;
+    let u = s.now.as_ref()?;
+    Some(ToShim::Offer {
+        link: id,
+        side: side as u8,
+        lane: slot as u32,
+        conn: u.ends[side].conn,
+        gen: u.ends[side].gen,
+        epoch: Epoch::base(s.uses),
+        tag: u.tag,
+    })
+}

@@ -1,0 +1,441 @@
+//! Which end on this node and which end on another are one connection: a state machine without
+//! I/O.
+//!
+//! Of two nodes, the one with the smaller name is the *initiator*, the other the *responder*. The responder sends
+//! a `Seek` for each of its ends that may have its other end at the initiator's node. The initiator stores the
+//! Seeks. For each of its own ends it knows the digest that the fitting Seek would have, and answers that Seek
+//! with `Make`. Both nodes check the proof and the other's claim; `Made` makes it a pair. It does not matter which
+//! end registers first, and a Seek that fits no end changes nothing.
+//!
+//! Where an end is looked for: at the node to which the directory assigns its peer's address; at all nodes if it
+//! assigns it to none (translated on the way, or outside); at none if it is this node's.
+//!
+//! What a node may claim: the claimed local address of its end must be one of the node's. If the directory assigns
+//! that address to no node (a private one behind translation), the peer address that our own kernel has for our
+//! end must be one of the node's. If the address belongs to another node, the claim is a lie, or two directories
+//! disagree: such ends never become a pair.
+//!
+//! Everything that a peer can make us keep is bounded per peer.
+
+use super::directory::{Directory, Name, Owner};
+use super::msg::Msg;
+use crate::clients::ids::{ConnRef, PartyId};
+use crate::pairing::socket::End;
+use claim::{claim, hint, judge};
+pub use hurry::Asked;
+use link::reason::Reason;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use table::Table;
+
+mod claim;
+mod heard;
+mod hurry;
+mod table;
+
+/// Most Seeks that are kept for one peer, or sent to one.
+pub const SEEKS: usize = 16_384;
+/// A `Make` without an answer is void after this time.
+const MAKE_NS: u64 = 5_000_000_000;
+/// If more ends wait than may be sought at a time, they take turns of at least this length.
+const TURN_NS: u64 = 10_000_000_000;
+/// Both ends see the handshake end within this time; see `pairing::proof`.
+const APART_NS: u64 = 60_000_000_000;
+
+/// Is an end still the connection that was registered?
+pub type Alive<'a> = &'a dyn Fn(&ConnRef) -> bool;
+
+/// A node's role in making the pair and its lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Initiator,
+    Responder,
+}
+
+/// Two ends are one connection, and both nodes know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paired {
+    pub who: ConnRef,
+    pub node: Name,
+    pub part: Part,
+    /// Number of the pair on the channel, given by the initiator.
+    pub pair: u64,
+    /// Cookie of the end's socket.
+    pub cookie: u64,
+    /// Why the other node makes no lane, and why this one makes none; 0: it would.
+    pub refusal: u32,
+    pub own_refusal: u32,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Out {
+    Send(Name, Msg),
+    Paired(Paired),
+    /// A node asks us to look for a program on this node.
+    Hurry(Name, Asked),
+}
+
+/// Why an end that waits is on TCP: reason codes of both ends, 0 where nothing is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    pub local: u32,
+    pub peer: u32,
+}
+
+type EndKey = (PartyId, u32);
+type Tuple = (SocketAddr, SocketAddr);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Scope {
+    Node(Name),
+    All,
+}
+
+impl Scope {
+    fn covers(&self, node: &Name) -> bool {
+        match self {
+            Scope::Node(n) => n == node,
+            Scope::All => true,
+        }
+    }
+}
+
+/// An end of this node that waits.
+struct Sought {
+    who: ConnRef,
+    end: End,
+    scope: Scope,
+    note: Shown,
+    /// What another node has said of its other end, when it was looked for in a hurry.
+    seen: u32,
+}
+
+/// An end for which a `Make` is under way.
+struct Making {
+    sought: Sought,
+    until_ns: u64,
+    /// The refusal that the other node was told.
+    refusal: u32,
+}
+
+pub struct Pairing {
+    directory: Rc<dyn Directory>,
+    /// Why this node makes no lanes to another; 0: it does.
+    refusals: HashMap<Name, u32>,
+    /// The refusal for all nodes that are not in `refusals`.
+    refusal: u32,
+    ends: HashMap<EndKey, Sought>,
+    /// By local and peer address, for hints only.
+    tuples: HashMap<Tuple, EndKey>,
+    tables: HashMap<Name, Table>,
+    next: u64,
+}
+
+impl Pairing {
+    pub fn new(directory: Rc<dyn Directory>, refusal: u32) -> Pairing {
+        let own = directory.own().clone();
+        let table = |n: Name| (n.clone(), Table::new(&own, n));
+        let tables = directory.peers().into_iter().map(|p| table(p.name));
+        Pairing {
+            tables: tables.collect(),
+            directory,
+            refusal,
+            refusals: HashMap::new(),
+            ends: HashMap::new(),
+            tuples: HashMap::new(),
+            next: 1,
+        }
+    }
+
+    /// From now on lanes to this node are refused for this reason; 0: they are made.
+    pub fn set_refusal(&mut self, node: &Name, code: u32) {
+        self.refusals.insert(node.clone(), code);
+    }
+
+    /// Why lanes to this node are refused; 0: they are not.
+    pub fn refusal(&self, node: &Name) -> u32 {
+        self.refusals.get(node).copied().unwrap_or(self.refusal)
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// An end waits: look for its other end where it may be.
+    pub fn seek(&mut self, who: ConnRef, end: End, now: u64, alive: Alive, out: &mut Vec<Out>) {
+        self.remove(who.party, who.conn, out);
+        let scope = match self.directory.owner(end.peer.ip()) {
+            Owner::Own => return,
+            Owner::Peer(n) => Scope::Node(n),
+            // Connected to its own address, as within a container: this node's, even if nobody lists it.
+            Owner::Nobody if end.local.ip() == end.peer.ip() => return,
+            Owner::Nobody => Scope::All,
+        };
+        let sought = Sought {
+            who,
+            end,
+            scope,
+            note: Shown::default(),
+            seen: 0,
+        };
+        self.place(sought, now, alive, out);
+    }
+
+    /// Enters an end wherever it is sought and there is a channel.
+    fn place(&mut self, s: Sought, now: u64, alive: Alive, out: &mut Vec<Out>) {
+        let key = (s.who.party, s.who.conn);
+        self.tuples.insert((s.end.local, s.end.peer), key);
+        let nodes: Vec<Name> = match &s.scope {
+            Scope::Node(n) => vec![n.clone()],
+            Scope::All => self.tables.keys().cloned().collect(),
+        };
+        self.ends.insert(key, s);
+        for node in nodes {
+            self.enter(key, &node, now, alive, out);
+        }
+    }
+
+    fn enter(&mut self, key: EndKey, node: &Name, now: u64, alive: Alive, out: &mut Vec<Out>) {
+        let own = self.directory.own().clone();
+        let (Some(s), Some(t)) = (self.ends.get_mut(&key), self.tables.get_mut(node)) else {
+            return;
+        };
+        let Some(channel) = &t.channel else { return };
+        if t.part == Part::Responder {
+            // An end without a record cannot be proven: tell only the node that has the peer's address.
+            if s.end.record.is_none() && s.scope == Scope::All {
+                return;
+            }
+            if t.sent.len() >= t.room {
+                return t.parked.push_back(key);
+            }
+            let claim = claim(&own, channel, &s.end, now);
+            let id = self.number();
+            let Some(t) = self.tables.get_mut(node) else {
+                return;
+            };
+            t.sent.insert(id, (key, now));
+            t.numbers.insert(key, id);
+            return t.send(Msg::Seek { id, claim }, out);
+        }
+        let near = t.by_tuple.get(&(s.end.peer, s.end.local)).copied();
+        let Some(r) = &s.end.record else {
+            if let Some(seek) = near {
+                s.note = hint(t, seek, &s.end, out);
+            }
+            return;
+        };
+        // The digest that the node of a fitting end would send: its numbers are ours, swapped.
+        let digest = channel.digest(node, r.rcv, r.snd);
+        t.expected.insert(digest, key);
+        t.digests.insert(key, digest);
+        match (t.by_proof.get(&digest).copied(), near) {
+            (Some(seek), _) => self.found(key, node, seek, now, alive, out),
+            (None, Some(seek)) => s.note = hint(t, seek, &s.end, out),
+            (None, None) => {}
+        }
+    }
+
+    /// A Seek of `node` has the digest that fits our end `key`.
+    fn found(
+        &mut self,
+        key: EndKey,
+        node: &Name,
+        seek: u64,
+        now: u64,
+        alive: Alive,
+        out: &mut Vec<Out>,
+    ) {
+        let own = self.directory.own().clone();
+        let (Some(s), Some(t)) = (self.ends.get_mut(&key), self.tables.get_mut(node)) else {
+            return;
+        };
+        if !alive(&s.who) {
+            self.remove(key.0, key.1, out);
+            return;
+        }
+        let (Some(k), Some(record), Some(theirs)) = (&t.channel, &s.end.record, t.seeks.get(&seek))
+        else {
+            return;
+        };
+        let evidence = (&theirs.claim, theirs.at_ns);
+        if let Err(r) = judge(&*self.directory, node, evidence, (&s.end, record), now) {
+            s.note.local = r.code();
+            t.lies += u64::from(r == Reason::WrongNode);
+            let reason = r.code();
+            return t.send(Msg::Hint { seek, reason }, out);
+        }
+        let claim = claim(&own, k, &s.end, now);
+        t.unseek(seek);
+        let Some(sought) = self.take(key, out) else {
+            return;
+        };
+        let make = self.number();
+        let refusal = self.refusal(node);
+        let Some(t) = self.tables.get_mut(node) else {
+            return;
+        };
+        let until_ns = now + MAKE_NS;
+        let making = Making {
+            sought,
+            until_ns,
+            refusal,
+        };
+        t.makes.insert(make, making);
+        t.send(
+            Msg::Make {
+                seek,
+                make,
+                claim,
+                refusal,
+            },
+            out,
+        );
+    }
+
+    /// Removes an end from all tables.
+    fn take(&mut self, key: EndKey, out: &mut Vec<Out>) -> Option<Sought> {
+        let s = self.ends.remove(&key)?;
+        let t = (s.end.local, s.end.peer);
+        if self.tuples.get(&t) == Some(&key) {
+            self.tuples.remove(&t);
+        }
+        match &s.scope {
+            Scope::Node(n) => {
+                if let Some(t) = self.tables.get_mut(n) {
+                    t.withdraw(key, out);
+                }
+            }
+            Scope::All => self.tables.values_mut().for_each(|t| t.withdraw(key, out)),
+        }
+        Some(s)
+    }
+
+    /// An end no longer waits.
+    pub fn remove(&mut self, party: PartyId, conn: u32, out: &mut Vec<Out>) {
+        let key = (party, conn);
+        self.take(key, out);
+        for t in self.tables.values_mut() {
+            let is = |m: &Making| (m.sought.who.party, m.sought.who.conn) == key;
+            let ended = t.makes.iter().find(|(_, m)| is(m)).map(|(n, _)| *n);
+            if let Some(make) = ended {
+                t.makes.remove(&make);
+                let reason = Reason::NotEstablished.code();
+                t.send(Msg::Fail { make, reason }, out);
+            }
+        }
+    }
+
+    /// An end has closed, unless another connection already took its place in the table.
+    pub fn forget(&mut self, who: ConnRef, out: &mut Vec<Out>) {
+        if self
+            .get((who.party, who.conn))
+            .is_some_and(|s| s.who == who)
+        {
+            self.remove(who.party, who.conn, out);
+        }
+    }
+
+    /// Ends for which this holds no longer wait.
+    pub fn drop_if(&mut self, gone: impl Fn(&ConnRef) -> bool, out: &mut Vec<Out>) {
+        let makes = self.tables.values().flat_map(|t| t.makes.values());
+        let all = self.ends.values().chain(makes.map(|m| &m.sought));
+        let gone: Vec<ConnRef> = all.map(|s| s.who).filter(|w| gone(w)).collect();
+        for w in gone {
+            self.remove(w.party, w.conn, out);
+        }
+    }
+
+    fn get(&self, key: EndKey) -> Option<&Sought> {
+        let is = |s: &&Sought| (s.who.party, s.who.conn) == key;
+        let making = || {
+            let makes = self.tables.values().flat_map(|t| t.makes.values());
+            makes.map(|m| &m.sought).find(is)
+        };
+        self.ends.get(&key).or_else(making)
+    }
+
+    /// Handles what is due: Makes without an answer, and turns.
+    pub fn tick(&mut self, now: u64, alive: Alive, out: &mut Vec<Out>) {
+        let nodes: Vec<Name> = self.tables.keys().cloned().collect();
+        for node in nodes {
+            let Some(t) = self.tables.get_mut(&node) else {
+                continue;
+            };
+            let late = t.makes.iter().filter(|(_, m)| m.until_ns <= now);
+            let late: Vec<u64> = late.map(|(n, _)| *n).collect();
+            let mut back = Vec::new();
+            for make in late {
+                if let Some(mut m) = t.makes.remove(&make) {
+                    m.sought.note.local = Reason::TimeoutDaemon.code();
+                    back.push(m.sought);
+                }
+            }
+            // Ends that were sought for a whole turn make room for those that wait for one.
+            let wanted = t.parked.len();
+            while t.room.saturating_sub(t.sent.len()) < wanted {
+                let oldest = t.sent.first_key_value().map(|(id, v)| (*id, *v));
+                let Some((id, (key, since))) = oldest else {
+                    break;
+                };
+                if now.saturating_sub(since) < TURN_NS {
+                    break;
+                }
+                t.sent.remove(&id);
+                t.numbers.remove(&key);
+                t.send(Msg::Unseek { id }, out);
+                t.parked.push_back(key);
+            }
+            let free = t.room.saturating_sub(t.sent.len()).min(t.parked.len());
+            let next: Vec<EndKey> = t.parked.drain(..free).collect();
+            for key in next {
+                self.enter(key, &node, now, alive, out);
+            }
+            for s in back {
+                self.place(s, now, alive, out);
+            }
+        }
+    }
+
+    /// Why an end that waits is on TCP, as far as other nodes have to do with it.
+    pub fn shown(&self, who: &ConnRef) -> Option<Shown> {
+        let s = self.get((who.party, who.conn)).filter(|s| s.who == *who)?;
+        let table = match &s.scope {
+            Scope::Node(n) => self.tables.get(n),
+            Scope::All => None,
+        };
+        let local = if let Some(t) = table.filter(|t| t.channel.is_none()) {
+            t.down.code()
+        } else if s.note.local != 0 {
+            s.note.local
+        } else if s.end.record.is_none() && table.is_some() {
+            Reason::Unproven.code()
+        } else if s.scope == Scope::All {
+            Reason::UnknownNode.code()
+        } else {
+            0
+        };
+        // A hint is about this very connection; what a search has seen is older.
+        let peer = match s.note.peer {
+            0 => s.seen,
+            p => p,
+        };
+        Some(Shown { local, peer })
+    }
+
+    /// Ends that wait for one of another node.
+    pub fn waiting(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Number of Seeks that `node` has with us or we have with it, and of its claims about other nodes' addresses.
+    pub fn counts(&self, node: &str) -> (usize, u64) {
+        let t = self.tables.get(node);
+        t.map_or((0, 0), |t| (t.seeks.len() + t.sent.len(), t.lies))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+//! The state of pairing with one peer. As initiator: the peer's Seeks, and our ends that may fit them. As
+//! responder: our Seeks, and ends that wait for a turn. Every map here is bounded by `SEEKS` or by the number of
+//! our own ends.
+
+use super::{EndKey, Making, Out, Part, Tuple};
+use crate::nodes::peers::digest::Key;
+use crate::nodes::peers::directory::Name;
+use crate::nodes::peers::msg::{Claim, Digest, Msg};
+use link::reason::Reason;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// A Seek of a peer.
+pub struct Seek {
+    pub claim: Claim,
+    pub at_ns: u64,
+}
+
+/// The state of pairing with one peer.
+pub struct Table {
+    pub name: Name,
+    pub part: Part,
+    /// Key of the channel, while there is one.
+    pub channel: Option<Key>,
+    /// Why there is none.
+    pub down: Reason,
+    /// How many Seeks the peer keeps for us.
+    pub room: usize,
+    // As initiator.
+    pub expected: HashMap<Digest, EndKey>,
+    pub digests: HashMap<EndKey, Digest>,
+    pub seeks: HashMap<u64, Seek>,
+    pub by_proof: HashMap<Digest, u64>,
+    pub by_tuple: HashMap<Tuple, u64>,
+    pub makes: HashMap<u64, Making>,
+    // As responder. Numbers of Seeks only grow: the first is the oldest.
+    pub sent: BTreeMap<u64, (EndKey, u64)>,
+    pub numbers: HashMap<EndKey, u64>,
+    pub parked: VecDeque<EndKey>,
+    /// Claims about addresses that are not the peer's.
+    pub lies: u64,
+}
+
+impl Table {
+    pub fn new(own: &Name, name: Name) -> Table {
+        Table {
+            part: if *own < name {
+                Part::Initiator
+            } else {
+                Part::Responder
+            },
+            name,
+            channel: None,
+            down: Reason::PeerDaemon,
+            room: 0,
+            expected: HashMap::new(),
+            digests: HashMap::new(),
+            seeks: HashMap::new(),
+            by_proof: HashMap::new(),
+            by_tuple: HashMap::new(),
+            makes: HashMap::new(),
+            sent: BTreeMap::new(),
+            numbers: HashMap::new(),
+            parked: VecDeque::new(),
+            lies: 0,
+        }
+    }
+
+    pub fn send(&self, msg: Msg, out: &mut Vec<Out>) {
+        out.push(Out::Send(self.name.clone(), msg));
+    }
+
+    pub fn unseek(&mut self, id: u64) -> Option<Seek> {
+        let s = self.seeks.remove(&id)?;
+        if let Some(d) = s.claim.proof {
+            if self.by_proof.get(&d) == Some(&id) {
+                self.by_proof.remove(&d);
+            }
+        }
+        let t = (s.claim.local, s.claim.peer);
+        if self.by_tuple.get(&t) == Some(&id) {
+            self.by_tuple.remove(&t);
+        }
+        Some(s)
+    }
+
+    /// An end no longer waits, or no longer for this peer.
+    pub fn withdraw(&mut self, key: EndKey, out: &mut Vec<Out>) {
+        if let Some(d) = self.digests.remove(&key) {
+            self.expected.remove(&d);
+        }
+        if let Some(id) = self.numbers.remove(&key) {
+            self.sent.remove(&id);
+            self.send(Msg::Unseek { id }, out);
+        } else if !self.parked.is_empty() {
+            self.parked.retain(|k| *k != key);
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! Ends in a hurry: a shim that registers a connection eagerly (`underpass check` does) wants an answer now, while
+//! the program at the other end may make no calls. So that program's shim is looked for, and asked to register,
+//! too. If the other end may be on another node, that node's daemon is asked to do the same (see
+//! `nodes::peers::pairing::hurry`), and does it here.
+//!
+//! Pairing does not depend on it: both ends must register, and the proof is the usual one. The search reads tables
+//! and `/proc` on the blocking pool, one search at a time for all ends that wait, and then rests ten times as long
+//! as it took.
+
+use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::view::{self, Entry, Snapshot};
+use crate::nodes::peers::directory::Name;
+use crate::nodes::peers::pairing::Asked;
+use crate::os::tcp;
+use link::msg::op;
+use link::reason::Reason;
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use tokio::sync::Notify;
+use underpass_admin::proc;
+
+/// Most ends that are looked for at once; others wait without a search.
+pub const ENDS_MAX: usize = 256;
+/// Most ends that are looked for at once on behalf of one other node.
+const FAR_MAX: usize = 32;
+/// Most searches for one end, and how often its other end is asked.
+pub const TRIES: u32 = 20;
+pub const ASKS: u32 = 3;
+/// The searches at which other nodes are asked: more than once, because a message may be lost with its channel.
+pub const TELL: [u32; 3] = [1, 4, 12];
+/// The ends that are looked for.
+#[derive(Default)]
+pub struct Seek {
+    pub ends: Vec<Sought>,
+    pub far: Vec<Far>,
+    /// Notified when there is something to look for.
+    pub wake: Rc<Notify>,
+}
+
+/// One of our ends, whose other end is looked for.
+pub struct Sought {
+    pub who: ConnRef,
+    pub tries: u32,
+    pub asked: u32,
+    /// How often other nodes were told.
+    pub told: usize,
+}
+
+/// An end that another node wants looked for. Asked once: the other node repeats itself.
+pub struct Far {
+    pub node: Name,
+    pub asked: Asked,
+    pub tries: u32,
+}
+
+/// Where the other end of an end was found: which shim to ask, and how to name the connection to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    pub party: PartyId,
+    pub conn: u32,
+    pub gen: u32,
+    pub op: u32,
+}
+
+/// What was found for another node: why the connection is on TCP, and which shim to ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoundFar {
+    pub reason: u32,
+    pub ask: Option<Found>,
+}
+
+impl Seek {
+    /// Looks for an end that another node asks about.
+    pub fn far(&mut self, node: Name, asked: Asked) {
+        let of_node = self.far.iter().filter(|f| f.node == node);
+        if of_node.count() >= FAR_MAX || self.far.iter().any(|f| f.asked == asked) {
+            return;
+        }
+        self.far.push(Far {
+            node,
+            asked,
+            tries: 0,
+        });
+        self.wake.notify_one();
+    }
+}
+
+/// Ends with their addresses (local, peer).
+pub type Ends = Vec<(ConnRef, SocketAddr, SocketAddr)>;
+
+/// What is to be looked for now.
+pub struct Task {
+    pub ends: Ends,
+    pub far: Vec<Asked>,
+    pub families: Vec<Snapshot>,
+}
+
+/// What a search has found.
+pub struct Results {
+    pub ends: Vec<(ConnRef, Found)>,
+    pub far: Vec<(Asked, FoundFar)>,
+}
+
+impl Task {
+    /// Runs on a helper thread.
+    pub fn run(self) -> Results {
+        let all = view::entries(&self.families);
+        let mut unnamed = Unnamed::new(&self.families);
+        let ends = look(&self.ends, &all, &mut unnamed);
+        let ends = self.ends.iter().zip(ends);
+        Results {
+            ends: ends.filter_map(|(e, f)| Some((e.0, f?))).collect(),
+            far: look_far(self.far, &all, &mut unnamed),
+        }
+    }
+}
+
+fn look(ends: &Ends, all: &[Entry], unnamed: &mut Unnamed<'_>) -> Vec<Option<Found>> {
+    let row = |who: &ConnRef| {
+        let mine = all
+            .iter()
+            .find(|e| (e.party, e.conn, e.gen) == (who.party, who.conn, who.gen))?;
+        Some(by_entry(&all[mine.other?]))
+    };
+    let one = |(who, local, peer): &(ConnRef, SocketAddr, SocketAddr)| {
+        row(who).or_else(|| unnamed.find(who.party, *local, *peer))
+    };
+    ends.iter().map(one).collect()
+}
+
+fn by_entry(e: &Entry) -> Found {
+    Found {
+        party: e.party,
+        conn: e.conn,
+        gen: e.gen,
+        op: op::EAGER,
+    }
+}
+
+/// Is this the connection that another node asks about?
+fn is(asked: &Asked, local: SocketAddr, peer: SocketAddr) -> bool {
+    peer == asked.peer && (local == asked.local || !asked.certain)
+}
+
+fn look_far(
+    wanted: Vec<Asked>,
+    all: &[Entry],
+    unnamed: &mut Unnamed<'_>,
+) -> Vec<(Asked, FoundFar)> {
+    let mut found = Vec::new();
+    let mut bare: Vec<(Asked, u64)> = Vec::new();
+    for a in wanted {
+        let hit = |e: &&Entry| e.addresses().is_some_and(|(l, p)| is(&a, l, p));
+        let mut named = all.iter().filter(hit);
+        match (named.next(), named.next()) {
+            (Some(e), None) => {
+                let ask = Some(by_entry(e));
+                let reason = e.row.reason;
+                found.push((a, FoundFar { reason, ask }));
+            }
+            (Some(_), Some(_)) => {} // in two namespaces: nobody knows which
+            (None, _) => match unnamed.find_far(&a) {
+                Some((_, ask @ Some(_))) => {
+                    let reason = Reason::Young.code();
+                    found.push((a, FoundFar { reason, ask }));
+                }
+                Some((inode, None)) => bare.push((a, inode)),
+                None => {}
+            },
+        }
+    }
+    if !bare.is_empty() {
+        let inodes: HashSet<u64> = bare.iter().map(|b| b.1).collect();
+        let strange = view::strangers(&inodes);
+        let reason = Reason::PeerNoShim.code();
+        let told = bare.into_iter().filter(|b| strange.contains(&b.1));
+        found.extend(told.map(|(a, _)| (a, FoundFar { reason, ask: None })));
+    }
+    found
+}
+
+/// The search for connections that their shims have not named yet: a socket with these addresses in
+/// one of the namespaces of connected processes, and a descriptor of one of these that refers to it.
+struct Unnamed<'a> {
+    families: &'a [Snapshot],
+    /// By namespace: its connections, with inodes. Read when first needed.
+    tables: Option<Tables>,
+}
+
+type Tables = HashMap<u64, HashMap<(SocketAddr, SocketAddr), u64>>;
+
+impl<'a> Unnamed<'a> {
+    fn new(families: &'a [Snapshot]) -> Self {
+        Unnamed {
+            families,
+            tables: None,
+        }
+    }
+
+    fn tables(&mut self) -> &Tables {
+        let families = self.families;
+        self.tables.get_or_insert_with(|| {
+            let mut tables = HashMap::new();
+            for h in families.iter().flat_map(|f| &f.holders) {
+                tables
+                    .entry(h.netns)
+                    .or_insert_with(|| tcp::established(h.pid));
+            }
+            tables
+        })
+    }
+
+    fn find(&mut self, seeker: PartyId, local: SocketAddr, peer: SocketAddr) -> Option<Found> {
+        let mut holders = self.families.iter().flat_map(|f| &f.holders);
+        let home = holders.find(|h| h.party == seeker)?.netns;
+        let tables = self.tables();
+        let in_ns = |ns: &u64| tables.get(ns)?.get(&(peer, local)).copied();
+        // In the end's own namespace an address pair means one socket; in others it must be the only one.
+        let inode = in_ns(&home).or_else(|| {
+            let mut hits = tables.keys().filter_map(in_ns);
+            hits.next().filter(|_| hits.next().is_none())
+        });
+        self.by_inode(inode.filter(|i| *i != 0)?)
+    }
+
+    fn by_inode(&self, inode: u64) -> Option<Found> {
+        let mut holders = self.families.iter().flat_map(|f| &f.holders);
+        holders.find_map(|h| {
+            Some(Found {
+                party: h.party,
+                conn: descriptor_of(h.pid, inode)?,
+                gen: inode as u32,
+                op: op::EAGER_FD,
+            })
+        })
+    }
+
+    /// The socket of the connection that another node asks about, and the shim that holds it. Our own namespace is
+    /// searched even if no program there has a shim, since that is an answer, too.
+    fn find_far(&mut self, asked: &Asked) -> Option<(u64, Option<Found>)> {
+        self.tables();
+        let tables = self.tables.as_mut()?;
+        if let Some(ns) = proc::own_netns() {
+            tables
+                .entry(ns)
+                .or_insert_with(|| tcp::established(std::process::id()));
+        }
+        let hit = |((local, peer), inode): (&(SocketAddr, SocketAddr), &u64)| {
+            (is(asked, *local, *peer) && *inode != 0).then_some(*inode)
+        };
+        let mut hits = tables.values().flatten().filter_map(hit);
+        let inode = hits.next()?;
+        if hits.next().is_some() {
+            return None;
+        }
+        drop(hits);
+        Some((inode, self.by_inode(inode)))
+    }
+}
+
+/// A descriptor of this process that refers to this socket.
+fn descriptor_of(pid: u32, inode: u64) -> Option<u32> {
+    let name = format!("socket:[{inode}]");
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+    let mut own =
+        fds.filter(|e| std::fs::read_link(e.path()).is_ok_and(|l| l.as_os_str() == name.as_str()));
+    own.next()?.file_name().to_str()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    fn asked(local: SocketAddr, peer: SocketAddr, certain: bool) -> Asked {
+        Asked {
+            local,
+            peer,
+            certain,
+        }
+    }
+
+    #[test]
+    fn what_a_node_may_have_looked_for_is_bounded() {
+        let mut s = Seek::default();
+        let a = |port| {
+            let ip = [10, 0, 0, 1];
+            asked((ip, port).into(), (ip, 1).into(), true)
+        };
+        for port in 0..1000 {
+            s.far("a".into(), a(port));
+            s.far("a".into(), a(port)); // repeats itself
+        }
+        assert_eq!(s.far.len(), FAR_MAX);
+        s.far("b".into(), a(5000));
+        assert_eq!(s.far.len(), FAR_MAX + 1, "others are not kept waiting");
+    }
+
+    /// No program here has a shim, and this test, which holds the socket, has none either: that is the answer.
+    #[test]
+    fn a_program_without_a_shim_is_told_of_by_its_socket() {
+        let l = TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = l.local_addr().unwrap();
+        let client = connect_from(([127, 0, 0, 1], 0).into(), here);
+        let (server, _) = l.accept().unwrap();
+        let from = client.local_addr().unwrap();
+        let look = |wanted: &[Asked]| {
+            let mut unnamed = Unnamed::new(&[]);
+            look_far(wanted.to_vec(), &[], &mut unnamed)
+        };
+        let elsewhere = SocketAddr::from(([192, 0, 2, 1], 80));
+        let (exact, translated) = (asked(here, from, true), asked(elsewhere, from, false));
+        let bare = FoundFar {
+            reason: Reason::PeerNoShim.code(),
+            ask: None,
+        };
+        assert_eq!(look(&[exact]), [(exact, bare)]);
+        assert_eq!(look(&[translated]), [(translated, bare)]);
+        assert_eq!(look(&[asked(elsewhere, from, true)]), []);
+        assert_eq!(look(&[asked(here, elsewhere, true)]), []);
+        // Two connections come from that address: the translated one is ambiguous.
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let second = connect_from(from, other.local_addr().unwrap());
+        let _accepted = other.accept().unwrap();
+        assert_eq!(look(&[exact, translated]), [(exact, bare)]);
+        drop((server, client, second));
+    }
+
+    /// Several connections may come from one address, to different places.
+    fn connect_from(from: SocketAddr, to: SocketAddr) -> TcpStream {
+        use rustix::net::{bind, connect, socket, sockopt, AddressFamily, SocketType};
+        let s = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        sockopt::set_socket_reuseaddr(&s, true).unwrap();
+        bind(&s, &from).unwrap();
+        connect(&s, &to).unwrap();
+        s.into()
+    }
+}

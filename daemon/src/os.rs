@@ -1,0 +1,15 @@
+//! What the daemon asks of the kernel: sockets and their options, descriptors that came from outside, memory files,
+//! `/proc`, the clock.
+//!
+//! Each module wraps one thing that the kernel offers. None of them knows what a lane, a client or another node is,
+//! and none names a module outside this room.
+
+pub mod address;
+pub mod fds;
+pub mod memfd;
+pub mod process;
+pub mod random;
+pub mod sockopt;
+pub mod system;
+pub mod tcp;
+pub mod wire;

@@ -1,0 +1,96 @@
+//! The process at the other end of a control connection: who it is, for certain, and where it belongs. Nothing here
+//! trusts what the process says about itself.
+
+use crate::os::sockopt;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use underpass_admin::proc;
+
+/// A process, distinguishable from a later one with the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProcId {
+    pub pid: u32,
+    /// Start time in clock ticks since boot.
+    pub start: u64,
+}
+
+/// The process at the other end of a control connection.
+#[derive(Debug)]
+pub struct Process {
+    pub id: ProcId,
+    /// Readable when it is dead.
+    pidfd: Option<OwnedFd>,
+    pub uid: u32,
+    pub netns: u64,
+    pub cgroup: String,
+    pub comm: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("its process is not visible from the daemon's pid namespace")]
+    Invisible,
+    #[error("its process is gone")]
+    Gone,
+    #[error(transparent)]
+    Os(#[from] Errno),
+}
+
+impl Process {
+    /// Identifies who connected on `sock`. `accepted` is the tick at which the connection was
+    /// accepted: see below.
+    pub fn of_peer(sock: BorrowedFd<'_>, accepted: u64) -> Result<Process, Error> {
+        let cred = sockopt::peer_cred(sock)?;
+        // For a process in a pid namespace that is not visible here, the pid is 0.
+        let pid = Pid::from_raw(cred.pid).ok_or(Error::Invisible)?;
+        let pidfd = match sockopt::peer_pidfd(sock) {
+            Ok(fd) => fd,
+            // Before Linux 6.5: by pid. If the pid was reused meanwhile, its new process started after the
+            // connection was accepted.
+            Err(_) => {
+                let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
+                    .map_err(|_| Error::Gone)?;
+                if proc::start_time(cred.pid as u32).is_none_or(|t| t > accepted) {
+                    return Err(Error::Gone);
+                }
+                fd
+            }
+        };
+        let pid = cred.pid as u32;
+        let mut process = Process {
+            id: ProcId {
+                pid,
+                start: proc::start_time(pid).ok_or(Error::Gone)?,
+            },
+            uid: cred.uid,
+            netns: proc::netns(pid).unwrap_or(0),
+            cgroup: proc::cgroup(pid).unwrap_or_default(),
+            comm: proc::comm(pid).unwrap_or_default(),
+            pidfd: None,
+        };
+        // Everything above was read by pid: it is valid only if the process is still alive.
+        if is_dead(pidfd.as_fd()) {
+            return Err(Error::Gone);
+        }
+        process.pidfd = Some(pidfd);
+        Ok(process)
+    }
+
+    pub fn take_pidfd(&mut self) -> Option<OwnedFd> {
+        self.pidfd.take()
+    }
+}
+
+/// A pidfd is readable once its process has ended.
+pub fn is_dead(pidfd: BorrowedFd<'_>) -> bool {
+    let mut p = [rustix::event::PollFd::from_borrowed_fd(
+        pidfd,
+        rustix::event::PollFlags::IN,
+    )];
+    let now = rustix::event::Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    matches!(rustix::event::poll(&mut p, Some(&now)), Ok(n) if n > 0)
+}

@@ -1,0 +1,59 @@
+//! What the daemon's logic needs of the machine besides verbs and descriptors: the time, helper threads for what
+//! may wait, and random numbers that nobody can guess. Tests have an implementation of their own.
+
+use crate::os::random;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub trait System: Send + Sync {
+    /// Monotonic time, in ns: CLOCK_MONOTONIC, by which proofs are recorded.
+    fn now(&self) -> u64;
+    /// Runs on another thread what may wait for a lock or a file.
+    fn help(&self, job: Box<dyn FnOnce() + Send>);
+    fn random(&self) -> u64;
+}
+
+/// This machine.
+pub struct Machine;
+
+impl System for Machine {
+    fn now(&self) -> u64 {
+        let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+    }
+
+    /// On the runtime's blocking pool: inside the runtime only.
+    fn help(&self, job: Box<dyn FnOnce() + Send>) {
+        tokio::task::spawn_blocking(job);
+    }
+
+    fn random(&self) -> u64 {
+        random::random()
+    }
+}
+
+/// The time, for parts that need nothing else of the machine. By default this machine's.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn System>);
+
+impl Clock {
+    pub fn of(system: &Arc<dyn System>) -> Clock {
+        Clock(system.clone())
+    }
+
+    /// Monotonic, since some moment in the past.
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.0.now())
+    }
+
+    /// Time since `at`, which this clock has said.
+    pub fn since(&self, at: Duration) -> Duration {
+        self.now().saturating_sub(at)
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Clock {
+        Clock(Arc::new(Machine))
+    }
+}

@@ -1,0 +1,263 @@
+//! The BPF proof: loads the sockops program, keeps it beyond the daemon's life, and reads its records. If anything
+//! fails here, the daemon runs without this proof.
+//!
+//! Program and map are pinned, so that connections made while no daemon runs are recorded, too.
+//! Several daemons of one node share them.
+
+use crate::pairing::proof::{NoProof, Proof, Record, Role};
+use aya::maps::{Map, MapData, SkStorage};
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::{CgroupAttachMode, SockOps};
+use aya::EbpfLoader;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use serde::Deserialize;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Whether and where, from the configuration.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(default, deny_unknown_fields)]
+pub struct ProofConfig {
+    /// Record initial sequence numbers by BPF. Needs privileges; without, ends are paired inside
+    /// one network namespace only.
+    pub bpf: bool,
+    /// Where program and records are pinned, so that they outlive the daemon.
+    pub pin: PathBuf,
+    /// Root of the cgroup v2 hierarchy; found by itself where not set.
+    pub cgroup: Option<PathBuf>,
+}
+
+impl Default for ProofConfig {
+    fn default() -> Self {
+        ProofConfig {
+            bpf: true,
+            pin: "/sys/fs/bpf/underpass".into(),
+            cgroup: None,
+        }
+    }
+}
+
+static PROGRAM: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sockops.o"));
+
+/// Version of `RawRecord`; part of the pins' path, so that daemons of two versions do not read
+/// each other's records.
+const LAYOUT: u32 = 1;
+
+/// As in `sockops.bpf.c`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawRecord {
+    snd: u32,
+    rcv: u32,
+    at_ns: u64,
+    role: u32,
+    layout: u32,
+}
+// SAFETY: integers without padding.
+unsafe impl aya::Pod for RawRecord {}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("{0}")]
+    Load(#[from] aya::EbpfError),
+    #[error("{0}")]
+    Program(#[from] aya::programs::ProgramError),
+    #[error("{0}")]
+    Map(#[from] aya::maps::MapError),
+    #[error("{0}")]
+    Link(#[from] aya::programs::links::LinkError),
+    #[error("no cgroup v2 hierarchy: {0}")]
+    Cgroup(Errno),
+    #[error("the program has not the parts it was built with")]
+    Parts,
+}
+
+struct Bpf {
+    records: SkStorage<MapData, RawRecord>,
+    /// Detaches when dropped, unless it is pinned.
+    _link: FdLink,
+}
+
+/// Starts recording, or takes over what an earlier daemon pinned; without privileges there is no recording.
+pub fn open(config: &ProofConfig) -> Arc<dyn Proof> {
+    if !config.bpf {
+        return Arc::new(NoProof);
+    }
+    match start(config) {
+        Ok(b) => Arc::new(b),
+        Err(e) => {
+            let e = causes(&e);
+            tracing::info!("no BPF proof, pairing inside one network namespace only: {e}");
+            Arc::new(NoProof)
+        }
+    }
+}
+
+/// An error with its causes.
+fn causes(e: &dyn std::error::Error) -> String {
+    let mut s = e.to_string();
+    let mut cause = e.source();
+    while let Some(c) = cause {
+        let c_text = c.to_string();
+        if !s.contains(&c_text) {
+            s = format!("{s}: {c_text}");
+        }
+        cause = c.source();
+    }
+    s
+}
+
+fn start(config: &ProofConfig) -> Result<Bpf, Error> {
+    let pins = pin_dir(&config.pin);
+    if let Some(b) = pins.as_deref().and_then(reuse) {
+        return Ok(b);
+    }
+    let mut bpf = EbpfLoader::new().load(PROGRAM)?;
+    let map = bpf.take_map("records").ok_or(Error::Parts)?;
+    let cgroup = cgroup_root(config.cgroup.as_deref()).map_err(Error::Cgroup)?;
+    let program = bpf.program_mut("underpass").ok_or(Error::Parts)?;
+    let program: &mut SockOps = program.try_into()?;
+    program.load()?;
+    let id = program.attach(&cgroup, CgroupAttachMode::Single)?;
+    let link: FdLink = program.take_link(id)?.try_into()?;
+    let Map::SkStorage(data) = map else {
+        return Err(Error::Parts);
+    };
+    let mut link = Some(link);
+    if let Some(dir) = &pins {
+        match pin(dir, &data, &mut link) {
+            Ok(()) => {}
+            // Another daemon was quicker: its pins are as good as ours.
+            Err(e) => match reuse(dir) {
+                Some(b) => return Ok(b),
+                None => tracing::info!("records will not outlive the daemon: {e}"),
+            },
+        }
+    }
+    if pins.is_none() {
+        tracing::info!("records will not outlive the daemon: no BPF file system to keep them in");
+    }
+    let records = SkStorage::try_from(Map::SkStorage(data))?;
+    Ok(Bpf {
+        records,
+        _link: link.ok_or(Error::Parts)?,
+    })
+}
+
+/// Pins the map, then the link: the records of a pinned link without a pinned map could be read by nobody.
+fn pin(dir: &Path, map: &MapData, link: &mut Option<FdLink>) -> Result<(), String> {
+    // A map without its link, otherwise `reuse` would have taken both.
+    let _ = std::fs::remove_file(dir.join("records"));
+    map.pin(dir.join("records")).map_err(|e| causes(&e))?;
+    let free = link.take().ok_or("no link")?;
+    let pinned = free.pin(dir.join("link")).map_err(|e| causes(&e))?;
+    *link = Some(pinned.into());
+    Ok(())
+}
+
+/// Opens the map and the link that an earlier daemon has pinned.
+fn reuse(dir: &Path) -> Option<Bpf> {
+    let link = PinnedLink::from_pin(dir.join("link")).ok()?;
+    let map = MapData::from_pin(dir.join("records")).ok()?;
+    let records = SkStorage::try_from(Map::SkStorage(map)).ok()?;
+    Some(Bpf {
+        records,
+        _link: link.into(),
+    })
+}
+
+/// The directory for the pins, on a BPF file system; mounts one if there is none.
+fn pin_dir(path: &Path) -> Option<PathBuf> {
+    const BPF_FS: i64 = 0xcafe_4a11;
+    let parent = path.parent()?;
+    let is_bpf = |p: &Path| rustix::fs::statfs(p).is_ok_and(|s| s.f_type == BPF_FS);
+    if !is_bpf(parent) && parent == Path::new("/sys/fs/bpf") {
+        let flags = rustix::mount::MountFlags::NOSUID
+            | rustix::mount::MountFlags::NODEV
+            | rustix::mount::MountFlags::NOEXEC;
+        if let Err(e) = rustix::mount::mount("bpf", parent, "bpf", flags, None) {
+            tracing::debug!("cannot mount the BPF file system: {e}");
+        }
+    }
+    if !is_bpf(parent) {
+        tracing::debug!("{} is no BPF file system", parent.display());
+        return None;
+    }
+    let dir = path.join(format!("v{LAYOUT}"));
+    for d in [path, &dir] {
+        match rustix::fs::mkdir(d, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(e) => {
+                tracing::debug!("{}: {e}", d.display());
+                return None;
+            }
+        }
+    }
+    Some(dir)
+}
+
+/// The root of the cgroup v2 hierarchy, which covers every socket of the node. If it is not mounted, it is mounted
+/// detached, where no other process sees it.
+fn cgroup_root(configured: Option<&Path>) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let found = configured.map(Path::to_owned).or_else(|| {
+        cgroup2_mount(&std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
+    });
+    if let Some(p) = found {
+        return rustix::fs::open(p, flags, Mode::empty());
+    }
+    use rustix::mount::{
+        fsconfig_create, fsmount, fsopen, FsMountFlags, FsOpenFlags, MountAttrFlags,
+    };
+    let fs = fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&fs)?;
+    let mount = fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+    rustix::fs::openat(&mount, ".", flags, Mode::empty())
+}
+
+/// Mount point of the whole hierarchy, from the text of `/proc/self/mountinfo`.
+fn cgroup2_mount(text: &str) -> Option<PathBuf> {
+    text.lines().find_map(|l| {
+        let (mount, fs) = l.split_once(" - ")?;
+        let mut f = mount.split(' ').skip(3);
+        let (root, point) = (f.next()?, f.next()?);
+        (fs.starts_with("cgroup2 ") && root == "/").then(|| point.replace("\\040", " ").into())
+    })
+}
+
+impl Proof for Bpf {
+    fn record(&self, socket: BorrowedFd<'_>) -> Option<Record> {
+        let r = self.records.get(&socket, 0).ok()?;
+        let role = match (r.layout, r.role) {
+            (LAYOUT, 1) => Role::Active,
+            (LAYOUT, 2) => Role::Passive,
+            _ => return None,
+        };
+        Some(Record {
+            snd: r.snd,
+            rcv: r.rcv,
+            role,
+            at_ns: r.at_ns,
+        })
+    }
+
+    fn active(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_hierarchy() {
+        let text = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
+            38 31 0:41 /a /x rw,relatime - cgroup2 cgroup2 rw\n\
+            38 31 0:41 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n";
+        assert_eq!(cgroup2_mount(text), Some("/sys/fs/cgroup/unified".into()));
+        assert_eq!(cgroup2_mount("38 31 0:41 / /c rw - cgroup cgroup rw"), None);
+    }
+}

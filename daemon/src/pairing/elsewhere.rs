@@ -1,0 +1,86 @@
+//! Ends that wait in vain. Without a record of its handshake, an end can only be paired within its own network
+//! namespace, where the kernel's table lists the other end's socket under the mirrored addresses. If it does not
+//! (the addresses were translated, or the socket is in another namespace or on another node), nothing can ever be
+//! proven, so the reason is `unproven`, not `waiting`.
+//!
+//! Reading a table is not atomic, so an end is given up only when two looks have found itself, but not its mirror.
+//! Runs on the blocking pool; each end is looked at twice at most.
+
+use crate::clients::ids::ConnRef;
+use crate::os::tcp;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// An end waits this long before its mirror is looked for: most find their other end at once.
+pub const PATIENCE: Duration = Duration::from_secs(3);
+/// Most ends in one look.
+pub const MOST: usize = 4096;
+/// Looks that must agree before an end is given up.
+pub const LOOKS: u8 = 2;
+
+/// An end to look for: the process that registered it, its network namespace, local and peer.
+pub struct Doubt {
+    pub who: ConnRef,
+    pub pid: u32,
+    pub netns: u64,
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// The mirror is there: its owner may yet register it.
+    Here,
+    Missing,
+    /// The end itself is not in the table: it is another namespace's, or has just ended.
+    Unknown,
+}
+
+/// One look at all of them. For a helper.
+pub fn look(doubts: &[Doubt]) -> Vec<Seen> {
+    let mut tables = HashMap::new();
+    let one = |d: &Doubt| {
+        let t: &HashMap<_, _> = tables
+            .entry(d.netns)
+            .or_insert_with(|| tcp::connections(d.pid));
+        match (
+            t.contains_key(&(d.local, d.peer)),
+            t.contains_key(&(d.peer, d.local)),
+        ) {
+            (_, true) => Seen::Here,
+            (true, false) => Seen::Missing,
+            (false, false) => Seen::Unknown,
+        }
+    };
+    doubts.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clients::ids::PartyId;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn the_mirror_is_looked_for_in_the_kernels_table() {
+        let l = TcpListener::bind("127.0.0.1:0").unwrap();
+        let a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
+        let doubt = |local, peer| Doubt {
+            who: ConnRef {
+                party: PartyId(1),
+                conn: 0,
+                gen: 0,
+            },
+            pid: std::process::id(),
+            netns: 1,
+            local,
+            peer,
+        };
+        let (local, peer) = (a.local_addr().unwrap(), a.peer_addr().unwrap());
+        let nowhere = "192.0.2.1:9".parse().unwrap();
+        // The service has not even accepted: the kernel has the socket.
+        assert_eq!(look(&[doubt(local, peer)]), [Seen::Here]);
+        assert_eq!(look(&[doubt(nowhere, peer)]), [Seen::Unknown]);
+    }
+}

@@ -1,0 +1,70 @@
+//! What the tasks that make and serve channels share.
+
+use super::tls;
+use crate::config::TlsConfig;
+use crate::core::Shared;
+use crate::nodes::peers::directory::{Directory, Name};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Remaining validity of a certificate below which the log warns.
+const SOON: Duration = Duration::from_secs(14 * 86_400);
+
+/// State that these tasks share.
+pub struct Context {
+    pub shared: Shared,
+    pub directory: Rc<dyn Directory>,
+    pub own: Name,
+    /// Number of this run of the daemon.
+    pub incarnation: u64,
+    pub(super) files: TlsConfig,
+    pub(super) identity: RefCell<Option<tls::Identity>>,
+    pub(super) unauthenticated: RefCell<HashMap<IpAddr, usize>>,
+}
+
+impl Context {
+    pub fn identity(&self) -> Option<tls::Identity> {
+        self.identity.borrow().clone()
+    }
+
+    /// Reads the certificate files; if that fails, the previous certificates stay in use.
+    pub(super) fn load(&self) -> bool {
+        let loaded = tls::load(&self.files, &self.own);
+        let mut core = self.shared.borrow_mut();
+        let Some(peers) = &mut core.peers else {
+            return false;
+        };
+        match loaded {
+            Ok(i) => {
+                if tls::exposed(&self.files) {
+                    tracing::warn!("{}: others can read this key", self.files.key.display());
+                }
+                let left = tls::left(i.own.not_after);
+                if left < SOON {
+                    let hours = left.as_secs() / 3600;
+                    tracing::warn!("the certificate of node {} ends in {hours} h", self.own);
+                }
+                peers.node.expires = Some(i.own.not_after);
+                peers.node.trouble.clear();
+                *self.identity.borrow_mut() = Some(i);
+                true
+            }
+            Err(e) => {
+                let text = e.to_string();
+                if peers.node.trouble != text {
+                    tracing::error!("certificate not usable: {text}");
+                }
+                peers.node.trouble = text;
+                false
+            }
+        }
+    }
+
+    pub(super) fn up(&self, node: &Name) -> bool {
+        let core = self.shared.borrow();
+        core.peers.as_ref().is_some_and(|p| p.has_channel(node))
+    }
+}

@@ -1,0 +1,276 @@
+//! What the daemon looks up for its core, in `/proc` and in the kernel's tables. That takes time and may hang, so
+//! a helper thread makes each look, and the core gets the result.
+
+use crate::clients::adopt;
+use crate::core::register::Registration;
+use crate::core::Shared;
+use crate::dataplane::thread::DataPlane;
+use crate::lanes::holders;
+use crate::lanes::inherited;
+use crate::lanes::inherited::Inherited;
+use crate::lanes::unseen;
+use crate::os::fds::Foreign;
+use crate::os::process::ProcId;
+use crate::os::wire;
+use crate::pairing::elsewhere;
+use crate::pairing::socket;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::UnboundedReceiver;
+use underpass_admin::proc;
+use underpass_ibv::Ibv;
+use underpass_rdma::devices::{Tree, Watch};
+use underpass_rdma::verbs::DeviceId;
+
+/// How long the look at one process may take, and after how many that hang the scan is given up.
+const LOOK_MAX: Duration = Duration::from_secs(2);
+const HANGING_MAX: u32 = 16;
+
+/// Devices are looked at this often.
+const DEVICES_LOOK: Duration = Duration::from_secs(1);
+
+/// Looks at the RDMA devices, for ever, and whenever one is named in `stale`. Reading a device's
+/// addresses takes a thousand files: not on the thread that serves everybody.
+pub async fn watch_devices(shared: Shared, mut stale: UnboundedReceiver<DeviceId>) {
+    let mut watch = Some(Watch::new(Tree::system()));
+    loop {
+        let Some(mut w) = watch.take() else { return };
+        while let Ok(id) = stale.try_recv() {
+            w.stale(&id);
+        }
+        let looked = tokio::task::spawn_blocking(move || {
+            let changes = w.look();
+            (w, changes)
+        });
+        let Ok((w, changes)) = looked.await else {
+            return;
+        };
+        watch = Some(w);
+        shared.borrow_mut().rails(|r| match changes.is_empty() {
+            true => r.watch_devices(),
+            false => r.devices_changed(&changes),
+        });
+        tokio::select! {
+            () = tokio::time::sleep(DEVICES_LOOK) => {}
+            id = stale.recv() => {
+                if let (Some(w), Some(id)) = (&mut watch, id) {
+                    w.stale(&id);
+                }
+            }
+        }
+    }
+}
+
+/// Carries out the effects of the data plane's steps, for ever.
+pub async fn take_in(shared: Shared, plane: Arc<DataPlane<Ibv>>) {
+    loop {
+        plane.news.notified().await;
+        shared.borrow_mut().effects();
+    }
+}
+
+/// Looks once at every process that may be looked at: see [`mod@adopt`].
+pub async fn adopt(shared: Shared) {
+    let home = shared.borrow().home;
+    if let Some(home) = home {
+        let pids = tokio::task::spawn_blocking(adopt::pids)
+            .await
+            .unwrap_or_default();
+        let mut hanging = 0;
+        for pid in pids {
+            let look = tokio::task::spawn_blocking(move || adopt::look_into(pid, home));
+            match tokio::time::timeout(LOOK_MAX, look).await {
+                Ok(Ok(Some(f))) => shared.borrow_mut().adopt(f),
+                Ok(_) => {}
+                Err(_) => {
+                    tracing::warn!("process {pid} cannot be looked at: it hangs");
+                    hanging += 1;
+                    if hanging == HANGING_MAX {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    let mut core = shared.borrow_mut();
+    core.scanned = true;
+    core.scan_done.notify_waiters();
+}
+
+/// Drops recovered processes that have ended.
+pub async fn prune_recovered(shared: &Shared) {
+    let ids: Vec<ProcId> = shared.borrow().recovered.iter().map(|r| r.id).collect();
+    if ids.is_empty() {
+        return;
+    }
+    let look = move || {
+        let dead = |i: &ProcId| proc::start_time(i.pid) != Some(i.start);
+        ids.into_iter().filter(dead).collect::<Vec<_>>()
+    };
+    let dead = tokio::task::spawn_blocking(look).await.unwrap_or_default();
+    shared
+        .borrow_mut()
+        .forget_recovered(|r| dead.contains(&r.id));
+}
+
+/// One look at all ends in doubt: see [`mod@elsewhere`].
+pub async fn look_elsewhere(shared: &Shared) {
+    let doubts = shared.borrow().doubts();
+    if doubts.is_empty() {
+        return;
+    }
+    let look = move || {
+        let seen = elsewhere::look(&doubts);
+        doubts.iter().map(|d| d.who).zip(seen).collect::<Vec<_>>()
+    };
+    let seen = tokio::task::spawn_blocking(look).await.unwrap_or_default();
+    let mut core = shared.borrow_mut();
+    for (who, s) in seen {
+        core.looked_for(who, s);
+    }
+}
+
+/// Rest between two looks: at least this, and this many times as long as a look takes.
+const INHERITED_LOOK: Duration = Duration::from_secs(1);
+const INHERITED_REST: u32 = 50;
+/// But no longer than this: the other end is told only when two looks have found nobody.
+const INHERITED_REST_MAX: Duration = Duration::from_secs(5);
+
+/// Looks at inherited ends as long as there are any.
+pub async fn look_at_inherited(core: Shared) {
+    let news = core.borrow().inherited.news.clone();
+    loop {
+        let all: Vec<Inherited> = core
+            .borrow()
+            .inherited
+            .all
+            .iter()
+            .map(Inherited::copy)
+            .collect();
+        if all.is_empty() {
+            news.notified().await;
+            continue;
+        }
+        let begin = Instant::now();
+        let looked = tokio::task::spawn_blocking(move || inherited::look(&all)).await;
+        if let Ok(holders) = looked {
+            core.borrow_mut().inherited_looked_at(&holders);
+        }
+        tokio::time::sleep(
+            (begin.elapsed() * INHERITED_REST).clamp(INHERITED_LOOK, INHERITED_REST_MAX),
+        )
+        .await;
+    }
+}
+
+/// Rest after a look: this many times as long as it took, with this limit.
+const HOLDERS_REST: u32 = 20;
+const HOLDERS_REST_MAX: Duration = Duration::from_secs(5);
+
+/// Looks for holders whenever an end asks, for ever.
+pub async fn look_for_holders(core: Shared) {
+    let news = core.borrow().holders.news.clone();
+    loop {
+        let (asked, others) = {
+            let h = &mut core.borrow_mut().holders;
+            let asked = std::mem::take(&mut h.asked).into_values();
+            (asked.collect::<Vec<_>>(), h.others.clone())
+        };
+        if asked.is_empty() {
+            news.notified().await;
+            continue;
+        }
+        let begin = Instant::now();
+        let looked = tokio::task::spawn_blocking(move || holders::look(asked, &others)).await;
+        for (asked, verdict) in looked.unwrap_or_default() {
+            core.borrow_mut().looked_at_holders(asked, verdict);
+        }
+        tokio::time::sleep((begin.elapsed() * HOLDERS_REST).min(HOLDERS_REST_MAX)).await;
+    }
+}
+
+/// Wait before each look, and rest after it: this many times as long as it took.
+const UNSEEN_LOOK: Duration = Duration::from_secs(1);
+const UNSEEN_REST: u32 = 50;
+
+/// Looks for closes that no hook sees, as long as there are lanes to other nodes.
+pub async fn look_for_unseen_closes(core: Shared) {
+    let news = core.borrow().held.clone();
+    loop {
+        if core
+            .borrow()
+            .rails
+            .as_ref()
+            .is_none_or(|r| !r.lock().has_held())
+        {
+            news.notified().await;
+        }
+        tokio::time::sleep(UNSEEN_LOOK).await;
+        let all = core.borrow_mut().idle_ends();
+        if all.is_empty() {
+            continue;
+        }
+        let begin = Instant::now();
+        let looked = tokio::task::spawn_blocking(move || unseen::closed(all)).await;
+        for idle in looked.unwrap_or_default() {
+            core.borrow_mut().rails(|r| r.not_held(&idle));
+        }
+        tokio::time::sleep(begin.elapsed() * UNSEEN_REST).await;
+    }
+}
+
+/// Wait before the first search: two ends in a hurry usually find each other without one.
+const SEARCH_FIRST: Duration = Duration::from_millis(50);
+/// Longest rest between two searches.
+const SEARCH_REST_MAX: Duration = Duration::from_secs(5);
+
+/// Searches whenever there is something to search for, for ever.
+pub async fn search(shared: Shared) {
+    let wake = shared.borrow().seek.wake.clone();
+    loop {
+        wake.notified().await;
+        let mut rest = SEARCH_FIRST;
+        loop {
+            tokio::time::sleep(rest).await;
+            let Some(task) = shared.borrow_mut().next_search() else {
+                break;
+            };
+            let began = Instant::now();
+            let done = tokio::task::spawn_blocking(move || task.run()).await;
+            rest = (began.elapsed() * 10).clamp(SEARCH_FIRST, SEARCH_REST_MAX);
+            if let Ok(found) = done {
+                shared.borrow_mut().searched(found);
+            }
+        }
+    }
+}
+
+/// Reads a registered socket, and closes our copy, on the blocking pool.
+pub async fn read_registration(shared: Shared, r: Registration) {
+    let Registration {
+        who,
+        kpos,
+        flags,
+        fd,
+        proof,
+        ..
+    } = r;
+    let (tx, rx) = tokio::sync::oneshot::channel();
+    let helper = tokio::task::spawn_blocking(move || {
+        let taken = wire::handed_over(fd);
+        let read = |f: &Foreign| socket::read(f.as_fd(), kpos[0], kpos[1], flags, &*proof);
+        let _ = tx.send(taken.as_ref().map(read));
+        if let Some(f) = taken {
+            f.close(); // may block
+        }
+    });
+    if let Ok(read) = rx.await {
+        shared
+            .borrow_mut()
+            .registration_read(who, read, r.came, flags);
+    }
+    let _ = helper.await;
+    drop(r.job);
+    shared.borrow_mut().credit(who.party, r.control);
+}

@@ -1,0 +1,314 @@
+//! The control socket: accepting shims, their hello, and one task per connection.
+
+mod dial;
+
+use crate::clients::control::Control;
+use crate::clients::limits::Group;
+use crate::core::{Hello, Shared};
+use crate::lanes::links::Violation;
+use crate::os::fds::{self, Foreign};
+use crate::os::memfd;
+use crate::os::process::{self, Process};
+use crate::os::wire::Incoming;
+use crate::tasks::lookups;
+use link::family::TABLE_BYTES;
+use link::msg::{ToDaemon, ToShim, MAX};
+use link::reason::Reason;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::Interest;
+use tracing::Instrument;
+use underpass_admin::proc;
+
+/// How long a connection may take to say hello, and how many may be doing so.
+const HELLO_TIME: Duration = Duration::from_secs(10);
+const UNAUTHENTICATED: usize = 4096;
+/// Most messages that are read from an ended connection: more than its queue can hold.
+const REST: usize = 1024;
+/// Messages that are handled for one shim before it is the others' turn.
+const BATCH: usize = 32;
+
+/// Makes the listening socket. A socket file that is left over is replaced: the caller holds the
+/// directory's lock.
+pub fn listen(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let sock = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    match rustix::fs::unlink(path) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(e) => return Err(e),
+    }
+    rustix::net::bind(&sock, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&sock, 1024)?;
+    Ok(sock)
+}
+
+/// Accepts for ever.
+pub async fn serve(shared: Shared, sock: OwnedFd) -> std::io::Result<()> {
+    let sock = fds::watch(sock, Interest::READABLE)?;
+    loop {
+        let mut ready = sock.readable().await?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let conn = match rustix::net::accept_with(sock.get_ref(), flags) {
+            Ok(c) => c,
+            Err(Errno::AGAIN) => {
+                ready.clear_ready();
+                continue;
+            }
+            Err(Errno::INTR | Errno::CONNABORTED) => continue,
+            Err(e) => {
+                tracing::warn!("accept: {e}"); // out of descriptors or memory: it will pass
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        drop(ready);
+        meet(&shared, Foreign::new(conn), proc::now_ticks());
+    }
+}
+
+/// Serves a connection that was made just now, at tick `accepted`.
+pub fn meet(shared: &Shared, conn: Foreign, accepted: u64) {
+    let unauthenticated = shared.borrow().unauthenticated.clone();
+    if unauthenticated.get() >= UNAUTHENTICATED {
+        return;
+    }
+    unauthenticated.set(unauthenticated.get() + 1);
+    let shared = shared.clone();
+    tokio::task::spawn_local(async move {
+        let control = match Control::new(conn) {
+            Ok(c) => Rc::new(c),
+            Err(e) => {
+                unauthenticated.set(unauthenticated.get().saturating_sub(1));
+                return tracing::warn!("control connection: {e}");
+            }
+        };
+        let met = tokio::time::timeout(HELLO_TIME, greet(&shared, &control, accepted)).await;
+        unauthenticated.set(unauthenticated.get().saturating_sub(1));
+        if let Ok(Some((id, group))) = met {
+            let span = shared.borrow().span(id);
+            let attended = attend(&shared, id, &group, &control).instrument(span);
+            if attended.await.is_ok() {
+                read_rest(&shared, id, &control);
+            }
+            shared.borrow_mut().disconnect(id, Some(&control));
+        }
+    });
+}
+
+/// Waits for the first message of a new connection.
+async fn first_message(control: &Control, buf: &mut [u8]) -> Option<(usize, Vec<Foreign>)> {
+    loop {
+        let mut ready = control.sock.readable().await.ok()?;
+        match control.recv(buf) {
+            Ok(Incoming::Message { len, fds }) => return Some((len, fds)),
+            Ok(Incoming::End) => return None,
+            Err(Errno::AGAIN) => ready.clear_ready(),
+            Err(Errno::INTR) => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+/// Reads the hello, and admits or refuses the shim.
+async fn greet(
+    shared: &Shared,
+    control: &Rc<Control>,
+    accepted: u64,
+) -> Option<(crate::clients::ids::PartyId, Arc<Group>)> {
+    let mut buf = [0u8; MAX];
+    let (len, fds) = first_message(control, &mut buf).await?;
+    let refuse = |reason: Reason, why: &str| {
+        tracing::info!("refused a shim: {why}");
+        control.send(
+            ToShim::Refused {
+                reason: reason.code(),
+            },
+            vec![],
+        );
+        None
+    };
+    let Ok(ToDaemon::Hello {
+        version,
+        min_version,
+        pid,
+        table_bytes,
+        ..
+    }) = ToDaemon::decode(&buf[..len])
+    else {
+        return refuse(Reason::Sync, "its first message was no hello");
+    };
+    let common = version.min(link::VERSION);
+    if common < min_version.max(link::MIN_VERSION) {
+        return refuse(Reason::VersionMismatch, "no common version");
+    }
+    let mut fds = fds;
+    let dialing = (fds.len() == 2).then(|| fds.pop()).flatten();
+    let (Some(table), true) = (fds.pop(), fds.is_empty()) else {
+        return refuse(
+            Reason::Sync,
+            "neither one nor two descriptors with the hello",
+        );
+    };
+    let ident =
+        memfd::check_fixed(&table, TABLE_BYTES).filter(|_| table_bytes == TABLE_BYTES as u64);
+    let Some(ident) = ident else {
+        return refuse(
+            Reason::Sync,
+            "its family table has the wrong size or can be resized",
+        );
+    };
+    let mut process = match Process::of_peer(control.sock.get_ref().as_fd(), accepted) {
+        Ok(p) => p,
+        Err(e) => {
+            if let (process::Error::Gone, Some(fd)) = (&e, dialing) {
+                left_behind(shared, fd);
+            }
+            return refuse(Reason::Internal, &e.to_string());
+        }
+    };
+    let pidfd = process.take_pidfd()?;
+    let hello = Hello {
+        version: common,
+        own_pid: pid,
+        ident,
+        table,
+    };
+    let admitted = shared.borrow_mut().admit(&process, hello, control);
+    let (id, new) = match admitted {
+        Ok(a) => a,
+        Err(reason) => return refuse(reason, reason.info().text),
+    };
+    if new {
+        watch(shared, id, pidfd);
+    }
+    let group = shared.borrow().parties.get(&id)?.group().clone();
+    if let Some((fd, seat)) = dialing.zip(group.seat()) {
+        dial::serve(shared, fd, seat);
+    }
+    Some((id, group))
+}
+
+/// A process that ended before its hello was read (as servers do that go to the background) may have left its
+/// children a dialing descriptor. It is not known any more which cgroup the process was in.
+fn left_behind(shared: &Shared, dialing: Foreign) {
+    let seat = shared.borrow().groups.get("").seat();
+    if let Some(seat) = seat {
+        dial::serve(shared, dialing, seat);
+    }
+}
+
+/// Waits for the end of a party's process.
+fn watch(shared: &Shared, id: crate::clients::ids::PartyId, pidfd: OwnedFd) {
+    let shared = shared.clone();
+    tokio::task::spawn_local(async move {
+        match fds::watch(pidfd, Interest::READABLE) {
+            Ok(fd) => drop(fd.readable().await),
+            Err(e) => tracing::error!("cannot watch a process: {e}"),
+        }
+        shared.borrow_mut().dead(id);
+    });
+}
+
+/// Serves a connection until it ends, or until its shim breaks the protocol.
+async fn attend(
+    shared: &Shared,
+    id: crate::clients::ids::PartyId,
+    group: &Arc<Group>,
+    control: &Rc<Control>,
+) -> Result<(), Violation> {
+    let mut buf = [0u8; MAX];
+    loop {
+        if control.is_cut() {
+            return Ok(());
+        }
+        // Connections of a cgroup that keeps too many helpers busy are not read until some of them are done.
+        let resumed = group.resume.notified();
+        let paused = group.saturated();
+        let patience = async {
+            match control.deadline() {
+                Some(t) => tokio::time::sleep_until(t.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = control.wake.notified() => {}
+            () = resumed, if paused => {}
+            () = patience => {
+                tracing::info!("cut off a shim that does not read");
+                return Ok(());
+            }
+            r = control.sock.writable(), if control.backlog() => match r {
+                Ok(mut ready) => if !control.flush() { ready.clear_ready() },
+                Err(_) => return Ok(()),
+            },
+            r = control.sock.readable(), if !paused => {
+                let Ok(mut ready) = r else { return Ok(()) };
+                for _ in 0..BATCH {
+                    match control.recv(&mut buf) {
+                        Ok(Incoming::Message { len, fds }) => {
+                            if let Err(v) = handle(shared, id, &buf[..len], fds) {
+                                tracing::warn!("cut off a shim: {}", v.0);
+                                return Err(v);
+                            }
+                        }
+                        Ok(Incoming::End) => return Ok(()),
+                        Err(Errno::AGAIN) => { ready.clear_ready(); break }
+                        Err(Errno::INTR | Errno::CONNRESET) => {}
+                        Err(_) => return Ok(()),
+                    }
+                    if group.saturated() || control.is_cut() {
+                        break;
+                    }
+                }
+            }
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Reads what a shim sent before its connection ended or was replaced: it will not send that again.
+fn read_rest(shared: &Shared, id: crate::clients::ids::PartyId, control: &Rc<Control>) {
+    let mut buf = [0u8; MAX];
+    for _ in 0..REST {
+        match control.recv(&mut buf) {
+            Ok(Incoming::Message { len, fds }) => {
+                // The shim registers again over its next connection, which has credits of its own.
+                let said = ToDaemon::decode(&buf[..len]);
+                if let Ok(ToDaemon::Register { .. } | ToDaemon::RegisterReceived { .. }) = said {
+                    continue;
+                }
+                if handle(shared, id, &buf[..len], fds).is_err() {
+                    return;
+                }
+            }
+            // CONNRESET: the shim has left messages of ours unread; its own messages can still be read.
+            Err(Errno::INTR | Errno::CONNRESET) => {}
+            Ok(Incoming::End) | Err(_) => return,
+        }
+    }
+}
+
+fn handle(
+    shared: &Shared,
+    id: crate::clients::ids::PartyId,
+    bytes: &[u8],
+    fds: Vec<Foreign>,
+) -> Result<(), Violation> {
+    match ToDaemon::decode(bytes) {
+        Ok(m) => {
+            let read = shared.borrow_mut().message(id, m, fds)?;
+            if let Some(r) = read {
+                tokio::task::spawn_local(lookups::read_registration(shared.clone(), r));
+            }
+            Ok(())
+        }
+        // A newer shim may say more than we understand.
+        Err(link::msg::Error::UnknownKind(_)) => Ok(()),
+        Err(link::msg::Error::Short) => Err(Violation("a truncated message")),
+    }
+}
