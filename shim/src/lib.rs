@@ -2,47 +2,32 @@
 //! TCP connections onto lanes if possible.
 //!
 //! The shim is a guest. It starts no thread, handles no signal of its own, prints nothing, and never panics or
-//! unwinds into the application; what it cannot do on a lane, it does on TCP. [`hooks`] is the C side: one
-//! function per name, which looks the descriptor up, and then makes the native call or calls the modules below.
-//! [`io`], [`epoll`], [`poll`] and [`fdops`] hold the logic; [`promote`] decides when a connection gets or loses
-//! its lane; [`control`] talks to the daemon; [`signals`] keeps signal handlers from running in the middle of a
-//! hook.
+//! unwinds into the application; what it cannot do on a lane, it does on TCP.
 //!
-//! Modules name only those below them. If a lower module notices something that a higher one must act upon, it
-//! calls a listener, which [`load`] has set.
+//! Its rooms, from the top: [`hooks`] is the C side: one function per name, which looks the descriptor up, and then
+//! makes the native call or calls the rooms below. [`process`] makes and ends connections: close, fork, exec.
+//! [`conn`] sends and receives. [`readiness`] waits: poll, select, epoll. [`promotion`] decides when a connection
+//! gets or loses its lane. [`sets`] remembers which epoll sets watch it. [`tcp`] is the socket below the lane.
+//! [`daemon`] is the control connection. [`state`] holds the tables, [`sys`] the kernel and the C library.
+//!
+//! A room names only those below it. If a lower one notices something that a higher one must act upon, it calls a
+//! listener, which [`load`] has set.
 
-mod arrivals;
-mod control;
-mod dispatch;
-mod ends;
-mod env;
-mod epoll;
-mod family;
-mod fdops;
-mod fdtab;
-mod few;
-mod filter;
+mod conn;
+mod daemon;
 mod hooks;
-mod io;
-mod lane;
-mod links;
-mod lock;
-mod pages;
-mod poll;
-mod port;
-mod probes;
 mod process;
-mod promote;
-mod real;
-mod received;
+mod promotion;
+mod readiness;
 mod sets;
-mod signals;
+mod state;
 mod sys;
-mod table;
 mod tcp;
-mod thread;
-mod uring;
-mod wait;
+
+use process::arrivals;
+use promotion::dispatch;
+use state::{links, table};
+use sys::{clock, env, lock, pids, real};
 
 /// Runs when the library is loaded. Other libraries' constructors may have called hooks before; until then, no
 /// daemon is known, and everything stays on TCP.
@@ -50,22 +35,22 @@ mod wait;
 fn load() {
     lock::of_family(lock::Family {
         is_direction: table::is_direction,
-        holder_died: promote::holder_died,
+        holder_died: promotion::holder_died,
     });
-    control::listen(control::Listener {
+    daemon::listen(daemon::Listener {
         said: dispatch::said,
-        greeted: promote::greeted,
-        lost: promote::daemon_lost,
+        greeted: promotion::greeted,
+        lost: promotion::daemon_lost,
     });
-    links::listen(promote::link_gone);
+    links::listen(promotion::link_gone);
     tcp::listen(tcp::Listener {
-        finish_close: fdops::finish_close,
-        vanished: fdops::vanished,
+        finish_close: process::finish_close,
+        vanished: process::vanished,
     });
     env::init();
     real::find_early();
-    process::set_pid(sys::getpid());
-    wait::cycles_per_us();
+    pids::set_pid(sys::getpid());
+    clock::cycles_per_us();
     arrivals::by_exec();
 }
 

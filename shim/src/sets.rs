@@ -1,4 +1,8 @@
-//! Which connections are registered in which epoll sets: see `epoll`.
+//! Which connections are registered in which epoll sets, and in which of the kernel's sets these registrations are: see
+//! `readiness::epoll`.
+//!
+//! Promotion moves registrations when a lane comes or goes, and readiness waits on them: so this is below both. Nothing
+//! here waits, or reports an event to the application.
 
 mod members;
 pub mod regs;
@@ -7,8 +11,10 @@ pub mod sleepers;
 pub use members::*;
 pub use regs::*;
 
-use crate::links::{Link, SETS};
-use crate::{control, fdtab, lock, process, sys};
+use crate::daemon;
+use crate::state::fdtab;
+use crate::state::links::{Link, SETS};
+use crate::sys::{self, lock, pids};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use link::family::Conn;
 use link::lane::wake;
@@ -362,7 +368,7 @@ pub fn after_fork() {
 
 /// Does the connection's lane belong to an ancestor of this process?
 pub fn is_inherited(c: &Conn) -> bool {
-    c.owner_pid.load(Relaxed) != process::me()
+    c.owner_pid.load(Relaxed) != pids::me()
 }
 
 /// Is the connection watched in a way that a lane cannot serve?

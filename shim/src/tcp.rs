@@ -1,15 +1,22 @@
-//! A call on a connection: what it holds while it runs, and what the TCP socket below reports and does for it.
+//! The TCP socket below the lane: what a call on a connection holds while it runs, and what the socket reports and does
+//! for it.
+//!
+//! The rooms above decide whether bytes go over the lane or over TCP. Nothing here does, and nothing here waits, except
+//! in the application's own native call.
 
 pub mod behind;
 pub mod bufs;
 pub mod call;
+pub mod ends;
 mod errors;
 mod identity;
 mod inq;
 pub mod native;
+pub mod port;
+pub mod probes;
 
+pub use crate::state::table::is_other;
 pub use crate::sys::at_mark;
-pub use crate::table::is_other;
 pub use errors::{
     check, disconnect, error_now, instead_of_end, peer_check, recv_or_told, reset, send_or_told,
     CLOSE, CLOSE_WAIT,
@@ -18,9 +25,10 @@ pub use identity::{proven, still};
 pub use inq::{put_control, put_inq, sync_inq};
 pub use native::{recount, Way};
 
-use crate::port::Sock;
-use crate::table;
-use crate::{lane, lock, set_errno, sys};
+use crate::set_errno;
+use crate::state::{lane, table};
+use crate::sys::{self, lock};
+use crate::tcp::port::Sock;
 use core::sync::atomic::Ordering::*;
 use link::family::{flag, Conn};
 use std::sync::OnceLock;

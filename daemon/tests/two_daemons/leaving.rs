@@ -1,4 +1,4 @@
-//! A connection leaves its lane for good, as the shim's `io::leave` makes it (exec, SCM_RIGHTS, `system`): its thread does
+//! A connection leaves its lane for good, as the shim's `promotion::leave` makes it (exec, SCM_RIGHTS, `system`): its thread does
 //! nothing else meanwhile, and resets it if it takes too long.
 
 use super::process::{tell, Life, Process};
@@ -8,7 +8,7 @@ use link::msg::ToDaemon;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// `io::LEAVE_MS`.
+/// `promotion::LEAVE_MS`.
 const LEAVE_NS: u64 = 2_000_000_000;
 
 /// How leaving goes on.

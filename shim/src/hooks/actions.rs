@@ -1,8 +1,9 @@
 //! What `posix_spawn` will do in the child: it duplicates descriptors inside libc, where there are no hooks.
 
-use crate::fdtab::MAX_FD;
-use crate::real;
-use crate::{fdops, table};
+use crate::process;
+use crate::state::fdtab::MAX_FD;
+use crate::state::table;
+use crate::sys::real;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use link::reason::Reason;
@@ -49,9 +50,9 @@ pub fn before_spawn(list: *const c_void) {
     if list.is_null() {
         return;
     }
-    of(list).for_each(|(_, fd)| fdops::give_up(fd, Reason::Left));
+    of(list).for_each(|(_, fd)| process::give_up(fd, Reason::Left));
     if MORE.load(Relaxed) != 0 {
-        table::each_fd(|fd, _, _| fdops::give_up(fd, Reason::Left));
+        table::each_fd(|fd, _, _| process::give_up(fd, Reason::Left));
     }
 }
 
@@ -62,7 +63,7 @@ pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(
     to: i32,
 ) -> i32 {
     remember(list, fd);
-    fdops::give_up(fd, Reason::Left);
+    process::give_up(fd, Reason::Left);
     // SAFETY: see the module above.
     unsafe { real::posix_spawn_file_actions_adddup2(list, fd, to) }
 }

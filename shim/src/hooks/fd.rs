@@ -1,9 +1,11 @@
 //! Descriptors: closing, duplicating, flags.
 
 use super::sock::nonblock;
-use crate::fdops::{self, not_ours};
-use crate::fdtab::{self, get, Fd};
-use crate::{real, sys, table, tcp, thread};
+use crate::process::{self, not_ours};
+use crate::state::fdtab::{self, get, Fd};
+use crate::state::table;
+use crate::sys::{self, real, thread};
+use crate::tcp;
 use core::ffi::{c_char, c_void};
 use link::reason::Reason;
 
@@ -19,7 +21,7 @@ impl Linger {
     fn add(&mut self, what: usize) {
         match self.all.get_mut(self.n) {
             Some(place) => (*place, self.n) = (what, self.n + 1),
-            None => fdops::closed(what),
+            None => process::closed(what),
         }
     }
 }
@@ -27,7 +29,10 @@ impl Linger {
 impl Drop for Linger {
     #[inline(always)]
     fn drop(&mut self) {
-        self.all.iter().take(self.n).for_each(|w| fdops::closed(*w));
+        self.all
+            .iter()
+            .take(self.n)
+            .for_each(|w| process::closed(*w));
     }
 }
 
@@ -42,7 +47,7 @@ fn closing(fd: i32, later: &mut Linger) -> bool {
     }
     // (A vfork child has a descriptor table of its own: what it closes does not concern its parent.)
     if !not_ours() {
-        if let Some(what) = crate::preserving_errno(|| fdops::before_close(fd)) {
+        if let Some(what) = crate::preserving_errno(|| process::before_close(fd)) {
             later.add(what);
         }
     }
@@ -81,7 +86,7 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
     const CLOEXEC: i32 = 4;
     let _inside = thread::enter();
     if flags & UNSHARE != 0 {
-        fdops::before_split();
+        process::before_split();
     }
     if flags & CLOEXEC != 0 || table::table().is_none() || first > last {
         // SAFETY: see the module above.
@@ -163,8 +168,8 @@ fn copied(old: i32, new: i32) {
         return;
     }
     match not_ours() {
-        false => crate::preserving_errno(|| fdops::duplicated(old, new)),
-        true => crate::preserving_errno(|| fdops::copied_for_another(old, new)),
+        false => crate::preserving_errno(|| process::duplicated(old, new)),
+        true => crate::preserving_errno(|| process::copied_for_another(old, new)),
     }
 }
 
@@ -252,7 +257,7 @@ unsafe fn control(fd: i32, cmd: i32, arg: usize, native: unsafe fn(i32, i32, usi
             if let Some(i) = tcp::proven(fd) {
                 nonblock(i, arg as i32 & libc::O_NONBLOCK != 0);
                 if arg as i32 & libc::O_ASYNC != 0 {
-                    fdops::give_up(fd, Reason::Option); // SIGIO comes from the kernel's socket only
+                    process::give_up(fd, Reason::Option); // SIGIO comes from the kernel's socket only
                 }
             }
         }
@@ -264,7 +269,7 @@ unsafe fn control(fd: i32, cmd: i32, arg: usize, native: unsafe fn(i32, i32, usi
 #[no_mangle]
 pub unsafe extern "C" fn fdopen(fd: i32, mode: *const c_char) -> *mut c_void {
     // stdio reads, writes and closes inside libc, where there are no hooks.
-    fdops::disown(fd);
+    process::disown(fd);
     // SAFETY: see the module above.
     unsafe { real::fdopen(fd, mode) }
 }
@@ -276,7 +281,7 @@ macro_rules! aio {
             // SAFETY: see the module above; aio_fildes is the first member of struct aiocb.
             unsafe {
                 if let Some(fd) = cb.cast::<i32>().as_ref() {
-                    fdops::give_up(*fd, Reason::Bypassed);
+                    process::give_up(*fd, Reason::Bypassed);
                 }
                 real::$name(cb)
             }
@@ -297,7 +302,7 @@ pub unsafe extern "C" fn lio_listio(
         if !list.is_null() {
             for k in 0..n.max(0) as usize {
                 if let Some(fd) = (*list.add(k)).cast::<i32>().as_ref() {
-                    fdops::give_up(*fd, Reason::Bypassed);
+                    process::give_up(*fd, Reason::Bypassed);
                 }
             }
         }

@@ -1,7 +1,8 @@
 //! Calls that create descriptors other than connections. The new number may be that of a connection that an inlined
 //! system call closed unnoticed; from here on the number no longer stands for that connection.
 
-use crate::{fdops, real};
+use crate::process;
+use crate::sys::real;
 use core::ffi::c_char;
 
 /// Notes the new descriptors if the call has succeeded.
@@ -13,7 +14,7 @@ unsafe fn made(r: i32, fds: *const i32, n: usize) -> i32 {
         for k in 0..n {
             // SAFETY: by contract.
             let fd = unsafe { fds.add(k).read_unaligned() };
-            crate::preserving_errno(|| fdops::replaced(fd));
+            crate::preserving_errno(|| process::replaced(fd));
         }
     }
     r
@@ -79,7 +80,7 @@ pub unsafe extern "C" fn pidfd_getfd(process: i32, fd: i32, flags: u32) -> i32 {
         let r = real::syscall(n, process, fd, flags as usize, 0, 0, 0) as i32;
         let r = made(r, &r, 1);
         if r >= 0 {
-            crate::preserving_errno(|| fdops::taken(r));
+            crate::preserving_errno(|| process::taken(r));
         }
         r
     }

@@ -6,7 +6,8 @@
 //! patched functions: the calls are made in functions that are not exported. (What is left of the exported ones is
 //! shorter than such a jump, but functions are aligned to 16 bytes.)
 
-use crate::{pages, set_errno, sys};
+use crate::set_errno;
+use crate::sys::{self, pages};
 use core::ffi::c_void;
 
 /// Converts the result of a raw call to that of the C function.

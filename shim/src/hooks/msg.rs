@@ -1,8 +1,11 @@
 //! sendmsg, recvmsg and their multiple forms.
 
 use super::rw::{is_address, on_lane, recv_on_lane, RECV_OK, SEND_OK};
-use crate::fdtab::{get, settled as conn, Fd};
-use crate::{arrivals, fdops, io, pages, real, sys, table, tcp};
+use crate::process::{self, arrivals};
+use crate::state::fdtab::{get, settled as conn, Fd};
+use crate::state::table;
+use crate::sys::{self, pages, real};
+use crate::{conn, tcp};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, timespec};
 use link::reason::Reason;
@@ -67,8 +70,8 @@ pub(super) unsafe fn descriptors_leave(m: *const msghdr) {
     unsafe {
         if table::table().is_some() && has_control(m) {
             each_descriptor(m, |fd| match get(fd) {
-                Fd::Conn(_) => fdops::give_up(fd, Reason::Left),
-                Fd::Set(s) => crate::epoll::nest(s),
+                Fd::Conn(_) => process::give_up(fd, Reason::Left),
+                Fd::Set(s) => crate::readiness::epoll::nest(s),
                 _ => {}
             });
         }
@@ -86,7 +89,7 @@ unsafe fn descriptors_came(channel: i32, m: *const msghdr) {
             return;
         }
         each_descriptor(m, |fd| {
-            if !fdops::not_ours() {
+            if !process::not_ours() {
                 arrivals::came(fd, channel);
             }
         });
@@ -128,11 +131,11 @@ pub unsafe extern "C" fn sendmsg(fd: i32, m: *const msghdr, flags: i32) -> isize
             return native();
         }
         if has_control(m) {
-            fdops::give_up(fd, Reason::Option);
+            process::give_up(fd, Reason::Option);
             return counted_out(i, tcp::send_or_told(table::conn(i), native));
         }
         match iovs(m) {
-            Some(v) if on_lane(flags, fd) => io::send(fd, i, v, flags & SEND_OK, native),
+            Some(v) if on_lane(flags, fd) => conn::send(fd, i, v, flags & SEND_OK, native),
             None => native(), // the kernel refuses it
             _ => counted_out(i, tcp::send_or_told(table::conn(i), native)),
         }
@@ -168,7 +171,7 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
         match iovs(m) {
             Some(v) if recv_on_lane(flags, fd) => {
                 let was_native = core::cell::Cell::new(false);
-                let r = io::recv(fd, i, v, flags & RECV_OK, || {
+                let r = conn::recv(fd, i, v, flags & RECV_OK, || {
                     was_native.set(true);
                     native()
                 });
@@ -181,7 +184,9 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
                 }
                 r
             }
-            _ if flags & libc::MSG_ERRQUEUE != 0 => io::zerocopy::receive(i, fd, flags, m, native),
+            _ if flags & libc::MSG_ERRQUEUE != 0 => {
+                conn::zerocopy::receive(i, fd, flags, m, native)
+            }
             None => native(), // the kernel refuses it
             _ => {
                 let r = tcp::recv_or_told(table::conn(i), fd, flags, native);

@@ -2,7 +2,8 @@
 //! this file converts words to arguments, and has the calls whose raw form differs from the C function.
 
 use super::{fd, make, memory, msg, number, proc, ready, rw, sock, uring, user};
-use crate::{fdops, pages, real, sys};
+use crate::process;
+use crate::sys::{self, pages, real};
 use core::ffi::c_void;
 use libc::{epoll_event, fd_set, iovec, pollfd, sigset_t, timespec, timeval};
 use link::reason::Reason;
@@ -349,7 +350,7 @@ pub unsafe extern "C" fn seccomp(operation: usize, flags: usize, args: usize) ->
 
 /// By number only, too.
 pub unsafe extern "C" fn pivot_root(new: usize, old: usize) -> i32 {
-    let _inside = crate::thread::enter();
+    let _inside = crate::sys::thread::enter();
     proc::before_moving();
     // SAFETY: as the caller's own call.
     unsafe { real::syscall(libc::SYS_pivot_root, new, old, 0, 0, 0, 0) as i32 }
@@ -434,8 +435,8 @@ fn made(flags: usize, native: impl FnOnce() -> i32) -> i32 {
     let thread = memory && files && has(libc::CLONE_THREAD);
     let vfork = memory && !files && has(libc::CLONE_VFORK);
     if (memory || files) && !thread && !vfork {
-        let _inside = crate::thread::enter();
-        fdops::step_out(Reason::Shared);
+        let _inside = crate::sys::thread::enter();
+        process::step_out(Reason::Shared);
     }
     match memory {
         true => native(),
@@ -453,10 +454,10 @@ struct Start {
 unsafe extern "C" fn begin(start: *mut c_void) -> i32 {
     // SAFETY: `named` passes its own variable, of which the child has a copy at the same place.
     let s = unsafe { start.cast::<Start>().read() };
-    crate::preserving_errno(fdops::after_fork_child);
+    crate::preserving_errno(process::after_fork_child);
     // (The child never returns through the hook that its parent is in.)
     // SAFETY: what the application has passed for the child.
-    crate::thread::outside(|| unsafe { (s.f)(s.arg) })
+    crate::sys::thread::outside(|| unsafe { (s.f)(s.arg) })
 }
 
 type Clone = unsafe fn(

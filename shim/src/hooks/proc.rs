@@ -1,7 +1,8 @@
 //! Processes: fork, exec, spawn.
 
 use super::actions;
-use crate::{control, env, fdops, filter, real, sys, thread};
+use crate::sys::{self, env, filter, real, thread};
+use crate::{daemon, process};
 use core::ffi::{c_char, c_void, CStr};
 use link::reason::Reason;
 
@@ -11,12 +12,12 @@ pub fn forked(native: impl FnOnce() -> i32) -> i32 {
         return native();
     }
     let _inside = thread::enter();
-    crate::preserving_errno(fdops::before_fork);
+    crate::preserving_errno(process::before_fork);
     let r = native();
     if r == 0 {
-        crate::preserving_errno(fdops::after_fork_child);
+        crate::preserving_errno(process::after_fork_child);
     } else {
-        crate::preserving_errno(|| fdops::after_fork_parent(r < 0));
+        crate::preserving_errno(|| process::after_fork_parent(r < 0));
     }
     r
 }
@@ -53,14 +54,14 @@ pub unsafe extern "C" fn forkpty(
 #[no_mangle]
 pub unsafe extern "C" fn daemon(a: i32, b: i32) -> i32 {
     let _inside = thread::enter();
-    crate::preserving_errno(fdops::before_fork);
+    crate::preserving_errno(process::before_fork);
     let parent = sys::getpid();
     // SAFETY: see above. The parent exits inside; what returns is the child, or a failure.
     let r = unsafe { real::daemon(a, b) };
     if sys::getpid() != parent {
-        crate::preserving_errno(fdops::after_fork_child);
+        crate::preserving_errno(process::after_fork_child);
     } else {
-        crate::preserving_errno(|| fdops::after_fork_parent(true));
+        crate::preserving_errno(|| process::after_fork_parent(true));
     }
     r
 }
@@ -69,7 +70,7 @@ pub unsafe extern "C" fn daemon(a: i32, b: i32) -> i32 {
 pub unsafe extern "C" fn unshare(flags: i32) -> i32 {
     let _inside = thread::enter();
     if flags & libc::CLONE_FILES != 0 {
-        fdops::before_split();
+        process::before_split();
     }
     if flags & libc::CLONE_NEWNS != 0 {
         before_moving();
@@ -87,7 +88,7 @@ pub unsafe fn before_filter(strict: bool, filter: *const c_void) {
     // SAFETY: by contract.
     if !env::off() && (strict || unsafe { filter::refuses(filter) }) {
         let _inside = thread::enter();
-        fdops::step_out(Reason::Seccomp);
+        process::step_out(Reason::Seccomp);
     }
 }
 
@@ -106,8 +107,8 @@ pub unsafe extern "C" fn prctl(option: i32, a: usize, b: usize, c: usize, d: usi
 /// To be called before this process sees another file tree. It takes along a way to reach its daemon, even if it has
 /// not needed the daemon so far: its listeners may have come by exec, and its children will accept connections.
 pub fn before_moving() {
-    if !fdops::not_ours() {
-        crate::preserving_errno(control::take_along);
+    if !process::not_ours() {
+        crate::preserving_errno(daemon::take_along);
     }
 }
 
@@ -124,11 +125,11 @@ macro_rules! exec {
         #[no_mangle]
         pub unsafe extern "C" fn $name($($a: $t),*) -> i32 {
             let _inside = thread::enter();
-            crate::preserving_errno(fdops::before_exec);
+            crate::preserving_errno(process::before_exec);
             // (The new program inherits the signal mask, so the mask is restored first.)
             // SAFETY: see above.
             let r = thread::outside(|| unsafe { real::$name($($a),*) });
-            crate::preserving_errno(fdops::exec_failed);
+            crate::preserving_errno(process::exec_failed);
             r
         }
     )*};
@@ -161,7 +162,7 @@ macro_rules! spawn {
             let _inside = thread::enter();
             // SAFETY: the application's path.
             if !unsafe { keeps_nothing($program) } {
-                crate::preserving_errno(fdops::before_spawn);
+                crate::preserving_errno(process::before_spawn);
                 actions::before_spawn($actions);
             }
             // SAFETY: see above.

@@ -1,7 +1,10 @@
 //! poll, select and epoll.
 
-use crate::fdtab::{get, Fd};
-use crate::{epoll, fdtab, lane, pages, poll as polls, real, sets, sys, table, tcp, thread};
+use crate::readiness::{epoll, poll as polls};
+use crate::state::fdtab::{self, get, Fd};
+use crate::state::{lane, table};
+use crate::sys::{self, pages, real, thread};
+use crate::{sets, tcp};
 use core::ptr::{null, null_mut};
 use libc::{epoll_event, fd_set, pollfd, sigset_t, timespec, timeval};
 
@@ -170,7 +173,7 @@ pub unsafe extern "C" fn __poll_chk(p: *mut pollfd, n: u64, t: i32, len: usize) 
     // SAFETY: see above; libc reports an overflow itself.
     unsafe {
         if (n as usize).saturating_mul(8) > len {
-            crate::real::real! { __poll_chk(p: *mut pollfd, n: u64, t: i32, len: usize) -> i32; }
+            crate::sys::real::real! { __poll_chk(p: *mut pollfd, n: u64, t: i32, len: usize) -> i32; }
             return __poll_chk(p, n, t, len);
         }
         poll(p, n, t)
@@ -188,7 +191,7 @@ pub unsafe extern "C" fn __ppoll_chk(
     // SAFETY: see above.
     unsafe {
         if (n as usize).saturating_mul(8) > len {
-            crate::real::real! { __ppoll_chk(p: *mut pollfd, n: u64, t: *const timespec, s: *const sigset_t, len: usize) -> i32; }
+            crate::sys::real::real! { __ppoll_chk(p: *mut pollfd, n: u64, t: *const timespec, s: *const sigset_t, len: usize) -> i32; }
             return __ppoll_chk(p, n, t, s, len);
         }
         ppoll(p, n, t, s)
@@ -325,7 +328,7 @@ pub unsafe extern "C" fn epoll_create1(f: i32) -> i32 {
 }
 
 fn new_set(fd: i32) -> i32 {
-    if fd >= 0 && !crate::env::off() && fdtab::init() {
+    if fd >= 0 && !crate::sys::env::off() && fdtab::init() {
         let _inside = thread::enter();
         crate::preserving_errno(|| sets::created(fd));
     }
@@ -362,7 +365,7 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
             }
             // An epoll set that the shim does not know watches a connection: the connection stays on TCP.
             (Fd::Other, Fd::Conn(_)) => {
-                crate::fdops::give_up(fd, link::reason::Reason::EpollShared);
+                crate::process::give_up(fd, link::reason::Reason::EpollShared);
                 native()
             }
             _ => native(),

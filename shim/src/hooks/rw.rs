@@ -1,8 +1,9 @@
 //! read, write, send, recv and their vectored and fortified forms.
 
-use crate::fdtab::settled as conn;
-use crate::table::conn as conn_of;
-use crate::{fdops, io, pages, real, tcp};
+use crate::state::fdtab::settled as conn;
+use crate::state::table::conn as conn_of;
+use crate::sys::{pages, real};
+use crate::{conn, process, tcp};
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use libc::{iovec, off_t, sockaddr, socklen_t};
@@ -35,7 +36,7 @@ pub unsafe extern "C" fn send(fd: i32, p: *const c_void, n: usize, flags: i32) -
     unsafe {
         let native = || real::send(fd, p, n, flags);
         match conn(fd) {
-            Some(i) if on_lane(flags, fd) => io::send(fd, i, &vec(p, n), flags & SEND_OK, native),
+            Some(i) if on_lane(flags, fd) => conn::send(fd, i, &vec(p, n), flags & SEND_OK, native),
             Some(i) => tcp::send_or_told(conn_of(i), native),
             None => native(),
         }
@@ -63,7 +64,7 @@ pub unsafe extern "C" fn sendto(
         match conn(fd) {
             Some(_) if !is_address(a, l) => native(), // which refuses it
             // On a connected stream socket the address is ignored, except with MSG_FASTOPEN.
-            Some(i) if on_lane(flags, fd) => io::send(fd, i, &vec(p, n), flags & SEND_OK, native),
+            Some(i) if on_lane(flags, fd) => conn::send(fd, i, &vec(p, n), flags & SEND_OK, native),
             Some(i) => tcp::send_or_told(conn_of(i), native),
             None => native(),
         }
@@ -75,7 +76,7 @@ pub unsafe extern "C" fn write(fd: i32, p: *const c_void, n: usize) -> isize {
     // SAFETY: see the module.
     unsafe {
         match conn(fd) {
-            Some(i) => io::send(fd, i, &vec(p, n), 0, || real::write(fd, p, n)),
+            Some(i) => conn::send(fd, i, &vec(p, n), 0, || real::write(fd, p, n)),
             None => real::write(fd, p, n),
         }
     }
@@ -89,7 +90,7 @@ pub unsafe extern "C" fn writev(fd: i32, v: *const iovec, n: i32) -> isize {
             // With a total length of 0, `writev` returns 0 at once in every state of the connection. (`write` does
             // not.)
             (Some(i), Some(s)) if s.iter().any(|v| v.iov_len > 0) => {
-                io::send(fd, i, s, 0, || real::writev(fd, v, n))
+                conn::send(fd, i, s, 0, || real::writev(fd, v, n))
             }
             _ => real::writev(fd, v, n),
         }
@@ -103,10 +104,10 @@ pub unsafe extern "C" fn recv(fd: i32, p: *mut c_void, n: usize, flags: i32) -> 
         let native = || real::recv(fd, p, n, flags);
         match conn(fd) {
             Some(i) if recv_on_lane(flags, fd) => {
-                io::recv(fd, i, &vec(p, n), flags & RECV_OK, native)
+                conn::recv(fd, i, &vec(p, n), flags & RECV_OK, native)
             }
             Some(i) if flags & libc::MSG_ERRQUEUE != 0 => {
-                io::zerocopy::receive(i, fd, flags, null_mut(), native)
+                conn::zerocopy::receive(i, fd, flags, null_mut(), native)
             }
             Some(i) => tcp::recv_or_told(conn_of(i), fd, flags, native),
             None => native(),
@@ -128,7 +129,7 @@ pub unsafe extern "C" fn recvfrom(
         let native = || real::recvfrom(fd, p, n, flags, a, l);
         match conn(fd) {
             Some(i) if recv_on_lane(flags, fd) => {
-                let r = io::recv(fd, i, &vec(p, n), flags & RECV_OK, native);
+                let r = conn::recv(fd, i, &vec(p, n), flags & RECV_OK, native);
                 if r < 0 || a.is_null() {
                     return r;
                 }
@@ -144,7 +145,7 @@ pub unsafe extern "C" fn recvfrom(
                 -1
             }
             Some(i) if flags & libc::MSG_ERRQUEUE != 0 => {
-                io::zerocopy::receive(i, fd, flags, null_mut(), native)
+                conn::zerocopy::receive(i, fd, flags, null_mut(), native)
             }
             Some(i) => tcp::recv_or_told(conn_of(i), fd, flags, native),
             None => native(),
@@ -158,7 +159,7 @@ pub unsafe extern "C" fn read(fd: i32, p: *mut c_void, n: usize) -> isize {
     unsafe {
         match conn(fd) {
             Some(_) if n == 0 => 0,
-            Some(i) => io::recv(fd, i, &vec(p, n), 0, || real::read(fd, p, n)),
+            Some(i) => conn::recv(fd, i, &vec(p, n), 0, || real::read(fd, p, n)),
             None => real::read(fd, p, n),
         }
     }
@@ -171,7 +172,7 @@ pub unsafe extern "C" fn readv(fd: i32, v: *const iovec, n: i32) -> isize {
         match (conn(fd), vecs(v, n)) {
             // With a total length of 0, `readv` returns 0 at once, as `read` does.
             (Some(i), Some(s)) if s.iter().any(|v| v.iov_len > 0) => {
-                io::recv(fd, i, s, 0, || real::readv(fd, v, n))
+                conn::recv(fd, i, s, 0, || real::readv(fd, v, n))
             }
             _ => real::readv(fd, v, n),
         }
@@ -184,7 +185,7 @@ pub unsafe extern "C" fn preadv2(fd: i32, v: *const iovec, n: i32, o: off_t, f: 
     unsafe {
         match (o, f) {
             (-1, 0) => return readv(fd, v, n),
-            (-1, _) => fdops::give_up(fd, Reason::Option),
+            (-1, _) => process::give_up(fd, Reason::Option),
             _ => {} // the kernel refuses it: a socket has no offsets
         }
         counted(fd, false, || real::preadv2(fd, v, n, o, f))
@@ -203,7 +204,7 @@ pub unsafe extern "C" fn pwritev2(fd: i32, v: *const iovec, n: i32, o: off_t, f:
     unsafe {
         match (o, f) {
             (-1, 0) => return writev(fd, v, n),
-            (-1, _) => fdops::give_up(fd, Reason::Option),
+            (-1, _) => process::give_up(fd, Reason::Option),
             _ => {} // as above
         }
         counted(fd, true, || real::pwritev2(fd, v, n, o, f))
@@ -220,11 +221,11 @@ pub unsafe extern "C" fn pwritev64v2(fd: i32, v: *const iovec, n: i32, o: off_t,
 pub unsafe extern "C" fn sendfile(out: i32, input: i32, off: *mut off_t, n: usize) -> isize {
     // SAFETY: see the module.
     unsafe {
-        fdops::give_up(input, Reason::Option);
+        process::give_up(input, Reason::Option);
         match conn(out) {
             Some(i) => {
                 let native = |out, input, n| real::sendfile(out, input, off, n);
-                io::sendfile(out, i, input, off, n, native)
+                conn::sendfile(out, i, input, off, n, native)
             }
             None => real::sendfile(out, input, off, n),
         }
@@ -248,8 +249,8 @@ pub unsafe extern "C" fn splice(
 ) -> isize {
     // SAFETY: see the module.
     unsafe {
-        fdops::give_up(i, Reason::Option);
-        fdops::give_up(o, Reason::Option);
+        process::give_up(i, Reason::Option);
+        process::give_up(o, Reason::Option);
         real::splice(i, io_, o, oo, n, f)
     }
 }
@@ -270,7 +271,7 @@ pub unsafe extern "C" fn vmsplice(fd: i32, v: *const iovec, n: usize, f: u32) ->
 fn counted(fd: i32, out: bool, native: impl Fn() -> isize) -> isize {
     let r = native();
     if let Some(i) = conn(fd).filter(|_| r > 0) {
-        let c = crate::table::conn(i);
+        let c = crate::state::table::conn(i);
         let k = if out { &c.tx.kpos } else { &c.rx.kpos };
         k.fetch_add(r as u64, core::sync::atomic::Ordering::Relaxed);
     }
@@ -283,7 +284,7 @@ macro_rules! fortified {
     ($($name:ident => $plain:ident($($a:ident: $t:ty),*) checks $n:ident <= $len:ident, args($($all:ident: $ta:ty),*);)*) => {$(
         #[no_mangle]
         pub unsafe extern "C" fn $name($($all: $ta),*) -> isize {
-            crate::real::real! { $name($($all: $ta),*) -> isize; }
+            crate::sys::real::real! { $name($($all: $ta),*) -> isize; }
             // SAFETY: see the module.
             unsafe { if $n > $len { $name($($all),*) } else { $plain($($a),*) } }
         }
@@ -329,7 +330,7 @@ const IGNORED: i32 = libc::MSG_DONTROUTE
     | libc::MSG_SYN
     | libc::MSG_RST
     | libc::MSG_WAITFORONE;
-/// Ignored flags of a send, and of a receive. Callers of `io` mask them out (`SEND_OK`, `RECV_OK`).
+/// Ignored flags of a send, and of a receive. Callers of `conn` mask them out (`SEND_OK`, `RECV_OK`).
 const SEND_IGNORED: i32 =
     IGNORED | libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_WAITALL | libc::MSG_ERRQUEUE;
 const RECV_IGNORED: i32 = IGNORED
@@ -348,7 +349,7 @@ pub fn recv_on_lane(flags: i32, fd: i32) -> bool {
         return true;
     }
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0 {
-        fdops::give_up(fd, Reason::Option);
+        process::give_up(fd, Reason::Option);
     }
     false
 }
@@ -359,6 +360,6 @@ pub fn on_lane(flags: i32, fd: i32) -> bool {
     if flags & !(SEND_OK | SEND_IGNORED) == 0 {
         return true;
     }
-    fdops::give_up(fd, Reason::Option);
+    process::give_up(fd, Reason::Option);
     false
 }

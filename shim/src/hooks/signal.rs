@@ -1,7 +1,9 @@
-//! Installing signal handlers: see [`crate::signals`]. The C library's other functions for that call its internal
+//! Installing signal handlers: see [`crate::state::signals`]. The C library's other functions for that call its internal
 //! `sigaction`, which has no hook, so each of them has a hook here that calls ours.
 
-use crate::{fdops, process, real, signals, sys, table, thread};
+use crate::process;
+use crate::state::{signals, table};
+use crate::sys::{self, pids, real, thread};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use libc::{sighandler_t, sigset_t};
 
@@ -24,10 +26,10 @@ pub(super) unsafe fn change(
     install: impl Fn(*const libc::sigaction, *mut libc::sigaction) -> i32,
 ) -> i32 {
     let _inside = thread::enter();
-    if process::is_new_process() {
-        crate::preserving_errno(fdops::after_fork_child);
+    if pids::is_new_process() {
+        crate::preserving_errno(process::after_fork_child);
     }
-    let tabled = table::table().is_some() && sys::getpid() == process::pid();
+    let tabled = table::table().is_some() && sys::getpid() == pids::pid();
     // SAFETY: see above.
     unsafe { signals::change(tabled, sig, new, old, install) }
 }

@@ -1,12 +1,12 @@
 //! Sockets: making, connecting, accepting, options.
 
-use crate::fdops::Left;
-use crate::fdtab::{self, conn, get, Fd};
-use crate::port::Sock;
-use crate::sys::SIOCATMARK;
-use crate::{
-    control, env, fdops, io, lane, lock, pages, probes, real, sets, sys, table, tcp, thread,
-};
+use crate::process::{self, Left};
+use crate::state::fdtab::{self, conn, get, Fd};
+use crate::state::{lane, table};
+use crate::sys::{self, env, lock, pages, real, thread, SIOCATMARK};
+use crate::tcp::port::Sock;
+use crate::tcp::{self, probes};
+use crate::{conn, daemon, sets};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{sockaddr, socklen_t};
@@ -19,9 +19,9 @@ pub unsafe extern "C" fn socket(domain: i32, ty: i32, proto: i32) -> i32 {
     // SAFETY: see the module above.
     let fd = unsafe { real::socket(domain, ty, proto) };
     if fd >= 0 {
-        crate::preserving_errno(|| match fdops::is_tcp(domain, ty, proto) {
-            true => fdops::socket_made(fd, ty & libc::SOCK_NONBLOCK != 0, false, false),
-            false => fdops::replaced(fd),
+        crate::preserving_errno(|| match process::is_tcp(domain, ty, proto) {
+            true => process::socket_made(fd, ty & libc::SOCK_NONBLOCK != 0, false, false),
+            false => process::replaced(fd),
         });
     }
     fd
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn connect(fd: i32, a: *const sockaddr, l: socklen_t) -> i
         let unspec =
             l >= 2 && pages::readable(a, 2) && i32::from((*a).sa_family) == libc::AF_UNSPEC;
         if unspec {
-            fdops::disconnects(fd, i);
+            process::disconnects(fd, i);
         }
         let gen = table::conn(i).gen.load(Relaxed);
         let r = real::connect(fd, a, l);
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn connect(fd: i32, a: *const sockaddr, l: socklen_t) -> i
         if r == 0 || crate::errno() == libc::EINPROGRESS || crate::errno() == libc::EINTR {
             let _inside = thread::enter();
             if conn(fd) == Some(i) {
-                fdops::connected(fd, i, unspec);
+                process::connected(fd, i, unspec);
             }
         }
         r
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn listen(fd: i32, n: i32) -> i32 {
     let r = unsafe { real::listen(fd, n) };
     if r == 0 {
         if let Some(i) = tcp::proven(fd) {
-            fdops::listening(fd, i);
+            process::listening(fd, i);
         }
     }
     r
@@ -78,16 +78,16 @@ fn accepted(listener: i32, fd: i32, nonblock: bool) {
             _ => sys::is_tcp(fd),
         };
         if !tcp {
-            fdops::replaced(fd);
+            process::replaced(fd);
         } else {
-            fdops::socket_made(fd, nonblock, true, false);
+            process::socket_made(fd, nonblock, true, false);
             if let (Some(from), Some(to)) = (conn(listener), conn(fd)) {
                 let inherited = flag::RCV_AT_ONCE | flag::SND_AT_ONCE;
                 let bits = table::conn(from).flags.load(Relaxed) & inherited;
                 table::conn(to).flags.fetch_or(bits, Relaxed);
             }
             // A forked child that inherited its listener has no connection to the daemon yet.
-            control::ensure();
+            daemon::ensure();
         }
     });
 }
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
     fdtab::settled(fd);
     let i = crate::preserving_errno(|| tcp::proven(fd));
     let left = match i {
-        Some(i) => crate::preserving_errno(|| fdops::before_shutdown(fd, i, how)),
+        Some(i) => crate::preserving_errno(|| process::before_shutdown(fd, i, how)),
         None => Left::Kernel(how),
     };
     let r = match left {
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
     };
     if let Some(i) = i {
         crate::preserving_errno(|| {
-            fdops::after_shutdown(i, fd);
+            process::after_shutdown(i, fd);
             sets::stir(i);
         });
     }
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn getsockopt(
 ) -> i32 {
     let _inside = thread::enter();
     if level == libc::IPPROTO_TCP && name == libc::TCP_ZEROCOPY_RECEIVE {
-        fdops::give_up(fd, Reason::Option); // it is a receive: it takes bytes from the kernel's queue
+        process::give_up(fd, Reason::Option); // it is a receive: it takes bytes from the kernel's queue
     }
     if let Some(i) = crate::preserving_errno(|| tcp::proven(fd)) {
         crate::preserving_errno(|| probes::before_option(i, level, name));
@@ -232,7 +232,7 @@ pub unsafe extern "C" fn setsockopt(
             && pages::readable(v, 4)
             && matches!(unsafe { v.cast::<i32>().read_unaligned() }, 0 | 1);
         if !harmless {
-            fdops::give_up(fd, Reason::Option);
+            process::give_up(fd, Reason::Option);
         }
     }
     if let Some(i) = crate::preserving_errno(|| tcp::proven(fd)) {
@@ -249,7 +249,7 @@ pub unsafe extern "C" fn setsockopt(
     }
     if r == 0 && tcp::bufs::is_size(level, name) {
         if let Some(i) = conn(fd) {
-            crate::preserving_errno(|| tcp::bufs::set(i));
+            crate::preserving_errno(|| conn::resized(i));
         }
     }
     if r == 0 && level == libc::SOL_SOCKET {
@@ -339,13 +339,13 @@ pub unsafe extern "C" fn ioctl(fd: i32, req: u64, arg: usize) -> i32 {
         let r = real::ioctl(fd, req, arg);
         if r == 0 && matches!(req, libc::TIOCOUTQ | SIOCOUTQNSD) && arg != 0 {
             let n = arg as *mut i32;
-            n.write_unaligned(n.read_unaligned().saturating_add(io::outstanding(i)));
+            n.write_unaligned(n.read_unaligned().saturating_add(conn::outstanding(i)));
         }
         if r == 0 && matches!(req, libc::FIONBIO | libc::FIOASYNC) && arg != 0 {
             let on = (arg as *const i32).read_unaligned() != 0;
             match req {
                 libc::FIONBIO => nonblock(i, on),
-                _ if on => fdops::give_up(fd, Reason::Option), // as `fcntl` with O_ASYNC
+                _ if on => process::give_up(fd, Reason::Option), // as `fcntl` with O_ASYNC
                 _ => {}
             }
         }
@@ -358,7 +358,7 @@ pub fn nonblock(i: u32, on: bool) {
     let f = &table::conn(i).flags;
     if on {
         f.fetch_or(flag::NONBLOCK, Relaxed);
-        crate::preserving_errno(|| crate::promote::made_nonblocking(i));
+        crate::preserving_errno(|| crate::promotion::made_nonblocking(i));
     } else {
         f.fetch_and(!flag::NONBLOCK, Relaxed);
     }

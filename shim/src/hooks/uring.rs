@@ -3,9 +3,11 @@
 //! connection goes back to TCP first.
 
 use super::{msg, ready};
-use crate::fdtab::{self, get, Fd};
-use crate::uring::{self, Params, Sqe};
-use crate::{env, epoll, fdops, pages, real, thread};
+use crate::process;
+use crate::readiness::epoll;
+use crate::state::fdtab::{self, get, Fd};
+use crate::state::uring::{self, Params, Sqe};
+use crate::sys::{env, pages, real, thread};
 use core::ffi::c_void;
 use link::reason::Reason;
 
@@ -151,7 +153,7 @@ fn unseen_files(list: *const i32, n: u32) {
 /// The kernel is about to use this descriptor in a way that the hooks do not see.
 fn unseen(fd: i32) {
     match get(fd) {
-        Fd::Conn(_) => fdops::give_up(fd, Reason::Bypassed),
+        Fd::Conn(_) => process::give_up(fd, Reason::Bypassed),
         Fd::Set(s) => epoll::nest(s),
         _ => {}
     }
@@ -189,9 +191,9 @@ fn request(sqe: &mut Sqe, chained: bool) {
         }
         _ if fixed => {}
         // Whatever the result of the close, the shim no longer watches the descriptor.
-        OP_CLOSE => fdops::disown(fd),
+        OP_CLOSE => process::disown(fd),
         OP_POLL_ADD => match get(fd) {
-            Fd::Conn(_) => fdops::give_up(fd, Reason::EpollShared),
+            Fd::Conn(_) => process::give_up(fd, Reason::EpollShared),
             _ => unseen(fd),
         },
         _ => unseen(fd),
@@ -224,7 +226,7 @@ fn epoll_ctl(sqe: &mut Sqe, chained: bool) {
                 (sqe.fd, sqe.off) = (set, if known { member } else { ep } as u64);
             }
         }
-        (_, Fd::Conn(_)) => fdops::give_up(fd, Reason::EpollShared),
+        (_, Fd::Conn(_)) => process::give_up(fd, Reason::EpollShared),
         (_, Fd::Set(inner)) => epoll::nest(inner),
         _ => {}
     }
@@ -262,7 +264,7 @@ pub unsafe extern "C" fn submit(context: usize, n: i64, list: *const *const Iocb
             // SAFETY: as above.
             let b = unsafe { b.read_unaligned() };
             match (b.opcode, get(b.fd as i32)) {
-                (IOCB_CMD_POLL, Fd::Conn(_)) => fdops::give_up(b.fd as i32, Reason::EpollShared),
+                (IOCB_CMD_POLL, Fd::Conn(_)) => process::give_up(b.fd as i32, Reason::EpollShared),
                 _ => unseen(b.fd as i32),
             }
         }

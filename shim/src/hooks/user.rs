@@ -4,8 +4,9 @@
 //! The C library's functions change all threads of a process, a call by number only the calling thread. Both matter
 //! alike here, because all threads share what the process has of its family.
 
-use crate::fdops::not_ours;
-use crate::{env, family, real, thread};
+use crate::process::not_ours;
+use crate::promotion::family;
+use crate::sys::{env, real, thread};
 use core::ffi::{c_char, c_void};
 
 /// `succeeded` says whether a result means that something has changed.

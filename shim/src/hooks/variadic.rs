@@ -3,7 +3,8 @@
 //! arguments are passed in registers like fixed ones.
 #![cfg(target_arch = "x86_64")]
 
-use crate::{fdops, real};
+use crate::process;
+use crate::sys::real;
 use core::ffi::{c_char, c_void};
 use link::reason::Reason;
 
@@ -188,14 +189,14 @@ unsafe extern "C" fn execle_args(
 
 /// Takes the connection down and returns the real `dprintf`.
 unsafe extern "C" fn dprintf_prepare(fd: i32) -> *mut c_void {
-    fdops::give_up(fd, Reason::Bypassed);
+    process::give_up(fd, Reason::Bypassed);
     static SYM: real::Sym = real::Sym::new(c"dprintf");
     SYM.get()
 }
 
 /// The same for `__dprintf_chk`.
 unsafe extern "C" fn dprintf_chk_prepare(fd: i32) -> *mut c_void {
-    fdops::give_up(fd, Reason::Bypassed);
+    process::give_up(fd, Reason::Bypassed);
     static SYM: real::Sym = real::Sym::new(c"__dprintf_chk");
     SYM.get()
 }
@@ -207,14 +208,14 @@ pub unsafe extern "C" fn __vdprintf_chk(
     format: *const c_char,
     args: *mut c_void,
 ) -> i32 {
-    fdops::give_up(fd, Reason::Bypassed);
+    process::give_up(fd, Reason::Bypassed);
     // SAFETY: see the module above; a va_list is passed as a pointer on x86-64.
     unsafe { real::__vdprintf_chk(fd, flag, format, args) }
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn vdprintf(fd: i32, format: *const c_char, args: *mut c_void) -> i32 {
-    fdops::give_up(fd, Reason::Bypassed);
+    process::give_up(fd, Reason::Bypassed);
     // SAFETY: see the module above; a va_list is passed as a pointer on x86-64.
     unsafe { real::vdprintf(fd, format, args) }
 }

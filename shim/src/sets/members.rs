@@ -3,7 +3,9 @@
 //! All changes of membership are made under the set's lock.
 
 use super::*;
-use crate::{ends, fdtab, lane, links, sys, table};
+use crate::state::{fdtab, lane, links, table};
+use crate::sys;
+use crate::tcp::ends;
 use core::sync::atomic::fence;
 
 /// Number of slots that have to be looked at.
@@ -181,7 +183,7 @@ pub fn make_inner(s: &Set) -> Option<()> {
 /// Lets a set that watches connections listen to the daemon, too, which may ask for an idle connection. Only for sets
 /// on which hooked calls wait: others would see an event that they do not know.
 pub fn hear(s: &Set) {
-    let (ctl, gen) = (control::fd(), control::generation() as i32);
+    let (ctl, gen) = (daemon::fd(), daemon::generation() as i32);
     if ctl < 0
         || s.ctl.load(Relaxed) == gen
         || s.tcp.load(Relaxed) == 0
@@ -383,7 +385,7 @@ pub fn withdraw(s: &Set, r: u32) {
 pub fn forget(conn: u32, alone: bool) {
     let kept = alone && kept_by_native(conn);
     if kept {
-        control::take_back(conn, table::conn(conn).gen.load(Relaxed)); // (a copy that the daemon has not read yet)
+        daemon::take_back(conn, table::conn(conn).gen.load(Relaxed)); // (a copy that the daemon has not read yet)
     }
     regs::each(conn, |r, set| {
         let (s, reg) = (set_at(set), reg_at(r));

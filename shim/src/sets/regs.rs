@@ -5,7 +5,7 @@
 //! ([`is_of`]): it may have ended, or belong to another connection by now.
 
 use super::*;
-use crate::{fdtab, table};
+use crate::state::{fdtab, table};
 
 pub const REGS: usize = 1 << 17;
 

@@ -2,9 +2,10 @@
 //! unacknowledged for 40 ms, and Nagle's algorithm would hold back what is sent after them, which would go out at
 //! once without a lane. If the process were killed then, or closed with bytes unread, those bytes would be lost.
 
-use crate::port::Sock;
-use crate::table::Local;
-use crate::{lane, lock, sys};
+use crate::state::lane;
+use crate::state::table::Local;
+use crate::sys::{self, lock};
+use crate::tcp::port::Sock;
 use core::sync::atomic::Ordering::*;
 use link::family::Conn;
 use link::lane::Port;

@@ -2,8 +2,7 @@
 //! on a lane to about what TCP would take: `link::layout::unread_max`. Buffers whose size nobody has set grow with
 //! use, and rings grow by rules of their own.
 
-use crate::table::{self, Local};
-use crate::{lane, lock, sets, sys, wait};
+use crate::sys;
 use link::family::Conn;
 use link::lane::Memory;
 use link::layout::RING_FAST_LOG2;
@@ -62,23 +61,4 @@ pub fn sync(c: &Conn, m: &Memory, fd: i32) {
 pub fn as_kernel(c: &Conn, m: &Memory, fd: i32) {
     let sndbuf = sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(SNDBUF_MIN);
     c.tx.set_sndbuf(m, sndbuf);
-}
-
-/// The application has set such an option: threads that wait for room look again.
-#[cold]
-pub fn set(i: u32) {
-    let (c, l): (&Conn, &Local) = (table::conn(i), table::local(i));
-    {
-        // Under both locks: a lane that is attached already is updated here, and a later one reads the new sizes
-        // itself.
-        let (Some(_t), Some(_r)) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)) else {
-            return;
-        };
-        let Some((_, m)) = lane::of(c, l) else {
-            return;
-        };
-        sync(c, &m, l.fd.load(core::sync::atomic::Ordering::Relaxed));
-    }
-    sets::stir(i);
-    wait::look(i);
 }

@@ -4,8 +4,9 @@
 //! its bytes. A last close then moves the socket to a hidden number, and the last call that lets go finishes that
 //! close. Calls that neither sleep nor continue pay two loads.
 
-use crate::table::{self, Local, CALLS};
-use crate::{fdtab, lock, real, thread};
+use crate::state::fdtab;
+use crate::state::table::{self, Local, CALLS};
+use crate::sys::{lock, real, thread};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
 use link::family::Conn;
@@ -97,7 +98,7 @@ impl Call {
         self.held && l.shuts.load(SeqCst) != self.shuts
     }
 
-    /// The count by which a sleep in the kernel notices a [`disconnect`](crate::fdops::disconnects).
+    /// The count by which a sleep in the kernel notices a [`disconnect`](crate::process::disconnects).
     pub fn disconnects(&self) -> u32 {
         self.disconnects
     }

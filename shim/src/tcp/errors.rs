@@ -3,11 +3,14 @@
 
 use super::call::Call;
 use super::fail;
-use crate::links::Link;
-use crate::port::Sock;
+use crate::daemon;
+use crate::state::lane;
+use crate::state::links::Link;
+use crate::state::table::{self, Local};
+use crate::sys::{self, lock, thread};
 pub use crate::sys::{CLOSE, CLOSE_WAIT};
-use crate::table::{self, Local};
-use crate::{control, ends, lane, lock, probes, sys, thread};
+use crate::tcp::port::Sock;
+use crate::tcp::{ends, probes};
 use core::sync::atomic::Ordering::*;
 use link::family::Conn;
 use link::lane::Memory;
@@ -129,8 +132,8 @@ fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool
     if dead {
         link.gone(); // the link's other connections must learn it, too
     }
-    if control::fd() < 0 {
-        control::ensure();
+    if daemon::fd() < 0 {
+        daemon::ensure();
     }
 }
 

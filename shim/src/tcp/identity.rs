@@ -3,8 +3,9 @@
 //! another identity is forgotten.
 
 use super::Way;
-use crate::table::{self, Local};
-use crate::{fdtab, pages, wait};
+use crate::state::fdtab;
+use crate::state::table::{self, Local};
+use crate::sys::{clock, pages};
 use core::sync::atomic::Ordering::Relaxed;
 use link::family::Conn;
 use link::prim::ticks;
@@ -23,7 +24,7 @@ const NUMBER: u32 = fdtab::MAX_FD.trailing_zeros();
 pub fn still(fd: i32, i: u32, c: &Conn, l: &Local, way: Way) -> bool {
     let now = ticks();
     let mark = now << NUMBER | fd as u64;
-    let holds = PROOF_US * wait::cycles_per_us();
+    let holds = PROOF_US * clock::cycles_per_us();
     let proved = |way: usize| {
         let age = mark.wrapping_sub(l.proved[way].load(Relaxed));
         age & (fdtab::MAX_FD as u64 - 1) == 0 && age >> NUMBER <= holds

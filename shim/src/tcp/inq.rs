@@ -1,6 +1,7 @@
 //! `TCP_INQ`: receives also report how many more bytes there are to read.
 
-use crate::{lane, lock, pages, sys, table};
+use crate::state::{lane, table};
+use crate::sys::{self, lock, pages};
 use core::sync::atomic::Ordering::*;
 use libc::{cmsghdr, msghdr};
 use link::family::{flag, Conn};

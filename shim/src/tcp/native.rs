@@ -3,8 +3,10 @@
 
 use super::call::Call;
 use super::{at_mark, behind, broken, fail, left_ms, recv_or_told, send_or_told, CLOSE};
-use crate::table::{self, Local};
-use crate::{errno, lock, real, set_errno, signals, sys, thread};
+use crate::state::signals;
+use crate::state::table::{self, Local};
+use crate::sys::{self, lock, real, thread};
+use crate::{errno, set_errno};
 use core::sync::atomic::Ordering::*;
 use libc::{iovec, msghdr};
 use link::family::{flag, Conn};

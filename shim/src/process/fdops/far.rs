@@ -1,0 +1,164 @@
+//! How connections end whose lane leads to another node.
+//!
+//! The daemon has a copy of the socket, so the kernel sends no FIN when we close; and a FIN that overtakes the
+//! ring would not be a clean end for the peer. So a direction that is on its ring is left to the daemon. When
+//! everything has arrived, the daemon says on TCP where the stream ends, and only then shuts the socket down.
+//! Without a daemon, the bytes of the ring first go back to TCP here.
+
+use crate::state::links::{Link, USED};
+use crate::sys::{self, lock, pids, thread};
+use crate::tcp::port::Sock;
+use crate::{daemon, promotion, tcp};
+use core::sync::atomic::Ordering::*;
+use link::family::{flag, Conn};
+use link::lane::{rx, tx::mode, Memory, Progress};
+use link::reason::Reason;
+
+/// Can the daemon be asked to finish this connection? It does that only for the owner of the lane.
+fn served(c: &Conn, link: &Link) -> bool {
+    link.state.load(Relaxed) == USED && c.owner_pid.load(Relaxed) == pids::me() && !link.is_dead()
+}
+
+/// Puts the ring's bytes back on TCP now. False: the peer does not take them in time.
+fn back_on_tcp(c: &Conn, m: &Memory, port: &Sock, fd: i32) -> bool {
+    let end = sys::now_ms() + promotion::LEAVE_MS;
+    let mut step = match port.link.is_dead() {
+        true => c.tx.reclaim(m, port),
+        false => c.tx.down(m, port), // the daemon may have taken it over: then we wait
+    };
+    while matches!(step, Ok(Progress::Blocked)) && c.tx.holds_fin(m) {
+        if sys::now_ms() >= end {
+            return false;
+        }
+        let _ = sys::poll_ms(fd, libc::POLLOUT, 5);
+        step = c.tx.come_down(m, port);
+    }
+    step.is_ok()
+}
+
+/// How long the application wants its close to wait, in milliseconds; 0: the close is to be a reset.
+fn linger_ms(fd: i32) -> Option<u64> {
+    let mut b = [[0u8; 4]; 2];
+    sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, b.as_flattened_mut()).ok()?;
+    let [on, seconds] = b.map(u32::from_ne_bytes);
+    (on != 0).then_some(u64::from(seconds) * 1000) // the kernel takes the number as unsigned
+}
+
+/// Does the application want its close to be a reset?
+pub fn lingers_for_no_time(fd: i32) -> bool {
+    linger_ms(fd) == Some(0)
+}
+
+/// Will the last close of this connection have to wait here? (Within the node, the kernel does the waiting.)
+pub fn lingers(c: &Conn, fd: i32) -> bool {
+    let far = flag::LANE | flag::FAR;
+    c.flags.load(Relaxed) & far == far && linger_ms(fd).is_some_and(|ms| ms > 0)
+}
+
+/// Waits as the kernel's close does with SO_LINGER (`sk_stream_wait_close`). The kernel waits only for the last
+/// descriptor of a socket, and the daemon has one. Ends when all sent bytes and the FIN are acknowledged, after
+/// `ms`, or when a signal comes, whose handler runs when the close is over. No lock is held.
+fn linger(c: &Conn, link: &Link, m: &Memory, fd: i32, ms: u64) {
+    let end = sys::now_ms() + ms;
+    let mut bell = link.bell();
+    while sys::now_ms() < end && outstanding(fd) && !thread::waiting() {
+        let left = end.saturating_sub(sys::now_ms());
+        if bell >= 0 && link.is_dead() {
+            bell = -1;
+            end_here(c, link, m, fd); // the daemon that was to finish is gone
+        }
+        if sys::poll_ms(bell, 0, left.min(LINGER_LOOK_MS) as u32) == Err(libc::EINTR) {
+            return;
+        }
+    }
+}
+
+/// Milliseconds between two looks of a close that lingers.
+const LINGER_LOOK_MS: u64 = 5;
+
+/// Is there anything that the other end's kernel has not acknowledged? (The FIN counts, even if it has not been
+/// sent yet.)
+fn outstanding(fd: i32) -> bool {
+    // States of TCP: ESTABLISHED, FIN_WAIT1, CLOSE_WAIT, LAST_ACK, CLOSING.
+    const OPEN: u32 = 1 << 1 | 1 << 4 | 1 << 8 | 1 << 9 | 1 << 11;
+    let mut state = [0u8; 1]; // first byte of `struct tcp_info`
+    let told = sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut state);
+    told.is_ok() && OPEN >> state[0].min(31) & 1 != 0
+}
+
+/// Before the last close. The locks of both directions are taken here.
+pub fn close(c: &Conn, link: &Link, m: &Memory, fd: i32) {
+    let ms = linger_ms(fd);
+    match finish(c, link, m, fd) {
+        true => linger(c, link, m, fd, ms.unwrap_or(0)),
+        false => tcp::disconnect(fd),
+    }
+}
+
+/// Ends the connection, as far as this end can. False: it is to be reset.
+fn finish(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
+    let port = Sock { fd, link };
+    let _t = lock::lock(&c.tx.lock);
+    let _r = lock::lock(&c.rx.lock);
+    let _ = c.tx.look(m, &port);
+    // Take in a frame that TCP holds: left there, it would turn our FIN into a reset.
+    if c.rx.engaged() {
+        let _ = c.rx.probe(m, &port);
+    }
+    // (In this mode, the bytes on TCP repeat what was read from the ring.)
+    let repeats = c.rx.mode.load(Relaxed) == rx::mode::SKIP;
+    let in_kernel = || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
+    if in_kernel() && c.rx.engaged() {
+        let _ = c.rx.probe(m, &port); // a frame that has arrived just now
+    }
+    c.rx.close(m, &port, 0);
+    let unread = c.rx.ring_unread(m) > 0 || !repeats && in_kernel();
+    if unread || lingers_for_no_time(fd) {
+        // Unread bytes make a close a reset, as in TCP (RFC 1122, 4.2.2.13). It is sent at once, because our close
+        // is not the last one.
+        return false;
+    }
+    if c.tx.mode.load(Relaxed) != mode::TCP {
+        if served(c, link) && daemon::lane_shut(link, c.lane.load(Relaxed)) {
+            return true; // `LaneDone` follows, and then it closes its copy
+        }
+        if !back_on_tcp(c, m, &port, fd) {
+            return false;
+        }
+    }
+    let _ = sys::shutdown(fd, libc::SHUT_WR);
+    true
+}
+
+/// The daemon that was to finish is gone: the rest of the ring goes to TCP, and the FIN after it.
+fn end_here(c: &Conn, link: &Link, m: &Memory, fd: i32) {
+    let _t = lock::lock(&c.tx.lock);
+    let port = Sock { fd, link };
+    if c.tx.mode.load(Relaxed) != mode::TCP && !back_on_tcp(c, m, &port, fd) {
+        return tcp::disconnect(fd);
+    }
+    let _ = sys::shutdown(fd, libc::SHUT_WR);
+}
+
+/// Called before `shutdown`: returns what the kernel still has to do. `None`: nothing, it is done or under way.
+pub fn shutdown(c: &Conn, link: &Link, m: &Memory, fd: i32, how: i32) -> Option<i32> {
+    let port = Sock { fd, link };
+    if how != libc::SHUT_WR && how != libc::SHUT_RDWR {
+        return Some(how);
+    }
+    let guard = lock::lock(&c.tx.lock);
+    let _ = c.tx.look(m, &port);
+    if c.tx.mode.load(Relaxed) == mode::TCP {
+        return Some(how);
+    }
+    if served(c, link) && daemon::lane_shut(link, c.lane.load(Relaxed)) {
+        c.tx.shut.store(1, Relaxed);
+        return (how == libc::SHUT_RDWR).then_some(libc::SHUT_RD);
+    }
+    if back_on_tcp(c, m, &port, fd) {
+        return Some(how);
+    }
+    drop(guard);
+    tcp::reset(c, fd, Reason::Stalled);
+    Some(how)
+}

@@ -1,0 +1,127 @@
+//! `shutdown`, and what it shares with a close: no frame or byte in flight may turn the end into a reset.
+
+use super::far;
+use crate::promotion;
+use crate::readiness::wait;
+use crate::state::{lane, table, waiters};
+use crate::sys::{self, lock};
+use crate::tcp;
+use crate::tcp::port::{self, Sock};
+use core::sync::atomic::Ordering::*;
+use link::family::{state, Conn};
+use link::lane::{Memory, Progress};
+use link::reason::Reason;
+
+/// Finishes a drain, whose bytes must be on TCP before the FIN. False: the peer does not take them.
+pub(super) fn flush(c: &Conn, m: &Memory, port: &Sock, fd: i32) -> bool {
+    let end = sys::now_ms() + promotion::LEAVE_MS;
+    while matches!(c.tx.look(m, port), Ok(Progress::Blocked)) && c.tx.must_flush() {
+        if fd < 0 || sys::now_ms() >= end {
+            return false;
+        }
+        let _ = sys::poll_ms(fd, libc::POLLOUT, 5);
+    }
+    true
+}
+
+/// Milliseconds for which an end that reads nothing any more waits for a frame in flight.
+const FRAME_MS: u64 = 50;
+
+/// This end reads nothing any more, and has announced it. A frame that is on TCP already, or that its sender is
+/// about to write, would turn the end into a reset, so it is read here. (If this is a close, unread bytes make it
+/// a reset anyway.)
+pub(super) fn take_frame(c: &Conn, m: &Memory, port: &Sock, closes: bool) {
+    let end = sys::now_ms() + FRAME_MS;
+    loop {
+        let due = c.rx.awaits_frame(m);
+        if c.rx.engaged() {
+            let _ = c.rx.probe(m, port);
+        }
+        if !due || closes && c.rx.ring_unread(m) > 0 || sys::now_ms() >= end {
+            return;
+        }
+        let _ = sys::poll_ms(-1, 0, 1);
+    }
+}
+
+/// What the kernel still has to do for a `shutdown`.
+pub enum Left {
+    Kernel(i32),
+    /// It is done or under way, with this result.
+    Done(Result<(), i32>),
+}
+
+/// Called before the kernel's `shutdown`.
+pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
+    let c = table::conn(i);
+    if c.state.load(Relaxed) != state::OPEN {
+        return Left::Kernel(how);
+    }
+    if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
+        c.rx.shut.store(1, Relaxed);
+    }
+    if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
+        // Under the lock: if a lane is attached or a switch is made after this, it finds the connection
+        // disqualified (`promotion::attach`, `try_up`), so that nothing is sent after the FIN.
+        let _g = lock::lock(&c.tx.lock);
+        table::local(i).sends_ended.store(1, Relaxed);
+        table::disqualify(c, Reason::NotEstablished);
+    }
+    let Some((link, m)) = lane::of(c, table::local(i)) else {
+        return Left::Kernel(how);
+    };
+    if link.is_far() {
+        return match far::shutdown(c, link, &m, fd, how) {
+            Some(how) => Left::Kernel(how),
+            None => Left::Done(Ok(())),
+        };
+    }
+    let port = Sock { fd, link };
+    if c.rx.shut.load(Relaxed) != 0 {
+        c.rx.announce_deaf(&m);
+    }
+    let deaf = || {
+        if c.rx.is_deaf(&m) {
+            let _g = lock::lock(&c.rx.lock);
+            take_frame(c, &m, &port, false);
+        }
+    };
+    if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
+        if let Some(_g) = lock::lock(&c.tx.lock) {
+            if !flush(c, &m, &port, fd) {
+                drop(_g);
+                tcp::reset(c, fd, Reason::Stalled);
+                return Left::Kernel(how);
+            }
+            let repeated = c.tx.repeat_unread(&m, &port);
+            c.rx.announce_end(&m, &port, c.tx.kpos.load(Relaxed));
+            deaf();
+            // Everything sent is on the ring, and other threads' sends wait for our lock: if their bytes reached
+            // TCP before the FIN, the reader, which is on the ring, would not expect them there. Later sends get
+            // the kernel's EPIPE.
+            let done = sys::shutdown(fd, how);
+            c.tx.shut(&m, &port, repeated);
+            return Left::Done(done);
+        }
+    }
+    deaf();
+    Left::Kernel(how)
+}
+
+/// Called after the kernel's `shutdown`: sleeping threads must look.
+pub fn after_shutdown(i: u32, fd: i32) {
+    let c = table::conn(i);
+    // (Counted before the sleepers are woken, because some calls end with any wake-up if this has changed.)
+    table::local(i).shuts.fetch_add(1, SeqCst);
+    if let Some((link, m)) = lane::of(c, table::local(i)) {
+        // Not before the kernel's shutdown, since until then the kernel takes what the other end sends by TCP.
+        if c.rx.shut.load(Relaxed) != 0 && !link.is_far() {
+            if let Some(_g) = lock::lock(&c.rx.lock) {
+                c.rx.shut(&m, &Sock { fd, link });
+            }
+        }
+        wait::forward(link, None, None);
+        waiters::look(i);
+        port::ring(link);
+    }
+}

@@ -1,0 +1,485 @@
+//! Promotion: evidence, registration, the daemon's answers, and going down for reasons outside of a send or
+//! receive.
+//!
+//! Here it is decided when a connection gets a lane, uses it, and loses it. Nothing here waits for the daemon, and only
+//! `leave` waits for the peer: until all is settled, a connection stays where it is.
+
+mod commands;
+mod died;
+pub mod dispatch;
+pub mod family;
+mod far;
+pub mod full;
+mod leave;
+pub mod received;
+mod register;
+mod retire;
+
+pub use commands::command;
+pub use died::holder_died;
+pub use far::greeted;
+pub use leave::{leave, yield_lane, LEAVE_MS};
+pub use register::{daemon_lost, declined};
+pub use retire::{end_lane, lane_gone, yielded};
+
+use crate::state::links::Link;
+use crate::state::table::{self, set_reason, Local};
+use crate::state::{lane, waiters};
+use crate::sys::{self, env, lock, pids};
+use crate::tcp::port::{self, Sock};
+use crate::tcp::{self, ends, probes};
+use crate::{daemon, sets};
+use core::sync::atomic::Ordering::*;
+use link::family::{flag, state, Conn};
+use link::lane::Memory;
+use link::layout::{Epoch, Loc, EPOCHS};
+use link::reason::Reason;
+
+/// Number of hooked calls after which a connection is worth promoting; and a number of bytes that suffices as
+/// well.
+const CALLS: u32 = 8;
+const BYTES: u64 = 64 << 10;
+
+/// Flags with any of which a connection is not registered.
+const CLOSED_DOORS: u32 = flag::LANE | flag::REGISTERED | flag::DISQUALIFIED | flag::HELD;
+
+/// Called before each native send or receive: counts one more call as evidence.
+#[inline(always)]
+pub fn evidence(i: u32, fd: i32, c: &Conn) {
+    if family::is_wanted() {
+        family::used();
+    }
+    if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
+        if c.flags.load(Relaxed) & (flag::FAR | flag::LEFT | flag::FORSAKEN) != 0 {
+            retire::retire(i, c);
+        }
+        watched(i, c);
+        // Without lanes, nothing reads the control connection: look at it now and then.
+        if c.calls.fetch_add(1, Relaxed) & 0xff == 0xff {
+            crate::preserving_errno(|| {
+                daemon::pump();
+                register::disown(c);
+                table::forget_zombies(c);
+            });
+        }
+        if daemon::lost() {
+            find_daemon();
+        }
+        return;
+    }
+    if c.flags.load(Relaxed) & flag::PROMOTED != 0 && daemon::lost() {
+        find_daemon(); // it was on a lane in another process before, and must be shown
+    }
+    let n = c.calls.fetch_add(1, Relaxed);
+    let many =
+        n >= CALLS || c.tx.kpos.load(Relaxed) + c.rx.kpos.load(Relaxed) >= BYTES || env::eager();
+    if many {
+        consider(i, fd, c);
+    }
+}
+
+/// Called before a large transfer, which is sufficient evidence by itself.
+pub fn consider_large(i: u32, fd: i32, c: &Conn) {
+    if c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
+        consider(i, fd, c);
+    }
+}
+
+/// Eager mode registers a connection as soon as a thread is about to wait for it. No call waits for the lane,
+/// because this thread may be the one that serves the other end.
+#[inline(always)]
+pub fn expected(i: u32, fd: i32, c: &Conn) {
+    if env::eager() && c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
+        consider(i, fd, c);
+    }
+}
+
+/// A thread waits for the first time in a set that watches this connection: does now what was refused until then.
+pub fn awaited(i: u32, c: &Conn) {
+    if c.reason.load(Relaxed) != Reason::EpollShared.code() {
+        return;
+    }
+    watched_now(i, c);
+    let due = env::eager() || c.calls.load(Relaxed) >= CALLS;
+    if due && c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
+        consider(i, table::local(i).fd.load(Relaxed), c);
+    }
+}
+
+/// The daemon is gone: looks for the next one now and then, so that it learns what connections we have.
+#[cold]
+pub fn find_daemon() {
+    crate::preserving_errno(daemon::ensure);
+}
+
+/// Registers the connection if nothing forbids it.
+#[cold]
+pub fn consider(i: u32, fd: i32, c: &Conn) {
+    if c.state.load(Relaxed) != state::OPEN || env::off() {
+        return;
+    }
+    let not_before = c.not_before_ms.load(Relaxed);
+    if not_before != 0 && sys::now_ms() < not_before {
+        return;
+    }
+    let errno = crate::errno();
+    table::name(i, fd);
+    let new = c.flags.load(Relaxed) & flag::NEW != 0;
+    if !new || received::begin(fd, c, table::local(i)) && env::eager() {
+        register::try_register(i, fd, c);
+    }
+    crate::set_errno(errno);
+}
+
+/// Is this a non-blocking connection whose readiness no hook was ever asked for? Then the application waits for it
+/// in a way that we do not see (an inlined system call), and would not notice what comes on a ring.
+///
+/// It need not be watched now: servers take a connection out of their set while a worker has it.
+fn unwatched(c: &Conn) -> bool {
+    c.flags.load(Relaxed) & (flag::NONBLOCK | flag::WATCHED) == flag::NONBLOCK
+}
+
+/// The connection has just been made non-blocking while no hook watches it: the application's waiting will be
+/// unseen, so it must happen on TCP.
+pub fn made_nonblocking(i: u32) {
+    let c = table::conn(i);
+    if c.flags.load(Relaxed) & flag::LANE != 0 && unwatched(c) {
+        set_reason(c, Reason::EpollShared);
+        take_down(i);
+    }
+}
+
+/// From now on, a hook may watch this connection.
+#[inline(always)]
+pub fn watched(i: u32, c: &Conn) {
+    if c.reason.load(Relaxed) == Reason::EpollShared.code() {
+        watched_now(i, c);
+    }
+}
+
+/// A connection that [`made_nonblocking`] took down is watched now, and may use its lane again.
+#[cold]
+fn watched_now(i: u32, c: &Conn) {
+    if unwatched(c) || sets::unservable(i) || c.flags.load(Relaxed) & flag::LANE == 0 {
+        return;
+    }
+    if sets::unwaited(i) {
+        return; // see `awaited`
+    }
+    let l = table::local(i);
+    if let Some((link, m)) = lane::of(c, l) {
+        if let Some(_g) = lock::try_lock(&c.rx.lock) {
+            let fd = l.fd.load(Relaxed);
+            c.rx.unwant_down(&m, &Sock { fd, link });
+            set_reason(c, Reason::None);
+        }
+    }
+}
+
+/// Milliseconds after which a link whose memory could not be mapped may be asked for again. (The daemon waits as
+/// long.)
+const MAP_AGAIN_MS: u64 = 10_000;
+
+/// A lane is offered for connection `i`. False: it is not taken.
+pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: Epoch, tag: u64) -> bool {
+    if i as usize >= link::family::CONNS {
+        return false;
+    }
+    let c = table::conn(i);
+    let l = table::local(i);
+    let usable = || {
+        c.gen.load(Relaxed) == gen
+            && c.state.load(Acquire) == state::OPEN
+            && c.flags.load(Relaxed) & flag::REGISTERED != 0
+            && l.refs.load(Acquire) > 0
+            && c.flags.load(Relaxed) & (flag::DISQUALIFIED | flag::HELD | flag::LANE) == 0
+    };
+    if has(c, l, link, lane_no, gen) {
+        return true;
+    }
+    if !usable() {
+        register::unregister(c, gen);
+        return false;
+    }
+    let (Some(_t), Some(_r)) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)) else {
+        return false;
+    };
+    if !usable() {
+        c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+        return false;
+    }
+    let refuse = |why, ms| {
+        c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+        table::later(c, why, ms);
+        false
+    };
+    let Some(m) = Memory::new(&link.own, &link.peer, lane_no) else {
+        return refuse(Reason::Memory, MAP_AGAIN_MS);
+    };
+    let m = m.across(link.is_far());
+    if table::holders(c) != 1 {
+        return refuse(Reason::Shared, 100);
+    }
+    // Both ends have finished with the previous use of the slot: its rings are free.
+    let slot = &link.rings[lane_no as usize];
+    for r in slot {
+        if let Some(loc) = Loc::unpack(r.swap(0, Relaxed)) {
+            link.free(loc);
+        }
+    }
+    let Some(loc) = link.alloc(daemon::ring_sizes().0, daemon::want_chunk) else {
+        return refuse(Reason::Memory, 50);
+    };
+    slot[0].store(loc.pack(), Relaxed);
+    c.rx.attach(&m, epoch, tag);
+    c.tx.attach(&m, epoch, loc); // marks all words as those of this use: see `RxState::said`
+    c.tx.set_tag(tag);
+    if c.flags.load(Relaxed) & flag::CLIENT != 0 {
+        c.rx.mark_client(&m);
+    }
+    // The daemon completes what this process cannot (takeover), so it must have the socket before anything goes
+    // up.
+    if link.is_far() && !daemon::lane_held(link, lane_no, l.fd.load(Relaxed)) {
+        return refuse(Reason::TimeoutDaemon, 50); // the ring is freed at the slot's next use
+    }
+    c.tag.store(tag, Relaxed);
+    c.epoch.store(epoch, Relaxed);
+    c.link.store(link.id.load(Relaxed), Relaxed);
+    c.side.store(link.side.load(Relaxed), Relaxed);
+    c.lane.store(lane_no, Relaxed);
+    c.owner_pid.store(pids::me(), Relaxed);
+    l.link.store(link as *const Link as *mut Link, Release);
+    l.verified.store(0, Relaxed);
+    table::sync_nonblock(c, l.fd.load(Relaxed));
+    tcp::sync_inq(c, l.fd.load(Relaxed));
+    tcp::bufs::sync(c, &m, l.fd.load(Relaxed));
+    set_reason(c, Reason::None);
+    c.flags.fetch_and(!flag::REGISTERED, Release); // pairs with the Acquire in `process::before_fork`
+    let far = if link.is_far() { flag::FAR } else { 0 };
+    c.flags.fetch_or(flag::LANE | far, Release);
+    sets::activate(i, link);
+    ready_locked(i, c, l);
+    waiters::look(i);
+    true
+}
+
+/// Was this lane offered and taken before? (A registration may be answered twice around the end of a control
+/// connection.)
+fn has(c: &Conn, l: &Local, link: &Link, lane_no: u32, gen: u32) -> bool {
+    c.gen.load(Relaxed) == gen
+        && c.flags.load(Relaxed) & flag::LANE != 0
+        && c.lane.load(Relaxed) == lane_no
+        && core::ptr::eq(l.link.load(Relaxed), link)
+}
+
+/// May the connection's directions go up now?
+#[inline(always)]
+fn open(c: &Conn) -> bool {
+    let closed = flag::HELD | flag::DISQUALIFIED | flag::FORSAKEN;
+    c.flags.load(Relaxed) & (flag::LANE | closed) == flag::LANE
+        && c.owner_pid.load(Relaxed) == pids::me()
+        && {
+            let nb = c.not_before_ms.load(Relaxed);
+            nb == 0 || sys::now_ms() >= nb
+        }
+}
+
+/// Declares the receiving half ready, if it can be. Cheap when there is nothing to do.
+#[inline(always)]
+pub fn try_ready(i: u32, c: &Conn, l: &Local) {
+    if c.flags.load(Relaxed) & flag::LANE != 0 && !c.rx.engaged() && open(c) {
+        if let Some(_g) = lock::try_lock(&c.rx.lock) {
+            ready_locked(i, c, l);
+        }
+    }
+}
+
+fn ready_locked(i: u32, c: &Conn, l: &Local) {
+    if !open(c) || c.rx.shut.load(Relaxed) != 0 {
+        return;
+    }
+    if sets::unservable(i) || unwatched(c) {
+        return set_reason(c, Reason::EpollShared);
+    }
+    if table::holders(c) != 1 {
+        return set_reason(c, Reason::Shared);
+    }
+    if let Some((link, m)) = lane::of(c, l) {
+        if c.rx.epoch.load(Relaxed).since(c.epoch.load(Relaxed)) >= EPOCHS - 1 {
+            return table::disqualify(c, Reason::RingFull); // further epochs belong to the slot's next use
+        }
+        if link.state.load(Relaxed) == crate::state::links::USED {
+            // Every set that watches the connection must know the lane first.
+            if sets::activate(i, link) {
+                if c.rx.uncounted() {
+                    tcp::recount(c, l);
+                }
+                let fd = l.fd.load(Relaxed);
+                if received::is_still_counted(c, l) {
+                    c.rx.declare_ready(&m, &Sock { fd, link });
+                }
+            } else if sets::unwaited(i) {
+                set_reason(c, Reason::EpollShared);
+            }
+        }
+    }
+}
+
+/// Switches the sending half up, if the receiver is ready. Cheap when it is not.
+#[inline(always)]
+pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
+    if c.flags.load(Relaxed) & flag::LANE == 0 {
+        return false;
+    }
+    let Some((link, m)) = lane::of(c, l) else {
+        return false;
+    };
+    if !c.tx.can_up(&m) || !open(c) || link.state.load(Relaxed) != crate::state::links::USED {
+        return false;
+    }
+    let Some(_g) = lock::try_lock(&c.tx.lock) else {
+        return false;
+    };
+    let same = lane::of(c, l).is_some_and(|(now, _)| core::ptr::eq(now, link));
+    if !same || !open(c) || !sets::activate(i, link) {
+        return false; // it changed before we got the lock
+    }
+    if sys::inode(fd).map_or(0, |(inode, _)| inode) != c.inode.load(Relaxed) {
+        return false; // `fd` is another file now: see `tcp::still`
+    }
+    if !probes::allow_up(l, fd) {
+        return false;
+    }
+    if c.tx.uncounted() {
+        tcp::recount(c, l);
+    }
+    match c.tx.try_up(&m, &Sock { fd, link }) {
+        Ok(up) => {
+            if up {
+                lane::counted_up(c);
+            }
+            up
+        }
+        Err(r) => {
+            // Somebody wrote to the socket without our hooks: both directions stay on TCP.
+            table::disqualify(c, r);
+            false
+        }
+    }
+}
+
+/// Takes both directions down as far as this end can: the sending half now, the receiving half by a request to the
+/// sender. May be called from any hook.
+pub fn take_down(i: u32) {
+    let c = table::conn(i);
+    let l = table::local(i);
+    let Some((link, m)) = lane::of(c, l) else {
+        return;
+    };
+    crate::tcp::check(i, l.fd.load(Relaxed)); // no frame to a dead peer: its kernel would send a reset
+    let port = Sock {
+        fd: l.fd.load(Relaxed),
+        link,
+    };
+    if let Some(_g) = lock::lock(&c.tx.lock) {
+        let was = c.tx.is_up();
+        let _ = c.tx.down(&m, &port);
+        if was {
+            probes::went_down(c);
+        }
+    }
+    if let Some(_g) = lock::lock(&c.rx.lock) {
+        c.rx.want_down(&m, &port);
+    }
+    port::ring(link);
+}
+
+/// The process at the other end of a link is gone: what we send must meet TCP's errors, and what it had published
+/// stays readable.
+pub fn link_gone(link: &Link) {
+    let fins = sys::now_ms() + FIN_MS;
+    table::each(|i, c| {
+        if core::ptr::eq(table::local(i).link.load(Relaxed), link) {
+            if link.is_far() {
+                far::gone(i, c, link);
+                return sets::stir(i);
+            }
+            peer_end_gone(i, c, fins);
+        }
+    });
+}
+
+/// Milliseconds within which the FINs of a process that is gone arrive, unless another process holds its ends.
+const FIN_MS: u64 = 20;
+
+/// The same for one connection, whose lane is within the node. Waits for a FIN until `fins` (of `now_ms`) at most,
+/// which is the limit for all connections of that process together.
+fn peer_end_gone(i: u32, c: &Conn, fins: u64) {
+    let l = table::local(i);
+    let fd = l.fd.load(Relaxed);
+    if c.flags.load(Relaxed) & flag::FORSAKEN != 0 {
+        return retire::retire(i, c); // another program continues with the other end
+    }
+    l.peer_dead.store(1, Relaxed); // if its FIN does not arrive: see `ends`
+    let ended = |ms| sys::poll_ms(fd, libc::POLLRDHUP, ms).is_ok_and(|e| e & libc::POLLRDHUP != 0);
+    if let Some((_, m)) = lane::of(c, l).filter(|_| lane::engaged_tx(c)) {
+        // The doorbell reports the death before the FIN arrives. Wait for it: bytes sent after it would get
+        // another answer.
+        let ms = match c.rx.died_unread(&m, true) {
+            true => fins.saturating_sub(sys::now_ms()),
+            false => 0,
+        };
+        if ended(ms as u32) && c.rx.notice_death(&m, true) {
+            ends::reset_by_death(c, &m, fd);
+        }
+    }
+    if let Some(_g) = lock::lock(&c.tx.lock) {
+        c.tx.abandon();
+        probes::restore(c, l);
+    }
+    table::disqualify(c, Reason::PeerGone);
+    sets::stir(i);
+}
+
+/// May the daemon ask us to register this connection although it is idle? Then threads that wait for it also
+/// listen to the daemon.
+pub fn on_call(c: &Conn) -> bool {
+    c.state.load(Relaxed) == state::OPEN
+        && c.calls.load(Relaxed) <= CALLS
+        && c.flags.load(Relaxed) & (flag::CLIENT | flag::DISQUALIFIED | flag::HELD) == 0
+}
+
+/// Does for the sending half what its receiver requests. Called wherever a thread looks at the lane, because the
+/// peer may wait for bytes to come back to TCP while we only read. False: another thread has the direction's lock
+/// and should do it.
+#[inline(always)]
+pub fn attend(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
+    !c.tx.has_work(m) || attend_slow(c, link, m, fd)
+}
+
+#[cold]
+fn attend_slow(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
+    let g = lock::try_or_inherit(&c.tx.lock);
+    if g.is_some() {
+        // The connection was looked up without the lock: it may be closed by now, and the entry may be another
+        // one's.
+        let same = c.flags.load(Relaxed) & flag::LANE != 0
+            && c.link.load(Relaxed) == link.id.load(Relaxed)
+            && Memory::new(&link.own, &link.peer, c.lane.load(Relaxed))
+                .is_some_and(|now| core::ptr::eq(now.own_tx(), m.own_tx()));
+        if !same {
+            return true;
+        }
+        let was = c.tx.is_up();
+        let _ = c.tx.look(m, &Sock { fd, link });
+        if was && !c.tx.is_up() {
+            probes::went_down(c);
+        } else if !was && c.tx.is_up() {
+            lane::counted_up(c);
+        }
+        if c.tx.shut.load(Relaxed) != 0 && link.state.load(Relaxed) == crate::state::links::GONE {
+            far::shut_late(c, fd);
+        }
+    }
+    g.is_some()
+}

@@ -1,0 +1,62 @@
+//! Commands for connections: from an operator, or from the daemon for an end in a hurry.
+
+use super::*;
+use crate::state::{fdtab, lane, table};
+use crate::{sets, sys};
+use link::msg::{op, ALL};
+
+pub fn command(conn: u32, gen: u32, what: u32) {
+    if what == op::EAGER_FD {
+        let fd = conn as i32;
+        if let Some(i) = fdtab::conn(fd) {
+            if sys::inode(fd).is_ok_and(|(inode, _)| inode as u32 == gen) {
+                hasten(i, table::conn(i), fd);
+            }
+        }
+        return;
+    }
+    table::each(|i, c| {
+        if conn != ALL && (conn != i || c.gen.load(Relaxed) != gen) {
+            return;
+        }
+        match what {
+            op::DOWN if c.flags.fetch_or(flag::HELD, Relaxed) & flag::HELD == 0 => {
+                set_reason(c, Reason::Operator);
+                take_down(i);
+                sets::stir(i);
+            }
+            op::UP if c.flags.fetch_and(!flag::HELD, Relaxed) & flag::HELD != 0 => {
+                set_reason(
+                    c,
+                    if c.flags.load(Relaxed) & flag::LANE != 0 {
+                        Reason::None
+                    } else {
+                        Reason::Young
+                    },
+                );
+                c.not_before_ms.store(0, Relaxed);
+                let fd = table::local(i).fd.load(Relaxed);
+                if let Some((link, m)) = lane::of(c, table::local(i)) {
+                    if let Some(_g) = lock::lock(&c.rx.lock) {
+                        c.rx.unwant_down(&m, &Sock { fd, link }); // the peer does not go up while this stands
+                    }
+                }
+                try_ready(i, c, table::local(i));
+            }
+            op::GONE if c.flags.load(Relaxed) & (flag::LANE | flag::FAR) == flag::LANE => {
+                peer_end_gone(i, c, sys::now_ms() + FIN_MS);
+            }
+            op::EAGER => hasten(i, c, table::local(i).fd.load(Relaxed)),
+            _ => {}
+        }
+    });
+}
+
+/// Registers a connection now, although it has not been used yet.
+fn hasten(i: u32, c: &Conn, fd: i32) {
+    if c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
+        c.not_before_ms.store(0, Relaxed);
+        c.calls.store(CALLS, Relaxed);
+        consider(i, fd, c);
+    }
+}

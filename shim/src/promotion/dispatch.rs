@@ -1,0 +1,163 @@
+//! What the daemon says about connections and links, and what is done then. (For what it says about itself, see
+//! `daemon`.)
+
+use crate::daemon::{reply, Fds};
+use crate::promotion::{self, family};
+use crate::state::links::{self, Link};
+use crate::sys;
+use link::msg::{ToDaemon, ToShim};
+
+/// The function that `daemon` calls for each message; it is set when the library is loaded.
+pub fn said(m: ToShim, fds: &mut Fds) {
+    match m {
+        // `daemon` has handled these already.
+        ToShim::HelloAck { .. } | ToShim::Refused { .. } | ToShim::Credit { .. } => {}
+        ToShim::Decline {
+            conn,
+            gen,
+            local,
+            peer,
+            retry_ms,
+        } => promotion::declined(conn, gen, local, peer, retry_ms),
+        ToShim::LinkNew {
+            link,
+            side,
+            bytes,
+            far,
+        } => new_link((link, side), bytes as usize, far != 0, fds),
+        ToShim::Chunk {
+            link,
+            side,
+            chunk,
+            bytes,
+        } => new_chunk((link, side), true, chunk, bytes, fds),
+        ToShim::PeerChunk {
+            link,
+            side,
+            chunk: 0,
+            bytes,
+        } => peer_first((link, side), bytes, fds),
+        ToShim::PeerChunk {
+            link,
+            side,
+            chunk,
+            bytes,
+        } => new_chunk((link, side), false, chunk, bytes, fds),
+        ToShim::ChunkReady { link, side, chunk } => {
+            on(link, side, |l| l.chunk_ready(chunk));
+        }
+        ToShim::Offer {
+            link,
+            side,
+            lane,
+            conn,
+            gen,
+            epoch,
+            tag,
+        } => {
+            let attach = |l: &Link| {
+                (
+                    promotion::attach(l, lane, conn, gen, epoch, tag),
+                    l.peer.control().is_some(),
+                )
+            };
+            match on(link, side, attach) {
+                Some((true, _)) => {}
+                // The first file of the peer's area was not mapped.
+                Some((false, false)) => reply(&ToDaemon::LinkFailed { link, side }),
+                _ => reply(&ToDaemon::LaneRefused { link, side, lane }),
+            }
+        }
+        ToShim::PeerGone { link, side } => {
+            on(link, side, Link::gone);
+        }
+        ToShim::Command { conn, gen, op } => promotion::command(conn, gen, op),
+        ToShim::LaneGone {
+            link,
+            side,
+            lane,
+            conn,
+            gen,
+        } => {
+            on(link, side, |l| promotion::lane_gone(l, lane, conn, gen));
+        }
+    }
+}
+
+/// Calls `f` with a link, if that link exists.
+fn on<T>(link: u64, side: u8, f: impl FnOnce(&Link) -> T) -> Option<T> {
+    links::find(link, side).map(f)
+}
+
+fn new_link((link, side): (u64, u8), bytes: usize, far: bool, fds: &mut Fds) {
+    let ok = match (fds.take(0), fds.take(1)) {
+        (Some(bell), Some(first)) => {
+            family::reap_links();
+            let ok = links::create(link, side, bell, first, bytes, far);
+            sys::close(first);
+            ok
+        }
+        (bell, first) => {
+            bell.into_iter().chain(first).for_each(sys::close);
+            false
+        }
+    };
+    reply(&match ok {
+        true => ToDaemon::Mapped {
+            link,
+            side,
+            chunk: 0,
+        },
+        false => ToDaemon::LinkFailed { link, side },
+    });
+}
+
+/// The first file of the peer's area. (There is no reply: the answers to the offers that follow tell that we have
+/// it.)
+fn peer_first((link, side): (u64, u8), bytes: u64, fds: &mut Fds) {
+    let known = links::find(link, side);
+    if known.is_some_and(|l| l.peer.control().is_some()) {
+        return; // it is sent again over each new control connection
+    }
+    let ok = known.zip(fds.take(0)).is_some_and(|(l, fd)| {
+        let ok = keeps_its_size(fd, bytes) && l.map_peer(fd, bytes as usize);
+        sys::close(fd);
+        ok
+    });
+    if !ok {
+        reply(&ToDaemon::LinkFailed { link, side });
+    }
+}
+
+/// A further chunk of our own area, or of the peer's.
+fn new_chunk((link, side): (u64, u8), own: bool, chunk: u32, bytes: u64, fds: &mut Fds) {
+    let Some(l) = links::find(link, side) else {
+        return reply(&ToDaemon::LinkFailed { link, side });
+    };
+    let ok = fds.take(0).is_some_and(|fd| {
+        let ok = match own {
+            true => l.map_chunk(true, chunk, fd, bytes as usize),
+            false => {
+                keeps_its_size(fd, bytes) && {
+                    l.map_further(chunk, fd, bytes as usize, || family::is_shared(l))
+                }
+            }
+        };
+        sys::close(fd);
+        ok
+    });
+    // If an own chunk fails, its lanes use the chunks there are, and ask again. If a peer's chunk fails, it is
+    // sent again, and nothing lies there until we confirm it.
+    match (ok, own) {
+        (true, true) => reply(&ToDaemon::Mapped { link, side, chunk }),
+        (true, false) => reply(&ToDaemon::PeerMapped { link, side, chunk }),
+        (false, _) => {}
+    }
+}
+
+/// Map a file only if nobody can shrink it: a fault would kill this process.
+fn keeps_its_size(fd: i32, bytes: u64) -> bool {
+    let seals = sys::fcntl(fd, libc::F_GET_SEALS, 0).unwrap_or(0);
+    seals & libc::F_SEAL_SHRINK != 0
+        && sys::lseek(fd, 0, libc::SEEK_END).is_ok_and(|n| n as u64 >= bytes)
+}

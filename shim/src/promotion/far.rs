@@ -1,0 +1,62 @@
+//! Far lanes whose link is gone: back to TCP, and then given back (`retire`). Called with no lock held.
+
+use super::set_reason;
+use crate::daemon;
+use crate::state::links::{Link, GONE};
+use crate::state::{lane, table};
+use crate::sys::{self, lock};
+use crate::tcp::port::Sock;
+use crate::tcp::probes;
+use core::sync::atomic::Ordering::*;
+use link::family::{flag, Conn};
+use link::lane::tx;
+use link::reason::Reason;
+
+/// The link to the other node is gone, or the daemon that serves it: the connection continues on TCP, and may be
+/// promoted again.
+pub(super) fn gone(i: u32, c: &Conn, link: &Link) {
+    let l = table::local(i);
+    let Some((_, m)) = lane::of(c, l) else { return };
+    let fd = l.fd.load(Relaxed);
+    let port = Sock { fd, link };
+    let mut spoilt = None;
+    if let Some(_g) = lock::lock(&c.tx.lock) {
+        let was = c.tx.is_up();
+        spoilt = match link.is_dead() {
+            true => c.tx.reclaim(&m, &port).err(),
+            false => c.tx.down(&m, &port).err(),
+        };
+        if was && !c.tx.is_up() {
+            probes::went_down(c);
+        }
+        shut_late(c, fd);
+    }
+    if let Some(_g) = lock::lock(&c.rx.lock) {
+        spoilt = spoilt.or(c.rx.forsake(&m).err());
+    }
+    match spoilt {
+        Some(r) => crate::tcp::reset(c, fd, r),
+        None => set_reason(c, Reason::LinkLost),
+    }
+}
+
+/// A direction that was shut down while it was on the ring is on TCP now: makes the kernel's shutdown.
+pub(super) fn shut_late(c: &Conn, fd: i32) {
+    if c.tx.shut.load(Relaxed) != 0 && c.tx.mode.load(Relaxed) == tx::mode::TCP {
+        let _ = sys::shutdown(fd, libc::SHUT_WR);
+    }
+}
+
+/// The daemon has greeted us, perhaps not for the first time. Shutdowns that it was told of over an earlier
+/// control connection may be lost: tells it again.
+pub fn greeted() {
+    table::each(|i, c| {
+        if c.flags.load(Relaxed) & flag::FAR == 0 || c.tx.shut.load(Relaxed) == 0 {
+            return;
+        }
+        let of = lane::of(c, table::local(i)).filter(|(k, _)| k.state.load(Relaxed) != GONE);
+        if let Some((link, _)) = of.filter(|_| c.tx.mode.load(Relaxed) != tx::mode::TCP) {
+            let _ = daemon::lane_shut(link, c.lane.load(Relaxed));
+        }
+    });
+}

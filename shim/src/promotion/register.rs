@@ -1,0 +1,159 @@
+//! Registration with the daemon: when it is made, and what happens if it is not answered with a lane.
+
+use super::{unwatched, CLOSED_DOORS};
+use crate::promotion::received;
+use crate::state::table::{self, set_reason};
+use crate::sys::{self, env, lock, pids};
+use crate::{daemon, sets, tcp};
+use core::sync::atomic::Ordering::*;
+use link::family::{flag, state, Conn};
+use link::msg::register;
+use link::os::TcpInfo;
+use link::reason::Reason;
+
+/// Registers the connection if nothing forbids it now.
+pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
+    if !daemon::ensure() {
+        if env::eager() {
+            daemon::await_greeting();
+        }
+        if !daemon::ensure() {
+            return match daemon::fd() >= 0 {
+                true => table::later(c, Reason::TimeoutDaemon, 2), // a greeting was sent, and the answer comes soon
+                false => table::later(c, daemon::absence(), 50),
+            };
+        }
+    }
+    if !daemon::has_credit() || !daemon::settle() {
+        return table::later(c, Reason::TimeoutDaemon, 20);
+    }
+    if table::holders(c) != 1 {
+        table::forget_zombies(c);
+        return table::later(c, Reason::Shared, 100);
+    }
+    if sets::unservable(i) {
+        return table::later(c, Reason::EpollShared, 1000);
+    }
+    if unwatched(c) || sets::unwaited(i) {
+        return set_reason(c, Reason::EpollShared); // until the first poll, registration or wait
+    }
+    if received::is_twice(i, c) {
+        return table::later(c, Reason::HeldElsewhere, 2000);
+    }
+    let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
+        return;
+    };
+    if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
+        return;
+    }
+    // (In a child, this may be the link of its parent, which has given the lane back.)
+    table::local(i).link.store(core::ptr::null_mut(), Release);
+    if !received::is_evident(c, table::local(i)) {
+        return table::later(c, Reason::Young, 5);
+    }
+    if c.tx.uncounted() || c.rx.uncounted() {
+        tcp::recount(c, table::local(i));
+    }
+    let (tx_kpos, rx_kpos) = (c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst));
+    let syn = u64::from(c.flags.load(Relaxed) & flag::CLIENT != 0);
+    for _ in 0..3 {
+        let Some(k) = sys::tcp_position(fd) else {
+            return table::later(c, Reason::Young, 5); // its counters never stood still
+        };
+        if k.state != TcpInfo::ESTABLISHED {
+            return table::later(
+                c,
+                Reason::NotEstablished,
+                if env::eager() { 1 } else { 100 },
+            );
+        }
+        if k.sent.wrapping_sub(syn) == tx_kpos && k.taken == rx_kpos {
+            return send((i, fd), c, [tx_kpos, rx_kpos], 0);
+        }
+    }
+    // Other threads may be moving bytes natively right now; if not, the hooks were bypassed. (A call that was in
+    // progress when the kernel was asked still is, or has added its bytes to the count.)
+    let counted = [c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst)];
+    let position = sys::tcp_position(fd);
+    let quiet = c.tx.natives.load(SeqCst) == 0
+        && c.rx.natives.load(SeqCst) == 0
+        && [c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst)] == counted;
+    let sent = position.is_some_and(|k| k.sent.wrapping_sub(syn) != counted[0]);
+    let taken = position.is_some_and(|k| k.taken != counted[1]);
+    match c.flags.load(Relaxed) & flag::RECEIVED {
+        0 if quiet && sent => table::disqualify(c, Reason::Bypassed),
+        // The process that handed the connection on may continue to use it for a while.
+        flag::RECEIVED if quiet && (sent || taken) => {
+            received::begin_anew(c);
+            send((i, fd), c, counted, register::MISCOUNTED);
+        }
+        _ => table::later(c, Reason::Young, 5),
+    }
+}
+
+/// Sends the registration to the daemon. `flags`: in addition to the usual ones.
+fn send((i, fd): (u32, i32), c: &Conn, kpos: [u64; 2], flags: u32) {
+    let (me, l) = ((i, c.gen.load(Relaxed)), table::local(i));
+    let m = received::registration(c, l, me, kpos, flags);
+    // Before the message: another thread may read the answer the next moment.
+    set_reason(c, Reason::Waiting);
+    c.owner_pid.store(pids::me(), Relaxed);
+    c.flags.fetch_or(flag::REGISTERED, SeqCst);
+    l.hope_ms.store(sys::now_ms(), Relaxed);
+    if !daemon::register(&m, me, fd) {
+        c.flags.fetch_and(!flag::REGISTERED, SeqCst);
+        table::later(c, Reason::TimeoutDaemon, 20);
+    } else if l.refs.load(SeqCst) == 0 {
+        daemon::take_back(i, me.1); // another thread has closed it without seeing the flag
+    }
+}
+
+/// The registration was answered with a lane that is not wanted now. The connection may register again later.
+pub(super) fn unregister(c: &Conn, gen: u32) {
+    if c.gen.load(Relaxed) == gen && c.owner_pid.load(Relaxed) == pids::me() {
+        c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+    }
+}
+
+/// The process that registered an inherited connection has ended without an answer: the registration is void.
+pub(super) fn disown(c: &Conn) {
+    let owner = c.owner_pid.load(Relaxed);
+    if c.flags.load(Relaxed) & (flag::REGISTERED | flag::LANE) == flag::REGISTERED
+        && owner != pids::me()
+        && pids::is_gone(owner)
+    {
+        c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+    }
+}
+
+/// The daemon's answer: no lane. `retry_ms`: when to ask again; 0: not at all.
+pub fn declined(i: u32, gen: u32, local: u32, peer: u32, retry_ms: u32) {
+    if i as usize >= link::family::CONNS {
+        return;
+    }
+    let c = table::conn(i);
+    // (A parent that has closed its copy does not decide for its child.)
+    let ours = c.owner_pid.load(Relaxed) == pids::me();
+    if c.gen.load(Relaxed) != gen || c.state.load(Relaxed) != state::OPEN || !ours {
+        return;
+    }
+    c.reason.store(local, Relaxed);
+    c.peer_reason.store(peer, Relaxed);
+    if retry_ms == 0 {
+        c.flags.fetch_or(flag::DISQUALIFIED, Relaxed);
+    } else {
+        c.not_before_ms
+            .store(sys::now_ms() + u64::from(retry_ms), Relaxed);
+    }
+    c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+}
+
+/// The daemon is gone: connections that waited for its answer may ask the next one.
+pub fn daemon_lost() {
+    table::each(|_, c| {
+        let ours = c.owner_pid.load(Relaxed) == pids::me();
+        if ours && c.flags.fetch_and(!flag::REGISTERED, Relaxed) & flag::REGISTERED != 0 {
+            set_reason(c, daemon::absence());
+        }
+    });
+}

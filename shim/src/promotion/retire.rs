@@ -1,0 +1,182 @@
+//! Lanes that are given back: the link to another node is gone, the other end does not use its own lane, the
+//! connection has gone to another program, or it ends. Called with no lock held.
+
+use super::has;
+use crate::state::links::{Link, GONE};
+use crate::state::{lane, table};
+use crate::sys::{lock, pids};
+use crate::tcp::port::Sock;
+use crate::tcp::probes;
+use crate::{daemon, sets};
+use core::sync::atomic::Ordering::*;
+use link::family::{flag, state, Conn};
+use link::lane::{rx, tx};
+use link::reason::Reason;
+
+/// Milliseconds after which a connection whose lane was given back may be registered again.
+const AGAIN_MS: u64 = 200;
+
+/// Gives back a lane that has become useless, once both directions are on TCP.
+#[cold]
+pub(super) fn retire(i: u32, c: &Conn) {
+    let l = table::local(i);
+    let Some((link, _)) = lane::of(c, l) else {
+        return;
+    };
+    let flags = c.flags.load(Relaxed);
+    let forsaken = flags & flag::FORSAKEN != 0;
+    let left = flags & flag::LEFT != 0 && !link.is_far();
+    if !(forsaken || left || link.is_far() && link.state.load(Relaxed) == GONE) {
+        return;
+    }
+    // Only the owner knows which of its epoll sets watch the connection; another process may do this when the
+    // owner is dead.
+    let owner = c.owner_pid.load(Relaxed);
+    if owner != pids::me() && (left || !pids::is_gone(owner)) {
+        return;
+    }
+    let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
+        return;
+    };
+    if forsaken && !is_clear(i, c, link) || lane::engaged(c) {
+        return;
+    }
+    // (If there is something left to report that only the lane's registrations can report, the lane stays.)
+    if left && (c.has_error() || l.notifies()) {
+        return;
+    }
+    let why = if forsaken {
+        Reason::PeerDeclined
+    } else {
+        Reason::LinkLost
+    };
+    if give_back(i, c, link) && !left {
+        table::later(c, why, AGAIN_MS);
+        c.calls.store(0, Relaxed);
+    }
+}
+
+/// The other end has no lane any more: will nothing go up, and is everything that came down on TCP? Both locks are
+/// held.
+fn is_clear(i: u32, c: &Conn, link: &Link) -> bool {
+    let l = table::local(i);
+    let Some((_, m)) = lane::of(c, l) else {
+        return false;
+    };
+    let port = Sock {
+        fd: l.fd.load(Relaxed),
+        link,
+    };
+    let was = c.tx.is_up();
+    let _ = c.tx.look(&m, &port); // the peer may have requested to go down before
+    if was && !c.tx.is_up() {
+        probes::went_down(c);
+    }
+    c.tx.mode.load(Relaxed) == tx::mode::TCP
+        && matches!(c.rx.revoke(&m, &port), Ok(rx::Revoked::Clear))
+}
+
+/// Takes the lane from a connection that is on TCP in both directions. Both locks are held.
+fn give_back(i: u32, c: &Conn, link: &Link) -> bool {
+    if c.flags
+        .fetch_and(!(flag::LANE | flag::FAR | flag::FORSAKEN), Relaxed)
+        & flag::LANE
+        == 0
+    {
+        return false;
+    }
+    table::local(i).link.store(core::ptr::null_mut(), Release);
+    tell(c, link, false);
+    sets::deactivate(i);
+    true
+}
+
+/// Tells the daemon that we have finished with a lane, and, if the connection continues elsewhere, that the other
+/// end must give its own lane back.
+fn tell(c: &Conn, link: &Link, goes_on: bool) {
+    if !link.is_far() && c.owner_pid.load(Relaxed) != pids::me() {
+        return; // not the owner: the daemon ends the lanes of dead processes
+    }
+    let slot = c.lane.load(Relaxed);
+    let goes_on = goes_on || c.flags.load(Relaxed) & flag::LEFT != 0;
+    match goes_on && !link.is_far() {
+        true => daemon::lane_left(link, slot),
+        false => daemon::lane_done(link, slot),
+    }
+}
+
+/// The connection has left for good. For a lane to another node, the daemon must not keep a copy of the socket,
+/// which would hold back the FIN of its next owner. Within the node, the other end must become free for its next
+/// lane.
+pub fn left(i: u32) {
+    let c = table::conn(i);
+    let Some((link, _)) = lane::of(c, table::local(i)) else {
+        return;
+    };
+    if !link.is_far() {
+        if !table::is_vfork_child() {
+            retire(i, c); // (a vfork child does not have the parent's epoll sets)
+        }
+        return;
+    }
+    let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
+    give_back(i, c, link);
+}
+
+/// The other end has refused its lane or given it back: gives back this end's lane, too; then the connection may
+/// be registered again.
+pub fn lane_gone(link: &Link, lane_no: u32, i: u32, gen: u32) {
+    if i as usize >= link::family::CONNS {
+        return;
+    }
+    let c = table::conn(i);
+    let l = table::local(i);
+    let ours = || c.state.load(Relaxed) == state::OPEN && has(c, l, link, lane_no, gen);
+    {
+        let (Some(_t), Some(_r)) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)) else {
+            return;
+        };
+        if !ours() {
+            return;
+        }
+        c.flags.fetch_or(flag::FORSAKEN, Relaxed);
+    }
+    retire(i, c);
+}
+
+/// The connection is closed here, its lane is given back, and other processes of the family continue with it. They
+/// may get a lane, unless something forbids it: it was reset, or one of them has handed it on or set an option
+/// meanwhile.
+pub fn yielded(c: &Conn) {
+    if c.flags.load(Relaxed) & flag::DISQUALIFIED == 0 {
+        table::later(c, Reason::Shared, AGAIN_MS);
+        c.calls.store(0, Relaxed);
+    }
+}
+
+/// The connection ends in this process, and its lane is given back. `goes_on`: other processes hold the
+/// connection.
+pub fn end_lane(i: u32, goes_on: bool) {
+    let c = table::conn(i);
+    let l = table::local(i);
+    if c.flags.load(Relaxed) & flag::REGISTERED != 0 {
+        daemon::forget(i, c.gen.load(Relaxed));
+    }
+    let lane_flags = flag::LANE | flag::FAR | flag::FORSAKEN;
+    if c.flags.fetch_and(!lane_flags, Relaxed) & flag::LANE == 0 {
+        return;
+    }
+    if let Some((link, _)) = lane::of(c, l) {
+        // The newest ring stays noted in the slot until its next use.
+        if link.state.load(Relaxed) != 0 && c.owner_pid.load(Relaxed) == pids::me() {
+            tell(c, link, goes_on);
+        }
+    }
+    if let Some(t) = table::table() {
+        if c.flags.load(Relaxed) & flag::PROMOTED != 0 {
+            t.header.stats.ended_promoted.fetch_add(1, Relaxed);
+        }
+        t.count_ended(c);
+    }
+    l.link.store(core::ptr::null_mut(), Release);
+}

@@ -1,0 +1,505 @@
+//! Which lanes of a set are ready: found in the peers' memory, without a system call.
+//!
+//! Runs under the set's lock. The locks of connections are only tried; if one is taken, the lane is looked at again
+//! later.
+
+use super::*;
+use crate::promotion::{self, full};
+use crate::readiness::room;
+use crate::state::{fdtab, lane, table};
+use crate::sys;
+use crate::tcp::ends;
+
+/// The events of a promoted connection at this moment. `tcp`: events that TCP has reported and that nobody has
+/// checked yet; bits that turn out to be over are cleared. `None`: another thread holds a lock of the connection.
+///
+/// `patient`: that has been so for some time, and the holder may be dead.
+pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bool) -> Option<u32> {
+    let take = |word| match patient {
+        true => lock::try_or_inherit(word),
+        false => lock::try_lock(word),
+    };
+    let (link, m) = lane::of(c, l)?;
+    let port = Sock { fd, link };
+    let mut ev = 0;
+    match c.rx.ready(&m) {
+        Some(true) => ev |= IN,
+        _ if *tcp & (IN | RDHUP | HUP | ERR) != 0 || c.rx.stirs(&m) => {
+            let _g = take(&c.rx.lock)?;
+            match c.rx.probe(&m, &port) {
+                Some(true) => ev |= IN,
+                Some(false) => *tcp &= !IN,
+                None if sys::poll1(fd, libc::POLLIN) & libc::POLLIN != 0 => ev |= IN,
+                None => *tcp &= !IN,
+            }
+        }
+        _ => {}
+    }
+    if *tcp & (IN | RDHUP | HUP | ERR) != 0 {
+        // The reader who comes for this event must ask TCP, however recently it did.
+        c.rx.looked.store(0, Relaxed);
+    }
+    if *tcp & (RDHUP | HUP | ERR) != 0 {
+        let tells = || sys::poll1(fd, libc::POLLRDHUP) as u32 & (RDHUP | HUP | ERR);
+        let mut p = tells();
+        if p == RDHUP {
+            ends::after_fin((c, l), (link, &m), take)?;
+            p = tells();
+        }
+        ev |= p;
+        *tcp = (*tcp & !(RDHUP | HUP | ERR)) | p;
+        if ev & (RDHUP | HUP | ERR) != 0 && want & IN != 0 && ev & IN == 0 && !c.rx.is_up() {
+            ev |= sys::poll1(fd, libc::POLLIN) as u32 & IN;
+        }
+    }
+    if c.has_error() {
+        // A call of the shim has received the error from the kernel. After the peer's death the socket is shut down
+        // under this lock.
+        let _g = take(&c.tx.lock)?;
+        ev |= IN | ERR | sys::poll1(fd, libc::POLLRDHUP) as u32 & (RDHUP | HUP);
+    }
+    if l.owes_notifications() {
+        ev |= ERR;
+    }
+    if ev & (HUP | ERR) != 0 {
+        l.checked.store(0, Relaxed); // the next send checks whether the peer is still there
+    }
+    if *tcp & PRI != 0 {
+        let p = sys::poll1(fd, libc::POLLPRI) as u32 & PRI;
+        ev |= p;
+        *tcp = (*tcp & !PRI) | p;
+    }
+    if !promotion::attend(c, link, &m, fd) && ev == 0 {
+        return None;
+    }
+    if want & OUT != 0 {
+        let up = c.tx.mode.load(Relaxed) == tx::mode::RING;
+        let ok = if up {
+            writable(c, l, link, fd, &m)
+        } else {
+            if c.tx.mode.load(Relaxed) == tx::mode::DRAIN {
+                let _g = take(&c.tx.lock)?;
+                let _ = c.tx.look(&m, &port);
+            }
+            c.tx.mode.load(Relaxed) == tx::mode::TCP
+                && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0
+        };
+        if ok {
+            ev |= OUT;
+            room::has_room(l);
+        }
+    }
+    Some(ev)
+}
+
+/// Is there space on the ring? If there has been none for too long, goes down to TCP, which has larger buffers.
+pub(super) fn writable(c: &Conn, l: &Local, link: &Link, fd: i32, m: &Memory) -> bool {
+    if c.tx.writable(m) {
+        return true;
+    }
+    if full::full_for_long(c, l, m) {
+        // (The registration ends under the set's lock before the descriptor is closed.)
+        full::go_down_full(c, l, link, m, || true);
+        return !lane::engaged_tx(c) && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
+    }
+    c.tx.want_space(m, &Sock { fd, link })
+}
+
+/// Result of a harvest: how many events were written, and whether a lane was locked by another thread.
+#[derive(Default)]
+pub(super) struct Harvest {
+    pub(super) n: usize,
+    pub(super) busy: bool,
+    pub(super) blocked: bool,
+    /// The application's array has no memory for an event.
+    pub(super) fault: bool,
+    /// `Set::pushes` at the end of this harvest. A thread that finds it changed before it sleeps looks again: another
+    /// thread may have received its wake-up, and left the event for it.
+    pub(super) pushes: u32,
+    /// A listed event stays ready for the next wait (level-triggered).
+    stays: bool,
+}
+
+/// Lists ready lanes. `alone`: kernel events of the same wait stand before `evs`, and `Set::moves` had this value
+/// when they were asked for. If a registration has moved since, nothing is listed.
+#[expect(clippy::too_many_lines)]
+pub(super) fn harvest(
+    s: &Set,
+    evs: *mut epoll_event,
+    max: usize,
+    alone: Option<u32>,
+    patient: bool,
+) -> Harvest {
+    let mut h = Harvest::default();
+    let mut leaving = [0u32; 8];
+    let mut nleaving = 0;
+    {
+        let Some(_g) = lock::lock(&s.lock) else {
+            h.pushes = s.pushes.load(SeqCst); // this thread holds the lock itself: we are in a signal handler
+            return h;
+        };
+        if alone.is_some_and(|moves| moves != s.moves.load(Acquire)) {
+            sleep::pass_on(s);
+            return h; // the next wait finds everything still queued
+        }
+        tell_ends(s);
+        gather(s, s.stirred.swap(0, SeqCst) != 0);
+        let rounds = s.queued.load(Relaxed);
+        for _ in 0..rounds {
+            if h.n >= max {
+                // Another thread may have time for the rest.
+                if s.waiters.load(SeqCst) > 1 {
+                    fdtab::poke(s.kick.load(Relaxed));
+                }
+                break;
+            }
+            let r = pop(s);
+            if r == 0 {
+                break;
+            }
+            let reg = reg_at(r);
+            let conn = reg.conn.load(Relaxed);
+            if conn == 0 || reg.flags.load(Relaxed) & ACTIVE == 0 {
+                continue;
+            }
+            let (c, l) = (table::conn(conn - 1), table::local(conn - 1));
+            let flags = reg.flags.load(Relaxed);
+            if flags & (DISABLED | PARKED) != 0 {
+                continue;
+            }
+            if s.shared.load(Relaxed) != 0 && nleaving < leaving.len() && is_leaving(conn - 1) {
+                leaving[nleaving] = conn; // a child may have entered it in the kernel's set, which reports it
+                nleaving += 1;
+                continue;
+            }
+            let mask = reg.mask.load(Relaxed);
+            let want = (mask & (IN | OUT | RDHUP))
+                | if mask & RDNORM != 0 { IN } else { 0 }
+                | if mask & WRNORM != 0 { OUT } else { 0 };
+            let mut tcp = reg.tcp.load(Relaxed);
+            let Some(ev) = state(c, l, reg.fd.load(Relaxed), want, &mut tcp, patient) else {
+                h.busy = true;
+                push(s, r);
+                continue;
+            };
+            reg.tcp.store(tcp, Relaxed);
+            let blocked = want & OUT != 0 && ev & OUT == 0 && c.tx.on_lane();
+            let mut told = ev & (mask | ERR | HUP)
+                | if ev & IN != 0 { mask & RDNORM } else { 0 }
+                | if ev & OUT != 0 { mask & WRNORM } else { 0 };
+            if mask & ET != 0 {
+                let reads = IN | PRI | RDNORM | RDHUP | HUP | ERR;
+                let fresh = if flags & EDGE_IN != 0 { reads } else { 0 }
+                    | if flags & (EDGE_OUT | BLOCKED) != 0 {
+                        OUT | WRNORM
+                    } else {
+                        0
+                    };
+                if told & fresh == 0 {
+                    told = 0;
+                }
+            }
+            // SAFETY: `n < max`, inside the application's array.
+            let at = unsafe { evs.add(h.n) };
+            if told != 0 && !pages::writable(at, size_of::<epoll_event>()) {
+                h.fault = true;
+                push(s, r); // it was not reported, so it stays queued
+                break;
+            }
+            let keep_flags = reg.flags.load(Relaxed) & !(EDGE_IN | EDGE_OUT | BLOCKED);
+            reg.flags.store(
+                keep_flags
+                    | if blocked { BLOCKED } else { 0 }
+                    | if told == 0 && want & OUT == 0 {
+                        flags & EDGE_OUT
+                    } else {
+                        0
+                    },
+                Relaxed,
+            );
+            if blocked {
+                h.blocked = true;
+                if mask & ET == 0 {
+                    room::no_room(l);
+                }
+            }
+            if told != 0 {
+                // SAFETY: the application's, and just proven.
+                unsafe {
+                    at.write_unaligned(epoll_event {
+                        events: told,
+                        u64: reg.data.load(Relaxed),
+                    })
+                };
+                h.n += 1;
+                if let Some((link, _)) = lane::of(c, l) {
+                    link.moved();
+                }
+                if mask & ONESHOT != 0 {
+                    reg.flags.fetch_or(DISABLED, Relaxed);
+                } else if mask & ET == 0 || blocked {
+                    h.stays |= mask & ET == 0;
+                    push(s, r);
+                }
+            } else if blocked {
+                push(s, r);
+            }
+            if nleaving < leaving.len() && is_leaving(conn - 1) {
+                leaving[nleaving] = conn;
+                nleaving += 1;
+            }
+        }
+        h.pushes = s.pushes.load(SeqCst);
+    }
+    for conn in leaving.iter().take(nleaving) {
+        deactivate_if(conn - 1, || is_leaving(conn - 1)); // it may no longer be held, or the entry may be another connection's
+    }
+    if h.stays && s.asleep.load(SeqCst) & !HEARS != 0 {
+        fdtab::poke(s.kick.load(Relaxed)); // the kernel, too, wakes the next thread for what stays ready
+    }
+    h
+}
+
+/// Is the connection served by the kernel from now on?
+fn is_leaving(conn: u32) -> bool {
+    let c = table::conn(conn);
+    (c.flags.load(Relaxed) & (flag::HELD | flag::DISQUALIFIED) != 0 || is_inherited(c))
+        && !lane::engaged(c)
+        && !c.has_error()
+        && !table::local(conn).notifies()
+        && ends::left_ms_of(conn) < 0
+}
+
+/// Calls `f(slot, group, peer's words, seen, now)` (`seen` and `now` are counters) for each group that has published.
+/// Set lock held.
+#[inline(always)]
+fn published(s: &Set, all: bool, mut f: impl FnMut(usize, usize, &Control, u32, u32)) {
+    for k in 0..slots(s) {
+        let Some(ctl) = set_link(s, k).and_then(|l| l.peer.control()) else {
+            continue;
+        };
+        let mut groups = s.groups[k].load(Relaxed);
+        while groups != 0 {
+            let g = groups.trailing_zeros() as usize;
+            groups &= groups - 1;
+            let (seen, now) = (s.seen[k][g].load(Relaxed), wake::counter(&ctl.seq[g].0));
+            if now != seen || all {
+                f(k, g, ctl, seen, now);
+            }
+        }
+    }
+}
+
+/// Queues every registration with news in the peers' memory, in the order in which the news came as far as the peers'
+/// logs tell. Set lock held.
+pub(super) fn gather(s: &Set, all: bool) {
+    let mut several = 0;
+    published(s, false, |k, g, _, seen, now| {
+        let chain = s.chain[k][g].load(Relaxed);
+        let alone = now.wrapping_sub(seen) == 1
+            || chain != 0 && reg_at(chain).next_group.load(Relaxed) == 0;
+        several += if alone { 1 } else { 2 };
+    });
+    let told = match several {
+        0 | 1 => 0,
+        _ => in_order(s),
+    };
+    published(s, all, |k, g, _, _, now| {
+        s.seen[k][g].store(now, Relaxed);
+        let mut vain = !all && told & 1 << k == 0;
+        let mut r = s.chain[k][g].load(Relaxed);
+        while r != 0 {
+            let reg = reg_at(r);
+            vain &= !news(s, r, reg, all);
+            r = reg.next_group.load(Relaxed);
+        }
+        if vain {
+            set_link(s, k).iter().for_each(|l| l.rung());
+        }
+    });
+}
+
+/// Queues what several lanes have published, in the order of the logs. (The caller queues what the logs do not have.)
+/// Returns a bit for each slot whose link had news.
+#[cold]
+fn in_order(s: &Set) -> u64 {
+    let mut early = Early {
+        n: 0,
+        told: 0,
+        found: [(0, 0); EARLY],
+    };
+    published(s, false, |k, g, ctl, seen, now| {
+        early.read(s, ctl, s.chain[k][g].load(Relaxed), g, seen..now);
+    });
+    early.queue(s);
+    early.told
+}
+
+/// Registrations whose lanes have published, with the time (ticks) of their first publication.
+struct Early {
+    n: usize,
+    told: u64,
+    found: [(u64, u32); EARLY],
+}
+
+const EARLY: usize = 64;
+
+impl Early {
+    /// Reads a group's log. (If a lane has several registrations, only one of them is found here.)
+    fn read(
+        &mut self,
+        s: &Set,
+        ctl: &Control,
+        chain: u32,
+        g: usize,
+        published: core::ops::Range<u32>,
+    ) {
+        if published.end.wrapping_sub(published.start) > LOG as u32 {
+            return; // the log has wrapped around
+        }
+        let mut of = [0u32; GROUP];
+        let mut r = chain;
+        while r != 0 {
+            let reg = reg_at(r);
+            let conn = reg.conn.load(Relaxed);
+            if conn != 0 {
+                of[table::conn(conn - 1).lane.load(Relaxed) as usize % GROUP] = r;
+            }
+            r = reg.next_group.load(Relaxed);
+        }
+        let mut at = published.start;
+        while at != published.end {
+            // The peer writes this word: a wrong one can only spoil the order of the peer's own lanes among the
+            // others.
+            let entry = ctl.log[g][at as usize % LOG].load(Relaxed);
+            let r = core::mem::take(&mut of[(entry % 64) as usize % GROUP]);
+            if r != 0 {
+                if self.n == EARLY {
+                    self.queue(s);
+                }
+                self.found[self.n] = (entry >> 6, r);
+                self.n += 1;
+            }
+            at = at.wrapping_add(1);
+        }
+    }
+
+    fn queue(&mut self, s: &Set) {
+        let found = &mut self.found[..self.n];
+        // Insertion sort: entries are usually nearly sorted, and it is stable.
+        for k in 1..found.len() {
+            let mut j = k;
+            while j > 0 && found[j - 1].0 > found[j].0 {
+                found.swap(j - 1, j);
+                j -= 1;
+            }
+        }
+        for (_, r) in found.iter() {
+            let reg = reg_at(*r);
+            if news(s, *r, reg, false) {
+                self.told |= 1 << (reg.slot.load(Relaxed) as usize / GROUPS % LINKS);
+            }
+        }
+        self.n = 0;
+    }
+}
+
+/// Queues the registration if there is news. False: there is none.
+pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) -> bool {
+    let conn = reg.conn.load(Relaxed);
+    if conn == 0 {
+        return false;
+    }
+    let c = table::conn(conn - 1);
+    let l = table::local(conn - 1);
+    let Some((link, m)) = lane::of(c, l) else {
+        return false;
+    };
+    let ending = ends::left_ms(c, l, link, &m);
+    if ending >= 0 {
+        await_end(s, ending);
+    }
+    let head = m.peer_head().load(Acquire);
+    let moved = head != reg.last_head.load(Relaxed);
+    if moved
+        || all
+        || ending >= 0
+        || c.tx.has_work(&m)
+        || c.rx.stirs(&m)
+        || reg.flags.load(Relaxed) & BLOCKED != 0
+    {
+        // (An end of file that was reported is not news again. Only an error may follow it.)
+        let over = reg.tcp.load(Relaxed) & RDHUP != 0 && !c.has_error() && !link.is_far();
+        if moved || all && !over {
+            reg.last_head.store(head, Relaxed);
+            reg.flags.fetch_or(EDGE_IN, Relaxed);
+        }
+        if all {
+            if !over {
+                reg.flags.fetch_or(EDGE_OUT, Relaxed);
+            }
+            reg.tcp.fetch_or(IN | RDHUP | HUP | ERR, Relaxed);
+        }
+        push(s, r);
+        return true;
+    }
+    false
+}
+
+/// Milliseconds until an end of connection has to be reported in this set; negative: none is pending.
+pub(super) fn end_left_ms(s: &Set) -> i64 {
+    match s.end_ms.load(SeqCst) {
+        0 => -1,
+        at => at.saturating_sub(sys::now_ms()) as i64,
+    }
+}
+
+/// Reports the ends whose time has come. Set lock held.
+fn tell_ends(s: &Set) {
+    if end_left_ms(s) != 0 {
+        return;
+    }
+    s.end_ms.store(0, SeqCst);
+    each_chained(s, |_, reg| {
+        let left = match reg.conn.load(Relaxed) {
+            0 => -1,
+            conn => ends::left_ms_of(conn - 1),
+        };
+        if left > 0 {
+            await_end(s, left);
+        }
+    });
+}
+
+/// Calls `f(number, registration)` for each active registration. Set lock held.
+pub(super) fn each_chained(s: &Set, mut f: impl FnMut(u32, &Reg)) {
+    published(s, true, |k, g, _, _, _| {
+        let mut r = s.chain[k][g].load(Relaxed);
+        while r != 0 {
+            let reg = reg_at(r);
+            f(r, reg);
+            r = reg.next_group.load(Relaxed);
+        }
+    });
+}
+
+/// Has any group that this set watches published? Only reads, and takes no lock.
+pub(super) fn changed(s: &Set) -> bool {
+    for k in 0..slots(s) {
+        let Some(l) = set_link(s, k).filter(|l| !l.is_muted()) else {
+            continue;
+        };
+        let Some(ctl) = l.peer.control() else {
+            continue;
+        };
+        let mut groups = s.groups[k].load(Relaxed);
+        while groups != 0 {
+            let g = groups.trailing_zeros() as usize;
+            groups &= groups - 1;
+            if wake::counter(&ctl.seq[g].0) != s.seen[k][g].load(Relaxed) {
+                return true;
+            }
+        }
+    }
+    false
+}

@@ -1,0 +1,317 @@
+//! The sleep of a `poll` or `select` on connections, and what may end it.
+//!
+//! What the sleep listens to is decided here, after the wait has decided to sleep, and nowhere before. A connection
+//! with a lane of this process is heard through the doorbell of its link, whatever mode it is in. A connection
+//! without one is counted as natively waited for, so that nobody can declare it ready meanwhile. A thread that
+//! attaches a lane wakes the waits that have a place and watch that connection (`waiters::look`), so that they decide
+//! again.
+
+use super::{news, LINKS, RDNORM, STACK, WRNORM};
+use crate::daemon;
+use crate::promotion::full;
+use crate::readiness::{few, wait};
+use crate::state::links::{self, Link};
+use crate::state::waiters::{self, Place};
+use crate::state::{fdtab, lane, table};
+use crate::sys::{self, pids, thread};
+use crate::tcp::{self, ends};
+use core::sync::atomic::Ordering::*;
+use libc::{pollfd, sigset_t, POLLIN, POLLOUT, POLLRDHUP};
+use link::lane::tx;
+
+/// How a sleep ended.
+pub(super) enum Slept {
+    /// Look again.
+    Again,
+    /// The application's call failed; errno is set.
+    Failed,
+    /// The application's time-out is over: look once more.
+    Over,
+}
+
+/// `revents` of an entry whose connection is locked by another thread.
+pub(super) const STUCK: i16 = -1;
+
+/// Is the entry watched for data?
+pub(super) fn for_data(p: &pollfd) -> bool {
+    p.events & (POLLIN | RDNORM | POLLRDHUP) != 0
+}
+
+/// Is it watched for bytes?
+pub(super) fn for_bytes(p: &pollfd) -> bool {
+    p.events & (POLLIN | RDNORM) != 0
+}
+
+/// The links of a wait without duplicates, by slot numbers. (References would take four times the stack.)
+pub(super) struct Links {
+    all: [u16; LINKS],
+    n: usize,
+    /// There are more links than one wait can listen to.
+    many: bool,
+}
+
+impl Links {
+    pub(super) fn new() -> Self {
+        Links {
+            all: [0; LINKS],
+            n: 0,
+            many: false,
+        }
+    }
+
+    pub(super) fn add(&mut self, l: &'static Link) {
+        let slot = links::index(l) as u16;
+        if self.all[..self.n].contains(&slot) {
+            return;
+        }
+        match self.all.get_mut(self.n) {
+            Some(free) => {
+                *free = slot;
+                self.n += 1;
+            }
+            None => self.many = true,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.n
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (usize, &'static Link)> + '_ {
+        let all = self.all[..self.n].iter().enumerate();
+        all.filter_map(|(k, slot)| Some((k, links::slot((*slot).into())?)))
+    }
+}
+
+/// Connections that are counted as natively waited for. They are remembered by index, because descriptors may get
+/// another meaning meanwhile.
+pub(super) struct Natives {
+    stack: [u32; STACK],
+    mapped: Option<(*mut u8, usize)>,
+    n: usize,
+    /// `table::given_up` when they were counted: a table given up since then has lost the counts.
+    tables: u32,
+}
+
+impl Natives {
+    /// Counts the connections for which `which` holds. `None`: one of them is not on TCP.
+    pub(super) fn enter(fds: &[pollfd], which: impl Fn(&pollfd, u32) -> bool) -> Option<Self> {
+        let mut new = Natives {
+            stack: [0; STACK],
+            mapped: None,
+            n: 0,
+            tables: table::given_up(),
+        };
+        if fds.len() > new.stack.len() {
+            let bytes = fds.len() * 4;
+            new.mapped = Some((sys::map_private(bytes).ok()?, bytes));
+        }
+        for p in fds {
+            if let Some(i) = fdtab::conn(p.fd).filter(|i| which(p, *i)) {
+                if !table::conn(i).rx.enter_native() {
+                    new.leave();
+                    return None;
+                }
+                let at = new.n;
+                new.all()[at] = i;
+                new.n += 1;
+            }
+        }
+        Some(new)
+    }
+
+    fn all(&mut self) -> &mut [u32] {
+        match self.mapped {
+            // SAFETY: a mapping of that many bytes, zeroed at first, unmapped in `leave`.
+            Some((p, bytes)) => unsafe { core::slice::from_raw_parts_mut(p.cast(), bytes / 4) },
+            None => &mut self.stack,
+        }
+    }
+
+    pub(super) fn leave(&self) {
+        let all = match self.mapped {
+            // SAFETY: as in `all`.
+            Some((p, bytes)) => unsafe { core::slice::from_raw_parts(p.cast::<u32>(), bytes / 4) },
+            None => &self.stack,
+        };
+        if self.tables == table::given_up() {
+            for i in &all[..self.n] {
+                table::conn(*i).rx.leave_native(0);
+            }
+        }
+        if let Some((p, bytes)) = self.mapped {
+            sys::unmap(p, bytes);
+        }
+    }
+}
+
+/// The link of the connection's lane, if this process owns the lane.
+fn ours(i: u32) -> Option<&'static Link> {
+    let c = table::conn(i);
+    (c.owner_pid.load(Relaxed) == pids::me())
+        .then(|| lane::of(c, table::local(i)).map(|(l, _)| l))?
+}
+
+/// Sleeps in the application's own call until something may have changed. Nothing is held that a cancelled thread
+/// would leave locked. `tmp` has room for all entries and for ours. `patient`: an entry has been locked by another
+/// thread for long, so its news must not keep this one awake.
+#[expect(clippy::too_many_lines)]
+pub(super) fn sleep(
+    fds: &[pollfd],
+    tmp: &mut [pollfd],
+    (left, mask): (i64, *const sigset_t),
+    patient: bool,
+    native: &impl Fn(*mut pollfd, usize, i64) -> i32,
+) -> Slept {
+    let n = fds.len();
+    // (A number that means something else by now is left to the kernel.)
+    for p in fds {
+        if let Some(i) = fdtab::conn(p.fd).filter(|i| lane::engaged(table::conn(*i))) {
+            tcp::still(p.fd, i, table::conn(i), table::local(i), tcp::Way::Receive);
+        }
+    }
+    let conns = || fds.iter().filter_map(|p| fdtab::conn(p.fd));
+    // A forked child shares its parent's doorbells and must not drain them, so it sleeps in naps.
+    let foreign = conns().any(|i| {
+        let c = table::conn(i);
+        lane::engaged(c) && c.owner_pid.load(Relaxed) != pids::me()
+    });
+    let end = conns().fold(-1, |ms, i| ends::sooner(ms, ends::left_ms_of(i)));
+    if end == 0 {
+        return Slept::Again;
+    }
+    // If no entry has a lane, only the kernel and the daemon can wake this thread.
+    let alone = !foreign && !conns().any(|i| ours(i).is_some());
+    let place = match foreign || alone {
+        true => Place::none(),
+        // From here on, a thread that attaches a lane to one of these connections wakes this one.
+        false => Place::take(conns().fold(0, |mask, i| mask | waiters::bit(i))),
+    };
+    let mut links = Links::new();
+    conns().filter_map(ours).for_each(|l| links.add(l));
+    let native_one = |p: &pollfd, i: u32| {
+        for_bytes(p) && ours(i).is_none() && !(foreign && lane::engaged(table::conn(i)))
+    };
+    let natives = match alone && links.len() > 0 {
+        true => None, // a lane was attached just now
+        false => Natives::enter(fds, native_one),
+    };
+    let Some(natives) = natives else {
+        place.give(false);
+        sys::sched_yield();
+        return Slept::Again;
+    };
+    let mut full = false;
+    for (p, t) in fds.iter().zip(tmp.iter_mut()) {
+        let stuck = patient && t.revents == STUCK;
+        // A FIN that has been looked at and is no event of this wait must not end the sleep again.
+        let ended = t.revents != STUCK && t.revents & POLLRDHUP != 0;
+        *t = super::asked(p);
+        if ended && p.events & POLLRDHUP == 0 && !for_bytes(p) {
+            t.events &= !POLLRDHUP;
+        }
+        if stuck {
+            t.fd = -1; // nobody can look into what the kernel reports about it
+        }
+        if let Some(c) = fdtab::conn(p.fd).map(table::conn) {
+            full |= p.events & (POLLOUT | WRNORM) != 0 && c.tx.on_lane();
+            if c.tx.mode.load(Relaxed) == tx::mode::DRAIN {
+                t.events |= POLLOUT; // the way down goes on when TCP has space
+            }
+        }
+    }
+    let mut nap = wait::nap(left, alone || (place.index().is_some() && !links.many));
+    nap = ends::sooner(nap, end);
+    if full {
+        let most = full::FULL_MS as i64 + 1;
+        nap = if nap < 0 { most } else { nap.min(most) };
+    }
+    let mut leads = 0u64; // one bit for each link that this thread leads
+    let leads_now = |leads: u64, k: usize| leads >> k & 1 != 0;
+    if let Some(w) = place.index() {
+        for (k, l) in links.iter() {
+            leads |= u64::from(waiters::join(l, w)) << k;
+            if !leads_now(leads, k) && !(0..1000).contains(&nap) {
+                nap = 1000; // a follower checks from time to time that there is still a leader
+            }
+        }
+    }
+    let mut at = n;
+    if (patient || links.iter().any(|(_, l)| l.is_muted()))
+        && !(0..wait::Patience::NAP_MS).contains(&nap)
+    {
+        nap = wait::Patience::NAP_MS;
+    }
+    let bells = links.iter().map(|(k, l)| match leads_now(leads, k) {
+        true => l.audible(),
+        false => -1,
+    });
+    for fd in [place.efd(), daemon::fd()].into_iter().chain(bells) {
+        tmp[at] = pollfd {
+            fd,
+            events: POLLIN,
+            revents: 0,
+        };
+        at += 1;
+    }
+    let r = match news(fds) && !patient || daemon::pending() {
+        true => None,
+        false => {
+            let undo = || {
+                natives.leave();
+                for (k, l) in links.iter() {
+                    if let Some(w) = place.index() {
+                        waiters::leave(l, w, leads_now(leads, k));
+                    }
+                }
+                place.give(true);
+            };
+            let asleep =
+                |f: &dyn Fn() -> i32| thread::asleep(place.efd(), true, place.in_sleep(), f);
+            let entries = tmp.as_mut_ptr();
+            Some(thread::or_undo(&undo, || {
+                match asleep(&|| native(entries, at, nap)) {
+                    // RLIMIT_NOFILE refuses the additional entries.
+                    -1 if crate::errno() == libc::EINVAL => {
+                        few::poll(&mut tmp[..at], &mut nap, mask, asleep)
+                    }
+                    r => r,
+                }
+            }))
+        }
+    };
+    let e = crate::errno();
+    natives.leave();
+    let rung = |t: &pollfd| r.is_some_and(|r| r > 0) && t.revents != 0;
+    for (k, l) in links.iter() {
+        if rung(&tmp[n + 2 + k]) {
+            if l.drain_bell() == link::doorbell::Drained::Gone {
+                l.gone();
+            }
+            wait::forward(l, place.index(), None);
+        }
+        if let Some(w) = place.index() {
+            waiters::leave(l, w, leads_now(leads, k));
+        }
+    }
+    place.give(rung(&tmp[n]));
+    if rung(&tmp[n + 1]) {
+        daemon::pump();
+    }
+    match r {
+        Some(r) if r < 0 => {
+            crate::set_errno(e);
+            Slept::Failed
+        }
+        Some(0) => {
+            if daemon::fd() < 0 {
+                daemon::ensure();
+            }
+            match left >= 0 && nap >= left {
+                true => Slept::Over,
+                false => Slept::Again,
+            }
+        }
+        _ => Slept::Again,
+    }
+}

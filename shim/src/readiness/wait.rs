@@ -1,0 +1,348 @@
+//! Waiting on lanes: a bounded spin, then a sleep in the kernel that the doorbell and TCP can end.
+//!
+//! Of the threads asleep on one link, only the leader polls the doorbell (`waiters`). Epoll sets have the doorbell in
+//! their inner set, and a thread that drains it there forwards the news to all other sleepers of the link as well.
+
+use crate::readiness::few;
+use crate::state::links::Link;
+use crate::state::table::{self, Local};
+use crate::state::waiters::{bit, give_slot, join, leave, place, poke, slot, take_slot};
+use crate::state::{lane, signals};
+use crate::sys::clock::cycles_per_us;
+use crate::sys::{self, pids, real, thread};
+use crate::tcp::port::Sock;
+use crate::tcp::{ends, probes};
+use crate::{daemon, sets};
+use core::sync::atomic::{AtomicI32, Ordering::*};
+use link::family::Conn;
+use link::lane::Memory;
+use link::prim::{cpu, pause, ticks};
+
+/// Counts the rounds of a wait in which other threads work on what it waits for.
+#[derive(Default)]
+pub struct Patience(u32);
+
+impl Patience {
+    /// Milliseconds between two looks after many vain rounds.
+    pub const NAP_MS: i64 = 10;
+
+    /// Notes one round. `busy`: others were at work in it. True: that has been so for long, as when the holder of
+    /// a lock is stopped: sleep for a while, then look whether it is dead.
+    pub fn is_over(&mut self, busy: bool) -> bool {
+        self.0 = if busy { self.0.saturating_add(1) } else { 0 };
+        if (1..16).contains(&self.0) {
+            sys::sched_yield();
+        }
+        self.0 >= 16
+    }
+
+    pub fn short(&self) -> bool {
+        (1..16).contains(&self.0)
+    }
+}
+
+/// What woke a waiter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Woke {
+    /// Something may have changed: look again. `kernel`: ask TCP, too.
+    Look {
+        kernel: bool,
+    },
+    Timeout,
+    /// A signal has come, and the call must end with EINTR.
+    Interrupted,
+}
+
+/// What a call waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum For {
+    Data,
+    /// The rest of the bytes that a receive has begun to take; an urgent byte ends the wait.
+    Rest,
+    Space,
+}
+
+/// The doorbell of `link` was drained: wakes all others in this process for whom it may have been.
+pub fn forward(link: &Link, me: Option<usize>, set: Option<usize>) {
+    for (w, word) in link.waiters.iter().enumerate() {
+        let mut v = word.load(SeqCst);
+        while v != 0 {
+            let i = w * 64 + v.trailing_zeros() as usize;
+            v &= v - 1;
+            if Some(i) == me {
+                continue;
+            }
+            let news = match slot(i).map_or(0, |s| s.conn.load(Relaxed)) {
+                0 => true,
+                c => has_news(c - 1),
+            };
+            if news {
+                poke(i);
+            }
+        }
+    }
+    for (w, word) in link.sets.iter().enumerate() {
+        let mut v = word.load(SeqCst);
+        while v != 0 {
+            let i = w * 64 + v.trailing_zeros() as usize;
+            v &= v - 1;
+            if Some(i) != set {
+                sets::kick_if_waiting(i);
+            }
+        }
+    }
+}
+
+fn has_news(i: u32) -> bool {
+    let c = table::conn(i);
+    match lane::of(c, table::local(i)) {
+        Some((link, m)) => {
+            c.rx.stirs(&m)
+                || ends::is_pending(c, table::local(i), link, &m)
+                || c.tx.has_work(&m)
+                || (c.tx.is_up() && c.tx.writable(&m))
+                || !c.rx.engaged()
+        }
+        None => true,
+    }
+}
+
+/// Microseconds that a waiter spins at most. That is longer than a wake-up takes (about 50 µs), because with
+/// shorter spins both sides keep missing each other.
+pub const SPIN_US: u64 = 80;
+
+/// May this connection's waiters spin, judging by how recent spins went?
+pub fn may_spin(score: &AtomicI32) -> bool {
+    let s = score.load(Relaxed);
+    if s > 0 {
+        return true;
+    }
+    // Try again now and then, because conditions may have changed.
+    score.store(if s <= -16 { 1 } else { s - 1 }, Relaxed);
+    false
+}
+
+pub fn spun(score: &AtomicI32, found: bool) {
+    let s = score.load(Relaxed);
+    let new = if found {
+        (s + 1).min(8)
+    } else {
+        (s - 2).max(-8)
+    };
+    if new != s {
+        score.store(new, Relaxed);
+    }
+}
+
+/// Spins until `done` or until the budget is used up. `peer_cpu` is where the producer ran last: if that is our
+/// own processor, it cannot run while we spin, so we yield a few times, and then give up. A yield may take long,
+/// so `sleepy` is called before; it says whether to go on.
+#[inline(always)]
+pub fn spin(
+    peer_cpu: impl Fn() -> u32,
+    mut sleepy: impl FnMut() -> bool,
+    mut done: impl FnMut() -> bool,
+) -> bool {
+    let budget = SPIN_US * cycles_per_us();
+    let start = ticks();
+    let mut yields = 0;
+    loop {
+        for _ in 0..32 {
+            if done() {
+                return true;
+            }
+            pause();
+        }
+        if daemon::pending() || thread::waiting() || ticks().wrapping_sub(start) > budget {
+            return done();
+        }
+        if peer_cpu() == cpu() {
+            yields += 1;
+            if yields > 4 || !sleepy() {
+                return done();
+            }
+            sys::sched_yield();
+        }
+    }
+}
+
+/// Waits until connection `i` may have data or space. Blocks in libc's `poll`, a cancellation point, with no lock
+/// held.
+///
+/// The caller holds the connection. `timeout_ms`: -1 for ever. `any`: a handler with SA_RESTART ends the call,
+/// too, as it does if the application has set a time-out (SO_RCVTIMEO, SO_SNDTIMEO; signal(7)) or a part is done.
+/// Spurious returns are fine: callers look and come again.
+pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) -> Woke {
+    let Some((link, m)) = lane::of(c, l) else {
+        return Woke::Look { kernel: true };
+    };
+    if daemon::pending() {
+        daemon::pump();
+        return Woke::Look { kernel: false };
+    }
+    let end = ends::left_ms(c, l, link, &m);
+    if end == 0 {
+        return Woke::Look { kernel: true };
+    }
+    // A call that continues after an interruption must not change errno.
+    crate::preserving_errno(
+        || match sleep(i, c, link, &m, what, (timeout_ms, end), any) {
+            _ if thread::interrupted(any) => Woke::Interrupted,
+            Woke::Interrupted if !foreign(any) => Woke::Look { kernel: true },
+            woke => woke,
+        },
+    )
+}
+
+/// `ms`: the time-out, and the time until an end is to be reported (see `ends`).
+#[expect(clippy::too_many_lines)]
+fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), any: bool) -> Woke {
+    let (timeout_ms, end) = ms;
+    // A forked child shares the parent's doorbell, which it must not drain: it naps.
+    let mine = c.owner_pid.load(Relaxed) == pids::me();
+    let slot_no = if mine {
+        take_slot(Some(i), bit(i))
+    } else {
+        None
+    };
+    let leader = match slot_no {
+        Some(w) => join(link, w),
+        None => false,
+    };
+    let fd = table::local(i).fd.load(SeqCst); // SYNC moved
+                                              // Another lane may have been attached since the caller looked.
+    let same = lane::of(c, table::local(i)).is_some_and(|(now, _)| core::ptr::eq(now, link));
+    let work = c.tx.on_lane() && c.tx.has_work(m);
+    let ready = match what {
+        _ if !same => true,
+        // A drain is no work for this wait, which only listens to TCP's buffer: see `events`.
+        For::Data | For::Rest => c.rx.stirs(m) || work && !lane::is_attended(c),
+        For::Space if c.tx.awaits(m) => c.tx.has_work(m),
+        For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock { fd, link }),
+    };
+    let mut woke = Woke::Look { kernel: false };
+    let mut poked = false;
+    if !ready {
+        let tx_native = what == For::Space && !c.tx.is_up() && !c.tx.awaits(m);
+        let events = match what {
+            For::Data | For::Rest if c.tx.mode.load(Relaxed) == link::lane::tx::mode::DRAIN => {
+                libc::POLLIN | libc::POLLRDHUP | libc::POLLOUT
+            }
+            For::Data => libc::POLLIN | libc::POLLRDHUP,
+            For::Rest => libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI,
+            For::Space if tx_native => libc::POLLOUT,
+            For::Space => 0,
+        };
+        let none = libc::pollfd {
+            fd: -1,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let mut p = [
+            libc::pollfd {
+                fd,
+                events,
+                revents: 0,
+            },
+            libc::pollfd {
+                fd: slot_no
+                    .and_then(slot)
+                    .map_or(-1, |s| s.efd.load(Relaxed) - 1),
+                ..none
+            },
+            libc::pollfd {
+                fd: if leader { link.audible() } else { -1 },
+                ..none
+            },
+            libc::pollfd {
+                fd: daemon::fd(),
+                ..none
+            },
+        ];
+        let mut t = ends::sooner(nap(timeout_ms, slot_no.is_some()), end);
+        if !leader && !(0..1000).contains(&t) {
+            t = 1000; // a follower checks now and then that there is a leader
+        }
+        let wary = work || leader && link.is_muted();
+        if wary && !(0..Patience::NAP_MS).contains(&t) {
+            t = Patience::NAP_MS; // for another thread's work, or a muted doorbell
+        }
+        if let Some(tab) = table::table() {
+            tab.header.stats.sleeps.fetch_add(1, Relaxed);
+        }
+        let undo = || {
+            if let Some(w) = slot_no {
+                leave(link, w, leader);
+                give_slot(w, true);
+            }
+        };
+        let efd = p[1].fd;
+        let poll = |p: &mut [libc::pollfd], t: i64| {
+            thread::asleep(efd, any, place(slot_no), || {
+                // SAFETY: a valid array for the call. Nothing is held but the place among the waiters.
+                unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, t as i32) }
+            })
+        };
+        let n = thread::or_undo(&undo, || match poll(&mut p, t) {
+            // There are more entries than descriptors are allowed.
+            -1 if crate::errno() == libc::EINVAL => {
+                let asleep = |f: &dyn Fn() -> i32| thread::asleep(efd, any, place(slot_no), f);
+                few::poll(&mut p, &mut t, core::ptr::null(), asleep)
+            }
+            n => n,
+        });
+        woke = match n {
+            0 if timeout_ms >= 0 && t >= timeout_ms => Woke::Timeout,
+            0 => Woke::Look { kernel: true },
+            n if n < 0 => Woke::Interrupted, // perhaps: the caller decides by errno
+            _ => Woke::Look {
+                kernel: p[0].revents != 0,
+            },
+        };
+        poked = n > 0 && p[1].revents != 0;
+        if n > 0 && p[2].revents != 0 {
+            if link.drain_bell() == link::doorbell::Drained::Gone {
+                link.gone();
+            }
+            forward(link, slot_no, None);
+        }
+        if n > 0 && p[3].revents != 0 {
+            daemon::pump();
+        }
+        if n == 0 && daemon::fd() < 0 {
+            daemon::ensure();
+        }
+    }
+    if let Some(w) = slot_no {
+        leave(link, w, leader);
+        give_slot(w, poked);
+    }
+    woke
+}
+
+/// A sleep is cut short if nothing else would end it: without a place among the waiters, and without a daemon,
+/// which is looked for every second. The probes of idle connections must be checked in time, too.
+pub fn nap(timeout_ms: i64, placed: bool) -> i64 {
+    let cap = if !placed {
+        1
+    } else if daemon::fd() < 0 {
+        probes::sleep_ms().min(1000)
+    } else {
+        probes::sleep_ms()
+    };
+    if timeout_ms < 0 {
+        if cap == i64::from(i32::MAX) {
+            -1
+        } else {
+            cap
+        }
+    } else {
+        timeout_ms.min(cap)
+    }
+}
+
+/// A sleep was interrupted, and no handler that we know of has run: does the call end with EINTR? We cannot see
+/// which handler it was, so the call continues only if all of them have SA_RESTART.
+fn foreign(any: bool) -> bool {
+    crate::errno() == libc::EINTR && (any || signals::foreign_cut())
+}

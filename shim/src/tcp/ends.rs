@@ -1,0 +1,206 @@
+//! Ends within the node that TCP does not report, because a packet filter or an expired entry of conntrack drops
+//! the FIN or the reset. What came over the lane is complete all the same, and the end is known: the other end has
+//! announced it, or its process is gone. TCP gets one second to report it. After that, the socket is brought into
+//! the state in which the packet would have left it, and the kernel wakes all waiters, however they wait. Nothing
+//! is decided about bytes that only TCP carries.
+//!
+//! The shim has no thread that could keep the time. So each wait that finds such an end pending sleeps for no
+//! longer than [`left_ms`], and looks again.
+
+use crate::state::lane;
+use crate::state::links::Link;
+use crate::state::table::{self, Local};
+use crate::sys::{self, lock};
+use crate::tcp::port;
+use core::sync::atomic::{AtomicU32, Ordering::*};
+use libc::{POLLERR, POLLHUP, POLLIN, POLLRDHUP};
+use link::family::{flag, Conn};
+use link::lane::Memory;
+use link::layout::marks;
+use link::reason::Reason;
+
+/// Milliseconds in which TCP may report an end by itself.
+const GRACE_MS: u64 = 1000;
+/// Milliseconds until the next look if another thread holds a lock.
+const BUSY_MS: u64 = 10;
+
+// What is known of the other end, in increasing order: it sends no more; it is gone.
+const ENDED: u32 = 1;
+const OVER: u32 = 2;
+
+#[inline(always)]
+fn known(c: &Conn, l: &Local, link: &Link, m: &Memory) -> u32 {
+    let said = c.rx.said(m);
+    if said & marks::RESET != 0 || is_dead(l) && !link.is_far() {
+        OVER
+    } else if said & marks::ENDED != 0 {
+        ENDED
+    } else {
+        0
+    }
+}
+
+/// Is it known that nobody holds the other end any more?
+pub fn is_dead(l: &Local) -> bool {
+    l.peer_dead.load(Relaxed) != 0
+}
+
+/// Is an end known that TCP has not reported yet?
+#[inline(always)]
+pub fn is_pending(c: &Conn, l: &Local, link: &Link, m: &Memory) -> bool {
+    known(c, l, link, m) > l.end_told.load(Relaxed)
+}
+
+/// Milliseconds until an end is to be reported in TCP's place. Negative: there is none. 0: it was reported just
+/// now, so ask the kernel. May be called under the lock of an epoll set, and for connections that are being
+/// closed.
+#[inline(always)]
+pub fn left_ms(c: &Conn, l: &Local, link: &Link, m: &Memory) -> i64 {
+    match is_pending(c, l, link, m) {
+        false => -1,
+        true => pending_ms(c, l, link, m),
+    }
+}
+
+/// The same by the connection's number.
+pub fn left_ms_of(i: u32) -> i64 {
+    let (c, l) = (table::conn(i), table::local(i));
+    lane::of(c, l).map_or(-1, |(link, m)| left_ms(c, l, link, &m))
+}
+
+/// The shorter of two waits; a negative one is unlimited.
+pub fn sooner(a: i64, b: i64) -> i64 {
+    match (a < 0, b < 0) {
+        (true, _) => b,
+        (_, true) => a,
+        _ => a.min(b),
+    }
+}
+
+#[cold]
+fn pending_ms(c: &Conn, l: &Local, link: &Link, m: &Memory) -> i64 {
+    let (now, due) = (sys::now_ms(), l.end_due_ms.load(Relaxed));
+    if due == 0 {
+        // Several threads may be first; their values are about equal, so any of them will do.
+        l.end_due_ms.store(now + GRACE_MS, Relaxed);
+        return GRACE_MS as i64;
+    }
+    if now < due {
+        return (due - now) as i64;
+    }
+    let (Some(_t), Some(_r)) = (
+        lock::try_or_inherit(&c.tx.lock),
+        lock::try_or_inherit(&c.rx.lock),
+    ) else {
+        return BUSY_MS as i64;
+    };
+    let Some(fd) = current(c, l, link, m) else {
+        return -1;
+    };
+    let again = decide(c, l, link, m, fd);
+    if again > 0 {
+        l.end_due_ms.store(now + GRACE_MS, Relaxed);
+    }
+    again
+}
+
+/// The descriptor of a connection that was looked at without its locks, one of which is held now. `None`: the
+/// connection was closed, and the entry may be another one's.
+fn current(c: &Conn, l: &Local, link: &Link, m: &Memory) -> Option<i32> {
+    let same = c.flags.load(Relaxed) & flag::LANE != 0
+        && core::ptr::eq(l.link.load(Relaxed), link)
+        && Memory::new(&link.own, &link.peer, c.lane.load(Relaxed))
+            .is_some_and(|now| core::ptr::eq(now.own_tx(), m.own_tx()));
+    let fd = l.fd.load(Relaxed);
+    (same && table::is_at(c, fd)).then_some(fd)
+}
+
+/// TCP reports that nothing more comes, and no error. If a process has died with bytes of ours unread on a ring,
+/// its kernel reports no more than that. In that case the death is reported here, before the bytes that came from
+/// the process are read. True: it was reported just now. `None`: `take` did not get the lock. (Under the lock of
+/// an epoll set, it must not wait for it.)
+#[cold]
+pub fn after_fin<'a, G>(
+    (c, l): (&'a Conn, &Local),
+    (link, m): (&Link, &Memory),
+    take: impl FnOnce(&'a AtomicU32) -> Option<G>,
+) -> Option<bool> {
+    if !c.rx.died_unread(m, true) {
+        return Some(false);
+    }
+    // A FIN proves no death if the peer had ended its sending before, or if this end has shut down its receiving,
+    // which looks like a FIN. In these cases only the doorbell or the daemon tells.
+    let shut = c.rx.shut.load(Relaxed) != 0;
+    let dead = is_dead(l) || link.is_dead();
+    if !dead && (shut || !c.rx.died_unread(m, false)) {
+        return Some(false);
+    }
+    let _g = take(&c.tx.lock)?;
+    // (After the peer's FIN, nothing of it is in flight any more.)
+    let fin = |fd: &i32| !shut || sys::tcp_state(*fd) == Some(sys::CLOSE_WAIT);
+    let fd = current(c, l, link, m).filter(fin);
+    Some(fd.is_some_and(|fd| has_died(c, m, fd, dead)))
+}
+
+/// The time is over: has TCP reported the end, can we report it, or does it depend on TCP? Both locks are held.
+/// Returns the same as [`left_ms`].
+fn decide(c: &Conn, l: &Local, link: &Link, m: &Memory, fd: i32) -> i64 {
+    let known = known(c, l, link, m);
+    let tcp = sys::poll1(fd, POLLIN | POLLRDHUP);
+    let told = |what: u32| {
+        l.end_told.store(what, Relaxed);
+        l.end_due_ms.store(0, Relaxed);
+    };
+    if tcp & (POLLHUP | POLLERR) != 0 {
+        told(OVER);
+        return -1;
+    }
+    let reset = c.rx.said(m) & marks::RESET != 0;
+    if known == OVER && (reset || c.rx.notice_death(m, is_dead(l))) {
+        told(OVER);
+        reset_by_death(c, m, fd);
+        c.tx.abandon();
+        table::disqualify(c, Reason::PeerGone);
+        return 0;
+    }
+    if tcp & POLLRDHUP != 0 {
+        told(known);
+        return -1;
+    }
+    if tcp & POLLIN == 0 && c.rx.has_all(m) {
+        told(known);
+        let _ = sys::shutdown(fd, libc::SHUT_RD); // as a FIN does: the end, and events
+        return 0;
+    }
+    GRACE_MS as i64
+}
+
+/// The other end died with bytes of ours unread on the ring, of which its kernel does not know: leaves the socket
+/// as if its reset had come. If the socket is closed although this end has not ended, TCP has had a reset as well,
+/// which the kernel reports or has reported.
+pub fn reset_by_death(c: &Conn, m: &Memory, fd: i32) {
+    if c.rx.has_ended(m) || sys::tcp_state(fd) != Some(sys::CLOSE) {
+        tell_death(c, m, fd);
+    }
+    port::cut(fd);
+}
+
+/// Does the same if the other end has died that way and it was not noticed before. `dead` as in
+/// [`link::lane::RxState::notice_death`]. The lock of the sending half is held.
+pub fn has_died(c: &Conn, m: &Memory, fd: i32, dead: bool) -> bool {
+    let died = c.rx.notice_death(m, dead);
+    if died {
+        reset_by_death(c, m, fd);
+        c.tx.abandon();
+    }
+    died
+}
+
+/// After a FIN that the peer sent earlier, such a reset is EPIPE for senders.
+pub fn tell_death(c: &Conn, m: &Memory, fd: i32) {
+    let fin = || sys::poll1(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
+    match c.rx.said(m) & marks::ENDED != 0 && fin() {
+        true => c.tx.error.put(libc::EPIPE),
+        false => c.rx.error.put(libc::ECONNRESET),
+    }
+}
