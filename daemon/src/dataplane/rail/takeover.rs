@@ -152,7 +152,6 @@ impl<V: Provider> Rails<V> {
     }
 
     /// Looks after one lane. Returns whether something is in progress.
-    #[expect(clippy::too_many_lines)]
     fn tend_one(&mut self, at: Key, now: u64) -> bool {
         let Some(l) = self.lanes.get_mut(&at) else {
             return false;
@@ -169,23 +168,18 @@ impl<V: Provider> Rails<V> {
         };
         let node = self
             .nodes
-            .get_mut(&l.node)
+            .get(&l.node)
             .filter(|n| n.incarnation == group.incarnation);
-        let rail = node.as_ref().is_some_and(|n| n.up);
+        let rail = node.is_some_and(|n| n.up);
         let state = m.own_tx().state.load(Acquire); // pairs with the Release in `TxState::say`
-        let phase = state.phase();
         if l.ending.is_none() && l.takeover.is_none() && l.is_left(&m) {
             l.end(now, Ending::Over, false);
         }
         if l.ending.is_none() && l.takeover.is_none() {
-            let late = phase == tx::DOWNING || phase == tx::UP && is_asked(&m, state, rail);
-            if !late || is_done(&m, state) || l.sock.is_none() {
-                l.late_since = None;
-                return false;
-            }
-            let since = *l.late_since.get_or_insert(now);
-            if now < since + LATE_NS {
-                return true;
+            match l.is_overdue(&m, state, rail, now) {
+                None => return false,
+                Some(false) => return true,
+                Some(true) => {}
             }
         }
         let Some(sock) = l.sock.clone() else {
@@ -196,35 +190,18 @@ impl<V: Provider> Rails<V> {
             }
             return false;
         };
-        let over = l.ending == Some(Ending::Over);
-        let (who, family) = (l.who, l.family.clone());
-        let busy = || family.sending(who.conn, who.gen);
-        let (mut tx, work) = (Box::<TxState>::default(), Work::Adopt);
-        let work = match &mut l.takeover {
-            None if is_done(&m, state) => Work::End,
-            None if !claim(&m, state, || !over && busy()) => {
+        let (work, tx) = match l.next_work(&m, state, rail, now) {
+            Next::Work(work, tx) => (work, tx),
+            Next::Withdrawn => {
                 // An end that has seen our claim in that moment must learn that it is withdrawn.
                 if group.area.publish(at.1) {
                     link::doorbell::ring(group.bell.as_fd());
                 }
                 return true;
             }
-            None => work,
-            Some(c) => {
-                let at_kernel = c.tx.kpos.load(Relaxed);
-                if c.moved.0 != at_kernel {
-                    c.moved = (at_kernel, now);
-                }
-                if over && now >= c.moved.1 + ORPHAN_NS {
-                    self.fail(at, Reason::Stalled);
-                    return false;
-                }
-                tx = std::mem::take(&mut c.tx);
-                let fin = l.fin && rail && now < l.ending_since + FLUSH_NS;
-                match fin && tx.is_up() {
-                    true => Work::Fin,
-                    false => Work::Down,
-                }
+            Next::Stalled => {
+                self.fail(at, Reason::Stalled);
+                return false;
             }
         };
         if let (Some(n), Some(id)) = (self.nodes.get_mut(&l.node), l.engine) {
@@ -244,14 +221,19 @@ impl<V: Provider> Rails<V> {
             epoch: state.epoch(),
             tx,
             fin: l.fin,
-            over,
+            over: l.is_over(),
         };
+        self.start(job);
+        true
+    }
+
+    /// Gives a job to a helper.
+    fn start(&self, job: Job) {
         let (tell, kick) = (self.jobs.0.clone(), self.kick.clone());
         self.system.help(Box::new(move || {
             let _ = tell.send(job.run());
             super::kick::kick(kick.as_deref());
         }));
-        true
     }
 
     /// Handles the jobs that helpers have finished.
@@ -309,6 +291,62 @@ impl<V: Provider> Rails<V> {
                     _ => l.ending = None,
                 }
             }
+        }
+    }
+}
+
+/// What is to be done for a lane that needs its daemon.
+enum Next {
+    Work(Work, Box<TxState>),
+    /// The end works, after all: our claim is withdrawn.
+    Withdrawn,
+    /// The peer has taken nothing for too long.
+    Stalled,
+}
+
+impl Lane {
+    fn is_over(&self) -> bool {
+        self.ending == Some(Ending::Over)
+    }
+
+    /// Has its end had the time that it may take to go down by itself? `None`: it does not have to.
+    fn is_overdue(&mut self, m: &Memory<'_>, state: TxWord, rail: bool, now: u64) -> Option<bool> {
+        let phase = state.phase();
+        let late = phase == tx::DOWNING || phase == tx::UP && is_asked(m, state, rail);
+        if !late || is_done(m, state) || self.sock.is_none() {
+            self.late_since = None;
+            return None;
+        }
+        let since = *self.late_since.get_or_insert(now);
+        Some(now >= since + LATE_NS)
+    }
+
+    /// What a helper is to do next. Claims the direction, if it is not claimed.
+    fn next_work(&mut self, m: &Memory<'_>, state: TxWord, rail: bool, now: u64) -> Next {
+        let over = self.is_over();
+        let (who, family) = (self.who, self.family.clone());
+        let busy = || family.sending(who.conn, who.gen);
+        let Some(c) = &mut self.takeover else {
+            if is_done(m, state) {
+                return Next::Work(Work::End, Box::default());
+            }
+            return match claim(m, state, || !over && busy()) {
+                true => Next::Work(Work::Adopt, Box::default()),
+                false => Next::Withdrawn,
+            };
+        };
+        let at_kernel = c.tx.kpos.load(Relaxed);
+        if c.moved.0 != at_kernel {
+            c.moved = (at_kernel, now);
+        }
+        if over && now >= c.moved.1 + ORPHAN_NS {
+            return Next::Stalled;
+        }
+        let tx = std::mem::take(&mut c.tx);
+        let fin = self.fin && rail && now < self.ending_since + FLUSH_NS;
+        match fin && tx.is_up() {
+            true => Next::Work(Work::Fin, tx),
+            false => Next::Work(Work::Down, tx),
         }
     }
 }
