@@ -87,65 +87,42 @@ fn registering_without_a_credit_ends_the_connection() {
     assert_eq!(d.until("its end", |s| s.parties == 0).registered, 16);
 }
 
+/// What a shim that has the lane `x`, whose other end is `y`, must not say, and with how many descriptors.
+fn wrong_messages(x: &Lane, y: &Lane) -> [(&'static str, ToDaemon, usize); 5] {
+    let link = x.link;
+    let mapped = |side| ToDaemon::Mapped {
+        link,
+        side,
+        chunk: 1,
+    };
+    let register = || ToDaemon::Register {
+        conn: 0,
+        gen: 1,
+        tx_kpos: 0,
+        rx_kpos: 0,
+        flags: 0,
+    };
+    let done = ToDaemon::LaneDone {
+        link,
+        side: x.side,
+        lane: x.lane,
+    };
+    [
+        ("the other's side", mapped(y.side), 0),
+        ("no such side", mapped(2), 0),
+        ("somebody's link", done, 0),
+        ("two descriptors", register(), 2),
+        ("no descriptor", register(), 0),
+    ]
+}
+
 #[test]
-#[expect(clippy::too_many_lines)]
 fn violations_end_the_connection() {
     let d = Daemon::plain();
     let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
     let (x, y) = pair(&mut a, &mut b);
-    let link = x.link;
     let (c, _s) = tcp();
-    for (what, m, fds) in [
-        (
-            "the other's side",
-            ToDaemon::Mapped {
-                link,
-                side: y.side,
-                chunk: 1,
-            },
-            0,
-        ),
-        (
-            "no such side",
-            ToDaemon::Mapped {
-                link,
-                side: 2,
-                chunk: 1,
-            },
-            0,
-        ),
-        (
-            "somebody's link",
-            ToDaemon::LaneDone {
-                link,
-                side: x.side,
-                lane: x.lane,
-            },
-            0,
-        ),
-        (
-            "two descriptors",
-            ToDaemon::Register {
-                conn: 0,
-                gen: 1,
-                tx_kpos: 0,
-                rx_kpos: 0,
-                flags: 0,
-            },
-            2,
-        ),
-        (
-            "no descriptor",
-            ToDaemon::Register {
-                conn: 0,
-                gen: 1,
-                tx_kpos: 0,
-                rx_kpos: 0,
-                flags: 0,
-            },
-            0,
-        ),
-    ] {
+    for (what, m, fds) in wrong_messages(&x, &y) {
         let mut s = Shim::new(&d.dir);
         let all: [&dyn AsFdDyn; 2] = [&c, &c];
         s.say(m, &all[..fds]);
