@@ -285,11 +285,10 @@ impl Inner {
     }
 
     /// A packet reaches a queue pair. `None`: there is no such queue pair; `false`: it accepts nothing now.
-    #[expect(clippy::too_many_lines)]
     fn arrive(&mut self, qpn: u32, packet: &Packet, ghost: bool) -> Option<bool> {
         use crate::verbs::QpState::*;
         let q = self.qps.get(&qpn)?;
-        let (node, pd, recv_cq, state) = (q.node, q.pd, q.recv_cq, q.state);
+        let (node, state) = (q.node, q.state);
         let gone = |p: &super::Port| p.node == node && p.rail == q.rail && p.gone;
         if self.ports.iter().any(gone) {
             return Some(false);
@@ -309,76 +308,92 @@ impl Inner {
             self.arrive(qpn, &first, ghost);
         }
         match packet {
-            Packet::Message(data) => {
-                let buffer = self.qps.get_mut(&qpn)?.recvs.pop_front();
-                let Some(buffer) = buffer else {
-                    self.violation(format!("node {node} has no receive buffer"));
-                    return Some(false);
-                };
-                let at = buffer.buffer.addr;
-                let mr = self.mrs.get(&buffer.buffer.lkey);
-                let fits = |m: &super::MrState| {
-                    let len = u64::from(buffer.buffer.len);
-                    m.local_write && at >= m.addr && at + len <= m.addr + m.len
-                };
-                if !mr.is_some_and(fits) || data.len() > buffer.buffer.len as usize {
-                    self.violation(format!("a receive buffer of node {node} is not registered"));
-                    return Some(false);
-                }
-                // SAFETY: inside a region, whose memory is mapped as long as it is registered.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(data.as_ptr(), at as *mut u8, data.len());
-                }
-                let n = data.len() as u32;
-                let c = completion(buffer.wr_id, Status::Success, Opcode::Recv, qpn, n);
-                self.complete(recv_cq, c);
-            }
+            Packet::Message(data) => self.receive(qpn, data),
             Packet::Write {
                 remote,
                 rkey,
                 data,
                 order,
-            } => {
-                let (at, len) = (*remote, data.len() as u64);
-                let mr = self.mrs.get(rkey);
-                let fits = |m: &super::MrState| {
-                    let inside = at >= m.addr && at.checked_add(len) <= m.addr.checked_add(m.len);
-                    m.node == node && m.pd == pd && m.remote_write && inside
-                };
-                if !mr.is_some_and(fits) {
-                    if self.lie.is_none() {
-                        let what =
-                            format!("a write (late: {ghost}) meets no region of node {node}");
-                        self.violation(what);
-                    }
-                    if !ghost {
-                        let by = self.qps.iter().find(|(_, q)| q.remote == qpn);
-                        let by = by.map(|(n, _)| *n);
-                        if let Some(by) = by {
-                            self.fail(by, Status::RemoteAccess);
-                        }
-                        self.fail(qpn, Status::Flushed);
-                    }
-                    return Some(false);
-                }
-                let hit = |f: &&(u64, u64)| at < f.0 + f.1 && f.0 < at + len;
-                if self.forbidden.iter().any(|f| hit(&f)) {
-                    let what = format!("a write (late: {ghost}) lands in unused memory of {node}");
-                    self.violation(what);
-                }
-                let over = |w: &&(u64, u64, u64)| w.2 > *order && hit(&&(w.0, w.1));
-                if ghost && self.landed.iter().any(|w| over(&w)) {
-                    self.violation(format!("a late write lands over a newer one in {node}"));
-                }
-                if self.landed.len() == LANDED {
-                    self.landed.pop_front();
-                }
-                self.landed.push_back((at, len, *order));
-                // SAFETY: inside a region, whose memory is mapped as long as it is registered.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(data.as_ptr(), at as *mut u8, data.len());
-                }
+            } => self.write(qpn, (*remote, *rkey), data, *order, ghost),
+        }
+    }
+
+    /// A message arrives. `false`: there is no buffer for it.
+    fn receive(&mut self, qpn: u32, data: &[u8]) -> Option<bool> {
+        let q = self.qps.get_mut(&qpn)?;
+        let (node, recv_cq) = (q.node, q.recv_cq);
+        let Some(buffer) = q.recvs.pop_front() else {
+            self.violation(format!("node {node} has no receive buffer"));
+            return Some(false);
+        };
+        let at = buffer.buffer.addr;
+        let mr = self.mrs.get(&buffer.buffer.lkey);
+        let fits = |m: &super::MrState| {
+            let len = u64::from(buffer.buffer.len);
+            m.local_write && at >= m.addr && at + len <= m.addr + m.len
+        };
+        if !mr.is_some_and(fits) || data.len() > buffer.buffer.len as usize {
+            self.violation(format!("a receive buffer of node {node} is not registered"));
+            return Some(false);
+        }
+        // SAFETY: inside a region, whose memory is mapped as long as it is registered.
+        unsafe {
+            std::ptr::copy_nonoverlapping(data.as_ptr(), at as *mut u8, data.len());
+        }
+        let n = data.len() as u32;
+        let c = completion(buffer.wr_id, Status::Success, Opcode::Recv, qpn, n);
+        self.complete(recv_cq, c);
+        Some(true)
+    }
+
+    /// A write arrives, for an address under a key. `false`: there is no such region.
+    fn write(
+        &mut self,
+        qpn: u32,
+        (at, rkey): (u64, u32),
+        data: &[u8],
+        order: u64,
+        ghost: bool,
+    ) -> Option<bool> {
+        let q = self.qps.get(&qpn)?;
+        let (node, pd) = (q.node, q.pd);
+        let len = data.len() as u64;
+        let mr = self.mrs.get(&rkey);
+        let fits = |m: &super::MrState| {
+            let inside = at >= m.addr && at.checked_add(len) <= m.addr.checked_add(m.len);
+            m.node == node && m.pd == pd && m.remote_write && inside
+        };
+        if !mr.is_some_and(fits) {
+            if self.lie.is_none() {
+                let what = format!("a write (late: {ghost}) meets no region of node {node}");
+                self.violation(what);
             }
+            if !ghost {
+                let by = self.qps.iter().find(|(_, q)| q.remote == qpn);
+                let by = by.map(|(n, _)| *n);
+                if let Some(by) = by {
+                    self.fail(by, Status::RemoteAccess);
+                }
+                self.fail(qpn, Status::Flushed);
+            }
+            return Some(false);
+        }
+        let hit = |f: &&(u64, u64)| at < f.0 + f.1 && f.0 < at + len;
+        if self.forbidden.iter().any(|f| hit(&f)) {
+            let what = format!("a write (late: {ghost}) lands in unused memory of {node}");
+            self.violation(what);
+        }
+        let over = |w: &&(u64, u64, u64)| w.2 > order && hit(&&(w.0, w.1));
+        if ghost && self.landed.iter().any(|w| over(&w)) {
+            self.violation(format!("a late write lands over a newer one in {node}"));
+        }
+        if self.landed.len() == LANDED {
+            self.landed.pop_front();
+        }
+        self.landed.push_back((at, len, order));
+        // SAFETY: inside a region, whose memory is mapped as long as it is registered.
+        unsafe {
+            std::ptr::copy_nonoverlapping(data.as_ptr(), at as *mut u8, data.len());
         }
         Some(true)
     }

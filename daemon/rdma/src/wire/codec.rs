@@ -31,6 +31,83 @@ impl Reader<'_> {
     fn u64(&self, at: usize) -> u64 {
         u64::from_be_bytes(self.get(at))
     }
+
+    /// `None`: there is no such kind.
+    fn body(&self, kind: u8) -> Option<Body> {
+        let b = self.0;
+        let (reply, none) = (b[8] & REPLY != 0, b[8] & NONE != 0);
+        Some(match kind {
+            1 => Body::ConfirmLink { reply },
+            2 => Body::AddLink {
+                reply,
+                end: (!none).then(|| self.link_end()),
+            },
+            4 => Body::DeleteLink { reply },
+            6 => Body::ConfirmRkey((!none).then(|| Key {
+                rkey: self.u32(12),
+                addr: self.u64(16),
+                len: self.u64(24),
+            })),
+            7 => Body::TestLink { reply },
+            9 => Body::DeleteRkey { reply },
+            0xfe => Body::Cdc(self.cdc()),
+            0x81 => Body::Switch {
+                epoch: Epoch::new(self.u32(8)),
+                attempt: self.u32(12),
+                kpos: self.u64(16),
+                start: self.u64(24),
+            },
+            0x82 => Body::SwitchReply {
+                epoch: Epoch::new(self.u32(8)),
+                attempt: self.u32(12),
+                ok: b[16] == 1,
+            },
+            0x85 => Body::Landed {
+                epoch: Epoch::new(self.u32(8)),
+                head: self.u64(16),
+            },
+            0x83 => Body::Ring {
+                moves: self.u32(8),
+                log2: b[12],
+                from: self.u64(16),
+            },
+            0x84 => Body::RingReply {
+                moves: self.u32(8),
+                place: (b[12] & NONE == 0).then(|| Place {
+                    region: self.u32(16),
+                    offset: self.u64(24),
+                }),
+            },
+            _ => return None,
+        })
+    }
+
+    fn link_end(&self) -> LinkEnd {
+        LinkEnd {
+            link: self.u32(4),
+            mtu: self.0[9],
+            lid: self.u16(10),
+            gid: self.get(12),
+            qpn: self.u32(28),
+            psn: self.u32(32),
+            fabric: self.u32(36),
+            depth: self.u16(42),
+        }
+    }
+
+    fn cdc(&self) -> Cdc {
+        Cdc {
+            head: self.u64(8),
+            cursor: self.u64(16),
+            tx_epoch: Epoch::new(self.u32(24)),
+            rx_epoch: Epoch::new(self.u32(28)),
+            tx_phase: TxPhase::from_raw(self.0[32]),
+            rx_flags: RxFlags::from_raw(self.0[33]),
+            flags: self.0[34],
+            moves: self.0[35],
+            acked_moves: self.u32(36),
+        }
+    }
 }
 
 fn bits(reply: bool, none: bool) -> u8 {
@@ -126,7 +203,6 @@ impl Message {
     }
 
     /// Decodes a complete message; returns the data behind it, too.
-    #[expect(clippy::too_many_lines)]
     pub fn decode(bytes: &[u8]) -> Result<(Message, &[u8]), Malformed> {
         let Some((b, data)) = bytes.split_first_chunk::<LEN>() else {
             return Err(Malformed::Length(bytes.len()));
@@ -134,72 +210,8 @@ impl Message {
         if usize::from(b[1]) != LEN {
             return Err(Malformed::Length(usize::from(b[1])));
         }
-        let r = Reader(b);
-        let kind = b[0];
-        let (reply, none) = (b[8] & REPLY != 0, b[8] & NONE != 0);
-        let body = match kind {
-            1 => Body::ConfirmLink { reply },
-            2 => Body::AddLink {
-                reply,
-                end: (!none).then(|| LinkEnd {
-                    link: r.u32(4),
-                    mtu: b[9],
-                    lid: r.u16(10),
-                    gid: r.get(12),
-                    qpn: r.u32(28),
-                    psn: r.u32(32),
-                    fabric: r.u32(36),
-                    depth: r.u16(42),
-                }),
-            },
-            4 => Body::DeleteLink { reply },
-            6 => Body::ConfirmRkey((!none).then(|| Key {
-                rkey: r.u32(12),
-                addr: r.u64(16),
-                len: r.u64(24),
-            })),
-            7 => Body::TestLink { reply },
-            9 => Body::DeleteRkey { reply },
-            0xfe => Body::Cdc(Cdc {
-                head: r.u64(8),
-                cursor: r.u64(16),
-                tx_epoch: Epoch::new(r.u32(24)),
-                rx_epoch: Epoch::new(r.u32(28)),
-                tx_phase: TxPhase::from_raw(b[32]),
-                rx_flags: RxFlags::from_raw(b[33]),
-                flags: b[34],
-                moves: b[35],
-                acked_moves: r.u32(36),
-            }),
-            0x81 => Body::Switch {
-                epoch: Epoch::new(r.u32(8)),
-                attempt: r.u32(12),
-                kpos: r.u64(16),
-                start: r.u64(24),
-            },
-            0x82 => Body::SwitchReply {
-                epoch: Epoch::new(r.u32(8)),
-                attempt: r.u32(12),
-                ok: b[16] == 1,
-            },
-            0x85 => Body::Landed {
-                epoch: Epoch::new(r.u32(8)),
-                head: r.u64(16),
-            },
-            0x83 => Body::Ring {
-                moves: r.u32(8),
-                log2: b[12],
-                from: r.u64(16),
-            },
-            0x84 => Body::RingReply {
-                moves: r.u32(8),
-                place: (b[12] & NONE == 0).then(|| Place {
-                    region: r.u32(16),
-                    offset: r.u64(24),
-                }),
-            },
-            other => return Err(Malformed::Type(other)),
-        };
+        let (r, kind) = (Reader(b), b[0]);
+        let body = r.body(kind).ok_or(Malformed::Type(kind))?;
         let m = Message {
             seq: r.u16(2),
             token: r.u32(4),
