@@ -155,9 +155,62 @@ fn lies_about_one_lane() {
     );
 }
 
+/// Spoils a message between nodes in one of several ways.
+fn spoil(bytes: &mut Vec<u8>, rng: &mut Rng) {
+    match (rng.below(3), Message::decode(bytes)) {
+        (0, Ok((mut m, _))) => {
+            lie_about(&mut m.body, rng);
+            match rng.below(8) {
+                0 => m.token = lie(m.token.into(), rng) as u32,
+                1 => m.credits = lie(m.credits.into(), rng) as u16,
+                2 => m.seq = lie(m.seq.into(), rng) as u16,
+                _ => {}
+            }
+            bytes[..LEN].copy_from_slice(&m.encode());
+        }
+        (1, _) => {
+            let i = rng.below(bytes.len() as u64) as usize;
+            bytes[i] = rng.next_u64() as u8;
+        }
+        (_, _) if rng.one_in(10) => {
+            let n = rng.below((LEN + DATA_MAX) as u64) as usize;
+            bytes.resize(n, rng.next_u64() as u8);
+        }
+        _ => bytes[8..].fill_with(|| rng.next_u64() as u8),
+    }
+}
+
+/// What the peer's daemon says instead over the channel.
+fn tampered(m: Control, rng: &mut Rng) -> Control {
+    let mut l = |x: u32| lie(x.into(), rng) as u32;
+    match m {
+        Control::QpOffer(mut e) | Control::QpAnswer(mut e) => {
+            match l(0) % 5 {
+                0 => e.link = l(e.link),
+                1 => e.qpn = l(e.qpn),
+                2 => e.depth = l(e.depth.into()) as u16,
+                3 => e.mtu = l(e.mtu.into()) as u8,
+                _ => return Control::QpOffer(e),
+            }
+            Control::QpAnswer(e)
+        }
+        Control::QpDead { link } => Control::QpDeadAck { link: l(link) },
+        Control::SwitchQuery { token, from, .. } => Control::SwitchAnswer {
+            token: l(token),
+            epoch: l(from),
+            attempt: 1,
+            stands: true,
+        },
+        Control::Close { token, from } => Control::Close {
+            token: l(token),
+            from: l(from),
+        },
+        _ => Control::CloseAck { token: l(0) },
+    }
+}
+
 /// The peer's daemon says anything.
 #[test]
-#[expect(clippy::too_many_lines)]
 fn lies_about_everything() {
     let mut failed = 0;
     let mut found = BTreeSet::new();
@@ -167,61 +220,14 @@ fn lies_about_everything() {
         let mut rng = Rng(seed);
         let every = 3 + rng.below(60);
         sim.world.set_lie(move |node, bytes| {
-            if node != 1 || !rng.one_in(every) {
-                return;
-            }
-            match (rng.below(3), Message::decode(bytes)) {
-                (0, Ok((mut m, _))) => {
-                    lie_about(&mut m.body, &mut rng);
-                    match rng.below(8) {
-                        0 => m.token = lie(m.token.into(), &mut rng) as u32,
-                        1 => m.credits = lie(m.credits.into(), &mut rng) as u16,
-                        2 => m.seq = lie(m.seq.into(), &mut rng) as u16,
-                        _ => {}
-                    }
-                    bytes[..LEN].copy_from_slice(&m.encode());
-                }
-                (1, _) => {
-                    let i = rng.below(bytes.len() as u64) as usize;
-                    bytes[i] = rng.next_u64() as u8;
-                }
-                (_, _) if rng.one_in(10) => {
-                    let n = rng.below((LEN + DATA_MAX) as u64) as usize;
-                    bytes.resize(n, rng.next_u64() as u8);
-                }
-                _ => bytes[8..].fill_with(|| rng.next_u64() as u8),
+            if node == 1 && rng.one_in(every) {
+                spoil(bytes, &mut rng);
             }
         });
         let mut rng = Rng(seed + 1);
-        sim.tamper = Some(Box::new(move |n, m| {
-            if n != 1 || !rng.one_in(4) {
-                return m;
-            }
-            let mut l = |x: u32| lie(x.into(), &mut rng) as u32;
-            match m {
-                Control::QpOffer(mut e) | Control::QpAnswer(mut e) => {
-                    match l(0) % 5 {
-                        0 => e.link = l(e.link),
-                        1 => e.qpn = l(e.qpn),
-                        2 => e.depth = l(e.depth.into()) as u16,
-                        3 => e.mtu = l(e.mtu.into()) as u8,
-                        _ => return Control::QpOffer(e),
-                    }
-                    Control::QpAnswer(e)
-                }
-                Control::QpDead { link } => Control::QpDeadAck { link: l(link) },
-                Control::SwitchQuery { token, from, .. } => Control::SwitchAnswer {
-                    token: l(token),
-                    epoch: l(from),
-                    attempt: 1,
-                    stands: true,
-                },
-                Control::Close { token, from } => Control::Close {
-                    token: l(token),
-                    from: l(from),
-                },
-                _ => Control::CloseAck { token: l(0) },
-            }
+        sim.tamper = Some(Box::new(move |n, m| match n == 1 && rng.one_in(4) {
+            true => tampered(m, &mut rng),
+            false => m,
         }));
         sim.set_control(true);
         for _ in 0..3000 {
