@@ -131,17 +131,56 @@ pub fn golden(name: &str, got: &str) {
     assert_eq!(got, want, "{} (BLESS=1 rewrites it)", path.display());
 }
 
-/// One row of each kind that `ss` knows.
-#[expect(clippy::too_many_lines)]
-pub fn rows() -> Vec<Row> {
-    let base = Row {
+/// What the rows have in common.
+fn base() -> Row {
+    Row {
         state: "ACTIVE".into(),
         uid: 1000,
         intf: "0000".into(),
         up: "none".into(),
         netns: 0xf000_0000,
         ..Row::default()
-    };
+    }
+}
+
+/// One row of each kind that `ss` knows.
+pub fn rows() -> Vec<Row> {
+    let mut all = unconnected_rows();
+    all.extend(lane_rows());
+    all.extend(tcp_rows());
+    all.extend(rail_rows());
+    all.push(Row {
+        state: "CLOSED".into(),
+        inode: 4013,
+        local: "10.0.0.1:82".into(),
+        peer: "10.0.0.2:50001".into(),
+        ..base()
+    });
+    all
+}
+
+fn unconnected_rows() -> Vec<Row> {
+    vec![
+        Row {
+            state: "INIT".into(),
+            inode: 7,
+            pid: 90,
+            comm: "curl".into(),
+            ..base()
+        },
+        Row {
+            state: "LISTEN".into(),
+            inode: 81,
+            local: "0.0.0.0:6379".into(),
+            pid: 100,
+            comm: "redis-server".into(),
+            ..base()
+        },
+    ]
+}
+
+/// Both ends of a lane on this node.
+fn lane_rows() -> Vec<Row> {
     let lane = Row {
         mode: "SMCD".into(),
         up: "both".into(),
@@ -151,24 +190,9 @@ pub fn rows() -> Vec<Row> {
         lane_rx_bytes: 123,
         tcp_tx_bytes: 900,
         tcp_rx_bytes: 42,
-        ..base.clone()
+        ..base()
     };
     vec![
-        Row {
-            state: "INIT".into(),
-            inode: 7,
-            pid: 90,
-            comm: "curl".into(),
-            ..base.clone()
-        },
-        Row {
-            state: "LISTEN".into(),
-            inode: 81,
-            local: "0.0.0.0:6379".into(),
-            pid: 100,
-            comm: "redis-server".into(),
-            ..base.clone()
-        },
         Row {
             inode: 4001,
             local: "127.0.0.1:6379".into(),
@@ -197,6 +221,11 @@ pub fn rows() -> Vec<Row> {
             up: "rx".into(),
             ..lane
         },
+    ]
+}
+
+fn tcp_rows() -> Vec<Row> {
+    vec![
         Row {
             inode: 4010,
             local: "[2001:db8:1111:2222:3333:4444:5555:6666]:443".into(),
@@ -207,7 +236,7 @@ pub fn rows() -> Vec<Row> {
             comm: "nginx".into(),
             role: "server".into(),
             tcp_tx_bytes: 2048,
-            ..base.clone()
+            ..base()
         },
         Row {
             inode: 4011,
@@ -219,8 +248,13 @@ pub fn rows() -> Vec<Row> {
             pid: 101,
             comm: "nginx".into(),
             role: "server".into(),
-            ..base.clone()
+            ..base()
         },
+    ]
+}
+
+fn rail_rows() -> Vec<Row> {
+    vec![
         Row {
             inode: 4012,
             local: "10.0.0.1:81".into(),
@@ -242,7 +276,7 @@ pub fn rows() -> Vec<Row> {
             role: "client".into(),
             pid: 300,
             comm: "psql".into(),
-            ..base.clone()
+            ..base()
         },
         // Of which the daemon cannot say how it is carried.
         Row {
@@ -257,14 +291,7 @@ pub fn rows() -> Vec<Row> {
             role: "server".into(),
             pid: 301,
             comm: "postgres".into(),
-            ..base.clone()
-        },
-        Row {
-            state: "CLOSED".into(),
-            inode: 4013,
-            local: "10.0.0.1:82".into(),
-            peer: "10.0.0.2:50001".into(),
-            ..base
+            ..base()
         },
     ]
 }
