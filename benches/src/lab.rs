@@ -187,7 +187,6 @@ impl Bench {
     }
 
     /// One run.
-    #[expect(clippy::too_many_lines)]
     pub fn run(&mut self, way: Way, case: Case, nodes: Option<&Nodes>) -> Result<Outcome> {
         self.restore()?;
         let (n, seconds) = (connections(case), self.seconds);
@@ -197,28 +196,12 @@ impl Bench {
         let port = self.port;
         self.port += processes as u16;
         let (layer, case) = (word(way.layer()), word(case));
-        // For the program alone: bash does not survive librspreload.
-        let program = |node: usize| {
-            let env = match (way, nodes) {
-                (Way::Preload, _) => vec![("LD_PRELOAD".into(), PRELOAD.into())],
-                (_, Some(nodes)) => nodes.env(node),
-                (_, None) => Vec::new(),
-            };
-            let mut words = String::from("env");
-            for (key, value) in env {
-                let _ = write!(words, " {key}={}", quoted(&value));
-            }
-            format!("{words} {}", load())
-        };
-        let start = |node: usize, script: String| -> Result<Running> {
-            self.lab.node(node).sh(script)?.limit(LIMIT).spawn()
-        };
-        let (serve, mut script) = (program(0), String::from("pids=\n"));
+        let (serve, mut script) = (program(way, nodes, 0), String::from("pids=\n"));
         for p in 0..processes {
             let (port, n) = (usize::from(port) + p, each.min(n - p * each));
             let _ = writeln!(script, "{serve} serve {layer} {port} {n} & pids+=\" $!\"");
         }
-        let server = start(0, format!("{script}for p in $pids; do wait $p; done"))?;
+        let server = self.start(0, format!("{script}for p in $pids; do wait $p; done"))?;
         server.until("the servers listen", LIMIT, || {
             server.stdout().lines().count() == processes
         })?;
@@ -229,9 +212,8 @@ impl Bench {
                 format!("{address}:{}", usize::from(port) + i / each)
             })
             .collect();
-        let to = to.join(" ");
-        let measure = program(1);
-        let client = start(
+        let (measure, to) = (program(way, nodes, 1), to.join(" "));
+        let client = self.start(
             1,
             format!("exec {measure} measure {layer} {case} {seconds} {to}"),
         )?;
@@ -242,8 +224,8 @@ impl Bench {
             Way::Underpass => look_up(nodes, port, n, "SMCR", patience),
             Way::Tcp | Way::Rsockets | Way::Preload => Ok(Kind::default()),
         };
-        let before = look(PROMOTION)?;
-        if let Some(other) = before.other {
+        let mut before = look(PROMOTION)?;
+        if let Some(other) = before.other.take() {
             return Ok(Outcome::Other(other));
         }
         client.signal(Signal::SIGUSR1)?;
@@ -255,28 +237,12 @@ impl Bench {
         if let Some(other) = after.other {
             return Ok(Outcome::Other(format!("at the end {other}")));
         }
-        let f: Figures = serde_json::from_str(&result)?;
-        // A few packets are sent at any time, to see whether links still live.
-        let least = f.messages.max(f.bytes >> 16) / 20;
-        ensure!(
-            (f.rdma_packets > least) == way.rdma(),
-            "{} packets were sent by RDMA devices, and that is not {}: {f:?}",
-            f.rdma_packets,
-            way.name()
-        );
-        let lane = after.lane.saturating_sub(before.lane);
-        let tcp = after.tcp.saturating_sub(before.tcp);
-        let mut note = before.note;
-        if way == Way::Underpass && tcp > 0 {
-            let share = 100.0 * lane as f64 / (lane + tcp) as f64;
-            if share < 50.0 {
-                return Ok(Outcome::Other(format!(
-                    "{share:.0} % of the bytes on lanes"
-                )));
-            }
-            note = Some(format!("{share:.1} % of the bytes on lanes"));
-        }
-        Ok(Outcome::Figures(f, note))
+        outcome(way, serde_json::from_str(&result)?, before, &after)
+    }
+
+    /// Starts a program of a run.
+    fn start(&self, node: usize, script: String) -> Result<Running> {
+        self.lab.node(node).sh(script)?.limit(LIMIT).spawn()
     }
 
     /// What the kernels say of their SMC sockets.
@@ -303,6 +269,46 @@ impl Bench {
         }
         Ok(Kind::default())
     }
+}
+
+/// The measuring program with the environment of a way, which is for this program alone: bash does not survive
+/// librspreload.
+fn program(way: Way, nodes: Option<&Nodes>, node: usize) -> String {
+    let env = match (way, nodes) {
+        (Way::Preload, _) => vec![("LD_PRELOAD".into(), PRELOAD.into())],
+        (_, Some(nodes)) => nodes.env(node),
+        (_, None) => Vec::new(),
+    };
+    let mut words = String::from("env");
+    for (key, value) in env {
+        let _ = write!(words, " {key}={}", quoted(&value));
+    }
+    format!("{words} {}", load())
+}
+
+/// What a run was, by its figures and by what its connections were before and after it.
+fn outcome(way: Way, f: Figures, before: Kind, after: &Kind) -> Result<Outcome> {
+    // A few packets are sent at any time, to see whether links still live.
+    let least = f.messages.max(f.bytes >> 16) / 20;
+    ensure!(
+        (f.rdma_packets > least) == way.rdma(),
+        "{} packets were sent by RDMA devices, and that is not {}: {f:?}",
+        f.rdma_packets,
+        way.name()
+    );
+    let lane = after.lane.saturating_sub(before.lane);
+    let tcp = after.tcp.saturating_sub(before.tcp);
+    let mut note = before.note;
+    if way == Way::Underpass && tcp > 0 {
+        let share = 100.0 * lane as f64 / (lane + tcp) as f64;
+        if share < 50.0 {
+            return Ok(Outcome::Other(format!(
+                "{share:.0} % of the bytes on lanes"
+            )));
+        }
+        note = Some(format!("{share:.1} % of the bytes on lanes"));
+    }
+    Ok(Outcome::Figures(f, note))
 }
 
 /// What connections are.
