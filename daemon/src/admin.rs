@@ -3,6 +3,6 @@
 //! Reads the core's state and the kernel's tables. It shows a caller only what that caller may see, and changes
 //! nothing but by the core's commands.
 
-pub mod census;
-pub mod rail_view;
-pub mod server;
+mod census;
+mod rail_view;
+pub(crate) mod server;

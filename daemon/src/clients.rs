@@ -4,14 +4,14 @@
 //! Nothing here waits for a client or believes one: what waits to be sent is bounded, and tables are read as hostile
 //! bytes. What a client's message does is decided in `core`, which this room must not know.
 
-pub mod adopt;
-pub mod commands;
+pub(crate) mod adopt;
+pub(crate) mod commands;
 pub mod control;
-pub mod families;
+pub(crate) mod families;
 pub mod family;
-pub mod idle;
+pub(crate) mod idle;
 pub mod ids;
-pub mod limits;
-pub mod notice;
-pub mod party;
-pub mod view;
+pub(crate) mod limits;
+pub(crate) mod notice;
+pub(crate) mod party;
+pub(crate) mod view;

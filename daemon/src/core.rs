@@ -2,13 +2,13 @@
 //! may take time (looking at a registered socket, closing it) runs on the blocking pool and comes
 //! back as another event.
 
-pub mod across;
-pub mod commands;
-pub mod events;
+pub(crate) mod across;
+pub(crate) mod commands;
+pub(crate) mod events;
 mod far;
 mod holders;
 mod inherited;
-pub mod looks;
+mod looks;
 mod recovered;
 pub mod register;
 mod seek;

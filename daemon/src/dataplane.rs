@@ -3,5 +3,5 @@
 //! Nothing here may wait for a client, a tool or a peer's daemon: their work must not delay a lane's bytes. What
 //! happens leaves as effects, which the core carries out.
 
-pub mod rail;
+pub(crate) mod rail;
 pub mod thread;

@@ -3,7 +3,7 @@
 //! The state machine does no I/O, and what takes time (who holds a socket?) is a function for a helper thread. The
 //! bytes of lanes, and their directions, are none of this room's business.
 
-pub mod holders;
-pub mod inherited;
-pub mod links;
-pub mod unseen;
+pub(crate) mod holders;
+pub(crate) mod inherited;
+pub(crate) mod links;
+pub(crate) mod unseen;

@@ -4,13 +4,15 @@
 //! between processes of one node work without it. Lanes to other nodes are carried by the daemon itself (`dataplane`).
 //! It trusts no shim and no peer: every decision is based on what it reads from the kernel.
 
-pub mod admin;
+#![warn(unreachable_pub)]
+
+mod admin;
 pub mod clients;
 pub mod config;
 pub mod core;
 pub mod daemon;
 pub mod dataplane;
-pub mod lanes;
+mod lanes;
 pub mod nodes;
 pub mod os;
 pub mod pairing;

@@ -4,4 +4,4 @@
 //! beyond what the directory and the proof allow it to say.
 
 pub mod peers;
-pub mod seek;
+pub(crate) mod seek;

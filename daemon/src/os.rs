@@ -4,12 +4,12 @@
 //! Each module wraps one thing that the kernel offers. None of them knows what a lane, a client or another node is,
 //! and none names a module outside this room.
 
-pub mod address;
+pub(crate) mod address;
 pub mod fds;
 pub mod memfd;
 pub mod process;
-pub mod random;
+pub(crate) mod random;
 pub mod sockopt;
 pub mod system;
-pub mod tcp;
+pub(crate) mod tcp;
 pub mod wire;

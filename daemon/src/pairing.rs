@@ -4,8 +4,8 @@
 //! A pair must never be made of addresses alone: they prove nothing across network namespaces. Ends on other nodes
 //! are paired in `nodes`, with the same proof.
 
-pub mod bpf;
-pub mod elsewhere;
-pub mod local;
+pub(crate) mod bpf;
+pub(crate) mod elsewhere;
+pub(crate) mod local;
 pub mod proof;
 pub mod socket;

@@ -5,5 +5,5 @@
 //! which knows none of them.
 
 pub mod channels;
-pub mod lookups;
+pub(crate) mod lookups;
 pub mod server;

@@ -10,9 +10,9 @@
 //! own, there is a time limit for all, and helpers that hang are counted. All who ask during a census share the
 //! next one.
 
-pub mod ends;
+mod ends;
 mod kernel;
-pub mod rows;
+pub(crate) mod rows;
 
 use crate::clients::adopt;
 use crate::clients::family;
@@ -47,7 +47,7 @@ const HANGING_MAX: usize = 32;
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
 /// A process that carries the shim.
-pub struct Carrier {
+pub(crate) struct Carrier {
     pub id: ProcId,
     pub own_pid: u32,
     pub netns: u64,
@@ -66,7 +66,7 @@ pub struct Carrier {
 
 /// Every process that was looked at.
 #[derive(Default)]
-pub struct Census {
+pub(crate) struct Census {
     pub carriers: Vec<Carrier>,
     /// Processes that do not use this daemon; true if they have the library mapped (and may use another daemon).
     pub strangers: HashMap<u32, bool>,
@@ -95,7 +95,7 @@ fn known(core: &Core) -> HashSet<u32> {
 }
 
 /// Looks at every process that the daemon may inspect.
-pub async fn take(shared: &Shared) -> Census {
+pub(crate) async fn take(shared: &Shared) -> Census {
     let mut us = {
         let core = shared.borrow();
         let Some(dir) = core.dir.clone() else {

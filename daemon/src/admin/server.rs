@@ -57,7 +57,7 @@ impl Caller {
 }
 
 /// Makes the listening socket; a file that is left over is replaced.
-pub fn listen(path: &Path) -> std::io::Result<UnixListener> {
+pub(crate) fn listen(path: &Path) -> std::io::Result<UnixListener> {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
         _ => {}
@@ -66,7 +66,7 @@ pub fn listen(path: &Path) -> std::io::Result<UnixListener> {
 }
 
 /// Accepts for ever.
-pub async fn serve(shared: Shared, listener: UnixListener) {
+pub(crate) async fn serve(shared: Shared, listener: UnixListener) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {

@@ -56,7 +56,7 @@ pub struct Found {
 /// Identity of the runtime directory, as shims write it into their tables. The third number is kept in the file
 /// `lock` and is the same for all daemons of the directory: if the directory is removed, a later one may get its
 /// inode.
-pub fn identity(dir: &Path, lock: &OwnedFd) -> Option<Home> {
+pub(crate) fn identity(dir: &Path, lock: &OwnedFd) -> Option<Home> {
     let m = std::fs::metadata(dir).ok()?;
     let mut kept = [0u8; 4];
     let number = match rustix::io::pread(lock, &mut kept, 0) {
@@ -72,12 +72,12 @@ pub fn identity(dir: &Path, lock: &OwnedFd) -> Option<Home> {
 
 /// Does this table name our runtime directory? A table without a number (from an older daemon, or not told yet) is
 /// accepted by device and inode.
-pub fn is_home(home: Home, said: Home) -> bool {
+pub(crate) fn is_home(home: Home, said: Home) -> bool {
     said[..2] == home[..2] && (said[2] == home[2] || said[2] == 0)
 }
 
 /// Processes that may be ours: for root all, otherwise those of the daemon's user.
-pub fn pids() -> Vec<u32> {
+pub(crate) fn pids() -> Vec<u32> {
     let me = rustix::process::geteuid();
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let mine = all.filter_map(|e| {
@@ -89,7 +89,7 @@ pub fn pids() -> Vec<u32> {
 }
 
 /// Looks at one process. Runs on a helper thread.
-pub fn look_into(pid: u32, home: Home) -> Option<Found> {
+pub(crate) fn look_into(pid: u32, home: Home) -> Option<Found> {
     let start = proc::start_time(pid)?;
     let of = proc::living(pid)?;
     let maps = std::fs::read_to_string(of.join("maps")).ok()?;
@@ -112,7 +112,7 @@ pub fn look_into(pid: u32, home: Home) -> Option<Found> {
 }
 
 /// The family table of a process of `uid`, which must have it mapped and open. `of`: see `proc::living`.
-pub fn table(of: &Path, maps: &str, uid: u32) -> Option<(Ident, Foreign)> {
+pub(crate) fn table(of: &Path, maps: &str, uid: u32) -> Option<(Ident, Foreign)> {
     let mapped = maps.lines().find(|l| l.contains(NAME))?;
     // address, rights, offset, device, inode, name
     let inode: u64 = mapped.split_ascii_whitespace().nth(4)?.parse().ok()?;
@@ -130,6 +130,6 @@ pub fn table(of: &Path, maps: &str, uid: u32) -> Option<(Ident, Foreign)> {
 }
 
 /// The pid of a process in its own pid namespace.
-pub fn own_pid(pid: u32) -> Option<u32> {
+pub(crate) fn own_pid(pid: u32) -> Option<u32> {
     proc::status(pid, "NSpid:")?.last().copied()
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use underpass_admin::environ;
 
 /// Is there a process of this user that uses, or will use, the daemon in `dir`?
-pub fn any(dir: &Path) -> bool {
+pub(crate) fn any(dir: &Path) -> bool {
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     let me = rustix::process::geteuid().as_raw();
     let Ok(proc) = std::fs::read_dir("/proc") else {

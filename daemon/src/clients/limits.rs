@@ -95,7 +95,7 @@ impl Group {
 
 /// What this daemon may have as a party of far lanes. Each of them takes one of its descriptors, and half of its
 /// descriptors are reserved for everything else.
-pub fn far() -> Arc<Group> {
+pub(crate) fn far() -> Arc<Group> {
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let lanes = files.map_or(u32::MAX, |n| u32::try_from(n / 2).unwrap_or(u32::MAX));
     let limits = Limits {
@@ -173,7 +173,7 @@ impl Groups {
 }
 
 #[cfg(test)]
-pub fn for_tests(lanes: u32, memory: u64) -> Arc<Group> {
+pub(crate) fn for_tests(lanes: u32, memory: u64) -> Arc<Group> {
     Groups::new(Limits {
         lanes,
         memory,

@@ -47,7 +47,7 @@ pub struct Entry {
 }
 
 /// `Entry::conn` of a socket that is in no table.
-pub const UNTRACKED: u32 = u32::MAX;
+pub(crate) const UNTRACKED: u32 = u32::MAX;
 
 impl Entry {
     /// Is it in a table, so that its shim can be told something about it?
@@ -77,7 +77,7 @@ impl Entry {
 }
 
 /// All rows.
-pub fn entries(families: &[Snapshot]) -> Vec<Entry> {
+pub(crate) fn entries(families: &[Snapshot]) -> Vec<Entry> {
     let mut all = Vec::new();
     for f in families {
         let lives = |r: &&(u64, Holder)| proc::start_time(r.1.pid) == Some(r.0);
@@ -258,7 +258,7 @@ pub(crate) fn link_ends(all: &mut [Entry]) {
 }
 
 /// The `Mode` column.
-pub fn set_mode(row: &mut Row) {
+pub(crate) fn set_mode(row: &mut Row) {
     row.mode = if row.up == "none" {
         format!("TCP 0x{:08x}/0x{:08x}", row.reason, row.peer_reason)
     } else if row.far {
@@ -269,7 +269,7 @@ pub fn set_mode(row: &mut Row) {
 }
 
 /// Those of these sockets that are held by processes without a shim only, as far as we may look.
-pub fn strangers(inodes: &HashSet<u64>) -> HashSet<u64> {
+pub(crate) fn strangers(inodes: &HashSet<u64>) -> HashSet<u64> {
     let mut shims: HashMap<u32, bool> = HashMap::new();
     let mut shim = |p: &u32| *shims.entry(*p).or_insert_with(|| may_have_shim(*p));
     let strange = |(i, pids): (u64, Vec<u32>)| (!pids.iter().any(&mut shim)).then_some(i);
@@ -277,7 +277,7 @@ pub fn strangers(inodes: &HashSet<u64>) -> HashSet<u64> {
 }
 
 /// Which processes hold these sockets, as far as we may look.
-pub fn holders_of(inodes: &HashSet<u64>) -> HashMap<u64, Vec<u32>> {
+pub(crate) fn holders_of(inodes: &HashSet<u64>) -> HashMap<u64, Vec<u32>> {
     let mut all: HashMap<u64, Vec<u32>> = HashMap::new();
     for pid in proc::all() {
         for socket in proc::sockets(pid) {

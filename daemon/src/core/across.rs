@@ -207,7 +207,7 @@ impl<V: Provider> Core<V> {
 }
 
 /// Where a row's own reason is only that it waits, enters what is known of other nodes.
-pub fn explain(rows: &mut [Entry], shown: &HashMap<(PartyId, u32, u32), Shown>) {
+pub(crate) fn explain(rows: &mut [Entry], shown: &HashMap<(PartyId, u32, u32), Shown>) {
     for e in rows
         .iter_mut()
         .filter(|e| e.row.reason == Reason::Waiting.code())
@@ -226,7 +226,7 @@ pub fn explain(rows: &mut [Entry], shown: &HashMap<(PartyId, u32, u32), Shown>) 
 }
 
 /// The peers of a configuration, if it has any.
-pub fn peers(config: &crate::config::Config) -> Option<Peers> {
+pub(crate) fn peers(config: &crate::config::Config) -> Option<Peers> {
     let directory = config.directory().ok().flatten()?; // checked when it was loaded
     Some(Peers::new(Rc::new(directory), Reason::NoDevice))
 }

@@ -16,7 +16,7 @@ use underpass_rdma::verbs::Provider;
 
 /// Results of the rails' steps that are not carried out yet.
 #[derive(Default)]
-pub struct Effects {
+pub(super) struct Effects {
     waiting: VecDeque<Effect>,
     under_way: bool,
 }

@@ -20,10 +20,7 @@ mod lane;
 mod show;
 mod sock;
 mod takeover;
-pub mod waker;
-
-pub use devices::{Facts, Port};
-pub use waker::Polled;
+pub(crate) mod waker;
 
 use crate::clients::ids::{ConnRef, PartyId};
 use crate::config::RailConfig;

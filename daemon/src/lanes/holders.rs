@@ -54,7 +54,7 @@ pub struct Holders {
 }
 
 /// Looks for the holders of all these ends. Runs on a helper thread.
-pub fn look(all: Vec<Asked>, others: &HashMap<u64, u32>) -> Vec<(Asked, Verdict)> {
+pub(crate) fn look(all: Vec<Asked>, others: &HashMap<u64, u32>) -> Vec<(Asked, Verdict)> {
     let mut seen = Seen {
         inodes: all.iter().map(|a| a.end.inode).collect(),
         ..Seen::default()

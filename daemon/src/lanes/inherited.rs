@@ -119,11 +119,11 @@ pub struct InheritedEnds {
 }
 
 /// Counts a lane of an ended process against its cgroup until dropped.
-pub struct Counted(Arc<Group>);
+pub(crate) struct Counted(Arc<Group>);
 
 impl Counted {
     /// `None`: at the limit.
-    pub fn new(group: &Arc<Group>) -> Option<Self> {
+    pub(crate) fn new(group: &Arc<Group>) -> Option<Self> {
         group.take_lane().then(|| Counted(group.clone()))
     }
 }
@@ -142,14 +142,14 @@ pub struct Left<'a> {
 }
 
 /// Who may hold the connections of a process that has just ended.
-pub struct Inheritance<'a> {
+pub(crate) struct Inheritance<'a> {
     party: &'a Party,
     asked: Cell<u32>,
     any: Cell<bool>,
 }
 
 impl<'a> Inheritance<'a> {
-    pub fn of(party: &'a Party) -> Self {
+    pub(crate) fn of(party: &'a Party) -> Self {
         Inheritance {
             party,
             asked: Cell::new(0),
@@ -158,7 +158,7 @@ impl<'a> Inheritance<'a> {
     }
 
     /// `None`: no other process holds this connection.
-    pub fn left(&self, who: &ConnRef) -> Option<Left<'a>> {
+    pub(crate) fn left(&self, who: &ConnRef) -> Option<Left<'a>> {
         let held = if self.asked.get() < ASKED {
             self.asked.set(self.asked.get() + 1);
             self.party.others_hold(who.conn, who.gen)
@@ -181,7 +181,7 @@ impl<'a> Inheritance<'a> {
 
 /// For each end, a process other than this daemon that holds the socket and may still use it. Runs on a helper
 /// thread, because it may have to look at every process.
-pub fn look(all: &[Inherited]) -> Vec<Option<u32>> {
+pub(crate) fn look(all: &[Inherited]) -> Vec<Option<u32>> {
     let me = std::process::id();
     let known: HashSet<u32> = all.iter().filter_map(|i| i.holder).collect();
     let mut holders: HashMap<u64, u32> = HashMap::new();

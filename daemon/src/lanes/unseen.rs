@@ -26,7 +26,7 @@ pub struct Held {
 
 /// Ends whose socket no process is seen to hold. (A process whose descriptors cannot be read may hold it.) Runs on
 /// a helper thread.
-pub fn closed(all: Vec<Held>) -> Vec<Idle> {
+pub(crate) fn closed(all: Vec<Held>) -> Vec<Idle> {
     let mut of: HashMap<u32, Option<HashSet<u64>>> = HashMap::new();
     let mut held = |h: &Held| {
         let fd = h.family.view(h.idle.who.conn).map_or(0, |v| v.fd);

@@ -9,7 +9,7 @@ pub mod cut;
 pub mod digest;
 pub mod directory;
 pub mod msg;
-pub mod pairing;
+pub(crate) mod pairing;
 
 use cut::Cut;
 use directory::{Directory, Name, Owner};

@@ -21,14 +21,14 @@ use tokio::sync::Notify;
 use underpass_admin::proc;
 
 /// Most ends that are looked for at once; others wait without a search.
-pub const ENDS_MAX: usize = 256;
+pub(crate) const ENDS_MAX: usize = 256;
 /// Most ends that are looked for at once on behalf of one other node.
 const FAR_MAX: usize = 32;
 /// Most searches for one end, and how often its other end is asked.
-pub const TRIES: u32 = 20;
-pub const ASKS: u32 = 3;
+pub(crate) const TRIES: u32 = 20;
+pub(crate) const ASKS: u32 = 3;
 /// The searches at which other nodes are asked: more than once, because a message may be lost with its channel.
-pub const TELL: [u32; 3] = [1, 4, 12];
+pub(crate) const TELL: [u32; 3] = [1, 4, 12];
 /// The ends that are looked for.
 #[derive(Default)]
 pub struct Seek {
@@ -87,7 +87,7 @@ impl Seek {
 }
 
 /// Ends with their addresses (local, peer).
-pub type Ends = Vec<(ConnRef, SocketAddr, SocketAddr)>;
+pub(crate) type Ends = Vec<(ConnRef, SocketAddr, SocketAddr)>;
 
 /// What is to be looked for now.
 pub struct Task {

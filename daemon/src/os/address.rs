@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 /// One form for equal addresses: IPv4-mapped becomes IPv4, flow labels go, the scope stays only
 /// where it means something.
-pub fn normal(a: SocketAddr) -> SocketAddr {
+pub(crate) fn normal(a: SocketAddr) -> SocketAddr {
     match a {
         SocketAddr::V4(_) => a,
         SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {

@@ -5,15 +5,15 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 /// Values of [`Socket::state`], as in Linux's `tcp_states.h`.
-pub mod state {
-    pub const ESTABLISHED: u8 = 1;
-    pub const TIME_WAIT: u8 = 6;
-    pub const LISTEN: u8 = 10;
+pub(crate) mod state {
+    pub(crate) const ESTABLISHED: u8 = 1;
+    pub(crate) const TIME_WAIT: u8 = 6;
+    pub(crate) const LISTEN: u8 = 10;
 }
 
 /// A TCP socket of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Socket {
+pub(crate) struct Socket {
     pub local: SocketAddr,
     pub peer: SocketAddr,
     pub state: u8,
@@ -23,7 +23,7 @@ pub struct Socket {
 }
 
 /// All TCP sockets in the network namespace of this process.
-pub fn sockets(pid: u32) -> Vec<Socket> {
+pub(crate) fn sockets(pid: u32) -> Vec<Socket> {
     let mut all = Vec::new();
     let Some(of) = underpass_admin::proc::living(pid) else {
         return all;
@@ -36,12 +36,12 @@ pub fn sockets(pid: u32) -> Vec<Socket> {
 }
 
 /// Inodes of the established connections, by local and peer address.
-pub fn established(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
+pub(crate) fn established(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
     by_addresses(pid, |s| s == state::ESTABLISHED)
 }
 
 /// The same, including connections that are being made or closed.
-pub fn connections(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
+pub(crate) fn connections(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
     by_addresses(pid, |s| s != state::LISTEN)
 }
 

@@ -81,7 +81,7 @@ struct Bpf {
 }
 
 /// Starts recording, or takes over what an earlier daemon pinned; without privileges there is no recording.
-pub fn open(config: &ProofConfig) -> Arc<dyn Proof> {
+pub(crate) fn open(config: &ProofConfig) -> Arc<dyn Proof> {
     if !config.bpf {
         return Arc::new(NoProof);
     }

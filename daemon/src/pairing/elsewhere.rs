@@ -13,11 +13,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 /// An end waits this long before its mirror is looked for: most find their other end at once.
-pub const PATIENCE: Duration = Duration::from_secs(3);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 /// Most ends in one look.
-pub const MOST: usize = 4096;
+pub(crate) const MOST: usize = 4096;
 /// Looks that must agree before an end is given up.
-pub const LOOKS: u8 = 2;
+pub(crate) const LOOKS: u8 = 2;
 
 /// An end to look for: the process that registered it, its network namespace, local and peer.
 pub struct Doubt {
@@ -38,7 +38,7 @@ pub enum Seen {
 }
 
 /// One look at all of them. For a helper.
-pub fn look(doubts: &[Doubt]) -> Vec<Seen> {
+pub(crate) fn look(doubts: &[Doubt]) -> Vec<Seen> {
     let mut tables = HashMap::new();
     let one = |d: &Doubt| {
         let t: &HashMap<_, _> = tables

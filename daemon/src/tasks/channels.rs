@@ -4,8 +4,8 @@
 //! Both nodes of a pair dial. If that makes two channels, both nodes decide in the same way which one is kept
 //! (`Peers::admit`). Every wait for a peer has a time-out, and what is queued for it has a limit.
 
-pub mod context;
-pub mod handshake;
+mod context;
+mod handshake;
 pub mod tls;
 
 use crate::config::{NodeConfig, TlsConfig};

@@ -32,7 +32,7 @@ const DEVICES_LOOK: Duration = Duration::from_secs(1);
 
 /// Looks at the RDMA devices, for ever, and whenever one is named in `stale`. Reading a device's
 /// addresses takes a thousand files: not on the thread that serves everybody.
-pub async fn watch_devices(shared: Shared, mut stale: UnboundedReceiver<DeviceId>) {
+pub(crate) async fn watch_devices(shared: Shared, mut stale: UnboundedReceiver<DeviceId>) {
     let mut watch = Some(Watch::new(Tree::system()));
     loop {
         let Some(mut w) = watch.take() else { return };
@@ -63,7 +63,7 @@ pub async fn watch_devices(shared: Shared, mut stale: UnboundedReceiver<DeviceId
 }
 
 /// Carries out the effects of the data plane's steps, for ever.
-pub async fn take_in(shared: Shared, plane: Arc<DataPlane<Ibv>>) {
+pub(crate) async fn take_in(shared: Shared, plane: Arc<DataPlane<Ibv>>) {
     loop {
         plane.news.notified().await;
         shared.borrow_mut().effects();
@@ -71,7 +71,7 @@ pub async fn take_in(shared: Shared, plane: Arc<DataPlane<Ibv>>) {
 }
 
 /// Looks once at every process that may be looked at: see [`mod@adopt`].
-pub async fn adopt(shared: Shared) {
+pub(crate) async fn adopt(shared: Shared) {
     let home = shared.borrow().home;
     if let Some(home) = home {
         let pids = tokio::task::spawn_blocking(adopt::pids)
@@ -99,7 +99,7 @@ pub async fn adopt(shared: Shared) {
 }
 
 /// Drops recovered processes that have ended.
-pub async fn prune_recovered(shared: &Shared) {
+pub(crate) async fn prune_recovered(shared: &Shared) {
     let ids: Vec<ProcId> = shared.borrow().recovered.iter().map(|r| r.id).collect();
     if ids.is_empty() {
         return;
@@ -115,7 +115,7 @@ pub async fn prune_recovered(shared: &Shared) {
 }
 
 /// One look at all ends in doubt: see [`mod@elsewhere`].
-pub async fn look_elsewhere(shared: &Shared) {
+pub(crate) async fn look_elsewhere(shared: &Shared) {
     let doubts = shared.borrow().doubts();
     if doubts.is_empty() {
         return;
@@ -138,7 +138,7 @@ const INHERITED_REST: u32 = 50;
 const INHERITED_REST_MAX: Duration = Duration::from_secs(5);
 
 /// Looks at inherited ends as long as there are any.
-pub async fn look_at_inherited(core: Shared) {
+pub(crate) async fn look_at_inherited(core: Shared) {
     let news = core.borrow().inherited.news.clone();
     loop {
         let all: Vec<Inherited> = core
@@ -169,7 +169,7 @@ const HOLDERS_REST: u32 = 20;
 const HOLDERS_REST_MAX: Duration = Duration::from_secs(5);
 
 /// Looks for holders whenever an end asks, for ever.
-pub async fn look_for_holders(core: Shared) {
+pub(crate) async fn look_for_holders(core: Shared) {
     let news = core.borrow().holders.news.clone();
     loop {
         let (asked, others) = {
@@ -195,7 +195,7 @@ const UNSEEN_LOOK: Duration = Duration::from_secs(1);
 const UNSEEN_REST: u32 = 50;
 
 /// Looks for closes that no hook sees, as long as there are lanes to other nodes.
-pub async fn look_for_unseen_closes(core: Shared) {
+pub(crate) async fn look_for_unseen_closes(core: Shared) {
     let news = core.borrow().held.clone();
     loop {
         if core
@@ -226,7 +226,7 @@ const SEARCH_FIRST: Duration = Duration::from_millis(50);
 const SEARCH_REST_MAX: Duration = Duration::from_secs(5);
 
 /// Searches whenever there is something to search for, for ever.
-pub async fn search(shared: Shared) {
+pub(crate) async fn search(shared: Shared) {
     let wake = shared.borrow().seek.wake.clone();
     loop {
         wake.notified().await;
@@ -247,7 +247,7 @@ pub async fn search(shared: Shared) {
 }
 
 /// Reads a registered socket, and closes our copy, on the blocking pool.
-pub async fn read_registration(shared: Shared, r: Registration) {
+pub(crate) async fn read_registration(shared: Shared, r: Registration) {
     let Registration {
         who,
         kpos,

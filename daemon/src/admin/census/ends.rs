@@ -11,7 +11,7 @@ use underpass_admin::proc;
 /// visible, the reason that its shim was told earlier stays. `ours`: processes that have rows; `strangers`: other
 /// processes, and whether they have the library mapped; `alone`: there are no other nodes, whose daemons would
 /// report their ends themselves.
-pub fn name(
+pub(crate) fn name(
     all: &mut [Entry],
     kernel: &Kernel,
     ours: &HashSet<u32>,

@@ -6,14 +6,14 @@ use std::net::SocketAddr;
 
 /// The TCP sockets of all namespaces that have processes with rows.
 #[derive(Default)]
-pub struct Kernel {
+pub(crate) struct Kernel {
     by_inode: HashMap<u64, tcp::Socket>,
     by_pair: HashMap<(SocketAddr, SocketAddr), Vec<(u64, tcp::Socket)>>,
 }
 
 impl Kernel {
     /// `namespaces`: for each namespace a process in it, through whose `/proc` the tables are read.
-    pub fn read(namespaces: HashMap<u64, u32>) -> Self {
+    pub(crate) fn read(namespaces: HashMap<u64, u32>) -> Self {
         let mut k = Kernel::default();
         for (netns, pid) in namespaces {
             for s in tcp::sockets(pid) {
@@ -29,12 +29,12 @@ impl Kernel {
         k
     }
 
-    pub fn socket(&self, inode: u64) -> Option<&tcp::Socket> {
+    pub(crate) fn socket(&self, inode: u64) -> Option<&tcp::Socket> {
         self.by_inode.get(&inode)
     }
 
     /// The socket with these addresses: the one in this namespace, otherwise the only one in all namespaces.
-    pub fn pair(
+    pub(crate) fn pair(
         &self,
         netns: u64,
         local: SocketAddr,

@@ -75,7 +75,7 @@ struct Kin {
 }
 
 /// Makes all rows. `waiting`: registrations that wait for their other end.
-pub fn rows(
+pub(crate) fn rows(
     families: Vec<Snapshot>,
     census: Census,
     waiting: &HashSet<(PartyId, u32, u32)>,

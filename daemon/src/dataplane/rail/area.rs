@@ -16,7 +16,7 @@ fn control(m: &Mapping) -> Option<NonNull<Control>> {
 
 /// What both parties of a link have mapped, as this daemon sees it.
 #[derive(Default)]
-pub struct Areas {
+pub(super) struct Areas {
     own: Area,
     app: Area,
     /// The mappings of both, by chunk.
@@ -30,21 +30,26 @@ impl Areas {
     }
 
     /// Memory of a lane as a takeover of its sending direction uses it.
-    pub fn for_takeover(&self, slot: u32) -> Option<LaneMemory<'_>> {
+    pub(super) fn for_takeover(&self, slot: u32) -> Option<LaneMemory<'_>> {
         LaneMemory::new(&self.app, &self.own, slot).map(LaneMemory::for_takeover)
     }
 }
 
 /// The areas of a link, and which memory of ours is in use.
 #[derive(Default)]
-pub struct DaemonArea {
+pub(super) struct DaemonArea {
     areas: Arc<Areas>,
     rings: Rings,
 }
 
 impl DaemonArea {
     /// Maps the first file of our area or the process's: chunks 0 and 1. Returns chunk 1.
-    pub fn enter_first(&mut self, own: bool, fd: &OwnedFd, bytes: u64) -> Option<Arc<Mapping>> {
+    pub(super) fn enter_first(
+        &mut self,
+        own: bool,
+        fd: &OwnedFd,
+        bytes: u64,
+    ) -> Option<Arc<Mapping>> {
         let control = CONTROL_BYTES as u64;
         let data = bytes.checked_sub(control)?;
         self.enter_part(own, 0, fd, (0, control))?;
@@ -52,7 +57,13 @@ impl DaemonArea {
     }
 
     /// Maps a further chunk of our area or the process's. `None`: it is there already, or cannot be one.
-    pub fn enter(&mut self, own: bool, n: u32, fd: &OwnedFd, bytes: u64) -> Option<Arc<Mapping>> {
+    pub(super) fn enter(
+        &mut self,
+        own: bool,
+        n: u32,
+        fd: &OwnedFd,
+        bytes: u64,
+    ) -> Option<Arc<Mapping>> {
         self.enter_part(own, n, fd, (0, bytes))
     }
 
@@ -90,37 +101,37 @@ impl DaemonArea {
     }
 
     /// The control words, once both are mapped.
-    pub fn words(&self) -> Option<PartyMemory> {
+    pub(super) fn words(&self) -> Option<PartyMemory> {
         let (app, own) = (self.areas.map(false, 0)?, self.areas.map(true, 0)?);
         let (a, o) = (control(&app)?, control(&own)?);
         // SAFETY: both are `CONTROL_BYTES` long, and live as long as what is kept here.
         Some(unsafe { PartyMemory::new(a, o, Arc::new((app, own))) })
     }
 
-    pub fn own_chunk(&self, n: u32) -> Option<Arc<Mapping>> {
+    pub(super) fn own_chunk(&self, n: u32) -> Option<Arc<Mapping>> {
         self.areas.map(true, n as usize)
     }
 
-    pub fn areas(&self) -> Arc<Areas> {
+    pub(super) fn areas(&self) -> Arc<Areas> {
         self.areas.clone()
     }
 
     /// The process has mapped this chunk of ours: rings may lie in it.
-    pub fn ready(&mut self, n: u32) {
+    pub(super) fn ready(&mut self, n: u32) {
         let bytes = self.areas.own.chunk_len(n as usize);
         self.rings.chunk(n, bytes);
     }
 
-    pub fn place(&mut self, log2: u32) -> Option<Loc> {
+    pub(super) fn place(&mut self, log2: u32) -> Option<Loc> {
         self.rings.alloc(log2)
     }
 
-    pub fn free(&mut self, at: Loc) {
+    pub(super) fn free(&mut self, at: Loc) {
         self.rings.free(at);
     }
 
     /// Announces what was stored in our words of a lane. Returns whether the doorbell must be rung.
-    pub fn publish(&self, slot: u32) -> bool {
+    pub(super) fn publish(&self, slot: u32) -> bool {
         match (self.areas.own.control(), self.areas.app.control()) {
             (Some(o), Some(a)) => wake::publish(&o.seq[slot as usize / GROUP].0, &a.sleepers.0),
             _ => false,
@@ -131,20 +142,20 @@ impl DaemonArea {
 /// Memory for rings: new rings are taken from a chunk's front; a ring that is given back is used again for a ring
 /// of the same size.
 #[derive(Default)]
-pub struct Rings {
+pub(super) struct Rings {
     /// Chunk number, its pages, and its next free page.
     chunks: Vec<(u32, u32, u32)>,
     free: [Vec<Loc>; (RING_LOG2_MAX - RING_LOG2_MIN + 1) as usize],
 }
 
 impl Rings {
-    pub fn chunk(&mut self, n: u32, bytes: usize) {
+    pub(super) fn chunk(&mut self, n: u32, bytes: usize) {
         if n > 0 && self.chunks.iter().all(|c| c.0 != n) {
             self.chunks.push((n, (bytes / 4096) as u32, 0));
         }
     }
 
-    pub fn alloc(&mut self, log2: u32) -> Option<Loc> {
+    pub(super) fn alloc(&mut self, log2: u32) -> Option<Loc> {
         let class = log2.checked_sub(RING_LOG2_MIN)? as usize;
         if let Some(loc) = self.free.get_mut(class)?.pop() {
             return Some(loc);
@@ -163,7 +174,7 @@ impl Rings {
         Some(loc)
     }
 
-    pub fn free(&mut self, at: Loc) {
+    pub(super) fn free(&mut self, at: Loc) {
         if let Some(of) = self.free.get_mut((at.log2 - RING_LOG2_MIN) as usize) {
             of.push(at);
         }

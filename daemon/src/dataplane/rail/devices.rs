@@ -17,14 +17,14 @@ use underpass_rdma::verbs::{
 
 /// Name of a rail: device and port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Port {
+pub(crate) struct Port {
     pub device: DeviceId,
     pub port: u8,
 }
 
 /// The properties of a port that a link over it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub(crate) struct Facts {
     pub gid: Gid,
     pub gid_index: u32,
     pub lid: u16,
@@ -33,7 +33,7 @@ pub struct Facts {
 }
 
 /// What happened to a rail.
-pub enum News {
+pub(super) enum News {
     Up(Port),
     /// Down, or its address has changed: everything made of it must go.
     Gone(Port),
@@ -41,7 +41,7 @@ pub enum News {
     QpFailed(DeviceId, u32),
 }
 
-pub struct Devices<V: Provider> {
+pub(super) struct Devices<V: Provider> {
     verbs: V,
     config: Vec<RailConfig>,
     open: BTreeMap<DeviceId, Arc<V::Device>>,
@@ -49,7 +49,7 @@ pub struct Devices<V: Provider> {
 }
 
 impl<V: Provider> Devices<V> {
-    pub fn new(verbs: V, config: &[RailConfig]) -> Devices<V> {
+    pub(super) fn new(verbs: V, config: &[RailConfig]) -> Devices<V> {
         Devices {
             verbs,
             config: config.to_vec(),
@@ -58,12 +58,12 @@ impl<V: Provider> Devices<V> {
         }
     }
 
-    pub fn up(&self) -> &BTreeMap<Port, Facts> {
+    pub(super) fn up(&self) -> &BTreeMap<Port, Facts> {
         &self.up
     }
 
     /// A rail, for the engine of a pair of nodes.
-    pub fn rail(&self, port: &Port) -> Option<Rail<V::Device>> {
+    pub(super) fn rail(&self, port: &Port) -> Option<Rail<V::Device>> {
         let (f, device) = (self.up.get(port)?, self.open.get(&port.device)?);
         Some(Rail {
             device: device.clone(),
@@ -77,12 +77,12 @@ impl<V: Provider> Devices<V> {
     }
 
     /// Descriptors that become readable when there are events.
-    pub fn event_fds(&self) -> impl Iterator<Item = RawFd> + '_ {
+    pub(super) fn event_fds(&self) -> impl Iterator<Item = RawFd> + '_ {
         self.open.values().filter_map(|d| d.event_fd())
     }
 
     /// Handles changes that the kernel shows.
-    pub fn changed(&mut self, changes: &[Change], news: &mut Vec<News>) {
+    pub(super) fn changed(&mut self, changes: &[Change], news: &mut Vec<News>) {
         for c in changes {
             match c {
                 Change::Removed(id) => self.close(id, news),
@@ -155,7 +155,7 @@ impl<V: Provider> Devices<V> {
     }
 
     /// Handles events of open devices. Returns the devices that should be looked at again.
-    pub fn events(&mut self, news: &mut Vec<News>) -> Vec<DeviceId> {
+    pub(super) fn events(&mut self, news: &mut Vec<News>) -> Vec<DeviceId> {
         let mut stale = Vec::new();
         let mut gone = Vec::new();
         for (id, d) in &self.open {

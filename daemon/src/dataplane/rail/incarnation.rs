@@ -21,7 +21,7 @@ const INCARNATIONS_MAX: u64 = 1 << 62;
 /// would never be freed.
 const LOST_NS: u64 = 20_000_000_000;
 
-pub struct Node<V: Provider> {
+pub(super) struct Node<V: Provider> {
     pub number: u32,
     first: bool,
     pub pair: Pair<V>,
@@ -53,7 +53,7 @@ fn new_pair<V: Provider>(first: bool, system: &Arc<dyn System>) -> Pair<V> {
 }
 
 impl<V: Provider> Node<V> {
-    pub fn new(number: u32, first: bool, system: &Arc<dyn System>) -> Node<V> {
+    pub(super) fn new(number: u32, first: bool, system: &Arc<dyn System>) -> Node<V> {
         Node {
             number,
             first,
@@ -76,11 +76,11 @@ impl<V: Provider> Node<V> {
     }
 
     /// Does this node offer the links? (The one with the smaller name does.)
-    pub fn is_first(&self) -> bool {
+    pub(super) fn is_first(&self) -> bool {
         self.first
     }
 
-    pub fn add_rail(&mut self, now: u64, devices: &Devices<V>, port: &Port) {
+    pub(super) fn add_rail(&mut self, now: u64, devices: &Devices<V>, port: &Port) {
         if now < self.no_rails_before || self.rails.contains_key(port) {
             return;
         }
@@ -96,13 +96,13 @@ impl<V: Provider> Node<V> {
         }
     }
 
-    pub fn remove_rail(&mut self, port: &Port) {
+    pub(super) fn remove_rail(&mut self, port: &Port) {
         if let Some(id) = self.rails.remove(port) {
             self.pair.remove_rail(id);
         }
     }
 
-    pub fn qp_failed(&mut self, device: &DeviceId, qpn: u32) {
+    pub(super) fn qp_failed(&mut self, device: &DeviceId, qpn: u32) {
         for (port, id) in &self.rails {
             if port.device == *device {
                 self.pair.qp_failed(*id, qpn);

@@ -113,7 +113,7 @@ impl Lane {
     }
 
     /// The process has finished with the lane so far.
-    pub fn end(&mut self, now: u64, how: Ending, fin: bool) {
+    pub(super) fn end(&mut self, now: u64, how: Ending, fin: bool) {
         self.ending = self.ending.max(Some(how));
         self.fin |= fin;
         self.ending_since = now;

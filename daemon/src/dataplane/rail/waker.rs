@@ -132,14 +132,14 @@ const KIND: u64 = 0xff << 56;
 const QUEUE: u64 = 1 << 56;
 const BELL: u64 = 2 << 56;
 const DEVICE: u64 = 3 << 56;
-pub const ALARM: u64 = 4 << 56;
+pub(crate) const ALARM: u64 = 4 << 56;
 const KICK: u64 = 5 << 56;
 
-pub fn drain(fd: Option<&OwnedFd>) {
+pub(crate) fn drain(fd: Option<&OwnedFd>) {
     fd.map(|fd| rustix::io::read(fd, &mut [0u8; 8]));
 }
 
-pub fn add(set: &OwnedFd, fd: RawFd, data: u64) {
+pub(crate) fn add(set: &OwnedFd, fd: RawFd, data: u64) {
     // SAFETY: of a link, queue or device that the caller holds; used for this call only.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     match epoll::add(set, fd, EventData::new_u64(data), EventFlags::IN) {

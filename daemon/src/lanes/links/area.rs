@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Stage of a chunk on its way to both parties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub(super) enum Stage {
     /// With its writer, who has not mapped it yet.
     Given,
     /// Sealed, with the other party.
@@ -20,7 +20,7 @@ pub enum Stage {
 }
 
 /// One memory file of an area.
-pub struct Chunk {
+pub(super) struct Chunk {
     pub fd: Arc<OwnedFd>,
     pub bytes: u64,
     pub stage: Stage,
@@ -29,15 +29,15 @@ pub struct Chunk {
 }
 
 /// Both doorbell ends, and the first file of both areas.
-pub type Areas = ([OwnedFd; 2], [Chunk; 2]);
+pub(super) type Areas = ([OwnedFd; 2], [Chunk; 2]);
 
 /// Bytes of the first file of an area: chunks 0 and 1.
-pub fn first_bytes(far: bool) -> usize {
+pub(super) fn first_bytes(far: bool) -> usize {
     CONTROL_BYTES + chunk_bytes(far)
 }
 
 /// Bytes of a data chunk.
-pub fn chunk_bytes(far: bool) -> usize {
+pub(super) fn chunk_bytes(far: bool) -> usize {
     if far {
         FAR_CHUNK_BYTES
     } else {
@@ -46,7 +46,7 @@ pub fn chunk_bytes(far: bool) -> usize {
 }
 
 /// Makes the doorbell and the first files of a new link.
-pub fn make_areas(id: u64, far: bool, now: Duration) -> Result<Areas, Errno> {
+pub(super) fn make_areas(id: u64, far: bool, now: Duration) -> Result<Areas, Errno> {
     use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
     let (a, b) = socketpair(
         AddressFamily::UNIX,
@@ -60,7 +60,13 @@ pub fn make_areas(id: u64, far: bool, now: Duration) -> Result<Areas, Errno> {
 
 /// Makes chunk `n` of an area. Chunk 0 begins with a header that identifies it; chunk 1 follows it in the same
 /// file.
-pub fn make_chunk(id: u64, side: u8, n: u32, far: bool, now: Duration) -> Result<Chunk, Errno> {
+pub(super) fn make_chunk(
+    id: u64,
+    side: u8,
+    n: u32,
+    far: bool,
+    now: Duration,
+) -> Result<Chunk, Errno> {
     let bytes = match n {
         0 => first_bytes(far),
         _ => chunk_bytes(far),

@@ -22,7 +22,7 @@ use super::msg::Msg;
 use crate::clients::ids::{ConnRef, PartyId};
 use crate::pairing::socket::End;
 use claim::{claim, hint, judge};
-pub use hurry::Asked;
+pub(crate) use hurry::Asked;
 use link::reason::Reason;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ mod hurry;
 mod table;
 
 /// Most Seeks that are kept for one peer, or sent to one.
-pub const SEEKS: usize = 16_384;
+pub(crate) const SEEKS: usize = 16_384;
 /// A `Make` without an answer is void after this time.
 const MAKE_NS: u64 = 5_000_000_000;
 /// If more ends wait than may be sought at a time, they take turns of at least this length.
@@ -44,7 +44,7 @@ const TURN_NS: u64 = 10_000_000_000;
 const APART_NS: u64 = 60_000_000_000;
 
 /// Is an end still the connection that was registered?
-pub type Alive<'a> = &'a dyn Fn(&ConnRef) -> bool;
+pub(crate) type Alive<'a> = &'a dyn Fn(&ConnRef) -> bool;
 
 /// A node's role in making the pair and its lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

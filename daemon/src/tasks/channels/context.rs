@@ -14,7 +14,7 @@ use std::time::Duration;
 const SOON: Duration = Duration::from_secs(14 * 86_400);
 
 /// State that these tasks share.
-pub struct Context {
+pub(crate) struct Context {
     pub shared: Shared,
     pub directory: Rc<dyn Directory>,
     pub own: Name,
@@ -26,7 +26,7 @@ pub struct Context {
 }
 
 impl Context {
-    pub fn identity(&self) -> Option<tls::Identity> {
+    pub(crate) fn identity(&self) -> Option<tls::Identity> {
         self.identity.borrow().clone()
     }
 

@@ -20,12 +20,12 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use underpass_admin::certificate;
 
 /// Time limit for an accepted handshake, and for connecting; the dialer has twice as long in all.
-pub const TIME: Duration = Duration::from_secs(10);
+pub(crate) const TIME: Duration = Duration::from_secs(10);
 /// How long data on a channel may stay unacknowledged before TCP gives up (TCP_USER_TIMEOUT).
 const UNACKED: Duration = Duration::from_secs(20);
 
 /// A channel that is ready, except that the acceptor has not sent its hello yet.
-pub struct Ready {
+pub(crate) struct Ready {
     pub stream: TlsStream<TcpStream>,
     pub frames: Frames,
     pub met: Accepted,
@@ -36,7 +36,7 @@ pub struct Ready {
 
 /// Why there is no channel.
 #[derive(Debug)]
-pub struct Failure {
+pub(crate) struct Failure {
     /// The peer node, if that is certain.
     pub node: Option<Name>,
     pub text: String,
@@ -74,7 +74,7 @@ enum Heard {
     Version(String, String),
 }
 
-pub fn hello(ctx: &Context) -> Msg {
+pub(crate) fn hello(ctx: &Context) -> Msg {
     Msg::Hello {
         version: VERSION,
         min_version: MIN_VERSION,
@@ -133,14 +133,14 @@ async fn listen<S: AsyncReadExt + Unpin>(
 }
 
 /// Sends one message.
-pub async fn say<S: AsyncWriteExt + Unpin>(s: &mut S, msg: &Msg) -> std::io::Result<()> {
+pub(crate) async fn say<S: AsyncWriteExt + Unpin>(s: &mut S, msg: &Msg) -> std::io::Result<()> {
     let mut bytes = BytesMut::new();
     msg.encode(&mut bytes);
     s.write_all(&bytes).await
 }
 
 /// Sends `Close` and shuts the stream down, if that takes at most a second.
-pub async fn part<S: AsyncWriteExt + Unpin>(s: &mut S, code: CloseReason, text: &str) {
+pub(crate) async fn part<S: AsyncWriteExt + Unpin>(s: &mut S, code: CloseReason, text: &str) {
     let close = async {
         say(s, &Msg::close(code, text)).await?;
         s.shutdown().await
@@ -161,7 +161,7 @@ fn facts(chain: Option<&[CertificateDer<'_>]>) -> Option<certificate::Facts> {
         .and_then(|c| certificate::facts(c))
 }
 
-pub async fn dial(ctx: &Context, peer: &Peer) -> Result<Ready, Failure> {
+pub(crate) async fn dial(ctx: &Context, peer: &Peer) -> Result<Ready, Failure> {
     let node = &peer.name;
     let fail = |text: String| Failure::new(Some(node), text);
     let Some(identity) = ctx.identity() else {
@@ -231,7 +231,11 @@ pub async fn dial(ctx: &Context, peer: &Peer) -> Result<Ready, Failure> {
     })
 }
 
-pub async fn accept(ctx: &Context, tcp: TcpStream, from: SocketAddr) -> Result<Ready, Failure> {
+pub(crate) async fn accept(
+    ctx: &Context,
+    tcp: TcpStream,
+    from: SocketAddr,
+) -> Result<Ready, Failure> {
     let fail = |text: String| Failure::new(None, text);
     let Some(identity) = ctx.identity() else {
         return Err(fail("our own certificate cannot be used".into()));
@@ -314,6 +318,6 @@ fn met(
 }
 
 /// A peer's text without control characters and of limited length, fit for a log.
-pub fn clean(s: &str) -> String {
+pub(crate) fn clean(s: &str) -> String {
     s.chars().filter(|c| !c.is_control()).take(300).collect()
 }

@@ -26,7 +26,7 @@ fn is_seqpacket(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Serves a dialing descriptor for as long as any process has its other end. `seat` counts it.
-pub fn serve(shared: &Shared, fd: Foreign, seat: Seat) {
+pub(super) fn serve(shared: &Shared, fd: Foreign, seat: Seat) {
     if !is_seqpacket(fd.as_fd()) || sockopt::pass_credentials(fd.as_fd()).is_err() {
         return;
     }

@@ -11,7 +11,7 @@ use link::reason::Reason;
 use std::net::SocketAddr;
 
 /// The claim of node `own` about an end.
-pub fn claim(own: &Name, key: &Key, end: &End, now_ns: u64) -> Claim {
+pub(super) fn claim(own: &Name, key: &Key, end: &End, now_ns: u64) -> Claim {
     let r = end.record.as_ref();
     Claim {
         proof: r.map(|r| key.digest(own, r.snd, r.rcv)),
@@ -26,7 +26,7 @@ pub fn claim(own: &Name, key: &Key, end: &End, now_ns: u64) -> Claim {
 }
 
 /// Checks a claim whose digest fits: may `node` make it, and is it consistent with our end?
-pub fn judge(
+pub(super) fn judge(
     directory: &dyn Directory,
     node: &Name,
     (claim, at_ns): (&Claim, u64),
@@ -74,7 +74,7 @@ pub fn judge(
 /// The addresses of our end and of a Seek mirror each other, but their proofs do not. If both have a proof, they
 /// are two connections (or one is forged), and nobody is told. Otherwise nothing can be proven, and both are told
 /// so. Neither stops waiting, because then a forgery could keep the real end away.
-pub fn hint(t: &Table, seek: u64, end: &End, out: &mut Vec<Out>) -> Shown {
+pub(super) fn hint(t: &Table, seek: u64, end: &End, out: &mut Vec<Out>) -> Shown {
     let theirs = t.seeks.get(&seek).is_some_and(|s| s.claim.proof.is_some());
     let code = Reason::Unproven.code();
     let mut note = Shown::default();

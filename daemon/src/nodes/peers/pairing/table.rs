@@ -10,13 +10,13 @@ use link::reason::Reason;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// A Seek of a peer.
-pub struct Seek {
+pub(super) struct Seek {
     pub claim: Claim,
     pub at_ns: u64,
 }
 
 /// The state of pairing with one peer.
-pub struct Table {
+pub(super) struct Table {
     pub name: Name,
     pub part: Part,
     /// Key of the channel, while there is one.
@@ -41,7 +41,7 @@ pub struct Table {
 }
 
 impl Table {
-    pub fn new(own: &Name, name: Name) -> Table {
+    pub(super) fn new(own: &Name, name: Name) -> Table {
         Table {
             part: if *own < name {
                 Part::Initiator
@@ -65,11 +65,11 @@ impl Table {
         }
     }
 
-    pub fn send(&self, msg: Msg, out: &mut Vec<Out>) {
+    pub(super) fn send(&self, msg: Msg, out: &mut Vec<Out>) {
         out.push(Out::Send(self.name.clone(), msg));
     }
 
-    pub fn unseek(&mut self, id: u64) -> Option<Seek> {
+    pub(super) fn unseek(&mut self, id: u64) -> Option<Seek> {
         let s = self.seeks.remove(&id)?;
         if let Some(d) = s.claim.proof {
             if self.by_proof.get(&d) == Some(&id) {
@@ -84,7 +84,7 @@ impl Table {
     }
 
     /// An end no longer waits, or no longer for this peer.
-    pub fn withdraw(&mut self, key: EndKey, out: &mut Vec<Out>) {
+    pub(super) fn withdraw(&mut self, key: EndKey, out: &mut Vec<Out>) {
         if let Some(d) = self.digests.remove(&key) {
             self.expected.remove(&d);
         }
