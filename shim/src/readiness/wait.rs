@@ -6,7 +6,7 @@
 use crate::readiness::few;
 use crate::state::links::Link;
 use crate::state::table::{self, Local};
-use crate::state::waiters::{bit, give_slot, join, leave, place, poke, slot, take_slot};
+use crate::state::waiters::{join, leave, poke, slot, Place};
 use crate::state::{lane, signals};
 use crate::sys::clock::cycles_per_us;
 use crate::sys::{self, pids, real, thread};
@@ -194,23 +194,41 @@ pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) 
     )
 }
 
+/// A sleeper of a link: its place, if there was one for it, and whether it is the link's leader.
+struct Seat<'a> {
+    link: &'a Link,
+    place: Place,
+    leader: bool,
+}
+
+impl<'a> Seat<'a> {
+    /// A forked child shares the parent's doorbell, which it must not drain: it gets no place, and naps.
+    fn take(i: u32, c: &Conn, link: &'a Link) -> Self {
+        let mine = c.owner_pid.load(Relaxed) == pids::me();
+        let place = if mine { Place::of(i) } else { Place::none() };
+        let leader = place.index().is_some_and(|w| join(link, w));
+        Seat {
+            link,
+            place,
+            leader,
+        }
+    }
+
+    /// `poked`: its eventfd was readable.
+    fn give(&self, poked: bool) {
+        if let Some(w) = self.place.index() {
+            leave(self.link, w, self.leader);
+        }
+        self.place.give(poked);
+    }
+}
+
 /// `ms`: the time-out, and the time until an end is to be reported (see `ends`).
-#[expect(clippy::too_many_lines)]
 fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), any: bool) -> Woke {
-    let (timeout_ms, end) = ms;
-    // A forked child shares the parent's doorbell, which it must not drain: it naps.
-    let mine = c.owner_pid.load(Relaxed) == pids::me();
-    let slot_no = if mine {
-        take_slot(Some(i), bit(i))
-    } else {
-        None
-    };
-    let leader = match slot_no {
-        Some(w) => join(link, w),
-        None => false,
-    };
+    let seat = Seat::take(i, c, link);
     let fd = table::local(i).fd.load(SeqCst); // SYNC moved
-                                              // Another lane may have been attached since the caller looked.
+
+    // Another lane may have been attached since the caller looked.
     let same = lane::of(c, table::local(i)).is_some_and(|(now, _)| core::ptr::eq(now, link));
     let work = c.tx.on_lane() && c.tx.has_work(m);
     let ready = match what {
@@ -220,104 +238,107 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
         For::Space if c.tx.awaits(m) => c.tx.has_work(m),
         For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock { fd, link }),
     };
-    let mut woke = Woke::Look { kernel: false };
-    let mut poked = false;
-    if !ready {
-        let tx_native = what == For::Space && !c.tx.is_up() && !c.tx.awaits(m);
-        let events = match what {
-            For::Data | For::Rest if c.tx.mode.load(Relaxed) == link::lane::tx::mode::DRAIN => {
-                libc::POLLIN | libc::POLLRDHUP | libc::POLLOUT
-            }
-            For::Data => libc::POLLIN | libc::POLLRDHUP,
-            For::Rest => libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI,
-            For::Space if tx_native => libc::POLLOUT,
-            For::Space => 0,
-        };
-        let none = libc::pollfd {
-            fd: -1,
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        let mut p = [
-            libc::pollfd {
-                fd,
-                events,
-                revents: 0,
-            },
-            libc::pollfd {
-                fd: slot_no
-                    .and_then(slot)
-                    .map_or(-1, |s| s.efd.load(Relaxed) - 1),
-                ..none
-            },
-            libc::pollfd {
-                fd: if leader { link.audible() } else { -1 },
-                ..none
-            },
-            libc::pollfd {
-                fd: daemon::fd(),
-                ..none
-            },
-        ];
-        let mut t = ends::sooner(nap(timeout_ms, slot_no.is_some()), end);
-        if !leader && !(0..1000).contains(&t) {
-            t = 1000; // a follower checks now and then that there is a leader
-        }
-        let wary = work || leader && link.is_muted();
-        if wary && !(0..Patience::NAP_MS).contains(&t) {
-            t = Patience::NAP_MS; // for another thread's work, or a muted doorbell
-        }
-        if let Some(tab) = table::table() {
-            tab.header.stats.sleeps.fetch_add(1, Relaxed);
-        }
-        let undo = || {
-            if let Some(w) = slot_no {
-                leave(link, w, leader);
-                give_slot(w, true);
-            }
-        };
-        let efd = p[1].fd;
-        let poll = |p: &mut [libc::pollfd], t: i64| {
-            thread::asleep(efd, any, place(slot_no), || {
-                // SAFETY: a valid array for the call. Nothing is held but the place among the waiters.
-                unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, t as i32) }
-            })
-        };
-        let n = thread::or_undo(&undo, || match poll(&mut p, t) {
-            // There are more entries than descriptors are allowed.
-            -1 if crate::errno() == libc::EINVAL => {
-                let asleep = |f: &dyn Fn() -> i32| thread::asleep(efd, any, place(slot_no), f);
-                few::poll(&mut p, &mut t, core::ptr::null(), asleep)
-            }
-            n => n,
-        });
-        woke = match n {
-            0 if timeout_ms >= 0 && t >= timeout_ms => Woke::Timeout,
-            0 => Woke::Look { kernel: true },
-            n if n < 0 => Woke::Interrupted, // perhaps: the caller decides by errno
-            _ => Woke::Look {
-                kernel: p[0].revents != 0,
-            },
-        };
-        poked = n > 0 && p[1].revents != 0;
-        if n > 0 && p[2].revents != 0 {
-            if link.drain_bell() == link::doorbell::Drained::Gone {
-                link.gone();
-            }
-            forward(link, slot_no, None);
-        }
-        if n > 0 && p[3].revents != 0 {
-            daemon::pump();
-        }
-        if n == 0 && daemon::fd() < 0 {
-            daemon::ensure();
-        }
-    }
-    if let Some(w) = slot_no {
-        leave(link, w, leader);
-        give_slot(w, poked);
-    }
+    let (woke, poked) = match ready {
+        true => (Woke::Look { kernel: false }, false),
+        false => listen(&seat, (fd, events(c, m, what)), work, ms, any),
+    };
+    seat.give(poked);
     woke
+}
+
+/// What the wait listens to on TCP.
+fn events(c: &Conn, m: &Memory, what: For) -> i16 {
+    let tx_native = what == For::Space && !c.tx.is_up() && !c.tx.awaits(m);
+    match what {
+        For::Data | For::Rest if c.tx.mode.load(Relaxed) == link::lane::tx::mode::DRAIN => {
+            libc::POLLIN | libc::POLLRDHUP | libc::POLLOUT
+        }
+        For::Data => libc::POLLIN | libc::POLLRDHUP,
+        For::Rest => libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI,
+        For::Space if tx_native => libc::POLLOUT,
+        For::Space => 0,
+    }
+}
+
+/// Milliseconds of one sleep. `work`: there is some for the sending half.
+fn sleep_ms(seat: &Seat, work: bool, (timeout_ms, end): (i64, i64)) -> i64 {
+    let mut t = ends::sooner(nap(timeout_ms, seat.place.index().is_some()), end);
+    if !seat.leader && !(0..1000).contains(&t) {
+        t = 1000; // a follower checks now and then that there is a leader
+    }
+    let wary = work || seat.leader && seat.link.is_muted();
+    if wary && !(0..Patience::NAP_MS).contains(&t) {
+        t = Patience::NAP_MS; // for another thread's work, or a muted doorbell
+    }
+    t
+}
+
+/// Sleeps until TCP has one of `events` on `fd`, or the doorbell, another thread, the daemon or the time ends it. Also
+/// returns whether another thread did.
+fn listen(
+    seat: &Seat,
+    (fd, events): (i32, i16),
+    work: bool,
+    ms: (i64, i64),
+    any: bool,
+) -> (Woke, bool) {
+    let Seat {
+        link,
+        place,
+        leader,
+    } = seat;
+    let entry = |fd, events| libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    let mut p = [
+        entry(fd, events),
+        entry(place.efd(), libc::POLLIN),
+        entry(if *leader { link.audible() } else { -1 }, libc::POLLIN),
+        entry(daemon::fd(), libc::POLLIN),
+    ];
+    let mut t = sleep_ms(seat, work, ms);
+    if let Some(tab) = table::table() {
+        tab.header.stats.sleeps.fetch_add(1, Relaxed);
+    }
+    let undo = || seat.give(true);
+    let efd = p[1].fd;
+    let poll = |p: &mut [libc::pollfd], t: i64| {
+        thread::asleep(efd, any, place.in_sleep(), || {
+            // SAFETY: a valid array for the call. Nothing is held but the place among the waiters.
+            unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, t as i32) }
+        })
+    };
+    let n = thread::or_undo(&undo, || match poll(&mut p, t) {
+        // There are more entries than descriptors are allowed.
+        -1 if crate::errno() == libc::EINVAL => {
+            let asleep = |f: &dyn Fn() -> i32| thread::asleep(efd, any, place.in_sleep(), f);
+            few::poll(&mut p, &mut t, core::ptr::null(), asleep)
+        }
+        n => n,
+    });
+    let woke = match n {
+        0 if ms.0 >= 0 && t >= ms.0 => Woke::Timeout,
+        0 => Woke::Look { kernel: true },
+        n if n < 0 => Woke::Interrupted, // perhaps: the caller decides by errno
+        _ => Woke::Look {
+            kernel: p[0].revents != 0,
+        },
+    };
+    if n > 0 && p[2].revents != 0 {
+        if link.drain_bell() == link::doorbell::Drained::Gone {
+            link.gone();
+        }
+        forward(link, place.index(), None);
+    }
+    if n > 0 && p[3].revents != 0 {
+        daemon::pump();
+    }
+    if n == 0 && daemon::fd() < 0 {
+        daemon::ensure();
+    }
+    (woke, n > 0 && p[1].revents != 0)
 }
 
 /// A sleep is cut short if nothing else would end it: without a place among the waiters, and without a daemon,

@@ -68,7 +68,7 @@ pub fn look(conn: u32) {
     }
 }
 
-pub fn take_slot(conn: Option<u32>, mask: u64) -> Option<usize> {
+fn take_slot(conn: Option<u32>, mask: u64) -> Option<usize> {
     for (w, word) in TAKEN.iter().enumerate() {
         let mut v = word.load(Relaxed);
         while v != u64::MAX {
@@ -102,7 +102,7 @@ pub fn take_slot(conn: Option<u32>, mask: u64) -> Option<usize> {
 
 /// `poked`: its eventfd was readable, and is read empty. (If it is poked later, the next sleeper in this slot
 /// wakes once in vain.)
-pub fn give_slot(i: usize, poked: bool) {
+fn give_slot(i: usize, poked: bool) {
     if let Some(s) = slot(i) {
         if poked {
             let mut b = [0u8; 8];
@@ -152,14 +152,9 @@ pub fn after_fork() {
     }
 }
 
-/// A place among the sleepers for a wait on several links at once.
+/// A place among the sleepers.
 pub struct Place {
     slot: Option<usize>,
-}
-
-/// The place of a sleeper, and what is done when a handler runs during the sleep.
-pub fn place(slot: Option<usize>) -> Option<thread::Place> {
-    slot.map(|n| (n, step_down as fn(usize) -> bool))
 }
 
 impl Place {
@@ -167,7 +162,13 @@ impl Place {
     pub fn none() -> Self {
         Place { slot: None }
     }
-    /// `mask`: the bits of the connections waited for.
+    /// For a wait on one connection.
+    pub fn of(conn: u32) -> Self {
+        Place {
+            slot: take_slot(Some(conn), bit(conn)),
+        }
+    }
+    /// For a wait on several. `mask`: their bits.
     pub fn take(mask: u64) -> Self {
         Place {
             slot: take_slot(None, mask),
@@ -176,9 +177,9 @@ impl Place {
     pub fn index(&self) -> Option<usize> {
         self.slot
     }
-    /// For `thread::asleep`.
+    /// For `thread::asleep`: the place, and what is done when a handler runs during the sleep.
     pub fn in_sleep(&self) -> Option<thread::Place> {
-        place(self.slot)
+        self.slot.map(|n| (n, step_down as fn(usize) -> bool))
     }
     pub fn efd(&self) -> i32 {
         self.slot
