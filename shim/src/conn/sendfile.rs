@@ -7,6 +7,7 @@ use crate::promotion;
 use crate::state::{lane, table};
 use crate::sys::{self, thread};
 use crate::tcp::native::{native, Native, Way};
+use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
 
 /// Bytes read and sent at a time.
@@ -16,7 +17,6 @@ const PIECE: usize = 32 << 10;
 ///
 /// # Safety
 /// `off` is null or the application's valid pointer.
-#[expect(clippy::too_many_lines)]
 pub unsafe fn sendfile(
     fd: i32,
     i: u32,
@@ -40,44 +40,11 @@ pub unsafe fn sendfile(
     if daemon::pending() {
         daemon::pump();
     }
-    let (mut out, mut input) = (fd, input);
-    let mut cut = Cut::default();
-    let mut total = 0usize;
-    while !lane::engaged_tx(c) {
-        if total > 0 {
-            let Some(copy) = call.native(c, l) else {
-                return total as isize;
-            };
-            (out, input) = (copy, call.file(input));
-        }
-        promotion::evidence(i, out, c);
-        if promotion::try_up(i, c, l, out) {
-            break;
-        }
-        let large = cut.begun() || count > PART;
-        let want = match large && cut.begin((i, out), 0, libc::SO_SNDTIMEO, &mut None) {
-            true => PART.min(count - total),
-            false => count - total,
-        };
-        if total > 0 && (c.has_error() || !cut.may_send(out)) {
-            return total as isize;
-        }
-        let made = native(&call, (c, l), Way::Send, true, || {
-            send_or_told(c, || own(out, input, want))
-        });
-        let (r, ours) = match made {
-            Native::Made { says, ours } => (says, ours),
-            Native::Lane => break,
-            Native::Closed => return closed(total),
-        };
-        total += r.max(0) as usize;
-        if ours && r < want as isize {
-            l.starved.store(1, Relaxed);
-        }
-        if r < want as isize || total == count {
-            return if total > 0 { total as isize } else { r };
-        }
-    }
+    let mut input = input;
+    let total = match natively(&mut call, (fd, i), &mut input, count, &own) {
+        Continue(total) => total,
+        Break(r) => return r,
+    };
     // Hold before taking the buffer: clean-up handlers run in reverse order.
     if !call.hold(c, l) {
         return closed(total);
@@ -86,19 +53,11 @@ pub unsafe fn sendfile(
     if count > PIECE {
         input = call.file(input);
     }
-    let mut pos = match off.is_null() {
-        true => match sys::lseek(input, 0, libc::SEEK_CUR) {
-            Ok(p) => p,
-            Err(libc::ESPIPE) => return fail_or(total, libc::EINVAL), // a pipe, a socket
-            Err(e) => return fail_or(total, e),
-        },
-        false if !pages::readable(off, 8) => return fail(libc::EFAULT),
-        // SAFETY: not null, hence the application's valid pointer.
-        false => unsafe { *off },
+    // SAFETY: passed on.
+    let mut pos = match unsafe { position(input, off, total) } {
+        Ok(pos) => pos,
+        Err(r) => return r,
     };
-    if pos < 0 {
-        return fail_or(total, libc::EINVAL);
-    }
     let Some(buf) = Buffer::take() else {
         return fail_or(total, libc::ENOMEM);
     };
@@ -119,10 +78,83 @@ pub unsafe fn sendfile(
     } else if !pages::writable(off, 8) {
         return fail(libc::EFAULT); // after the bytes were sent, as in the kernel
     } else {
-        // SAFETY: as above.
+        // SAFETY: not null, hence the application's valid pointer.
         unsafe { *off = pos };
     }
     total as isize + r
+}
+
+/// Makes the application's own calls while the direction is on TCP. Returns how many bytes they have sent, or, as
+/// [`Break`], what the whole call returns. From the second on they use copies of the descriptors, `input` too: the numbers
+/// may get another meaning in between.
+fn natively(
+    call: &mut Call,
+    (fd, i): (i32, u32),
+    input: &mut i32,
+    count: usize,
+    own: &impl Fn(i32, i32, usize) -> isize,
+) -> ControlFlow<isize, usize> {
+    let (c, l) = (table::conn(i), table::local(i));
+    let mut out = fd;
+    let mut cut = Cut::default();
+    let mut total = 0usize;
+    while !lane::engaged_tx(c) {
+        if total > 0 {
+            let Some(copy) = call.native(c, l) else {
+                return Break(total as isize);
+            };
+            (out, *input) = (copy, call.file(*input));
+        }
+        promotion::evidence(i, out, c);
+        if promotion::try_up(i, c, l, out) {
+            break;
+        }
+        let large = cut.begun() || count > PART;
+        let want = match large && cut.begin((i, out), 0, libc::SO_SNDTIMEO, &mut None) {
+            true => PART.min(count - total),
+            false => count - total,
+        };
+        if total > 0 && (c.has_error() || !cut.may_send(out)) {
+            return Break(total as isize);
+        }
+        let made = native(call, (c, l), Way::Send, true, || {
+            send_or_told(c, || own(out, *input, want))
+        });
+        let (r, ours) = match made {
+            Native::Made { says, ours } => (says, ours),
+            Native::Lane => break,
+            Native::Closed => return Break(closed(total)),
+        };
+        total += r.max(0) as usize;
+        if ours && r < want as isize {
+            l.starved.store(1, Relaxed);
+        }
+        if r < want as isize || total == count {
+            return Break(if total > 0 { total as isize } else { r });
+        }
+    }
+    Continue(total)
+}
+
+/// Where the call reads. `Err`: what it returns instead, after `total` bytes.
+///
+/// # Safety
+/// As [`sendfile`].
+unsafe fn position(input: i32, off: *const i64, total: usize) -> Result<i64, isize> {
+    let pos = match off.is_null() {
+        true => match sys::lseek(input, 0, libc::SEEK_CUR) {
+            Ok(p) => p,
+            Err(libc::ESPIPE) => return Err(fail_or(total, libc::EINVAL)), // a pipe, a socket
+            Err(e) => return Err(fail_or(total, e)),
+        },
+        false if !pages::readable(off, 8) => return Err(fail(libc::EFAULT)),
+        // SAFETY: not null, hence the application's valid pointer.
+        false => unsafe { *off },
+    };
+    match pos < 0 {
+        true => Err(fail_or(total, libc::EINVAL)),
+        false => Ok(pos),
+    }
 }
 
 /// Reads and sends up to `count` bytes, and advances `pos` past them.
