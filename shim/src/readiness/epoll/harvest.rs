@@ -120,9 +120,27 @@ pub(super) struct Harvest {
     stays: bool,
 }
 
+/// Connections that are served by the kernel from now on, as far as one harvest moves them.
+#[derive(Default)]
+struct Leaving {
+    all: [u32; 8],
+    n: usize,
+}
+
+impl Leaving {
+    /// Notes the connection if it is one of them. `conn`: its number plus 1.
+    fn note(&mut self, conn: u32) -> bool {
+        let found = self.n < self.all.len() && is_leaving(conn - 1);
+        if found {
+            self.all[self.n] = conn;
+            self.n += 1;
+        }
+        found
+    }
+}
+
 /// Lists ready lanes. `alone`: kernel events of the same wait stand before `evs`, and `Set::moves` had this value
 /// when they were asked for. If a registration has moved since, nothing is listed.
-#[expect(clippy::too_many_lines)]
 pub(super) fn harvest(
     s: &Set,
     evs: *mut epoll_event,
@@ -131,8 +149,7 @@ pub(super) fn harvest(
     patient: bool,
 ) -> Harvest {
     let mut h = Harvest::default();
-    let mut leaving = [0u32; 8];
-    let mut nleaving = 0;
+    let mut leaving = Leaving::default();
     {
         let Some(_g) = lock::lock(&s.lock) else {
             h.pushes = s.pushes.load(SeqCst); // this thread holds the lock itself: we are in a signal handler
@@ -154,110 +171,130 @@ pub(super) fn harvest(
                 break;
             }
             let r = pop(s);
-            if r == 0 {
-                break;
-            }
-            let reg = reg_at(r);
-            let conn = reg.conn.load(Relaxed);
-            if conn == 0 || reg.flags.load(Relaxed) & ACTIVE == 0 {
-                continue;
-            }
-            let (c, l) = (table::conn(conn - 1), table::local(conn - 1));
-            let flags = reg.flags.load(Relaxed);
-            if flags & (DISABLED | PARKED) != 0 {
-                continue;
-            }
-            if s.shared.load(Relaxed) != 0 && nleaving < leaving.len() && is_leaving(conn - 1) {
-                leaving[nleaving] = conn; // a child may have entered it in the kernel's set, which reports it
-                nleaving += 1;
-                continue;
-            }
-            let mask = reg.mask.load(Relaxed);
-            let want = (mask & (IN | OUT | RDHUP))
-                | if mask & RDNORM != 0 { IN } else { 0 }
-                | if mask & WRNORM != 0 { OUT } else { 0 };
-            let mut tcp = reg.tcp.load(Relaxed);
-            let Some(ev) = state(c, l, reg.fd.load(Relaxed), want, &mut tcp, patient) else {
-                h.busy = true;
-                push(s, r);
-                continue;
-            };
-            reg.tcp.store(tcp, Relaxed);
-            let blocked = want & OUT != 0 && ev & OUT == 0 && c.tx.on_lane();
-            let mut told = ev & (mask | ERR | HUP)
-                | if ev & IN != 0 { mask & RDNORM } else { 0 }
-                | if ev & OUT != 0 { mask & WRNORM } else { 0 };
-            if mask & ET != 0 {
-                let reads = IN | PRI | RDNORM | RDHUP | HUP | ERR;
-                let fresh = if flags & EDGE_IN != 0 { reads } else { 0 }
-                    | if flags & (EDGE_OUT | BLOCKED) != 0 {
-                        OUT | WRNORM
-                    } else {
-                        0
-                    };
-                if told & fresh == 0 {
-                    told = 0;
-                }
-            }
             // SAFETY: `n < max`, inside the application's array.
             let at = unsafe { evs.add(h.n) };
-            if told != 0 && !pages::writable(at, size_of::<epoll_event>()) {
-                h.fault = true;
-                push(s, r); // it was not reported, so it stays queued
+            if r == 0 || !look_at(s, r, at, patient, &mut h, &mut leaving) {
                 break;
-            }
-            let keep_flags = reg.flags.load(Relaxed) & !(EDGE_IN | EDGE_OUT | BLOCKED);
-            reg.flags.store(
-                keep_flags
-                    | if blocked { BLOCKED } else { 0 }
-                    | if told == 0 && want & OUT == 0 {
-                        flags & EDGE_OUT
-                    } else {
-                        0
-                    },
-                Relaxed,
-            );
-            if blocked {
-                h.blocked = true;
-                if mask & ET == 0 {
-                    room::no_room(l);
-                }
-            }
-            if told != 0 {
-                // SAFETY: the application's, and just proven.
-                unsafe {
-                    at.write_unaligned(epoll_event {
-                        events: told,
-                        u64: reg.data.load(Relaxed),
-                    })
-                };
-                h.n += 1;
-                if let Some((link, _)) = lane::of(c, l) {
-                    link.moved();
-                }
-                if mask & ONESHOT != 0 {
-                    reg.flags.fetch_or(DISABLED, Relaxed);
-                } else if mask & ET == 0 || blocked {
-                    h.stays |= mask & ET == 0;
-                    push(s, r);
-                }
-            } else if blocked {
-                push(s, r);
-            }
-            if nleaving < leaving.len() && is_leaving(conn - 1) {
-                leaving[nleaving] = conn;
-                nleaving += 1;
             }
         }
         h.pushes = s.pushes.load(SeqCst);
     }
-    for conn in leaving.iter().take(nleaving) {
+    for conn in leaving.all.iter().take(leaving.n) {
         deactivate_if(conn - 1, || is_leaving(conn - 1)); // it may no longer be held, or the entry may be another connection's
     }
     if h.stays && s.asleep.load(SeqCst) & !HEARS != 0 {
         fdtab::poke(s.kick.load(Relaxed)); // the kernel, too, wakes the next thread for what stays ready
     }
     h
+}
+
+/// Looks at a registration that was queued, and lists it at `at` if it is ready. Set lock held. False: the array has no
+/// memory for it.
+#[inline(always)]
+fn look_at(
+    s: &Set,
+    r: u32,
+    at: *mut epoll_event,
+    patient: bool,
+    h: &mut Harvest,
+    leaving: &mut Leaving,
+) -> bool {
+    let reg = reg_at(r);
+    let conn = reg.conn.load(Relaxed);
+    if conn == 0 || reg.flags.load(Relaxed) & ACTIVE == 0 {
+        return true;
+    }
+    let (c, l) = (table::conn(conn - 1), table::local(conn - 1));
+    let flags = reg.flags.load(Relaxed);
+    if flags & (DISABLED | PARKED) != 0 {
+        return true;
+    }
+    if s.shared.load(Relaxed) != 0 && leaving.note(conn) {
+        return true; // a child may have entered it in the kernel's set, which reports it
+    }
+    let mask = reg.mask.load(Relaxed);
+    let want = wanted(mask);
+    let mut tcp = reg.tcp.load(Relaxed);
+    let Some(ev) = state(c, l, reg.fd.load(Relaxed), want, &mut tcp, patient) else {
+        h.busy = true;
+        push(s, r);
+        return true;
+    };
+    reg.tcp.store(tcp, Relaxed);
+    let blocked = want & OUT != 0 && ev & OUT == 0 && c.tx.on_lane();
+    let told = reported(mask, flags, ev);
+    if told != 0 && !pages::writable(at, size_of::<epoll_event>()) {
+        h.fault = true;
+        push(s, r); // it was not reported, so it stays queued
+        return false;
+    }
+    let keep_flags = reg.flags.load(Relaxed) & !(EDGE_IN | EDGE_OUT | BLOCKED);
+    let keep_out = if told == 0 && want & OUT == 0 {
+        flags & EDGE_OUT
+    } else {
+        0
+    };
+    let waits = if blocked { BLOCKED } else { 0 };
+    reg.flags.store(keep_flags | waits | keep_out, Relaxed);
+    if blocked {
+        h.blocked = true;
+        if mask & ET == 0 {
+            room::no_room(l);
+        }
+    }
+    if told != 0 {
+        // SAFETY: the application's, and just proven.
+        unsafe {
+            at.write_unaligned(epoll_event {
+                events: told,
+                u64: reg.data.load(Relaxed),
+            })
+        };
+        h.n += 1;
+        if let Some((link, _)) = lane::of(c, l) {
+            link.moved();
+        }
+        if mask & ONESHOT != 0 {
+            reg.flags.fetch_or(DISABLED, Relaxed);
+        } else if mask & ET == 0 || blocked {
+            h.stays |= mask & ET == 0;
+            push(s, r);
+        }
+    } else if blocked {
+        push(s, r);
+    }
+    leaving.note(conn);
+    true
+}
+
+/// What a registration with this mask waits for, as [`state`] takes it.
+#[inline(always)]
+fn wanted(mask: u32) -> u32 {
+    (mask & (IN | OUT | RDHUP))
+        | if mask & RDNORM != 0 { IN } else { 0 }
+        | if mask & WRNORM != 0 { OUT } else { 0 }
+}
+
+/// What is reported of `ev`. An edge-triggered registration is told only of what is new.
+#[inline(always)]
+fn reported(mask: u32, flags: u32, ev: u32) -> u32 {
+    let told = ev & (mask | ERR | HUP)
+        | if ev & IN != 0 { mask & RDNORM } else { 0 }
+        | if ev & OUT != 0 { mask & WRNORM } else { 0 };
+    if mask & ET == 0 {
+        return told;
+    }
+    let reads = IN | PRI | RDNORM | RDHUP | HUP | ERR;
+    let fresh = if flags & EDGE_IN != 0 { reads } else { 0 }
+        | if flags & (EDGE_OUT | BLOCKED) != 0 {
+            OUT | WRNORM
+        } else {
+            0
+        };
+    match told & fresh {
+        0 => 0,
+        _ => told,
+    }
 }
 
 /// Is the connection served by the kernel from now on?
