@@ -13,6 +13,7 @@
 mod adopted;
 mod ctl;
 mod harvest;
+mod kernel;
 mod sleep;
 
 pub use ctl::ctl;

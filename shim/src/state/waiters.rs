@@ -127,7 +127,7 @@ pub fn look_again(i: u32) {
             let s = w * 64 + v.trailing_zeros() as usize;
             v &= v - 1;
             // SYNC moved: the descriptor has changed, then we look who sleeps; a sleeper takes its slot, then
-            // reads the descriptor (`sleep`).
+            // reads the descriptor (`readiness::wait`).
             if slot(s).is_some_and(|s| s.conn.load(SeqCst) == i + 1) {
                 poke(s);
             }

@@ -1,6 +1,6 @@
 //! Sets that a forked child inherits and uses: the child shares the kernel's set with its parent.
 
-use super::sleep::strip;
+use super::kernel::strip;
 use super::*;
 use crate::state::{lane, table};
 use crate::{promotion, sys};

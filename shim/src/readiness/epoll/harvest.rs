@@ -156,7 +156,7 @@ pub(super) fn harvest(
             return h;
         };
         if alone.is_some_and(|moves| moves != s.moves.load(Acquire)) {
-            sleep::pass_on(s);
+            pass_on(s);
             return h; // the next wait finds everything still queued
         }
         tell_ends(s);
@@ -305,6 +305,17 @@ fn is_leaving(conn: u32) -> bool {
         && !c.has_error()
         && !table::local(conn).notifies()
         && ends::left_ms_of(conn) < 0
+}
+
+/// A thread leaves the wait after it was told of lanes, or has drained their doorbells, without looking at them: a
+/// sleeper has to look instead.
+pub(super) fn pass_on(s: &Set) {
+    // A sleeper counts itself first and then checks all of these (or, if there were no lanes, whether there are some
+    // now).
+    let left = s.queued.load(SeqCst) != 0 || s.stirred.load(SeqCst) != 0 || changed(s);
+    if left && s.asleep.load(SeqCst) & !HEARS != 0 {
+        fdtab::poke(s.kick.load(Relaxed));
+    }
 }
 
 /// Calls `f(slot, group, peer's words, seen, now)` (`seen` and `now` are counters) for each group that has published.

@@ -1,93 +1,12 @@
 //! Waiting on a set: harvest, ask the kernel, spin, sleep.
 
+use super::kernel::{faulted, inner, look_at_kernel, strip, told, Found};
 use super::*;
 use crate::promotion::{self, full};
 use crate::sets::sleepers::{awake, fall_asleep};
-use crate::state::{fdtab, lane, links, table};
+use crate::state::{lane, links, table};
 use crate::sys::{self, clock, thread};
 use crate::tcp::ends;
-
-/// Processes the events that the inner set reports.
-pub(super) fn inner(i: u32, s: &Set) {
-    let mut evs = [epoll_event { events: 0, u64: 0 }; 64];
-    let fd = s.inner.load(Acquire);
-    if fd < 0 {
-        return;
-    }
-    let n = sys::epoll_poll(fd, evs.as_mut_ptr(), evs.len() as i32).unwrap_or(0);
-    for e in evs.iter().take(n) {
-        let (events, data) = (e.events, e.u64);
-        let low = data as u32;
-        match data & (0xff << 56) {
-            TAG_REG => {
-                let Some(_g) = lock::lock(&s.lock) else {
-                    return;
-                };
-                let reg = reg_at(low);
-                if reg.set.load(Relaxed) == i + 1 && reg.flags.load(Relaxed) & ACTIVE != 0 {
-                    reg.tcp
-                        .fetch_or(events & (IN | PRI | RDHUP | HUP | ERR), Relaxed);
-                    let mut edges = 0;
-                    if events & (IN | PRI | RDHUP | HUP | ERR) != 0 {
-                        edges |= EDGE_IN;
-                    }
-                    // TCP's buffer has space: that is news only if the direction sends on TCP and had no space
-                    // before.
-                    let sends = table::conn(reg.conn.load(Relaxed).wrapping_sub(1));
-                    let fresh = reg.flags.fetch_and(!FRESH, Relaxed) & FRESH != 0;
-                    let news = !fresh || !is_old(reg, sends);
-                    if events & OUT != 0 && news && !sends.tx.on_lane() {
-                        edges |= EDGE_OUT;
-                    }
-                    reg.flags.fetch_or(edges, Relaxed);
-                    if edges != 0 {
-                        push(s, low);
-                    }
-                }
-            }
-            TAG_BELL => {
-                if let Some(l) = links::by_index(low as usize) {
-                    if l.drain_bell() == link::doorbell::Drained::Gone {
-                        let _ = sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, l.bell(), 0, 0);
-                        l.gone();
-                    }
-                    wait::forward(l, None, Some(i as usize));
-                }
-            }
-            TAG_KICK => {
-                let mut b = [0u8; 8];
-                let _ = sys::read(s.kick.load(Relaxed), b.as_mut_ptr(), 8);
-            }
-            TAG_CTL => daemon::pump(),
-            _ => {}
-        }
-    }
-}
-
-/// Removes the inner set's own entry from what the kernel returned. Returns the place where it was.
-///
-/// # Safety
-/// `evs` holds `*n` events.
-pub(super) unsafe fn strip(evs: *mut epoll_event, n: &mut usize) -> Option<usize> {
-    for k in 0..*n {
-        // SAFETY: `k < n`.
-        let e = unsafe { evs.add(k).read_unaligned() };
-        if { e.u64 } == mark() {
-            *n -= 1;
-            // SAFETY: all indices are below the old `n`. The others keep the kernel's order.
-            unsafe { core::ptr::copy(evs.add(k + 1), evs.add(k), *n - k) };
-            return Some(k);
-        }
-    }
-    None
-}
-
-/// The kernel's events, without the inner set's own entry.
-struct Found {
-    n: usize,
-    /// The place of that entry: the events before it came earlier, and not from the inner set.
-    at: Option<usize>,
-}
 
 /// Appends the lanes that are ready to the kernel's events, then moves them to the place where the inner set's entry
 /// was, because the kernel lists events in the order in which they came.
@@ -216,66 +135,62 @@ pub unsafe fn wait(
     r
 }
 
-/// A thread leaves the wait after it was told of lanes, or has drained their doorbells, without looking at them: a
-/// sleeper has to look instead.
-pub(super) fn pass_on(s: &Set) {
-    // A sleeper counts itself first and then checks all of these (or, if there were no lanes, whether there are some
-    // now).
-    let left = s.queued.load(SeqCst) != 0 || s.stirred.load(SeqCst) != 0 || changed(s);
-    if left && s.asleep.load(SeqCst) & !HEARS != 0 {
-        fdtab::poke(s.kick.load(Relaxed));
-    }
-}
-
-/// The kernel has returned `n` events to the application. If that is fewer than `max`, it had no more.
-fn told(s: &Set, n: usize, max: usize) {
-    if n < max {
-        s.told.fetch_add(1, SeqCst);
-    }
-}
-
-/// Did a wait in the kernel fail because it had no memory for its event? That may be the event of our inner set.
-fn faulted(s: &Set, r: i32) -> bool {
-    r < 0 && crate::errno() == libc::EFAULT && s.inner.load(Relaxed) >= 0
-}
-
-/// What the kernel has ready in the application's set, and in the inner one. `None`: the array has no memory for an
-/// event.
+/// Lists what is ready: the kernel's events, then the lanes. `None`: the array has no memory for an event.
 ///
 /// # Safety
 /// `evs` is the application's array of `max` events.
-unsafe fn look_at_kernel(i: u32, s: &Set, evs: *mut epoll_event, max: usize) -> Option<Found> {
-    s.looked.store(ticks(), Relaxed);
-    let poll = || sys::epoll_poll(s.epfd.load(Relaxed), evs, max as i32);
-    let mut n = match poll() {
-        Err(libc::EFAULT) => {
-            inner(i, s); // was it the inner set's event that faulted?
-            match poll() {
-                Err(libc::EFAULT) => return None,
-                r => r.unwrap_or(0),
-            }
-        }
-        r => r.unwrap_or(0),
-    };
-    told(s, n, max);
-    // SAFETY: the kernel wrote `n` events.
-    let mut at = unsafe { strip(evs, &mut n) };
-    if at.is_some() {
-        inner(i, s);
-        if max == 1 {
-            // The inner set's entry took the only place of the array. Another entry may be ready behind it, and comes
-            // first now.
-            n = poll().unwrap_or(0);
-            // SAFETY: as above.
-            at = unsafe { strip(evs, &mut n) }.or(at);
-        }
+#[inline(always)]
+unsafe fn look(
+    i: u32,
+    s: &Set,
+    evs: *mut epoll_event,
+    max: usize,
+    patient: bool,
+) -> Option<Harvest> {
+    // A connection that the kernel has just reported may move to the inner set before the lanes are harvested; it
+    // must not be listed a second time.
+    let moves = s.moves.load(Acquire);
+    // The kernel comes first when it is due, so that busy lanes starve nothing; then the lanes are harvested
+    // once, so that none is listed twice.
+    let turn = s.filled.load(Relaxed) != 0;
+    if turn {
+        s.filled.store(0, Relaxed);
     }
-    Some(Found { n, at })
+    let since = ticks().wrapping_sub(s.looked.load(Relaxed));
+    let due = !turn && since > LOOK_US * clock::cycles_per_us();
+    let mut kernel = match due {
+        // SAFETY: the application's array of `max` events.
+        true => unsafe { look_at_kernel(i, s, evs, max) }?,
+        false => Found { n: 0, at: None },
+    };
+    // SAFETY: passed on.
+    let mut h = unsafe { join(s, evs, max, &kernel, moves, patient) };
+    if kernel.n + h.n == 0 && !due {
+        // SAFETY: as above; nothing was harvested.
+        kernel = unsafe { look_at_kernel(i, s, evs, max) }?;
+        // SAFETY: passed on.
+        h = unsafe { join(s, evs, max, &kernel, moves, patient) };
+    }
+    if kernel.n == max {
+        s.filled.store(1, Relaxed); // so the next wait begins with the lanes
+    }
+    h.n += kernel.n;
+    match h.fault && h.n == 0 {
+        true => None,
+        false => Some(h),
+    }
+}
+
+/// Milliseconds until the application's time-out is over; -1: there is none.
+fn left_ms(until: &Until, start: u64) -> i64 {
+    match until.ms {
+        t if t < 0 => -1,
+        t => (t - (sys::now_ns().saturating_sub(start) / 1_000_000) as i64).max(0),
+    }
 }
 
 /// # Safety
 /// As [`wait()`].
-#[expect(clippy::too_many_lines)]
 unsafe fn wait_lanes(
     (i, ep): (u32, i32),
     s: &Set,
@@ -288,50 +203,14 @@ unsafe fn wait_lanes(
     let mut patience = wait::Patience::default();
     let mut patient = false;
     loop {
-        // A connection that the kernel has just reported may move to the inner set before the lanes are harvested; it
-        // must not be listed a second time.
-        let moves = s.moves.load(Acquire);
-        // The kernel comes first when it is due, so that busy lanes starve nothing; then the lanes are harvested
-        // once, so that none is listed twice.
-        let turn = s.filled.load(Relaxed) != 0;
-        if turn {
-            s.filled.store(0, Relaxed);
-        }
-        let since = ticks().wrapping_sub(s.looked.load(Relaxed));
-        let due = !turn && since > LOOK_US * clock::cycles_per_us();
-        let first = match due {
-            // SAFETY: the application's array of `max` events.
-            true => unsafe { look_at_kernel(i, s, evs, max) },
-            false => Some(Found { n: 0, at: None }),
-        };
-        let Some(mut kernel) = first else {
+        // SAFETY: passed on.
+        let Some(h) = (unsafe { look(i, s, evs, max, patient) }) else {
             return fault();
         };
-        // SAFETY: passed on.
-        let mut h = unsafe { join(s, evs, max, &kernel, moves, patient) };
-        if kernel.n + h.n == 0 && !due {
-            // SAFETY: as above; nothing was harvested.
-            let Some(found) = (unsafe { look_at_kernel(i, s, evs, max) }) else {
-                return fault();
-            };
-            kernel = found;
-            // SAFETY: passed on.
-            h = unsafe { join(s, evs, max, &kernel, moves, patient) };
-        }
-        if kernel.n == max {
-            s.filled.store(1, Relaxed); // so the next wait begins with the lanes
-        }
-        h.n += kernel.n;
         if h.n > 0 {
             return h.n as i32;
         }
-        if h.fault {
-            return fault();
-        }
-        let left = match until.ms {
-            t if t < 0 => -1,
-            t => (t - (sys::now_ns().saturating_sub(start) / 1_000_000) as i64).max(0),
-        };
+        let left = left_ms(&until, start);
         let over = left == 0 || last;
         let cut = !over && thread::interrupted(true);
         if (over || cut) && h.busy {
@@ -355,116 +234,187 @@ unsafe fn wait_lanes(
         if thread::let_in(until.mask) {
             return -1;
         }
-        if !h.blocked && !patient && wait::may_spin(&s.spin) {
-            let mut turns = 0u32;
-            let mut kernel = false;
-            let found = wait::spin(
-                || producer_cpu(s),
-                || true,
-                || {
-                    turns += 1;
-                    if turns % 512 == 0 && sys::poll1(s.epfd.load(Relaxed), libc::POLLIN) != 0 {
-                        kernel = true;
-                    }
-                    kernel || changed(s)
-                },
-            );
-            wait::spun(&s.spin, found);
-            if found {
-                continue;
+        if !h.blocked && !patient && wait::may_spin(&s.spin) && spin(s) {
+            continue;
+        }
+        // SAFETY: passed on.
+        match unsafe { sleep((i, ep), s, evs, max, (left, &h, patient), &native) } {
+            Slept::Again => {}
+            Slept::Over => last = true,
+            Slept::Ends(r) => return r,
+        }
+    }
+}
+
+/// Spins until something may be ready. The kernel is asked now and then, too.
+#[inline(always)]
+fn spin(s: &Set) -> bool {
+    let mut turns = 0u32;
+    let mut kernel = false;
+    let found = wait::spin(
+        || producer_cpu(s),
+        || true,
+        || {
+            turns += 1;
+            if turns % 512 == 0 && sys::poll1(s.epfd.load(Relaxed), libc::POLLIN) != 0 {
+                kernel = true;
             }
-        }
-        let ctl = daemon::fd();
-        let ctl_gen = daemon::generation() as i32;
-        let heard = ctl >= 0 && s.disqualified.load(Relaxed) == 0;
-        if heard && s.ctl.swap(ctl_gen, Relaxed) != ctl_gen {
-            let _ = sys::epoll_ctl(s.inner.load(Relaxed), libc::EPOLL_CTL_ADD, ctl, IN, TAG_CTL);
-        }
-        let mut nap = wait::nap(left, true);
-        if h.blocked {
-            let full = full::FULL_MS as i64 + 1;
-            nap = if nap < 0 { full } else { nap.min(full) };
-        }
-        let muted = mute(s);
-        let kin = s.kin.load(Relaxed) != 0;
-        if (muted || patient || kin) && !(0..wait::Patience::NAP_MS).contains(&nap) {
-            nap = wait::Patience::NAP_MS;
-        }
-        let moves = s.moves.load(Acquire);
-        let counted = fall_asleep(s);
-        nap = ends::sooner(nap, end_left_ms(s)); // SYNC end
-        if !counted {
-            nap = if nap < 0 { 1 } else { nap.min(1) };
-        }
-        let news = changed(s)
-            || s.pushes.load(SeqCst) != h.pushes
-            || s.stirred.load(SeqCst) != 0
-            || daemon::pending();
-        let r = match news {
-            true => 0,
-            false => {
-                if let Some(t) = table::table() {
-                    t.header.stats.sleeps.fetch_add(1, Relaxed);
-                }
-                let undo = || {
-                    if counted {
-                        awake(s);
-                    }
-                    wait_over(i, s);
-                };
-                // (When the set was closed, its number may have got another meaning.)
-                let fd = match s.ending.load(SeqCst) {
-                    0 => ep,
-                    _ => s.epfd.load(Relaxed),
-                };
-                let sleep = || native(fd, evs, max as i32, nap);
-                thread::or_undo(&undo, || {
-                    thread::asleep(s.kick.load(Relaxed), true, None, sleep)
-                })
-            }
+            kernel || changed(s)
+        },
+    );
+    wait::spun(&s.spin, found);
+    found
+}
+
+/// How a sleep ended.
+enum Slept {
+    /// Look again.
+    Again,
+    /// The application's time-out is over: look once more.
+    Over,
+    /// The wait returns this; errno is set if it is negative.
+    Ends(i32),
+}
+
+/// The inner set listens to the daemon's present connection. Returns its descriptor; negative: there is none.
+fn hear_daemon(s: &Set) -> i32 {
+    let ctl = daemon::fd();
+    let ctl_gen = daemon::generation() as i32;
+    let heard = ctl >= 0 && s.disqualified.load(Relaxed) == 0;
+    if heard && s.ctl.swap(ctl_gen, Relaxed) != ctl_gen {
+        let _ = sys::epoll_ctl(s.inner.load(Relaxed), libc::EPOLL_CTL_ADD, ctl, IN, TAG_CTL);
+    }
+    ctl
+}
+
+/// Milliseconds that the sleep may last, and whether there are registrations on links of an ancestor process, whose
+/// doorbells it does not hear.
+fn nap_ms(s: &Set, left: i64, blocked: bool, patient: bool) -> (i64, bool) {
+    let mut nap = wait::nap(left, true);
+    if blocked {
+        let full = full::FULL_MS as i64 + 1;
+        nap = if nap < 0 { full } else { nap.min(full) };
+    }
+    let muted = mute(s);
+    let kin = s.kin.load(Relaxed) != 0;
+    if (muted || patient || kin) && !(0..wait::Patience::NAP_MS).contains(&nap) {
+        nap = wait::Patience::NAP_MS;
+    }
+    (nap, kin)
+}
+
+/// Sleeps in the kernel, after a look that has found nothing. `h`: the result of that look; `left`: milliseconds of the
+/// application's time-out that are left.
+///
+/// # Safety
+/// As [`wait()`].
+#[inline(always)]
+unsafe fn sleep(
+    (i, ep): (u32, i32),
+    s: &Set,
+    evs: *mut epoll_event,
+    max: usize,
+    (left, h, patient): (i64, &Harvest, bool),
+    native: &impl Fn(i32, *mut epoll_event, i32, i64) -> i32,
+) -> Slept {
+    let ctl = hear_daemon(s);
+    let (mut nap, kin) = nap_ms(s, left, h.blocked, patient);
+    let moves = s.moves.load(Acquire);
+    let counted = fall_asleep(s);
+    nap = ends::sooner(nap, end_left_ms(s)); // SYNC end
+    if !counted {
+        nap = if nap < 0 { 1 } else { nap.min(1) };
+    }
+    let news = changed(s)
+        || s.pushes.load(SeqCst) != h.pushes
+        || s.stirred.load(SeqCst) != 0
+        || daemon::pending();
+    let r = match news {
+        true => 0,
+        false => in_kernel((i, ep), s, counted, |fd| native(fd, evs, max as i32, nap)),
+    };
+    let e = crate::errno();
+    if counted {
+        awake(s);
+    }
+    if news {
+        return Slept::Again;
+    }
+    if r < 0 {
+        crate::set_errno(e);
+        return match faulted(s, r) {
+            true => Slept::Again, // the next round finds that out, and reports it
+            false => Slept::Ends(r),
         };
-        let e = crate::errno();
+    }
+    // SAFETY: the kernel wrote `r` events.
+    let n = unsafe { woken(i, s, evs, max, (r as usize, moves, patient)) };
+    if n > 0 {
+        return Slept::Ends(n as i32);
+    }
+    if r > 0 {
+        return Slept::Again;
+    }
+    if kin {
+        look_at_kin(s);
+    }
+    if ctl < 0 {
+        daemon::ensure();
+    }
+    match left >= 0 && nap >= left {
+        true => Slept::Over,
+        false => Slept::Again,
+    }
+}
+
+/// The sleep itself, in the application's own call. `counted`: the thread is counted among the sleepers.
+fn in_kernel((i, ep): (u32, i32), s: &Set, counted: bool, native: impl Fn(i32) -> i32) -> i32 {
+    if let Some(t) = table::table() {
+        t.header.stats.sleeps.fetch_add(1, Relaxed);
+    }
+    let undo = || {
         if counted {
             awake(s);
         }
-        if news {
-            continue;
+        wait_over(i, s);
+    };
+    // (When the set was closed, its number may have got another meaning.)
+    let fd = match s.ending.load(SeqCst) {
+        0 => ep,
+        _ => s.epfd.load(Relaxed),
+    };
+    thread::or_undo(&undo, || {
+        thread::asleep(s.kick.load(Relaxed), true, None, || native(fd))
+    })
+}
+
+/// The kernel has ended a sleep with `n` events. Returns how many there are with the lanes', which are looked at if the
+/// inner set is among them.
+///
+/// # Safety
+/// `evs` is the application's array of `max` events, with the kernel's in it.
+unsafe fn woken(
+    i: u32,
+    s: &Set,
+    evs: *mut epoll_event,
+    max: usize,
+    (mut n, moves, patient): (usize, u32, bool),
+) -> usize {
+    told(s, n, max);
+    // SAFETY: the kernel wrote `n` events.
+    let at = unsafe { strip(evs, &mut n) };
+    if at.is_some() {
+        if n == 0 && s.inner.load(Relaxed) < 0 {
+            let _ = sys::poll_ms(-1, 0, 1); // as in `wait`: only the parent is concerned
         }
-        if r < 0 {
-            crate::set_errno(e);
-            if faulted(s, r) {
-                continue; // the next round finds that out, and reports it
-            }
-            return r;
-        }
-        let mut n = r as usize;
-        told(s, n, max);
-        // SAFETY: the kernel wrote `n` events.
-        let at = unsafe { strip(evs, &mut n) };
-        if at.is_some() {
-            if n == 0 && s.inner.load(Relaxed) < 0 {
-                let _ = sys::poll_ms(-1, 0, 1); // as in `wait`: only the parent is concerned
-            }
-            inner(i, s);
-        }
-        // (A thread that was woken only for a lane lists that before the events that the kernel has by now.)
-        if n > 0 || at.is_some() {
-            // SAFETY: passed on.
-            n += unsafe { join(s, evs, max, &Found { n, at }, moves, patient) }.n;
-        }
-        if n > 0 {
-            return n as i32;
-        }
-        if r == 0 {
-            if kin {
-                look_at_kin(s);
-            }
-            if ctl < 0 {
-                daemon::ensure();
-            }
-            last = left >= 0 && nap >= left;
-        }
+        inner(i, s);
     }
+    // (A thread that was woken only for a lane lists that before the events that the kernel has by now.)
+    if n > 0 || at.is_some() {
+        // SAFETY: passed on.
+        n += unsafe { join(s, evs, max, &Found { n, at }, moves, patient) }.n;
+    }
+    n
 }
 
 /// A nap has ended. During it, no doorbell was heard of links that this process has inherited, so each registration
