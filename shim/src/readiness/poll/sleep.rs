@@ -152,55 +152,136 @@ fn ours(i: u32) -> Option<&'static Link> {
         .then(|| lane::of(c, table::local(i)).map(|(l, _)| l))?
 }
 
-/// Sleeps in the application's own call until something may have changed. Nothing is held that a cancelled thread
-/// would leave locked. `tmp` has room for all entries and for ours. `patient`: an entry has been locked by another
-/// thread for long, so its news must not keep this one awake.
-#[expect(clippy::too_many_lines)]
-pub(super) fn sleep(
-    fds: &[pollfd],
-    tmp: &mut [pollfd],
-    (left, mask): (i64, *const sigset_t),
-    patient: bool,
-    native: &impl Fn(*mut pollfd, usize, i64) -> i32,
-) -> Slept {
-    let n = fds.len();
-    // (A number that means something else by now is left to the kernel.)
-    for p in fds {
-        if let Some(i) = fdtab::conn(p.fd).filter(|i| lane::engaged(table::conn(*i))) {
-            tcp::still(p.fd, i, table::conn(i), table::local(i), tcp::Way::Receive);
+/// The connections among the entries.
+fn conns(fds: &[pollfd]) -> impl Iterator<Item = u32> + '_ {
+    fds.iter().filter_map(|p| fdtab::conn(p.fd))
+}
+
+/// What a sleep listens to besides the application's entries.
+struct Ears {
+    place: Place,
+    links: Links,
+    natives: Natives,
+    /// No entry has a lane: only the kernel and the daemon can wake this thread.
+    alone: bool,
+    /// One bit for each link that this thread leads.
+    leads: u64,
+}
+
+impl Ears {
+    /// `foreign`: a lane is another process's. `None`: a connection has changed meanwhile.
+    #[inline(always)]
+    fn take(fds: &[pollfd], foreign: bool) -> Option<Self> {
+        let alone = !foreign && !conns(fds).any(|i| ours(i).is_some());
+        let place = match foreign || alone {
+            true => Place::none(),
+            // From here on, a thread that attaches a lane to one of these connections wakes this one.
+            false => Place::take(conns(fds).fold(0, |mask, i| mask | waiters::bit(i))),
+        };
+        let mut links = Links::new();
+        conns(fds).filter_map(ours).for_each(|l| links.add(l));
+        let native_one = |p: &pollfd, i: u32| {
+            for_bytes(p) && ours(i).is_none() && !(foreign && lane::engaged(table::conn(i)))
+        };
+        let natives = match alone && links.len() > 0 {
+            true => None, // a lane was attached just now
+            false => Natives::enter(fds, native_one),
+        };
+        let Some(natives) = natives else {
+            place.give(false);
+            return None;
+        };
+        Some(Ears {
+            place,
+            links,
+            natives,
+            alone,
+            leads: 0,
+        })
+    }
+
+    /// Joins the sleepers of all links. Returns the milliseconds that the sleep may last. `full`: an entry waits for
+    /// room on a ring.
+    fn join(&mut self, (left, end): (i64, i64), full: bool, patient: bool) -> i64 {
+        let heard = self.place.index().is_some() && !self.links.many;
+        let mut nap = ends::sooner(wait::nap(left, self.alone || heard), end);
+        if full {
+            let most = full::FULL_MS as i64 + 1;
+            nap = if nap < 0 { most } else { nap.min(most) };
+        }
+        if let Some(w) = self.place.index() {
+            for (k, l) in self.links.iter() {
+                let leader = waiters::join(l, w);
+                self.leads |= u64::from(leader) << k;
+                if !leader && !(0..1000).contains(&nap) {
+                    nap = 1000; // a follower checks from time to time that there is still a leader
+                }
+            }
+        }
+        if (patient || self.links.iter().any(|(_, l)| l.is_muted()))
+            && !(0..wait::Patience::NAP_MS).contains(&nap)
+        {
+            nap = wait::Patience::NAP_MS;
+        }
+        nap
+    }
+
+    fn leads(&self, k: usize) -> bool {
+        self.leads >> k & 1 != 0
+    }
+
+    /// Writes our entries: the place, the daemon, the doorbells. Returns how many there are.
+    fn enter(&self, own: &mut [pollfd]) -> usize {
+        let bells = self.links.iter().map(|(k, l)| match self.leads(k) {
+            true => l.audible(),
+            false => -1,
+        });
+        let mut n = 0;
+        for fd in [self.place.efd(), daemon::fd()].into_iter().chain(bells) {
+            own[n] = pollfd {
+                fd,
+                events: POLLIN,
+                revents: 0,
+            };
+            n += 1;
+        }
+        n
+    }
+
+    /// The sleep is over. `rung(k)`: is our entry `k` ready?
+    fn give(&self, rung: impl Fn(usize) -> bool) {
+        self.natives.leave();
+        for (k, l) in self.links.iter() {
+            if rung(2 + k) {
+                if l.drain_bell() == link::doorbell::Drained::Gone {
+                    l.gone();
+                }
+                wait::forward(l, self.place.index(), None);
+            }
+            if let Some(w) = self.place.index() {
+                waiters::leave(l, w, self.leads(k));
+            }
+        }
+        self.place.give(rung(0));
+        if rung(1) {
+            daemon::pump();
         }
     }
-    let conns = || fds.iter().filter_map(|p| fdtab::conn(p.fd));
-    // A forked child shares its parent's doorbells and must not drain them, so it sleeps in naps.
-    let foreign = conns().any(|i| {
-        let c = table::conn(i);
-        lane::engaged(c) && c.owner_pid.load(Relaxed) != pids::me()
-    });
-    let end = conns().fold(-1, |ms, i| ends::sooner(ms, ends::left_ms_of(i)));
-    if end == 0 {
-        return Slept::Again;
+
+    /// The thread ends in its sleep.
+    fn undo(&self) {
+        self.natives.leave();
+        for (k, l) in self.links.iter() {
+            if let Some(w) = self.place.index() {
+                waiters::leave(l, w, self.leads(k));
+            }
+        }
+        self.place.give(true);
     }
-    // If no entry has a lane, only the kernel and the daemon can wake this thread.
-    let alone = !foreign && !conns().any(|i| ours(i).is_some());
-    let place = match foreign || alone {
-        true => Place::none(),
-        // From here on, a thread that attaches a lane to one of these connections wakes this one.
-        false => Place::take(conns().fold(0, |mask, i| mask | waiters::bit(i))),
-    };
-    let mut links = Links::new();
-    conns().filter_map(ours).for_each(|l| links.add(l));
-    let native_one = |p: &pollfd, i: u32| {
-        for_bytes(p) && ours(i).is_none() && !(foreign && lane::engaged(table::conn(i)))
-    };
-    let natives = match alone && links.len() > 0 {
-        true => None, // a lane was attached just now
-        false => Natives::enter(fds, native_one),
-    };
-    let Some(natives) = natives else {
-        place.give(false);
-        sys::sched_yield();
-        return Slept::Again;
-    };
+}
+
+/// Fills `tmp` with what the kernel is asked about the application's entries. Does one of them wait for room on a ring?
+fn ask(fds: &[pollfd], tmp: &mut [pollfd], patient: bool) -> bool {
     let mut full = false;
     for (p, t) in fds.iter().zip(tmp.iter_mut()) {
         let stuck = patient && t.revents == STUCK;
@@ -220,84 +301,68 @@ pub(super) fn sleep(
             }
         }
     }
-    let mut nap = wait::nap(left, alone || (place.index().is_some() && !links.many));
-    nap = ends::sooner(nap, end);
-    if full {
-        let most = full::FULL_MS as i64 + 1;
-        nap = if nap < 0 { most } else { nap.min(most) };
-    }
-    let mut leads = 0u64; // one bit for each link that this thread leads
-    let leads_now = |leads: u64, k: usize| leads >> k & 1 != 0;
-    if let Some(w) = place.index() {
-        for (k, l) in links.iter() {
-            leads |= u64::from(waiters::join(l, w)) << k;
-            if !leads_now(leads, k) && !(0..1000).contains(&nap) {
-                nap = 1000; // a follower checks from time to time that there is still a leader
-            }
+    full
+}
+
+/// The application's own call on all entries.
+fn in_kernel(
+    ears: &Ears,
+    all: &mut [pollfd],
+    (nap, mask): (&mut i64, *const sigset_t),
+    native: &impl Fn(*mut pollfd, usize, i64) -> i32,
+) -> i32 {
+    let undo = || ears.undo();
+    let place = &ears.place;
+    let asleep = |f: &dyn Fn() -> i32| thread::asleep(place.efd(), true, place.in_sleep(), f);
+    let (entries, n) = (all.as_mut_ptr(), all.len());
+    thread::or_undo(&undo, || {
+        match asleep(&|| native(entries, n, *nap)) {
+            // RLIMIT_NOFILE refuses the additional entries.
+            -1 if crate::errno() == libc::EINVAL => few::poll(all, nap, mask, asleep),
+            r => r,
+        }
+    })
+}
+
+/// Sleeps in the application's own call until something may have changed. Nothing is held that a cancelled thread
+/// would leave locked. `tmp` has room for all entries and for ours. `patient`: an entry has been locked by another
+/// thread for long, so its news must not keep this one awake.
+pub(super) fn sleep(
+    fds: &[pollfd],
+    tmp: &mut [pollfd],
+    (left, mask): (i64, *const sigset_t),
+    patient: bool,
+    native: &impl Fn(*mut pollfd, usize, i64) -> i32,
+) -> Slept {
+    // (A number that means something else by now is left to the kernel.)
+    for p in fds {
+        if let Some(i) = fdtab::conn(p.fd).filter(|i| lane::engaged(table::conn(*i))) {
+            tcp::still(p.fd, i, table::conn(i), table::local(i), tcp::Way::Receive);
         }
     }
-    let mut at = n;
-    if (patient || links.iter().any(|(_, l)| l.is_muted()))
-        && !(0..wait::Patience::NAP_MS).contains(&nap)
-    {
-        nap = wait::Patience::NAP_MS;
-    }
-    let bells = links.iter().map(|(k, l)| match leads_now(leads, k) {
-        true => l.audible(),
-        false => -1,
+    // A forked child shares its parent's doorbells and must not drain them, so it sleeps in naps.
+    let foreign = conns(fds).any(|i| {
+        let c = table::conn(i);
+        lane::engaged(c) && c.owner_pid.load(Relaxed) != pids::me()
     });
-    for fd in [place.efd(), daemon::fd()].into_iter().chain(bells) {
-        tmp[at] = pollfd {
-            fd,
-            events: POLLIN,
-            revents: 0,
-        };
-        at += 1;
+    let end = conns(fds).fold(-1, |ms, i| ends::sooner(ms, ends::left_ms_of(i)));
+    if end == 0 {
+        return Slept::Again;
     }
+    let Some(mut ears) = Ears::take(fds, foreign) else {
+        sys::sched_yield();
+        return Slept::Again;
+    };
+    let full = ask(fds, tmp, patient);
+    let mut nap = ears.join((left, end), full, patient);
+    let n = fds.len();
+    let all = n + ears.enter(&mut tmp[n..]);
     let r = match news(fds) && !patient || daemon::pending() {
         true => None,
-        false => {
-            let undo = || {
-                natives.leave();
-                for (k, l) in links.iter() {
-                    if let Some(w) = place.index() {
-                        waiters::leave(l, w, leads_now(leads, k));
-                    }
-                }
-                place.give(true);
-            };
-            let asleep =
-                |f: &dyn Fn() -> i32| thread::asleep(place.efd(), true, place.in_sleep(), f);
-            let entries = tmp.as_mut_ptr();
-            Some(thread::or_undo(&undo, || {
-                match asleep(&|| native(entries, at, nap)) {
-                    // RLIMIT_NOFILE refuses the additional entries.
-                    -1 if crate::errno() == libc::EINVAL => {
-                        few::poll(&mut tmp[..at], &mut nap, mask, asleep)
-                    }
-                    r => r,
-                }
-            }))
-        }
+        false => Some(in_kernel(&ears, &mut tmp[..all], (&mut nap, mask), native)),
     };
     let e = crate::errno();
-    natives.leave();
-    let rung = |t: &pollfd| r.is_some_and(|r| r > 0) && t.revents != 0;
-    for (k, l) in links.iter() {
-        if rung(&tmp[n + 2 + k]) {
-            if l.drain_bell() == link::doorbell::Drained::Gone {
-                l.gone();
-            }
-            wait::forward(l, place.index(), None);
-        }
-        if let Some(w) = place.index() {
-            waiters::leave(l, w, leads_now(leads, k));
-        }
-    }
-    place.give(rung(&tmp[n]));
-    if rung(&tmp[n + 1]) {
-        daemon::pump();
-    }
+    ears.give(|k| r.is_some_and(|r| r > 0) && tmp[n + k].revents != 0);
     match r {
         Some(r) if r < 0 => {
             crate::set_errno(e);
