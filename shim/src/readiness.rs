@@ -4,6 +4,7 @@
 //! switches directions, wakes others. Nothing here moves the application's bytes, sleeps with a lock held, or sleeps
 //! before it has entered itself among the sleepers and then looked once more.
 
+pub mod engine;
 pub mod epoll;
 pub mod few;
 pub mod poll;

@@ -5,6 +5,7 @@ use super::{
     at_mark, closed, deadline, error_now, fail, fail_or, instead_of_end, left_ms, lock_for,
     nonblocking, proven, recv_or_told, reset, still, Call, LOOK_US,
 };
+use crate::readiness::engine;
 use crate::readiness::wait::{self, For, Woke};
 use crate::state::lane;
 use crate::state::links::Link;
@@ -446,10 +447,10 @@ impl Receiving<'_> {
         }
         // (A spin holds the connection only from its first yield on: a close during it meets a call that has not
         // slept. The time-out is not read yet, either.)
-        if c.rx.is_up() && !self.look && wait::may_spin(&l.spin) {
+        if c.rx.is_up() && !self.look && engine::may_spin(&l.spin) {
             let cpu = || m.peer_rx().cpu.load(Relaxed);
-            let found = wait::spin(cpu, || self.call.hold(c, l), || c.rx.stirs(m));
-            wait::spun(&l.spin, found);
+            let found = engine::spin(cpu, || self.call.hold(c, l), || c.rx.stirs(m));
+            engine::spun(&l.spin, found);
             if found {
                 return Continue(());
             }

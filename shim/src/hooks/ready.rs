@@ -1,5 +1,6 @@
 //! poll, select and epoll.
 
+use crate::readiness::engine::Until;
 use crate::readiness::{epoll, poll as polls};
 use crate::state::fdtab::{self, get, Fd};
 use crate::state::{lane, table};
@@ -162,8 +163,7 @@ pub unsafe extern "C" fn ppoll(
 /// The time-out and signal mask of a poll.
 fn limited(ms: i64, mask: *const sigset_t) -> polls::Call {
     polls::Call {
-        ms: ms.max(-1),
-        mask,
+        until: until(ms, mask),
         limited: true,
     }
 }
@@ -373,9 +373,9 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
     }
 }
 
-/// The time-out and signal mask of a wait on an epoll set.
-fn until(ms: i64, mask: *const sigset_t) -> epoll::Until {
-    epoll::Until {
+/// The time-out and signal mask of a wait.
+fn until(ms: i64, mask: *const sigset_t) -> Until {
+    Until {
         ms: ms.max(-1),
         mask,
     }

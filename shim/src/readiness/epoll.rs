@@ -6,7 +6,6 @@
 //! `epoll_wait` then harvests ready lanes in user space, asks the kernel, spins, and finally sleeps in the kernel,
 //! counted as a sleeper on every link.
 //!
-//!
 //! Lock order: a set's lock may be taken while the locks of a connection are held. The reverse is forbidden: under
 //! the set's lock, the locks of connections are only tried.
 
@@ -18,7 +17,7 @@ mod sleep;
 
 pub use ctl::ctl;
 pub use harvest::state;
-pub use sleep::{wait, Until};
+pub use sleep::wait;
 
 use crate::readiness::wait;
 use crate::sets::{regs, *};
@@ -30,7 +29,7 @@ use crate::{daemon, promotion};
 use adopted::{adopt_one, adopted};
 use core::sync::atomic::Ordering::*;
 use harvest::*;
-use libc::{epoll_event, sigset_t};
+use libc::epoll_event;
 use link::family::{flag, state, Conn};
 use link::lane::{tx, wake, Memory};
 use link::layout::{Control, GROUP, GROUPS, LOG};

@@ -3,7 +3,8 @@
 mod sets;
 mod sleep;
 
-use crate::readiness::{epoll, few, room, wait};
+use crate::readiness::engine::{self, Look, Rounds, Slept, Until};
+use crate::readiness::{epoll, few, room};
 use crate::sets::{IN, OUT};
 use crate::state::fdtab::{self, Fd};
 use crate::state::{lane, table};
@@ -11,7 +12,7 @@ use crate::sys::{self, thread};
 use crate::tcp::{self, ends};
 use crate::{daemon, promotion};
 use core::sync::atomic::Ordering::*;
-use libc::{pollfd, sigset_t, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
+use libc::{pollfd, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
 use link::family::flag;
 use link::lane::tx;
 pub use sets::{is_set, reach};
@@ -59,10 +60,7 @@ fn concerned(fds: &[pollfd]) -> bool {
 /// What the application's call passes besides its entries.
 #[derive(Clone, Copy)]
 pub struct Call {
-    /// Its time-out in milliseconds; -1: none.
-    pub ms: i64,
-    /// The signal mask that it passes, or null.
-    pub mask: *const sigset_t,
+    pub until: Until,
     /// It is a poll: the kernel refuses more entries than RLIMIT_NOFILE.
     pub limited: bool,
 }
@@ -83,10 +81,12 @@ pub unsafe fn poll(
     }
     // The kernel refuses more entries than the limit, whatever is ready.
     if few::refuses(fds.len()) {
-        return thread::outside(|| native(fds.as_mut_ptr(), fds.len(), call.ms));
+        return thread::outside(|| native(fds.as_mut_ptr(), fds.len(), call.until.ms));
     }
     if !concerned(fds) {
-        if let Some(r) = natively(fds, |fds| native(fds.as_mut_ptr(), fds.len(), call.ms)) {
+        if let Some(r) = natively(fds, |fds| {
+            native(fds.as_mut_ptr(), fds.len(), call.until.ms)
+        }) {
             return r;
         }
     }
@@ -136,62 +136,50 @@ unsafe fn poll_lanes(
             }
         }
     };
-    let r = run(fds, tmp, call, native);
+    let mut entries = Entries {
+        fds,
+        tmp,
+        call,
+        native,
+    };
+    let r = engine::wait(&mut entries, call.until, sys::now_ns());
     if let Some((p, bytes)) = mapped {
         sys::unmap(p, bytes);
     }
     r
 }
 
-fn run(
-    fds: &mut [pollfd],
-    tmp: &mut [pollfd],
+/// `tmp`: room for what the kernel is asked.
+struct Entries<'a, F> {
+    fds: &'a mut [pollfd],
+    tmp: &'a mut [pollfd],
     call: Call,
-    native: impl Fn(*mut pollfd, usize, i64) -> i32,
-) -> i32 {
-    let start = sys::now_ns();
-    let mut last = false;
-    let mut patience = wait::Patience::default();
-    let mut patient = false;
-    loop {
-        let (count, busy) = scan(fds, tmp, patient);
-        if call.limited && few::refuses(fds.len()) {
+    native: F,
+}
+
+impl<F: Fn(*mut pollfd, usize, i64) -> i32> Rounds for Entries<'_, F> {
+    fn look(&mut self, patient: bool) -> Look {
+        let (count, busy) = scan(self.fds, self.tmp, patient);
+        if self.call.limited && few::refuses(self.fds.len()) {
             crate::set_errno(libc::EINVAL); // the limit was lowered during this call
-            return -1;
+            return Look::Ends(-1);
         }
-        let left = match call.ms {
-            t if t < 0 => -1,
-            t => (t - (sys::now_ns().saturating_sub(start) / 1_000_000) as i64).max(0),
-        };
-        if count == 0 && call.ms == 0 && thread::let_in(call.mask) {
-            return -1;
+        if count > 0 {
+            return Look::Ends(count);
         }
-        if count > 0 || left == 0 || last {
-            return count;
+        if self.call.until.ms == 0 && thread::let_in(self.call.until.mask) {
+            return Look::Ends(-1);
         }
-        if thread::interrupted(true) {
-            crate::set_errno(libc::EINTR);
-            return -1;
-        }
-        patient = patience.is_over(busy);
-        if patience.short() {
-            continue;
-        }
-        if daemon::pending() {
-            daemon::pump();
-            continue;
-        }
-        if thread::let_in(call.mask) {
-            return -1;
-        }
-        if !patient && spin(fds, tmp) {
-            continue;
-        }
-        match sleep::sleep(fds, tmp, (left, call.mask), patient, &native) {
-            sleep::Slept::Again => {}
-            sleep::Slept::Failed => return -1,
-            sleep::Slept::Over => last = true,
-        }
+        Look::Nothing { busy }
+    }
+
+    fn spin(&mut self) -> bool {
+        spin(self.fds, self.tmp)
+    }
+
+    fn sleep(&mut self, left: i64, patient: bool) -> Slept {
+        let mask = self.call.until.mask;
+        sleep::sleep(self.fds, self.tmp, (left, mask), patient, &self.native)
     }
 }
 
@@ -323,28 +311,19 @@ fn spin(fds: &[pollfd], tmp: &mut [pollfd]) -> bool {
             }
         }
     }
-    let Some(i) = engaged.filter(|i| wait::may_spin(&table::local(*i).spin)) else {
+    let Some(i) = engaged else {
         return false;
     };
-    let mut turns = 0u32;
-    let mut kernel = false;
     let cpu = || match lane::of(table::conn(i), table::local(i)) {
         Some((_, m)) if links.len() == 1 => m.peer_rx().cpu.load(Relaxed),
         _ => u32::MAX,
     };
-    let found = wait::spin(
+    engine::spin_with_kernel(
+        &table::local(i).spin,
         cpu,
-        || true,
-        || {
-            turns += 1;
-            if n > 1 && turns % 512 == 0 && sys::poll_now(&mut tmp[..n]) > 0 {
-                kernel = true;
-            }
-            kernel || news(fds)
-        },
-    );
-    wait::spun(&table::local(i).spin, found);
-    found
+        || n > 1 && sys::poll_now(&mut tmp[..n]) > 0,
+        || news(fds),
+    )
 }
 
 /// `select` over lanes: converted to `poll`, and its result converted back. If no lane is concerned, `native` runs,
@@ -435,11 +414,15 @@ unsafe fn select_in(
             return r;
         }
     }
-    let (start, ms) = (sys::now_ns(), call.ms);
+    let (start, ms) = (sys::now_ns(), call.until.ms);
     let mut left = ms;
     loop {
+        let until = Until {
+            ms: left,
+            ..call.until
+        };
         // SAFETY: our own array.
-        let r = unsafe { poll_lanes(fds, Call { ms: left, ..call }, &sleep) };
+        let r = unsafe { poll_lanes(fds, Call { until, ..call }, &sleep) };
         if r < 0 {
             return r;
         }

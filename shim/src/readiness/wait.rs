@@ -1,45 +1,21 @@
-//! Waiting on lanes: a bounded spin, then a sleep in the kernel that the doorbell and TCP can end.
+//! The wait of one call on one connection: a sleep in the kernel that the doorbell and TCP can end.
 //!
 //! Of the threads asleep on one link, only the leader polls the doorbell (`waiters`). Epoll sets have the doorbell in
 //! their inner set, and a thread that drains it there forwards the news to all other sleepers of the link as well.
 
+use crate::readiness::engine::{nap, Patience};
 use crate::readiness::few;
 use crate::state::links::Link;
 use crate::state::table::{self, Local};
 use crate::state::waiters::{join, leave, poke, slot, Place};
 use crate::state::{lane, signals};
-use crate::sys::clock::cycles_per_us;
-use crate::sys::{self, pids, real, thread};
+use crate::sys::{pids, real, thread};
+use crate::tcp::ends;
 use crate::tcp::port::Sock;
-use crate::tcp::{ends, probes};
 use crate::{daemon, sets};
-use core::sync::atomic::{AtomicI32, Ordering::*};
+use core::sync::atomic::Ordering::*;
 use link::family::Conn;
 use link::lane::Memory;
-use link::prim::{cpu, pause, ticks};
-
-/// Counts the rounds of a wait in which other threads work on what it waits for.
-#[derive(Default)]
-pub struct Patience(u32);
-
-impl Patience {
-    /// Milliseconds between two looks after many vain rounds.
-    pub const NAP_MS: i64 = 10;
-
-    /// Notes one round. `busy`: others were at work in it. True: that has been so for long, as when the holder of
-    /// a lock is stopped: sleep for a while, then look whether it is dead.
-    pub fn is_over(&mut self, busy: bool) -> bool {
-        self.0 = if busy { self.0.saturating_add(1) } else { 0 };
-        if (1..16).contains(&self.0) {
-            sys::sched_yield();
-        }
-        self.0 >= 16
-    }
-
-    pub fn short(&self) -> bool {
-        (1..16).contains(&self.0)
-    }
-}
 
 /// What woke a waiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,65 +80,6 @@ fn has_news(i: u32) -> bool {
                 || !c.rx.engaged()
         }
         None => true,
-    }
-}
-
-/// Microseconds that a waiter spins at most. That is longer than a wake-up takes (about 50 µs), because with
-/// shorter spins both sides keep missing each other.
-pub const SPIN_US: u64 = 80;
-
-/// May this connection's waiters spin, judging by how recent spins went?
-pub fn may_spin(score: &AtomicI32) -> bool {
-    let s = score.load(Relaxed);
-    if s > 0 {
-        return true;
-    }
-    // Try again now and then, because conditions may have changed.
-    score.store(if s <= -16 { 1 } else { s - 1 }, Relaxed);
-    false
-}
-
-pub fn spun(score: &AtomicI32, found: bool) {
-    let s = score.load(Relaxed);
-    let new = if found {
-        (s + 1).min(8)
-    } else {
-        (s - 2).max(-8)
-    };
-    if new != s {
-        score.store(new, Relaxed);
-    }
-}
-
-/// Spins until `done` or until the budget is used up. `peer_cpu` is where the producer ran last: if that is our
-/// own processor, it cannot run while we spin, so we yield a few times, and then give up. A yield may take long,
-/// so `sleepy` is called before; it says whether to go on.
-#[inline(always)]
-pub fn spin(
-    peer_cpu: impl Fn() -> u32,
-    mut sleepy: impl FnMut() -> bool,
-    mut done: impl FnMut() -> bool,
-) -> bool {
-    let budget = SPIN_US * cycles_per_us();
-    let start = ticks();
-    let mut yields = 0;
-    loop {
-        for _ in 0..32 {
-            if done() {
-                return true;
-            }
-            pause();
-        }
-        if daemon::pending() || thread::waiting() || ticks().wrapping_sub(start) > budget {
-            return done();
-        }
-        if peer_cpu() == cpu() {
-            yields += 1;
-            if yields > 4 || !sleepy() {
-                return done();
-            }
-            sys::sched_yield();
-        }
     }
 }
 
@@ -339,27 +256,6 @@ fn listen(
         daemon::ensure();
     }
     (woke, n > 0 && p[1].revents != 0)
-}
-
-/// A sleep is cut short if nothing else would end it: without a place among the waiters, and without a daemon,
-/// which is looked for every second. The probes of idle connections must be checked in time, too.
-pub fn nap(timeout_ms: i64, placed: bool) -> i64 {
-    let cap = if !placed {
-        1
-    } else if daemon::fd() < 0 {
-        probes::sleep_ms().min(1000)
-    } else {
-        probes::sleep_ms()
-    };
-    if timeout_ms < 0 {
-        if cap == i64::from(i32::MAX) {
-            -1
-        } else {
-            cap
-        }
-    } else {
-        timeout_ms.min(cap)
-    }
 }
 
 /// A sleep was interrupted, and no handler that we know of has run: does the call end with EINTR? We cannot see

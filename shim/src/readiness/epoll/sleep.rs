@@ -3,6 +3,7 @@
 use super::kernel::{faulted, inner, look_at_kernel, strip, told, Found};
 use super::*;
 use crate::promotion::{self, full};
+use crate::readiness::engine::{self, Look, Rounds, Slept, Until};
 use crate::sets::sleepers::{awake, fall_asleep};
 use crate::state::{lane, links, table};
 use crate::sys::{self, clock, thread};
@@ -41,15 +42,6 @@ unsafe fn join(
         pass_on(s);
     }
     h
-}
-
-/// Time-out and signal mask of the application's call.
-#[derive(Clone, Copy)]
-pub struct Until {
-    /// Its time-out in milliseconds; -1: none.
-    pub ms: i64,
-    /// The signal mask that it passes, or null.
-    pub mask: *const sigset_t,
 }
 
 /// `epoll_wait` and its variants. `native(ep, evs, max, ms)` is the application's own call with another time-out; it
@@ -129,8 +121,17 @@ pub unsafe fn wait(
         }
         crate::preserving_errno(|| inner(i, s));
     }
-    // SAFETY: passed on.
-    let r = unsafe { wait_lanes((i, ep), s, evs, max_n, (until, start), native) };
+    let mut lanes = Lanes {
+        i,
+        ep,
+        s,
+        evs,
+        max: max_n,
+        native,
+        blocked: false,
+        pushes: 0,
+    };
+    let r = engine::wait(&mut lanes, until, start);
     wait_over(i, s);
     r
 }
@@ -181,99 +182,99 @@ unsafe fn look(
     }
 }
 
-/// Milliseconds until the application's time-out is over; -1: there is none.
-fn left_ms(until: &Until, start: u64) -> i64 {
-    match until.ms {
-        t if t < 0 => -1,
-        t => (t - (sys::now_ns().saturating_sub(start) / 1_000_000) as i64).max(0),
-    }
-}
-
-/// # Safety
-/// As [`wait()`].
-unsafe fn wait_lanes(
-    (i, ep): (u32, i32),
-    s: &Set,
+/// A wait on a set with lanes: set and number, the application's set and array, and its own call.
+struct Lanes<'a, F> {
+    i: u32,
+    ep: i32,
+    s: &'a Set,
     evs: *mut epoll_event,
     max: usize,
-    (until, start): (Until, u64),
-    native: impl Fn(i32, *mut epoll_event, i32, i64) -> i32,
-) -> i32 {
-    let mut last = false;
-    let mut patience = wait::Patience::default();
-    let mut patient = false;
-    loop {
-        // SAFETY: passed on.
-        let Some(h) = (unsafe { look(i, s, evs, max, patient) }) else {
-            return fault();
-        };
-        if h.n > 0 {
-            return h.n as i32;
-        }
-        let left = left_ms(&until, start);
-        let over = left == 0 || last;
-        let cut = !over && thread::interrupted(true);
-        if (over || cut) && h.busy {
-            crate::preserving_errno(|| pass_on(s));
-        }
-        if over {
-            return 0;
-        }
-        if cut {
-            crate::set_errno(libc::EINTR);
-            return -1;
-        }
-        patient = patience.is_over(h.busy);
-        if patience.short() {
-            continue;
-        }
-        if daemon::pending() {
-            daemon::pump();
-            continue;
-        }
-        if thread::let_in(until.mask) {
-            return -1;
-        }
-        if !h.blocked && !patient && wait::may_spin(&s.spin) && spin(s) {
-            continue;
-        }
-        // SAFETY: passed on.
-        match unsafe { sleep((i, ep), s, evs, max, (left, &h, patient), &native) } {
-            Slept::Again => {}
-            Slept::Over => last = true,
-            Slept::Ends(r) => return r,
+    native: F,
+    /// `Harvest::{blocked, pushes}` of the last look.
+    blocked: bool,
+    pushes: u32,
+}
+
+impl<F: Fn(i32, *mut epoll_event, i32, i64) -> i32> Rounds for Lanes<'_, F> {
+    #[inline(always)]
+    fn look(&mut self, patient: bool) -> Look {
+        // SAFETY: `evs` is the application's array of `max` events, as the caller of `wait` has promised.
+        match unsafe { look(self.i, self.s, self.evs, self.max, patient) } {
+            None => Look::Ends(fault()),
+            Some(h) if h.n > 0 => Look::Ends(h.n as i32),
+            Some(h) => {
+                (self.blocked, self.pushes) = (h.blocked, h.pushes);
+                Look::Nothing { busy: h.busy }
+            }
         }
     }
-}
 
-/// Spins until something may be ready. The kernel is asked now and then, too.
-#[inline(always)]
-fn spin(s: &Set) -> bool {
-    let mut turns = 0u32;
-    let mut kernel = false;
-    let found = wait::spin(
-        || producer_cpu(s),
-        || true,
-        || {
-            turns += 1;
-            if turns % 512 == 0 && sys::poll1(s.epfd.load(Relaxed), libc::POLLIN) != 0 {
-                kernel = true;
-            }
-            kernel || changed(s)
-        },
-    );
-    wait::spun(&s.spin, found);
-    found
-}
+    fn gives_up(&self) {
+        crate::preserving_errno(|| pass_on(self.s));
+    }
 
-/// How a sleep ended.
-enum Slept {
-    /// Look again.
-    Again,
-    /// The application's time-out is over: look once more.
-    Over,
-    /// The wait returns this; errno is set if it is negative.
-    Ends(i32),
+    #[inline(always)]
+    fn spin(&mut self) -> bool {
+        let s = self.s;
+        let kernel_has = || sys::poll1(s.epfd.load(Relaxed), libc::POLLIN) != 0;
+        !self.blocked
+            && engine::spin_with_kernel(&s.spin, || producer_cpu(s), kernel_has, || changed(s))
+    }
+
+    #[inline(always)]
+    fn sleep(&mut self, left: i64, patient: bool) -> Slept {
+        let (s, evs, max) = (self.s, self.evs, self.max);
+        let ctl = hear_daemon(s);
+        let (mut nap, kin) = nap_ms(s, left, self.blocked, patient);
+        let moves = s.moves.load(Acquire);
+        let counted = fall_asleep(s);
+        nap = ends::sooner(nap, end_left_ms(s)); // SYNC end
+        if !counted {
+            nap = if nap < 0 { 1 } else { nap.min(1) };
+        }
+        let news = changed(s)
+            || s.pushes.load(SeqCst) != self.pushes
+            || s.stirred.load(SeqCst) != 0
+            || daemon::pending();
+        let r = match news {
+            true => 0,
+            false => in_kernel((self.i, self.ep), s, counted, |fd| {
+                (self.native)(fd, evs, max as i32, nap)
+            }),
+        };
+        let e = crate::errno();
+        if counted {
+            awake(s);
+        }
+        if news {
+            return Slept::Again;
+        }
+        if r < 0 {
+            crate::set_errno(e);
+            return match faulted(s, r) {
+                true => Slept::Again, // the next round finds that out, and reports it
+                false => Slept::Ends(r),
+            };
+        }
+        // SAFETY: the kernel wrote `r` events.
+        let n = unsafe { woken(self.i, s, evs, max, (r as usize, moves, patient)) };
+        if n > 0 {
+            return Slept::Ends(n as i32);
+        }
+        if r > 0 {
+            return Slept::Again;
+        }
+        if kin {
+            look_at_kin(s);
+        }
+        if ctl < 0 {
+            daemon::ensure();
+        }
+        match left >= 0 && nap >= left {
+            true => Slept::Over,
+            false => Slept::Again,
+        }
+    }
 }
 
 /// The inner set listens to the daemon's present connection. Returns its descriptor; negative: there is none.
@@ -290,81 +291,17 @@ fn hear_daemon(s: &Set) -> i32 {
 /// Milliseconds that the sleep may last, and whether there are registrations on links of an ancestor process, whose
 /// doorbells it does not hear.
 fn nap_ms(s: &Set, left: i64, blocked: bool, patient: bool) -> (i64, bool) {
-    let mut nap = wait::nap(left, true);
+    let mut nap = engine::nap(left, true);
     if blocked {
         let full = full::FULL_MS as i64 + 1;
         nap = if nap < 0 { full } else { nap.min(full) };
     }
     let muted = mute(s);
     let kin = s.kin.load(Relaxed) != 0;
-    if (muted || patient || kin) && !(0..wait::Patience::NAP_MS).contains(&nap) {
-        nap = wait::Patience::NAP_MS;
+    if (muted || patient || kin) && !(0..engine::Patience::NAP_MS).contains(&nap) {
+        nap = engine::Patience::NAP_MS;
     }
     (nap, kin)
-}
-
-/// Sleeps in the kernel, after a look that has found nothing. `h`: the result of that look; `left`: milliseconds of the
-/// application's time-out that are left.
-///
-/// # Safety
-/// As [`wait()`].
-#[inline(always)]
-unsafe fn sleep(
-    (i, ep): (u32, i32),
-    s: &Set,
-    evs: *mut epoll_event,
-    max: usize,
-    (left, h, patient): (i64, &Harvest, bool),
-    native: &impl Fn(i32, *mut epoll_event, i32, i64) -> i32,
-) -> Slept {
-    let ctl = hear_daemon(s);
-    let (mut nap, kin) = nap_ms(s, left, h.blocked, patient);
-    let moves = s.moves.load(Acquire);
-    let counted = fall_asleep(s);
-    nap = ends::sooner(nap, end_left_ms(s)); // SYNC end
-    if !counted {
-        nap = if nap < 0 { 1 } else { nap.min(1) };
-    }
-    let news = changed(s)
-        || s.pushes.load(SeqCst) != h.pushes
-        || s.stirred.load(SeqCst) != 0
-        || daemon::pending();
-    let r = match news {
-        true => 0,
-        false => in_kernel((i, ep), s, counted, |fd| native(fd, evs, max as i32, nap)),
-    };
-    let e = crate::errno();
-    if counted {
-        awake(s);
-    }
-    if news {
-        return Slept::Again;
-    }
-    if r < 0 {
-        crate::set_errno(e);
-        return match faulted(s, r) {
-            true => Slept::Again, // the next round finds that out, and reports it
-            false => Slept::Ends(r),
-        };
-    }
-    // SAFETY: the kernel wrote `r` events.
-    let n = unsafe { woken(i, s, evs, max, (r as usize, moves, patient)) };
-    if n > 0 {
-        return Slept::Ends(n as i32);
-    }
-    if r > 0 {
-        return Slept::Again;
-    }
-    if kin {
-        look_at_kin(s);
-    }
-    if ctl < 0 {
-        daemon::ensure();
-    }
-    match left >= 0 && nap >= left {
-        true => Slept::Over,
-        false => Slept::Again,
-    }
 }
 
 /// The sleep itself, in the application's own call. `counted`: the thread is counted among the sleepers.

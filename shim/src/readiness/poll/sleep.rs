@@ -9,6 +9,7 @@
 use super::{news, LINKS, RDNORM, STACK, WRNORM};
 use crate::daemon;
 use crate::promotion::full;
+use crate::readiness::engine::{self, Patience, Slept};
 use crate::readiness::{few, wait};
 use crate::state::links::{self, Link};
 use crate::state::waiters::{self, Place};
@@ -18,16 +19,6 @@ use crate::tcp::{self, ends};
 use core::sync::atomic::Ordering::*;
 use libc::{pollfd, sigset_t, POLLIN, POLLOUT, POLLRDHUP};
 use link::lane::tx;
-
-/// How a sleep ended.
-pub(super) enum Slept {
-    /// Look again.
-    Again,
-    /// The application's call failed; errno is set.
-    Failed,
-    /// The application's time-out is over: look once more.
-    Over,
-}
 
 /// `revents` of an entry whose connection is locked by another thread.
 pub(super) const STUCK: i16 = -1;
@@ -204,7 +195,7 @@ impl Ears {
     /// room on a ring.
     fn join(&mut self, (left, end): (i64, i64), full: bool, patient: bool) -> i64 {
         let heard = self.place.index().is_some() && !self.links.many;
-        let mut nap = ends::sooner(wait::nap(left, self.alone || heard), end);
+        let mut nap = ends::sooner(engine::nap(left, self.alone || heard), end);
         if full {
             let most = full::FULL_MS as i64 + 1;
             nap = if nap < 0 { most } else { nap.min(most) };
@@ -219,9 +210,9 @@ impl Ears {
             }
         }
         if (patient || self.links.iter().any(|(_, l)| l.is_muted()))
-            && !(0..wait::Patience::NAP_MS).contains(&nap)
+            && !(0..Patience::NAP_MS).contains(&nap)
         {
-            nap = wait::Patience::NAP_MS;
+            nap = Patience::NAP_MS;
         }
         nap
     }
@@ -366,7 +357,7 @@ pub(super) fn sleep(
     match r {
         Some(r) if r < 0 => {
             crate::set_errno(e);
-            Slept::Failed
+            Slept::Ends(r)
         }
         Some(0) => {
             if daemon::fd() < 0 {
