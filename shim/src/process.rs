@@ -5,6 +5,21 @@
 //! the daemon, and for a peer only as long as that gets to take its bytes back.
 
 pub mod arrivals;
-mod fdops;
+mod close;
+mod exec;
+mod far;
+mod fork;
+mod give_up;
+mod made;
+mod shutdown;
+mod unseen;
 
-pub use fdops::*;
+pub use close::{before_close, closed, finish_close};
+pub use exec::{before_exec, before_spawn, exec_failed};
+pub use fork::{after_fork_child, after_fork_parent, before_fork};
+pub use give_up::{before_split, disown, give_up, step_out};
+pub use made::{
+    connected, copied_for_another, disconnects, duplicated, is_tcp, listening, socket_made, taken,
+};
+pub use shutdown::{after_shutdown, before_shutdown, Left};
+pub use unseen::{not_ours, replaced, vanished};

@@ -1,5 +1,5 @@
 //! A process with a shim, as far as the daemon can tell: it maps areas, takes lanes, and does with its connections' ends
-//! what the shim does with far ones (`shim/src/process/fdops/far`, `promotion/far`, `promotion/retire`). The halves of its lanes are the
+//! what the shim does with far ones (`shim/src/process/far`, `promotion/far`, `promotion/retire`). The halves of its lanes are the
 //! real ones.
 
 use super::app::{self, App};

@@ -147,7 +147,7 @@ impl World {
         }
     }
 
-    /// The application shuts down or closes, and there is takeover: as `shim/src/process/fdops/far.rs`.
+    /// The application shuts down or closes, and there is takeover: as `shim/src/process/far.rs`.
     fn end(&self, e: usize, close: bool) {
         let h = &self.host[e];
         let (m, port) = (self.memory(e), Wire { w: self, e });

@@ -1,10 +1,12 @@
 //! Descriptors of connections that come from another process, with a message (SCM_RIGHTS) or by exec. For what
 //! happens to them then, see `received`.
 
+use super::made::{self, duplicated};
+use super::unseen::replaced;
+use crate::promotion;
 use crate::promotion::received::another;
 use crate::state::{fdtab, table};
 use crate::sys::{self, env, thread};
-use crate::{process, promotion};
 use core::sync::atomic::Ordering::*;
 use link::family::flag;
 
@@ -21,7 +23,7 @@ fn is_connection(fd: i32) -> bool {
 pub fn came(fd: i32, channel: i32) {
     let _inside = thread::enter();
     crate::preserving_errno(|| {
-        process::replaced(fd);
+        replaced(fd);
         if env::off() || !is_connection(fd) {
             return;
         }
@@ -34,7 +36,7 @@ pub fn came(fd: i32, channel: i32) {
             if table::local(i).from.load(Relaxed) != from {
                 table::local(i).from.store(0, Relaxed);
             }
-            return process::duplicated(old, fd);
+            return duplicated(old, fd);
         }
         if let Some(i) = enter(fd, from) {
             table::conn(i).inode.store(inode, Relaxed);
@@ -79,7 +81,7 @@ pub fn by_exec() {
 }
 
 fn enter(fd: i32, from: u32) -> Option<u32> {
-    let i = process::enter(fd, flag::RECEIVED | flag::NEW, true)?;
+    let i = made::enter(fd, flag::RECEIVED | flag::NEW, true)?;
     table::local(i).from.store(from, Relaxed);
     table::sync_nonblock(table::conn(i), fd);
     Some(i)

@@ -1,6 +1,7 @@
 //! Numbers whose meaning was changed by inlined system calls or by another process.
 
-use super::{after_fork_child, release};
+use super::close::release;
+use super::fork::after_fork_child;
 use crate::sets;
 use crate::state::fdtab::{self, Fd};
 use crate::state::table;

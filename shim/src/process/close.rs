@@ -1,0 +1,198 @@
+//! The close of a descriptor, and the end of a connection in this process.
+
+use super::far;
+use super::shutdown::{flush, take_frame};
+use crate::promotion::{self, family};
+use crate::state::fdtab::{self, Fd};
+use crate::state::{lane, table, uring, waiters};
+use crate::sys::{self, lock, pids};
+use crate::tcp::port::Sock;
+use crate::{daemon, sets, tcp};
+use core::sync::atomic::Ordering::*;
+use link::family::{flag, state, Conn};
+
+/// Called before a descriptor of the application is closed (or replaced by dup2). If the connection lingers,
+/// returns the argument for [`closed`].
+pub fn before_close(fd: i32) -> Option<usize> {
+    match fdtab::get(fd) {
+        Fd::Set(s) => {
+            fdtab::set(fd, Fd::Other);
+            sets::closed(s);
+        }
+        Fd::Ring(r) => {
+            fdtab::set(fd, Fd::Other);
+            uring::closed(r);
+        }
+        Fd::Conn(i) if tcp::proven(fd) == Some(i) => return release(fd, i, fd),
+        // (It is another file by now.)
+        Fd::Conn(_) | Fd::Other | Fd::Ours => {}
+    }
+    None
+}
+
+/// After a close that lingers: the number is free already, as it is in the kernel during the wait.
+pub fn closed(what: usize) {
+    crate::preserving_errno(|| tcp::call::closed(what));
+}
+
+/// `fd` does not stand for the connection any more. `sock`: the descriptor itself, or -1 if it is gone already. If
+/// the connection lingers, returns the argument for [`closed`].
+pub(super) fn release(fd: i32, i: u32, sock: i32) -> Option<usize> {
+    match sock >= 0 {
+        true => fdtab::changes(fd), // until the caller has closed it
+        false => _ = fdtab::set(fd, Fd::Other),
+    }
+    let l = table::local(i);
+    if l.refs.fetch_sub(1, SeqCst) == 1 {
+        return last_close(sock, i);
+    }
+    if sock >= 0 {
+        sets::copy_closed(i, sock);
+    }
+    if l.fd.load(Relaxed) == fd || sock < 0 {
+        // Another descriptor stands for the connection now.
+        if let Some(f) = (0..=fdtab::high()).find(|f| fdtab::conn(*f) == Some(i)) {
+            moved(i, f);
+        }
+    }
+    None
+}
+
+/// From now on, `fd` is the connection's descriptor: threads that sleep with another descriptor of it look again.
+fn moved(i: u32, fd: i32) {
+    let (c, l) = (table::conn(i), table::local(i));
+    {
+        let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
+        l.fd.store(fd, SeqCst);
+        c.fd.store(fd as u32 + 1, Relaxed);
+    }
+    waiters::look_again(i);
+}
+
+/// The last descriptor of this process is closed. If calls of other threads sleep on the connection, they keep it,
+/// as in the kernel, and the last of them finishes the close. A close that lingers is finished by [`closed`].
+fn last_close(fd: i32, i: u32) -> Option<usize> {
+    let (c, l) = (table::conn(i), table::local(i));
+    let held = {
+        let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
+        tcp::call::close(i, l)
+    };
+    let lingers = !held && far::lingers(c, fd);
+    if lingers {
+        sets::forget(i, sole_holder(c)); // as the kernel does before it waits
+    }
+    if held || lingers {
+        if let Some(hidden) = fdtab::hidden_copy(fd) {
+            moved(i, hidden);
+            if lingers {
+                return Some(tcp::call::defer_to_self(i, l));
+            }
+            if tcp::call::defer(l) {
+                sets::copy_closed(i, fd); // sets continue to report it
+                return None;
+            }
+            fdtab::close_ours(hidden);
+        }
+    }
+    // While the number is still the connection's. (A registration ends with the last descriptor of the socket.)
+    sets::forget(i, sole_holder(c));
+    finish(fd, i);
+    None
+}
+
+fn finish(fd: i32, i: u32) {
+    let inherited = family::closing(table::local(i));
+    end(fd, i);
+    family::closed(inherited);
+}
+
+/// The last call that slept on a connection has ended, and the connection's last descriptor is closed.
+pub fn finish_close(i: u32) {
+    sets::forget(i, sole_holder(table::conn(i)));
+    let hidden = table::local(i).fd.load(Relaxed);
+    finish(hidden, i);
+    fdtab::close_ours(hidden);
+}
+
+/// Is this process the only holder?
+fn sole_holder(c: &Conn) -> bool {
+    let me = pids::me();
+    table::holders(c) == c.holders.iter().filter(|h| h.load(Relaxed) == me).count()
+}
+
+/// The connection ends in this process; the caller closes `fd` next.
+fn end(fd: i32, i: u32) {
+    let c = table::conn(i);
+    let l = table::local(i);
+    // (This process stays a holder until the end, so that no other process considers itself the only one, or the
+    // entry free, too early. If two processes close at once, each may see the other, and neither has anything to
+    // announce: the kernel reports the end.)
+    let alone = sole_holder(c);
+    let mine = c.owner_pid.load(Relaxed) == pids::me();
+    // The daemon may not have read the registration yet, and its copy would hold back the FIN of the last close.
+    // (Which close is the last is not known here, whatever `alone` says; so the socket is never shut down.)
+    if c.flags.load(Relaxed) & flag::REGISTERED != 0 {
+        daemon::take_back(i, c.gen.load(Relaxed));
+    }
+    if !alone {
+        if mine_registered(c) {
+            // The offer would come to this process; the remaining holders register the connection themselves.
+            daemon::forget(i, c.gen.load(Relaxed));
+            c.flags.fetch_and(!flag::REGISTERED, Relaxed);
+        }
+        // Other processes hold it: a lane that only this process used goes down, so that they can use the
+        // connection and get a lane of their own.
+        if mine && c.flags.load(Relaxed) & flag::LANE != 0 {
+            let whole = promotion::yield_lane(i, fd);
+            promotion::end_lane(i, whole);
+            promotion::yielded(c);
+        }
+        return table::give_up(i);
+    }
+    if let Some((link, m)) = lane::of(c, l).filter(|(k, _)| k.is_far()) {
+        far::close(c, link, &m, fd);
+    } else if c.flags.load(Relaxed) & flag::LEFT != 0 && !lane::engaged(c) {
+        // The connection does not end: another program has it. The kernel reports what there is to report.
+    } else if let Some((link, m)) = lane::of(c, l) {
+        let port = Sock { fd, link };
+        let _t = lock::lock(&c.tx.lock);
+        let _r = lock::lock(&c.rx.lock);
+        let whole = flush(c, &m, &port, fd);
+        let for_no_time = far::lingers_for_no_time(fd);
+        // (Bytes that a reset would discard need not be sent.)
+        let clean = whole && !for_no_time && c.rx.ring_unread(&m) == 0;
+        let repeated = if clean {
+            c.tx.repeat_unread(&m, &port)
+        } else {
+            None
+        };
+        // Close first, then look: a sender publishes first, then looks whether we have closed.
+        c.rx.close(&m, &port, c.tx.kpos.load(Relaxed));
+        take_frame(c, &m, &port, true);
+        let reset = !whole || c.rx.ring_unread(&m) > 0;
+        if reset {
+            // Unread bytes at close make it a reset, as in TCP (RFC 1122, 4.2.2.13), also after a SHUT_RD. So do
+            // sent bytes that did not get onto TCP: the peer must not take the end for a clean one.
+            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_AT_CLOSE);
+        }
+        let in_kernel = || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
+        if reset || for_no_time || in_kernel() {
+            c.rx.announce_reset(&m, &port);
+        }
+        c.tx.shut(&m, &port, repeated);
+    }
+    // Count before the entry disappears from readers' view, because telling the daemon takes time.
+    table::table().iter().for_each(|t| t.count_ended(c));
+    c.state.store(state::BUSY, Relaxed);
+    promotion::end_lane(i, false);
+    table::remove_holder(c, pids::me());
+    table::free(i);
+}
+
+/// Is a registration of this connection in progress, made by this process?
+fn mine_registered(c: &Conn) -> bool {
+    c.flags.load(Relaxed) & flag::REGISTERED != 0 && c.owner_pid.load(Relaxed) == pids::me()
+}
+
+/// `struct linger` that makes a close reset the connection: on, with a time of 0.
+const RESET_AT_CLOSE: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];

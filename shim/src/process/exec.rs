@@ -1,0 +1,89 @@
+//! What exec and spawn mean for connections that the other program gets.
+
+use crate::promotion;
+use crate::state::fdtab::{self, Fd};
+use crate::state::{lane, table};
+use crate::sys::{self, env, pids};
+use crate::{daemon, sets};
+use core::sync::atomic::Ordering::*;
+use link::family::{flag, state};
+use link::reason::Reason;
+
+/// Before the program is replaced: every lane on a descriptor that survives leaves. If one cannot in time, its
+/// connection is reset, so that the new program does not lose bytes silently.
+pub fn before_exec() {
+    if table::table().is_none() || env::off() {
+        return;
+    }
+    let vfork_child = sys::getpid() != pids::pid();
+    if !vfork_child {
+        // The FIN of a connection that the exec closes must not wait until the daemon has read its copy.
+        daemon::settle_registrations(true);
+    }
+    // By the kernel's own view: a vfork child has moved descriptors without changing our tables, and `dup2` clears
+    // close-on-exec.
+    let mut lanes = false;
+    table::each_fd(|_, _, c| lanes |= c.flags.load(Relaxed) & flag::LANE != 0);
+    if lanes {
+        for fd in 0..=fdtab::high().max(1024) {
+            if fdtab::get(fd) == Fd::Ours
+                || !sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0)
+            {
+                continue;
+            }
+            let Ok((inode, _)) = sys::inode(fd) else {
+                continue;
+            };
+            table::each_fd(|_, i, c| {
+                if c.flags.load(Relaxed) & flag::LANE != 0
+                    && c.inode.load(Relaxed) == inode
+                    && (lane::engaged(c) || c.flags.load(Relaxed) & flag::DISQUALIFIED == 0)
+                {
+                    promotion::leave(i, fd, Reason::Left);
+                }
+            });
+        }
+    }
+    table::each_fd(|fd, i, c| {
+        let kept = sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0);
+        let lane = lane::of(c, table::local(i));
+        // (The daemon's copy of a far connection's socket would outlive the descriptor that exec closes.)
+        let far = lane.is_some_and(|(k, _)| k.is_far());
+        if far || kept && lane.is_some() {
+            promotion::leave(i, fd, Reason::Left);
+        } else if kept {
+            table::disqualify(c, Reason::Left);
+        } else if !vfork_child {
+            table::remove_holder(c, pids::me());
+        }
+        if kept && !vfork_child {
+            sets::deactivate(i); // our inner sets, and what they report, end at the exec
+        }
+    });
+}
+
+/// The exec failed: we are still here.
+pub fn exec_failed() {
+    if table::table().is_some() && !env::off() && sys::getpid() == pids::pid() {
+        table::each_fd(|fd, _, c| {
+            if !c.holders.iter().any(|h| h.load(Relaxed) == pids::me()) {
+                table::add_holder(c, pids::me());
+            }
+            sets::tell_error(fd);
+        });
+    }
+}
+
+/// Before `posix_spawn`, `system`, `popen`: the child inherits what is not closed on exec.
+pub fn before_spawn() {
+    if table::table().is_none() {
+        return;
+    }
+    table::each_fd(|fd, i, c| {
+        if c.state.load(Relaxed) != state::LISTEN
+            && sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0)
+        {
+            promotion::leave(i, fd, Reason::Left);
+        }
+    });
+}
