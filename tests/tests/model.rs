@@ -5,37 +5,12 @@
 #[path = "../src/model/mod.rs"]
 mod model;
 
+use model::explore::{caught, circle, explore, holds};
 use model::holders::Holders;
 use model::lane::Lane;
 use model::space::Space;
 use model::state::Config;
-use model::{circle, explore, Bug, Explored};
-
-fn holds(what: &str, e: Explored) {
-    eprintln!("{what}: {} states", e.states);
-    if let Some((name, steps)) = e.failure {
-        panic!("{what}: \"{name}\" does not hold:\n{steps}");
-    }
-}
-
-#[track_caller]
-fn caught(bug: Bug, e: Explored, by: &[&str]) {
-    let Some((name, steps)) = e.failure else {
-        panic!("{bug:?} went unnoticed in {} states", e.states)
-    };
-    eprintln!(
-        "{bug:?}: \"{name}\" after {} steps, {} states",
-        steps.lines().count(),
-        e.states
-    );
-    if std::env::var_os("MODEL_STEPS").is_some() {
-        eprintln!("{steps}");
-    }
-    assert!(
-        by.contains(&name.as_str()),
-        "{bug:?} was caught by \"{name}\":\n{steps}"
-    );
-}
+use model::Bug;
 
 const STREAM: &str = "every byte once and in order";
 const PARSED: &str = "frames are frames and bytes are bytes";

@@ -5,38 +5,13 @@
 #[path = "../src/model/remote.rs"]
 mod remote;
 
+use remote::explore::{caught, circle, explore, holds, Due};
 use remote::lane::Lane;
 use remote::state::{Config, End};
 use remote::wake::Wake;
-use remote::{circle, explore, Bug, Due, Explored};
+use remote::Bug;
 use std::fmt::Debug;
 use std::hash::Hash;
-
-fn holds(what: &str, e: Explored) {
-    eprintln!("{what}: {} states", e.states);
-    if let Some((name, steps)) = e.failure {
-        panic!("{what}: \"{name}\" does not hold:\n{steps}");
-    }
-}
-
-#[track_caller]
-fn caught(bug: Bug, e: Explored, by: &[&str]) {
-    let Some((name, steps)) = e.failure else {
-        panic!("{bug:?} went unnoticed in {} states", e.states)
-    };
-    eprintln!(
-        "{bug:?}: \"{name}\" after {} steps, {} states",
-        steps.lines().count(),
-        e.states
-    );
-    if std::env::var_os("MODEL_STEPS").is_some() {
-        eprintln!("{steps}");
-    }
-    assert!(
-        by.contains(&name.as_str()),
-        "{bug:?} was caught by \"{name}\":\n{steps}"
-    );
-}
 
 const STREAM: &str = "every byte once and in order";
 const PARSED: &str = "frames are frames and bytes are bytes";

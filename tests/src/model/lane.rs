@@ -1,6 +1,7 @@
 //! State, actions and properties of the lane model; the parties' steps are in `sender` and
 //! `receiver`.
 
+use super::explore::Due;
 use super::state::*;
 use super::tcp::Tcp;
 use super::{receiver, sender, state};
@@ -28,7 +29,7 @@ impl State {
     }
 
     /// Steps that happen sooner or later.
-    pub fn due(&self, c: &Config, out: &mut Vec<Act>) {
+    fn due(&self, c: &Config, out: &mut Vec<Act>) {
         if self.tcp.clone().deliver() {
             out.push(Act::Deliver);
         }
@@ -73,6 +74,14 @@ impl State {
 
 /// The model: the state above under a configuration.
 pub struct Lane(pub Config);
+
+impl Due for Lane {
+    fn due(&self, s: &State, out: &mut Vec<Act>) {
+        if s.fault.is_none() {
+            s.due(&self.0, out);
+        }
+    }
+}
 
 impl Model for Lane {
     type State = State;

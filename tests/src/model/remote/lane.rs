@@ -2,6 +2,7 @@
 //! are in `sender` (A, and D1 when it acts for A), `daemons`, `network` and `receiver`.
 
 use super::daemons;
+use super::explore::Due;
 use super::network;
 use super::receiver;
 use super::sender;
@@ -11,7 +12,6 @@ use super::state::receiver::Receiver;
 use super::state::sender::{Mode, Sender, Who};
 use super::state::*;
 use super::tcp::Tcp;
-use super::Due;
 use stateright::{Model, Property};
 
 impl State {

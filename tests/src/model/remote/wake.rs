@@ -5,7 +5,8 @@
 //! wake each other by messages. What is new is that the two ends of the ring are apart: the reader's
 //! cursor is not the sender's, and neither daemon may poll for ever. There are no timers here.
 
-use super::{Bug, Due};
+use super::explore::Due;
+use super::Bug;
 use stateright::{Model, Property};
 
 /// Bounds. The stream has no end, and positions count from where A knows B to be.
