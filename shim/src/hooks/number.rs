@@ -5,7 +5,7 @@ use super::{fd, make, memory, msg, number, proc, ready, rw, sock, uring, user};
 use crate::process;
 use crate::sys::{self, pages, real};
 use core::ffi::c_void;
-use libc::{epoll_event, fd_set, iovec, pollfd, sigset_t, timespec, timeval};
+use libc::{epoll_event, fd_set, iovec, pollfd, sigset_t, timespec};
 use link::reason::Reason;
 
 include!("calls.rs");
@@ -62,7 +62,8 @@ impl Answer for isize {
 type Words = [usize; 6];
 
 macro_rules! arities {
-    ($($name:ident($($t:ident $k:literal),*);)*) => {$(
+    ($($(#[$only:meta])* $name:ident($($t:ident $k:literal),*);)*) => {$(
+        $(#[$only])*
         /// Calls a hook with this number of arguments.
         ///
         /// # Safety
@@ -75,6 +76,7 @@ macro_rules! arities {
     )*};
 }
 arities! {
+    #[cfg(target_arch = "x86_64")]
     c0();
     c1(A 0);
     c2(A 0, B 1);
@@ -144,12 +146,13 @@ fn fault() -> i32 {
 }
 
 /// The C library's `select` itself reads and writes the time-out, so it gets a copy that is certainly accessible.
+#[cfg(target_arch = "x86_64")]
 pub unsafe extern "C" fn select(
     n: i32,
     r: *mut fd_set,
     w: *mut fd_set,
     x: *mut fd_set,
-    t: *mut timeval,
+    t: *mut libc::timeval,
 ) -> i32 {
     // SAFETY: as the call by name.
     unsafe {
@@ -161,7 +164,7 @@ pub unsafe extern "C" fn select(
         }
         let mut left = t.read_unaligned();
         let got = ready::select(n, r, w, x, &raw mut left);
-        if pages::writable(t, size_of::<timeval>()) {
+        if pages::writable(t, size_of::<libc::timeval>()) {
             t.write_unaligned(left);
         }
         got
@@ -357,6 +360,7 @@ pub unsafe extern "C" fn pivot_root(new: usize, old: usize) -> i32 {
 }
 
 /// A fork by number runs none of libc's atfork handlers, which is what the caller asked for.
+#[cfg(target_arch = "x86_64")]
 pub unsafe extern "C" fn fork() -> i32 {
     // SAFETY: as the call by name.
     unsafe { clone(libc::SIGCHLD as usize, 0, 0, 0, 0) }
@@ -364,6 +368,7 @@ pub unsafe extern "C" fn fork() -> i32 {
 
 /// The parent sleeps until the child has executed a program or ended, but the child gets a copy of the memory: it
 /// returns through these stack frames, and in shared memory would overwrite those of its parent.
+#[cfg(target_arch = "x86_64")]
 pub unsafe extern "C" fn vfork() -> i32 {
     // SAFETY: as the call by name.
     unsafe {

@@ -53,12 +53,12 @@ impl Sym {
 /// Declares `real::NAME(args) -> ret`, which calls the next definition of NAME, and fails with ENOSYS if the libc has
 /// none.
 macro_rules! real {
-    ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
+    ($($(#[$only:meta])* $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
         #[allow(non_upper_case_globals)]
         mod sym {
             use $crate::sys::real::Sym;
             use core::ffi::CStr;
-            $(pub static $name: Sym = {
+            $($(#[$only])* pub static $name: Sym = {
                 const NAME: &str = concat!(stringify!($name), "\0");
                 match CStr::from_bytes_with_nul(NAME.as_bytes()) {
                     Ok(n) => Sym::new(n),
@@ -67,6 +67,7 @@ macro_rules! real {
             };)*
         }
         $(
+        $(#[$only])*
         #[allow(clippy::too_many_arguments, non_snake_case)]
         #[inline(always)]
         pub unsafe fn $name($($arg: $ty),*) -> $ret {
@@ -238,8 +239,8 @@ real! {
     posix_spawn_file_actions_adddup2(fa: *mut c_void, fd: i32, to: i32) -> i32;
     posix_spawn_file_actions_init(fa: *mut c_void) -> i32;
     posix_spawn_file_actions_destroy(fa: *mut c_void) -> i32;
-    __vdprintf_chk(fd: i32, flag: i32, f: *const c_char, a: *mut c_void) -> i32;
-    vdprintf(fd: i32, f: *const c_char, a: *mut c_void) -> i32;
+    #[cfg(target_arch = "x86_64")] __vdprintf_chk(fd: i32, flag: i32, f: *const c_char, a: *mut c_void) -> i32;
+    #[cfg(target_arch = "x86_64")] vdprintf(fd: i32, f: *const c_char, a: *mut c_void) -> i32;
     fdopen(fd: i32, m: *const c_char) -> *mut c_void;
     setuid(u: u32) -> i32;
     seteuid(u: u32) -> i32;
