@@ -13,7 +13,7 @@ use crate::load::client::{Case, Figures};
 use crate::load::smc::Shown;
 use anyhow::{bail, ensure, Context, Result};
 use clap::ValueEnum;
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use nix::sys::signal::Signal;
 use nodes::Nodes;
 use serde::Serialize;

@@ -3,7 +3,7 @@
 use crate::clients::limits::Limits;
 use crate::nodes::peers::directory::{self, FileDirectory, Listed};
 use crate::pairing::bpf::ProofConfig;
-use link::layout::{RING_LOG2_MAX, RING_LOG2_MIN};
+use lane::abi::{RING_LOG2_MAX, RING_LOG2_MIN};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 

@@ -36,9 +36,9 @@ use crate::os::process::{ProcId, Process};
 use crate::os::system::{Clock, System};
 use crate::pairing::local::Waiting;
 use crate::pairing::proof::Proof;
-use link::family::{state, TABLE_BYTES};
-use link::msg::{ToDaemon, ToShim};
-use link::reason::Reason;
+use lane::family::{state, TABLE_BYTES};
+use lane::proto::msg::{ToDaemon, ToShim};
+use lane::proto::reason::Reason;
 use register::Registration;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -107,7 +107,7 @@ pub struct Core<V: Provider = Ibv> {
     /// The runtime directory; `None` in unit tests.
     pub dir: Option<std::path::PathBuf>,
     /// Identity of that directory, as shims write it into their tables.
-    pub home: Option<link::family::Home>,
+    pub home: Option<lane::family::Home>,
     /// Shares one census among all who ask for `ss` at the same time.
     pub looks: Rc<crate::core::looks::Looks>,
     /// Number of living processes that asked the daemon to stay.

@@ -2,10 +2,10 @@
 
 mod common;
 use common::*;
-use link::family::flag;
-use link::layout::CONTROL_BYTES;
-use link::msg::{op, ToShim, ALL};
-use link::reason::Reason;
+use lane::abi::CONTROL_BYTES;
+use lane::family::flag;
+use lane::proto::msg::{op, ToShim, ALL};
+use lane::proto::reason::Reason;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,8 +17,8 @@ fn promoted(s: &Shim, l: Lane) {
     c.link.store(l.link, Relaxed);
     c.lane.store(l.lane, Relaxed);
     c.side.store(u32::from(l.side), Relaxed);
-    c.tx.mode.store(link::lane::tx::mode::RING, Relaxed);
-    c.rx.mode.store(link::lane::rx::mode::RING, Relaxed);
+    c.tx.mode.store(lane::half::tx::mode::RING, Relaxed);
+    c.rx.mode.store(lane::half::rx::mode::RING, Relaxed);
     c.flags.fetch_or(flag::LANE | flag::PROMOTED, Relaxed);
 }
 
@@ -83,7 +83,7 @@ fn a_lane_to_another_node_is_smcr() {
         e.link.store(9, Relaxed);
         e.lane.store(3, Relaxed);
         if up {
-            e.tx.mode.store(link::lane::tx::mode::RING, Relaxed);
+            e.tx.mode.store(lane::half::tx::mode::RING, Relaxed);
         }
         e.flags.fetch_or(flags, Relaxed);
     };

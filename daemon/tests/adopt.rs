@@ -2,8 +2,8 @@
 
 mod common;
 use common::*;
-use link::family::TABLE_BYTES;
-use link::msg::{op, ToShim, ALL};
+use lane::family::TABLE_BYTES;
+use lane::proto::msg::{op, ToShim, ALL};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::io::{BufRead, BufReader, Lines};
 use std::net::TcpStream;

@@ -2,10 +2,10 @@
 
 mod common;
 use common::*;
-use link::family::TABLE_BYTES;
-use link::layout::{CHUNK_BYTES, CONTROL_BYTES};
-use link::msg::{ToDaemon, ToShim};
-use link::reason::Reason;
+use lane::abi::{CHUNK_BYTES, CONTROL_BYTES};
+use lane::family::TABLE_BYTES;
+use lane::proto::msg::{ToDaemon, ToShim};
+use lane::proto::reason::Reason;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use std::io::{Read, Write};
@@ -32,7 +32,7 @@ fn hello_is_checked() {
         pid: 1,
         table_bytes: TABLE_BYTES as u64,
     };
-    let newer = with(link::VERSION + 9, link::VERSION + 1);
+    let newer = with(lane::VERSION + 9, lane::VERSION + 1);
     assert_eq!(refused(&d, newer, &[&good]), Reason::VersionMismatch.code());
     assert_eq!(
         refused(&d, with(0, 0), &[&good]),
@@ -66,12 +66,12 @@ fn hello_is_checked() {
 
     // A newer shim that still speaks our version is welcome.
     let s = dial(&d.dir);
-    say(&s, &with(link::VERSION + 9, link::MIN_VERSION), &[&good]);
+    say(&s, &with(lane::VERSION + 9, lane::MIN_VERSION), &[&good]);
     assert!(matches!(
         hear(&s),
         Some((
             ToShim::HelloAck {
-                version: link::VERSION,
+                version: lane::VERSION,
                 ..
             },
             _
@@ -187,19 +187,19 @@ fn areas_are_sealed_for_the_other_party() {
     // The heads of both areas say what they are.
     for (s, lane) in [(sa, x), (sb, y)] {
         let h = &s.own[&0].1.control().header;
-        assert_eq!(h.magic.load(Relaxed), link::layout::MAGIC);
-        assert_eq!(h.version.load(Relaxed), u32::from(link::VERSION));
+        assert_eq!(h.magic.load(Relaxed), lane::abi::MAGIC);
+        assert_eq!(h.version.load(Relaxed), u32::from(lane::VERSION));
         assert_eq!(
             (h.side.load(Relaxed), h.link.load(Relaxed)),
             (u32::from(lane.side), lane.link)
         );
-        assert_eq!(h.lanes.load(Relaxed) as usize, link::layout::LANES);
+        assert_eq!(h.lanes.load(Relaxed) as usize, lane::abi::LANES);
     }
     // The doorbell ends belong together.
-    link::doorbell::ring(sa.bell.as_ref().unwrap().as_fd());
+    lane::notify::doorbell::ring(sa.bell.as_ref().unwrap().as_fd());
     assert_eq!(
-        link::doorbell::drain(sb.bell.as_ref().unwrap().as_fd()),
-        link::doorbell::Drained::Rung
+        lane::notify::doorbell::drain(sb.bell.as_ref().unwrap().as_fd()),
+        lane::notify::doorbell::Drained::Rung
     );
     // Nobody but the parties holds an end: a party that is gone can be heard.
     let bell = b
@@ -211,8 +211,8 @@ fn areas_are_sealed_for_the_other_party() {
         .unwrap();
     drop(a);
     assert_eq!(
-        link::doorbell::drain(bell.as_fd()),
-        link::doorbell::Drained::Gone
+        lane::notify::doorbell::drain(bell.as_fd()),
+        lane::notify::doorbell::Drained::Gone
     );
 }
 

@@ -2,8 +2,8 @@
 
 mod common;
 use common::*;
-use link::family::TABLE_BYTES;
-use link::msg::{ToDaemon, ToShim};
+use lane::family::TABLE_BYTES;
+use lane::proto::msg::{ToDaemon, ToShim};
 use rustix::net::{socketpair, sockopt, AddressFamily, SocketFlags, SocketType};
 use std::os::fd::OwnedFd;
 

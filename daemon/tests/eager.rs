@@ -2,8 +2,8 @@
 
 mod common;
 use common::*;
-use link::family::flag;
-use link::msg::{op, register, ToDaemon, ToShim};
+use lane::family::flag;
+use lane::proto::msg::{op, register, ToDaemon, ToShim};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::Relaxed;

@@ -3,8 +3,8 @@
 
 mod common;
 use common::*;
-use link::msg::ToShim;
-use link::reason::Reason;
+use lane::proto::msg::ToShim;
+use lane::proto::reason::Reason;
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 

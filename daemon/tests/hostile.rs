@@ -2,8 +2,8 @@
 
 mod common;
 use common::*;
-use link::msg::{ToDaemon, ToShim};
-use link::reason::Reason;
+use lane::proto::msg::{ToDaemon, ToShim};
+use lane::proto::reason::Reason;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -211,7 +211,7 @@ fn heaps_of_descriptors() {
     let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
     let fds = vec![null.as_fd(); 250];
     let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
-    let mut buf = [0; link::msg::MAX];
+    let mut buf = [0; lane::proto::msg::MAX];
     let n = ToDaemon::Register {
         conn: 0,
         gen: 0,

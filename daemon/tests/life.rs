@@ -2,8 +2,8 @@
 
 mod common;
 use common::*;
-use link::msg::{ToDaemon, ToShim};
-use link::reason::Reason;
+use lane::proto::msg::{ToDaemon, ToShim};
+use lane::proto::reason::Reason;
 use rustix::process::Signal;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -263,7 +263,7 @@ fn killed_and_started_again() {
     let (x, _) = pair(&mut a, &mut b);
     let c = a.conn(0);
     c.flags.fetch_or(
-        link::family::flag::LANE,
+        lane::family::flag::LANE,
         std::sync::atomic::Ordering::Relaxed,
     );
     c.link.store(x.link, std::sync::atomic::Ordering::Relaxed);

@@ -2,7 +2,7 @@
 
 mod common;
 use common::*;
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use rustix::fs::{Mode, OFlags};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -2,9 +2,9 @@
 
 mod common;
 use common::*;
-use link::family::{state, TABLE_BYTES};
-use link::msg::ToDaemon;
-use link::reason::Reason;
+use lane::family::{state, TABLE_BYTES};
+use lane::proto::msg::ToDaemon;
+use lane::proto::reason::Reason;
 use std::sync::atomic::Ordering::Relaxed;
 
 #[test]

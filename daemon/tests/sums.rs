@@ -2,7 +2,7 @@
 
 mod common;
 use common::*;
-use link::family::TABLE_BYTES;
+use lane::family::TABLE_BYTES;
 use std::io::{BufRead, BufReader, Lines};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Child, ChildStdout, Command, Stdio};

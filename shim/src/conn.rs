@@ -17,7 +17,7 @@ pub use recv::recv;
 pub use send::send;
 pub use sendfile::sendfile;
 
-use crate::state::{lane, table, waiters};
+use crate::state::{attached, table, waiters};
 use crate::sys::{lock, pages, real};
 use crate::tcp::*;
 use crate::{daemon, sets};
@@ -39,10 +39,10 @@ const ASK_MS: i64 = 2;
 /// would not have taken yet.
 pub fn outstanding(i: u32) -> i32 {
     let c = table::conn(i);
-    if !lane::engaged_tx(c) {
+    if !attached::engaged_tx(c) {
         return 0;
     }
-    let Some((_, m)) = lane::of(c, table::local(i)) else {
+    let Some((_, m)) = attached::of(c, table::local(i)) else {
         return 0;
     };
     let Some(_g) = lock::lock(&c.tx.lock) else {
@@ -61,7 +61,7 @@ pub fn resized(i: u32) {
         let (Some(_t), Some(_r)) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)) else {
             return;
         };
-        let Some((_, m)) = lane::of(c, l) else {
+        let Some((_, m)) = attached::of(c, l) else {
             return;
         };
         bufs::sync(c, &m, l.fd.load(Relaxed));

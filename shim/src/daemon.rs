@@ -20,8 +20,8 @@ use crate::state::links::{self, Link};
 use crate::state::{fdtab, table};
 use crate::sys::{self, lock, pids};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
-use link::msg::{ToDaemon, ToShim, MAX};
-use link::reason::Reason;
+use lane::proto::msg::{ToDaemon, ToShim, MAX};
+use lane::proto::reason::Reason;
 use std::sync::OnceLock;
 
 /// Functions that are called for messages and events. (They are set when the library is loaded, so that this
@@ -165,10 +165,10 @@ pub fn ensure() -> bool {
     GENERATION.fetch_add(1, Relaxed);
     FD.store(fd, Release);
     let hello = ToDaemon::Hello {
-        version: link::VERSION,
-        min_version: link::MIN_VERSION,
+        version: lane::VERSION,
+        min_version: lane::MIN_VERSION,
         pid: sys::getpid(),
-        table_bytes: link::family::TABLE_BYTES as u64,
+        table_bytes: lane::family::TABLE_BYTES as u64,
     };
     let theirs = dial::make();
     let sent = match theirs {

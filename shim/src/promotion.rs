@@ -24,16 +24,16 @@ pub use retire::{end_lane, lane_gone, yielded};
 
 use crate::state::links::Link;
 use crate::state::table::{self, set_reason, Local};
-use crate::state::{lane, waiters};
+use crate::state::{attached, waiters};
 use crate::sys::{self, env, lock, pids};
 use crate::tcp::port::{self, Sock};
 use crate::tcp::{self, ends, probes};
 use crate::{daemon, sets};
 use core::sync::atomic::Ordering::*;
-use link::family::{flag, state, Conn};
-use link::lane::Memory;
-use link::layout::{Epoch, Loc, EPOCHS};
-use link::reason::Reason;
+use lane::abi::{Epoch, Loc, EPOCHS};
+use lane::family::{flag, state, Conn};
+use lane::half::Memory;
+use lane::proto::reason::Reason;
 
 /// Number of hooked calls after which a connection is worth promoting; and a number of bytes that suffices as
 /// well.
@@ -167,7 +167,7 @@ fn watched_now(i: u32, c: &Conn) {
         return; // see `awaited`
     }
     let l = table::local(i);
-    if let Some((link, m)) = lane::of(c, l) {
+    if let Some((link, m)) = attached::of(c, l) {
         if let Some(_g) = lock::try_lock(&c.rx.lock) {
             let fd = l.fd.load(Relaxed);
             c.rx.unwant_down(&m, &Sock { fd, link });
@@ -182,7 +182,7 @@ const MAP_AGAIN_MS: u64 = 10_000;
 
 /// A lane is offered for connection `i`. False: it is not taken.
 pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: Epoch, tag: u64) -> bool {
-    if i as usize >= link::family::CONNS {
+    if i as usize >= lane::family::CONNS {
         return false;
     }
     let c = table::conn(i);
@@ -304,7 +304,7 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
     if table::holders(c) != 1 {
         return set_reason(c, Reason::Shared);
     }
-    if let Some((link, m)) = lane::of(c, l) {
+    if let Some((link, m)) = attached::of(c, l) {
         if c.rx.epoch.load(Relaxed).since(c.epoch.load(Relaxed)) >= EPOCHS - 1 {
             return table::disqualify(c, Reason::RingFull); // further epochs belong to the slot's next use
         }
@@ -331,7 +331,7 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     if c.flags.load(Relaxed) & flag::LANE == 0 {
         return false;
     }
-    let Some((link, m)) = lane::of(c, l) else {
+    let Some((link, m)) = attached::of(c, l) else {
         return false;
     };
     if !c.tx.can_up(&m) || !open(c) || link.state.load(Relaxed) != crate::state::links::USED {
@@ -340,7 +340,7 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     let Some(_g) = lock::try_lock(&c.tx.lock) else {
         return false;
     };
-    let same = lane::of(c, l).is_some_and(|(now, _)| core::ptr::eq(now, link));
+    let same = attached::of(c, l).is_some_and(|(now, _)| core::ptr::eq(now, link));
     if !same || !open(c) || !sets::activate(i, link) {
         return false; // it changed before we got the lock
     }
@@ -356,7 +356,7 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     match c.tx.try_up(&m, &Sock { fd, link }) {
         Ok(up) => {
             if up {
-                lane::counted_up(c);
+                attached::counted_up(c);
             }
             up
         }
@@ -373,7 +373,7 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
 pub fn take_down(i: u32) {
     let c = table::conn(i);
     let l = table::local(i);
-    let Some((link, m)) = lane::of(c, l) else {
+    let Some((link, m)) = attached::of(c, l) else {
         return;
     };
     crate::tcp::check(i, l.fd.load(Relaxed)); // no frame to a dead peer: its kernel would send a reset
@@ -422,7 +422,7 @@ fn peer_end_gone(i: u32, c: &Conn, fins: u64) {
     }
     l.peer_dead.store(1, Relaxed); // if its FIN does not arrive: see `ends`
     let ended = |ms| sys::poll_ms(fd, libc::POLLRDHUP, ms).is_ok_and(|e| e & libc::POLLRDHUP != 0);
-    if let Some((_, m)) = lane::of(c, l).filter(|_| lane::engaged_tx(c)) {
+    if let Some((_, m)) = attached::of(c, l).filter(|_| attached::engaged_tx(c)) {
         // The doorbell reports the death before the FIN arrives. Wait for it: bytes sent after it would get
         // another answer.
         let ms = match c.rx.died_unread(&m, true) {
@@ -475,7 +475,7 @@ fn attend_slow(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
         if was && !c.tx.is_up() {
             probes::went_down(c);
         } else if !was && c.tx.is_up() {
-            lane::counted_up(c);
+            attached::counted_up(c);
         }
         if c.tx.shut.load(Relaxed) != 0 && link.state.load(Relaxed) == crate::state::links::GONE {
             far::shut_late(c, fd);

@@ -16,9 +16,9 @@ use crate::state::fdtab;
 use crate::state::links::{Link, SETS};
 use crate::sys::{self, lock, pids};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
-use link::family::Conn;
-use link::lane::wake;
-use link::layout::{GROUP, GROUPS};
+use lane::abi::{GROUP, GROUPS};
+use lane::family::Conn;
+use lane::notify;
 
 pub const IN: u32 = libc::EPOLLIN as u32;
 pub const OUT: u32 = libc::EPOLLOUT as u32;

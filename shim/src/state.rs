@@ -4,8 +4,8 @@
 //! Here are the tables, and the rules by which they change; the rooms above decide. Nothing here talks to the daemon, and
 //! nothing waits but for a lock.
 
+pub mod attached;
 pub mod fdtab;
-pub mod lane;
 pub mod links;
 pub mod signals;
 pub mod table;

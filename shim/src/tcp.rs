@@ -26,11 +26,11 @@ pub use inq::{put_control, put_inq, sync_inq};
 pub use native::{recount, Way};
 
 use crate::set_errno;
-use crate::state::{lane, table};
+use crate::state::{attached, table};
 use crate::sys::{self, lock};
 use crate::tcp::port::Sock;
 use core::sync::atomic::Ordering::*;
-use link::family::{flag, Conn};
+use lane::family::{flag, Conn};
 use std::sync::OnceLock;
 
 /// Functions of higher modules that close what calls have kept open and forget descriptor numbers. (They are set
@@ -125,7 +125,7 @@ pub fn unread(i: u32, fd: i32) -> Option<i32> {
     if !c.rx.engaged() {
         return None;
     }
-    let (link, m) = lane::of(c, table::local(i))?;
+    let (link, m) = attached::of(c, table::local(i))?;
     let _g = lock::lock(&c.rx.lock)?;
     let unread = c.rx.unread(&m, &Sock { fd, link })?;
     Some(unread.min(i32::MAX as u64) as i32)

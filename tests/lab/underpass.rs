@@ -2,7 +2,7 @@
 
 use crate::programs::Transfer;
 use anyhow::{ensure, Context, Result};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use underpass_tests::harness::paths;
 use underpass_tests::lab::daemon::Daemon;
 use underpass_tests::lab::{quoted, Family, Lab};

@@ -23,12 +23,12 @@ use underpass_tests::harness::paths;
 
 /// What is mutated.
 const PLACES: [&str; 12] = [
-    "link/src/frame.rs",
-    "link/src/lane/ring.rs",
-    "link/src/lane/rx.rs",
-    "link/src/lane/rx/",
-    "link/src/lane/tx.rs",
-    "link/src/lane/tx/",
+    "lane/src/proto/frame.rs",
+    "lane/src/half/ring.rs",
+    "lane/src/half/rx.rs",
+    "lane/src/half/rx/",
+    "lane/src/half/tx.rs",
+    "lane/src/half/tx/",
     "daemon/src/core/far.rs",
     "daemon/src/dataplane/thread.rs",
     "daemon/src/dataplane/rail.rs",
@@ -57,7 +57,7 @@ const PROGRAMS: [(&str, &str, Told); 9] = [
 const SLOWER: u32 = 20;
 
 /// The root of the contract crate, and what is added to it.
-const LIB: &str = "link/src/lib.rs";
+const LIB: &str = "lane/src/lib.rs";
 const IS: &str = "
 #[doc(hidden)]
 pub mod mutant {
@@ -365,7 +365,7 @@ fn write(from: &Path, tree: &Path, without: &BTreeSet<usize>) -> Result<Vec<Muta
         let text = std::fs::read_to_string(from.join(&name))?;
         let is = match name.starts_with("link/") {
             true => "crate::mutant::is",
-            false => "::link::mutant::is",
+            false => "::lane::mutant::is",
         };
         let text = r.file(&name, &text, is).with_context(|| name.clone())?;
         // A number is looked for by lines.

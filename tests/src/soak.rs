@@ -11,7 +11,7 @@ use crate::lab::stream::{
 };
 use crate::lab::streams::{all_or_reset, report, whole};
 use anyhow::{bail, ensure, Context, Result};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use std::collections::HashSet;
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -3,7 +3,7 @@
 //! the other end.
 
 use anyhow::{ensure, Context, Result};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -262,7 +262,7 @@ fn entries_used(pid: u32) -> Result<u32> {
         let name = std::fs::read_link(&path).unwrap_or_default();
         if name.to_string_lossy().contains("underpass-family") {
             let mut b = [0; 4];
-            let at = std::mem::offset_of!(link::family::Header, used) as u64;
+            let at = std::mem::offset_of!(lane::family::Header, used) as u64;
             std::fs::File::open(path)?.read_exact_at(&mut b, at)?;
             return Ok(u32::from_ne_bytes(b));
         }

@@ -1,7 +1,7 @@
 //! The daemon absent, stopped, killed; operators at work; the shim told to stay away.
 
 use anyhow::{ensure, Context, Result};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use std::time::Duration;
 use underpass_admin::{Row, Target};
 use underpass_tests::harness::peers::{Echo, Transfer};

@@ -2,7 +2,7 @@
 //! and on TCP, with a reason that says so, as long as somebody does.
 
 use anyhow::{ensure, Context, Result};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use std::time::Duration;
 use underpass_admin::Row;
 use underpass_tests::harness::peers::result;

@@ -1,9 +1,9 @@
 //! A daemon that refuses a program: its connections say why they are on TCP.
 
 use anyhow::{ensure, Context, Result};
-use link::family::{state, TABLE_BYTES};
-use link::msg::{ToDaemon, ToShim, MAX};
-use link::reason::Reason;
+use lane::family::{state, TABLE_BYTES};
+use lane::proto::msg::{ToDaemon, ToShim, MAX};
+use lane::proto::reason::Reason;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc;

@@ -243,7 +243,7 @@ fn short_files() -> Result<()> {
 fn named_synchronisations() -> Result<()> {
     let root = paths::root();
     let mut all = Vec::new();
-    for dir in ["link/src", "shim/src", "daemon/src"] {
+    for dir in ["lane/src", "shim/src", "daemon/src"] {
         files(&root.join(dir), &mut all)?;
     }
     let mut found: BTreeMap<String, usize> = BTreeMap::new();

@@ -2,7 +2,7 @@
 //! inside with descriptors and memory.
 
 use anyhow::{Context, Result};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use underpass_tests::harness::{c::both_ways, paths, until, Daemon, Program, SOON};
 
 /// A number that an inlined call has closed belongs to what has it next, however soon that is.

@@ -170,7 +170,7 @@ fn rank(known: &Known, rows: &[Row]) -> (usize, bool) {
 }
 
 fn name(code: u32) -> &'static str {
-    link::reason::Reason::from_code(code).map_or("?", |r| r.info().name)
+    lane::proto::reason::Reason::from_code(code).map_or("?", |r| r.info().name)
 }
 
 /// Name of each cause, and a program that has it.

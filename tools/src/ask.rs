@@ -120,7 +120,7 @@ fn duration(s: u64) -> String {
 }
 
 pub fn reasons(o: &cli::Json) -> Outcome {
-    let table = link::reason::TABLE
+    let table = lane::proto::reason::TABLE
         .iter()
         .map(|i| crate::ss::Said::of(i.reason.code()));
     if o.json {

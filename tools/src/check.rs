@@ -12,7 +12,7 @@ use crate::cli;
 use crate::client;
 use crate::out::{self, clean, Failure, Outcome};
 use crate::{run, shimlib, verify};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use probe::Event;
 use report::{End, Finding};
 use std::io::{BufRead, BufReader};

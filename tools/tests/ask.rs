@@ -81,8 +81,14 @@ fn reasons_lists_the_whole_table_without_a_daemon() {
     );
     let json = tool(&["reasons", "-j"]).output().unwrap().stdout;
     let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
-    assert_eq!(json.as_array().unwrap().len(), link::reason::TABLE.len());
-    for (i, o) in link::reason::TABLE.iter().zip(json.as_array().unwrap()) {
+    assert_eq!(
+        json.as_array().unwrap().len(),
+        lane::proto::reason::TABLE.len()
+    );
+    for (i, o) in lane::proto::reason::TABLE
+        .iter()
+        .zip(json.as_array().unwrap())
+    {
         let code = format!("0x{:08x}", i.reason.code());
         assert!(
             table.contains(&format!("{code} {:<20} {}\n", i.name, i.text)),

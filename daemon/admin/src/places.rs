@@ -13,7 +13,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-pub use link::dirs::{DIR_ENV, SYSTEM_DIR, XDG_ENV};
+pub use lane::os::dirs::{DIR_ENV, SYSTEM_DIR, XDG_ENV};
 
 /// A directory that is not to be believed, or cannot be looked at.
 #[derive(Debug, thiserror::Error)]
@@ -105,7 +105,7 @@ pub fn user_dir(xdg: Option<&OsStr>, uid: u32) -> PathBuf {
     let is_dir = |d: &[u8]| Path::new(OsStr::from_bytes(d)).is_dir();
     let mut digits = [0; 10];
     let xdg = xdg.map(OsStr::as_bytes);
-    let parts = link::dirs::user_dir(xdg, is_dir, uid, &mut digits);
+    let parts = lane::os::dirs::user_dir(xdg, is_dir, uid, &mut digits);
     OsString::from_vec(parts.concat()).into()
 }
 

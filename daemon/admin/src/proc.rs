@@ -63,7 +63,7 @@ pub fn is_cramped(pid: u32) -> bool {
         let words = lines.find_map(|l| l.strip_prefix(name));
         words?.split_whitespace().next()?.parse::<u64>().ok() // (or "unlimited")
     };
-    let mut room = link::os::ROOM.into_iter();
+    let mut room = lane::os::ROOM.into_iter();
     room.any(|(_, name, least)| soft(name).is_some_and(|n| n < least))
 }
 

@@ -17,7 +17,7 @@ mod chunks;
 mod close;
 mod inn;
 mod inward;
-mod lane;
+mod lanes;
 mod link;
 mod links;
 mod messages;
@@ -31,7 +31,7 @@ pub use api::{Config, Control, Event, Fault, Host, LinkView, Rail, Stats};
 pub use party::PartyMemory;
 
 use crate::verbs::{Completion, CompletionQueue, Provider};
-use lane::Lanes;
+use lanes::Lanes;
 use litemap::LiteMap;
 use std::collections::VecDeque;
 
@@ -246,7 +246,7 @@ impl<P: Provider> Pair<P> {
     }
 
     /// Puts the lanes for which `which` holds into the queue.
-    fn wake_lanes(&mut self, which: impl Fn(&lane::Lane) -> bool) {
+    fn wake_lanes(&mut self, which: impl Fn(&lanes::Lane) -> bool) {
         let queue = &mut self.queue;
         self.lanes.each(|id, lane| {
             if !lane.queued && which(lane) {

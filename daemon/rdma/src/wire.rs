@@ -12,7 +12,7 @@
 
 mod codec;
 
-use link::layout::{Epoch, RxFlags, TxPhase};
+use lane::abi::{Epoch, RxFlags, TxPhase};
 use thiserror::Error;
 
 /// Length of every message in bytes, without data.

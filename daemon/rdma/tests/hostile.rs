@@ -3,7 +3,7 @@
 
 mod sim;
 
-use link::layout::{Epoch, RxFlags, Shared, TxPhase, Word};
+use lane::abi::{Epoch, RxFlags, Shared, TxPhase, Word};
 use sim::Sim;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
@@ -299,9 +299,7 @@ fn an_application_scribbles() {
                 if rng.one_in(6) {
                     t.loc_seq.store(rng.next_u64() as u32, Relaxed);
                 }
-                words.seq[slot / link::layout::GROUP]
-                    .0
-                    .fetch_add(1, Relaxed);
+                words.seq[slot / lane::abi::GROUP].0.fetch_add(1, Relaxed);
             }
         }
         sim.run(0, 0);

@@ -2,7 +2,7 @@
 
 mod sim;
 
-use link::layout::Epoch;
+use lane::abi::Epoch;
 use sim::{Counts, Sim};
 use std::cell::Cell;
 use std::rc::Rc;

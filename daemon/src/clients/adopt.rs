@@ -17,7 +17,7 @@ use crate::os::fds::Foreign;
 use crate::os::memfd::{self, Ident};
 use crate::os::process::ProcId;
 use crate::os::random::random;
-use link::family::{Home, TABLE_BYTES};
+use lane::family::{Home, TABLE_BYTES};
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;

@@ -1,7 +1,7 @@
 //! Operator commands (`down`, `up`) for programs that have no control connection at present: they are sent when
 //! the program says hello.
 
-use link::msg::{op, ToShim, ALL};
+use lane::proto::msg::{op, ToShim, ALL};
 
 /// The last command on each connection of a process that cannot be told now. At most one for each entry of its
 /// table, because nothing is asked of other numbers.

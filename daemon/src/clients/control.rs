@@ -6,7 +6,7 @@
 use crate::clients::notice::Notice;
 use crate::os::fds::Foreign;
 use crate::os::wire::{self, Incoming};
-use link::msg::{ToShim, MAX};
+use lane::proto::msg::{ToShim, MAX};
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

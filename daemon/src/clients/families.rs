@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     fn table() -> Foreign {
-        Foreign::new(crate::os::memfd::make("t", link::family::TABLE_BYTES).unwrap())
+        Foreign::new(crate::os::memfd::make("t", lane::family::TABLE_BYTES).unwrap())
     }
 
     fn id(ino: u64) -> Ident {

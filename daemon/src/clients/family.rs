@@ -6,7 +6,7 @@
 
 use crate::os::fds::Foreign;
 use crate::os::memfd::Ident;
-use link::family::{Conn, Header, Home, Stats, Table, View, CONNS, MAGIC};
+use lane::family::{Conn, Header, Home, Stats, Table, View, CONNS, MAGIC};
 use std::mem::{offset_of, size_of, MaybeUninit};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -135,7 +135,7 @@ fn copy<T: Atomics>(table: &Foreign, offset: usize, n: usize) -> Option<Vec<T>> 
 pub fn home(table: &Foreign) -> Option<Home> {
     let header = copy::<Header>(table, offset_of!(Table, header), 1)?.pop()?;
     let version = header.version.load(Relaxed);
-    let known = u32::from(link::MIN_VERSION)..=u32::from(link::VERSION);
+    let known = u32::from(lane::MIN_VERSION)..=u32::from(lane::VERSION);
     let ours = header.magic.load(Relaxed) == MAGIC && known.contains(&version);
     ours.then(|| header.home())
 }

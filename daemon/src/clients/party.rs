@@ -7,7 +7,7 @@ use crate::clients::family::Family;
 use crate::clients::ids::PartyId;
 use crate::clients::limits::{Group, Member};
 use crate::os::process::ProcId;
-use link::msg::{op, ToShim};
+use lane::proto::msg::{op, ToShim};
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;

@@ -4,8 +4,8 @@
 use crate::clients::family::Family;
 use crate::clients::ids::PartyId;
 use crate::os::address::normal;
-use link::family::{flag, state, Endpoint, View};
-use link::reason::Reason;
+use lane::family::{flag, state, Endpoint, View};
+use lane::proto::reason::Reason;
 use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, SocketAddrV6};
 use std::sync::Arc;
@@ -195,7 +195,7 @@ pub(crate) fn entry(v: &View, h: &Holder) -> Entry {
 
 /// The table may say anything: only sizes that a ring can have are shown.
 fn ring_bytes(log2: u32) -> u64 {
-    use link::layout::{RING_LOG2_MAX, RING_LOG2_MIN};
+    use lane::abi::{RING_LOG2_MAX, RING_LOG2_MIN};
     match log2 {
         RING_LOG2_MIN..=RING_LOG2_MAX => 1 << log2,
         _ => 0,

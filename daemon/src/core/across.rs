@@ -11,7 +11,7 @@ use crate::nodes::peers::msg::Msg;
 use crate::nodes::peers::pairing::{Asked, Out, Paired, Pairing, Shown};
 use crate::nodes::peers::{Accepted, Peers};
 use crate::pairing::socket::End;
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use std::collections::HashMap;
 use std::rc::Rc;
 use tokio::sync::mpsc;

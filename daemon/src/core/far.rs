@@ -9,8 +9,8 @@ use crate::lanes::links::{Out, Refused, Send, Violation};
 use crate::lanes::unseen::{Held, Idle};
 use crate::nodes::peers::pairing::Paired;
 use crate::os::fds::Foreign;
-use link::msg::ToShim;
-use link::reason::Reason;
+use lane::proto::msg::ToShim;
+use lane::proto::reason::Reason;
 use std::collections::{HashMap, VecDeque};
 use underpass_rdma::verbs::Provider;
 

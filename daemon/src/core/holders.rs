@@ -4,8 +4,8 @@ use super::{Core, RETRY_SOON_MS, RETRY_UNPROVEN_MS};
 use crate::clients::ids::ConnRef;
 use crate::lanes::holders::{Asked, Came, Verdict};
 use crate::pairing::socket::End;
-use link::msg::register;
-use link::reason::Reason;
+use lane::proto::msg::register;
+use lane::proto::reason::Reason;
 use underpass_rdma::verbs::Provider;
 
 /// Retry time if another process holds the connection.

@@ -4,8 +4,8 @@ use super::{Core, RETRY_SOON_MS};
 use crate::clients::party::Party;
 use crate::lanes::inherited::{Inheritance, Inherited};
 use crate::lanes::links::Out;
-use link::msg::op;
-use link::reason::Reason;
+use lane::proto::msg::op;
+use lane::proto::reason::Reason;
 use underpass_rdma::verbs::Provider;
 
 impl<V: Provider> Core<V> {

@@ -11,9 +11,9 @@ use crate::pairing::elsewhere::{Doubt, Seen};
 use crate::pairing::local::Verdict;
 use crate::pairing::proof::Proof;
 use crate::pairing::socket::End;
-use link::family::state;
-use link::msg::{register, ToShim};
-use link::reason::Reason;
+use lane::family::state;
+use lane::proto::msg::{register, ToShim};
+use lane::proto::reason::Reason;
 use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -131,7 +131,7 @@ impl<V: Provider> Core<V> {
         };
         if view.gen != who.gen
             || view.state != state::OPEN
-            || (view.flags & link::family::flag::NAMED != 0 && view.inode != end.inode)
+            || (view.flags & lane::family::flag::NAMED != 0 && view.inode != end.inode)
         {
             // The descriptor, or the entry, was given to another connection meanwhile.
             return self.decline(who, Reason::NotEstablished, Reason::None, 0);

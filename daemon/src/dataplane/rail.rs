@@ -16,7 +16,7 @@ mod devices;
 mod incarnation;
 mod inherited;
 mod kick;
-mod lane;
+mod lanes;
 mod show;
 mod sock;
 mod takeover;
@@ -31,9 +31,9 @@ use area::DaemonArea;
 use crossbeam::channel::{Receiver, Sender};
 use devices::{Devices, News};
 use incarnation::Node;
-use lane::Lane;
-use link::msg::ToShim;
-use link::reason::Reason;
+use lane::proto::msg::ToShim;
+use lane::proto::reason::Reason;
+use lanes::Lane;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -148,11 +148,11 @@ impl engine::Host for Host<'_> {
     fn ring(&mut self, party: engine::PartyId) {
         let group = self.parties.get(&party).and_then(|l| self.groups.get(l));
         if let Some(b) = group {
-            link::doorbell::ring(b.bell.as_fd());
+            lane::notify::doorbell::ring(b.bell.as_fd());
         }
     }
 
-    fn place(&mut self, lane: LaneId, log2: u32) -> Option<link::layout::Loc> {
+    fn place(&mut self, lane: LaneId, log2: u32) -> Option<lane::abi::Loc> {
         let (link, _) = self.lanes.get(&lane)?;
         let group = self.groups.get_mut(link)?;
         let placed = group.area.place(log2);
@@ -164,7 +164,7 @@ impl engine::Host for Host<'_> {
         placed
     }
 
-    fn free(&mut self, lane: LaneId, at: link::layout::Loc) {
+    fn free(&mut self, lane: LaneId, at: lane::abi::Loc) {
         let group = self
             .lanes
             .get(&lane)

@@ -11,7 +11,7 @@ use crate::clients::ids::ConnRef;
 use crate::clients::limits::Group;
 use crate::clients::party::Party;
 use crate::clients::view;
-use link::family::flag;
+use lane::family::flag;
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -216,7 +216,7 @@ mod tests {
     /// Sockets of children, one of which ends.
     #[test]
     fn who_holds_a_socket() {
-        let table = crate::os::memfd::make("t", link::family::TABLE_BYTES).unwrap();
+        let table = crate::os::memfd::make("t", lane::family::TABLE_BYTES).unwrap();
         let ident = crate::os::memfd::Ident { dev: 1, ino: 1 };
         let family = Arc::new(Family::new(ident, crate::os::fds::Foreign::new(table)));
         let who = ConnRef {

@@ -13,7 +13,7 @@ pub(crate) mod pairing;
 
 use cut::Cut;
 use directory::{Directory, Name, Owner};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use msg::{CloseReason, Msg};
 use pairing::Pairing;
 use std::collections::{BTreeMap, VecDeque};

@@ -1,6 +1,6 @@
 //! `getsockopt` for the options that the crates in use do not know. The only place that calls it.
 
-use link::os::{position, TcpInfo, TcpPos};
+use lane::os::{position, TcpInfo, TcpPos};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

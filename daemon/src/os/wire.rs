@@ -53,7 +53,7 @@ pub fn recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Incoming, Errno> {
 }
 
 /// The descriptor itself, or, if it is a Unix socket, the descriptor in its queue (see
-/// `link::msg::ToDaemon::Register`). `None`: the shim has taken it back. Runs on the blocking pool.
+/// `lane::proto::msg::ToDaemon::Register`). `None`: the shim has taken it back. Runs on the blocking pool.
 pub fn handed_over(fd: Foreign) -> Option<Foreign> {
     let domain = sockopt::get::<i32>(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN);
     if domain.map(|d| d.0) != Ok(libc::AF_UNIX) {
@@ -125,7 +125,8 @@ pub fn recv_from(fd: BorrowedFd<'_>) -> Result<Option<(i32, Vec<Foreign>)>, Errn
 /// Sends one message; `Err(AGAIN)` when the receiver does not keep up.
 pub fn send(fd: BorrowedFd<'_>, bytes: &[u8], fds: &[Arc<OwnedFd>]) -> Result<(), Errno> {
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|f| f.as_fd()).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(link::msg::MAX_FDS))];
+    let mut space =
+        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(lane::proto::msg::MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
         return Err(Errno::TOOBIG);

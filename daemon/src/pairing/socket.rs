@@ -6,9 +6,9 @@
 use crate::os::address::normal;
 use crate::os::sockopt::{self, tcp_position};
 use crate::pairing::proof::{Proof, Record, Role};
-use link::msg::register;
-use link::os::TcpInfo;
-use link::reason::Reason;
+use lane::os::TcpInfo;
+use lane::proto::msg::register;
+use lane::proto::reason::Reason;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;

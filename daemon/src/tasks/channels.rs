@@ -18,7 +18,7 @@ use crate::os::random::random;
 use bytes::BytesMut;
 use context::Context;
 use handshake::{Failure, Ready};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -11,9 +11,9 @@ use crate::os::memfd;
 use crate::os::process::{self, Process};
 use crate::os::wire::Incoming;
 use crate::tasks::lookups;
-use link::family::TABLE_BYTES;
-use link::msg::{ToDaemon, ToShim, MAX};
-use link::reason::Reason;
+use lane::family::TABLE_BYTES;
+use lane::proto::msg::{ToDaemon, ToShim, MAX};
+use lane::proto::reason::Reason;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::os::fd::{AsFd, OwnedFd};
@@ -142,8 +142,8 @@ async fn greet(
     else {
         return refuse(Reason::Sync, "its first message was no hello");
     };
-    let common = version.min(link::VERSION);
-    if common < min_version.max(link::MIN_VERSION) {
+    let common = version.min(lane::VERSION);
+    if common < min_version.max(lane::MIN_VERSION) {
         return refuse(Reason::VersionMismatch, "no common version");
     }
     let mut fds = fds;
@@ -308,7 +308,7 @@ fn handle(
             Ok(())
         }
         // A newer shim may say more than we understand.
-        Err(link::msg::Error::UnknownKind(_)) => Ok(()),
-        Err(link::msg::Error::Short) => Err(Violation("a truncated message")),
+        Err(lane::proto::msg::Error::UnknownKind(_)) => Ok(()),
+        Err(lane::proto::msg::Error::Short) => Err(Violation("a truncated message")),
     }
 }

@@ -6,9 +6,9 @@
 mod daemon;
 pub use daemon::*;
 
-use link::family::{flag, state, Conn, Table, TABLE_BYTES};
-use link::layout::{Control, Epoch, CHUNK_BYTES, CONTROL_BYTES};
-use link::msg::{ToDaemon, ToShim, MAX};
+use lane::abi::{Control, Epoch, CHUNK_BYTES, CONTROL_BYTES};
+use lane::family::{flag, state, Conn, Table, TABLE_BYTES};
+use lane::proto::msg::{ToDaemon, ToShim, MAX};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::*;
@@ -193,8 +193,8 @@ pub fn hear(sock: impl AsFd) -> Option<(ToShim, Vec<OwnedFd>)> {
 
 pub fn hello() -> ToDaemon {
     ToDaemon::Hello {
-        version: link::VERSION,
-        min_version: link::MIN_VERSION,
+        version: lane::VERSION,
+        min_version: lane::MIN_VERSION,
         pid: std::process::id(),
         table_bytes: TABLE_BYTES as u64,
     }
@@ -259,7 +259,7 @@ impl Shim {
                 },
                 fds,
             ) => {
-                assert_eq!(version, link::VERSION);
+                assert_eq!(version, lane::VERSION);
                 self.credits = credits;
                 self.notice = Some(Map::new(&fds[0], 4096, false).unwrap());
             }
@@ -278,14 +278,14 @@ impl Shim {
     }
 
     /// Says whose daemon the table belongs to.
-    pub fn home(&self, of: link::family::Home) {
+    pub fn home(&self, of: lane::family::Home) {
         let header = &self.table.table().header;
         header.set_home(of);
-        header.version.store(u32::from(link::VERSION), Relaxed);
-        header.magic.store(link::family::MAGIC, Relaxed);
+        header.version.store(u32::from(lane::VERSION), Relaxed);
+        header.magic.store(lane::family::MAGIC, Relaxed);
     }
 
-    pub fn stats(&self) -> &link::family::Stats {
+    pub fn stats(&self) -> &lane::family::Stats {
         &self.table.table().header.stats
     }
 
@@ -473,7 +473,7 @@ impl Shim {
     }
 }
 
-pub fn store(at: &link::family::Addr, a: SocketAddr) {
+pub fn store(at: &lane::family::Addr, a: SocketAddr) {
     let (ip, family) = match a {
         SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), libc::AF_INET),
         SocketAddr::V6(v6) => (*v6.ip(), libc::AF_INET6),

@@ -2,9 +2,9 @@
 
 use super::process::{tell, Life, Process};
 use super::sock::Sock;
-use link::lane::{rx, tx, Memory};
-use link::msg::ToDaemon;
-use link::reason::Reason;
+use lane::half::{rx, tx, Memory};
+use lane::proto::msg::ToDaemon;
+use lane::proto::reason::Reason;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 

@@ -3,8 +3,8 @@
 
 use super::process::{tell, Life, Process};
 use super::sock::Sock;
-use link::lane::{rx, Memory, Progress};
-use link::msg::ToDaemon;
+use lane::half::{rx, Memory, Progress};
+use lane::proto::msg::ToDaemon;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 

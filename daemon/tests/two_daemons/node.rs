@@ -258,9 +258,9 @@ impl Node {
         };
         let table = Foreign::new(process.table_fd());
         let hello = Hello {
-            version: link::VERSION,
+            version: lane::VERSION,
             own_pid: std::process::id(),
-            ident: memfd::check_fixed(&table, link::family::TABLE_BYTES).expect("a table"),
+            ident: memfd::check_fixed(&table, lane::family::TABLE_BYTES).expect("a table"),
             table,
         };
         let (id, _) = self
@@ -416,7 +416,7 @@ impl Node {
     pub fn channel_down(&mut self) {
         if let Some(c) = self.daemon.channel.take() {
             let node: Name = name(1 - self.n).into();
-            let why = link::reason::Reason::PeerDaemon;
+            let why = lane::proto::reason::Reason::PeerDaemon;
             self.daemon.core.channel_down(&node, c.id, "cut", why);
         }
     }

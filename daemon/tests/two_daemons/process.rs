@@ -4,11 +4,12 @@
 
 use super::app::{self, App};
 use super::sock::Sock;
-use link::family::{flag, state, Conn, Table, TABLE_BYTES};
-use link::lane::{tx, wake, Area};
-use link::layout::{Epoch, Loc, CONTROL_BYTES};
-use link::msg::{ToDaemon, ToShim, MAX};
-use link::reason::Reason;
+use lane::abi::{Epoch, Loc, CONTROL_BYTES};
+use lane::family::{flag, state, Conn, Table, TABLE_BYTES};
+use lane::half::{tx, Area};
+use lane::notify;
+use lane::proto::msg::{ToDaemon, ToShim, MAX};
+use lane::proto::reason::Reason;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use std::collections::{HashMap, VecDeque};
@@ -406,7 +407,7 @@ impl Process {
     /// Counts itself asleep, and looks once more at everything.
     fn doze(&mut self, now: u64, rng: &mut Rng) {
         for l in self.links.values().filter(|l| !l.gone) {
-            wake::doze(&l.own.control().unwrap().sleepers.0);
+            notify::doze(&l.own.control().unwrap().sleepers.0);
         }
         self.asleep = true;
         let mut moved = false;
@@ -422,8 +423,8 @@ impl Process {
     pub fn rouse(&mut self) {
         if std::mem::take(&mut self.asleep) {
             for l in self.links.values().filter(|l| !l.gone) {
-                wake::rouse(&l.own.control().unwrap().sleepers.0);
-                link::doorbell::drain(l.bell.as_fd());
+                notify::rouse(&l.own.control().unwrap().sleepers.0);
+                lane::notify::doorbell::drain(l.bell.as_fd());
             }
         }
     }
@@ -494,7 +495,7 @@ impl Process {
         let Some(sock) = &e.sock else { return };
         let fd = OwnedFd::from(sock.try_clone().unwrap());
         let client = if e.client {
-            link::msg::register::CLIENT
+            lane::proto::msg::register::CLIENT
         } else {
             0
         };
@@ -503,7 +504,7 @@ impl Process {
             gen: e.gen,
             tx_kpos: e.app.tx.kpos.load(Relaxed),
             rx_kpos: e.app.rx.kpos.load(Relaxed),
-            flags: link::msg::register::CERTAIN | client,
+            flags: lane::proto::msg::register::CERTAIN | client,
         };
         self.ends[i].registered = true;
         self.say(msg, vec![fd]);

@@ -1,6 +1,6 @@
 //! The kernel's TCP connection of an end, as the lane uses it.
 
-use link::lane::Port;
+use lane::half::Port;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// The TCP connection of an end.
@@ -38,7 +38,9 @@ impl Port for Sock<'_> {
     }
 
     fn ring(&self) {
-        self.bell.iter().for_each(|b| link::doorbell::ring(*b));
+        self.bell
+            .iter()
+            .for_each(|b| lane::notify::doorbell::ring(*b));
     }
 }
 

@@ -15,9 +15,9 @@ use crate::tcp::CLOSE_WAIT;
 use crate::{daemon, errno, promotion};
 use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::Ordering::*;
+use lane::family::{flag, Conn};
+use lane::half::Iov;
 use libc::pollfd;
-use link::family::{flag, Conn};
-use link::lane::Iov;
 
 /// Bytes of one part. Calls that move no more than that are made whole.
 pub const PART: usize = 64 << 10;

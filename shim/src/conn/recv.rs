@@ -7,7 +7,7 @@ use super::{
 };
 use crate::readiness::engine;
 use crate::readiness::wait::{self, For, Woke};
-use crate::state::lane;
+use crate::state::attached;
 use crate::state::links::Link;
 use crate::state::table::{self, Local};
 use crate::sys::{self, clock, lock, pids, real, thread};
@@ -17,11 +17,11 @@ use crate::tcp::port::{self, Sock};
 use crate::{daemon, promotion};
 use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::Ordering::*;
+use lane::family::Conn;
+use lane::half::rx::{mode, How};
+use lane::half::{Iov, Memory, Received, KEPT};
+use lane::prim::ticks;
 use libc::iovec;
-use link::family::Conn;
-use link::lane::rx::{mode, How};
-use link::lane::{Iov, Memory, Received, KEPT};
-use link::prim::ticks;
 
 /// Receives into `vecs`; `native` makes the application's own call.
 ///
@@ -187,7 +187,7 @@ impl Receiving<'_> {
     /// unread.
     fn tcp_ended(&self) -> isize {
         let (c, l) = (self.c, self.l);
-        if !lane::engaged_tx(c) && !c.has_error() {
+        if !attached::engaged_tx(c) && !c.has_error() {
             return 0;
         }
         match instead_of_end(self.call, self.i, c, l) {
@@ -230,7 +230,7 @@ impl Receiving<'_> {
     #[inline(always)]
     fn on_lane(&mut self) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
-        let Some((link, m)) = lane::of(c, l) else {
+        let Some((link, m)) = attached::of(c, l) else {
             return Break(match self.call.current(c, l) {
                 true => fail_or(self.total, libc::ECONNRESET), // not a clean end of file
                 false => closed(self.total),
@@ -245,7 +245,7 @@ impl Receiving<'_> {
         let got = self.take(link, &m)?;
         if let Received::Bytes(n) = got {
             if c.rx.is_up() {
-                lane::promoted(c);
+                attached::promoted(c);
             }
             self.total += n;
             link.moved();

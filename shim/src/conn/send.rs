@@ -9,7 +9,7 @@ use crate::daemon;
 use crate::promotion::full::{full_for_long, go_down_full, FULL_MS};
 use crate::promotion::{self, family};
 use crate::readiness::wait::{self, For, Woke};
-use crate::state::lane;
+use crate::state::attached;
 use crate::state::links::Link;
 use crate::state::table::{self, Local};
 use crate::sys::{self, clock, lock, pids, real, thread};
@@ -18,11 +18,11 @@ use crate::tcp::port::Sock;
 use crate::tcp::probes;
 use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::Ordering::*;
+use lane::abi::{RING_FAST_LOG2, RING_LOG2_MAX};
+use lane::family::{flag, Conn};
+use lane::half::{tx, Iov, Memory, Sent};
+use lane::prim::cpu_and_ticks;
 use libc::iovec;
-use link::family::{flag, Conn};
-use link::lane::{tx, Iov, Memory, Sent};
-use link::layout::{RING_FAST_LOG2, RING_LOG2_MAX};
-use link::prim::cpu_and_ticks;
 
 /// Sends `vecs`. `native` makes the application's own call.
 ///
@@ -209,7 +209,7 @@ impl Sending<'_> {
     #[inline(always)]
     fn on_lane(&mut self) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
-        let Some((link, m)) = lane::of(c, l) else {
+        let Some((link, m)) = attached::of(c, l) else {
             return Break(self.ended());
         };
         if c.owner_pid.load(Relaxed) != pids::me() {
@@ -277,7 +277,7 @@ impl Sending<'_> {
         if was && !c.tx.is_up() {
             probes::went_down(c);
         } else if !was && c.tx.is_up() {
-            lane::counted_up(c);
+            attached::counted_up(c);
         }
         Continue(s)
     }

@@ -4,7 +4,7 @@ use super::parts::{Cut, PART};
 use super::send::run;
 use super::*;
 use crate::promotion;
-use crate::state::{lane, table};
+use crate::state::{attached, table};
 use crate::sys::{self, thread};
 use crate::tcp::native::{native, Native, Way};
 use core::ops::ControlFlow::{self, Break, Continue};
@@ -98,7 +98,7 @@ fn natively(
     let mut out = fd;
     let mut cut = Cut::default();
     let mut total = 0usize;
-    while !lane::engaged_tx(c) {
+    while !attached::engaged_tx(c) {
         if total > 0 {
             let Some(copy) = call.native(c, l) else {
                 return Break(total as isize);

@@ -17,9 +17,9 @@ use crate::sys::{self, lock};
 use crate::tcp::call::Call;
 use crate::tcp::CLOSE;
 use core::sync::atomic::Ordering::*;
+use lane::family::Conn;
+use lane::half::Memory;
 use libc::iovec;
-use link::family::Conn;
-use link::lane::Memory;
 
 /// Milliseconds that the reader gets to make room, once per call.
 const READER_MS: u64 = 3;

@@ -1,7 +1,7 @@
 //! One datagram of a Unix socket, with the descriptors that it carries.
 
 use crate::sys;
-use link::msg::MAX_FDS;
+use lane::proto::msg::MAX_FDS;
 
 /// Buffer for control data, aligned as cmsghdr requires.
 #[repr(C, align(8))]

@@ -8,7 +8,7 @@ use super::{
 use crate::state::table;
 use crate::sys;
 use core::sync::atomic::Ordering::*;
-use link::msg::ToShim;
+use lane::proto::msg::ToShim;
 
 /// Processes what the daemon says about itself.
 pub(super) fn met(m: &ToShim, fds: &mut Fds) {
@@ -46,7 +46,7 @@ fn greeted(home: u64, credits: u32, (first, max): (u32, u32), fds: &mut Fds) {
         NOTICE.store(p.cast(), Release);
     }
     sys::close(fd);
-    let (least, most) = (link::layout::RING_LOG2_MIN, link::layout::RING_LOG2_MAX);
+    let (least, most) = (lane::abi::RING_LOG2_MIN, lane::abi::RING_LOG2_MAX);
     let max = max.clamp(least, most);
     RING_MAX_LOG2.store(max, Relaxed);
     RING_LOG2.store(first.clamp(least, max), Relaxed);

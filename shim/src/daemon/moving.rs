@@ -3,8 +3,8 @@
 use super::{drop_connection, fd, send, settle, LOCK, NEXT_TRY_MS, READY};
 use crate::sys::lock;
 use core::sync::atomic::Ordering::*;
-use link::family::TABLE_BYTES;
-use link::msg::ToDaemon;
+use lane::family::TABLE_BYTES;
+use lane::proto::msg::ToDaemon;
 
 /// Ends our connection, if there is one, and calls `then` before a new one can be made. False: another thread is
 /// using the connection.

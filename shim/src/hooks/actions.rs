@@ -6,7 +6,7 @@ use crate::state::table;
 use crate::sys::real;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 
 /// Descriptors that lists of file actions duplicate: the key of the list, and the number plus one. A list may be made
 /// long before its number belongs to a connection. (An application that uses one list in two threads must synchronize

@@ -7,7 +7,7 @@ use crate::state::table;
 use crate::sys::{self, real, thread};
 use crate::tcp;
 use core::ffi::{c_char, c_void};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 
 /// Connections whose close has to linger (SO_LINGER); the waiting is done after the descriptors are closed.
 #[derive(Default)]

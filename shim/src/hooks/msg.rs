@@ -7,8 +7,8 @@ use crate::state::table;
 use crate::sys::{self, pages, real};
 use crate::{conn, tcp};
 use core::sync::atomic::Ordering::Relaxed;
+use lane::proto::reason::Reason;
 use libc::{iovec, mmsghdr, msghdr, timespec};
-use link::reason::Reason;
 
 /// # Safety
 /// `m` is null or the application's message header.

@@ -5,8 +5,8 @@ use super::{fd, make, memory, msg, number, proc, ready, rw, sock, uring, user};
 use crate::process;
 use crate::sys::{self, pages, real};
 use core::ffi::c_void;
+use lane::proto::reason::Reason;
 use libc::{epoll_event, fd_set, iovec, pollfd, sigset_t, timespec};
-use link::reason::Reason;
 
 include!("calls.rs");
 

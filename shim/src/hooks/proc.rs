@@ -4,7 +4,7 @@ use super::actions;
 use crate::sys::{self, env, filter, real, thread};
 use crate::{daemon, process};
 use core::ffi::{c_char, c_void, CStr};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 
 /// Makes `native`, a call that creates a child with its own copy of the memory.
 pub fn forked(native: impl FnOnce() -> i32) -> i32 {

@@ -3,7 +3,7 @@
 use crate::readiness::engine::Until;
 use crate::readiness::{epoll, poll as polls};
 use crate::state::fdtab::{self, get, Fd};
-use crate::state::{lane, table};
+use crate::state::{attached, table};
 use crate::sys::{self, pages, real, thread};
 use crate::{sets, tcp};
 use core::ptr::{null, null_mut};
@@ -349,7 +349,7 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
         match (get(ep), get(fd)) {
             (Fd::Set(s), Fd::Conn(i)) => {
                 let (c, l) = (table::conn(i), table::local(i));
-                let same = match lane::engaged(c) {
+                let same = match attached::engaged(c) {
                     true => tcp::still(fd, i, c, l, tcp::Way::Receive),
                     false => op != libc::EPOLL_CTL_ADD || tcp::proven(fd) == Some(i),
                 };
@@ -365,7 +365,7 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
             }
             // An epoll set that the shim does not know watches a connection: the connection stays on TCP.
             (Fd::Other, Fd::Conn(_)) => {
-                crate::process::give_up(fd, link::reason::Reason::EpollShared);
+                crate::process::give_up(fd, lane::proto::reason::Reason::EpollShared);
                 native()
             }
             _ => native(),

@@ -6,8 +6,8 @@ use crate::sys::{pages, real};
 use crate::{conn, process, tcp};
 use core::ffi::c_void;
 use core::ptr::null_mut;
+use lane::proto::reason::Reason;
 use libc::{iovec, off_t, sockaddr, socklen_t};
-use link::reason::Reason;
 
 fn vec(p: *const c_void, n: usize) -> [iovec; 1] {
     [iovec {

@@ -2,16 +2,16 @@
 
 use crate::process::{self, Left};
 use crate::state::fdtab::{self, conn, get, Fd};
-use crate::state::{lane, table};
+use crate::state::{attached, table};
 use crate::sys::{self, env, lock, pages, real, thread, SIOCATMARK};
 use crate::tcp::port::Sock;
 use crate::tcp::{self, probes};
 use crate::{conn, daemon, sets};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
+use lane::family::flag;
+use lane::proto::reason::Reason;
 use libc::{sockaddr, socklen_t};
-use link::family::flag;
-use link::reason::Reason;
 
 #[no_mangle]
 pub unsafe extern "C" fn socket(domain: i32, ty: i32, proto: i32) -> i32 {
@@ -293,7 +293,7 @@ fn ring_comes_first(i: u32, fd: i32) -> bool {
     if !c.rx.engaged() {
         return false;
     }
-    let Some((link, m)) = lane::of(c, table::local(i)) else {
+    let Some((link, m)) = attached::of(c, table::local(i)) else {
         return false;
     };
     let Some(_g) = lock::lock(&c.rx.lock) else {

@@ -9,7 +9,7 @@ use crate::state::fdtab::{self, get, Fd};
 use crate::state::uring::{self, Params, Sqe};
 use crate::sys::{env, pages, real, thread};
 use core::ffi::c_void;
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 
 const OP_NOP: u8 = 0;
 const OP_POLL_ADD: u8 = 6;

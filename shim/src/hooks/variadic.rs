@@ -6,7 +6,7 @@
 use crate::process;
 use crate::sys::real;
 use core::ffi::{c_char, c_void};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 
 // System V ABI: the first six integer arguments are in rdi rsi rdx rcx r8 r9, the rest on the stack
 // above the return address. `execl(path, arg, ...)`: rsi.. are pushed as an array, rdi stays.

@@ -8,7 +8,7 @@ use crate::promotion::received::another;
 use crate::state::{fdtab, table};
 use crate::sys::{self, env, thread};
 use core::sync::atomic::Ordering::*;
-use link::family::flag;
+use lane::family::flag;
 
 /// A program that is executed looks for connections at the descriptor numbers below this.
 const BY_EXEC: i32 = 16;

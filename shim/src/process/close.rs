@@ -4,12 +4,12 @@ use super::far;
 use super::shutdown::{flush, take_frame};
 use crate::promotion::{self, family};
 use crate::state::fdtab::{self, Fd};
-use crate::state::{lane, table, uring, waiters};
+use crate::state::{attached, table, uring, waiters};
 use crate::sys::{self, lock, pids};
 use crate::tcp::port::Sock;
 use crate::{daemon, sets, tcp};
 use core::sync::atomic::Ordering::*;
-use link::family::{flag, state, Conn};
+use lane::family::{flag, state, Conn};
 
 /// Called before a descriptor of the application is closed (or replaced by dup2). If the connection lingers,
 /// returns the argument for [`closed`].
@@ -149,11 +149,11 @@ fn end(fd: i32, i: u32) {
         }
         return table::give_up(i);
     }
-    if let Some((link, m)) = lane::of(c, l).filter(|(k, _)| k.is_far()) {
+    if let Some((link, m)) = attached::of(c, l).filter(|(k, _)| k.is_far()) {
         far::close(c, link, &m, fd);
-    } else if c.flags.load(Relaxed) & flag::LEFT != 0 && !lane::engaged(c) {
+    } else if c.flags.load(Relaxed) & flag::LEFT != 0 && !attached::engaged(c) {
         // The connection does not end: another program has it. The kernel reports what there is to report.
-    } else if let Some((link, m)) = lane::of(c, l) {
+    } else if let Some((link, m)) = attached::of(c, l) {
         let port = Sock { fd, link };
         let _t = lock::lock(&c.tx.lock);
         let _r = lock::lock(&c.rx.lock);

@@ -2,12 +2,12 @@
 
 use crate::promotion;
 use crate::state::fdtab::{self, Fd};
-use crate::state::{lane, table};
+use crate::state::{attached, table};
 use crate::sys::{self, env, pids};
 use crate::{daemon, sets};
 use core::sync::atomic::Ordering::*;
-use link::family::{flag, state};
-use link::reason::Reason;
+use lane::family::{flag, state};
+use lane::proto::reason::Reason;
 
 /// Before the program is replaced: every lane on a descriptor that survives leaves. If one cannot in time, its
 /// connection is reset, so that the new program does not lose bytes silently.
@@ -37,7 +37,7 @@ pub fn before_exec() {
             table::each_fd(|_, i, c| {
                 if c.flags.load(Relaxed) & flag::LANE != 0
                     && c.inode.load(Relaxed) == inode
-                    && (lane::engaged(c) || c.flags.load(Relaxed) & flag::DISQUALIFIED == 0)
+                    && (attached::engaged(c) || c.flags.load(Relaxed) & flag::DISQUALIFIED == 0)
                 {
                     promotion::leave(i, fd, Reason::Left);
                 }
@@ -46,7 +46,7 @@ pub fn before_exec() {
     }
     table::each_fd(|fd, i, c| {
         let kept = sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0);
-        let lane = lane::of(c, table::local(i));
+        let lane = attached::of(c, table::local(i));
         // (The daemon's copy of a far connection's socket would outlive the descriptor that exec closes.)
         let far = lane.is_some_and(|(k, _)| k.is_far());
         if far || kept && lane.is_some() {

@@ -10,9 +10,9 @@ use crate::sys::{self, lock, pids, thread};
 use crate::tcp::port::Sock;
 use crate::{daemon, promotion, tcp};
 use core::sync::atomic::Ordering::*;
-use link::family::{flag, Conn};
-use link::lane::{rx, tx::mode, Memory, Progress};
-use link::reason::Reason;
+use lane::family::{flag, Conn};
+use lane::half::{rx, tx::mode, Memory, Progress};
+use lane::proto::reason::Reason;
 
 /// Can the daemon be asked to finish this connection? It does that only for the owner of the lane.
 fn served(c: &Conn, link: &Link) -> bool {

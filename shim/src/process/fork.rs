@@ -5,7 +5,7 @@ use crate::state::{fdtab, links, table, waiters};
 use crate::sys::{self, env, lock, pids, thread};
 use crate::{daemon, sets, tcp};
 use core::sync::atomic::Ordering::*;
-use link::family::flag;
+use lane::family::flag;
 
 /// Called before a fork: children count as holders before they exist, so that nothing is promoted meanwhile.
 pub fn before_fork() {

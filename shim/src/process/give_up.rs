@@ -6,7 +6,7 @@ use crate::state::table;
 use crate::sys::{self, env, thread};
 use crate::{daemon, sets, tcp};
 use core::sync::atomic::Ordering::*;
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 
 /// The descriptor now belongs to code that the hooks do not see (stdio): TCP for good. It is forgotten, because
 /// its number may get another meaning unnoticed.

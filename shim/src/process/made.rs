@@ -8,8 +8,8 @@ use crate::state::{table, uring, waiters};
 use crate::sys::{self, env};
 use crate::{daemon, sets, tcp};
 use core::sync::atomic::Ordering::*;
-use link::family::{flag, state};
-use link::reason::Reason;
+use lane::family::{flag, state};
+use lane::proto::reason::Reason;
 
 /// A new TCP socket. `nonblock`: as the application asked for it.
 pub fn socket_made(fd: i32, nonblock: bool, open: bool, client: bool) {

@@ -3,14 +3,14 @@
 use super::far;
 use crate::promotion;
 use crate::readiness::wait;
-use crate::state::{lane, table, waiters};
+use crate::state::{attached, table, waiters};
 use crate::sys::{self, lock};
 use crate::tcp;
 use crate::tcp::port::{self, Sock};
 use core::sync::atomic::Ordering::*;
-use link::family::{state, Conn};
-use link::lane::{Memory, Progress};
-use link::reason::Reason;
+use lane::family::{state, Conn};
+use lane::half::{Memory, Progress};
+use lane::proto::reason::Reason;
 
 /// Finishes a drain, whose bytes must be on TCP before the FIN. False: the peer does not take them.
 pub(super) fn flush(c: &Conn, m: &Memory, port: &Sock, fd: i32) -> bool {
@@ -67,7 +67,7 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
         table::local(i).sends_ended.store(1, Relaxed);
         table::disqualify(c, Reason::NotEstablished);
     }
-    let Some((link, m)) = lane::of(c, table::local(i)) else {
+    let Some((link, m)) = attached::of(c, table::local(i)) else {
         return Left::Kernel(how);
     };
     if link.is_far() {
@@ -113,7 +113,7 @@ pub fn after_shutdown(i: u32, fd: i32) {
     let c = table::conn(i);
     // (Counted before the sleepers are woken, because some calls end with any wake-up if this has changed.)
     table::local(i).shuts.fetch_add(1, SeqCst);
-    if let Some((link, m)) = lane::of(c, table::local(i)) {
+    if let Some((link, m)) = attached::of(c, table::local(i)) {
         // Not before the kernel's shutdown, since until then the kernel takes what the other end sends by TCP.
         if c.rx.shut.load(Relaxed) != 0 && !link.is_far() {
             if let Some(_g) = lock::lock(&c.rx.lock) {

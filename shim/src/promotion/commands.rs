@@ -1,9 +1,9 @@
 //! Commands for connections: from an operator, or from the daemon for an end in a hurry.
 
 use super::*;
-use crate::state::{fdtab, lane, table};
+use crate::state::{attached, fdtab, table};
 use crate::{sets, sys};
-use link::msg::{op, ALL};
+use lane::proto::msg::{op, ALL};
 
 pub fn command(conn: u32, gen: u32, what: u32) {
     if what == op::EAGER_FD {
@@ -36,7 +36,7 @@ pub fn command(conn: u32, gen: u32, what: u32) {
                 );
                 c.not_before_ms.store(0, Relaxed);
                 let fd = table::local(i).fd.load(Relaxed);
-                if let Some((link, m)) = lane::of(c, table::local(i)) {
+                if let Some((link, m)) = attached::of(c, table::local(i)) {
                     if let Some(_g) = lock::lock(&c.rx.lock) {
                         c.rx.unwant_down(&m, &Sock { fd, link }); // the peer does not go up while this stands
                     }

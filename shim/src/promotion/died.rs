@@ -1,6 +1,6 @@
 //! A process of the family has died while it held the lock of a direction.
 
-use crate::state::{lane, table};
+use crate::state::{attached, table};
 use crate::tcp;
 use crate::tcp::port::Sock;
 use core::sync::atomic::{AtomicU32, Ordering::*};
@@ -13,7 +13,7 @@ pub fn holder_died(word: &AtomicU32) {
         return;
     };
     let (c, l) = (table::conn(i), table::local(i));
-    let Some((link, m)) = lane::of(c, l) else {
+    let Some((link, m)) = attached::of(c, l) else {
         return;
     };
     let fd = l.fd.load(Relaxed);

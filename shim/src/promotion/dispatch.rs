@@ -5,7 +5,7 @@ use crate::daemon::{reply, Fds};
 use crate::promotion::{self, family};
 use crate::state::links::{self, Link};
 use crate::sys;
-use link::msg::{ToDaemon, ToShim};
+use lane::proto::msg::{ToDaemon, ToShim};
 
 /// The function that `daemon` calls for each message; it is set when the library is loaded.
 pub fn said(m: ToShim, fds: &mut Fds) {

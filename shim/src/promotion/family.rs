@@ -12,12 +12,12 @@
 
 use crate::state::links::{self, Link};
 use crate::state::table::{self, Local, KIN};
-use crate::state::{fdtab, lane};
+use crate::state::{attached, fdtab};
 use crate::sys::{self, lock, pids};
 use crate::{daemon, sets};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-use link::family::{flag, state, Conn, Table, CONNS, DOMAINS, TABLE_BYTES};
-use link::reason::Reason;
+use lane::family::{flag, state, Conn, Table, CONNS, DOMAINS, TABLE_BYTES};
+use lane::proto::reason::Reason;
 
 /// Number of connections that this process has held since the fork that made it.
 static INHERITED: AtomicU32 = AtomicU32::new(0);
@@ -180,7 +180,7 @@ impl Move {
             let flags = c.flags.load(Relaxed);
             let tied = is_tied(c);
             // (The daemon reads the table while it has taken over a direction of a far lane.)
-            known &= flags & flag::FAR == 0 && (!tied || cut && !lane::engaged(c));
+            known &= flags & flag::FAR == 0 && (!tied || cut && !attached::engaged(c));
             known &= tied || !is_ending(c);
             let asked = flags & (flag::LANE | flag::REGISTERED) != 0;
             served |= !tied && asked && c.owner_pid.load(Relaxed) == pids::me();
@@ -337,7 +337,7 @@ fn stays_on_tcp(c: &Conn) -> bool {
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
         return false;
     };
-    let still = !lane::engaged(c);
+    let still = !attached::engaged(c);
     if still {
         table::disqualify(c, Reason::Shared); // a thread that goes up looks at this under the lock
     }

@@ -3,20 +3,22 @@
 use super::set_reason;
 use crate::daemon;
 use crate::state::links::{Link, GONE};
-use crate::state::{lane, table};
+use crate::state::{attached, table};
 use crate::sys::{self, lock};
 use crate::tcp::port::Sock;
 use crate::tcp::probes;
 use core::sync::atomic::Ordering::*;
-use link::family::{flag, Conn};
-use link::lane::tx;
-use link::reason::Reason;
+use lane::family::{flag, Conn};
+use lane::half::tx;
+use lane::proto::reason::Reason;
 
 /// The link to the other node is gone, or the daemon that serves it: the connection continues on TCP, and may be
 /// promoted again.
 pub(super) fn gone(i: u32, c: &Conn, link: &Link) {
     let l = table::local(i);
-    let Some((_, m)) = lane::of(c, l) else { return };
+    let Some((_, m)) = attached::of(c, l) else {
+        return;
+    };
     let fd = l.fd.load(Relaxed);
     let port = Sock { fd, link };
     let mut spoilt = None;
@@ -54,7 +56,7 @@ pub fn greeted() {
         if c.flags.load(Relaxed) & flag::FAR == 0 || c.tx.shut.load(Relaxed) == 0 {
             return;
         }
-        let of = lane::of(c, table::local(i)).filter(|(k, _)| k.state.load(Relaxed) != GONE);
+        let of = attached::of(c, table::local(i)).filter(|(k, _)| k.state.load(Relaxed) != GONE);
         if let Some((link, _)) = of.filter(|_| c.tx.mode.load(Relaxed) != tx::mode::TCP) {
             let _ = daemon::lane_shut(link, c.lane.load(Relaxed));
         }

@@ -6,9 +6,9 @@ use crate::sys::{self, lock};
 use crate::tcp::port::Sock;
 use crate::tcp::probes;
 use core::sync::atomic::Ordering::*;
-use link::family::{flag, Conn};
-use link::lane::Memory;
-use link::reason::Reason;
+use lane::family::{flag, Conn};
+use lane::half::Memory;
+use lane::proto::reason::Reason;
 
 /// If the reader takes nothing from a full ring for so many milliseconds, the direction goes down: the kernel's
 /// buffers hold megabytes, and programs that write before they read rely on that. The time is longer than the

@@ -1,17 +1,17 @@
 //! A connection leaves its lane for good, because no lane can follow: exec, SCM_RIGHTS, descriptors out of reach.
 
 use super::retire;
-use crate::state::lane;
+use crate::state::attached;
 use crate::state::links::Link;
 use crate::state::table::{self, Local};
 use crate::sys::{self, lock};
 use crate::tcp::port::{self, Sock};
 use crate::tcp::{ends, probes, reset};
 use core::sync::atomic::Ordering::*;
-use link::family::Conn;
-use link::lane::Memory;
-use link::layout::marks;
-use link::reason::Reason;
+use lane::abi::marks;
+use lane::family::Conn;
+use lane::half::Memory;
+use lane::proto::reason::Reason;
 
 /// Milliseconds that a peer gets to put bytes back on TCP, or to take them from there, before a descriptor leaves.
 /// After that, the connection is reset.
@@ -43,7 +43,7 @@ pub fn yield_lane(i: u32, fd: i32) -> bool {
 fn come_down(i: u32, fd: i32, why: Reason) -> bool {
     let c = table::conn(i);
     let l = table::local(i);
-    let Some((link, m)) = lane::of(c, l) else {
+    let Some((link, m)) = attached::of(c, l) else {
         return true;
     };
     let port = Sock { fd, link };
@@ -55,16 +55,16 @@ fn come_down(i: u32, fd: i32, why: Reason) -> bool {
             let Some(_g) = lock::lock(&c.tx.lock) else {
                 return false;
             };
-            !matches!(c.tx.come_down(&m, &port), Ok(link::lane::Progress::Blocked))
+            !matches!(c.tx.come_down(&m, &port), Ok(lane::half::Progress::Blocked))
         };
         let rx_done = {
             let Some(_g) = lock::lock(&c.rx.lock) else {
                 return false;
             };
             match c.rx.revoke(&m, &port) {
-                Ok(link::lane::rx::Revoked::Clear) => true,
-                Ok(link::lane::rx::Revoked::Pending) => false,
-                Ok(link::lane::rx::Revoked::Impossible) => {
+                Ok(lane::half::rx::Revoked::Clear) => true,
+                Ok(lane::half::rx::Revoked::Pending) => false,
+                Ok(lane::half::rx::Revoked::Impossible) => {
                     stuck = Some(Reason::Stalled);
                     true
                 }
@@ -101,7 +101,7 @@ fn come_down(i: u32, fd: i32, why: Reason) -> bool {
         // The peer's end may be a lane of this same process: do that end's part, too.
         table::each(|k, other| {
             if k != i {
-                if let Some((lk, mm)) = lane::of(other, table::local(k)) {
+                if let Some((lk, mm)) = attached::of(other, table::local(k)) {
                     if let Some(_g) = lock::try_lock(&other.tx.lock) {
                         let _ = other.tx.look(
                             &mm,

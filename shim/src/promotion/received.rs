@@ -9,10 +9,10 @@ use crate::state::table::{self, Local};
 use crate::sys::{self, env, lock};
 use crate::tcp;
 use core::sync::atomic::Ordering::*;
-use link::family::{flag, Conn};
-use link::msg::{register, ToDaemon};
-use link::os::{Side, TcpInfo};
-use link::reason::Reason;
+use lane::family::{flag, Conn};
+use lane::os::{Side, TcpInfo};
+use lane::proto::msg::{register, ToDaemon};
+use lane::proto::reason::Reason;
 
 /// A descriptor of this process that the table has for this socket, and its entry, which satisfies `which`.
 pub fn another(inode: u64, which: impl Fn(u32) -> bool) -> Option<(i32, u32)> {

@@ -6,10 +6,10 @@ use crate::state::table::{self, set_reason};
 use crate::sys::{self, env, lock, pids};
 use crate::{daemon, sets, tcp};
 use core::sync::atomic::Ordering::*;
-use link::family::{flag, state, Conn};
-use link::msg::register;
-use link::os::TcpInfo;
-use link::reason::Reason;
+use lane::family::{flag, state, Conn};
+use lane::os::TcpInfo;
+use lane::proto::msg::register;
+use lane::proto::reason::Reason;
 
 /// Registers the connection if nothing forbids it now.
 pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
@@ -128,7 +128,7 @@ pub(super) fn disown(c: &Conn) {
 
 /// The daemon's answer: no lane. `retry_ms`: when to ask again; 0: not at all.
 pub fn declined(i: u32, gen: u32, local: u32, peer: u32, retry_ms: u32) {
-    if i as usize >= link::family::CONNS {
+    if i as usize >= lane::family::CONNS {
         return;
     }
     let c = table::conn(i);

@@ -3,15 +3,15 @@
 
 use super::has;
 use crate::state::links::{Link, GONE};
-use crate::state::{lane, table};
+use crate::state::{attached, table};
 use crate::sys::{lock, pids};
 use crate::tcp::port::Sock;
 use crate::tcp::probes;
 use crate::{daemon, sets};
 use core::sync::atomic::Ordering::*;
-use link::family::{flag, state, Conn};
-use link::lane::{rx, tx};
-use link::reason::Reason;
+use lane::family::{flag, state, Conn};
+use lane::half::{rx, tx};
+use lane::proto::reason::Reason;
 
 /// Milliseconds after which a connection whose lane was given back may be registered again.
 const AGAIN_MS: u64 = 200;
@@ -20,7 +20,7 @@ const AGAIN_MS: u64 = 200;
 #[cold]
 pub(super) fn retire(i: u32, c: &Conn) {
     let l = table::local(i);
-    let Some((link, _)) = lane::of(c, l) else {
+    let Some((link, _)) = attached::of(c, l) else {
         return;
     };
     let flags = c.flags.load(Relaxed);
@@ -38,7 +38,7 @@ pub(super) fn retire(i: u32, c: &Conn) {
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
         return;
     };
-    if forsaken && !is_clear(i, c, link) || lane::engaged(c) {
+    if forsaken && !is_clear(i, c, link) || attached::engaged(c) {
         return;
     }
     // (If there is something left to report that only the lane's registrations can report, the lane stays.)
@@ -60,7 +60,7 @@ pub(super) fn retire(i: u32, c: &Conn) {
 /// held.
 fn is_clear(i: u32, c: &Conn, link: &Link) -> bool {
     let l = table::local(i);
-    let Some((_, m)) = lane::of(c, l) else {
+    let Some((_, m)) = attached::of(c, l) else {
         return false;
     };
     let port = Sock {
@@ -110,7 +110,7 @@ fn tell(c: &Conn, link: &Link, goes_on: bool) {
 /// lane.
 pub fn left(i: u32) {
     let c = table::conn(i);
-    let Some((link, _)) = lane::of(c, table::local(i)) else {
+    let Some((link, _)) = attached::of(c, table::local(i)) else {
         return;
     };
     if !link.is_far() {
@@ -126,7 +126,7 @@ pub fn left(i: u32) {
 /// The other end has refused its lane or given it back: gives back this end's lane, too; then the connection may
 /// be registered again.
 pub fn lane_gone(link: &Link, lane_no: u32, i: u32, gen: u32) {
-    if i as usize >= link::family::CONNS {
+    if i as usize >= lane::family::CONNS {
         return;
     }
     let c = table::conn(i);
@@ -166,7 +166,7 @@ pub fn end_lane(i: u32, goes_on: bool) {
     if c.flags.fetch_and(!lane_flags, Relaxed) & flag::LANE == 0 {
         return;
     }
-    if let Some((link, _)) = lane::of(c, l) {
+    if let Some((link, _)) = attached::of(c, l) {
         // The newest ring stays noted in the slot until its next use.
         if link.state.load(Relaxed) != 0 && c.owner_pid.load(Relaxed) == pids::me() {
             tell(c, link, goes_on);

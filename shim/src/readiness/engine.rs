@@ -8,8 +8,8 @@ use crate::sys::clock::cycles_per_us;
 use crate::sys::{self, thread};
 use crate::tcp::probes;
 use core::sync::atomic::{AtomicI32, Ordering::*};
+use lane::prim::{cpu, pause, ticks};
 use libc::sigset_t;
-use link::prim::{cpu, pause, ticks};
 
 /// Time-out and signal mask of the application's call.
 #[derive(Clone, Copy)]

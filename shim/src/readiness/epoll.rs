@@ -29,11 +29,12 @@ use crate::{daemon, promotion};
 use adopted::{adopt_one, adopted};
 use core::sync::atomic::Ordering::*;
 use harvest::*;
+use lane::abi::{Control, GROUP, GROUPS, LOG};
+use lane::family::{flag, state, Conn};
+use lane::half::{tx, Memory};
+use lane::notify;
+use lane::prim::ticks;
 use libc::epoll_event;
-use link::family::{flag, state, Conn};
-use link::lane::{tx, wake, Memory};
-use link::layout::{Control, GROUP, GROUPS, LOG};
-use link::prim::ticks;
 
 /// The set is polled itself, or nested in another set: its sockets stay on, or go back to, TCP.
 pub fn nest(i: u32) {
@@ -57,7 +58,7 @@ pub fn nest(i: u32) {
             promotion::leave(
                 k,
                 table::local(k).fd.load(Relaxed),
-                link::reason::Reason::EpollShared,
+                lane::proto::reason::Reason::EpollShared,
             );
         }
     });

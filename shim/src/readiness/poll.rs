@@ -7,14 +7,14 @@ use crate::readiness::engine::{self, Look, Rounds, Slept, Until};
 use crate::readiness::{epoll, few, room};
 use crate::sets::{IN, OUT};
 use crate::state::fdtab::{self, Fd};
-use crate::state::{lane, table};
+use crate::state::{attached, table};
 use crate::sys::{self, thread};
 use crate::tcp::{self, ends};
 use crate::{daemon, promotion};
 use core::sync::atomic::Ordering::*;
+use lane::family::flag;
+use lane::half::tx;
 use libc::{pollfd, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
-use link::family::flag;
-use link::lane::tx;
 pub use sets::{is_set, reach};
 
 const RDNORM: i16 = libc::POLLRDNORM;
@@ -42,7 +42,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                 if c.flags.load(Relaxed) & flag::LANE != 0 {
                     promotion::try_ready(i, c, table::local(i));
                     let ending = ends::left_ms_of(i) >= 0;
-                    any |= (lane::engaged(c) || ending)
+                    any |= (attached::engaged(c) || ending)
                         && tcp::still(p.fd, i, c, table::local(i), tcp::Way::Receive);
                 }
                 // The kernel does not know about these.
@@ -197,7 +197,7 @@ fn asked(p: &pollfd) -> pollfd {
         if waits_for_end(p) {
             events |= POLLRDHUP;
         }
-        if lane::engaged(c) {
+        if attached::engaged(c) {
             let data = POLLRDHUP | if sleep::for_bytes(p) { POLLIN } else { 0 };
             let tcp_out = if c.tx.on_lane() {
                 0
@@ -227,7 +227,7 @@ fn scan(fds: &mut [pollfd], tmp: &mut [pollfd], patient: bool) -> (i32, bool) {
         p.revents = t.revents & (p.events | POLLERR | POLLHUP | libc::POLLNVAL);
         if let Some(i) = fdtab::conn(p.fd) {
             let c = table::conn(i);
-            if lane::engaged(c) {
+            if attached::engaged(c) {
                 let want = if p.events & (POLLIN | RDNORM) != 0 {
                     IN
                 } else {
@@ -279,7 +279,7 @@ fn news(fds: &[pollfd]) -> bool {
     fds.iter().any(|p| {
         fdtab::conn(p.fd).is_some_and(|i| {
             let c = table::conn(i);
-            match lane::of(c, table::local(i)) {
+            match attached::of(c, table::local(i)) {
                 Some((_, m)) => {
                     (sleep::for_bytes(p) && c.rx.stirs(&m))
                         || c.tx.on_lane() && c.tx.has_work(&m)
@@ -301,11 +301,11 @@ fn spin(fds: &[pollfd], tmp: &mut [pollfd]) -> bool {
     for p in fds {
         let Some(i) = fdtab::conn(p.fd) else { continue };
         let c = table::conn(i);
-        if lane::engaged(c) {
+        if attached::engaged(c) {
             if p.events & (POLLOUT | WRNORM) != 0 && c.tx.on_lane() {
                 return false; // waits for space, for which spinning is too short
             }
-            if let Some((l, _)) = lane::of(c, table::local(i)) {
+            if let Some((l, _)) = attached::of(c, table::local(i)) {
                 links.add(l);
                 engaged = engaged.or(Some(i));
             }
@@ -314,7 +314,7 @@ fn spin(fds: &[pollfd], tmp: &mut [pollfd]) -> bool {
     let Some(i) = engaged else {
         return false;
     };
-    let cpu = || match lane::of(table::conn(i), table::local(i)) {
+    let cpu = || match attached::of(table::conn(i), table::local(i)) {
         Some((_, m)) if links.len() == 1 => m.peer_rx().cpu.load(Relaxed),
         _ => u32::MAX,
     };

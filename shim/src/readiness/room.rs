@@ -3,7 +3,7 @@
 use crate::sets;
 use crate::state::table::Local;
 use core::sync::atomic::Ordering::*;
-use link::family::Conn;
+use lane::family::Conn;
 
 /// A level-triggered wait has found no room: a program that sends now does not simply wait for room. (Waits for
 /// the edge do not count.)

@@ -8,14 +8,14 @@ use crate::readiness::few;
 use crate::state::links::Link;
 use crate::state::table::{self, Local};
 use crate::state::waiters::{join, leave, poke, slot, Place};
-use crate::state::{lane, signals};
+use crate::state::{attached, signals};
 use crate::sys::{pids, real, thread};
 use crate::tcp::ends;
 use crate::tcp::port::Sock;
 use crate::{daemon, sets};
 use core::sync::atomic::Ordering::*;
-use link::family::Conn;
-use link::lane::Memory;
+use lane::family::Conn;
+use lane::half::Memory;
 
 /// What woke a waiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +71,7 @@ pub fn forward(link: &Link, me: Option<usize>, set: Option<usize>) {
 
 fn has_news(i: u32) -> bool {
     let c = table::conn(i);
-    match lane::of(c, table::local(i)) {
+    match attached::of(c, table::local(i)) {
         Some((link, m)) => {
             c.rx.stirs(&m)
                 || ends::is_pending(c, table::local(i), link, &m)
@@ -90,7 +90,7 @@ fn has_news(i: u32) -> bool {
 /// too, as it does if the application has set a time-out (SO_RCVTIMEO, SO_SNDTIMEO; signal(7)) or a part is done.
 /// Spurious returns are fine: callers look and come again.
 pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) -> Woke {
-    let Some((link, m)) = lane::of(c, l) else {
+    let Some((link, m)) = attached::of(c, l) else {
         return Woke::Look { kernel: true };
     };
     if daemon::pending() {
@@ -146,12 +146,12 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
     let fd = table::local(i).fd.load(SeqCst); // SYNC moved
 
     // Another lane may have been attached since the caller looked.
-    let same = lane::of(c, table::local(i)).is_some_and(|(now, _)| core::ptr::eq(now, link));
+    let same = attached::of(c, table::local(i)).is_some_and(|(now, _)| core::ptr::eq(now, link));
     let work = c.tx.on_lane() && c.tx.has_work(m);
     let ready = match what {
         _ if !same => true,
         // A drain is no work for this wait, which only listens to TCP's buffer: see `events`.
-        For::Data | For::Rest => c.rx.stirs(m) || work && !lane::is_attended(c),
+        For::Data | For::Rest => c.rx.stirs(m) || work && !attached::is_attended(c),
         For::Space if c.tx.awaits(m) => c.tx.has_work(m),
         For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock { fd, link }),
     };
@@ -167,7 +167,7 @@ fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), a
 fn events(c: &Conn, m: &Memory, what: For) -> i16 {
     let tx_native = what == For::Space && !c.tx.is_up() && !c.tx.awaits(m);
     match what {
-        For::Data | For::Rest if c.tx.mode.load(Relaxed) == link::lane::tx::mode::DRAIN => {
+        For::Data | For::Rest if c.tx.mode.load(Relaxed) == lane::half::tx::mode::DRAIN => {
             libc::POLLIN | libc::POLLRDHUP | libc::POLLOUT
         }
         For::Data => libc::POLLIN | libc::POLLRDHUP,
@@ -244,7 +244,7 @@ fn listen(
         },
     };
     if n > 0 && p[2].revents != 0 {
-        if link.drain_bell() == link::doorbell::Drained::Gone {
+        if link.drain_bell() == lane::notify::doorbell::Drained::Gone {
             link.gone();
         }
         forward(link, place.index(), None);

@@ -3,7 +3,7 @@
 //! All changes of membership are made under the set's lock.
 
 use super::*;
-use crate::state::{fdtab, lane, links, table};
+use crate::state::{attached, fdtab, links, table};
 use crate::sys;
 use crate::tcp::ends;
 use core::sync::atomic::fence;
@@ -88,7 +88,7 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool 
     // Nor does it move before a hooked wait on the set, unless its connection is on the lane by now, or only the shim
     // has its news.
     let (c, l) = (table::conn(conn), table::local(conn));
-    let here = lane::engaged(c) || c.has_error() || l.notifies();
+    let here = attached::engaged(c) || c.has_error() || l.notifies();
     if !here && refuses(s) {
         return false;
     }
@@ -114,7 +114,7 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool 
         reg.next_group.store(0, Relaxed);
         // What was published up to now is looked at below.
         if let Some(ctl) = link.peer.control() {
-            s.seen[k][g].store(wake::counter(&ctl.seq[g].0), Relaxed);
+            s.seen[k][g].store(notify::counter(&ctl.seq[g].0), Relaxed);
         }
         s.groups[k].fetch_or(1 << g, Relaxed);
     }
@@ -137,11 +137,11 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool 
     // An idle registration is queued only when it has news. (Whatever is published after the head is loaded counts as
     // news.)
     let (c, l) = (table::conn(conn), table::local(conn));
-    let head = lane::of(c, l).map_or(u64::MAX, |(_, m)| m.peer_head().load(Acquire));
+    let head = attached::of(c, l).map_or(u64::MAX, |(_, m)| m.peer_head().load(Acquire));
     reg.last_head.store(head, Relaxed);
     let error = c.has_error() || l.owes_notifications();
     let idle = !error
-        && lane::of(c, l).is_some_and(|(_, m)| c.rx.is_up() && c.rx.ready(&m) == Some(false));
+        && attached::of(c, l).is_some_and(|(_, m)| c.rx.is_up() && c.rx.ready(&m) == Some(false));
     let ending = ends::left_ms_of(conn);
     if ending >= 0 {
         await_end(s, ending);
@@ -414,7 +414,7 @@ pub fn forget(conn: u32, alone: bool) {
 pub fn kept_by_native(conn: u32) -> bool {
     let (c, l) = (table::conn(conn), table::local(conn));
     let asleep = c.rx.natives.load(SeqCst) != 0 || c.tx.natives.load(SeqCst) != 0;
-    let far = || lane::of(c, l).is_some_and(|(k, _)| k.is_far());
+    let far = || attached::of(c, l).is_some_and(|(k, _)| k.is_far());
     asleep && !far()
 }
 
@@ -467,7 +467,7 @@ pub fn watch_tcp(inner: i32, fd: i32, r: u32) -> Result<(), i32> {
 /// does it say nothing new? It does if bytes were put on TCP since then. Space that is gone again when the event is
 /// fetched is not reported at all, so the report is then about later space.
 pub fn is_old(reg: &Reg, c: &Conn) -> bool {
-    // In this order: a native call counts its bytes before it leaves; pairs with `link::lane::natives`.
+    // In this order: a native call counts its bytes before it leaves; pairs with `lane::half::natives`.
     c.tx.natives.load(Acquire) == 0 && c.tx.kpos.load(Relaxed) == reg.kpos.load(Relaxed)
 }
 
@@ -494,7 +494,7 @@ pub fn tell_error(fd: i32) {
     let Some(i) = fdtab::conn(fd).filter(ours) else {
         return;
     };
-    if let Some((link, _)) = lane::of(table::conn(i), table::local(i)) {
+    if let Some((link, _)) = attached::of(table::conn(i), table::local(i)) {
         activate(i, link);
     }
 }

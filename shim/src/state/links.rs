@@ -6,8 +6,8 @@
 use crate::state::fdtab;
 use crate::sys::{self, lock, pids};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use link::lane::Area;
-use link::layout::{Loc, CHUNKS, LANES, RING_FAST_LOG2, RING_LOG2_MAX, RING_LOG2_MIN};
+use lane::abi::{Loc, CHUNKS, LANES, RING_FAST_LOG2, RING_LOG2_MAX, RING_LOG2_MIN};
+use lane::half::Area;
 use std::sync::OnceLock;
 
 /// Links per process.
@@ -171,7 +171,7 @@ pub fn create(id: u64, side: u8, bell: i32, first: i32, bytes: usize, far: bool)
 /// Maps the first file of an area: its control words, and its first data chunk.
 fn map_first(fd: i32, bytes: usize, own: bool, far: bool) -> Option<*mut u8> {
     let data = bytes
-        .checked_sub(link::layout::CONTROL_BYTES)
+        .checked_sub(lane::abi::CONTROL_BYTES)
         .filter(|n| *n > 0)?;
     let p = sys::map(fd, bytes, own).ok()?;
     let ok = !own || !far || may_be_held(p.wrapping_add(bytes - data), data);
@@ -233,7 +233,7 @@ impl Link {
     /// Does a thread or epoll set of this process still count as sleeper on the link, or must the daemon still be
     /// told of one of its lanes?
     pub fn is_waited_on(&self) -> bool {
-        let sleeps = |c: &link::layout::Control| c.sleepers.0.load(SeqCst) != 0;
+        let sleeps = |c: &lane::abi::Control| c.sleepers.0.load(SeqCst) != 0;
         self.own.control().is_some_and(sleeps)
             || self.waiters.iter().any(|w| w.load(SeqCst) != 0)
             || self.owed.iter().any(|w| w.load(Relaxed) != 0)
@@ -356,19 +356,19 @@ impl Link {
         let ours = fd >= 0 && fdtab::is_ours(fd);
         if ours {
             // SAFETY: a descriptor of ours, open while the link is in use.
-            link::doorbell::ring(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) });
+            lane::notify::doorbell::ring(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) });
         }
         ours
     }
 
-    pub fn drain_bell(&self) -> link::doorbell::Drained {
+    pub fn drain_bell(&self) -> lane::notify::doorbell::Drained {
         let fd = self.bell();
         if fd < 0 || !fdtab::is_ours(fd) {
-            return link::doorbell::Drained::Quiet;
+            return lane::notify::doorbell::Drained::Quiet;
         }
         // SAFETY: as in `ring`.
-        let d = link::doorbell::drain(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) });
-        if d == link::doorbell::Drained::Rung {
+        let d = lane::notify::doorbell::drain(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) });
+        if d == lane::notify::doorbell::Drained::Rung {
             self.rung();
         }
         d

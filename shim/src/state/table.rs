@@ -10,8 +10,8 @@ use crate::state::fdtab;
 use crate::state::links::Link;
 use crate::sys::{self, pids};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use link::family::{flag, state, Conn, Table, CONNS, MAGIC, TABLE_BYTES};
-use link::reason::Reason;
+use lane::family::{flag, state, Conn, Table, CONNS, MAGIC, TABLE_BYTES};
+use lane::proto::reason::Reason;
 
 /// Process-private counterpart of an entry of the family table.
 #[repr(C, align(64))]
@@ -172,7 +172,7 @@ pub fn init() -> bool {
 
 /// A new table: its file and its address. If `at` is not null, the table replaces what is mapped there.
 pub fn make(at: *mut u8) -> Option<(i32, *mut Table)> {
-    if sys::is_below(link::os::FILE_SIZE) {
+    if sys::is_below(lane::os::FILE_SIZE) {
         return None; // a memfd counts as a file
     }
     let fd = sys::memfd(c"underpass-family").ok()?;
@@ -190,7 +190,7 @@ pub fn make(at: *mut u8) -> Option<(i32, *mut Table)> {
     let t: *mut Table = p.cast();
     // SAFETY: freshly mapped, TABLE_BYTES long; atomics accept zeroed memory.
     let h = unsafe { &(*t).header };
-    h.version.store(u32::from(link::VERSION), Relaxed);
+    h.version.store(u32::from(lane::VERSION), Relaxed);
     h.conns.store(CONNS as u32, Relaxed);
     h.pid.store(pids::pid(), Relaxed);
     pids::found(h);

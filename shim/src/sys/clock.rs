@@ -2,7 +2,7 @@
 
 use crate::sys;
 use core::sync::atomic::{AtomicU64, Ordering::*};
-use link::prim::ticks;
+use lane::prim::ticks;
 
 /// Cycles per microsecond, measured since the library was loaded.
 pub fn cycles_per_us() -> u64 {

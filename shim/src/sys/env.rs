@@ -8,7 +8,7 @@
 use crate::sys;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
-use link::dirs;
+use lane::os::dirs;
 
 static MODE: AtomicU32 = AtomicU32::new(0);
 const OFF: u32 = 1;

@@ -8,7 +8,7 @@
 
 use crate::sys::{self, pids, thread};
 use core::sync::atomic::{AtomicU32, Ordering::*};
-use link::family::DOMAINS;
+use lane::family::DOMAINS;
 use std::sync::OnceLock;
 
 const WAITERS: u32 = 1 << 31;

@@ -3,7 +3,7 @@
 
 use crate::sys;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
-use link::family::{Header, Table, DOMAINS};
+use lane::family::{Header, Table, DOMAINS};
 
 /// The number of this process's pid namespace within the family, in the bits above a process or thread id. Each
 /// child in a namespace of its own gets a new number. Ids of other namespaces cannot be interpreted.

@@ -5,7 +5,7 @@
 //! [`crate::sys::real`] instead, with no lock held. Results are `Result<_, errno>`.
 
 use core::arch::asm;
-use link::os::{position, TcpInfo, TcpPos};
+use lane::os::{position, TcpInfo, TcpPos};
 
 /// One system call; negative errno on failure.
 ///

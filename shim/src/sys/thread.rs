@@ -4,7 +4,7 @@
 use crate::sys::{self, pages, real};
 use core::cell::Cell;
 use core::sync::atomic::{compiler_fence, Ordering::*};
-use link::prim::ticks;
+use lane::prim::ticks;
 
 /// A place among the sleepers, and a function that a handler calls when it runs there: other threads have to do what
 /// this thread would do. The function returns true if it did something for them.

@@ -2,13 +2,13 @@
 //! unacknowledged for 40 ms, and Nagle's algorithm would hold back what is sent after them, which would go out at
 //! once without a lane. If the process were killed then, or closed with bytes unread, those bytes would be lost.
 
-use crate::state::lane;
+use crate::state::attached;
 use crate::state::table::Local;
 use crate::sys::{self, lock};
 use crate::tcp::port::Sock;
 use core::sync::atomic::Ordering::*;
-use link::family::Conn;
-use link::lane::Port;
+use lane::family::Conn;
+use lane::half::Port;
 
 /// Might Nagle's algorithm hold a native send back?
 #[inline(always)]
@@ -19,7 +19,7 @@ pub fn may_wait(c: &Conn, l: &Local) -> bool {
 /// A native send has moved `moved` bytes: pushes them out, unless the bytes of the way down are acknowledged.
 #[cold]
 pub fn push(c: &Conn, l: &Local, moved: u64) {
-    let (Some(_g), Some((link, _))) = (lock::lock(&c.tx.lock), lane::of(c, l)) else {
+    let (Some(_g), Some((link, _))) = (lock::lock(&c.tx.lock), attached::of(c, l)) else {
         return;
     };
     let fd = l.fd.load(Relaxed);

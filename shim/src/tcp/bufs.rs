@@ -1,11 +1,11 @@
 //! Sizes of buffers. What an application has set (SO_SNDBUF, SO_RCVBUF, TCP_NOTSENT_LOWAT) limits the unread bytes
-//! on a lane to about what TCP would take: `link::layout::unread_max`. Buffers whose size nobody has set grow with
+//! on a lane to about what TCP would take: `lane::abi::unread_max`. Buffers whose size nobody has set grow with
 //! use, and rings grow by rules of their own.
 
 use crate::sys;
-use link::family::Conn;
-use link::lane::Memory;
-use link::layout::RING_FAST_LOG2;
+use lane::abi::RING_FAST_LOG2;
+use lane::family::Conn;
+use lane::half::Memory;
 
 /// Tells which sizes were set by the application (Linux 5.15), and the bits of its value.
 const SO_BUF_LOCK: i32 = 72;

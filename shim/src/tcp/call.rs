@@ -9,7 +9,7 @@ use crate::state::table::{self, Local, CALLS};
 use crate::sys::{lock, real, thread};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
-use link::family::Conn;
+use lane::family::Conn;
 
 // Bits of `Local::calls` beside `CALLS`.
 

@@ -7,17 +7,17 @@
 //! The shim has no thread that could keep the time. So each wait that finds such an end pending sleeps for no
 //! longer than [`left_ms`], and looks again.
 
-use crate::state::lane;
+use crate::state::attached;
 use crate::state::links::Link;
 use crate::state::table::{self, Local};
 use crate::sys::{self, lock};
 use crate::tcp::port;
 use core::sync::atomic::{AtomicU32, Ordering::*};
+use lane::abi::marks;
+use lane::family::{flag, Conn};
+use lane::half::Memory;
+use lane::proto::reason::Reason;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLRDHUP};
-use link::family::{flag, Conn};
-use link::lane::Memory;
-use link::layout::marks;
-use link::reason::Reason;
 
 /// Milliseconds in which TCP may report an end by itself.
 const GRACE_MS: u64 = 1000;
@@ -65,7 +65,7 @@ pub fn left_ms(c: &Conn, l: &Local, link: &Link, m: &Memory) -> i64 {
 /// The same by the connection's number.
 pub fn left_ms_of(i: u32) -> i64 {
     let (c, l) = (table::conn(i), table::local(i));
-    lane::of(c, l).map_or(-1, |(link, m)| left_ms(c, l, link, &m))
+    attached::of(c, l).map_or(-1, |(link, m)| left_ms(c, l, link, &m))
 }
 
 /// The shorter of two waits; a negative one is unlimited.
@@ -186,7 +186,7 @@ pub fn reset_by_death(c: &Conn, m: &Memory, fd: i32) {
 }
 
 /// Does the same if the other end has died that way and it was not noticed before. `dead` as in
-/// [`link::lane::RxState::notice_death`]. The lock of the sending half is held.
+/// [`lane::half::RxState::notice_death`]. The lock of the sending half is held.
 pub fn has_died(c: &Conn, m: &Memory, fd: i32, dead: bool) -> bool {
     let died = c.rx.notice_death(m, dead);
     if died {

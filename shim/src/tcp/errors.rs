@@ -1,10 +1,10 @@
 //! Errors that the kernel reports only once, and that must not get lost: if a call of ours took one from the
-//! socket, the application gets it when, and as, the kernel would have reported it (see [`link::lane::Pending`]).
+//! socket, the application gets it when, and as, the kernel would have reported it (see [`lane::half::Pending`]).
 
 use super::call::Call;
 use super::fail;
 use crate::daemon;
-use crate::state::lane;
+use crate::state::attached;
 use crate::state::links::Link;
 use crate::state::table::{self, Local};
 use crate::sys::{self, lock, thread};
@@ -12,9 +12,9 @@ pub use crate::sys::{CLOSE, CLOSE_WAIT};
 use crate::tcp::port::Sock;
 use crate::tcp::{ends, probes};
 use core::sync::atomic::Ordering::*;
-use link::family::Conn;
-use link::lane::Memory;
-use link::reason::Reason;
+use lane::family::Conn;
+use lane::half::Memory;
+use lane::proto::reason::Reason;
 
 /// Resets the connection: RST to the peer, ECONNRESET here once, and the reason in `ss`.
 #[cold]
@@ -28,7 +28,7 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     table::disqualify(c, r);
     c.tx.abandon();
     // (A packet filter may drop the RST: see `ends`.)
-    if let Some((link, m)) = lane::of(c, table::local_of(c)).filter(|(k, _)| !k.is_far()) {
+    if let Some((link, m)) = attached::of(c, table::local_of(c)).filter(|(k, _)| !k.is_far()) {
         c.rx.announce_reset(&m, &Sock { fd, link });
     }
     disconnect(fd);
@@ -99,8 +99,8 @@ pub fn peer_check(call: &Call, c: &Conn, l: &Local, link: &Link, m: &Memory) {
 #[cold]
 pub fn check(i: u32, fd: i32) {
     let (c, l) = (table::conn(i), table::local(i));
-    if lane::engaged_tx(c) {
-        if let Some((link, m)) = lane::of(c, l) {
+    if attached::engaged_tx(c) {
+        if let Some((link, m)) = attached::of(c, l) {
             check_end(c, fd, link, &m, || l.fd.load(Relaxed) == fd);
         }
     }
@@ -141,7 +141,7 @@ fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool
 /// with bytes of ours unread on the ring, the connection is reset.
 #[cold]
 pub fn instead_of_end(call: &Call, i: u32, c: &Conn, l: &Local) -> i32 {
-    if let Some((link, m)) = lane::of(c, l).filter(|_| lane::engaged_tx(c)) {
+    if let Some((link, m)) = attached::of(c, l).filter(|_| attached::engaged_tx(c)) {
         let fd = call.fd(l);
         let ended = sys::poll1(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);
         if ended == libc::POLLRDHUP

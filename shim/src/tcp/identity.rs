@@ -7,8 +7,8 @@ use crate::state::fdtab;
 use crate::state::table::{self, Local};
 use crate::sys::{clock, pages};
 use core::sync::atomic::Ordering::Relaxed;
-use link::family::Conn;
-use link::prim::ticks;
+use lane::family::Conn;
+use lane::prim::ticks;
 
 /// Microseconds for which a proof is valid. (An event loop returns to each of its connections after tens of
 /// microseconds: with 20, Redis with 50 clients spends a quarter of its time on proofs.)

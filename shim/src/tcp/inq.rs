@@ -1,11 +1,11 @@
 //! `TCP_INQ`: receives also report how many more bytes there are to read.
 
-use crate::state::{lane, table};
+use crate::state::{attached, table};
 use crate::sys::{self, lock, pages};
 use core::sync::atomic::Ordering::*;
+use lane::family::{flag, Conn};
+use lane::half::rx;
 use libc::{cmsghdr, msghdr};
-use link::family::{flag, Conn};
-use link::lane::rx;
 
 /// Notes whether the option is set. Called when it is set, and when a lane is attached, because an accepted socket
 /// inherits it from its listener.
@@ -87,7 +87,7 @@ fn hint(i: u32, fd: i32) -> i32 {
 
 /// Unread bytes of the ring, if no bytes of TCP come before them.
 fn on_ring(i: u32, c: &Conn) -> Option<i32> {
-    let (_, m) = lane::of(c, table::local(i))?;
+    let (_, m) = attached::of(c, table::local(i))?;
     let _g = lock::lock(&c.rx.lock)?;
     let up = c.rx.mode.load(Relaxed) == rx::mode::RING;
     up.then(|| c.rx.ring_unread(&m).min(i32::MAX as u64) as i32)

@@ -8,10 +8,10 @@ use crate::state::table::{self, Local};
 use crate::sys::{self, lock, real, thread};
 use crate::{errno, set_errno};
 use core::sync::atomic::Ordering::*;
+use lane::family::{flag, Conn};
+use lane::half::Iov;
+use lane::os::TcpPos;
 use libc::{iovec, msghdr};
-use link::family::{flag, Conn};
-use link::lane::Iov;
-use link::os::TcpPos;
 
 /// Direction of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]

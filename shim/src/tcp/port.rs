@@ -6,7 +6,7 @@ use crate::state::links::Link;
 use crate::state::table;
 use crate::sys::{self, pages};
 use core::sync::atomic::Ordering::*;
-use link::lane::{Iov, Port, KEPT};
+use lane::half::{Iov, Port, KEPT};
 
 /// Rings the other party.
 pub fn ring(link: &Link) {

@@ -14,16 +14,16 @@
 //! only switched off, because TCP has nothing to send there and would never find out.
 
 use crate::daemon;
-use crate::state::lane;
+use crate::state::attached;
 use crate::state::links::Link;
 use crate::state::table::{self, Local};
 use crate::sys::{self, lock, pids};
 use crate::tcp::port::Sock;
 use core::sync::atomic::{AtomicU64, Ordering::*};
+use lane::family::{flag, Conn};
+use lane::proto::reason::Reason;
 use libc::{IPPROTO_TCP, SOL_SOCKET, SO_KEEPALIVE, TCP_INFO};
 use libc::{TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_USER_TIMEOUT};
-use link::family::{flag, Conn};
-use link::reason::Reason;
 
 /// Milliseconds between two checks of a direction.
 const LOOK_MS: u64 = 1000;
@@ -109,7 +109,7 @@ fn look(c: &Conn, l: &Local, link: &Link, probe_s: u32) -> bool {
         return false;
     };
     // The connection was looked up without the lock: it may be closed by now, and the entry may be another one's.
-    let Some((now, m)) = lane::of(c, l) else {
+    let Some((now, m)) = attached::of(c, l) else {
         return false;
     };
     let fd = l.fd.load(Relaxed);

@@ -2,7 +2,7 @@
 
 use super::{new_ones_are_promoted, ON, RATE};
 use anyhow::{ensure, Result};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use underpass_admin::Row;
 use underpass_tests::lab::cluster::Cluster;
 use underpass_tests::lab::streams::{Env, Plan, Streams};

@@ -2,7 +2,7 @@
 
 use super::{new_ones_are_promoted, Load, ON, RATE};
 use anyhow::Result;
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use underpass_admin::Row;
 use underpass_tests::lab::cluster::{Cluster, PORT};
 use underpass_tests::lab::streams::{Plan, Streams, SERVER};

@@ -2,7 +2,7 @@
 //!
 //! One direction of one lane: a sender, a receiver, the TCP stream, the ring, the shared words,
 //! the two doorbells, and the daemon that offers the lane. Every action is one load or store of
-//! shared memory or one system call, in the order in which `link::lane` makes them, so that the
+//! shared memory or one system call, in the order in which `lane::half` makes them, so that the
 //! two parties (and their deaths) interleave at every point where they can in life. The two
 //! directions of a connection share nothing but the doorbells and the end, so one is enough;
 //! `wake` models several sleepers on one link, `holders` several threads or processes on one end.

@@ -1,4 +1,4 @@
-//! The receiving half, step by step as in `link::lane::rx`.
+//! The receiving half, step by step as in `lane::half::rx`.
 
 use super::state::receiver::*;
 use super::state::{Act as Any, Config, Fault, Phase, State, Word, UNSEEN};

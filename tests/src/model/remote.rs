@@ -1,7 +1,7 @@
 //! Lanes across nodes as explicit-state models, explored exhaustively within small bounds.
 //!
 //! [`lane`] is one direction of one lane between two nodes: application A, its daemon D1, the
-//! network, daemon D2, application B. The two shims' halves make the steps of `link::lane`; what
+//! network, daemon D2, application B. The two shims' halves make the steps of `lane::half`; what
 //! happens between a shim and its own daemon inside one node's memory is as on one node, and the
 //! model of that (`model::lane`) is not repeated here: a step of an application is one call under
 //! its lock, except where another party's step in between matters. [`wake`] is the chain of

@@ -1,4 +1,4 @@
-//! The sending half, step by step as in `link::lane::tx`.
+//! The sending half, step by step as in `lane::half::tx`.
 
 use super::state::sender::*;
 use super::state::{Act as Any, Config, Fault, Phase, State, Word, RING, UNSEEN};

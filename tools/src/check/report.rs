@@ -3,7 +3,7 @@
 use super::peer::{Peer, Process, Shim};
 use crate::out::clean;
 use crate::ss;
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use serde_json::{json, Value};
 use underpass_admin::{Across, Row};
 

@@ -2,7 +2,7 @@
 //! about a code exactly what shim and daemon mean by it.
 
 use crate::out::{bytes, clean};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use serde_json::{json, Map, Value};
 use underpass_admin::Row;
 

@@ -2,7 +2,7 @@
 
 use super::elf::{self, Elf};
 use super::{connected, within};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use std::collections::HashMap;
 use std::fs;
 use std::io::ErrorKind;

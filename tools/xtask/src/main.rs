@@ -233,7 +233,7 @@ fn unit(tree: &Tree) -> Step {
     // Debug assertions and overflow checks are on here. The programs' own crates have no unit tests
     // of their own to run under the shim: those are integration tests.
     let c = tree
-        .cargo("test --no-fail-fast -p link -p underpass-rdma -p underpass-ibv -p underpass-admin -p underpassd -p underpass -p xtask --lib --bins --tests");
+        .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-admin -p underpassd -p underpass -p xtask --lib --bins --tests");
     Step::new("unit", Kind::Tests, 420, c)
 }
 
@@ -258,7 +258,7 @@ fn daemons(tree: &Tree) -> Step {
 }
 
 fn loom(tree: &Tree) -> Step {
-    let mut c = tree.cargo("test --release -p link --lib");
+    let mut c = tree.cargo("test --release -p underpass-lane --lib");
     c.env("RUSTFLAGS", "--cfg loom")
         .env("CARGO_TARGET_DIR", tree.target.join("loom"));
     Step::new("loom", Kind::Tests, 120, c)

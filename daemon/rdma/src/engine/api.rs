@@ -3,7 +3,7 @@
 use super::{LaneId, LinkId, PartyId, RailId};
 use crate::verbs::Gid;
 use crate::wire::LinkEnd;
-use link::layout::Loc;
+use lane::abi::Loc;
 use std::sync::Arc;
 
 /// Sizes and times. All of them may differ between the two ends; `first` must differ.

@@ -5,11 +5,11 @@
 //! are free; until then their memory is not reused.
 
 use super::api::{Control, Event};
-use super::lane::{Closing, Lane};
+use super::lanes::{Closing, Lane};
 use super::out::Phase;
 use super::{Host, LaneId, Pair};
 use crate::verbs::Provider;
-use link::layout::{rx, tx, Epoch, TxPhase};
+use lane::abi::{rx, tx, Epoch, TxPhase};
 
 impl<P: Provider> Pair<P> {
     /// The application will send no more (it has shut down, closed or ended): continues until everything is in the

@@ -1,7 +1,7 @@
 //! The state of the incoming direction of a lane.
 
 use crate::wire::Place;
-use link::layout::{Epoch, Loc, RxWord, TxPhase};
+use lane::abi::{Epoch, Loc, RxWord, TxPhase};
 use std::collections::VecDeque;
 
 /// A ring in our memory, with the number that the peer gave it.

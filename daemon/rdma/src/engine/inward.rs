@@ -6,12 +6,12 @@
 
 use super::api::Fault;
 use super::inn::{newer, InRing};
-use super::lane::Lane;
+use super::lanes::Lane;
 use super::{Host, LaneId, Pair};
 use crate::verbs::Provider;
 use crate::wire::{flag, Cdc, Place};
-use link::lane::tx::UNSEEN;
-use link::layout::{rx, tx, Epoch, Loc, RxWord, TxWord, RING_LOG2_MAX, RING_LOG2_MIN};
+use lane::abi::{rx, tx, Epoch, Loc, RxWord, TxWord, RING_LOG2_MAX, RING_LOG2_MIN};
+use lane::half::tx::UNSEEN;
 use std::sync::atomic::{fence, Ordering::*};
 
 impl<P: Provider> Pair<P> {

@@ -10,7 +10,7 @@ use super::request::What;
 use super::{Host, LinkId, Pair, RailId};
 use crate::verbs::{Device, Gid, Provider};
 use crate::wire::{Body, LinkEnd};
-use link::layout::Epoch;
+use lane::abi::Epoch;
 use litemap::LiteMap;
 
 pub(super) struct RailState<P: Provider> {

@@ -2,12 +2,12 @@
 //! a message that breaks the rules of a lane fails the lane; one that breaks the rules of the links fails the pair.
 
 use super::api::{Control, Event, Fault};
-use super::lane::Lane;
+use super::lanes::Lane;
 use super::link::State;
 use super::{Host, LaneId, LinkId, Pair};
 use crate::verbs::Provider;
 use crate::wire::{Body, Message};
-use link::layout::Epoch;
+use lane::abi::Epoch;
 
 impl<P: Provider> Pair<P> {
     pub(super) fn on_message(&mut self, no: LinkId, m: Message, data: &[u8], host: &mut dyn Host) {

@@ -3,7 +3,7 @@
 
 use super::api::Fault;
 use crate::wire::Place;
-use link::layout::{rx, Epoch, Loc, RxWord, TxPhase};
+use lane::abi::{rx, Epoch, Loc, RxWord, TxPhase};
 use std::collections::VecDeque;
 
 /// The phase of the direction. An epoch and an attempt identify one request of the application to switch up.

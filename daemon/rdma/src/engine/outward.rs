@@ -5,13 +5,13 @@
 //! and ring locations are checked against what it was told.
 
 use super::api::{Event, Fault};
-use super::lane::Lane;
+use super::lanes::Lane;
 use super::out::{Ask, OutRing, Phase};
 use super::Pair;
 use crate::verbs::Provider;
 use crate::wire::{Cdc, Place};
-use link::lane::tx::UNSEEN;
-use link::layout::{rx, tx, Epoch, Loc, RxWord, TxPhase, TxWords};
+use lane::abi::{rx, tx, Epoch, Loc, RxWord, TxPhase, TxWords};
+use lane::half::tx::UNSEEN;
 use std::sync::atomic::{fence, Ordering::*};
 
 impl<P: Provider> Pair<P> {

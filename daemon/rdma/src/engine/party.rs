@@ -3,11 +3,11 @@
 //! We are the other party of their links. A process's area is read here, and every word in it is treated as hostile.
 //! Our area mirrors the words of the peer's ends; its words and publish counters have no other writer.
 
-use super::lane::Lane;
+use super::lanes::Lane;
 use super::{Host, LaneId, Pair, PartyId};
 use crate::verbs::Provider;
-use link::lane::wake;
-use link::layout::{Control, Epoch, RxWord, GROUP, GROUPS, LANES};
+use lane::abi::{Control, Epoch, RxWord, GROUP, GROUPS, LANES};
+use lane::notify;
 use litemap::LiteMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -141,7 +141,7 @@ impl<P: Provider> Pair<P> {
                 if g.lanes.is_empty() {
                     continue;
                 }
-                let now = wake::counter(&seq.0);
+                let now = notify::counter(&seq.0);
                 if now == g.seen {
                     continue;
                 }
@@ -173,7 +173,7 @@ impl<P: Provider> Pair<P> {
             for (g, group) in p.groups.iter_mut().enumerate() {
                 if std::mem::take(&mut group.publish) {
                     let seq = &p.memory.mirror().seq[g].0;
-                    ring |= wake::publish(seq, &p.memory.app().sleepers.0);
+                    ring |= notify::publish(seq, &p.memory.app().sleepers.0);
                 }
             }
             if ring {
@@ -185,14 +185,14 @@ impl<P: Provider> Pair<P> {
     /// Counts this daemon as asleep on all links to processes. The caller has to poll once more afterwards.
     pub fn doze(&self) {
         for p in self.parties.values() {
-            wake::doze(&p.memory.mirror().sleepers.0);
+            notify::doze(&p.memory.mirror().sleepers.0);
         }
     }
 
     /// Undoes [`Pair::doze`]. No party may have been added or removed meanwhile.
     pub fn rouse(&self) {
         for p in self.parties.values() {
-            wake::rouse(&p.memory.mirror().sleepers.0);
+            notify::rouse(&p.memory.mirror().sleepers.0);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! learns of bytes only when they have arrived.
 
 use super::api::{Control, Event};
-use super::lane::Lane;
+use super::lanes::Lane;
 use super::link::{Link, State};
 use super::out::{OutRing, Phase};
 use super::request::{Load, What, Write};

@@ -14,7 +14,7 @@ pub(super) enum What {
     Cdc {
         lane: u32,
         head: u64,
-        epoch: link::layout::Epoch,
+        epoch: lane::abi::Epoch,
         behind: u32,
     },
     Lane {

@@ -1,7 +1,7 @@
 //! Encodes messages, and decodes foreign bytes.
 
 use super::{Body, Cdc, Key, LinkEnd, Malformed, Message, Place, DATA_MAX, LEN};
-use link::layout::{tx, Epoch, RxFlags, TxPhase};
+use lane::abi::{tx, Epoch, RxFlags, TxPhase};
 
 const REPLY: u8 = 1;
 const NONE: u8 = 2;

@@ -1,8 +1,8 @@
 //! An application's end of a lane: the real halves of the lane code over shared memory.
 
-use link::lane::rx::How;
-use link::lane::{rx, tx, Area, Iov, Memory, Port, Received, RxState, Sent, TxState};
-use link::layout::{Epoch, Loc};
+use lane::abi::{Epoch, Loc};
+use lane::half::rx::How;
+use lane::half::{rx, tx, Area, Iov, Memory, Port, Received, RxState, Sent, TxState};
 use std::sync::atomic::Ordering::*;
 use underpass_rdma::sim::Rng;
 

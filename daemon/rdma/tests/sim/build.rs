@@ -3,8 +3,8 @@
 use super::app::{self, App};
 use super::tcp::Pipe;
 use super::{Lane, Node, Party, RAILS};
-use link::lane::Area;
-use link::layout::{Control as Words, Epoch, Loc, CONTROL_BYTES};
+use lane::abi::{Control as Words, Epoch, Loc, CONTROL_BYTES};
+use lane::half::Area;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::Relaxed;

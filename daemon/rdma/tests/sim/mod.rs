@@ -10,8 +10,9 @@ pub mod tcp;
 
 use app::App;
 use build::{add_rail, lane, node, Host};
-use link::lane::{wake, Area};
-use link::layout::Epoch;
+use lane::abi::Epoch;
+use lane::half::Area;
+use lane::notify;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;
@@ -35,7 +36,7 @@ pub struct Party {
 impl Party {
     fn wake(&mut self) {
         if std::mem::take(&mut self.asleep) {
-            wake::rouse(&self.app.control().expect("mapped").sleepers.0);
+            notify::rouse(&self.app.control().expect("mapped").sleepers.0);
         }
     }
 }
@@ -335,7 +336,7 @@ impl Sim {
     /// is rung or TCP has something.
     fn sleep_app(&mut self, party: usize, side: usize) {
         let p = &self.nodes[side].parties[party];
-        wake::doze(&p.app.control().expect("mapped").sleepers.0);
+        notify::doze(&p.app.control().expect("mapped").sleepers.0);
         let mut moved = false;
         for l in 0..self.lanes.len() {
             if self.lanes[l].party == party && !self.lanes[l].reset {
@@ -344,7 +345,7 @@ impl Sim {
         }
         let p = &mut self.nodes[side].parties[party];
         if moved {
-            wake::rouse(&p.app.control().expect("mapped").sleepers.0);
+            notify::rouse(&p.app.control().expect("mapped").sleepers.0);
         } else {
             p.asleep = true;
         }

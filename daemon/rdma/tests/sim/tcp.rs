@@ -1,6 +1,6 @@
 //! The TCP connection under a lane: two byte queues with delay and limited buffers.
 
-use link::lane::Port;
+use lane::half::Port;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 

@@ -3,7 +3,7 @@
 use super::kernel::Kernel;
 use crate::clients::view::{self, Entry};
 use crate::os::tcp;
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use std::collections::{HashMap, HashSet};
 use underpass_admin::proc;
 

@@ -1,8 +1,9 @@
 //! The daemon's side of a far link: the process's area, which is only read here; the daemon's own area, which
 //! peers' devices write; and the memory for incoming rings in the latter.
 
-use link::lane::{wake, Area, Memory as LaneMemory};
-use link::layout::{Control, Loc, CHUNKS, CONTROL_BYTES, GROUP, RING_LOG2_MAX, RING_LOG2_MIN};
+use lane::abi::{Control, Loc, CHUNKS, CONTROL_BYTES, GROUP, RING_LOG2_MAX, RING_LOG2_MIN};
+use lane::half::{Area, Memory as LaneMemory};
+use lane::notify;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -133,7 +134,7 @@ impl DaemonArea {
     /// Announces what was stored in our words of a lane. Returns whether the doorbell must be rung.
     pub(super) fn publish(&self, slot: u32) -> bool {
         match (self.areas.own.control(), self.areas.app.control()) {
-            (Some(o), Some(a)) => wake::publish(&o.seq[slot as usize / GROUP].0, &a.sleepers.0),
+            (Some(o), Some(a)) => notify::publish(&o.seq[slot as usize / GROUP].0, &a.sleepers.0),
             _ => false,
         }
     }

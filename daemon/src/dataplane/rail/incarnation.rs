@@ -1,12 +1,12 @@
 //! One peer node: its engine, and when a new incarnation of it begins.
 
 use super::devices::{Devices, Port};
-use super::lane::Stage;
+use super::lanes::Stage;
 use super::{Effect, Host, Key, Rails};
 use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::msg::Msg;
 use crate::os::system::System;
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use underpass_rdma::engine::{self, Config, Event, Fault, LaneId, Pair, RailId};
@@ -381,7 +381,7 @@ impl<V: Provider> Rails<V> {
         let Some(l) = self.lanes.get(&at).filter(|l| l.stage == Stage::Making) else {
             return;
         };
-        let retry_ms = super::lane::RETRY_MS;
+        let retry_ms = super::lanes::RETRY_MS;
         self.out.push(Effect::Abandon {
             at,
             who: l.who,

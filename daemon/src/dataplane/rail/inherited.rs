@@ -5,11 +5,11 @@
 //! second process cannot use a lane) and reads what is left, so the lane must stay until then. It ends here when
 //! both directions are on TCP, or when nobody holds the connection any more.
 
-use super::lane::{Ending, Lane, Stage};
+use super::lanes::{Ending, Lane, Stage};
 use super::{Key, Rails};
 use crate::lanes::inherited::{Counted, Inherited, Left};
-use link::family::View;
-use link::lane::{is_left, Memory};
+use lane::family::View;
+use lane::half::{is_left, Memory};
 use std::collections::HashSet;
 use underpass_rdma::verbs::Provider;
 

@@ -1,7 +1,7 @@
 //! What the tools are shown of the rails.
 
 use super::incarnation::Node;
-use super::lane::{Ending, Lane};
+use super::lanes::{Ending, Lane};
 use super::{Key, Rails};
 use crate::clients::ids::ConnRef;
 use underpass_admin::{RailLinks, RailRow, RailStats};

@@ -1,8 +1,8 @@
 //! The TCP socket of a far connection's end, which the daemon has a copy of.
 
 use crate::os::sockopt::tcp_position;
-use link::frame::{Frame, LEN};
-use link::lane::Port;
+use lane::half::Port;
+use lane::proto::frame::{Frame, LEN};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsRawFd, BorrowedFd};
 

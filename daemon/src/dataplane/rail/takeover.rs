@@ -1,4 +1,4 @@
-//! What the daemon does for ends that cannot do it themselves: see `link::lane::tx::takeover`.
+//! What the daemon does for ends that cannot do it themselves: see `lane::half::tx::takeover`.
 //!
 //! An end that has shut down, closed or died leaves its ring to the daemon. When everything has arrived, the
 //! daemon says so on TCP (`Fin`); otherwise it puts the ring back on TCP (`Down`). Only then does it shut the
@@ -7,14 +7,14 @@
 
 use super::area::Areas;
 use super::inherited::LOOK_NS;
-use super::lane::{Ending, Lane, Stage, Takeover};
+use super::lanes::{Ending, Lane, Stage, Takeover};
 use super::sock::{unread, Sock};
 use super::{Key, Rails};
 use crate::os::fds::Foreign;
-use link::lane::tx::{claim, is_done, mode, release, Adopted};
-use link::lane::{Memory, TxState};
-use link::layout::{rx, tx, Epoch, TxPhase, TxWord};
-use link::reason::Reason;
+use lane::abi::{rx, tx, Epoch, TxPhase, TxWord};
+use lane::half::tx::{claim, is_done, mode, release, Adopted};
+use lane::half::{Memory, TxState};
+use lane::proto::reason::Reason;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::*;
 use std::sync::Arc;
@@ -195,7 +195,7 @@ impl<V: Provider> Rails<V> {
             Next::Withdrawn => {
                 // An end that has seen our claim in that moment must learn that it is withdrawn.
                 if group.area.publish(at.1) {
-                    link::doorbell::ring(group.bell.as_fd());
+                    lane::notify::doorbell::ring(group.bell.as_fd());
                 }
                 return true;
             }
@@ -276,7 +276,7 @@ impl<V: Provider> Rails<V> {
                     release(&m, done.epoch);
                 }
                 if l.takeover.take().is_some() && group.area.publish(at.1) {
-                    link::doorbell::ring(group.bell.as_fd());
+                    lane::notify::doorbell::ring(group.bell.as_fd());
                 }
                 if let (Some(n), Some(id)) = engine {
                     n.pair.take_down(id);

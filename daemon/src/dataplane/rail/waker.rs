@@ -1,7 +1,7 @@
 //! The set of descriptors that wake the data plane: what is in it, and what each of them means.
 
 use super::Rails;
-use link::doorbell::Drained;
+use lane::notify::doorbell::Drained;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
@@ -105,7 +105,7 @@ impl<V: Provider> Rails<V> {
                     // Numbers of this daemon's links differ in their lower half.
                     let of = self.groups.iter().find(|(link, _)| **link as u32 == low);
                     let Some((_, b)) = of else { continue };
-                    if link::doorbell::drain(b.bell.as_fd()) == Drained::Gone {
+                    if lane::notify::doorbell::drain(b.bell.as_fd()) == Drained::Gone {
                         // The hung-up doorbell would wake us for ever; what happens to the link is learned in
                         // other ways.
                         let _ = epoll::delete(&*set, &b.bell);

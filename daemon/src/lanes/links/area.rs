@@ -2,7 +2,7 @@
 //! given to its writer, mapped by the writer, sealed, given to the other party.
 
 use crate::os::memfd;
-use link::layout::{CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES, LANES};
+use lane::abi::{CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES, LANES};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -74,8 +74,8 @@ pub(super) fn make_chunk(
     let fd = memfd::make(&format!("underpass-{id:x}-{side}-{n}"), bytes)?;
     if n == 0 {
         let mut h = Vec::with_capacity(28);
-        h.extend_from_slice(&link::layout::MAGIC.to_ne_bytes());
-        h.extend_from_slice(&u32::from(link::VERSION).to_ne_bytes());
+        h.extend_from_slice(&lane::abi::MAGIC.to_ne_bytes());
+        h.extend_from_slice(&u32::from(lane::VERSION).to_ne_bytes());
         h.extend_from_slice(&u32::from(side).to_ne_bytes());
         h.extend_from_slice(&id.to_ne_bytes());
         h.extend_from_slice(&(LANES as u32).to_ne_bytes());

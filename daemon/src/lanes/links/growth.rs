@@ -3,8 +3,8 @@
 use super::area::{chunk_bytes, make_chunk, Chunk, Stage};
 use super::{Links, Out, Side, Violation, FURTHER};
 use crate::clients::ids::PartyId;
-use link::layout::CHUNKS;
-use link::msg::ToShim;
+use lane::abi::CHUNKS;
+use lane::proto::msg::ToShim;
 use std::time::Duration;
 
 /// Shortest time between two times that the same chunk is sent.

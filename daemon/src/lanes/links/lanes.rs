@@ -5,8 +5,8 @@
 use super::{Link, Links, Out, Refused, Slot, Use, Violation};
 use crate::clients::ids::{ConnRef, PartyId};
 use crate::clients::limits::Group;
-use link::layout::Epoch;
-use link::msg::ToShim;
+use lane::abi::Epoch;
+use lane::proto::msg::ToShim;
 use std::sync::Arc;
 
 impl Links {

@@ -5,7 +5,7 @@ use super::growth::AGAIN;
 use super::*;
 use crate::clients::limits::for_tests;
 use crate::os::system::Clock;
-use link::layout::{Epoch, CHUNKS, CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES};
+use lane::abi::{Epoch, CHUNKS, CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES};
 
 fn end(party: u64, conn: u32) -> ConnRef {
     ConnRef {

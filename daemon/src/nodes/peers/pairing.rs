@@ -23,7 +23,7 @@ use crate::clients::ids::{ConnRef, PartyId};
 use crate::pairing::socket::End;
 use claim::{claim, hint, judge};
 pub(crate) use hurry::Asked;
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;

@@ -10,7 +10,7 @@ use crate::nodes::peers::directory::{Name, Peer};
 use crate::nodes::peers::msg::{CloseReason, Frames, Msg, MIN_VERSION, VERSION};
 use crate::nodes::peers::{pairing, Accepted};
 use bytes::BytesMut;
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use rustls::pki_types::{CertificateDer, ServerName};
 use std::net::SocketAddr;
 use std::time::Duration;

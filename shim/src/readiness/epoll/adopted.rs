@@ -2,9 +2,9 @@
 
 use super::kernel::strip;
 use super::*;
-use crate::state::{lane, table};
+use crate::state::{attached, table};
 use crate::{promotion, sys};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 
 /// Maximum number of registrations with bytes on a ring that one wait reports.
 const TOLD: usize = 16;
@@ -36,7 +36,7 @@ pub(super) fn adopt_one(i: u32, s: &Set, r: u32, conn: u32) {
     if is_unread(conn) {
         table::disqualify(c, Reason::EpollShared);
         promotion::take_down(conn);
-    } else if lane::engaged(c) {
+    } else if attached::engaged(c) {
         promotion::leave(conn, reg.fd.load(Relaxed), Reason::EpollShared);
     }
     if let Some(_g) = lock::lock(&s.lock) {
@@ -50,7 +50,7 @@ pub(super) fn adopt_one(i: u32, s: &Set, r: u32, conn: u32) {
 /// Are there bytes on the ring?
 fn is_unread(conn: u32) -> bool {
     let (c, l) = (table::conn(conn), table::local(conn));
-    lane::of(c, l).is_some_and(|(_, m)| c.rx.ready(&m) == Some(true))
+    attached::of(c, l).is_some_and(|(_, m)| c.rx.ready(&m) == Some(true))
 }
 
 /// A registration in the kernel's set may have bytes on a ring, where the kernel does not see them. (Later bytes come

@@ -5,10 +5,10 @@
 
 use super::*;
 use crate::readiness::room;
-use crate::state::{fdtab, lane, table};
+use crate::state::{attached, fdtab, table};
 use crate::{promotion, sys};
 use core::sync::atomic::fence;
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 
 /// Flags that the kernel allows together with EPOLLEXCLUSIVE.
 const EXCLUSIVE_TOO: u32 = IN | OUT | ERR | HUP | ET | libc::EPOLLWAKEUP as u32;
@@ -187,17 +187,17 @@ pub(super) fn usable_lane(conn: u32) -> Option<&'static Link> {
     // set as long as a direction is still on the lane. So are an error that a call of the shim has taken from the
     // kernel, and MSG_ZEROCOPY notifications that the shim counts: the kernel has neither.)
     let ours = || c.has_error() || table::local(conn).notifies();
-    let still = || lane::engaged(c) || ours();
+    let still = || attached::engaged(c) || ours();
     let usable = flags == flag::LANE || flags & flag::LANE != 0 && still();
-    let (link, _) = lane::of(c, table::local(conn)).filter(|_| usable)?;
-    (!is_inherited(c) || lane::engaged(c)).then_some(link)
+    let (link, _) = attached::of(c, table::local(conn)).filter(|_| usable)?;
+    (!is_inherited(c) || attached::engaged(c)).then_some(link)
 }
 
 /// The application has just armed a registration: it may move to the inner set now.
 fn armed(set: u32, conn: u32, r: u32) {
     let c = table::conn(conn);
     promotion::expected(conn, reg_at(r).fd.load(Relaxed), c);
-    if c.flags.load(Relaxed) & flag::LANE != 0 && is_inherited(c) && lane::engaged(c) {
+    if c.flags.load(Relaxed) & flag::LANE != 0 && is_inherited(c) && attached::engaged(c) {
         // What comes from now on comes on TCP. (If the link's doorbell were in a set of this process, its owner would
         // no longer hear it.) Bytes already on the ring are reported from the inner set.
         promotion::take_down(conn);
@@ -216,7 +216,7 @@ fn armed(set: u32, conn: u32, r: u32) {
     // that direction.)
     drop((lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)));
     // (A registration in a set that nobody has waited on can move now if its connection is on its lane by now.)
-    if lane::engaged(c) && !activate_one(set, conn, r, link) {
+    if attached::engaged(c) && !activate_one(set, conn, r, link) {
         promotion::leave(conn, reg_at(r).fd.load(Relaxed), Reason::EpollShared);
     }
 }

@@ -6,7 +6,7 @@
 use super::*;
 use crate::promotion::{self, full};
 use crate::readiness::room;
-use crate::state::{fdtab, lane, table};
+use crate::state::{attached, fdtab, table};
 use crate::sys;
 use crate::tcp::ends;
 
@@ -19,7 +19,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         true => lock::try_or_inherit(word),
         false => lock::try_lock(word),
     };
-    let (link, m) = lane::of(c, l)?;
+    let (link, m) = attached::of(c, l)?;
     let port = Sock { fd, link };
     let mut ev = 0;
     match c.rx.ready(&m) {
@@ -100,7 +100,7 @@ pub(super) fn writable(c: &Conn, l: &Local, link: &Link, fd: i32, m: &Memory) ->
     if full::full_for_long(c, l, m) {
         // (The registration ends under the set's lock before the descriptor is closed.)
         full::go_down_full(c, l, link, m, || true);
-        return !lane::engaged_tx(c) && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
+        return !attached::engaged_tx(c) && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
     }
     c.tx.want_space(m, &Sock { fd, link })
 }
@@ -251,7 +251,7 @@ fn look_at(
             })
         };
         h.n += 1;
-        if let Some((link, _)) = lane::of(c, l) {
+        if let Some((link, _)) = attached::of(c, l) {
             link.moved();
         }
         if mask & ONESHOT != 0 {
@@ -301,7 +301,7 @@ fn reported(mask: u32, flags: u32, ev: u32) -> u32 {
 fn is_leaving(conn: u32) -> bool {
     let c = table::conn(conn);
     (c.flags.load(Relaxed) & (flag::HELD | flag::DISQUALIFIED) != 0 || is_inherited(c))
-        && !lane::engaged(c)
+        && !attached::engaged(c)
         && !c.has_error()
         && !table::local(conn).notifies()
         && ends::left_ms_of(conn) < 0
@@ -330,7 +330,7 @@ fn published(s: &Set, all: bool, mut f: impl FnMut(usize, usize, &Control, u32, 
         while groups != 0 {
             let g = groups.trailing_zeros() as usize;
             groups &= groups - 1;
-            let (seen, now) = (s.seen[k][g].load(Relaxed), wake::counter(&ctl.seq[g].0));
+            let (seen, now) = (s.seen[k][g].load(Relaxed), notify::counter(&ctl.seq[g].0));
             if now != seen || all {
                 f(k, g, ctl, seen, now);
             }
@@ -460,7 +460,7 @@ pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) -> bool {
     }
     let c = table::conn(conn - 1);
     let l = table::local(conn - 1);
-    let Some((link, m)) = lane::of(c, l) else {
+    let Some((link, m)) = attached::of(c, l) else {
         return false;
     };
     let ending = ends::left_ms(c, l, link, &m);
@@ -544,7 +544,7 @@ pub(super) fn changed(s: &Set) -> bool {
         while groups != 0 {
             let g = groups.trailing_zeros() as usize;
             groups &= groups - 1;
-            if wake::counter(&ctl.seq[g].0) != s.seen[k][g].load(Relaxed) {
+            if notify::counter(&ctl.seq[g].0) != s.seen[k][g].load(Relaxed) {
                 return true;
             }
         }

@@ -44,7 +44,7 @@ pub(super) fn inner(i: u32, s: &Set) {
             }
             TAG_BELL => {
                 if let Some(l) = links::by_index(low as usize) {
-                    if l.drain_bell() == link::doorbell::Drained::Gone {
+                    if l.drain_bell() == lane::notify::doorbell::Drained::Gone {
                         let _ = sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, l.bell(), 0, 0);
                         l.gone();
                     }

@@ -5,7 +5,7 @@ use super::*;
 use crate::promotion::{self, full};
 use crate::readiness::engine::{self, Look, Rounds, Slept, Until};
 use crate::sets::sleepers::{awake, fall_asleep};
-use crate::state::{lane, links, table};
+use crate::state::{attached, links, table};
 use crate::sys::{self, clock, thread};
 use crate::tcp::ends;
 
@@ -418,7 +418,7 @@ pub(super) fn producer_cpu(s: &Set) -> u32 {
     if conn == 0 {
         return u32::MAX;
     }
-    match lane::of(table::conn(conn - 1), table::local(conn - 1)) {
+    match attached::of(table::conn(conn - 1), table::local(conn - 1)) {
         Some((_, m)) => m.peer_rx().cpu.load(Relaxed),
         None => u32::MAX,
     }

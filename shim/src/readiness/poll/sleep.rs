@@ -13,12 +13,12 @@ use crate::readiness::engine::{self, Patience, Slept};
 use crate::readiness::{few, wait};
 use crate::state::links::{self, Link};
 use crate::state::waiters::{self, Place};
-use crate::state::{fdtab, lane, table};
+use crate::state::{attached, fdtab, table};
 use crate::sys::{self, pids, thread};
 use crate::tcp::{self, ends};
 use core::sync::atomic::Ordering::*;
+use lane::half::tx;
 use libc::{pollfd, sigset_t, POLLIN, POLLOUT, POLLRDHUP};
-use link::lane::tx;
 
 /// `revents` of an entry whose connection is locked by another thread.
 pub(super) const STUCK: i16 = -1;
@@ -140,7 +140,7 @@ impl Natives {
 fn ours(i: u32) -> Option<&'static Link> {
     let c = table::conn(i);
     (c.owner_pid.load(Relaxed) == pids::me())
-        .then(|| lane::of(c, table::local(i)).map(|(l, _)| l))?
+        .then(|| attached::of(c, table::local(i)).map(|(l, _)| l))?
 }
 
 /// The connections among the entries.
@@ -172,7 +172,7 @@ impl Ears {
         let mut links = Links::new();
         conns(fds).filter_map(ours).for_each(|l| links.add(l));
         let native_one = |p: &pollfd, i: u32| {
-            for_bytes(p) && ours(i).is_none() && !(foreign && lane::engaged(table::conn(i)))
+            for_bytes(p) && ours(i).is_none() && !(foreign && attached::engaged(table::conn(i)))
         };
         let natives = match alone && links.len() > 0 {
             true => None, // a lane was attached just now
@@ -244,7 +244,7 @@ impl Ears {
         self.natives.leave();
         for (k, l) in self.links.iter() {
             if rung(2 + k) {
-                if l.drain_bell() == link::doorbell::Drained::Gone {
+                if l.drain_bell() == lane::notify::doorbell::Drained::Gone {
                     l.gone();
                 }
                 wait::forward(l, self.place.index(), None);
@@ -327,14 +327,14 @@ pub(super) fn sleep(
 ) -> Slept {
     // (A number that means something else by now is left to the kernel.)
     for p in fds {
-        if let Some(i) = fdtab::conn(p.fd).filter(|i| lane::engaged(table::conn(*i))) {
+        if let Some(i) = fdtab::conn(p.fd).filter(|i| attached::engaged(table::conn(*i))) {
             tcp::still(p.fd, i, table::conn(i), table::local(i), tcp::Way::Receive);
         }
     }
     // A forked child shares its parent's doorbells and must not drain them, so it sleeps in naps.
     let foreign = conns(fds).any(|i| {
         let c = table::conn(i);
-        lane::engaged(c) && c.owner_pid.load(Relaxed) != pids::me()
+        attached::engaged(c) && c.owner_pid.load(Relaxed) != pids::me()
     });
     let end = conns(fds).fold(-1, |ms, i| ends::sooner(ms, ends::left_ms_of(i)));
     if end == 0 {

@@ -3,7 +3,7 @@
 use super::{conn, free, table};
 use crate::sys::pids::{self, is_foreign, is_gone, me};
 use core::sync::atomic::{AtomicU32, Ordering::*};
-use link::family::{state, Conn, DOMAINS, HOLDERS};
+use lane::family::{state, Conn, DOMAINS, HOLDERS};
 
 /// How many live processes hold the connection? Dead ones are removed on the way.
 pub fn holders(c: &Conn) -> usize {

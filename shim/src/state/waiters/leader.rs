@@ -4,13 +4,13 @@ use super::{poke, slot};
 use crate::state::links::{self, Link};
 use crate::sys::{self, thread};
 use core::sync::atomic::Ordering::*;
-use link::lane::wake;
+use lane::notify;
 
 /// Joins the sleepers of a link; [`leave`] must undo it. True: this thread is the leader.
 pub fn join(link: &Link, w: usize) -> bool {
     link.waiters[w / 64].fetch_or(1 << (w % 64), SeqCst); // SYNC leader: see `resign`
     if let Some(ctl) = link.own.control() {
-        wake::doze(&ctl.sleepers.0);
+        notify::doze(&ctl.sleepers.0);
     }
     lead(link, w)
 }
@@ -38,7 +38,7 @@ fn lead(link: &Link, w: usize) -> bool {
 pub fn leave(link: &Link, w: usize, leader: bool) {
     link.waiters[w / 64].fetch_and(!(1 << (w % 64)), SeqCst);
     if let Some(ctl) = link.own.control() {
-        wake::rouse(&ctl.sleepers.0);
+        notify::rouse(&ctl.sleepers.0);
     }
     if leader {
         resign(link, w);

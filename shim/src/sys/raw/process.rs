@@ -43,7 +43,7 @@ fn stat(path: &[u8]) -> R<libc::stat> {
 
 /// Is a memory limit so low that the program would miss what our tables and links take?
 pub fn is_cramped() -> bool {
-    link::os::ROOM.into_iter().any(is_below)
+    lane::os::ROOM.into_iter().any(is_below)
 }
 
 /// Is one of these limits too low?

@@ -1,9 +1,9 @@
-//! A peek at TCP into the application's buffers, for [`link::lane::Port`]. All bytes are peeked in one call,
+//! A peek at TCP into the application's buffers, for [`lane::half::Port`]. All bytes are peeked in one call,
 //! because the kernel peeks only from the first unread byte on.
 
 use crate::sys;
+use lane::half::Iov;
 use libc::iovec;
-use link::lane::Iov;
 
 /// Entries on the stack, for which no memory is mapped.
 const VECS: usize = 16;
@@ -16,7 +16,7 @@ const NONE: iovec = iovec {
 /// Most entries that the kernel takes in one call.
 const MOST: usize = 1024;
 
-/// See [`link::lane::Port::tcp_peek`].
+/// See [`lane::half::Port::tcp_peek`].
 pub fn peek(fd: i32, iov: Iov<'_>, what: (usize, &mut [u8], usize)) -> Result<usize, i32> {
     let mut few = [NONE; VECS];
     // One entry for the gap, and one for a buffer that the gap splits.

@@ -3,11 +3,11 @@
 use super::fake::{Fake, Link, Map, Offer};
 use super::{Conn, Random};
 use anyhow::Result;
-use link::layout::{
+use lane::abi::{
     rx, tx, Control, Epoch, Loc, RxFlags, RxWord, TxPhase, TxWord, CHUNK_BYTES, CONTROL_BYTES,
     LANES,
 };
-use link::msg::ToDaemon;
+use lane::proto::msg::ToDaemon;
 use nix::sys::socket::{send, shutdown, MsgFlags, Shutdown};
 use std::net::{TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

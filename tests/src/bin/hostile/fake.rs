@@ -2,9 +2,9 @@
 
 use super::Random;
 use anyhow::{Context, Result};
-use link::family::{state, Header, Table, TABLE_BYTES};
-use link::layout::{Control, Epoch, CONTROL_BYTES};
-use link::msg::{ToDaemon, ToShim, MAX};
+use lane::abi::{Control, Epoch, CONTROL_BYTES};
+use lane::family::{state, Header, Table, TABLE_BYTES};
+use lane::proto::msg::{ToDaemon, ToShim, MAX};
 use nix::cmsg_space;
 use nix::sys::memfd::{memfd_create, MFdFlags};
 use nix::sys::mman::{mmap, MapFlags, ProtFlags};
@@ -141,8 +141,8 @@ impl Fake {
             breaches: 0,
         };
         let hello = ToDaemon::Hello {
-            version: link::VERSION,
-            min_version: link::MIN_VERSION,
+            version: lane::VERSION,
+            min_version: lane::MIN_VERSION,
             pid: if r.below(2) == 0 {
                 std::process::id()
             } else {

@@ -13,9 +13,9 @@
 //!
 //! Prints `result {…}`; a wait that nothing ends within 20 s ends the program with status 3.
 
-mod lane;
+mod by_hand;
 
-use lane::{entry, ping, promoted, shared};
+use by_hand::{entry, ping, promoted, shared};
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -382,7 +382,7 @@ fn idle(how: &str) {
 
 /// A shim's process that says all the time that there is news, and rings, but has none.
 fn storm(ms: u64, port: &str) {
-    use link::layout::{Control, CHUNK_BYTES, CONTROL_BYTES, GROUPS};
+    use lane::abi::{Control, CHUNK_BYTES, CONTROL_BYTES, GROUPS};
     let c = dial(port);
     promoted(&c);
     let areas: Vec<_> = shared()
@@ -416,7 +416,7 @@ fn storm(ms: u64, port: &str) {
         }
         for b in &bells {
             // SAFETY: open, as long as the link is there.
-            link::doorbell::ring(unsafe { std::os::fd::BorrowedFd::borrow_raw(*b) });
+            lane::notify::doorbell::ring(unsafe { std::os::fd::BorrowedFd::borrow_raw(*b) });
         }
         bumps += 1;
     }

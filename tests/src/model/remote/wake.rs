@@ -1,7 +1,7 @@
 //! The chain of sleepers: A waits for space, B for bytes, and each daemon for its application's
 //! words and for its completion queue.
 //!
-//! Between a shim and its daemon it is the protocol of `link::lane::wake` in one memory; the daemons
+//! Between a shim and its daemon it is the protocol of `lane::notify` in one memory; the daemons
 //! wake each other by messages. What is new is that the two ends of the ring are apart: the reader's
 //! cursor is not the sender's, and neither daemon may poll for ever. There are no timers here.
 

@@ -7,7 +7,7 @@ use crate::nodes::peers::directory::{Directory, Name, Owner};
 use crate::nodes::peers::msg::{Claim, Msg};
 use crate::pairing::proof::{Record, Role};
 use crate::pairing::socket::{consistent, Counts, End};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use std::net::SocketAddr;
 
 /// The claim of node `own` about an end.

@@ -6,7 +6,7 @@ use super::{Alive, EndKey, Making, Out, Paired, Pairing, Part, Shown, SEEKS};
 use crate::nodes::peers::digest::Key;
 use crate::nodes::peers::directory::{Name, Owner};
 use crate::nodes::peers::msg::{Claim, Msg};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 
 impl Pairing {
     /// A channel to `node` is up; the node keeps `room` Seeks for us.

@@ -6,7 +6,7 @@ use super::{EndKey, Making, Out, Part, Tuple};
 use crate::nodes::peers::digest::Key;
 use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::msg::{Claim, Digest, Msg};
-use link::reason::Reason;
+use lane::proto::reason::Reason;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// A Seek of a peer.

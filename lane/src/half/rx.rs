@@ -1,0 +1,572 @@
+//! The receiving half of a lane.
+//!
+//! Every method must be called with the direction's lock held; none blocks. Each word of the peer is read once,
+//! checked, and then used: an impossible value resets the connection.
+
+mod ask;
+mod died;
+mod look;
+mod peek;
+mod revoke;
+mod take;
+
+use super::mem::{Iov, Memory};
+use super::{natives, Pending, Port};
+use crate::abi::{marks, rx, tx, AtomicEpoch, Epoch, RxWord, TxPhase, RING_LOG2_MAX};
+use crate::prim::{self, fence, fence_after_rmw};
+use crate::proto::frame::LEN;
+use crate::proto::reason::Reason;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+/// States of a receiving half.
+pub mod mode {
+    /// Receives are native; `kpos` counts their bytes.
+    pub const TCP: u32 = 0;
+    /// This end has declared itself ready, and the sender may switch at any moment. TCP reads are limited.
+    pub const READY: u32 = 1;
+    /// The sender has switched; TCP still has bytes of the stream up to `limit`.
+    pub const PREFIX: u32 = 2;
+    /// On the ring.
+    pub const RING: u32 = 3;
+    /// A `Down` frame was seen: read the ring up to its final head, then skip, then TCP.
+    pub const LAST: u32 = 4;
+    /// TCP repeats bytes that were already taken from the ring: `skip` of them.
+    pub const SKIP: u32 = 5;
+    /// This end has revoked: the cursor is frozen until the sender has answered. `skip` holds the former mode.
+    pub const REVOKING: u32 = 6;
+    /// Across nodes: a `Fin` frame was seen: read the ring up to `skip`, then report the end of file.
+    pub const FIN: u32 = 7;
+    /// Across nodes, after SKIP: the bytes that a `Down` frame announced. TCP is read up to `limit` and may not end
+    /// before that.
+    pub const REST: u32 = 8;
+}
+
+/// More bytes than any socket's queue has.
+const MANY: usize = 1 << 30;
+
+/// Maximum number of bytes copied before the cursor is published.
+const PIECE: u64 = 16 << 10;
+
+/// Private state, in the family table. Zero is a fresh socket.
+#[repr(C, align(64))]
+#[derive(Default)]
+pub struct RxState {
+    /// 0 or the thread id of the holder.
+    pub lock: AtomicU32,
+    /// One of the constants in [`mode`], stored under the lock. Native calls read it without the lock.
+    pub mode: prim::AtomicU32,
+    /// Epoch of the last readiness. (No epoch is used twice, even if the readiness was withdrawn.)
+    pub epoch: AtomicEpoch,
+    /// Number of native receives, and of threads that may sleep in the kernel on this socket without watching the
+    /// lane.
+    pub natives: prim::AtomicU32,
+    /// Bytes that hooked calls took from TCP, frames and skipped bytes included.
+    pub kpos: prim::AtomicU64,
+    /// Ring cursor: bytes ever consumed.
+    cursor: AtomicU64,
+    /// Location of the ring in use, and the `loc_seq` of the sender that belongs to it.
+    loc: AtomicU64,
+    loc_seq: AtomicU32,
+    /// An errno that a call of the shim received from the socket, and that the application was not told yet. It is
+    /// told after all bytes that came before it.
+    pub error: Pending,
+    /// Kernel position at which the TCP bytes end: of the prefix (PREFIX), or of what a frame announced (REST).
+    limit: AtomicU64,
+    /// The cursor in a `Down` frame (LAST) or a `Fin` frame (FIN), the number of bytes to skip (SKIP), or a mode
+    /// (REVOKING).
+    skip: AtomicU64,
+    /// The last cursor announced to a daemon, which tells it to the far sender.
+    told: AtomicU64,
+    /// Number of bytes that follow a `Down` frame, counted from the cursor that it names.
+    rest: AtomicU64,
+    tag: AtomicU64,
+    /// Time (ticks) of the last look at TCP: while the ring is empty, the kernel is asked only now and then.
+    pub looked: AtomicU64,
+    /// Bytes received over rings, for statistics.
+    pub ring_bytes: AtomicU64,
+    /// Not 0: the application has shut this direction down.
+    pub shut: AtomicU32,
+    /// A partly received frame, and its length. It is taken out of the kernel's queue: otherwise the kernel would
+    /// report the socket as readable until the rest comes, and hide a FIN if it never comes.
+    got_len: AtomicU32,
+    got: [AtomicU64; LEN / 8],
+}
+
+/// Result of a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// That many bytes; with [`How::peek`] they are still there.
+    Bytes(usize),
+    /// Nothing now.
+    Empty,
+    /// End of stream.
+    Eof,
+    /// TCP's own error, after everything that came before it.
+    Error(i32),
+    /// This direction is on TCP: receive natively.
+    Tcp,
+    /// The stream is spoilt; reset the connection.
+    Reset(Reason),
+}
+
+/// How to receive.
+#[derive(Clone, Copy, Default)]
+pub struct How {
+    /// Leave the bytes where they are (MSG_PEEK).
+    pub peek: bool,
+    /// Throw the bytes away (MSG_TRUNC on a stream); `Iov` pointers are not written.
+    pub discard: bool,
+    /// If the ring is empty, ask TCP for frames, an end of file and errors.
+    pub look: bool,
+    /// The call continues and a part of it is done: it must not take bytes behind an urgent mark.
+    pub part: bool,
+}
+
+/// Result of [`RxState::revoke`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Revoked {
+    /// All bytes still to come will come on TCP.
+    Clear,
+    /// The sender has to put something on TCP first: ring its doorbell and call again.
+    Pending,
+    /// Not possible without losing bytes.
+    Impossible,
+}
+
+impl RxState {
+    /// Does this direction receive from the ring?
+    pub fn is_up(&self) -> bool {
+        matches!(self.mode.load(Relaxed), mode::RING | mode::LAST | mode::FIN)
+    }
+
+    /// Does every receive have to go through [`RxState::recv`]?
+    #[inline(always)]
+    pub fn engaged(&self) -> bool {
+        self.mode.load(Relaxed) != mode::TCP
+    }
+
+    /// Starts a new use of a lane slot: epochs above `base` belong to it.
+    pub fn attach(&self, m: &Memory, base: Epoch, tag: u64) {
+        self.cursor.store(m.own_cursor().load(Relaxed), Relaxed);
+        self.epoch.store(base, Relaxed);
+        self.mode.store(mode::TCP, Relaxed);
+        self.tag.store(tag, Relaxed);
+        self.got_len.store(0, Relaxed);
+        m.own_rx().marks.store(marks::KEPT, Relaxed);
+        m.own_rx().room.store(0, Relaxed);
+        m.own_rx().word.store(RxWord::default(), Release);
+    }
+
+    /// Sets the receive buffer's size if the application has asked for one; 0: it has not.
+    pub fn set_room(&self, m: &Memory, bytes: u32) {
+        m.own_rx().room.store(bytes, Relaxed);
+    }
+
+    /// Declares this end ready for the next epoch. The caller has made sure that no thread can be asleep in the
+    /// kernel on this socket unnoticed (`natives` is 0, epoll registrations have moved).
+    pub fn declare_ready(&self, m: &Memory, port: &impl Port) -> bool {
+        if self.mode.load(Relaxed) != mode::TCP {
+            return false;
+        }
+        // A sender that was on the ring when we revoked must have read the revocation before the word says something
+        // else. (One that was not on the ring need not: see SYNC
+        // retreat in `TxState::try_up`.)
+        let word = m.own_rx().word.load(Relaxed);
+        if word.has(rx::REVOKED) && matches!(self.phase(m), tx::UP | tx::DOWNING) {
+            return false;
+        }
+        // SYNC natives: we change the mode, then look whether native calls are running; `enter_native` counts itself
+        // in, then looks at the mode.
+        self.mode.swap(mode::READY, SeqCst);
+        fence_after_rmw();
+        if self.natives.load(SeqCst) != 0 {
+            self.mode.store(mode::TCP, SeqCst);
+            return false;
+        }
+        let epoch = self.epoch.load(Relaxed).next();
+        self.epoch.store(epoch, Relaxed);
+        // Release: pairs with the Acquire in `TxState::can_up`.
+        m.own_rx()
+            .word
+            .store(RxWord::new(epoch, rx::READY), Release);
+        if m.far() {
+            m.publish(port); // a daemon has to forward it
+        }
+        true
+    }
+
+    /// Counts a native receive, or a native wait for one, without the lock. `false`: this direction is not on TCP.
+    /// Every `true` is followed by [`RxState::leave_native`].
+    #[inline(always)]
+    pub fn enter_native(&self) -> bool {
+        // SYNC natives: see `declare_ready`.
+        self.natives.fetch_add(1, SeqCst);
+        fence_after_rmw();
+        if self.mode.load(SeqCst) == mode::TCP {
+            return true;
+        }
+        self.natives.fetch_sub(1, SeqCst);
+        false
+    }
+
+    /// Ends a native receive that took `received` bytes from TCP.
+    #[inline(always)]
+    pub fn leave_native(&self, received: u64) {
+        self.kpos.fetch_add(received, Relaxed);
+        self.natives.fetch_sub(1, SeqCst); // releases `kpos`
+    }
+
+    /// Ends a native receive whose moved bytes nobody knows: see [`natives`].
+    pub fn leave_uncounted(&self) {
+        natives::leave_uncounted(&self.natives);
+    }
+
+    /// The connection has moved bytes before it came to this process: they are counted by [`Self::recount`].
+    pub fn begin_uncounted(&self) {
+        natives::begin_uncounted(&self.natives);
+    }
+
+    /// Is there such a call that [`Self::recount`] has not corrected yet? Then this direction stays on TCP.
+    #[inline(always)]
+    pub fn uncounted(&self) -> bool {
+        natives::uncounted(&self.natives)
+    }
+
+    /// Reads the count again from the kernel if no native receive is running. Needs no lock.
+    pub fn recount(&self, position: impl FnOnce() -> Option<u64>) {
+        natives::recount(&self.natives, &self.kpos, position);
+    }
+
+    /// How many native receives are running now?
+    pub fn inside(&self) -> u32 {
+        natives::inside(&self.natives)
+    }
+
+    /// The entry gets another connection; no native call is running.
+    pub fn forget_uncounted(&self) {
+        natives::forget(&self.natives);
+    }
+
+    /// The peer's head, checked against our cursor.
+    #[inline(always)]
+    fn head(&self, m: &Memory) -> Result<u64, Reason> {
+        if self.mode.load(Relaxed) == mode::FIN {
+            // The sender saw these bytes land before it sent the frame, whatever our daemon has shown us so far.
+            return Ok(self.skip.load(Relaxed));
+        }
+        // Acquire: pairs with the Release in `TxState::send`; the bytes before the head are in the ring.
+        let h = m.peer_head().load(Acquire);
+        let c = self.cursor.load(Relaxed);
+        if h < c || h - c > 2 << RING_LOG2_MAX {
+            return Err(Reason::Hostile);
+        }
+        Ok(h)
+    }
+
+    /// How far the sender says it is in our epoch.
+    fn phase(&self, m: &Memory) -> TxPhase {
+        // Acquire: pairs with the Release in `TxState::say`.
+        let state = m.peer_tx().state.load(Acquire);
+        if state.epoch() == self.epoch.load(Relaxed) {
+            state.phase()
+        } else {
+            tx::NONE
+        }
+    }
+
+    /// Processes a switch that the sender has made. Returns false if it has made none.
+    fn see_up(&self, m: &Memory) -> Result<bool, Reason> {
+        if self.phase(m) == tx::NONE {
+            return Ok(false);
+        }
+        let limit = m.peer_tx().up_kpos.load(Relaxed);
+        let kpos = self.kpos.load(Relaxed);
+        // We cannot have received more bytes on TCP than the sender had sent when it switched; and it cannot have
+        // sent more ahead of us than kernel buffers hold.
+        if limit < kpos || limit - kpos > 1 << 32 {
+            return Err(Reason::Sync);
+        }
+        let start = m.peer_tx().up_start.load(Relaxed);
+        self.limit.store(limit, Relaxed);
+        self.loc.store(0, Relaxed); // `source` reads it again
+        self.cursor.store(start, Relaxed);
+        self.told.store(start, Relaxed);
+        m.own_cursor().store(start, Release);
+        // Across nodes the far sender is told when the prefix is read, even if there is none.
+        let past = limit == kpos && !m.far();
+        self.mode
+            .store(if past { mode::RING } else { mode::PREFIX }, Relaxed);
+        Ok(true)
+    }
+
+    /// Receives: goes through the modes until there is a result.
+    #[inline]
+    pub fn recv(&self, m: &Memory, port: &impl Port, iov: &mut Iov<'_>, how: How) -> Received {
+        match self.advance(m, port, iov, how) {
+            Ok(r) => r,
+            Err(reason) => Received::Reset(reason),
+        }
+    }
+
+    /// The error that was kept, if it has to be reported now. (A send, or SO_ERROR, takes it without the lock of this
+    /// direction.)
+    fn kept_error(&self) -> Option<Received> {
+        match self.error.take() {
+            0 => None,
+            e => Some(Received::Error(e)),
+        }
+    }
+
+    #[expect(clippy::too_many_lines)]
+    fn advance(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        iov: &mut Iov<'_>,
+        how: How,
+    ) -> Result<Received, Reason> {
+        let mut looked = false;
+        loop {
+            match self.mode.load(Relaxed) {
+                mode::RING | mode::LAST | mode::FIN => {
+                    let head = self.head(m)?;
+                    let cursor = self.cursor.load(Relaxed);
+                    if head != cursor && how.peek {
+                        return self.peek_ring(m, port, iov, how);
+                    }
+                    if head != cursor {
+                        let r = self.take(m, port, iov, how, head);
+                        if self.cursor.load(Relaxed) == head && self.is_left(m) {
+                            self.take_repeat(m, port);
+                        }
+                        return r;
+                    }
+                    if self.mode.load(Relaxed) == mode::FIN {
+                        return Ok(Received::Eof);
+                    }
+                    if self.mode.load(Relaxed) == mode::LAST {
+                        self.begin_skip(cursor)?;
+                        continue;
+                    }
+                    // (A frame in TCP's queue, and the bytes behind it, came before the error.)
+                    let late = self.error.is_set();
+                    if late && !port.tcp_unread().is_ok_and(|n| n > 0) {
+                        if let Some(r) = self.kept_error() {
+                            return Ok(r);
+                        }
+                    }
+                    // (The ring is still empty: with bytes unread, the sender would not have stored RESUMED.)
+                    if !m.far() && self.phase(m) == tx::RESUMED {
+                        self.mode.store(mode::TCP, Relaxed);
+                        continue;
+                    }
+                    if !(how.look || late) || looked {
+                        return Ok(Received::Empty);
+                    }
+                    looked = true;
+                    if let Some(r) = self.look(m, port)? {
+                        return Ok(r);
+                    }
+                }
+                // (Bytes in TCP's queue came before the error, and so did those on a ring whose switch was not seen
+                // yet.)
+                now if now != mode::TCP
+                    && self.error.is_set()
+                    && !port.tcp_unread().is_ok_and(|n| n > 0) =>
+                {
+                    if now == mode::READY && self.see_up(m)? {
+                        continue;
+                    }
+                    if now == mode::PREFIX && self.prefix_left() == 0 {
+                        self.past(m, port);
+                        continue;
+                    }
+                    match self.kept_error() {
+                        Some(r) => return Ok(r),
+                        None => continue,
+                    }
+                }
+                mode::SKIP => {
+                    let n = self.skip.load(Relaxed);
+                    if n == 0 {
+                        self.skipped(m);
+                        continue;
+                    }
+                    match port.tcp_recv(core::ptr::null_mut(), n as usize, false) {
+                        // This end shut the direction down itself: the kernel still accepts and delivers what comes.
+                        Ok(0) if self.shut.load(Relaxed) != 0 => return Ok(Received::Eof),
+                        // The sender shut TCP down or died before it had repeated the bytes that we have: nothing is
+                        // missing, and nothing more will come.
+                        Ok(0) => {
+                            let cut = m.far() && self.rest.load(Relaxed) > 0;
+                            self.mode.store(mode::TCP, Relaxed);
+                            return Ok(match cut {
+                                true => Received::Error(libc::ECONNRESET),
+                                false => self.tcp_ended(m, port),
+                            });
+                        }
+                        Ok(k) => {
+                            self.kpos.fetch_add(k as u64, Relaxed);
+                            self.skip.store(n - (k as u64).min(n), Relaxed);
+                        }
+                        Err(libc::EAGAIN) => return Ok(Received::Empty),
+                        Err(e) => {
+                            self.mode.store(mode::TCP, Relaxed);
+                            return Ok(Received::Error(e));
+                        }
+                    }
+                }
+                mode::READY => {
+                    if self.see_up(m)? {
+                        continue;
+                    }
+                    let n = match port.tcp_unread() {
+                        Ok(n) => n,
+                        Err(e) => return Ok(Received::Error(e)),
+                    };
+                    // SYNC limit: bytes that were in the queue before a switch that we do not see yet were sent
+                    // before that switch; we must not take more than those.
+                    fence(SeqCst);
+                    if self.see_up(m)? {
+                        continue;
+                    }
+                    if n == 0 {
+                        if how.part && port.tcp_at_mark() {
+                            return Ok(Received::Empty);
+                        }
+                        let end = self.peek_end(port);
+                        // A receive skips an urgent byte, which is received separately: left in the queue, it would
+                        // turn a close into a reset. (An end that sends urgent data has left its lane for good.)
+                        if matches!(end, Received::Empty | Received::Eof)
+                            && !how.peek
+                            && iov.left() > 0
+                            && port.tcp_at_mark()
+                        {
+                            return Ok(self.take_tcp(port, iov, how, 1));
+                        }
+                        // An end or error that we see only now may have come after a switch, and behind bytes on the
+                        // ring.
+                        let urgent = end == Received::Bytes(1);
+                        if end != Received::Empty && self.see_up(m)? {
+                            if let Received::Error(e) = end {
+                                self.error.put(e);
+                            }
+                            continue;
+                        }
+                        if urgent {
+                            match port.tcp_unread() {
+                                // SIOCINQ stops at an urgent mark; the count returned by a peek does not. These bytes
+                                // were sent before a switch that we still do not see.
+                                Ok(0) => {
+                                    let n = port.tcp_recv(core::ptr::null_mut(), MANY, true);
+                                    fence(SeqCst); // SYNC limit
+                                    if self.see_up(m)? {
+                                        continue;
+                                    }
+                                    return Ok(self.take_tcp(port, iov, how, n.unwrap_or(1)));
+                                }
+                                // Bytes have come just now: go through the loop again to take all of them.
+                                Ok(_) => continue,
+                                Err(e) => return Ok(Received::Error(e)),
+                            }
+                        }
+                        return Ok(match end {
+                            Received::Eof => self.tcp_ended(m, port),
+                            end => end,
+                        });
+                    }
+                    return Ok(self.take_tcp(port, iov, how, n));
+                }
+                // The sender has gone up and down meanwhile, and the whole stream is on TCP.
+                mode::PREFIX if self.resumed(m) => self.mode.store(mode::TCP, Relaxed),
+                mode::PREFIX => {
+                    let left = self.limit.load(Relaxed) - self.kpos.load(Relaxed);
+                    if left == 0 {
+                        self.past(m, port);
+                        continue;
+                    }
+                    if how.peek {
+                        return Ok(self.peek_prefix(m, port, iov, how, left as usize));
+                    }
+                    let r = self.take_tcp(port, iov, how, left as usize);
+                    // A caller that asks `ready` or `stirs` next must see the ring.
+                    if self.kpos.load(Relaxed) == self.limit.load(Relaxed) {
+                        self.past(m, port);
+                    }
+                    return Ok(match r {
+                        Received::Bytes(n) if n as u64 == left => {
+                            Received::Bytes(n + self.take_more(m, port, iov, how))
+                        }
+                        r => r,
+                    });
+                }
+                mode::REST => {
+                    let left = self.limit.load(Relaxed) - self.kpos.load(Relaxed);
+                    if left == 0 {
+                        self.mode.store(mode::TCP, Relaxed);
+                        continue;
+                    }
+                    // (Plain bytes follow them on TCP, so a peek may read further.)
+                    let most = if how.peek { usize::MAX } else { left as usize };
+                    let r = self.take_tcp(port, iov, how, most);
+                    if self.kpos.load(Relaxed) == self.limit.load(Relaxed) {
+                        self.mode.store(mode::TCP, Relaxed);
+                    }
+                    return Ok(match r {
+                        // The sender died before it had put everything on TCP that it had announced.
+                        Received::Eof if self.shut.load(Relaxed) == 0 => {
+                            Received::Error(libc::ECONNRESET)
+                        }
+                        r => r,
+                    });
+                }
+                mode::REVOKING => {
+                    // Nothing beyond the frozen cursor may be consumed.
+                    if self.revoke(m, port)? == Revoked::Pending
+                        && self.mode.load(Relaxed) == mode::REVOKING
+                    {
+                        return Ok(Received::Empty);
+                    }
+                }
+                _ => return Ok(Received::Tcp),
+            }
+        }
+    }
+
+    /// Number of bytes of the prefix, or of what a frame announced, that are still to be read from TCP.
+    fn prefix_left(&self) -> u64 {
+        self.limit.load(Relaxed) - self.kpos.load(Relaxed)
+    }
+
+    /// The prefix is read: go on with the ring. From now on the far sender may send a `Fin` frame.
+    pub(super) fn past(&self, m: &Memory, port: &impl Port) {
+        self.mode.store(mode::RING, Relaxed);
+        if m.far() {
+            self.flag(m, rx::PAST);
+            m.publish(port);
+        }
+    }
+
+    /// The ring is read up to `cursor`: TCP repeats the bytes from the cursor in the frame up to there.
+    fn begin_skip(&self, cursor: u64) -> Result<(), Reason> {
+        let again = cursor - self.skip.load(Relaxed);
+        let rest = self.rest.load(Relaxed);
+        self.rest
+            .store(rest.checked_sub(again).ok_or(Reason::Hostile)?, Relaxed);
+        self.skip.store(again, Relaxed);
+        self.mode.store(mode::SKIP, Relaxed);
+        Ok(())
+    }
+
+    /// All bytes that were already read from the ring are skipped on TCP.
+    fn skipped(&self, m: &Memory) {
+        let rest = self.rest.swap(0, Relaxed);
+        if m.far() && rest > 0 {
+            let limit = self.kpos.load(Relaxed) + rest;
+            self.limit.store(limit, Relaxed);
+            self.mode.store(mode::REST, Relaxed);
+        } else {
+            self.mode.store(mode::TCP, Relaxed);
+        }
+    }
+}

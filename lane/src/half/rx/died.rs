@@ -1,0 +1,45 @@
+//! A process died while it held the lock of a receiving direction, perhaps in a system call that took bytes from TCP
+//! and that it could not count any more: see `TxState::holder_died`.
+
+use super::{mode, RxState};
+use crate::half::Port;
+use crate::proto::frame::LEN;
+use crate::proto::reason::Reason;
+use core::sync::atomic::Ordering::*;
+
+impl RxState {
+    /// Called once, by the thread that takes over the lock. After an error the connection has to be reset.
+    pub fn holder_died(&self, far: bool, port: &impl Port) -> Result<(), Reason> {
+        let mode = self.mode.load(Relaxed);
+        if mode == mode::TCP {
+            return Ok(()); // native calls count themselves
+        }
+        let kpos = self.kpos.load(Relaxed);
+        let taken = port.tcp_taken().map_or(0, |n| n.wrapping_sub(kpos));
+        if taken == 0 || taken > 1 << 32 {
+            return Ok(());
+        }
+        self.kpos.store(kpos + taken, Relaxed);
+        match mode {
+            mode::SKIP => {
+                let left = self.skip.load(Relaxed);
+                self.skip.store(left.saturating_sub(taken), Relaxed);
+                Ok(())
+            }
+            // A part of a frame is recorded before it is consumed.
+            mode::RING => {
+                let have = u64::from(self.got_len.load(Relaxed)) + taken;
+                if have > LEN as u64 {
+                    return Err(Reason::Foreign);
+                }
+                self.got_len.store(have as u32 % LEN as u32, Relaxed);
+                match have == LEN as u64 {
+                    true => self.framed(far, &self.got_bytes()),
+                    false => Ok(()),
+                }
+            }
+            // As on TCP: what its call has taken is gone with it.
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! How a receiver gives its direction back to TCP by its own decision, before the socket leaves the process. The
+//! socket must not leave while bytes are only on the ring, and no byte beyond the cursor that was announced may be
+//! taken.
+
+use super::{mode, How, Received, Revoked, RxState};
+use crate::abi::{rx, tx, RxWord};
+use crate::half::mem::{Iov, Memory};
+use crate::half::tx::UNSEEN;
+use crate::half::Port;
+use crate::prim::fence;
+use crate::proto::frame::LEN;
+use crate::proto::reason::Reason;
+use core::sync::atomic::Ordering::*;
+
+impl RxState {
+    /// Gives the direction back to TCP before the socket leaves this process. Freezes the cursor. Call again while
+    /// `Pending` (the caller has a deadline); the connection may leave only after `Clear`. After `Impossible` the
+    /// direction continues as before.
+    pub fn revoke(&self, m: &Memory, port: &impl Port) -> Result<Revoked, Reason> {
+        loop {
+            match self.mode.load(Relaxed) {
+                mode::TCP => return Ok(Revoked::Clear),
+                mode::LAST => {
+                    // We have taken the frame. The bytes that we have not taken from the ring come again on TCP, but
+                    // only `DOWN` promises that all of them do.
+                    let cursor = self.cursor.load(Relaxed);
+                    if self.head(m)? != cursor {
+                        match self.phase(m) {
+                            tx::DOWN | tx::ENDED => {}
+                            tx::BROKEN => return Ok(Revoked::Impossible),
+                            _ => return Ok(Revoked::Pending),
+                        }
+                    }
+                    self.begin_skip(cursor)?;
+                }
+                mode::PREFIX if m.far() && self.prefix_left() == 0 => self.past(m, port),
+                // All announced bytes must be on TCP: the next owner of the socket could not tell that some are
+                // missing.
+                mode::REST => {
+                    let left = self.prefix_left();
+                    let there = || port.tcp_unread().is_ok_and(|n| n as u64 >= left);
+                    if self.phase(m) != tx::DOWN && !there() {
+                        return Ok(Revoked::Pending);
+                    }
+                    self.mode.store(mode::TCP, Relaxed);
+                }
+                mode::SKIP => {
+                    return Ok(
+                        match self.advance(m, port, &mut Iov::new(&[]), How::default())? {
+                            _ if self.mode.load(Relaxed) == mode::REST => continue,
+                            Received::Error(e) if m.far() => {
+                                // A later receive reports it, and the stream must not look ended then.
+                                self.error.put(e);
+                                self.mode.store(mode::SKIP, Relaxed);
+                                Revoked::Impossible
+                            }
+                            Received::Empty => Revoked::Pending,
+                            Received::Error(e) => {
+                                // (If the error is one that was kept, the mode is unchanged.)
+                                self.error.put(e);
+                                self.mode.store(mode::TCP, Relaxed);
+                                Revoked::Clear
+                            }
+                            _ => Revoked::Clear,
+                        },
+                    );
+                }
+                // The `Fin` frame is here, and nothing follows it on TCP: all that remains is on the ring.
+                mode::FIN if self.head(m)? == self.cursor.load(Relaxed) => {
+                    self.mode.store(mode::TCP, Relaxed);
+                }
+                mode::FIN => return Ok(Revoked::Impossible),
+                mode::RING if m.far() && self.has_consumed(m) => {
+                    if let Some(r) = self.recall(m, port)? {
+                        return Ok(r);
+                    }
+                }
+                mode::REVOKING => {
+                    if let Some(r) = self.revoking(m, port)? {
+                        return Ok(r);
+                    }
+                }
+                now => {
+                    if now == mode::READY && self.see_up(m)? {
+                        continue;
+                    }
+                    let at = if now == mode::READY {
+                        UNSEEN
+                    } else {
+                        self.cursor.load(Relaxed)
+                    };
+                    m.own_rx().revoked.store(at, Relaxed);
+                    let word = RxWord::new(self.epoch.load(Relaxed), rx::READY | rx::REVOKED);
+                    m.own_rx().word.store(word, SeqCst); // releases `revoked`
+                    self.skip.store(u64::from(now), Relaxed);
+                    self.mode.store(mode::REVOKING, Relaxed);
+                    m.publish(port);
+                }
+            }
+        }
+    }
+
+    /// On one node, if the sender is gone and will not answer: withdraws the revocation, because what is unread is
+    /// only on the ring.
+    pub fn go_on(&self, m: &Memory) {
+        if self.mode.load(Relaxed) == mode::REVOKING {
+            let word = RxWord::new(self.epoch.load(Relaxed), rx::READY);
+            self.mode.store(self.skip.load(Relaxed) as u32, Relaxed);
+            m.own_rx().word.store(word, SeqCst);
+        }
+    }
+
+    /// The connection is reset: TCP reports everything that remains to be reported.
+    pub fn abandon(&self) {
+        self.mode.store(mode::TCP, SeqCst);
+    }
+
+    /// Across nodes: the daemon is gone, so no switch up can come any more. But a switch that it has already shown
+    /// stands: its sender comes down by a frame, and the bytes before that on TCP have to be read. (A revocation
+    /// would wait for words that nobody stores.)
+    pub fn forsake(&self, m: &Memory) -> Result<(), Reason> {
+        if self.mode.load(Relaxed) == mode::READY && !self.see_up(m)? {
+            self.mode.store(mode::TCP, SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Were any bytes of this epoch taken from the ring?
+    fn has_consumed(&self, m: &Memory) -> bool {
+        self.cursor.load(Relaxed) != m.peer_tx().up_start.load(Relaxed)
+    }
+
+    /// Across nodes, if bytes of this epoch were taken from the ring: asks the sender to go down and waits for its
+    /// frame, which says where TCP continues whatever becomes of the link. (If none were taken, the stream continues
+    /// where the epoch began, without a frame: a frame could end up behind prefix bytes that only a receive may
+    /// take.) Both ends tell the two cases apart by the cursor of the revocation.
+    fn recall(&self, m: &Memory, port: &impl Port) -> Result<Option<Revoked>, Reason> {
+        let word = m.own_rx().word.load(Relaxed);
+        if !word.has(rx::REVOKED) {
+            let cursor = self.cursor.load(Relaxed);
+            m.own_rx().revoked.store(cursor, Relaxed);
+            m.own_rx().word.store(word.with(rx::REVOKED), SeqCst); // releases `revoked`
+            m.publish(port);
+        }
+        match self.look(m, port)? {
+            None if self.mode.load(Relaxed) == mode::RING => Ok(Some(Revoked::Pending)),
+            None => Ok(None),
+            Some(Received::Empty) => Ok(Some(Revoked::Pending)),
+            Some(Received::Error(e)) => {
+                self.error.put(e);
+                Ok(Some(Revoked::Impossible))
+            }
+            Some(_) => Ok(Some(Revoked::Impossible)),
+        }
+    }
+
+    /// We have revoked: what has the sender stored? `None`: the mode has changed, look again.
+    fn revoking(&self, m: &Memory, port: &impl Port) -> Result<Option<Revoked>, Reason> {
+        // SYNC revoke, SYNC retreat: we have revoked, now we look; the sender speaks, then looks at our word
+        // (`TxState::down`, `try_up`, `send`). One of the two sees the other.
+        fence(SeqCst);
+        let phase = self.phase(m);
+        let was = self.skip.load(Relaxed) as u32;
+        if was == mode::READY && !matches!(phase, tx::NONE | tx::RESUMED) {
+            // The sender did switch just before the revocation: from here on we have seen it. Nothing was consumed,
+            // so UNSEEN, the start and our cursor mean the same.
+            if !self.see_up(m)? {
+                return Err(Reason::Hostile); // a state never goes back
+            }
+            if m.far() && self.prefix_left() == 0 {
+                self.past(m, port);
+            }
+            self.skip.store(u64::from(self.mode.load(Relaxed)), Relaxed);
+            self.mode.store(mode::REVOKING, Relaxed);
+            return Ok(None);
+        }
+        let clear = || {
+            self.mode.store(mode::TCP, Relaxed);
+            Ok(Some(Revoked::Clear))
+        };
+        let impossible = || {
+            // The sender has left this epoch in another way, so the revocation means nothing any more.
+            self.mode.store(was, Relaxed);
+            m.own_rx()
+                .word
+                .store(RxWord::new(self.epoch.load(Relaxed), rx::READY), SeqCst);
+            Ok(Some(Revoked::Impossible))
+        };
+        match phase {
+            tx::NONE | tx::RESUMED => return clear(),
+            // (Across nodes the sender's head and its answer arrive with a delay.)
+            tx::UP if !m.far() && self.head(m)? == self.cursor.load(Relaxed) => return clear(),
+            // Across nodes the sender's word may never arrive, and only a frame may tell: see below.
+            tx::UP if !m.far() || was == mode::PREFIX => return Ok(Some(Revoked::Pending)),
+            // A frame may lie behind the prefix, where we cannot take it out.
+            tx::DOWNING if was == mode::PREFIX => return Ok(Some(Revoked::Pending)),
+            _ if was == mode::PREFIX => return impossible(),
+            // The sender may still see our revocation and send plain bytes: only a complete frame proves the
+            // opposite.
+            tx::UP | tx::DOWNING if self.got_len.load(Relaxed) == 0 => {
+                let mut b = [0u8; LEN];
+                match port.tcp_recv(b.as_mut_ptr(), LEN, true) {
+                    // Across nodes the word that explains the end may arrive after it.
+                    Ok(0) if m.far() => return Ok(Some(Revoked::Pending)),
+                    Ok(0) => {}
+                    Ok(LEN) if self.our_frame(&b).is_some() => {}
+                    Ok(_) | Err(libc::EAGAIN) => return Ok(Some(Revoked::Pending)),
+                    Err(e) => self.error.put(e),
+                }
+            }
+            _ => {}
+        }
+        // A frame is on TCP, or nothing more will come there.
+        match self.look(m, port)? {
+            None if matches!(self.mode.load(Relaxed), mode::LAST | mode::FIN) => Ok(None),
+            None => impossible(), // TCP has ended, and the ring has not
+            Some(Received::Empty) => Ok(Some(Revoked::Pending)),
+            Some(Received::Error(e)) if m.far() => {
+                self.error.put(e);
+                impossible()
+            }
+            Some(Received::Error(e)) => {
+                self.error.put(e);
+                clear()
+            }
+            Some(_) => clear(),
+        }
+    }
+}

@@ -1,0 +1,583 @@
+//! The sending half of a lane.
+//!
+//! Life of a direction: TCP → (the receiver is ready) → ring → TCP → … Every method must be called with the
+//! direction's lock held; none blocks.
+
+mod died;
+mod down;
+mod takeover;
+mod up;
+
+pub use takeover::{claim, is_done, release, Adopted, Taken};
+
+use super::mem::{copy_in, Iov, Memory};
+use super::{natives, Pending, Port, Progress};
+use crate::abi::{
+    marks, rx, tx, unread_max, window, AtomicEpoch, Epoch, Loc, RxWord, TxPhase, TxWord,
+};
+use crate::prim::{self, fence, fence_after_rmw};
+use crate::proto::frame::LEN;
+use crate::proto::reason::Reason;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+/// States of a sending half.
+pub mod mode {
+    /// Sends are native; `kpos` counts their bytes.
+    pub const TCP: u32 = 0;
+    /// On the ring.
+    pub const RING: u32 = 1;
+    /// On the way down: a frame or ring bytes have to enter TCP before anything else.
+    pub const DRAIN: u32 = 2;
+    /// Checking that no native send is running; none may begin.
+    pub const SWITCH: u32 = 3;
+    /// Across nodes: the switch is on its way; nothing may be sent until the far node has it.
+    pub const ASK: u32 = 4;
+}
+
+/// Maximum number of bytes copied before they are published, so that the two copies of a large write overlap.
+const PIECE: u64 = 16 << 10;
+/// Number of bytes that the kernel takes at a time: if the buffer becomes unreadable behind that many, they count as
+/// sent.
+const CHUNK: usize = 32 << 10;
+
+/// `RxWords::revoked` of a receiver that had not yet seen the switch.
+pub const UNSEEN: u64 = u64::MAX;
+
+/// Private state, in the family table. Zero is a fresh socket.
+#[repr(C, align(64))]
+#[derive(Default)]
+pub struct TxState {
+    /// 0 or the thread id of the holder (see the shim's `lock`).
+    pub lock: AtomicU32,
+    /// One of the constants in [`mode`], stored under the lock. Native calls read it without the lock.
+    pub mode: prim::AtomicU32,
+    /// Epoch of the last switch up.
+    pub epoch: AtomicEpoch,
+    /// Number of native sends in progress: while there are any, the direction does not switch.
+    pub natives: prim::AtomicU32,
+    /// Bytes that hooked calls put on TCP, frames included.
+    pub kpos: prim::AtomicU64,
+    /// Ring cursor: bytes ever put into rings of this lane slot.
+    head: AtomicU64,
+    /// The last cursor of the peer that passed the checks.
+    peer_cursor: AtomicU64,
+    loc: AtomicU64,
+    loc_from: AtomicU64,
+    /// The ring that the last move gave up, until the reader has left it (0: none).
+    retired: AtomicU64,
+    loc_seq: AtomicU32,
+    /// Number of bytes of the frame that are on TCP, or `LEN` if there is no frame to write.
+    frame_done: AtomicU32,
+    /// The next ring byte that has to go to TCP, in mode DRAIN.
+    drain_at: AtomicU64,
+    /// The cursor in the frame that is being written; u64::MAX if the way down writes no frame.
+    frame_cursor: AtomicU64,
+    /// 0: the frame is a `Down`; 1: a `Fin`.
+    frame_kind: AtomicU32,
+    /// Number of bytes that the frame announces.
+    frame_rest: AtomicU32,
+    tag: AtomicU64,
+    /// Across nodes: the epoch whose takeover ended because the daemon died.
+    reclaimed: AtomicEpoch,
+    /// Not 0: the application has shut this direction down.
+    pub shut: AtomicU32,
+    /// Time (ms) since when the ring has been full; 0: it is not full.
+    pub full_since_ms: AtomicU64,
+    /// Bytes sent over rings, for statistics.
+    pub ring_bytes: AtomicU64,
+    /// Number of switches up of this socket.
+    pub ups: AtomicU32,
+    /// Number of switches down of this socket. The shim sees by it that one came in between.
+    pub downs: AtomicU32,
+    /// An errno that a send of the shim received from the socket, and that the application was not told yet.
+    pub error: Pending,
+    /// Number of bytes on TCP that are not the application's, or a repetition: frames, and the ring bytes that a way
+    /// down repeats.
+    pub again: AtomicU64,
+}
+
+/// Result of a send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// That many bytes are on the ring.
+    Bytes(usize),
+    /// No space now.
+    Full,
+    /// The application's buffer cannot be read.
+    Fault,
+    /// This direction is on TCP: send natively.
+    Tcp,
+    /// The way down waits for space in TCP's buffer: to be treated as a full socket buffer.
+    Blocked,
+    /// The stream is spoilt; reset the connection.
+    Reset(Reason),
+}
+
+impl TxState {
+    /// Does this direction send to the ring?
+    pub fn is_up(&self) -> bool {
+        self.mode.load(Relaxed) == mode::RING
+    }
+
+    /// Does sending depend on the lane's words rather than on TCP's buffer? That is so on the ring, and while the far
+    /// node is asked whether it may go there.
+    pub fn on_lane(&self) -> bool {
+        matches!(self.mode.load(Relaxed), mode::RING | mode::ASK)
+    }
+
+    /// Is this direction waiting for the far node's answer to a switch, or for a daemon that has taken it over?
+    pub fn awaits(&self, m: &Memory) -> bool {
+        m.far() && (self.mode.load(Relaxed) == mode::ASK || self.held(m))
+    }
+
+    fn ring_size(&self) -> u64 {
+        Loc::unpack(self.loc.load(Relaxed)).map_or(0, |l| l.bytes() as u64)
+    }
+
+    /// Number of bytes published and, as far as known, not yet consumed.
+    pub fn unread(&self, m: &Memory) -> Result<u64, Reason> {
+        Ok(self.head.load(Relaxed) - self.refresh(m)?)
+    }
+
+    /// Number of stream bytes that the kernel has taken from this end, exactly: the value to compare with `kpos`.
+    /// `None`: not available now.
+    fn kernel_position(m: &Memory, port: &impl Port) -> Option<u64> {
+        let syn = m.own_rx().marks.load(Relaxed) & marks::SYN != 0;
+        port.tcp_sent().map(|n| n.wrapping_sub(u64::from(syn)))
+    }
+
+    /// Starts a new use of a lane slot: epochs above `base` belong to it. Forgets the old rings and returns those
+    /// that may be freed.
+    pub fn attach(&self, m: &Memory, base: Epoch, loc: Loc) -> [Option<Loc>; 2] {
+        let old = [
+            Loc::unpack(self.loc.swap(loc.pack(), Relaxed)),
+            Loc::unpack(self.retired.swap(0, Relaxed)),
+        ];
+        // The slot's head continues from its last use, so that cursors never decrease.
+        let head = m.own_head().load(Relaxed);
+        self.head.store(head, Relaxed);
+        self.peer_cursor.store(head, Relaxed);
+        self.epoch.store(base, Relaxed);
+        self.mode.store(mode::TCP, Relaxed);
+        self.frame_done.store(LEN as u32, Relaxed);
+        self.full_since_ms.store(0, Relaxed);
+        self.reclaimed.store(Epoch::NONE, Relaxed);
+        let w = m.own_tx();
+        // The last use's state word must not be taken for ours: a daemon would continue that way down, on another
+        // connection.
+        w.state.store(TxWord::new(base, tx::NONE), Release);
+        w.want_space.store(0, Relaxed);
+        let seq = w.loc_seq.load(Relaxed);
+        self.loc_seq.store(seq, Relaxed);
+        self.loc_from.store(head, Relaxed);
+        w.loc[(seq & 1) as usize].store(loc.pack(), Relaxed);
+        w.loc_from[(seq & 1) as usize].store(head, Relaxed);
+        old
+    }
+
+    /// Is the receiver ready for a switch?
+    #[inline(always)]
+    pub fn can_up(&self, m: &Memory) -> bool {
+        self.ready_epoch(m).is_some()
+    }
+
+    /// The epoch for which the receiver is ready. It may be several ahead of ours, because a receiver that withdraws
+    /// an unused readiness does not use that epoch again.
+    #[inline(always)]
+    fn ready_epoch(&self, m: &Memory) -> Option<Epoch> {
+        // Acquire: pairs with the Release in `RxState::declare_ready`.
+        let word = m.peer_rx().word.load(Acquire);
+        let ahead = word.epoch().since(self.epoch.load(Relaxed));
+        (word.flags() == rx::READY && ahead != 0 && ahead <= u32::MAX / 2).then_some(word.epoch())
+    }
+
+    /// Counts a native send without the lock. `false`: this direction is not on TCP. Every `true` is followed by
+    /// [`TxState::leave_native`].
+    #[inline(always)]
+    pub fn enter_native(&self) -> bool {
+        // SYNC natives: see `try_up`.
+        self.natives.fetch_add(1, SeqCst);
+        fence_after_rmw();
+        if self.mode.load(SeqCst) == mode::TCP {
+            return true;
+        }
+        self.natives.fetch_sub(1, SeqCst);
+        false
+    }
+
+    /// Ends a native send that put `sent` bytes on TCP.
+    #[inline(always)]
+    pub fn leave_native(&self, sent: u64) {
+        self.kpos.fetch_add(sent, Relaxed);
+        self.natives.fetch_sub(1, SeqCst); // releases `kpos`
+    }
+
+    /// Ends a native send whose moved bytes nobody knows: see [`natives`].
+    pub fn leave_uncounted(&self) {
+        natives::leave_uncounted(&self.natives);
+    }
+
+    /// The connection has moved bytes before it came to this process: they are counted by [`Self::recount`].
+    pub fn begin_uncounted(&self) {
+        natives::begin_uncounted(&self.natives);
+    }
+
+    /// Is there such a call that [`Self::recount`] has not corrected yet? Then this direction stays on TCP.
+    #[inline(always)]
+    pub fn uncounted(&self) -> bool {
+        natives::uncounted(&self.natives)
+    }
+
+    /// Reads the count again from the kernel if no native send is running. Needs no lock.
+    pub fn recount(&self, position: impl FnOnce() -> Option<u64>) {
+        natives::recount(&self.natives, &self.kpos, position);
+    }
+
+    /// How many native sends are running now?
+    pub fn inside(&self) -> u32 {
+        natives::inside(&self.natives)
+    }
+
+    /// The entry gets another connection; no native call is running.
+    pub fn forget_uncounted(&self) {
+        natives::forget(&self.natives);
+    }
+
+    /// Stores the state word and publishes it.
+    fn say(&self, m: &Memory, port: &impl Port, epoch: Epoch, phase: TxPhase) {
+        if m.takes_over() {
+            return self.say_done(m, epoch, phase);
+        }
+        // Release: pairs with the Acquire loads of `state` in `rx`; the words that were stored before it are valid.
+        m.own_tx().state.store(TxWord::new(epoch, phase), Release);
+        m.publish(port);
+    }
+
+    /// The peer's cursor, checked: not below the last one, and not above what we sent.
+    #[inline(always)]
+    fn refresh(&self, m: &Memory) -> Result<u64, Reason> {
+        let head = self.head.load(Relaxed);
+        let known = self.peer_cursor.load(Relaxed);
+        // Acquire: the reader has finished its copies before we overwrite what it consumed.
+        let c = m.peer_cursor().load(Acquire);
+        // Until the reader has seen the switch, its cursor word is still that of a former use of the slot.
+        let c = if c.wrapping_sub(known) > u64::MAX / 2 {
+            known
+        } else {
+            c
+        };
+        if c > head {
+            return Err(Reason::Hostile);
+        }
+        self.peer_cursor.store(c, Relaxed);
+        Ok(c)
+    }
+
+    /// Maximum number of bytes that may be unread, whatever the ring holds. Unlimited unless the application has set
+    /// the size of its send buffer.
+    #[inline(always)]
+    fn unread_max(&self, m: &Memory) -> u64 {
+        match m.own_tx().want_space.load(Relaxed) >> 1 {
+            0 => u64::MAX,
+            sndbuf => unread_max(sndbuf, m.peer_rx().room.load(Relaxed)),
+        }
+    }
+
+    /// Sets the size of the send buffer if the application has set one; 0: it has not. (Not across nodes, where those
+    /// who report space do not know that size.)
+    pub fn set_sndbuf(&self, m: &Memory, bytes: u32) {
+        if m.far() {
+            return;
+        }
+        let bits = bytes.min(u32::MAX >> 1) << 1;
+        let set = |w| Some(w & 1 | bits);
+        let _ = m.own_tx().want_space.fetch_update(SeqCst, Relaxed, set);
+    }
+
+    /// Can the ring hold as many bytes as may be unread? Then, when it is full, TCP would take no more either.
+    pub fn is_bounded(&self, m: &Memory) -> bool {
+        self.unread_max(m) <= self.ring_size()
+    }
+
+    /// Free bytes of the current ring, computed from `cursor`.
+    #[inline(always)]
+    fn free(&self, size: u64, most: u64, cursor: u64) -> u64 {
+        let head = self.head.load(Relaxed);
+        let start = cursor.max(self.loc_from.load(Relaxed));
+        let room = most.saturating_sub(head.wrapping_sub(cursor));
+        size.saturating_sub(head.wrapping_sub(start)).min(room)
+    }
+
+    /// Is there enough space for poll to report it? The limit is a quarter of the ring; the kernel's is a third of
+    /// the send buffer (`sk_stream_is_writeable`).
+    pub fn writable(&self, m: &Memory) -> bool {
+        if m.far() && self.held(m) {
+            return false; // the daemon rings when it is done
+        }
+        let (size, most) = (self.ring_size(), self.unread_max(m));
+        let want = size.min(most) / 4;
+        if self.free(size, most, self.peer_cursor.load(Relaxed)) >= want {
+            return true;
+        }
+        match self.refresh(m) {
+            Ok(c) => self.free(size, most, c) >= want,
+            Err(_) => true, // let the send report it
+        }
+    }
+
+    /// Puts as many bytes on the ring as fit.
+    #[inline]
+    #[expect(clippy::too_many_lines)]
+    pub fn send(&self, m: &Memory, port: &impl Port, iov: &mut Iov<'_>) -> Sent {
+        if self.is_taken_over(m) {
+            return Sent::Blocked;
+        }
+        match self.mode.load(Relaxed) {
+            mode::RING => {}
+            mode::DRAIN => match self.drain(m, port) {
+                Ok(Progress::Done) => return Sent::Tcp,
+                Ok(Progress::Blocked) => return Sent::Blocked,
+                Err(r) => return Sent::Reset(r),
+            },
+            mode::ASK if self.answered(m, port) => {}
+            mode::ASK if self.mode.load(Relaxed) == mode::ASK => return Sent::Blocked,
+            _ => return Sent::Tcp,
+        }
+        let Some(ring) = Loc::unpack(self.loc.load(Relaxed)).and_then(|l| m.own.ring(l)) else {
+            return Sent::Reset(Reason::Internal);
+        };
+        let (size, most) = (ring.size(), self.unread_max(m));
+        let mut head = self.head.load(Relaxed);
+        let begin = head;
+        let untouched = iov.clone();
+        let mut cursor = self.peer_cursor.load(Relaxed);
+        let mut unannounced = 0u64;
+        let mut proven = 0;
+        loop {
+            let mut free = self.free(size, most, cursor);
+            if free == 0 {
+                cursor = match self.refresh(m) {
+                    Ok(c) => c,
+                    Err(r) => return Sent::Reset(r),
+                };
+                free = self.free(size, most, cursor);
+                if free == 0 {
+                    break;
+                }
+            }
+            if proven == 0 {
+                proven = match iov.proven(CHUNK, |p, n| port.readable(p, n)) {
+                    Some(n) => n,
+                    None if head == begin => return Sent::Fault,
+                    None => break,
+                };
+            }
+            let Some((p, n)) = iov.take(proven.min(PIECE.min(free) as usize)) else {
+                break;
+            };
+            proven -= n;
+            // SAFETY: the application promises `p` readable for `n`; `n <= free <= size`.
+            unsafe { copy_in(ring, head, p, n) };
+            head += n as u64;
+            unannounced += n as u64;
+            self.head.store(head, Relaxed);
+            if unannounced >= PIECE {
+                unannounced = 0;
+                m.own_head().store(head, Release); // pairs with the Acquire in `RxState::head`
+                m.publish(port);
+            }
+        }
+        if unannounced > 0 {
+            m.own_head().store(head, Release); // as above
+            m.publish(port);
+        }
+        // After the publish, which is a full fence: has the receiver asked for something?
+        let word = m.peer_rx().word.load(Acquire);
+        if !self.calm(word) {
+            let whole = self.is_closed(word) && self.met_close(m, port, begin, word);
+            if let Err(r) = self.answer(m, port, word) {
+                return Sent::Reset(r);
+            }
+            head = match self.is_closed(word) {
+                true if whole => head,
+                true => self.take_back_all(m, begin),
+                false => self.take_back(m, begin),
+            };
+            *iov = untouched;
+            iov.skip((head - begin) as usize);
+        }
+        let n = head - begin;
+        self.ring_bytes.fetch_add(n, Relaxed);
+        if n > 0 || iov.left() == 0 {
+            self.full_since_ms.store(0, Relaxed);
+            return Sent::Bytes(n as usize);
+        }
+        match self.mode.load(Relaxed) {
+            mode::RING => Sent::Full,
+            mode::DRAIN => Sent::Blocked,
+            _ => Sent::Tcp,
+        }
+    }
+
+    /// A revocation met a send that began at `begin`: the bytes of that send that TCP did not take are not sent at
+    /// all. The receiver has left the ring and may have left this node's reach; if we reported them as sent, our
+    /// death would lose them without an error.
+    fn take_back(&self, m: &Memory, begin: u64) -> u64 {
+        let head = self.head.load(Relaxed);
+        // (Across nodes a daemon may already have forwarded them: they stay published, and go to TCP.)
+        if !self.must_flush() || m.far() {
+            return head;
+        }
+        let kept = head.min(self.drain_at.load(Relaxed).max(begin));
+        if kept < head {
+            self.head.store(kept, Relaxed);
+            m.own_head().store(kept, Release);
+        }
+        kept
+    }
+
+    /// Is this, in our epoch, the word of a receiver that has closed?
+    pub(super) fn is_closed(&self, word: RxWord) -> bool {
+        word.epoch() == self.epoch.load(Relaxed) && word.has(rx::CLOSED)
+    }
+
+    /// A send that began at `begin` met a closed receiver: the bytes that it has not read have to go to TCP, so that
+    /// the other kernel answers them with a reset. (A quick receiver may have read some of them before it closed.)
+    fn take_back_all(&self, m: &Memory, begin: u64) -> u64 {
+        let head = self.head.load(Relaxed);
+        if m.far() || self.mode.load(Relaxed) != mode::TCP {
+            return head;
+        }
+        // The closed word was stored after the last cursor, so the cursor is final.
+        let read = self.refresh(m).unwrap_or(begin).clamp(begin, head);
+        self.head.store(read, Relaxed);
+        m.own_head().store(read, Release);
+        read
+    }
+
+    /// Number of bytes sent that the peer's node does not have yet, besides those on TCP. On one node: what the
+    /// reader's kernel would not have taken yet.
+    pub fn outstanding(&self, m: &Memory) -> u64 {
+        let head = self.head.load(Relaxed);
+        match self.mode.load(Relaxed) {
+            mode::RING if m.far() => head.saturating_sub(m.peer_rx().landed.load(Acquire)),
+            mode::RING => {
+                let taken = window(m.peer_rx().room.load(Relaxed));
+                self.unread(m).unwrap_or(0).saturating_sub(taken)
+            }
+            // (After a frame the reader still finds these bytes on the ring.)
+            mode::DRAIN if m.far() || self.must_flush() => {
+                head.saturating_sub(self.drain_at.load(Relaxed))
+            }
+            _ => 0,
+        }
+    }
+
+    /// Asks the reader to ring when there is space again. `true`: there is some already, or the reader has asked for
+    /// something that the next send must answer first.
+    ///
+    /// The request stays until the slot is used anew: several threads may wait, and one that finds space must not
+    /// withdraw the request of another. The reader answers at most once per quarter of a ring, so that costs little.
+    pub fn want_space(&self, m: &Memory, port: &impl Port) -> bool {
+        if m.own_tx().want_space.fetch_or(1, SeqCst) & 1 == 0 && m.far() {
+            m.publish(port); // a daemon has to forward the request
+        }
+        // SYNC space: full fence between our request and the look at the cursor; pairs with the fence between the
+        // cursor and the look at the request in `RxState::consumed`.
+        fence(SeqCst);
+        !self.is_up() || self.asked(m.peer_rx().word.load(Acquire)) || self.writable(m)
+    }
+
+    /// Is this the word of a receiver that asks for nothing?
+    #[inline(always)]
+    fn calm(&self, word: RxWord) -> bool {
+        word.without(rx::ACCEPTED | rx::PAST) == RxWord::new(self.epoch.load(Relaxed), rx::READY)
+    }
+
+    /// Does the receiver's word ask for something in our epoch?
+    fn asked(&self, word: RxWord) -> bool {
+        word.epoch() == self.epoch.load(Relaxed)
+            && word.has(rx::REVOKED | rx::CLOSED | rx::WANT_DOWN)
+    }
+
+    /// Has the receiver asked for something, or is the way down unfinished? Then [`TxState::look`] has work.
+    #[inline(always)]
+    pub fn has_work(&self, m: &Memory) -> bool {
+        match self.mode.load(Relaxed) {
+            mode::RING if m.far() && self.held(m) => false,
+            mode::RING => self.asked(m.peer_rx().word.load(Acquire)) || self.is_through(m),
+            mode::DRAIN => !m.far() || !self.held(m),
+            mode::ASK => self.is_through(m) || !self.held(m) && self.has_answer(m),
+            _ => false,
+        }
+    }
+
+    /// Does what the receiver has asked for, if anything. Other hooks that notice such work call it, too: a
+    /// revocation must not have to wait for the next send.
+    pub fn look(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        if self.is_taken_over(m) {
+            return Ok(Progress::Blocked);
+        }
+        match self.mode.load(Relaxed) {
+            mode::RING => {
+                let word = m.peer_rx().word.load(Acquire);
+                if !self.calm(word) {
+                    return self.answer(m, port, word);
+                }
+                Ok(Progress::Done)
+            }
+            mode::DRAIN => self.drain(m, port),
+            mode::ASK => Ok(match self.answered(m, port) {
+                // A caller that waits for us to go down must wait for the answer first.
+                true => self.look(m, port)?,
+                false if self.mode.load(Relaxed) == mode::ASK => Progress::Blocked,
+                false => Progress::Done,
+            }),
+            _ => Ok(Progress::Done),
+        }
+    }
+
+    /// Number of bytes of this lane that the reader is known to have consumed.
+    pub fn consumed(&self) -> u64 {
+        self.peer_cursor.load(Relaxed)
+    }
+
+    /// May the lane move to a larger ring now? Only if the reader has left the former ring, and if more bytes may be
+    /// unread than the current one holds.
+    pub fn can_move(&self, m: &Memory) -> bool {
+        !self.is_taken_over(m)
+            && self.is_up()
+            && !self.is_bounded(m)
+            && matches!(self.refresh(m), Ok(c) if c >= self.loc_from.load(Relaxed))
+    }
+
+    /// Moves to another (larger) ring from the present head on. Returns a ring that the reader has left and that may
+    /// be freed. Call only if [`TxState::can_move`].
+    pub fn move_to(&self, m: &Memory, loc: Loc) -> Option<Loc> {
+        let freed = Loc::unpack(
+            self.retired
+                .swap(self.loc.swap(loc.pack(), Relaxed), Relaxed),
+        );
+        let head = self.head.load(Relaxed);
+        self.loc_from.store(head, Relaxed);
+        let seq = self.loc_seq.load(Relaxed).wrapping_add(1);
+        self.loc_seq.store(seq, Relaxed);
+        let w = m.own_tx();
+        // Two places each: the reader may still need the former location. It has left the location that is
+        // overwritten here; otherwise we could not move (`can_move`).
+        w.loc[(seq & 1) as usize].store(loc.pack(), Relaxed);
+        w.loc_from[(seq & 1) as usize].store(head, Relaxed);
+        w.loc_seq.store(seq, Release); // pairs with the Acquire in `RxState::source`
+        freed
+    }
+
+    /// log2 of the current ring's size.
+    pub fn ring_log2(&self) -> u32 {
+        Loc::unpack(self.loc.load(Relaxed)).map_or(0, |l| l.log2)
+    }
+
+    /// The secret that marks this lane's frames.
+    pub fn set_tag(&self, tag: u64) {
+        self.tag.store(tag, Relaxed);
+    }
+}

@@ -1,0 +1,350 @@
+//! The sender's ways off the ring: by its own decision, at the receiver's request, or at the end of the stream. No
+//! byte that an application was told is sent may be lost, and none may be repeated without a frame that says so.
+
+use super::{mode, TxState, UNSEEN};
+use crate::abi::{marks, rx, takeover, tx, Epoch, Loc, RxWord, TxPhase, TxWord};
+use crate::half::mem::{Memory, Ring};
+use crate::half::{Port, Progress};
+use crate::proto::frame::{Frame, Kind, LEN};
+use crate::proto::reason::Reason;
+use core::sync::atomic::Ordering::*;
+
+impl TxState {
+    pub(super) fn answer(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        word: RxWord,
+    ) -> Result<Progress, Reason> {
+        if word.epoch() != self.epoch.load(Relaxed) {
+            return Ok(Progress::Done); // not about this epoch: ignored
+        }
+        if word.has(rx::REVOKED) && self.framed(m) {
+            self.down(m, port)
+        } else if word.has(rx::REVOKED) {
+            // The word was stored after the cursor to which it refers.
+            self.resume(m, port, m.peer_rx().revoked.load(Relaxed))
+        } else if word.has(rx::CLOSED) {
+            // Nobody reads any more: the kernel gives the application TCP's own errors.
+            self.downs.fetch_add(1, Relaxed);
+            if m.far() {
+                // A daemon must learn that there is nothing to take over; or, if we are the daemon and have taken the
+                // direction over, the end must learn that this is finished.
+                let epoch = self.epoch.load(Relaxed);
+                return Ok(self.settle(m, port, epoch, tx::BROKEN));
+            }
+            self.mode.store(mode::TCP, Relaxed);
+            Ok(Progress::Done)
+        } else if word.has(rx::WANT_DOWN) {
+            self.down(m, port)
+        } else {
+            Ok(Progress::Done)
+        }
+    }
+
+    /// A send that began at `begin` has met a receiver that read a part of it and then closed. (False: it has read
+    /// nothing of it.) As far as anybody can tell, the whole send came before the close, and counts as sent. It stays
+    /// on the ring, where the closing end finds it unread and resets the connection. The bytes go to TCP as well: an
+    /// end that looked at the ring before the last of them was there closes without a reset, and then its kernel has
+    /// to answer with one.
+    #[cold]
+    pub(super) fn met_close(&self, m: &Memory, port: &impl Port, begin: u64, word: RxWord) -> bool {
+        let head = self.head.load(Relaxed);
+        // The closed word was stored after the last cursor, so the cursor is final.
+        let read = self.refresh(m).unwrap_or(begin).min(head);
+        if m.far() || word.has(rx::REVOKED) || read <= begin {
+            return false;
+        }
+        let mut at = read;
+        while let Some((ring, end)) = self.ring_at(m, at, head).filter(|_| at < head) {
+            let (p, n) = ring.run(at, end - at);
+            match self.repeat(port, p, n) {
+                Ok(Some(n)) => at += n as u64,
+                _ => break, // what TCP has is unread at the other end, too
+            }
+        }
+        true
+    }
+
+    /// Puts bytes on TCP that no send counts: a frame, or bytes that the ring has as well. None: TCP takes nothing
+    /// now. An error means the end of the connection; it is kept for the application, because the kernel reports it
+    /// only once.
+    fn repeat(&self, port: &impl Port, p: *const u8, n: usize) -> Result<Option<usize>, i32> {
+        match port.tcp_send(p, n) {
+            Ok(n) => {
+                self.kpos.fetch_add(n as u64, Relaxed);
+                self.again.fetch_add(n as u64, Relaxed);
+                Ok(Some(n))
+            }
+            Err(libc::EAGAIN) => Ok(None),
+            Err(e) => {
+                self.error.put(e);
+                Err(e)
+            }
+        }
+    }
+
+    /// Does a revocation require a frame? Across nodes it does if bytes of this epoch were taken from the ring (see
+    /// `RxState::recall`).
+    fn framed(&self, m: &Memory) -> bool {
+        let at = m.peer_rx().revoked.load(Relaxed);
+        m.far() && at != UNSEEN && at != m.own_tx().up_start.load(Relaxed)
+    }
+
+    /// After a revocation at `cursor`: the rest of the ring goes to TCP as plain bytes.
+    fn resume(&self, m: &Memory, port: &impl Port, cursor: u64) -> Result<Progress, Reason> {
+        let known = self.refresh(m)?;
+        let head = self.head.load(Relaxed);
+        // A receiver that revoked before it saw this epoch's switch has taken nothing from the ring.
+        let cursor = if cursor == UNSEEN {
+            m.own_tx().up_start.load(Relaxed)
+        } else {
+            cursor
+        };
+        if cursor < known.min(head) || cursor > head || head - cursor > self.backlog_max() {
+            return Err(Reason::Hostile);
+        }
+        self.frame_done.store(LEN as u32, Relaxed);
+        self.drain_at.store(cursor, Relaxed);
+        self.frame_cursor.store(u64::MAX, Relaxed);
+        self.record(m, cursor, takeover::PLAIN);
+        self.mode.store(mode::DRAIN, Relaxed);
+        self.downs.fetch_add(1, Relaxed);
+        self.drain(m, port)
+    }
+
+    /// Maximum number of bytes that can be unread: the present ring and the former one.
+    pub(super) fn backlog_max(&self) -> u64 {
+        self.ring_size() + Loc::unpack(self.retired.load(Relaxed)).map_or(0, |l| l.bytes() as u64)
+    }
+
+    /// Switches down by the sender's own decision: a frame names the last cursor that the reader is known to have
+    /// consumed, and the bytes from there on follow on TCP. They stay on the ring, too: a faster reader takes them
+    /// there and skips as many on TCP, so it never waits for our flush.
+    pub fn down(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        if self.is_taken_over(m) {
+            return Ok(Progress::Blocked);
+        }
+        match self.mode.load(Relaxed) {
+            mode::RING => {}
+            mode::DRAIN => return self.drain(m, port),
+            mode::ASK if self.answered(m, port) => {}
+            mode::ASK if self.mode.load(Relaxed) == mode::ASK => return Ok(Progress::Blocked),
+            _ => return Ok(Progress::Done),
+        }
+        let epoch = self.epoch.load(Relaxed);
+        self.say(m, port, epoch, tx::DOWNING);
+        // SYNC revoke: we announce, then look; the receiver revokes, then looks at our word. One of the two sees the
+        // other; if we see a revocation, we write no frame.
+        let word = m.peer_rx().word.load(SeqCst);
+        // SYNC deaf: the same for a receiver that closes or shuts the last direction: it waits for our frame, or we
+        // see that it does not: see `RxState::awaits_frame`.
+        let shut = marks::ENDED | marks::DEAF;
+        let deaf = || m.peer_rx().marks.load(SeqCst) & shut == shut;
+        if !m.far() && (self.is_closed(word) || deaf()) {
+            // What arrives at a socket that is closed, or shut both ways, is answered with a reset, and so would be a
+            // frame. What is unread stays on the ring.
+            self.downs.fetch_add(1, Relaxed);
+            return Ok(self.settle(m, port, epoch, tx::BROKEN));
+        }
+        if word.epoch() == epoch && word.has(rx::REVOKED) && !self.framed(m) {
+            return self.resume(m, port, m.peer_rx().revoked.load(Relaxed));
+        }
+        let cursor = self.refresh(m)?;
+        let rest = self.head.load(Relaxed) - cursor;
+        if rest == 0 && !m.far() {
+            // The words on the ring suffice: see `RxState::resumed`. A frame would stay in the kernel of a reader
+            // that has all bytes, and turn its close into a reset.
+            self.downs.fetch_add(1, Relaxed);
+            return Ok(self.settle(m, port, epoch, tx::RESUMED));
+        }
+        self.frame_done.store(0, Relaxed);
+        self.frame_kind.store(0, Relaxed);
+        self.frame_rest.store(rest as u32, Relaxed); // at most two rings
+        self.frame_cursor.store(cursor, Relaxed);
+        self.drain_at.store(cursor, Relaxed);
+        self.record(m, cursor, takeover::DOWN);
+        self.mode.store(mode::DRAIN, Relaxed);
+        self.downs.fetch_add(1, Relaxed);
+        self.drain(m, port)
+    }
+
+    /// For an end that must be on TCP before it goes on: call it until it says `Done`, which it says on TCP only. (A look
+    /// is not enough: a switch whose answer was awaited is on the ring after it.)
+    pub fn come_down(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        match self.look(m, port)? {
+            Progress::Done if self.mode.load(Relaxed) != mode::TCP => self.down(m, port),
+            step => Ok(step),
+        }
+    }
+
+    /// Are there bytes of a revoked ring that only this process can still put on TCP? They must be there before a
+    /// FIN. (After a `Down` frame the reader finds them on the ring as well.)
+    pub fn must_flush(&self) -> bool {
+        self.mode.load(Relaxed) == mode::DRAIN && self.frame_cursor.load(Relaxed) == u64::MAX
+    }
+
+    /// Is there something that must be on TCP before a FIN? Across nodes that is every frame with what follows it:
+    /// the receiver cannot count on the ring once our node no longer serves it.
+    pub fn holds_fin(&self, m: &Memory) -> bool {
+        match self.mode.load(Relaxed) {
+            mode::DRAIN => m.far() || self.must_flush(),
+            mode::ASK => true,
+            mode::RING => m.far(),
+            _ => false,
+        }
+    }
+
+    /// On one node, before TCP is shut down for sending by `shutdown` or `close`: afterwards nobody can answer a
+    /// revocation. So the unread bytes go to TCP, as far as TCP takes them, for whoever has the connection next. Call
+    /// [`TxState::look`] before, until [`TxState::must_flush`] is false; the result is for [`TxState::shut`].
+    pub fn repeat_unread(&self, m: &Memory, port: &impl Port) -> Option<u64> {
+        if !self.is_up() || self.unread(m).is_ok_and(|n| n == 0) {
+            return None;
+        }
+        let _ = self.down(m, port);
+        let whole =
+            m.own_tx().state.load(Relaxed) == TxWord::new(self.epoch.load(Relaxed), tx::DOWN);
+        whole.then(|| self.kpos.load(Relaxed))
+    }
+
+    /// On one node: TCP is shut down for sending, or will be next. What is not on TCP is only on the ring, and the
+    /// receiver is told so at once. `repeated`: the TCP position up to which [`TxState::repeat_unread`] has put
+    /// everything on TCP.
+    pub fn shut(&self, m: &Memory, port: &impl Port, repeated: Option<u64>) {
+        let epoch = self.epoch.load(Relaxed);
+        if self.is_up() {
+            self.downs.fetch_add(1, Relaxed);
+        }
+        if matches!(self.mode.load(Relaxed), mode::RING | mode::DRAIN) {
+            self.settle(m, port, epoch, tx::BROKEN);
+        } else if self.inside() == 0 && repeated == Some(self.kpos.load(Relaxed)) {
+            self.say(m, port, epoch, tx::ENDED); // (and no other thread has sent anything meanwhile)
+        }
+    }
+
+    /// Across nodes, before TCP is shut down for sending: puts on TCP a frame that says where the stream ends, so
+    /// that the receiver does not take the FIN for the end while bytes are on their way. `Blocked`: not all bytes
+    /// have landed yet, or TCP's buffer is full; call again, or give up and go [`TxState::down`]. Nothing may be sent
+    /// afterwards.
+    pub fn finish(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        if self.is_taken_over(m) {
+            return Ok(Progress::Blocked);
+        }
+        match self.mode.load(Relaxed) {
+            mode::RING if m.far() => {}
+            mode::ASK => match self.look(m, port)? {
+                Progress::Done => return self.finish(m, port),
+                Progress::Blocked => return Ok(Progress::Blocked),
+            },
+            _ => return self.look(m, port),
+        }
+        let head = self.head.load(Relaxed);
+        // Acquire: pairs with the daemon's Release, which follows the far daemon's confirmation of the bytes.
+        let landed = m.peer_rx().landed.load(Acquire) == head;
+        let word = m.peer_rx().word.load(Acquire);
+        if !landed || !word.has(rx::PAST) {
+            return match self.calm(word) {
+                true => Ok(Progress::Blocked),
+                false => self.answer(m, port, word),
+            };
+        }
+        self.frame_done.store(0, Relaxed);
+        self.frame_kind.store(1, Relaxed);
+        self.frame_rest.store(0, Relaxed);
+        self.frame_cursor.store(head, Relaxed);
+        self.drain_at.store(head, Relaxed);
+        self.record(m, head, takeover::FIN);
+        self.mode.store(mode::DRAIN, Relaxed);
+        self.downs.fetch_add(1, Relaxed);
+        self.drain(m, port)
+    }
+
+    /// The peer's process is gone: what is sent from now on goes to TCP, which returns the errors.
+    pub fn abandon(&self) {
+        if self.mode.load(Relaxed) != mode::TCP {
+            self.mode.store(mode::TCP, SeqCst);
+            self.downs.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Continues the way down as far as TCP's buffer takes it.
+    pub fn drain(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        if self.mode.load(Relaxed) != mode::DRAIN {
+            return Ok(Progress::Done);
+        }
+        let epoch = self.epoch.load(Relaxed);
+        let framed = self.frame_cursor.load(Relaxed) != u64::MAX;
+        while (self.frame_done.load(Relaxed) as usize) < LEN {
+            let done = self.frame_done.load(Relaxed) as usize;
+            let frame = Frame {
+                kind: match self.frame_kind.load(Relaxed) {
+                    0 => Kind::Down,
+                    _ => Kind::Fin,
+                },
+                epoch,
+                rest: self.frame_rest.load(Relaxed),
+                cursor: self.frame_cursor.load(Relaxed),
+                tag: self.tag.load(Relaxed),
+            }
+            .encode();
+            match self.repeat(port, frame[done..].as_ptr(), LEN - done) {
+                Ok(Some(n)) => self.frame_done.store((done + n) as u32, Relaxed),
+                Ok(None) => return Ok(Progress::Blocked),
+                // Shut down or dead. Everything is still on the ring.
+                Err(_) => return Ok(self.settle(m, port, epoch, tx::BROKEN)),
+            }
+        }
+        let head = self.head.load(Relaxed);
+        while self.drain_at.load(Relaxed) < head {
+            let at = self.drain_at.load(Relaxed);
+            let Some((ring, end)) = self.ring_at(m, at, head) else {
+                return Err(Reason::Internal);
+            };
+            let (p, n) = ring.run(at, end - at);
+            match self.repeat(port, p, n) {
+                Ok(Some(n)) => self.drain_at.store(at + n as u64, Relaxed),
+                Ok(None) => return Ok(Progress::Blocked),
+                Err(_) => return Ok(self.settle(m, port, epoch, tx::BROKEN)), // as above
+            }
+        }
+        // These sends were reported as done long ago: bytes that the peer saw on the ring must not wait for an
+        // acknowledgement.
+        port.tcp_push();
+        Ok(self.settle(m, port, epoch, if framed { tx::DOWN } else { tx::RESUMED }))
+    }
+
+    /// After a way down: how it ended, as the far end has to be told. For a daemon that took the direction down for
+    /// its end.
+    pub fn phase(&self) -> TxPhase {
+        match self.frame_cursor.load(Relaxed) {
+            u64::MAX => tx::RESUMED,
+            _ => tx::DOWN,
+        }
+    }
+
+    pub(super) fn settle(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        epoch: Epoch,
+        phase: TxPhase,
+    ) -> Progress {
+        // The word is stored first: if we die in between, whoever finds mode TCP need not store the word for us.
+        self.say(m, port, epoch, phase);
+        self.mode.store(mode::TCP, Release);
+        Progress::Done
+    }
+
+    /// The ring that holds byte `at`, and the cursor up to which it does. (A daemon that reads the words of an end
+    /// that it has taken over may find more bytes than a ring can hold: `None`.)
+    fn ring_at(&self, m: &Memory, at: u64, head: u64) -> Option<(Ring, u64)> {
+        let from = self.loc_from.load(Relaxed);
+        let (loc, end) = match at >= from {
+            true => (&self.loc, head),
+            false => (&self.retired, from),
+        };
+        let ring = m.own.ring(Loc::unpack(loc.load(Relaxed))?)?;
+        (end - at <= ring.size()).then_some((ring, end))
+    }
+}

@@ -1,0 +1,332 @@
+//! Across nodes: a sending direction that is operated by the daemon on its node.
+//!
+//! An end that sleeps outside every hook, has shut down or is gone cannot put its ring back on TCP, or send a frame
+//! that says where the stream ends, so its daemon does. The takeover word is the daemon's, in its mirror. The end
+//! reads it under the direction's lock before it touches anything; the daemon stores it and then looks at the lock:
+//! one of the two sees the other.
+//!
+//! Two things must never happen: that both put bytes on TCP, or that what one has begun is not completed by the
+//! other. So whoever puts anything on TCP first records what it is, and from which cursor on, where the other finds
+//! it. How much of it is on TCP follows from what the kernel has counted since then.
+
+use super::{mode, TxState};
+use crate::abi::{rx, takeover, tx, Epoch, Loc, TakeoverPhase, TakeoverWord, TxPhase, TxWord};
+use crate::half::mem::Memory;
+use crate::half::{Port, Progress};
+use crate::prim::fence;
+use crate::proto::frame::{Kind, LEN};
+use crate::proto::reason::Reason;
+use core::sync::atomic::Ordering::*;
+
+/// Result of a daemon's attempt to take a direction over.
+pub enum Taken {
+    /// The end is working on it, or the far node has not answered its switch yet.
+    Later,
+    /// It is on TCP: there is nothing to take.
+    Tcp,
+    /// The direction, to be worked on with a [`Memory::for_takeover`].
+    Yes(TxState),
+}
+
+/// The state in which a daemon finds a direction that it takes over.
+pub enum Adopted {
+    /// On TCP: nothing is left to do.
+    Tcp,
+    /// The far node has not answered a switch yet.
+    Asking,
+    /// On the ring, or on the way down.
+    Ring,
+}
+
+/// Has the epoch of this state already been taken over and finished, and the end only not looked since then?
+pub fn is_done(m: &Memory, state: TxWord) -> bool {
+    m.peer_rx().takeover.load(Relaxed) == TakeoverWord::new(state.epoch(), takeover::DONE)
+}
+
+/// For the daemon: claims a direction that is in this state, unless its end is working on it. `locked`: does a thread
+/// hold the direction's lock? (Not asked about an end that is gone.) The claimant then restores the end's state
+/// ([`TxState::adopt`]), or gives the direction back ([`release`]).
+pub fn claim(m: &Memory, state: TxWord, locked: impl FnOnce() -> bool) -> bool {
+    let word = TakeoverWord::new(state.epoch(), takeover::TAKEN);
+    // Release: pairs with the Acquire in `takeover_phase`.
+    m.peer_rx().takeover.store(word, Release);
+    // SYNC takeover: our word is stored, now we look at the lock; the end takes the lock, then looks at our word.
+    fence(SeqCst);
+    let busy = locked();
+    // If the end has just released the lock, what it did before that is seen below. (It may be in its next epoch by
+    // now, to which our word does not apply.)
+    fence(Acquire);
+    let ours = !busy && m.own_tx().state.load(Acquire) == state;
+    if !ours {
+        release(m, state.epoch());
+    }
+    ours
+}
+
+/// For the daemon: the direction, claimed in this epoch and not touched, belongs to its end again.
+pub fn release(m: &Memory, epoch: Epoch) {
+    let word = TakeoverWord::new(epoch, takeover::NONE);
+    m.peer_rx().takeover.store(word, Release); // as in `claim`
+}
+
+fn under_way(phase: TakeoverPhase) -> bool {
+    (takeover::TAKEN..takeover::DONE).contains(&phase)
+}
+
+impl TxState {
+    /// For the end, under the lock: is the direction taken over? If the takeover is finished, the end takes the
+    /// direction back here.
+    #[inline(always)]
+    pub(super) fn is_taken_over(&self, m: &Memory) -> bool {
+        m.far() && !m.takes_over() && self.look_at_takeover(m)
+    }
+
+    #[cold]
+    fn look_at_takeover(&self, m: &Memory) -> bool {
+        // SYNC takeover: we have the lock, now we look; the daemon stores its word, then looks at the lock.
+        fence(SeqCst);
+        // Read only once: the takeover may end between two reads, and would then look neither under way nor finished.
+        let phase = self.takeover_phase(m);
+        if phase == takeover::DONE {
+            let epoch = self.takeover_epoch(m);
+            self.epoch.store(epoch, Relaxed);
+            let kpos = m.peer_rx().takeover_kpos.load(Relaxed);
+            self.kpos.store(kpos, Relaxed);
+            self.error
+                .put(m.peer_rx().takeover_error.load(Relaxed) as i32);
+            self.downs.fetch_add(1, Relaxed);
+            // The daemon knows this; the word is stored all the same, so that this epoch is over for good.
+            m.own_tx()
+                .state
+                .store(TxWord::new(epoch, tx::DOWN), Release);
+            self.mode.store(mode::TCP, Release);
+        }
+        under_way(phase)
+    }
+
+    /// The epoch to which a takeover of this direction would apply.
+    fn takeover_epoch(&self, m: &Memory) -> Epoch {
+        match self.mode.load(Relaxed) {
+            mode::ASK => m.own_tx().state.load(Relaxed).epoch(),
+            _ => self.epoch.load(Relaxed),
+        }
+    }
+
+    /// The phase of a takeover of the present epoch.
+    fn takeover_phase(&self, m: &Memory) -> TakeoverPhase {
+        let mode = self.mode.load(Relaxed);
+        let epoch = self.takeover_epoch(m);
+        // Acquire: pairs with the daemon's Release; the cursor and position stored before it are valid.
+        let word = m.peer_rx().takeover.load(Acquire);
+        let ours = word.epoch() == epoch && self.reclaimed.load(Relaxed) != epoch;
+        match mode {
+            mode::RING | mode::DRAIN | mode::ASK if ours => word.phase(),
+            _ => takeover::NONE,
+        }
+    }
+
+    pub(super) fn held(&self, m: &Memory) -> bool {
+        under_way(self.takeover_phase(m))
+    }
+
+    /// Has a takeover of this epoch finished, without the end having taken the direction back yet?
+    pub(super) fn is_through(&self, m: &Memory) -> bool {
+        m.far() && self.takeover_phase(m) == takeover::DONE
+    }
+
+    /// End or daemon: whoever puts anything on TCP first records that in its own area. (On one node the record is for
+    /// whoever continues when the process is gone: see [`TxState::holder_died`].)
+    pub(super) fn record(&self, m: &Memory, cursor: u64, what: TakeoverPhase) {
+        let w = match m.takes_over() {
+            true => m.peer_rx(),
+            false => m.own_rx(),
+        };
+        w.takeover_at.store(cursor, Relaxed);
+        let word = TakeoverWord::new(self.epoch.load(Relaxed), what);
+        w.takeover.store(word, Release); // pairs with the Acquire in `takeover_phase` and `adopt`
+    }
+
+    /// For the daemon, at the end: the direction is on TCP and belongs to the end again.
+    pub(super) fn say_done(&self, m: &Memory, epoch: Epoch, phase: TxPhase) {
+        if phase > tx::DOWNING {
+            let w = m.peer_rx();
+            w.takeover_kpos.store(self.kpos.load(Relaxed), Relaxed);
+            w.takeover_error.store(self.error.get() as u32, Relaxed);
+            w.takeover
+                .store(TakeoverWord::new(epoch, takeover::DONE), Release); // as in `record`
+        }
+    }
+
+    /// For the daemon: [`claim`] and [`TxState::adopt`] in one step, for callers that need not wait for the socket in
+    /// between. After an error the connection has to be reset; the end must not use the direction any more.
+    pub fn take(
+        m: &Memory,
+        port: &impl Port,
+        tag: u64,
+        locked: impl FnOnce() -> bool,
+    ) -> Result<Taken, Reason> {
+        // Acquire: pairs with the Release in `say`.
+        let state = m.own_tx().state.load(Acquire);
+        if is_done(m, state) {
+            return Ok(Taken::Tcp);
+        }
+        if !claim(m, state, locked) {
+            return Ok(Taken::Later);
+        }
+        let tx = TxState::default();
+        match tx.adopt(m, port, tag)? {
+            Adopted::Ring => Ok(Taken::Yes(tx)),
+            Adopted::Asking => {
+                release(m, state.epoch());
+                Ok(Taken::Later)
+            }
+            Adopted::Tcp => {
+                release(m, state.epoch());
+                Ok(Taken::Tcp)
+            }
+        }
+    }
+
+    /// For the daemon: turns this fresh state into what the end's must be, from what the end has published and what
+    /// the kernel has counted. What the end has published is believed only within the limits of its rings.
+    pub fn adopt(&self, m: &Memory, port: &impl Port, tag: u64) -> Result<Adopted, Reason> {
+        let w = m.own_tx();
+        // Acquire: pairs with the Release in `say`.
+        let state = w.state.load(Acquire);
+        let (epoch, phase) = (state.epoch(), state.phase());
+        if !matches!(phase, tx::UP | tx::DOWNING) {
+            return Ok(Adopted::Tcp);
+        }
+        let word = m.peer_rx().word.load(Acquire);
+        let ours = word.epoch() == epoch;
+        if phase == tx::UP && !(ours && word.has(rx::ACCEPTED)) {
+            let asks = ours && !word.has(rx::REVOKED);
+            return Ok(if asks { Adopted::Asking } else { Adopted::Tcp });
+        }
+        let start = w.up_start.load(Acquire);
+        let kpos = w.up_kpos.load(Relaxed);
+        let seq = w.loc_seq.load(Acquire) as usize;
+        self.epoch.store(epoch, Relaxed);
+        self.tag.store(tag, Relaxed);
+        self.kpos.store(kpos, Relaxed);
+        let head = m.own_head().load(Acquire);
+        if head < start {
+            return Err(Reason::Hostile);
+        }
+        self.head.store(head, Relaxed);
+        self.loc.store(w.loc[seq & 1].load(Relaxed), Relaxed);
+        let from = w.loc_from[seq & 1].load(Relaxed);
+        self.loc_from.store(from, Relaxed);
+        let before = w.loc[seq & 1 ^ 1].load(Relaxed);
+        self.retired.store(before, Relaxed);
+        self.peer_cursor.store(start, Relaxed);
+        self.frame_done.store(LEN as u32, Relaxed);
+        self.mode.store(mode::RING, Relaxed);
+        if Loc::unpack(self.loc.load(Relaxed)).is_none() || self.unread(m)? > self.backlog_max() {
+            return Err(Reason::Hostile);
+        }
+        let kernel = Self::kernel_position(m, port).ok_or(Reason::NotEstablished)?;
+        let begun = kernel.checked_sub(kpos).ok_or(Reason::Sync)?;
+        // Acquire: pairs with the Release in `record`.
+        let said = m.own_rx().takeover.load(Acquire);
+        let at = m.own_rx().takeover_at.load(Relaxed);
+        match (said.phase(), begun) {
+            (_, 0) => {}
+            (what, _) if said.epoch() == epoch => self.resume_as(what, begun, at)?,
+            _ => return Err(Reason::Foreign), // no frame was recorded, and yet there are bytes
+        }
+        Ok(Adopted::Ring)
+    }
+
+    /// Continues what a process that is gone had begun: `begun` bytes of it are on TCP.
+    pub(super) fn resume_as(
+        &self,
+        what: TakeoverPhase,
+        begun: u64,
+        cursor: u64,
+    ) -> Result<(), Reason> {
+        match what {
+            takeover::DOWN => self.resume_frame(begun, Kind::Down, cursor),
+            takeover::FIN => self.resume_frame(begun, Kind::Fin, cursor),
+            takeover::PLAIN => {
+                let rest = self.head.load(Relaxed).checked_sub(cursor);
+                let rest = rest.ok_or(Reason::Hostile)?;
+                if begun > rest || rest > self.backlog_max() {
+                    return Err(Reason::Foreign);
+                }
+                self.frame_done.store(LEN as u32, Relaxed);
+                self.frame_cursor.store(u64::MAX, Relaxed);
+                self.drain_at.store(cursor + begun, Relaxed);
+                self.kpos.fetch_add(begun, Relaxed);
+                self.mode.store(mode::DRAIN, Relaxed);
+                Ok(())
+            }
+            _ => Err(Reason::Foreign),
+        }
+    }
+
+    /// A frame and what follows it were begun: `begun` bytes of them are on TCP.
+    fn resume_frame(&self, begun: u64, kind: Kind, cursor: u64) -> Result<(), Reason> {
+        let head = self.head.load(Relaxed);
+        let rest = head.checked_sub(cursor).ok_or(Reason::Hostile)?;
+        let done = begun.min(LEN as u64);
+        if begun - done > rest || rest > self.backlog_max() {
+            return Err(Reason::Foreign);
+        }
+        self.frame_kind.store(u32::from(kind == Kind::Fin), Relaxed);
+        self.frame_rest.store(rest as u32, Relaxed);
+        self.frame_cursor.store(cursor, Relaxed);
+        self.frame_done.store(done as u32, Relaxed);
+        self.drain_at.store(cursor + (begun - done), Relaxed);
+        self.kpos.fetch_add(begun, Relaxed);
+        self.mode.store(mode::DRAIN, Relaxed);
+        Ok(())
+    }
+
+    /// `more` bytes of what is in progress (a frame, and what follows it) are on TCP.
+    fn advance(&self, more: u64) -> Result<(), Reason> {
+        let done = u64::from(self.frame_done.load(Relaxed));
+        let frame = more.min(LEN as u64 - done);
+        let at = self.drain_at.load(Relaxed) + (more - frame);
+        if at > self.head.load(Relaxed) {
+            return Err(Reason::Foreign);
+        }
+        self.frame_done.store((done + frame) as u32, Relaxed);
+        self.drain_at.store(at, Relaxed);
+        self.kpos.fetch_add(more, Relaxed);
+        Ok(())
+    }
+
+    /// For the end, under the lock, when the daemon is gone: if the daemon had the direction, continues where it
+    /// stopped. In any case the direction is on its way to TCP afterwards. `Err(Reason::InDoubt)`: nobody will answer
+    /// the switch that was asked for.
+    pub fn reclaim(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        let phase = self.takeover_phase(m);
+        if phase == takeover::DONE {
+            self.look_at_takeover(m);
+        } else if phase != takeover::NONE {
+            let epoch = self.takeover_epoch(m);
+            let kernel = Self::kernel_position(m, port).ok_or(Reason::NotEstablished)?;
+            let begun = kernel
+                .checked_sub(self.kpos.load(Relaxed))
+                .ok_or(Reason::Sync)?;
+            let at = m.peer_rx().takeover_at.load(Relaxed);
+            self.reclaimed.store(epoch, Relaxed);
+            let was = self.mode.load(Relaxed);
+            match phase {
+                _ if begun == 0 => {}
+                // The daemon continued what we had begun.
+                takeover::TAKEN if was == mode::DRAIN => self.advance(begun)?,
+                what => {
+                    self.epoch.store(epoch, Relaxed); // not set yet if we were still asking
+                    self.resume_as(what, begun, at)?;
+                    self.downs.fetch_add(u32::from(was != mode::DRAIN), Relaxed);
+                }
+            }
+        }
+        if self.mode.load(Relaxed) == mode::ASK && !self.has_answer(m) {
+            return Err(Reason::InDoubt);
+        }
+        self.down(m, port)
+    }
+}

@@ -1,0 +1,26 @@
+//! The contract between the two parties of a link.
+//!
+//! A *link* is what two parties share: for each party one memory area that it alone writes and
+//! the other maps read-only, plus one doorbell each way. It carries many *lanes*; a lane is the
+//! pair of rings that carry one promoted TCP connection. A party is a shim or a daemon: nothing
+//! here assumes that the other side is a process of this node.
+//!
+//! What this crate must never do: allocate, block, panic on what the other side wrote, or take a
+//! word from the other side's memory twice. Everything read from a peer is read once and checked.
+
+#![warn(missing_docs, unreachable_pub)]
+
+pub mod abi;
+pub mod family;
+pub mod half;
+pub mod notify;
+pub mod os;
+pub mod prim;
+pub mod proto;
+
+/// Version of the memory layout and of the control messages. Parties whose
+/// ranges `[MIN_VERSION, VERSION]` overlap work together; others stay on TCP with
+/// [`proto::reason::Reason::VersionMismatch`].
+pub const VERSION: u16 = 3;
+/// Oldest version this build still speaks.
+pub const MIN_VERSION: u16 = 3;

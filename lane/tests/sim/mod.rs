@@ -1,0 +1,566 @@
+//! A world in which the real lane code is driven step by step: two ends, their areas, a simulated
+//! TCP connection, and a check on every byte that reaches an application.
+//!
+//! Whatever an end does may be interrupted at each system call and each publish by something the
+//! other end (or another thread of the same end) does, or by the death of the end: see [`Op`].
+
+#![allow(dead_code)] // each test uses a part
+
+mod acts;
+mod calls;
+mod far;
+pub mod keep;
+pub mod memory;
+pub mod net;
+mod settle;
+mod wire;
+
+use keep::Keeper;
+use lane::abi::{Epoch, Loc};
+use lane::half::rx::How;
+use lane::half::{Area, Memory, RxState, TxState};
+use lane::proto::frame::{Frame, Kind};
+use lane::proto::reason::Reason;
+use memory::Party;
+use net::Net;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+pub use wire::Wire;
+
+pub const LANE: u32 = 70;
+pub const TAG: u64 = 0x5eed_5eed_0bad_cafe;
+
+/// What an end can do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Act {
+    /// The application sends; natively where the lane says so. `up`: switches up when it may.
+    Send {
+        len: usize,
+        up: bool,
+    },
+    Recv {
+        len: usize,
+        peek: bool,
+        discard: bool,
+        look: bool,
+    },
+    Ready,
+    TryUp,
+    Down,
+    WantDown,
+    UnwantDown,
+    Revoke,
+    Look,
+    Probe,
+    /// FIONREAD; the answer is in `Host::unread`.
+    Unread,
+    /// Another thread's send, or SO_ERROR, takes the error that was kept for the receiver.
+    TakeError,
+    Move {
+        log2: u32,
+    },
+    ShutWr,
+    Close,
+    Kill,
+    Attach {
+        log2: u32,
+    },
+    /// The network carries bytes that this end has sent.
+    Deliver {
+        n: usize,
+    },
+    /// The kernel's buffers for what this end sends.
+    Buffers {
+        snd: usize,
+        rcv: usize,
+        piece: usize,
+    },
+    /// This end's application asks for sizes of buffers (0: it does not).
+    Sizes {
+        sndbuf: u32,
+        room: u32,
+    },
+    /// Across nodes: this end's daemon looks at what the end has stored, and `n` of its messages
+    /// arrive.
+    Carry {
+        n: usize,
+    },
+    /// Across nodes: nothing arrives any more; everything does again.
+    Cut,
+    Mend,
+    /// Across nodes, with takeover: this end's daemon looks after its sending direction. `patient`:
+    /// what an application left behind has time to arrive.
+    Keep {
+        patient: bool,
+    },
+    /// This end's daemon dies.
+    DaemonDies,
+    /// The old connection is over on both ends; a new one uses the same lane.
+    Reuse {
+        gap: u32,
+    },
+}
+
+/// An action, and what happens in the middle of it, each after so many more system calls or
+/// publishes (0: at the same point as the one before).
+#[derive(Clone, Debug)]
+pub struct Op {
+    pub end: usize,
+    pub act: Act,
+    pub inner: Vec<(usize, usize, Act)>,
+}
+
+#[derive(Default)]
+pub struct Host {
+    pub tx: TxState,
+    pub rx: RxState,
+    pub attached: Cell<bool>,
+    pub dead: Cell<bool>,
+    pub closed: Cell<bool>,
+    pub wr_shut: Cell<bool>,
+    /// A FIN that has to wait for what is on its way down.
+    pub fin_due: Cell<bool>,
+    /// Inside the call that may put the end of the stream on TCP.
+    pub finishing: Cell<bool>,
+    pub eof: Cell<bool>,
+    /// TCP reported an error.
+    pub failed: Cell<bool>,
+    pub revoking: Cell<bool>,
+    /// Has heard that its daemon is gone.
+    pub lost: Cell<bool>,
+    /// Bytes the application was told are sent, and those of a call that has not returned.
+    pub sent: Cell<u64>,
+    pub in_flight: Cell<u64>,
+    pub got: Cell<u64>,
+    pub unread: Cell<u64>,
+    /// Bytes that the last receive found.
+    pub found: Cell<u64>,
+    /// Locks: the lane's two, and the application's two.
+    busy: [Cell<bool>; 4],
+    locs: RefCell<Vec<Loc>>,
+}
+
+const TX: usize = 0;
+const RX: usize = 1;
+const SEND: usize = 2;
+const RECV: usize = 3;
+
+/// Unwinds out of the middle of an operation: the process died there.
+struct Killed;
+
+pub struct World {
+    parties: &'static [Party; 2],
+    own: [Area; 2],
+    peer: [Area; 2],
+    pub host: [Host; 2],
+    pub net: RefCell<Net>,
+    inner: RefCell<VecDeque<(usize, usize, Act)>>,
+    nested: Cell<bool>,
+    acting: Cell<usize>,
+    /// The one who acts is the daemon beside that end.
+    keeping: Cell<bool>,
+    steps: Cell<u64>,
+    base: Cell<Epoch>,
+    use_no: Cell<u64>,
+    /// System calls of the operation under way: none may loop for ever.
+    calls: Cell<u32>,
+    pub trace: Cell<bool>,
+    /// How often things happened, so that tests can insist that they did.
+    pub seen: RefCell<std::collections::BTreeMap<&'static str, u64>>,
+    /// Called in every hook; for the hostile test.
+    pub meddle: RefCell<Option<Meddle>>,
+    /// The daemons between the ends, if these are on two nodes.
+    pub far: Option<RefCell<far::Far>>,
+    /// Those who look after an end that does not; none: there is no takeover.
+    pub keepers: Option<[Keeper; 2]>,
+    /// One end is hostile: the checks of content do not apply.
+    pub hostile: Cell<bool>,
+}
+
+/// Byte `at` of what end `e` sends on the `n`th connection. One block in eight looks like a frame.
+fn content(n: u64, e: usize, at: u64, buf: &mut [u8]) {
+    let mut block = u64::MAX;
+    let mut bytes = [0u8; 32];
+    for (i, d) in buf.iter_mut().enumerate() {
+        let p = at + i as u64;
+        if p / 32 != block {
+            block = p / 32;
+            let mut h = (n << 40 ^ (e as u64) << 32 ^ block).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            h ^= h >> 29;
+            if h % 8 == 0 {
+                let f = Frame {
+                    kind: Kind::Down,
+                    epoch: Epoch::new(1 + (h >> 8) as u32 % 8),
+                    rest: 0,
+                    cursor: block * 32,
+                    tag: !TAG,
+                };
+                bytes = f.encode();
+            } else {
+                for c in bytes.chunks_mut(8) {
+                    h = h.wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ h >> 31;
+                    c.copy_from_slice(&h.to_le_bytes());
+                }
+            }
+        }
+        *d = bytes[(p % 32) as usize];
+    }
+}
+
+fn vecs(b: &mut [u8]) -> Vec<libc::iovec> {
+    let n = b.len();
+    let cut = [0, n / 3, n / 3, n / 2 + n / 5, n]; // one of them empty
+    cut.windows(2)
+        .map(|w| libc::iovec {
+            iov_base: b[w[0]..w[1]].as_mut_ptr().cast(),
+            iov_len: w[1] - w[0],
+        })
+        .collect()
+}
+
+/// What a third party does in the middle of operations.
+pub type Meddle = Box<dyn FnMut(&World)>;
+
+thread_local! {
+    // Mapping is dear; every case of a thread uses the same memory, cleared.
+    static PARTIES: &'static [Party; 2] = Box::leak(Box::new([Party::new(), Party::new()]));
+    static MIRRORS: &'static [Party; 2] = Box::leak(Box::new([Party::new(), Party::new()]));
+}
+
+impl World {
+    pub fn new() -> World {
+        let parties = PARTIES.with(|p| *p);
+        parties.iter().for_each(Party::clear);
+        let w = World {
+            parties,
+            own: [parties[0].area(true), parties[1].area(true)],
+            peer: [parties[1].area(false), parties[0].area(false)],
+            host: Default::default(),
+            net: Default::default(),
+            inner: Default::default(),
+            nested: Cell::new(false),
+            acting: Cell::new(0),
+            keeping: Cell::new(false),
+            steps: Cell::new(0),
+            base: Cell::default(),
+            use_no: Cell::new(0),
+            calls: Cell::new(0),
+            trace: Cell::new(false),
+            seen: Default::default(),
+            meddle: RefCell::new(None),
+            far: None,
+            keepers: None,
+            hostile: Cell::new(false),
+        };
+        for a in &w.own {
+            // Always count a sleeper, so that every publish rings and can be interrupted.
+            a.control().unwrap().sleepers.0.store(1, SeqCst);
+        }
+        w
+    }
+
+    /// The ends are on two nodes.
+    pub fn across_nodes() -> World {
+        let mut w = World::new();
+        let mirrors = MIRRORS.with(|p| *p);
+        mirrors.iter().for_each(Party::clear);
+        w.peer = [mirrors[0].area(false), mirrors[1].area(false)];
+        for m in mirrors {
+            let a = m.area(true);
+            a.control().unwrap().sleepers.0.store(1, SeqCst);
+        }
+        w.far = Some(RefCell::new(far::Far::new(w.parties, mirrors)));
+        w
+    }
+
+    /// The same, and their daemons take directions over.
+    pub fn with_takeover() -> World {
+        let mut w = World::across_nodes();
+        let mirrors = MIRRORS.with(|p| *p);
+        w.keepers = Some([0, 1].map(|e| Keeper::new(&w.parties[e], &mirrors[e])));
+        w
+    }
+
+    pub fn memory(&self, e: usize) -> Memory<'_> {
+        Memory::new(&self.own[e], &self.peer[e], LANE)
+            .unwrap()
+            .across(self.far.is_some())
+    }
+
+    pub fn control(&self, e: usize) -> &lane::abi::Control {
+        self.own[e].control().unwrap()
+    }
+
+    /// Foreign bytes into what end `e` has sent; not while the network is busy.
+    pub fn inject(&self, e: usize, b: &[u8]) {
+        if let Ok(mut n) = self.net.try_borrow_mut() {
+            n.inject(e, b);
+        }
+    }
+
+    pub fn scribble(&self, e: usize, at: usize, b: &[u8]) {
+        self.parties[e].scribble(at, b);
+    }
+
+    pub fn note(&self, what: &'static str) {
+        *self.seen.borrow_mut().entry(what).or_default() += 1;
+    }
+
+    fn hook(&self) {
+        self.calls.set(self.calls.get() + 1);
+        assert!(self.calls.get() < 20_000, "an operation does not end");
+        if let Ok(mut m) = self.meddle.try_borrow_mut() {
+            if let Some(m) = m.as_mut() {
+                m(self);
+            }
+        }
+        if self.nested.get() {
+            return;
+        }
+        // Everything that is due at this point, in order.
+        loop {
+            let next = {
+                let mut q = self.inner.borrow_mut();
+                match q.front_mut() {
+                    Some((0, ..)) => q.pop_front(),
+                    Some((k, ..)) => {
+                        *k -= 1;
+                        None
+                    }
+                    None => None,
+                }
+            };
+            let Some((_, end, act)) = next else { return };
+            let actor = match act {
+                Act::Kill => !self.keeping.get(),
+                Act::DaemonDies => self.keeping.get(),
+                _ => false,
+            };
+            if actor && end == self.acting.get() {
+                self.act(end, &act);
+                resume_unwind(Box::new(Killed));
+            }
+            self.nested.set(true);
+            self.act(end, &act);
+            self.nested.set(false);
+        }
+    }
+
+    /// Runs one operation with its interruptions.
+    pub fn run(&mut self, op: &Op) {
+        self.calls.set(0);
+        if let Act::Reuse { gap } = op.act {
+            return self.reuse(gap);
+        }
+        *self.inner.borrow_mut() = op.inner.iter().cloned().collect();
+        self.acting.set(op.end);
+        self.keeping.set(matches!(op.act, Act::Keep { .. }));
+        if let Err(p) = catch_unwind(AssertUnwindSafe(|| self.act(op.end, &op.act))) {
+            if !p.is::<Killed>() {
+                resume_unwind(p);
+            }
+            self.note(match self.keeping.get() {
+                true => "daemon died within",
+                false => "killed within",
+            });
+        }
+        self.inner.borrow_mut().clear();
+    }
+
+    fn reuse(&mut self, gap: u32) {
+        let epochs = self
+            .host
+            .iter()
+            .flat_map(|h| [&h.tx.epoch, &h.rx.epoch])
+            .map(|e| e.load(Relaxed).get());
+        let last = epochs.fold(self.base.get().get(), u32::max);
+        self.base.set(Epoch::new(last + gap));
+        for (h, p) in self.host.iter_mut().zip(self.parties) {
+            h.locs.borrow_mut().drain(..).for_each(|l| p.release(l));
+            *h = Host::default();
+        }
+        if let Some(f) = &self.far {
+            f.borrow_mut().reuse();
+        }
+        if let Some(k) = &mut self.keepers {
+            k.iter_mut().for_each(Keeper::reuse);
+        }
+        *self.net.borrow_mut() = Net::default();
+        self.use_no.set(self.use_no.get() + 1);
+    }
+
+    fn kill(&self, e: usize) {
+        self.host[e].dead.set(true);
+        if !self.leave_to_keeper(e, keep::Ending::Over) {
+            self.net.borrow_mut().close(e);
+        }
+    }
+
+    fn lock(&self, e: usize, which: usize) -> bool {
+        !self.host[e].busy[which].replace(true)
+    }
+
+    fn unlock(&self, e: usize, which: usize) {
+        self.host[e].busy[which].set(false);
+    }
+
+    fn spoilt(&self, e: usize, r: Reason) {
+        if self.hostile.get() {
+            self.note("reset");
+            return self.kill(e);
+        }
+        if r == Reason::InDoubt && self.any_forsaken() {
+            self.note("in doubt");
+            self.net.borrow_mut().rst();
+            return self.host[e].failed.set(true);
+        }
+        // An end whose peer is gone may find the stream cut anywhere, but never a foreign byte.
+        panic!("end {e}: reset with {r:?} among honest ends");
+    }
+
+    #[expect(clippy::too_many_lines)]
+    pub fn act(&self, e: usize, act: &Act) {
+        if self.trace.get() {
+            let h = |e: usize| {
+                let h = &self.host[e];
+                (
+                    h.tx.mode.load(Relaxed),
+                    h.tx.epoch.load(Relaxed),
+                    h.rx.mode.load(Relaxed),
+                    h.rx.epoch.load(Relaxed),
+                    h.sent.get(),
+                    h.got.get(),
+                )
+            };
+            eprintln!(
+                "{}end {e}: {act:?}   {:?} {:?}",
+                if self.nested.get() { "    " } else { "" },
+                h(0),
+                h(1)
+            );
+        }
+        self.steps.set(self.steps.get() + 1);
+        let h = &self.host[e];
+        match act {
+            Act::Deliver { n } => {
+                self.net.borrow_mut().deliver(e, *n);
+                return;
+            }
+            Act::Buffers { snd, rcv, piece } => {
+                let p = &mut self.net.borrow_mut().pipe[e];
+                (p.snd_cap, p.rcv_cap, p.piece) = (*snd, *rcv, *piece);
+                return;
+            }
+            // (Without the lock.)
+            Act::TakeError => {
+                h.rx.error.take();
+                return;
+            }
+            Act::Keep { patient } => return self.keep(e, *patient),
+            Act::DaemonDies => return self.daemon_dies(e),
+            Act::Carry { .. } | Act::Cut | Act::Mend => {
+                let Some(mut f) = self.far.as_ref().and_then(|f| f.try_borrow_mut().ok()) else {
+                    return;
+                };
+                match act {
+                    Act::Carry { n } => {
+                        if h.attached.get() {
+                            f.scan(e);
+                        }
+                        (0..*n).take_while(|_| f.carry(e)).count();
+                    }
+                    Act::Cut => f.cut(),
+                    _ => f.mend(),
+                }
+                return;
+            }
+            _ if h.dead.get() || h.closed.get() || h.failed.get() => return,
+            _ if self.hears(e) && h.failed.get() => return,
+            Act::Send { len, up } => {
+                if !h.wr_shut.get() && self.lock(e, SEND) {
+                    self.send(e, *len, *up);
+                    self.unlock(e, SEND);
+                }
+                return;
+            }
+            Act::Recv {
+                len,
+                peek,
+                discard,
+                look,
+            } => {
+                if self.lock(e, RECV) {
+                    self.recv(
+                        e,
+                        *len,
+                        How {
+                            peek: *peek,
+                            discard: *discard,
+                            look: *look,
+                            ..How::default()
+                        },
+                    );
+                    self.unlock(e, RECV);
+                }
+                return;
+            }
+            Act::Kill => return self.kill(e),
+            _ => {}
+        }
+        // The rest needs the lane's locks.
+        let needs: &[usize] = match act {
+            Act::TryUp | Act::Down | Act::Look | Act::Move { .. } => &[TX],
+            Act::Ready
+            | Act::WantDown
+            | Act::UnwantDown
+            | Act::Revoke
+            | Act::Probe
+            | Act::Unread => &[RX],
+            Act::Attach { .. } | Act::Sizes { .. } => &[TX, RX],
+            _ => &[TX, RX, SEND, RECV],
+        };
+        if needs.iter().any(|&l| h.busy[l].get()) {
+            return;
+        }
+        needs.iter().for_each(|&l| h.busy[l].set(true));
+        if h.attached.get() != matches!(act, Act::Attach { .. })
+            || matches!(act, Act::Close | Act::ShutWr)
+        {
+            self.locked(e, act);
+        }
+        needs.iter().for_each(|&l| h.busy[l].set(false));
+    }
+
+    fn live(&self, e: usize) -> bool {
+        let h = &self.host[e];
+        !(h.dead.get() || h.closed.get() || h.failed.get())
+    }
+}
+
+/// Runs one operation that nothing interrupts.
+pub fn op(w: &mut World, end: usize, act: Act) {
+    w.run(&Op {
+        end,
+        act,
+        inner: vec![],
+    });
+}
+
+pub fn send(len: usize) -> Act {
+    Act::Send { len, up: false }
+}
+
+pub fn recv(len: usize) -> Act {
+    Act::Recv {
+        len,
+        peek: false,
+        discard: false,
+        look: true,
+    }
+}
+
+/// The network carries everything.
+pub const ALL: Act = Act::Deliver { n: 1 << 20 };

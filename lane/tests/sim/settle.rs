@@ -1,0 +1,197 @@
+//! The end of every run: both ends act as event loops do, and everything has to arrive.
+
+use super::{Act, Wire, World, LANE};
+use lane::half::rx::How;
+use lane::half::Progress;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl World {
+    /// Lets both ends act as event loops do, each only when something wakes it, until nothing
+    /// moves; each sends `todo` more bytes. Then everything must have arrived.
+    #[expect(clippy::too_many_lines)]
+    pub fn settle(&self, mut todo: [usize; 2], promote: bool) {
+        for p in &mut self.net.borrow_mut().pipe {
+            (p.snd_cap, p.rcv_cap, p.piece) = (1 << 18, 1 << 18, usize::MAX);
+        }
+        let carry = || {
+            let Some(f) = &self.far else { return false };
+            let mut f = f.borrow_mut();
+            f.mend();
+            let mut any = false;
+            for e in [0, 1] {
+                if self.host[e].attached.get() {
+                    f.scan(e);
+                }
+                while f.carry(e) {
+                    any = true;
+                }
+            }
+            any
+        };
+        let mut seen = [None; 2];
+        let mut out = [false; 2];
+        let mut still = 0;
+        for round in 0.. {
+            assert!(round < 100_000, "it never settles");
+            let moved = {
+                let mut n = self.net.borrow_mut();
+                n.deliver(0, usize::MAX) | n.deliver(1, usize::MAX)
+            } | carry()
+                | self.keep_both(true);
+            let mut ran = false;
+            for e in 0..2 {
+                let h = &self.host[e];
+                if !self.live(e) {
+                    continue;
+                }
+                if h.revoking.get() && !self.live(1 - e) && !moved && !self.keep_both(false) {
+                    h.failed.set(true); // the deadline of the hand-over has passed
+                    self.note("hand-over failed");
+                    continue;
+                }
+                let seq = lane::notify::counter(
+                    &self.peer[e].control().unwrap().seq[LANE as usize / lane::abi::GROUP].0,
+                );
+                let awake = seen[e] != Some(seq)
+                    || (self.forsaken(e) && !h.lost.get())
+                    || (self.net.borrow().readable(e) && !h.eof.get())
+                    || (out[e] && self.net.borrow().writable(e));
+                if awake {
+                    seen[e] = Some(seq);
+                    ran = true;
+                    out[e] = self.turn(e, &mut todo[e], promote);
+                }
+            }
+            still = if moved { 0 } else { still + 1 };
+            // (Bytes that it may not take keep a hand-over that waits awake.)
+            let gave_up = still > 3 && self.give_up();
+            if !moved && !ran && !self.keep_both(false) && !gave_up && still > 4 {
+                break;
+            }
+        }
+        for (e, todo) in todo.into_iter().enumerate() {
+            let (h, from) = (&self.host[e], &self.host[1 - e]);
+            if !self.live(e) {
+                continue;
+            }
+            assert!(!h.revoking.get(), "end {e}: the hand-over hangs");
+            assert!(!h.tx.must_flush(), "end {e}: bytes left on the way down");
+            if self.live(1 - e) && !self.net.borrow().reset {
+                assert_eq!(todo, 0, "end {e} is stuck sending");
+            }
+            let wants_eof = from.dead.get() || from.closed.get() || from.wr_shut.get();
+            if !from.failed.get() && !self.net.borrow().reset {
+                assert!(
+                    h.got.get() >= from.sent.get(),
+                    "end {e} has {} of {}",
+                    h.got.get(),
+                    from.sent.get()
+                );
+                assert!(
+                    !wants_eof || h.eof.get(),
+                    "end {e} waits for an end of file"
+                );
+            }
+        }
+    }
+
+    /// The daemons do what there is to do for their ends. `true`: something was done.
+    fn keep_both(&self, patient: bool) -> bool {
+        let mut any = false;
+        for e in [0, 1] {
+            self.calls.set(0);
+            let before = self.kept(e);
+            self.keep(e, patient);
+            any |= self.kept(e) != before;
+        }
+        any
+    }
+
+    /// Whoever waits for words that died with a daemon has a deadline. `true`: it has passed now.
+    fn give_up(&self) -> bool {
+        let waits = |h: &&super::Host| h.revoking.get() && !h.failed.get();
+        let mut any = false;
+        for h in self
+            .host
+            .iter()
+            .filter(waits)
+            .filter(|_| self.any_forsaken())
+        {
+            h.failed.set(true);
+            self.note("hand-over failed");
+            any = true;
+        }
+        any
+    }
+
+    /// One turn of an event loop. `true`: wants to know when TCP is writable.
+    fn turn(&self, e: usize, todo: &mut usize, promote: bool) -> bool {
+        let h = &self.host[e];
+        let mut out = false;
+        self.calls.set(0);
+        self.hears(e);
+        if h.attached.get() {
+            match h.tx.look(&self.memory(e), &Wire { w: self, e }) {
+                // (Its daemon rings when it has got on.)
+                Ok(p) => out |= p == Progress::Blocked && !h.tx.awaits(&self.memory(e)),
+                Err(r) => self.spoilt(e, r),
+            }
+            let m = self.memory(e);
+            if h.fin_due.get() && !h.tx.holds_fin(&m) {
+                h.fin_due.set(false);
+                h.tx.shut(&m, &Wire { w: self, e }, None);
+                h.rx.announce_end(&m, &Wire { w: self, e }, h.tx.kpos.load(Relaxed));
+                self.net.borrow_mut().fin(e);
+            }
+            if h.revoking.get() {
+                self.act(e, &Act::Revoke);
+            }
+            if promote {
+                self.act(e, &Act::Ready);
+            }
+        }
+        if h.wr_shut.get() {
+            *todo = 0;
+        }
+        while *todo > 0 && self.live(e) {
+            let before = h.sent.get();
+            self.calls.set(0);
+            if !self.send(e, (*todo).min(9000), promote) {
+                if h.attached.get()
+                    && h.tx.is_up()
+                    && !h.tx.awaits(&self.memory(e))
+                    && h.tx.want_space(&self.memory(e), &Wire { w: self, e })
+                {
+                    continue;
+                }
+                out |= !h.tx.is_up() && !h.tx.awaits(&self.memory(e));
+                break;
+            }
+            *todo -= (h.sent.get() - before) as usize;
+        }
+        while self.live(e) && !h.eof.get() {
+            self.calls.set(0);
+            let m = self.memory(e);
+            // Trusts `ready` where it answers, as an event loop does.
+            let ring = if h.attached.get() {
+                h.rx.ready(&m)
+            } else {
+                None
+            };
+            if ring != Some(true) && !h.rx.stirs(&m) && !self.net.borrow().readable(e) {
+                break;
+            }
+            if !self.recv(
+                e,
+                3000,
+                How {
+                    look: true,
+                    ..How::default()
+                },
+            ) {
+                break;
+            }
+        }
+        out
+    }
+}

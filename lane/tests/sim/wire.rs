@@ -1,0 +1,81 @@
+//! What the lane sees of the simulated TCP connection. Everything may be interrupted before and after it.
+
+use super::World;
+use lane::half::{Iov, Port};
+use lane::os::position;
+
+pub struct Wire<'w> {
+    pub w: &'w World,
+    pub e: usize,
+}
+
+impl Port for Wire<'_> {
+    fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32> {
+        self.w.hook();
+        // SAFETY: the lane passes a run of its own ring or a frame.
+        let b = unsafe { std::slice::from_raw_parts(data, len) };
+        let r = self.w.net.borrow_mut().send(self.e, b);
+        self.w.hook();
+        r
+    }
+    fn tcp_recv(&self, buf: *mut u8, len: usize, peek: bool) -> Result<usize, i32> {
+        self.w.hook();
+        // SAFETY: the lane passes a buffer of its own or of this test's application.
+        let b = (!buf.is_null()).then(|| unsafe { std::slice::from_raw_parts_mut(buf, len) });
+        let r = self.w.net.borrow_mut().recv(self.e, b, len, peek);
+        self.w.hook();
+        r
+    }
+    fn tcp_peek(
+        &self,
+        mut iov: Iov<'_>,
+        first: usize,
+        gap: &mut [u8],
+        rest: usize,
+    ) -> Result<usize, i32> {
+        let first = first.min(iov.left());
+        let most = first + gap.len() + rest.min(iov.left() - first);
+        let mut b = vec![0; most];
+        let n = self.tcp_recv(b.as_mut_ptr(), most, true)?;
+        let (before, behind) = b[..n].split_at(first.min(n));
+        let (within, behind) = behind.split_at(gap.len().min(behind.len()));
+        gap[..within.len()].copy_from_slice(within);
+        for mut part in [before, behind] {
+            while !part.is_empty() {
+                let (p, n) = iov.take(part.len()).unwrap();
+                // SAFETY: a buffer of this test's application.
+                unsafe { p.copy_from_nonoverlapping(part.as_ptr(), n) };
+                part = &part[n..];
+            }
+        }
+        Ok(n)
+    }
+    fn tcp_unread(&self) -> Result<usize, i32> {
+        self.w.hook();
+        let r = self.w.net.borrow().unread(self.e);
+        self.w.hook();
+        Ok(r)
+    }
+    fn tcp_sent(&self) -> Option<u64> {
+        self.w.hook();
+        // Each look may be interrupted, and find other counts than the one before.
+        let net = || self.w.net.borrow();
+        let p = position(
+            || Some(net().info(self.e)),
+            || {
+                let n = net().outstanding(self.e);
+                self.w.hook();
+                Some(n)
+            },
+            || Some(net().unread(self.e) as u64),
+        )?;
+        self.w.hook();
+        if net().estimate(self.e) != p.sent - u64::from(self.e == 0) {
+            self.w.note("counters changed by drops");
+        }
+        Some(p.sent)
+    }
+    fn ring(&self) {
+        self.w.hook();
+    }
+}
