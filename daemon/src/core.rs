@@ -18,7 +18,7 @@ use crate::clients::control::Control;
 use crate::clients::families::Families;
 use crate::clients::family::Family;
 use crate::clients::ids::{ConnRef, PartyId};
-use crate::clients::limits::{Groups, Member};
+use crate::clients::limits::{Cgroups, Member};
 use crate::clients::notice::Notice;
 use crate::clients::party::Party;
 use crate::clients::view::{Holder, Snapshot};
@@ -26,9 +26,9 @@ use crate::config::Config;
 use crate::core::events::{About, Events};
 use crate::dataplane::rail::Rails;
 use crate::dataplane::thread::DataPlane;
+use crate::lanes::groups::{LinkGroups, Out, Violation};
 use crate::lanes::holders::{Came, Holders};
 use crate::lanes::inherited::InheritedEnds;
-use crate::lanes::links::{Links, Out, Violation};
 use crate::nodes::seek::Seek;
 use crate::os::fds::Foreign;
 use crate::os::memfd::{self, Ident};
@@ -93,8 +93,8 @@ pub struct Core<V: Provider = Ibv> {
     pub waiting: Waiting,
     /// Ends in a hurry, whose other end is looked for.
     pub seek: Seek,
-    pub links: Links,
-    pub groups: Groups,
+    pub groups: LinkGroups,
+    pub cgroups: Cgroups,
     pub events: Events,
     pub counters: Counters,
     next_party: u64,
@@ -119,8 +119,8 @@ pub struct Core<V: Provider = Ibv> {
     /// Lanes to them; `None` without peers.
     pub rails: Option<Arc<DataPlane<V>>>,
     effects: far::Effects,
-    /// What the daemon's lanes count against, as a party of far links.
-    far_group: Arc<crate::clients::limits::Group>,
+    /// What the daemon's lanes count against, as a party of far link groups.
+    remote_cgroup: Arc<crate::clients::limits::Cgroup>,
 }
 
 /// What a shim said in its hello, checked.
@@ -151,11 +151,11 @@ impl<V: Provider> Core<V> {
         });
         Core {
             system,
-            groups: Groups::new(config.limits()),
+            cgroups: Cgroups::new(config.limits()),
             peers,
             rails,
             effects: far::Effects::default(),
-            far_group: crate::clients::limits::far(),
+            remote_cgroup: crate::clients::limits::far(),
             config,
             proof,
             incarnation,
@@ -171,7 +171,7 @@ impl<V: Provider> Core<V> {
             by_process: HashMap::new(),
             waiting: Waiting::new(clock.clone()),
             seek: Seek::default(),
-            links: Links::new((incarnation >> 32) as u32, clock),
+            groups: LinkGroups::new((incarnation >> 32) as u32, clock),
             events: Events::default(),
             counters: Counters::default(),
             next_party: 1,
@@ -207,7 +207,7 @@ impl<V: Provider> Core<V> {
             None => {
                 self.bury_predecessors(process.id);
                 let member = self
-                    .groups
+                    .cgroups
                     .get(&process.cgroup)
                     .enter()
                     .ok_or(Reason::Limit)?;
@@ -272,7 +272,7 @@ impl<V: Provider> Core<V> {
         };
         p.send(ack, vec![Arc::new(page.1)]);
         let mut out = Out::default();
-        self.links.resumed(id, &mut out);
+        self.groups.resumed(id, &mut out);
         for s in out.sends {
             p.send(s.msg, s.fds);
         }
@@ -312,7 +312,7 @@ impl<V: Provider> Core<V> {
         self.waiting.remove_party(id);
         self.forget_party_across(id);
         let mut out = Out::default();
-        self.links.party_silent(id, &mut out);
+        self.groups.party_silent(id, &mut out);
         self.act(out, Reason::PeerGone, RETRY_SOON_MS);
         self.busy_changed();
     }
@@ -328,7 +328,7 @@ impl<V: Provider> Core<V> {
         let kept = self.hand_down(&p);
         self.by_process.remove(&(p.proc_id, p.family.ident));
         let mut out = Out::default();
-        self.links.party_dead(id, &kept, &mut out);
+        self.groups.party_dead(id, &kept, &mut out);
         self.act(out, Reason::PeerGone, RETRY_SOON_MS);
         self.families.leave(p.family.ident);
         self.busy_changed();
@@ -394,37 +394,37 @@ impl<V: Provider> Core<V> {
                 let came = Some(Came { from, copies });
                 return self.register(who(conn, gen), [tx_kpos, rx_kpos], flags, came, fds);
             }
-            ToDaemon::Mapped { link, side, chunk } => {
-                self.links.mapped(id, link, side, chunk, &mut out)?
+            ToDaemon::Mapped { group, side, chunk } => {
+                self.groups.mapped(id, group, side, chunk, &mut out)?
             }
-            ToDaemon::PeerMapped { link, side, chunk } => {
-                self.links.peer_mapped(id, link, side, chunk, &mut out)?
+            ToDaemon::PeerMapped { group, side, chunk } => {
+                self.groups.peer_mapped(id, group, side, chunk, &mut out)?
             }
-            ToDaemon::LaneDone { link, side, lane } => {
-                let owner = self.owner(id, link, side, lane);
-                self.links.lane_done(owner, link, side, lane, &mut out)?;
-                self.rails(|r| r.done(owner, (link, lane)));
+            ToDaemon::LaneDone { group, side, lane } => {
+                let owner = self.owner(id, group, side, lane);
+                self.groups.lane_done(owner, group, side, lane, &mut out)?;
+                self.rails(|r| r.done(owner, (group, lane)));
             }
-            ToDaemon::LaneRefused { link, side, lane } => {
-                self.links.lane_refused(id, link, side, lane, &mut out)?;
-                self.rails(|r| r.done(id, (link, lane)));
+            ToDaemon::LaneRefused { group, side, lane } => {
+                self.groups.lane_refused(id, group, side, lane, &mut out)?;
+                self.rails(|r| r.done(id, (group, lane)));
             }
-            ToDaemon::LaneHeld { link, lane, .. } => self.lane_held(id, (link, lane), fds)?,
-            ToDaemon::LaneShut { link, lane, .. } => {
-                self.rails(|r| r.shut(id, (link, lane)));
+            ToDaemon::LaneHeld { group, lane, .. } => self.lane_held(id, (group, lane), fds)?,
+            ToDaemon::LaneShut { group, lane, .. } => {
+                self.rails(|r| r.shut(id, (group, lane)));
             }
             ToDaemon::Moved { table_bytes } => {
                 let table = only(fds, "a table that is none, or not alone")?;
                 self.moved(id, table, table_bytes)?;
             }
-            ToDaemon::WantChunk { link, side } => {
-                self.links.want_chunk(id, link, side, &mut out)?
+            ToDaemon::WantChunk { group, side } => {
+                self.groups.want_chunk(id, group, side, &mut out)?
             }
-            ToDaemon::LinkFailed { link, side } => {
-                self.event(id, &format!("cannot map link {link:#x}"));
+            ToDaemon::GroupFailed { group, side } => {
+                self.event(id, &format!("cannot map link group {group:#x}"));
                 trouble = (Reason::Memory, RETRY_TROUBLE_MS);
-                self.links.link_failed(id, link, side, &mut out)?;
-                self.rails(|r| r.link_failed(id, link));
+                self.groups.group_failed(id, group, side, &mut out)?;
+                self.rails(|r| r.group_failed(id, group));
             }
             ToDaemon::Forget { conn, gen } => {
                 if let Some(p) = self.parties.get_mut(&id) {
@@ -433,7 +433,7 @@ impl<V: Provider> Core<V> {
                 self.waiting.forget(who(conn, gen));
                 self.forget_across(who(conn, gen));
                 trouble = (Reason::PeerDeclined, RETRY_SOON_MS);
-                self.links.forget(who(conn, gen), &mut out);
+                self.groups.forget(who(conn, gen), &mut out);
             }
         }
         self.act(out, trouble.0, trouble.1);
@@ -441,7 +441,7 @@ impl<V: Provider> Core<V> {
         Ok(None)
     }
 
-    /// Sends what the links want sent, and declines the ends of lanes that will not be made. The rails are told
+    /// Sends what the link groups want sent, and declines the ends of lanes that will not be made. The rails are told
     /// last, because messages that result from their steps must follow those sent here.
     pub(crate) fn act(&mut self, out: Out, reason: Reason, retry_ms: u32) {
         let (far, near): (Vec<_>, _) = out.sends.into_iter().partition(|s| s.to.is_far());
@@ -515,7 +515,7 @@ impl<V: Provider> Core<V> {
     /// A process asked the daemon to stay, until [`Core::unkeep`]. The guard counts it against its cgroup; `None`:
     /// the limit is reached.
     pub fn keep(&mut self, process: &Process) -> Option<Member> {
-        let member = self.groups.get(&process.cgroup).enter()?;
+        let member = self.cgroups.get(&process.cgroup).enter()?;
         self.kept += 1;
         self.busy_changed();
         Some(member)
@@ -542,7 +542,7 @@ impl<V: Provider> Core<V> {
     }
 
     pub(crate) fn busy_changed(&mut self) {
-        let idle = self.connected == 0 && self.links.lanes() == 0 && self.kept == 0;
+        let idle = self.connected == 0 && self.groups.lanes() == 0 && self.kept == 0;
         match (idle, self.idle_since) {
             (true, None) => self.idle_since = Some(self.now()),
             (false, Some(_)) => self.idle_since = None,

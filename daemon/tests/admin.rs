@@ -14,7 +14,7 @@ use underpass_admin::{Request, Response, Target};
 /// Marks a lane as the shims would when both directions are up.
 fn promoted(s: &Shim, l: Lane) {
     let c = s.conn(l.conn);
-    c.link.store(l.link, Relaxed);
+    c.group.store(l.group, Relaxed);
     c.lane.store(l.lane, Relaxed);
     c.side.store(u32::from(l.side), Relaxed);
     c.tx.mode.store(lane::half::tx::mode::RING, Relaxed);
@@ -48,7 +48,7 @@ fn rows_show_mode_and_both_reasons() {
     assert_eq!(lanes.len(), 2);
     assert!(lanes
         .iter()
-        .all(|r| r.up == "both" && r.link == x.link && r.state == "ACTIVE"));
+        .all(|r| r.up == "both" && r.link == x.group && r.state == "ACTIVE"));
     assert_eq!(
         (&lanes[0].local, &lanes[0].peer),
         (&lanes[1].peer, &lanes[1].local)
@@ -80,7 +80,7 @@ fn a_lane_to_another_node_is_smcr() {
     let (c3, _s3) = tcp();
     let mode = |a: &Shim, conn: u32, flags: u32, up: bool| {
         let e = a.conn(conn);
-        e.link.store(9, Relaxed);
+        e.group.store(9, Relaxed);
         e.lane.store(3, Relaxed);
         if up {
             e.tx.mode.store(lane::half::tx::mode::RING, Relaxed);
@@ -300,7 +300,7 @@ fn ping_stats_log() {
         "{}",
         s.memory_bytes
     );
-    a.sides[&(x.link, x.side)].own[&0]
+    a.sides[&(x.group, x.side)].own[&0]
         .1
         .byte(CONTROL_BYTES + (1 << 20))
         .store(1, Relaxed);

@@ -88,8 +88,8 @@ fn two_ends_get_one_lane() {
     let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
     let (x, y) = pair(&mut a, &mut b);
     assert_eq!(
-        (x.link, x.lane, x.tag, x.epoch),
-        (y.link, y.lane, y.tag, y.epoch)
+        (x.group, x.lane, x.tag, x.epoch),
+        (y.group, y.lane, y.tag, y.epoch)
     );
     assert_ne!(x.side, y.side);
     assert_ne!(x.tag, 0);
@@ -101,7 +101,7 @@ fn two_ends_get_one_lane() {
 
     // The second connection uses the same link.
     let (x2, y2) = pair(&mut a, &mut b);
-    assert_eq!((x2.link, x2.side, y2.side), (x.link, x.side, y.side));
+    assert_eq!((x2.group, x2.side, y2.side), (x.group, x.side, y.side));
     assert_ne!((x2.lane, x2.tag), (x.lane, x.tag));
 
     // Every message was announced.
@@ -145,7 +145,7 @@ fn areas_are_sealed_for_the_other_party() {
     let d = Daemon::plain();
     let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
     let (x, y) = pair(&mut a, &mut b);
-    let (sa, sb) = (&a.sides[&(x.link, x.side)], &b.sides[&(y.link, y.side)]);
+    let (sa, sb) = (&a.sides[&(x.group, x.side)], &b.sides[&(y.group, y.side)]);
     let (fd, map) = &sb.peer[&0];
     let (_, own) = &sa.own[&0];
     for at in [4000, CONTROL_BYTES + CHUNK_BYTES - 1] {
@@ -190,8 +190,8 @@ fn areas_are_sealed_for_the_other_party() {
         assert_eq!(h.magic.load(Relaxed), lane::abi::MAGIC);
         assert_eq!(h.version.load(Relaxed), u32::from(lane::VERSION));
         assert_eq!(
-            (h.side.load(Relaxed), h.link.load(Relaxed)),
-            (u32::from(lane.side), lane.link)
+            (h.side.load(Relaxed), h.group.load(Relaxed)),
+            (u32::from(lane.side), lane.group)
         );
         assert_eq!(h.lanes.load(Relaxed) as usize, lane::abi::LANES);
     }
@@ -204,7 +204,7 @@ fn areas_are_sealed_for_the_other_party() {
     // Nobody but the parties holds an end: a party that is gone can be heard.
     let bell = b
         .sides
-        .get_mut(&(y.link, y.side))
+        .get_mut(&(y.group, y.side))
         .unwrap()
         .bell
         .take()
@@ -225,25 +225,25 @@ fn nothing_is_offered_before_both_have_mapped() {
     let (i, j) = (a.enter(&c, true), b.enter(&s, false));
     a.register(i, &c);
     b.register(j, &s);
-    let mut link = None;
-    while link.is_none() {
-        if let Some(ToShim::LinkNew { link: l, side, .. }) = b.step() {
-            link = Some((l, side));
+    let mut group = None;
+    while group.is_none() {
+        if let Some(ToShim::GroupNew { group: l, side, .. }) = b.step() {
+            group = Some((l, side));
         }
     }
-    let (link, side) = link.unwrap();
+    let (group, side) = group.unwrap();
     a.until("its own area", |m| {
-        matches!(m, ToShim::LinkNew { .. }).then_some(())
+        matches!(m, ToShim::GroupNew { .. }).then_some(())
     });
     b.until("the peer's area", |m| {
         matches!(m, ToShim::PeerChunk { chunk: 0, .. }).then_some(())
     });
     // Unsealed as long as its writer has not mapped it: nobody else has it.
-    let seals = |b: &Shim| rustix::fs::fcntl_get_seals(&b.sides[&(link, side)].own[&0].0).unwrap();
+    let seals = |b: &Shim| rustix::fs::fcntl_get_seals(&b.sides[&(group, side)].own[&0].0).unwrap();
     assert!(!seals(&b).contains(SealFlags::FUTURE_WRITE));
     b.say(
         ToDaemon::Mapped {
-            link,
+            group,
             side,
             chunk: 0,
         },
@@ -265,13 +265,13 @@ fn both_ends_in_one_process() {
     a.register(i, &c);
     a.register(j, &s);
     let (x, y) = (a.offer(), a.offer());
-    assert_eq!((x.link, x.lane, x.tag), (y.link, y.lane, y.tag));
+    assert_eq!((x.group, x.lane, x.tag), (y.group, y.lane, y.tag));
     assert_ne!(x.side, y.side);
     assert_ne!(x.conn, y.conn);
-    assert!(a.sides[&(x.link, x.side)].peer.contains_key(&0));
+    assert!(a.sides[&(x.group, x.side)].peer.contains_key(&0));
     a.say(
         ToDaemon::LaneDone {
-            link: x.link,
+            group: x.group,
             side: x.side,
             lane: x.lane,
         },
@@ -279,7 +279,7 @@ fn both_ends_in_one_process() {
     );
     a.say(
         ToDaemon::LaneDone {
-            link: y.link,
+            group: y.group,
             side: y.side,
             lane: y.lane,
         },
@@ -295,7 +295,7 @@ fn a_lane_is_used_again_with_later_epochs() {
     let (x, y) = pair(&mut a, &mut b);
     a.say(
         ToDaemon::LaneDone {
-            link: x.link,
+            group: x.group,
             side: x.side,
             lane: x.lane,
         },
@@ -306,7 +306,7 @@ fn a_lane_is_used_again_with_later_epochs() {
     assert_ne!(x2.lane, x.lane);
     b.say(
         ToDaemon::LaneDone {
-            link: y.link,
+            group: y.group,
             side: y.side,
             lane: y.lane,
         },
@@ -332,7 +332,7 @@ fn areas_grow() {
     let (x, _) = pair(&mut a, &mut b);
     a.say(
         ToDaemon::WantChunk {
-            link: x.link,
+            group: x.group,
             side: x.side,
         },
         &[],
@@ -349,7 +349,7 @@ fn areas_grow() {
 }
 
 #[test]
-fn a_link_that_cannot_be_mapped() {
+fn a_group_that_cannot_be_mapped() {
     let d = Daemon::plain();
     let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
     b.helpful = false;
@@ -357,11 +357,11 @@ fn a_link_that_cannot_be_mapped() {
     let (i, j) = (a.enter(&c, true), b.enter(&s, false));
     a.register(i, &c);
     b.register(j, &s);
-    let (link, side) = b.until("the link", |m| match *m {
-        ToShim::LinkNew { link, side, .. } => Some((link, side)),
+    let (group, side) = b.until("the link", |m| match *m {
+        ToShim::GroupNew { group, side, .. } => Some((group, side)),
         _ => None,
     });
-    b.say(ToDaemon::LinkFailed { link, side }, &[]);
+    b.say(ToDaemon::GroupFailed { group, side }, &[]);
     a.until("the link's end", |m| {
         matches!(m, ToShim::PeerGone { .. }).then_some(())
     });

@@ -256,7 +256,7 @@ fn lanes_of_a_cgroup() {
     assert!(ra.2 > 0 && rb.2 > 0, "both may try again");
     a.say(
         ToDaemon::LaneDone {
-            link: x.link,
+            group: x.group,
             side: x.side,
             lane: x.lane,
         },
@@ -264,7 +264,7 @@ fn lanes_of_a_cgroup() {
     );
     b.say(
         ToDaemon::LaneDone {
-            link: y.link,
+            group: y.group,
             side: y.side,
             lane: y.lane,
         },

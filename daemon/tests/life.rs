@@ -118,8 +118,8 @@ fn role() {
 
 fn gone(a: &mut Shim, l: Lane) {
     a.until("the other's end", |m| match *m {
-        ToShim::PeerGone { link, side } => {
-            assert_eq!((link, side), (l.link, l.side));
+        ToShim::PeerGone { group, side } => {
+            assert_eq!((group, side), (l.group, l.side));
             Some(())
         }
         _ => None,
@@ -127,7 +127,7 @@ fn gone(a: &mut Shim, l: Lane) {
 }
 
 #[test]
-fn a_dead_process_takes_its_links_along() {
+fn a_dead_process_takes_its_groups_along() {
     let d = Daemon::plain();
     let mut a = Shim::new(&d.dir);
     let mut o = Other::start(&d);
@@ -162,7 +162,7 @@ fn a_lost_control_connection_leaves_lanes_alone() {
 }
 
 #[test]
-fn another_program_in_the_same_process_has_no_links() {
+fn another_program_in_the_same_process_has_no_groups() {
     let d = Daemon::plain();
     let mut a = Shim::new(&d.dir);
     let mut o = Other::start(&d);
@@ -180,7 +180,7 @@ fn what_was_lost_comes_again() {
     let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
     let (x, y) = pair(&mut a, &mut b);
     let want = ToDaemon::WantChunk {
-        link: y.link,
+        group: y.group,
         side: y.side,
     };
     b.say(want, &[]);
@@ -194,7 +194,9 @@ fn what_was_lost_comes_again() {
     b.until("ready", ready);
     b.reconnect(&d.dir);
     b.until("the other's file", |m| match m {
-        ToShim::PeerChunk { link, chunk: 0, .. } => (*link == x.link).then_some(()),
+        ToShim::PeerChunk {
+            group, chunk: 0, ..
+        } => (*group == x.group).then_some(()),
         _ => None,
     });
     b.until("ready, again", ready);
@@ -232,7 +234,7 @@ fn what_was_missed_is_told_later() {
 }
 
 #[test]
-fn a_link_in_the_making_ends_with_a_connection() {
+fn a_group_in_the_making_ends_with_a_connection() {
     let d = Daemon::plain();
     let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
     b.helpful = false;
@@ -241,7 +243,7 @@ fn a_link_in_the_making_ends_with_a_connection() {
     a.register(i, &c);
     b.register(j, &s);
     b.until("the link", |m| {
-        matches!(m, ToShim::LinkNew { .. }).then_some(())
+        matches!(m, ToShim::GroupNew { .. }).then_some(())
     });
     drop(b.sock.try_clone());
     b.sock = dial(&d.dir);
@@ -266,7 +268,7 @@ fn killed_and_started_again() {
         lane::family::flag::LANE,
         std::sync::atomic::Ordering::Relaxed,
     );
-    c.link.store(x.link, std::sync::atomic::Ordering::Relaxed);
+    c.group.store(x.group, std::sync::atomic::Ordering::Relaxed);
     d.kill();
     // What both have mapped is theirs, daemon or not.
     let d = Daemon::start_in(&dir, &["--no-bpf"]);
@@ -275,17 +277,20 @@ fn killed_and_started_again() {
     b.reconnect(&dir);
     let rows = d.rows();
     assert_eq!(rows.len(), 2, "the view is complete again");
-    assert!(rows.iter().any(|r| r.link == x.link), "old links are shown");
+    assert!(
+        rows.iter().any(|r| r.link == x.group),
+        "old links are shown"
+    );
     a.say(
         ToDaemon::LaneDone {
-            link: x.link,
+            group: x.group,
             side: x.side,
             lane: x.lane,
         },
         &[],
     );
     let (y, _) = pair(&mut a, &mut b);
-    assert_ne!(y.link, x.link, "never in an inherited area");
+    assert_ne!(y.group, x.group, "never in an inherited area");
 }
 
 #[test]
@@ -317,9 +322,9 @@ fn a_directory_of_somebody_else_is_not_used() {
     std::fs::create_dir(&dir).unwrap();
     std::os::unix::fs::chown(&dir, Some(12345), None).unwrap();
     assert!(!Daemon::spawn(&dir, &["--no-bpf"]).wait().unwrap().success());
-    let link = tmp.path().join("link");
-    std::os::unix::fs::symlink("/tmp", &link).unwrap();
-    assert!(!Daemon::spawn(&link, &["--no-bpf"])
+    let group = tmp.path().join("link");
+    std::os::unix::fs::symlink("/tmp", &group).unwrap();
+    assert!(!Daemon::spawn(&group, &["--no-bpf"])
         .wait()
         .unwrap()
         .success());

@@ -89,9 +89,9 @@ fn registering_without_a_credit_ends_the_connection() {
 
 /// What a shim that has the lane `x`, whose other end is `y`, must not say, and with how many descriptors.
 fn wrong_messages(x: &Lane, y: &Lane) -> [(&'static str, ToDaemon, usize); 5] {
-    let link = x.link;
+    let group = x.group;
     let mapped = |side| ToDaemon::Mapped {
-        link,
+        group,
         side,
         chunk: 1,
     };
@@ -103,7 +103,7 @@ fn wrong_messages(x: &Lane, y: &Lane) -> [(&'static str, ToDaemon, usize); 5] {
         flags: 0,
     };
     let done = ToDaemon::LaneDone {
-        link,
+        group,
         side: x.side,
         lane: x.lane,
     };
@@ -140,7 +140,7 @@ fn violations_end_the_connection() {
     rustix::io::write(&s.sock, b"\xff\x00\x00\x00").unwrap();
     s.say(
         ToDaemon::LaneDone {
-            link: 1,
+            group: 1,
             side: 0,
             lane: 0,
         },

@@ -13,21 +13,21 @@ pub use words::{
     TxPhase, TxWord, Word,
 };
 
-/// Lanes per link. A pair of parties that needs more gets another link.
+/// Lanes per link group. A pair of parties that needs more gets another link group.
 pub const LANES: usize = if cfg!(loom) { 1 } else { 1024 };
 /// Epochs of one use of a lane slot: the daemon gives the next use a base that lies so much higher.
 pub const EPOCHS: u32 = 65_536;
 /// Lanes that share one publish counter.
-pub const GROUP: usize = if cfg!(loom) { 1 } else { 64 };
+pub const LANES_PER_COUNTER: usize = if cfg!(loom) { 1 } else { 64 };
 /// Number of publish counters.
-pub const GROUPS: usize = LANES / GROUP;
+pub const COUNTERS: usize = LANES / LANES_PER_COUNTER;
 /// Publishes of a group that its log remembers.
 pub const LOG: usize = if cfg!(loom) { 1 } else { 128 };
 /// Most chunks an area can have, chunk 0 included.
 pub const CHUNKS: usize = 64;
 /// Size of a data chunk in bytes. Pages are touched, and so paid for, only as rings use them.
 pub const CHUNK_BYTES: usize = 16 << 20;
-/// The same for links to other nodes, where a device holds every page of a chunk.
+/// The same for link groups to other nodes, where a device holds every page of a chunk.
 pub const FAR_CHUNK_BYTES: usize = 4 << 20;
 /// Smallest ring: log2 of its bytes.
 pub const RING_LOG2_MIN: u32 = if cfg!(loom) { 1 } else { 12 };
@@ -52,10 +52,10 @@ pub struct Header {
     pub magic: AtomicU64,
     /// [`crate::VERSION`] of the daemon that made the area.
     pub version: AtomicU32,
-    /// Which side of the link (0 or 1) this area belongs to.
+    /// Which side of the link group (0 or 1) this area belongs to.
     pub side: AtomicU32,
-    /// Number of the link, as messages have it.
-    pub link: AtomicU64,
+    /// Number of the link group, as messages have it.
+    pub group: AtomicU64,
     /// [`LANES`] of that daemon.
     pub lanes: AtomicU32,
 }
@@ -156,12 +156,12 @@ pub(crate) const fn log_entry(ticks: u64, lane: usize) -> u64 {
 #[cfg_attr(loom, derive(Default))]
 #[repr(C)]
 pub struct Control {
-    /// Which area of which link this is. Written once by the daemon; nothing reads it yet.
+    /// Which area of which link group this is. Written once by the daemon; nothing reads it yet.
     pub header: Header,
-    /// Threads and sets of this party that sleep on this link.
+    /// Threads and sets of this party that sleep on this link group.
     pub sleepers: Line<AtomicU32>,
     /// Publish counters: bumped after each head, cursor or state word of the group changed.
-    pub seq: [Line<AtomicU32>; GROUPS],
+    pub seq: [Line<AtomicU32>; COUNTERS],
     /// Outgoing heads: bytes ever published, per lane.
     pub heads: [AtomicU64; LANES],
     /// Own read cursors for the incoming rings: bytes ever consumed, per lane.
@@ -172,7 +172,7 @@ pub struct Control {
     pub rx: [RxWords; LANES],
     /// When each publish of a group was, and about which of its lanes (`log_entry`), at the counter's
     /// value before it. Only a hint: in which order a reader lists what it finds.
-    pub log: [[AtomicU64; LOG]; GROUPS],
+    pub log: [[AtomicU64; LOG]; COUNTERS],
 }
 
 /// Bytes of chunk 0, a multiple of the page size.

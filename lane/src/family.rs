@@ -112,7 +112,7 @@ pub mod state {
 pub mod flag {
     /// `inode`, `uid` and addresses are filled in.
     pub const NAMED: u32 = 1;
-    /// A lane is attached (`link`, `side`, `lane`, `tag` are valid).
+    /// A lane is attached (`group`, `side`, `lane`, `tag` are valid).
     pub const LANE: u32 = 2;
     /// Has been promoted at least once.
     pub const PROMOTED: u32 = 4;
@@ -128,7 +128,7 @@ pub mod flag {
     pub const NONBLOCK: u32 = 128;
     /// A hooked poll or select, or a registration with an epoll set, has watched the connection.
     pub const WATCHED: u32 = 256;
-    /// Set beside `LANE`: the lane leads to another node (the link's other party is the daemon).
+    /// Set beside `LANE`: the lane leads to another node (the link group's other party is the daemon).
     pub const FAR: u32 = 512;
     /// TCP_INQ is set on the socket: receives with control data tell what is left to read.
     pub const INQ: u32 = 1024;
@@ -190,13 +190,13 @@ pub struct Conn {
     pub local: Addr,
     /// Address of the other end, valid with `NAMED`.
     pub peer: Addr,
-    /// Number of the link that the lane is on, valid with `LANE`.
-    pub link: AtomicU64,
+    /// Number of the link group that the lane is on, valid with `LANE`.
+    pub group: AtomicU64,
     /// The lane's secret for frames, valid with `LANE`.
     pub tag: AtomicU64,
-    /// The lane's slot on the link, valid with `LANE`.
+    /// The lane's slot on the link group, valid with `LANE`.
     pub lane: AtomicU32,
-    /// Our side of the link, 0 or 1, valid with `LANE`.
+    /// Our side of the link group, 0 or 1, valid with `LANE`.
     pub side: AtomicU32,
     /// The process that registered it: only that one works its lane.
     pub owner_pid: AtomicU32,
@@ -260,8 +260,8 @@ pub struct View {
     pub local: Endpoint,
     /// Address of the other end.
     pub peer: Endpoint,
-    /// Number of the link, valid with `LANE`.
-    pub link: u64,
+    /// Number of the link group, valid with `LANE`.
+    pub group: u64,
     /// This end's side of it, 0 or 1, valid with `LANE`.
     pub side: u32,
     /// The lane's slot on it, valid with `LANE`.
@@ -409,7 +409,7 @@ impl Conn {
             not_before_ms: self.not_before_ms.load(Relaxed),
             local: self.local.load(),
             peer: self.peer.load(),
-            link: self.link.load(Relaxed),
+            group: self.group.load(Relaxed),
             side: self.side.load(Relaxed),
             lane: self.lane.load(Relaxed),
             tx_up: self.tx.is_up(),

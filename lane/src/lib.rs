@@ -1,6 +1,6 @@
-//! The contract between the two parties of a link.
+//! The contract between the two parties of a link group.
 //!
-//! A *link* is what two parties share: for each party one memory area that it alone writes and
+//! A *link group* is what two parties share: for each party one memory area that it alone writes and
 //! the other maps read-only, plus one doorbell each way. It carries many *lanes*; a lane is the
 //! pair of rings that carry one promoted TCP connection. A party is a shim or a daemon: nothing
 //! here assumes that the other side is a process of this node.

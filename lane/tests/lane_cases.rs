@@ -467,7 +467,7 @@ fn a_small_send_buffer() {
     let mut w = up_in(14);
     let bumps = |w: &World| {
         let c = w.control(0);
-        lane::notify::counter(&c.seq[sim::LANE as usize / lane::abi::GROUP].0)
+        lane::notify::counter(&c.seq[sim::LANE as usize / lane::abi::LANES_PER_COUNTER].0)
     };
     let sizes = |sndbuf, room| Act::Sizes { sndbuf, room };
     let waits = |w: &World| !w.host[1].tx.want_space(&w.memory(1), &Wire { w, e: 1 });
@@ -503,7 +503,7 @@ fn a_wish_for_space_survives_another_waiters_send() {
     op(&mut w, 1, send(600)); // the other thread
     let bumps = |w: &World| {
         let c = w.control(0);
-        lane::notify::counter(&c.seq[sim::LANE as usize / lane::abi::GROUP].0)
+        lane::notify::counter(&c.seq[sim::LANE as usize / lane::abi::LANES_PER_COUNTER].0)
     };
     let before = bumps(&w);
     op(&mut w, 0, recv(4096));

@@ -4,7 +4,7 @@
 //! and gets the lock, reads all messages. Nothing here blocks, and without a daemon every connection just stays
 //! where it is.
 //!
-//! What the messages say about connections and links is not decided here: a listener is called (`promotion::dispatch`).
+//! What the messages say about connections and link groups is not decided here: a listener is called (`promotion::dispatch`).
 
 mod datagram;
 mod dial;
@@ -16,7 +16,7 @@ pub use datagram::Fds;
 pub use handover::{settle as settle_registrations, take_back};
 pub use moving::{can_move, moved, part};
 
-use crate::state::links::{self, Link};
+use crate::state::groups::{self, LinkGroup};
 use crate::state::{fdtab, table};
 use crate::sys::{self, lock, pids};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
@@ -326,56 +326,56 @@ pub fn register(m: &ToDaemon, (conn, gen): (u32, u32), fd: i32) -> bool {
 
 /// Tells the daemon that we have finished with a lane. It must learn that even if it is stopped for a while or has
 /// cut the connection: what cannot be sent now is sent later.
-pub fn lane_done(link: &Link, lane: u32) {
-    match tell_done(link, lane) {
+pub fn lane_done(group: &LinkGroup, lane: u32) {
+    match tell_done(group, lane) {
         true => drop(settle()),
-        false => link.owe(lane),
+        false => group.owe(lane),
     }
 }
 
 /// The same for a connection that continues elsewhere: the daemon asks the other end to give its lane back as
 /// well.
-pub fn lane_left(link: &Link, lane: u32) {
+pub fn lane_left(group: &LinkGroup, lane: u32) {
     let m = ToDaemon::LaneRefused {
-        link: link.id.load(Relaxed),
-        side: link.side.load(Relaxed) as u8,
+        group: group.id.load(Relaxed),
+        side: group.side.load(Relaxed) as u8,
         lane,
     };
     if send(&m, &[]).is_err() {
-        link.owe(lane);
+        group.owe(lane);
     }
 }
 
 /// Tells the daemon what it could not be told before. False: it still cannot be told. It must know this before it
 /// hears of the same connections again.
 pub fn settle() -> bool {
-    links::settle_owed(tell_done)
+    groups::settle_owed(tell_done)
 }
 
-fn tell_done(link: &Link, lane: u32) -> bool {
+fn tell_done(group: &LinkGroup, lane: u32) -> bool {
     let m = ToDaemon::LaneDone {
-        link: link.id.load(Relaxed),
-        side: link.side.load(Relaxed) as u8,
+        group: group.id.load(Relaxed),
+        side: group.side.load(Relaxed) as u8,
         lane,
     };
     send(&m, &[]).is_ok()
 }
 
 /// Gives the daemon a copy of the socket of a far lane.
-pub fn lane_held(link: &Link, lane: u32, fd: i32) -> bool {
+pub fn lane_held(group: &LinkGroup, lane: u32, fd: i32) -> bool {
     let m = ToDaemon::LaneHeld {
-        link: link.id.load(Relaxed),
-        side: link.side.load(Relaxed) as u8,
+        group: group.id.load(Relaxed),
+        side: group.side.load(Relaxed) as u8,
         lane,
     };
     send(&m, &[fd]).is_ok()
 }
 
 /// Asks the daemon to shut this lane's socket down when everything has arrived. False: the daemon cannot be told.
-pub fn lane_shut(link: &Link, lane: u32) -> bool {
+pub fn lane_shut(group: &LinkGroup, lane: u32) -> bool {
     let m = ToDaemon::LaneShut {
-        link: link.id.load(Relaxed),
-        side: link.side.load(Relaxed) as u8,
+        group: group.id.load(Relaxed),
+        side: group.side.load(Relaxed) as u8,
         lane,
     };
     READY.load(Relaxed) != 0 && send(&m, &[]).is_ok()
@@ -385,10 +385,10 @@ pub fn forget(conn: u32, gen: u32) {
     let _ = send(&ToDaemon::Forget { conn, gen }, &[]);
 }
 
-pub fn want_chunk(link: &Link) {
+pub fn want_chunk(group: &LinkGroup) {
     let m = ToDaemon::WantChunk {
-        link: link.id.load(Relaxed),
-        side: link.side.load(Relaxed) as u8,
+        group: group.id.load(Relaxed),
+        side: group.side.load(Relaxed) as u8,
     };
     let _ = send(&m, &[]);
 }

@@ -26,7 +26,7 @@ mod tcp;
 
 use process::arrivals;
 use promotion::dispatch;
-use state::{links, table};
+use state::{groups, table};
 use sys::{clock, env, lock, pids, real};
 
 /// Runs when the library is loaded. Other libraries' constructors may have called hooks before; until then, no
@@ -42,7 +42,7 @@ fn load() {
         greeted: promotion::greeted,
         lost: promotion::daemon_lost,
     });
-    links::listen(promotion::link_gone);
+    groups::listen(promotion::group_gone);
     tcp::listen(tcp::Listener {
         finish_close: process::finish_close,
         vanished: process::vanished,

@@ -22,7 +22,7 @@ pub use leave::{leave, yield_lane, LEAVE_MS};
 pub use register::{daemon_lost, declined};
 pub use retire::{end_lane, lane_gone, yielded};
 
-use crate::state::links::Link;
+use crate::state::groups::LinkGroup;
 use crate::state::table::{self, set_reason, Local};
 use crate::state::{attached, waiters};
 use crate::sys::{self, env, lock, pids};
@@ -167,21 +167,21 @@ fn watched_now(i: u32, c: &Conn) {
         return; // see `awaited`
     }
     let l = table::local(i);
-    if let Some((link, m)) = attached::of(c, l) {
+    if let Some((group, m)) = attached::of(c, l) {
         if let Some(_g) = lock::try_lock(&c.rx.lock) {
             let fd = l.fd.load(Relaxed);
-            c.rx.unwant_down(&m, &Sock { fd, link });
+            c.rx.unwant_down(&m, &Sock { fd, group });
             set_reason(c, Reason::None);
         }
     }
 }
 
-/// Milliseconds after which a link whose memory could not be mapped may be asked for again. (The daemon waits as
+/// Milliseconds after which a link group whose memory could not be mapped may be asked for again. (The daemon waits as
 /// long.)
 const MAP_AGAIN_MS: u64 = 10_000;
 
 /// A lane is offered for connection `i`. False: it is not taken.
-pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: Epoch, tag: u64) -> bool {
+pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, tag: u64) -> bool {
     if i as usize >= lane::family::CONNS {
         return false;
     }
@@ -194,7 +194,7 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: Epoch, tag: u6
             && l.refs.load(Acquire) > 0
             && c.flags.load(Relaxed) & (flag::DISQUALIFIED | flag::HELD | flag::LANE) == 0
     };
-    if has(c, l, link, lane_no, gen) {
+    if has(c, l, group, lane_no, gen) {
         return true;
     }
     if !usable() {
@@ -213,21 +213,21 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: Epoch, tag: u6
         table::later(c, why, ms);
         false
     };
-    let Some(m) = Memory::new(&link.own, &link.peer, lane_no) else {
+    let Some(m) = Memory::new(&group.own, &group.peer, lane_no) else {
         return refuse(Reason::Memory, MAP_AGAIN_MS);
     };
-    let m = m.across(link.is_far());
+    let m = m.across(group.is_far());
     if table::holders(c) != 1 {
         return refuse(Reason::Shared, 100);
     }
     // Both ends have finished with the previous use of the slot: its rings are free.
-    let slot = &link.rings[lane_no as usize];
+    let slot = &group.rings[lane_no as usize];
     for r in slot {
         if let Some(loc) = Loc::unpack(r.swap(0, Relaxed)) {
-            link.free(loc);
+            group.free(loc);
         }
     }
-    let Some(loc) = link.alloc(daemon::ring_sizes().0, daemon::want_chunk) else {
+    let Some(loc) = group.alloc(daemon::ring_sizes().0, daemon::want_chunk) else {
         return refuse(Reason::Memory, 50);
     };
     slot[0].store(loc.pack(), Relaxed);
@@ -239,25 +239,26 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: Epoch, tag: u6
     }
     // The daemon completes what this process cannot (takeover), so it must have the socket before anything goes
     // up.
-    if link.is_far() && !daemon::lane_held(link, lane_no, l.fd.load(Relaxed)) {
+    if group.is_far() && !daemon::lane_held(group, lane_no, l.fd.load(Relaxed)) {
         return refuse(Reason::TimeoutDaemon, 50); // the ring is freed at the slot's next use
     }
     c.tag.store(tag, Relaxed);
     c.epoch.store(epoch, Relaxed);
-    c.link.store(link.id.load(Relaxed), Relaxed);
-    c.side.store(link.side.load(Relaxed), Relaxed);
+    c.group.store(group.id.load(Relaxed), Relaxed);
+    c.side.store(group.side.load(Relaxed), Relaxed);
     c.lane.store(lane_no, Relaxed);
     c.owner_pid.store(pids::me(), Relaxed);
-    l.link.store(link as *const Link as *mut Link, Release);
+    l.group
+        .store(group as *const LinkGroup as *mut LinkGroup, Release);
     l.verified.store(0, Relaxed);
     table::sync_nonblock(c, l.fd.load(Relaxed));
     tcp::sync_inq(c, l.fd.load(Relaxed));
     tcp::bufs::sync(c, &m, l.fd.load(Relaxed));
     set_reason(c, Reason::None);
     c.flags.fetch_and(!flag::REGISTERED, Release); // pairs with the Acquire in `process::before_fork`
-    let far = if link.is_far() { flag::FAR } else { 0 };
+    let far = if group.is_far() { flag::FAR } else { 0 };
     c.flags.fetch_or(flag::LANE | far, Release);
-    sets::activate(i, link);
+    sets::activate(i, group);
     ready_locked(i, c, l);
     waiters::look(i);
     true
@@ -265,11 +266,11 @@ pub fn attach(link: &Link, lane_no: u32, i: u32, gen: u32, epoch: Epoch, tag: u6
 
 /// Was this lane offered and taken before? (A registration may be answered twice around the end of a control
 /// connection.)
-fn has(c: &Conn, l: &Local, link: &Link, lane_no: u32, gen: u32) -> bool {
+fn has(c: &Conn, l: &Local, group: &LinkGroup, lane_no: u32, gen: u32) -> bool {
     c.gen.load(Relaxed) == gen
         && c.flags.load(Relaxed) & flag::LANE != 0
         && c.lane.load(Relaxed) == lane_no
-        && core::ptr::eq(l.link.load(Relaxed), link)
+        && core::ptr::eq(l.group.load(Relaxed), group)
 }
 
 /// May the connection's directions go up now?
@@ -304,19 +305,19 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
     if table::holders(c) != 1 {
         return set_reason(c, Reason::Shared);
     }
-    if let Some((link, m)) = attached::of(c, l) {
+    if let Some((group, m)) = attached::of(c, l) {
         if c.rx.epoch.load(Relaxed).since(c.epoch.load(Relaxed)) >= EPOCHS - 1 {
             return table::disqualify(c, Reason::RingFull); // further epochs belong to the slot's next use
         }
-        if link.state.load(Relaxed) == crate::state::links::USED {
+        if group.state.load(Relaxed) == crate::state::groups::USED {
             // Every set that watches the connection must know the lane first.
-            if sets::activate(i, link) {
+            if sets::activate(i, group) {
                 if c.rx.uncounted() {
                     tcp::recount(c, l);
                 }
                 let fd = l.fd.load(Relaxed);
                 if received::is_still_counted(c, l) {
-                    c.rx.declare_ready(&m, &Sock { fd, link });
+                    c.rx.declare_ready(&m, &Sock { fd, group });
                 }
             } else if sets::unwaited(i) {
                 set_reason(c, Reason::EpollShared);
@@ -331,17 +332,17 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     if c.flags.load(Relaxed) & flag::LANE == 0 {
         return false;
     }
-    let Some((link, m)) = attached::of(c, l) else {
+    let Some((group, m)) = attached::of(c, l) else {
         return false;
     };
-    if !c.tx.can_up(&m) || !open(c) || link.state.load(Relaxed) != crate::state::links::USED {
+    if !c.tx.can_up(&m) || !open(c) || group.state.load(Relaxed) != crate::state::groups::USED {
         return false;
     }
     let Some(_g) = lock::try_lock(&c.tx.lock) else {
         return false;
     };
-    let same = attached::of(c, l).is_some_and(|(now, _)| core::ptr::eq(now, link));
-    if !same || !open(c) || !sets::activate(i, link) {
+    let same = attached::of(c, l).is_some_and(|(now, _)| core::ptr::eq(now, group));
+    if !same || !open(c) || !sets::activate(i, group) {
         return false; // it changed before we got the lock
     }
     if sys::inode(fd).map_or(0, |(inode, _)| inode) != c.inode.load(Relaxed) {
@@ -353,7 +354,7 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     if c.tx.uncounted() {
         tcp::recount(c, l);
     }
-    match c.tx.try_up(&m, &Sock { fd, link }) {
+    match c.tx.try_up(&m, &Sock { fd, group }) {
         Ok(up) => {
             if up {
                 attached::counted_up(c);
@@ -373,13 +374,13 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
 pub fn take_down(i: u32) {
     let c = table::conn(i);
     let l = table::local(i);
-    let Some((link, m)) = attached::of(c, l) else {
+    let Some((group, m)) = attached::of(c, l) else {
         return;
     };
     crate::tcp::check(i, l.fd.load(Relaxed)); // no frame to a dead peer: its kernel would send a reset
     let port = Sock {
         fd: l.fd.load(Relaxed),
-        link,
+        group,
     };
     if let Some(_g) = lock::lock(&c.tx.lock) {
         let was = c.tx.is_up();
@@ -391,17 +392,17 @@ pub fn take_down(i: u32) {
     if let Some(_g) = lock::lock(&c.rx.lock) {
         c.rx.want_down(&m, &port);
     }
-    port::ring(link);
+    port::ring(group);
 }
 
-/// The process at the other end of a link is gone: what we send must meet TCP's errors, and what it had published
+/// The process at the other end of a link group is gone: what we send must meet TCP's errors, and what it had published
 /// stays readable.
-pub fn link_gone(link: &Link) {
+pub fn group_gone(group: &LinkGroup) {
     let fins = sys::now_ms() + FIN_MS;
     table::each(|i, c| {
-        if core::ptr::eq(table::local(i).link.load(Relaxed), link) {
-            if link.is_far() {
-                far::gone(i, c, link);
+        if core::ptr::eq(table::local(i).group.load(Relaxed), group) {
+            if group.is_far() {
+                far::gone(i, c, group);
                 return sets::stir(i);
             }
             peer_end_gone(i, c, fins);
@@ -453,31 +454,31 @@ pub fn on_call(c: &Conn) -> bool {
 /// peer may wait for bytes to come back to TCP while we only read. False: another thread has the direction's lock
 /// and should do it.
 #[inline(always)]
-pub fn attend(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
-    !c.tx.has_work(m) || attend_slow(c, link, m, fd)
+pub fn attend(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
+    !c.tx.has_work(m) || attend_slow(c, group, m, fd)
 }
 
 #[cold]
-fn attend_slow(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
+fn attend_slow(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
     let g = lock::try_or_inherit(&c.tx.lock);
     if g.is_some() {
         // The connection was looked up without the lock: it may be closed by now, and the entry may be another
         // one's.
         let same = c.flags.load(Relaxed) & flag::LANE != 0
-            && c.link.load(Relaxed) == link.id.load(Relaxed)
-            && Memory::new(&link.own, &link.peer, c.lane.load(Relaxed))
+            && c.group.load(Relaxed) == group.id.load(Relaxed)
+            && Memory::new(&group.own, &group.peer, c.lane.load(Relaxed))
                 .is_some_and(|now| core::ptr::eq(now.own_tx(), m.own_tx()));
         if !same {
             return true;
         }
         let was = c.tx.is_up();
-        let _ = c.tx.look(m, &Sock { fd, link });
+        let _ = c.tx.look(m, &Sock { fd, group });
         if was && !c.tx.is_up() {
             probes::went_down(c);
         } else if !was && c.tx.is_up() {
             attached::counted_up(c);
         }
-        if c.tx.shut.load(Relaxed) != 0 && link.state.load(Relaxed) == crate::state::links::GONE {
+        if c.tx.shut.load(Relaxed) != 0 && group.state.load(Relaxed) == crate::state::groups::GONE {
             far::shut_late(c, fd);
         }
     }

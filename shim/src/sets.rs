@@ -13,10 +13,10 @@ pub use regs::*;
 
 use crate::daemon;
 use crate::state::fdtab;
-use crate::state::links::{Link, SETS};
+use crate::state::groups::{LinkGroup, SETS};
 use crate::sys::{self, lock, pids};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
-use lane::abi::{GROUP, GROUPS};
+use lane::abi::{COUNTERS, LANES_PER_COUNTER};
 use lane::family::Conn;
 use lane::notify;
 
@@ -32,8 +32,8 @@ pub const ET: u32 = libc::EPOLLET as u32;
 pub const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 pub const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
-/// Maximum number of links per set.
-pub const LINKS: usize = 64;
+/// Maximum number of link groups per set.
+pub const LINK_GROUPS: usize = 64;
 /// Microseconds between two system calls that ask the kernel while lanes are busy.
 pub const LOOK_US: u64 = 20;
 
@@ -47,11 +47,11 @@ pub const BLOCKED: u32 = 32; // waits for ring space
 pub const FRESH: u32 = 128; // the inner set has not yet made the first report that it makes about every new member
 pub const PARKED: u32 = 64; // removed by the application, but kept: many programs remove and add in turn
 pub const INHERITED: u32 = 512; // was active in the parent, and is in none of the kernel's sets: see `epoll::adopted`
-pub const KIN: u32 = 1024; // active, on a link of an ancestor process: see `epoll::sleep`
+pub const KIN: u32 = 1024; // active, on a link group of an ancestor process: see `epoll::sleep`
 pub const RINGED: u32 = 2048; // in the kernel's set, while a ring has news: see `epoll::adopted`
 pub const ABSENT: u32 = 256; // one-shot, reported, and then taken off the lane: in none of the kernel's sets
 
-/// In `Set::asleep`: the set has lanes, and each of its links counts every thread asleep in the set.
+/// In `Set::asleep`: the set has lanes, and each of its link groups counts every thread asleep in the set.
 pub const HEARS: u32 = 1 << 31;
 
 pub struct Set {
@@ -111,18 +111,18 @@ pub struct Set {
     pub queued: AtomicU32,
     /// Counts registrations that were put into the queue: see `Harvest::pushes`.
     pub pushes: AtomicU32,
-    /// Number of slots of `links` that were ever used; the others need not be looked at.
+    /// Number of slots of `groups` that were ever used; the others need not be looked at.
     pub high: AtomicU32,
-    /// Slots of `links` whose doorbell is masked in the inner set: see `epoll::sleep`.
+    /// Slots of `groups` whose doorbell is masked in the inner set: see `epoll::sleep`.
     pub muted: AtomicU64,
     /// When the end of one of its connections has to be reported (CLOCK_MONOTONIC, ms), see `ends`; 0: none.
     pub end_ms: AtomicU64,
-    /// Links by slot (index + 1; 0: free). For each: a bit per group with registrations, and for each group the
+    /// Link groups by slot (index + 1; 0: free). For each: a bit per group with registrations, and for each group the
     /// counter last seen and the first registration.
-    pub links: [AtomicU32; LINKS],
-    pub groups: [AtomicU32; LINKS],
-    pub seen: [[AtomicU32; GROUPS]; LINKS],
-    pub chain: [[AtomicU32; GROUPS]; LINKS],
+    pub groups: [AtomicU32; LINK_GROUPS],
+    pub counters: [AtomicU32; LINK_GROUPS],
+    pub seen: [[AtomicU32; COUNTERS]; LINK_GROUPS],
+    pub chain: [[AtomicU32; COUNTERS]; LINK_GROUPS],
 }
 
 /// Number of sets that were ever used.
@@ -210,9 +210,9 @@ pub fn created(fd: i32) {
             s.spin.store(4, Relaxed);
             s.muted.store(0, Relaxed);
             s.end_ms.store(0, Relaxed);
-            for k in 0..LINKS {
-                s.links[k].store(0, Relaxed);
+            for k in 0..LINK_GROUPS {
                 s.groups[k].store(0, Relaxed);
+                s.counters[k].store(0, Relaxed);
             }
             if !fdtab::set(fd, fdtab::Fd::Set(i)) {
                 s.used.store(0, Release);
@@ -283,8 +283,8 @@ pub fn ended(i: u32, s: &Set) {
                 }
             }
         }
-        for k in 0..LINKS {
-            if let Some(l) = set_link(s, k) {
+        for k in 0..LINK_GROUPS {
+            if let Some(l) = set_group(s, k) {
                 l.sets[i as usize / 64].fetch_and(!(1 << (i % 64)), SeqCst);
             }
         }
@@ -357,9 +357,9 @@ pub fn after_fork() {
                 close_copy(s);
                 s.used.store(0, Relaxed);
             }
-            for k in 0..LINKS {
-                s.links[k].store(0, Relaxed);
+            for k in 0..LINK_GROUPS {
                 s.groups[k].store(0, Relaxed);
+                s.counters[k].store(0, Relaxed);
             }
         }
     }

@@ -125,8 +125,8 @@ pub fn unread(i: u32, fd: i32) -> Option<i32> {
     if !c.rx.engaged() {
         return None;
     }
-    let (link, m) = attached::of(c, table::local(i))?;
+    let (group, m) = attached::of(c, table::local(i))?;
     let _g = lock::lock(&c.rx.lock)?;
-    let unread = c.rx.unread(&m, &Sock { fd, link })?;
+    let unread = c.rx.unread(&m, &Sock { fd, group })?;
     Some(unread.min(i32::MAX as u64) as i32)
 }

@@ -299,7 +299,9 @@ fn an_application_scribbles() {
                 if rng.one_in(6) {
                     t.loc_seq.store(rng.next_u64() as u32, Relaxed);
                 }
-                words.seq[slot / lane::abi::GROUP].0.fetch_add(1, Relaxed);
+                words.seq[slot / lane::abi::LANES_PER_COUNTER]
+                    .0
+                    .fetch_add(1, Relaxed);
             }
         }
         sim.run(0, 0);

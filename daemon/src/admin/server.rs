@@ -252,8 +252,8 @@ async fn stats(shared: &Shared) -> Stats {
             uptime_s: c.now().saturating_sub(c.started).as_secs(),
             proof: c.proof.active(),
             parties: c.parties.values().filter(|p| p.control.is_some()).count() as u64,
-            links: c.links.len() as u64,
-            lanes: c.links.lanes(),
+            links: c.groups.len() as u64,
+            lanes: c.groups.lanes(),
             registered: c.counters.registered,
             paired: c.counters.paired,
             paired_across: c.counters.paired_across,
@@ -266,7 +266,7 @@ async fn stats(shared: &Shared) -> Stats {
             stats,
             c.families.ended(),
             c.families.readable(),
-            c.links.memory(),
+            c.groups.memory(),
         )
     };
     let work = move || {

@@ -8,7 +8,7 @@ impl PartyId {
     /// Of processes that are shown but have not said hello: never given to a party.
     pub const NOBODY: PartyId = PartyId(0);
 
-    /// This daemon, as the other party of links to peer node number `n`.
+    /// This daemon, as the other party of link groups to peer node number `n`.
     pub fn far(n: u32) -> PartyId {
         PartyId(1 << 63 | u64::from(n))
     }

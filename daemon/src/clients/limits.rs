@@ -21,7 +21,7 @@ pub struct Limits {
 /// What one cgroup uses now. Taken on the core's thread, and possibly given back on the data plane's. The counters
 /// order no other memory, so all of them are `Relaxed`.
 #[derive(Debug)]
-pub struct Group {
+pub struct Cgroup {
     pub name: String,
     limits: Limits,
     lanes: AtomicU32,
@@ -43,7 +43,7 @@ fn give(count: &AtomicU32) {
     let _ = count.fetch_update(Relaxed, Relaxed, less); // `less` never returns `None`
 }
 
-impl Group {
+impl Cgroup {
     /// Takes one lane; `false` at the limit.
     pub fn take_lane(&self) -> bool {
         take(&self.lanes, self.limits.lanes)
@@ -95,7 +95,7 @@ impl Group {
 
 /// What this daemon may have as a party of far lanes. Each of them takes one of its descriptors, and half of its
 /// descriptors are reserved for everything else.
-pub(crate) fn far() -> Arc<Group> {
+pub(crate) fn far() -> Arc<Cgroup> {
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let lanes = files.map_or(u32::MAX, |n| u32::try_from(n / 2).unwrap_or(u32::MAX));
     let limits = Limits {
@@ -103,12 +103,12 @@ pub(crate) fn far() -> Arc<Group> {
         memory: u64::MAX,
         parties: u32::MAX,
     };
-    Groups::new(limits).get("")
+    Cgroups::new(limits).get("")
 }
 
 /// A party of a cgroup.
 #[derive(Debug)]
-pub struct Member(pub Arc<Group>);
+pub struct Member(pub Arc<Cgroup>);
 
 impl Drop for Member {
     fn drop(&mut self) {
@@ -118,7 +118,7 @@ impl Drop for Member {
 
 /// A dialing descriptor of a cgroup.
 #[derive(Debug)]
-pub struct Seat(Arc<Group>);
+pub struct Seat(Arc<Cgroup>);
 
 impl Drop for Seat {
     fn drop(&mut self) {
@@ -128,7 +128,7 @@ impl Drop for Seat {
 
 /// A helper job of a cgroup.
 #[derive(Debug)]
-pub struct Job(Arc<Group>);
+pub struct Job(Arc<Cgroup>);
 
 impl Drop for Job {
     fn drop(&mut self) {
@@ -138,26 +138,26 @@ impl Drop for Job {
 }
 
 /// All cgroups that use anything.
-pub struct Groups {
+pub struct Cgroups {
     limits: Limits,
-    groups: RefCell<HashMap<String, Weak<Group>>>,
+    cgroups: RefCell<HashMap<String, Weak<Cgroup>>>,
 }
 
-impl Groups {
+impl Cgroups {
     pub fn new(limits: Limits) -> Self {
-        Groups {
+        Cgroups {
             limits,
-            groups: RefCell::default(),
+            cgroups: RefCell::default(),
         }
     }
 
-    pub fn get(&self, name: &str) -> Arc<Group> {
-        let mut groups = self.groups.borrow_mut();
-        if let Some(g) = groups.get(name).and_then(Weak::upgrade) {
+    pub fn get(&self, name: &str) -> Arc<Cgroup> {
+        let mut cgroups = self.cgroups.borrow_mut();
+        if let Some(g) = cgroups.get(name).and_then(Weak::upgrade) {
             return g;
         }
-        groups.retain(|_, g| g.strong_count() > 0);
-        let g = Arc::new(Group {
+        cgroups.retain(|_, g| g.strong_count() > 0);
+        let g = Arc::new(Cgroup {
             name: name.to_owned(),
             limits: self.limits,
             lanes: AtomicU32::new(0),
@@ -167,14 +167,14 @@ impl Groups {
             jobs: AtomicU32::new(0),
             resume: tokio::sync::Notify::new(),
         });
-        groups.insert(name.to_owned(), Arc::downgrade(&g));
+        cgroups.insert(name.to_owned(), Arc::downgrade(&g));
         g
     }
 }
 
 #[cfg(test)]
-pub(crate) fn for_tests(lanes: u32, memory: u64) -> Arc<Group> {
-    Groups::new(Limits {
+pub(crate) fn for_tests(lanes: u32, memory: u64) -> Arc<Cgroup> {
+    Cgroups::new(Limits {
         lanes,
         memory,
         parties: 10,
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn limits_hold_and_come_back() {
-        let all = Groups::new(Limits {
+        let all = Cgroups::new(Limits {
             lanes: 2,
             memory: 100,
             parties: 1,

@@ -1,11 +1,11 @@
-//! Parties: who can be at an end of a link. A shim's process on this node, known by its control
+//! Parties: who can be at an end of a link group. A shim's process on this node, known by its control
 //! connection; or this daemon itself, once per peer node, whose messages go to `dataplane::rail`.
 
 use crate::clients::commands::PendingCommands;
 use crate::clients::control::Control;
 use crate::clients::family::Family;
 use crate::clients::ids::PartyId;
-use crate::clients::limits::{Group, Member};
+use crate::clients::limits::{Cgroup, Member};
 use crate::os::process::ProcId;
 use lane::proto::msg::{op, ToShim};
 use std::collections::HashSet;
@@ -33,7 +33,7 @@ pub struct Party {
     pub untold: u32,
     /// Registrations that are being looked at.
     pub under_way: HashSet<(u32, u32)>,
-    /// Messages about links and lanes that ended while there was no control connection; sent when there is one
+    /// Messages about link groups and lanes that ended while there was no control connection; sent when there is one
     /// again.
     pub missed: Vec<ToShim>,
     /// Operator commands of that time.
@@ -46,7 +46,7 @@ pub struct Party {
 const MOVES_MAX: u32 = 32;
 
 impl Party {
-    pub fn group(&self) -> &Arc<Group> {
+    pub fn cgroup(&self) -> &Arc<Cgroup> {
         &self.member.0
     }
 

@@ -169,7 +169,7 @@ pub(crate) fn entry(v: &View, h: &Holder) -> Entry {
             "server"
         }
         .into(),
-        link: if attached { v.link } else { 0 },
+        link: if attached { v.group } else { 0 },
         lane: if attached { v.lane } else { 0 },
         tx_epoch: v.tx_epoch.get(),
         rx_epoch: v.rx_epoch.get(),
@@ -189,7 +189,7 @@ pub(crate) fn entry(v: &View, h: &Holder) -> Entry {
         local,
         peer: peer.filter(|_| !listening),
         // The other end of a far lane is not on the same link.
-        lane: (attached && v.flags & flag::FAR == 0).then_some((v.link, v.lane, v.side)),
+        lane: (attached && v.flags & flag::FAR == 0).then_some((v.group, v.lane, v.side)),
     }
 }
 

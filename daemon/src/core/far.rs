@@ -1,11 +1,11 @@
-//! The core's part of lanes to other nodes: it connects the rails with parties, links and peers.
+//! The core's part of lanes to other nodes: it connects the rails with parties, link groups and peers.
 
 use super::{Core, RETRY_SOON_MS, RETRY_TROUBLE_MS};
 use crate::clients::ids::{ConnRef, PartyId};
 use crate::clients::party::Party;
 use crate::dataplane::rail::{Effect, Rails};
+use crate::lanes::groups::{Out, Refused, Send, Violation};
 use crate::lanes::inherited::Inheritance;
-use crate::lanes::links::{Out, Refused, Send, Violation};
 use crate::lanes::unseen::{Held, Idle};
 use crate::nodes::peers::pairing::Paired;
 use crate::os::fds::Foreign;
@@ -21,7 +21,7 @@ pub(super) struct Effects {
     under_way: bool,
 }
 
-/// The daemon's side of every far link.
+/// The daemon's side of every far link group.
 const FAR: u8 = 1;
 
 impl<V: Provider> Core<V> {
@@ -63,8 +63,8 @@ impl<V: Provider> Core<V> {
 
     fn effect(&mut self, e: Effect) {
         let mut out = Out::default();
-        let links = &mut self.links;
-        // A link may be gone already, because its last messages crossed ours: then `as_far` does nothing.
+        let groups = &mut self.groups;
+        // A link group may be gone already, because its last messages crossed ours: then `as_far` does nothing.
         let done = match e {
             Effect::Say(node, msg) => {
                 if let Some(p) = &mut self.peers {
@@ -72,20 +72,20 @@ impl<V: Provider> Core<V> {
                 }
                 Ok(())
             }
-            Effect::Mapped { link, chunk } => {
-                links.as_far(link, |l, p| l.mapped(p, link, FAR, chunk, &mut out))
+            Effect::Mapped { group, chunk } => {
+                groups.as_far(group, |l, p| l.mapped(p, group, FAR, chunk, &mut out))
             }
-            Effect::PeerMapped { link, chunk } => {
-                links.as_far(link, |l, p| l.peer_mapped(p, link, FAR, chunk, &mut out))
+            Effect::PeerMapped { group, chunk } => {
+                groups.as_far(group, |l, p| l.peer_mapped(p, group, FAR, chunk, &mut out))
             }
-            Effect::WantChunk { link } => {
-                links.as_far(link, |l, p| l.want_chunk(p, link, FAR, &mut out))
+            Effect::WantChunk { group } => {
+                groups.as_far(group, |l, p| l.want_chunk(p, group, FAR, &mut out))
             }
-            Effect::TearDown { link } => {
-                links.as_far(link, |l, p| l.link_failed(p, link, FAR, &mut out))
+            Effect::TearDown { group } => {
+                groups.as_far(group, |l, p| l.group_failed(p, group, FAR, &mut out))
             }
             Effect::Release { at, who, uses, tag } => {
-                links.release(at, who, (uses, tag), &mut out);
+                groups.release(at, who, (uses, tag), &mut out);
                 Ok(())
             }
             Effect::Abandon {
@@ -95,17 +95,17 @@ impl<V: Provider> Core<V> {
                 peer,
                 retry_ms,
             } => {
-                links.abandon(at.0, at.1, &mut Out::default());
+                groups.abandon(at.0, at.1, &mut Out::default());
                 self.decline(who, local, peer, retry_ms);
                 Ok(())
             }
             Effect::Done { at } => {
-                links.as_far(at.0, |l, p| l.lane_done(p, at.0, FAR, at.1, &mut out))
+                groups.as_far(at.0, |l, p| l.lane_done(p, at.0, FAR, at.1, &mut out))
             }
             Effect::Unused { at, who } => {
                 if let Some(p) = self.parties.get_mut(&who.party) {
                     let msg = ToShim::LaneGone {
-                        link: at.0,
+                        group: at.0,
                         side: 0,
                         lane: at.1,
                         conn: who.conn,
@@ -127,18 +127,18 @@ impl<V: Provider> Core<V> {
             }
         };
         if let Err(Violation(what)) = done {
-            tracing::error!("our own side of a link: {what}");
+            tracing::error!("our own side of a link group: {what}");
         }
         self.act(out, Reason::LinkLost, RETRY_SOON_MS);
         self.busy_changed();
     }
 
-    /// Passes on to the rails: messages of links for far parties, lanes whose link is set up, and lanes that
+    /// Passes on to the rails: messages of link groups for far parties, lanes whose link group is set up, and lanes that
     /// failed.
     pub(super) fn act_far(&mut self, sends: Vec<Send>, ready: &[ConnRef], failed: &[[ConnRef; 2]]) {
         let ready: Vec<_> = ready
             .iter()
-            .filter_map(|w| self.links.lane_of(*w))
+            .filter_map(|w| self.groups.lane_of(*w))
             .collect();
         let undone = failed.iter().filter(|e| e[1].party.is_far());
         let undone: Vec<ConnRef> = undone.map(|e| e[0]).collect();
@@ -158,8 +158,8 @@ impl<V: Provider> Core<V> {
     pub(crate) fn lane_across(&mut self, p: &Paired) {
         let far = self.rails.as_ref().and_then(|r| r.lock().party_of(&p.node));
         let near = self.parties.get(&p.who.party);
-        let near = near.map(|x| (x.group().clone(), x.family.clone()));
-        let (Some(far), Some((group, family))) = (far, near) else {
+        let near = near.map(|x| (x.cgroup().clone(), x.family.clone()));
+        let (Some(far), Some((cgroup, family))) = (far, near) else {
             return;
         };
         let other = ConnRef {
@@ -169,15 +169,15 @@ impl<V: Provider> Core<V> {
         };
         let ends = [p.who, other];
         let mut out = Out::default();
-        let made = self.links.connect(
+        let made = self.groups.connect(
             ends,
-            [&group, &self.far_group],
+            [&cgroup, &self.remote_cgroup],
             self.system.random(),
             &mut out,
         );
         match made {
-            Ok((link, slot, uses)) => {
-                self.rails(|r| r.begin(p, (link, slot), uses, family));
+            Ok((group, slot, uses)) => {
+                self.rails(|r| r.begin(p, (group, slot), uses, family));
                 self.act(out, Reason::Memory, RETRY_TROUBLE_MS);
             }
             Err(e) => {
@@ -223,7 +223,7 @@ impl<V: Provider> Core<V> {
 
     /// The owner of the lane that a message of `from` is about. A forked child may take its parent's connection
     /// back to TCP, whether the parent lives or not; its messages about that lane then count as the parent's.
-    pub(super) fn owner(&self, from: PartyId, link: u64, side: u8, lane: u32) -> PartyId {
+    pub(super) fn owner(&self, from: PartyId, group: u64, side: u8, lane: u32) -> PartyId {
         let Some(family) = self.parties.get(&from).map(|p| p.family.ident) else {
             return from;
         };
@@ -233,9 +233,9 @@ impl<V: Provider> Core<V> {
                 .is_some_and(|p| p.family.ident == family)
         };
         // Within the node there is no such case: a child leaves the lane to its owner.
-        let living = self.links.far_owner(link, side).filter(kin);
+        let living = self.groups.far_owner(group, side).filter(kin);
         let rails = self.rails.as_ref();
-        let owner = living.or_else(|| rails?.lock().inherited((link, lane), family));
+        let owner = living.or_else(|| rails?.lock().inherited((group, lane), family));
         owner.unwrap_or(from)
     }
 

@@ -2,8 +2,8 @@
 
 use super::{Core, RETRY_SOON_MS};
 use crate::clients::party::Party;
+use crate::lanes::groups::Out;
 use crate::lanes::inherited::{Inheritance, Inherited};
-use crate::lanes::links::Out;
 use lane::proto::msg::op;
 use lane::proto::reason::Reason;
 use underpass_rdma::verbs::Provider;
@@ -16,11 +16,11 @@ impl<V: Provider> Core<V> {
         }
     }
 
-    /// Decides which links within the node stay after the end of their party `p`, and returns them.
+    /// Decides which link groups within the node stay after the end of their party `p`, and returns them.
     pub(crate) fn hand_down(&mut self, p: &Party) -> Vec<u64> {
         let inheritance = Inheritance::of(p);
         let (mut all, mut rest) = (Vec::new(), Vec::new());
-        for (at, who, other) in self.links.near_lanes(p.id) {
+        for (at, who, other) in self.groups.near_lanes(p.id) {
             let left = inheritance.left(&who);
             let seen = left.and_then(|l| Some((l.family.view(who.conn)?.inode, l)));
             match seen {
@@ -52,7 +52,7 @@ impl<V: Provider> Core<V> {
                     .rails
                     .as_ref()
                     .is_some_and(|r| r.lock().is_inherited(i.at)),
-                false => self.links.survivor(i.who).is_some(),
+                false => self.groups.survivor(i.who).is_some(),
             };
             match over || !useful {
                 true => gone.push(i),
@@ -65,8 +65,8 @@ impl<V: Provider> Core<V> {
             if i.far {
                 self.rails(|r| r.over(i.at));
             } else if !self.inherited.all.iter().any(same) {
-                self.links.over(i.at.0, i.who.party, &mut out);
-            } else if let Some(other) = self.links.survivor(i.who) {
+                self.groups.over(i.at.0, i.who.party, &mut out);
+            } else if let Some(other) = self.groups.survivor(i.who) {
                 self.command(other.party, other.conn, other.gen, op::GONE);
             }
         }

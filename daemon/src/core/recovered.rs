@@ -12,7 +12,7 @@ impl<V: Provider> Core<V> {
         if self.parties.values().any(|p| p.proc_id == f.id) {
             return; // it has said hello meanwhile
         }
-        let Some(member) = self.groups.get(&f.cgroup).enter() else {
+        let Some(member) = self.cgroups.get(&f.cgroup).enter() else {
             return;
         };
         self.families.join(f.ident, f.table);

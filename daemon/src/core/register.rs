@@ -4,8 +4,8 @@ use super::{alive, Core, RETRY_SOON_MS, RETRY_TROUBLE_MS, RETRY_UNPROVEN_MS};
 use crate::clients::control::Control;
 use crate::clients::ids::{ConnRef, PartyId};
 use crate::clients::limits::Job;
+use crate::lanes::groups::{Out, Refused, Violation};
 use crate::lanes::holders::Came;
-use crate::lanes::links::{Out, Refused, Violation};
 use crate::os::fds::Foreign;
 use crate::pairing::elsewhere::{Doubt, Seen};
 use crate::pairing::local::Verdict;
@@ -62,7 +62,7 @@ impl<V: Provider> Core<V> {
             fd,
             proof: self.proof.clone(),
             control: p.control.clone(),
-            job: p.group().job(),
+            job: p.cgroup().job(),
         }))
     }
 
@@ -140,7 +140,7 @@ impl<V: Provider> Core<V> {
             return self.decline(who, Reason::Config, Reason::None, 0);
         }
         let mut out = Out::default();
-        let offered = self.links.offer_again(who, &mut out);
+        let offered = self.groups.offer_again(who, &mut out);
         self.act(out, Reason::Internal, 0);
         if offered {
             return;
@@ -206,13 +206,13 @@ impl<V: Provider> Core<V> {
 
     /// Two ends are one connection: give them a lane.
     fn pair(&mut self, ends: [ConnRef; 2]) {
-        let group = |e: &ConnRef| self.parties.get(&e.party).map(|p| p.group().clone());
-        let (Some(a), Some(b)) = (group(&ends[0]), group(&ends[1])) else {
+        let cgroup = |e: &ConnRef| self.parties.get(&e.party).map(|p| p.cgroup().clone());
+        let (Some(a), Some(b)) = (cgroup(&ends[0]), cgroup(&ends[1])) else {
             return;
         };
         let mut out = Out::default();
         match self
-            .links
+            .groups
             .connect(ends, [&a, &b], self.system.random(), &mut out)
         {
             Ok(_) => {

@@ -1,11 +1,11 @@
-//! Lanes to other nodes: this daemon as the other party of its processes' links, the devices, and one
+//! Lanes to other nodes: this daemon as the other party of its processes' link groups, the devices, and one
 //! engine (`underpass_rdma::engine::Pair`) per peer node.
 //!
 //! Everything here happens in short steps, one at a time: the data plane's thread polls, and the core calls in
 //! between (`dataplane::thread`). A step leaves a list of [`Effect`]s for the core.
 //!
 //! A pair of nodes has one engine *incarnation* at a time, known to both by a number. An incarnation ends when one
-//! of the two daemons ends, or finds that the other breaks the protocol. Its links to processes end with it (their
+//! of the two daemons ends, or finds that the other breaks the protocol. Its link groups to processes end with it (their
 //! lanes go down to TCP), and lanes of the next incarnation are new ones.
 //!
 //! What it must never do: keep a connection's socket longer than its lane, show a peer's words to a process that
@@ -41,10 +41,10 @@ use underpass_rdma::devices::Change;
 use underpass_rdma::engine::{self, LaneId};
 use underpass_rdma::verbs::{DeviceId, Provider};
 
-/// Names a lane: its link, and its slot on the link.
+/// Names a lane: its link group, and its slot on the link group.
 type Key = (u64, u32);
 
-/// Shortest time between two requests for another chunk of a link: there may be none to get.
+/// Shortest time between two requests for another chunk of a link group: there may be none to get.
 const ASK_NS: u64 = 1_000_000_000;
 
 /// What the core has to do.
@@ -52,21 +52,21 @@ const ASK_NS: u64 = 1_000_000_000;
 pub enum Effect {
     /// A message to a peer's daemon.
     Say(Name, Msg),
-    /// The daemon's messages about chunks of a link, as a shim sends them.
+    /// The daemon's messages about chunks of a link group, as a shim sends them.
     Mapped {
-        link: u64,
+        group: u64,
         chunk: u32,
     },
     PeerMapped {
-        link: u64,
+        group: u64,
         chunk: u32,
     },
     WantChunk {
-        link: u64,
+        group: u64,
     },
-    /// The link cannot be used, or not any more.
+    /// The link group cannot be used, or not any more.
     TearDown {
-        link: u64,
+        group: u64,
     },
     /// Both nodes have the lane: offer it.
     Release {
@@ -101,14 +101,14 @@ pub enum Effect {
     Refusal(Name, u32),
 }
 
-/// The daemon's side of a link between a process and itself.
+/// The daemon's side of a link group between a process and itself.
 struct RemoteGroup {
     node: Name,
     incarnation: u64,
     area: DaemonArea,
     party: Option<engine::PartyId>,
     bell: OwnedFd,
-    /// The core has given the link up.
+    /// The core has given the link group up.
     torn: bool,
     /// When another chunk was asked for that has not come yet.
     asked: Option<u64>,
@@ -125,9 +125,9 @@ pub struct Rails<V: Provider> {
     kick: Option<Arc<OwnedFd>>,
     /// Results of helpers that have worked on sockets.
     jobs: (Sender<takeover::Done>, Receiver<takeover::Done>),
-    /// The daemon is counted as asleep on all links.
+    /// The daemon is counted as asleep on all link groups.
     dozing: bool,
-    /// The epoll set of the data plane: links of engines, doorbells, devices.
+    /// The epoll set of the data plane: link groups of engines, doorbells, devices.
     set: Option<Arc<OwnedFd>>,
     names: Arc<[Name]>,
     /// When [`Rails::tend`] is due, and until when the rails count as busy.
@@ -146,30 +146,33 @@ struct Host<'a> {
 
 impl engine::Host for Host<'_> {
     fn ring(&mut self, party: engine::PartyId) {
-        let group = self.parties.get(&party).and_then(|l| self.groups.get(l));
-        if let Some(b) = group {
+        let remote_group = self.parties.get(&party).and_then(|l| self.groups.get(l));
+        if let Some(b) = remote_group {
             lane::notify::doorbell::ring(b.bell.as_fd());
         }
     }
 
     fn place(&mut self, lane: LaneId, log2: u32) -> Option<lane::abi::Loc> {
-        let (link, _) = self.lanes.get(&lane)?;
-        let group = self.groups.get_mut(link)?;
-        let placed = group.area.place(log2);
+        let (group, _) = self.lanes.get(&lane)?;
+        let remote_group = self.groups.get_mut(group)?;
+        let placed = remote_group.area.place(log2);
         let now = self.now;
-        if placed.is_none() && !group.torn && group.asked.is_none_or(|t| now >= t + ASK_NS) {
-            group.asked = Some(now);
-            self.out.push(Effect::WantChunk { link: *link });
+        if placed.is_none()
+            && !remote_group.torn
+            && remote_group.asked.is_none_or(|t| now >= t + ASK_NS)
+        {
+            remote_group.asked = Some(now);
+            self.out.push(Effect::WantChunk { group: *group });
         }
         placed
     }
 
     fn free(&mut self, lane: LaneId, at: lane::abi::Loc) {
-        let group = self
+        let remote_group = self
             .lanes
             .get(&lane)
             .and_then(|k| self.groups.get_mut(&k.0));
-        if let Some(b) = group {
+        if let Some(b) = remote_group {
             b.area.free(at);
         }
     }
@@ -232,68 +235,74 @@ impl<V: Provider> Rails<V> {
         !self.out.is_empty()
     }
 
-    /// A message of the links' state machine to the daemon as a party.
+    /// A message of the link groups' state machine to the daemon as a party.
     pub fn deliver(&mut self, to: PartyId, msg: ToShim, fds: &[Arc<OwnedFd>]) {
         self.stir();
         match msg {
-            ToShim::LinkNew { link, bytes, .. } => self.link_new(to, link, bytes, fds),
+            ToShim::GroupNew { group, bytes, .. } => self.group_new(to, group, bytes, fds),
             ToShim::Chunk {
-                link, chunk, bytes, ..
+                group,
+                chunk,
+                bytes,
+                ..
             } => {
-                let entered = self.groups.get_mut(&link).zip(fds.first());
+                let entered = self.groups.get_mut(&group).zip(fds.first());
                 let ok =
                     entered.is_some_and(|(b, fd)| b.area.enter(true, chunk, fd, bytes).is_some());
-                self.answer(ok, link, Effect::Mapped { link, chunk });
+                self.answer(ok, group, Effect::Mapped { group, chunk });
             }
             ToShim::PeerChunk {
-                link, chunk, bytes, ..
+                group,
+                chunk,
+                bytes,
+                ..
             } => {
                 let ok = match chunk {
-                    0 => self.peer_first(link, bytes, fds).is_some(),
-                    _ => self.peer_chunk(link, chunk, bytes, fds).is_some(),
+                    0 => self.peer_first(group, bytes, fds).is_some(),
+                    _ => self.peer_chunk(group, chunk, bytes, fds).is_some(),
                 };
                 match (ok, chunk) {
                     (true, 0) => {}
-                    _ => self.answer(ok, link, Effect::PeerMapped { link, chunk }),
+                    _ => self.answer(ok, group, Effect::PeerMapped { group, chunk }),
                 }
             }
-            ToShim::ChunkReady { link, chunk, .. } => {
-                self.own_ready(link, chunk);
+            ToShim::ChunkReady { group, chunk, .. } => {
+                self.own_ready(group, chunk);
             }
-            ToShim::PeerGone { link, .. } => {
-                if let Some(b) = self.groups.get_mut(&link) {
+            ToShim::PeerGone { group, .. } => {
+                if let Some(b) = self.groups.get_mut(&group) {
                     b.torn = true;
                 }
-                self.leave_group(link);
+                self.leave_group(group);
             }
             _ => {}
         }
     }
 
-    fn answer(&mut self, ok: bool, link: u64, yes: Effect) {
+    fn answer(&mut self, ok: bool, group: u64, yes: Effect) {
         self.out.push(match ok {
             true => yes,
-            false => Effect::TearDown { link },
+            false => Effect::TearDown { group },
         });
     }
 
-    fn link_new(&mut self, to: PartyId, link: u64, bytes: u64, fds: &[Arc<OwnedFd>]) {
+    fn group_new(&mut self, to: PartyId, group: u64, bytes: u64, fds: &[Arc<OwnedFd>]) {
         let node = self
             .nodes
             .iter()
             .find(|(_, n)| PartyId::far(n.number) == to);
         let (Some((name, node)), [bell, first]) = (node, fds) else {
-            return self.out.push(Effect::TearDown { link });
+            return self.out.push(Effect::TearDown { group });
         };
         let mut area = DaemonArea::default();
         let entered = area.enter_first(true, first, bytes);
         let (Some(_), Ok(bell)) = (entered, rustix::io::fcntl_dupfd_cloexec(bell, 0)) else {
-            return self.out.push(Effect::TearDown { link });
+            return self.out.push(Effect::TearDown { group });
         };
         if let Some(set) = &self.set {
-            waker::watch_bell(set, bell.as_fd(), link);
+            waker::watch_bell(set, bell.as_fd(), group);
         }
-        let group = RemoteGroup {
+        let remote_group = RemoteGroup {
             node: name.clone(),
             incarnation: node.incarnation,
             area,
@@ -302,13 +311,13 @@ impl<V: Provider> Rails<V> {
             torn: false,
             asked: None,
         };
-        self.groups.insert(link, group);
-        self.out.push(Effect::Mapped { link, chunk: 0 });
+        self.groups.insert(group, remote_group);
+        self.out.push(Effect::Mapped { group, chunk: 0 });
     }
 
     /// The process's control words and first data chunk. It is given ours before it is offered a lane.
-    fn peer_first(&mut self, link: u64, bytes: u64, fds: &[Arc<OwnedFd>]) -> Option<()> {
-        let b = self.groups.get_mut(&link)?;
+    fn peer_first(&mut self, group: u64, bytes: u64, fds: &[Arc<OwnedFd>]) -> Option<()> {
+        let b = self.groups.get_mut(&group)?;
         let map = b.area.enter_first(false, fds.first()?, bytes)?;
         let node = self
             .nodes
@@ -316,20 +325,20 @@ impl<V: Provider> Rails<V> {
             .filter(|n| n.incarnation == b.incarnation)?;
         let party = node.pair.add_party(b.area.words()?);
         b.party = Some(party);
-        node.parties.insert(party, link);
+        node.parties.insert(party, group);
         node.pair.add_app_chunk(party, 1, map);
-        self.own_ready(link, 1)
+        self.own_ready(group, 1)
     }
 
     /// A further data chunk of the process.
     fn peer_chunk(
         &mut self,
-        link: u64,
+        group: u64,
         chunk: u32,
         bytes: u64,
         fds: &[Arc<OwnedFd>],
     ) -> Option<()> {
-        let b = self.groups.get_mut(&link)?;
+        let b = self.groups.get_mut(&group)?;
         let map = b.area.enter(false, chunk, fds.first()?, bytes)?;
         let node = self
             .nodes
@@ -340,8 +349,8 @@ impl<V: Provider> Rails<V> {
     }
 
     /// The process has mapped this chunk of our area: rings may be placed there.
-    fn own_ready(&mut self, link: u64, chunk: u32) -> Option<()> {
-        let b = self.groups.get_mut(&link)?;
+    fn own_ready(&mut self, group: u64, chunk: u32) -> Option<()> {
+        let b = self.groups.get_mut(&group)?;
         b.asked = None;
         b.area.ready(chunk);
         let map = b.area.own_chunk(chunk)?;
@@ -353,17 +362,17 @@ impl<V: Provider> Rails<V> {
         Some(())
     }
 
-    /// Removes a link that the core has given up, if no lane of it is left.
-    fn leave_group(&mut self, link: u64) {
+    /// Removes a link group that the core has given up, if no lane of it is left.
+    fn leave_group(&mut self, group: u64) {
         let used = self
             .lanes
-            .range((link, 0)..=(link, u32::MAX))
+            .range((group, 0)..=(group, u32::MAX))
             .next()
             .is_some();
-        if used || self.groups.get(&link).is_none_or(|b| !b.torn) {
+        if used || self.groups.get(&group).is_none_or(|b| !b.torn) {
             return;
         }
-        let Some(b) = self.groups.remove(&link) else {
+        let Some(b) = self.groups.remove(&group) else {
             return;
         };
         // The engine keeps the memory as long as anything may be written to it.

@@ -2,13 +2,13 @@
 //! its child, with the same connections.
 //!
 //! When the child uses such a connection, it takes the lane down to TCP, as any second process does. Until then
-//! the other end must not consider its peer dead, and the lane must stay. So links stay until nobody holds their
+//! the other end must not consider its peer dead, and the lane must stay. So link groups stay until nobody holds their
 //! sockets any more. At first the family's table tells who may have inherited them; from then on `/proc` is read,
 //! for all of them together, and for most only to see whether the holder of the last look still has the socket.
 
 use crate::clients::family::Family;
 use crate::clients::ids::ConnRef;
-use crate::clients::limits::Group;
+use crate::clients::limits::Cgroup;
 use crate::clients::party::Party;
 use crate::clients::view;
 use lane::family::flag;
@@ -119,12 +119,12 @@ pub struct InheritedEnds {
 }
 
 /// Counts a lane of an ended process against its cgroup until dropped.
-pub(crate) struct Counted(Arc<Group>);
+pub(crate) struct Counted(Arc<Cgroup>);
 
 impl Counted {
     /// `None`: at the limit.
-    pub(crate) fn new(group: &Arc<Group>) -> Option<Self> {
-        group.take_lane().then(|| Counted(group.clone()))
+    pub(crate) fn new(cgroup: &Arc<Cgroup>) -> Option<Self> {
+        cgroup.take_lane().then(|| Counted(cgroup.clone()))
     }
 }
 
@@ -137,7 +137,7 @@ impl Drop for Counted {
 /// What an ended process leaves: entries of its family's table, and lanes that still count against its cgroup.
 pub struct Left<'a> {
     pub family: &'a Arc<Family>,
-    pub group: &'a Arc<Group>,
+    pub cgroup: &'a Arc<Cgroup>,
     ended: Option<Ended>,
 }
 
@@ -169,7 +169,7 @@ impl<'a> Inheritance<'a> {
         let p = self.party;
         held.then(|| Left {
             family: &p.family,
-            group: p.group(),
+            cgroup: p.cgroup(),
             ended: (p.own_pid == p.proc_id.pid).then(|| Ended {
                 pid: p.own_pid,
                 uid: p.uid,
@@ -234,10 +234,10 @@ mod tests {
             (child.unwrap(), inode, kept)
         };
         let (mut a, mut b) = (holder(), holder());
-        let group = crate::clients::limits::for_tests(1, 1);
+        let cgroup = crate::clients::limits::for_tests(1, 1);
         let left = Left {
             family: &family,
-            group: &group,
+            cgroup: &cgroup,
             ended: None,
         };
         let inherited = |inode, far: bool| match far {

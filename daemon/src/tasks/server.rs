@@ -3,9 +3,9 @@
 mod dial;
 
 use crate::clients::control::Control;
-use crate::clients::limits::Group;
+use crate::clients::limits::Cgroup;
 use crate::core::{Hello, Shared};
-use crate::lanes::links::Violation;
+use crate::lanes::groups::Violation;
 use crate::os::fds::{self, Foreign};
 use crate::os::memfd;
 use crate::os::process::{self, Process};
@@ -89,9 +89,9 @@ pub fn meet(shared: &Shared, conn: Foreign, accepted: u64) {
         };
         let met = tokio::time::timeout(HELLO_TIME, greet(&shared, &control, accepted)).await;
         unauthenticated.set(unauthenticated.get().saturating_sub(1));
-        if let Ok(Some((id, group))) = met {
+        if let Ok(Some((id, cgroup))) = met {
             let span = shared.borrow().span(id);
-            let attended = attend(&shared, id, &group, &control).instrument(span);
+            let attended = attend(&shared, id, &cgroup, &control).instrument(span);
             if attended.await.is_ok() {
                 read_rest(&shared, id, &control);
             }
@@ -119,7 +119,7 @@ async fn greet(
     shared: &Shared,
     control: &Rc<Control>,
     accepted: u64,
-) -> Option<(crate::clients::ids::PartyId, Arc<Group>)> {
+) -> Option<(crate::clients::ids::PartyId, Arc<Cgroup>)> {
     let mut buf = [0u8; MAX];
     let (len, fds) = first_message(control, &mut buf).await?;
     let refuse = |reason: Reason, why: &str| {
@@ -186,17 +186,17 @@ async fn greet(
     if new {
         watch(shared, id, pidfd);
     }
-    let group = shared.borrow().parties.get(&id)?.group().clone();
-    if let Some((fd, seat)) = dialing.zip(group.seat()) {
+    let cgroup = shared.borrow().parties.get(&id)?.cgroup().clone();
+    if let Some((fd, seat)) = dialing.zip(cgroup.seat()) {
         dial::serve(shared, fd, seat);
     }
-    Some((id, group))
+    Some((id, cgroup))
 }
 
 /// A process that ended before its hello was read (as servers do that go to the background) may have left its
 /// children a dialing descriptor. It is not known any more which cgroup the process was in.
 fn left_behind(shared: &Shared, dialing: Foreign) {
-    let seat = shared.borrow().groups.get("").seat();
+    let seat = shared.borrow().cgroups.get("").seat();
     if let Some(seat) = seat {
         dial::serve(shared, dialing, seat);
     }
@@ -218,7 +218,7 @@ fn watch(shared: &Shared, id: crate::clients::ids::PartyId, pidfd: OwnedFd) {
 async fn attend(
     shared: &Shared,
     id: crate::clients::ids::PartyId,
-    group: &Arc<Group>,
+    cgroup: &Arc<Cgroup>,
     control: &Rc<Control>,
 ) -> Result<(), Violation> {
     let mut buf = [0u8; MAX];
@@ -227,8 +227,8 @@ async fn attend(
             return Ok(());
         }
         // Connections of a cgroup that keeps too many helpers busy are not read until some of them are done.
-        let resumed = group.resume.notified();
-        let paused = group.saturated();
+        let resumed = cgroup.resume.notified();
+        let paused = cgroup.saturated();
         let patience = async {
             match control.deadline() {
                 Some(t) => tokio::time::sleep_until(t.into()).await,
@@ -261,7 +261,7 @@ async fn attend(
                         Err(Errno::INTR | Errno::CONNRESET) => {}
                         Err(_) => return Ok(()),
                     }
-                    if group.saturated() || control.is_cut() {
+                    if cgroup.saturated() || control.is_cut() {
                         break;
                     }
                 }

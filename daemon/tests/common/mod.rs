@@ -90,7 +90,7 @@ pub struct Side {
 /// A lane that was offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
-    pub link: u64,
+    pub group: u64,
     pub side: u8,
     pub lane: u32,
     pub conn: u32,
@@ -342,8 +342,8 @@ impl Shim {
         self.seen += 1;
         match m {
             ToShim::Credit { n } => self.credits += n,
-            ToShim::LinkNew {
-                link, side, bytes, ..
+            ToShim::GroupNew {
+                group, side, bytes, ..
             } => {
                 assert_eq!(
                     (fds.len(), bytes),
@@ -351,13 +351,13 @@ impl Shim {
                 );
                 let first = fds.pop().unwrap();
                 let map = Map::new(&first, bytes as usize, true).unwrap();
-                let s = self.sides.entry((link, side)).or_default();
+                let s = self.sides.entry((group, side)).or_default();
                 s.bell = fds.pop();
                 s.own.insert(0, (first, map));
                 if self.helpful {
                     self.say(
                         ToDaemon::Mapped {
-                            link,
+                            group,
                             side,
                             chunk: 0,
                         },
@@ -366,7 +366,7 @@ impl Shim {
                 }
             }
             ToShim::Chunk {
-                link,
+                group,
                 side,
                 chunk,
                 bytes,
@@ -375,16 +375,16 @@ impl Shim {
                 let fd = fds.pop().unwrap();
                 let map = Map::new(&fd, CHUNK_BYTES, true).unwrap();
                 self.sides
-                    .get_mut(&(link, side))
+                    .get_mut(&(group, side))
                     .unwrap()
                     .own
                     .insert(chunk, (fd, map));
                 if self.helpful {
-                    self.say(ToDaemon::Mapped { link, side, chunk }, &[]);
+                    self.say(ToDaemon::Mapped { group, side, chunk }, &[]);
                 }
             }
             ToShim::PeerChunk {
-                link,
+                group,
                 side,
                 chunk,
                 bytes,
@@ -392,12 +392,12 @@ impl Shim {
                 let fd = fds.pop().unwrap();
                 let map = Map::new(&fd, bytes as usize, false).unwrap();
                 self.sides
-                    .get_mut(&(link, side))
+                    .get_mut(&(group, side))
                     .unwrap()
                     .peer
                     .insert(chunk, (fd, map));
                 if self.helpful && chunk > 0 {
-                    self.say(ToDaemon::PeerMapped { link, side, chunk }, &[]);
+                    self.say(ToDaemon::PeerMapped { group, side, chunk }, &[]);
                 }
             }
             _ => assert!(fds.is_empty()),
@@ -417,7 +417,7 @@ impl Shim {
             let expected = matches!(
                 m,
                 ToShim::Credit { .. }
-                    | ToShim::LinkNew { .. }
+                    | ToShim::GroupNew { .. }
                     | ToShim::Chunk { .. }
                     | ToShim::PeerChunk { .. }
                     | ToShim::ChunkReady { .. }
@@ -429,7 +429,7 @@ impl Shim {
     pub fn offer(&mut self) -> Lane {
         self.until("an offer", |m| match *m {
             ToShim::Offer {
-                link,
+                group,
                 side,
                 lane,
                 conn,
@@ -437,7 +437,7 @@ impl Shim {
                 tag,
                 ..
             } => Some(Lane {
-                link,
+                group,
                 side,
                 lane,
                 conn,
@@ -512,7 +512,7 @@ pub fn offers(a: &mut Shim, b: &mut Shim) -> (Lane, Lane) {
             if readable(s.sock.as_raw_fd(), 10) {
                 match s.step().expect("a daemon") {
                     ToShim::Offer {
-                        link,
+                        group,
                         side,
                         lane,
                         conn,
@@ -521,7 +521,7 @@ pub fn offers(a: &mut Shim, b: &mut Shim) -> (Lane, Lane) {
                         ..
                     } => {
                         *o = Some(Lane {
-                            link,
+                            group,
                             side,
                             lane,
                             conn,

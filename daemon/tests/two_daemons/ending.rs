@@ -13,7 +13,7 @@ const AGAIN_NS: u64 = 200_000_000;
 
 impl Process {
     /// The way to the other node is gone.
-    pub fn link_gone(&mut self, id: u64, dead: bool) {
+    pub fn group_gone(&mut self, id: u64, dead: bool) {
         tell!("{} link {id:x} is gone, dead {dead}", self.name);
         let Some(l) = self.links.get_mut(&id) else {
             return;
@@ -77,7 +77,7 @@ impl Process {
         e.not_before = now + AGAIN_NS;
         self.say(
             ToDaemon::LaneDone {
-                link: at.0,
+                group: at.0,
                 side: 0,
                 lane: at.1,
             },
@@ -109,7 +109,7 @@ impl Process {
                 e.life = Life::Shut; // by the daemon
                 self.say(
                     ToDaemon::LaneShut {
-                        link: at.0,
+                        group: at.0,
                         side: 0,
                         lane: at.1,
                     },
@@ -177,7 +177,7 @@ impl Process {
             e.life = Life::Closed;
             self.say(
                 ToDaemon::LaneDone {
-                    link: at.0,
+                    group: at.0,
                     side: 0,
                     lane: at.1,
                 },
@@ -205,7 +205,7 @@ impl Process {
         e.registered = false;
         let msg = match e.lane.take() {
             Some(at) => ToDaemon::LaneDone {
-                link: at.0,
+                group: at.0,
                 side: 0,
                 lane: at.1,
             },

@@ -72,9 +72,9 @@ impl Process {
                 e.lane = None;
                 e.left = true;
                 self.leaving = None;
-                let (link, lane) = at;
+                let (group, lane) = at;
                 let done = ToDaemon::LaneDone {
-                    link,
+                    group,
                     side: 0,
                     lane,
                 };

@@ -453,7 +453,7 @@ impl World {
     fn is_clean(&self) -> bool {
         self.nodes.iter().all(|n| {
             let plane = n.daemon.core.rails.as_ref().expect("peers");
-            n.jobs() == 0 && n.daemon.core.links.lanes() == 0 && plane.lock().is_empty()
+            n.jobs() == 0 && n.daemon.core.groups.lanes() == 0 && plane.lock().is_empty()
         })
     }
 
@@ -464,7 +464,7 @@ impl World {
             let plane = core.rails.as_ref().expect("peers");
             s += &format!(
                 "\nnode {n}: {} lanes, {} jobs, rails {:?}",
-                core.links.lanes(),
+                core.groups.lanes(),
                 node.jobs(),
                 plane.lock()
             );

@@ -36,7 +36,7 @@ macro_rules! tell {
 pub(crate) use tell;
 
 /// A link, as the process has mapped it.
-pub struct Link {
+pub struct LinkGroup {
     pub own: Area,
     pub peer: Area,
     pub bell: OwnedFd,
@@ -117,7 +117,7 @@ pub struct Process {
     /// Our end of the control connection.
     pub control: Option<OwnedFd>,
     pub said: VecDeque<Said>,
-    pub links: HashMap<u64, Link>,
+    pub links: HashMap<u64, LinkGroup>,
     pub ends: Vec<End>,
     /// Does nothing until then: it computes, or sleeps outside every call.
     pub busy_until: u64,
@@ -226,41 +226,44 @@ impl Process {
 
     fn hear(&mut self, msg: ToShim, mut fds: Vec<OwnedFd>, now: u64, rng: &mut Rng) {
         match msg {
-            ToShim::LinkNew {
-                link,
+            ToShim::GroupNew {
+                group,
                 side,
                 bytes,
                 far,
             } => {
                 assert_eq!((side, far, fds.len()), (0, 1, 2));
                 let (first, bell) = (fds.pop().unwrap(), fds.pop().unwrap());
-                let l = self.links.entry(link).or_insert_with(|| Link::new(bell));
+                let l = self
+                    .links
+                    .entry(group)
+                    .or_insert_with(|| LinkGroup::new(bell));
                 l.enter(true, 0, &first, bytes);
                 let chunk = 0;
-                self.say(ToDaemon::Mapped { link, side, chunk }, vec![]);
+                self.say(ToDaemon::Mapped { group, side, chunk }, vec![]);
             }
             ToShim::Chunk {
-                link,
+                group,
                 side,
                 chunk,
                 bytes,
             } => {
-                if let Some(l) = self.links.get_mut(&link) {
+                if let Some(l) = self.links.get_mut(&group) {
                     l.enter(true, chunk, &fds[0], bytes);
-                    self.say(ToDaemon::Mapped { link, side, chunk }, vec![]);
+                    self.say(ToDaemon::Mapped { group, side, chunk }, vec![]);
                 }
             }
             ToShim::PeerChunk {
-                link,
+                group,
                 side,
                 chunk,
                 bytes,
             } => {
-                let l = self.links.get_mut(&link);
+                let l = self.links.get_mut(&group);
                 l.expect("told of the link before")
                     .enter(false, chunk, &fds[0], bytes);
                 if chunk > 0 {
-                    self.say(ToDaemon::PeerMapped { link, side, chunk }, vec![]);
+                    self.say(ToDaemon::PeerMapped { group, side, chunk }, vec![]);
                 }
             }
             msg => self.hear_of_lanes(msg, now, rng),
@@ -271,7 +274,7 @@ impl Process {
         let of = |e: &&mut End, gen| e.gen == gen;
         match msg {
             ToShim::Offer {
-                link,
+                group,
                 side,
                 lane,
                 conn,
@@ -279,9 +282,9 @@ impl Process {
                 epoch,
                 tag,
             } => {
-                let taken = self.attach((link, lane), (conn, gen), (epoch, tag), rng);
+                let taken = self.attach((group, lane), (conn, gen), (epoch, tag), rng);
                 if !taken {
-                    self.say(ToDaemon::LaneRefused { link, side, lane }, vec![]);
+                    self.say(ToDaemon::LaneRefused { group, side, lane }, vec![]);
                 }
             }
             ToShim::Decline {
@@ -302,7 +305,7 @@ impl Process {
                 }
             }
             ToShim::LaneGone {
-                link,
+                group,
                 lane,
                 conn,
                 gen,
@@ -310,10 +313,10 @@ impl Process {
             } => {
                 let e = self.ends.get_mut(conn as usize);
                 if let Some(e) = e.filter(|e| of(e, gen)) {
-                    e.forsaken |= e.lane == Some((link, lane));
+                    e.forsaken |= e.lane == Some((group, lane));
                 }
             }
-            ToShim::PeerGone { link, .. } => self.link_gone(link, false),
+            ToShim::PeerGone { group, .. } => self.group_gone(group, false),
             _ => {}
         }
     }
@@ -364,7 +367,7 @@ impl Process {
         e.lane = Some(at);
         e.lanes += 1;
         let msg = ToDaemon::LaneHeld {
-            link: at.0,
+            group: at.0,
             side: 0,
             lane: at.1,
         };
@@ -380,7 +383,7 @@ impl Process {
             e.registered = false;
         }
         let all: Vec<u64> = self.links.keys().copied().collect();
-        all.into_iter().for_each(|l| self.link_gone(l, true));
+        all.into_iter().for_each(|l| self.group_gone(l, true));
     }
 
     /// Does something, as a program might. Whether anything moved.
@@ -511,9 +514,9 @@ impl Process {
     }
 }
 
-impl Link {
-    fn new(bell: OwnedFd) -> Link {
-        Link {
+impl LinkGroup {
+    fn new(bell: OwnedFd) -> LinkGroup {
+        LinkGroup {
             own: Area::new(),
             peer: Area::new(),
             bell,

@@ -1,9 +1,9 @@
-//! The memory of a link as one process sees it: its own area, the peer's area, and copies in and out.
+//! The memory of a link group as one process sees it: its own area, the peer's area, and copies in and out.
 //!
 //! The peer's memory may change at any time, so there is never a Rust reference to its data: ring bytes are copied
 //! through raw pointers, and control words are atomics that are read once.
 
-use crate::abi::{Control, Loc, RxWords, TxWords, CHUNKS, CONTROL_BYTES, GROUP};
+use crate::abi::{Control, Loc, RxWords, TxWords, CHUNKS, CONTROL_BYTES, LANES_PER_COUNTER};
 use crate::prim::{AtomicU32, AtomicU64};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 
@@ -221,9 +221,9 @@ impl<'a> Memory<'a> {
     /// Publish counter of our area for the lane's group.
     #[inline(always)]
     pub(super) fn own_seq(&self) -> &'a AtomicU32 {
-        &self.own_ctl.seq[self.lane / GROUP].0
+        &self.own_ctl.seq[self.lane / LANES_PER_COUNTER].0
     }
-    /// Number of threads of the other party that sleep on the link.
+    /// Number of threads of the other party that sleep on the link group.
     #[inline(always)]
     pub(super) fn peer_sleepers(&self) -> &'a AtomicU32 {
         &self.peer_ctl.sleepers.0
@@ -237,10 +237,10 @@ impl<'a> Memory<'a> {
             abi::{log_entry, LOG},
             prim::ticks,
         };
-        let (group, lane) = (self.lane / GROUP, self.lane % GROUP);
+        let (counter, lane) = (self.lane / LANES_PER_COUNTER, self.lane % LANES_PER_COUNTER);
         // Relaxed: the log is only a hint. Two threads that publish at the same time may leave only one entry.
         let at = self.own_seq().load(Relaxed) as usize % LOG;
-        self.own_ctl.log[group][at].store(log_entry(ticks(), lane), Relaxed);
+        self.own_ctl.log[counter][at].store(log_entry(ticks(), lane), Relaxed);
     }
 
     /// Announces what was just stored; rings the doorbell if the other side counts sleepers. Returns whether it rang.

@@ -1,4 +1,4 @@
-//! The doorbell: one Unix stream socket pair per link, an end for each party.
+//! The doorbell: one Unix stream socket pair per link group, an end for each party.
 //!
 //! Not an eventfd: the two parties share a description there, so that the peer can clear
 //! O_NONBLOCK, fill it, and block whoever rings. Of a socket pair each holds its own end; sending

@@ -78,7 +78,7 @@ macro_rules! meaning {
     (flags) => { "Bits of [`register`]." };
     (from) => { "Process from which the connection came; 0: not known." };
     (copies) => { "Descriptors of it that this process has." };
-    (link) => { "Number of the link." };
+    (group) => { "Number of the link." };
     (side) => { "Side of the link, 0 or 1, that the shim is on which sends or gets this." };
     (chunk) => { "Number of the chunk in its area; 0: the first file, with chunks 0 and 1." };
     (lane) => { "The lane's slot on the link." };
@@ -149,26 +149,26 @@ messages! {
         2 Register { conn: u32, gen: u32, tx_kpos: u64, rx_kpos: u64, flags: u32 }
         /// Chunk `chunk` of our own area `side` (0: the first file, chunks 0 and 1) is mapped writable: it may be sealed
         /// and given to the other party.
-        3 Mapped { link: u64, side: u8, chunk: u32 }
+        3 Mapped { group: u64, side: u8, chunk: u32 }
         /// A further chunk of the other party is mapped read-only; `side` is ours.
-        4 PeerMapped { link: u64, side: u8, chunk: u32 }
+        4 PeerMapped { group: u64, side: u8, chunk: u32 }
         /// We no longer use this lane: its connection has ended here, or goes on without it.
-        5 LaneDone { link: u64, side: u8, lane: u32 }
+        5 LaneDone { group: u64, side: u8, lane: u32 }
         /// Our area needs another data chunk.
-        6 WantChunk { link: u64, side: u8 }
-        /// The first file, ours or the other party's, could not be mapped: the link cannot be used.
-        7 LinkFailed { link: u64, side: u8 }
+        6 WantChunk { group: u64, side: u8 }
+        /// The first file, ours or the other party's, could not be mapped: the link group cannot be used.
+        7 GroupFailed { group: u64, side: u8 }
         /// The connection closed before the daemon answered its `Register`.
         8 Forget { conn: u32, gen: u32 }
         /// An offered lane is not taken (no memory, shared by now), or one is given back whose connection goes on in
         /// other hands: as `LaneDone`, and the other end is to give it up, too.
-        9 LaneRefused { link: u64, side: u8, lane: u32 }
+        9 LaneRefused { group: u64, side: u8, lane: u32 }
         /// A lane to another node is taken. Descriptor: the connection's socket, of which the daemon
         /// keeps a copy until the lane is done, so that it can finish what we cannot.
-        10 LaneHeld { link: u64, side: u8, lane: u32 }
+        10 LaneHeld { group: u64, side: u8, lane: u32 }
         /// The application has shut down this lane's sending direction: the daemon is to shut the
         /// socket down when everything has arrived. We touch the direction no more.
-        11 LaneShut { link: u64, side: u8, lane: u32 }
+        11 LaneShut { group: u64, side: u8, lane: u32 }
         /// A process that has left its family: its connections are at the same places in a table of its
         /// own from now on. Descriptor: that table.
         13 Moved { table_bytes: u64 }
@@ -192,24 +192,24 @@ messages! {
         /// The connection stays on TCP for now: `local` is the reason on this end, `peer` on the
         /// other. `retry` not 0: may be registered again after so many milliseconds.
         4 Decline { conn: u32, gen: u32, local: u32, peer: u32, retry_ms: u32 }
-        /// A link in the making. Descriptors: our end of the doorbell, the first file of our area (writable, `bytes` long).
+        /// A link group in the making. Descriptors: our end of the doorbell, the first file of our area (writable, `bytes` long).
         /// `far` not 0: the other party is the daemon, and lanes lead to another node.
-        5 LinkNew { link: u64, side: u8, bytes: u64, far: u8 }
+        5 GroupNew { group: u64, side: u8, bytes: u64, far: u8 }
         /// A further chunk for our own area. Descriptor: the memfd (writable).
-        6 Chunk { link: u64, side: u8, chunk: u32, bytes: u64 }
+        6 Chunk { group: u64, side: u8, chunk: u32, bytes: u64 }
         /// A chunk of the other party's area (0: the first file), sealed. Descriptor: the memfd. `side` is ours.
-        7 PeerChunk { link: u64, side: u8, chunk: u32, bytes: u64 }
+        7 PeerChunk { group: u64, side: u8, chunk: u32, bytes: u64 }
         /// The other party has mapped our further chunk: rings may be placed in it.
-        8 ChunkReady { link: u64, side: u8, chunk: u32 }
+        8 ChunkReady { group: u64, side: u8, chunk: u32 }
         /// A lane for connection `conn`. Both parties have been given the first files of both areas. Epochs of this use
         /// of the lane are larger than `epoch`. `tag` marks frames.
-        9 Offer { link: u64, side: u8, lane: u32, conn: u32, gen: u32, epoch: Epoch, tag: u64 }
-        /// The other party of this link is gone: its lanes go down.
-        10 PeerGone { link: u64, side: u8 }
+        9 Offer { group: u64, side: u8, lane: u32, conn: u32, gen: u32, epoch: Epoch, tag: u64 }
+        /// The other party of this link group is gone: its lanes go down.
+        10 PeerGone { group: u64, side: u8 }
         /// Operator: `op` is one of `op::*`; `conn` may be [`ALL`].
         11 Command { conn: u32, gen: u32, op: u32 }
         /// The other end does not take this lane, or has given it back: so do you, and register again later.
-        12 LaneGone { link: u64, side: u8, lane: u32, conn: u32, gen: u32 }
+        12 LaneGone { group: u64, side: u8, lane: u32, conn: u32, gen: u32 }
     }
 }
 
@@ -225,7 +225,7 @@ pub mod op {
     /// the process, `gen` the lower half of the inode that it must refer to.
     pub const EAGER_FD: u32 = 4;
     /// The other end's process is gone, and nobody else has its connection (`PeerGone` for one lane of a
-    /// link that lives on).
+    /// link group that lives on).
     pub const GONE: u32 = 5;
 }
 

@@ -7,7 +7,9 @@
 
 use super::memory::Party;
 use super::LANE;
-use lane::abi::{rx, tx, Control, Epoch, Loc, RxWord, RxWords, TxPhase, TxWord, TxWords, GROUP};
+use lane::abi::{
+    rx, tx, Control, Epoch, Loc, RxWord, RxWords, TxPhase, TxWord, TxWords, LANES_PER_COUNTER,
+};
 use lane::half::tx::UNSEEN;
 use lane::half::Area;
 use std::collections::VecDeque;
@@ -102,7 +104,9 @@ impl Far {
     }
 
     pub fn publish(&self, e: usize) {
-        self.mirror(e).0.seq[L / GROUP].0.fetch_add(1, SeqCst);
+        self.mirror(e).0.seq[L / LANES_PER_COUNTER]
+            .0
+            .fetch_add(1, SeqCst);
     }
 
     /// What end `e` has stored becomes messages.

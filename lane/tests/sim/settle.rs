@@ -50,7 +50,9 @@ impl World {
                     continue;
                 }
                 let seq = lane::notify::counter(
-                    &self.peer[e].control().unwrap().seq[LANE as usize / lane::abi::GROUP].0,
+                    &self.peer[e].control().unwrap().seq
+                        [LANE as usize / lane::abi::LANES_PER_COUNTER]
+                        .0,
                 );
                 let awake = seen[e] != Some(seq)
                     || (self.forsaken(e) && !h.lost.get())

@@ -8,7 +8,7 @@ use super::{
 use crate::readiness::engine;
 use crate::readiness::wait::{self, For, Woke};
 use crate::state::attached;
-use crate::state::links::Link;
+use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
 use crate::sys::{self, clock, lock, pids, real, thread};
 use crate::tcp::ends;
@@ -230,7 +230,7 @@ impl Receiving<'_> {
     #[inline(always)]
     fn on_lane(&mut self) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
-        let Some((link, m)) = attached::of(c, l) else {
+        let Some((group, m)) = attached::of(c, l) else {
             return Break(match self.call.current(c, l) {
                 true => fail_or(self.total, libc::ECONNRESET), // not a clean end of file
                 false => closed(self.total),
@@ -242,24 +242,24 @@ impl Receiving<'_> {
                 now.wrapping_sub(c.rx.looked.load(Relaxed)) > LOOK_US * clock::cycles_per_us();
         }
         let before = c.rx.mode.load(Relaxed);
-        let got = self.take(link, &m)?;
+        let got = self.take(group, &m)?;
         if let Received::Bytes(n) = got {
             if c.rx.is_up() {
                 attached::promoted(c);
             }
             self.total += n;
-            link.moved();
+            group.moved();
             if self.iov.left() == 0 || n == 0 {
                 return Break(self.total as isize);
             }
-            return self.part(before, link, &m);
+            return self.part(before, group, &m);
         }
-        self.nothing(got, link, &m)
+        self.nothing(got, group, &m)
     }
 
     /// Takes what the lane has.
     #[inline(always)]
-    fn take(&mut self, link: &Link, m: &Memory) -> ControlFlow<isize, Received> {
+    fn take(&mut self, group: &LinkGroup, m: &Memory) -> ControlFlow<isize, Received> {
         let (c, l) = (self.c, self.l);
         let Some(_g) = lock_for(&c.rx.lock, self.nb) else {
             return Break(fail_or(self.total, libc::EAGAIN));
@@ -268,10 +268,10 @@ impl Receiving<'_> {
             return Break(closed(self.total));
         }
         let fd = l.fd.load(Relaxed);
-        let port = Sock { fd, link };
+        let port = Sock { fd, group };
         if c.owner_pid.load(Relaxed) != pids::me() {
             c.rx.want_down(m, &port); // a forked child also reads until the sender is on TCP
-            port::ring(link);
+            port::ring(group);
         }
         let how = How {
             peek: self.peeks(),
@@ -292,14 +292,14 @@ impl Receiving<'_> {
 
     /// Some bytes were there, and the buffer has room for more. The direction was in mode `before`.
     #[inline(always)]
-    fn part(&mut self, before: u32, link: &Link, m: &Memory) -> ControlFlow<isize> {
+    fn part(&mut self, before: u32, group: &LinkGroup, m: &Memory) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
         if self.all {
             self.look = false;
             return Continue(());
         }
         if self.peek_all {
-            return self.peek_on(link, m);
+            return self.peek_on(group, m);
         }
         let now = c.rx.mode.load(Relaxed);
         // The bytes after the ring, on TCP, may have been reported already (`looked` is 0 then) or counted: a
@@ -320,14 +320,14 @@ impl Receiving<'_> {
 
     /// A peek that waits for all it asks for has found a part: it naps, and looks again from the start.
     #[cold]
-    fn peek_on(&mut self, link: &Link, m: &Memory) -> ControlFlow<isize> {
+    fn peek_on(&mut self, group: &LinkGroup, m: &Memory) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
         if self.nb {
             return Break(self.total as isize);
         }
         let fd = self.call.fd(l);
         let end = self.until(fd);
-        promotion::attend(c, link, m, fd);
+        promotion::attend(c, group, m, fd);
         thread::outside(real::test_cancel);
         if self.call.was_disconnected(l) {
             return Break(self.total as isize);
@@ -356,7 +356,7 @@ impl Receiving<'_> {
 
     /// The lane returned no bytes.
     #[inline(never)]
-    fn nothing(&mut self, got: Received, link: &Link, m: &Memory) -> ControlFlow<isize> {
+    fn nothing(&mut self, got: Received, group: &LinkGroup, m: &Memory) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
         let told = matches!(got, Received::Error(_) | Received::Reset(_) | Received::Eof);
         if told && self.is_other() {
@@ -375,14 +375,14 @@ impl Receiving<'_> {
                 c.rx.error.put(e);
                 Break(0)
             }
-            Received::Empty => self.empty(link, m),
+            Received::Empty => self.empty(group, m),
             Received::Eof if self.shut_in_handler() => Break(fail(libc::EINTR)),
             Received::Eof => {
                 c.rx.looked.store(0, Relaxed); // the next call must ask TCP again, and see the end
-                promotion::attend(c, link, m, self.call.fd(l));
+                promotion::attend(c, group, m, self.call.fd(l));
                 l.checked.store(0, Relaxed);
                 if c.rx.shut.load(Relaxed) != 0 {
-                    ends::after_fin((c, l), (link, m), lock::lock);
+                    ends::after_fin((c, l), (group, m), lock::lock);
                 }
                 // Our sending half may have received the error, which the kernel does not report again.
                 Break(match (self.total, c.has_error()) {
@@ -396,7 +396,7 @@ impl Receiving<'_> {
             Received::Error(libc::EFAULT) => Break(fail_or(self.total, libc::EFAULT)),
             Received::Error(KEPT) if self.total == 0 => {
                 let told = take_kept(self.call.fd(l));
-                self.nothing(told, link, m)
+                self.nothing(told, group, m)
             }
             Received::Error(e) => {
                 l.checked.store(0, Relaxed); // the next send checks whether the peer is still there
@@ -417,15 +417,15 @@ impl Receiving<'_> {
 
     /// The ring is empty, and so is TCP, if it was asked.
     #[inline(always)]
-    fn empty(&mut self, link: &Link, m: &Memory) -> ControlFlow<isize> {
+    fn empty(&mut self, group: &LinkGroup, m: &Memory) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
         if self.look {
             c.rx.looked.store(ticks(), Relaxed); // TCP was asked just now (it is not while the ring has bytes)
         }
-        promotion::attend(c, link, m, self.call.fd(l));
+        promotion::attend(c, group, m, self.call.fd(l));
         if c.rx.shut.load(Relaxed) != 0 && !self.shut_in_handler() {
             // (The other end may have died since.)
-            ends::after_fin((c, l), (link, m), lock::lock);
+            ends::after_fin((c, l), (group, m), lock::lock);
             return Break(self.shut());
         }
         if self.last_look {
@@ -435,7 +435,7 @@ impl Receiving<'_> {
             return Break(self.total as isize); // as the kernel's own call does
         }
         if self.nowait || self.nb {
-            if self.total == 0 && ends::left_ms(c, l, link, m) == 0 {
+            if self.total == 0 && ends::left_ms(c, l, group, m) == 0 {
                 self.look = true;
                 return Continue(());
             }

@@ -10,7 +10,7 @@ use crate::promotion::full::{full_for_long, go_down_full, FULL_MS};
 use crate::promotion::{self, family};
 use crate::readiness::wait::{self, For, Woke};
 use crate::state::attached;
-use crate::state::links::Link;
+use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
 use crate::sys::{self, clock, lock, pids, real, thread};
 use crate::tcp::native::{self, native, rest, Native, Sleep, Way};
@@ -209,7 +209,7 @@ impl Sending<'_> {
     #[inline(always)]
     fn on_lane(&mut self) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
-        let Some((link, m)) = attached::of(c, l) else {
+        let Some((group, m)) = attached::of(c, l) else {
             return Break(self.ended());
         };
         if c.owner_pid.load(Relaxed) != pids::me() {
@@ -225,12 +225,12 @@ impl Sending<'_> {
             if family::is_wanted() {
                 family::used();
             }
-            peer_check(self.call, c, l, link, &m);
+            peer_check(self.call, c, l, group, &m);
         }
-        let sent = self.put(link, &m)?;
+        let sent = self.put(group, &m)?;
         if let Sent::Bytes(n) = sent {
             self.total += n;
-            link.moved();
+            group.moved();
             if m.own_rx().cpu.load(Relaxed) != me {
                 m.own_rx().cpu.store(me, Relaxed); // a hint for the peer's spin
             }
@@ -240,7 +240,7 @@ impl Sending<'_> {
                 _ => Continue(()),
             };
         }
-        self.no_room(link, &m, sent)
+        self.no_room(group, &m, sent)
     }
 
     /// As in the kernel, a zero-length send returns the error that a send of bytes would.
@@ -259,7 +259,7 @@ impl Sending<'_> {
 
     /// Puts as many bytes on the ring as there is room for.
     #[inline(always)]
-    fn put(&mut self, link: &Link, m: &Memory) -> ControlFlow<isize, Sent> {
+    fn put(&mut self, group: &LinkGroup, m: &Memory) -> ControlFlow<isize, Sent> {
         let (c, l) = (self.c, self.l);
         let Some(_g) = lock_for(&c.tx.lock, self.nb) else {
             return Break(fail_or(self.total, libc::EAGAIN));
@@ -269,7 +269,7 @@ impl Sending<'_> {
         }
         let fd = l.fd.load(Relaxed);
         let was = c.tx.is_up();
-        let s = c.tx.send(m, &Sock { fd, link }, &mut self.iov);
+        let s = c.tx.send(m, &Sock { fd, group }, &mut self.iov);
         // If the call goes on, or sleeps, it takes hold before a closing thread gets the lock.
         if self.iov.left() > 0 && !self.nb && !matches!(s, Sent::Reset(_)) {
             self.call.hold(c, l);
@@ -299,7 +299,7 @@ impl Sending<'_> {
     }
 
     #[inline(never)]
-    fn no_room(&mut self, link: &Link, m: &Memory, sent: Sent) -> ControlFlow<isize> {
+    fn no_room(&mut self, group: &LinkGroup, m: &Memory, sent: Sent) -> ControlFlow<isize> {
         let (i, c, l) = (self.i, self.c, self.l);
         let full = match sent {
             Sent::Reset(r) => {
@@ -312,28 +312,28 @@ impl Sending<'_> {
         };
         if full {
             let ours = || self.call.current(c, l);
-            if grow(c, (link, m, self.call.fd(l)), RING_FAST_LOG2, ours) {
+            if grow(c, (group, m, self.call.fd(l)), RING_FAST_LOG2, ours) {
                 return Continue(());
             }
             if full_for_long(c, l, m) {
-                go_down_full(c, l, link, m, ours);
+                go_down_full(c, l, group, m, ours);
                 return Continue(());
             }
             let fd = self.call.fd(l);
-            if c.tx.want_space(m, &Sock { fd, link }) {
+            if c.tx.want_space(m, &Sock { fd, group }) {
                 return Continue(());
             }
         }
-        peer_check(self.call, c, l, link, m);
+        peer_check(self.call, c, l, group, m);
         short::begins(l, self.vecs);
         if !self.nb {
-            return self.sleep(full, link, m);
+            return self.sleep(full, group, m);
         }
         if full && short::kernel_has_room(c, l, m, self.call.fd(l), self.total) {
-            if !grow(c, (link, m, self.call.fd(l)), RING_LOG2_MAX, || {
+            if !grow(c, (group, m, self.call.fd(l)), RING_LOG2_MAX, || {
                 self.call.current(c, l)
             }) {
-                short::make_room(self.call, i, (c, l), (link, m), &mut self.moment);
+                short::make_room(self.call, i, (c, l), (group, m), &mut self.moment);
             }
             return Continue(());
         }
@@ -365,7 +365,7 @@ impl Sending<'_> {
     }
 
     /// Sleeps until there may be room. The call holds the connection.
-    fn sleep(&mut self, full: bool, link: &Link, m: &Memory) -> ControlFlow<isize> {
+    fn sleep(&mut self, full: bool, group: &LinkGroup, m: &Memory) -> ControlFlow<isize> {
         let (i, c, l) = (self.i, self.c, self.l);
         let fd = self.call.fd(l);
         let end = self.until(fd);
@@ -389,8 +389,8 @@ impl Sending<'_> {
             Woke::Timeout if t == ms => {
                 if full && short::kernel_has_room(c, l, m, fd, self.total) {
                     let ours = || self.call.current(c, l);
-                    if !grow(c, (link, m, fd), RING_LOG2_MAX, ours) {
-                        go_down_full(c, l, link, m, ours);
+                    if !grow(c, (group, m, fd), RING_LOG2_MAX, ours) {
+                        go_down_full(c, l, group, m, ours);
                     }
                     return Continue(());
                 }
@@ -407,7 +407,7 @@ impl Sending<'_> {
 /// fork.) `most`: log2 of the largest size. `ours`: as above.
 fn grow(
     c: &Conn,
-    (link, m, fd): (&Link, &Memory, i32),
+    (group, m, fd): (&LinkGroup, &Memory, i32),
     most: u32,
     ours: impl Fn() -> bool,
 ) -> bool {
@@ -421,17 +421,17 @@ fn grow(
     if !ours() || log2 == 0 || log2 >= max || !c.tx.can_move(m) || table::holders(c) != 1 {
         return false;
     }
-    let Some(loc) = link.alloc((log2 + 2).min(max), daemon::want_chunk) else {
+    let Some(loc) = group.alloc((log2 + 2).min(max), daemon::want_chunk) else {
         return false;
     };
     let freed = c.tx.move_to(m, loc);
     if loc.log2 > RING_FAST_LOG2 {
         crate::tcp::bufs::as_kernel(c, m, fd);
     }
-    let slot = &link.rings[c.lane.load(Relaxed) as usize];
+    let slot = &group.rings[c.lane.load(Relaxed) as usize];
     slot[1].store(slot[0].swap(loc.pack(), Relaxed), Relaxed);
     if let Some(f) = freed {
-        link.free(f);
+        group.free(f);
     }
     true
 }

@@ -11,7 +11,7 @@
 
 use crate::promotion::full;
 use crate::readiness::wait::{self, For};
-use crate::state::links::Link;
+use crate::state::groups::LinkGroup;
 use crate::state::table::Local;
 use crate::sys::{self, lock};
 use crate::tcp::call::Call;
@@ -96,7 +96,7 @@ pub fn make_room(
     call: &mut Call,
     i: u32,
     (c, l): (&Conn, &Local),
-    (link, m): (&Link, &Memory),
+    (group, m): (&LinkGroup, &Memory),
     until: &mut u64,
 ) {
     let now = sys::now_ms();
@@ -108,7 +108,7 @@ pub fn make_room(
         left if left > 0 && call.hold(c, l) => {
             wait::wait(i, c, l, For::Space, left as i64, false);
         }
-        _ => full::go_down_full(c, l, link, m, || call.current(c, l)),
+        _ => full::go_down_full(c, l, group, m, || call.current(c, l)),
     }
 }
 

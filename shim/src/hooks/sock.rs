@@ -293,14 +293,14 @@ fn ring_comes_first(i: u32, fd: i32) -> bool {
     if !c.rx.engaged() {
         return false;
     }
-    let Some((link, m)) = attached::of(c, table::local(i)) else {
+    let Some((group, m)) = attached::of(c, table::local(i)) else {
         return false;
     };
     let Some(_g) = lock::lock(&c.rx.lock) else {
         return false;
     };
     if !c.rx.has_ring_bytes(&m) {
-        let _ = c.rx.probe(&m, &Sock { fd, link });
+        let _ = c.rx.probe(&m, &Sock { fd, group });
     }
     c.rx.has_ring_bytes(&m)
 }

@@ -149,12 +149,12 @@ fn end(fd: i32, i: u32) {
         }
         return table::give_up(i);
     }
-    if let Some((link, m)) = attached::of(c, l).filter(|(k, _)| k.is_far()) {
-        far::close(c, link, &m, fd);
+    if let Some((group, m)) = attached::of(c, l).filter(|(k, _)| k.is_far()) {
+        far::close(c, group, &m, fd);
     } else if c.flags.load(Relaxed) & flag::LEFT != 0 && !attached::engaged(c) {
         // The connection does not end: another program has it. The kernel reports what there is to report.
-    } else if let Some((link, m)) = attached::of(c, l) {
-        let port = Sock { fd, link };
+    } else if let Some((group, m)) = attached::of(c, l) {
+        let port = Sock { fd, group };
         let _t = lock::lock(&c.tx.lock);
         let _r = lock::lock(&c.rx.lock);
         let whole = flush(c, &m, &port, fd);

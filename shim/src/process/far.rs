@@ -5,7 +5,7 @@
 //! everything has arrived, the daemon says on TCP where the stream ends, and only then shuts the socket down.
 //! Without a daemon, the bytes of the ring first go back to TCP here.
 
-use crate::state::links::{Link, USED};
+use crate::state::groups::{LinkGroup, USED};
 use crate::sys::{self, lock, pids, thread};
 use crate::tcp::port::Sock;
 use crate::{daemon, promotion, tcp};
@@ -15,14 +15,14 @@ use lane::half::{rx, tx::mode, Memory, Progress};
 use lane::proto::reason::Reason;
 
 /// Can the daemon be asked to finish this connection? It does that only for the owner of the lane.
-fn served(c: &Conn, link: &Link) -> bool {
-    link.state.load(Relaxed) == USED && c.owner_pid.load(Relaxed) == pids::me() && !link.is_dead()
+fn served(c: &Conn, group: &LinkGroup) -> bool {
+    group.state.load(Relaxed) == USED && c.owner_pid.load(Relaxed) == pids::me() && !group.is_dead()
 }
 
 /// Puts the ring's bytes back on TCP now. False: the peer does not take them in time.
 fn back_on_tcp(c: &Conn, m: &Memory, port: &Sock, fd: i32) -> bool {
     let end = sys::now_ms() + promotion::LEAVE_MS;
-    let mut step = match port.link.is_dead() {
+    let mut step = match port.group.is_dead() {
         true => c.tx.reclaim(m, port),
         false => c.tx.down(m, port), // the daemon may have taken it over: then we wait
     };
@@ -58,14 +58,14 @@ pub fn lingers(c: &Conn, fd: i32) -> bool {
 /// Waits as the kernel's close does with SO_LINGER (`sk_stream_wait_close`). The kernel waits only for the last
 /// descriptor of a socket, and the daemon has one. Ends when all sent bytes and the FIN are acknowledged, after
 /// `ms`, or when a signal comes, whose handler runs when the close is over. No lock is held.
-fn linger(c: &Conn, link: &Link, m: &Memory, fd: i32, ms: u64) {
+fn linger(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32, ms: u64) {
     let end = sys::now_ms() + ms;
-    let mut bell = link.bell();
+    let mut bell = group.bell();
     while sys::now_ms() < end && outstanding(fd) && !thread::waiting() {
         let left = end.saturating_sub(sys::now_ms());
-        if bell >= 0 && link.is_dead() {
+        if bell >= 0 && group.is_dead() {
             bell = -1;
-            end_here(c, link, m, fd); // the daemon that was to finish is gone
+            end_here(c, group, m, fd); // the daemon that was to finish is gone
         }
         if sys::poll_ms(bell, 0, left.min(LINGER_LOOK_MS) as u32) == Err(libc::EINTR) {
             return;
@@ -87,17 +87,17 @@ fn outstanding(fd: i32) -> bool {
 }
 
 /// Before the last close. The locks of both directions are taken here.
-pub fn close(c: &Conn, link: &Link, m: &Memory, fd: i32) {
+pub fn close(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) {
     let ms = linger_ms(fd);
-    match finish(c, link, m, fd) {
-        true => linger(c, link, m, fd, ms.unwrap_or(0)),
+    match finish(c, group, m, fd) {
+        true => linger(c, group, m, fd, ms.unwrap_or(0)),
         false => tcp::disconnect(fd),
     }
 }
 
 /// Ends the connection, as far as this end can. False: it is to be reset.
-fn finish(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
-    let port = Sock { fd, link };
+fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
+    let port = Sock { fd, group };
     let _t = lock::lock(&c.tx.lock);
     let _r = lock::lock(&c.rx.lock);
     let _ = c.tx.look(m, &port);
@@ -119,7 +119,7 @@ fn finish(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
         return false;
     }
     if c.tx.mode.load(Relaxed) != mode::TCP {
-        if served(c, link) && daemon::lane_shut(link, c.lane.load(Relaxed)) {
+        if served(c, group) && daemon::lane_shut(group, c.lane.load(Relaxed)) {
             return true; // `LaneDone` follows, and then it closes its copy
         }
         if !back_on_tcp(c, m, &port, fd) {
@@ -131,9 +131,9 @@ fn finish(c: &Conn, link: &Link, m: &Memory, fd: i32) -> bool {
 }
 
 /// The daemon that was to finish is gone: the rest of the ring goes to TCP, and the FIN after it.
-fn end_here(c: &Conn, link: &Link, m: &Memory, fd: i32) {
+fn end_here(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) {
     let _t = lock::lock(&c.tx.lock);
-    let port = Sock { fd, link };
+    let port = Sock { fd, group };
     if c.tx.mode.load(Relaxed) != mode::TCP && !back_on_tcp(c, m, &port, fd) {
         return tcp::disconnect(fd);
     }
@@ -141,8 +141,8 @@ fn end_here(c: &Conn, link: &Link, m: &Memory, fd: i32) {
 }
 
 /// Called before `shutdown`: returns what the kernel still has to do. `None`: nothing, it is done or under way.
-pub fn shutdown(c: &Conn, link: &Link, m: &Memory, fd: i32, how: i32) -> Option<i32> {
-    let port = Sock { fd, link };
+pub fn shutdown(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32, how: i32) -> Option<i32> {
+    let port = Sock { fd, group };
     if how != libc::SHUT_WR && how != libc::SHUT_RDWR {
         return Some(how);
     }
@@ -151,7 +151,7 @@ pub fn shutdown(c: &Conn, link: &Link, m: &Memory, fd: i32, how: i32) -> Option<
     if c.tx.mode.load(Relaxed) == mode::TCP {
         return Some(how);
     }
-    if served(c, link) && daemon::lane_shut(link, c.lane.load(Relaxed)) {
+    if served(c, group) && daemon::lane_shut(group, c.lane.load(Relaxed)) {
         c.tx.shut.store(1, Relaxed);
         return (how == libc::SHUT_RDWR).then_some(libc::SHUT_RD);
     }

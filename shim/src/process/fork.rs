@@ -1,7 +1,7 @@
 //! What a fork means for the tables, in the parent and in the child.
 
 use crate::promotion::family;
-use crate::state::{fdtab, links, table, waiters};
+use crate::state::{fdtab, groups, table, waiters};
 use crate::sys::{self, env, lock, pids, thread};
 use crate::{daemon, sets, tcp};
 use core::sync::atomic::Ordering::*;
@@ -21,7 +21,7 @@ pub fn before_fork() {
                 drop(lock::lock_within(&c.rx.lock, SETTLE_MS));
             }
         });
-        links::before_fork();
+        groups::before_fork();
     }
 }
 
@@ -78,7 +78,7 @@ pub fn after_fork_child() {
     });
     tcp::call::after_fork();
     daemon::after_fork();
-    links::after_fork();
+    groups::after_fork();
     waiters::after_fork();
     sets::after_fork();
     family::begun();

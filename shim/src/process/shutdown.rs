@@ -67,16 +67,16 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
         table::local(i).sends_ended.store(1, Relaxed);
         table::disqualify(c, Reason::NotEstablished);
     }
-    let Some((link, m)) = attached::of(c, table::local(i)) else {
+    let Some((group, m)) = attached::of(c, table::local(i)) else {
         return Left::Kernel(how);
     };
-    if link.is_far() {
-        return match far::shutdown(c, link, &m, fd, how) {
+    if group.is_far() {
+        return match far::shutdown(c, group, &m, fd, how) {
             Some(how) => Left::Kernel(how),
             None => Left::Done(Ok(())),
         };
     }
-    let port = Sock { fd, link };
+    let port = Sock { fd, group };
     if c.rx.shut.load(Relaxed) != 0 {
         c.rx.announce_deaf(&m);
     }
@@ -113,15 +113,15 @@ pub fn after_shutdown(i: u32, fd: i32) {
     let c = table::conn(i);
     // (Counted before the sleepers are woken, because some calls end with any wake-up if this has changed.)
     table::local(i).shuts.fetch_add(1, SeqCst);
-    if let Some((link, m)) = attached::of(c, table::local(i)) {
+    if let Some((group, m)) = attached::of(c, table::local(i)) {
         // Not before the kernel's shutdown, since until then the kernel takes what the other end sends by TCP.
-        if c.rx.shut.load(Relaxed) != 0 && !link.is_far() {
+        if c.rx.shut.load(Relaxed) != 0 && !group.is_far() {
             if let Some(_g) = lock::lock(&c.rx.lock) {
-                c.rx.shut(&m, &Sock { fd, link });
+                c.rx.shut(&m, &Sock { fd, group });
             }
         }
-        wait::forward(link, None, None);
+        wait::forward(group, None, None);
         waiters::look(i);
-        port::ring(link);
+        port::ring(group);
     }
 }

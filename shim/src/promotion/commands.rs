@@ -36,9 +36,9 @@ pub fn command(conn: u32, gen: u32, what: u32) {
                 );
                 c.not_before_ms.store(0, Relaxed);
                 let fd = table::local(i).fd.load(Relaxed);
-                if let Some((link, m)) = attached::of(c, table::local(i)) {
+                if let Some((group, m)) = attached::of(c, table::local(i)) {
                     if let Some(_g) = lock::lock(&c.rx.lock) {
-                        c.rx.unwant_down(&m, &Sock { fd, link }); // the peer does not go up while this stands
+                        c.rx.unwant_down(&m, &Sock { fd, group }); // the peer does not go up while this stands
                     }
                 }
                 try_ready(i, c, table::local(i));

@@ -13,14 +13,14 @@ pub fn holder_died(word: &AtomicU32) {
         return;
     };
     let (c, l) = (table::conn(i), table::local(i));
-    let Some((link, m)) = attached::of(c, l) else {
+    let Some((group, m)) = attached::of(c, l) else {
         return;
     };
     let fd = l.fd.load(Relaxed);
     if !table::is_at(c, fd) {
         return; // it is being closed, or an inlined system call has closed it
     }
-    let port = Sock { fd, link };
+    let port = Sock { fd, group };
     let found = match core::ptr::eq(word, &c.tx.lock) {
         true => c.tx.holder_died(&m, &port),
         false => c.rx.holder_died(m.far(), &port),

@@ -1,9 +1,9 @@
-//! What the daemon says about connections and links, and what is done then. (For what it says about itself, see
+//! What the daemon says about connections and link groups, and what is done then. (For what it says about itself, see
 //! `daemon`.)
 
 use crate::daemon::{reply, Fds};
 use crate::promotion::{self, family};
-use crate::state::links::{self, Link};
+use crate::state::groups::{self, LinkGroup};
 use crate::sys;
 use lane::proto::msg::{ToDaemon, ToShim};
 
@@ -19,35 +19,35 @@ pub fn said(m: ToShim, fds: &mut Fds) {
             peer,
             retry_ms,
         } => promotion::declined(conn, gen, local, peer, retry_ms),
-        ToShim::LinkNew {
-            link,
+        ToShim::GroupNew {
+            group,
             side,
             bytes,
             far,
-        } => new_link((link, side), bytes as usize, far != 0, fds),
+        } => new_group((group, side), bytes as usize, far != 0, fds),
         ToShim::Chunk {
-            link,
+            group,
             side,
             chunk,
             bytes,
-        } => new_chunk((link, side), true, chunk, bytes, fds),
+        } => new_chunk((group, side), true, chunk, bytes, fds),
         ToShim::PeerChunk {
-            link,
+            group,
             side,
             chunk: 0,
             bytes,
-        } => peer_first((link, side), bytes, fds),
+        } => peer_first((group, side), bytes, fds),
         ToShim::PeerChunk {
-            link,
+            group,
             side,
             chunk,
             bytes,
-        } => new_chunk((link, side), false, chunk, bytes, fds),
-        ToShim::ChunkReady { link, side, chunk } => {
-            on(link, side, |l| l.chunk_ready(chunk));
+        } => new_chunk((group, side), false, chunk, bytes, fds),
+        ToShim::ChunkReady { group, side, chunk } => {
+            on(group, side, |l| l.chunk_ready(chunk));
         }
         ToShim::Offer {
-            link,
+            group,
             side,
             lane,
             conn,
@@ -55,45 +55,45 @@ pub fn said(m: ToShim, fds: &mut Fds) {
             epoch,
             tag,
         } => {
-            let attach = |l: &Link| {
+            let attach = |l: &LinkGroup| {
                 (
                     promotion::attach(l, lane, conn, gen, epoch, tag),
                     l.peer.control().is_some(),
                 )
             };
-            match on(link, side, attach) {
+            match on(group, side, attach) {
                 Some((true, _)) => {}
                 // The first file of the peer's area was not mapped.
-                Some((false, false)) => reply(&ToDaemon::LinkFailed { link, side }),
-                _ => reply(&ToDaemon::LaneRefused { link, side, lane }),
+                Some((false, false)) => reply(&ToDaemon::GroupFailed { group, side }),
+                _ => reply(&ToDaemon::LaneRefused { group, side, lane }),
             }
         }
-        ToShim::PeerGone { link, side } => {
-            on(link, side, Link::gone);
+        ToShim::PeerGone { group, side } => {
+            on(group, side, LinkGroup::gone);
         }
         ToShim::Command { conn, gen, op } => promotion::command(conn, gen, op),
         ToShim::LaneGone {
-            link,
+            group,
             side,
             lane,
             conn,
             gen,
         } => {
-            on(link, side, |l| promotion::lane_gone(l, lane, conn, gen));
+            on(group, side, |l| promotion::lane_gone(l, lane, conn, gen));
         }
     }
 }
 
-/// Calls `f` with a link, if that link exists.
-fn on<T>(link: u64, side: u8, f: impl FnOnce(&Link) -> T) -> Option<T> {
-    links::find(link, side).map(f)
+/// Calls `f` with a link group, if that link group exists.
+fn on<T>(group: u64, side: u8, f: impl FnOnce(&LinkGroup) -> T) -> Option<T> {
+    groups::find(group, side).map(f)
 }
 
-fn new_link((link, side): (u64, u8), bytes: usize, far: bool, fds: &mut Fds) {
+fn new_group((group, side): (u64, u8), bytes: usize, far: bool, fds: &mut Fds) {
     let ok = match (fds.take(0), fds.take(1)) {
         (Some(bell), Some(first)) => {
-            family::reap_links();
-            let ok = links::create(link, side, bell, first, bytes, far);
+            family::reap_groups();
+            let ok = groups::create(group, side, bell, first, bytes, far);
             sys::close(first);
             ok
         }
@@ -104,18 +104,18 @@ fn new_link((link, side): (u64, u8), bytes: usize, far: bool, fds: &mut Fds) {
     };
     reply(&match ok {
         true => ToDaemon::Mapped {
-            link,
+            group,
             side,
             chunk: 0,
         },
-        false => ToDaemon::LinkFailed { link, side },
+        false => ToDaemon::GroupFailed { group, side },
     });
 }
 
 /// The first file of the peer's area. (There is no reply: the answers to the offers that follow tell that we have
 /// it.)
-fn peer_first((link, side): (u64, u8), bytes: u64, fds: &mut Fds) {
-    let known = links::find(link, side);
+fn peer_first((group, side): (u64, u8), bytes: u64, fds: &mut Fds) {
+    let known = groups::find(group, side);
     if known.is_some_and(|l| l.peer.control().is_some()) {
         return; // it is sent again over each new control connection
     }
@@ -125,14 +125,14 @@ fn peer_first((link, side): (u64, u8), bytes: u64, fds: &mut Fds) {
         ok
     });
     if !ok {
-        reply(&ToDaemon::LinkFailed { link, side });
+        reply(&ToDaemon::GroupFailed { group, side });
     }
 }
 
 /// A further chunk of our own area, or of the peer's.
-fn new_chunk((link, side): (u64, u8), own: bool, chunk: u32, bytes: u64, fds: &mut Fds) {
-    let Some(l) = links::find(link, side) else {
-        return reply(&ToDaemon::LinkFailed { link, side });
+fn new_chunk((group, side): (u64, u8), own: bool, chunk: u32, bytes: u64, fds: &mut Fds) {
+    let Some(l) = groups::find(group, side) else {
+        return reply(&ToDaemon::GroupFailed { group, side });
     };
     let ok = fds.take(0).is_some_and(|fd| {
         let ok = match own {
@@ -149,8 +149,8 @@ fn new_chunk((link, side): (u64, u8), own: bool, chunk: u32, bytes: u64, fds: &m
     // If an own chunk fails, its lanes use the chunks there are, and ask again. If a peer's chunk fails, it is
     // sent again, and nothing lies there until we confirm it.
     match (ok, own) {
-        (true, true) => reply(&ToDaemon::Mapped { link, side, chunk }),
-        (true, false) => reply(&ToDaemon::PeerMapped { link, side, chunk }),
+        (true, true) => reply(&ToDaemon::Mapped { group, side, chunk }),
+        (true, false) => reply(&ToDaemon::PeerMapped { group, side, chunk }),
         (false, _) => {}
     }
 }

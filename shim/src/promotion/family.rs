@@ -1,7 +1,7 @@
 //! What this process shares with its family, and how it stops sharing.
 //!
-//! A forked child inherits the family's table and its parent's links, as it inherits descriptors, and it loses
-//! them in the same way: a link with its last descriptor of a connection on that link; the table with the last
+//! A forked child inherits the family's table and its parent's link groups, as it inherits descriptors, and it loses
+//! them in the same way: a link group with its last descriptor of a connection on that link group; the table with the last
 //! descriptor that it has inherited, or when its user changes. Then it *moves out*: the entries that it alone
 //! holds continue at the same place in a table of its own, which the rest of the family does not know.
 //!
@@ -10,7 +10,7 @@
 //! on TCP for good, which needs no coordination. (A child that only executes a program never gets there, and
 //! changes nothing for its parent.)
 
-use crate::state::links::{self, Link};
+use crate::state::groups::{self, LinkGroup};
 use crate::state::table::{self, Local, KIN};
 use crate::state::{attached, fdtab};
 use crate::sys::{self, lock, pids};
@@ -59,7 +59,7 @@ pub fn inherit(i: u32) {
 
 /// In a forked child that has entered itself as a holder everywhere: gives up what it has no part in.
 pub fn begun() {
-    give_up_inherited_links();
+    give_up_inherited_groups();
     if INHERITED.load(Relaxed) == 0 {
         move_out(false);
     }
@@ -77,7 +77,7 @@ pub fn closed(inherited: bool) {
     if inherited {
         INHERITED.fetch_sub(1, Relaxed);
     }
-    give_up_inherited_links();
+    give_up_inherited_groups();
     let stranger = KIN.guest.load(Relaxed) != 0 && INHERITED.load(Relaxed) == 0;
     if stranger || is_wanted() {
         move_out(false);
@@ -295,7 +295,7 @@ impl Move {
                 was.rx.ring_bytes.store(0, Relaxed);
             }
         }
-        give_up_inherited_links();
+        give_up_inherited_groups();
     }
 }
 
@@ -316,16 +316,16 @@ fn give_lane_back(i: u32, was: &Conn) {
     if mine && was.flags.load(Relaxed) & flag::REGISTERED != 0 {
         daemon::forget(i, was.gen.load(Relaxed));
     }
-    // SAFETY: null, or a slot of the link table, which is never unmapped.
-    let link = unsafe {
+    // SAFETY: null, or a slot of the link group table, which is never unmapped.
+    let group = unsafe {
         table::local(i)
-            .link
+            .group
             .swap(core::ptr::null_mut(), AcqRel)
             .as_ref()
     };
-    if let Some(link) = link {
+    if let Some(group) = group {
         if mine {
-            daemon::lane_done(link, was.lane.load(Relaxed));
+            daemon::lane_done(group, was.lane.load(Relaxed));
         }
         sets::deactivate(i);
     }
@@ -362,59 +362,59 @@ fn alone(c: &Conn) {
 fn shared_for_good(c: &Conn) {
     c.forks.store(1, Relaxed);
     c.owner_pid.store(0, Relaxed);
-    c.link.store(0, Relaxed);
+    c.group.store(0, Relaxed);
     let lane = flag::LANE | flag::FAR | flag::REGISTERED;
     c.flags.fetch_and(!lane, Relaxed);
     table::set_reason(c, Reason::Shared);
 }
 
-/// Gives up links whose other party is gone and that no connection uses any more.
-pub fn reap_links() {
-    let gone = |l: &&Link| l.state.load(Acquire) == links::GONE && !l.is_waited_on();
-    for l in links::seen().iter().filter(gone) {
+/// Gives up link groups whose other party is gone and that no connection uses any more.
+pub fn reap_groups() {
+    let gone = |l: &&LinkGroup| l.state.load(Acquire) == groups::GONE && !l.is_waited_on();
+    for l in groups::seen().iter().filter(gone) {
         let mut used = false;
-        table::each(|i, _| used |= core::ptr::eq(table::local(i).link.load(Relaxed), l));
+        table::each(|i, _| used |= core::ptr::eq(table::local(i).group.load(Relaxed), l));
         if !used {
-            give_up_link(l);
+            give_up_group(l);
         }
     }
 }
 
-fn give_up_link(l: &Link) {
+fn give_up_group(l: &LinkGroup) {
     sets::unbind(l);
     l.give_up();
 }
 
-/// In a forked child: gives up the inherited links on which none of its connections has a lane any more. With its
-/// last descriptor, a process loses what is sent on the link later, as with TCP.
-fn give_up_inherited_links() {
-    let inherited = |l: &&Link| l.state.load(Acquire) != 0 && l.is_inherited();
-    if !links::seen().iter().any(|l| inherited(&l)) {
+/// In a forked child: gives up the inherited link groups on which none of its connections has a lane any more. With its
+/// last descriptor, a process loses what is sent on the link group later, as with TCP.
+fn give_up_inherited_groups() {
+    let inherited = |l: &&LinkGroup| l.state.load(Acquire) != 0 && l.is_inherited();
+    if !groups::seen().iter().any(|l| inherited(&l)) {
         return;
     }
-    let mut used = [0u64; links::LINKS / 64];
+    let mut used = [0u64; groups::LINK_GROUPS / 64];
     let mut mark = |i: u32| {
-        // SAFETY: null, or a slot of the link table, which is never unmapped.
-        if let Some(l) = unsafe { table::local(i).link.load(Relaxed).as_ref() } {
-            let k = links::index(l);
+        // SAFETY: null, or a slot of the link group table, which is never unmapped.
+        if let Some(l) = unsafe { table::local(i).group.load(Relaxed).as_ref() } {
+            let k = groups::index(l);
             used[k / 64] |= 1 << (k % 64);
         }
     };
     // Also connections that calls hold after their last descriptor, and those for which no holder was entered.
     table::each(|i, _| mark(i));
     table::each_fd(|_, i, _| mark(i));
-    for (k, l) in links::seen().iter().enumerate() {
+    for (k, l) in groups::seen().iter().enumerate() {
         if inherited(&l) && used[k / 64] & 1 << (k % 64) == 0 {
-            give_up_link(l);
+            give_up_group(l);
         }
     }
 }
 
-/// Is there a connection on this link that other processes hold, too?
-pub fn is_shared(link: &Link) -> bool {
+/// Is there a connection on this link group that other processes hold, too?
+pub fn is_shared(group: &LinkGroup) -> bool {
     let mut shared = false;
     table::each(|i, c| {
-        let here = core::ptr::eq(table::local(i).link.load(Relaxed), link);
+        let here = core::ptr::eq(table::local(i).group.load(Relaxed), group);
         shared |= here && table::holders(c) > 1;
     });
     shared

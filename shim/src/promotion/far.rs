@@ -1,8 +1,8 @@
-//! Far lanes whose link is gone: back to TCP, and then given back (`retire`). Called with no lock held.
+//! Far lanes whose link group is gone: back to TCP, and then given back (`retire`). Called with no lock held.
 
 use super::set_reason;
 use crate::daemon;
-use crate::state::links::{Link, GONE};
+use crate::state::groups::{LinkGroup, GONE};
 use crate::state::{attached, table};
 use crate::sys::{self, lock};
 use crate::tcp::port::Sock;
@@ -12,19 +12,19 @@ use lane::family::{flag, Conn};
 use lane::half::tx;
 use lane::proto::reason::Reason;
 
-/// The link to the other node is gone, or the daemon that serves it: the connection continues on TCP, and may be
+/// The link group to the other node is gone, or the daemon that serves it: the connection continues on TCP, and may be
 /// promoted again.
-pub(super) fn gone(i: u32, c: &Conn, link: &Link) {
+pub(super) fn gone(i: u32, c: &Conn, group: &LinkGroup) {
     let l = table::local(i);
     let Some((_, m)) = attached::of(c, l) else {
         return;
     };
     let fd = l.fd.load(Relaxed);
-    let port = Sock { fd, link };
+    let port = Sock { fd, group };
     let mut spoilt = None;
     if let Some(_g) = lock::lock(&c.tx.lock) {
         let was = c.tx.is_up();
-        spoilt = match link.is_dead() {
+        spoilt = match group.is_dead() {
             true => c.tx.reclaim(&m, &port).err(),
             false => c.tx.down(&m, &port).err(),
         };
@@ -57,8 +57,8 @@ pub fn greeted() {
             return;
         }
         let of = attached::of(c, table::local(i)).filter(|(k, _)| k.state.load(Relaxed) != GONE);
-        if let Some((link, _)) = of.filter(|_| c.tx.mode.load(Relaxed) != tx::mode::TCP) {
-            let _ = daemon::lane_shut(link, c.lane.load(Relaxed));
+        if let Some((group, _)) = of.filter(|_| c.tx.mode.load(Relaxed) != tx::mode::TCP) {
+            let _ = daemon::lane_shut(group, c.lane.load(Relaxed));
         }
     });
 }

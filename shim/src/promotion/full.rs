@@ -1,6 +1,6 @@
 //! A ring that is full for long: the direction goes down to TCP.
 
-use crate::state::links::Link;
+use crate::state::groups::LinkGroup;
 use crate::state::table::{set_reason, Local};
 use crate::sys::{self, lock};
 use crate::tcp::port::Sock;
@@ -38,7 +38,7 @@ pub fn full_for_long(c: &Conn, l: &Local, m: &Memory) -> bool {
 
 /// A ring that was full for long: the direction goes down, and up again only later. `ours`, asked under the lock:
 /// is this still the connection that was looked at?
-pub fn go_down_full(c: &Conn, l: &Local, link: &Link, m: &Memory, ours: impl Fn() -> bool) {
+pub fn go_down_full(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory, ours: impl Fn() -> bool) {
     // Only try the lock: this may run under the lock of an epoll set, which is later in the order of locks.
     let Some(_g) = lock::try_lock(&c.tx.lock) else {
         return;
@@ -46,7 +46,7 @@ pub fn go_down_full(c: &Conn, l: &Local, link: &Link, m: &Memory, ours: impl Fn(
     if ours() && c.tx.is_up() {
         full_down(c, l);
         let fd = l.fd.load(Relaxed);
-        let _ = c.tx.down(m, &Sock { fd, link });
+        let _ = c.tx.down(m, &Sock { fd, group });
         probes::went_down(c);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::retire;
 use crate::state::attached;
-use crate::state::links::Link;
+use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
 use crate::sys::{self, lock};
 use crate::tcp::port::{self, Sock};
@@ -43,10 +43,10 @@ pub fn yield_lane(i: u32, fd: i32) -> bool {
 fn come_down(i: u32, fd: i32, why: Reason) -> bool {
     let c = table::conn(i);
     let l = table::local(i);
-    let Some((link, m)) = attached::of(c, l) else {
+    let Some((group, m)) = attached::of(c, l) else {
         return true;
     };
-    let port = Sock { fd, link };
+    let port = Sock { fd, group };
     let end = sys::now_ms() + LEAVE_MS;
     go_down(c, l, &m, &port);
     let mut stuck = None;
@@ -74,7 +74,7 @@ fn come_down(i: u32, fd: i32, why: Reason) -> bool {
                 }
             }
         };
-        if why == Reason::Option && (stuck.is_some() || !rx_done) && is_over(c, l, link, fd) {
+        if why == Reason::Option && (stuck.is_some() || !rx_done) && is_over(c, l, group, fd) {
             // The bytes that the peer has left are only on the ring: they are read there, and then the end is
             // reported.
             let _g = lock::lock(&c.rx.lock);
@@ -95,7 +95,7 @@ fn come_down(i: u32, fd: i32, why: Reason) -> bool {
             return false;
         }
         if !rx_done {
-            port::ring(link);
+            port::ring(group);
         }
         let _ = sys::poll_ms(fd, if tx_done { 0 } else { libc::POLLOUT }, 1);
         // The peer's end may be a lane of this same process: do that end's part, too.
@@ -107,7 +107,7 @@ fn come_down(i: u32, fd: i32, why: Reason) -> bool {
                             &mm,
                             &Sock {
                                 fd: table::local(k).fd.load(Relaxed),
-                                link: lk,
+                                group: lk,
                             },
                         );
                     }
@@ -160,7 +160,7 @@ fn died_meanwhile(c: &Conn, m: &Memory, port: &Sock) -> bool {
 }
 
 /// On one node: is the other end gone, or has the connection been reset?
-fn is_over(c: &Conn, l: &Local, link: &Link, fd: i32) -> bool {
+fn is_over(c: &Conn, l: &Local, group: &LinkGroup, fd: i32) -> bool {
     let reset = || c.has_error() || sys::poll1(fd, 0) & (libc::POLLHUP | libc::POLLERR) != 0;
-    !link.is_far() && (ends::is_dead(l) || link.is_dead() || reset())
+    !group.is_far() && (ends::is_dead(l) || group.is_dead() || reset())
 }

@@ -46,8 +46,8 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
         return;
     }
-    // (In a child, this may be the link of its parent, which has given the lane back.)
-    table::local(i).link.store(core::ptr::null_mut(), Release);
+    // (In a child, this may be the link group of its parent, which has given the lane back.)
+    table::local(i).group.store(core::ptr::null_mut(), Release);
     if !received::is_evident(c, table::local(i)) {
         return table::later(c, Reason::Young, 5);
     }

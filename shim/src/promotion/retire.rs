@@ -1,8 +1,8 @@
-//! Lanes that are given back: the link to another node is gone, the other end does not use its own lane, the
+//! Lanes that are given back: the link group to another node is gone, the other end does not use its own lane, the
 //! connection has gone to another program, or it ends. Called with no lock held.
 
 use super::has;
-use crate::state::links::{Link, GONE};
+use crate::state::groups::{LinkGroup, GONE};
 use crate::state::{attached, table};
 use crate::sys::{lock, pids};
 use crate::tcp::port::Sock;
@@ -20,13 +20,13 @@ const AGAIN_MS: u64 = 200;
 #[cold]
 pub(super) fn retire(i: u32, c: &Conn) {
     let l = table::local(i);
-    let Some((link, _)) = attached::of(c, l) else {
+    let Some((group, _)) = attached::of(c, l) else {
         return;
     };
     let flags = c.flags.load(Relaxed);
     let forsaken = flags & flag::FORSAKEN != 0;
-    let left = flags & flag::LEFT != 0 && !link.is_far();
-    if !(forsaken || left || link.is_far() && link.state.load(Relaxed) == GONE) {
+    let left = flags & flag::LEFT != 0 && !group.is_far();
+    if !(forsaken || left || group.is_far() && group.state.load(Relaxed) == GONE) {
         return;
     }
     // Only the owner knows which of its epoll sets watch the connection; another process may do this when the
@@ -38,7 +38,7 @@ pub(super) fn retire(i: u32, c: &Conn) {
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
         return;
     };
-    if forsaken && !is_clear(i, c, link) || attached::engaged(c) {
+    if forsaken && !is_clear(i, c, group) || attached::engaged(c) {
         return;
     }
     // (If there is something left to report that only the lane's registrations can report, the lane stays.)
@@ -50,7 +50,7 @@ pub(super) fn retire(i: u32, c: &Conn) {
     } else {
         Reason::LinkLost
     };
-    if give_back(i, c, link) && !left {
+    if give_back(i, c, group) && !left {
         table::later(c, why, AGAIN_MS);
         c.calls.store(0, Relaxed);
     }
@@ -58,14 +58,14 @@ pub(super) fn retire(i: u32, c: &Conn) {
 
 /// The other end has no lane any more: will nothing go up, and is everything that came down on TCP? Both locks are
 /// held.
-fn is_clear(i: u32, c: &Conn, link: &Link) -> bool {
+fn is_clear(i: u32, c: &Conn, group: &LinkGroup) -> bool {
     let l = table::local(i);
     let Some((_, m)) = attached::of(c, l) else {
         return false;
     };
     let port = Sock {
         fd: l.fd.load(Relaxed),
-        link,
+        group,
     };
     let was = c.tx.is_up();
     let _ = c.tx.look(&m, &port); // the peer may have requested to go down before
@@ -77,7 +77,7 @@ fn is_clear(i: u32, c: &Conn, link: &Link) -> bool {
 }
 
 /// Takes the lane from a connection that is on TCP in both directions. Both locks are held.
-fn give_back(i: u32, c: &Conn, link: &Link) -> bool {
+fn give_back(i: u32, c: &Conn, group: &LinkGroup) -> bool {
     if c.flags
         .fetch_and(!(flag::LANE | flag::FAR | flag::FORSAKEN), Relaxed)
         & flag::LANE
@@ -85,23 +85,23 @@ fn give_back(i: u32, c: &Conn, link: &Link) -> bool {
     {
         return false;
     }
-    table::local(i).link.store(core::ptr::null_mut(), Release);
-    tell(c, link, false);
+    table::local(i).group.store(core::ptr::null_mut(), Release);
+    tell(c, group, false);
     sets::deactivate(i);
     true
 }
 
 /// Tells the daemon that we have finished with a lane, and, if the connection continues elsewhere, that the other
 /// end must give its own lane back.
-fn tell(c: &Conn, link: &Link, goes_on: bool) {
-    if !link.is_far() && c.owner_pid.load(Relaxed) != pids::me() {
+fn tell(c: &Conn, group: &LinkGroup, goes_on: bool) {
+    if !group.is_far() && c.owner_pid.load(Relaxed) != pids::me() {
         return; // not the owner: the daemon ends the lanes of dead processes
     }
     let slot = c.lane.load(Relaxed);
     let goes_on = goes_on || c.flags.load(Relaxed) & flag::LEFT != 0;
-    match goes_on && !link.is_far() {
-        true => daemon::lane_left(link, slot),
-        false => daemon::lane_done(link, slot),
+    match goes_on && !group.is_far() {
+        true => daemon::lane_left(group, slot),
+        false => daemon::lane_done(group, slot),
     }
 }
 
@@ -110,28 +110,28 @@ fn tell(c: &Conn, link: &Link, goes_on: bool) {
 /// lane.
 pub fn left(i: u32) {
     let c = table::conn(i);
-    let Some((link, _)) = attached::of(c, table::local(i)) else {
+    let Some((group, _)) = attached::of(c, table::local(i)) else {
         return;
     };
-    if !link.is_far() {
+    if !group.is_far() {
         if !table::is_vfork_child() {
             retire(i, c); // (a vfork child does not have the parent's epoll sets)
         }
         return;
     }
     let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
-    give_back(i, c, link);
+    give_back(i, c, group);
 }
 
 /// The other end has refused its lane or given it back: gives back this end's lane, too; then the connection may
 /// be registered again.
-pub fn lane_gone(link: &Link, lane_no: u32, i: u32, gen: u32) {
+pub fn lane_gone(group: &LinkGroup, lane_no: u32, i: u32, gen: u32) {
     if i as usize >= lane::family::CONNS {
         return;
     }
     let c = table::conn(i);
     let l = table::local(i);
-    let ours = || c.state.load(Relaxed) == state::OPEN && has(c, l, link, lane_no, gen);
+    let ours = || c.state.load(Relaxed) == state::OPEN && has(c, l, group, lane_no, gen);
     {
         let (Some(_t), Some(_r)) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)) else {
             return;
@@ -166,10 +166,10 @@ pub fn end_lane(i: u32, goes_on: bool) {
     if c.flags.fetch_and(!lane_flags, Relaxed) & flag::LANE == 0 {
         return;
     }
-    if let Some((link, _)) = attached::of(c, l) {
+    if let Some((group, _)) = attached::of(c, l) {
         // The newest ring stays noted in the slot until its next use.
-        if link.state.load(Relaxed) != 0 && c.owner_pid.load(Relaxed) == pids::me() {
-            tell(c, link, goes_on);
+        if group.state.load(Relaxed) != 0 && c.owner_pid.load(Relaxed) == pids::me() {
+            tell(c, group, goes_on);
         }
     }
     if let Some(t) = table::table() {
@@ -178,5 +178,5 @@ pub fn end_lane(i: u32, goes_on: bool) {
         }
         t.count_ended(c);
     }
-    l.link.store(core::ptr::null_mut(), Release);
+    l.group.store(core::ptr::null_mut(), Release);
 }

@@ -1,10 +1,10 @@
 //! epoll sets that watch promoted connections.
 //!
 //! A registration is passed to the kernel unchanged and remembered. When its connection gets a lane, the descriptor
-//! moves from the application's set into an *inner* set, which also has the doorbells of its links, the control
+//! moves from the application's set into an *inner* set, which also has the doorbells of its link groups, the control
 //! connection, and an eventfd to wake sleepers; the inner set itself is a member of the application's set.
 //! `epoll_wait` then harvests ready lanes in user space, asks the kernel, spins, and finally sleeps in the kernel,
-//! counted as a sleeper on every link.
+//! counted as a sleeper on every link group.
 //!
 //! Lock order: a set's lock may be taken while the locks of a connection are held. The reverse is forbidden: under
 //! the set's lock, the locks of connections are only tried.
@@ -21,7 +21,7 @@ pub use sleep::wait;
 
 use crate::readiness::wait;
 use crate::sets::{regs, *};
-use crate::state::links::Link;
+use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
 use crate::sys::{self, lock, pages};
 use crate::tcp::port::Sock;
@@ -29,7 +29,7 @@ use crate::{daemon, promotion};
 use adopted::{adopt_one, adopted};
 use core::sync::atomic::Ordering::*;
 use harvest::*;
-use lane::abi::{Control, GROUP, GROUPS, LOG};
+use lane::abi::{Control, COUNTERS, LANES_PER_COUNTER, LOG};
 use lane::family::{flag, state, Conn};
 use lane::half::{tx, Memory};
 use lane::notify;
@@ -86,8 +86,8 @@ fn first_wait(i: u32, s: &Set) {
         regs::each(k, |_, set| here |= set == i);
         if here {
             promotion::awaited(k, c);
-            if let Some(link) = ctl::usable_lane(k) {
-                activate(k, link);
+            if let Some(group) = ctl::usable_lane(k) {
+                activate(k, group);
                 promotion::try_ready(k, c, table::local(k));
             }
         }

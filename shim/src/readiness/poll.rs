@@ -21,8 +21,8 @@ const RDNORM: i16 = libc::POLLRDNORM;
 const WRNORM: i16 = libc::POLLWRNORM;
 /// Number of entries kept on the stack; more are kept in a mapping.
 const STACK: usize = 64;
-/// Number of links that one wait can listen to; with more it sleeps in short naps.
-const LINKS: usize = 64;
+/// Number of link groups that one wait can listen to; with more it sleeps in short naps.
+const LINK_GROUPS: usize = 64;
 
 /// Does any entry concern a lane, or (in small sets) a connection that the daemon may ask for? Epoll sets among the
 /// entries are marked as nested here, too.
@@ -112,13 +112,13 @@ unsafe fn poll_lanes(
     native: impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
     let n = fds.len();
-    let extra = LINKS + 2;
+    let extra = LINK_GROUPS + 2;
     let none = pollfd {
         fd: -1,
         events: 0,
         revents: 0,
     };
-    let mut stack = [none; STACK + LINKS + 2];
+    let mut stack = [none; STACK + LINK_GROUPS + 2];
     let mut mapped: Option<(*mut u8, usize)> = None;
     let tmp: &mut [pollfd] = if n <= STACK {
         &mut stack[..n + extra]
@@ -297,7 +297,7 @@ fn news(fds: &[pollfd]) -> bool {
 fn spin(fds: &[pollfd], tmp: &mut [pollfd]) -> bool {
     let n = fds.len();
     let mut engaged = None;
-    let mut links = sleep::Links::new();
+    let mut groups = sleep::LinkGroups::new();
     for p in fds {
         let Some(i) = fdtab::conn(p.fd) else { continue };
         let c = table::conn(i);
@@ -306,7 +306,7 @@ fn spin(fds: &[pollfd], tmp: &mut [pollfd]) -> bool {
                 return false; // waits for space, for which spinning is too short
             }
             if let Some((l, _)) = attached::of(c, table::local(i)) {
-                links.add(l);
+                groups.add(l);
                 engaged = engaged.or(Some(i));
             }
         }
@@ -315,7 +315,7 @@ fn spin(fds: &[pollfd], tmp: &mut [pollfd]) -> bool {
         return false;
     };
     let cpu = || match attached::of(table::conn(i), table::local(i)) {
-        Some((_, m)) if links.len() == 1 => m.peer_rx().cpu.load(Relaxed),
+        Some((_, m)) if groups.len() == 1 => m.peer_rx().cpu.load(Relaxed),
         _ => u32::MAX,
     };
     engine::spin_with_kernel(

@@ -1,11 +1,11 @@
 //! The wait of one call on one connection: a sleep in the kernel that the doorbell and TCP can end.
 //!
-//! Of the threads asleep on one link, only the leader polls the doorbell (`waiters`). Epoll sets have the doorbell in
-//! their inner set, and a thread that drains it there forwards the news to all other sleepers of the link as well.
+//! Of the threads asleep on one link group, only the leader polls the doorbell (`waiters`). Epoll sets have the doorbell in
+//! their inner set, and a thread that drains it there forwards the news to all other sleepers of the link group as well.
 
 use crate::readiness::engine::{nap, Patience};
 use crate::readiness::few;
-use crate::state::links::Link;
+use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
 use crate::state::waiters::{join, leave, poke, slot, Place};
 use crate::state::{attached, signals};
@@ -38,9 +38,9 @@ pub enum For {
     Space,
 }
 
-/// The doorbell of `link` was drained: wakes all others in this process for whom it may have been.
-pub fn forward(link: &Link, me: Option<usize>, set: Option<usize>) {
-    for (w, word) in link.waiters.iter().enumerate() {
+/// The doorbell of `group` was drained: wakes all others in this process for whom it may have been.
+pub fn forward(group: &LinkGroup, me: Option<usize>, set: Option<usize>) {
+    for (w, word) in group.waiters.iter().enumerate() {
         let mut v = word.load(SeqCst);
         while v != 0 {
             let i = w * 64 + v.trailing_zeros() as usize;
@@ -57,7 +57,7 @@ pub fn forward(link: &Link, me: Option<usize>, set: Option<usize>) {
             }
         }
     }
-    for (w, word) in link.sets.iter().enumerate() {
+    for (w, word) in group.sets.iter().enumerate() {
         let mut v = word.load(SeqCst);
         while v != 0 {
             let i = w * 64 + v.trailing_zeros() as usize;
@@ -72,9 +72,9 @@ pub fn forward(link: &Link, me: Option<usize>, set: Option<usize>) {
 fn has_news(i: u32) -> bool {
     let c = table::conn(i);
     match attached::of(c, table::local(i)) {
-        Some((link, m)) => {
+        Some((group, m)) => {
             c.rx.stirs(&m)
-                || ends::is_pending(c, table::local(i), link, &m)
+                || ends::is_pending(c, table::local(i), group, &m)
                 || c.tx.has_work(&m)
                 || (c.tx.is_up() && c.tx.writable(&m))
                 || !c.rx.engaged()
@@ -90,20 +90,20 @@ fn has_news(i: u32) -> bool {
 /// too, as it does if the application has set a time-out (SO_RCVTIMEO, SO_SNDTIMEO; signal(7)) or a part is done.
 /// Spurious returns are fine: callers look and come again.
 pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) -> Woke {
-    let Some((link, m)) = attached::of(c, l) else {
+    let Some((group, m)) = attached::of(c, l) else {
         return Woke::Look { kernel: true };
     };
     if daemon::pending() {
         daemon::pump();
         return Woke::Look { kernel: false };
     }
-    let end = ends::left_ms(c, l, link, &m);
+    let end = ends::left_ms(c, l, group, &m);
     if end == 0 {
         return Woke::Look { kernel: true };
     }
     // A call that continues after an interruption must not change errno.
     crate::preserving_errno(
-        || match sleep(i, c, link, &m, what, (timeout_ms, end), any) {
+        || match sleep(i, c, group, &m, what, (timeout_ms, end), any) {
             _ if thread::interrupted(any) => Woke::Interrupted,
             Woke::Interrupted if !foreign(any) => Woke::Look { kernel: true },
             woke => woke,
@@ -111,21 +111,21 @@ pub fn wait(i: u32, c: &Conn, l: &Local, what: For, timeout_ms: i64, any: bool) 
     )
 }
 
-/// A sleeper of a link: its place, if there was one for it, and whether it is the link's leader.
+/// A sleeper of a link group: its place, if there was one for it, and whether it is the link group's leader.
 struct Seat<'a> {
-    link: &'a Link,
+    group: &'a LinkGroup,
     place: Place,
     leader: bool,
 }
 
 impl<'a> Seat<'a> {
     /// A forked child shares the parent's doorbell, which it must not drain: it gets no place, and naps.
-    fn take(i: u32, c: &Conn, link: &'a Link) -> Self {
+    fn take(i: u32, c: &Conn, group: &'a LinkGroup) -> Self {
         let mine = c.owner_pid.load(Relaxed) == pids::me();
         let place = if mine { Place::of(i) } else { Place::none() };
-        let leader = place.index().is_some_and(|w| join(link, w));
+        let leader = place.index().is_some_and(|w| join(group, w));
         Seat {
-            link,
+            group,
             place,
             leader,
         }
@@ -134,26 +134,34 @@ impl<'a> Seat<'a> {
     /// `poked`: its eventfd was readable.
     fn give(&self, poked: bool) {
         if let Some(w) = self.place.index() {
-            leave(self.link, w, self.leader);
+            leave(self.group, w, self.leader);
         }
         self.place.give(poked);
     }
 }
 
 /// `ms`: the time-out, and the time until an end is to be reported (see `ends`).
-fn sleep(i: u32, c: &Conn, link: &Link, m: &Memory, what: For, ms: (i64, i64), any: bool) -> Woke {
-    let seat = Seat::take(i, c, link);
+fn sleep(
+    i: u32,
+    c: &Conn,
+    group: &LinkGroup,
+    m: &Memory,
+    what: For,
+    ms: (i64, i64),
+    any: bool,
+) -> Woke {
+    let seat = Seat::take(i, c, group);
     let fd = table::local(i).fd.load(SeqCst); // SYNC moved
 
     // Another lane may have been attached since the caller looked.
-    let same = attached::of(c, table::local(i)).is_some_and(|(now, _)| core::ptr::eq(now, link));
+    let same = attached::of(c, table::local(i)).is_some_and(|(now, _)| core::ptr::eq(now, group));
     let work = c.tx.on_lane() && c.tx.has_work(m);
     let ready = match what {
         _ if !same => true,
         // A drain is no work for this wait, which only listens to TCP's buffer: see `events`.
         For::Data | For::Rest => c.rx.stirs(m) || work && !attached::is_attended(c),
         For::Space if c.tx.awaits(m) => c.tx.has_work(m),
-        For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock { fd, link }),
+        For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock { fd, group }),
     };
     let (woke, poked) = match ready {
         true => (Woke::Look { kernel: false }, false),
@@ -183,7 +191,7 @@ fn sleep_ms(seat: &Seat, work: bool, (timeout_ms, end): (i64, i64)) -> i64 {
     if !seat.leader && !(0..1000).contains(&t) {
         t = 1000; // a follower checks now and then that there is a leader
     }
-    let wary = work || seat.leader && seat.link.is_muted();
+    let wary = work || seat.leader && seat.group.is_muted();
     if wary && !(0..Patience::NAP_MS).contains(&t) {
         t = Patience::NAP_MS; // for another thread's work, or a muted doorbell
     }
@@ -200,7 +208,7 @@ fn listen(
     any: bool,
 ) -> (Woke, bool) {
     let Seat {
-        link,
+        group,
         place,
         leader,
     } = seat;
@@ -212,7 +220,7 @@ fn listen(
     let mut p = [
         entry(fd, events),
         entry(place.efd(), libc::POLLIN),
-        entry(if *leader { link.audible() } else { -1 }, libc::POLLIN),
+        entry(if *leader { group.audible() } else { -1 }, libc::POLLIN),
         entry(daemon::fd(), libc::POLLIN),
     ];
     let mut t = sleep_ms(seat, work, ms);
@@ -244,10 +252,10 @@ fn listen(
         },
     };
     if n > 0 && p[2].revents != 0 {
-        if link.drain_bell() == lane::notify::doorbell::Drained::Gone {
-            link.gone();
+        if group.drain_bell() == lane::notify::doorbell::Drained::Gone {
+            group.gone();
         }
-        forward(link, place.index(), None);
+        forward(group, place.index(), None);
     }
     if n > 0 && p[3].revents != 0 {
         daemon::pump();

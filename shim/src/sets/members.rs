@@ -3,7 +3,7 @@
 //! All changes of membership are made under the set's lock.
 
 use super::*;
-use crate::state::{attached, fdtab, links, table};
+use crate::state::{attached, fdtab, groups, table};
 use crate::sys;
 use crate::tcp::ends;
 use core::sync::atomic::fence;
@@ -11,15 +11,15 @@ use core::sync::atomic::fence;
 /// Number of slots that have to be looked at.
 #[inline(always)]
 pub fn slots(s: &Set) -> usize {
-    (s.high.load(Relaxed) as usize).min(LINKS)
+    (s.high.load(Relaxed) as usize).min(LINK_GROUPS)
 }
 
-/// The link is about to be given back: removes it from all sets.
-pub fn unbind(link: &Link) {
+/// The link group is about to be given back: removes it from all sets.
+pub fn unbind(group: &LinkGroup) {
     if SET_TABLE.load(Relaxed).is_null() {
         return;
     }
-    let want = links::index(link) as u32 + 1;
+    let want = groups::index(group) as u32 + 1;
     for i in 0..SETS as u32 {
         let s = set_at(i);
         if s.used.load(Relaxed) == 0 {
@@ -29,37 +29,37 @@ pub fn unbind(link: &Link) {
             continue;
         };
         for k in 0..slots(s) {
-            if s.links[k].load(Relaxed) == want {
+            if s.groups[k].load(Relaxed) == want {
                 let inner = s.inner.load(Relaxed);
-                let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, link.bell(), 0, 0);
-                sleepers::unhear(s, link);
-                s.links[k].store(0, Release);
-                s.groups[k].store(0, Relaxed);
+                let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, group.bell(), 0, 0);
+                sleepers::unhear(s, group);
+                s.groups[k].store(0, Release);
+                s.counters[k].store(0, Relaxed);
             }
         }
     }
 }
 
-pub fn set_link(s: &Set, k: usize) -> Option<&'static Link> {
-    match s.links[k].load(Acquire) {
+pub fn set_group(s: &Set, k: usize) -> Option<&'static LinkGroup> {
+    match s.groups[k].load(Acquire) {
         0 => None,
-        n => links::by_index(n as usize - 1),
+        n => groups::by_index(n as usize - 1),
     }
 }
 
-/// The connection has got a lane on `link`: its registrations move to inner sets. Idempotent. False if one of them
+/// The connection has got a lane on `group`: its registrations move to inner sets. Idempotent. False if one of them
 /// cannot move: then this end must not be declared ready.
-pub fn activate(conn: u32, link: &Link) -> bool {
+pub fn activate(conn: u32, group: &LinkGroup) -> bool {
     // SYNC entered: there is a lane, then we look for registrations; who adds one enters it, then looks for a lane.
     fence(SeqCst);
     let mut all = true;
-    regs::each(conn, |r, set| all &= activate_one(set, conn, r, link));
+    regs::each(conn, |r, set| all &= activate_one(set, conn, r, group));
     all
 }
 
 /// Moves one registration. A one-shot registration stays where it is, because we cannot see whether the kernel has
 /// already reported it. It moves when the application arms it again, before the kernel hears of that.
-pub fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
+pub fn activate_one(set: u32, conn: u32, r: u32, group: &LinkGroup) -> bool {
     let s = set_at(set);
     let Some(_g) = lock::lock(&s.lock) else {
         return false;
@@ -69,15 +69,15 @@ pub fn activate_one(set: u32, conn: u32, r: u32, link: &Link) -> bool {
     }
     let reg = reg_at(r);
     let once = reg.mask.load(Relaxed) & ONESHOT != 0;
-    reg.flags.load(Relaxed) & ACTIVE != 0 || !once && activate_held(s, set, conn, r, link)
+    reg.flags.load(Relaxed) & ACTIVE != 0 || !once && activate_held(s, set, conn, r, group)
 }
 
 /// The same for a registration that has not ended. Set lock held.
-pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool {
+pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, group: &LinkGroup) -> bool {
     let reg = reg_at(r);
-    // The link may be outdated: the lane may have been given back, and `deactivate` may have run before us.
-    let now = table::local(conn).link.load(Acquire);
-    if reg.flags.load(Relaxed) & ACTIVE != 0 || !core::ptr::eq(now, link) {
+    // The link group may be outdated: the lane may have been given back, and `deactivate` may have run before us.
+    let now = table::local(conn).group.load(Acquire);
+    if reg.flags.load(Relaxed) & ACTIVE != 0 || !core::ptr::eq(now, group) {
         return true;
     }
     // If the set is watched from outside, or the registration is to wake only one of several sets, the program relies
@@ -92,8 +92,8 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool 
     if !here && refuses(s) {
         return false;
     }
-    let Some(k) = bind(s, set, link) else {
-        s.disqualified.store(1, Relaxed); // too many links, or no descriptors: what is in the kernel's set stays there
+    let Some(k) = bind(s, set, group) else {
+        s.disqualified.store(1, Relaxed); // too many link groups, or no descriptors: what is in the kernel's set stays there
         return false;
     };
     let (epfd, inner, fd) = (
@@ -106,17 +106,17 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool 
     }
     let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, 0, 0);
     let lane = table::conn(conn).lane.load(Relaxed) as usize;
-    let g = (lane / GROUP).min(GROUPS - 1);
-    reg.slot.store((k * GROUPS + g) as u32, Relaxed);
-    reg.next_group.store(s.chain[k][g].load(Relaxed), Relaxed);
-    if s.groups[k].load(Relaxed) & (1 << g) == 0 {
+    let g = (lane / LANES_PER_COUNTER).min(COUNTERS - 1);
+    reg.slot.store((k * COUNTERS + g) as u32, Relaxed);
+    reg.next_counter.store(s.chain[k][g].load(Relaxed), Relaxed);
+    if s.counters[k].load(Relaxed) & (1 << g) == 0 {
         s.chain[k][g].store(0, Relaxed);
-        reg.next_group.store(0, Relaxed);
+        reg.next_counter.store(0, Relaxed);
         // What was published up to now is looked at below.
-        if let Some(ctl) = link.peer.control() {
+        if let Some(ctl) = group.peer.control() {
             s.seen[k][g].store(notify::counter(&ctl.seq[g].0), Relaxed);
         }
-        s.groups[k].fetch_or(1 << g, Relaxed);
+        s.counters[k].fetch_or(1 << g, Relaxed);
     }
     s.chain[k][g].store(r, Relaxed);
     reg.tcp.store(0, Relaxed);
@@ -130,7 +130,7 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool 
         && s.told.load(SeqCst).wrapping_sub(reg.armed_at.load(Relaxed)) as i32 > 0
         && table::local(conn).starved.load(Relaxed) == 0;
     let out = if told { 0 } else { EDGE_OUT };
-    let kin = if link.is_inherited() { KIN } else { 0 };
+    let kin = if group.is_inherited() { KIN } else { 0 };
     s.kin.fetch_add(u32::from(kin != 0), Relaxed);
     reg.flags
         .store(ACTIVE | fresh | EDGE_IN | out | kin, Relaxed);
@@ -204,13 +204,13 @@ pub fn hear(s: &Set) {
     });
 }
 
-/// Makes sure that the set has its inner set, and the inner set the link's doorbell. Returns the slot of the link.
-pub fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
+/// Makes sure that the set has its inner set, and the inner set the link group's doorbell. Returns the slot of the link group.
+pub fn bind(s: &Set, set: u32, group: &LinkGroup) -> Option<usize> {
     make_inner(s)?;
-    let want = links::index(link) as u32 + 1;
+    let want = groups::index(group) as u32 + 1;
     let mut free = None;
-    for k in 0..LINKS {
-        match s.links[k].load(Relaxed) {
+    for k in 0..LINK_GROUPS {
+        match s.groups[k].load(Relaxed) {
             n if n == want => return Some(k),
             0 if free.is_none() => free = Some(k),
             _ => {}
@@ -218,8 +218,8 @@ pub fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
     }
     let k = free?;
     let data = TAG_BELL | u64::from(want - 1);
-    let (inner, bell) = (s.inner.load(Relaxed), link.bell());
-    let heard = match link.is_inherited() {
+    let (inner, bell) = (s.inner.load(Relaxed), group.bell());
+    let heard = match group.is_inherited() {
         true => Ok(()), // this process must not listen to it
         false => sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, bell, IN, data),
     };
@@ -227,10 +227,10 @@ pub fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
         return None;
     }
     s.muted.fetch_and(!(1 << k), Relaxed);
-    link.sets[set as usize / 64].fetch_or(1 << (set % 64), SeqCst);
-    s.groups[k].store(0, Relaxed);
-    s.links[k].store(want, Release);
-    sleepers::hear_too(s, link);
+    group.sets[set as usize / 64].fetch_or(1 << (set % 64), SeqCst);
+    s.counters[k].store(0, Relaxed);
+    s.groups[k].store(want, Release);
+    sleepers::hear_too(s, group);
     s.high.fetch_max(k as u32 + 1, Release);
     Some(k)
 }
@@ -239,17 +239,17 @@ pub fn bind(s: &Set, set: u32, link: &Link) -> Option<usize> {
 pub fn detach(s: &Set, r: u32) {
     let reg = reg_at(r);
     let slot = reg.slot.load(Relaxed) as usize;
-    let mut at = &s.chain[(slot / GROUPS).min(LINKS - 1)][slot % GROUPS];
+    let mut at = &s.chain[(slot / COUNTERS).min(LINK_GROUPS - 1)][slot % COUNTERS];
     loop {
         let k = at.load(Relaxed);
         if k == 0 {
             break;
         }
         if k == r {
-            at.store(reg.next_group.load(Relaxed), Relaxed);
+            at.store(reg.next_counter.load(Relaxed), Relaxed);
             break;
         }
-        at = &reg_at(k).next_group;
+        at = &reg_at(k).next_counter;
     }
     if reg.flags.load(Relaxed) & QUEUED != 0 {
         let mut at = &s.head;
@@ -494,8 +494,8 @@ pub fn tell_error(fd: i32) {
     let Some(i) = fdtab::conn(fd).filter(ours) else {
         return;
     };
-    if let Some((link, _)) = attached::of(table::conn(i), table::local(i)) {
-        activate(i, link);
+    if let Some((group, _)) = attached::of(table::conn(i), table::local(i)) {
+        activate(i, group);
     }
 }
 

@@ -25,10 +25,10 @@ pub struct Reg {
     pub last_head: AtomicU64,
     /// Position of TCP's sending direction when the registration entered the inner set: see `members::is_old`.
     pub kpos: AtomicU64,
-    /// Slot of the link in the set × `GROUPS` + group of the lane.
+    /// Slot of the link group in the set × `COUNTERS` + group of the lane.
     pub slot: AtomicU32,
     pub next_conn: AtomicU32,
-    pub next_group: AtomicU32,
+    pub next_counter: AtomicU32,
     pub next_queue: AtomicU32,
 }
 
@@ -85,7 +85,7 @@ pub fn free(r: u32) {
         reg.conn.store(0, Relaxed);
         reg.set.store(0, Relaxed);
         reg.flags.store(0, Relaxed);
-        // Release: a thread that follows this link out of its list sees that the registration has no connection
+        // Release: a thread that follows this link group out of its list sees that the registration has no connection
         // (`each`).
         reg.next_conn.store(REG_FREE.load(Relaxed), Release);
         REG_FREE.store(r, Relaxed);
@@ -160,7 +160,7 @@ pub fn inherit_all() {
 }
 
 /// Calls `f(registration, its set)` for each registration of a connection; `f` has to take the set's lock itself. If
-/// one ends meanwhile, here or in another thread, its link leads elsewhere: then the walk starts again, so `f` may
+/// one ends meanwhile, here or in another thread, its link group leads elsewhere: then the walk starts again, so `f` may
 /// see one twice. (The walk is bounded, in case a bug has spoiled the list.)
 pub fn each(conn: u32, mut f: impl FnMut(u32, u32)) {
     'walk: for _ in 0..REGS {

@@ -1,6 +1,6 @@
 //! The lane of a connection as this process has it mapped, and its statistics.
 
-use crate::state::links::Link;
+use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
 use crate::sys::lock;
 use core::sync::atomic::Ordering::*;
@@ -9,11 +9,11 @@ use lane::half::{rx, tx, Memory};
 
 /// The lane of a connection as this process has it mapped.
 #[inline(always)]
-pub fn of<'a>(c: &'a Conn, l: &'a Local) -> Option<(&'a Link, Memory<'a>)> {
-    // SAFETY: null, or a slot of the link table, which is never unmapped.
-    let link = unsafe { l.link.load(Acquire).as_ref() }?;
-    Memory::new(&link.own, &link.peer, c.lane.load(Relaxed))
-        .map(|m| (link, m.across(link.is_far())))
+pub fn of<'a>(c: &'a Conn, l: &'a Local) -> Option<(&'a LinkGroup, Memory<'a>)> {
+    // SAFETY: null, or a slot of the link group table, which is never unmapped.
+    let group = unsafe { l.group.load(Acquire).as_ref() }?;
+    Memory::new(&group.own, &group.peer, c.lane.load(Relaxed))
+        .map(|m| (group, m.across(group.is_far())))
 }
 
 /// Is either half off TCP?

@@ -7,7 +7,7 @@ pub use holders::{add_holder, forget_zombies, give_up, holders, remove_holder};
 pub use kin::KIN;
 
 use crate::state::fdtab;
-use crate::state::links::Link;
+use crate::state::groups::LinkGroup;
 use crate::sys::{self, pids};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use lane::family::{flag, state, Conn, Table, CONNS, MAGIC, TABLE_BYTES};
@@ -17,7 +17,7 @@ use lane::proto::reason::Reason;
 #[repr(C, align(64))]
 pub struct Local {
     /// Link of the attached lane, mapped here.
-    pub link: AtomicPtr<Link>,
+    pub group: AtomicPtr<LinkGroup>,
     /// Descriptors of this process that refer to the connection.
     pub refs: AtomicU32,
     /// First registration in an epoll set (index + 1).
@@ -372,7 +372,7 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         c.fd.store(fd as u32 + 1, Relaxed);
         // In another pid namespace, our number means something else to the rest of the family: none may judge by it.
         c.forks.store(FOREIGN.load(Relaxed), Relaxed);
-        l.link.store(core::ptr::null_mut(), Relaxed);
+        l.group.store(core::ptr::null_mut(), Relaxed);
         l.refs.store(1, Relaxed);
         l.regs.store(0, Relaxed);
         l.tcp_events.store(0, Relaxed);

@@ -1,6 +1,6 @@
 //! The threads of this process that sleep on lanes.
 //!
-//! Of the threads asleep on one link, only the *leader* polls the doorbell. It wakes the threads whose lane has
+//! Of the threads asleep on one link group, only the *leader* polls the doorbell. It wakes the threads whose lane has
 //! news through their eventfds, so that one ring does not wake five hundred threads. For the sleeps themselves, see
 //! `readiness`.
 
@@ -9,7 +9,7 @@ mod leader;
 pub use leader::{join, leave};
 
 use crate::state::fdtab;
-use crate::state::links::WAITERS;
+use crate::state::groups::WAITERS;
 use crate::sys::{self, thread};
 use core::sync::atomic::{fence, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use leader::step_down;

@@ -19,7 +19,7 @@ pub fn may_wait(c: &Conn, l: &Local) -> bool {
 /// A native send has moved `moved` bytes: pushes them out, unless the bytes of the way down are acknowledged.
 #[cold]
 pub fn push(c: &Conn, l: &Local, moved: u64) {
-    let (Some(_g), Some((link, _))) = (lock::lock(&c.tx.lock), attached::of(c, l)) else {
+    let (Some(_g), Some((group, _))) = (lock::lock(&c.tx.lock), attached::of(c, l)) else {
         return;
     };
     let fd = l.fd.load(Relaxed);
@@ -34,6 +34,6 @@ pub fn push(c: &Conn, l: &Local, moved: u64) {
     if sent.saturating_sub(unacked) >= l.behind.load(Relaxed) {
         l.behind.store(0, Relaxed);
     } else {
-        Sock { fd, link }.tcp_push();
+        Sock { fd, group }.tcp_push();
     }
 }

@@ -8,7 +8,7 @@
 //! longer than [`left_ms`], and looks again.
 
 use crate::state::attached;
-use crate::state::links::Link;
+use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
 use crate::sys::{self, lock};
 use crate::tcp::port;
@@ -29,9 +29,9 @@ const ENDED: u32 = 1;
 const OVER: u32 = 2;
 
 #[inline(always)]
-fn known(c: &Conn, l: &Local, link: &Link, m: &Memory) -> u32 {
+fn known(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory) -> u32 {
     let said = c.rx.said(m);
-    if said & marks::RESET != 0 || is_dead(l) && !link.is_far() {
+    if said & marks::RESET != 0 || is_dead(l) && !group.is_far() {
         OVER
     } else if said & marks::ENDED != 0 {
         ENDED
@@ -47,25 +47,25 @@ pub fn is_dead(l: &Local) -> bool {
 
 /// Is an end known that TCP has not reported yet?
 #[inline(always)]
-pub fn is_pending(c: &Conn, l: &Local, link: &Link, m: &Memory) -> bool {
-    known(c, l, link, m) > l.end_told.load(Relaxed)
+pub fn is_pending(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory) -> bool {
+    known(c, l, group, m) > l.end_told.load(Relaxed)
 }
 
 /// Milliseconds until an end is to be reported in TCP's place. Negative: there is none. 0: it was reported just
 /// now, so ask the kernel. May be called under the lock of an epoll set, and for connections that are being
 /// closed.
 #[inline(always)]
-pub fn left_ms(c: &Conn, l: &Local, link: &Link, m: &Memory) -> i64 {
-    match is_pending(c, l, link, m) {
+pub fn left_ms(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory) -> i64 {
+    match is_pending(c, l, group, m) {
         false => -1,
-        true => pending_ms(c, l, link, m),
+        true => pending_ms(c, l, group, m),
     }
 }
 
 /// The same by the connection's number.
 pub fn left_ms_of(i: u32) -> i64 {
     let (c, l) = (table::conn(i), table::local(i));
-    attached::of(c, l).map_or(-1, |(link, m)| left_ms(c, l, link, &m))
+    attached::of(c, l).map_or(-1, |(group, m)| left_ms(c, l, group, &m))
 }
 
 /// The shorter of two waits; a negative one is unlimited.
@@ -78,7 +78,7 @@ pub fn sooner(a: i64, b: i64) -> i64 {
 }
 
 #[cold]
-fn pending_ms(c: &Conn, l: &Local, link: &Link, m: &Memory) -> i64 {
+fn pending_ms(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory) -> i64 {
     let (now, due) = (sys::now_ms(), l.end_due_ms.load(Relaxed));
     if due == 0 {
         // Several threads may be first; their values are about equal, so any of them will do.
@@ -94,10 +94,10 @@ fn pending_ms(c: &Conn, l: &Local, link: &Link, m: &Memory) -> i64 {
     ) else {
         return BUSY_MS as i64;
     };
-    let Some(fd) = current(c, l, link, m) else {
+    let Some(fd) = current(c, l, group, m) else {
         return -1;
     };
-    let again = decide(c, l, link, m, fd);
+    let again = decide(c, l, group, m, fd);
     if again > 0 {
         l.end_due_ms.store(now + GRACE_MS, Relaxed);
     }
@@ -106,10 +106,10 @@ fn pending_ms(c: &Conn, l: &Local, link: &Link, m: &Memory) -> i64 {
 
 /// The descriptor of a connection that was looked at without its locks, one of which is held now. `None`: the
 /// connection was closed, and the entry may be another one's.
-fn current(c: &Conn, l: &Local, link: &Link, m: &Memory) -> Option<i32> {
+fn current(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory) -> Option<i32> {
     let same = c.flags.load(Relaxed) & flag::LANE != 0
-        && core::ptr::eq(l.link.load(Relaxed), link)
-        && Memory::new(&link.own, &link.peer, c.lane.load(Relaxed))
+        && core::ptr::eq(l.group.load(Relaxed), group)
+        && Memory::new(&group.own, &group.peer, c.lane.load(Relaxed))
             .is_some_and(|now| core::ptr::eq(now.own_tx(), m.own_tx()));
     let fd = l.fd.load(Relaxed);
     (same && table::is_at(c, fd)).then_some(fd)
@@ -122,7 +122,7 @@ fn current(c: &Conn, l: &Local, link: &Link, m: &Memory) -> Option<i32> {
 #[cold]
 pub fn after_fin<'a, G>(
     (c, l): (&'a Conn, &Local),
-    (link, m): (&Link, &Memory),
+    (group, m): (&LinkGroup, &Memory),
     take: impl FnOnce(&'a AtomicU32) -> Option<G>,
 ) -> Option<bool> {
     if !c.rx.died_unread(m, true) {
@@ -131,21 +131,21 @@ pub fn after_fin<'a, G>(
     // A FIN proves no death if the peer had ended its sending before, or if this end has shut down its receiving,
     // which looks like a FIN. In these cases only the doorbell or the daemon tells.
     let shut = c.rx.shut.load(Relaxed) != 0;
-    let dead = is_dead(l) || link.is_dead();
+    let dead = is_dead(l) || group.is_dead();
     if !dead && (shut || !c.rx.died_unread(m, false)) {
         return Some(false);
     }
     let _g = take(&c.tx.lock)?;
     // (After the peer's FIN, nothing of it is in flight any more.)
     let fin = |fd: &i32| !shut || sys::tcp_state(*fd) == Some(sys::CLOSE_WAIT);
-    let fd = current(c, l, link, m).filter(fin);
+    let fd = current(c, l, group, m).filter(fin);
     Some(fd.is_some_and(|fd| has_died(c, m, fd, dead)))
 }
 
 /// The time is over: has TCP reported the end, can we report it, or does it depend on TCP? Both locks are held.
 /// Returns the same as [`left_ms`].
-fn decide(c: &Conn, l: &Local, link: &Link, m: &Memory, fd: i32) -> i64 {
-    let known = known(c, l, link, m);
+fn decide(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory, fd: i32) -> i64 {
+    let known = known(c, l, group, m);
     let tcp = sys::poll1(fd, POLLIN | POLLRDHUP);
     let told = |what: u32| {
         l.end_told.store(what, Relaxed);

@@ -5,7 +5,7 @@ use super::call::Call;
 use super::fail;
 use crate::daemon;
 use crate::state::attached;
-use crate::state::links::Link;
+use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
 use crate::sys::{self, lock, thread};
 pub use crate::sys::{CLOSE, CLOSE_WAIT};
@@ -28,8 +28,8 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     table::disqualify(c, r);
     c.tx.abandon();
     // (A packet filter may drop the RST: see `ends`.)
-    if let Some((link, m)) = attached::of(c, table::local_of(c)).filter(|(k, _)| !k.is_far()) {
-        c.rx.announce_reset(&m, &Sock { fd, link });
+    if let Some((group, m)) = attached::of(c, table::local_of(c)).filter(|(k, _)| !k.is_far()) {
+        c.rx.announce_reset(&m, &Sock { fd, group });
     }
     disconnect(fd);
     c.rx.abandon();
@@ -88,11 +88,11 @@ pub fn recv_or_told(c: &Conn, fd: i32, flags: i32, native: impl Fn() -> isize) -
 
 /// Checks whether the peer's process or socket is gone: bytes must then go to TCP and meet its errors.
 #[cold]
-pub fn peer_check(call: &Call, c: &Conn, l: &Local, link: &Link, m: &Memory) {
+pub fn peer_check(call: &Call, c: &Conn, l: &Local, group: &LinkGroup, m: &Memory) {
     let fd = call.fd(l);
     // The poll runs without the lock: was `fd` still our socket?
-    check_end(c, fd, link, m, || call.current(c, l) && call.fd(l) == fd);
-    probes::tick(c, l, link);
+    check_end(c, fd, group, m, || call.current(c, l) && call.fd(l) == fd);
+    probes::tick(c, l, group);
 }
 
 /// The same, by the connection's number, for a call that may be the first to notice it.
@@ -100,23 +100,23 @@ pub fn peer_check(call: &Call, c: &Conn, l: &Local, link: &Link, m: &Memory) {
 pub fn check(i: u32, fd: i32) {
     let (c, l) = (table::conn(i), table::local(i));
     if attached::engaged_tx(c) {
-        if let Some((link, m)) = attached::of(c, l) {
-            check_end(c, fd, link, &m, || l.fd.load(Relaxed) == fd);
+        if let Some((group, m)) = attached::of(c, l) {
+            check_end(c, fd, group, &m, || l.fd.load(Relaxed) == fd);
         }
     }
 }
 
-fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool) {
+fn check_end(c: &Conn, fd: i32, group: &LinkGroup, m: &Memory, ours: impl Fn() -> bool) {
     let look = |fd, events| libc::pollfd {
         fd,
         events,
         revents: 0,
     };
-    let mut p = [look(fd, libc::POLLRDHUP), look(link.bell(), 0)];
+    let mut p = [look(fd, libc::POLLRDHUP), look(group.bell(), 0)];
     sys::poll_now(&mut p);
     let (e, dead) = (p[0].revents, p[1].revents & libc::POLLHUP != 0);
-    if link.is_far() && dead {
-        return link.gone(); // the daemon is gone
+    if group.is_far() && dead {
+        return group.gone(); // the daemon is gone
     }
     let gone = e & (libc::POLLERR | libc::POLLHUP) != 0 || e & libc::POLLRDHUP != 0 && dead;
     if gone {
@@ -130,7 +130,7 @@ fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool
         }
     }
     if dead {
-        link.gone(); // the link's other connections must learn it, too
+        group.gone(); // the link group's other connections must learn it, too
     }
     if daemon::fd() < 0 {
         daemon::ensure();
@@ -141,11 +141,11 @@ fn check_end(c: &Conn, fd: i32, link: &Link, m: &Memory, ours: impl Fn() -> bool
 /// with bytes of ours unread on the ring, the connection is reset.
 #[cold]
 pub fn instead_of_end(call: &Call, i: u32, c: &Conn, l: &Local) -> i32 {
-    if let Some((link, m)) = attached::of(c, l).filter(|_| attached::engaged_tx(c)) {
+    if let Some((group, m)) = attached::of(c, l).filter(|_| attached::engaged_tx(c)) {
         let fd = call.fd(l);
         let ended = sys::poll1(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);
         if ended == libc::POLLRDHUP
-            && ends::after_fin((c, l), (link, &m), lock::lock) == Some(true)
+            && ends::after_fin((c, l), (group, &m), lock::lock) == Some(true)
             && call.current(c, l)
         {
             return error_now(i, fd);

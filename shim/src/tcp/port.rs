@@ -2,15 +2,15 @@
 
 mod peek;
 
-use crate::state::links::Link;
+use crate::state::groups::LinkGroup;
 use crate::state::table;
 use crate::sys::{self, pages};
 use core::sync::atomic::Ordering::*;
 use lane::half::{Iov, Port, KEPT};
 
 /// Rings the other party.
-pub fn ring(link: &Link) {
-    if link.ring() {
+pub fn ring(group: &LinkGroup) {
+    if group.ring() {
         if let Some(t) = table::table() {
             t.header.stats.rings.fetch_add(1, Relaxed);
         }
@@ -26,7 +26,7 @@ pub fn cut(fd: i32) -> bool {
 /// The TCP connection of an end, for its lane.
 pub struct Sock<'a> {
     pub fd: i32,
-    pub link: &'a Link,
+    pub group: &'a LinkGroup,
 }
 
 impl Sock<'_> {
@@ -98,6 +98,6 @@ impl Port for Sock<'_> {
         }
     }
     fn ring(&self) {
-        ring(self.link);
+        ring(self.group);
     }
 }

@@ -15,7 +15,7 @@
 
 use crate::daemon;
 use crate::state::attached;
-use crate::state::links::Link;
+use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
 use crate::sys::{self, lock, pids};
 use crate::tcp::port::Sock;
@@ -89,14 +89,14 @@ fn wanted(
 }
 
 /// Called by senders now and then: checks the direction if that is due.
-pub fn tick(c: &Conn, l: &Local, link: &Link) {
+pub fn tick(c: &Conn, l: &Local, group: &LinkGroup) {
     let (now, due) = (sys::now_ms(), l.probe_due_ms.load(Relaxed));
     let probe_s = daemon::probe_s();
     if probe_s == 0 || now < due {
         return;
     }
     l.probe_due_ms.store(now + LOOK_MS, Relaxed);
-    if due != 0 && look(c, l, link, probe_s) {
+    if due != 0 && look(c, l, group, probe_s) {
         table::set_reason(c, Reason::Unanswered);
         c.not_before_ms.store(now + LOOK_MS, Relaxed);
     }
@@ -104,7 +104,7 @@ pub fn tick(c: &Conn, l: &Local, link: &Link) {
 
 /// True: a probe was unanswered, and the direction went down.
 #[cold]
-fn look(c: &Conn, l: &Local, link: &Link, probe_s: u32) -> bool {
+fn look(c: &Conn, l: &Local, group: &LinkGroup, probe_s: u32) -> bool {
     let Some(_g) = lock::try_lock(&c.tx.lock) else {
         return false;
     };
@@ -114,7 +114,7 @@ fn look(c: &Conn, l: &Local, link: &Link, probe_s: u32) -> bool {
     };
     let fd = l.fd.load(Relaxed);
     let same =
-        core::ptr::eq(now, link) && c.flags.load(Relaxed) & flag::LANE != 0 && table::is_at(c, fd);
+        core::ptr::eq(now, group) && c.flags.load(Relaxed) & flag::LANE != 0 && table::is_at(c, fd);
     if !same || !c.tx.is_up() || c.owner_pid.load(Relaxed) != pids::me() {
         return false;
     }
@@ -125,7 +125,7 @@ fn look(c: &Conn, l: &Local, link: &Link, probe_s: u32) -> bool {
         return false;
     }
     l.unanswered.store(1, Relaxed);
-    let _ = c.tx.down(&m, &Sock { fd, link });
+    let _ = c.tx.down(&m, &Sock { fd, group });
     went_down(c);
     true
 }

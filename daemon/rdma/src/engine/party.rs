@@ -6,7 +6,7 @@
 use super::lanes::Lane;
 use super::{Host, LaneId, Pair, PartyId};
 use crate::verbs::Provider;
-use lane::abi::{Control, Epoch, RxWord, GROUP, GROUPS, LANES};
+use lane::abi::{Control, Epoch, RxWord, COUNTERS, LANES, LANES_PER_COUNTER};
 use lane::notify;
 use litemap::LiteMap;
 use std::ptr::NonNull;
@@ -78,7 +78,9 @@ impl Party {
     }
 
     pub(super) fn leave(&mut self, id: LaneId, slot: usize) {
-        self.groups[slot / GROUP].lanes.retain(|l| *l != id);
+        self.groups[slot / LANES_PER_COUNTER]
+            .lanes
+            .retain(|l| *l != id);
     }
 }
 
@@ -91,7 +93,7 @@ impl<P: Provider> Pair<P> {
             memory,
             app_chunks: LiteMap::new(),
             own_chunks: LiteMap::new(),
-            groups: vec![Group::default(); GROUPS],
+            groups: vec![Group::default(); COUNTERS],
             removing: false,
         };
         self.parties.insert(id, party);
@@ -113,7 +115,7 @@ impl<P: Provider> Pair<P> {
             .word
             .store(RxWord::default(), std::sync::atomic::Ordering::Release);
         let id = self.lanes.add(Lane::new(party, slot))?;
-        p.groups[slot / GROUP].lanes.push(id);
+        p.groups[slot / LANES_PER_COUNTER].lanes.push(id);
         self.wake(id);
         Some(id)
     }
@@ -163,7 +165,7 @@ impl<P: Provider> Pair<P> {
     /// Notes that words of this lane's group were stored; [`Pair::publish_all`] announces them.
     pub(super) fn publish(&mut self, lane: &Lane) {
         if let Some(p) = self.parties.get_mut(&lane.party) {
-            p.groups[lane.slot / GROUP].publish = true;
+            p.groups[lane.slot / LANES_PER_COUNTER].publish = true;
         }
     }
 

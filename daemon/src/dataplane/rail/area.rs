@@ -1,7 +1,9 @@
-//! The daemon's side of a far link: the process's area, which is only read here; the daemon's own area, which
+//! The daemon's side of a far link group: the process's area, which is only read here; the daemon's own area, which
 //! peers' devices write; and the memory for incoming rings in the latter.
 
-use lane::abi::{Control, Loc, CHUNKS, CONTROL_BYTES, GROUP, RING_LOG2_MAX, RING_LOG2_MIN};
+use lane::abi::{
+    Control, Loc, CHUNKS, CONTROL_BYTES, LANES_PER_COUNTER, RING_LOG2_MAX, RING_LOG2_MIN,
+};
 use lane::half::{Area, Memory as LaneMemory};
 use lane::notify;
 use std::os::fd::OwnedFd;
@@ -15,7 +17,7 @@ fn control(m: &Mapping) -> Option<NonNull<Control>> {
     (m.len() >= CONTROL_BYTES).then(|| m.addr().cast())
 }
 
-/// What both parties of a link have mapped, as this daemon sees it.
+/// What both parties of a link group have mapped, as this daemon sees it.
 #[derive(Default)]
 pub(super) struct Areas {
     own: Area,
@@ -36,7 +38,7 @@ impl Areas {
     }
 }
 
-/// The areas of a link, and which memory of ours is in use.
+/// The areas of a link group, and which memory of ours is in use.
 #[derive(Default)]
 pub(super) struct DaemonArea {
     areas: Arc<Areas>,
@@ -134,7 +136,9 @@ impl DaemonArea {
     /// Announces what was stored in our words of a lane. Returns whether the doorbell must be rung.
     pub(super) fn publish(&self, slot: u32) -> bool {
         match (self.areas.own.control(), self.areas.app.control()) {
-            (Some(o), Some(a)) => notify::publish(&o.seq[slot as usize / GROUP].0, &a.sleepers.0),
+            (Some(o), Some(a)) => {
+                notify::publish(&o.seq[slot as usize / LANES_PER_COUNTER].0, &a.sleepers.0)
+            }
             _ => false,
         }
     }
@@ -206,7 +210,7 @@ mod tests {
         assert_eq!(r.alloc(3), None);
     }
 
-    /// The two sides of a link see each other's words; only ours can be written here.
+    /// The two sides of a link group see each other's words; only ours can be written here.
     #[test]
     fn maps_are_shared() {
         use std::sync::atomic::Ordering::Relaxed;

@@ -243,11 +243,11 @@ impl<V: Provider> Rails<V> {
         for k in making {
             self.unmake(k, Reason::LinkLost, Reason::None);
         }
-        for (link, b) in &mut self.groups {
+        for (group, b) in &mut self.groups {
             if b.node == *name && b.incarnation != incarnation {
                 b.party = None;
                 if !b.torn {
-                    self.out.push(Effect::TearDown { link: *link });
+                    self.out.push(Effect::TearDown { group: *group });
                 }
             }
         }

@@ -16,27 +16,27 @@ use underpass_rdma::verbs::Provider;
 /// Time between two looks at orphaned lanes, whose inheritors do not report to the daemon.
 pub(super) const LOOK_NS: u64 = 1_000_000_000;
 
-/// Most links of ended processes that are kept: their memory is pinned, and no cgroup pays for it.
-const LINKS: usize = 64;
+/// Most link groups of ended processes that are kept: their memory is pinned, and no cgroup pays for it.
+const INHERITED_GROUPS_MAX: usize = 64;
 
 impl<V: Provider> Rails<V> {
-    /// The process of this lane has ended; others of its family may go on with the connection. `links`: the links
-    /// of all orphaned lanes, as from [`Rails::inherited_links`].
+    /// The process of this lane has ended; others of its family may go on with the connection. `groups`: the link groups
+    /// of all orphaned lanes, as from [`Rails::inherited_groups`].
     pub(super) fn inherit(
         &mut self,
         at: Key,
         left: &Left<'_>,
-        links: &mut HashSet<u64>,
+        groups: &mut HashSet<u64>,
     ) -> Option<Inherited> {
         let now = self.system.now();
         let l = self.lanes.get_mut(&at)?;
         let inode = Some(l.inode).filter(|i| *i != 0)?; // 0: never up
-        if links.len() >= LINKS && !links.contains(&at.0) {
+        if groups.len() >= INHERITED_GROUPS_MAX && !groups.contains(&at.0) {
             return None;
         }
         let family = left.family;
-        l.orphaned = Some(Counted::new(left.group)?);
-        links.insert(at.0);
+        l.orphaned = Some(Counted::new(left.cgroup)?);
+        groups.insert(at.0);
         if let (Some(id), Some(n)) = (l.engine, self.nodes.get_mut(&l.node)) {
             n.pair.refuse_switches(id);
         }
@@ -49,8 +49,8 @@ impl<V: Provider> Rails<V> {
         Some(inherited)
     }
 
-    /// Links with orphaned lanes.
-    pub(super) fn inherited_links(&self) -> HashSet<u64> {
+    /// Link groups with orphaned lanes.
+    pub(super) fn inherited_groups(&self) -> HashSet<u64> {
         let has = |(k, l): (&Key, &Lane)| l.orphaned.is_some().then_some(k.0);
         self.lanes.iter().filter_map(has).collect()
     }

@@ -1,6 +1,6 @@
 //! One lane to another node, from the pairing of its ends to its last trace.
 //!
-//! Both daemons reserve a slot in a link of theirs. The initiator of the pair names its end (`Lane`); the
+//! Both daemons reserve a slot in a link group of theirs. The initiator of the pair names its end (`Lane`); the
 //! responder connects, and names its own; the initiator connects, offers the lane to its process, and sends
 //! `LaneGo`, on which the responder offers it, too. So nothing is sent on a lane that the other engine does not
 //! know yet.
@@ -72,7 +72,7 @@ pub(super) struct Lane {
     uses: u32,
     pub stage: Stage,
     since: u64,
-    /// The link is set up.
+    /// The link group is set up.
     ready: bool,
     pub engine: Option<LaneId>,
     /// What the peer has told: its token, uses, tag.
@@ -172,7 +172,7 @@ impl<V: Provider> Rails<V> {
         }
     }
 
-    /// The link of this lane is set up.
+    /// The link group of this lane is set up.
     pub fn ready(&mut self, at: Key) {
         self.stir();
         if let Some(l) = self.lanes.get_mut(&at) {
@@ -201,9 +201,9 @@ impl<V: Provider> Rails<V> {
         let Some(l) = self.lanes.get_mut(&at).filter(|l| l.stage == Stage::Making) else {
             return;
         };
-        let group = self.groups.get(&at.0);
+        let remote_group = self.groups.get(&at.0);
         let node = self.nodes.get_mut(&l.node);
-        let (Some(b), Some(n), true) = (group, node, l.ready) else {
+        let (Some(b), Some(n), true) = (remote_group, node, l.ready) else {
             return;
         };
         if l.part == Part::Responder && l.theirs.is_none() {
@@ -404,9 +404,9 @@ impl<V: Provider> Rails<V> {
         self.end(from, at, Ending::Over, false);
     }
 
-    /// The process cannot map our area: it will not take the lanes of this link that it has not taken yet.
-    pub fn link_failed(&mut self, from: PartyId, link: u64) {
-        let here = self.lanes.range((link, 0)..=(link, u32::MAX));
+    /// The process cannot map our area: it will not take the lanes of this link group that it has not taken yet.
+    pub fn group_failed(&mut self, from: PartyId, group: u64) {
+        let here = self.lanes.range((group, 0)..=(group, u32::MAX));
         let untaken = here.filter(|(_, l)| l.sock.is_none());
         for at in untaken.map(|(k, _)| *k).collect::<Vec<_>>() {
             self.done(from, at);
@@ -442,13 +442,13 @@ impl<V: Provider> Rails<V> {
     ) -> Vec<Inherited> {
         let of = |(k, l): (&Key, &Lane)| (l.who.party == party).then_some((*k, l.who, l.stage));
         let all: Vec<(Key, ConnRef, Stage)> = self.lanes.iter().filter_map(of).collect();
-        let (mut inherited, mut links) = (Vec::new(), self.inherited_links());
+        let (mut inherited, mut groups) = (Vec::new(), self.inherited_groups());
         for (k, who, stage) in all {
             match stage {
                 Stage::Making => self.undo(k, Reason::PeerGone),
                 Stage::Offered => {
                     let left = left.get(&who);
-                    match left.and_then(|l| self.inherit(k, l, &mut links)) {
+                    match left.and_then(|l| self.inherit(k, l, &mut groups)) {
                         Some(i) => inherited.push(i),
                         None => self.end(party, k, Ending::Over, left.is_none()),
                     }

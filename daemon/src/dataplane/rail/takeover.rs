@@ -156,20 +156,20 @@ impl<V: Provider> Rails<V> {
         let Some(l) = self.lanes.get_mut(&at) else {
             return false;
         };
-        let (Stage::Offered, Some(group)) = (l.stage, self.groups.get(&at.0)) else {
+        let (Stage::Offered, Some(remote_group)) = (l.stage, self.groups.get(&at.0)) else {
             return false;
         };
         if l.working {
             return true; // the helper wakes us when it is done
         }
-        let areas = group.area.areas();
+        let areas = remote_group.area.areas();
         let Some(m) = areas.for_takeover(at.1) else {
             return false;
         };
         let node = self
             .nodes
             .get(&l.node)
-            .filter(|n| n.incarnation == group.incarnation);
+            .filter(|n| n.incarnation == remote_group.incarnation);
         let rail = node.is_some_and(|n| n.up);
         let state = m.own_tx().state.load(Acquire); // pairs with the Release in `TxState::say`
         if l.ending.is_none() && l.takeover.is_none() && l.is_left(&m) {
@@ -194,8 +194,8 @@ impl<V: Provider> Rails<V> {
             Next::Work(work, tx) => (work, tx),
             Next::Withdrawn => {
                 // An end that has seen our claim in that moment must learn that it is withdrawn.
-                if group.area.publish(at.1) {
-                    lane::notify::doorbell::ring(group.bell.as_fd());
+                if remote_group.area.publish(at.1) {
+                    lane::notify::doorbell::ring(remote_group.bell.as_fd());
                 }
                 return true;
             }
@@ -251,10 +251,10 @@ impl<V: Provider> Rails<V> {
             return; // the lane has left meanwhile
         };
         l.working = false;
-        let Some(group) = self.groups.get(&at.0) else {
+        let Some(remote_group) = self.groups.get(&at.0) else {
             return;
         };
-        let areas = group.area.areas();
+        let areas = remote_group.area.areas();
         let Some(m) = areas.for_takeover(at.1) else {
             return;
         };
@@ -275,8 +275,8 @@ impl<V: Provider> Rails<V> {
                 if done.work == Work::Adopt {
                     release(&m, done.epoch);
                 }
-                if l.takeover.take().is_some() && group.area.publish(at.1) {
-                    lane::notify::doorbell::ring(group.bell.as_fd());
+                if l.takeover.take().is_some() && remote_group.area.publish(at.1) {
+                    lane::notify::doorbell::ring(remote_group.bell.as_fd());
                 }
                 if let (Some(n), Some(id)) = engine {
                     n.pair.take_down(id);

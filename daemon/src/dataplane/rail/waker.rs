@@ -57,9 +57,9 @@ impl<V: Provider> Rails<V> {
         let mut news = false;
         for n in self.nodes.values_mut() {
             let node = u64::from(n.number);
-            news |= n.pair.arm(|link, cq| {
+            news |= n.pair.arm(|group, cq| {
                 if let Some(fd) = cq.fd() {
-                    add(set, fd, QUEUE | node << 32 | u64::from(link));
+                    add(set, fd, QUEUE | node << 32 | u64::from(group));
                 }
             });
             if !self.dozing {
@@ -102,11 +102,11 @@ impl<V: Provider> Rails<V> {
                     of.into_iter().for_each(|n| n.pair.notified(low, stay));
                 }
                 BELL => {
-                    // Numbers of this daemon's links differ in their lower half.
-                    let of = self.groups.iter().find(|(link, _)| **link as u32 == low);
+                    // Numbers of this daemon's link groups differ in their lower half.
+                    let of = self.groups.iter().find(|(group, _)| **group as u32 == low);
                     let Some((_, b)) = of else { continue };
                     if lane::notify::doorbell::drain(b.bell.as_fd()) == Drained::Gone {
-                        // The hung-up doorbell would wake us for ever; what happens to the link is learned in
+                        // The hung-up doorbell would wake us for ever; what happens to the link group is learned in
                         // other ways.
                         let _ = epoll::delete(&*set, &b.bell);
                     }
@@ -140,7 +140,7 @@ pub(crate) fn drain(fd: Option<&OwnedFd>) {
 }
 
 pub(crate) fn add(set: &OwnedFd, fd: RawFd, data: u64) {
-    // SAFETY: of a link, queue or device that the caller holds; used for this call only.
+    // SAFETY: of a link group, queue or device that the caller holds; used for this call only.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     match epoll::add(set, fd, EventData::new_u64(data), EventFlags::IN) {
         Ok(()) | Err(Errno::EXIST) => {}
@@ -148,7 +148,7 @@ pub(crate) fn add(set: &OwnedFd, fd: RawFd, data: u64) {
     }
 }
 
-/// Adds the doorbell of a link, which stays in the set as long as the link.
-pub(super) fn watch_bell(set: &OwnedFd, bell: BorrowedFd<'_>, link: u64) {
-    add(set, bell.as_raw_fd(), BELL | u64::from(link as u32));
+/// Adds the doorbell of a link group, which stays in the set as long as the link group.
+pub(super) fn watch_bell(set: &OwnedFd, bell: BorrowedFd<'_>, group: u64) {
+    add(set, bell.as_raw_fd(), BELL | u64::from(group as u32));
 }

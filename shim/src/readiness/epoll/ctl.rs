@@ -179,8 +179,8 @@ fn arm(s: &Set, reg: &Reg, conn: u32, fd: i32) {
     }
 }
 
-/// The link of a connection whose registration may be in the inner set.
-pub(super) fn usable_lane(conn: u32) -> Option<&'static Link> {
+/// The link group of a connection whose registration may be in the inner set.
+pub(super) fn usable_lane(conn: u32) -> Option<&'static LinkGroup> {
     let c = table::conn(conn);
     let flags = c.flags.load(Relaxed) & (flag::LANE | flag::DISQUALIFIED | flag::HELD);
     // (A connection that will not be promoted again, for instance one that is half closed, is reported from the inner
@@ -189,8 +189,8 @@ pub(super) fn usable_lane(conn: u32) -> Option<&'static Link> {
     let ours = || c.has_error() || table::local(conn).notifies();
     let still = || attached::engaged(c) || ours();
     let usable = flags == flag::LANE || flags & flag::LANE != 0 && still();
-    let (link, _) = attached::of(c, table::local(conn)).filter(|_| usable)?;
-    (!is_inherited(c) || attached::engaged(c)).then_some(link)
+    let (group, _) = attached::of(c, table::local(conn)).filter(|_| usable)?;
+    (!is_inherited(c) || attached::engaged(c)).then_some(group)
 }
 
 /// The application has just armed a registration: it may move to the inner set now.
@@ -198,14 +198,14 @@ fn armed(set: u32, conn: u32, r: u32) {
     let c = table::conn(conn);
     promotion::expected(conn, reg_at(r).fd.load(Relaxed), c);
     if c.flags.load(Relaxed) & flag::LANE != 0 && is_inherited(c) && attached::engaged(c) {
-        // What comes from now on comes on TCP. (If the link's doorbell were in a set of this process, its owner would
+        // What comes from now on comes on TCP. (If the link group's doorbell were in a set of this process, its owner would
         // no longer hear it.) Bytes already on the ring are reported from the inner set.
         promotion::take_down(conn);
     }
-    let Some(link) = usable_lane(conn) else {
+    let Some(group) = usable_lane(conn) else {
         return;
     };
-    if activate_one(set, conn, r, link) {
+    if activate_one(set, conn, r, group) {
         return;
     }
     if is_inherited(c) {
@@ -216,7 +216,7 @@ fn armed(set: u32, conn: u32, r: u32) {
     // that direction.)
     drop((lock::lock(&c.tx.lock), lock::lock(&c.rx.lock)));
     // (A registration in a set that nobody has waited on can move now if its connection is on its lane by now.)
-    if attached::engaged(c) && !activate_one(set, conn, r, link) {
+    if attached::engaged(c) && !activate_one(set, conn, r, group) {
         promotion::leave(conn, reg_at(r).fd.load(Relaxed), Reason::EpollShared);
     }
 }
@@ -245,18 +245,18 @@ fn enter_straight(s: &Set, set: u32, (conn, fd): (u32, i32), r: u32) -> bool {
         return false;
     }
     fence(SeqCst); // SYNC entered: it is in the list, then we look for a lane; see `activate`
-    let Some(link) = usable_lane(conn) else {
+    let Some(group) = usable_lane(conn) else {
         return false;
     };
     arm(s, reg, conn, fd);
-    move_straight(s, set, conn, r, link)
+    move_straight(s, set, conn, r, group)
 }
 
 /// Moves a registration that the kernel does not know, or not in its present form, so that no thread has been told of
 /// it. False: it is added the usual way; also if the lane was given back a moment ago. Set lock held.
-fn move_straight(s: &Set, set: u32, conn: u32, r: u32, link: &Link) -> bool {
+fn move_straight(s: &Set, set: u32, conn: u32, r: u32, group: &LinkGroup) -> bool {
     let flags = &reg_at(r).flags;
-    let moved = activate_held(s, set, conn, r, link) && flags.load(Relaxed) & ACTIVE != 0;
+    let moved = activate_held(s, set, conn, r, group) && flags.load(Relaxed) & ACTIVE != 0;
     if moved {
         flags.fetch_or(EDGE_OUT, Relaxed);
     }
@@ -270,13 +270,13 @@ fn rearm_straight(s: &Set, set: u32, (conn, fd): (u32, i32), r: u32, ev: epoll_e
     if before.0 & EXCLUSIVE != 0 {
         return false;
     }
-    let Some(link) = usable_lane(conn) else {
+    let Some(group) = usable_lane(conn) else {
         return false;
     };
     reg.mask.store(ev.events, Relaxed);
     reg.data.store(ev.u64, Relaxed);
     arm(s, reg, conn, fd);
-    let moved = move_straight(s, set, conn, r, link);
+    let moved = move_straight(s, set, conn, r, group);
     if !moved {
         reg.mask.store(before.0, Relaxed);
         reg.data.store(before.1, Relaxed);

@@ -19,8 +19,8 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         true => lock::try_or_inherit(word),
         false => lock::try_lock(word),
     };
-    let (link, m) = attached::of(c, l)?;
-    let port = Sock { fd, link };
+    let (group, m) = attached::of(c, l)?;
+    let port = Sock { fd, group };
     let mut ev = 0;
     match c.rx.ready(&m) {
         Some(true) => ev |= IN,
@@ -43,7 +43,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         let tells = || sys::poll1(fd, libc::POLLRDHUP) as u32 & (RDHUP | HUP | ERR);
         let mut p = tells();
         if p == RDHUP {
-            ends::after_fin((c, l), (link, &m), take)?;
+            ends::after_fin((c, l), (group, &m), take)?;
             p = tells();
         }
         ev |= p;
@@ -69,13 +69,13 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         ev |= p;
         *tcp = (*tcp & !PRI) | p;
     }
-    if !promotion::attend(c, link, &m, fd) && ev == 0 {
+    if !promotion::attend(c, group, &m, fd) && ev == 0 {
         return None;
     }
     if want & OUT != 0 {
         let up = c.tx.mode.load(Relaxed) == tx::mode::RING;
         let ok = if up {
-            writable(c, l, link, fd, &m)
+            writable(c, l, group, fd, &m)
         } else {
             if c.tx.mode.load(Relaxed) == tx::mode::DRAIN {
                 let _g = take(&c.tx.lock)?;
@@ -93,16 +93,16 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
 }
 
 /// Is there space on the ring? If there has been none for too long, goes down to TCP, which has larger buffers.
-pub(super) fn writable(c: &Conn, l: &Local, link: &Link, fd: i32, m: &Memory) -> bool {
+pub(super) fn writable(c: &Conn, l: &Local, group: &LinkGroup, fd: i32, m: &Memory) -> bool {
     if c.tx.writable(m) {
         return true;
     }
     if full::full_for_long(c, l, m) {
         // (The registration ends under the set's lock before the descriptor is closed.)
-        full::go_down_full(c, l, link, m, || true);
+        full::go_down_full(c, l, group, m, || true);
         return !attached::engaged_tx(c) && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
     }
-    c.tx.want_space(m, &Sock { fd, link })
+    c.tx.want_space(m, &Sock { fd, group })
 }
 
 /// Result of a harvest: how many events were written, and whether a lane was locked by another thread.
@@ -251,8 +251,8 @@ fn look_at(
             })
         };
         h.n += 1;
-        if let Some((link, _)) = attached::of(c, l) {
-            link.moved();
+        if let Some((group, _)) = attached::of(c, l) {
+            group.moved();
         }
         if mask & ONESHOT != 0 {
             reg.flags.fetch_or(DISABLED, Relaxed);
@@ -323,13 +323,13 @@ pub(super) fn pass_on(s: &Set) {
 #[inline(always)]
 fn published(s: &Set, all: bool, mut f: impl FnMut(usize, usize, &Control, u32, u32)) {
     for k in 0..slots(s) {
-        let Some(ctl) = set_link(s, k).and_then(|l| l.peer.control()) else {
+        let Some(ctl) = set_group(s, k).and_then(|l| l.peer.control()) else {
             continue;
         };
-        let mut groups = s.groups[k].load(Relaxed);
-        while groups != 0 {
-            let g = groups.trailing_zeros() as usize;
-            groups &= groups - 1;
+        let mut counters = s.counters[k].load(Relaxed);
+        while counters != 0 {
+            let g = counters.trailing_zeros() as usize;
+            counters &= counters - 1;
             let (seen, now) = (s.seen[k][g].load(Relaxed), notify::counter(&ctl.seq[g].0));
             if now != seen || all {
                 f(k, g, ctl, seen, now);
@@ -345,7 +345,7 @@ pub(super) fn gather(s: &Set, all: bool) {
     published(s, false, |k, g, _, seen, now| {
         let chain = s.chain[k][g].load(Relaxed);
         let alone = now.wrapping_sub(seen) == 1
-            || chain != 0 && reg_at(chain).next_group.load(Relaxed) == 0;
+            || chain != 0 && reg_at(chain).next_counter.load(Relaxed) == 0;
         several += if alone { 1 } else { 2 };
     });
     let told = match several {
@@ -359,16 +359,16 @@ pub(super) fn gather(s: &Set, all: bool) {
         while r != 0 {
             let reg = reg_at(r);
             vain &= !news(s, r, reg, all);
-            r = reg.next_group.load(Relaxed);
+            r = reg.next_counter.load(Relaxed);
         }
         if vain {
-            set_link(s, k).iter().for_each(|l| l.rung());
+            set_group(s, k).iter().for_each(|l| l.rung());
         }
     });
 }
 
 /// Queues what several lanes have published, in the order of the logs. (The caller queues what the logs do not have.)
-/// Returns a bit for each slot whose link had news.
+/// Returns a bit for each slot whose link group had news.
 #[cold]
 fn in_order(s: &Set) -> u64 {
     let mut early = Early {
@@ -405,22 +405,22 @@ impl Early {
         if published.end.wrapping_sub(published.start) > LOG as u32 {
             return; // the log has wrapped around
         }
-        let mut of = [0u32; GROUP];
+        let mut of = [0u32; LANES_PER_COUNTER];
         let mut r = chain;
         while r != 0 {
             let reg = reg_at(r);
             let conn = reg.conn.load(Relaxed);
             if conn != 0 {
-                of[table::conn(conn - 1).lane.load(Relaxed) as usize % GROUP] = r;
+                of[table::conn(conn - 1).lane.load(Relaxed) as usize % LANES_PER_COUNTER] = r;
             }
-            r = reg.next_group.load(Relaxed);
+            r = reg.next_counter.load(Relaxed);
         }
         let mut at = published.start;
         while at != published.end {
             // The peer writes this word: a wrong one can only spoil the order of the peer's own lanes among the
             // others.
             let entry = ctl.log[g][at as usize % LOG].load(Relaxed);
-            let r = core::mem::take(&mut of[(entry % 64) as usize % GROUP]);
+            let r = core::mem::take(&mut of[(entry % 64) as usize % LANES_PER_COUNTER]);
             if r != 0 {
                 if self.n == EARLY {
                     self.queue(s);
@@ -445,7 +445,7 @@ impl Early {
         for (_, r) in found.iter() {
             let reg = reg_at(*r);
             if news(s, *r, reg, false) {
-                self.told |= 1 << (reg.slot.load(Relaxed) as usize / GROUPS % LINKS);
+                self.told |= 1 << (reg.slot.load(Relaxed) as usize / COUNTERS % LINK_GROUPS);
             }
         }
         self.n = 0;
@@ -460,10 +460,10 @@ pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) -> bool {
     }
     let c = table::conn(conn - 1);
     let l = table::local(conn - 1);
-    let Some((link, m)) = attached::of(c, l) else {
+    let Some((group, m)) = attached::of(c, l) else {
         return false;
     };
-    let ending = ends::left_ms(c, l, link, &m);
+    let ending = ends::left_ms(c, l, group, &m);
     if ending >= 0 {
         await_end(s, ending);
     }
@@ -477,7 +477,7 @@ pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) -> bool {
         || reg.flags.load(Relaxed) & BLOCKED != 0
     {
         // (An end of file that was reported is not news again. Only an error may follow it.)
-        let over = reg.tcp.load(Relaxed) & RDHUP != 0 && !c.has_error() && !link.is_far();
+        let over = reg.tcp.load(Relaxed) & RDHUP != 0 && !c.has_error() && !group.is_far();
         if moved || all && !over {
             reg.last_head.store(head, Relaxed);
             reg.flags.fetch_or(EDGE_IN, Relaxed);
@@ -526,7 +526,7 @@ pub(super) fn each_chained(s: &Set, mut f: impl FnMut(u32, &Reg)) {
         while r != 0 {
             let reg = reg_at(r);
             f(r, reg);
-            r = reg.next_group.load(Relaxed);
+            r = reg.next_counter.load(Relaxed);
         }
     });
 }
@@ -534,16 +534,16 @@ pub(super) fn each_chained(s: &Set, mut f: impl FnMut(u32, &Reg)) {
 /// Has any group that this set watches published? Only reads, and takes no lock.
 pub(super) fn changed(s: &Set) -> bool {
     for k in 0..slots(s) {
-        let Some(l) = set_link(s, k).filter(|l| !l.is_muted()) else {
+        let Some(l) = set_group(s, k).filter(|l| !l.is_muted()) else {
             continue;
         };
         let Some(ctl) = l.peer.control() else {
             continue;
         };
-        let mut groups = s.groups[k].load(Relaxed);
-        while groups != 0 {
-            let g = groups.trailing_zeros() as usize;
-            groups &= groups - 1;
+        let mut counters = s.counters[k].load(Relaxed);
+        while counters != 0 {
+            let g = counters.trailing_zeros() as usize;
+            counters &= counters - 1;
             if notify::counter(&ctl.seq[g].0) != s.seen[k][g].load(Relaxed) {
                 return true;
             }

@@ -1,7 +1,7 @@
 //! What the kernel reports: in the application's set, and in the inner set, which is a member of it.
 
 use super::*;
-use crate::state::{links, table};
+use crate::state::{groups, table};
 use crate::sys;
 
 /// Processes the events that the inner set reports.
@@ -43,7 +43,7 @@ pub(super) fn inner(i: u32, s: &Set) {
                 }
             }
             TAG_BELL => {
-                if let Some(l) = links::by_index(low as usize) {
+                if let Some(l) = groups::by_index(low as usize) {
                     if l.drain_bell() == lane::notify::doorbell::Drained::Gone {
                         let _ = sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, l.bell(), 0, 0);
                         l.gone();

@@ -5,7 +5,7 @@ use super::*;
 use crate::promotion::{self, full};
 use crate::readiness::engine::{self, Look, Rounds, Slept, Until};
 use crate::sets::sleepers::{awake, fall_asleep};
-use crate::state::{attached, links, table};
+use crate::state::{attached, groups, table};
 use crate::sys::{self, clock, thread};
 use crate::tcp::ends;
 
@@ -288,7 +288,7 @@ fn hear_daemon(s: &Set) -> i32 {
     ctl
 }
 
-/// Milliseconds that the sleep may last, and whether there are registrations on links of an ancestor process, whose
+/// Milliseconds that the sleep may last, and whether there are registrations on link groups of an ancestor process, whose
 /// doorbells it does not hear.
 fn nap_ms(s: &Set, left: i64, blocked: bool, patient: bool) -> (i64, bool) {
     let mut nap = engine::nap(left, true);
@@ -354,7 +354,7 @@ unsafe fn woken(
     n
 }
 
-/// A nap has ended. During it, no doorbell was heard of links that this process has inherited, so each registration
+/// A nap has ended. During it, no doorbell was heard of link groups that this process has inherited, so each registration
 /// on them is looked at: a way down may have to go on, and what is on TCP for good returns to the kernel's set.
 #[cold]
 fn look_at_kin(s: &Set) {
@@ -372,12 +372,12 @@ fn fault() -> i32 {
     -1
 }
 
-/// Takes the doorbells of muted links out of the inner set, and puts those of links no longer muted back in. True:
+/// Takes the doorbells of muted link groups out of the inner set, and puts those of link groups no longer muted back in. True:
 /// some are muted, and the sleep has to be short.
 fn mute(s: &Set) -> bool {
     let mut muted = 0u64;
     for k in 0..slots(s) {
-        if set_link(s, k).is_some_and(Link::is_muted) {
+        if set_group(s, k).is_some_and(LinkGroup::is_muted) {
             muted |= 1 << k;
         }
     }
@@ -392,9 +392,9 @@ fn mute(s: &Set) -> bool {
     while differ != 0 {
         let k = differ.trailing_zeros() as usize;
         differ &= differ - 1;
-        if let Some(l) = set_link(s, k) {
+        if let Some(l) = set_group(s, k) {
             let events = if muted & 1 << k != 0 { 0 } else { IN };
-            let data = TAG_BELL | links::index(l) as u64;
+            let data = TAG_BELL | groups::index(l) as u64;
             let inner = s.inner.load(Relaxed);
             let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_MOD, l.bell(), events, data);
         }
@@ -402,16 +402,16 @@ fn mute(s: &Set) -> bool {
     muted != 0
 }
 
-/// CPU that the producer last ran on, if the set has only one link; otherwise none.
+/// CPU that the producer last ran on, if the set has only one link group; otherwise none.
 pub(super) fn producer_cpu(s: &Set) -> u32 {
-    if s.links[1].load(Relaxed) != 0 {
+    if s.groups[1].load(Relaxed) != 0 {
         return u32::MAX;
     }
     let lane = reg_at(
-        s.chain[0][s.groups[0]
+        s.chain[0][s.counters[0]
             .load(Relaxed)
             .trailing_zeros()
-            .min(GROUPS as u32 - 1) as usize]
+            .min(COUNTERS as u32 - 1) as usize]
             .load(Relaxed),
     );
     let conn = lane.conn.load(Relaxed);

@@ -1,17 +1,17 @@
 //! The sleep of a `poll` or `select` on connections, and what may end it.
 //!
 //! What the sleep listens to is decided here, after the wait has decided to sleep, and nowhere before. A connection
-//! with a lane of this process is heard through the doorbell of its link, whatever mode it is in. A connection
+//! with a lane of this process is heard through the doorbell of its link group, whatever mode it is in. A connection
 //! without one is counted as natively waited for, so that nobody can declare it ready meanwhile. A thread that
 //! attaches a lane wakes the waits that have a place and watch that connection (`waiters::look`), so that they decide
 //! again.
 
-use super::{news, LINKS, RDNORM, STACK, WRNORM};
+use super::{news, LINK_GROUPS, RDNORM, STACK, WRNORM};
 use crate::daemon;
 use crate::promotion::full;
 use crate::readiness::engine::{self, Patience, Slept};
 use crate::readiness::{few, wait};
-use crate::state::links::{self, Link};
+use crate::state::groups::{self, LinkGroup};
 use crate::state::waiters::{self, Place};
 use crate::state::{attached, fdtab, table};
 use crate::sys::{self, pids, thread};
@@ -33,25 +33,25 @@ pub(super) fn for_bytes(p: &pollfd) -> bool {
     p.events & (POLLIN | RDNORM) != 0
 }
 
-/// The links of a wait without duplicates, by slot numbers. (References would take four times the stack.)
-pub(super) struct Links {
-    all: [u16; LINKS],
+/// The link groups of a wait without duplicates, by slot numbers. (References would take four times the stack.)
+pub(super) struct LinkGroups {
+    all: [u16; LINK_GROUPS],
     n: usize,
-    /// There are more links than one wait can listen to.
+    /// There are more link groups than one wait can listen to.
     many: bool,
 }
 
-impl Links {
+impl LinkGroups {
     pub(super) fn new() -> Self {
-        Links {
-            all: [0; LINKS],
+        LinkGroups {
+            all: [0; LINK_GROUPS],
             n: 0,
             many: false,
         }
     }
 
-    pub(super) fn add(&mut self, l: &'static Link) {
-        let slot = links::index(l) as u16;
+    pub(super) fn add(&mut self, l: &'static LinkGroup) {
+        let slot = groups::index(l) as u16;
         if self.all[..self.n].contains(&slot) {
             return;
         }
@@ -68,9 +68,9 @@ impl Links {
         self.n
     }
 
-    fn iter(&self) -> impl Iterator<Item = (usize, &'static Link)> + '_ {
+    fn iter(&self) -> impl Iterator<Item = (usize, &'static LinkGroup)> + '_ {
         let all = self.all[..self.n].iter().enumerate();
-        all.filter_map(|(k, slot)| Some((k, links::slot((*slot).into())?)))
+        all.filter_map(|(k, slot)| Some((k, groups::slot((*slot).into())?)))
     }
 }
 
@@ -136,8 +136,8 @@ impl Natives {
     }
 }
 
-/// The link of the connection's lane, if this process owns the lane.
-fn ours(i: u32) -> Option<&'static Link> {
+/// The link group of the connection's lane, if this process owns the lane.
+fn ours(i: u32) -> Option<&'static LinkGroup> {
     let c = table::conn(i);
     (c.owner_pid.load(Relaxed) == pids::me())
         .then(|| attached::of(c, table::local(i)).map(|(l, _)| l))?
@@ -151,11 +151,11 @@ fn conns(fds: &[pollfd]) -> impl Iterator<Item = u32> + '_ {
 /// What a sleep listens to besides the application's entries.
 struct Ears {
     place: Place,
-    links: Links,
+    groups: LinkGroups,
     natives: Natives,
     /// No entry has a lane: only the kernel and the daemon can wake this thread.
     alone: bool,
-    /// One bit for each link that this thread leads.
+    /// One bit for each link group that this thread leads.
     leads: u64,
 }
 
@@ -169,12 +169,12 @@ impl Ears {
             // From here on, a thread that attaches a lane to one of these connections wakes this one.
             false => Place::take(conns(fds).fold(0, |mask, i| mask | waiters::bit(i))),
         };
-        let mut links = Links::new();
-        conns(fds).filter_map(ours).for_each(|l| links.add(l));
+        let mut groups = LinkGroups::new();
+        conns(fds).filter_map(ours).for_each(|l| groups.add(l));
         let native_one = |p: &pollfd, i: u32| {
             for_bytes(p) && ours(i).is_none() && !(foreign && attached::engaged(table::conn(i)))
         };
-        let natives = match alone && links.len() > 0 {
+        let natives = match alone && groups.len() > 0 {
             true => None, // a lane was attached just now
             false => Natives::enter(fds, native_one),
         };
@@ -184,24 +184,24 @@ impl Ears {
         };
         Some(Ears {
             place,
-            links,
+            groups,
             natives,
             alone,
             leads: 0,
         })
     }
 
-    /// Joins the sleepers of all links. Returns the milliseconds that the sleep may last. `full`: an entry waits for
+    /// Joins the sleepers of all link groups. Returns the milliseconds that the sleep may last. `full`: an entry waits for
     /// room on a ring.
     fn join(&mut self, (left, end): (i64, i64), full: bool, patient: bool) -> i64 {
-        let heard = self.place.index().is_some() && !self.links.many;
+        let heard = self.place.index().is_some() && !self.groups.many;
         let mut nap = ends::sooner(engine::nap(left, self.alone || heard), end);
         if full {
             let most = full::FULL_MS as i64 + 1;
             nap = if nap < 0 { most } else { nap.min(most) };
         }
         if let Some(w) = self.place.index() {
-            for (k, l) in self.links.iter() {
+            for (k, l) in self.groups.iter() {
                 let leader = waiters::join(l, w);
                 self.leads |= u64::from(leader) << k;
                 if !leader && !(0..1000).contains(&nap) {
@@ -209,7 +209,7 @@ impl Ears {
                 }
             }
         }
-        if (patient || self.links.iter().any(|(_, l)| l.is_muted()))
+        if (patient || self.groups.iter().any(|(_, l)| l.is_muted()))
             && !(0..Patience::NAP_MS).contains(&nap)
         {
             nap = Patience::NAP_MS;
@@ -223,7 +223,7 @@ impl Ears {
 
     /// Writes our entries: the place, the daemon, the doorbells. Returns how many there are.
     fn enter(&self, own: &mut [pollfd]) -> usize {
-        let bells = self.links.iter().map(|(k, l)| match self.leads(k) {
+        let bells = self.groups.iter().map(|(k, l)| match self.leads(k) {
             true => l.audible(),
             false => -1,
         });
@@ -242,7 +242,7 @@ impl Ears {
     /// The sleep is over. `rung(k)`: is our entry `k` ready?
     fn give(&self, rung: impl Fn(usize) -> bool) {
         self.natives.leave();
-        for (k, l) in self.links.iter() {
+        for (k, l) in self.groups.iter() {
             if rung(2 + k) {
                 if l.drain_bell() == lane::notify::doorbell::Drained::Gone {
                     l.gone();
@@ -262,7 +262,7 @@ impl Ears {
     /// The thread ends in its sleep.
     fn undo(&self) {
         self.natives.leave();
-        for (k, l) in self.links.iter() {
+        for (k, l) in self.groups.iter() {
             if let Some(w) = self.place.index() {
                 waiters::leave(l, w, self.leads(k));
             }

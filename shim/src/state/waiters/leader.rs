@@ -1,23 +1,23 @@
-//! The leader of a link: the one of the threads asleep on it that polls the doorbell for all of them.
+//! The leader of a link group: the one of the threads asleep on it that polls the doorbell for all of them.
 
 use super::{poke, slot};
-use crate::state::links::{self, Link};
+use crate::state::groups::{self, LinkGroup};
 use crate::sys::{self, thread};
 use core::sync::atomic::Ordering::*;
 use lane::notify;
 
-/// Joins the sleepers of a link; [`leave`] must undo it. True: this thread is the leader.
-pub fn join(link: &Link, w: usize) -> bool {
-    link.waiters[w / 64].fetch_or(1 << (w % 64), SeqCst); // SYNC leader: see `resign`
-    if let Some(ctl) = link.own.control() {
+/// Joins the sleepers of a link group; [`leave`] must undo it. True: this thread is the leader.
+pub fn join(group: &LinkGroup, w: usize) -> bool {
+    group.waiters[w / 64].fetch_or(1 << (w % 64), SeqCst); // SYNC leader: see `resign`
+    if let Some(ctl) = group.own.control() {
         notify::doze(&ctl.sleepers.0);
     }
-    lead(link, w)
+    lead(group, w)
 }
 
 /// Tries to become the leader.
-fn lead(link: &Link, w: usize) -> bool {
-    let now = link.leader.load(SeqCst);
+fn lead(group: &LinkGroup, w: usize) -> bool {
+    let now = group.leader.load(SeqCst);
     if now != 0 {
         // A leader that was cancelled in its sleep has not given up the post.
         let tid = slot(now as usize - 1).map_or(0, |s| s.tid.load(Relaxed));
@@ -25,42 +25,46 @@ fn lead(link: &Link, w: usize) -> bool {
         // by a longjmp.
         let dead = tid != 0 && (tid == thread::tid() || sys::kill0(tid) == Err(libc::ESRCH));
         return dead
-            && link
+            && group
                 .leader
                 .compare_exchange(now, w as u32 + 1, SeqCst, Relaxed)
                 .is_ok();
     }
-    link.leader
+    group
+        .leader
         .compare_exchange(0, w as u32 + 1, SeqCst, Relaxed)
         .is_ok()
 }
 
-pub fn leave(link: &Link, w: usize, leader: bool) {
-    link.waiters[w / 64].fetch_and(!(1 << (w % 64)), SeqCst);
-    if let Some(ctl) = link.own.control() {
+pub fn leave(group: &LinkGroup, w: usize, leader: bool) {
+    group.waiters[w / 64].fetch_and(!(1 << (w % 64)), SeqCst);
+    if let Some(ctl) = group.own.control() {
         notify::rouse(&ctl.sleepers.0);
     }
     if leader {
-        resign(link, w);
+        resign(group, w);
     }
     // A thread that leaves while the post is free wakes another one: it may have been woken as a successor itself,
     // and has not taken the post.
-    if link.leader.load(SeqCst) == 0 {
-        call_for_leader(link, w);
+    if group.leader.load(SeqCst) == 0 {
+        call_for_leader(group, w);
     }
 }
 
 /// Gives the post up, unless that has happened already. True: it was ours.
-fn resign(link: &Link, w: usize) -> bool {
+fn resign(group: &LinkGroup, w: usize) -> bool {
     // SYNC leader: the post is free, then we look for a successor; a newcomer enters itself, then tries for the
     // post.
     let me = w as u32 + 1;
-    link.leader.compare_exchange(me, 0, SeqCst, Relaxed).is_ok()
+    group
+        .leader
+        .compare_exchange(me, 0, SeqCst, Relaxed)
+        .is_ok()
 }
 
 /// Nobody polls the doorbell: wakes another sleeper, which will.
-fn call_for_leader(link: &Link, me: usize) {
-    for (k, word) in link.waiters.iter().enumerate() {
+fn call_for_leader(group: &LinkGroup, me: usize) {
+    for (k, word) in group.waiters.iter().enumerate() {
         let own = if me / 64 == k { 1 << (me % 64) } else { 0 };
         let v = word.load(SeqCst) & !own;
         if v != 0 {
@@ -70,13 +74,13 @@ fn call_for_leader(link: &Link, me: usize) {
 }
 
 /// A handler runs in the sleep of a thread. It may take long, and the thread does not poll the doorbell meanwhile,
-/// so it gives up the leader's post. True: it was the leader of a link.
+/// so it gives up the leader's post. True: it was the leader of a link group.
 pub fn step_down(w: usize) -> bool {
     let mut led = false;
-    for link in links::seen() {
-        if resign(link, w) {
+    for group in groups::seen() {
+        if resign(group, w) {
             led = true;
-            call_for_leader(link, w);
+            call_for_leader(group, w);
         }
     }
     led

@@ -41,7 +41,7 @@ fn stat(path: &[u8]) -> R<libc::stat> {
     Ok(st)
 }
 
-/// Is a memory limit so low that the program would miss what our tables and links take?
+/// Is a memory limit so low that the program would miss what our tables and link groups take?
 pub fn is_cramped() -> bool {
     lane::os::ROOM.into_iter().any(is_below)
 }

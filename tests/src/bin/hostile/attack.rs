@@ -1,6 +1,6 @@
 //! What is done to the victim by a lane, and to the daemon by messages.
 
-use super::fake::{Fake, Link, Map, Offer};
+use super::fake::{Fake, LinkGroup, Map, Offer};
 use super::{Conn, Random};
 use anyhow::Result;
 use lane::abi::{
@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::Release};
 
 /// One lane's worth of harm.
-pub fn attack(kind: u64, o: Offer, l: &Link, conn: &mut Conn, r: &mut Random) -> Option<()> {
+pub fn attack(kind: u64, o: Offer, l: &LinkGroup, conn: &mut Conn, r: &mut Random) -> Option<()> {
     let lane = (o.lane as usize).min(LANES - 1);
     let mut a = Attack {
         control: l.control()?,
@@ -197,7 +197,7 @@ pub fn forge(fake: &Fake, r: &mut Random, addr: &str) -> Result<()> {
     // Every other time well-formed lies only: the daemon hangs up at the first message that is not.
     let polite = r.below(2) == 0;
     for _ in 0..400 {
-        let (link, side) = match links.get(r.below(4) as usize) {
+        let (group, side) = match links.get(r.below(4) as usize) {
             Some(l) => *l,
             None => (r.below(20), r.below(3) as u8),
         };
@@ -219,12 +219,12 @@ pub fn forge(fake: &Fake, r: &mut Random, addr: &str) -> Result<()> {
                 };
                 fake.say(&m, &vec![fd; if polite { 1 } else { r.below(4) as usize }])
             }
-            2 => fake.say(&ToDaemon::Mapped { link, side, chunk }, &[]),
-            3 => fake.say(&ToDaemon::PeerMapped { link, side, chunk }, &[]),
-            4 => fake.say(&ToDaemon::LaneDone { link, side, lane }, &[]),
-            5 => fake.say(&ToDaemon::WantChunk { link, side }, &[]),
+            2 => fake.say(&ToDaemon::Mapped { group, side, chunk }, &[]),
+            3 => fake.say(&ToDaemon::PeerMapped { group, side, chunk }, &[]),
+            4 => fake.say(&ToDaemon::LaneDone { group, side, lane }, &[]),
+            5 => fake.say(&ToDaemon::WantChunk { group, side }, &[]),
             6 => fake.say(&ToDaemon::Forget { conn, gen }, &[]),
-            7 => fake.say(&ToDaemon::LinkFailed { link, side }, &[]),
+            7 => fake.say(&ToDaemon::GroupFailed { group, side }, &[]),
             _ if polite => fake.say(&ToDaemon::Forget { conn, gen }, &[]),
             _ => {
                 let noise: Vec<u8> = (0..1 + r.below(400)).map(|_| r.next() as u8).collect();

@@ -64,13 +64,13 @@ impl Map {
 }
 
 #[derive(Default)]
-pub struct Link {
+pub struct LinkGroup {
     pub bell: Option<OwnedFd>,
     pub own: Option<Map>,
     pub peer: Vec<Map>,
 }
 
-impl Link {
+impl LinkGroup {
     pub fn control(&self) -> Option<&Control> {
         let m = self.own.as_ref().filter(|m| m.len >= CONTROL_BYTES)?;
         // SAFETY: mapped for that many bytes; atomics only.
@@ -90,7 +90,7 @@ pub struct Offer {
 pub struct Fake {
     pub control: OwnedFd,
     _table: Map,
-    pub links: HashMap<(u64, u8), Link>,
+    pub links: HashMap<(u64, u8), LinkGroup>,
     pub offers: Vec<Offer>,
     credits: u32,
     pub refused: bool,
@@ -223,22 +223,22 @@ impl Fake {
             ToShim::HelloAck { credits, .. } => self.credits += credits,
             ToShim::Credit { n } => self.credits += n,
             ToShim::Refused { .. } => self.refused = true,
-            ToShim::LinkNew {
-                link, side, bytes, ..
+            ToShim::GroupNew {
+                group, side, bytes, ..
             } if fds.len() == 2 => {
                 let own = Map::new(&fds.remove(1), bytes as usize, true).ok();
                 let bell = fds.pop();
                 self.links.insert(
-                    (link, side),
-                    Link {
+                    (group, side),
+                    LinkGroup {
                         bell,
                         own,
-                        ..Link::default()
+                        ..LinkGroup::default()
                     },
                 );
                 let _ = self.say(
                     &ToDaemon::Mapped {
-                        link,
+                        group,
                         side,
                         chunk: 0,
                     },
@@ -246,26 +246,26 @@ impl Fake {
                 );
             }
             ToShim::Chunk {
-                link, side, chunk, ..
+                group, side, chunk, ..
             } if fds.len() == 1 => {
-                let _ = self.say(&ToDaemon::Mapped { link, side, chunk }, &[]);
+                let _ = self.say(&ToDaemon::Mapped { group, side, chunk }, &[]);
             }
             ToShim::PeerChunk {
-                link,
+                group,
                 side,
                 chunk,
                 bytes,
             } if fds.len() == 1 => {
                 self.breaches += breach(&fds[0], bytes as usize);
-                if let Some(l) = self.links.get_mut(&(link, side)) {
+                if let Some(l) = self.links.get_mut(&(group, side)) {
                     l.peer.extend(Map::new(&fds[0], bytes as usize, false).ok());
                 }
                 if chunk > 0 {
-                    let _ = self.say(&ToDaemon::PeerMapped { link, side, chunk }, &[]);
+                    let _ = self.say(&ToDaemon::PeerMapped { group, side, chunk }, &[]);
                 }
             }
             ToShim::Offer {
-                link,
+                group,
                 side,
                 lane,
                 conn,
@@ -273,7 +273,7 @@ impl Fake {
                 ..
             } => {
                 self.offers.push(Offer {
-                    key: (link, side),
+                    key: (group, side),
                     lane,
                     conn,
                     epoch,

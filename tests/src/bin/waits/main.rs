@@ -382,7 +382,7 @@ fn idle(how: &str) {
 
 /// A shim's process that says all the time that there is news, and rings, but has none.
 fn storm(ms: u64, port: &str) {
-    use lane::abi::{Control, CHUNK_BYTES, CONTROL_BYTES, GROUPS};
+    use lane::abi::{Control, CHUNK_BYTES, CONTROL_BYTES, COUNTERS};
     let c = dial(port);
     promoted(&c);
     let areas: Vec<_> = shared()
@@ -411,7 +411,7 @@ fn storm(ms: u64, port: &str) {
     let end = Instant::now() + Duration::from_millis(ms);
     let mut bumps = 0u64;
     while Instant::now() < end {
-        for g in 0..GROUPS {
+        for g in 0..COUNTERS {
             ctl.seq[g].0.fetch_add(1, SeqCst);
         }
         for b in &bells {

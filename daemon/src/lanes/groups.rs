@@ -1,7 +1,7 @@
-//! Links: what two parties share, from the first memory file to the last lane.
+//! Link groups: what two parties share, from the first memory file to the last lane.
 //!
 //! A state machine without I/O: every call appends the messages to be sent to [`Out`]. It knows parties by number
-//! only. That the other party of a *far* link is this daemon matters in three ways: for sizes, for who pays, and
+//! only. That the other party of a *far* link group is this daemon matters in three ways: for sizes, for who pays, and
 //! because a lane there is offered only when the far node has one, too.
 //!
 //! What it must never do: give a chunk to the other party before it is sealed, or use a lane slot
@@ -15,7 +15,7 @@ use self::area::{first_bytes, make_areas, Chunk, Stage};
 use self::growth::{ready, share};
 use self::lanes::offer;
 use crate::clients::ids::{ConnRef, PartyId};
-use crate::clients::limits::Group;
+use crate::clients::limits::Cgroup;
 use crate::os::memfd;
 use crate::os::system::Clock;
 use lane::abi::{EPOCHS, LANES};
@@ -32,7 +32,7 @@ pub struct Send {
     pub fds: Vec<Arc<OwnedFd>>,
 }
 
-/// Shortest time from the failure of a link to the next link between the same parties.
+/// Shortest time from the failure of a link group to the next link group between the same parties.
 const FAILED: Duration = Duration::from_secs(10);
 
 /// What a call wants done.
@@ -68,9 +68,9 @@ pub enum Refused {
 struct Side {
     party: PartyId,
     /// The cgroup that the lanes count against.
-    group: Arc<Group>,
-    /// The cgroup that the memory counts against: on a far link, that of the process for both sides.
-    payer: Arc<Group>,
+    cgroup: Arc<Cgroup>,
+    /// The cgroup that the memory counts against: on a far link group, that of the process for both sides.
+    payer: Arc<Cgroup>,
     /// Chunks 0 and 1, in one file.
     first: Chunk,
     /// The further ones, from chunk 2 on.
@@ -99,7 +99,7 @@ struct Use {
     done: [bool; 2],
     tag: u64,
     offered: bool,
-    /// Not to be offered before [`Links::release`].
+    /// Not to be offered before [`LinkGroups::release`].
     held: bool,
     /// Was this end asked to give it back?
     told: [bool; 2],
@@ -112,16 +112,16 @@ struct Slot {
     now: Option<Use>,
 }
 
-struct Link {
+struct LinkGroup {
     sides: [Side; 2],
     slots: Vec<Slot>,
     /// Both parties have mapped the first file of their own areas, and have been sent the other's.
     ready: bool,
-    /// A party could not map what it was sent: the link takes no more lanes.
+    /// A party could not map what it was sent: the link group takes no more lanes.
     failed: bool,
 }
 
-impl Link {
+impl LinkGroup {
     /// Is the other party this daemon?
     fn is_far(&self) -> bool {
         self.sides[1].party.is_far()
@@ -139,27 +139,27 @@ impl Link {
     }
 }
 
-/// All links.
-pub struct Links {
-    links: HashMap<u64, Link>,
+/// All link groups.
+pub struct LinkGroups {
+    groups: HashMap<u64, LinkGroup>,
     by_pair: HashMap<(PartyId, PartyId), Vec<u64>>,
     by_party: HashMap<PartyId, HashSet<u64>>,
     /// Lane of each connection end, by party and connection.
     by_conn: HashMap<(PartyId, u32, u32), (u64, u32, u8)>,
-    /// When a link of these two failed: they get no other one for a while.
+    /// When a link group of these two failed: they get no other one for a while.
     failures: HashMap<(PartyId, PartyId), Duration>,
     clock: Clock,
-    /// Upper half of link numbers, random for each run of the daemon: links that outlive their daemon are not
+    /// Upper half of link group numbers, random for each run of the daemon: link groups that outlive their daemon are not
     /// mistaken for its successor's.
     incarnation: u32,
     next: u32,
     lanes: u64,
 }
 
-impl Links {
+impl LinkGroups {
     pub fn new(incarnation: u32, clock: Clock) -> Self {
-        Links {
-            links: HashMap::new(),
+        LinkGroups {
+            groups: HashMap::new(),
             by_pair: HashMap::new(),
             by_party: HashMap::new(),
             by_conn: HashMap::new(),
@@ -172,24 +172,24 @@ impl Links {
     }
 
     pub fn len(&self) -> usize {
-        self.links.len()
+        self.groups.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.links.is_empty()
+        self.groups.is_empty()
     }
 
-    /// The party that stands for another node in a far link.
+    /// The party that stands for another node in a far link group.
     pub fn far_party(&self, id: u64) -> Option<PartyId> {
-        let party = self.links.get(&id)?.sides[1].party;
+        let party = self.groups.get(&id)?.sides[1].party;
         party.is_far().then_some(party)
     }
 
-    /// Acts as that party. Does nothing if the link is gone.
+    /// Acts as that party. Does nothing if the link group is gone.
     pub fn as_far(
         &mut self,
         id: u64,
-        step: impl FnOnce(&mut Links, PartyId) -> Result<(), Violation>,
+        step: impl FnOnce(&mut LinkGroups, PartyId) -> Result<(), Violation>,
     ) -> Result<(), Violation> {
         match self.far_party(id) {
             Some(p) => step(self, p),
@@ -202,9 +202,9 @@ impl Links {
         self.lanes
     }
 
-    /// All memory of all links.
+    /// All memory of all link groups.
     pub fn memory(&self) -> Vec<Arc<OwnedFd>> {
-        self.links
+        self.groups
             .values()
             .flat_map(|l| &l.sides)
             .flat_map(Side::chunks)
@@ -215,12 +215,12 @@ impl Links {
     fn create(
         &mut self,
         pair: (PartyId, PartyId),
-        groups: [&Arc<Group>; 2],
+        cgroups: [&Arc<Cgroup>; 2],
         out: &mut Out,
     ) -> Result<u64, Refused> {
         let id = u64::from(self.incarnation) << 32 | u64::from(self.next);
         let far = pair.1.is_far();
-        let payers = [groups[0], groups[usize::from(!far)]];
+        let payers = [cgroups[0], cgroups[usize::from(!far)]];
         let area = first_bytes(far) as u64;
         for side in 0..2 {
             if !payers[side].take_memory(area) {
@@ -232,7 +232,7 @@ impl Links {
         }
         match make_areas(id, far, self.clock.now()) {
             Err(e) => {
-                tracing::warn!(link = %format_args!("{id:#x}"), "no memory for a link: {e}");
+                tracing::warn!(group = %format_args!("{id:#x}"), "no memory for a link group: {e}");
                 payers.iter().for_each(|g| g.give_memory(area));
                 Err(Refused::Memory)
             }
@@ -243,7 +243,7 @@ impl Links {
                 let sides = areas.map(|first| {
                     let s = Side {
                         party: parties[side],
-                        group: groups[side].clone(),
+                        cgroup: cgroups[side].clone(),
                         payer: payers[side].clone(),
                         first,
                         more: Vec::new(),
@@ -253,8 +253,8 @@ impl Links {
                 });
                 for ((side, s), bell) in sides.iter().enumerate().zip(bells) {
                     let fds = vec![Arc::new(bell), s.first.fd.clone()];
-                    let msg = ToShim::LinkNew {
-                        link: id,
+                    let msg = ToShim::GroupNew {
+                        group: id,
                         side: side as u8,
                         bytes: area,
                         far: u8::from(far),
@@ -265,9 +265,9 @@ impl Links {
                     self.by_party.entry(p).or_default().insert(id);
                 }
                 self.by_pair.entry(pair).or_default().push(id);
-                self.links.insert(
+                self.groups.insert(
                     id,
-                    Link {
+                    LinkGroup {
                         sides,
                         slots: Vec::new(),
                         ready: false,
@@ -279,26 +279,26 @@ impl Links {
         }
     }
 
-    /// Looks up a link for a message of `from` about `side`. `Ok(None)`: the link is gone already, or was made by
+    /// Looks up a link group for a message of `from` about `side`. `Ok(None)`: the link group is gone already, or was made by
     /// another daemon; such messages cross ours and are ignored.
     fn find(
-        links: &mut HashMap<u64, Link>,
+        groups: &mut HashMap<u64, LinkGroup>,
         from: PartyId,
         id: u64,
         side: u8,
-    ) -> Result<Option<&mut Link>, Violation> {
-        let Some(l) = links.get_mut(&id) else {
+    ) -> Result<Option<&mut LinkGroup>, Violation> {
+        let Some(l) = groups.get_mut(&id) else {
             return Ok(None);
         };
         match l.sides.get(usize::from(side)) {
             Some(s) if s.party == from => Ok(Some(l)),
-            _ => Err(Violation("a link or side of somebody else")),
+            _ => Err(Violation("a link group or side of somebody else")),
         }
     }
 
-    /// The party at one side of a link to another node.
+    /// The party at one side of a link group to another node.
     pub fn far_owner(&self, id: u64, side: u8) -> Option<PartyId> {
-        let l = self.links.get(&id).filter(|l| l.is_far())?;
+        let l = self.groups.get(&id).filter(|l| l.is_far())?;
         l.sides.get(usize::from(side)).map(|s| s.party)
     }
 
@@ -313,11 +313,11 @@ impl Links {
         n: u32,
         out: &mut Out,
     ) -> Result<(), Violation> {
-        let Some(link) = Self::find(&mut self.links, from, id, side)? else {
+        let Some(group) = Self::find(&mut self.groups, from, id, side)? else {
             return Ok(());
         };
-        let peer = link.sides[1 - usize::from(side)].party;
-        let Some(c) = link.sides[usize::from(side)].chunk(n) else {
+        let peer = group.sides[1 - usize::from(side)].party;
+        let Some(c) = group.sides[usize::from(side)].chunk(n) else {
             return Err(Violation("mapped a chunk that does not exist"));
         };
         if c.stage != Stage::Given {
@@ -335,35 +335,35 @@ impl Links {
         c.sent = self.clock.now();
         share(id, 1 - side, peer, n, c, out);
         let given = |s: &Side| s.first.stage != Stage::Given;
-        if !link.ready && link.sides.iter().all(given) {
-            link.ready = true;
-            for slot in 0..link.slots.len() {
-                offer(id, link, slot, out);
+        if !group.ready && group.sides.iter().all(given) {
+            group.ready = true;
+            for slot in 0..group.slots.len() {
+                offer(id, group, slot, out);
             }
         }
         Ok(())
     }
 
-    /// A shim could not map something: the link is removed when the other end has given back the lanes that were
-    /// offered on it (a far link: at once).
-    pub fn link_failed(
+    /// A shim could not map something: the link group is removed when the other end has given back the lanes that were
+    /// offered on it (a far link group: at once).
+    pub fn group_failed(
         &mut self,
         from: PartyId,
         id: u64,
         side: u8,
         out: &mut Out,
     ) -> Result<(), Violation> {
-        let Some(link) = Self::find(&mut self.links, from, id, side)? else {
+        let Some(group) = Self::find(&mut self.groups, from, id, side)? else {
             return Ok(());
         };
-        if link.is_far() {
+        if group.is_far() {
             self.tear_down(id, None, out);
             return Ok(());
         }
-        let pair = (link.sides[0].party, link.sides[1].party);
-        link.failed = true;
+        let pair = (group.sides[0].party, group.sides[1].party);
+        group.failed = true;
         self.failures.insert(pair, self.clock.now());
-        for slot in 0..link.slots.len() as u32 {
+        for slot in 0..group.slots.len() as u32 {
             self.abandon(id, slot, out);
             self.lane_refused(from, id, side, slot, out)?;
         }
@@ -371,7 +371,7 @@ impl Links {
         Ok(())
     }
 
-    /// Did a link of these two fail a moment ago?
+    /// Did a link group of these two fail a moment ago?
     fn has_failed(&mut self, pair: (PartyId, PartyId)) -> bool {
         let recent = self
             .failures
@@ -387,7 +387,7 @@ impl Links {
     /// (It may include files that the party has mapped already.)
     pub fn resumed(&mut self, party: PartyId, out: &mut Out) {
         for id in self.by_party.get(&party).into_iter().flatten() {
-            let Some(l) = self.links.get(id).filter(|l| l.ready && !l.failed) else {
+            let Some(l) = self.groups.get(id).filter(|l| l.ready && !l.failed) else {
                 continue;
             };
             for side in (0..2).filter(|s| l.sides[*s].party == party) {
@@ -400,15 +400,15 @@ impl Links {
         }
     }
 
-    /// Removes a link that has failed, once its last lane is given back.
+    /// Removes a link group that has failed, once its last lane is given back.
     fn reap(&mut self, id: u64, out: &mut Out) {
-        let unused = |l: &Link| l.failed && l.slots.iter().all(|s| s.now.is_none());
-        if self.links.get(&id).is_some_and(unused) {
+        let unused = |l: &LinkGroup| l.failed && l.slots.iter().all(|s| s.now.is_none());
+        if self.groups.get(&id).is_some_and(unused) {
             self.tear_down(id, None, out);
         }
     }
 
-    /// A party is gone for good: removes its links, except those to `keep` until [`Links::over`].
+    /// A party is gone for good: removes its link groups, except those to `keep` until [`LinkGroups::over`].
     pub fn party_dead(&mut self, party: PartyId, keep: &[u64], out: &mut Out) {
         self.failures.retain(|(a, b), _| *a != party && *b != party);
         let all = self.by_party.get(&party).cloned().unwrap_or_default();
@@ -417,18 +417,18 @@ impl Links {
         }
     }
 
-    /// Removes a link of a dead party that was kept.
+    /// Removes a link group of a dead party that was kept.
     pub fn over(&mut self, id: u64, dead: PartyId, out: &mut Out) {
         self.tear_down(id, Some(dead), out);
         self.failures.retain(|(a, b), _| *a != dead && *b != dead);
     }
 
-    /// The lanes within the node that a party has been offered and uses: link and slot, its own end, and the other
+    /// The lanes within the node that a party has been offered and uses: link group and slot, its own end, and the other
     /// end.
     pub fn near_lanes(&self, party: PartyId) -> Vec<((u64, u32), ConnRef, ConnRef)> {
         let mut all = Vec::new();
         for id in self.by_party.get(&party).into_iter().flatten() {
-            let Some(l) = self.links.get(id).filter(|l| !l.is_far()) else {
+            let Some(l) = self.groups.get(id).filter(|l| !l.is_far()) else {
                 continue;
             };
             for (n, slot) in (0..).zip(&l.slots) {
@@ -450,7 +450,7 @@ impl Links {
     pub fn survivor(&self, who: ConnRef) -> Option<ConnRef> {
         let (id, slot, side) = self.by_conn.get(&(who.party, who.conn, who.gen))?;
         let u = self
-            .links
+            .groups
             .get(id)?
             .slots
             .get(*slot as usize)?
@@ -460,7 +460,7 @@ impl Links {
         (!u.done[other]).then_some(u.ends[other])
     }
 
-    /// A party's control connection is gone, but its process lives. Links in use stay as they are; links that are
+    /// A party's control connection is gone, but its process lives. Link groups in use stay as they are; link groups that are
     /// being made cannot be finished.
     pub fn party_silent(&mut self, party: PartyId, out: &mut Out) {
         let unready: Vec<u64> = self
@@ -468,7 +468,7 @@ impl Links {
             .get(&party)
             .into_iter()
             .flatten()
-            .filter(|id| self.links.get(id).is_some_and(|l| !l.ready))
+            .filter(|id| self.groups.get(id).is_some_and(|l| !l.ready))
             .copied()
             .collect();
         for id in unready {
@@ -476,30 +476,30 @@ impl Links {
         }
     }
 
-    /// Removes a link and tells both sides, except a party that is `dead`.
+    /// Removes a link group and tells both sides, except a party that is `dead`.
     fn tear_down(&mut self, id: u64, dead: Option<PartyId>, out: &mut Out) {
-        let slots = self.links.get(&id).map_or(0, |l| l.slots.len());
+        let slots = self.groups.get(&id).map_or(0, |l| l.slots.len());
         for slot in 0..slots {
             self.abandon(id, slot as u32, out);
         }
-        let Some(link) = self.links.remove(&id) else {
+        let Some(group) = self.groups.remove(&id) else {
             return;
         };
-        for u in link.slots.into_iter().filter_map(|s| s.now) {
+        for u in group.slots.into_iter().filter_map(|s| s.now) {
             self.lanes -= 1;
-            link.sides.iter().for_each(|s| s.group.give_lane());
+            group.sides.iter().for_each(|s| s.cgroup.give_lane());
             for e in u.ends {
                 self.by_conn.remove(&(e.party, e.conn, e.gen));
             }
         }
-        let pair = (link.sides[0].party, link.sides[1].party);
+        let pair = (group.sides[0].party, group.sides[1].party);
         if let Some(v) = self.by_pair.get_mut(&pair) {
             v.retain(|l| *l != id);
             if v.is_empty() {
                 self.by_pair.remove(&pair);
             }
         }
-        for (side, s) in link.sides.iter().enumerate() {
+        for (side, s) in group.sides.iter().enumerate() {
             s.payer.give_memory(s.chunks().map(|c| c.bytes).sum());
             if let Some(set) = self.by_party.get_mut(&s.party) {
                 set.remove(&id);
@@ -511,7 +511,7 @@ impl Links {
                 out.send(
                     s.party,
                     ToShim::PeerGone {
-                        link: id,
+                        group: id,
                         side: side as u8,
                     },
                     vec![],

@@ -1,4 +1,4 @@
-//! The memory and the doorbell of a link, and how they are made. A chunk's stage decides what may be done with it:
+//! The memory and the doorbell of a link group, and how they are made. A chunk's stage decides what may be done with it:
 //! given to its writer, mapped by the writer, sealed, given to the other party.
 
 use crate::os::memfd;
@@ -45,7 +45,7 @@ pub(super) fn chunk_bytes(far: bool) -> usize {
     }
 }
 
-/// Makes the doorbell and the first files of a new link.
+/// Makes the doorbell and the first files of a new link group.
 pub(super) fn make_areas(id: u64, far: bool, now: Duration) -> Result<Areas, Errno> {
     use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
     let (a, b) = socketpair(

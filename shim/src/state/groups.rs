@@ -1,4 +1,4 @@
-//! Links as this process has them mapped, and the ring memory in our own areas.
+//! Link groups as this process has them mapped, and the ring memory in our own areas.
 //!
 //! The table is private to the process. After a fork, the child's copy still shows the same mappings, which the
 //! child uses only to take inherited lanes down.
@@ -10,8 +10,8 @@ use lane::abi::{Loc, CHUNKS, LANES, RING_FAST_LOG2, RING_LOG2_MAX, RING_LOG2_MIN
 use lane::half::Area;
 use std::sync::OnceLock;
 
-/// Links per process.
-pub const LINKS: usize = 1024;
+/// Link groups per process.
+pub const LINK_GROUPS: usize = 1024;
 /// Threads that can sleep on lanes at the same time, each with a wake-up of its own.
 pub const WAITERS: usize = 4096;
 /// Epoll sets per process that may carry lanes.
@@ -34,23 +34,23 @@ struct Arena {
     free: [[AtomicU64; FREE_PER_CLASS]; CLASSES],
 }
 
-/// Number of vain rings after which a link is muted for a while.
+/// Number of vain rings after which a link group is muted for a while.
 const VAIN_MAX: u32 = 64;
-/// Longest time for which a link is muted, in ms.
+/// Longest time for which a link group is muted, in ms.
 const MUTE_MAX_MS: u64 = 8;
 
 /// Milliseconds between two requests for the same chunk.
 const ASK_MS: u32 = 1000;
 
-/// One side of a link. Zeroed memory is a free slot.
-pub struct Link {
+/// One side of a link group. Zeroed memory is a free slot.
+pub struct LinkGroup {
     pub id: AtomicU64,
     pub side: AtomicU32,
     /// The process that mapped it; children inherit the mapping.
     maker: AtomicU32,
     /// 0 free, 1 in use, 2 the other party is gone.
     pub state: AtomicU32,
-    /// Not 0: the other party is the daemon, and the link's lanes lead to another node.
+    /// Not 0: the other party is the daemon, and the link group's lanes lead to another node.
     pub far: AtomicU32,
     /// Not 0: that daemon is dead.
     dead: AtomicU32,
@@ -64,9 +64,9 @@ pub struct Link {
     bell: AtomicI32,
     /// The waiter (index + 1) that polls the doorbell for all threads.
     pub leader: AtomicU32,
-    /// Threads of this process asleep on the link.
+    /// Threads of this process asleep on the link group.
     pub waiters: [AtomicU64; WAITERS / 64],
-    /// Epoll sets of this process that have lanes on the link.
+    /// Epoll sets of this process that have lanes on the link group.
     pub sets: [AtomicU64; SETS / 64],
     arena: Arena,
     /// Lanes that we have finished with, which the daemon could not be told because its queue was full.
@@ -75,31 +75,31 @@ pub struct Link {
     pub rings: [[AtomicU64; 2]; LANES],
 }
 
-/// What is done for a link's connections when its other party is gone.
-static LISTENER: OnceLock<fn(&Link)> = OnceLock::new();
+/// What is done for a link group's connections when its other party is gone.
+static LISTENER: OnceLock<fn(&LinkGroup)> = OnceLock::new();
 
 /// Sets that function when the library is loaded.
-pub fn listen(gone: fn(&Link)) {
+pub fn listen(gone: fn(&LinkGroup)) {
     let _ = LISTENER.set(gone);
 }
 
 pub const USED: u32 = 1;
 pub const GONE: u32 = 2;
 
-static TABLE: AtomicPtr<Link> = AtomicPtr::new(core::ptr::null_mut());
+static TABLE: AtomicPtr<LinkGroup> = AtomicPtr::new(core::ptr::null_mut());
 
-fn all() -> &'static [Link] {
+fn all() -> &'static [LinkGroup] {
     let p = TABLE.load(Acquire);
     if p.is_null() {
         return &[];
     }
     // SAFETY: LINKS zero-initialised entries, never unmapped; all fields are atomics.
-    unsafe { core::slice::from_raw_parts(p, LINKS) }
+    unsafe { core::slice::from_raw_parts(p, LINK_GROUPS) }
 }
 
 pub fn init() -> bool {
     if TABLE.load(Acquire).is_null() {
-        let bytes = LINKS * core::mem::size_of::<Link>();
+        let bytes = LINK_GROUPS * core::mem::size_of::<LinkGroup>();
         let Ok(p) = sys::map_private(bytes) else {
             return false;
         };
@@ -114,14 +114,14 @@ pub fn init() -> bool {
 }
 
 /// Slots that were ever used; the others need not be touched.
-pub fn seen() -> &'static [Link] {
+pub fn seen() -> &'static [LinkGroup] {
     let n = HIGH.load(Acquire);
     all().get(..n).unwrap_or(&[])
 }
 
 static HIGH: AtomicUsize = AtomicUsize::new(0);
 
-pub fn find(id: u64, side: u8) -> Option<&'static Link> {
+pub fn find(id: u64, side: u8) -> Option<&'static LinkGroup> {
     seen().iter().find(|l| {
         l.state.load(Acquire) != 0
             && l.id.load(Relaxed) == id
@@ -129,22 +129,23 @@ pub fn find(id: u64, side: u8) -> Option<&'static Link> {
     })
 }
 
-/// Slot number of a link.
-pub fn index(l: &Link) -> usize {
-    (l as *const Link as usize - TABLE.load(Relaxed) as usize) / core::mem::size_of::<Link>()
+/// Slot number of a link group.
+pub fn index(l: &LinkGroup) -> usize {
+    (l as *const LinkGroup as usize - TABLE.load(Relaxed) as usize)
+        / core::mem::size_of::<LinkGroup>()
 }
 
 /// A slot, whether it is used or not.
-pub fn slot(i: usize) -> Option<&'static Link> {
+pub fn slot(i: usize) -> Option<&'static LinkGroup> {
     all().get(i)
 }
 
-pub fn by_index(i: usize) -> Option<&'static Link> {
+pub fn by_index(i: usize) -> Option<&'static LinkGroup> {
     all().get(i).filter(|l| l.state.load(Acquire) != 0)
 }
 
-/// Enters a new link with the first file of our area and with its doorbell, which it takes over.
-/// (`family::reap_links` frees the slots of links that are gone.)
+/// Enters a new link group with the first file of our area and with its doorbell, which it takes over.
+/// (`family::reap_groups` frees the slots of link groups that are gone.)
 pub fn create(id: u64, side: u8, bell: i32, first: i32, bytes: usize, far: bool) -> bool {
     init();
     let Some(l) = all().iter().find(|l| l.state.load(Relaxed) == 0) else {
@@ -158,7 +159,7 @@ pub fn create(id: u64, side: u8, bell: i32, first: i32, bytes: usize, far: bool)
     l.maker.store(pids::me(), Relaxed);
     l.far.store(u32::from(far), Relaxed);
     l.bell.store(fdtab::hide(bell) + 1, Relaxed);
-    // SAFETY: just mapped with more than CONTROL_BYTES; stays mapped while the link is in use.
+    // SAFETY: just mapped with more than CONTROL_BYTES; stays mapped while the link group is in use.
     unsafe { l.own.set_first(p, bytes) };
     // Chunk 1 counts as mapped by the other party: it has the file mapped when it takes a lane, and before that
     // nothing is put on a ring.
@@ -190,7 +191,7 @@ fn may_be_held(p: *mut u8, bytes: usize) -> bool {
 /// Is there a lane whose end the daemon must still be told?
 static OWED: AtomicU32 = AtomicU32::new(0);
 
-/// Lock between mapping a further chunk of a peer and forking: see [`Link::map_further`].
+/// Lock between mapping a further chunk of a peer and forking: see [`LinkGroup::map_further`].
 static MAPPING: AtomicU32 = AtomicU32::new(0);
 
 /// Called before a fork, when all connections have counted the child: a mapping in progress finishes first, and a
@@ -207,7 +208,7 @@ pub fn after_fork() {
 }
 
 /// Sends what could not be sent before. `tell` returns false if it still cannot be sent; then this does, too.
-pub fn settle_owed(tell: impl Fn(&Link, u32) -> bool) -> bool {
+pub fn settle_owed(tell: impl Fn(&LinkGroup, u32) -> bool) -> bool {
     if OWED.load(Relaxed) == 0 || OWED.swap(0, Relaxed) == 0 {
         return true;
     }
@@ -229,8 +230,8 @@ pub fn settle_owed(tell: impl Fn(&Link, u32) -> bool) -> bool {
     all
 }
 
-impl Link {
-    /// Does a thread or epoll set of this process still count as sleeper on the link, or must the daemon still be
+impl LinkGroup {
+    /// Does a thread or epoll set of this process still count as sleeper on the link group, or must the daemon still be
     /// told of one of its lanes?
     pub fn is_waited_on(&self) -> bool {
         let sleeps = |c: &lane::abi::Control| c.sleepers.0.load(SeqCst) != 0;
@@ -239,7 +240,7 @@ impl Link {
             || self.owed.iter().any(|w| w.load(Relaxed) != 0)
     }
 
-    /// No connection here uses the link any more, and no epoll set has its doorbell (`family::give_up_link`):
+    /// No connection here uses the link group any more, and no epoll set has its doorbell (`family::give_up_group`):
     /// frees its slot, doorbell and memory. The memory is replaced by private zero pages instead of being
     /// unmapped: a thread that still has an old pointer into it must read zeros and not fault.
     pub fn give_up(&self) {
@@ -278,7 +279,7 @@ impl Link {
         }
     }
 
-    /// Was the link made by an ancestor of this process? Then its doorbell and its count of sleepers are that
+    /// Was the link group made by an ancestor of this process? Then its doorbell and its count of sleepers are that
     /// one's.
     pub fn is_inherited(&self) -> bool {
         self.maker.load(Relaxed) != pids::me()
@@ -303,7 +304,7 @@ impl Link {
         }
     }
 
-    /// The link has brought something: bytes, or an event for the application.
+    /// The link group has brought something: bytes, or an event for the application.
     #[inline(always)]
     pub fn moved(&self) {
         if self.vain.load(Relaxed) != 0 {
@@ -311,7 +312,7 @@ impl Link {
         }
     }
 
-    /// Is the link to be ignored for the next milliseconds (see [`Link::rung`])?
+    /// Is the link group to be ignored for the next milliseconds (see [`LinkGroup::rung`])?
     #[inline(always)]
     pub fn is_muted(&self) -> bool {
         self.vain.load(Relaxed) >= VAIN_MAX && sys::now_ns() < self.muted_until.load(Relaxed)
@@ -320,7 +321,7 @@ impl Link {
     /// The other party is gone. The first thread that notices it calls the listener.
     pub fn gone(&self) {
         let first = self.state.swap(GONE, AcqRel) != GONE;
-        // A daemon that gave the link up may have taken over directions of ours until it dies.
+        // A daemon that gave the link group up may have taken over directions of ours until it dies.
         let died = self.is_far() && self.is_dead() && self.dead.swap(1, AcqRel) == 0;
         if first || died {
             if let Some(told) = LISTENER.get() {
@@ -330,7 +331,7 @@ impl Link {
     }
 
     /// Has the other party closed its end of the doorbell, which it does only when it dies or has
-    /// nothing left to do with the link?
+    /// nothing left to do with the link group?
     pub fn is_dead(&self) -> bool {
         sys::poll1(self.bell(), 0) & libc::POLLHUP != 0
     }
@@ -355,7 +356,7 @@ impl Link {
         let fd = self.bell();
         let ours = fd >= 0 && fdtab::is_ours(fd);
         if ours {
-            // SAFETY: a descriptor of ours, open while the link is in use.
+            // SAFETY: a descriptor of ours, open while the link group is in use.
             lane::notify::doorbell::ring(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) });
         }
         ours
@@ -379,7 +380,7 @@ impl Link {
         let Some(p) = map_first(fd, bytes, false, self.is_far()) else {
             return false;
         };
-        // SAFETY: mapped for `bytes`, and kept so while the link is in use. The file is sealed, so it cannot shrink under
+        // SAFETY: mapped for `bytes`, and kept so while the link group is in use. The file is sealed, so it cannot shrink under
         // the mapping.
         unsafe { self.peer.set_first(p, bytes) };
         true
@@ -408,7 +409,7 @@ impl Link {
     }
 
     /// Maps a further chunk of the peer, for rings that grow. Refused while other processes hold an inherited
-    /// connection on this link, because they would not have the ring mapped. False: it is sent again.
+    /// connection on this link group, because they would not have the ring mapped. False: it is sent again.
     pub fn map_further(
         &self,
         chunk: u32,
@@ -434,7 +435,7 @@ impl Link {
     }
 
     /// Ring memory of `1 << log2` bytes; `None`: there is none now. `want` asks the daemon for another chunk.
-    pub fn alloc(&self, log2: u32, want: impl FnOnce(&Link)) -> Option<Loc> {
+    pub fn alloc(&self, log2: u32, want: impl FnOnce(&LinkGroup)) -> Option<Loc> {
         let a = &self.arena;
         let class = log2.checked_sub(RING_LOG2_MIN)? as usize;
         let _g = lock::lock(&a.lock)?;

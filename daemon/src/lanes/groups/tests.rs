@@ -1,4 +1,4 @@
-//! Unit tests of the links' state machine, with parties that are numbers.
+//! Unit tests of the link groups' state machine, with parties that are numbers.
 
 use super::area::Stage;
 use super::growth::AGAIN;
@@ -15,10 +15,10 @@ fn end(party: u64, conn: u32) -> ConnRef {
     }
 }
 
-/// Links, and shims that map whatever they are given.
+/// Link groups, and shims that map whatever they are given.
 struct World {
-    links: Links,
-    groups: [Arc<Group>; 2],
+    groups: LinkGroups,
+    cgroups: [Arc<Cgroup>; 2],
     offers: Vec<(PartyId, u64, u32, u32)>,
     gone: Vec<(PartyId, u8)>,
     failed: Vec<[ConnRef; 2]>,
@@ -31,8 +31,8 @@ const FAR_AREA: u64 = (CONTROL_BYTES + FAR_CHUNK_BYTES) as u64;
 impl World {
     fn new(lanes: u32, memory: u64) -> World {
         World {
-            links: Links::new(0xabcd, Clock::default()),
-            groups: [for_tests(lanes, memory), for_tests(lanes, memory)],
+            groups: LinkGroups::new(0xabcd, Clock::default()),
+            cgroups: [for_tests(lanes, memory), for_tests(lanes, memory)],
             offers: vec![],
             gone: vec![],
             failed: vec![],
@@ -43,15 +43,15 @@ impl World {
     fn connect(&mut self, ends: [ConnRef; 2]) -> Result<(), Refused> {
         let mut out = Out::default();
         let r = self
-            .links
-            .connect(ends, [&self.groups[0], &self.groups[1]], 5, &mut out);
+            .groups
+            .connect(ends, [&self.cgroups[0], &self.cgroups[1]], 5, &mut out);
         self.help(out);
         r.map(drop)
     }
 
     /// Makes a chunk of side 0 look as if it had been sent a while ago.
-    fn later(&mut self, link: u64, chunk: u32) {
-        let side = &mut self.links.links.get_mut(&link).unwrap().sides[0];
+    fn later(&mut self, group: u64, chunk: u32) {
+        let side = &mut self.groups.groups.get_mut(&group).unwrap().sides[0];
         let c = side.chunk(chunk).unwrap();
         c.sent = c.sent.checked_sub(AGAIN).unwrap();
     }
@@ -63,22 +63,25 @@ impl World {
             for s in out.sends {
                 let to = s.to;
                 match s.msg {
-                    ToShim::LinkNew { link, side, .. } => {
-                        self.links.mapped(to, link, side, 0, &mut next).unwrap()
+                    ToShim::GroupNew { group, side, .. } => {
+                        self.groups.mapped(to, group, side, 0, &mut next).unwrap()
                     }
                     ToShim::Chunk {
-                        link, side, chunk, ..
-                    } => self.links.mapped(to, link, side, chunk, &mut next).unwrap(),
+                        group, side, chunk, ..
+                    } => self
+                        .groups
+                        .mapped(to, group, side, chunk, &mut next)
+                        .unwrap(),
                     ToShim::PeerChunk { chunk: 0, .. } => {}
                     ToShim::PeerChunk {
-                        link, side, chunk, ..
+                        group, side, chunk, ..
                     } => self
-                        .links
-                        .peer_mapped(to, link, side, chunk, &mut next)
+                        .groups
+                        .peer_mapped(to, group, side, chunk, &mut next)
                         .unwrap(),
                     ToShim::Offer {
-                        link, lane, epoch, ..
-                    } => self.offers.push((to, link, lane, epoch.get())),
+                        group, lane, epoch, ..
+                    } => self.offers.push((to, group, lane, epoch.get())),
                     ToShim::PeerGone { side, .. } => self.gone.push((to, side)),
                     _ => {}
                 }
@@ -88,29 +91,29 @@ impl World {
         }
     }
 
-    fn done(&mut self, link: u64, lane: u32) {
-        self.links
-            .lane_done(PartyId(1), link, 0, lane, &mut Out::default())
+    fn done(&mut self, group: u64, lane: u32) {
+        self.groups
+            .lane_done(PartyId(1), group, 0, lane, &mut Out::default())
             .unwrap();
-        self.links
-            .lane_done(PartyId(2), link, 1, lane, &mut Out::default())
+        self.groups
+            .lane_done(PartyId(2), group, 1, lane, &mut Out::default())
             .unwrap();
     }
 }
 
 #[test]
-fn more_lanes_than_a_link_has() {
+fn more_lanes_than_a_group_has() {
     let mut w = World::new(5000, u64::MAX);
     for i in 0..LANES as u32 + 1 {
-        // Given in any order: the same link serves both.
+        // Given in any order: the same link group serves both.
         let (a, b) = (end(1, i), end(2, i));
         w.connect(if i % 2 == 0 { [a, b] } else { [b, a] }).unwrap();
     }
-    assert_eq!((w.links.len(), w.links.lanes()), (2, LANES as u64 + 1));
+    assert_eq!((w.groups.len(), w.groups.lanes()), (2, LANES as u64 + 1));
     assert_eq!(w.offers.len(), 2 * (LANES + 1));
     let first = w.offers[0].1;
     assert_eq!(w.offers.iter().filter(|o| o.1 == first).count(), 2 * LANES);
-    // A slot that comes free is preferred to the new link's.
+    // A slot that comes free is preferred to the new link group's.
     w.done(first, 77);
     w.connect([end(1, 9000), end(2, 9000)]).unwrap();
     assert_eq!(
@@ -123,9 +126,9 @@ fn more_lanes_than_a_link_has() {
 fn a_slot_retires_with_its_last_epochs() {
     let mut w = World::new(10, u64::MAX);
     w.connect([end(1, 0), end(2, 0)]).unwrap();
-    let link = w.offers[0].1;
-    w.links.links.get_mut(&link).unwrap().slots[0].uses = u32::MAX / EPOCHS - 1;
-    w.done(link, 0);
+    let group = w.offers[0].1;
+    w.groups.groups.get_mut(&group).unwrap().slots[0].uses = u32::MAX / EPOCHS - 1;
+    w.done(group, 0);
     w.connect([end(1, 1), end(2, 1)]).unwrap();
     assert_eq!(w.offers.last().unwrap().2, 1, "not the used-up slot");
     assert!((u32::MAX / EPOCHS - 1)
@@ -138,20 +141,20 @@ fn a_slot_retires_with_its_last_epochs() {
 #[test]
 fn limits_of_either_side() {
     let mut w = World::new(2, u64::MAX);
-    w.groups[1] = for_tests(1, u64::MAX);
+    w.cgroups[1] = for_tests(1, u64::MAX);
     w.connect([end(1, 0), end(2, 0)]).unwrap();
     assert_eq!(w.connect([end(1, 1), end(2, 1)]), Err(Refused::Limit(1)));
-    w.groups.swap(0, 1);
+    w.cgroups.swap(0, 1);
     assert_eq!(
         w.connect([end(2, 1), end(1, 1)]),
         Err(Refused::Limit(0)),
         "named as it was given"
     );
-    w.groups.swap(0, 1);
-    let link = w.offers[0].1;
-    w.done(link, 0);
+    w.cgroups.swap(0, 1);
+    let group = w.offers[0].1;
+    w.done(group, 0);
     w.connect([end(1, 1), end(2, 1)]).unwrap();
-    assert_eq!(w.links.lanes(), 1);
+    assert_eq!(w.groups.lanes(), 1);
 }
 
 #[test]
@@ -159,11 +162,11 @@ fn memory_is_limited_and_given_back() {
     let mut w = World::new(10, AREA);
     w.connect([end(1, 0), end(2, 0)]).unwrap();
     assert_eq!(w.connect([end(1, 1), end(3, 1)]), Err(Refused::Limit(0)));
-    assert_eq!(w.links.lanes(), 1, "the refused one holds no lane");
-    let (link, mut out) = (w.offers[0].1, Out::default());
-    w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
+    assert_eq!(w.groups.lanes(), 1, "the refused one holds no lane");
+    let (group, mut out) = (w.offers[0].1, Out::default());
+    w.groups.want_chunk(PartyId(1), group, 0, &mut out).unwrap();
     assert!(out.sends.is_empty(), "no room for another chunk");
-    w.links.party_dead(PartyId(2), &[], &mut out);
+    w.groups.party_dead(PartyId(2), &[], &mut out);
     w.help(out);
     assert_eq!(
         w.gone,
@@ -171,21 +174,23 @@ fn memory_is_limited_and_given_back() {
         "the survivor is told, about its side"
     );
     w.connect([end(1, 1), end(3, 1)]).unwrap();
-    assert_eq!((w.links.len(), w.links.lanes()), (1, 1));
+    assert_eq!((w.groups.len(), w.groups.lanes()), (1, 1));
 }
 
 #[test]
 fn one_chunk_at_a_time_and_not_for_ever() {
     let mut w = World::new(10, u64::MAX);
     w.connect([end(1, 0), end(2, 0)]).unwrap();
-    let link = w.offers[0].1;
+    let group = w.offers[0].1;
     let mut out = Out::default();
-    w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
+    w.groups.want_chunk(PartyId(1), group, 0, &mut out).unwrap();
     let mut again = Out::default();
-    w.links.want_chunk(PartyId(1), link, 0, &mut again).unwrap();
+    w.groups
+        .want_chunk(PartyId(1), group, 0, &mut again)
+        .unwrap();
     assert!(again.sends.is_empty(), "it is on its way");
-    w.later(link, 2);
-    w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
+    w.later(group, 2);
+    w.groups.want_chunk(PartyId(1), group, 0, &mut out).unwrap();
     let again = out.sends.pop().unwrap();
     assert_eq!(again.msg, out.sends[0].msg, "the first is not ready yet");
     w.help(out);
@@ -195,89 +200,92 @@ fn one_chunk_at_a_time_and_not_for_ever() {
         sends: late,
         ..Out::default()
     });
-    assert_eq!(w.links.links[&link].sides[0].more.len(), 1);
+    assert_eq!(w.groups.groups[&group].sides[0].more.len(), 1);
     for _ in 0..CHUNKS {
         let mut out = Out::default();
-        w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
+        w.groups.want_chunk(PartyId(1), group, 0, &mut out).unwrap();
         w.help(out);
     }
-    assert_eq!(w.links.links[&link].sides[0].more.len(), CHUNKS - 2);
-    assert_eq!(w.links.links[&link].sides[1].more.len(), 0);
+    assert_eq!(w.groups.groups[&group].sides[0].more.len(), CHUNKS - 2);
+    assert_eq!(w.groups.groups[&group].sides[1].more.len(), 0);
 }
 
-/// The reader cannot map a chunk of a link that is in use (it has no descriptor left): the link goes
+/// The reader cannot map a chunk of a link group that is in use (it has no descriptor left): the link group goes
 /// on without, and the chunk is offered again.
 #[test]
 fn a_chunk_that_could_not_be_mapped() {
     let mut w = World::new(10, u64::MAX);
     w.connect([end(1, 0), end(2, 0)]).unwrap();
-    let link = w.offers[0].1;
+    let group = w.offers[0].1;
     let mut out = Out::default();
-    w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
+    w.groups.want_chunk(PartyId(1), group, 0, &mut out).unwrap();
     let mut lost = Out::default();
-    w.links.mapped(PartyId(1), link, 0, 2, &mut lost).unwrap();
+    w.groups.mapped(PartyId(1), group, 0, 2, &mut lost).unwrap();
     assert_eq!(lost.sends.len(), 1);
     let lost = lost.sends.pop().unwrap();
-    w.later(link, 2);
+    w.later(group, 2);
     let mut out = Out::default();
-    w.links.want_chunk(PartyId(1), link, 0, &mut out).unwrap();
+    w.groups.want_chunk(PartyId(1), group, 0, &mut out).unwrap();
     assert_eq!((out.sends[0].to, &out.sends[0].msg), (lost.to, &lost.msg));
     w.help(out);
-    assert_eq!(w.links.links[&link].sides[0].more[0].stage, Stage::Shared);
+    assert_eq!(
+        w.groups.groups[&group].sides[0].more[0].stage,
+        Stage::Shared
+    );
     assert!(w.gone.is_empty());
 }
 
 #[test]
 fn a_party_with_itself() {
     let mut w = World::new(10, u64::MAX);
-    let g = w.groups[0].clone();
+    let g = w.cgroups[0].clone();
     let mut out = Out::default();
-    w.links
+    w.groups
         .connect([end(1, 0), end(1, 1)], [&g, &g], 5, &mut out)
         .unwrap();
     w.help(out);
     assert_eq!(w.offers.len(), 2);
     let mut out = Out::default();
-    w.links.party_dead(PartyId(1), &[], &mut out);
+    w.groups.party_dead(PartyId(1), &[], &mut out);
     assert!(out.sends.is_empty(), "nobody is left to be told");
-    assert!(w.links.is_empty() && w.links.lanes() == 0);
+    assert!(w.groups.is_empty() && w.groups.lanes() == 0);
     assert!(
-        w.links.by_pair.is_empty() && w.links.by_conn.is_empty() && w.links.by_party.is_empty()
+        w.groups.by_pair.is_empty() && w.groups.by_conn.is_empty() && w.groups.by_party.is_empty()
     );
     assert!(g.take_memory(u64::MAX), "all is given back");
 }
 
-/// Another process goes on with the dead party's connection: the other end is told only when the link is over.
+/// Another process goes on with the dead party's connection: the other end is told only when the link group is over.
 #[test]
-fn a_link_that_is_inherited() {
+fn a_group_that_is_inherited() {
     let mut w = World::new(10, u64::MAX);
     for other in [2, 3] {
         w.connect([end(1, other), end(u64::from(other), 0)])
             .unwrap();
     }
-    let lanes = w.links.near_lanes(PartyId(1));
+    let lanes = w.groups.near_lanes(PartyId(1));
     assert_eq!(
         lanes.iter().map(|l| l.1).collect::<HashSet<_>>(),
         HashSet::from([end(1, 2), end(1, 3)])
     );
     let kept = w.offers[0].1;
     let mut out = Out::default();
-    w.links.party_dead(PartyId(1), &[kept], &mut out);
+    w.groups.party_dead(PartyId(1), &[kept], &mut out);
     w.help(out);
     assert_eq!(w.gone, [(PartyId(3), 1)], "of the other link");
-    assert_eq!((w.links.len(), w.links.lanes()), (1, 1));
+    assert_eq!((w.groups.len(), w.groups.lanes()), (1, 1));
     // The survivor closes, those who have inherited end, in any order and more than once.
-    w.links
+    w.groups
         .lane_done(PartyId(2), kept, 1, 0, &mut Out::default())
         .unwrap();
     for _ in 0..2 {
         let mut out = Out::default();
-        w.links.over(kept, PartyId(1), &mut out);
+        w.groups.over(kept, PartyId(1), &mut out);
         w.help(out);
     }
     assert_eq!(w.gone.len(), 2);
     assert!(
-        w.links.by_pair.is_empty() && w.links.by_conn.is_empty() && w.links.by_party.is_empty()
+        w.groups.by_pair.is_empty() && w.groups.by_conn.is_empty() && w.groups.by_party.is_empty()
     );
 }
 
@@ -285,59 +293,61 @@ fn a_link_that_is_inherited() {
 fn forgotten_before_the_offer() {
     let mut w = World::new(10, u64::MAX);
     let mut out = Out::default();
-    w.links
+    w.groups
         .connect(
             [end(1, 0), end(2, 0)],
-            [&w.groups[0], &w.groups[1]],
+            [&w.cgroups[0], &w.cgroups[1]],
             5,
             &mut out,
         )
         .unwrap();
     let making = out;
     let mut out = Out::default();
-    w.links.forget(end(2, 0), &mut out);
+    w.groups.forget(end(2, 0), &mut out);
     assert_eq!(out.failed, [[end(1, 0), end(2, 0)]]);
     assert_eq!(out.gave_up, Some(end(2, 0)), "it need not be told");
-    assert_eq!(w.links.lanes(), 0);
+    assert_eq!(w.groups.lanes(), 0);
     w.help(making);
     assert!(w.offers.is_empty());
     // After the offer the slot waits for the shim's `LaneRefused`; the other end gives it back at once.
     w.connect([end(1, 1), end(2, 1)]).unwrap();
-    let link = w.offers[0].1;
+    let group = w.offers[0].1;
     let mut out = Out::default();
-    w.links.forget(end(2, 1), &mut out);
+    w.groups.forget(end(2, 1), &mut out);
     assert!(out.failed.is_empty());
     let told = &out.sends[0];
     assert_eq!((told.to, out.sends.len()), (PartyId(1), 1));
     assert!(matches!(told.msg, ToShim::LaneGone { conn: 1, .. }));
-    assert_eq!(w.links.lanes(), 1);
+    assert_eq!(w.groups.lanes(), 1);
     let mut out = Out::default();
-    w.links
-        .lane_done(PartyId(1), link, 0, 0, &mut Out::default())
+    w.groups
+        .lane_done(PartyId(1), group, 0, 0, &mut Out::default())
         .unwrap();
-    w.links
-        .lane_refused(PartyId(2), link, 1, 0, &mut out)
+    w.groups
+        .lane_refused(PartyId(2), group, 1, 0, &mut out)
         .unwrap();
     assert!(out.sends.is_empty());
-    assert_eq!(w.links.lanes(), 0);
+    assert_eq!(w.groups.lanes(), 0);
 }
 
-/// A party reports that it cannot map what it was given after lanes were offered on the link: the other end gives
-/// them back, and nobody is offered a lane on that link again.
+/// A party reports that it cannot map what it was given after lanes were offered on the link group: the other end gives
+/// them back, and nobody is offered a lane on that link group again.
 #[test]
-fn a_link_that_fails_behind_its_offers() {
+fn a_group_that_fails_behind_its_offers() {
     let mut w = World::new(10, u64::MAX);
     w.connect([end(1, 0), end(2, 0)]).unwrap();
     w.connect([end(1, 1), end(2, 1)]).unwrap();
-    let link = w.offers[0].1;
+    let group = w.offers[0].1;
     for again in [false, true] {
         let mut out = Out::default();
-        w.links.link_failed(PartyId(2), link, 1, &mut out).unwrap();
+        w.groups
+            .group_failed(PartyId(2), group, 1, &mut out)
+            .unwrap();
         let told: Vec<_> = out.sends.iter().map(|s| (s.to, s.msg)).collect();
         let gone = |lane, conn| {
             let (side, gen) = (0, 1);
             let msg = ToShim::LaneGone {
-                link,
+                group,
                 side,
                 lane,
                 conn,
@@ -354,29 +364,31 @@ fn a_link_that_fails_behind_its_offers() {
     let third = [end(1, 2), end(2, 2)];
     assert_eq!(w.connect(third), Err(Refused::Memory), "not again at once");
     let pair = (PartyId(1), PartyId(2));
-    let failed = w.links.failures.get_mut(&pair).unwrap();
+    let failed = w.groups.failures.get_mut(&pair).unwrap();
     *failed = failed.checked_sub(FAILED).unwrap();
     w.connect(third).unwrap();
-    assert_ne!(w.offers.last().unwrap().1, link, "it takes no more lanes");
-    assert_eq!((w.links.len(), w.links.lanes()), (2, 3));
+    assert_ne!(w.offers.last().unwrap().1, group, "it takes no more lanes");
+    assert_eq!((w.groups.len(), w.groups.lanes()), (2, 3));
     for lane in [1, 0] {
         let mut out = Out::default();
-        w.links
-            .lane_done(PartyId(1), link, 0, lane, &mut out)
+        w.groups
+            .lane_done(PartyId(1), group, 0, lane, &mut out)
             .unwrap();
         w.help(out);
         assert_eq!(w.gone.len(), if lane == 0 { 2 } else { 0 });
     }
-    assert_eq!((w.links.len(), w.links.lanes()), (1, 1));
-    // A failure before any offer: the lane is declined, and the link is removed at once.
+    assert_eq!((w.groups.len(), w.groups.lanes()), (1, 1));
+    // A failure before any offer: the lane is declined, and the link group is removed at once.
     let mut out = Out::default();
     let ends = [end(1, 3), end(5, 3)];
-    let groups = [&w.groups[0].clone(), &w.groups[1].clone()];
-    let (link, ..) = w.links.connect(ends, groups, 5, &mut out).unwrap();
+    let cgroups = [&w.cgroups[0].clone(), &w.cgroups[1].clone()];
+    let (group, ..) = w.groups.connect(ends, cgroups, 5, &mut out).unwrap();
     let mut out = Out::default();
-    w.links.link_failed(PartyId(5), link, 1, &mut out).unwrap();
+    w.groups
+        .group_failed(PartyId(5), group, 1, &mut out)
+        .unwrap();
     assert_eq!(out.failed, [ends]);
-    assert_eq!(w.links.len(), 1);
+    assert_eq!(w.groups.len(), 1);
 }
 
 /// The other end has given its lane back, and the message about that was lost with a control connection.
@@ -384,14 +396,14 @@ fn a_link_that_fails_behind_its_offers() {
 fn not_offered_again_when_the_other_end_is_done() {
     let mut w = World::new(10, u64::MAX);
     w.connect([end(1, 0), end(2, 0)]).unwrap();
-    let link = w.offers[0].1;
-    w.links
-        .lane_done(PartyId(1), link, 0, 0, &mut Out::default())
+    let group = w.offers[0].1;
+    w.groups
+        .lane_done(PartyId(1), group, 0, 0, &mut Out::default())
         .unwrap();
     let mut out = Out::default();
-    assert!(!w.links.offer_again(end(2, 0), &mut out));
+    assert!(!w.groups.offer_again(end(2, 0), &mut out));
     assert!(out.sends.is_empty());
-    assert_eq!(w.links.lanes(), 0, "free for its next use");
+    assert_eq!(w.groups.lanes(), 0, "free for its next use");
 }
 
 #[test]
@@ -399,13 +411,13 @@ fn offered_again_to_one_side_only() {
     let mut w = World::new(10, u64::MAX);
     w.connect([end(1, 0), end(2, 0)]).unwrap();
     let mut out = Out::default();
-    assert!(w.links.offer_again(end(2, 0), &mut out));
+    assert!(w.groups.offer_again(end(2, 0), &mut out));
     assert_eq!(out.sends.len(), 1);
     assert_eq!(out.sends[0].to, PartyId(2));
-    assert!(!w.links.offer_again(end(2, 7), &mut out));
-    let link = w.offers[0].1;
-    w.done(link, 0);
-    assert!(!w.links.offer_again(end(2, 0), &mut out));
+    assert!(!w.groups.offer_again(end(2, 7), &mut out));
+    let group = w.offers[0].1;
+    w.done(group, 0);
+    assert!(!w.groups.offer_again(end(2, 0), &mut out));
 }
 
 #[test]
@@ -413,24 +425,24 @@ fn a_silent_party_keeps_what_is_ready() {
     let mut w = World::new(10, u64::MAX);
     w.connect([end(1, 0), end(2, 0)]).unwrap();
     let mut making = Out::default();
-    w.links
+    w.groups
         .connect(
             [end(2, 5), end(3, 5)],
-            [&w.groups[0], &w.groups[1]],
+            [&w.cgroups[0], &w.cgroups[1]],
             5,
             &mut making,
         )
         .unwrap();
     let mut out = Out::default();
-    w.links.party_silent(PartyId(2), &mut out);
+    w.groups.party_silent(PartyId(2), &mut out);
     w.help(out);
-    assert_eq!((w.links.len(), w.links.lanes()), (1, 1));
+    assert_eq!((w.groups.len(), w.groups.lanes()), (1, 1));
     assert_eq!(w.failed, [[end(2, 5), end(3, 5)]]);
     assert!(w.gone.contains(&(PartyId(3), 1)));
 }
 
 #[test]
-fn link_numbers_tell_daemons_apart() {
+fn group_numbers_tell_daemons_apart() {
     let mut w = World::new(10, u64::MAX);
     w.connect([end(1, 0), end(2, 0)]).unwrap();
     w.connect([end(1, 0), end(3, 0)]).unwrap();
@@ -442,34 +454,34 @@ fn link_numbers_tell_daemons_apart() {
 fn a_refused_lane_is_given_back_by_the_other_end() {
     let mut w = World::new(10, u64::MAX);
     w.connect([end(1, 4), end(2, 5)]).unwrap();
-    let (link, lane) = (w.offers[0].1, w.offers[0].2);
+    let (group, lane) = (w.offers[0].1, w.offers[0].2);
     let mut out = Out::default();
-    w.links
-        .lane_refused(PartyId(2), link, 1, lane, &mut out)
+    w.groups
+        .lane_refused(PartyId(2), group, 1, lane, &mut out)
         .unwrap();
     let [s] = &out.sends[..] else {
         panic!("{} messages", out.sends.len())
     };
     assert_eq!(s.to, PartyId(1));
     let gone = ToShim::LaneGone {
-        link,
+        group,
         side: 0,
         lane,
         conn: 4,
         gen: 1,
     };
     assert_eq!(s.msg, gone);
-    assert_eq!(w.links.lanes(), 1, "one end still has it");
+    assert_eq!(w.groups.lanes(), 1, "one end still has it");
     // The other end may have refused as well, or closed: nobody is left to be told.
     let mut out = Out::default();
-    w.links
-        .lane_refused(PartyId(1), link, 0, lane, &mut out)
+    w.groups
+        .lane_refused(PartyId(1), group, 0, lane, &mut out)
         .unwrap();
     assert!(out.sends.is_empty());
-    assert_eq!(w.links.lanes(), 0);
-    // A link that is gone, and a side that cannot exist.
-    w.links
-        .lane_refused(PartyId(1), link + 1, 9, lane, &mut out)
+    assert_eq!(w.groups.lanes(), 0);
+    // A link group that is gone, and a side that cannot exist.
+    w.groups
+        .lane_refused(PartyId(1), group + 1, 9, lane, &mut out)
         .unwrap();
     assert!(out.sends.is_empty());
 }
@@ -486,20 +498,20 @@ fn a_far_lane_waits_for_the_other_node() {
     let own = crate::clients::limits::far();
     let connect = |w: &mut World, near| {
         let mut out = Out::default();
-        let groups = [&w.groups[0], &own];
-        let made = w.links.connect([near, far], groups, 5, &mut out);
+        let cgroups = [&w.cgroups[0], &own];
+        let made = w.groups.connect([near, far], cgroups, 5, &mut out);
         w.help(out);
         made
     };
     let (id, slot, uses) = connect(&mut w, end(1, 4)).unwrap();
     assert_eq!((slot, uses), (0, 0));
-    assert_eq!(w.links.far_party(id), Some(far.party));
+    assert_eq!(w.groups.far_party(id), Some(far.party));
     assert_eq!(w.ready, [end(1, 4)], "set up, and held back");
     assert!(w.offers.is_empty());
     let mut out = Out::default();
-    w.links.release((id, slot), end(1, 3), (9, 1234), &mut out);
+    w.groups.release((id, slot), end(1, 3), (9, 1234), &mut out);
     assert!(out.sends.is_empty(), "of another end, which had the slot");
-    w.links.release((id, slot), end(1, 4), (9, 1234), &mut out);
+    w.groups.release((id, slot), end(1, 4), (9, 1234), &mut out);
     let [offer] = &out.sends[..] else {
         panic!("one offer, not {}", out.sends.len())
     };
@@ -507,19 +519,19 @@ fn a_far_lane_waits_for_the_other_node() {
     let told =
         matches!(offer.msg, ToShim::Offer { epoch, tag: 1234, .. } if epoch == Epoch::base(9));
     assert!(told, "{:?}", offer.msg);
-    assert_eq!(w.groups[0].memory_taken(), 2 * FAR_AREA);
+    assert_eq!(w.cgroups[0].memory_taken(), 2 * FAR_AREA);
     // Abandoning a second lane that will not be made leaves the first one alone.
     let (id2, slot2, _) = connect(&mut w, end(1, 5)).unwrap();
     assert_eq!((id2, slot2), (id, 1));
-    w.links.abandon(id, 1, &mut Out::default());
-    w.links.abandon(id, 0, &mut Out::default());
-    assert_eq!(w.links.lanes(), 1);
+    w.groups.abandon(id, 1, &mut Out::default());
+    w.groups.abandon(id, 0, &mut Out::default());
+    assert_eq!(w.groups.lanes(), 1);
     for (party, side) in [(PartyId(1), 0), (far.party, 1)] {
-        w.links
+        w.groups
             .lane_done(party, id, side, 0, &mut Out::default())
             .unwrap();
     }
-    assert_eq!(w.links.lanes(), 0);
+    assert_eq!(w.groups.lanes(), 0);
     let (_, slot, uses) = connect(&mut w, end(1, 6)).unwrap();
     assert_eq!((slot, uses), (0, 10), "never the same epochs again");
 }

@@ -1,7 +1,7 @@
 //! How areas grow: the writer asks for a further chunk, and both parties map it before rings are placed there.
 
 use super::area::{chunk_bytes, make_chunk, Chunk, Stage};
-use super::{Links, Out, Side, Violation, FURTHER};
+use super::{LinkGroups, Out, Side, Violation, FURTHER};
 use crate::clients::ids::PartyId;
 use lane::abi::CHUNKS;
 use lane::proto::msg::ToShim;
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Shortest time between two times that the same chunk is sent.
 pub(super) const AGAIN: Duration = Duration::from_millis(900);
 
-impl Links {
+impl LinkGroups {
     /// The other party has mapped a further chunk of the area opposite `side`.
     pub fn peer_mapped(
         &mut self,
@@ -20,12 +20,12 @@ impl Links {
         n: u32,
         out: &mut Out,
     ) -> Result<(), Violation> {
-        let Some(link) = Self::find(&mut self.links, from, id, side)? else {
+        let Some(group) = Self::find(&mut self.groups, from, id, side)? else {
             return Ok(());
         };
         let owner = 1 - usize::from(side);
-        let party = link.sides[owner].party;
-        let Some(c) = link.sides[owner].chunk(n).filter(|_| n != 0) else {
+        let party = group.sides[owner].party;
+        let Some(c) = group.sides[owner].chunk(n).filter(|_| n != 0) else {
             return Err(Violation("mapped a peer chunk that does not exist"));
         };
         if c.stage == Stage::Shared {
@@ -48,13 +48,13 @@ impl Links {
         side: u8,
         out: &mut Out,
     ) -> Result<(), Violation> {
-        let Some(link) = Self::find(&mut self.links, from, id, side)? else {
+        let Some(group) = Self::find(&mut self.groups, from, id, side)? else {
             return Ok(());
         };
-        let far = link.is_far();
+        let far = group.is_far();
         let bytes = chunk_bytes(far) as u64;
-        let peer = link.sides[1 - usize::from(side)].party;
-        let s = &mut link.sides[usize::from(side)];
+        let peer = group.sides[1 - usize::from(side)].party;
+        let s = &mut group.sides[usize::from(side)];
         let number = |k: usize| (FURTHER + k) as u32;
         let growing = s.more.iter().position(|c| c.stage != Stage::Shared);
         if let Some(k) = growing {
@@ -77,7 +77,7 @@ impl Links {
         match make_chunk(id, side, n, far, self.clock.now()) {
             Ok(c) => s.more.push(c),
             Err(e) => {
-                tracing::warn!(link = %format_args!("{id:#x}"), "no memory for a chunk: {e}");
+                tracing::warn!(group = %format_args!("{id:#x}"), "no memory for a chunk: {e}");
                 s.payer.give_memory(bytes);
                 return Ok(());
             }
@@ -90,7 +90,7 @@ impl Links {
 /// Gives a sealed chunk to the party that reads it.
 pub(super) fn share(id: u64, side: u8, to: PartyId, n: u32, c: &Chunk, out: &mut Out) {
     let msg = ToShim::PeerChunk {
-        link: id,
+        group: id,
         side,
         chunk: n,
         bytes: c.bytes,
@@ -101,7 +101,7 @@ pub(super) fn share(id: u64, side: u8, to: PartyId, n: u32, c: &Chunk, out: &mut
 /// Tells a writer that the other party has its further chunk.
 pub(super) fn ready(id: u64, side: u8, to: PartyId, n: u32, out: &mut Out) {
     let msg = ToShim::ChunkReady {
-        link: id,
+        group: id,
         side,
         chunk: n,
     };
@@ -113,7 +113,7 @@ fn give(id: u64, side: u8, s: &mut Side, n: u32, out: &mut Out) {
     let party = s.party;
     let Some(c) = s.chunk(n) else { return };
     let msg = ToShim::Chunk {
-        link: id,
+        group: id,
         side,
         chunk: n,
         bytes: c.bytes,

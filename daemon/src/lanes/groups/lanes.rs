@@ -1,56 +1,56 @@
-//! Lanes of a link: places for connections, offered to both ends once the link is set up.
+//! Lanes of a link group: places for connections, offered to both ends once the link group is set up.
 //!
 //! A slot is free for its next use only when both sides have said that they are done with it.
 
-use super::{Link, Links, Out, Refused, Slot, Use, Violation};
+use super::{LinkGroup, LinkGroups, Out, Refused, Slot, Use, Violation};
 use crate::clients::ids::{ConnRef, PartyId};
-use crate::clients::limits::Group;
+use crate::clients::limits::Cgroup;
 use lane::abi::Epoch;
 use lane::proto::msg::ToShim;
 use std::sync::Arc;
 
-impl Links {
-    /// Makes a lane between two ends, and the link if there is none. `tag` must be random. A lane
-    /// to another node (the second end is a far party's) waits for [`Links::release`]; its link and
+impl LinkGroups {
+    /// Makes a lane between two ends, and the link group if there is none. `tag` must be random. A lane
+    /// to another node (the second end is a far party's) waits for [`LinkGroups::release`]; its link group and
     /// slot are returned, and how often the slot has been used.
     pub fn connect(
         &mut self,
         ends: [ConnRef; 2],
-        groups: [&Arc<Group>; 2],
+        cgroups: [&Arc<Cgroup>; 2],
         tag: u64,
         out: &mut Out,
     ) -> Result<(u64, u32, u32), Refused> {
-        // The lower party is side 0, in every link of these two.
+        // The lower party is side 0, in every link group of these two.
         let swap = ends[0].party > ends[1].party;
-        let (ends, groups) = if swap {
-            ([ends[1], ends[0]], [groups[1], groups[0]])
+        let (ends, cgroups) = if swap {
+            ([ends[1], ends[0]], [cgroups[1], cgroups[0]])
         } else {
-            (ends, groups)
+            (ends, cgroups)
         };
         let given = |side: usize| if swap { 1 - side } else { side };
         let pair = (ends[0].party, ends[1].party);
         for side in 0..2 {
-            if !groups[side].take_lane() {
+            if !cgroups[side].take_lane() {
                 if side == 1 {
-                    groups[0].give_lane();
+                    cgroups[0].give_lane();
                 }
                 return Err(Refused::Limit(given(side)));
             }
         }
         let found = self.by_pair.get(&pair).and_then(|ids| {
             ids.iter()
-                .find_map(|id| Some((*id, self.links.get(id)?.free_slot()?)))
+                .find_map(|id| Some((*id, self.groups.get(id)?.free_slot()?)))
         });
         let (id, slot) = match found {
             Some(f) => f,
             None if self.has_failed(pair) => {
-                groups.iter().for_each(|g| g.give_lane());
+                cgroups.iter().for_each(|g| g.give_lane());
                 return Err(Refused::Memory);
             }
-            None => match self.create(pair, groups, out) {
+            None => match self.create(pair, cgroups, out) {
                 Ok(id) => (id, 0),
                 Err(e) => {
-                    groups.iter().for_each(|g| g.give_lane());
+                    cgroups.iter().for_each(|g| g.give_lane());
                     return Err(match e {
                         Refused::Limit(side) => Refused::Limit(given(side)),
                         e => e,
@@ -58,13 +58,13 @@ impl Links {
                 }
             },
         };
-        let Some(link) = self.links.get_mut(&id) else {
+        let Some(group) = self.groups.get_mut(&id) else {
             return Err(Refused::Memory);
         };
-        if slot == link.slots.len() {
-            link.slots.push(Slot::default());
+        if slot == group.slots.len() {
+            group.slots.push(Slot::default());
         }
-        link.slots[slot].now = Some(Use {
+        group.slots[slot].now = Some(Use {
             ends,
             done: [false; 2],
             tag,
@@ -77,10 +77,10 @@ impl Links {
                 .insert((e.party, e.conn, e.gen), (id, slot as u32, side as u8));
         }
         self.lanes += 1;
-        if link.ready {
-            offer(id, link, slot, out);
+        if group.ready {
+            offer(id, group, slot, out);
         }
-        Ok((id, slot as u32, link.slots[slot].uses))
+        Ok((id, slot as u32, group.slots[slot].uses))
     }
 
     /// The far node has a lane for the connection of `who`, too. From here on both nodes count the uses of their
@@ -92,34 +92,34 @@ impl Links {
         (uses, tag): (u32, u64),
         out: &mut Out,
     ) {
-        let Some(link) = self.links.get_mut(&id) else {
+        let Some(group) = self.groups.get_mut(&id) else {
             return;
         };
-        let Some(s) = link.slots.get_mut(slot as usize) else {
+        let Some(s) = group.slots.get_mut(slot as usize) else {
             return;
         };
         if let Some(u) = s.now.as_mut().filter(|u| u.held && u.ends[0] == who) {
             u.held = false;
             u.tag = tag;
             s.uses = s.uses.max(uses);
-            if link.ready {
-                offer(id, link, slot as usize, out);
+            if group.ready {
+                offer(id, group, slot as usize, out);
             }
         }
     }
 
     /// Takes a lane back if it was not offered yet.
     pub fn abandon(&mut self, id: u64, slot: u32, out: &mut Out) {
-        let unoffered = |l: &Link| {
+        let unoffered = |l: &LinkGroup| {
             let now = l.slots.get(slot as usize).and_then(|s| s.now.as_ref());
             now.is_some_and(|u| !u.offered)
         };
-        if self.links.get(&id).is_some_and(unoffered) {
+        if self.groups.get(&id).is_some_and(unoffered) {
             self.cancel(id, slot as usize, out);
         }
     }
 
-    /// Which lane of which link an end has.
+    /// Which lane of which link group an end has.
     pub fn lane_of(&self, who: ConnRef) -> Option<(u64, u32)> {
         let (id, slot, _) = self.by_conn.get(&(who.party, who.conn, who.gen))?;
         Some((*id, *slot))
@@ -134,10 +134,10 @@ impl Links {
         lane: u32,
         out: &mut Out,
     ) -> Result<(), Violation> {
-        let Some(link) = Self::find(&mut self.links, from, id, side)? else {
+        let Some(group) = Self::find(&mut self.groups, from, id, side)? else {
             return Ok(());
         };
-        let Some(slot) = link.slots.get_mut(lane as usize) else {
+        let Some(slot) = group.slots.get_mut(lane as usize) else {
             return Err(Violation("done with a lane that does not exist"));
         };
         let Some(u) = slot.now.as_mut().filter(|u| u.offered) else {
@@ -150,13 +150,13 @@ impl Links {
             slot.now = None;
             slot.uses += 1;
             self.lanes -= 1;
-            link.sides.iter().for_each(|s| s.group.give_lane());
+            group.sides.iter().for_each(|s| s.cgroup.give_lane());
             self.reap(id, out);
         }
         Ok(())
     }
 
-    /// One end does not take the lane that it was offered: as [`Links::lane_done`], and the other end is asked to
+    /// One end does not take the lane that it was offered: as [`LinkGroups::lane_done`], and the other end is asked to
     /// give its lane back.
     pub fn lane_refused(
         &mut self,
@@ -167,7 +167,7 @@ impl Links {
         out: &mut Out,
     ) -> Result<(), Violation> {
         self.lane_done(from, id, side, lane, out)?;
-        // (The side of an unknown link was not checked.)
+        // (The side of an unknown link group was not checked.)
         self.lane_gone(id, lane, 1u8.saturating_sub(side), out);
         Ok(())
     }
@@ -178,8 +178,8 @@ impl Links {
         let Some(&(id, slot, side)) = self.by_conn.get(&(who.party, who.conn, who.gen)) else {
             return false;
         };
-        let now = |l: &Link| Some(l.slots.get(slot as usize)?.now.as_ref()?.offered);
-        match self.links.get(&id).and_then(now) {
+        let now = |l: &LinkGroup| Some(l.slots.get(slot as usize)?.now.as_ref()?.offered);
+        match self.groups.get(&id).and_then(now) {
             None => false,
             // It will be offered when both ends can have it.
             Some(false) => true,
@@ -189,7 +189,7 @@ impl Links {
                 false
             }
             Some(true) => {
-                let l = self.links.get(&id);
+                let l = self.groups.get(&id);
                 if let Some(m) = l.and_then(|l| offer_msg(id, l, slot as usize, side.into())) {
                     out.send(who.party, m, vec![]);
                 }
@@ -200,8 +200,8 @@ impl Links {
 
     /// Has the other end of this lane given it back?
     fn is_left(&self, id: u64, slot: u32, side: u8) -> bool {
-        let slot = |l: &Link| Some(l.slots.get(slot as usize)?.now.as_ref()?.done);
-        let done = self.links.get(&id).and_then(slot);
+        let slot = |l: &LinkGroup| Some(l.slots.get(slot as usize)?.now.as_ref()?.done);
+        let done = self.groups.get(&id).and_then(slot);
         done.is_some_and(|d| d[1 - usize::from(side)])
     }
 
@@ -223,7 +223,7 @@ impl Links {
     fn lane_gone(&mut self, id: u64, slot: u32, side: u8, out: &mut Out) {
         let at = usize::from(side);
         let now = |l| Self::slot(l, slot);
-        let Some(u) = self.links.get_mut(&id).and_then(now) else {
+        let Some(u) = self.groups.get_mut(&id).and_then(now) else {
             return;
         };
         let e = u.ends[at];
@@ -231,7 +231,7 @@ impl Links {
             return;
         }
         let msg = ToShim::LaneGone {
-            link: id,
+            group: id,
             side,
             lane: slot,
             conn: e.conn,
@@ -241,19 +241,19 @@ impl Links {
     }
 
     /// The present use of a slot.
-    fn slot(l: &mut Link, slot: u32) -> Option<&mut Use> {
+    fn slot(l: &mut LinkGroup, slot: u32) -> Option<&mut Use> {
         l.slots.get_mut(slot as usize)?.now.as_mut()
     }
 
     /// Takes back a lane that was not offered yet.
     pub(super) fn cancel(&mut self, id: u64, slot: usize, out: &mut Out) {
-        let Some(link) = self.links.get_mut(&id) else {
+        let Some(group) = self.groups.get_mut(&id) else {
             return;
         };
-        let Some(u) = link.slots.get_mut(slot).and_then(|s| s.now.take()) else {
+        let Some(u) = group.slots.get_mut(slot).and_then(|s| s.now.take()) else {
             return;
         };
-        link.sides.iter().for_each(|s| s.group.give_lane());
+        group.sides.iter().for_each(|s| s.cgroup.give_lane());
         self.lanes -= 1;
         for e in u.ends {
             self.by_conn.remove(&(e.party, e.conn, e.gen));
@@ -262,8 +262,8 @@ impl Links {
     }
 }
 
-pub(super) fn offer(id: u64, link: &mut Link, slot: usize, out: &mut Out) {
-    let Some(u) = link.slots.get_mut(slot).and_then(|s| s.now.as_mut()) else {
+pub(super) fn offer(id: u64, group: &mut LinkGroup, slot: usize, out: &mut Out) {
+    let Some(u) = group.slots.get_mut(slot).and_then(|s| s.now.as_mut()) else {
         return;
     };
     if u.held {
@@ -271,20 +271,20 @@ pub(super) fn offer(id: u64, link: &mut Link, slot: usize, out: &mut Out) {
     }
     u.offered = true;
     for side in 0..2 {
-        if link.sides[side].party.is_far() {
+        if group.sides[side].party.is_far() {
             continue; // it knows
         }
-        if let Some(msg) = offer_msg(id, link, slot, side) {
-            out.send(link.sides[side].party, msg, vec![]);
+        if let Some(msg) = offer_msg(id, group, slot, side) {
+            out.send(group.sides[side].party, msg, vec![]);
         }
     }
 }
 
-fn offer_msg(id: u64, link: &Link, slot: usize, side: usize) -> Option<ToShim> {
-    let s = link.slots.get(slot)?;
+fn offer_msg(id: u64, group: &LinkGroup, slot: usize, side: usize) -> Option<ToShim> {
+    let s = group.slots.get(slot)?;
     let u = s.now.as_ref()?;
     Some(ToShim::Offer {
-        link: id,
+        group: id,
         side: side as u8,
         lane: slot as u32,
         conn: u.ends[side].conn,
