@@ -5,6 +5,7 @@
 //! bytes. What a client's message does is decided in `core`, which this room must not know.
 
 pub(crate) mod adopt;
+pub(crate) mod client;
 pub(crate) mod commands;
 pub mod control;
 pub(crate) mod families;
@@ -13,5 +14,4 @@ pub(crate) mod idle;
 pub mod ids;
 pub(crate) mod limits;
 pub(crate) mod notice;
-pub(crate) mod party;
 pub(crate) mod view;

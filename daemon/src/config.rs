@@ -224,7 +224,7 @@ impl Config {
         Limits {
             lanes: self.limits.lanes,
             memory: self.limits.memory_mib.saturating_mul(1 << 20),
-            parties: self.limits.processes,
+            clients: self.limits.processes,
         }
     }
 }

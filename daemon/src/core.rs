@@ -5,22 +5,22 @@
 pub(crate) mod across;
 pub(crate) mod commands;
 pub(crate) mod events;
-mod far;
 mod holders;
 mod inherited;
 mod looks;
 mod recovered;
 pub mod register;
+mod remote;
 mod seek;
 
 use crate::clients::adopt::Recovered;
+use crate::clients::client::Client;
 use crate::clients::control::Control;
 use crate::clients::families::Families;
 use crate::clients::family::Family;
-use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::limits::{Cgroups, Member};
 use crate::clients::notice::Notice;
-use crate::clients::party::Party;
 use crate::clients::view::{Holder, Snapshot};
 use crate::config::Config;
 use crate::core::events::{About, Events};
@@ -76,7 +76,7 @@ pub struct Core<V: Provider = Ibv> {
     /// Number of this run of the daemon.
     pub incarnation: u64,
     pub started: Duration,
-    pub parties: HashMap<PartyId, Party>,
+    pub clients: HashMap<ClientId, Client>,
     pub families: Families,
     /// Processes of families that were there before us, and have not said hello.
     pub recovered: Vec<Recovered>,
@@ -84,12 +84,12 @@ pub struct Core<V: Provider = Ibv> {
     pub inherited: InheritedEnds,
     /// Ends that came from other processes, which may still hold them.
     pub holders: Holders,
-    /// Notified when there is a far lane, so that the holders of its socket are looked up (`unseen`).
+    /// Notified when there is a remote lane, so that the holders of its socket are looked up (`unseen`).
     pub held: Rc<tokio::sync::Notify>,
     /// Have all processes been looked at that are older than this daemon?
     pub scanned: bool,
     pub scan_done: Rc<tokio::sync::Notify>,
-    by_process: HashMap<(ProcId, Ident), PartyId>,
+    by_process: HashMap<(ProcId, Ident), ClientId>,
     pub waiting: Waiting,
     /// Ends in a hurry, whose other end is looked for.
     pub seek: Seek,
@@ -97,10 +97,10 @@ pub struct Core<V: Provider = Ibv> {
     pub cgroups: Cgroups,
     pub events: Events,
     pub counters: Counters,
-    next_party: u64,
+    next_client: u64,
     /// Connections that have not said hello yet.
     pub unauthenticated: Rc<Cell<usize>>,
-    /// Parties with a control connection.
+    /// Clients with a control connection.
     connected: usize,
     /// Does this daemon leave when idle? Then processes may ask it to stay.
     pub leaves: bool,
@@ -118,8 +118,8 @@ pub struct Core<V: Provider = Ibv> {
     pub peers: Option<crate::nodes::peers::Peers>,
     /// Lanes to them; `None` without peers.
     pub rails: Option<Arc<DataPlane<V>>>,
-    effects: far::Effects,
-    /// What the daemon's lanes count against, as a party of far link groups.
+    effects: remote::Effects,
+    /// What the daemon's lanes count against, as a client of remote link groups.
     remote_cgroup: Arc<crate::clients::limits::Cgroup>,
 }
 
@@ -154,13 +154,13 @@ impl<V: Provider> Core<V> {
             cgroups: Cgroups::new(config.limits()),
             peers,
             rails,
-            effects: far::Effects::default(),
-            remote_cgroup: crate::clients::limits::far(),
+            effects: remote::Effects::default(),
+            remote_cgroup: crate::clients::limits::remote(),
             config,
             proof,
             incarnation,
             started: now,
-            parties: HashMap::new(),
+            clients: HashMap::new(),
             families: Families::default(),
             recovered: Vec::new(),
             inherited: InheritedEnds::default(),
@@ -174,7 +174,7 @@ impl<V: Provider> Core<V> {
             groups: LinkGroups::new((incarnation >> 32) as u32, clock),
             events: Events::default(),
             counters: Counters::default(),
-            next_party: 1,
+            next_client: 1,
             unauthenticated: Rc::default(),
             connected: 0,
             leaves: false,
@@ -191,14 +191,14 @@ impl<V: Provider> Core<V> {
         Duration::from_nanos(self.system.now())
     }
 
-    /// A shim has connected and said hello. `Ok((id, true))`: a new party, whose death must be
+    /// A shim has connected and said hello. `Ok((id, true))`: a new client, whose death must be
     /// watched.
     pub fn admit(
         &mut self,
         process: &Process,
         hello: Hello,
         control: &Rc<Control>,
-    ) -> Result<(PartyId, bool), Reason> {
+    ) -> Result<(ClientId, bool), Reason> {
         let page = Notice::new().map_err(|_| Reason::Memory)?;
         let key = (process.id, hello.ident);
         let id = match self.by_process.get(&key) {
@@ -211,10 +211,10 @@ impl<V: Provider> Core<V> {
                     .get(&process.cgroup)
                     .enter()
                     .ok_or(Reason::Limit)?;
-                let id = PartyId(self.next_party);
-                self.next_party += 1;
+                let id = ClientId(self.next_client);
+                self.next_client += 1;
                 let family = self.families.join(hello.ident, hello.table);
-                let party = Party {
+                let client = Client {
                     id,
                     proc_id: process.id,
                     own_pid: hello.own_pid,
@@ -231,7 +231,7 @@ impl<V: Provider> Core<V> {
                     commands: self.missed_by(process.id, hello.ident),
                     moves: (self.now(), 0),
                 };
-                self.parties.insert(id, party);
+                self.clients.insert(id, client);
                 self.by_process.insert(key, id);
                 self.forget_recovered(|r| r.id == process.id);
                 self.event(id, "connected");
@@ -245,15 +245,15 @@ impl<V: Provider> Core<V> {
         Ok((id, false))
     }
 
-    /// Gives a party its (new) control connection.
+    /// Gives a client its (new) control connection.
     fn attach(
         &mut self,
-        id: PartyId,
+        id: ClientId,
         version: u16,
         control: &Rc<Control>,
         page: (Notice, OwnedFd),
     ) {
-        let Some(p) = self.parties.get_mut(&id) else {
+        let Some(p) = self.clients.get_mut(&id) else {
             return;
         };
         control.set_notice(page.0);
@@ -263,7 +263,7 @@ impl<V: Provider> Core<V> {
         p.untold = 0;
         let ack = ToShim::HelloAck {
             version,
-            party: id.0,
+            client: id.0,
             home: self.home.map_or(0, |h| h[2]),
             credits: self.config.credits,
             ring_log2: self.config.ring_log2,
@@ -286,10 +286,10 @@ impl<V: Provider> Core<V> {
     }
 
     /// A process that has closed its old connection and now shows another table has executed another program: what
-    /// the old program had mapped is gone, so its party is removed.
+    /// the old program had mapped is gone, so its client is removed.
     fn bury_predecessors(&mut self, proc_id: ProcId) {
         let old = self
-            .parties
+            .clients
             .values()
             .filter(|p| p.proc_id == proc_id && p.control.is_none());
         for id in old.map(|p| p.id).collect::<Vec<_>>() {
@@ -297,9 +297,9 @@ impl<V: Provider> Core<V> {
         }
     }
 
-    /// A control connection ended. `control`: does nothing if the party has another connection by now.
-    pub fn disconnect(&mut self, id: PartyId, control: Option<&Rc<Control>>) {
-        let Some(p) = self.parties.get_mut(&id) else {
+    /// A control connection ended. `control`: does nothing if the client has another connection by now.
+    pub fn disconnect(&mut self, id: ClientId, control: Option<&Rc<Control>>) {
+        let Some(p) = self.clients.get_mut(&id) else {
             return;
         };
         let Some(present) = &p.control else { return };
@@ -309,38 +309,38 @@ impl<V: Provider> Core<V> {
         p.disconnect();
         self.connected -= 1;
         self.event(id, "disconnected");
-        self.waiting.remove_party(id);
-        self.forget_party_across(id);
+        self.waiting.remove_client(id);
+        self.forget_client_across(id);
         let mut out = Out::default();
-        self.groups.party_silent(id, &mut out);
+        self.groups.client_silent(id, &mut out);
         self.act(out, Reason::PeerGone, RETRY_SOON_MS);
         self.busy_changed();
     }
 
     /// The process has ended.
-    pub fn dead(&mut self, id: PartyId) {
+    pub fn dead(&mut self, id: ClientId) {
         self.disconnect(id, None);
         self.event(id, "ended");
-        let Some(p) = self.parties.remove(&id) else {
+        let Some(p) = self.clients.remove(&id) else {
             return;
         };
-        self.dead_far(&p);
+        self.dead_remote(&p);
         let kept = self.hand_down(&p);
         self.by_process.remove(&(p.proc_id, p.family.ident));
         let mut out = Out::default();
-        self.groups.party_dead(id, &kept, &mut out);
+        self.groups.client_dead(id, &kept, &mut out);
         self.act(out, Reason::PeerGone, RETRY_SOON_MS);
         self.families.leave(p.family.ident);
         self.busy_changed();
     }
 
     /// A process moves to a family table of its own, in which its connections keep their indices.
-    fn moved(&mut self, id: PartyId, table: Foreign, bytes: u64) -> Result<(), Violation> {
+    fn moved(&mut self, id: ClientId, table: Foreign, bytes: u64) -> Result<(), Violation> {
         let now = self.now();
         let ident = memfd::check_fixed(&table, TABLE_BYTES);
         let ident = ident.filter(|_| bytes == TABLE_BYTES as u64);
         let ident = ident.ok_or(Violation("a family table that is none"))?;
-        let Some(p) = self.parties.get_mut(&id) else {
+        let Some(p) = self.clients.get_mut(&id) else {
             return Ok(());
         };
         if !p.may_move(now) {
@@ -360,12 +360,12 @@ impl<V: Provider> Core<V> {
     /// must be cut.
     pub fn message(
         &mut self,
-        id: PartyId,
+        id: ClientId,
         msg: ToDaemon,
         fds: Vec<Foreign>,
     ) -> Result<Option<Registration>, Violation> {
         let who = |conn, gen| ConnRef {
-            party: id,
+            client: id,
             conn,
             gen,
         };
@@ -427,7 +427,7 @@ impl<V: Provider> Core<V> {
                 self.rails(|r| r.group_failed(id, group));
             }
             ToDaemon::Forget { conn, gen } => {
-                if let Some(p) = self.parties.get_mut(&id) {
+                if let Some(p) = self.clients.get_mut(&id) {
                     p.under_way.remove(&(conn, gen));
                 }
                 self.waiting.forget(who(conn, gen));
@@ -444,9 +444,9 @@ impl<V: Provider> Core<V> {
     /// Sends what the link groups want sent, and declines the ends of lanes that will not be made. The rails are told
     /// last, because messages that result from their steps must follow those sent here.
     pub(crate) fn act(&mut self, out: Out, reason: Reason, retry_ms: u32) {
-        let (far, near): (Vec<_>, _) = out.sends.into_iter().partition(|s| s.to.is_far());
+        let (remote, near): (Vec<_>, _) = out.sends.into_iter().partition(|s| s.to.is_remote());
         for s in near {
-            if let Some(p) = self.parties.get_mut(&s.to) {
+            if let Some(p) = self.clients.get_mut(&s.to) {
                 p.send(s.msg, s.fds);
             }
         }
@@ -455,7 +455,7 @@ impl<V: Provider> Core<V> {
                 self.decline(*e, reason, reason, retry_ms);
             }
         }
-        self.act_far(far, &out.ready, &out.failed);
+        self.act_remote(remote, &out.ready, &out.failed);
         self.effects();
     }
 
@@ -473,9 +473,9 @@ impl<V: Provider> Core<V> {
                 (None, h) => s.holders.push(h),
             }
         };
-        for p in self.parties.values().filter(|p| p.control.is_some()) {
+        for p in self.clients.values().filter(|p| p.control.is_some()) {
             let holder = Holder {
-                party: p.id,
+                client: p.id,
                 pid: p.proc_id.pid,
                 own_pid: p.own_pid,
                 netns: p.netns,
@@ -485,7 +485,7 @@ impl<V: Provider> Core<V> {
         }
         for r in &self.recovered {
             let holder = Holder {
-                party: PartyId::NOBODY,
+                client: ClientId::NOBODY,
                 pid: r.id.pid,
                 own_pid: r.own_pid,
                 netns: r.netns,
@@ -497,15 +497,15 @@ impl<V: Provider> Core<V> {
         }
         let mut all: Vec<Snapshot> = all.into_values().collect();
         all.iter_mut()
-            .for_each(|s| s.holders.sort_by_key(|h| h.party));
-        all.sort_by_key(|s| s.holders.first().map(|h| h.party));
+            .for_each(|s| s.holders.sort_by_key(|h| h.client));
+        all.sort_by_key(|s| s.holders.first().map(|h| h.client));
         all
     }
 
     /// Tells a shim what to do with a connection. `false`: it is not connected; what operators want
     /// is kept until it is.
-    pub fn command(&mut self, party: PartyId, conn: u32, gen: u32, op: u32) -> bool {
-        let Some(p) = self.parties.get_mut(&party) else {
+    pub fn command(&mut self, client: ClientId, conn: u32, gen: u32, op: u32) -> bool {
+        let Some(p) = self.clients.get_mut(&client) else {
             return false;
         };
         p.send(ToShim::Command { conn, gen, op }, vec![]);
@@ -535,8 +535,8 @@ impl<V: Provider> Core<V> {
 
     /// Drops what belongs to connections and lanes that ended without a message.
     pub fn sweep(&mut self) {
-        let parties = &self.parties;
-        self.waiting.sweep(|c| alive(parties, c));
+        let clients = &self.clients;
+        self.waiting.sweep(|c| alive(clients, c));
         self.sweep_across();
         self.rails(|r| r.sweep());
     }
@@ -550,17 +550,17 @@ impl<V: Provider> Core<V> {
         }
     }
 
-    /// A span that adds the party's process to what is logged while it is served.
-    pub fn span(&self, id: PartyId) -> tracing::Span {
-        match self.parties.get(&id) {
+    /// A span that adds the client's process to what is logged while it is served.
+    pub fn span(&self, id: ClientId) -> tracing::Span {
+        match self.clients.get(&id) {
             Some(p) => tracing::info_span!("shim", pid = p.proc_id.pid, program = p.comm),
             None => tracing::Span::none(),
         }
     }
 
-    /// Notes an event about a party.
-    pub(crate) fn event(&mut self, id: PartyId, what: &str) {
-        let Some(p) = self.parties.get(&id) else {
+    /// Notes an event about a client.
+    pub(crate) fn event(&mut self, id: ClientId, what: &str) {
+        let Some(p) = self.clients.get(&id) else {
             return;
         };
         let text = format!("{}[{}] {what}", p.comm, p.proc_id.pid);
@@ -583,8 +583,8 @@ fn only(mut fds: Vec<Foreign>, what: &'static str) -> Result<Foreign, Violation>
 }
 
 /// Is this still the connection that was registered?
-pub(crate) fn alive(parties: &HashMap<PartyId, Party>, c: &ConnRef) -> bool {
-    let party = parties.get(&c.party).filter(|p| p.control.is_some());
-    let view = party.and_then(|p| p.family.view(c.conn));
+pub(crate) fn alive(clients: &HashMap<ClientId, Client>, c: &ConnRef) -> bool {
+    let client = clients.get(&c.client).filter(|p| p.control.is_some());
+    let view = client.and_then(|p| p.family.view(c.conn));
     view.is_some_and(|v| v.gen == c.gen && v.state == state::OPEN)
 }

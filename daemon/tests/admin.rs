@@ -87,14 +87,14 @@ fn a_lane_to_another_node_is_smcr() {
         }
         e.flags.fetch_or(flags, Relaxed);
     };
-    let far = a.enter(&c, true);
+    let remote = a.enter(&c, true);
     // The other side of the same lane number: not its other end, as it would be on one node.
     let near = a.enter(&c2, true);
     a.conn(near).side.store(1, Relaxed);
     let down = a.enter(&c3, true);
-    mode(&a, far, flag::LANE | flag::FAR, true);
+    mode(&a, remote, flag::LANE | flag::REMOTE, true);
     mode(&a, near, flag::LANE, true);
-    mode(&a, down, flag::LANE | flag::FAR, false);
+    mode(&a, down, flag::LANE | flag::REMOTE, false);
     a.conn(near).reason.store(Reason::Young.code(), Relaxed);
     let rows = d.rows();
     let row = |s: &std::net::TcpStream| {
@@ -102,18 +102,18 @@ fn a_lane_to_another_node_is_smcr() {
         rows.iter().find(|r| r.local == local).unwrap()
     };
     let r = row(&c);
-    assert_eq!((&*r.mode, &*r.up, r.far), ("SMCR", "tx", true));
+    assert_eq!((&*r.mode, &*r.up, r.remote), ("SMCR", "tx", true));
     assert_eq!((r.peer_reason, r.link, r.lane), (0, 9, 3));
     assert_eq!(r.rail, None);
-    assert_eq!((&*row(&c2).mode, row(&c2).far), ("SMCD", false));
+    assert_eq!((&*row(&c2).mode, row(&c2).remote), ("SMCD", false));
     let r = row(&c3);
-    assert_eq!((&*r.mode, r.far), ("TCP 0x0a00001b/0x00000000", true));
+    assert_eq!((&*r.mode, r.remote), ("TCP 0x0a00001b/0x00000000", true));
     // A flag without a lane means nothing.
-    a.conn(far).flags.fetch_and(!flag::LANE, Relaxed);
+    a.conn(remote).flags.fetch_and(!flag::LANE, Relaxed);
     let rows = d.rows();
     let local = c.local_addr().unwrap().to_string();
     let r = rows.iter().find(|r| r.local == local).unwrap();
-    assert_eq!((&*r.up, r.far), ("none", false));
+    assert_eq!((&*r.up, r.remote), ("none", false));
     assert_eq!(d.stats().rails, []);
     drop(s);
 }
@@ -319,7 +319,7 @@ fn statistics_of_families() {
     a.stats().promoted.store(7, Relaxed);
     assert_eq!(d.stats().promoted, 7);
     drop(a);
-    d.until("no party", |s| s.parties == 0);
+    d.until("no client", |s| s.clients == 0);
     assert_eq!(d.stats().promoted, 7);
 }
 
@@ -348,7 +348,7 @@ fn an_order_waits_for_a_program() {
     let d = Daemon::plain();
     let mut a = Shim::new(&d.dir);
     rustix::net::shutdown(&a.sock, rustix::net::Shutdown::Both).unwrap();
-    d.until("no connection", |s| s.parties == 0);
+    d.until("no connection", |s| s.clients == 0);
     let target = Target::All;
     let none = Response::Told { ends: 0, later: 0 };
     assert_eq!(d.ask(&Request::Down { target }), none, "it has no sockets");

@@ -172,7 +172,7 @@ fn a_sleeping_program_is_shown_at_once_until_it_speaks_or_ends() {
             (s.child.id(), "ACTIVE")
         );
     }
-    assert_eq!(d.stats().parties, 0, "shown, but not a party");
+    assert_eq!(d.stats().clients, 0, "shown, but not a client");
     // What an operator wants of it, it hears when it speaks.
     let target = Target::Inode(mine(&d, &c)[0].inode);
     let down = |target| d.ask(&Request::Down { target });
@@ -183,7 +183,7 @@ fn a_sleeping_program_is_shown_at_once_until_it_speaks_or_ends() {
     // It speaks: one row still.
     a.tell("hello");
     a.tell("ordered");
-    assert_eq!(d.stats().parties, 1);
+    assert_eq!(d.stats().clients, 1);
     assert_eq!(mine(&d, &c).len(), 1);
     assert_eq!(down(target), Response::Told { ends: 1, later: 0 });
     // It ends.
@@ -204,7 +204,7 @@ fn their_sums_are_counted_once() {
     a.tell("hello");
     assert_eq!(d.stats().promoted, 7);
     drop(a);
-    d.until("no party", |s| s.parties == 0);
+    d.until("no client", |s| s.clients == 0);
     assert_eq!(d.stats().promoted, 7);
 }
 

@@ -62,7 +62,7 @@ fn hello_is_checked() {
         sync,
         "no hello"
     );
-    assert_eq!(d.stats().parties, 0);
+    assert_eq!(d.stats().clients, 0);
 
     // A newer shim that still speaks our version is welcome.
     let s = dial(&d.dir);
@@ -95,7 +95,7 @@ fn two_ends_get_one_lane() {
     assert_ne!(x.tag, 0);
     let s = d.until("the lane", |s| s.lanes == 1);
     assert_eq!(
-        (s.parties, s.links, s.registered, s.paired, s.declined),
+        (s.clients, s.links, s.registered, s.paired, s.declined),
         (2, 1, 2, 1, 0)
     );
 
@@ -139,9 +139,9 @@ fn connections_with_bytes_on_them_and_ipv6() {
     offers(&mut a, &mut b);
 }
 
-/// The other party gets the area read-only, whatever it tries.
+/// The other client gets the area read-only, whatever it tries.
 #[test]
-fn areas_are_sealed_for_the_other_party() {
+fn areas_are_sealed_for_the_other_client() {
     let d = Daemon::plain();
     let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
     let (x, y) = pair(&mut a, &mut b);
@@ -201,7 +201,7 @@ fn areas_are_sealed_for_the_other_party() {
         lane::notify::doorbell::drain(sb.bell.as_ref().unwrap().as_fd()),
         lane::notify::doorbell::Drained::Rung
     );
-    // Nobody but the parties holds an end: a party that is gone can be heard.
+    // Nobody but the clients holds an end: a client that is gone can be heard.
     let bell = b
         .sides
         .get_mut(&(y.group, y.side))

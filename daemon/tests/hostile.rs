@@ -82,7 +82,7 @@ fn a_queue_full_of_hanging_closes_holds_up_nobody() {
     drop(b);
     d.resume();
     served(&d);
-    assert_eq!(d.until("its end", |s| s.parties == 0).paired, 1);
+    assert_eq!(d.until("its end", |s| s.clients == 0).paired, 1);
 }
 
 /// A socket whose lock is held for ever: a send from memory that nobody fills in.

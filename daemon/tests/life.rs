@@ -149,12 +149,12 @@ fn a_lost_control_connection_leaves_lanes_alone() {
     let mut o = Other::start(&d);
     let (_c, l) = o.pair(&mut a);
     o.tell("hang up");
-    d.until("one party", |s| s.parties == 1);
+    d.until("one client", |s| s.clients == 1);
     let s = d.stats();
     assert_eq!((s.links, s.lanes), (1, 1), "the lane runs on");
-    // It comes back as the same party: its messages about the lane count.
+    // It comes back as the same client: its messages about the lane count.
     o.tell("again");
-    d.until("two parties", |s| s.parties == 2);
+    d.until("two parties", |s| s.clients == 2);
     assert_eq!(d.stats().links, 1);
     o.child.kill().unwrap();
     gone(&mut a, l);
@@ -169,11 +169,11 @@ fn another_program_in_the_same_process_has_no_groups() {
     let (_c, l) = o.pair(&mut a);
     o.tell("exec");
     gone(&mut a, l);
-    let s = d.until("its successor", |s| s.parties == 2);
+    let s = d.until("its successor", |s| s.clients == 2);
     assert_eq!((s.links, s.lanes), (0, 0));
 }
 
-/// What was lost with a control connection comes with the next one: the other party's file, and that it has ours.
+/// What was lost with a control connection comes with the next one: the other client's file, and that it has ours.
 #[test]
 fn what_was_lost_comes_again() {
     let d = Daemon::plain();
@@ -213,7 +213,7 @@ fn an_end_that_waits_dies_with_its_connection() {
     a.register(i, &c);
     a.credit();
     drop(a);
-    d.until("one party", |s| s.parties == 1);
+    d.until("one client", |s| s.clients == 1);
     b.register(j, &s);
     b.credit();
     assert_eq!(d.stats().paired, 0);
@@ -226,7 +226,7 @@ fn what_was_missed_is_told_later() {
     let mut o = Other::start(&d);
     let (_c, l) = o.pair(&mut a);
     a.sock = dial(&d.dir); // without a hello
-    d.until("one party", |s| s.parties == 1);
+    d.until("one client", |s| s.clients == 1);
     o.child.kill().unwrap();
     d.until("no link", |s| s.links == 0);
     a.greet();
@@ -340,7 +340,7 @@ fn leaves_when_idle() {
         "not while somebody is connected"
     );
     drop(a);
-    // This process lives on, but nothing of it uses the daemon. A party ends with its process, so
+    // This process lives on, but nothing of it uses the daemon. A client ends with its process, so
     // the daemon must not wait for that.
     assert!(d.wait().success());
 }

@@ -84,7 +84,7 @@ fn registering_without_a_credit_ends_the_connection() {
     }
     d.resume();
     a.hung_up();
-    assert_eq!(d.until("its end", |s| s.parties == 0).registered, 16);
+    assert_eq!(d.until("its end", |s| s.clients == 0).registered, 16);
 }
 
 /// What a shim that has the lane `x`, whose other end is `y`, must not say, and with how many descriptors.

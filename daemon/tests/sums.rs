@@ -67,18 +67,18 @@ fn a_family_that_comes_and_goes_counts_once() {
         let m = Member::of(&d, &table);
         assert_eq!(sums(&d), (n, n * 100), "child {n} lives");
         m.end();
-        d.until("its end", |s| s.parties == 0);
+        d.until("its end", |s| s.clients == 0);
         assert_eq!(sums(&d), (n, n * 100), "child {n} has ended");
     }
     // Several at once, which end one after the other.
     let (a, b) = (Member::of(&d, &table), Member::of(&d, &table));
     assert_eq!(sums(&d), (5, 500));
     a.end();
-    d.until("one left", |s| s.parties == 1);
+    d.until("one left", |s| s.clients == 1);
     assert_eq!(sums(&d), (5, 500));
     // The daemon reads ended tables for the last time every few seconds.
     b.end();
-    d.until("its end", |s| s.parties == 0);
+    d.until("its end", |s| s.clients == 0);
     std::thread::sleep(std::time::Duration::from_secs(6));
     assert_eq!(sums(&d), (5, 500));
     let c = Member::of(&d, &table);

@@ -1,7 +1,7 @@
-//! What lies where in a party's area.
+//! What lies where in a client's area.
 //!
 //! An area is a list of *chunks*, each one memfd. Chunk 0 holds the control words of every lane;
-//! the others hold ring data. Each word has exactly one writer: the party that owns the area.
+//! the others hold ring data. Each word has exactly one writer: the client that owns the area.
 //! Nothing is ever a pointer; positions of rings are (chunk, page) pairs that the reader checks
 //! against the chunk sizes the daemon told it.
 
@@ -13,7 +13,7 @@ pub use words::{
     TxPhase, TxWord, Word,
 };
 
-/// Lanes per link group. A pair of parties that needs more gets another link group.
+/// Lanes per link group. A pair of clients that needs more gets another link group.
 pub const LANES: usize = if cfg!(loom) { 1 } else { 1024 };
 /// Epochs of one use of a lane slot: the daemon gives the next use a base that lies so much higher.
 pub const EPOCHS: u32 = 65_536;
@@ -28,12 +28,12 @@ pub const CHUNKS: usize = 64;
 /// Size of a data chunk in bytes. Pages are touched, and so paid for, only as rings use them.
 pub const CHUNK_BYTES: usize = 16 << 20;
 /// The same for link groups to other nodes, where a device holds every page of a chunk.
-pub const FAR_CHUNK_BYTES: usize = 4 << 20;
+pub const REMOTE_CHUNK_BYTES: usize = 4 << 20;
 /// Smallest ring: log2 of its bytes.
 pub const RING_LOG2_MIN: u32 = if cfg!(loom) { 1 } else { 12 };
 /// Largest ring: log2 of its bytes.
 pub const RING_LOG2_MAX: u32 = 22;
-/// So far rings grow to be fast; beyond, only to take of a send that may not wait what the kernel's buffers would.
+/// So remote rings grow to be fast; beyond, only to take of a send that may not wait what the kernel's buffers would.
 pub const RING_FAST_LOG2: u32 = 20;
 
 /// First bytes of chunk 0.
@@ -93,20 +93,20 @@ pub struct RxWords {
     pub cpu: AtomicU32,
     /// `marks::*` of this end. Not about an epoch.
     pub marks: AtomicU32,
-    /// Across nodes, written by a daemon in its mirror: the head that the far daemon is known to
-    /// have shown to its end. (That the network has taken the bytes is not enough: the far daemon may
+    /// Across nodes, written by a daemon in its proxy: the head that the remote daemon is known to
+    /// have shown to its end. (That the network has taken the bytes is not enough: the remote daemon may
     /// die before it says so, and nobody else can.) On one node, written by an end that has `ENDED`: all
     /// bytes that it has put on TCP.
     pub landed: AtomicU64,
     /// Across nodes only, about the sending direction of an end: what the daemon beside it does with
-    /// it (`takeover::*`, in the daemon's mirror), and what the end itself is putting on
+    /// it (`takeover::*`, in the daemon's proxy), and what the end itself is putting on
     /// TCP (in the end's own area). Whoever of the two goes on after the other finds there where.
     pub takeover: Shared<TakeoverWord>,
     /// Cursor from which on a frame, or plain bytes, are put on TCP. Valid with `DOWN`, `FIN` and `PLAIN`.
     pub takeover_at: AtomicU64,
     /// Kernel position of the direction when the daemon has brought it to TCP. Valid with `takeover::DONE`.
     pub takeover_kpos: AtomicU64,
-    /// Across nodes only, in the daemon's mirror: the errno that the daemon met on the socket while it had
+    /// Across nodes only, in the daemon's proxy: the errno that the daemon met on the socket while it had
     /// the direction. Valid with `takeover::DONE`.
     pub takeover_error: AtomicU32,
     /// On one node: bytes that the receive buffer holds which this end's application asked for (0: it did not ask
@@ -158,7 +158,7 @@ pub(crate) const fn log_entry(ticks: u64, lane: usize) -> u64 {
 pub struct Control {
     /// Which area of which link group this is. Written once by the daemon; nothing reads it yet.
     pub header: Header,
-    /// Threads and sets of this party that sleep on this link group.
+    /// Threads and sets of this client that sleep on this link group.
     pub sleepers: Line<AtomicU32>,
     /// Publish counters: bumped after each head, cursor or state word of the group changed.
     pub seq: [Line<AtomicU32>; COUNTERS],

@@ -128,8 +128,8 @@ pub mod flag {
     pub const NONBLOCK: u32 = 128;
     /// A hooked poll or select, or a registration with an epoll set, has watched the connection.
     pub const WATCHED: u32 = 256;
-    /// Set beside `LANE`: the lane leads to another node (the link group's other party is the daemon).
-    pub const FAR: u32 = 512;
+    /// Set beside `LANE`: the lane leads to another node (the link group's other client is the daemon).
+    pub const REMOTE: u32 = 512;
     /// TCP_INQ is set on the socket: receives with control data tell what is left to read.
     pub const INQ: u32 = 1024;
     /// SO_RCVTIMEO is negative: no receive waits (the kernel shows 0 for it, as for no limit).

@@ -70,7 +70,7 @@ pub trait Port {
     fn writable(&self, _p: *mut u8, _n: usize) -> bool {
         true
     }
-    /// Rings the other party's doorbell; never blocks, failure does not matter.
+    /// Rings the other client's doorbell; never blocks, failure does not matter.
     fn ring(&self);
 }
 

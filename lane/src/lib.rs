@@ -1,8 +1,8 @@
-//! The contract between the two parties of a link group.
+//! The contract between the two clients of a link group.
 //!
-//! A *link group* is what two parties share: for each party one memory area that it alone writes and
+//! A *link group* is what two clients share: for each client one memory area that it alone writes and
 //! the other maps read-only, plus one doorbell each way. It carries many *lanes*; a lane is the
-//! pair of rings that carry one promoted TCP connection. A party is a shim or a daemon: nothing
+//! pair of rings that carry one promoted TCP connection. A client is a shim or a daemon: nothing
 //! here assumes that the other side is a process of this node.
 //!
 //! What this crate must never do: allocate, block, panic on what the other side wrote, or take a
@@ -18,7 +18,7 @@ pub mod os;
 pub mod prim;
 pub mod proto;
 
-/// Version of the memory layout and of the control messages. Parties whose
+/// Version of the memory layout and of the control messages. Clients whose
 /// ranges `[MIN_VERSION, VERSION]` overlap work together; others stay on TCP with
 /// [`proto::reason::Reason::VersionMismatch`].
 pub const VERSION: u16 = 3;

@@ -13,7 +13,7 @@ use crate::prim::{fence_after_rmw, AtomicU32, Ordering};
 #[inline(always)]
 pub fn publish(own_seq: &AtomicU32, peer_sleepers: &AtomicU32) -> bool {
     // SYNC wake-1: release for the acquire of `counter`; with the fence, the first half of the Dekker
-    // pair with `doze`. Several threads of this party may bump: hence a read-modify-write.
+    // pair with `doze`. Several threads of this client may bump: hence a read-modify-write.
     own_seq.fetch_add(1, Ordering::SeqCst);
     fence_after_rmw();
     peer_sleepers.load(Ordering::SeqCst) != 0
@@ -77,7 +77,7 @@ mod tests {
         });
     }
 
-    /// Two threads of one party publish in the same group: no bump is lost.
+    /// Two threads of one client publish in the same group: no bump is lost.
     #[test]
     fn two_publishers() {
         loom::model(|| {

@@ -30,7 +30,7 @@ const LOOK_US: u64 = 20;
 /// Microseconds after which a sender checks again whether the peer's TCP end is still there.
 const CHECK_US: u64 = 2000;
 
-/// Milliseconds that a non-blocking send waits for the far node's answer to a switch.
+/// Milliseconds that a non-blocking send waits for the remote node's answer to a switch.
 const ASK_MS: i64 = 2;
 
 /// What SIOCOUTQ reports for the lane, in addition to the kernel's count: bytes that the application has sent and

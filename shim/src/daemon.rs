@@ -361,7 +361,7 @@ fn tell_done(group: &LinkGroup, lane: u32) -> bool {
     send(&m, &[]).is_ok()
 }
 
-/// Gives the daemon a copy of the socket of a far lane.
+/// Gives the daemon a copy of the socket of a remote lane.
 pub fn lane_held(group: &LinkGroup, lane: u32, fd: i32) -> bool {
     let m = ToDaemon::LaneHeld {
         group: group.id.load(Relaxed),

@@ -7,10 +7,10 @@
 pub mod arrivals;
 mod close;
 mod exec;
-mod far;
 mod fork;
 mod give_up;
 mod made;
+mod remote;
 mod shutdown;
 mod unseen;
 

@@ -8,18 +8,18 @@ mod commands;
 mod died;
 pub mod dispatch;
 pub mod family;
-mod far;
 pub mod full;
 mod leave;
 pub mod received;
 mod register;
+mod remote;
 mod retire;
 
 pub use commands::command;
 pub use died::holder_died;
-pub use far::greeted;
 pub use leave::{leave, yield_lane, LEAVE_MS};
 pub use register::{daemon_lost, declined};
+pub use remote::greeted;
 pub use retire::{end_lane, lane_gone, yielded};
 
 use crate::state::groups::LinkGroup;
@@ -50,7 +50,7 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
         family::used();
     }
     if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
-        if c.flags.load(Relaxed) & (flag::FAR | flag::LEFT | flag::FORSAKEN) != 0 {
+        if c.flags.load(Relaxed) & (flag::REMOTE | flag::LEFT | flag::FORSAKEN) != 0 {
             retire::retire(i, c);
         }
         watched(i, c);
@@ -216,7 +216,7 @@ pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, t
     let Some(m) = Memory::new(&group.own, &group.peer, lane_no) else {
         return refuse(Reason::Memory, MAP_AGAIN_MS);
     };
-    let m = m.across(group.is_far());
+    let m = m.across(group.is_remote());
     if table::holders(c) != 1 {
         return refuse(Reason::Shared, 100);
     }
@@ -239,7 +239,7 @@ pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, t
     }
     // The daemon completes what this process cannot (takeover), so it must have the socket before anything goes
     // up.
-    if group.is_far() && !daemon::lane_held(group, lane_no, l.fd.load(Relaxed)) {
+    if group.is_remote() && !daemon::lane_held(group, lane_no, l.fd.load(Relaxed)) {
         return refuse(Reason::TimeoutDaemon, 50); // the ring is freed at the slot's next use
     }
     c.tag.store(tag, Relaxed);
@@ -256,8 +256,8 @@ pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, t
     tcp::bufs::sync(c, &m, l.fd.load(Relaxed));
     set_reason(c, Reason::None);
     c.flags.fetch_and(!flag::REGISTERED, Release); // pairs with the Acquire in `process::before_fork`
-    let far = if group.is_far() { flag::FAR } else { 0 };
-    c.flags.fetch_or(flag::LANE | far, Release);
+    let remote = if group.is_remote() { flag::REMOTE } else { 0 };
+    c.flags.fetch_or(flag::LANE | remote, Release);
     sets::activate(i, group);
     ready_locked(i, c, l);
     waiters::look(i);
@@ -401,8 +401,8 @@ pub fn group_gone(group: &LinkGroup) {
     let fins = sys::now_ms() + FIN_MS;
     table::each(|i, c| {
         if core::ptr::eq(table::local(i).group.load(Relaxed), group) {
-            if group.is_far() {
-                far::gone(i, c, group);
+            if group.is_remote() {
+                remote::gone(i, c, group);
                 return sets::stir(i);
             }
             peer_end_gone(i, c, fins);
@@ -479,7 +479,7 @@ fn attend_slow(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
             attached::counted_up(c);
         }
         if c.tx.shut.load(Relaxed) != 0 && group.state.load(Relaxed) == crate::state::groups::GONE {
-            far::shut_late(c, fd);
+            remote::shut_late(c, fd);
         }
     }
     g.is_some()

@@ -29,7 +29,7 @@ const PLACES: [&str; 12] = [
     "lane/src/half/rx/",
     "lane/src/half/tx.rs",
     "lane/src/half/tx/",
-    "daemon/src/core/far.rs",
+    "daemon/src/core/remote.rs",
     "daemon/src/dataplane/thread.rs",
     "daemon/src/dataplane/rail.rs",
     "daemon/src/dataplane/rail/",
@@ -44,7 +44,7 @@ type Told = &'static [(&'static str, &'static str)];
 const PROGRAMS: [(&str, &str, Told); 9] = [
     ("link", "lib", &[]),
     ("link", "lane_cases", &[]),
-    ("link", "lane_far", &[]),
+    ("link", "lane_remote", &[]),
     ("link", "lane_takeover", &[]),
     ("link", "lane_random", &[("PROPTEST_CASES", "2000")]),
     ("link", "lane_hostile", &[]),

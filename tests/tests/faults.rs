@@ -157,7 +157,7 @@ fn a_sleeping_program_is_in_the_first_view() -> Result<()> {
         let after = view(&d)?;
         ensure!(after == before, "{before:?}\n{after:?}");
     }
-    ensure!(d.stats()?.parties == 0, "it sleeps");
+    ensure!(d.stats()?.clients == 0, "it sleeps");
     Ok(())
 }
 
@@ -307,7 +307,7 @@ fn peer_without_a_shim_has_a_reason() -> Result<()> {
 fn limits_on_files_and_memory() -> Result<()> {
     let d = Daemon::start()?;
     let echo = Echo::serve("threads", "127.0.0.1", &d.eager())?;
-    for (limit, parties) in [
+    for (limit, clients) in [
         ("-f unlimited", 2),
         ("-f 1000", 1),
         ("-v 1500000", 1),
@@ -323,18 +323,18 @@ fn limits_on_files_and_memory() -> Result<()> {
             .spawn()?;
         ensure!(p.line("got ", SOON)? == "hello");
         until("the daemon knows", SOON, || {
-            d.stats().is_ok_and(|s| s.parties == parties)
+            d.stats().is_ok_and(|s| s.clients == clients)
         })
         .with_context(|| format!("limit {limit}: {}", d.picture()))?;
         let cramped = |r: &Row| r.pid == p.pid() && r.reason == Reason::Cramped.code();
         ensure!(
-            d.ss()?.iter().any(cramped) == (parties == 1),
+            d.ss()?.iter().any(cramped) == (clients == 1),
             "limit {limit}: {}",
             d.picture()
         );
         p.kill();
         until("it has ended", LIMIT, || {
-            d.stats().is_ok_and(|s| s.parties == 1)
+            d.stats().is_ok_and(|s| s.clients == 1)
         })?;
     }
     Ok(())

@@ -373,7 +373,7 @@ fn mutations_of_the_door() {
     try_(Bug::TrustCount, 1);
 }
 
-/// No party spins for ever without getting anywhere.
+/// No client spins for ever without getting anywhere.
 #[test]
 fn nobody_spins() {
     let c = Config {

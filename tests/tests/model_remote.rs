@@ -266,7 +266,7 @@ fn sleepers() {
     }
 }
 
-/// No party is busy for ever without getting anywhere.
+/// No client is busy for ever without getting anywhere.
 #[test]
 fn nobody_spins() {
     fn no<M>(m: M)

@@ -43,7 +43,7 @@ fn stats_table(s: &Stats) -> String {
     section(
         "Now",
         &[
-            ("parties (processes with a daemon)", s.parties.to_string()),
+            ("parties (processes with a daemon)", s.clients.to_string()),
             ("links", s.links.to_string()),
             ("lanes", s.lanes.to_string()),
             ("shared memory", bytes(s.memory_bytes)),

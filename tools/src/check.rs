@@ -144,7 +144,7 @@ fn watch(c: &Connection, dir: &Path, wait_s: u64) -> Finding {
         let now = Finding {
             here: End::here(here),
             there: match &across {
-                Some(_) => End::far(told),
+                Some(_) => End::remote(told),
                 None => End::there(there, told),
             },
             across,

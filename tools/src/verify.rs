@@ -124,8 +124,8 @@ fn look(child: u32, daemons: &mut Daemons, seen: &mut BTreeMap<process::Key, See
 fn connected(dir: &std::path::Path) -> Option<Vec<u32>> {
     use underpass_admin::client::{presence, Presence};
     use underpass_admin::{Request, Response};
-    match client::ask_in(dir, &Request::Parties) {
-        Ok(Response::Parties { pids }) => Some(pids),
+    match client::ask_in(dir, &Request::Clients) {
+        Ok(Response::Clients { pids }) => Some(pids),
         Ok(_) => Some(Vec::new()),
         Err(_) => matches!(presence(dir), Presence::Answers).then(Vec::new),
     }

@@ -26,7 +26,7 @@ fn stats_as_table_and_json() {
         version: "0.1.0".into(),
         pid: 77,
         uptime_s: 4000,
-        parties: 2,
+        clients: 2,
         links: 1,
         lanes: 50,
         memory_bytes: 3 << 20,

@@ -133,7 +133,7 @@ fn a_connection_that_stays_on_tcp() {
 }
 
 /// A daemon whose connection leads to another node.
-fn far(local: Option<Row>, across: Across) -> FakeDaemon {
+fn remote(local: Option<Row>, across: Across) -> FakeDaemon {
     FakeDaemon::new(move |_| Response::Check {
         local: local.clone(),
         peer: None,
@@ -164,7 +164,7 @@ fn a_promoted_connection_to_another_node() {
         ..RailRow::default()
     };
     here.iter_mut().for_each(|r| r.rail = Some(rail.clone()));
-    let d = far(here, between());
+    let d = remote(here, between());
     for json in [false, true] {
         let (port, service) = service(b"", false);
         let out = check(&d, port, if json { &["-j"] } else { &[] });
@@ -237,7 +237,7 @@ fn a_connection_to_another_node_that_stays_on_tcp() {
         ),
     ];
     for (here, across, part, code) in cases {
-        let d = far(here, across);
+        let d = remote(here, across);
         let (port, service) = service(b"", false);
         let out = check(&d, port, &[]);
         let said = text(&out.stdout);

@@ -53,7 +53,7 @@ pub enum Request {
     /// whatever program it executes next.
     Keep,
     /// The processes that are connected.
-    Parties,
+    Clients,
     /// The other nodes, and the channels to their daemons.
     Peers,
 }
@@ -115,7 +115,7 @@ pub enum Response {
         across: Option<Across>,
     },
     /// By process id, as the daemon sees it.
-    Parties {
+    Clients {
         /// Process ids.
         pids: Vec<u32>,
     },
@@ -254,7 +254,7 @@ pub struct Row {
     pub up: String,
     /// Does the lane lead to another node?
     #[serde(default)]
-    pub far: bool,
+    pub remote: bool,
     /// What carries the lane to the other node now, if that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rail: Option<RailRow>,
@@ -326,8 +326,8 @@ pub struct Stats {
     /// Is the BPF proof of connection identity active?
     pub proof: bool,
     /// Processes that are connected now.
-    pub parties: u64,
-    /// Links between parties.
+    pub clients: u64,
+    /// Links between clients.
     pub links: u64,
     /// Lanes that are in use on them.
     pub lanes: u64,

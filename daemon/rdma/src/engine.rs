@@ -14,6 +14,7 @@
 
 mod api;
 mod chunks;
+mod clients;
 mod close;
 mod inn;
 mod inward;
@@ -23,12 +24,11 @@ mod links;
 mod messages;
 mod out;
 mod outward;
-mod party;
 mod post;
 mod request;
 
 pub use api::{Config, Control, Event, Fault, Host, LinkView, Rail, Stats};
-pub use party::PartyMemory;
+pub use clients::ClientMemory;
 
 use crate::verbs::{Completion, CompletionQueue, Provider};
 use lanes::Lanes;
@@ -39,8 +39,8 @@ use std::collections::VecDeque;
 pub type RailId = u32;
 /// Number of a link, the same at both ends; never used again.
 pub type LinkId = u32;
-/// Number of a party of a pair, from 1; never used again.
-pub type PartyId = u32;
+/// Number of a client of a pair, from 1; never used again.
+pub type ClientId = u32;
 /// Token of a lane: the number by which the peer names it.
 pub type LaneId = u32;
 
@@ -52,7 +52,7 @@ pub struct Pair<P: Provider> {
     rails: LiteMap<RailId, links::RailState<P>>,
     /// Links whose queue pair is destroyed here, until each end knows that both are destroyed.
     dead: LiteMap<LinkId, links::Dead>,
-    parties: LiteMap<PartyId, party::Party>,
+    clients: LiteMap<ClientId, clients::Client>,
     lanes: Lanes,
     config: Config,
     random: Box<dyn FnMut() -> u32 + Send>,
@@ -82,7 +82,7 @@ pub struct Pair<P: Provider> {
 struct Numbers {
     link: u32,
     rail: u32,
-    party: u32,
+    client: u32,
     chunk: u32,
 }
 
@@ -103,7 +103,7 @@ impl<P: Provider> Pair<P> {
             chunks: LiteMap::new(),
             rails: LiteMap::new(),
             dead: LiteMap::new(),
-            parties: LiteMap::new(),
+            clients: LiteMap::new(),
             lanes: Lanes::default(),
             config,
             random,
@@ -114,7 +114,7 @@ impl<P: Provider> Pair<P> {
             next: Numbers {
                 link: 1,
                 rail: 1,
-                party: 1,
+                client: 1,
                 chunk: 1,
             },
             control: false,

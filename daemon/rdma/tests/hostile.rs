@@ -275,7 +275,7 @@ fn an_application_scribbles() {
         for _ in 0..4000 {
             sim.tick(true);
             if rng.one_in(20) {
-                let words = sim.nodes[0].parties[0].app.control().expect("mapped");
+                let words = sim.nodes[0].clients[0].app.control().expect("mapped");
                 let (t, r) = (&words.tx[slot], &words.rx[slot]);
                 let plain = [
                     &words.heads[slot],

@@ -89,7 +89,7 @@ struct Us {
 
 /// Processes that the daemon knows: connected, or found when it started.
 fn known(core: &Core) -> HashSet<u32> {
-    let connected = core.parties.values().filter(|p| p.control.is_some());
+    let connected = core.clients.values().filter(|p| p.control.is_some());
     let recovered = core.recovered.iter().map(|r| r.id.pid);
     connected.map(|p| p.proc_id.pid).chain(recovered).collect()
 }

@@ -32,7 +32,7 @@ impl<V: Provider> Core<V> {
         let Some(rails) = &self.rails else { return };
         for e in rows.iter_mut().filter(|e| e.row.mode == "SMCR") {
             let who = ConnRef {
-                party: e.party,
+                client: e.client,
                 conn: e.conn,
                 gen: e.gen,
             };

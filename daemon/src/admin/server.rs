@@ -199,12 +199,12 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
                 refused,
             }
         }
-        Request::Parties => {
+        Request::Clients => {
             let core = shared.borrow();
-            let all = core.parties.values().filter(|p| p.control.is_some());
+            let all = core.clients.values().filter(|p| p.control.is_some());
             let mine = all.filter(|p| caller.sees(p.netns));
             let pids = mine.map(|p| p.proc_id.pid).collect();
-            Response::Parties { pids }
+            Response::Clients { pids }
         }
         Request::Log => {
             let lines = shared
@@ -251,7 +251,7 @@ async fn stats(shared: &Shared) -> Stats {
             pid: std::process::id(),
             uptime_s: c.now().saturating_sub(c.started).as_secs(),
             proof: c.proof.active(),
-            parties: c.parties.values().filter(|p| p.control.is_some()).count() as u64,
+            clients: c.clients.values().filter(|p| p.control.is_some()).count() as u64,
             links: c.groups.len() as u64,
             lanes: c.groups.lanes(),
             registered: c.counters.registered,
@@ -298,9 +298,9 @@ async fn tell(shared: &Shared, caller: Caller, target: &Target, op: u32) -> Resp
     let all = entries(shared).await;
     let mut core = shared.borrow_mut();
     let mut targets = core.command_targets();
-    let owners: HashMap<_, _> = targets.iter().map(|s| ((s.party, s.pid), *s)).collect();
+    let owners: HashMap<_, _> = targets.iter().map(|s| ((s.client, s.pid), *s)).collect();
     let owner = |e: &Entry| {
-        let s = owners.get(&(e.party, e.row.pid))?;
+        let s = owners.get(&(e.client, e.row.pid))?;
         caller.may_act(s.uid, e.row.netns).then_some(*s)
     };
     let open = |e: &&Entry| e.row.state != "LISTEN" && e.tracked();
@@ -338,8 +338,8 @@ async fn tell(shared: &Shared, caller: Caller, target: &Target, op: u32) -> Resp
     let others = named.iter().filter_map(|e| all.get(e.other?));
     let others: Vec<&Entry> = others.filter(mine).collect();
     named.extend(others);
-    named.sort_by_key(|e| (e.party, e.row.pid, e.conn));
-    named.dedup_by_key(|e| (e.party, e.row.pid, e.conn));
+    named.sort_by_key(|e| (e.client, e.row.pid, e.conn));
+    named.dedup_by_key(|e| (e.client, e.row.pid, e.conn));
     for (e, to) in named.iter().filter_map(|e| Some((e, owner(e)?))) {
         count(core.command_to(to, e.conn, e.gen, op));
     }

@@ -69,7 +69,7 @@ impl Control {
         let (waits, full) = (queue.len() > 1, queue.len() > QUEUE);
         drop(queue);
         if full || self.is_cut() {
-            return self.cut(); // `Party::disconnect` keeps what must not be lost
+            return self.cut(); // `Client::disconnect` keeps what must not be lost
         }
         if !waits {
             self.flush();

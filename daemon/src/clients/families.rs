@@ -15,7 +15,7 @@ const REMEMBERED: usize = 4096;
 
 struct Kin {
     family: Arc<Family>,
-    /// Parties, and processes found in `/proc`, that belong to it.
+    /// Clients, and processes found in `/proc`, that belong to it.
     members: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What one cgroup (a pod) may have: lanes, reserved ring memory, parties. Not per uid: in
+//! What one cgroup (a pod) may have: lanes, reserved ring memory, clients. Not per uid: in
 //! containers everybody is root.
 
 use std::cell::RefCell;
@@ -15,7 +15,7 @@ const JOBS: u32 = 64;
 pub struct Limits {
     pub lanes: u32,
     pub memory: u64,
-    pub parties: u32,
+    pub clients: u32,
 }
 
 /// What one cgroup uses now. Taken on the core's thread, and possibly given back on the data plane's. The counters
@@ -26,7 +26,7 @@ pub struct Cgroup {
     limits: Limits,
     lanes: AtomicU32,
     memory: AtomicU64,
-    parties: AtomicU32,
+    clients: AtomicU32,
     dialing: AtomicU32,
     jobs: AtomicU32,
     pub resume: tokio::sync::Notify,
@@ -70,15 +70,15 @@ impl Cgroup {
         self.memory.load(Relaxed)
     }
 
-    /// May another party of this cgroup connect? Counted until the guard is dropped.
+    /// May another client of this cgroup connect? Counted until the guard is dropped.
     pub fn enter(self: &Arc<Self>) -> Option<Member> {
-        take(&self.parties, self.limits.parties).then(|| Member(self.clone()))
+        take(&self.clients, self.limits.clients).then(|| Member(self.clone()))
     }
 
-    /// May another dialing descriptor of this cgroup be served? As many as it may have parties.
+    /// May another dialing descriptor of this cgroup be served? As many as it may have clients.
     /// Counted until the guard is dropped.
     pub fn seat(self: &Arc<Self>) -> Option<Seat> {
-        take(&self.dialing, self.limits.parties).then(|| Seat(self.clone()))
+        take(&self.dialing, self.limits.clients).then(|| Seat(self.clone()))
     }
 
     /// Counts a helper job until the guard is dropped.
@@ -93,26 +93,26 @@ impl Cgroup {
     }
 }
 
-/// What this daemon may have as a party of far lanes. Each of them takes one of its descriptors, and half of its
+/// What this daemon may have as a client of remote lanes. Each of them takes one of its descriptors, and half of its
 /// descriptors are reserved for everything else.
-pub(crate) fn far() -> Arc<Cgroup> {
+pub(crate) fn remote() -> Arc<Cgroup> {
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let lanes = files.map_or(u32::MAX, |n| u32::try_from(n / 2).unwrap_or(u32::MAX));
     let limits = Limits {
         lanes,
         memory: u64::MAX,
-        parties: u32::MAX,
+        clients: u32::MAX,
     };
     Cgroups::new(limits).get("")
 }
 
-/// A party of a cgroup.
+/// A client of a cgroup.
 #[derive(Debug)]
 pub struct Member(pub Arc<Cgroup>);
 
 impl Drop for Member {
     fn drop(&mut self) {
-        give(&self.0.parties);
+        give(&self.0.clients);
     }
 }
 
@@ -162,7 +162,7 @@ impl Cgroups {
             limits: self.limits,
             lanes: AtomicU32::new(0),
             memory: AtomicU64::new(0),
-            parties: AtomicU32::new(0),
+            clients: AtomicU32::new(0),
             dialing: AtomicU32::new(0),
             jobs: AtomicU32::new(0),
             resume: tokio::sync::Notify::new(),
@@ -177,7 +177,7 @@ pub(crate) fn for_tests(lanes: u32, memory: u64) -> Arc<Cgroup> {
     Cgroups::new(Limits {
         lanes,
         memory,
-        parties: 10,
+        clients: 10,
     })
     .get("/test")
 }
@@ -191,7 +191,7 @@ mod tests {
         let all = Cgroups::new(Limits {
             lanes: 2,
             memory: 100,
-            parties: 1,
+            clients: 1,
         });
         let g = all.get("/a");
         assert!(g.take_lane() && g.take_lane() && !g.take_lane());

@@ -2,7 +2,7 @@
 //! blocking pool with handles from the core; reads tables and `/proc`, changes nothing.
 
 use crate::clients::family::Family;
-use crate::clients::ids::PartyId;
+use crate::clients::ids::ClientId;
 use crate::os::address::normal;
 use lane::family::{flag, state, Endpoint, View};
 use lane::proto::reason::Reason;
@@ -15,7 +15,7 @@ use underpass_admin::Row;
 /// A process of a family, as the core knows it.
 #[derive(Clone, Debug)]
 pub struct Holder {
-    pub party: PartyId,
+    pub client: ClientId,
     pub pid: u32,
     pub own_pid: u32,
     pub netns: u64,
@@ -34,7 +34,7 @@ pub struct Snapshot {
 #[derive(Clone, Debug)]
 pub struct Entry {
     pub row: Row,
-    pub party: PartyId,
+    pub client: ClientId,
     pub conn: u32,
     pub gen: u32,
     /// Index of the other end's row, if that is among them.
@@ -59,7 +59,7 @@ impl Entry {
     pub fn untracked(row: Row, local: SocketAddr, peer: Option<SocketAddr>) -> Entry {
         Entry {
             row,
-            party: PartyId::NOBODY,
+            client: ClientId::NOBODY,
             conn: UNTRACKED,
             gen: 0,
             other: None,
@@ -155,7 +155,7 @@ pub(crate) fn entry(v: &View, h: &Holder) -> Entry {
         reason: v.reason,
         peer_reason: v.peer_reason,
         up: up.into(),
-        far: attached && v.flags & flag::FAR != 0,
+        remote: attached && v.flags & flag::REMOTE != 0,
         rail: None,
         pid: h.pid,
         comm: h.comm.clone(),
@@ -181,15 +181,15 @@ pub(crate) fn entry(v: &View, h: &Holder) -> Entry {
     };
     Entry {
         row,
-        party: h.party,
+        client: h.client,
         conn: v.index,
         gen: v.gen,
         other: None,
         peer_netns: 0,
         local,
         peer: peer.filter(|_| !listening),
-        // The other end of a far lane is not on the same link.
-        lane: (attached && v.flags & flag::FAR == 0).then_some((v.group, v.lane, v.side)),
+        // The other end of a remote lane is not on the same link.
+        lane: (attached && v.flags & flag::REMOTE == 0).then_some((v.group, v.lane, v.side)),
     }
 }
 
@@ -210,7 +210,7 @@ fn address(e: &Endpoint) -> Option<SocketAddr> {
 pub(crate) fn link_ends(all: &mut [Entry]) {
     let mut lanes = HashMap::new();
     let mut near = HashMap::new();
-    let mut far: HashMap<_, Option<usize>> = HashMap::new();
+    let mut remote: HashMap<_, Option<usize>> = HashMap::new();
     for (i, e) in all.iter().enumerate() {
         if let Some(l) = e.lane {
             lanes.insert(l, i);
@@ -218,7 +218,8 @@ pub(crate) fn link_ends(all: &mut [Entry]) {
         if let (Some(a), Some(b)) = (e.local, e.peer) {
             near.insert((e.row.netns, a, b), i);
             // The end in another namespace, if there is only one.
-            far.entry((a, b))
+            remote
+                .entry((a, b))
                 .and_modify(|v| *v = None)
                 .or_insert(Some(i));
         }
@@ -229,7 +230,7 @@ pub(crate) fn link_ends(all: &mut [Entry]) {
             .and_then(|(link, lane, side)| lanes.get(&(link, lane, 1 ^ side)).copied());
         let (a, b) = (e.local?, e.peer?);
         lane.or_else(|| near.get(&(e.row.netns, b, a)).copied())
-            .or_else(|| far.get(&(b, a)).copied().flatten())
+            .or_else(|| remote.get(&(b, a)).copied().flatten())
     };
     let found: Vec<Option<usize>> = all.iter().map(find).collect();
     for (i, other) in found.into_iter().enumerate() {
@@ -237,7 +238,7 @@ pub(crate) fn link_ends(all: &mut [Entry]) {
     }
     for i in 0..all.len() {
         // The other end has left the lane, and this one does not know it yet, because its program makes no call.
-        let left = |o: usize| all[o].lane.is_none() && !all[o].row.far;
+        let left = |o: usize| all[o].lane.is_none() && !all[o].row.remote;
         if all[i].lane.is_some() && all[i].other.is_some_and(left) {
             let e = &mut all[i];
             e.lane = None;
@@ -261,7 +262,7 @@ pub(crate) fn link_ends(all: &mut [Entry]) {
 pub(crate) fn set_mode(row: &mut Row) {
     row.mode = if row.up == "none" {
         format!("TCP 0x{:08x}/0x{:08x}", row.reason, row.peer_reason)
-    } else if row.far {
+    } else if row.remote {
         "SMCR".into()
     } else {
         "SMCD".into()

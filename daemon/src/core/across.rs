@@ -2,7 +2,7 @@
 //! it tells `ss`.
 
 use super::{alive, Core, RETRY_UNPROVEN_MS};
-use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::view::{self, Entry};
 use crate::nodes::peers::cut::Cut;
 use crate::nodes::peers::digest::Key;
@@ -27,11 +27,11 @@ impl<V: Provider> Core<V> {
     fn across(&mut self, step: Box<Step<'_>>) {
         let Some(peers) = &mut self.peers else { return };
         let mut out = Vec::new();
-        let parties = &self.parties;
+        let clients = &self.clients;
         step(
             &mut peers.pairing,
             self.system.now(),
-            &|c| alive(parties, c),
+            &|c| alive(clients, c),
             &mut out,
         );
         for o in out {
@@ -42,7 +42,7 @@ impl<V: Provider> Core<V> {
                     }
                 }
                 Out::Paired(p) => self.paired_across(p),
-                Out::Hurry(node, asked) => self.seek.far(node, asked),
+                Out::Hurry(node, asked) => self.seek.remote(node, asked),
             }
         }
     }
@@ -81,8 +81,8 @@ impl<V: Provider> Core<V> {
         self.across(Box::new(|p, _, _, out| p.forget(who, out)));
     }
 
-    pub(crate) fn forget_party_across(&mut self, id: PartyId) {
-        self.across(Box::new(|p, _, _, out| p.drop_if(|w| w.party == id, out)));
+    pub(crate) fn forget_client_across(&mut self, id: ClientId) {
+        self.across(Box::new(|p, _, _, out| p.drop_if(|w| w.client == id, out)));
     }
 
     pub(crate) fn sweep_across(&mut self) {
@@ -169,7 +169,7 @@ impl<V: Provider> Core<V> {
         self.waiting.forget(p.who);
         self.counters.paired_across += 1;
         self.event(
-            p.who.party,
+            p.who.client,
             &format!(
                 "connection {} is paired with node {} ({:?})",
                 p.who.conn, p.node, p.part
@@ -196,23 +196,23 @@ impl<V: Provider> Core<V> {
     }
 
     /// Why ends that wait for other nodes still wait.
-    pub(crate) fn waiting_across(&self) -> HashMap<(PartyId, u32, u32), Shown> {
+    pub(crate) fn waiting_across(&self) -> HashMap<(ClientId, u32, u32), Shown> {
         let Some(peers) = &self.peers else {
             return HashMap::new();
         };
         let ends = self.waiting.ends();
-        let shown = |w: ConnRef| Some(((w.party, w.conn, w.gen), peers.pairing.shown(&w)?));
+        let shown = |w: ConnRef| Some(((w.client, w.conn, w.gen), peers.pairing.shown(&w)?));
         ends.filter_map(shown).collect()
     }
 }
 
 /// Where a row's own reason is only that it waits, enters what is known of other nodes.
-pub(crate) fn explain(rows: &mut [Entry], shown: &HashMap<(PartyId, u32, u32), Shown>) {
+pub(crate) fn explain(rows: &mut [Entry], shown: &HashMap<(ClientId, u32, u32), Shown>) {
     for e in rows
         .iter_mut()
         .filter(|e| e.row.reason == Reason::Waiting.code())
     {
-        let Some(s) = shown.get(&(e.party, e.conn, e.gen)) else {
+        let Some(s) = shown.get(&(e.client, e.conn, e.gen)) else {
             continue;
         };
         if s.local != 0 {

@@ -16,7 +16,7 @@ const REMEMBERED_MAX: usize = 4096;
 impl<V: Provider> Core<V> {
     /// A registered end came from another process: asks for its holders.
     pub(crate) fn look_for_holders(&mut self, who: ConnRef, mut end: End, came: Came, flags: u32) {
-        let Some(p) = self.parties.get(&who.party) else {
+        let Some(p) = self.clients.get(&who.client) else {
             return;
         };
         if p.family.view(who.conn).is_none_or(|v| v.gen != who.gen) {
@@ -34,7 +34,7 @@ impl<V: Provider> Core<V> {
             pid,
             known_pids,
         };
-        self.holders.asked.insert((who.party, who.conn), asked);
+        self.holders.asked.insert((who.client, who.conn), asked);
         self.holders.news.notify_one();
     }
 
@@ -71,7 +71,7 @@ impl<V: Provider> Core<V> {
             }
             Verdict::Unseen => (Reason::Unseen, RETRY_UNPROVEN_MS),
         };
-        let p = self.parties.get_mut(&asked.who.party);
+        let p = self.clients.get_mut(&asked.who.client);
         if p.is_some_and(|p| p.under_way.remove(&(asked.who.conn, asked.who.gen))) {
             self.decline(asked.who, reason, Reason::None, retry_ms);
         }

@@ -1,7 +1,7 @@
 //! Ends that processes which have ended leave to other processes.
 
 use super::{Core, RETRY_SOON_MS};
-use crate::clients::party::Party;
+use crate::clients::client::Client;
 use crate::lanes::groups::Out;
 use crate::lanes::inherited::{Inheritance, Inherited};
 use lane::proto::msg::op;
@@ -16,21 +16,21 @@ impl<V: Provider> Core<V> {
         }
     }
 
-    /// Decides which link groups within the node stay after the end of their party `p`, and returns them.
-    pub(crate) fn hand_down(&mut self, p: &Party) -> Vec<u64> {
+    /// Decides which link groups within the node stay after the end of their client `p`, and returns them.
+    pub(crate) fn hand_down(&mut self, p: &Client) -> Vec<u64> {
         let inheritance = Inheritance::of(p);
         let (mut all, mut rest) = (Vec::new(), Vec::new());
-        for (at, who, other) in self.groups.near_lanes(p.id) {
+        for (at, who, other) in self.groups.local_lanes(p.id) {
             let left = inheritance.left(&who);
             let seen = left.and_then(|l| Some((l.family.view(who.conn)?.inode, l)));
             match seen {
-                Some((inode, left)) => all.push(Inherited::near(who, at, &left, inode)),
+                Some((inode, left)) => all.push(Inherited::local(who, at, &left, inode)),
                 None => rest.push((at.0, other)),
             }
         }
         let kept: Vec<u64> = all.iter().map(|i| i.at.0).collect();
         for (_, other) in rest.into_iter().filter(|r| kept.contains(&r.0)) {
-            self.command(other.party, other.conn, other.gen, op::GONE);
+            self.command(other.client, other.conn, other.gen, op::GONE);
         }
         self.inherit(all);
         kept
@@ -47,7 +47,7 @@ impl<V: Provider> Core<V> {
                 over = i.missed && holder.is_none();
                 i.missed = holder.is_none();
             }
-            let useful = match i.far {
+            let useful = match i.remote {
                 true => self
                     .rails
                     .as_ref()
@@ -61,13 +61,13 @@ impl<V: Provider> Core<V> {
         }
         let mut out = Out::default();
         for i in gone {
-            let same = |o: &Inherited| !o.far && o.at.0 == i.at.0;
-            if i.far {
+            let same = |o: &Inherited| !o.remote && o.at.0 == i.at.0;
+            if i.remote {
                 self.rails(|r| r.over(i.at));
             } else if !self.inherited.all.iter().any(same) {
-                self.groups.over(i.at.0, i.who.party, &mut out);
+                self.groups.over(i.at.0, i.who.client, &mut out);
             } else if let Some(other) = self.groups.survivor(i.who) {
-                self.command(other.party, other.conn, other.gen, op::GONE);
+                self.command(other.client, other.conn, other.gen, op::GONE);
             }
         }
         self.act(out, Reason::PeerGone, RETRY_SOON_MS);

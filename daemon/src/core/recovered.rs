@@ -9,7 +9,7 @@ use underpass_rdma::verbs::Provider;
 
 impl<V: Provider> Core<V> {
     pub fn adopt(&mut self, f: Found) {
-        if self.parties.values().any(|p| p.proc_id == f.id) {
+        if self.clients.values().any(|p| p.proc_id == f.id) {
             return; // it has said hello meanwhile
         }
         let Some(member) = self.cgroups.get(&f.cgroup).enter() else {

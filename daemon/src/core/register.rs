@@ -2,7 +2,7 @@
 
 use super::{alive, Core, RETRY_SOON_MS, RETRY_TROUBLE_MS, RETRY_UNPROVEN_MS};
 use crate::clients::control::Control;
-use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::limits::Job;
 use crate::lanes::groups::{Out, Refused, Violation};
 use crate::lanes::holders::Came;
@@ -45,7 +45,7 @@ impl<V: Provider> Core<V> {
         fds: Vec<Foreign>,
     ) -> Result<Option<Registration>, Violation> {
         let fd = super::only(fds, "a registration without exactly one descriptor")?;
-        let Some(p) = self.parties.get_mut(&who.party) else {
+        let Some(p) = self.clients.get_mut(&who.client) else {
             return Ok(None);
         };
         if p.credits == 0 {
@@ -86,8 +86,8 @@ impl<V: Provider> Core<V> {
 
     /// A registration is over: its credit goes back to the shim. Credits are reported a quarter of the total at a
     /// time, so that a shim that registers rarely gets no messages about them.
-    pub fn credit(&mut self, id: PartyId, control: Option<Rc<Control>>) {
-        let Some(p) = self.parties.get_mut(&id) else {
+    pub fn credit(&mut self, id: ClientId, control: Option<Rc<Control>>) {
+        let Some(p) = self.clients.get_mut(&id) else {
             return;
         };
         // A new control connection has begun with all its credits.
@@ -105,7 +105,7 @@ impl<V: Provider> Core<V> {
 
     /// The shim has taken the socket back before it was read: closed, or to be registered again.
     fn taken_back(&mut self, who: ConnRef) {
-        let p = self.parties.get_mut(&who.party);
+        let p = self.clients.get_mut(&who.client);
         if p.is_some_and(|p| p.under_way.remove(&(who.conn, who.gen))) {
             self.decline(who, Reason::Young, Reason::None, RETRY_SOON_MS);
         }
@@ -113,7 +113,7 @@ impl<V: Provider> Core<V> {
 
     /// A registered socket was read.
     pub(crate) fn registered(&mut self, who: ConnRef, read: Result<End, Reason>) {
-        let Some(p) = self.parties.get_mut(&who.party) else {
+        let Some(p) = self.clients.get_mut(&who.client) else {
             return;
         };
         if !p.under_way.remove(&(who.conn, who.gen)) {
@@ -147,15 +147,15 @@ impl<V: Provider> Core<V> {
         }
         let shown = format!("{} -> {}", end.local, end.peer);
         self.forget_across(who); // what it registered before
-        let parties = &self.parties;
+        let clients = &self.clients;
         let copy = self.peers.is_some().then(|| end.clone());
-        let verdict = self.waiting.register(who, end, |c| alive(parties, c));
+        let verdict = self.waiting.register(who, end, |c| alive(clients, c));
         if let Verdict::Pair(other) | Verdict::Unproven(other) = verdict {
             self.forget_across(other);
         }
         match verdict {
             Verdict::Wait => {
-                self.event(who.party, &format!("registered {shown}"));
+                self.event(who.client, &format!("registered {shown}"));
                 if let Some(end) = copy {
                     self.seek_across(who, end);
                 }
@@ -167,16 +167,16 @@ impl<V: Provider> Core<V> {
                 }
             }
             Verdict::Pair(other) => {
-                self.event(who.party, &format!("paired {shown}"));
+                self.event(who.client, &format!("paired {shown}"));
                 self.pair([other, who]);
             }
         }
     }
 
     /// Registrations that are being looked at, or wait for their other end.
-    pub fn waiting_here(&self) -> HashSet<(PartyId, u32, u32)> {
-        let waiting = self.waiting.ends().map(|w| (w.party, w.conn, w.gen));
-        let new = self.parties.values();
+    pub fn waiting_here(&self) -> HashSet<(ClientId, u32, u32)> {
+        let waiting = self.waiting.ends().map(|w| (w.client, w.conn, w.gen));
+        let new = self.clients.values();
         let new = new.flat_map(|p| p.under_way.iter().map(|u| (p.id, u.0, u.1)));
         waiting.chain(new).collect()
     }
@@ -184,7 +184,7 @@ impl<V: Provider> Core<V> {
     /// Ends whose other end may never register (`pairing::elsewhere`).
     pub fn doubts(&self) -> Vec<Doubt> {
         let doubt = |(who, end): (&ConnRef, &End)| {
-            let p = self.parties.get(&who.party)?;
+            let p = self.clients.get(&who.client)?;
             Some(Doubt {
                 who: *who,
                 pid: p.proc_id.pid,
@@ -206,7 +206,7 @@ impl<V: Provider> Core<V> {
 
     /// Two ends are one connection: give them a lane.
     fn pair(&mut self, ends: [ConnRef; 2]) {
-        let cgroup = |e: &ConnRef| self.parties.get(&e.party).map(|p| p.cgroup().clone());
+        let cgroup = |e: &ConnRef| self.clients.get(&e.client).map(|p| p.cgroup().clone());
         let (Some(a), Some(b)) = (cgroup(&ends[0]), cgroup(&ends[1])) else {
             return;
         };
@@ -243,7 +243,7 @@ impl<V: Provider> Core<V> {
     }
 
     pub(crate) fn decline(&mut self, who: ConnRef, local: Reason, peer: Reason, retry_ms: u32) {
-        let Some(p) = self.parties.get_mut(&who.party) else {
+        let Some(p) = self.clients.get_mut(&who.client) else {
             return;
         };
         let (local_code, peer_code) = (local.code(), peer.code());
@@ -257,7 +257,7 @@ impl<V: Provider> Core<V> {
         p.send(msg, vec![]);
         self.counters.declined += 1;
         self.event(
-            who.party,
+            who.client,
             &format!("declined connection {}: {}", who.conn, local.info().name),
         );
     }

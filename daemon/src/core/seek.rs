@@ -39,20 +39,20 @@ impl<V: Provider> Core<V> {
             }
             end.is_some()
         });
-        self.seek.far.retain_mut(|f| {
+        self.seek.remote.retain_mut(|f| {
             f.tries += 1;
             f.tries <= TRIES
         });
-        let far: Vec<Asked> = self.seek.far.iter().map(|f| f.asked).collect();
+        let remote: Vec<Asked> = self.seek.remote.iter().map(|f| f.asked).collect();
         for who in tell {
             if self.hurry_across(who) {
                 let s = self.seek.ends.iter_mut().find(|s| s.who == who);
                 s.into_iter().for_each(|s| s.told += 1);
             }
         }
-        (!ends.is_empty() || !far.is_empty()).then(|| Task {
+        (!ends.is_empty() || !remote.is_empty()).then(|| Task {
             ends,
-            far,
+            remote,
             families: self.snapshot(),
         })
     }
@@ -60,18 +60,18 @@ impl<V: Provider> Core<V> {
     /// Sends commands to the shims of the ends that a search has found.
     pub fn searched(&mut self, found: Results) {
         for (who, f) in found.ends {
-            if self.command(f.party, f.conn, f.gen, f.op) {
+            if self.command(f.client, f.conn, f.gen, f.op) {
                 let s = self.seek.ends.iter_mut().find(|s| s.who == who);
                 s.into_iter().for_each(|s| s.asked += 1);
             }
         }
-        for (asked, f) in found.far {
+        for (asked, f) in found.remote {
             if let Some(f) = f.ask {
-                self.command(f.party, f.conn, f.gen, f.op);
+                self.command(f.client, f.conn, f.gen, f.op);
             }
             // Only one node asks about a connection, the one that the address of its peer belongs to.
-            let at = self.seek.far.iter().position(|s| s.asked == asked);
-            if let Some(s) = at.map(|i| self.seek.far.swap_remove(i)) {
+            let at = self.seek.remote.iter().position(|s| s.asked == asked);
+            if let Some(s) = at.map(|i| self.seek.remote.swap_remove(i)) {
                 self.seen_for(&s.node, asked, f.reason);
             }
         }

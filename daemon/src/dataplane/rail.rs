@@ -1,4 +1,4 @@
-//! Lanes to other nodes: this daemon as the other party of its processes' link groups, the devices, and one
+//! Lanes to other nodes: this daemon as the other client of its processes' link groups, the devices, and one
 //! engine (`underpass_rdma::engine::Pair`) per peer node.
 //!
 //! Everything here happens in short steps, one at a time: the data plane's thread polls, and the core calls in
@@ -22,7 +22,7 @@ mod sock;
 mod takeover;
 pub(crate) mod waker;
 
-use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::ids::{ClientId, ConnRef};
 use crate::config::RailConfig;
 use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::msg::Msg;
@@ -87,7 +87,7 @@ pub enum Effect {
     Done {
         at: Key,
     },
-    /// The far end does not use the lane.
+    /// The remote end does not use the lane.
     Unused {
         at: Key,
         who: ConnRef,
@@ -106,7 +106,7 @@ struct RemoteGroup {
     node: Name,
     incarnation: u64,
     area: DaemonArea,
-    party: Option<engine::PartyId>,
+    client: Option<engine::ClientId>,
     bell: OwnedFd,
     /// The core has given the link group up.
     torn: bool,
@@ -139,14 +139,14 @@ pub struct Rails<V: Provider> {
 struct Host<'a> {
     now: u64,
     groups: &'a mut HashMap<u64, RemoteGroup>,
-    parties: &'a HashMap<engine::PartyId, u64>,
+    clients: &'a HashMap<engine::ClientId, u64>,
     lanes: &'a HashMap<LaneId, Key>,
     out: &'a mut Vec<Effect>,
 }
 
 impl engine::Host for Host<'_> {
-    fn ring(&mut self, party: engine::PartyId) {
-        let remote_group = self.parties.get(&party).and_then(|l| self.groups.get(l));
+    fn ring(&mut self, client: engine::ClientId) {
+        let remote_group = self.clients.get(&client).and_then(|l| self.groups.get(l));
         if let Some(b) = remote_group {
             lane::notify::doorbell::ring(b.bell.as_fd());
         }
@@ -212,9 +212,9 @@ impl<V: Provider> Rails<V> {
         }
     }
 
-    /// The party that stands for this node.
-    pub fn party_of(&self, node: &Name) -> Option<PartyId> {
-        self.nodes.get(node).map(|n| PartyId::far(n.number))
+    /// The client that stands for this node.
+    pub fn client_of(&self, node: &Name) -> Option<ClientId> {
+        self.nodes.get(node).map(|n| ClientId::remote(n.number))
     }
 
     /// Something has changed or is about to: takes [`Rails::doze`] back, and wakes the data plane.
@@ -235,8 +235,8 @@ impl<V: Provider> Rails<V> {
         !self.out.is_empty()
     }
 
-    /// A message of the link groups' state machine to the daemon as a party.
-    pub fn deliver(&mut self, to: PartyId, msg: ToShim, fds: &[Arc<OwnedFd>]) {
+    /// A message of the link groups' state machine to the daemon as a client.
+    pub fn deliver(&mut self, to: ClientId, msg: ToShim, fds: &[Arc<OwnedFd>]) {
         self.stir();
         match msg {
             ToShim::GroupNew { group, bytes, .. } => self.group_new(to, group, bytes, fds),
@@ -286,11 +286,11 @@ impl<V: Provider> Rails<V> {
         });
     }
 
-    fn group_new(&mut self, to: PartyId, group: u64, bytes: u64, fds: &[Arc<OwnedFd>]) {
+    fn group_new(&mut self, to: ClientId, group: u64, bytes: u64, fds: &[Arc<OwnedFd>]) {
         let node = self
             .nodes
             .iter()
-            .find(|(_, n)| PartyId::far(n.number) == to);
+            .find(|(_, n)| ClientId::remote(n.number) == to);
         let (Some((name, node)), [bell, first]) = (node, fds) else {
             return self.out.push(Effect::TearDown { group });
         };
@@ -306,7 +306,7 @@ impl<V: Provider> Rails<V> {
             node: name.clone(),
             incarnation: node.incarnation,
             area,
-            party: None,
+            client: None,
             bell,
             torn: false,
             asked: None,
@@ -323,10 +323,10 @@ impl<V: Provider> Rails<V> {
             .nodes
             .get_mut(&b.node)
             .filter(|n| n.incarnation == b.incarnation)?;
-        let party = node.pair.add_party(b.area.words()?);
-        b.party = Some(party);
-        node.parties.insert(party, group);
-        node.pair.add_app_chunk(party, 1, map);
+        let client = node.pair.add_client(b.area.words()?);
+        b.client = Some(client);
+        node.clients.insert(client, group);
+        node.pair.add_app_chunk(client, 1, map);
         self.own_ready(group, 1)
     }
 
@@ -344,7 +344,7 @@ impl<V: Provider> Rails<V> {
             .nodes
             .get_mut(&b.node)
             .filter(|n| n.incarnation == b.incarnation)?;
-        node.pair.add_app_chunk(b.party?, chunk, map);
+        node.pair.add_app_chunk(b.client?, chunk, map);
         Some(())
     }
 
@@ -358,7 +358,7 @@ impl<V: Provider> Rails<V> {
             .nodes
             .get_mut(&b.node)
             .filter(|n| n.incarnation == b.incarnation)?;
-        node.pair.add_own_chunk(b.party?, chunk, map);
+        node.pair.add_own_chunk(b.client?, chunk, map);
         Some(())
     }
 
@@ -380,8 +380,8 @@ impl<V: Provider> Rails<V> {
             .nodes
             .get_mut(&b.node)
             .filter(|n| n.incarnation == b.incarnation);
-        if let (Some(n), Some(p)) = (node, b.party) {
-            n.pair.remove_party(p);
+        if let (Some(n), Some(p)) = (node, b.client) {
+            n.pair.remove_client(p);
         }
     }
 

@@ -1,10 +1,10 @@
-//! Link groups: what two parties share, from the first memory file to the last lane.
+//! Link groups: what two clients share, from the first memory file to the last lane.
 //!
-//! A state machine without I/O: every call appends the messages to be sent to [`Out`]. It knows parties by number
-//! only. That the other party of a *far* link group is this daemon matters in three ways: for sizes, for who pays, and
-//! because a lane there is offered only when the far node has one, too.
+//! A state machine without I/O: every call appends the messages to be sent to [`Out`]. It knows clients by number
+//! only. That the other client of a *far* link group is this daemon matters in three ways: for sizes, for who pays, and
+//! because a lane there is offered only when the remote node has one, too.
 //!
-//! What it must never do: give a chunk to the other party before it is sealed, or use a lane slot
+//! What it must never do: give a chunk to the other client before it is sealed, or use a lane slot
 //! twice with the same epochs.
 
 mod area;
@@ -14,7 +14,7 @@ mod lanes;
 use self::area::{first_bytes, make_areas, Chunk, Stage};
 use self::growth::{ready, share};
 use self::lanes::offer;
-use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::limits::Cgroup;
 use crate::os::memfd;
 use crate::os::system::Clock;
@@ -25,14 +25,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A message for a party, with its descriptors.
+/// A message for a client, with its descriptors.
 pub struct Send {
-    pub to: PartyId,
+    pub to: ClientId,
     pub msg: ToShim,
     pub fds: Vec<Arc<OwnedFd>>,
 }
 
-/// Shortest time from the failure of a link group to the next link group between the same parties.
+/// Shortest time from the failure of a link group to the next link group between the same clients.
 const FAILED: Duration = Duration::from_secs(10);
 
 /// What a call wants done.
@@ -48,7 +48,7 @@ pub struct Out {
 }
 
 impl Out {
-    fn send(&mut self, to: PartyId, msg: ToShim, fds: Vec<Arc<OwnedFd>>) {
+    fn send(&mut self, to: ClientId, msg: ToShim, fds: Vec<Arc<OwnedFd>>) {
         self.sends.push(Send { to, msg, fds });
     }
 }
@@ -66,10 +66,10 @@ pub enum Refused {
 }
 
 struct Side {
-    party: PartyId,
+    client: ClientId,
     /// The cgroup that the lanes count against.
     cgroup: Arc<Cgroup>,
-    /// The cgroup that the memory counts against: on a far link group, that of the process for both sides.
+    /// The cgroup that the memory counts against: on a remote link group, that of the process for both sides.
     payer: Arc<Cgroup>,
     /// Chunks 0 and 1, in one file.
     first: Chunk,
@@ -115,16 +115,16 @@ struct Slot {
 struct LinkGroup {
     sides: [Side; 2],
     slots: Vec<Slot>,
-    /// Both parties have mapped the first file of their own areas, and have been sent the other's.
+    /// Both clients have mapped the first file of their own areas, and have been sent the other's.
     ready: bool,
-    /// A party could not map what it was sent: the link group takes no more lanes.
+    /// A client could not map what it was sent: the link group takes no more lanes.
     failed: bool,
 }
 
 impl LinkGroup {
-    /// Is the other party this daemon?
-    fn is_far(&self) -> bool {
-        self.sides[1].party.is_far()
+    /// Is the other client this daemon?
+    fn is_remote(&self) -> bool {
+        self.sides[1].client.is_remote()
     }
 
     fn free_slot(&self) -> Option<usize> {
@@ -142,12 +142,12 @@ impl LinkGroup {
 /// All link groups.
 pub struct LinkGroups {
     groups: HashMap<u64, LinkGroup>,
-    by_pair: HashMap<(PartyId, PartyId), Vec<u64>>,
-    by_party: HashMap<PartyId, HashSet<u64>>,
-    /// Lane of each connection end, by party and connection.
-    by_conn: HashMap<(PartyId, u32, u32), (u64, u32, u8)>,
+    by_pair: HashMap<(ClientId, ClientId), Vec<u64>>,
+    by_client: HashMap<ClientId, HashSet<u64>>,
+    /// Lane of each connection end, by client and connection.
+    by_conn: HashMap<(ClientId, u32, u32), (u64, u32, u8)>,
     /// When a link group of these two failed: they get no other one for a while.
-    failures: HashMap<(PartyId, PartyId), Duration>,
+    failures: HashMap<(ClientId, ClientId), Duration>,
     clock: Clock,
     /// Upper half of link group numbers, random for each run of the daemon: link groups that outlive their daemon are not
     /// mistaken for its successor's.
@@ -161,7 +161,7 @@ impl LinkGroups {
         LinkGroups {
             groups: HashMap::new(),
             by_pair: HashMap::new(),
-            by_party: HashMap::new(),
+            by_client: HashMap::new(),
             by_conn: HashMap::new(),
             failures: HashMap::new(),
             clock,
@@ -179,19 +179,19 @@ impl LinkGroups {
         self.groups.is_empty()
     }
 
-    /// The party that stands for another node in a far link group.
-    pub fn far_party(&self, id: u64) -> Option<PartyId> {
-        let party = self.groups.get(&id)?.sides[1].party;
-        party.is_far().then_some(party)
+    /// The client that stands for another node in a remote link group.
+    pub fn remote_client(&self, id: u64) -> Option<ClientId> {
+        let client = self.groups.get(&id)?.sides[1].client;
+        client.is_remote().then_some(client)
     }
 
-    /// Acts as that party. Does nothing if the link group is gone.
-    pub fn as_far(
+    /// Acts as that client. Does nothing if the link group is gone.
+    pub fn as_remote(
         &mut self,
         id: u64,
-        step: impl FnOnce(&mut LinkGroups, PartyId) -> Result<(), Violation>,
+        step: impl FnOnce(&mut LinkGroups, ClientId) -> Result<(), Violation>,
     ) -> Result<(), Violation> {
-        match self.far_party(id) {
+        match self.remote_client(id) {
             Some(p) => step(self, p),
             None => Ok(()),
         }
@@ -214,23 +214,23 @@ impl LinkGroups {
 
     fn create(
         &mut self,
-        pair: (PartyId, PartyId),
+        pair: (ClientId, ClientId),
         cgroups: [&Arc<Cgroup>; 2],
         out: &mut Out,
     ) -> Result<u64, Refused> {
         let id = u64::from(self.incarnation) << 32 | u64::from(self.next);
-        let far = pair.1.is_far();
-        let payers = [cgroups[0], cgroups[usize::from(!far)]];
-        let area = first_bytes(far) as u64;
+        let remote = pair.1.is_remote();
+        let payers = [cgroups[0], cgroups[usize::from(!remote)]];
+        let area = first_bytes(remote) as u64;
         for side in 0..2 {
             if !payers[side].take_memory(area) {
                 if side == 1 {
                     payers[0].give_memory(area);
                 }
-                return Err(Refused::Limit(if far { 0 } else { side }));
+                return Err(Refused::Limit(if remote { 0 } else { side }));
             }
         }
-        match make_areas(id, far, self.clock.now()) {
+        match make_areas(id, remote, self.clock.now()) {
             Err(e) => {
                 tracing::warn!(group = %format_args!("{id:#x}"), "no memory for a link group: {e}");
                 payers.iter().for_each(|g| g.give_memory(area));
@@ -238,11 +238,11 @@ impl LinkGroups {
             }
             Ok((bells, areas)) => {
                 self.next = self.next.wrapping_add(1);
-                let parties = [pair.0, pair.1];
+                let clients = [pair.0, pair.1];
                 let mut side = 0;
                 let sides = areas.map(|first| {
                     let s = Side {
-                        party: parties[side],
+                        client: clients[side],
                         cgroup: cgroups[side].clone(),
                         payer: payers[side].clone(),
                         first,
@@ -257,12 +257,12 @@ impl LinkGroups {
                         group: id,
                         side: side as u8,
                         bytes: area,
-                        far: u8::from(far),
+                        remote: u8::from(remote),
                     };
-                    out.send(s.party, msg, fds);
+                    out.send(s.client, msg, fds);
                 }
-                for p in parties {
-                    self.by_party.entry(p).or_default().insert(id);
+                for p in clients {
+                    self.by_client.entry(p).or_default().insert(id);
                 }
                 self.by_pair.entry(pair).or_default().push(id);
                 self.groups.insert(
@@ -283,7 +283,7 @@ impl LinkGroups {
     /// another daemon; such messages cross ours and are ignored.
     fn find(
         groups: &mut HashMap<u64, LinkGroup>,
-        from: PartyId,
+        from: ClientId,
         id: u64,
         side: u8,
     ) -> Result<Option<&mut LinkGroup>, Violation> {
@@ -291,23 +291,23 @@ impl LinkGroups {
             return Ok(None);
         };
         match l.sides.get(usize::from(side)) {
-            Some(s) if s.party == from => Ok(Some(l)),
+            Some(s) if s.client == from => Ok(Some(l)),
             _ => Err(Violation("a link group or side of somebody else")),
         }
     }
 
-    /// The party at one side of a link group to another node.
-    pub fn far_owner(&self, id: u64, side: u8) -> Option<PartyId> {
-        let l = self.groups.get(&id).filter(|l| l.is_far())?;
-        l.sides.get(usize::from(side)).map(|s| s.party)
+    /// The client at one side of a link group to another node.
+    pub fn remote_owner(&self, id: u64, side: u8) -> Option<ClientId> {
+        let l = self.groups.get(&id).filter(|l| l.is_remote())?;
+        l.sides.get(usize::from(side)).map(|s| s.client)
     }
 
-    /// The writer has mapped a chunk: seals it and gives it to the other party. When the first files of both areas
-    /// are sealed, lanes are offered behind them: a party that cannot map what it was sent refuses them, and until
+    /// The writer has mapped a chunk: seals it and gives it to the other client. When the first files of both areas
+    /// are sealed, lanes are offered behind them: a client that cannot map what it was sent refuses them, and until
     /// an end has taken its lane the other end puts nothing on it (`rx::READY`).
     pub fn mapped(
         &mut self,
-        from: PartyId,
+        from: ClientId,
         id: u64,
         side: u8,
         n: u32,
@@ -316,7 +316,7 @@ impl LinkGroups {
         let Some(group) = Self::find(&mut self.groups, from, id, side)? else {
             return Ok(());
         };
-        let peer = group.sides[1 - usize::from(side)].party;
+        let peer = group.sides[1 - usize::from(side)].client;
         let Some(c) = group.sides[usize::from(side)].chunk(n) else {
             return Err(Violation("mapped a chunk that does not exist"));
         };
@@ -345,10 +345,10 @@ impl LinkGroups {
     }
 
     /// A shim could not map something: the link group is removed when the other end has given back the lanes that were
-    /// offered on it (a far link group: at once).
+    /// offered on it (a remote link group: at once).
     pub fn group_failed(
         &mut self,
-        from: PartyId,
+        from: ClientId,
         id: u64,
         side: u8,
         out: &mut Out,
@@ -356,11 +356,11 @@ impl LinkGroups {
         let Some(group) = Self::find(&mut self.groups, from, id, side)? else {
             return Ok(());
         };
-        if group.is_far() {
+        if group.is_remote() {
             self.tear_down(id, None, out);
             return Ok(());
         }
-        let pair = (group.sides[0].party, group.sides[1].party);
+        let pair = (group.sides[0].client, group.sides[1].client);
         group.failed = true;
         self.failures.insert(pair, self.clock.now());
         for slot in 0..group.slots.len() as u32 {
@@ -372,7 +372,7 @@ impl LinkGroups {
     }
 
     /// Did a link group of these two fail a moment ago?
-    fn has_failed(&mut self, pair: (PartyId, PartyId)) -> bool {
+    fn has_failed(&mut self, pair: (ClientId, ClientId)) -> bool {
         let recent = self
             .failures
             .get(&pair)
@@ -383,18 +383,18 @@ impl LinkGroups {
         recent == Some(true)
     }
 
-    /// A party has a new control connection. What was sent over the previous one may be lost, so it is sent again.
-    /// (It may include files that the party has mapped already.)
-    pub fn resumed(&mut self, party: PartyId, out: &mut Out) {
-        for id in self.by_party.get(&party).into_iter().flatten() {
+    /// A client has a new control connection. What was sent over the previous one may be lost, so it is sent again.
+    /// (It may include files that the client has mapped already.)
+    pub fn resumed(&mut self, client: ClientId, out: &mut Out) {
+        for id in self.by_client.get(&client).into_iter().flatten() {
             let Some(l) = self.groups.get(id).filter(|l| l.ready && !l.failed) else {
                 continue;
             };
-            for side in (0..2).filter(|s| l.sides[*s].party == party) {
-                share(*id, side as u8, party, 0, &l.sides[1 - side].first, out);
+            for side in (0..2).filter(|s| l.sides[*s].client == client) {
+                share(*id, side as u8, client, 0, &l.sides[1 - side].first, out);
                 let more = (FURTHER as u32..).zip(&l.sides[side].more);
                 for (n, _) in more.filter(|(_, c)| c.stage == Stage::Shared) {
-                    ready(*id, side as u8, party, n, out);
+                    ready(*id, side as u8, client, n, out);
                 }
             }
         }
@@ -408,34 +408,35 @@ impl LinkGroups {
         }
     }
 
-    /// A party is gone for good: removes its link groups, except those to `keep` until [`LinkGroups::over`].
-    pub fn party_dead(&mut self, party: PartyId, keep: &[u64], out: &mut Out) {
-        self.failures.retain(|(a, b), _| *a != party && *b != party);
-        let all = self.by_party.get(&party).cloned().unwrap_or_default();
+    /// A client is gone for good: removes its link groups, except those to `keep` until [`LinkGroups::over`].
+    pub fn client_dead(&mut self, client: ClientId, keep: &[u64], out: &mut Out) {
+        self.failures
+            .retain(|(a, b), _| *a != client && *b != client);
+        let all = self.by_client.get(&client).cloned().unwrap_or_default();
         for id in all.into_iter().filter(|id| !keep.contains(id)) {
-            self.tear_down(id, Some(party), out);
+            self.tear_down(id, Some(client), out);
         }
     }
 
-    /// Removes a link group of a dead party that was kept.
-    pub fn over(&mut self, id: u64, dead: PartyId, out: &mut Out) {
+    /// Removes a link group of a dead client that was kept.
+    pub fn over(&mut self, id: u64, dead: ClientId, out: &mut Out) {
         self.tear_down(id, Some(dead), out);
         self.failures.retain(|(a, b), _| *a != dead && *b != dead);
     }
 
-    /// The lanes within the node that a party has been offered and uses: link group and slot, its own end, and the other
+    /// The lanes within the node that a client has been offered and uses: link group and slot, its own end, and the other
     /// end.
-    pub fn near_lanes(&self, party: PartyId) -> Vec<((u64, u32), ConnRef, ConnRef)> {
+    pub fn local_lanes(&self, client: ClientId) -> Vec<((u64, u32), ConnRef, ConnRef)> {
         let mut all = Vec::new();
-        for id in self.by_party.get(&party).into_iter().flatten() {
-            let Some(l) = self.groups.get(id).filter(|l| !l.is_far()) else {
+        for id in self.by_client.get(&client).into_iter().flatten() {
+            let Some(l) = self.groups.get(id).filter(|l| !l.is_remote()) else {
                 continue;
             };
             for (n, slot) in (0..).zip(&l.slots) {
                 let Some(u) = slot.now.as_ref().filter(|u| u.offered) else {
                     continue;
                 };
-                let mine = |&side: &usize| u.ends[side].party == party && !u.done[side];
+                let mine = |&side: &usize| u.ends[side].client == client && !u.done[side];
                 all.extend(
                     (0..2)
                         .filter(mine)
@@ -448,7 +449,7 @@ impl LinkGroups {
 
     /// The other end of a lane, if it still uses it.
     pub fn survivor(&self, who: ConnRef) -> Option<ConnRef> {
-        let (id, slot, side) = self.by_conn.get(&(who.party, who.conn, who.gen))?;
+        let (id, slot, side) = self.by_conn.get(&(who.client, who.conn, who.gen))?;
         let u = self
             .groups
             .get(id)?
@@ -460,12 +461,12 @@ impl LinkGroups {
         (!u.done[other]).then_some(u.ends[other])
     }
 
-    /// A party's control connection is gone, but its process lives. Link groups in use stay as they are; link groups that are
+    /// A client's control connection is gone, but its process lives. Link groups in use stay as they are; link groups that are
     /// being made cannot be finished.
-    pub fn party_silent(&mut self, party: PartyId, out: &mut Out) {
+    pub fn client_silent(&mut self, client: ClientId, out: &mut Out) {
         let unready: Vec<u64> = self
-            .by_party
-            .get(&party)
+            .by_client
+            .get(&client)
             .into_iter()
             .flatten()
             .filter(|id| self.groups.get(id).is_some_and(|l| !l.ready))
@@ -476,8 +477,8 @@ impl LinkGroups {
         }
     }
 
-    /// Removes a link group and tells both sides, except a party that is `dead`.
-    fn tear_down(&mut self, id: u64, dead: Option<PartyId>, out: &mut Out) {
+    /// Removes a link group and tells both sides, except a client that is `dead`.
+    fn tear_down(&mut self, id: u64, dead: Option<ClientId>, out: &mut Out) {
         let slots = self.groups.get(&id).map_or(0, |l| l.slots.len());
         for slot in 0..slots {
             self.abandon(id, slot as u32, out);
@@ -489,10 +490,10 @@ impl LinkGroups {
             self.lanes -= 1;
             group.sides.iter().for_each(|s| s.cgroup.give_lane());
             for e in u.ends {
-                self.by_conn.remove(&(e.party, e.conn, e.gen));
+                self.by_conn.remove(&(e.client, e.conn, e.gen));
             }
         }
-        let pair = (group.sides[0].party, group.sides[1].party);
+        let pair = (group.sides[0].client, group.sides[1].client);
         if let Some(v) = self.by_pair.get_mut(&pair) {
             v.retain(|l| *l != id);
             if v.is_empty() {
@@ -501,15 +502,15 @@ impl LinkGroups {
         }
         for (side, s) in group.sides.iter().enumerate() {
             s.payer.give_memory(s.chunks().map(|c| c.bytes).sum());
-            if let Some(set) = self.by_party.get_mut(&s.party) {
+            if let Some(set) = self.by_client.get_mut(&s.client) {
                 set.remove(&id);
                 if set.is_empty() {
-                    self.by_party.remove(&s.party);
+                    self.by_client.remove(&s.client);
                 }
             }
-            if dead != Some(s.party) {
+            if dead != Some(s.client) {
                 out.send(
-                    s.party,
+                    s.client,
                     ToShim::PeerGone {
                         group: id,
                         side: side as u8,

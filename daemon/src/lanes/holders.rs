@@ -6,7 +6,7 @@
 //! every process may be inspected; then it is sufficient that the process from which the connection came may be,
 //! or is gone. (A descriptor in the queue of a Unix socket is visible nowhere: see docs/limits.md.)
 
-use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::ids::{ClientId, ConnRef};
 use crate::pairing::socket::End;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -46,7 +46,7 @@ pub enum Verdict {
 #[derive(Default)]
 pub struct Holders {
     /// One for each table entry: registering the same entry again replaces the question.
-    pub asked: HashMap<(PartyId, u32), Asked>,
+    pub asked: HashMap<(ClientId, u32), Asked>,
     /// By inode, the other process that was seen to hold the socket; it is looked at first the next time.
     pub others: HashMap<u64, u32>,
     /// Notified when ends were added.
@@ -159,7 +159,7 @@ mod tests {
         let (t, any) = (Instant::now(), ([127, 0, 0, 1], 1).into());
         Asked {
             who: ConnRef {
-                party: PartyId(1),
+                client: ClientId(1),
                 conn: 0,
                 gen: 0,
             },

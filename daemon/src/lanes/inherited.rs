@@ -6,10 +6,10 @@
 //! sockets any more. At first the family's table tells who may have inherited them; from then on `/proc` is read,
 //! for all of them together, and for most only to see whether the holder of the last look still has the socket.
 
+use crate::clients::client::Client;
 use crate::clients::family::Family;
 use crate::clients::ids::ConnRef;
 use crate::clients::limits::Cgroup;
-use crate::clients::party::Party;
 use crate::clients::view;
 use lane::family::flag;
 use std::cell::Cell;
@@ -27,7 +27,7 @@ const ASKED: u32 = 1024;
 pub struct Inherited {
     pub who: ConnRef,
     pub at: (u64, u32),
-    pub far: bool,
+    pub remote: bool,
     family: Arc<Family>,
     inode: u64,
     /// The process that has ended. `None`: it was in another pid namespace than the daemon's.
@@ -62,11 +62,11 @@ impl Ended {
 }
 
 impl Inherited {
-    pub fn far(who: ConnRef, at: (u64, u32), left: &Left<'_>, inode: u64) -> Self {
+    pub fn remote(who: ConnRef, at: (u64, u32), left: &Left<'_>, inode: u64) -> Self {
         Inherited {
             who,
             at,
-            far: true,
+            remote: true,
             family: left.family.clone(),
             inode,
             ended: left.ended,
@@ -75,10 +75,10 @@ impl Inherited {
         }
     }
 
-    pub fn near(who: ConnRef, at: (u64, u32), left: &Left<'_>, inode: u64) -> Self {
+    pub fn local(who: ConnRef, at: (u64, u32), left: &Left<'_>, inode: u64) -> Self {
         Inherited {
-            far: false,
-            ..Inherited::far(who, at, left, inode)
+            remote: false,
+            ..Inherited::remote(who, at, left, inode)
         }
     }
 
@@ -90,11 +90,11 @@ impl Inherited {
         }
     }
 
-    /// Has a process taken this far lane back to TCP for good? Then the daemon must no longer keep its copy of the
+    /// Has a process taken this remote lane back to TCP for good? Then the daemon must no longer keep its copy of the
     /// socket.
     fn has_left(&self) -> bool {
         let v = self.family.view(self.who.conn);
-        self.far && v.is_none_or(|v| v.gen != self.who.gen || v.flags & flag::LANE == 0)
+        self.remote && v.is_none_or(|v| v.gen != self.who.gen || v.flags & flag::LANE == 0)
     }
 
     /// A holder according to the table, among the processes whose descriptors we cannot read.
@@ -143,15 +143,15 @@ pub struct Left<'a> {
 
 /// Who may hold the connections of a process that has just ended.
 pub(crate) struct Inheritance<'a> {
-    party: &'a Party,
+    client: &'a Client,
     asked: Cell<u32>,
     any: Cell<bool>,
 }
 
 impl<'a> Inheritance<'a> {
-    pub(crate) fn of(party: &'a Party) -> Self {
+    pub(crate) fn of(client: &'a Client) -> Self {
         Inheritance {
-            party,
+            client,
             asked: Cell::new(0),
             any: Cell::new(false),
         }
@@ -161,12 +161,12 @@ impl<'a> Inheritance<'a> {
     pub(crate) fn left(&self, who: &ConnRef) -> Option<Left<'a>> {
         let held = if self.asked.get() < ASKED {
             self.asked.set(self.asked.get() + 1);
-            self.party.others_hold(who.conn, who.gen)
+            self.client.others_hold(who.conn, who.gen)
         } else {
             self.any.get()
         };
         self.any.set(self.any.get() || held);
-        let p = self.party;
+        let p = self.client;
         held.then(|| Left {
             family: &p.family,
             cgroup: p.cgroup(),
@@ -220,7 +220,7 @@ mod tests {
         let ident = crate::os::memfd::Ident { dev: 1, ino: 1 };
         let family = Arc::new(Family::new(ident, crate::os::fds::Foreign::new(table)));
         let who = ConnRef {
-            party: crate::clients::ids::PartyId(1),
+            client: crate::clients::ids::ClientId(1),
             conn: 0,
             gen: 0,
         };
@@ -240,9 +240,9 @@ mod tests {
             cgroup: &cgroup,
             ended: None,
         };
-        let inherited = |inode, far: bool| match far {
-            true => Inherited::far(who, (0, 0), &left, inode),
-            false => Inherited::near(who, (0, 0), &left, inode),
+        let inherited = |inode, remote: bool| match remote {
+            true => Inherited::remote(who, (0, 0), &left, inode),
+            false => Inherited::local(who, (0, 0), &left, inode),
         };
         // The last one has left its lane: its family's table knows no such connection.
         let mut all = [

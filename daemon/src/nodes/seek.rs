@@ -7,7 +7,7 @@
 //! and `/proc` on the blocking pool, one search at a time for all ends that wait, and then rests ten times as long
 //! as it took.
 
-use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::view::{self, Entry, Snapshot};
 use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::pairing::Asked;
@@ -23,7 +23,7 @@ use underpass_admin::proc;
 /// Most ends that are looked for at once; others wait without a search.
 pub(crate) const ENDS_MAX: usize = 256;
 /// Most ends that are looked for at once on behalf of one other node.
-const FAR_MAX: usize = 32;
+const REMOTE_MAX: usize = 32;
 /// Most searches for one end, and how often its other end is asked.
 pub(crate) const TRIES: u32 = 20;
 pub(crate) const ASKS: u32 = 3;
@@ -33,7 +33,7 @@ pub(crate) const TELL: [u32; 3] = [1, 4, 12];
 #[derive(Default)]
 pub struct Seek {
     pub ends: Vec<Sought>,
-    pub far: Vec<Far>,
+    pub remote: Vec<Remote>,
     /// Notified when there is something to look for.
     pub wake: Rc<Notify>,
 }
@@ -48,7 +48,7 @@ pub struct Sought {
 }
 
 /// An end that another node wants looked for. Asked once: the other node repeats itself.
-pub struct Far {
+pub struct Remote {
     pub node: Name,
     pub asked: Asked,
     pub tries: u32,
@@ -57,7 +57,7 @@ pub struct Far {
 /// Where the other end of an end was found: which shim to ask, and how to name the connection to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    pub party: PartyId,
+    pub client: ClientId,
     pub conn: u32,
     pub gen: u32,
     pub op: u32,
@@ -65,19 +65,19 @@ pub struct Found {
 
 /// What was found for another node: why the connection is on TCP, and which shim to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FoundFar {
+pub struct FoundRemote {
     pub reason: u32,
     pub ask: Option<Found>,
 }
 
 impl Seek {
     /// Looks for an end that another node asks about.
-    pub fn far(&mut self, node: Name, asked: Asked) {
-        let of_node = self.far.iter().filter(|f| f.node == node);
-        if of_node.count() >= FAR_MAX || self.far.iter().any(|f| f.asked == asked) {
+    pub fn remote(&mut self, node: Name, asked: Asked) {
+        let of_node = self.remote.iter().filter(|f| f.node == node);
+        if of_node.count() >= REMOTE_MAX || self.remote.iter().any(|f| f.asked == asked) {
             return;
         }
-        self.far.push(Far {
+        self.remote.push(Remote {
             node,
             asked,
             tries: 0,
@@ -92,14 +92,14 @@ pub(crate) type Ends = Vec<(ConnRef, SocketAddr, SocketAddr)>;
 /// What is to be looked for now.
 pub struct Task {
     pub ends: Ends,
-    pub far: Vec<Asked>,
+    pub remote: Vec<Asked>,
     pub families: Vec<Snapshot>,
 }
 
 /// What a search has found.
 pub struct Results {
     pub ends: Vec<(ConnRef, Found)>,
-    pub far: Vec<(Asked, FoundFar)>,
+    pub remote: Vec<(Asked, FoundRemote)>,
 }
 
 impl Task {
@@ -111,7 +111,7 @@ impl Task {
         let ends = self.ends.iter().zip(ends);
         Results {
             ends: ends.filter_map(|(e, f)| Some((e.0, f?))).collect(),
-            far: look_far(self.far, &all, &mut unnamed),
+            remote: look_remote(self.remote, &all, &mut unnamed),
         }
     }
 }
@@ -120,18 +120,18 @@ fn look(ends: &Ends, all: &[Entry], unnamed: &mut Unnamed<'_>) -> Vec<Option<Fou
     let row = |who: &ConnRef| {
         let mine = all
             .iter()
-            .find(|e| (e.party, e.conn, e.gen) == (who.party, who.conn, who.gen))?;
+            .find(|e| (e.client, e.conn, e.gen) == (who.client, who.conn, who.gen))?;
         Some(by_entry(&all[mine.other?]))
     };
     let one = |(who, local, peer): &(ConnRef, SocketAddr, SocketAddr)| {
-        row(who).or_else(|| unnamed.find(who.party, *local, *peer))
+        row(who).or_else(|| unnamed.find(who.client, *local, *peer))
     };
     ends.iter().map(one).collect()
 }
 
 fn by_entry(e: &Entry) -> Found {
     Found {
-        party: e.party,
+        client: e.client,
         conn: e.conn,
         gen: e.gen,
         op: op::EAGER,
@@ -143,11 +143,11 @@ fn is(asked: &Asked, local: SocketAddr, peer: SocketAddr) -> bool {
     peer == asked.peer && (local == asked.local || !asked.certain)
 }
 
-fn look_far(
+fn look_remote(
     wanted: Vec<Asked>,
     all: &[Entry],
     unnamed: &mut Unnamed<'_>,
-) -> Vec<(Asked, FoundFar)> {
+) -> Vec<(Asked, FoundRemote)> {
     let mut found = Vec::new();
     let mut bare: Vec<(Asked, u64)> = Vec::new();
     for a in wanted {
@@ -157,13 +157,13 @@ fn look_far(
             (Some(e), None) => {
                 let ask = Some(by_entry(e));
                 let reason = e.row.reason;
-                found.push((a, FoundFar { reason, ask }));
+                found.push((a, FoundRemote { reason, ask }));
             }
             (Some(_), Some(_)) => {} // in two namespaces: nobody knows which
-            (None, _) => match unnamed.find_far(&a) {
+            (None, _) => match unnamed.find_remote(&a) {
                 Some((_, ask @ Some(_))) => {
                     let reason = Reason::Young.code();
-                    found.push((a, FoundFar { reason, ask }));
+                    found.push((a, FoundRemote { reason, ask }));
                 }
                 Some((inode, None)) => bare.push((a, inode)),
                 None => {}
@@ -175,7 +175,7 @@ fn look_far(
         let strange = view::strangers(&inodes);
         let reason = Reason::PeerNoShim.code();
         let told = bare.into_iter().filter(|b| strange.contains(&b.1));
-        found.extend(told.map(|(a, _)| (a, FoundFar { reason, ask: None })));
+        found.extend(told.map(|(a, _)| (a, FoundRemote { reason, ask: None })));
     }
     found
 }
@@ -211,9 +211,9 @@ impl<'a> Unnamed<'a> {
         })
     }
 
-    fn find(&mut self, seeker: PartyId, local: SocketAddr, peer: SocketAddr) -> Option<Found> {
+    fn find(&mut self, seeker: ClientId, local: SocketAddr, peer: SocketAddr) -> Option<Found> {
         let mut holders = self.families.iter().flat_map(|f| &f.holders);
-        let home = holders.find(|h| h.party == seeker)?.netns;
+        let home = holders.find(|h| h.client == seeker)?.netns;
         let tables = self.tables();
         let in_ns = |ns: &u64| tables.get(ns)?.get(&(peer, local)).copied();
         // In the end's own namespace an address pair means one socket; in others it must be the only one.
@@ -228,7 +228,7 @@ impl<'a> Unnamed<'a> {
         let mut holders = self.families.iter().flat_map(|f| &f.holders);
         holders.find_map(|h| {
             Some(Found {
-                party: h.party,
+                client: h.client,
                 conn: descriptor_of(h.pid, inode)?,
                 gen: inode as u32,
                 op: op::EAGER_FD,
@@ -238,7 +238,7 @@ impl<'a> Unnamed<'a> {
 
     /// The socket of the connection that another node asks about, and the shim that holds it. Our own namespace is
     /// searched even if no program there has a shim, since that is an answer, too.
-    fn find_far(&mut self, asked: &Asked) -> Option<(u64, Option<Found>)> {
+    fn find_remote(&mut self, asked: &Asked) -> Option<(u64, Option<Found>)> {
         self.tables();
         let tables = self.tables.as_mut()?;
         if let Some(ns) = proc::own_netns() {
@@ -289,12 +289,16 @@ mod tests {
             asked((ip, port).into(), (ip, 1).into(), true)
         };
         for port in 0..1000 {
-            s.far("a".into(), a(port));
-            s.far("a".into(), a(port)); // repeats itself
+            s.remote("a".into(), a(port));
+            s.remote("a".into(), a(port)); // repeats itself
         }
-        assert_eq!(s.far.len(), FAR_MAX);
-        s.far("b".into(), a(5000));
-        assert_eq!(s.far.len(), FAR_MAX + 1, "others are not kept waiting");
+        assert_eq!(s.remote.len(), REMOTE_MAX);
+        s.remote("b".into(), a(5000));
+        assert_eq!(
+            s.remote.len(),
+            REMOTE_MAX + 1,
+            "others are not kept waiting"
+        );
     }
 
     /// No program here has a shim, and this test, which holds the socket, has none either: that is the answer.
@@ -307,11 +311,11 @@ mod tests {
         let from = client.local_addr().unwrap();
         let look = |wanted: &[Asked]| {
             let mut unnamed = Unnamed::new(&[]);
-            look_far(wanted.to_vec(), &[], &mut unnamed)
+            look_remote(wanted.to_vec(), &[], &mut unnamed)
         };
         let elsewhere = SocketAddr::from(([192, 0, 2, 1], 80));
         let (exact, translated) = (asked(here, from, true), asked(elsewhere, from, false));
-        let bare = FoundFar {
+        let bare = FoundRemote {
             reason: Reason::PeerNoShim.code(),
             ask: None,
         };

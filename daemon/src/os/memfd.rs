@@ -17,7 +17,7 @@ pub fn make(name: &str, bytes: usize) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// Seals of every chunk that is given to the other party.
+/// Seals of every chunk that is given to the other client.
 const FINAL: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::FUTURE_WRITE)

@@ -59,7 +59,7 @@ pub(crate) fn look(doubts: &[Doubt]) -> Vec<Seen> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clients::ids::PartyId;
+    use crate::clients::ids::ClientId;
     use std::net::{TcpListener, TcpStream};
 
     #[test]
@@ -68,7 +68,7 @@ mod tests {
         let a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
         let doubt = |local, peer| Doubt {
             who: ConnRef {
-                party: PartyId(1),
+                client: ClientId(1),
                 conn: 0,
                 gen: 0,
             },

@@ -8,7 +8,7 @@
 //! Only ends of this node are here. Those whose other end may be on another node are at the same time sought there
 //! (`nodes::peers::pairing`).
 
-use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::ids::{ClientId, ConnRef};
 use crate::os::system::Clock;
 use crate::pairing::elsewhere::{Seen, LOOKS, MOST, PATIENCE};
 use crate::pairing::socket::{consistent, End};
@@ -34,17 +34,17 @@ type TupleKey = (u64, SocketAddr, SocketAddr);
 /// The ends that wait.
 #[derive(Default)]
 pub struct Waiting {
-    ends: HashMap<(PartyId, u32), (ConnRef, End)>,
+    ends: HashMap<(ClientId, u32), (ConnRef, End)>,
     /// Ends without a record whose mirror has not been seen: since when, and how often it was missed.
-    doubts: HashMap<(PartyId, u32), (Duration, u8)>,
+    doubts: HashMap<(ClientId, u32), (Duration, u8)>,
     clock: Clock,
     /// By network namespace, local and peer address.
-    tuples: HashMap<TupleKey, Vec<(PartyId, u32)>>,
+    tuples: HashMap<TupleKey, Vec<(ClientId, u32)>>,
     /// By local and peer address alone.
-    bare: HashMap<(SocketAddr, SocketAddr), Vec<(PartyId, u32)>>,
+    bare: HashMap<(SocketAddr, SocketAddr), Vec<(ClientId, u32)>>,
     /// By the key of the record.
-    records: HashMap<(u32, u32), Vec<(PartyId, u32)>>,
-    cookies: HashMap<u64, (PartyId, u32)>,
+    records: HashMap<(u32, u32), Vec<(ClientId, u32)>>,
+    cookies: HashMap<u64, (ClientId, u32)>,
 }
 
 impl Waiting {
@@ -63,7 +63,7 @@ impl Waiting {
         end: End,
         alive: impl Fn(&ConnRef) -> bool,
     ) -> Verdict {
-        self.remove(who.party, who.conn);
+        self.remove(who.client, who.conn);
         if let Some(&(p, c)) = self.cookies.get(&end.cookie) {
             if self.ends.get(&(p, c)).is_some_and(|(w, _)| alive(w)) {
                 return Verdict::Shared;
@@ -90,10 +90,10 @@ impl Waiting {
     }
 
     /// The end that could be the other one of this connection, best evidence first.
-    fn candidate(&self, end: &End) -> Option<(PartyId, u32)> {
-        let record = |k: &(PartyId, u32)| self.ends.get(k).and_then(|(_, e)| e.record.as_ref());
+    fn candidate(&self, end: &End) -> Option<(ClientId, u32)> {
+        let record = |k: &(ClientId, u32)| self.ends.get(k).and_then(|(_, e)| e.record.as_ref());
         if let Some(r) = &end.record {
-            let fits = |k: &&(PartyId, u32)| record(k).is_some_and(|p| r.proves(p));
+            let fits = |k: &&(ClientId, u32)| record(k).is_some_and(|p| r.proves(p));
             if let Some(k) = self
                 .records
                 .get(&r.mirror())
@@ -104,17 +104,17 @@ impl Waiting {
         }
         // Two records that do not fit belong to two connections, whatever the addresses say.
         let near = self.tuples.get(&(end.netns_cookie, end.peer, end.local));
-        let open = |k: &&(PartyId, u32)| end.record.is_none() || record(k).is_none();
+        let open = |k: &&(ClientId, u32)| end.record.is_none() || record(k).is_none();
         if let Some(k) = near.and_then(|v| v.iter().find(open)) {
             return Some(*k);
         }
-        let far = self.bare.get(&(end.peer, end.local));
-        let bare = |k: &&(PartyId, u32)| end.record.is_none() && record(k).is_none();
-        far.and_then(|v| v.iter().find(bare)).copied()
+        let remote = self.bare.get(&(end.peer, end.local));
+        let bare = |k: &&(ClientId, u32)| end.record.is_none() && record(k).is_none();
+        remote.and_then(|v| v.iter().find(bare)).copied()
     }
 
     fn insert(&mut self, who: ConnRef, end: End) {
-        let k = (who.party, who.conn);
+        let k = (who.client, who.conn);
         self.tuples
             .entry((end.netns_cookie, end.local, end.peer))
             .or_default()
@@ -131,8 +131,8 @@ impl Waiting {
     }
 
     /// An end no longer waits.
-    pub fn remove(&mut self, party: PartyId, conn: u32) -> Option<(ConnRef, End)> {
-        let k = (party, conn);
+    pub fn remove(&mut self, client: ClientId, conn: u32) -> Option<(ConnRef, End)> {
+        let k = (client, conn);
         let (who, end) = self.ends.remove(&k)?;
         self.doubts.remove(&k);
         drop_from(
@@ -150,7 +150,7 @@ impl Waiting {
 
     /// What is known of an end that waits.
     pub fn end(&self, who: &ConnRef) -> Option<&End> {
-        let (w, end) = self.ends.get(&(who.party, who.conn))?;
+        let (w, end) = self.ends.get(&(who.client, who.conn))?;
         (w == who).then_some(end)
     }
 
@@ -165,7 +165,7 @@ impl Waiting {
     /// An end's mirror was looked for. `true`: it has been missed often enough, and the end does not
     /// wait any more.
     pub fn looked_for(&mut self, who: &ConnRef, seen: Seen) -> bool {
-        let k = (who.party, who.conn);
+        let k = (who.client, who.conn);
         if self.end(who).is_none() {
             return false;
         }
@@ -177,30 +177,30 @@ impl Waiting {
             self.doubts.remove(&k);
             return false;
         }
-        *missed >= LOOKS && self.remove(who.party, who.conn).is_some()
+        *missed >= LOOKS && self.remove(who.client, who.conn).is_some()
     }
 
     /// An end has closed, unless another connection already took its place in the table.
     pub fn forget(&mut self, who: ConnRef) {
         if self
             .ends
-            .get(&(who.party, who.conn))
+            .get(&(who.client, who.conn))
             .is_some_and(|(w, _)| *w == who)
         {
-            self.remove(who.party, who.conn);
+            self.remove(who.client, who.conn);
         }
     }
 
-    /// A party is gone.
-    pub fn remove_party(&mut self, party: PartyId) {
+    /// A client is gone.
+    pub fn remove_client(&mut self, client: ClientId) {
         let gone: Vec<u32> = self
             .ends
             .keys()
-            .filter(|k| k.0 == party)
+            .filter(|k| k.0 == client)
             .map(|k| k.1)
             .collect();
         for conn in gone {
-            self.remove(party, conn);
+            self.remove(client, conn);
         }
     }
 
@@ -213,7 +213,7 @@ impl Waiting {
             .filter(|w| !alive(w))
             .collect();
         for w in gone {
-            self.remove(w.party, w.conn);
+            self.remove(w.client, w.conn);
         }
     }
 
@@ -232,9 +232,9 @@ impl Waiting {
 }
 
 fn drop_from<K: std::hash::Hash + Eq>(
-    map: &mut HashMap<K, Vec<(PartyId, u32)>>,
+    map: &mut HashMap<K, Vec<(ClientId, u32)>>,
     key: &K,
-    who: (PartyId, u32),
+    who: (ClientId, u32),
 ) {
     if let Some(v) = map.get_mut(key) {
         v.retain(|k| *k != who);
@@ -296,9 +296,9 @@ mod tests {
         e
     }
 
-    fn who(party: u64, conn: u32) -> ConnRef {
+    fn who(client: u64, conn: u32) -> ConnRef {
         ConnRef {
-            party: PartyId(party),
+            client: ClientId(client),
             conn,
             gen: 1,
         }
@@ -334,7 +334,7 @@ mod tests {
 
     /// A forged mirror elsewhere does not take the place of the real one here.
     #[test]
-    fn the_near_mirror_is_preferred() {
+    fn the_local_mirror_is_preferred() {
         let mut w = Waiting::default();
         w.register(who(2, 0), end(B, A, 2, 8), |_| true);
         w.register(who(3, 0), end(B, A, 3, 7), |_| true);

@@ -272,5 +272,5 @@ pub(crate) async fn read_registration(shared: Shared, r: Registration) {
     }
     let _ = helper.await;
     drop(r.job);
-    shared.borrow_mut().credit(who.party, r.control);
+    shared.borrow_mut().credit(who.client, r.control);
 }

@@ -119,7 +119,7 @@ async fn greet(
     shared: &Shared,
     control: &Rc<Control>,
     accepted: u64,
-) -> Option<(crate::clients::ids::PartyId, Arc<Cgroup>)> {
+) -> Option<(crate::clients::ids::ClientId, Arc<Cgroup>)> {
     let mut buf = [0u8; MAX];
     let (len, fds) = first_message(control, &mut buf).await?;
     let refuse = |reason: Reason, why: &str| {
@@ -186,7 +186,7 @@ async fn greet(
     if new {
         watch(shared, id, pidfd);
     }
-    let cgroup = shared.borrow().parties.get(&id)?.cgroup().clone();
+    let cgroup = shared.borrow().clients.get(&id)?.cgroup().clone();
     if let Some((fd, seat)) = dialing.zip(cgroup.seat()) {
         dial::serve(shared, fd, seat);
     }
@@ -202,8 +202,8 @@ fn left_behind(shared: &Shared, dialing: Foreign) {
     }
 }
 
-/// Waits for the end of a party's process.
-fn watch(shared: &Shared, id: crate::clients::ids::PartyId, pidfd: OwnedFd) {
+/// Waits for the end of a client's process.
+fn watch(shared: &Shared, id: crate::clients::ids::ClientId, pidfd: OwnedFd) {
     let shared = shared.clone();
     tokio::task::spawn_local(async move {
         match fds::watch(pidfd, Interest::READABLE) {
@@ -217,7 +217,7 @@ fn watch(shared: &Shared, id: crate::clients::ids::PartyId, pidfd: OwnedFd) {
 /// Serves a connection until it ends, or until its shim breaks the protocol.
 async fn attend(
     shared: &Shared,
-    id: crate::clients::ids::PartyId,
+    id: crate::clients::ids::ClientId,
     cgroup: &Arc<Cgroup>,
     control: &Rc<Control>,
 ) -> Result<(), Violation> {
@@ -272,7 +272,7 @@ async fn attend(
 }
 
 /// Reads what a shim sent before its connection ended or was replaced: it will not send that again.
-fn read_rest(shared: &Shared, id: crate::clients::ids::PartyId, control: &Rc<Control>) {
+fn read_rest(shared: &Shared, id: crate::clients::ids::ClientId, control: &Rc<Control>) {
     let mut buf = [0u8; MAX];
     for _ in 0..REST {
         match control.recv(&mut buf) {
@@ -295,7 +295,7 @@ fn read_rest(shared: &Shared, id: crate::clients::ids::PartyId, control: &Rc<Con
 
 fn handle(
     shared: &Shared,
-    id: crate::clients::ids::PartyId,
+    id: crate::clients::ids::ClientId,
     bytes: &[u8],
     fds: Vec<Foreign>,
 ) -> Result<(), Violation> {

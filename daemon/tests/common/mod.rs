@@ -79,7 +79,7 @@ pub fn table_fd(bytes: usize, seals: SealFlags) -> OwnedFd {
 
 pub const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// One area as a party sees it: chunks by number.
+/// One area as a client sees it: chunks by number.
 #[derive(Default)]
 pub struct Side {
     pub bell: Option<OwnedFd>,

@@ -1,4 +1,4 @@
-//! How lanes and connections end in a process, as in the shim: `process/far`, `promotion/{far,retire}`.
+//! How lanes and connections end in a process, as in the shim: `process/remote`, `promotion/{remote,retire}`.
 
 use super::process::{tell, Life, Process};
 use super::sock::Sock;

@@ -12,7 +12,7 @@ use underpass_rdma::devices::{Change, SysDevice, SysPort};
 use underpass_rdma::sim::{self, Rng};
 use underpass_rdma::verbs::*;
 use underpassd::clients::control::Control;
-use underpassd::clients::ids::PartyId;
+use underpassd::clients::ids::ClientId;
 use underpassd::config::{Config, NodeConfig, PeerConfig, RailConfig};
 use underpassd::core::register::Registration;
 use underpassd::core::{Core, Hello};
@@ -82,8 +82,8 @@ pub struct Channel {
 }
 
 /// A daemon's view of a process.
-struct Party {
-    id: PartyId,
+struct Client {
+    id: ClientId,
     control: Rc<Control>,
 }
 
@@ -93,9 +93,9 @@ pub struct Daemon {
     sleeps_until: Option<u64>,
     busy_until: u64,
     pub channel: Option<Channel>,
-    parties: HashMap<usize, Party>,
+    clients: HashMap<usize, Client>,
     reads: Vec<Registration>,
-    pub dead: Vec<(u64, PartyId)>,
+    pub dead: Vec<(u64, ClientId)>,
     swept: u64,
 }
 
@@ -164,7 +164,7 @@ impl Daemon {
             sleeps_until: None,
             busy_until: 0,
             channel: None,
-            parties: HashMap::new(),
+            clients: HashMap::new(),
             reads: Vec::new(),
             dead: Vec::new(),
             swept: 0,
@@ -269,14 +269,14 @@ impl Node {
             .admit(&peer, hello, &control)
             .expect("let in");
         process.control = Some(b);
-        self.daemon.parties.insert(p, Party { id, control });
+        self.daemon.clients.insert(p, Client { id, control });
         self.births += 1;
     }
 
     /// A process is killed; the daemon gets to know a little later.
     pub fn kill(&mut self, p: usize, rng: &mut Rng) {
         self.processes[p].kill();
-        if let Some(x) = self.daemon.parties.remove(&p) {
+        if let Some(x) = self.daemon.clients.remove(&p) {
             self.daemon.core.disconnect(x.id, Some(&x.control));
             let at = self.now() + rng.below(5_000_000);
             self.daemon.dead.push((at, x.id));
@@ -331,16 +331,16 @@ impl Node {
 
     fn hear_processes(&mut self, rng: &mut Rng) {
         for (p, process) in self.processes.iter_mut().enumerate() {
-            let Some(party) = self.daemon.parties.get(&p) else {
+            let Some(client) = self.daemon.clients.get(&p) else {
                 continue;
             };
-            party.control.flush();
+            client.control.flush();
             while !rng.one_in(4) {
                 let Some((msg, fds)) = process.said.pop_front() else {
                     break;
                 };
                 let fds = fds.into_iter().map(Foreign::new).collect();
-                let done = self.daemon.core.message(party.id, msg, fds);
+                let done = self.daemon.core.message(client.id, msg, fds);
                 match done {
                     Ok(r) => self.daemon.reads.extend(r),
                     Err(e) => panic!("a violation: {}", e.0),
@@ -362,7 +362,7 @@ impl Node {
             let core = &mut self.daemon.core;
             core.registration_read(r.who, Some(read), r.came, r.flags);
             drop(r.job);
-            core.credit(r.who.party, r.control);
+            core.credit(r.who.client, r.control);
         }
     }
 

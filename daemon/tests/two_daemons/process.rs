@@ -1,5 +1,5 @@
 //! A process with a shim, as far as the daemon can tell: it maps areas, takes lanes, and does with its connections' ends
-//! what the shim does with far ones (`shim/src/process/far`, `promotion/far`, `promotion/retire`). The halves of its lanes are the
+//! what the shim does with remote ones (`shim/src/process/remote`, `promotion/remote`, `promotion/retire`). The halves of its lanes are the
 //! real ones.
 
 use super::app::{self, App};
@@ -230,9 +230,9 @@ impl Process {
                 group,
                 side,
                 bytes,
-                far,
+                remote,
             } => {
-                assert_eq!((side, far, fds.len()), (0, 1, 2));
+                assert_eq!((side, remote, fds.len()), (0, 1, 2));
                 let (first, bell) = (fds.pop().unwrap(), fds.pop().unwrap());
                 let l = self
                     .links
@@ -354,7 +354,7 @@ impl Process {
         e.app.set_places(places.to_vec());
         let w = app::World {
             app: &l.own,
-            mirror: &l.peer,
+            proxy: &l.peer,
             port: &(),
         };
         e.app.attach(&w, epoch, tag, rng);
@@ -469,7 +469,7 @@ impl Process {
                 let port = Sock { fd, bell };
                 let w = app::World {
                     app: &l.own,
-                    mirror: &l.peer,
+                    proxy: &l.peer,
                     port: &port,
                 };
                 let moved = e.app.step(&w, rng, all);

@@ -288,8 +288,8 @@ pub mod rx {
     pub const REVOKED: RxFlags = RxFlags(4);
     /// This end has closed: nobody will read any more.
     pub const CLOSED: RxFlags = RxFlags(8);
-    /// Across nodes only. A daemon sets it in its mirror of the far receiver's word: the switch of this epoch is
-    /// stored in the far node's memory. (A switch that came too late is answered by `REVOKED`.)
+    /// Across nodes only. A daemon sets it in its proxy of the remote receiver's word: the switch of this epoch is
+    /// stored in the remote node's memory. (A switch that came too late is answered by `REVOKED`.)
     pub const ACCEPTED: RxFlags = RxFlags(16);
     /// Across nodes only: the receiver has read all TCP bytes from before this epoch's switch. A `Fin` frame sent now
     /// cannot end up behind bytes that perhaps nobody will read.
@@ -318,7 +318,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Parties of different builds share these words, so the numbers must never change.
+    /// Clients of different builds share these words, so the numbers must never change.
     #[test]
     fn the_bits_in_memory() {
         let e = Epoch::new(0x89ab_cdef);

@@ -27,7 +27,7 @@ struct Wire {
     rung: [bool; 2],
 }
 
-/// Party 0 sends, party 1 receives.
+/// Client 0 sends, client 1 receives.
 struct World {
     control: [Control; 2],
     rings: [[AtomicU8; RING]; RINGS],

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 
 pub use super::ring::{copy_in, copy_out, Ring};
 
-/// One party's area, mapped here. Zeroed memory is an empty area.
+/// One client's area, mapped here. Zeroed memory is an empty area.
 #[repr(C)]
 pub struct Area {
     control: AtomicPtr<Control>,
@@ -119,15 +119,15 @@ impl Default for Area {
 /// An end's view of its lane: own words, the peer's words, both areas. Cheap to make.
 #[derive(Clone, Copy)]
 pub struct Memory<'a> {
-    /// The area of the end to which this lane belongs. This party writes it, except in a takeover.
+    /// The area of the end to which this lane belongs. This client writes it, except in a takeover.
     pub own: &'a Area,
-    /// The other party's area, mapped read-only. In a takeover it is the daemon's, which writes it.
+    /// The other client's area, mapped read-only. In a takeover it is the daemon's, which writes it.
     pub peer: &'a Area,
     own_ctl: &'a Control,
     peer_ctl: &'a Control,
     lane: usize,
-    /// The other party is a daemon that represents an end on another node: see [`Memory::far`].
-    far: bool,
+    /// The other client is a daemon that represents an end on another node: see [`Memory::is_remote`].
+    remote: bool,
     takes_over: bool,
 }
 
@@ -145,7 +145,7 @@ impl<'a> Memory<'a> {
             own_ctl: own.control()?,
             peer_ctl: peer.control()?,
             lane,
-            far: false,
+            remote: false,
             takes_over: false,
         })
     }
@@ -153,21 +153,21 @@ impl<'a> Memory<'a> {
     /// The same for a lane across nodes: words that the other side stores arrive here with a delay, and ours arrive
     /// there with a delay.
     #[inline(always)]
-    pub fn across(self, far: bool) -> Self {
-        Memory { far, ..self }
+    pub fn across(self, remote: bool) -> Self {
+        Memory { remote, ..self }
     }
 
     /// Is the other end on another node?
     #[inline(always)]
-    pub fn far(&self) -> bool {
-        self.far
+    pub fn is_remote(&self) -> bool {
+        self.remote
     }
 
     /// The same as seen by a daemon that has taken over the end's sending direction: `own` is the end's area, which
     /// the daemon only reads, `peer` the daemon's own.
     pub fn for_takeover(self) -> Self {
         Memory {
-            far: true,
+            remote: true,
             takes_over: true,
             ..self
         }
@@ -223,7 +223,7 @@ impl<'a> Memory<'a> {
     pub(super) fn own_seq(&self) -> &'a AtomicU32 {
         &self.own_ctl.seq[self.lane / LANES_PER_COUNTER].0
     }
-    /// Number of threads of the other party that sleep on the link group.
+    /// Number of threads of the other client that sleep on the link group.
     #[inline(always)]
     pub(super) fn peer_sleepers(&self) -> &'a AtomicU32 {
         &self.peer_ctl.sleepers.0

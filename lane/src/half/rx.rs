@@ -75,7 +75,7 @@ pub struct RxState {
     /// The cursor in a `Down` frame (LAST) or a `Fin` frame (FIN), the number of bytes to skip (SKIP), or a mode
     /// (REVOKING).
     skip: AtomicU64,
-    /// The last cursor announced to a daemon, which tells it to the far sender.
+    /// The last cursor announced to a daemon, which tells it to the remote sender.
     told: AtomicU64,
     /// Number of bytes that follow a `Down` frame, counted from the cursor that it names.
     rest: AtomicU64,
@@ -189,7 +189,7 @@ impl RxState {
         m.own_rx()
             .word
             .store(RxWord::new(epoch, rx::READY), Release);
-        if m.far() {
+        if m.is_remote() {
             m.publish(port); // a daemon has to forward it
         }
         true
@@ -292,8 +292,8 @@ impl RxState {
         self.cursor.store(start, Relaxed);
         self.told.store(start, Relaxed);
         m.own_cursor().store(start, Release);
-        // Across nodes the far sender is told when the prefix is read, even if there is none.
-        let past = limit == kpos && !m.far();
+        // Across nodes the remote sender is told when the prefix is read, even if there is none.
+        let past = limit == kpos && !m.is_remote();
         self.mode
             .store(if past { mode::RING } else { mode::PREFIX }, Relaxed);
         Ok(true)
@@ -356,7 +356,7 @@ impl RxState {
                         }
                     }
                     // (The ring is still empty: with bytes unread, the sender would not have stored RESUMED.)
-                    if !m.far() && self.phase(m) == tx::RESUMED {
+                    if !m.is_remote() && self.phase(m) == tx::RESUMED {
                         self.mode.store(mode::TCP, Relaxed);
                         continue;
                     }
@@ -398,7 +398,7 @@ impl RxState {
                         // The sender shut TCP down or died before it had repeated the bytes that we have: nothing is
                         // missing, and nothing more will come.
                         Ok(0) => {
-                            let cut = m.far() && self.rest.load(Relaxed) > 0;
+                            let cut = m.is_remote() && self.rest.load(Relaxed) > 0;
                             self.mode.store(mode::TCP, Relaxed);
                             return Ok(match cut {
                                 true => Received::Error(libc::ECONNRESET),
@@ -538,10 +538,10 @@ impl RxState {
         self.limit.load(Relaxed) - self.kpos.load(Relaxed)
     }
 
-    /// The prefix is read: go on with the ring. From now on the far sender may send a `Fin` frame.
+    /// The prefix is read: go on with the ring. From now on the remote sender may send a `Fin` frame.
     pub(super) fn past(&self, m: &Memory, port: &impl Port) {
         self.mode.store(mode::RING, Relaxed);
-        if m.far() {
+        if m.is_remote() {
             self.flag(m, rx::PAST);
             m.publish(port);
         }
@@ -561,7 +561,7 @@ impl RxState {
     /// All bytes that were already read from the ring are skipped on TCP.
     fn skipped(&self, m: &Memory) {
         let rest = self.rest.swap(0, Relaxed);
-        if m.far() && rest > 0 {
+        if m.is_remote() && rest > 0 {
             let limit = self.kpos.load(Relaxed) + rest;
             self.limit.store(limit, Relaxed);
             self.mode.store(mode::REST, Relaxed);

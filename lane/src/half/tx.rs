@@ -30,7 +30,7 @@ pub mod mode {
     pub const DRAIN: u32 = 2;
     /// Checking that no native send is running; none may begin.
     pub const SWITCH: u32 = 3;
-    /// Across nodes: the switch is on its way; nothing may be sent until the far node has it.
+    /// Across nodes: the switch is on its way; nothing may be sent until the remote node has it.
     pub const ASK: u32 = 4;
 }
 
@@ -119,15 +119,15 @@ impl TxState {
         self.mode.load(Relaxed) == mode::RING
     }
 
-    /// Does sending depend on the lane's words rather than on TCP's buffer? That is so on the ring, and while the far
+    /// Does sending depend on the lane's words rather than on TCP's buffer? That is so on the ring, and while the remote
     /// node is asked whether it may go there.
     pub fn on_lane(&self) -> bool {
         matches!(self.mode.load(Relaxed), mode::RING | mode::ASK)
     }
 
-    /// Is this direction waiting for the far node's answer to a switch, or for a daemon that has taken it over?
+    /// Is this direction waiting for the remote node's answer to a switch, or for a daemon that has taken it over?
     pub fn awaits(&self, m: &Memory) -> bool {
-        m.far() && (self.mode.load(Relaxed) == mode::ASK || self.held(m))
+        m.is_remote() && (self.mode.load(Relaxed) == mode::ASK || self.held(m))
     }
 
     fn ring_size(&self) -> u64 {
@@ -286,7 +286,7 @@ impl TxState {
     /// Sets the size of the send buffer if the application has set one; 0: it has not. (Not across nodes, where those
     /// who report space do not know that size.)
     pub fn set_sndbuf(&self, m: &Memory, bytes: u32) {
-        if m.far() {
+        if m.is_remote() {
             return;
         }
         let bits = bytes.min(u32::MAX >> 1) << 1;
@@ -311,7 +311,7 @@ impl TxState {
     /// Is there enough space for poll to report it? The limit is a quarter of the ring; the kernel's is a third of
     /// the send buffer (`sk_stream_is_writeable`).
     pub fn writable(&self, m: &Memory) -> bool {
-        if m.far() && self.held(m) {
+        if m.is_remote() && self.held(m) {
             return false; // the daemon rings when it is done
         }
         let (size, most) = (self.ring_size(), self.unread_max(m));
@@ -425,7 +425,7 @@ impl TxState {
     fn take_back(&self, m: &Memory, begin: u64) -> u64 {
         let head = self.head.load(Relaxed);
         // (Across nodes a daemon may already have forwarded them: they stay published, and go to TCP.)
-        if !self.must_flush() || m.far() {
+        if !self.must_flush() || m.is_remote() {
             return head;
         }
         let kept = head.min(self.drain_at.load(Relaxed).max(begin));
@@ -445,7 +445,7 @@ impl TxState {
     /// the other kernel answers them with a reset. (A quick receiver may have read some of them before it closed.)
     fn take_back_all(&self, m: &Memory, begin: u64) -> u64 {
         let head = self.head.load(Relaxed);
-        if m.far() || self.mode.load(Relaxed) != mode::TCP {
+        if m.is_remote() || self.mode.load(Relaxed) != mode::TCP {
             return head;
         }
         // The closed word was stored after the last cursor, so the cursor is final.
@@ -460,13 +460,13 @@ impl TxState {
     pub fn outstanding(&self, m: &Memory) -> u64 {
         let head = self.head.load(Relaxed);
         match self.mode.load(Relaxed) {
-            mode::RING if m.far() => head.saturating_sub(m.peer_rx().landed.load(Acquire)),
+            mode::RING if m.is_remote() => head.saturating_sub(m.peer_rx().landed.load(Acquire)),
             mode::RING => {
                 let taken = window(m.peer_rx().room.load(Relaxed));
                 self.unread(m).unwrap_or(0).saturating_sub(taken)
             }
             // (After a frame the reader still finds these bytes on the ring.)
-            mode::DRAIN if m.far() || self.must_flush() => {
+            mode::DRAIN if m.is_remote() || self.must_flush() => {
                 head.saturating_sub(self.drain_at.load(Relaxed))
             }
             _ => 0,
@@ -479,7 +479,7 @@ impl TxState {
     /// The request stays until the slot is used anew: several threads may wait, and one that finds space must not
     /// withdraw the request of another. The reader answers at most once per quarter of a ring, so that costs little.
     pub fn want_space(&self, m: &Memory, port: &impl Port) -> bool {
-        if m.own_tx().want_space.fetch_or(1, SeqCst) & 1 == 0 && m.far() {
+        if m.own_tx().want_space.fetch_or(1, SeqCst) & 1 == 0 && m.is_remote() {
             m.publish(port); // a daemon has to forward the request
         }
         // SYNC space: full fence between our request and the look at the cursor; pairs with the fence between the
@@ -504,9 +504,9 @@ impl TxState {
     #[inline(always)]
     pub fn has_work(&self, m: &Memory) -> bool {
         match self.mode.load(Relaxed) {
-            mode::RING if m.far() && self.held(m) => false,
+            mode::RING if m.is_remote() && self.held(m) => false,
             mode::RING => self.asked(m.peer_rx().word.load(Acquire)) || self.is_through(m),
-            mode::DRAIN => !m.far() || !self.held(m),
+            mode::DRAIN => !m.is_remote() || !self.held(m),
             mode::ASK => self.is_through(m) || !self.held(m) && self.has_answer(m),
             _ => false,
         }

@@ -1,6 +1,6 @@
-//! The doorbell: one Unix stream socket pair per link group, an end for each party.
+//! The doorbell: one Unix stream socket pair per link group, an end for each client.
 //!
-//! Not an eventfd: the two parties share a description there, so that the peer can clear
+//! Not an eventfd: the two clients share a description there, so that the peer can clear
 //! O_NONBLOCK, fill it, and block whoever rings. Of a socket pair each holds its own end; sending
 //! with `MSG_DONTWAIT` cannot block whatever the peer does, and a full socket means that the peer
 //! has unread rings anyway. Raw system calls: neither is a cancellation point.
@@ -32,7 +32,7 @@ pub enum Drained {
     Rung,
     /// Nothing to read.
     Quiet,
-    /// The peer's end is closed: its party is gone.
+    /// The peer's end is closed: its client is gone.
     Gone,
 }
 

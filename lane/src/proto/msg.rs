@@ -83,8 +83,8 @@ macro_rules! meaning {
     (chunk) => { "Number of the chunk in its area; 0: the first file, with chunks 0 and 1." };
     (lane) => { "The lane's slot on the link." };
     (bytes) => { "Length of the file." };
-    (far) => { "1: the other party is the daemon, and lanes lead to another node; 0: it is a process." };
-    (party) => { "Number that the daemon has given to this process." };
+    (remote) => { "1: the other client is the daemon, and lanes lead to another node; 0: it is a process." };
+    (client) => { "Number that the daemon has given to this process." };
     (home) => { "The runtime directory's number, see [`crate::family::Header::home_number`]." };
     (credits) => { "So many `Register`s may be sent at first." };
     (ring_log2) => { "log2 of the bytes of a lane's first ring." };
@@ -148,15 +148,15 @@ messages! {
         /// the kernel's own counts when this was sent. Needs a credit.
         2 Register { conn: u32, gen: u32, tx_kpos: u64, rx_kpos: u64, flags: u32 }
         /// Chunk `chunk` of our own area `side` (0: the first file, chunks 0 and 1) is mapped writable: it may be sealed
-        /// and given to the other party.
+        /// and given to the other client.
         3 Mapped { group: u64, side: u8, chunk: u32 }
-        /// A further chunk of the other party is mapped read-only; `side` is ours.
+        /// A further chunk of the other client is mapped read-only; `side` is ours.
         4 PeerMapped { group: u64, side: u8, chunk: u32 }
         /// We no longer use this lane: its connection has ended here, or goes on without it.
         5 LaneDone { group: u64, side: u8, lane: u32 }
         /// Our area needs another data chunk.
         6 WantChunk { group: u64, side: u8 }
-        /// The first file, ours or the other party's, could not be mapped: the link group cannot be used.
+        /// The first file, ours or the other client's, could not be mapped: the link group cannot be used.
         7 GroupFailed { group: u64, side: u8 }
         /// The connection closed before the daemon answered its `Register`.
         8 Forget { conn: u32, gen: u32 }
@@ -184,7 +184,7 @@ messages! {
         /// Answer to `Hello`. Descriptor: the notice page (read-only memfd of 4096 bytes; its first
         /// u32 grows with every message sent, so that a hook sees with one load that there is
         /// something to read). `home`: see `family::Header::home_number`.
-        1 HelloAck { version: u16, party: u64, home: u64, credits: u32, ring_log2: u8, ring_max_log2: u8, probe_s: u16 }
+        1 HelloAck { version: u16, client: u64, home: u64, credits: u32, ring_log2: u8, ring_max_log2: u8, probe_s: u16 }
         /// The daemon will not serve this shim: a reason code.
         2 Refused { reason: u32 }
         /// So many more `Register`s may be sent.
@@ -193,18 +193,18 @@ messages! {
         /// other. `retry` not 0: may be registered again after so many milliseconds.
         4 Decline { conn: u32, gen: u32, local: u32, peer: u32, retry_ms: u32 }
         /// A link group in the making. Descriptors: our end of the doorbell, the first file of our area (writable, `bytes` long).
-        /// `far` not 0: the other party is the daemon, and lanes lead to another node.
-        5 GroupNew { group: u64, side: u8, bytes: u64, far: u8 }
+        /// `remote` not 0: the other client is the daemon, and lanes lead to another node.
+        5 GroupNew { group: u64, side: u8, bytes: u64, remote: u8 }
         /// A further chunk for our own area. Descriptor: the memfd (writable).
         6 Chunk { group: u64, side: u8, chunk: u32, bytes: u64 }
-        /// A chunk of the other party's area (0: the first file), sealed. Descriptor: the memfd. `side` is ours.
+        /// A chunk of the other client's area (0: the first file), sealed. Descriptor: the memfd. `side` is ours.
         7 PeerChunk { group: u64, side: u8, chunk: u32, bytes: u64 }
-        /// The other party has mapped our further chunk: rings may be placed in it.
+        /// The other client has mapped our further chunk: rings may be placed in it.
         8 ChunkReady { group: u64, side: u8, chunk: u32 }
-        /// A lane for connection `conn`. Both parties have been given the first files of both areas. Epochs of this use
+        /// A lane for connection `conn`. Both clients have been given the first files of both areas. Epochs of this use
         /// of the lane are larger than `epoch`. `tag` marks frames.
         9 Offer { group: u64, side: u8, lane: u32, conn: u32, gen: u32, epoch: Epoch, tag: u64 }
-        /// The other party of this link group is gone: its lanes go down.
+        /// The other client of this link group is gone: its lanes go down.
         10 PeerGone { group: u64, side: u8 }
         /// Operator: `op` is one of `op::*`; `conn` may be [`ALL`].
         11 Command { conn: u32, gen: u32, op: u32 }

@@ -23,7 +23,7 @@ impl World {
             Act::Ready | Act::TryUp if h.lost.get() => {}
             Act::ShutWr | Act::Close if self.keepers.is_some() => self.end(e, *act == Act::Close),
             Act::Attach { log2 } => {
-                let (loc, base) = (self.parties[e].alloc(*log2), self.base.get());
+                let (loc, base) = (self.clients[e].alloc(*log2), self.base.get());
                 h.locs.borrow_mut().push(loc);
                 assert_eq!(h.tx.attach(&m, base, loc), [None, None]);
                 h.tx.set_tag(TAG ^ e as u64);
@@ -43,7 +43,7 @@ impl World {
                     );
                 }
             }
-            Act::TryUp if self.far.is_some() && h.wr_shut.get() => {}
+            Act::TryUp if self.remote.is_some() && h.wr_shut.get() => {}
             Act::TryUp => self.try_up(e),
             Act::Down => done(h.tx.down(&m, &port)),
             Act::Look => done(h.tx.look(&m, &port)),
@@ -83,11 +83,11 @@ impl World {
             Act::Move { log2 } => {
                 if h.tx.can_move(&m) {
                     self.note("moved");
-                    let loc = self.parties[e].alloc(*log2);
+                    let loc = self.clients[e].alloc(*log2);
                     h.locs.borrow_mut().push(loc);
                     if let Some(freed) = h.tx.move_to(&m, loc) {
                         h.locs.borrow_mut().retain(|l| *l != freed);
-                        self.parties[e].release(freed);
+                        self.clients[e].release(freed);
                     }
                 }
             }
@@ -103,14 +103,16 @@ impl World {
                         // Across nodes the end may be on its way already: nothing is sent any more,
                         // and the FIN follows when the frame is out.
                         let drain = lane::half::tx::mode::DRAIN;
-                        if self.far.is_some() && before != drain && h.tx.mode.load(Relaxed) == drain
+                        if self.remote.is_some()
+                            && before != drain
+                            && h.tx.mode.load(Relaxed) == drain
                         {
                             h.fin_due.set(true);
                             h.wr_shut.set(true);
                         }
                         return;
                     }
-                    if self.far.is_none() {
+                    if self.remote.is_none() {
                         repeated = h.tx.repeat_unread(&m, &port);
                     }
                     h.rx.announce_end(&m, &port, h.tx.kpos.load(Relaxed));
@@ -147,7 +149,7 @@ impl World {
         }
     }
 
-    /// The application shuts down or closes, and there is takeover: as `shim/src/process/far.rs`.
+    /// The application shuts down or closes, and there is takeover: as `shim/src/process/remote.rs`.
     fn end(&self, e: usize, close: bool) {
         let h = &self.host[e];
         let (m, port) = (self.memory(e), Wire { w: self, e });

@@ -2,7 +2,7 @@
 //! takes it from an end that is late, has shut down or is gone, and says on TCP where it goes on or
 //! ends. And what an end does when it hears that its daemon is dead.
 
-use super::memory::Party;
+use super::memory::Client;
 use super::{Wire, World, LANE, RX, TAG, TX};
 use lane::abi::{takeover, tx, TakeoverWord};
 use lane::half::tx::{mode, Taken};
@@ -23,7 +23,7 @@ pub enum Ending {
 pub struct Keeper {
     /// The end's area, which is only read here, and the daemon's.
     app: Area,
-    mirror: Area,
+    proxy: Area,
     pub tx: RefCell<Option<Rc<TxState>>>,
     pub ending: Cell<Option<Ending>>,
     /// Inside a step.
@@ -32,10 +32,10 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    pub fn new(end: &Party, mirror: &Party) -> Keeper {
+    pub fn new(end: &Client, proxy: &Client) -> Keeper {
         Keeper {
             app: end.area(false),
-            mirror: mirror.area(true),
+            proxy: proxy.area(true),
             tx: RefCell::default(),
             ending: Cell::new(None),
             busy: Cell::new(false),
@@ -51,7 +51,7 @@ impl Keeper {
     }
 
     pub fn memory(&self) -> Memory<'_> {
-        let m = Memory::new(&self.app, &self.mirror, LANE).unwrap();
+        let m = Memory::new(&self.app, &self.proxy, LANE).unwrap();
         m.for_takeover()
     }
 }
@@ -93,7 +93,7 @@ impl World {
     }
 
     fn cut_off(&self) -> bool {
-        self.far.as_ref().is_some_and(|f| f.borrow().cut)
+        self.remote.as_ref().is_some_and(|f| f.borrow().cut)
     }
 
     /// One step of the daemon of end `e`. `patient`: what was left behind has time to arrive.
@@ -157,7 +157,7 @@ impl World {
                     _ if fin => "kept to the end",
                     _ => "kept",
                 });
-                if let Some(f) = &self.far {
+                if let Some(f) = &self.remote {
                     let epoch = m.own_tx().state.load(Relaxed).epoch();
                     f.borrow_mut().left(e, epoch, t.phase());
                 }
@@ -170,7 +170,7 @@ impl World {
 
     /// The direction is on TCP: the rest is the kernel's.
     fn on_tcp(&self, e: usize, k: &Keeper) {
-        if let Some(f) = &self.far {
+        if let Some(f) = &self.remote {
             f.borrow().publish(e);
         }
         match k.ending.take() {
@@ -190,7 +190,7 @@ impl World {
         if held {
             self.note("daemon died with a direction");
         }
-        let in_doubt = self.far.as_ref().is_some_and(|f| f.borrow_mut().die(e));
+        let in_doubt = self.remote.as_ref().is_some_and(|f| f.borrow_mut().die(e));
         let h = &self.host[e];
         match k.ending.take() {
             // Its copy of the socket was the last.

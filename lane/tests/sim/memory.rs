@@ -1,4 +1,4 @@
-//! The areas of two parties, mapped as they are in life: the owner's mapping is writable, the
+//! The areas of two clients, mapped as they are in life: the owner's mapping is writable, the
 //! peer's is read-only, and both have guard pages around them. A store to the wrong side or an
 //! access out of bounds kills the test.
 
@@ -42,14 +42,14 @@ fn map(fd: i32, len: usize, prot: i32) -> Map {
     }
 }
 
-/// A party's memory and the two views of it. Lives as long as the test's thread.
-pub struct Party {
+/// A client's memory and the two views of it. Lives as long as the test's thread.
+pub struct Client {
     control: [Map; 2],
     data: [[Map; 2]; CHUNKS],
     free: std::cell::RefCell<Vec<(u32, u32)>>,
 }
 
-impl Party {
+impl Client {
     pub fn new() -> Self {
         let make = |len: usize| {
             // SAFETY: plain calls; the descriptor is closed after both mappings exist.
@@ -65,7 +65,7 @@ impl Party {
                 maps
             }
         };
-        let p = Party {
+        let p = Client {
             control: make(CONTROL_BYTES),
             data: std::array::from_fn(|_| make(CHUNK)),
             free: Default::default(),
@@ -118,7 +118,7 @@ impl Party {
         self.free.borrow_mut().insert(0, (loc.chunk, loc.page));
     }
 
-    /// Writes anywhere in this party's own memory, as a hostile owner may.
+    /// Writes anywhere in this client's own memory, as a hostile owner may.
     pub fn scribble(&self, at: usize, bytes: &[u8]) {
         let (base, len, at) = if at < CONTROL_BYTES {
             (self.control[0].p, CONTROL_BYTES, at)
@@ -132,13 +132,13 @@ impl Party {
     }
 }
 
-/// A word without its type: a hostile party stores anything there.
+/// A word without its type: a hostile client stores anything there.
 pub fn raw<W: Word>(word: &Shared<W>) -> &AtomicU64 {
     // SAFETY: `Shared` is transparent over such an atomic, and any bits are a value of every kind of word.
     unsafe { &*std::ptr::from_ref(word).cast() }
 }
 
-/// What a hostile party stores if it knows how a word of any kind is packed: an epoch and a byte.
+/// What a hostile client stores if it knows how a word of any kind is packed: an epoch and a byte.
 pub fn packed((epoch, byte): (u32, u8)) -> u64 {
     TxWord::new(Epoch::new(epoch), TxPhase::from_raw(byte)).raw()
 }

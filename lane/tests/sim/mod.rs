@@ -8,10 +8,10 @@
 
 mod acts;
 mod calls;
-mod far;
 pub mod keep;
 pub mod memory;
 pub mod net;
+mod remote;
 mod settle;
 mod wire;
 
@@ -21,7 +21,7 @@ use lane::half::rx::How;
 use lane::half::{Area, Memory, RxState, TxState};
 use lane::proto::frame::{Frame, Kind};
 use lane::proto::reason::Reason;
-use memory::Party;
+use memory::Client;
 use net::Net;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -152,7 +152,7 @@ const RECV: usize = 3;
 struct Killed;
 
 pub struct World {
-    parties: &'static [Party; 2],
+    clients: &'static [Client; 2],
     own: [Area; 2],
     peer: [Area; 2],
     pub host: [Host; 2],
@@ -173,7 +173,7 @@ pub struct World {
     /// Called in every hook; for the hostile test.
     pub meddle: RefCell<Option<Meddle>>,
     /// The daemons between the ends, if these are on two nodes.
-    pub far: Option<RefCell<far::Far>>,
+    pub remote: Option<RefCell<remote::Remote>>,
     /// Those who look after an end that does not; none: there is no takeover.
     pub keepers: Option<[Keeper; 2]>,
     /// One end is hostile: the checks of content do not apply.
@@ -221,23 +221,23 @@ fn vecs(b: &mut [u8]) -> Vec<libc::iovec> {
         .collect()
 }
 
-/// What a third party does in the middle of operations.
+/// What a third client does in the middle of operations.
 pub type Meddle = Box<dyn FnMut(&World)>;
 
 thread_local! {
     // Mapping is dear; every case of a thread uses the same memory, cleared.
-    static PARTIES: &'static [Party; 2] = Box::leak(Box::new([Party::new(), Party::new()]));
-    static MIRRORS: &'static [Party; 2] = Box::leak(Box::new([Party::new(), Party::new()]));
+    static CLIENTS: &'static [Client; 2] = Box::leak(Box::new([Client::new(), Client::new()]));
+    static PROXIES: &'static [Client; 2] = Box::leak(Box::new([Client::new(), Client::new()]));
 }
 
 impl World {
     pub fn new() -> World {
-        let parties = PARTIES.with(|p| *p);
-        parties.iter().for_each(Party::clear);
+        let clients = CLIENTS.with(|p| *p);
+        clients.iter().for_each(Client::clear);
         let w = World {
-            parties,
-            own: [parties[0].area(true), parties[1].area(true)],
-            peer: [parties[1].area(false), parties[0].area(false)],
+            clients,
+            own: [clients[0].area(true), clients[1].area(true)],
+            peer: [clients[1].area(false), clients[0].area(false)],
             host: Default::default(),
             net: Default::default(),
             inner: Default::default(),
@@ -251,7 +251,7 @@ impl World {
             trace: Cell::new(false),
             seen: Default::default(),
             meddle: RefCell::new(None),
-            far: None,
+            remote: None,
             keepers: None,
             hostile: Cell::new(false),
         };
@@ -265,29 +265,29 @@ impl World {
     /// The ends are on two nodes.
     pub fn across_nodes() -> World {
         let mut w = World::new();
-        let mirrors = MIRRORS.with(|p| *p);
-        mirrors.iter().for_each(Party::clear);
-        w.peer = [mirrors[0].area(false), mirrors[1].area(false)];
-        for m in mirrors {
+        let proxies = PROXIES.with(|p| *p);
+        proxies.iter().for_each(Client::clear);
+        w.peer = [proxies[0].area(false), proxies[1].area(false)];
+        for m in proxies {
             let a = m.area(true);
             a.control().unwrap().sleepers.0.store(1, SeqCst);
         }
-        w.far = Some(RefCell::new(far::Far::new(w.parties, mirrors)));
+        w.remote = Some(RefCell::new(remote::Remote::new(w.clients, proxies)));
         w
     }
 
     /// The same, and their daemons take directions over.
     pub fn with_takeover() -> World {
         let mut w = World::across_nodes();
-        let mirrors = MIRRORS.with(|p| *p);
-        w.keepers = Some([0, 1].map(|e| Keeper::new(&w.parties[e], &mirrors[e])));
+        let proxies = PROXIES.with(|p| *p);
+        w.keepers = Some([0, 1].map(|e| Keeper::new(&w.clients[e], &proxies[e])));
         w
     }
 
     pub fn memory(&self, e: usize) -> Memory<'_> {
         Memory::new(&self.own[e], &self.peer[e], LANE)
             .unwrap()
-            .across(self.far.is_some())
+            .across(self.remote.is_some())
     }
 
     pub fn control(&self, e: usize) -> &lane::abi::Control {
@@ -302,7 +302,7 @@ impl World {
     }
 
     pub fn scribble(&self, e: usize, at: usize, b: &[u8]) {
-        self.parties[e].scribble(at, b);
+        self.clients[e].scribble(at, b);
     }
 
     pub fn note(&self, what: &'static str) {
@@ -378,11 +378,11 @@ impl World {
             .map(|e| e.load(Relaxed).get());
         let last = epochs.fold(self.base.get().get(), u32::max);
         self.base.set(Epoch::new(last + gap));
-        for (h, p) in self.host.iter_mut().zip(self.parties) {
+        for (h, p) in self.host.iter_mut().zip(self.clients) {
             h.locs.borrow_mut().drain(..).for_each(|l| p.release(l));
             *h = Host::default();
         }
-        if let Some(f) = &self.far {
+        if let Some(f) = &self.remote {
             f.borrow_mut().reuse();
         }
         if let Some(k) = &mut self.keepers {
@@ -462,7 +462,7 @@ impl World {
             Act::Keep { patient } => return self.keep(e, *patient),
             Act::DaemonDies => return self.daemon_dies(e),
             Act::Carry { .. } | Act::Cut | Act::Mend => {
-                let Some(mut f) = self.far.as_ref().and_then(|f| f.try_borrow_mut().ok()) else {
+                let Some(mut f) = self.remote.as_ref().and_then(|f| f.try_borrow_mut().ok()) else {
                     return;
                 };
                 match act {

@@ -14,7 +14,7 @@ impl World {
             (p.snd_cap, p.rcv_cap, p.piece) = (1 << 18, 1 << 18, usize::MAX);
         }
         let carry = || {
-            let Some(f) = &self.far else { return false };
+            let Some(f) = &self.remote else { return false };
             let mut f = f.borrow_mut();
             f.mend();
             let mut any = false;

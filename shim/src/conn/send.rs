@@ -129,7 +129,7 @@ struct Sending<'a> {
     total: usize,
     /// End of the wait that SO_SNDTIMEO allows, once it has been read: see [`deadline`].
     until: Option<Option<u64>>,
-    /// It has waited once for the far node's answer although it may not block.
+    /// It has waited once for the remote node's answer although it may not block.
     patient: bool,
     /// End of the time that it gives the reader to make room: see [`short`].
     moment: u64,
@@ -149,8 +149,8 @@ impl Sending<'_> {
         }
         let fd = self.call.fd(l);
         promotion::evidence(i, fd, c);
-        let far = c.flags.load(Relaxed) & flag::FAR != 0;
-        if (!far || self.cut.begun()) && promotion::try_up(i, c, l, fd) {
+        let remote = c.flags.load(Relaxed) & flag::REMOTE != 0;
+        if (!remote || self.cut.begun()) && promotion::try_up(i, c, l, fd) {
             return Continue(());
         }
         let large = self.cut.begun() || self.iov.left() > PART;
@@ -191,8 +191,8 @@ impl Sending<'_> {
             Native::Closed => return Break(closed(total)),
             Native::Lane => return Continue(()),
         };
-        if far {
-            // The far node is asked for the switch while the application does something else.
+        if remote {
+            // The remote node is asked for the switch while the application does something else.
             crate::preserving_errno(|| promotion::try_up(i, c, l, fd));
         }
         let bad = r < 0 && crate::errno() == libc::EFAULT;
@@ -338,7 +338,7 @@ impl Sending<'_> {
             return Continue(());
         }
         if !self.patient && !full && c.tx.awaits(m) {
-            // Wait for the far node's answer, once per switch, rather than return an EAGAIN that TCP would not
+            // Wait for the remote node's answer, once per switch, rather than return an EAGAIN that TCP would not
             // give.
             self.patient = true;
             if !self.call.hold(c, l) {
@@ -416,7 +416,7 @@ fn grow(
     };
     let log2 = c.tx.ring_log2();
     // (Across nodes the daemon pins the ring, and the bound is not known there.)
-    let most = if m.far() { RING_FAST_LOG2 } else { most };
+    let most = if m.is_remote() { RING_FAST_LOG2 } else { most };
     let max = daemon::ring_sizes().1.min(most);
     if !ours() || log2 == 0 || log2 >= max || !c.tx.can_move(m) || table::holders(c) != 1 {
         return false;

@@ -15,7 +15,7 @@ pub(super) fn met(m: &ToShim, fds: &mut Fds) {
     match *m {
         ToShim::HelloAck {
             version: _,
-            party: _,
+            client: _,
             home,
             credits,
             ring_log2,

@@ -1,6 +1,6 @@
 //! The close of a descriptor, and the end of a connection in this process.
 
-use super::far;
+use super::remote;
 use super::shutdown::{flush, take_frame};
 use crate::promotion::{self, family};
 use crate::state::fdtab::{self, Fd};
@@ -77,7 +77,7 @@ fn last_close(fd: i32, i: u32) -> Option<usize> {
         let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
         tcp::call::close(i, l)
     };
-    let lingers = !held && far::lingers(c, fd);
+    let lingers = !held && remote::lingers(c, fd);
     if lingers {
         sets::forget(i, sole_holder(c)); // as the kernel does before it waits
     }
@@ -149,8 +149,8 @@ fn end(fd: i32, i: u32) {
         }
         return table::give_up(i);
     }
-    if let Some((group, m)) = attached::of(c, l).filter(|(k, _)| k.is_far()) {
-        far::close(c, group, &m, fd);
+    if let Some((group, m)) = attached::of(c, l).filter(|(k, _)| k.is_remote()) {
+        remote::close(c, group, &m, fd);
     } else if c.flags.load(Relaxed) & flag::LEFT != 0 && !attached::engaged(c) {
         // The connection does not end: another program has it. The kernel reports what there is to report.
     } else if let Some((group, m)) = attached::of(c, l) {
@@ -158,7 +158,7 @@ fn end(fd: i32, i: u32) {
         let _t = lock::lock(&c.tx.lock);
         let _r = lock::lock(&c.rx.lock);
         let whole = flush(c, &m, &port, fd);
-        let for_no_time = far::lingers_for_no_time(fd);
+        let for_no_time = remote::lingers_for_no_time(fd);
         // (Bytes that a reset would discard need not be sent.)
         let clean = whole && !for_no_time && c.rx.ring_unread(&m) == 0;
         let repeated = if clean {

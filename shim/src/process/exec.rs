@@ -47,9 +47,9 @@ pub fn before_exec() {
     table::each_fd(|fd, i, c| {
         let kept = sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0);
         let lane = attached::of(c, table::local(i));
-        // (The daemon's copy of a far connection's socket would outlive the descriptor that exec closes.)
-        let far = lane.is_some_and(|(k, _)| k.is_far());
-        if far || kept && lane.is_some() {
+        // (The daemon's copy of a remote connection's socket would outlive the descriptor that exec closes.)
+        let remote = lane.is_some_and(|(k, _)| k.is_remote());
+        if remote || kept && lane.is_some() {
             promotion::leave(i, fd, Reason::Left);
         } else if kept {
             table::disqualify(c, Reason::Left);

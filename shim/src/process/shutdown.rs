@@ -1,6 +1,6 @@
 //! `shutdown`, and what it shares with a close: no frame or byte in flight may turn the end into a reset.
 
-use super::far;
+use super::remote;
 use crate::promotion;
 use crate::readiness::wait;
 use crate::state::{attached, table, waiters};
@@ -70,8 +70,8 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
     let Some((group, m)) = attached::of(c, table::local(i)) else {
         return Left::Kernel(how);
     };
-    if group.is_far() {
-        return match far::shutdown(c, group, &m, fd, how) {
+    if group.is_remote() {
+        return match remote::shutdown(c, group, &m, fd, how) {
             Some(how) => Left::Kernel(how),
             None => Left::Done(Ok(())),
         };
@@ -115,7 +115,7 @@ pub fn after_shutdown(i: u32, fd: i32) {
     table::local(i).shuts.fetch_add(1, SeqCst);
     if let Some((group, m)) = attached::of(c, table::local(i)) {
         // Not before the kernel's shutdown, since until then the kernel takes what the other end sends by TCP.
-        if c.rx.shut.load(Relaxed) != 0 && !group.is_far() {
+        if c.rx.shut.load(Relaxed) != 0 && !group.is_remote() {
             if let Some(_g) = lock::lock(&c.rx.lock) {
                 c.rx.shut(&m, &Sock { fd, group });
             }

@@ -43,7 +43,7 @@ pub fn command(conn: u32, gen: u32, what: u32) {
                 }
                 try_ready(i, c, table::local(i));
             }
-            op::GONE if c.flags.load(Relaxed) & (flag::LANE | flag::FAR) == flag::LANE => {
+            op::GONE if c.flags.load(Relaxed) & (flag::LANE | flag::REMOTE) == flag::LANE => {
                 peer_end_gone(i, c, sys::now_ms() + FIN_MS);
             }
             op::EAGER => hasten(i, c, table::local(i).fd.load(Relaxed)),

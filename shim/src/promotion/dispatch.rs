@@ -23,8 +23,8 @@ pub fn said(m: ToShim, fds: &mut Fds) {
             group,
             side,
             bytes,
-            far,
-        } => new_group((group, side), bytes as usize, far != 0, fds),
+            remote,
+        } => new_group((group, side), bytes as usize, remote != 0, fds),
         ToShim::Chunk {
             group,
             side,
@@ -89,11 +89,11 @@ fn on<T>(group: u64, side: u8, f: impl FnOnce(&LinkGroup) -> T) -> Option<T> {
     groups::find(group, side).map(f)
 }
 
-fn new_group((group, side): (u64, u8), bytes: usize, far: bool, fds: &mut Fds) {
+fn new_group((group, side): (u64, u8), bytes: usize, remote: bool, fds: &mut Fds) {
     let ok = match (fds.take(0), fds.take(1)) {
         (Some(bell), Some(first)) => {
             family::reap_groups();
-            let ok = groups::create(group, side, bell, first, bytes, far);
+            let ok = groups::create(group, side, bell, first, bytes, remote);
             sys::close(first);
             ok
         }

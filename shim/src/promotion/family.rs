@@ -179,8 +179,8 @@ impl Move {
         for (_, c) in mine(old) {
             let flags = c.flags.load(Relaxed);
             let tied = is_tied(c);
-            // (The daemon reads the table while it has taken over a direction of a far lane.)
-            known &= flags & flag::FAR == 0 && (!tied || cut && !attached::engaged(c));
+            // (The daemon reads the table while it has taken over a direction of a remote lane.)
+            known &= flags & flag::REMOTE == 0 && (!tied || cut && !attached::engaged(c));
             known &= tied || !is_ending(c);
             let asked = flags & (flag::LANE | flag::REGISTERED) != 0;
             served |= !tied && asked && c.owner_pid.load(Relaxed) == pids::me();
@@ -363,12 +363,12 @@ fn shared_for_good(c: &Conn) {
     c.forks.store(1, Relaxed);
     c.owner_pid.store(0, Relaxed);
     c.group.store(0, Relaxed);
-    let lane = flag::LANE | flag::FAR | flag::REGISTERED;
+    let lane = flag::LANE | flag::REMOTE | flag::REGISTERED;
     c.flags.fetch_and(!lane, Relaxed);
     table::set_reason(c, Reason::Shared);
 }
 
-/// Gives up link groups whose other party is gone and that no connection uses any more.
+/// Gives up link groups whose other client is gone and that no connection uses any more.
 pub fn reap_groups() {
     let gone = |l: &&LinkGroup| l.state.load(Acquire) == groups::GONE && !l.is_waited_on();
     for l in groups::seen().iter().filter(gone) {

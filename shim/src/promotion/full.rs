@@ -14,8 +14,8 @@ use lane::proto::reason::Reason;
 /// buffers hold megabytes, and programs that write before they read rely on that. The time is longer than the
 /// delay of a reader that is merely not scheduled.
 pub const FULL_MS: u64 = 20;
-/// The same limit as [`FULL_MS`] for a far reader, whose progress is reported late.
-const FULL_FAR_MS: u64 = 200;
+/// The same limit as [`FULL_MS`] for a remote reader, whose progress is reported late.
+const FULL_REMOTE_MS: u64 = 200;
 
 /// The ring is full: has it been full for long without the reader taking anything, and would TCP take more?
 pub fn full_for_long(c: &Conn, l: &Local, m: &Memory) -> bool {
@@ -29,9 +29,9 @@ pub fn full_for_long(c: &Conn, l: &Local, m: &Memory) -> bool {
         c.tx.full_since_ms.store(now, Relaxed);
         return false;
     }
-    let most = match c.flags.load(Relaxed) & flag::FAR {
+    let most = match c.flags.load(Relaxed) & flag::REMOTE {
         0 => FULL_MS,
-        _ => FULL_FAR_MS,
+        _ => FULL_REMOTE_MS,
     };
     now.saturating_sub(since) > most
 }

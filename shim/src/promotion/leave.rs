@@ -162,5 +162,5 @@ fn died_meanwhile(c: &Conn, m: &Memory, port: &Sock) -> bool {
 /// On one node: is the other end gone, or has the connection been reset?
 fn is_over(c: &Conn, l: &Local, group: &LinkGroup, fd: i32) -> bool {
     let reset = || c.has_error() || sys::poll1(fd, 0) & (libc::POLLHUP | libc::POLLERR) != 0;
-    !group.is_far() && (ends::is_dead(l) || group.is_dead() || reset())
+    !group.is_remote() && (ends::is_dead(l) || group.is_dead() || reset())
 }

@@ -25,8 +25,8 @@ pub(super) fn retire(i: u32, c: &Conn) {
     };
     let flags = c.flags.load(Relaxed);
     let forsaken = flags & flag::FORSAKEN != 0;
-    let left = flags & flag::LEFT != 0 && !group.is_far();
-    if !(forsaken || left || group.is_far() && group.state.load(Relaxed) == GONE) {
+    let left = flags & flag::LEFT != 0 && !group.is_remote();
+    if !(forsaken || left || group.is_remote() && group.state.load(Relaxed) == GONE) {
         return;
     }
     // Only the owner knows which of its epoll sets watch the connection; another process may do this when the
@@ -79,7 +79,7 @@ fn is_clear(i: u32, c: &Conn, group: &LinkGroup) -> bool {
 /// Takes the lane from a connection that is on TCP in both directions. Both locks are held.
 fn give_back(i: u32, c: &Conn, group: &LinkGroup) -> bool {
     if c.flags
-        .fetch_and(!(flag::LANE | flag::FAR | flag::FORSAKEN), Relaxed)
+        .fetch_and(!(flag::LANE | flag::REMOTE | flag::FORSAKEN), Relaxed)
         & flag::LANE
         == 0
     {
@@ -94,12 +94,12 @@ fn give_back(i: u32, c: &Conn, group: &LinkGroup) -> bool {
 /// Tells the daemon that we have finished with a lane, and, if the connection continues elsewhere, that the other
 /// end must give its own lane back.
 fn tell(c: &Conn, group: &LinkGroup, goes_on: bool) {
-    if !group.is_far() && c.owner_pid.load(Relaxed) != pids::me() {
+    if !group.is_remote() && c.owner_pid.load(Relaxed) != pids::me() {
         return; // not the owner: the daemon ends the lanes of dead processes
     }
     let slot = c.lane.load(Relaxed);
     let goes_on = goes_on || c.flags.load(Relaxed) & flag::LEFT != 0;
-    match goes_on && !group.is_far() {
+    match goes_on && !group.is_remote() {
         true => daemon::lane_left(group, slot),
         false => daemon::lane_done(group, slot),
     }
@@ -113,7 +113,7 @@ pub fn left(i: u32) {
     let Some((group, _)) = attached::of(c, table::local(i)) else {
         return;
     };
-    if !group.is_far() {
+    if !group.is_remote() {
         if !table::is_vfork_child() {
             retire(i, c); // (a vfork child does not have the parent's epoll sets)
         }
@@ -162,7 +162,7 @@ pub fn end_lane(i: u32, goes_on: bool) {
     if c.flags.load(Relaxed) & flag::REGISTERED != 0 {
         daemon::forget(i, c.gen.load(Relaxed));
     }
-    let lane_flags = flag::LANE | flag::FAR | flag::FORSAKEN;
+    let lane_flags = flag::LANE | flag::REMOTE | flag::FORSAKEN;
     if c.flags.fetch_and(!lane_flags, Relaxed) & flag::LANE == 0 {
         return;
     }

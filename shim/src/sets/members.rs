@@ -414,8 +414,8 @@ pub fn forget(conn: u32, alone: bool) {
 pub fn kept_by_native(conn: u32) -> bool {
     let (c, l) = (table::conn(conn), table::local(conn));
     let asleep = c.rx.natives.load(SeqCst) != 0 || c.tx.natives.load(SeqCst) != 0;
-    let far = || attached::of(c, l).is_some_and(|(k, _)| k.is_far());
-    asleep && !far()
+    let remote = || attached::of(c, l).is_some_and(|(k, _)| k.is_remote());
+    asleep && !remote()
 }
 
 /// One of a connection's descriptors is about to be closed, and others stay. As in the kernel, a registration by that

@@ -13,7 +13,7 @@ pub fn of<'a>(c: &'a Conn, l: &'a Local) -> Option<(&'a LinkGroup, Memory<'a>)> 
     // SAFETY: null, or a slot of the link group table, which is never unmapped.
     let group = unsafe { l.group.load(Acquire).as_ref() }?;
     Memory::new(&group.own, &group.peer, c.lane.load(Relaxed))
-        .map(|m| (group, m.across(group.is_far())))
+        .map(|m| (group, m.across(group.is_remote())))
 }
 
 /// Is either half off TCP?

@@ -23,7 +23,7 @@ const FREE_PER_CLASS: usize = LANES;
 /// Ring memory in the data chunks of our own area.
 struct Arena {
     lock: AtomicU32,
-    /// Chunks that the other party has mapped.
+    /// Chunks that the other client has mapped.
     ready: AtomicU64,
     /// The chunk from which rings are cut now, and its next free page.
     chunk: AtomicU32,
@@ -48,13 +48,13 @@ pub struct LinkGroup {
     pub side: AtomicU32,
     /// The process that mapped it; children inherit the mapping.
     maker: AtomicU32,
-    /// 0 free, 1 in use, 2 the other party is gone.
+    /// 0 free, 1 in use, 2 the other client is gone.
     pub state: AtomicU32,
-    /// Not 0: the other party is the daemon, and the link group's lanes lead to another node.
-    pub far: AtomicU32,
+    /// Not 0: the other client is the daemon, and the link group's lanes lead to another node.
+    pub remote: AtomicU32,
     /// Not 0: that daemon is dead.
     dead: AtomicU32,
-    /// How often the other party rang, or announced news, for nothing since the last byte or event.
+    /// How often the other client rang, or announced news, for nothing since the last byte or event.
     vain: AtomicU32,
     /// Until when (ns) its doorbell and counters are ignored because of that.
     muted_until: AtomicU64,
@@ -75,7 +75,7 @@ pub struct LinkGroup {
     pub rings: [[AtomicU64; 2]; LANES],
 }
 
-/// What is done for a link group's connections when its other party is gone.
+/// What is done for a link group's connections when its other client is gone.
 static LISTENER: OnceLock<fn(&LinkGroup)> = OnceLock::new();
 
 /// Sets that function when the library is loaded.
@@ -146,22 +146,22 @@ pub fn by_index(i: usize) -> Option<&'static LinkGroup> {
 
 /// Enters a new link group with the first file of our area and with its doorbell, which it takes over.
 /// (`family::reap_groups` frees the slots of link groups that are gone.)
-pub fn create(id: u64, side: u8, bell: i32, first: i32, bytes: usize, far: bool) -> bool {
+pub fn create(id: u64, side: u8, bell: i32, first: i32, bytes: usize, remote: bool) -> bool {
     init();
     let Some(l) = all().iter().find(|l| l.state.load(Relaxed) == 0) else {
         return false;
     };
-    let Some(p) = map_first(first, bytes, true, far) else {
+    let Some(p) = map_first(first, bytes, true, remote) else {
         return false;
     };
     l.id.store(id, Relaxed);
     l.side.store(u32::from(side), Relaxed);
     l.maker.store(pids::me(), Relaxed);
-    l.far.store(u32::from(far), Relaxed);
+    l.remote.store(u32::from(remote), Relaxed);
     l.bell.store(fdtab::hide(bell) + 1, Relaxed);
     // SAFETY: just mapped with more than CONTROL_BYTES; stays mapped while the link group is in use.
     unsafe { l.own.set_first(p, bytes) };
-    // Chunk 1 counts as mapped by the other party: it has the file mapped when it takes a lane, and before that
+    // Chunk 1 counts as mapped by the other client: it has the file mapped when it takes a lane, and before that
     // nothing is put on a ring.
     l.arena.ready.store(1 << 1, Release);
     HIGH.fetch_max(index(l) + 1, AcqRel);
@@ -170,12 +170,12 @@ pub fn create(id: u64, side: u8, bell: i32, first: i32, bytes: usize, far: bool)
 }
 
 /// Maps the first file of an area: its control words, and its first data chunk.
-fn map_first(fd: i32, bytes: usize, own: bool, far: bool) -> Option<*mut u8> {
+fn map_first(fd: i32, bytes: usize, own: bool, remote: bool) -> Option<*mut u8> {
     let data = bytes
         .checked_sub(lane::abi::CONTROL_BYTES)
         .filter(|n| *n > 0)?;
     let p = sys::map(fd, bytes, own).ok()?;
-    let ok = !own || !far || may_be_held(p.wrapping_add(bytes - data), data);
+    let ok = !own || !remote || may_be_held(p.wrapping_add(bytes - data), data);
     if !ok {
         sys::unmap(p, bytes);
     }
@@ -286,11 +286,11 @@ impl LinkGroup {
     }
 
     #[inline(always)]
-    pub fn is_far(&self) -> bool {
-        self.far.load(Relaxed) != 0
+    pub fn is_remote(&self) -> bool {
+        self.remote.load(Relaxed) != 0
     }
 
-    /// The other party has rung, or incremented a counter. An honest party does so for a reason: bytes, space that
+    /// The other client has rung, or incremented a counter. An honest client does so for a reason: bytes, space that
     /// is used afterwards, an end. If it does nothing else, it is looked at less and less often, so that it cannot
     /// keep a waiting thread busy; real news are then found some milliseconds later.
     #[cold]
@@ -318,11 +318,11 @@ impl LinkGroup {
         self.vain.load(Relaxed) >= VAIN_MAX && sys::now_ns() < self.muted_until.load(Relaxed)
     }
 
-    /// The other party is gone. The first thread that notices it calls the listener.
+    /// The other client is gone. The first thread that notices it calls the listener.
     pub fn gone(&self) {
         let first = self.state.swap(GONE, AcqRel) != GONE;
         // A daemon that gave the link group up may have taken over directions of ours until it dies.
-        let died = self.is_far() && self.is_dead() && self.dead.swap(1, AcqRel) == 0;
+        let died = self.is_remote() && self.is_dead() && self.dead.swap(1, AcqRel) == 0;
         if first || died {
             if let Some(told) = LISTENER.get() {
                 told(self);
@@ -330,17 +330,17 @@ impl LinkGroup {
         }
     }
 
-    /// Has the other party closed its end of the doorbell, which it does only when it dies or has
+    /// Has the other client closed its end of the doorbell, which it does only when it dies or has
     /// nothing left to do with the link group?
     pub fn is_dead(&self) -> bool {
         sys::poll1(self.bell(), 0) & libc::POLLHUP != 0
     }
 
-    /// The doorbell for a sleep to poll; -1 if it must not be polled. The doorbell of a party that is gone for
+    /// The doorbell for a sleep to poll; -1 if it must not be polled. The doorbell of a client that is gone for
     /// good would end every sleep at once.
     pub fn audible(&self) -> i32 {
         let gone = self.state.load(Acquire) == GONE;
-        let over = gone && (!self.is_far() || self.dead.load(Acquire) != 0);
+        let over = gone && (!self.is_remote() || self.dead.load(Acquire) != 0);
         match over || self.is_muted() {
             true => -1,
             false => self.bell(),
@@ -351,7 +351,7 @@ impl LinkGroup {
         self.bell.load(Relaxed) - 1
     }
 
-    /// Rings the other party. False: there is no bell any more. (Counted by `port::ring`.)
+    /// Rings the other client. False: there is no bell any more. (Counted by `port::ring`.)
     pub fn ring(&self) -> bool {
         let fd = self.bell();
         let ours = fd >= 0 && fdtab::is_ours(fd);
@@ -377,7 +377,7 @@ impl LinkGroup {
 
     /// Maps the first file of the peer's area. False: it could not be mapped.
     pub fn map_peer(&self, fd: i32, bytes: usize) -> bool {
-        let Some(p) = map_first(fd, bytes, false, self.is_far()) else {
+        let Some(p) = map_first(fd, bytes, false, self.is_remote()) else {
             return false;
         };
         // SAFETY: mapped for `bytes`, and kept so while the link group is in use. The file is sealed, so it cannot shrink under
@@ -398,7 +398,7 @@ impl LinkGroup {
         let Ok(p) = sys::map(fd, bytes, own) else {
             return false;
         };
-        if own && self.is_far() && !may_be_held(p, bytes) {
+        if own && self.is_remote() && !may_be_held(p, bytes) {
             sys::unmap(p, bytes);
             return false;
         }
@@ -424,7 +424,7 @@ impl LinkGroup {
         !is_shared() && self.map_chunk(false, chunk, fd, bytes)
     }
 
-    /// The other party has mapped our chunk: rings may be placed in it.
+    /// The other client has mapped our chunk: rings may be placed in it.
     pub fn chunk_ready(&self, chunk: u32) {
         if (chunk as usize) < CHUNKS {
             let old = self.arena.ready.fetch_or(1 << chunk, Release);

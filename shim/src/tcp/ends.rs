@@ -31,7 +31,7 @@ const OVER: u32 = 2;
 #[inline(always)]
 fn known(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory) -> u32 {
     let said = c.rx.said(m);
-    if said & marks::RESET != 0 || is_dead(l) && !group.is_far() {
+    if said & marks::RESET != 0 || is_dead(l) && !group.is_remote() {
         OVER
     } else if said & marks::ENDED != 0 {
         ENDED

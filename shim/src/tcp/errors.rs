@@ -28,7 +28,7 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     table::disqualify(c, r);
     c.tx.abandon();
     // (A packet filter may drop the RST: see `ends`.)
-    if let Some((group, m)) = attached::of(c, table::local_of(c)).filter(|(k, _)| !k.is_far()) {
+    if let Some((group, m)) = attached::of(c, table::local_of(c)).filter(|(k, _)| !k.is_remote()) {
         c.rx.announce_reset(&m, &Sock { fd, group });
     }
     disconnect(fd);
@@ -115,7 +115,7 @@ fn check_end(c: &Conn, fd: i32, group: &LinkGroup, m: &Memory, ours: impl Fn() -
     let mut p = [look(fd, libc::POLLRDHUP), look(group.bell(), 0)];
     sys::poll_now(&mut p);
     let (e, dead) = (p[0].revents, p[1].revents & libc::POLLHUP != 0);
-    if group.is_far() && dead {
+    if group.is_remote() && dead {
         return group.gone(); // the daemon is gone
     }
     let gone = e & (libc::POLLERR | libc::POLLHUP) != 0 || e & libc::POLLRDHUP != 0 && dead;

@@ -8,7 +8,7 @@ use crate::sys::{self, pages};
 use core::sync::atomic::Ordering::*;
 use lane::half::{Iov, Port, KEPT};
 
-/// Rings the other party.
+/// Rings the other client.
 pub fn ring(group: &LinkGroup) {
     if group.ring() {
         if let Some(t) = table::table() {

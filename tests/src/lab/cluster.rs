@@ -265,7 +265,7 @@ impl Cluster {
         ))?;
         let mut all = Holdings {
             lanes: s.lanes,
-            parties: s.parties,
+            clients: s.clients,
             memory_bytes: s.memory_bytes,
             ..Holdings::default()
         };
@@ -285,7 +285,7 @@ impl Cluster {
         let mut last = Holdings::default();
         until("nothing is left over", ORPHANS, || {
             last = self.holdings(lab, n).unwrap_or_default();
-            last.fds > 0 && last.lanes == 0 && last.parties == 0 && last.no_more(than)
+            last.fds > 0 && last.lanes == 0 && last.clients == 0 && last.no_more(than)
         })
         .with_context(|| format!("{last:?}\nnot: {than:?}\n{}", self.picture()))
     }
@@ -297,7 +297,7 @@ impl Cluster {
         let mut same = 0;
         until("the daemon is idle", PATIENCE, || {
             let now = self.holdings(lab, n).unwrap_or_default();
-            let idle = now.fds > 0 && now.lanes == 0 && now.parties == 0;
+            let idle = now.fds > 0 && now.lanes == 0 && now.clients == 0;
             same = if idle && now == last { same + 1 } else { 0 };
             last = now;
             same == 3
@@ -346,7 +346,7 @@ pub struct Holdings {
     pub verbs: BTreeMap<String, u64>,
     pub fds: u64,
     pub lanes: u64,
-    pub parties: u64,
+    pub clients: u64,
     pub memory_bytes: u64,
 }
 
@@ -366,7 +366,7 @@ impl Holdings {
         self.verbs.iter().all(|(kind, n)| *n <= of(kind))
             && self.fds <= than.fds
             && self.lanes <= than.lanes
-            && self.parties <= than.parties
+            && self.clients <= than.clients
             && self.memory_bytes <= than.memory_bytes
     }
 }

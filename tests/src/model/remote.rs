@@ -42,7 +42,7 @@ pub enum Bug {
     SwitchTwice,
     /// A switch in doubt is not asked for again over the control channel.
     NoQuery,
-    /// The mirror's head stays where it was when a new epoch starts.
+    /// The proxy's head stays where it was when a new epoch starts.
     HeadStays,
     /// D2 stores a snapshot as it is, however old.
     OldSnapshots,
@@ -62,7 +62,7 @@ pub enum Bug {
     RevokeByFrame,
     /// A revocation is passed on although the answer to it cannot be.
     RevokeWithoutPath,
-    /// Revoked while the mirror still says `UP`: TCP is not looked at for a frame.
+    /// Revoked while the proxy still says `UP`: TCP is not looked at for a frame.
     FrameOnlyWhenSaid,
     /// A sender takes back what it has published when it meets a revocation.
     TakeBack,

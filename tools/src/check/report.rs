@@ -63,7 +63,7 @@ impl End {
     }
 
     /// The service's end, on another node: `told` is the reason that our daemon has heard from there.
-    pub fn far(told: u32) -> Self {
+    pub fn remote(told: u32) -> Self {
         End {
             note: "on another node, from where nothing was heard about it",
             ..End::there(None, told)

@@ -16,7 +16,7 @@ impl<'a> Ctx<'a> {
     pub fn new(rows: &'a [Row], shut: HashMap<u64, u8>) -> Self {
         let mut by_lane: HashMap<_, Vec<_>> = HashMap::new();
         // The other end of a lane to another node has no row on this node.
-        let near = |r: &&Row| super::promoted(r) && !r.far && r.link != 0;
+        let near = |r: &&Row| super::promoted(r) && !r.remote && r.link != 0;
         for r in rows.iter().filter(near) {
             by_lane.entry((r.link, r.lane)).or_default().push(r);
         }

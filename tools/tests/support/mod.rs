@@ -264,7 +264,7 @@ fn rail_rows() -> Vec<Row> {
             link: 0x12,
             lane: 1,
             up: "both".into(),
-            far: true,
+            remote: true,
             rail: Some(RailRow {
                 role: "server".into(), // of the nodes, not of the programs
                 device: "mlx5_bond_0".into(),
@@ -287,7 +287,7 @@ fn rail_rows() -> Vec<Row> {
             link: 0x12,
             lane: 2,
             up: "tx".into(),
-            far: true,
+            remote: true,
             role: "server".into(),
             pid: 301,
             comm: "postgres".into(),

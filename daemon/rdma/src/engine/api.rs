@@ -1,6 +1,6 @@
 //! The interface of a [`super::Pair`], except for memory.
 
-use super::{LaneId, LinkId, PartyId, RailId};
+use super::{ClientId, LaneId, LinkId, RailId};
 use crate::verbs::Gid;
 use crate::wire::LinkEnd;
 use lane::abi::Loc;
@@ -81,9 +81,9 @@ pub struct Rail<D> {
 
 /// What the caller does for the engine during a poll.
 pub trait Host {
-    /// Rings the doorbell of this party; may not block.
-    fn ring(&mut self, party: PartyId);
-    /// Memory for an incoming ring of this lane, in a chunk of ours that was added for its party.
+    /// Rings the doorbell of this client; may not block.
+    fn ring(&mut self, client: ClientId);
+    /// Memory for an incoming ring of this lane, in a chunk of ours that was added for its client.
     fn place(&mut self, lane: LaneId, log2: u32) -> Option<Loc>;
     /// Frees a ring to which nothing can be written any more.
     fn free(&mut self, lane: LaneId, at: Loc);
@@ -164,10 +164,10 @@ pub enum Event {
         /// The lane.
         lane: LaneId,
     },
-    /// Nothing can be written to this party's chunks any more; they are not registered any more.
-    PartyRemoved {
-        /// The party.
-        party: PartyId,
+    /// Nothing can be written to this client's chunks any more; they are not registered any more.
+    ClientRemoved {
+        /// The client.
+        client: ClientId,
     },
     /// The peer violated the protocol of the links, or a device could not destroy a queue pair. Drop the pair.
     PairFailed(&'static str),

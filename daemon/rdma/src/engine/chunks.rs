@@ -9,7 +9,7 @@ use super::api::Event;
 use super::link::{Link, State};
 use super::links::an_active;
 use super::request::What;
-use super::{Pair, PartyId, RailId};
+use super::{ClientId, Pair, RailId};
 use crate::verbs::{Access, Memory, MemoryRegion, ProtectionDomain, Provider};
 use crate::wire::{Body, Key};
 use litemap::LiteMap;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 pub(super) const REGIONS_MAX: usize = 4096;
 
 pub(super) struct Chunk<P: Provider> {
-    pub party: PartyId,
+    pub client: ClientId,
     pub number: u32,
     own: bool,
     pub memory: Arc<dyn Memory>,
@@ -47,17 +47,27 @@ impl<P: Provider> Chunk<P> {
 
 impl<P: Provider> Pair<P> {
     /// Adds a chunk of the process, with rings that we send from. It may be mapped read-only.
-    pub fn add_app_chunk(&mut self, party: PartyId, number: u32, memory: Arc<dyn Memory>) -> bool {
-        self.add_chunk(party, number, memory, false)
+    pub fn add_app_chunk(
+        &mut self,
+        client: ClientId,
+        number: u32,
+        memory: Arc<dyn Memory>,
+    ) -> bool {
+        self.add_chunk(client, number, memory, false)
     }
 
     /// Adds a chunk of our area, for rings that the process receives from.
-    pub fn add_own_chunk(&mut self, party: PartyId, number: u32, memory: Arc<dyn Memory>) -> bool {
-        self.add_chunk(party, number, memory, true)
+    pub fn add_own_chunk(
+        &mut self,
+        client: ClientId,
+        number: u32,
+        memory: Arc<dyn Memory>,
+    ) -> bool {
+        self.add_chunk(client, number, memory, true)
     }
 
-    fn add_chunk(&mut self, party: PartyId, number: u32, m: Arc<dyn Memory>, own: bool) -> bool {
-        let Some(p) = self.parties.get_mut(&party) else {
+    fn add_chunk(&mut self, client: ClientId, number: u32, m: Arc<dyn Memory>, own: bool) -> bool {
+        let Some(p) = self.clients.get_mut(&client) else {
             return false;
         };
         let of = if own {
@@ -72,7 +82,7 @@ impl<P: Provider> Pair<P> {
         self.next.chunk += 1;
         of.insert(number, id);
         let chunk = Chunk {
-            party,
+            client,
             number,
             own,
             memory: m,
@@ -157,24 +167,24 @@ impl<P: Provider> Pair<P> {
     }
 
     /// The process is gone or has no more lanes to the peer's node: withdraws its memory. All its lanes must have
-    /// been removed. [`Event::PartyRemoved`] follows.
-    pub fn remove_party(&mut self, id: PartyId) {
-        if let Some(p) = self.parties.get_mut(&id) {
+    /// been removed. [`Event::ClientRemoved`] follows.
+    pub fn remove_client(&mut self, id: ClientId) {
+        if let Some(p) = self.clients.get_mut(&id) {
             p.removing = true;
         }
         self.lane_timer = 0;
     }
 
-    /// Continues the removal of parties.
+    /// Continues the removal of clients.
     fn leave_chunks(&mut self) {
-        let idle = |p: &super::party::Party| p.removing && p.lanes() == 0;
-        let parties: Vec<_> = self.parties.iter().filter(|(_, p)| idle(p)).collect();
-        let parties: Vec<_> = parties.into_iter().map(|(id, _)| *id).collect();
-        for party in parties {
+        let idle = |p: &super::clients::Client| p.removing && p.lanes() == 0;
+        let clients: Vec<_> = self.clients.iter().filter(|(_, p)| idle(p)).collect();
+        let clients: Vec<_> = clients.into_iter().map(|(id, _)| *id).collect();
+        for client in clients {
             let all: Vec<_> = self
                 .chunks
                 .iter()
-                .filter(|(_, c)| c.party == party)
+                .filter(|(_, c)| c.client == client)
                 .collect();
             let all: Vec<u32> = all.into_iter().map(|(id, _)| *id).collect();
             let left = all.iter().filter(|id| !self.leave_chunk(**id)).count();
@@ -182,8 +192,8 @@ impl<P: Provider> Pair<P> {
                 for id in all {
                     self.chunks.remove(&id);
                 }
-                self.parties.remove(&party);
-                self.event(Event::PartyRemoved { party });
+                self.clients.remove(&client);
+                self.event(Event::ClientRemoved { client });
             }
         }
     }

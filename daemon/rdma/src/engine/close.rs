@@ -148,7 +148,7 @@ impl<P: Provider> Pair<P> {
             host.free(id, r.loc);
         }
         self.unbind(lane);
-        if let Some(p) = self.parties.get_mut(&lane.party) {
+        if let Some(p) = self.clients.get_mut(&lane.client) {
             p.leave(id, lane.slot);
         }
         self.lanes.remove(id);

@@ -17,7 +17,7 @@ use std::sync::atomic::{fence, Ordering::*};
 impl<P: Provider> Pair<P> {
     /// Reads the application's receiving words.
     pub(super) fn look_in(&mut self, lane: &mut Lane) -> Result<(), Fault> {
-        let Some(p) = self.parties.get(&lane.party) else {
+        let Some(p) = self.clients.get(&lane.client) else {
             return Ok(());
         };
         let memory = p.memory.clone();
@@ -90,10 +90,10 @@ impl<P: Provider> Pair<P> {
         let head = lane.inn.ceiling();
         if head > lane.inn.shown {
             lane.inn.shown = head;
-            if let Some(p) = self.parties.get(&lane.party) {
+            if let Some(p) = self.clients.get(&lane.client) {
                 // Release: pairs with the Acquire in `RxState::head`; the bytes have arrived, because the completion
                 // of the message after them has been seen.
-                p.memory.mirror().heads[lane.slot].store(head, Release);
+                p.memory.proxy().heads[lane.slot].store(head, Release);
             }
             self.publish(lane);
         }
@@ -141,11 +141,11 @@ impl<P: Provider> Pair<P> {
     }
 
     fn store_switch(&mut self, lane: &mut Lane, epoch: Epoch, kpos: u64, start: u64) -> bool {
-        let Some(p) = self.parties.get(&lane.party) else {
+        let Some(p) = self.clients.get(&lane.client) else {
             return false;
         };
         let memory = p.memory.clone();
-        let (app, words) = (memory.app(), &memory.mirror().tx[lane.slot]);
+        let (app, words) = (memory.app(), &memory.proxy().tx[lane.slot]);
         // WANT_DOWN is no reason to refuse: a reader that has not revoked would take the refusal for a switch.
         let ready =
             |w: RxWord| w.epoch() == epoch && w.flags().only(rx::READY | rx::REVOKED) == rx::READY;
@@ -154,7 +154,7 @@ impl<P: Provider> Pair<P> {
             return false; // the application never learns of it
         }
         // The application reads this only after `state`, below, says so.
-        memory.mirror().heads[lane.slot].store(start, Relaxed);
+        memory.proxy().heads[lane.slot].store(start, Relaxed);
         words.up_kpos.store(kpos, Relaxed);
         words.up_start.store(start, Relaxed);
         // Release: pairs with the Acquire in `RxState::phase`.
@@ -195,9 +195,9 @@ impl<P: Provider> Pair<P> {
         }
         let wants = c.flags & flag::WANT_SPACE != 0;
         if wants != std::mem::replace(&mut i.wants, wants) {
-            if let Some(p) = self.parties.get(&lane.party) {
+            if let Some(p) = self.clients.get(&lane.client) {
                 // SYNC space: pairs with the fence in `RxState::take`; `on_cdc` looks at the cursor.
-                let w = &p.memory.mirror().tx[lane.slot].want_space;
+                let w = &p.memory.proxy().tx[lane.slot].want_space;
                 w.store(u32::from(wants), SeqCst);
             }
         }
@@ -233,10 +233,10 @@ impl<P: Provider> Pair<P> {
         let i = &mut lane.inn;
         if c.tx_phase != i.tx_phase {
             i.tx_phase = c.tx_phase;
-            if let Some(p) = self.parties.get(&lane.party) {
+            if let Some(p) = self.clients.get(&lane.client) {
                 // Release: pairs with the Acquire in `RxState::phase`; the head is stored.
                 let state = TxWord::new(lane.inn.epoch, c.tx_phase);
-                p.memory.mirror().tx[lane.slot].state.store(state, Release);
+                p.memory.proxy().tx[lane.slot].state.store(state, Release);
             }
             self.publish(lane);
         }
@@ -248,8 +248,8 @@ impl<P: Provider> Pair<P> {
         if data.is_empty() {
             return true;
         }
-        let party = self.parties.get(&lane.party);
-        let region = party.and_then(|p| p.own_chunks.get(&loc.chunk));
+        let client = self.clients.get(&lane.client);
+        let region = client.and_then(|p| p.own_chunks.get(&loc.chunk));
         let Some(chunk) = region.and_then(|r| self.chunks.get(r)) else {
             return false;
         };
@@ -325,8 +325,8 @@ impl<P: Provider> Pair<P> {
                 host.free(id, r.loc);
             }
         }
-        if let Some(p) = self.parties.get(&lane.party) {
-            let w = &p.memory.mirror().tx[lane.slot];
+        if let Some(p) = self.clients.get(&lane.client) {
+            let w = &p.memory.proxy().tx[lane.slot];
             // As `TxState::move_to` does: `from` is stored before the count.
             let seq = w.loc_seq.load(Relaxed).wrapping_add(1);
             w.loc[(seq & 1) as usize].store(loc.pack(), Relaxed);
@@ -338,7 +338,7 @@ impl<P: Provider> Pair<P> {
     }
 
     fn check_place(&self, lane: &Lane, loc: Loc, log2: u32) -> Option<(Loc, Place)> {
-        let region = *self.parties.get(&lane.party)?.own_chunks.get(&loc.chunk)?;
+        let region = *self.clients.get(&lane.client)?.own_chunks.get(&loc.chunk)?;
         let chunk = self.chunks.get(&region)?;
         let fits = loc.log2 == log2 && loc.fits(chunk.memory.len()) && chunk.number == loc.chunk;
         fits.then_some((

@@ -10,7 +10,7 @@ use lane::abi::Epoch;
 pub(super) const EPOCHS: u32 = 0xffff;
 
 pub(super) struct Lane {
-    pub party: u32,
+    pub client: u32,
     pub slot: usize,
     pub base: Epoch,
     /// Token by which the peer names the lane; none until it has told.
@@ -46,9 +46,9 @@ pub(super) struct Closing {
 }
 
 impl Lane {
-    pub(super) fn new(party: u32, slot: usize) -> Self {
+    pub(super) fn new(client: u32, slot: usize) -> Self {
         Lane {
-            party,
+            client,
             slot,
             base: Epoch::NONE,
             peer: None,

@@ -17,7 +17,7 @@ use std::sync::atomic::{fence, Ordering::*};
 impl<P: Provider> Pair<P> {
     /// Reads the application's sending words.
     pub(super) fn look_out(&mut self, lane: &mut Lane) -> Result<(), Fault> {
-        let Some(p) = self.parties.get(&lane.party) else {
+        let Some(p) = self.clients.get(&lane.client) else {
             return Ok(());
         };
         let memory = p.memory.clone();
@@ -160,7 +160,7 @@ impl<P: Provider> Pair<P> {
         let loc = Loc::unpack(w.loc[i].load(Relaxed));
         let loc = loc.ok_or(Fault::App("an impossible ring"))?;
         let from = w.loc_from[i].load(Relaxed);
-        let chunk = self.parties.get(&lane.party);
+        let chunk = self.clients.get(&lane.client);
         let chunk = chunk.and_then(|p| p.app_chunks.get(&loc.chunk));
         let chunk = chunk.and_then(|id| self.chunks.get(id));
         if !chunk.is_some_and(|c| loc.fits(c.memory.len())) {
@@ -260,8 +260,8 @@ impl<P: Provider> Pair<P> {
             self.event(Event::Asked);
         }
         lane.out.shown = Some(word);
-        if let Some(p) = self.parties.get(&lane.party) {
-            let w = &p.memory.mirror().rx[lane.slot];
+        if let Some(p) = self.clients.get(&lane.client) {
+            let w = &p.memory.proxy().rx[lane.slot];
             w.revoked.store(UNSEEN, Relaxed);
             // Releases `revoked` and the cursor. SeqCst: as `RxState::flag` does.
             w.word.store(word, SeqCst);
@@ -300,9 +300,9 @@ impl<P: Provider> Pair<P> {
         o.flushed = false;
         o.takeover = false;
         lane.cdc |= o.finish;
-        if let Some(p) = self.parties.get(&lane.party) {
+        if let Some(p) = self.clients.get(&lane.client) {
             // Release: pairs with the Acquire in `TxState::refresh`.
-            p.memory.mirror().cursors[lane.slot].store(a.start, Release);
+            p.memory.proxy().cursors[lane.slot].store(a.start, Release);
         }
         self.show(lane);
         Ok(())
@@ -335,9 +335,9 @@ impl<P: Provider> Pair<P> {
             }
             if c.cursor != lane.out.cursor {
                 lane.out.read_to(c.cursor);
-                if let Some(p) = self.parties.get(&lane.party) {
+                if let Some(p) = self.clients.get(&lane.client) {
                     // Release: pairs with the Acquire in `TxState::refresh`; the reader's copy is done.
-                    p.memory.mirror().cursors[lane.slot].store(c.cursor, Release);
+                    p.memory.proxy().cursors[lane.slot].store(c.cursor, Release);
                 }
                 self.publish(lane);
             }
@@ -362,9 +362,9 @@ impl<P: Provider> Pair<P> {
         }
         o.landed = o.landed.max(head);
         o.took(head);
-        if let Some(p) = self.parties.get(&lane.party) {
+        if let Some(p) = self.clients.get(&lane.client) {
             // Release: pairs with the Acquire in `TxState::finish`.
-            let w = &p.memory.mirror().rx[lane.slot].landed;
+            let w = &p.memory.proxy().rx[lane.slot].landed;
             w.store(lane.out.landed, Release);
         }
         self.publish(lane);

@@ -57,8 +57,8 @@ impl<P: Provider> Pair<P> {
         let Some(lane) = self.lanes.get_mut(id) else {
             return false;
         };
-        let (party, slot, cursor) = (lane.party, lane.slot, lane.inn.cursor);
-        self.parties.get(&party).is_some_and(|p| {
+        let (client, slot, cursor) = (lane.client, lane.slot, lane.inn.cursor);
+        self.clients.get(&client).is_some_and(|p| {
             let now = &p.memory.app().cursors[slot];
             now.load(std::sync::atomic::Ordering::Relaxed) != cursor
         })
@@ -146,8 +146,8 @@ impl<P: Provider> Pair<P> {
     }
 
     fn local(&self, lane: &Lane, ring: &OutRing) -> Option<&super::chunks::Chunk<P>> {
-        let party = self.parties.get(&lane.party)?;
-        self.chunks.get(party.app_chunks.get(&ring.loc.chunk)?)
+        let client = self.clients.get(&lane.client)?;
+        self.chunks.get(client.app_chunks.get(&ring.loc.chunk)?)
     }
 
     /// Posts what is due on the lane's link. Returns whether anything was posted.

@@ -10,7 +10,7 @@ pub struct App {
     pub slot: u32,
     pub tx: TxState,
     pub rx: RxState,
-    /// Rings not in use, in the party's chunk.
+    /// Rings not in use, in the client's chunk.
     places: Vec<Loc>,
     salt: u64,
     pub sent: u64,
@@ -38,7 +38,7 @@ pub struct App {
 /// What an end works with.
 pub struct World<'a, P> {
     pub app: &'a Area,
-    pub mirror: &'a Area,
+    pub proxy: &'a Area,
     pub port: &'a P,
 }
 
@@ -301,6 +301,6 @@ impl App {
 }
 
 pub fn memory<'a, P>(w: &World<'a, P>, slot: u32) -> Memory<'a> {
-    let m = Memory::new(w.app, w.mirror, slot).expect("mapped");
+    let m = Memory::new(w.app, w.proxy, slot).expect("mapped");
     m.across(true)
 }

@@ -2,21 +2,21 @@
 
 use super::app::{self, App};
 use super::tcp::Pipe;
-use super::{Lane, Node, Party, RAILS};
+use super::{Client, Lane, Node, RAILS};
 use lane::abi::{Control as Words, Epoch, Loc, CONTROL_BYTES};
 use lane::half::Area;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
-use underpass_rdma::engine::{self, Config, LaneId, Pair, PartyId, PartyMemory, Rail};
+use underpass_rdma::engine::{self, ClientId, ClientMemory, Config, LaneId, Pair, Rail};
 use underpass_rdma::sim::{self, Rng};
 use underpass_rdma::verbs::{Mapping, Memory as _, Mtu, Provider};
 
 const CHUNK: usize = 1 << 20;
 const BASE: Epoch = Epoch::base(3);
 
-/// Memory for incoming rings of one party.
+/// Memory for incoming rings of one client.
 pub struct Rings {
     pub base: u64,
     next: u32,
@@ -26,9 +26,9 @@ pub struct Rings {
 /// What the engine asks of its caller.
 pub struct Host {
     world: sim::World,
-    rings: BTreeMap<PartyId, Rings>,
-    party_of: BTreeMap<LaneId, PartyId>,
-    pub rung: BTreeSet<PartyId>,
+    rings: BTreeMap<ClientId, Rings>,
+    client_of: BTreeMap<LaneId, ClientId>,
+    pub rung: BTreeSet<ClientId>,
     rng: Rng,
     pub refuse_in: u64,
     reuse: bool,
@@ -38,15 +38,15 @@ pub struct Host {
 }
 
 impl engine::Host for Host {
-    fn ring(&mut self, party: PartyId) {
-        self.rung.insert(party);
+    fn ring(&mut self, client: ClientId) {
+        self.rung.insert(client);
     }
 
     fn place(&mut self, lane: LaneId, log2: u32) -> Option<Loc> {
         if self.rng.one_in(self.refuse_in) {
             return None;
         }
-        let r = self.rings.get_mut(&self.party_of[&lane])?;
+        let r = self.rings.get_mut(&self.client_of[&lane])?;
         let free = r.free.iter().position(|l| l.log2 == log2);
         let loc = match free {
             Some(i) if self.reuse => r.free.swap_remove(i),
@@ -71,7 +71,10 @@ impl engine::Host for Host {
     }
 
     fn free(&mut self, lane: LaneId, at: Loc) {
-        let r = self.rings.get_mut(&self.party_of[&lane]).expect("a party");
+        let r = self
+            .rings
+            .get_mut(&self.client_of[&lane])
+            .expect("a client");
         let addr = r.base + u64::from(at.page) * 4096;
         // Somebody else's now.
         if self.strict {
@@ -98,7 +101,7 @@ fn config(first: bool, rng: &mut Rng) -> Config {
 
 fn area(words: &Arc<Mapping>, chunk: &Arc<Mapping>) -> Area {
     let a = Area::new();
-    // SAFETY: the party keeps both buffers as long as the area.
+    // SAFETY: the client keeps both buffers as long as the area.
     unsafe {
         a.set_control(words.addr().as_ptr().cast());
         a.set_chunk(1, chunk.addr().as_ptr(), chunk.len());
@@ -128,7 +131,7 @@ pub fn add_rail(node: &mut Node, rail: usize) {
     node.rails[rail] = Some(added.expect("a rail"));
 }
 
-pub fn node(world: &sim::World, n: usize, parties: usize, rng: &mut Rng) -> Node {
+pub fn node(world: &sim::World, n: usize, clients: usize, rng: &mut Rng) -> Node {
     let mut psn = Rng(rng.next_u64());
     let random = Box::new(move || psn.next_u64() as u32);
     let mut node = Node {
@@ -137,7 +140,7 @@ pub fn node(world: &sim::World, n: usize, parties: usize, rng: &mut Rng) -> Node
         host: Host {
             world: world.clone(),
             rings: BTreeMap::new(),
-            party_of: BTreeMap::new(),
+            client_of: BTreeMap::new(),
             rung: BTreeSet::new(),
             rng: Rng(rng.next_u64()),
             refuse_in: [0, 8][rng.below(2) as usize],
@@ -146,7 +149,7 @@ pub fn node(world: &sim::World, n: usize, parties: usize, rng: &mut Rng) -> Node
             strict: true,
         },
         rails: [None; RAILS],
-        parties: Vec::new(),
+        clients: Vec::new(),
         next_poll: 0,
         flushed: BTreeSet::new(),
         removed: BTreeSet::new(),
@@ -161,15 +164,15 @@ pub fn node(world: &sim::World, n: usize, parties: usize, rng: &mut Rng) -> Node
     for rail in 0..RAILS {
         add_rail(&mut node, rail);
     }
-    for _ in 0..parties {
+    for _ in 0..clients {
         let new = |len| Arc::new(Mapping::anonymous(len).expect("memory"));
         let words = [new(CONTROL_BYTES), new(CONTROL_BYTES)];
         let (chunk, own) = (new(CHUNK), new(CHUNK));
         let at = |b: &Arc<Mapping>| b.addr().cast::<Words>();
         // SAFETY: both are page-aligned mappings of this size, kept by the value itself.
         let memory =
-            unsafe { PartyMemory::new(at(&words[0]), at(&words[1]), Arc::new(words.clone())) };
-        let id = node.pair.add_party(memory);
+            unsafe { ClientMemory::new(at(&words[0]), at(&words[1]), Arc::new(words.clone())) };
+        let id = node.pair.add_client(memory);
         assert!(node.pair.add_app_chunk(id, 1, chunk.clone()));
         assert!(node.pair.add_own_chunk(id, 1, own.clone()));
         let base = own.addr().as_ptr() as u64;
@@ -179,10 +182,10 @@ pub fn node(world: &sim::World, n: usize, parties: usize, rng: &mut Rng) -> Node
             free: Vec::new(),
         };
         node.host.rings.insert(id, rings);
-        node.parties.push(Party {
+        node.clients.push(Client {
             id,
             app: area(&words[0], &chunk),
-            mirror: area(&words[1], &own),
+            proxy: area(&words[1], &own),
             chunk,
             own,
             _words: words,
@@ -192,7 +195,7 @@ pub fn node(world: &sim::World, n: usize, parties: usize, rng: &mut Rng) -> Node
     node
 }
 
-pub fn lane(nodes: &mut [Node], l: usize, party: usize, rng: &mut Rng) -> Lane {
+pub fn lane(nodes: &mut [Node], l: usize, client: usize, rng: &mut Rng) -> Lane {
     let totals = [rng.below(60_000), rng.below(60_000)];
     let salts = [rng.next_u64(), rng.next_u64()];
     let mut page = l as u32 * 16;
@@ -215,22 +218,22 @@ pub fn lane(nodes: &mut [Node], l: usize, party: usize, rng: &mut Rng) -> Lane {
             let slot = (l + 100 * n) as u32;
             let (salt, total) = ((salts[n], salts[1 - n]), (totals[n], totals[1 - n]));
             let mut end = App::new(slot, places.clone(), salt, total);
-            let p = &nodes[n].parties[party];
+            let p = &nodes[n].clients[client];
             // The slot has been used before.
             let old = [0, 500, 5_000, 100_000][rng.below(4) as usize];
-            let (app, mirror) = (p.app.control().unwrap(), p.mirror.control().unwrap());
+            let (app, proxy) = (p.app.control().unwrap(), p.proxy.control().unwrap());
             let i = slot as usize;
             app.heads[i].store(old, Relaxed);
-            mirror.cursors[i].store(old, Relaxed);
+            proxy.cursors[i].store(old, Relaxed);
             let read = rng.below(20_000);
             app.cursors[i].store(read, Relaxed);
-            mirror.heads[i].store(read, Relaxed);
+            proxy.heads[i].store(read, Relaxed);
             let id = nodes[n].pair.open(p.id, slot).expect("a lane");
-            nodes[n].host.party_of.insert(id, p.id);
+            nodes[n].host.client_of.insert(id, p.id);
             ids[n] = id;
             let w = app::World {
-                app: &nodes[n].parties[party].app,
-                mirror: &nodes[n].parties[party].mirror,
+                app: &nodes[n].clients[client].app,
+                proxy: &nodes[n].clients[client].proxy,
                 port: &(),
             };
             end.attach(&w, BASE, 7, rng);
@@ -242,7 +245,7 @@ pub fn lane(nodes: &mut [Node], l: usize, party: usize, rng: &mut Rng) -> Lane {
     }
     let mut ends = ends.into_iter();
     Lane {
-        party,
+        client,
         ends: [ends.next().expect("two"), ends.next().expect("two")],
         ids,
         pipes,

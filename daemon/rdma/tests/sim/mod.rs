@@ -18,22 +18,22 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 use tcp::Pipe;
-use underpass_rdma::engine::{Control, Event, Fault, LaneId, LinkId, Pair, PartyId, RailId};
+use underpass_rdma::engine::{ClientId, Control, Event, Fault, LaneId, LinkId, Pair, RailId};
 use underpass_rdma::sim::{self, Faults, Rng};
 use underpass_rdma::verbs::{Live, Mapping};
 
 pub const RAILS: usize = 2;
-pub struct Party {
-    id: PartyId,
+pub struct Client {
+    id: ClientId,
     pub app: Area,
-    mirror: Area,
+    proxy: Area,
     chunk: Arc<Mapping>,
     own: Arc<Mapping>,
     _words: [Arc<Mapping>; 2],
     asleep: bool,
 }
 
-impl Party {
+impl Client {
     fn wake(&mut self) {
         if std::mem::take(&mut self.asleep) {
             notify::rouse(&self.app.control().expect("mapped").sleepers.0);
@@ -46,15 +46,15 @@ pub struct Node {
     pub pair: Pair<sim::Node>,
     host: Host,
     rails: [Option<RailId>; RAILS],
-    pub parties: Vec<Party>,
+    pub clients: Vec<Client>,
     next_poll: u64,
     flushed: BTreeSet<LaneId>,
     removed: BTreeSet<LaneId>,
-    gone: BTreeSet<PartyId>,
+    gone: BTreeSet<ClientId>,
     pub faults: Vec<(usize, Fault)>,
     pub pair_failed: Option<&'static str>,
     asleep: bool,
-    /// Counted as asleep on its parties' links; one that stays so polls once for each wake-up.
+    /// Counted as asleep on its clients' links; one that stays so polls once for each wake-up.
     counted: bool,
     stays: bool,
     /// Links by their completion queues.
@@ -96,7 +96,7 @@ impl Node {
 }
 
 pub struct Lane {
-    pub party: usize,
+    pub client: usize,
     pub ends: [App; 2],
     pub ids: [LaneId; 2],
     pipes: [RefCell<Pipe>; 2],
@@ -138,10 +138,10 @@ impl Sim {
     pub fn new(seed: u64, lanes: usize, faults: Faults) -> Sim {
         let mut rng = Rng(seed ^ 0x5eed);
         let world = sim::World::new(seed, 2, RAILS, faults);
-        let parties = 1 + rng.below(2) as usize;
-        let mut nodes: Vec<Node> = (0..2).map(|n| node(&world, n, parties, &mut rng)).collect();
+        let clients = 1 + rng.below(2) as usize;
+        let mut nodes: Vec<Node> = (0..2).map(|n| node(&world, n, clients, &mut rng)).collect();
         let lanes = (0..lanes)
-            .map(|l| lane(&mut nodes, l, l % parties, &mut rng))
+            .map(|l| lane(&mut nodes, l, l % clients, &mut rng))
             .collect();
         let slow_in = [0, 200, 1000][rng.below(3) as usize];
         Sim {
@@ -196,7 +196,7 @@ impl Sim {
     /// Epoch of the last switch that this end has been told of.
     pub fn switched(&self, n: usize, l: usize) -> Epoch {
         let lane = &self.lanes[l];
-        let words = self.nodes[n].parties[lane.party].mirror.control();
+        let words = self.nodes[n].clients[lane.client].proxy.control();
         let slot = lane.ends[n].slot as usize;
         words.expect("mapped").tx[slot].state.load(Relaxed).epoch()
     }
@@ -231,7 +231,7 @@ impl Sim {
         if self.rng.one_in(self.slow_in) {
             node.next_poll = self.now + self.rng.below(3_000_000);
         }
-        for p in &mut node.parties {
+        for p in &mut node.clients {
             if node.host.rung.contains(&p.id) {
                 p.wake();
             }
@@ -269,8 +269,8 @@ impl Sim {
                 Event::Removed { lane } => {
                     assert!(self.nodes[n].removed.insert(lane), "removed twice");
                 }
-                Event::PartyRemoved { party } => {
-                    self.nodes[n].gone.insert(party);
+                Event::ClientRemoved { client } => {
+                    self.nodes[n].gone.insert(client);
                 }
                 Event::PairFailed(why) => self.nodes[n].pair_failed = Some(why),
                 Event::LinkDown { why, .. } => {
@@ -291,7 +291,7 @@ impl Sim {
             self.wake_app(l, side);
         }
         let lane = &self.lanes[l];
-        let asleep = self.nodes[side].parties[lane.party].asleep;
+        let asleep = self.nodes[side].clients[lane.client].asleep;
         if lane.reset || asleep || self.rng.one_in(3) {
             return false;
         }
@@ -299,7 +299,7 @@ impl Sim {
             return true;
         }
         if self.rng.one_in(8) {
-            self.sleep_app(self.lanes[l].party, side);
+            self.sleep_app(self.lanes[l].client, side);
         }
         false
     }
@@ -307,7 +307,7 @@ impl Sim {
     fn step_end(&mut self, l: usize, side: usize, all: bool) -> bool {
         let lane = &mut self.lanes[l];
         let node = &mut self.nodes[side];
-        let party = &node.parties[lane.party];
+        let client = &node.clients[lane.client];
         let rang = Cell::new(false);
         let port = tcp::End {
             out: &lane.pipes[side],
@@ -316,8 +316,8 @@ impl Sim {
             rang: &rang,
         };
         let w = app::World {
-            app: &party.app,
-            mirror: &party.mirror,
+            app: &client.app,
+            proxy: &client.proxy,
             port: &port,
         };
         let held = port.inn.borrow().held();
@@ -334,16 +334,16 @@ impl Sim {
 
     /// Counts the process as a sleeper, looks once more at everything, and sleeps until its doorbell
     /// is rung or TCP has something.
-    fn sleep_app(&mut self, party: usize, side: usize) {
-        let p = &self.nodes[side].parties[party];
+    fn sleep_app(&mut self, client: usize, side: usize) {
+        let p = &self.nodes[side].clients[client];
         notify::doze(&p.app.control().expect("mapped").sleepers.0);
         let mut moved = false;
         for l in 0..self.lanes.len() {
-            if self.lanes[l].party == party && !self.lanes[l].reset {
+            if self.lanes[l].client == client && !self.lanes[l].reset {
                 moved |= self.step_end(l, side, true);
             }
         }
-        let p = &mut self.nodes[side].parties[party];
+        let p = &mut self.nodes[side].clients[client];
         if moved {
             notify::rouse(&p.app.control().expect("mapped").sleepers.0);
         } else {
@@ -352,7 +352,7 @@ impl Sim {
     }
 
     fn wake_app(&mut self, l: usize, side: usize) {
-        let p = &mut self.nodes[side].parties[self.lanes[l].party];
+        let p = &mut self.nodes[side].clients[self.lanes[l].client];
         p.wake();
     }
 
@@ -560,12 +560,12 @@ impl Sim {
         });
         for n in &mut self.nodes {
             assert_eq!(n.host.placed, 0, "rings are left");
-            for p in &n.parties {
-                n.pair.remove_party(p.id);
+            for p in &n.clients {
+                n.pair.remove_client(p.id);
             }
         }
         self.wait("parties removed", |s| {
-            s.nodes.iter().all(|n| n.gone.len() == n.parties.len())
+            s.nodes.iter().all(|n| n.gone.len() == n.clients.len())
         });
         for l in &self.lanes {
             for e in &l.ends {

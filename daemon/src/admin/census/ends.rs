@@ -28,8 +28,8 @@ pub(crate) fn name(
             continue;
         }
         let e = &mut all[i];
-        // A far lane has its other end on another node.
-        let Some((local, peer)) = e.addresses().filter(|_| !e.row.far) else {
+        // A remote lane has its other end on another node.
+        let Some((local, peer)) = e.addresses().filter(|_| !e.row.remote) else {
             continue;
         };
         match kernel.pair(e.row.netns, peer, local) {

@@ -4,7 +4,7 @@
 use super::kernel::Kernel;
 use super::{ends, Carrier, Census};
 use crate::clients::family::Family;
-use crate::clients::ids::PartyId;
+use crate::clients::ids::ClientId;
 use crate::clients::view::{self, Entry, Holder, Snapshot};
 use crate::os::tcp;
 use lane::family::{flag, state, View, CONNS};
@@ -78,7 +78,7 @@ struct Kin {
 pub(crate) fn rows(
     families: Vec<Snapshot>,
     census: Census,
-    waiting: &HashSet<(PartyId, u32, u32)>,
+    waiting: &HashSet<(ClientId, u32, u32)>,
     alone: bool,
 ) -> Vec<Entry> {
     let Census {
@@ -165,7 +165,7 @@ fn kins(families: Vec<Snapshot>, carriers: Vec<Carrier>) -> Vec<Kin> {
     rest.sort_by_key(|c| c.id.pid);
     for mut c in rest {
         let holder = Holder {
-            party: PartyId::NOBODY,
+            client: ClientId::NOBODY,
             pid: c.id.pid,
             own_pid: c.own_pid,
             netns: c.netns,
@@ -203,7 +203,7 @@ impl Kin {
     fn tracked(
         &self,
         kernel: &Kernel,
-        waiting: &HashSet<(PartyId, u32, u32)>,
+        waiting: &HashSet<(ClientId, u32, u32)>,
         shown: &mut HashMap<u64, usize>,
         all: &mut Vec<Entry>,
     ) -> bool {
@@ -225,7 +225,7 @@ impl Kin {
             let left = Reason::Left.code();
             let at = shown.get(&v.inode).copied();
             if at.is_none_or(|at| all[at].row.reason == left && v.reason != left) {
-                let waits = waiting.contains(&(m.holder.party, v.index, v.gen));
+                let waits = waiting.contains(&(m.holder.client, v.index, v.gen));
                 v.reason = reason(v, m.connected, waits, tcp, now_ms);
                 let mut e = view::entry(v, &m.holder);
                 place(&mut e, tcp, m.sockets.is_some());

@@ -1,4 +1,4 @@
-//! The daemon's side of a far link group: the process's area, which is only read here; the daemon's own area, which
+//! The daemon's side of a remote link group: the process's area, which is only read here; the daemon's own area, which
 //! peers' devices write; and the memory for incoming rings in the latter.
 
 use lane::abi::{
@@ -9,7 +9,7 @@ use lane::notify;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
-use underpass_rdma::engine::PartyMemory;
+use underpass_rdma::engine::ClientMemory;
 use underpass_rdma::verbs::{Mapping, Memory};
 
 /// The words at the beginning of an area's first chunk.
@@ -17,7 +17,7 @@ fn control(m: &Mapping) -> Option<NonNull<Control>> {
     (m.len() >= CONTROL_BYTES).then(|| m.addr().cast())
 }
 
-/// What both parties of a link group have mapped, as this daemon sees it.
+/// What both clients of a link group have mapped, as this daemon sees it.
 #[derive(Default)]
 pub(super) struct Areas {
     own: Area,
@@ -104,11 +104,11 @@ impl DaemonArea {
     }
 
     /// The control words, once both are mapped.
-    pub(super) fn words(&self) -> Option<PartyMemory> {
+    pub(super) fn words(&self) -> Option<ClientMemory> {
         let (app, own) = (self.areas.map(false, 0)?, self.areas.map(true, 0)?);
         let (a, o) = (control(&app)?, control(&own)?);
         // SAFETY: both are `CONTROL_BYTES` long, and live as long as what is kept here.
-        Some(unsafe { PartyMemory::new(a, o, Arc::new((app, own))) })
+        Some(unsafe { ClientMemory::new(a, o, Arc::new((app, own))) })
     }
 
     pub(super) fn own_chunk(&self, n: u32) -> Option<Arc<Mapping>> {

@@ -35,7 +35,7 @@ pub(super) struct Node<V: Provider> {
     pub ever: BTreeMap<RailId, Port>,
     pub past: BTreeMap<Port, engine::Stats>,
     pub lanes: HashMap<LaneId, Key>,
-    pub parties: HashMap<engine::PartyId, u64>,
+    pub clients: HashMap<engine::ClientId, u64>,
     /// Lanes in the making, by the number of their pairing.
     pub making: HashMap<u64, Key>,
     /// There is a link that carries lanes.
@@ -65,7 +65,7 @@ impl<V: Provider> Node<V> {
             ever: BTreeMap::new(),
             past: BTreeMap::new(),
             lanes: HashMap::new(),
-            parties: HashMap::new(),
+            clients: HashMap::new(),
             making: HashMap::new(),
             up: false,
             refusal: None,
@@ -217,7 +217,7 @@ impl<V: Provider> Rails<V> {
         let mut host = Host {
             now,
             groups: &mut self.groups,
-            parties: &n.parties,
+            clients: &n.clients,
             lanes: &n.lanes,
             out: &mut self.out,
         };
@@ -234,7 +234,7 @@ impl<V: Provider> Rails<V> {
         n.up = false;
         n.rails.clear();
         n.lanes.clear();
-        n.parties.clear();
+        n.clients.clear();
         if let Some(d) = &self.devices {
             let ports: Vec<Port> = d.up().keys().cloned().collect();
             ports.iter().for_each(|p| n.add_rail(now, d, p));
@@ -245,7 +245,7 @@ impl<V: Provider> Rails<V> {
         }
         for (group, b) in &mut self.groups {
             if b.node == *name && b.incarnation != incarnation {
-                b.party = None;
+                b.client = None;
                 if !b.torn {
                     self.out.push(Effect::TearDown { group: *group });
                 }
@@ -266,7 +266,7 @@ impl<V: Provider> Rails<V> {
         let t = self.system.now();
         let lost = |n: &Node<V>| {
             let long = n.alone_since.is_some_and(|s| t >= s + LOST_NS);
-            long && !n.up && (!n.lanes.is_empty() || !n.parties.is_empty())
+            long && !n.up && (!n.lanes.is_empty() || !n.clients.is_empty())
         };
         let of = |(name, n): (&Name, &Node<V>)| lost(n).then(|| (name.clone(), n.incarnation));
         let all: Vec<(Name, u64)> = self.nodes.iter().filter_map(of).collect();
@@ -291,7 +291,7 @@ impl<V: Provider> Rails<V> {
         let mut host = Host {
             now,
             groups: &mut self.groups,
-            parties: &n.parties,
+            clients: &n.clients,
             lanes: &n.lanes,
             out: &mut self.out,
         };
@@ -362,8 +362,8 @@ impl<V: Provider> Rails<V> {
                     self.removed(k);
                 }
             }
-            Event::PartyRemoved { party } => {
-                n.parties.remove(&party);
+            Event::ClientRemoved { client } => {
+                n.clients.remove(&client);
             }
             Event::PairFailed(why) => {
                 tracing::error!(node = %name, "the rails fail: {why}");

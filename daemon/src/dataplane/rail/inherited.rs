@@ -44,7 +44,7 @@ impl<V: Provider> Rails<V> {
         if family.view(l.who.conn).is_some_and(|v| v.shut) {
             l.end(now, Ending::Shut, true);
         }
-        let inherited = Inherited::far(l.who, at, left, inode);
+        let inherited = Inherited::remote(l.who, at, left, inode);
         self.stir();
         Some(inherited)
     }

@@ -8,7 +8,7 @@
 use super::sock::disconnect;
 use super::{Effect, Key, Rails};
 use crate::clients::family::Family;
-use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::ids::{ClientId, ConnRef};
 use crate::lanes::inherited::{Counted, Inherited, Left};
 use crate::lanes::unseen::Idle;
 use crate::nodes::peers::directory::Name;
@@ -211,8 +211,8 @@ impl<V: Provider> Rails<V> {
         }
         let mut named = false;
         if l.engine.is_none() {
-            let party = b.party.filter(|_| b.incarnation == n.incarnation);
-            let Some(id) = party.and_then(|p| n.pair.open(p, at.1)) else {
+            let client = b.client.filter(|_| b.incarnation == n.incarnation);
+            let Some(id) = client.and_then(|p| n.pair.open(p, at.1)) else {
                 n.making.remove(&l.pair);
                 let (node, pair) = (l.node.clone(), l.pair);
                 self.say_no(&node, pair, Reason::Memory);
@@ -325,20 +325,20 @@ impl<V: Provider> Rails<V> {
         }
     }
 
-    fn offered(&mut self, from: PartyId, at: Key) -> Option<&mut Lane> {
+    fn offered(&mut self, from: ClientId, at: Key) -> Option<&mut Lane> {
         let l = self.lanes.get_mut(&at)?;
-        (l.who.party == from && l.stage == Stage::Offered).then_some(l)
+        (l.who.client == from && l.stage == Stage::Offered).then_some(l)
     }
 
     /// The ended process that had this orphaned lane, for a process of its family.
-    pub fn inherited(&self, at: Key, family: Ident) -> Option<PartyId> {
+    pub fn inherited(&self, at: Key, family: Ident) -> Option<ClientId> {
         let l = self.lanes.get(&at).filter(|l| l.orphaned.is_some())?;
-        (l.family.ident == family).then_some(l.who.party)
+        (l.family.ident == family).then_some(l.who.client)
     }
 
     /// The process has taken the lane and gives us a copy of its socket. `false`: the socket is another
     /// connection's, or there is a copy already.
-    pub fn held(&mut self, from: PartyId, at: Key, sock: Foreign) -> bool {
+    pub fn held(&mut self, from: ClientId, at: Key, sock: Foreign) -> bool {
         let Some(l) = self.offered(from, at) else {
             return true; // the message crossed the end of the lane
         };
@@ -395,17 +395,17 @@ impl<V: Provider> Rails<V> {
     }
 
     /// The process has shut the connection down for sending.
-    pub fn shut(&mut self, from: PartyId, at: Key) {
+    pub fn shut(&mut self, from: ClientId, at: Key) {
         self.end(from, at, Ending::Shut, true);
     }
 
     /// The process is done with the lane: closed (and shut before), or given back.
-    pub fn done(&mut self, from: PartyId, at: Key) {
+    pub fn done(&mut self, from: ClientId, at: Key) {
         self.end(from, at, Ending::Over, false);
     }
 
     /// The process cannot map our area: it will not take the lanes of this link group that it has not taken yet.
-    pub fn group_failed(&mut self, from: PartyId, group: u64) {
+    pub fn group_failed(&mut self, from: ClientId, group: u64) {
         let here = self.lanes.range((group, 0)..=(group, u32::MAX));
         let untaken = here.filter(|(_, l)| l.sock.is_none());
         for at in untaken.map(|(k, _)| *k).collect::<Vec<_>>() {
@@ -413,7 +413,7 @@ impl<V: Provider> Rails<V> {
         }
     }
 
-    fn end(&mut self, from: PartyId, at: Key, how: Ending, fin: bool) {
+    fn end(&mut self, from: ClientId, at: Key, how: Ending, fin: bool) {
         let now = self.system.now();
         if let Some(l) = self.offered(from, at) {
             l.end(now, how, fin);
@@ -422,25 +422,25 @@ impl<V: Provider> Rails<V> {
     }
 
     /// A process has moved to another family table.
-    pub fn moved(&mut self, party: PartyId, family: &Arc<Family>) {
-        let of = self.lanes.values_mut().filter(|l| l.who.party == party);
+    pub fn moved(&mut self, client: ClientId, family: &Arc<Family>) {
+        let of = self.lanes.values_mut().filter(|l| l.who.client == client);
         of.for_each(|l| l.family = family.clone());
     }
 
     /// Ends of this process that have been offered their lanes.
-    pub fn lanes_of(&self, party: PartyId) -> Vec<ConnRef> {
-        let of = |l: &&Lane| l.who.party == party && l.stage == Stage::Offered;
+    pub fn lanes_of(&self, client: ClientId) -> Vec<ConnRef> {
+        let of = |l: &&Lane| l.who.client == client && l.stage == Stage::Offered;
         self.lanes.values().filter(of).map(|l| l.who).collect()
     }
 
     /// A process has ended. Returns the ends whose lanes other processes may go on with. `left`: what the process
     /// leaves to others, of [`Rails::lanes_of`].
-    pub fn party_dead(
+    pub fn client_dead(
         &mut self,
-        party: PartyId,
+        client: ClientId,
         left: &HashMap<ConnRef, Left<'_>>,
     ) -> Vec<Inherited> {
-        let of = |(k, l): (&Key, &Lane)| (l.who.party == party).then_some((*k, l.who, l.stage));
+        let of = |(k, l): (&Key, &Lane)| (l.who.client == client).then_some((*k, l.who, l.stage));
         let all: Vec<(Key, ConnRef, Stage)> = self.lanes.iter().filter_map(of).collect();
         let (mut inherited, mut groups) = (Vec::new(), self.inherited_groups());
         for (k, who, stage) in all {
@@ -450,7 +450,7 @@ impl<V: Provider> Rails<V> {
                     let left = left.get(&who);
                     match left.and_then(|l| self.inherit(k, l, &mut groups)) {
                         Some(i) => inherited.push(i),
-                        None => self.end(party, k, Ending::Over, left.is_none()),
+                        None => self.end(client, k, Ending::Over, left.is_none()),
                     }
                 }
                 Stage::Leaving => {}

@@ -1,4 +1,4 @@
-//! The TCP socket of a far connection's end, which the daemon has a copy of.
+//! The TCP socket of a remote connection's end, which the daemon has a copy of.
 
 use crate::os::sockopt::tcp_position;
 use lane::half::Port;

@@ -59,7 +59,7 @@ pub(super) struct Job {
 
 /// Result of a job.
 pub(super) enum Found {
-    /// The far node has not answered the switch yet.
+    /// The remote node has not answered the switch yet.
     Asking,
     Held(Box<TxState>),
     /// The direction is on TCP, and the socket was shut down if that was due. How the sender came down.

@@ -1,19 +1,19 @@
 //! The memory and the doorbell of a link group, and how they are made. A chunk's stage decides what may be done with it:
-//! given to its writer, mapped by the writer, sealed, given to the other party.
+//! given to its writer, mapped by the writer, sealed, given to the other client.
 
 use crate::os::memfd;
-use lane::abi::{CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES, LANES};
+use lane::abi::{CHUNK_BYTES, CONTROL_BYTES, LANES, REMOTE_CHUNK_BYTES};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Stage of a chunk on its way to both parties.
+/// Stage of a chunk on its way to both clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// With its writer, who has not mapped it yet.
     Given,
-    /// Sealed, with the other party.
+    /// Sealed, with the other client.
     Sealed,
     /// Mapped by both.
     Shared,
@@ -32,21 +32,21 @@ pub(super) struct Chunk {
 pub(super) type Areas = ([OwnedFd; 2], [Chunk; 2]);
 
 /// Bytes of the first file of an area: chunks 0 and 1.
-pub(super) fn first_bytes(far: bool) -> usize {
-    CONTROL_BYTES + chunk_bytes(far)
+pub(super) fn first_bytes(remote: bool) -> usize {
+    CONTROL_BYTES + chunk_bytes(remote)
 }
 
 /// Bytes of a data chunk.
-pub(super) fn chunk_bytes(far: bool) -> usize {
-    if far {
-        FAR_CHUNK_BYTES
+pub(super) fn chunk_bytes(remote: bool) -> usize {
+    if remote {
+        REMOTE_CHUNK_BYTES
     } else {
         CHUNK_BYTES
     }
 }
 
 /// Makes the doorbell and the first files of a new link group.
-pub(super) fn make_areas(id: u64, far: bool, now: Duration) -> Result<Areas, Errno> {
+pub(super) fn make_areas(id: u64, remote: bool, now: Duration) -> Result<Areas, Errno> {
     use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
     let (a, b) = socketpair(
         AddressFamily::UNIX,
@@ -54,7 +54,7 @@ pub(super) fn make_areas(id: u64, far: bool, now: Duration) -> Result<Areas, Err
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )?;
-    let first = |side| make_chunk(id, side, 0, far, now);
+    let first = |side| make_chunk(id, side, 0, remote, now);
     Ok(([a, b], [first(0)?, first(1)?]))
 }
 
@@ -64,12 +64,12 @@ pub(super) fn make_chunk(
     id: u64,
     side: u8,
     n: u32,
-    far: bool,
+    remote: bool,
     now: Duration,
 ) -> Result<Chunk, Errno> {
     let bytes = match n {
-        0 => first_bytes(far),
-        _ => chunk_bytes(far),
+        0 => first_bytes(remote),
+        _ => chunk_bytes(remote),
     };
     let fd = memfd::make(&format!("underpass-{id:x}-{side}-{n}"), bytes)?;
     if n == 0 {

@@ -1,8 +1,8 @@
-//! How areas grow: the writer asks for a further chunk, and both parties map it before rings are placed there.
+//! How areas grow: the writer asks for a further chunk, and both clients map it before rings are placed there.
 
 use super::area::{chunk_bytes, make_chunk, Chunk, Stage};
 use super::{LinkGroups, Out, Side, Violation, FURTHER};
-use crate::clients::ids::PartyId;
+use crate::clients::ids::ClientId;
 use lane::abi::CHUNKS;
 use lane::proto::msg::ToShim;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use std::time::Duration;
 pub(super) const AGAIN: Duration = Duration::from_millis(900);
 
 impl LinkGroups {
-    /// The other party has mapped a further chunk of the area opposite `side`.
+    /// The other client has mapped a further chunk of the area opposite `side`.
     pub fn peer_mapped(
         &mut self,
-        from: PartyId,
+        from: ClientId,
         id: u64,
         side: u8,
         n: u32,
@@ -24,7 +24,7 @@ impl LinkGroups {
             return Ok(());
         };
         let owner = 1 - usize::from(side);
-        let party = group.sides[owner].party;
+        let client = group.sides[owner].client;
         let Some(c) = group.sides[owner].chunk(n).filter(|_| n != 0) else {
             return Err(Violation("mapped a peer chunk that does not exist"));
         };
@@ -35,15 +35,15 @@ impl LinkGroups {
             return Err(Violation("mapped a peer chunk it was not given"));
         }
         c.stage = Stage::Shared;
-        ready(id, owner as u8, party, n, out);
+        ready(id, owner as u8, client, n, out);
         Ok(())
     }
 
     /// The writer wants another data chunk. If a limit forbids it, the writer goes on without, and asks again. A
-    /// chunk that is on its way already is sent again: a party that could not map it may be able to now.
+    /// chunk that is on its way already is sent again: a client that could not map it may be able to now.
     pub fn want_chunk(
         &mut self,
-        from: PartyId,
+        from: ClientId,
         id: u64,
         side: u8,
         out: &mut Out,
@@ -51,18 +51,18 @@ impl LinkGroups {
         let Some(group) = Self::find(&mut self.groups, from, id, side)? else {
             return Ok(());
         };
-        let far = group.is_far();
-        let bytes = chunk_bytes(far) as u64;
-        let peer = group.sides[1 - usize::from(side)].party;
+        let remote = group.is_remote();
+        let bytes = chunk_bytes(remote) as u64;
+        let peer = group.sides[1 - usize::from(side)].client;
         let s = &mut group.sides[usize::from(side)];
         let number = |k: usize| (FURTHER + k) as u32;
         let growing = s.more.iter().position(|c| c.stage != Stage::Shared);
         if let Some(k) = growing {
-            // A far party is this daemon, which maps what it is given: it is sent nothing again.
+            // A remote client is this daemon, which maps what it is given: it is sent nothing again.
             match s.more[k].stage {
                 _ if self.clock.since(s.more[k].sent) < AGAIN => return Ok(()),
-                Stage::Given if !s.party.is_far() => give(id, side, s, number(k), out),
-                Stage::Sealed if !peer.is_far() => {
+                Stage::Given if !s.client.is_remote() => give(id, side, s, number(k), out),
+                Stage::Sealed if !peer.is_remote() => {
                     share(id, 1 - side, peer, number(k), &s.more[k], out);
                 }
                 _ => {}
@@ -74,7 +74,7 @@ impl LinkGroups {
         if n as usize >= CHUNKS || !s.payer.take_memory(bytes) {
             return Ok(());
         }
-        match make_chunk(id, side, n, far, self.clock.now()) {
+        match make_chunk(id, side, n, remote, self.clock.now()) {
             Ok(c) => s.more.push(c),
             Err(e) => {
                 tracing::warn!(group = %format_args!("{id:#x}"), "no memory for a chunk: {e}");
@@ -87,8 +87,8 @@ impl LinkGroups {
     }
 }
 
-/// Gives a sealed chunk to the party that reads it.
-pub(super) fn share(id: u64, side: u8, to: PartyId, n: u32, c: &Chunk, out: &mut Out) {
+/// Gives a sealed chunk to the client that reads it.
+pub(super) fn share(id: u64, side: u8, to: ClientId, n: u32, c: &Chunk, out: &mut Out) {
     let msg = ToShim::PeerChunk {
         group: id,
         side,
@@ -98,8 +98,8 @@ pub(super) fn share(id: u64, side: u8, to: PartyId, n: u32, c: &Chunk, out: &mut
     out.send(to, msg, vec![c.fd.clone()]);
 }
 
-/// Tells a writer that the other party has its further chunk.
-pub(super) fn ready(id: u64, side: u8, to: PartyId, n: u32, out: &mut Out) {
+/// Tells a writer that the other client has its further chunk.
+pub(super) fn ready(id: u64, side: u8, to: ClientId, n: u32, out: &mut Out) {
     let msg = ToShim::ChunkReady {
         group: id,
         side,
@@ -110,7 +110,7 @@ pub(super) fn ready(id: u64, side: u8, to: PartyId, n: u32, out: &mut Out) {
 
 /// Gives a further chunk to its writer.
 fn give(id: u64, side: u8, s: &mut Side, n: u32, out: &mut Out) {
-    let party = s.party;
+    let client = s.client;
     let Some(c) = s.chunk(n) else { return };
     let msg = ToShim::Chunk {
         group: id,
@@ -118,5 +118,5 @@ fn give(id: u64, side: u8, s: &mut Side, n: u32, out: &mut Out) {
         chunk: n,
         bytes: c.bytes,
     };
-    out.send(party, msg, vec![c.fd.clone()]);
+    out.send(client, msg, vec![c.fd.clone()]);
 }

@@ -3,7 +3,7 @@
 //! A slot is free for its next use only when both sides have said that they are done with it.
 
 use super::{LinkGroup, LinkGroups, Out, Refused, Slot, Use, Violation};
-use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::limits::Cgroup;
 use lane::abi::Epoch;
 use lane::proto::msg::ToShim;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 impl LinkGroups {
     /// Makes a lane between two ends, and the link group if there is none. `tag` must be random. A lane
-    /// to another node (the second end is a far party's) waits for [`LinkGroups::release`]; its link group and
+    /// to another node (the second end is a remote client's) waits for [`LinkGroups::release`]; its link group and
     /// slot are returned, and how often the slot has been used.
     pub fn connect(
         &mut self,
@@ -20,15 +20,15 @@ impl LinkGroups {
         tag: u64,
         out: &mut Out,
     ) -> Result<(u64, u32, u32), Refused> {
-        // The lower party is side 0, in every link group of these two.
-        let swap = ends[0].party > ends[1].party;
+        // The lower client is side 0, in every link group of these two.
+        let swap = ends[0].client > ends[1].client;
         let (ends, cgroups) = if swap {
             ([ends[1], ends[0]], [cgroups[1], cgroups[0]])
         } else {
             (ends, cgroups)
         };
         let given = |side: usize| if swap { 1 - side } else { side };
-        let pair = (ends[0].party, ends[1].party);
+        let pair = (ends[0].client, ends[1].client);
         for side in 0..2 {
             if !cgroups[side].take_lane() {
                 if side == 1 {
@@ -69,12 +69,12 @@ impl LinkGroups {
             done: [false; 2],
             tag,
             offered: false,
-            held: pair.1.is_far(),
+            held: pair.1.is_remote(),
             told: [false; 2],
         });
         for (side, e) in ends.iter().enumerate() {
             self.by_conn
-                .insert((e.party, e.conn, e.gen), (id, slot as u32, side as u8));
+                .insert((e.client, e.conn, e.gen), (id, slot as u32, side as u8));
         }
         self.lanes += 1;
         if group.ready {
@@ -83,7 +83,7 @@ impl LinkGroups {
         Ok((id, slot as u32, group.slots[slot].uses))
     }
 
-    /// The far node has a lane for the connection of `who`, too. From here on both nodes count the uses of their
+    /// The remote node has a lane for the connection of `who`, too. From here on both nodes count the uses of their
     /// slots alike, and both use this `tag`.
     pub fn release(
         &mut self,
@@ -121,14 +121,14 @@ impl LinkGroups {
 
     /// Which lane of which link group an end has.
     pub fn lane_of(&self, who: ConnRef) -> Option<(u64, u32)> {
-        let (id, slot, _) = self.by_conn.get(&(who.party, who.conn, who.gen))?;
+        let (id, slot, _) = self.by_conn.get(&(who.client, who.conn, who.gen))?;
         Some((*id, *slot))
     }
 
     /// A shim no longer uses a lane.
     pub fn lane_done(
         &mut self,
-        from: PartyId,
+        from: ClientId,
         id: u64,
         side: u8,
         lane: u32,
@@ -145,7 +145,7 @@ impl LinkGroups {
         };
         u.done[usize::from(side)] = true;
         let end = u.ends[usize::from(side)];
-        self.by_conn.remove(&(end.party, end.conn, end.gen));
+        self.by_conn.remove(&(end.client, end.conn, end.gen));
         if u.done == [true; 2] {
             slot.now = None;
             slot.uses += 1;
@@ -160,7 +160,7 @@ impl LinkGroups {
     /// give its lane back.
     pub fn lane_refused(
         &mut self,
-        from: PartyId,
+        from: ClientId,
         id: u64,
         side: u8,
         lane: u32,
@@ -175,7 +175,7 @@ impl LinkGroups {
     /// A connection was registered that has a lane already: offers it again (the offer may have
     /// been lost with a control connection). `false`: it has none.
     pub fn offer_again(&mut self, who: ConnRef, out: &mut Out) -> bool {
-        let Some(&(id, slot, side)) = self.by_conn.get(&(who.party, who.conn, who.gen)) else {
+        let Some(&(id, slot, side)) = self.by_conn.get(&(who.client, who.conn, who.gen)) else {
             return false;
         };
         let now = |l: &LinkGroup| Some(l.slots.get(slot as usize)?.now.as_ref()?.offered);
@@ -185,13 +185,13 @@ impl LinkGroups {
             Some(false) => true,
             Some(true) if self.is_left(id, slot, side) => {
                 // The other end has given it back, and the message about that was lost.
-                let _ = self.lane_done(who.party, id, side, slot, out);
+                let _ = self.lane_done(who.client, id, side, slot, out);
                 false
             }
             Some(true) => {
                 let l = self.groups.get(&id);
                 if let Some(m) = l.and_then(|l| offer_msg(id, l, slot as usize, side.into())) {
-                    out.send(who.party, m, vec![]);
+                    out.send(who.client, m, vec![]);
                 }
                 true
             }
@@ -207,14 +207,14 @@ impl LinkGroups {
 
     /// A process has given up a connection whose lane it has not taken yet: the other end is told.
     pub fn forget(&mut self, who: ConnRef, out: &mut Out) {
-        let Some(&(id, slot, side)) = self.by_conn.get(&(who.party, who.conn, who.gen)) else {
+        let Some(&(id, slot, side)) = self.by_conn.get(&(who.client, who.conn, who.gen)) else {
             return;
         };
         out.gave_up = Some(who);
         self.abandon(id, slot, out);
         // Already offered: the process refuses it when it reads the offer, which may take an hour, so tell the
         // other end now.
-        if self.by_conn.contains_key(&(who.party, who.conn, who.gen)) {
+        if self.by_conn.contains_key(&(who.client, who.conn, who.gen)) {
             self.lane_gone(id, slot, 1 - side, out);
         }
     }
@@ -227,7 +227,7 @@ impl LinkGroups {
             return;
         };
         let e = u.ends[at];
-        if u.done[at] || e.party.is_far() || std::mem::replace(&mut u.told[at], true) {
+        if u.done[at] || e.client.is_remote() || std::mem::replace(&mut u.told[at], true) {
             return;
         }
         let msg = ToShim::LaneGone {
@@ -237,7 +237,7 @@ impl LinkGroups {
             conn: e.conn,
             gen: e.gen,
         };
-        out.send(e.party, msg, vec![]);
+        out.send(e.client, msg, vec![]);
     }
 
     /// The present use of a slot.
@@ -256,7 +256,7 @@ impl LinkGroups {
         group.sides.iter().for_each(|s| s.cgroup.give_lane());
         self.lanes -= 1;
         for e in u.ends {
-            self.by_conn.remove(&(e.party, e.conn, e.gen));
+            self.by_conn.remove(&(e.client, e.conn, e.gen));
         }
         out.failed.push(u.ends);
     }
@@ -271,11 +271,11 @@ pub(super) fn offer(id: u64, group: &mut LinkGroup, slot: usize, out: &mut Out) 
     }
     u.offered = true;
     for side in 0..2 {
-        if group.sides[side].party.is_far() {
+        if group.sides[side].client.is_remote() {
             continue; // it knows
         }
         if let Some(msg) = offer_msg(id, group, slot, side) {
-            out.send(group.sides[side].party, msg, vec![]);
+            out.send(group.sides[side].client, msg, vec![]);
         }
     }
 }

@@ -1,15 +1,15 @@
-//! Unit tests of the link groups' state machine, with parties that are numbers.
+//! Unit tests of the link groups' state machine, with clients that are numbers.
 
 use super::area::Stage;
 use super::growth::AGAIN;
 use super::*;
 use crate::clients::limits::for_tests;
 use crate::os::system::Clock;
-use lane::abi::{Epoch, CHUNKS, CHUNK_BYTES, CONTROL_BYTES, FAR_CHUNK_BYTES};
+use lane::abi::{Epoch, CHUNKS, CHUNK_BYTES, CONTROL_BYTES, REMOTE_CHUNK_BYTES};
 
-fn end(party: u64, conn: u32) -> ConnRef {
+fn end(client: u64, conn: u32) -> ConnRef {
     ConnRef {
-        party: PartyId(party),
+        client: ClientId(client),
         conn,
         gen: 1,
     }
@@ -19,14 +19,14 @@ fn end(party: u64, conn: u32) -> ConnRef {
 struct World {
     groups: LinkGroups,
     cgroups: [Arc<Cgroup>; 2],
-    offers: Vec<(PartyId, u64, u32, u32)>,
-    gone: Vec<(PartyId, u8)>,
+    offers: Vec<(ClientId, u64, u32, u32)>,
+    gone: Vec<(ClientId, u8)>,
     failed: Vec<[ConnRef; 2]>,
     ready: Vec<ConnRef>,
 }
 
 const AREA: u64 = (CONTROL_BYTES + CHUNK_BYTES) as u64;
-const FAR_AREA: u64 = (CONTROL_BYTES + FAR_CHUNK_BYTES) as u64;
+const REMOTE_AREA: u64 = (CONTROL_BYTES + REMOTE_CHUNK_BYTES) as u64;
 
 impl World {
     fn new(lanes: u32, memory: u64) -> World {
@@ -93,10 +93,10 @@ impl World {
 
     fn done(&mut self, group: u64, lane: u32) {
         self.groups
-            .lane_done(PartyId(1), group, 0, lane, &mut Out::default())
+            .lane_done(ClientId(1), group, 0, lane, &mut Out::default())
             .unwrap();
         self.groups
-            .lane_done(PartyId(2), group, 1, lane, &mut Out::default())
+            .lane_done(ClientId(2), group, 1, lane, &mut Out::default())
             .unwrap();
     }
 }
@@ -164,13 +164,15 @@ fn memory_is_limited_and_given_back() {
     assert_eq!(w.connect([end(1, 1), end(3, 1)]), Err(Refused::Limit(0)));
     assert_eq!(w.groups.lanes(), 1, "the refused one holds no lane");
     let (group, mut out) = (w.offers[0].1, Out::default());
-    w.groups.want_chunk(PartyId(1), group, 0, &mut out).unwrap();
+    w.groups
+        .want_chunk(ClientId(1), group, 0, &mut out)
+        .unwrap();
     assert!(out.sends.is_empty(), "no room for another chunk");
-    w.groups.party_dead(PartyId(2), &[], &mut out);
+    w.groups.client_dead(ClientId(2), &[], &mut out);
     w.help(out);
     assert_eq!(
         w.gone,
-        [(PartyId(1), 0)],
+        [(ClientId(1), 0)],
         "the survivor is told, about its side"
     );
     w.connect([end(1, 1), end(3, 1)]).unwrap();
@@ -183,14 +185,18 @@ fn one_chunk_at_a_time_and_not_for_ever() {
     w.connect([end(1, 0), end(2, 0)]).unwrap();
     let group = w.offers[0].1;
     let mut out = Out::default();
-    w.groups.want_chunk(PartyId(1), group, 0, &mut out).unwrap();
+    w.groups
+        .want_chunk(ClientId(1), group, 0, &mut out)
+        .unwrap();
     let mut again = Out::default();
     w.groups
-        .want_chunk(PartyId(1), group, 0, &mut again)
+        .want_chunk(ClientId(1), group, 0, &mut again)
         .unwrap();
     assert!(again.sends.is_empty(), "it is on its way");
     w.later(group, 2);
-    w.groups.want_chunk(PartyId(1), group, 0, &mut out).unwrap();
+    w.groups
+        .want_chunk(ClientId(1), group, 0, &mut out)
+        .unwrap();
     let again = out.sends.pop().unwrap();
     assert_eq!(again.msg, out.sends[0].msg, "the first is not ready yet");
     w.help(out);
@@ -203,7 +209,9 @@ fn one_chunk_at_a_time_and_not_for_ever() {
     assert_eq!(w.groups.groups[&group].sides[0].more.len(), 1);
     for _ in 0..CHUNKS {
         let mut out = Out::default();
-        w.groups.want_chunk(PartyId(1), group, 0, &mut out).unwrap();
+        w.groups
+            .want_chunk(ClientId(1), group, 0, &mut out)
+            .unwrap();
         w.help(out);
     }
     assert_eq!(w.groups.groups[&group].sides[0].more.len(), CHUNKS - 2);
@@ -218,14 +226,20 @@ fn a_chunk_that_could_not_be_mapped() {
     w.connect([end(1, 0), end(2, 0)]).unwrap();
     let group = w.offers[0].1;
     let mut out = Out::default();
-    w.groups.want_chunk(PartyId(1), group, 0, &mut out).unwrap();
+    w.groups
+        .want_chunk(ClientId(1), group, 0, &mut out)
+        .unwrap();
     let mut lost = Out::default();
-    w.groups.mapped(PartyId(1), group, 0, 2, &mut lost).unwrap();
+    w.groups
+        .mapped(ClientId(1), group, 0, 2, &mut lost)
+        .unwrap();
     assert_eq!(lost.sends.len(), 1);
     let lost = lost.sends.pop().unwrap();
     w.later(group, 2);
     let mut out = Out::default();
-    w.groups.want_chunk(PartyId(1), group, 0, &mut out).unwrap();
+    w.groups
+        .want_chunk(ClientId(1), group, 0, &mut out)
+        .unwrap();
     assert_eq!((out.sends[0].to, &out.sends[0].msg), (lost.to, &lost.msg));
     w.help(out);
     assert_eq!(
@@ -236,7 +250,7 @@ fn a_chunk_that_could_not_be_mapped() {
 }
 
 #[test]
-fn a_party_with_itself() {
+fn a_client_with_itself() {
     let mut w = World::new(10, u64::MAX);
     let g = w.cgroups[0].clone();
     let mut out = Out::default();
@@ -246,16 +260,16 @@ fn a_party_with_itself() {
     w.help(out);
     assert_eq!(w.offers.len(), 2);
     let mut out = Out::default();
-    w.groups.party_dead(PartyId(1), &[], &mut out);
+    w.groups.client_dead(ClientId(1), &[], &mut out);
     assert!(out.sends.is_empty(), "nobody is left to be told");
     assert!(w.groups.is_empty() && w.groups.lanes() == 0);
     assert!(
-        w.groups.by_pair.is_empty() && w.groups.by_conn.is_empty() && w.groups.by_party.is_empty()
+        w.groups.by_pair.is_empty() && w.groups.by_conn.is_empty() && w.groups.by_client.is_empty()
     );
     assert!(g.take_memory(u64::MAX), "all is given back");
 }
 
-/// Another process goes on with the dead party's connection: the other end is told only when the link group is over.
+/// Another process goes on with the dead client's connection: the other end is told only when the link group is over.
 #[test]
 fn a_group_that_is_inherited() {
     let mut w = World::new(10, u64::MAX);
@@ -263,29 +277,29 @@ fn a_group_that_is_inherited() {
         w.connect([end(1, other), end(u64::from(other), 0)])
             .unwrap();
     }
-    let lanes = w.groups.near_lanes(PartyId(1));
+    let lanes = w.groups.local_lanes(ClientId(1));
     assert_eq!(
         lanes.iter().map(|l| l.1).collect::<HashSet<_>>(),
         HashSet::from([end(1, 2), end(1, 3)])
     );
     let kept = w.offers[0].1;
     let mut out = Out::default();
-    w.groups.party_dead(PartyId(1), &[kept], &mut out);
+    w.groups.client_dead(ClientId(1), &[kept], &mut out);
     w.help(out);
-    assert_eq!(w.gone, [(PartyId(3), 1)], "of the other link");
+    assert_eq!(w.gone, [(ClientId(3), 1)], "of the other link");
     assert_eq!((w.groups.len(), w.groups.lanes()), (1, 1));
     // The survivor closes, those who have inherited end, in any order and more than once.
     w.groups
-        .lane_done(PartyId(2), kept, 1, 0, &mut Out::default())
+        .lane_done(ClientId(2), kept, 1, 0, &mut Out::default())
         .unwrap();
     for _ in 0..2 {
         let mut out = Out::default();
-        w.groups.over(kept, PartyId(1), &mut out);
+        w.groups.over(kept, ClientId(1), &mut out);
         w.help(out);
     }
     assert_eq!(w.gone.len(), 2);
     assert!(
-        w.groups.by_pair.is_empty() && w.groups.by_conn.is_empty() && w.groups.by_party.is_empty()
+        w.groups.by_pair.is_empty() && w.groups.by_conn.is_empty() && w.groups.by_client.is_empty()
     );
 }
 
@@ -316,21 +330,21 @@ fn forgotten_before_the_offer() {
     w.groups.forget(end(2, 1), &mut out);
     assert!(out.failed.is_empty());
     let told = &out.sends[0];
-    assert_eq!((told.to, out.sends.len()), (PartyId(1), 1));
+    assert_eq!((told.to, out.sends.len()), (ClientId(1), 1));
     assert!(matches!(told.msg, ToShim::LaneGone { conn: 1, .. }));
     assert_eq!(w.groups.lanes(), 1);
     let mut out = Out::default();
     w.groups
-        .lane_done(PartyId(1), group, 0, 0, &mut Out::default())
+        .lane_done(ClientId(1), group, 0, 0, &mut Out::default())
         .unwrap();
     w.groups
-        .lane_refused(PartyId(2), group, 1, 0, &mut out)
+        .lane_refused(ClientId(2), group, 1, 0, &mut out)
         .unwrap();
     assert!(out.sends.is_empty());
     assert_eq!(w.groups.lanes(), 0);
 }
 
-/// A party reports that it cannot map what it was given after lanes were offered on the link group: the other end gives
+/// A client reports that it cannot map what it was given after lanes were offered on the link group: the other end gives
 /// them back, and nobody is offered a lane on that link group again.
 #[test]
 fn a_group_that_fails_behind_its_offers() {
@@ -341,7 +355,7 @@ fn a_group_that_fails_behind_its_offers() {
     for again in [false, true] {
         let mut out = Out::default();
         w.groups
-            .group_failed(PartyId(2), group, 1, &mut out)
+            .group_failed(ClientId(2), group, 1, &mut out)
             .unwrap();
         let told: Vec<_> = out.sends.iter().map(|s| (s.to, s.msg)).collect();
         let gone = |lane, conn| {
@@ -353,7 +367,7 @@ fn a_group_that_fails_behind_its_offers() {
                 conn,
                 gen,
             };
-            (PartyId(1), msg)
+            (ClientId(1), msg)
         };
         match again {
             false => assert_eq!(told, [gone(0, 0), gone(1, 1)]),
@@ -363,7 +377,7 @@ fn a_group_that_fails_behind_its_offers() {
     }
     let third = [end(1, 2), end(2, 2)];
     assert_eq!(w.connect(third), Err(Refused::Memory), "not again at once");
-    let pair = (PartyId(1), PartyId(2));
+    let pair = (ClientId(1), ClientId(2));
     let failed = w.groups.failures.get_mut(&pair).unwrap();
     *failed = failed.checked_sub(FAILED).unwrap();
     w.connect(third).unwrap();
@@ -372,7 +386,7 @@ fn a_group_that_fails_behind_its_offers() {
     for lane in [1, 0] {
         let mut out = Out::default();
         w.groups
-            .lane_done(PartyId(1), group, 0, lane, &mut out)
+            .lane_done(ClientId(1), group, 0, lane, &mut out)
             .unwrap();
         w.help(out);
         assert_eq!(w.gone.len(), if lane == 0 { 2 } else { 0 });
@@ -385,7 +399,7 @@ fn a_group_that_fails_behind_its_offers() {
     let (group, ..) = w.groups.connect(ends, cgroups, 5, &mut out).unwrap();
     let mut out = Out::default();
     w.groups
-        .group_failed(PartyId(5), group, 1, &mut out)
+        .group_failed(ClientId(5), group, 1, &mut out)
         .unwrap();
     assert_eq!(out.failed, [ends]);
     assert_eq!(w.groups.len(), 1);
@@ -398,7 +412,7 @@ fn not_offered_again_when_the_other_end_is_done() {
     w.connect([end(1, 0), end(2, 0)]).unwrap();
     let group = w.offers[0].1;
     w.groups
-        .lane_done(PartyId(1), group, 0, 0, &mut Out::default())
+        .lane_done(ClientId(1), group, 0, 0, &mut Out::default())
         .unwrap();
     let mut out = Out::default();
     assert!(!w.groups.offer_again(end(2, 0), &mut out));
@@ -413,7 +427,7 @@ fn offered_again_to_one_side_only() {
     let mut out = Out::default();
     assert!(w.groups.offer_again(end(2, 0), &mut out));
     assert_eq!(out.sends.len(), 1);
-    assert_eq!(out.sends[0].to, PartyId(2));
+    assert_eq!(out.sends[0].to, ClientId(2));
     assert!(!w.groups.offer_again(end(2, 7), &mut out));
     let group = w.offers[0].1;
     w.done(group, 0);
@@ -421,7 +435,7 @@ fn offered_again_to_one_side_only() {
 }
 
 #[test]
-fn a_silent_party_keeps_what_is_ready() {
+fn a_silent_client_keeps_what_is_ready() {
     let mut w = World::new(10, u64::MAX);
     w.connect([end(1, 0), end(2, 0)]).unwrap();
     let mut making = Out::default();
@@ -434,11 +448,11 @@ fn a_silent_party_keeps_what_is_ready() {
         )
         .unwrap();
     let mut out = Out::default();
-    w.groups.party_silent(PartyId(2), &mut out);
+    w.groups.client_silent(ClientId(2), &mut out);
     w.help(out);
     assert_eq!((w.groups.len(), w.groups.lanes()), (1, 1));
     assert_eq!(w.failed, [[end(2, 5), end(3, 5)]]);
-    assert!(w.gone.contains(&(PartyId(3), 1)));
+    assert!(w.gone.contains(&(ClientId(3), 1)));
 }
 
 #[test]
@@ -457,12 +471,12 @@ fn a_refused_lane_is_given_back_by_the_other_end() {
     let (group, lane) = (w.offers[0].1, w.offers[0].2);
     let mut out = Out::default();
     w.groups
-        .lane_refused(PartyId(2), group, 1, lane, &mut out)
+        .lane_refused(ClientId(2), group, 1, lane, &mut out)
         .unwrap();
     let [s] = &out.sends[..] else {
         panic!("{} messages", out.sends.len())
     };
-    assert_eq!(s.to, PartyId(1));
+    assert_eq!(s.to, ClientId(1));
     let gone = ToShim::LaneGone {
         group,
         side: 0,
@@ -475,13 +489,13 @@ fn a_refused_lane_is_given_back_by_the_other_end() {
     // The other end may have refused as well, or closed: nobody is left to be told.
     let mut out = Out::default();
     w.groups
-        .lane_refused(PartyId(1), group, 0, lane, &mut out)
+        .lane_refused(ClientId(1), group, 0, lane, &mut out)
         .unwrap();
     assert!(out.sends.is_empty());
     assert_eq!(w.groups.lanes(), 0);
     // A link group that is gone, and a side that cannot exist.
     w.groups
-        .lane_refused(PartyId(1), group + 1, 9, lane, &mut out)
+        .lane_refused(ClientId(1), group + 1, 9, lane, &mut out)
         .unwrap();
     assert!(out.sends.is_empty());
 }
@@ -489,23 +503,23 @@ fn a_refused_lane_is_given_back_by_the_other_end() {
 /// A lane to another node is offered only when that node has one, to the process alone, which pays
 /// for both areas, and with the uses that both nodes count.
 #[test]
-fn a_far_lane_waits_for_the_other_node() {
-    let mut w = World::new(10, 2 * FAR_AREA);
-    let far = ConnRef {
-        party: PartyId::far(3),
+fn a_remote_lane_waits_for_the_other_node() {
+    let mut w = World::new(10, 2 * REMOTE_AREA);
+    let remote = ConnRef {
+        client: ClientId::remote(3),
         ..end(1, 77)
     };
-    let own = crate::clients::limits::far();
+    let own = crate::clients::limits::remote();
     let connect = |w: &mut World, near| {
         let mut out = Out::default();
         let cgroups = [&w.cgroups[0], &own];
-        let made = w.groups.connect([near, far], cgroups, 5, &mut out);
+        let made = w.groups.connect([near, remote], cgroups, 5, &mut out);
         w.help(out);
         made
     };
     let (id, slot, uses) = connect(&mut w, end(1, 4)).unwrap();
     assert_eq!((slot, uses), (0, 0));
-    assert_eq!(w.groups.far_party(id), Some(far.party));
+    assert_eq!(w.groups.remote_client(id), Some(remote.client));
     assert_eq!(w.ready, [end(1, 4)], "set up, and held back");
     assert!(w.offers.is_empty());
     let mut out = Out::default();
@@ -515,20 +529,20 @@ fn a_far_lane_waits_for_the_other_node() {
     let [offer] = &out.sends[..] else {
         panic!("one offer, not {}", out.sends.len())
     };
-    assert_eq!(offer.to, PartyId(1));
+    assert_eq!(offer.to, ClientId(1));
     let told =
         matches!(offer.msg, ToShim::Offer { epoch, tag: 1234, .. } if epoch == Epoch::base(9));
     assert!(told, "{:?}", offer.msg);
-    assert_eq!(w.cgroups[0].memory_taken(), 2 * FAR_AREA);
+    assert_eq!(w.cgroups[0].memory_taken(), 2 * REMOTE_AREA);
     // Abandoning a second lane that will not be made leaves the first one alone.
     let (id2, slot2, _) = connect(&mut w, end(1, 5)).unwrap();
     assert_eq!((id2, slot2), (id, 1));
     w.groups.abandon(id, 1, &mut Out::default());
     w.groups.abandon(id, 0, &mut Out::default());
     assert_eq!(w.groups.lanes(), 1);
-    for (party, side) in [(PartyId(1), 0), (far.party, 1)] {
+    for (client, side) in [(ClientId(1), 0), (remote.client, 1)] {
         w.groups
-            .lane_done(party, id, side, 0, &mut Out::default())
+            .lane_done(client, id, side, 0, &mut Out::default())
             .unwrap();
     }
     assert_eq!(w.groups.lanes(), 0);

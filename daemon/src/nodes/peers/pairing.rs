@@ -19,7 +19,7 @@
 
 use super::directory::{Directory, Name, Owner};
 use super::msg::Msg;
-use crate::clients::ids::{ConnRef, PartyId};
+use crate::clients::ids::{ClientId, ConnRef};
 use crate::pairing::socket::End;
 use claim::{claim, hint, judge};
 pub(crate) use hurry::Asked;
@@ -83,7 +83,7 @@ pub struct Shown {
     pub peer: u32,
 }
 
-type EndKey = (PartyId, u32);
+type EndKey = (ClientId, u32);
 type Tuple = (SocketAddr, SocketAddr);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,7 +165,7 @@ impl Pairing {
 
     /// An end waits: look for its other end where it may be.
     pub fn seek(&mut self, who: ConnRef, end: End, now: u64, alive: Alive, out: &mut Vec<Out>) {
-        self.remove(who.party, who.conn, out);
+        self.remove(who.client, who.conn, out);
         let scope = match self.directory.owner(end.peer.ip()) {
             Owner::Own => return,
             Owner::Peer(n) => Scope::Node(n),
@@ -185,7 +185,7 @@ impl Pairing {
 
     /// Enters an end wherever it is sought and there is a channel.
     fn place(&mut self, s: Sought, now: u64, alive: Alive, out: &mut Vec<Out>) {
-        let key = (s.who.party, s.who.conn);
+        let key = (s.who.client, s.who.conn);
         self.tuples.insert((s.end.local, s.end.peer), key);
         let nodes: Vec<Name> = match &s.scope {
             Scope::Node(n) => vec![n.clone()],
@@ -314,11 +314,11 @@ impl Pairing {
     }
 
     /// An end no longer waits.
-    pub fn remove(&mut self, party: PartyId, conn: u32, out: &mut Vec<Out>) {
-        let key = (party, conn);
+    pub fn remove(&mut self, client: ClientId, conn: u32, out: &mut Vec<Out>) {
+        let key = (client, conn);
         self.take(key, out);
         for t in self.tables.values_mut() {
-            let is = |m: &Making| (m.sought.who.party, m.sought.who.conn) == key;
+            let is = |m: &Making| (m.sought.who.client, m.sought.who.conn) == key;
             let ended = t.makes.iter().find(|(_, m)| is(m)).map(|(n, _)| *n);
             if let Some(make) = ended {
                 t.makes.remove(&make);
@@ -331,10 +331,10 @@ impl Pairing {
     /// An end has closed, unless another connection already took its place in the table.
     pub fn forget(&mut self, who: ConnRef, out: &mut Vec<Out>) {
         if self
-            .get((who.party, who.conn))
+            .get((who.client, who.conn))
             .is_some_and(|s| s.who == who)
         {
-            self.remove(who.party, who.conn, out);
+            self.remove(who.client, who.conn, out);
         }
     }
 
@@ -344,12 +344,12 @@ impl Pairing {
         let all = self.ends.values().chain(makes.map(|m| &m.sought));
         let gone: Vec<ConnRef> = all.map(|s| s.who).filter(|w| gone(w)).collect();
         for w in gone {
-            self.remove(w.party, w.conn, out);
+            self.remove(w.client, w.conn, out);
         }
     }
 
     fn get(&self, key: EndKey) -> Option<&Sought> {
-        let is = |s: &&Sought| (s.who.party, s.who.conn) == key;
+        let is = |s: &&Sought| (s.who.client, s.who.conn) == key;
         let making = || {
             let makes = self.tables.values().flat_map(|t| t.makes.values());
             makes.map(|m| &m.sought).find(is)
@@ -401,7 +401,7 @@ impl Pairing {
 
     /// Why an end that waits is on TCP, as far as other nodes have to do with it.
     pub fn shown(&self, who: &ConnRef) -> Option<Shown> {
-        let s = self.get((who.party, who.conn)).filter(|s| s.who == *who)?;
+        let s = self.get((who.client, who.conn)).filter(|s| s.who == *who)?;
         let table = match &s.scope {
             Scope::Node(n) => self.tables.get(n),
             Scope::All => None,

@@ -94,7 +94,7 @@ impl RxState {
         let w = &m.own_rx().word;
         if self.engaged() {
             w.store(w.load(Relaxed).without(rx::WANT_DOWN), SeqCst);
-            if m.far() {
+            if m.is_remote() {
                 m.publish(port); // a daemon has to forward it
             }
         }
@@ -108,12 +108,12 @@ impl RxState {
     /// The application shuts its sending direction down, or closes: a FIN that follows is then no sign of death, and
     /// one that does not arrive is missed. `sent`: number of bytes that this end has put on TCP.
     pub fn announce_end(&self, m: &Memory, port: &impl Port, sent: u64) {
-        if !m.far() {
+        if !m.is_remote() {
             m.own_rx().landed.store(sent, Relaxed);
         }
         // SeqCst: before the system call that sends the FIN, and after the words that the other end then reads.
         m.own_rx().marks.fetch_or(marks::ENDED, SeqCst);
-        if !m.far() {
+        if !m.is_remote() {
             m.publish(port);
         }
     }
@@ -121,7 +121,7 @@ impl RxState {
     /// This end is about to reset the connection.
     pub fn announce_reset(&self, m: &Memory, port: &impl Port) {
         m.own_rx().marks.fetch_or(marks::RESET, SeqCst); // as above
-        if !m.far() {
+        if !m.is_remote() {
             m.publish(port);
         }
     }
@@ -162,7 +162,7 @@ impl RxState {
             self.flag(m, rx::CLOSED);
         }
         self.announce_end(m, port, sent);
-        if self.engaged() && m.far() {
+        if self.engaged() && m.is_remote() {
             m.publish(port);
         }
     }

@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering::*;
 
 impl RxState {
     /// Called once, by the thread that takes over the lock. After an error the connection has to be reset.
-    pub fn holder_died(&self, far: bool, port: &impl Port) -> Result<(), Reason> {
+    pub fn holder_died(&self, remote: bool, port: &impl Port) -> Result<(), Reason> {
         let mode = self.mode.load(Relaxed);
         if mode == mode::TCP {
             return Ok(()); // native calls count themselves
@@ -34,7 +34,7 @@ impl RxState {
                 }
                 self.got_len.store(have as u32 % LEN as u32, Relaxed);
                 match have == LEN as u64 {
-                    true => self.framed(far, &self.got_bytes()),
+                    true => self.framed(remote, &self.got_bytes()),
                     false => Ok(()),
                 }
             }

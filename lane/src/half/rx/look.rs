@@ -23,7 +23,7 @@ impl RxState {
                         return Ok(None);
                     }
                     // (After our own SHUT_RD, the kernel reports an end of file whenever its queue is empty.)
-                    if m.far() && self.shut.load(Relaxed) == 0 {
+                    if m.is_remote() && self.shut.load(Relaxed) == 0 {
                         // An end that no `Fin` frame announced: the bytes that were on their way are lost.
                         return Ok(Some(Received::Error(libc::ECONNRESET)));
                     }
@@ -54,7 +54,7 @@ impl RxState {
                         have = n; // does more follow, or the end of file?
                         continue;
                     }
-                    return self.framed(m.far(), &b).map(|()| None);
+                    return self.framed(m.is_remote(), &b).map(|()| None);
                 }
                 Err(libc::EAGAIN) => return Ok(Some(Received::Empty)),
                 Err(e) => {
@@ -78,11 +78,11 @@ impl RxState {
     }
 
     /// A complete frame has arrived.
-    pub(super) fn framed(&self, far: bool, b: &[u8; LEN]) -> Result<(), Reason> {
+    pub(super) fn framed(&self, remote: bool, b: &[u8; LEN]) -> Result<(), Reason> {
         let f = self.our_frame(b).ok_or(Reason::Foreign)?;
         let cursor = self.cursor.load(Relaxed);
         if f.kind == Kind::Fin {
-            if !far || f.cursor < cursor || f.cursor - cursor > 2 << RING_LOG2_MAX {
+            if !remote || f.cursor < cursor || f.cursor - cursor > 2 << RING_LOG2_MAX {
                 return Err(Reason::Hostile);
             }
             self.skip.store(f.cursor, Relaxed);
@@ -102,13 +102,15 @@ impl RxState {
     /// from the ring, which then stays empty.
     #[inline(always)]
     pub(super) fn resumed(&self, m: &Memory) -> bool {
-        !m.far() && self.phase(m) == tx::RESUMED && self.head(m) == Ok(self.cursor.load(Relaxed))
+        !m.is_remote()
+            && self.phase(m) == tx::RESUMED
+            && self.head(m) == Ok(self.cursor.load(Relaxed))
     }
 
     /// On one node: has the sender gone down by a frame, or is it about to?
     #[inline(always)]
     pub(super) fn is_left(&self, m: &Memory) -> bool {
-        !m.far() && matches!(self.phase(m), tx::DOWNING | tx::DOWN | tx::ENDED)
+        !m.is_remote() && matches!(self.phase(m), tx::DOWNING | tx::DOWN | tx::ENDED)
     }
 
     /// The ring is read to its end: takes the frame, and the bytes that repeat the ring, off TCP as far as they have
@@ -130,7 +132,7 @@ impl RxState {
     /// on its way? The kernel would answer it with a reset.
     pub fn awaits_frame(&self, m: &Memory) -> bool {
         fence(SeqCst); // SYNC deaf: see `TxState::down`
-        !m.far() && self.phase(m) == tx::DOWNING
+        !m.is_remote() && self.phase(m) == tx::DOWNING
     }
 
     /// TCP has ended, after everything that came before: a clean end of file, unless the other end has died with
@@ -160,7 +162,7 @@ impl RxState {
     /// The same, without noting that it was reported.
     pub fn died_unread(&self, m: &Memory, dead: bool) -> bool {
         let said = m.peer_rx().marks.load(SeqCst);
-        if m.far() || said & marks::KEPT == 0 || said & marks::ENDED != 0 && !dead {
+        if m.is_remote() || said & marks::KEPT == 0 || said & marks::ENDED != 0 && !dead {
             return false; // it has shut down or closed, or is of a version without these marks
         }
         let (own, word) = (m.own_tx(), m.peer_rx().word.load(Acquire));
@@ -183,7 +185,7 @@ impl RxState {
     pub fn said(&self, m: &Memory) -> u32 {
         // Acquire: the other end attaches its receiving half, which resets the marks, before it stores the epoch.
         let epoch = m.peer_tx().state.load(Acquire).epoch();
-        match !m.far() && epoch.same_use(self.epoch.load(Relaxed)) {
+        match !m.is_remote() && epoch.same_use(self.epoch.load(Relaxed)) {
             true => m.peer_rx().marks.load(SeqCst),
             false => 0,
         }
@@ -192,7 +194,10 @@ impl RxState {
     /// On one node, if the peer has ended: do we have everything that it sent, whatever TCP still has to report?
     pub fn has_all(&self, m: &Memory) -> bool {
         let mode = self.mode.load(Relaxed);
-        if m.far() || self.got_len.load(Relaxed) != 0 || self.is_up() && self.ring_unread(m) > 0 {
+        if m.is_remote()
+            || self.got_len.load(Relaxed) != 0
+            || self.is_up() && self.ring_unread(m) > 0
+        {
             return false;
         }
         // (BROKEN: the peer shut TCP down, or could not use it, with everything on the ring.)

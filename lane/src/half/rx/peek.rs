@@ -15,7 +15,7 @@ impl RxState {
     /// before it writes its frame.
     #[inline(always)]
     pub fn goes_down(&self, m: &Memory) -> bool {
-        self.mode.load(Relaxed) == mode::RING && (m.far() || self.is_left(m))
+        self.mode.load(Relaxed) == mode::RING && (m.is_remote() || self.is_left(m))
     }
 
     /// A peek at TCP; see [`Port::tcp_peek`].

@@ -33,7 +33,7 @@ impl RxState {
                     }
                     self.begin_skip(cursor)?;
                 }
-                mode::PREFIX if m.far() && self.prefix_left() == 0 => self.past(m, port),
+                mode::PREFIX if m.is_remote() && self.prefix_left() == 0 => self.past(m, port),
                 // All announced bytes must be on TCP: the next owner of the socket could not tell that some are
                 // missing.
                 mode::REST => {
@@ -48,7 +48,7 @@ impl RxState {
                     return Ok(
                         match self.advance(m, port, &mut Iov::new(&[]), How::default())? {
                             _ if self.mode.load(Relaxed) == mode::REST => continue,
-                            Received::Error(e) if m.far() => {
+                            Received::Error(e) if m.is_remote() => {
                                 // A later receive reports it, and the stream must not look ended then.
                                 self.error.put(e);
                                 self.mode.store(mode::SKIP, Relaxed);
@@ -70,7 +70,7 @@ impl RxState {
                     self.mode.store(mode::TCP, Relaxed);
                 }
                 mode::FIN => return Ok(Revoked::Impossible),
-                mode::RING if m.far() && self.has_consumed(m) => {
+                mode::RING if m.is_remote() && self.has_consumed(m) => {
                     if let Some(r) = self.recall(m, port)? {
                         return Ok(r);
                     }
@@ -167,7 +167,7 @@ impl RxState {
             if !self.see_up(m)? {
                 return Err(Reason::Hostile); // a state never goes back
             }
-            if m.far() && self.prefix_left() == 0 {
+            if m.is_remote() && self.prefix_left() == 0 {
                 self.past(m, port);
             }
             self.skip.store(u64::from(self.mode.load(Relaxed)), Relaxed);
@@ -189,9 +189,11 @@ impl RxState {
         match phase {
             tx::NONE | tx::RESUMED => return clear(),
             // (Across nodes the sender's head and its answer arrive with a delay.)
-            tx::UP if !m.far() && self.head(m)? == self.cursor.load(Relaxed) => return clear(),
+            tx::UP if !m.is_remote() && self.head(m)? == self.cursor.load(Relaxed) => {
+                return clear()
+            }
             // Across nodes the sender's word may never arrive, and only a frame may tell: see below.
-            tx::UP if !m.far() || was == mode::PREFIX => return Ok(Some(Revoked::Pending)),
+            tx::UP if !m.is_remote() || was == mode::PREFIX => return Ok(Some(Revoked::Pending)),
             // A frame may lie behind the prefix, where we cannot take it out.
             tx::DOWNING if was == mode::PREFIX => return Ok(Some(Revoked::Pending)),
             _ if was == mode::PREFIX => return impossible(),
@@ -201,7 +203,7 @@ impl RxState {
                 let mut b = [0u8; LEN];
                 match port.tcp_recv(b.as_mut_ptr(), LEN, true) {
                     // Across nodes the word that explains the end may arrive after it.
-                    Ok(0) if m.far() => return Ok(Some(Revoked::Pending)),
+                    Ok(0) if m.is_remote() => return Ok(Some(Revoked::Pending)),
                     Ok(0) => {}
                     Ok(LEN) if self.our_frame(&b).is_some() => {}
                     Ok(_) | Err(libc::EAGAIN) => return Ok(Some(Revoked::Pending)),
@@ -215,7 +217,7 @@ impl RxState {
             None if matches!(self.mode.load(Relaxed), mode::LAST | mode::FIN) => Ok(None),
             None => impossible(), // TCP has ended, and the ring has not
             Some(Received::Empty) => Ok(Some(Revoked::Pending)),
-            Some(Received::Error(e)) if m.far() => {
+            Some(Received::Error(e)) if m.is_remote() => {
                 self.error.put(e);
                 impossible()
             }

@@ -127,9 +127,9 @@ impl RxState {
             // A sender that waits has filled three quarters of the ring, or of what may be unread. The take that
             // brings this down to one half therefore begins above one half, or takes more than a quarter (if `head`
             // was loaded before the ring was filled). Other takes need not look.
-            if m.far() {
-                // The far side learns of it through two daemons: in few steps while there is more to read; when the
-                // ring is empty, at once if the far side waits, otherwise with our next message.
+            if m.is_remote() {
+                // The remote side learns of it through two daemons: in few steps while there is more to read; when the
+                // ring is empty, at once if the remote side waits, otherwise with our next message.
                 let told = self.told.load(Relaxed);
                 if cursor == head || cursor.wrapping_sub(told) >= size / 4 {
                     // SYNC space: the cursor is stored, now we look; the daemon stores the request, then looks at the

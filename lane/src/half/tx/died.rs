@@ -41,9 +41,9 @@ impl TxState {
         let epoch = state.epoch();
         let own = self.epoch.load(Relaxed);
         let said = state.phase() == tx::UP;
-        if said && m.far() && epoch != own {
+        if said && m.is_remote() && epoch != own {
             self.mode.store(mode::ASK, Relaxed);
-        } else if said && !m.far() && epoch == own {
+        } else if said && !m.is_remote() && epoch == own {
             // SYNC retreat: it may have looked at the word, or not.
             let word = m.peer_rx().word.load(SeqCst);
             match word.epoch() == epoch && !word.has(rx::REVOKED) {

@@ -27,7 +27,7 @@ impl TxState {
         } else if word.has(rx::CLOSED) {
             // Nobody reads any more: the kernel gives the application TCP's own errors.
             self.downs.fetch_add(1, Relaxed);
-            if m.far() {
+            if m.is_remote() {
                 // A daemon must learn that there is nothing to take over; or, if we are the daemon and have taken the
                 // direction over, the end must learn that this is finished.
                 let epoch = self.epoch.load(Relaxed);
@@ -52,7 +52,7 @@ impl TxState {
         let head = self.head.load(Relaxed);
         // The closed word was stored after the last cursor, so the cursor is final.
         let read = self.refresh(m).unwrap_or(begin).min(head);
-        if m.far() || word.has(rx::REVOKED) || read <= begin {
+        if m.is_remote() || word.has(rx::REVOKED) || read <= begin {
             return false;
         }
         let mut at = read;
@@ -88,7 +88,7 @@ impl TxState {
     /// `RxState::recall`).
     fn framed(&self, m: &Memory) -> bool {
         let at = m.peer_rx().revoked.load(Relaxed);
-        m.far() && at != UNSEEN && at != m.own_tx().up_start.load(Relaxed)
+        m.is_remote() && at != UNSEEN && at != m.own_tx().up_start.load(Relaxed)
     }
 
     /// After a revocation at `cursor`: the rest of the ring goes to TCP as plain bytes.
@@ -141,7 +141,7 @@ impl TxState {
         // see that it does not: see `RxState::awaits_frame`.
         let shut = marks::ENDED | marks::DEAF;
         let deaf = || m.peer_rx().marks.load(SeqCst) & shut == shut;
-        if !m.far() && (self.is_closed(word) || deaf()) {
+        if !m.is_remote() && (self.is_closed(word) || deaf()) {
             // What arrives at a socket that is closed, or shut both ways, is answered with a reset, and so would be a
             // frame. What is unread stays on the ring.
             self.downs.fetch_add(1, Relaxed);
@@ -152,7 +152,7 @@ impl TxState {
         }
         let cursor = self.refresh(m)?;
         let rest = self.head.load(Relaxed) - cursor;
-        if rest == 0 && !m.far() {
+        if rest == 0 && !m.is_remote() {
             // The words on the ring suffice: see `RxState::resumed`. A frame would stay in the kernel of a reader
             // that has all bytes, and turn its close into a reset.
             self.downs.fetch_add(1, Relaxed);
@@ -188,9 +188,9 @@ impl TxState {
     /// the receiver cannot count on the ring once our node no longer serves it.
     pub fn holds_fin(&self, m: &Memory) -> bool {
         match self.mode.load(Relaxed) {
-            mode::DRAIN => m.far() || self.must_flush(),
+            mode::DRAIN => m.is_remote() || self.must_flush(),
             mode::ASK => true,
-            mode::RING => m.far(),
+            mode::RING => m.is_remote(),
             _ => false,
         }
     }
@@ -232,7 +232,7 @@ impl TxState {
             return Ok(Progress::Blocked);
         }
         match self.mode.load(Relaxed) {
-            mode::RING if m.far() => {}
+            mode::RING if m.is_remote() => {}
             mode::ASK => match self.look(m, port)? {
                 Progress::Done => return self.finish(m, port),
                 Progress::Blocked => return Ok(Progress::Blocked),
@@ -240,7 +240,7 @@ impl TxState {
             _ => return self.look(m, port),
         }
         let head = self.head.load(Relaxed);
-        // Acquire: pairs with the daemon's Release, which follows the far daemon's confirmation of the bytes.
+        // Acquire: pairs with the daemon's Release, which follows the remote daemon's confirmation of the bytes.
         let landed = m.peer_rx().landed.load(Acquire) == head;
         let word = m.peer_rx().word.load(Acquire);
         if !landed || !word.has(rx::PAST) {
@@ -314,7 +314,7 @@ impl TxState {
         Ok(self.settle(m, port, epoch, if framed { tx::DOWN } else { tx::RESUMED }))
     }
 
-    /// After a way down: how it ended, as the far end has to be told. For a daemon that took the direction down for
+    /// After a way down: how it ended, as the remote end has to be told. For a daemon that took the direction down for
     /// its end.
     pub fn phase(&self) -> TxPhase {
         match self.frame_cursor.load(Relaxed) {

@@ -1,7 +1,7 @@
 //! Across nodes: a sending direction that is operated by the daemon on its node.
 //!
 //! An end that sleeps outside every hook, has shut down or is gone cannot put its ring back on TCP, or send a frame
-//! that says where the stream ends, so its daemon does. The takeover word is the daemon's, in its mirror. The end
+//! that says where the stream ends, so its daemon does. The takeover word is the daemon's, in its proxy. The end
 //! reads it under the direction's lock before it touches anything; the daemon stores it and then looks at the lock:
 //! one of the two sees the other.
 //!
@@ -20,7 +20,7 @@ use core::sync::atomic::Ordering::*;
 
 /// Result of a daemon's attempt to take a direction over.
 pub enum Taken {
-    /// The end is working on it, or the far node has not answered its switch yet.
+    /// The end is working on it, or the remote node has not answered its switch yet.
     Later,
     /// It is on TCP: there is nothing to take.
     Tcp,
@@ -32,7 +32,7 @@ pub enum Taken {
 pub enum Adopted {
     /// On TCP: nothing is left to do.
     Tcp,
-    /// The far node has not answered a switch yet.
+    /// The remote node has not answered a switch yet.
     Asking,
     /// On the ring, or on the way down.
     Ring,
@@ -78,7 +78,7 @@ impl TxState {
     /// direction back here.
     #[inline(always)]
     pub(super) fn is_taken_over(&self, m: &Memory) -> bool {
-        m.far() && !m.takes_over() && self.look_at_takeover(m)
+        m.is_remote() && !m.takes_over() && self.look_at_takeover(m)
     }
 
     #[cold]
@@ -131,7 +131,7 @@ impl TxState {
 
     /// Has a takeover of this epoch finished, without the end having taken the direction back yet?
     pub(super) fn is_through(&self, m: &Memory) -> bool {
-        m.far() && self.takeover_phase(m) == takeover::DONE
+        m.is_remote() && self.takeover_phase(m) == takeover::DONE
     }
 
     /// End or daemon: whoever puts anything on TCP first records that in its own area. (On one node the record is for

@@ -29,7 +29,7 @@ impl TxState {
         }
         let kpos = self.kpos.load(Relaxed);
         let head = self.head.load(Relaxed);
-        if !m.far() {
+        if !m.is_remote() {
             self.epoch.store(epoch, Relaxed);
         }
         self.peer_cursor.store(head, Relaxed);
@@ -38,8 +38,8 @@ impl TxState {
         w.up_kpos.store(kpos, Relaxed);
         w.up_start.store(head, Relaxed);
         self.say(m, port, epoch, tx::UP);
-        if m.far() {
-            // The far daemon does on its node what the rest of this function does: see `answered`.
+        if m.is_remote() {
+            // The remote daemon does on its node what the rest of this function does: see `answered`.
             self.mode.store(mode::ASK, Relaxed);
             return Ok(self.answered(m, port));
         }
@@ -57,11 +57,11 @@ impl TxState {
     }
 
     /// Across nodes: was the switch that we asked for granted? Any word other than a readiness of this epoch means
-    /// no: the far daemon looks at its receiver after it has stored the switch (SYNC retreat), and reports what it
+    /// no: the remote daemon looks at its receiver after it has stored the switch (SYNC retreat), and reports what it
     /// found.
     pub(super) fn answered(&self, m: &Memory, port: &impl Port) -> bool {
         let epoch = self.asked_epoch(m);
-        // Acquire: pairs with the daemon's Release, which follows the far node's acceptance (`ACCEPTED`).
+        // Acquire: pairs with the daemon's Release, which follows the remote node's acceptance (`ACCEPTED`).
         let word = m.peer_rx().word.load(Acquire);
         let ours = word.epoch() == epoch;
         if !ours || word.has(rx::REVOKED) && !word.has(rx::ACCEPTED) {

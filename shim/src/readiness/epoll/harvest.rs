@@ -477,7 +477,7 @@ pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) -> bool {
         || reg.flags.load(Relaxed) & BLOCKED != 0
     {
         // (An end of file that was reported is not news again. Only an error may follow it.)
-        let over = reg.tcp.load(Relaxed) & RDHUP != 0 && !c.has_error() && !group.is_far();
+        let over = reg.tcp.load(Relaxed) & RDHUP != 0 && !c.has_error() && !group.is_remote();
         if moved || all && !over {
             reg.last_head.store(head, Relaxed);
             reg.flags.fetch_or(EDGE_IN, Relaxed);

@@ -36,7 +36,7 @@ pub fn show(n: &mut State, c: &Config) {
     let by_frame = accepted && (!untouched || c.bug == Some(Bug::RevokeByFrame));
     let revoked = r.word.revoked && (!accepted || path) && !by_frame;
     let lost = accepted && !rails && c.bug != Some(Bug::NoWantDown);
-    let m = &mut n.mirror;
+    let m = &mut n.proxy;
     m.word = Word {
         epoch: r.word.epoch,
         ready: r.word.ready && rails,
@@ -169,7 +169,7 @@ pub fn step(n: &mut State, c: &Config, act: Act) {
                 d.posted = None;
             }
             if d.epoch == n.a.w.epoch && c.bug != Some(Bug::NoRewrite) {
-                d.next = start.max(n.mirror.cursor);
+                d.next = start.max(n.proxy.cursor);
                 if d.rev.tx.0 == d.epoch {
                     d.next = d.next.max(d.rev.head);
                 }

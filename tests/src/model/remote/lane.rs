@@ -6,7 +6,7 @@ use super::explore::Due;
 use super::network;
 use super::receiver;
 use super::sender;
-use super::state::daemons::{Mirror, D1, D2};
+use super::state::daemons::{Proxy, D1, D2};
 use super::state::network::Net;
 use super::state::receiver::Receiver;
 use super::state::sender::{Mode, Sender, Who};
@@ -116,7 +116,7 @@ impl Model for Lane {
         let c = &self.0;
         vec![State {
             a: Sender::new(),
-            mirror: Mirror::default(),
+            proxy: Proxy::default(),
             d1: D1::new(),
             net: Net::new(),
             d2: D2::new(),

@@ -10,9 +10,9 @@ use super::state::{Act as Any, Config, End, Fault, Phase, State, TxWords, Word, 
 use super::tcp::Unit;
 use super::Bug;
 
-/// The mirror's word, if it asks for something in A's epoch.
+/// The proxy's word, if it asks for something in A's epoch.
 fn asked(n: &State, c: &Config) -> Option<Word> {
-    let w = n.mirror.word;
+    let w = n.proxy.word;
     let orphan = n.d1.dead && c.bug != Some(Bug::IgnoreDaemon);
     let silent = orphan && c.bug != Some(Bug::ResumeOrphan);
     let asks = w.epoch == n.a.epoch && (w.want || w.revoked);
@@ -36,7 +36,7 @@ fn task(n: &State, c: &Config, who: Who) -> Option<At> {
     let ending = n.gone() || t.shut;
     match t.mode {
         Mode::Ask => {
-            let w = n.mirror.word;
+            let w = n.proxy.word;
             if w.epoch != t.epoch || w.revoked {
                 Some(At::Say(Phase::Resumed))
             } else {
@@ -90,7 +90,7 @@ pub fn due(n: &State, c: &Config, out: &mut Vec<Any>) {
         return;
     }
     if n.sent < c.bytes && !t.shut {
-        let space = t.head - t.peer_cursor.max(n.mirror.cursor) < RING;
+        let space = t.head - t.peer_cursor.max(n.proxy.cursor) < RING;
         match t.mode {
             Mode::Tcp if n.tcp.writable() => out.push(Any::A(Act::Native)),
             Mode::Ring if space && t.w.phase == Phase::Up => out.push(Any::A(Act::Send)),
@@ -116,7 +116,7 @@ pub fn free(n: &State, c: &Config, out: &mut Vec<Any>) {
     if t.hands[1].is_some() || t.shut {
         return;
     }
-    let w = n.mirror.word;
+    let w = n.proxy.word;
     let ready = w.ready && !(w.want || w.revoked || w.accepted) && w.epoch > t.epoch;
     if t.mode == Mode::Tcp && ready && !n.d1.dead {
         out.push(Any::A(Act::Up));
@@ -127,7 +127,7 @@ pub fn free(n: &State, c: &Config, out: &mut Vec<Any>) {
 }
 
 fn refresh(n: &mut State) {
-    let c = n.mirror.cursor.max(n.a.peer_cursor);
+    let c = n.proxy.cursor.max(n.a.peer_cursor);
     if c > n.a.head {
         n.fault(Fault::Impossible);
         return;
@@ -152,7 +152,7 @@ pub fn step(n: &mut State, c: &Config, act: Act) {
         }
         Act::Up => {
             let t = &mut n.a;
-            t.epoch = n.mirror.word.epoch;
+            t.epoch = n.proxy.word.epoch;
             t.peer_cursor = t.head;
             t.w = TxWords {
                 epoch: t.epoch,
@@ -261,7 +261,7 @@ fn run(n: &mut State, c: &Config, at: At) -> Option<At> {
         At::Resume(told) => {
             refresh(n);
             n.a.told = told;
-            let cursor = match n.mirror.revoked {
+            let cursor = match n.proxy.revoked {
                 UNSEEN => n.a.w.start,
                 r => r,
             };

@@ -100,7 +100,7 @@ pub enum Phase {
     Resumed,
 }
 
-/// `TxWords`: A's own, and D2's mirror of it.
+/// `TxWords`: A's own, and D2's proxy of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TxWords {
     pub epoch: u8,
@@ -118,7 +118,7 @@ impl TxWords {
     };
 }
 
-/// `RxWords::word`: B's own, and D1's mirror of it.
+/// `RxWords::word`: B's own, and D1's proxy of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Word {
     pub epoch: u8,
@@ -127,7 +127,7 @@ pub struct Word {
     pub revoked: bool,
     /// What TCP held before the switch has been read.
     pub past: bool,
-    /// Only in the mirror: D2 has stored the switch of this epoch, and it stands.
+    /// Only in the proxy: D2 has stored the switch of this epoch, and it stands.
     pub accepted: bool,
 }
 
@@ -151,7 +151,7 @@ pub enum Fault {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     pub a: Sender,
-    pub mirror: Mirror,
+    pub proxy: Proxy,
     pub d1: D1,
     pub net: Net,
     pub d2: D2,

@@ -193,13 +193,13 @@ impl State {
                 let (begin, head) = (self.cursor, self.head2);
                 self.cursor = head.min(begin.saturating_add(most));
                 let (n, unread) = (self.cursor - begin, head - self.cursor);
-                let far = unread == 0 || begin / m.step() != self.cursor / m.step();
+                let remote = unread == 0 || begin / m.step() != self.cursor / m.step();
                 let tell = match m.bug {
                     Some(Bug::LocalThreshold) => {
                         (head - begin > m.size / 2 || n > m.size / 4) && unread <= m.size / 2
                     }
-                    Some(Bug::SilentWish) => far && self.want2,
-                    _ => far,
+                    Some(Bug::SilentWish) => remote && self.want2,
+                    _ => remote,
                 };
                 if tell {
                     self.d2.news = true;

@@ -26,7 +26,7 @@ pub struct Asked {
 impl Pairing {
     /// Tells the nodes that may have the other end of one of ours; returns how many were told.
     pub fn hurry(&mut self, who: &ConnRef, out: &mut Vec<Out>) -> usize {
-        let Some(s) = self.ends.get(&(who.party, who.conn)) else {
+        let Some(s) = self.ends.get(&(who.client, who.conn)) else {
             return 0;
         };
         if s.who != *who {

@@ -165,7 +165,7 @@ impl Net {
 
 fn who(conn: u32) -> ConnRef {
     ConnRef {
-        party: PartyId(1),
+        client: ClientId(1),
         conn,
         gen: 1,
     }

@@ -28,7 +28,7 @@ pub const RESUMED: u8 = Phase::Resumed as u8;
 
 /// What A sees of B: words in D1's area. They outlive D1.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
-pub struct Mirror {
+pub struct Proxy {
     pub word: Word,
     pub revoked: u8,
     pub cursor: u8,

@@ -202,7 +202,7 @@ proptest! {
         }
         // If both ends of a connection still waited, a pair would have been missed.
         for n in 0..4 {
-            let waits = |i: usize| net.nodes[i].p.ends.contains_key(&(PartyId(1), n));
+            let waits = |i: usize| net.nodes[i].p.ends.contains_key(&(ClientId(1), n));
             prop_assert!(!(waits(0) && waits(1)), "connection {} was not found", n);
         }
         for i in [0, 1] {

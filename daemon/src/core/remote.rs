@@ -1,8 +1,8 @@
-//! The core's part of lanes to other nodes: it connects the rails with parties, link groups and peers.
+//! The core's part of lanes to other nodes: it connects the rails with clients, link groups and peers.
 
 use super::{Core, RETRY_SOON_MS, RETRY_TROUBLE_MS};
-use crate::clients::ids::{ConnRef, PartyId};
-use crate::clients::party::Party;
+use crate::clients::client::Client;
+use crate::clients::ids::{ClientId, ConnRef};
 use crate::dataplane::rail::{Effect, Rails};
 use crate::lanes::groups::{Out, Refused, Send, Violation};
 use crate::lanes::inherited::Inheritance;
@@ -21,8 +21,8 @@ pub(super) struct Effects {
     under_way: bool,
 }
 
-/// The daemon's side of every far link group.
-const FAR: u8 = 1;
+/// The daemon's side of every remote link group.
+const REMOTE: u8 = 1;
 
 impl<V: Provider> Core<V> {
     /// Makes a step of the rails, and carries out its effects. Effects of the data plane's own steps are carried
@@ -64,7 +64,7 @@ impl<V: Provider> Core<V> {
     fn effect(&mut self, e: Effect) {
         let mut out = Out::default();
         let groups = &mut self.groups;
-        // A link group may be gone already, because its last messages crossed ours: then `as_far` does nothing.
+        // A link group may be gone already, because its last messages crossed ours: then `as_remote` does nothing.
         let done = match e {
             Effect::Say(node, msg) => {
                 if let Some(p) = &mut self.peers {
@@ -73,16 +73,16 @@ impl<V: Provider> Core<V> {
                 Ok(())
             }
             Effect::Mapped { group, chunk } => {
-                groups.as_far(group, |l, p| l.mapped(p, group, FAR, chunk, &mut out))
+                groups.as_remote(group, |l, p| l.mapped(p, group, REMOTE, chunk, &mut out))
             }
-            Effect::PeerMapped { group, chunk } => {
-                groups.as_far(group, |l, p| l.peer_mapped(p, group, FAR, chunk, &mut out))
-            }
+            Effect::PeerMapped { group, chunk } => groups.as_remote(group, |l, p| {
+                l.peer_mapped(p, group, REMOTE, chunk, &mut out)
+            }),
             Effect::WantChunk { group } => {
-                groups.as_far(group, |l, p| l.want_chunk(p, group, FAR, &mut out))
+                groups.as_remote(group, |l, p| l.want_chunk(p, group, REMOTE, &mut out))
             }
             Effect::TearDown { group } => {
-                groups.as_far(group, |l, p| l.group_failed(p, group, FAR, &mut out))
+                groups.as_remote(group, |l, p| l.group_failed(p, group, REMOTE, &mut out))
             }
             Effect::Release { at, who, uses, tag } => {
                 groups.release(at, who, (uses, tag), &mut out);
@@ -100,10 +100,10 @@ impl<V: Provider> Core<V> {
                 Ok(())
             }
             Effect::Done { at } => {
-                groups.as_far(at.0, |l, p| l.lane_done(p, at.0, FAR, at.1, &mut out))
+                groups.as_remote(at.0, |l, p| l.lane_done(p, at.0, REMOTE, at.1, &mut out))
             }
             Effect::Unused { at, who } => {
-                if let Some(p) = self.parties.get_mut(&who.party) {
+                if let Some(p) = self.clients.get_mut(&who.client) {
                     let msg = ToShim::LaneGone {
                         group: at.0,
                         side: 0,
@@ -133,14 +133,19 @@ impl<V: Provider> Core<V> {
         self.busy_changed();
     }
 
-    /// Passes on to the rails: messages of link groups for far parties, lanes whose link group is set up, and lanes that
+    /// Passes on to the rails: messages of link groups for remote clients, lanes whose link group is set up, and lanes that
     /// failed.
-    pub(super) fn act_far(&mut self, sends: Vec<Send>, ready: &[ConnRef], failed: &[[ConnRef; 2]]) {
+    pub(super) fn act_remote(
+        &mut self,
+        sends: Vec<Send>,
+        ready: &[ConnRef],
+        failed: &[[ConnRef; 2]],
+    ) {
         let ready: Vec<_> = ready
             .iter()
             .filter_map(|w| self.groups.lane_of(*w))
             .collect();
-        let undone = failed.iter().filter(|e| e[1].party.is_far());
+        let undone = failed.iter().filter(|e| e[1].client.is_remote());
         let undone: Vec<ConnRef> = undone.map(|e| e[0]).collect();
         if sends.is_empty() && ready.is_empty() && undone.is_empty() {
             return;
@@ -156,14 +161,17 @@ impl<V: Provider> Core<V> {
 
     /// The ends of a connection are on two nodes that both have rails: makes a lane.
     pub(crate) fn lane_across(&mut self, p: &Paired) {
-        let far = self.rails.as_ref().and_then(|r| r.lock().party_of(&p.node));
-        let near = self.parties.get(&p.who.party);
+        let remote = self
+            .rails
+            .as_ref()
+            .and_then(|r| r.lock().client_of(&p.node));
+        let near = self.clients.get(&p.who.client);
         let near = near.map(|x| (x.cgroup().clone(), x.family.clone()));
-        let (Some(far), Some((cgroup, family))) = (far, near) else {
+        let (Some(remote), Some((cgroup, family))) = (remote, near) else {
             return;
         };
         let other = ConnRef {
-            party: far,
+            client: remote,
             conn: p.pair as u32,
             gen: (p.pair >> 32) as u32,
         };
@@ -196,7 +204,7 @@ impl<V: Provider> Core<V> {
     /// A process gives us a copy of the socket of a lane to another node.
     pub(super) fn lane_held(
         &mut self,
-        from: PartyId,
+        from: ClientId,
         at: (u64, u32),
         fds: Vec<Foreign>,
     ) -> Result<(), Violation> {
@@ -211,29 +219,29 @@ impl<V: Provider> Core<V> {
     }
 
     /// A process has ended: the daemon finishes its lanes to other nodes.
-    pub(super) fn dead_far(&mut self, p: &Party) {
+    pub(super) fn dead_remote(&mut self, p: &Client) {
         let Some(plane) = &self.rails else { return };
         let all = plane.lock().lanes_of(p.id);
         let inheritance = Inheritance::of(p); // reads `/proc`, so the rails are not locked meanwhile
         let left = |who: ConnRef| Some((who, inheritance.left(&who)?));
         let left: HashMap<_, _> = all.into_iter().filter_map(left).collect();
-        let inherited = self.rails(|r| r.party_dead(p.id, &left));
+        let inherited = self.rails(|r| r.client_dead(p.id, &left));
         self.inherit(inherited.unwrap_or_default());
     }
 
     /// The owner of the lane that a message of `from` is about. A forked child may take its parent's connection
     /// back to TCP, whether the parent lives or not; its messages about that lane then count as the parent's.
-    pub(super) fn owner(&self, from: PartyId, group: u64, side: u8, lane: u32) -> PartyId {
-        let Some(family) = self.parties.get(&from).map(|p| p.family.ident) else {
+    pub(super) fn owner(&self, from: ClientId, group: u64, side: u8, lane: u32) -> ClientId {
+        let Some(family) = self.clients.get(&from).map(|p| p.family.ident) else {
             return from;
         };
-        let kin = |p: &PartyId| {
-            self.parties
+        let kin = |p: &ClientId| {
+            self.clients
                 .get(p)
                 .is_some_and(|p| p.family.ident == family)
         };
         // Within the node there is no such case: a child leaves the lane to its owner.
-        let living = self.groups.far_owner(group, side).filter(kin);
+        let living = self.groups.remote_owner(group, side).filter(kin);
         let rails = self.rails.as_ref();
         let owner = living.or_else(|| rails?.lock().inherited((group, lane), family));
         owner.unwrap_or(from)
@@ -242,9 +250,9 @@ impl<V: Provider> Core<V> {
     /// Ends of idle lanes to other nodes, whose holders are to be looked up.
     pub fn idle_ends(&mut self) -> Vec<Held> {
         let idle = self.rails.as_ref().map(|r| r.lock().idle_ends());
-        let parties = &self.parties;
+        let clients = &self.clients;
         let held = |idle: Idle| {
-            let p = parties.get(&idle.who.party)?;
+            let p = clients.get(&idle.who.client)?;
             Some(Held {
                 idle,
                 pid: p.proc_id.pid,

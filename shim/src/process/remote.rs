@@ -51,8 +51,8 @@ pub fn lingers_for_no_time(fd: i32) -> bool {
 
 /// Will the last close of this connection have to wait here? (Within the node, the kernel does the waiting.)
 pub fn lingers(c: &Conn, fd: i32) -> bool {
-    let far = flag::LANE | flag::FAR;
-    c.flags.load(Relaxed) & far == far && linger_ms(fd).is_some_and(|ms| ms > 0)
+    let remote = flag::LANE | flag::REMOTE;
+    c.flags.load(Relaxed) & remote == remote && linger_ms(fd).is_some_and(|ms| ms > 0)
 }
 
 /// Waits as the kernel's close does with SO_LINGER (`sk_stream_wait_close`). The kernel waits only for the last

@@ -1,10 +1,10 @@
-//! Parties: who can be at an end of a link group. A shim's process on this node, known by its control
+//! Clients: who can be at an end of a link group. A shim's process on this node, known by its control
 //! connection; or this daemon itself, once per peer node, whose messages go to `dataplane::rail`.
 
 use crate::clients::commands::PendingCommands;
 use crate::clients::control::Control;
 use crate::clients::family::Family;
-use crate::clients::ids::PartyId;
+use crate::clients::ids::ClientId;
 use crate::clients::limits::{Cgroup, Member};
 use crate::os::process::ProcId;
 use lane::proto::msg::{op, ToShim};
@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A shim's process.
-pub struct Party {
-    pub id: PartyId,
+pub struct Client {
+    pub id: ClientId,
     pub proc_id: ProcId,
     /// Its pid in its own pid namespace, as the process says; the number that its table uses.
     pub own_pid: u32,
@@ -45,7 +45,7 @@ pub struct Party {
 /// Most moves to another table in a second; shims make at most five.
 const MOVES_MAX: u32 = 32;
 
-impl Party {
+impl Client {
     pub fn cgroup(&self) -> &Arc<Cgroup> {
         &self.member.0
     }

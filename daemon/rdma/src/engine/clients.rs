@@ -1,10 +1,10 @@
-//! Parties: processes of this node whose lanes end at the peer's node.
+//! Clients: processes of this node whose lanes end at the peer's node.
 //!
-//! We are the other party of their links. A process's area is read here, and every word in it is treated as hostile.
-//! Our area mirrors the words of the peer's ends; its words and publish counters have no other writer.
+//! We are the other client of their links. A process's area is read here, and every word in it is treated as hostile.
+//! Our area proxies the words of the peer's ends; its words and publish counters have no other writer.
 
 use super::lanes::Lane;
-use super::{Host, LaneId, Pair, PartyId};
+use super::{ClientId, Host, LaneId, Pair};
 use crate::verbs::Provider;
 use lane::abi::{Control, Epoch, RxWord, COUNTERS, LANES, LANES_PER_COUNTER};
 use lane::notify;
@@ -14,28 +14,28 @@ use std::sync::Arc;
 
 /// The control words of a link between a process and this daemon.
 #[derive(Clone)]
-pub struct PartyMemory {
+pub struct ClientMemory {
     app: NonNull<Control>,
-    mirror: NonNull<Control>,
+    proxy: NonNull<Control>,
     /// Keeps both mapped.
     _keep: Arc<dyn std::any::Any + Send + Sync>,
 }
 
 // SAFETY: two addresses of memory that consists of atomics; `new` demands that it outlives the value.
-unsafe impl Send for PartyMemory {}
+unsafe impl Send for ClientMemory {}
 
-impl PartyMemory {
+impl ClientMemory {
     /// # Safety
-    /// Both point to `CONTROL_BYTES` mapped, page-aligned bytes, `mirror` writable, as long as
+    /// Both point to `CONTROL_BYTES` mapped, page-aligned bytes, `proxy` writable, as long as
     /// `keep` lives.
     pub unsafe fn new(
         app: NonNull<Control>,
-        mirror: NonNull<Control>,
+        proxy: NonNull<Control>,
         keep: Arc<dyn std::any::Any + Send + Sync>,
     ) -> Self {
-        PartyMemory {
+        ClientMemory {
             app,
-            mirror,
+            proxy,
             _keep: keep,
         }
     }
@@ -48,14 +48,14 @@ impl PartyMemory {
     }
 
     /// Our words, which the process reads.
-    pub(super) fn mirror(&self) -> &Control {
+    pub(super) fn proxy(&self) -> &Control {
         // SAFETY: as above.
-        unsafe { self.mirror.as_ref() }
+        unsafe { self.proxy.as_ref() }
     }
 }
 
-pub(super) struct Party {
-    pub memory: PartyMemory,
+pub(super) struct Client {
+    pub memory: ClientMemory,
     /// The process's chunks and ours, by chunk number.
     pub app_chunks: LiteMap<u32, u32>,
     pub own_chunks: LiteMap<u32, u32>,
@@ -72,7 +72,7 @@ struct Group {
     publish: bool,
 }
 
-impl Party {
+impl Client {
     pub(super) fn lanes(&self) -> usize {
         self.groups.iter().map(|g| g.lanes.len()).sum()
     }
@@ -85,36 +85,36 @@ impl Party {
 }
 
 impl<P: Provider> Pair<P> {
-    /// A process has got a far link for this pair. Its chunks have to be added next; then lanes can be opened.
-    pub fn add_party(&mut self, memory: PartyMemory) -> PartyId {
-        let id = self.next.party;
-        self.next.party += 1;
-        let party = Party {
+    /// A process has got a remote link for this pair. Its chunks have to be added next; then lanes can be opened.
+    pub fn add_client(&mut self, memory: ClientMemory) -> ClientId {
+        let id = self.next.client;
+        self.next.client += 1;
+        let client = Client {
             memory,
             app_chunks: LiteMap::new(),
             own_chunks: LiteMap::new(),
             groups: vec![Group::default(); COUNTERS],
             removing: false,
         };
-        self.parties.insert(id, party);
+        self.clients.insert(id, client);
         id
     }
 
-    /// A lane slot of a party is used for a connection to the peer's node. `None`: there is no such party, or no lane
+    /// A lane slot of a client is used for a connection to the peer's node. `None`: there is no such client, or no lane
     /// is left. The lane stays idle until [`Pair::connect`].
-    pub fn open(&mut self, party: PartyId, slot: u32) -> Option<LaneId> {
+    pub fn open(&mut self, client: ClientId, slot: u32) -> Option<LaneId> {
         let slot = slot as usize;
         if slot >= LANES {
             return None;
         }
-        let p = self.parties.get_mut(&party)?;
-        let words = p.memory.mirror();
+        let p = self.clients.get_mut(&client)?;
+        let words = p.memory.proxy();
         // As an end does when it attaches a lane: it is not ready. Cursors stay as they are, because they never
         // decrease.
         words.rx[slot]
             .word
             .store(RxWord::default(), std::sync::atomic::Ordering::Release);
-        let id = self.lanes.add(Lane::new(party, slot))?;
+        let id = self.lanes.add(Lane::new(client, slot))?;
         p.groups[slot / LANES_PER_COUNTER].lanes.push(id);
         self.wake(id);
         Some(id)
@@ -137,7 +137,7 @@ impl<P: Provider> Pair<P> {
         let mut found = false;
         let queue = &mut self.queue;
         let lanes = &mut self.lanes;
-        for (_, p) in self.parties.iter_mut() {
+        for (_, p) in self.clients.iter_mut() {
             let app = p.memory.app();
             for (g, seq) in p.groups.iter_mut().zip(&app.seq) {
                 if g.lanes.is_empty() {
@@ -164,17 +164,17 @@ impl<P: Provider> Pair<P> {
 
     /// Notes that words of this lane's group were stored; [`Pair::publish_all`] announces them.
     pub(super) fn publish(&mut self, lane: &Lane) {
-        if let Some(p) = self.parties.get_mut(&lane.party) {
+        if let Some(p) = self.clients.get_mut(&lane.client) {
             p.groups[lane.slot / LANES_PER_COUNTER].publish = true;
         }
     }
 
     pub(super) fn publish_all(&mut self, host: &mut dyn Host) {
-        for (id, p) in &mut self.parties {
+        for (id, p) in &mut self.clients {
             let mut ring = false;
             for (g, group) in p.groups.iter_mut().enumerate() {
                 if std::mem::take(&mut group.publish) {
-                    let seq = &p.memory.mirror().seq[g].0;
+                    let seq = &p.memory.proxy().seq[g].0;
                     ring |= notify::publish(seq, &p.memory.app().sleepers.0);
                 }
             }
@@ -186,15 +186,15 @@ impl<P: Provider> Pair<P> {
 
     /// Counts this daemon as asleep on all links to processes. The caller has to poll once more afterwards.
     pub fn doze(&self) {
-        for p in self.parties.values() {
-            notify::doze(&p.memory.mirror().sleepers.0);
+        for p in self.clients.values() {
+            notify::doze(&p.memory.proxy().sleepers.0);
         }
     }
 
-    /// Undoes [`Pair::doze`]. No party may have been added or removed meanwhile.
+    /// Undoes [`Pair::doze`]. No client may have been added or removed meanwhile.
     pub fn rouse(&self) {
-        for p in self.parties.values() {
-            notify::rouse(&p.memory.mirror().sleepers.0);
+        for p in self.clients.values() {
+            notify::rouse(&p.memory.proxy().sleepers.0);
         }
     }
 }

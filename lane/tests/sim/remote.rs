@@ -1,11 +1,11 @@
-//! Two daemons between the ends: each shows its end a mirror of what the far one stores, late. What
+//! Two daemons between the ends: each shows its end a proxy of what the remote one stores, late. What
 //! an end and its daemon do to each other is at once; what travels between the daemons does so in
 //! order, message by message, until the wire is cut.
 //!
 //! Small and slow on purpose: this is the least that a daemon has to do, so that the lane's own code
 //! can be tried against it.
 
-use super::memory::Party;
+use super::memory::Client;
 use super::LANE;
 use lane::abi::{
     rx, tx, Control, Epoch, Loc, RxWord, RxWords, TxPhase, TxWord, TxWords, LANES_PER_COUNTER,
@@ -61,33 +61,33 @@ struct Dir {
     ring_there: Option<(u32, u64)>,
     up_epoch: Epoch,
     sent_head: u64,
-    /// The last word of the far receiver, and the answer to our end's last switch.
+    /// The last word of the remote receiver, and the answer to our end's last switch.
     raw: RxWord,
     revoked: u64,
     answer: Option<(Epoch, bool)>,
-    /// Rings of the mirror that the far daemon writes.
+    /// Rings of the proxy that the remote daemon writes.
     locs: [Option<Loc>; 2],
     /// The daemon has taken the direction down in its end's stead: epoch and last phase.
     left: Option<(Epoch, TxPhase)>,
 }
 
-pub struct Far {
-    /// An end's own area as its daemon sees it, and the mirror as its daemon writes it.
+pub struct Remote {
+    /// An end's own area as its daemon sees it, and the proxy as its daemon writes it.
     app: [Area; 2],
-    mirror: [Area; 2],
-    parties: &'static [Party; 2],
+    proxy: [Area; 2],
+    clients: &'static [Client; 2],
     dirs: [Dir; 2],
     pub cut: bool,
     /// Daemons that are no more: the wire is cut for good.
     dead: [bool; 2],
 }
 
-impl Far {
-    pub fn new(ends: &'static [Party; 2], mirrors: &'static [Party; 2]) -> Far {
-        Far {
+impl Remote {
+    pub fn new(ends: &'static [Client; 2], proxies: &'static [Client; 2]) -> Remote {
+        Remote {
             app: [ends[0].area(false), ends[1].area(false)],
-            mirror: [mirrors[0].area(true), mirrors[1].area(true)],
-            parties: mirrors,
+            proxy: [proxies[0].area(true), proxies[1].area(true)],
+            clients: proxies,
             dirs: Default::default(),
             cut: false,
             dead: [false; 2],
@@ -98,13 +98,13 @@ impl Far {
         self.app[e].control().unwrap()
     }
 
-    fn mirror(&self, e: usize) -> (&Control, &TxWords, &RxWords) {
-        let c = self.mirror[e].control().unwrap();
+    fn proxy(&self, e: usize) -> (&Control, &TxWords, &RxWords) {
+        let c = self.proxy[e].control().unwrap();
         (c, &c.tx[L], &c.rx[L])
     }
 
     pub fn publish(&self, e: usize) {
-        self.mirror(e).0.seq[L / LANES_PER_COUNTER]
+        self.proxy(e).0.seq[L / LANES_PER_COUNTER]
             .0
             .fetch_add(1, SeqCst);
     }
@@ -216,12 +216,12 @@ impl Far {
                 from,
             } => {
                 self.dirs[e].ring_there = Some((seq, theirs));
-                let loc = self.parties[d].alloc(log2);
+                let loc = self.clients[d].alloc(log2);
                 let at = (seq & 1) as usize;
                 if let Some(old) = self.dirs[e].locs[at].replace(loc) {
-                    self.parties[d].release(old);
+                    self.clients[d].release(old);
                 }
-                let w = self.mirror(d).1;
+                let w = self.proxy(d).1;
                 w.loc[at].store(loc.pack(), Relaxed);
                 w.loc_from[at].store(from, Relaxed);
                 w.loc_seq.store(seq, Release);
@@ -235,25 +235,24 @@ impl Far {
                 self.show(d);
             }
             Msg::Data { from, bytes } => {
-                let w = self.mirror(d).1;
+                let w = self.proxy(d).1;
                 let new = (w.loc_seq.load(Relaxed) & 1) as usize;
                 let at = match from < w.loc_from[new].load(Relaxed) {
                     true => new ^ 1,
                     false => new,
                 };
-                let ring =
-                    Loc::unpack(w.loc[at].load(Relaxed)).and_then(|l| self.mirror[d].ring(l));
-                // SAFETY: of that length, smaller than the ring, which the mirror's writer owns.
+                let ring = Loc::unpack(w.loc[at].load(Relaxed)).and_then(|l| self.proxy[d].ring(l));
+                // SAFETY: of that length, smaller than the ring, which the proxy's writer owns.
                 unsafe {
                     lane::half::mem::copy_in(ring.unwrap(), from, bytes.as_ptr(), bytes.len())
                 };
                 let to = from + bytes.len() as u64;
-                self.mirror(d).0.heads[L].fetch_max(to, Release);
+                self.proxy(d).0.heads[L].fetch_max(to, Release);
                 self.dirs[d].queue.push_back(Msg::Landed(to));
             }
-            Msg::Landed(to) => self.mirror(d).2.landed.store(to, Release),
+            Msg::Landed(to) => self.proxy(d).2.landed.store(to, Release),
             Msg::Words(w) => {
-                let (c, t, _) = self.mirror(d);
+                let (c, t, _) = self.proxy(d);
                 c.cursors[L].store(w.cursor, Release);
                 t.want_space.store(w.want_space, SeqCst);
                 let known = t.state.load(Relaxed);
@@ -269,10 +268,10 @@ impl Far {
         true
     }
 
-    /// A switch of the far sender arrives at end `d`'s daemon: stored, then looked whether it is in
+    /// A switch of the remote sender arrives at end `d`'s daemon: stored, then looked whether it is in
     /// time.
     fn switch(&self, d: usize, epoch: Epoch, kpos: u64, start: u64) -> bool {
-        let (c, t, _) = self.mirror(d);
+        let (c, t, _) = self.proxy(d);
         // What the ring held before went over TCP: the receiver begins here.
         c.heads[L].fetch_max(start, Release);
         t.up_kpos.store(kpos, Relaxed);
@@ -290,7 +289,7 @@ impl Far {
         yes
     }
 
-    /// What end `e` sees of the far receiver's word.
+    /// What end `e` sees of the remote receiver's word.
     fn show(&self, e: usize) {
         let d = &self.dirs[e];
         let mut word = d.raw;
@@ -309,12 +308,12 @@ impl Far {
         if self.dead[e] {
             return;
         }
-        let r = self.mirror(e).2;
+        let r = self.proxy(e).2;
         r.revoked.store(revoked, Relaxed);
         r.word.store(word, Release);
     }
 
-    /// The wire is gone, and all that was on it. A switch under way is looked up in the far node's
+    /// The wire is gone, and all that was on it. A switch under way is looked up in the remote node's
     /// memory, as the daemons do over their other channel; both ends are asked to go down.
     pub fn cut(&mut self) {
         if std::mem::replace(&mut self.cut, true) {
@@ -325,7 +324,7 @@ impl Far {
             d.queue.clear();
             let epoch = d.up_epoch;
             if epoch != Epoch::NONE && d.answer.map(|a| a.0) != Some(epoch) {
-                let stored = self.mirror(1 - e).1.state.load(Relaxed);
+                let stored = self.proxy(1 - e).1.state.load(Relaxed);
                 let yes = stored == TxWord::new(epoch, tx::UP);
                 self.dirs[e].answer = Some((epoch, yes));
             }
@@ -347,7 +346,7 @@ impl Far {
         self.dead[e] = true;
         let d = &self.dirs[1 - e];
         let asked = d.up_epoch != Epoch::NONE && d.answer.map(|a| a.0) != Some(d.up_epoch);
-        let stored = self.mirror(e).1.state.load(Relaxed);
+        let stored = self.proxy(e).1.state.load(Relaxed);
         let in_doubt = asked && !self.cut && stored == TxWord::new(d.up_epoch, tx::UP);
         self.cut();
         in_doubt
@@ -361,7 +360,7 @@ impl Far {
         for e in 0..2 {
             self.dirs[e].sent = Words::default();
             self.dirs[e].ring = self.dirs[e].ring_there;
-            let there = self.mirror(1 - e).0.heads[L].load(Relaxed);
+            let there = self.proxy(1 - e).0.heads[L].load(Relaxed);
             self.dirs[e].sent_head = there.max(self.app(e).tx[L].up_start.load(Relaxed));
             self.show(e);
             self.publish(e);
@@ -373,14 +372,14 @@ impl Far {
         for e in 0..2 {
             let head = self.app(e).heads[L].load(Relaxed);
             for l in self.dirs[e].locs.iter_mut().filter_map(Option::take) {
-                self.parties[1 - e].release(l);
+                self.clients[1 - e].release(l);
             }
             self.dirs[e] = Dir {
                 sent_head: head,
                 up_epoch: self.app(e).tx[L].state.load(Relaxed).epoch(),
                 ..Dir::default()
             };
-            self.mirror(1 - e).0.heads[L].store(head, Release);
+            self.proxy(1 - e).0.heads[L].store(head, Release);
         }
         self.cut = false;
         self.dead = [false; 2];

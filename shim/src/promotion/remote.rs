@@ -1,4 +1,4 @@
-//! Far lanes whose link group is gone: back to TCP, and then given back (`retire`). Called with no lock held.
+//! Remote lanes whose link group is gone: back to TCP, and then given back (`retire`). Called with no lock held.
 
 use super::set_reason;
 use crate::daemon;
@@ -53,7 +53,7 @@ pub(super) fn shut_late(c: &Conn, fd: i32) {
 /// control connection may be lost: tells it again.
 pub fn greeted() {
     table::each(|i, c| {
-        if c.flags.load(Relaxed) & flag::FAR == 0 || c.tx.shut.load(Relaxed) == 0 {
+        if c.flags.load(Relaxed) & flag::REMOTE == 0 || c.tx.shut.load(Relaxed) == 0 {
             return;
         }
         let of = attached::of(c, table::local(i)).filter(|(k, _)| k.state.load(Relaxed) != GONE);
