@@ -5,13 +5,13 @@
 pub(crate) mod across;
 pub(crate) mod commands;
 pub(crate) mod events;
+mod expedite;
 mod holders;
 mod inherited;
 mod looks;
 mod recovered;
 pub mod register;
 mod remote;
-mod seek;
 
 use crate::clients::adopt::Recovered;
 use crate::clients::client::Client;
@@ -29,7 +29,7 @@ use crate::dataplane::thread::DataPlane;
 use crate::lanes::groups::{LinkGroups, Out, Violation};
 use crate::lanes::holders::{Came, Holders};
 use crate::lanes::inherited::InheritedEnds;
-use crate::nodes::seek::Seek;
+use crate::nodes::expedite::Lookup;
 use crate::os::fds::Foreign;
 use crate::os::memfd::{self, Ident};
 use crate::os::process::{ProcId, Process};
@@ -91,8 +91,8 @@ pub struct Core<V: Provider = Ibv> {
     pub scan_done: Rc<tokio::sync::Notify>,
     by_process: HashMap<(ProcId, Ident), ClientId>,
     pub waiting: Waiting,
-    /// Ends in a hurry, whose other end is looked for.
-    pub seek: Seek,
+    /// Ends that are expedited, whose other end is looked for.
+    pub lookup: Lookup,
     pub groups: LinkGroups,
     pub cgroups: Cgroups,
     pub events: Events,
@@ -170,7 +170,7 @@ impl<V: Provider> Core<V> {
             scan_done: Rc::default(),
             by_process: HashMap::new(),
             waiting: Waiting::new(clock.clone()),
-            seek: Seek::default(),
+            lookup: Lookup::default(),
             groups: LinkGroups::new((incarnation >> 32) as u32, clock),
             events: Events::default(),
             counters: Counters::default(),

@@ -5,7 +5,7 @@
 //! are paired in `nodes`, with the same proof.
 
 pub(crate) mod bpf;
-pub(crate) mod elsewhere;
 pub(crate) mod local;
 pub mod proof;
 pub mod socket;
+pub(crate) mod unprovable;

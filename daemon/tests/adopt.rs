@@ -135,8 +135,8 @@ fn role() {
                     ToShim::Command { conn, gen, op } => Some((conn, gen, op)),
                     _ => None,
                 };
-                let orders = [(); 2].map(|_| s.until("an order", order));
-                assert_eq!(orders, [(ALL, 0, op::DOWN), (i, s.gen(i), op::UP)]);
+                let commands = [(); 2].map(|_| s.until("an order", order));
+                assert_eq!(commands, [(ALL, 0, op::DOWN), (i, s.gen(i), op::UP)]);
             }
             w => panic!("{w}"),
         }

@@ -1,4 +1,4 @@
-//! Registrations in a hurry: the other end's shim is found and asked to register.
+//! Registrations that are expedited: the other end's shim is found and asked to register.
 
 mod common;
 use common::*;
@@ -66,7 +66,7 @@ fn an_other_end_without_a_name_is_found_by_its_descriptor() {
 
 /// Usual registrations wait in peace.
 #[test]
-fn nobody_is_asked_for_one_that_is_in_no_hurry() {
+fn nobody_is_asked_for_one_that_is_in_no_expedited() {
     let d = Daemon::plain();
     let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
     let (c, s) = tcp();

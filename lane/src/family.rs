@@ -146,7 +146,7 @@ pub mod flag {
     /// Beside `DISQUALIFIED`: it was handed to another program, which no table knows to hold it. That goes on when it ends here.
     pub const LEFT: u32 = 65_536;
     /// Beside `LANE`: the other end has given the lane back, and this one does as soon as both directions are on TCP.
-    pub const FORSAKEN: u32 = 131_072;
+    pub const GIVEN_BACK: u32 = 131_072;
 }
 
 /// An IPv4 or IPv6 endpoint. `family` is AF_INET, AF_INET6 or 0 (unknown); `port` in host order.

@@ -13,24 +13,24 @@ use crate::prim::{fence_after_rmw, AtomicU32, Ordering};
 #[inline(always)]
 pub fn publish(own_seq: &AtomicU32, peer_sleepers: &AtomicU32) -> bool {
     // SYNC wake-1: release for the acquire of `counter`; with the fence, the first half of the Dekker
-    // pair with `doze`. Several threads of this client may bump: hence a read-modify-write.
+    // pair with `fall_asleep`. Several threads of this client may bump: hence a read-modify-write.
     own_seq.fetch_add(1, Ordering::SeqCst);
     fence_after_rmw();
     peer_sleepers.load(Ordering::SeqCst) != 0
 }
 
 /// Counts the caller as a sleeper. It must look at every [`counter`] afterwards, and
-/// call [`rouse`] when it no longer sleeps.
+/// call [`wake_up`] when it no longer sleeps.
 #[inline]
-pub fn doze(own_sleepers: &AtomicU32) {
+pub fn fall_asleep(own_sleepers: &AtomicU32) {
     // SYNC wake-2: the other half of the Dekker pair with `publish`.
     own_sleepers.fetch_add(1, Ordering::SeqCst);
     fence_after_rmw();
 }
 
-/// Undoes [`doze`].
+/// Undoes [`fall_asleep`].
 #[inline]
-pub fn rouse(own_sleepers: &AtomicU32) {
+pub fn wake_up(own_sleepers: &AtomicU32) {
     own_sleepers.fetch_sub(1, Ordering::SeqCst);
 }
 
@@ -62,7 +62,7 @@ mod tests {
                     b.store(1, Ordering::Release);
                 }
             });
-            doze(&sleepers);
+            fall_asleep(&sleepers);
             let seen = counter(&seq);
             let would_sleep = seen == 0;
             if !would_sleep {
@@ -73,7 +73,7 @@ mod tests {
                 !would_sleep || bell.load(Ordering::Acquire) == 1,
                 "asleep and nobody rang"
             );
-            rouse(&sleepers);
+            wake_up(&sleepers);
         });
     }
 

@@ -66,6 +66,6 @@ pub fn resized(i: u32) {
         };
         bufs::sync(c, &m, l.fd.load(Relaxed));
     }
-    sets::stir(i);
+    sets::notify(i);
     waiters::look(i);
 }

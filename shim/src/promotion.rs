@@ -50,7 +50,7 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
         family::used();
     }
     if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
-        if c.flags.load(Relaxed) & (flag::REMOTE | flag::LEFT | flag::FORSAKEN) != 0 {
+        if c.flags.load(Relaxed) & (flag::REMOTE | flag::LEFT | flag::GIVEN_BACK) != 0 {
             retire::retire(i, c);
         }
         watched(i, c);
@@ -276,7 +276,7 @@ fn has(c: &Conn, l: &Local, group: &LinkGroup, lane_no: u32, gen: u32) -> bool {
 /// May the connection's directions go up now?
 #[inline(always)]
 fn open(c: &Conn) -> bool {
-    let closed = flag::HELD | flag::DISQUALIFIED | flag::FORSAKEN;
+    let closed = flag::HELD | flag::DISQUALIFIED | flag::GIVEN_BACK;
     c.flags.load(Relaxed) & (flag::LANE | closed) == flag::LANE
         && c.owner_pid.load(Relaxed) == pids::me()
         && {
@@ -403,7 +403,7 @@ pub fn group_gone(group: &LinkGroup) {
         if core::ptr::eq(table::local(i).group.load(Relaxed), group) {
             if group.is_remote() {
                 remote::gone(i, c, group);
-                return sets::stir(i);
+                return sets::notify(i);
             }
             peer_end_gone(i, c, fins);
         }
@@ -418,7 +418,7 @@ const FIN_MS: u64 = 20;
 fn peer_end_gone(i: u32, c: &Conn, fins: u64) {
     let l = table::local(i);
     let fd = l.fd.load(Relaxed);
-    if c.flags.load(Relaxed) & flag::FORSAKEN != 0 {
+    if c.flags.load(Relaxed) & flag::GIVEN_BACK != 0 {
         return retire::retire(i, c); // another program continues with the other end
     }
     l.peer_dead.store(1, Relaxed); // if its FIN does not arrive: see `ends`
@@ -439,7 +439,7 @@ fn peer_end_gone(i: u32, c: &Conn, fins: u64) {
         probes::restore(c, l);
     }
     table::disqualify(c, Reason::PeerGone);
-    sets::stir(i);
+    sets::notify(i);
 }
 
 /// May the daemon ask us to register this connection although it is idle? Then threads that wait for it also
@@ -454,7 +454,7 @@ pub fn on_call(c: &Conn) -> bool {
 /// peer may wait for bytes to come back to TCP while we only read. False: another thread has the direction's lock
 /// and should do it.
 #[inline(always)]
-pub fn attend(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
+pub fn service(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
     !c.tx.has_work(m) || attend_slow(c, group, m, fd)
 }
 

@@ -94,7 +94,7 @@ pub struct Set {
     pub refused: AtomicU32,
     /// The set is nested, or watched in a way that lanes do not serve.
     pub disqualified: AtomicU32,
-    /// Not 0: all lanes have to be looked at again (see `stir`).
+    /// Not 0: all lanes have to be looked at again (see `notify`).
     pub stirred: AtomicU32,
     /// Counts registrations that have moved to the inner set: see `epoll::sleep`.
     pub moves: AtomicU32,
@@ -442,6 +442,6 @@ pub fn await_end(s: &Set, ms: i64) {
     // SYNC end: the time is stored, then we look for sleepers; a sleeper counts itself, then reads the time.
     s.end_ms.store(at, SeqCst);
     if s.asleep.load(SeqCst) & !HEARS != 0 {
-        fdtab::poke(s.kick.load(Relaxed));
+        fdtab::signal(s.kick.load(Relaxed));
     }
 }

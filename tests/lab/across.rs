@@ -6,7 +6,7 @@
 
 pub mod closes;
 pub mod daemons;
-pub mod heirs;
+pub mod inherited;
 pub mod iwarp;
 pub mod left;
 pub mod nodes;

@@ -98,7 +98,7 @@ const TESTS: &[(&str, Test)] = &[
     ("across::programs_end", across::programs::programs_end),
     (
         "across::programs_fork_and_end",
-        across::heirs::programs_fork_and_end,
+        across::inherited::programs_fork_and_end,
     ),
     (
         "across::closes_that_linger",

@@ -26,7 +26,7 @@ use anyhow::{bail, Result};
 use std::time::{Duration, Instant};
 
 /// Longest that anything which should happen soon may take. Generous: it only ends a broken run.
-pub const SOON: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Waits until `f` says yes. `what` names the wish in the error.
 pub fn until(what: &str, limit: Duration, mut f: impl FnMut() -> bool) -> Result<()> {

@@ -4,7 +4,7 @@
 //!
 //! The seed decides what happens to whom and in which order; when exactly it happens the machine does.
 
-use crate::harness::{until, Daemon, Place, Program, Running, SOON};
+use crate::harness::{until, Daemon, Place, Program, Running, PATIENCE};
 use crate::lab::stream::pattern::mix;
 use crate::lab::stream::{
     Disturbed, End, Last, Outcome, Progress, Report, Role, Sending, Spec, Style,
@@ -43,7 +43,7 @@ pub struct Tally {
     pub bytes: u64,
     pub lane_bytes: u64,
     pub daemons_killed: u64,
-    pub orders: u64,
+    pub commands: u64,
     pub disturbed: Disturbed,
     /// Ends that were seen on a lane in both directions.
     pub promoted: u64,
@@ -66,7 +66,7 @@ impl fmt::Display for Tally {
         writeln!(f, "ends seen promoted       {}", self.promoted)?;
         writeln!(f, "switches up, down        {}, {}", self.ups, self.downs)?;
         writeln!(f, "daemons killed           {}", self.daemons_killed)?;
-        writeln!(f, "operators' down and up   {}", self.orders)?;
+        writeln!(f, "operators' down and up   {}", self.commands)?;
         let d = &self.disturbed;
         writeln!(
             f,
@@ -182,7 +182,7 @@ fn operator(stage: &Stage, mut random: Random) -> Result<()> {
                 daemon.down(Target::All)?;
                 std::thread::sleep(Duration::from_millis(random.below(30)));
                 daemon.up(Target::All)?;
-                held(&stage.tally).orders += 2;
+                held(&stage.tally).commands += 2;
             }
             let rows = daemon.ss()?;
             let now = daemon.stats()?;
@@ -293,7 +293,7 @@ impl Pair {
                 .spawn()
         };
         let mut server = spawn(&self.specs[0], &self.places[0])?;
-        let port: u16 = server.line("port ", SOON)?.parse()?;
+        let port: u16 = server.line("port ", PATIENCE)?.parse()?;
         let mut spec = self.specs[1].clone();
         spec.role = Role::Connect(([127, 0, 0, 1], port).into());
         let client = spawn(&spec, &self.places[1])?;

@@ -5,7 +5,7 @@ use anyhow::{bail, ensure, Context, Result};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use underpass_admin::Target;
-use underpass_tests::harness::{until, Daemon, Place, Pods, Program, SOON};
+use underpass_tests::harness::{until, Daemon, Place, Pods, Program, PATIENCE};
 
 const PROGRAM: &str = "answers.py";
 /// For all cases of one mode.
@@ -27,7 +27,7 @@ fn names(cases: Cases) -> Result<Vec<String>> {
         "all"
     };
     let list = Program::python(PROGRAM, &Place::bare()).args(["list", which, "-"]);
-    let all = list.check(SOON)?;
+    let all = list.check(PATIENCE)?;
     Ok(all.split_whitespace().map(str::to_string).collect())
 }
 
@@ -59,7 +59,7 @@ fn run(
     let end = Instant::now() + LIMIT;
     for (n, name) in all.iter().enumerate() {
         let started = n == 0
-            || until("the case before ends", SOON, || {
+            || until("the case before ends", PATIENCE, || {
                 said(&p.stdout()).len() >= n || p.has_ended()
             })
             .is_ok();
@@ -67,7 +67,7 @@ fn run(
         before(n).with_context(|| format!("{name}\n{}{}", p.stdout(), p.stderr()))?;
         std::fs::write(file("warm", n), b"")?;
         if cases != Cases::Up {
-            until(name, SOON, || file("down", n).exists() || p.has_ended())?;
+            until(name, PATIENCE, || file("down", n).exists() || p.has_ended())?;
             begin()?;
             std::fs::write(file("went", n), b"")?;
         }
@@ -122,7 +122,7 @@ fn compare(
     let both_up = |n: usize| {
         before(n)?;
         d.await_promoted(2)?;
-        until("bytes on the lanes", SOON, || {
+        until("bytes on the lanes", PATIENCE, || {
             d.stats()
                 .is_ok_and(|s| s.lane_tx_bytes >= 1000 * (n as u64 + 1))
         })
@@ -177,7 +177,7 @@ fn eaten(place: impl Fn(&Daemon) -> Place) -> Result<()> {
     let filter = |op: &str| {
         let rule = format!("-w {op} OUTPUT -o lo -p tcp -j DROP");
         let iptables = Program::new("iptables", &within).words(&rule);
-        iptables.check(SOON).map(drop)
+        iptables.check(PATIENCE).map(drop)
     };
     let open = |n: usize| if n > 0 { filter("-D") } else { Ok(()) };
     compare(&d, &place(&d).netns(pods.a()), Cases::Eaten, open, || {

@@ -3,7 +3,7 @@
 use anyhow::{ensure, Context, Result};
 use underpass_tests::harness::node::{Lan, Node, Setup};
 use underpass_tests::harness::talk::{check_pair, Talk};
-use underpass_tests::harness::{until, Program, Running, SOON};
+use underpass_tests::harness::{until, Program, Running, PATIENCE};
 use underpassd::nodes::peers::msg::{MIN_VERSION, VERSION};
 
 /// `peer.py` as node n3, which n1 knows.
@@ -15,7 +15,7 @@ struct Fake<'a> {
 /// What the third node says first, with these versions.
 fn hello(version: u32, min: u32) -> String {
     format!(
-        r#"{{"kind":"hello","version":{version},"min_version":{min},"node":"n3","incarnation":7,"release":"fake","seeks":100}}"#
+        r#"{{"kind":"hello","version":{version},"min_version":{min},"node":"n3","incarnation":7,"release":"fake","lookups":100}}"#
     )
 }
 
@@ -33,14 +33,14 @@ impl Fake<'_> {
 
     fn dial(&self, to: &Node, messages: &[&str]) -> Result<Running> {
         let mut p = self.program(&["dial", &to.control(), &to.name], messages)?;
-        p.line("connected", SOON)?;
+        p.line("connected", PATIENCE)?;
         Ok(p)
     }
 
     /// Dials, and waits for the end; what was said to it.
     fn refused(&self, to: &Node, messages: &[&str], part: &str) -> Result<()> {
         let mut p = self.dial(to, messages)?;
-        p.line("end", SOON)?;
+        p.line("end", PATIENCE)?;
         let said = p.stdout();
         ensure!(
             said.contains(r#""kind":"close""#) && said.contains(part),
@@ -83,7 +83,7 @@ fn root_bad_peers() -> Result<()> {
         let mut p = Program::python("peer.py", &fake.node.bare())
             .args(["plain", &host, bytes])
             .spawn()?;
-        p.line("end", SOON)?;
+        p.line("end", PATIENCE)?;
         if !part.is_empty() {
             a.await_refused(&ip, part)?;
         }
@@ -96,9 +96,9 @@ fn root_bad_peers() -> Result<()> {
     let ours = format!("{words}, we {MIN_VERSION} to {VERSION}");
     fake.refused(&a, &[&newer], &ours)?;
     let mut server = fake.program(&["serve", &ip], &[&newer])?;
-    server.line("listening", SOON)?;
-    server.line("got", SOON)?;
-    until("it is told why", SOON, || {
+    server.line("listening", PATIENCE)?;
+    server.line("got", PATIENCE)?;
+    until("it is told why", PATIENCE, || {
         server.stdout().contains("no common version")
     })?;
     a.await_down("n3", &words)?;
@@ -112,30 +112,30 @@ fn root_bad_peers() -> Result<()> {
     fake.refused(&a, &[&other], "its certificate names [n3]")?;
     fake.refused(&a, &["{\"kind\":\"ping\",\"n\":1}"], "is no hello")?;
     fake.refused(&a, &["noise"], "cannot be read")?;
-    fake.refused(&a, &[hello, "{\"kind\":\"seek\"}"], "cannot be read")?;
+    fake.refused(&a, &[hello, "{\"kind\":\"lookup\"}"], "cannot be read")?;
     fake.refused(&a, &[hello, "raw:00010001"], "more than 65536 bytes")?;
     fake.refused(&a, &[hello, hello], "a second hello")?;
     fake.refused(
         &a,
-        &[hello, "{\"kind\":\"hint\",\"seek\":1,\"reason\":1}"],
+        &[hello, "{\"kind\":\"hint\",\"lookup\":1,\"reason\":1}"],
         "an initiator's message",
     )?;
     // What is unknown is ignored; an address that is not its own is remarked upon.
     let proof = "ab".repeat(32);
     let claim = |local: &str| {
         format!(
-            r#"{{"kind":"seek","id":{},"claim":{{"proof":"{proof}","local":"{local}","peer":"10.88.1.1:80","age_ms":1,"active":true,"sent":0,"acked":0,"received":0}}}}"#,
+            r#"{{"kind":"lookup","id":{},"claim":{{"proof":"{proof}","local":"{local}","peer":"10.88.1.1:80","age_ms":1,"active":true,"sent":0,"acked":0,"received":0}}}}"#,
             local.len()
         )
     };
     let (theirs, lie) = (claim("10.88.3.1:5"), claim("10.88.2.1:55"));
     let mut p = fake.dial(&a, &[hello, "{\"kind\":\"dance\"}", &theirs, &lie])?;
-    p.line("got", SOON)?;
+    p.line("got", PATIENCE)?;
     a.await_up("n3")?;
-    until("the lie is noticed", SOON, || {
+    until("the lie is noticed", PATIENCE, || {
         let said = p.stdout();
         said.contains(&format!(
-            r#"{{"kind":"hint","seek":{},"reason":{}}}"#,
+            r#"{{"kind":"hint","lookup":{},"reason":{}}}"#,
             "10.88.2.1:55".len(),
             0x0a00_0016
         ))
@@ -143,7 +143,7 @@ fn root_bad_peers() -> Result<()> {
     .with_context(|| p.stdout())?;
     ensure!(a.peer("n3")?["lies"] == 1, "{}", a.picture());
     ensure!(
-        !p.stdout().contains(r#""seek":11"#),
+        !p.stdout().contains(r#""lookup":11"#),
         "its own address is not"
     );
     // Meanwhile the others were not disturbed.

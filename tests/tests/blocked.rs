@@ -4,13 +4,13 @@
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 use underpass_tests::harness::peers::Pair;
-use underpass_tests::harness::{paths, until, Daemon, Place, Program, SOON};
+use underpass_tests::harness::{paths, until, Daemon, Place, Program, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(90);
 
 fn start(place: &Place) -> Result<(Pair, u64)> {
     let mut p = Pair::roles("blocked.py", place, place)?;
-    let n = p.client.line("connections ", SOON)?.parse()?;
+    let n = p.client.line("connections ", PATIENCE)?.parse()?;
     Ok((p, n))
 }
 
@@ -29,7 +29,7 @@ fn stay_on_tcp() -> Result<()> {
 fn stay_on_lanes(d: &Daemon, place: &Place) -> Result<()> {
     let (p, n) = start(place)?;
     d.await_promoted(2 * n as usize)?;
-    until("bytes on the lanes", SOON, || {
+    until("bytes on the lanes", PATIENCE, || {
         d.stats().is_ok_and(|s| s.lane_tx_bytes >= 1000 * n)
     })?;
     p.mark("warm")?;

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write as _;
 use std::time::Duration;
 use underpass_admin::Row;
-use underpass_tests::harness::{paths, until, Daemon, Place, Program, Running, SOON};
+use underpass_tests::harness::{paths, until, Daemon, Place, Program, Running, PATIENCE};
 
 const PROGRAM: &str = "sockets.py";
 
@@ -24,7 +24,7 @@ fn start(words: &str, place: &Place) -> Result<Holder> {
         .iter()
         .any(|w| words.starts_with(w));
     let port = match listens {
-        true => running.line("port ", SOON)?.parse()?,
+        true => running.line("port ", PATIENCE)?.parse()?,
         false => 0,
     };
     Ok(Holder { running, port })
@@ -33,7 +33,7 @@ fn start(words: &str, place: &Place) -> Result<Holder> {
 impl Holder {
     fn ready(mut self) -> Result<Self> {
         self.running
-            .line("ready", SOON)
+            .line("ready", PATIENCE)
             .with_context(|| self.running.stderr())?;
         Ok(self)
     }
@@ -43,7 +43,7 @@ impl Holder {
     }
 
     fn child(&mut self) -> Result<u32> {
-        Ok(self.running.line("child ", SOON)?.parse()?)
+        Ok(self.running.line("child ", PATIENCE)?.parse()?)
     }
 }
 
@@ -121,7 +121,7 @@ fn rows_are_the_sockets_in_proc() -> Result<()> {
     let idle = start(&format!("connect {} 3", server.port), &shim)?.ready()?;
     let exec = start(&format!("exec {}", server.port), &shim)?.ready()?;
     let mut give = start(&format!("give {}", server.port), &shim)?;
-    let taker = give.child()?;
+    let receiver = give.child()?;
     let give = give.ready()?;
     let server = server.ready()?;
     let stranger = start("serve 4", &Place::bare())?;
@@ -140,7 +140,7 @@ fn rows_are_the_sockets_in_proc() -> Result<()> {
             ("server", server.pid()),
             ("idle", idle.pid()),
             ("exec", exec.pid()),
-            ("taker", taker),
+            ("receiver", receiver),
             ("parent", fork.pid()),
             ("child", child),
             ("off", off.pid()),
@@ -155,7 +155,7 @@ fn rows_are_the_sockets_in_proc() -> Result<()> {
     for (what, pid, wanted) in [
         ("idle", idle.pid(), one(Young, Young, server.pid())),
         ("exec", exec.pid(), one(Young, Young, server.pid())),
-        ("taker", taker, one(Young, Young, server.pid())),
+        ("receiver", receiver, one(Young, Young, server.pid())),
         ("parent", fork.pid(), one(Young, PeerNoShim, stranger.pid())),
         ("child", child, one(Young, PeerNoShim, stranger.pid())),
         ("off", off.pid(), one(Config, PeerNoShim, stranger.pid())),
@@ -186,7 +186,7 @@ fn what_two_processes_use_is_shared() -> Result<()> {
     let mut writer = start(&format!("split {}", echo.port), &d.place())?;
     let reader = writer.child()?;
     let writer = writer.ready()?;
-    until("it says that it is shared", SOON, || {
+    until("it says that it is shared", PATIENCE, || {
         let rows = d.ss().unwrap_or_default();
         let mut both = rows
             .iter()
@@ -229,7 +229,7 @@ fn programs_with_titles_have_rows() -> Result<()> {
         .arg(d.dir())
         .words(&format!("check --json --pid {}", parent.pid()))
         .env("UNDERPASS_LIB", paths::shim())
-        .check(SOON)?;
+        .check(PATIENCE)?;
     let all: Vec<serde_json::Value> = serde_json::from_str(&out)?;
     ensure!(
         all.len() == 2 && all.iter().all(|p| p["fine"] == true),
@@ -248,7 +248,7 @@ fn what_has_ended_has_no_row() -> Result<()> {
     same(&d, &[("server", server.pid()), ("idle", idle.pid())])?;
     let pid = idle.pid();
     drop(idle);
-    until("the client's rows are gone", SOON, || {
+    until("the client's rows are gone", PATIENCE, || {
         d.ss().is_ok_and(|rows| of(&rows, pid).is_empty())
     })?;
     let rows = same(&d, &[("server", server.pid())])?;
@@ -271,7 +271,7 @@ fn waiting_says_for_whom() -> Result<()> {
     let server = server.ready()?;
     let used = start(&format!("talk {} 1", stranger.port), &d.place())?.ready()?;
     // A search of the daemon for the eager one's other end may still be under way.
-    until("both wait", SOON, || {
+    until("both wait", PATIENCE, || {
         let Ok(rows) = d.ss() else { return false };
         said(&rows, eager.pid()) == one(Waiting, Young, server.pid())
             && said(&rows, used.pid()) == one(Waiting, PeerNoShim, stranger.pid())
@@ -305,12 +305,12 @@ fn reasons_do_not_outlive_their_cause() -> Result<()> {
         &format!("late {} {}", echo.port, again.display()),
         &d.place(),
     )?;
-    late.running.line("talked", SOON)?;
+    late.running.line("talked", PATIENCE)?;
     d.restart()?;
     std::fs::write(&again, "")?;
     let late = late.ready()?;
     // The first connection found no daemon. There is one now.
-    until("the old reason is gone", SOON, || {
+    until("the old reason is gone", PATIENCE, || {
         d.ss().is_ok_and(|rows| {
             let said: HashSet<_> = said(&rows, late.pid()).into_iter().map(|s| s.0).collect();
             said == [Some(Reason::Waiting), Some(Reason::Idle)].into()
@@ -351,7 +351,7 @@ fn a_directory_that_got_an_inode_is_another_one() -> Result<()> {
         .env("UNDERPASS_DIR", &way)
         .words("echo")
         .spawn()?;
-    let port = server.line("port ", SOON)?;
+    let port = server.line("port ", PATIENCE)?;
     // It hears the daemon when its connection is used.
     let talk = start(&format!("talk {port} 1"), &Place::bare())?.ready()?;
     d.kill();
@@ -389,7 +389,7 @@ fn a_program_whose_first_thread_has_ended_has_rows() -> Result<()> {
         .arg("--dir")
         .arg(d.dir())
         .words(&format!("check --json --pid {}", leader.pid()))
-        .check(SOON)?;
+        .check(PATIENCE)?;
     let all: Vec<serde_json::Value> = serde_json::from_str(&out)?;
     ensure!(all.len() == 1 && all[0]["fine"] == true, "{out}");
     Ok(())
@@ -418,7 +418,7 @@ fn one_direction_has_a_reason() -> Result<()> {
     let sink = start("sink", &d.place())?;
     let pour = start(&format!("pour {}", sink.port), &d.place())?.ready()?;
     let (mut rows, ready) = (Vec::new(), Reason::Ready.code());
-    until("one direction is on the ring", SOON, || {
+    until("one direction is on the ring", PATIENCE, || {
         rows = d.ss().unwrap_or_default();
         let of = |pid, up: &str| {
             let mut all = rows.iter().filter(|r| r.pid == pid && r.mode == "SMCD");
@@ -451,9 +451,9 @@ fn a_lane_that_one_end_has_left_is_none() -> Result<()> {
         .spawn()?;
     d.await_promoted(2).with_context(|| part.stderr())?;
     std::fs::write(&file, "")?;
-    let taker: u32 = part.line("child ", SOON)?.parse()?;
-    part.line("ready", SOON)?;
-    until("both ends are on TCP", SOON, || {
+    let receiver: u32 = part.line("child ", PATIENCE)?.parse()?;
+    part.line("ready", PATIENCE)?;
+    until("both ends are on TCP", PATIENCE, || {
         let rows = d.ss().unwrap_or_default();
         let of = |pid, peer| {
             let mut all = rows
@@ -461,7 +461,7 @@ fn a_lane_that_one_end_has_left_is_none() -> Result<()> {
                 .filter(|r| r.state == "ACTIVE" && r.pids == [pid]);
             all.any(|r| r.up == "none" && r.reason != 0 && r.peer_pid == peer)
         };
-        of(part.pid(), taker) && of(taker, part.pid())
+        of(part.pid(), receiver) && of(receiver, part.pid())
     })
     .with_context(|| d.picture())
 }

@@ -5,7 +5,7 @@ use anyhow::{bail, Context, Result};
 use std::process::Command;
 use std::time::Duration;
 use underpass_tests::harness::peers::Transfer;
-use underpass_tests::harness::{until, Daemon, Pods, SOON};
+use underpass_tests::harness::{until, Daemon, Pods, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Bytes before the connections are promoted: among them are enough drops.
@@ -32,7 +32,7 @@ fn promoted_under(rule: &str, dropped: impl Fn(&str) -> Result<bool>) -> Result<
     let place = d.place().netns(pods.a());
     let mut t = Transfer::start(&place, &place, "127.0.0.1")?;
     t.await_sent(BEFORE)?;
-    until("segments are dropped", SOON, || {
+    until("segments are dropped", PATIENCE, || {
         dropped(&within).unwrap_or(false)
     })?;
     d.restart()?;

@@ -3,7 +3,7 @@
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 use underpass_tests::harness::peers::Echo;
-use underpass_tests::harness::{until, Daemon, Place, Program, SOON};
+use underpass_tests::harness::{until, Daemon, Place, Program, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -92,7 +92,7 @@ fn forked_children_are_counted_once() -> Result<()> {
         let mut client = echo.client(&d.place(), CONNS, 0, Some(&file))?;
         let ends = u64::from(CONNS) * 2;
         d.await_promoted(ends as usize)?;
-        until("bytes on lanes", SOON, || {
+        until("bytes on lanes", PATIENCE, || {
             d.stats().is_ok_and(|s| s.lane_rx_bytes >= 5_000_000)
         })?;
         let living = d.stats()?;
@@ -146,7 +146,7 @@ fn accept_then_fork_eager() -> Result<()> {
             let rows = d.ss().unwrap_or_default();
             rows.iter().filter(|r| r.mode == "SMCD").count() == 8
         };
-        until("eight ends on lanes", SOON, || on_lanes(&d))
+        until("eight ends on lanes", PATIENCE, || on_lanes(&d))
             .with_context(|| format!("round {round}\n{}", d.picture()))?;
         std::fs::write(&file, b"")?;
         client.finish(LIMIT)?;

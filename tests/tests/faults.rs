@@ -5,7 +5,7 @@ use lane::proto::reason::Reason;
 use std::time::Duration;
 use underpass_admin::{Row, Target};
 use underpass_tests::harness::peers::{Echo, Transfer};
-use underpass_tests::harness::{paths, until, Daemon, Place, Program, SOON};
+use underpass_tests::harness::{paths, until, Daemon, Place, Program, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -69,7 +69,7 @@ fn daemon_killed_and_restarted() -> Result<()> {
         d.await_lanes(2)?;
         // The lanes have been in use all the time.
         let before = d.lane_bytes_now();
-        until("bytes flow on lanes", SOON, || {
+        until("bytes flow on lanes", PATIENCE, || {
             d.lane_bytes_now() > before + (10 << 20)
         })
         .with_context(|| d.picture())?;
@@ -116,7 +116,7 @@ fn daemon_killed_while_nothing_is_registered() -> Result<()> {
         echo.client(&d.eager(), 1, 600, None)?.finish(LIMIT)?;
         d.assert_promoted(before + 2, 1000)
             .with_context(|| format!("round {round}\n{}", d.picture()))?;
-        until("the lane is gone", SOON, || {
+        until("the lane is gone", PATIENCE, || {
             d.stats().is_ok_and(|s| s.links == 0)
         })?;
         // The server hears of that. Too little for a registration.
@@ -142,7 +142,7 @@ fn a_sleeping_program_is_in_the_first_view() -> Result<()> {
     let mut p = Program::new(paths::PYTHON, &place)
         .args(["-c", script])
         .spawn()?;
-    p.line("asleep", SOON)?;
+    p.line("asleep", PATIENCE)?;
     let view = |d: &Daemon| -> Result<Vec<_>> {
         let rows = d.ss()?.into_iter().filter(|r| r.pid == p.pid());
         let mut rows: Vec<_> = rows.map(|r| (r.inode, r.mode, r.lane_tx_bytes)).collect();
@@ -193,7 +193,7 @@ fn down_and_up() -> Result<()> {
                     .all(|r| r.up == "none")
             })
         };
-        until("both directions are down", SOON, down)
+        until("both directions are down", PATIENCE, down)
             .with_context(|| format!("{target:?}\n{}", d.picture()))?;
         t.await_sent(5 << 20)
             .with_context(|| format!("{target:?}"))?;
@@ -226,7 +226,8 @@ fn down_and_up_event_loop() -> Result<()> {
         for _ in 0..15 {
             d.await_promoted(12).with_context(|| mode.to_string())?;
             d.down(Target::All)?;
-            until("all are down", SOON, || d.promoted_now() == 0).with_context(|| d.picture())?;
+            until("all are down", PATIENCE, || d.promoted_now() == 0)
+                .with_context(|| d.picture())?;
             d.up(Target::All)?;
         }
         d.await_promoted(12)?;
@@ -251,7 +252,7 @@ fn daemon_dies_between_down_and_up() -> Result<()> {
         d.await_promoted(8)?;
         d.down(Target::All)?;
         d.restart()?;
-        until("held or down", SOON, || {
+        until("held or down", PATIENCE, || {
             d.up(Target::All).is_ok_and(|n| n >= 8)
         })
         .with_context(|| d.picture())?;
@@ -287,7 +288,7 @@ fn peer_without_a_shim_has_a_reason() -> Result<()> {
     let stop = tempfile::tempdir()?;
     let file = stop.path().join("stop");
     let client = e.client(&Place::bare(), 3, 0, Some(&file))?;
-    until("the server's ends show a reason", SOON, || {
+    until("the server's ends show a reason", PATIENCE, || {
         let rows = d.ss().unwrap_or_default();
         rows.iter()
             .filter(|r| r.state == "ACTIVE" && r.mode.starts_with("TCP 0x") && r.reason != 0)
@@ -321,8 +322,8 @@ fn limits_on_files_and_memory() -> Result<()> {
         let mut p = Program::new("bash", &d.eager())
             .args(["-c", &script])
             .spawn()?;
-        ensure!(p.line("got ", SOON)? == "hello");
-        until("the daemon knows", SOON, || {
+        ensure!(p.line("got ", PATIENCE)? == "hello");
+        until("the daemon knows", PATIENCE, || {
             d.stats().is_ok_and(|s| s.clients == clients)
         })
         .with_context(|| format!("limit {limit}: {}", d.picture()))?;

@@ -4,7 +4,7 @@ use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 use underpass_tests::harness::peers::{result, Echo};
 use underpass_tests::harness::redis::{Load, Redis};
-use underpass_tests::harness::{until, Daemon, Place, Program, SOON};
+use underpass_tests::harness::{until, Daemon, Place, Program, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(90);
 
@@ -79,7 +79,7 @@ fn hostile_peer() -> Result<()> {
         );
         now.0 <= files.0 + 30 && now.1 <= files.1 + 30
     };
-    until("descriptors are given back", SOON, clean).with_context(|| {
+    until("descriptors are given back", PATIENCE, clean).with_context(|| {
         let now = (
             open_files(redis.running.pid()),
             d.stats().map(|s| open_files(s.pid)),

@@ -4,7 +4,7 @@
 use anyhow::{ensure, Result};
 use std::time::Duration;
 use underpass_tests::harness::peers::result;
-use underpass_tests::harness::{until, Daemon, Place, Program, Running, SOON};
+use underpass_tests::harness::{until, Daemon, Place, Program, Running, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(90);
 const CLIENTS: u64 = 20;
@@ -13,7 +13,7 @@ fn server(how: &str, place: &Place) -> Result<(Running, String)> {
     let mut s = Program::python("inherited.py", place)
         .args(["serve", how])
         .spawn()?;
-    let port = s.line("port ", SOON)?;
+    let port = s.line("port ", PATIENCE)?;
     Ok((s, port))
 }
 
@@ -41,7 +41,7 @@ fn served_after(how: &str, lines: u32, server_at: &Place, client_at: &Place) -> 
 
 /// Were most of them? (As many as there are credits for, on a machine where the daemon comes late.)
 fn registered(d: &Daemon, how: &str) -> Result<()> {
-    until(&format!("{how}: registered"), SOON, || {
+    until(&format!("{how}: registered"), PATIENCE, || {
         d.stats().is_ok_and(|s| s.registered >= CLIENTS / 2)
     })
 }

@@ -3,7 +3,7 @@
 
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
-use underpass_tests::harness::{c::both_ways, Daemon, Place, Program, SOON};
+use underpass_tests::harness::{c::both_ways, Daemon, Place, Program, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -12,7 +12,7 @@ fn pair(case: &str, server: &Place, client: &Place) -> Result<[String; 2]> {
     let mut s = Program::python("large.py", server)
         .args([case, "serve", "127.0.0.1"])
         .spawn()?;
-    let port = s.line("port ", SOON)?;
+    let port = s.line("port ", PATIENCE)?;
     let c = Program::python("large.py", client)
         .args([case, "connect", "127.0.0.1", &port])
         .check(LIMIT)

@@ -5,7 +5,7 @@ use anyhow::{ensure, Context, Result};
 use std::path::Path;
 use underpass_admin::Row;
 use underpass_tests::harness::packaged::{Packaged, LIMIT};
-use underpass_tests::harness::{paths, until, Daemon, Place, Program, SOON};
+use underpass_tests::harness::{paths, until, Daemon, Place, Program, PATIENCE};
 use underpass_tests::page::{line, Table, NOT_RUN, PAGE};
 
 macro_rules! on_lanes {
@@ -51,13 +51,13 @@ fn jailed(how: &str) -> Result<()> {
         .arg(how)
         .arg(jail.path())
         .spawn()?;
-    let port = server.line("port ", SOON)?;
+    let port = server.line("port ", PATIENCE)?;
     let clients = Program::python("jailed.py", &d.place())
         .args(["load", &port])
         .spawn()?;
     let of = format!(":{port}");
     let inside = |r: &Row| r.local.ends_with(&of) && r.mode == "SMCD" && r.state == "ACTIVE";
-    until("the jailed ends are SMCD", SOON, || {
+    until("the jailed ends are SMCD", PATIENCE, || {
         d.ss()
             .is_ok_and(|rows| rows.iter().filter(|r| inside(r)).count() >= 4)
     })

@@ -6,7 +6,7 @@ use std::time::Duration;
 use underpass_tests::harness::node::{pair, Lan, Node, Setup};
 use underpass_tests::harness::peers::Echo;
 use underpass_tests::harness::talk::{check_pair, found, Talk};
-use underpass_tests::harness::{until, SOON};
+use underpass_tests::harness::{until, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -245,7 +245,7 @@ fn root_certificates() -> Result<()> {
     // Half of a change is no change: the channel stays, the files are complained about.
     lan.make("node n2 --force --days 100")?;
     b.install(&lan.file("n2.crt"), "node.crt")?;
-    until("the files do not fit", SOON, || {
+    until("the files do not fit", PATIENCE, || {
         let v = b.tool("peers -j").unwrap_or_default();
         v["node"]["trouble"]
             .as_str()
@@ -255,7 +255,7 @@ fn root_certificates() -> Result<()> {
     ensure!(a.peer("n2")?["state"] == "up");
     let old = a.peer("n2")?["expires"].as_i64();
     b.install(&lan.file("n2.key"), "node.key")?;
-    until("the new certificate is shown", SOON, || {
+    until("the new certificate is shown", PATIENCE, || {
         a.peer("n2")
             .is_ok_and(|p| p["state"] == "up" && p["expires"].as_i64() < old)
     })
@@ -265,7 +265,8 @@ fn root_certificates() -> Result<()> {
     let read = |b: &Node| b.running().map(|r| r.stderr().matches("read anew").count());
     let before = read(&b)?;
     b.running()?.signal(nix::sys::signal::Signal::SIGHUP)?;
-    until("read anew", SOON, || read(&b).is_ok_and(|n| n > before)).with_context(|| b.picture())?;
+    until("read anew", PATIENCE, || read(&b).is_ok_and(|n| n > before))
+        .with_context(|| b.picture())?;
     a.await_up("n2")?;
     check_pair(&a, &b)?;
     ensure!(b.running()?.pid() == pid, "without a restart");
@@ -333,7 +334,7 @@ fn root_daemons_restart() -> Result<()> {
     }
     // Told to stop, it says farewell.
     a.running()?.signal(nix::sys::signal::Signal::SIGTERM)?;
-    until("the farewell, then that nobody is there", SOON, || {
+    until("the farewell, then that nobody is there", PATIENCE, || {
         b.peer("n1").is_ok_and(|p| p["state"] == "down")
             && b.running()
                 .is_ok_and(|r| r.stderr().contains("the daemon was told to stop"))

@@ -7,7 +7,7 @@ use underpass_admin::{Request, Response};
 use underpass_tests::harness::peers::Echo;
 use underpass_tests::harness::redis::{Load, Redis};
 use underpass_tests::harness::web::Nginx;
-use underpass_tests::harness::{until, Daemon, Place, Pods, SOON};
+use underpass_tests::harness::{until, Daemon, Place, Pods, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -136,7 +136,7 @@ fn root_mirrored_addresses_are_not_paired() -> Result<()> {
             underpass_tests::harness::Program::python("mirror.py", &shim(i == 1, pods.b()))
                 .args(["serve", Pods::B, "9000"])
                 .spawn()?;
-        server.line("listening", SOON)?;
+        server.line("listening", PATIENCE)?;
         let client =
             underpass_tests::harness::Program::python("mirror.py", &shim(i == 0, pods.a()))
                 .args(["connect", Pods::B, "9000", Pods::A, bind])
@@ -151,7 +151,7 @@ fn root_mirrored_addresses_are_not_paired() -> Result<()> {
             .count()
             == 2
     };
-    until("both ends registered and wait", SOON, waiting).with_context(|| d.picture())?;
+    until("both ends registered and wait", PATIENCE, waiting).with_context(|| d.picture())?;
     std::fs::write(&file, b"")?;
     for (server, client) in kept {
         client.wait(LIMIT)?.ok()?;

@@ -7,7 +7,7 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 use underpass_tests::harness::{
-    c, paths, peers::Pair, until, Daemon, Place, Program, Running, SOON,
+    c, paths, peers::Pair, until, Daemon, Place, Program, Running, PATIENCE,
 };
 
 const LIMIT: Duration = Duration::from_secs(90);
@@ -129,11 +129,11 @@ fn inherited_by_who_may_not_be_looked_at() -> Result<()> {
     let stats = || -> Result<Value> {
         let p = Program::new(paths::bin("underpass"), &Place::bare()).user(NOBODY);
         let p = p.env("UNDERPASS_DIR", dir.path()).words("stats -j");
-        Ok(serde_json::from_str(&p.check(SOON)?)?)
+        Ok(serde_json::from_str(&p.check(PATIENCE)?)?)
     };
-    until("the daemon answers", SOON, || stats().is_ok())?;
+    until("the daemon answers", PATIENCE, || stats().is_ok())?;
     let promoted = || {
-        until("promoted", SOON, || {
+        until("promoted", PATIENCE, || {
             stats().is_ok_and(|s| s["promoted"] == 2)
         })
     };
@@ -155,15 +155,15 @@ fn orphaned(place: &Place, promoted: impl Fn() -> Result<()>) -> Result<()> {
     let program = || Program::python("heirs.py", place).user(NOBODY);
     let server = program().args(["serve", "127.0.0.1"]).arg(&fork);
     let mut server = server.arg("late").spawn()?;
-    let port = server.line("port ", SOON)?;
+    let port = server.line("port ", PATIENCE)?;
     let client = program().args(["connect", "127.0.0.1", &port]).arg(&enough);
     let client = client.spawn()?;
-    until("bytes come back", SOON, || got(&client) > 20_000)?;
+    until("bytes come back", PATIENCE, || got(&client) > 20_000)?;
     promoted()?;
     File::create(&fork)?;
-    until("the parent has ended", SOON, || server.has_ended())?;
+    until("the parent has ended", PATIENCE, || server.has_ended())?;
     let before = got(&client);
-    until("the child goes on", SOON, || {
+    until("the child goes on", PATIENCE, || {
         got(&client) > before + 200_000
     })?;
     File::create(&enough)?;

@@ -3,7 +3,7 @@
 
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
-use underpass_tests::harness::{c::both_ways, until, Daemon, Place, Pods, Program, SOON};
+use underpass_tests::harness::{c::both_ways, until, Daemon, Place, Pods, Program, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -22,13 +22,15 @@ fn said(
     let busy = busy();
     std::fs::write(dir.path().join("asked"), b"")?;
     busy?;
-    until("the program is cut", SOON, || {
+    until("the program is cut", PATIENCE, || {
         dir.path().join("cut").exists()
     })?;
     let filter = |action: &str| {
         let within = Place::bare().netns(pods.a());
         let line = format!("-w {action} OUTPUT -o lo -p tcp -j DROP");
-        Program::new("iptables", &within).words(&line).check(SOON)
+        Program::new("iptables", &within)
+            .words(&line)
+            .check(PATIENCE)
     };
     filter("-A")?;
     cut()?;
@@ -51,10 +53,10 @@ fn probing() -> Result<Daemon> {
 
 /// So many ends send probes.
 fn probed(pods: &Pods, ends: usize) -> Result<()> {
-    until(&format!("probes of {ends} ends"), SOON, || {
+    until(&format!("probes of {ends} ends"), PATIENCE, || {
         let within = Place::bare().netns(pods.a());
         let ss = Program::new("ss", &within).words("-tnoH state established");
-        ss.check(SOON)
+        ss.check(PATIENCE)
             .is_ok_and(|seen| seen.matches("timer:(keepalive").count() == ends)
     })
 }

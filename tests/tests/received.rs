@@ -6,7 +6,7 @@ use lane::proto::reason::Reason;
 use std::time::Duration;
 use underpass_admin::Row;
 use underpass_tests::harness::peers::result;
-use underpass_tests::harness::{paths, until, Daemon, Place, Program, Running, SOON};
+use underpass_tests::harness::{paths, until, Daemon, Place, Program, Running, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(90);
 const CONNS: usize = 4;
@@ -15,7 +15,7 @@ fn serve(how: &str, place: &Place) -> Result<(Running, String)> {
     let mut s = Program::python("received.py", place)
         .args(["serve", how])
         .spawn()?;
-    let port = s.line("port ", SOON)?;
+    let port = s.line("port ", PATIENCE)?;
     Ok((s, port))
 }
 
@@ -52,7 +52,7 @@ fn promoted(how: &str, args: &[&str]) -> Result<()> {
     let (s, port) = serve(how, &d.place())?;
     let c = client(&port, CONNS, &d.place(), &end)?;
     let up = |r: &&Row| r.up == "both" && !r.pids.contains(&s.pid());
-    until("they are on lanes in the other process", SOON, || {
+    until("they are on lanes in the other process", PATIENCE, || {
         d.ss().unwrap_or_default().iter().filter(up).count() == 2 * CONNS
     })
     .with_context(|| format!("{how}\n{}", d.picture()))?;
@@ -95,7 +95,7 @@ fn handed_on_while_it_is_closed() -> Result<()> {
     let end = dir.path().join("end");
     let (_s, port) = serve("used-both", &d.place())?;
     let c = client(&port, CONNS, &d.place(), &end)?;
-    until("all have been handed on", SOON, || {
+    until("all have been handed on", PATIENCE, || {
         let why = [Reason::Left.code(), Reason::HeldElsewhere.code()];
         let left = |r: &&Row| r.role == "server" && why.contains(&r.reason);
         d.ss().unwrap_or_default().iter().filter(left).count() == CONNS
@@ -107,7 +107,7 @@ fn handed_on_while_it_is_closed() -> Result<()> {
         clients.map(|r| r.tcp_tx_bytes).min().context("clients")
     };
     let before = sent()?;
-    until("they go on", SOON, || {
+    until("they go on", PATIENCE, || {
         sent().is_ok_and(|n| n > before + 1_000_000)
     })
     .with_context(|| d.picture())?;
@@ -160,7 +160,7 @@ fn held(how: &str) -> Result<()> {
     let end = dir.path().join("end");
     let (_s, port) = serve(how, &d.place())?;
     let c = client(&port, 1, &d.place(), &end)?;
-    until("it says why", SOON, || {
+    until("it says why", PATIENCE, || {
         let rows = d.ss().unwrap_or_default();
         rows.iter()
             .any(|r| r.role == "server" && r.reason == Reason::HeldElsewhere.code())
@@ -191,7 +191,7 @@ fn node_cluster() -> Result<()> {
         .arg(paths::script("web.js"))
         .args(["cluster", "127.0.0.1"])
         .spawn()?;
-    let port = server.line("port ", SOON)?;
+    let port = server.line("port ", PATIENCE)?;
     let client = Program::new(&node, &d.place())
         .arg(paths::script("web.js"))
         .args(["call", "127.0.0.1", &port, "3", "8"])

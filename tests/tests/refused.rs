@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 use underpass_tests::harness::peers::Echo;
-use underpass_tests::harness::{until, Daemon, Place, SOON};
+use underpass_tests::harness::{until, Daemon, Place, PATIENCE};
 use underpassd::clients::family::Family;
 use underpassd::os::wire::{self, Incoming};
 
@@ -59,8 +59,8 @@ fn the_reason_is_shown_at_every_connection() -> Result<()> {
         let server = Echo::serve("epoll", "127.0.0.1", &place)?;
         let client = server.client(&place, 2, 0, Some(&file))?;
         for _ in 0..2 {
-            let table = tables.recv_timeout(SOON)?;
-            until("both connections say why", SOON, || {
+            let table = tables.recv_timeout(PATIENCE)?;
+            until("both connections say why", PATIENCE, || {
                 let rows = table.views();
                 let open = rows.iter().filter(|v| v.state == state::OPEN);
                 open.filter(|v| v.reason == reason.code()).count() == 2
@@ -83,7 +83,7 @@ fn a_limit_is_shown() -> Result<()> {
     let file = stop.path().join("stop");
     let server = Echo::serve("epoll", "127.0.0.1", &d.place())?;
     let client = server.client(&d.place(), 2, 0, Some(&file))?;
-    until("one was refused", SOON, || d.said().contains("limit"))?;
+    until("one was refused", PATIENCE, || d.said().contains("limit"))?;
     std::thread::sleep(Duration::from_millis(300)); // some rounds more, so that it has noticed
     std::fs::write(config.path(), "")?;
     d.restart()?;

@@ -3,7 +3,7 @@
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 use underpass_tests::harness::peers::result;
-use underpass_tests::harness::{Daemon, Program, SOON};
+use underpass_tests::harness::{Daemon, Program, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(90);
 
@@ -15,7 +15,7 @@ fn grpc_goes_over_lanes() -> Result<()> {
     let mut server = Program::packaged_python("rpc.py", &d.place())
         .args(["serve", "127.0.0.1"])
         .spawn()?;
-    let port = server.line("port ", SOON)?;
+    let port = server.line("port ", PATIENCE)?;
     let client = Program::packaged_python("rpc.py", &d.place())
         .args(["call", "127.0.0.1", &port, "4"])
         .arg(dir.path().join("seen"))

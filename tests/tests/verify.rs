@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use underpass_tests::harness::{paths, until, Daemon, Place, Program, SOON};
+use underpass_tests::harness::{paths, until, Daemon, Place, Program, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -191,7 +191,7 @@ int main(int n, char **v) {
     let mut echo = Program::python("sockets.py", &Place::bare())
         .arg("echo")
         .spawn()?;
-    let port = echo.line("port ", SOON)?;
+    let port = echo.line("port ", PATIENCE)?;
     let script = paths::script("sockets.py");
     let script = script.to_str().context("path")?;
     let command = [filter, paths::PYTHON, script, "talk", &port, "1"];
@@ -205,7 +205,7 @@ fn running_processes_are_looked_at() -> Result<()> {
     let mut echo = Program::python("sockets.py", &d.place())
         .arg("echo")
         .spawn()?;
-    echo.line("ready", SOON)?;
+    echo.line("ready", PATIENCE)?;
     let check = |d: &Daemon, pid: u32| -> Result<(i32, Vec<Value>)> {
         let out = underpass(d, &["check", "-j", "--pid", &pid.to_string()]).run(LIMIT)?;
         let rows = serde_json::from_str(&out.stdout).with_context(|| format!("{out:?}"))?;
@@ -223,7 +223,7 @@ fn running_processes_are_looked_at() -> Result<()> {
         .arg("echo")
         .spawn()?;
     let mut seen = String::new();
-    until("the bare program runs", SOON, || {
+    until("the bare program runs", PATIENCE, || {
         let r = check(&d, bare.pid());
         seen = format!("{r:?}");
         r.is_ok_and(|(code, rows)| code == 1 && rows[0]["cause"]["name"] == "no-preload")
@@ -259,7 +259,7 @@ fn what_is_no_process_is_named() -> Result<()> {
     );
     let mut child = Command::new("true").spawn()?;
     let pid = child.id();
-    until("it has ended", SOON, || {
+    until("it has ended", PATIENCE, || {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.contains(") Z ")
     })?;
@@ -282,7 +282,7 @@ fn what_is_no_process_is_named() -> Result<()> {
 #[test]
 fn what_ends_at_once_is_not_judged() -> Result<()> {
     let d = Daemon::start()?;
-    until("it was too short for a look", SOON, || {
+    until("it was too short for a look", PATIENCE, || {
         let found = verify(&d, &["true"]);
         matches!(found, Ok((2, rows)) if rows.is_empty())
     })

@@ -4,7 +4,7 @@ use anyhow::{bail, ensure, Context, Result};
 use std::time::Duration;
 use underpass_tests::harness::c::both_ways;
 use underpass_tests::harness::peers::result;
-use underpass_tests::harness::{Daemon, Place, Program, Running, SOON};
+use underpass_tests::harness::{Daemon, Place, Program, Running, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -16,7 +16,7 @@ fn program(place: &Place) -> Program {
 fn servers(place: &Place, n: usize) -> Result<(Vec<Running>, Vec<String>)> {
     let start = |_| {
         let mut s = program(place).arg("serve").spawn()?;
-        let port = s.line("port ", SOON)?;
+        let port = s.line("port ", PATIENCE)?;
         Ok((s, port))
     };
     let all: Vec<_> = (0..n).map(start).collect::<Result<_>>()?;
@@ -85,7 +85,7 @@ fn storm(how: &str) -> Result<()> {
 /// Milliseconds of processor time that the end took, and that it lasted.
 fn storm_once(how: &str, d: &Daemon) -> Result<(u64, u64)> {
     let mut victim = program(&d.place()).args(["idle", how]).spawn()?;
-    let port = victim.line("port ", SOON)?;
+    let port = victim.line("port ", PATIENCE)?;
     let out = program(&d.place())
         .args(["storm", "2000", &port])
         .run(LIMIT)?;

@@ -55,7 +55,7 @@ fn table(node: &NodeState, peers: &[PeerState], refused: &[RefusedState]) -> Str
             date(p.since),
             clean(&p.release),
             expiry(p.expires),
-            p.seeks
+            p.lookups
         );
         t.push_str(line.trim_end());
         t.push('\n');

@@ -13,7 +13,7 @@ use underpass_benches::cases::{measured, Wire, ALL, DEMO};
 use underpass_benches::report::short;
 use underpass_tests::harness::peers::Transfer;
 use underpass_tests::harness::redis::Redis;
-use underpass_tests::harness::{paths, until, Daemon, Program, SOON};
+use underpass_tests::harness::{paths, until, Daemon, Program, PATIENCE};
 
 #[derive(Parser)]
 #[command(
@@ -121,7 +121,7 @@ fn transfer(d: &mut Daemon) -> Result<()> {
                     .all(|r| r.up == "none")
             })
         };
-        until("everything is on TCP", SOON, down).with_context(|| d.picture())?;
+        until("everything is on TCP", PATIENCE, down).with_context(|| d.picture())?;
         step(&mut t, "underpass down --all: on TCP")?;
         let ups = d.stats()?.ups;
         tool(d, "up")?;

@@ -188,7 +188,7 @@ pub struct PeerState {
     /// When the certificate that it showed ends.
     pub expires: Option<i64>,
     /// Ends that one node looks for at the other.
-    pub seeks: u64,
+    pub lookups: u64,
     /// How often it spoke for an address that is not its own.
     pub lies: u64,
 }

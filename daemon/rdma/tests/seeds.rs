@@ -12,7 +12,7 @@ use underpass_rdma::wire::{Body, Message};
 
 fn add(sum: &mut Counts, c: Counts) {
     sum.ring_bytes += c.ring_bytes;
-    sum.behind += c.behind;
+    sum.inlined += c.inlined;
     sum.ups += c.ups;
     sum.moves += c.moves;
     sum.link_downs += c.link_downs;
@@ -107,7 +107,7 @@ fn without_faults() {
         if cfg!(debug_assertions) { 100 } else { 1000 },
         true,
     );
-    assert!(c.ring_bytes > 0 && c.behind > 0 && c.moves > 0);
+    assert!(c.ring_bytes > 0 && c.inlined > 0 && c.moves > 0);
     assert_eq!((c.link_downs, c.no_rail, c.queries), (0, 0, 0));
 }
 
@@ -115,7 +115,7 @@ fn without_faults() {
 fn with_faults() {
     let n = if cfg!(debug_assertions) { 150 } else { 8000 };
     let c = seeds("with faults", 1000, n, false);
-    assert!(c.ring_bytes > 0 && c.behind > 0 && c.moves > 0 && c.link_downs > 0 && c.no_rail > 0);
+    assert!(c.ring_bytes > 0 && c.inlined > 0 && c.moves > 0 && c.link_downs > 0 && c.no_rail > 0);
     assert!(c.queries > 0 && c.removed_devices > 0);
 }
 
@@ -182,18 +182,18 @@ fn acknowledged_and_never_read() {
         let mut sim = Sim::new(seed, 2, no_faults());
         sim.never_shut();
         sim.set_control(true);
-        while sim.behind(0) == 0 && !sim.all_done() {
+        while sim.inlined(0) == 0 && !sim.all_done() {
             sim.tick(true);
         }
         for _ in 0..Rng(seed).below(100) {
             sim.tick(true);
         }
         sim.pause(1, 3_000_000);
-        let before = sim.behind(0);
+        let before = sim.inlined(0);
         for _ in 0..50 {
             sim.tick(true);
         }
-        seen += u64::from(sim.behind(0) > before);
+        seen += u64::from(sim.inlined(0) > before);
         let rail = seed as usize % sim::RAILS;
         for up in [false, true] {
             sim.set_port(1, rail, up);

@@ -42,24 +42,24 @@ impl<V: Provider> Core<V> {
                     }
                 }
                 Out::Paired(p) => self.paired_across(p),
-                Out::Hurry(node, asked) => self.seek.remote(node, asked),
+                Out::Expedited(node, asked) => self.lookup.remote(node, asked),
             }
         }
     }
 
     /// An end waits and its other end was not found on this node: look for it on other nodes.
-    pub(crate) fn seek_across(&mut self, who: ConnRef, end: End) {
+    pub(crate) fn lookup_across(&mut self, who: ConnRef, end: End) {
         self.across(Box::new(|p, now, alive, out| {
-            p.seek(who, end, now, alive, out)
+            p.lookup(who, end, now, alive, out)
         }));
     }
 
-    /// An end in a hurry waits: asks the nodes that may have its other end to look for it. `false`: none could be
+    /// An end that are expedited waits: asks the nodes that may have its other end to look for it. `false`: none could be
     /// asked.
-    pub(crate) fn hurry_across(&mut self, who: ConnRef) -> bool {
+    pub(crate) fn expedited_across(&mut self, who: ConnRef) -> bool {
         let mut told = 0;
         let n = &mut told;
-        self.across(Box::new(move |p, _, _, out| *n = p.hurry(&who, out)));
+        self.across(Box::new(move |p, _, _, out| *n = p.expedited(&who, out)));
         told > 0
     }
 

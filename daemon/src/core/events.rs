@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-const MOST: usize = 4096;
+const EVENTS_MAX: usize = 4096;
 
 struct Event {
     /// Milliseconds since the epoch.
@@ -27,7 +27,7 @@ pub struct About {
 impl Events {
     pub fn push(&mut self, about: About, text: String) {
         tracing::debug!("{text}");
-        if self.ring.len() == MOST {
+        if self.ring.len() == EVENTS_MAX {
             self.ring.pop_front();
         }
         let at = std::time::SystemTime::now()
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn bounded_and_filtered() {
         let mut e = Events::default();
-        for i in 0..MOST as u32 + 10 {
+        for i in 0..EVENTS_MAX as u32 + 10 {
             e.push(
                 About {
                     uid: i % 2,
@@ -71,11 +71,11 @@ mod tests {
             );
         }
         let all = e.lines(|_| true);
-        assert_eq!(all.len(), MOST);
+        assert_eq!(all.len(), EVENTS_MAX);
         assert!(all
             .last()
             .unwrap()
-            .ends_with(&format!("event {}", MOST + 9)));
-        assert_eq!(e.lines(|a| a.uid == 0).len(), MOST / 2);
+            .ends_with(&format!("event {}", EVENTS_MAX + 9)));
+        assert_eq!(e.lines(|a| a.uid == 0).len(), EVENTS_MAX / 2);
     }
 }

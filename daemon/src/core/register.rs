@@ -7,10 +7,10 @@ use crate::clients::limits::Job;
 use crate::lanes::groups::{Out, Refused, Violation};
 use crate::lanes::holders::Came;
 use crate::os::fds::Foreign;
-use crate::pairing::elsewhere::{Doubt, Seen};
 use crate::pairing::local::Verdict;
 use crate::pairing::proof::Proof;
 use crate::pairing::socket::End;
+use crate::pairing::unprovable::{Seen, Unprovable};
 use lane::family::state;
 use lane::proto::msg::{register, ToShim};
 use lane::proto::reason::Reason;
@@ -157,7 +157,7 @@ impl<V: Provider> Core<V> {
             Verdict::Wait => {
                 self.event(who.client, &format!("registered {shown}"));
                 if let Some(end) = copy {
-                    self.seek_across(who, end);
+                    self.lookup_across(who, end);
                 }
             }
             Verdict::Shared => self.decline(who, Reason::Shared, Reason::None, RETRY_SOON_MS),
@@ -181,11 +181,11 @@ impl<V: Provider> Core<V> {
         waiting.chain(new).collect()
     }
 
-    /// Ends whose other end may never register (`pairing::elsewhere`).
-    pub fn doubts(&self) -> Vec<Doubt> {
+    /// Ends whose other end may never register (`pairing::unprovable`).
+    pub fn unprovable(&self) -> Vec<Unprovable> {
         let doubt = |(who, end): (&ConnRef, &End)| {
             let p = self.clients.get(&who.client)?;
-            Some(Doubt {
+            Some(Unprovable {
                 who: *who,
                 pid: p.proc_id.pid,
                 netns: p.netns,
@@ -193,10 +193,10 @@ impl<V: Provider> Core<V> {
                 peer: end.peer,
             })
         };
-        self.waiting.doubts().filter_map(doubt).collect()
+        self.waiting.unprovable().filter_map(doubt).collect()
     }
 
-    /// The other end of one of [`Core::doubts`] was looked for.
+    /// The other end of one of [`Core::unprovable`] was looked for.
     pub fn looked_for(&mut self, who: ConnRef, seen: Seen) {
         if self.waiting.looked_for(&who, seen) {
             self.forget_across(who);

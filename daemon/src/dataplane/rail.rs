@@ -15,11 +15,11 @@ mod area;
 mod devices;
 mod incarnation;
 mod inherited;
-mod kick;
 mod lanes;
 mod show;
 mod sock;
 mod takeover;
+mod wake;
 pub(crate) mod waker;
 
 use crate::clients::ids::{ClientId, ConnRef};
@@ -122,7 +122,7 @@ pub struct Rails<V: Provider> {
     lanes: BTreeMap<Key, Lane>,
     out: Vec<Effect>,
     /// An eventfd that wakes the data plane.
-    kick: Option<Arc<OwnedFd>>,
+    wake: Option<Arc<OwnedFd>>,
     /// Results of helpers that have worked on sockets.
     jobs: (Sender<takeover::Done>, Receiver<takeover::Done>),
     /// The daemon is counted as asleep on all link groups.
@@ -203,7 +203,7 @@ impl<V: Provider> Rails<V> {
             groups: HashMap::new(),
             lanes: BTreeMap::new(),
             out: Vec::new(),
-            kick: kick::new_kick(),
+            wake: wake::new_wake(),
             jobs: crossbeam::channel::unbounded(),
             dozing: false,
             set: None,
@@ -217,13 +217,13 @@ impl<V: Provider> Rails<V> {
         self.nodes.get(node).map(|n| ClientId::remote(n.number))
     }
 
-    /// Something has changed or is about to: takes [`Rails::doze`] back, and wakes the data plane.
-    pub fn stir(&mut self) {
+    /// Something has changed or is about to: takes [`Rails::fall_asleep`] back, and wakes the data plane.
+    pub fn notify(&mut self) {
         if std::mem::take(&mut self.dozing) {
-            self.nodes.values().for_each(|n| n.pair.rouse());
+            self.nodes.values().for_each(|n| n.pair.wake_up());
         }
         self.tend_at = 0;
-        kick::kick(self.kick.as_deref());
+        wake::wake(self.wake.as_deref());
     }
 
     /// Moves the effects of the steps so far to `all`, in their order.
@@ -237,7 +237,7 @@ impl<V: Provider> Rails<V> {
 
     /// A message of the link groups' state machine to the daemon as a client.
     pub fn deliver(&mut self, to: ClientId, msg: ToShim, fds: &[Arc<OwnedFd>]) {
-        self.stir();
+        self.notify();
         match msg {
             ToShim::GroupNew { group, bytes, .. } => self.group_new(to, group, bytes, fds),
             ToShim::Chunk {
@@ -412,7 +412,7 @@ impl<V: Provider> Rails<V> {
         if news.is_empty() {
             return;
         }
-        self.stir();
+        self.notify();
         let now = self.system.now();
         let Some(devices) = &self.devices else { return };
         for n in news {

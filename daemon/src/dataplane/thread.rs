@@ -90,7 +90,7 @@ impl Drop for Thread {
     fn drop(&mut self) {
         // Relaxed: the thread reads it under the lock, after we have held that here or after the kick
         self.plane.ends.store(true, Relaxed);
-        self.plane.lock().stir();
+        self.plane.lock().notify();
         if let Some(t) = self.thread.take() {
             let _ = t.join(); // it has not panicked: a panic aborts the process
         }
@@ -215,10 +215,10 @@ impl<V: Provider> Loop<V> {
             self.worked_at = t;
         }
         if !self.alone && t < self.worked_at + SPIN_NS {
-            rails.rouse();
+            rails.wake_up();
             return Next::Poll;
         }
-        match p.more || rails.doze() {
+        match p.more || rails.fall_asleep() {
             true => Next::Poll,
             false => Next::Sleep(p.next),
         }

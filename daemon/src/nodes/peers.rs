@@ -50,7 +50,7 @@ struct Peer {
     state: PeerState,
     channel: Option<Channel>,
     /// Wakes the dialer, so that it tries at once.
-    kick: Rc<tokio::sync::Notify>,
+    redial: Rc<tokio::sync::Notify>,
 }
 
 /// What the handshake of a new channel has established.
@@ -93,7 +93,7 @@ impl Peers {
             let peer = Peer {
                 state,
                 channel: None,
-                kick: Rc::default(),
+                redial: Rc::default(),
             };
             (p.name, peer)
         };
@@ -153,7 +153,7 @@ impl Peers {
         }
         let was = p.channel.take();
         if was.is_some_and(|c| !c.we_dialed) {
-            p.kick.notify_one(); // our dialer waits while there is a channel
+            p.redial.notify_one(); // our dialer waits while there is a channel
         }
         p.state.state = "down".into();
         p.state.since = now();
@@ -213,8 +213,8 @@ impl Peers {
         self.peers.get(node).is_some_and(|p| p.channel.is_some())
     }
 
-    pub fn kick(&self, node: &Name) -> Option<Rc<tokio::sync::Notify>> {
-        self.peers.get(node).map(|p| p.kick.clone())
+    pub fn redial(&self, node: &Name) -> Option<Rc<tokio::sync::Notify>> {
+        self.peers.get(node).map(|p| p.redial.clone())
     }
 
     /// Ends every channel, and has every peer dialed at once.
@@ -223,7 +223,7 @@ impl Peers {
             if let Some(c) = &p.channel {
                 c.cut.now(code, why);
             }
-            p.kick.notify_one();
+            p.redial.notify_one();
         }
     }
 
@@ -261,9 +261,9 @@ impl Peers {
     /// For `underpass peers`.
     pub fn states(&self) -> (NodeState, Vec<PeerState>, Vec<RefusedState>) {
         let state = |p: &Peer| {
-            let (seeks, lies) = self.pairing.counts(&p.state.name);
+            let (lookups, lies) = self.pairing.counts(&p.state.name);
             PeerState {
-                seeks: seeks as u64,
+                lookups: lookups as u64,
                 lies,
                 ..p.state.clone()
             }

@@ -10,8 +10,8 @@
 
 use crate::clients::ids::{ClientId, ConnRef};
 use crate::os::system::Clock;
-use crate::pairing::elsewhere::{Seen, LOOKS, MOST, PATIENCE};
 use crate::pairing::socket::{consistent, End};
+use crate::pairing::unprovable::{Seen, LOOKS, PATIENCE, UNPROVABLE_MAX};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -36,7 +36,7 @@ type TupleKey = (u64, SocketAddr, SocketAddr);
 pub struct Waiting {
     ends: HashMap<(ClientId, u32), (ConnRef, End)>,
     /// Ends without a record whose mirror has not been seen: since when, and how often it was missed.
-    doubts: HashMap<(ClientId, u32), (Duration, u8)>,
+    unprovable: HashMap<(ClientId, u32), (Duration, u8)>,
     clock: Clock,
     /// By network namespace, local and peer address.
     tuples: HashMap<TupleKey, Vec<(ClientId, u32)>>,
@@ -125,7 +125,7 @@ impl Waiting {
         }
         self.cookies.insert(end.cookie, k);
         if end.record.is_none() {
-            self.doubts.insert(k, (self.clock.now(), 0));
+            self.unprovable.insert(k, (self.clock.now(), 0));
         }
         self.ends.insert(k, (who, end));
     }
@@ -134,7 +134,7 @@ impl Waiting {
     pub fn remove(&mut self, client: ClientId, conn: u32) -> Option<(ConnRef, End)> {
         let k = (client, conn);
         let (who, end) = self.ends.remove(&k)?;
-        self.doubts.remove(&k);
+        self.unprovable.remove(&k);
         drop_from(
             &mut self.tuples,
             &(end.netns_cookie, end.local, end.peer),
@@ -155,11 +155,11 @@ impl Waiting {
     }
 
     /// Ends that may wait in vain, see `elsewhere`.
-    pub fn doubts(&self) -> impl Iterator<Item = (&ConnRef, &End)> {
-        let old = self.doubts.iter();
+    pub fn unprovable(&self) -> impl Iterator<Item = (&ConnRef, &End)> {
+        let old = self.unprovable.iter();
         let old = old.filter(|d| self.clock.since(d.1 .0) >= PATIENCE);
         let ends = old.filter_map(|(k, _)| self.ends.get(k));
-        ends.map(|(w, e)| (w, e)).take(MOST)
+        ends.map(|(w, e)| (w, e)).take(UNPROVABLE_MAX)
     }
 
     /// An end's mirror was looked for. `true`: it has been missed often enough, and the end does not
@@ -169,12 +169,12 @@ impl Waiting {
         if self.end(who).is_none() {
             return false;
         }
-        let Some((_, missed)) = self.doubts.get_mut(&k) else {
+        let Some((_, missed)) = self.unprovable.get_mut(&k) else {
             return false;
         };
         *missed += 1;
         if seen != Seen::Missing {
-            self.doubts.remove(&k);
+            self.unprovable.remove(&k);
             return false;
         }
         *missed >= LOOKS && self.remove(who.client, who.conn).is_some()
@@ -352,7 +352,7 @@ mod tests {
         w.register(c, end(A, B, 1, 7), |_| true);
         assert!(!w.looked_for(&c, Seen::Missing), "once is not enough");
         assert!(w.looked_for(&c, Seen::Missing));
-        assert!(w.is_empty() && w.doubts.is_empty());
+        assert!(w.is_empty() && w.unprovable.is_empty());
         // Once a mirror has been seen, it is never looked for again.
         w.register(c, end(A, B, 1, 7), |_| true);
         assert!(!w.looked_for(&c, Seen::Missing));

@@ -30,11 +30,11 @@ use tokio::signal::unix::{signal, SignalKind};
 use tokio::sync::mpsc;
 
 /// Pause between attempts to connect: at first, the longest, and the shortest even if something asks for a retry.
-const FIRST: Duration = Duration::from_millis(250);
-const MOST: Duration = Duration::from_secs(15);
-const LEAST: Duration = Duration::from_millis(100);
-/// A channel that lasted longer than this resets the pause to `FIRST`.
-const GOOD: Duration = Duration::from_secs(10);
+const DIAL_BACKOFF_MIN: Duration = Duration::from_millis(250);
+const DIAL_BACKOFF_MAX: Duration = Duration::from_secs(15);
+const DIAL_PAUSE_MIN: Duration = Duration::from_millis(100);
+/// A channel that lasted longer than this resets the pause to `DIAL_BACKOFF_MIN`.
+const HEALTHY_AFTER: Duration = Duration::from_secs(10);
 /// A side with nothing to send sends a ping after `PING`; a peer that is silent for `SILENT` is dead.
 const PING: Duration = Duration::from_secs(5);
 const SILENT: Duration = Duration::from_secs(16);
@@ -155,25 +155,25 @@ fn jitter(d: Duration) -> Duration {
 
 /// Keeps a channel to one peer.
 async fn dialer(ctx: Rc<Context>, peer: Peer) {
-    let kick = ctx
+    let redial = ctx
         .shared
         .borrow()
         .peers
         .as_ref()
-        .and_then(|p| p.kick(&peer.name));
-    let Some(kick) = kick else { return };
-    let mut pause = FIRST;
+        .and_then(|p| p.redial(&peer.name));
+    let Some(redial) = redial else { return };
+    let mut pause = DIAL_BACKOFF_MIN;
     loop {
         while ctx.up(&peer.name) {
-            kick.notified().await;
+            redial.notified().await;
         }
         let begin = Instant::now();
         let dialed = tokio::time::timeout(2 * handshake::TIME, handshake::dial(&ctx, &peer)).await;
         let failure = match dialed {
             Ok(Ok(ready)) => {
                 serve(&ctx, ready).await;
-                if begin.elapsed() > GOOD {
-                    pause = FIRST;
+                if begin.elapsed() > HEALTHY_AFTER {
+                    pause = DIAL_BACKOFF_MIN;
                 }
                 None
             }
@@ -188,12 +188,12 @@ async fn dialer(ctx: Rc<Context>, peer: Peer) {
             let mut core = ctx.shared.borrow_mut();
             core.channel_failed(&peer.name, &text, reason);
         }
-        tokio::time::sleep(LEAST).await;
+        tokio::time::sleep(DIAL_PAUSE_MIN).await;
         tokio::select! {
             () = tokio::time::sleep(jitter(pause)) => {}
-            () = kick.notified() => {}
+            () = redial.notified() => {}
         }
-        pause = (pause * 2).min(MOST);
+        pause = (pause * 2).min(DIAL_BACKOFF_MAX);
     }
 }
 

@@ -12,8 +12,8 @@ use crate::lanes::unseen;
 use crate::os::fds::Foreign;
 use crate::os::process::ProcId;
 use crate::os::wire;
-use crate::pairing::elsewhere;
 use crate::pairing::socket;
+use crate::pairing::unprovable;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -116,13 +116,17 @@ pub(crate) async fn prune_recovered(shared: &Shared) {
 
 /// One look at all ends in doubt: see [`mod@elsewhere`].
 pub(crate) async fn look_elsewhere(shared: &Shared) {
-    let doubts = shared.borrow().doubts();
-    if doubts.is_empty() {
+    let unprovable = shared.borrow().unprovable();
+    if unprovable.is_empty() {
         return;
     }
     let look = move || {
-        let seen = elsewhere::look(&doubts);
-        doubts.iter().map(|d| d.who).zip(seen).collect::<Vec<_>>()
+        let seen = unprovable::look(&unprovable);
+        unprovable
+            .iter()
+            .map(|d| d.who)
+            .zip(seen)
+            .collect::<Vec<_>>()
     };
     let seen = tokio::task::spawn_blocking(look).await.unwrap_or_default();
     let mut core = shared.borrow_mut();
@@ -220,14 +224,14 @@ pub(crate) async fn look_for_unseen_closes(core: Shared) {
     }
 }
 
-/// Wait before the first search: two ends in a hurry usually find each other without one.
+/// Wait before the first search: two ends that are expedited usually find each other without one.
 const SEARCH_FIRST: Duration = Duration::from_millis(50);
 /// Longest rest between two searches.
 const SEARCH_REST_MAX: Duration = Duration::from_secs(5);
 
 /// Searches whenever there is something to search for, for ever.
 pub(crate) async fn search(shared: Shared) {
-    let wake = shared.borrow().seek.wake.clone();
+    let wake = shared.borrow().lookup.wake.clone();
     loop {
         wake.notified().await;
         let mut rest = SEARCH_FIRST;

@@ -29,7 +29,7 @@ use underpass_admin::proc;
 const HELLO_TIME: Duration = Duration::from_secs(10);
 const UNAUTHENTICATED: usize = 4096;
 /// Most messages that are read from an ended connection: more than its queue can hold.
-const REST: usize = 1024;
+const MESSAGES_PER_TURN: usize = 1024;
 /// Messages that are handled for one shim before it is the others' turn.
 const BATCH: usize = 32;
 
@@ -91,8 +91,8 @@ pub fn meet(shared: &Shared, conn: Foreign, accepted: u64) {
         unauthenticated.set(unauthenticated.get().saturating_sub(1));
         if let Ok(Some((id, cgroup))) = met {
             let span = shared.borrow().span(id);
-            let attended = attend(&shared, id, &cgroup, &control).instrument(span);
-            if attended.await.is_ok() {
+            let served = serve_client(&shared, id, &cgroup, &control).instrument(span);
+            if served.await.is_ok() {
                 read_rest(&shared, id, &control);
             }
             shared.borrow_mut().disconnect(id, Some(&control));
@@ -215,7 +215,7 @@ fn watch(shared: &Shared, id: crate::clients::ids::ClientId, pidfd: OwnedFd) {
 }
 
 /// Serves a connection until it ends, or until its shim breaks the protocol.
-async fn attend(
+async fn serve_client(
     shared: &Shared,
     id: crate::clients::ids::ClientId,
     cgroup: &Arc<Cgroup>,
@@ -274,7 +274,7 @@ async fn attend(
 /// Reads what a shim sent before its connection ended or was replaced: it will not send that again.
 fn read_rest(shared: &Shared, id: crate::clients::ids::ClientId, control: &Rc<Control>) {
     let mut buf = [0u8; MAX];
-    for _ in 0..REST {
+    for _ in 0..MESSAGES_PER_TURN {
         match control.recv(&mut buf) {
             Ok(Incoming::Message { len, fds }) => {
                 // The shim registers again over its next connection, which has credits of its own.

@@ -41,7 +41,7 @@ impl Process {
                 Err(Reason::InDoubt) => e.doubt = true,
                 done => assert!(done.is_ok(), "the sender's way down: {done:?}"),
             }
-            let done = e.app.rx.forsake(&m);
+            let done = e.app.rx.orphan(&m);
             assert!(done.is_ok(), "the receiver's way down: {done:?}");
         }
     }
@@ -51,13 +51,13 @@ impl Process {
         let e = &mut self.ends[i];
         let Some(at) = e.lane else { return };
         let l = &self.links[&at.0];
-        if !e.forsaken && !l.gone {
+        if !e.given_back && !l.gone {
             return;
         }
         let m = Memory::new(&l.own, &l.peer, at.1).unwrap().across(true);
         let bell = (!l.gone).then(|| l.bell.as_fd());
         let port = Sock { fd, bell };
-        if e.forsaken {
+        if e.given_back {
             let _ = e.app.tx.look(&m, &port);
             let clear = e.app.tx.mode.load(Relaxed) == tx::mode::TCP
                 && matches!(e.app.rx.revoke(&m, &port), Ok(rx::Revoked::Clear));
@@ -73,7 +73,7 @@ impl Process {
         }
         tell!("{}[{i}] gives back {at:x?}", self.name);
         e.lane = None;
-        e.forsaken = false;
+        e.given_back = false;
         e.not_before = now + AGAIN_NS;
         self.say(
             ToDaemon::LaneDone {
@@ -87,7 +87,7 @@ impl Process {
 
     /// As `shutdown(SHUT_WR)`; `close`: and then `close`, of which that is the first half.
     pub fn shutdown(&mut self, i: usize) {
-        self.rouse();
+        self.wake_up();
         let e = &mut self.ends[i];
         if e.life != Life::Open {
             return;
@@ -150,7 +150,7 @@ impl Process {
 
     /// As `close`, of an end that has read everything and has shut down.
     pub fn close(&mut self, i: usize) {
-        self.rouse();
+        self.wake_up();
         let e = &mut self.ends[i];
         if e.life != Life::Shut {
             return;

@@ -27,14 +27,14 @@ impl Process {
     /// May this end begin to leave?
     pub fn may_leave(&self, i: usize) -> bool {
         let e = &self.ends[i];
-        let usable = e.life == Life::Open && e.lane.is_some() && !e.forsaken && !e.doubt;
+        let usable = e.life == Life::Open && e.lane.is_some() && !e.given_back && !e.doubt;
         usable && self.leaving.is_none() && !e.app.lied
     }
 
     /// Begins to leave: its sender goes down.
     pub fn leave(&mut self, i: usize, now: u64) {
         tell!("{}[{i}] leaves", self.name);
-        self.rouse();
+        self.wake_up();
         self.leaving = Some((i, now + LEAVE_NS));
         let e = &self.ends[i];
         let (Some(at), Some(sock)) = (e.lane, &e.sock) else {

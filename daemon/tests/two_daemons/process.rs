@@ -64,7 +64,7 @@ pub struct End {
     client: bool,
     /// Link and slot.
     pub lane: Option<(u64, u32)>,
-    pub forsaken: bool,
+    pub given_back: bool,
     /// A switch was under way when nobody was left to say what became of it: the connection is reset.
     pub doubt: bool,
     /// Its other end was killed.
@@ -88,7 +88,7 @@ impl End {
             sock: Some(sock),
             client,
             lane: None,
-            forsaken: false,
+            given_back: false,
             doubt: false,
             bereft: false,
             registered: false,
@@ -313,7 +313,7 @@ impl Process {
             } => {
                 let e = self.ends.get_mut(conn as usize);
                 if let Some(e) = e.filter(|e| of(e, gen)) {
-                    e.forsaken |= e.lane == Some((group, lane));
+                    e.given_back |= e.lane == Some((group, lane));
                 }
             }
             ToShim::PeerGone { group, .. } => self.group_gone(group, false),
@@ -363,7 +363,7 @@ impl Process {
         }
         tell!("{}[{conn}] takes {at:x?}", self.name);
         e.registered = false;
-        e.forsaken = false;
+        e.given_back = false;
         e.lane = Some(at);
         e.lanes += 1;
         let msg = ToDaemon::LaneHeld {
@@ -391,7 +391,7 @@ impl Process {
         if self.asleep && !self.wakes() {
             return false;
         }
-        self.rouse();
+        self.wake_up();
         if !self.listen(now, rng) {
             self.daemon_lost();
         }
@@ -402,15 +402,15 @@ impl Process {
             }
         }
         if !moved && rng.one_in(4) {
-            self.doze(now, rng);
+            self.fall_asleep(now, rng);
         }
         moved
     }
 
     /// Counts itself asleep, and looks once more at everything.
-    fn doze(&mut self, now: u64, rng: &mut Rng) {
+    fn fall_asleep(&mut self, now: u64, rng: &mut Rng) {
         for l in self.links.values().filter(|l| !l.gone) {
-            notify::doze(&l.own.control().unwrap().sleepers.0);
+            notify::fall_asleep(&l.own.control().unwrap().sleepers.0);
         }
         self.asleep = true;
         let mut moved = false;
@@ -419,14 +419,14 @@ impl Process {
         }
         let waits = |e: &End| e.life == Life::Shutting || e.lane.is_none() && e.life == Life::Open;
         if moved || self.ends.iter().any(waits) {
-            self.rouse();
+            self.wake_up();
         }
     }
 
-    pub fn rouse(&mut self) {
+    pub fn wake_up(&mut self) {
         if std::mem::take(&mut self.asleep) {
             for l in self.links.values().filter(|l| !l.gone) {
-                notify::rouse(&l.own.control().unwrap().sleepers.0);
+                notify::wake_up(&l.own.control().unwrap().sleepers.0);
                 lane::notify::doorbell::drain(l.bell.as_fd());
             }
         }
@@ -463,7 +463,7 @@ impl Process {
         let fd = copy.as_fd();
         let moved = match e.lane.and_then(|k| Some((k, self.links.get(&k.0)?))) {
             Some((_, l)) => {
-                let open = !l.gone && !e.forsaken;
+                let open = !l.gone && !e.given_back;
                 e.app.may_up = open;
                 let bell = Some(l.bell.as_fd());
                 let port = Sock { fd, bell };

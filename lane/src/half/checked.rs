@@ -211,7 +211,7 @@ fn a_wish_for_space() {
         assert_eq!(w.send(4, 5), 0);
         let s = w.clone();
         let t = loom::thread::spawn(move || {
-            crate::notify::doze(&s.control[0].sleepers.0);
+            crate::notify::fall_asleep(&s.control[0].sleepers.0);
             !s.tx.want_space(&s.sender(), &End(&s, 0))
         });
         let mut got = Vec::new();

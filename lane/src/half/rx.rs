@@ -489,7 +489,7 @@ impl RxState {
                         return Ok(self.peek_prefix(m, port, iov, how, left as usize));
                     }
                     let r = self.take_tcp(port, iov, how, left as usize);
-                    // A caller that asks `ready` or `stirs` next must see the ring.
+                    // A caller that asks `ready` or `has_news` next must see the ring.
                     if self.kpos.load(Relaxed) == self.limit.load(Relaxed) {
                         self.past(m, port);
                     }

@@ -393,7 +393,7 @@ impl TxState {
         }
         // After the publish, which is a full fence: has the receiver asked for something?
         let word = m.peer_rx().word.load(Acquire);
-        if !self.calm(word) {
+        if !self.is_quiet(word) {
             let whole = self.is_closed(word) && self.met_close(m, port, begin, word);
             if let Err(r) = self.answer(m, port, word) {
                 return Sent::Reset(r);
@@ -490,7 +490,7 @@ impl TxState {
 
     /// Is this the word of a receiver that asks for nothing?
     #[inline(always)]
-    fn calm(&self, word: RxWord) -> bool {
+    fn is_quiet(&self, word: RxWord) -> bool {
         word.without(rx::ACCEPTED | rx::PAST) == RxWord::new(self.epoch.load(Relaxed), rx::READY)
     }
 
@@ -521,7 +521,7 @@ impl TxState {
         match self.mode.load(Relaxed) {
             mode::RING => {
                 let word = m.peer_rx().word.load(Acquire);
-                if !self.calm(word) {
+                if !self.is_quiet(word) {
                     return self.answer(m, port, word);
                 }
                 Ok(Progress::Done)

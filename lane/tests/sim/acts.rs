@@ -14,7 +14,7 @@ impl World {
         let h = &self.host[e];
         let (m, port) = (self.memory(e), Wire { w: self, e });
         let done =
-            |r: Result<Progress, Reason>| r.map(|_| ()).unwrap_or_else(|r| self.spoilt(e, r));
+            |r: Result<Progress, Reason>| r.map(|_| ()).unwrap_or_else(|r| self.poisoned(e, r));
         match act {
             // It comes from a daemon.
             Act::Attach { .. } if self.any_forsaken() => {}
@@ -78,7 +78,7 @@ impl World {
                     self.note("revocation impossible");
                     h.revoking.set(false);
                 }
-                Err(r) => self.spoilt(e, r),
+                Err(r) => self.poisoned(e, r),
             },
             Act::Move { log2 } => {
                 if h.tx.can_move(&m) {
@@ -156,9 +156,9 @@ impl World {
         let mut reset = false;
         if h.attached.get() {
             if let Err(r) = h.tx.look(&m, &port) {
-                return self.spoilt(e, r);
+                return self.poisoned(e, r);
             }
-            if h.tx.mode.load(Relaxed) != mode::TCP && self.forsaken(e) {
+            if h.tx.mode.load(Relaxed) != mode::TCP && self.given_back(e) {
                 // The shim waits here until TCP has it all, or gives up with a reset.
                 if !close {
                     h.fin_due.set(true);

@@ -55,7 +55,7 @@ impl World {
                 Sent::Full => self.note("full"),
                 Sent::Blocked => self.note("blocked"),
                 Sent::Fault => unreachable!("memory of the test's"),
-                Sent::Reset(r) => self.spoilt(e, r),
+                Sent::Reset(r) => self.poisoned(e, r),
             }
             break;
         }
@@ -223,7 +223,7 @@ impl World {
                     );
                 }
             }
-            Received::Reset(r) => self.spoilt(e, r),
+            Received::Reset(r) => self.poisoned(e, r),
             Received::Tcp => unreachable!(),
         }
         false

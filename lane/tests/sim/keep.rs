@@ -62,12 +62,12 @@ impl World {
     }
 
     /// Is the daemon of end `e` dead?
-    pub fn forsaken(&self, e: usize) -> bool {
+    pub fn given_back(&self, e: usize) -> bool {
         self.keeper(e).is_some_and(|k| k.dead.get())
     }
 
     pub(super) fn any_forsaken(&self) -> bool {
-        self.forsaken(0) || self.forsaken(1)
+        self.given_back(0) || self.given_back(1)
     }
 
     /// The process at end `e` is gone or has closed: does its daemon see to the rest?
@@ -140,7 +140,7 @@ impl World {
                         *k.tx.borrow_mut() = Some(t.clone());
                         t
                     }
-                    Err(r) => return self.spoilt(e, r),
+                    Err(r) => return self.poisoned(e, r),
                 }
             }
         };
@@ -150,7 +150,7 @@ impl World {
             false => t.down(&m, &port),
         };
         match r {
-            Err(r) => self.spoilt(e, r),
+            Err(r) => self.poisoned(e, r),
             Ok(_) if t.mode.load(Relaxed) == mode::TCP => {
                 self.note(match t.phase() {
                     tx::RESUMED => "kept without a frame",
@@ -213,7 +213,7 @@ impl World {
         let h = &self.host[e];
         let locks = [TX, RX];
         let busy = locks.iter().any(|&l| h.busy[l].get());
-        if !self.forsaken(e) || busy || h.lost.replace(true) {
+        if !self.given_back(e) || busy || h.lost.replace(true) {
             return false;
         }
         if !h.attached.get() {
@@ -228,10 +228,10 @@ impl World {
             self.note("reclaimed in the middle");
         }
         if let Err(r) = h.tx.reclaim(&m, &port) {
-            self.spoilt(e, r);
+            self.poisoned(e, r);
         }
-        if let Err(r) = h.rx.forsake(&m) {
-            self.spoilt(e, r);
+        if let Err(r) = h.rx.orphan(&m) {
+            self.poisoned(e, r);
         }
         locks.iter().for_each(|&l| h.busy[l].set(false));
         true

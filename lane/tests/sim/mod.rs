@@ -407,7 +407,7 @@ impl World {
         self.host[e].busy[which].set(false);
     }
 
-    fn spoilt(&self, e: usize, r: Reason) {
+    fn poisoned(&self, e: usize, r: Reason) {
         if self.hostile.get() {
             self.note("reset");
             return self.kill(e);

@@ -55,7 +55,7 @@ impl World {
                         .0,
                 );
                 let awake = seen[e] != Some(seq)
-                    || (self.forsaken(e) && !h.lost.get())
+                    || (self.given_back(e) && !h.lost.get())
                     || (self.net.borrow().readable(e) && !h.eof.get())
                     || (out[e] && self.net.borrow().writable(e));
                 if awake {
@@ -136,7 +136,7 @@ impl World {
             match h.tx.look(&self.memory(e), &Wire { w: self, e }) {
                 // (Its daemon rings when it has got on.)
                 Ok(p) => out |= p == Progress::Blocked && !h.tx.awaits(&self.memory(e)),
-                Err(r) => self.spoilt(e, r),
+                Err(r) => self.poisoned(e, r),
             }
             let m = self.memory(e);
             if h.fin_due.get() && !h.tx.holds_fin(&m) {
@@ -180,7 +180,7 @@ impl World {
             } else {
                 None
             };
-            if ring != Some(true) && !h.rx.stirs(&m) && !self.net.borrow().readable(e) {
+            if ring != Some(true) && !h.rx.has_news(&m) && !self.net.borrow().readable(e) {
                 break;
             }
             if !self.recv(

@@ -327,7 +327,7 @@ impl Receiving<'_> {
         }
         let fd = self.call.fd(l);
         let end = self.until(fd);
-        promotion::attend(c, group, m, fd);
+        promotion::service(c, group, m, fd);
         thread::outside(real::test_cancel);
         if self.call.was_disconnected(l) {
             return Break(self.total as isize);
@@ -379,7 +379,7 @@ impl Receiving<'_> {
             Received::Eof if self.shut_in_handler() => Break(fail(libc::EINTR)),
             Received::Eof => {
                 c.rx.looked.store(0, Relaxed); // the next call must ask TCP again, and see the end
-                promotion::attend(c, group, m, self.call.fd(l));
+                promotion::service(c, group, m, self.call.fd(l));
                 l.checked.store(0, Relaxed);
                 if c.rx.shut.load(Relaxed) != 0 {
                     ends::after_fin((c, l), (group, m), lock::lock);
@@ -422,7 +422,7 @@ impl Receiving<'_> {
         if self.look {
             c.rx.looked.store(ticks(), Relaxed); // TCP was asked just now (it is not while the ring has bytes)
         }
-        promotion::attend(c, group, m, self.call.fd(l));
+        promotion::service(c, group, m, self.call.fd(l));
         if c.rx.shut.load(Relaxed) != 0 && !self.shut_in_handler() {
             // (The other end may have died since.)
             ends::after_fin((c, l), (group, m), lock::lock);
@@ -449,7 +449,7 @@ impl Receiving<'_> {
         // slept. The time-out is not read yet, either.)
         if c.rx.is_up() && !self.look && engine::may_spin(&l.spin) {
             let cpu = || m.peer_rx().cpu.load(Relaxed);
-            let found = engine::spin(cpu, || self.call.hold(c, l), || c.rx.stirs(m));
+            let found = engine::spin(cpu, || self.call.hold(c, l), || c.rx.has_news(m));
             engine::spun(&l.spin, found);
             if found {
                 return Continue(());
@@ -495,7 +495,7 @@ impl Receiving<'_> {
         // In the kernel, a zero-length receive ends with any wake-up. (Our doorbell does not count as one.)
         let looks = matches!(woke, Woke::Look { .. }) && !anew;
         self.slept |= ms != 0;
-        if self.iov.left() == 0 && self.slept && (!looks || self.call.was_shut(l) || stirs(fd)) {
+        if self.iov.left() == 0 && self.slept && (!looks || self.call.was_shut(l) || has_news(fd)) {
             return Break(0);
         }
         match woke {
@@ -529,7 +529,7 @@ fn beyond(v: &iovec) -> bool {
 }
 
 /// Has TCP anything to report?
-fn stirs(fd: i32) -> bool {
+fn has_news(fd: i32) -> bool {
     sys::poll1(fd, native::ANY_NEWS) != 0
 }
 

@@ -131,7 +131,7 @@ pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
     if let Some(i) = i {
         crate::preserving_errno(|| {
             process::after_shutdown(i, fd);
-            sets::stir(i);
+            sets::notify(i);
         });
     }
     r

@@ -10,7 +10,7 @@ pub fn command(conn: u32, gen: u32, what: u32) {
         let fd = conn as i32;
         if let Some(i) = fdtab::conn(fd) {
             if sys::inode(fd).is_ok_and(|(inode, _)| inode as u32 == gen) {
-                hasten(i, table::conn(i), fd);
+                register_now(i, table::conn(i), fd);
             }
         }
         return;
@@ -23,7 +23,7 @@ pub fn command(conn: u32, gen: u32, what: u32) {
             op::DOWN if c.flags.fetch_or(flag::HELD, Relaxed) & flag::HELD == 0 => {
                 set_reason(c, Reason::Operator);
                 take_down(i);
-                sets::stir(i);
+                sets::notify(i);
             }
             op::UP if c.flags.fetch_and(!flag::HELD, Relaxed) & flag::HELD != 0 => {
                 set_reason(
@@ -46,14 +46,14 @@ pub fn command(conn: u32, gen: u32, what: u32) {
             op::GONE if c.flags.load(Relaxed) & (flag::LANE | flag::REMOTE) == flag::LANE => {
                 peer_end_gone(i, c, sys::now_ms() + FIN_MS);
             }
-            op::EAGER => hasten(i, c, table::local(i).fd.load(Relaxed)),
+            op::EAGER => register_now(i, c, table::local(i).fd.load(Relaxed)),
             _ => {}
         }
     });
 }
 
 /// Registers a connection now, although it has not been used yet.
-fn hasten(i: u32, c: &Conn, fd: i32) {
+fn register_now(i: u32, c: &Conn, fd: i32) {
     if c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
         c.not_before_ms.store(0, Relaxed);
         c.calls.store(CALLS, Relaxed);

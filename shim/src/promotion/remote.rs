@@ -21,10 +21,10 @@ pub(super) fn gone(i: u32, c: &Conn, group: &LinkGroup) {
     };
     let fd = l.fd.load(Relaxed);
     let port = Sock { fd, group };
-    let mut spoilt = None;
+    let mut poisoned = None;
     if let Some(_g) = lock::lock(&c.tx.lock) {
         let was = c.tx.is_up();
-        spoilt = match group.is_dead() {
+        poisoned = match group.is_dead() {
             true => c.tx.reclaim(&m, &port).err(),
             false => c.tx.down(&m, &port).err(),
         };
@@ -34,9 +34,9 @@ pub(super) fn gone(i: u32, c: &Conn, group: &LinkGroup) {
         shut_late(c, fd);
     }
     if let Some(_g) = lock::lock(&c.rx.lock) {
-        spoilt = spoilt.or(c.rx.forsake(&m).err());
+        poisoned = poisoned.or(c.rx.orphan(&m).err());
     }
-    match spoilt {
+    match poisoned {
         Some(r) => crate::tcp::reset(c, fd, r),
         None => set_reason(c, Reason::LinkLost),
     }

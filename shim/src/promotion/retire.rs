@@ -24,9 +24,9 @@ pub(super) fn retire(i: u32, c: &Conn) {
         return;
     };
     let flags = c.flags.load(Relaxed);
-    let forsaken = flags & flag::FORSAKEN != 0;
+    let given_back = flags & flag::GIVEN_BACK != 0;
     let left = flags & flag::LEFT != 0 && !group.is_remote();
-    if !(forsaken || left || group.is_remote() && group.state.load(Relaxed) == GONE) {
+    if !(given_back || left || group.is_remote() && group.state.load(Relaxed) == GONE) {
         return;
     }
     // Only the owner knows which of its epoll sets watch the connection; another process may do this when the
@@ -38,14 +38,14 @@ pub(super) fn retire(i: u32, c: &Conn) {
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
         return;
     };
-    if forsaken && !is_clear(i, c, group) || attached::engaged(c) {
+    if given_back && !is_clear(i, c, group) || attached::engaged(c) {
         return;
     }
     // (If there is something left to report that only the lane's registrations can report, the lane stays.)
     if left && (c.has_error() || l.notifies()) {
         return;
     }
-    let why = if forsaken {
+    let why = if given_back {
         Reason::PeerDeclined
     } else {
         Reason::LinkLost
@@ -79,7 +79,7 @@ fn is_clear(i: u32, c: &Conn, group: &LinkGroup) -> bool {
 /// Takes the lane from a connection that is on TCP in both directions. Both locks are held.
 fn give_back(i: u32, c: &Conn, group: &LinkGroup) -> bool {
     if c.flags
-        .fetch_and(!(flag::LANE | flag::REMOTE | flag::FORSAKEN), Relaxed)
+        .fetch_and(!(flag::LANE | flag::REMOTE | flag::GIVEN_BACK), Relaxed)
         & flag::LANE
         == 0
     {
@@ -139,7 +139,7 @@ pub fn lane_gone(group: &LinkGroup, lane_no: u32, i: u32, gen: u32) {
         if !ours() {
             return;
         }
-        c.flags.fetch_or(flag::FORSAKEN, Relaxed);
+        c.flags.fetch_or(flag::GIVEN_BACK, Relaxed);
     }
     retire(i, c);
 }
@@ -162,7 +162,7 @@ pub fn end_lane(i: u32, goes_on: bool) {
     if c.flags.load(Relaxed) & flag::REGISTERED != 0 {
         daemon::forget(i, c.gen.load(Relaxed));
     }
-    let lane_flags = flag::LANE | flag::REMOTE | flag::FORSAKEN;
+    let lane_flags = flag::LANE | flag::REMOTE | flag::GIVEN_BACK;
     if c.flags.fetch_and(!lane_flags, Relaxed) & flag::LANE == 0 {
         return;
     }

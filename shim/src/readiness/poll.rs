@@ -281,7 +281,7 @@ fn news(fds: &[pollfd]) -> bool {
             let c = table::conn(i);
             match attached::of(c, table::local(i)) {
                 Some((_, m)) => {
-                    (sleep::for_bytes(p) && c.rx.stirs(&m))
+                    (sleep::for_bytes(p) && c.rx.has_news(&m))
                         || c.tx.on_lane() && c.tx.has_work(&m)
                         || (p.events & POLLOUT != 0
                             && c.tx.mode.load(Relaxed) == tx::mode::RING

@@ -7,7 +7,7 @@ use crate::readiness::engine::{nap, Patience};
 use crate::readiness::few;
 use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
-use crate::state::waiters::{join, leave, poke, slot, Place};
+use crate::state::waiters::{join, leave, slot, wake_waiter, Place};
 use crate::state::{attached, signals};
 use crate::sys::{pids, real, thread};
 use crate::tcp::ends;
@@ -53,7 +53,7 @@ pub fn forward(group: &LinkGroup, me: Option<usize>, set: Option<usize>) {
                 c => has_news(c - 1),
             };
             if news {
-                poke(i);
+                wake_waiter(i);
             }
         }
     }
@@ -73,7 +73,7 @@ fn has_news(i: u32) -> bool {
     let c = table::conn(i);
     match attached::of(c, table::local(i)) {
         Some((group, m)) => {
-            c.rx.stirs(&m)
+            c.rx.has_news(&m)
                 || ends::is_pending(c, table::local(i), group, &m)
                 || c.tx.has_work(&m)
                 || (c.tx.is_up() && c.tx.writable(&m))
@@ -159,7 +159,7 @@ fn sleep(
     let ready = match what {
         _ if !same => true,
         // A drain is no work for this wait, which only listens to TCP's buffer: see `events`.
-        For::Data | For::Rest => c.rx.stirs(m) || work && !attached::is_attended(c),
+        For::Data | For::Rest => c.rx.has_news(m) || work && !attached::is_attended(c),
         For::Space if c.tx.awaits(m) => c.tx.has_work(m),
         For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock { fd, group }),
     };

@@ -317,7 +317,7 @@ pub fn left(conn: u32) {
     if table::is_vfork_child() {
         // A vfork child does not have the sets that other threads have made since it began. The inner sets report TCP
         // events, too.
-        return stir(conn);
+        return notify(conn);
     }
     if !table::local(conn).notifies() || unservable(conn) {
         deactivate(conn);
@@ -479,7 +479,7 @@ pub fn lost(conn: u32, fd: i32) {
 }
 
 /// Something about the connection was changed from outside: its sets look at it again.
-pub fn stir(conn: u32) {
+pub fn notify(conn: u32) {
     regs::each(conn, |_, set| {
         set_at(set).stirred.store(1, SeqCst);
         kick_if_waiting(set as usize);
@@ -505,7 +505,7 @@ pub fn kick_if_waiting(set: usize) {
     if s.waiters.load(SeqCst) > 0 {
         let k = s.kick.load(Relaxed);
         if k >= 0 {
-            fdtab::poke(k);
+            fdtab::signal(k);
         }
     }
 }

@@ -15,8 +15,8 @@ pub fn count(l: &LinkGroup, asleep: u32, more: bool) {
     };
     for _ in 0..asleep & !HEARS {
         match more {
-            true => notify::doze(&ctl.sleepers.0),
-            false => notify::rouse(&ctl.sleepers.0),
+            true => notify::fall_asleep(&ctl.sleepers.0),
+            false => notify::wake_up(&ctl.sleepers.0),
         }
     }
 }
@@ -26,7 +26,7 @@ pub fn count(l: &LinkGroup, asleep: u32, more: bool) {
 /// that is woken to look at a new lane may not come back. `false`: not possible now (this thread holds the lock; we
 /// are in a signal handler).
 ///
-/// A thread that falls asleep looks for news after this, as after `notify::doze`.
+/// A thread that falls asleep looks for news after this, as after `notify::fall_asleep`.
 pub fn fall_asleep(s: &Set) -> bool {
     let mut v = s.asleep.load(SeqCst);
     while v & HEARS == 0 {

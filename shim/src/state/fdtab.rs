@@ -322,7 +322,7 @@ pub fn close_ours(fd: i32) {
 }
 
 /// Adds one to an eventfd of ours.
-pub fn poke(efd: i32) {
+pub fn signal(efd: i32) {
     if is_ours(efd) {
         let one = 1u64;
         let _ = sys::write1(efd, (&raw const one).cast(), 8);

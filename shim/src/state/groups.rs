@@ -47,7 +47,7 @@ pub struct LinkGroup {
     pub id: AtomicU64,
     pub side: AtomicU32,
     /// The process that mapped it; children inherit the mapping.
-    maker: AtomicU32,
+    initiator: AtomicU32,
     /// 0 free, 1 in use, 2 the other client is gone.
     pub state: AtomicU32,
     /// Not 0: the other client is the daemon, and the link group's lanes lead to another node.
@@ -70,7 +70,7 @@ pub struct LinkGroup {
     pub sets: [AtomicU64; SETS / 64],
     arena: Arena,
     /// Lanes that we have finished with, which the daemon could not be told because its queue was full.
-    owed: [AtomicU64; LANES / 64],
+    pending_done: [AtomicU64; LANES / 64],
     /// Rings of each lane slot (newest, and the one before), to be freed at the slot's next use.
     pub rings: [[AtomicU64; 2]; LANES],
 }
@@ -156,7 +156,7 @@ pub fn create(id: u64, side: u8, bell: i32, first: i32, bytes: usize, remote: bo
     };
     l.id.store(id, Relaxed);
     l.side.store(u32::from(side), Relaxed);
-    l.maker.store(pids::me(), Relaxed);
+    l.initiator.store(pids::me(), Relaxed);
     l.remote.store(u32::from(remote), Relaxed);
     l.bell.store(fdtab::hide(bell) + 1, Relaxed);
     // SAFETY: just mapped with more than CONTROL_BYTES; stays mapped while the link group is in use.
@@ -203,7 +203,7 @@ pub fn before_fork() {
 /// In a forked child: what the parent owes the daemon is the parent's to send.
 pub fn after_fork() {
     OWED.store(0, Relaxed);
-    let all = seen().iter().flat_map(|l| &l.owed);
+    let all = seen().iter().flat_map(|l| &l.pending_done);
     all.for_each(|w| w.store(0, Relaxed));
 }
 
@@ -214,7 +214,7 @@ pub fn settle_owed(tell: impl Fn(&LinkGroup, u32) -> bool) -> bool {
     }
     let mut all = true;
     for l in seen().iter().filter(|l| l.state.load(Acquire) != 0) {
-        for (k, w) in l.owed.iter().enumerate() {
+        for (k, w) in l.pending_done.iter().enumerate() {
             let mut bits = w.swap(0, Relaxed);
             while bits != 0 {
                 let bit = bits.trailing_zeros();
@@ -237,7 +237,7 @@ impl LinkGroup {
         let sleeps = |c: &lane::abi::Control| c.sleepers.0.load(SeqCst) != 0;
         self.own.control().is_some_and(sleeps)
             || self.waiters.iter().any(|w| w.load(SeqCst) != 0)
-            || self.owed.iter().any(|w| w.load(Relaxed) != 0)
+            || self.pending_done.iter().any(|w| w.load(Relaxed) != 0)
     }
 
     /// No connection here uses the link group any more, and no epoll set has its doorbell (`family::give_up_group`):
@@ -265,7 +265,7 @@ impl LinkGroup {
         for r in self.rings.iter().flatten() {
             r.store(0, Relaxed);
         }
-        for w in &self.owed {
+        for w in &self.pending_done {
             w.store(0, Relaxed);
         }
         self.state.store(0, Release);
@@ -273,7 +273,7 @@ impl LinkGroup {
 
     /// Notes that the daemon must still be told that `lane` is done.
     pub fn owe(&self, lane: u32) {
-        if let Some(w) = self.owed.get(lane as usize / 64) {
+        if let Some(w) = self.pending_done.get(lane as usize / 64) {
             w.fetch_or(1 << (lane % 64), Relaxed);
             OWED.store(1, Relaxed);
         }
@@ -282,7 +282,7 @@ impl LinkGroup {
     /// Was the link group made by an ancestor of this process? Then its doorbell and its count of sleepers are that
     /// one's.
     pub fn is_inherited(&self) -> bool {
-        self.maker.load(Relaxed) != pids::me()
+        self.initiator.load(Relaxed) != pids::me()
     }
 
     #[inline(always)]

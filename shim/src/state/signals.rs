@@ -84,7 +84,7 @@ unsafe fn prepare(sig: i32, info: *mut siginfo_t, context: *mut c_void) -> usize
     }
     let cut = flags & libc::SA_RESTART == 0;
     if let Some(efd) = thread::handler_runs(cut) {
-        fdtab::poke(efd);
+        fdtab::signal(efd);
     }
     handler
 }

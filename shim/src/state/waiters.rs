@@ -62,7 +62,7 @@ pub fn look(conn: u32) {
             let i = w * 64 + v.trailing_zeros() as usize;
             v &= v - 1;
             if slot(i).is_some_and(|s| s.mask.load(SeqCst) & bit(conn) != 0) {
-                poke(i);
+                wake_waiter(i);
             }
         }
     }
@@ -113,9 +113,9 @@ fn give_slot(i: usize, poked: bool) {
     }
 }
 
-pub fn poke(i: usize) {
+pub fn wake_waiter(i: usize) {
     if let Some(s) = slot(i) {
-        fdtab::poke(s.efd.load(Relaxed) - 1);
+        fdtab::signal(s.efd.load(Relaxed) - 1);
     }
 }
 
@@ -129,7 +129,7 @@ pub fn look_again(i: u32) {
             // SYNC moved: the descriptor has changed, then we look who sleeps; a sleeper takes its slot, then
             // reads the descriptor (`readiness::wait`).
             if slot(s).is_some_and(|s| s.conn.load(SeqCst) == i + 1) {
-                poke(s);
+                wake_waiter(s);
             }
         }
     }

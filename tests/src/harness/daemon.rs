@@ -1,7 +1,7 @@
 //! A daemon with a runtime directory of its own, and its admin socket.
 
 use super::program::{Output, Place, Program, Running};
-use super::{paths, until, SOON};
+use super::{paths, until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::Signal;
 use std::path::Path;
@@ -47,7 +47,7 @@ impl Daemon {
             .arg(self.dir.path())
             .args(&self.args)
             .spawn()?;
-        let ready = until("the daemon answers", SOON, || {
+        let ready = until("the daemon answers", PATIENCE, || {
             p.has_ended() || self.ask(&Request::Ping).is_ok()
         });
         if ready.is_err() || p.has_ended() {
@@ -194,8 +194,10 @@ impl Daemon {
 
     /// Waits until at least so many ends are promoted in both directions.
     pub fn await_promoted(&self, ends: usize) -> Result<()> {
-        until("ends are promoted", SOON, || self.promoted_now() >= ends)
-            .with_context(|| self.picture())
+        until("ends are promoted", PATIENCE, || {
+            self.promoted_now() >= ends
+        })
+        .with_context(|| self.picture())
     }
 
     /// Waits until a client whose calls have so many ends on lanes is done with them, looks how they went, and lets it
@@ -224,7 +226,7 @@ impl Daemon {
     /// Waits until directions have switched up so many times altogether. For bulk transfers, which
     /// fill their rings and then go down for a while by themselves.
     pub fn await_ups(&self, ups: u64) -> Result<()> {
-        until("directions switch up", SOON, || {
+        until("directions switch up", PATIENCE, || {
             self.stats().is_ok_and(|s| s.ups >= ups)
         })
         .with_context(|| self.picture())
@@ -232,7 +234,7 @@ impl Daemon {
 
     /// Waits until this daemon, which may be a new one, sees so many ends that have used a lane.
     pub fn await_lanes(&self, ends: usize) -> Result<()> {
-        until("the view is complete", SOON, || {
+        until("the view is complete", PATIENCE, || {
             self.ss()
                 .is_ok_and(|rows| rows.iter().filter(|r| r.lane_tx_bytes > 0).count() >= ends)
         })

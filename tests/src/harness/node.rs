@@ -5,7 +5,7 @@
 //! each is listed with 10.88.0.N and 10.88.N.0/24.
 
 use super::program::{Place, Program, Running};
-use super::{paths, until, SOON};
+use super::{paths, until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -187,7 +187,7 @@ impl Node {
             .arg(self.config()?)
             .args(&self.setup.args)
             .spawn()?;
-        let ready = until("the daemon answers", SOON, || {
+        let ready = until("the daemon answers", PATIENCE, || {
             p.has_ended() || self.tool("stats -j").is_ok()
         });
         if ready.is_err() || p.has_ended() {
@@ -263,7 +263,7 @@ impl Node {
 
     /// Waits until the channel with a peer is up.
     pub fn await_up(&self, name: &str) -> Result<()> {
-        until("the channel is up", SOON, || {
+        until("the channel is up", PATIENCE, || {
             self.peer(name).is_ok_and(|p| p["state"] == "up")
         })
         .with_context(|| self.picture())
@@ -273,7 +273,7 @@ impl Node {
     pub fn await_down(&self, name: &str, part: &str) -> Result<()> {
         until(
             &format!("{} says {part:?} of {name}", self.name),
-            SOON,
+            PATIENCE,
             || {
                 self.peer(name).is_ok_and(|p| {
                     p["state"] == "down" && p["reason"].as_str().is_some_and(|r| r.contains(part))
@@ -285,7 +285,7 @@ impl Node {
 
     /// Waits until somebody was refused for this reason.
     pub fn await_refused(&self, from: &str, part: &str) -> Result<()> {
-        until(&format!("{} refused {part:?}", self.name), SOON, || {
+        until(&format!("{} refused {part:?}", self.name), PATIENCE, || {
             let v = self.tool("peers -j").unwrap_or_default();
             v["refused"].as_array().is_some_and(|all| {
                 let is = |r: &Value| {
@@ -313,7 +313,7 @@ impl Node {
         let wanted = (here.to_owned(), there.to_owned());
         until(
             &format!("{n} ends of {} say {wanted:?}", self.name),
-            SOON,
+            PATIENCE,
             || {
                 let r = self.reasons().unwrap_or_default();
                 r.len() == n && r.iter().all(|r| *r == wanted)

@@ -2,7 +2,7 @@
 
 use super::program::Output;
 use super::web::noise;
-use super::{free_port, paths, until, Daemon, Place, Program, Running, SOON};
+use super::{free_port, paths, until, Daemon, Place, Program, Running, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -220,7 +220,7 @@ impl<'a> Packaged<'a> {
             let carried = d.stats().is_ok_and(|s| s.lane_tx_bytes >= BYTES);
             carried && smcd >= self.known.ends && smcd + 4 >= rows.len()
         };
-        let promoted = until("both ends of its connections are SMCD", SOON, on_lanes)
+        let promoted = until("both ends of its connections are SMCD", PATIENCE, on_lanes)
             .with_context(|| format!("{}\n{}", self.known.name, d.picture()));
         let said = self.finish(load, server);
         promoted?;

@@ -1,6 +1,6 @@
 //! The Python programs of `tests/programs`: echo and transfer pairs that compare every byte.
 
-use super::{until, Daemon, Place, Program, Running, SOON};
+use super::{until, Daemon, Place, Program, Running, PATIENCE};
 use anyhow::{bail, Context, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ impl Echo {
         let mut server = Program::python("echo.py", place)
             .args(["serve", mode, host])
             .spawn()?;
-        let port = server.line("port ", SOON)?;
+        let port = server.line("port ", PATIENCE)?;
         Ok(Echo {
             server,
             host: host.into(),
@@ -104,7 +104,7 @@ impl Transfer {
         let mut server = Program::python("transfer.py", server)
             .args(["serve", host])
             .spawn()?;
-        let port = server.line("port ", SOON)?;
+        let port = server.line("port ", PATIENCE)?;
         let client = Program::python("transfer.py", client)
             .args(["connect", host, &port])
             .arg(&stop)
@@ -137,7 +137,7 @@ impl Transfer {
     /// Waits until so many more bytes were sent, whatever the daemon does.
     pub fn await_sent(&self, more: u64) -> Result<()> {
         let goal = self.sent() + more;
-        until("the transfer goes on", SOON, || self.sent() >= goal)
+        until("the transfer goes on", PATIENCE, || self.sent() >= goal)
     }
 
     /// Asks both to end and compares what was sent with what arrived.
@@ -199,7 +199,7 @@ impl Pair {
             .args(["serve", host])
             .arg(dir.path())
             .spawn()?;
-        let port = server.line("port ", SOON)?;
+        let port = server.line("port ", PATIENCE)?;
         let client = Program::python(program, client)
             .args(args)
             .args(["connect", host, &port])
@@ -225,7 +225,7 @@ impl Pair {
         d.await_promoted(2)
             .with_context(|| format!("{}\n{}", p.server.stderr(), p.client.stderr()))?;
         // Until the mark is there they exchange messages: some of them on the lanes.
-        until("bytes on the lanes", SOON, || {
+        until("bytes on the lanes", PATIENCE, || {
             d.stats().is_ok_and(|s| s.lane_tx_bytes >= 1000)
         })?;
         p.mark("warm")?;
@@ -270,7 +270,7 @@ impl Pair {
     pub fn await_mark(&mut self, name: &str) -> Result<()> {
         let path = self.dir.path().join(name);
         let (server, client) = (&mut self.server, &mut self.client);
-        until(name, SOON, || {
+        until(name, PATIENCE, || {
             path.exists() || server.has_ended() || client.has_ended()
         })?;
         if !path.exists() {

@@ -1,6 +1,6 @@
 //! Redis, unmodified: a server that keeps nothing on disk, and redis-benchmark.
 
-use super::{free_port, until, Place, Program, Running, SOON};
+use super::{free_port, until, Place, Program, Running, PATIENCE};
 use anyhow::{bail, Context, Result};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -30,7 +30,8 @@ impl Redis {
     /// On the loopback address of this namespace.
     pub fn start(place: &Place) -> Result<Self> {
         let r = Self::at(place, "127.0.0.1", free_port()?)?;
-        until("redis answers", SOON, || r.ping().is_ok()).with_context(|| r.running.stdout())?;
+        until("redis answers", PATIENCE, || r.ping().is_ok())
+            .with_context(|| r.running.stdout())?;
         Ok(r)
     }
 
@@ -46,7 +47,7 @@ impl Redis {
             .arg("--unixsocket")
             .arg(dir.path().join("redis.sock"))
             .spawn()?;
-        until("redis is ready", SOON, || {
+        until("redis is ready", PATIENCE, || {
             running.has_ended() || running.stdout().contains("Ready to accept connections")
         })
         .with_context(|| running.stdout())?;

@@ -1,6 +1,6 @@
 //! iperf3 and sockperf, unmodified.
 
-use super::{free_port, listening, until, Place, Program, SOON};
+use super::{free_port, listening, until, Place, Program, PATIENCE};
 use anyhow::{bail, Context, Result};
 use std::time::Duration;
 
@@ -17,7 +17,9 @@ pub fn iperf3(
     let mut s = Program::new("iperf3", server)
         .words(&format!("-s -1 -p {port} -B {host}"))
         .spawn()?;
-    until("iperf3 listens", SOON, || s.has_ended() || listening(port))?;
+    until("iperf3 listens", PATIENCE, || {
+        s.has_ended() || listening(port)
+    })?;
     let text = Program::new("iperf3", client)
         .words(&format!("-c {host} -p {port} -J -t {seconds} {extra}"))
         .run(Duration::from_secs(u64::from(seconds) + 60))?;
@@ -26,7 +28,7 @@ pub fn iperf3(
     if let Some(e) = v["error"].as_str() {
         bail!("iperf3: {e}");
     }
-    s.wait(SOON)?.ok()?;
+    s.wait(PATIENCE)?.ok()?;
     let bits = v["end"]["sum_received"]["bits_per_second"]
         .as_f64()
         .context("iperf3 without a result")?;
@@ -53,8 +55,10 @@ pub fn sockperf(
     let mut s = Program::new("sockperf", server)
         .words(&format!("server --tcp -i 127.0.0.1 -p {port}"))
         .spawn()?;
-    until("sockperf serves", SOON, || s.has_ended() || listening(port))
-        .with_context(|| s.stdout())?;
+    until("sockperf serves", PATIENCE, || {
+        s.has_ended() || listening(port)
+    })
+    .with_context(|| s.stdout())?;
     let (sub, result) = match what {
         // Half a round trip, as sockperf reports it.
         Sockperf::PingPong => ("ping-pong", "avg-latency="),

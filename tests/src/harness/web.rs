@@ -1,6 +1,6 @@
 //! nginx, unmodified, with one worker, and wrk.
 
-use super::{free_port, until, Place, Program, Running, SOON};
+use super::{free_port, until, Place, Program, Running, PATIENCE};
 use anyhow::{bail, Context, Result};
 use sha2::{Digest, Sha256};
 use std::fs;
@@ -71,7 +71,7 @@ impl Nginx {
             .spawn()?;
         let children = format!("/proc/{0}/task/{0}/children", running.pid());
         // The master listens before it starts its worker.
-        let ready = until("nginx has a worker", SOON, || {
+        let ready = until("nginx has a worker", PATIENCE, || {
             running.has_ended() || fs::read_to_string(&children).is_ok_and(|c| !c.trim().is_empty())
         });
         if ready.is_err() || running.has_ended() {

@@ -347,13 +347,13 @@ fn run(n: &mut State, c: &Config, at: At) {
             };
         }
         At::DozeLook => {
-            let stirs = match n.r.mode {
+            let has_news = match n.r.mode {
                 Mode::Ready => n.phase() != Phase::None,
                 Mode::Ring => n.w.head != n.r.cursor || n.resumed(),
                 Mode::Last => n.w.head != n.r.cursor,
                 _ => false,
             };
-            if stirs {
+            if has_news {
                 n.w.receiver_sleeps = false;
                 n.r.at = At::Idle;
             } else {

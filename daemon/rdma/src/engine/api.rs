@@ -260,7 +260,7 @@ pub struct Stats {
     /// Bytes of lanes that were acknowledged: written, or sent behind messages.
     pub bytes: u64,
     /// Those that were sent behind messages.
-    pub behind: u64,
+    pub inlined: u64,
     /// Messages that were acknowledged.
     pub messages_sent: u64,
     /// Messages that were received.

@@ -185,16 +185,16 @@ impl<P: Provider> Pair<P> {
     }
 
     /// Counts this daemon as asleep on all links to processes. The caller has to poll once more afterwards.
-    pub fn doze(&self) {
+    pub fn fall_asleep(&self) {
         for p in self.clients.values() {
-            notify::doze(&p.memory.proxy().sleepers.0);
+            notify::fall_asleep(&p.memory.proxy().sleepers.0);
         }
     }
 
-    /// Undoes [`Pair::doze`]. No client may have been added or removed meanwhile.
-    pub fn rouse(&self) {
+    /// Undoes [`Pair::fall_asleep`]. No client may have been added or removed meanwhile.
+    pub fn wake_up(&self) {
         for p in self.clients.values() {
-            notify::rouse(&p.memory.proxy().sleepers.0);
+            notify::wake_up(&p.memory.proxy().sleepers.0);
         }
     }
 }

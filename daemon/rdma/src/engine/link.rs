@@ -89,7 +89,7 @@ pub(super) struct Link<P: Provider> {
     awaited: u64,
     /// Do our device's successes tell nothing about the peer's device (iWARP)? Then requests are done when the peer's
     /// credits tell that it has taken the message after them.
-    weak: bool,
+    local_ack_only: bool,
     /// Number of messages that the peer has taken, modulo 2^16, and how many of them are still in `sent`.
     taken: u16,
     settled: usize,
@@ -142,7 +142,7 @@ impl<P: Provider> Link<P> {
         } else {
             qp.listen(rail.gid)?
         };
-        let weak = !qp.acknowledges();
+        let local_ack_only = !qp.acknowledges();
         let ours = LinkEnd {
             link: no,
             fabric: rail.fabric,
@@ -183,7 +183,7 @@ impl<P: Provider> Link<P> {
             lanes: 0,
             waiters: VecDeque::new(),
             awaited: 0,
-            weak,
+            local_ack_only,
             taken: 0,
             settled: 0,
             local_wr: 0,
@@ -264,7 +264,7 @@ impl<P: Provider> Link<P> {
         // Completions of sent requests are polled for in passing, unless a lane waits for room. (siw does not count a
         // message as one that requests a notification; and where the peer's credits tell what is done, our own device
         // may be the last to complete.)
-        let all = self.weak || self.is_tight();
+        let all = self.local_ack_only || self.is_tight();
         if self.armed == Some(all) || self.armed == Some(true) {
             return false;
         }
@@ -291,7 +291,7 @@ impl<P: Provider> Link<P> {
                 return Outcome::Nothing;
             };
             self.local_wr = c.wr_id + 1;
-            return Outcome::Done(match self.weak {
+            return Outcome::Done(match self.local_ack_only {
                 true => self.settle(),
                 false => (n as usize + 1).min(self.sent.len()),
             });
@@ -327,7 +327,7 @@ impl<P: Provider> Link<P> {
 
     /// Number of requests that are done according to the peer's credits, if our device does not tell.
     pub(super) fn confirmed(&mut self) -> usize {
-        if !self.weak {
+        if !self.local_ack_only {
             return 0;
         }
         let depth = self.peer.map_or(0, |p| p.depth);
@@ -359,12 +359,12 @@ impl<P: Provider> Link<P> {
     /// other messages leave credits and queue places for these two; otherwise both ends could wait for each other's.
     fn probe(&mut self) -> Result<(), Error> {
         let tight = self.is_tight() || !self.llc.is_empty();
-        let waits = self.weak && (self.of_lanes > 0 || !self.has_places()) && tight;
+        let waits = self.local_ack_only && (self.of_lanes > 0 || !self.has_places()) && tight;
         if waits && !self.probing && self.credits() > 1 && self.sent.len() + 2 <= self.room {
             self.probing = true;
             self.test(false)?;
         }
-        let reserve = u16::from(!self.weak);
+        let reserve = u16::from(!self.local_ack_only);
         if self.answer && self.credits() > reserve && self.sent.len() < self.room {
             self.answer = false;
             self.test(true)?;
@@ -379,16 +379,16 @@ impl<P: Provider> Link<P> {
 
     /// Are there credits and queue places for two writes and a message?
     fn spare(&self) -> bool {
-        self.credits() > 1 + u16::from(self.weak) && self.has_places()
+        self.credits() > 1 + u16::from(self.local_ack_only) && self.has_places()
     }
 
     fn has_places(&self) -> bool {
-        self.sent.len() + if self.weak { 5 } else { 3 } <= self.room
+        self.sent.len() + if self.local_ack_only { 5 } else { 3 } <= self.room
     }
 
     /// Makes sure that requests sent a while ago become known as done, too.
     pub(super) fn tick(&mut self) {
-        if self.weak && self.of_lanes > 0 && self.oldest == self.first_wr {
+        if self.local_ack_only && self.of_lanes > 0 && self.oldest == self.first_wr {
             self.await_sent();
         }
         self.oldest = self.first_wr;
@@ -477,7 +477,7 @@ impl<P: Provider> Link<P> {
         }
         if self.state == State::Active {
             self.probe()?;
-        } else if std::mem::take(&mut self.poke) && self.weak && self.spare() {
+        } else if std::mem::take(&mut self.poke) && self.local_ack_only && self.spare() {
             self.test(false)?;
         }
         while self.spare() {

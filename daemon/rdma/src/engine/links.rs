@@ -180,11 +180,11 @@ impl<P: Provider> Pair<P> {
                     lane,
                     head,
                     epoch,
-                    behind,
+                    inlined,
                 } => {
                     stats.messages_sent += 1;
-                    stats.bytes += u64::from(behind);
-                    stats.behind += u64::from(behind);
+                    stats.bytes += u64::from(inlined);
+                    stats.inlined += u64::from(inlined);
                     self.lane_done(lane, Some((head, epoch)));
                 }
                 What::Lane { lane } => {

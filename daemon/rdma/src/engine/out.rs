@@ -69,7 +69,7 @@ pub(super) struct Out {
     done: u64,
     /// Bytes that were sent behind messages, first to last: the peer's device has them, but only the peer daemon's
     /// messages tell whether it has put them into the ring.
-    soft: Option<(u64, u64)>,
+    unconfirmed: Option<(u64, u64)>,
     /// The head that the last snapshot announced: every byte before it was posted on the same link.
     pub announced: u64,
     /// The highest head ever announced in this epoch, on any link: the reader may have got that far.
@@ -108,22 +108,22 @@ impl Out {
     }
 
     /// `bytes` bytes from `at` on are sent behind a message.
-    pub(super) fn behind(&mut self, at: u64, bytes: u64) {
-        let first = self.soft.map_or(at, |(first, _)| first);
-        self.soft = Some((first, at + bytes));
+    pub(super) fn inlined(&mut self, at: u64, bytes: u64) {
+        let first = self.unconfirmed.map_or(at, |(first, _)| first);
+        self.unconfirmed = Some((first, at + bytes));
     }
 
     /// The peer's daemon has put all bytes up to `at` into the ring.
     pub(super) fn took(&mut self, at: u64) {
-        if let Some((first, end)) = self.soft {
-            self.soft = (at < end).then_some((first.max(at), end));
+        if let Some((first, end)) = self.unconfirmed {
+            self.unconfirmed = (at < end).then_some((first.max(at), end));
         }
         self.settle();
     }
 
     fn settle(&mut self) {
         let sure = self
-            .soft
+            .unconfirmed
             .map_or(self.done, |(first, _)| self.done.min(first));
         self.acked = self.acked.max(sure);
     }
@@ -165,7 +165,7 @@ impl Out {
     /// Sets all positions to `at`: nothing beyond it is posted.
     pub(super) fn rest_at(&mut self, at: u64) {
         (self.acked, self.done, self.posted, self.announced) = (at, at, at, at);
-        self.soft = None;
+        self.unconfirmed = None;
     }
 
     /// Is this the switch that waits for an answer?

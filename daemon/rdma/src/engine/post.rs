@@ -264,7 +264,7 @@ impl<P: Provider> Pair<P> {
             return None;
         }
         if !load.data.is_empty() {
-            lane.out.behind(lane.out.posted, bytes);
+            lane.out.inlined(lane.out.posted, bytes);
             lane.starved = None;
         }
         lane.out.announce(lane.out.posted + bytes);
@@ -272,7 +272,7 @@ impl<P: Provider> Pair<P> {
             lane: id,
             head: lane.out.announced,
             epoch: lane.out.epoch,
-            behind: load.data.len() as u32,
+            inlined: load.data.len() as u32,
         };
         Some((self.snapshot(lane), what, load))
     }

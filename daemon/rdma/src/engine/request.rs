@@ -10,12 +10,12 @@ pub(super) enum What {
         region: u32,
         bytes: u32,
     },
-    /// Snapshot that announced the head, with `behind` bytes behind it.
+    /// Snapshot that announced the head, with `inlined` bytes behind it.
     Cdc {
         lane: u32,
         head: u64,
         epoch: lane::abi::Epoch,
-        behind: u32,
+        inlined: u32,
     },
     Lane {
         lane: u32,

@@ -36,7 +36,7 @@ pub struct Client {
 impl Client {
     fn wake(&mut self) {
         if std::mem::take(&mut self.asleep) {
-            notify::rouse(&self.app.control().expect("mapped").sleepers.0);
+            notify::wake_up(&self.app.control().expect("mapped").sleepers.0);
         }
     }
 }
@@ -63,21 +63,21 @@ pub struct Node {
 
 impl Node {
     /// Something is about to change: it may not sleep through it.
-    fn stir(&mut self) {
+    fn notify(&mut self) {
         self.asleep = false;
         if std::mem::take(&mut self.counted) {
-            self.pair.rouse();
+            self.pair.wake_up();
         }
     }
 
     /// Prepares to sleep; whether it must look once more.
-    fn doze(&mut self) -> bool {
+    fn fall_asleep(&mut self) -> bool {
         let queues = &mut self.queues;
         let news = self.pair.arm(|link, cq| {
             queues.insert(cq.id(), link);
         });
         if !self.counted {
-            self.pair.doze();
+            self.pair.fall_asleep();
         }
         !std::mem::replace(&mut self.counted, true) || news
     }
@@ -90,7 +90,7 @@ impl Node {
             }
         }
         if !self.stays {
-            self.stir();
+            self.notify();
         }
     }
 }
@@ -124,7 +124,7 @@ pub struct Sim {
 pub struct Counts {
     pub ring_bytes: u64,
     /// Bytes behind messages.
-    pub behind: u64,
+    pub inlined: u64,
     pub ups: u64,
     pub moves: u64,
     pub link_downs: u64,
@@ -167,7 +167,7 @@ impl Sim {
         for n in 0..2 {
             while self.control[n].front().is_some_and(|m| m.0 <= self.now) {
                 if let Some((_, m)) = self.control[n].pop_front() {
-                    self.nodes[n].stir();
+                    self.nodes[n].notify();
                     self.nodes[n].pair.control(m);
                 }
             }
@@ -221,7 +221,7 @@ impl Sim {
         }
         if node.stays || !worked && self.rng.one_in(3) {
             while !node.pair.unfinished() {
-                if !node.doze() {
+                if !node.fall_asleep() {
                     node.asleep = true;
                     break;
                 }
@@ -336,7 +336,7 @@ impl Sim {
     /// is rung or TCP has something.
     fn sleep_app(&mut self, client: usize, side: usize) {
         let p = &self.nodes[side].clients[client];
-        notify::doze(&p.app.control().expect("mapped").sleepers.0);
+        notify::fall_asleep(&p.app.control().expect("mapped").sleepers.0);
         let mut moved = false;
         for l in 0..self.lanes.len() {
             if self.lanes[l].client == client && !self.lanes[l].reset {
@@ -345,7 +345,7 @@ impl Sim {
         }
         let p = &mut self.nodes[side].clients[client];
         if moved {
-            notify::rouse(&p.app.control().expect("mapped").sleepers.0);
+            notify::wake_up(&p.app.control().expect("mapped").sleepers.0);
         } else {
             p.asleep = true;
         }
@@ -393,10 +393,10 @@ impl Sim {
     }
 
     /// Bytes behind messages that a node's devices know to be acknowledged.
-    pub fn behind(&self, n: usize) -> u64 {
+    pub fn inlined(&self, n: usize) -> u64 {
         let n = &self.nodes[n];
         let rails = n.rails.iter().flatten();
-        rails.map(|r| n.pair.stats(*r).behind).sum()
+        rails.map(|r| n.pair.stats(*r).inlined).sum()
     }
 
     pub fn unplug(&mut self, n: usize, rail: usize) {
@@ -574,7 +574,7 @@ impl Sim {
                 self.counts.ups += u64::from(e.tx.downs.load(Relaxed));
             }
         }
-        self.counts.behind = self.behind(0) + self.behind(1);
+        self.counts.inlined = self.inlined(0) + self.inlined(1);
         self.nodes.clear();
         self.world.run_until(self.now + 1_000_000_000);
         assert_eq!(self.world.violations(), Vec::<String>::new());
@@ -583,7 +583,7 @@ impl Sim {
     }
 
     fn wait(&mut self, what: &str, done: impl Fn(&Sim) -> bool) {
-        self.nodes.iter_mut().for_each(Node::stir);
+        self.nodes.iter_mut().for_each(Node::notify);
         for _ in 0..40_000 {
             if done(self) {
                 return;

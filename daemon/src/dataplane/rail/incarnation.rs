@@ -114,7 +114,7 @@ impl<V: Provider> Node<V> {
 impl<V: Provider> Rails<V> {
     /// A channel to the peer's daemon is up; `daemon` tells which run of it.
     pub fn channel_up(&mut self, name: &Name, daemon: u64) {
-        self.stir();
+        self.notify();
         let Some(n) = self.nodes.get_mut(name) else {
             return;
         };
@@ -130,7 +130,7 @@ impl<V: Provider> Rails<V> {
     }
 
     pub fn channel_down(&mut self, name: &Name) {
-        self.stir();
+        self.notify();
         let now = self.system.now();
         let Some(n) = self.nodes.get_mut(name) else {
             return;
@@ -156,7 +156,7 @@ impl<V: Provider> Rails<V> {
     }
 
     pub fn message(&mut self, name: &Name, msg: Msg) {
-        self.stir();
+        self.notify();
         let Some(n) = self.nodes.get_mut(name) else {
             return;
         };
@@ -271,7 +271,7 @@ impl<V: Provider> Rails<V> {
         let of = |(name, n): (&Name, &Node<V>)| lost(n).then(|| (name.clone(), n.incarnation));
         let all: Vec<(Name, u64)> = self.nodes.iter().filter_map(of).collect();
         for (name, incarnation) in all {
-            self.stir();
+            self.notify();
             self.renew(&name, incarnation + 1);
         }
     }

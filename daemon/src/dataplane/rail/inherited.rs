@@ -45,7 +45,7 @@ impl<V: Provider> Rails<V> {
             l.end(now, Ending::Shut, true);
         }
         let inherited = Inherited::remote(l.who, at, left, inode);
-        self.stir();
+        self.notify();
         Some(inherited)
     }
 
@@ -66,7 +66,7 @@ impl<V: Provider> Rails<V> {
         let now = self.system.now();
         if let Some(l) = self.lanes.get_mut(&at) {
             l.end(now, Ending::Over, false);
-            self.stir();
+            self.notify();
         }
     }
 

@@ -123,7 +123,7 @@ impl Lane {
 impl<V: Provider> Rails<V> {
     /// The ends of a connection are paired, and this one has a slot; `uses`: how often it was used before.
     pub fn begin(&mut self, p: &Paired, at: Key, uses: u32, family: Arc<Family>) {
-        self.stir();
+        self.notify();
         let Some(n) = self.nodes.get_mut(&p.node) else {
             return;
         };
@@ -174,7 +174,7 @@ impl<V: Provider> Rails<V> {
 
     /// The link group of this lane is set up.
     pub fn ready(&mut self, at: Key) {
-        self.stir();
+        self.notify();
         if let Some(l) = self.lanes.get_mut(&at) {
             l.ready = true;
             self.go_on(at);
@@ -287,7 +287,7 @@ impl<V: Provider> Rails<V> {
     }
 
     fn undo(&mut self, at: Key, reason: Reason) {
-        self.stir();
+        self.notify();
         if let Some(l) = self.lanes.get(&at) {
             let (node, pair) = (l.node.clone(), l.pair);
             self.say_no(&node, pair, reason);
@@ -352,7 +352,7 @@ impl<V: Provider> Rails<V> {
         if let (Some(id), Some(n)) = (engine, self.nodes.get_mut(&node)) {
             n.pair.gate(id, false);
         }
-        self.stir();
+        self.notify();
         true
     }
 
@@ -417,7 +417,7 @@ impl<V: Provider> Rails<V> {
         let now = self.system.now();
         if let Some(l) = self.offered(from, at) {
             l.end(now, how, fin);
-            self.stir();
+            self.notify();
         }
     }
 

@@ -132,7 +132,7 @@ impl<V: Provider> Node<V> {
             let sum = self.past.entry(port).or_default();
             sum.writes += s.writes;
             sum.bytes += s.bytes;
-            sum.behind += s.behind;
+            sum.inlined += s.inlined;
             sum.messages_sent += s.messages_sent;
             sum.messages_received += s.messages_received;
             sum.links_failed += s.links_failed;

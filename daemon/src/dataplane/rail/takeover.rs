@@ -229,10 +229,10 @@ impl<V: Provider> Rails<V> {
 
     /// Gives a job to a helper.
     fn start(&self, job: Job) {
-        let (tell, kick) = (self.jobs.0.clone(), self.kick.clone());
+        let (tell, wake) = (self.jobs.0.clone(), self.wake.clone());
         self.system.help(Box::new(move || {
             let _ = tell.send(job.run());
-            super::kick::kick(kick.as_deref());
+            super::wake::wake(wake.as_deref());
         }));
     }
 

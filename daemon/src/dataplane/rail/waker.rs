@@ -46,13 +46,13 @@ impl<V: Provider> Rails<V> {
     /// From now on this set wakes the data plane.
     pub fn wait_in(&mut self, set: &Arc<OwnedFd>) {
         self.set = Some(set.clone());
-        self.kick.iter().for_each(|k| add(set, k.as_raw_fd(), KICK));
+        self.wake.iter().for_each(|k| add(set, k.as_raw_fd(), WAKE));
         self.watch_devices();
     }
 
     /// Counts the data plane asleep, and arms everything that may wake it. True if any of this is new: then it
     /// must poll once more before it sleeps.
-    pub fn doze(&mut self) -> bool {
+    pub fn fall_asleep(&mut self) -> bool {
         let Some(set) = &self.set else { return false };
         let mut news = false;
         for n in self.nodes.values_mut() {
@@ -63,7 +63,7 @@ impl<V: Provider> Rails<V> {
                 }
             });
             if !self.dozing {
-                n.pair.doze();
+                n.pair.fall_asleep();
             }
         }
         !std::mem::replace(&mut self.dozing, true) || news
@@ -77,10 +77,10 @@ impl<V: Provider> Rails<V> {
         }
     }
 
-    /// Takes [`Rails::doze`] back.
-    pub fn rouse(&mut self) {
+    /// Takes [`Rails::fall_asleep`] back.
+    pub fn wake_up(&mut self) {
         if std::mem::take(&mut self.dozing) {
-            self.nodes.values().for_each(|n| n.pair.rouse());
+            self.nodes.values().for_each(|n| n.pair.wake_up());
         }
     }
 
@@ -88,7 +88,7 @@ impl<V: Provider> Rails<V> {
     pub fn woken(&mut self, ready: &[epoll::Event], stay: bool) -> Woken {
         let mut woken = Woken::default();
         if !stay {
-            self.rouse();
+            self.wake_up();
         }
         let Some(set) = self.set.clone() else {
             return woken;
@@ -112,7 +112,7 @@ impl<V: Provider> Rails<V> {
                     }
                 }
                 ALARM => woken.alarm = true,
-                KICK => drain(self.kick.as_deref()),
+                WAKE => drain(self.wake.as_deref()),
                 _ => woken.device = true,
             }
         }
@@ -133,7 +133,7 @@ const QUEUE: u64 = 1 << 56;
 const BELL: u64 = 2 << 56;
 const DEVICE: u64 = 3 << 56;
 pub(crate) const ALARM: u64 = 4 << 56;
-const KICK: u64 = 5 << 56;
+const WAKE: u64 = 5 << 56;
 
 pub(crate) fn drain(fd: Option<&OwnedFd>) {
     fd.map(|fd| rustix::io::read(fd, &mut [0u8; 8]));

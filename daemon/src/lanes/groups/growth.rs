@@ -8,7 +8,7 @@ use lane::proto::msg::ToShim;
 use std::time::Duration;
 
 /// Shortest time between two times that the same chunk is sent.
-pub(super) const AGAIN: Duration = Duration::from_millis(900);
+pub(super) const RESEND_AFTER: Duration = Duration::from_millis(900);
 
 impl LinkGroups {
     /// The other client has mapped a further chunk of the area opposite `side`.
@@ -60,7 +60,7 @@ impl LinkGroups {
         if let Some(k) = growing {
             // A remote client is this daemon, which maps what it is given: it is sent nothing again.
             match s.more[k].stage {
-                _ if self.clock.since(s.more[k].sent) < AGAIN => return Ok(()),
+                _ if self.clock.since(s.more[k].sent) < RESEND_AFTER => return Ok(()),
                 Stage::Given if !s.client.is_remote() => give(id, side, s, number(k), out),
                 Stage::Sealed if !peer.is_remote() => {
                     share(id, 1 - side, peer, number(k), &s.more[k], out);

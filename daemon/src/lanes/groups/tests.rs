@@ -1,7 +1,7 @@
 //! Unit tests of the link groups' state machine, with clients that are numbers.
 
 use super::area::Stage;
-use super::growth::AGAIN;
+use super::growth::RESEND_AFTER;
 use super::*;
 use crate::clients::limits::for_tests;
 use crate::os::system::Clock;
@@ -53,7 +53,7 @@ impl World {
     fn later(&mut self, group: u64, chunk: u32) {
         let side = &mut self.groups.groups.get_mut(&group).unwrap().sides[0];
         let c = side.chunk(chunk).unwrap();
-        c.sent = c.sent.checked_sub(AGAIN).unwrap();
+        c.sent = c.sent.checked_sub(RESEND_AFTER).unwrap();
     }
 
     fn help(&mut self, mut out: Out) {

@@ -23,15 +23,15 @@ pub type Digest = [u8; 32];
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Msg {
-    /// First message of each side. `incarnation` is another one in each run of a daemon; `seeks`:
-    /// how many `Seek`s the sender keeps for the other at a time.
+    /// First message of each side. `incarnation` is another one in each run of a daemon; `lookups`:
+    /// how many `Lookup`s the sender keeps for the other at a time.
     Hello {
         version: u32,
         min_version: u32,
         node: String,
         incarnation: u64,
         release: String,
-        seeks: u32,
+        lookups: u32,
     },
     /// The channel ends, because of this.
     Close {
@@ -45,24 +45,24 @@ pub enum Msg {
         n: u64,
     },
     /// An end of the sender's node waits for its other end, which may be at the receiver's. Stays
-    /// until `Unseek`, `Make`, or the channel's end.
-    Seek {
+    /// until `LookupDone`, `Make`, or the channel's end.
+    Lookup {
         id: u64,
         claim: Claim,
     },
-    Unseek {
+    LookupDone {
         id: u64,
     },
-    /// The receiver's end `seek` will not find its other end here for now, for this reason (shown to the user; the
+    /// The receiver's end `lookup` will not find its other end here for now, for this reason (shown to the user; the
     /// seek stays).
     Hint {
-        seek: u64,
+        lookup: u64,
         reason: u32,
     },
-    /// The other end of `seek` is here, as `claim` says. If `refusal` is not 0, the sender cannot make a lane
+    /// The other end of `lookup` is here, as `claim` says. If `refusal` is not 0, the sender cannot make a lane
     /// across nodes, for this reason.
     Make {
-        seek: u64,
+        lookup: u64,
         make: u64,
         claim: Claim,
         refusal: u32,
@@ -77,10 +77,10 @@ pub enum Msg {
         make: u64,
         reason: u32,
     },
-    /// An end of the sender's node is in a hurry (`underpass check`): look for the program that
+    /// An end of the sender's node is that are expedited (`underpass check`): look for the program that
     /// holds its other end, and ask it to register. Addresses as that other end has them, as far
     /// as the sender knows.
-    Hurry {
+    Expedited {
         local: SocketAddr,
         peer: SocketAddr,
     },
@@ -310,15 +310,15 @@ mod tests {
                     node,
                     incarnation: n.2,
                     release,
-                    seeks: n.3,
+                    lookups: n.3,
                 }
             }),
             ".{0,400}".prop_map(|t| Msg::close(CloseReason::Version, &t)),
             any::<u64>().prop_map(|n| Msg::Ping { n }),
             any::<u64>().prop_map(|n| Msg::Pong { n }),
-            (any::<u64>(), claim()).prop_map(|(id, claim)| Msg::Seek { id, claim }),
-            any::<u64>().prop_map(|id| Msg::Unseek { id }),
-            (any::<u64>(), reason()).prop_map(|(seek, reason)| Msg::Hint { seek, reason }),
+            (any::<u64>(), claim()).prop_map(|(id, claim)| Msg::Lookup { id, claim }),
+            any::<u64>().prop_map(|id| Msg::LookupDone { id }),
+            (any::<u64>(), reason()).prop_map(|(lookup, reason)| Msg::Hint { lookup, reason }),
             any::<u64>().prop_map(|incarnation| Msg::Rails { incarnation }),
             any::<(u64, u64, u32, u32, u64)>().prop_map(|n| Msg::Lane {
                 incarnation: n.0,
@@ -341,14 +341,14 @@ mod tests {
                 control: underpass_rdma::engine::Control::QpDead { link: n.1 },
             }),
             (any::<(u64, u64)>(), claim(), reason()).prop_map(|(n, claim, refusal)| Msg::Make {
-                seek: n.0,
+                lookup: n.0,
                 make: n.1,
                 claim,
                 refusal,
             }),
             (any::<u64>(), reason()).prop_map(|(make, refusal)| Msg::Made { make, refusal }),
             (any::<u64>(), reason()).prop_map(|(make, reason)| Msg::Fail { make, reason }),
-            addresses().prop_map(|(local, peer)| Msg::Hurry { local, peer }),
+            addresses().prop_map(|(local, peer)| Msg::Expedited { local, peer }),
             (addresses(), reason()).prop_map(|((local, peer), reason)| Msg::Seen {
                 local,
                 peer,
@@ -424,7 +424,7 @@ mod tests {
             r#"{"kind":"ping"}"#,
             r#"{"kind":"ping","n":-1}"#,
             r#"{"kind":"ping","n":1} x"#,
-            r#"{"kind":"seek","id":1,"claim":{}}"#,
+            r#"{"kind":"lookup","id":1,"claim":{}}"#,
             "\u{0}",
         ] {
             assert!(matches!(one(bad), Err(Malformed::Json(_))), "{bad}");

@@ -2,10 +2,10 @@
 //! I/O.
 //!
 //! Of two nodes, the one with the smaller name is the *initiator*, the other the *responder*. The responder sends
-//! a `Seek` for each of its ends that may have its other end at the initiator's node. The initiator stores the
-//! Seeks. For each of its own ends it knows the digest that the fitting Seek would have, and answers that Seek
+//! a `Lookup` for each of its ends that may have its other end at the initiator's node. The initiator stores the
+//! Seeks. For each of its own ends it knows the digest that the fitting Lookup would have, and answers that Lookup
 //! with `Make`. Both nodes check the proof and the other's claim; `Made` makes it a pair. It does not matter which
-//! end registers first, and a Seek that fits no end changes nothing.
+//! end registers first, and a Lookup that fits no end changes nothing.
 //!
 //! Where an end is looked for: at the node to which the directory assigns its peer's address; at all nodes if it
 //! assigns it to none (translated on the way, or outside); at none if it is this node's.
@@ -22,7 +22,7 @@ use super::msg::Msg;
 use crate::clients::ids::{ClientId, ConnRef};
 use crate::pairing::socket::End;
 use claim::{claim, hint, judge};
-pub(crate) use hurry::Asked;
+pub(crate) use expedited::Asked;
 use lane::proto::reason::Reason;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -30,8 +30,8 @@ use std::rc::Rc;
 use table::Table;
 
 mod claim;
+mod expedited;
 mod heard;
-mod hurry;
 mod table;
 
 /// Most Seeks that are kept for one peer, or sent to one.
@@ -73,7 +73,7 @@ pub enum Out {
     Send(Name, Msg),
     Paired(Paired),
     /// A node asks us to look for a program on this node.
-    Hurry(Name, Asked),
+    Expedited(Name, Asked),
 }
 
 /// Why an end that waits is on TCP: reason codes of both ends, 0 where nothing is known.
@@ -107,7 +107,7 @@ struct Sought {
     end: End,
     scope: Scope,
     note: Shown,
-    /// What another node has said of its other end, when it was looked for in a hurry.
+    /// What another node has said of its other end, when it was looked for that are expedited.
     seen: u32,
 }
 
@@ -164,7 +164,7 @@ impl Pairing {
     }
 
     /// An end waits: look for its other end where it may be.
-    pub fn seek(&mut self, who: ConnRef, end: End, now: u64, alive: Alive, out: &mut Vec<Out>) {
+    pub fn lookup(&mut self, who: ConnRef, end: End, now: u64, alive: Alive, out: &mut Vec<Out>) {
         self.remove(who.client, who.conn, out);
         let scope = match self.directory.owner(end.peer.ip()) {
             Owner::Own => return,
@@ -218,12 +218,12 @@ impl Pairing {
             };
             t.sent.insert(id, (key, now));
             t.numbers.insert(key, id);
-            return t.send(Msg::Seek { id, claim }, out);
+            return t.send(Msg::Lookup { id, claim }, out);
         }
         let near = t.by_tuple.get(&(s.end.peer, s.end.local)).copied();
         let Some(r) = &s.end.record else {
-            if let Some(seek) = near {
-                s.note = hint(t, seek, &s.end, out);
+            if let Some(lookup) = near {
+                s.note = hint(t, lookup, &s.end, out);
             }
             return;
         };
@@ -232,18 +232,18 @@ impl Pairing {
         t.expected.insert(digest, key);
         t.digests.insert(key, digest);
         match (t.by_proof.get(&digest).copied(), near) {
-            (Some(seek), _) => self.found(key, node, seek, now, alive, out),
-            (None, Some(seek)) => s.note = hint(t, seek, &s.end, out),
+            (Some(lookup), _) => self.found(key, node, lookup, now, alive, out),
+            (None, Some(lookup)) => s.note = hint(t, lookup, &s.end, out),
             (None, None) => {}
         }
     }
 
-    /// A Seek of `node` has the digest that fits our end `key`.
+    /// A Lookup of `node` has the digest that fits our end `key`.
     fn found(
         &mut self,
         key: EndKey,
         node: &Name,
-        seek: u64,
+        lookup: u64,
         now: u64,
         alive: Alive,
         out: &mut Vec<Out>,
@@ -256,7 +256,8 @@ impl Pairing {
             self.remove(key.0, key.1, out);
             return;
         }
-        let (Some(k), Some(record), Some(theirs)) = (&t.channel, &s.end.record, t.seeks.get(&seek))
+        let (Some(k), Some(record), Some(theirs)) =
+            (&t.channel, &s.end.record, t.lookups.get(&lookup))
         else {
             return;
         };
@@ -265,10 +266,10 @@ impl Pairing {
             s.note.local = r.code();
             t.lies += u64::from(r == Reason::WrongNode);
             let reason = r.code();
-            return t.send(Msg::Hint { seek, reason }, out);
+            return t.send(Msg::Hint { lookup, reason }, out);
         }
         let claim = claim(&own, k, &s.end, now);
-        t.unseek(seek);
+        t.lookup_done(lookup);
         let Some(sought) = self.take(key, out) else {
             return;
         };
@@ -286,7 +287,7 @@ impl Pairing {
         t.makes.insert(make, making);
         t.send(
             Msg::Make {
-                seek,
+                lookup,
                 make,
                 claim,
                 refusal,
@@ -385,7 +386,7 @@ impl Pairing {
                 }
                 t.sent.remove(&id);
                 t.numbers.remove(&key);
-                t.send(Msg::Unseek { id }, out);
+                t.send(Msg::LookupDone { id }, out);
                 t.parked.push_back(key);
             }
             let free = t.room.saturating_sub(t.sent.len()).min(t.parked.len());
@@ -433,7 +434,7 @@ impl Pairing {
     /// Number of Seeks that `node` has with us or we have with it, and of its claims about other nodes' addresses.
     pub fn counts(&self, node: &str) -> (usize, u64) {
         let t = self.tables.get(node);
-        t.map_or((0, 0), |t| (t.seeks.len() + t.sent.len(), t.lies))
+        t.map_or((0, 0), |t| (t.lookups.len() + t.sent.len(), t.lies))
     }
 }
 

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// Remaining validity of a certificate below which the log warns.
-const SOON: Duration = Duration::from_secs(14 * 86_400);
+const EXPIRY_WARNING: Duration = Duration::from_secs(14 * 86_400);
 
 /// State that these tasks share.
 pub(crate) struct Context {
@@ -43,7 +43,7 @@ impl Context {
                     tracing::warn!("{}: others can read this key", self.files.key.display());
                 }
                 let left = tls::left(i.own.not_after);
-                if left < SOON {
+                if left < EXPIRY_WARNING {
                     let hours = left.as_secs() / 3600;
                     tracing::warn!("the certificate of node {} ends in {hours} h", self.own);
                 }

@@ -30,7 +30,7 @@ pub(crate) struct Ready {
     pub frames: Frames,
     pub met: Accepted,
     pub key: Key,
-    /// How many seeks the peer keeps for us, from its hello.
+    /// How many looks for the peer keeps for us, from its hello.
     pub room: usize,
 }
 
@@ -62,7 +62,7 @@ struct Greeting {
     version: u32,
     incarnation: u64,
     release: String,
-    seeks: usize,
+    lookups: usize,
 }
 
 enum Heard {
@@ -81,7 +81,7 @@ pub(crate) fn hello(ctx: &Context) -> Msg {
         node: ctx.own.to_string(),
         incarnation: ctx.incarnation,
         release: env!("CARGO_PKG_VERSION").into(),
-        seeks: pairing::SEEKS as u32,
+        lookups: pairing::SEEKS as u32,
     }
 }
 
@@ -98,7 +98,7 @@ async fn listen<S: AsyncReadExt + Unpin>(
                 node,
                 incarnation,
                 release,
-                seeks,
+                lookups,
             })) => {
                 let common = version.min(VERSION);
                 if common < min_version.max(MIN_VERSION) {
@@ -116,7 +116,7 @@ async fn listen<S: AsyncReadExt + Unpin>(
                         .filter(|c| !c.is_control())
                         .take(64)
                         .collect(),
-                    seeks: seeks as usize,
+                    lookups: lookups as usize,
                 }));
             }
             Ok(Some(Msg::Close { code, text })) => return Ok(Heard::Close(code, text)),
@@ -314,7 +314,7 @@ fn met(
         expires: t.not_after,
         we_dialed,
     };
-    (g.seeks, met)
+    (g.lookups, met)
 }
 
 /// A peer's text without control characters and of limited length, fit for a log.

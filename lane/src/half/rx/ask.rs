@@ -48,7 +48,7 @@ impl RxState {
 
     /// Has something happened in the peer's memory that a waiting receive must look at?
     #[inline(always)]
-    pub fn stirs(&self, m: &Memory) -> bool {
+    pub fn has_news(&self, m: &Memory) -> bool {
         match self.mode.load(Relaxed) {
             mode::RING => self.has_ring_bytes(m) || self.resumed(m),
             mode::LAST | mode::FIN => self.has_ring_bytes(m),
@@ -71,7 +71,7 @@ impl RxState {
     }
 
     /// Would a receive find something right now? Does not ask the kernel. For epoll: `None` means "only the kernel
-    /// knows" (TCP bytes come first), unless the lane [`RxState::stirs`]. Changes nothing, so it needs no lock.
+    /// knows" (TCP bytes come first), unless the lane [`RxState::has_news`]. Changes nothing, so it needs no lock.
     pub fn ready(&self, m: &Memory) -> Option<bool> {
         match self.mode.load(Relaxed) {
             mode::RING => Some(self.has_ring_bytes(m) || self.error.is_set()),

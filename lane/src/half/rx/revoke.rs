@@ -118,7 +118,7 @@ impl RxState {
     /// Across nodes: the daemon is gone, so no switch up can come any more. But a switch that it has already shown
     /// stands: its sender comes down by a frame, and the bytes before that on TCP have to be read. (A revocation
     /// would wait for words that nobody stores.)
-    pub fn forsake(&self, m: &Memory) -> Result<(), Reason> {
+    pub fn orphan(&self, m: &Memory) -> Result<(), Reason> {
         if self.mode.load(Relaxed) == mode::READY && !self.see_up(m)? {
             self.mode.store(mode::TCP, SeqCst);
         }

@@ -244,7 +244,7 @@ impl TxState {
         let landed = m.peer_rx().landed.load(Acquire) == head;
         let word = m.peer_rx().word.load(Acquire);
         if !landed || !word.has(rx::PAST) {
-            return match self.calm(word) {
+            return match self.is_quiet(word) {
                 true => Ok(Progress::Blocked),
                 false => self.answer(m, port, word),
             };

@@ -154,7 +154,7 @@ fn rearm(s: &Set, r: u32, ev: epoll_event) {
     }
     push(s, r);
     if s.waiters.load(SeqCst) > 0 {
-        fdtab::poke(s.kick.load(Relaxed)); // another thread sleeps in the set, and the registration may be ready already
+        fdtab::signal(s.kick.load(Relaxed)); // another thread sleeps in the set, and the registration may be ready already
     }
 }
 

@@ -24,7 +24,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
     let mut ev = 0;
     match c.rx.ready(&m) {
         Some(true) => ev |= IN,
-        _ if *tcp & (IN | RDHUP | HUP | ERR) != 0 || c.rx.stirs(&m) => {
+        _ if *tcp & (IN | RDHUP | HUP | ERR) != 0 || c.rx.has_news(&m) => {
             let _g = take(&c.rx.lock)?;
             match c.rx.probe(&m, &port) {
                 Some(true) => ev |= IN,
@@ -69,7 +69,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         ev |= p;
         *tcp = (*tcp & !PRI) | p;
     }
-    if !promotion::attend(c, group, &m, fd) && ev == 0 {
+    if !promotion::service(c, group, &m, fd) && ev == 0 {
         return None;
     }
     if want & OUT != 0 {
@@ -166,7 +166,7 @@ pub(super) fn harvest(
             if h.n >= max {
                 // Another thread may have time for the rest.
                 if s.waiters.load(SeqCst) > 1 {
-                    fdtab::poke(s.kick.load(Relaxed));
+                    fdtab::signal(s.kick.load(Relaxed));
                 }
                 break;
             }
@@ -183,7 +183,7 @@ pub(super) fn harvest(
         deactivate_if(conn - 1, || is_leaving(conn - 1)); // it may no longer be held, or the entry may be another connection's
     }
     if h.stays && s.asleep.load(SeqCst) & !HEARS != 0 {
-        fdtab::poke(s.kick.load(Relaxed)); // the kernel, too, wakes the next thread for what stays ready
+        fdtab::signal(s.kick.load(Relaxed)); // the kernel, too, wakes the next thread for what stays ready
     }
     h
 }
@@ -314,7 +314,7 @@ pub(super) fn pass_on(s: &Set) {
     // now).
     let left = s.queued.load(SeqCst) != 0 || s.stirred.load(SeqCst) != 0 || changed(s);
     if left && s.asleep.load(SeqCst) & !HEARS != 0 {
-        fdtab::poke(s.kick.load(Relaxed));
+        fdtab::signal(s.kick.load(Relaxed));
     }
 }
 
@@ -473,7 +473,7 @@ pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) -> bool {
         || all
         || ending >= 0
         || c.tx.has_work(&m)
-        || c.rx.stirs(&m)
+        || c.rx.has_news(&m)
         || reg.flags.load(Relaxed) & BLOCKED != 0
     {
         // (An end of file that was reported is not news again. Only an error may follow it.)

@@ -1,6 +1,6 @@
 //! The leader of a link group: the one of the threads asleep on it that polls the doorbell for all of them.
 
-use super::{poke, slot};
+use super::{slot, wake_waiter};
 use crate::state::groups::{self, LinkGroup};
 use crate::sys::{self, thread};
 use core::sync::atomic::Ordering::*;
@@ -10,7 +10,7 @@ use lane::notify;
 pub fn join(group: &LinkGroup, w: usize) -> bool {
     group.waiters[w / 64].fetch_or(1 << (w % 64), SeqCst); // SYNC leader: see `resign`
     if let Some(ctl) = group.own.control() {
-        notify::doze(&ctl.sleepers.0);
+        notify::fall_asleep(&ctl.sleepers.0);
     }
     lead(group, w)
 }
@@ -39,7 +39,7 @@ fn lead(group: &LinkGroup, w: usize) -> bool {
 pub fn leave(group: &LinkGroup, w: usize, leader: bool) {
     group.waiters[w / 64].fetch_and(!(1 << (w % 64)), SeqCst);
     if let Some(ctl) = group.own.control() {
-        notify::rouse(&ctl.sleepers.0);
+        notify::wake_up(&ctl.sleepers.0);
     }
     if leader {
         resign(group, w);
@@ -68,7 +68,7 @@ fn call_for_leader(group: &LinkGroup, me: usize) {
         let own = if me / 64 == k { 1 << (me % 64) } else { 0 };
         let v = word.load(SeqCst) & !own;
         if v != 0 {
-            return poke(k * 64 + v.trailing_zeros() as usize);
+            return wake_waiter(k * 64 + v.trailing_zeros() as usize);
         }
     }
 }

@@ -18,7 +18,7 @@ fn view(n: &State) -> At {
     At::Pending(phase(n), n.tcp.unread(), n.tcp.fin_arrived)
 }
 
-fn stirs(n: &State) -> bool {
+fn has_news(n: &State) -> bool {
     let b = &n.b;
     match b.mode {
         Mode::Tcp | Mode::Prefix => n.tcp.readable(),
@@ -33,7 +33,7 @@ fn stirs(n: &State) -> bool {
 
 pub fn due(n: &State, out: &mut Vec<Any>) {
     let go = match n.b.at {
-        At::Idle => stirs(n),
+        At::Idle => has_news(n),
         at @ At::Pending(..) => view(n) != at,
         _ => true,
     };

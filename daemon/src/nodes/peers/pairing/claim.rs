@@ -71,16 +71,25 @@ pub(super) fn judge(
     }
 }
 
-/// The addresses of our end and of a Seek mirror each other, but their proofs do not. If both have a proof, they
+/// The addresses of our end and of a Lookup mirror each other, but their proofs do not. If both have a proof, they
 /// are two connections (or one is forged), and nobody is told. Otherwise nothing can be proven, and both are told
 /// so. Neither stops waiting, because then a forgery could keep the real end away.
-pub(super) fn hint(t: &Table, seek: u64, end: &End, out: &mut Vec<Out>) -> Shown {
-    let theirs = t.seeks.get(&seek).is_some_and(|s| s.claim.proof.is_some());
+pub(super) fn hint(t: &Table, lookup: u64, end: &End, out: &mut Vec<Out>) -> Shown {
+    let theirs = t
+        .lookups
+        .get(&lookup)
+        .is_some_and(|s| s.claim.proof.is_some());
     let code = Reason::Unproven.code();
     let mut note = Shown::default();
     if end.record.is_none() {
         note.local = code;
-        t.send(Msg::Hint { seek, reason: code }, out);
+        t.send(
+            Msg::Hint {
+                lookup,
+                reason: code,
+            },
+            out,
+        );
     }
     if !theirs {
         note.peer = code;

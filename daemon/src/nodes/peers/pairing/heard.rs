@@ -1,7 +1,7 @@
 //! What comes from other nodes: their channels, and the messages on them.
 
 use super::claim::{hint, judge};
-use super::table::{Seek, Table};
+use super::table::{Lookup, Table};
 use super::{Alive, EndKey, Making, Out, Paired, Pairing, Part, Shown, SEEKS};
 use crate::nodes::peers::digest::Key;
 use crate::nodes::peers::directory::{Name, Owner};
@@ -70,7 +70,7 @@ impl Pairing {
             return Ok(());
         };
         match (t.part, msg) {
-            (_, Msg::Hurry { local, peer }) => {
+            (_, Msg::Expedited { local, peer }) => {
                 self.hurried(node, local, peer, out);
                 Ok(())
             }
@@ -85,11 +85,11 @@ impl Pairing {
                 self.seen(node, local, peer, reason);
                 Ok(())
             }
-            (Part::Initiator, Msg::Seek { id, claim }) => {
+            (Part::Initiator, Msg::Lookup { id, claim }) => {
                 self.sought(node, id, claim, now, alive, out)
             }
-            (Part::Initiator, Msg::Unseek { id }) => {
-                t.unseek(id);
+            (Part::Initiator, Msg::LookupDone { id }) => {
+                t.lookup_done(id);
                 Ok(())
             }
             (Part::Initiator, Msg::Made { make, refusal }) => {
@@ -118,17 +118,17 @@ impl Pairing {
             (
                 Part::Responder,
                 Msg::Make {
-                    seek,
+                    lookup,
                     make,
                     claim,
                     refusal,
                 },
             ) => {
-                self.make(node, (seek, make, refusal), &claim, now, alive, out);
+                self.make(node, (lookup, make, refusal), &claim, now, alive, out);
                 Ok(())
             }
-            (Part::Responder, Msg::Hint { seek, reason }) => {
-                if let Some(s) = t.sent.get(&seek).and_then(|(k, _)| self.ends.get_mut(k)) {
+            (Part::Responder, Msg::Hint { lookup, reason }) => {
+                if let Some(s) = t.sent.get(&lookup).and_then(|(k, _)| self.ends.get_mut(k)) {
                     s.note.peer = reason;
                     if reason == Reason::WrongNode.code() {
                         s.note.local = reason;
@@ -141,7 +141,7 @@ impl Pairing {
             (Part::Initiator, Msg::Make { .. } | Msg::Hint { .. }) => {
                 Err("an initiator's message to the initiator")
             }
-            (Part::Responder, Msg::Seek { .. } | Msg::Unseek { .. } | Msg::Made { .. }) => {
+            (Part::Responder, Msg::Lookup { .. } | Msg::LookupDone { .. } | Msg::Made { .. }) => {
                 Err("a responder's message to the responder")
             }
             (_, Msg::Hello { .. }) => Err("a second hello"),
@@ -164,7 +164,7 @@ impl Pairing {
         }
     }
 
-    /// A Seek has come in.
+    /// A Lookup has come in.
     fn sought(
         &mut self,
         node: &Name,
@@ -177,10 +177,10 @@ impl Pairing {
         let Some(t) = self.tables.get_mut(node) else {
             return Ok(());
         };
-        if t.seeks.len() >= SEEKS {
+        if t.lookups.len() >= SEEKS {
             return Err("more seeks than there is room for");
         }
-        if t.seeks.contains_key(&id) {
+        if t.lookups.contains_key(&id) {
             return Err("a seek's number is used twice");
         }
         let owner = self.directory.owner(claim.local.ip());
@@ -188,7 +188,7 @@ impl Pairing {
             t.lies += 1;
             let reason = Reason::WrongNode.code();
             // Stored nevertheless, so that its number stays used; it never becomes a pair.
-            t.send(Msg::Hint { seek: id, reason }, out);
+            t.send(Msg::Hint { lookup: id, reason }, out);
         }
         let tuple = (claim.local, claim.peer);
         let proof = claim.proof;
@@ -196,7 +196,7 @@ impl Pairing {
         if let Some(d) = proof {
             t.by_proof.entry(d).or_insert(id);
         }
-        t.seeks.insert(id, Seek { claim, at_ns: now });
+        t.lookups.insert(id, Lookup { claim, at_ns: now });
         if let Some(key) = proof.and_then(|d| t.expected.get(&d)).copied() {
             self.found(key, node, id, now, alive, out);
         } else if let Some(key) = self.tuples.get(&(tuple.1, tuple.0)) {
@@ -207,11 +207,11 @@ impl Pairing {
         Ok(())
     }
 
-    /// The initiator has found the other end of our Seek.
+    /// The initiator has found the other end of our Lookup.
     fn make(
         &mut self,
         node: &Name,
-        (seek, make, refusal): (u64, u64, u32),
+        (lookup, make, refusal): (u64, u64, u32),
         claim: &Claim,
         now: u64,
         alive: Alive,
@@ -224,7 +224,7 @@ impl Pairing {
             make,
             reason: r.code(),
         };
-        let sent = t.sent.get(&seek).copied();
+        let sent = t.sent.get(&lookup).copied();
         let found = sent.and_then(|(key, _)| Some((key, self.ends.get_mut(&key)?)));
         let Some((key, s)) = found else {
             return t.send(fail(Reason::NotEstablished), out); // our Unseek is on its way to the initiator
@@ -243,9 +243,9 @@ impl Pairing {
             return t.send(fail(r), out);
         }
         let (who, cookie) = (s.who, s.end.cookie);
-        // Our Seek is answered: no need to take it back.
+        // Our Lookup is answered: no need to take it back.
         t.numbers.remove(&key);
-        t.sent.remove(&seek);
+        t.sent.remove(&lookup);
         if !alive(&who) {
             t.send(fail(Reason::NotEstablished), out);
             return self.remove(key.0, key.1, out);

@@ -9,8 +9,8 @@ use crate::nodes::peers::msg::{Claim, Digest, Msg};
 use lane::proto::reason::Reason;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-/// A Seek of a peer.
-pub(super) struct Seek {
+/// A Lookup of a peer.
+pub(super) struct Lookup {
     pub claim: Claim,
     pub at_ns: u64,
 }
@@ -28,7 +28,7 @@ pub(super) struct Table {
     // As initiator.
     pub expected: HashMap<Digest, EndKey>,
     pub digests: HashMap<EndKey, Digest>,
-    pub seeks: HashMap<u64, Seek>,
+    pub lookups: HashMap<u64, Lookup>,
     pub by_proof: HashMap<Digest, u64>,
     pub by_tuple: HashMap<Tuple, u64>,
     pub makes: HashMap<u64, Making>,
@@ -54,7 +54,7 @@ impl Table {
             room: 0,
             expected: HashMap::new(),
             digests: HashMap::new(),
-            seeks: HashMap::new(),
+            lookups: HashMap::new(),
             by_proof: HashMap::new(),
             by_tuple: HashMap::new(),
             makes: HashMap::new(),
@@ -69,8 +69,8 @@ impl Table {
         out.push(Out::Send(self.name.clone(), msg));
     }
 
-    pub(super) fn unseek(&mut self, id: u64) -> Option<Seek> {
-        let s = self.seeks.remove(&id)?;
+    pub(super) fn lookup_done(&mut self, id: u64) -> Option<Lookup> {
+        let s = self.lookups.remove(&id)?;
         if let Some(d) = s.claim.proof {
             if self.by_proof.get(&d) == Some(&id) {
                 self.by_proof.remove(&d);
@@ -90,7 +90,7 @@ impl Table {
         }
         if let Some(id) = self.numbers.remove(&key) {
             self.sent.remove(&id);
-            self.send(Msg::Unseek { id }, out);
+            self.send(Msg::LookupDone { id }, out);
         } else if !self.parked.is_empty() {
             self.parked.retain(|k| *k != key);
         }

@@ -1,8 +1,8 @@
 //! Two or three nodes on a simulated wire.
 
+mod expedited;
 mod failing;
 mod finding;
-mod hurry;
 
 use super::super::directory::{FileDirectory, Listed};
 use super::*;
@@ -84,7 +84,7 @@ impl Net {
         for o in out {
             match o {
                 Out::Paired(p) => self.nodes[i].paired.push(p),
-                Out::Hurry(n, a) => self.nodes[i].asked.push((n, a)),
+                Out::Expedited(n, a) => self.nodes[i].asked.push((n, a)),
                 Out::Send(to, m) => {
                     let j = NAMES.iter().position(|n| *n == &*to).unwrap();
                     if self.up.contains(&(i.min(j), i.max(j))) {
@@ -134,8 +134,8 @@ impl Net {
         while (0..n).any(|i| (0..n).any(|j| self.deliver(i, j))) {}
     }
 
-    fn seek(&mut self, i: usize, who: ConnRef, end: End) {
-        self.at(i, |p, now, alive, out| p.seek(who, end, now, alive, out));
+    fn lookup(&mut self, i: usize, who: ConnRef, end: End) {
+        self.at(i, |p, now, alive, out| p.lookup(who, end, now, alive, out));
     }
 
     fn shown(&self, i: usize, who: ConnRef) -> Option<(Option<Reason>, Option<Reason>)> {
@@ -151,7 +151,7 @@ impl Net {
                 && n.p.tables.values().all(|t| {
                     t.expected.is_empty()
                         && t.digests.is_empty()
-                        && t.seeks.is_empty()
+                        && t.lookups.is_empty()
                         && t.by_proof.is_empty()
                         && t.by_tuple.is_empty()
                         && t.makes.is_empty()

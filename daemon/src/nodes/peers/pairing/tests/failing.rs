@@ -8,8 +8,8 @@ use super::*;
 fn a_broken_channel_loses_nothing() {
     for steps in 0..6 {
         let mut net = Net::new(2);
-        net.seek(1, who(1), server(B, A));
-        net.seek(0, who(0), client(A, B));
+        net.lookup(1, who(1), server(B, A));
+        net.lookup(0, who(0), client(A, B));
         for _ in 0..steps {
             let _ = net.deliver(1, 0) || net.deliver(0, 1);
         }
@@ -22,7 +22,7 @@ fn a_broken_channel_loses_nothing() {
             // The responder had agreed, the initiator never heard of it and goes on waiting; the responder's
             // end is declined and registers again.
             [false, true] => {
-                net.seek(1, who(1), server(B, A));
+                net.lookup(1, who(1), server(B, A));
                 net.settle();
                 assert_eq!(net.nodes[0].paired.len(), 1);
             }
@@ -36,8 +36,8 @@ fn a_broken_channel_loses_nothing() {
 #[test]
 fn a_make_without_answer_is_void() {
     let mut net = Net::new(2);
-    net.seek(1, who(1), server(B, A));
-    net.seek(0, who(0), client(A, B));
+    net.lookup(1, who(1), server(B, A));
+    net.lookup(0, who(0), client(A, B));
     net.deliver(1, 0);
     net.now += MAKE_NS;
     net.at(0, |p, now, alive, out| p.tick(now, alive, out));
@@ -54,9 +54,9 @@ fn a_make_without_answer_is_void() {
 fn dead_ends_are_not_paired() {
     for dead in [0, 1] {
         let mut net = Net::new(2);
-        net.seek(dead, who(5), [client(A, B), server(B, A)][dead].clone());
+        net.lookup(dead, who(5), [client(A, B), server(B, A)][dead].clone());
         net.nodes[dead].dead.insert(who(5));
-        net.seek(
+        net.lookup(
             1 - dead,
             who(1),
             [client(A, B), server(B, A)][1 - dead].clone(),
@@ -78,7 +78,7 @@ fn what_a_peer_may_make_us_keep_is_bounded() {
     net.at(0, |p, now, alive, out| {
         let mut say = |id| {
             let claim = c.clone();
-            p.message(&b, Msg::Seek { id, claim }, now, alive, out)
+            p.message(&b, Msg::Lookup { id, claim }, now, alive, out)
         };
         for id in 0..SEEKS as u64 {
             say(id).unwrap();
@@ -88,7 +88,7 @@ fn what_a_peer_may_make_us_keep_is_bounded() {
     });
     let t = &net.nodes[0].p.tables[&b];
     assert_eq!(
-        (t.seeks.len(), t.by_proof.len(), t.by_tuple.len()),
+        (t.lookups.len(), t.by_proof.len(), t.by_tuple.len()),
         (SEEKS, 1, 1)
     );
     net.part(0, 1);
@@ -96,18 +96,21 @@ fn what_a_peer_may_make_us_keep_is_bounded() {
     assert!(net.is_clean());
     net.at(0, |p, now, alive, out| {
         let claim = c.clone();
-        p.message(&b, Msg::Seek { id: 1, claim }, now, alive, out)
+        p.message(&b, Msg::Lookup { id: 1, claim }, now, alive, out)
             .unwrap();
         let claim = c.clone();
         assert!(
-            p.message(&b, Msg::Seek { id: 1, claim }, now, alive, out)
+            p.message(&b, Msg::Lookup { id: 1, claim }, now, alive, out)
                 .is_err(),
             "twice"
         );
         for wrong in [
-            Msg::Hint { seek: 1, reason: 1 },
+            Msg::Hint {
+                lookup: 1,
+                reason: 1,
+            },
             Msg::Make {
-                seek: 1,
+                lookup: 1,
                 make: 1,
                 claim: c.clone(),
                 refusal: 0,
@@ -117,7 +120,7 @@ fn what_a_peer_may_make_us_keep_is_bounded() {
         }
         // Messages about unknown numbers have no effect.
         for m in [
-            Msg::Unseek { id: 99 },
+            Msg::LookupDone { id: 99 },
             Msg::Fail {
                 make: 99,
                 reason: 3,
@@ -148,13 +151,13 @@ fn more_ends_than_room() {
         )
     };
     for n in 0..10 {
-        net.seek(1, who(n), server_n(n));
+        net.lookup(1, who(n), server_n(n));
     }
     net.settle();
-    assert_eq!(net.nodes[0].p.tables[&Name::from("b")].seeks.len(), 4);
+    assert_eq!(net.nodes[0].p.tables[&Name::from("b")].lookups.len(), 4);
     // The other end of the last.
     let c = end("10.1.0.1:1009", B, Some((509, 9, Role::Active)));
-    net.seek(0, who(0), c);
+    net.lookup(0, who(0), c);
     for _ in 0..3 {
         net.settle();
         net.now += TURN_NS;
@@ -182,7 +185,7 @@ proptest! {
         for (what, n, i) in steps {
             let node = i % 2;
             match what {
-                0 | 1 => net.seek(node, who(n), ends(n, node)),
+                0 | 1 => net.lookup(node, who(n), ends(n, node)),
                 2 => net.at(node, |p, _, _, out| p.forget(who(n), out)),
                 3 if net.up.is_empty() => net.join(0, 1),
                 3 if i == 0 => net.part(0, 1),

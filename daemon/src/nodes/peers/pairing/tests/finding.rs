@@ -28,7 +28,7 @@ fn either_end_first_and_through_translation() {
                     ];
                 }
                 for i in [first, 1 - first] {
-                    net.seek(i, who(i as u32), ends[i].clone());
+                    net.lookup(i, who(i as u32), ends[i].clone());
                     net.settle();
                 }
                 assert!(both_paired(&net), "{al} {ap} {bl} {bp} first {first}");
@@ -41,8 +41,8 @@ fn either_end_first_and_through_translation() {
 #[test]
 fn crossing_messages_pair_once() {
     let mut net = Net::new(2);
-    net.seek(0, who(0), client(A, B));
-    net.seek(1, who(1), server(B, A));
+    net.lookup(0, who(0), client(A, B));
+    net.lookup(1, who(1), server(B, A));
     net.settle();
     assert!(both_paired(&net) && net.is_clean());
 }
@@ -50,15 +50,15 @@ fn crossing_messages_pair_once() {
 #[test]
 fn ends_of_this_node_are_nobodys_business() {
     let mut net = Net::new(2);
-    net.seek(0, who(0), client(A, "10.1.0.2:80"));
-    net.seek(0, who(1), client("127.0.0.1:5", "127.0.0.1:6"));
-    net.seek(0, who(2), client("172.17.0.2:5", "172.17.0.2:6"));
+    net.lookup(0, who(0), client(A, "10.1.0.2:80"));
+    net.lookup(0, who(1), client("127.0.0.1:5", "127.0.0.1:6"));
+    net.lookup(0, who(2), client("172.17.0.2:5", "172.17.0.2:6"));
     assert!(net.is_clean() && net.wire.is_empty());
 }
 
-/// A Seek with the wrong numbers, at the right addresses: the real end comes later and is found.
+/// A Lookup with the wrong numbers, at the right addresses: the real end comes later and is found.
 #[test]
-fn a_forged_seek_disturbs_nobody() {
+fn a_forged_lookup_disturbs_nobody() {
     for forger in [0, 1] {
         let mut net = Net::new(2);
         let real = [client(A, B), server(B, A)];
@@ -69,13 +69,13 @@ fn a_forged_seek_disturbs_nobody() {
         });
         let mut bare = real[forger].clone();
         bare.record = None;
-        net.seek(forger, who(8), forged);
-        net.seek(forger, who(9), bare);
+        net.lookup(forger, who(8), forged);
+        net.lookup(forger, who(9), bare);
         net.settle();
-        net.seek(1 - forger, who(0), real[1 - forger].clone());
+        net.lookup(1 - forger, who(0), real[1 - forger].clone());
         net.settle();
         assert!(net.nodes.iter().all(|n| n.paired.is_empty()));
-        net.seek(forger, who(1), real[forger].clone());
+        net.lookup(forger, who(1), real[forger].clone());
         net.settle();
         assert!(both_paired(&net));
         assert_eq!(net.nodes[forger].paired[0].who, who(1));
@@ -86,15 +86,15 @@ fn a_forged_seek_disturbs_nobody() {
 fn who_speaks_for_anothers_address_is_refused() {
     // c says that it has a's end, and even knows the numbers.
     let mut net = Net::new(3);
-    net.seek(1, who(0), server(B, "192.0.2.9:1000"));
-    net.seek(2, who(1), client(A, "10.96.0.1:80"));
+    net.lookup(1, who(0), server(B, "192.0.2.9:1000"));
+    net.lookup(2, who(1), client(A, "10.96.0.1:80"));
     net.settle();
     assert!(net.nodes.iter().all(|n| n.paired.is_empty()));
     let wrong = Some(Reason::WrongNode);
     assert_eq!(net.shown(2, who(1)), Some((wrong, wrong)));
     assert!(net.nodes[1].p.counts("c").1 > 0);
     // The real one comes.
-    net.seek(0, who(2), client(A, "10.96.0.1:80"));
+    net.lookup(0, who(2), client(A, "10.96.0.1:80"));
     net.settle();
     assert!(both_paired(&net));
 }
@@ -103,8 +103,8 @@ fn who_speaks_for_anothers_address_is_refused() {
 #[test]
 fn an_unlisted_address_needs_a_listed_peer() {
     let mut net = Net::new(2);
-    net.seek(0, who(0), client("172.17.0.2:5", B));
-    net.seek(1, who(1), server(B, "192.0.2.7:4000"));
+    net.lookup(0, who(0), client("172.17.0.2:5", B));
+    net.lookup(1, who(1), server(B, "192.0.2.7:4000"));
     net.settle();
     assert!(net.nodes.iter().all(|n| n.paired.is_empty()));
     assert_eq!(net.shown(1, who(1)).unwrap().0, Some(Reason::WrongNode));
@@ -116,8 +116,8 @@ fn the_responder_judges_as_well() {
     let mut net = Net::new(3);
     let mut own = server(B, A);
     own.counts.received = 5;
-    net.seek(1, who(1), own);
-    let Some(Msg::Seek { id, .. }) = net.wire.get_mut(&(1, 0)).unwrap().pop_front() else {
+    net.lookup(1, who(1), own);
+    let Some(Msg::Lookup { id, .. }) = net.wire.get_mut(&(1, 0)).unwrap().pop_front() else {
         panic!()
     };
     let key = Key::new(&[1; 32]);
@@ -131,7 +131,7 @@ fn the_responder_judges_as_well() {
         |c| c.received = 1000,
     ];
     let make = |claim: Claim| Msg::Make {
-        seek: id,
+        lookup: id,
         make: 5,
         claim,
         refusal: 0,
@@ -164,8 +164,8 @@ fn what_does_not_go_together_is_no_pair() {
         let (mut c, mut s) = (client(A, B), server(B, A));
         (c.counts.received, c.counts.sent, s.counts.sent) = (9, 9, 9);
         f(&mut s);
-        net.seek(0, who(0), c);
-        net.seek(1, who(1), s);
+        net.lookup(0, who(0), c);
+        net.lookup(1, who(1), s);
         net.settle();
         let none = net.nodes.iter().all(|n| n.paired.is_empty());
         (none, net.shown(0, who(0)), net.shown(1, who(1)))
@@ -192,8 +192,8 @@ fn what_does_not_go_together_is_no_pair() {
 #[test]
 fn without_records_both_are_unproven() {
     let mut net = Net::new(2);
-    net.seek(0, who(0), end(A, B, None));
-    net.seek(1, who(1), end(B, A, None));
+    net.lookup(0, who(0), end(A, B, None));
+    net.lookup(1, who(1), end(B, A, None));
     net.settle();
     let u = Some(Reason::Unproven);
     assert_eq!(net.shown(0, who(0)), Some((u, u)));
@@ -203,8 +203,8 @@ fn without_records_both_are_unproven() {
 #[test]
 fn reasons_of_those_who_wait() {
     let mut net = Net::new(2);
-    net.seek(0, who(0), client(A, B));
-    net.seek(0, who(1), client(A, "192.0.2.1:80"));
+    net.lookup(0, who(0), client(A, B));
+    net.lookup(0, who(1), client(A, "192.0.2.1:80"));
     net.settle();
     let none = Some(Reason::None);
     assert_eq!(net.shown(0, who(0)), Some((none, none)));

@@ -1,19 +1,19 @@
-//! Ends in a hurry: a search on the other node.
+//! Ends that are expedited: a search on the other node.
 
 use super::*;
 
-fn hurry(net: &mut Net, i: usize, who: ConnRef) -> usize {
-    let told = net.at(i, |p, _, _, out| p.hurry(&who, out));
+fn expedited(net: &mut Net, i: usize, who: ConnRef) -> usize {
+    let told = net.at(i, |p, _, _, out| p.expedited(&who, out));
     net.settle();
     told
 }
 
 #[test]
-fn an_end_in_a_hurry_is_told_where_its_other_end_may_be() {
+fn an_end_in_a_expedited_is_told_where_its_other_end_may_be() {
     let mut net = Net::new(3);
-    net.seek(0, who(1), client("10.1.0.5:1000", "10.2.0.7:80"));
+    net.lookup(0, who(1), client("10.1.0.5:1000", "10.2.0.7:80"));
     assert_eq!(
-        hurry(&mut net, 0, who(1)),
+        expedited(&mut net, 0, who(1)),
         1,
         "the node that has the address"
     );
@@ -29,8 +29,8 @@ fn an_end_in_a_hurry_is_told_where_its_other_end_may_be() {
     assert_eq!(net.nodes[1].asked, [asked("10.2.0.7:80", true)]);
     assert_eq!(net.nodes[2].asked, []);
     // To a service's address, which is translated on the way.
-    net.seek(0, who(1), client("10.1.0.5:1000", "192.0.2.9:80"));
-    assert_eq!(hurry(&mut net, 0, who(1)), 2);
+    net.lookup(0, who(1), client("10.1.0.5:1000", "192.0.2.9:80"));
+    assert_eq!(expedited(&mut net, 0, who(1)), 2);
     for n in [1, 2] {
         assert_eq!(
             net.nodes[n].asked.last(),
@@ -39,17 +39,17 @@ fn an_end_in_a_hurry_is_told_where_its_other_end_may_be() {
     }
     // Nobody is asked about an end that does not wait, or over a channel that is down.
     let none = ConnRef { gen: 7, ..who(1) };
-    assert_eq!(hurry(&mut net, 0, none), 0);
+    assert_eq!(expedited(&mut net, 0, none), 0);
     net.part(0, 1);
     net.part(0, 2);
-    assert_eq!(hurry(&mut net, 0, who(1)), 0);
+    assert_eq!(expedited(&mut net, 0, who(1)), 0);
 }
 
 #[test]
 fn a_node_may_ask_about_connections_to_itself_only() {
     let mut net = Net::new(3);
     let ask = |net: &mut Net, local: &str, peer: &str| {
-        let msg = Msg::Hurry {
+        let msg = Msg::Expedited {
             local: local.parse().unwrap(),
             peer: peer.parse().unwrap(),
         };
@@ -81,7 +81,7 @@ fn a_node_may_ask_about_connections_to_itself_only() {
 fn what_was_seen_is_shown_until_more_is_known() {
     let mut net = Net::new(3);
     let ours = client("10.1.0.5:1000", "10.2.0.7:80");
-    net.seek(0, who(1), ours.clone());
+    net.lookup(0, who(1), ours.clone());
     let seen = |net: &mut Net, from: usize, peer: &str| {
         let msg = Msg::Seen {
             local: "10.2.0.7:80".parse().unwrap(),
@@ -105,11 +105,11 @@ fn what_was_seen_is_shown_until_more_is_known() {
     let known = (Some(Reason::None), Some(Reason::PeerNoShim));
     assert_eq!(seen(&mut net, 1, "10.1.0.5:1000"), known);
     // Another connection in its place begins anew.
-    net.seek(0, who(1), ours);
+    net.lookup(0, who(1), ours);
     assert_eq!(net.shown(0, who(1)), Some(nothing));
     assert_eq!(seen(&mut net, 1, "10.1.0.5:1000"), known);
     // The other end registers, but has no record: that is about this very connection, so it is shown instead.
-    net.seek(1, who(2), end("10.2.0.7:80", "10.1.0.5:1000", None));
+    net.lookup(1, who(2), end("10.2.0.7:80", "10.1.0.5:1000", None));
     net.settle();
     let (_, peer) = net.shown(0, who(1)).unwrap();
     assert_eq!(peer, Some(Reason::Unproven));

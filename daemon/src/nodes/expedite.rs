@@ -1,7 +1,7 @@
-//! Ends in a hurry: a shim that registers a connection eagerly (`underpass check` does) wants an answer now, while
+//! Ends that are expedited: a shim that registers a connection eagerly (`underpass check` does) wants an answer now, while
 //! the program at the other end may make no calls. So that program's shim is looked for, and asked to register,
 //! too. If the other end may be on another node, that node's daemon is asked to do the same (see
-//! `nodes::peers::pairing::hurry`), and does it here.
+//! `nodes::peers::pairing::expedited`), and does it here.
 //!
 //! Pairing does not depend on it: both ends must register, and the proof is the usual one. The search reads tables
 //! and `/proc` on the blocking pool, one search at a time for all ends that wait, and then rests ten times as long
@@ -31,7 +31,7 @@ pub(crate) const ASKS: u32 = 3;
 pub(crate) const TELL: [u32; 3] = [1, 4, 12];
 /// The ends that are looked for.
 #[derive(Default)]
-pub struct Seek {
+pub struct Lookup {
     pub ends: Vec<Sought>,
     pub remote: Vec<Remote>,
     /// Notified when there is something to look for.
@@ -70,7 +70,7 @@ pub struct FoundRemote {
     pub ask: Option<Found>,
 }
 
-impl Seek {
+impl Lookup {
     /// Looks for an end that another node asks about.
     pub fn remote(&mut self, node: Name, asked: Asked) {
         let of_node = self.remote.iter().filter(|f| f.node == node);
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn what_a_node_may_have_looked_for_is_bounded() {
-        let mut s = Seek::default();
+        let mut s = Lookup::default();
         let a = |port| {
             let ip = [10, 0, 0, 1];
             asked((ip, port).into(), (ip, 1).into(), true)

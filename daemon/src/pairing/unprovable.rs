@@ -15,12 +15,12 @@ use std::time::Duration;
 /// An end waits this long before its mirror is looked for: most find their other end at once.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 /// Most ends in one look.
-pub(crate) const MOST: usize = 4096;
+pub(crate) const UNPROVABLE_MAX: usize = 4096;
 /// Looks that must agree before an end is given up.
 pub(crate) const LOOKS: u8 = 2;
 
 /// An end to look for: the process that registered it, its network namespace, local and peer.
-pub struct Doubt {
+pub struct Unprovable {
     pub who: ConnRef,
     pub pid: u32,
     pub netns: u64,
@@ -38,9 +38,9 @@ pub enum Seen {
 }
 
 /// One look at all of them. For a helper.
-pub(crate) fn look(doubts: &[Doubt]) -> Vec<Seen> {
+pub(crate) fn look(unprovable: &[Unprovable]) -> Vec<Seen> {
     let mut tables = HashMap::new();
-    let one = |d: &Doubt| {
+    let one = |d: &Unprovable| {
         let t: &HashMap<_, _> = tables
             .entry(d.netns)
             .or_insert_with(|| tcp::connections(d.pid));
@@ -53,7 +53,7 @@ pub(crate) fn look(doubts: &[Doubt]) -> Vec<Seen> {
             (false, false) => Seen::Unknown,
         }
     };
-    doubts.iter().map(one).collect()
+    unprovable.iter().map(one).collect()
 }
 
 #[cfg(test)]
@@ -66,7 +66,7 @@ mod tests {
     fn the_mirror_is_looked_for_in_the_kernels_table() {
         let l = TcpListener::bind("127.0.0.1:0").unwrap();
         let a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
-        let doubt = |local, peer| Doubt {
+        let doubt = |local, peer| Unprovable {
             who: ConnRef {
                 client: ClientId(1),
                 conn: 0,

@@ -12,7 +12,7 @@ const ON: u64 = 300_000;
 
 /// What the child does with the connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Heir {
+enum Child {
     Goes,
     /// In the end it is killed.
     Dies,
@@ -22,7 +22,7 @@ enum Heir {
     Elsewhere,
 }
 
-/// The echo of `heirs.py` on the first node, and its client on the second.
+/// The echo of `inherited.py` on the first node, and its client on the second.
 struct Pair {
     server: Running,
     client: Running,
@@ -32,7 +32,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn start(lab: &Lab, c: &Cluster, how: Heir) -> Result<Self> {
+    fn start(lab: &Lab, c: &Cluster, how: Child) -> Result<Self> {
         let [a, b] = [0, 1].map(|n| lab.node(n));
         let python = format!(
             "{} {}",
@@ -42,8 +42,8 @@ impl Pair {
         let host = a.host();
         let [fork, until] = ["fork", "until"].map(|f| format!("/run/heirs-{how:?}.{f}"));
         let how = match how {
-            Heir::DiesIdle => "idle",
-            Heir::Elsewhere => "pidns",
+            Child::DiesIdle => "idle",
+            Child::Elsewhere => "pidns",
             _ => "",
         };
         // The shell stays, and with it the child.
@@ -109,7 +109,7 @@ pub fn programs_fork_and_end(lab: &mut Lab) -> Result<()> {
     let c = Cluster::start(lab)?;
     super::new_ones_are_promoted(lab, &c)?;
     let before = [c.idle(lab, 0)?, c.idle(lab, 1)?];
-    for how in [Heir::Goes, Heir::Dies, Heir::DiesIdle, Heir::Elsewhere] {
+    for how in [Child::Goes, Child::Dies, Child::DiesIdle, Child::Elsewhere] {
         let p = Pair::start(lab, &c, how)?;
         c.await_smcr(p.port, 1)?;
         p.await_more()?;
@@ -117,7 +117,7 @@ pub fn programs_fork_and_end(lab: &mut Lab) -> Result<()> {
         p.server.until("the parent has ended", PATIENCE, || {
             p.server.stdout().contains("ended")
         })?;
-        if how != Heir::DiesIdle {
+        if how != Child::DiesIdle {
             p.await_more()?;
             // Two processes had it: such a connection is on TCP.
             c.await_rows(1, p.port, "on TCP", |r| {
@@ -126,7 +126,7 @@ pub fn programs_fork_and_end(lab: &mut Lab) -> Result<()> {
             p.await_more()?;
             p.await_left(lab, &c)?;
         }
-        if matches!(how, Heir::Goes | Heir::Elsewhere) {
+        if matches!(how, Child::Goes | Child::Elsewhere) {
             lab.node(1).guest()?.touch(&p.until)?;
         } else {
             lab.node(0).check("pkill -KILL -f heirs.py")?;
@@ -134,7 +134,7 @@ pub fn programs_fork_and_end(lab: &mut Lab) -> Result<()> {
         let said = p.client.wait()?;
         let end = said.stdout.lines().last().unwrap_or("");
         let good = match how {
-            Heir::Goes | Heir::Elsewhere => end.starts_with("result eof"),
+            Child::Goes | Child::Elsewhere => end.starts_with("result eof"),
             _ => end.starts_with("result eof") || end.starts_with("result reset"),
         };
         anyhow::ensure!(good, "{how:?}: {end}\n{}\n{}", said.stderr, c.picture());

@@ -1,33 +1,33 @@
-//! Ends in a hurry (registered EAGER): which other ends are looked for, and what is done with those that are
+//! Ends that are expedited (registered EAGER): which other ends are looked for, and what is done with those that are
 //! found.
 
 use super::Core;
 use crate::clients::ids::ConnRef;
+use crate::nodes::expedite::{Results, Sought, Task, ASKS, ENDS_MAX, TELL, TRIES};
 use crate::nodes::peers::pairing::Asked;
-use crate::nodes::seek::{Results, Sought, Task, ASKS, ENDS_MAX, TELL, TRIES};
 use underpass_rdma::verbs::Provider;
 
 impl<V: Provider> Core<V> {
     /// Looks for the other end of a connection that has been registered eagerly, if it still waits.
     pub fn start_seeking(&mut self, who: ConnRef) {
-        if self.waiting.end(&who).is_none() || self.seek.ends.len() >= ENDS_MAX {
+        if self.waiting.end(&who).is_none() || self.lookup.ends.len() >= ENDS_MAX {
             return;
         }
-        self.seek.ends.retain(|s| s.who != who);
-        self.seek.ends.push(Sought {
+        self.lookup.ends.retain(|s| s.who != who);
+        self.lookup.ends.push(Sought {
             who,
             tries: 0,
             asked: 0,
             told: 0,
         });
-        self.seek.wake.notify_one();
+        self.lookup.wake.notify_one();
     }
 
     /// What is to be looked for now; `None`: nothing is left.
     pub fn next_search(&mut self) -> Option<Task> {
         let mut ends = Vec::new();
         let mut tell = Vec::new();
-        self.seek.ends.retain_mut(|s| {
+        self.lookup.ends.retain_mut(|s| {
             s.tries += 1;
             let end = self
                 .waiting
@@ -39,14 +39,14 @@ impl<V: Provider> Core<V> {
             }
             end.is_some()
         });
-        self.seek.remote.retain_mut(|f| {
+        self.lookup.remote.retain_mut(|f| {
             f.tries += 1;
             f.tries <= TRIES
         });
-        let remote: Vec<Asked> = self.seek.remote.iter().map(|f| f.asked).collect();
+        let remote: Vec<Asked> = self.lookup.remote.iter().map(|f| f.asked).collect();
         for who in tell {
-            if self.hurry_across(who) {
-                let s = self.seek.ends.iter_mut().find(|s| s.who == who);
+            if self.expedited_across(who) {
+                let s = self.lookup.ends.iter_mut().find(|s| s.who == who);
                 s.into_iter().for_each(|s| s.told += 1);
             }
         }
@@ -61,7 +61,7 @@ impl<V: Provider> Core<V> {
     pub fn searched(&mut self, found: Results) {
         for (who, f) in found.ends {
             if self.command(f.client, f.conn, f.gen, f.op) {
-                let s = self.seek.ends.iter_mut().find(|s| s.who == who);
+                let s = self.lookup.ends.iter_mut().find(|s| s.who == who);
                 s.into_iter().for_each(|s| s.asked += 1);
             }
         }
@@ -70,8 +70,8 @@ impl<V: Provider> Core<V> {
                 self.command(f.client, f.conn, f.gen, f.op);
             }
             // Only one node asks about a connection, the one that the address of its peer belongs to.
-            let at = self.seek.remote.iter().position(|s| s.asked == asked);
-            if let Some(s) = at.map(|i| self.seek.remote.swap_remove(i)) {
+            let at = self.lookup.remote.iter().position(|s| s.asked == asked);
+            if let Some(s) = at.map(|i| self.lookup.remote.swap_remove(i)) {
                 self.seen_for(&s.node, asked, f.reason);
             }
         }

@@ -1,7 +1,7 @@
-//! Ends in a hurry, across nodes: `underpass check` opens a connection and wants to know at once what becomes of
+//! Ends that are expedited, across nodes: `underpass check` opens a connection and wants to know at once what becomes of
 //! it, while the program at the other end makes no calls and will not register by itself. The node that may have
 //! that program is told which connection it is, and looks for it as it does for connections of its own (see
-//! `nodes::seek`).
+//! `nodes::expedite`).
 //!
 //! Pairing does not depend on it: both ends must register, and the proof is the usual one. A node may ask only
 //! about connections to an address of its own, so it learns nothing about other nodes' connections.
@@ -25,7 +25,7 @@ pub struct Asked {
 
 impl Pairing {
     /// Tells the nodes that may have the other end of one of ours; returns how many were told.
-    pub fn hurry(&mut self, who: &ConnRef, out: &mut Vec<Out>) -> usize {
+    pub fn expedited(&mut self, who: &ConnRef, out: &mut Vec<Out>) -> usize {
         let Some(s) = self.ends.get(&(who.client, who.conn)) else {
             return 0;
         };
@@ -40,7 +40,7 @@ impl Pairing {
         let tables = nodes.into_iter().filter_map(|n| self.tables.get(n));
         let mut told = 0;
         for t in tables.filter(|t| t.channel.is_some()) {
-            t.send(Msg::Hurry { local, peer }, out);
+            t.send(Msg::Expedited { local, peer }, out);
             told += 1;
         }
         told
@@ -75,7 +75,7 @@ impl Pairing {
             peer: normal(peer),
             certain,
         };
-        out.push(Out::Hurry(node.clone(), asked));
+        out.push(Out::Expedited(node.clone(), asked));
     }
 
     /// A node has found the program that we asked for.
