@@ -376,23 +376,23 @@ impl<V: Provider> Core<V> {
             ToDaemon::Register {
                 conn,
                 gen,
-                tx_kpos,
-                rx_kpos,
+                tx_tcp_pos,
+                rx_tcp_pos,
                 flags,
             } => {
-                return self.register(who(conn, gen), [tx_kpos, rx_kpos], flags, None, fds);
+                return self.register(who(conn, gen), [tx_tcp_pos, rx_tcp_pos], flags, None, fds);
             }
             ToDaemon::RegisterReceived {
                 conn,
                 gen,
-                tx_kpos,
-                rx_kpos,
+                tx_tcp_pos,
+                rx_tcp_pos,
                 flags,
                 from,
                 copies,
             } => {
                 let came = Some(Came { from, copies });
-                return self.register(who(conn, gen), [tx_kpos, rx_kpos], flags, came, fds);
+                return self.register(who(conn, gen), [tx_tcp_pos, rx_tcp_pos], flags, came, fds);
             }
             ToDaemon::Mapped { group, side, chunk } => {
                 self.groups.mapped(id, group, side, chunk, &mut out)?

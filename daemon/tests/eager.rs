@@ -15,8 +15,8 @@ fn eagerly(a: &mut Shim, conn: u32, s: &TcpStream) {
         ToDaemon::Register {
             conn,
             gen,
-            tx_kpos: 0,
-            rx_kpos: 0,
+            tx_tcp_pos: 0,
+            rx_tcp_pos: 0,
             flags: register::EAGER,
         },
         &[s],

@@ -215,8 +215,8 @@ fn heaps_of_descriptors() {
     let n = ToDaemon::Register {
         conn: 0,
         gen: 0,
-        tx_kpos: 0,
-        rx_kpos: 0,
+        tx_tcp_pos: 0,
+        rx_tcp_pos: 0,
         flags: 0,
     }
     .encode(&mut buf);

@@ -98,8 +98,8 @@ fn wrong_messages(x: &Lane, y: &Lane) -> [(&'static str, ToDaemon, usize); 5] {
     let register = || ToDaemon::Register {
         conn: 0,
         gen: 1,
-        tx_kpos: 0,
-        rx_kpos: 0,
+        tx_tcp_pos: 0,
+        rx_tcp_pos: 0,
         flags: 0,
     };
     let done = ToDaemon::LaneDone {

@@ -67,7 +67,7 @@ pub struct TxWords {
     /// An epoch and `tx::*`. Stored with Release after the words below; loaded with Acquire.
     pub state: Shared<TxWord>,
     /// Kernel byte position at which TCP ended for this epoch.
-    pub up_kpos: AtomicU64,
+    pub up_tcp_pos: AtomicU64,
     /// Ring cursor of the first byte of this epoch.
     pub up_start: AtomicU64,
     /// Two ring locations (`Loc::pack`); number `loc_seq & 1` is the newest.
@@ -105,7 +105,7 @@ pub struct RxWords {
     /// Cursor from which on a frame, or plain bytes, are put on TCP. Valid with `DOWN`, `FIN` and `PLAIN`.
     pub takeover_at: AtomicU64,
     /// Kernel position of the direction when the daemon has brought it to TCP. Valid with `takeover::DONE`.
-    pub takeover_kpos: AtomicU64,
+    pub takeover_tcp_pos: AtomicU64,
     /// Across nodes only, in the daemon's proxy: the errno that the daemon met on the socket while it had
     /// the direction. Valid with `takeover::DONE`.
     pub takeover_error: AtomicU32,

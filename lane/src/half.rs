@@ -10,7 +10,7 @@
 #[cfg(all(test, loom))]
 mod checked;
 pub mod mem;
-mod natives;
+mod native_calls;
 mod ring;
 pub mod rx;
 pub mod tx;
@@ -42,7 +42,7 @@ pub trait Port {
     }
     /// Bytes that the kernel would hand out now (SIOCINQ).
     fn tcp_unread(&self) -> Result<usize, i32>;
-    /// Sequence numbers that the kernel has taken from us (see [`crate::os::TcpPos`]); `None` if it cannot
+    /// Sequence numbers that the kernel has taken from us (see [`crate::os::TcpCounts`]); `None` if it cannot
     /// tell now.
     fn tcp_sent(&self) -> Option<u64>;
     /// Stream bytes that the kernel has handed out; `None` if it cannot tell now.

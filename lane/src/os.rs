@@ -92,7 +92,7 @@ pub struct Side {
 
 /// Where the streams of a connected socket are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TcpPos {
+pub struct TcpCounts {
     /// The kernel's number of the connection's state.
     pub state: u8,
     /// Sequence numbers ever taken from the application: with the SYN of a `connect`, and a FIN.
@@ -105,7 +105,7 @@ pub struct TcpPos {
     pub received: u64,
 }
 
-impl TcpPos {
+impl TcpCounts {
     /// Is this end's direction open? Then `sent` has no FIN.
     pub fn may_send(&self) -> bool {
         matches!(self.state, TcpInfo::ESTABLISHED | TcpInfo::CLOSE_WAIT)
@@ -140,7 +140,7 @@ pub fn position(
     info: impl Fn() -> Option<TcpInfo>,
     outstanding: impl Fn() -> Option<u64>,
     unread: impl Fn() -> Option<u64>,
-) -> Option<TcpPos> {
+) -> Option<TcpCounts> {
     let (mut sent, mut taken) = (None, None);
     let mut before = info()?;
     for _ in 0..TRIES {
@@ -153,7 +153,7 @@ pub fn position(
             taken = Some(now.received.wrapping_sub(inn));
         }
         if let (Some(sent), Some(taken)) = (sent, taken) {
-            return Some(TcpPos {
+            return Some(TcpCounts {
                 state: now.state,
                 sent,
                 taken,

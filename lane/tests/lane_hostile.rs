@@ -85,7 +85,7 @@ fn word(c: &Control, n: usize) -> &AtomicU64 {
     let (tx, rx) = (&c.tx[lane], &c.rx[lane]);
     [
         raw(&tx.state),
-        &tx.up_kpos,
+        &tx.up_tcp_pos,
         &tx.up_start,
         &tx.loc[0],
         &tx.loc[1],

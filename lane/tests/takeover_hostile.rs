@@ -151,9 +151,9 @@ fn words_of_an_end() {
     assert_eq!(begun(LEN + 100, down, 0), (Ok(true), 0));
     assert_eq!(begun(100, plain, 0), (Ok(true), 0));
     // A position that TCP has not reached.
-    let r = taken(|_, c| c.tx[L].up_kpos.store(1000, Relaxed));
+    let r = taken(|_, c| c.tx[L].up_tcp_pos.store(1000, Relaxed));
     assert_eq!(r, (Err(Reason::Sync), 0));
-    let r = taken(|_, c| c.tx[L].up_kpos.store(0, Relaxed));
+    let r = taken(|_, c| c.tx[L].up_tcp_pos.store(0, Relaxed));
     assert_eq!(
         r,
         (Err(Reason::Foreign), 0),
@@ -261,7 +261,7 @@ fn end_word(c: &Control, n: usize) -> &AtomicU64 {
     let (t, r) = (&c.tx[L], &c.rx[L]);
     [
         raw(&t.state),
-        &t.up_kpos,
+        &t.up_tcp_pos,
         &t.up_start,
         &t.loc[0],
         &t.loc[1],
@@ -282,7 +282,7 @@ fn daemon_word<'a>(m: &Memory<'a>, n: usize) -> &'a AtomicU64 {
         &r.landed,
         raw(&r.takeover),
         &r.takeover_at,
-        &r.takeover_kpos,
+        &r.takeover_tcp_pos,
         m.peer_cursor(),
     ][n]
 }

@@ -71,8 +71,9 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
         find_daemon(); // it was on a lane in another process before, and must be shown
     }
     let n = c.calls.fetch_add(1, Relaxed);
-    let many =
-        n >= CALLS || c.tx.kpos.load(Relaxed) + c.rx.kpos.load(Relaxed) >= BYTES || env::eager();
+    let many = n >= CALLS
+        || c.tx.tcp_pos.load(Relaxed) + c.rx.tcp_pos.load(Relaxed) >= BYTES
+        || env::eager();
     if many {
         consider(i, fd, c);
     }

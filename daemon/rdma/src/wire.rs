@@ -140,7 +140,7 @@ pub enum Body {
         /// Grows with each request; a repeated request has the same number.
         attempt: u32,
         /// Kernel position, in bytes, at which the TCP bytes end.
-        kpos: u64,
+        tcp_pos: u64,
         /// Ring cursor of the first byte on the ring.
         start: u64,
     },
@@ -262,11 +262,11 @@ mod tests {
                 .prop_map(|(reply, end)| Body::AddLink { reply, end }),
             proptest::option::of(key).prop_map(Body::ConfirmRkey),
             cdc,
-            any::<(u32, u32, u64, u64)>().prop_map(|(epoch, attempt, kpos, start)| {
+            any::<(u32, u32, u64, u64)>().prop_map(|(epoch, attempt, tcp_pos, start)| {
                 Body::Switch {
                     epoch: Epoch::new(epoch),
                     attempt,
-                    kpos,
+                    tcp_pos,
                     start,
                 }
             }),

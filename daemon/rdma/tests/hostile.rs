@@ -61,12 +61,12 @@ fn lie_about(body: &mut Body, rng: &mut Rng) {
         Body::Switch {
             epoch,
             attempt,
-            kpos,
+            tcp_pos,
             start,
         } => match pick % 4 {
             0 => *epoch = Epoch::new(l(epoch.get().into()) as u32),
             1 => *attempt = l((*attempt).into()) as u32,
-            2 => *kpos = l(*kpos),
+            2 => *tcp_pos = l(*tcp_pos),
             _ => *start = l(*start),
         },
         Body::SwitchReply { epoch, attempt, ok } => match pick % 3 {
@@ -280,7 +280,7 @@ fn an_application_scribbles() {
                 let plain = [
                     &words.heads[slot],
                     &words.cursors[slot],
-                    &t.up_kpos,
+                    &t.up_tcp_pos,
                     &t.up_start,
                     &t.loc[0],
                     &t.loc[1],

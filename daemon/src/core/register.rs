@@ -22,7 +22,7 @@ use underpass_rdma::verbs::Provider;
 /// A socket that a shim has handed in, to be read. Until it is read, it counts as a helper job of its cgroup.
 pub struct Registration {
     pub who: ConnRef,
-    pub kpos: [u64; 2],
+    pub tcp_pos: [u64; 2],
     pub flags: u32,
     pub came: Option<Came>,
     pub fd: Foreign,
@@ -39,7 +39,7 @@ impl<V: Provider> Core<V> {
     pub(super) fn register(
         &mut self,
         who: ConnRef,
-        kpos: [u64; 2],
+        tcp_pos: [u64; 2],
         flags: u32,
         came: Option<Came>,
         fds: Vec<Foreign>,
@@ -56,7 +56,7 @@ impl<V: Provider> Core<V> {
         self.counters.registered += 1;
         Ok(Some(Registration {
             who,
-            kpos,
+            tcp_pos,
             flags,
             came,
             fd,

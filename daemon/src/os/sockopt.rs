@@ -1,6 +1,6 @@
 //! `getsockopt` for the options that the crates in use do not know. The only place that calls it.
 
-use lane::os::{position, TcpInfo, TcpPos};
+use lane::os::{position, TcpCounts, TcpInfo};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -64,7 +64,7 @@ pub fn peer_pidfd(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 }
 
 /// Byte positions of a TCP socket. AGAIN: they changed during each read.
-pub fn tcp_position(fd: BorrowedFd<'_>) -> Result<TcpPos, Errno> {
+pub fn tcp_position(fd: BorrowedFd<'_>) -> Result<TcpCounts, Errno> {
     let failed = Cell::new(None);
     let told = |e: Errno| failed.set(Some(e));
     let info = || {

@@ -64,12 +64,12 @@ const INHERITED_BY_OLD: &[(i32, i32, i32)] = &[
 const SO_TIMESTAMP_NEW: i32 = 63;
 const SO_TIMESTAMPNS_NEW: i32 = 64;
 
-/// Reads and checks. `tx_kpos` and `rx_kpos` are what the shim's hooks have counted, `flags` those of
+/// Reads and checks. `tx_tcp_pos` and `rx_tcp_pos` are what the shim's hooks have counted, `flags` those of
 /// its `Register`.
 pub fn read(
     fd: BorrowedFd<'_>,
-    tx_kpos: u64,
-    rx_kpos: u64,
+    tx_tcp_pos: u64,
+    rx_tcp_pos: u64,
     flags: u32,
     proof: &dyn Proof,
 ) -> Result<End, Reason> {
@@ -110,7 +110,7 @@ pub fn read(
     }
     // The application goes on meanwhile, so the counts may have grown since the shim compared them with its own.
     // But the shim cannot have moved more bytes than the kernel has counted (a SYN included).
-    if info.sent < tx_kpos || info.received < rx_kpos {
+    if info.sent < tx_tcp_pos || info.received < rx_tcp_pos {
         return Err(Bypassed);
     }
     const SO_NETNS_COOKIE: i32 = 71;

@@ -321,15 +321,15 @@ impl Shim {
         self.register_at(conn, s, 0, 0);
     }
 
-    pub fn register_at(&mut self, conn: u32, s: &dyn AsFdDyn, tx_kpos: u64, rx_kpos: u64) {
+    pub fn register_at(&mut self, conn: u32, s: &dyn AsFdDyn, tx_tcp_pos: u64, rx_tcp_pos: u64) {
         let gen = self.gen(conn);
         self.credits = self.credits.saturating_sub(1);
         self.say(
             ToDaemon::Register {
                 conn,
                 gen,
-                tx_kpos,
-                rx_kpos,
+                tx_tcp_pos,
+                rx_tcp_pos,
                 flags: 0,
             },
             &[s],

@@ -505,8 +505,8 @@ impl Process {
         let msg = ToDaemon::Register {
             conn: i as u32,
             gen: e.gen,
-            tx_kpos: e.app.tx.kpos.load(Relaxed),
-            rx_kpos: e.app.rx.kpos.load(Relaxed),
+            tx_tcp_pos: e.app.tx.tcp_pos.load(Relaxed),
+            rx_tcp_pos: e.app.rx.tcp_pos.load(Relaxed),
             flags: lane::proto::msg::register::CERTAIN | client,
         };
         self.ends[i].registered = true;

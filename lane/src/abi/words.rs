@@ -260,7 +260,7 @@ pub mod tx {
     use super::TxPhase;
     /// The sender has not switched up in this epoch.
     pub const NONE: TxPhase = TxPhase(0);
-    /// The sender's bytes are on the ring: TCP ended at `up_kpos`, the ring starts at `up_start`.
+    /// The sender's bytes are on the ring: TCP ended at `up_tcp_pos`, the ring starts at `up_start`.
     pub const UP: TxPhase = TxPhase(1);
     /// The sender is about to put a `Down` frame on TCP.
     pub const DOWNING: TxPhase = TxPhase(2);
@@ -309,7 +309,7 @@ pub mod takeover {
     pub const FIN: TakeoverPhase = TakeoverPhase(3);
     /// After a revocation: the bytes from that cursor on are being put on TCP, without a frame.
     pub const PLAIN: TakeoverPhase = TakeoverPhase(4);
-    /// The direction is on TCP, at kernel position `takeover_kpos`, and belongs to the end again.
+    /// The direction is on TCP, at kernel position `takeover_tcp_pos`, and belongs to the end again.
     pub const DONE: TakeoverPhase = TakeoverPhase(5);
 }
 

@@ -357,7 +357,7 @@ fn the_door() {
             }
         });
         let up = w.tx.try_up(&w.sender(), &End(&w, 0)).unwrap();
-        let at = w.control[0].tx[0].up_kpos.load(Relaxed);
+        let at = w.control[0].tx[0].up_tcp_pos.load(Relaxed);
         t.join().unwrap();
         let sent = w.wire.lock().unwrap().sent;
         assert!(!up || at == sent, "a native byte after the switch");
@@ -385,9 +385,9 @@ fn a_call_that_nobody_counted() {
         t.join().unwrap();
         w.tx.recount(sent);
         assert!(!w.tx.uncounted());
-        let counted = w.tx.kpos.load(Relaxed);
+        let counted = w.tx.tcp_pos.load(Relaxed);
         assert_eq!(Some(counted), sent());
-        assert!(!up || w.control[0].tx[0].up_kpos.load(Relaxed) == counted);
+        assert!(!up || w.control[0].tx[0].up_tcp_pos.load(Relaxed) == counted);
     });
 }
 
@@ -465,6 +465,6 @@ fn takeover() {
             crate::proto::frame::LEN as u64 + 2,
             "{ours} {taken}"
         );
-        assert_eq!(w.tx.kpos.load(Relaxed), wire.sent);
+        assert_eq!(w.tx.tcp_pos.load(Relaxed), wire.sent);
     });
 }

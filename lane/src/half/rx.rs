@@ -11,7 +11,7 @@ mod revoke;
 mod take;
 
 use super::mem::{Iov, Memory};
-use super::{natives, Pending, Port};
+use super::{native_calls, Pending, Port};
 use crate::abi::{marks, rx, tx, AtomicEpoch, Epoch, RxWord, TxPhase, RING_LOG2_MAX};
 use crate::prim::{self, fence, fence_after_rmw};
 use crate::proto::frame::LEN;
@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// States of a receiving half.
 pub mod mode {
-    /// Receives are native; `kpos` counts their bytes.
+    /// Receives are native; `tcp_pos` counts their bytes.
     pub const TCP: u32 = 0;
     /// This end has declared itself ready, and the sender may switch at any moment. TCP reads are limited.
     pub const READY: u32 = 1;
@@ -59,9 +59,9 @@ pub struct RxState {
     pub epoch: AtomicEpoch,
     /// Number of native receives, and of threads that may sleep in the kernel on this socket without watching the
     /// lane.
-    pub natives: prim::AtomicU32,
+    pub native_calls: prim::AtomicU32,
     /// Bytes that hooked calls took from TCP, frames and skipped bytes included.
-    pub kpos: prim::AtomicU64,
+    pub tcp_pos: prim::AtomicU64,
     /// Ring cursor: bytes ever consumed.
     cursor: AtomicU64,
     /// Location of the ring in use, and the `loc_seq` of the sender that belongs to it.
@@ -163,7 +163,7 @@ impl RxState {
     }
 
     /// Declares this end ready for the next epoch. The caller has made sure that no thread can be asleep in the
-    /// kernel on this socket unnoticed (`natives` is 0, epoll registrations have moved).
+    /// kernel on this socket unnoticed (`native_calls` is 0, epoll registrations have moved).
     pub fn declare_ready(&self, m: &Memory, port: &impl Port) -> bool {
         if self.mode.load(Relaxed) != mode::TCP {
             return false;
@@ -179,7 +179,7 @@ impl RxState {
         // in, then looks at the mode.
         self.mode.swap(mode::READY, SeqCst);
         fence_after_rmw();
-        if self.natives.load(SeqCst) != 0 {
+        if self.native_calls.load(SeqCst) != 0 {
             self.mode.store(mode::TCP, SeqCst);
             return false;
         }
@@ -200,51 +200,51 @@ impl RxState {
     #[inline(always)]
     pub fn enter_native(&self) -> bool {
         // SYNC natives: see `declare_ready`.
-        self.natives.fetch_add(1, SeqCst);
+        self.native_calls.fetch_add(1, SeqCst);
         fence_after_rmw();
         if self.mode.load(SeqCst) == mode::TCP {
             return true;
         }
-        self.natives.fetch_sub(1, SeqCst);
+        self.native_calls.fetch_sub(1, SeqCst);
         false
     }
 
     /// Ends a native receive that took `received` bytes from TCP.
     #[inline(always)]
     pub fn leave_native(&self, received: u64) {
-        self.kpos.fetch_add(received, Relaxed);
-        self.natives.fetch_sub(1, SeqCst); // releases `kpos`
+        self.tcp_pos.fetch_add(received, Relaxed);
+        self.native_calls.fetch_sub(1, SeqCst); // releases `tcp_pos`
     }
 
-    /// Ends a native receive whose moved bytes nobody knows: see [`natives`].
+    /// Ends a native receive whose moved bytes nobody knows: see [`native_calls`].
     pub fn leave_uncounted(&self) {
-        natives::leave_uncounted(&self.natives);
+        native_calls::leave_uncounted(&self.native_calls);
     }
 
     /// The connection has moved bytes before it came to this process: they are counted by [`Self::recount`].
     pub fn begin_uncounted(&self) {
-        natives::begin_uncounted(&self.natives);
+        native_calls::begin_uncounted(&self.native_calls);
     }
 
     /// Is there such a call that [`Self::recount`] has not corrected yet? Then this direction stays on TCP.
     #[inline(always)]
     pub fn uncounted(&self) -> bool {
-        natives::uncounted(&self.natives)
+        native_calls::uncounted(&self.native_calls)
     }
 
     /// Reads the count again from the kernel if no native receive is running. Needs no lock.
     pub fn recount(&self, position: impl FnOnce() -> Option<u64>) {
-        natives::recount(&self.natives, &self.kpos, position);
+        native_calls::recount(&self.native_calls, &self.tcp_pos, position);
     }
 
     /// How many native receives are running now?
     pub fn inside(&self) -> u32 {
-        natives::inside(&self.natives)
+        native_calls::inside(&self.native_calls)
     }
 
     /// The entry gets another connection; no native call is running.
     pub fn forget_uncounted(&self) {
-        natives::forget(&self.natives);
+        native_calls::forget(&self.native_calls);
     }
 
     /// The peer's head, checked against our cursor.
@@ -279,11 +279,11 @@ impl RxState {
         if self.phase(m) == tx::NONE {
             return Ok(false);
         }
-        let limit = m.peer_tx().up_kpos.load(Relaxed);
-        let kpos = self.kpos.load(Relaxed);
+        let limit = m.peer_tx().up_tcp_pos.load(Relaxed);
+        let tcp_pos = self.tcp_pos.load(Relaxed);
         // We cannot have received more bytes on TCP than the sender had sent when it switched; and it cannot have
         // sent more ahead of us than kernel buffers hold.
-        if limit < kpos || limit - kpos > 1 << 32 {
+        if limit < tcp_pos || limit - tcp_pos > 1 << 32 {
             return Err(Reason::Sync);
         }
         let start = m.peer_tx().up_start.load(Relaxed);
@@ -293,7 +293,7 @@ impl RxState {
         self.told.store(start, Relaxed);
         m.own_cursor().store(start, Release);
         // Across nodes the remote sender is told when the prefix is read, even if there is none.
-        let past = limit == kpos && !m.is_remote();
+        let past = limit == tcp_pos && !m.is_remote();
         self.mode
             .store(if past { mode::RING } else { mode::PREFIX }, Relaxed);
         Ok(true)
@@ -406,7 +406,7 @@ impl RxState {
                             });
                         }
                         Ok(k) => {
-                            self.kpos.fetch_add(k as u64, Relaxed);
+                            self.tcp_pos.fetch_add(k as u64, Relaxed);
                             self.skip.store(n - (k as u64).min(n), Relaxed);
                         }
                         Err(libc::EAGAIN) => return Ok(Received::Empty),
@@ -480,7 +480,7 @@ impl RxState {
                 // The sender has gone up and down meanwhile, and the whole stream is on TCP.
                 mode::PREFIX if self.resumed(m) => self.mode.store(mode::TCP, Relaxed),
                 mode::PREFIX => {
-                    let left = self.limit.load(Relaxed) - self.kpos.load(Relaxed);
+                    let left = self.limit.load(Relaxed) - self.tcp_pos.load(Relaxed);
                     if left == 0 {
                         self.past(m, port);
                         continue;
@@ -490,7 +490,7 @@ impl RxState {
                     }
                     let r = self.take_tcp(port, iov, how, left as usize);
                     // A caller that asks `ready` or `has_news` next must see the ring.
-                    if self.kpos.load(Relaxed) == self.limit.load(Relaxed) {
+                    if self.tcp_pos.load(Relaxed) == self.limit.load(Relaxed) {
                         self.past(m, port);
                     }
                     return Ok(match r {
@@ -501,7 +501,7 @@ impl RxState {
                     });
                 }
                 mode::REST => {
-                    let left = self.limit.load(Relaxed) - self.kpos.load(Relaxed);
+                    let left = self.limit.load(Relaxed) - self.tcp_pos.load(Relaxed);
                     if left == 0 {
                         self.mode.store(mode::TCP, Relaxed);
                         continue;
@@ -509,7 +509,7 @@ impl RxState {
                     // (Plain bytes follow them on TCP, so a peek may read further.)
                     let most = if how.peek { usize::MAX } else { left as usize };
                     let r = self.take_tcp(port, iov, how, most);
-                    if self.kpos.load(Relaxed) == self.limit.load(Relaxed) {
+                    if self.tcp_pos.load(Relaxed) == self.limit.load(Relaxed) {
                         self.mode.store(mode::TCP, Relaxed);
                     }
                     return Ok(match r {
@@ -535,7 +535,7 @@ impl RxState {
 
     /// Number of bytes of the prefix, or of what a frame announced, that are still to be read from TCP.
     fn prefix_left(&self) -> u64 {
-        self.limit.load(Relaxed) - self.kpos.load(Relaxed)
+        self.limit.load(Relaxed) - self.tcp_pos.load(Relaxed)
     }
 
     /// The prefix is read: go on with the ring. From now on the remote sender may send a `Fin` frame.
@@ -562,7 +562,7 @@ impl RxState {
     fn skipped(&self, m: &Memory) {
         let rest = self.rest.swap(0, Relaxed);
         if m.is_remote() && rest > 0 {
-            let limit = self.kpos.load(Relaxed) + rest;
+            let limit = self.tcp_pos.load(Relaxed) + rest;
             self.limit.store(limit, Relaxed);
             self.mode.store(mode::REST, Relaxed);
         } else {

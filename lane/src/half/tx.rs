@@ -11,7 +11,7 @@ mod up;
 pub use takeover::{claim, is_done, release, Adopted, Taken};
 
 use super::mem::{copy_in, Iov, Memory};
-use super::{natives, Pending, Port, Progress};
+use super::{native_calls, Pending, Port, Progress};
 use crate::abi::{
     marks, rx, tx, unread_max, window, AtomicEpoch, Epoch, Loc, RxWord, TxPhase, TxWord,
 };
@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// States of a sending half.
 pub mod mode {
-    /// Sends are native; `kpos` counts their bytes.
+    /// Sends are native; `tcp_pos` counts their bytes.
     pub const TCP: u32 = 0;
     /// On the ring.
     pub const RING: u32 = 1;
@@ -54,9 +54,9 @@ pub struct TxState {
     /// Epoch of the last switch up.
     pub epoch: AtomicEpoch,
     /// Number of native sends in progress: while there are any, the direction does not switch.
-    pub natives: prim::AtomicU32,
+    pub native_calls: prim::AtomicU32,
     /// Bytes that hooked calls put on TCP, frames included.
-    pub kpos: prim::AtomicU64,
+    pub tcp_pos: prim::AtomicU64,
     /// Ring cursor: bytes ever put into rings of this lane slot.
     head: AtomicU64,
     /// The last cursor of the peer that passed the checks.
@@ -139,7 +139,7 @@ impl TxState {
         Ok(self.head.load(Relaxed) - self.refresh(m)?)
     }
 
-    /// Number of stream bytes that the kernel has taken from this end, exactly: the value to compare with `kpos`.
+    /// Number of stream bytes that the kernel has taken from this end, exactly: the value to compare with `tcp_pos`.
     /// `None`: not available now.
     fn kernel_position(m: &Memory, port: &impl Port) -> Option<u64> {
         let syn = m.own_rx().marks.load(Relaxed) & marks::SYN != 0;
@@ -196,51 +196,51 @@ impl TxState {
     #[inline(always)]
     pub fn enter_native(&self) -> bool {
         // SYNC natives: see `try_up`.
-        self.natives.fetch_add(1, SeqCst);
+        self.native_calls.fetch_add(1, SeqCst);
         fence_after_rmw();
         if self.mode.load(SeqCst) == mode::TCP {
             return true;
         }
-        self.natives.fetch_sub(1, SeqCst);
+        self.native_calls.fetch_sub(1, SeqCst);
         false
     }
 
     /// Ends a native send that put `sent` bytes on TCP.
     #[inline(always)]
     pub fn leave_native(&self, sent: u64) {
-        self.kpos.fetch_add(sent, Relaxed);
-        self.natives.fetch_sub(1, SeqCst); // releases `kpos`
+        self.tcp_pos.fetch_add(sent, Relaxed);
+        self.native_calls.fetch_sub(1, SeqCst); // releases `tcp_pos`
     }
 
-    /// Ends a native send whose moved bytes nobody knows: see [`natives`].
+    /// Ends a native send whose moved bytes nobody knows: see [`native_calls`].
     pub fn leave_uncounted(&self) {
-        natives::leave_uncounted(&self.natives);
+        native_calls::leave_uncounted(&self.native_calls);
     }
 
     /// The connection has moved bytes before it came to this process: they are counted by [`Self::recount`].
     pub fn begin_uncounted(&self) {
-        natives::begin_uncounted(&self.natives);
+        native_calls::begin_uncounted(&self.native_calls);
     }
 
     /// Is there such a call that [`Self::recount`] has not corrected yet? Then this direction stays on TCP.
     #[inline(always)]
     pub fn uncounted(&self) -> bool {
-        natives::uncounted(&self.natives)
+        native_calls::uncounted(&self.native_calls)
     }
 
     /// Reads the count again from the kernel if no native send is running. Needs no lock.
     pub fn recount(&self, position: impl FnOnce() -> Option<u64>) {
-        natives::recount(&self.natives, &self.kpos, position);
+        native_calls::recount(&self.native_calls, &self.tcp_pos, position);
     }
 
     /// How many native sends are running now?
     pub fn inside(&self) -> u32 {
-        natives::inside(&self.natives)
+        native_calls::inside(&self.native_calls)
     }
 
     /// The entry gets another connection; no native call is running.
     pub fn forget_uncounted(&self) {
-        natives::forget(&self.natives);
+        native_calls::forget(&self.native_calls);
     }
 
     /// Stores the state word and publishes it.

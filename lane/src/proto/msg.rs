@@ -73,8 +73,8 @@ macro_rules! meaning {
     (table_bytes) => { "Length of the family table's file." };
     (conn) => { "Place of the connection's entry in the family table." };
     (gen) => { "Generation of that entry: for another one the message is void." };
-    (tx_kpos) => { "Bytes of the stream that hooked calls have sent." };
-    (rx_kpos) => { "Bytes of the stream that hooked calls have received." };
+    (tx_tcp_pos) => { "Bytes of the stream that hooked calls have sent." };
+    (rx_tcp_pos) => { "Bytes of the stream that hooked calls have received." };
     (flags) => { "Bits of [`register`]." };
     (from) => { "Process from which the connection came; 0: not known." };
     (copies) => { "Descriptors of it that this process has." };
@@ -144,9 +144,9 @@ messages! {
         1 Hello { version: u16, min_version: u16, pid: u32, table_bytes: u64 }
         /// Please promote connection `conn` (index and generation in the family table). Descriptor:
         /// the socket, or a Unix socket with it in its queue: the shim keeps a descriptor of that, too, and so can take
-        /// the socket back until the daemon reads it. `tx_kpos` and `rx_kpos`: bytes that hooked calls moved, equal to
+        /// the socket back until the daemon reads it. `tx_tcp_pos` and `rx_tcp_pos`: bytes that hooked calls moved, equal to
         /// the kernel's own counts when this was sent. Needs a credit.
-        2 Register { conn: u32, gen: u32, tx_kpos: u64, rx_kpos: u64, flags: u32 }
+        2 Register { conn: u32, gen: u32, tx_tcp_pos: u64, rx_tcp_pos: u64, flags: u32 }
         /// Chunk `chunk` of our own area `side` (0: the first file, chunks 0 and 1) is mapped writable: it may be sealed
         /// and given to the other client.
         3 Mapped { group: u64, side: u8, chunk: u32 }
@@ -174,7 +174,7 @@ messages! {
         13 Moved { table_bytes: u64 }
         /// `Register` for a connection that came from another process: `from` (0: unknown), by exec or beside a
         /// message. It is promoted if nobody holds it but this process, which has `copies` descriptors of it.
-        14 RegisterReceived { conn: u32, gen: u32, tx_kpos: u64, rx_kpos: u64, flags: u32, from: u32, copies: u32 }
+        14 RegisterReceived { conn: u32, gen: u32, tx_tcp_pos: u64, rx_tcp_pos: u64, flags: u32, from: u32, copies: u32 }
     }
 }
 
@@ -251,8 +251,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn round_trip(conn: u32, gen: u32, tx_kpos: u64, rx_kpos: u64, flags: u32) {
-            let m = ToDaemon::Register { conn, gen, tx_kpos, rx_kpos, flags };
+        fn round_trip(conn: u32, gen: u32, tx_tcp_pos: u64, rx_tcp_pos: u64, flags: u32) {
+            let m = ToDaemon::Register { conn, gen, tx_tcp_pos, rx_tcp_pos, flags };
             let mut b = [0; MAX];
             let n = m.encode(&mut b);
             prop_assert_eq!(ToDaemon::decode(&b[..n]), Ok(m));

@@ -39,7 +39,7 @@ impl World {
                     assert!(
                         !h.busy[RECV].get()
                             || !self.nested.get()
-                            || h.rx.natives.load(Relaxed) == 0
+                            || h.rx.native_calls.load(Relaxed) == 0
                     );
                 }
             }
@@ -115,7 +115,7 @@ impl World {
                     if self.remote.is_none() {
                         repeated = h.tx.repeat_unread(&m, &port);
                     }
-                    h.rx.announce_end(&m, &port, h.tx.kpos.load(Relaxed));
+                    h.rx.announce_end(&m, &port, h.tx.tcp_pos.load(Relaxed));
                 }
                 if *act == Act::ShutWr {
                     h.wr_shut.set(true);
@@ -126,7 +126,7 @@ impl World {
                 } else {
                     if h.attached.get() {
                         h.tx.shut(&m, &port, repeated);
-                        h.rx.close(&m, &port, h.tx.kpos.load(Relaxed));
+                        h.rx.close(&m, &port, h.tx.tcp_pos.load(Relaxed));
                     }
                     let unread = h.attached.get() && h.rx.ring_unread(&m) > 0;
                     h.closed.set(true);
@@ -170,7 +170,7 @@ impl World {
                 if h.rx.engaged() {
                     let _ = h.rx.probe(&m, &port);
                 }
-                h.rx.close(&m, &port, h.tx.kpos.load(Relaxed));
+                h.rx.close(&m, &port, h.tx.tcp_pos.load(Relaxed));
                 reset = h.rx.ring_unread(&m) > 0;
             }
         }

@@ -27,7 +27,7 @@ enum Msg {
     },
     Switch {
         epoch: Epoch,
-        kpos: u64,
+        tcp_pos: u64,
         start: u64,
     },
     Answer {
@@ -146,7 +146,7 @@ impl Remote {
             d.sent_head = w.up_start.load(Relaxed);
             out.push(Msg::Switch {
                 epoch: d.up_epoch,
-                kpos: w.up_kpos.load(Relaxed),
+                tcp_pos: w.up_tcp_pos.load(Relaxed),
                 start: w.up_start.load(Relaxed),
             });
         }
@@ -226,8 +226,12 @@ impl Remote {
                 w.loc_from[at].store(from, Relaxed);
                 w.loc_seq.store(seq, Release);
             }
-            Msg::Switch { epoch, kpos, start } => {
-                let yes = self.switch(d, epoch, kpos, start);
+            Msg::Switch {
+                epoch,
+                tcp_pos,
+                start,
+            } => {
+                let yes = self.switch(d, epoch, tcp_pos, start);
                 self.dirs[d].queue.push_back(Msg::Answer { epoch, yes });
             }
             Msg::Answer { epoch, yes } => {
@@ -270,11 +274,11 @@ impl Remote {
 
     /// A switch of the remote sender arrives at end `d`'s daemon: stored, then looked whether it is in
     /// time.
-    fn switch(&self, d: usize, epoch: Epoch, kpos: u64, start: u64) -> bool {
+    fn switch(&self, d: usize, epoch: Epoch, tcp_pos: u64, start: u64) -> bool {
         let (c, t, _) = self.proxy(d);
         // What the ring held before went over TCP: the receiver begins here.
         c.heads[L].fetch_max(start, Release);
-        t.up_kpos.store(kpos, Relaxed);
+        t.up_tcp_pos.store(tcp_pos, Relaxed);
         t.up_start.store(start, Relaxed);
         t.state.store(TxWord::new(epoch, tx::UP), Release);
         fence(SeqCst);

@@ -142,7 +142,7 @@ impl World {
             if h.fin_due.get() && !h.tx.holds_fin(&m) {
                 h.fin_due.set(false);
                 h.tx.shut(&m, &Wire { w: self, e }, None);
-                h.rx.announce_end(&m, &Wire { w: self, e }, h.tx.kpos.load(Relaxed));
+                h.rx.announce_end(&m, &Wire { w: self, e }, h.tx.tcp_pos.load(Relaxed));
                 self.net.borrow_mut().fin(e);
             }
             if h.revoking.get() {

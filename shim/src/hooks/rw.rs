@@ -267,12 +267,12 @@ pub unsafe extern "C" fn vmsplice(fd: i32, v: *const iovec, n: usize, f: u32) ->
     unsafe { real::vmsplice(fd, v, n, f) }
 }
 
-/// Makes a native call and counts its bytes in `kpos`, although the connection never gets a lane again.
+/// Makes a native call and counts its bytes in `tcp_pos`, although the connection never gets a lane again.
 fn counted(fd: i32, out: bool, native: impl Fn() -> isize) -> isize {
     let r = native();
     if let Some(i) = conn(fd).filter(|_| r > 0) {
         let c = crate::state::table::conn(i);
-        let k = if out { &c.tx.kpos } else { &c.rx.kpos };
+        let k = if out { &c.tx.tcp_pos } else { &c.rx.tcp_pos };
         k.fetch_add(r as u64, core::sync::atomic::Ordering::Relaxed);
     }
     r

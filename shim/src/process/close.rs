@@ -167,7 +167,7 @@ fn end(fd: i32, i: u32) {
             None
         };
         // Close first, then look: a sender publishes first, then looks whether we have closed.
-        c.rx.close(&m, &port, c.tx.kpos.load(Relaxed));
+        c.rx.close(&m, &port, c.tx.tcp_pos.load(Relaxed));
         take_frame(c, &m, &port, true);
         let reset = !whole || c.rx.ring_unread(&m) > 0;
         if reset {

@@ -94,7 +94,7 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
                 return Left::Kernel(how);
             }
             let repeated = c.tx.repeat_unread(&m, &port);
-            c.rx.announce_end(&m, &port, c.tx.kpos.load(Relaxed));
+            c.rx.announce_end(&m, &port, c.tx.tcp_pos.load(Relaxed));
             deaf();
             // Everything sent is on the ring, and other threads' sends wait for our lock: if their bytes reached
             // TCP before the FIN, the reader, which is on the ring, would not expect them there. Later sends get

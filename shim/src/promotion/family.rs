@@ -266,8 +266,8 @@ impl Move {
         let all = self.old.conns.iter().zip(&new.conns).take(used);
         for (from, to) in all.filter(|(from, _)| !is_mine(from)) {
             for (from, to) in [
-                (&from.tx.natives, &to.tx.natives),
-                (&from.rx.natives, &to.rx.natives),
+                (&from.tx.native_calls, &to.tx.native_calls),
+                (&from.rx.native_calls, &to.rx.native_calls),
             ] {
                 if from.load(Relaxed) != 0 {
                     to.store(from.load(Relaxed), Relaxed);
@@ -354,8 +354,8 @@ fn alone(c: &Conn) {
     for w in [&c.tx.lock, &c.rx.lock] {
         w.store(0, Relaxed);
     }
-    c.tx.natives.store(0, Relaxed);
-    c.rx.natives.store(0, Relaxed);
+    c.tx.native_calls.store(0, Relaxed);
+    c.rx.native_calls.store(0, Relaxed);
 }
 
 /// Marks a connection as held by processes that this table does not know.

@@ -54,7 +54,7 @@ pub fn begin(fd: i32, c: &Conn, l: &Local) -> bool {
         table::later(c, Reason::Young, 5); // a call is in progress, or the connection is ending
         return false;
     }
-    let counts = [&c.tx.kpos, &c.rx.kpos];
+    let counts = [&c.tx.tcp_pos, &c.rx.tcp_pos];
     for (began, count) in l.began.iter().zip(counts) {
         began.store(count.load(Relaxed), Relaxed);
     }
@@ -92,7 +92,7 @@ fn side(fd: i32) -> Option<Side> {
 pub fn is_evident(c: &Conn, l: &Local) -> bool {
     let moved = |n: usize, count: u64| l.began[n].load(Relaxed) != count;
     l.standard.load(Relaxed) == 0
-        || moved(0, c.tx.kpos.load(Relaxed)) && moved(1, c.rx.kpos.load(Relaxed))
+        || moved(0, c.tx.tcp_pos.load(Relaxed)) && moved(1, c.rx.tcp_pos.load(Relaxed))
 }
 
 /// The connection has moved bytes that nobody here has counted: it is looked at again from the start.
@@ -109,8 +109,8 @@ pub fn is_still_counted(c: &Conn, l: &Local) -> bool {
     if c.flags.load(Relaxed) & flag::RECEIVED == 0 || l.verified.load(Relaxed) != 0 {
         return true;
     }
-    let counted = c.rx.kpos.load(SeqCst);
-    let quiet = || c.rx.inside() == 0 && c.rx.kpos.load(SeqCst) == counted;
+    let counted = c.rx.tcp_pos.load(SeqCst);
+    let quiet = || c.rx.inside() == 0 && c.rx.tcp_pos.load(SeqCst) == counted;
     let taken = quiet().then(|| sys::tcp_position(l.fd.load(Relaxed)));
     match taken.flatten().filter(|_| quiet()) {
         Some(k) if k.taken == counted => l.verified.store(1, Relaxed),
@@ -125,10 +125,10 @@ pub fn registration(
     c: &Conn,
     l: &Local,
     (conn, gen): (u32, u32),
-    kpos: [u64; 2],
+    tcp_pos: [u64; 2],
     more: u32,
 ) -> ToDaemon {
-    let [tx_kpos, rx_kpos] = kpos;
+    let [tx_tcp_pos, rx_tcp_pos] = tcp_pos;
     let flags = c.flags.load(Relaxed);
     let all = [
         (register::INQ_ZEROCOPY, true),
@@ -141,15 +141,15 @@ pub fn registration(
         0 => ToDaemon::Register {
             conn,
             gen,
-            tx_kpos,
-            rx_kpos,
+            tx_tcp_pos,
+            rx_tcp_pos,
             flags: said,
         },
         _ => ToDaemon::RegisterReceived {
             conn,
             gen,
-            tx_kpos,
-            rx_kpos,
+            tx_tcp_pos,
+            rx_tcp_pos,
             flags: said,
             from: l.from.load(Relaxed),
             copies: l.refs.load(SeqCst) + fdtab::hidden_copies(c.inode.load(Relaxed)),

@@ -54,7 +54,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     if c.tx.uncounted() || c.rx.uncounted() {
         tcp::recount(c, table::local(i));
     }
-    let (tx_kpos, rx_kpos) = (c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst));
+    let (tx_tcp_pos, rx_tcp_pos) = (c.tx.tcp_pos.load(SeqCst), c.rx.tcp_pos.load(SeqCst));
     let syn = u64::from(c.flags.load(Relaxed) & flag::CLIENT != 0);
     for _ in 0..3 {
         let Some(k) = sys::tcp_position(fd) else {
@@ -67,17 +67,17 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
                 if env::eager() { 1 } else { 100 },
             );
         }
-        if k.sent.wrapping_sub(syn) == tx_kpos && k.taken == rx_kpos {
-            return send((i, fd), c, [tx_kpos, rx_kpos], 0);
+        if k.sent.wrapping_sub(syn) == tx_tcp_pos && k.taken == rx_tcp_pos {
+            return send((i, fd), c, [tx_tcp_pos, rx_tcp_pos], 0);
         }
     }
     // Other threads may be moving bytes natively right now; if not, the hooks were bypassed. (A call that was in
     // progress when the kernel was asked still is, or has added its bytes to the count.)
-    let counted = [c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst)];
+    let counted = [c.tx.tcp_pos.load(SeqCst), c.rx.tcp_pos.load(SeqCst)];
     let position = sys::tcp_position(fd);
-    let quiet = c.tx.natives.load(SeqCst) == 0
-        && c.rx.natives.load(SeqCst) == 0
-        && [c.tx.kpos.load(SeqCst), c.rx.kpos.load(SeqCst)] == counted;
+    let quiet = c.tx.native_calls.load(SeqCst) == 0
+        && c.rx.native_calls.load(SeqCst) == 0
+        && [c.tx.tcp_pos.load(SeqCst), c.rx.tcp_pos.load(SeqCst)] == counted;
     let sent = position.is_some_and(|k| k.sent.wrapping_sub(syn) != counted[0]);
     let taken = position.is_some_and(|k| k.taken != counted[1]);
     match c.flags.load(Relaxed) & flag::RECEIVED {
@@ -92,9 +92,9 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
 }
 
 /// Sends the registration to the daemon. `flags`: in addition to the usual ones.
-fn send((i, fd): (u32, i32), c: &Conn, kpos: [u64; 2], flags: u32) {
+fn send((i, fd): (u32, i32), c: &Conn, tcp_pos: [u64; 2], flags: u32) {
     let (me, l) = ((i, c.gen.load(Relaxed)), table::local(i));
-    let m = received::registration(c, l, me, kpos, flags);
+    let m = received::registration(c, l, me, tcp_pos, flags);
     // Before the message: another thread may read the answer the next moment.
     set_reason(c, Reason::Waiting);
     c.owner_pid.store(pids::me(), Relaxed);

@@ -97,8 +97,8 @@ pub unsafe fn poll(
 /// Makes a native wait during which none of the connections watched for data may switch. `None`: one of them is
 /// switching already.
 fn natively(fds: &mut [pollfd], native: impl FnOnce(&mut [pollfd]) -> i32) -> Option<i32> {
-    let natives = sleep::Natives::enter(fds, |p, _| sleep::for_data(p))?;
-    let undo = || natives.leave();
+    let native_calls = sleep::Natives::enter(fds, |p, _| sleep::for_data(p))?;
+    let undo = || native_calls.leave();
     let r = thread::or_undo(&undo, || thread::outside(|| native(fds)));
     crate::preserving_errno(undo);
     Some(r)

@@ -121,8 +121,8 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, group: &LinkGroup) ->
     s.chain[k][g].store(r, Relaxed);
     reg.tcp.store(0, Relaxed);
     // If TCP has space now, the inner set's first report says so and is no news. If not, later space is news.
-    let kpos = table::conn(conn).tx.kpos.load(Relaxed);
-    reg.kpos.store(kpos, Relaxed);
+    let tcp_pos = table::conn(conn).tx.tcp_pos.load(Relaxed);
+    reg.tcp_pos.store(tcp_pos, Relaxed);
     let space = sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
     let fresh = if space { FRESH } else { 0 };
     // Was the application already told that there is space, and has it not used that up since?
@@ -413,7 +413,7 @@ pub fn forget(conn: u32, alone: bool) {
 /// Is a native call sleeping on a connection of which the daemon keeps no copy?
 pub fn kept_by_native(conn: u32) -> bool {
     let (c, l) = (table::conn(conn), table::local(conn));
-    let asleep = c.rx.natives.load(SeqCst) != 0 || c.tx.natives.load(SeqCst) != 0;
+    let asleep = c.rx.native_calls.load(SeqCst) != 0 || c.tx.native_calls.load(SeqCst) != 0;
     let remote = || attached::of(c, l).is_some_and(|(k, _)| k.is_remote());
     asleep && !remote()
 }
@@ -467,8 +467,8 @@ pub fn watch_tcp(inner: i32, fd: i32, r: u32) -> Result<(), i32> {
 /// does it say nothing new? It does if bytes were put on TCP since then. Space that is gone again when the event is
 /// fetched is not reported at all, so the report is then about later space.
 pub fn is_old(reg: &Reg, c: &Conn) -> bool {
-    // In this order: a native call counts its bytes before it leaves; pairs with `lane::half::natives`.
-    c.tx.natives.load(Acquire) == 0 && c.tx.kpos.load(Relaxed) == reg.kpos.load(Relaxed)
+    // In this order: a native call counts its bytes before it leaves; pairs with `lane::half::native_calls`.
+    c.tx.native_calls.load(Acquire) == 0 && c.tx.tcp_pos.load(Relaxed) == reg.tcp_pos.load(Relaxed)
 }
 
 /// The number no longer stands for the connection: whatever has it now must not be removed from any set.

@@ -24,7 +24,7 @@ pub struct Reg {
     /// The peer's head when the registration last had news.
     pub last_head: AtomicU64,
     /// Position of TCP's sending direction when the registration entered the inner set: see `members::is_old`.
-    pub kpos: AtomicU64,
+    pub tcp_pos: AtomicU64,
     /// Slot of the link group in the set × `COUNTERS` + group of the lane.
     pub slot: AtomicU32,
     pub next_conn: AtomicU32,

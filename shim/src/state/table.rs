@@ -466,8 +466,8 @@ fn sweep(t: &Table) {
         for w in [&c.tx.lock, &c.rx.lock] {
             w.store(0, Relaxed);
         }
-        c.tx.natives.store(0, Relaxed);
-        c.rx.natives.store(0, Relaxed);
+        c.tx.native_calls.store(0, Relaxed);
+        c.rx.native_calls.store(0, Relaxed);
         t.count_ended(c);
         free(i);
     }
@@ -505,9 +505,9 @@ fn reset(c: &Conn) {
         &c.state,
         &c.gen,
         &c.tx.lock,
-        &c.tx.natives,
+        &c.tx.native_calls,
         &c.rx.lock,
-        &c.rx.natives,
+        &c.rx.native_calls,
     ]
     .map(|a| a as *const AtomicU32 as usize);
     let base = c as *const Conn as usize;

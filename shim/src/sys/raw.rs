@@ -5,7 +5,7 @@
 //! [`crate::sys::real`] instead, with no lock held. Results are `Result<_, errno>`.
 
 use core::arch::asm;
-use lane::os::{position, TcpInfo, TcpPos};
+use lane::os::{position, TcpCounts, TcpInfo};
 
 /// One system call; negative errno on failure.
 ///
@@ -545,7 +545,7 @@ pub fn tcp_state(fd: i32) -> Option<u8> {
 }
 
 /// The byte positions of a TCP socket's streams.
-pub fn tcp_position(fd: i32) -> Option<TcpPos> {
+pub fn tcp_position(fd: i32) -> Option<TcpCounts> {
     let queued = |what| ioctl_i32(fd, what).ok().map(|n| n.max(0) as u64);
     position(
         || tcp_info(fd),

@@ -26,7 +26,7 @@ pub fn push(c: &Conn, l: &Local, moved: u64) {
     if super::is_other(fd) {
         return;
     }
-    let (sent, downs) = (c.tx.kpos.load(Relaxed), c.tx.downs.load(Relaxed));
+    let (sent, downs) = (c.tx.tcp_pos.load(Relaxed), c.tx.downs.load(Relaxed));
     if l.downs.swap(downs, Relaxed) != downs {
         l.behind.store(sent.saturating_sub(moved), Relaxed);
     }

@@ -10,7 +10,7 @@ use crate::{errno, set_errno};
 use core::sync::atomic::Ordering::*;
 use lane::family::{flag, Conn};
 use lane::half::Iov;
-use lane::os::TcpPos;
+use lane::os::TcpCounts;
 use libc::{iovec, msghdr};
 
 /// Direction of a call.
@@ -182,9 +182,9 @@ pub fn recount(c: &Conn, l: &Local) {
     }
     let syn = u64::from(c.flags.load(Relaxed) & flag::CLIENT != 0);
     // (After a FIN, the kernel's count of that direction is higher by one.)
-    let position = |open: fn(&TcpPos) -> bool| sys::tcp_position(fd).filter(open);
-    c.tx.recount(|| position(TcpPos::may_send).map(|k| k.sent.wrapping_sub(syn)));
-    c.rx.recount(|| position(TcpPos::may_receive).map(|k| k.taken));
+    let position = |open: fn(&TcpCounts) -> bool| sys::tcp_position(fd).filter(open);
+    c.tx.recount(|| position(TcpCounts::may_send).map(|k| k.sent.wrapping_sub(syn)));
+    c.rx.recount(|| position(TcpCounts::may_receive).map(|k| k.taken));
 }
 
 /// A call that continues natively may sleep.

@@ -40,9 +40,9 @@ pub enum Switch {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     open: bool,
-    natives: u8,
+    native_calls: u8,
     /// Our count and the kernel's.
-    kpos: u8,
+    tcp_pos: u8,
     kernel: u8,
     who: [Native; 2],
     switch: Switch,
@@ -74,8 +74,8 @@ impl Model for Holders {
     fn init_states(&self) -> Vec<State> {
         vec![State {
             open: true,
-            natives: 0,
-            kpos: 0,
+            native_calls: 0,
+            tcp_pos: 0,
             kernel: 0,
             who: [Native::Out; 2],
             switch: Switch::Idle,
@@ -114,7 +114,7 @@ impl Model for Holders {
             Act::Call(i) => {
                 n.calls -= 1;
                 if !late {
-                    n.natives += 1;
+                    n.native_calls += 1;
                 }
                 n.who[i] = Native::Door;
             }
@@ -127,14 +127,14 @@ impl Model for Holders {
                 n.who[i] = match n.who[i] {
                     Native::Door if !n.open => {
                         if !late {
-                            n.natives -= 1;
+                            n.native_calls -= 1;
                         }
                         Native::Turned
                     }
                     Native::Door if late => Native::Count,
                     Native::Door => Native::Inside,
                     Native::Count => {
-                        n.natives += 1;
+                        n.native_calls += 1;
                         Native::Inside
                     }
                     Native::Inside => {
@@ -142,11 +142,11 @@ impl Model for Holders {
                         Native::Sent
                     }
                     Native::Sent => {
-                        n.kpos += 1;
+                        n.tcp_pos += 1;
                         Native::Leave
                     }
                     Native::Leave => {
-                        n.natives -= 1;
+                        n.native_calls -= 1;
                         Native::Out
                     }
                     at => at,
@@ -158,14 +158,14 @@ impl Model for Holders {
                         n.open = false;
                         Switch::Closed
                     }
-                    Switch::Closed if n.natives > 0 && self.bug != Some(Bug::NoDoor) => {
+                    Switch::Closed if n.native_calls > 0 && self.bug != Some(Bug::NoDoor) => {
                         n.open = true;
                         Switch::Idle
                     }
                     Switch::Closed => Switch::Ask,
-                    Switch::Ask if self.bug == Some(Bug::TrustCount) => Switch::Up(n.kpos),
+                    Switch::Ask if self.bug == Some(Bug::TrustCount) => Switch::Up(n.tcp_pos),
                     Switch::Ask => Switch::Compare(n.kernel),
-                    Switch::Compare(k) if k == n.kpos => Switch::Up(k),
+                    Switch::Compare(k) if k == n.tcp_pos => Switch::Up(k),
                     Switch::Compare(_) => Switch::Barred,
                     at => at,
                 };

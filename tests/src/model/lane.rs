@@ -92,7 +92,7 @@ impl Model for Lane {
         vec![State {
             w: Words {
                 state: (0, Phase::None),
-                up_kpos: 0,
+                up_tcp_pos: 0,
                 up_start: 0,
                 head: 0,
                 ring: [0; RING as usize],

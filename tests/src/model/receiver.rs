@@ -90,13 +90,13 @@ fn impossible(n: &mut State) {
 }
 
 fn see_up(n: &mut State) {
-    n.r.limit = n.w.up_kpos;
+    n.r.limit = n.w.up_tcp_pos;
     n.r.cursor = n.w.up_start;
     n.w.cursor = n.r.cursor;
-    if n.r.limit < n.r.kpos {
+    if n.r.limit < n.r.tcp_pos {
         n.fault(Fault::Impossible);
     }
-    n.r.mode = if n.r.limit == n.r.kpos {
+    n.r.mode = if n.r.limit == n.r.tcp_pos {
         Mode::Ring
     } else {
         Mode::Prefix
@@ -109,7 +109,7 @@ fn frame(n: &mut State) -> Result<bool, No> {
         Unit::Byte(_) => n.fault(Fault::Parsed),
         Unit::Half => {
             n.r.half = true;
-            n.r.kpos += 1;
+            n.r.tcp_pos += 1;
             let _ = n.tcp.recv();
         }
         Unit::Down(epoch, cursor) => {
@@ -117,7 +117,7 @@ fn frame(n: &mut State) -> Result<bool, No> {
                 n.fault(Fault::Parsed);
             }
             n.r.half = false;
-            n.r.kpos += 1;
+            n.r.tcp_pos += 1;
             let _ = n.tcp.recv();
             n.r.skip = cursor;
             n.r.mode = Mode::Last;
@@ -137,7 +137,7 @@ fn skip(n: &mut State, c: &Config) -> Result<bool, No> {
     if u != Unit::Byte(n.got - n.r.skip) {
         n.fault(Fault::Skipped);
     }
-    n.r.kpos += 1;
+    n.r.tcp_pos += 1;
     n.r.skip -= 1;
     Ok(true)
 }
@@ -189,7 +189,7 @@ fn run(n: &mut State, c: &Config, at: At) {
         At::Idle => {}
         At::Native => match n.tcp.recv() {
             Ok(u) => {
-                n.r.kpos += 1;
+                n.r.tcp_pos += 1;
                 got(n, u);
                 n.r.at = At::Idle;
             }
@@ -234,7 +234,7 @@ fn run(n: &mut State, c: &Config, at: At) {
         }
         At::ReadyTake => match n.tcp.recv() {
             Ok(u) => {
-                n.r.kpos += 1;
+                n.r.tcp_pos += 1;
                 got(n, u);
                 n.r.at = At::Idle;
             }
@@ -261,9 +261,9 @@ fn run(n: &mut State, c: &Config, at: At) {
         }
         At::Prefix => match n.tcp.recv() {
             Ok(u) => {
-                n.r.kpos += 1;
+                n.r.tcp_pos += 1;
                 got(n, u);
-                if n.r.kpos == n.r.limit {
+                if n.r.tcp_pos == n.r.limit {
                     n.r.mode = Mode::Ring;
                 }
                 n.r.at = At::Idle;

@@ -141,7 +141,7 @@ pub fn step(n: &mut State, c: &Config, act: Act) {
             At::Idle => {}
             At::Native => match n.tcp.send(Unit::Byte(n.sent)) {
                 Ok(()) => {
-                    n.s.kpos += 1;
+                    n.s.tcp_pos += 1;
                     n.sent += 1;
                     n.s.at = At::Idle;
                 }
@@ -149,7 +149,7 @@ pub fn step(n: &mut State, c: &Config, act: Act) {
                 Err(_) => n.s.failed = true,
             },
             At::UpWords(e) => {
-                n.w.up_kpos = n.s.kpos;
+                n.w.up_tcp_pos = n.s.tcp_pos;
                 n.w.up_start = n.s.head;
                 n.s.epoch = e;
                 n.s.peer_cursor = n.s.head;
@@ -371,7 +371,7 @@ fn drain(n: &mut State, c: &Config) {
     };
     match n.tcp.send(unit) {
         Ok(()) => {
-            n.s.kpos += 1;
+            n.s.tcp_pos += 1;
             match unit {
                 Unit::Byte(_) => n.s.drain_at += 1,
                 _ => n.s.frame_done += 1,

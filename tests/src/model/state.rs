@@ -78,7 +78,7 @@ pub struct Word {
 pub struct Words {
     // Written by the sender.
     pub state: (u8, Phase),
-    pub up_kpos: u8,
+    pub up_tcp_pos: u8,
     pub up_start: u8,
     pub head: u8,
     pub ring: [u8; RING as usize],

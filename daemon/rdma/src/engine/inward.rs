@@ -109,7 +109,7 @@ impl<P: Provider> Pair<P> {
         &mut self,
         lane: &mut Lane,
         which: (Epoch, u32),
-        kpos: u64,
+        tcp_pos: u64,
         start: u64,
     ) -> Result<(), Fault> {
         let (epoch, attempt) = which;
@@ -134,13 +134,13 @@ impl<P: Provider> Pair<P> {
         if ring.from > start || start > u64::MAX / 2 {
             return Err(Fault::Peer("a switch to an impossible place"));
         }
-        let stands = self.store_switch(lane, epoch, kpos, start);
+        let stands = self.store_switch(lane, epoch, tcp_pos, start);
         lane.inn.answered = Some((epoch, attempt, stands));
         lane.inn.switch_reply = Some((epoch, attempt, stands));
         Ok(())
     }
 
-    fn store_switch(&mut self, lane: &mut Lane, epoch: Epoch, kpos: u64, start: u64) -> bool {
+    fn store_switch(&mut self, lane: &mut Lane, epoch: Epoch, tcp_pos: u64, start: u64) -> bool {
         let Some(p) = self.clients.get(&lane.client) else {
             return false;
         };
@@ -155,7 +155,7 @@ impl<P: Provider> Pair<P> {
         }
         // The application reads this only after `state`, below, says so.
         memory.proxy().heads[lane.slot].store(start, Relaxed);
-        words.up_kpos.store(kpos, Relaxed);
+        words.up_tcp_pos.store(tcp_pos, Relaxed);
         words.up_start.store(start, Relaxed);
         // Release: pairs with the Acquire in `RxState::phase`.
         words.state.store(TxWord::new(epoch, tx::UP), Release);

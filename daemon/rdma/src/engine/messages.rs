@@ -81,9 +81,9 @@ impl<P: Provider> Pair<P> {
                 Body::Switch {
                     epoch,
                     attempt,
-                    kpos,
+                    tcp_pos,
                     start,
-                } => self.on_switch(&mut lane, (epoch, attempt), kpos, start),
+                } => self.on_switch(&mut lane, (epoch, attempt), tcp_pos, start),
                 Body::SwitchReply { epoch, attempt, ok } => {
                     self.on_switch_answer(&mut lane, (epoch, attempt), ok)
                 }

@@ -25,7 +25,7 @@ pub(super) enum Phase {
 pub(super) struct Ask {
     pub epoch: Epoch,
     pub attempt: u32,
-    pub kpos: u64,
+    pub tcp_pos: u64,
     pub start: u64,
     pub deadline: u64,
     /// Sent over the link to which the lane is bound.

@@ -103,7 +103,7 @@ impl<P: Provider> Pair<P> {
             return Ok(());
         }
         let start = words.up_start.load(Relaxed);
-        let kpos = words.up_kpos.load(Relaxed);
+        let tcp_pos = words.up_tcp_pos.load(Relaxed);
         if start < lane.out.posted || start > u64::MAX / 2 {
             return Err(Fault::App("a switch to an impossible place"));
         }
@@ -114,7 +114,7 @@ impl<P: Provider> Pair<P> {
         lane.out.phase = Phase::Asking(Ask {
             epoch,
             attempt: lane.out.attempt,
-            kpos,
+            tcp_pos,
             start,
             deadline: self.now + self.config.doubt_ns,
             said: false,

@@ -248,7 +248,7 @@ impl<P: Provider> Pair<P> {
                 let body = Body::Switch {
                     epoch: a.epoch,
                     attempt: a.attempt,
-                    kpos: a.kpos,
+                    tcp_pos: a.tcp_pos,
                     start: a.start,
                 };
                 return Some((body, lane_message, Load::default()));

@@ -54,7 +54,7 @@ impl Reader<'_> {
             0x81 => Body::Switch {
                 epoch: Epoch::new(self.u32(8)),
                 attempt: self.u32(12),
-                kpos: self.u64(16),
+                tcp_pos: self.u64(16),
                 start: self.u64(24),
             },
             0x82 => Body::SwitchReply {
@@ -168,12 +168,12 @@ impl Message {
             Body::Switch {
                 epoch,
                 attempt,
-                kpos,
+                tcp_pos,
                 start,
             } => {
                 w.put(8, epoch.get().to_be_bytes());
                 w.put(12, attempt.to_be_bytes());
-                w.put(16, kpos.to_be_bytes());
+                w.put(16, tcp_pos.to_be_bytes());
                 w.put(24, start.to_be_bytes());
             }
             Body::SwitchReply { epoch, attempt, ok } => {

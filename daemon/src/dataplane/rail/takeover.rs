@@ -335,7 +335,7 @@ impl Lane {
                 false => Next::Withdrawn,
             };
         };
-        let at_kernel = c.tx.kpos.load(Relaxed);
+        let at_kernel = c.tx.tcp_pos.load(Relaxed);
         if c.moved.0 != at_kernel {
             c.moved = (at_kernel, now);
         }

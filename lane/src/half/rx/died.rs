@@ -14,12 +14,12 @@ impl RxState {
         if mode == mode::TCP {
             return Ok(()); // native calls count themselves
         }
-        let kpos = self.kpos.load(Relaxed);
-        let taken = port.tcp_taken().map_or(0, |n| n.wrapping_sub(kpos));
+        let tcp_pos = self.tcp_pos.load(Relaxed);
+        let taken = port.tcp_taken().map_or(0, |n| n.wrapping_sub(tcp_pos));
         if taken == 0 || taken > 1 << 32 {
             return Ok(());
         }
-        self.kpos.store(kpos + taken, Relaxed);
+        self.tcp_pos.store(tcp_pos + taken, Relaxed);
         match mode {
             mode::SKIP => {
                 let left = self.skip.load(Relaxed);

@@ -48,7 +48,7 @@ impl RxState {
                     if port.tcp_recv(core::ptr::null_mut(), n - have, false) != Ok(n - have) {
                         return Err(Reason::Sync);
                     }
-                    self.kpos.fetch_add((n - have) as u64, Relaxed);
+                    self.tcp_pos.fetch_add((n - have) as u64, Relaxed);
                     self.got_len.store(n as u32 % LEN as u32, Relaxed);
                     if n < LEN {
                         have = n; // does more follow, or the end of file?
@@ -210,7 +210,7 @@ impl RxState {
             _ => return false,
         };
         let sent = m.peer_rx().landed.load(Relaxed);
-        let taken = self.kpos.load(Relaxed) + repeated;
+        let taken = self.tcp_pos.load(Relaxed) + repeated;
         self.said(m) & marks::ENDED != 0 && (taken == sent || taken > sent && repeated > 0)
     }
 

@@ -146,7 +146,7 @@ impl RxState {
                 Ok(0) | Err(libc::EAGAIN) => return false,
                 Ok(n) => {
                     let n = (n as u64).min(again);
-                    self.kpos.fetch_add(n, Relaxed);
+                    self.tcp_pos.fetch_add(n, Relaxed);
                     self.skip.store(at + n, Relaxed);
                     self.rest.store(rest - n, Relaxed);
                 }

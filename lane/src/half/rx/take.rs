@@ -33,7 +33,7 @@ impl RxState {
             };
             match got {
                 Ok(k) => {
-                    self.kpos.fetch_add(k as u64, Relaxed);
+                    self.tcp_pos.fetch_add(k as u64, Relaxed);
                     total += k;
                     iov.untake(n - k); // the caller may continue with the rest of the buffer
                     if k == 0 && total == 0 && n > 0 {

@@ -68,11 +68,11 @@ impl TxState {
         let Some(kernel) = Self::kernel_position(m, port) else {
             return Ok(()); // TCP has ended, and reports that itself
         };
-        let up = m.own_tx().up_kpos.load(Relaxed);
+        let up = m.own_tx().up_tcp_pos.load(Relaxed);
         let sent = kernel.checked_sub(up).ok_or(Reason::Sync)?;
-        let known = self.kpos.load(Relaxed).wrapping_sub(up);
+        let known = self.tcp_pos.load(Relaxed).wrapping_sub(up);
         self.again.fetch_add(sent.saturating_sub(known), Relaxed);
-        self.kpos.store(up, Relaxed);
+        self.tcp_pos.store(up, Relaxed);
         self.resume_as(what, sent, m.own_rx().takeover_at.load(Relaxed))
     }
 }

@@ -72,7 +72,7 @@ impl TxState {
     fn repeat(&self, port: &impl Port, p: *const u8, n: usize) -> Result<Option<usize>, i32> {
         match port.tcp_send(p, n) {
             Ok(n) => {
-                self.kpos.fetch_add(n as u64, Relaxed);
+                self.tcp_pos.fetch_add(n as u64, Relaxed);
                 self.again.fetch_add(n as u64, Relaxed);
                 Ok(Some(n))
             }
@@ -205,7 +205,7 @@ impl TxState {
         let _ = self.down(m, port);
         let whole =
             m.own_tx().state.load(Relaxed) == TxWord::new(self.epoch.load(Relaxed), tx::DOWN);
-        whole.then(|| self.kpos.load(Relaxed))
+        whole.then(|| self.tcp_pos.load(Relaxed))
     }
 
     /// On one node: TCP is shut down for sending, or will be next. What is not on TCP is only on the ring, and the
@@ -218,7 +218,7 @@ impl TxState {
         }
         if matches!(self.mode.load(Relaxed), mode::RING | mode::DRAIN) {
             self.settle(m, port, epoch, tx::BROKEN);
-        } else if self.inside() == 0 && repeated == Some(self.kpos.load(Relaxed)) {
+        } else if self.inside() == 0 && repeated == Some(self.tcp_pos.load(Relaxed)) {
             self.say(m, port, epoch, tx::ENDED); // (and no other thread has sent anything meanwhile)
         }
     }

@@ -90,8 +90,8 @@ impl TxState {
         if phase == takeover::DONE {
             let epoch = self.takeover_epoch(m);
             self.epoch.store(epoch, Relaxed);
-            let kpos = m.peer_rx().takeover_kpos.load(Relaxed);
-            self.kpos.store(kpos, Relaxed);
+            let tcp_pos = m.peer_rx().takeover_tcp_pos.load(Relaxed);
+            self.tcp_pos.store(tcp_pos, Relaxed);
             self.error
                 .put(m.peer_rx().takeover_error.load(Relaxed) as i32);
             self.downs.fetch_add(1, Relaxed);
@@ -150,7 +150,8 @@ impl TxState {
     pub(super) fn say_done(&self, m: &Memory, epoch: Epoch, phase: TxPhase) {
         if phase > tx::DOWNING {
             let w = m.peer_rx();
-            w.takeover_kpos.store(self.kpos.load(Relaxed), Relaxed);
+            w.takeover_tcp_pos
+                .store(self.tcp_pos.load(Relaxed), Relaxed);
             w.takeover_error.store(self.error.get() as u32, Relaxed);
             w.takeover
                 .store(TakeoverWord::new(epoch, takeover::DONE), Release); // as in `record`
@@ -204,11 +205,11 @@ impl TxState {
             return Ok(if asks { Adopted::Asking } else { Adopted::Tcp });
         }
         let start = w.up_start.load(Acquire);
-        let kpos = w.up_kpos.load(Relaxed);
+        let tcp_pos = w.up_tcp_pos.load(Relaxed);
         let seq = w.loc_seq.load(Acquire) as usize;
         self.epoch.store(epoch, Relaxed);
         self.tag.store(tag, Relaxed);
-        self.kpos.store(kpos, Relaxed);
+        self.tcp_pos.store(tcp_pos, Relaxed);
         let head = m.own_head().load(Acquire);
         if head < start {
             return Err(Reason::Hostile);
@@ -226,7 +227,7 @@ impl TxState {
             return Err(Reason::Hostile);
         }
         let kernel = Self::kernel_position(m, port).ok_or(Reason::NotEstablished)?;
-        let begun = kernel.checked_sub(kpos).ok_or(Reason::Sync)?;
+        let begun = kernel.checked_sub(tcp_pos).ok_or(Reason::Sync)?;
         // Acquire: pairs with the Release in `record`.
         let said = m.own_rx().takeover.load(Acquire);
         let at = m.own_rx().takeover_at.load(Relaxed);
@@ -257,7 +258,7 @@ impl TxState {
                 self.frame_done.store(LEN as u32, Relaxed);
                 self.frame_cursor.store(u64::MAX, Relaxed);
                 self.drain_at.store(cursor + begun, Relaxed);
-                self.kpos.fetch_add(begun, Relaxed);
+                self.tcp_pos.fetch_add(begun, Relaxed);
                 self.mode.store(mode::DRAIN, Relaxed);
                 Ok(())
             }
@@ -278,7 +279,7 @@ impl TxState {
         self.frame_cursor.store(cursor, Relaxed);
         self.frame_done.store(done as u32, Relaxed);
         self.drain_at.store(cursor + (begun - done), Relaxed);
-        self.kpos.fetch_add(begun, Relaxed);
+        self.tcp_pos.fetch_add(begun, Relaxed);
         self.mode.store(mode::DRAIN, Relaxed);
         Ok(())
     }
@@ -293,7 +294,7 @@ impl TxState {
         }
         self.frame_done.store((done + frame) as u32, Relaxed);
         self.drain_at.store(at, Relaxed);
-        self.kpos.fetch_add(more, Relaxed);
+        self.tcp_pos.fetch_add(more, Relaxed);
         Ok(())
     }
 
@@ -308,7 +309,7 @@ impl TxState {
             let epoch = self.takeover_epoch(m);
             let kernel = Self::kernel_position(m, port).ok_or(Reason::NotEstablished)?;
             let begun = kernel
-                .checked_sub(self.kpos.load(Relaxed))
+                .checked_sub(self.tcp_pos.load(Relaxed))
                 .ok_or(Reason::Sync)?;
             let at = m.peer_rx().takeover_at.load(Relaxed);
             self.reclaimed.store(epoch, Relaxed);

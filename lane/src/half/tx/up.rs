@@ -27,7 +27,7 @@ impl TxState {
             self.mode.store(mode::TCP, SeqCst);
             return up;
         }
-        let kpos = self.kpos.load(Relaxed);
+        let tcp_pos = self.tcp_pos.load(Relaxed);
         let head = self.head.load(Relaxed);
         if !m.is_remote() {
             self.epoch.store(epoch, Relaxed);
@@ -35,7 +35,7 @@ impl TxState {
         self.peer_cursor.store(head, Relaxed);
         self.full_since_ms.store(0, Relaxed);
         let w = m.own_tx();
-        w.up_kpos.store(kpos, Relaxed);
+        w.up_tcp_pos.store(tcp_pos, Relaxed);
         w.up_start.store(head, Relaxed);
         self.say(m, port, epoch, tx::UP);
         if m.is_remote() {
@@ -90,13 +90,13 @@ impl TxState {
     }
 
     fn up_checks(&self, m: &Memory, port: &impl Port) -> Result<bool, Reason> {
-        if self.natives.load(SeqCst) != 0 {
+        if self.native_calls.load(SeqCst) != 0 {
             return Ok(false);
         }
         let Some(kernel) = Self::kernel_position(m, port) else {
             return Ok(false);
         };
-        if kernel != self.kpos.load(Relaxed) {
+        if kernel != self.tcp_pos.load(Relaxed) {
             return Err(Reason::Bypassed);
         }
         Ok(Loc::unpack(self.loc.load(Relaxed)).is_some_and(|l| m.own.ring(l).is_some()))

@@ -152,7 +152,7 @@ fn conns(fds: &[pollfd]) -> impl Iterator<Item = u32> + '_ {
 struct Ears {
     place: Place,
     groups: LinkGroups,
-    natives: Natives,
+    native_calls: Natives,
     /// No entry has a lane: only the kernel and the daemon can wake this thread.
     alone: bool,
     /// One bit for each link group that this thread leads.
@@ -174,18 +174,18 @@ impl Ears {
         let native_one = |p: &pollfd, i: u32| {
             for_bytes(p) && ours(i).is_none() && !(foreign && attached::engaged(table::conn(i)))
         };
-        let natives = match alone && groups.len() > 0 {
+        let native_calls = match alone && groups.len() > 0 {
             true => None, // a lane was attached just now
             false => Natives::enter(fds, native_one),
         };
-        let Some(natives) = natives else {
+        let Some(native_calls) = native_calls else {
             place.give(false);
             return None;
         };
         Some(Ears {
             place,
             groups,
-            natives,
+            native_calls,
             alone,
             leads: 0,
         })
@@ -241,7 +241,7 @@ impl Ears {
 
     /// The sleep is over. `rung(k)`: is our entry `k` ready?
     fn give(&self, rung: impl Fn(usize) -> bool) {
-        self.natives.leave();
+        self.native_calls.leave();
         for (k, l) in self.groups.iter() {
             if rung(2 + k) {
                 if l.drain_bell() == lane::notify::doorbell::Drained::Gone {
@@ -261,7 +261,7 @@ impl Ears {
 
     /// The thread ends in its sleep.
     fn undo(&self) {
-        self.natives.leave();
+        self.native_calls.leave();
         for (k, l) in self.groups.iter() {
             if let Some(w) = self.place.index() {
                 waiters::leave(l, w, self.leads(k));

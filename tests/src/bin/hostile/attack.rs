@@ -87,8 +87,8 @@ impl Attack<'_> {
             let flags = RxFlags::from_raw(r.below(16) as u8);
             rxw.word.store(RxWord::new(epoch, flags), Release);
             rxw.revoked.store(r.nasty(), Relaxed);
-            let kpos = self.conn.sent.wrapping_add(r.below(20)).wrapping_sub(10);
-            txw.up_kpos.store(kpos, Relaxed);
+            let tcp_pos = self.conn.sent.wrapping_add(r.below(20)).wrapping_sub(10);
+            txw.up_tcp_pos.store(tcp_pos, Relaxed);
             txw.up_start.store(r.below(100), Relaxed);
             let n = r.below(2) as usize;
             txw.loc[n].store(r.nasty(), Relaxed);
@@ -118,7 +118,7 @@ impl Attack<'_> {
         txw.loc[1].store(loc.pack(), Relaxed);
         txw.loc_from[1].store(0, Relaxed);
         txw.loc_seq.store(1, Relaxed);
-        txw.up_kpos.store(self.conn.sent, Relaxed);
+        txw.up_tcp_pos.store(self.conn.sent, Relaxed);
         txw.up_start.store(0, Relaxed);
         let up = TxWord::new(self.epoch.next(), tx::UP);
         txw.state.store(up, Release);
@@ -158,7 +158,7 @@ impl Attack<'_> {
         self.declare_ready();
         let up = TxWord::new(self.epoch.next(), tx::UP);
         txw.state.store(up, Release);
-        txw.up_kpos.store(self.conn.sent, Release);
+        txw.up_tcp_pos.store(self.conn.sent, Release);
         self.publish();
         for _ in 0..200 {
             self.ring();
@@ -213,8 +213,8 @@ pub fn forge(fake: &Fake, r: &mut Random, addr: &str) -> Result<()> {
                 let m = ToDaemon::Register {
                     conn,
                     gen,
-                    tx_kpos: r.nasty(),
-                    rx_kpos: r.nasty(),
+                    tx_tcp_pos: r.nasty(),
+                    rx_tcp_pos: r.nasty(),
                     flags: r.next() as u32,
                 };
                 fake.say(&m, &vec![fd; if polite { 1 } else { r.below(4) as usize }])

@@ -157,8 +157,8 @@ fn episode(dir: &Path, addr: &str, seed: u64) -> Result<()> {
         let m = ToDaemon::Register {
             conn: i as u32,
             gen: 1,
-            tx_kpos: c.sent,
-            rx_kpos: c.received,
+            tx_tcp_pos: c.sent,
+            rx_tcp_pos: c.received,
             flags: 0,
         };
         fake.say(&m, &[c.sock.as_raw_fd()])?;

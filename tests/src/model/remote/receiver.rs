@@ -87,10 +87,10 @@ fn bare(n: &mut State, c: &Config) {
 
 fn see_up(n: &mut State) {
     let w = n.d2.tx;
-    if w.kpos < n.b.kpos || w.phase == Phase::Resumed {
+    if w.tcp_pos < n.b.tcp_pos || w.phase == Phase::Resumed {
         n.fault(Fault::Impossible);
     }
-    n.b.limit = w.kpos;
+    n.b.limit = w.tcp_pos;
     n.b.cursor = w.start;
     n.b.mode = Mode::Prefix;
     past(n);
@@ -98,7 +98,7 @@ fn see_up(n: &mut State) {
 
 /// Has all been read that TCP held before the switch?
 fn past(n: &mut State) {
-    if n.b.kpos == n.b.limit {
+    if n.b.tcp_pos == n.b.limit {
         n.b.mode = Mode::Ring;
         n.b.word.past = true;
     }
@@ -107,7 +107,7 @@ fn past(n: &mut State) {
 /// One unit from TCP, and the count of it.
 fn recv(n: &mut State) -> Option<Unit> {
     let u = n.tcp.recv()?;
-    n.b.kpos += 1;
+    n.b.tcp_pos += 1;
     Some(u)
 }
 

@@ -66,7 +66,7 @@ fn count(n: &State, c: &Config) -> u8 {
     if c.bug == Some(Bug::TrustRecord) {
         n.a.done
     } else {
-        n.tcp.total - n.a.kpos0
+        n.tcp.total - n.a.tcp_pos0
     }
 }
 
@@ -140,7 +140,7 @@ pub fn step(n: &mut State, c: &Config, act: Act) {
         Act::Locked => locked(n, c, Who::A),
         Act::Native => {
             n.tcp.send(Unit::Byte(n.sent));
-            n.a.kpos += 1;
+            n.a.tcp_pos += 1;
             n.sent += 1;
         }
         Act::Send => {
@@ -157,10 +157,10 @@ pub fn step(n: &mut State, c: &Config, act: Act) {
             t.w = TxWords {
                 epoch: t.epoch,
                 phase: Phase::Up,
-                kpos: t.kpos,
+                tcp_pos: t.tcp_pos,
                 start: t.head,
             };
-            (t.kpos0, t.done, t.frame) = (t.kpos, 0, None);
+            (t.tcp_pos0, t.done, t.frame) = (t.tcp_pos, 0, None);
             t.told = true;
             t.mode = if c.bug == Some(Bug::NoAsk) {
                 Mode::Ring
@@ -225,7 +225,7 @@ fn whole(n: &mut State, c: &Config, me: usize) {
 
 fn drain(n: &mut State, frame: Option<u8>, from: u8) -> Option<At> {
     let t = &mut n.a;
-    (t.kpos0, t.done, t.frame, t.from) = (t.kpos, 0, frame, from);
+    (t.tcp_pos0, t.done, t.frame, t.from) = (t.tcp_pos, 0, frame, from);
     t.mode = Mode::Drain;
     Some(At::Send)
 }
@@ -304,7 +304,7 @@ fn run(n: &mut State, c: &Config, at: At) -> Option<At> {
         }
         At::FinBegin => {
             let t = &mut n.a;
-            (t.kpos0, t.done) = (t.kpos, 0);
+            (t.tcp_pos0, t.done) = (t.tcp_pos, 0);
             t.mode = Mode::Fin;
             Some(At::Send)
         }
@@ -317,6 +317,6 @@ fn run(n: &mut State, c: &Config, at: At) -> Option<At> {
 }
 
 fn settle(n: &mut State) {
-    n.a.kpos = n.a.kpos0 + n.a.done;
+    n.a.tcp_pos = n.a.tcp_pos0 + n.a.done;
     n.a.mode = Mode::Tcp;
 }

@@ -105,7 +105,7 @@ pub enum Phase {
 pub struct TxWords {
     pub epoch: u8,
     pub phase: Phase,
-    pub kpos: u8,
+    pub tcp_pos: u8,
     pub start: u8,
 }
 
@@ -113,7 +113,7 @@ impl TxWords {
     pub const NONE: TxWords = TxWords {
         epoch: 0,
         phase: Phase::None,
-        kpos: 0,
+        tcp_pos: 0,
         start: 0,
     };
 }

@@ -66,7 +66,7 @@ pub struct Receiver {
     pub mode: Mode,
     pub attached: bool,
     pub epoch: u8,
-    pub kpos: u8,
+    pub tcp_pos: u8,
     pub cursor: u8,
     pub limit: u8,
     /// Cursor named by a frame, or bytes to skip.
@@ -100,7 +100,7 @@ impl Receiver {
             mode: Mode::Tcp,
             attached,
             epoch: 0,
-            kpos: 0,
+            tcp_pos: 0,
             cursor: 0,
             limit: 0,
             skip: 0,

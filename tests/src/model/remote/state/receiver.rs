@@ -38,7 +38,7 @@ pub struct Receiver {
     pub at: At,
     pub mode: Mode,
     pub epoch: u8,
-    pub kpos: u8,
+    pub tcp_pos: u8,
     pub limit: u8,
     /// Cursor named by a frame, or bytes to skip.
     pub skip: u8,
@@ -71,7 +71,7 @@ impl Receiver {
             at: At::Idle,
             mode: Mode::Tcp,
             epoch: 0,
-            kpos: 0,
+            tcp_pos: 0,
             limit: 0,
             skip: 0,
             rest: 0,

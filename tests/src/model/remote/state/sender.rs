@@ -47,9 +47,9 @@ pub struct Sender {
     // The private state.
     pub mode: Mode,
     pub epoch: u8,
-    pub kpos: u8,
+    pub tcp_pos: u8,
     /// Kernel position at which the drain or the `Fin` began.
-    pub kpos0: u8,
+    pub tcp_pos0: u8,
     pub peer_cursor: u8,
     /// The cursor in the `Down` frame; none after a revocation.
     pub frame: Option<u8>,
@@ -91,8 +91,8 @@ impl Sender {
             ring: [0; RING as usize],
             mode: Mode::Tcp,
             epoch: 0,
-            kpos: 0,
-            kpos0: 0,
+            tcp_pos: 0,
+            tcp_pos0: 0,
             peer_cursor: 0,
             frame: None,
             from: 0,

@@ -11,63 +11,63 @@ use core::sync::atomic::Ordering::*;
 const UNCOUNTED: u32 = 1 << 31;
 
 /// Leaves a call whose moved bytes nobody knows.
-pub(super) fn leave_uncounted(natives: &AtomicU32) {
+pub(super) fn leave_uncounted(native_calls: &AtomicU32) {
     // The mark comes first: a direction without running calls and without the mark may switch. (SYNC recount)
-    natives.fetch_or(UNCOUNTED, SeqCst);
-    natives.fetch_sub(1, SeqCst);
+    native_calls.fetch_or(UNCOUNTED, SeqCst);
+    native_calls.fetch_sub(1, SeqCst);
 }
 
 /// Marks a direction that has moved bytes before the shim began to count.
-pub(super) fn begin_uncounted(natives: &AtomicU32) {
-    natives.fetch_or(UNCOUNTED, SeqCst);
+pub(super) fn begin_uncounted(native_calls: &AtomicU32) {
+    native_calls.fetch_or(UNCOUNTED, SeqCst);
 }
 
 /// Is the direction marked?
 #[inline(always)]
-pub(super) fn uncounted(natives: &AtomicU32) -> bool {
-    natives.load(Relaxed) & UNCOUNTED != 0
+pub(super) fn uncounted(native_calls: &AtomicU32) -> bool {
+    native_calls.load(Relaxed) & UNCOUNTED != 0
 }
 
 /// How many native calls are running now?
-pub(super) fn inside(natives: &AtomicU32) -> u32 {
-    natives.load(Relaxed) & !UNCOUNTED
+pub(super) fn inside(native_calls: &AtomicU32) -> u32 {
+    native_calls.load(Relaxed) & !UNCOUNTED
 }
 
 /// The entry gets another connection: the mark was about the former one. No call is running.
-pub(super) fn forget(natives: &AtomicU32) {
-    natives.fetch_and(!UNCOUNTED, Relaxed);
+pub(super) fn forget(native_calls: &AtomicU32) {
+    native_calls.fetch_and(!UNCOUNTED, Relaxed);
 }
 
 /// Reads the count again if no native call is running. `position`: the kernel's, as a count of the same bytes;
 /// `None`: not available now.
 pub(super) fn recount(
-    natives: &AtomicU32,
-    kpos: &AtomicU64,
+    native_calls: &AtomicU32,
+    tcp_pos: &AtomicU64,
     position: impl FnOnce() -> Option<u64>,
 ) {
     // This counts as a running call meanwhile, so that nobody switches and no other thread recounts.
-    if natives
+    if native_calls
         .compare_exchange(UNCOUNTED, 1, SeqCst, Relaxed)
         .is_err()
     {
         return;
     }
-    let before = kpos.load(Relaxed);
+    let before = tcp_pos.load(Relaxed);
     let now = position();
-    // SYNC recount: a native call counts itself in, moves bytes, adds them to `kpos` and counts itself out, or sets
+    // SYNC recount: a native call counts itself in, moves bytes, adds them to `tcp_pos` and counts itself out, or sets
     // the mark; we ask the kernel, then look at the running calls, then at the count. (In this order: a call that has
     // counted itself out has added its bytes.)
-    let alone = natives.load(SeqCst) == 1 && kpos.load(Relaxed) == before;
+    let alone = native_calls.load(SeqCst) == 1 && tcp_pos.load(Relaxed) == before;
     match now.filter(|_| alone) {
         // Added, as native calls do: calls that began after our look may be adding, too.
         Some(now) => {
-            kpos.fetch_add(now.wrapping_sub(before), Relaxed);
+            tcp_pos.fetch_add(now.wrapping_sub(before), Relaxed);
         }
         None => {
-            natives.fetch_or(UNCOUNTED, SeqCst);
+            native_calls.fetch_or(UNCOUNTED, SeqCst);
         }
     }
-    natives.fetch_sub(1, SeqCst); // releases `kpos`
+    native_calls.fetch_sub(1, SeqCst); // releases `tcp_pos`
 }
 
 #[cfg(all(test, not(loom)))]
@@ -76,17 +76,17 @@ mod tests {
 
     #[test]
     fn what_was_lost_is_counted_when_nobody_is_inside() {
-        let (natives, kpos) = (AtomicU32::new(2), AtomicU64::new(10));
-        leave_uncounted(&natives); // it has moved 5
-        recount(&natives, &kpos, || unreachable!()); // somebody is inside
-        assert!(uncounted(&natives) && inside(&natives) == 1);
-        kpos.fetch_add(7, Relaxed);
-        natives.fetch_sub(1, SeqCst);
-        recount(&natives, &kpos, || None); // the kernel does not tell now
-        assert!(uncounted(&natives) && inside(&natives) == 0);
-        recount(&natives, &kpos, || Some(22));
-        assert_eq!((natives.load(SeqCst), kpos.load(SeqCst)), (0, 22));
-        recount(&natives, &kpos, || unreachable!()); // nothing is missing
+        let (native_calls, tcp_pos) = (AtomicU32::new(2), AtomicU64::new(10));
+        leave_uncounted(&native_calls); // it has moved 5
+        recount(&native_calls, &tcp_pos, || unreachable!()); // somebody is inside
+        assert!(uncounted(&native_calls) && inside(&native_calls) == 1);
+        tcp_pos.fetch_add(7, Relaxed);
+        native_calls.fetch_sub(1, SeqCst);
+        recount(&native_calls, &tcp_pos, || None); // the kernel does not tell now
+        assert!(uncounted(&native_calls) && inside(&native_calls) == 0);
+        recount(&native_calls, &tcp_pos, || Some(22));
+        assert_eq!((native_calls.load(SeqCst), tcp_pos.load(SeqCst)), (0, 22));
+        recount(&native_calls, &tcp_pos, || unreachable!()); // nothing is missing
     }
 
     type Act = fn(&AtomicU32, &AtomicU64);
@@ -106,14 +106,17 @@ mod tests {
             },
         ];
         for during in moves {
-            let (natives, kpos) = (AtomicU32::new(1), AtomicU64::new(10));
-            leave_uncounted(&natives);
-            recount(&natives, &kpos, || {
-                during(&natives, &kpos);
+            let (native_calls, tcp_pos) = (AtomicU32::new(1), AtomicU64::new(10));
+            leave_uncounted(&native_calls);
+            recount(&native_calls, &tcp_pos, || {
+                during(&native_calls, &tcp_pos);
                 Some(18)
             });
-            assert!(uncounted(&natives), "the kernel's word may be about more");
-            assert!(matches!(kpos.load(SeqCst), 10 | 13));
+            assert!(
+                uncounted(&native_calls),
+                "the kernel's word may be about more"
+            );
+            assert!(matches!(tcp_pos.load(SeqCst), 10 | 13));
         }
     }
 }
