@@ -190,7 +190,7 @@ fn content(n: u64, e: usize, at: u64, buf: &mut [u8]) {
             block = p / 32;
             let mut h = (n << 40 ^ (e as u64) << 32 ^ block).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             h ^= h >> 29;
-            if h % 8 == 0 {
+            if h.is_multiple_of(8) {
                 let f = Frame {
                     kind: Kind::Down,
                     epoch: Epoch::new(1 + (h >> 8) as u32 % 8),

@@ -137,7 +137,7 @@ impl Net {
         p.delivered += n as u64;
         // One segment in three is dropped by the sender's own device first: counted as sent, never as
         // sent again.
-        if p.delivered % 3 == 0 {
+        if p.delivered.is_multiple_of(3) {
             p.dropped += n as u64;
         }
         let fin = p.fin && p.snd.is_empty() && !p.fin_arrived;

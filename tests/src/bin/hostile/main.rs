@@ -178,7 +178,7 @@ fn episode(dir: &Path, addr: &str, seed: u64) -> Result<()> {
         }
     }
     // The lanes are as broken as they get: now the daemon, too.
-    if seed % 3 == 0 {
+    if seed.is_multiple_of(3) {
         forge(&fake, &mut r, addr)?;
     }
     println!(
