@@ -40,15 +40,15 @@ const PLACES: [&str; 12] = [
 /// Environment variables.
 type Told = &'static [(&'static str, &'static str)];
 
-/// Test programs, the quick ones first: package, target, what they are told.
+/// Test programs, the quick ones first: crate, target, what they are told.
 const PROGRAMS: [(&str, &str, Told); 9] = [
-    ("link", "lib", &[]),
-    ("link", "lane_cases", &[]),
-    ("link", "lane_remote", &[]),
-    ("link", "lane_takeover", &[]),
-    ("link", "lane_random", &[("PROPTEST_CASES", "2000")]),
-    ("link", "lane_hostile", &[]),
-    ("link", "takeover_hostile", &[]),
+    ("lane", "lib", &[]),
+    ("lane", "lane_cases", &[]),
+    ("lane", "lane_remote", &[]),
+    ("lane", "lane_takeover", &[]),
+    ("lane", "lane_random", &[("PROPTEST_CASES", "2000")]),
+    ("lane", "lane_hostile", &[]),
+    ("lane", "takeover_hostile", &[]),
     ("underpass-rdma", "seeds", &[("SEEDS", "300")]),
     ("underpassd", "two_daemons", &[("SEEDS", "400")]),
 ];
@@ -176,7 +176,7 @@ impl Bench {
                 .args(["--config", "profile.release.codegen-units=16"])
                 .args([
                     "-p",
-                    "link",
+                    "underpass-lane",
                     "-p",
                     "underpass-rdma",
                     "-p",
@@ -363,7 +363,7 @@ fn write(from: &Path, tree: &Path, without: &BTreeSet<usize>) -> Result<Vec<Muta
     all.sort();
     for name in all {
         let text = std::fs::read_to_string(from.join(&name))?;
-        let is = match name.starts_with("link/") {
+        let is = match name.starts_with("lane/") {
             true => "crate::mutant::is",
             false => "::lane::mutant::is",
         };
