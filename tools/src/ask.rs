@@ -43,8 +43,8 @@ fn stats_table(s: &Stats) -> String {
     section(
         "Now",
         &[
-            ("parties (processes with a daemon)", s.clients.to_string()),
-            ("links", s.links.to_string()),
+            ("clients (processes with the shim)", s.clients.to_string()),
+            ("link groups", s.links.to_string()),
             ("lanes", s.lanes.to_string()),
             ("shared memory", bytes(s.memory_bytes)),
         ],

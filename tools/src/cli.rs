@@ -179,7 +179,7 @@ Columns:
 const SS_AFTER: &str = "\
 Columns that -d adds, for SMCD and SMCR connections (`-`: not known):
   Shutd          <-> open, R-> cannot receive, <-W cannot send, R-W neither
-  Token          names the connection on its link
+  Token          names the connection on its link group
   Sndbuf, Rcvbuf size of the outgoing and of the incoming ring, hexadecimal
   Peerbuf        size of the ring that the peer receives from: the outgoing one
   rxprod-Cursor, rxcons-Cursor
@@ -193,7 +193,7 @@ Columns that -D adds:
   GID, Peer-GID  the process at each end: network namespace and process id, 8 digits each
   Token, Peer-Token
                  lane and epoch of each direction; one end's Token is the other's Peer-Token
-  Linkid         the link (memory and doorbells that two processes share)
+  Linkid         the link group (memory and doorbells that two processes share)
 Columns that -R adds (of the RDMA link that carries the connection now; it changes when a rail fails):
   Role           SERV or CLNT: part of this node among the two
   IB-device, Port

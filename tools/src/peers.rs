@@ -43,7 +43,7 @@ fn table(node: &NodeState, peers: &[PeerState], refused: &[RefusedState]) -> Str
         t.push_str(&format!("  certificate files: {}\n", clean(&node.trouble)));
     }
     t.push_str(&format!(
-        "{:<20} {:<24} {:<5} {:<21} {:<8} {:<21} Seeks\n",
+        "{:<20} {:<24} {:<5} {:<21} {:<8} {:<21} Lookups\n",
         "Peer", "Address", "State", "Since", "Version", "Certificate until"
     ));
     for p in peers {

@@ -129,12 +129,12 @@ impl<V: Provider> Core<V> {
         if let Err(Violation(what)) = done {
             tracing::error!("our own side of a link group: {what}");
         }
-        self.act(out, Reason::LinkLost, RETRY_SOON_MS);
+        self.act(out, Reason::DaemonLost, RETRY_SOON_MS);
         self.busy_changed();
     }
 
-    /// Passes on to the rails: messages of link groups for remote clients, lanes whose link group is set up, and lanes that
-    /// failed.
+    /// Passes on to the rails: messages of link groups for remote clients, lanes whose link group is set up, and lanes
+    /// that failed.
     pub(super) fn act_remote(
         &mut self,
         sends: Vec<Send>,

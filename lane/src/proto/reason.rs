@@ -111,7 +111,7 @@ reasons! {
         "look at cables, ports and switches: `underpass devices` on both nodes, rails in `underpass stats`; it is tried again by itself";
     PeerNoDevice = 0x0a00_0019, "peer-no-rdma-device", "the peer's node has no usable RDMA device",
         "see `underpass devices` on the peer's node";
-    LinkLost = 0x0a00_001a, "link-lost", "the daemon of this or of the peer's node went away; promoted again later",
+    DaemonLost = 0x0a00_001a, "daemon-lost", "the daemon of this or of the peer's node went away; promoted again later",
         "see `underpass peers`";
     Ready = 0x0a00_001b, "ready", "a lane is attached; each direction moves onto it with its next send",
         "nothing to do";

@@ -38,7 +38,7 @@ pub(super) fn gone(i: u32, c: &Conn, group: &LinkGroup) {
     }
     match poisoned {
         Some(r) => crate::tcp::reset(c, fd, r),
-        None => set_reason(c, Reason::LinkLost),
+        None => set_reason(c, Reason::DaemonLost),
     }
 }
 

@@ -48,7 +48,7 @@ pub(super) fn retire(i: u32, c: &Conn) {
     let why = if given_back {
         Reason::PeerDeclined
     } else {
-        Reason::LinkLost
+        Reason::DaemonLost
     };
     if give_back(i, c, group) && !left {
         table::later(c, why, AGAIN_MS);

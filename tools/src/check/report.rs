@@ -326,7 +326,7 @@ fn lasts(code: u32) -> bool {
                 | Reason::NotEstablished
                 | Reason::RingFull
                 | Reason::UnknownNode
-                | Reason::LinkLost
+                | Reason::DaemonLost
                 | Reason::RailDown
                 | Reason::NotAccepted
                 | Reason::Unreachable

@@ -356,7 +356,7 @@ fn reason(v: &View, connected: bool, waits: bool, tcp: Option<&tcp::Socket>, now
         | Reason::RingFull
         | Reason::HeldElsewhere
         | Reason::Unseen
-        | Reason::LinkLost => due,
+        | Reason::DaemonLost => due,
         _ => false,
     };
     match (passing, established) {

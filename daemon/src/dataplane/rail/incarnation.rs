@@ -241,7 +241,7 @@ impl<V: Provider> Rails<V> {
         }
         let making: Vec<Key> = n.making.drain().map(|(_, k)| k).collect();
         for k in making {
-            self.unmake(k, Reason::LinkLost, Reason::None);
+            self.unmake(k, Reason::DaemonLost, Reason::None);
         }
         for (group, b) in &mut self.groups {
             if b.node == *name && b.incarnation != incarnation {
