@@ -223,7 +223,7 @@ int main(void) {
         exchange(10);
     }
 
-    /* Somebody else sleeps on the same link: his bytes find him. */
+    /* Somebody else sleeps on the same link group: his bytes find him. */
     int c = dial(), d = accept(listener, 0, 0);
     NEED(d >= 0);
     for (int k = 0; k < 4; k++) {

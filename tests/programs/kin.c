@@ -1,7 +1,7 @@
 /* A connection that a parent and its children use at the same time, while the other end goes on.
  *
  *     kin writers      both send; children are killed in the middle of it
- *     kin heirs        both send, and it is the parent who is killed
+ *     kin children     both send, and it is the parent who is killed
  *     kin namespaces   both send, and each is process 1 of a pid namespace
  *     kin readers      both wait for records, in every way, and take them; no record is lost, or taken twice
  *     kin epoll        the same, most often by epoll sets of their own
@@ -115,7 +115,7 @@ static void check(const struct record *r) {
     for (size_t k = 0; k < sizeof r->fill; k++) need(r->fill[k] == (char)(r->who + r->at), "a torn record");
 }
 
-/* ---- writers, heirs ---- */
+/* ---- writers, children ---- */
 
 static void take_writers(int l) {
     for (;;) {
@@ -183,7 +183,7 @@ static void writers(int rounds) {
 }
 
 /* Who made the connection is killed while both send, and a child goes on. */
-static void heirs(int rounds) {
+static void children(int rounds) {
     pid_t o = other(take_writers);
     for (int k = 0; k < rounds; k++) {
         int go[2], status;
@@ -645,7 +645,7 @@ int main(int argc, char **argv) {
     setpgid(0, 0);
     alarm(60); /* a wait that nobody ends */
     if (!strcmp(how, "writers")) writers(n);
-    if (!strcmp(how, "heirs")) heirs(n);
+    if (!strcmp(how, "children")) children(n);
     if (!strcmp(how, "namespaces")) namespaces(n);
     if (!strcmp(how, "readers")) readers(n, 3);
     if (!strcmp(how, "epoll")) readers(n, 6);

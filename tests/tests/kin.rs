@@ -13,7 +13,7 @@ fn children_that_send_are_killed() -> Result<()> {
 
 #[test]
 fn a_child_goes_on_when_its_parent_is_killed() -> Result<()> {
-    both_ways("kin", &["heirs", "150"], 150, 50_000)
+    both_ways("kin", &["children", "150"], 150, 50_000)
 }
 
 /// Numbers of processes and threads are no identity where each has a namespace of its own.

@@ -152,7 +152,7 @@ fn orphaned(place: &Place, promoted: impl Fn() -> Result<()>) -> Result<()> {
     let t = tempfile::tempdir()?;
     std::fs::set_permissions(t.path(), Permissions::from_mode(0o755))?;
     let [fork, enough] = ["fork", "enough"].map(|f| t.path().join(f));
-    let program = || Program::python("heirs.py", place).user(NOBODY);
+    let program = || Program::python("children.py", place).user(NOBODY);
     let server = program().args(["serve", "127.0.0.1"]).arg(&fork);
     let mut server = server.arg("late").spawn()?;
     let port = server.line("port ", PATIENCE)?;

@@ -37,10 +37,10 @@ impl Pair {
         let python = format!(
             "{} {}",
             paths::PYTHON,
-            quoted(&paths::script("heirs.py").to_string_lossy())
+            quoted(&paths::script("children.py").to_string_lossy())
         );
         let host = a.host();
-        let [fork, until] = ["fork", "until"].map(|f| format!("/run/heirs-{how:?}.{f}"));
+        let [fork, until] = ["fork", "until"].map(|f| format!("/run/children-{how:?}.{f}"));
         let how = match how {
             Child::DiesIdle => "idle",
             Child::Elsewhere => "pidns",
@@ -129,7 +129,7 @@ pub fn programs_fork_and_end(lab: &mut Lab) -> Result<()> {
         if matches!(how, Child::Goes | Child::Elsewhere) {
             lab.node(1).guest()?.touch(&p.until)?;
         } else {
-            lab.node(0).check("pkill -KILL -f heirs.py")?;
+            lab.node(0).check("pkill -KILL -f children.py")?;
         }
         let said = p.client.wait()?;
         let end = said.stdout.lines().last().unwrap_or("");

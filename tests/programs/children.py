@@ -1,12 +1,12 @@
 """An echo whose process forks and ends, and whose child goes on: what a program does that connects
 before it becomes a daemon.
 
-    heirs.py serve HOST FORK [idle|pidns|late]
+    children.py serve HOST FORK [idle|pidns|late]
                                       prints "port N", serves one connection; forks when the file FORK
                                       exists; idle: the child leaves the connection alone; pidns: it is in
                                       a pid namespace of its own; late: nobody of its user
                                       may look at it, and it does nothing for 5 s
-    heirs.py connect HOST PORT UNTIL  sends until the file UNTIL exists, and compares what comes back;
+    children.py connect HOST PORT UNTIL  sends until the file UNTIL exists, and compares what comes back;
                                       prints "result eof" or "result reset", and how many bytes came
 
 Nothing here knows about Underpass.
