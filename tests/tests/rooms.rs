@@ -1,5 +1,6 @@
 //! How the tree is built: no circle of modules in a crate, no file over 600 lines, what threads must agree on has a name in
-//! a table, every test a line in another. What still breaks a rule is listed with its measure, which may only become smaller.
+//! a table, every test a line in another, and what the pages name exists. What still breaks a rule is listed with its
+//! measure, which may only become smaller.
 
 use anyhow::{ensure, Context, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +10,7 @@ use underpass_tests::harness::paths;
 
 /// Crates, and how many modules their largest circle has.
 const CRATES: [(&str, usize); 10] = [
-    ("link", 0),
+    ("lane", 0),
     ("shim", 0),
     ("daemon", 0),
     ("daemon/admin", 0),
@@ -223,7 +224,7 @@ fn no_circles() -> Result<()> {
 fn short_files() -> Result<()> {
     let root = paths::root();
     let mut all = Vec::new();
-    for dir in ["link", "shim", "daemon", "tools", "tests", "benches"] {
+    for dir in ["lane", "shim", "daemon", "tools", "tests", "benches"] {
         files(&root.join(dir), &mut all)?;
     }
     let mut long = Vec::new();
@@ -293,5 +294,138 @@ fn tests_are_listed() -> Result<()> {
     }
     all.retain(|name| !text.contains(&format!("`{name}`")));
     ensure!(all.is_empty(), "not in tests/README.md: {all:?}");
+    Ok(())
+}
+
+/// All files and directories below one, as paths from there.
+fn tree(root: &Path, at: &str, all: &mut BTreeSet<String>) -> Result<()> {
+    for e in std::fs::read_dir(root.join(at))? {
+        let e = e?;
+        let name = e.file_name().to_string_lossy().into_owned();
+        if matches!(name.as_str(), "target" | ".git") {
+            continue;
+        }
+        let path = match at {
+            "" => name,
+            at => format!("{at}/{name}"),
+        };
+        if e.file_type()?.is_dir() {
+            tree(root, &path, all)?;
+        }
+        all.insert(path);
+    }
+    Ok(())
+}
+
+/// `a/{b,c}`: `a/b` and `a/c`.
+fn alternatives(text: &str) -> Vec<String> {
+    let braces = text.split_once('{').and_then(|(before, rest)| {
+        let (inner, after) = rest.split_once('}')?;
+        Some((before, inner, after))
+    });
+    let Some((before, inner, after)) = braces else {
+        return vec![text.to_string()];
+    };
+    let each = inner
+        .split(',')
+        .map(|i| format!("{before}{}{after}", i.trim()));
+    each.flat_map(|t| alternatives(&t)).collect()
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_')
+}
+
+/// The files of the tree, and what is in them.
+struct Sources {
+    /// Paths, and their ends: a page may leave out where a room lies, and that a module is a file.
+    ends: BTreeSet<String>,
+    /// The words of each file of Rust.
+    rust: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Sources {
+    fn read(root: &Path, all: &BTreeSet<String>) -> Result<Sources> {
+        let (mut ends, mut rust) = (BTreeSet::new(), BTreeMap::new());
+        for path in all {
+            for p in [path.as_str(), path.trim_end_matches(".rs")] {
+                ends.insert(p.to_string());
+                ends.extend(p.match_indices('/').map(|(i, _)| p[i + 1..].to_string()));
+            }
+            if path.ends_with(".rs") {
+                let text = std::fs::read_to_string(root.join(path))?;
+                rust.insert(path.clone(), words(&text).map(String::from).collect());
+            }
+        }
+        Ok(Sources { ends, rust })
+    }
+
+    /// Is there an item `name` in the module, or of the type, `of`? `name*`: one that begins so.
+    fn has_item(&self, of: &str, name: &str) -> bool {
+        let is_type = of.starts_with(char::is_uppercase);
+        self.rust.iter().any(|(path, words)| {
+            let mut rooms = path.trim_end_matches(".rs").split('/');
+            let here = match is_type {
+                true => words.contains(of),
+                false => rooms.any(|r| r == of),
+            };
+            here && match name.strip_suffix('*') {
+                Some(begin) => words.iter().any(|w| w.starts_with(begin)),
+                None => words.contains(name),
+            }
+        })
+    }
+
+    /// Does what a page has between two backticks exist? So does whatever is neither a path nor an item.
+    fn has(&self, named: &str) -> bool {
+        let only = |more: &str| {
+            let one = |c: char| c.is_ascii_alphanumeric() || more.contains(c);
+            named.chars().all(one)
+        };
+        // What the build makes is not there before it, and what begins at the root is not of this tree.
+        if named.contains('/') && only("_-./") && !named.starts_with('/') {
+            return named.starts_with("target/") || self.ends.contains(named.trim_end_matches('/'));
+        }
+        match named.rsplit_once("::") {
+            Some((of, name)) if only("_:*") => {
+                let of = of.rsplit("::").next().unwrap_or(of);
+                // (IPv6 addresses are written like items.)
+                of.contains(|c: char| c.is_ascii_digit()) || self.has_item(of, name)
+            }
+            _ => true,
+        }
+    }
+}
+
+/// Paths, items and other pages that the pages name exist.
+#[test]
+fn pages_name_what_exists() -> Result<()> {
+    let root = paths::root();
+    let mut all = BTreeSet::new();
+    tree(&root, "", &mut all)?;
+    let sources = Sources::read(&root, &all)?;
+    let (mut missing, mut named) = (Vec::new(), 0);
+    for page in all.iter().filter(|p| p.ends_with(".md")) {
+        let text = std::fs::read_to_string(root.join(page))?;
+        let beside = Path::new(page).parent().unwrap_or(Path::new(""));
+        let mut fenced = false;
+        for (n, line) in text.lines().enumerate() {
+            fenced ^= line.trim_start().starts_with("```");
+            if fenced {
+                continue;
+            }
+            let code = line.split('`').skip(1).step_by(2);
+            let code: Vec<String> = code.flat_map(alternatives).collect();
+            let links = line
+                .split("](")
+                .skip(1)
+                .filter_map(|l| l.split([')', '#']).next());
+            let links = links.filter(|l| !l.contains("://") && !root.join(beside).join(l).exists());
+            let gone = code.iter().map(String::as_str).filter(|c| !sources.has(c));
+            missing.extend(gone.chain(links).map(|m| format!("{page}:{}: {m}", n + 1)));
+            named += code.len();
+        }
+    }
+    ensure!(named > 1000 && missing.is_empty(), "{}", missing.join("\n"));
     Ok(())
 }
