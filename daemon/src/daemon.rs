@@ -194,7 +194,7 @@ async fn sweep(core: &Shared) {
     loop {
         tokio::time::sleep(SWEEP).await;
         core.borrow_mut().sweep();
-        lookups::look_elsewhere(core).await;
+        lookups::look_at_unprovable(core).await;
         lookups::prune_recovered(core).await;
         fade(core).await;
     }

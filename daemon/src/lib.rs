@@ -1,6 +1,6 @@
 //! underpassd: the per-node daemon.
 //!
-//! It pairs the two ends of TCP connections, makes the links they use, and then is not needed any more: lanes
+//! It pairs the two ends of TCP connections, makes the link groups they use, and then is not needed any more: lanes
 //! between processes of one node work without it. Lanes to other nodes are carried by the daemon itself (`dataplane`).
 //! It trusts no shim and no peer: every decision is based on what it reads from the kernel.
 

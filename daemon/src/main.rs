@@ -8,7 +8,7 @@ use underpass_admin::places::{user_dir, DIR_ENV, SYSTEM_DIR, XDG_ENV};
 use underpassd::config::Config;
 use underpassd::daemon::{run, Options};
 
-/// Pairs the ends of TCP connections on this node and makes the links that carry them.
+/// Pairs the ends of TCP connections on this node and makes the link groups that carry them.
 #[derive(Parser)]
 #[command(name = "underpassd", version)]
 struct Args {

@@ -1,4 +1,4 @@
-//! The control path as shims see it: hello, registration, pairing, links, lanes.
+//! The control path as shims see it: hello, registration, pairing, link groups, lanes.
 
 mod common;
 use common::*;
@@ -99,7 +99,7 @@ fn two_ends_get_one_lane() {
         (2, 1, 2, 1, 0)
     );
 
-    // The second connection uses the same link.
+    // The second connection uses the same link group.
     let (x2, y2) = pair(&mut a, &mut b);
     assert_eq!((x2.group, x2.side, y2.side), (x.group, x.side, y.side));
     assert_ne!((x2.lane, x2.tag), (x.lane, x.tag));
@@ -357,12 +357,12 @@ fn a_group_that_cannot_be_mapped() {
     let (i, j) = (a.enter(&c, true), b.enter(&s, false));
     a.register(i, &c);
     b.register(j, &s);
-    let (group, side) = b.until("the link", |m| match *m {
+    let (group, side) = b.until("the link group", |m| match *m {
         ToShim::GroupNew { group, side, .. } => Some((group, side)),
         _ => None,
     });
     b.say(ToDaemon::GroupFailed { group, side }, &[]);
-    a.until("the link's end", |m| {
+    a.until("the link group's end", |m| {
         matches!(m, ToShim::PeerGone { .. }).then_some(())
     });
     let (reason, _, retry) = a.declined(i);

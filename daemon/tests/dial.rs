@@ -49,13 +49,13 @@ fn a_pair_is_a_connection() {
     let (s, by) = dialing(&d);
     let first = answered(&by).unwrap();
     let second = answered(&by).unwrap();
-    d.until("three parties", |s| s.clients == 3);
+    d.until("three clients", |s| s.clients == 3);
     drop(first);
     // It outlives who made it, for whoever else has it.
     drop(s);
     d.until("one client", |s| s.clients == 1);
     let third = answered(&by).unwrap();
-    d.until("two parties", |s| s.clients == 2);
+    d.until("two clients", |s| s.clients == 2);
     drop((second, third));
     d.until("nobody", |s| s.clients == 0);
 }

@@ -287,7 +287,7 @@ fn memory_of_a_cgroup() {
     c.register(j, &y);
     let reasons = [a.declined(i).0, c.declined(j).0];
     assert!(reasons.contains(&Reason::Limit.code()), "{reasons:x?}");
-    pair(&mut a, &mut b); // the link there is goes on
+    pair(&mut a, &mut b); // the link group that there is goes on
 }
 
 #[test]

@@ -154,7 +154,7 @@ fn a_lost_control_connection_leaves_lanes_alone() {
     assert_eq!((s.links, s.lanes), (1, 1), "the lane runs on");
     // It comes back as the same client: its messages about the lane count.
     o.tell("again");
-    d.until("two parties", |s| s.clients == 2);
+    d.until("two clients", |s| s.clients == 2);
     assert_eq!(d.stats().links, 1);
     o.child.kill().unwrap();
     gone(&mut a, l);
@@ -228,7 +228,7 @@ fn what_was_missed_is_told_later() {
     a.sock = dial(&d.dir); // without a hello
     d.until("one client", |s| s.clients == 1);
     o.child.kill().unwrap();
-    d.until("no link", |s| s.links == 0);
+    d.until("no link group", |s| s.links == 0);
     a.greet();
     gone(&mut a, l);
 }
@@ -242,7 +242,7 @@ fn a_group_in_the_making_ends_with_a_connection() {
     let (i, j) = (a.enter(&c, true), b.enter(&s, false));
     a.register(i, &c);
     b.register(j, &s);
-    b.until("the link", |m| {
+    b.until("the link group", |m| {
         matches!(m, ToShim::GroupNew { .. }).then_some(())
     });
     drop(b.sock.try_clone());
@@ -279,7 +279,7 @@ fn killed_and_started_again() {
     assert_eq!(rows.len(), 2, "the view is complete again");
     assert!(
         rows.iter().any(|r| r.link == x.group),
-        "old links are shown"
+        "old link groups are shown"
     );
     a.say(
         ToDaemon::LaneDone {

@@ -110,7 +110,7 @@ fn wrong_messages(x: &Lane, y: &Lane) -> [(&'static str, ToDaemon, usize); 5] {
     [
         ("the other's side", mapped(y.side), 0),
         ("no such side", mapped(2), 0),
-        ("somebody's link", done, 0),
+        ("somebody's link group", done, 0),
         ("two descriptors", register(), 2),
         ("no descriptor", register(), 0),
     ]
@@ -135,7 +135,7 @@ fn violations_end_the_connection() {
         rustix::io::write(&s.sock, noise).unwrap();
         s.hung_up();
     }
-    // Messages of a newer kind, and about links that are gone, mean nothing.
+    // Messages of a newer kind, and about link groups that are gone, mean nothing.
     let mut s = Shim::new(&d.dir);
     rustix::io::write(&s.sock, b"\xff\x00\x00\x00").unwrap();
     s.say(
@@ -149,7 +149,7 @@ fn violations_end_the_connection() {
     let i = s.enter(&c, true);
     s.register_at(i, &c, 9, 9);
     s.declined(i);
-    // The victim's link is untouched.
+    // The victim's link group is untouched.
     pair(&mut a, &mut b);
     assert_eq!(d.stats().links, 1);
 }

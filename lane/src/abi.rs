@@ -21,7 +21,7 @@ pub const EPOCHS: u32 = 65_536;
 pub const LANES_PER_COUNTER: usize = if cfg!(loom) { 1 } else { 64 };
 /// Number of publish counters.
 pub const COUNTERS: usize = LANES / LANES_PER_COUNTER;
-/// Publishes of a group that its log remembers.
+/// Publishes by one counter that its log remembers.
 pub const LOG: usize = if cfg!(loom) { 1 } else { 128 };
 /// Most chunks an area can have, chunk 0 included.
 pub const CHUNKS: usize = 64;
@@ -33,7 +33,8 @@ pub const REMOTE_CHUNK_BYTES: usize = 4 << 20;
 pub const RING_LOG2_MIN: u32 = if cfg!(loom) { 1 } else { 12 };
 /// Largest ring: log2 of its bytes.
 pub const RING_LOG2_MAX: u32 = 22;
-/// So remote rings grow to be fast; beyond, only to take of a send that may not wait what the kernel's buffers would.
+/// log2 of the bytes up to which rings grow to be fast. They grow further only for a send that may not wait, to take of
+/// it what the kernel's buffers would.
 pub const RING_FAST_LOG2: u32 = 20;
 
 /// First bytes of chunk 0.
@@ -66,7 +67,7 @@ pub struct Header {
 pub struct TxWords {
     /// An epoch and `tx::*`. Stored with Release after the words below; loaded with Acquire.
     pub state: Shared<TxWord>,
-    /// Kernel byte position at which TCP ended for this epoch.
+    /// TCP position at which TCP ended for this epoch.
     pub up_tcp_pos: AtomicU64,
     /// Ring cursor of the first byte of this epoch.
     pub up_start: AtomicU64,
@@ -104,7 +105,7 @@ pub struct RxWords {
     pub takeover: Shared<TakeoverWord>,
     /// Cursor from which on a frame, or plain bytes, are put on TCP. Valid with `DOWN`, `FIN` and `PLAIN`.
     pub takeover_at: AtomicU64,
-    /// Kernel position of the direction when the daemon has brought it to TCP. Valid with `takeover::DONE`.
+    /// TCP position of the direction when the daemon has brought it to TCP. Valid with `takeover::DONE`.
     pub takeover_tcp_pos: AtomicU64,
     /// Across nodes only, in the daemon's proxy: the errno that the daemon met on the socket while it had
     /// the direction. Valid with `takeover::DONE`.
@@ -146,7 +147,7 @@ pub mod marks {
     pub const RESET: u32 = 32;
 }
 
-/// An entry of `Control::log`: ticks, and the lane's number in its group.
+/// An entry of `Control::log`: ticks, and the lane's number among those of its counter.
 #[inline(always)]
 pub(crate) const fn log_entry(ticks: u64, lane: usize) -> u64 {
     ticks << 6 | (lane % 64) as u64
@@ -160,7 +161,7 @@ pub struct Control {
     pub header: Header,
     /// Threads and sets of this client that sleep on this link group.
     pub sleepers: Line<AtomicU32>,
-    /// Publish counters: bumped after each head, cursor or state word of the group changed.
+    /// Publish counters: bumped after a head, cursor or state word of one of the counter's lanes has changed.
     pub seq: [Line<AtomicU32>; COUNTERS],
     /// Outgoing heads: bytes ever published, per lane.
     pub heads: [AtomicU64; LANES],
@@ -170,7 +171,7 @@ pub struct Control {
     pub tx: [TxWords; LANES],
     /// What the receiving half of each lane says.
     pub rx: [RxWords; LANES],
-    /// When each publish of a group was, and about which of its lanes (`log_entry`), at the counter's
+    /// When each publish by a counter was, and about which of its lanes (`log_entry`), at the counter's
     /// value before it. Only a hint: in which order a reader lists what it finds.
     pub log: [[AtomicU64; LOG]; COUNTERS],
 }

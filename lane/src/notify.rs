@@ -1,7 +1,7 @@
 //! Publish and sleep: work in shared memory wakes a sleeper without a lost wake-up, and without an atomic
 //! read-modify-write on a cache line that both sides write.
 //!
-//! Publisher: store the data and its head or cursor; increment the counter of its group; full fence; look at the
+//! Publisher: store the data and its head or cursor; increment the lane's publish counter; full fence; look at the
 //! other side's sleepers. Sleeper: increment the sleepers; full fence; look at every counter once more; sleep. One of
 //! the two sees the other (Dekker). The model and the loom test below check this.
 
@@ -77,7 +77,7 @@ mod tests {
         });
     }
 
-    /// Two threads of one client publish in the same group: no bump is lost.
+    /// Two threads of one client publish by the same counter: no bump is lost.
     #[test]
     fn two_publishers() {
         loom::model(|| {

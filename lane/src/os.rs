@@ -4,7 +4,8 @@
 pub mod dirs;
 
 /// Soft limits of a process, their lines in `/proc/PID/limits`, and the bytes below which the shim leaves it alone: the
-/// program would miss what tables and link groups take of its address space, or the table cannot be made (see setrlimit(2)).
+/// program would miss what tables and link groups take of its address space, or the table cannot be made (see
+/// setrlimit(2)).
 pub const ROOM: [(u32, &str, u64); 3] = [
     (libc::RLIMIT_AS, "Max address space", 2 << 30),
     (libc::RLIMIT_DATA, "Max data size", 1 << 30),

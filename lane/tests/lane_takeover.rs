@@ -1,4 +1,4 @@
-//! A sending direction in the hands of the daemon beside its end (`lane/tx/takeover.rs`): one story
+//! A sending direction in the hands of the daemon beside its end (`half/tx/takeover.rs`): one story
 //! for each way in which it gets there and comes back, at every byte where it can be interrupted.
 
 #![cfg(not(loom))]

@@ -4,7 +4,8 @@
 //! and gets the lock, reads all messages. Nothing here blocks, and without a daemon every connection just stays
 //! where it is.
 //!
-//! What the messages say about connections and link groups is not decided here: a listener is called (`promotion::dispatch`).
+//! What the messages say about connections and link groups is not decided here: a listener is called
+//! (`promotion::dispatch`).
 
 mod datagram;
 mod dial;

@@ -117,8 +117,8 @@ pub struct Set {
     pub muted: AtomicU64,
     /// When the end of one of its connections has to be reported (CLOCK_MONOTONIC, ms), see `ends`; 0: none.
     pub end_ms: AtomicU64,
-    /// Link groups by slot (index + 1; 0: free). For each: a bit per group with registrations, and for each group the
-    /// counter last seen and the first registration.
+    /// Link groups by slot (index + 1; 0: free). For each: a bit per publish counter with registrations, and for each
+    /// counter the value last seen and the first registration.
     pub groups: [AtomicU32; LINK_GROUPS],
     pub counters: [AtomicU32; LINK_GROUPS],
     pub seen: [[AtomicU32; COUNTERS]; LINK_GROUPS],

@@ -42,9 +42,9 @@ fn eager(mode: &str, host: &str) -> Result<()> {
     promoted(&d, mode, host, &d.eager(), [4, 600], 50)
 }
 
-/// Hello and its answer, the registration, the memory of both areas (made, mapped, given to the other), the offer: seven
-/// datagrams for each of two processes that did not know each other. Two for each end after that, and now and then credits.
-/// (Eager ends have the daemon ask for those that are late.)
+/// Hello and its answer, the registration, the memory of both areas (made, mapped, given to the other), the offer:
+/// seven datagrams for each of two processes that did not know each other. Two for each end after that, and now and
+/// then credits. (Eager ends have the daemon ask for those that are late.)
 #[test]
 fn first_promotion_takes_14_datagrams() -> Result<()> {
     for (conns, most) in [(1, 14), (5, 14 + 4 * 4 + 2)] {
@@ -207,7 +207,7 @@ fn tiny_rings_epoll() -> Result<()> {
     promoted(&d, "epoll", "127.0.0.1", &d.eager(), [3, 1200], 2)
 }
 
-/// Many connections on one link.
+/// Many connections on one link group.
 #[test]
 fn many_connections() -> Result<()> {
     let d = Daemon::start()?;

@@ -351,7 +351,7 @@ fn mutations_of_space_and_moves() {
 }
 
 #[test]
-fn mutations_of_the_door() {
+fn mutations_of_the_gate() {
     let by = [
         "the switch is where the kernel is",
         "nobody is inside after the switch",
@@ -368,12 +368,12 @@ fn mutations_of_the_door() {
             &by,
         );
     };
-    try_(Bug::NoDoor, 0);
+    try_(Bug::NoGate, 0);
     try_(Bug::CountAfterLook, 0);
     try_(Bug::TrustCount, 1);
 }
 
-/// No client spins for ever without getting anywhere.
+/// No end spins for ever without getting anywhere.
 #[test]
 fn nobody_spins() {
     let c = Config {

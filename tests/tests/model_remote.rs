@@ -17,7 +17,7 @@ const STREAM: &str = "every byte once and in order";
 const PARSED: &str = "frames are frames and bytes are bytes";
 const EOF: &str = "end of file after the last byte";
 const RESET: &str = "no reset without need";
-const HONEST: &str = "honest parties believe each other";
+const HONEST: &str = "the honest believe each other";
 const STUCK: &str = "nobody waits for ever";
 
 fn two() -> Config {
@@ -266,7 +266,7 @@ fn sleepers() {
     }
 }
 
-/// No client is busy for ever without getting anywhere.
+/// No end or daemon is busy for ever without getting anywhere.
 #[test]
 fn nobody_spins() {
     fn no<M>(m: M)

@@ -60,7 +60,7 @@ fn who_is_told_stays_away() -> Result<()> {
     both_ways("heard", &["away"], 60, 10_000)
 }
 
-/// A set hears 64 links; a connection of one more is on its lane when it is added.
+/// A set hears 64 link groups; a connection of one more is on its lane when it is added.
 #[test]
 fn more_processes_than_a_set_hears() -> Result<()> {
     both_ways("heard", &["many"], 130, 10_000)

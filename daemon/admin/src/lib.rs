@@ -275,7 +275,7 @@ pub struct Row {
     pub netns: u64,
     /// `client` or `server`.
     pub role: String,
-    /// Number of the link that its lane is on; 0: it has none.
+    /// Number of the link group that its lane is on; 0: it has none.
     pub link: u64,
     /// The lane's slot on it.
     pub lane: u32,
@@ -306,7 +306,7 @@ pub struct RailRow {
     pub device: String,
     /// Port of the device, from 1.
     pub port: u8,
-    /// Number of the link between the two nodes.
+    /// Number of the link.
     pub link: u32,
     /// Eight groups of four digits; empty where the caller may not know the nodes' addresses.
     pub gid: String,
@@ -327,11 +327,11 @@ pub struct Stats {
     pub proof: bool,
     /// Processes that are connected now.
     pub clients: u64,
-    /// Links between clients.
+    /// Link groups of two processes each, or of a process and this daemon.
     pub links: u64,
     /// Lanes that are in use on them.
     pub lanes: u64,
-    /// Bytes of links' memory that somebody has written to.
+    /// Bytes of link groups' memory that somebody has written to.
     pub memory_bytes: u64,
     /// Registrations that came from shims.
     pub registered: u64,

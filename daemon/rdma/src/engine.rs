@@ -131,10 +131,10 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// Does all work that is due; returns whether there was any. No other method works: they only record what they
-    /// are told. A caller that sleeps polls until nothing is [unfinished](Pair::unfinished), arms the completion
-    /// queues and counts itself asleep ([`Pair::fall_asleep`]), and polls once more if the queues were not armed, or it was
-    /// not asleep, before.
+    /// Does all work that is due; returns whether there was any. No other method works: they only record what they are
+    /// told. A caller that sleeps polls until nothing is [unfinished](Pair::unfinished), arms the completion queues and
+    /// counts itself asleep ([`Pair::fall_asleep`]), and polls once more if the queues were not armed, or it was not
+    /// asleep, before.
     pub fn poll(&mut self, now_ns: u64, host: &mut dyn Host) -> bool {
         self.now = now_ns;
         let mut worked = false;

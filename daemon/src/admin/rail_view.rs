@@ -26,7 +26,7 @@ impl<V: Provider> Core<V> {
         Some(a)
     }
 
-    /// Adds the rail to the rows of connections that use one. A row's link and lane are what its shim says, so
+    /// Adds the rail to the rows of connections that use one. A row's link group and lane are what its shim says, so
     /// `Rails::row` checks that the lane is that connection's.
     pub(crate) fn fill_rails(&self, rows: &mut [Entry]) {
         let Some(rails) = &self.rails else { return };

@@ -8,7 +8,7 @@ impl ClientId {
     /// Of processes that are shown but have not said hello: never given to a client.
     pub const NOBODY: ClientId = ClientId(0);
 
-    /// This daemon, as the other client of link groups to peer node number `n`.
+    /// This daemon, as the other client of the link groups for peer node number `n`.
     pub fn remote(n: u32) -> ClientId {
         ClientId(1 << 63 | u64::from(n))
     }

@@ -93,8 +93,8 @@ impl Cgroup {
     }
 }
 
-/// What this daemon may have as a client of remote lanes. Each of them takes one of its descriptors, and half of its
-/// descriptors are reserved for everything else.
+/// What this daemon may have as the other client of remote link groups. Each lane takes one of its descriptors, and
+/// half of its descriptors are reserved for everything else.
 pub(crate) fn remote() -> Arc<Cgroup> {
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let lanes = files.map_or(u32::MAX, |n| u32::try_from(n / 2).unwrap_or(u32::MAX));

@@ -188,7 +188,7 @@ pub(crate) fn entry(v: &View, h: &Holder) -> Entry {
         peer_netns: 0,
         local,
         peer: peer.filter(|_| !listening),
-        // The other end of a remote lane is not on the same link.
+        // The other end of a remote lane is not on the same link group.
         lane: (attached && v.flags & flag::REMOTE == 0).then_some((v.group, v.lane, v.side)),
     }
 }
@@ -227,7 +227,7 @@ pub(crate) fn link_ends(all: &mut [Entry]) {
     let find = |e: &Entry| {
         let lane = e
             .lane
-            .and_then(|(link, lane, side)| lanes.get(&(link, lane, 1 ^ side)).copied());
+            .and_then(|(group, lane, side)| lanes.get(&(group, lane, 1 ^ side)).copied());
         let (a, b) = (e.local?, e.peer?);
         lane.or_else(|| near.get(&(e.row.netns, b, a)).copied())
             .or_else(|| remote.get(&(b, a)).copied().flatten())

@@ -54,7 +54,7 @@ impl<V: Provider> Core<V> {
         }));
     }
 
-    /// An end that are expedited waits: asks the nodes that may have its other end to look for it. `false`: none could be
+    /// An expedited end waits: asks the nodes that may have its other end to look for it. `false`: none could be
     /// asked.
     pub(crate) fn expedited_across(&mut self, who: ConnRef) -> bool {
         let mut told = 0;

@@ -1,4 +1,4 @@
-//! Ends that are expedited (registered EAGER): which other ends are looked for, and what is done with those that are
+//! Expedited ends (registered EAGER): which other ends are looked for, and what is done with those that are
 //! found.
 
 use super::Core;
@@ -9,7 +9,7 @@ use underpass_rdma::verbs::Provider;
 
 impl<V: Provider> Core<V> {
     /// Looks for the other end of a connection that has been registered eagerly, if it still waits.
-    pub fn start_seeking(&mut self, who: ConnRef) {
+    pub fn start_search(&mut self, who: ConnRef) {
         if self.waiting.end(&who).is_none() || self.lookup.ends.len() >= ENDS_MAX {
             return;
         }

@@ -43,7 +43,7 @@ impl<V: Provider> Core<V> {
         let (who, eager) = (asked.who, asked.eager);
         self.judged(asked, verdict);
         if eager {
-            self.start_seeking(who);
+            self.start_search(who);
         }
     }
 

@@ -80,7 +80,7 @@ impl<V: Provider> Core<V> {
             (None, _) => self.taken_back(who),
         }
         if flags & register::EAGER != 0 {
-            self.start_seeking(who);
+            self.start_search(who);
         }
     }
 

@@ -4,8 +4,8 @@
 //! Everything here happens in short steps, one at a time: the data plane's thread polls, and the core calls in
 //! between (`dataplane::thread`). A step leaves a list of [`Effect`]s for the core.
 //!
-//! A pair of nodes has one engine *incarnation* at a time, known to both by a number. An incarnation ends when one
-//! of the two daemons ends, or finds that the other breaks the protocol. Its link groups to processes end with it (their
+//! A pair of nodes has one engine *incarnation* at a time, known to both by a number. An incarnation ends when one of
+//! the two daemons ends, or finds that the other breaks the protocol. Its link groups to processes end with it (their
 //! lanes go down to TCP), and lanes of the next incarnation are new ones.
 //!
 //! What it must never do: keep a connection's socket longer than its lane, show a peer's words to a process that
@@ -127,7 +127,7 @@ pub struct Rails<V: Provider> {
     jobs: (Sender<takeover::Done>, Receiver<takeover::Done>),
     /// The daemon is counted as asleep on all link groups.
     dozing: bool,
-    /// The epoll set of the data plane: link groups of engines, doorbells, devices.
+    /// The epoll set of the data plane: links of engines, doorbells, devices.
     set: Option<Arc<OwnedFd>>,
     names: Arc<[Name]>,
     /// When [`Rails::tend`] is due, and until when the rails count as busy.

@@ -5,7 +5,7 @@
 //! neither a core with much to do nor a data plane that polls all the time keeps the other out.
 //!
 //! While there is work, or was a moment ago, it polls, if there is more than one processor. Otherwise it arms the
-//! completion queues, counts itself asleep on every link, polls once more, and sleeps on all their descriptors
+//! completion queues, counts itself asleep on every link group, polls once more, and sleeps on all their descriptors
 //! until something arrives or is due. With a single processor it stays counted as asleep: nobody else runs while
 //! it works, so one poll per wake-up is enough.
 

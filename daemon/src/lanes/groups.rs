@@ -1,7 +1,7 @@
 //! Link groups: what two clients share, from the first memory file to the last lane.
 //!
-//! A state machine without I/O: every call appends the messages to be sent to [`Out`]. It knows clients by number
-//! only. That the other client of a *far* link group is this daemon matters in three ways: for sizes, for who pays, and
+//! A state machine without I/O: every call appends the messages to be sent to [`Out`]. It knows clients by number only.
+//! That the other client of a *remote* link group is this daemon matters in three ways: for sizes, for who pays, and
 //! because a lane there is offered only when the remote node has one, too.
 //!
 //! What it must never do: give a chunk to the other client before it is sealed, or use a lane slot
@@ -149,8 +149,8 @@ pub struct LinkGroups {
     /// When a link group of these two failed: they get no other one for a while.
     failures: HashMap<(ClientId, ClientId), Duration>,
     clock: Clock,
-    /// Upper half of link group numbers, random for each run of the daemon: link groups that outlive their daemon are not
-    /// mistaken for its successor's.
+    /// Upper half of link group numbers, random for each run of the daemon: link groups that outlive their daemon are
+    /// not mistaken for its successor's.
     incarnation: u32,
     next: u32,
     lanes: u64,
@@ -279,8 +279,8 @@ impl LinkGroups {
         }
     }
 
-    /// Looks up a link group for a message of `from` about `side`. `Ok(None)`: the link group is gone already, or was made by
-    /// another daemon; such messages cross ours and are ignored.
+    /// Looks up a link group for a message of `from` about `side`. `Ok(None)`: the link group is gone already, or was
+    /// made by another daemon; such messages cross ours and are ignored.
     fn find(
         groups: &mut HashMap<u64, LinkGroup>,
         from: ClientId,
@@ -424,8 +424,8 @@ impl LinkGroups {
         self.failures.retain(|(a, b), _| *a != dead && *b != dead);
     }
 
-    /// The lanes within the node that a client has been offered and uses: link group and slot, its own end, and the other
-    /// end.
+    /// The lanes within the node that a client has been offered and uses: link group and slot, its own end, and the
+    /// other end.
     pub fn local_lanes(&self, client: ClientId) -> Vec<((u64, u32), ConnRef, ConnRef)> {
         let mut all = Vec::new();
         for id in self.by_client.get(&client).into_iter().flatten() {
@@ -461,8 +461,8 @@ impl LinkGroups {
         (!u.done[other]).then_some(u.ends[other])
     }
 
-    /// A client's control connection is gone, but its process lives. Link groups in use stay as they are; link groups that are
-    /// being made cannot be finished.
+    /// A client's control connection is gone, but its process lives. Link groups in use stay as they are; link groups
+    /// that are being made cannot be finished.
     pub fn client_silent(&mut self, client: ClientId, out: &mut Out) {
         let unready: Vec<u64> = self
             .by_client

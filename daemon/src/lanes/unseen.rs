@@ -1,7 +1,6 @@
-//! Closes that no hook sees. A process may close a connection by an inlined system call. The kernel ends the
-//! connection with its last descriptor; of a lane to another node, the daemon has one. So it looks at lanes on
-//! which nothing happens: does a process still hold the socket? For most of them this takes reading one link group in
-//! `/proc`.
+//! Closes that no hook sees. A process may close a connection by an inlined system call. The kernel ends the connection
+//! with its last descriptor; of a lane to another node, the daemon has one. So it looks at lanes on which nothing
+//! happens: does a process still hold the socket? For most of them this takes reading one symbolic link in `/proc`.
 
 use crate::clients::family::Family;
 use crate::clients::ids::ConnRef;

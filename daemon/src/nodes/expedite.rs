@@ -1,4 +1,4 @@
-//! Ends that are expedited: a shim that registers a connection eagerly (`underpass check` does) wants an answer now, while
+//! Expedited ends: a shim that registers a connection eagerly (`underpass check` does) wants an answer now, while
 //! the program at the other end may make no calls. So that program's shim is looked for, and asked to register,
 //! too. If the other end may be on another node, that node's daemon is asked to do the same (see
 //! `nodes::peers::pairing::expedited`), and does it here.

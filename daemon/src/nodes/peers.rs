@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 use underpass_admin::{Across, NodeState, PeerState, RefusedState};
 
 /// Messages that may wait for a peer to read them.
-pub const QUEUE: usize = 4 * pairing::SEEKS;
+pub const QUEUE: usize = 4 * pairing::LOOKUPS_MAX;
 /// Most refused connections that are remembered with their reason.
 const REFUSED: usize = 32;
 

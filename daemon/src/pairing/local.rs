@@ -154,7 +154,7 @@ impl Waiting {
         (w == who).then_some(end)
     }
 
-    /// Ends that may wait in vain, see `elsewhere`.
+    /// Ends that may wait in vain, see `pairing::unprovable`.
     pub fn unprovable(&self) -> impl Iterator<Item = (&ConnRef, &End)> {
         let old = self.unprovable.iter();
         let old = old.filter(|d| self.clock.since(d.1 .0) >= PATIENCE);

@@ -114,8 +114,8 @@ pub(crate) async fn prune_recovered(shared: &Shared) {
         .forget_recovered(|r| dead.contains(&r.id));
 }
 
-/// One look at all ends in doubt: see [`mod@elsewhere`].
-pub(crate) async fn look_elsewhere(shared: &Shared) {
+/// One look at all unprovable ends: see [`mod@unprovable`].
+pub(crate) async fn look_at_unprovable(shared: &Shared) {
     let unprovable = shared.borrow().unprovable();
     if unprovable.is_empty() {
         return;

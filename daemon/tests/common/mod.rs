@@ -405,7 +405,7 @@ impl Shim {
         Some(m)
     }
 
-    /// Steps until a message fits; everything before it must be link traffic or credits.
+    /// Steps until a message fits; everything before it must be about link groups, or credits.
     pub fn until<T>(&mut self, what: &str, fits: impl Fn(&ToShim) -> Option<T>) -> T {
         loop {
             let m = self
@@ -489,7 +489,7 @@ pub fn tcp() -> (TcpStream, TcpStream) {
     (a, b)
 }
 
-/// Helps the links of several shims into being: each is stepped by a thread of its own elsewhere,
+/// Sets the link groups of several shims up: each is stepped by a thread of its own elsewhere,
 /// or here, in turn, until both have been offered a lane.
 pub fn pair(a: &mut Shim, b: &mut Shim) -> (Lane, Lane) {
     let (c, s) = tcp();

@@ -14,7 +14,7 @@ const AGAIN_NS: u64 = 200_000_000;
 impl Process {
     /// The way to the other node is gone.
     pub fn group_gone(&mut self, id: u64, dead: bool) {
-        tell!("{} link {id:x} is gone, dead {dead}", self.name);
+        tell!("{} link group {id:x} is gone, dead {dead}", self.name);
         let Some(l) = self.links.get_mut(&id) else {
             return;
         };

@@ -1,5 +1,5 @@
-//! A connection leaves its lane for good, as the shim's `promotion::leave` makes it (exec, SCM_RIGHTS, `system`): its thread does
-//! nothing else meanwhile, and resets it if it takes too long.
+//! A connection leaves its lane for good, as the shim's `promotion::leave` makes it (exec, SCM_RIGHTS, `system`): its
+//! thread does nothing else meanwhile, and resets it if it takes too long.
 
 use super::process::{tell, Life, Process};
 use super::sock::Sock;

@@ -1,6 +1,6 @@
-//! Two nodes in one process: two whole daemons (core, pairing, links, rails, engine), which differ from those that ship in
-//! their verbs, clock and helpers only; processes with the real lane halves; connections of the kernel's own TCP. All
-//! driven by a seed.
+//! Two nodes in one process: two whole daemons (core, pairing, link groups, rails, engine), which differ from those
+//! that ship in their verbs, clock and helpers only; processes with the real lane halves; connections of the kernel's
+//! own TCP. All driven by a seed.
 //!
 //! What must hold: every byte arrives once and in order, then the end of the stream; nobody is reset; nobody
 //! waits for ever; nothing is left at the end.

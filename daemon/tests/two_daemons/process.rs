@@ -1,6 +1,6 @@
-//! A process with a shim, as far as the daemon can tell: it maps areas, takes lanes, and does with its connections' ends
-//! what the shim does with remote ones (`shim/src/process/remote`, `promotion/remote`, `promotion/retire`). The halves of its lanes are the
-//! real ones.
+//! A process with a shim, as far as the daemon can tell: it maps areas, takes lanes, and does with its connections'
+//! ends what the shim does with remote ones (`shim/src/process/remote`, `promotion/remote`, `promotion/retire`). The
+//! halves of its lanes are the real ones.
 
 use super::app::{self, App};
 use super::sock::Sock;
@@ -35,7 +35,7 @@ macro_rules! tell {
 }
 pub(crate) use tell;
 
-/// A link, as the process has mapped it.
+/// A link group, as the process has mapped it.
 pub struct LinkGroup {
     pub own: Area,
     pub peer: Area,
@@ -62,7 +62,7 @@ pub struct End {
     pub life: Life,
     pub sock: Option<TcpStream>,
     client: bool,
-    /// Link and slot.
+    /// Link group and slot.
     pub lane: Option<(u64, u32)>,
     pub given_back: bool,
     /// A switch was under way when nobody was left to say what became of it: the connection is reset.
@@ -121,7 +121,7 @@ pub struct Process {
     pub ends: Vec<End>,
     /// Does nothing until then: it computes, or sleeps outside every call.
     pub busy_until: u64,
-    /// Counted as a sleeper on its links.
+    /// Counted as a sleeper on its link groups.
     asleep: bool,
     pub killed: bool,
     /// Its thread makes this end leave its lane, until then.
@@ -260,7 +260,7 @@ impl Process {
                 bytes,
             } => {
                 let l = self.links.get_mut(&group);
-                l.expect("told of the link before")
+                l.expect("told of the link group before")
                     .enter(false, chunk, &fds[0], bytes);
                 if chunk > 0 {
                     self.say(ToDaemon::PeerMapped { group, side, chunk }, vec![]);

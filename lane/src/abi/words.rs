@@ -309,7 +309,7 @@ pub mod takeover {
     pub const FIN: TakeoverPhase = TakeoverPhase(3);
     /// After a revocation: the bytes from that cursor on are being put on TCP, without a frame.
     pub const PLAIN: TakeoverPhase = TakeoverPhase(4);
-    /// The direction is on TCP, at kernel position `takeover_tcp_pos`, and belongs to the end again.
+    /// The direction is on TCP, at position `takeover_tcp_pos`, and belongs to the end again.
     pub const DONE: TakeoverPhase = TakeoverPhase(5);
 }
 

@@ -218,7 +218,7 @@ impl<'a> Memory<'a> {
     pub fn peer_cursor(&self) -> &'a AtomicU64 {
         &self.peer_ctl.cursors[self.lane]
     }
-    /// Publish counter of our area for the lane's group.
+    /// Publish counter of our area for the lane.
     #[inline(always)]
     pub(super) fn own_seq(&self) -> &'a AtomicU32 {
         &self.own_ctl.seq[self.lane / LANES_PER_COUNTER].0
@@ -229,7 +229,7 @@ impl<'a> Memory<'a> {
         &self.peer_ctl.sleepers.0
     }
 
-    /// Enters the coming publish in the group's log.
+    /// Enters the coming publish in the counter's log.
     #[cfg(not(loom))]
     #[inline(always)]
     fn note(&self) {

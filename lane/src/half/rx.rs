@@ -175,8 +175,8 @@ impl RxState {
         if word.has(rx::REVOKED) && matches!(self.phase(m), tx::UP | tx::DOWNING) {
             return false;
         }
-        // SYNC natives: we change the mode, then look whether native calls are running; `enter_native` counts itself
-        // in, then looks at the mode.
+        // SYNC native-calls: we change the mode, then look whether native calls are running; `enter_native` counts
+        // itself in, then looks at the mode.
         self.mode.swap(mode::READY, SeqCst);
         fence_after_rmw();
         if self.native_calls.load(SeqCst) != 0 {
@@ -199,7 +199,7 @@ impl RxState {
     /// Every `true` is followed by [`RxState::leave_native`].
     #[inline(always)]
     pub fn enter_native(&self) -> bool {
-        // SYNC natives: see `declare_ready`.
+        // SYNC native-calls: see `declare_ready`.
         self.native_calls.fetch_add(1, SeqCst);
         fence_after_rmw();
         if self.mode.load(SeqCst) == mode::TCP {

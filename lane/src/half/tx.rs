@@ -195,7 +195,7 @@ impl TxState {
     /// [`TxState::leave_native`].
     #[inline(always)]
     pub fn enter_native(&self) -> bool {
-        // SYNC natives: see `try_up`.
+        // SYNC native-calls: see `try_up`.
         self.native_calls.fetch_add(1, SeqCst);
         fence_after_rmw();
         if self.mode.load(SeqCst) == mode::TCP {

@@ -78,10 +78,10 @@ macro_rules! meaning {
     (flags) => { "Bits of [`register`]." };
     (from) => { "Process from which the connection came; 0: not known." };
     (copies) => { "Descriptors of it that this process has." };
-    (group) => { "Number of the link." };
-    (side) => { "Side of the link, 0 or 1, that the shim is on which sends or gets this." };
+    (group) => { "Number of the link group." };
+    (side) => { "Side of the link group, 0 or 1, that the shim is on which sends or gets this." };
     (chunk) => { "Number of the chunk in its area; 0: the first file, with chunks 0 and 1." };
-    (lane) => { "The lane's slot on the link." };
+    (lane) => { "The lane's slot on the link group." };
     (bytes) => { "Length of the file." };
     (remote) => { "1: the other client is the daemon, and lanes lead to another node; 0: it is a process." };
     (client) => { "Number that the daemon has given to this process." };
@@ -142,13 +142,13 @@ messages! {
         /// (SEQPACKET), unless this process dials over one that it has: our forked children have the other, and send
         /// over it, beside one byte, one end of a pair of their own, as if they had connected.
         1 Hello { version: u16, min_version: u16, pid: u32, table_bytes: u64 }
-        /// Please promote connection `conn` (index and generation in the family table). Descriptor:
-        /// the socket, or a Unix socket with it in its queue: the shim keeps a descriptor of that, too, and so can take
-        /// the socket back until the daemon reads it. `tx_tcp_pos` and `rx_tcp_pos`: bytes that hooked calls moved, equal to
-        /// the kernel's own counts when this was sent. Needs a credit.
+        /// Please promote connection `conn` (index and generation in the family table). Descriptor: the socket, or a
+        /// Unix socket with it in its queue: the shim keeps a descriptor of that, too, and so can take the socket back
+        /// until the daemon reads it. `tx_tcp_pos` and `rx_tcp_pos`: bytes that hooked calls moved, equal to the
+        /// kernel's own counts when this was sent. Needs a credit.
         2 Register { conn: u32, gen: u32, tx_tcp_pos: u64, rx_tcp_pos: u64, flags: u32 }
-        /// Chunk `chunk` of our own area `side` (0: the first file, chunks 0 and 1) is mapped writable: it may be sealed
-        /// and given to the other client.
+        /// Chunk `chunk` of our own area `side` (0: the first file, chunks 0 and 1) is mapped writable: it may be
+        /// sealed and given to the other client.
         3 Mapped { group: u64, side: u8, chunk: u32 }
         /// A further chunk of the other client is mapped read-only; `side` is ours.
         4 PeerMapped { group: u64, side: u8, chunk: u32 }
@@ -192,8 +192,8 @@ messages! {
         /// The connection stays on TCP for now: `local` is the reason on this end, `peer` on the
         /// other. `retry` not 0: may be registered again after so many milliseconds.
         4 Decline { conn: u32, gen: u32, local: u32, peer: u32, retry_ms: u32 }
-        /// A link group in the making. Descriptors: our end of the doorbell, the first file of our area (writable, `bytes` long).
-        /// `remote` not 0: the other client is the daemon, and lanes lead to another node.
+        /// A link group in the making. Descriptors: our end of the doorbell, the first file of our area (writable,
+        /// `bytes` long). `remote` not 0: the other client is the daemon, and lanes lead to another node.
         5 GroupNew { group: u64, side: u8, bytes: u64, remote: u8 }
         /// A further chunk for our own area. Descriptor: the memfd (writable).
         6 Chunk { group: u64, side: u8, chunk: u32, bytes: u64 }

@@ -221,7 +221,7 @@ fn vecs(b: &mut [u8]) -> Vec<libc::iovec> {
         .collect()
 }
 
-/// What a third client does in the middle of operations.
+/// What a third party does in the middle of operations.
 pub type Meddle = Box<dyn FnMut(&World)>;
 
 thread_local! {

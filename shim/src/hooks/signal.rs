@@ -1,5 +1,5 @@
-//! Installing signal handlers: see [`crate::state::signals`]. The C library's other functions for that call its internal
-//! `sigaction`, which has no hook, so each of them has a hook here that calls ours.
+//! Installing signal handlers: see [`crate::state::signals`]. The C library's other functions for that call its
+//! internal `sigaction`, which has no hook, so each of them has a hook here that calls ours.
 
 use crate::process;
 use crate::state::{signals, table};

@@ -1,4 +1,4 @@
-//! Commands for connections: from an operator, or from the daemon for an end in a hurry.
+//! Commands for connections: from an operator, or from the daemon for an expedited end.
 
 use super::*;
 use crate::state::{attached, fdtab, table};

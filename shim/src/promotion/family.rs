@@ -1,8 +1,8 @@
 //! What this process shares with its family, and how it stops sharing.
 //!
 //! A forked child inherits the family's table and its parent's link groups, as it inherits descriptors, and it loses
-//! them in the same way: a link group with its last descriptor of a connection on that link group; the table with the last
-//! descriptor that it has inherited, or when its user changes. Then it *moves out*: the entries that it alone
+//! them in the same way: a link group with its last descriptor of a connection on that link group; the table with the
+//! last descriptor that it has inherited, or when its user changes. Then it *moves out*: the entries that it alone
 //! holds continue at the same place in a table of its own, which the rest of the family does not know.
 //!
 //! It does not move out while it holds a connection together with others of the family, because each of them must

@@ -1,7 +1,7 @@
 //! The engine of all waits on lanes: look, spin, sleep.
 //!
-//! poll, select and epoll sets run [`wait`] and differ in what they look at and listen to. A blocking send or receive has
-//! its own rounds, because it looks by moving bytes, and takes from here the spin, and how long it may sleep.
+//! poll, select and epoll sets run [`wait`] and differ in what they look at and listen to. A blocking send or receive
+//! has its own rounds, because it looks by moving bytes, and takes from here the spin, and how long it may sleep.
 
 use crate::daemon;
 use crate::sys::clock::cycles_per_us;

@@ -97,7 +97,7 @@ pub unsafe fn poll(
 /// Makes a native wait during which none of the connections watched for data may switch. `None`: one of them is
 /// switching already.
 fn natively(fds: &mut [pollfd], native: impl FnOnce(&mut [pollfd]) -> i32) -> Option<i32> {
-    let native_calls = sleep::Natives::enter(fds, |p, _| sleep::for_data(p))?;
+    let native_calls = sleep::NativeCalls::enter(fds, |p, _| sleep::for_data(p))?;
     let undo = || native_calls.leave();
     let r = thread::or_undo(&undo, || thread::outside(|| native(fds)));
     crate::preserving_errno(undo);

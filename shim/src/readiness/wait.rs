@@ -1,7 +1,8 @@
 //! The wait of one call on one connection: a sleep in the kernel that the doorbell and TCP can end.
 //!
-//! Of the threads asleep on one link group, only the leader polls the doorbell (`waiters`). Epoll sets have the doorbell in
-//! their inner set, and a thread that drains it there forwards the news to all other sleepers of the link group as well.
+//! Of the threads asleep on one link group, only the leader polls the doorbell (`waiters`). Epoll sets have the
+//! doorbell in their inner set, and a thread that drains it there forwards the news to all other sleepers of the link
+//! group as well.
 
 use crate::readiness::engine::{nap, Patience};
 use crate::readiness::few;

@@ -93,7 +93,8 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, group: &LinkGroup) ->
         return false;
     }
     let Some(k) = bind(s, set, group) else {
-        s.disqualified.store(1, Relaxed); // too many link groups, or no descriptors: what is in the kernel's set stays there
+        // Too many link groups, or no descriptors: what is in the kernel's set stays there.
+        s.disqualified.store(1, Relaxed);
         return false;
     };
     let (epfd, inner, fd) = (
@@ -204,7 +205,8 @@ pub fn hear(s: &Set) {
     });
 }
 
-/// Makes sure that the set has its inner set, and the inner set the link group's doorbell. Returns the slot of the link group.
+/// Makes sure that the set has its inner set, and the inner set the link group's doorbell. Returns the slot of the link
+/// group.
 pub fn bind(s: &Set, set: u32, group: &LinkGroup) -> Option<usize> {
     make_inner(s)?;
     let want = groups::index(group) as u32 + 1;

@@ -25,7 +25,7 @@ pub struct Reg {
     pub last_head: AtomicU64,
     /// Position of TCP's sending direction when the registration entered the inner set: see `members::is_old`.
     pub tcp_pos: AtomicU64,
-    /// Slot of the link group in the set × `COUNTERS` + group of the lane.
+    /// Slot of the link group in the set × `COUNTERS` + number of the lane's counter.
     pub slot: AtomicU32,
     pub next_conn: AtomicU32,
     pub next_counter: AtomicU32,
@@ -160,8 +160,8 @@ pub fn inherit_all() {
 }
 
 /// Calls `f(registration, its set)` for each registration of a connection; `f` has to take the set's lock itself. If
-/// one ends meanwhile, here or in another thread, its link group leads elsewhere: then the walk starts again, so `f` may
-/// see one twice. (The walk is bounded, in case a bug has spoiled the list.)
+/// one ends meanwhile, here or in another thread, its link group leads elsewhere: then the walk starts again, so `f`
+/// may see one twice. (The walk is bounded, in case a bug has spoiled the list.)
 pub fn each(conn: u32, mut f: impl FnMut(u32, u32)) {
     'walk: for _ in 0..REGS {
         let mut r = table::local(conn).regs.load(Acquire);

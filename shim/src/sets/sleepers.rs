@@ -21,10 +21,10 @@ pub fn count(l: &LinkGroup, asleep: u32, more: bool) {
     }
 }
 
-/// Counts the caller as asleep in the set. While the set has lanes, each of its link groups counts all threads asleep in it
-/// as sleepers. That includes those that fell asleep when the set had no lanes, or fewer link groups, because the thread
-/// that is woken to look at a new lane may not come back. `false`: not possible now (this thread holds the lock; we
-/// are in a signal handler).
+/// Counts the caller as asleep in the set. While the set has lanes, each of its link groups counts all threads asleep
+/// in it as sleepers. That includes those that fell asleep when the set had no lanes, or fewer link groups, because the
+/// thread that is woken to look at a new lane may not come back. `false`: not possible now (this thread holds the lock;
+/// we are in a signal handler).
 ///
 /// A thread that falls asleep looks for news after this, as after `notify::fall_asleep`.
 pub fn fall_asleep(s: &Set) -> bool {

@@ -380,8 +380,8 @@ impl LinkGroup {
         let Some(p) = map_first(fd, bytes, false, self.is_remote()) else {
             return false;
         };
-        // SAFETY: mapped for `bytes`, and kept so while the link group is in use. The file is sealed, so it cannot shrink under
-        // the mapping.
+        // SAFETY: mapped for `bytes`, and kept so while the link group is in use. The file is sealed, so it cannot
+        // shrink under the mapping.
         unsafe { self.peer.set_first(p, bytes) };
         true
     }

@@ -16,7 +16,7 @@ use lane::proto::reason::Reason;
 /// Process-private counterpart of an entry of the family table.
 #[repr(C, align(64))]
 pub struct Local {
-    /// Link of the attached lane, mapped here.
+    /// Link group of the attached lane, mapped here.
     pub group: AtomicPtr<LinkGroup>,
     /// Descriptors of this process that refer to the connection.
     pub refs: AtomicU32,

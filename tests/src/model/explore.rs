@@ -84,7 +84,7 @@ pub fn caught(bug: impl Debug, e: Explored, by: &[&str]) {
     );
 }
 
-/// Looks for a circle of steps that happen by themselves: parties that are busy for ever without
+/// Looks for a circle of steps that happen by themselves: ends or daemons that are busy for ever without
 /// getting anywhere. Returns the number of states, and one of a circle if there is one.
 pub fn circle<M>(model: &M) -> (usize, Option<String>)
 where

@@ -2,9 +2,9 @@
 //!
 //! A native call runs without the lane's lock and may sleep in the kernel for long, so a switch
 //! must not happen while one is under way, and none may begin afterwards: each counts itself in
-//! and then looks at the door; the switch closes the door and then looks who is inside (and asks
+//! and then looks at the gate; the switch closes the gate and then looks who is inside (and asks
 //! the kernel what it has counted, for a holder may have died between its call and its count, or
-//! someone may have gone past the hooks). The two ends have the same door; this is the sender's.
+//! someone may have gone past the hooks). The two ends have the same gate; this is the sender's.
 
 use super::Bug;
 use stateright::{Model, Property};
@@ -13,13 +13,13 @@ use stateright::{Model, Property};
 pub enum Native {
     Out,
     /// Counted in, or (with the bug) let in before being counted.
-    Door,
+    Gate,
     Count,
     Inside,
     /// The kernel has taken the byte; it is not in our count yet.
     Sent,
     Leave,
-    /// The door was closed: goes by the lane.
+    /// The gate was closed: goes by the lane.
     Turned,
     Dead,
 }
@@ -27,7 +27,7 @@ pub enum Native {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Switch {
     Idle,
-    /// The door is closed.
+    /// The gate is closed.
     Closed,
     Ask,
     Compare(u8),
@@ -116,7 +116,7 @@ impl Model for Holders {
                 if !late {
                     n.native_calls += 1;
                 }
-                n.who[i] = Native::Door;
+                n.who[i] = Native::Gate;
             }
             Act::Die(i) => n.who[i] = Native::Dead,
             Act::Bypass => {
@@ -125,14 +125,14 @@ impl Model for Holders {
             }
             Act::Native(i) => {
                 n.who[i] = match n.who[i] {
-                    Native::Door if !n.open => {
+                    Native::Gate if !n.open => {
                         if !late {
                             n.native_calls -= 1;
                         }
                         Native::Turned
                     }
-                    Native::Door if late => Native::Count,
-                    Native::Door => Native::Inside,
+                    Native::Gate if late => Native::Count,
+                    Native::Gate => Native::Inside,
                     Native::Count => {
                         n.native_calls += 1;
                         Native::Inside
@@ -158,7 +158,7 @@ impl Model for Holders {
                         n.open = false;
                         Switch::Closed
                     }
-                    Switch::Closed if n.native_calls > 0 && self.bug != Some(Bug::NoDoor) => {
+                    Switch::Closed if n.native_calls > 0 && self.bug != Some(Bug::NoGate) => {
                         n.open = true;
                         Switch::Idle
                     }

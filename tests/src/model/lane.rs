@@ -1,4 +1,4 @@
-//! State, actions and properties of the lane model; the parties' steps are in `sender` and
+//! State, actions and properties of the lane model; the ends' steps are in `sender` and
 //! `receiver`.
 
 use super::explore::Due;

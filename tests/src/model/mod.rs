@@ -3,13 +3,13 @@
 //! One direction of one lane: a sender, a receiver, the TCP stream, the ring, the shared words,
 //! the two doorbells, and the daemon that offers the lane. Every action is one load or store of
 //! shared memory or one system call, in the order in which `lane::half` makes them, so that the
-//! two parties (and their deaths) interleave at every point where they can in life. The two
+//! two ends (and their deaths) interleave at every point where they can in life. The two
 //! directions of a connection share nothing but the doorbells and the end, so one is enough;
-//! `wake` models several sleepers on one link, `holders` several threads or processes on one end.
+//! `space` models several sleepers on one link group, `holders` several threads or processes on one end.
 //!
 //! Memory is sequentially consistent here. The code has a full fence wherever a store must be
 //! visible before a later load (publish and look, revoke and look, wish and look), and release and
-//! acquire elsewhere; that this suffices on weaker memory is what the loom tests in `link` check.
+//! acquire elsewhere; that this suffices on weaker memory is what the loom tests in `lane` check.
 //!
 //! A model that cannot fail proves nothing: [`Bug`] takes one precaution away at a time, and the
 //! tests insist that the checker finds each.
@@ -32,7 +32,7 @@ pub enum Bug {
     UnboundedRead,
     /// It counts, but does not look for the switch once more afterwards.
     NoLookAfterCount,
-    /// A party goes to sleep without a second look.
+    /// An end goes to sleep without a second look.
     SleepWithoutLook,
     /// The publisher looks for sleepers before it publishes.
     LookBeforePublish,
@@ -61,8 +61,8 @@ pub enum Bug {
     /// One waiter's success takes back the wish of another.
     WishTakenBack,
     /// The switch does not wait for those who are inside a native call.
-    NoDoor,
-    /// The native caller counts itself in after it has looked at the door.
+    NoGate,
+    /// The native caller counts itself in after it has looked at the gate.
     CountAfterLook,
     /// A switch trusts its own count and does not ask the kernel.
     TrustCount,

@@ -4,7 +4,7 @@
 //! network, daemon D2, application B. The two shims' halves make the steps of `lane::half`; what
 //! happens between a shim and its own daemon inside one node's memory is as on one node, and the
 //! model of that (`model::lane`) is not repeated here: a step of an application is one call under
-//! its lock, except where another party's step in between matters. [`wake`] is the chain of
+//! its lock, except where another one's step in between matters. [`wake`] is the chain of
 //! sleepers from one application to the other.
 //!
 //! As there, a model that cannot fail proves nothing: [`Bug`] takes one rule away at a time, and

@@ -1,6 +1,6 @@
 //! Space in the ring, moves of the ring, and several sleepers on one doorbell.
 //!
-//! One direction that stays on its ring. In the sending party one thread sends and may move the
+//! One direction that stays on its ring. At the sending end one thread sends and may move the
 //! lane to another ring, another waits until the connection is writable (a poll). The reader takes
 //! one or two bytes at a time and asks for wishes only when `RxState::take` does.
 
@@ -87,7 +87,7 @@ pub struct State {
     wish: bool,
     sleepers: u8,
     bell: bool,
-    // The sending party.
+    // The sending end.
     tx: TxAt,
     sent: u8,
     peer_cursor: u8,

@@ -23,7 +23,7 @@ pub struct Config {
     pub wants: u8,
     /// Does the sender close when it has sent everything, or stay in its event loop?
     pub close: bool,
-    /// May a party die, at any of its steps?
+    /// May an end die, at any of its steps?
     pub sender_dies: bool,
     pub receiver_dies: bool,
     /// Does the daemon still have to offer the lane to each end, and may it die before?

@@ -1,7 +1,8 @@
 //! Clients: processes of this node whose lanes end at the peer's node.
 //!
-//! We are the other client of their links. A process's area is read here, and every word in it is treated as hostile.
-//! Our area proxies the words of the peer's ends; its words and publish counters have no other writer.
+//! We are the other client of their link groups. A process's area is read here, and every word in it is treated as
+//! hostile. Our area, the proxy, shows the words of the peer's ends; its words and publish counters have no other
+//! writer.
 
 use super::lanes::Lane;
 use super::{ClientId, Host, LaneId, Pair};
@@ -12,7 +13,7 @@ use litemap::LiteMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The control words of a link between a process and this daemon.
+/// The control words of a link group between a process and this daemon.
 #[derive(Clone)]
 pub struct ClientMemory {
     app: NonNull<Control>,
@@ -59,33 +60,34 @@ pub(super) struct Client {
     /// The process's chunks and ours, by chunk number.
     pub app_chunks: LiteMap<u32, u32>,
     pub own_chunks: LiteMap<u32, u32>,
-    groups: Vec<Group>,
+    counters: Vec<Counter>,
     pub removing: bool,
 }
 
+/// A publish counter, and the lanes that share it.
 #[derive(Clone, Default)]
-struct Group {
-    /// The process's publish counter when it was last read.
+struct Counter {
+    /// The process's counter when it was last read.
     seen: u32,
     lanes: Vec<LaneId>,
-    /// Words of this group were stored, and have to be published.
+    /// Words of these lanes were stored, and have to be published.
     publish: bool,
 }
 
 impl Client {
     pub(super) fn lanes(&self) -> usize {
-        self.groups.iter().map(|g| g.lanes.len()).sum()
+        self.counters.iter().map(|c| c.lanes.len()).sum()
     }
 
     pub(super) fn leave(&mut self, id: LaneId, slot: usize) {
-        self.groups[slot / LANES_PER_COUNTER]
+        self.counters[slot / LANES_PER_COUNTER]
             .lanes
             .retain(|l| *l != id);
     }
 }
 
 impl<P: Provider> Pair<P> {
-    /// A process has got a remote link for this pair. Its chunks have to be added next; then lanes can be opened.
+    /// A process has got a remote link group for this pair. Its chunks have to be added next; then lanes can be opened.
     pub fn add_client(&mut self, memory: ClientMemory) -> ClientId {
         let id = self.next.client;
         self.next.client += 1;
@@ -93,7 +95,7 @@ impl<P: Provider> Pair<P> {
             memory,
             app_chunks: LiteMap::new(),
             own_chunks: LiteMap::new(),
-            groups: vec![Group::default(); COUNTERS],
+            counters: vec![Counter::default(); COUNTERS],
             removing: false,
         };
         self.clients.insert(id, client);
@@ -115,7 +117,7 @@ impl<P: Provider> Pair<P> {
             .word
             .store(RxWord::default(), std::sync::atomic::Ordering::Release);
         let id = self.lanes.add(Lane::new(client, slot))?;
-        p.groups[slot / LANES_PER_COUNTER].lanes.push(id);
+        p.counters[slot / LANES_PER_COUNTER].lanes.push(id);
         self.wake(id);
         Some(id)
     }
@@ -132,24 +134,24 @@ impl<P: Provider> Pair<P> {
         self.wake(id);
     }
 
-    /// Queues the lanes of all groups that were published to.
+    /// Queues the lanes of all counters that have moved.
     pub(super) fn scan(&mut self) -> bool {
         let mut found = false;
         let queue = &mut self.queue;
         let lanes = &mut self.lanes;
         for (_, p) in self.clients.iter_mut() {
             let app = p.memory.app();
-            for (g, seq) in p.groups.iter_mut().zip(&app.seq) {
-                if g.lanes.is_empty() {
+            for (c, seq) in p.counters.iter_mut().zip(&app.seq) {
+                if c.lanes.is_empty() {
                     continue;
                 }
                 let now = notify::counter(&seq.0);
-                if now == g.seen {
+                if now == c.seen {
                     continue;
                 }
-                g.seen = now;
+                c.seen = now;
                 found = true;
-                for id in &g.lanes {
+                for id in &c.lanes {
                     if let Some(lane) = lanes.get_mut(*id) {
                         if !lane.queued {
                             lane.queued = true;
@@ -162,18 +164,18 @@ impl<P: Provider> Pair<P> {
         found
     }
 
-    /// Notes that words of this lane's group were stored; [`Pair::publish_all`] announces them.
+    /// Notes that words of this lane were stored; [`Pair::publish_all`] announces them.
     pub(super) fn publish(&mut self, lane: &Lane) {
         if let Some(p) = self.clients.get_mut(&lane.client) {
-            p.groups[lane.slot / LANES_PER_COUNTER].publish = true;
+            p.counters[lane.slot / LANES_PER_COUNTER].publish = true;
         }
     }
 
     pub(super) fn publish_all(&mut self, host: &mut dyn Host) {
         for (id, p) in &mut self.clients {
             let mut ring = false;
-            for (g, group) in p.groups.iter_mut().enumerate() {
-                if std::mem::take(&mut group.publish) {
+            for (i, counter) in p.counters.iter_mut().enumerate() {
+                if std::mem::take(&mut counter.publish) {
                     let seq = &p.memory.proxy().seq[g].0;
                     ring |= notify::publish(seq, &p.memory.app().sleepers.0);
                 }
@@ -184,7 +186,7 @@ impl<P: Provider> Pair<P> {
         }
     }
 
-    /// Counts this daemon as asleep on all links to processes. The caller has to poll once more afterwards.
+    /// Counts this daemon as asleep on all link groups. The caller has to poll once more afterwards.
     pub fn fall_asleep(&self) {
         for p in self.clients.values() {
             notify::fall_asleep(&p.memory.proxy().sleepers.0);

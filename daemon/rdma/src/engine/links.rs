@@ -1,4 +1,4 @@
-//! Rails and links: how links are made, fail and are buried (known to be destroyed at both ends).
+//! Rails and links: how links are made, fail and are retired (known to be destroyed at both ends).
 //!
 //! When a link fails, our end is destroyed first; then the peer is told so, repeatedly, until it has reported the
 //! same of its end. Only then may anything that was in flight be written again over another link: no late write can

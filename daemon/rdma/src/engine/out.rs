@@ -56,7 +56,7 @@ pub(super) struct Out {
     pub phase: Phase,
     /// The last epoch that the peer has accepted.
     pub epoch: Epoch,
-    /// How far the application says it is in that epoch (`layout::tx`).
+    /// How far the application says it is in that epoch (`lane::abi::tx`).
     pub tx_phase: TxPhase,
     /// Epoch and flags of the peer's reader, as last received.
     pub told: RxWord,

@@ -54,7 +54,7 @@ pub struct Node {
     pub faults: Vec<(usize, Fault)>,
     pub pair_failed: Option<&'static str>,
     asleep: bool,
-    /// Counted as asleep on its clients' links; one that stays so polls once for each wake-up.
+    /// Counted as asleep on its clients' link groups; one that stays so polls once for each wake-up.
     counted: bool,
     stays: bool,
     /// Links by their completion queues.
@@ -564,7 +564,7 @@ impl Sim {
                 n.pair.remove_client(p.id);
             }
         }
-        self.wait("parties removed", |s| {
+        self.wait("clients removed", |s| {
             s.nodes.iter().all(|n| n.gone.len() == n.clients.len())
         });
         for l in &self.lanes {

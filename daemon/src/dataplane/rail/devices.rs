@@ -1,4 +1,4 @@
-//! The rails of this node: ports of devices that are open here and can carry link groups.
+//! The rails of this node: ports of devices that are open here and can carry links.
 //!
 //! Two rails of two nodes are taken to be connected if their addresses are in the same subnet: a daemon can know
 //! no more about the wiring. Where this is wrong, because a router connects two subnets, the configuration names
@@ -22,7 +22,7 @@ pub(crate) struct Port {
     pub port: u8,
 }
 
-/// The properties of a port that a link group over it needs.
+/// The properties of a port that a link over it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub gid: Gid,

@@ -20,8 +20,8 @@ pub(super) const LOOK_NS: u64 = 1_000_000_000;
 const INHERITED_GROUPS_MAX: usize = 64;
 
 impl<V: Provider> Rails<V> {
-    /// The process of this lane has ended; others of its family may go on with the connection. `groups`: the link groups
-    /// of all orphaned lanes, as from [`Rails::inherited_groups`].
+    /// The process of this lane has ended; others of its family may go on with the connection. `groups`: the link
+    /// groups of all orphaned lanes, as from [`Rails::inherited_groups`].
     pub(super) fn inherit(
         &mut self,
         at: Key,

@@ -1,5 +1,5 @@
-//! The memory and the doorbell of a link group, and how they are made. A chunk's stage decides what may be done with it:
-//! given to its writer, mapped by the writer, sealed, given to the other client.
+//! The memory and the doorbell of a link group, and how they are made. A chunk's stage decides what may be done with
+//! it: given to its writer, mapped by the writer, sealed, given to the other client.
 
 use crate::os::memfd;
 use lane::abi::{CHUNK_BYTES, CONTROL_BYTES, LANES, REMOTE_CHUNK_BYTES};

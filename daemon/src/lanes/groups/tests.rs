@@ -286,7 +286,7 @@ fn a_group_that_is_inherited() {
     let mut out = Out::default();
     w.groups.client_dead(ClientId(1), &[kept], &mut out);
     w.help(out);
-    assert_eq!(w.gone, [(ClientId(3), 1)], "of the other link");
+    assert_eq!(w.gone, [(ClientId(3), 1)], "of the other link group");
     assert_eq!((w.groups.len(), w.groups.lanes()), (1, 1));
     // The survivor closes, those who have inherited end, in any order and more than once.
     w.groups
@@ -344,8 +344,8 @@ fn forgotten_before_the_offer() {
     assert_eq!(w.groups.lanes(), 0);
 }
 
-/// A client reports that it cannot map what it was given after lanes were offered on the link group: the other end gives
-/// them back, and nobody is offered a lane on that link group again.
+/// A client reports that it cannot map what it was given after lanes were offered on the link group: the other end
+/// gives them back, and nobody is offered a lane on that link group again.
 #[test]
 fn a_group_that_fails_behind_its_offers() {
     let mut w = World::new(10, u64::MAX);

@@ -54,7 +54,7 @@ pub enum Msg {
         id: u64,
     },
     /// The receiver's end `lookup` will not find its other end here for now, for this reason (shown to the user; the
-    /// seek stays).
+    /// lookup stays).
     Hint {
         lookup: u64,
         reason: u32,
@@ -77,7 +77,7 @@ pub enum Msg {
         make: u64,
         reason: u32,
     },
-    /// An end of the sender's node is that are expedited (`underpass check`): look for the program that
+    /// An end of the sender's node is expedited (`underpass check`): look for the program that
     /// holds its other end, and ask it to register. Addresses as that other end has them, as far
     /// as the sender knows.
     Expedited {

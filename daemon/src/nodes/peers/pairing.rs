@@ -3,7 +3,7 @@
 //!
 //! Of two nodes, the one with the smaller name is the *initiator*, the other the *responder*. The responder sends
 //! a `Lookup` for each of its ends that may have its other end at the initiator's node. The initiator stores the
-//! Seeks. For each of its own ends it knows the digest that the fitting Lookup would have, and answers that Lookup
+//! lookups. For each of its own ends it knows the digest that the fitting Lookup would have, and answers that Lookup
 //! with `Make`. Both nodes check the proof and the other's claim; `Made` makes it a pair. It does not matter which
 //! end registers first, and a Lookup that fits no end changes nothing.
 //!
@@ -34,8 +34,8 @@ mod expedited;
 mod heard;
 mod table;
 
-/// Most Seeks that are kept for one peer, or sent to one.
-pub(crate) const SEEKS: usize = 16_384;
+/// Most lookups that are kept for one peer, or sent to one.
+pub(crate) const LOOKUPS_MAX: usize = 16_384;
 /// A `Make` without an answer is void after this time.
 const MAKE_NS: u64 = 5_000_000_000;
 /// If more ends wait than may be sought at a time, they take turns of at least this length.
@@ -107,7 +107,7 @@ struct Sought {
     end: End,
     scope: Scope,
     note: Shown,
-    /// What another node has said of its other end, when it was looked for that are expedited.
+    /// What another node has said of its other end, when that was looked for because this end is expedited.
     seen: u32,
 }
 
@@ -431,7 +431,7 @@ impl Pairing {
         self.ends.len()
     }
 
-    /// Number of Seeks that `node` has with us or we have with it, and of its claims about other nodes' addresses.
+    /// Number of lookups that `node` has with us or we have with it, and of its claims about other nodes' addresses.
     pub fn counts(&self, node: &str) -> (usize, u64) {
         let t = self.tables.get(node);
         t.map_or((0, 0), |t| (t.lookups.len() + t.sent.len(), t.lies))

@@ -30,7 +30,7 @@ pub(crate) struct Ready {
     pub frames: Frames,
     pub met: Accepted,
     pub key: Key,
-    /// How many looks for the peer keeps for us, from its hello.
+    /// How many lookups the peer keeps for us, from its hello.
     pub room: usize,
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn hello(ctx: &Context) -> Msg {
         node: ctx.own.to_string(),
         incarnation: ctx.incarnation,
         release: env!("CARGO_PKG_VERSION").into(),
-        lookups: pairing::SEEKS as u32,
+        lookups: pairing::LOOKUPS_MAX as u32,
     }
 }
 

@@ -116,7 +116,7 @@ pub fn exposed(files: &TlsConfig) -> bool {
 /// Device, inode, modification time and size: what differs between two states of a file.
 type Stamp = Option<(u64, u64, i64, i64, u64)>;
 
-/// The state of the files, compared to notice a change. Renames, rewrites and replaced link groups (as in mounted
+/// The state of the files, compared to notice a change. Renames, rewrites and replaced symbolic links (as in mounted
 /// Kubernetes secrets) are all noticed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stamps([Stamp; 3]);

@@ -71,7 +71,7 @@ impl RxState {
     }
 
     /// Would a receive find something right now? Does not ask the kernel. For epoll: `None` means "only the kernel
-    /// knows" (TCP bytes come first), unless the lane [`RxState::has_news`]. Changes nothing, so it needs no lock.
+    /// knows" (TCP bytes come first), unless [`RxState::has_news`]. Changes nothing, so it needs no lock.
     pub fn ready(&self, m: &Memory) -> Option<bool> {
         match self.mode.load(Relaxed) {
             mode::RING => Some(self.has_ring_bytes(m) || self.error.is_set()),

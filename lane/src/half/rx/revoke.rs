@@ -131,9 +131,9 @@ impl RxState {
     }
 
     /// Across nodes, if bytes of this epoch were taken from the ring: asks the sender to go down and waits for its
-    /// frame, which says where TCP continues whatever becomes of the link group. (If none were taken, the stream continues
-    /// where the epoch began, without a frame: a frame could end up behind prefix bytes that only a receive may
-    /// take.) Both ends tell the two cases apart by the cursor of the revocation.
+    /// frame, which says where TCP continues whatever becomes of the link group. (If none were taken, the stream
+    /// continues where the epoch began, without a frame: a frame could end up behind prefix bytes that only a receive
+    /// may take.) Both ends tell the two cases apart by the cursor of the revocation.
     fn recall(&self, m: &Memory, port: &impl Port) -> Result<Option<Revoked>, Reason> {
         let word = m.own_rx().word.load(Relaxed);
         if !word.has(rx::REVOKED) {

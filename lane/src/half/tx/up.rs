@@ -18,8 +18,8 @@ impl TxState {
         let Some(epoch) = self.ready_epoch(m) else {
             return Ok(false);
         };
-        // SYNC natives: we change the mode, then look whether native calls are running; `enter_native` counts itself
-        // in, then looks at the mode.
+        // SYNC native-calls: we change the mode, then look whether native calls are running; `enter_native` counts
+        // itself in, then looks at the mode.
         self.mode.swap(mode::SWITCH, SeqCst);
         fence_after_rmw();
         let up = self.up_checks(m, port);

@@ -154,7 +154,8 @@ fn rearm(s: &Set, r: u32, ev: epoll_event) {
     }
     push(s, r);
     if s.waiters.load(SeqCst) > 0 {
-        fdtab::signal(s.kick.load(Relaxed)); // another thread sleeps in the set, and the registration may be ready already
+        // Another thread sleeps in the set, and the registration may be ready already.
+        fdtab::signal(s.kick.load(Relaxed));
     }
 }
 
@@ -198,8 +199,8 @@ fn armed(set: u32, conn: u32, r: u32) {
     let c = table::conn(conn);
     promotion::expected(conn, reg_at(r).fd.load(Relaxed), c);
     if c.flags.load(Relaxed) & flag::LANE != 0 && is_inherited(c) && attached::engaged(c) {
-        // What comes from now on comes on TCP. (If the link group's doorbell were in a set of this process, its owner would
-        // no longer hear it.) Bytes already on the ring are reported from the inner set.
+        // What comes from now on comes on TCP. (If the link group's doorbell were in a set of this process, its owner
+        // would no longer hear it.) Bytes already on the ring are reported from the inner set.
         promotion::take_down(conn);
     }
     let Some(group) = usable_lane(conn) else {
@@ -302,7 +303,8 @@ fn added(s: &Set, set: u32, (conn, fd): (u32, i32), r: Option<u32>) {
         } else {
             armed(set, conn, r);
             promotion::watched(conn, c);
-            s.looked.store(0, Relaxed); // the next wait asks the kernel first, for what TCP has to report about this connection
+            // The next wait asks the kernel first, for what TCP has to report about this connection.
+            s.looked.store(0, Relaxed);
         }
     }
 }

@@ -180,7 +180,8 @@ pub(super) fn harvest(
         h.pushes = s.pushes.load(SeqCst);
     }
     for conn in leaving.all.iter().take(leaving.n) {
-        deactivate_if(conn - 1, || is_leaving(conn - 1)); // it may no longer be held, or the entry may be another connection's
+        // It may no longer be held, or the entry may be another connection's.
+        deactivate_if(conn - 1, || is_leaving(conn - 1));
     }
     if h.stays && s.asleep.load(SeqCst) & !HEARS != 0 {
         fdtab::signal(s.kick.load(Relaxed)); // the kernel, too, wakes the next thread for what stays ready
@@ -318,7 +319,7 @@ pub(super) fn pass_on(s: &Set) {
     }
 }
 
-/// Calls `f(slot, group, peer's words, seen, now)` (`seen` and `now` are counters) for each group that has published.
+/// Calls `f(slot, counter, peer's words, seen, now)` (`seen` and `now` are its values) for each counter that has moved.
 /// Set lock held.
 #[inline(always)]
 fn published(s: &Set, all: bool, mut f: impl FnMut(usize, usize, &Control, u32, u32)) {
@@ -393,7 +394,7 @@ struct Early {
 const EARLY: usize = 64;
 
 impl Early {
-    /// Reads a group's log. (If a lane has several registrations, only one of them is found here.)
+    /// Reads a counter's log. (If a lane has several registrations, only one of them is found here.)
     fn read(
         &mut self,
         s: &Set,
@@ -531,7 +532,7 @@ pub(super) fn each_chained(s: &Set, mut f: impl FnMut(u32, &Reg)) {
     });
 }
 
-/// Has any group that this set watches published? Only reads, and takes no lock.
+/// Has any counter that this set watches moved? Only reads, and takes no lock.
 pub(super) fn changed(s: &Set) -> bool {
     for k in 0..slots(s) {
         let Some(l) = set_group(s, k).filter(|l| !l.is_muted()) else {

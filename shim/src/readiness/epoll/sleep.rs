@@ -288,8 +288,8 @@ fn hear_daemon(s: &Set) -> i32 {
     ctl
 }
 
-/// Milliseconds that the sleep may last, and whether there are registrations on link groups of an ancestor process, whose
-/// doorbells it does not hear.
+/// Milliseconds that the sleep may last, and whether there are registrations on link groups of an ancestor process,
+/// whose doorbells it does not hear.
 fn nap_ms(s: &Set, left: i64, blocked: bool, patient: bool) -> (i64, bool) {
     let mut nap = engine::nap(left, true);
     if blocked {
@@ -354,8 +354,9 @@ unsafe fn woken(
     n
 }
 
-/// A nap has ended. During it, no doorbell was heard of link groups that this process has inherited, so each registration
-/// on them is looked at: a way down may have to go on, and what is on TCP for good returns to the kernel's set.
+/// A nap has ended. During it, no doorbell was heard of link groups that this process has inherited, so each
+/// registration on them is looked at: a way down may have to go on, and what is on TCP for good returns to the kernel's
+/// set.
 #[cold]
 fn look_at_kin(s: &Set) {
     if let Some(_g) = lock::lock(&s.lock) {
@@ -372,8 +373,8 @@ fn fault() -> i32 {
     -1
 }
 
-/// Takes the doorbells of muted link groups out of the inner set, and puts those of link groups no longer muted back in. True:
-/// some are muted, and the sleep has to be short.
+/// Takes the doorbells of muted link groups out of the inner set, and puts those of link groups no longer muted back
+/// in. True: some are muted, and the sleep has to be short.
 fn mute(s: &Set) -> bool {
     let mut muted = 0u64;
     for k in 0..slots(s) {

@@ -76,7 +76,7 @@ impl LinkGroups {
 
 /// Connections that are counted as natively waited for. They are remembered by index, because descriptors may get
 /// another meaning meanwhile.
-pub(super) struct Natives {
+pub(super) struct NativeCalls {
     stack: [u32; STACK],
     mapped: Option<(*mut u8, usize)>,
     n: usize,
@@ -84,10 +84,10 @@ pub(super) struct Natives {
     tables: u32,
 }
 
-impl Natives {
+impl NativeCalls {
     /// Counts the connections for which `which` holds. `None`: one of them is not on TCP.
     pub(super) fn enter(fds: &[pollfd], which: impl Fn(&pollfd, u32) -> bool) -> Option<Self> {
-        let mut new = Natives {
+        let mut new = NativeCalls {
             stack: [0; STACK],
             mapped: None,
             n: 0,
@@ -152,7 +152,7 @@ fn conns(fds: &[pollfd]) -> impl Iterator<Item = u32> + '_ {
 struct Ears {
     place: Place,
     groups: LinkGroups,
-    native_calls: Natives,
+    native_calls: NativeCalls,
     /// No entry has a lane: only the kernel and the daemon can wake this thread.
     alone: bool,
     /// One bit for each link group that this thread leads.
@@ -176,7 +176,7 @@ impl Ears {
         };
         let native_calls = match alone && groups.len() > 0 {
             true => None, // a lane was attached just now
-            false => Natives::enter(fds, native_one),
+            false => NativeCalls::enter(fds, native_one),
         };
         let Some(native_calls) = native_calls else {
             place.give(false);
@@ -191,8 +191,8 @@ impl Ears {
         })
     }
 
-    /// Joins the sleepers of all link groups. Returns the milliseconds that the sleep may last. `full`: an entry waits for
-    /// room on a ring.
+    /// Joins the sleepers of all link groups. Returns the milliseconds that the sleep may last. `full`: an entry waits
+    /// for room on a ring.
     fn join(&mut self, (left, end): (i64, i64), full: bool, patient: bool) -> i64 {
         let heard = self.place.index().is_some() && !self.groups.many;
         let mut nap = ends::sooner(engine::nap(left, self.alone || heard), end);

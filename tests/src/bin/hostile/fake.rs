@@ -1,4 +1,4 @@
-//! A shim that is none, and what it holds of links with its victim.
+//! A shim that is none, and what it holds of link groups with its victim.
 
 use super::Random;
 use anyhow::{Context, Result};

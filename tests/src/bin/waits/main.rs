@@ -390,7 +390,7 @@ fn storm(ms: u64, port: &str) {
         .filter(|(_, n, name)| *n == CONTROL_BYTES + CHUNK_BYTES && name.contains("memfd"))
         .collect();
     assert_eq!(areas.len(), 1, "{areas:?}");
-    // SAFETY: our area's chunk 0, mapped as long as the link is there; all its words are atomics.
+    // SAFETY: our area's chunk 0, mapped as long as the link group is there; all its words are atomics.
     let ctl = unsafe { &*(areas[0].0 as *const Control) };
     let bells: Vec<i32> = std::fs::read_dir("/proc/self/fd")
         .expect("fd")
@@ -415,7 +415,7 @@ fn storm(ms: u64, port: &str) {
             ctl.seq[g].0.fetch_add(1, SeqCst);
         }
         for b in &bells {
-            // SAFETY: open, as long as the link is there.
+            // SAFETY: open, as long as the link group is there.
             lane::notify::doorbell::ring(unsafe { std::os::fd::BorrowedFd::borrow_raw(*b) });
         }
         bumps += 1;

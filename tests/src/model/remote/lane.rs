@@ -1,4 +1,4 @@
-//! State, actions and properties of one direction of a lane across nodes; the steps of the parties
+//! State, actions and properties of one direction of a lane across nodes; the steps
 //! are in `sender` (A, and D1 when it acts for A), `daemons`, `network` and `receiver`.
 
 use super::daemons;
@@ -188,7 +188,7 @@ impl Model for Lane {
             Property::always("no reset without need", |_, s: &State| {
                 s.fault != Some(Fault::Reset)
             }),
-            Property::always("honest parties believe each other", |_, s: &State| {
+            Property::always("the honest believe each other", |_, s: &State| {
                 s.fault != Some(Fault::Impossible)
             }),
             Property::always("nobody waits for ever", |m: &Lane, s: &State| {

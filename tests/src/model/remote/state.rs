@@ -144,7 +144,7 @@ pub enum Fault {
     Early,
     /// The connection was reset for no good reason.
     Reset,
-    /// A party found something that its honest peer cannot have written.
+    /// An end or a daemon found something that its honest peer cannot have written.
     Impossible,
 }
 

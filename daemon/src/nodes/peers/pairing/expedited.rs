@@ -1,4 +1,4 @@
-//! Ends that are expedited, across nodes: `underpass check` opens a connection and wants to know at once what becomes of
+//! Expedited ends, across nodes: `underpass check` opens a connection and wants to know at once what becomes of
 //! it, while the program at the other end makes no calls and will not register by itself. The node that may have
 //! that program is told which connection it is, and looks for it as it does for connections of its own (see
 //! `nodes::expedite`).

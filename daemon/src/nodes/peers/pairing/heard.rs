@@ -2,14 +2,14 @@
 
 use super::claim::{hint, judge};
 use super::table::{Lookup, Table};
-use super::{Alive, EndKey, Making, Out, Paired, Pairing, Part, Shown, SEEKS};
+use super::{Alive, EndKey, Making, Out, Paired, Pairing, Part, Shown, LOOKUPS_MAX};
 use crate::nodes::peers::digest::Key;
 use crate::nodes::peers::directory::{Name, Owner};
 use crate::nodes::peers::msg::{Claim, Msg};
 use lane::proto::reason::Reason;
 
 impl Pairing {
-    /// A channel to `node` is up; the node keeps `room` Seeks for us.
+    /// A channel to `node` is up; the node keeps `room` lookups for us.
     pub fn channel_up(
         &mut self,
         node: &Name,
@@ -23,7 +23,7 @@ impl Pairing {
             return;
         };
         t.channel = Some(key);
-        t.room = room.min(SEEKS);
+        t.room = room.min(LOOKUPS_MAX);
         let mine = self.ends.iter().filter(|(_, s)| s.scope.covers(node));
         let mut mine: Vec<EndKey> = mine.map(|(k, _)| *k).collect();
         mine.sort_unstable();
@@ -36,7 +36,7 @@ impl Pairing {
         }
     }
 
-    /// The channel is gone: Seeks and Makes of both sides are void.
+    /// The channel is gone: lookups and Makes of both sides are void.
     pub fn channel_down(
         &mut self,
         node: &Name,
@@ -177,11 +177,11 @@ impl Pairing {
         let Some(t) = self.tables.get_mut(node) else {
             return Ok(());
         };
-        if t.lookups.len() >= SEEKS {
-            return Err("more seeks than there is room for");
+        if t.lookups.len() >= LOOKUPS_MAX {
+            return Err("more lookups than there is room for");
         }
         if t.lookups.contains_key(&id) {
-            return Err("a seek's number is used twice");
+            return Err("a lookup's number is used twice");
         }
         let owner = self.directory.owner(claim.local.ip());
         if owner != Owner::Nobody && owner != Owner::Peer(node.clone()) {

@@ -1,6 +1,6 @@
-//! The state of pairing with one peer. As initiator: the peer's Seeks, and our ends that may fit them. As
-//! responder: our Seeks, and ends that wait for a turn. Every map here is bounded by `SEEKS` or by the number of
-//! our own ends.
+//! The state of pairing with one peer. As initiator: the peer's lookups, and our ends that may fit them. As responder:
+//! our lookups, and ends that wait for a turn. Every map here is bounded by `LOOKUPS_MAX` or by the number of our own
+//! ends.
 
 use super::{EndKey, Making, Out, Part, Tuple};
 use crate::nodes::peers::digest::Key;
@@ -23,7 +23,7 @@ pub(super) struct Table {
     pub channel: Option<Key>,
     /// Why there is none.
     pub down: Reason,
-    /// How many Seeks the peer keeps for us.
+    /// How many lookups the peer keeps for us.
     pub room: usize,
     // As initiator.
     pub expected: HashMap<Digest, EndKey>,
@@ -32,7 +32,7 @@ pub(super) struct Table {
     pub by_proof: HashMap<Digest, u64>,
     pub by_tuple: HashMap<Tuple, u64>,
     pub makes: HashMap<u64, Making>,
-    // As responder. Numbers of Seeks only grow: the first is the oldest.
+    // As responder. Numbers of lookups only grow: the first is the oldest.
     pub sent: BTreeMap<u64, (EndKey, u64)>,
     pub numbers: HashMap<EndKey, u64>,
     pub parked: VecDeque<EndKey>,

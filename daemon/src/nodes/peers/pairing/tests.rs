@@ -102,7 +102,7 @@ impl Net {
         for (x, y) in [(i, j), (j, i)] {
             let (name, key) = (self.nodes[y].name.clone(), key.clone());
             self.at(x, |p, now, alive, out| {
-                p.channel_up(&name, key, SEEKS, now, alive, out)
+                p.channel_up(&name, key, LOOKUPS_MAX, now, alive, out)
             });
         }
     }

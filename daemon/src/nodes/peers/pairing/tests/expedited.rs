@@ -1,4 +1,4 @@
-//! Ends that are expedited: a search on the other node.
+//! Expedited ends: a search on the other node.
 
 use super::*;
 

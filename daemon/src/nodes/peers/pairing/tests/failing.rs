@@ -80,16 +80,16 @@ fn what_a_peer_may_make_us_keep_is_bounded() {
             let claim = c.clone();
             p.message(&b, Msg::Lookup { id, claim }, now, alive, out)
         };
-        for id in 0..SEEKS as u64 {
+        for id in 0..LOOKUPS_MAX as u64 {
             say(id).unwrap();
         }
-        assert!(say(SEEKS as u64).is_err());
+        assert!(say(LOOKUPS_MAX as u64).is_err());
         assert_eq!(out.len(), 0, "and nothing is sent for it");
     });
     let t = &net.nodes[0].p.tables[&b];
     assert_eq!(
         (t.lookups.len(), t.by_proof.len(), t.by_tuple.len()),
-        (SEEKS, 1, 1)
+        (LOOKUPS_MAX, 1, 1)
     );
     net.part(0, 1);
     net.join(0, 1);
@@ -132,7 +132,7 @@ fn what_a_peer_may_make_us_keep_is_bounded() {
     });
 }
 
-/// More ends than the peer keeps Seeks for take turns; none waits for ever.
+/// More ends than the peer keeps lookups for take turns; none waits for ever.
 #[test]
 fn more_ends_than_room() {
     let mut net = Net::new(2);
