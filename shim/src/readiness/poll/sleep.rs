@@ -148,51 +148,20 @@ fn conns(fds: &[pollfd]) -> impl Iterator<Item = u32> + '_ {
     fds.iter().filter_map(|p| fdtab::conn(p.fd))
 }
 
-/// What a sleep listens to besides the application's entries.
-struct Ears {
-    place: Place,
-    groups: LinkGroups,
-    native_calls: NativeCalls,
+/// What a sleep listens to besides the application's entries. (References, because a copy would need stack.)
+struct Ears<'a> {
+    place: &'a Place,
+    groups: &'a LinkGroups,
+    native_calls: &'a NativeCalls,
     /// No entry has a lane: only the kernel and the daemon can wake this thread.
     alone: bool,
     /// One bit for each link group that this thread leads.
     leads: u64,
 }
 
-impl Ears {
-    /// `foreign`: a lane is another process's. `None`: a connection has changed meanwhile.
-    #[inline(always)]
-    fn take(fds: &[pollfd], foreign: bool) -> Option<Self> {
-        let alone = !foreign && !conns(fds).any(|i| ours(i).is_some());
-        let place = match foreign || alone {
-            true => Place::none(),
-            // From here on, a thread that attaches a lane to one of these connections wakes this one.
-            false => Place::take(conns(fds).fold(0, |mask, i| mask | waiters::bit(i))),
-        };
-        let mut groups = LinkGroups::new();
-        conns(fds).filter_map(ours).for_each(|l| groups.add(l));
-        let native_one = |p: &pollfd, i: u32| {
-            for_bytes(p) && ours(i).is_none() && !(foreign && attached::engaged(table::conn(i)))
-        };
-        let native_calls = match alone && groups.len() > 0 {
-            true => None, // a lane was attached just now
-            false => NativeCalls::enter(fds, native_one),
-        };
-        let Some(native_calls) = native_calls else {
-            place.give(false);
-            return None;
-        };
-        Some(Ears {
-            place,
-            groups,
-            native_calls,
-            alone,
-            leads: 0,
-        })
-    }
-
-    /// Joins the sleepers of all link groups. Returns the milliseconds that the sleep may last. `full`: an entry waits
-    /// for room on a ring.
+impl Ears<'_> {
+    /// Joins the sleepers of all link groups. Returns the milliseconds that the sleep may last. `full`: an entry waits for
+    /// room on a ring.
     fn join(&mut self, (left, end): (i64, i64), full: bool, patient: bool) -> i64 {
         let heard = self.place.index().is_some() && !self.groups.many;
         let mut nap = ends::sooner(engine::nap(left, self.alone || heard), end);
@@ -303,7 +272,7 @@ fn in_kernel(
     native: &impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> i32 {
     let undo = || ears.undo();
-    let place = &ears.place;
+    let place = ears.place;
     let asleep = |f: &dyn Fn() -> i32| thread::asleep(place.efd(), true, place.in_sleep(), f);
     let (entries, n) = (all.as_mut_ptr(), all.len());
     thread::or_undo(&undo, || {
@@ -340,9 +309,32 @@ pub(super) fn sleep(
     if end == 0 {
         return Slept::Again;
     }
-    let Some(mut ears) = Ears::take(fds, foreign) else {
+    let alone = !foreign && !conns(fds).any(|i| ours(i).is_some());
+    let place = match foreign || alone {
+        true => Place::none(),
+        // From here on, a thread that attaches a lane to one of these connections wakes this one.
+        false => Place::take(conns(fds).fold(0, |mask, i| mask | waiters::bit(i))),
+    };
+    let mut groups = LinkGroups::new();
+    conns(fds).filter_map(ours).for_each(|l| groups.add(l));
+    let native_one = |p: &pollfd, i: u32| {
+        for_bytes(p) && ours(i).is_none() && !(foreign && attached::engaged(table::conn(i)))
+    };
+    let native_calls = match alone && groups.len() > 0 {
+        true => None, // a lane was attached just now
+        false => NativeCalls::enter(fds, native_one),
+    };
+    let Some(native_calls) = native_calls else {
+        place.give(false);
         sys::sched_yield();
         return Slept::Again;
+    };
+    let mut ears = Ears {
+        place: &place,
+        groups: &groups,
+        native_calls: &native_calls,
+        alone,
+        leads: 0,
     };
     let full = ask(fds, tmp, patient);
     let mut nap = ears.join((left, end), full, patient);
