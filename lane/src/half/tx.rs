@@ -394,12 +394,13 @@ impl TxState {
         // After the publish, which is a full fence: has the receiver asked for something?
         let word = m.peer_rx().word.load(Acquire);
         if !self.is_quiet(word) {
-            let whole = self.is_closed(word) && self.met_close(m, port, begin, word);
+            // (A receiver that has revoked, and then closed, is answered as one that has revoked.)
+            let closed = self.is_closed(word) && !word.has(rx::REVOKED);
+            let unread = closed && !self.met_close(m, port, begin);
             if let Err(r) = self.answer(m, port, word) {
                 return Sent::Reset(r);
             }
-            head = match self.is_closed(word) {
-                true if whole => head,
+            head = match unread {
                 true => self.take_back_all(m, begin),
                 false => self.take_back(m, begin),
             };
@@ -445,7 +446,7 @@ impl TxState {
     /// the other kernel answers them with a reset. (A quick receiver may have read some of them before it closed.)
     fn take_back_all(&self, m: &Memory, begin: u64) -> u64 {
         let head = self.head.load(Relaxed);
-        if m.is_remote() || self.mode.load(Relaxed) != mode::TCP {
+        if m.is_remote() {
             return head;
         }
         // The closed word was stored after the last cursor, so the cursor is final.

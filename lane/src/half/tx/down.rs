@@ -48,11 +48,11 @@ impl TxState {
     /// end that looked at the ring before the last of them was there closes without a reset, and then its kernel has
     /// to answer with one.
     #[cold]
-    pub(super) fn met_close(&self, m: &Memory, port: &impl Port, begin: u64, word: RxWord) -> bool {
+    pub(super) fn met_close(&self, m: &Memory, port: &impl Port, begin: u64) -> bool {
         let head = self.head.load(Relaxed);
         // The closed word was stored after the last cursor, so the cursor is final.
         let read = self.refresh(m).unwrap_or(begin).min(head);
-        if m.is_remote() || word.has(rx::REVOKED) || read <= begin {
+        if m.is_remote() || read <= begin {
             return false;
         }
         let mut at = read;
