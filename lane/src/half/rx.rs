@@ -561,7 +561,7 @@ impl RxState {
     /// All bytes that were already read from the ring are skipped on TCP.
     fn skipped(&self, m: &Memory) {
         let rest = self.rest.swap(0, Relaxed);
-        if m.is_remote() && rest > 0 {
+        if m.is_remote() {
             let limit = self.tcp_pos.load(Relaxed) + rest;
             self.limit.store(limit, Relaxed);
             self.mode.store(mode::REST, Relaxed);

@@ -156,7 +156,6 @@ impl TxState {
         // The slot's head continues from its last use, so that cursors never decrease.
         let head = m.own_head().load(Relaxed);
         self.head.store(head, Relaxed);
-        self.peer_cursor.store(head, Relaxed);
         self.epoch.store(base, Relaxed);
         self.mode.store(mode::TCP, Relaxed);
         self.frame_done.store(LEN as u32, Relaxed);
@@ -520,13 +519,7 @@ impl TxState {
             return Ok(Progress::Blocked);
         }
         match self.mode.load(Relaxed) {
-            mode::RING => {
-                let word = m.peer_rx().word.load(Acquire);
-                if !self.is_quiet(word) {
-                    return self.answer(m, port, word);
-                }
-                Ok(Progress::Done)
-            }
+            mode::RING => self.answer(m, port, m.peer_rx().word.load(Acquire)),
             mode::DRAIN => self.drain(m, port),
             mode::ASK => Ok(match self.answered(m, port) {
                 // A caller that waits for us to go down must wait for the answer first.

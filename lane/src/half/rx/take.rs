@@ -28,7 +28,7 @@ impl RxState {
             // (For the port, a null pointer means that the bytes are discarded.)
             let got = match how.discard {
                 true => port.tcp_recv(core::ptr::null_mut(), n, false),
-                false if p.is_null() && n > 0 => Err(libc::EFAULT),
+                false if p.is_null() => Err(libc::EFAULT),
                 false => port.tcp_recv(p, n, false),
             };
             match got {
@@ -36,7 +36,7 @@ impl RxState {
                     self.tcp_pos.fetch_add(k as u64, Relaxed);
                     total += k;
                     iov.untake(n - k); // the caller may continue with the rest of the buffer
-                    if k == 0 && total == 0 && n > 0 {
+                    if k == 0 && total == 0 {
                         return Received::Eof;
                     }
                     if k < n {
