@@ -102,6 +102,19 @@ mod tests {
             for n in 0..LEN { prop_assert!(Frame::could_start(&b[..n])); }
         }
 
+        /// Every byte before the epoch counts.
+        #[test]
+        fn one_bit_off_is_not_a_frame(fin: bool, at in 0usize..8, bit in 0u8..8) {
+            let kind = if fin { Kind::Fin } else { Kind::Down };
+            let f = Frame { kind, epoch: Epoch::new(1), rest: 0, cursor: 0, tag: 0 };
+            let mut b = f.encode();
+            b[at] ^= 1 << bit;
+            let other = [Kind::Down, Kind::Fin].map(|kind| Some(Frame { kind, ..f }));
+            let is_kind = at == 5 && matches!(b[5], 1 | 2);
+            prop_assert_eq!(other.contains(&Frame::decode(&b)), is_kind);
+            prop_assert_eq!(Frame::could_start(&b), at >= 4);
+        }
+
         #[test]
         fn noise_is_not_a_frame(b: [u8; LEN]) {
             if b[0..4] != MAGIC.to_le_bytes() { prop_assert_eq!(Frame::decode(&b), None); }

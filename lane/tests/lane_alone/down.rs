@@ -1,0 +1,299 @@
+//! Each way down of a sender: what is on TCP then, and what is said about it.
+
+use super::end::*;
+use lane::abi::{marks, rx, tx, Loc, TxWord};
+use lane::half::tx::{mode, UNSEEN};
+use lane::half::{Progress, Sent};
+use lane::proto::frame::{Kind, LEN};
+use lane::proto::reason::Reason;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A receiver that has closed, or shut both directions, is sent nothing that its kernel would answer with a reset.
+#[test]
+fn down_before_a_receiver_that_is_gone() {
+    let both = marks::ENDED | marks::DEAF;
+    for remote in NEAR_AND_REMOTE {
+        for (flags, said, gone) in [
+            (rx::NONE, marks::ENDED, false),
+            (rx::NONE, marks::DEAF, false),
+            (rx::NONE, both, true),
+            (rx::CLOSED, 0, true),
+        ] {
+            let e = Alone::up(remote);
+            e.send(100);
+            e.their_rx().marks.store(said, Relaxed);
+            e.says(FIRST, is_quiet(remote) | flags);
+            assert_eq!(e.tx.down(&e.memory(), &e.tcp), Ok(Progress::Done));
+            assert_eq!(e.mode(), mode::TCP);
+            assert_eq!(e.tx.downs.load(Relaxed), 1);
+            let (sent, phase) = match gone && !remote {
+                true => (0, tx::BROKEN),
+                false => (LEN + 100, tx::DOWN),
+            };
+            assert_eq!(e.on_tcp(), sent, "{remote} {flags:?} {said}");
+            assert_eq!(e.state(), TxWord::new(FIRST, phase));
+        }
+    }
+    // Of another epoch: it is not about us.
+    let e = Alone::up(false);
+    e.send(100);
+    e.says(SECOND, rx::READY | rx::CLOSED);
+    e.tx.down(&e.memory(), &e.tcp).unwrap();
+    assert_eq!(e.on_tcp(), LEN + 100);
+}
+
+/// Everything is read: on one node the words suffice. Across nodes only a frame tells where TCP goes on.
+#[test]
+fn down_with_nothing_unread() {
+    for remote in NEAR_AND_REMOTE {
+        let e = Alone::up(remote);
+        e.send(100);
+        e.reads(100);
+        let pushed = e.tcp.pushed.get();
+        assert_eq!(e.tx.down(&e.memory(), &e.tcp), Ok(Progress::Done));
+        assert_eq!(e.tx.downs.load(Relaxed), 1);
+        if remote {
+            let f = e.frame();
+            assert_eq!((f.kind, f.cursor, f.rest), (Kind::Down, 100, 0));
+            assert_eq!(e.state(), TxWord::new(FIRST, tx::DOWN));
+            assert_eq!(e.tcp.pushed.get(), pushed + 1);
+        } else {
+            assert_eq!(e.on_tcp(), 0);
+            assert_eq!(e.state(), TxWord::new(FIRST, tx::RESUMED));
+        }
+        assert_eq!(e.tx.down(&e.memory(), &e.tcp), Ok(Progress::Done));
+        assert_eq!(e.tx.downs.load(Relaxed), 1, "only once");
+    }
+}
+
+/// A revocation names a cursor: anything from the last one seen to the head, and no more unread than rings hold.
+#[test]
+fn revoked_at_a_cursor() {
+    let revoked = |known, at| {
+        let e = Alone::up(false);
+        e.send(SIZE);
+        e.reads(known);
+        e.their_rx().revoked.store(at, Relaxed);
+        e.says(FIRST, rx::READY | rx::REVOKED);
+        let r = e.tx.look(&e.memory(), &e.tcp);
+        (r, e.on_tcp())
+    };
+    let all = SIZE as u64;
+    assert_eq!(revoked(0, 0), (Ok(Progress::Done), SIZE), "a full ring");
+    assert_eq!(revoked(0, UNSEEN), (Ok(Progress::Done), SIZE));
+    assert_eq!(revoked(10, 10), (Ok(Progress::Done), SIZE - 10));
+    assert_eq!(revoked(10, all - 1), (Ok(Progress::Done), 1));
+    assert_eq!(revoked(10, all), (Ok(Progress::Done), 0));
+    assert_eq!(revoked(10, 9), (Err(Reason::Hostile), 0));
+    assert_eq!(revoked(10, all + 1), (Err(Reason::Hostile), 0));
+    assert_eq!(
+        revoked(10, UNSEEN),
+        (Err(Reason::Hostile), 0),
+        "it has read"
+    );
+
+    // More than the rings hold, of a sender that has moved and moved again: only a liar says so.
+    let e = Alone::up(false);
+    let m = e.memory();
+    e.send(SIZE);
+    e.reads(SIZE as u64);
+    assert!(e.tx.can_move(&m));
+    e.tx.move_to(&m, Loc { page: 1, ..RING });
+    e.send(SIZE);
+    e.their_rx().revoked.store(SIZE as u64 - 1, Relaxed);
+    e.says(FIRST, rx::READY | rx::REVOKED);
+    assert_eq!(e.tx.look(&m, &e.tcp), Err(Reason::Hostile));
+}
+
+/// Across nodes a frame answers a revocation, unless nothing of the epoch was read.
+#[test]
+fn revoked_across_nodes() {
+    for (at, framed) in [(UNSEEN, false), (0, false), (1, true), (60, true)] {
+        let e = Alone::up(true);
+        e.send(100);
+        e.reads(if framed { at } else { 0 });
+        e.their_rx().revoked.store(at, Relaxed);
+        e.says(FIRST, is_quiet(true) | rx::REVOKED);
+        assert_eq!(e.tx.down(&e.memory(), &e.tcp), Ok(Progress::Done));
+        let n = match framed {
+            true => LEN + 100 - at as usize,
+            false => 100,
+        };
+        assert_eq!(e.on_tcp(), n, "{at}");
+        assert_eq!(e.tx.phase() == tx::DOWN, framed);
+    }
+}
+
+/// A receiver reads a part of a send and closes: all of it counts as sent, and what is unread is on TCP as well.
+#[test]
+fn a_receiver_that_closes_within_a_send() {
+    for (read, whole) in [(0, false), (1, true), (100, true)] {
+        let e = Alone::up(false);
+        e.send(50);
+        e.reads(50 + read);
+        e.says(FIRST, rx::READY | rx::CLOSED);
+        // (The cursor moves only when the bytes are there.)
+        let before = e.tx.unread(&e.memory());
+        assert_eq!(before.is_err(), read > 0);
+        let r = e.send(100);
+        if whole {
+            assert_eq!(r, Sent::Bytes(100));
+            assert_eq!(e.on_tcp(), 100 - read as usize);
+            assert_eq!(e.head(), 150);
+            assert_eq!(e.tx.again.load(Relaxed), 100 - read);
+        } else {
+            assert_eq!(r, Sent::Tcp);
+            assert_eq!((e.on_tcp(), e.head()), (0, 50), "taken back");
+        }
+        assert_eq!((e.mode(), e.tx.downs.load(Relaxed)), (mode::TCP, 1));
+        assert_eq!(e.tx.tcp_pos.load(Relaxed) as usize, e.on_tcp());
+    }
+    // It had revoked before: what TCP does not take was not sent, and nothing is there twice.
+    for room in [0, 30, 200] {
+        let e = Alone::up(false);
+        e.their_rx().revoked.store(0, Relaxed);
+        e.says(FIRST, rx::READY | rx::REVOKED | rx::CLOSED);
+        e.tcp.room.set(room);
+        let n = room.min(100);
+        let r = e.send(100);
+        assert_eq!(r, if n > 0 { Sent::Bytes(n) } else { Sent::Blocked });
+        assert_eq!((e.on_tcp(), e.head() as usize), (n, n));
+        assert_eq!(e.mode() == mode::TCP, room >= 100);
+    }
+    // Across nodes they may be on their way.
+    let e = Alone::up(true);
+    e.reads(10);
+    e.says(FIRST, is_quiet(true) | rx::CLOSED);
+    assert_eq!(e.send(100), Sent::Bytes(100));
+    assert_eq!((e.on_tcp(), e.head()), (0, 100));
+    assert_eq!(e.state(), TxWord::new(FIRST, tx::BROKEN));
+}
+
+/// What must be on TCP before a FIN.
+#[test]
+fn before_a_fin() {
+    for remote in NEAR_AND_REMOTE {
+        let e = Alone::new(remote);
+        assert!(!e.tx.holds_fin(&e.memory()));
+        let e = Alone::up(remote);
+        let m = e.memory();
+        assert_eq!(e.tx.holds_fin(&m), remote);
+        e.send(100);
+        e.tcp.room.set(5);
+        e.tx.down(&m, &e.tcp).unwrap();
+        assert_eq!((e.tx.holds_fin(&m), e.tx.must_flush()), (remote, false));
+        let e = Alone::up(remote);
+        let m = e.memory();
+        e.send(100);
+        e.their_rx().revoked.store(0, Relaxed);
+        e.says(FIRST, is_quiet(remote) | rx::REVOKED);
+        e.tcp.room.set(5);
+        e.tx.look(&m, &e.tcp).unwrap();
+        assert!(e.tx.holds_fin(&m) && e.tx.must_flush());
+    }
+    let e = Alone::new(true);
+    e.says(FIRST, rx::READY);
+    e.tx.try_up(&e.memory(), &e.tcp).unwrap();
+    assert!(e.tx.holds_fin(&e.memory()), "asking");
+}
+
+/// Before a shutdown on one node, what is unread goes to TCP; only all of it is of use.
+#[test]
+fn unread_bytes_before_a_fin() {
+    let repeat = |e: &Alone| e.tx.repeat_unread(&e.memory(), &e.tcp);
+    assert_eq!(repeat(&Alone::new(false)), None);
+    let e = Alone::up(false);
+    assert_eq!(repeat(&e), None, "nothing is unread");
+    assert_eq!((e.mode(), e.on_tcp()), (mode::RING, 0));
+    for room in [0, LEN + 99, LEN + 100] {
+        let e = Alone::up(false);
+        e.send(100);
+        e.tcp.room.set(room);
+        let whole = (room == LEN + 100).then_some(room as u64);
+        assert_eq!(repeat(&e), whole);
+        for (sent, inside, ended) in [(0, 1, false), (3, 0, false), (0, 0, true)] {
+            // Another thread is sending, or has sent.
+            (0..inside * u32::from(whole.is_some())).for_each(|_| assert!(e.tx.enter_native()));
+            let tcp_pos = whole.map(|n| n + sent);
+            e.tx.shut(&e.memory(), &e.tcp, tcp_pos);
+            let phase = match (whole, ended) {
+                (None, _) => tx::BROKEN,
+                (Some(_), true) => tx::ENDED,
+                (Some(_), false) => tx::DOWN,
+            };
+            let what = format!("{room} {sent} {inside}");
+            assert_eq!(e.state(), TxWord::new(FIRST, phase), "{what}");
+            (0..e.tx.inside()).for_each(|_| e.tx.leave_native(0));
+        }
+    }
+}
+
+/// A shutdown says what the ring's bytes are: on the ring only. It counts as a way down once.
+#[test]
+fn a_shutdown_on_the_ring() {
+    let e = Alone::up(false);
+    e.tx.shut(&e.memory(), &e.tcp, None);
+    assert_eq!(e.state(), TxWord::new(FIRST, tx::BROKEN));
+    assert_eq!((e.mode(), e.tx.downs.load(Relaxed)), (mode::TCP, 1));
+    let e = Alone::up(false);
+    e.send(100);
+    e.tcp.room.set(5);
+    e.tx.down(&e.memory(), &e.tcp).unwrap();
+    e.tx.shut(&e.memory(), &e.tcp, None);
+    assert_eq!(e.state(), TxWord::new(FIRST, tx::BROKEN));
+    assert_eq!((e.mode(), e.tx.downs.load(Relaxed)), (mode::TCP, 1));
+    let e = Alone::new(false);
+    let n = publishes(&e, || e.tx.shut(&e.memory(), &e.tcp, None));
+    assert_eq!((n, e.tx.downs.load(Relaxed)), (0, 0));
+    assert_eq!(e.state(), TxWord::default());
+}
+
+/// The end of the stream is announced when all has landed and the receiver is past what TCP held.
+#[test]
+fn a_fin_frame() {
+    for (landed, flags, finished) in [
+        (99, rx::PAST, false),
+        (100, rx::NONE, false),
+        (100, rx::PAST, true),
+    ] {
+        let e = Alone::up(true);
+        e.send(100);
+        e.their_rx().landed.store(landed, Relaxed);
+        e.says(FIRST, is_quiet(true) | flags);
+        let r = e.tx.finish(&e.memory(), &e.tcp);
+        if finished {
+            assert_eq!(r, Ok(Progress::Done));
+            let f = e.frame();
+            assert_eq!((f.kind, f.cursor, f.rest), (Kind::Fin, 100, 0));
+            assert_eq!((e.on_tcp(), e.tx.downs.load(Relaxed)), (LEN, 1));
+            assert_eq!(e.state(), TxWord::new(FIRST, tx::DOWN));
+        } else {
+            assert_eq!((r, e.on_tcp()), (Ok(Progress::Blocked), 0));
+            // Asked to go down meanwhile, it does.
+            e.says(FIRST, is_quiet(true) | flags | rx::WANT_DOWN);
+            assert_eq!(e.tx.finish(&e.memory(), &e.tcp), Ok(Progress::Done));
+            assert_eq!(e.frame().kind, Kind::Down);
+        }
+    }
+    // On one node there is no such frame.
+    let e = Alone::up(false);
+    e.says(FIRST, rx::READY | rx::PAST);
+    assert_eq!(e.tx.finish(&e.memory(), &e.tcp), Ok(Progress::Done));
+    assert_eq!((e.mode(), e.on_tcp()), (mode::RING, 0));
+}
+
+/// TCP has failed: the end of the connection is told once, to the application; what is not there is on the ring.
+#[test]
+fn tcp_fails_on_the_way_down() {
+    for room in [0, LEN + 50] {
+        let e = Alone::up(false);
+        e.send(100);
+        e.tcp.room.set(room);
+        assert_eq!(e.tx.down(&e.memory(), &e.tcp), Ok(Progress::Blocked));
+        e.tcp.error.set(libc::EPIPE);
+        assert_eq!(e.tx.drain(&e.memory(), &e.tcp), Ok(Progress::Done));
+        assert_eq!(e.state(), TxWord::new(FIRST, tx::BROKEN));
+        assert_eq!(e.tx.error.take(), libc::EPIPE);
+        assert_eq!(e.mode(), mode::TCP);
+    }
+}

@@ -1,0 +1,13 @@
+//! The halves of a lane, each without the other: every word that the other end or a daemon can have stored is written by
+//! hand, every answer of TCP is chosen, and all that follows is compared, looks and publishes included.
+
+#![cfg(not(loom))]
+
+mod died;
+mod down;
+mod end;
+mod ends;
+mod leaving;
+mod receive;
+mod up;
+mod work;
