@@ -1,18 +1,21 @@
 //! Mutants of the switch, takeover and what daemons do across nodes: each must fail a test that needs no virtual machine.
 //!
 //! All mutants of the files below are built at once, each behind a test of its number, in a copy of the tree under
-//! `target/mutants`; a run of the test programs with `MUTANT=n` then has that one. A seeded sample is run.
+//! `target/mutants`; a run of the test programs with `MUTANT=n` then has that one. A seeded sample is run. It fails if
+//! a mutant survives that `survivors.md` does not explain.
 //!
 //! ```text
 //! make mutants ARGS="[SAMPLE [SEED]]"          300 and 1
 //! make mutants ARGS="only N..."                these, and says what the test programs print
 //! make mutants ARGS="in PART [SAMPLE [SEED]]"  those of files whose name has PART
+//! make mutants ARGS=list                       all of them, with their numbers
 //! ```
 
 mod rewrite;
+mod survivors;
 
 use anyhow::{bail, ensure, Context, Result};
-use rewrite::{Mutant, Rewriter};
+use rewrite::{Key, Mutant, Rewriter};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -40,21 +43,39 @@ const PLACES: [&str; 12] = [
 /// Environment variables.
 type Told = &'static [(&'static str, &'static str)];
 
-/// Test programs, the quick ones first: crate, target, what they are told.
-const PROGRAMS: [(&str, &str, Told); 9] = [
+/// Test programs, the quick ones first: crate, target, what they are told. (`LOOM` is built on its own.)
+const PROGRAMS: [(&str, &str, Told); 11] = [
     ("lane", "lib", &[]),
+    ("lane", "lane_alone", &[]),
     ("lane", "lane_cases", &[]),
     ("lane", "lane_remote", &[]),
     ("lane", "lane_takeover", &[]),
-    ("lane", "lane_random", &[("PROPTEST_CASES", "2000")]),
-    ("lane", "lane_hostile", &[]),
-    ("lane", "takeover_hostile", &[]),
+    (
+        "lane",
+        "lane_random",
+        &[("PROPTEST_CASES", "2000"), SAME_CASES],
+    ),
+    ("lane", "lane_hostile", &[SAME_CASES]),
+    ("lane", "takeover_hostile", &[SAME_CASES]),
     ("underpass-rdma", "seeds", &[("SEEDS", "300")]),
     ("underpassd", "two_daemons", &[("SEEDS", "400")]),
+    ("lane", LOOM, &[]),
 ];
+
+/// The library's own tests under loom.
+const LOOM: &str = "loom";
+
+/// Random operations are the same in each run.
+const SAME_CASES: (&str, &str) = ("PROPTEST_RNG_SEED", "1");
+
+/// What is known of survivors.
+const SURVIVORS: &str = "tests/mutants/survivors.md";
 
 /// A test program that runs so many times longer than without a mutant hangs.
 const SLOWER: u32 = 20;
+
+/// Where that build is, below `target/mutants`.
+const LOOM_BUILD: &str = "build-loom";
 
 /// The root of the contract crate, and what is added to it.
 const LIB: &str = "lane/src/lib.rs";
@@ -80,6 +101,13 @@ pub mod mutant {
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    if words == ["list"] {
+        let (all, _) = rewrite(&paths::root(), &BTreeSet::new())?;
+        for (n, m) in all.iter().enumerate() {
+            println!("{}", m.name(n));
+        }
+        return Ok(());
+    }
     let bench = Bench::build()?;
     let all = 0..bench.mutants.len();
     let (sample, loud): (Vec<usize>, bool) = match words.as_slice() {
@@ -89,7 +117,7 @@ fn main() -> Result<()> {
         ),
         ["in", part, rest @ ..] => {
             let of: Vec<usize> = all
-                .filter(|n| bench.mutants[*n].file.contains(part))
+                .filter(|n| bench.mutants[*n].key.file.contains(part))
                 .collect();
             (choose(of, rest)?, false)
         }
@@ -169,37 +197,22 @@ impl Bench {
         let mut without = BTreeSet::new();
         for _ in 0..20 {
             let mutants = write(&from, &tree, &without)?;
-            let out = Command::new(env!("CARGO"))
-                .current_dir(&tree)
-                .args(["test", "--release", "--no-run", "--message-format=json"])
-                .args(["--config", "profile.release.lto=false"])
-                .args(["--config", "profile.release.codegen-units=16"])
-                .args([
-                    "-p",
-                    "underpass-lane",
-                    "-p",
-                    "underpass-rdma",
-                    "-p",
-                    "underpassd",
-                    "--lib",
-                ])
-                .args(
-                    PROGRAMS
-                        .iter()
-                        .filter(|p| p.1 != "lib")
-                        .flat_map(|p| ["--test", p.1]),
-                )
-                .env("CARGO_TARGET_DIR", to.join("build"))
-                .env("RUSTFLAGS", "-Awarnings")
-                .stderr(Stdio::inherit())
-                .output()?;
-            let said = String::from_utf8_lossy(&out.stdout);
-            if !out.status.success() {
-                let bad = wrong(&tree, &said)?;
-                if bad.is_empty() {
-                    errors(&said).for_each(|v| eprintln!("{}", v["message"]["rendered"]));
-                    bail!("the tree with mutants does not build");
+            let mut said = String::new();
+            let mut bad = BTreeSet::new();
+            for loom in [false, true] {
+                let out = cargo(&tree, &to, loom).output()?;
+                let now = String::from_utf8_lossy(&out.stdout);
+                if !out.status.success() {
+                    bad = wrong(&tree, &now)?;
+                    if bad.is_empty() {
+                        errors(&now).for_each(|v| eprintln!("{}", v["message"]["rendered"]));
+                        bail!("the tree with mutants does not build");
+                    }
+                    break;
                 }
+                said += &now;
+            }
+            if !bad.is_empty() {
                 without.extend(bad);
                 continue;
             }
@@ -221,10 +234,12 @@ impl Bench {
                 .filter(|v| v["reason"] == "compiler-artifact" && v["profile"]["test"] == true)
                 .find(|v| {
                     let name = match target {
-                        "lib" => package,
+                        "lib" | LOOM => package,
                         t => t,
                     };
-                    v["target"]["name"] == name.replace('-', "_") || v["target"]["name"] == name
+                    let at = v["executable"].as_str().unwrap_or_default();
+                    (v["target"]["name"] == name.replace('-', "_") || v["target"]["name"] == name)
+                        && at.contains(LOOM_BUILD) == (target == LOOM)
                 })
                 .and_then(|v| Some(PathBuf::from(v["executable"].as_str()?)));
             let mut p = Program {
@@ -252,7 +267,7 @@ impl Bench {
 
     fn run(&self, sample: &[usize], loud: bool) -> Result<()> {
         let next = Mutex::new(sample.iter());
-        let left = Mutex::new(Vec::new());
+        let left = Mutex::new(BTreeSet::new());
         let begin = Instant::now();
         let work = || -> Result<()> {
             loop {
@@ -271,10 +286,10 @@ impl Bench {
                 }
                 let m = &self.mutants[*n];
                 match killer {
-                    Some(k) => println!("{n} {}:{} {}: {k}", m.file, m.line, m.what),
+                    Some(k) => println!("{}: {k}", m.name(*n)),
                     None => {
-                        println!("{n} {}:{} {}: SURVIVES", m.file, m.line, m.what);
-                        left.lock().expect("lock").push(*n);
+                        println!("{}: SURVIVES", m.name(*n));
+                        left.lock().expect("lock").insert(*n);
                     }
                 }
             }
@@ -284,24 +299,97 @@ impl Bench {
             all.into_iter()
                 .try_for_each(|t| t.join().expect("a thread of ours"))
         })?;
-        let mut left = left.into_inner()?;
-        left.sort_unstable();
-        println!("\nsurvivors");
-        for n in &left {
-            let m = &self.mutants[*n];
-            println!("{n} {}:{} {}", m.file, m.line, m.what);
-        }
-        let none = sample.iter().filter(|n| self.without.contains(n)).count();
+        let left = left.into_inner()?;
+        let tried: Vec<usize> = sample
+            .iter()
+            .copied()
+            .filter(|n| !self.without.contains(n))
+            .collect();
+        let none = sample.len() - tried.len();
+        let unexplained = self.report(&tried, &left)?;
         println!(
-            "{} mutants in all, {} tried, {} caught, {} survive ({none} did not compile), in {:.0} s",
+            "{} mutants in all, {} tried, {} caught, {} survive, {unexplained} of them unexplained ({none} did not \
+             compile), in {:.0} s",
             self.mutants.len(),
-            sample.len() - none,
-            sample.len() - none - left.len(),
+            tried.len(),
+            tried.len() - left.len(),
             left.len(),
             begin.elapsed().as_secs_f64()
         );
+        ensure!(
+            unexplained == 0,
+            "{unexplained} survivors are not explained"
+        );
         Ok(())
     }
+
+    /// Prints which survivors are explained, and which explanations are out of date. Returns the number of
+    /// unexplained survivors.
+    fn report(&self, tried: &[usize], left: &BTreeSet<usize>) -> Result<usize> {
+        let text = std::fs::read_to_string(paths::root().join(SURVIVORS))?;
+        let explained = survivors::explained(&text)?;
+        let is = |n: &usize| explained.contains(&self.mutants[*n].key);
+        let list = |title: &str, which: &dyn Fn(&usize) -> bool| {
+            let some: Vec<&usize> = tried.iter().filter(|n| which(n)).collect();
+            if !some.is_empty() {
+                println!("\n{title}");
+            }
+            for n in &some {
+                println!("{}", self.mutants[**n].name(**n));
+            }
+            some.len()
+        };
+        list("explained survivors", &|n| left.contains(n) && is(n));
+        list("explained, and caught all the same", &|n| {
+            !left.contains(n) && is(n)
+        });
+        let all: BTreeSet<&Key> = self.mutants.iter().map(|m| &m.key).collect();
+        for k in explained.iter().filter(|k| !all.contains(k)) {
+            println!("\nexplained, but there is no such change: {}", k.name());
+        }
+        let unexplained = list("unexplained survivors", &|n| left.contains(n) && !is(n));
+        println!();
+        Ok(unexplained)
+    }
+}
+
+impl Key {
+    fn name(&self) -> String {
+        format!("{} in `{}`: {}", self.file, self.within, self.what)
+    }
+}
+
+impl Mutant {
+    fn name(&self, n: usize) -> String {
+        let Key { file, within, what } = &self.key;
+        format!("{n} {file}:{} in `{within}`: {what}", self.line)
+    }
+}
+
+/// Builds the test programs of the tree, either the one under loom or all others.
+fn cargo(tree: &Path, to: &Path, loom: bool) -> Command {
+    let mut c = Command::new(env!("CARGO"));
+    c.current_dir(tree)
+        .args(["test", "--release", "--no-run", "--message-format=json"])
+        .args(["--config", "profile.release.lto=false"])
+        .args(["--config", "profile.release.codegen-units=16"])
+        .args(["--lib", "-p", "underpass-lane"])
+        .stderr(Stdio::inherit());
+    if loom {
+        c.env("CARGO_TARGET_DIR", to.join(LOOM_BUILD))
+            .env("RUSTFLAGS", "--cfg loom -Awarnings");
+    } else {
+        c.args(["-p", "underpass-rdma", "-p", "underpassd"]);
+        c.args(
+            PROGRAMS
+                .iter()
+                .filter(|p| !["lib", LOOM].contains(&p.1))
+                .flat_map(|p| ["--test", p.1]),
+        )
+        .env("CARGO_TARGET_DIR", to.join("build"))
+        .env("RUSTFLAGS", "-Awarnings");
+    }
+    c
 }
 
 fn cores() -> usize {
@@ -354,25 +442,37 @@ fn is_mutated(name: &str) -> bool {
 
 /// Writes the mutated files.
 fn write(from: &Path, tree: &Path, without: &BTreeSet<usize>) -> Result<Vec<Mutant>> {
-    let mut r = Rewriter::default();
-    r.without = without.clone();
     let lib = std::fs::read_to_string(from.join(LIB))? + IS;
     put(&tree.join(LIB), lib.as_bytes())?;
+    let (mutants, texts) = rewrite(from, without)?;
+    for (name, text) in texts {
+        put(&tree.join(name), text.as_bytes())?;
+    }
+    Ok(mutants)
+}
+
+/// All mutants, and the files that have them: names and texts.
+type Rewritten = (Vec<Mutant>, Vec<(String, String)>);
+
+/// Puts the mutants into the files that are mutated.
+fn rewrite(from: &Path, without: &BTreeSet<usize>) -> Result<Rewritten> {
+    let mut r = Rewriter::default();
+    r.without = without.clone();
     let mut all = Vec::new();
     files(from, from, &mut all)?;
     all.sort();
+    let mut texts = Vec::new();
     for name in all {
         let text = std::fs::read_to_string(from.join(&name))?;
-        let is = match name.starts_with("lane/") {
+        let is = match name.starts_with("link/") {
             true => "crate::mutant::is",
             false => "::lane::mutant::is",
         };
         let text = r.file(&name, &text, is).with_context(|| name.clone())?;
         // A number is looked for by lines.
-        let text = text.replace("mutant :: is", "mutant\n:: is");
-        put(&tree.join(&name), text.as_bytes())?;
+        texts.push((name, text.replace("mutant :: is", "mutant\n:: is")));
     }
-    Ok(r.mutants)
+    Ok((r.mutants, texts))
 }
 
 fn files(root: &Path, dir: &Path, all: &mut Vec<String>) -> Result<()> {

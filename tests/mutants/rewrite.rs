@@ -1,7 +1,7 @@
 //! Puts every mutant of a source file into it at once: each behind a test of its number, so that one build has them all.
 
 use quote::ToTokens;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use syn::spanned::Spanned;
 use syn::visit_mut::{self, VisitMut};
 use syn::{parse_quote, BinOp, Expr, ItemFn, Pat, Stmt};
@@ -9,8 +9,16 @@ use syn::{parse_quote, BinOp, Expr, ItemFn, Pat, Stmt};
 /// A change of one place.
 #[derive(Clone)]
 pub struct Mutant {
-    pub file: String,
     pub line: usize,
+    pub key: Key,
+}
+
+/// Which change it is, whatever is edited elsewhere in the file.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    pub file: String,
+    /// The function that has it.
+    pub within: String,
     pub what: String,
 }
 
@@ -21,6 +29,10 @@ pub struct Rewriter {
     /// Numbers that did not compile.
     pub without: BTreeSet<usize>,
     file: String,
+    /// The function that is rewritten.
+    within: String,
+    /// Number of changes so far with this key: the second one in a function is called so.
+    same: BTreeMap<Key, u32>,
     /// How this crate names the function that says which mutant is on.
     is: Option<syn::Path>,
 }
@@ -44,11 +56,17 @@ impl Rewriter {
     /// The test of a new number, if it is to be there.
     fn number(&mut self, line: usize, what: String) -> Option<Expr> {
         let n = self.mutants.len();
-        self.mutants.push(Mutant {
+        let mut key = Key {
             file: self.file.clone(),
-            line,
+            within: self.within.clone(),
             what,
-        });
+        };
+        let same = self.same.entry(key.clone()).or_default();
+        *same += 1;
+        if *same > 1 {
+            key.what += &format!(" ({same})");
+        }
+        self.mutants.push(Mutant { line, key });
         let number = n as u32;
         let is = self.is.as_ref().expect("set with the file");
         (!self.without.contains(&n)).then(|| parse_quote!(#is(#number)))
@@ -103,8 +121,10 @@ impl Rewriter {
         if f.constness.is_some() || is_test(attrs) {
             return;
         }
+        let outer = std::mem::replace(&mut self.within, f.ident.to_string());
         self.visit_block_mut(block);
         self.body(f, block);
+        self.within = outer;
     }
 }
 
