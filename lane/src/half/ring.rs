@@ -50,8 +50,7 @@ pub unsafe fn copy_in(ring: Ring, at: u64, src: *const u8, len: usize) {
     unsafe {
         core::ptr::copy_nonoverlapping(src, p, n);
         if n < len {
-            let (p2, _) = ring.run(at + n as u64, (len - n) as u64);
-            core::ptr::copy_nonoverlapping(src.add(n), p2, len - n);
+            core::ptr::copy_nonoverlapping(src.add(n), ring.base, len - n);
         }
     }
 }
@@ -69,8 +68,7 @@ pub unsafe fn copy_out(ring: Ring, at: u64, dst: *mut u8, len: usize) {
     unsafe {
         core::ptr::copy_nonoverlapping(p, dst, n);
         if n < len {
-            let (p2, _) = ring.run(at + n as u64, (len - n) as u64);
-            core::ptr::copy_nonoverlapping(p2, dst.add(n), len - n);
+            core::ptr::copy_nonoverlapping(ring.base, dst.add(n), len - n);
         }
     }
 }

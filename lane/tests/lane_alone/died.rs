@@ -377,6 +377,11 @@ fn receives_that_do_not_fit() {
         assert_eq!(e.rx.holder_died(false, &e.tcp), Ok(()));
         assert_eq!(e.rx.tcp_pos.load(Relaxed), 0, "no such count");
     }
+    let e = Alone::receiving(false, 1 << 33);
+    assert_eq!(e.rx.holder_died(false, &e.tcp), Ok(()));
+    e.tcp.taken.set(1 << 32);
+    assert_eq!(e.rx.holder_died(false, &e.tcp), Ok(()));
+    assert_eq!(e.rx.tcp_pos.load(Relaxed), 1 << 32);
     let e = on_ring();
     e.tcp.taken.set(3);
     e.tcp.knows.set(false);

@@ -63,8 +63,9 @@ pub struct Tcp {
     pub piece: Cell<usize>,
     /// The process dies at the so many-th point from here: before a call, or after its effect.
     pub dies: Cell<Option<u32>>,
-    /// Done in the next call that rings the doorbell.
+    /// Done in the next call that rings the doorbell, or that asks for the so many-th time.
     pub then: RefCell<Option<Box<dyn FnOnce()>>>,
+    pub at_ask: Cell<Option<u32>>,
 }
 
 impl Default for Tcp {
@@ -85,6 +86,7 @@ impl Default for Tcp {
             piece: Cell::new(usize::MAX),
             dies: Cell::default(),
             then: RefCell::default(),
+            at_ask: Cell::default(),
         }
     }
 }
@@ -93,6 +95,19 @@ impl Default for Tcp {
 struct Died;
 
 impl Tcp {
+    fn ask(&self) {
+        self.asked.set(self.asked.get() + 1);
+        if self.at_ask.get() == Some(self.asked.get()) {
+            self.now();
+        }
+    }
+
+    fn now(&self) {
+        if let Some(f) = self.then.take() {
+            f();
+        }
+    }
+
     fn point(&self) {
         match self.dies.get() {
             Some(0) => {
@@ -122,7 +137,7 @@ impl Port for Tcp {
         Ok(n)
     }
     fn tcp_recv(&self, buf: *mut u8, len: usize, peek: bool) -> Result<usize, i32> {
-        self.asked.set(self.asked.get() + 1);
+        self.ask();
         self.point();
         let mut q = self.queue.borrow_mut();
         // As Linux: a receive stops at the urgent byte, and skips it if it is the next one.
@@ -180,7 +195,7 @@ impl Port for Tcp {
         Ok(n)
     }
     fn tcp_unread(&self) -> Result<usize, i32> {
-        self.asked.set(self.asked.get() + 1);
+        self.ask();
         let all = self.queue.borrow().len();
         Ok(self.mark.get().unwrap_or(all))
     }
@@ -203,8 +218,8 @@ impl Port for Tcp {
     }
     fn ring(&self) {
         self.rung.set(self.rung.get() + 1);
-        if let Some(f) = self.then.take() {
-            f();
+        if self.at_ask.get().is_none() {
+            self.now();
         }
         self.point();
     }

@@ -398,3 +398,84 @@ fn an_error_behind_everything() {
         );
     }
 }
+
+/// An error or an end that a look at TCP finds may have come behind a switch that was not there before the look.
+#[test]
+fn an_end_behind_a_switch() {
+    for at in [1, 2] {
+        for error in [0, libc::ETIMEDOUT] {
+            let e = Alone::new(false);
+            assert!(e.rx.declare_ready(&e.memory(), &e.tcp));
+            e.their_tx().loc[0].store(RING.pack(), Relaxed);
+            e.puts(0, &bytes(0, 5));
+            e.tcp.ended.set(true);
+            e.tcp.error.set(error);
+            e.tcp.at_ask.set(Some(at));
+            e.switches_then();
+            assert_eq!(recv(&e, 9), Received::Bytes(5));
+            // The kernel tells an error once.
+            e.tcp.error.set(0);
+            let r = match error {
+                0 => Received::Eof,
+                _ if at == 1 => Received::Eof, // nobody has met it
+                e => Received::Error(e),
+            };
+            assert_eq!(recv(&e, 9), r, "{at} {error}");
+        }
+    }
+}
+
+/// After a frame: bytes that repeat the ring are skipped, those that were announced are waited for, and the direction
+/// is on TCP with the last of them.
+#[test]
+fn behind_a_frame() {
+    // This end has shut its direction down: the kernel delivers what comes all the same.
+    let e = on_ring(false);
+    e.puts(0, &bytes(0, 5));
+    assert_eq!(recv(&e, 5), Received::Bytes(5));
+    e.arrives(&down(0, 5));
+    assert_eq!((recv(&e, 5), mode_of(&e)), (Received::Empty, mode::SKIP));
+    e.rx.shut.store(1, Relaxed);
+    e.tcp.ended.set(true);
+    assert_eq!((recv(&e, 5), mode_of(&e)), (Received::Eof, mode::SKIP));
+    e.arrives(&bytes(0, 7));
+    assert_eq!((recv(&e, 5), mode_of(&e)), (Received::Tcp, mode::TCP));
+    assert_eq!(e.tcp.queue.borrow().len(), 2);
+    // The other end has ended in the middle of the repetition: nothing is missing.
+    let e = on_ring(false);
+    e.puts(0, &bytes(0, 5));
+    assert_eq!(recv(&e, 5), Received::Bytes(5));
+    e.arrives(&down(0, 5));
+    e.arrives(&bytes(0, 2));
+    e.tcp.ended.set(true);
+    assert_eq!((recv(&e, 5), mode_of(&e)), (Received::Eof, mode::TCP));
+    // Across nodes bytes were announced that the ring never had.
+    for (there, end) in [(3, false), (6, false), (7, true)] {
+        let e = on_ring(true);
+        e.puts(0, &bytes(0, 5));
+        assert_eq!(recv(&e, 5), Received::Bytes(5));
+        e.arrives(&down(0, 7));
+        e.arrives(&bytes(0, there));
+        let r = recv(&e, 5);
+        match there {
+            3 => assert_eq!((r, mode_of(&e)), (Received::Empty, mode::SKIP)),
+            6 => assert_eq!((r, mode_of(&e)), (Received::Bytes(1), mode::REST)),
+            _ => assert_eq!((r, mode_of(&e)), (Received::Bytes(2), mode::TCP)),
+        }
+        e.tcp.ended.set(true);
+        let r = recv(&e, 5);
+        assert_eq!(r == Received::Error(libc::ECONNRESET), !end, "{there}");
+        assert_eq!(r == Received::Tcp, end);
+    }
+    // A peek has met the frame before the last byte of the ring: then TCP tells what there is to read.
+    let e = on_ring(true);
+    e.puts(0, &bytes(0, 5));
+    e.arrives(&down(0, 5));
+    assert_eq!(e.rx.unread(&e.memory(), &e.tcp), Some(5));
+    assert_eq!(
+        (mode_of(&e), e.rx.ready(&e.memory())),
+        (mode::LAST, Some(true))
+    );
+    assert_eq!(recv(&e, 5), Received::Bytes(5));
+    assert_eq!((mode_of(&e), e.rx.ready(&e.memory())), (mode::LAST, None));
+}

@@ -4,6 +4,7 @@ use super::end::*;
 use lane::abi::{rx, tx, Epoch, RxWord, RING_LOG2_MAX};
 use lane::half::rx::{mode, How};
 use lane::half::Received;
+use lane::proto::frame::Kind;
 use lane::proto::reason::Reason;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -280,4 +281,44 @@ fn an_urgent_mark() {
     assert_eq!(e.recv(20, peek).0, Received::Empty);
     assert_eq!(e.recv(0, look()).0, Received::Empty);
     assert!(e.tcp.mark.get().is_some());
+}
+
+/// The cursor of a frame: no further from the reader's than two of the largest rings, and on the right side of it. Tag
+/// and epoch are the lane's.
+#[test]
+fn a_frame_that_cannot_be() {
+    const START: u64 = 1 << 24;
+    let most = 2 << RING_LOG2_MAX;
+    let after = |remote, frame: &[u8]| {
+        let e = Alone::receiving(remote, 0);
+        e.their_tx().up_start.store(START, Relaxed);
+        e.theirs().heads[L].store(START, Relaxed);
+        assert_eq!(recv(&e, 1), Received::Empty);
+        assert_eq!(mode_of(&e), mode::RING);
+        e.arrives(frame);
+        let r = recv(&e, 0);
+        (r, mode_of(&e))
+    };
+    let hostile = (Received::Reset(Reason::Hostile), mode::RING);
+    let skip = (Received::Empty, mode::SKIP);
+    for remote in NEAR_AND_REMOTE {
+        assert_eq!(after(remote, &down(START - most, most as u32)), skip);
+        assert_eq!(after(remote, &down(START - most - 1, 1 << 30)), hostile);
+        assert_eq!(after(remote, &down(START + 1, 0)), hostile);
+        assert_eq!(after(remote, &down(START, 0)), (Received::Tcp, mode::TCP));
+        // It announces less than the reader has of it.
+        let r = after(remote, &down(START - 5, 4)).0;
+        assert_eq!(r, Received::Reset(Reason::Hostile));
+    }
+    let end = |cursor| after(true, &frame(Kind::Fin, cursor, 0));
+    assert_eq!(end(START), (Received::Eof, mode::FIN));
+    assert_eq!(end(START + most + 1), hostile);
+    assert_eq!(end(START - 1), hostile);
+    assert_eq!(end(START + most).1, mode::FIN);
+    for at in [0, 4, 5, 6, 8, 24] {
+        let mut other = down(START, 0);
+        other[at] ^= 0x40;
+        let foreign = (Received::Reset(Reason::Foreign), mode::RING);
+        assert_eq!(after(false, &other), foreign, "{at}");
+    }
 }
