@@ -11,6 +11,7 @@
 //! make mutants ARGS=list                       all of them, with their numbers
 //! ```
 
+mod known;
 mod rewrite;
 mod survivors;
 
@@ -44,7 +45,7 @@ const PLACES: [&str; 12] = [
 type Told = &'static [(&'static str, &'static str)];
 
 /// Test programs, the quick ones first: crate, target, what they are told. (`LOOM` is built on its own.)
-const PROGRAMS: [(&str, &str, Told); 11] = [
+const PROGRAMS: [(&str, &str, Told); 13] = [
     ("lane", "lib", &[]),
     ("lane", "lane_alone", &[]),
     ("lane", "lane_cases", &[]),
@@ -57,6 +58,8 @@ const PROGRAMS: [(&str, &str, Told); 11] = [
     ),
     ("lane", "lane_hostile", &[SAME_CASES]),
     ("lane", "takeover_hostile", &[SAME_CASES]),
+    ("underpassd", "lib", &[]),
+    ("underpass-rdma", "hostile", &[]),
     ("underpass-rdma", "seeds", &[("SEEDS", "300")]),
     ("underpassd", "two_daemons", &[("SEEDS", "400")]),
     ("lane", LOOM, &[]),
@@ -194,7 +197,8 @@ impl Bench {
             true
         })?;
         copy(&from, &tree, &[], &|n| n != LIB && !is_mutated(n))?;
-        let mut without = BTreeSet::new();
+        let list = to.join("without");
+        let mut without = known::load(&from, &list, &rewrite(&from, &BTreeSet::new())?.0)?;
         for _ in 0..20 {
             let mutants = write(&from, &tree, &without)?;
             let mut said = String::new();
@@ -216,6 +220,7 @@ impl Bench {
                 without.extend(bad);
                 continue;
             }
+            known::store(&from, &list, &mutants, &without)?;
             let mut b = Bench {
                 mutants,
                 without,
@@ -353,12 +358,6 @@ impl Bench {
     }
 }
 
-impl Key {
-    fn name(&self) -> String {
-        format!("{} in `{}`: {}", self.file, self.within, self.what)
-    }
-}
-
 impl Mutant {
     fn name(&self, n: usize) -> String {
         let Key { file, within, what } = &self.key;
@@ -464,7 +463,7 @@ fn rewrite(from: &Path, without: &BTreeSet<usize>) -> Result<Rewritten> {
     let mut texts = Vec::new();
     for name in all {
         let text = std::fs::read_to_string(from.join(&name))?;
-        let is = match name.starts_with("link/") {
+        let is = match name.starts_with("lane/") {
             true => "crate::mutant::is",
             false => "::lane::mutant::is",
         };

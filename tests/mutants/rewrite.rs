@@ -22,6 +22,12 @@ pub struct Key {
     pub what: String,
 }
 
+impl Key {
+    pub fn name(&self) -> String {
+        format!("{} in `{}`: {}", self.file, self.within, self.what)
+    }
+}
+
 /// Rewrites files; numbers go on from one to the next.
 #[derive(Default)]
 pub struct Rewriter {

@@ -239,3 +239,48 @@ impl<V: Provider> Loop<V> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::system::Machine;
+
+    const MS: u64 = 1_000_000;
+
+    /// Whether the alarm goes off within so many ms.
+    fn rings(set: &OwnedFd, ms: u64) -> bool {
+        let mut ready = [const { MaybeUninit::<Event>::uninit() }; 4];
+        let most = Timespec {
+            tv_sec: 0,
+            tv_nsec: (ms * MS) as _,
+        };
+        let (ready, _) = epoll::wait(set, &mut ready[..], Some(&most)).expect("a set");
+        ready.iter().any(|e| e.data.u64() == ALARM)
+    }
+
+    /// It goes off at the earliest of the times that it was given since it went off last.
+    #[test]
+    fn an_alarm() {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).expect("a set");
+        let mut alarm = Alarm::new(&set).expect("a timer");
+        let remote = Machine.now() + 10_000 * MS;
+        assert!(alarm.by(remote));
+        assert!(!rings(&set, 5));
+        let soon = Machine.now() + 30 * MS;
+        assert!(alarm.by(soon) && alarm.by(remote), "the earlier one counts");
+        assert!(rings(&set, 900) && Machine.now() >= soon);
+        assert!(rings(&set, 0), "until it is taken in");
+        alarm.over();
+        assert!(!rings(&set, 5));
+        // A time that has passed, even the very first.
+        for at in [0, 1, Machine.now()] {
+            assert!(alarm.by(at) && rings(&set, 900), "{at}");
+            alarm.over();
+            assert!(!rings(&set, 0));
+        }
+        // To the second.
+        let next = (Machine.now() / 1_000_000_000 + 1) * 1_000_000_000;
+        assert!(alarm.by(next) && !rings(&set, 0));
+        assert!((0..3).any(|_| rings(&set, 500)) && Machine.now() >= next);
+    }
+}

@@ -298,6 +298,18 @@ fn across_nodes_with_nothing_read() {
         }
         assert_eq!((revoke(&e), mode_of(&e)), (Revoked::Clear, mode::TCP));
     }
+    // TCP fails, or ends unannounced, with the ring empty.
+    for error in [0, libc::ETIMEDOUT] {
+        let e = Alone::receiving(true, 0);
+        assert_eq!(recv(&e, 1), Received::Empty);
+        assert_eq!(revoke(&e), Revoked::Pending);
+        e.sender_says(FIRST, tx::DOWN);
+        e.tcp.ended.set(true);
+        e.tcp.error.set(error);
+        assert_eq!(revoke(&e), Revoked::Impossible);
+        let told = if error == 0 { libc::ECONNRESET } else { error };
+        assert_eq!((mode_of(&e), e.rx.error.get()), (mode::RING, told));
+    }
     let e = on_ring(true, 0);
     assert_eq!(revoke(&e), Revoked::Pending);
     e.sender_says(FIRST, tx::DOWN);
@@ -389,6 +401,10 @@ fn peeks_over_the_border() {
         e.tcp.error.set(libc::ETIMEDOUT);
         assert_eq!(e.recv(100, how).0, Received::Error(libc::ETIMEDOUT));
     }
+    // Of no bytes: no end.
+    let e = Alone::receiving(false, 5);
+    e.arrives(&bytes(0, 3));
+    assert_eq!(e.recv(0, peek(false)).0, Received::Bytes(0));
     // What is no frame of ours must not be shown.
     let e = in_prefix(false, 1);
     e.arrives(&[0x55; LEN + 20]);
