@@ -297,3 +297,23 @@ fn tcp_fails_on_the_way_down() {
         assert_eq!(e.mode(), mode::TCP);
     }
 }
+
+/// Who must be on TCP comes down from wherever it is, also from the ring that its look has brought it to.
+#[test]
+fn come_down() {
+    for remote in NEAR_AND_REMOTE {
+        let e = Alone::up(remote);
+        e.send(100);
+        assert_eq!(e.tx.come_down(&e.memory(), &e.tcp), Ok(Progress::Done));
+        assert_eq!((e.mode(), e.on_tcp()), (mode::TCP, LEN + 100));
+        assert_eq!(e.tx.come_down(&e.memory(), &e.tcp), Ok(Progress::Done));
+        assert_eq!(e.on_tcp(), LEN + 100);
+    }
+    let e = Alone::new(true);
+    e.says(FIRST, rx::READY);
+    assert_eq!(e.tx.try_up(&e.memory(), &e.tcp), Ok(false));
+    assert_eq!(e.tx.come_down(&e.memory(), &e.tcp), Ok(Progress::Blocked));
+    e.says(FIRST, is_quiet(true));
+    assert_eq!(e.tx.come_down(&e.memory(), &e.tcp), Ok(Progress::Done));
+    assert_eq!((e.mode(), e.on_tcp()), (mode::TCP, LEN));
+}

@@ -360,3 +360,24 @@ fn a_daemon_that_dies() {
         }
     }
 }
+
+/// TCP fails while the daemon has the direction: its end tells the application, once it has it back.
+#[test]
+fn tcp_fails_during_a_takeover() {
+    let e = Alone::up(true);
+    let m = e.memory();
+    e.send(100);
+    let t = match lane::half::TxState::take(&e.taken(), &e.tcp, TAG, || false) {
+        Ok(lane::half::tx::Taken::Yes(t)) => t,
+        _ => panic!("it is there to be taken"),
+    };
+    e.tcp.room.set(5);
+    assert_eq!(t.down(&e.taken(), &e.tcp), Ok(Progress::Blocked));
+    assert_eq!(e.tx.look(&m, &e.tcp), Ok(Progress::Blocked));
+    e.tcp.error.set(libc::EPIPE);
+    assert_eq!(t.down(&e.taken(), &e.tcp), Ok(Progress::Done));
+    assert_eq!(e.state(), TxWord::new(FIRST, tx::UP), "the end's own word");
+    assert_eq!(e.tx.look(&m, &e.tcp), Ok(Progress::Done));
+    assert_eq!((e.mode(), e.tx.error.take()), (mode::TCP, libc::EPIPE));
+    assert_eq!(e.tx.tcp_pos.load(Relaxed), 5);
+}
