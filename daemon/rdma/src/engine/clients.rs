@@ -176,7 +176,7 @@ impl<P: Provider> Pair<P> {
             let mut ring = false;
             for (i, counter) in p.counters.iter_mut().enumerate() {
                 if std::mem::take(&mut counter.publish) {
-                    let seq = &p.memory.proxy().seq[g].0;
+                    let seq = &p.memory.proxy().seq[i].0;
                     ring |= notify::publish(seq, &p.memory.app().sleepers.0);
                 }
             }
