@@ -206,7 +206,7 @@ pub fn spin_with_kernel(
         || true,
         || {
             turns += 1;
-            if turns.is_multiple_of(512) && kernel_has() {
+            if turns % 512 == 0 && kernel_has() {
                 kernel = true;
             }
             kernel || news()

@@ -154,7 +154,7 @@ fn slow(word: &AtomicU32, me: u32, most: u32) -> Option<Guard<'_>> {
                 rounds += 1;
             }
             // A caller that gives up also asks: it may come again and again, and be the only one.
-            let ask = last || rounds.is_multiple_of(16) || is_private(word);
+            let ask = last || rounds % 16 == 0 || is_private(word);
             if ask && holder_dead(word, v & !WAITERS) {
                 if let Some(g) = inherit(word, v | WAITERS, me) {
                     return Some(g);
