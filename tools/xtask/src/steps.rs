@@ -21,6 +21,8 @@ pub struct Step {
     pub command: Option<Command>,
     /// Seconds that it may take on a cold machine with two processors; a longer run is only marked.
     pub budget: u64,
+    /// Why it cannot run here, if it cannot: it is counted as skipped, and named.
+    pub skip: Option<String>,
 }
 
 impl Step {
@@ -30,8 +32,20 @@ impl Step {
             kind,
             command: Some(command),
             budget,
+            skip: None,
         }
     }
+
+    /// The same step, which does not run, for this reason.
+    pub fn skipped(mut self, why: String) -> Self {
+        self.skip = Some(why);
+        self
+    }
+}
+
+/// Seconds that these steps may take together.
+pub fn budget(steps: &[Step]) -> u64 {
+    steps.iter().map(|s| s.budget).sum()
 }
 
 #[derive(Default)]
@@ -42,6 +56,8 @@ struct Count {
     /// Of these, those that the test program itself says cannot run here.
     ignored: u64,
     names: Vec<String>,
+    /// Why the step did not run.
+    left_out: Option<String>,
 }
 
 impl Count {
@@ -67,75 +83,130 @@ impl Count {
     }
 }
 
-/// Runs every step, also after one failed, and prints the summary. Success if nothing failed.
+/// What became of a step.
+struct Row {
+    name: &'static str,
+    count: Count,
+    took: Duration,
+    budget: u64,
+}
+
+/// Runs every step, also after one failed, and prints the summary. Success if something ran and nothing failed.
 pub fn run(tree: &Tree, steps: Vec<Step>) -> ExitCode {
-    let begin = Instant::now();
-    let mut rows: Vec<(&str, Count, Duration, u64)> = Vec::new();
-    for mut step in steps {
+    let mut rows: Vec<Row> = packages().into_iter().collect();
+    for step in steps {
         println!("\n== {}", step.name);
         let start = Instant::now();
-        let mut count = Count::default();
-        let ok = match step.command.as_mut() {
-            None => build::all(tree).map_err(|e| eprintln!("{e}")).is_ok(),
-            Some(c) => watch(c, &mut count),
-        };
-        if step.kind == Kind::Tests {
-            // A test program that did not compile or died printed no result, and names that match no
-            // test run none: that is a failure.
-            if count.failed == 0 && (!ok || count.passed + count.ignored == 0) {
-                count.failed += 1;
-                count.names.push("(ended without a result)".into());
-            }
-        } else if ok {
-            count.passed = 1;
-        } else {
-            count.failed = 1;
-        }
-        let stop = step.kind == Kind::Build && !ok;
-        rows.push((step.name, count, start.elapsed(), step.budget));
+        let kind = step.kind;
+        let (name, budget) = (step.name, step.budget);
+        let count = one(tree, step);
+        let stop = kind == Kind::Build && count.failed > 0;
+        let took = start.elapsed();
+        rows.push(Row {
+            name,
+            count,
+            took,
+            budget,
+        });
         if stop {
             break;
         }
     }
-    println!(
-        "\n{:<14}{:>8}{:>8}{:>9}{:>9}{:>8}",
+    let (text, ok) = summary(&rows);
+    println!("\n{text}");
+    crate::code(ok)
+}
+
+/// Seconds that preparing the system may take on a cold machine. `.ci/run` does it, and says how long it took.
+pub const PACKAGES: u64 = 150;
+
+fn packages() -> Option<Row> {
+    let took = std::env::var("UNDERPASS_PACKAGES_SECONDS").ok()?;
+    Some(Row {
+        name: "packages",
+        count: Count::default(),
+        took: Duration::from_secs(took.parse().ok()?),
+        budget: PACKAGES,
+    })
+}
+
+/// Runs one step.
+fn one(tree: &Tree, mut step: Step) -> Count {
+    let mut count = Count::default();
+    if let Some(why) = step.skip {
+        println!("SKIPPED: {why}");
+        count.skipped = 1;
+        count.left_out = Some(why);
+        return count;
+    }
+    let ok = match step.command.as_mut() {
+        None => build::all(tree).map_err(|e| eprintln!("{e}")).is_ok(),
+        Some(c) => watch(c, &mut count),
+    };
+    if step.kind == Kind::Tests {
+        // A test program that did not compile or died printed no result, and names that match no
+        // test run none: that is a failure.
+        if count.failed == 0 && (!ok || count.passed + count.ignored == 0) {
+            count.failed += 1;
+            count.names.push("(ended without a result)".into());
+        }
+    } else if ok {
+        count.passed = 1;
+    } else {
+        count.failed = 1;
+    }
+    count
+}
+
+/// The table, what failed and what was left out, and a last line; and whether that is a success.
+fn summary(rows: &[Row]) -> (String, bool) {
+    let mut text = format!(
+        "{:<14}{:>8}{:>8}{:>9}{:>9}{:>8}\n",
         "step", "passed", "failed", "skipped", "seconds", "budget"
     );
-    let mut sum = Count::default();
-    for (name, c, took, budget) in &rows {
-        println!(
-            "{name:<14}{:>8}{:>8}{:>9}{:>9.1}{budget:>8}{}",
+    let mut line = |name: &str, c: &Count, took: Duration, budget: u64| {
+        let over = if took.as_secs() > budget {
+            "  over"
+        } else {
+            ""
+        };
+        text += &format!(
+            "{name:<14}{:>8}{:>8}{:>9}{:>9.1}{budget:>8}{over}\n",
             c.passed,
             c.failed,
             c.skipped,
             took.as_secs_f64(),
-            if took.as_secs() > *budget {
-                "  over"
-            } else {
-                ""
-            }
         );
-        sum.passed += c.passed;
-        sum.failed += c.failed;
-        sum.skipped += c.skipped;
-        sum.names
-            .extend(c.names.iter().map(|n| format!("{name}: {n}")));
-    }
-    for n in &sum.names {
-        println!("FAILED {n}");
-    }
-    let skipped = if sum.skipped > 0 {
-        format!(", {} skipped", sum.skipped)
-    } else {
-        String::new()
     };
-    println!(
+    let mut sum = Count::default();
+    for r in rows {
+        line(r.name, &r.count, r.took, r.budget);
+        sum.passed += r.count.passed;
+        sum.failed += r.count.failed;
+        sum.skipped += r.count.skipped;
+    }
+    let took: Duration = rows.iter().map(|r| r.took).sum();
+    line("total", &sum, took, rows.iter().map(|r| r.budget).sum());
+    for r in rows {
+        if let Some(why) = &r.count.left_out {
+            text += &format!("SKIPPED {}: {why}\n", r.name);
+        }
+        for n in &r.count.names {
+            text += &format!("FAILED {}: {n}\n", r.name);
+        }
+    }
+    let skipped = match sum.skipped {
+        0 => String::new(),
+        n => format!(", {n} skipped"),
+    };
+    text += &format!(
         "{} passed, {} failed{skipped} in {:.0} s",
         sum.passed,
         sum.failed,
-        begin.elapsed().as_secs_f64()
+        took.as_secs_f64()
     );
-    crate::code(sum.failed == 0)
+    let ran = rows.iter().any(|r| r.count.left_out.is_none());
+    (text, ran && sum.failed == 0)
 }
 
 /// Runs a command, shows its output, counts its results.
@@ -198,5 +269,45 @@ mod tests {
         assert_eq!((c.passed, c.failed, c.skipped), (13, 1, 6));
         assert_eq!(c.ignored, 2);
         assert_eq!(c.names, ["a::b"]);
+    }
+
+    fn row(name: &'static str, count: Count, took: u64, budget: u64) -> Row {
+        Row {
+            name,
+            count,
+            took: Duration::from_secs(took),
+            budget,
+        }
+    }
+
+    #[test]
+    fn what_did_not_run_is_no_pass() {
+        let tree = Tree::find();
+        let step = Step::new("miri", Kind::Tests, 9, tree.command("false", &[]));
+        let count = one(&tree, step.skipped("no Miri".into()));
+        assert_eq!((count.passed, count.failed, count.skipped), (0, 0, 1));
+        let (text, ok) = summary(&[row("miri", count, 0, 9)]);
+        assert!(!ok);
+        assert!(text.contains("\nSKIPPED miri: no Miri\n"), "{text}");
+        assert!(text.ends_with("0 passed, 0 failed, 1 skipped in 0 s"));
+    }
+
+    #[test]
+    fn shows_budgets_and_their_total() {
+        let passed = |n| Count {
+            passed: n,
+            ..Count::default()
+        };
+        let rows = [row("one", passed(3), 11, 10), row("two", passed(4), 20, 30)];
+        let (text, ok) = summary(&rows);
+        assert!(ok);
+        let lines: Vec<Vec<&str>> = text
+            .lines()
+            .map(|l| l.split_whitespace().collect())
+            .collect();
+        assert_eq!(lines[1], ["one", "3", "0", "0", "11.0", "10", "over"]);
+        assert_eq!(lines[2], ["two", "4", "0", "0", "20.0", "30"]);
+        assert_eq!(lines[3], ["total", "7", "0", "0", "31.0", "40"]);
+        assert!(text.ends_with("7 passed, 0 failed in 31 s"));
     }
 }
