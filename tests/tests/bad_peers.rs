@@ -50,9 +50,92 @@ impl Fake<'_> {
     }
 }
 
+/// Not TLS, and the beginning of a handshake with nothing after it.
+fn no_tls(fake: &Fake, a: &Node) -> Result<()> {
+    let (ip, host) = (fake.node.control(), a.control());
+    for (bytes, part) in [
+        ("474554202f20485454502f312e310d0a0d0a", "TLS"),
+        ("1603010200", ""),
+    ] {
+        let mut p = Program::python("peer.py", &fake.node.bare())
+            .args(["plain", &host, bytes])
+            .spawn()?;
+        p.line("end", PATIENCE)?;
+        if !part.is_empty() {
+            a.await_refused(&ip, part)?;
+        }
+    }
+    a.await_refused(&ip, "did not say who it is in time")
+}
+
+/// No common version, in both directions of dialing.
+fn newer_versions(fake: &Fake, a: &Node) -> Result<()> {
+    let (min, max) = (VERSION + 1, VERSION + 2);
+    let newer = hello(max, min);
+    let words = format!("no common version: it speaks {min} to {max}");
+    let ours = format!("{words}, we {MIN_VERSION} to {VERSION}");
+    fake.refused(a, &[&newer], &ours)?;
+    let mut server = fake.program(&["serve", &fake.node.control()], &[&newer])?;
+    server.line("listening", PATIENCE)?;
+    server.line("got", PATIENCE)?;
+    until("it is told why", PATIENCE, || {
+        server.stdout().contains("no common version")
+    })?;
+    a.await_down("n3", &words)?;
+    let t = Talk::between(a, &fake.node, 1)?;
+    a.await_reasons(1, "version", "-")?;
+    t.end()
+}
+
+fn bad_messages(fake: &Fake, a: &Node) -> Result<()> {
+    let hello = &hello(VERSION, MIN_VERSION)[..];
+    let other = hello.replace("n3", "n2");
+    fake.refused(a, &[&other], "its certificate names [n3]")?;
+    fake.refused(a, &["{\"kind\":\"ping\",\"n\":1}"], "is no hello")?;
+    fake.refused(a, &["noise"], "cannot be read")?;
+    fake.refused(a, &[hello, "{\"kind\":\"lookup\"}"], "cannot be read")?;
+    fake.refused(a, &[hello, "raw:00010001"], "more than 65536 bytes")?;
+    fake.refused(a, &[hello, hello], "a second hello")?;
+    fake.refused(
+        a,
+        &[hello, "{\"kind\":\"hint\",\"lookup\":1,\"reason\":1}"],
+        "an initiator's message",
+    )
+}
+
+/// What is unknown is ignored; an address that is not its own is remarked upon. Returns the peer, which goes on.
+fn unknown_and_lies(fake: &Fake, a: &Node) -> Result<Running> {
+    let proof = "ab".repeat(32);
+    let claim = |local: &str| {
+        format!(
+            r#"{{"kind":"lookup","id":{},"claim":{{"proof":"{proof}","local":"{local}","peer":"10.88.1.1:80","age_ms":1,"active":true,"sent":0,"acked":0,"received":0}}}}"#,
+            local.len()
+        )
+    };
+    let (theirs, lie) = (claim("10.88.3.1:5"), claim("10.88.2.1:55"));
+    let hello = &hello(VERSION, MIN_VERSION)[..];
+    let mut p = fake.dial(a, &[hello, "{\"kind\":\"dance\"}", &theirs, &lie])?;
+    p.line("got", PATIENCE)?;
+    a.await_up("n3")?;
+    until("the lie is noticed", PATIENCE, || {
+        let said = p.stdout();
+        said.contains(&format!(
+            r#"{{"kind":"hint","lookup":{},"reason":{}}}"#,
+            "10.88.2.1:55".len(),
+            0x0a00_0016
+        ))
+    })
+    .with_context(|| p.stdout())?;
+    ensure!(a.peer("n3")?["lies"] == 1, "{}", a.picture());
+    ensure!(
+        !p.stdout().contains(r#""lookup":11"#),
+        "its own address is not"
+    );
+    Ok(p)
+}
+
 /// Whatever comes to the port costs its own channel and nothing else.
 #[test]
-#[expect(clippy::too_many_lines)]
 fn root_bad_peers() -> Result<()> {
     let lan = Lan::new()?;
     let node = |n, peers| {
@@ -73,79 +156,10 @@ fn root_bad_peers() -> Result<()> {
         lan: &lan,
         node: node(3, vec![])?,
     };
-    let ip = fake.node.control();
-    let host = a.control();
-    // Not TLS, and the beginning of a handshake with nothing after it.
-    for (bytes, part) in [
-        ("474554202f20485454502f312e310d0a0d0a", "TLS"),
-        ("1603010200", ""),
-    ] {
-        let mut p = Program::python("peer.py", &fake.node.bare())
-            .args(["plain", &host, bytes])
-            .spawn()?;
-        p.line("end", PATIENCE)?;
-        if !part.is_empty() {
-            a.await_refused(&ip, part)?;
-        }
-    }
-    a.await_refused(&ip, "did not say who it is in time")?;
-    // Versions, in both directions of dialing.
-    let (min, max) = (VERSION + 1, VERSION + 2);
-    let newer = hello(max, min);
-    let words = format!("no common version: it speaks {min} to {max}");
-    let ours = format!("{words}, we {MIN_VERSION} to {VERSION}");
-    fake.refused(&a, &[&newer], &ours)?;
-    let mut server = fake.program(&["serve", &ip], &[&newer])?;
-    server.line("listening", PATIENCE)?;
-    server.line("got", PATIENCE)?;
-    until("it is told why", PATIENCE, || {
-        server.stdout().contains("no common version")
-    })?;
-    a.await_down("n3", &words)?;
-    let t = Talk::between(&a, &fake.node, 1)?;
-    a.await_reasons(1, "version", "-")?;
-    t.end()?;
-    drop(server);
-    // Messages.
-    let hello = &hello(VERSION, MIN_VERSION)[..];
-    let other = hello.replace("n3", "n2");
-    fake.refused(&a, &[&other], "its certificate names [n3]")?;
-    fake.refused(&a, &["{\"kind\":\"ping\",\"n\":1}"], "is no hello")?;
-    fake.refused(&a, &["noise"], "cannot be read")?;
-    fake.refused(&a, &[hello, "{\"kind\":\"lookup\"}"], "cannot be read")?;
-    fake.refused(&a, &[hello, "raw:00010001"], "more than 65536 bytes")?;
-    fake.refused(&a, &[hello, hello], "a second hello")?;
-    fake.refused(
-        &a,
-        &[hello, "{\"kind\":\"hint\",\"lookup\":1,\"reason\":1}"],
-        "an initiator's message",
-    )?;
-    // What is unknown is ignored; an address that is not its own is remarked upon.
-    let proof = "ab".repeat(32);
-    let claim = |local: &str| {
-        format!(
-            r#"{{"kind":"lookup","id":{},"claim":{{"proof":"{proof}","local":"{local}","peer":"10.88.1.1:80","age_ms":1,"active":true,"sent":0,"acked":0,"received":0}}}}"#,
-            local.len()
-        )
-    };
-    let (theirs, lie) = (claim("10.88.3.1:5"), claim("10.88.2.1:55"));
-    let mut p = fake.dial(&a, &[hello, "{\"kind\":\"dance\"}", &theirs, &lie])?;
-    p.line("got", PATIENCE)?;
-    a.await_up("n3")?;
-    until("the lie is noticed", PATIENCE, || {
-        let said = p.stdout();
-        said.contains(&format!(
-            r#"{{"kind":"hint","lookup":{},"reason":{}}}"#,
-            "10.88.2.1:55".len(),
-            0x0a00_0016
-        ))
-    })
-    .with_context(|| p.stdout())?;
-    ensure!(a.peer("n3")?["lies"] == 1, "{}", a.picture());
-    ensure!(
-        !p.stdout().contains(r#""lookup":11"#),
-        "its own address is not"
-    );
+    no_tls(&fake, &a)?;
+    newer_versions(&fake, &a)?;
+    bad_messages(&fake, &a)?;
+    let p = unknown_and_lies(&fake, &a)?;
     // Meanwhile the others were not disturbed.
     ensure!(a.peer("n2")?["state"] == "up");
     check_pair(&a, &b)?;

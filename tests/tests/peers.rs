@@ -2,6 +2,7 @@
 //! are no lanes across nodes, so every connection here stays on TCP; what is tested is that both ends know why. Needs root.
 
 use anyhow::{ensure, Context, Result};
+use std::path::Path;
 use std::time::Duration;
 use underpass_tests::harness::node::{pair, Lan, Node, Setup};
 use underpass_tests::harness::peers::Echo;
@@ -169,49 +170,25 @@ fn expired(lan: &Lan, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Each bad certificate is refused with a reason that both ends show; a good one in its place is taken without a restart.
-#[test]
-#[expect(clippy::too_many_lines)]
-fn root_certificates() -> Result<()> {
-    let lan = Lan::new()?;
-    let (a, b) = pair(&lan)?;
-    let pid = b.running()?.pid();
-    for (dir, name) in [("namesake", "underpass"), ("foreign", "another")] {
-        lan.make(&format!("ca --out {dir} --name {name}"))?;
-        lan.make(&format!("node n2 --ca {dir} --out {dir}"))?;
+/// Puts the CA's certificate, and n2's key and certificate, from this directory in place at `b`.
+fn install_all(b: &Node, dir: &Path) -> Result<()> {
+    for (from, to) in [
+        ("ca.crt", "ca.crt"),
+        ("n2.key", "node.key"),
+        ("n2.crt", "node.crt"),
+    ] {
+        b.install(&dir.join(from), to)?;
     }
-    expired(&lan, "n2")?;
-    let good = |b: &Node| -> Result<()> {
-        for (from, to) in [
-            ("ca.crt", "ca.crt"),
-            ("n2.key", "node.key"),
-            ("n2.crt", "node.crt"),
-        ] {
-            b.install(&lan.file(from), to)?;
-        }
-        Ok(())
-    };
-    // Signed by a CA that only n2 knows: one with the name of ours, then one with its own.
-    let foreign = |dir: &str| -> Result<()> {
-        for (f, to) in [
-            ("ca.crt", "ca.crt"),
-            ("n2.key", "node.key"),
-            ("n2.crt", "node.crt"),
-        ] {
-            b.install(&lan.file(dir).join(f), to)?;
-        }
-        Ok(())
-    };
-    foreign("namesake")?;
-    a.await_down(
-        "n2",
-        "the peer's certificate is not signed by our CA, although it says so",
-    )?;
-    b.await_down(
-        "n1",
-        "the peer's certificate is not signed by our CA, although it says so",
-    )?;
-    foreign("foreign")?;
+    Ok(())
+}
+
+/// Signed by a CA that only n2 knows: one with the name of ours, then one with its own.
+fn foreign_cas(lan: &Lan, a: &Node, b: &Node) -> Result<()> {
+    install_all(b, &lan.file("namesake"))?;
+    let namesake = "the peer's certificate is not signed by our CA, although it says so";
+    a.await_down("n2", namesake)?;
+    b.await_down("n1", namesake)?;
+    install_all(b, &lan.file("foreign"))?;
     a.await_down(
         "n2",
         "the peer's certificate is signed by a CA that we do not know",
@@ -220,29 +197,20 @@ fn root_certificates() -> Result<()> {
         "n1",
         "the peer's certificate is signed by a CA that we do not know",
     )?;
-    a.await_refused(
-        "10.88.0.2",
-        "refused our certificate: signed by a CA that it does not know",
-    )?;
-    b.await_refused(
-        "10.88.0.1",
-        "refused our certificate: signed by a CA that it does not know",
-    )?;
-    let t = Talk::between(&a, &b, 1)?;
+    let refused = "refused our certificate: signed by a CA that it does not know";
+    a.await_refused("10.88.0.2", refused)?;
+    b.await_refused("10.88.0.1", refused)?;
+    let t = Talk::between(a, b, 1)?;
     a.await_reasons(1, "peer-daemon", "-")?;
     b.await_reasons(1, "peer-daemon", "-")?;
-    good(&b)?;
+    install_all(b, &lan.file(""))?;
     a.await_up("n2")?;
-    found(&a, &b, 1)?; // the very connection that had to wait
-    t.end()?;
-    // Expired.
-    b.install(&lan.file("expired.key"), "node.key")?;
-    b.install(&lan.file("expired.crt"), "node.crt")?;
-    a.await_down("n2", "the peer's certificate is expired")?;
-    b.await_down("n1", "the peer refused our certificate: expired")?;
-    good(&b)?;
-    a.await_up("n2")?;
-    // Half of a change is no change: the channel stays, the files are complained about.
+    found(a, b, 1)?; // the very connection that had to wait
+    t.end()
+}
+
+/// Half of a change is no change: the channel stays, the files are complained about.
+fn half_of_a_change(lan: &Lan, a: &Node, b: &Node) -> Result<()> {
     lan.make("node n2 --force --days 100")?;
     b.install(&lan.file("n2.crt"), "node.crt")?;
     until("the files do not fit", PATIENCE, || {
@@ -260,7 +228,28 @@ fn root_certificates() -> Result<()> {
             .is_ok_and(|p| p["state"] == "up" && p["expires"].as_i64() < old)
     })
     .with_context(|| a.picture())?;
-    check_pair(&a, &b)?;
+    check_pair(a, b)
+}
+
+/// Each bad certificate is refused with a reason that both ends show; a good one in its place is taken without a restart.
+#[test]
+fn root_certificates() -> Result<()> {
+    let lan = Lan::new()?;
+    let (a, b) = pair(&lan)?;
+    let pid = b.running()?.pid();
+    for (dir, name) in [("namesake", "underpass"), ("foreign", "another")] {
+        lan.make(&format!("ca --out {dir} --name {name}"))?;
+        lan.make(&format!("node n2 --ca {dir} --out {dir}"))?;
+    }
+    expired(&lan, "n2")?;
+    foreign_cas(&lan, &a, &b)?;
+    b.install(&lan.file("expired.key"), "node.key")?;
+    b.install(&lan.file("expired.crt"), "node.crt")?;
+    a.await_down("n2", "the peer's certificate is expired")?;
+    b.await_down("n1", "the peer refused our certificate: expired")?;
+    install_all(&b, &lan.file(""))?;
+    a.await_up("n2")?;
+    half_of_a_change(&lan, &a, &b)?;
     // The signal has them read even if nothing changed.
     let read = |b: &Node| b.running().map(|r| r.stderr().matches("read anew").count());
     let before = read(&b)?;
