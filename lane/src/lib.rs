@@ -10,6 +10,9 @@
 
 #![warn(missing_docs, unreachable_pub)]
 
+#[macro_use]
+mod named;
+
 pub mod abi;
 pub mod family;
 pub mod half;

@@ -22,15 +22,19 @@ pub const DATA_MAX: usize = 212;
 
 /// Flags of [`Cdc::flags`].
 pub mod flag {
-    /// Tell me your reader's cursor as soon as it moves.
-    pub const WANT_SPACE: u8 = 1;
-    /// Set in the first message about this lane after it moved to another link, and in all that follow while `head`
-    /// is below one that was announced before: the reader may already know more.
-    pub const VALIDATE: u8 = 2;
-    /// This lane has failed here; nothing about it will follow.
-    pub const ABORT: u8 = 4;
-    /// Tell me (`Landed`) when your end can see everything up to `head`.
-    pub const WANT_LANDED: u8 = 8;
+    use std::convert::identity;
+
+    link::named! { u8, identity => Flag;
+        /// Tell me your reader's cursor as soon as it moves.
+        WANT_SPACE: WantSpace = 1;
+        /// Set in the first message about this lane after it moved to another link, and in all that follow while
+        /// `head` is below one that was announced before: the reader may already know more.
+        VALIDATE: Validate = 2;
+        /// This lane has failed here; nothing about it will follow.
+        ABORT: Abort = 4;
+        /// Tell me (`Landed`) when your end can see everything up to `head`.
+        WANT_LANDED: WantLanded = 8;
+    }
 }
 
 /// State of a lane in both directions: a snapshot, never an event. Only this message may have data behind it: the

@@ -123,7 +123,7 @@ impl TxPhase {
 }
 
 /// What a receiver says about an epoch: a set of the flags in [`rx`], or, from a peer, any byte.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct RxFlags(u8);
 
@@ -258,59 +258,69 @@ impl RxWord {
 /// Phases of `TxWords::state`.
 pub mod tx {
     use super::TxPhase;
-    /// The sender has not switched up in this epoch.
-    pub const NONE: TxPhase = TxPhase(0);
-    /// The sender's bytes are on the ring: TCP ended at `up_tcp_pos`, the ring starts at `up_start`.
-    pub const UP: TxPhase = TxPhase(1);
-    /// The sender is about to put a `Down` frame on TCP.
-    pub const DOWNING: TxPhase = TxPhase(2);
-    /// The sender has put the `Down` frame, and every byte that it announces, on TCP.
-    pub const DOWN: TxPhase = TxPhase(3);
-    /// After a revocation, or when all bytes of the ring are consumed: all bytes from the revoked, or consumed,
-    /// cursor on are on TCP, without a frame.
-    pub const RESUMED: TxPhase = TxPhase(4);
-    /// TCP did not take everything (it is shut down or dead): the missing bytes are only on the ring.
-    pub const BROKEN: TxPhase = TxPhase(5);
-    /// As `DOWN`, but nothing follows, because TCP is shut down. All bytes are on the ring, too.
-    pub const ENDED: TxPhase = TxPhase(6);
+
+    named! { TxPhase, TxPhase => Phase;
+        /// The sender has not switched up in this epoch.
+        NONE: None = 0;
+        /// The sender's bytes are on the ring: TCP ended at `up_tcp_pos`, the ring starts at `up_start`.
+        UP: Up = 1;
+        /// The sender is about to put a `Down` frame on TCP.
+        DOWNING: Downing = 2;
+        /// The sender has put the `Down` frame, and every byte that it announces, on TCP.
+        DOWN: Down = 3;
+        /// After a revocation, or when all bytes of the ring are consumed: all bytes from the revoked, or consumed,
+        /// cursor on are on TCP, without a frame.
+        RESUMED: Resumed = 4;
+        /// TCP did not take everything (it is shut down or dead): the missing bytes are only on the ring.
+        BROKEN: Broken = 5;
+        /// As `DOWN`, but nothing follows, because TCP is shut down. All bytes are on the ring, too.
+        ENDED: Ended = 6;
+    }
 }
 
 /// Flags of `RxWords::word`.
 pub mod rx {
     use super::RxFlags;
+
     /// The receiver is not ready.
     pub const NONE: RxFlags = RxFlags(0);
-    /// The receiver will look for the switch before it reads TCP.
-    pub const READY: RxFlags = RxFlags(1);
-    /// The receiver asks the sender to go down when convenient (a second process, an operator).
-    pub const WANT_DOWN: RxFlags = RxFlags(2);
-    /// The cursor is frozen at `revoked`; the sender has to continue on TCP from there, without a frame.
-    pub const REVOKED: RxFlags = RxFlags(4);
-    /// This end has closed: nobody will read any more.
-    pub const CLOSED: RxFlags = RxFlags(8);
-    /// Across nodes only. A daemon sets it in its proxy of the remote receiver's word: the switch of this epoch is
-    /// stored in the remote node's memory. (A switch that came too late is answered by `REVOKED`.)
-    pub const ACCEPTED: RxFlags = RxFlags(16);
-    /// Across nodes only: the receiver has read all TCP bytes from before this epoch's switch. A `Fin` frame sent now
-    /// cannot end up behind bytes that perhaps nobody will read.
-    pub const PAST: RxFlags = RxFlags(32);
+
+    named! { RxFlags, RxFlags => Flag;
+        /// The receiver will look for the switch before it reads TCP.
+        READY: Ready = 1;
+        /// The receiver asks the sender to go down when convenient (a second process, an operator).
+        WANT_DOWN: WantDown = 2;
+        /// The cursor is frozen at `revoked`; the sender has to continue on TCP from there, without a frame.
+        REVOKED: Revoked = 4;
+        /// This end has closed: nobody will read any more.
+        CLOSED: Closed = 8;
+        /// Across nodes only. A daemon sets it in its proxy of the remote receiver's word: the switch of this epoch is
+        /// stored in the remote node's memory. (A switch that came too late is answered by `REVOKED`.)
+        ACCEPTED: Accepted = 16;
+        /// Across nodes only: the receiver has read all TCP bytes from before this epoch's switch. A `Fin` frame sent now
+        /// cannot end up behind bytes that perhaps nobody will read.
+        PAST: Past = 32;
+    }
 }
 
 /// Phases of `RxWords::takeover`. The end itself stores only `DOWN`, `FIN` and `PLAIN`.
 pub mod takeover {
     use super::TakeoverPhase;
-    /// Only the end uses the direction.
-    pub const NONE: TakeoverPhase = TakeoverPhase(0);
-    /// The daemon has taken over the sending direction: the end does not touch it.
-    pub const TAKEN: TakeoverPhase = TakeoverPhase(1);
-    /// A `Down` frame with cursor `takeover_at`, and what follows it, is being put on TCP.
-    pub const DOWN: TakeoverPhase = TakeoverPhase(2);
-    /// A `Fin` frame with that cursor is being put on TCP.
-    pub const FIN: TakeoverPhase = TakeoverPhase(3);
-    /// After a revocation: the bytes from that cursor on are being put on TCP, without a frame.
-    pub const PLAIN: TakeoverPhase = TakeoverPhase(4);
-    /// The direction is on TCP, at position `takeover_tcp_pos`, and belongs to the end again.
-    pub const DONE: TakeoverPhase = TakeoverPhase(5);
+
+    named! { TakeoverPhase, TakeoverPhase => Phase;
+        /// Only the end uses the direction.
+        NONE: None = 0;
+        /// The daemon has taken over the sending direction: the end does not touch it.
+        TAKEN: Taken = 1;
+        /// A `Down` frame with cursor `takeover_at`, and what follows it, is being put on TCP.
+        DOWN: Down = 2;
+        /// A `Fin` frame with that cursor is being put on TCP.
+        FIN: Fin = 3;
+        /// After a revocation: the bytes from that cursor on are being put on TCP, without a frame.
+        PLAIN: Plain = 4;
+        /// The direction is on TCP, at position `takeover_tcp_pos`, and belongs to the end again.
+        DONE: Done = 5;
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -332,35 +342,24 @@ mod tests {
             0x89_abcd_ef05,
             "the same bits, another type"
         );
-        let t = [
-            tx::NONE,
-            tx::UP,
-            tx::DOWNING,
-            tx::DOWN,
-            tx::RESUMED,
-            tx::BROKEN,
-            tx::ENDED,
-        ];
-        assert_eq!(t.map(TxPhase::raw), [0, 1, 2, 3, 4, 5, 6]);
-        let r = [
-            rx::NONE,
-            rx::READY,
-            rx::WANT_DOWN,
-            rx::REVOKED,
-            rx::CLOSED,
-            rx::ACCEPTED,
-            rx::PAST,
-        ];
-        assert_eq!(r.map(RxFlags::raw), [0, 1, 2, 4, 8, 16, 32]);
-        let o = [
-            takeover::NONE,
-            takeover::TAKEN,
-            takeover::DOWN,
-            takeover::FIN,
-            takeover::PLAIN,
-            takeover::DONE,
-        ];
-        assert_eq!(o.map(|p| p.0), [0, 1, 2, 3, 4, 5]);
+        let t: Vec<u8> = tx::Phase::ALL.iter().map(|p| p.value().0).collect();
+        assert_eq!(t, [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(tx::RESUMED, TxPhase(4));
+        let r: Vec<u8> = rx::Flag::ALL.iter().map(|f| f.value().0).collect();
+        assert_eq!(r, [1, 2, 4, 8, 16, 32]);
+        assert_eq!(rx::REVOKED, RxFlags(4));
+        let o: Vec<u8> = takeover::Phase::ALL.iter().map(|p| p.value().0).collect();
+        assert_eq!(o, [0, 1, 2, 3, 4, 5]);
+        assert_eq!(takeover::PLAIN, TakeoverPhase(4));
+    }
+
+    #[test]
+    fn names_of_what_peers_store() {
+        assert_eq!(tx::Phase::of(tx::ENDED), Some(tx::Phase::Ended));
+        assert_eq!(tx::Phase::of(TxPhase(7)), None);
+        assert_eq!(takeover::Phase::of(TakeoverPhase(6)), None);
+        assert_eq!(rx::Flag::of(rx::PAST), Some(rx::Flag::Past));
+        assert_eq!(rx::Flag::of(rx::PAST | rx::READY), None, "two flags");
     }
 
     proptest! {

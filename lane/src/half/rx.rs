@@ -20,25 +20,29 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// States of a receiving half.
 pub mod mode {
-    /// Receives are native; `tcp_pos` counts their bytes.
-    pub const TCP: u32 = 0;
-    /// This end has declared itself ready, and the sender may switch at any moment. TCP reads are limited.
-    pub const READY: u32 = 1;
-    /// The sender has switched; TCP still has bytes of the stream up to `limit`.
-    pub const PREFIX: u32 = 2;
-    /// On the ring.
-    pub const RING: u32 = 3;
-    /// A `Down` frame was seen: read the ring up to its final head, then skip, then TCP.
-    pub const LAST: u32 = 4;
-    /// TCP repeats bytes that were already taken from the ring: `skip` of them.
-    pub const SKIP: u32 = 5;
-    /// This end has revoked: the cursor is frozen until the sender has answered. `skip` holds the former mode.
-    pub const REVOKING: u32 = 6;
-    /// Across nodes: a `Fin` frame was seen: read the ring up to `skip`, then report the end of file.
-    pub const FIN: u32 = 7;
-    /// Across nodes, after SKIP: the bytes that a `Down` frame announced. TCP is read up to `limit` and may not end
-    /// before that.
-    pub const REST: u32 = 8;
+    use core::convert::identity;
+
+    named! { u32, identity => Mode;
+        /// Receives are native; `tcp_pos` counts their bytes.
+        TCP: Tcp = 0;
+        /// This end has declared itself ready, and the sender may switch at any moment. TCP reads are limited.
+        READY: Ready = 1;
+        /// The sender has switched; TCP still has bytes of the stream up to `limit`.
+        PREFIX: Prefix = 2;
+        /// On the ring.
+        RING: Ring = 3;
+        /// A `Down` frame was seen: read the ring up to its final head, then skip, then TCP.
+        LAST: Last = 4;
+        /// TCP repeats bytes that were already taken from the ring: `skip` of them.
+        SKIP: Skip = 5;
+        /// This end has revoked: the cursor is frozen until the sender has answered. `skip` holds the former mode.
+        REVOKING: Revoking = 6;
+        /// Across nodes: a `Fin` frame was seen: read the ring up to `skip`, then report the end of file.
+        FIN: Fin = 7;
+        /// Across nodes, after SKIP: the bytes that a `Down` frame announced. TCP is read up to `limit` and may not end
+        /// before that.
+        REST: Rest = 8;
+    }
 }
 
 /// More bytes than any socket's queue has.

@@ -22,16 +22,20 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// States of a sending half.
 pub mod mode {
-    /// Sends are native; `tcp_pos` counts their bytes.
-    pub const TCP: u32 = 0;
-    /// On the ring.
-    pub const RING: u32 = 1;
-    /// On the way down: a frame or ring bytes have to enter TCP before anything else.
-    pub const DRAIN: u32 = 2;
-    /// Checking that no native send is running; none may begin.
-    pub const SWITCH: u32 = 3;
-    /// Across nodes: the switch is on its way; nothing may be sent until the remote node has it.
-    pub const ASK: u32 = 4;
+    use core::convert::identity;
+
+    named! { u32, identity => Mode;
+        /// Sends are native; `tcp_pos` counts their bytes.
+        TCP: Tcp = 0;
+        /// On the ring.
+        RING: Ring = 1;
+        /// On the way down: a frame or ring bytes have to enter TCP before anything else.
+        DRAIN: Drain = 2;
+        /// Checking that no native send is running; none may begin.
+        SWITCH: Switch = 3;
+        /// Across nodes: the switch is on its way; nothing may be sent until the remote node has it.
+        ASK: Ask = 4;
+    }
 }
 
 /// Maximum number of bytes copied before they are published, so that the two copies of a large write overlap.

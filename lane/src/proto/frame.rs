@@ -14,7 +14,7 @@ const MAGIC: u32 = 0x5055_4446; // "FDUP"
 const VERSION: u8 = 2;
 
 /// What a frame says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The ring ends at `cursor`; plain stream bytes follow on TCP from there.
     Down,
