@@ -9,13 +9,14 @@ use model::explore::{caught, circle, explore, holds};
 use model::holders::Holders;
 use model::lane::Lane;
 use model::space::Space;
-use model::state::Config;
+use model::state::{Config, End};
 use model::Bug;
 
 const STREAM: &str = "every byte once and in order";
 const PARSED: &str = "frames are frames and bytes are bytes";
 const EOF: &str = "end of file after the last byte";
 const HONEST: &str = "honest ends do not reset each other";
+const HANDED: &str = "hand-overs succeed";
 const STUCK: &str = "nobody waits for ever";
 
 fn small() -> Config {
@@ -44,7 +45,7 @@ fn ups_and_downs() {
         explore(Lane(Config {
             bytes: 4,
             downs: 1,
-            close: false,
+            end: End::Stays,
             spurious: true,
             ..small()
         })),
@@ -73,7 +74,7 @@ fn revocations() {
         revocations: 1,
         downs: 1,
         bytes: 2,
-        close: false,
+        end: End::Stays,
         spurious: true,
         ..small()
     };
@@ -126,7 +127,7 @@ fn deaths() {
         })),
     );
     let open = Config {
-        close: false,
+        end: End::Stays,
         sender_dies: true,
         bytes: 2,
         ..all
@@ -182,6 +183,28 @@ fn holders() {
     );
 }
 
+/// What is unread on the ring when the sender ends goes to TCP, as far as that takes it.
+#[test]
+fn ends() {
+    let narrow = Config {
+        room: 1,
+        revocations: 1,
+        ups: 1,
+        ..small()
+    };
+    let shuts = Config {
+        end: End::Shuts,
+        ..narrow.clone()
+    };
+    let wide = Config {
+        room: 3,
+        ..shuts.clone()
+    };
+    holds("close without room", explore(Lane(narrow)));
+    holds("shutdown without room", explore(Lane(shuts)));
+    holds("shutdown", explore(Lane(wide)));
+}
+
 /// With room for everything in TCP, a hand-over may fail only because a frame lies behind bytes
 /// that nobody has read.
 #[test]
@@ -195,7 +218,7 @@ fn hand_overs() {
     holds(
         "hand-over",
         explore(Lane(Config {
-            close: false,
+            end: End::Stays,
             spurious: true,
             ..ample.clone()
         })),
@@ -210,7 +233,7 @@ fn hand_overs() {
     holds(
         "hand-over and down",
         explore(Lane(Config {
-            close: false,
+            end: End::Stays,
             downs: 1,
             ..ample.clone()
         })),
@@ -226,105 +249,109 @@ fn hand_overs() {
     );
 }
 
-/// Every precaution is needed: without it, the checker finds the harm.
-#[test]
-#[expect(clippy::too_many_lines)]
-fn mutations_of_the_switch() {
-    let c = |bug| Config {
+fn without(bug: Bug) -> Config {
+    Config {
         bug: Some(bug),
         ..small()
-    };
-    let try_ = |c: Config, by: &[&str]| caught(c.bug.unwrap(), explore(Lane(c)), by);
-    let open = |bug| Config {
-        close: false,
-        spurious: true,
-        ..c(bug)
-    };
+    }
+}
 
-    let dies = Config {
+/// The same with one revocation.
+fn revoked(bug: Bug) -> Config {
+    Config {
         revocations: 1,
+        ..without(bug)
+    }
+}
+
+/// The same of a connection that stays open.
+fn open(bug: Bug) -> Config {
+    Config {
+        end: End::Stays,
+        spurious: true,
+        ..without(bug)
+    }
+}
+
+#[track_caller]
+fn try_(c: Config, by: &[&str]) {
+    caught(c.bug.unwrap(), explore(Lane(c)), by);
+}
+
+// Every precaution is needed: without it, the checker finds the harm.
+
+#[test]
+fn mutations_of_the_switch_up() {
+    for bug in [Bug::UnboundedRead, Bug::NoLookAfterCount] {
+        let c = without(bug);
+        try_(Config { downs: 1, ..c }, &[PARSED]);
+    }
+    try_(without(Bug::SleepWithoutLook), &[STUCK]);
+    try_(open(Bug::LookBeforePublish), &[STUCK]);
+    try_(without(Bug::HeadBeforeData), &[STREAM]);
+    // (Who closes by itself puts what is unread on TCP, too.)
+    for bug in [Bug::EofWithoutLook, Bug::ReadyEofWithoutLook] {
+        let c = Config {
+            sender_dies: true,
+            ..without(bug)
+        };
+        try_(c, &[EOF]);
+    }
+    let any = [STREAM, EOF, STUCK, HONEST];
+    try_(revoked(Bug::NoRetreat), &any);
+    try_(revoked(Bug::ReadyTooEarly), &any);
+}
+
+#[test]
+fn mutations_of_the_switch_down() {
+    let dies = Config {
         sender_dies: true,
         ups: 1,
-        ..c(Bug::NoLookAfterPublish)
+        ..revoked(Bug::NoLookAfterPublish)
     };
     try_(dies, &[EOF]);
-    try_(
-        Config {
-            downs: 1,
-            ..c(Bug::UnboundedRead)
-        },
-        &[PARSED],
-    );
-    try_(
-        Config {
-            downs: 1,
-            ..c(Bug::NoLookAfterCount)
-        },
-        &[PARSED],
-    );
-    try_(c(Bug::SleepWithoutLook), &[STUCK]);
-    try_(open(Bug::LookBeforePublish), &[STUCK]);
-    try_(c(Bug::HeadBeforeData), &[STREAM]);
-    try_(c(Bug::EofWithoutLook), &[EOF]);
-    try_(c(Bug::ReadyEofWithoutLook), &[EOF]);
-    try_(
-        Config {
-            revocations: 1,
-            ..c(Bug::NoRetreat)
-        },
-        &[STREAM, EOF, STUCK, HONEST],
-    );
-    try_(
-        Config {
-            revocations: 1,
-            ..c(Bug::ReadyTooEarly)
-        },
-        &[STREAM, EOF, STUCK, HONEST],
-    );
-    try_(
-        Config {
-            revocations: 1,
-            ..c(Bug::ConsumeWhileRevoking)
-        },
-        &[STREAM, PARSED, HONEST],
-    );
-    try_(
-        Config {
-            downs: 1,
-            ..c(Bug::NoSkip)
-        },
-        &[STREAM],
-    );
+    let by = [STREAM, PARSED, HONEST];
+    try_(revoked(Bug::ConsumeWhileRevoking), &by);
+    let down = Config {
+        downs: 1,
+        ..without(Bug::NoSkip)
+    };
+    try_(down, &[STREAM]);
     let dies = Config {
-        revocations: 1,
         sender_dies: true,
         bytes: 5,
         ups: 1,
-        ..c(Bug::NoTakeBack)
+        ..revoked(Bug::NoTakeBack)
     };
     try_(dies, &[EOF]);
-    try_(
-        Config {
-            downs: 1,
-            revocations: 1,
-            ..c(Bug::TrustAnnouncement)
-        },
-        &[PARSED],
-    );
-    try_(
-        Config {
-            bytes: 4,
-            ..open(Bug::WishWithoutLook)
-        },
-        &[STUCK],
-    );
-    try_(
-        Config {
-            bytes: 4,
-            ..c(Bug::NoLookForWish)
-        },
-        &[STUCK],
-    );
+    let down = Config {
+        downs: 1,
+        ..revoked(Bug::TrustAnnouncement)
+    };
+    try_(down, &[PARSED]);
+}
+
+#[test]
+fn mutations_of_the_end() {
+    let c = Config {
+        room: 8,
+        ups: 1,
+        ..revoked(Bug::NoRepeat)
+    };
+    try_(c, &[HANDED]);
+    let c = Config {
+        room: 1,
+        ups: 1,
+        ..revoked(Bug::NoFlush)
+    };
+    try_(c, &[PARSED]);
+}
+
+#[test]
+fn mutations_of_a_full_ring() {
+    for c in [open(Bug::WishWithoutLook), without(Bug::NoLookForWish)] {
+        try_(Config { bytes: 4, ..c }, &[STUCK]);
+    }
 }
 
 #[test]
@@ -388,7 +415,7 @@ fn nobody_spins() {
         ..c.clone()
     };
     let open = Config {
-        close: false,
+        end: End::Stays,
         wants: 1,
         revocations: 0,
         ..c.clone()

@@ -2,6 +2,7 @@
 //! `receiver`.
 
 use super::explore::Due;
+use super::state::sender::{At, Wait};
 use super::state::*;
 use super::tcp::Tcp;
 use super::{receiver, sender, state};
@@ -20,9 +21,10 @@ impl State {
     fn complete(&self, c: &Config) -> bool {
         // After a death or a failed hand-over the other end must come to an end, too.
         if self.r.dead || self.r.failed {
-            return self.sender_over() || self.s.at == state::sender::At::Asleep && !self.tcp.reset;
+            let asleep = self.s.at == At::Wait(Wait::Asleep);
+            return self.sender_over() || asleep && !self.tcp.reset;
         }
-        if self.s.dead || c.close {
+        if self.s.dead || c.end != End::Stays {
             return self.r.eof && (self.s.dead || self.got == c.bytes);
         }
         self.got == c.bytes && self.sent == c.bytes && !self.r.revoking()
@@ -140,10 +142,7 @@ impl Model for Lane {
             Act::Deadline => {
                 n.r.failed = true;
                 n.tcp.reset = true;
-                // Everything that can be between the ends: the bytes, and two halves of a frame
-                // for each switch.
-                let ample = c.room >= c.bytes * 2 + 2;
-                if ample && !n.s.dead {
+                if c.ample() && !n.s.dead {
                     n.fault(Fault::Late);
                 }
             }
@@ -157,6 +156,8 @@ impl Model for Lane {
                 n.tcp.reset = true;
             }
         }
+        sender::tidy(&mut n);
+        receiver::tidy(&mut n);
         (n != *last).then_some(n)
     }
 

@@ -18,10 +18,12 @@ pub mod explore;
 pub mod holders;
 pub mod lane;
 mod receiver;
+mod revoke;
 mod sender;
 pub mod space;
 pub mod state;
 pub mod tcp;
+mod word;
 
 /// A precaution left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,4 +76,8 @@ pub enum Bug {
     MoveTooEarly,
     /// Half a frame stays in the kernel, which calls the socket readable.
     HalfStays,
+    /// Bytes unread on the ring stay there alone when the sender shuts down or closes.
+    NoRepeat,
+    /// A revocation that comes in the middle of that does not delay the end until its bytes are on TCP.
+    NoFlush,
 }

@@ -1,12 +1,15 @@
 //! The receiving half, step by step as in `lane::half::rx`.
 
+use super::revoke;
 use super::state::receiver::*;
-use super::state::{Act as Any, Config, Fault, Phase, State, Word, UNSEEN};
+use super::state::{Act as Any, Config, Fault, Phase, State, Word};
 use super::tcp::{No, Unit};
 use super::Bug;
+use lane::abi::rx;
+use lane::proto::frame::Kind;
 
 /// What a revocation that waits has seen: it polls, and comes to another result only when one of these is different.
-fn view(n: &State) -> At {
+pub fn view(n: &State) -> At {
     At::Pending(n.r.seen, n.tcp.unread(), n.tcp.readable())
 }
 
@@ -14,7 +17,7 @@ pub fn due(n: &State, _c: &Config, out: &mut Vec<Any>) {
     let act = match n.r.at {
         At::Idle => Act::Recv,
         At::Native if !n.tcp.readable() => return,
-        At::Asleep if !(n.w.receiver_bell || n.tcp.readable()) => return,
+        At::Wait(Wait::Asleep) if !(n.w.receiver_bell || n.tcp.readable()) => return,
         at @ At::Pending(..) if n.phase() == n.r.seen && view(n) == at => return,
         at => Act::Step(at),
     };
@@ -23,10 +26,11 @@ pub fn due(n: &State, _c: &Config, out: &mut Vec<Any>) {
 
 pub fn free(n: &State, c: &Config, out: &mut Vec<Any>) {
     let r = &n.r;
-    if r.at == At::Asleep && c.spurious {
+    if r.at == At::Wait(Wait::Asleep) && c.spurious {
         out.push(Any::Receiver(Act::Signal));
     }
-    if c.bug == Some(Bug::ConsumeWhileRevoking) && r.revoking() && r.mode == Mode::Ring {
+    let frozen = r.mode == Mode::Revoking && r.was == Mode::Ring;
+    if c.bug == Some(Bug::ConsumeWhileRevoking) && r.revoking() && frozen {
         out.push(Any::Receiver(Act::Recv));
     }
     if r.at != At::Idle || !r.attached {
@@ -43,7 +47,7 @@ pub fn free(n: &State, c: &Config, out: &mut Vec<Any>) {
     }
 }
 
-fn bell(n: &mut State, c: &Config) {
+pub fn bell(n: &mut State, c: &Config) {
     let sleeps = if c.bug == Some(Bug::LookBeforePublish) {
         n.r.early
     } else {
@@ -52,12 +56,45 @@ fn bell(n: &mut State, c: &Config) {
     n.w.sender_bell |= sleeps;
 }
 
+/// For the bug: the look that should come after the store.
+pub fn early(n: &mut State, c: &Config) {
+    n.r.early = c.bug == Some(Bug::LookBeforePublish) && n.w.sender_sleeps;
+}
+
+/// Forgets what will not be used again, so that states that differ in nothing else are one.
+pub fn tidy(n: &mut State) {
+    let r = &mut n.r;
+    let of = |m: Mode| r.mode == m || r.mode == Mode::Revoking && r.was == m;
+    let (prefix, last) = (of(Mode::Prefix), of(Mode::Last) || of(Mode::Skip));
+    if !prefix {
+        r.limit = 0;
+    }
+    if !last {
+        r.skip = 0;
+    }
+    if r.at != At::Ring(Ring::Cursor) {
+        r.byte = 0;
+    }
+    if r.mode != Mode::Revoking {
+        r.was = Mode::Tcp;
+    }
+    if !matches!(
+        r.at,
+        At::Revoke(Revoke::Head | Revoke::Peek | Revoke::Tcp) | At::Pending(..)
+    ) {
+        r.seen = Phase::None;
+    }
+    if !n.w.word.has(rx::REVOKED) && r.at != At::Revoke(Revoke::Word) {
+        n.w.revoked = 0;
+    }
+}
+
 /// The application gets what it hopes is the next byte.
 fn got(n: &mut State, u: Unit) {
     match u {
         Unit::Byte(b) if b == n.got => n.got += 1,
         Unit::Byte(_) => n.fault(Fault::Stream),
-        _ => n.fault(Fault::Parsed),
+        Unit::Half | Unit::Frame { .. } => n.fault(Fault::Parsed),
     }
 }
 
@@ -74,22 +111,7 @@ fn end(n: &mut State, error: bool) {
     n.r.eof = true;
 }
 
-fn clear(n: &mut State) {
-    n.r.mode = Mode::Tcp;
-    n.r.at = At::Idle;
-}
-
-/// Not to be had: the direction goes on as it was.
-fn impossible(n: &mut State) {
-    n.w.word = Word {
-        epoch: n.r.epoch,
-        ready: true,
-        ..Word::default()
-    };
-    n.r.at = At::Idle;
-}
-
-fn see_up(n: &mut State) {
+pub fn see_up(n: &mut State) {
     n.r.limit = n.w.up_tcp_pos;
     n.r.cursor = n.w.up_start;
     n.w.cursor = n.r.cursor;
@@ -103,32 +125,47 @@ fn see_up(n: &mut State) {
     };
 }
 
-/// Takes one unit that can only be part of a frame. `false`: nothing there.
-fn frame(n: &mut State) -> Result<bool, No> {
-    match n.tcp.peek()? {
-        Unit::Byte(_) => n.fault(Fault::Parsed),
-        Unit::Half => {
-            n.r.half = true;
-            n.r.tcp_pos += 1;
-            let _ = n.tcp.recv();
+/// Takes one unit that can only be part of a frame. `false`: it was not its end.
+pub fn frame(n: &mut State) -> Result<bool, No> {
+    let unit = n.tcp.peek()?;
+    match unit {
+        Unit::Byte(_) => {
+            n.fault(Fault::Parsed);
+            return Ok(false);
         }
-        Unit::Down(epoch, cursor) => {
+        Unit::Half => n.r.half = true,
+        Unit::Frame {
+            kind,
+            epoch,
+            cursor,
+        } => {
             if epoch != n.r.epoch || cursor > n.r.cursor || !n.r.half {
                 n.fault(Fault::Parsed);
             }
             n.r.half = false;
-            n.r.tcp_pos += 1;
-            let _ = n.tcp.recv();
-            n.r.skip = cursor;
-            n.r.mode = Mode::Last;
-            return Ok(true);
+            match kind {
+                Kind::Down => {
+                    n.r.skip = cursor;
+                    n.r.mode = Mode::Last;
+                }
+                // On one node TCP's end is the end.
+                Kind::Fin => n.fault(Fault::Parsed),
+            }
         }
     }
-    Ok(false)
+    n.r.tcp_pos += 1;
+    n.tcp.recv()?;
+    Ok(n.r.mode == Mode::Last)
+}
+
+/// The ring is read: TCP repeats what came from it.
+pub fn begin_skip(n: &mut State) {
+    n.r.skip = n.r.cursor - n.r.skip;
+    n.r.mode = Mode::Skip;
 }
 
 /// One byte that we already have. `Ok(false)`: it is done.
-fn skip(n: &mut State, c: &Config) -> Result<bool, No> {
+pub fn skip(n: &mut State, c: &Config) -> Result<bool, No> {
     if n.r.skip == 0 || c.bug == Some(Bug::NoSkip) {
         n.r.mode = Mode::Tcp;
         return Ok(false);
@@ -147,25 +184,24 @@ pub fn step(n: &mut State, c: &Config, act: Act) {
         Act::Recv => {
             n.r.at = match n.r.mode {
                 Mode::Tcp => At::Native,
-                Mode::Ready => At::ReadyLook,
+                Mode::Ready => At::Ready(Ready::Look),
                 Mode::Prefix => At::Prefix,
-                Mode::Ring | Mode::Last => At::RingHead,
+                Mode::Ring | Mode::Last => At::Ring(Ring::Head),
                 Mode::Skip => At::Skip,
+                // (With the bug. Otherwise who revokes does nothing else.)
+                Mode::Revoking => At::Ring(Ring::Head),
+                Mode::Fin | Mode::Rest => unreachable!("only between nodes"),
             };
         }
-        Act::Ready => n.r.at = At::DeclareLook,
+        Act::Ready => n.r.at = At::Ready(Ready::DeclareLook),
         Act::Revoke => {
             n.revocations -= 1;
-            n.r.at = if n.r.mode == Mode::Ready {
-                At::RevokeLook
-            } else {
-                start_revoke(n.r.mode)
-            };
+            n.r.at = At::Revoke(Revoke::Begin);
         }
         Act::WantDown => {
             n.wants -= 1;
-            n.r.early = n.w.sender_sleeps;
-            n.r.at = At::WantDown;
+            early(n, c);
+            n.r.at = At::Wait(Wait::WantDown);
         }
         Act::Signal => {
             n.w.receiver_sleeps = false;
@@ -175,15 +211,6 @@ pub fn step(n: &mut State, c: &Config, act: Act) {
     }
 }
 
-fn start_revoke(mode: Mode) -> At {
-    match mode {
-        Mode::Last => At::RevokeLast,
-        Mode::Skip => At::RevokeSkip,
-        _ => At::RevokeCell,
-    }
-}
-
-#[expect(clippy::too_many_lines)]
 fn run(n: &mut State, c: &Config, at: At) {
     match at {
         At::Idle => {}
@@ -196,69 +223,7 @@ fn run(n: &mut State, c: &Config, at: At) {
             Err(No::Again) => {}
             Err(e) => end(n, e == No::Reset),
         },
-        At::DeclareLook => {
-            let unread = n.w.word.revoked && matches!(n.phase(), Phase::Up | Phase::Downing);
-            let refuse = unread && c.bug != Some(Bug::ReadyTooEarly);
-            n.r.at = if refuse { At::Idle } else { At::Declare };
-        }
-        At::Declare => {
-            n.r.epoch += 1;
-            n.r.mode = Mode::Ready;
-            n.w.word = Word {
-                epoch: n.r.epoch,
-                ready: true,
-                ..Word::default()
-            };
-            n.r.at = At::Idle;
-        }
-        At::ReadyLook => {
-            n.r.at = match c.bug {
-                _ if n.phase() != Phase::None => At::SeeUp,
-                Some(Bug::UnboundedRead) => At::ReadyTake,
-                _ => At::ReadyCount,
-            };
-        }
-        At::ReadyCount => {
-            let k = n.tcp.unread();
-            n.r.at = At::ReadyAgain(k);
-            if c.bug == Some(Bug::NoLookAfterCount) {
-                n.r.at = if k > 0 { At::ReadyTake } else { At::ReadyPeek };
-            }
-        }
-        At::ReadyAgain(k) => {
-            n.r.at = match n.phase() {
-                Phase::None if k > 0 => At::ReadyTake,
-                Phase::None => At::ReadyPeek,
-                _ => At::SeeUp,
-            };
-        }
-        At::ReadyTake => match n.tcp.recv() {
-            Ok(u) => {
-                n.r.tcp_pos += 1;
-                got(n, u);
-                n.r.at = At::Idle;
-            }
-            Err(No::Again) => n.r.at = At::Doze,
-            Err(e) => n.r.at = At::ReadyEnd(e == No::Reset),
-        },
-        At::ReadyPeek => {
-            n.r.at = match n.tcp.peek() {
-                Ok(_) => At::Idle,
-                Err(No::Again) => At::Doze,
-                Err(e) => At::ReadyEnd(e == No::Reset),
-            };
-        }
-        At::ReadyEnd(error) => {
-            if n.phase() != Phase::None && c.bug != Some(Bug::ReadyEofWithoutLook) {
-                n.r.at = At::SeeUp;
-            } else {
-                end(n, error);
-            }
-        }
-        At::SeeUp => {
-            see_up(n);
-            n.r.at = At::Idle;
-        }
+        At::Ready(at) => ready(n, c, at),
         At::Prefix => match n.tcp.recv() {
             Ok(u) => {
                 n.r.tcp_pos += 1;
@@ -268,235 +233,183 @@ fn run(n: &mut State, c: &Config, at: At) {
                 }
                 n.r.at = At::Idle;
             }
-            Err(No::Again) => n.r.at = At::Doze,
+            Err(No::Again) => n.r.at = At::Wait(Wait::Doze),
             Err(e) => end(n, e == No::Reset),
         },
-        At::RingHead => {
-            n.r.at = if n.w.head != n.r.cursor {
-                At::Data
-            } else if n.r.mode == Mode::Last {
-                n.r.skip = n.r.cursor - n.r.skip;
-                n.r.mode = Mode::Skip;
-                At::Skip
-            } else if n.resumed() {
-                n.r.mode = Mode::Tcp;
-                At::Idle
-            } else {
-                At::RingTcp
-            };
-        }
-        At::Data => {
-            n.r.byte = n.w.ring[(n.r.cursor % super::state::RING) as usize];
-            n.r.early = n.w.sender_sleeps;
-            n.r.at = At::Cursor;
-        }
-        At::Cursor => {
-            n.r.cursor += 1;
-            n.w.cursor = n.r.cursor;
-            got(n, Unit::Byte(n.r.byte));
-            n.r.at = At::WishLook;
-        }
-        At::WishLook => {
-            let wish = n.w.want_space && c.bug != Some(Bug::NoLookForWish);
-            n.r.at = if wish { At::Bell } else { At::Idle };
-        }
-        At::Bell => {
-            bell(n, c);
-            n.r.at = At::Idle;
-        }
-        At::RingTcp => {
-            if c.bug == Some(Bug::HalfStays)
-                && n.tcp.peek() == Ok(Unit::Half)
-                && n.tcp.unread() == 1
-            {
-                n.r.at = At::Doze;
-                return;
-            }
-            // (Looked at once more behind a peek, which is one step with what follows it here.)
-            if n.resumed() && matches!(n.tcp.peek(), Ok(Unit::Byte(_))) {
-                n.r.mode = Mode::Tcp;
-                n.r.at = At::Idle;
-                return;
-            }
-            n.r.at = match frame(n) {
-                Ok(true) => At::RingHead,
-                Ok(false) => At::RingTcp,
-                Err(No::Again) => At::Doze,
-                Err(e) => At::RingEnd(e == No::Reset),
-            };
-        }
-        At::RingEnd(error) => {
-            if n.w.head != n.r.cursor && c.bug != Some(Bug::EofWithoutLook) {
-                n.r.at = At::RingHead;
-            } else {
-                end(n, error);
-            }
-        }
+        At::Ring(at) => ring(n, c, at),
         At::Skip => match skip(n, c) {
             Ok(true) => {}
             Ok(false) => n.r.at = At::Idle,
-            Err(No::Again) => n.r.at = At::Doze,
+            Err(No::Again) => n.r.at = At::Wait(Wait::Doze),
             Err(e) => end(n, e == No::Reset),
         },
-        At::Doze => {
-            n.w.receiver_sleeps = true;
-            n.r.at = if c.bug == Some(Bug::SleepWithoutLook) {
-                At::Asleep
-            } else {
-                At::DozeLook
-            };
+        At::Wait(at) => wait(n, c, at),
+        At::Revoke(at) => revoke::run(n, c, at),
+        At::Pending(..) => revoke::again(n),
+    }
+}
+
+fn ready(n: &mut State, c: &Config, at: Ready) {
+    let up = n.phase() != Phase::None;
+    n.r.at = At::Ready(match at {
+        Ready::DeclareLook => {
+            let unread =
+                n.w.word.has(rx::REVOKED) && matches!(n.phase(), Phase::Up | Phase::Downing);
+            if unread && c.bug != Some(Bug::ReadyTooEarly) {
+                n.r.at = At::Idle;
+                return;
+            }
+            Ready::Declare
         }
-        At::DozeLook => {
+        Ready::Declare => {
+            n.r.epoch += 1;
+            n.r.mode = Mode::Ready;
+            n.w.word = Word::ready(n.r.epoch);
+            n.r.at = At::Idle;
+            return;
+        }
+        Ready::Look if up => Ready::SeeUp,
+        Ready::Look if c.bug == Some(Bug::UnboundedRead) => Ready::Take,
+        Ready::Look => Ready::Count,
+        Ready::Count => match (n.tcp.unread(), c.bug) {
+            (0, Some(Bug::NoLookAfterCount)) => Ready::Peek,
+            (_, Some(Bug::NoLookAfterCount)) => Ready::Take,
+            (k, _) => Ready::Again(k),
+        },
+        Ready::Again(_) if up => Ready::SeeUp,
+        Ready::Again(0) => Ready::Peek,
+        Ready::Again(_) => Ready::Take,
+        Ready::Take => match n.tcp.recv() {
+            Ok(u) => {
+                n.r.tcp_pos += 1;
+                got(n, u);
+                n.r.at = At::Idle;
+                return;
+            }
+            Err(No::Again) => return fall_asleep(n),
+            Err(e) => Ready::End(e == No::Reset),
+        },
+        Ready::Peek => match n.tcp.peek() {
+            Ok(_) => {
+                n.r.at = At::Idle;
+                return;
+            }
+            Err(No::Again) => return fall_asleep(n),
+            Err(e) => Ready::End(e == No::Reset),
+        },
+        Ready::End(_) if up && c.bug != Some(Bug::ReadyEofWithoutLook) => Ready::SeeUp,
+        Ready::End(error) => return end(n, error),
+        Ready::SeeUp => {
+            see_up(n);
+            n.r.at = At::Idle;
+            return;
+        }
+    });
+}
+
+fn fall_asleep(n: &mut State) {
+    n.r.at = At::Wait(Wait::Doze);
+}
+
+fn ring(n: &mut State, c: &Config, at: Ring) {
+    n.r.at = match at {
+        Ring::Head if n.w.head != n.r.cursor => At::Ring(Ring::Data),
+        Ring::Head if n.r.mode == Mode::Last => {
+            begin_skip(n);
+            At::Skip
+        }
+        Ring::Head if n.resumed() => {
+            n.r.mode = Mode::Tcp;
+            At::Idle
+        }
+        Ring::Head => At::Ring(Ring::Tcp),
+        Ring::Data => {
+            n.r.byte = n.w.ring[(n.r.cursor % super::state::RING) as usize];
+            early(n, c);
+            At::Ring(Ring::Cursor)
+        }
+        Ring::Cursor => {
+            n.r.cursor += 1;
+            n.w.cursor = n.r.cursor;
+            got(n, Unit::Byte(n.r.byte));
+            At::Ring(Ring::WishLook)
+        }
+        Ring::WishLook if n.w.want_space && c.bug != Some(Bug::NoLookForWish) => {
+            At::Ring(Ring::Bell)
+        }
+        Ring::WishLook => At::Idle,
+        Ring::Bell => {
+            bell(n, c);
+            At::Idle
+        }
+        Ring::Tcp => return ring_tcp(n, c),
+        Ring::End(_) if n.w.head != n.r.cursor && c.bug != Some(Bug::EofWithoutLook) => {
+            At::Ring(Ring::Head)
+        }
+        Ring::End(error) => return end(n, error),
+    };
+}
+
+/// The ring is empty: what does TCP say?
+fn ring_tcp(n: &mut State, c: &Config) {
+    let half = n.tcp.peek() == Ok(Unit::Half) && n.tcp.unread() == 1;
+    if c.bug == Some(Bug::HalfStays) && half {
+        return fall_asleep(n);
+    }
+    // (Looked at once more behind a peek, which is one step with what follows it here.)
+    if n.resumed() && matches!(n.tcp.peek(), Ok(Unit::Byte(_))) {
+        n.r.mode = Mode::Tcp;
+        n.r.at = At::Idle;
+        return;
+    }
+    n.r.at = match frame(n) {
+        Ok(true) => At::Ring(Ring::Head),
+        Ok(false) => At::Ring(Ring::Tcp),
+        Err(No::Again) => At::Wait(Wait::Doze),
+        Err(e) => At::Ring(Ring::End(e == No::Reset)),
+    };
+}
+
+fn wait(n: &mut State, c: &Config, at: Wait) {
+    n.r.at = At::Wait(match at {
+        Wait::Doze => {
+            n.w.receiver_sleeps = true;
+            match c.bug {
+                Some(Bug::SleepWithoutLook) => Wait::Asleep,
+                _ => Wait::DozeLook,
+            }
+        }
+        // As `RxState::has_news`.
+        Wait::DozeLook => {
             let has_news = match n.r.mode {
                 Mode::Ready => n.phase() != Phase::None,
                 Mode::Ring => n.w.head != n.r.cursor || n.resumed(),
                 Mode::Last => n.w.head != n.r.cursor,
-                _ => false,
+                Mode::Tcp | Mode::Prefix | Mode::Skip => false,
+                Mode::Revoking => false, // (who revokes polls)
+                Mode::Fin | Mode::Rest => unreachable!("only between nodes"),
             };
             if has_news {
                 n.w.receiver_sleeps = false;
                 n.r.at = At::Idle;
-            } else {
-                n.r.at = At::Asleep;
+                return;
             }
+            Wait::Asleep
         }
-        At::Asleep => {
+        Wait::Asleep => {
             n.w.receiver_sleeps = false;
             n.w.receiver_bell = false;
             n.r.at = At::Idle;
+            return;
         }
-        At::WantDown => {
-            n.w.word.want_down = true;
-            n.r.at = At::WantDownBell;
+        Wait::WantDown => {
+            n.w.word = n.w.word.with(rx::WANT_DOWN);
+            Wait::WantDownBell
         }
-        At::WantDownBell => {
+        Wait::WantDownBell => {
             bell(n, c);
             n.r.at = At::Idle;
+            return;
         }
-        _ => revoke(n, c, at),
-    }
-}
-
-#[expect(clippy::too_many_lines)]
-fn revoke(n: &mut State, c: &Config, at: At) {
-    match at {
-        At::RevokeLook => {
-            n.r.at = At::RevokeCell;
-            if n.phase() != Phase::None {
-                see_up(n);
-            }
-        }
-        At::RevokeCell => {
-            n.w.revoked = if n.r.mode == Mode::Ready {
-                UNSEEN
-            } else {
-                n.r.cursor
-            };
-            n.r.early = n.w.sender_sleeps;
-            n.r.at = At::RevokeWord;
-        }
-        At::RevokeWord => {
-            n.w.word = Word {
-                epoch: n.r.epoch,
-                ready: true,
-                want_down: false,
-                revoked: true,
-            };
-            n.r.at = At::RevokeBell;
-        }
-        At::RevokeBell => {
-            bell(n, c);
-            n.r.at = At::RevokePhase;
-        }
-        At::RevokePhase => {
-            let p = n.phase();
-            n.r.seen = p;
-            match (n.r.mode, p) {
-                (_, Phase::None | Phase::Resumed) => clear(n),
-                (Mode::Ready, _) => n.r.at = At::RevokeSeeUp,
-                (_, Phase::Up) => n.r.at = At::RevokeHead,
-                (Mode::Prefix, Phase::Downing) => n.r.at = view(n),
-                (Mode::Prefix, _) => impossible(n),
-                (_, Phase::Downing) if !n.r.half && c.bug != Some(Bug::TrustAnnouncement) => {
-                    n.r.at = At::RevokePeek;
-                }
-                _ => n.r.at = At::RevokeTcp,
-            }
-        }
-        At::RevokeSeeUp => {
-            see_up(n);
-            n.r.at = At::RevokePhase;
-        }
-        At::RevokeHead => {
-            if n.w.head == n.r.cursor {
-                clear(n);
-            } else {
-                n.r.at = view(n);
-            }
-        }
-        At::RevokePeek => {
-            n.r.at = match n.tcp.peek() {
-                // A whole frame, or the end.
-                Ok(Unit::Half) if n.tcp.unread() > 1 => At::RevokeTcp,
-                Err(No::End | No::Reset) => At::RevokeTcp,
-                _ => view(n),
-            };
-        }
-        At::RevokeTcp => {
-            n.r.at = match frame(n) {
-                Ok(true) => At::RevokeLast,
-                Ok(false) => At::RevokeTcp,
-                Err(No::Again) => view(n),
-                Err(_) => At::RevokeEnd,
-            };
-        }
-        At::RevokeEnd => {
-            if n.w.head == n.r.cursor {
-                clear(n);
-            } else {
-                impossible(n);
-            }
-        }
-        At::RevokeLast => {
-            n.r.at = if n.w.head == n.r.cursor {
-                At::RevokeSkip
-            } else {
-                At::RevokeLastPhase
-            };
-            if n.r.at == At::RevokeSkip {
-                n.r.skip = n.r.cursor - n.r.skip;
-                n.r.mode = Mode::Skip;
-            }
-        }
-        At::RevokeLastPhase => match n.phase() {
-            p @ (Phase::Up | Phase::Downing) => {
-                n.r.seen = p;
-                n.r.at = view(n);
-            }
-            Phase::Down => {
-                n.r.skip = n.r.cursor - n.r.skip;
-                n.r.mode = Mode::Skip;
-                n.r.at = At::RevokeSkip;
-            }
-            _ => n.r.at = At::Idle, // not to be had
-        },
-        At::RevokeSkip => match skip(n, c) {
-            Ok(true) => {}
-            Ok(false) => clear(n),
-            Err(No::Again) => {
-                n.r.seen = n.phase(); // which does not matter any more
-                n.r.at = view(n);
-            }
-            // All that comes again is here already.
-            Err(_) => clear(n),
-        },
-        At::Pending(..) => {
-            n.r.at = match n.r.mode {
-                Mode::Last => At::RevokeLast,
-                Mode::Skip => At::RevokeSkip,
-                _ => At::RevokePhase,
-            };
-        }
-        other => unreachable!("{other:?}"),
-    }
+    });
 }

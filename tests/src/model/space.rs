@@ -288,28 +288,46 @@ impl State {
         };
     }
 
-    #[expect(clippy::too_many_lines)]
     fn rx(&mut self, m: &Space) {
         self.rx = match self.rx {
             RxAt::Idle => RxAt::Idle,
-            RxAt::Seq { head, begin, n } => {
-                if self.seq == self.rx_seq {
-                    RxAt::Data {
-                        head,
-                        begin,
-                        n,
-                        end: head,
-                        ring: self.rx_ring,
-                    }
+            at @ (RxAt::Seq { .. } | RxAt::From { .. } | RxAt::Loc { .. }) => self.source(at),
+            at @ RxAt::Data { .. } => self.take(at),
+            RxAt::Cursor { head, begin } => {
+                self.cursor = self.read;
+                let (unread, n) = (head - self.read, self.read - begin);
+                let ask = (head - begin > SIZE / 2 || n > SIZE / 4) && unread <= SIZE / 2;
+                if ask && m.bug != Some(Bug::NoLookForWish) {
+                    RxAt::Wish
                 } else {
-                    RxAt::From {
-                        head,
-                        begin,
-                        n,
-                        seq: self.seq,
-                    }
+                    RxAt::Idle
                 }
             }
+            RxAt::Wish if self.wish => RxAt::Bell,
+            RxAt::Wish => RxAt::Idle,
+            RxAt::Bell => {
+                self.bell |= self.sleepers > 0;
+                RxAt::Idle
+            }
+        };
+    }
+
+    /// Which ring holds the next byte, as `RxState::source` finds it.
+    fn source(&mut self, at: RxAt) -> RxAt {
+        match at {
+            RxAt::Seq { head, begin, n } if self.seq == self.rx_seq => RxAt::Data {
+                head,
+                begin,
+                n,
+                end: head,
+                ring: self.rx_ring,
+            },
+            RxAt::Seq { head, begin, n } => RxAt::From {
+                head,
+                begin,
+                n,
+                seq: self.seq,
+            },
             RxAt::From {
                 head,
                 begin,
@@ -348,48 +366,34 @@ impl State {
                     ring,
                 }
             }
-            RxAt::Data {
+            at => at,
+        }
+    }
+
+    fn take(&mut self, at: RxAt) -> RxAt {
+        let RxAt::Data {
+            head,
+            begin,
+            n,
+            end,
+            ring,
+        } = at
+        else {
+            return at;
+        };
+        self.wrong |= self.rings[ring as usize][(self.read % SIZE) as usize] != self.read;
+        self.read += 1;
+        match n - 1 {
+            0 => RxAt::Cursor { head, begin },
+            n if self.read == end => RxAt::Seq { head, begin, n },
+            n => RxAt::Data {
                 head,
                 begin,
                 n,
                 end,
                 ring,
-            } => {
-                self.wrong |= self.rings[ring as usize][(self.read % SIZE) as usize] != self.read;
-                self.read += 1;
-                match () {
-                    _ if n == 1 => RxAt::Cursor { head, begin },
-                    _ if self.read == end => RxAt::Seq {
-                        head,
-                        begin,
-                        n: n - 1,
-                    },
-                    _ => RxAt::Data {
-                        head,
-                        begin,
-                        n: n - 1,
-                        end,
-                        ring,
-                    },
-                }
-            }
-            RxAt::Cursor { head, begin } => {
-                self.cursor = self.read;
-                let (unread, n) = (head - self.read, self.read - begin);
-                let ask = (head - begin > SIZE / 2 || n > SIZE / 4) && unread <= SIZE / 2;
-                if ask && m.bug != Some(Bug::NoLookForWish) {
-                    RxAt::Wish
-                } else {
-                    RxAt::Idle
-                }
-            }
-            RxAt::Wish if self.wish => RxAt::Bell,
-            RxAt::Wish => RxAt::Idle,
-            RxAt::Bell => {
-                self.bell |= self.sleepers > 0;
-                RxAt::Idle
-            }
-        };
+            },
+        }
     }
 }
 

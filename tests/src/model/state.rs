@@ -4,12 +4,25 @@ pub mod receiver;
 pub mod sender;
 
 use super::tcp::Tcp;
+pub use super::word::Word;
 use super::Bug;
+pub use lane::abi::tx::Phase;
 
 /// Size of the ring in bytes.
 pub const RING: u8 = 2;
 /// `RxWords::revoked` of a receiver that had not seen the switch.
 pub const UNSEEN: u8 = u8::MAX;
+
+/// How the sending application ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It does not: it stays in its event loop.
+    Stays,
+    /// It closes.
+    Closes,
+    /// `shutdown(SHUT_WR)`.
+    Shuts,
+}
 
 /// Bounds of an exploration.
 #[derive(Clone, Debug)]
@@ -21,8 +34,8 @@ pub struct Config {
     pub downs: u8,
     pub revocations: u8,
     pub wants: u8,
-    /// Does the sender close when it has sent everything, or stay in its event loop?
-    pub close: bool,
+    /// What the sender does when it has sent everything.
+    pub end: End,
     /// May an end die, at any of its steps?
     pub sender_dies: bool,
     pub receiver_dies: bool,
@@ -43,7 +56,7 @@ impl Default for Config {
             downs: 0,
             revocations: 0,
             wants: 0,
-            close: true,
+            end: End::Closes,
             sender_dies: false,
             receiver_dies: false,
             daemon: false,
@@ -54,23 +67,12 @@ impl Default for Config {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Phase {
-    None,
-    Up,
-    Downing,
-    Down,
-    Resumed,
-    Broken,
-}
-
-/// `RxWords::word`: an epoch and flags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub struct Word {
-    pub epoch: u8,
-    pub ready: bool,
-    pub want_down: bool,
-    pub revoked: bool,
+impl Config {
+    /// Is there room in TCP for everything that can be between the ends: the bytes, and two halves of a frame for
+    /// each switch?
+    pub fn ample(&self) -> bool {
+        self.room >= self.bytes * 2 + 2
+    }
 }
 
 /// What lies in shared memory. Each field has one writer.

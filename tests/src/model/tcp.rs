@@ -1,6 +1,8 @@
 //! One direction of a TCP connection: what was sent and has not arrived, what has arrived and was
 //! not read, the end. Bytes are single numbers; a frame is two units, so that it can be cut.
 
+use lane::proto::frame::Kind;
+
 /// Most units between the two applications that a configuration can allow.
 pub const ROOM: usize = 10;
 
@@ -9,9 +11,23 @@ pub const ROOM: usize = 10;
 pub enum Unit {
     /// Byte number so-and-so of the application's stream.
     Byte(u8),
-    /// The first and the second half of `Down { epoch, cursor }`.
+    /// The first half of a frame, and the second, with what is in it.
     Half,
-    Down(u8, u8),
+    Frame {
+        kind: Kind,
+        epoch: u8,
+        cursor: u8,
+    },
+}
+
+impl Unit {
+    pub fn down(epoch: u8, cursor: u8) -> Unit {
+        Unit::Frame {
+            kind: Kind::Down,
+            epoch,
+            cursor,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

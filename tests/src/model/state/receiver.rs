@@ -1,16 +1,7 @@
 //! The receiving end.
 
 use super::*;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mode {
-    Tcp,
-    Ready,
-    Prefix,
-    Ring,
-    Last,
-    Skip,
-}
+pub use lane::half::rx::mode::Mode;
 
 /// What the receiver is about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,52 +9,77 @@ pub enum At {
     Idle,
     /// Inside a native receive.
     Native,
+    Ready(Ready),
+    Prefix,
+    Ring(Ring),
+    Skip,
+    Wait(Wait),
+    Revoke(Revoke),
+    /// A revocation waits: it comes again when one of these has changed.
+    Pending(Phase, u8, bool),
+}
+
+/// `RxState::declare_ready`, and a receive while ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ready {
     DeclareLook,
     Declare,
-    /// A receive while ready.
-    ReadyLook,
-    ReadyCount,
-    ReadyAgain(u8),
-    ReadyTake,
-    ReadyPeek,
-    ReadyEnd(bool),
+    Look,
+    Count,
+    Again(u8),
+    Take,
+    Peek,
+    End(bool),
     SeeUp,
-    Prefix,
-    RingHead,
+}
+
+/// A receive on the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ring {
+    Head,
     Data,
     Cursor,
     WishLook,
     Bell,
-    RingTcp,
-    RingEnd(bool),
-    Skip,
+    Tcp,
+    End(bool),
+}
+
+/// Sleep; and the wish for a way down, which the other end may sleep through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Wait {
     Doze,
     DozeLook,
     Asleep,
     WantDown,
     WantDownBell,
-    /// A revocation.
-    RevokeLook,
-    RevokeCell,
-    RevokeWord,
-    RevokeBell,
-    RevokePhase,
-    RevokeSeeUp,
-    RevokeHead,
-    RevokePeek,
-    RevokeTcp,
-    RevokeEnd,
-    RevokeLast,
-    RevokeLastPhase,
-    RevokeSkip,
-    /// Pending: comes again when one of these has changed.
-    Pending(Phase, u8, bool),
+}
+
+/// `RxState::revoke`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Revoke {
+    /// By mode.
+    Begin,
+    Cell,
+    Word,
+    Bell,
+    Phase,
+    SeeUp,
+    Head,
+    Peek,
+    Tcp,
+    End,
+    Last,
+    LastPhase,
+    Skip,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Receiver {
     pub at: At,
     pub mode: Mode,
+    /// In mode `Revoking`: the mode before.
+    pub was: Mode,
     pub attached: bool,
     pub epoch: u8,
     pub tcp_pos: u8,
@@ -98,6 +114,7 @@ impl Receiver {
         Receiver {
             at: At::Idle,
             mode: Mode::Tcp,
+            was: Mode::Tcp,
             attached,
             epoch: 0,
             tcp_pos: 0,

@@ -1,13 +1,7 @@
 //! The sending end.
 
 use super::*;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mode {
-    Tcp,
-    Ring,
-    Drain,
-}
+pub use lane::half::tx::mode::Mode;
 
 /// What the sender is about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,14 +10,25 @@ pub enum At {
     Idle,
     /// Inside a native send.
     Native,
-    UpWords(u8),
-    UpState(u8),
-    UpBell(u8),
-    UpLook(u8),
-    /// A state word, its bell, and that was it: the direction is on TCP.
-    Settle(Phase),
-    SettleBell,
-    /// A send on the ring.
+    Up(Up),
+    Ring(Ring),
+    Down(Down),
+    Wait(Wait),
+    Close(Close),
+}
+
+/// On the way up, to this epoch: `TxState::try_up`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Up {
+    Words(u8),
+    State(u8),
+    Bell(u8),
+    Look(u8),
+}
+
+/// `TxState::send` on the ring, and `TxState::look`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ring {
     Room,
     Data,
     Head,
@@ -31,24 +36,44 @@ pub enum At {
     Look,
     /// A look without a send.
     LookOnly,
-    Revoked,
-    Downing,
-    DowningBell,
-    DowningLook,
-    DowningCursor,
-    Drain,
     /// The head goes back over a byte that was not sent after all.
     TakeBack,
+}
+
+/// On the way down: `TxState::{down, resume, drain, settle}`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Down {
+    Revoked,
+    Say,
+    Bell,
+    Look,
+    Cursor,
+    Drain,
+    /// A state word, its bell, and that was it: the direction is on TCP.
+    Settle(Phase),
+    SettleBell,
+}
+
+/// Waiting for space, or for anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Wait {
     Wish,
     WishLook,
     Doze,
     DozeLook,
     Asleep,
-    CloseLook,
-    /// What is on the ring stays there.
-    CloseSay,
-    CloseBell,
-    Close,
+}
+
+/// `close` and `shutdown`: `TxState::{repeat_unread, shut}`, and the kernel's part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Close {
+    Look,
+    Repeat,
+    /// The last word about the epoch, if there is something to say.
+    Say,
+    Bell,
+    /// The kernel's.
+    Fin,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -67,6 +92,8 @@ pub struct Sender {
     pub framed: Option<u8>,
     /// A byte of the call under way is on the ring.
     pub in_call: bool,
+    /// The way down is that of a close.
+    pub closing: bool,
     /// The bug that looks for sleepers too early remembers what it saw.
     pub early: bool,
     pub dead: bool,
@@ -101,6 +128,7 @@ impl Sender {
             frame_done: 2,
             framed: None,
             in_call: false,
+            closing: false,
             early: false,
             dead: false,
             closed: false,

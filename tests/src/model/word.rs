@@ -1,0 +1,29 @@
+//! The word that a receiver says about an epoch, as in `lane::abi`, with epochs as small as a model needs.
+
+use lane::abi::{rx, RxFlags};
+
+/// `RxWords::word`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Word {
+    pub epoch: u8,
+    pub flags: RxFlags,
+}
+
+impl Word {
+    pub fn new(epoch: u8, flags: RxFlags) -> Word {
+        Word { epoch, flags }
+    }
+
+    /// That of a receiver that is ready and asks for nothing.
+    pub fn ready(epoch: u8) -> Word {
+        Word::new(epoch, rx::READY)
+    }
+
+    pub fn has(self, any: RxFlags) -> bool {
+        self.flags.has(any)
+    }
+
+    pub fn with(self, flags: RxFlags) -> Word {
+        Word::new(self.epoch, self.flags | flags)
+    }
+}
