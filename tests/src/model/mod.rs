@@ -17,6 +17,7 @@
 pub mod explore;
 pub mod holders;
 pub mod lane;
+mod read;
 mod receiver;
 mod revoke;
 mod sender;

@@ -1,6 +1,6 @@
 //! How the receiver gives its direction back to TCP, step by step as in `RxState::revoke`.
 
-use super::receiver::{begin_skip, bell, early, frame, see_up, skip, view};
+use super::read::{begin_skip, bell, early, frame, see_up, skip, view};
 use super::state::receiver::*;
 use super::state::{Config, Fault, Phase, State, Word, UNSEEN};
 use super::tcp::{No, Unit};
