@@ -148,6 +148,26 @@ fn a_frame_answers_when_words_cannot() {
     assert_eq!(w.host[0].got.get(), 10);
 }
 
+/// The frame says how many bytes of the ring come again on TCP. Who leaves with some of them unread needs no word of
+/// the sender's for that, which may never come.
+#[test]
+fn a_frame_is_enough_to_leave_a_ring_that_is_not_read() {
+    let mut w = up(0);
+    op(&mut w, 1, send(1000));
+    op(&mut w, 1, CARRY);
+    op(&mut w, 0, recv(300));
+    op(&mut w, 0, Act::Cut);
+    op(&mut w, 1, Act::Down);
+    op(&mut w, 1, Act::Deliver { n: 500 });
+    op(&mut w, 0, Act::Revoke);
+    assert!(w.host[0].revoking.get(), "not all of it is there");
+    op(&mut w, 1, ALL);
+    op(&mut w, 0, Act::Revoke);
+    assert!(!w.host[0].revoking.get() && !w.host[0].rx.engaged());
+    op(&mut w, 0, recv(2000));
+    assert_eq!(w.host[0].got.get(), 1000);
+}
+
 /// An end that nobody announced, with bytes on their way.
 #[test]
 fn a_bare_end_is_a_reset() {

@@ -122,6 +122,16 @@ impl TxState {
     /// consumed, and the bytes from there on follow on TCP. They stay on the ring, too: a faster reader takes them
     /// there and skips as many on TCP, so it never waits for our flush.
     pub fn down(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
+        self.go_down(m, port, false)
+    }
+
+    /// The same. `alone`: the daemon that would tell the receiver of a way down without a frame is gone.
+    pub(super) fn go_down(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        alone: bool,
+    ) -> Result<Progress, Reason> {
         if self.is_taken_over(m) {
             return Ok(Progress::Blocked);
         }
@@ -147,7 +157,7 @@ impl TxState {
             self.downs.fetch_add(1, Relaxed);
             return Ok(self.settle(m, port, epoch, tx::BROKEN));
         }
-        if word.epoch() == epoch && word.has(rx::REVOKED) && !self.framed(m) {
+        if word.epoch() == epoch && word.has(rx::REVOKED) && !self.framed(m) && !alone {
             return self.resume(m, port, m.peer_rx().revoked.load(Relaxed));
         }
         let cursor = self.refresh(m)?;

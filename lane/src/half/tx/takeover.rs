@@ -328,6 +328,6 @@ impl TxState {
         if self.mode.load(Relaxed) == mode::ASK && !self.has_answer(m) {
             return Err(Reason::InDoubt);
         }
-        self.down(m, port)
+        self.go_down(m, port, true)
     }
 }
