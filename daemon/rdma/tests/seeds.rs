@@ -2,10 +2,11 @@
 
 mod sim;
 
-use lane::abi::Epoch;
+use lane::abi::{tx, Epoch, TxWord};
 use sim::{Counts, Sim};
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
 use underpass_rdma::engine::Fault;
 use underpass_rdma::sim::{Faults, Rng};
 use underpass_rdma::wire::{Body, Message};
@@ -224,8 +225,8 @@ fn no_switch_for_who_only_inherited() {
         }
         let epoch = sim.refuse_switches(1, 0);
         sim.finish_alone();
-        assert_eq!(sim.switched(1, 0), epoch, "seed {seed}");
-        later += u64::from(sim.switched(1, 1) != Epoch::NONE);
+        assert_eq!(sim.told(1, 0).epoch(), epoch, "seed {seed}");
+        later += u64::from(sim.told(1, 1).epoch() != Epoch::NONE);
         for n in &sim.nodes {
             assert_eq!(
                 (n.pair_failed, &n.faults[..]),
@@ -235,6 +236,42 @@ fn no_switch_for_who_only_inherited() {
         }
     }
     assert!(later > 50, "{later}");
+}
+
+/// An end has said that it goes down, and got no further: it was killed, or TCP is full and it sleeps. Its daemon brings
+/// the direction to TCP, and the peer is told how.
+#[test]
+fn taken_over_on_the_way_down() {
+    let mut seen = 0;
+    for seed in 0..50 {
+        let mut sim = Sim::new(seed, 1, no_faults());
+        sim.never_shut();
+        sim.set_control(true);
+        let id = sim.lanes[0].ids[0];
+        while !sim.nodes[0].pair.is_up(id) && !sim.all_done() {
+            sim.tick(true);
+        }
+        if !sim.nodes[0].pair.is_up(id) {
+            continue; // too few bytes for a switch
+        }
+        let lane = &sim.lanes[0];
+        let words = sim.nodes[0].clients[lane.client].app.control();
+        let state = &words.expect("mapped").tx[lane.ends[0].slot as usize].state;
+        let epoch = state.load(Relaxed).epoch();
+        state.store(TxWord::new(epoch, tx::DOWNING), Relaxed);
+        let quiet = |sim: &mut Sim| {
+            for _ in 0..3000 {
+                sim.tick(false);
+            }
+            sim.told(1, 0)
+        };
+        assert_eq!(quiet(&mut sim), TxWord::new(epoch, tx::DOWNING));
+        sim.nodes[0].pair.take_down(id);
+        sim.nodes[0].pair.is_down(id, tx::RESUMED);
+        assert_eq!(quiet(&mut sim), TxWord::new(epoch, tx::RESUMED));
+        seen += 1;
+    }
+    assert!(seen > 20, "{seen}");
 }
 
 /// The one round trip in which a switch is in doubt: all rails are cut when the request is posted

@@ -29,6 +29,8 @@ impl<P: Provider> Pair<P> {
     pub fn take_down(&mut self, id: LaneId) -> Option<(Epoch, u64)> {
         let lane = self.lanes.get_mut(id)?;
         let o = &mut lane.out;
+        // Its end may have said that it goes down and got no further: then the caller says the rest.
+        o.takeover |= o.phase == Phase::Left(false) && o.tx_phase == tx::DOWNING;
         if !matches!(o.phase, Phase::Up | Phase::Left(true)) {
             return None;
         }

@@ -10,7 +10,7 @@ pub mod tcp;
 
 use app::App;
 use build::{add_rail, lane, node, Host};
-use lane::abi::Epoch;
+use lane::abi::{Epoch, TxWord};
 use lane::half::Area;
 use lane::notify;
 use std::cell::{Cell, RefCell};
@@ -190,15 +190,15 @@ impl Sim {
     pub fn refuse_switches(&mut self, n: usize, l: usize) -> Epoch {
         let id = self.lanes[l].ids[n];
         self.nodes[n].pair.refuse_switches(id);
-        self.switched(n, l)
+        self.told(n, l).epoch()
     }
 
-    /// Epoch of the last switch that this end has been told of.
-    pub fn switched(&self, n: usize, l: usize) -> Epoch {
+    /// What this end has been told of the other one's sender: the last switch, and how far it is.
+    pub fn told(&self, n: usize, l: usize) -> TxWord {
         let lane = &self.lanes[l];
         let words = self.nodes[n].clients[lane.client].proxy.control();
         let slot = lane.ends[n].slot as usize;
-        words.expect("mapped").tx[slot].state.load(Relaxed).epoch()
+        words.expect("mapped").tx[slot].state.load(Relaxed)
     }
 
     fn poll_node(&mut self, n: usize) {
