@@ -410,6 +410,26 @@ fn down_and_close() {
     });
 }
 
+/// The same against a receiver that shuts its second direction, and announces that by a mark alone.
+#[test]
+fn down_and_deaf() {
+    loom::model(|| {
+        let w = World::up();
+        assert_eq!(w.send(0, 2), 2);
+        w.rx.announce_end(&w.receiver(), &End(&w, 1), 0);
+        let s = w.clone();
+        let t = loom::thread::spawn(move || {
+            s.tx.down(&s.sender(), &End(&s, 0)).unwrap();
+        });
+        w.rx.announce_deaf(&w.receiver());
+        let awaits = w.rx.awaits_frame(&w.receiver());
+        let then = w.wire.lock().unwrap().sent;
+        t.join().unwrap();
+        let now = w.wire.lock().unwrap().sent;
+        assert!(awaits || now == then, "a frame comes to who is deaf");
+    });
+}
+
 /// Across nodes: an end goes down by its own decision while the daemon on its node takes the direction over. One of
 /// the two steps back, and the frame and bytes of the other are on TCP once.
 ///

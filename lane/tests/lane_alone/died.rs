@@ -269,6 +269,14 @@ fn after_the_word_that_it_is_on_tcp() {
             assert_eq!(e.on_tcp(), BEFORE);
         }
     }
+    // It was about to say that it has switched, and has not.
+    let e = up(false);
+    e.ours().tx[L]
+        .state
+        .store(TxWord::new(FIRST, tx::DOWN), Relaxed);
+    e.tx.mode.store(mode::SWITCH, Relaxed);
+    e.tx.epoch.store(SECOND, Relaxed);
+    assert_eq!((next_holder(&e), e.mode()), (Ok(()), mode::TCP));
     // The word of an epoch before: this one goes on.
     let e = up(false);
     e.tx.epoch.store(SECOND, Relaxed);

@@ -145,6 +145,10 @@ impl Port for Tcp {
         let most = self.mark.get().filter(|k| *k > 0).unwrap_or(q.len());
         let n = len.min(most - skip);
         if n == 0 && len > 0 {
+            if skip > 0 && !peek {
+                q.pop_front();
+                self.mark.set(None);
+            }
             return match (self.error.get(), self.ended.get()) {
                 (0, true) => Ok(0),
                 (0, false) => Err(libc::EAGAIN),

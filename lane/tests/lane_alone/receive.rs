@@ -281,6 +281,8 @@ fn an_urgent_mark() {
     assert_eq!(e.recv(20, peek).0, Received::Empty);
     assert_eq!(e.recv(0, look()).0, Received::Empty);
     assert!(e.tcp.mark.get().is_some());
+    assert_eq!(recv(&e, 20), Received::Empty);
+    assert_eq!((e.tcp.mark.get(), e.tcp.queue.borrow().len()), (None, 0));
 }
 
 /// The cursor of a frame: no further from the reader's than two of the largest rings, and on the right side of it. Tag

@@ -168,3 +168,26 @@ fn the_next_epoch_begins_anew() {
     assert_eq!(e.tx.down(&e.memory(), &e.tcp), Ok(Progress::Done));
     assert_eq!((e.frame().kind, e.on_tcp()), (Kind::Down, LEN + 50));
 }
+
+/// The connection gets another slot, on which less was ever sent than on the one before.
+#[test]
+fn another_slot() {
+    let e = Alone::up(false);
+    let m = e.memory();
+    e.send(100);
+    e.reads(100);
+    e.tx.move_to(&m, Loc { page: 1, ..RING });
+    e.tx.abandon();
+    e.ours().heads[L].store(40, Relaxed);
+    let base = lane::abi::Epoch::new(10);
+    let second = Loc { page: 1, ..RING };
+    assert_eq!(e.tx.attach(&m, base, RING), [Some(second), Some(RING)]);
+    assert_eq!(
+        (e.mode(), e.state()),
+        (mode::TCP, TxWord::new(base, tx::NONE))
+    );
+    e.says(base.next(), rx::READY);
+    e.reads(40);
+    assert_eq!(e.tx.try_up(&m, &e.tcp), Ok(true));
+    assert_eq!(e.send(SIZE), Sent::Bytes(SIZE));
+}

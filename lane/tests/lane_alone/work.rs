@@ -13,6 +13,13 @@ use std::sync::atomic::Ordering::Relaxed;
 #[test]
 fn a_send_announces_each_piece() {
     let e = Alone::up_on(false, LARGE);
+    // With the first one its bytes can be read.
+    let head = std::ptr::from_ref(&e.ours().heads[L]) as usize;
+    *e.tcp.then.borrow_mut() = Some(Box::new(move || {
+        // SAFETY: the client's memory is never unmapped.
+        let head = unsafe { &*(head as *const std::sync::atomic::AtomicU64) };
+        assert_eq!(head.load(Relaxed), 16 << 10);
+    }));
     let n = publishes(&e, || assert_eq!(e.send(40 << 10), Sent::Bytes(40 << 10)));
     assert_eq!(n, 3);
     let n = publishes(&e, || assert_eq!(e.send(32 << 10), Sent::Bytes(32 << 10)));

@@ -211,7 +211,11 @@ impl RxState {
         };
         let sent = m.peer_rx().landed.load(Relaxed);
         let taken = self.tcp_pos.load(Relaxed) + repeated;
-        self.said(m) & marks::ENDED != 0 && (taken == sent || taken > sent && repeated > 0)
+        let all = match repeated {
+            0 => taken == sent,
+            _ => taken >= sent,
+        };
+        all && self.said(m) & marks::ENDED != 0
     }
 
     /// The queue is empty: is that the end of file, an error, or just nothing?
