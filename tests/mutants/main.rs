@@ -45,7 +45,7 @@ const PLACES: [&str; 12] = [
 type Told = &'static [(&'static str, &'static str)];
 
 /// Test programs, the quick ones first: crate, target, what they are told. (`LOOM` is built on its own.)
-const PROGRAMS: [(&str, &str, Told); 13] = [
+const PROGRAMS: [(&str, &str, Told); 14] = [
     ("lane", "lib", &[]),
     ("lane", "lane_alone", &[]),
     ("lane", "lane_cases", &[]),
@@ -59,6 +59,7 @@ const PROGRAMS: [(&str, &str, Told); 13] = [
     ("lane", "lane_hostile", &[SAME_CASES]),
     ("lane", "takeover_hostile", &[SAME_CASES]),
     ("underpassd", "lib", &[]),
+    ("underpass-rdma", "lib", &[]),
     ("underpass-rdma", "hostile", &[]),
     ("underpass-rdma", "seeds", &[("SEEDS", "300")]),
     ("underpassd", "two_daemons", &[("SEEDS", "400")]),

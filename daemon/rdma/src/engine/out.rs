@@ -248,3 +248,140 @@ impl Out {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A ring of 4 KiB from a cursor on, which the peer has placed or not.
+    fn ring(number: u32, from: u64, placed: bool) -> OutRing {
+        let (chunk, page, log2) = (1, number, 12);
+        OutRing {
+            number,
+            loc: Loc { chunk, page, log2 },
+            from,
+            remote: placed.then_some(Place {
+                region: 1,
+                offset: 0,
+            }),
+            said: false,
+        }
+    }
+
+    fn out(rings: &[OutRing]) -> Out {
+        Out {
+            rings: rings.iter().cloned().collect(),
+            epoch: Epoch::new(1),
+            ..Out::default()
+        }
+    }
+
+    /// A head is believed up to a full ring, or up to what a ring holds of it, and the new one.
+    #[test]
+    fn heads() {
+        let mut o = out(&[ring(1, 0, true)]);
+        assert!(o.believe(4096).is_ok() && o.head == 4096);
+        assert!(o.believe(4095).is_err() && o.believe(4097).is_err());
+        assert_eq!(o.head, 4096);
+        o.cursor = 1;
+        assert!(o.believe(4097).is_ok());
+        let rings = [ring(1, 0, true), ring(2, 4000, true)];
+        assert!(out(&rings).believe(8096).is_ok());
+        assert!(out(&rings).believe(8097).is_err());
+        let mut o = out(&[ring(1, 0, true), ring(2, 5000, true)]);
+        assert!(o.believe(5000).is_err(), "more than the first ring held");
+        o.cursor = 904;
+        assert!(o.believe(5000).is_ok());
+    }
+
+    /// Bytes have arrived when their requests are done, except for those behind messages, of which the peer tells.
+    #[test]
+    fn arrivals() {
+        let mut o = out(&[ring(1, 0, true)]);
+        o.announce(100);
+        o.reached(40, Epoch::new(1));
+        assert_eq!(o.acked, 40);
+        o.reached(30, Epoch::new(1));
+        o.reached(60, Epoch::new(2));
+        o.reached(101, Epoch::new(1));
+        assert_eq!(o.acked, 40, "older, of another epoch, not posted");
+        o.reached(100, Epoch::new(1));
+        assert_eq!(o.acked, 100);
+        // 100 to 130 behind two messages; then written ones.
+        o.inlined(100, 10);
+        o.inlined(110, 20);
+        o.announce(200);
+        o.reached(200, Epoch::new(1));
+        assert_eq!(o.acked, 100);
+        o.took(105);
+        assert_eq!(o.acked, 105);
+        o.took(103);
+        assert_eq!(o.acked, 105);
+        o.took(130);
+        assert_eq!(o.acked, 200);
+        // What the reader has consumed was there, even if it was not posted on this link.
+        o.read_to(150);
+        assert_eq!((o.cursor, o.acked, o.posted), (150, 200, 200));
+        o.read_to(250);
+        assert_eq!(
+            (o.acked, o.posted, o.announced, o.high),
+            (250, 250, 250, 250)
+        );
+        assert!(!o.repeats());
+        o.rest_at(220);
+        assert!(o.repeats());
+        assert_eq!(
+            (o.acked, o.posted, o.announced, o.high),
+            (220, 220, 220, 250)
+        );
+    }
+
+    /// A move to another link goes on behind what has certainly arrived, and tells everything once more.
+    #[test]
+    fn another_link() {
+        let mut o = out(&[ring(1, 0, true)]);
+        o.announce(100);
+        o.reached(40, Epoch::new(1));
+        o.cursor = 50;
+        o.rings[0].said = true;
+        o.moved();
+        assert_eq!((o.acked, o.posted, o.rings[0].said), (50, 50, false));
+        o.cursor = 20;
+        o.moved();
+        assert_eq!(o.posted, 50);
+    }
+
+    /// Everything is there: announced, and seen to land.
+    #[test]
+    fn all_there() {
+        let mut o = out(&[]);
+        for (announced, landed, head) in [(5, 5, 5), (4, 5, 5), (5, 4, 5), (5, 5, 6)] {
+            (o.announced, o.landed, o.head) = (announced, landed, head);
+            assert_eq!(o.is_there(), (announced, landed) == (head, head));
+        }
+        assert!(o.used() && !Out::default().used());
+    }
+
+    /// Rings are found by the bytes they hold, dropped when all of these have arrived, and told in order.
+    #[test]
+    fn rings() {
+        let mut o = out(&[ring(1, 0, true), ring(2, 100, true), ring(3, 200, false)]);
+        let found = [0, 99, 100, 199, 200].map(|at| o.ring_of(at));
+        assert_eq!(found, [1, 1, 2, 2, 2]);
+        o.acked = 99;
+        assert!(o.may_ring(0), "there is none before it");
+        o.prune();
+        assert_eq!(o.rings.len(), 3);
+        assert!(!o.may_ring(2), "the second one is not reached");
+        o.acked = 100;
+        assert!(o.may_ring(2));
+        o.prune();
+        assert_eq!(o.rings.len(), 2);
+        o.acked = 300;
+        o.prune();
+        assert_eq!(o.rings.len(), 2, "the last one has no place yet");
+        o.rings[1].remote = o.rings[0].remote;
+        o.prune();
+        assert_eq!((o.rings.len(), o.rings[0].number), (1, 3));
+    }
+}
