@@ -24,7 +24,7 @@ pub const DATA_MAX: usize = 212;
 pub mod flag {
     use std::convert::identity;
 
-    link::named! { u8, identity => Flag;
+    lane::named! { u8, identity => Flag;
         /// Tell me your reader's cursor as soon as it moves.
         WANT_SPACE: WantSpace = 1;
         /// Set in the first message about this lane after it moved to another link, and in all that follow while
