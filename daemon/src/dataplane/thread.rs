@@ -243,7 +243,7 @@ impl<V: Provider> Loop<V> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::system::Machine;
+    use crate::os::system::Machine;
 
     const MS: u64 = 1_000_000;
 
