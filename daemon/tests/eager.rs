@@ -2,6 +2,7 @@
 
 mod common;
 use common::*;
+use lane::abi::TcpPos;
 use lane::family::flag;
 use lane::proto::msg::{op, register, ToDaemon, ToShim};
 use std::net::TcpStream;
@@ -15,8 +16,8 @@ fn eagerly(a: &mut Shim, conn: u32, s: &TcpStream) {
         ToDaemon::Register {
             conn,
             gen,
-            tx_tcp_pos: 0,
-            rx_tcp_pos: 0,
+            tx_tcp_pos: TcpPos::default(),
+            rx_tcp_pos: TcpPos::default(),
             flags: register::EAGER,
         },
         &[s],

@@ -2,6 +2,7 @@
 
 mod common;
 use common::*;
+use lane::abi::TcpPos;
 use lane::proto::msg::{ToDaemon, ToShim};
 use lane::proto::reason::Reason;
 use std::io::Write;
@@ -215,8 +216,8 @@ fn heaps_of_descriptors() {
     let n = ToDaemon::Register {
         conn: 0,
         gen: 0,
-        tx_tcp_pos: 0,
-        rx_tcp_pos: 0,
+        tx_tcp_pos: TcpPos::default(),
+        rx_tcp_pos: TcpPos::default(),
         flags: 0,
     }
     .encode(&mut buf);

@@ -2,6 +2,7 @@
 
 mod common;
 use common::*;
+use lane::abi::TcpPos;
 use lane::family::{state, TABLE_BYTES};
 use lane::proto::msg::ToDaemon;
 use lane::proto::reason::Reason;
@@ -98,8 +99,8 @@ fn wrong_messages(x: &Lane, y: &Lane) -> [(&'static str, ToDaemon, usize); 5] {
     let register = || ToDaemon::Register {
         conn: 0,
         gen: 1,
-        tx_tcp_pos: 0,
-        rx_tcp_pos: 0,
+        tx_tcp_pos: TcpPos::default(),
+        rx_tcp_pos: TcpPos::default(),
         flags: 0,
     };
     let done = ToDaemon::LaneDone {

@@ -7,10 +7,14 @@
 
 use crate::prim::{AtomicU32, AtomicU64};
 
+mod position;
+mod space;
 mod words;
+pub use position::{Cursor, Landed, TcpPos};
+pub use space::{unread_max, window, SharedSpace, SpaceWord};
 pub use words::{
-    rx, takeover, tx, AtomicEpoch, Epoch, RxFlags, RxWord, Shared, TakeoverPhase, TakeoverWord,
-    TxPhase, TxWord, Word,
+    rx, takeover, tx, AtomicEpoch, Epoch, Private, RxFlags, RxWord, Shared, TakeoverPhase,
+    TakeoverWord, TxPhase, TxWord, Word,
 };
 
 /// Lanes per link group. A pair of clients that needs more gets another link group.
@@ -68,18 +72,18 @@ pub struct TxWords {
     /// An epoch and `tx::*`. Stored with Release after the words below; loaded with Acquire.
     pub state: Shared<TxWord>,
     /// TCP position at which TCP ended for this epoch.
-    pub up_tcp_pos: AtomicU64,
+    pub up_tcp_pos: Shared<TcpPos>,
     /// Ring cursor of the first byte of this epoch.
-    pub up_start: AtomicU64,
-    /// Two ring locations (`Loc::pack`); number `loc_seq & 1` is the newest.
-    pub loc: [AtomicU64; 2],
+    pub up_start: Shared<Cursor>,
+    /// Two ring locations; the newest is at [`loc_index`]`(loc_seq)`.
+    pub loc: [Shared<LocWord>; 2],
     /// Cursors from which the two locations hold.
-    pub loc_from: [AtomicU64; 2],
+    pub loc_from: [Shared<Cursor>; 2],
     /// Number of moves so far.
     pub loc_seq: AtomicU32,
-    /// Bit 0: the sender waits for space; ring its doorbell after consuming. Above it, on one node: the size of the
-    /// send buffer that its application asked for (0: it did not), for [`unread_max`].
-    pub want_space: AtomicU32,
+    /// Whether the sender waits for space (then ring its doorbell after consuming); and, on one node, the size of the
+    /// send buffer that its application asked for, for [`unread_max`].
+    pub want_space: SharedSpace,
 }
 
 /// Words of one lane that its *receiving* half writes. One line.
@@ -89,7 +93,7 @@ pub struct RxWords {
     /// An epoch and `rx::*`, with Release; the sender looks at it after every publish.
     pub word: Shared<RxWord>,
     /// The frozen cursor of a revocation.
-    pub revoked: AtomicU64,
+    pub revoked: Shared<Cursor>,
     /// Processor that last consumed or published here: hint for spinners on the other side.
     pub cpu: AtomicU32,
     /// `marks::*` of this end. Not about an epoch.
@@ -98,15 +102,15 @@ pub struct RxWords {
     /// have shown to its end. (That the network has taken the bytes is not enough: the remote daemon may
     /// die before it says so, and nobody else can.) On one node, written by an end that has `ENDED`: all
     /// bytes that it has put on TCP.
-    pub landed: AtomicU64,
+    pub landed: Shared<Landed>,
     /// Across nodes only, about the sending direction of an end: what the daemon beside it does with
     /// it (`takeover::*`, in the daemon's proxy), and what the end itself is putting on
     /// TCP (in the end's own area). Whoever of the two goes on after the other finds there where.
     pub takeover: Shared<TakeoverWord>,
     /// Cursor from which on a frame, or plain bytes, are put on TCP. Valid with `DOWN`, `FIN` and `PLAIN`.
-    pub takeover_at: AtomicU64,
+    pub takeover_at: Shared<Cursor>,
     /// TCP position of the direction when the daemon has brought it to TCP. Valid with `takeover::DONE`.
-    pub takeover_tcp_pos: AtomicU64,
+    pub takeover_tcp_pos: Shared<TcpPos>,
     /// Across nodes only, in the daemon's proxy: the errno that the daemon met on the socket while it had
     /// the direction. Valid with `takeover::DONE`.
     pub takeover_error: AtomicU32,
@@ -115,20 +119,11 @@ pub struct RxWords {
     pub room: AtomicU32,
 }
 
-/// What a kernel takes for a reader: `room`, or its first window.
-pub fn window(room: u32) -> u64 {
-    match room {
-        0 => 64 << 10,
-        room => u64::from(room),
-    }
-}
-
-/// Most bytes of a direction that may be unread where the application has asked for a send buffer of `sndbuf` bytes:
-/// about as many as the kernel would take. The send buffer holds so much, the reader's `room`; and the kernel, which
-/// looks at its buffer once a segment, takes one more than fits, of up to half a window.
-pub fn unread_max(sndbuf: u32, room: u32) -> u64 {
-    let window = window(room);
-    u64::from(sndbuf) + window + window / 2
+/// Where in `TxWords::loc` and `loc_from` the sender's move number `seq` stores its ring: at the place that the move
+/// before the last one left.
+#[inline(always)]
+pub const fn loc_index(seq: u32) -> usize {
+    (seq & 1) as usize
 }
 
 /// Bits of `RxWords::marks`. 0: a version that has none of them.
@@ -147,10 +142,43 @@ pub mod marks {
     pub const RESET: u32 = 32;
 }
 
-/// An entry of `Control::log`: ticks, and the lane's number among those of its counter.
-#[inline(always)]
-pub(crate) const fn log_entry(ticks: u64, lane: usize) -> u64 {
-    ticks << 6 | (lane % 64) as u64
+/// An entry of `Control::log`: when a publish was, and about which lane among those of its counter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct LogEntry(u64);
+
+impl LogEntry {
+    /// Bits of the lane's number among those of its counter.
+    const LANE_BITS: u32 = 6;
+
+    /// The entry about lane number `lane` of its counter at this time ([`crate::prim::ticks`]).
+    #[inline(always)]
+    pub const fn new(ticks: u64, lane: usize) -> LogEntry {
+        LogEntry(ticks << Self::LANE_BITS | (lane % (1 << Self::LANE_BITS)) as u64)
+    }
+
+    /// The time, without its highest bits.
+    #[inline(always)]
+    pub const fn ticks(self) -> u64 {
+        self.0 >> Self::LANE_BITS
+    }
+
+    /// The lane's number among those of its counter; always below [`LANES_PER_COUNTER`].
+    #[inline(always)]
+    pub const fn lane(self) -> usize {
+        self.0 as usize % (1 << Self::LANE_BITS) % LANES_PER_COUNTER
+    }
+}
+
+impl Word for LogEntry {
+    #[inline(always)]
+    fn from_raw(raw: u64) -> LogEntry {
+        LogEntry(raw)
+    }
+    #[inline(always)]
+    fn raw(self) -> u64 {
+        self.0
+    }
 }
 
 /// All of chunk 0.
@@ -164,16 +192,16 @@ pub struct Control {
     /// Publish counters: bumped after a head, cursor or state word of one of the counter's lanes has changed.
     pub seq: [Line<AtomicU32>; COUNTERS],
     /// Outgoing heads: bytes ever published, per lane.
-    pub heads: [AtomicU64; LANES],
+    pub heads: [Shared<Cursor>; LANES],
     /// Own read cursors for the incoming rings: bytes ever consumed, per lane.
-    pub cursors: [AtomicU64; LANES],
+    pub cursors: [Shared<Cursor>; LANES],
     /// What the sending half of each lane says.
     pub tx: [TxWords; LANES],
     /// What the receiving half of each lane says.
     pub rx: [RxWords; LANES],
-    /// When each publish by a counter was, and about which of its lanes (`log_entry`), at the counter's
-    /// value before it. Only a hint: in which order a reader lists what it finds.
-    pub log: [[AtomicU64; LOG]; COUNTERS],
+    /// When each publish by a counter was, and about which of its lanes, at the counter's value before it. Only a hint:
+    /// in which order a reader lists what it finds.
+    pub log: [[Shared<LogEntry>; LOG]; COUNTERS],
 }
 
 /// Bytes of chunk 0, a multiple of the page size.
@@ -191,23 +219,13 @@ pub struct Loc {
 }
 
 impl Loc {
-    /// As it stands in `TxWords::loc`: `page << 32 | chunk << 8 | log2`.
-    pub const fn pack(self) -> u64 {
-        (self.page as u64) << 32 | (self.chunk as u64 & 0xffff) << 8 | (self.log2 as u64 & 0xff)
-    }
-
-    /// Unpacks and checks everything that does not need the chunk table. `None`: impossible value.
-    pub fn unpack(w: u64) -> Option<Loc> {
-        let l = Loc {
-            page: (w >> 32) as u32,
-            chunk: (w >> 8) as u32 & 0xff_ffff,
-            log2: w as u32 & 0xff,
-        };
-        let ok = l.chunk >= 1
-            && (l.chunk as usize) < CHUNKS
-            && l.log2 >= RING_LOG2_MIN
-            && l.log2 <= RING_LOG2_MAX;
-        ok.then_some(l)
+    /// As it stands in `TxWords::loc`.
+    pub const fn word(self) -> LocWord {
+        LocWord(
+            (self.page as u64) << 32
+                | (self.chunk as u64 & 0xffff) << 8
+                | (self.log2 as u64 & 0xff),
+        )
     }
 
     /// Size of the ring in bytes.
@@ -215,11 +233,17 @@ impl Loc {
         1 << self.log2
     }
 
+    /// Where byte `at` of the direction lies in the ring.
+    #[inline(always)]
+    pub const fn offset(self, at: Cursor) -> u64 {
+        at.get() & (self.bytes() as u64 - 1)
+    }
+
     /// Where the bytes `[at, at + n)` of the direction lie in the chunk: before the ring's end and, if
     /// they go on there, at its beginning. `None`: more than the ring holds.
-    pub fn pieces(self, at: u64, n: usize) -> Option<[core::ops::Range<usize>; 2]> {
+    pub fn pieces(self, at: Cursor, n: usize) -> Option<[core::ops::Range<usize>; 2]> {
         let (begin, size) = (self.page as usize * 4096, self.bytes());
-        let offset = (at & (size as u64 - 1)) as usize;
+        let offset = self.offset(at) as usize;
         let first = n.min(size - offset);
         (n <= size).then(|| {
             [
@@ -235,6 +259,42 @@ impl Loc {
     }
 }
 
+/// A [`Loc`] in a word of memory: `page << 32 | chunk << 8 | log2`. A peer may have stored anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct LocWord(u64);
+
+impl LocWord {
+    /// There is no ring.
+    pub const NONE: LocWord = LocWord(0);
+
+    /// Unpacks and checks everything that does not need the chunk table. `None`: impossible value.
+    pub fn loc(self) -> Option<Loc> {
+        let w = self.0;
+        let l = Loc {
+            page: (w >> 32) as u32,
+            chunk: (w >> 8) as u32 & 0xff_ffff,
+            log2: w as u32 & 0xff,
+        };
+        let ok = l.chunk >= 1
+            && (l.chunk as usize) < CHUNKS
+            && l.log2 >= RING_LOG2_MIN
+            && l.log2 <= RING_LOG2_MAX;
+        ok.then_some(l)
+    }
+}
+
+impl Word for LocWord {
+    #[inline(always)]
+    fn from_raw(raw: u64) -> LocWord {
+        LocWord(raw)
+    }
+    #[inline(always)]
+    fn raw(self) -> u64 {
+        self.0
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -247,12 +307,12 @@ mod tests {
             log2: RING_LOG2_MIN,
         };
         let size = l.bytes();
-        assert_eq!(l.pieces(5, 7), Some([8197..8204, 8192..8192]));
-        let at = 3 * size as u64 - 2;
+        assert_eq!(l.pieces(Cursor::new(5), 7), Some([8197..8204, 8192..8192]));
+        let at = Cursor::new(3 * size as u64 - 2);
         let end = 8192 + size;
         assert_eq!(l.pieces(at, 5), Some([end - 2..end, 8192..8195]));
         assert_eq!(l.pieces(at, size).unwrap()[1].len(), size - 2);
-        assert_eq!(l.pieces(0, size + 1), None);
+        assert_eq!(l.pieces(Cursor::new(0), size + 1), None);
     }
 
     #[test]
@@ -264,21 +324,28 @@ mod tests {
     }
 
     #[test]
+    fn the_log_tells_time_and_lane() {
+        let e = LogEntry::new(1000, LANES_PER_COUNTER + 5);
+        assert_eq!((e.raw(), e.ticks(), e.lane()), (64_005, 1000, 5));
+    }
+
+    #[test]
     fn loc_round_trip_and_bounds() {
         let l = Loc {
             chunk: 3,
             page: 77,
             log2: 16,
         };
-        assert_eq!(Loc::unpack(l.pack()), Some(l));
+        assert_eq!(l.word().loc(), Some(l));
+        assert_eq!(l.word().raw(), 77 << 32 | 3 << 8 | 16);
         for bad in [
-            0,
-            Loc { chunk: 0, ..l }.pack(),
-            Loc { log2: 3, ..l }.pack(),
-            Loc { log2: 63, ..l }.pack(),
-            u64::MAX,
+            LocWord::NONE,
+            Loc { chunk: 0, ..l }.word(),
+            Loc { log2: 3, ..l }.word(),
+            Loc { log2: 63, ..l }.word(),
+            LocWord::from_raw(u64::MAX),
         ] {
-            assert_eq!(Loc::unpack(bad), None);
+            assert_eq!(bad.loc(), None);
         }
         assert!(Loc {
             chunk: 1,

@@ -420,8 +420,8 @@ impl Conn {
             ring_log2: self.tx.ring_log2(),
             lane_tx: self.tx.ring_bytes.load(Relaxed),
             lane_rx: self.rx.ring_bytes.load(Relaxed),
-            tcp_tx: self.tx.tcp_pos.load(Relaxed),
-            tcp_rx: self.rx.tcp_pos.load(Relaxed),
+            tcp_tx: self.tx.tcp_pos.load(Relaxed).get(),
+            tcp_rx: self.rx.tcp_pos.load(Relaxed).get(),
             shut: self.tx.shut.load(Relaxed) != 0,
             forks: self.forks.load(Relaxed),
             holders: self

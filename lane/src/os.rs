@@ -3,6 +3,8 @@
 
 pub mod dirs;
 
+use crate::abi::TcpPos;
+
 /// Soft limits of a process, their lines in `/proc/PID/limits`, and the bytes below which the shim leaves it alone: the
 /// program would miss what tables and link groups take of its address space, or the table cannot be made (see
 /// setrlimit(2)).
@@ -107,6 +109,16 @@ pub struct TcpCounts {
 }
 
 impl TcpCounts {
+    /// Where the sending direction is, while it is open. `client`: this end called `connect`, so its SYN counts.
+    pub fn tx_pos(&self, client: bool) -> TcpPos {
+        TcpPos::new(self.sent.wrapping_sub(u64::from(client)))
+    }
+
+    /// Where the receiving direction is, while it is open.
+    pub fn rx_pos(&self) -> TcpPos {
+        TcpPos::new(self.taken)
+    }
+
     /// Is this end's direction open? Then `sent` has no FIN.
     pub fn may_send(&self) -> bool {
         matches!(self.state, TcpInfo::ESTABLISHED | TcpInfo::CLOSE_WAIT)

@@ -7,7 +7,7 @@
 
 mod sim;
 
-use lane::abi::{Control, Epoch, Loc, CONTROL_BYTES};
+use lane::abi::{Control, Cursor, Epoch, Loc, Word, CONTROL_BYTES};
 use lane::proto::frame::{Frame, Kind};
 use proptest::prelude::*;
 use sim::memory::{packed, raw};
@@ -41,9 +41,10 @@ fn value() -> impl Strategy<Value = u64> {
             page,
             log2
         }
-        .pack()),
+        .word()
+        .raw()),
         (1u32..3, 0u32..70, 10u32..24)
-            .prop_map(|(chunk, page, log2)| Loc { chunk, page, log2 }.pack()),
+            .prop_map(|(chunk, page, log2)| Loc { chunk, page, log2 }.word().raw()),
     ]
 }
 
@@ -85,18 +86,18 @@ fn word(c: &Control, n: usize) -> &AtomicU64 {
     let (tx, rx) = (&c.tx[lane], &c.rx[lane]);
     [
         raw(&tx.state),
-        &tx.up_tcp_pos,
-        &tx.up_start,
-        &tx.loc[0],
-        &tx.loc[1],
-        &tx.loc_from[0],
-        &tx.loc_from[1],
+        raw(&tx.up_tcp_pos),
+        raw(&tx.up_start),
+        raw(&tx.loc[0]),
+        raw(&tx.loc[1]),
+        raw(&tx.loc_from[0]),
+        raw(&tx.loc_from[1]),
         raw(&rx.word),
-        &rx.revoked,
-        &c.heads[lane],
-        &c.cursors[lane],
+        raw(&rx.revoked),
+        raw(&c.heads[lane]),
+        raw(&c.cursors[lane]),
         // Twice: it matters most.
-        &c.heads[lane],
+        raw(&c.heads[lane]),
         raw(&tx.state),
     ][n]
 }
@@ -122,7 +123,7 @@ fn apply(w: &World, s: &Scribble) {
                 kind: Kind::Down,
                 epoch: Epoch::new(*epoch),
                 rest: 0,
-                cursor: *cursor,
+                cursor: Cursor::new(*cursor),
                 tag: TAG ^ BAD as u64,
             };
             w.inject(BAD, &f.encode());

@@ -121,7 +121,10 @@ fn an_end_that_sleeps() {
     let state = w.control(1).tx[L].state.load(Relaxed);
     assert_eq!(state, TxWord::new(Epoch::new(1), tx::DOWN));
     assert_eq!(on_tcp(&w), LEN + 1500);
-    assert_eq!(w.host[1].tx.tcp_pos.load(Relaxed) as usize, on_tcp(&w));
+    assert_eq!(
+        w.host[1].tx.tcp_pos.load(Relaxed).get() as usize,
+        on_tcp(&w)
+    );
     op(&mut w, 1, Act::Mend);
     op(&mut w, 1, ALL);
     op(&mut w, 0, recv(5000));

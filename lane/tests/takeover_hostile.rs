@@ -8,8 +8,8 @@
 mod sim;
 
 use lane::abi::{
-    rx, takeover, tx, Control, Epoch, Loc, RxWord, TakeoverPhase, TakeoverWord, TxPhase, TxWord,
-    Word,
+    rx, takeover, tx, Control, Cursor, Epoch, Loc, LocWord, RxWord, TakeoverPhase, TakeoverWord,
+    TcpPos, TxPhase, TxWord, Word,
 };
 use lane::half::tx::{mode, Taken};
 use lane::half::{Memory, TxState};
@@ -101,20 +101,20 @@ fn words_of_an_end() {
     assert_eq!((r, n), (Ok(true), LEN as u64 + SENT));
     let hostile = [
         // A head before the ring's start, beyond the ring, beyond everything.
-        taken(|_, c| c.tx[L].up_start.store(SENT + 1, Relaxed)),
-        taken(|_, c| c.tx[L].up_start.store(u64::MAX, Relaxed)),
-        taken(|_, c| c.heads[L].store(4097, Relaxed)),
-        taken(|_, c| c.heads[L].store(u64::MAX, Relaxed)),
+        taken(|_, c| c.tx[L].up_start.store(Cursor::new(SENT + 1), Relaxed)),
+        taken(|_, c| c.tx[L].up_start.store(Cursor::new(u64::MAX), Relaxed)),
+        taken(|_, c| c.heads[L].store(Cursor::new(4097), Relaxed)),
+        taken(|_, c| c.heads[L].store(Cursor::new(u64::MAX), Relaxed)),
         // Rings that cannot be.
-        taken(|_, c| c.tx[L].loc[0].store(0, Relaxed)),
-        taken(|_, c| c.tx[L].loc[0].store(u64::MAX, Relaxed)),
+        taken(|_, c| c.tx[L].loc[0].store(LocWord::NONE, Relaxed)),
+        taken(|_, c| raw(&c.tx[L].loc[0]).store(u64::MAX, Relaxed)),
     ];
     for (i, r) in hostile.iter().enumerate() {
         assert_eq!(*r, (Err(Reason::Hostile), 0), "{i}");
     }
     // Rings outside of what is mapped: nothing after the frame.
     for (chunk, page, log2) in [(60, 0, 12), (1, u32::MAX, 12), (1, 63, 13), (1, 0, 22)] {
-        let at = Loc { chunk, page, log2 }.pack();
+        let at = Loc { chunk, page, log2 }.word();
         let r = taken(|_, c| c.tx[L].loc[0].store(at, Relaxed));
         assert_eq!(r, (Err(Reason::Internal), LEN as u64));
     }
@@ -122,7 +122,7 @@ fn words_of_an_end() {
     let begun = |n, what, at| {
         taken(move |w, c| {
             put(w, n);
-            c.rx[L].takeover_at.store(at, Relaxed);
+            c.rx[L].takeover_at.store(Cursor::new(at), Relaxed);
             c.rx[L].takeover.store(what, Relaxed);
         })
     };
@@ -151,9 +151,9 @@ fn words_of_an_end() {
     assert_eq!(begun(LEN + 100, down, 0), (Ok(true), 0));
     assert_eq!(begun(100, plain, 0), (Ok(true), 0));
     // A position that TCP has not reached.
-    let r = taken(|_, c| c.tx[L].up_tcp_pos.store(1000, Relaxed));
+    let r = taken(|_, c| c.tx[L].up_tcp_pos.store(TcpPos::new(1000), Relaxed));
     assert_eq!(r, (Err(Reason::Sync), 0));
-    let r = taken(|_, c| c.tx[L].up_tcp_pos.store(0, Relaxed));
+    let r = taken(|_, c| c.tx[L].up_tcp_pos.store(TcpPos::new(0), Relaxed));
     assert_eq!(
         r,
         (Err(Reason::Foreign), 0),
@@ -167,8 +167,8 @@ fn words_of_an_end() {
             page: 0,
             log2,
         };
-        c.tx[L].loc[1].store(at.pack(), Relaxed);
-        c.heads[L].store(1 << 20, Relaxed);
+        c.tx[L].loc[1].store(at.word(), Relaxed);
+        c.heads[L].store(Cursor::new(1 << 20), Relaxed);
     });
     assert_eq!(r, (Err(Reason::Internal), LEN as u64));
     // Phases that are no phases, and epochs that nobody has granted.
@@ -194,7 +194,7 @@ fn words_of_a_daemon() {
             put(&w, n);
         }
         let m = daemon(&w);
-        m.peer_rx().takeover_at.store(at, Relaxed);
+        m.peer_rx().takeover_at.store(Cursor::new(at), Relaxed);
         m.peer_rx().takeover.store(what, Relaxed);
         let r = reclaim(&w);
         (r, on_tcp(&w) - before)
@@ -252,7 +252,7 @@ fn value() -> impl Strategy<Value = u64> {
         (0u64..64, -3i64..4).prop_map(|(bit, d)| (1u64 << bit).wrapping_add_signed(d)),
         (0u32..3, 0u8..80).prop_map(packed),
         (1u32..4, 0u32..70, 10u32..24)
-            .prop_map(|(chunk, page, log2)| Loc { chunk, page, log2 }.pack()),
+            .prop_map(|(chunk, page, log2)| Loc { chunk, page, log2 }.word().raw()),
     ]
 }
 
@@ -261,15 +261,15 @@ fn end_word(c: &Control, n: usize) -> &AtomicU64 {
     let (t, r) = (&c.tx[L], &c.rx[L]);
     [
         raw(&t.state),
-        &t.up_tcp_pos,
-        &t.up_start,
-        &t.loc[0],
-        &t.loc[1],
-        &t.loc_from[0],
-        &t.loc_from[1],
+        raw(&t.up_tcp_pos),
+        raw(&t.up_start),
+        raw(&t.loc[0]),
+        raw(&t.loc[1]),
+        raw(&t.loc_from[0]),
+        raw(&t.loc_from[1]),
         raw(&r.takeover),
-        &r.takeover_at,
-        &c.heads[L],
+        raw(&r.takeover_at),
+        raw(&c.heads[L]),
     ][n]
 }
 
@@ -278,12 +278,12 @@ fn daemon_word<'a>(m: &Memory<'a>, n: usize) -> &'a AtomicU64 {
     let r = m.peer_rx();
     [
         raw(&r.word),
-        &r.revoked,
-        &r.landed,
+        raw(&r.revoked),
+        raw(&r.landed),
         raw(&r.takeover),
-        &r.takeover_at,
-        &r.takeover_tcp_pos,
-        m.peer_cursor(),
+        raw(&r.takeover_at),
+        raw(&r.takeover_tcp_pos),
+        raw(m.peer_cursor()),
     ][n]
 }
 
@@ -314,7 +314,7 @@ proptest! {
         }
         let c = w.control(1);
         if let Some((what, at)) = began {
-            c.rx[L].takeover_at.store(at, Relaxed);
+            c.rx[L].takeover_at.store(Cursor::new(at), Relaxed);
             let what = TakeoverPhase::from_raw(what);
             c.rx[L].takeover.store(TakeoverWord::new(FIRST, what), Relaxed);
         }

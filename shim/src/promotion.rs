@@ -30,7 +30,7 @@ use crate::tcp::port::{self, Sock};
 use crate::tcp::{self, ends, probes};
 use crate::{daemon, sets};
 use core::sync::atomic::Ordering::*;
-use lane::abi::{Epoch, Loc, EPOCHS};
+use lane::abi::{Epoch, LocWord, EPOCHS};
 use lane::family::{flag, state, Conn};
 use lane::half::Memory;
 use lane::proto::reason::Reason;
@@ -72,7 +72,7 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
     }
     let n = c.calls.fetch_add(1, Relaxed);
     let many = n >= CALLS
-        || c.tx.tcp_pos.load(Relaxed) + c.rx.tcp_pos.load(Relaxed) >= BYTES
+        || c.tx.tcp_pos.load(Relaxed).get() + c.rx.tcp_pos.load(Relaxed).get() >= BYTES
         || env::eager();
     if many {
         consider(i, fd, c);
@@ -224,14 +224,14 @@ pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, t
     // Both ends have finished with the previous use of the slot: its rings are free.
     let slot = &group.rings[lane_no as usize];
     for r in slot {
-        if let Some(loc) = Loc::unpack(r.swap(0, Relaxed)) {
+        if let Some(loc) = r.swap(LocWord::NONE, Relaxed).loc() {
             group.free(loc);
         }
     }
     let Some(loc) = group.alloc(daemon::ring_sizes().0, daemon::want_chunk) else {
         return refuse(Reason::Memory, 50);
     };
-    slot[0].store(loc.pack(), Relaxed);
+    slot[0].store(loc.word(), Relaxed);
     c.rx.attach(&m, epoch, tag);
     c.tx.attach(&m, epoch, loc); // marks all words as those of this use: see `RxState::said`
     c.tx.set_tag(tag);

@@ -12,7 +12,7 @@
 
 mod codec;
 
-use lane::abi::{Epoch, RxFlags, TxPhase};
+use lane::abi::{Cursor, Epoch, RxFlags, TcpPos, TxPhase};
 use thiserror::Error;
 
 /// Length of every message in bytes, without data.
@@ -43,9 +43,9 @@ pub mod flag {
 pub struct Cdc {
     /// Cursor before which all bytes are in the peer's ring: their writes precede this message, or the bytes follow
     /// it.
-    pub head: u64,
+    pub head: Cursor,
     /// Cursor up to which our reader has consumed.
-    pub cursor: u64,
+    pub cursor: Cursor,
     /// Epoch of our sender.
     pub tx_epoch: Epoch,
     /// How far our sender is in that epoch.
@@ -144,9 +144,9 @@ pub enum Body {
         /// Grows with each request; a repeated request has the same number.
         attempt: u32,
         /// Kernel position, in bytes, at which the TCP bytes end.
-        tcp_pos: u64,
+        tcp_pos: TcpPos,
         /// Ring cursor of the first byte on the ring.
-        start: u64,
+        start: Cursor,
     },
     /// 0x82, token = lane: the answer to a switch.
     SwitchReply {
@@ -164,14 +164,14 @@ pub enum Body {
         /// log2 of the ring's size in bytes.
         log2: u8,
         /// Cursor of the first byte on this ring.
-        from: u64,
+        from: Cursor,
     },
     /// 0x85, token = lane: the receiving end can see everything up to `head`.
     Landed {
         /// Epoch of the sender.
         epoch: Epoch,
         /// Ring cursor, in bytes.
-        head: u64,
+        head: Cursor,
     },
     /// 0x84, token = lane: where the receiver has placed the ring; none if there is no memory.
     RingReply {
@@ -245,8 +245,8 @@ mod tests {
         let cdc = (any::<(u64, u64, u32, u32, u8)>(), 0..6u8, 0..16u8).prop_map(
             |((head, cursor, tx_epoch, rx_epoch, rx_flags), tx_phase, flags)| {
                 Body::Cdc(Cdc {
-                    head,
-                    cursor,
+                    head: Cursor::new(head),
+                    cursor: Cursor::new(cursor),
                     tx_epoch: Epoch::new(tx_epoch),
                     tx_phase: TxPhase::from_raw(tx_phase),
                     rx_epoch: Epoch::new(rx_epoch),
@@ -270,8 +270,8 @@ mod tests {
                 Body::Switch {
                     epoch: Epoch::new(epoch),
                     attempt,
-                    tcp_pos,
-                    start,
+                    tcp_pos: TcpPos::new(tcp_pos),
+                    start: Cursor::new(start),
                 }
             }),
             any::<(u32, u32, bool)>().prop_map(|(epoch, attempt, ok)| Body::SwitchReply {
@@ -282,11 +282,11 @@ mod tests {
             any::<(u32, u8, u64)>().prop_map(|(moves, log2, from)| Body::Ring {
                 moves,
                 log2,
-                from
+                from: Cursor::new(from)
             }),
             any::<(u32, u64)>().prop_map(|(epoch, head)| Body::Landed {
                 epoch: Epoch::new(epoch),
-                head
+                head: Cursor::new(head)
             }),
             any::<(u32, Option<(u32, u64)>)>().prop_map(|(moves, p)| Body::RingReply {
                 moves,
@@ -343,8 +343,8 @@ mod tests {
             token: 0x0304_0506,
             credits: 0x0708,
             body: Body::Cdc(Cdc {
-                head: 1,
-                cursor: 2,
+                head: Cursor::new(1),
+                cursor: Cursor::new(2),
                 tx_epoch: Epoch::new(3),
                 tx_phase: TxPhase::from_raw(4),
                 rx_epoch: Epoch::new(5),

@@ -3,7 +3,7 @@
 
 mod sim;
 
-use lane::abi::{Epoch, RxFlags, Shared, TxPhase, Word};
+use lane::abi::{Cursor, Epoch, RxFlags, Shared, TcpPos, TxPhase, Word};
 use sim::Sim;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
@@ -49,8 +49,8 @@ fn lie_about(body: &mut Body, rng: &mut Rng) {
     let mut l = |x: u64| lie(x, rng);
     match body {
         Body::Cdc(c) => match pick % 8 {
-            0 => c.head = l(c.head),
-            1 => c.cursor = l(c.cursor),
+            0 => c.head = Cursor::new(l(c.head.get())),
+            1 => c.cursor = Cursor::new(l(c.cursor.get())),
             2 => c.tx_epoch = Epoch::new(l(c.tx_epoch.get().into()) as u32),
             3 => c.rx_epoch = Epoch::new(l(c.rx_epoch.get().into()) as u32),
             4 => c.tx_phase = TxPhase::from_raw((l(c.tx_phase.raw().into()) % 6) as u8),
@@ -66,8 +66,8 @@ fn lie_about(body: &mut Body, rng: &mut Rng) {
         } => match pick % 4 {
             0 => *epoch = Epoch::new(l(epoch.get().into()) as u32),
             1 => *attempt = l((*attempt).into()) as u32,
-            2 => *tcp_pos = l(*tcp_pos),
-            _ => *start = l(*start),
+            2 => *tcp_pos = TcpPos::new(l(tcp_pos.get())),
+            _ => *start = Cursor::new(l(start.get())),
         },
         Body::SwitchReply { epoch, attempt, ok } => match pick % 3 {
             0 => *epoch = Epoch::new(l(epoch.get().into()) as u32),
@@ -77,7 +77,7 @@ fn lie_about(body: &mut Body, rng: &mut Rng) {
         Body::Ring { moves, log2, from } => match pick % 3 {
             0 => *moves = l((*moves).into()) as u32,
             1 => *log2 = l((*log2).into()) as u8,
-            _ => *from = l(*from),
+            _ => *from = Cursor::new(l(from.get())),
         },
         Body::RingReply { moves, place } => match (pick % 3, place) {
             (0, _) => *moves = l((*moves).into()) as u32,
@@ -277,24 +277,18 @@ fn an_application_scribbles() {
             if rng.one_in(20) {
                 let words = sim.nodes[0].clients[0].app.control().expect("mapped");
                 let (t, r) = (&words.tx[slot], &words.rx[slot]);
-                let plain = [
-                    &words.heads[slot],
-                    &words.cursors[slot],
-                    &t.up_tcp_pos,
-                    &t.up_start,
-                    &t.loc[0],
-                    &t.loc[1],
-                    &t.loc_from[0],
-                    &t.loc_from[1],
-                    &r.revoked,
-                ];
-                match rng.below(11) as usize {
+                match rng.below(11) {
+                    0 => scribble(&words.heads[slot], &mut rng),
+                    1 => scribble(&words.cursors[slot], &mut rng),
+                    2 => scribble(&t.up_tcp_pos, &mut rng),
+                    3 => scribble(&t.up_start, &mut rng),
+                    4 => scribble(&t.loc[0], &mut rng),
+                    5 => scribble(&t.loc[1], &mut rng),
+                    6 => scribble(&t.loc_from[0], &mut rng),
+                    7 => scribble(&t.loc_from[1], &mut rng),
+                    8 => scribble(&r.revoked, &mut rng),
                     9 => scribble(&t.state, &mut rng),
-                    10 => scribble(&r.word, &mut rng),
-                    n => {
-                        let new = lie(plain[n].load(Relaxed), &mut rng);
-                        plain[n].store(new, Relaxed);
-                    }
+                    _ => scribble(&r.word, &mut rng),
                 }
                 if rng.one_in(6) {
                     t.loc_seq.store(rng.next_u64() as u32, Relaxed);

@@ -11,6 +11,7 @@ use crate::pairing::local::Verdict;
 use crate::pairing::proof::Proof;
 use crate::pairing::socket::End;
 use crate::pairing::unprovable::{Seen, Unprovable};
+use lane::abi::TcpPos;
 use lane::family::state;
 use lane::proto::msg::{register, ToShim};
 use lane::proto::reason::Reason;
@@ -22,7 +23,7 @@ use underpass_rdma::verbs::Provider;
 /// A socket that a shim has handed in, to be read. Until it is read, it counts as a helper job of its cgroup.
 pub struct Registration {
     pub who: ConnRef,
-    pub tcp_pos: [u64; 2],
+    pub tcp_pos: [TcpPos; 2],
     pub flags: u32,
     pub came: Option<Came>,
     pub fd: Foreign,
@@ -39,7 +40,7 @@ impl<V: Provider> Core<V> {
     pub(super) fn register(
         &mut self,
         who: ConnRef,
-        tcp_pos: [u64; 2],
+        tcp_pos: [TcpPos; 2],
         flags: u32,
         came: Option<Came>,
         fds: Vec<Foreign>,

@@ -6,6 +6,7 @@
 use crate::os::address::normal;
 use crate::os::sockopt::{self, tcp_position};
 use crate::pairing::proof::{Proof, Record, Role};
+use lane::abi::TcpPos;
 use lane::os::TcpInfo;
 use lane::proto::msg::register;
 use lane::proto::reason::Reason;
@@ -64,12 +65,10 @@ const INHERITED_BY_OLD: &[(i32, i32, i32)] = &[
 const SO_TIMESTAMP_NEW: i32 = 63;
 const SO_TIMESTAMPNS_NEW: i32 = 64;
 
-/// Reads and checks. `tx_tcp_pos` and `rx_tcp_pos` are what the shim's hooks have counted, `flags` those of
-/// its `Register`.
+/// Reads and checks. The positions are those that the shim's hooks have counted, `flags` those of its `Register`.
 pub fn read(
     fd: BorrowedFd<'_>,
-    tx_tcp_pos: u64,
-    rx_tcp_pos: u64,
+    [tx_tcp_pos, rx_tcp_pos]: [TcpPos; 2],
     flags: u32,
     proof: &dyn Proof,
 ) -> Result<End, Reason> {
@@ -110,7 +109,7 @@ pub fn read(
     }
     // The application goes on meanwhile, so the counts may have grown since the shim compared them with its own.
     // But the shim cannot have moved more bytes than the kernel has counted (a SYN included).
-    if info.sent < tx_tcp_pos || info.received < rx_tcp_pos {
+    if info.sent < tx_tcp_pos.get() || info.received < rx_tcp_pos.get() {
         return Err(Bypassed);
     }
     const SO_NETNS_COOKIE: i32 = 71;
@@ -190,6 +189,12 @@ mod tests {
     use std::os::fd::{AsFd, AsRawFd};
     use std::time::Duration;
 
+    fn moved(sent: u64, received: u64) -> [TcpPos; 2] {
+        [TcpPos::new(sent), TcpPos::new(received)]
+    }
+
+    const NOTHING: [TcpPos; 2] = [TcpPos::new(0); 2];
+
     fn pair() -> (TcpStream, TcpStream) {
         let l = TcpListener::bind("127.0.0.1:0").unwrap();
         let a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
@@ -202,14 +207,20 @@ mod tests {
         a.write_all(b"hello").unwrap();
         let mut two = [0; 2];
         b.read_exact(&mut two).unwrap();
-        let ea = read(a.as_fd(), 5, 0, 0, &NoProof).unwrap();
-        let eb = read(b.as_fd(), 0, 2, 0, &NoProof).unwrap();
+        let ea = read(a.as_fd(), moved(5, 0), 0, &NoProof).unwrap();
+        let eb = read(b.as_fd(), moved(0, 2), 0, &NoProof).unwrap();
         assert_eq!((ea.local, ea.peer), (eb.peer, eb.local));
         assert_eq!(ea.netns_cookie, eb.netns_cookie);
         assert_ne!(ea.cookie, eb.cookie);
         assert!(consistent(&ea.counts, &eb.counts) && consistent(&eb.counts, &ea.counts));
-        assert_eq!(read(a.as_fd(), 7, 0, 0, &NoProof), Err(Reason::Bypassed));
-        assert_eq!(read(b.as_fd(), 0, 6, 0, &NoProof), Err(Reason::Bypassed));
+        assert_eq!(
+            read(a.as_fd(), moved(7, 0), 0, &NoProof),
+            Err(Reason::Bypassed)
+        );
+        assert_eq!(
+            read(b.as_fd(), moved(0, 6), 0, &NoProof),
+            Err(Reason::Bypassed)
+        );
     }
 
     /// Both ends are busy all the time, which is no reason to refuse the connection for good.
@@ -226,7 +237,7 @@ mod tests {
         let end = Instant::now() + Duration::from_secs(10);
         while (read_well == 0 || busy == 0) && Instant::now() < end {
             for s in [&a, &b] {
-                match read(s.as_fd(), 0, 0, 0, &NoProof) {
+                match read(s.as_fd(), NOTHING, 0, &NoProof) {
                     Ok(_) => read_well += 1,
                     Err(e) => {
                         assert_eq!(e, Reason::Young);
@@ -245,17 +256,17 @@ mod tests {
     fn refuses_what_is_no_open_connection() {
         let l = TcpListener::bind("127.0.0.1:0").unwrap();
         assert_eq!(
-            read(l.as_fd(), 0, 0, 0, &NoProof),
+            read(l.as_fd(), NOTHING, 0, &NoProof),
             Err(Reason::NotEstablished)
         );
         let f = std::fs::File::open("/").unwrap();
         assert_eq!(
-            read(f.as_fd(), 0, 0, 0, &NoProof),
+            read(f.as_fd(), NOTHING, 0, &NoProof),
             Err(Reason::NotEstablished)
         );
         let u = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         assert_eq!(
-            read(u.as_fd(), 0, 0, 0, &NoProof),
+            read(u.as_fd(), NOTHING, 0, &NoProof),
             Err(Reason::NotEstablished)
         );
         let (a, b) = pair();
@@ -263,11 +274,11 @@ mod tests {
         let mut v = Vec::new();
         (&b).read_to_end(&mut v).unwrap();
         assert_eq!(
-            read(a.as_fd(), 0, 0, 0, &NoProof),
+            read(a.as_fd(), NOTHING, 0, &NoProof),
             Err(Reason::NotEstablished)
         );
         assert_eq!(
-            read(b.as_fd(), 0, 0, 0, &NoProof),
+            read(b.as_fd(), NOTHING, 0, &NoProof),
             Err(Reason::NotEstablished)
         );
     }
@@ -283,7 +294,7 @@ mod tests {
             let r = unsafe { libc::setsockopt(l.as_raw_fd(), level, name, p, len) };
             let a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
             let b = l.accept().unwrap().0;
-            let end = |s: &TcpStream, flags| read(s.as_fd(), 0, 0, flags, &NoProof).map(|_| ());
+            let end = |s: &TcpStream, flags| read(s.as_fd(), NOTHING, flags, &NoProof).map(|_| ());
             assert_eq!(end(&a, 0), Ok(()), "the other end has none of it");
             let kinds = [0, register::INQ_ZEROCOPY];
             (r == 0).then_some(kinds.map(|flags| end(&b, flags)))

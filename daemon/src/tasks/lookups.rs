@@ -263,7 +263,7 @@ pub(crate) async fn read_registration(shared: Shared, r: Registration) {
     let (tx, rx) = tokio::sync::oneshot::channel();
     let helper = tokio::task::spawn_blocking(move || {
         let taken = wire::handed_over(fd);
-        let read = |f: &Foreign| socket::read(f.as_fd(), tcp_pos[0], tcp_pos[1], flags, &*proof);
+        let read = |f: &Foreign| socket::read(f.as_fd(), tcp_pos, flags, &*proof);
         let _ = tx.send(taken.as_ref().map(read));
         if let Some(f) = taken {
             f.close(); // may block

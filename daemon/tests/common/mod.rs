@@ -6,7 +6,7 @@
 mod daemon;
 pub use daemon::*;
 
-use lane::abi::{Control, Epoch, CHUNK_BYTES, CONTROL_BYTES};
+use lane::abi::{Control, Epoch, TcpPos, CHUNK_BYTES, CONTROL_BYTES};
 use lane::family::{flag, state, Conn, Table, TABLE_BYTES};
 use lane::proto::msg::{ToDaemon, ToShim, MAX};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -321,15 +321,15 @@ impl Shim {
         self.register_at(conn, s, 0, 0);
     }
 
-    pub fn register_at(&mut self, conn: u32, s: &dyn AsFdDyn, tx_tcp_pos: u64, rx_tcp_pos: u64) {
+    pub fn register_at(&mut self, conn: u32, s: &dyn AsFdDyn, sent: u64, received: u64) {
         let gen = self.gen(conn);
         self.credits = self.credits.saturating_sub(1);
         self.say(
             ToDaemon::Register {
                 conn,
                 gen,
-                tx_tcp_pos,
-                rx_tcp_pos,
+                tx_tcp_pos: TcpPos::new(sent),
+                rx_tcp_pos: TcpPos::new(received),
                 flags: 0,
             },
             &[s],

@@ -171,7 +171,7 @@ impl Process {
             if e.app.rx.engaged() {
                 let _ = e.app.rx.probe(&m, &port);
             }
-            e.app.rx.close(&m, &port, 0);
+            e.app.rx.close(&m, &port, lane::abi::TcpPos::default());
             e.lane = None;
             e.sock = None;
             e.life = Life::Closed;

@@ -353,7 +353,7 @@ impl Node {
     fn read_registrations(&mut self, rng: &mut Rng) {
         while !self.daemon.reads.is_empty() && !rng.one_in(3) {
             let r = self.daemon.reads.remove(0);
-            let read = socket::read(r.fd.as_fd(), r.tcp_pos[0], r.tcp_pos[1], r.flags, &*r.proof);
+            let read = socket::read(r.fd.as_fd(), r.tcp_pos, r.flags, &*r.proof);
             let read = read.map(|mut end| {
                 end.local.set_ip(address(self.n));
                 end.peer.set_ip(address(1 - self.n));

@@ -86,7 +86,7 @@ pub trait Word: Copy {
 /// A word of shared memory that holds a `W`. Where it is used, comments say what its memory orders pair with.
 #[derive(Default)]
 #[repr(transparent)]
-pub struct Shared<W>(AtomicU64, PhantomData<W>);
+pub struct Shared<W>(pub(super) AtomicU64, PhantomData<W>);
 
 impl<W: Word> Shared<W> {
     /// Reads the value, whoever has stored it.
@@ -99,6 +99,32 @@ impl<W: Word> Shared<W> {
     #[inline(always)]
     pub fn store(&self, word: W, order: Ordering) {
         self.0.store(word.raw(), order);
+    }
+}
+
+/// The same in memory that one process, or family, has to itself. Not a loom atomic, because it changes only under a
+/// lock.
+#[derive(Default)]
+#[repr(transparent)]
+pub struct Private<W>(core::sync::atomic::AtomicU64, PhantomData<W>);
+
+impl<W: Word> Private<W> {
+    /// Reads the value.
+    #[inline(always)]
+    pub fn load(&self, order: Ordering) -> W {
+        W::from_raw(self.0.load(order))
+    }
+
+    /// Stores another value.
+    #[inline(always)]
+    pub fn store(&self, word: W, order: Ordering) {
+        self.0.store(word.raw(), order);
+    }
+
+    /// Stores another value and returns the former one.
+    #[inline(always)]
+    pub fn swap(&self, word: W, order: Ordering) -> W {
+        W::from_raw(self.0.swap(word.raw(), order))
     }
 }
 

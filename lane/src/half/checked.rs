@@ -9,7 +9,7 @@
 use super::rx::{How, Revoked};
 use super::tx::Taken;
 use super::{Area, Iov, Memory, Port, Received, RxState, Sent, TxState};
-use crate::abi::{rx, Control, Epoch, Loc, RxWord};
+use crate::abi::{rx, Control, Epoch, Loc, RxWord, TcpPos};
 use crate::prim::{AtomicU32, Ordering::*};
 use loom::sync::atomic::AtomicU8;
 use loom::sync::{Arc, Mutex};
@@ -357,7 +357,7 @@ fn the_door() {
             }
         });
         let up = w.tx.try_up(&w.sender(), &End(&w, 0)).unwrap();
-        let at = w.control[0].tx[0].up_tcp_pos.load(Relaxed);
+        let at = w.control[0].tx[0].up_tcp_pos.load(Relaxed).get();
         t.join().unwrap();
         let sent = w.wire.lock().unwrap().sent;
         assert!(!up || at == sent, "a native byte after the switch");
@@ -379,7 +379,7 @@ fn a_call_that_nobody_counted() {
         assert!(w.tx.enter_native());
         End(&w, 0).tcp_send(&0, 1).unwrap();
         w.tx.leave_uncounted();
-        let sent = || Some(w.wire.lock().unwrap().sent);
+        let sent = || Some(TcpPos::new(w.wire.lock().unwrap().sent));
         w.tx.recount(sent);
         let up = w.tx.try_up(&w.sender(), &End(&w, 0)).unwrap(); // (bypassed?)
         t.join().unwrap();
@@ -401,7 +401,7 @@ fn down_and_close() {
         let t = loom::thread::spawn(move || {
             s.tx.down(&s.sender(), &End(&s, 0)).unwrap();
         });
-        w.rx.close(&w.receiver(), &End(&w, 1), 0);
+        w.rx.close(&w.receiver(), &End(&w, 1), TcpPos::default());
         let awaits = w.rx.awaits_frame(&w.receiver());
         let then = w.wire.lock().unwrap().sent;
         t.join().unwrap();
@@ -485,6 +485,6 @@ fn takeover() {
             crate::proto::frame::LEN as u64 + 2,
             "{ours} {taken}"
         );
-        assert_eq!(w.tx.tcp_pos.load(Relaxed), wire.sent);
+        assert_eq!(w.tx.tcp_pos.load(Relaxed).get(), wire.sent);
     });
 }

@@ -3,8 +3,10 @@
 //! The peer's memory may change at any time, so there is never a Rust reference to its data: ring bytes are copied
 //! through raw pointers, and control words are atomics that are read once.
 
-use crate::abi::{Control, Loc, RxWords, TxWords, CHUNKS, CONTROL_BYTES, LANES_PER_COUNTER};
-use crate::prim::{AtomicU32, AtomicU64};
+use crate::abi::{
+    Control, Cursor, Loc, RxWords, Shared, TxWords, CHUNKS, CONTROL_BYTES, LANES_PER_COUNTER,
+};
+use crate::prim::AtomicU32;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 
 pub use super::ring::{copy_in, copy_out, Ring};
@@ -200,22 +202,22 @@ impl<'a> Memory<'a> {
     }
     /// Number of bytes ever published by us on this slot.
     #[inline(always)]
-    pub fn own_head(&self) -> &'a AtomicU64 {
+    pub fn own_head(&self) -> &'a Shared<Cursor> {
         &self.own_ctl.heads[self.lane]
     }
     /// Number of bytes ever consumed by us from the incoming ring.
     #[inline(always)]
-    pub fn own_cursor(&self) -> &'a AtomicU64 {
+    pub fn own_cursor(&self) -> &'a Shared<Cursor> {
         &self.own_ctl.cursors[self.lane]
     }
     /// Number of bytes ever published by the other end; any value is possible.
     #[inline(always)]
-    pub fn peer_head(&self) -> &'a AtomicU64 {
+    pub fn peer_head(&self) -> &'a Shared<Cursor> {
         &self.peer_ctl.heads[self.lane]
     }
     /// Number of our bytes that the other end says it has consumed; any value is possible.
     #[inline(always)]
-    pub fn peer_cursor(&self) -> &'a AtomicU64 {
+    pub fn peer_cursor(&self) -> &'a Shared<Cursor> {
         &self.peer_ctl.cursors[self.lane]
     }
     /// Publish counter of our area for the lane.
@@ -234,13 +236,13 @@ impl<'a> Memory<'a> {
     #[inline(always)]
     fn note(&self) {
         use crate::{
-            abi::{log_entry, LOG},
+            abi::{LogEntry, LOG},
             prim::ticks,
         };
         let (counter, lane) = (self.lane / LANES_PER_COUNTER, self.lane % LANES_PER_COUNTER);
         // Relaxed: the log is only a hint. Two threads that publish at the same time may leave only one entry.
         let at = self.own_seq().load(Relaxed) as usize % LOG;
-        self.own_ctl.log[counter][at].store(log_entry(ticks(), lane), Relaxed);
+        self.own_ctl.log[counter][at].store(LogEntry::new(ticks(), lane), Relaxed);
     }
 
     /// Announces what was just stored; rings the doorbell if the other side counts sleepers. Returns whether it rang.

@@ -4,7 +4,8 @@
 //! nobody knows how many bytes it has moved. The direction is marked, which keeps it from switching, until its count
 //! has been read again from the kernel's position at a moment when no native call is running.
 
-use crate::prim::{AtomicU32, AtomicU64};
+use crate::abi::{Shared, TcpPos};
+use crate::prim::AtomicU32;
 use core::sync::atomic::Ordering::*;
 
 /// Bit beside the number of running calls: a call was left whose bytes were not counted.
@@ -42,8 +43,8 @@ pub(super) fn forget(native_calls: &AtomicU32) {
 /// `None`: not available now.
 pub(super) fn recount(
     native_calls: &AtomicU32,
-    tcp_pos: &AtomicU64,
-    position: impl FnOnce() -> Option<u64>,
+    tcp_pos: &Shared<TcpPos>,
+    position: impl FnOnce() -> Option<TcpPos>,
 ) {
     // This counts as a running call meanwhile, so that nobody switches and no other thread recounts.
     if native_calls
@@ -60,9 +61,7 @@ pub(super) fn recount(
     let alone = native_calls.load(SeqCst) == 1 && tcp_pos.load(Relaxed) == before;
     match now.filter(|_| alone) {
         // Added, as native calls do: calls that began after our look may be adding, too.
-        Some(now) => {
-            tcp_pos.fetch_add(now.wrapping_sub(before), Relaxed);
-        }
+        Some(now) => tcp_pos.add(now.since(before), Relaxed),
         None => {
             native_calls.fetch_or(UNCOUNTED, SeqCst);
         }
@@ -74,22 +73,29 @@ pub(super) fn recount(
 mod tests {
     use super::*;
 
+    fn counted(bytes: u64) -> Shared<TcpPos> {
+        let pos = Shared::default();
+        pos.store(TcpPos::new(bytes), Relaxed);
+        pos
+    }
+
     #[test]
     fn what_was_lost_is_counted_when_nobody_is_inside() {
-        let (native_calls, tcp_pos) = (AtomicU32::new(2), AtomicU64::new(10));
+        let (native_calls, tcp_pos) = (AtomicU32::new(2), counted(10));
         leave_uncounted(&native_calls); // it has moved 5
         recount(&native_calls, &tcp_pos, || unreachable!()); // somebody is inside
         assert!(uncounted(&native_calls) && inside(&native_calls) == 1);
-        tcp_pos.fetch_add(7, Relaxed);
+        tcp_pos.add(7, Relaxed);
         native_calls.fetch_sub(1, SeqCst);
         recount(&native_calls, &tcp_pos, || None); // the kernel does not tell now
         assert!(uncounted(&native_calls) && inside(&native_calls) == 0);
-        recount(&native_calls, &tcp_pos, || Some(22));
-        assert_eq!((native_calls.load(SeqCst), tcp_pos.load(SeqCst)), (0, 22));
+        recount(&native_calls, &tcp_pos, || Some(TcpPos::new(22)));
+        let now = (native_calls.load(SeqCst), tcp_pos.load(SeqCst).get());
+        assert_eq!(now, (0, 22));
         recount(&native_calls, &tcp_pos, || unreachable!()); // nothing is missing
     }
 
-    type Act = fn(&AtomicU32, &AtomicU64);
+    type Act = fn(&AtomicU32, &Shared<TcpPos>);
 
     #[test]
     fn who_comes_meanwhile_is_counted_once() {
@@ -98,7 +104,7 @@ mod tests {
                 n.fetch_add(1, SeqCst); // and is still inside
             },
             |_, k| {
-                k.fetch_add(3, SeqCst); // and is out again
+                k.add(3, SeqCst); // and is out again
             },
             |n, _| {
                 n.fetch_add(1, SeqCst);
@@ -106,17 +112,17 @@ mod tests {
             },
         ];
         for during in moves {
-            let (native_calls, tcp_pos) = (AtomicU32::new(1), AtomicU64::new(10));
+            let (native_calls, tcp_pos) = (AtomicU32::new(1), counted(10));
             leave_uncounted(&native_calls);
             recount(&native_calls, &tcp_pos, || {
                 during(&native_calls, &tcp_pos);
-                Some(18)
+                Some(TcpPos::new(18))
             });
             assert!(
                 uncounted(&native_calls),
                 "the kernel's word may be about more"
             );
-            assert!(matches!(tcp_pos.load(SeqCst), 10 | 13));
+            assert!(matches!(tcp_pos.load(SeqCst).get(), 10 | 13));
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The bytes of a ring. Under loom they are loom atomics, read and written Relaxed, so that loom notices when a byte
 //! can be seen too early or too late.
 
+use crate::abi::Cursor;
+
 /// A ring in mapped memory. `mask + 1` bytes at `base` are mapped.
 #[derive(Clone, Copy, Debug)]
 pub struct Ring {
@@ -28,8 +30,8 @@ impl Ring {
     /// The contiguous run of at most `want` bytes that starts at cursor `at`: pointer and length.
     #[cfg(not(loom))]
     #[inline(always)]
-    pub fn run(self, at: u64, want: u64) -> (*mut u8, usize) {
-        let i = at & self.mask;
+    pub fn run(self, at: Cursor, want: u64) -> (*mut u8, usize) {
+        let i = at.get() & self.mask;
         // SAFETY: `i <= mask`, inside the mapping by the type's invariant.
         (
             unsafe { self.base.add(i as usize) },
@@ -44,7 +46,7 @@ impl Ring {
 /// `src` is readable for `len` bytes (the application's promise); `len <= ring.size()`.
 #[cfg(not(loom))]
 #[inline(always)]
-pub unsafe fn copy_in(ring: Ring, at: u64, src: *const u8, len: usize) {
+pub unsafe fn copy_in(ring: Ring, at: Cursor, src: *const u8, len: usize) {
     let (p, n) = ring.run(at, len as u64);
     // SAFETY: `run` stays inside the mapping; the rest wraps to the start and is below the size.
     unsafe {
@@ -62,7 +64,7 @@ pub unsafe fn copy_in(ring: Ring, at: u64, src: *const u8, len: usize) {
 /// `dst` is writable for `len` bytes (the application's promise); `len <= ring.size()`.
 #[cfg(not(loom))]
 #[inline(always)]
-pub unsafe fn copy_out(ring: Ring, at: u64, dst: *mut u8, len: usize) {
+pub unsafe fn copy_out(ring: Ring, at: Cursor, dst: *mut u8, len: usize) {
     let (p, n) = ring.run(at, len as u64);
     // SAFETY: as in `copy_in`.
     unsafe {
@@ -78,17 +80,22 @@ pub use checked::{copy_in, copy_out};
 
 #[cfg(loom)]
 mod checked {
-    use super::Ring;
+    use super::{Cursor, Ring};
     use loom::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
     impl Ring {
-        fn cell(&self, at: u64) -> &AtomicU8 {
+        fn cell(&self, at: Cursor) -> &AtomicU8 {
             // SAFETY: under loom rings are arrays of `AtomicU8`, `mask + 1` of them.
-            unsafe { &*self.base.cast::<AtomicU8>().add((at & self.mask) as usize) }
+            unsafe {
+                &*self
+                    .base
+                    .cast::<AtomicU8>()
+                    .add((at.get() & self.mask) as usize)
+            }
         }
 
         /// A copy of one byte, since nobody can point into loom's atomics. Valid until the next call.
-        pub fn run(self, at: u64, want: u64) -> (*mut u8, usize) {
+        pub fn run(self, at: Cursor, want: u64) -> (*mut u8, usize) {
             thread_local!(static BYTE: core::cell::Cell<u8> = const { core::cell::Cell::new(0) });
             let b = self.cell(at).load(Relaxed);
             BYTE.with(|c| {
@@ -100,7 +107,7 @@ mod checked {
 
     /// # Safety
     /// As outside of loom.
-    pub unsafe fn copy_in(ring: Ring, at: u64, src: *const u8, len: usize) {
+    pub unsafe fn copy_in(ring: Ring, at: Cursor, src: *const u8, len: usize) {
         for i in 0..len {
             // SAFETY: by this function's contract.
             let b = unsafe { *src.add(i) };
@@ -110,7 +117,7 @@ mod checked {
 
     /// # Safety
     /// As outside of loom.
-    pub unsafe fn copy_out(ring: Ring, at: u64, dst: *mut u8, len: usize) {
+    pub unsafe fn copy_out(ring: Ring, at: Cursor, dst: *mut u8, len: usize) {
         for i in 0..len {
             let b = ring.cell(at + i as u64).load(Relaxed);
             // SAFETY: by this function's contract.

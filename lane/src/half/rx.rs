@@ -12,7 +12,10 @@ mod take;
 
 use super::mem::{Iov, Memory};
 use super::{native_calls, Pending, Port};
-use crate::abi::{marks, rx, tx, AtomicEpoch, Epoch, RxWord, TxPhase, RING_LOG2_MAX};
+use crate::abi::{
+    marks, rx, tx, AtomicEpoch, Cursor, Epoch, LocWord, Private, RxWord, Shared, TcpPos, TxPhase,
+    RING_LOG2_MAX,
+};
 use crate::prim::{self, fence, fence_after_rmw};
 use crate::proto::frame::LEN;
 use crate::proto::reason::Reason;
@@ -35,9 +38,9 @@ pub mod mode {
         LAST: Last = 4;
         /// TCP repeats bytes that were already taken from the ring: `skip` of them.
         SKIP: Skip = 5;
-        /// This end has revoked: the cursor is frozen until the sender has answered. `skip` holds the former mode.
+        /// This end has revoked: the cursor is frozen until the sender has answered. `revoked_mode` holds the former mode.
         REVOKING: Revoking = 6;
-        /// Across nodes: a `Fin` frame was seen: read the ring up to `skip`, then report the end of file.
+        /// Across nodes: a `Fin` frame was seen: read the ring up to its cursor, then report the end of file.
         FIN: Fin = 7;
         /// Across nodes, after SKIP: the bytes that a `Down` frame announced. TCP is read up to `limit` and may not end
         /// before that.
@@ -65,22 +68,21 @@ pub struct RxState {
     /// lane.
     pub native_calls: prim::AtomicU32,
     /// Bytes that hooked calls took from TCP, frames and skipped bytes included.
-    pub tcp_pos: prim::AtomicU64,
+    pub tcp_pos: Shared<TcpPos>,
     /// Ring cursor: bytes ever consumed.
-    cursor: AtomicU64,
+    cursor: Private<Cursor>,
     /// Location of the ring in use, and the `loc_seq` of the sender that belongs to it.
-    loc: AtomicU64,
+    loc: Private<LocWord>,
     loc_seq: AtomicU32,
     /// An errno that a call of the shim received from the socket, and that the application was not told yet. It is
     /// told after all bytes that came before it.
     pub error: Pending,
     /// Kernel position at which the TCP bytes end: of the prefix (PREFIX), or of what a frame announced (REST).
-    limit: AtomicU64,
-    /// The cursor in a `Down` frame (LAST) or a `Fin` frame (FIN), the number of bytes to skip (SKIP), or a mode
-    /// (REVOKING).
-    skip: AtomicU64,
+    limit: Private<TcpPos>,
+    /// The cursor in a `Down` frame (LAST) or a `Fin` frame (FIN).
+    frame_cursor: Private<Cursor>,
     /// The last cursor announced to a daemon, which tells it to the remote sender.
-    told: AtomicU64,
+    told: Private<Cursor>,
     /// Number of bytes that follow a `Down` frame, counted from the cursor that it names.
     rest: AtomicU64,
     tag: AtomicU64,
@@ -94,6 +96,11 @@ pub struct RxState {
     /// report the socket as readable until the rest comes, and hide a FIN if it never comes.
     got_len: AtomicU32,
     got: [AtomicU64; LEN / 8],
+    // (Last, so that what daemons read in the tables of older shims stays where it is.)
+    /// Number of bytes that are still to be skipped on TCP (SKIP).
+    skip: AtomicU64,
+    /// The mode before the revocation (REVOKING).
+    revoked_mode: AtomicU32,
 }
 
 /// Result of a receive.
@@ -216,7 +223,7 @@ impl RxState {
     /// Ends a native receive that took `received` bytes from TCP.
     #[inline(always)]
     pub fn leave_native(&self, received: u64) {
-        self.tcp_pos.fetch_add(received, Relaxed);
+        self.tcp_pos.add(received, Relaxed);
         self.native_calls.fetch_sub(1, SeqCst); // releases `tcp_pos`
     }
 
@@ -237,7 +244,7 @@ impl RxState {
     }
 
     /// Reads the count again from the kernel if no native receive is running. Needs no lock.
-    pub fn recount(&self, position: impl FnOnce() -> Option<u64>) {
+    pub fn recount(&self, position: impl FnOnce() -> Option<TcpPos>) {
         native_calls::recount(&self.native_calls, &self.tcp_pos, position);
     }
 
@@ -253,10 +260,10 @@ impl RxState {
 
     /// The peer's head, checked against our cursor.
     #[inline(always)]
-    fn head(&self, m: &Memory) -> Result<u64, Reason> {
+    fn head(&self, m: &Memory) -> Result<Cursor, Reason> {
         if self.mode.load(Relaxed) == mode::FIN {
             // The sender saw these bytes land before it sent the frame, whatever our daemon has shown us so far.
-            return Ok(self.skip.load(Relaxed));
+            return Ok(self.frame_cursor.load(Relaxed));
         }
         // Acquire: pairs with the Release in `TxState::send`; the bytes before the head are in the ring.
         let h = m.peer_head().load(Acquire);
@@ -292,7 +299,7 @@ impl RxState {
         }
         let start = m.peer_tx().up_start.load(Relaxed);
         self.limit.store(limit, Relaxed);
-        self.loc.store(0, Relaxed); // `source` reads it again
+        self.loc.store(LocWord::NONE, Relaxed); // `source` reads it again
         self.cursor.store(start, Relaxed);
         self.told.store(start, Relaxed);
         m.own_cursor().store(start, Release);
@@ -410,7 +417,7 @@ impl RxState {
                             });
                         }
                         Ok(k) => {
-                            self.tcp_pos.fetch_add(k as u64, Relaxed);
+                            self.tcp_pos.add(k as u64, Relaxed);
                             self.skip.store(n - (k as u64).min(n), Relaxed);
                         }
                         Err(libc::EAGAIN) => return Ok(Received::Empty),
@@ -552,8 +559,8 @@ impl RxState {
     }
 
     /// The ring is read up to `cursor`: TCP repeats the bytes from the cursor in the frame up to there.
-    fn begin_skip(&self, cursor: u64) -> Result<(), Reason> {
-        let again = cursor - self.skip.load(Relaxed);
+    fn begin_skip(&self, cursor: Cursor) -> Result<(), Reason> {
+        let again = cursor - self.frame_cursor.load(Relaxed);
         let rest = self.rest.load(Relaxed);
         self.rest
             .store(rest.checked_sub(again).ok_or(Reason::Hostile)?, Relaxed);

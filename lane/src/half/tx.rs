@@ -13,7 +13,8 @@ pub use takeover::{claim, is_done, release, Adopted, Taken};
 use super::mem::{copy_in, Iov, Memory};
 use super::{native_calls, Pending, Port, Progress};
 use crate::abi::{
-    marks, rx, tx, unread_max, window, AtomicEpoch, Epoch, Loc, RxWord, TxPhase, TxWord,
+    loc_index, marks, rx, tx, window, AtomicEpoch, Cursor, Epoch, Loc, LocWord, Private, RxWord,
+    Shared, SpaceWord, TcpPos, TxPhase, TxWord,
 };
 use crate::prim::{self, fence, fence_after_rmw};
 use crate::proto::frame::LEN;
@@ -44,8 +45,8 @@ const PIECE: u64 = 16 << 10;
 /// sent.
 const CHUNK: usize = 32 << 10;
 
-/// `RxWords::revoked` of a receiver that had not yet seen the switch.
-pub const UNSEEN: u64 = u64::MAX;
+/// `TxState::frame_cursor` of a way down that writes no frame.
+const NO_FRAME: Cursor = Cursor::new(u64::MAX);
 
 /// Private state, in the family table. Zero is a fresh socket.
 #[repr(C, align(64))]
@@ -60,22 +61,22 @@ pub struct TxState {
     /// Number of native sends in progress: while there are any, the direction does not switch.
     pub native_calls: prim::AtomicU32,
     /// Bytes that hooked calls put on TCP, frames included.
-    pub tcp_pos: prim::AtomicU64,
+    pub tcp_pos: Shared<TcpPos>,
     /// Ring cursor: bytes ever put into rings of this lane slot.
-    head: AtomicU64,
+    head: Private<Cursor>,
     /// The last cursor of the peer that passed the checks.
-    peer_cursor: AtomicU64,
-    loc: AtomicU64,
-    loc_from: AtomicU64,
-    /// The ring that the last move gave up, until the reader has left it (0: none).
-    retired: AtomicU64,
+    peer_cursor: Private<Cursor>,
+    loc: Private<LocWord>,
+    loc_from: Private<Cursor>,
+    /// The ring that the last move gave up, until the reader has left it (`NONE`: there is none).
+    retired: Private<LocWord>,
     loc_seq: AtomicU32,
     /// Number of bytes of the frame that are on TCP, or `LEN` if there is no frame to write.
     frame_done: AtomicU32,
     /// The next ring byte that has to go to TCP, in mode DRAIN.
-    drain_at: AtomicU64,
-    /// The cursor in the frame that is being written; u64::MAX if the way down writes no frame.
-    frame_cursor: AtomicU64,
+    drain_at: Private<Cursor>,
+    /// The cursor in the frame that is being written; `NO_FRAME` if the way down writes none.
+    frame_cursor: Private<Cursor>,
     /// 0: the frame is a `Down`; 1: a `Fin`.
     frame_kind: AtomicU32,
     /// Number of bytes that the frame announces.
@@ -135,7 +136,8 @@ impl TxState {
     }
 
     fn ring_size(&self) -> u64 {
-        Loc::unpack(self.loc.load(Relaxed)).map_or(0, |l| l.bytes() as u64)
+        let loc = self.loc.load(Relaxed).loc();
+        loc.map_or(0, |l| l.bytes() as u64)
     }
 
     /// Number of bytes published and, as far as known, not yet consumed.
@@ -145,17 +147,18 @@ impl TxState {
 
     /// Number of stream bytes that the kernel has taken from this end, exactly: the value to compare with `tcp_pos`.
     /// `None`: not available now.
-    fn kernel_position(m: &Memory, port: &impl Port) -> Option<u64> {
+    fn kernel_position(m: &Memory, port: &impl Port) -> Option<TcpPos> {
         let syn = m.own_rx().marks.load(Relaxed) & marks::SYN != 0;
-        port.tcp_sent().map(|n| n.wrapping_sub(u64::from(syn)))
+        let sent = port.tcp_sent()?.wrapping_sub(u64::from(syn));
+        Some(TcpPos::new(sent))
     }
 
     /// Starts a new use of a lane slot: epochs above `base` belong to it. Forgets the old rings and returns those
     /// that may be freed.
     pub fn attach(&self, m: &Memory, base: Epoch, loc: Loc) -> [Option<Loc>; 2] {
         let old = [
-            Loc::unpack(self.loc.swap(loc.pack(), Relaxed)),
-            Loc::unpack(self.retired.swap(0, Relaxed)),
+            self.loc.swap(loc.word(), Relaxed).loc(),
+            self.retired.swap(LocWord::NONE, Relaxed).loc(),
         ];
         // The slot's head continues from its last use, so that cursors never decrease.
         let head = m.own_head().load(Relaxed);
@@ -169,12 +172,12 @@ impl TxState {
         // The last use's state word must not be taken for ours: a daemon would continue that way down, on another
         // connection.
         w.state.store(TxWord::new(base, tx::NONE), Release);
-        w.want_space.store(0, Relaxed);
+        w.want_space.store(SpaceWord::NONE, Relaxed);
         let seq = w.loc_seq.load(Relaxed);
         self.loc_seq.store(seq, Relaxed);
         self.loc_from.store(head, Relaxed);
-        w.loc[(seq & 1) as usize].store(loc.pack(), Relaxed);
-        w.loc_from[(seq & 1) as usize].store(head, Relaxed);
+        w.loc[loc_index(seq)].store(loc.word(), Relaxed);
+        w.loc_from[loc_index(seq)].store(head, Relaxed);
         old
     }
 
@@ -211,7 +214,7 @@ impl TxState {
     /// Ends a native send that put `sent` bytes on TCP.
     #[inline(always)]
     pub fn leave_native(&self, sent: u64) {
-        self.tcp_pos.fetch_add(sent, Relaxed);
+        self.tcp_pos.add(sent, Relaxed);
         self.native_calls.fetch_sub(1, SeqCst); // releases `tcp_pos`
     }
 
@@ -232,7 +235,7 @@ impl TxState {
     }
 
     /// Reads the count again from the kernel if no native send is running. Needs no lock.
-    pub fn recount(&self, position: impl FnOnce() -> Option<u64>) {
+    pub fn recount(&self, position: impl FnOnce() -> Option<TcpPos>) {
         native_calls::recount(&self.native_calls, &self.tcp_pos, position);
     }
 
@@ -258,17 +261,13 @@ impl TxState {
 
     /// The peer's cursor, checked: not below the last one, and not above what we sent.
     #[inline(always)]
-    fn refresh(&self, m: &Memory) -> Result<u64, Reason> {
+    fn refresh(&self, m: &Memory) -> Result<Cursor, Reason> {
         let head = self.head.load(Relaxed);
         let known = self.peer_cursor.load(Relaxed);
         // Acquire: the reader has finished its copies before we overwrite what it consumed.
         let c = m.peer_cursor().load(Acquire);
         // Until the reader has seen the switch, its cursor word is still that of a former use of the slot.
-        let c = if c.wrapping_sub(known) > u64::MAX / 2 {
-            known
-        } else {
-            c
-        };
+        let c = if c.is_before(known) { known } else { c };
         if c > head {
             return Err(Reason::Hostile);
         }
@@ -280,21 +279,16 @@ impl TxState {
     /// the size of its send buffer.
     #[inline(always)]
     fn unread_max(&self, m: &Memory) -> u64 {
-        match m.own_tx().want_space.load(Relaxed) >> 1 {
-            0 => u64::MAX,
-            sndbuf => unread_max(sndbuf, m.peer_rx().room.load(Relaxed)),
-        }
+        let word = m.own_tx().want_space.load(Relaxed);
+        word.unread_max(|| m.peer_rx().room.load(Relaxed))
     }
 
     /// Sets the size of the send buffer if the application has set one; 0: it has not. (Not across nodes, where those
     /// who report space do not know that size.)
     pub fn set_sndbuf(&self, m: &Memory, bytes: u32) {
-        if m.is_remote() {
-            return;
+        if !m.is_remote() {
+            m.own_tx().want_space.set_sndbuf(bytes, SeqCst);
         }
-        let bits = bytes.min(u32::MAX >> 1) << 1;
-        let set = |w| Some(w & 1 | bits);
-        let _ = m.own_tx().want_space.fetch_update(SeqCst, Relaxed, set);
     }
 
     /// Can the ring hold as many bytes as may be unread? Then, when it is full, TCP would take no more either.
@@ -304,11 +298,11 @@ impl TxState {
 
     /// Free bytes of the current ring, computed from `cursor`.
     #[inline(always)]
-    fn free(&self, size: u64, most: u64, cursor: u64) -> u64 {
+    fn free(&self, size: u64, most: u64, cursor: Cursor) -> u64 {
         let head = self.head.load(Relaxed);
         let start = cursor.max(self.loc_from.load(Relaxed));
-        let room = most.saturating_sub(head.wrapping_sub(cursor));
-        size.saturating_sub(head.wrapping_sub(start)).min(room)
+        let room = most.saturating_sub(head.since(cursor));
+        size.saturating_sub(head.since(start)).min(room)
     }
 
     /// Is there enough space for poll to report it? The limit is a quarter of the ring; the kernel's is a third of
@@ -346,7 +340,7 @@ impl TxState {
             mode::ASK if self.mode.load(Relaxed) == mode::ASK => return Sent::Blocked,
             _ => return Sent::Tcp,
         }
-        let Some(ring) = Loc::unpack(self.loc.load(Relaxed)).and_then(|l| m.own.ring(l)) else {
+        let Some(ring) = self.loc.load(Relaxed).loc().and_then(|l| m.own.ring(l)) else {
             return Sent::Reset(Reason::Internal);
         };
         let (size, most) = (ring.size(), self.unread_max(m));
@@ -426,7 +420,7 @@ impl TxState {
     /// A revocation met a send that began at `begin`: the bytes of that send that TCP did not take are not sent at
     /// all. The receiver has left the ring and may have left this node's reach; if we reported them as sent, our
     /// death would lose them without an error.
-    fn take_back(&self, m: &Memory, begin: u64) -> u64 {
+    fn take_back(&self, m: &Memory, begin: Cursor) -> Cursor {
         let head = self.head.load(Relaxed);
         // (Across nodes a daemon may already have forwarded them: they stay published, and go to TCP.)
         if !self.must_flush() || m.is_remote() {
@@ -447,7 +441,7 @@ impl TxState {
 
     /// A send that began at `begin` met a closed receiver: the bytes that it has not read have to go to TCP, so that
     /// the other kernel answers them with a reset. (A quick receiver may have read some of them before it closed.)
-    fn take_back_all(&self, m: &Memory, begin: u64) -> u64 {
+    fn take_back_all(&self, m: &Memory, begin: Cursor) -> Cursor {
         let head = self.head.load(Relaxed);
         if m.is_remote() {
             return head;
@@ -464,14 +458,16 @@ impl TxState {
     pub fn outstanding(&self, m: &Memory) -> u64 {
         let head = self.head.load(Relaxed);
         match self.mode.load(Relaxed) {
-            mode::RING if m.is_remote() => head.saturating_sub(m.peer_rx().landed.load(Acquire)),
+            mode::RING if m.is_remote() => {
+                head.saturating_since(m.peer_rx().landed.load(Acquire).cursor())
+            }
             mode::RING => {
                 let taken = window(m.peer_rx().room.load(Relaxed));
                 self.unread(m).unwrap_or(0).saturating_sub(taken)
             }
             // (After a frame the reader still finds these bytes on the ring.)
             mode::DRAIN if m.is_remote() || self.must_flush() => {
-                head.saturating_sub(self.drain_at.load(Relaxed))
+                head.saturating_since(self.drain_at.load(Relaxed))
             }
             _ => 0,
         }
@@ -483,7 +479,7 @@ impl TxState {
     /// The request stays until the slot is used anew: several threads may wait, and one that finds space must not
     /// withdraw the request of another. The reader answers at most once per quarter of a ring, so that costs little.
     pub fn want_space(&self, m: &Memory, port: &impl Port) -> bool {
-        if m.own_tx().want_space.fetch_or(1, SeqCst) & 1 == 0 && m.is_remote() {
+        if !m.own_tx().want_space.wait(SeqCst).waits() && m.is_remote() {
             m.publish(port); // a daemon has to forward the request
         }
         // SYNC space: full fence between our request and the look at the cursor; pairs with the fence between the
@@ -536,7 +532,7 @@ impl TxState {
     }
 
     /// Number of bytes of this lane that the reader is known to have consumed.
-    pub fn consumed(&self) -> u64 {
+    pub fn consumed(&self) -> Cursor {
         self.peer_cursor.load(Relaxed)
     }
 
@@ -552,10 +548,8 @@ impl TxState {
     /// Moves to another (larger) ring from the present head on. Returns a ring that the reader has left and that may
     /// be freed. Call only if [`TxState::can_move`].
     pub fn move_to(&self, m: &Memory, loc: Loc) -> Option<Loc> {
-        let freed = Loc::unpack(
-            self.retired
-                .swap(self.loc.swap(loc.pack(), Relaxed), Relaxed),
-        );
+        let left = self.loc.swap(loc.word(), Relaxed);
+        let freed = self.retired.swap(left, Relaxed).loc();
         let head = self.head.load(Relaxed);
         self.loc_from.store(head, Relaxed);
         let seq = self.loc_seq.load(Relaxed).wrapping_add(1);
@@ -563,15 +557,15 @@ impl TxState {
         let w = m.own_tx();
         // Two places each: the reader may still need the former location. It has left the location that is
         // overwritten here; otherwise we could not move (`can_move`).
-        w.loc[(seq & 1) as usize].store(loc.pack(), Relaxed);
-        w.loc_from[(seq & 1) as usize].store(head, Relaxed);
+        w.loc[loc_index(seq)].store(loc.word(), Relaxed);
+        w.loc_from[loc_index(seq)].store(head, Relaxed);
         w.loc_seq.store(seq, Release); // pairs with the Acquire in `RxState::source`
         freed
     }
 
     /// log2 of the current ring's size.
     pub fn ring_log2(&self) -> u32 {
-        Loc::unpack(self.loc.load(Relaxed)).map_or(0, |l| l.log2)
+        self.loc.load(Relaxed).loc().map_or(0, |l| l.log2)
     }
 
     /// The secret that marks this lane's frames.

@@ -5,7 +5,7 @@
 //! lane; a byte on TCP that does not belong to a frame with this tag was written by somebody
 //! else, and ends the connection.
 
-use crate::abi::Epoch;
+use crate::abi::{Cursor, Epoch};
 
 /// Bytes of one frame on the wire.
 pub const LEN: usize = 32;
@@ -33,7 +33,7 @@ pub struct Frame {
     /// Bytes that follow at once, from `cursor` on. A FIN before they have come is no clean end.
     pub rest: u32,
     /// Ring cursor: bytes since the slot's first use.
-    pub cursor: u64,
+    pub cursor: Cursor,
     /// The lane's secret: 64 random bits that its two ends were given.
     pub tag: u64,
 }
@@ -50,7 +50,7 @@ impl Frame {
         };
         b[8..12].copy_from_slice(&self.epoch.get().to_le_bytes());
         b[12..16].copy_from_slice(&self.rest.to_le_bytes());
-        b[16..24].copy_from_slice(&self.cursor.to_le_bytes());
+        b[16..24].copy_from_slice(&self.cursor.get().to_le_bytes());
         b[24..32].copy_from_slice(&self.tag.to_le_bytes());
         b
     }
@@ -74,7 +74,7 @@ impl Frame {
             kind,
             epoch: Epoch::new(word(8..12) as u32),
             rest: word(12..16) as u32,
-            cursor: word(16..24),
+            cursor: Cursor::new(word(16..24)),
             tag: word(24..32),
         })
     }
@@ -96,7 +96,7 @@ mod tests {
         #[test]
         fn round_trip(fin: bool, epoch: u32, rest: u32, cursor: u64, tag: u64) {
             let kind = if fin { Kind::Fin } else { Kind::Down };
-            let f = Frame { kind, epoch: Epoch::new(epoch), rest, cursor, tag };
+            let f = Frame { kind, epoch: Epoch::new(epoch), rest, cursor: Cursor::new(cursor), tag };
             let b = f.encode();
             prop_assert_eq!(Frame::decode(&b), Some(f));
             for n in 0..LEN { prop_assert!(Frame::could_start(&b[..n])); }
@@ -106,7 +106,7 @@ mod tests {
         #[test]
         fn one_bit_off_is_not_a_frame(fin: bool, at in 0usize..8, bit in 0u8..8) {
             let kind = if fin { Kind::Fin } else { Kind::Down };
-            let f = Frame { kind, epoch: Epoch::new(1), rest: 0, cursor: 0, tag: 0 };
+            let f = Frame { kind, epoch: Epoch::new(1), rest: 0, cursor: Cursor::default(), tag: 0 };
             let mut b = f.encode();
             b[at] ^= 1 << bit;
             let other = [Kind::Down, Kind::Fin].map(|kind| Some(Frame { kind, ..f }));

@@ -5,7 +5,7 @@
 //! are ignored (a newer minor sender may append fields), unknown kinds are reported as such, and
 //! nothing here allocates: the shim decodes on its stack.
 
-use crate::abi::Epoch;
+use crate::abi::{Epoch, TcpPos};
 
 /// Longest message in bytes.
 pub const MAX: usize = 256;
@@ -62,6 +62,15 @@ impl Field for Epoch {
     }
     fn take(r: &mut Reader<'_>) -> Result<Self, Error> {
         u32::take(r).map(Epoch::new)
+    }
+}
+
+impl Field for TcpPos {
+    fn put(&self, out: &mut Writer<'_>) {
+        self.get().put(out);
+    }
+    fn take(r: &mut Reader<'_>) -> Result<Self, Error> {
+        u64::take(r).map(TcpPos::new)
     }
 }
 
@@ -146,7 +155,7 @@ messages! {
         /// Unix socket with it in its queue: the shim keeps a descriptor of that, too, and so can take the socket back
         /// until the daemon reads it. `tx_tcp_pos` and `rx_tcp_pos`: bytes that hooked calls moved, equal to the
         /// kernel's own counts when this was sent. Needs a credit.
-        2 Register { conn: u32, gen: u32, tx_tcp_pos: u64, rx_tcp_pos: u64, flags: u32 }
+        2 Register { conn: u32, gen: u32, tx_tcp_pos: TcpPos, rx_tcp_pos: TcpPos, flags: u32 }
         /// Chunk `chunk` of our own area `side` (0: the first file, chunks 0 and 1) is mapped writable: it may be
         /// sealed and given to the other client.
         3 Mapped { group: u64, side: u8, chunk: u32 }
@@ -174,7 +183,7 @@ messages! {
         13 Moved { table_bytes: u64 }
         /// `Register` for a connection that came from another process: `from` (0: unknown), by exec or beside a
         /// message. It is promoted if nobody holds it but this process, which has `copies` descriptors of it.
-        14 RegisterReceived { conn: u32, gen: u32, tx_tcp_pos: u64, rx_tcp_pos: u64, flags: u32, from: u32, copies: u32 }
+        14 RegisterReceived { conn: u32, gen: u32, tx_tcp_pos: TcpPos, rx_tcp_pos: TcpPos, flags: u32, from: u32, copies: u32 }
     }
 }
 
@@ -251,7 +260,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn round_trip(conn: u32, gen: u32, tx_tcp_pos: u64, rx_tcp_pos: u64, flags: u32) {
+        fn round_trip(conn: u32, gen: u32, sent: u64, received: u64, flags: u32) {
+            let (tx_tcp_pos, rx_tcp_pos) = (TcpPos::new(sent), TcpPos::new(received));
             let m = ToDaemon::Register { conn, gen, tx_tcp_pos, rx_tcp_pos, flags };
             let mut b = [0; MAX];
             let n = m.encode(&mut b);

@@ -3,7 +3,7 @@
 //! its effect, and at each publish.
 
 use super::end::*;
-use lane::abi::{rx as said, takeover, tx, RxFlags, TxWord};
+use lane::abi::{rx as said, takeover, tx, Cursor, Landed, RxFlags, TxWord};
 use lane::half::tx::mode;
 use lane::half::{rx, Progress, Received};
 use lane::proto::frame::{Frame, Kind, LEN};
@@ -49,7 +49,7 @@ fn whole(e: &Alone, framed: bool, what: &str) {
     let head = e.head();
     let out = e.tcp.out.borrow()[BEFORE..].to_vec();
     assert_eq!(
-        e.tx.tcp_pos.load(Relaxed) as usize,
+        e.tx.tcp_pos.load(Relaxed).get() as usize,
         BEFORE + out.len(),
         "{what}"
     );
@@ -57,7 +57,7 @@ fn whole(e: &Alone, framed: bool, what: &str) {
     let plain = match framed {
         true => {
             let f = Frame::decode(out[..LEN].try_into().unwrap()).expect(what);
-            assert_eq!((f.kind, f.cursor), (Kind::Down, READ), "{what}");
+            assert_eq!((f.kind, f.cursor.get()), (Kind::Down, READ), "{what}");
             assert_eq!(u64::from(f.rest), head - READ, "{what}");
             &out[LEN..]
         }
@@ -131,7 +131,7 @@ fn within_a_way_down() {
                     let e = up(remote);
                     let m = e.memory();
                     e.tcp.piece.set(piece);
-                    e.their_rx().revoked.store(READ, Relaxed);
+                    e.their_rx().revoked.store(Cursor::new(READ), Relaxed);
                     e.says(FIRST, granted(remote, flags));
                     let died = e.dies(at, || {
                         let r = match flags == said::NONE {
@@ -189,7 +189,9 @@ fn within_an_end() {
             let e = up(true);
             let m = e.memory();
             e.tcp.piece.set(piece);
-            e.their_rx().landed.store(SENT as u64, Relaxed);
+            e.their_rx()
+                .landed
+                .store(Landed::at_cursor(Cursor::new(SENT as u64)), Relaxed);
             e.says(FIRST, granted(true, said::PAST));
             let died = e.dies(at, || {
                 assert_eq!(e.tx.finish(&m, &e.tcp), Ok(Progress::Done));
@@ -200,8 +202,12 @@ fn within_an_end() {
             assert_eq!((e.mode(), e.on_tcp()), (mode::TCP, BEFORE + LEN));
             let out = e.tcp.out.borrow()[BEFORE..].to_vec();
             let f = Frame::decode(out[..].try_into().unwrap()).unwrap();
-            assert_eq!((f.kind, f.cursor), (Kind::Fin, SENT as u64), "{at} {begun}");
-            assert_eq!(e.tx.tcp_pos.load(Relaxed) as usize, e.on_tcp());
+            assert_eq!(
+                (f.kind, f.cursor.get()),
+                (Kind::Fin, SENT as u64),
+                "{at} {begun}"
+            );
+            assert_eq!(e.tx.tcp_pos.load(Relaxed).get() as usize, e.on_tcp());
             if !died {
                 break;
             }
@@ -219,7 +225,7 @@ fn counts_that_do_not_fit() {
         e.tx.down(&e.memory(), &e.tcp).unwrap();
         change(&e);
         let r = next_holder(&e);
-        (r, e.tx.tcp_pos.load(Relaxed) as usize)
+        (r, e.tx.tcp_pos.load(Relaxed).get() as usize)
     };
     let put = |e: &Alone, n| e.tcp.out.borrow_mut().extend(vec![0; n]);
     let all = LEN + SENT - READ as usize;
@@ -244,7 +250,7 @@ fn counts_that_do_not_fit() {
     put(&e, 5);
     e.takeover(FIRST, takeover::DOWN);
     assert_eq!(next_holder(&e), Ok(()));
-    assert_eq!(e.tx.tcp_pos.load(Relaxed) as usize, BEFORE + 10);
+    assert_eq!(e.tx.tcp_pos.load(Relaxed).get() as usize, BEFORE + 10);
     // On TCP, and on the ring: nothing happens.
     let e = up(false);
     assert_eq!(next_holder(&e), Ok(()));
@@ -316,7 +322,7 @@ fn within_a_receive() {
                         Received::Tcp => {
                             let all = e.tcp.queue.borrow_mut().split_off(0);
                             e.tcp.taken.set(e.tcp.taken.get() + all.len() as u64);
-                            e.rx.tcp_pos.fetch_add(all.len() as u64, Relaxed);
+                            e.rx.tcp_pos.add(all.len() as u64, Relaxed);
                             got.borrow_mut().extend(&all);
                         }
                         r => panic!("{r:?}"),
@@ -327,7 +333,7 @@ fn within_a_receive() {
                 let turns = || {
                     for _ in 0..60 {
                         turn();
-                        let there = e.ours().cursors[L].load(Relaxed) >= cursor;
+                        let there = e.ours().cursors[L].load(Relaxed).get() >= cursor;
                         if there && e.rx.is_up() && !sent.replace(true) {
                             e.arrives(&down(cursor, (ON_RING - cursor) as u32));
                             e.arrives(&bytes(PREFIX + cursor, total));
@@ -337,11 +343,11 @@ fn within_a_receive() {
                 };
                 let died = e.dies(at, turns);
                 assert_eq!(e.rx.holder_died(remote, &e.tcp), Ok(()));
-                assert_eq!(e.rx.tcp_pos.load(Relaxed), e.tcp.taken.get());
+                assert_eq!(e.rx.tcp_pos.load(Relaxed).get(), e.tcp.taken.get());
                 let before = got.borrow().len();
                 turns();
                 assert!(!e.rx.engaged(), "{remote} {cursor} {size} point {at}");
-                assert_eq!(e.rx.tcp_pos.load(Relaxed), e.tcp.taken.get());
+                assert_eq!(e.rx.tcp_pos.load(Relaxed).get(), e.tcp.taken.get());
                 let got = got.into_inner();
                 let lost = total as usize - got.len();
                 assert!(lost == 0 || died && lost <= size, "{lost} lost");
@@ -377,29 +383,29 @@ fn receives_that_do_not_fit() {
         let e = on_ring();
         e.tcp.taken.set(n);
         assert_eq!(e.rx.holder_died(false, &e.tcp), r, "{n}");
-        assert_eq!(e.rx.tcp_pos.load(Relaxed), n);
+        assert_eq!(e.rx.tcp_pos.load(Relaxed).get(), n);
     }
     for taken in [u64::MAX, (1 << 32) + 1] {
         let e = on_ring();
         e.tcp.taken.set(taken);
         assert_eq!(e.rx.holder_died(false, &e.tcp), Ok(()));
-        assert_eq!(e.rx.tcp_pos.load(Relaxed), 0, "no such count");
+        assert_eq!(e.rx.tcp_pos.load(Relaxed).get(), 0, "no such count");
     }
     let e = Alone::receiving(false, 1 << 33);
     assert_eq!(e.rx.holder_died(false, &e.tcp), Ok(()));
     e.tcp.taken.set(1 << 32);
     assert_eq!(e.rx.holder_died(false, &e.tcp), Ok(()));
-    assert_eq!(e.rx.tcp_pos.load(Relaxed), 1 << 32);
+    assert_eq!(e.rx.tcp_pos.load(Relaxed).get(), 1 << 32);
     let e = on_ring();
     e.tcp.taken.set(3);
     e.tcp.knows.set(false);
     assert_eq!(e.rx.holder_died(false, &e.tcp), Ok(()));
-    assert_eq!(e.rx.tcp_pos.load(Relaxed), 0);
+    assert_eq!(e.rx.tcp_pos.load(Relaxed).get(), 0);
     // On TCP calls count for themselves.
     let e = Alone::new(false);
     e.tcp.taken.set(3);
     assert_eq!(e.rx.holder_died(false, &e.tcp), Ok(()));
-    assert_eq!(e.rx.tcp_pos.load(Relaxed), 0);
+    assert_eq!(e.rx.tcp_pos.load(Relaxed).get(), 0);
     // A `Fin` frame ends a stream across nodes only.
     for remote in [false, true] {
         let e = Alone::receiving(remote, 0);

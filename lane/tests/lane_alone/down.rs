@@ -1,12 +1,15 @@
 //! Each way down of a sender: what is on TCP then, and what is said about it.
 
 use super::end::*;
-use lane::abi::{marks, rx, tx, Loc, TxWord};
-use lane::half::tx::{mode, UNSEEN};
+use lane::abi::{marks, rx, tx, Cursor, Landed, Loc, TcpPos, TxWord};
+use lane::half::tx::mode;
 use lane::half::{Progress, Sent};
 use lane::proto::frame::{Kind, LEN};
 use lane::proto::reason::Reason;
 use std::sync::atomic::Ordering::Relaxed;
+
+/// `Cursor::UNSEEN`, among numbers.
+const UNSEEN: u64 = Cursor::UNSEEN.get();
 
 /// A receiver that has closed, or shut both directions, is sent nothing that its kernel would answer with a reset.
 #[test]
@@ -54,7 +57,7 @@ fn down_with_nothing_unread() {
         assert_eq!(e.tx.downs.load(Relaxed), 1);
         if remote {
             let f = e.frame();
-            assert_eq!((f.kind, f.cursor, f.rest), (Kind::Down, 100, 0));
+            assert_eq!((f.kind, f.cursor.get(), f.rest), (Kind::Down, 100, 0));
             assert_eq!(e.state(), TxWord::new(FIRST, tx::DOWN));
             assert_eq!(e.tcp.pushed.get(), pushed + 1);
         } else {
@@ -73,7 +76,7 @@ fn revoked_at_a_cursor() {
         let e = Alone::up(false);
         e.send(SIZE);
         e.reads(known);
-        e.their_rx().revoked.store(at, Relaxed);
+        e.their_rx().revoked.store(Cursor::new(at), Relaxed);
         e.says(FIRST, rx::READY | rx::REVOKED);
         let r = e.tx.look(&e.memory(), &e.tcp);
         (r, e.on_tcp())
@@ -100,7 +103,9 @@ fn revoked_at_a_cursor() {
     assert!(e.tx.can_move(&m));
     e.tx.move_to(&m, Loc { page: 1, ..RING });
     e.send(SIZE);
-    e.their_rx().revoked.store(SIZE as u64 - 1, Relaxed);
+    e.their_rx()
+        .revoked
+        .store(Cursor::new(SIZE as u64 - 1), Relaxed);
     e.says(FIRST, rx::READY | rx::REVOKED);
     assert_eq!(e.tx.look(&m, &e.tcp), Err(Reason::Hostile));
 }
@@ -112,7 +117,7 @@ fn revoked_across_nodes() {
         let e = Alone::up(true);
         e.send(100);
         e.reads(if framed { at } else { 0 });
-        e.their_rx().revoked.store(at, Relaxed);
+        e.their_rx().revoked.store(Cursor::new(at), Relaxed);
         e.says(FIRST, is_quiet(true) | rx::REVOKED);
         assert_eq!(e.tx.down(&e.memory(), &e.tcp), Ok(Progress::Done));
         let n = match framed {
@@ -146,12 +151,12 @@ fn a_receiver_that_closes_within_a_send() {
             assert_eq!((e.on_tcp(), e.head()), (0, 50), "taken back");
         }
         assert_eq!((e.mode(), e.tx.downs.load(Relaxed)), (mode::TCP, 1));
-        assert_eq!(e.tx.tcp_pos.load(Relaxed) as usize, e.on_tcp());
+        assert_eq!(e.tx.tcp_pos.load(Relaxed).get() as usize, e.on_tcp());
     }
     // It had revoked before: what TCP does not take was not sent, and nothing is there twice.
     for room in [0, 30, 200] {
         let e = Alone::up(false);
-        e.their_rx().revoked.store(0, Relaxed);
+        e.their_rx().revoked.store(Cursor::new(0), Relaxed);
         e.says(FIRST, rx::READY | rx::REVOKED | rx::CLOSED);
         e.tcp.room.set(room);
         let n = room.min(100);
@@ -185,7 +190,7 @@ fn before_a_fin() {
         let e = Alone::up(remote);
         let m = e.memory();
         e.send(100);
-        e.their_rx().revoked.store(0, Relaxed);
+        e.their_rx().revoked.store(Cursor::new(0), Relaxed);
         e.says(FIRST, is_quiet(remote) | rx::REVOKED);
         e.tcp.room.set(5);
         e.tx.look(&m, &e.tcp).unwrap();
@@ -210,11 +215,11 @@ fn unread_bytes_before_a_fin() {
         e.send(100);
         e.tcp.room.set(room);
         let whole = (room == LEN + 100).then_some(room as u64);
-        assert_eq!(repeat(&e), whole);
+        assert_eq!(repeat(&e), whole.map(TcpPos::new));
         for (sent, inside, ended) in [(0, 1, false), (3, 0, false), (0, 0, true)] {
             // Another thread is sending, or has sent.
             (0..inside * u32::from(whole.is_some())).for_each(|_| assert!(e.tx.enter_native()));
-            let tcp_pos = whole.map(|n| n + sent);
+            let tcp_pos = whole.map(|n| TcpPos::new(n + sent));
             e.tx.shut(&e.memory(), &e.tcp, tcp_pos);
             let phase = match (whole, ended) {
                 (None, _) => tx::BROKEN,
@@ -258,13 +263,15 @@ fn a_fin_frame() {
     ] {
         let e = Alone::up(true);
         e.send(100);
-        e.their_rx().landed.store(landed, Relaxed);
+        e.their_rx()
+            .landed
+            .store(Landed::at_cursor(Cursor::new(landed)), Relaxed);
         e.says(FIRST, is_quiet(true) | flags);
         let r = e.tx.finish(&e.memory(), &e.tcp);
         if finished {
             assert_eq!(r, Ok(Progress::Done));
             let f = e.frame();
-            assert_eq!((f.kind, f.cursor, f.rest), (Kind::Fin, 100, 0));
+            assert_eq!((f.kind, f.cursor.get(), f.rest), (Kind::Fin, 100, 0));
             assert_eq!((e.on_tcp(), e.tx.downs.load(Relaxed)), (LEN, 1));
             assert_eq!(e.state(), TxWord::new(FIRST, tx::DOWN));
         } else {

@@ -6,8 +6,8 @@
 mod memory;
 
 use lane::abi::{
-    rx, tx, Control, Epoch, Loc, RxFlags, RxWord, RxWords, Shared, TakeoverPhase, TakeoverWord,
-    TxPhase, TxWord, TxWords, LANES_PER_COUNTER,
+    rx, tx, Control, Cursor, Epoch, Loc, RxFlags, RxWord, RxWords, Shared, TakeoverPhase,
+    TakeoverWord, TcpPos, TxPhase, TxWord, TxWords, LANES_PER_COUNTER,
 };
 use lane::half::rx::How;
 use lane::half::tx::mode;
@@ -300,9 +300,9 @@ impl Alone {
     pub fn receiving(remote: bool, prefix: u64) -> Alone {
         let e = Alone::new(remote);
         let t = e.their_tx();
-        t.loc[0].store(RING.pack(), Relaxed);
+        t.loc[0].store(RING.word(), Relaxed);
         assert!(e.rx.declare_ready(&e.memory(), &e.tcp));
-        t.up_tcp_pos.store(prefix, Relaxed);
+        t.up_tcp_pos.store(TcpPos::new(prefix), Relaxed);
         e.sender_says(FIRST, tx::UP);
         e
     }
@@ -374,16 +374,16 @@ impl Alone {
 
     /// The other receiver has read so far.
     pub fn reads(&self, cursor: u64) {
-        self.theirs().cursors[L].store(cursor, SeqCst);
+        self.theirs().cursors[L].store(Cursor::new(cursor), SeqCst);
     }
 
     /// The other sender puts bytes on its ring (from cursor 0 on).
     pub fn puts(&self, from: u64, bytes: &[u8]) {
         let ring = self.other.ring(RING).unwrap();
         // SAFETY: `bytes` is that long, and no longer than the ring; nobody reads it meanwhile.
-        unsafe { lane::half::mem::copy_in(ring, from, bytes.as_ptr(), bytes.len()) };
+        unsafe { lane::half::mem::copy_in(ring, Cursor::new(from), bytes.as_ptr(), bytes.len()) };
         let head = from + bytes.len() as u64;
-        self.theirs().heads[L].store(head, SeqCst);
+        self.theirs().heads[L].store(Cursor::new(head), SeqCst);
     }
 
     /// Bytes arrive on TCP.
@@ -401,7 +401,7 @@ impl Alone {
     }
 
     pub fn head(&self) -> u64 {
-        self.ours().heads[L].load(Relaxed)
+        self.ours().heads[L].load(Relaxed).get()
     }
 
     /// Number of publishes so far.
@@ -472,7 +472,7 @@ pub fn frame(kind: Kind, cursor: u64, rest: u32) -> [u8; LEN] {
         kind,
         epoch: FIRST,
         rest,
-        cursor,
+        cursor: Cursor::new(cursor),
         tag: TAG,
     }
     .encode()

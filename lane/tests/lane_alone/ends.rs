@@ -1,7 +1,7 @@
 //! What a receiver is asked, and asks for; what it makes of an end, an error, or the other end's death.
 
 use super::end::*;
-use lane::abi::{marks, rx, tx, Epoch, RxWord};
+use lane::abi::{marks, rx, tx, Cursor, Epoch, Landed, RxWord, TcpPos};
 use lane::half::rx::{mode, Revoked};
 use lane::half::Received;
 use lane::proto::frame::{Kind, LEN};
@@ -49,8 +49,14 @@ fn announcements() {
         assert_eq!(publishes(&e, || e.rx.announce_reset(&m, &e.tcp)), near);
         assert_eq!(publishes(&e, || e.rx.announce_deaf(&m)), 0);
         assert!(!e.rx.is_deaf(&m), "in one direction");
-        assert_eq!(publishes(&e, || e.rx.announce_end(&m, &e.tcp, 77)), near);
-        assert_eq!(own.landed.load(Relaxed), if remote { 0 } else { 77 });
+        assert_eq!(
+            publishes(&e, || e.rx.announce_end(&m, &e.tcp, TcpPos::new(77))),
+            near
+        );
+        assert_eq!(
+            own.landed.load(Relaxed).tcp_pos().get(),
+            if remote { 0 } else { 77 }
+        );
         assert!(e.rx.has_ended(&m) && e.rx.is_deaf(&m));
         let all = marks::KEPT | marks::SYN | marks::RESET | marks::DEAF | marks::ENDED;
         assert_eq!(own.marks.load(Relaxed), all);
@@ -66,23 +72,26 @@ fn announcements() {
             0,
             "in one direction"
         );
-        e.rx.announce_end(&m, &e.tcp, 1);
+        e.rx.announce_end(&m, &e.tcp, TcpPos::new(1));
         assert!(!word(&e).has(rx::CLOSED));
         assert_eq!(publishes(&e, || e.rx.shut(&m, &e.tcp)), 1);
         assert!(word(&e).has(rx::CLOSED));
         let e = Alone::new(remote);
         e.rx.announce_deaf(&e.memory());
-        e.rx.announce_end(&e.memory(), &e.tcp, 1);
+        e.rx.announce_end(&e.memory(), &e.tcp, TcpPos::new(1));
         assert_eq!(publishes(&e, || e.rx.shut(&e.memory(), &e.tcp)), 0);
         assert_eq!(word(&e), RxWord::default());
 
         let e = Alone::new(remote);
         let m = e.memory();
-        assert_eq!(publishes(&e, || e.rx.close(&m, &e.tcp, 9)), near);
+        assert_eq!(
+            publishes(&e, || e.rx.close(&m, &e.tcp, TcpPos::new(9))),
+            near
+        );
         assert!(e.rx.has_ended(&m) && !word(&e).has(rx::CLOSED));
         let e = on_ring(remote);
         let m = e.memory();
-        assert_eq!(publishes(&e, || e.rx.close(&m, &e.tcp, 9)), 1);
+        assert_eq!(publishes(&e, || e.rx.close(&m, &e.tcp, TcpPos::new(9))), 1);
         assert!(e.rx.has_ended(&m) && word(&e).has(rx::CLOSED));
     }
 }
@@ -96,7 +105,7 @@ fn what_stirs_a_receive() {
     e.sender_says(FIRST, tx::UP);
     assert_eq!(has_news(), (false, None), "on TCP");
     e.rx.declare_ready(&m, &e.tcp);
-    e.their_tx().loc[0].store(RING.pack(), Relaxed);
+    e.their_tx().loc[0].store(RING.word(), Relaxed);
     assert_eq!(has_news(), (true, None), "a switch");
     e.sender_says(FIRST, tx::NONE);
     assert_eq!(has_news(), (false, None));
@@ -123,7 +132,11 @@ fn what_stirs_a_receive() {
     e.puts(0, &bytes(0, 3));
     assert_eq!(has_news(), (true, Some(true)));
     assert_eq!(e.rx.probe(&m, &e.tcp), Some(true));
-    assert_eq!(e.ours().cursors[L].load(Relaxed), 0, "nothing was taken");
+    assert_eq!(
+        e.ours().cursors[L].load(Relaxed).get(),
+        0,
+        "nothing was taken"
+    );
     assert_eq!(recv(&e, 3), Received::Bytes(3));
     assert_eq!(recv(&e, 3), Received::Tcp);
     assert_eq!(e.rx.probe(&m, &e.tcp), None);
@@ -158,7 +171,7 @@ fn what_stirs_a_receive() {
     let e = on_ring(true);
     let m = e.memory();
     e.puts(0, &bytes(0, 3));
-    e.theirs().heads[L].store(0, Relaxed); // (it sees them land before its daemon shows them)
+    e.theirs().heads[L].store(Cursor::new(0), Relaxed); // (it sees them land before its daemon shows them)
     e.arrives(&frame(Kind::Fin, 3, 0));
     assert_eq!(recv(&e, 1), Received::Bytes(1));
     assert_eq!(mode_of(&e), mode::FIN);
@@ -250,7 +263,7 @@ fn a_death_with_bytes_unread() {
         e.tcp.ended.set(true);
         e.tcp.open.set(open);
         if ended {
-            e.rx.announce_end(&e.memory(), &e.tcp, 0);
+            e.rx.announce_end(&e.memory(), &e.tcp, TcpPos::new(0));
         }
         assert!(e.rx.declare_ready(&e.memory(), &e.tcp));
         let first = recv(&e, 5);
@@ -269,7 +282,9 @@ fn ended(e: &Alone, sent: u64) {
     e.their_rx()
         .marks
         .store(marks::KEPT | marks::ENDED, Relaxed);
-    e.their_rx().landed.store(sent, Relaxed);
+    e.their_rx()
+        .landed
+        .store(Landed::at_tcp_pos(TcpPos::new(sent)), Relaxed);
 }
 
 fn has_all(e: &Alone) -> bool {
@@ -285,8 +300,10 @@ fn everything_is_here() {
         if ready {
             assert!(e.rx.declare_ready(&e.memory(), &e.tcp));
         }
-        e.rx.tcp_pos.store(10, Relaxed);
-        e.their_rx().landed.store(10, Relaxed);
+        e.rx.tcp_pos.store(TcpPos::new(10), Relaxed);
+        e.their_rx()
+            .landed
+            .store(Landed::at_tcp_pos(TcpPos::new(10)), Relaxed);
         assert!(!has_all(&e), "it has not ended");
         ended(&e, 10);
         assert!(has_all(&e));
@@ -428,7 +445,7 @@ fn an_error_behind_everything() {
         e.rx.error.put(libc::EPIPE);
         assert_eq!(recv(&e, 5), Received::Error(libc::EPIPE));
         assert_eq!(
-            (mode_of(&e), e.rx.tcp_pos.load(Relaxed)),
+            (mode_of(&e), e.rx.tcp_pos.load(Relaxed).get()),
             (mode::SKIP, LEN as u64)
         );
     }
@@ -441,7 +458,7 @@ fn an_end_behind_a_switch() {
         for error in [0, libc::ETIMEDOUT] {
             let e = Alone::new(false);
             assert!(e.rx.declare_ready(&e.memory(), &e.tcp));
-            e.their_tx().loc[0].store(RING.pack(), Relaxed);
+            e.their_tx().loc[0].store(RING.word(), Relaxed);
             e.puts(0, &bytes(0, 5));
             e.tcp.ended.set(true);
             e.tcp.error.set(error);

@@ -2,15 +2,17 @@
 //! receives go over the border between TCP and the ring.
 
 use super::end::*;
-use lane::abi::{rx, tx, RxWord, TxPhase};
+use lane::abi::{rx, tx, Cursor, RxWord, TcpPos, TxPhase};
 use lane::half::rx::{mode, How, Revoked};
-use lane::half::tx::UNSEEN;
 use lane::half::{Iov, Received};
 use lane::proto::frame::{Kind, LEN};
 use std::sync::atomic::Ordering::Relaxed;
 
+/// `Cursor::UNSEEN`, among numbers.
+const UNSEEN: u64 = Cursor::UNSEEN.get();
+
 fn revoked_at(e: &Alone) -> u64 {
-    e.ours().rx[L].revoked.load(Relaxed)
+    e.ours().rx[L].revoked.load(Relaxed).get()
 }
 
 fn revoke(e: &Alone) -> Revoked {
@@ -66,8 +68,8 @@ fn of_a_readiness() {
             // And just after it.
             let e = Alone::new(remote);
             assert!(e.rx.declare_ready(&e.memory(), &e.tcp));
-            e.their_tx().up_tcp_pos.store(prefix, Relaxed);
-            e.their_tx().loc[0].store(RING.pack(), Relaxed);
+            e.their_tx().up_tcp_pos.store(TcpPos::new(prefix), Relaxed);
+            e.their_tx().loc[0].store(RING.word(), Relaxed);
             e.switches_then();
             let r = revoke(&e);
             assert_eq!(r == Revoked::Clear, !remote);
@@ -107,7 +109,7 @@ fn of_a_ring() {
             mode::REVOKING
         };
         assert_eq!(mode_of(&e), now);
-        assert_eq!(e.ours().cursors[L].load(Relaxed), 4, "frozen");
+        assert_eq!(e.ours().cursors[L].load(Relaxed).get(), 4, "frozen");
     }
     // TCP has ended, and the ring has not: it has to be read there.
     for phase in [tx::DOWNING, tx::BROKEN, tx::ENDED] {
@@ -122,9 +124,9 @@ fn of_a_ring() {
     }
     // An error, where the ring has no more.
     let e = on_ring(false, 10);
-    e.theirs().heads[L].store(11, Relaxed);
+    e.theirs().heads[L].store(Cursor::new(11), Relaxed);
     assert_eq!(revoke(&e), Revoked::Pending);
-    e.theirs().heads[L].store(10, Relaxed);
+    e.theirs().heads[L].store(Cursor::new(10), Relaxed);
     e.sender_says(FIRST, tx::DOWNING);
     e.tcp.error.set(libc::ETIMEDOUT);
     assert_eq!(revoke(&e), Revoked::Clear);
@@ -455,7 +457,7 @@ fn peeks_behind_a_frame() {
             }
             got.extend(e.tcp.queue.borrow().iter());
             assert_eq!(got, bytes(2, end), "{remote} {there}");
-            assert_eq!(e.rx.tcp_pos.load(Relaxed), e.tcp.taken.get());
+            assert_eq!(e.rx.tcp_pos.load(Relaxed).get(), e.tcp.taken.get());
         }
     }
     // An error behind the ring's bytes is kept.

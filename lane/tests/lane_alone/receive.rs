@@ -1,7 +1,7 @@
 //! What a receiver takes, believes and says, and what that costs: publishes, looks at TCP.
 
 use super::end::*;
-use lane::abi::{rx, tx, Epoch, RxWord, RING_LOG2_MAX};
+use lane::abi::{rx, tx, Cursor, Epoch, RxWord, SpaceWord, TcpPos, RING_LOG2_MAX};
 use lane::half::rx::{mode, How};
 use lane::half::Received;
 use lane::proto::frame::Kind;
@@ -20,7 +20,9 @@ fn on_ring(remote: bool) -> Alone {
 fn full(remote: bool, wants: u32) -> Alone {
     let e = on_ring(remote);
     e.puts(0, &bytes(0, SIZE as u64));
-    e.their_tx().want_space.store(wants, Relaxed);
+    e.their_tx()
+        .want_space
+        .store(SpaceWord::from_raw(wants), Relaxed);
     e
 }
 
@@ -50,7 +52,9 @@ fn space_on_one_node() {
 fn space_of_a_small_send_buffer() {
     let e = on_ring(false);
     e.rx.set_room(&e.memory(), 200);
-    e.their_tx().want_space.store(100 << 1 | 1, Relaxed);
+    e.their_tx()
+        .want_space
+        .store(SpaceWord::from_raw(100 << 1 | 1), Relaxed);
     e.puts(0, &bytes(0, 400));
     let takes = |n| publishes(&e, || assert_eq!(recv(&e, n), Received::Bytes(n)));
     assert_eq!(takes(100), 0);
@@ -93,7 +97,7 @@ fn a_peek_at_the_ring() {
             assert_eq!(b, bytes(0, SIZE as u64));
         });
         assert_eq!(n, 0);
-        assert_eq!(e.ours().cursors[L].load(Relaxed), 0);
+        assert_eq!(e.ours().cursors[L].load(Relaxed).get(), 0);
         assert_eq!(e.rx.ring_bytes.load(Relaxed), 0);
         assert_eq!(recv(&e, 10), Received::Bytes(10));
         assert_eq!(e.rx.ring_bytes.load(Relaxed), 10);
@@ -128,13 +132,13 @@ fn a_look_at_tcp() {
 fn a_switch_that_cannot_be() {
     for (limit, ok) in [(9, false), (10, true), (10 + (1 << 32), true)] {
         let e = Alone::receiving(false, limit);
-        e.rx.tcp_pos.store(10, Relaxed);
+        e.rx.tcp_pos.store(TcpPos::new(10), Relaxed);
         let r = recv(&e, 5);
         assert_eq!(r == Received::Empty, ok, "{r:?}");
         assert_eq!(r == Received::Reset(Reason::Sync), !ok);
     }
     let e = Alone::receiving(false, 11 + (1 << 32));
-    e.rx.tcp_pos.store(10, Relaxed);
+    e.rx.tcp_pos.store(TcpPos::new(10), Relaxed);
     assert_eq!(recv(&e, 5), Received::Reset(Reason::Sync));
     // Without a prefix the ring comes at once; across nodes the remote sender is told that.
     for remote in NEAR_AND_REMOTE {
@@ -143,7 +147,7 @@ fn a_switch_that_cannot_be() {
         assert_eq!(n, u32::from(remote));
         assert_eq!(word(&e).has(rx::PAST), remote);
         let e = Alone::receiving(remote, 3);
-        e.their_tx().want_space.store(1, Relaxed);
+        e.their_tx().want_space.store(SpaceWord::new(true), Relaxed);
         e.arrives(&bytes(0, 3));
         assert_eq!(recv(&e, 2), Received::Bytes(2));
         assert_eq!(mode_of(&e), mode::PREFIX);
@@ -163,17 +167,17 @@ fn a_head_that_cannot_be() {
     assert_eq!(recv(&e, 10), Received::Bytes(10));
     let head = &e.theirs().heads[L];
     for (at, unread) in [(10, 0), (11, 1), (10 + most, most), (11 + most, 0), (9, 0)] {
-        head.store(at, Relaxed);
+        head.store(Cursor::new(at), Relaxed);
         assert_eq!(e.rx.ring_unread(&e.memory()), unread, "{at}");
         assert_eq!(e.rx.has_ring_bytes(&e.memory()), at != 10);
         assert_eq!(e.rx.ready(&e.memory()), Some(at != 10));
         assert_eq!(e.rx.has_news(&e.memory()), at != 10);
     }
     for at in [9, 11 + most, 11 + SIZE as u64] {
-        head.store(at, Relaxed);
+        head.store(Cursor::new(at), Relaxed);
         assert_eq!(recv(&e, 5), Received::Reset(Reason::Hostile), "{at}");
     }
-    head.store(10 + SIZE as u64, Relaxed);
+    head.store(Cursor::new(10 + SIZE as u64), Relaxed);
     assert_eq!(recv(&e, 5), Received::Bytes(5));
 }
 
@@ -235,8 +239,11 @@ fn receives_that_nobody_counted() {
     assert!(!ready());
     e.rx.recount(|| None);
     assert!(!ready());
-    e.rx.recount(|| Some(8));
-    assert_eq!((e.rx.uncounted(), e.rx.tcp_pos.load(Relaxed)), (false, 8));
+    e.rx.recount(|| Some(TcpPos::new(8)));
+    assert_eq!(
+        (e.rx.uncounted(), e.rx.tcp_pos.load(Relaxed).get()),
+        (false, 8)
+    );
     e.rx.begin_uncounted();
     assert!(e.rx.uncounted() && !ready());
     e.rx.forget_uncounted();
@@ -269,7 +276,7 @@ fn an_urgent_mark() {
             b
         })
     );
-    assert_eq!(e.rx.tcp_pos.load(Relaxed), 9);
+    assert_eq!(e.rx.tcp_pos.load(Relaxed).get(), 9);
     // Nothing behind it: it is skipped all the same, except by a peek or for no room.
     let e = ready();
     e.arrives(&bytes(0, 1));
@@ -293,8 +300,8 @@ fn a_frame_that_cannot_be() {
     let most = 2 << RING_LOG2_MAX;
     let after = |remote, frame: &[u8]| {
         let e = Alone::receiving(remote, 0);
-        e.their_tx().up_start.store(START, Relaxed);
-        e.theirs().heads[L].store(START, Relaxed);
+        e.their_tx().up_start.store(Cursor::new(START), Relaxed);
+        e.theirs().heads[L].store(Cursor::new(START), Relaxed);
         assert_eq!(recv(&e, 1), Received::Empty);
         assert_eq!(mode_of(&e), mode::RING);
         e.arrives(frame);

@@ -1,7 +1,7 @@
 //! What a switch up needs, and what moves a ring.
 
 use super::end::*;
-use lane::abi::{rx, takeover, tx, Loc, TxWord};
+use lane::abi::{rx, takeover, tx, Cursor, Loc, TcpPos, TxWord};
 use lane::half::tx::mode;
 use lane::half::{Progress, Sent};
 use lane::proto::frame::{Kind, LEN};
@@ -32,7 +32,7 @@ fn what_a_switch_needs() {
         e.tx.leave_native(1);
         assert_eq!(up(&e), Ok(!remote));
         assert_eq!(up(&e), Ok(false), "it is up, or asks");
-        assert_eq!(e.ours().tx[L].up_tcp_pos.load(Relaxed), 1);
+        assert_eq!(e.ours().tx[L].up_tcp_pos.load(Relaxed).get(), 1);
     }
     // Of the epoch that is over, or of one long ago.
     let e = Alone::up(false);
@@ -119,8 +119,11 @@ fn sends_that_nobody_counted() {
     assert_eq!(up(), Ok(false));
     e.tx.recount(|| None);
     assert_eq!(up(), Ok(false));
-    e.tx.recount(|| Some(8));
-    assert_eq!((e.tx.uncounted(), e.tx.tcp_pos.load(Relaxed)), (false, 8));
+    e.tx.recount(|| Some(TcpPos::new(8)));
+    assert_eq!(
+        (e.tx.uncounted(), e.tx.tcp_pos.load(Relaxed).get()),
+        (false, 8)
+    );
     e.tx.begin_uncounted();
     assert!(e.tx.uncounted());
     assert_eq!(up(), Ok(false));
@@ -137,7 +140,7 @@ fn the_next_epoch_begins_anew() {
     let again = |e: &Alone| {
         let m = e.memory();
         e.tcp.out.borrow_mut().clear();
-        e.tx.tcp_pos.store(0, Relaxed);
+        e.tx.tcp_pos.store(TcpPos::new(0), Relaxed);
         e.tcp.room.set(1 << 20);
         e.says(SECOND, rx::READY);
         assert_eq!(e.tx.try_up(&m, &e.tcp), Ok(!e.remote));
@@ -152,7 +155,7 @@ fn the_next_epoch_begins_anew() {
         e.tx.abandon();
         again(&e);
         if revoked {
-            e.their_rx().revoked.store(100, Relaxed);
+            e.their_rx().revoked.store(Cursor::new(100), Relaxed);
             e.says(SECOND, rx::READY | rx::REVOKED);
         } else {
             e.says(SECOND, rx::READY | rx::WANT_DOWN);
@@ -178,7 +181,7 @@ fn another_slot() {
     e.reads(100);
     e.tx.move_to(&m, Loc { page: 1, ..RING });
     e.tx.abandon();
-    e.ours().heads[L].store(40, Relaxed);
+    e.ours().heads[L].store(Cursor::new(40), Relaxed);
     let base = lane::abi::Epoch::new(10);
     let second = Loc { page: 1, ..RING };
     assert_eq!(e.tx.attach(&m, base, RING), [Some(second), Some(RING)]);

@@ -1,7 +1,7 @@
 //! What a sender on its ring does about each word of a receiver, or of a daemon, and what that costs.
 
 use super::end::*;
-use lane::abi::{rx, takeover, tx, TxWord};
+use lane::abi::{rx, takeover, tx, Cursor, Landed, SpaceWord, TcpPos, TxWord};
 use lane::half::tx::mode;
 use lane::half::{Progress, Sent};
 use lane::proto::frame::LEN;
@@ -69,7 +69,7 @@ fn work_on_the_ring() {
         ] {
             let e = Alone::up(remote);
             e.send(10);
-            e.their_rx().revoked.store(0, Relaxed);
+            e.their_rx().revoked.store(Cursor::new(0), Relaxed);
             e.says(epoch, flags);
             let m = e.memory();
             assert_eq!(e.tx.has_work(&m), work, "{remote} {epoch:?} {flags:?}");
@@ -179,7 +179,7 @@ fn a_grant_that_is_revoked() {
     let m = e.memory();
     e.says(FIRST, rx::READY);
     assert_eq!(e.tx.try_up(&m, &e.tcp), Ok(false));
-    e.their_rx().revoked.store(0, Relaxed);
+    e.their_rx().revoked.store(Cursor::new(0), Relaxed);
     e.says(FIRST, rx::READY | rx::ACCEPTED | rx::REVOKED);
     assert_eq!(e.tx.come_down(&m, &e.tcp), Ok(Progress::Done));
     assert_eq!((e.tx.ups.load(Relaxed), e.tx.downs.load(Relaxed)), (1, 1));
@@ -197,7 +197,10 @@ fn a_request_for_space() {
         assert_eq!(n, u32::from(remote));
         let n = publishes(&e, || assert!(!e.tx.want_space(&m, &e.tcp)));
         assert_eq!(n, 0);
-        assert_eq!(e.ours().tx[L].want_space.load(Relaxed), 1);
+        assert_eq!(
+            e.ours().tx[L].want_space.load(Relaxed),
+            SpaceWord::new(true)
+        );
         // There is work, space, or no lane: it must not sleep.
         e.says(FIRST, is_quiet(remote) | rx::WANT_DOWN);
         assert!(e.tx.want_space(&m, &e.tcp));
@@ -230,7 +233,7 @@ fn a_cursor_beyond_the_head() {
     assert_eq!(e.send(5), Sent::Bytes(5));
     e.reads(9);
     assert_eq!(e.tx.unread(&e.memory()), Ok(SIZE as u64 - 5));
-    assert_eq!(e.tx.consumed(), 10);
+    assert_eq!(e.tx.consumed().get(), 10);
 }
 
 /// SIOCOUTQ: on the ring, on the way down, on TCP.
@@ -254,7 +257,7 @@ fn bytes_that_have_not_arrived() {
     let e = Alone::up(false);
     let m = e.memory();
     e.send(100);
-    e.their_rx().revoked.store(60, Relaxed);
+    e.their_rx().revoked.store(Cursor::new(60), Relaxed);
     e.says(FIRST, rx::READY | rx::REVOKED);
     e.tcp.room.set(5);
     assert_eq!(e.tx.look(&m, &e.tcp), Ok(Progress::Blocked));
@@ -266,7 +269,9 @@ fn bytes_that_have_not_arrived() {
     let e = Alone::up(true);
     let m = e.memory();
     e.send(100);
-    e.their_rx().landed.store(40, Relaxed);
+    e.their_rx()
+        .landed
+        .store(Landed::at_cursor(Cursor::new(40)), Relaxed);
     assert_eq!(e.tx.outstanding(&m), 60);
     e.tcp.room.set(LEN + 5);
     e.tx.down(&m, &e.tcp).unwrap();
@@ -279,7 +284,9 @@ fn a_direction_that_is_taken_over() {
     let begin = || {
         let e = Alone::up(true);
         e.send(100);
-        e.their_rx().landed.store(100, Relaxed);
+        e.their_rx()
+            .landed
+            .store(Landed::at_cursor(Cursor::new(100)), Relaxed);
         e.says(FIRST, is_quiet(true) | rx::PAST);
         e
     };
@@ -305,7 +312,9 @@ fn a_direction_that_is_taken_over() {
         let e = begin();
         let m = e.memory();
         e.takeover(FIRST, takeover::DONE);
-        e.their_rx().takeover_tcp_pos.store(132, Relaxed);
+        e.their_rx()
+            .takeover_tcp_pos
+            .store(TcpPos::new(132), Relaxed);
         let errno = libc::EPIPE as u32;
         e.their_rx().takeover_error.store(errno, Relaxed);
         match call {
@@ -315,7 +324,7 @@ fn a_direction_that_is_taken_over() {
             _ => assert_eq!(e.tx.finish(&m, &e.tcp), Ok(Progress::Done)),
         }
         assert_eq!((e.mode(), e.on_tcp()), (mode::TCP, 0));
-        assert_eq!(e.tx.tcp_pos.load(Relaxed), 132);
+        assert_eq!(e.tx.tcp_pos.load(Relaxed).get(), 132);
         assert_eq!(e.tx.error.take(), libc::EPIPE);
         assert_eq!(e.tx.downs.load(Relaxed), 1);
         assert_eq!(e.state(), TxWord::new(FIRST, tx::DOWN));
@@ -358,12 +367,12 @@ fn a_daemon_that_dies() {
             e.tcp.room.set(1000);
             assert_eq!(e.tx.reclaim(&m, &e.tcp), Ok(Progress::Done));
             assert_eq!((e.on_tcp(), e.mode()), (all, mode::TCP), "{begun}");
-            assert_eq!(e.tx.tcp_pos.load(Relaxed) as usize, all);
+            assert_eq!(e.tx.tcp_pos.load(Relaxed).get() as usize, all);
             assert_eq!(
                 e.tx.downs.load(Relaxed),
                 if own && begun == all { 2 } else { 1 }
             );
-            assert_eq!(e.frame().cursor, 0);
+            assert_eq!(e.frame().cursor.get(), 0);
         }
     }
 }
@@ -386,5 +395,5 @@ fn tcp_fails_during_a_takeover() {
     assert_eq!(e.state(), TxWord::new(FIRST, tx::UP), "the end's own word");
     assert_eq!(e.tx.look(&m, &e.tcp), Ok(Progress::Done));
     assert_eq!((e.mode(), e.tx.error.take()), (mode::TCP, libc::EPIPE));
-    assert_eq!(e.tx.tcp_pos.load(Relaxed), 5);
+    assert_eq!(e.tx.tcp_pos.load(Relaxed).get(), 5);
 }

@@ -221,7 +221,7 @@ impl World {
         }
         locks.iter().for_each(|&l| h.busy[l].set(true));
         let (m, port) = (self.memory(e), Wire { w: self, e });
-        let before = h.tx.tcp_pos.load(Relaxed);
+        let before = h.tx.tcp_pos.load(Relaxed).get();
         let up = h.tx.mode.load(Relaxed) != mode::TCP;
         let word = m.peer_rx().takeover.load(Relaxed);
         if up && self.net.borrow().pipe[e].accepted != before && word.phase() != takeover::DONE {

@@ -16,7 +16,7 @@ mod settle;
 mod wire;
 
 use keep::Keeper;
-use lane::abi::{Epoch, Loc};
+use lane::abi::{Cursor, Epoch, Loc};
 use lane::half::rx::How;
 use lane::half::{Area, Memory, RxState, TxState};
 use lane::proto::frame::{Frame, Kind};
@@ -195,7 +195,7 @@ fn content(n: u64, e: usize, at: u64, buf: &mut [u8]) {
                     kind: Kind::Down,
                     epoch: Epoch::new(1 + (h >> 8) as u32 % 8),
                     rest: 0,
-                    cursor: block * 32,
+                    cursor: Cursor::new(block * 32),
                     tag: !TAG,
                 };
                 bytes = f.encode();

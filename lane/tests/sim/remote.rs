@@ -8,9 +8,9 @@
 use super::memory::Client;
 use super::LANE;
 use lane::abi::{
-    rx, tx, Control, Epoch, Loc, RxWord, RxWords, TxPhase, TxWord, TxWords, LANES_PER_COUNTER,
+    loc_index, rx, tx, Control, Cursor, Epoch, Landed, Loc, LocWord, RxWord, RxWords, Shared,
+    SpaceWord, TcpPos, TxPhase, TxWord, TxWords, LANES_PER_COUNTER,
 };
-use lane::half::tx::UNSEEN;
 use lane::half::Area;
 use std::collections::VecDeque;
 use std::sync::atomic::{fence, Ordering::*};
@@ -21,35 +21,40 @@ enum Msg {
     /// The sender's ring has moved.
     Ring {
         seq: u32,
-        loc: u64,
+        loc: LocWord,
         log2: u32,
-        from: u64,
+        from: Cursor,
     },
     Switch {
         epoch: Epoch,
-        tcp_pos: u64,
-        start: u64,
+        tcp_pos: TcpPos,
+        start: Cursor,
     },
     Answer {
         epoch: Epoch,
         yes: bool,
     },
     Data {
-        from: u64,
+        from: Cursor,
         bytes: Vec<u8>,
     },
     Words(Words),
-    Landed(u64),
+    Landed(Cursor),
 }
 
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 struct Words {
-    head: u64,
-    cursor: u64,
+    head: Cursor,
+    cursor: Cursor,
     state: TxWord,
     word: RxWord,
-    revoked: u64,
-    want_space: u32,
+    revoked: Cursor,
+    want_space: SpaceWord,
+}
+
+/// Stores a head if it is higher than the present one. (Everything is on one thread here.)
+fn raise(word: &Shared<Cursor>, to: Cursor) {
+    word.store(word.load(Relaxed).max(to), Release);
 }
 
 /// What travels from one end's daemon to the other's.
@@ -57,13 +62,13 @@ struct Words {
 struct Dir {
     queue: VecDeque<Msg>,
     sent: Words,
-    ring: Option<(u32, u64)>,
-    ring_there: Option<(u32, u64)>,
+    ring: Option<(u32, LocWord)>,
+    ring_there: Option<(u32, LocWord)>,
     up_epoch: Epoch,
-    sent_head: u64,
+    sent_head: Cursor,
     /// The last word of the remote receiver, and the answer to our end's last switch.
     raw: RxWord,
-    revoked: u64,
+    revoked: Cursor,
     answer: Option<(Epoch, bool)>,
     /// Rings of the proxy that the remote daemon writes.
     locs: [Option<Loc>; 2],
@@ -126,12 +131,12 @@ impl Remote {
         // The sender may have moved twice since we looked; of the two rings that it shows, both may be
         // new to us.
         for seq in [seq.wrapping_sub(1), seq] {
-            let at = (seq & 1) as usize;
+            let at = loc_index(seq);
             let loc = w.loc[at].load(Relaxed);
             let known = d
                 .ring
                 .is_some_and(|(s, _)| s.wrapping_sub(seq) < u32::MAX / 2);
-            if let Some(l) = Loc::unpack(loc).filter(|_| !known) {
+            if let Some(l) = loc.loc().filter(|_| !known) {
                 d.ring = Some((seq, loc));
                 out.push(Msg::Ring {
                     seq,
@@ -151,13 +156,16 @@ impl Remote {
             });
         }
         while d.sent_head < head {
-            let mut at = (seq & 1) as usize;
+            let mut at = loc_index(seq);
             let mut end = head;
             if d.sent_head < w.loc_from[at].load(Relaxed) {
                 end = w.loc_from[at].load(Relaxed).min(head);
                 at ^= 1;
             }
-            let ring = Loc::unpack(w.loc[at].load(Relaxed)).and_then(|l| self.app[e].ring(l));
+            let ring = w.loc[at]
+                .load(Relaxed)
+                .loc()
+                .and_then(|l| self.app[e].ring(l));
             let n = (end - d.sent_head).min(1500) as usize;
             let mut bytes = vec![0; n];
             // SAFETY: `bytes` has that length, and a piece is smaller than any ring.
@@ -217,12 +225,12 @@ impl Remote {
             } => {
                 self.dirs[e].ring_there = Some((seq, theirs));
                 let loc = self.clients[d].alloc(log2);
-                let at = (seq & 1) as usize;
+                let at = loc_index(seq);
                 if let Some(old) = self.dirs[e].locs[at].replace(loc) {
                     self.clients[d].release(old);
                 }
                 let w = self.proxy(d).1;
-                w.loc[at].store(loc.pack(), Relaxed);
+                w.loc[at].store(loc.word(), Relaxed);
                 w.loc_from[at].store(from, Relaxed);
                 w.loc_seq.store(seq, Release);
             }
@@ -240,21 +248,27 @@ impl Remote {
             }
             Msg::Data { from, bytes } => {
                 let w = self.proxy(d).1;
-                let new = (w.loc_seq.load(Relaxed) & 1) as usize;
+                let new = loc_index(w.loc_seq.load(Relaxed));
                 let at = match from < w.loc_from[new].load(Relaxed) {
                     true => new ^ 1,
                     false => new,
                 };
-                let ring = Loc::unpack(w.loc[at].load(Relaxed)).and_then(|l| self.proxy[d].ring(l));
+                let ring = w.loc[at]
+                    .load(Relaxed)
+                    .loc()
+                    .and_then(|l| self.proxy[d].ring(l));
                 // SAFETY: of that length, smaller than the ring, which the proxy's writer owns.
                 unsafe {
                     lane::half::mem::copy_in(ring.unwrap(), from, bytes.as_ptr(), bytes.len())
                 };
                 let to = from + bytes.len() as u64;
-                self.proxy(d).0.heads[L].fetch_max(to, Release);
+                raise(&self.proxy(d).0.heads[L], to);
                 self.dirs[d].queue.push_back(Msg::Landed(to));
             }
-            Msg::Landed(to) => self.proxy(d).2.landed.store(to, Release),
+            Msg::Landed(to) => {
+                let w = &self.proxy(d).2.landed;
+                w.store(Landed::at_cursor(to), Release);
+            }
             Msg::Words(w) => {
                 let (c, t, _) = self.proxy(d);
                 c.cursors[L].store(w.cursor, Release);
@@ -274,10 +288,10 @@ impl Remote {
 
     /// A switch of the remote sender arrives at end `d`'s daemon: stored, then looked whether it is in
     /// time.
-    fn switch(&self, d: usize, epoch: Epoch, tcp_pos: u64, start: u64) -> bool {
+    fn switch(&self, d: usize, epoch: Epoch, tcp_pos: TcpPos, start: Cursor) -> bool {
         let (c, t, _) = self.proxy(d);
         // What the ring held before went over TCP: the receiver begins here.
-        c.heads[L].fetch_max(start, Release);
+        raise(&c.heads[L], start);
         t.up_tcp_pos.store(tcp_pos, Relaxed);
         t.up_start.store(start, Relaxed);
         t.state.store(TxWord::new(epoch, tx::UP), Release);
@@ -302,7 +316,7 @@ impl Remote {
             Some((epoch, true)) if epoch == word.epoch() => word = word.with(rx::ACCEPTED),
             Some((epoch, false)) if epoch == word.epoch() => {
                 word = word.with(rx::REVOKED);
-                revoked = UNSEEN;
+                revoked = Cursor::UNSEEN;
             }
             _ => {}
         }

@@ -429,7 +429,7 @@ fn grow(
         crate::tcp::bufs::as_kernel(c, m, fd);
     }
     let slot = &group.rings[c.lane.load(Relaxed) as usize];
-    slot[1].store(slot[0].swap(loc.pack(), Relaxed), Relaxed);
+    slot[1].store(slot[0].swap(loc.word(), Relaxed), Relaxed);
     if let Some(f) = freed {
         group.free(f);
     }

@@ -144,7 +144,7 @@ pub unsafe extern "C" fn sendmsg(fd: i32, m: *const msghdr, flags: i32) -> isize
 
 fn counted_out(i: u32, r: isize) -> isize {
     if r > 0 {
-        table::conn(i).tx.tcp_pos.fetch_add(r as u64, Relaxed);
+        table::conn(i).tx.tcp_pos.add(r as u64, Relaxed);
     }
     r
 }
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
             _ => {
                 let r = tcp::recv_or_told(table::conn(i), fd, flags, native);
                 if r > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
-                    table::conn(i).rx.tcp_pos.fetch_add(r as u64, Relaxed);
+                    table::conn(i).rx.tcp_pos.add(r as u64, Relaxed);
                 }
                 r
             }

@@ -273,7 +273,7 @@ fn counted(fd: i32, out: bool, native: impl Fn() -> isize) -> isize {
     if let Some(i) = conn(fd).filter(|_| r > 0) {
         let c = crate::state::table::conn(i);
         let k = if out { &c.tx.tcp_pos } else { &c.rx.tcp_pos };
-        k.fetch_add(r as u64, core::sync::atomic::Ordering::Relaxed);
+        k.add(r as u64, core::sync::atomic::Ordering::Relaxed);
     }
     r
 }

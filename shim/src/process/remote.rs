@@ -10,6 +10,7 @@ use crate::sys::{self, lock, pids, thread};
 use crate::tcp::port::Sock;
 use crate::{daemon, promotion, tcp};
 use core::sync::atomic::Ordering::*;
+use lane::abi::TcpPos;
 use lane::family::{flag, Conn};
 use lane::half::{rx, tx::mode, Memory, Progress};
 use lane::proto::reason::Reason;
@@ -111,7 +112,7 @@ fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
     if in_kernel() && c.rx.engaged() {
         let _ = c.rx.probe(m, &port); // a frame that has arrived just now
     }
-    c.rx.close(m, &port, 0);
+    c.rx.close(m, &port, TcpPos::default());
     let unread = c.rx.ring_unread(m) > 0 || !repeats && in_kernel();
     if unread || lingers_for_no_time(fd) {
         // Unread bytes make a close a reset, as in TCP (RFC 1122, 4.2.2.13). It is sent at once, because our close

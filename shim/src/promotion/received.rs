@@ -9,6 +9,7 @@ use crate::state::table::{self, Local};
 use crate::sys::{self, env, lock};
 use crate::tcp;
 use core::sync::atomic::Ordering::*;
+use lane::abi::TcpPos;
 use lane::family::{flag, Conn};
 use lane::os::{Side, TcpInfo};
 use lane::proto::msg::{register, ToDaemon};
@@ -90,7 +91,7 @@ fn side(fd: i32) -> Option<Side> {
 /// Has it been used here enough for the usual evidence? The C library's own streams, which the hooks do not see,
 /// may have the numbers 0, 1 and 2: for these, hooked calls must have moved bytes in both directions.
 pub fn is_evident(c: &Conn, l: &Local) -> bool {
-    let moved = |n: usize, count: u64| l.began[n].load(Relaxed) != count;
+    let moved = |n: usize, count: TcpPos| l.began[n].load(Relaxed) != count;
     l.standard.load(Relaxed) == 0
         || moved(0, c.tx.tcp_pos.load(Relaxed)) && moved(1, c.rx.tcp_pos.load(Relaxed))
 }
@@ -113,7 +114,7 @@ pub fn is_still_counted(c: &Conn, l: &Local) -> bool {
     let quiet = || c.rx.inside() == 0 && c.rx.tcp_pos.load(SeqCst) == counted;
     let taken = quiet().then(|| sys::tcp_position(l.fd.load(Relaxed)));
     match taken.flatten().filter(|_| quiet()) {
-        Some(k) if k.taken == counted => l.verified.store(1, Relaxed),
+        Some(k) if k.rx_pos() == counted => l.verified.store(1, Relaxed),
         Some(_) => table::disqualify(c, Reason::Bypassed),
         None => {}
     }
@@ -125,7 +126,7 @@ pub fn registration(
     c: &Conn,
     l: &Local,
     (conn, gen): (u32, u32),
-    tcp_pos: [u64; 2],
+    tcp_pos: [TcpPos; 2],
     more: u32,
 ) -> ToDaemon {
     let [tx_tcp_pos, rx_tcp_pos] = tcp_pos;

@@ -6,6 +6,7 @@ use crate::state::table::{self, set_reason};
 use crate::sys::{self, env, lock, pids};
 use crate::{daemon, sets, tcp};
 use core::sync::atomic::Ordering::*;
+use lane::abi::TcpPos;
 use lane::family::{flag, state, Conn};
 use lane::os::TcpInfo;
 use lane::proto::msg::register;
@@ -55,7 +56,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
         tcp::recount(c, table::local(i));
     }
     let (tx_tcp_pos, rx_tcp_pos) = (c.tx.tcp_pos.load(SeqCst), c.rx.tcp_pos.load(SeqCst));
-    let syn = u64::from(c.flags.load(Relaxed) & flag::CLIENT != 0);
+    let client = c.flags.load(Relaxed) & flag::CLIENT != 0;
     for _ in 0..3 {
         let Some(k) = sys::tcp_position(fd) else {
             return table::later(c, Reason::Young, 5); // its counters never stood still
@@ -67,7 +68,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
                 if env::eager() { 1 } else { 100 },
             );
         }
-        if k.sent.wrapping_sub(syn) == tx_tcp_pos && k.taken == rx_tcp_pos {
+        if k.tx_pos(client) == tx_tcp_pos && k.rx_pos() == rx_tcp_pos {
             return send((i, fd), c, [tx_tcp_pos, rx_tcp_pos], 0);
         }
     }
@@ -78,8 +79,8 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     let quiet = c.tx.native_calls.load(SeqCst) == 0
         && c.rx.native_calls.load(SeqCst) == 0
         && [c.tx.tcp_pos.load(SeqCst), c.rx.tcp_pos.load(SeqCst)] == counted;
-    let sent = position.is_some_and(|k| k.sent.wrapping_sub(syn) != counted[0]);
-    let taken = position.is_some_and(|k| k.taken != counted[1]);
+    let sent = position.is_some_and(|k| k.tx_pos(client) != counted[0]);
+    let taken = position.is_some_and(|k| k.rx_pos() != counted[1]);
     match c.flags.load(Relaxed) & flag::RECEIVED {
         0 if quiet && sent => table::disqualify(c, Reason::Bypassed),
         // The process that handed the connection on may continue to use it for a while.
@@ -92,7 +93,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
 }
 
 /// Sends the registration to the daemon. `flags`: in addition to the usual ones.
-fn send((i, fd): (u32, i32), c: &Conn, tcp_pos: [u64; 2], flags: u32) {
+fn send((i, fd): (u32, i32), c: &Conn, tcp_pos: [TcpPos; 2], flags: u32) {
     let (me, l) = ((i, c.gen.load(Relaxed)), table::local(i));
     let m = received::registration(c, l, me, tcp_pos, flags);
     // Before the message: another thread may read the answer the next moment.

@@ -26,7 +26,7 @@ pub fn has_room(l: &Local) {
 pub fn watched(c: &Conn, l: &Local, mask: u32) {
     if l.copes.load(Relaxed) == 0 && mask & sets::OUT != 0 {
         let stays = mask & libc::EPOLLET as u32 != 0;
-        if stays || c.tx.tcp_pos.load(Relaxed) > 0 || c.tx.ring_bytes.load(Relaxed) > 0 {
+        if stays || c.tx.tcp_pos.load(Relaxed).get() > 0 || c.tx.ring_bytes.load(Relaxed) > 0 {
             l.copes.store(1, Relaxed);
         }
     }

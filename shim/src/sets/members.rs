@@ -7,6 +7,7 @@ use crate::state::{attached, fdtab, groups, table};
 use crate::sys;
 use crate::tcp::ends;
 use core::sync::atomic::fence;
+use lane::abi::Cursor;
 
 /// Number of slots that have to be looked at.
 #[inline(always)]
@@ -138,7 +139,7 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, group: &LinkGroup) ->
     // An idle registration is queued only when it has news. (Whatever is published after the head is loaded counts as
     // news.)
     let (c, l) = (table::conn(conn), table::local(conn));
-    let head = attached::of(c, l).map_or(u64::MAX, |(_, m)| m.peer_head().load(Acquire));
+    let head = attached::of(c, l).map_or(Cursor::UNSEEN, |(_, m)| m.peer_head().load(Acquire));
     reg.last_head.store(head, Relaxed);
     let error = c.has_error() || l.owes_notifications();
     let idle = !error

@@ -6,6 +6,7 @@
 
 use super::*;
 use crate::state::{fdtab, table};
+use lane::abi::{Cursor, Private, TcpPos};
 
 pub const REGS: usize = 1 << 17;
 
@@ -22,9 +23,9 @@ pub struct Reg {
     /// Events of the TCP socket that nobody has checked yet.
     pub tcp: AtomicU32,
     /// The peer's head when the registration last had news.
-    pub last_head: AtomicU64,
+    pub last_head: Private<Cursor>,
     /// Position of TCP's sending direction when the registration entered the inner set: see `members::is_old`.
-    pub tcp_pos: AtomicU64,
+    pub tcp_pos: Private<TcpPos>,
     /// Slot of the link group in the set × `COUNTERS` + number of the lane's counter.
     pub slot: AtomicU32,
     pub next_conn: AtomicU32,

@@ -6,7 +6,9 @@
 use crate::state::fdtab;
 use crate::sys::{self, lock, pids};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use lane::abi::{Loc, CHUNKS, LANES, RING_FAST_LOG2, RING_LOG2_MAX, RING_LOG2_MIN};
+use lane::abi::{
+    Loc, LocWord, Private, CHUNKS, LANES, RING_FAST_LOG2, RING_LOG2_MAX, RING_LOG2_MIN,
+};
 use lane::half::Area;
 use std::sync::OnceLock;
 
@@ -31,7 +33,7 @@ struct Arena {
     /// When another chunk was asked for (ms, with the lowest bit set); 0: none is asked for.
     asked: AtomicU32,
     count: [AtomicU32; CLASSES],
-    free: [[AtomicU64; FREE_PER_CLASS]; CLASSES],
+    free: [[Private<LocWord>; FREE_PER_CLASS]; CLASSES],
 }
 
 /// Number of vain rings after which a link group is muted for a while.
@@ -72,7 +74,7 @@ pub struct LinkGroup {
     /// Lanes that we have finished with, which the daemon could not be told because its queue was full.
     pending_done: [AtomicU64; LANES / 64],
     /// Rings of each lane slot (newest, and the one before), to be freed at the slot's next use.
-    pub rings: [[AtomicU64; 2]; LANES],
+    pub rings: [[Private<LocWord>; 2]; LANES],
 }
 
 /// What is done for a link group's connections when its other client is gone.
@@ -263,7 +265,7 @@ impl LinkGroup {
             c.store(0, Relaxed);
         }
         for r in self.rings.iter().flatten() {
-            r.store(0, Relaxed);
+            r.store(LocWord::NONE, Relaxed);
         }
         for w in &self.pending_done {
             w.store(0, Relaxed);
@@ -442,7 +444,7 @@ impl LinkGroup {
         let n = a.count.get(class)?.load(Relaxed);
         if n > 0 {
             a.count[class].store(n - 1, Relaxed);
-            return Loc::unpack(a.free[class][n as usize - 1].load(Relaxed));
+            return a.free[class][n as usize - 1].load(Relaxed).loc();
         }
         let pages = 1u32 << (log2 - 12);
         // (The largest rings leave room for those of the other lanes.)
@@ -485,7 +487,7 @@ impl LinkGroup {
         };
         let n = a.count[class].load(Relaxed) as usize;
         if n < FREE_PER_CLASS {
-            a.free[class][n].store(loc.pack(), Relaxed);
+            a.free[class][n].store(loc.word(), Relaxed);
             a.count[class].store(n as u32 + 1, Relaxed);
         }
     }

@@ -6,10 +6,10 @@ mod kin;
 pub use holders::{add_holder, forget_zombies, give_up, holders, remove_holder};
 pub use kin::KIN;
 
-use crate::state::fdtab;
-use crate::state::groups::LinkGroup;
+use crate::state::{fdtab, groups::LinkGroup};
 use crate::sys::{self, pids};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use lane::abi::{Cursor, Private, TcpPos};
 use lane::family::{flag, state, Conn, Table, CONNS, MAGIC, TABLE_BYTES};
 use lane::proto::reason::Reason;
 
@@ -34,7 +34,7 @@ pub struct Local {
     pub shuts: AtomicU32,
     pub disconnects: AtomicU32,
     /// The reader's cursor when the ring was last found full.
-    pub full_at: AtomicU64,
+    pub full_at: Private<Cursor>,
     /// How many times in a row the ring was full for too long, at most 6: see `promotion::full`.
     pub fulls: AtomicU32,
     /// When the connection was last registered, or first made large calls (CLOCK_MONOTONIC, ms).
@@ -42,7 +42,7 @@ pub struct Local {
     /// Number of ways down that native sends know of, and the position on TCP at which the last one ended, until that
     /// is acknowledged (0: it is): see `tcp::behind`.
     pub downs: AtomicU32,
-    pub behind: AtomicU64,
+    pub behind: Private<TcpPos>,
     /// Not 0: TCP's send buffer has once taken only a part of a send.
     pub starved: AtomicU32,
     /// The program continues after a short count: see `conn::short`.
@@ -75,7 +75,7 @@ pub struct Local {
     /// For a connection that was received: the process that it came from (0: unknown), the counts of both directions
     /// when it was first looked at, and whether it had a number of the standard streams: see `received`.
     pub from: AtomicU32,
-    pub began: [AtomicU64; 2],
+    pub began: [Private<TcpPos>; 2],
     pub standard: AtomicU32,
     /// Not 0: since the connection got its lane, its byte counts were once found to be still true.
     pub verified: AtomicU32,
@@ -381,7 +381,7 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         l.spin.store(4, Relaxed);
         l.hope_ms.store(0, Relaxed);
         l.downs.store(c.tx.downs.load(Relaxed), Relaxed);
-        l.behind.store(0, Relaxed);
+        l.behind.store(TcpPos::default(), Relaxed);
         l.starved.store(0, Relaxed);
         l.copes.store(0, Relaxed);
         l.refused.store(0, Relaxed);

@@ -7,13 +7,14 @@ use crate::state::table::Local;
 use crate::sys::{self, lock};
 use crate::tcp::port::Sock;
 use core::sync::atomic::Ordering::*;
+use lane::abi::TcpPos;
 use lane::family::Conn;
 use lane::half::Port;
 
 /// Might Nagle's algorithm hold a native send back?
 #[inline(always)]
 pub fn may_wait(c: &Conn, l: &Local) -> bool {
-    l.behind.load(Relaxed) != 0 || l.downs.load(Relaxed) != c.tx.downs.load(Relaxed)
+    l.behind.load(Relaxed) != TcpPos::default() || l.downs.load(Relaxed) != c.tx.downs.load(Relaxed)
 }
 
 /// A native send has moved `moved` bytes: pushes them out, unless the bytes of the way down are acknowledged.
@@ -28,11 +29,11 @@ pub fn push(c: &Conn, l: &Local, moved: u64) {
     }
     let (sent, downs) = (c.tx.tcp_pos.load(Relaxed), c.tx.downs.load(Relaxed));
     if l.downs.swap(downs, Relaxed) != downs {
-        l.behind.store(sent.saturating_sub(moved), Relaxed);
+        l.behind.store(sent.back(moved), Relaxed);
     }
     let unacked = sys::ioctl_i32(fd, libc::TIOCOUTQ).map_or(0, |n| n.max(0) as u64);
-    if sent.saturating_sub(unacked) >= l.behind.load(Relaxed) {
-        l.behind.store(0, Relaxed);
+    if sent.back(unacked) >= l.behind.load(Relaxed) {
+        l.behind.store(TcpPos::default(), Relaxed);
     } else {
         Sock { fd, group }.tcp_push();
     }

@@ -180,11 +180,11 @@ pub fn recount(c: &Conn, l: &Local) {
     if known != 0 && !sys::inode(fd).is_ok_and(|(inode, _)| inode == known) {
         return; // an inlined system call has closed the socket
     }
-    let syn = u64::from(c.flags.load(Relaxed) & flag::CLIENT != 0);
+    let client = c.flags.load(Relaxed) & flag::CLIENT != 0;
     // (After a FIN, the kernel's count of that direction is higher by one.)
     let position = |open: fn(&TcpCounts) -> bool| sys::tcp_position(fd).filter(open);
-    c.tx.recount(|| position(TcpCounts::may_send).map(|k| k.sent.wrapping_sub(syn)));
-    c.rx.recount(|| position(TcpCounts::may_receive).map(|k| k.taken));
+    c.tx.recount(|| position(TcpCounts::may_send).map(|k| k.tx_pos(client)));
+    c.rx.recount(|| position(TcpCounts::may_receive).map(|k| k.rx_pos()));
 }
 
 /// A call that continues natively may sleep.

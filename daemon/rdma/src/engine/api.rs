@@ -150,7 +150,7 @@ pub enum Event {
         /// The lane.
         lane: LaneId,
         /// Ring cursor of the lane's sending direction, in bytes.
-        head: u64,
+        head: lane::abi::Cursor,
     },
     /// The peer has removed this lane. `used`: it has carried bytes.
     PeerClosed {

@@ -9,7 +9,7 @@ use super::lanes::{Closing, Lane};
 use super::out::Phase;
 use super::{Host, LaneId, Pair};
 use crate::verbs::Provider;
-use lane::abi::{rx, tx, Epoch, TxPhase};
+use lane::abi::{rx, tx, Cursor, Epoch, TxPhase};
 
 impl<P: Provider> Pair<P> {
     /// The application will send no more (it has shut down, closed or ended): continues until everything is in the
@@ -26,7 +26,7 @@ impl<P: Provider> Pair<P> {
 
     /// The caller takes the sending direction down itself (takeover). If it is up, returns its epoch and the cursor
     /// up to which the peer's reader is known to have consumed. The engine sends no more bytes of it.
-    pub fn take_down(&mut self, id: LaneId) -> Option<(Epoch, u64)> {
+    pub fn take_down(&mut self, id: LaneId) -> Option<(Epoch, Cursor)> {
         let lane = self.lanes.get_mut(id)?;
         let o = &mut lane.out;
         // Its end may have said that it goes down and got no further: then the caller says the rest.

@@ -1,7 +1,7 @@
 //! The state of the incoming direction of a lane.
 
 use crate::wire::Place;
-use lane::abi::{Epoch, Loc, RxWord, TxPhase};
+use lane::abi::{Cursor, Epoch, Loc, RxWord, TxPhase};
 use std::collections::VecDeque;
 
 /// A ring in our memory, with the number that the peer gave it.
@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 pub(super) struct InRing {
     pub number: u32,
     pub loc: Loc,
-    pub from: u64,
+    pub from: Cursor,
     pub place: Place,
 }
 
@@ -24,16 +24,16 @@ pub(super) struct In {
     /// The last switch that was answered: epoch, attempt, and whether it stands.
     pub answered: Option<(Epoch, u32, bool)>,
     /// Ring cursor at which this epoch begins.
-    pub start: u64,
+    pub start: Cursor,
     /// All bytes before it are in our ring.
-    pub head: u64,
+    pub head: Cursor,
     /// The head that the application has been shown.
-    pub shown: u64,
+    pub shown: Cursor,
     /// Cursors: consumed by the application; told to the peer.
-    pub cursor: u64,
-    pub told: u64,
+    pub cursor: Cursor,
+    pub told: Cursor,
     /// Value of the application's cursor word before it noticed the switch.
-    pub stale: Option<u64>,
+    pub stale: Option<Cursor>,
     /// The peer waits for space.
     pub wants: bool,
     pub rings: VecDeque<InRing>,
@@ -48,9 +48,9 @@ pub(super) struct In {
     /// The last answer about a ring that was sent.
     pub ring_replied: Option<(u32, Option<Place>)>,
     /// The peer wants to be told when this head has been shown here.
-    pub wants_landed: Option<u64>,
-    pub landed_reply: Option<(Epoch, u64)>,
-    pub landed_replied: Option<(Epoch, u64)>,
+    pub wants_landed: Option<Cursor>,
+    pub landed_reply: Option<(Epoch, Cursor)>,
+    pub landed_replied: Option<(Epoch, Cursor)>,
 }
 
 impl In {
@@ -81,9 +81,9 @@ impl In {
     /// Up to which head may the application be shown? Until it has changed its cursor word from the value of an
     /// earlier use of the slot, the head must stay below that value: otherwise the old value could not be told from a
     /// real cursor.
-    pub(super) fn ceiling(&self) -> u64 {
+    pub(super) fn ceiling(&self) -> Cursor {
         match self.stale {
-            Some(stale) if stale > self.cursor => self.head.min(stale - 1),
+            Some(stale) if stale > self.cursor => self.head.min(stale.back(1)),
             _ => self.head,
         }
     }

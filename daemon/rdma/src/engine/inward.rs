@@ -10,8 +10,10 @@ use super::lanes::Lane;
 use super::{Host, LaneId, Pair};
 use crate::verbs::Provider;
 use crate::wire::{flag, Cdc, Place};
-use lane::abi::{rx, tx, Epoch, Loc, RxWord, TxWord, RING_LOG2_MAX, RING_LOG2_MIN};
-use lane::half::tx::UNSEEN;
+use lane::abi::{
+    loc_index, rx, tx, Cursor, Epoch, Loc, RxWord, SpaceWord, TcpPos, TxWord, RING_LOG2_MAX,
+    RING_LOG2_MIN,
+};
 use std::sync::atomic::{fence, Ordering::*};
 
 impl<P: Provider> Pair<P> {
@@ -39,7 +41,7 @@ impl<P: Provider> Pair<P> {
             // Stored before the word. Has the reader taken nothing from the ring, and will it never?
             let untouched = || {
                 let at = app.rx[lane.slot].revoked.load(Relaxed);
-                at == UNSEEN || at == lane.inn.start
+                at == Cursor::UNSEEN || at == lane.inn.start
             };
             let flags = if lane.inn.up && flags.has(rx::REVOKED) && !untouched() {
                 // Part of the ring is read, so the sender must say in a frame from which cursor TCP goes on: the
@@ -64,7 +66,7 @@ impl<P: Provider> Pair<P> {
         Ok(())
     }
 
-    fn look_cursor(&mut self, lane: &mut Lane, at: u64) -> Result<(), Fault> {
+    fn look_cursor(&mut self, lane: &mut Lane, at: Cursor) -> Result<(), Fault> {
         let i = &mut lane.inn;
         if i.stale == Some(at) {
             return Ok(()); // it has not noticed the switch yet
@@ -75,7 +77,7 @@ impl<P: Provider> Pair<P> {
         let fresh = i.stale.take().is_some();
         i.cursor = at;
         let size = i.rings.back().map_or(0, |r| r.loc.bytes() as u64);
-        let moved = at - i.told.min(at);
+        let moved = at.saturating_since(i.told);
         if moved > 0 && (i.wants || at == i.head || moved >= size / 4) {
             lane.cdc = true;
         }
@@ -109,8 +111,8 @@ impl<P: Provider> Pair<P> {
         &mut self,
         lane: &mut Lane,
         which: (Epoch, u32),
-        tcp_pos: u64,
-        start: u64,
+        tcp_pos: TcpPos,
+        start: Cursor,
     ) -> Result<(), Fault> {
         let (epoch, attempt) = which;
         if !lane.ours(epoch) {
@@ -131,7 +133,7 @@ impl<P: Provider> Pair<P> {
         let Some(ring) = lane.inn.rings.back() else {
             return Err(Fault::Peer("a switch without a ring"));
         };
-        if ring.from > start || start > u64::MAX / 2 {
+        if ring.from > start || start > Cursor::START_MAX {
             return Err(Fault::Peer("a switch to an impossible place"));
         }
         let stands = self.store_switch(lane, epoch, tcp_pos, start);
@@ -140,7 +142,13 @@ impl<P: Provider> Pair<P> {
         Ok(())
     }
 
-    fn store_switch(&mut self, lane: &mut Lane, epoch: Epoch, tcp_pos: u64, start: u64) -> bool {
+    fn store_switch(
+        &mut self,
+        lane: &mut Lane,
+        epoch: Epoch,
+        tcp_pos: TcpPos,
+        start: Cursor,
+    ) -> bool {
         let Some(p) = self.clients.get(&lane.client) else {
             return false;
         };
@@ -198,7 +206,7 @@ impl<P: Provider> Pair<P> {
             if let Some(p) = self.clients.get(&lane.client) {
                 // SYNC space: pairs with the fence in `RxState::take`; `on_cdc` looks at the cursor.
                 let w = &p.memory.proxy().tx[lane.slot].want_space;
-                w.store(u32::from(wants), SeqCst);
+                w.store(SpaceWord::new(wants), SeqCst);
             }
         }
         let i = &mut lane.inn;
@@ -211,12 +219,12 @@ impl<P: Provider> Pair<P> {
             };
             let ring = &i.rings[n];
             let size = ring.loc.bytes() as u64;
-            let next = i.rings.get(n + 1).map_or(u64::MAX, |r| r.from);
+            let beyond = i.rings.get(n + 1).is_some_and(|next| c.head > next.from);
             let begin = ring.from.max(i.told);
-            if c.head < ring.from || c.head > next || c.head - begin.min(c.head) > size {
+            if c.head < ring.from || beyond || c.head.saturating_since(begin) > size {
                 return Err(Fault::Peer("a head beyond the ring"));
             }
-            let at = c.head - (data.len() as u64).min(c.head);
+            let at = c.head.back(data.len() as u64);
             if at < ring.from || data.len() as u64 > size {
                 return Err(Fault::Peer("bytes outside of the ring"));
             }
@@ -244,7 +252,7 @@ impl<P: Provider> Pair<P> {
     }
 
     /// Puts bytes that came behind a message into the ring, from cursor `at` on. The peer may write there anyway.
-    fn put(&self, lane: &Lane, loc: Loc, at: u64, data: &[u8]) -> bool {
+    fn put(&self, lane: &Lane, loc: Loc, at: Cursor, data: &[u8]) -> bool {
         if data.is_empty() {
             return true;
         }
@@ -277,7 +285,7 @@ impl<P: Provider> Pair<P> {
         &mut self,
         id: LaneId,
         lane: &mut Lane,
-        (number, log2, from): (u32, u8, u64),
+        (number, log2, from): (u32, u8, Cursor),
         host: &mut dyn Host,
     ) -> Result<(), Fault> {
         let log2 = u32::from(log2);
@@ -329,8 +337,8 @@ impl<P: Provider> Pair<P> {
             let w = &p.memory.proxy().tx[lane.slot];
             // As `TxState::move_to` does: `from` is stored before the count.
             let seq = w.loc_seq.load(Relaxed).wrapping_add(1);
-            w.loc[(seq & 1) as usize].store(loc.pack(), Relaxed);
-            w.loc_from[(seq & 1) as usize].store(from, Relaxed);
+            w.loc[loc_index(seq)].store(loc.word(), Relaxed);
+            w.loc_from[loc_index(seq)].store(from, Relaxed);
             w.loc_seq.store(seq, Release); // pairs with the Acquire in `RxState::source`
         }
         self.publish(lane);

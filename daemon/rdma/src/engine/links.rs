@@ -10,7 +10,7 @@ use super::request::What;
 use super::{Host, LinkId, Pair, RailId};
 use crate::verbs::{Device, Gid, Provider};
 use crate::wire::{Body, LinkEnd};
-use lane::abi::Epoch;
+use lane::abi::{Cursor, Epoch};
 use litemap::LiteMap;
 
 pub(super) struct RailState<P: Provider> {
@@ -197,7 +197,7 @@ impl<P: Provider> Pair<P> {
     }
 
     /// One request of a lane is done; if it was a snapshot, so is everything up to its head.
-    fn lane_done(&mut self, id: u32, head: Option<(u64, Epoch)>) {
+    fn lane_done(&mut self, id: u32, head: Option<(Cursor, Epoch)>) {
         if let Some(lane) = self.lanes.get_mut(id) {
             lane.under_way = lane.under_way.saturating_sub(1);
             if let Some((head, epoch)) = head {

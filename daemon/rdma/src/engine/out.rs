@@ -3,7 +3,7 @@
 
 use super::api::Fault;
 use crate::wire::Place;
-use lane::abi::{rx, Epoch, Loc, RxWord, TxPhase};
+use lane::abi::{rx, Cursor, Epoch, Loc, RxWord, TcpPos, TxPhase};
 use std::collections::VecDeque;
 
 /// The phase of the direction. An epoch and an attempt identify one request of the application to switch up.
@@ -25,8 +25,8 @@ pub(super) enum Phase {
 pub(super) struct Ask {
     pub epoch: Epoch,
     pub attempt: u32,
-    pub tcp_pos: u64,
-    pub start: u64,
+    pub tcp_pos: TcpPos,
+    pub start: Cursor,
     pub deadline: u64,
     /// Sent over the link to which the lane is bound.
     pub said: bool,
@@ -40,7 +40,7 @@ pub(super) struct Ask {
 pub(super) struct OutRing {
     pub number: u32,
     pub loc: Loc,
-    pub from: u64,
+    pub from: Cursor,
     pub remote: Option<Place>,
     pub said: bool,
 }
@@ -62,20 +62,20 @@ pub(super) struct Out {
     pub told: RxWord,
     pub attempt: u32,
     /// Cursors: consumed by the peer's reader; posted; certainly in the peer's ring.
-    pub cursor: u64,
-    pub posted: u64,
-    pub acked: u64,
+    pub cursor: Cursor,
+    pub posted: Cursor,
+    pub acked: Cursor,
     /// Requests for the bytes up to here are completed.
-    done: u64,
+    done: Cursor,
     /// Bytes that were sent behind messages, first to last: the peer's device has them, but only the peer daemon's
     /// messages tell whether it has put them into the ring.
-    unconfirmed: Option<(u64, u64)>,
+    unconfirmed: Option<(Cursor, Cursor)>,
     /// The head that the last snapshot announced: every byte before it was posted on the same link.
-    pub announced: u64,
+    pub announced: Cursor,
     /// The highest head ever announced in this epoch, on any link: the reader may have got that far.
-    pub high: u64,
+    pub high: Cursor,
     /// The application's head, as last read and checked.
-    pub head: u64,
+    pub head: Cursor,
     pub rings: VecDeque<OutRing>,
     pub numbers: u32,
     /// The application's count of ring moves.
@@ -87,7 +87,7 @@ pub(super) struct Out {
     /// The last word that we stored.
     pub shown: Option<RxWord>,
     /// The peer's end is known to see everything up to here.
-    pub landed: u64,
+    pub landed: Cursor,
     /// The application will send no more: report when everything has arrived.
     pub finish: bool,
     pub flushed: bool,
@@ -100,7 +100,7 @@ pub(super) struct Out {
 
 impl Out {
     /// The snapshot with this head is completed.
-    pub(super) fn reached(&mut self, head: u64, epoch: Epoch) {
+    pub(super) fn reached(&mut self, head: Cursor, epoch: Epoch) {
         if epoch == self.epoch && head <= self.posted {
             self.done = self.done.max(head);
             self.settle();
@@ -108,13 +108,13 @@ impl Out {
     }
 
     /// `bytes` bytes from `at` on are sent behind a message.
-    pub(super) fn inlined(&mut self, at: u64, bytes: u64) {
+    pub(super) fn inlined(&mut self, at: Cursor, bytes: u64) {
         let first = self.unconfirmed.map_or(at, |(first, _)| first);
         self.unconfirmed = Some((first, at + bytes));
     }
 
     /// The peer's daemon has put all bytes up to `at` into the ring.
-    pub(super) fn took(&mut self, at: u64) {
+    pub(super) fn took(&mut self, at: Cursor) {
         if let Some((first, end)) = self.unconfirmed {
             self.unconfirmed = (at < end).then_some((first.max(at), end));
         }
@@ -144,7 +144,7 @@ impl Out {
     }
 
     /// All bytes up to here are posted, and the next snapshot announces them.
-    pub(super) fn announce(&mut self, posted: u64) {
+    pub(super) fn announce(&mut self, posted: Cursor) {
         self.posted = posted;
         self.announced = posted;
         self.high = self.high.max(posted);
@@ -152,7 +152,7 @@ impl Out {
 
     /// The peer's reader has consumed all bytes up to `cursor`; after a move to another link that may be more than we
     /// were going to repeat.
-    pub(super) fn read_to(&mut self, cursor: u64) {
+    pub(super) fn read_to(&mut self, cursor: Cursor) {
         self.cursor = cursor;
         self.took(cursor);
         if cursor > self.posted {
@@ -163,7 +163,7 @@ impl Out {
     }
 
     /// Sets all positions to `at`: nothing beyond it is posted.
-    pub(super) fn rest_at(&mut self, at: u64) {
+    pub(super) fn rest_at(&mut self, at: Cursor) {
         (self.acked, self.done, self.posted, self.announced) = (at, at, at, at);
         self.unconfirmed = None;
     }
@@ -207,7 +207,7 @@ impl Out {
     }
 
     /// Number of the ring that holds the first byte that was not announced.
-    pub(super) fn ring_of(&self, at: u64) -> u32 {
+    pub(super) fn ring_of(&self, at: Cursor) -> u32 {
         let known = |r: &&OutRing| r.remote.is_some() && r.from <= at;
         self.rings.iter().rev().find(known).map_or(0, |r| r.number)
     }
@@ -231,7 +231,7 @@ impl Out {
     }
 
     /// Takes over a new head after checking it.
-    pub(super) fn believe(&mut self, head: u64) -> Result<(), Fault> {
+    pub(super) fn believe(&mut self, head: Cursor) -> Result<(), Fault> {
         if head < self.head {
             return Err(Fault::App("a head that goes back"));
         }
@@ -239,7 +239,7 @@ impl Out {
         let mut end = head;
         for r in self.rings.iter().rev() {
             let begin = r.from.max(self.cursor);
-            if end.saturating_sub(begin) > r.size() {
+            if end.saturating_since(begin) > r.size() {
                 return Err(Fault::App("a head beyond the ring"));
             }
             end = end.min(r.from);
@@ -253,13 +253,17 @@ impl Out {
 mod tests {
     use super::*;
 
+    fn c(bytes: u64) -> Cursor {
+        Cursor::new(bytes)
+    }
+
     /// A ring of 4 KiB from a cursor on, which the peer has placed or not.
     fn ring(number: u32, from: u64, placed: bool) -> OutRing {
         let (chunk, page, log2) = (1, number, 12);
         OutRing {
             number,
             loc: Loc { chunk, page, log2 },
-            from,
+            from: c(from),
             remote: placed.then_some(Place {
                 region: 1,
                 offset: 0,
@@ -280,59 +284,59 @@ mod tests {
     #[test]
     fn heads() {
         let mut o = out(&[ring(1, 0, true)]);
-        assert!(o.believe(4096).is_ok() && o.head == 4096);
-        assert!(o.believe(4095).is_err() && o.believe(4097).is_err());
-        assert_eq!(o.head, 4096);
-        o.cursor = 1;
-        assert!(o.believe(4097).is_ok());
+        assert!(o.believe(c(4096)).is_ok() && o.head == c(4096));
+        assert!(o.believe(c(4095)).is_err() && o.believe(c(4097)).is_err());
+        assert_eq!(o.head, c(4096));
+        o.cursor = c(1);
+        assert!(o.believe(c(4097)).is_ok());
         let rings = [ring(1, 0, true), ring(2, 4000, true)];
-        assert!(out(&rings).believe(8096).is_ok());
-        assert!(out(&rings).believe(8097).is_err());
+        assert!(out(&rings).believe(c(8096)).is_ok());
+        assert!(out(&rings).believe(c(8097)).is_err());
         let mut o = out(&[ring(1, 0, true), ring(2, 5000, true)]);
-        assert!(o.believe(5000).is_err(), "more than the first ring held");
-        o.cursor = 904;
-        assert!(o.believe(5000).is_ok());
+        assert!(o.believe(c(5000)).is_err(), "more than the first ring held");
+        o.cursor = c(904);
+        assert!(o.believe(c(5000)).is_ok());
     }
 
     /// Bytes have arrived when their requests are done, except for those behind messages, of which the peer tells.
     #[test]
     fn arrivals() {
         let mut o = out(&[ring(1, 0, true)]);
-        o.announce(100);
-        o.reached(40, Epoch::new(1));
-        assert_eq!(o.acked, 40);
-        o.reached(30, Epoch::new(1));
-        o.reached(60, Epoch::new(2));
-        o.reached(101, Epoch::new(1));
-        assert_eq!(o.acked, 40, "older, of another epoch, not posted");
-        o.reached(100, Epoch::new(1));
-        assert_eq!(o.acked, 100);
+        o.announce(c(100));
+        o.reached(c(40), Epoch::new(1));
+        assert_eq!(o.acked, c(40));
+        o.reached(c(30), Epoch::new(1));
+        o.reached(c(60), Epoch::new(2));
+        o.reached(c(101), Epoch::new(1));
+        assert_eq!(o.acked, c(40), "older, of another epoch, not posted");
+        o.reached(c(100), Epoch::new(1));
+        assert_eq!(o.acked, c(100));
         // 100 to 130 behind two messages; then written ones.
-        o.inlined(100, 10);
-        o.inlined(110, 20);
-        o.announce(200);
-        o.reached(200, Epoch::new(1));
-        assert_eq!(o.acked, 100);
-        o.took(105);
-        assert_eq!(o.acked, 105);
-        o.took(103);
-        assert_eq!(o.acked, 105);
-        o.took(130);
-        assert_eq!(o.acked, 200);
+        o.inlined(c(100), 10);
+        o.inlined(c(110), 20);
+        o.announce(c(200));
+        o.reached(c(200), Epoch::new(1));
+        assert_eq!(o.acked, c(100));
+        o.took(c(105));
+        assert_eq!(o.acked, c(105));
+        o.took(c(103));
+        assert_eq!(o.acked, c(105));
+        o.took(c(130));
+        assert_eq!(o.acked, c(200));
         // What the reader has consumed was there, even if it was not posted on this link.
-        o.read_to(150);
-        assert_eq!((o.cursor, o.acked, o.posted), (150, 200, 200));
-        o.read_to(250);
+        o.read_to(c(150));
+        assert_eq!((o.cursor, o.acked, o.posted), (c(150), c(200), c(200)));
+        o.read_to(c(250));
         assert_eq!(
             (o.acked, o.posted, o.announced, o.high),
-            (250, 250, 250, 250)
+            (c(250), c(250), c(250), c(250))
         );
         assert!(!o.repeats());
-        o.rest_at(220);
+        o.rest_at(c(220));
         assert!(o.repeats());
         assert_eq!(
             (o.acked, o.posted, o.announced, o.high),
-            (220, 220, 220, 250)
+            (c(220), c(220), c(220), c(250))
         );
     }
 
@@ -340,15 +344,15 @@ mod tests {
     #[test]
     fn another_link() {
         let mut o = out(&[ring(1, 0, true)]);
-        o.announce(100);
-        o.reached(40, Epoch::new(1));
-        o.cursor = 50;
+        o.announce(c(100));
+        o.reached(c(40), Epoch::new(1));
+        o.cursor = c(50);
         o.rings[0].said = true;
         o.moved();
-        assert_eq!((o.acked, o.posted, o.rings[0].said), (50, 50, false));
-        o.cursor = 20;
+        assert_eq!((o.acked, o.posted, o.rings[0].said), (c(50), c(50), false));
+        o.cursor = c(20);
         o.moved();
-        assert_eq!(o.posted, 50);
+        assert_eq!(o.posted, c(50));
     }
 
     /// Everything is there: announced, and seen to land.
@@ -356,6 +360,7 @@ mod tests {
     fn all_there() {
         let mut o = out(&[]);
         for (announced, landed, head) in [(5, 5, 5), (4, 5, 5), (5, 4, 5), (5, 5, 6)] {
+            let [announced, landed, head] = [announced, landed, head].map(c);
             (o.announced, o.landed, o.head) = (announced, landed, head);
             assert_eq!(o.is_there(), (announced, landed) == (head, head));
         }
@@ -366,18 +371,18 @@ mod tests {
     #[test]
     fn rings() {
         let mut o = out(&[ring(1, 0, true), ring(2, 100, true), ring(3, 200, false)]);
-        let found = [0, 99, 100, 199, 200].map(|at| o.ring_of(at));
+        let found = [0, 99, 100, 199, 200].map(|at| o.ring_of(c(at)));
         assert_eq!(found, [1, 1, 2, 2, 2]);
-        o.acked = 99;
+        o.acked = c(99);
         assert!(o.may_ring(0), "there is none before it");
         o.prune();
         assert_eq!(o.rings.len(), 3);
         assert!(!o.may_ring(2), "the second one is not reached");
-        o.acked = 100;
+        o.acked = c(100);
         assert!(o.may_ring(2));
         o.prune();
         assert_eq!(o.rings.len(), 2);
-        o.acked = 300;
+        o.acked = c(300);
         o.prune();
         assert_eq!(o.rings.len(), 2, "the last one has no place yet");
         o.rings[1].remote = o.rings[0].remote;

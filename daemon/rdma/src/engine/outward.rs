@@ -10,8 +10,7 @@ use super::out::{Ask, OutRing, Phase};
 use super::Pair;
 use crate::verbs::Provider;
 use crate::wire::{Cdc, Place};
-use lane::abi::{rx, tx, Epoch, Loc, RxWord, TxPhase, TxWords};
-use lane::half::tx::UNSEEN;
+use lane::abi::{loc_index, rx, tx, Cursor, Epoch, Landed, RxWord, TxPhase, TxWords};
 use std::sync::atomic::{fence, Ordering::*};
 
 impl<P: Provider> Pair<P> {
@@ -104,7 +103,7 @@ impl<P: Provider> Pair<P> {
         }
         let start = words.up_start.load(Relaxed);
         let tcp_pos = words.up_tcp_pos.load(Relaxed);
-        if start < lane.out.posted || start > u64::MAX / 2 {
+        if start < lane.out.posted || start > Cursor::START_MAX {
             return Err(Fault::App("a switch to an impossible place"));
         }
         // The direction was idle: whatever is left on older rings does not matter.
@@ -131,7 +130,7 @@ impl<P: Provider> Pair<P> {
     }
 
     /// For a new epoch, only the newest ring matters.
-    fn restart_rings(&mut self, lane: &mut Lane, w: &TxWords, start: u64) -> Result<(), Fault> {
+    fn restart_rings(&mut self, lane: &mut Lane, w: &TxWords, start: Cursor) -> Result<(), Fault> {
         let (moves, i) = newest(w);
         let ring = self.ring_at(lane, w, i)?;
         if ring.from > start {
@@ -157,7 +156,7 @@ impl<P: Provider> Pair<P> {
     }
 
     fn ring_at(&self, lane: &Lane, w: &TxWords, i: usize) -> Result<OutRing, Fault> {
-        let loc = Loc::unpack(w.loc[i].load(Relaxed));
+        let loc = w.loc[i].load(Relaxed).loc();
         let loc = loc.ok_or(Fault::App("an impossible ring"))?;
         let from = w.loc_from[i].load(Relaxed);
         let chunk = self.clients.get(&lane.client);
@@ -191,7 +190,7 @@ impl<P: Provider> Pair<P> {
         // The application moves only when the reader has left the former ring, and it learns the reader's cursor from
         // us: so only the two newest rings can hold bytes that we have not seen yet.
         let new = new?;
-        let last = lane.out.rings.back().map_or(0, |r| r.from);
+        let last = lane.out.rings.back().map_or(Cursor::default(), |r| r.from);
         let mut left = last;
         let mut fresh = Vec::with_capacity(2);
         if jump > 1 {
@@ -262,7 +261,7 @@ impl<P: Provider> Pair<P> {
         lane.out.shown = Some(word);
         if let Some(p) = self.clients.get(&lane.client) {
             let w = &p.memory.proxy().rx[lane.slot];
-            w.revoked.store(UNSEEN, Relaxed);
+            w.revoked.store(Cursor::UNSEEN, Relaxed);
             // Releases `revoked` and the cursor. SeqCst: as `RxState::flag` does.
             w.word.store(word, SeqCst);
         }
@@ -296,7 +295,7 @@ impl<P: Provider> Pair<P> {
         o.want_down = !self.rail;
         o.rest_at(a.start);
         (o.cursor, o.high) = (a.start, a.start);
-        o.landed = 0;
+        o.landed = Cursor::default();
         o.flushed = false;
         o.takeover = false;
         lane.cdc |= o.finish;
@@ -351,7 +350,7 @@ impl<P: Provider> Pair<P> {
         &mut self,
         lane: &mut Lane,
         epoch: Epoch,
-        head: u64,
+        head: Cursor,
     ) -> Result<(), Fault> {
         let o = &mut lane.out;
         if epoch != o.epoch {
@@ -365,7 +364,7 @@ impl<P: Provider> Pair<P> {
         if let Some(p) = self.clients.get(&lane.client) {
             // Release: pairs with the Acquire in `TxState::finish`.
             let w = &p.memory.proxy().rx[lane.slot].landed;
-            w.store(lane.out.landed, Release);
+            w.store(Landed::at_cursor(lane.out.landed), Release);
         }
         self.publish(lane);
         Ok(())
@@ -411,5 +410,5 @@ impl<P: Provider> Pair<P> {
 fn newest(w: &TxWords) -> (u32, usize) {
     // Acquire: pairs with the Release in `TxState::move_to`.
     let moves = w.loc_seq.load(Acquire);
-    (moves, (moves & 1) as usize)
+    (moves, loc_index(moves))
 }

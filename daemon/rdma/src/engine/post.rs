@@ -12,6 +12,7 @@ use super::request::{Load, What, Write};
 use super::{Host, LaneId, LinkId, Pair};
 use crate::verbs::{MemoryRegion, Provider};
 use crate::wire::{flag, Body, Cdc};
+use lane::abi::Cursor;
 
 /// A lane may post this many times its budget while no other lane waits for its turn.
 const ALONE: u64 = 4;
@@ -297,7 +298,7 @@ impl<P: Provider> Pair<P> {
     /// The rest of the ring's bytes, if they are few enough to be sent behind the snapshot.
     fn data(&self, lane: &Lane, no: LinkId) -> Option<Vec<u8>> {
         let (o, link) = (&lane.out, self.links.get(&no)?);
-        let (at, n) = (o.posted, o.head - o.posted.min(o.head));
+        let (at, n) = (o.posted, o.head.saturating_since(o.posted));
         if n == 0 || n > link.data_max() || !link.open() || !o.sends() {
             return None;
         }
@@ -344,12 +345,18 @@ impl<P: Provider> Pair<P> {
         writes
     }
 
-    fn write_at(&self, lane: &Lane, link: &Link<P>, at: u64, end: u64) -> Option<(Write, u64)> {
+    fn write_at(
+        &self,
+        lane: &Lane,
+        link: &Link<P>,
+        at: Cursor,
+        end: Cursor,
+    ) -> Option<(Write, u64)> {
         let rings = &lane.out.rings;
         let i = rings.iter().rposition(|r| r.from <= at)?;
         let ring = &rings[i];
         let end = rings.get(i + 1).map_or(end, |next| end.min(next.from));
-        let offset = at & (ring.size() - 1);
+        let offset = ring.loc.offset(at);
         let n = (end - at).min(ring.size() - offset);
         let place = ring.remote?;
         let key = (*link.keys.get(&place.region)?)?;
@@ -380,7 +387,7 @@ impl<P: Provider> Pair<P> {
         let (o, i) = (&lane.out, &lane.inn);
         let mut flags = 0;
         let half = o.rings.back().map_or(u64::MAX, |r| r.size() / 2);
-        if o.sends() && o.announced - o.cursor.min(o.announced) > half {
+        if o.sends() && o.announced.saturating_since(o.cursor) > half {
             flags |= flag::WANT_SPACE;
         }
         if o.finish && o.sends() {

@@ -13,7 +13,7 @@ pub(super) enum What {
     /// Snapshot that announced the head, with `inlined` bytes behind it.
     Cdc {
         lane: u32,
-        head: u64,
+        head: lane::abi::Cursor,
         epoch: lane::abi::Epoch,
         inlined: u32,
     },

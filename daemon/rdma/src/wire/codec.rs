@@ -1,7 +1,7 @@
 //! Encodes messages, and decodes foreign bytes.
 
 use super::{Body, Cdc, Key, LinkEnd, Malformed, Message, Place, DATA_MAX, LEN};
-use lane::abi::{tx, Epoch, RxFlags, TxPhase};
+use lane::abi::{tx, Cursor, Epoch, RxFlags, TcpPos, TxPhase};
 
 const REPLY: u8 = 1;
 const NONE: u8 = 2;
@@ -31,6 +31,9 @@ impl Reader<'_> {
     fn u64(&self, at: usize) -> u64 {
         u64::from_be_bytes(self.get(at))
     }
+    fn cursor(&self, at: usize) -> Cursor {
+        Cursor::new(self.u64(at))
+    }
 
     /// `None`: there is no such kind.
     fn body(&self, kind: u8) -> Option<Body> {
@@ -54,8 +57,8 @@ impl Reader<'_> {
             0x81 => Body::Switch {
                 epoch: Epoch::new(self.u32(8)),
                 attempt: self.u32(12),
-                tcp_pos: self.u64(16),
-                start: self.u64(24),
+                tcp_pos: TcpPos::new(self.u64(16)),
+                start: self.cursor(24),
             },
             0x82 => Body::SwitchReply {
                 epoch: Epoch::new(self.u32(8)),
@@ -64,12 +67,12 @@ impl Reader<'_> {
             },
             0x85 => Body::Landed {
                 epoch: Epoch::new(self.u32(8)),
-                head: self.u64(16),
+                head: self.cursor(16),
             },
             0x83 => Body::Ring {
                 moves: self.u32(8),
                 log2: b[12],
-                from: self.u64(16),
+                from: self.cursor(16),
             },
             0x84 => Body::RingReply {
                 moves: self.u32(8),
@@ -97,8 +100,8 @@ impl Reader<'_> {
 
     fn cdc(&self) -> Cdc {
         Cdc {
-            head: self.u64(8),
-            cursor: self.u64(16),
+            head: self.cursor(8),
+            cursor: self.cursor(16),
             tx_epoch: Epoch::new(self.u32(24)),
             rx_epoch: Epoch::new(self.u32(28)),
             tx_phase: TxPhase::from_raw(self.0[32]),
@@ -155,8 +158,8 @@ impl Message {
                 }
             }
             Body::Cdc(c) => {
-                w.put(8, c.head.to_be_bytes());
-                w.put(16, c.cursor.to_be_bytes());
+                w.put(8, c.head.get().to_be_bytes());
+                w.put(16, c.cursor.get().to_be_bytes());
                 w.put(24, c.tx_epoch.get().to_be_bytes());
                 w.put(28, c.rx_epoch.get().to_be_bytes());
                 w.0[32] = c.tx_phase.raw();
@@ -173,8 +176,8 @@ impl Message {
             } => {
                 w.put(8, epoch.get().to_be_bytes());
                 w.put(12, attempt.to_be_bytes());
-                w.put(16, tcp_pos.to_be_bytes());
-                w.put(24, start.to_be_bytes());
+                w.put(16, tcp_pos.get().to_be_bytes());
+                w.put(24, start.get().to_be_bytes());
             }
             Body::SwitchReply { epoch, attempt, ok } => {
                 w.put(8, epoch.get().to_be_bytes());
@@ -184,11 +187,11 @@ impl Message {
             Body::Ring { moves, log2, from } => {
                 w.put(8, moves.to_be_bytes());
                 w.0[12] = log2;
-                w.put(16, from.to_be_bytes());
+                w.put(16, from.get().to_be_bytes());
             }
             Body::Landed { epoch, head } => {
                 w.put(8, epoch.get().to_be_bytes());
-                w.put(16, head.to_be_bytes());
+                w.put(16, head.get().to_be_bytes());
             }
             Body::RingReply { moves, place } => {
                 w.put(8, moves.to_be_bytes());

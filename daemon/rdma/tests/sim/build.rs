@@ -3,7 +3,7 @@
 use super::app::{self, App};
 use super::tcp::Pipe;
 use super::{Client, Lane, Node, RAILS};
-use lane::abi::{Control as Words, Epoch, Loc, CONTROL_BYTES};
+use lane::abi::{Control as Words, Cursor, Epoch, Loc, CONTROL_BYTES};
 use lane::half::Area;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -220,12 +220,12 @@ pub fn lane(nodes: &mut [Node], l: usize, client: usize, rng: &mut Rng) -> Lane 
             let mut end = App::new(slot, places.clone(), salt, total);
             let p = &nodes[n].clients[client];
             // The slot has been used before.
-            let old = [0, 500, 5_000, 100_000][rng.below(4) as usize];
+            let old = Cursor::new([0, 500, 5_000, 100_000][rng.below(4) as usize]);
             let (app, proxy) = (p.app.control().unwrap(), p.proxy.control().unwrap());
             let i = slot as usize;
             app.heads[i].store(old, Relaxed);
             proxy.cursors[i].store(old, Relaxed);
-            let read = rng.below(20_000);
+            let read = Cursor::new(rng.below(20_000));
             app.cursors[i].store(read, Relaxed);
             proxy.heads[i].store(read, Relaxed);
             let id = nodes[n].pair.open(p.id, slot).expect("a lane");

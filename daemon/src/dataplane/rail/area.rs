@@ -213,6 +213,7 @@ mod tests {
     /// The two sides of a link group see each other's words; only ours can be written here.
     #[test]
     fn maps_are_shared() {
+        use lane::abi::Cursor;
         use std::sync::atomic::Ordering::Relaxed;
         const BYTES: usize = CONTROL_BYTES + 8192;
         let file = crate::os::memfd::make("t", BYTES).unwrap();
@@ -231,11 +232,11 @@ mod tests {
         let app = Mapping::of(&other, 0, CONTROL_BYTES, true).unwrap();
         // SAFETY: mapped, of that size, all atomics.
         let words = unsafe { control(&app).unwrap().as_ref() };
-        words.heads[7].store(42, Relaxed);
+        words.heads[7].store(Cursor::new(42), Relaxed);
         words.sleepers.0.store(1, Relaxed);
         assert_eq!(
             s.areas().for_takeover(7).unwrap().own_head().load(Relaxed),
-            42
+            Cursor::new(42)
         );
         assert!(s.publish(7), "it sleeps");
     }

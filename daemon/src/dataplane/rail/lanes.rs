@@ -17,7 +17,7 @@ use crate::nodes::peers::pairing::{Paired, Part};
 use crate::os::fds::Foreign;
 use crate::os::memfd::Ident;
 use crate::os::sockopt;
-use lane::abi::{Epoch, EPOCHS};
+use lane::abi::{Cursor, Epoch, TcpPos, EPOCHS};
 use lane::half::TxState;
 use lane::proto::reason::Reason;
 use std::collections::HashMap;
@@ -56,7 +56,7 @@ pub(super) enum Ending {
 pub(super) struct Takeover {
     pub tx: Box<TxState>,
     /// Kernel position at the last progress, and the time of that.
-    pub moved: (u64, u64),
+    pub moved: (TcpPos, u64),
 }
 
 pub(super) struct Lane {
@@ -94,7 +94,7 @@ pub(super) struct Lane {
     pub late_since: Option<u64>,
     /// For closes that no hook sees: head and cursor at the last look, and whether nobody held the socket at that
     /// look and at the one before.
-    idle: ([u64; 2], [bool; 2]),
+    idle: ([Cursor; 2], [bool; 2]),
 }
 
 impl Lane {

@@ -11,7 +11,7 @@ use super::lanes::{Ending, Lane, Stage, Takeover};
 use super::sock::{unread, Sock};
 use super::{Key, Rails};
 use crate::os::fds::Foreign;
-use lane::abi::{rx, tx, Epoch, TxPhase, TxWord};
+use lane::abi::{rx, tx, Epoch, TcpPos, TxPhase, TxWord};
 use lane::half::tx::{claim, is_done, mode, release, Adopted};
 use lane::half::{Memory, TxState};
 use lane::proto::reason::Reason;
@@ -268,7 +268,10 @@ impl<V: Provider> Rails<V> {
                         n.pair.take_down(id); // its frame is under way
                     }
                 }
-                let moved = l.takeover.as_ref().map_or((0, now), |c| c.moved);
+                let moved = l
+                    .takeover
+                    .as_ref()
+                    .map_or((TcpPos::default(), now), |c| c.moved);
                 l.takeover = Some(Box::new(Takeover { tx, moved }));
             }
             Found::Down(phase) => {

@@ -2,7 +2,7 @@
 //! here may take a byte.
 
 use super::{mode, How, Received, RxState};
-use crate::abi::{marks, rx, tx, RxFlags};
+use crate::abi::{marks, rx, tx, Landed, RxFlags, TcpPos};
 use crate::half::mem::{Iov, Memory};
 use crate::half::Port;
 use core::sync::atomic::Ordering::*;
@@ -41,7 +41,7 @@ impl RxState {
     pub fn has_ring_bytes(&self, m: &Memory) -> bool {
         match self.mode.load(Relaxed) {
             mode::RING | mode::LAST => m.peer_head().load(Acquire) != self.cursor.load(Relaxed),
-            mode::FIN => self.skip.load(Relaxed) != self.cursor.load(Relaxed),
+            mode::FIN => self.frame_cursor.load(Relaxed) != self.cursor.load(Relaxed),
             _ => false,
         }
     }
@@ -106,10 +106,10 @@ impl RxState {
     }
 
     /// The application shuts its sending direction down, or closes: a FIN that follows is then no sign of death, and
-    /// one that does not arrive is missed. `sent`: number of bytes that this end has put on TCP.
-    pub fn announce_end(&self, m: &Memory, port: &impl Port, sent: u64) {
+    /// one that does not arrive is missed. `sent`: what this end has put on TCP.
+    pub fn announce_end(&self, m: &Memory, port: &impl Port, sent: TcpPos) {
         if !m.is_remote() {
-            m.own_rx().landed.store(sent, Relaxed);
+            m.own_rx().landed.store(Landed::at_tcp_pos(sent), Relaxed);
         }
         // SeqCst: before the system call that sends the FIN, and after the words that the other end then reads.
         m.own_rx().marks.fetch_or(marks::ENDED, SeqCst);
@@ -157,7 +157,7 @@ impl RxState {
     }
 
     /// This end closes: tells the sender that nobody will read. `sent` as in [`RxState::announce_end`].
-    pub fn close(&self, m: &Memory, port: &impl Port, sent: u64) {
+    pub fn close(&self, m: &Memory, port: &impl Port, sent: TcpPos) {
         if self.engaged() {
             self.flag(m, rx::CLOSED);
         }

@@ -2,6 +2,7 @@
 //! and that it could not count any more: see `TxState::holder_died`.
 
 use super::{mode, RxState};
+use crate::abi::TcpPos;
 use crate::half::Port;
 use crate::proto::frame::LEN;
 use crate::proto::reason::Reason;
@@ -15,7 +16,9 @@ impl RxState {
             return Ok(()); // native calls count themselves
         }
         let tcp_pos = self.tcp_pos.load(Relaxed);
-        let taken = port.tcp_taken().map_or(0, |n| n.wrapping_sub(tcp_pos));
+        let taken = port
+            .tcp_taken()
+            .map_or(0, |n| TcpPos::new(n).since(tcp_pos));
         if taken == 0 || taken > 1 << 32 {
             return Ok(());
         }

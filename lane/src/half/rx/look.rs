@@ -48,7 +48,7 @@ impl RxState {
                     if port.tcp_recv(core::ptr::null_mut(), n - have, false) != Ok(n - have) {
                         return Err(Reason::Sync);
                     }
-                    self.tcp_pos.fetch_add((n - have) as u64, Relaxed);
+                    self.tcp_pos.add((n - have) as u64, Relaxed);
                     self.got_len.store(n as u32 % LEN as u32, Relaxed);
                     if n < LEN {
                         have = n; // does more follow, or the end of file?
@@ -85,14 +85,14 @@ impl RxState {
             if !remote || f.cursor < cursor || f.cursor - cursor > 2 << RING_LOG2_MAX {
                 return Err(Reason::Hostile);
             }
-            self.skip.store(f.cursor, Relaxed);
+            self.frame_cursor.store(f.cursor, Relaxed);
             self.mode.store(mode::FIN, Relaxed);
             return Ok(());
         }
         if f.cursor > cursor || cursor - f.cursor > 2 << RING_LOG2_MAX {
             return Err(Reason::Hostile);
         }
-        self.skip.store(f.cursor, Relaxed);
+        self.frame_cursor.store(f.cursor, Relaxed);
         self.rest.store(u64::from(f.rest), Relaxed);
         self.mode.store(mode::LAST, Relaxed);
         Ok(())
@@ -176,9 +176,9 @@ impl RxState {
         let (start, head) = (own.up_start.load(Relaxed), m.own_head().load(Relaxed));
         let cursor = m.peer_cursor().load(Acquire);
         // Until the peer has seen the switch, its cursor word is still that of a former use of the slot.
-        let taken = cursor.wrapping_sub(start).min(head.wrapping_sub(start));
+        let taken = cursor.since(start).min(head.since(start));
         let taken = if cursor < start { 0 } else { taken };
-        head.wrapping_sub(start) > taken
+        head.since(start) > taken
     }
 
     /// On one node: the other end's `marks`, if they are of this use of the lane.
@@ -205,11 +205,11 @@ impl RxState {
             (mode::RING, tx::UP | tx::BROKEN | tx::ENDED) => return true,
             (mode::TCP | mode::RING, _) | (mode::READY, tx::NONE) => 0,
             // What has yet to come repeats the ring, and perhaps not all of it.
-            (mode::LAST, _) => self.cursor.load(Relaxed) - self.skip.load(Relaxed),
+            (mode::LAST, _) => self.cursor.load(Relaxed) - self.frame_cursor.load(Relaxed),
             (mode::SKIP, _) => self.skip.load(Relaxed),
             _ => return false,
         };
-        let sent = m.peer_rx().landed.load(Relaxed);
+        let sent = m.peer_rx().landed.load(Relaxed).tcp_pos();
         let taken = self.tcp_pos.load(Relaxed) + repeated;
         let all = match repeated {
             0 => taken == sent,

@@ -134,7 +134,7 @@ impl RxState {
     /// the ring's do. False: not all of them have arrived yet.
     fn catch_up(&self, port: &impl Port) -> bool {
         loop {
-            let (at, rest) = (self.skip.load(Relaxed), self.rest.load(Relaxed));
+            let (at, rest) = (self.frame_cursor.load(Relaxed), self.rest.load(Relaxed));
             let again = self.cursor.load(Relaxed) - at;
             if again == 0 {
                 return true;
@@ -146,8 +146,8 @@ impl RxState {
                 Ok(0) | Err(libc::EAGAIN) => return false,
                 Ok(n) => {
                     let n = (n as u64).min(again);
-                    self.tcp_pos.fetch_add(n, Relaxed);
-                    self.skip.store(at + n, Relaxed);
+                    self.tcp_pos.add(n, Relaxed);
+                    self.frame_cursor.store(at + n, Relaxed);
                     self.rest.store(rest - n, Relaxed);
                 }
                 Err(e) => {
@@ -184,15 +184,15 @@ impl RxState {
             mode::PREFIX => match (queued(), self.prefix_left()) {
                 (n, left) if n < left => n,
                 (n, left) => {
-                    let head = self.head(m).unwrap_or(0);
-                    let ring = head.saturating_sub(self.cursor.load(Relaxed));
+                    let head = self.head(m).unwrap_or_default();
+                    let ring = head.saturating_since(self.cursor.load(Relaxed));
                     left + ring.max((n - left).saturating_sub(LEN as u64))
                 }
             },
             // What a frame announced is no repetition any more, nor is anything that follows it.
             mode::REST => queued(),
             mode::LAST => {
-                let had = self.cursor.load(Relaxed) - self.skip.load(Relaxed);
+                let had = self.cursor.load(Relaxed) - self.frame_cursor.load(Relaxed);
                 self.ring_unread(m).max(queued().saturating_sub(had))
             }
             mode::SKIP => queued().saturating_sub(self.skip.load(Relaxed)),

@@ -3,9 +3,8 @@
 //! taken.
 
 use super::{mode, How, Received, Revoked, RxState};
-use crate::abi::{rx, tx, RxWord};
+use crate::abi::{rx, tx, Cursor, RxWord};
 use crate::half::mem::{Iov, Memory};
-use crate::half::tx::UNSEEN;
 use crate::half::Port;
 use crate::prim::fence;
 use crate::proto::frame::LEN;
@@ -89,14 +88,14 @@ impl RxState {
                         continue;
                     }
                     let at = if now == mode::READY {
-                        UNSEEN
+                        Cursor::UNSEEN
                     } else {
                         self.cursor.load(Relaxed)
                     };
                     m.own_rx().revoked.store(at, Relaxed);
                     let word = RxWord::new(self.epoch.load(Relaxed), rx::READY | rx::REVOKED);
                     m.own_rx().word.store(word, SeqCst); // releases `revoked`
-                    self.skip.store(u64::from(now), Relaxed);
+                    self.revoked_mode.store(now, Relaxed);
                     self.mode.store(mode::REVOKING, Relaxed);
                     m.publish(port);
                 }
@@ -109,7 +108,7 @@ impl RxState {
     pub fn go_on(&self, m: &Memory) {
         if self.mode.load(Relaxed) == mode::REVOKING {
             let word = RxWord::new(self.epoch.load(Relaxed), rx::READY);
-            self.mode.store(self.skip.load(Relaxed) as u32, Relaxed);
+            self.mode.store(self.revoked_mode.load(Relaxed), Relaxed);
             m.own_rx().word.store(word, SeqCst);
         }
     }
@@ -164,7 +163,7 @@ impl RxState {
         // (`TxState::down`, `try_up`, `send`). One of the two sees the other.
         fence(SeqCst);
         let phase = self.phase(m);
-        let was = self.skip.load(Relaxed) as u32;
+        let was = self.revoked_mode.load(Relaxed);
         if was == mode::READY && !matches!(phase, tx::NONE | tx::RESUMED) {
             // The sender did switch just before the revocation: from here on we have seen it. Nothing was consumed,
             // so UNSEEN, the start and our cursor mean the same.
@@ -174,7 +173,7 @@ impl RxState {
             if m.is_remote() && self.prefix_left() == 0 {
                 self.past(m, port);
             }
-            self.skip.store(u64::from(self.mode.load(Relaxed)), Relaxed);
+            self.revoked_mode.store(self.mode.load(Relaxed), Relaxed);
             self.mode.store(mode::REVOKING, Relaxed);
             return Ok(None);
         }

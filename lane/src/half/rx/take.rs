@@ -1,7 +1,7 @@
 //! Takes bytes from TCP, up to where its bytes end, and off the ring.
 
 use super::{How, Received, RxState, PIECE};
-use crate::abi::{unread_max, Loc};
+use crate::abi::{loc_index, Cursor, LocWord, SpaceWord};
 use crate::half::mem::{copy_out, Iov, Memory, Ring};
 use crate::half::Port;
 use crate::prim::fence;
@@ -33,7 +33,7 @@ impl RxState {
             };
             match got {
                 Ok(k) => {
-                    self.tcp_pos.fetch_add(k as u64, Relaxed);
+                    self.tcp_pos.add(k as u64, Relaxed);
                     total += k;
                     iov.untake(n - k); // the caller may continue with the rest of the buffer
                     if k == 0 && total == 0 {
@@ -87,7 +87,7 @@ impl RxState {
         port: &impl Port,
         iov: &mut Iov<'_>,
         how: How,
-        head: u64,
+        head: Cursor,
     ) -> Result<Received, Reason> {
         let mut cursor = self.cursor.load(Relaxed);
         let begin = cursor;
@@ -131,11 +131,11 @@ impl RxState {
                 // The remote side learns of it through two daemons: in few steps while there is more to read; when the
                 // ring is empty, at once if the remote side waits, otherwise with our next message.
                 let told = self.told.load(Relaxed);
-                if cursor == head || cursor.wrapping_sub(told) >= size / 4 {
+                if cursor == head || cursor.since(told) >= size / 4 {
                     // SYNC space: the cursor is stored, now we look; the daemon stores the request, then looks at the
                     // cursor.
                     fence(SeqCst);
-                    if m.peer_tx().want_space.load(Relaxed) != 0 {
+                    if m.peer_tx().want_space.load(Relaxed) != SpaceWord::NONE {
                         self.told.store(cursor, Relaxed);
                         m.publish(port);
                     }
@@ -155,7 +155,7 @@ impl RxState {
     fn consumed(&self, m: &Memory, port: &impl Port, unread: u64, full: u64) {
         // SYNC space: pairs with the fence in `TxState::want_space`.
         fence(SeqCst);
-        if unread <= full / 2 && m.peer_tx().want_space.load(Relaxed) & 1 != 0 {
+        if unread <= full / 2 && m.peer_tx().want_space.load(Relaxed).waits() {
             m.publish(port);
         }
     }
@@ -163,10 +163,8 @@ impl RxState {
     /// Maximum number of bytes that the sender leaves unread; the sender computes the same value.
     #[inline(always)]
     fn unread_max(m: &Memory) -> u64 {
-        match m.peer_tx().want_space.load(Relaxed) >> 1 {
-            0 => u64::MAX,
-            sndbuf => unread_max(sndbuf, m.own_rx().room.load(Relaxed)),
-        }
+        let word = m.peer_tx().want_space.load(Relaxed);
+        word.unread_max(|| m.own_rx().room.load(Relaxed))
     }
 
     /// The ring that holds byte `cursor`, and the cursor up to which it does. `keep`: `cursor` is our real one, not
@@ -175,10 +173,10 @@ impl RxState {
     fn source(
         &self,
         m: &Memory,
-        cursor: u64,
-        head: u64,
+        cursor: Cursor,
+        head: Cursor,
         keep: bool,
-    ) -> Result<(Ring, u64), Reason> {
+    ) -> Result<(Ring, Cursor), Reason> {
         let w = m.peer_tx();
         let mut end = head;
         // Acquire: pairs with the Release in `TxState::move_to`. Loaded after the head: a head beyond a move makes
@@ -186,8 +184,8 @@ impl RxState {
         // location changes while we need it.
         let seq = w.loc_seq.load(Acquire);
         let mut loc = self.loc.load(Relaxed);
-        if seq != self.loc_seq.load(Relaxed) || loc == 0 {
-            let new = (seq & 1) as usize;
+        if seq != self.loc_seq.load(Relaxed) || loc == LocWord::NONE {
+            let new = loc_index(seq);
             let from = w.loc_from[new].load(Relaxed);
             if from <= cursor {
                 loc = w.loc[new].load(Relaxed);
@@ -200,7 +198,7 @@ impl RxState {
                 end = from.min(head);
             }
         }
-        Loc::unpack(loc)
+        loc.loc()
             .and_then(|l| m.peer.ring(l))
             .map(|r| (r, end))
             .ok_or(Reason::Hostile)

@@ -69,8 +69,8 @@ impl TxState {
             return Ok(()); // TCP has ended, and reports that itself
         };
         let up = m.own_tx().up_tcp_pos.load(Relaxed);
-        let sent = kernel.checked_sub(up).ok_or(Reason::Sync)?;
-        let known = self.tcp_pos.load(Relaxed).wrapping_sub(up);
+        let sent = kernel.checked_since(up).ok_or(Reason::Sync)?;
+        let known = self.tcp_pos.load(Relaxed).since(up);
         self.again.fetch_add(sent.saturating_sub(known), Relaxed);
         self.tcp_pos.store(up, Relaxed);
         self.resume_as(what, sent, m.own_rx().takeover_at.load(Relaxed))

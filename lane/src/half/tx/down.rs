@@ -1,8 +1,8 @@
 //! The sender's ways off the ring: by its own decision, at the receiver's request, or at the end of the stream. No
 //! byte that an application was told is sent may be lost, and none may be repeated without a frame that says so.
 
-use super::{mode, TxState, UNSEEN};
-use crate::abi::{marks, rx, takeover, tx, Epoch, Loc, RxWord, TxPhase, TxWord};
+use super::{mode, TxState, NO_FRAME};
+use crate::abi::{marks, rx, takeover, tx, Cursor, Epoch, RxWord, TcpPos, TxPhase, TxWord};
 use crate::half::mem::{Memory, Ring};
 use crate::half::{Port, Progress};
 use crate::proto::frame::{Frame, Kind, LEN};
@@ -48,7 +48,7 @@ impl TxState {
     /// end that looked at the ring before the last of them was there closes without a reset, and then its kernel has
     /// to answer with one.
     #[cold]
-    pub(super) fn met_close(&self, m: &Memory, port: &impl Port, begin: u64) -> bool {
+    pub(super) fn met_close(&self, m: &Memory, port: &impl Port, begin: Cursor) -> bool {
         let head = self.head.load(Relaxed);
         // The closed word was stored after the last cursor, so the cursor is final.
         let read = self.refresh(m).unwrap_or(begin).min(head);
@@ -72,7 +72,7 @@ impl TxState {
     fn repeat(&self, port: &impl Port, p: *const u8, n: usize) -> Result<Option<usize>, i32> {
         match port.tcp_send(p, n) {
             Ok(n) => {
-                self.tcp_pos.fetch_add(n as u64, Relaxed);
+                self.tcp_pos.add(n as u64, Relaxed);
                 self.again.fetch_add(n as u64, Relaxed);
                 Ok(Some(n))
             }
@@ -88,15 +88,15 @@ impl TxState {
     /// `RxState::recall`).
     fn framed(&self, m: &Memory) -> bool {
         let at = m.peer_rx().revoked.load(Relaxed);
-        m.is_remote() && at != UNSEEN && at != m.own_tx().up_start.load(Relaxed)
+        m.is_remote() && at != Cursor::UNSEEN && at != m.own_tx().up_start.load(Relaxed)
     }
 
     /// After a revocation at `cursor`: the rest of the ring goes to TCP as plain bytes.
-    fn resume(&self, m: &Memory, port: &impl Port, cursor: u64) -> Result<Progress, Reason> {
+    fn resume(&self, m: &Memory, port: &impl Port, cursor: Cursor) -> Result<Progress, Reason> {
         let known = self.refresh(m)?;
         let head = self.head.load(Relaxed);
         // A receiver that revoked before it saw this epoch's switch has taken nothing from the ring.
-        let cursor = if cursor == UNSEEN {
+        let cursor = if cursor == Cursor::UNSEEN {
             m.own_tx().up_start.load(Relaxed)
         } else {
             cursor
@@ -106,7 +106,7 @@ impl TxState {
         }
         self.frame_done.store(LEN as u32, Relaxed);
         self.drain_at.store(cursor, Relaxed);
-        self.frame_cursor.store(u64::MAX, Relaxed);
+        self.frame_cursor.store(NO_FRAME, Relaxed);
         self.record(m, cursor, takeover::PLAIN);
         self.mode.store(mode::DRAIN, Relaxed);
         self.downs.fetch_add(1, Relaxed);
@@ -115,7 +115,8 @@ impl TxState {
 
     /// Maximum number of bytes that can be unread: the present ring and the former one.
     pub(super) fn backlog_max(&self) -> u64 {
-        self.ring_size() + Loc::unpack(self.retired.load(Relaxed)).map_or(0, |l| l.bytes() as u64)
+        let retired = self.retired.load(Relaxed).loc();
+        self.ring_size() + retired.map_or(0, |l| l.bytes() as u64)
     }
 
     /// Switches down by the sender's own decision: a frame names the last cursor that the reader is known to have
@@ -191,7 +192,7 @@ impl TxState {
     /// Are there bytes of a revoked ring that only this process can still put on TCP? They must be there before a
     /// FIN. (After a `Down` frame the reader finds them on the ring as well.)
     pub fn must_flush(&self) -> bool {
-        self.mode.load(Relaxed) == mode::DRAIN && self.frame_cursor.load(Relaxed) == u64::MAX
+        self.mode.load(Relaxed) == mode::DRAIN && self.frame_cursor.load(Relaxed) == NO_FRAME
     }
 
     /// Is there something that must be on TCP before a FIN? Across nodes that is every frame with what follows it:
@@ -208,7 +209,7 @@ impl TxState {
     /// On one node, before TCP is shut down for sending by `shutdown` or `close`: afterwards nobody can answer a
     /// revocation. So the unread bytes go to TCP, as far as TCP takes them, for whoever has the connection next. Call
     /// [`TxState::look`] before, until [`TxState::must_flush`] is false; the result is for [`TxState::shut`].
-    pub fn repeat_unread(&self, m: &Memory, port: &impl Port) -> Option<u64> {
+    pub fn repeat_unread(&self, m: &Memory, port: &impl Port) -> Option<TcpPos> {
         if !self.is_up() || self.unread(m).is_ok_and(|n| n == 0) {
             return None;
         }
@@ -221,7 +222,7 @@ impl TxState {
     /// On one node: TCP is shut down for sending, or will be next. What is not on TCP is only on the ring, and the
     /// receiver is told so at once. `repeated`: the TCP position up to which [`TxState::repeat_unread`] has put
     /// everything on TCP.
-    pub fn shut(&self, m: &Memory, port: &impl Port, repeated: Option<u64>) {
+    pub fn shut(&self, m: &Memory, port: &impl Port, repeated: Option<TcpPos>) {
         let epoch = self.epoch.load(Relaxed);
         if self.is_up() {
             self.downs.fetch_add(1, Relaxed);
@@ -251,7 +252,7 @@ impl TxState {
         }
         let head = self.head.load(Relaxed);
         // Acquire: pairs with the daemon's Release, which follows the remote daemon's confirmation of the bytes.
-        let landed = m.peer_rx().landed.load(Acquire) == head;
+        let landed = m.peer_rx().landed.load(Acquire).cursor() == head;
         let word = m.peer_rx().word.load(Acquire);
         if !landed || !word.has(rx::PAST) {
             return match self.is_quiet(word) {
@@ -284,7 +285,7 @@ impl TxState {
             return Ok(Progress::Done);
         }
         let epoch = self.epoch.load(Relaxed);
-        let framed = self.frame_cursor.load(Relaxed) != u64::MAX;
+        let framed = self.frame_cursor.load(Relaxed) != NO_FRAME;
         while (self.frame_done.load(Relaxed) as usize) < LEN {
             let done = self.frame_done.load(Relaxed) as usize;
             let frame = Frame {
@@ -328,7 +329,7 @@ impl TxState {
     /// its end.
     pub fn phase(&self) -> TxPhase {
         match self.frame_cursor.load(Relaxed) {
-            u64::MAX => tx::RESUMED,
+            NO_FRAME => tx::RESUMED,
             _ => tx::DOWN,
         }
     }
@@ -348,13 +349,13 @@ impl TxState {
 
     /// The ring that holds byte `at`, and the cursor up to which it does. (A daemon that reads the words of an end
     /// that it has taken over may find more bytes than a ring can hold: `None`.)
-    fn ring_at(&self, m: &Memory, at: u64, head: u64) -> Option<(Ring, u64)> {
+    fn ring_at(&self, m: &Memory, at: Cursor, head: Cursor) -> Option<(Ring, Cursor)> {
         let from = self.loc_from.load(Relaxed);
         let (loc, end) = match at >= from {
             true => (&self.loc, head),
             false => (&self.retired, from),
         };
-        let ring = m.own.ring(Loc::unpack(loc.load(Relaxed))?)?;
+        let ring = m.own.ring(loc.load(Relaxed).loc()?)?;
         (end - at <= ring.size()).then_some((ring, end))
     }
 }

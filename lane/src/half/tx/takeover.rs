@@ -9,8 +9,10 @@
 //! other. So whoever puts anything on TCP first records what it is, and from which cursor on, where the other finds
 //! it. How much of it is on TCP follows from what the kernel has counted since then.
 
-use super::{mode, TxState};
-use crate::abi::{rx, takeover, tx, Epoch, Loc, TakeoverPhase, TakeoverWord, TxPhase, TxWord};
+use super::{mode, TxState, NO_FRAME};
+use crate::abi::{
+    loc_index, rx, takeover, tx, Cursor, Epoch, TakeoverPhase, TakeoverWord, TxPhase, TxWord,
+};
 use crate::half::mem::Memory;
 use crate::half::{Port, Progress};
 use crate::prim::fence;
@@ -136,7 +138,7 @@ impl TxState {
 
     /// End or daemon: whoever puts anything on TCP first records that in its own area. (On one node the record is for
     /// whoever continues when the process is gone: see [`TxState::holder_died`].)
-    pub(super) fn record(&self, m: &Memory, cursor: u64, what: TakeoverPhase) {
+    pub(super) fn record(&self, m: &Memory, cursor: Cursor, what: TakeoverPhase) {
         let w = match m.takes_over() {
             true => m.peer_rx(),
             false => m.own_rx(),
@@ -206,7 +208,7 @@ impl TxState {
         }
         let start = w.up_start.load(Acquire);
         let tcp_pos = w.up_tcp_pos.load(Relaxed);
-        let seq = w.loc_seq.load(Acquire) as usize;
+        let newest = loc_index(w.loc_seq.load(Acquire));
         self.epoch.store(epoch, Relaxed);
         self.tag.store(tag, Relaxed);
         self.tcp_pos.store(tcp_pos, Relaxed);
@@ -215,19 +217,19 @@ impl TxState {
             return Err(Reason::Hostile);
         }
         self.head.store(head, Relaxed);
-        self.loc.store(w.loc[seq & 1].load(Relaxed), Relaxed);
-        let from = w.loc_from[seq & 1].load(Relaxed);
+        self.loc.store(w.loc[newest].load(Relaxed), Relaxed);
+        let from = w.loc_from[newest].load(Relaxed);
         self.loc_from.store(from, Relaxed);
-        let before = w.loc[seq & 1 ^ 1].load(Relaxed);
+        let before = w.loc[newest ^ 1].load(Relaxed);
         self.retired.store(before, Relaxed);
         self.peer_cursor.store(start, Relaxed);
         self.frame_done.store(LEN as u32, Relaxed);
         self.mode.store(mode::RING, Relaxed);
-        if Loc::unpack(self.loc.load(Relaxed)).is_none() || self.unread(m)? > self.backlog_max() {
+        if self.loc.load(Relaxed).loc().is_none() || self.unread(m)? > self.backlog_max() {
             return Err(Reason::Hostile);
         }
         let kernel = Self::kernel_position(m, port).ok_or(Reason::NotEstablished)?;
-        let begun = kernel.checked_sub(tcp_pos).ok_or(Reason::Sync)?;
+        let begun = kernel.checked_since(tcp_pos).ok_or(Reason::Sync)?;
         // Acquire: pairs with the Release in `record`.
         let said = m.own_rx().takeover.load(Acquire);
         let at = m.own_rx().takeover_at.load(Relaxed);
@@ -244,21 +246,21 @@ impl TxState {
         &self,
         what: TakeoverPhase,
         begun: u64,
-        cursor: u64,
+        cursor: Cursor,
     ) -> Result<(), Reason> {
         match what {
             takeover::DOWN => self.resume_frame(begun, Kind::Down, cursor),
             takeover::FIN => self.resume_frame(begun, Kind::Fin, cursor),
             takeover::PLAIN => {
-                let rest = self.head.load(Relaxed).checked_sub(cursor);
+                let rest = self.head.load(Relaxed).checked_since(cursor);
                 let rest = rest.ok_or(Reason::Hostile)?;
                 if begun > rest || rest > self.backlog_max() {
                     return Err(Reason::Foreign);
                 }
                 self.frame_done.store(LEN as u32, Relaxed);
-                self.frame_cursor.store(u64::MAX, Relaxed);
+                self.frame_cursor.store(NO_FRAME, Relaxed);
                 self.drain_at.store(cursor + begun, Relaxed);
-                self.tcp_pos.fetch_add(begun, Relaxed);
+                self.tcp_pos.add(begun, Relaxed);
                 self.mode.store(mode::DRAIN, Relaxed);
                 Ok(())
             }
@@ -267,9 +269,9 @@ impl TxState {
     }
 
     /// A frame and what follows it were begun: `begun` bytes of them are on TCP.
-    fn resume_frame(&self, begun: u64, kind: Kind, cursor: u64) -> Result<(), Reason> {
+    fn resume_frame(&self, begun: u64, kind: Kind, cursor: Cursor) -> Result<(), Reason> {
         let head = self.head.load(Relaxed);
-        let rest = head.checked_sub(cursor).ok_or(Reason::Hostile)?;
+        let rest = head.checked_since(cursor).ok_or(Reason::Hostile)?;
         let done = begun.min(LEN as u64);
         if begun - done > rest || rest > self.backlog_max() {
             return Err(Reason::Foreign);
@@ -279,7 +281,7 @@ impl TxState {
         self.frame_cursor.store(cursor, Relaxed);
         self.frame_done.store(done as u32, Relaxed);
         self.drain_at.store(cursor + (begun - done), Relaxed);
-        self.tcp_pos.fetch_add(begun, Relaxed);
+        self.tcp_pos.add(begun, Relaxed);
         self.mode.store(mode::DRAIN, Relaxed);
         Ok(())
     }
@@ -294,7 +296,7 @@ impl TxState {
         }
         self.frame_done.store((done + frame) as u32, Relaxed);
         self.drain_at.store(at, Relaxed);
-        self.tcp_pos.fetch_add(more, Relaxed);
+        self.tcp_pos.add(more, Relaxed);
         Ok(())
     }
 
@@ -309,7 +311,7 @@ impl TxState {
             let epoch = self.takeover_epoch(m);
             let kernel = Self::kernel_position(m, port).ok_or(Reason::NotEstablished)?;
             let begun = kernel
-                .checked_sub(self.tcp_pos.load(Relaxed))
+                .checked_since(self.tcp_pos.load(Relaxed))
                 .ok_or(Reason::Sync)?;
             let at = m.peer_rx().takeover_at.load(Relaxed);
             self.reclaimed.store(epoch, Relaxed);

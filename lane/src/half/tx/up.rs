@@ -2,7 +2,7 @@
 //! has to look for it there.
 
 use super::{mode, TxState};
-use crate::abi::{rx, tx, Epoch, Loc};
+use crate::abi::{rx, tx, Epoch};
 use crate::half::mem::Memory;
 use crate::half::Port;
 use crate::prim::fence_after_rmw;
@@ -99,6 +99,7 @@ impl TxState {
         if kernel != self.tcp_pos.load(Relaxed) {
             return Err(Reason::Bypassed);
         }
-        Ok(Loc::unpack(self.loc.load(Relaxed)).is_some_and(|l| m.own.ring(l).is_some()))
+        let loc = self.loc.load(Relaxed).loc();
+        Ok(loc.is_some_and(|l| m.own.ring(l).is_some()))
     }
 }

@@ -421,12 +421,12 @@ impl Early {
             // The peer writes this word: a wrong one can only spoil the order of the peer's own lanes among the
             // others.
             let entry = ctl.log[g][at as usize % LOG].load(Relaxed);
-            let r = core::mem::take(&mut of[(entry % 64) as usize % LANES_PER_COUNTER]);
+            let r = core::mem::take(&mut of[entry.lane()]);
             if r != 0 {
                 if self.n == EARLY {
                     self.queue(s);
                 }
-                self.found[self.n] = (entry >> 6, r);
+                self.found[self.n] = (entry.ticks(), r);
                 self.n += 1;
             }
             at = at.wrapping_add(1);

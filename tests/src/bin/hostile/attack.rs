@@ -4,8 +4,8 @@ use super::fake::{Fake, LinkGroup, Map, Offer};
 use super::{Conn, Random};
 use anyhow::Result;
 use lane::abi::{
-    rx, tx, Control, Epoch, Loc, RxFlags, RxWord, TxPhase, TxWord, CHUNK_BYTES, CONTROL_BYTES,
-    LANES,
+    rx, tx, Control, Cursor, Epoch, Loc, LocWord, RxFlags, RxWord, SpaceWord, TcpPos, TxPhase,
+    TxWord, Word, CHUNK_BYTES, CONTROL_BYTES, LANES,
 };
 use lane::proto::msg::ToDaemon;
 use nix::sys::socket::{send, shutdown, MsgFlags, Shutdown};
@@ -86,20 +86,22 @@ impl Attack<'_> {
             let epoch = Epoch::new(self.epoch.get().wrapping_add(r.below(4) as u32));
             let flags = RxFlags::from_raw(r.below(16) as u8);
             rxw.word.store(RxWord::new(epoch, flags), Release);
-            rxw.revoked.store(r.nasty(), Relaxed);
+            rxw.revoked.store(Cursor::new(r.nasty()), Relaxed);
             let tcp_pos = self.conn.sent.wrapping_add(r.below(20)).wrapping_sub(10);
-            txw.up_tcp_pos.store(tcp_pos, Relaxed);
-            txw.up_start.store(r.below(100), Relaxed);
+            txw.up_tcp_pos.store(TcpPos::new(tcp_pos), Relaxed);
+            txw.up_start.store(Cursor::new(r.below(100)), Relaxed);
             let n = r.below(2) as usize;
-            txw.loc[n].store(r.nasty(), Relaxed);
-            txw.loc_from[n].store(r.nasty(), Relaxed);
+            txw.loc[n].store(LocWord::from_raw(r.nasty()), Relaxed);
+            txw.loc_from[n].store(Cursor::new(r.nasty()), Relaxed);
             txw.loc_seq.store(r.below(4) as u32, Relaxed);
-            txw.want_space.store(r.next() as u32, Relaxed);
+            let space = SpaceWord::from_raw(r.next() as u32);
+            txw.want_space.store(space, Relaxed);
             let phase = TxPhase::from_raw(r.below(6) as u8);
             txw.state.store(TxWord::new(epoch, phase), Release);
             let head = if steady { step * 7 } else { r.nasty() };
-            self.control.heads[self.lane].store(head, Release);
-            self.control.cursors[self.lane].store(r.nasty(), Release);
+            self.control.heads[self.lane].store(Cursor::new(head), Release);
+            let cursor = Cursor::new(r.nasty());
+            self.control.cursors[self.lane].store(cursor, Release);
             self.publish();
             self.conn.nudge(b"PING\r\n");
         }
@@ -115,11 +117,11 @@ impl Attack<'_> {
             log2: 16,
         };
         self.declare_ready();
-        txw.loc[1].store(loc.pack(), Relaxed);
-        txw.loc_from[1].store(0, Relaxed);
+        txw.loc[1].store(loc.word(), Relaxed);
+        txw.loc_from[1].store(Cursor::default(), Relaxed);
         txw.loc_seq.store(1, Relaxed);
-        txw.up_tcp_pos.store(self.conn.sent, Relaxed);
-        txw.up_start.store(0, Relaxed);
+        txw.up_tcp_pos.store(TcpPos::new(self.conn.sent), Relaxed);
+        txw.up_start.store(Cursor::default(), Relaxed);
         let up = TxWord::new(self.epoch.next(), tx::UP);
         txw.state.store(up, Release);
         let mut head = 0u64;
@@ -133,7 +135,7 @@ impl Attack<'_> {
                 true => head + self.r.below(65536),
                 false => self.r.nasty(),
             };
-            self.control.heads[self.lane].store(head, Release);
+            self.control.heads[self.lane].store(Cursor::new(head), Release);
             self.publish();
         }
     }
@@ -158,7 +160,7 @@ impl Attack<'_> {
         self.declare_ready();
         let up = TxWord::new(self.epoch.next(), tx::UP);
         txw.state.store(up, Release);
-        txw.up_tcp_pos.store(self.conn.sent, Release);
+        txw.up_tcp_pos.store(TcpPos::new(self.conn.sent), Release);
         self.publish();
         for _ in 0..200 {
             self.ring();
@@ -213,8 +215,8 @@ pub fn forge(fake: &Fake, r: &mut Random, addr: &str) -> Result<()> {
                 let m = ToDaemon::Register {
                     conn,
                     gen,
-                    tx_tcp_pos: r.nasty(),
-                    rx_tcp_pos: r.nasty(),
+                    tx_tcp_pos: TcpPos::new(r.nasty()),
+                    rx_tcp_pos: TcpPos::new(r.nasty()),
                     flags: r.next() as u32,
                 };
                 fake.say(&m, &vec![fd; if polite { 1 } else { r.below(4) as usize }])

@@ -13,7 +13,7 @@ mod fake;
 use anyhow::{bail, Result};
 use attack::{attack, forge};
 use fake::Fake;
-use lane::abi::{Epoch, Loc, RxFlags, RxWord, Word};
+use lane::abi::{Epoch, Loc, RxFlags, RxWord, TcpPos, Word};
 use lane::proto::msg::ToDaemon;
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -88,7 +88,8 @@ impl Random {
                 page: self.below(5000) as u32,
                 log2: self.below(26) as u32,
             }
-            .pack(),
+            .word()
+            .raw(),
             7 => self.below(1 << 22),
             _ => self.next(),
         }
@@ -157,8 +158,8 @@ fn episode(dir: &Path, addr: &str, seed: u64) -> Result<()> {
         let m = ToDaemon::Register {
             conn: i as u32,
             gen: 1,
-            tx_tcp_pos: c.sent,
-            rx_tcp_pos: c.received,
+            tx_tcp_pos: TcpPos::new(c.sent),
+            rx_tcp_pos: TcpPos::new(c.received),
             flags: 0,
         };
         fake.say(&m, &[c.sock.as_raw_fd()])?;
