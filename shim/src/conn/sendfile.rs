@@ -139,7 +139,7 @@ fn natively(
 /// Where the call reads. `Err`: what it returns instead, after `total` bytes.
 ///
 /// # Safety
-/// As [`sendfile`].
+/// As [`sendfile()`].
 unsafe fn position(input: i32, off: *const i64, total: usize) -> Result<i64, isize> {
     let pos = match off.is_null() {
         true => match sys::lseek(input, 0, libc::SEEK_CUR) {

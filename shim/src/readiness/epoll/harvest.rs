@@ -268,7 +268,7 @@ fn look_at(
     true
 }
 
-/// What a registration with this mask waits for, as [`state`] takes it.
+/// What a registration with this mask waits for, as [`state()`] takes it.
 #[inline(always)]
 fn wanted(mask: u32) -> u32 {
     (mask & (IN | OUT | RDHUP))
