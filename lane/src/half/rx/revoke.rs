@@ -11,6 +11,11 @@ use crate::proto::frame::LEN;
 use crate::proto::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
+/// Are so many bytes of TCP there to be read?
+fn has_arrived(port: &impl Port, bytes: u64) -> bool {
+    port.tcp_unread().is_ok_and(|n| n as u64 >= bytes)
+}
+
 impl RxState {
     /// Gives the direction back to TCP before the socket leaves this process. Freezes the cursor. Call again while
     /// `Pending` (the caller has a deadline); the connection may leave only after `Clear`. After `Impossible` the
@@ -24,8 +29,7 @@ impl RxState {
                     // only `DOWN` promises that all of them do; across nodes, where that word may never arrive, all
                     // that the frame announced is enough.
                     let cursor = self.cursor.load(Relaxed);
-                    let rest = self.rest.load(Relaxed);
-                    let there = || port.tcp_unread().is_ok_and(|n| n as u64 >= rest);
+                    let there = || has_arrived(port, self.rest.load(Relaxed));
                     if self.head(m)? != cursor {
                         match self.phase(m) {
                             tx::DOWN | tx::ENDED => {}
@@ -40,8 +44,7 @@ impl RxState {
                 // All announced bytes must be on TCP: the next owner of the socket could not tell that some are
                 // missing.
                 mode::REST => {
-                    let left = self.prefix_left();
-                    let there = || port.tcp_unread().is_ok_and(|n| n as u64 >= left);
+                    let there = || has_arrived(port, self.prefix_left());
                     if self.phase(m) != tx::DOWN && !there() {
                         return Ok(Revoked::Pending);
                     }
