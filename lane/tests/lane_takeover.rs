@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 const CARRY: Act = Act::Carry { n: 1000 };
 const KEEP: Act = Act::Keep { patient: true };
-const HURRY: Act = Act::Keep { patient: false };
+const AT_ONCE: Act = Act::Keep { patient: false };
 const L: usize = LANE as usize;
 
 /// TCP takes so much of what end 1 sends, and then nothing.
@@ -261,7 +261,7 @@ fn an_end_on_its_way_down() {
         let mut w = start();
         op(&mut w, 1, Act::Kill);
         op(&mut w, 1, room(all));
-        op(&mut w, 1, HURRY); // with nothing on TCP yet it might wait for the ring to arrive
+        op(&mut w, 1, AT_ONCE); // with nothing on TCP yet it might wait for the ring to arrive
         assert_eq!(on_tcp(&w), all);
         whole(&w, 100, true);
 
@@ -468,7 +468,7 @@ fn an_end_that_cannot_be_announced() {
                 op(&mut w, 1, Act::Cut);
                 op(&mut w, 1, KEEP);
             } else {
-                op(&mut w, 1, HURRY);
+                op(&mut w, 1, AT_ONCE);
             }
             assert_eq!(word(&w), takeover::DONE);
             assert_eq!(on_tcp(&w), LEN + 3000);

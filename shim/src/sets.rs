@@ -66,8 +66,8 @@ pub struct Set {
     /// The inner set; -1: none.
     pub inner: AtomicI32,
     /// Eventfd in the inner set that wakes sleepers; -1: none.
-    pub kick: AtomicI32,
-    /// In a forked child: the parent's `inner` and `kick`, plus 1 (0: none).
+    pub wake_fd: AtomicI32,
+    /// In a forked child: the parent's `inner` and `wake_fd`, plus 1 (0: none).
     pub theirs: [AtomicI32; 2],
     /// Not 0: this is a forked child that has not used the set yet.
     pub inherited: AtomicU32,
@@ -131,7 +131,7 @@ pub static SET_TABLE: AtomicPtr<Set> = AtomicPtr::new(core::ptr::null_mut());
 pub const TAG: u64 = 0xd00b_e11d << 32;
 pub const TAG_REG: u64 = 1 << 56;
 pub const TAG_BELL: u64 = 2 << 56;
-pub const TAG_KICK: u64 = 3 << 56;
+pub const TAG_WAKE: u64 = 3 << 56;
 pub const TAG_CTL: u64 = 4 << 56;
 
 /// `data` of the inner set's entry in the application's set: an address of ours plus a tag, which the application has
@@ -182,7 +182,7 @@ pub fn created(fd: i32) {
             USED.fetch_max(i + 1, Relaxed);
             s.epfd.store(fd, Relaxed);
             s.refs.store(1, Relaxed);
-            for a in [&s.inner, &s.kick, &s.ctl] {
+            for a in [&s.inner, &s.wake_fd, &s.ctl] {
                 a.store(-1, Relaxed);
             }
             for a in [
@@ -289,7 +289,7 @@ pub fn ended(i: u32, s: &Set) {
             }
         }
         sleepers::deafen(s);
-        for f in [&s.inner, &s.kick] {
+        for f in [&s.inner, &s.wake_fd] {
             fdtab::close_ours(f.swap(-1, Relaxed));
         }
         close_theirs(s);
@@ -344,7 +344,7 @@ pub fn after_fork() {
                 a.store(0, Relaxed);
             }
             // The kernel's inner set belongs to the parent: this process must not drain its doorbells.
-            for (own, theirs) in [&s.inner, &s.kick].into_iter().zip(&s.theirs) {
+            for (own, theirs) in [&s.inner, &s.wake_fd].into_iter().zip(&s.theirs) {
                 let fd = own.swap(-1, Relaxed);
                 if fd >= 0 {
                     theirs.store(fd + 1, Relaxed);
@@ -442,6 +442,6 @@ pub fn await_end(s: &Set, ms: i64) {
     // SYNC end: the time is stored, then we look for sleepers; a sleeper counts itself, then reads the time.
     s.end_ms.store(at, SeqCst);
     if s.asleep.load(SeqCst) & !HEARS != 0 {
-        fdtab::signal(s.kick.load(Relaxed));
+        fdtab::signal(s.wake_fd.load(Relaxed));
     }
 }

@@ -51,7 +51,7 @@ fn idle_event_loops_are_promoted() -> Result<()> {
     for mode in ["epoll", "edge", "poll", "select"] {
         let echo = Echo::serve(mode, "127.0.0.1", &d.place())?;
         promoted(&d, mode, echo.port()?)?;
-        // Nothing is spoilt for those that come after.
+        // Nothing is lost for those that come after.
         echo.client(&d.place(), 2, 50, None)?
             .finish(Duration::from_secs(60))
             .with_context(|| mode.to_string())?;

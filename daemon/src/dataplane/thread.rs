@@ -88,7 +88,7 @@ impl Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        // Relaxed: the thread reads it under the lock, after we have held that here or after the kick
+        // Relaxed: the thread reads it under the lock, after we have held that here or after the wake
         self.plane.ends.store(true, Relaxed);
         self.plane.lock().notify();
         if let Some(t) = self.thread.take() {

@@ -116,7 +116,7 @@ pub enum Received {
     Error(i32),
     /// This direction is on TCP: receive natively.
     Tcp,
-    /// The stream is spoilt; reset the connection.
+    /// The stream is poisoned; reset the connection.
     Reset(Reason),
 }
 

@@ -114,7 +114,7 @@ pub enum Sent {
     Tcp,
     /// The way down waits for space in TCP's buffer: to be treated as a full socket buffer.
     Blocked,
-    /// The stream is spoilt; reset the connection.
+    /// The stream is poisoned; reset the connection.
     Reset(Reason),
 }
 

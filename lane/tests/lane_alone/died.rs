@@ -216,7 +216,7 @@ fn within_an_end() {
     }
 }
 
-/// The kernel's count does not fit what was recorded: the connection is spoilt. Where it tells nothing, TCP has ended.
+/// The kernel's count does not fit what was recorded: the connection is poisoned. Where it tells nothing, TCP has ended.
 #[test]
 fn counts_that_do_not_fit() {
     let begun = |change: &dyn Fn(&Alone)| {

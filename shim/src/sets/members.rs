@@ -165,19 +165,19 @@ pub fn make_inner(s: &Set) -> Option<()> {
         return Some(());
     }
     let inner = fdtab::hide(sys::epoll_create().ok()?);
-    let Ok(kick) = sys::eventfd() else {
+    let Ok(wake_fd) = sys::eventfd() else {
         fdtab::close_ours(inner);
         return None;
     };
-    let kick = fdtab::hide(kick);
-    let ok = sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, kick, IN, TAG_KICK).is_ok()
+    let wake_fd = fdtab::hide(wake_fd);
+    let ok = sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, wake_fd, IN, TAG_WAKE).is_ok()
         && sys::epoll_ctl(s.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, inner, IN, mark()).is_ok();
     if !ok {
         fdtab::close_ours(inner);
-        fdtab::close_ours(kick);
+        fdtab::close_ours(wake_fd);
         return None;
     }
-    s.kick.store(kick, Relaxed);
+    s.wake_fd.store(wake_fd, Relaxed);
     s.inner.store(inner, Release);
     Some(())
 }
@@ -506,7 +506,7 @@ pub fn tell_error(fd: i32) {
 pub fn kick_if_waiting(set: usize) {
     let s = set_at(set as u32);
     if s.waiters.load(SeqCst) > 0 {
-        let k = s.kick.load(Relaxed);
+        let k = s.wake_fd.load(Relaxed);
         if k >= 0 {
             fdtab::signal(k);
         }

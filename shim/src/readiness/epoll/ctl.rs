@@ -155,7 +155,7 @@ fn rearm(s: &Set, r: u32, ev: epoll_event) {
     push(s, r);
     if s.waiters.load(SeqCst) > 0 {
         // Another thread sleeps in the set, and the registration may be ready already.
-        fdtab::signal(s.kick.load(Relaxed));
+        fdtab::signal(s.wake_fd.load(Relaxed));
     }
 }
 

@@ -166,7 +166,7 @@ pub(super) fn harvest(
             if h.n >= max {
                 // Another thread may have time for the rest.
                 if s.waiters.load(SeqCst) > 1 {
-                    fdtab::signal(s.kick.load(Relaxed));
+                    fdtab::signal(s.wake_fd.load(Relaxed));
                 }
                 break;
             }
@@ -184,7 +184,7 @@ pub(super) fn harvest(
         deactivate_if(conn - 1, || is_leaving(conn - 1));
     }
     if h.stays && s.asleep.load(SeqCst) & !HEARS != 0 {
-        fdtab::signal(s.kick.load(Relaxed)); // the kernel, too, wakes the next thread for what stays ready
+        fdtab::signal(s.wake_fd.load(Relaxed)); // the kernel, too, wakes the next thread for what stays ready
     }
     h
 }
@@ -315,7 +315,7 @@ pub(super) fn pass_on(s: &Set) {
     // now).
     let left = s.queued.load(SeqCst) != 0 || s.stirred.load(SeqCst) != 0 || changed(s);
     if left && s.asleep.load(SeqCst) & !HEARS != 0 {
-        fdtab::signal(s.kick.load(Relaxed));
+        fdtab::signal(s.wake_fd.load(Relaxed));
     }
 }
 

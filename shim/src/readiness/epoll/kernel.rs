@@ -51,9 +51,9 @@ pub(super) fn inner(i: u32, s: &Set) {
                     wait::forward(l, None, Some(i as usize));
                 }
             }
-            TAG_KICK => {
+            TAG_WAKE => {
                 let mut b = [0u8; 8];
-                let _ = sys::read(s.kick.load(Relaxed), b.as_mut_ptr(), 8);
+                let _ = sys::read(s.wake_fd.load(Relaxed), b.as_mut_ptr(), 8);
             }
             TAG_CTL => daemon::pump(),
             _ => {}

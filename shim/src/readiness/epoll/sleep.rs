@@ -321,7 +321,7 @@ fn in_kernel((i, ep): (u32, i32), s: &Set, counted: bool, native: impl Fn(i32) -
         _ => s.epfd.load(Relaxed),
     };
     thread::or_undo(&undo, || {
-        thread::asleep(s.kick.load(Relaxed), true, None, || native(fd))
+        thread::asleep(s.wake_fd.load(Relaxed), true, None, || native(fd))
     })
 }
 
