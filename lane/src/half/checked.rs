@@ -416,7 +416,7 @@ fn down_and_deaf() {
     loom::model(|| {
         let w = World::up();
         assert_eq!(w.send(0, 2), 2);
-        w.rx.announce_end(&w.receiver(), &End(&w, 1), 0);
+        w.rx.announce_end(&w.receiver(), &End(&w, 1), TcpPos::default());
         let s = w.clone();
         let t = loom::thread::spawn(move || {
             s.tx.down(&s.sender(), &End(&s, 0)).unwrap();
