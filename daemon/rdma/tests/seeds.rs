@@ -2,11 +2,11 @@
 
 mod sim;
 
-use lane::abi::{tx, Epoch, TxWord};
+use lane::abi::{rx, takeover, tx, Epoch, RxWord, Shared, TakeoverPhase, TakeoverWord, TxWord};
 use sim::{Counts, Sim};
 use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use underpass_rdma::engine::Fault;
 use underpass_rdma::sim::{Faults, Rng};
 use underpass_rdma::wire::{Body, Message};
@@ -238,37 +238,103 @@ fn no_switch_for_who_only_inherited() {
     assert!(later > 50, "{later}");
 }
 
+/// A lane whose first end sends on the ring, and its epoch. None: too few bytes for a switch.
+fn on_the_ring(seed: u64) -> Option<(Sim, Epoch)> {
+    let mut sim = Sim::new(seed, 1, no_faults());
+    sim.never_shut();
+    sim.set_control(true);
+    let id = sim.lanes[0].ids[0];
+    while !sim.nodes[0].pair.is_up(id) && !sim.all_done() {
+        sim.tick(true);
+    }
+    let up = sim.nodes[0].pair.is_up(id);
+    let epoch = said(&sim).load(Relaxed).epoch();
+    up.then_some((sim, epoch))
+}
+
+/// What the first end's sender says.
+fn said(sim: &Sim) -> &Shared<TxWord> {
+    let lane = &sim.lanes[0];
+    let words = sim.nodes[0].clients[lane.client].app.control();
+    &words.expect("mapped").tx[lane.ends[0].slot as usize].state
+}
+
+/// What the second end has been told of the first when all messages have arrived; the applications do nothing.
+fn finally_told(sim: &mut Sim) -> TxWord {
+    for _ in 0..3000 {
+        sim.tick(false);
+    }
+    sim.told(1, 0)
+}
+
 /// An end has said that it goes down, and got no further: it was killed, or TCP is full and it sleeps. Its daemon brings
 /// the direction to TCP, and the peer is told how.
 #[test]
 fn taken_over_on_the_way_down() {
     let mut seen = 0;
-    for seed in 0..50 {
-        let mut sim = Sim::new(seed, 1, no_faults());
-        sim.never_shut();
-        sim.set_control(true);
+    for (mut sim, epoch) in (0..50).filter_map(on_the_ring) {
         let id = sim.lanes[0].ids[0];
-        while !sim.nodes[0].pair.is_up(id) && !sim.all_done() {
-            sim.tick(true);
-        }
-        if !sim.nodes[0].pair.is_up(id) {
-            continue; // too few bytes for a switch
-        }
+        said(&sim).store(TxWord::new(epoch, tx::DOWNING), Relaxed);
+        assert_eq!(finally_told(&mut sim), TxWord::new(epoch, tx::DOWNING));
+        sim.nodes[0].pair.take_down(id, epoch);
+        sim.nodes[0].pair.is_down(id, epoch, tx::RESUMED);
+        assert_eq!(finally_told(&mut sim), TxWord::new(epoch, tx::RESUMED));
+        seen += 1;
+    }
+    assert!(seen > 20, "{seen}");
+}
+
+/// What the first end's daemon, or a helper of it, does with the direction.
+fn takes(sim: &Sim, epoch: Epoch, phase: TakeoverPhase) {
+    let lane = &sim.lanes[0];
+    let words = sim.nodes[0].clients[lane.client].proxy.control();
+    let word = &words.expect("mapped").rx[lane.ends[0].slot as usize].takeover;
+    word.store(TakeoverWord::new(epoch, phase), Release);
+}
+
+/// A helper has brought a direction to TCP without a frame and given it back, and its end has taken it back, before the
+/// caller knows. The end says `DOWN` whatever the helper did: the peer must not wait for a frame.
+#[test]
+fn given_back_before_the_caller_knows() {
+    let mut seen = 0;
+    for (mut sim, epoch) in (0..50).filter_map(on_the_ring) {
+        let id = sim.lanes[0].ids[0];
+        takes(&sim, epoch, takeover::DONE);
+        said(&sim).store(TxWord::new(epoch, tx::DOWN), Release);
+        assert_eq!(finally_told(&mut sim), TxWord::new(epoch, tx::DOWNING));
+        sim.nodes[0].pair.take_down(id, epoch);
+        sim.nodes[0].pair.is_down(id, epoch, tx::RESUMED);
+        assert_eq!(finally_told(&mut sim), TxWord::new(epoch, tx::RESUMED));
+        seen += 1;
+    }
+    assert!(seen > 20, "{seen}");
+}
+
+/// A helper's result about an epoch that is over says nothing about the next one.
+#[test]
+fn a_result_that_comes_late() {
+    let (mut sim, epoch) = (0..50).find_map(on_the_ring).expect("a lane goes up");
+    let id = sim.lanes[0].ids[0];
+    let before = Epoch::new(epoch.get() - 1);
+    assert_eq!(sim.nodes[0].pair.take_down(id, before), None);
+    sim.nodes[0].pair.is_down(id, before, tx::DOWN);
+    assert!(sim.nodes[0].pair.is_up(id));
+    assert_eq!(finally_told(&mut sim), TxWord::new(epoch, tx::UP));
+}
+
+/// A helper has put a frame on TCP, and the reader that has taken it is ready anew, before the caller knows: the reader
+/// has done nothing wrong.
+#[test]
+fn ready_anew_before_the_caller_knows() {
+    let mut seen = 0;
+    for (mut sim, epoch) in (0..50).filter_map(on_the_ring) {
+        takes(&sim, epoch, takeover::DOWN);
         let lane = &sim.lanes[0];
-        let words = sim.nodes[0].clients[lane.client].app.control();
-        let state = &words.expect("mapped").tx[lane.ends[0].slot as usize].state;
-        let epoch = state.load(Relaxed).epoch();
-        state.store(TxWord::new(epoch, tx::DOWNING), Relaxed);
-        let quiet = |sim: &mut Sim| {
-            for _ in 0..3000 {
-                sim.tick(false);
-            }
-            sim.told(1, 0)
-        };
-        assert_eq!(quiet(&mut sim), TxWord::new(epoch, tx::DOWNING));
-        sim.nodes[0].pair.take_down(id);
-        sim.nodes[0].pair.is_down(id, tx::RESUMED);
-        assert_eq!(quiet(&mut sim), TxWord::new(epoch, tx::RESUMED));
+        let words = sim.nodes[1].clients[lane.client].app.control();
+        let word = &words.expect("mapped").rx[lane.ends[1].slot as usize].word;
+        word.store(RxWord::new(epoch.next(), rx::READY), Release);
+        finally_told(&mut sim);
+        assert_eq!(sim.nodes[0].faults, []);
         seen += 1;
     }
     assert!(seen > 20, "{seen}");

@@ -6,7 +6,7 @@
 
 use super::api::{Control, Event};
 use super::lanes::{Closing, Lane};
-use super::out::Phase;
+use super::out::{Out, Phase};
 use super::{Host, LaneId, Pair};
 use crate::verbs::Provider;
 use lane::abi::{rx, tx, Cursor, Epoch, TxPhase};
@@ -25,31 +25,23 @@ impl<P: Provider> Pair<P> {
     }
 
     /// The caller takes the sending direction down itself (takeover). If it is up, returns its epoch and the cursor
-    /// up to which the peer's reader is known to have consumed. The engine sends no more bytes of it.
-    pub fn take_down(&mut self, id: LaneId) -> Option<(Epoch, Cursor)> {
-        let lane = self.lanes.get_mut(id)?;
-        let o = &mut lane.out;
-        // Its end may have said that it goes down and got no further: then the caller says the rest.
-        o.takeover |= o.phase == Phase::Left(false) && o.tx_phase == tx::DOWNING;
-        if !matches!(o.phase, Phase::Up | Phase::Left(true)) {
+    /// up to which the peer's reader is known to have consumed. The engine sends no more bytes of it. Nothing happens
+    /// if the direction is in another epoch by now: its end has taken it back and gone up again.
+    pub fn take_down(&mut self, id: LaneId, epoch: Epoch) -> Option<(Epoch, Cursor)> {
+        let lane = self.lanes.get_mut(id).filter(|l| l.out.epoch == epoch)?;
+        if !lane.out.take_down() {
             return None;
         }
-        o.phase = Phase::Left(false);
-        o.tx_phase = tx::DOWNING;
-        o.takeover = true;
         lane.cdc = true;
-        let found = (o.epoch, o.cursor);
+        let found = (lane.out.epoch, lane.out.cursor);
         self.wake(id);
         Some(found)
     }
 
     /// After [`Pair::take_down`]: what was on the ring is on TCP, with a frame (`DOWN`) or without (`RESUMED`).
-    pub fn is_down(&mut self, id: LaneId, phase: TxPhase) {
-        if let Some(lane) = self
-            .lanes
-            .get_mut(id)
-            .filter(|l| l.out.takeover && l.out.tx_phase <= tx::DOWNING)
-        {
+    pub fn is_down(&mut self, id: LaneId, epoch: Epoch, phase: TxPhase) {
+        let ours = |o: &Out| o.epoch == epoch && o.takeover && o.tx_phase <= tx::DOWNING;
+        if let Some(lane) = self.lanes.get_mut(id).filter(|l| ours(&l.out)) {
             lane.out.tx_phase = phase;
             lane.cdc = true;
         }

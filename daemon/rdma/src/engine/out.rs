@@ -3,7 +3,7 @@
 
 use super::api::Fault;
 use crate::wire::Place;
-use lane::abi::{rx, Cursor, Epoch, Loc, RxWord, TcpPos, TxPhase};
+use lane::abi::{rx, tx, Cursor, Epoch, Loc, RxWord, TcpPos, TxPhase};
 use std::collections::VecDeque;
 
 /// The phase of the direction. An epoch and an attempt identify one request of the application to switch up.
@@ -199,6 +199,19 @@ impl Out {
         if self.phase == Phase::Up {
             self.told = self.told.with(rx::CLOSED);
         }
+    }
+
+    /// This node's daemon takes the direction down: no more bytes of it are sent. Was it up?
+    pub(super) fn take_down(&mut self) -> bool {
+        // Its end may have said that it goes down and got no further: then the daemon says the rest.
+        self.takeover |= self.phase == Phase::Left(false) && self.tx_phase == tx::DOWNING;
+        if !self.sends() {
+            return false;
+        }
+        self.phase = Phase::Left(false);
+        self.tx_phase = tx::DOWNING;
+        self.takeover = true;
+        true
     }
 
     /// May bytes be sent on the ring?

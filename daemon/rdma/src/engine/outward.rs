@@ -10,7 +10,7 @@ use super::out::{Ask, OutRing, Phase};
 use super::Pair;
 use crate::verbs::Provider;
 use crate::wire::{Cdc, Place};
-use lane::abi::{loc_index, rx, tx, Cursor, Epoch, Landed, RxWord, TxPhase, TxWords};
+use lane::abi::{loc_index, rx, takeover, tx, Cursor, Epoch, Landed, RxWord, TxPhase, TxWords};
 use std::sync::atomic::{fence, Ordering::*};
 
 impl<P: Provider> Pair<P> {
@@ -25,6 +25,15 @@ impl<P: Provider> Pair<P> {
         // Acquire: pairs with the Release in `TxState::say`; the words stored before it are valid.
         let state = words.state.load(Acquire);
         let (epoch, phase) = (state.epoch(), state.phase());
+        // A helper of this node's daemon may have begun to put the present epoch on TCP, or be done, before the caller
+        // knows and says so ([`Pair::take_down`]). What the application stores when it takes the direction back then
+        // says only that the epoch is over, not how; and the peer's reader may be ready anew.
+        // Acquire: pairs with the Release in `TxState::record`, which precedes the first byte on TCP.
+        let takes = memory.proxy().rx[lane.slot].takeover.load(Acquire);
+        let on_tcp = (takeover::DOWN..=takeover::DONE).contains(&takes.phase());
+        if on_tcp && takes.epoch() == lane.out.epoch && lane.out.take_down() {
+            lane.cdc = true;
+        }
         if matches!(lane.out.phase, Phase::Up) && epoch != lane.out.epoch {
             // The application has left our epoch and announced it, but we did not look in time.
             lane.out.phase = Phase::Left(false);

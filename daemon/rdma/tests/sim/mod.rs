@@ -26,7 +26,7 @@ pub const RAILS: usize = 2;
 pub struct Client {
     id: ClientId,
     pub app: Area,
-    proxy: Area,
+    pub proxy: Area,
     chunk: Arc<Mapping>,
     own: Arc<Mapping>,
     _words: [Arc<Mapping>; 2],

@@ -206,7 +206,7 @@ impl<V: Provider> Rails<V> {
         };
         if let (Some(n), Some(id)) = (self.nodes.get_mut(&l.node), l.engine) {
             if work == Work::Down {
-                n.pair.take_down(id);
+                n.pair.take_down(id, state.epoch());
             } else if l.ending.is_some() {
                 n.pair.finish(id); // nothing will follow
             }
@@ -265,7 +265,7 @@ impl<V: Provider> Rails<V> {
             Found::Held(tx) => {
                 if let ((Some(n), Some(id)), Work::Fin) = (engine, done.work) {
                     if !tx.is_up() {
-                        n.pair.take_down(id); // its frame is under way
+                        n.pair.take_down(id, done.epoch); // its frame is under way
                     }
                 }
                 let moved = l
@@ -282,8 +282,8 @@ impl<V: Provider> Rails<V> {
                     lane::notify::doorbell::ring(remote_group.bell.as_fd());
                 }
                 if let (Some(n), Some(id)) = engine {
-                    n.pair.take_down(id);
-                    n.pair.is_down(id, phase);
+                    n.pair.take_down(id, done.epoch);
+                    n.pair.is_down(id, done.epoch, phase);
                 }
                 l.late_since = None;
                 l.fin &= !done.fin;
