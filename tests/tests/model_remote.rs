@@ -1,6 +1,7 @@
 //! Explores the models of lanes across nodes, and shows that each of their rules is needed.
 //!
-//! `MODEL_STEPS=1` prints the steps of every counter-example.
+//! `MODEL_STEPS=1` prints the steps of every counter-example; `MODEL_ONLY=leave` explores only lanes in configurations
+//! whose names contain that.
 
 #[path = "../src/model/remote.rs"]
 mod remote;
@@ -8,10 +9,12 @@ mod remote;
 use remote::explore::{caught, circle, explore, holds, Due};
 use remote::lane::Lane;
 use remote::state::{Config, End};
-use remote::wake::Wake;
+use remote::steps::{self, Steps};
+use remote::wake::{self, Wake};
 use remote::Bug;
 use std::fmt::Debug;
 use std::hash::Hash;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const STREAM: &str = "every byte once and in order";
 const PARSED: &str = "frames are frames and bytes are bytes";
@@ -31,239 +34,244 @@ fn one() -> Config {
     }
 }
 
-fn all(of: &[(&str, Config)]) {
-    for (what, c) in of {
-        holds(what, explore(Lane(c.clone())));
+/// A stays, and may be outside of every hook for as long as it likes.
+fn sleeps(c: Config) -> Config {
+    Config {
+        end: End::Stays,
+        away: true,
+        ..c
     }
 }
 
-#[test]
-fn ups_and_downs() {
-    let stays = Config {
+fn stays(c: Config) -> Config {
+    Config {
         end: End::Stays,
-        away: true,
-        ..two()
-    };
-    let shuts = Config {
+        ..c
+    }
+}
+
+fn shuts(c: Config) -> Config {
+    Config {
         end: End::Shuts,
-        away: true,
-        ..two()
-    };
-    let up = Config { bytes: 4, ..two() };
-    let downs = Config {
-        downs: 1,
-        ups: 2,
-        ..two()
-    };
-    let full = Config {
-        room: 2,
-        downs: 1,
-        ..two()
-    };
-    let want = Config { wants: 1, ..two() };
-    let asleep = Config {
-        wants: 1,
-        ..stays.clone()
-    };
-    all(&[
-        ("up", up),
-        ("downs", downs),
-        ("down without room", full),
-        ("wish for a down", want),
-        ("wish for a down of a sleeper", asleep),
-        ("shutdown", Config { downs: 1, ..shuts }),
-    ]);
+        ..c
+    }
+}
+
+fn down(c: Config) -> Config {
+    Config { downs: 1, ..c }
+}
+
+fn leaves(c: Config) -> Config {
+    Config { leaves: 1, ..c }
+}
+
+fn wishes(c: Config) -> Config {
+    Config { wants: 1, ..c }
+}
+
+fn a_dies(c: Config) -> Config {
+    Config { a_dies: true, ..c }
+}
+
+fn d1_dies(c: Config) -> Config {
+    Config { d1_dies: true, ..c }
+}
+
+fn d2_dies(c: Config) -> Config {
+    Config { d2_dies: true, ..c }
+}
+
+fn fails(rails: u8, c: Config) -> Config {
+    Config { fails: rails, ..c }
+}
+
+fn cut(c: Config) -> Config {
+    Config { cut: true, ..c }
+}
+
+fn moves(moves: u8, c: Config) -> Config {
+    Config { moves, ..c }
+}
+
+fn ups(ups: u8, c: Config) -> Config {
+    Config { ups, ..c }
+}
+
+fn bytes(bytes: u8, c: Config) -> Config {
+    Config { bytes, ..c }
+}
+
+fn room(room: u8, c: Config) -> Config {
+    Config { room, ..c }
+}
+
+fn inline(c: Config) -> Config {
+    Config { inline: true, ..c }
+}
+
+fn slow(c: Config) -> Config {
+    Config { slow: true, ..c }
+}
+
+fn repaired(c: Config) -> Config {
+    Config { repairs: 1, ..c }
+}
+
+/// A configuration and what is tried there.
+type Named = (&'static str, Config);
+
+fn lane(c: Config) -> Lane {
+    Lane(c, Steps::default())
+}
+
+fn ups_and_downs() -> Vec<Named> {
+    vec![
+        ("up", bytes(4, two())),
+        ("downs", down(ups(2, two()))),
+        ("down without room", room(2, down(two()))),
+        ("wish for a down", wishes(two())),
+        ("wish for a down of a sleeper", wishes(sleeps(two()))),
+        (
+            "shutdown",
+            down(Config {
+                away: true,
+                ..shuts(two())
+            }),
+        ),
+    ]
 }
 
 /// B's socket goes to somebody without a shim.
-#[test]
-fn hand_overs() {
-    let leaves = |c: Config| Config { leaves: 1, ..c };
-    let stays = Config {
-        end: End::Stays,
-        away: true,
-        ..two()
-    };
-    all(&[
-        ("leave", leaves(Config { ups: 2, ..two() })),
-        ("leave a sleeper", leaves(stays)),
-        (
-            "leave and down",
-            leaves(Config {
-                downs: 1,
-                ups: 2,
-                ..one()
-            }),
-        ),
-        ("leave and wish", leaves(Config { wants: 1, ..one() })),
-        (
-            "leave, D2 dies",
-            leaves(Config {
-                d2_dies: true,
-                ..two()
-            }),
-        ),
-        (
-            "leave, A dies",
-            leaves(Config {
-                a_dies: true,
-                ..two()
-            }),
-        ),
-        (
-            "leave, A and D1 die",
-            leaves(Config {
-                a_dies: true,
-                d1_dies: true,
-                ..one()
-            }),
-        ),
-        ("leave, a rail fails", leaves(Config { fails: 1, ..two() })),
+fn hand_overs() -> Vec<Named> {
+    vec![
+        ("leave", leaves(ups(2, two()))),
+        ("leave a sleeper", leaves(sleeps(two()))),
+        ("leave and down", leaves(down(ups(2, one())))),
+        ("leave and wish", leaves(wishes(one()))),
+        ("leave a sleeper, D1 dies", leaves(d1_dies(sleeps(one())))),
+        ("leave after a shutdown", leaves(shuts(two()))),
+        ("leave, D2 dies", leaves(d2_dies(two()))),
+        ("leave, a rail fails", leaves(fails(1, two()))),
+        ("leave, both rails fail", leaves(fails(2, stays(one())))),
+    ]
+}
+
+fn hand_overs_and_deaths() -> Vec<Named> {
+    vec![
+        ("leave, A dies", leaves(a_dies(two()))),
+        ("leave, A dies on the way down", leaves(down(a_dies(one())))),
+        ("leave, A and D1 die", leaves(d1_dies(a_dies(one())))),
         (
             "leave, A dies, a rail fails",
-            leaves(Config {
-                fails: 1,
-                a_dies: true,
-                ..one()
-            }),
+            leaves(a_dies(fails(1, one()))),
         ),
-        (
-            "leave, both rails fail",
-            leaves(Config {
-                fails: 2,
-                end: End::Stays,
-                ..one()
-            }),
-        ),
-    ]);
+    ]
 }
 
-#[test]
-fn deaths() {
-    let a = |c: Config| Config { a_dies: true, ..c };
-    let d1 = |c: Config| Config { d1_dies: true, ..c };
-    let d2 = |c: Config| Config { d2_dies: true, ..c };
-    let down = |c: Config| Config { downs: 1, ..c };
-    let shuts = Config {
-        end: End::Shuts,
+fn deaths() -> Vec<Named> {
+    let sleeps_or_shuts = Config {
         away: true,
-        ..one()
+        ..shuts(one())
     };
-    let sleeps = Config {
-        end: End::Stays,
-        ..shuts.clone()
-    };
-    all(&[
-        ("A dies", a(down(one()))),
-        ("D1 dies", d1(two())),
-        ("D2 dies", d2(two())),
-        ("A and D1 die", a(d1(two()))),
-        ("A and D1 die on the way down", a(d1(down(one())))),
-        ("both daemons die", d1(d2(two()))),
-        ("all die", a(d1(d2(one())))),
-        ("D1 dies after a shutdown", d1(shuts)),
-        ("D1 dies, A sleeps", a(d1(sleeps))),
-        ("D1 dies, a rail fails", d1(Config { fails: 1, ..one() })),
-        ("D2 dies, both rails fail", d2(Config { fails: 2, ..one() })),
-    ]);
+    vec![
+        ("A dies", a_dies(down(one()))),
+        ("D1 dies", d1_dies(two())),
+        ("D2 dies", d2_dies(two())),
+        ("A and D1 die", a_dies(d1_dies(two()))),
+        ("A and D1 die on the way down", a_dies(d1_dies(down(one())))),
+        ("both daemons die", d1_dies(d2_dies(two()))),
+        ("all die", a_dies(d1_dies(d2_dies(one())))),
+        ("D1 dies after a shutdown", d1_dies(sleeps_or_shuts)),
+        ("D1 dies, A sleeps", a_dies(d1_dies(sleeps(one())))),
+        ("D1 dies, a rail fails", d1_dies(fails(1, one()))),
+        ("D2 dies, both rails fail", d2_dies(fails(2, one()))),
+    ]
 }
 
-#[test]
-#[expect(clippy::too_many_lines)]
-fn rails() {
-    let fails = |fails, c: Config| Config { fails, ..c };
-    let stays = Config {
-        end: End::Stays,
-        away: true,
-        ..one()
-    };
-    all(&[
-        ("a rail fails", fails(1, Config { bytes: 4, ..two() })),
-        (
-            "a rail fails, down",
-            fails(
-                1,
-                Config {
-                    downs: 1,
-                    ups: 2,
-                    ..one()
-                },
-            ),
-        ),
-        (
-            "a rail fails, A dies",
-            fails(
-                1,
-                Config {
-                    a_dies: true,
-                    ..two()
-                },
-            ),
-        ),
-        (
-            "control is cut",
-            Config {
-                cut: true,
-                downs: 1,
-                ups: 2,
-                ..two()
-            },
-        ),
-        (
-            "both rails fail, A dies",
-            fails(
-                2,
-                Config {
-                    a_dies: true,
-                    end: End::Stays,
-                    ..one()
-                },
-            ),
-        ),
+fn rails() -> Vec<Named> {
+    vec![
+        ("a rail fails", fails(1, bytes(4, two()))),
+        ("a rail fails, down", fails(1, down(ups(2, one())))),
+        ("a rail fails, A dies", fails(1, a_dies(two()))),
+        ("control is cut", cut(down(ups(2, two())))),
+        ("both rails fail, A dies", fails(2, a_dies(stays(one())))),
         ("both rails fail", fails(2, one())),
-        ("both rails fail, A sleeps", fails(2, stays)),
+        ("both rails fail, A sleeps", fails(2, sleeps(one()))),
+        ("both rails fail, control is cut", fails(2, cut(one()))),
+        ("rails come back", fails(2, repaired(ups(2, stays(one()))))),
+        ("moves", moves(2, bytes(4, two()))),
+        ("moves and downs", moves(1, down(ups(2, one())))),
+    ]
+}
+
+/// Bytes that travel behind their message, and D2's messages that take their time.
+fn messages() -> Vec<Named> {
+    vec![
+        ("inline bytes", inline(bytes(4, two()))),
+        ("inline bytes, a rail fails", inline(fails(1, two()))),
+        ("inline bytes, moves", inline(moves(2, bytes(3, two())))),
+        ("slow answers", slow(down(ups(2, one())))),
+        ("slow answers, leave", slow(leaves(two()))),
+        ("slow answers, leave and down", slow(leaves(down(one())))),
+        ("slow answers, a rail fails", slow(fails(1, two()))),
         (
-            "both rails fail, control is cut",
-            fails(2, Config { cut: true, ..one() }),
+            "slow answers, leave, a rail fails",
+            slow(leaves(fails(1, stays(one())))),
         ),
+        ("slow answers, both rails fail", slow(fails(2, one()))),
         (
-            "rails come back",
-            fails(
-                2,
-                Config {
-                    repairs: 1,
-                    ups: 2,
-                    end: End::Stays,
-                    ..one()
-                },
-            ),
+            "slow answers, rails come back",
+            slow(fails(2, repaired(stays(one())))),
         ),
-        (
-            "moves",
-            Config {
-                moves: 2,
-                bytes: 4,
-                ..two()
-            },
-        ),
-        (
-            "moves and downs",
-            Config {
-                moves: 1,
-                downs: 1,
-                ups: 2,
-                ..one()
-            },
-        ),
-    ]);
+        ("slow answers, A dies", slow(a_dies(down(one())))),
+    ]
+}
+
+/// All rules at work: nothing goes wrong, and every step of the model is made in some exploration.
+#[test]
+fn lanes() {
+    let only = std::env::var("MODEL_ONLY").unwrap_or_default();
+    let groups = [
+        hand_overs_and_deaths(),
+        deaths(),
+        rails(),
+        messages(),
+        hand_overs(),
+        ups_and_downs(),
+    ];
+    let mut all = groups.concat();
+    all.retain(|(what, _)| what.contains(&only));
+    let (steps, next) = (Steps::default(), AtomicUsize::new(0));
+    let work = || {
+        // Relaxed: nothing else is shared through it.
+        while let Some((what, c)) = all.get(next.fetch_add(1, Relaxed)) {
+            holds(what, explore(Lane(c.clone(), steps.clone())));
+        }
+    };
+    std::thread::scope(|s| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
+            s.spawn(work);
+        }
+    });
+    if only.is_empty() {
+        steps.complete(steps::LANE);
+    }
 }
 
 #[test]
 fn sleepers() {
+    let made = Steps::default();
     for (size, poll) in [(2, false), (4, true)] {
-        let bug = None;
-        holds("sleepers", explore(Wake { size, poll, bug }));
+        let (bug, steps) = (None, made.clone());
+        let wake = Wake {
+            size,
+            poll,
+            bug,
+            steps,
+        };
+        holds("sleepers", explore(wake));
     }
+    made.complete(wake::STEPS);
 }
 
 /// No end or daemon is busy for ever without getting anywhere.
@@ -279,22 +287,13 @@ fn nobody_spins() {
         eprintln!("no circles: {states} states");
         assert_eq!(circle, None);
     }
-    no(Lane(Config {
-        leaves: 1,
-        fails: 1,
-        ..one()
-    }));
-    no(Lane(Config {
-        leaves: 1,
-        a_dies: true,
-        ..one()
-    }));
-    no(Lane(Config {
-        downs: 1,
-        d1_dies: true,
+    no(lane(leaves(fails(1, one()))));
+    no(lane(leaves(a_dies(one()))));
+    no(lane(down(d1_dies(Config {
         away: true,
         ..one()
-    }));
+    }))));
+    no(lane(slow(leaves(fails(1, stays(one()))))));
 }
 
 fn try_(bug: Bug, c: Config, by: &[&str]) {
@@ -302,184 +301,110 @@ fn try_(bug: Bug, c: Config, by: &[&str]) {
         bug: Some(bug),
         ..c
     };
-    caught(bug, explore(Lane(bugged)), by);
+    caught(bug, explore(lane(bugged)), by);
 }
 
-/// Every rule is needed: without it, the checker finds the harm.
+// Every rule is needed: without it, the checker finds the harm.
+
 #[test]
 fn mutations_of_the_switch() {
-    let leaves = Config { leaves: 1, ..two() };
-    let downs = Config { downs: 1, ..two() };
-    try_(Bug::NoAsk, downs.clone(), &[PARSED]);
-    let both = Config {
-        leaves: 1,
-        ..downs.clone()
-    };
+    try_(Bug::NoAsk, down(two()), &[PARSED]);
+    let both = slow(leaves(down(two())));
     try_(Bug::LookBeforeSwitch, both, &[PARSED]);
-    try_(
-        Bug::RefuseOnWish,
-        Config { wants: 1, ..two() },
-        &[HONEST, PARSED],
-    );
-    let moves = Config {
-        moves: 1,
-        downs: 1,
-        ups: 2,
-        ..one()
-    };
-    try_(
-        Bug::SwitchTwice,
-        moves,
-        &[STREAM, PARSED, HONEST, RESET, STUCK],
-    );
-    try_(Bug::NoQuery, Config { fails: 2, ..one() }, &[RESET]);
-    try_(Bug::HeadStays, Config { ups: 2, ..downs }, &[HONEST]);
-    try_(Bug::LeaveAtOnce, leaves.clone(), &[PARSED]);
-    try_(Bug::RevokeByFrame, leaves.clone(), &[RESET]);
-    let cut = Config {
-        leaves: 1,
-        fails: 2,
-        cut: true,
-        end: End::Stays,
-        ..one()
-    };
-    try_(Bug::RevokeWithoutPath, cut, &[RESET]);
-    let fails = Config {
-        leaves: 1,
-        fails: 2,
-        cut: true,
-        end: End::Stays,
-        ..one()
-    };
-    try_(Bug::FrameOnlyWhenSaid, fails, &[RESET]);
-    try_(
-        Bug::TakeBack,
-        Config {
-            ups: 2,
-            ..leaves.clone()
-        },
-        &[HONEST, STREAM],
-    );
-    let d1 = Config {
-        d1_dies: true,
-        ..leaves.clone()
-    };
-    try_(Bug::ResumeOrphan, d1, &[RESET]);
-    try_(Bug::FinBehindPrefix, leaves, &[RESET]);
+    try_(Bug::RefuseOnWish, wishes(two()), &[HONEST, PARSED]);
+    let again = leaves(fails(1, one()));
+    try_(Bug::SwitchTwice, again, &[HONEST, RESET]);
+    try_(Bug::NoQuery, fails(2, one()), &[RESET]);
+    let lost = leaves(fails(2, stays(one())));
+    try_(Bug::QueryForgets, lost, &[PARSED]);
+    let again = slow(fails(2, repaired(stays(one()))));
+    try_(Bug::AnyAttempt, again, &[RESET, PARSED, STREAM, HONEST]);
+    try_(Bug::HeadStays, down(ups(2, two())), &[HONEST]);
+}
+
+#[test]
+fn mutations_of_the_hand_over() {
+    try_(Bug::LeaveAtOnce, leaves(two()), &[PARSED]);
+    try_(Bug::RevokeByFrame, leaves(two()), &[RESET]);
+    let lost = leaves(fails(2, cut(stays(one()))));
+    try_(Bug::RevokeWithoutPath, lost.clone(), &[RESET]);
+    try_(Bug::FrameOnlyWhenSaid, lost, &[RESET]);
+    try_(Bug::TakeBack, leaves(ups(2, two())), &[HONEST, STREAM]);
+    try_(Bug::ResumeOrphan, leaves(d1_dies(two())), &[RESET]);
+    try_(Bug::FinBehindPrefix, leaves(two()), &[RESET]);
+    try_(Bug::WaitForWord, leaves(d2_dies(two())), &[RESET]);
+    let dies = leaves(down(a_dies(one())));
+    try_(Bug::DownUntold, dies, &[RESET]);
 }
 
 #[test]
 fn mutations_of_the_rails() {
-    let fails = Config { fails: 1, ..two() };
-    let moves = Config {
-        moves: 1,
-        bytes: 3,
-        ..two()
-    };
-    try_(Bug::OldSnapshots, moves.clone(), &[HONEST, STREAM]);
-    try_(Bug::SnapshotIsEvent, fails.clone(), &[RESET, STUCK]);
-    try_(
-        Bug::NoWaitForDelete,
-        Config {
-            bytes: 4,
-            ..fails.clone()
-        },
-        &[STREAM],
-    );
-    try_(Bug::NoRewrite, fails, &[STREAM]);
-    try_(Bug::MoveUndrained, moves, &[STREAM]);
+    let moved = moves(1, bytes(3, two()));
+    try_(Bug::OldSnapshots, moved.clone(), &[HONEST, STREAM]);
+    try_(Bug::SnapshotIsEvent, fails(1, two()), &[RESET, STUCK]);
+    let answers = slow(fails(1, one()));
+    try_(Bug::AnswerIsEvent, answers, &[RESET, STUCK]);
+    try_(Bug::NoWaitForDelete, fails(1, bytes(4, two())), &[STREAM]);
+    try_(Bug::NoRewrite, fails(1, two()), &[STREAM]);
+    let behind = inline(fails(1, bytes(3, two())));
+    try_(Bug::InlineIsThere, behind.clone(), &[STREAM]);
+    try_(Bug::NoValidate, behind, &[HONEST]);
+    try_(Bug::MoveUndrained, moved, &[STREAM]);
     try_(Bug::CdcElsewhere, two(), &[STREAM]);
-    try_(Bug::NoWantDown, Config { fails: 2, ..one() }, &[STUCK]);
+    for c in [stays(one()), sleeps(one())] {
+        try_(Bug::NoWantDown, fails(2, c), &[STUCK]);
+    }
 }
 
 #[test]
 fn mutations_of_the_end() {
-    let die = Config {
-        a_dies: true,
-        d1_dies: true,
-        ..one()
-    };
-    let down = Config {
-        downs: 1,
-        ..die.clone()
-    };
-    try_(Bug::DownWithoutLength, down.clone(), &[EOF]);
-    try_(Bug::LeaveBeforeRest, Config { leaves: 1, ..down }, &[EOF]);
+    let die = a_dies(d1_dies(one()));
+    let broken_off = down(die.clone());
+    try_(Bug::DownWithoutLength, broken_off.clone(), &[EOF]);
+    try_(Bug::LeaveBeforeRest, leaves(broken_off), &[EOF]);
     try_(Bug::BareFinIsEnd, die.clone(), &[EOF]);
-    try_(Bug::EndWhileRevoking, Config { leaves: 1, ..die }, &[EOF]);
+    try_(Bug::EndWhileRevoking, leaves(die), &[EOF]);
     try_(Bug::FinWithoutRing, two(), &[EOF]);
-    try_(
-        Bug::FinOnCompletion,
-        Config {
-            d2_dies: true,
-            ..two()
-        },
-        &[HONEST],
-    );
+    try_(Bug::FinOnCompletion, d2_dies(two()), &[HONEST]);
     try_(Bug::NoFin, two(), &[RESET]);
+    try_(Bug::NoFlush, down(a_dies(one())), &[STUCK]);
 }
 
 #[test]
 fn mutations_of_takeover() {
-    let sleeps = Config {
-        away: true,
-        end: End::Stays,
-        fails: 2,
-        ..one()
-    };
-    let dies = Config {
-        a_dies: true,
-        downs: 1,
-        ..one()
-    };
-    let shuts = Config {
-        d1_dies: true,
-        end: End::Shuts,
-        ..two()
-    };
-    try_(
-        Bug::NoTakeover,
-        Config {
-            a_dies: true,
-            ..two()
-        },
-        &[STUCK, RESET],
-    );
-    try_(Bug::NoTakeover, sleeps.clone(), &[STUCK, RESET]);
-    try_(Bug::NoLock, sleeps, &[PARSED, STREAM]);
-    try_(Bug::NoSteal, shuts, &[STUCK]);
-    try_(Bug::ForgetDowning, dies.clone(), &[STUCK]);
-    try_(Bug::TrustRecord, dies, &[PARSED, STREAM]);
-    let leaves = Config {
-        a_dies: true,
-        leaves: 1,
-        ..two()
-    };
-    try_(Bug::ModeBeforeWord, leaves, &[RESET]);
-    try_(
-        Bug::IgnoreDaemon,
-        Config {
-            d1_dies: true,
-            ..two()
-        },
-        &[STUCK],
-    );
+    let lost = fails(2, sleeps(one()));
+    try_(Bug::NoTakeover, a_dies(two()), &[STUCK, RESET]);
+    try_(Bug::NoTakeover, lost.clone(), &[STUCK, RESET]);
+    try_(Bug::NoLock, lost.clone(), &[PARSED, STREAM]);
+    try_(Bug::NoLookAtTakeover, lost.clone(), &[PARSED, STREAM]);
+    try_(Bug::NoDone, lost.clone(), &[HONEST]);
+    try_(Bug::AwaitResult, leaves(shuts(one())), &[RESET]);
+    let anew = ups(2, fails(2, repaired(shuts(one()))));
+    try_(Bug::AwaitResult, anew, &[HONEST]);
+    try_(Bug::NoReclaim, d1_dies(shuts(two())), &[STUCK]);
+    try_(Bug::ForgetDowning, room(2, lost), &[STUCK]);
+    let dies = a_dies(down(one()));
+    try_(Bug::TrustRecord, dies.clone(), &[PARSED, STREAM]);
+    try_(Bug::NoRecord, dies, &[HONEST]);
+    try_(Bug::ModeBeforeWord, leaves(a_dies(two())), &[HONEST]);
+    try_(Bug::IgnoreDaemon, d1_dies(two()), &[STUCK]);
 }
 
 #[test]
 fn mutations_of_the_sleepers() {
     for (bug, size) in [
         (Bug::SilentWish, 2),
-        (Bug::LocalThreshold, 4),
+        (Bug::SilentReader, 4),
         (Bug::SleepWithoutLook, 2),
         (Bug::ArmWithoutPoll, 2),
-        (Bug::NoLookForWish, 2),
+        (Bug::NoLookForSleeper, 2),
         (Bug::LostCursor, 4),
     ] {
         let wake = Wake {
             size,
             poll: true,
             bug: Some(bug),
+            steps: Steps::default(),
         };
         caught(bug, explore(wake), &[STUCK]);
     }

@@ -14,6 +14,8 @@ pub trait Due: Model {
 /// What came of an exploration.
 pub struct Explored {
     pub states: usize,
+    /// Steps from one state to another.
+    pub steps: usize,
     /// The name of a property that does not hold and the steps that show it.
     pub failure: Option<(String, String)>,
 }
@@ -52,13 +54,14 @@ where
     });
     Explored {
         states: checker.unique_state_count(),
+        steps: checker.state_count(),
         failure,
     }
 }
 
 /// Insists that every property of the model holds.
 pub fn holds(what: &str, e: Explored) {
-    eprintln!("{what}: {} states", e.states);
+    eprintln!("{what}: {} states, {} steps", e.states, e.steps);
     if let Some((name, steps)) = e.failure {
         panic!("{what}: \"{name}\" does not hold:\n{steps}");
     }

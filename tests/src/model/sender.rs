@@ -4,7 +4,7 @@ use super::state::sender::*;
 use super::state::{Act as Any, Config, End, Fault, Phase, State, Word, RING, UNSEEN};
 use super::tcp::{No, Unit};
 use super::Bug;
-use lane::abi::rx::{self, Flag};
+use lane::abi::rx;
 
 pub fn due(n: &State, c: &Config, out: &mut Vec<Any>) {
     let s = &n.s;
@@ -57,7 +57,7 @@ pub fn free(n: &State, c: &Config, out: &mut Vec<Any>) {
         if n.downs > 0 {
             out.push(Any::Sender(Act::Down));
         }
-        if asks(w) {
+        if w.asks() {
             out.push(Any::Sender(Act::Look));
         }
     }
@@ -138,22 +138,10 @@ fn answer(n: &mut State, c: &Config, w: Word) {
     }
 }
 
-/// Does the receiver's word ask for something?
-fn asks(w: Word) -> bool {
-    Flag::ALL.iter().any(|&flag| match flag {
-        Flag::Revoked | Flag::WantDown => w.has(flag.value()),
-        Flag::Ready => false,
-        // (The reader of this model dies or reads to the end.)
-        Flag::Closed => false,
-        // Only between nodes.
-        Flag::Accepted | Flag::Past => false,
-    })
-}
-
 /// Something in the receiver's word to act upon.
 fn asked(n: &State) -> bool {
     let w = n.w.word;
-    w.epoch == n.s.epoch && asks(w)
+    w.epoch == n.s.epoch && w.asks()
 }
 
 fn refresh(n: &mut State) {

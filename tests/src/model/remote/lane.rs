@@ -1,46 +1,20 @@
 //! State, actions and properties of one direction of a lane across nodes; the steps
 //! are in `sender` (A, and D1 when it acts for A), `daemons`, `network` and `receiver`.
 
-use super::daemons;
 use super::explore::Due;
-use super::network;
-use super::receiver;
-use super::sender;
-use super::state::daemons::{Proxy, D1, D2};
+use super::state::daemons::{Act as Daemon, Out, Proxy, Step, D1, D2};
 use super::state::network::Net;
-use super::state::receiver::Receiver;
-use super::state::sender::{Mode, Sender, Who};
+use super::state::receiver::{Mode as Receives, Receiver};
+use super::state::sender::{Mode, Sender};
 use super::state::*;
+use super::steps::{self, Steps};
 use super::tcp::Tcp;
+use super::{daemons, network, receiver, resets, sender, takeover};
 use stateright::{Model, Property};
 
 impl State {
     fn over(&self) -> bool {
         self.fault.is_some() || self.reset || self.b.eof
-    }
-
-    fn deadline(&mut self, c: &Config) {
-        let lost = !self.path();
-        let causes = c.downs + c.wants + c.fails > 0 || self.d1.dead || self.d2.dead;
-        let fair = match () {
-            // A switch in doubt.
-            _ if self.a.mode == Mode::Ask && lost => true,
-            _ if !self.b.leaving => false,
-            // A frame cannot be taken out from behind bytes that nobody has read; without a path,
-            // nobody tells whether there will be one.
-            _ if self.b.behind_prefix() && (lost || self.a.framed() && causes) => true,
-            // A revocation was answered without a frame, and nobody is left to say so.
-            _ if lost && self.a.plain() => true,
-            // Those who could answer are gone.
-            _ if self.gone() && self.d1.dead => true,
-            // TCP may have no room for everything.
-            _ => c.room < c.bytes * 2 + 2,
-        };
-        if fair {
-            self.reset = true;
-        } else {
-            self.fault(Fault::Reset);
-        }
     }
 
     /// Is everything as it should be when nothing happens any more?
@@ -71,9 +45,13 @@ impl State {
         daemons::due(self, c, out);
         network::due(self, out);
         receiver::due(self, out);
-        // D1 resets for an application that is gone; if D1 is dead, too, the kernel has closed.
-        let asks = self.a.mode == Mode::Ask && !(self.gone() && self.d1.dead);
-        if out.is_empty() && (self.b.leaving || asks) {
+        if !out.is_empty() {
+            return;
+        }
+        let asks = matches!(self.d1.out, Out::Asking { .. }) && !self.d1.dead;
+        if takeover::waits(self, c) {
+            out.push(Act::Daemon(Daemon::Takeover(Step::Late)));
+        } else if self.b.leaving || asks {
             out.push(Act::Deadline);
         }
     }
@@ -97,10 +75,48 @@ impl State {
             out.push(Act::KillD2);
         }
     }
+
+    /// Forgets what will not be used again, so that states that differ in nothing else are one.
+    fn tidy(&mut self) {
+        let b = &mut self.b;
+        let of = |m: Receives| b.mode == m || b.mode == Receives::Revoking && b.was == m;
+        if !of(Receives::Prefix) {
+            b.limit = 0;
+        }
+        if !matches!(
+            b.mode,
+            Receives::Last | Receives::Skip | Receives::Rest | Receives::Fin
+        ) {
+            (b.skip, b.rest) = (0, 0);
+        }
+        if b.mode != Receives::Revoking {
+            b.was = Receives::Tcp;
+        }
+        let h = &mut self.a.half;
+        if h.mode != Mode::Drain {
+            (h.frame, h.from, h.done) = (None, 0, 0);
+        }
+        self.renumber();
+    }
+
+    /// Only the order of messages counts.
+    fn renumber(&mut self) {
+        let rails = self.net.rails.iter_mut();
+        let under_way = rails.flat_map(|r| r.flight.iter_mut().chain(&mut r.arrived));
+        let mut all: Vec<&mut u8> = under_way.map(|m| &mut m.seq).collect();
+        all.extend([&mut self.d1.seq, &mut self.d2.seq]);
+        all.sort();
+        let (mut last, mut number) = (None, 0);
+        for seq in all {
+            number += u8::from(last.is_some_and(|l| l != *seq));
+            last = Some(*seq);
+            *seq = number;
+        }
+    }
 }
 
-/// The model: the state above under a configuration.
-pub struct Lane(pub Config);
+/// The model: the state above under a configuration. It counts its steps.
+pub struct Lane(pub Config, pub Steps);
 
 impl Due for Lane {
     fn due(&self, s: &State, out: &mut Vec<Act>) {
@@ -116,11 +132,11 @@ impl Model for Lane {
         let c = &self.0;
         vec![State {
             a: Sender::new(),
-            proxy: Proxy::default(),
+            proxy: Proxy::new(),
             d1: D1::new(),
             net: Net::new(),
-            d2: D2::new(),
-            sink: [0; RING as usize],
+            d2: D2::new(c.slow),
+            sink: [u8::MAX; RING as usize],
             b: Receiver::new(),
             tcp: Tcp::new(c.room),
             sent: 0,
@@ -131,6 +147,8 @@ impl Model for Lane {
             fails: c.fails,
             repairs: c.repairs,
             moves: c.moves,
+            asks: c.ups + c.repairs + 1,
+            came: Came::No,
             reset: false,
             fault: None,
         }]
@@ -146,32 +164,25 @@ impl Model for Lane {
         let mut n = last.clone();
         match act {
             Act::A(a) => sender::step(&mut n, c, a),
-            Act::Takeover => sender::locked(&mut n, c, Who::D1),
             Act::Daemon(a) => daemons::step(&mut n, c, a),
-            Act::Net(a) => network::step(&mut n, a),
+            Act::Net(a) => network::step(&mut n, c, a),
             Act::B(a) => receiver::step(&mut n, c, a),
             Act::Deliver => n.tcp.deliver(),
-            Act::KillA => {
-                n.a.dead = true;
-                n.a.away = false;
-                sender::died(&mut n, c, Who::A);
-            }
+            Act::KillA => sender::died(&mut n),
             Act::KillD1 => {
-                n.d1.dead = true;
+                takeover::d1_died(&mut n);
                 network::d1_died(&mut n);
-                sender::died(&mut n, c, Who::D1);
             }
-            Act::KillD2 => {
-                n.d2.dead = true;
-                network::d2_died(&mut n);
-            }
-            Act::Deadline => n.deadline(c),
+            Act::KillD2 => network::d2_died(&mut n),
+            Act::Deadline => resets::give_up(&mut n, c),
         }
         n.kernel_close();
-        if !n.d1.dead {
-            daemons::show(&mut n, c);
+        n.tidy();
+        if n == *last {
+            return None;
         }
-        (n != *last).then_some(n)
+        self.1.made(steps::of(last, c, act, &n));
+        Some(n)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {

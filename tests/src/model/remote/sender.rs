@@ -1,322 +1,295 @@
-//! The sending half, and the lock under which A works on it and D1 acts for A.
-//!
-//! What is here of A outlives it: its words, its ring, and its private state (in the family table,
-//! which D1 maps). Whoever holds the lock may be killed between any two steps; the other one then
-//! finds only what is stored, and the kernel's count of what TCP has accepted.
+//! A: its calls, and what it does when its daemon is gone.
 
-use super::daemons;
+use super::half::{answer, of, resume_as, run, whole};
 use super::state::sender::*;
-use super::state::{Act as Any, Config, End, Fault, Phase, State, TxWords, Word, RING, UNSEEN};
+use super::state::{Act as Any, Came, Config, End, Fault, Phase, State, TxWords, Word, RING};
 use super::tcp::Unit;
 use super::Bug;
+use lane::abi::rx;
 
-/// The proxy's word, if it asks for something in A's epoch.
-fn asked(n: &State, c: &Config) -> Option<Word> {
-    let w = n.proxy.word;
-    let orphan = n.d1.dead && c.bug != Some(Bug::IgnoreDaemon);
-    let silent = orphan && c.bug != Some(Bug::ResumeOrphan);
-    let asks = w.epoch == n.a.epoch && (w.want || w.revoked);
-    (asks || orphan).then_some(Word {
-        // D1 is dead: nobody would tell B the answer. A frame needs nobody.
-        revoked: w.revoked && w.epoch == n.a.epoch && !silent,
-        ..w
-    })
-}
-
-fn begin(n: &State, c: &Config) -> Option<At> {
-    asked(n, c).map(|w| match w.revoked {
-        true => At::Resume(n.path()),
-        false => At::Downing,
-    })
-}
-
-/// What there is to do for somebody who takes the lock.
-fn task(n: &State, c: &Config, who: Who) -> Option<At> {
-    let t = &n.a;
-    let ending = n.gone() || t.shut;
-    match t.mode {
-        Mode::Ask => {
-            let w = n.proxy.word;
-            if w.epoch != t.epoch || w.revoked {
-                Some(At::Say(Phase::Resumed))
-            } else {
-                w.accepted.then_some(At::GoRing)
-            }
-        }
-        // Somebody died on the way down.
-        Mode::Ring if t.w.phase == Phase::Downing && c.bug != Some(Bug::ForgetDowning) => {
-            Some(At::DowningLook)
-        }
-        Mode::Ring => begin(n, c).or_else(|| {
-            let fin = ending && who == Who::D1 && daemons::finished(n, c);
-            let bare = c.bug == Some(Bug::NoFin);
-            fin.then_some(if bare { At::Shut } else { At::FinBegin })
-        }),
-        Mode::Drain | Mode::Fin => {
-            let done = if t.stale { count(n, c) } else { t.done };
-            let more = t.unit(done, c).is_some();
-            (!more || n.tcp.writable()).then_some(At::Send)
-        }
-        Mode::Tcp => (ending && !n.tcp.fin).then_some(At::Shut),
+/// How far a takeover of the present epoch is: `TxState::takeover_phase`.
+fn takeover(n: &State) -> Taken {
+    let a = &n.a;
+    let epoch = match a.half.mode {
+        Mode::Ask => a.w.epoch,
+        Mode::Ring | Mode::Drain => a.half.epoch,
+        Mode::Tcp | Mode::Switch => return Taken::None,
+    };
+    let t = n.proxy.takeover;
+    match t.epoch == epoch && a.reclaimed != epoch {
+        true => t.phase,
+        false => Taken::None,
     }
 }
 
-/// Units of a drain that TCP has, as whoever takes it over finds out.
-fn count(n: &State, c: &Config) -> u8 {
-    if c.bug == Some(Bug::TrustRecord) {
-        n.a.done
-    } else {
-        n.tcp.total - n.a.tcp_pos0
+/// Does D1 have the direction?
+fn held(n: &State) -> bool {
+    match takeover(n) {
+        Taken::None | Taken::Done => false,
+        Taken::Taken | Taken::Down | Taken::Fin | Taken::Plain => true,
+    }
+}
+
+/// Does A leave it alone?
+fn waits(n: &State, c: &Config) -> bool {
+    held(n) && c.bug != Some(Bug::NoLookAtTakeover)
+}
+
+fn has_answer(n: &State) -> bool {
+    let w = n.proxy.word;
+    w.epoch != n.a.w.epoch || w.has(rx::ACCEPTED | rx::REVOKED)
+}
+
+/// What there is to do, besides sending: `TxState::has_work`, and the end of the daemon.
+fn task(n: &State, c: &Config) -> Option<Call> {
+    let orphan = n.d1.dead && c.bug != Some(Bug::IgnoreDaemon);
+    let (done, held) = (takeover(n) == Taken::Done, waits(n, c));
+    let look = |if_: bool| if_.then_some(Call::Look);
+    match n.a.half.mode {
+        // A shutdown that came too early for D1.
+        Mode::Tcp => (n.a.shut && !n.tcp.fin && orphan).then_some(Call::End),
+        Mode::Ring | Mode::Ask if orphan => {
+            (c.bug != Some(Bug::NoReclaim) || !held).then_some(Call::Reclaim)
+        }
+        Mode::Drain if orphan && (held || done) => {
+            (c.bug != Some(Bug::NoReclaim)).then_some(Call::Reclaim)
+        }
+        Mode::Ring => look(done || !held && answer(n, Who::A).is_some()),
+        Mode::Ask => look(done || !held && has_answer(n)),
+        Mode::Drain => look(done || !held && n.tcp.writable()),
+        Mode::Switch => unreachable!("it is part of one step here"),
     }
 }
 
 pub fn due(n: &State, c: &Config, out: &mut Vec<Any>) {
-    let t = &n.a;
-    let unlocked = c.bug == Some(Bug::NoLock);
-    let free = |who: Who| t.hands[1 - who as usize].is_none() || unlocked;
-    let may = |who: Who| t.hands[who as usize].is_some() || task(n, c, who).is_some();
-    // D1 acts for an application that is gone, that has shut, or that sleeps outside of every hook.
-    let takeover = n.gone() || t.away || t.shut || t.hands[1].is_some();
-    if !n.d1.dead && takeover && free(Who::D1) && may(Who::D1) && c.bug != Some(Bug::NoTakeover) {
-        out.push(Any::Takeover);
-    }
-    if n.gone() || t.away {
+    let (a, h) = (&n.a, &n.a.half);
+    if n.gone() || a.away {
         return;
     }
-    if free(Who::A) && may(Who::A) {
-        out.push(Any::A(Act::Locked));
+    let more = n.sent < c.bytes && !a.shut;
+    // Native calls need no lock.
+    if more && h.mode == Mode::Tcp && n.tcp.writable() {
+        out.push(Any::A(Act::Native));
     }
-    if t.hands[0].is_some() || !free(Who::A) {
+    if h.at.is_some() {
+        out.push(Any::A(Act::Step));
         return;
     }
-    if n.sent < c.bytes && !t.shut {
-        let space = t.head - t.peer_cursor.max(n.proxy.cursor) < RING;
-        match t.mode {
-            Mode::Tcp if n.tcp.writable() => out.push(Any::A(Act::Native)),
-            Mode::Ring if space && t.w.phase == Phase::Up => out.push(Any::A(Act::Send)),
-            _ => {}
+    let mut call = |call| out.push(Any::A(Act::Call(call)));
+    if let Some(t) = task(n, c) {
+        call(t);
+    }
+    if more {
+        let space = a.head - h.peer_cursor.max(n.proxy.cursor) < RING;
+        if h.mode == Mode::Ring && space && !waits(n, c) {
+            call(Call::Send);
         }
-    } else if c.end != End::Stays && !t.shut {
-        out.push(Any::A(Act::End));
+    } else if c.end != End::Stays && !a.shut {
+        call(Call::End);
     }
 }
 
 pub fn free(n: &State, c: &Config, out: &mut Vec<Any>) {
-    let t = &n.a;
-    if t.away {
+    let (a, h) = (&n.a, &n.a.half);
+    if a.away {
         out.push(Any::A(Act::Back));
         return;
     }
-    if n.gone() || t.hands[0].is_some() {
+    if n.gone() || h.at.is_some() {
         return;
     }
     if c.away {
         out.push(Any::A(Act::Away));
     }
-    if t.hands[1].is_some() || t.shut {
+    if a.shut || waits(n, c) {
         return;
     }
     let w = n.proxy.word;
-    let ready = w.ready && !(w.want || w.revoked || w.accepted) && w.epoch > t.epoch;
-    if t.mode == Mode::Tcp && ready && !n.d1.dead {
+    let ready = w == Word::ready(w.epoch) && w.epoch > h.epoch;
+    if h.mode == Mode::Tcp && ready && !n.d1.dead && n.asks > 0 {
         out.push(Any::A(Act::Up));
     }
-    if t.mode == Mode::Ring && t.w.phase == Phase::Up && n.downs > 0 {
-        out.push(Any::A(Act::Down));
+    if h.mode == Mode::Ring && n.downs > 0 {
+        out.push(Any::A(Act::Call(Call::Down)));
     }
-}
-
-fn refresh(n: &mut State) {
-    let c = n.proxy.cursor.max(n.a.peer_cursor);
-    if c > n.a.head {
-        n.fault(Fault::Impossible);
-        return;
-    }
-    n.a.peer_cursor = c;
 }
 
 pub fn step(n: &mut State, c: &Config, act: Act) {
     match act {
-        Act::Locked => locked(n, c, Who::A),
         Act::Native => {
             n.tcp.send(Unit::Byte(n.sent));
-            n.a.tcp_pos += 1;
+            n.a.half.tcp_pos += 1;
             n.sent += 1;
         }
-        Act::Send => {
-            refresh(n);
-            n.a.ring[(n.a.head % RING) as usize] = n.sent;
-            n.a.head += 1;
-            n.sent += 1;
-            n.a.hands[0] = Some(At::Look);
+        Act::Call(call) => {
+            n.downs -= u8::from(call == Call::Down);
+            locked(n, c, Some(At::Taken(call)));
         }
-        Act::Up => {
-            let t = &mut n.a;
-            t.epoch = n.proxy.word.epoch;
-            t.peer_cursor = t.head;
-            t.w = TxWords {
-                epoch: t.epoch,
-                phase: Phase::Up,
-                tcp_pos: t.tcp_pos,
-                start: t.head,
-            };
-            (t.tcp_pos0, t.done, t.frame) = (t.tcp_pos, 0, None);
-            t.told = true;
-            t.mode = if c.bug == Some(Bug::NoAsk) {
-                Mode::Ring
-            } else {
-                Mode::Ask
-            };
+        Act::Step => {
+            let at = n.a.half.at.take();
+            let next = at.and_then(|at| locked_step(n, c, at));
+            locked(n, c, next);
         }
-        Act::Down => {
-            n.downs -= 1;
-            n.a.hands[0] = Some(At::Downing);
-        }
-        Act::End => {
-            n.a.shut = true;
-            // Without a daemon it is the application that has to finish, before it closes.
-            n.a.closed = c.end == End::Exits && !n.d1.dead;
-        }
+        Act::Up => up(n, c),
         Act::Away => n.a.away = true,
         Act::Back => n.a.away = false,
     }
 }
 
-/// `who` is dead. Its hand is free, and whoever takes the lock knows that it was not let go.
-pub fn died(n: &mut State, c: &Config, who: Who) {
-    if c.bug == Some(Bug::NoSteal) {
-        return;
-    }
-    if n.a.hands[who as usize].is_some() {
-        n.a.stale = true;
-    }
-    n.a.hands[who as usize] = None;
+fn locked(n: &mut State, c: &Config, at: Option<At>) {
+    n.a.half.at = whole(c, at, |at| locked_step(n, c, at));
 }
 
-/// Takes the lock, or makes a step under it.
-pub fn locked(n: &mut State, c: &Config, who: Who) {
-    let me = who as usize;
-    let Some(at) = n.a.hands[me].take() else {
-        if n.a.stale && matches!(n.a.mode, Mode::Drain | Mode::Fin) {
-            n.a.done = count(n, c);
-        }
-        n.a.stale = false;
-        n.a.hands[me] = task(n, c, who);
-        if !c.fine() {
-            whole(n, c, me);
-        }
-        return;
+/// `TxState::try_up`. (The switch of the mode keeps other threads' native calls out: see `holders`.)
+fn up(n: &mut State, c: &Config) {
+    n.asks -= 1;
+    n.came = Came::No;
+    let a = &mut n.a;
+    a.w = TxWords {
+        epoch: n.proxy.word.epoch,
+        phase: Phase::Up,
+        tcp_pos: a.half.tcp_pos,
+        start: a.head,
     };
-    n.a.hands[me] = run(n, c, at);
-    if !c.fine() {
-        whole(n, c, me);
+    a.half.peer_cursor = a.head;
+    a.half.mode = Mode::Ask;
+    if c.bug == Some(Bug::NoAsk) {
+        (a.half.mode, a.half.epoch) = (Mode::Ring, a.w.epoch);
     }
 }
 
-/// Nobody can come in between: all steps up to the next unit on TCP are one.
-fn whole(n: &mut State, c: &Config, me: usize) {
-    while let Some(at) = n.a.hands[me].take() {
-        n.a.hands[me] = run(n, c, at);
-        if at == At::Record {
-            break;
-        }
-    }
-}
-
-fn drain(n: &mut State, frame: Option<u8>, from: u8) -> Option<At> {
-    let t = &mut n.a;
-    (t.tcp_pos0, t.done, t.frame, t.from) = (t.tcp_pos, 0, frame, from);
-    t.mode = Mode::Drain;
-    Some(At::Send)
-}
-
-#[expect(clippy::too_many_lines)]
-fn run(n: &mut State, c: &Config, at: At) -> Option<At> {
+fn locked_step(n: &mut State, c: &Config, at: At) -> Option<At> {
     match at {
-        At::Look => {
-            let next = begin(n, c);
-            if matches!(next, Some(At::Resume(_))) && c.bug == Some(Bug::TakeBack) {
+        At::Taken(call) => taken(n, c, call),
+        At::Answer(call) => answered(n, call),
+        At::Publish => {
+            let a = &mut n.a;
+            let known = a.half.peer_cursor.max(n.proxy.cursor);
+            if known > a.head {
+                n.fault(Fault::Impossible);
+                return None;
+            }
+            a.half.peer_cursor = known;
+            if a.head - known == RING {
+                return Some(At::Word); // the ring is full
+            }
+            a.ring[(a.head % RING) as usize] = n.sent;
+            a.head += 1;
+            n.sent += 1;
+            Some(At::Published)
+        }
+        At::Published => {
+            let next = answer(n, Who::A);
+            if next == Some(At::Resume) && c.bug == Some(Bug::TakeBack) {
                 n.a.head -= 1;
                 n.sent -= 1;
             }
             next
         }
-        At::GoRing => {
-            n.a.mode = Mode::Ring;
-            None
-        }
-        At::Downing => {
-            n.a.w.phase = Phase::Downing;
-            Some(At::DowningLook)
-        }
-        At::DowningLook => match asked(n, c) {
-            Some(w) if w.revoked => Some(At::Resume(n.path())),
-            _ => Some(At::Cursor),
-        },
-        At::Cursor => {
-            refresh(n);
-            let cursor = n.a.peer_cursor;
-            drain(n, Some(cursor), cursor)
-        }
-        At::Resume(told) => {
-            refresh(n);
-            n.a.told = told;
-            let cursor = match n.proxy.revoked {
-                UNSEEN => n.a.w.start,
-                r => r,
-            };
-            if cursor < n.a.peer_cursor.min(n.a.head) || cursor > n.a.head {
-                n.fault(Fault::Impossible);
-                return None;
-            }
-            drain(n, None, cursor)
-        }
-        At::Send => match n.a.unit(n.a.done, c) {
-            Some(u) if n.tcp.writable() => {
-                n.tcp.send(u);
-                Some(At::Record)
-            }
-            Some(_) => None, // lets go of the lock until there is room
-            None if n.a.mode == Mode::Fin => Some(At::Shut),
-            None => {
-                let phase = if n.a.frame.is_some() {
-                    Phase::Down
-                } else {
-                    Phase::Resumed
-                };
-                if c.bug == Some(Bug::ModeBeforeWord) {
-                    settle(n);
-                }
-                Some(At::Say(phase))
-            }
-        },
-        At::Record => {
-            n.a.done += 1;
-            Some(At::Send)
-        }
-        At::Say(phase) => {
-            n.a.w.phase = phase;
-            (c.bug != Some(Bug::ModeBeforeWord)).then_some(At::Settle)
-        }
-        At::Settle => {
-            settle(n);
-            None
-        }
-        At::FinBegin => {
-            let t = &mut n.a;
-            (t.tcp_pos0, t.done) = (t.tcp_pos, 0);
-            t.mode = Mode::Fin;
-            Some(At::Send)
-        }
-        At::Shut => {
-            n.tcp.fin = true;
-            n.a.mode = Mode::Tcp;
-            None
-        }
+        at => run(n, c, Who::A, at),
     }
 }
 
-fn settle(n: &mut State) {
-    n.a.tcp_pos = n.a.tcp_pos0 + n.a.done;
-    n.a.mode = Mode::Tcp;
+/// A has the lock. Is the direction D1's? If D1 is done, A takes it back.
+fn taken(n: &mut State, c: &Config, call: Call) -> Option<At> {
+    if takeover(n) == Taken::Done {
+        take_back(n);
+    }
+    let goes_on_anyway = matches!(call, Call::Reclaim | Call::End);
+    if waits(n, c) && !goes_on_anyway {
+        return None;
+    }
+    match call {
+        Call::Reclaim => reclaim(n),
+        Call::End => {
+            end(n, c);
+            None
+        }
+        Call::Send | Call::Look | Call::Down => goes_on(n, call),
+    }
+}
+
+fn goes_on(n: &State, call: Call) -> Option<At> {
+    match n.a.half.mode {
+        Mode::Tcp => None,
+        Mode::Ring => Some(match call {
+            Call::Send => At::Publish,
+            Call::Look => At::Word,
+            Call::Down | Call::Reclaim | Call::End => At::Downing,
+        }),
+        Mode::Drain => Some(At::Send),
+        Mode::Ask => Some(At::Answer(call)),
+        Mode::Switch => unreachable!("it is part of one step here"),
+    }
+}
+
+fn take_back(n: &mut State) {
+    let (a, t) = (&mut n.a, n.proxy.takeover);
+    (a.half.epoch, a.half.tcp_pos) = (t.epoch, t.tcp_pos);
+    a.w.phase = Phase::Down;
+    a.half.mode = Mode::Tcp;
+}
+
+/// `TxState::answered`.
+fn answered(n: &mut State, call: Call) -> Option<At> {
+    let (w, epoch) = (n.proxy.word, n.a.w.epoch);
+    let accepted = w.has(rx::ACCEPTED);
+    if w.epoch != epoch || w.has(rx::REVOKED) && !accepted {
+        return Some(At::Say(Phase::Resumed)); // the epoch is not used up
+    }
+    if !accepted {
+        return None;
+    }
+    (n.a.half.epoch, n.a.half.mode) = (epoch, Mode::Ring);
+    goes_on(n, call)
+}
+
+/// `shutdown` and `close`: a direction that is on its ring is left to D1.
+fn end(n: &mut State, c: &Config) {
+    n.a.shut = true;
+    let tcp = n.a.half.mode == Mode::Tcp;
+    n.tcp.fin |= tcp;
+    // Without D1, A itself has to bring it down first.
+    n.a.closed = c.end == End::Exits && (tcp || !n.d1.dead);
+}
+
+/// `TxState::reclaim`: D1 is gone; if it had the direction, A goes on where it stopped. In any case it comes down.
+fn reclaim(n: &mut State) -> Option<At> {
+    n.a.orphan = true;
+    let phase = takeover(n);
+    if held(n) {
+        let was = n.a.half.mode;
+        let asked = n.a.w.epoch;
+        let begun = n.tcp.total - n.a.half.tcp_pos;
+        n.a.reclaimed = n.proxy.takeover.epoch;
+        match phase {
+            _ if begun == 0 => {}
+            // D1 went on with what we had begun.
+            Taken::Taken if was == Mode::Drain => {
+                n.a.half.done += begun;
+                n.a.half.tcp_pos += begun;
+            }
+            what => {
+                n.a.half.epoch = asked; // not set yet if we were still asking
+                resume_as(n, Who::A, what, begun, n.proxy.takeover.at);
+            }
+        }
+    }
+    if n.a.half.mode == Mode::Ask && !has_answer(n) {
+        n.reset = true; // in doubt: nobody will answer
+        return None;
+    }
+    goes_on(n, Call::Down)
+}
+
+/// A is dead, and with it its hold of the lock.
+pub fn died(n: &mut State) {
+    n.a.dead = true;
+    n.a.away = false;
+    n.a.half.at = None;
+}
+
+/// Is it free for D1 to take the direction?
+pub fn unlocked(n: &State) -> bool {
+    n.gone() || of(n, Who::A).is_some_and(|h| h.at.is_none())
 }

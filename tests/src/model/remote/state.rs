@@ -2,6 +2,8 @@
 
 #[path = "state/daemons.rs"]
 pub mod daemons;
+#[path = "state/messages.rs"]
+pub mod messages;
 #[path = "state/network.rs"]
 pub mod network;
 #[path = "state/receiver.rs"]
@@ -9,10 +11,12 @@ pub mod receiver;
 #[path = "state/sender.rs"]
 pub mod sender;
 
-use super::tcp::{Tcp, Unit};
+use super::tcp::Tcp;
+pub use super::word::Word;
 use super::Bug;
-use daemons::*;
-use network::*;
+use daemons::{Proxy, D1, D2};
+pub use lane::abi::tx::Phase;
+use network::Net;
 use receiver::Receiver;
 use sender::Sender;
 
@@ -56,6 +60,10 @@ pub struct Config {
     pub moves: u8,
     /// May the control channel between the daemons be cut?
     pub cut: bool,
+    /// Do bytes travel behind their message, to be put into the ring by D2, and not in writes before it?
+    pub inline: bool,
+    /// Do D2's messages take their time, so that they can be overtaken by events, and lost?
+    pub slow: bool,
     pub room: u8,
     pub bug: Option<Bug>,
 }
@@ -77,6 +85,8 @@ impl Default for Config {
             repairs: 0,
             moves: 0,
             cut: false,
+            inline: false,
+            slow: false,
             room: 8,
             bug: None,
         }
@@ -88,16 +98,6 @@ impl Config {
     pub fn fine(&self) -> bool {
         self.a_dies || self.d1_dies || self.away || self.end == End::Shuts
     }
-}
-
-/// In the order in which they can follow each other within an epoch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Phase {
-    None,
-    Up,
-    Downing,
-    Down,
-    Resumed,
 }
 
 /// `TxWords`: A's own, and D2's proxy of it.
@@ -118,17 +118,16 @@ impl TxWords {
     };
 }
 
-/// `RxWords::word`: B's own, and D1's proxy of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub struct Word {
-    pub epoch: u8,
-    pub ready: bool,
-    pub want: bool,
-    pub revoked: bool,
-    /// What TCP held before the switch has been read.
-    pub past: bool,
-    /// Only in the proxy: D2 has stored the switch of this epoch, and it stands.
-    pub accepted: bool,
+/// How a direction has come down from its last epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Came {
+    No,
+    /// By a frame.
+    Framed,
+    /// Without one, after a revocation; `told`: as far as could be known, somebody was there to tell B.
+    Plain {
+        told: bool,
+    },
 }
 
 /// What went wrong; the first that did.
@@ -167,6 +166,9 @@ pub struct State {
     pub fails: u8,
     pub repairs: u8,
     pub moves: u8,
+    /// Most switches that may still be asked for.
+    pub asks: u8,
+    pub came: Came,
     /// The connection was reset, for one of the reasons that there may be.
     pub reset: bool,
     pub fault: Option<Fault>,
@@ -175,8 +177,6 @@ pub struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
     A(sender::Act),
-    /// D1 acts for A: takes the lock, or makes a step under it.
-    Takeover,
     Daemon(daemons::Act),
     Net(network::Act),
     B(receiver::Act),
@@ -200,20 +200,16 @@ impl State {
 
     /// Can the daemons still talk?
     pub fn path(&self) -> bool {
-        !self.d1.dead && !self.d2.dead && (self.net.rail_up() || self.net.tls.up)
+        !self.d1.dead && !self.d2.dead && (self.net.rail_up() || self.net.tls)
+    }
+
+    /// Can the daemons tell each other what A and B say?
+    pub fn rails(&self) -> bool {
+        !self.d1.dead && !self.d2.dead && self.net.rail_up()
     }
 
     /// The kernel's close: when nobody has a descriptor any more.
     pub fn kernel_close(&mut self) {
         self.tcp.fin |= self.gone() && self.d1.dead;
-    }
-
-    /// B sees an end that no `Fin` has announced. Only if both who could have written one are gone.
-    pub fn bare_fin(&mut self) {
-        if self.gone() && self.d1.dead {
-            self.reset = true;
-        } else {
-            self.fault(Fault::Reset);
-        }
     }
 }

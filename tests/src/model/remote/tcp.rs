@@ -1,6 +1,8 @@
 //! One direction of the TCP connection between the two applications, with the kernel's count of
 //! what it has accepted. Bytes are single numbers; a frame is two units, so that it can be cut.
 
+use lane::proto::frame::Kind;
+
 /// Most units that a configuration can allow on the way.
 pub const ROOM: usize = 12;
 
@@ -11,10 +13,13 @@ pub enum Unit {
     Byte(u8),
     /// The first half of any frame.
     Half,
-    /// The second half of `Down { epoch, cursor, rest }`: `rest` bytes from `cursor` on follow.
-    Down(u8, u8, u8),
-    /// The second half of `Fin { epoch, head }`.
-    Fin(u8, u8),
+    /// The second half, with what is in it: `rest` bytes from `cursor` on follow.
+    Frame {
+        kind: Kind,
+        epoch: u8,
+        cursor: u8,
+        rest: u8,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

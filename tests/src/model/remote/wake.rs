@@ -6,6 +6,7 @@
 //! cursor is not the sender's, and neither daemon may poll for ever. There are no timers here.
 
 use super::explore::Due;
+use super::steps::{Step, Steps};
 use super::Bug;
 use stateright::{Model, Property};
 
@@ -17,6 +18,8 @@ pub struct Wake {
     /// A waits for a step of space, as a poll does, not for one byte.
     pub poll: bool,
     pub bug: Option<Bug>,
+    /// Counts the steps.
+    pub steps: Steps,
 }
 
 impl Wake {
@@ -29,10 +32,10 @@ impl Wake {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum App {
     Idle,
+    /// B has stored its cursor, which may be news; next the look whether its daemon wants to hear of it.
+    Told,
     /// Has stored its head or cursor and moved its counter; next the look at its daemon's sleepers.
     Bell,
-    Wish,
-    WishLook,
     Doze,
     DozeLook,
     Asleep,
@@ -67,22 +70,25 @@ struct Proxy {
 pub struct State {
     a: App,
     head: u8,
-    want: bool,
     a_sleeps: bool,
     a_bell: bool,
     /// B's cursor where A sees it.
     cursor1: u8,
     d1: Proxy,
-    /// A head on its way, and (with a bug) A's wish; a cursor on its way back. One message each:
-    /// the next waits for the completion of the last.
+    /// A head on its way, and whether D1 wants to hear of space (`WANT_SPACE`); a cursor on its way back. One message
+    /// each: the next waits for the completion of the last.
     forth: Option<(u8, bool)>,
     back: Option<u8>,
     d2: Proxy,
-    /// A's head where B sees it, and (with a bug) A's wish.
+    /// The cursor that D2 has told last.
+    told2: u8,
+    /// A's head where B sees it, and D1's wish.
     head2: u8,
     want2: bool,
     b: App,
     cursor: u8,
+    /// The cursor of which B has told D2 last.
+    told: u8,
     b_sleeps: bool,
     b_bell: bool,
 }
@@ -135,14 +141,18 @@ impl Proxy {
 }
 
 impl State {
-    /// Counts from where A knows B to be. Whole steps, so that B's steps stay where they are.
+    /// Counts from where A knows B to be.
     fn rebase(&mut self, m: &Wake) {
-        let base = self.cursor1 - self.cursor1 % m.step();
+        // What is further behind than a step is as far behind as it needs to be.
+        self.told = self.told.max(self.cursor.saturating_sub(m.step()));
+        let base = self.cursor1.min(self.told);
         let at = [
             &mut self.head,
             &mut self.cursor1,
             &mut self.head2,
             &mut self.cursor,
+            &mut self.told,
+            &mut self.told2,
         ];
         for c in at.into_iter().chain(self.back.as_mut()) {
             *c -= base;
@@ -164,17 +174,12 @@ impl State {
                 self.d1.news = true;
                 App::Bell
             }
-            App::Idle => App::Wish,
+            // (It says that it wants space, too, which no daemon needs to know: D1 rings whoever sleeps.)
+            App::Idle => App::Doze,
             App::Bell => {
                 self.d1.bell |= self.d1.sleeps;
                 App::Idle
             }
-            App::Wish => {
-                self.want = true;
-                App::WishLook
-            }
-            App::WishLook if self.room(m) => App::Idle,
-            App::WishLook => App::Doze,
             App::Doze => {
                 self.a_sleeps = true;
                 App::DozeLook
@@ -184,30 +189,28 @@ impl State {
                 (self.a_sleeps, self.a_bell) = (false, false);
                 App::Idle
             }
+            App::Told => unreachable!("A reads nothing"),
         };
     }
 
+    /// `RxState::take`, and B's sleep.
     fn b(&mut self, m: &Wake, most: u8) {
         self.b = match self.b {
             App::Idle if self.head2 != self.cursor => {
-                let (begin, head) = (self.cursor, self.head2);
-                self.cursor = head.min(begin.saturating_add(most));
-                let (n, unread) = (self.cursor - begin, head - self.cursor);
-                let remote = unread == 0 || begin / m.step() != self.cursor / m.step();
-                let tell = match m.bug {
-                    Some(Bug::LocalThreshold) => {
-                        (head - begin > m.size / 2 || n > m.size / 4) && unread <= m.size / 2
-                    }
-                    Some(Bug::SilentWish) => remote && self.want2,
-                    _ => remote,
-                };
-                if tell {
-                    self.d2.news = true;
-                    App::Bell
-                } else {
-                    App::Idle
+                self.cursor = self.head2.min(self.cursor.saturating_add(most));
+                let empty = self.cursor == self.head2;
+                let due = empty || self.cursor - self.told >= m.step();
+                match due && m.bug != Some(Bug::SilentReader) {
+                    true => App::Told,
+                    false => App::Idle,
                 }
             }
+            App::Told if self.want2 => {
+                self.told = self.cursor;
+                self.d2.news = true;
+                App::Bell
+            }
+            App::Told => App::Idle,
             App::Bell => {
                 self.d2.bell |= self.d2.sleeps;
                 App::Idle
@@ -217,7 +220,8 @@ impl State {
                 (self.b_sleeps, self.b_bell) = (false, false);
                 App::Idle
             }
-            _ => {
+            App::Doze => unreachable!("it counts itself asleep at once"),
+            App::Idle => {
                 self.b_sleeps = true;
                 App::DozeLook
             }
@@ -236,15 +240,17 @@ impl State {
                     (self.d1.news, self.d1.todo) = (false, true);
                 } else if self.d1.todo && free {
                     self.d1.todo = false;
-                    self.forth = Some((self.head, self.want));
+                    let unread = self.head - self.cursor1;
+                    let want = unread > m.size / 2 && m.bug != Some(Bug::SilentWish);
+                    self.forth = Some((self.head, want));
                     self.d2.completion();
                 } else {
                     self.d1.at = Daemon::Doze;
                 }
             }
-            // SYNC space: the cursor, then the look at the wish.
+            // The cursor is stored, then the look at the sleepers.
             Daemon::Look => {
-                if self.want && m.bug != Some(Bug::NoLookForWish) {
+                if m.bug != Some(Bug::NoLookForSleeper) {
                     self.a_bell |= self.a_sleeps;
                 }
                 self.d1.at = Daemon::Run;
@@ -253,20 +259,27 @@ impl State {
         }
     }
 
+    /// Is B's cursor to be told? (`look_cursor`.)
+    fn look_cursor(&mut self, m: &Wake) {
+        let moved = self.cursor - self.told2;
+        let due = self.want2 || self.cursor == self.head2 || moved >= m.step();
+        self.d2.todo |= moved > 0 && due;
+    }
+
     fn d2(&mut self, m: &Wake) {
         let free = self.back.is_none();
         match self.d2.at {
             Daemon::Run => {
                 if let Some((head, want)) = self.forth.take() {
                     self.d1.completion();
-                    self.head2 = head;
-                    self.want2 |= want;
-                    self.d2.todo |= want && m.bug == Some(Bug::SilentWish);
+                    (self.want2, self.head2) = (want, head);
                     self.d2.at = Daemon::Look;
                 } else if self.d2.news {
-                    (self.d2.news, self.d2.todo) = (false, true);
+                    self.d2.news = false;
+                    self.look_cursor(m);
                 } else if self.d2.todo && free {
                     self.d2.todo = false;
+                    self.told2 = self.cursor;
                     self.back = Some(self.cursor);
                     self.d1.completion();
                 } else {
@@ -274,13 +287,100 @@ impl State {
                     self.d2.at = Daemon::Doze;
                 }
             }
+            // The head is stored, then the look at the sleepers; and, as in each turn, at the cursor. (A wish never comes
+            // without new bytes, and B looks for it when it has read them.)
             Daemon::Look => {
                 self.b_bell |= self.b_sleeps;
+                self.look_cursor(m);
                 self.d2.at = Daemon::Run;
             }
             _ => self
                 .d2
                 .rest(m, self.forth.is_some() || self.d2.todo && free),
+        }
+    }
+}
+
+/// All kinds of steps.
+pub const STEPS: &[(&str, &[&str])] = &[
+    (
+        "A",
+        &[
+            "works",
+            "looks for a sleeper",
+            "counts itself asleep",
+            "looks again",
+            "wakes",
+        ],
+    ),
+    (
+        "B",
+        &[
+            "works",
+            "looks for a wish",
+            "looks for a sleeper",
+            "looks again",
+            "wakes",
+        ],
+    ),
+    (
+        "D1",
+        &[
+            "works",
+            "looks for a sleeper",
+            "arms",
+            "looks at words",
+            "looks at its queue",
+            "wakes",
+        ],
+    ),
+    (
+        "D2",
+        &[
+            "works",
+            "looks for a sleeper",
+            "arms",
+            "looks at words",
+            "looks at its queue",
+            "wakes",
+        ],
+    ),
+];
+
+impl App {
+    fn kind(self) -> &'static str {
+        match self {
+            App::Idle => "works",
+            App::Told => "looks for a wish",
+            App::Bell => "looks for a sleeper",
+            App::Doze => "counts itself asleep",
+            App::DozeLook => "looks again",
+            App::Asleep => "wakes",
+        }
+    }
+}
+
+impl Daemon {
+    fn kind(self) -> &'static str {
+        match self {
+            Daemon::Run => "works",
+            Daemon::Look => "looks for a sleeper",
+            Daemon::Doze => "arms",
+            Daemon::Words => "looks at words",
+            Daemon::Queue => "looks at its queue",
+            Daemon::Asleep => "wakes",
+        }
+    }
+}
+
+impl State {
+    /// The kind of a step from here.
+    fn kind(&self, act: Act) -> Step {
+        match act {
+            Act::A => ("A", self.a.kind()),
+            Act::B | Act::BAll => ("B", self.b.kind()),
+            Act::D1 => ("D1", self.d1.at.kind()),
+            Act::D2 => ("D2", self.d2.at.kind()),
         }
     }
 }
@@ -311,7 +411,6 @@ impl Model for Wake {
         vec![State {
             a: App::Idle,
             head: 0,
-            want: false,
             a_sleeps: false,
             a_bell: false,
             cursor1: 0,
@@ -319,10 +418,12 @@ impl Model for Wake {
             forth: None,
             back: None,
             d2: Proxy::NEW,
+            told2: 0,
             head2: 0,
             want2: false,
             b: App::Idle,
             cursor: 0,
+            told: 0,
             b_sleeps: false,
             b_bell: false,
         }]
@@ -345,7 +446,11 @@ impl Model for Wake {
             Act::BAll => n.b(self, self.size),
         }
         n.rebase(self);
-        (n != *last).then_some(n)
+        if n == *last {
+            return None;
+        }
+        self.steps.made(last.kind(act));
+        Some(n)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {

@@ -1,52 +1,69 @@
+use super::messages::{Back, Which};
+use super::sender::{Half, Takeover};
 use super::*;
 
-/// What D1 sends: a snapshot of A's words, after the bytes up to its head. One that says `UP` in an
-/// epoch that D2 does not know is a SWITCH, every other one a CDC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Snap {
-    pub tx: TxWords,
-    pub head: u8,
-    /// The bytes that travel with it: `data`, from one cursor to the other.
-    pub from: u8,
-    pub to: u8,
-    pub data: [u8; RING as usize],
-}
-
-/// What D2 sends: B's words, what D2 made of the switch (SWITCH_REPLY), and the head that D2 has
-/// stored (in life: the credit for the CDC that carried it).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub struct Rev {
-    pub word: Word,
-    pub revoked: u8,
-    pub cursor: u8,
-    pub tx: (u8, u8),
-    pub head: u8,
-}
-
-/// A phase in `Rev::tx`, which must have an order and a default.
-pub const RESUMED: u8 = Phase::Resumed as u8;
-
-/// What A sees of B: words in D1's area. They outlive D1.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+/// What A sees of B, and of D1 itself: words in D1's area. They outlive D1.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Proxy {
     pub word: Word,
-    pub revoked: u8,
+    /// The last word with `REVOKED` was shown while there was a link.
+    pub told: bool,
     pub cursor: u8,
+    pub landed: u8,
+    pub takeover: Takeover,
+}
+
+/// The phase of the engine's outgoing direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Out {
+    Idle,
+    Asking {
+        which: Which,
+        /// Sent over the rail to which the lane is bound; over any.
+        said: bool,
+        doubt: bool,
+    },
+    Refused(u8),
+    Up,
+    /// A has left the ring.
+    Left,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct D1 {
     pub dead: bool,
-    /// All that D2 has ever told, joined.
-    pub rev: Rev,
+    // The engine.
+    pub out: Out,
+    /// The last epoch that D2 has accepted, and how far A says it is in it.
+    pub epoch: u8,
+    pub phase: Phase,
+    /// B's word, as last told.
+    pub told: Word,
+    pub attempt: u8,
+    /// Cursors: consumed by B; posted, and announced; certainly in B's ring; the highest ever announced.
+    pub cursor: u8,
+    pub posted: u8,
+    pub acked: u8,
+    pub high: u8,
+    /// A snapshot is due; the first after a move to another rail.
+    pub snapshot: bool,
+    pub validate: bool,
+    pub want_down: bool,
+    /// A will send no more: it is to be told when everything has landed.
+    pub finish: bool,
     /// The rail that carries the lane, and the one that did before.
     pub rail: Option<usize>,
     pub left: usize,
-    pub epoch: u8,
-    /// The next byte to transfer.
-    pub next: u8,
-    /// The last snapshot, and where it was posted; `RAILS` is the control channel.
-    pub posted: Option<(usize, TxWords, u8)>,
+    pub seq: u8,
+    // Takeover.
+    pub engine_left: bool,
+    /// `TAKEN` is stored, for a direction in this state; the look at the lock comes next.
+    pub claim: Option<(u8, Phase)>,
+    /// The claim was good; the direction as the daemon has found it comes next.
+    pub adopts: bool,
+    pub half: Option<Half>,
+    /// What is on the ring has not arrived for two seconds.
+    pub late: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -55,11 +72,21 @@ pub struct D2 {
     /// What B sees of A: words in D2's area. They outlive D2.
     pub tx: TxWords,
     pub head: u8,
+    // The engine.
+    /// A is on the ring, in the epoch of `tx`.
+    pub up: bool,
     /// A switch is stored (or with a bug: will be), and the look at B's word is due.
-    pub look: Option<TxWords>,
-    pub refuse: bool,
-    /// Bug: B's word as it was before the switch was stored.
-    pub before: Option<Word>,
+    pub look: Option<(Which, TxWords)>,
+    /// The last switch that was answered.
+    pub answered: Option<(Which, bool)>,
+    pub answer_due: bool,
+    pub wants_landed: Option<u8>,
+    pub landed: Option<(u8, u8)>,
+    pub landed_due: bool,
+    /// The last snapshot of B's words that D1 was sent.
+    pub told: Option<(Word, u8)>,
+    pub rail: usize,
+    pub seq: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,38 +94,108 @@ pub enum Act {
     /// D1 binds the lane to a rail.
     Bind(usize),
     Move(usize),
-    Send(usize),
+    /// D1 looks at A's words, and posts what is due.
+    Turn,
+    /// D1 asks over the control channel.
+    Query,
     /// D2.
     Take(usize),
     Look,
-    /// D2 sends, D1 takes it. Only the newest snapshot counts, so one that is slow is like one that is
-    /// sent late.
     Tell,
+    /// D1 takes what D2 has sent.
+    Receive(usize),
+    /// The control channel.
+    Control,
+    Takeover(Step),
+}
+
+/// What D1 does for an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    Claim,
+    LookAtLock,
+    Adopt,
+    /// A step of a helper on the direction.
+    Work,
+    /// It is on TCP.
+    Done,
+    /// Two seconds have passed.
+    Late,
+}
+
+impl Proxy {
+    pub fn new() -> Self {
+        Proxy {
+            word: Word::default(),
+            told: false,
+            cursor: 0,
+            landed: 0,
+            takeover: Takeover::NONE,
+        }
+    }
 }
 
 impl D1 {
     pub fn new() -> Self {
         D1 {
             dead: false,
-            rev: Rev::default(),
+            out: Out::Idle,
+            epoch: 0,
+            phase: Phase::None,
+            told: Word::default(),
+            attempt: 0,
+            cursor: 0,
+            posted: 0,
+            acked: 0,
+            high: 0,
+            snapshot: false,
+            validate: false,
+            want_down: false,
+            finish: false,
             rail: Some(0),
             left: 0,
-            epoch: 0,
-            next: 0,
-            posted: None,
+            seq: 0,
+            engine_left: false,
+            claim: None,
+            adopts: false,
+            half: None,
+            late: false,
         }
+    }
+
+    /// May bytes be sent on the ring?
+    pub fn sends(&self) -> bool {
+        self.out == Out::Up
     }
 }
 
 impl D2 {
-    pub fn new() -> Self {
+    /// `slow`: its messages take their time, and go over another rail than those to it.
+    pub fn new(slow: bool) -> Self {
         D2 {
             dead: false,
             tx: TxWords::NONE,
             head: 0,
+            up: false,
             look: None,
-            refuse: false,
-            before: None,
+            answered: None,
+            answer_due: false,
+            wants_landed: None,
+            landed: None,
+            landed_due: false,
+            told: None,
+            rail: usize::from(slow),
+            seq: 0,
         }
+    }
+
+    /// The next answer that is due, before any snapshot.
+    pub fn due(&self) -> Option<Back> {
+        let landed = self.landed.filter(|_| self.landed_due);
+        if let Some((epoch, head)) = landed {
+            return Some(Back::Landed { epoch, head });
+        }
+        let answered = self.answered.filter(|_| self.answer_due);
+        answered.map(|(which, ok)| Back::Answer(which, ok))
     }
 }

@@ -1,11 +1,12 @@
+use super::messages::{Back, Forth};
 use super::*;
 
 pub const RAILS: usize = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Life {
+pub enum RailState {
     Up,
-    /// D1 knows; D2's end still takes what comes.
+    /// D1's end is destroyed; D2's still takes what comes.
     Dead,
     /// D2 has destroyed its end, and D1 has heard of it: nothing can land any more.
     Gone,
@@ -13,23 +14,21 @@ pub enum Life {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rail {
-    pub life: Life,
-    pub flight: Option<Snap>,
+    pub state: RailState,
+    pub flight: Option<Forth>,
     /// Taken by D2's adapter, which has said so to D1's; D2 has not looked yet.
-    pub arrived: Option<Snap>,
-}
-
-/// The control channel over TLS: slow, and it carries no data.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Tls {
-    pub up: bool,
-    pub forth: Option<Snap>,
+    pub arrived: Option<Forth>,
+    /// The other way round, if messages take their time there.
+    pub back: Option<Back>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Net {
     pub rails: [Rail; RAILS],
-    pub tls: Tls,
+    /// The control channel over TLS, which carries neither data nor words, but questions about a switch; and what is
+    /// under way on it.
+    pub tls: bool,
+    pub under_way: Option<messages::Tls>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,20 +43,28 @@ pub enum Act {
 impl Net {
     pub fn new() -> Self {
         let rail = || Rail {
-            life: Life::Up,
+            state: RailState::Up,
             flight: None,
             arrived: None,
+            back: None,
         };
         Net {
             rails: [rail(), rail()],
-            tls: Tls {
-                up: true,
-                forth: None,
-            },
+            tls: true,
+            under_way: None,
         }
     }
 
+    pub fn is_up(&self, rail: usize) -> bool {
+        self.rails[rail].state == RailState::Up
+    }
+
+    /// Is there a link?
     pub fn rail_up(&self) -> bool {
-        self.rails.iter().any(|r| r.life == Life::Up)
+        (0..RAILS).any(|i| self.is_up(i))
+    }
+
+    pub fn cut(&mut self) {
+        (self.tls, self.under_way) = (false, None);
     }
 }

@@ -1,21 +1,5 @@
 use super::*;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mode {
-    Tcp,
-    Ready,
-    Prefix,
-    Ring,
-    /// A `Down` frame was seen.
-    Last,
-    /// Bytes that come twice.
-    Skip,
-    /// Bytes that the frame has promised: TCP may not end before the last of them.
-    Rest,
-    /// A `Fin` frame was seen.
-    Final,
-    Revoking,
-}
+pub use lane::half::rx::mode::Mode;
 
 /// What the receiver is about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +12,7 @@ pub enum At {
     RingTcp,
     /// A hand-over.
     Leave,
+    /// Its cursor is frozen: the word.
     Mark(u8),
     /// It waits until one of these has changed.
     Pending(Phase, u8, bool),
@@ -37,15 +22,16 @@ pub enum At {
 pub struct Receiver {
     pub at: At,
     pub mode: Mode,
+    /// In mode `Revoking`: the mode before.
+    pub was: Mode,
     pub epoch: u8,
     pub tcp_pos: u8,
     pub limit: u8,
-    /// Cursor named by a frame, or bytes to skip.
+    /// The cursor in a frame, or bytes to skip.
     pub skip: u8,
     /// Bytes from that cursor on, or from the last to skip on, that come on TCP.
     pub rest: u8,
     pub half: bool,
-    pub was: Mode,
     pub leaving: bool,
     pub eof: bool,
     pub from_ring: bool,
@@ -63,6 +49,8 @@ pub enum Act {
     Ready,
     Want,
     Leave,
+    /// The way to the other node is gone: `RxState::orphan`.
+    Orphan,
 }
 
 impl Receiver {
@@ -70,13 +58,13 @@ impl Receiver {
         Receiver {
             at: At::Idle,
             mode: Mode::Tcp,
+            was: Mode::Tcp,
             epoch: 0,
             tcp_pos: 0,
             limit: 0,
             skip: 0,
             rest: 0,
             half: false,
-            was: Mode::Tcp,
             leaving: false,
             eof: false,
             from_ring: false,
@@ -86,7 +74,7 @@ impl Receiver {
         }
     }
 
-    /// Waits for a frame that may lie behind bytes which nobody reads.
+    /// Waits for what may lie behind bytes of TCP which nobody reads.
     pub fn behind_prefix(&self) -> bool {
         self.mode == Mode::Revoking && self.was == Mode::Prefix
     }

@@ -1,41 +1,78 @@
 use super::*;
+pub use lane::abi::takeover::Phase as Taken;
+pub use lane::half::tx::mode::Mode;
+use lane::proto::frame::Kind;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mode {
-    Tcp,
-    /// Says `UP`, and nothing goes anywhere until the answer is here.
-    Ask,
-    Ring,
-    /// A `Down` frame and the rest of the ring, or after a revocation the rest alone.
-    Drain,
-    /// A `Fin` frame.
-    Fin,
-}
-
+/// Who makes a step of a sending direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Who {
     A,
     D1,
 }
 
-/// What the lock's holder is about to do.
+/// What a thread of A takes the lock for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Call {
+    Send,
+    /// `TxState::look`.
+    Look,
+    Down,
+    /// The daemon is gone: `TxState::reclaim`.
+    Reclaim,
+    /// `shutdown`, or `close`.
+    End,
+}
+
+/// What the holder of a direction is about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum At {
-    /// After a byte was published.
-    Look,
-    GoRing,
+    /// A has the lock: is the direction taken over?
+    Taken(Call),
+    Publish,
+    /// The look at the receiver's word after that, and without that: `TxState::answer`.
+    Published,
+    Word,
+    /// Whether the switch is granted: `TxState::answered`.
+    Answer(Call),
+    /// `TxState::down`.
     Downing,
     DowningLook,
     Cursor,
-    /// Whether B can be told, as far as was known at the look.
-    Resume(bool),
+    /// `TxState::resume`.
+    Resume,
+    /// `TxState::finish`.
+    Fin,
+    /// `TxState::drain`: a unit to TCP, and the count of it.
     Send,
-    Record,
-    /// The last word of an epoch.
+    Count,
+    /// The last word about an epoch, and the mode after it: `TxState::settle`.
     Say(Phase),
     Settle,
-    FinBegin,
-    Shut,
+}
+
+/// The private state of a sending direction: A's, in its family table, or that of D1, which has taken it over.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Half {
+    pub at: Option<At>,
+    pub mode: Mode,
+    pub epoch: u8,
+    pub tcp_pos: u8,
+    pub peer_cursor: u8,
+    /// In mode `Drain`: the frame and the cursor in it (none after a revocation); the first byte that follows; and
+    /// how many units of both are on TCP.
+    pub frame: Option<(Kind, u8)>,
+    pub from: u8,
+    pub done: u8,
+}
+
+/// `RxWords::takeover` and what belongs to it: what an end puts on TCP, in its own area, or what the daemon does with
+/// an end's direction, in the daemon's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Takeover {
+    pub epoch: u8,
+    pub phase: Taken,
+    pub at: u8,
+    pub tcp_pos: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -44,26 +81,14 @@ pub struct Sender {
     pub w: TxWords,
     pub head: u8,
     pub ring: [u8; RING as usize],
-    // The private state.
-    pub mode: Mode,
-    pub epoch: u8,
-    pub tcp_pos: u8,
-    /// Kernel position at which the drain or the `Fin` began.
-    pub tcp_pos0: u8,
-    pub peer_cursor: u8,
-    /// The cursor in the `Down` frame; none after a revocation.
-    pub frame: Option<u8>,
-    pub from: u8,
-    /// There was a way to tell B when the revocation was answered.
-    pub told: bool,
-    /// Units of the drain that are on TCP, as far as recorded.
-    pub done: u8,
-    /// The application has shut this direction or closed.
+    pub record: Takeover,
+    pub half: Half,
+    /// The epoch whose takeover ended because the daemon died.
+    pub reclaimed: u8,
+    /// It has noticed that the daemon is gone.
+    pub orphan: bool,
+    /// The application has shut this direction, or closed.
     pub shut: bool,
-    /// The last holder of the lock died with it.
-    pub stale: bool,
-    /// Who holds the lock, and where. Both only if there is no lock.
-    pub hands: [Option<At>; 2],
     pub dead: bool,
     pub closed: bool,
     /// Outside of every hook.
@@ -72,15 +97,36 @@ pub struct Sender {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// Takes the lock for whatever there is to do, or makes a step under it.
-    Locked,
     Native,
-    Send,
+    /// Takes the lock.
+    Call(Call),
+    /// Makes a step under it.
+    Step,
     Up,
-    Down,
-    End,
     Away,
     Back,
+}
+
+impl Takeover {
+    pub const NONE: Takeover = Takeover {
+        epoch: 0,
+        phase: Taken::None,
+        at: 0,
+        tcp_pos: 0,
+    };
+}
+
+impl Half {
+    pub const TCP: Half = Half {
+        at: None,
+        mode: Mode::Tcp,
+        epoch: 0,
+        tcp_pos: 0,
+        peer_cursor: 0,
+        frame: None,
+        from: 0,
+        done: 0,
+    };
 }
 
 impl Sender {
@@ -89,53 +135,14 @@ impl Sender {
             w: TxWords::NONE,
             head: 0,
             ring: [0; RING as usize],
-            mode: Mode::Tcp,
-            epoch: 0,
-            tcp_pos: 0,
-            tcp_pos0: 0,
-            peer_cursor: 0,
-            frame: None,
-            from: 0,
-            told: false,
-            done: 0,
+            record: Takeover::NONE,
+            half: Half::TCP,
+            reclaimed: 0,
+            orphan: false,
             shut: false,
-            stale: false,
-            hands: [None; 2],
             dead: false,
             closed: false,
             away: false,
-        }
-    }
-
-    /// Has a `Down` frame of this epoch gone to TCP, or is it about to?
-    pub fn framed(&self) -> bool {
-        self.frame.is_some()
-    }
-
-    /// Has a revocation been answered without one, in good faith?
-    pub fn plain(&self) -> bool {
-        self.told && !self.framed() && (self.w.phase == Phase::Resumed || self.mode == Mode::Drain)
-    }
-
-    /// Unit number `i` of the drain or the `Fin`.
-    pub fn unit(&self, i: u8, c: &Config) -> Option<Unit> {
-        let rest = self.head - self.from;
-        let byte =
-            |i: u8| (i < rest).then(|| Unit::Byte(self.ring[((self.from + i) % RING) as usize]));
-        match (self.mode, self.frame, i) {
-            (Mode::Fin, _, 0) | (Mode::Drain, Some(_), 0) => Some(Unit::Half),
-            (Mode::Fin, _, 1) => Some(Unit::Fin(self.epoch, self.head)),
-            (Mode::Drain, Some(cursor), 1) => {
-                let rest = if c.bug == Some(Bug::DownWithoutLength) {
-                    0
-                } else {
-                    rest
-                };
-                Some(Unit::Down(self.epoch, cursor, rest))
-            }
-            (Mode::Drain, Some(_), i) => byte(i - 2),
-            (Mode::Drain, None, i) => byte(i),
-            _ => None,
         }
     }
 }
