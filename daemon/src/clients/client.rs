@@ -7,6 +7,7 @@ use crate::clients::family::Family;
 use crate::clients::ids::ClientId;
 use crate::clients::limits::{Cgroup, Member};
 use crate::os::process::ProcId;
+use crate::os::system::System;
 use lane::proto::msg::{op, ToShim};
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -69,10 +70,10 @@ impl Client {
     }
 
     /// May another process than this one hold a connection? (A child that has not run yet is counted in `forks`.)
-    pub fn others_hold(&self, conn: u32, gen: u32) -> bool {
+    pub fn others_hold(&self, conn: u32, gen: u32, system: &dyn System) -> bool {
         // The holders are pids of the process's own namespace: in another one we cannot tell who lives.
         let here = self.own_pid == self.proc_id.pid;
-        let lives = |pid: &u32| !here || std::path::Path::new(&format!("/proc/{pid}")).exists();
+        let lives = |pid: &u32| !here || system.lives(*pid);
         let held = || {
             let v = self.family.view(conn).filter(|v| v.gen == gen);
             v.is_some_and(|v| {

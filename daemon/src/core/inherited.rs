@@ -18,7 +18,8 @@ impl<V: Provider> Core<V> {
 
     /// Decides which link groups within the node stay after the end of their client `p`, and returns them.
     pub(crate) fn hand_down(&mut self, p: &Client) -> Vec<u64> {
-        let inheritance = Inheritance::of(p);
+        let system = self.system.clone();
+        let inheritance = Inheritance::of(p, &*system);
         let (mut all, mut rest) = (Vec::new(), Vec::new());
         for (at, who, other) in self.groups.local_lanes(p.id) {
             let left = inheritance.left(&who);

@@ -222,7 +222,8 @@ impl<V: Provider> Core<V> {
     pub(super) fn dead_remote(&mut self, p: &Client) {
         let Some(plane) = &self.rails else { return };
         let all = plane.lock().lanes_of(p.id);
-        let inheritance = Inheritance::of(p); // reads `/proc`, so the rails are not locked meanwhile
+        let system = self.system.clone();
+        let inheritance = Inheritance::of(p, &*system); // reads `/proc`, so the rails are not locked meanwhile
         let left = |who: ConnRef| Some((who, inheritance.left(&who)?));
         let left: HashMap<_, _> = all.into_iter().filter_map(left).collect();
         let inherited = self.rails(|r| r.client_dead(p.id, &left));

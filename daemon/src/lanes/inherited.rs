@@ -11,6 +11,7 @@ use crate::clients::family::Family;
 use crate::clients::ids::ConnRef;
 use crate::clients::limits::Cgroup;
 use crate::clients::view;
+use crate::os::system::System;
 use lane::family::flag;
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -29,7 +30,8 @@ pub struct Inherited {
     pub at: (u64, u32),
     pub remote: bool,
     family: Arc<Family>,
-    inode: u64,
+    /// The inode of its socket.
+    pub inode: u64,
     /// The process that has ended. `None`: it was in another pid namespace than the daemon's.
     ended: Option<Ended>,
     /// The holder that the last look found.
@@ -92,7 +94,7 @@ impl Inherited {
 
     /// Has a process taken this remote lane back to TCP for good? Then the daemon must no longer keep its copy of the
     /// socket.
-    fn has_left(&self) -> bool {
+    pub fn has_left(&self) -> bool {
         let v = self.family.view(self.who.conn);
         self.remote && v.is_none_or(|v| v.gen != self.who.gen || v.flags & flag::LANE == 0)
     }
@@ -144,14 +146,16 @@ pub struct Left<'a> {
 /// Who may hold the connections of a process that has just ended.
 pub(crate) struct Inheritance<'a> {
     client: &'a Client,
+    system: &'a dyn System,
     asked: Cell<u32>,
     any: Cell<bool>,
 }
 
 impl<'a> Inheritance<'a> {
-    pub(crate) fn of(client: &'a Client) -> Self {
+    pub(crate) fn of(client: &'a Client, system: &'a dyn System) -> Self {
         Inheritance {
             client,
+            system,
             asked: Cell::new(0),
             any: Cell::new(false),
         }
@@ -161,7 +165,7 @@ impl<'a> Inheritance<'a> {
     pub(crate) fn left(&self, who: &ConnRef) -> Option<Left<'a>> {
         let held = if self.asked.get() < ASKED {
             self.asked.set(self.asked.get() + 1);
-            self.client.others_hold(who.conn, who.gen)
+            self.client.others_hold(who.conn, who.gen, self.system)
         } else {
             self.any.get()
         };

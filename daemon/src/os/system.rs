@@ -1,7 +1,10 @@
 //! What the daemon's logic needs of the machine besides verbs and descriptors: the time, helper threads for what
-//! may wait, and random numbers that nobody can guess. Tests have an implementation of their own.
+//! may wait, random numbers that nobody can guess, processes, and the TCP of connections that it takes over. Tests
+//! have an implementation of their own.
 
-use crate::os::random;
+use crate::os::{random, sockopt};
+use rustix::net::SendFlags;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +14,12 @@ pub trait System: Send + Sync {
     /// Runs on another thread what may wait for a lock or a file.
     fn help(&self, job: Box<dyn FnOnce() + Send>);
     fn random(&self) -> u64;
+    /// Is there a process of this number in the daemon's pid namespace?
+    fn lives(&self, pid: u32) -> bool;
+    /// Sends on a connection's socket without blocking. An error is an errno.
+    fn tcp_send(&self, sock: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, i32>;
+    /// Sequence numbers that the kernel has taken on a connection's socket; `None` if it cannot tell now.
+    fn tcp_sent(&self, sock: BorrowedFd<'_>) -> Option<u64>;
 }
 
 /// This machine.
@@ -29,6 +38,19 @@ impl System for Machine {
 
     fn random(&self) -> u64 {
         random::random()
+    }
+
+    fn lives(&self, pid: u32) -> bool {
+        std::path::Path::new(&format!("/proc/{pid}")).exists()
+    }
+
+    fn tcp_send(&self, sock: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, i32> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        rustix::net::send(sock, bytes, flags).map_err(|e| e.raw_os_error())
+    }
+
+    fn tcp_sent(&self, sock: BorrowedFd<'_>) -> Option<u64> {
+        sockopt::tcp_position(sock).ok().map(|p| p.sent)
     }
 }
 

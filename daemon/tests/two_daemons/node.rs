@@ -25,7 +25,7 @@ use underpassd::nodes::peers::Accepted;
 use underpassd::os::fds::Foreign;
 use underpassd::os::memfd;
 use underpassd::os::process::Process as Peer;
-use underpassd::os::system::System;
+use underpassd::os::system::{self, System};
 use underpassd::pairing::proof::{Proof, Record};
 use underpassd::pairing::socket;
 
@@ -51,6 +51,18 @@ impl System for Machine {
 
     fn random(&self) -> u64 {
         self.rng.lock().unwrap().next_u64()
+    }
+
+    fn lives(&self, pid: u32) -> bool {
+        system::Machine.lives(pid)
+    }
+
+    fn tcp_send(&self, sock: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, i32> {
+        system::Machine.tcp_send(sock, bytes)
+    }
+
+    fn tcp_sent(&self, sock: BorrowedFd<'_>) -> Option<u64> {
+        system::Machine.tcp_sent(sock)
     }
 }
 

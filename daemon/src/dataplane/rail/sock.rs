@@ -1,21 +1,23 @@
 //! The TCP socket of a remote connection's end, which the daemon has a copy of.
 
-use crate::os::sockopt::tcp_position;
+use crate::os::system::System;
 use lane::half::Port;
 use lane::proto::frame::{Frame, LEN};
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::RecvFlags;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// The socket as the lane's code uses it, on helper threads.
-pub(super) struct Sock<'a>(pub BorrowedFd<'a>);
+pub(super) struct Sock<'a> {
+    pub fd: BorrowedFd<'a>,
+    pub system: &'a dyn System,
+}
 
 impl Port for Sock<'_> {
     fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32> {
         // SAFETY: the lane's code gives memory that is mapped for `len` bytes: a frame of its own, or
         // ring bytes, which the process may change meanwhile; the kernel only reads them.
         let bytes = unsafe { std::slice::from_raw_parts(data, len) };
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        rustix::net::send(self.0, bytes, flags).map_err(|e| e.raw_os_error())
+        self.system.tcp_send(self.fd, bytes)
     }
 
     fn tcp_recv(&self, _: *mut u8, _: usize, _: bool) -> Result<usize, i32> {
@@ -27,7 +29,7 @@ impl Port for Sock<'_> {
     }
 
     fn tcp_sent(&self) -> Option<u64> {
-        tcp_position(self.0).ok().map(|p| p.sent)
+        self.system.tcp_sent(self.fd)
     }
 
     fn ring(&self) {}

@@ -11,6 +11,7 @@ use super::lanes::{Ending, Lane, Stage, Takeover};
 use super::sock::{unread, Sock};
 use super::{Key, Rails};
 use crate::os::fds::Foreign;
+use crate::os::system::System;
 use lane::abi::{rx, tx, Epoch, TcpPos, TxPhase, TxWord};
 use lane::half::tx::{claim, is_done, mode, release, Adopted};
 use lane::half::{Memory, TxState};
@@ -49,6 +50,7 @@ pub(super) struct Job {
     work: Work,
     areas: Arc<Areas>,
     sock: Arc<Foreign>,
+    system: Arc<dyn System>,
     tag: u64,
     epoch: Epoch,
     tx: Box<TxState>,
@@ -98,7 +100,10 @@ impl Job {
         let Some(m) = self.areas.for_takeover(self.at.1) else {
             return Some(Found::Failed(Reason::Internal));
         };
-        let port = Sock(self.sock.as_fd());
+        let port = Sock {
+            fd: self.sock.as_fd(),
+            system: &*self.system,
+        };
         let done = match self.work {
             Work::End => Ok(()),
             Work::Adopt => match self.tx.adopt(&m, &port, self.tag) {
@@ -113,8 +118,8 @@ impl Job {
             Err(r) => Some(Found::Failed(r)),
             Ok(()) if self.tx.mode.load(Relaxed) != mode::TCP => None,
             Ok(()) => {
-                if self.fin && !(self.over && unread(port.0, self.tag)) {
-                    let _ = rustix::net::shutdown(port.0, rustix::net::Shutdown::Write);
+                if self.fin && !(self.over && unread(port.fd, self.tag)) {
+                    let _ = rustix::net::shutdown(port.fd, rustix::net::Shutdown::Write);
                 }
                 // Pairs with the Release in `TxState::say`: its end may have been quicker.
                 let said = m.own_tx().state.load(Acquire).phase();
@@ -217,6 +222,7 @@ impl<V: Provider> Rails<V> {
             work,
             areas,
             sock,
+            system: self.system.clone(),
             tag: l.tag,
             epoch: state.epoch(),
             tx,
