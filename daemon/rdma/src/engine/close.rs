@@ -107,9 +107,17 @@ impl<P: Provider> Pair<P> {
 
     /// The connection is over. [`Event::Removed`] follows when the peer has removed the lane, too.
     pub fn remove(&mut self, id: LaneId) {
-        if let Some(lane) = self.lanes.get_mut(id) {
-            lane.closing.get_or_insert_with(Closing::default);
+        let Some(mut lane) = self.lanes.take(id) else {
+            return;
+        };
+        if lane.closing.is_none() {
+            self.look_down(&mut lane);
+            lane.closing = Some(Closing {
+                tells: lane.cdc && lane.fault.is_none(),
+                ..Closing::default()
+            });
         }
+        self.lanes.put_back(id, lane);
         self.wake(id);
     }
 
@@ -123,7 +131,8 @@ impl<P: Provider> Pair<P> {
         }
         // A failed pair has no queue pairs through which anything could be written.
         if let (Some(peer), false) = (lane.peer, self.failed) {
-            if lane.under_way > 0 {
+            let tells = closing.tells && self.rail && !lane.peer_closed;
+            if lane.under_way > 0 || tells {
                 self.await_done(lane);
                 return false;
             }

@@ -41,6 +41,8 @@ pub(super) struct Lane {
 /// A lane that is being removed.
 #[derive(Default)]
 pub(super) struct Closing {
+    /// How the sender came down has to be told first: a receiver may wait for that, and nothing else tells it.
+    pub tells: bool,
     pub next_try: u64,
     pub acked: bool,
 }

@@ -89,6 +89,19 @@ impl<P: Provider> Pair<P> {
         Ok(())
     }
 
+    /// Reads whether the application has come down, and nothing else.
+    pub(super) fn look_down(&mut self, lane: &mut Lane) {
+        let Some(p) = self.clients.get(&lane.client) else {
+            return;
+        };
+        // Acquire: pairs with the Release in `TxState::say`.
+        let state = p.memory.app().tx[lane.slot].state.load(Acquire);
+        let used = matches!(lane.out.phase, Phase::Up | Phase::Left(_));
+        if used && state.epoch() == lane.out.epoch {
+            self.leave_ring(lane, state.phase());
+        }
+    }
+
     fn leave_ring(&mut self, lane: &mut Lane, phase: TxPhase) {
         if lane.out.takeover || phase <= lane.out.tx_phase || phase > tx::BROKEN {
             return; // known already, or nonsense

@@ -156,7 +156,8 @@ impl<P: Provider> Pair<P> {
         let Some(peer) = lane.peer else {
             return false;
         };
-        if lane.peer_closed || lane.closing.is_some() && !lane.abort {
+        let mute = lane.closing.as_ref().is_some_and(|c| !c.tells);
+        if lane.peer_closed || mute && !lane.abort {
             return false;
         }
         let mut said = false;
@@ -220,7 +221,7 @@ impl<P: Provider> Pair<P> {
     /// The next message of a lane, and the writes that precede it.
     fn due(&mut self, id: LaneId, lane: &mut Lane, no: LinkId) -> Option<(Body, What, Load)> {
         let lane_message = What::Lane { lane: id };
-        if lane.abort {
+        if lane.abort || lane.closing.as_ref().is_some_and(|c| c.tells) {
             return Some((self.snapshot(lane), lane_message, Load::default()));
         }
         if !lane.works() {
@@ -437,6 +438,9 @@ impl<P: Provider> Pair<P> {
                 lane.cdc = false;
                 lane.validate = false;
                 lane.abort = false;
+                if let Some(c) = &mut lane.closing {
+                    c.tells = false;
+                }
             }
             _ => {}
         }
