@@ -57,6 +57,8 @@ pub(super) struct Takeover {
     pub tx: Box<TxState>,
     /// Kernel position at the last progress, and the time of that.
     pub moved: (TcpPos, u64),
+    /// When the next attempt is made. Later if the last one came to nothing: TCP was full, or not everything had arrived.
+    pub next: u64,
 }
 
 pub(super) struct Lane {

@@ -197,6 +197,7 @@ impl<V: Provider> Rails<V> {
         };
         let (work, tx) = match l.next_work(&m, state, rail, now) {
             Next::Work(work, tx) => (work, tx),
+            Next::Waits => return true,
             Next::Withdrawn => {
                 // An end that has seen our claim in that moment must learn that it is withdrawn.
                 if remote_group.area.publish(at.1) {
@@ -278,7 +279,14 @@ impl<V: Provider> Rails<V> {
                     .takeover
                     .as_ref()
                     .map_or((TcpPos::default(), now), |c| c.moved);
-                l.takeover = Some(Box::new(Takeover { tx, moved }));
+                let stuck = match done.work {
+                    Work::Down => tx.tcp_pos.load(Relaxed) == moved.0,
+                    // What was sent last is usually there at once.
+                    Work::Fin => tx.is_up() && now >= l.ending_since + TICK_NS,
+                    Work::Adopt | Work::End => false,
+                };
+                let next = if stuck { now + TICK_NS } else { now };
+                l.takeover = Some(Box::new(Takeover { tx, moved, next }));
             }
             Found::Down(phase) => {
                 if done.work == Work::Adopt {
@@ -307,6 +315,8 @@ impl<V: Provider> Rails<V> {
 /// What is to be done for a lane that needs its daemon.
 enum Next {
     Work(Work, Box<TxState>),
+    /// The last attempt came to nothing, and the next one is due later.
+    Waits,
     /// The end works, after all: our claim is withdrawn.
     Withdrawn,
     /// The peer has taken nothing for too long.
@@ -350,6 +360,9 @@ impl Lane {
         }
         if over && now >= c.moved.1 + ORPHAN_NS {
             return Next::Stalled;
+        }
+        if now < c.next {
+            return Next::Waits;
         }
         let tx = std::mem::take(&mut c.tx);
         let fin = self.fin && rail && now < self.ending_since + FLUSH_NS;
