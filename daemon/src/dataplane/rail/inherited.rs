@@ -8,7 +8,7 @@
 use super::lanes::{Ending, Lane, Stage};
 use super::{Key, Rails};
 use crate::lanes::inherited::{Counted, Inherited, Left};
-use lane::family::View;
+use lane::family::{flag, View};
 use lane::half::{is_left, Memory};
 use std::collections::HashSet;
 use underpass_rdma::verbs::Provider;
@@ -30,18 +30,24 @@ impl<V: Provider> Rails<V> {
     ) -> Option<Inherited> {
         let now = self.system.now();
         let l = self.lanes.get_mut(&at)?;
-        let inode = Some(l.inode).filter(|i| *i != 0)?; // 0: never up
+        // The process's last messages may be lost, `LaneHeld` and `LaneShut` among them, but the table tells the same.
+        let family = left.family;
+        let view = family.view(l.who.conn).filter(|v| v.gen == l.who.gen)?;
+        let inode = match l.inode {
+            // Its sender was never up; its receiver may have been ready, and its peer up.
+            0 if view.flags & flag::LANE != 0 => view.inode,
+            n => n,
+        };
+        let inode = Some(inode).filter(|i| *i != 0)?;
         if groups.len() >= INHERITED_GROUPS_MAX && !groups.contains(&at.0) {
             return None;
         }
-        let family = left.family;
         l.orphaned = Some(Counted::new(left.cgroup)?);
         groups.insert(at.0);
         if let (Some(id), Some(n)) = (l.engine, self.nodes.get_mut(&l.node)) {
             n.pair.refuse_switches(id);
         }
-        // The process's last message (`LaneShut`) may be lost, but the table tells the same.
-        if family.view(l.who.conn).is_some_and(|v| v.shut) {
+        if view.shut {
             l.end(now, Ending::Shut, true);
         }
         let inherited = Inherited::remote(l.who, at, left, inode);
